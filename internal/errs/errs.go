@@ -1,0 +1,55 @@
+// Package errs classifies errors by cause, so that a verb can choose its exit code
+// (DESIGN section 11) and the library never has to.
+//
+// A class is attached once, where the cause is known, and survives wrapping with %w.
+package errs
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Class is the cause of a failure. Its value is the exit code of heliosctl.
+type Class int
+
+const (
+	Failed      Class = 1   // anything without a more exact class
+	Usage       Class = 2   // a flag, a value, a file name or the input's content is wrong
+	Capability  Class = 3   // the machine lacks something that was asked for
+	Refused     Class = 4   // refused for safety: data would be lost
+	Device      Class = 5   // an SSD, a device or stored data failed
+	Interrupted Class = 130 // the user stopped the work; state is saved
+)
+
+type classed struct {
+	class Class
+	err   error
+}
+
+func (e *classed) Error() string { return e.err.Error() }
+func (e *classed) Unwrap() error { return e.err }
+
+// New makes an error of a class from a format, which may use %w.
+func New(c Class, format string, args ...any) error {
+	return &classed{c, fmt.Errorf(format, args...)}
+}
+
+// With attaches a class to err; nil stays nil.
+func With(c Class, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &classed{c, err}
+}
+
+// ClassOf returns the outermost class of err, Failed when it has none, and 0 for nil.
+func ClassOf(err error) Class {
+	if err == nil {
+		return 0
+	}
+	var c *classed
+	if errors.As(err, &c) {
+		return c.class
+	}
+	return Failed
+}
