@@ -1,0 +1,195 @@
+// Package graph holds the topology of a graph in compressed sparse column form and samples
+// mini-batches from it on the compute device.
+//
+// Sampling is a pure function of (seed, epoch, hop, node), and the frontier is numbered in the
+// order in which nodes first appear, so that a mini-batch does not depend on the device, on the
+// number of its workers or on what else is in flight.
+package graph
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"helios/internal/errs"
+)
+
+// NodeID numbers the nodes of a graph from 0.
+type NodeID = int64
+
+// Topology is a directed graph in compressed sparse column (CSC) form: the in-neighbours of node
+// v, from which v receives messages, are indices[Indptr[v]:Indptr[v+1]]. Indptr has NumNodes+1
+// entries. Exactly one of Indices32 and Indices64 is used, with NumEdges entries; 32-bit ids
+// halve the memory and serve graphs of up to 2^32 nodes. Repeated edges are allowed and count as often
+// as they stand.
+//
+// The slices of a topology that is attached to a device must not live on Go's heap (Alloc, or a
+// file mapping).
+type Topology struct {
+	NumNodes, NumEdges int64
+	Indptr             []int64
+	Indices32          []uint32
+	Indices64          []int64
+}
+
+// Wide says whether ids are stored in 64 bits.
+func (t *Topology) Wide() bool { return t.Indices64 != nil }
+
+// InDegree is the number of in-neighbours of v.
+func (t *Topology) InDegree(v NodeID) int64 { return t.Indptr[v+1] - t.Indptr[v] }
+
+// Neighbor is the i-th in-neighbour of v in CSC order.
+func (t *Topology) Neighbor(v NodeID, i int64) NodeID {
+	e := t.Indptr[v] + i
+	if t.Indices64 != nil {
+		return t.Indices64[e]
+	}
+	return NodeID(t.Indices32[e])
+}
+
+// Bytes is the memory that offsets and ids take.
+func (t *Topology) Bytes() int64 {
+	return int64(len(t.Indptr))*8 + int64(len(t.Indices32))*4 + int64(len(t.Indices64))*8
+}
+
+// Validate checks that the lengths agree, that the offsets start at 0, never fall and end at
+// NumEdges, and that every id is a node. Its error (class Usage: the input is wrong) names the
+// first bad position. It reads everything once, on all cores.
+func (t *Topology) Validate() error {
+	bad := func(format string, a ...any) error {
+		return errs.New(errs.Usage, "topology: "+format+"; import or generate the dataset again", a...)
+	}
+	if t.NumNodes < 0 || t.NumEdges < 0 {
+		return bad("%d nodes and %d edges: counts must not be negative", t.NumNodes, t.NumEdges)
+	}
+	if int64(len(t.Indptr)) != t.NumNodes+1 {
+		return bad("indptr has %d entries, %d nodes need %d", len(t.Indptr), t.NumNodes, t.NumNodes+1)
+	}
+	if t.Indices32 != nil && t.Indices64 != nil {
+		return bad("both 32-bit and 64-bit indices are set")
+	}
+	if n := int64(len(t.Indices32) + len(t.Indices64)); n != t.NumEdges {
+		return bad("indices has %d entries, expected %d edges", n, t.NumEdges)
+	}
+	if t.Indices64 == nil && t.NumNodes > 1<<32 {
+		return bad("%d nodes do not fit in 32-bit indices", t.NumNodes)
+	}
+	if t.Indptr[0] != 0 {
+		return bad("indptr[0] is %d, must be 0", t.Indptr[0])
+	}
+	if end := t.Indptr[t.NumNodes]; end != t.NumEdges {
+		return bad("indptr[%d] is %d, must be the number of edges %d", t.NumNodes, end, t.NumEdges)
+	}
+	if i := firstBad(t.NumNodes, func(lo, hi int64) int64 {
+		for i := lo; i < hi; i++ {
+			// Below 2^32 because in-degrees travel as uint32.
+			if d := t.Indptr[i+1] - t.Indptr[i]; d < 0 || d > math.MaxUint32 {
+				return i
+			}
+		}
+		return -1
+	}); i >= 0 {
+		return bad("indptr[%d] is %d after indptr[%d] = %d: offsets must not fall, nor rise by 2^32",
+			i+1, t.Indptr[i+1], i, t.Indptr[i])
+	}
+	e := firstBad(t.NumEdges, func(lo, hi int64) int64 {
+		if t.Indices64 != nil {
+			for i, v := range t.Indices64[lo:hi] {
+				if uint64(v) >= uint64(t.NumNodes) {
+					return lo + int64(i)
+				}
+			}
+			return -1
+		}
+		for i, v := range t.Indices32[lo:hi] {
+			if int64(v) >= t.NumNodes {
+				return lo + int64(i)
+			}
+		}
+		return -1
+	})
+	if e >= 0 {
+		id := int64(0)
+		if t.Indices64 != nil {
+			id = t.Indices64[e]
+		} else {
+			id = int64(t.Indices32[e])
+		}
+		v, _ := slices.BinarySearch(t.Indptr, e+1)
+		return bad("indices[%d] (an in-neighbour of node %d) is %d, nodes are 0 to %d", e, v-1, id, t.NumNodes-1)
+	}
+	return nil
+}
+
+// firstBad runs check over [0, n) in chunks on all cores; check returns the first bad position
+// of its chunk or -1. The smallest one wins.
+func firstBad(n int64, check func(lo, hi int64) int64) int64 {
+	workers := int64(min(runtime.GOMAXPROCS(0), int(n>>16)+1))
+	found := make([]int64, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() { found[w] = check(n*w/workers, n*(w+1)/workers) })
+	}
+	wg.Wait()
+	for _, f := range found {
+		if f >= 0 {
+			return f
+		}
+	}
+	return -1
+}
+
+// FromEdges builds the CSC form of the edges src[i] → dst[i]; the in-neighbours of a node keep
+// the order of the list. It is for graphs that fit in memory twice; wide asks for 64-bit ids.
+// The slices are on Go's heap: see Topology.OffHeap.
+func FromEdges(nodes int64, src, dst []NodeID, wide bool) (*Topology, error) {
+	if len(src) != len(dst) {
+		return nil, errs.New(errs.Usage, "edge list: %d sources, %d destinations; give both ends of every edge", len(src), len(dst))
+	}
+	for i := range src {
+		if uint64(src[i]) >= uint64(nodes) || uint64(dst[i]) >= uint64(nodes) {
+			return nil, errs.New(errs.Usage, "edge %d is %d → %d, nodes are 0 to %d; correct the list or the number of nodes", i, src[i], dst[i], nodes-1)
+		}
+	}
+	t := &Topology{NumNodes: nodes, NumEdges: int64(len(src)), Indptr: make([]int64, nodes+1)}
+	if wide {
+		t.Indices64 = make([]int64, len(src))
+	} else {
+		t.Indices32 = make([]uint32, len(src))
+	}
+	for _, v := range dst {
+		t.Indptr[v+1]++
+	}
+	for v := range nodes {
+		t.Indptr[v+1] += t.Indptr[v]
+	}
+	next := slices.Clone(t.Indptr[:nodes])
+	for i, v := range dst {
+		if wide {
+			t.Indices64[next[v]] = src[i]
+		} else {
+			t.Indices32[next[v]] = uint32(src[i])
+		}
+		next[v]++
+	}
+	return t, t.Validate()
+}
+
+// bytesOf is the memory of a slice of numbers.
+func bytesOf[T int64 | uint32](s []T) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
+}
+
+func (t *Topology) String() string {
+	bits := 32
+	if t.Wide() {
+		bits = 64
+	}
+	return fmt.Sprintf("%d nodes, %d edges, %d-bit ids", t.NumNodes, t.NumEdges, bits)
+}
