@@ -1,0 +1,348 @@
+// Package checkpoint stores tensors in the safetensors format and replaces files atomically.
+//
+// A safetensors file is eight bytes of little-endian header length, a JSON header that gives
+// each tensor's dtype, shape and byte range, and the tensors' bytes
+// (https://github.com/huggingface/safetensors, "Format"). Everything a reader takes from the
+// header is checked against the file's size before anything is allocated or sliced.
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"syscall"
+
+	"helios/internal/errs"
+)
+
+// MaxHeaderBytes bounds the header, as the reference implementation does.
+const MaxHeaderBytes = 100_000_000
+
+// crcKey is the metadata entry that holds the CRC32C of the tensors' bytes. The format has no
+// checksum of its own; files of other writers have no such entry and are read without it.
+const crcKey = "helios.data_crc32c"
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// dtypeBytes is the element size of the dtypes that we read and write.
+var dtypeBytes = map[string]uint64{
+	"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+	"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}
+
+// Tensor is one named array; Data is its little-endian, row-major bytes.
+type Tensor struct {
+	Name  string
+	DType string // "F32", "I64", ...
+	Shape []int64
+	Data  []byte
+}
+
+// File is the content of a safetensors file.
+type File struct {
+	Metadata map[string]string
+	Tensors  []Tensor // in the order of their bytes in the file
+}
+
+// Tensor finds a tensor by name.
+func (f *File) Tensor(name string) (*Tensor, bool) {
+	for i := range f.Tensors {
+		if f.Tensors[i].Name == name {
+			return &f.Tensors[i], true
+		}
+	}
+	return nil, false
+}
+
+type headerEntry struct {
+	DType   string    `json:"dtype"`
+	Shape   []int64   `json:"shape"`
+	Offsets [2]uint64 `json:"data_offsets"`
+}
+
+// byteSize is the number of bytes of a dtype and shape; ok is false for an unknown dtype, a
+// negative dimension or an overflow.
+func byteSize(dtype string, shape []int64) (uint64, bool) {
+	n, ok := dtypeBytes[dtype]
+	if !ok {
+		return 0, false
+	}
+	for _, d := range shape {
+		if d < 0 {
+			return 0, false
+		}
+		hi, lo := bits.Mul64(n, uint64(d))
+		if hi != 0 {
+			return 0, false
+		}
+		n = lo
+	}
+	return n, true
+}
+
+// Write encodes f.
+func Write(w io.Writer, f *File) error {
+	meta := make(map[string]string, len(f.Metadata)+1)
+	for k, v := range f.Metadata {
+		meta[k] = v
+	}
+	sum := uint32(0)
+	// The header is assembled by hand so that equal contents give equal bytes: the tensors in
+	// their order, the metadata sorted (encoding/json sorts map keys).
+	var hdr bytes.Buffer
+	seen := map[string]bool{"__metadata__": true}
+	entries := make([][]byte, 0, len(f.Tensors))
+	at := uint64(0)
+	for _, t := range f.Tensors {
+		if seen[t.Name] {
+			return fmt.Errorf("tensor name %q is reserved or used twice", t.Name)
+		}
+		seen[t.Name] = true
+		n, ok := byteSize(t.DType, t.Shape)
+		if !ok || n != uint64(len(t.Data)) {
+			return fmt.Errorf("tensor %q: %d bytes do not make a %s of shape %v", t.Name, len(t.Data), t.DType, t.Shape)
+		}
+		shape := t.Shape
+		if shape == nil {
+			shape = []int64{} // a scalar's shape is [], not null
+		}
+		name, err := json.Marshal(t.Name)
+		if err != nil {
+			return err
+		}
+		body, err := json.Marshal(headerEntry{t.DType, shape, [2]uint64{at, at + n}})
+		if err != nil {
+			return err
+		}
+		entries = append(entries, append(append(name, ':'), body...))
+		at += n
+		sum = crc32.Update(sum, castagnoli, t.Data)
+	}
+	meta[crcKey] = fmt.Sprintf("%08x", sum)
+	m, err := json.Marshal(meta)
+	if err != nil {
+		return err
+	}
+	hdr.WriteString(`{"__metadata__":`)
+	hdr.Write(m)
+	for _, e := range entries {
+		hdr.WriteByte(',')
+		hdr.Write(e)
+	}
+	hdr.WriteByte('}')
+	for hdr.Len()%8 != 0 { // spaces align the tensors, as the reference writer does
+		hdr.WriteByte(' ')
+	}
+	if hdr.Len() > MaxHeaderBytes {
+		return fmt.Errorf("header of %d bytes is over the format's limit of %d", hdr.Len(), MaxHeaderBytes)
+	}
+	var n [8]byte
+	binary.LittleEndian.PutUint64(n[:], uint64(hdr.Len()))
+	if _, err := w.Write(n[:]); err != nil {
+		return err
+	}
+	if _, err := w.Write(hdr.Bytes()); err != nil {
+		return err
+	}
+	for _, t := range f.Tensors {
+		if _, err := w.Write(t.Data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Decode reads a whole file's bytes. The tensors' Data are slices of b.
+func Decode(b []byte) (*File, error) {
+	if len(b) < 8 {
+		return nil, fmt.Errorf("%d bytes are too short for a safetensors file", len(b))
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > MaxHeaderBytes || n > uint64(len(b)-8) {
+		return nil, fmt.Errorf("header length %d does not fit a file of %d bytes", n, len(b))
+	}
+	data := b[8+n:]
+	f, err := decodeHeader(b[8:8+n], data)
+	if err != nil {
+		return nil, err
+	}
+	if want, ok := f.Metadata[crcKey]; ok {
+		if got := fmt.Sprintf("%08x", crc32.Checksum(data, castagnoli)); got != want {
+			return nil, fmt.Errorf("CRC32C of the tensors is %s, the header says %s: the file is damaged", got, want)
+		}
+		delete(f.Metadata, crcKey)
+	}
+	return f, nil
+}
+
+func decodeHeader(hdr, data []byte) (*File, error) {
+	if len(hdr) == 0 || hdr[0] != '{' {
+		return nil, fmt.Errorf("header does not start with '{'")
+	}
+	// Token by token, since decoding into a map would hide a name that occurs twice.
+	dec := json.NewDecoder(bytes.NewReader(hdr))
+	if _, err := dec.Token(); err != nil {
+		return nil, fmt.Errorf("header: %w", err)
+	}
+	f := &File{Metadata: map[string]string{}}
+	type span struct {
+		off [2]uint64
+		t   Tensor
+	}
+	var spans []span
+	seen := map[string]bool{}
+	for dec.More() {
+		tok, err := dec.Token()
+		if err != nil {
+			return nil, fmt.Errorf("header: %w", err)
+		}
+		name, ok := tok.(string)
+		if !ok {
+			return nil, fmt.Errorf("header: %v is not a tensor name", tok)
+		}
+		if seen[name] {
+			return nil, fmt.Errorf("header: %q occurs twice", name)
+		}
+		seen[name] = true
+		if name == "__metadata__" {
+			if err := dec.Decode(&f.Metadata); err != nil {
+				return nil, fmt.Errorf("header: metadata: %w", err)
+			}
+			if f.Metadata == nil {
+				f.Metadata = map[string]string{}
+			}
+			continue
+		}
+		var e headerEntry
+		if err := dec.Decode(&e); err != nil {
+			return nil, fmt.Errorf("header: tensor %q: %w", name, err)
+		}
+		lo, hi := e.Offsets[0], e.Offsets[1]
+		if lo > hi || hi > uint64(len(data)) {
+			return nil, fmt.Errorf("tensor %q: bytes %d to %d are outside the file's %d", name, lo, hi, len(data))
+		}
+		if n, ok := byteSize(e.DType, e.Shape); !ok || n != hi-lo {
+			return nil, fmt.Errorf("tensor %q: %d bytes do not make a %s of shape %v", name, hi-lo, e.DType, e.Shape)
+		}
+		spans = append(spans, span{e.Offsets, Tensor{Name: name, DType: e.DType, Shape: e.Shape, Data: data[lo:hi:hi]}})
+	}
+	if _, err := dec.Token(); err != nil {
+		return nil, fmt.Errorf("header: %w", err)
+	}
+	if rest, err := io.ReadAll(dec.Buffered()); err != nil || strings.Trim(string(rest), " ") != "" {
+		return nil, fmt.Errorf("header: something follows its closing brace")
+	}
+	sort.SliceStable(spans, func(i, j int) bool {
+		a, b := spans[i].off, spans[j].off
+		return a[0] < b[0] || a[0] == b[0] && a[1] < b[1]
+	})
+	at := uint64(0)
+	for _, s := range spans {
+		if s.off[0] != at { // the format allows neither holes nor overlaps
+			return nil, fmt.Errorf("tensor %q starts at byte %d, the one before it ends at %d", s.t.Name, s.off[0], at)
+		}
+		at = s.off[1]
+		f.Tensors = append(f.Tensors, s.t)
+	}
+	if at != uint64(len(data)) {
+		return nil, fmt.Errorf("%d bytes follow the last tensor", uint64(len(data))-at)
+	}
+	return f, nil
+}
+
+// Load reads a file that Save or another writer made. The error names the file.
+func Load(path string) (*File, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "checkpoint %s: %w", path, err)
+	}
+	f, err := Decode(b)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "checkpoint %s: %w; give an intact one, or train anew", path, err)
+	}
+	return f, nil
+}
+
+// Save replaces path atomically: a crash at any moment leaves the old file or the new one,
+// whole. The temporary file has one fixed name, so that crashes do not pile up leftovers;
+// the folder's Lock keeps two writers apart.
+func Save(path string, f *File) (err error) {
+	dir, base := filepath.Split(path)
+	if dir == "" {
+		dir = "."
+	}
+	tmp := filepath.Join(dir, "."+base+".partial")
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("checkpoint %s: %w; the one before it is untouched", path, err)
+		}
+	}()
+	o, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(o, 1<<20)
+	err = Write(w, f)
+	if err == nil {
+		err = w.Flush()
+	}
+	if err == nil {
+		err = o.Sync()
+	}
+	if cerr := o.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp) // best effort: the next Save truncates it
+		return err
+	}
+	return syncDir(dir)
+}
+
+// syncDir makes a rename in dir durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if cerr := d.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// Lock is the right to write a folder's checkpoints.
+type Lock struct{ f *os.File }
+
+// LockDir makes dir where it is missing and takes its lock; a second holder is refused.
+// The lock ends with the process, however it dies.
+func LockDir(dir string) (*Lock, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, errs.New(errs.Usage, "checkpoint folder: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "checkpoint folder: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, errs.New(errs.Refused, "checkpoint folder %s is in use by another run; wait for it, or give another folder", dir)
+	}
+	return &Lock{f}, nil
+}
+
+// Unlock gives the folder back.
+func (l *Lock) Unlock() error { return l.f.Close() }
