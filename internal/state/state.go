@@ -1,0 +1,307 @@
+// Package state keeps what outlives one command: the file of bound SSDs, and who uses them now.
+//
+// The file is replaced atomically (temporary file, fsync, rename, fsync of the folder) under a
+// lock, so that a command killed at any moment leaves the old list or the new one. Using an SSD
+// takes a lease: an exclusive flock that the kernel drops when its holder dies.
+package state
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+)
+
+// version is the state file's format. A file with a higher one is refused, not guessed at.
+const version = 1
+
+// EnvDir is the environment variable that names the state folder.
+const EnvDir = "HELIOS_STATE"
+
+// Kinds of bound SSDs.
+const (
+	KindProxy = "proxy" // a software controller over a file or block device
+	KindRAM   = "ram"   // a software controller over a file in shared memory
+)
+
+// SSD is one bound SSD, with all that a later command needs to open it again.
+type SSD struct {
+	Name     string    `json:"name"` // ssd0, ssd1, …: how --ssds chooses it
+	Kind     string    `json:"kind"` // KindProxy or KindRAM
+	Path     string    `json:"path"` // absolute path of the backing file or block device
+	Serial   string    `json:"serial"`
+	Bytes    int64     `json:"bytes"`
+	LBABytes int       `json:"lba_bytes"`
+	Buffered bool      `json:"buffered,omitempty"` // through the page cache, not O_DIRECT
+	Created  bool      `json:"created,omitempty"`  // bind-ssds made the file, so unbind-ssds --delete may remove it
+	Device   uint64    `json:"device,omitempty"`   // st_dev and st_ino of a created file: --delete
+	Inode    uint64    `json:"inode,omitempty"`    // removes that very file, not one that took its name
+	Bound    time.Time `json:"bound"`
+}
+
+// State is the content of the file.
+type State struct {
+	Version int   `json:"version"`
+	SSDs    []SSD `json:"ssds"`
+}
+
+// Find returns the SSD that a name stands for: its name, its path, its serial, or the last part
+// of its path where only one SSD has it.
+func (s *State) Find(name string) (SSD, error) {
+	abs, _ := filepath.Abs(name)
+	var byBase []SSD
+	for _, d := range s.SSDs {
+		if name == "" {
+			break
+		}
+		if d.Name == name || d.Serial == name || d.Path == name || d.Path == abs {
+			return d, nil
+		}
+		if filepath.Base(d.Path) == name {
+			byBase = append(byBase, d)
+		}
+	}
+	switch len(byBase) {
+	case 1:
+		return byBase[0], nil
+	case 0:
+		names := make([]string, len(s.SSDs))
+		for i, d := range s.SSDs {
+			names[i] = d.Name
+		}
+		if len(names) == 0 {
+			return SSD{}, errs.New(errs.Usage, "no SSD %q: none is bound; bind some with \"heliosctl bind-ssds\"", name)
+		}
+		return SSD{}, errs.New(errs.Usage, "no SSD %q is bound; there are %s", name, strings.Join(names, ", "))
+	}
+	return SSD{}, errs.New(errs.Usage, "SSD %q could be %s or %s; use the name", name, byBase[0].Name, byBase[1].Name)
+}
+
+// NextName is the lowest ssdN that is free.
+func (s *State) NextName() string {
+	for n := 0; ; n++ {
+		name, taken := "ssd"+strconv.Itoa(n), false
+		for _, d := range s.SSDs {
+			taken = taken || d.Name == name
+		}
+		if !taken {
+			return name
+		}
+	}
+}
+
+// DefaultDir is HELIOS_STATE, else heliosctl under the user's state folder (XDG_STATE_HOME,
+// else ~/.local/state).
+func DefaultDir() (string, error) {
+	if d := os.Getenv(EnvDir); d != "" {
+		return d, nil
+	}
+	if d := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(d) {
+		return filepath.Join(d, "heliosctl"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil || home == "" {
+		return "", errs.New(errs.Usage, "no state folder: neither %s nor HOME is set; give one with --state DIR", EnvDir)
+	}
+	return filepath.Join(home, ".local", "state", "heliosctl"), nil
+}
+
+// Store is a state folder.
+type Store struct{ dir string }
+
+// Open names the folder; "" is DefaultDir. Nothing is created before the first write.
+func Open(dir string) (*Store, error) {
+	if dir == "" {
+		d, err := DefaultDir()
+		if err != nil {
+			return nil, err
+		}
+		dir = d
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "state folder %s: %w", dir, err)
+	}
+	return &Store{dir: abs}, nil
+}
+
+// Dir is the folder's absolute path.
+func (s *Store) Dir() string { return s.dir }
+
+func (s *Store) file() string { return filepath.Join(s.dir, "state.json") }
+
+// Load reads the state; a file that is not there is an empty state.
+func (s *Store) Load() (*State, error) {
+	b, err := os.ReadFile(s.file())
+	if errors.Is(err, fs.ErrNotExist) {
+		return &State{Version: version}, nil
+	}
+	if err != nil {
+		return nil, errs.New(errs.Usage, "state file: %w; check --state and %s", err, EnvDir)
+	}
+	st := &State{}
+	if err := json.Unmarshal(b, st); err != nil {
+		return nil, errs.New(errs.Device, "state file %s is damaged (%v); move it away and bind the SSDs again", s.file(), err)
+	}
+	if st.Version != version {
+		return nil, errs.New(errs.Usage, "state file %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it, or another --state DIR", s.file(), st.Version, version)
+	}
+	return st, nil
+}
+
+// Update loads the state, lets change edit it and replaces the file, all under the folder's
+// lock, for which it waits until ctx is done. When change fails, nothing is written.
+func (s *Store) Update(ctx context.Context, change func(*State) error) error {
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	}
+	l, err := lockFile(ctx, filepath.Join(s.dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer l.Close() //nolint:errcheck // closing drops the lock; nothing was written through it
+	st, err := s.Load()
+	if err != nil {
+		return err
+	}
+	if err := change(st); err != nil {
+		return err
+	}
+	return s.write(st)
+}
+
+func (s *Store) write(st *State) (err error) {
+	b, err := json.MarshalIndent(st, "", "  ")
+	if err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	f, err := os.CreateTemp(s.dir, ".state-*")
+	if err != nil {
+		return errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errs.New(errs.ClassOf(err), "state file %s: %w; the old list is still in place", s.file(), err)
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(append(b, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	if err = os.Rename(f.Name(), s.file()); err != nil {
+		return err
+	}
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if cerr := d.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// lockFile takes an exclusive flock, asking again every 20 ms until ctx is done.
+func lockFile(ctx context.Context, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: another heliosctl holds it: %w", path, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// Lease is the exclusive use of some SSDs until Release, or until the process ends.
+type Lease struct{ files []*os.File }
+
+// Acquire takes all SSDs of names, or none. What says what the caller does with them, for the
+// error that another command gets meanwhile. An SSD in use is errs.Refused, at once.
+func (s *Store) Acquire(what string, names ...string) (*Lease, error) {
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	}
+	l := &Lease{}
+	for _, name := range names {
+		f, err := s.take(name, what)
+		if err != nil {
+			l.Release()
+			return nil, err
+		}
+		l.files = append(l.files, f)
+	}
+	return l, nil
+}
+
+func (s *Store) take(name, what string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, name+".lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		b := make([]byte, 256)
+		n, _ := f.ReadAt(b, 0)
+		_ = f.Close()
+		who := strings.TrimSpace(string(b[:n]))
+		if who == "" {
+			who = "another heliosctl"
+		}
+		return nil, errs.New(errs.Refused, "SSD %s is in use by %s; wait until it ends, or choose others with --ssds", name, who)
+	case err != nil:
+		_ = f.Close()
+		return nil, fmt.Errorf("lock SSD %s: %w", name, err)
+	}
+	// The text only serves the other command's error; the lock itself is the flock.
+	note := fmt.Sprintf("%s (process %d)\n", what, os.Getpid())
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt([]byte(note), 0)
+	}
+	return f, nil
+}
+
+// Release ends the lease; later calls are no-ops.
+func (l *Lease) Release() {
+	if l == nil {
+		return
+	}
+	for _, f := range l.files {
+		_ = f.Truncate(0)
+		_ = f.Close() // closing the only descriptor drops the flock
+	}
+	l.files = nil
+}

@@ -1,0 +1,315 @@
+// Package ui is what heliosctl shows: results on standard output, as tables for people or as one
+// JSON object per line; progress on standard error, as a bar on a terminal and as plain,
+// infrequent lines elsewhere.
+package ui
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"reflect"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/sys/unix"
+)
+
+// Plain progress lines: the first only once a stage has lasted so long, so that short work
+// stays silent, then one at this interval.
+const (
+	plainFirst = 2 * time.Second
+	plainEvery = 5 * time.Second
+)
+
+// UI writes for one command. It is safe for concurrent use.
+type UI struct {
+	JSON  bool // results as JSON lines; tables and text are left out
+	Quiet bool // no progress, no notes
+
+	mu      sync.Mutex
+	out     io.Writer
+	err     io.Writer
+	term    bool
+	now     func() time.Time
+	stage   string
+	started time.Time
+	last    time.Time
+	bar     *progressbar.ProgressBar
+	outErr  error
+}
+
+// New writes results to out, progress and notes to err.
+func New(out, err io.Writer) *UI {
+	return &UI{out: out, err: err, term: IsTerminal(err), now: time.Now}
+}
+
+// IsTerminal says whether w is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// Progress reports done of total units (total 0 = not known) of a stage. A call with another
+// stage ends the previous one. It is cheap enough to be called for every chunk.
+func (u *UI) Progress(stage string, done, total int64) {
+	if u.Quiet {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := u.now()
+	if stage != u.stage {
+		u.endStage()
+		u.stage, u.started, u.last = stage, now, time.Time{}
+		if u.term {
+			u.bar = newBar(u.err, stage, total)
+		}
+	}
+	if u.bar != nil {
+		if total > 0 && total != u.bar.GetMax64() {
+			u.bar.ChangeMax64(total)
+		}
+		_ = u.bar.Set64(done) // drawing is best effort
+		return
+	}
+	if u.term || now.Sub(u.started) < plainFirst || now.Sub(u.last) < plainEvery {
+		return
+	}
+	u.last = now
+	if total > 0 {
+		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s\n", stage, done, total, 100*float64(done)/float64(total), now.Sub(u.started).Round(time.Second))
+	} else {
+		fmt.Fprintf(u.err, "%s: %d, %s\n", stage, done, now.Sub(u.started).Round(time.Second))
+	}
+}
+
+func newBar(w io.Writer, stage string, total int64) *progressbar.ProgressBar {
+	if total <= 0 {
+		total = -1
+	}
+	return progressbar.NewOptions64(total,
+		progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(stage),
+		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true), progressbar.OptionShowCount())
+}
+
+// endStage takes the bar away, so that the next line starts on a clean one. Call with mu held.
+func (u *UI) endStage() {
+	if u.bar != nil {
+		_ = u.bar.Clear()
+		_ = u.bar.Exit()
+		u.bar = nil
+	}
+	u.stage = ""
+}
+
+// Note tells people something on standard error, such as a fallback that was chosen.
+func (u *UI) Note(format string, args ...any) {
+	if u.Quiet {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.bar != nil {
+		_ = u.bar.Clear()
+	}
+	fmt.Fprintln(u.err, OneLine(fmt.Sprintf(format, args...)))
+}
+
+// Printf writes a line of a result for people; with JSON it writes nothing.
+func (u *UI) Printf(format string, args ...any) {
+	if u.JSON {
+		return
+	}
+	u.write([]byte(fmt.Sprintf(format, args...) + "\n"))
+}
+
+// Object writes v as one JSON line; without JSON it writes nothing. Floats that JSON can't
+// hold (NaN, infinities) become null.
+func (u *UI) Object(v any) error {
+	if !u.JSON {
+		return nil
+	}
+	b, err := json.Marshal(finite(reflect.ValueOf(v)))
+	if err != nil {
+		return fmt.Errorf("json: %w", err)
+	}
+	u.write(append(b, '\n'))
+	return nil
+}
+
+// Event writes v as one JSON line with "event" as its first field. v is a struct or a map.
+func (u *UI) Event(event string, v any) error {
+	if !u.JSON {
+		return nil
+	}
+	b, err := json.Marshal(finite(reflect.ValueOf(v)))
+	if err != nil {
+		return fmt.Errorf("json: %w", err)
+	}
+	if len(b) < 2 || b[0] != '{' {
+		return fmt.Errorf("json: event %s is no object: %s", event, b)
+	}
+	head, err := json.Marshal(event)
+	if err != nil {
+		return fmt.Errorf("json: %w", err)
+	}
+	line := append([]byte(`{"event":`), head...)
+	if len(b) > 2 {
+		line = append(line, ',')
+	}
+	line = append(line, b[1:]...)
+	u.write(append(line, '\n'))
+	return nil
+}
+
+// Table writes rows under a header, in columns; with JSON it writes nothing.
+func (u *UI) Table(header []string, rows [][]string) {
+	if u.JSON {
+		return
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, strings.Join(header, "\t"))
+	for _, r := range rows {
+		fmt.Fprintln(w, strings.Join(r, "\t"))
+	}
+	if err := w.Flush(); err != nil {
+		u.fail(err)
+		return
+	}
+	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	for i, l := range lines {
+		lines[i] = strings.TrimRight(l, " ")
+	}
+	u.write([]byte(strings.Join(lines, "\n") + "\n"))
+}
+
+func (u *UI) write(b []byte) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.endStage()
+	if _, err := u.out.Write(b); err != nil && u.outErr == nil {
+		u.outErr = err
+	}
+}
+
+func (u *UI) fail(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.outErr == nil {
+		u.outErr = err
+	}
+}
+
+// Close takes a remaining bar away and returns the first error of writing results: output that
+// went to a full disk or a closed pipe must not pass for whole.
+func (u *UI) Close() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.endStage()
+	if u.outErr != nil {
+		return fmt.Errorf("write results: %w", u.outErr)
+	}
+	return nil
+}
+
+// OneLine folds a text of several lines into one.
+func OneLine(s string) string {
+	lines := strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' })
+	out := make([]string, 0, len(lines))
+	for _, l := range lines {
+		if l = strings.TrimSpace(l); l != "" {
+			out = append(out, l)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// finite copies v for encoding/json with NaN and infinities replaced by nil, honouring json
+// tags (name, omitempty, "-") and embedded structs without a name.
+func finite(v reflect.Value) any {
+	switch v.Kind() {
+	case reflect.Invalid:
+		return nil
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return nil
+		}
+		if m, ok := v.Interface().(json.Marshaler); ok {
+			return m
+		}
+		return finite(v.Elem())
+	case reflect.Float32, reflect.Float64:
+		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
+			return nil
+		}
+		return v.Interface()
+	case reflect.Slice, reflect.Array:
+		if v.Kind() == reflect.Slice && (v.IsNil() || v.Type().Elem().Kind() == reflect.Uint8) {
+			return v.Interface()
+		}
+		out := make([]any, v.Len())
+		for i := range out {
+			out[i] = finite(v.Index(i))
+		}
+		return out
+	case reflect.Map:
+		out := object{}
+		for _, k := range v.MapKeys() {
+			out = append(out, field{fmt.Sprint(k.Interface()), finite(v.MapIndex(k))})
+		}
+		out.sort()
+		return out
+	case reflect.Struct:
+		if m, ok := v.Interface().(json.Marshaler); ok {
+			return m
+		}
+		return structFields(v, object{})
+	default:
+		return v.Interface()
+	}
+}
+
+func structFields(v reflect.Value, out object) object {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name, opts, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" {
+			continue
+		}
+		if f.Anonymous && name == "" && f.Type.Kind() == reflect.Struct {
+			out = structFields(v.Field(i), out)
+			continue
+		}
+		if !f.IsExported() || strings.Contains(opts, "omitempty") && emptyValue(v.Field(i)) {
+			continue
+		}
+		if name == "" {
+			name = f.Name
+		}
+		out = append(out, field{name, finite(v.Field(i))})
+	}
+	return out
+}
+
+// emptyValue is encoding/json's meaning of empty: a struct never is.
+func emptyValue(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Array, reflect.Map, reflect.Slice, reflect.String:
+		return v.Len() == 0
+	case reflect.Struct:
+		return false
+	default:
+		return v.IsZero()
+	}
+}

@@ -1,0 +1,151 @@
+// Package units reads and writes the quantities that people type: sizes in bytes, and cache
+// budgets as bytes or as a share of something.
+package units
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Binary and decimal multiples of a byte.
+const (
+	KiB int64 = 1 << 10
+	MiB int64 = 1 << 20
+	GiB int64 = 1 << 30
+	TiB int64 = 1 << 40
+)
+
+// suffixes maps a lower-case unit to its factor. As in fio and dd, a bare letter is binary;
+// with a B after it, it is decimal, as on an SSD's label.
+var suffixes = map[string]float64{
+	"": 1, "b": 1,
+	"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50,
+	"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "pib": 1 << 50,
+	"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "pb": 1e15,
+}
+
+// ParseBytes reads a size such as 4096, 512KiB, 1.5GiB, 2G (binary) or 2GB (decimal).
+// It refuses negative sizes, fractions of a byte and sizes beyond 2^63-1.
+func ParseBytes(s string) (int64, error) {
+	t := strings.TrimSpace(s)
+	cut := strings.LastIndexAny(t, "0123456789.") + 1
+	num, unit := t[:cut], strings.ToLower(strings.TrimSpace(t[cut:]))
+	factor, ok := suffixes[unit]
+	if num == "" || !ok {
+		return 0, fmt.Errorf("%q is not a size; write it like 4096, 512MiB or 2GiB", s)
+	}
+	if n, err := strconv.ParseInt(num, 10, 64); err == nil {
+		if n < 0 {
+			return 0, fmt.Errorf("size %q is negative", s)
+		}
+		if f := int64(factor); n > math.MaxInt64/f {
+			return 0, fmt.Errorf("size %q is beyond 8 EiB", s)
+		}
+		return n * int64(factor), nil
+	}
+	f, err := strconv.ParseFloat(num, 64)
+	if err != nil || strings.ContainsAny(num, "eExXpP_") {
+		return 0, fmt.Errorf("%q is not a size; write it like 4096, 512MiB or 2GiB", s)
+	}
+	v := f * factor
+	switch {
+	case v < 0:
+		return 0, fmt.Errorf("size %q is negative", s)
+	case v >= math.MaxInt64:
+		return 0, fmt.Errorf("size %q is beyond 8 EiB", s)
+	case v != math.Trunc(v) && factor == 1:
+		return 0, fmt.Errorf("size %q has a fraction of a byte", s)
+	}
+	return int64(v), nil
+}
+
+// FormatBytes writes a size for people, with binary units: 1536 is "1.5 KiB".
+func FormatBytes(n int64) string {
+	v, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	i := 0
+	for math.Abs(v) >= 1024 && i < len(units)-1 {
+		v /= 1024
+		i++
+	}
+	if v == math.Trunc(v) {
+		return fmt.Sprintf("%d %s", int64(v), units[i])
+	}
+	return fmt.Sprintf("%.1f %s", v, units[i])
+}
+
+// FormatCount writes a count for people: 1234567 is "1.23 M".
+func FormatCount(v float64) string {
+	for _, u := range []struct {
+		at   float64
+		name string
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e4, "k"}} {
+		if math.Abs(v) >= u.at {
+			f := u.at
+			if u.name == "k" {
+				f = 1e3
+			}
+			return strconv.FormatFloat(v/f, 'g', 3, 64) + " " + u.name
+		}
+	}
+	return strconv.FormatFloat(v, 'f', -1, 64)
+}
+
+// Budget is an amount of memory: bytes, or a percentage of a total known later.
+type Budget struct {
+	Bytes   int64
+	Percent float64 // 0 when given in bytes
+}
+
+// ParseBudget reads 256MiB, 0 or 5%. A percentage lies in [0, 100].
+func ParseBudget(s string) (Budget, error) {
+	t := strings.TrimSpace(s)
+	if p, ok := strings.CutSuffix(t, "%"); ok {
+		v, err := strconv.ParseFloat(strings.TrimSpace(p), 64)
+		if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
+			return Budget{}, fmt.Errorf("%q is not a percentage; write it like 5%%", s)
+		}
+		if v < 0 || v > 100 {
+			return Budget{}, fmt.Errorf("%q is not between 0%% and 100%%", s)
+		}
+		return Budget{Percent: v}, nil
+	}
+	b, err := ParseBytes(t)
+	if err != nil {
+		return Budget{}, fmt.Errorf("%q is neither a size nor a percentage; write it like 256MiB or 5%%", s)
+	}
+	return Budget{Bytes: b}, nil
+}
+
+// Of is the budget in bytes where the total is known.
+func (b Budget) Of(total int64) int64 {
+	if b.Percent != 0 {
+		return int64(b.Percent / 100 * float64(total))
+	}
+	return b.Bytes
+}
+
+// String writes the budget so that ParseBudget reads it back.
+func (b Budget) String() string {
+	if b.Percent != 0 {
+		return strconv.FormatFloat(b.Percent, 'g', -1, 64) + "%"
+	}
+	return strconv.FormatInt(b.Bytes, 10)
+}
+
+// ParseInts reads a list such as 1,2,4. Every number must be at least low.
+func ParseInts(s string, low int) ([]int, error) {
+	var out []int
+	for _, p := range strings.Split(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(p))
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a list of whole numbers; write it like 1,2,4", s)
+		}
+		if n < low {
+			return nil, fmt.Errorf("%d in %q is below %d", n, s, low)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}

@@ -1,0 +1,77 @@
+package units
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestParseBytes(t *testing.T) {
+	for in, want := range map[string]int64{
+		"0": 0, "4096": 4096, "512B": 512, "1KiB": 1024, "1k": 1024, "1kB": 1000, "1.5GiB": 3 << 29,
+		"2GiB": 2 << 30, "2G": 2 << 30, "2GB": 2e9, " 256 MiB ": 256 << 20, "8388607TiB": 8388607 << 40,
+	} {
+		got, err := ParseBytes(in)
+		require.NoError(t, err, in)
+		require.Equal(t, want, got, in)
+	}
+	for _, in := range []string{"", "GiB", "-1", "-1GiB", "1.5", "1.2.3KiB", "five", "10%", "9PiBs", "9000000TiB", "1e3", "0x10", "NaN", "Inf"} {
+		_, err := ParseBytes(in)
+		require.Error(t, err, in)
+	}
+}
+
+func TestFormatBytes(t *testing.T) {
+	require.Equal(t, "0 B", FormatBytes(0))
+	require.Equal(t, "1.5 KiB", FormatBytes(1536))
+	require.Equal(t, "2 GiB", FormatBytes(2<<30))
+	require.Equal(t, "1.23 M", FormatCount(1234567))
+	require.Equal(t, "12.3 k", FormatCount(12345))
+	require.Equal(t, "999", FormatCount(999))
+}
+
+func TestBudget(t *testing.T) {
+	b, err := ParseBudget("5%")
+	require.NoError(t, err)
+	require.Equal(t, int64(50), b.Of(1000))
+	require.Equal(t, "5%", b.String())
+	b, err = ParseBudget("256MiB")
+	require.NoError(t, err)
+	require.Equal(t, int64(256<<20), b.Of(1000))
+	back, err := ParseBudget(b.String())
+	require.NoError(t, err)
+	require.Equal(t, b, back)
+	for _, in := range []string{"", "%", "101%", "-1%", "x%", "NaN%", "ten", "-5"} {
+		_, err := ParseBudget(in)
+		require.Error(t, err, in)
+	}
+}
+
+func TestParseInts(t *testing.T) {
+	got, err := ParseInts("1, 2,4", 1)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 2, 4}, got)
+	for _, in := range []string{"", "1,,2", "0", "1;2", "1.5"} {
+		_, err := ParseInts(in, 1)
+		require.Error(t, err, in)
+	}
+}
+
+// Whatever is typed, the answer is an error or a size that reads back the same.
+func FuzzParseBytes(f *testing.F) {
+	for _, s := range []string{"1GiB", "9223372036854775807", "1.5KiB", "-", ".", "..b"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := ParseBytes(s)
+		if err != nil {
+			return
+		}
+		if n < 0 {
+			t.Fatalf("%q gives %d", s, n)
+		}
+		if b, err := ParseBudget(s); err != nil || b.Bytes != n {
+			t.Fatalf("%q as budget gives %+v, %v", s, b, err)
+		}
+	})
+}
