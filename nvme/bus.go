@@ -1,0 +1,39 @@
+package nvme
+
+import "time"
+
+// Bus is the way to one controller: registers, doorbells and DMA mappings. Implementations
+// swap these and nothing else; queue logic stands above them. Methods are safe for
+// concurrent use.
+type Bus interface {
+	// Name identifies the controller in messages: "proxy:/path/a.img" or a PCI address.
+	Name() string
+	// Read32 and Write32 access a 32-bit register at a byte offset.
+	Read32(off uint32) (uint32, error)
+	Write32(off, v uint32) error
+	// Read64 and Write64 access a 64-bit register as two dwords, the low one first.
+	Read64(off uint32) (uint64, error)
+	Write64(off uint32, v uint64) error
+	// Doorbell is the address of doorbell i: 0 = SQ0 tail, 1 = CQ0 head, 2 = SQ1 tail and so
+	// on. The bus applies the controller's stride. Store to it with StoreDoorbell only.
+	Doorbell(i uint32) (*uint32, error)
+	// MapDMA makes memory reachable for the controller. mem is outside Go's heap and stays
+	// mapped and allocated until UnmapDMA. mem[i] is at the returned address plus i.
+	MapDMA(mem []byte) (IOVA, error)
+	// UnmapDMA takes back exactly one mapping of MapDMA.
+	UnmapDMA(iova IOVA, bytes int64) error
+	// Close releases the bus. A controller must have been shut down or disabled before.
+	Close() error
+}
+
+// Kicker is what a Bus of a software controller has besides: after a doorbell store, Kick
+// wakes a controller that sleeps. It is cheap when the controller is awake.
+type Kicker interface {
+	Kick(qid uint16)
+}
+
+// Waiter is what a Bus has that can sleep until a completion queue may have a new entry, or
+// until d has passed; it may do the controller's work in the caller. It may return early.
+type Waiter interface {
+	WaitCQ(qid uint16, d time.Duration)
+}
