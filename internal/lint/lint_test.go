@@ -1,0 +1,391 @@
+// Package lint holds the house rules that a compiler does not check, as tests: which package may
+// import which, who may end the process or print, which modules we depend on, that the code is
+// formatted and that every exported name says what it is.
+package lint
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// source is one Go file of the module.
+type source struct {
+	path string // from the module's root, with slashes
+	dir  string
+	test bool
+	text []byte
+	file *ast.File
+	fset *token.FileSet
+}
+
+func (s *source) at(p token.Pos) string {
+	return fmt.Sprintf("%s:%d", s.path, s.fset.Position(p).Line)
+}
+
+// sources parses every Go file of the module, whatever its build tags.
+func sources(t *testing.T) []*source {
+	t.Helper()
+	root := "../.."
+	if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
+		t.Fatalf("module root: %v", err)
+	}
+	var out []*source
+	fset := token.NewFileSet()
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() {
+			if p != root && (strings.HasPrefix(name, ".") || name == "bin" || name == "demo-out" || name == "results" || name == "testdata") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		rel, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		f, err := parser.ParseFile(fset, p, text, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		out = append(out, &source{rel, path.Dir(rel), strings.HasSuffix(name, "_test.go"), text, f, fset})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) < 10 {
+		t.Fatalf("found only %d Go files under %s", len(out), root)
+	}
+	return out
+}
+
+func report(t *testing.T, found []string, rule string) {
+	t.Helper()
+	slices.Sort(found)
+	for _, f := range found {
+		t.Errorf("%s: %s", f, rule)
+	}
+}
+
+// layers says, for each top-level folder, which others its packages may import (DESIGN
+// section 3). A folder may always import itself and internal.
+var layers = map[string][]string{
+	"internal": {},
+	"nvme":     {},
+	"cuda":     {},
+	"gpuio":    {"nvme", "cuda"},
+	"graph":    {"cuda"},
+	"gnn":      {"cuda", "graph"}, // the mini-batch type
+	"cache":    {"cuda"},
+	"dataset":  {"gpuio", "nvme", "cuda", "graph"}, // loads and verifies; the topology type
+	"sched":    {"gnn", "cache", "graph", "dataset", "gpuio", "nvme", "cuda"},
+	"cmd":      {"sched", "gnn", "cache", "graph", "dataset", "gpuio", "nvme", "cuda"},
+	"tools":    {"sched", "gnn", "cache", "graph", "dataset", "gpuio", "nvme", "cuda"},
+}
+
+// importBreach says why a package of folder from may not import path, or "".
+func importBreach(from, imported string, test bool) string {
+	rest, ok := strings.CutPrefix(imported, "helios/")
+	if !ok {
+		return ""
+	}
+	top, _, _ := strings.Cut(from, "/")
+	to, _, _ := strings.Cut(rest, "/")
+	allowed, ok := layers[top]
+	if !ok {
+		return "folder " + top + " has no place in the import order; give it one in internal/lint"
+	}
+	if to == top || to == "internal" && top != "internal" || slices.Contains(allowed, to) {
+		return ""
+	}
+	// A test may also build what its package gets from outside, as long as that lies below it:
+	// a proxied SSD under cache's tests, for example. nvme and cuda stay strangers even there.
+	if test && (top == "graph" || top == "gnn" || top == "cache") && slices.Contains([]string{"nvme", "gpuio", "cuda"}, to) {
+		return ""
+	}
+	return top + " may not import " + to + " (see the order in internal/lint)"
+}
+
+func TestImportDirection(t *testing.T) {
+	var found []string
+	for _, s := range sources(t) {
+		for _, i := range s.file.Imports {
+			p, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := importBreach(s.dir, p, s.test); why != "" {
+				found = append(found, s.at(i.Pos())+": "+why)
+			}
+		}
+	}
+	report(t, found, "import direction")
+}
+
+func TestImportRuleItself(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		test, ok bool
+	}{
+		{"nvme/proxy", "helios/nvme", false, true}, {"nvme/proxy", "helios/internal/iouring", false, true},
+		{"nvme", "helios/cuda", true, false}, {"cuda", "helios/nvme", true, false},
+		{"gnn", "helios/graph", false, true}, {"cache", "helios/graph", false, false}, {"cache", "helios/gpuio", false, false},
+		{"cache", "helios/gpuio", true, true}, {"dataset", "helios/gpuio", false, true}, {"graph", "helios/dataset", true, false},
+		{"internal/ui", "helios/internal/units", false, true}, {"internal/ui", "helios/nvme", true, false},
+		{"sched", "helios/cmd/heliosctl", true, false}, {"cmd/heliosctl", "helios/sched", false, true},
+		{"newroom", "helios/nvme", false, false}, {"nvme", "fmt", false, true},
+	} {
+		if got := importBreach(c.from, c.to, c.test) == ""; got != c.ok {
+			t.Errorf("%s imports %s (test %v): allowed %v, want %v", c.from, c.to, c.test, got, c.ok)
+		}
+	}
+}
+
+// modules are the third-party modules that we chose; a new one is a decision, not an accident.
+var modules = []string{
+	"github.com/google/uuid",
+	"github.com/klauspost/cpuid/v2",
+	"github.com/pierrec/lz4/v4",
+	"github.com/sbinet/npyio",
+	"github.com/schollz/progressbar/v3",
+	"github.com/stretchr/testify",
+	"github.com/ulikunitz/xz",
+	"github.com/urfave/cli/v2",
+	"go.yaml.in/yaml/v3",
+	"golang.org/x/sync",
+	"golang.org/x/sys",
+}
+
+func TestThirdPartyModules(t *testing.T) {
+	var found []string
+	for _, s := range sources(t) {
+		for _, i := range s.file.Imports {
+			p, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			first, _, _ := strings.Cut(p, "/")
+			if !strings.Contains(first, ".") { // the standard library, or ours
+				if p == "C" {
+					found = append(found, s.at(i.Pos())+": cgo; the build is CGO_ENABLED=0")
+				}
+				continue
+			}
+			if !slices.ContainsFunc(modules, func(m string) bool { return p == m || strings.HasPrefix(p, m+"/") }) {
+				found = append(found, s.at(i.Pos())+": "+p)
+			}
+		}
+	}
+	report(t, found, "third-party package that nobody chose")
+}
+
+// library says whether a file belongs to a package that must neither end the process nor print.
+func library(s *source) bool {
+	top, _, _ := strings.Cut(s.dir, "/")
+	return top != "cmd" && top != "tools" && !s.test
+}
+
+func selector(e ast.Expr) string {
+	sel, ok := e.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	x, ok := sel.X.(*ast.Ident)
+	if !ok {
+		return ""
+	}
+	return x.Name + "." + sel.Sel.Name
+}
+
+func TestLibrariesNeitherExitNorPrint(t *testing.T) {
+	var found []string
+	for _, s := range sources(t) {
+		if !library(s) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.SelectorExpr:
+				switch name := selector(n); {
+				case name == "os.Exit", name == "syscall.Exit", name == "unix.Exit", name == "runtime.Goexit",
+					strings.HasPrefix(name, "log."), name == "os.Stdout", name == "os.Stderr",
+					name == "fmt.Print", name == "fmt.Printf", name == "fmt.Println":
+					found = append(found, s.at(n.Pos())+": "+name)
+				}
+			case *ast.CallExpr:
+				if id, ok := n.Fun.(*ast.Ident); ok && (id.Name == "print" || id.Name == "println") && id.Obj == nil {
+					found = append(found, s.at(n.Pos())+": "+id.Name)
+				}
+			}
+			return true
+		})
+	}
+	report(t, found, "only cmd and tools end the process or print")
+}
+
+// A panic is for a mistake in the program, with a text that says which. An error is returned.
+func TestNoPanicsForErrors(t *testing.T) {
+	var found []string
+	for _, s := range sources(t) {
+		if !library(s) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			c, ok := n.(*ast.CallExpr)
+			if !ok || len(c.Args) != 1 {
+				return true
+			}
+			if id, ok := c.Fun.(*ast.Ident); !ok || id.Name != "panic" {
+				return true
+			}
+			bad := false
+			switch a := c.Args[0].(type) {
+			case *ast.Ident:
+				bad = strings.HasPrefix(strings.ToLower(a.Name), "err")
+			case *ast.CallExpr:
+				name := selector(a.Fun)
+				bad = name == "fmt.Errorf" || strings.HasPrefix(name, "errors.") || strings.HasPrefix(name, "errs.") || strings.HasSuffix(name, ".Error")
+			}
+			if bad {
+				found = append(found, s.at(c.Pos()))
+			}
+			return true
+		})
+	}
+	report(t, found, "panic with an error; return it")
+}
+
+func TestGofmt(t *testing.T) {
+	var found []string
+	for _, s := range sources(t) {
+		want, err := format.Source(s.text)
+		if err != nil {
+			t.Fatalf("%s: %v", s.path, err)
+		}
+		if !bytes.Equal(want, s.text) {
+			found = append(found, s.path)
+		}
+	}
+	report(t, found, "not formatted; run gofmt -w")
+}
+
+// wellKnown are methods whose meaning their interface fixes.
+var wellKnown = []string{"Error", "Unwrap", "Is", "As", "String", "MarshalJSON", "UnmarshalJSON", "MarshalText", "UnmarshalText", "MarshalYAML", "UnmarshalYAML", "Len", "Less", "Swap"}
+
+func TestExportedNamesAreDocumented(t *testing.T) {
+	var found []string
+	packages := map[string]bool{} // folder → has a package comment
+	for _, s := range sources(t) {
+		if s.test {
+			if s.file.Doc != nil && strings.HasSuffix(s.dir, "lint") {
+				packages[s.dir] = true
+			}
+			continue
+		}
+		packages[s.dir] = packages[s.dir] || s.file.Doc != nil
+		if s.file.Name.Name == "main" {
+			continue
+		}
+		add := func(p token.Pos, name string) { found = append(found, s.at(p)+": "+name) }
+		for _, d := range s.file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if !d.Name.IsExported() || d.Doc.Text() != "" {
+					continue
+				}
+				if d.Recv != nil {
+					if !ast.IsExported(receiver(d.Recv.List[0].Type)) || slices.Contains(wellKnown, d.Name.Name) {
+						continue
+					}
+				}
+				add(d.Pos(), d.Name.Name)
+			case *ast.GenDecl:
+				if len(d.Specs) == 0 {
+					continue
+				}
+				// An enumeration's members are explained by its type.
+				enum := false
+				if first, ok := d.Specs[0].(*ast.ValueSpec); ok && d.Tok == token.CONST {
+					enum = first.Type != nil
+				}
+				for _, sp := range d.Specs {
+					switch sp := sp.(type) {
+					case *ast.TypeSpec:
+						if sp.Name.IsExported() && d.Doc.Text() == "" && sp.Doc.Text() == "" && sp.Comment.Text() == "" {
+							add(sp.Pos(), sp.Name.Name)
+						}
+					case *ast.ValueSpec:
+						// One comment may serve a whole group.
+						if enum || d.Doc.Text() != "" || sp.Doc.Text() != "" || sp.Comment.Text() != "" {
+							continue
+						}
+						for _, n := range sp.Names {
+							if n.IsExported() {
+								add(n.Pos(), n.Name)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	for dir, ok := range packages {
+		if !ok {
+			found = append(found, dir+": package comment")
+		}
+	}
+	report(t, found, "exported name without a comment")
+}
+
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
+
+// A machine's own paths do not belong in the repository.
+func TestNoMachinePaths(t *testing.T) {
+	var found []string
+	bad := []string{"/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/"}
+	for _, s := range sources(t) {
+		for i, line := range strings.Split(string(s.text), "\n") {
+			for _, b := range bad {
+				if strings.Contains(line, b) {
+					found = append(found, fmt.Sprintf("%s:%d: %s", s.path, i+1, b))
+				}
+			}
+		}
+	}
+	report(t, found, "path of somebody's machine")
+}
