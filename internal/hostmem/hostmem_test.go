@@ -1,0 +1,186 @@
+package hostmem
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"helios/internal/errs"
+)
+
+func TestAllocFreeUsage(t *testing.T) {
+	for _, size := range []int64{1, 4095, 4096, 4097, 3 << 20} {
+		b, err := Alloc(size, "test rows")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int64(len(b)) != size || uintptr(unsafe.Pointer(&b[0]))%PageBytes != 0 {
+			t.Fatalf("%d bytes: got %d at %p", size, len(b), &b[0])
+		}
+		for i := range b {
+			if b[i] != 0 {
+				t.Fatalf("byte %d of %d is not zero", i, size)
+			}
+		}
+		b[size-1] = 7
+		if got := Usage()["test rows"]; got != size {
+			t.Fatalf("usage %d, want %d", got, size)
+		}
+		if err := Free(b[1:]); size > 1 && err == nil {
+			t.Fatal("a free in the middle was accepted")
+		}
+		if err := Free(b); err != nil {
+			t.Fatal(err)
+		}
+		if err := Free(b); err == nil {
+			t.Fatal("a second free was accepted")
+		}
+		if _, ok := Usage()["test rows"]; ok {
+			t.Fatal("usage after free")
+		}
+	}
+}
+
+func TestAllocNothingAndTooMuch(t *testing.T) {
+	b, err := Alloc(0, "none")
+	if err != nil || b == nil || len(b) != 0 || Free(b) != nil {
+		t.Fatalf("empty allocation: %v %v", b, err)
+	}
+	if _, err := Alloc(-1, "negative"); err == nil {
+		t.Fatal("negative size accepted")
+	}
+	_, err = Alloc(1<<46, "huge table")
+	var oom *OutOfMemoryError
+	if !errors.As(err, &oom) || oom.Purpose != "huge table" || oom.Want != 1<<46 || oom.Free <= 0 {
+		t.Fatalf("got %v", err)
+	}
+	if errs.ClassOf(err) != errs.Capability {
+		t.Fatalf("class %d", errs.ClassOf(err))
+	}
+}
+
+func TestView(t *testing.T) {
+	b, err := Alloc(4096, "view")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = Free(b) }()
+	v := View[uint32](b)
+	if len(v) != 1024 {
+		t.Fatalf("%d elements", len(v))
+	}
+	v[1] = 0x01020304
+	if b[4] != 4 || b[7] != 1 {
+		t.Fatal("view and bytes differ")
+	}
+	for name, f := range map[string]func(){
+		"length":    func() { View[uint64](b[:12]) },
+		"alignment": func() { View[uint64](b[4:12]) },
+		"size 0":    func() { View[struct{}](b) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f()
+		}()
+	}
+	if View[int64](nil) != nil {
+		t.Error("a view of nothing")
+	}
+}
+
+func TestRSSSeesTouchedMemory(t *testing.T) {
+	before, err := ReadRSS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := StartPeakMeter(time.Hour) // only the samples that Peak and Stop take
+	const size = 64 << 20
+	b, err := Alloc(size, "touched")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(b); i += PageBytes {
+		b[i] = 1
+	}
+	after, err := ReadRSS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := after.Anon - before.Anon; got < size*9/10 {
+		t.Errorf("touching %d bytes raised RssAnon by %d", size, got)
+	}
+	if m.Peak() < before.Counted()+size*9/10 {
+		t.Error("the meter missed it")
+	}
+	if err := Free(b); err != nil {
+		t.Fatal(err)
+	}
+	m.Stop()
+	m.Stop()
+	if m.Peak() < before.Counted()+size*9/10 {
+		t.Error("the peak fell")
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestParseStatusErrors(t *testing.T) {
+	if _, err := parseStatus([]byte("Name:\tx\n")); err == nil {
+		t.Error("no Rss lines accepted")
+	}
+	if _, err := parseStatus([]byte("RssAnon:\tx kB\nRssFile: 1 kB\nRssShmem: 1 kB\n")); err == nil {
+		t.Error("no number accepted")
+	}
+	r, err := parseStatus([]byte("RssAnon:\t 3 kB\nRssFile: 5 kB\nRssShmem: 7 kB\nHugetlbPages:\t 2048 kB\n"))
+	if err != nil || r.Counted() != (3+7+2048)<<10 || r.File != 5<<10 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+func TestCgroupFree(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, s string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(s), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a/memory.max", "1000\n")
+	write("a/memory.current", "900\n")
+	write("a/memory.stat", "anon 1\ninactive_file 50\n")
+	write("a/b/memory.max", "max\n")
+	write("a/b/memory.current", "10\n")
+	write("memory/j/memory.limit_in_bytes", "70\n")
+	write("memory/j/memory.usage_in_bytes", "80\n")
+	for _, c := range []struct {
+		own  string
+		want int64
+	}{
+		{"0::/a/b\n", 150}, // the limit of the parent, less what is used, plus clean cache
+		{"0::/\n", 5000},
+		{"", 5000},
+		{"4:memory:/j\n", 0},
+		{"3:cpu:/a\n", 5000},
+	} {
+		if got := cgroupFree(root, c.own, 5000); got != c.want {
+			t.Errorf("%q: %d, want %d", c.own, got, c.want)
+		}
+	}
+	if free, err := AvailableBytes(); err != nil || free <= 0 {
+		t.Errorf("available: %d %v", free, err)
+	}
+	if total, err := TotalBytes(); err != nil || total <= 0 {
+		t.Errorf("total: %d %v", total, err)
+	}
+}
