@@ -1,0 +1,322 @@
+package cuda
+
+import (
+	"fmt"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// OutOfMemoryError says which use asked a device for how many bytes, and how many were free.
+type OutOfMemoryError struct {
+	Device     string
+	Purpose    string
+	Want, Free int64 // bytes
+}
+
+func (e *OutOfMemoryError) Error() string {
+	return fmt.Sprintf("device %s: out of memory for %s: %d bytes wanted, %d bytes free; lower the budgets",
+		e.Device, e.Purpose, e.Want, e.Free)
+}
+
+// region is an address range that kernels may use.
+type region struct {
+	lo, hi  uint64
+	purpose string
+	refs    int // registrations of it, or of a part of it, that are not freed yet
+}
+
+// regions are sorted by address and do not overlap. Readers take a snapshot without a lock:
+// every copy and every View asks.
+type regions struct {
+	mu   sync.Mutex
+	live atomic.Pointer[[]*region]
+}
+
+func (rs *regions) snapshot() []*region {
+	if p := rs.live.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// find returns the region that holds address p.
+func (rs *regions) find(p uint64) *region {
+	s := rs.snapshot()
+	i := sort.Search(len(s), func(i int) bool { return s[i].hi > p })
+	if i < len(s) && s[i].lo <= p {
+		return s[i]
+	}
+	return nil
+}
+
+// add inserts [lo, hi), or takes one more reference to a region that holds all of it (fresh is
+// then false).
+func (rs *regions) add(lo, hi uint64, purpose string) (r *region, fresh bool, err error) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	s := rs.snapshot()
+	i := sort.Search(len(s), func(i int) bool { return s[i].hi > lo })
+	if i < len(s) && s[i].lo < hi {
+		if s[i].lo <= lo && hi <= s[i].hi {
+			s[i].refs++
+			return s[i], false, nil
+		}
+		return nil, false, fmt.Errorf("memory for %s overlaps that of %s", purpose, s[i].purpose)
+	}
+	r = &region{lo, hi, purpose, 1}
+	n := make([]*region, 0, len(s)+1)
+	n = append(append(append(n, s[:i]...), r), s[i:]...)
+	rs.live.Store(&n)
+	return r, true, nil
+}
+
+// drop gives up a reference; owner ends the region whoever else holds it, for its memory goes.
+func (rs *regions) drop(r *region, owner bool) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if r.refs--; r.refs > 0 && !owner {
+		return
+	}
+	s := rs.snapshot()
+	n := make([]*region, 0, len(s))
+	for _, x := range s {
+		if x != r {
+			n = append(n, x)
+		}
+	}
+	rs.live.Store(&n)
+}
+
+// check says why [p, p+n) is not inside one live buffer. op and side name the use in the error.
+func (rs *regions) check(op, side string, p DevicePtr, n int64) error {
+	if n < 0 {
+		return fmt.Errorf("%s: negative size %d", op, n)
+	}
+	if n == 0 {
+		return nil
+	}
+	r := rs.find(uint64(p))
+	if r == nil {
+		return fmt.Errorf("%s of %d bytes: %s address %#x is in no live buffer of the device", op, n, side, uint64(p))
+	}
+	if left := r.hi - uint64(p); uint64(n) > left {
+		return fmt.Errorf("%s of %d bytes: %s offset %d of %s (%d bytes): out of bounds by %d bytes",
+			op, n, side, uint64(p)-r.lo, r.purpose, r.hi-r.lo, uint64(n)-left)
+	}
+	return nil
+}
+
+// hostBuffer is memory of a host device.
+type hostBuffer struct {
+	h       *Host
+	mem     []byte
+	kind    MemKind
+	purpose string
+	owned   bool // from hostmem, as against registered
+	counted bool // in the device's usage
+	region  *region
+	freed   atomic.Bool
+}
+
+func (b *hostBuffer) Ptr() DevicePtr {
+	if len(b.mem) == 0 {
+		return 0
+	}
+	return DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(b.mem))))
+}
+func (b *hostBuffer) Size() int64     { return int64(len(b.mem)) }
+func (b *hostBuffer) Kind() MemKind   { return b.kind }
+func (b *hostBuffer) Purpose() string { return b.purpose }
+
+func (b *hostBuffer) Bytes() []byte {
+	if b.freed.Load() {
+		return nil
+	}
+	return b.mem
+}
+
+func (b *hostBuffer) Free() error {
+	if b.freed.Swap(true) {
+		return nil
+	}
+	h := b.h
+	h.memMu.Lock()
+	delete(h.buffers, b)
+	if b.counted {
+		if h.usage[b.purpose] -= b.Size(); h.usage[b.purpose] == 0 {
+			delete(h.usage, b.purpose)
+		}
+	}
+	if b.kind == MemDevice {
+		h.devBytes -= b.Size()
+	}
+	h.memMu.Unlock()
+	if b.region != nil {
+		h.regions.drop(b.region, b.owned)
+	}
+	if !b.owned {
+		return nil
+	}
+	if err := hostmem.Free(b.mem); err != nil {
+		return fmt.Errorf("device %s: %w", h.info.Name, err)
+	}
+	return nil
+}
+
+// Alloc implements Device. Size 0 gives a buffer without memory, whose Ptr is 0.
+func (h *Host) Alloc(kind MemKind, size int64, purpose string) (Buffer, error) {
+	if kind != MemDevice && kind != MemPinned {
+		return nil, fmt.Errorf("device %s: allocate %s: unknown kind of memory %d", h.info.Name, purpose, kind)
+	}
+	if size < 0 {
+		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", h.info.Name, purpose, size)
+	}
+	// Reserve before allocating: two callers must not pass the limit together.
+	h.memMu.Lock()
+	if h.closed.Load() {
+		h.memMu.Unlock()
+		return nil, h.errClosed()
+	}
+	if kind == MemDevice {
+		if free := h.info.MemTotal - h.devBytes; size > free {
+			h.memMu.Unlock()
+			return nil, errs.With(errs.Capability, &OutOfMemoryError{h.info.Name, purpose, size, max(free, 0)})
+		}
+		h.devBytes += size
+	}
+	h.memMu.Unlock()
+	b := &hostBuffer{h: h, kind: kind, purpose: purpose, owned: true, counted: true}
+	mem, err := hostmem.Alloc(size, purpose)
+	if err == nil && size > 0 {
+		lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+		b.region, _, err = h.regions.add(lo, lo+uint64(size), purpose)
+	}
+	h.memMu.Lock()
+	defer h.memMu.Unlock()
+	if err != nil {
+		if kind == MemDevice {
+			h.devBytes -= size
+		}
+		return nil, fmt.Errorf("device %s: %w", h.info.Name, err)
+	}
+	b.mem = mem
+	h.buffers[b] = struct{}{}
+	if size > 0 {
+		h.usage[purpose] += size
+	}
+	return b, nil
+}
+
+// Register implements Device. Memory inside a live buffer may be registered again; it is then
+// not counted twice.
+func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("device %s: register %s: no memory", h.info.Name, purpose)
+	}
+	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+	if onGoHeap(lo) {
+		return nil, fmt.Errorf("device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
+			h.info.Name, purpose)
+	}
+	if h.closed.Load() {
+		return nil, h.errClosed()
+	}
+	r, fresh, err := h.regions.add(lo, lo+uint64(len(mem)), purpose)
+	if err != nil {
+		return nil, fmt.Errorf("device %s: register: %w", h.info.Name, err)
+	}
+	b := &hostBuffer{h: h, mem: mem, kind: MemPinned, purpose: purpose, region: r, counted: fresh}
+	h.memMu.Lock()
+	defer h.memMu.Unlock()
+	h.buffers[b] = struct{}{}
+	if b.counted {
+		h.usage[purpose] += b.Size()
+	}
+	return b, nil
+}
+
+// onGoHeap guesses by address. Go's heap on 64-bit Linux grows from the arena hints of
+// runtime/malloc.go (0xc0<<32 on amd64, 0x40<<32 on arm64), where mmap without a hint never
+// goes. A miss costs nothing: the check is there to find mistakes early.
+func onGoHeap(p uint64) bool {
+	const span = 256 << 30
+	var probe = new([64]byte)
+	heapSink.Store(probe) // keeps it from the stack
+	base := uint64(uintptr(unsafe.Pointer(probe))) &^ (span - 1)
+	return p >= base && p < base+span
+}
+
+var heapSink atomic.Pointer[[64]byte]
+
+// MemUsage implements Device.
+func (h *Host) MemUsage() map[string]int64 {
+	h.memMu.Lock()
+	defer h.memMu.Unlock()
+	m := make(map[string]int64, len(h.usage))
+	for k, v := range h.usage {
+		m[k] = v
+	}
+	return m
+}
+
+// open host devices, for View.
+var openHosts struct {
+	sync.Mutex
+	list atomic.Pointer[[]*Host]
+}
+
+func setOpen(h *Host, open bool) {
+	openHosts.Lock()
+	defer openHosts.Unlock()
+	var n []*Host
+	if p := openHosts.list.Load(); p != nil {
+		for _, x := range *p {
+			if x != h {
+				n = append(n, x)
+			}
+		}
+	}
+	if open {
+		n = append(n, h)
+	}
+	openHosts.list.Store(&n)
+}
+
+// View is how a host kernel reads n elements of T at p: device memory as a slice. It panics,
+// which fails the kernel, when p is nil or not aligned for T, or when the elements pass the end
+// of the buffer that p lies in. T must hold no Go pointers.
+func View[T any](p DevicePtr, n int64) []T {
+	if n == 0 {
+		return nil
+	}
+	var t T
+	size := uint64(unsafe.Sizeof(t))
+	if p == 0 || n < 0 || uint64(p)%uint64(unsafe.Alignof(t)) != 0 {
+		panic(fmt.Sprintf("view of %d elements of %T at address %#x: nil, negative or not aligned", n, t, uint64(p)))
+	}
+	if list := openHosts.list.Load(); list != nil {
+		for _, h := range *list {
+			if r := h.regions.find(uint64(p)); r != nil {
+				if size != 0 && uint64(n) > (r.hi-uint64(p))/size {
+					panic(fmt.Sprintf("view of %d elements of %T at offset %d of %s (%d bytes): out of bounds",
+						n, t, uint64(p)-r.lo, r.purpose, r.hi-r.lo))
+				}
+				break
+			}
+		}
+	}
+	return unsafe.Slice((*T)(pointer(p)), n)
+}
+
+// pointer turns a device address into a Go pointer. The address is of mapped memory that the
+// garbage collector does not know, so none of unsafe.Pointer's rules about objects that move
+// or vanish applies; going through memory keeps vet from assuming that they do.
+func pointer(p DevicePtr) unsafe.Pointer {
+	u := uintptr(p)
+	return *(*unsafe.Pointer)(unsafe.Pointer(&u))
+}
