@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 )
 
 // NodeID numbers the nodes of a graph from 0.
@@ -33,6 +34,47 @@ type Topology struct {
 	Indptr             []int64
 	Indices32          []uint32
 	Indices64          []int64
+
+	mem []byte // backing memory of Alloc
+}
+
+// Alloc makes a topology of zeros whose slices live outside Go's heap, to be filled by the
+// caller. Close gives the memory back.
+func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
+	if nodes < 0 || edges < 0 || nodes > math.MaxInt64/32 || edges > math.MaxInt64/32 {
+		return nil, errs.New(errs.Usage, "topology of %d nodes and %d edges: counts are out of range", nodes, edges)
+	}
+	width := int64(4)
+	if wide {
+		width = 8
+	}
+	mem, err := hostmem.Alloc((nodes+1)*8+edges*width, "topology")
+	if err != nil {
+		return nil, fmt.Errorf("topology of %d nodes and %d edges: %w", nodes, edges, err)
+	}
+	t := &Topology{NumNodes: nodes, NumEdges: edges, mem: mem}
+	t.Indptr = hostmem.View[int64](mem[: (nodes+1)*8 : (nodes+1)*8])
+	ids := mem[(nodes+1)*8:]
+	switch {
+	case wide && edges > 0:
+		t.Indices64 = hostmem.View[int64](ids)
+	case wide:
+		t.Indices64 = []int64{}
+	case edges > 0:
+		t.Indices32 = hostmem.View[uint32](ids)
+	}
+	return t, nil
+}
+
+// Close frees the memory of a topology made by Alloc or FromEdges; the slices must not be used
+// any more. It does nothing for others.
+func (t *Topology) Close() error {
+	mem := t.mem
+	if mem == nil {
+		return nil
+	}
+	t.mem, t.Indptr, t.Indices32, t.Indices64 = nil, nil, nil, nil
+	return hostmem.Free(mem)
 }
 
 // Wide says whether ids are stored in 64 bits.
@@ -144,7 +186,7 @@ func firstBad(n int64, check func(lo, hi int64) int64) int64 {
 
 // FromEdges builds the CSC form of the edges src[i] → dst[i]; the in-neighbours of a node keep
 // the order of the list. It is for graphs that fit in memory twice; wide asks for 64-bit ids.
-// The slices are on Go's heap: see Topology.OffHeap.
+// The result is outside Go's heap: Close it.
 func FromEdges(nodes int64, src, dst []NodeID, wide bool) (*Topology, error) {
 	if len(src) != len(dst) {
 		return nil, errs.New(errs.Usage, "edge list: %d sources, %d destinations; give both ends of every edge", len(src), len(dst))
@@ -154,11 +196,9 @@ func FromEdges(nodes int64, src, dst []NodeID, wide bool) (*Topology, error) {
 			return nil, errs.New(errs.Usage, "edge %d is %d → %d, nodes are 0 to %d; correct the list or the number of nodes", i, src[i], dst[i], nodes-1)
 		}
 	}
-	t := &Topology{NumNodes: nodes, NumEdges: int64(len(src)), Indptr: make([]int64, nodes+1)}
-	if wide {
-		t.Indices64 = make([]int64, len(src))
-	} else {
-		t.Indices32 = make([]uint32, len(src))
+	t, err := Alloc(nodes, int64(len(src)), wide)
+	if err != nil {
+		return nil, err
 	}
 	for _, v := range dst {
 		t.Indptr[v+1]++
@@ -175,7 +215,7 @@ func FromEdges(nodes int64, src, dst []NodeID, wide bool) (*Topology, error) {
 		}
 		next[v]++
 	}
-	return t, t.Validate()
+	return t, nil
 }
 
 // bytesOf is the memory of a slice of numbers.

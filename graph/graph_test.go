@@ -1,0 +1,478 @@
+package graph
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/philox"
+)
+
+// randomGraph has skewed degrees: node v gets about avg*2*v/nodes in-edges, every tenth node none.
+func randomGraph(t testing.TB, nodes int64, avg float64, wide bool, seed uint64) *Topology {
+	r := rand.New(rand.NewPCG(seed, 1))
+	var src, dst []int64
+	for v := range nodes {
+		if v%10 == 0 {
+			continue
+		}
+		for range int(2 * avg * float64(v) / float64(nodes) * (0.5 + r.Float64())) {
+			src, dst = append(src, r.Int64N(nodes)), append(dst, v)
+		}
+	}
+	topo, err := FromEdges(nodes, src, dst, wide)
+	require.NoError(t, err)
+	require.NoError(t, topo.Validate())
+	t.Cleanup(func() { require.NoError(t, topo.Close()) })
+	return topo
+}
+
+func host(t testing.TB, sms int) cuda.Device {
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: sms})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	return dev
+}
+
+func ctxFor(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+type rig struct {
+	ctx    context.Context
+	dev    cuda.Device
+	stream cuda.Stream
+	s      *Sampler
+	mb     *MiniBatch
+}
+
+func newRig(t testing.TB, topo *Topology, sms int, cfg SamplerConfig, directLimit int64) *rig {
+	r := &rig{ctx: ctxFor(t), dev: host(t, sms)}
+	dt, err := Attach(r.dev, topo)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dt.Close()) })
+	r.stream, err = r.dev.NewStream(cuda.StreamOptions{Name: "sample"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.stream.Close()) })
+	r.s, err = newSampler(r.dev, dt, cfg, directLimit)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.s.Close()) })
+	r.mb, err = r.s.NewMiniBatch()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.mb.Close()) })
+	return r
+}
+
+func (r *rig) sample(t testing.TB, epoch, index int, seeds []int64) *MiniBatch {
+	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, epoch, index, seeds))
+	for h := range r.s.cfg.Fanouts {
+		require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, h))
+	}
+	return r.mb
+}
+
+// plain is a mini-batch as Go values.
+type plain struct {
+	nodes   []int64
+	degrees []uint32
+	hopEnd  []int64
+	indptr  [][]int64
+	src     [][]uint32
+}
+
+func toPlain(mb *MiniBatch) plain {
+	n := mb.HopEnd[len(mb.HopEnd)-1]
+	p := plain{nodes: slices.Clone(cuda.View[int64](mb.Nodes.Ptr(), n)), hopEnd: slices.Clone(mb.HopEnd)}
+	if mb.Degrees != nil {
+		p.degrees = slices.Clone(cuda.View[uint32](mb.Degrees.Ptr(), n))
+	}
+	for _, b := range mb.Blocks {
+		p.indptr = append(p.indptr, slices.Clone(cuda.View[int64](b.Indptr.Ptr(), b.NumDst+1)))
+		p.src = append(p.src, append([]uint32{}, cuda.View[uint32](b.Src.Ptr(), b.NumEdges)...))
+	}
+	return p
+}
+
+// reference samples with maps, and draws by its own reading of Floyd's algorithm.
+func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64) plain {
+	p := plain{nodes: slices.Clone(seeds), hopEnd: []int64{int64(len(seeds))}}
+	at := map[int64]int{}
+	for i, v := range seeds {
+		if _, ok := at[v]; !ok {
+			at[v] = i
+		}
+	}
+	key := philox.Key(cfg.Seed, philox.StreamSample)
+	for hop, fanout := range cfg.Fanouts {
+		indptr, src := []int64{0}, []uint32{}
+		for _, v := range slices.Clone(p.nodes) {
+			d := topo.InDegree(v)
+			var picks []int64
+			if fanout < 0 || d <= int64(fanout) {
+				for i := range d {
+					picks = append(picks, i)
+				}
+			} else {
+				taken := map[int64]bool{}
+				for i := range int64(fanout) {
+					w := philox.Block(key, [4]uint32{uint32(v), uint32(v >> 32), uint32(epoch), uint32(hop)<<24 | uint32(i/2)})
+					r := uint64(w[2*(i%2)+1])<<32 | uint64(w[2*(i%2)])
+					j := d - int64(fanout) + i
+					c := int64(philox.Bounded(r, uint64(j+1)))
+					if taken[c] {
+						c = j
+					}
+					taken[c] = true
+					picks = append(picks, c)
+				}
+			}
+			for _, i := range picks {
+				u := topo.Neighbor(v, i)
+				if _, ok := at[u]; !ok {
+					at[u] = len(p.nodes)
+					p.nodes = append(p.nodes, u)
+				}
+				src = append(src, uint32(at[u]))
+			}
+			indptr = append(indptr, int64(len(src)))
+		}
+		p.indptr, p.src = append(p.indptr, indptr), append(p.src, src)
+		p.hopEnd = append(p.hopEnd, int64(len(p.nodes)))
+	}
+	if cfg.Degrees {
+		for _, v := range p.nodes {
+			p.degrees = append(p.degrees, uint32(topo.InDegree(v)))
+		}
+	}
+	return p
+}
+
+func someSeeds(n int, nodes int64, seed uint64) []int64 {
+	r := rand.New(rand.NewPCG(seed, 2))
+	s := make([]int64, 0, n)
+	for _, v := range r.Perm(int(nodes))[:n] {
+		s = append(s, int64(v))
+	}
+	return s
+}
+
+// Every combination of id width, table, workers and fanouts against the reference, several
+// batches through the same buffers, so that stale table entries and old sizes would show.
+func TestBlocksEqualReference(t *testing.T) {
+	const nodes = 3000
+	for _, wide := range []bool{false, true} {
+		topo := randomGraph(t, nodes, 15, wide, 5)
+		for _, fanouts := range [][]int{{10, 10}, {3}, {-1, -1}, {5, -1, 2}, {40, 1}} {
+			for _, limit := range []int64{directNodes, 0} {
+				for _, sms := range []int{1, 2, 3, 4} {
+					if testing.Short() && (sms == 3 || wide && sms > 1) {
+						continue
+					}
+					t.Run(fmt.Sprintf("wide=%v fanouts=%v direct=%v sms=%d", wide, fanouts, limit > 0, sms), func(t *testing.T) {
+						cfg := SamplerConfig{Fanouts: fanouts, Seed: 7, Degrees: true}
+						r := newRig(t, topo, sms, cfg, limit)
+						for batch, n := range []int{100, 1, 700, 256, 100} {
+							seeds := someSeeds(n, nodes, uint64(batch%4))
+							got := toPlain(r.sample(t, 1+batch/4, batch, seeds))
+							want := reference(topo, cfg, 1+batch/4, seeds)
+							require.Equal(t, want, got)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestRepeatedSeedsAndSelfLoops(t *testing.T) {
+	topo, err := FromEdges(5, []int64{0, 1, 1, 2, 3, 0}, []int64{0, 0, 0, 1, 1, 3}, false)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, topo.Close()) }()
+	cfg := SamplerConfig{Fanouts: []int{-1, -1}, Seed: 1}
+	r := newRig(t, topo, 2, cfg, directNodes)
+	seeds := []int64{1, 0, 1, 4}
+	got := toPlain(r.sample(t, 0, 0, seeds))
+	require.Equal(t, reference(topo, cfg, 0, seeds), got)
+	require.Equal(t, []int64{1, 0, 1, 4, 2, 3}, got.nodes)
+	require.Equal(t, []int64{0, 2, 5, 7, 7}, got.indptr[0]) // node 4 has no in-neighbours
+	require.Equal(t, []uint32{4, 5, 1, 0, 0, 4, 5}, got.src[0])
+}
+
+func TestNoEdges(t *testing.T) {
+	for _, wide := range []bool{false, true} {
+		topo, err := FromEdges(3, nil, nil, wide)
+		require.NoError(t, err)
+		require.NoError(t, topo.Validate())
+		r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{4, -1}, Degrees: true}, directNodes)
+		got := toPlain(r.sample(t, 0, 0, []int64{2, 0}))
+		require.Equal(t, []int64{2, 0}, got.nodes)
+		require.Equal(t, []int64{2, 2, 2}, got.hopEnd)
+		require.Empty(t, got.src[1])
+		require.NoError(t, topo.Close())
+	}
+}
+
+// Two mini-batches whose hops alternate through one sampler give what each gives alone.
+func TestAlternatingBatches(t *testing.T) {
+	topo := randomGraph(t, 2000, 12, false, 9)
+	cfg := SamplerConfig{Fanouts: []int{5, 5, 5}, Seed: 3}
+	for _, limit := range []int64{directNodes, 0} {
+		r := newRig(t, topo, 2, cfg, limit)
+		other, err := r.s.NewMiniBatch()
+		require.NoError(t, err)
+		a, b := someSeeds(64, 2000, 1), someSeeds(64, 2000, 2)
+		require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, a))
+		require.NoError(t, r.s.Begin(r.ctx, r.stream, other, 0, 1, b))
+		for h := range cfg.Fanouts {
+			require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, h))
+			require.NoError(t, r.s.Hop(r.ctx, r.stream, other, h))
+		}
+		require.Equal(t, reference(topo, cfg, 0, a), toPlain(r.mb))
+		require.Equal(t, reference(topo, cfg, 0, b), toPlain(other))
+		require.NoError(t, other.Close())
+	}
+}
+
+// A frontier that moves keeps its old place readable until the next Begin: sched reads the rows
+// of hop h while hop h+1 is sampled.
+func TestOldFrontierStaysReadable(t *testing.T) {
+	topo := randomGraph(t, 20000, 30, false, 4)
+	r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{20, 20}, Seed: 1}, directNodes)
+	seeds := someSeeds(500, 20000, 1)
+	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, seeds))
+	old := cuda.View[int64](r.mb.Nodes.Ptr(), 500)
+	at := r.mb.Nodes.Ptr()
+	require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, 0))
+	require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, 1))
+	require.NotEqual(t, at, r.mb.Nodes.Ptr(), "the frontier was to grow")
+	require.Equal(t, seeds, old)
+	require.Equal(t, seeds, cuda.View[int64](r.mb.Nodes.Ptr(), 500))
+}
+
+// The table's stamps run out after 2^16 (hash keys) or 2^32 batches; it is then cleared.
+func TestStampsWrap(t *testing.T) {
+	topo := randomGraph(t, 1000, 10, false, 11)
+	cfg := SamplerConfig{Fanouts: []int{4, 4}, Seed: 3}
+	for _, limit := range []int64{directNodes, 0} {
+		r := newRig(t, topo, 2, cfg, limit)
+		r.sample(t, 0, 0, someSeeds(50, 1000, 1))
+		for _, stamp := range []uint32{0xabcd0003, 3} {
+			r.s.stamp, r.s.owner = stamp, nil
+			require.NoError(t, r.stream.Fill(r.s.vals.Ptr(), 0xff, r.s.vals.Size()))
+			for batch := range 6 {
+				seeds := someSeeds(50, 1000, uint64(batch))
+				require.Equal(t, reference(topo, cfg, 0, seeds), toPlain(r.sample(t, 0, batch, seeds)))
+			}
+		}
+	}
+}
+
+// Chi-square over all subsets: 8 neighbours, 3 drawn, 56 subsets equally likely, and the same for
+// long samples that pass through the filter (40 choose 38 = 780 by the pair left out).
+func TestUniformity(t *testing.T) {
+	key := philox.Key(12345, philox.StreamSample)
+	chi := func(d, k, draws int) (x float64, cells int) {
+		count := map[uint64]int{}
+		out := make([]uint32, k)
+		for n := range draws {
+			floyd(out, uint64(d), key, [4]uint32{uint32(n), 0, 0, 1 << 24})
+			set := uint64(0)
+			for _, o := range out {
+				require.Less(t, int(o), d)
+				require.Zero(t, set>>o&1, "drawn twice")
+				set |= 1 << o
+			}
+			count[set]++
+		}
+		cells = 1
+		for i := range k {
+			cells = cells * (d - i) / (i + 1)
+		}
+		want := float64(draws) / float64(cells)
+		for _, c := range count {
+			x += (float64(c) - want) * (float64(c) - want) / want
+		}
+		return x + float64(cells-len(count))*want, cells
+	}
+	// Upper 0.001 points of chi-square with 55, 779 and 9 degrees of freedom.
+	for _, c := range []struct {
+		d, k  int
+		limit float64
+	}{{8, 3, 93.17}, {40, 38, 906.1}, {10, 1, 27.88}} {
+		x, cells := chi(c.d, c.k, 60000)
+		require.Less(t, x, c.limit, "chi-square of %d cells for %d of %d", cells, c.k, c.d)
+	}
+}
+
+// The filter only saves time: long samples equal those of the plain search.
+func TestFilterChangesNothing(t *testing.T) {
+	key := philox.Key(1, philox.StreamSample)
+	for _, d := range []uint64{30, 100, 5000, 1 << 31} {
+		k := 29
+		if d > 100 {
+			k = 1000
+		}
+		out := make([]uint32, k)
+		floyd(out, d, key, [4]uint32{77, 0, 3, 0})
+		seen := map[uint64]bool{}
+		for i, got := range out {
+			w := philox.Block(key, [4]uint32{77, 0, 3, uint32(i / 2)})
+			j := d - uint64(k) + uint64(i)
+			c := philox.Bounded(uint64(w[2*(i%2)+1])<<32|uint64(w[2*(i%2)]), j+1)
+			if seen[c] {
+				c = j
+			}
+			seen[c] = true
+			require.Equal(t, c, uint64(got))
+		}
+	}
+}
+
+// Samples differ between hops, epochs, seeds and nodes.
+func TestKeysMatter(t *testing.T) {
+	topo := randomGraph(t, 1000, 60, false, 8)
+	draw := func(seed uint64, epoch int) plain {
+		r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{5, 5}, Seed: seed}, directNodes)
+		return toPlain(r.sample(t, epoch, 0, []int64{999, 998}))
+	}
+	a := draw(1, 0)
+	require.Equal(t, a, draw(1, 0))
+	for _, b := range []plain{draw(2, 0), draw(1, 1), draw(1, 1<<30)} {
+		require.NotEqual(t, a.nodes, b.nodes)
+	}
+	require.NotEqual(t, a.nodes, draw(1, 1<<24).nodes)
+	require.NotEqual(t, a.src[0][:5], a.src[1][:5], "hop 1 draws the seeds' neighbours anew")
+}
+
+func TestShuffle(t *testing.T) {
+	ids := make([]int64, 1000)
+	for i := range ids {
+		ids[i] = int64(i) * 3
+	}
+	a, b := make([]int64, 1000), make([]int64, 1000)
+	Shuffle(a, ids, 1, 0)
+	Shuffle(b, ids, 1, 0)
+	require.Equal(t, a, b)
+	Shuffle(b, ids, 1, 1)
+	require.NotEqual(t, a, b)
+	Shuffle(b, ids, 2, 0)
+	require.NotEqual(t, a, b)
+	slices.Sort(b)
+	require.Equal(t, ids, b)
+	require.Equal(t, int64(0), ids[0], "ids must stay")
+	// Chi-square of where the first of 10 goes, 9 degrees of freedom.
+	count := make([]float64, 10)
+	for e := range 10000 {
+		Shuffle(b[:10], ids[:10], 5, e)
+		count[slices.Index(b[:10], 0)]++
+	}
+	x := 0.0
+	for _, c := range count {
+		x += (c - 1000) * (c - 1000) / 1000
+	}
+	require.Less(t, x, 27.88)
+}
+
+func TestValidate(t *testing.T) {
+	good := func() *Topology {
+		return &Topology{NumNodes: 4, NumEdges: 5, Indptr: []int64{0, 2, 2, 4, 5}, Indices32: []uint32{1, 2, 0, 3, 1}}
+	}
+	require.NoError(t, good().Validate())
+	for _, c := range []struct {
+		name, want string
+		spoil      func(*Topology)
+	}{
+		{"short indptr", "indptr has 4 entries, 4 nodes need 5", func(t *Topology) { t.Indptr = t.Indptr[:4] }},
+		{"edge count", "indices has 4 entries, expected 5 edges", func(t *Topology) { t.Indices32 = t.Indices32[:4] }},
+		{"start", "indptr[0] is 1", func(t *Topology) { t.Indptr[0] = 1 }},
+		{"end", "indptr[4] is 6", func(t *Topology) { t.Indptr[4] = 6 }},
+		{"falls", "indptr[3] is 1 after indptr[2] = 2", func(t *Topology) { t.Indptr[3] = 1 }},
+		{"id", "indices[3] (an in-neighbour of node 2) is 4, nodes are 0 to 3", func(t *Topology) { t.Indices32[3] = 4 }},
+		{"wide id", "indices[2] (an in-neighbour of node 2) is -1", func(t *Topology) {
+			t.Indices32, t.Indices64 = nil, []int64{1, 2, -1, 3, 1}
+		}},
+		{"both", "both 32-bit and 64-bit", func(t *Topology) { t.Indices64 = make([]int64, 5) }},
+		{"negative", "counts must not be negative", func(t *Topology) { t.NumEdges = -1 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := good()
+			c.spoil(g)
+			err := g.Validate()
+			require.ErrorContains(t, err, c.want)
+			require.Equal(t, errs.Usage, errs.ClassOf(err))
+		})
+	}
+	_, err := FromEdges(3, []int64{0, 3}, []int64{0, 1}, false)
+	require.ErrorContains(t, err, "edge 1 is 3 → 1")
+	_, err = FromEdges(3, []int64{0}, nil, false)
+	require.ErrorContains(t, err, "1 sources, 0 destinations")
+}
+
+func TestMisuse(t *testing.T) {
+	topo := randomGraph(t, 100, 5, false, 1)
+	r := newRig(t, topo, 1, SamplerConfig{Fanouts: []int{2, 2}}, directNodes)
+	require.ErrorContains(t, r.s.Hop(r.ctx, r.stream, r.mb, 0), "call Begin")
+	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, nil), "no seed nodes")
+	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 3, []int64{5, 100}), "seed node 100 (number 1 of batch 3) is out of range")
+	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, []int64{5}))
+	require.ErrorContains(t, r.s.Hop(r.ctx, r.stream, r.mb, 1), "has done 0 of 2 hops")
+	for _, f := range [][]int{nil, {0}, {5, -2}, {1 << 21}} {
+		_, err := NewSampler(r.dev, r.s.topo, SamplerConfig{Fanouts: f})
+		require.ErrorContains(t, err, "fanout")
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+	gone, cancel := context.WithCancel(r.ctx)
+	cancel()
+	require.ErrorIs(t, r.s.Begin(gone, r.stream, r.mb, 0, 0, []int64{1}), context.Canceled)
+	require.NoError(t, r.stream.Synchronize(r.ctx))
+	got := toPlain(r.sample(t, 0, 0, []int64{1}))
+	require.Equal(t, reference(topo, r.s.cfg, 0, []int64{1}).nodes, got.nodes)
+}
+
+// A steady state makes no new buffers.
+func TestSteadyStateAllocatesNoBuffers(t *testing.T) {
+	topo := randomGraph(t, 5000, 20, false, 2)
+	for _, limit := range []int64{directNodes, 0} {
+		r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{8, 8}, Seed: 1, Degrees: true}, limit)
+		for i := range 3 {
+			r.sample(t, i, 0, someSeeds(300, 5000, 1))
+		}
+		before := r.dev.MemUsage()
+		at := r.mb.Nodes.Ptr()
+		for i := range 5 {
+			r.sample(t, i, 0, someSeeds(300, 5000, 1))
+			require.Empty(t, r.mb.retired)
+		}
+		require.Equal(t, before, r.dev.MemUsage())
+		require.Equal(t, at, r.mb.Nodes.Ptr())
+	}
+}
+
+func BenchmarkSample(b *testing.B) {
+	const nodes = 1 << 20
+	topo := randomGraph(b, nodes, 15, false, 5)
+	for _, limit := range []int64{directNodes, 0} {
+		for _, sms := range []int{1, 2} {
+			b.Run(fmt.Sprintf("direct=%v/workers=%d", limit > 0, sms), func(b *testing.B) {
+				r := newRig(b, topo, sms, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7}, limit)
+				seeds := someSeeds(4096, nodes, 1)
+				edges := int64(0)
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					mb := r.sample(b, i, 0, seeds[i%4*1024:][:1024])
+					edges += mb.Blocks[0].NumEdges + mb.Blocks[1].NumEdges
+				}
+				b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Medges/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,530 @@
+package graph
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/bits"
+	"sync"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/philox"
+)
+
+// DeviceTopology is a topology that kernels can read in place: its slices are registered with
+// the device as pinned memory (read over UVA, DESIGN section 6) and never copied.
+type DeviceTopology struct {
+	Host            *Topology
+	indptr, indices cuda.Buffer
+}
+
+// Attach registers the slices of t, which must be outside Go's heap and stay until Close.
+func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
+	if int64(len(t.Indptr)) != t.NumNodes+1 || int64(len(t.Indices32)+len(t.Indices64)) != t.NumEdges {
+		return nil, errs.New(errs.Usage, "topology: %d offsets and %d ids for %d nodes and %d edges; run Validate on it first",
+			len(t.Indptr), len(t.Indices32)+len(t.Indices64), t.NumNodes, t.NumEdges)
+	}
+	d := &DeviceTopology{Host: t}
+	var err error
+	if d.indptr, err = dev.Register(bytesOf(t.Indptr), "topology offsets"); err != nil {
+		return nil, fmt.Errorf("attach topology: %w", err)
+	}
+	ids := bytesOf(t.Indices32)
+	if t.Wide() {
+		ids = bytesOf(t.Indices64)
+	}
+	if len(ids) > 0 {
+		if d.indices, err = dev.Register(ids, "topology ids"); err != nil {
+			_ = d.indptr.Free()
+			return nil, fmt.Errorf("attach topology: %w", err)
+		}
+	}
+	return d, nil
+}
+
+// Close ends the registrations; the topology's memory stays.
+func (d *DeviceTopology) Close() error {
+	err := d.indptr.Free()
+	if d.indices != nil {
+		if e := d.indices.Free(); err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// SamplerConfig says what to sample.
+type SamplerConfig struct {
+	Fanouts []int  // neighbours per node and hop, the hop next to the seeds first; -1 = all
+	Seed    uint64 // of the run
+	Degrees bool   // fill MiniBatch.Degrees (GCN needs it)
+}
+
+// Block is the bipartite graph of one hop. Its destinations are the first NumDst nodes of the frontier,
+// its sources the first NumSrc (so every destination is also a source). The sampled in-neighbours
+// of destination i are Src[Indptr[i]:Indptr[i+1]].
+type Block struct {
+	NumDst, NumSrc, NumEdges int64
+	Indptr                   cuda.Buffer // int64[NumDst+1]
+	Src                      cuda.Buffer // uint32[NumEdges], index into the frontier
+}
+
+// MiniBatch is what sampling makes from a batch of seed nodes. Its buffers grow as needed and
+// are used again by the next batch; only the first so many elements are valid. A buffer that is
+// outgrown is kept until the next Begin, so that kernels of other streams that were launched
+// between two hops stay correct.
+type MiniBatch struct {
+	Epoch, Index int
+	NumSeeds     int
+	Nodes        cuda.Buffer // int64[HopEnd[last]], the frontier in order of first appearance, seeds first
+	HopEnd       []int64     // frontier size after hop h; HopEnd[0] = NumSeeds
+	Blocks       []Block     // Blocks[h] made by hop h
+	Degrees      cuda.Buffer // uint32[HopEnd[last]] in-degree of each frontier node, when asked for
+
+	dev     cuda.Device
+	stage   cuda.Buffer // pinned int64[NumSeeds], the seeds on their way to the device
+	sums    cuda.Buffer // pinned int64[blocks]: per-block totals between the phases of a scan
+	totals  cuda.Buffer // pinned int64[2]: edges and new nodes of the hop
+	retired []cuda.Buffer
+}
+
+// Sampler draws neighbours uniformly without replacement and numbers the frontier. It owns the
+// position table that makes ids unique: up to directNodes nodes a table of 8 bytes per node of
+// the graph (at most 32 MiB), for larger graphs a hash table of 16 bytes per slot that holds
+// 4/3 to 8/3 slots per sampled edge of the largest hop. MemUsage shows it as "sampler position table".
+//
+// Hops of different mini-batches may alternate and come from several goroutines: calls take turns.
+// Batches that strictly follow one another are cheapest.
+type Sampler struct {
+	dev  cuda.Device
+	topo *DeviceTopology
+	cfg  SamplerConfig
+	key  [2]uint32
+
+	kBegin, kCount, kFill, kUniqueCount, kAssign, kRelabel cuda.Kernel
+
+	mu     sync.Mutex
+	owner  *MiniBatch // whose frontier the table holds
+	stamp  uint32     // of that frontier; counts down, because the table keeps minima
+	direct bool
+	slots  int64       // a power of two when hashed
+	vals   cuda.Buffer // uint64[slots]: stamp<<32 | position
+	keys   cuda.Buffer // hashed: uint64[slots]: stamp<<48 | node
+	blocks int         // grid of the largest launches
+}
+
+// directNodes is the largest graph whose position table has an entry for every node.
+const directNodes = 4 << 20
+
+const tablePurpose = "sampler position table"
+
+// NewSampler makes a sampler over topo, which must stay attached until Close.
+func NewSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig) (*Sampler, error) {
+	return newSampler(dev, topo, cfg, directNodes)
+}
+
+func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, directLimit int64) (*Sampler, error) {
+	if len(cfg.Fanouts) == 0 || len(cfg.Fanouts) > 255 {
+		return nil, errs.New(errs.Usage, "fanout: %d hops; give 1 to 255 numbers, as in --fanout 10,10", len(cfg.Fanouts))
+	}
+	for i, f := range cfg.Fanouts {
+		if f == 0 || f < -1 || f > 1<<20 {
+			return nil, errs.New(errs.Usage, "fanout %d of hop %d: must be 1 to %d, or -1 for all neighbours", f, i, 1<<20)
+		}
+	}
+	s := &Sampler{
+		dev: dev, topo: topo, cfg: cfg, key: philox.Key(cfg.Seed, philox.StreamSample),
+		direct: topo.Host.NumNodes <= directLimit,
+		blocks: max(1, 4*dev.Info().SMs),
+	}
+	for _, k := range []struct {
+		dst  *cuda.Kernel
+		name string
+	}{
+		{&s.kBegin, "sample_begin"}, {&s.kCount, "sample_count"}, {&s.kFill, "sample_fill"},
+		{&s.kUniqueCount, "unique_count"}, {&s.kAssign, "unique_assign"}, {&s.kRelabel, "unique_relabel"},
+	} {
+		var err error
+		if *k.dst, err = dev.Kernel(k.name); err != nil {
+			return nil, fmt.Errorf("sampler: %w", err)
+		}
+	}
+	if s.direct {
+		s.slots = max(topo.Host.NumNodes, 1)
+		if err := s.allocTable(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Close frees the position table.
+func (s *Sampler) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.freeTable()
+}
+
+func (s *Sampler) freeTable() error {
+	var err error
+	for _, b := range []*cuda.Buffer{&s.vals, &s.keys} {
+		if *b != nil {
+			if e := (*b).Free(); err == nil {
+				err = e
+			}
+			*b = nil
+		}
+	}
+	return err
+}
+
+// allocTable replaces the table by an empty one of s.slots entries.
+func (s *Sampler) allocTable() error {
+	if err := s.freeTable(); err != nil {
+		return err
+	}
+	s.owner, s.stamp = nil, 0
+	var err error
+	if s.vals, err = s.dev.Alloc(cuda.MemDevice, s.slots*8, tablePurpose); err != nil {
+		return fmt.Errorf("sampler: %w", err)
+	}
+	if !s.direct {
+		if s.keys, err = s.dev.Alloc(cuda.MemDevice, s.slots*8, tablePurpose); err != nil {
+			return fmt.Errorf("sampler: %w", err)
+		}
+	}
+	return nil
+}
+
+// NewMiniBatch makes an empty mini-batch for this sampler.
+func (s *Sampler) NewMiniBatch() (*MiniBatch, error) {
+	mb := &MiniBatch{
+		dev:    s.dev,
+		HopEnd: make([]int64, 0, len(s.cfg.Fanouts)+1),
+		Blocks: make([]Block, 0, len(s.cfg.Fanouts)),
+	}
+	var err error
+	if mb.sums, err = s.dev.Alloc(cuda.MemPinned, int64(s.blocks)*8, "sampler counts"); err == nil {
+		mb.totals, err = s.dev.Alloc(cuda.MemPinned, 16, "sampler counts")
+	}
+	if err != nil {
+		_ = mb.Close()
+		return nil, fmt.Errorf("mini-batch: %w", err)
+	}
+	return mb, nil
+}
+
+// Close frees the buffers. No kernel may be using them.
+func (mb *MiniBatch) Close() error {
+	bufs := append(mb.retired, mb.Nodes, mb.Degrees, mb.stage, mb.sums, mb.totals)
+	for _, b := range mb.Blocks[:cap(mb.Blocks)] {
+		bufs = append(bufs, b.Indptr, b.Src)
+	}
+	var err error
+	for _, b := range bufs {
+		if b != nil {
+			if e := b.Free(); err == nil {
+				err = e
+			}
+		}
+	}
+	*mb = MiniBatch{dev: mb.dev}
+	return err
+}
+
+// grow makes *b hold at least need bytes. The first keep bytes are copied on stream; the old
+// buffer is retired, not freed. Growth is geometric, so a steady state allocates nothing.
+func (mb *MiniBatch) grow(stream cuda.Stream, b *cuda.Buffer, kind cuda.MemKind, need, keep int64, purpose string) error {
+	if *b != nil && (*b).Size() >= need {
+		return nil
+	}
+	size := max(need, 4096)
+	if *b != nil {
+		size += size / 4
+	}
+	size = (size + 4095) &^ 4095
+	nb, err := mb.dev.Alloc(kind, size, purpose)
+	if err != nil {
+		return err
+	}
+	if *b != nil {
+		mb.retired = append(mb.retired, *b)
+		if keep > 0 {
+			if err := stream.Copy(nb.Ptr(), (*b).Ptr(), keep); err != nil {
+				mb.retired = mb.retired[:len(mb.retired)-1]
+				_ = nb.Free()
+				return err
+			}
+		}
+	}
+	*b = nb
+	return nil
+}
+
+func (mb *MiniBatch) freeRetired() error {
+	var err error
+	for i, b := range mb.retired {
+		if e := b.Free(); err == nil {
+			err = e
+		}
+		mb.retired[i] = nil
+	}
+	mb.retired = mb.retired[:0]
+	return err
+}
+
+// Begin starts a batch: the frontier is the seeds. Work of mb's previous batch must be done. A seed
+// that stands twice gets two rows, of which edges use the first. On return the
+// seeds slice is free to change.
+func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int, seeds []int64) error {
+	if len(seeds) == 0 {
+		return errs.New(errs.Usage, "batch %d of epoch %d has no seed nodes", index, epoch)
+	}
+	for i, v := range seeds {
+		if uint64(v) >= uint64(s.topo.Host.NumNodes) {
+			return errs.New(errs.Usage, "seed node %d (number %d of batch %d) is out of range, nodes are 0 to %d; check the split files",
+				v, i, index, s.topo.Host.NumNodes-1)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.begin(ctx, stream, mb, epoch, index, seeds); err != nil {
+		s.owner = nil
+		return fmt.Errorf("sample batch %d of epoch %d: %w", index, epoch, err)
+	}
+	return nil
+}
+
+func (s *Sampler) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int, seeds []int64) error {
+	if err := mb.freeRetired(); err != nil {
+		return err
+	}
+	n := int64(len(seeds))
+	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, len(seeds)
+	mb.HopEnd = append(mb.HopEnd[:0], n)
+	mb.Blocks = mb.Blocks[:0]
+	if err := mb.grow(stream, &mb.stage, cuda.MemPinned, n*8, 0, "seed staging"); err != nil {
+		return err
+	}
+	if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, n*8, 0, "frontier"); err != nil {
+		return err
+	}
+	if s.cfg.Degrees {
+		if err := mb.grow(stream, &mb.Degrees, cuda.MemDevice, n*4, 0, "frontier degrees"); err != nil {
+			return err
+		}
+	}
+	copy(unsafe.Slice((*int64)(unsafe.Pointer(&mb.stage.Bytes()[0])), n), seeds)
+	if err := stream.Copy(mb.Nodes.Ptr(), mb.stage.Ptr(), n*8); err != nil {
+		return err
+	}
+	if err := s.own(stream, mb, n); err != nil {
+		return err
+	}
+	return stream.Synchronize(ctx)
+}
+
+// own makes the table hold the n frontier nodes of mb under a new stamp.
+func (s *Sampler) own(stream cuda.Stream, mb *MiniBatch, n int64) error {
+	s.owner = nil
+	if !s.direct && 3*s.slots/4 < n {
+		if err := s.growHash(n); err != nil {
+			return err
+		}
+	}
+	// Hash keys carry only 16 bits of the stamp. A fresh or worn-out table is all ones, above
+	// every stamp in use.
+	if s.stamp <= 1 || (!s.direct && s.stamp&0xffff <= 1) {
+		for _, b := range []cuda.Buffer{s.vals, s.keys} {
+			if b != nil {
+				if err := stream.Fill(b.Ptr(), 0xff, b.Size()); err != nil {
+					return err
+				}
+			}
+		}
+		s.stamp = math.MaxUint32
+	}
+	s.stamp--
+	p := s.params(mb, n)
+	if s.cfg.Degrees {
+		p.Degrees = mb.Degrees.Ptr()
+	}
+	if err := s.launch(stream, s.kBegin, &p, n); err != nil {
+		return err
+	}
+	s.owner = mb
+	return nil
+}
+
+// growHash makes room for n distinct nodes at a load of at most 3/4.
+func (s *Sampler) growHash(n int64) error {
+	slots := int64(1) << max(12, bits.Len64(uint64(n+n/3)))
+	if slots > 1<<32 {
+		return errs.New(errs.Usage, "a mini-batch of %d nodes and edges is too large: lower the batch size or the fanouts", n)
+	}
+	s.slots = slots
+	return s.allocTable()
+}
+
+func (s *Sampler) params(mb *MiniBatch, n int64) sampleParams {
+	p := sampleParams{
+		Indptr: s.topo.indptr.Ptr(), Nodes: mb.Nodes.Ptr(), NumDst: n,
+		Vals: s.vals.Ptr(), Sums: mb.sums.Ptr(), Totals: mb.totals.Ptr(),
+		Key: s.key, Stamp: s.stamp,
+		NumNodes: s.topo.Host.NumNodes, NumEdges: s.topo.Host.NumEdges, Slots: s.slots,
+	}
+	if s.topo.indices != nil {
+		p.Indices = s.topo.indices.Ptr()
+	}
+	if s.topo.Host.Wide() {
+		p.Wide = 1
+	}
+	if !s.direct {
+		p.Keys = s.keys.Ptr()
+		p.HashShift = uint32(64 - bits.TrailingZeros64(uint64(s.slots)))
+	}
+	return p
+}
+
+// launch runs k with a grid that gives a block at least 256 of n items.
+func (s *Sampler) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams, n int64) error {
+	blocks := int(min(int64(s.blocks), (n+255)/256))
+	return cuda.Launch(stream, k, cuda.LaunchConfig{Blocks: max(blocks, 1), Threads: 256}, *p)
+}
+
+// Hop samples in-neighbours of all frontier nodes (of the seeds and of all earlier hops, as
+// DGL does), makes mb.Blocks[hop] and appends the nodes not seen before to the frontier. Hops go in order
+// from 0. On return all counts are valid and the buffers can be read.
+func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	if hop != len(mb.Blocks) || hop >= len(s.cfg.Fanouts) || len(mb.HopEnd) != hop+1 {
+		return errs.New(errs.Failed, "sample hop %d: the mini-batch has done %d of %d hops; call Begin, then the hops in order",
+			hop, len(mb.Blocks), len(s.cfg.Fanouts))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.hop(ctx, stream, mb, hop); err != nil {
+		s.owner = nil // what the table holds now is unknown
+		mb.HopEnd = mb.HopEnd[:0]
+		mb.Blocks = mb.Blocks[:0]
+		return fmt.Errorf("sample hop %d of batch %d, epoch %d: %w", hop, mb.Index, mb.Epoch, err)
+	}
+	return nil
+}
+
+func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	n := mb.HopEnd[hop]
+	fanout := s.cfg.Fanouts[hop]
+	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 2)
+	sums := unsafe.Slice((*int64)(unsafe.Pointer(&mb.sums.Bytes()[0])), s.blocks)
+
+	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
+	b := &mb.Blocks[hop]
+	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
+		return err
+	}
+	if s.owner != mb {
+		if err := s.own(stream, mb, n); err != nil {
+			return err
+		}
+	}
+	p := s.params(mb, n)
+	p.EdgeStart, p.Fanout = b.Indptr.Ptr(), int64(fanout)
+	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
+	if err := s.launch(stream, s.kCount, &p, n); err != nil {
+		return err
+	}
+
+	// The host needs the number of edges only where the bound n × fanout does not fit in what
+	// is there; in a steady state the kernels run on without it.
+	edges := s.topo.Host.NumEdges
+	if fanout > 0 && n < math.MaxInt64/int64(fanout) {
+		edges = min(edges, n*int64(fanout))
+	}
+	srcCap := int64(0)
+	if b.Src != nil {
+		srcCap = b.Src.Size() / 4
+	}
+	if b.Src == nil || edges > srcCap || n+edges > math.MaxUint32 || (!s.direct && 3*s.slots/4 < n+edges) {
+		if err := stream.Synchronize(ctx); err != nil {
+			return err
+		}
+		edges = 0
+		for _, c := range sums[:max(1, min(int64(s.blocks), (n+255)/256))] {
+			edges += c
+		}
+		if n+edges > math.MaxUint32 {
+			return errs.New(errs.Usage, "%d nodes with %d sampled edges pass the limit of 2^32: lower the batch size or the fanouts", n, edges)
+		}
+		if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(edges, 1)*4, 0, "block sources"); err != nil {
+			return err
+		}
+		if !s.direct && 3*s.slots/4 < n+edges {
+			if err := s.growHash(n + edges); err != nil {
+				return err
+			}
+			if err := s.own(stream, mb, n); err != nil {
+				return err
+			}
+			q := s.params(mb, n)
+			p.Keys, p.Vals, p.Slots, p.HashShift, p.Stamp = q.Keys, q.Vals, q.Slots, q.HashShift, q.Stamp
+		}
+	}
+	p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
+	if err := s.launch(stream, s.kFill, &p, n); err != nil {
+		return err
+	}
+	if err := s.launch(stream, s.kUniqueCount, &p, edges); err != nil {
+		return err
+	}
+
+	bound := min(n+edges, max(n, s.topo.Host.NumNodes))
+	if mb.Nodes.Size()/8 < bound || (s.cfg.Degrees && mb.Degrees.Size()/4 < bound) {
+		if err := stream.Synchronize(ctx); err != nil {
+			return err
+		}
+		bound = n
+		for _, c := range sums[:max(1, min(int64(s.blocks), (edges+255)/256))] {
+			bound += c
+		}
+		if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, bound*8, n*8, "frontier"); err != nil {
+			return err
+		}
+		if s.cfg.Degrees {
+			if err := mb.grow(stream, &mb.Degrees, cuda.MemDevice, bound*4, n*4, "frontier degrees"); err != nil {
+				return err
+			}
+		}
+		p.Nodes = mb.Nodes.Ptr()
+	}
+	p.NodesLen = mb.Nodes.Size() / 8
+	if s.cfg.Degrees {
+		p.Degrees = mb.Degrees.Ptr()
+		p.NodesLen = min(p.NodesLen, mb.Degrees.Size()/4)
+	}
+	if err := s.launch(stream, s.kAssign, &p, edges); err != nil {
+		return err
+	}
+	if err := s.launch(stream, s.kRelabel, &p, edges); err != nil {
+		return err
+	}
+	if err := stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	b.NumDst, b.NumEdges, b.NumSrc = n, totals[0], n+totals[1]
+	mb.HopEnd = append(mb.HopEnd, b.NumSrc)
+	return nil
+}
+
+// Shuffle writes a permutation of ids to dst (same length; may be the same slice) that depends on
+// seed and epoch only: Fisher-Yates with one Philox draw per step.
+func Shuffle(dst, ids []int64, seed uint64, epoch int) {
+	key := philox.Key(seed, philox.StreamShuffle)
+	copy(dst, ids)
+	for i := len(dst) - 1; i > 0; i-- {
+		w := philox.Block(key, [4]uint32{uint32(i), uint32(uint64(i) >> 32), uint32(epoch), 0})
+		j := philox.Bounded(uint64(w[1])<<32|uint64(w[0]), uint64(i)+1)
+		dst[i], dst[j] = dst[j], dst[i]
+	}
+}
