@@ -16,13 +16,15 @@ var (
 	ErrFatal = errors.New("controller fatal status")
 	// ErrProtocol: the controller answered something that the specification does not allow.
 	ErrProtocol = errors.New("protocol violation")
-	// ErrClosed: the controller was closed, or failed and was not reset.
+	// ErrClosed: the controller was closed.
 	ErrClosed = errors.New("controller is closed")
+	// ErrReset: a reset of the controller ended the command.
+	ErrReset = errors.New("given up by a controller reset")
 	// ErrGone: the device no longer answers on its bus.
 	ErrGone = errors.New("device is gone")
 )
 
-// errDevice is what the typed errors unwrap to besides their cause, for errs.ClassOf.
+// deviceClass is what the typed errors unwrap to: their cause, with a class for errs.ClassOf.
 func deviceClass(cause error) error { return errs.With(errs.Device, cause) }
 
 // errStatus is the cause of every StatusError.
@@ -59,7 +61,7 @@ func (e *StatusError) remedy() string {
 	s := e.Status
 	switch {
 	case s.SCT() == SCTMedia && s.Is(StatusWriteFault):
-		return fmt.Sprintf(`replace the SSD or free its backing space; "heliosctl ssds" shows its state (%s)`, e.Bus)
+		return `see its health with "heliosctl ssds", free space under a file-backed SSD, or replace it`
 	case s.SCT() == SCTMedia:
 		return fmt.Sprintf(`run "heliosctl verify --ssd %s"`, e.Bus)
 	case s.Is(StatusLBAOutOfRange), s.Is(StatusCapacityExceeded):
@@ -85,7 +87,6 @@ type TimeoutError struct {
 	Op    string        // the command, or the controller state that was waited for
 	After time.Duration // how long it was waited
 	Next  string        // what to try
-	cause error
 }
 
 func (e *TimeoutError) Error() string {
@@ -93,7 +94,7 @@ func (e *TimeoutError) Error() string {
 }
 
 // Unwrap makes errors.Is(err, ErrTimeout) true.
-func (e *TimeoutError) Unwrap() error { return deviceClass(e.cause) }
+func (e *TimeoutError) Unwrap() error { return deviceClass(ErrTimeout) }
 
 // ProtocolError is an answer that the specification does not allow, such as the completion
 // of a command that was not sent. The controller must be reset before further use.
@@ -109,3 +110,23 @@ func (e *ProtocolError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrProtocol) true.
 func (e *ProtocolError) Unwrap() error { return deviceClass(ErrProtocol) }
+
+// FatalError is a controller that stopped: it set CSTS.CFS, left the ready state by itself,
+// or vanished. Cause is ErrFatal or ErrGone.
+type FatalError struct {
+	Bus   string
+	Op    string // what was waited for
+	CSTS  CSTS
+	Cause error
+}
+
+func (e *FatalError) Error() string {
+	next := "reset the controller; if it does so again, replace the SSD"
+	if errors.Is(e.Cause, ErrGone) {
+		next = "check that the SSD is still plugged in and bound"
+	}
+	return fmt.Sprintf("nvme %s: %s: %v (CSTS %08Xh); %s", e.Bus, e.Op, e.Cause, uint32(e.CSTS), next)
+}
+
+// Unwrap makes errors.Is(err, ErrFatal) or ErrGone true.
+func (e *FatalError) Unwrap() error { return deviceClass(e.Cause) }

@@ -207,6 +207,7 @@ var statusWords = map[uint16]string{
 	0x12b: "I/O command set combination rejected",
 	0x12c: "invalid I/O command set",
 	0x12d: "identifier unavailable",
+	0x17f: "stream resource allocation failed",
 	0x180: "conflicting attributes",
 	0x181: "invalid protection information",
 	0x182: "attempted write to read only range",

@@ -1,0 +1,489 @@
+package nvme
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"helios/internal/hostmem"
+)
+
+// dmaBuf is memory that the controller can reach.
+type dmaBuf struct {
+	mem  []byte
+	iova IOVA
+}
+
+func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
+	page := int64(c.pageBytes)
+	bytes = (bytes + page - 1) &^ (page - 1)
+	mem, err := hostmem.Alloc(bytes, purpose)
+	if err != nil {
+		return dmaBuf{}, fmt.Errorf("nvme %s: %s: %w", c.bus.Name(), purpose, err)
+	}
+	iova, err := c.bus.MapDMA(mem)
+	if err == nil && uint64(iova)&uint64(page-1) != 0 {
+		err = errors.Join(
+			&ProtocolError{Bus: c.bus.Name(), What: fmt.Sprintf("the bus mapped page-aligned memory to %#x", uint64(iova))},
+			c.bus.UnmapDMA(iova, bytes))
+	}
+	if err != nil {
+		return dmaBuf{}, errors.Join(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes, purpose, err), hostmem.Free(mem))
+	}
+	return dmaBuf{mem, iova}, nil
+}
+
+func (c *Controller) freeDMA(b dmaBuf) error {
+	if b.mem == nil {
+		return nil
+	}
+	if err := c.bus.UnmapDMA(b.iova, int64(len(b.mem))); err != nil {
+		// Still mapped: freeing it would let the controller write to somebody else's memory.
+		return fmt.Errorf("nvme %s: unmap %d bytes at %#x: %w", c.bus.Name(), len(b.mem), uint64(b.iova), err)
+	}
+	return hostmem.Free(b.mem)
+}
+
+// slotState is the life of an admin command ID.
+type slotState uint8
+
+const (
+	slotFree        slotState = iota
+	slotBusy                  // sent; somebody waits for it
+	slotDone                  // completed; the waiter has not seen it yet
+	slotQuarantined           // given up by its waiter: its CQE, or a late DMA, may still come
+	slotEvent                 // an Asynchronous Event Request
+)
+
+// slot is one admin command ID with its own page of data memory.
+type slot struct {
+	state slotState
+	gen   uint8 // upper byte of the CID, so that a second completion of it is recognised
+	cqe   Completion
+	extra dmaBuf // data memory of a transfer over a page; freed with the slot
+}
+
+func (s *slot) cid(i int) uint16 { return uint16(i) | uint16(s.gen)<<8 }
+
+// maxAdminSlots keeps slot numbers in the lower byte of the CID.
+const maxAdminSlots = 255
+
+// adminQueue is queue pair 0. Controller.mu guards it.
+type adminQueue struct {
+	entries        int
+	sq, cq         []byte
+	sqIOVA, cqIOVA IOVA
+	data           []byte // a page per slot
+	dataIOVA       IOVA
+	mem            dmaBuf // all of the above
+
+	sqTail, sqHead, cqHead int
+	phase                  bool
+	sqDoorbell, cqDoorbell *uint32
+	slots                  []slot
+	epoch                  uint64 // counts resets: an older waiter's slot is gone
+}
+
+func (c *Controller) allocAdmin(entries int) error {
+	page := c.pageBytes
+	round := func(n int) int { return (n + page - 1) &^ (page - 1) }
+	sq, cq, slots := round(entries*CommandBytes), round(entries*CompletionBytes), entries-1
+	mem, err := c.allocDMA(int64(sq+cq+slots*page), "nvme admin queue")
+	if err != nil {
+		return err
+	}
+	q := &c.adm
+	*q = adminQueue{
+		entries: entries, mem: mem,
+		sq: mem.mem[:entries*CommandBytes], sqIOVA: mem.iova,
+		cq: mem.mem[sq : sq+entries*CompletionBytes], cqIOVA: mem.iova + IOVA(sq),
+		data: mem.mem[sq+cq : sq+cq+slots*page], dataIOVA: mem.iova + IOVA(sq+cq),
+		slots: make([]slot, slots),
+	}
+	return nil
+}
+
+// clearAdmin returns the queue to the state that CC.EN 0→1 starts from. Only while the
+// controller is disabled: nothing is in flight then, so quarantined memory is freed too.
+func (c *Controller) clearAdmin() error {
+	q := &c.adm
+	clear(q.sq)
+	clear(q.cq)
+	q.sqTail, q.sqHead, q.cqHead, q.phase = 0, 0, 0, true
+	q.epoch++
+	var err error
+	for i := range q.slots {
+		s := &q.slots[i]
+		err = errors.Join(err, c.freeDMA(s.extra))
+		s.state, s.extra, s.cqe = slotFree, dmaBuf{}, Completion{}
+	}
+	for _, b := range c.orphans {
+		err = errors.Join(err, c.freeDMA(b))
+	}
+	c.orphans = nil
+	return err
+}
+
+// submitLocked sends cmd, whose CID and data pointer it fills in, and returns the slot, or
+// -1 when every CID is taken. At most entries-1 commands are out, so neither ring overflows.
+func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state slotState) (int, error) {
+	q := &c.adm
+	i := -1
+	quarantined := 0
+	for k := range q.slots {
+		switch q.slots[k].state {
+		case slotFree:
+			if i < 0 {
+				i = k
+			}
+		case slotQuarantined:
+			quarantined++
+		}
+	}
+	next := (q.sqTail + 1) % q.entries
+	if i < 0 || next == q.sqHead {
+		if quarantined*2 > len(q.slots) {
+			return -1, &TimeoutError{Bus: c.bus.Name(), Op: "admin queue: most commands never completed", After: c.opt.Timeout,
+				Next: "reset the controller"}
+		}
+		return -1, nil
+	}
+	s := &q.slots[i]
+	s.gen++
+	if s.gen == 0xff {
+		s.gen = 0 // CID FFFFh is reserved for the error log (figure 86)
+	}
+	s.state, s.extra = state, extra
+	cmd.CID = s.cid(i)
+	if bytes > 0 {
+		page := q.data[i*c.pageBytes : (i+1)*c.pageBytes]
+		iova := q.dataIOVA + IOVA(i*c.pageBytes)
+		if extra.mem != nil {
+			page, iova = extra.mem, extra.iova
+		}
+		clear(page) // what a controller leaves out must not read as an earlier answer
+		lists := 0
+		var err error
+		cmd.PRP1, cmd.PRP2, err = BuildPRP(iova, bytes, c.pageBytes, func() ([]uint64, IOVA, error) {
+			// List pages follow the data in extra; exec made room for all of them.
+			at := (bytes+c.pageBytes-1)/c.pageBytes*c.pageBytes + lists*c.pageBytes
+			lists++
+			return hostmem.View[uint64](extra.mem[at : at+c.pageBytes]), extra.iova + IOVA(at), nil
+		})
+		if err != nil {
+			s.state, s.extra = slotFree, dmaBuf{}
+			return -1, err
+		}
+	}
+	*(*Command)(unsafe.Pointer(&q.sq[q.sqTail*CommandBytes])) = cmd
+	q.sqTail = next
+	StoreDoorbell(q.sqDoorbell, uint32(next))
+	c.count.AdminCommands++
+	return i, nil
+}
+
+// reapLocked retires the new entries of the admin completion queue, at most one round.
+func (c *Controller) reapLocked() {
+	q := &c.adm
+	if c.fatal != nil || q.cqDoorbell == nil {
+		return
+	}
+	n := 0
+	for ; n < q.entries; n++ {
+		e, ok := LoadCompletion((*Completion)(unsafe.Pointer(&q.cq[q.cqHead*CompletionBytes])), q.phase)
+		if !ok {
+			break
+		}
+		q.cqHead++
+		if q.cqHead == q.entries {
+			q.cqHead, q.phase = 0, !q.phase
+		}
+		if err := c.retireLocked(e); err != nil {
+			c.fatal = err
+			break
+		}
+	}
+	if n > 0 {
+		StoreDoorbell(q.cqDoorbell, uint32(q.cqHead))
+	}
+}
+
+// retireLocked takes one completion. An error is a breach of the protocol, after which
+// nothing that the controller says can be trusted.
+func (c *Controller) retireLocked(e Completion) error {
+	q := &c.adm
+	breach := func(format string, args ...any) error {
+		c.count.ForeignCompletions++
+		return &ProtocolError{Bus: c.bus.Name(), What: fmt.Sprintf(format, args...)}
+	}
+	if e.SQID != 0 {
+		return breach("a completion on the admin queue names submission queue %d", e.SQID)
+	}
+	// The new head lies between the old one and the tail (section 3.3.1.2).
+	head := int(e.SQHead)
+	if head >= q.entries || (head-q.sqHead+q.entries)%q.entries > (q.sqTail-q.sqHead+q.entries)%q.entries {
+		return breach("submission queue head %d in a completion, with head %d and tail %d of %d", head, q.sqHead, q.sqTail, q.entries)
+	}
+	i := int(e.CID & 0xff)
+	if i >= len(q.slots) || q.slots[i].state == slotFree || q.slots[i].state == slotDone || q.slots[i].cid(i) != e.CID {
+		return breach("a completion of command %04Xh, which is not in flight", e.CID)
+	}
+	q.sqHead = head
+	s := &q.slots[i]
+	if st := e.Status(); !st.OK() {
+		c.count.StatusErrors++
+	}
+	switch s.state {
+	case slotBusy:
+		s.state, s.cqe = slotDone, e
+	case slotQuarantined:
+		c.count.LateCompletions++
+		c.releaseLocked(s)
+	case slotEvent:
+		s.state = slotFree
+		c.eventLocked(e)
+	}
+	return nil
+}
+
+// releaseLocked frees a slot whose command completed.
+func (c *Controller) releaseLocked(s *slot) {
+	if s.extra.mem != nil {
+		if err := c.freeDMA(s.extra); err != nil {
+			c.orphans = append(c.orphans, s.extra) // tried again at the next reset
+		}
+		s.extra = dmaBuf{}
+	}
+	s.state = slotFree
+}
+
+// eventLocked surfaces an asynchronous event and asks for the next.
+func (c *Controller) eventLocked(e Completion) {
+	if !e.Status().OK() {
+		return // over the controller's limit, or aborted: do not ask again
+	}
+	c.count.Events++
+	select {
+	case c.events <- decodeEvent(e.DW0):
+	default:
+		c.count.EventsDropped++
+	}
+	if c.gate == nil {
+		c.armLocked()
+	}
+}
+
+// armLocked sends one Asynchronous Event Request. A full queue leaves it to the next one.
+func (c *Controller) armLocked() {
+	if i, err := c.submitLocked(AsyncEventCommand(0), dmaBuf{}, 0, slotEvent); err == nil && i >= 0 {
+		c.kick()
+	}
+}
+
+func (c *Controller) kick() {
+	if c.kicker != nil {
+		c.kicker.Kick(0)
+	}
+}
+
+// Admin waits: no longer than waitSlice without a look at the context, and a look at CSTS
+// every checkEvery.
+const (
+	waitSlice  = 5 * time.Millisecond
+	checkEvery = 5 * time.Millisecond
+	maxSleep   = time.Millisecond
+)
+
+// pauser waits between two looks at a completion queue or a register.
+type pauser struct {
+	looks     int
+	sleep     time.Duration
+	nextCheck time.Time
+}
+
+// pause returns early when there may be news. It sleeps on the bus when that can, else
+// yields a few times and then sleeps for growing times up to 1 ms.
+func (p *pauser) pause(ctx context.Context, w Waiter, deadline time.Time) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	now := time.Now()
+	left := deadline.Sub(now)
+	if left <= 0 {
+		return ErrTimeout
+	}
+	p.looks++
+	if w != nil {
+		w.WaitCQ(0, min(left, waitSlice))
+		// A bus that returns at once with nothing, again and again, must not make this spin.
+		if p.looks < 8 || time.Since(now) > 20*time.Microsecond {
+			return nil
+		}
+	} else if p.looks < 8 {
+		runtime.Gosched()
+		return nil
+	}
+	p.sleep = min(max(2*p.sleep, 4*time.Microsecond), maxSleep)
+	t := time.NewTimer(min(p.sleep, left))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// checkAlive looks at CSTS now and then during a wait of an enabled controller.
+func (c *Controller) checkAlive(p *pauser, op string, force bool) error {
+	now := time.Now()
+	if p.nextCheck.IsZero() {
+		p.nextCheck = now.Add(checkEvery)
+	}
+	if !force && now.Before(p.nextCheck) {
+		return nil
+	}
+	p.nextCheck = now.Add(checkEvery)
+	s, err := c.readCSTS(op)
+	if err != nil {
+		return err
+	}
+	switch {
+	case s.CFS():
+		return &FatalError{c.bus.Name(), op, s, ErrFatal}
+	case !s.RDY():
+		// A removed device may read as 0 (FACTS section 5) as well as all ones.
+		return &FatalError{c.bus.Name(), op + ": the controller left the ready state", s, ErrGone}
+	}
+	return nil
+}
+
+func (c *Controller) readCSTS(op string) (CSTS, error) {
+	v, err := c.bus.Read32(RegCSTS)
+	if err != nil {
+		return 0, fmt.Errorf("nvme %s: %s: read CSTS: %w", c.bus.Name(), op, deviceClass(err))
+	}
+	if v == 0xffffffff {
+		return CSTS(v), &FatalError{c.bus.Name(), op, CSTS(v), ErrGone}
+	}
+	return CSTS(v), nil
+}
+
+// exec sends an admin command, waits for its completion and copies the data it
+// returned to out (a multiple of 4 bytes, or none). setup is for bring-up and shutdown,
+// when others are turned away.
+func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Command, out []byte) (uint32, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, c.waitErr(op, 0, err)
+	}
+	deadline := time.Now().Add(c.opt.Timeout)
+	var extra dmaBuf
+	if len(out) > c.pageBytes {
+		var err error
+		pages := (len(out)+c.pageBytes-1)/c.pageBytes + PRPListPages(0, len(out), c.pageBytes)
+		if extra, err = c.allocDMA(int64(pages)*int64(c.pageBytes), "nvme log page"); err != nil {
+			return 0, err
+		}
+	}
+	var p pauser
+	i := -1
+	var epoch uint64
+	for {
+		c.mu.Lock()
+		c.reapLocked()
+		err := c.refusalLocked(setup)
+		if err == nil {
+			i, err = c.submitLocked(cmd, extra, len(out), slotBusy)
+		}
+		epoch = c.adm.epoch
+		c.mu.Unlock()
+		if err == nil && i < 0 {
+			err = c.waitErr(op, 0, p.pause(ctx, c.waiter, deadline))
+		}
+		if err != nil {
+			return 0, errors.Join(err, c.freeDMA(extra))
+		}
+		if i >= 0 {
+			break
+		}
+	}
+	c.kick()
+
+	var wait error // why the wait ended
+	for {
+		c.mu.Lock()
+		if c.adm.epoch != epoch { // a reset took the slot and its memory
+			c.mu.Unlock()
+			return 0, fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), op, deviceClass(ErrReset))
+		}
+		c.reapLocked()
+		s := &c.adm.slots[i]
+		if s.state == slotDone {
+			e := s.cqe
+			if src := c.adm.data[i*c.pageBytes:]; extra.mem != nil {
+				copy(out, extra.mem)
+			} else {
+				copy(out, src[:c.pageBytes])
+			}
+			c.releaseLocked(s)
+			c.mu.Unlock()
+			if st := e.Status(); !st.OK() {
+				return e.DW0, &StatusError{Bus: c.bus.Name(), CID: e.CID, Op: op, Status: st}
+			}
+			return e.DW0, nil
+		}
+		cid := s.cid(i)
+		if wait == nil {
+			wait = c.fatal
+		}
+		if wait != nil {
+			s.state = slotQuarantined
+			if errors.Is(wait, ErrTimeout) {
+				c.count.Timeouts++
+			}
+			c.mu.Unlock()
+			return 0, wait
+		}
+		c.mu.Unlock()
+
+		if err := p.pause(ctx, c.waiter, deadline); err != nil {
+			wait = c.waitErr(op, cid, err)
+			if errors.Is(err, ErrTimeout) {
+				// The reason may be better known than "no answer".
+				if e := c.checkAlive(&p, op, true); e != nil {
+					wait = e
+				}
+			}
+		} else if err := c.checkAlive(&p, op, false); err != nil {
+			c.mu.Lock()
+			if c.fatal == nil && c.adm.epoch == epoch {
+				c.fatal = err
+			}
+			c.mu.Unlock()
+			wait = err
+		}
+	}
+}
+
+// waitErr types the error of pause.
+func (c *Controller) waitErr(op string, cid uint16, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrTimeout):
+		return &TimeoutError{Bus: c.bus.Name(), CID: cid, Op: op, After: c.opt.Timeout,
+			Next: "reset the controller; if it does so again, replace the SSD"}
+	}
+	return fmt.Errorf("nvme %s q0: %s: %w", c.bus.Name(), op, err)
+}
+
+// refusalLocked is why a command may not be sent now.
+func (c *Controller) refusalLocked(setup bool) error {
+	if c.gate != nil && !setup {
+		return c.gate
+	}
+	return c.fatal
+}

@@ -1,0 +1,608 @@
+package nvme
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"helios/internal/errs"
+)
+
+// Options tune a Controller. The zero value is good.
+type Options struct {
+	AdminDepth       int           // admin queue entries, 2 to 256; 0 = 32
+	Timeout          time.Duration // of one admin command; 0 = 5 s
+	QueuePairs       int           // I/O queue pairs to ask for, up to 65,535; 0 = 128
+	Namespace        uint32        // 0 = the first active one
+	MaxTransferBytes int           // bound on MaxTransferBytes, also where MDTS sets none; 0 = 1 MiB
+	EventBuffer      int           // capacity of Events; 0 = 64
+}
+
+func (o *Options) defaults() error {
+	set := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	set(&o.AdminDepth, 32)
+	set(&o.QueuePairs, 128)
+	set(&o.MaxTransferBytes, 1<<20)
+	set(&o.EventBuffer, 64)
+	if o.Timeout == 0 {
+		o.Timeout = 5 * time.Second
+	}
+	switch {
+	case o.AdminDepth < 2 || o.AdminDepth > maxAdminSlots+1:
+		return errs.New(errs.Usage, "nvme: admin queue depth %d; use 2 to %d", o.AdminDepth, maxAdminSlots+1)
+	case o.QueuePairs < 1 || o.QueuePairs > 65535:
+		return errs.New(errs.Usage, "nvme: %d queue pairs; use 1 to 65535", o.QueuePairs)
+	case o.MaxTransferBytes < 4096:
+		return errs.New(errs.Usage, "nvme: largest transfer of %d bytes; use at least 4096", o.MaxTransferBytes)
+	case o.EventBuffer < 0 || o.Timeout < 0:
+		return errs.New(errs.Usage, "nvme: negative timeout or event buffer; leave them 0 for the defaults")
+	}
+	return nil
+}
+
+// Counters count what happened on the admin queue since Open.
+type Counters struct {
+	AdminCommands      int64 // sent, Asynchronous Event Requests included
+	StatusErrors       int64 // completed with an error status
+	Timeouts           int64 // given up at their deadline
+	LateCompletions    int64 // came after their command was given up
+	ForeignCompletions int64 // were for no command in flight, or malformed
+	Events             int64 // asynchronous events
+	EventsDropped      int64 // asynchronous events that nobody had room for
+	Resets             int64
+}
+
+// eventPoll is how often the admin completion queue is looked at for asynchronous events
+// when no admin command is waiting. One memory read each: idle costs nothing to speak of.
+const eventPoll = 100 * time.Millisecond
+
+// Controller is one NVMe controller that was brought up. Its methods are safe for
+// concurrent use.
+type Controller struct {
+	bus    Bus
+	kicker Kicker // nil when the bus has none
+	waiter Waiter // nil when the bus has none
+	opt    Options
+
+	cap       CAP
+	version   Version
+	pageBytes int
+	events    chan AsyncEvent
+	stop      chan struct{} // ends watch
+	watching  sync.WaitGroup
+
+	life    sync.RWMutex // held for writing by Reset and Close, for reading by queue creation and deletion
+	enabled bool         // CC.EN may be 1 with our memory behind it; guarded by life
+
+	mu         sync.Mutex // guards all below; held for short times only, never over a wait
+	adm        adminQueue
+	gate       error // why commands are refused (reset going on, closed), except set-up's own
+	fatal      error // the controller died or broke the protocol: everything is refused until Reset
+	id         IdentifyController
+	ns         Namespace
+	nsids      []uint32
+	granted    int
+	generation uint64                // of queue pairs: they do not outlive a reset
+	queues     map[uint16]*QueuePair // by queue ID; kept while the controller may have the queue
+	pairs      map[*QueuePair]dmaBuf // the memory of those not deleted yet, older generations too
+	orphans    []dmaBuf              // memory that the controller may still write to
+	aborts     chan struct{}
+	count      Counters
+	closed     bool
+}
+
+// errGate are the reasons to turn commands away.
+var (
+	errStarting = errors.New("the controller is being initialised; wait for it")
+	errClosed   = deviceClass(ErrClosed)
+)
+
+// Open brings the controller behind bus up: disable, admin queue, enable, Identify, number
+// of queues, Asynchronous Event Requests (section 3.5.1). Every wait is bounded: those for
+// CSTS.RDY by the controller's own CAP.TO. On error the controller is disabled when that is
+// possible; bus stays open and is the caller's to close.
+func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
+	if err := opt.defaults(); err != nil {
+		return nil, err
+	}
+	c := &Controller{bus: bus, opt: opt, pageBytes: 4096, gate: errStarting,
+		events: make(chan AsyncEvent, opt.EventBuffer), stop: make(chan struct{}), queues: map[uint16]*QueuePair{}, pairs: map[*QueuePair]dmaBuf{}}
+	c.kicker, _ = bus.(Kicker)
+	c.waiter, _ = bus.(Waiter)
+	if err := c.probe(); err != nil {
+		return nil, err
+	}
+	if err := c.allocAdmin(opt.AdminDepth); err != nil {
+		return nil, err
+	}
+	if err := c.start(ctx); err != nil {
+		return nil, errors.Join(err, c.release(ctx, false))
+	}
+	c.watching.Add(1)
+	go c.watch()
+	return c, nil
+}
+
+// probe reads what never changes and refuses what this package cannot drive.
+func (c *Controller) probe() error {
+	v, err := c.bus.Read64(RegCAP)
+	if err != nil {
+		return fmt.Errorf("nvme %s: read CAP: %w", c.bus.Name(), deviceClass(err))
+	}
+	if v == 0 || v == 1<<64-1 {
+		return &FatalError{c.bus.Name(), fmt.Sprintf("CAP reads %#x", v), CSTS(0), ErrGone}
+	}
+	c.cap = CAP(v)
+	vs, err := c.bus.Read32(RegVS)
+	if err != nil {
+		return fmt.Errorf("nvme %s: read VS: %w", c.bus.Name(), deviceClass(err))
+	}
+	c.version = Version(vs)
+	if c.cap.CSS()&(1<<0|1<<6) == 0 {
+		return errs.New(errs.Capability, "nvme %s: no NVM command set (CAP.CSS %02Xh); use an SSD with block storage", c.bus.Name(), c.cap.CSS())
+	}
+	if c.cap.MPSMIN() > 0 {
+		return errs.New(errs.Capability, "nvme %s: needs memory pages of %d bytes, here they have 4096; use another SSD", c.bus.Name(), 4096<<c.cap.MPSMIN())
+	}
+	return nil
+}
+
+// readyTimeout is the longest that CSTS.RDY may take (CAP.TO, or CRTO where it is there),
+// with one unit of 500 ms for rounding.
+func (c *Controller) readyTimeout() time.Duration {
+	units := c.cap.TO()
+	if c.cap.CRMS() != 0 {
+		if v, err := c.bus.Read32(RegCRTO); err == nil && v != 0xffffffff {
+			units = max(units, int(v&0xffff)) // CRWMT: ready with media
+		}
+	}
+	return time.Duration(units+1) * 500 * time.Millisecond
+}
+
+// waitCSTS waits until CSTS & mask == want. failFatal ends the wait when CFS comes up.
+func (c *Controller) waitCSTS(ctx context.Context, op string, mask, want CSTS, failFatal bool, timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
+	var p pauser
+	for {
+		s, err := c.readCSTS(op)
+		if err != nil {
+			return err
+		}
+		if s&mask == want {
+			return nil
+		}
+		if failFatal && s.CFS() {
+			return &FatalError{c.bus.Name(), op, s, ErrFatal}
+		}
+		if err := p.pause(ctx, nil, deadline); errors.Is(err, ErrTimeout) {
+			return &TimeoutError{Bus: c.bus.Name(), Op: fmt.Sprintf("%s (CSTS %08Xh)", op, uint32(s)), After: timeout,
+				Next: "power-cycle the SSD, and check its firmware"}
+		} else if err != nil {
+			return fmt.Errorf("nvme %s: %s: %w", c.bus.Name(), op, err)
+		}
+	}
+}
+
+// disable brings CC.EN to 0 and waits for CSTS.RDY to follow; then nothing is in flight and
+// no queue exists any more.
+func (c *Controller) disable(ctx context.Context) error {
+	cc, err := c.bus.Read32(RegCC)
+	if err != nil {
+		return fmt.Errorf("nvme %s: read CC: %w", c.bus.Name(), deviceClass(err))
+	}
+	s, err := c.readCSTS("disable")
+	if err != nil {
+		return err
+	}
+	if CC(cc).EN() {
+		// EN may go to 0 only after RDY followed its last change (section 3.1.3.5).
+		if !s.RDY() && !s.CFS() && s.SHST() == 0 {
+			err := c.waitCSTS(ctx, "disable: wait for an earlier enable", CSTSReady, CSTSReady, true, c.readyTimeout())
+			// A controller that never got ready, or died, can only be disabled as it is.
+			if err != nil && (ctx.Err() != nil || errors.Is(err, ErrGone)) {
+				return err
+			}
+		}
+		cc = cc &^ uint32(CCEnable) &^ uint32(CCShutdownMask)
+		if err := c.bus.Write32(RegCC, cc); err != nil {
+			return fmt.Errorf("nvme %s: write CC: %w", c.bus.Name(), deviceClass(err))
+		}
+	}
+	// CFS may stay up until the reset is done, so it does not end this wait.
+	return c.waitCSTS(ctx, "disable: CSTS.RDY stays 1", CSTSReady, 0, false, c.readyTimeout())
+}
+
+// enable programs the admin queue and brings CC.EN to 1.
+func (c *Controller) enable(ctx context.Context) error {
+	q := &c.adm
+	cc := MakeCC(12, 6, 4) | CCEnable
+	if c.cap.CSS()&1 == 0 {
+		cc |= CCSetIO
+	}
+	err := c.bus.Write32(RegAQA, MakeAQA(q.entries, q.entries))
+	if err == nil {
+		err = c.bus.Write64(RegASQ, uint64(q.sqIOVA))
+	}
+	if err == nil {
+		err = c.bus.Write64(RegACQ, uint64(q.cqIOVA))
+	}
+	if err == nil {
+		err = c.bus.Write32(RegCC, uint32(cc))
+	}
+	if err != nil {
+		return fmt.Errorf("nvme %s: enable: %w", c.bus.Name(), deviceClass(err))
+	}
+	return c.waitCSTS(ctx, "enable: CSTS.RDY stays 0", CSTSReady, CSTSReady, true, c.readyTimeout())
+}
+
+// start runs the bring-up from any state of the controller. Commands of others are turned
+// away by gate meanwhile.
+func (c *Controller) start(ctx context.Context) error {
+	if err := c.disable(ctx); err != nil {
+		return err
+	}
+	c.enabled = false
+	c.mu.Lock()
+	err := c.clearAdmin()
+	c.fatal = nil
+	c.generation++
+	clear(c.queues)
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	// Doorbells sit behind registers that a reset may have remapped.
+	sq, err := c.bus.Doorbell(0)
+	if err != nil {
+		return fmt.Errorf("nvme %s: admin queue doorbell: %w", c.bus.Name(), deviceClass(err))
+	}
+	cq, err := c.bus.Doorbell(1)
+	if err != nil {
+		return fmt.Errorf("nvme %s: admin queue doorbell: %w", c.bus.Name(), deviceClass(err))
+	}
+	c.mu.Lock()
+	c.adm.sqDoorbell, c.adm.cqDoorbell = sq, cq
+	c.mu.Unlock()
+	c.enabled = true
+	if err := c.enable(ctx); err != nil {
+		return err
+	}
+	if err := c.identify(ctx); err != nil {
+		return err
+	}
+	if err := c.features(ctx); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gate = nil
+	// A few requests, so that events of different types are not held up behind each other;
+	// at most AERL+1, and never more than a quarter of the queue.
+	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 && c.adm.entries > 2; n-- {
+		c.armLocked()
+	}
+	return nil
+}
+
+func (c *Controller) identify(ctx context.Context) error {
+	page := make([]byte, IdentifyBytes)
+	if _, err := c.exec(ctx, true, "identify controller", IdentifyCommand(0, CNSController, 0, 0, 0), page); err != nil {
+		return err
+	}
+	id, err := DecodeIdentifyController(page)
+	if err != nil {
+		return err
+	}
+	if id.SQES&0xf > 6 || id.SQES>>4 < 6 || id.CQES&0xf > 4 || id.CQES>>4 < 4 {
+		return errs.New(errs.Capability, "nvme %s: queue entry sizes SQES %02Xh, CQES %02Xh exclude 64 and 16 bytes; use another SSD", c.bus.Name(), id.SQES, id.CQES)
+	}
+	if id.CNTRLTYPE > 1 {
+		return errs.New(errs.Capability, "nvme %s: controller of type %d does no I/O; bind the SSD's I/O controller", c.bus.Name(), id.CNTRLTYPE)
+	}
+	nsids, err := c.activeNamespaces(ctx, &id)
+	if err != nil {
+		return err
+	}
+	want := c.opt.Namespace
+	if want == 0 {
+		if len(nsids) == 0 {
+			return errs.New(errs.Device, "nvme %s: no active namespace; create and attach one with \"nvme create-ns\"", c.bus.Name())
+		}
+		want = nsids[0]
+	}
+	if _, err := c.exec(ctx, true, fmt.Sprintf("identify namespace %d", want), IdentifyCommand(0, CNSNamespace, want, 0, 0), page); err != nil {
+		return err
+	}
+	in, err := DecodeIdentifyNamespace(page)
+	if err != nil {
+		return err
+	}
+	ns, err := MakeNamespace(want, &in)
+	if err != nil {
+		return fmt.Errorf("nvme %s: %w", c.bus.Name(), err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.generation > 1 && (ns != c.ns || id.SN != c.id.SN) {
+		return errs.New(errs.Device, "nvme %s: another SSD or namespace format after the reset (%s, %d blocks; was %s, %d): unbind and bind it again",
+			c.bus.Name(), id.Serial(), ns.Blocks, c.id.Serial(), c.ns.Blocks)
+	}
+	c.id, c.ns, c.nsids = id, ns, nsids
+	if c.aborts == nil {
+		c.aborts = make(chan struct{}, int(id.ACL)+1)
+	}
+	return nil
+}
+
+func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyController) ([]uint32, error) {
+	page := make([]byte, IdentifyBytes)
+	var all []uint32
+	for after := uint32(0); ; {
+		_, err := c.exec(ctx, true, "identify active namespaces", IdentifyCommand(0, CNSActiveNSList, after, 0, 0), page)
+		var se *StatusError
+		if after == 0 && errors.As(err, &se) && se.Status.SCT() == SCTGeneric && id.NN > 0 {
+			// NVMe 1.0 has no list; its namespaces are 1 to NN.
+			return []uint32{1}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		ids, err := DecodeActiveNamespaces(page)
+		if err == nil && len(ids) > 0 && ids[0] <= after {
+			err = fmt.Errorf("nvme: active namespace list: ID %d does not come after %d", ids[0], after)
+		}
+		if err != nil {
+			return nil, &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
+		}
+		all = append(all, ids...)
+		// One more list only where it can matter: the first namespace is the default.
+		if len(ids) < MaxActiveNSPerList || len(all) >= 16*MaxActiveNSPerList {
+			return all, nil
+		}
+		after = ids[len(ids)-1]
+	}
+}
+
+func (c *Controller) features(ctx context.Context) error {
+	// Report critical warnings as events, and notices that the controller has. A controller
+	// that refuses simply reports none.
+	cfg := uint32(WarnSpare|WarnTemperature|WarnReliability|WarnReadOnly|WarnBackup) | c.id.OAES&(1<<8|1<<9)
+	var se *StatusError
+	if _, err := c.exec(ctx, true, "set features: asynchronous event configuration",
+		SetFeaturesCommand(0, FeatureAsyncEventConfig, cfg), nil); err != nil && !errors.As(err, &se) {
+		return err
+	}
+	n := uint32(c.opt.QueuePairs - 1) // 0's based, both halves (section 5.27.1.5)
+	dw0, err := c.exec(ctx, true, "set features: number of queues", SetFeaturesCommand(0, FeatureNumberOfQueues, n|n<<16), nil)
+	if err != nil {
+		return err
+	}
+	// What Get Features says counts: it is what the controller holds itself to.
+	if v, err := c.exec(ctx, true, "get features: number of queues", GetFeaturesCommand(0, FeatureNumberOfQueues), nil); err == nil {
+		dw0 = v
+	} else if !errors.As(err, &se) {
+		return err
+	}
+	c.mu.Lock()
+	// More may be granted than asked for; MaxQueuePairs keeps to the request.
+	c.granted = min(int(dw0&0xffff)+1, int(dw0>>16)+1, c.opt.QueuePairs)
+	c.mu.Unlock()
+	return nil
+}
+
+// watch surfaces asynchronous events while no admin command does.
+func (c *Controller) watch() {
+	defer c.watching.Done()
+	t := time.NewTicker(eventPoll)
+	defer t.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-t.C:
+			c.mu.Lock()
+			if c.gate == nil {
+				c.reapLocked()
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// Name is the bus's name.
+func (c *Controller) Name() string { return c.bus.Name() }
+
+// Bus is the bus of Open.
+func (c *Controller) Bus() Bus { return c.bus }
+
+// Namespace is the namespace that I/O goes to.
+func (c *Controller) Namespace() Namespace {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ns
+}
+
+// Namespaces are the IDs of the controller's active namespaces.
+func (c *Controller) Namespaces() []uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]uint32(nil), c.nsids...)
+}
+
+// Identity is the controller's Identify data structure.
+func (c *Controller) Identity() IdentifyController {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.id
+}
+
+// Model is the controller's model number.
+func (c *Controller) Model() string { id := c.Identity(); return id.Model() }
+
+// Serial is the controller's serial number.
+func (c *Controller) Serial() string { id := c.Identity(); return id.Serial() }
+
+// Firmware is the controller's firmware revision.
+func (c *Controller) Firmware() string { id := c.Identity(); return id.Firmware() }
+
+// Version is the version of the specification that the controller complies with.
+func (c *Controller) Version() Version { return c.version }
+
+// MaxTransferBytes is the most that one Read or Write may move: a multiple of the block
+// size within MDTS and Options.MaxTransferBytes.
+func (c *Controller) MaxTransferBytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return transferLimit(c.id.MDTS, c.cap.MPSMIN(), c.ns.LBABytes, c.opt.MaxTransferBytes)
+}
+
+// MaxQueuePairs is the number of I/O queue pairs that the controller granted.
+func (c *Controller) MaxQueuePairs() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.granted
+}
+
+// MaxQueueEntries is the longest I/O queue, in entries; it holds one command less.
+func (c *Controller) MaxQueueEntries() int { return c.cap.MQES() }
+
+// PageBytes is the memory page size of PRPs.
+func (c *Controller) PageBytes() int { return c.pageBytes }
+
+// Counters are the admin queue's counters.
+func (c *Controller) Counters() Counters {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count
+}
+
+// Events carries asynchronous events. What does not fit is dropped and counted; the
+// controller stays armed either way. Close closes the channel.
+func (c *Controller) Events() <-chan AsyncEvent { return c.events }
+
+// MapDMA makes memory outside Go's heap reachable for the controller.
+func (c *Controller) MapDMA(mem []byte) (IOVA, error) { return c.bus.MapDMA(mem) }
+
+// UnmapDMA takes back a mapping of MapDMA.
+func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
+
+// RetryDelay is how long the controller asks to wait before a command that failed with s
+// is sent again (figure 275, CRDT1 to 3).
+func (c *Controller) RetryDelay(s Status) time.Duration {
+	if s.CRD() == 0 {
+		return 0
+	}
+	id := c.Identity()
+	return time.Duration(id.CRDT[s.CRD()-1]) * 100 * time.Millisecond
+}
+
+// SMART reads the SMART / Health Information log page of the controller. A pending health
+// event is thereby acknowledged.
+func (c *Controller) SMART(ctx context.Context) (SMARTLog, error) {
+	b := make([]byte, SMARTLogBytes)
+	if _, err := c.exec(ctx, false, "get log page: SMART", GetLogPageCommand(0, LogSMART, NSIDAll, len(b), false, 0, 0), b); err != nil {
+		return SMARTLog{}, err
+	}
+	return DecodeSMARTLog(b)
+}
+
+// ErrorLog reads up to n entries of the Error Information log page, newest first. The
+// controller keeps ELPE+1 of them; unused ones are left out.
+func (c *Controller) ErrorLog(ctx context.Context, n int) ([]ErrorLogEntry, error) {
+	id := c.Identity()
+	n = min(n, int(id.ELPE)+1)
+	if n <= 0 {
+		return nil, nil
+	}
+	b := make([]byte, n*ErrorLogEntryBytes)
+	if _, err := c.exec(ctx, false, "get log page: error information", GetLogPageCommand(0, LogErrorInformation, NSIDAll, len(b), false, 0, 0), b); err != nil {
+		return nil, err
+	}
+	return DecodeErrorLog(b)
+}
+
+// Abort asks the controller to abort command cid of submission queue sqid. aborted is
+// whether it did; either way the command's own completion tells its end, if one comes. At
+// most ACL+1 aborts are out at once, others wait for their turn.
+func (c *Controller) Abort(ctx context.Context, sqid, cid uint16) (aborted bool, err error) {
+	t := time.NewTimer(c.opt.Timeout)
+	defer t.Stop()
+	select {
+	case c.aborts <- struct{}{}:
+	case <-ctx.Done():
+		return false, c.waitErr("abort", 0, ctx.Err())
+	case <-t.C:
+		return false, c.waitErr("abort: wait for other aborts", 0, ErrTimeout)
+	}
+	defer func() { <-c.aborts }()
+	dw0, err := c.exec(ctx, false, fmt.Sprintf("abort command %d of queue %d", cid, sqid), AbortCommand(0, sqid, cid), nil)
+	return err == nil && dw0&1 == 0, err
+}
+
+// Reset takes the controller through CC.EN = 0 and brings it up again. Commands in flight
+// are lost: when Reset has disabled the controller no DMA comes any more. Queue pairs are
+// gone, but their memory stays until DeleteQueuePair, since others may look at it. After an
+// error the controller can be reset again or closed.
+func (c *Controller) Reset(ctx context.Context) error {
+	c.life.Lock()
+	defer c.life.Unlock()
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return fmt.Errorf("nvme %s: reset: %w", c.bus.Name(), errClosed)
+	}
+	c.gate = fmt.Errorf("nvme %s: %w", c.bus.Name(), deviceClass(errStarting))
+	c.count.Resets++
+	c.mu.Unlock()
+	if err := c.start(ctx); err != nil {
+		c.mu.Lock()
+		c.gate = fmt.Errorf("nvme %s: the last reset failed (%w); reset it again", c.bus.Name(), err)
+		c.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// Close shuts the controller down in order (section 3.6.1): deletes the queues, notifies
+// with CC.SHN, waits for CSTS.SHST, disables it, and closes the bus. Queue pairs and their
+// memory are gone afterwards: nobody may use them any more. Closing again does nothing.
+func (c *Controller) Close(ctx context.Context) error {
+	c.life.Lock()
+	defer c.life.Unlock()
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.gate = fmt.Errorf("nvme %s: %w", c.bus.Name(), errClosed)
+	dead := c.fatal
+	queues := make([]*QueuePair, 0, len(c.queues))
+	for _, q := range c.queues {
+		queues = append(queues, q)
+	}
+	c.mu.Unlock()
+	close(c.stop)
+	c.watching.Wait()
+
+	var err error
+	if dead == nil {
+		for _, q := range queues {
+			if err = errors.Join(err, c.deleteQueues(ctx, true, q)); err != nil {
+				break
+			}
+		}
+		err = errors.Join(err, c.shutdown(ctx))
+	}
+	err = errors.Join(err, c.release(ctx, true))
+	c.mu.Lock()
+	close(c.events)
+	c.mu.Unlock()
+	return err
+}

@@ -1,0 +1,220 @@
+package proxy
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+)
+
+// Create makes the backing file of a new SSD: bytes long, all zeroes, with its space
+// reserved where the filesystem can, so that a full disk shows here and not in the middle of
+// a write. It never replaces a file, and leaves none behind when it fails.
+func Create(path string, bytes int64) (err error) {
+	if bytes <= 0 || bytes%4096 != 0 {
+		return errs.New(errs.Usage, "size %d of %s: must be a positive multiple of 4096", bytes, path)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return errs.New(errs.Refused, "%s exists already: choose another name, or use it as it is", path)
+		}
+		return errs.New(errs.Usage, "create SSD backing file: %w", err)
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}()
+	err = ignoringEINTR(func() error { return unix.Fallocate(int(f.Fd()), 0, 0, bytes) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		err = f.Truncate(bytes) // sparse: the filesystem cannot reserve
+	}
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return errs.New(errs.Usage, "no space for the %d bytes of %s: free some or choose a smaller size (%w)", bytes, path, err)
+	case errors.Is(err, unix.EFBIG):
+		return errs.New(errs.Usage, "the filesystem of %s takes no file of %d bytes: choose a smaller size (%w)", path, bytes, err)
+	case err != nil:
+		return fmt.Errorf("reserve %d bytes for %s: %w", bytes, path, err)
+	}
+	return nil
+}
+
+func ignoringEINTR(f func() error) error {
+	for {
+		if err := f(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// backing is the medium: an open, locked file or block device, or mapped memory.
+type backing struct {
+	file   *os.File
+	fd     int
+	bytes  int64
+	direct bool
+	// What O_DIRECT asks for: memory addresses, and file offsets with lengths, are multiples
+	// of these. 1 when not direct.
+	memAlign, offAlign int64
+	mem                []byte // RAM: the whole file, mapped
+}
+
+func openBacking(cfg *Config) (_ *backing, err error) {
+	flags := os.O_RDWR
+	if cfg.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	st, err := os.Stat(cfg.Path)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "open SSD backing: %w", err)
+	}
+	isBlock := st.Mode()&fs.ModeDevice != 0 && st.Mode()&fs.ModeCharDevice == 0
+	switch {
+	case isBlock && cfg.RAM:
+		return nil, errs.New(errs.Usage, "%s is a block device: a RAM SSD needs a file, best in /dev/shm", cfg.Path)
+	case isBlock:
+		// On a block device O_EXCL without O_CREAT fails when it is mounted, part of a
+		// RAID or volume group, or claimed by another proxy.
+		flags |= unix.O_EXCL
+	case !st.Mode().IsRegular():
+		return nil, errs.New(errs.Usage, "%s is neither a file nor a block device", cfg.Path)
+	}
+	direct := !cfg.Buffered && !cfg.RAM
+	if direct {
+		flags |= unix.O_DIRECT
+	}
+	f, err := os.OpenFile(cfg.Path, flags, 0)
+	switch {
+	case err == nil:
+	case isBlock && errors.Is(err, unix.EBUSY):
+		return nil, errs.New(errs.Refused, "%s is in use (mounted, or part of a volume): unmount it or choose another device", cfg.Path)
+	case direct && errors.Is(err, unix.EINVAL):
+		return nil, errs.New(errs.Capability, "the filesystem of %s has no direct I/O: use the buffered option", cfg.Path)
+	case errors.Is(err, unix.EROFS), errors.Is(err, fs.ErrPermission):
+		return nil, errs.New(errs.Usage, "open SSD backing: %w; give write permission or choose another file", err)
+	default:
+		return nil, errs.New(errs.Usage, "open SSD backing: %w", err)
+	}
+	b := &backing{file: f, fd: int(f.Fd()), direct: direct, memAlign: 1, offAlign: 1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	how := unix.LOCK_EX
+	if cfg.ReadOnly {
+		how = unix.LOCK_SH
+	}
+	if err := ignoringEINTR(func() error { return unix.Flock(b.fd, how|unix.LOCK_NB) }); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errs.New(errs.Refused, "SSD %s is in use by %s: wait for it, stop it, or choose another SSD", cfg.Path, lockHolder(b.fd))
+		}
+		return nil, fmt.Errorf("lock %s: %w", cfg.Path, err)
+	}
+	size, err := f.Seek(0, io.SeekEnd) // Stat gives 0 for block devices
+	if err != nil {
+		return nil, fmt.Errorf("size of %s: %w", cfg.Path, err)
+	}
+	b.bytes = size
+	if cfg.Bytes != 0 {
+		if cfg.Bytes > size {
+			return nil, errs.New(errs.Usage, "%s has %d bytes, the SSD shall have %d: it was truncated, or the size is wrong", cfg.Path, size, cfg.Bytes)
+		}
+		b.bytes = cfg.Bytes
+	}
+	b.bytes -= b.bytes % int64(cfg.LBABytes)
+	if b.bytes == 0 {
+		return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Path, size, cfg.LBABytes)
+	}
+	if direct {
+		b.probeDirect()
+		// The last, partial unit of O_DIRECT could not be read.
+		b.bytes -= b.bytes % b.offAlign
+		if b.bytes == 0 {
+			return nil, errs.New(errs.Usage, "%s has %d bytes, less than one unit of direct I/O (%d)", cfg.Path, size, b.offAlign)
+		}
+	}
+	if cfg.RAM {
+		prot := unix.PROT_READ | unix.PROT_WRITE
+		if cfg.ReadOnly {
+			prot = unix.PROT_READ
+		}
+		if b.mem, err = unix.Mmap(b.fd, 0, int(b.bytes), prot, unix.MAP_SHARED); err != nil {
+			return nil, fmt.Errorf("map %d bytes of %s: %w", b.bytes, cfg.Path, err)
+		}
+		// Fewer TLB misses where tmpfs allows huge pages; where it does not, nothing is lost.
+		_ = unix.Madvise(b.mem, unix.MADV_HUGEPAGE)
+	}
+	return b, nil
+}
+
+// probeDirect asks what O_DIRECT needs (statx, Linux 6.1), and assumes 4096 where nobody says.
+func (b *backing) probeDirect() {
+	b.memAlign, b.offAlign = 4096, 4096
+	var st unix.Statx_t
+	err := unix.Statx(b.fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && st.Dio_offset_align != 0 {
+		b.memAlign, b.offAlign = int64(max(st.Dio_mem_align, 1)), int64(st.Dio_offset_align)
+	}
+}
+
+func (b *backing) close() error {
+	var err error
+	if b.mem != nil {
+		err = unix.Munmap(b.mem)
+		b.mem = nil
+	}
+	if b.file != nil {
+		err = errors.Join(err, b.file.Close()) // drops the lock, too
+		b.file = nil
+	}
+	return err
+}
+
+// lockHolder finds out who holds the lock on an open file, from /proc/locks.
+func lockHolder(fd int) string {
+	const unknown = "another process"
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return unknown
+	}
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return unknown
+	}
+	defer func() { _ = f.Close() }()
+	want := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		// 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
+		w := strings.Fields(sc.Text())
+		if len(w) < 6 || w[1] != "FLOCK" || w[5] != want {
+			continue
+		}
+		pid, err := strconv.Atoi(w[4])
+		switch {
+		case err != nil || pid <= 0:
+			return unknown
+		case pid == os.Getpid():
+			return fmt.Sprintf("this process (pid %d)", pid)
+		}
+		name := ""
+		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
+			name = " " + strings.TrimSpace(string(comm))
+		}
+		return fmt.Sprintf("process %d%s", pid, name)
+	}
+	return unknown
+}

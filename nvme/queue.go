@@ -1,0 +1,241 @@
+package nvme
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// QueuePair is an I/O submission queue and the completion queue that is its alone. It holds
+// memory and doorbells only; whoever created it drives it: CIDs, tail, head and phase, which
+// starts as true. At most Entries-1 commands may be in flight, since tail == head means
+// empty.
+type QueuePair struct {
+	ID         uint16
+	Entries    int    // of either ring
+	SQ         []byte // Entries × CommandBytes, shared with the controller
+	CQ         []byte // Entries × CompletionBytes, shared with the controller
+	SQDoorbell *uint32
+	CQDoorbell *uint32
+
+	generation uint64 // Controller.generation at creation
+}
+
+// CreateQueuePair creates an I/O queue pair of entries ring entries (2 to MaxQueueEntries).
+// There can be MaxQueuePairs at a time.
+func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePair, error) {
+	if entries < 2 || entries > c.MaxQueueEntries() {
+		return nil, errs.New(errs.Usage, "nvme %s: queues of %d entries; use 2 to %d", c.bus.Name(), entries, c.MaxQueueEntries())
+	}
+	c.life.RLock()
+	defer c.life.RUnlock()
+	qp := &QueuePair{Entries: entries}
+	c.mu.Lock()
+	err := c.refusalLocked(false)
+	if err == nil {
+		qp.generation = c.generation
+		for id := 1; id <= c.granted && qp.ID == 0; id++ {
+			if c.queues[uint16(id)] == nil {
+				qp.ID = uint16(id)
+			}
+		}
+		if qp.ID == 0 {
+			err = errs.New(errs.Capability, "nvme %s: all %d queue pairs that the controller granted are in use; use fewer blocks or queues", c.bus.Name(), c.granted)
+		} else {
+			c.queues[qp.ID] = qp
+		}
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.createQueues(ctx, qp); err != nil {
+		return nil, err
+	}
+	return qp, nil
+}
+
+// createQueues makes qp, whose ID is reserved. On error the ID is free again unless the
+// controller may still hold the queue.
+func (c *Controller) createQueues(ctx context.Context, qp *QueuePair) error {
+	giveUp := func(err error) error {
+		c.mu.Lock()
+		delete(c.queues, qp.ID)
+		c.mu.Unlock()
+		return err
+	}
+	var err error
+	if qp.SQDoorbell, err = c.bus.Doorbell(uint32(qp.ID) * 2); err == nil {
+		qp.CQDoorbell, err = c.bus.Doorbell(uint32(qp.ID)*2 + 1)
+	}
+	if err != nil {
+		return giveUp(fmt.Errorf("nvme %s q%d: doorbell: %w", c.bus.Name(), qp.ID, deviceClass(err)))
+	}
+	// Both rings start a page (section 5.3: PRP Entry 1 of a contiguous queue has offset 0).
+	page := c.pageBytes
+	sq := (qp.Entries*CommandBytes + page - 1) &^ (page - 1)
+	mem, err := c.allocDMA(int64(sq+qp.Entries*CompletionBytes), "nvme queue pairs")
+	if err != nil {
+		return giveUp(err)
+	}
+	qp.SQ = mem.mem[: qp.Entries*CommandBytes : qp.Entries*CommandBytes]
+	qp.CQ = mem.mem[sq : sq+qp.Entries*CompletionBytes : sq+qp.Entries*CompletionBytes]
+
+	_, err = c.exec(ctx, false, fmt.Sprintf("create completion queue %d", qp.ID), CreateCQCommand(0, qp.ID, qp.Entries, mem.iova+IOVA(sq)), nil)
+	if err != nil {
+		var se *StatusError
+		if errors.As(err, &se) { // refused: the controller does not know the memory
+			return giveUp(errors.Join(err, c.freeDMA(mem)))
+		}
+		c.orphan(mem)
+		return err
+	}
+	_, err = c.exec(ctx, false, fmt.Sprintf("create submission queue %d", qp.ID), CreateSQCommand(0, qp.ID, qp.Entries, mem.iova, qp.ID), nil)
+	if err != nil {
+		var se *StatusError
+		if !errors.As(err, &se) {
+			c.orphan(mem)
+			return err
+		}
+		if _, derr := c.exec(ctx, false, fmt.Sprintf("delete completion queue %d", qp.ID), DeleteCQCommand(0, qp.ID), nil); derr != nil {
+			c.orphan(mem)
+			return errors.Join(err, derr)
+		}
+		return giveUp(errors.Join(err, c.freeDMA(mem)))
+	}
+	c.mu.Lock()
+	c.pairs[qp] = mem
+	c.mu.Unlock()
+	return nil
+}
+
+// orphan keeps memory that the controller may still write to until it is disabled.
+func (c *Controller) orphan(b dmaBuf) {
+	c.mu.Lock()
+	c.orphans = append(c.orphans, b)
+	c.mu.Unlock()
+}
+
+// DeleteQueuePair deletes the submission queue, then the completion queue, and frees their
+// memory. Commands in flight end with it: when it returned nil none of them moves data any
+// more. After an error that may still happen, so the memory stays until Reset or Close. Of a
+// queue pair from before a Reset only the memory is freed.
+func (c *Controller) DeleteQueuePair(ctx context.Context, qp *QueuePair) error {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	mem, ok := c.pairs[qp]
+	stale := qp.generation != c.generation
+	var err error
+	if !ok {
+		err = fmt.Errorf("nvme %s q%d: no such queue pair; it was deleted already", c.bus.Name(), qp.ID)
+	} else if !stale {
+		err = c.refusalLocked(false)
+	}
+	if err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	delete(c.pairs, qp) // claimed: a second call finds nothing
+	c.mu.Unlock()
+	if !stale {
+		if err := c.deleteQueues(ctx, false, qp); err != nil {
+			c.orphan(mem)
+			return err
+		}
+		c.mu.Lock()
+		delete(c.queues, qp.ID)
+		c.mu.Unlock()
+	}
+	return c.freeDMA(mem)
+}
+
+func (c *Controller) deleteQueues(ctx context.Context, setup bool, qp *QueuePair) error {
+	for _, q := range []struct {
+		op  string
+		cmd Command
+	}{
+		{fmt.Sprintf("delete submission queue %d", qp.ID), DeleteSQCommand(0, qp.ID)},
+		{fmt.Sprintf("delete completion queue %d", qp.ID), DeleteCQCommand(0, qp.ID)},
+	} {
+		_, err := c.exec(ctx, setup, q.op, q.cmd, nil)
+		var se *StatusError
+		if errors.As(err, &se) && se.Status.Is(StatusInvalidQueueID) {
+			continue // the controller does not have it: that is what was wanted
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shutdown tells the controller that power may go (section 3.6.1).
+func (c *Controller) shutdown(ctx context.Context) error {
+	cc, err := c.bus.Read32(RegCC)
+	if err == nil {
+		err = c.bus.Write32(RegCC, cc&^uint32(CCShutdownMask)|uint32(CCShutdownNormal))
+	}
+	if err != nil {
+		return fmt.Errorf("nvme %s: shutdown: %w", c.bus.Name(), deviceClass(err))
+	}
+	// RTD3E is the controller's own estimate; 5 s is what drivers give one that has none.
+	id := c.Identity()
+	d := min(max(time.Duration(id.RTD3E)*time.Microsecond, 5*time.Second), time.Minute)
+	return c.waitCSTS(ctx, "shutdown: CSTS.SHST is not complete", CSTSShutdownMask, CSTSShutdownComplete, true, d)
+}
+
+// release disables the controller and frees all memory; closeBus closes the bus too. Memory
+// goes back only when the controller cannot reach it any more: it is disabled, or its bus is
+// closed.
+func (c *Controller) release(ctx context.Context, closeBus bool) error {
+	var err error
+	if c.enabled {
+		// Bounded by CAP.TO; not by the caller's context, since leaving it on is worse.
+		if err = c.disable(context.WithoutCancel(ctx)); err == nil {
+			c.enabled = false
+		}
+	}
+	free := func(give func(dmaBuf) error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		all := append(c.orphans, c.adm.mem)
+		for i := range c.adm.slots {
+			all = append(all, c.adm.slots[i].extra)
+			c.adm.slots[i].extra = dmaBuf{}
+		}
+		for _, b := range c.pairs {
+			all = append(all, b)
+		}
+		for _, b := range all {
+			err = errors.Join(err, give(b))
+		}
+		c.orphans = nil
+		c.adm.epoch++ // a waiter that is left must not look at the queue
+		c.adm.mem, c.adm.sq, c.adm.cq, c.adm.data, c.adm.cqDoorbell = dmaBuf{}, nil, nil, nil, nil
+		clear(c.pairs)
+		clear(c.queues)
+	}
+	if !c.enabled {
+		free(c.freeDMA)
+	}
+	if !closeBus {
+		return err
+	}
+	if cerr := c.bus.Close(); cerr != nil {
+		return errors.Join(err, fmt.Errorf("nvme %s: close: %w", c.bus.Name(), cerr))
+	}
+	if c.enabled {
+		free(func(b dmaBuf) error { // the mappings ended with the bus
+			if b.mem == nil {
+				return nil
+			}
+			return hostmem.Free(b.mem)
+		})
+	}
+	return err
+}
