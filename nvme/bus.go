@@ -37,3 +37,29 @@ type Kicker interface {
 type Waiter interface {
 	WaitCQ(qid uint16, d time.Duration)
 }
+
+// CQRef names a completion queue of a bus.
+type CQRef struct {
+	Bus Bus
+	QID uint16
+}
+
+// GroupWaiter is what a Bus has that can wait for several completion queues at once, its own
+// and those of other buses of its kind. The queues must be idle when they join a group, and a
+// queue is in one group at most.
+type GroupWaiter interface {
+	GroupCQs(refs []CQRef) (CQGroup, error)
+}
+
+// CQGroup is a set of completion queues with one waiting party, which also does the work of
+// their software controllers while it waits.
+type CQGroup interface {
+	// Wait works and then sleeps until one of the queues has entries that came since the last
+	// Wait, or until d has passed. It may return early; Wait(0) works and never sleeps.
+	Wait(d time.Duration)
+	// Rejoin adds a queue, such as one that was deleted and created again; deleting a queue
+	// drops it from the group. The other queues go on undisturbed.
+	Rejoin(ref CQRef) error
+	// Close dissolves the group; its queues go on by themselves.
+	Close() error
+}
