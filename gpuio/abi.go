@@ -1,0 +1,279 @@
+package gpuio
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"helios/cuda"
+)
+
+// The state that the submit and complete kernels share, in device memory, and their parameter
+// blocks. The CUDA kernels get the same bytes, so layouts are asserted below. Addresses are
+// DevicePtr; a field's comment says which side may touch it:
+//
+//	host      written by the host while no kernel uses the entry
+//	owner     the holder of queueState.Own (submission side)
+//	completer the warp that owns the queue in the complete kernel (one such kernel at a time)
+//	shared    atomics only
+const (
+	maxSets     = 32 // read sets in flight
+	maxCommands = 1024
+	bitmapWords = maxCommands / 32 // one word per lane of a warp
+	maxFails    = 16               // failed rows described per set; more are only counted
+	warp        = 32
+	// ringEvery is the k×32 entries after which a long refill rings the doorbell, so that the
+	// SSD starts before the last entry is written.
+	ringEvery = 4 * warp
+)
+
+// Ownership of a queue's submission side. A kernel that finds it taken leaves ownDirty and goes
+// on: the holder looks again before it lets go. So nobody ever waits for the flag.
+const (
+	ownFree  = 0
+	ownHeld  = 1
+	ownDirty = 2
+)
+
+// Why a queue is frozen: neither kernel touches it until the host has recovered it.
+const (
+	frozenNo      = 0
+	frozenTimeout = 1 // a command is past its deadline
+	frozenForeign = 2 // a completion named no command in flight
+	frozenDead    = 3 // the queue could not be replaced
+)
+
+// States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 16 up: attempts.
+const (
+	cmdFree     = 0
+	cmdInFlight = 1
+	cmdRetry    = 2 // waits in queueState.Retry
+	cmdState    = 0xff
+	cmdAborted  = 1 << 8
+	cmdAttempt  = 1 << 16
+)
+
+// segment is one set's rows that wait at a queue: Next..End index the set's Rows.
+type segment struct {
+	Next, End int64 // owner, after the submit kernel pushed it
+}
+
+// queueState is one queue pair.
+type queueState struct {
+	// Host.
+	SQ         cuda.DevicePtr // 64 bytes × Entries
+	CQ         cuda.DevicePtr // 16 bytes × Entries
+	SQDoorbell cuda.DevicePtr
+	CQDoorbell cuda.DevicePtr
+	Commands   cuda.DevicePtr // command[NumCommands], by CID
+	Lists      cuda.DevicePtr // PRP lists, ListBytes for each CID
+	ListsIOVA  uint64
+	Stage      cuda.DevicePtr // staging slots, StageBytes for each CID; 0: none
+	StageIOVA  uint64
+	Hist       cuda.DevicePtr // Histogram of command latency
+	TimeoutNS  int64
+	DataStart  uint64 // LBA
+	QID        uint32
+	NSID       uint32
+	SSD        uint32
+	Entries    uint32
+	// NumCommands is min(SQ, CQ entries) − 1: so many CIDs bound both rings.
+	NumCommands uint32
+	ListBytes   uint32
+	StageBytes  uint32
+	PageBytes   uint32
+	Retries     uint32
+	ReadBytes   uint32 // of each command
+	Blocks      uint32 // LBAs of each command
+	_           uint32
+
+	// Submission side.
+	Own      uint32 // shared
+	Tail     uint32 // owner
+	PendHead uint32 // owner
+	PendTail uint32 // shared: advanced by the submit kernel, of which one runs at a time
+	Scan     uint32 // owner: bitmap word to look at next
+	_        [3]uint32
+	PendRing [maxSets]uint32 // set slots, oldest first
+	Pend     [maxSets]segment
+
+	// Between the sides.
+	Free   [bitmapWords]uint32 // shared: set bits are free CIDs; taken with acquire, given back with release
+	Retry  [bitmapWords]uint32 // shared: CIDs to be issued again
+	Frozen uint32              // shared
+	_      uint32
+
+	// Completion side.
+	Head   uint32 // completer
+	Phase  uint32 // completer
+	ScanAt int64  // completer: when the commands' deadlines must be looked at; 0: not armed
+
+	// Counters. Each has one writer (owner or completer); the host reads them.
+	Issued    uint64 // owner: commands, retries included
+	Direct    uint64 // owner
+	Staged    uint64 // owner
+	Retried   uint64 // owner
+	SQRings   uint64 // owner
+	Pended    uint64 // owner
+	Completed uint64 // completer
+	Errors    uint64 // completer
+	Foreign   uint64 // completer
+	CQRings   uint64 // completer
+}
+
+// command is one CID of a queue.
+type command struct {
+	Set        uint32
+	Index      uint32 // in the set's Rows
+	LBA        uint64
+	PRP1, PRP2 uint64
+	Dst        cuda.DevicePtr // where completion copies the row to; 0: it is already there
+	Start      int64          // ns, first attempt
+	Deadline   int64          // ns, shared
+	ByteOffset uint32         // of the row in its LBAs
+	State      uint32         // shared
+}
+
+// failRecord describes one failed row.
+type failRecord struct {
+	Index  uint32
+	Kind   uint16
+	Status uint16
+	QID    uint16
+	CID    uint16
+	Tries  uint32
+	LBA    uint64
+	SSD    uint32
+	_      uint32
+}
+
+// Kinds of failRecord.
+const (
+	failStatus  = 1 // the completion's Status
+	failTimeout = 2
+	failRow     = 3 // the row number is not on this SSD or not in the layout
+	failPos     = 4 // the destination is outside the buffer
+	failQueue   = 5 // the queue pair is lost
+)
+
+// setState is one read set in flight.
+type setState struct {
+	// Host.
+	Rows      cuda.DevicePtr // int64[n]
+	Pos       cuda.DevicePtr // uint32[n]
+	Offsets   cuda.DevicePtr // int64[SSDs+1]
+	Dst       cuda.DevicePtr // DstOffset is added
+	DstLimit  int64          // bytes from Dst to the end of the buffer
+	DstStride int64
+	DstIOVA   cuda.DevicePtr // uint64[SSDs]: Dst as each SSD sees it; not used when Direct is 0
+	Remaining cuda.DevicePtr // uint32[queues], shared: rows not yet done
+	Layout    Layout
+	Direct    uint32
+	Rotate    uint32 // queue that takes the first share, so that small sets use all queues in turn
+	// Results, shared.
+	NumFails uint32
+	Retries  uint32
+	Issued   uint64
+	SubmitNS int64 // end of the submit kernel's last block
+	DoneNS   int64 // end of the complete kernel's last block
+	Fails    [maxFails]failRecord
+}
+
+// submitParams is the parameter block of kernel "submit".
+type submitParams struct {
+	Queues       cuda.DevicePtr // queueState[NumQueues], by SSD
+	Sets         cuda.DevicePtr // setState[maxSets]
+	Engine       uint64         // handle of the host side: doorbell kicks and waits
+	NumQueues    uint32
+	QueuesPerSSD uint32
+	Set          uint32
+	_            uint32
+}
+
+// completeParams is the parameter block of kernel "complete".
+type completeParams struct {
+	Queues    cuda.DevicePtr
+	Sets      cuda.DevicePtr
+	Engine    uint64
+	NumQueues uint32
+	Set       uint32 // return when this set's rows are done
+}
+
+// Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
+const (
+	queueStateBytes = 1176
+	setStateBytes   = 112 + 32 + 16*40
+	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
+	_               = queueStateBytes - unsafe.Sizeof(queueState{})
+	_               = unsafe.Sizeof(setState{}) - setStateBytes
+	_               = setStateBytes - unsafe.Sizeof(setState{})
+	_               = unsafe.Sizeof(command{}) - 64
+	_               = 64 - unsafe.Sizeof(command{})
+	_               = unsafe.Sizeof(failRecord{}) - 32
+	_               = 32 - unsafe.Sizeof(failRecord{})
+	_               = unsafe.Sizeof(submitParams{}) - 40
+	_               = 40 - unsafe.Sizeof(submitParams{})
+	_               = unsafe.Sizeof(completeParams{}) - 32
+	_               = 32 - unsafe.Sizeof(completeParams{})
+	_               = unsafe.Offsetof(queueState{}.Own) - 144
+	_               = 144 - unsafe.Offsetof(queueState{}.Own)
+	_               = unsafe.Offsetof(command{}.State) - 60
+	_               = 60 - unsafe.Offsetof(command{}.State)
+)
+
+// at views device memory as a T. The host device's memory is not on Go's heap.
+func at[T any](p cuda.DevicePtr, i int) *T {
+	var z T
+	return (*T)(unsafe.Add(pointer(p), uintptr(i)*unsafe.Sizeof(z)))
+}
+
+// pointer is the host's view of device memory outside Go's heap.
+func pointer(p cuda.DevicePtr) unsafe.Pointer {
+	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
+}
+
+func addr(b []byte) cuda.DevicePtr {
+	return cuda.DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
+
+// take acquires the submission side. False: the holder will see what the caller left.
+func (q *queueState) take() bool {
+	for {
+		switch atomic.LoadUint32(&q.Own) {
+		case ownFree:
+			if atomic.CompareAndSwapUint32(&q.Own, ownFree, ownHeld) {
+				return true
+			}
+		case ownDirty:
+			return false
+		default:
+			if atomic.CompareAndSwapUint32(&q.Own, ownHeld, ownDirty) {
+				return false
+			}
+		}
+	}
+}
+
+// release gives the submission side back. False: somebody left work meanwhile; look again.
+func (q *queueState) release() bool {
+	if atomic.CompareAndSwapUint32(&q.Own, ownHeld, ownFree) {
+		return true
+	}
+	atomic.StoreUint32(&q.Own, ownHeld)
+	return false
+}
+
+// share is the part of a bucket of n rows that queue q of perSSD takes. Parts are whole warps, so
+// that small sets ring few doorbells; rotate spreads them over the queues from set to set.
+func share(n int64, q, perSSD, rotate uint32) (lo, hi int64) {
+	per := (n + int64(perSSD) - 1) / int64(perSSD)
+	per = (per + warp - 1) / warp * warp
+	j := int64((q + perSSD - rotate%perSSD) % perSSD)
+	return min(j*per, n), min((j+1)*per, n)
+}
+
+// count adds to a counter that has one writer, for readers on the host.
+func count(c *uint64, n uint64) {
+	if n != 0 {
+		atomic.StoreUint64(c, *c+n)
+	}
+}

@@ -1,0 +1,960 @@
+package gpuio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/nvme"
+)
+
+// AsyncOptions shape the async stack. Zero values choose defaults.
+type AsyncOptions struct {
+	Blocks     int           // blocks of each I/O kernel at most (32)
+	QueuePairs int           // per SSD; 0: as many as the blocks can drive at once
+	Depth      int           // reads outstanding per SSD, over all its queue pairs (256)
+	Timeout    time.Duration // deadline of one attempt (10 s)
+	Retries    int           // attempts after the first; negative: none (3)
+	SMs        int           // budget of each I/O stream; 0 = all
+	Priority   int           // of the I/O streams
+}
+
+const (
+	defaultBlocks  = 32
+	defaultDepth   = 256
+	defaultTimeout = 10 * time.Second
+	defaultRetries = 3
+	maxDepth       = 1 << 16
+)
+
+func (o *AsyncOptions) fill() error {
+	if o.Blocks == 0 {
+		o.Blocks = defaultBlocks
+	}
+	if o.Depth == 0 {
+		o.Depth = defaultDepth
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	if o.Retries == 0 {
+		o.Retries = defaultRetries
+	}
+	o.Retries = max(o.Retries, 0)
+	switch {
+	case o.Blocks < 1 || o.Blocks > 1<<16:
+		return errs.New(errs.Usage, "%d blocks for the I/O kernels: choose 1 to %d", o.Blocks, 1<<16)
+	case o.QueuePairs < 0:
+		return errs.New(errs.Usage, "%d queue pairs per SSD: choose 1 or more, or 0 to follow the blocks", o.QueuePairs)
+	case o.Depth < 1 || o.Depth > maxDepth:
+		return errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD", o.Depth, maxDepth)
+	case o.Timeout < time.Millisecond:
+		return errs.New(errs.Usage, "read timeout %v: choose at least 1ms", o.Timeout)
+	}
+	return nil
+}
+
+// async is the stack in which kernels on the device drive the NVMe queues.
+type async struct {
+	dev      cuda.Device
+	ssds     []*SSD
+	layout   Layout
+	opt      AsyncOptions
+	perSSD   int // queue pairs of each SSD
+	blocks   int // grid of complete
+	submitK  cuda.Kernel
+	complK   cuda.Kernel
+	submitS  cuda.Stream
+	complS   cuda.Stream
+	queueBuf cuda.Buffer // queueState[queues]
+	cmdBuf   cuda.Buffer // command[maxCommands used] per queue
+	histBuf  cuda.Buffer // Histogram per queue
+	setBuf   cuda.Buffer // setState[maxSets] and their arrays
+	listBuf  []dmaArea   // by SSD
+	stageBuf []dmaArea   // by SSD; made when first needed
+	pairs    []pairState // by queue
+	host     *hostSide
+	handle   uint64
+	setBytes int // of one set's arrays behind the setStates
+	dma      dmaCache
+
+	mu       sync.Mutex // order of submissions, sets, dma, broken
+	live     []*asyncPending
+	slots    [maxSets]*asyncPending
+	free     chan uint32
+	rotate   uint32
+	closed   bool
+	broken   error
+	submitEv [maxSets]cuda.Event
+	complEv  [maxSets]cuda.Event
+
+	recMu  sync.Mutex // recovery of queues
+	deadMu sync.Mutex
+	dead   []error // by SSD: why it was given up
+
+	sets, rows, failed, timeouts, aborts, recreated atomic.Int64
+	submitNS, completeNS                            atomic.Int64
+	final                                           Stats // after Close
+}
+
+// pairState is the host's side of one queue.
+type pairState struct {
+	qp     *nvme.QueuePair
+	sq, cq cuda.Buffer
+	block  int // of complete
+}
+
+// dmaArea is device memory that one SSD reaches.
+type dmaArea struct {
+	buf  cuda.Buffer
+	iova nvme.IOVA
+}
+
+// NewAsync makes the async stack over ssds, which hold a layout's rows: queue pairs, the kernels'
+// state and streams.
+func NewAsync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, error) {
+	if err := o.fill(); err != nil {
+		return nil, err
+	}
+	if err := checkSSDs(ssds, l, true); err != nil {
+		return nil, err
+	}
+	e := &async{dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds))}
+	for i := range uint32(maxSets) {
+		e.free <- i
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := e.open(ctx); err != nil {
+		return nil, errors.Join(err, e.teardown(ctx))
+	}
+	return e, nil
+}
+
+// checkSSDs tells whether the SSDs can hold the layout and, for stacks with queues, read a row with
+// one command.
+func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
+	if err := l.Check(); err != nil {
+		return err
+	}
+	if len(ssds) != int(l.SSDs) {
+		return errs.New(errs.Usage, "layout over %d SSDs with %d SSDs given: bind all stripes", l.SSDs, len(ssds))
+	}
+	for s, d := range ssds {
+		if d == nil || (queues && d.Ctrl == nil) {
+			return errs.New(errs.Usage, "SSD %d has no controller: bind it first", s)
+		}
+		if d.Ctrl == nil {
+			continue
+		}
+		ns := d.Ctrl.Namespace()
+		if ns.LBABytes != int(l.LBABytes) {
+			return errs.New(errs.Usage, "SSD %s has LBAs of %d bytes, the layout %d: load the dataset again", d.name(), ns.LBABytes, l.LBABytes)
+		}
+		if end := uint64(d.DataStart) + uint64(l.LBAsOn(s)); end > ns.Blocks || end < uint64(d.DataStart) {
+			return errs.New(errs.Usage, "SSD %s has %d LBAs, the rows need %d from %d on: bind a larger SSD", d.name(), ns.Blocks, l.LBAsOn(s), d.DataStart)
+		}
+		if m := d.Ctrl.MaxTransferBytes(); queues && m > 0 && l.ReadBytes() > m {
+			return errs.New(errs.Capability, "SSD %s transfers at most %d bytes per command, a row needs %d: use --io-stack cpu", d.name(), m, l.ReadBytes())
+		}
+	}
+	return nil
+}
+
+func (e *async) queues() int { return len(e.ssds) * e.perSSD }
+
+func (e *async) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
+
+func (e *async) set(slot uint32) *setState { return at[setState](e.setBuf.Ptr(), int(slot)) }
+
+// setArrays is the memory of a set's offsets, IOVAs and remaining counts.
+func (e *async) setArrays(slot uint32) cuda.DevicePtr {
+	return e.setBuf.Ptr() + maxSets*setStateBytes + cuda.DevicePtr(int(slot)*e.setBytes)
+}
+
+func (e *async) remaining(slot uint32) []uint32 {
+	n := len(e.ssds)
+	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr((2*n+1)*8), 0), e.queues())
+}
+
+// listBytes is the PRP list of one command: enough for a row at any offset, and a power of two, so
+// that no list crosses a page.
+func listBytes(readBytes, page int) int {
+	n := 8
+	for n < (readBytes+page-1)/page*8 {
+		n *= 2
+	}
+	return n
+}
+
+func stageBytes(readBytes, page int) int {
+	if readBytes > page {
+		return (readBytes + page - 1) / page * page
+	}
+	n := 512
+	for n < readBytes {
+		n *= 2
+	}
+	return n
+}
+
+// choosePairs settles the queue pairs per SSD and each one's commands.
+func (e *async) choosePairs() error {
+	sms := e.dev.Info().SMs
+	if e.opt.SMs > 0 {
+		sms = min(sms, e.opt.SMs)
+	}
+	active := max(min(e.opt.Blocks, sms), 1)
+	e.perSSD = e.opt.QueuePairs
+	if e.perSSD == 0 {
+		e.perSSD = (active + len(e.ssds) - 1) / len(e.ssds)
+	}
+	e.perSSD = min(e.perSSD, e.opt.Depth)
+	for _, s := range e.ssds {
+		limit := s.Ctrl.MaxQueuePairs()
+		if e.opt.QueuePairs == 0 && limit > 1 {
+			limit-- // leaves one for Bulk
+		}
+		if e.perSSD > limit && e.opt.QueuePairs != 0 {
+			return errs.New(errs.Usage, "%d queue pairs per SSD: %s has %d", e.opt.QueuePairs, s.name(), limit)
+		}
+		e.perSSD = min(e.perSSD, limit)
+		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > min(maxCommands, s.Ctrl.MaxQueueEntries()-1) {
+			if e.opt.QueuePairs != 0 {
+				return errs.New(errs.Usage, "depth %d over %d queue pairs: %s takes at most %d commands per queue; use more queue pairs or less depth",
+					e.opt.Depth, e.perSSD, s.name(), min(maxCommands, s.Ctrl.MaxQueueEntries()-1))
+			}
+			most := min(maxCommands, s.Ctrl.MaxQueueEntries()-1)
+			e.perSSD = (e.opt.Depth + most - 1) / most
+			if e.perSSD > limit {
+				return errs.New(errs.Usage, "depth %d: %s takes at most %d commands on %d queue pairs", e.opt.Depth, s.name(), most*limit, limit)
+			}
+		}
+	}
+	e.blocks = max(min(active, e.queues()), 1)
+	return nil
+}
+
+func (e *async) open(ctx context.Context) error {
+	if err := e.choosePairs(); err != nil {
+		return err
+	}
+	var err error
+	if e.submitK, err = e.dev.Kernel("submit"); err != nil {
+		return err
+	}
+	if e.complK, err = e.dev.Kernel("complete"); err != nil {
+		return err
+	}
+	if e.submitS, err = e.dev.NewStream(cuda.StreamOptions{Name: "submit", SMs: e.opt.SMs, Priority: e.opt.Priority}); err != nil {
+		return err
+	}
+	if e.complS, err = e.dev.NewStream(cuda.StreamOptions{Name: "complete", SMs: e.opt.SMs, Priority: e.opt.Priority}); err != nil {
+		return err
+	}
+	for i := range maxSets {
+		if e.submitEv[i], err = e.dev.NewEvent(); err != nil {
+			return err
+		}
+		if e.complEv[i], err = e.dev.NewEvent(); err != nil {
+			return err
+		}
+	}
+	nq := e.queues()
+	per := e.commandsOf(0)
+	if e.queueBuf, err = e.alloc(int64(nq*queueStateBytes), "gpuio queues"); err != nil {
+		return err
+	}
+	if e.cmdBuf, err = e.alloc(int64(nq*per)*int64(unsafe.Sizeof(command{})), "gpuio commands"); err != nil {
+		return err
+	}
+	if e.histBuf, err = e.alloc(int64(nq)*int64(unsafe.Sizeof(Histogram{})), "gpuio latency"); err != nil {
+		return err
+	}
+	e.setBytes = ((2*len(e.ssds)+1)*8 + nq*4 + 63) &^ 63
+	if e.setBuf, err = e.alloc(int64(maxSets*(setStateBytes+e.setBytes)), "gpuio sets"); err != nil {
+		return err
+	}
+	e.listBuf = make([]dmaArea, len(e.ssds))
+	e.stageBuf = make([]dmaArea, len(e.ssds))
+	e.pairs = make([]pairState, nq)
+	read := e.layout.ReadBytes()
+	for s, d := range e.ssds {
+		page := d.Ctrl.PageBytes()
+		lb := listBytes(read, page)
+		if lb > page {
+			return errs.New(errs.Capability, "rows of %d bytes need more than one page of PRP list on %s: use --io-stack cpu", read, d.name())
+		}
+		if e.listBuf[s], err = e.allocDMA(s, e.perSSD*per*lb, "gpuio prp lists"); err != nil {
+			return err
+		}
+		for i := range e.perSSD {
+			g := s*e.perSSD + i
+			q := e.queue(g)
+			*q = queueState{
+				Commands:  e.cmdBuf.Ptr() + cuda.DevicePtr(g*per*int(unsafe.Sizeof(command{}))),
+				Lists:     e.listBuf[s].buf.Ptr() + cuda.DevicePtr(i*per*lb),
+				ListsIOVA: uint64(e.listBuf[s].iova) + uint64(i*per*lb),
+				Hist:      e.histBuf.Ptr() + cuda.DevicePtr(g*int(unsafe.Sizeof(Histogram{}))),
+				TimeoutNS: int64(e.opt.Timeout),
+				DataStart: uint64(d.DataStart),
+				NSID:      d.Ctrl.Namespace().ID,
+				SSD:       uint32(s), NumCommands: uint32(e.commandsOf(i)),
+				ListBytes: uint32(lb), PageBytes: uint32(page), Retries: uint32(e.opt.Retries),
+				ReadBytes: uint32(read), Blocks: uint32(e.layout.LBAsPerRow),
+			}
+			for cid := range q.NumCommands {
+				q.Free[cid/32] |= 1 << (cid & 31)
+			}
+			if err := e.createPair(ctx, g); err != nil {
+				return err
+			}
+		}
+	}
+	if !e.layout.whole() {
+		if err := e.ensureStaging(); err != nil {
+			return err
+		}
+	}
+	if err := e.openHostSide(); err != nil {
+		return err
+	}
+	e.dma.init(e.ssds)
+	return nil
+}
+
+// commandsOf is the number of CIDs of an SSD's i-th queue; the first has the most.
+func (e *async) commandsOf(i int) int {
+	n := e.opt.Depth / e.perSSD
+	if i < e.opt.Depth%e.perSSD {
+		n++
+	}
+	return n
+}
+
+// alloc takes kernel state from device memory that the host can reach too, for recovery.
+func (e *async) alloc(n int64, purpose string) (cuda.Buffer, error) {
+	b, err := e.dev.Alloc(cuda.MemDevice, max(n, 1), purpose)
+	if err != nil || b.Bytes() != nil {
+		return b, err
+	}
+	if err := b.Free(); err != nil {
+		return nil, err
+	}
+	return e.dev.Alloc(cuda.MemPinned, max(n, 1), purpose)
+}
+
+func (e *async) allocDMA(ssd, bytes int, purpose string) (dmaArea, error) {
+	page := e.ssds[ssd].Ctrl.PageBytes()
+	b, err := e.alloc(int64((bytes+page-1)/page*page), purpose)
+	if err != nil {
+		return dmaArea{}, err
+	}
+	iova, err := e.ssds[ssd].Ctrl.MapDMA(b.Bytes())
+	if err != nil {
+		return dmaArea{}, errors.Join(fmt.Errorf("nvme %s: map %s: %w", e.ssds[ssd].name(), purpose, err), b.Free())
+	}
+	return dmaArea{b, iova}, nil
+}
+
+func (e *async) freeDMA(ssd int, a *dmaArea) error {
+	if a.buf == nil {
+		return nil
+	}
+	err := errors.Join(e.ssds[ssd].Ctrl.UnmapDMA(a.iova, a.buf.Size()), a.buf.Free())
+	*a = dmaArea{}
+	return err
+}
+
+// ensureStaging gives each CID a slot for reads that cannot go to their final place. No kernel
+// uses a queue's Stage before a set without Direct is launched, which happens after this.
+func (e *async) ensureStaging() error {
+	per := e.commandsOf(0)
+	for s, d := range e.ssds {
+		if e.stageBuf[s].buf != nil {
+			continue
+		}
+		sb := stageBytes(e.layout.ReadBytes(), d.Ctrl.PageBytes())
+		a, err := e.allocDMA(s, e.perSSD*per*sb, "gpuio staging")
+		if err != nil {
+			return err
+		}
+		e.stageBuf[s] = a
+		for i := range e.perSSD {
+			q := e.queue(s*e.perSSD + i)
+			q.Stage = a.buf.Ptr() + cuda.DevicePtr(i*per*sb)
+			q.StageIOVA = uint64(a.iova) + uint64(i*per*sb)
+			q.StageBytes = uint32(sb)
+		}
+	}
+	return nil
+}
+
+// createPair makes queue g's rings and points its state at them.
+func (e *async) createPair(ctx context.Context, g int) error {
+	q := e.queue(g)
+	p := &e.pairs[g]
+	d := e.ssds[q.SSD]
+	qp, err := d.Ctrl.CreateQueuePair(ctx, int(q.NumCommands)+1)
+	if err != nil {
+		return err
+	}
+	p.qp = qp
+	if p.sq, err = e.dev.Register(qp.SQ, "gpuio sq"); err != nil {
+		return err
+	}
+	if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
+		return err
+	}
+	q.SQ, q.CQ = p.sq.Ptr(), p.cq.Ptr()
+	q.SQDoorbell = cuda.DevicePtr(uintptr(unsafe.Pointer(qp.SQDoorbell)))
+	q.CQDoorbell = cuda.DevicePtr(uintptr(unsafe.Pointer(qp.CQDoorbell)))
+	atomic.StoreUint32(&q.QID, uint32(qp.ID))
+	q.Entries = uint32(qp.Entries)
+	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
+	return nil
+}
+
+// deletePair ends queue g. When it returns nil no DMA of its commands can happen any more.
+func (e *async) deletePair(ctx context.Context, g int) error {
+	p := &e.pairs[g]
+	if p.qp == nil {
+		return nil
+	}
+	qp := p.qp
+	p.qp = nil // on an error the controller keeps its memory until Reset or Close
+	return errors.Join(e.unregister(g), e.ssds[g/e.perSSD].Ctrl.DeleteQueuePair(ctx, qp))
+}
+
+func (e *async) unregister(g int) error {
+	p := &e.pairs[g]
+	var err error
+	for _, b := range []*cuda.Buffer{&p.sq, &p.cq} {
+		if *b != nil {
+			err = errors.Join(err, (*b).Free())
+			*b = nil
+		}
+	}
+	return err
+}
+
+// blockOf is the block of complete that owns queue g, by the rule of cuda.Block.Range.
+func blockOf(g, blocks, queues int) int {
+	q, r := queues/blocks, queues%blocks
+	if g < r*(q+1) {
+		return g / (q + 1)
+	}
+	return r + (g-r*(q+1))/q
+}
+
+func (e *async) openHostSide() error {
+	h := &hostSide{kickers: make([]nvme.Kicker, len(e.ssds)), parks: make([]blockPark, e.blocks)}
+	for s, d := range e.ssds {
+		h.kickers[s], _ = d.Ctrl.Bus().(nvme.Kicker)
+	}
+	refs := make([][]nvme.CQRef, e.blocks)
+	for g := range e.pairs {
+		b := blockOf(g, e.blocks, e.queues())
+		e.pairs[g].block = b
+		bus := e.ssds[g/e.perSSD].Ctrl.Bus()
+		refs[b] = append(refs[b], nvme.CQRef{Bus: bus, QID: e.pairs[g].qp.ID})
+		w, _ := bus.(nvme.Waiter)
+		h.parks[b].waiters = append(h.parks[b].waiters, queueWaiter{w, e.queue(g), &e.queue(g).QID})
+	}
+	e.host = h
+	for b := range refs {
+		gw, ok := refs[b][0].Bus.(nvme.GroupWaiter)
+		for _, r := range refs[b] {
+			if _, has := r.Bus.(nvme.GroupWaiter); !has {
+				ok = false
+			}
+		}
+		if ok {
+			group, err := gw.GroupCQs(refs[b])
+			if err != nil {
+				return fmt.Errorf("gpuio: wait for the queues of block %d: %w", b, err)
+			}
+			h.parks[b].group = group
+		}
+		h.parks[b].init()
+	}
+	e.handle = registerHostSide(h)
+	return nil
+}
+
+func (e *async) Name() string { return "async" }
+
+// asyncPending is one set in flight.
+type asyncPending struct {
+	e        *async
+	slot     uint32
+	rows     int64
+	mapping  *dmaMapping
+	started  int64
+	timeouts int64
+	// turn is held by who waits for or finishes the set.
+	turn     chan struct{}
+	finished bool
+	stats    ReadStats
+	err      error
+}
+
+// Submit implements Reader.
+func (e *async) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
+	n, err := checkSet(rs, e.layout)
+	if err != nil {
+		return nil, err
+	}
+	p := &asyncPending{e: e, rows: n, turn: make(chan struct{}, 1)}
+	if n == 0 {
+		p.finished = true
+		return p, nil
+	}
+	if p.slot, err = e.takeSlot(ctx); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.launch(p, rs); err != nil {
+		if p.mapping != nil {
+			e.dma.release(p.mapping)
+		}
+		e.free <- p.slot
+		return nil, err
+	}
+	e.sets.Add(1)
+	e.slots[p.slot] = p
+	e.live = append(e.live, p)
+	return p, nil
+}
+
+// checkSet checks what the host can see of a set and returns its rows.
+func checkSet(rs *ReadSet, l Layout) (int64, error) {
+	if len(rs.SSDOffset) != int(l.SSDs)+1 {
+		return 0, errs.New(errs.Usage, "read set with %d bucket bounds for %d SSDs", len(rs.SSDOffset), l.SSDs)
+	}
+	for i := range rs.SSDOffset {
+		if rs.SSDOffset[i] < 0 || (i > 0 && rs.SSDOffset[i] < rs.SSDOffset[i-1]) {
+			return 0, errs.New(errs.Usage, "read set: bucket bounds %v do not ascend", rs.SSDOffset)
+		}
+	}
+	n := rs.SSDOffset[l.SSDs] - rs.SSDOffset[0]
+	if rs.SSDOffset[l.SSDs] > math.MaxUint32 {
+		return 0, errs.New(errs.Usage, "read set of %d rows: at most %d", n, uint32(math.MaxUint32))
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	if rs.Rows == 0 || rs.Pos == 0 || rs.Dst == nil {
+		return 0, errs.New(errs.Usage, "read set of %d rows without rows, positions or destination", n)
+	}
+	if rs.DstStride < int64(l.RowBytes) || rs.DstOffset < 0 || rs.DstOffset > rs.Dst.Size()-int64(l.RowBytes) {
+		return 0, errs.New(errs.Usage, "read set: rows of %d bytes do not fit stride %d at offset %d of a buffer of %d bytes",
+			l.RowBytes, rs.DstStride, rs.DstOffset, rs.Dst.Size())
+	}
+	return n, nil
+}
+
+// takeSlot gets a set slot, by finishing the oldest set when all are taken.
+func (e *async) takeSlot(ctx context.Context) (uint32, error) {
+	for {
+		select {
+		case s := <-e.free:
+			return s, nil
+		default:
+		}
+		e.mu.Lock()
+		var oldest *asyncPending
+		if len(e.live) > 0 {
+			oldest = e.live[0]
+		}
+		e.mu.Unlock()
+		if oldest == nil { // somebody is about to give one back
+			select {
+			case s := <-e.free:
+				return s, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
+		if err := oldest.complete(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// launch maps the destination, fills the set's slot and enqueues both kernels. Needs e.mu.
+func (e *async) launch(p *asyncPending, rs *ReadSet) error {
+	switch {
+	case e.closed:
+		return errs.New(errs.Failed, "gpuio async: the reader is closed")
+	case e.broken != nil:
+		return e.broken
+	}
+	nssd := len(e.ssds)
+	for s, d := range e.ssds {
+		if rs.SSDOffset[s] < rs.SSDOffset[s+1] {
+			if err := e.deadError(s); err != nil {
+				return errs.New(errs.Device, "nvme %s was given up after: %w; bind it again", d.name(), err)
+			}
+		}
+	}
+	var err error
+	direct := uint32(0)
+	if e.layout.whole() && rs.DstOffset%4 == 0 && rs.DstStride%4 == 0 {
+		if p.mapping, err = e.dma.acquire(rs.Dst); err != nil {
+			return err
+		}
+		if p.mapping != nil {
+			direct = 1
+		}
+	}
+	if direct == 0 {
+		if err := e.ensureStaging(); err != nil {
+			return err
+		}
+	}
+	arrays := e.setArrays(p.slot)
+	iovas := arrays + cuda.DevicePtr((nssd+1)*8)
+	copy(unsafe.Slice(at[int64](arrays, 0), nssd+1), rs.SSDOffset)
+	if direct != 0 {
+		for s := range nssd {
+			*at[uint64](iovas, s) = uint64(p.mapping.iovas[s]) + uint64(rs.DstOffset)
+		}
+	}
+	rem := e.remaining(p.slot)
+	rotate := e.rotate
+	e.rotate++
+	for g := range rem {
+		s := g / e.perSSD
+		lo, hi := share(rs.SSDOffset[s+1]-rs.SSDOffset[s], uint32(g%e.perSSD), uint32(e.perSSD), rotate)
+		rem[g] = uint32(hi - lo)
+	}
+	*e.set(p.slot) = setState{
+		Rows: rs.Rows, Pos: rs.Pos, Offsets: arrays, Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
+		DstLimit: rs.Dst.Size() - rs.DstOffset, DstStride: rs.DstStride, DstIOVA: iovas,
+		Remaining: iovas + cuda.DevicePtr(nssd*8), Layout: e.layout, Direct: direct, Rotate: rotate,
+	}
+	p.started = nanotime()
+	err = func() error {
+		if rs.Ready != nil {
+			if err := e.submitS.Wait(rs.Ready); err != nil {
+				return err
+			}
+		}
+		grid := cuda.LaunchConfig{Blocks: min(e.opt.Blocks, e.queues()), Threads: warp}
+		if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
+			Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
+			NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: p.slot,
+		}); err != nil {
+			return err
+		}
+		if err := e.submitS.Record(e.submitEv[p.slot]); err != nil {
+			return err
+		}
+		// complete starts after its set was handed over; submit only fills queues, so this is
+		// soon, and completions of earlier sets are reaped meanwhile.
+		if err := e.complS.Wait(e.submitEv[p.slot]); err != nil {
+			return err
+		}
+		return e.launchComplete(p.slot)
+	}()
+	if err != nil {
+		e.broken = fmt.Errorf("gpuio async: launch: %w", err)
+		p.mapping = nil // commands may be in flight: the mapping stays until Close
+		return e.broken
+	}
+	return nil
+}
+
+// launchComplete enqueues the complete kernel for a set. Needs e.mu.
+func (e *async) launchComplete(slot uint32) error {
+	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks, Threads: warp}, completeParams{
+		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle, NumQueues: uint32(e.queues()), Set: slot,
+	}); err != nil {
+		return err
+	}
+	return e.complS.Record(e.complEv[slot])
+}
+
+// Wait implements Pending.
+func (p *asyncPending) Wait(ctx context.Context) (ReadStats, error) {
+	if err := p.complete(ctx); err != nil {
+		return ReadStats{}, err
+	}
+	return p.stats, p.err
+}
+
+// complete brings the set to its end: it waits for the complete kernel and recovers the queues
+// that the kernel had to leave, as often as it takes. Its own error is ctx's.
+func (p *asyncPending) complete(ctx context.Context) error {
+	select {
+	case p.turn <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("gpuio async: wait for %d rows: %w", p.rows, ctx.Err())
+	}
+	defer func() { <-p.turn }()
+	if p.finished {
+		return nil
+	}
+	e := p.e
+	for {
+		if err := e.complEv[p.slot].Synchronize(ctx); err != nil {
+			if ctx.Err() != nil {
+				return fmt.Errorf("gpuio async: wait for %d rows: %w", p.rows, ctx.Err())
+			}
+			p.abandon(err)
+			return nil
+		}
+		left := false
+		for _, n := range e.remaining(p.slot) {
+			left = left || n != 0
+		}
+		if !left {
+			p.finish()
+			return nil
+		}
+		if err := e.recover(ctx, p); err != nil {
+			return err
+		}
+		e.mu.Lock()
+		err := e.broken
+		if err == nil {
+			err = e.launchComplete(p.slot)
+		}
+		e.mu.Unlock()
+		if err != nil {
+			p.abandon(err)
+			return nil
+		}
+	}
+}
+
+// abandon ends a set whose kernels failed. Its commands may still be in flight: its slot and its
+// destination's mapping stay taken until Close has deleted the queues.
+func (p *asyncPending) abandon(err error) {
+	e := p.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken == nil {
+		e.broken = fmt.Errorf("gpuio async: %w", err)
+	}
+	p.finished = true
+	p.err = fmt.Errorf("gpuio async: %d rows not read: %w; close the reader before the buffers are used again", p.rows, err)
+	e.failed.Add(p.rows)
+	e.forgetLive(p)
+}
+
+func (e *async) forgetLive(p *asyncPending) {
+	for i, x := range e.live {
+		if x == p {
+			e.live = append(e.live[:i], e.live[i+1:]...)
+			return
+		}
+	}
+}
+
+// finish takes the results out of the slot and gives it back.
+func (p *asyncPending) finish() {
+	e := p.e
+	set := e.set(p.slot)
+	fails := int64(set.NumFails)
+	p.stats = ReadStats{
+		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Retries: int64(set.Retries), Timeouts: p.timeouts,
+		Submit: time.Duration(max(set.SubmitNS-p.started, 0)), Complete: time.Duration(max(set.DoneNS-set.SubmitNS, 0)),
+	}
+	p.stats.Bytes = p.stats.Commands * int64(e.layout.ReadBytes())
+	if fails > 0 {
+		p.err = e.setError(p, set)
+	}
+	e.rows.Add(p.stats.Rows)
+	e.failed.Add(fails)
+	e.timeouts.Add(p.stats.Timeouts)
+	e.submitNS.Add(int64(p.stats.Submit))
+	e.completeNS.Add(int64(p.stats.Complete))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p.finished = true
+	if p.mapping != nil {
+		e.dma.release(p.mapping)
+	}
+	e.slots[p.slot] = nil
+	e.forgetLive(p)
+	e.free <- p.slot
+}
+
+// setError turns the fail records of a set into errors that name SSD, queue, LBA and status.
+func (e *async) setError(p *asyncPending, set *setState) error {
+	out := &SetError{Stack: "async", Failed: int64(set.NumFails), Rows: p.rows}
+	class := errs.Device
+	for i := range min(int(set.NumFails), maxFails) {
+		f := &set.Fails[i]
+		row := *at[int64](set.Rows, int(f.Index))
+		ssd := e.ssds[f.SSD]
+		var err error
+		switch f.Kind {
+		case failStatus:
+			err = &nvme.StatusError{Bus: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: uint32(e.layout.LBAsPerRow), Status: nvme.Status(f.Status)}
+		case failTimeout:
+			err = &TimeoutError{SSD: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: uint32(e.layout.LBAsPerRow), After: e.opt.Timeout, Attempts: int(f.Tries)}
+		case failRow:
+			class = errs.Failed
+			err = fmt.Errorf("not a row of SSD %s: the layout has %d rows on %d SSDs; the bucket is wrong", ssd.name(), e.layout.Rows, e.layout.SSDs)
+		case failPos:
+			class = errs.Failed
+			err = fmt.Errorf("position %d is outside the destination of %d bytes", *at[uint32](set.Pos, int(f.Index)), set.DstLimit)
+		default:
+			err = fmt.Errorf("nvme %s q%d: the queue pair is lost: %w", ssd.name(), f.QID, e.deadError(int(f.SSD)))
+		}
+		out.First = append(out.First, &RowError{Row: row, Err: err})
+	}
+	return errs.With(class, out)
+}
+
+// Stats implements Reader.
+func (e *async) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.queueBuf == nil {
+		return e.final
+	}
+	return e.statsLocked()
+}
+
+func (e *async) statsLocked() Stats {
+	st := Stats{
+		ReadStats: ReadStats{
+			Rows: e.rows.Load(), Timeouts: e.timeouts.Load(),
+			Submit: time.Duration(e.submitNS.Load()), Complete: time.Duration(e.completeNS.Load()),
+		},
+		Sets: e.sets.Load(), Failed: e.failed.Load(), Aborts: e.aborts.Load(), Recreated: e.recreated.Load(),
+	}
+	read := int64(e.layout.ReadBytes())
+	for s, d := range e.ssds {
+		per := SSDStats{Name: d.name()}
+		for i := range e.perSSD {
+			q := e.queue(s*e.perSSD + i)
+			per.Commands += int64(atomic.LoadUint64(&q.Issued))
+			st.Direct += int64(atomic.LoadUint64(&q.Direct))
+			st.Staged += int64(atomic.LoadUint64(&q.Staged))
+			st.Retries += int64(atomic.LoadUint64(&q.Retried))
+			st.Pended += int64(atomic.LoadUint64(&q.Pended))
+			st.Errors += int64(atomic.LoadUint64(&q.Errors))
+			st.Foreign += int64(atomic.LoadUint64(&q.Foreign))
+			st.Doorbells += int64(atomic.LoadUint64(&q.SQRings) + atomic.LoadUint64(&q.CQRings))
+			h := at[Histogram](q.Hist, 0)
+			for b := range h.Counts {
+				st.Latency.Counts[b] += atomic.LoadUint64(&h.Counts[b])
+			}
+		}
+		per.Bytes = per.Commands * read
+		st.Commands += per.Commands
+		st.Bytes += per.Bytes
+		st.PerSSD = append(st.PerSSD, per)
+	}
+	return st
+}
+
+// Close implements Reader. Sets in flight are finished first; when ctx ends before they are, their
+// rows are given up: the queue pairs are deleted, after which the SSDs write nothing any more.
+func (e *async) Close(ctx context.Context) error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	live := append([]*asyncPending(nil), e.live...)
+	e.mu.Unlock()
+	var err error
+	for _, p := range live {
+		if err = p.complete(ctx); err != nil {
+			break
+		}
+	}
+	return errors.Join(err, e.teardown(ctx))
+}
+
+// closeTimeout bounds each part of a teardown whose own context has ended.
+const closeTimeout = 5 * time.Second
+
+// teardown gives back what open took, as far as it came. No set is submitted any more.
+func (e *async) teardown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	var err error
+	// Kernels leave frozen queues alone, so they end.
+	if e.queueBuf != nil {
+		for g := range e.pairs {
+			atomic.StoreUint32(&e.queue(g).Frozen, frozenDead)
+		}
+	}
+	quiet := true
+	for _, s := range []cuda.Stream{e.submitS, e.complS} {
+		if s != nil {
+			// A failed stream has dropped its work too; its error was told by Wait.
+			if serr := s.Synchronize(ctx); serr != nil && ctx.Err() != nil {
+				err, quiet = errors.Join(err, serr), false
+			}
+			err = errors.Join(err, s.Close())
+		}
+	}
+	if !quiet {
+		// Kernels still run: their memory must stay.
+		return errors.Join(err, errs.New(errs.Device, "gpuio async: kernels did not end within %v; the engine's memory is not freed", closeTimeout))
+	}
+	for i := range maxSets {
+		for _, ev := range []cuda.Event{e.submitEv[i], e.complEv[i]} {
+			if ev != nil {
+				err = errors.Join(err, ev.Close())
+			}
+		}
+	}
+	if e.handle != 0 {
+		dropHostSide(e.handle)
+	}
+	if e.host != nil {
+		for i := range e.host.parks {
+			if g := e.host.parks[i].group; g != nil {
+				err = errors.Join(err, g.Close())
+			}
+		}
+	}
+	unsafeSSD := make([]bool, len(e.ssds))
+	for g := range e.pairs {
+		if derr := e.deletePair(ctx, g); derr != nil {
+			err = errors.Join(err, derr)
+			unsafeSSD[g/e.perSSD] = true
+		}
+	}
+	for s, bad := range unsafeSSD {
+		if bad { // only this ends its DMA now
+			err = errors.Join(err, e.ssds[s].Ctrl.Reset(ctx))
+		}
+	}
+	err = errors.Join(err, e.dma.close())
+	for s := range e.ssds {
+		if e.listBuf != nil {
+			err = errors.Join(err, e.freeDMA(s, &e.listBuf[s]), e.freeDMA(s, &e.stageBuf[s]))
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.queueBuf != nil {
+		e.final = e.statsLocked()
+	}
+	for _, b := range []*cuda.Buffer{&e.queueBuf, &e.cmdBuf, &e.histBuf, &e.setBuf} {
+		if *b != nil {
+			err = errors.Join(err, (*b).Free())
+			*b = nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,443 @@
+package gpuio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/nvme"
+)
+
+// Bulk moves long extents through a queue pair of its own, several commands in flight, each up to
+// the controller's transfer limit. Data is copied through Bulk's DMA buffers, so callers may pass
+// any memory. It serves loading and verification; calls are serialised.
+type Bulk struct {
+	mu      sync.Mutex
+	c       *nvme.Controller
+	waiter  nvme.Waiter
+	kicker  nvme.Kicker
+	depth   int
+	chunk   int // bytes per command
+	timeout time.Duration
+	retries int
+	mem     []byte // depth × (chunk + list page)
+	iova    nvme.IOVA
+	stride  int
+	slots   []bulkSlot
+	q       *nvme.QueuePair
+	tail    uint32
+	head    uint32
+	phase   uint32
+	closed  bool
+}
+
+type bulkSlot struct {
+	busy     bool
+	done     bool
+	aborted  bool
+	attempts int
+	deadline time.Time
+	lba      nvme.LBA
+	blocks   uint32
+	at       int // offset in the caller's data
+	n        int
+	status   nvme.Status
+}
+
+const (
+	bulkChunk   = 256 << 10
+	bulkRetries = 3
+	bulkTimeout = 10 * time.Second
+	// abortGrace is how long an aborted command may take to post its completion before the
+	// queue pair is given up.
+	abortGrace = 500 * time.Millisecond
+)
+
+// BulkOption changes a default of NewBulk.
+type BulkOption func(*Bulk)
+
+// BulkTimeout sets the deadline of each command (10 s).
+func BulkTimeout(d time.Duration) BulkOption { return func(b *Bulk) { b.timeout = d } }
+
+// BulkRetries sets how often a command is tried again (3).
+func BulkRetries(n int) BulkOption { return func(b *Bulk) { b.retries = n } }
+
+// NewBulk creates a queue pair with up to depth commands in flight (1 to 256).
+func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOption) (*Bulk, error) {
+	page := c.PageBytes()
+	depth = min(max(depth, 1), 256, c.MaxQueueEntries()-1)
+	lba := c.Namespace().LBABytes
+	b := &Bulk{c: c, depth: depth, timeout: bulkTimeout, retries: bulkRetries}
+	for _, o := range opts {
+		o(b)
+	}
+	b.waiter, _ = c.Bus().(nvme.Waiter)
+	b.kicker, _ = c.Bus().(nvme.Kicker)
+	b.chunk = bulkChunk
+	if m := c.MaxTransferBytes(); m > 0 && m < b.chunk {
+		b.chunk = m
+	}
+	b.chunk -= b.chunk % max(lba, page)
+	if b.chunk == 0 {
+		return nil, errs.New(errs.Capability, "nvme %s: transfers are limited to %d bytes, less than a page or an LBA of %d bytes", c.Name(), c.MaxTransferBytes(), lba)
+	}
+	if b.chunk/page > page/8 {
+		b.chunk = page * (page / 8) // one list page per command
+	}
+	// A slot is its data and one page for the PRP list.
+	b.stride = b.chunk + page
+	mem, err := hostmem.Alloc(int64(depth*b.stride), "gpuio bulk")
+	if err != nil {
+		return nil, err
+	}
+	if b.iova, err = c.MapDMA(mem); err != nil {
+		return nil, errors.Join(fmt.Errorf("nvme %s: map bulk buffers: %w", c.Name(), err), hostmem.Free(mem))
+	}
+	b.mem = mem
+	b.slots = make([]bulkSlot, depth)
+	if err := b.createQueue(ctx); err != nil {
+		return nil, errors.Join(err, b.freeMemory())
+	}
+	return b, nil
+}
+
+func (b *Bulk) createQueue(ctx context.Context) error {
+	q, err := b.c.CreateQueuePair(ctx, b.depth+1)
+	if err != nil {
+		return err
+	}
+	b.q, b.tail, b.head, b.phase = q, 0, 0, 1
+	return nil
+}
+
+func (b *Bulk) freeMemory() error {
+	if b.mem == nil {
+		return nil
+	}
+	err := errors.Join(b.c.UnmapDMA(b.iova, int64(len(b.mem))), hostmem.Free(b.mem))
+	b.mem = nil
+	return err
+}
+
+// WriteAt writes data, a whole number of LBAs, beginning at lba. Data is durable after Flush.
+func (b *Bulk) WriteAt(ctx context.Context, lba nvme.LBA, data []byte) error {
+	return b.transfer(ctx, true, lba, data)
+}
+
+// ReadAt reads len(dst) bytes, a whole number of LBAs, beginning at lba. On an error the content
+// of dst is undefined.
+func (b *Bulk) ReadAt(ctx context.Context, lba nvme.LBA, dst []byte) error {
+	return b.transfer(ctx, false, lba, dst)
+}
+
+// Flush makes all data written before it durable.
+func (b *Bulk) Flush(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.run(ctx, opFlush, 0, nil)
+}
+
+// Close deletes the queue pair and frees the buffers.
+func (b *Bulk) Close(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	var err error
+	if b.q != nil {
+		err = b.c.DeleteQueuePair(ctx, b.q)
+		b.q = nil
+	}
+	return errors.Join(err, b.freeMemory())
+}
+
+type bulkOp uint8
+
+const (
+	opRead bulkOp = iota
+	opWrite
+	opFlush
+)
+
+func (o bulkOp) String() string { return [...]string{"read", "write", "flush"}[o] }
+
+func (b *Bulk) transfer(ctx context.Context, write bool, lba nvme.LBA, data []byte) error {
+	ns := b.c.Namespace()
+	op := opRead
+	if write {
+		op = opWrite
+	}
+	if len(data)%ns.LBABytes != 0 {
+		return errs.New(errs.Usage, "nvme %s: %s of %d bytes at LBA %d is not a whole number of %d byte LBAs", b.c.Name(), op, len(data), lba, ns.LBABytes)
+	}
+	blocks := uint64(len(data) / ns.LBABytes)
+	if uint64(lba) > ns.Blocks || blocks > ns.Blocks-uint64(lba) {
+		return errs.New(errs.Usage, "nvme %s: %s LBA %d+%d: the namespace ends at %d; bind a larger SSD", b.c.Name(), op, lba, blocks, ns.Blocks)
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.run(ctx, op, lba, data)
+}
+
+// run keeps the slots busy until all of data has moved, or the first permanent error; then it
+// waits for what is in flight, because the slots' memory belongs to those commands.
+func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) error {
+	if b.closed || b.q == nil {
+		return errs.New(errs.Device, "nvme %s: bulk queue is closed; open the SSD again", b.c.Name())
+	}
+	ns := b.c.Namespace()
+	var first error
+	next, inflight := 0, 0
+	flushed := op != opFlush
+	for {
+		if first == nil && ctx.Err() != nil {
+			first = fmt.Errorf("nvme %s: %s LBA %d: %w", b.c.Name(), op, lba, ctx.Err())
+		}
+		rang := false
+		for i := range b.slots {
+			if first != nil || (next >= len(data) && flushed) {
+				break
+			}
+			s := &b.slots[i]
+			if s.busy {
+				continue
+			}
+			n := min(b.chunk, len(data)-next)
+			*s = bulkSlot{busy: true, at: next, n: n, lba: lba + nvme.LBA(next/ns.LBABytes), blocks: uint32(n / ns.LBABytes)}
+			flushed = true
+			if op == opWrite {
+				copy(b.mem[i*b.stride:], data[next:next+n])
+			}
+			if err := b.issue(i, op); err != nil {
+				s.busy = false
+				first = err
+				break
+			}
+			next += n
+			inflight++
+			rang = true
+		}
+		if rang {
+			b.ring()
+		}
+		if inflight == 0 {
+			return first
+		}
+		if err := b.reap(ctx, op, data, &inflight, &first); err != nil {
+			return err
+		}
+	}
+}
+
+// issue writes slot i's command to the submission queue; ring makes it visible.
+func (b *Bulk) issue(i int, op bulkOp) error {
+	s := &b.slots[i]
+	ns := b.c.Namespace()
+	var cmd nvme.Command
+	if op == opFlush {
+		cmd = nvme.FlushCommand(uint16(i), ns.ID)
+	} else {
+		at := i * b.stride
+		page := b.c.PageBytes()
+		prp1, prp2, err := nvme.BuildPRP(b.iova+nvme.IOVA(at), s.n, page, func() ([]uint64, nvme.IOVA, error) {
+			list := at + b.chunk
+			return unsafe.Slice((*uint64)(unsafe.Pointer(&b.mem[list])), page/8), b.iova + nvme.IOVA(list), nil
+		})
+		if err != nil {
+			return err
+		}
+		if op == opWrite {
+			cmd = nvme.WriteCommand(uint16(i), ns.ID, s.lba, s.blocks, prp1, prp2)
+		} else {
+			cmd = nvme.ReadCommand(uint16(i), ns.ID, s.lba, s.blocks, prp1, prp2)
+		}
+	}
+	*(*nvme.Command)(unsafe.Pointer(&b.q.SQ[b.tail*64])) = cmd
+	b.tail++
+	if b.tail == uint32(b.q.Entries) {
+		b.tail = 0
+	}
+	s.attempts++
+	s.aborted = false
+	s.done = false
+	s.deadline = time.Now().Add(b.timeout)
+	return nil
+}
+
+func (b *Bulk) ring() {
+	atomic.StoreUint32(b.q.SQDoorbell, b.tail)
+	if b.kicker != nil {
+		b.kicker.Kick(b.q.ID)
+	}
+}
+
+// reap waits for completions and deals with them. It returns an error only when the queue pair is
+// lost; errors of commands go to first.
+func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, first *error) error {
+	for polls := 0; ; polls++ {
+		n, foreign := b.sweep()
+		resubmitted := false
+		for i := range b.slots {
+			s := &b.slots[i]
+			if !s.busy || !s.done {
+				continue
+			}
+			if s.status.OK() {
+				if op == opRead {
+					copy(data[s.at:s.at+s.n], b.mem[i*b.stride:])
+				}
+				s.busy = false
+				*inflight--
+				continue
+			}
+			if !s.status.DNR() && s.attempts <= b.retries && *first == nil {
+				if err := b.issue(i, op); err == nil {
+					resubmitted = true
+					continue
+				}
+			}
+			b.fail(s, op, uint16(i), first)
+			*inflight--
+		}
+		if resubmitted {
+			b.ring()
+		}
+		if foreign != nil {
+			if *first == nil {
+				*first = foreign
+			}
+			return b.recreate(op, inflight, first)
+		}
+		if n > 0 {
+			return nil
+		}
+		now := time.Now()
+		wait := b.timeout
+		expired := false
+		for i := range b.slots {
+			s := &b.slots[i]
+			if !s.busy {
+				continue
+			}
+			d := s.deadline.Sub(now)
+			if d <= 0 {
+				if s.aborted {
+					return b.recreate(op, inflight, first)
+				}
+				s.aborted = true
+				s.deadline = now.Add(abortGrace)
+				expired = true
+				// A refused or failing Abort changes nothing: the grace period decides.
+				actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortGrace)
+				_, _ = b.c.Abort(actx, b.q.ID, uint16(i))
+				cancel()
+				d = abortGrace
+			}
+			wait = min(wait, d)
+		}
+		if !expired {
+			waitCQ(b.waiter, b.q.ID, min(wait, 100*time.Millisecond), polls)
+		}
+		if *first == nil && ctx.Err() != nil {
+			return nil // run records it
+		}
+	}
+}
+
+func (b *Bulk) fail(s *bulkSlot, op bulkOp, cid uint16, first *error) {
+	s.busy = false
+	if *first == nil {
+		*first = errs.With(errs.Device, &nvme.StatusError{Bus: b.c.Name(), QID: b.q.ID, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, Status: s.status})
+	}
+}
+
+// sweep takes what is in the completion queue and rings its doorbell once.
+func (b *Bulk) sweep() (n int, foreign error) {
+	for ; n < b.q.Entries; n++ {
+		e := unsafe.Pointer(&b.q.CQ[b.head*16])
+		dw3 := atomic.LoadUint32((*uint32)(unsafe.Add(e, 12)))
+		if dw3>>16&1 != b.phase {
+			break
+		}
+		cid := dw3 & 0xffff
+		b.head++
+		if b.head == uint32(b.q.Entries) {
+			b.head = 0
+			b.phase ^= 1
+		}
+		if int(cid) >= len(b.slots) || !b.slots[cid].busy || b.slots[cid].done {
+			foreign = errs.New(errs.Device, "nvme %s q%d: completion for command %d, which is not in flight", b.c.Name(), b.q.ID, cid)
+			continue
+		}
+		b.slots[cid].done = true
+		b.slots[cid].status = nvme.Status(dw3 >> 17)
+	}
+	if n > 0 {
+		atomic.StoreUint32(b.q.CQDoorbell, b.head)
+	}
+	return n, foreign
+}
+
+// recreate deletes the queue pair, after which no DMA of its commands can happen, and creates it
+// again; commands that have attempts left are issued anew.
+func (b *Bulk) recreate(op bulkOp, inflight *int, first *error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), b.timeout)
+	defer cancel()
+	id := b.q.ID
+	err := b.c.DeleteQueuePair(ctx, b.q)
+	if err == nil {
+		b.q = nil
+		err = b.createQueue(ctx)
+	}
+	if err != nil {
+		b.q = nil
+		return errs.New(errs.Device, "nvme %s q%d: %s timed out and its queue pair could not be replaced: %w", b.c.Name(), id, op, err)
+	}
+	again := false
+	for i := range b.slots {
+		s := &b.slots[i]
+		if !s.busy {
+			continue
+		}
+		if s.attempts <= b.retries && *first == nil {
+			if err := b.issue(i, op); err == nil {
+				again = true
+				continue
+			}
+		}
+		if *first == nil {
+			*first = errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: id, CID: uint16(i), Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts})
+		}
+		s.busy = false
+		*inflight--
+	}
+	if again {
+		b.ring()
+	}
+	return nil
+}
+
+// waitCQ parks until the queue may have a completion. A bus that cannot wait is polled, politely:
+// polls counts the fruitless ones.
+func waitCQ(w nvme.Waiter, qid uint16, d time.Duration, polls int) {
+	switch {
+	case w != nil:
+		w.WaitCQ(qid, d)
+	case polls < 64:
+		runtime.Gosched()
+	default:
+		time.Sleep(min(d, 50*time.Microsecond))
+	}
+}

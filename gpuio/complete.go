@@ -1,0 +1,212 @@
+package gpuio
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/nvme"
+)
+
+// Kernel "complete": reaps the queue pairs until all rows of one read set are done.
+//
+// A block owns a contiguous range of queue pairs. It looks at 32 completion entries at once,
+// retires the contiguous new ones whatever set they belong to (CID → command, whole status, copy
+// of a staged row), rings the CQ doorbell once, gives the CIDs back and refills the queue from its
+// pending list. A command whose status allows it is issued again under its own CID.
+//
+// A completion is not data until its CID matched and its status was good. A command past its
+// deadline, or a completion for a CID that is not in flight, freezes its queue: no kernel touches
+// it again before the host has recovered it (recover.go), the CIDs and destinations of its
+// commands stay taken, and the block returns when only frozen queues are left.
+//
+// On the host device a block that finds nothing waits in the bus (hostSide.wait), outside its SM
+// slot. On a GPU it polls until the launch's deadline.
+//
+// Traffic: 16 bytes read per CQE, 64 per command entry; staged rows twice their size.
+func completeKernel(b *cuda.Block, p *completeParams) error {
+	h, err := hostSideOf(p.Engine)
+	if err != nil {
+		return err
+	}
+	k := kernelView{h: h, sets: p.Sets, completing: true}
+	set := at[setState](p.Sets, int(p.Set))
+	lo, hi := b.Range(int64(p.NumQueues))
+	tried := false
+	for {
+		progress, busy := false, false
+		for g := uint32(lo); g < uint32(hi); g++ {
+			q := at[queueState](p.Queues, int(g))
+			if atomic.LoadUint32(&q.Frozen) != frozenNo {
+				continue
+			}
+			for {
+				n := k.sweep(q, g)
+				if n > 0 {
+					progress = true
+					k.serve(q, g)
+				}
+				if n < warp {
+					break
+				}
+			}
+			if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 && atomic.LoadUint32(&q.Frozen) == frozenNo {
+				busy = true
+			}
+		}
+		switch {
+		case !busy:
+			maxInt64(&set.DoneNS, nanotime())
+			return nil
+		case progress:
+			tried = false
+		case !tried:
+			tried = true
+			h.wait(b, 0) // the controller's own work first, in this slot
+		default:
+			tried = false
+			if d := k.deadlines(p.Queues, uint32(lo), uint32(hi)); d > 0 {
+				h.wait(b, d)
+			}
+		}
+	}
+}
+
+// maxPark bounds one wait, so that a lost wake-up costs time and not the run.
+const maxPark = 100 * time.Millisecond
+
+// sweep retires up to 32 contiguous new completions and returns their number.
+func (k kernelView) sweep(q *queueState, g uint32) int {
+	var now int64
+	var freed [warp]uint16
+	var done, retry uint32
+	var doneSet *setState // completions mostly come in runs of one set
+	errors := uint64(0)
+	n, nfreed := 0, 0
+	for n < warp {
+		cqe := at[nvme.Completion](q.CQ, int(q.Head))
+		// The dword with the phase tag was written last, so the entry is whole when it is new.
+		last := atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(cqe), 12)))
+		if last>>16&1 != q.Phase {
+			break
+		}
+		if n == 0 {
+			now = nanotime()
+		}
+		n++
+		if q.Head++; q.Head == q.Entries {
+			q.Head = 0
+			q.Phase ^= 1
+		}
+		cid := last & 0xffff
+		var cmd *command
+		if cid < q.NumCommands {
+			cmd = at[command](q.Commands, int(cid))
+		}
+		if cmd == nil || atomic.LoadUint32(&cmd.State)&cmdState != cmdInFlight {
+			count(&q.Foreign, 1)
+			atomic.StoreUint32(&q.Frozen, frozenForeign)
+			break
+		}
+		set := at[setState](k.sets, int(cmd.Set))
+		state := atomic.LoadUint32(&cmd.State)
+		if status := nvme.Status(last >> 17); !status.OK() {
+			errors++
+			tries := state / cmdAttempt
+			if !status.DNR() && tries <= q.Retries {
+				atomic.StoreUint32(&cmd.State, state&^cmdState|cmdRetry)
+				atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
+				retry++
+				continue
+			}
+			kind := uint16(failStatus)
+			if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
+				kind = failTimeout
+			}
+			set.fail(failRecord{Index: cmd.Index, Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD})
+		} else {
+			if cmd.Dst != 0 {
+				rowBytes := int(set.Layout.RowBytes)
+				src := q.Stage + cuda.DevicePtr(cid)*cuda.DevicePtr(q.StageBytes) + cuda.DevicePtr(cmd.ByteOffset)
+				copy(unsafe.Slice(at[byte](cmd.Dst, 0), rowBytes), unsafe.Slice(at[byte](src, 0), rowBytes))
+			}
+			at[Histogram](q.Hist, 0).Counts[histBucket(now-cmd.Start)]++
+		}
+		atomic.StoreUint32(&cmd.State, cmdFree)
+		if set != doneSet {
+			if done > 0 {
+				atomic.AddUint32(at[uint32](doneSet.Remaining, int(g)), -done)
+			}
+			doneSet, done = set, 0
+		}
+		done++
+		freed[nfreed] = uint16(cid)
+		nfreed++
+	}
+	if n == 0 {
+		return 0
+	}
+	nvme.StoreDoorbell((*uint32)(pointer(q.CQDoorbell)), q.Head)
+	// CIDs go back only now: a command that used one before this doorbell could find the CQ full.
+	for i := 0; i < nfreed; {
+		w := freed[i] / 32
+		mask := uint32(0)
+		for ; i < nfreed && freed[i]/32 == w; i++ {
+			mask |= 1 << (freed[i] & 31)
+		}
+		atomic.OrUint32(&q.Free[w], mask)
+	}
+	if done > 0 {
+		atomic.AddUint32(at[uint32](doneSet.Remaining, int(g)), -done)
+	}
+	count(&q.Completed, uint64(n))
+	count(&q.Errors, errors)
+	count(&q.CQRings, 1)
+	return n
+}
+
+// deadlines freezes queues with a command past its deadline, and returns the time until one may be
+// due; 0 when a queue was frozen. Commands are looked at only once per timeout.
+func (k kernelView) deadlines(queues cuda.DevicePtr, lo, hi uint32) time.Duration {
+	now := nanotime()
+	wait := int64(maxPark)
+	for g := lo; g < hi; g++ {
+		q := at[queueState](queues, int(g))
+		if atomic.LoadUint32(&q.Frozen) != frozenNo {
+			continue
+		}
+		switch {
+		case q.ScanAt == 0:
+			q.ScanAt = now + q.TimeoutNS
+		case q.ScanAt <= now:
+			next := q.oldest()
+			if next <= now {
+				atomic.StoreUint32(&q.Frozen, frozenTimeout)
+				return 0
+			}
+			q.ScanAt = min(next, now+q.TimeoutNS)
+		}
+		wait = min(wait, q.ScanAt-now)
+	}
+	return time.Duration(max(wait, 1))
+}
+
+// oldest is the earliest deadline of the commands in flight.
+func (q *queueState) oldest() int64 {
+	first := int64(1<<63 - 1)
+	for w := uint32(0); w*32 < q.NumCommands; w++ {
+		for m := ^atomic.LoadUint32(&q.Free[w]); m != 0; m &= m - 1 {
+			cid := w*32 + uint32(bits.TrailingZeros32(m))
+			if cid >= q.NumCommands {
+				break
+			}
+			cmd := at[command](q.Commands, int(cid))
+			if atomic.LoadUint32(&cmd.State)&cmdState == cmdInFlight {
+				first = min(first, atomic.LoadInt64(&cmd.Deadline))
+			}
+		}
+	}
+	return first
+}

@@ -1,0 +1,170 @@
+// Package gpuio is the I/O engine: where NVMe queues meet device memory. It reads feature rows
+// from a set of SSDs to their places in a device buffer, by one of several stacks:
+//
+//   - async: kernels on the device fill submission queues and reap completion queues themselves
+//     (Helios; async.go, submit.go, complete.go);
+//   - cpu: threads of the CPU read the backing files with io_uring or pread, gather and copy;
+//   - mmap: rows are copied out of the page cache.
+//
+// All stacks read the same Layout and give the same bytes. Bulk moves long extents for loading
+// and verification.
+package gpuio
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"helios/cuda"
+	"helios/nvme"
+)
+
+// SSD is one drive of a striped set.
+type SSD struct {
+	Ctrl *nvme.Controller
+	Name string // for errors; defaults to the controller's name
+	// BackingPath is the file or block device behind a software controller, "" when there is
+	// none. The cpu and mmap stacks read it.
+	BackingPath string
+	DataStart   nvme.LBA // first LBA of the feature extent
+}
+
+func (s *SSD) name() string {
+	if s.Name != "" || s.Ctrl == nil {
+		return s.Name
+	}
+	return s.Ctrl.Name()
+}
+
+// ReadSet is a set of rows to read, bucketed by SSD: Rows[SSDOffset[s]:SSDOffset[s+1]] must all
+// live on SSD s. The row Rows[i] goes to Dst at DstOffset + Pos[i]*DstStride. The buffers must
+// stay until Wait returned without a context error, or the Reader is closed.
+type ReadSet struct {
+	Rows      cuda.DevicePtr // int64[n] row numbers
+	Pos       cuda.DevicePtr // uint32[n] destination row index
+	SSDOffset []int64        // SSDs+1 bounds of the buckets; the last is n
+	Dst       cuda.Buffer
+	DstOffset int64      // bytes
+	DstStride int64      // bytes, at least the row's
+	Ready     cuda.Event // optional: Rows and Pos are valid once it happened
+}
+
+// Reader is an I/O stack over a set of SSDs and a layout. It is safe for concurrent use.
+type Reader interface {
+	Name() string // "async", "cpu" or "mmap"
+	// Submit checks and enqueues a set. It blocks only when too many sets are in flight, no
+	// longer than ctx. The reads proceed without Wait.
+	Submit(ctx context.Context, rs *ReadSet) (Pending, error)
+	// Stats are totals since the Reader was made.
+	Stats() Stats
+	// Close waits for what is in flight and gives everything back.
+	Close(ctx context.Context) error
+}
+
+// Pending is a set in flight.
+type Pending interface {
+	// Wait returns once each row is in place and its completion status was good, or with an
+	// error after which nothing will be written to Dst any more. Only an error of ctx leaves
+	// the set in flight; Wait may then be called again.
+	Wait(ctx context.Context) (ReadStats, error)
+}
+
+// ReadStats is what one set took.
+type ReadStats struct {
+	Rows     int64
+	Commands int64 // NVMe commands, or reads of the backing file
+	Bytes    int64 // bytes that these moved from the SSD
+	Retries  int64
+	Timeouts int64
+	Submit   time.Duration // time in the submit kernel or call
+	Complete time.Duration // from there until the last row was in place
+}
+
+// Stats are totals of a Reader.
+type Stats struct {
+	ReadStats
+	Sets      int64
+	Failed    int64 // rows that could not be read
+	Direct    int64 // commands whose data landed in the final place
+	Staged    int64 // commands whose data was copied from a staging slot
+	Pended    int64 // rows that waited in a pending list before they got a command
+	Errors    int64 // completions with an error status
+	Aborts    int64 // Abort commands sent
+	Recreated int64 // queue pairs deleted and created again
+	Foreign   int64 // completions that named no command in flight
+	Doorbells int64 // writes of SQ and CQ doorbells
+	Latency   Histogram
+	PerSSD    []SSDStats
+}
+
+// SSDStats are one SSD's share of Stats.
+type SSDStats struct {
+	Name     string
+	Commands int64
+	Bytes    int64
+}
+
+// TimeoutError is a command that did not complete in time, also after Abort, a new queue pair
+// and retries.
+type TimeoutError struct {
+	SSD      string
+	QID, CID uint16
+	Op       string // "read" or "write"
+	LBA      nvme.LBA
+	Blocks   uint32
+	After    time.Duration // deadline of each attempt
+	Attempts int
+}
+
+func (e *TimeoutError) Error() string {
+	return fmt.Sprintf("nvme %s q%d: %s LBA %d+%d: no completion within %v, %d attempts; check the SSD with \"heliosctl ssds\" and its error log",
+		e.SSD, e.QID, e.Op, e.LBA, e.Blocks, e.After, e.Attempts)
+}
+
+// Timeout marks the error for callers that look for net.Error-like behaviour.
+func (e *TimeoutError) Timeout() bool { return true }
+
+// RowError is a row that could not be read. Err says why and names SSD, queue and LBA.
+type RowError struct {
+	Row int64
+	Err error
+}
+
+func (e *RowError) Error() string { return fmt.Sprintf("row %d: %v", e.Row, e.Err) }
+func (e *RowError) Unwrap() error { return e.Err }
+
+// SetError reports the failed rows of a set: how many, and the first few.
+type SetError struct {
+	Stack  string
+	Failed int64
+	Rows   int64
+	First  []*RowError
+}
+
+func (e *SetError) Error() string {
+	s := fmt.Sprintf("gpuio %s: %d of %d rows not read", e.Stack, e.Failed, e.Rows)
+	if len(e.First) > 0 {
+		s += "; first: " + e.First[0].Error()
+	}
+	return s
+}
+
+func (e *SetError) Unwrap() []error {
+	out := make([]error, len(e.First))
+	for i, r := range e.First {
+		out[i] = r
+	}
+	return out
+}
+
+// forgetter is a Reader that keeps something per destination buffer.
+type forgetter interface{ Forget(cuda.Buffer) error }
+
+// Forget drops what r keeps for a destination buffer (DMA mappings). Call it before the buffer is
+// freed; it fails while a set that writes to the buffer is in flight.
+func Forget(r Reader, b cuda.Buffer) error {
+	if f, ok := r.(forgetter); ok {
+		return f.Forget(b)
+	}
+	return nil
+}

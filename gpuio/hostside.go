@@ -1,0 +1,112 @@
+package gpuio
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"helios/cuda"
+	"helios/nvme"
+)
+
+// hostSide is what host kernels need that is not device memory: the buses' doorbell kicks and
+// waits. A parameter block names it by a handle. On a GPU kernels ring and poll by themselves.
+type hostSide struct {
+	kickers []nvme.Kicker // by SSD; nil: the controller sees doorbells by itself
+	parks   []blockPark   // by block of the complete kernel
+}
+
+// blockPark is how one block of the complete kernel waits. fn is made once, so that a wait
+// allocates nothing.
+type blockPark struct {
+	group   nvme.CQGroup  // nil: the bus cannot wait for several queues
+	waiters []queueWaiter // then: each queue's own way
+	d       time.Duration
+	fn      func()
+	polls   int
+}
+
+type queueWaiter struct {
+	w   nvme.Waiter
+	q   *queueState
+	qid *uint32
+}
+
+// pollSlice bounds a wait for one queue while others of the block may complete.
+const pollSlice = 200 * time.Microsecond
+
+func (p *blockPark) init() {
+	p.fn = func() {
+		if p.group != nil {
+			p.group.Wait(p.d)
+			return
+		}
+		d := p.d
+		if len(p.waiters) > 1 {
+			d = min(d, pollSlice)
+		}
+		for _, w := range p.waiters {
+			waitCQ(w.w, uint16(atomic.LoadUint32(w.qid)), d, p.polls)
+		}
+		p.polls++
+	}
+}
+
+// wait lets the controllers of the block's queues work, and for d > 0 gives the SM slot up until a
+// completion may be there.
+func (h *hostSide) wait(b *cuda.Block, d time.Duration) {
+	p := &h.parks[b.Index]
+	p.d = d
+	switch {
+	case d > 0:
+		b.Park(p.fn)
+	case p.group != nil:
+		p.group.Wait(0)
+	default:
+		b.Yield()
+	}
+}
+
+func (h *hostSide) kick(ssd uint32, qid uint16) {
+	if k := h.kickers[ssd]; k != nil {
+		k.Kick(qid)
+	}
+}
+
+var hostSides struct {
+	sync.RWMutex
+	next uint64
+	m    map[uint64]*hostSide
+}
+
+func registerHostSide(h *hostSide) uint64 {
+	hostSides.Lock()
+	defer hostSides.Unlock()
+	if hostSides.m == nil {
+		hostSides.m = map[uint64]*hostSide{}
+	}
+	hostSides.next++
+	hostSides.m[hostSides.next] = h
+	return hostSides.next
+}
+
+func dropHostSide(handle uint64) {
+	hostSides.Lock()
+	defer hostSides.Unlock()
+	delete(hostSides.m, handle)
+}
+
+func hostSideOf(handle uint64) (*hostSide, error) {
+	hostSides.RLock()
+	defer hostSides.RUnlock()
+	if h := hostSides.m[handle]; h != nil {
+		return h, nil
+	}
+	return nil, fmt.Errorf("gpuio: no engine has handle %d", handle)
+}
+
+var clockEpoch = time.Now()
+
+// nanotime is monotonic time in nanoseconds, the clock of command deadlines.
+func nanotime() int64 { return int64(time.Since(clockEpoch)) }
