@@ -201,7 +201,7 @@ type completeParams struct {
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
 const (
 	queueStateBytes = 1176
-	setStateBytes   = 112 + 32 + 16*40
+	setStateBytes   = 136 + maxFails*32
 	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
 	_               = queueStateBytes - unsafe.Sizeof(queueState{})
 	_               = unsafe.Sizeof(setState{}) - setStateBytes
