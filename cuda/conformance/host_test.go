@@ -1,0 +1,39 @@
+package conformance_test
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"helios/cuda"
+	"helios/cuda/conformance"
+	"helios/internal/hostmem"
+)
+
+func TestHost(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for _, sms := range []int{1, 2, 4} {
+		t.Run(fmt.Sprintf("SMs=%d", sms), func(t *testing.T) {
+			conformance.Run(t, func(t *testing.T) cuda.Device {
+				h, err := cuda.NewHost(cuda.HostOptions{SMs: sms, MemLimit: 64 << 20})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return h
+			})
+		})
+	}
+	if t.Failed() {
+		return
+	}
+	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines before, %d after", before, runtime.NumGoroutine())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if u := hostmem.Usage(); len(u) != 0 {
+		t.Errorf("memory left: %v", u)
+	}
+}

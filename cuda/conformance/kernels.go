@@ -1,0 +1,205 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+)
+
+// The suite's kernels. A backend that is not the host device brings its own under the same
+// names: the parameter blocks below are their ABI, and the functions say what they compute.
+// Words that the CPU and the kernel share are 64 bits and lie in pinned memory.
+
+// affineParams: x = x*Mul + Add for N words at Dst, spread over the blocks. Launches of it do
+// not commute, so the result shows their order.
+type affineParams struct {
+	Dst cuda.DevicePtr
+	N   int64
+	Mul uint64
+	Add uint64
+}
+
+// moveParams: Dst[i] = Src[i] + Add for N words.
+type moveParams struct {
+	Dst, Src cuda.DevicePtr
+	N        int64
+	Add      uint64
+}
+
+// gridParams: block b writes Index, Blocks, Threads to Dst[4b..] and counts its runs in
+// Dst[4b+3].
+type gridParams struct {
+	Dst cuda.DevicePtr
+}
+
+// gateParams: block b adds 1 to *Arrived and waits until *Gate > b*Step, or for LimitNS. A block
+// whose limit passes writes 1 to *Late. With Yield it lets others run while it waits. Last, it
+// adds 1 to *Left.
+type gateParams struct {
+	Gate, Arrived, Left, Late cuda.DevicePtr
+	Step                      uint64
+	LimitNS                   int64
+	Yield                     uint32
+	_                         uint32
+}
+
+// countParams: adds 1 to *Now, raises *Max to it, waits HoldNS, subtracts it again.
+type countParams struct {
+	Now, Max cuda.DevicePtr
+	HoldNS   int64
+}
+
+// failParams: block At fails; all blocks add 1 to *Ran first.
+type failParams struct {
+	Ran cuda.DevicePtr
+	At  int64
+}
+
+type packInner struct {
+	A uint8
+	B uint32
+	C [3]int16
+}
+
+// packParams has every kind of field. Block 0 writes each, widened to 64 bits, to Dst in the
+// order of the declaration.
+type packParams struct {
+	Dst cuda.DevicePtr
+	U8  uint8
+	I8  int8
+	U16 uint16
+	I16 int16
+	B   bool
+	U32 uint32
+	I32 int32
+	F32 float32
+	U64 uint64
+	I64 int64
+	F64 float64
+	In  packInner
+	Arr [5]uint64
+	End uint8
+}
+
+// bigParams is close to the 4096 bytes that CUDA takes. Dst[0] = sum of (i+1)*V[i].
+type bigParams struct {
+	Dst cuda.DevicePtr
+	V   [510]uint64
+}
+
+// The layouts are those of a C++ compiler for the same declarations.
+const (
+	_ = -(unsafe.Sizeof(affineParams{}) ^ 32)
+	_ = -(unsafe.Sizeof(gateParams{}) ^ 56)
+	_ = -(unsafe.Offsetof(packParams{}.U32) ^ 16)
+	_ = -(unsafe.Offsetof(packParams{}.U64) ^ 32)
+	_ = -(unsafe.Offsetof(packParams{}.In) ^ 56)
+	_ = -(unsafe.Offsetof(packParams{}.Arr) ^ 72)
+	_ = -(unsafe.Sizeof(packParams{}) ^ 120)
+	_ = -(unsafe.Sizeof(bigParams{}) ^ 4088)
+)
+
+var errConf = errors.New("conf_fail was told to fail")
+
+func word(p cuda.DevicePtr) *uint64 { return &cuda.View[uint64](p, 1)[0] }
+
+func init() {
+	cuda.RegisterHost("conf_affine", func(b *cuda.Block, p *affineParams) error {
+		v := cuda.View[uint64](p.Dst, p.N)
+		lo, hi := b.Range(p.N)
+		for i := lo; i < hi; i++ {
+			v[i] = v[i]*p.Mul + p.Add
+		}
+		return nil
+	})
+	cuda.RegisterHost("conf_move", func(b *cuda.Block, p *moveParams) error {
+		dst, src := cuda.View[uint64](p.Dst, p.N), cuda.View[uint64](p.Src, p.N)
+		lo, hi := b.Range(p.N)
+		for i := lo; i < hi; i++ {
+			dst[i] = src[i] + p.Add
+		}
+		return nil
+	})
+	cuda.RegisterHost("conf_grid", func(b *cuda.Block, p *gridParams) error {
+		v := cuda.View[uint64](p.Dst, 4*int64(b.Blocks))[4*b.Index:]
+		v[0], v[1], v[2] = uint64(b.Index), uint64(b.Blocks), uint64(b.Threads)
+		atomic.AddUint64(&v[3], 1)
+		return nil
+	})
+	cuda.RegisterHost("conf_gate", func(b *cuda.Block, p *gateParams) error {
+		gate := word(p.Gate)
+		atomic.AddUint64(word(p.Arrived), 1)
+		end := time.Now().Add(time.Duration(p.LimitNS))
+		for atomic.LoadUint64(gate) <= uint64(b.Index)*p.Step {
+			if time.Now().After(end) {
+				atomic.StoreUint64(word(p.Late), 1)
+				break
+			}
+			if p.Yield != 0 {
+				b.Yield()
+			}
+		}
+		atomic.AddUint64(word(p.Left), 1)
+		return nil
+	})
+	cuda.RegisterHost("conf_count", func(_ *cuda.Block, p *countParams) error {
+		n, top := atomic.AddUint64(word(p.Now), 1), word(p.Max)
+		for {
+			old := atomic.LoadUint64(top)
+			if old >= n || atomic.CompareAndSwapUint64(top, old, n) {
+				break
+			}
+		}
+		for end := time.Now().Add(time.Duration(p.HoldNS)); time.Now().Before(end); {
+			continue
+		}
+		atomic.AddUint64(word(p.Now), ^uint64(0))
+		return nil
+	})
+	cuda.RegisterHost("conf_fail", func(b *cuda.Block, p *failParams) error {
+		atomic.AddUint64(word(p.Ran), 1)
+		if int64(b.Index) == p.At {
+			return fmt.Errorf("block %d: %w", b.Index, errConf)
+		}
+		return nil
+	})
+	cuda.RegisterHost("conf_pack", func(b *cuda.Block, p *packParams) error {
+		if b.Index == 0 {
+			copy(cuda.View[uint64](p.Dst, packWords), packed(p))
+		}
+		return nil
+	})
+	cuda.RegisterHost("conf_big", func(b *cuda.Block, p *bigParams) error {
+		if b.Index != 0 {
+			return nil
+		}
+		var sum uint64
+		for i, v := range p.V {
+			sum += uint64(i+1) * v
+		}
+		*word(p.Dst) = sum
+		return nil
+	})
+}
+
+const packWords = 22
+
+// packed is what conf_pack writes.
+func packed(p *packParams) []uint64 {
+	flag := uint64(0)
+	if p.B {
+		flag = 1
+	}
+	out := []uint64{
+		uint64(p.Dst), uint64(p.U8), uint64(p.I8), uint64(p.U16), uint64(p.I16), flag,
+		uint64(p.U32), uint64(p.I32), uint64(math.Float32bits(p.F32)), p.U64, uint64(p.I64), math.Float64bits(p.F64),
+		uint64(p.In.A), uint64(p.In.B), uint64(p.In.C[0]), uint64(p.In.C[2]),
+	}
+	out = append(out, p.Arr[:]...)
+	return append(out, uint64(p.End))
+}
