@@ -26,12 +26,12 @@ func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
 	}
 	iova, err := c.bus.MapDMA(mem)
 	if err == nil && uint64(iova)&uint64(page-1) != 0 {
-		err = errors.Join(
+		err = also(
 			&ProtocolError{Bus: c.bus.Name(), What: fmt.Sprintf("the bus mapped page-aligned memory to %#x", uint64(iova))},
 			c.bus.UnmapDMA(iova, bytes))
 	}
 	if err != nil {
-		return dmaBuf{}, errors.Join(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes, purpose, err), hostmem.Free(mem))
+		return dmaBuf{}, also(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes, purpose, err), hostmem.Free(mem))
 	}
 	return dmaBuf{mem, iova}, nil
 }
@@ -117,11 +117,11 @@ func (c *Controller) clearAdmin() error {
 	var err error
 	for i := range q.slots {
 		s := &q.slots[i]
-		err = errors.Join(err, c.freeDMA(s.extra))
+		err = also(err, c.freeDMA(s.extra))
 		s.state, s.extra, s.cqe = slotFree, dmaBuf{}, Completion{}
 	}
 	for _, b := range c.orphans {
-		err = errors.Join(err, c.freeDMA(b))
+		err = also(err, c.freeDMA(b))
 	}
 	c.orphans = nil
 	return err
@@ -404,7 +404,7 @@ func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Comman
 			err = c.waitErr(op, 0, p.pause(ctx, c.waiter, deadline))
 		}
 		if err != nil {
-			return 0, errors.Join(err, c.freeDMA(extra))
+			return 0, also(err, c.freeDMA(extra))
 		}
 		if i >= 0 {
 			break
@@ -415,9 +415,13 @@ func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Comman
 	var wait error // why the wait ended
 	for {
 		c.mu.Lock()
-		if c.adm.epoch != epoch { // a reset took the slot and its memory
+		if c.adm.epoch != epoch { // a reset or Close took the slot and its memory
+			err := fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), op, deviceClass(ErrReset))
+			if c.closed {
+				err = c.gate
+			}
 			c.mu.Unlock()
-			return 0, fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), op, deviceClass(ErrReset))
+			return 0, err
 		}
 		c.reapLocked()
 		s := &c.adm.slots[i]
@@ -458,12 +462,16 @@ func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Comman
 				}
 			}
 		} else if err := c.checkAlive(&p, op, false); err != nil {
+			// A controller that a reset or Close is just disabling is not ready either; the
+			// epoch will tell.
 			c.mu.Lock()
-			if c.fatal == nil && c.adm.epoch == epoch {
-				c.fatal = err
+			if c.adm.epoch == epoch && (c.gate == nil || setup) {
+				wait = err
+				if c.fatal == nil {
+					c.fatal = err
+				}
 			}
 			c.mu.Unlock()
-			wait = err
 		}
 	}
 }

@@ -22,7 +22,8 @@ type Bus interface {
 	MapDMA(mem []byte) (IOVA, error)
 	// UnmapDMA takes back exactly one mapping of MapDMA.
 	UnmapDMA(iova IOVA, bytes int64) error
-	// Close releases the bus. A controller must have been shut down or disabled before.
+	// Close releases the bus; register accesses fail from then on. A controller should have
+	// been shut down or disabled before.
 	Close() error
 }
 

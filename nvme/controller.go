@@ -18,6 +18,7 @@ type Options struct {
 	Namespace        uint32        // 0 = the first active one
 	MaxTransferBytes int           // bound on MaxTransferBytes, also where MDTS sets none; 0 = 1 MiB
 	EventBuffer      int           // capacity of Events; 0 = 64
+	ShutdownTimeout  time.Duration // of Close, where the controller's RTD3E is not longer; 0 = 5 s
 }
 
 func (o *Options) defaults() error {
@@ -33,6 +34,9 @@ func (o *Options) defaults() error {
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
 	}
+	if o.ShutdownTimeout == 0 {
+		o.ShutdownTimeout = 5 * time.Second
+	}
 	switch {
 	case o.AdminDepth < 2 || o.AdminDepth > maxAdminSlots+1:
 		return errs.New(errs.Usage, "nvme: admin queue depth %d; use 2 to %d", o.AdminDepth, maxAdminSlots+1)
@@ -40,7 +44,7 @@ func (o *Options) defaults() error {
 		return errs.New(errs.Usage, "nvme: %d queue pairs; use 1 to 65535", o.QueuePairs)
 	case o.MaxTransferBytes < 4096:
 		return errs.New(errs.Usage, "nvme: largest transfer of %d bytes; use at least 4096", o.MaxTransferBytes)
-	case o.EventBuffer < 0 || o.Timeout < 0:
+	case o.EventBuffer < 0 || o.Timeout < 0 || o.ShutdownTimeout < 0:
 		return errs.New(errs.Usage, "nvme: negative timeout or event buffer; leave them 0 for the defaults")
 	}
 	return nil
@@ -122,7 +126,7 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 		return nil, err
 	}
 	if err := c.start(ctx); err != nil {
-		return nil, errors.Join(err, c.release(ctx, false))
+		return nil, also(err, c.release(ctx, false))
 	}
 	c.watching.Add(1)
 	go c.watch()
@@ -190,8 +194,8 @@ func (c *Controller) waitCSTS(ctx context.Context, op string, mask, want CSTS, f
 }
 
 // disable brings CC.EN to 0 and waits for CSTS.RDY to follow; then nothing is in flight and
-// no queue exists any more.
-func (c *Controller) disable(ctx context.Context) error {
+// no queue exists any more. settle waits for an enable that somebody else began.
+func (c *Controller) disable(ctx context.Context, settle bool) error {
 	cc, err := c.bus.Read32(RegCC)
 	if err != nil {
 		return fmt.Errorf("nvme %s: read CC: %w", c.bus.Name(), deviceClass(err))
@@ -202,7 +206,7 @@ func (c *Controller) disable(ctx context.Context) error {
 	}
 	if CC(cc).EN() {
 		// EN may go to 0 only after RDY followed its last change (section 3.1.3.5).
-		if !s.RDY() && !s.CFS() && s.SHST() == 0 {
+		if settle && !s.RDY() && !s.CFS() && s.SHST() == 0 {
 			err := c.waitCSTS(ctx, "disable: wait for an earlier enable", CSTSReady, CSTSReady, true, c.readyTimeout())
 			// A controller that never got ready, or died, can only be disabled as it is.
 			if err != nil && (ctx.Err() != nil || errors.Is(err, ErrGone)) {
@@ -244,7 +248,7 @@ func (c *Controller) enable(ctx context.Context) error {
 // start runs the bring-up from any state of the controller. Commands of others are turned
 // away by gate meanwhile.
 func (c *Controller) start(ctx context.Context) error {
-	if err := c.disable(ctx); err != nil {
+	if err := c.disable(ctx, true); err != nil {
 		return err
 	}
 	c.enabled = false
@@ -594,13 +598,13 @@ func (c *Controller) Close(ctx context.Context) error {
 	var err error
 	if dead == nil {
 		for _, q := range queues {
-			if err = errors.Join(err, c.deleteQueues(ctx, true, q)); err != nil {
+			if err = also(err, c.deleteQueues(ctx, true, q)); err != nil {
 				break
 			}
 		}
-		err = errors.Join(err, c.shutdown(ctx))
+		err = also(err, c.shutdown(ctx))
 	}
-	err = errors.Join(err, c.release(ctx, true))
+	err = also(err, c.release(ctx, true))
 	c.mu.Lock()
 	close(c.events)
 	c.mu.Unlock()

@@ -89,7 +89,7 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair) error {
 	if err != nil {
 		var se *StatusError
 		if errors.As(err, &se) { // refused: the controller does not know the memory
-			return giveUp(errors.Join(err, c.freeDMA(mem)))
+			return giveUp(also(err, c.freeDMA(mem)))
 		}
 		c.orphan(mem)
 		return err
@@ -103,9 +103,9 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair) error {
 		}
 		if _, derr := c.exec(ctx, false, fmt.Sprintf("delete completion queue %d", qp.ID), DeleteCQCommand(0, qp.ID), nil); derr != nil {
 			c.orphan(mem)
-			return errors.Join(err, derr)
+			return also(err, derr)
 		}
-		return giveUp(errors.Join(err, c.freeDMA(mem)))
+		return giveUp(also(err, c.freeDMA(mem)))
 	}
 	c.mu.Lock()
 	c.pairs[qp] = mem
@@ -183,9 +183,9 @@ func (c *Controller) shutdown(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("nvme %s: shutdown: %w", c.bus.Name(), deviceClass(err))
 	}
-	// RTD3E is the controller's own estimate; 5 s is what drivers give one that has none.
+	// RTD3E is the controller's own estimate, 0 when it has none.
 	id := c.Identity()
-	d := min(max(time.Duration(id.RTD3E)*time.Microsecond, 5*time.Second), time.Minute)
+	d := max(min(time.Duration(id.RTD3E)*time.Microsecond, time.Minute), c.opt.ShutdownTimeout)
 	return c.waitCSTS(ctx, "shutdown: CSTS.SHST is not complete", CSTSShutdownMask, CSTSShutdownComplete, true, d)
 }
 
@@ -195,11 +195,17 @@ func (c *Controller) shutdown(ctx context.Context) error {
 func (c *Controller) release(ctx context.Context, closeBus bool) error {
 	var err error
 	if c.enabled {
-		// Bounded by CAP.TO; not by the caller's context, since leaving it on is worse.
-		if err = c.disable(context.WithoutCancel(ctx)); err == nil {
+		// Bounded by CAP.TO; not by the caller's context, since leaving it on is worse. If
+		// RDY did not follow EN, start has waited for it already.
+		if err = c.disable(context.WithoutCancel(ctx), false); err == nil {
 			c.enabled = false
 		}
 	}
+	// Whoever still waits must look at neither queue nor registers any more.
+	c.mu.Lock()
+	c.adm.epoch++
+	c.adm.sqDoorbell, c.adm.cqDoorbell = nil, nil
+	c.mu.Unlock()
 	free := func(give func(dmaBuf) error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -212,11 +218,10 @@ func (c *Controller) release(ctx context.Context, closeBus bool) error {
 			all = append(all, b)
 		}
 		for _, b := range all {
-			err = errors.Join(err, give(b))
+			err = also(err, give(b))
 		}
 		c.orphans = nil
-		c.adm.epoch++ // a waiter that is left must not look at the queue
-		c.adm.mem, c.adm.sq, c.adm.cq, c.adm.data, c.adm.cqDoorbell = dmaBuf{}, nil, nil, nil, nil
+		c.adm.mem, c.adm.sq, c.adm.cq, c.adm.data = dmaBuf{}, nil, nil, nil
 		clear(c.pairs)
 		clear(c.queues)
 	}
@@ -227,7 +232,7 @@ func (c *Controller) release(ctx context.Context, closeBus bool) error {
 		return err
 	}
 	if cerr := c.bus.Close(); cerr != nil {
-		return errors.Join(err, fmt.Errorf("nvme %s: close: %w", c.bus.Name(), cerr))
+		return also(err, fmt.Errorf("nvme %s: close: %w", c.bus.Name(), cerr))
 	}
 	if c.enabled {
 		free(func(b dmaBuf) error { // the mappings ended with the bus
