@@ -1,0 +1,280 @@
+// Package sched trains a graph neural network out of core. It decomposes a mini-batch into
+// operators (S_h sample hop h, L_h look its rows up, I_h submit their reads, C complete them,
+// G gather the cached ones, T train), puts them on streams with SM budgets, and bounds what is
+// in flight by credits: mini-batch slots that a batch holds from its first sample to its last
+// gradient (DESIGN section 7). Every mode of DESIGN section 10 is one configuration of it.
+package sched
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+// Modes: whose data path a run takes.
+const (
+	ModeHelios = "helios" // asynchronous stack, static GPU and CPU tiers
+	ModeInmem  = "inmem"  // every row in memory before the first batch
+	ModeCPU    = "cpu"    // CPU-managed reads, static CPU tier
+	ModeMmap   = "mmap"   // the kernel's page cache
+)
+
+// Pipelines: which operators may overlap.
+const (
+	PipelineNone     = "none"     // one operator at a time
+	PipelineIntra    = "intra"    // reads for hop h go out while hop h+1 is sampled
+	PipelinePrefetch = "prefetch" // whole batches are prepared while one trains
+	PipelineDeep     = "deep"     // both
+)
+
+// I/O stacks: who drives the SSDs.
+const (
+	StackAsync = "async"
+	StackCPU   = "cpu"
+	StackMmap  = "mmap"
+	StackNone  = "none" // reported where no batch reads
+)
+
+// Modes, Pipelines and Stacks list the accepted values, for usage text.
+var (
+	Modes     = []string{ModeHelios, ModeInmem, ModeCPU, ModeMmap}
+	Pipelines = []string{PipelineDeep, PipelineIntra, PipelineNone, PipelinePrefetch}
+	Stacks    = []string{StackAsync, StackCPU, StackMmap}
+)
+
+// Config is a training run. Its zero values mean the defaults given here.
+type Config struct {
+	Mode string // helios
+
+	// What is computed: these decide the parameters that come out.
+	Model       string // sage
+	Fanouts     []int  // 10,10; hop 1 first; -1 takes every neighbour; one model layer per hop
+	Batch       int    // seed nodes in a mini-batch; 1024
+	Hidden      int    // 128
+	LR          float64
+	Dropout     float64 // 0
+	WeightDecay float64 // 0
+	Seed        uint64
+	Epochs      int // 1
+
+	// How it is computed: these never change a result.
+	IOStack     string       // by mode
+	Pipeline    string       // by mode
+	GPUCache    units.Budget // share or bytes of the features in the device's memory
+	CPUCache    units.Budget // the same in pinned CPU memory; inmem takes every row instead
+	Depth       int          // mini-batches in flight under prefetch and deep; 3
+	Presample   int          // epochs of sampling that count accesses to place rows; 1
+	Workers     int          // threads of the cpu stack; the device's SMs
+	Blocks      int          // thread blocks of the I/O kernels; 32
+	QueueDepth  int          // reads outstanding per SSD; the stack's default
+	ReadTimeout time.Duration
+	ReadRetries int    // -1 for none; the stack's default
+	CPUEngine   string // io_uring or pread, for the cpu stack
+	SMs         SMBudget
+
+	// OpTimeout bounds each single wait for an operator; 5 minutes.
+	OpTimeout time.Duration
+
+	// Checkpoints.
+	CheckpointDir   string // none are written when empty
+	CheckpointEvery int    // also after every so many batches; 0 = at the end of epochs only
+	Resume          bool   // go on from CheckpointDir's checkpoint, where there is one
+
+	// NoEval skips validation and test; the best epoch is then the last.
+	NoEval bool
+
+	// OnRows sees the rows that a batch is about to train on: rows holds len(nodes)*dim
+	// values. Both are valid during the call. It runs on the training goroutine.
+	OnRows func(nodes []int64, rows []float32)
+	// OnBatch sees each batch of training before it trains, in order. The epoch counts from 0.
+	OnBatch func(epoch, index int, mb *graph.MiniBatch)
+}
+
+// SMBudget is the most thread blocks that each operator's stream runs at once; 0 = all.
+// IO is that of the submit and of the complete kernel.
+type SMBudget struct{ Sample, Lookup, IO, Gather, Train int }
+
+func (c Config) withDefaults() Config {
+	def := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	defInt := func(n *int, v int) {
+		if *n == 0 {
+			*n = v
+		}
+	}
+	def(&c.Mode, ModeHelios)
+	def(&c.Model, "sage")
+	if len(c.Fanouts) == 0 {
+		c.Fanouts = []int{10, 10}
+	}
+	defInt(&c.Batch, 1024)
+	defInt(&c.Hidden, 128)
+	if c.LR == 0 {
+		c.LR = 0.003
+	}
+	defInt(&c.Epochs, 1)
+	defInt(&c.Depth, 3)
+	defInt(&c.Presample, 1)
+	defInt(&c.Blocks, 32)
+	if c.OpTimeout == 0 {
+		c.OpTimeout = 5 * time.Minute
+	}
+	switch c.Mode {
+	case ModeCPU:
+		def(&c.IOStack, StackCPU)
+		def(&c.Pipeline, PipelinePrefetch)
+	case ModeMmap:
+		def(&c.IOStack, StackMmap)
+		def(&c.Pipeline, PipelinePrefetch)
+	default:
+		def(&c.IOStack, StackAsync)
+		def(&c.Pipeline, PipelineDeep)
+	}
+	return c
+}
+
+// check refuses what can't be meant; each error names the flag.
+func (c Config) check() error {
+	oneOf := func(flag, v string, all []string) error {
+		if !slices.Contains(all, v) {
+			return errs.New(errs.Usage, "--%s %q is not known; choose one of %v", flag, v, all)
+		}
+		return nil
+	}
+	for _, e := range []error{
+		oneOf("mode", c.Mode, Modes),
+		oneOf("pipeline", c.Pipeline, Pipelines),
+		oneOf("io-stack", c.IOStack, Stacks),
+		oneOf("model", c.Model, []string{"sage", "gcn"}),
+	} {
+		if e != nil {
+			return e
+		}
+	}
+	for _, f := range c.Fanouts {
+		if f == 0 || f < -1 {
+			return errs.New(errs.Usage, "--fanout %v: %d is not a number of neighbours; give at least 1, or -1 for all", c.Fanouts, f)
+		}
+	}
+	if len(c.Fanouts) > 8 {
+		return errs.New(errs.Usage, "--fanout names %d hops; at most 8 are supported", len(c.Fanouts))
+	}
+	for _, n := range []struct {
+		flag      string
+		v, lo, hi int
+	}{
+		{"batch-size", c.Batch, 1, 1 << 24},
+		{"hidden", c.Hidden, 1, 1 << 16},
+		{"epochs", c.Epochs, 1, maxEpochs},
+		{"prefetch-depth", c.Depth, 1, 64},
+		{"presample-epochs", c.Presample, 1, 1 << 10},
+		{"io-blocks", c.Blocks, 1, 1 << 16},
+		{"depth", c.QueueDepth, 0, 1 << 16},
+		{"checkpoint-every", c.CheckpointEvery, 0, math.MaxInt32},
+	} {
+		if n.v < n.lo || n.v > n.hi {
+			return errs.New(errs.Usage, "--%s %d is not between %d and %d", n.flag, n.v, n.lo, n.hi)
+		}
+	}
+	if !(c.LR > 0) || math.IsInf(c.LR, 0) {
+		return errs.New(errs.Usage, "--lr %v is not a positive number", c.LR)
+	}
+	if !(c.Dropout >= 0 && c.Dropout < 1) {
+		return errs.New(errs.Usage, "--dropout %v is not in [0, 1)", c.Dropout)
+	}
+	if !(c.WeightDecay >= 0) || math.IsInf(c.WeightDecay, 0) {
+		return errs.New(errs.Usage, "--weight-decay %v is not a number of at least 0", c.WeightDecay)
+	}
+	if c.Resume && c.CheckpointDir == "" {
+		return errs.New(errs.Usage, "--resume needs --checkpoint DIR, the folder to go on from")
+	}
+	for _, b := range []struct {
+		flag string
+		v    units.Budget
+	}{{"gpu-cache", c.GPUCache}, {"cpu-cache", c.CPUCache}} {
+		if b.v.Bytes < 0 || !(b.v.Percent >= 0 && b.v.Percent <= 100) {
+			return errs.New(errs.Usage, "--%s %v is not a size or a share of 0%% to 100%%", b.flag, b.v)
+		}
+	}
+	return nil
+}
+
+// plan is what a pipeline name means: the two kinds of overlap, and how many batches may be in
+// flight.
+type plan struct {
+	credits int  // mini-batch slots
+	perHop  bool // rows of hop h are looked up and read while hop h+1 is sampled
+	serial  bool // one operator at a time: gather waits for the reads
+}
+
+func (c Config) plan() plan {
+	switch c.Pipeline {
+	case PipelineNone:
+		return plan{credits: 1, serial: true}
+	case PipelineIntra:
+		return plan{credits: 1, perHop: true}
+	case PipelinePrefetch:
+		return plan{credits: c.Depth + 1}
+	default:
+		return plan{credits: c.Depth + 1, perHop: true}
+	}
+}
+
+// budgets are the tiers' sizes in rows.
+type budgets struct{ gpuRows, cpuRows int64 }
+
+// slack is what a run needs beside its caches: slots, activations, the program itself.
+const slack = 64 << 20
+
+// tierRows turns the budgets into rows. available is the CPU memory that can still be had;
+// deviceFree the device's own, or -1 where it is the same memory. A budget that does not fit is
+// refused even where the features are smaller, since the user believed in memory that is not
+// there.
+func (c Config) tierRows(rows, rowBytes, available, deviceFree int64) (budgets, error) {
+	total := rows * rowBytes
+	gpu, cpu := c.GPUCache.Of(total), c.CPUCache.Of(total)
+	if c.Mode == ModeInmem {
+		cpu = max(total-gpu/rowBytes*rowBytes, 0)
+	}
+	fits := max(available-slack, 0)
+	refuse := func(flag string, want, fits int64, where string) error {
+		return errs.New(errs.Usage, "%s asks for %s, but %s has room for %s; give at most that",
+			flag, units.FormatBytes(want), where, units.FormatBytes(max(fits, 0)))
+	}
+	onCPU := cpu
+	if deviceFree >= 0 {
+		if gpu > deviceFree {
+			return budgets{}, refuse("--gpu-cache "+c.GPUCache.String(), gpu, deviceFree, "the device")
+		}
+	} else {
+		if gpu > fits {
+			return budgets{}, refuse("--gpu-cache "+c.GPUCache.String(), gpu, fits, "memory (the host device keeps its tier there)")
+		}
+		fits -= gpu
+	}
+	if onCPU > fits {
+		if c.Mode == ModeInmem {
+			return budgets{}, errs.New(errs.Usage, "--mode inmem needs %s for the features, but memory has room for %s; use --mode helios",
+				units.FormatBytes(onCPU), units.FormatBytes(max(fits, 0)))
+		}
+		what := "memory"
+		if gpu > 0 && deviceFree < 0 {
+			what = fmt.Sprintf("memory beside the --gpu-cache of %s", units.FormatBytes(gpu))
+		}
+		return budgets{}, refuse("--cpu-cache "+c.CPUCache.String(), onCPU, fits, what)
+	}
+	b := budgets{gpuRows: min(gpu/rowBytes, rows)}
+	b.cpuRows = min(cpu/rowBytes, rows-b.gpuRows)
+	if c.Mode == ModeInmem {
+		b.cpuRows = rows - b.gpuRows
+	}
+	return b, nil
+}

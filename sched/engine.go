@@ -1,0 +1,478 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/dataset"
+	"helios/gnn"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+)
+
+// Inputs are what a run works on. The caller opens and closes them.
+type Inputs struct {
+	Dev     cuda.Device
+	Dataset *dataset.Dataset
+	SSDs    []*gpuio.SSD // any order: the superblocks say which stripe each holds
+}
+
+// The epoch numbers that sampling is keyed by. Training counts from 0; every other use has
+// numbers of its own, so that placing rows and evaluating never see training's samples. The
+// sampler's counter has 24 bits for them.
+const (
+	maxEpochs      = 1 << 20
+	presampleEpoch = 1 << 22 // + pass
+	valEpoch       = 2 << 22 // + epoch
+	testEpoch      = 3 << 22
+	predictEpoch   = 3<<22 + 1
+)
+
+// engine is everything that lives as long as a run.
+type engine struct {
+	cfg  Config
+	plan plan
+	obs  Observer
+	dev  cuda.Device
+
+	rows, rowBytes int64
+	dim            int
+	layout         gpuio.Layout
+	ssds           []*gpuio.SSD
+	topo           *graph.Topology
+	dtopo          *graph.DeviceTopology
+	labels         []int32
+	sampler        *graph.Sampler
+	model          *gnn.Model
+	copier         *paramCopier
+	het            *cache.Hetero
+	reader         gpuio.Reader // nil when every row is in a tier
+	slots          []*slot
+
+	sampleS, lookupS, gatherS, trainS cuda.Stream
+
+	placement cache.Placement
+	presample time.Duration
+	fill      time.Duration
+	closers   []func() error
+}
+
+// slot is a credit: what one mini-batch in flight needs, from its first sample to the end of
+// its training.
+//
+// The feature tensor x is one reservation of address space for the most rows a batch can have:
+// min(seeds * product(1 + fanout), nodes). The frontier grows while reads into x are in flight,
+// so x must never move; a kernel takes x as one pointer, so it can't be in segments either; and
+// pages that no batch touches cost nothing. (A backend whose memory is not lazy reserves
+// addresses and maps the pages as HopEnd grows, which happens between the hops.)
+type slot struct {
+	mb     *graph.MiniBatch
+	x      cuda.Buffer
+	labels cuda.Buffer // int32[batch], written by the CPU
+	segs   []segment   // one per hop and one for the seeds
+	used   int         // segments of this batch
+	ready  cuda.Event  // the gathers are done
+
+	index int
+	seeds []int64
+}
+
+// segment is a contiguous part of a frontier whose rows are looked up, read and gathered together.
+type segment struct {
+	buckets      *cache.Buckets
+	pending      gpuio.Pending // nil when nothing is in flight
+	submitted    time.Time
+	ngpu, ncpu   int64
+	nmiss        int64
+	first, count int64
+	stats        gpuio.ReadStats
+}
+
+// onClose adds f to what close does, in reverse order.
+func (e *engine) onClose(f func() error) { e.closers = append(e.closers, f) }
+
+// close releases everything; it reports the first failure but tries all.
+func (e *engine) close() error {
+	var all []error
+	for i := len(e.closers) - 1; i >= 0; i-- {
+		if err := e.closers[i](); err != nil {
+			all = append(all, err)
+		}
+	}
+	e.closers = nil
+	return errors.Join(all...)
+}
+
+// opCtx bounds one wait for an operator. It does not end when the user interrupts: what has
+// been started is finished (reads have their own deadlines), and no buffer is let go while a
+// kernel or an SSD may still write to it.
+func (e *engine) opCtx(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), e.cfg.OpTimeout)
+}
+
+// interrupted is the error of a run that the user stopped; nil when they did not.
+func interrupted(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return errs.New(errs.Interrupted, "interrupted: %w", context.Cause(ctx))
+}
+
+// newEngine opens what every kind of run needs. On error nothing stays open.
+func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (e *engine, err error) {
+	m := in.Dataset.Meta
+	e = &engine{
+		cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev,
+		rows: m.Nodes, dim: m.Dim, rowBytes: int64(m.Dim) * 4,
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.close())
+			e = nil
+		}
+	}()
+	if err := interrupted(ctx); err != nil {
+		return nil, err
+	}
+	b, err := e.budgets()
+	if err != nil {
+		return nil, err
+	}
+	if e.layout, e.ssds, err = dataset.Attach(ctx, in.Dataset, in.SSDs); err != nil {
+		return nil, err
+	}
+	if int64(e.layout.RowBytes) != e.rowBytes || e.layout.Rows != e.rows {
+		return nil, errs.New(errs.Device, "the SSDs hold %d rows of %d bytes, dataset %s has %d of %d; load it again",
+			e.layout.Rows, e.layout.RowBytes, m.Name, e.rows, e.rowBytes)
+	}
+	if e.topo, err = in.Dataset.Topology(); err != nil {
+		return nil, err
+	}
+	if e.labels, err = in.Dataset.Labels(); err != nil {
+		return nil, err
+	}
+	if e.dtopo, err = graph.Attach(e.dev, e.topo); err != nil {
+		return nil, err
+	}
+	e.onClose(e.dtopo.Close)
+	for _, s := range []struct {
+		to   *cuda.Stream
+		name string
+		sms  int
+		prio int
+	}{
+		// The earlier an operator in a batch's way, the sooner the SSDs have work; the credits
+		// bound how far it runs ahead. Training takes what is left: it never waits for a
+		// worker that could have prepared its next batch meanwhile.
+		{&e.sampleS, "sample", cfg.SMs.Sample, 1},
+		{&e.lookupS, "lookup", cfg.SMs.Lookup, 2},
+		{&e.gatherS, "gather", cfg.SMs.Gather, 2},
+		{&e.trainS, "train", cfg.SMs.Train, 0},
+	} {
+		st, err := e.dev.NewStream(cuda.StreamOptions{Name: s.name, SMs: s.sms, Priority: s.prio})
+		if err != nil {
+			return nil, err
+		}
+		*s.to = st
+		e.onClose(st.Close)
+	}
+	if e.sampler, err = graph.NewSampler(e.dev, e.dtopo, graph.SamplerConfig{
+		Fanouts: cfg.Fanouts, Seed: cfg.Seed, Degrees: cfg.Model == "gcn",
+	}); err != nil {
+		return nil, err
+	}
+	e.onClose(e.sampler.Close)
+	if e.model, err = gnn.NewModel(e.dev, mc); err != nil {
+		return nil, err
+	}
+	e.onClose(e.model.Close)
+	if e.copier, err = newParamCopier(e.dev, e.trainS, e.model); err != nil {
+		return nil, err
+	}
+	e.onClose(e.copier.close)
+	if err := e.newSlots(); err != nil {
+		return nil, err
+	}
+	if err := e.place(ctx, b, in); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// budgets sizes the tiers against the memory that there is.
+func (e *engine) budgets() (budgets, error) {
+	avail, err := hostmem.AvailableBytes()
+	if err != nil {
+		return budgets{}, err
+	}
+	deviceFree := int64(-1) // the host device's memory is the CPU's
+	if info := e.dev.Info(); info.Backend != "host" {
+		deviceFree = info.MemTotal
+	}
+	return e.cfg.tierRows(e.rows, e.rowBytes, avail, deviceFree)
+}
+
+// maxFrontier is the most rows a batch can need.
+func (e *engine) maxFrontier(batch int) int64 {
+	n := int64(batch)
+	for _, f := range e.cfg.Fanouts {
+		if f < 0 || n > math.MaxInt64/int64(1+f) {
+			return e.rows
+		}
+		n *= int64(1 + f)
+	}
+	return min(n, e.rows)
+}
+
+// newSlots allocates the credits.
+func (e *engine) newSlots() error {
+	bytes := max(e.maxFrontier(e.cfg.Batch)*e.rowBytes, 1)
+	// With every neighbour (-1) the bound is the whole graph, which need not be what a batch
+	// takes: the slots share what memory there is, and sample says when that was too little.
+	avail, err := hostmem.AvailableBytes()
+	if err != nil {
+		return err
+	}
+	bytes = min(bytes, max(avail/int64(2*e.plan.credits), e.rowBytes))
+	for i := 0; i < e.plan.credits; i++ {
+		s := &slot{segs: make([]segment, len(e.cfg.Fanouts)+1)}
+		e.slots = append(e.slots, s)
+		if s.mb, err = e.sampler.NewMiniBatch(); err != nil {
+			return err
+		}
+		e.onClose(s.mb.Close)
+		if s.x, err = e.dev.Alloc(cuda.MemDevice, bytes, "mini-batch features"); err != nil {
+			return fmt.Errorf("feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower --batch-size, --fanout or --prefetch-depth",
+				i+1, e.plan.credits, units.FormatBytes(bytes), err)
+		}
+		e.onClose(s.x.Free)
+		if s.labels, err = e.dev.Alloc(cuda.MemPinned, int64(e.cfg.Batch)*4, "labels"); err != nil {
+			return err
+		}
+		e.onClose(s.labels.Free)
+		if s.ready, err = e.dev.NewEvent(); err != nil {
+			return err
+		}
+		e.onClose(s.ready.Close)
+	}
+	return nil
+}
+
+// newReader opens an I/O stack by name.
+func (e *engine) newReader(stack string) (gpuio.Reader, error) {
+	c := e.cfg
+	switch stack {
+	case StackCPU:
+		o := gpuio.CPUOptions{Depth: c.QueueDepth, Engine: c.CPUEngine, Timeout: c.ReadTimeout, Retries: c.ReadRetries}
+		if c.CPUEngine != "pread" { // there a thread is one read in flight
+			o.Threads = c.Workers
+		}
+		return gpuio.NewCPU(e.dev, e.ssds, e.layout, o)
+	case StackMmap: // the page cache takes no options
+		return gpuio.NewMmap(e.dev, e.ssds, e.layout)
+	default:
+		return gpuio.NewAsync(e.dev, e.ssds, e.layout, gpuio.AsyncOptions{
+			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
+			SMs: c.SMs.IO, Priority: 3,
+		})
+	}
+}
+
+// closeReader ends the stack: afterwards nothing writes to a slot or a tier.
+func (e *engine) closeReader() error {
+	if e.reader == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.OpTimeout)
+	defer cancel()
+	r := e.reader
+	e.reader = nil
+	return r.Close(ctx)
+}
+
+// place decides where each row lives and fills the tiers from the SSDs.
+func (e *engine) place(ctx context.Context, b budgets, in Inputs) error {
+	hot := make([]uint32, e.rows)
+	// Counting accesses matters only when some rows are left out of a tier.
+	if b.gpuRows+b.cpuRows > 0 && b.gpuRows < e.rows && b.cpuRows < e.rows {
+		start := time.Now()
+		if err := e.countAccesses(ctx, in, hot); err != nil {
+			return err
+		}
+		e.presample = time.Since(start)
+	}
+	e.placement = cache.Place(hot, b.gpuRows, b.cpuRows)
+	var err error
+	if e.het, err = cache.NewHetero(e.dev, e.rows, e.rowBytes, len(e.ssds), e.placement); err != nil {
+		return err
+	}
+	e.onClose(e.het.Close)
+	for _, s := range e.slots {
+		for i := range s.segs {
+			if s.segs[i].buckets, err = e.het.NewBuckets(); err != nil {
+				return err
+			}
+			e.onClose(s.segs[i].buckets.Close)
+		}
+	}
+	if e.reader, err = e.newReader(e.cfg.IOStack); err != nil {
+		return err
+	}
+	e.onClose(e.closeReader)
+	start := time.Now()
+	for _, t := range []cache.Tier{cache.GPU, cache.CPU} {
+		if err := e.fillTier(ctx, t); err != nil {
+			return err
+		}
+	}
+	e.fill = time.Since(start)
+	if b.gpuRows+b.cpuRows == e.rows { // inmem, or budgets that hold everything
+		return e.closeReader()
+	}
+	return nil
+}
+
+// stack is the I/O stack that batches read through.
+func (e *engine) stack() string {
+	if e.reader == nil {
+		return StackNone
+	}
+	return e.cfg.IOStack
+}
+
+// countAccesses adds to hot how often each row is needed in cfg.Presample epochs of sampling.
+func (e *engine) countAccesses(ctx context.Context, in Inputs, hot []uint32) error {
+	train, err := in.Dataset.Split("train")
+	if err != nil {
+		return err
+	}
+	h, err := cache.NewHotness(e.dev, e.rows)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = h.Close() }() // a failed free also shows when the device is closed
+	mb := e.slots[0].mb
+	order := make([]int64, len(train))
+	last := len(e.cfg.Fanouts)
+	total := e.cfg.Presample * batches(len(train), e.cfg.Batch)
+	done := 0
+	for p := 0; p < e.cfg.Presample; p++ {
+		graph.Shuffle(order, train, e.cfg.Seed, presampleEpoch+p)
+		for i := 0; i < batches(len(order), e.cfg.Batch); i++ {
+			if err := interrupted(ctx); err != nil {
+				return err
+			}
+			if err := e.sampleWhole(ctx, mb, presampleEpoch+p, i, seedsOf(order, i, e.cfg.Batch)); err != nil {
+				return err
+			}
+			if err := h.Add(e.sampleS, mb.Nodes.Ptr(), mb.HopEnd[last]); err != nil {
+				return err
+			}
+			done++
+			e.obs.step("presample", done, total)
+		}
+	}
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	if err := e.sampleS.Synchronize(op); err != nil {
+		return err
+	}
+	counts, err := h.Counts()
+	copy(hot, counts)
+	return err
+}
+
+func (e *engine) sampleWhole(ctx context.Context, mb *graph.MiniBatch, epoch, index int, seeds []int64) error {
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	if err := e.sampler.Begin(op, e.sampleS, mb, epoch, index, seeds); err != nil {
+		return err
+	}
+	for h := range e.cfg.Fanouts {
+		if err := e.sampler.Hop(op, e.sampleS, mb, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func batches(n, batch int) int { return (n + batch - 1) / batch }
+
+// seedsOf is batch i of an order; the last one may be shorter.
+func seedsOf(order []int64, i, batch int) []int64 {
+	return order[i*batch : min((i+1)*batch, len(order))]
+}
+
+// fillRows is how many rows one set of a tier's filling reads.
+const fillRows = 1 << 15
+
+// fillTier reads a tier's rows to their slots through the stack that the run uses.
+func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
+	rows := e.het.TierRows(t)
+	if len(rows) == 0 {
+		return nil
+	}
+	n := min(fillRows, len(rows))
+	ids, err := e.dev.Alloc(cuda.MemPinned, int64(n)*8, "tier fill rows")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ids.Free() }()
+	pos, err := e.dev.Alloc(cuda.MemPinned, int64(n)*4, "tier fill slots")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pos.Free() }()
+	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
+	ssds := len(e.ssds)
+	name := map[cache.Tier]string{cache.GPU: "fill gpu cache", cache.CPU: "fill cpu cache"}[t]
+	for at := 0; at < len(rows); at += n {
+		if err := interrupted(ctx); err != nil {
+			return err
+		}
+		part := rows[at:min(at+n, len(rows))]
+		off := make([]int64, ssds+1)
+		for _, r := range part {
+			off[r%int64(ssds)+1]++
+		}
+		for s := range ssds {
+			off[s+1] += off[s]
+		}
+		next := append([]int64(nil), off...)
+		for i, r := range part {
+			k := next[r%int64(ssds)]
+			next[r%int64(ssds)]++
+			idv[k], posv[k] = r, uint32(at+i)
+		}
+		op, cancel := e.opCtx(ctx)
+		p, err := e.reader.Submit(op, &gpuio.ReadSet{
+			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: e.het.TierBuffer(t), DstStride: e.rowBytes,
+		})
+		if err == nil {
+			_, err = p.Wait(op)
+		}
+		cancel()
+		if err != nil {
+			// The set's buffers may be freed only when nothing can read or write them.
+			return fmt.Errorf("filling the %s: %w", name[len("fill "):], errors.Join(readError(err), e.closeReader()))
+		}
+		e.obs.step(name, at+len(part), len(rows))
+	}
+	return nil
+}
+
+// readError attaches class Device to a failed read that has no class yet.
+func readError(err error) error {
+	if errs.ClassOf(err) == errs.Failed {
+		return errs.With(errs.Device, err)
+	}
+	return err
+}

@@ -1,0 +1,192 @@
+package sched
+
+import (
+	"sync"
+	"time"
+)
+
+// StageSeconds is the time in which each operator's own resource was busy. An operator with
+// several instances in flight (reads of several hops) counts the time once.
+type StageSeconds struct {
+	Sample   float64 `json:"sample"`
+	Lookup   float64 `json:"lookup"`
+	Submit   float64 `json:"submit"`
+	Complete float64 `json:"complete"`
+	Gather   float64 `json:"gather"`
+	Train    float64 `json:"train"`
+}
+
+// Sum is the time that the operators would take one after the other.
+func (s StageSeconds) Sum() float64 {
+	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train
+}
+
+func (s *StageSeconds) add(o StageSeconds) {
+	s.Sample += o.Sample
+	s.Lookup += o.Lookup
+	s.Submit += o.Submit
+	s.Complete += o.Complete
+	s.Gather += o.Gather
+	s.Train += o.Train
+}
+
+// EpochResult is one epoch of training and its validation. Seconds, stall, overlap and
+// stage_seconds are of the training pass alone.
+//
+//   - overlap is 1 - seconds / (sum of stage_seconds), as it is: a serial run shows a little
+//     less than 0, the time between operators.
+//   - stall is the share of seconds in which training waited for its next batch.
+//   - read_amplification is bytes_ssd over the bytes of the rows that had to come from SSD,
+//     each row counted once for a mini-batch that needs it; 0 where none had to.
+type EpochResult struct {
+	Epoch             int          `json:"epoch"` // from 1
+	Seconds           float64      `json:"seconds"`
+	Loss              float64      `json:"loss"` // mean over the seeds that have a label
+	TrainAcc          float64      `json:"train_acc"`
+	ValAcc            float64      `json:"val_acc"`
+	ValSeconds        float64      `json:"val_seconds"`
+	Batches           int          `json:"batches"`
+	Seeds             int64        `json:"seeds"`
+	RowsGPU           int64        `json:"rows_gpu"`
+	RowsCPU           int64        `json:"rows_cpu"`
+	RowsSSD           int64        `json:"rows_ssd"`
+	BytesSSD          int64        `json:"bytes_ssd"`
+	SSDCommands       int64        `json:"ssd_commands"`
+	Retries           int64        `json:"retries"`
+	Timeouts          int64        `json:"timeouts"`
+	ReadAmplification float64      `json:"read_amplification"`
+	Stall             float64      `json:"stall"`
+	Overlap           float64      `json:"overlap"`
+	StageSeconds      StageSeconds `json:"stage_seconds"`
+}
+
+// Result is a finished run: the last line of "train --json".
+type Result struct {
+	Event           string        `json:"event"` // "result"
+	Mode            string        `json:"mode"`
+	Model           string        `json:"model"`
+	Dataset         string        `json:"dataset"`
+	Seed            uint64        `json:"seed"`
+	Device          string        `json:"device"`
+	IOStack         string        `json:"io_stack"`
+	MemoryRung      string        `json:"memory_rung"`
+	Pipeline        string        `json:"pipeline"`
+	Epochs          []EpochResult `json:"epochs"`
+	BestEpoch       int           `json:"best_epoch"` // the earliest with the best validation accuracy
+	TestAcc         float64       `json:"test_acc"`   // with that epoch's parameters
+	GPUCacheBytes   int64         `json:"gpu_cache_bytes"`
+	CPUCacheBytes   int64         `json:"cpu_cache_bytes"`
+	TopologyBytes   int64         `json:"topology_bytes"`
+	PeakMemoryBytes int64         `json:"peak_memory_bytes"`
+	PresampleSecs   float64       `json:"presample_seconds"`
+	FillSeconds     float64       `json:"fill_seconds"`
+	ParamsSHA256    string        `json:"params_sha256"` // after the last epoch
+	Checkpoint      string        `json:"checkpoint,omitempty"`
+	ResumedAt       string        `json:"resumed_at,omitempty"`
+}
+
+// Observer hears how a run goes. Nil functions are not called; all calls come from the
+// goroutine that called Train.
+type Observer struct {
+	Epoch func(EpochResult)
+	Step  func(stage string, done, total int)
+	Note  func(string)
+}
+
+func (o Observer) epoch(e EpochResult) {
+	if o.Epoch != nil {
+		o.Epoch(e)
+	}
+}
+
+func (o Observer) step(stage string, done, total int) {
+	if o.Step != nil {
+		o.Step(stage, done, total)
+	}
+}
+
+func (o Observer) note(s string) {
+	if o.Note != nil {
+		o.Note(s)
+	}
+}
+
+// meter measures the time in which at least one instance of an operator ran.
+type meter struct {
+	mu    sync.Mutex
+	n     int
+	since time.Time
+	busy  time.Duration
+}
+
+func (m *meter) enter() {
+	m.mu.Lock()
+	if m.n == 0 {
+		m.since = time.Now()
+	}
+	m.n++
+	m.mu.Unlock()
+}
+
+func (m *meter) exit() {
+	m.mu.Lock()
+	m.n--
+	if m.n == 0 {
+		m.busy += time.Since(m.since)
+	}
+	m.mu.Unlock()
+}
+
+func (m *meter) seconds() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.busy
+	if m.n > 0 {
+		b += time.Since(m.since)
+	}
+	return b.Seconds()
+}
+
+// partial is what an unfinished epoch has gathered; it travels in checkpoints, so that a
+// resumed epoch reports what an undisturbed one would. Counts are those of trained batches.
+type partial struct {
+	Seconds  float64      `json:"seconds"`
+	Waited   float64      `json:"waited"`
+	LossSum  float64      `json:"loss_sum"` // sum over batches of mean loss * labelled seeds
+	Correct  int64        `json:"correct"`
+	Counted  int64        `json:"counted"`
+	Batches  int          `json:"batches"`
+	Seeds    int64        `json:"seeds"`
+	RowsGPU  int64        `json:"rows_gpu"`
+	RowsCPU  int64        `json:"rows_cpu"`
+	RowsSSD  int64        `json:"rows_ssd"`
+	BytesSSD int64        `json:"bytes_ssd"`
+	Commands int64        `json:"commands"`
+	Retries  int64        `json:"retries"`
+	Timeouts int64        `json:"timeouts"`
+	Stages   StageSeconds `json:"stages"`
+}
+
+// result turns the sums into an epoch's line. epoch counts from 0.
+func (p partial) result(epoch int, rowBytes int64) EpochResult {
+	r := EpochResult{
+		Epoch: epoch + 1, Seconds: p.Seconds, Batches: p.Batches, Seeds: p.Seeds,
+		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
+		BytesSSD: p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
+		StageSeconds: p.Stages,
+	}
+	if p.Counted > 0 {
+		r.Loss = p.LossSum / float64(p.Counted)
+		r.TrainAcc = float64(p.Correct) / float64(p.Counted)
+	}
+	if p.RowsSSD > 0 {
+		r.ReadAmplification = float64(p.BytesSSD) / float64(p.RowsSSD*rowBytes)
+	}
+	if p.Seconds > 0 {
+		r.Stall = p.Waited / p.Seconds
+	}
+	if s := p.Stages.Sum(); s > 0 {
+		r.Overlap = 1 - p.Seconds/s
+	}
+	return r
+}

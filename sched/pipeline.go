@@ -1,0 +1,382 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"helios/cuda"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// pass is one walk over an order of seed nodes: an epoch of training, or an evaluation.
+type pass struct {
+	epoch   int // sampling key
+	order   []int64
+	first   int // batch to begin with
+	sampler *graph.Sampler
+	onBatch func(index int, mb *graph.MiniBatch) // optional
+	// step trains or infers with a whole batch. It runs in order, on run's goroutine.
+	step func(ctx context.Context, s *slot) (outcome, error)
+	// after is called when step's batch is counted; index is the batch's.
+	after func(index int) error
+
+	stats partial // of the batches for which step has returned
+	clock *clock
+}
+
+type outcome struct {
+	loss             float64
+	correct, counted int64
+}
+
+// clock measures a pass. Reads of several hops overlap, so their time is a union of intervals,
+// which arrive in the order of their beginnings.
+type clock struct {
+	start                 time.Time
+	sample, lookup, train meter
+	gatherBefore          time.Duration
+	mu                    sync.Mutex
+	submit, complete      time.Duration
+	completeEnd           time.Time
+	waited                time.Duration
+}
+
+func (c *clock) read(submitted time.Time, st gpuio.ReadStats) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.submit += st.Submit
+	from := submitted.Add(st.Submit)
+	to := from.Add(st.Complete)
+	if from.Before(c.completeEnd) {
+		from = c.completeEnd
+	}
+	if to.After(from) {
+		c.complete += to.Sub(from)
+		c.completeEnd = to
+	}
+}
+
+// snapshot is the pass so far: what earlier runs of it left in base, and its own times.
+func (e *engine) snapshot(p *pass, base partial) partial {
+	s := p.stats
+	c := p.clock
+	s.Seconds = base.Seconds + time.Since(c.start).Seconds()
+	s.Waited = base.Waited + c.waited.Seconds()
+	c.mu.Lock()
+	own := StageSeconds{
+		Sample: c.sample.seconds(), Lookup: c.lookup.seconds(), Train: c.train.seconds(),
+		Submit: c.submit.Seconds(), Complete: c.complete.Seconds(),
+		Gather: (e.gatherS.Busy() - c.gatherBefore).Seconds(),
+	}
+	c.mu.Unlock()
+	s.Stages = base.Stages
+	s.Stages.add(own)
+	return s
+}
+
+// work is a contiguous part of a slot's frontier, on its way from sampling to lookup.
+type work struct {
+	s            *slot
+	nodes        cuda.DevicePtr // as of this part: a later hop may grow the frontier into another buffer
+	first, count int64
+	last         bool // the batch's last part
+}
+
+// run walks a pass through the pipeline:
+//
+//	sample ──work──▶ look up, submit, gather ──slot──▶ complete ──slot──▶ train ──▶ free slots
+//
+// Each arrow is a channel that can hold everything the credits allow, so a stage blocks only
+// for work or for a credit. Under a plan without perHop a batch travels as one piece; with one
+// credit the next batch waits for training.
+//
+// When run returns, also by error or interrupt, no stage runs and nothing is in flight. An
+// interrupt ends it between two steps, with errs.Interrupted.
+func (e *engine) run(ctx context.Context, p *pass) error {
+	n := batches(len(p.order), e.cfg.Batch)
+	if p.first > n {
+		return fmt.Errorf("pass of %d batches can't begin with batch %d", n, p.first)
+	}
+	p.clock = &clock{start: time.Now(), gatherBefore: e.gatherS.Busy()}
+
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var once sync.Once
+	var failure error
+	fail := func(err error) {
+		once.Do(func() { failure = err; cancel(err) })
+	}
+	free := make(chan *slot, len(e.slots))
+	for _, s := range e.slots {
+		free <- s
+	}
+	parts := make(chan work, len(e.slots)*(len(e.cfg.Fanouts)+1))
+	submitted := make(chan *slot, len(e.slots))
+	ready := make(chan *slot, len(e.slots))
+
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(parts)
+		for i := p.first; i < n; i++ {
+			select {
+			case s := <-free:
+				if err := e.sample(inner, p, s, i, parts); err != nil {
+					fail(err)
+					return
+				}
+			case <-inner.Done():
+				return
+			}
+		}
+	})
+	wg.Go(func() {
+		defer close(submitted)
+		for w := range parts {
+			if inner.Err() != nil {
+				continue // drain: the sampler never blocks on us
+			}
+			if err := e.lookup(inner, p, w); err != nil {
+				fail(err)
+			} else if w.last {
+				submitted <- w.s
+			}
+		}
+	})
+	wg.Go(func() {
+		defer close(ready)
+		for s := range submitted {
+			if inner.Err() != nil {
+				continue
+			}
+			if err := e.complete(inner, p, s); err != nil {
+				fail(err)
+			} else {
+				ready <- s
+			}
+		}
+	})
+
+	for waitFrom := time.Now(); ; waitFrom = time.Now() {
+		s, ok := <-ready
+		p.clock.waited += time.Since(waitFrom)
+		if !ok || inner.Err() != nil {
+			break
+		}
+		if err := e.step(inner, p, s); err != nil {
+			fail(err)
+			break
+		}
+		free <- s
+	}
+	if err := interrupted(ctx); err != nil {
+		fail(err)
+	}
+	cancel(nil)
+	wg.Wait()
+	return errors.Join(failure, e.drain(ctx, failure == nil))
+}
+
+// sample runs S_1..S_h for batch i and hands the parts of its frontier on.
+func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan<- work) error {
+	s.index, s.seeds, s.used = i, seedsOf(p.order, i, e.cfg.Batch), 0
+	e.labelsOf(s)
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	begin := func() error {
+		p.clock.sample.enter()
+		defer p.clock.sample.exit()
+		return p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, i, s.seeds)
+	}
+	hop := func(h int) error {
+		p.clock.sample.enter()
+		defer p.clock.sample.exit()
+		return p.sampler.Hop(op, e.sampleS, s.mb, h)
+	}
+	if err := begin(); err != nil {
+		return fmt.Errorf("batch %d: %w", i, err)
+	}
+	hops := len(e.cfg.Fanouts)
+	from := int64(0)
+	for h := 0; h <= hops; h++ {
+		if h > 0 {
+			if ctx.Err() != nil {
+				return nil // stopped: run knows why
+			}
+			if err := hop(h - 1); err != nil {
+				return fmt.Errorf("batch %d hop %d: %w", i, h, err)
+			}
+		}
+		if e.plan.perHop || h == hops {
+			to := s.mb.HopEnd[h]
+			if to*e.rowBytes > s.x.Size() {
+				return errs.New(errs.Capability, "batch %d needs %d rows of features, a mini-batch slot has room for %d; lower --batch-size, --fanout or --prefetch-depth",
+					i, to, s.x.Size()/e.rowBytes)
+			}
+			parts <- work{s, s.mb.Nodes.Ptr(), from, to - from, h == hops}
+			from = to
+		}
+	}
+	return nil
+}
+
+// labelsOf writes the labels of a slot's seeds.
+func (e *engine) labelsOf(s *slot) {
+	dst := hostmem.View[int32](s.labels.Bytes())
+	for k, v := range s.seeds {
+		dst[k] = e.labels[v]
+	}
+}
+
+// lookup runs L, I and G for a part: its rows are found in the tiers, the reads of the others go
+// out, and the cached ones are gathered meanwhile.
+func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
+	s := w.s
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	if w.count > 0 {
+		g := &s.segs[s.used]
+		s.used++
+		b := g.buckets
+		*g = segment{buckets: b, first: w.first, count: w.count}
+		p.clock.lookup.enter()
+		err := e.het.Lookup(op, e.lookupS, w.nodes, w.first, w.count, b)
+		p.clock.lookup.exit()
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+		g.ngpu, g.ncpu, g.nmiss = b.NGPU, b.NCPU, b.NMiss
+		if g.nmiss > 0 {
+			if e.reader == nil {
+				return fmt.Errorf("batch %d: %d rows are in no tier and no SSD is open", s.index, g.nmiss)
+			}
+			g.submitted = time.Now()
+			g.pending, err = e.reader.Submit(op, &gpuio.ReadSet{
+				Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
+				Dst: s.x, DstStride: e.rowBytes,
+			})
+			if err != nil {
+				return fmt.Errorf("batch %d: %w", s.index, readError(err))
+			}
+			if e.plan.serial {
+				if err := e.wait(op, p, s, g); err != nil {
+					return err
+				}
+			}
+		}
+		if err := e.het.Gather(e.gatherS, b, s.x.Ptr(), e.rowBytes); err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+	}
+	if w.last {
+		return e.gatherS.Record(s.ready)
+	}
+	return nil
+}
+
+// wait runs C for one part.
+func (e *engine) wait(op context.Context, p *pass, s *slot, g *segment) error {
+	st, err := g.pending.Wait(op)
+	if err != nil && op.Err() != nil {
+		return errs.New(errs.Device, "batch %d: reads of %d rows did not end within %v: %w", s.index, g.nmiss, e.cfg.OpTimeout, err)
+	}
+	g.pending = nil
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, readError(err))
+	}
+	if st.Rows != g.nmiss {
+		return errs.New(errs.Device, "batch %d: %d rows were asked for, %d were read", s.index, g.nmiss, st.Rows)
+	}
+	g.stats = st
+	p.clock.read(g.submitted, st)
+	return nil
+}
+
+// complete holds a batch until all of its rows are in place.
+func (e *engine) complete(ctx context.Context, p *pass, s *slot) error {
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	for i := range s.segs[:s.used] {
+		if g := &s.segs[i]; g.pending != nil {
+			if err := e.wait(op, p, s, g); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.ready.Synchronize(op); err != nil {
+		return fmt.Errorf("batch %d: gather: %w", s.index, err)
+	}
+	return nil
+}
+
+// step runs T for a batch that is whole, and counts it.
+func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	rows := s.mb.HopEnd[len(e.cfg.Fanouts)]
+	if f := e.cfg.OnRows; f != nil {
+		f(hostmem.View[int64](s.mb.Nodes.Bytes())[:rows], hostmem.View[float32](s.x.Bytes())[:rows*int64(e.dim)])
+	}
+	if p.onBatch != nil {
+		p.onBatch(s.index, s.mb)
+	}
+	p.clock.train.enter()
+	out, err := p.step(op, s)
+	p.clock.train.exit()
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
+	t := &p.stats
+	t.Batches++
+	t.Seeds += int64(len(s.seeds))
+	t.LossSum += out.loss * float64(out.counted)
+	t.Correct += out.correct
+	t.Counted += out.counted
+	for i := range s.segs[:s.used] {
+		g := &s.segs[i]
+		t.RowsGPU += g.ngpu
+		t.RowsCPU += g.ncpu
+		t.RowsSSD += g.nmiss
+		t.BytesSSD += g.stats.Bytes
+		t.Commands += g.stats.Commands
+		t.Retries += g.stats.Retries
+		t.Timeouts += g.stats.Timeouts
+	}
+	if p.after != nil {
+		return p.after(s.index)
+	}
+	return nil
+}
+
+// drain waits until nothing that a pass has started is in flight any more, so that its slots
+// can be used again or freed. After a clean pass it has nothing to wait for.
+func (e *engine) drain(ctx context.Context, clean bool) error {
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	var all []error
+	for _, s := range e.slots {
+		for i := range s.segs {
+			if g := &s.segs[i]; g.pending != nil {
+				_, err := g.pending.Wait(op)
+				if err != nil && op.Err() != nil {
+					all = append(all, fmt.Errorf("batch %d: reads still in flight: %w", s.index, err))
+				}
+				// Another failure beside the first one tells nothing new.
+				g.pending = nil
+			}
+		}
+	}
+	for _, st := range []interface {
+		Synchronize(context.Context) error
+	}{e.sampleS, e.lookupS, e.gatherS, e.trainS} {
+		if err := st.Synchronize(op); err != nil && clean {
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
+}

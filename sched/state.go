@@ -1,0 +1,292 @@
+package sched
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"helios/cuda"
+	"helios/gnn"
+	"helios/internal/errs"
+	"helios/sched/checkpoint"
+)
+
+// checkpointName is the file in a checkpoint folder.
+const checkpointName = "checkpoint.safetensors"
+
+// stateFormat is the version of what a checkpoint's metadata means.
+const stateFormat = 1
+
+// fingerprint is every setting that decides the parameters. A run resumes only under an equal
+// one. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they do not
+// change what batch n computes.
+type fingerprint struct {
+	Dataset     string  `json:"dataset"` // UUID
+	Edges       int64   `json:"edges"`   // 0 for the same nodes without their edges
+	InDim       int     `json:"in_dim"`
+	Classes     int     `json:"classes"`
+	Model       string  `json:"model"`
+	Fanouts     []int   `json:"fanout"`
+	Batch       int     `json:"batch-size"`
+	Hidden      int     `json:"hidden"`
+	LR          float64 `json:"lr"`
+	Dropout     float64 `json:"dropout"`
+	WeightDecay float64 `json:"weight-decay"`
+	Seed        uint64  `json:"seed"`
+}
+
+// differs names the first field in which a resumed run would be another one.
+func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok bool) {
+	for _, x := range []struct {
+		name    string
+		is, old any
+	}{
+		{"dataset", f.Dataset, was.Dataset},
+		{"edges", f.Edges, was.Edges},
+		{"in_dim", f.InDim, was.InDim},
+		{"classes", f.Classes, was.Classes},
+		{"model", f.Model, was.Model},
+		{"batch-size", f.Batch, was.Batch},
+		{"hidden", f.Hidden, was.Hidden},
+		{"lr", f.LR, was.LR},
+		{"dropout", f.Dropout, was.Dropout},
+		{"weight-decay", f.WeightDecay, was.WeightDecay},
+		{"seed", f.Seed, was.Seed},
+	} {
+		if x.is != x.old {
+			return x.name, x.is, x.old, true
+		}
+	}
+	if !slices.Equal(f.Fanouts, was.Fanouts) {
+		return "fanout", f.Fanouts, was.Fanouts, true
+	}
+	return "", nil, nil, false
+}
+
+// state is a run's position and history: everything beside the tensors.
+type state struct {
+	Print     fingerprint
+	Epoch     int // the epoch in work, from 0
+	Batch     int // its first batch that has not been trained
+	AdamStep  int64
+	Partial   partial // of Epoch
+	Epochs    []EpochResult
+	BestEpoch int // from 0; -1 = none yet
+	BestAcc   float64
+}
+
+// tensors is parameters by name, as float32 bytes.
+type tensors map[string][]byte
+
+// paramCopier moves parameters between the device and the CPU through one pinned buffer, since
+// a device's own memory need not be addressable.
+type paramCopier struct {
+	dev    cuda.Device
+	stream cuda.Stream
+	buf    cuda.Buffer
+}
+
+func newParamCopier(dev cuda.Device, s cuda.Stream, m *gnn.Model) (*paramCopier, error) {
+	size := int64(4096)
+	for _, p := range m.Params() {
+		size = max(size, paramBytes(p))
+	}
+	b, err := dev.Alloc(cuda.MemPinned, size, "checkpoint staging")
+	if err != nil {
+		return nil, err
+	}
+	return &paramCopier{dev, s, b}, nil
+}
+
+func (c *paramCopier) close() error { return c.buf.Free() }
+
+func paramBytes(p gnn.Param) int64 { return int64(p.Rows) * int64(p.Cols) * 4 }
+
+func (c *paramCopier) get(ctx context.Context, b cuda.Buffer, n int64) ([]byte, error) {
+	if err := c.stream.Copy(c.buf.Ptr(), b.Ptr(), n); err != nil {
+		return nil, err
+	}
+	if err := c.stream.Synchronize(ctx); err != nil {
+		return nil, err
+	}
+	return slices.Clone(c.buf.Bytes()[:n]), nil
+}
+
+func (c *paramCopier) put(ctx context.Context, b cuda.Buffer, data []byte) error {
+	copy(c.buf.Bytes(), data)
+	if err := c.stream.Copy(b.Ptr(), c.buf.Ptr(), int64(len(data))); err != nil {
+		return err
+	}
+	return c.stream.Synchronize(ctx)
+}
+
+// values copies the parameters out.
+func (c *paramCopier) values(ctx context.Context, m *gnn.Model) (tensors, error) {
+	t := tensors{}
+	for _, p := range m.Params() {
+		b, err := c.get(ctx, p.Value, paramBytes(p))
+		if err != nil {
+			return nil, fmt.Errorf("copying parameter %s: %w", p.Name, err)
+		}
+		t[p.Name] = b
+	}
+	return t, nil
+}
+
+// setValues copies parameters in; t must hold all of them.
+func (c *paramCopier) setValues(ctx context.Context, m *gnn.Model, t tensors) error {
+	for _, p := range m.Params() {
+		b, ok := t[p.Name]
+		if !ok || int64(len(b)) != paramBytes(p) {
+			return fmt.Errorf("parameter %s of %d×%d has %d bytes", p.Name, p.Rows, p.Cols, len(b))
+		}
+		if err := c.put(ctx, p.Value, b); err != nil {
+			return fmt.Errorf("copying parameter %s: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+// The groups of tensors in a checkpoint.
+const (
+	groupModel = "model."
+	groupM     = "adam.m."
+	groupV     = "adam.v."
+	groupBest  = "best."
+)
+
+// encodeState builds a checkpoint's content from the model as it is on the device.
+func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state, best tensors) (*checkpoint.File, error) {
+	f := &checkpoint.File{Metadata: map[string]string{"helios.format": strconv.Itoa(stateFormat)}}
+	for key, v := range map[string]any{
+		"helios.config": st.Print, "helios.position": position{st.Epoch, st.Batch, st.AdamStep},
+		"helios.partial": st.Partial, "helios.epochs": st.Epochs,
+		"helios.best": bestMark{st.BestEpoch, st.BestAcc},
+	} {
+		b, err := json.Marshal(v) // float64 survives: Go prints the shortest text that reads back equal
+		if err != nil {
+			return nil, err
+		}
+		f.Metadata[key] = string(b)
+	}
+	for _, p := range m.Params() {
+		for _, g := range []struct {
+			prefix string
+			b      cuda.Buffer
+		}{{groupModel, p.Value}, {groupM, p.M}, {groupV, p.V}} {
+			b, err := c.get(ctx, g.b, paramBytes(p))
+			if err != nil {
+				return nil, fmt.Errorf("copying parameter %s%s: %w", g.prefix, p.Name, err)
+			}
+			f.Tensors = append(f.Tensors, f32(g.prefix+p.Name, p, b))
+		}
+		if b, ok := best[p.Name]; ok {
+			f.Tensors = append(f.Tensors, f32(groupBest+p.Name, p, b))
+		}
+	}
+	return f, nil
+}
+
+type position struct {
+	Epoch    int   `json:"epoch"`
+	Batch    int   `json:"batch"`
+	AdamStep int64 `json:"adam_step"`
+}
+
+type bestMark struct {
+	Epoch int     `json:"epoch"`
+	Acc   float64 `json:"acc"`
+}
+
+func f32(name string, p gnn.Param, b []byte) checkpoint.Tensor {
+	return checkpoint.Tensor{Name: name, DType: "F32", Shape: []int64{int64(p.Rows), int64(p.Cols)}, Data: b}
+}
+
+// decodeState reads the metadata; the tensors stay in f.
+func decodeState(path string, f *checkpoint.File) (state, error) {
+	var st state
+	if v := f.Metadata["helios.format"]; v != strconv.Itoa(stateFormat) {
+		return st, errs.New(errs.Usage, "checkpoint %s: format %q is not %d; it was written by another program or version", path, v, stateFormat)
+	}
+	var pos position
+	var best bestMark
+	for key, dst := range map[string]any{
+		"helios.config": &st.Print, "helios.position": &pos, "helios.partial": &st.Partial,
+		"helios.epochs": &st.Epochs, "helios.best": &best,
+	} {
+		if err := json.Unmarshal([]byte(f.Metadata[key]), dst); err != nil {
+			return st, errs.New(errs.Usage, "checkpoint %s: %s: %w", path, key, err)
+		}
+	}
+	st.Epoch, st.Batch, st.AdamStep, st.BestEpoch, st.BestAcc = pos.Epoch, pos.Batch, pos.AdamStep, best.Epoch, best.Acc
+	if st.Epoch < 0 || st.Batch < 0 || st.AdamStep < 0 || len(st.Epochs) != st.Epoch || st.BestEpoch < -1 || st.BestEpoch >= max(st.Epoch, 1) {
+		return st, errs.New(errs.Usage, "checkpoint %s: position epoch %d batch %d does not agree with its history; train anew", path, st.Epoch, st.Batch)
+	}
+	return st, nil
+}
+
+// group returns the tensors of one group, checked against the model's shapes.
+func group(path string, f *checkpoint.File, m *gnn.Model, prefix string) (tensors, error) {
+	t := tensors{}
+	for _, p := range m.Params() {
+		x, ok := f.Tensor(prefix + p.Name)
+		if !ok {
+			return nil, errs.New(errs.Usage, "checkpoint %s: tensor %s%s is missing", path, prefix, p.Name)
+		}
+		if x.DType != "F32" || !slices.Equal(x.Shape, []int64{int64(p.Rows), int64(p.Cols)}) {
+			return nil, errs.New(errs.Usage, "checkpoint %s: tensor %s is %s%v, the model needs F32[%d %d]", path, x.Name, x.DType, x.Shape, p.Rows, p.Cols)
+		}
+		t[p.Name] = x.Data
+	}
+	return t, nil
+}
+
+// restore puts a checkpoint's model and optimiser onto the device and returns the best
+// epoch's parameters, nil when there are none yet.
+func restore(ctx context.Context, path string, f *checkpoint.File, st state, c *paramCopier, m *gnn.Model) (best tensors, err error) {
+	for _, g := range []struct {
+		prefix string
+		buf    func(gnn.Param) cuda.Buffer
+	}{
+		{groupModel, func(p gnn.Param) cuda.Buffer { return p.Value }},
+		{groupM, func(p gnn.Param) cuda.Buffer { return p.M }},
+		{groupV, func(p gnn.Param) cuda.Buffer { return p.V }},
+	} {
+		t, err := group(path, f, m, g.prefix)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range m.Params() {
+			if err := c.put(ctx, g.buf(p), t[p.Name]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	m.SetAdamStep(st.AdamStep)
+	if st.BestEpoch < 0 {
+		return nil, nil
+	}
+	return group(path, f, m, groupBest)
+}
+
+// findCheckpoint takes a checkpoint's file or its folder; ok is false where there is none.
+func findCheckpoint(path string) (file string, ok bool, err error) {
+	st, err := os.Stat(path)
+	if err == nil && st.IsDir() {
+		path = filepath.Join(path, checkpointName)
+		_, err = os.Stat(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, false, nil
+	}
+	if err != nil {
+		return path, false, errs.New(errs.Usage, "checkpoint: %w", err)
+	}
+	return path, true, nil
+}

@@ -1,0 +1,323 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"helios/gnn"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/checkpoint"
+)
+
+// Adam's constants (Kingma and Ba, ICLR 2015), which every framework defaults to.
+const (
+	beta1   = 0.9
+	beta2   = 0.999
+	epsilon = 1e-8
+)
+
+// Train runs cfg.Epochs epochs. After each, the validation nodes are classified with sampled
+// neighbours; the result's test accuracy is that of the parameters after the earliest epoch
+// with the best validation accuracy, while params_sha256 is of the parameters after the last.
+//
+// When ctx ends, the current step is finished, a checkpoint is saved where a folder was given,
+// and the error has class errs.Interrupted; the Result then holds the epochs that were whole.
+// After a failed read the error has class errs.Device, nothing was trained on the rows, and the
+// last checkpoint stays as it was.
+func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Result, err error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	peak := hostmem.StartPeakMeter(peakEvery)
+	defer peak.Stop()
+
+	meta := in.Dataset.Meta
+	t := &trainer{cfg: cfg, obs: obs, state: state{
+		Print: fingerprintOf(cfg, in), BestEpoch: -1,
+	}}
+	if cfg.CheckpointDir != "" {
+		t.path = filepath.Join(cfg.CheckpointDir, checkpointName)
+		lock, err := checkpoint.LockDir(cfg.CheckpointDir)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, lock.Unlock()) }()
+	}
+	var from *checkpoint.File
+	if cfg.Resume {
+		if from, err = t.find(); err != nil {
+			return nil, err
+		}
+	}
+	e, err := newEngine(ctx, cfg, in, obs, modelConfig(t.state.Print))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	t.e = e
+	if from != nil {
+		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
+			return nil, err
+		}
+	}
+	res = &Result{
+		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
+		Device: e.dev.Info().Name, IOStack: e.stack(), MemoryRung: "proxy", Pipeline: cfg.Pipeline,
+		GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes,
+		CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
+		TopologyBytes: e.topo.Bytes(), PresampleSecs: e.presample.Seconds(), FillSeconds: e.fill.Seconds(),
+		Checkpoint: t.path,
+	}
+	if from != nil {
+		res.ResumedAt = fmt.Sprintf("epoch %d batch %d", t.state.Epoch+1, t.state.Batch)
+	}
+	if cfg.Mode == ModeInmem && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
+		obs.note("inmem keeps every row in memory: --cpu-cache has no effect")
+	}
+	err = t.train(ctx, in)
+	res.Epochs = t.state.Epochs
+	res.PeakMemoryBytes = peak.Peak()
+	if err != nil {
+		return res, err
+	}
+	res.BestEpoch, res.TestAcc = t.state.BestEpoch+1, t.testAcc
+	res.ParamsSHA256 = t.sha
+	res.PeakMemoryBytes = peak.Peak()
+	return res, nil
+}
+
+const peakEvery = 20 * time.Millisecond
+
+func fingerprintOf(c Config, in Inputs) fingerprint {
+	m := in.Dataset.Meta
+	return fingerprint{
+		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model, Fanouts: c.Fanouts,
+		Batch: c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout, WeightDecay: c.WeightDecay, Seed: c.Seed,
+	}
+}
+
+func modelConfig(f fingerprint) gnn.ModelConfig {
+	return gnn.ModelConfig{
+		Kind: f.Model, InDim: f.InDim, Hidden: f.Hidden, Classes: f.Classes,
+		Layers: len(f.Fanouts), Dropout: float32(f.Dropout), Seed: f.Seed,
+	}
+}
+
+// trainer is a run of Train: the engine and the position.
+type trainer struct {
+	cfg   Config
+	obs   Observer
+	e     *engine
+	path  string // checkpoint, "" for none
+	state state
+	best  tensors // parameters of the best epoch so far
+
+	testAcc float64
+	sha     string
+}
+
+// find reads the checkpoint to resume from and checks that it is of this run.
+func (t *trainer) find() (*checkpoint.File, error) {
+	path, ok, err := findCheckpoint(t.cfg.CheckpointDir)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		t.obs.note("no checkpoint in " + t.cfg.CheckpointDir + " yet: starting at epoch 1")
+		return nil, nil
+	}
+	f, err := checkpoint.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	st, err := decodeState(path, f)
+	if err != nil {
+		return nil, err
+	}
+	if field, is, was, ok := t.state.Print.differs(st.Print); ok {
+		return nil, errs.New(errs.Usage, "checkpoint %s was made with %s %v, this run has %v; give the same, or another --checkpoint folder",
+			path, field, was, is)
+	}
+	if st.Epoch > t.cfg.Epochs {
+		return nil, errs.New(errs.Usage, "checkpoint %s has %d epochs behind it, --epochs asks for %d; give at least as many",
+			path, st.Epoch, t.cfg.Epochs)
+	}
+	t.state = st
+	return f, nil
+}
+
+// train goes from the state's position to the end.
+func (t *trainer) train(ctx context.Context, in Inputs) error {
+	train, err := in.Dataset.Split("train")
+	if err != nil {
+		return err
+	}
+	if len(train) == 0 {
+		return errs.New(errs.Usage, "dataset %s has no training nodes; import or generate it with a training split", in.Dataset.Meta.Name)
+	}
+	val, err := in.Dataset.Split("val")
+	if err != nil {
+		return err
+	}
+	order := make([]int64, len(train))
+	for t.state.Epoch < t.cfg.Epochs {
+		ep := t.state.Epoch
+		graph.Shuffle(order, train, t.cfg.Seed, ep)
+		if err := t.epoch(ctx, ep, order, val); err != nil {
+			return err
+		}
+	}
+	op, cancel := t.e.opCtx(ctx)
+	defer cancel()
+	if t.sha, err = t.e.model.ParamsSHA256(); err != nil {
+		return err
+	}
+	test, err := in.Dataset.Split("test")
+	if err != nil {
+		return err
+	}
+	if t.cfg.NoEval || len(test) == 0 || t.best == nil {
+		return nil
+	}
+	if err := t.e.copier.setValues(op, t.e.model, t.best); err != nil {
+		return err
+	}
+	r, err := t.e.infer(ctx, "test", testEpoch, test, nil)
+	if errs.ClassOf(err) == errs.Interrupted && t.path != "" {
+		// The last epoch's checkpoint is there, and the model now holds the best epoch's
+		// parameters: saving again would be wrong.
+		return errs.New(errs.Interrupted, "stopped in the final test, all %d epochs are saved in %s; --resume goes on from there (%w)", t.cfg.Epochs, t.path, err)
+	}
+	if err != nil {
+		return err
+	}
+	t.testAcc = r.TrainAcc
+	return nil
+}
+
+// epoch trains what is left of epoch ep, validates and saves.
+func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
+	e := t.e
+	base := t.state.Partial
+	n := batches(len(order), t.cfg.Batch)
+	p := &pass{epoch: ep, order: order, first: t.state.Batch, sampler: e.sampler, stats: base}
+	if f := t.cfg.OnBatch; f != nil {
+		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
+	}
+	p.step = func(op context.Context, s *slot) (outcome, error) {
+		err := e.model.Train(e.trainS, s.mb, s.x.Ptr(), s.labels.Ptr(), gnn.Step{
+			Seed: t.cfg.Seed, Epoch: ep, Batch: s.index,
+			LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon, WeightDecay: float32(t.cfg.WeightDecay),
+		})
+		if err != nil {
+			return outcome{}, err
+		}
+		return e.outcome(op)
+	}
+	p.after = func(index int) error {
+		t.state.Batch = index + 1
+		t.obs.step(fmt.Sprintf("epoch %d", ep+1), index+1, n)
+		if t.cfg.CheckpointEvery > 0 && (index+1)%t.cfg.CheckpointEvery == 0 && index+1 < n {
+			t.state.Partial = e.snapshot(p, base)
+			return t.save(ctx)
+		}
+		return nil
+	}
+	err := e.run(ctx, p)
+	t.state.Partial = e.snapshot(p, base)
+	if err != nil {
+		return t.stopped(ctx, err)
+	}
+	r := t.state.Partial.result(ep, e.rowBytes)
+	if len(val) > 0 && !t.cfg.NoEval {
+		v, err := e.infer(ctx, "validate", valEpoch+ep, val, nil)
+		if err != nil {
+			return t.stopped(ctx, err)
+		}
+		r.ValAcc, r.ValSeconds = v.TrainAcc, v.Seconds
+	}
+	// Without validation every epoch is as good as the one before it, so the last one counts.
+	if t.state.BestEpoch < 0 || r.ValAcc > t.state.BestAcc || len(val) == 0 || t.cfg.NoEval {
+		op, cancel := e.opCtx(ctx)
+		b, err := e.copier.values(op, e.model)
+		cancel()
+		if err != nil {
+			return err
+		}
+		t.best, t.state.BestEpoch, t.state.BestAcc = b, ep, r.ValAcc
+	}
+	t.state.Epochs = append(t.state.Epochs, r)
+	t.state.Epoch, t.state.Batch, t.state.Partial = ep+1, 0, partial{}
+	if err := t.save(ctx); err != nil {
+		return err
+	}
+	t.obs.epoch(r)
+	return nil
+}
+
+// stopped saves an interrupted run. Any other failure leaves the last checkpoint alone.
+func (t *trainer) stopped(ctx context.Context, err error) error {
+	if errs.ClassOf(err) != errs.Interrupted {
+		return err
+	}
+	at := fmt.Sprintf("epoch %d, %d batches done", t.state.Epoch+1, t.state.Batch)
+	if t.path == "" {
+		return errs.New(errs.Interrupted, "stopped in %s; nothing is saved without --checkpoint DIR (%w)", at, err)
+	}
+	if serr := t.save(ctx); serr != nil {
+		return fmt.Errorf("stopped in %s, and saving failed: %w", at, serr)
+	}
+	return errs.New(errs.Interrupted, "stopped in %s and saved in %s; --resume goes on from there (%w)", at, t.path, err)
+}
+
+// save writes the checkpoint, where one was asked for.
+func (t *trainer) save(ctx context.Context) error {
+	if t.path == "" {
+		return nil
+	}
+	op, cancel := t.e.opCtx(ctx)
+	defer cancel()
+	t.state.AdamStep = t.e.model.AdamStep()
+	f, err := encodeState(op, t.e.copier, t.e.model, t.state, t.best)
+	if err != nil {
+		return err
+	}
+	return checkpoint.Save(t.path, f)
+}
+
+// outcome waits for the training stream and reads the last step's figures.
+func (e *engine) outcome(op context.Context) (outcome, error) {
+	loss, correct, counted, err := e.model.Outcome(op, e.trainS)
+	return outcome{loss, correct, counted}, err
+}
+
+// infer runs a forward pass over nodes through the pipeline; the result's TrainAcc is their
+// accuracy and Loss their mean loss. each, when given, is called after every batch.
+func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64, each func(op context.Context, s *slot) error) (EpochResult, error) {
+	n := batches(len(nodes), e.cfg.Batch)
+	p := &pass{epoch: key, order: nodes, sampler: e.sampler}
+	p.step = func(op context.Context, s *slot) (outcome, error) {
+		if err := e.model.Infer(e.trainS, s.mb, s.x.Ptr(), s.labels.Ptr()); err != nil {
+			return outcome{}, err
+		}
+		out, err := e.outcome(op)
+		if err == nil && each != nil {
+			err = each(op, s)
+		}
+		return out, err
+	}
+	p.after = func(index int) error {
+		e.obs.step(stage, index+1, n)
+		return nil
+	}
+	if err := e.run(ctx, p); err != nil {
+		return EpochResult{}, err
+	}
+	return e.snapshot(p, partial{}).result(0, e.rowBytes), nil
+}
