@@ -1,0 +1,129 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+
+	"helios/gpuio"
+	"helios/internal/errs"
+)
+
+// AttachOptions shape an attach.
+type AttachOptions struct {
+	// Note is told what is worth knowing but no error: a superblock that had to be read from
+	// its second copy, an SSD that is not part of the dataset. Nil is silent.
+	Note func(string)
+}
+
+// Attach finds the dataset on the SSDs: it reads and checks both superblocks of each, orders
+// the SSDs by stripe and sets their DataStart. SSDs that hold nothing of this dataset are left
+// out, as long as all its stripes are there. Errors are of class device when stripes are
+// missing, incomplete or damaged, and refused when the SSDs hold another dataset.
+func Attach(ctx context.Context, d *Dataset, ssds []*gpuio.SSD) (gpuio.Layout, []*gpuio.SSD, error) {
+	return AttachWith(ctx, d, ssds, AttachOptions{})
+}
+
+// AttachWith is Attach with options.
+func AttachWith(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o AttachOptions) (l gpuio.Layout, ordered []*gpuio.SSD, err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return l, nil, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	found, err := attach(ctx, d, ts, o)
+	if err != nil {
+		return l, nil, err
+	}
+	for _, f := range found {
+		f.t.ssd.DataStart = f.sb.DataLBA
+		ordered = append(ordered, f.t.ssd)
+	}
+	return found[0].sb.layout(), ordered, nil
+}
+
+// stripe is an SSD with the superblock that it carries.
+type stripe struct {
+	t  *target
+	sb Superblock
+}
+
+// attach returns the stripes in order.
+func attach(ctx context.Context, d *Dataset, ts []*target, o AttachOptions) ([]stripe, error) {
+	note := func(format string, a ...any) {
+		if o.Note != nil {
+			o.Note(fmt.Sprintf(format, a...))
+		}
+	}
+	var found []stripe
+	var others, unusable []string
+	foreign := false
+	for _, t := range ts {
+		c, err := t.readCopies(ctx)
+		if err != nil {
+			return nil, err
+		}
+		sb, msg, err := c.best()
+		switch {
+		case err != nil:
+			unusable = append(unusable, fmt.Sprintf("%s: %v", t.name, err))
+		case sb.UUID != d.id:
+			foreign = true
+			others = append(others, fmt.Sprintf("%s holds stripe %d of %d of dataset %q (%s)", t.name, sb.StripeIndex, sb.StripeCount, sb.Name, sb.UUID))
+		default:
+			if msg != "" {
+				note("ssd %s: %s", t.name, msg)
+			}
+			found = append(found, stripe{t, sb})
+		}
+	}
+	reload := fmt.Sprintf("run \"heliosctl load --dataset %s\"", d.dir)
+	if len(found) == 0 {
+		if foreign {
+			return nil, errs.New(errs.Refused, "the SSDs hold another dataset than %s (%s): %s; bind the right SSDs or %s", d.dir, d.id, strings.Join(others, ", "), reload)
+		}
+		return nil, errs.New(errs.Device, "dataset %s is on none of the SSDs (%s); %s", d.dir, strings.Join(unusable, ", "), reload)
+	}
+	sort.SliceStable(found, func(i, j int) bool { return found[i].sb.StripeIndex < found[j].sb.StripeIndex })
+	first := found[0]
+	for _, f := range found {
+		if f.sb.State != StateComplete {
+			return nil, errs.New(errs.Device, "ssd %s: loading dataset %s onto it did not finish; %s", f.t.name, d.dir, reload)
+		}
+		if f.sb.RowBytes != d.Meta.RowBytes() || f.sb.Rows != d.Meta.Nodes {
+			return nil, errs.New(errs.Device, "ssd %s holds %d rows of %d bytes, dataset %s has %d of %d; %s",
+				f.t.name, f.sb.Rows, f.sb.RowBytes, d.dir, d.Meta.Nodes, d.Meta.RowBytes(), reload)
+		}
+		if f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID || f.sb.LBABytes != first.sb.LBABytes {
+			return nil, errs.New(errs.Device, "ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose the right ones with --ssds or %s",
+				first.t.name, f.t.name, d.dir, first.sb.StripeIndex, first.sb.StripeCount, f.sb.StripeIndex, f.sb.StripeCount, reload)
+		}
+	}
+	have := map[int]string{}
+	for _, f := range found {
+		if other, twice := have[f.sb.StripeIndex]; twice {
+			return nil, errs.New(errs.Device, "ssds %s and %s both hold stripe %d of %s; choose one with --ssds", other, f.t.name, f.sb.StripeIndex, d.dir)
+		}
+		have[f.sb.StripeIndex] = f.t.name
+	}
+	var missing []string
+	for i := range first.sb.StripeCount {
+		if _, ok := have[i]; !ok {
+			missing = append(missing, fmt.Sprint(i))
+		}
+	}
+	if len(missing) > 0 {
+		hint := strings.Join(append(others, unusable...), ", ")
+		if hint != "" {
+			hint = " (" + hint + ")"
+		}
+		return nil, errs.New(errs.Device, "dataset %s has %d stripes, stripe %s is missing%s; bind the SSD that holds it or %s",
+			d.dir, first.sb.StripeCount, strings.Join(missing, ", "), hint, reload)
+	}
+	for _, s := range append(others, unusable...) {
+		note("not used: %s", s)
+	}
+	return found, nil
+}

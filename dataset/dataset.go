@@ -1,0 +1,471 @@
+// Package dataset is the form in which Helios keeps a graph: a directory with the topology,
+// labels and splits as .npy files, and features striped over SSDs behind a superblock
+// (DESIGN section 8). It generates, imports, loads, attaches and verifies datasets.
+//
+// A directory holds
+//
+//	dataset.yaml   what it is (Meta)
+//	indptr.npy     int64 [nodes+1]: in-neighbours of v are indices[indptr[v]:indptr[v+1]] (CSC)
+//	indices.npy    uint32 or int64 [edges], sorted within a node
+//	features.npy   float32 [nodes, dim]: the source that load stripes over SSDs
+//	labels.npy     int32 [nodes], -1 = unlabelled
+//	train.npy, val.npy, test.npy   int64 node ids, ascending
+//	names.txt      optional: one name per node, in order
+package dataset
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/google/uuid"
+	"go.yaml.in/yaml/v3"
+
+	"helios/dataset/npy"
+	"helios/graph"
+	"helios/internal/errs"
+)
+
+// FormatVersion is the version of the directory format that this code writes and reads.
+const FormatVersion = 1
+
+// Names of the files in a dataset directory.
+const (
+	metaName     = "dataset.yaml"
+	indptrName   = "indptr.npy"
+	indicesName  = "indices.npy"
+	featuresName = "features.npy"
+	labelsName   = "labels.npy"
+	namesName    = "names.txt"
+)
+
+// Splits are the names of the node sets.
+var Splits = []string{"train", "val", "test"}
+
+// Meta is dataset.yaml.
+type Meta struct {
+	Format     int      `yaml:"format"`
+	UUID       string   `yaml:"uuid"` // of the content: equal arrays, equal UUID
+	Name       string   `yaml:"name"`
+	Nodes      int64    `yaml:"nodes"`
+	Edges      int64    `yaml:"edges"` // as stored, directed
+	Dim        int      `yaml:"dim"`   // features per node
+	Classes    int      `yaml:"classes"`
+	DType      string   `yaml:"dtype"` // of the features: "float32"
+	Train      int64    `yaml:"train"` // nodes per split
+	Val        int64    `yaml:"val"`
+	Test       int64    `yaml:"test"`
+	Unlabelled int64    `yaml:"unlabelled,omitempty"`
+	ClassNames []string `yaml:"class_names,omitempty"`
+	Source     Source   `yaml:"source"`
+	CreatedBy  string   `yaml:"created_by"`
+}
+
+// Source says how a dataset was made.
+type Source struct {
+	Kind    string            `yaml:"kind"` // "sbm", "rmat", "npy", "edges", "debian"
+	From    []string          `yaml:"from,omitempty"`
+	Options map[string]string `yaml:"options,omitempty"` // what to repeat to get the same
+	Counts  map[string]int64  `yaml:"counts,omitempty"`  // what was found on the way
+}
+
+// RowBytes is the size of one feature row.
+func (m *Meta) RowBytes() int { return m.Dim * 4 }
+
+// Progress is told how far a stage is; total 0 means unknown. It is called from one goroutine
+// at a time and must return quickly. A nil Progress is silent.
+type Progress func(stage string, done, total int64)
+
+func (p Progress) report(stage string, done, total int64) {
+	if p != nil {
+		p(stage, done, total)
+	}
+}
+
+// Dataset is an open dataset directory. It is safe for concurrent use.
+type Dataset struct {
+	Meta Meta
+
+	dir     string
+	id      uuid.UUID
+	noEdges bool
+
+	mu       sync.Mutex
+	topology *graph.Topology
+	features *os.File
+	dataOff  int64 // of the rows in features
+	closed   bool
+}
+
+// Open opens the dataset in dir and checks that its parts are there, whole and agree with
+// each other. Errors are of class usage and name the file.
+func Open(dir string) (*Dataset, error) {
+	st, err := os.Stat(dir)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "dataset %s: %w; make one with \"heliosctl generate\" or \"heliosctl import\"", dir, err)
+	}
+	if !st.IsDir() {
+		return nil, errs.New(errs.Usage, "dataset %s: not a directory; a dataset is a directory with %s", dir, metaName)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(filepath.Base(abs), partialMark) {
+		return nil, errs.New(errs.Usage, "dataset %s: unfinished output of a run that was interrupted; remove it and run that again", dir)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, metaName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errs.New(errs.Usage, "%s: not a dataset directory: it has no %s; make one with \"heliosctl generate\" or \"heliosctl import\"", dir, metaName)
+	}
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	d := &Dataset{dir: dir}
+	if err := d.Meta.decode(text); err != nil {
+		return nil, errs.New(errs.Usage, "%s: %w", filepath.Join(dir, metaName), err)
+	}
+	d.id = uuid.MustParse(d.Meta.UUID) // decode has checked it
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (m *Meta) decode(text []byte) error {
+	var probe struct {
+		Format *int `yaml:"format"`
+	}
+	if err := yaml.Unmarshal(text, &probe); err != nil {
+		return fmt.Errorf("not readable: %w", err)
+	}
+	if probe.Format == nil {
+		return errors.New("no format version; this is not a Helios dataset")
+	}
+	if *probe.Format != FormatVersion {
+		return fmt.Errorf("format version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it or import again", *probe.Format, FormatVersion)
+	}
+	if err := yaml.Unmarshal(text, m); err != nil {
+		return fmt.Errorf("not readable: %w", err)
+	}
+	if _, err := uuid.Parse(m.UUID); err != nil {
+		return fmt.Errorf("uuid %q: %w", m.UUID, err)
+	}
+	if m.Nodes < 1 || m.Edges < 0 || m.Dim < 1 || m.Dim > maxDim || m.Classes < 0 {
+		return fmt.Errorf("impossible counts: nodes %d, edges %d, dim %d, classes %d", m.Nodes, m.Edges, m.Dim, m.Classes)
+	}
+	if m.DType != "float32" {
+		return fmt.Errorf("dtype %q is unknown; features are float32", m.DType)
+	}
+	return nil
+}
+
+// maxDim keeps a row below 1 MiB, so that it fits one checksum chunk.
+const maxDim = 1 << 18
+
+// check compares every array's header and length with the metadata.
+func (d *Dataset) check() error {
+	m := &d.Meta
+	want := []struct {
+		name  string
+		types []npy.DType
+		shape []int64
+	}{
+		{indptrName, []npy.DType{npy.Int64}, []int64{m.Nodes + 1}},
+		{indicesName, []npy.DType{npy.Uint32, npy.Int64}, []int64{m.Edges}},
+		{featuresName, []npy.DType{npy.Float32}, []int64{m.Nodes, int64(m.Dim)}},
+		{labelsName, []npy.DType{npy.Int32}, []int64{m.Nodes}},
+		{"train.npy", []npy.DType{npy.Int64}, []int64{m.Train}},
+		{"val.npy", []npy.DType{npy.Int64}, []int64{m.Val}},
+		{"test.npy", []npy.DType{npy.Int64}, []int64{m.Test}},
+	}
+	for _, w := range want {
+		path := d.path(w.name)
+		a, err := npy.Open(path)
+		if err != nil {
+			return err
+		}
+		typeOK := false
+		for _, t := range w.types {
+			typeOK = typeOK || a.Header.DType == t
+		}
+		if !typeOK {
+			return errs.New(errs.Usage, "%s: holds %s, expected %v", path, a.Header.DType, w.types)
+		}
+		expect := npy.Header{Shape: w.shape}
+		if a.Header.ShapeString() != expect.ShapeString() || a.Header.Fortran && len(w.shape) > 1 {
+			return errs.New(errs.Usage, "%s has shape %s, %s says %s; the two do not belong together, import again",
+				path, a.Header.ShapeString(), d.path(metaName), expect.ShapeString())
+		}
+	}
+	return nil
+}
+
+func (d *Dataset) path(name string) string { return filepath.Join(d.dir, name) }
+
+// Dir is the directory as given to Open.
+func (d *Dataset) Dir() string { return d.dir }
+
+// UUID identifies the content.
+func (d *Dataset) UUID() uuid.UUID { return d.id }
+
+// WithoutEdges opens the same dataset with an empty topology: the ablation that shows what
+// the edges are worth. Nodes, features and the SSDs they are on stay the same. It is
+// independent of d and closed by itself.
+func (d *Dataset) WithoutEdges() *Dataset {
+	n := &Dataset{Meta: d.Meta, dir: d.dir, id: d.id, noEdges: true}
+	n.Meta.Edges = 0
+	return n
+}
+
+// Topology reads the graph into memory off Go's heap, checks it, and keeps it until Close.
+func (d *Dataset) Topology() (*graph.Topology, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("dataset %s is closed", d.dir)
+	}
+	if d.topology != nil {
+		return d.topology, nil
+	}
+	if d.noEdges {
+		t, err := graph.Alloc(d.Meta.Nodes, 0, false) // fresh memory is zero: no neighbours
+		if err != nil {
+			return nil, err
+		}
+		d.topology = t
+		return t, nil
+	}
+	a, err := npy.Open(d.path(indicesName))
+	if err != nil {
+		return nil, err
+	}
+	t, err := graph.Alloc(d.Meta.Nodes, d.Meta.Edges, a.Header.DType == npy.Int64)
+	if err != nil {
+		return nil, fmt.Errorf("dataset %s: %w", d.dir, err)
+	}
+	if err := d.fillTopology(t); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	d.topology = t
+	return t, nil
+}
+
+func (d *Dataset) fillTopology(t *graph.Topology) error {
+	if err := d.readArray(indptrName, rawBytes(t.Indptr)); err != nil {
+		return err
+	}
+	if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
+		return err
+	}
+	ids := rawBytes(t.Indices32)
+	if t.Wide() {
+		ids = rawBytes(t.Indices64)
+	}
+	if err := d.readArray(indicesName, ids); err != nil {
+		return err
+	}
+	for i, v := range t.Indices32 {
+		if int64(v) >= t.NumNodes {
+			return badID(d.path(indicesName), int64(i), int64(v), t.NumNodes)
+		}
+	}
+	for i, v := range t.Indices64 {
+		if v < 0 || v >= t.NumNodes {
+			return badID(d.path(indicesName), int64(i), v, t.NumNodes)
+		}
+	}
+	return t.Validate()
+}
+
+// rawBytes is the memory of a slice. The files hold little-endian numbers, as every machine
+// that Helios runs on does.
+func rawBytes[T int64 | uint32](v []T) []byte {
+	if len(v) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
+}
+
+func checkIndptr(file, indices string, p []int64, edges int64) error {
+	if p[0] != 0 {
+		return errs.New(errs.Usage, "%s: starts with %d, must start with 0", file, p[0])
+	}
+	for i := 1; i < len(p); i++ {
+		if p[i] < p[i-1] {
+			return errs.New(errs.Usage, "%s: falls from %d to %d at position %d; offsets must not fall", file, p[i-1], p[i], i)
+		}
+	}
+	if last := p[len(p)-1]; last != edges {
+		return errs.New(errs.Usage, "%s: ends with %d, but %s has %d entries", file, last, indices, edges)
+	}
+	return nil
+}
+
+func badID(file string, pos, v, nodes int64) error {
+	return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d", file, v, pos, nodes-1)
+}
+
+// readArray reads the whole payload of an array of this directory into dst.
+func (d *Dataset) readArray(name string, dst []byte) error {
+	path := d.path(name)
+	a, err := npy.Open(path)
+	if err != nil {
+		return err
+	}
+	if int64(len(dst)) != a.Header.Bytes() {
+		return errs.New(errs.Usage, "%s: has %d bytes of data, expected %d; import again", path, a.Header.Bytes(), len(dst))
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	if _, err := io.ReadFull(io.NewSectionReader(f, a.DataOffset(), int64(len(dst))), dst); err != nil {
+		return errs.New(errs.Usage, "%s: %w", path, err)
+	}
+	return nil
+}
+
+// Labels are the classes of all nodes; -1 means unlabelled.
+func (d *Dataset) Labels() ([]int32, error) {
+	path := d.path(labelsName)
+	v, err := d.ints(labelsName)
+	if err != nil {
+		return nil, err
+	}
+	labels := make([]int32, len(v))
+	for i, x := range v {
+		if x < -1 || x >= int64(d.Meta.Classes) {
+			return nil, errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", path, x, i, d.Meta.Classes-1)
+		}
+		labels[i] = int32(x)
+	}
+	return labels, nil
+}
+
+// Split returns the node ids of "train", "val" or "test", ascending.
+func (d *Dataset) Split(name string) ([]int64, error) {
+	switch name {
+	case "train", "val", "test":
+	default:
+		return nil, errs.New(errs.Usage, "unknown split %q; use train, val or test", name)
+	}
+	v, err := d.ints(name + ".npy")
+	if err != nil {
+		return nil, err
+	}
+	for i, x := range v {
+		if x < 0 || x >= d.Meta.Nodes {
+			return nil, badID(d.path(name+".npy"), int64(i), x, d.Meta.Nodes)
+		}
+	}
+	return v, nil
+}
+
+func (d *Dataset) ints(name string) ([]int64, error) {
+	a, err := npy.Open(d.path(name))
+	if err != nil {
+		return nil, err
+	}
+	r, err := a.Reader(0)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	v := make([]int64, a.Header.Elements())
+	for got := 0; got < len(v); {
+		n, err := r.Ints(v[got:])
+		if err != nil {
+			return nil, err
+		}
+		got += n
+	}
+	return v, nil
+}
+
+// Names are the nodes' names, or nil when the dataset has none.
+func (d *Dataset) Names() ([]string, error) {
+	f, err := os.Open(d.path(namesName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	var names []string
+	sc := bufio.NewScanner(f)
+	for sc.Scan() {
+		names = append(names, sc.Text())
+	}
+	if err := sc.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path(namesName), err)
+	}
+	if int64(len(names)) != d.Meta.Nodes {
+		return nil, errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.path(namesName), len(names), d.path(metaName), d.Meta.Nodes)
+	}
+	return names, nil
+}
+
+// ReadRows reads the feature rows first, first+1, … from features.npy into dst, whose length
+// must be a whole number of rows (Meta.RowBytes each, little-endian float32).
+func (d *Dataset) ReadRows(first int64, dst []byte) error {
+	row := int64(d.Meta.RowBytes())
+	n := int64(len(dst)) / row
+	if int64(len(dst))%row != 0 || first < 0 || first+n > d.Meta.Nodes {
+		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d", d.path(featuresName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
+	}
+	f, off, err := d.featureFile()
+	if err != nil {
+		return err
+	}
+	if _, err := f.ReadAt(dst, off+first*row); err != nil {
+		return fmt.Errorf("%s: row %d: %w", d.path(featuresName), first, err)
+	}
+	return nil
+}
+
+func (d *Dataset) featureFile() (*os.File, int64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, 0, fmt.Errorf("dataset %s is closed", d.dir)
+	}
+	if d.features == nil {
+		a, err := npy.Open(d.path(featuresName))
+		if err != nil {
+			return nil, 0, err
+		}
+		if d.features, err = os.Open(d.path(featuresName)); err != nil {
+			return nil, 0, errs.With(errs.Usage, err)
+		}
+		d.dataOff = a.DataOffset()
+	}
+	return d.features, d.dataOff, nil
+}
+
+// Close frees the topology, which must not be used any more, and closes files.
+func (d *Dataset) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	var err error
+	if d.topology != nil {
+		err = d.topology.Close()
+		d.topology = nil
+	}
+	if d.features != nil {
+		err = errors.Join(err, d.features.Close())
+	}
+	return err
+}

@@ -1,0 +1,283 @@
+// Package debian reads Debian package indexes (the Packages files of an archive, as apt keeps
+// them) and turns them into a graph: packages, the dependencies between them, and words of
+// their descriptions. See deb-control(5) and Debian Policy chapters 5 and 7.
+package debian
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+
+	"github.com/pierrec/lz4/v4"
+	"github.com/ulikunitz/xz"
+
+	"helios/internal/errs"
+)
+
+// Package is what a stanza says about one binary package.
+type Package struct {
+	Name        string
+	Version     string
+	Source      string // empty when it is called like the package
+	Section     string // without the archive area: "games", also for "contrib/games"
+	Description string // synopsis, and the long text after a newline where the index has it
+	// Relations are the contents of the fields in RelationFields, "" where absent.
+	Relations [len(RelationFields)]string
+}
+
+// RelationFields are the dependencies that become edges.
+var RelationFields = [...]string{"Depends", "Pre-Depends", "Recommends", "Suggests", "Enhances"}
+
+// maxStanzaLine bounds a line of an index; the longest of Debian 12 has 30 KiB.
+const maxStanzaLine = 4 << 20
+
+// Parse reads an index and calls fn for each package. Errors name the line.
+func Parse(r io.Reader, fn func(Package) error) error {
+	br := bufio.NewReaderSize(r, 256<<10)
+	var p Package
+	var field string
+	var target *string
+	var long []byte
+	open := false
+	line := 0
+	end := func() error {
+		if !open {
+			return nil
+		}
+		if p.Name == "" {
+			return fmt.Errorf("line %d: a stanza without Package field ends here; is it a package index?", line)
+		}
+		err := fn(p)
+		p, open, target, field = Package{}, false, nil, ""
+		return err
+	}
+	for {
+		text, err := br.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			long = append(long[:0], text...)
+			for errors.Is(err, bufio.ErrBufferFull) && len(long) <= maxStanzaLine {
+				text, err = br.ReadSlice('\n')
+				long = append(long, text...)
+			}
+			text = long
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return fmt.Errorf("line %d: longer than %d bytes; is it a package index?", line+1, maxStanzaLine)
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("line %d: %w", line+1, err)
+		}
+		last := err != nil
+		if len(text) == 0 && last {
+			return end()
+		}
+		line++
+		text = bytes.TrimRight(text, "\r\n")
+		switch {
+		case len(bytes.TrimSpace(text)) == 0:
+			if err := end(); err != nil {
+				return err
+			}
+		case text[0] == '#':
+		case text[0] == ' ' || text[0] == '\t':
+			if field == "" {
+				return fmt.Errorf("line %d: a continuation without a field; is it a package index?", line)
+			}
+			if target != nil {
+				*target += "\n" + string(bytes.TrimSpace(text))
+			}
+		default:
+			name, value, ok := bytes.Cut(text, []byte{':'})
+			if !ok || len(name) == 0 || bytes.ContainsAny(name, " \t") {
+				return fmt.Errorf("line %d: %q is no \"Field: value\"; is it a package index?", line, clip(text))
+			}
+			open = true
+			field = string(name)
+			if target = p.field(field); target != nil {
+				*target = string(bytes.TrimSpace(value))
+				if field == "Section" {
+					p.Section = p.Section[strings.LastIndexByte(p.Section, '/')+1:]
+				}
+			}
+		}
+		if last {
+			return end()
+		}
+	}
+}
+
+func clip(b []byte) string {
+	if len(b) > 40 {
+		return string(b[:40]) + "…"
+	}
+	return string(b)
+}
+
+func (p *Package) field(name string) *string {
+	switch name {
+	case "Package":
+		return &p.Name
+	case "Version":
+		return &p.Version
+	case "Source":
+		return &p.Source
+	case "Section":
+		return &p.Section
+	case "Description", "Description-en":
+		return &p.Description
+	}
+	for i, f := range RelationFields {
+		if name == f {
+			return &p.Relations[i]
+		}
+	}
+	return nil
+}
+
+// Targets lists the package names in a relation field, all alternatives, without versions,
+// architectures and build profiles: "a (>= 1) | b:any [amd64] <!nocheck>, c" gives a, b, c.
+func Targets(relation string) []string {
+	var names []string
+	for _, part := range strings.FieldsFunc(relation, func(r rune) bool { return r == ',' || r == '|' }) {
+		part = strings.TrimSpace(part)
+		if i := strings.IndexAny(part, " \t\n(:[<"); i >= 0 {
+			part = part[:i]
+		}
+		if part != "" {
+			names = append(names, part)
+		}
+	}
+	return names
+}
+
+// Open opens an index, decompressing .gz, .lz4 and .xz.
+func Open(path string) (io.ReadCloser, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	var r io.Reader = f
+	switch filepath.Ext(path) {
+	case ".gz":
+		r, err = gzip.NewReader(bufio.NewReader(f))
+	case ".lz4":
+		r = lz4.NewReader(f)
+	case ".xz":
+		r, err = xz.NewReader(bufio.NewReader(f))
+	case ".bz2", ".zst", ".lzma":
+		err = fmt.Errorf("%s is not supported; decompress it first", filepath.Ext(path))
+	}
+	if err != nil {
+		return nil, errors.Join(errs.New(errs.Usage, "%s: %w", path, err), f.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{r, f}, nil
+}
+
+// ListsDir is where apt keeps the indexes it has downloaded (Dir::State::lists).
+const ListsDir = "/var/lib/apt/lists"
+
+// FindLists lists the package indexes in a folder, sorted by name.
+func FindLists(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	var files []string
+	for _, e := range entries {
+		name := e.Name()
+		base := name
+		switch ext := filepath.Ext(name); ext {
+		case ".gz", ".lz4", ".xz":
+			base = strings.TrimSuffix(name, ext)
+		}
+		if e.Type().IsRegular() && (base == "Packages" || strings.HasSuffix(base, "_Packages")) {
+			files = append(files, filepath.Join(dir, name))
+		}
+	}
+	sort.Strings(files)
+	return files, nil
+}
+
+// CompareVersions orders versions as dpkg does (Debian Policy 5.6.12): negative when a is
+// older than b.
+func CompareVersions(a, b string) int {
+	split := func(v string) (epoch, upstream, revision string) {
+		if e, rest, ok := strings.Cut(v, ":"); ok {
+			epoch, v = e, rest
+		}
+		if i := strings.LastIndexByte(v, '-'); i >= 0 {
+			return epoch, v[:i], v[i+1:]
+		}
+		return epoch, v, ""
+	}
+	ea, ua, ra := split(a)
+	eb, ub, rb := split(b)
+	for _, c := range []int{compareDigits(ea, eb), comparePart(ua, ub), comparePart(ra, rb)} {
+		if c != 0 {
+			return c
+		}
+	}
+	return 0
+}
+
+// comparePart alternates between runs of non-digits and of digits. Letters sort before all
+// other characters, and a tilde before everything, even the end.
+func comparePart(a, b string) int {
+	order := func(s string) int {
+		if s == "" || s[0] >= '0' && s[0] <= '9' {
+			return 0
+		}
+		c := int(s[0])
+		switch {
+		case c == '~':
+			return -1
+		case c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z':
+			return c
+		}
+		return c + 256
+	}
+	digits := func(s string) int {
+		n := 0
+		for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+			n++
+		}
+		return n
+	}
+	for a != "" || b != "" {
+		for digits(a) == 0 && a != "" || digits(b) == 0 && b != "" {
+			if c := order(a) - order(b); c != 0 {
+				return c
+			}
+			// Equal orders mean equal characters, or an end against a digit, which stops here.
+			if a == "" || b == "" || order(a) == 0 {
+				break
+			}
+			a, b = a[1:], b[1:]
+		}
+		na, nb := digits(a), digits(b)
+		if c := compareDigits(a[:na], b[:nb]); c != 0 {
+			return c
+		}
+		a, b = a[na:], b[nb:]
+	}
+	return 0
+}
+
+// compareDigits compares numbers of any length; "" is 0.
+func compareDigits(a, b string) int {
+	a, b = strings.TrimLeft(a, "0"), strings.TrimLeft(b, "0")
+	if len(a) != len(b) {
+		return len(a) - len(b)
+	}
+	return strings.Compare(a, b)
+}

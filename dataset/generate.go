@@ -1,0 +1,551 @@
+package dataset
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/bits"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/philox"
+)
+
+// GenerateOptions shape a generated dataset. Zero values mean the defaults.
+type GenerateOptions struct {
+	Kind string // "sbm" or "rmat"
+	// Nodes is the number of nodes, at least 1.
+	Nodes int64
+	// AvgDegree is the mean number of in-neighbours (12).
+	AvgDegree float64
+	Classes   int    // 16
+	Dim       int    // features per node (128)
+	Seed      uint64 // the same seed and options give the same bytes on every machine
+	Out       string // directory to create
+	Name      string // defaults to the base name of Out
+
+	// Homophily is, for sbm, the share of a node's neighbours drawn from its own class (0.8).
+	Homophily float64
+	// Signal is the distance of a class centre from the origin, where the noise of each
+	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
+	// of the cases; the mean over its neighbours settles most.
+	Signal float64
+	// TrainFraction and ValFraction of the nodes go to these splits, the rest to test
+	// (0.6 and 0.2).
+	TrainFraction, ValFraction float64
+	// Memory bounds the edge sort of rmat (DefaultMemory).
+	Memory   int64
+	Progress Progress
+}
+
+func (o *GenerateOptions) fill() error {
+	def := func(v *float64, d float64) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	if o.Kind == "" {
+		o.Kind = "sbm"
+	}
+	def(&o.AvgDegree, 12)
+	def(&o.Homophily, 0.8)
+	def(&o.Signal, 1)
+	def(&o.TrainFraction, 0.6)
+	def(&o.ValFraction, 0.2)
+	if o.Classes == 0 {
+		o.Classes = 16
+	}
+	if o.Dim == 0 {
+		o.Dim = 128
+	}
+	if o.Name == "" {
+		o.Name = filepath.Base(filepath.Clean(o.Out))
+	}
+	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
+	switch {
+	case o.Kind != "sbm" && o.Kind != "rmat":
+		return errs.New(errs.Usage, "--kind %q is unknown; use sbm or rmat", o.Kind)
+	case o.Nodes < 1 || o.Nodes > 1<<40:
+		return errs.New(errs.Usage, "--nodes %d is outside 1..2^40", o.Nodes)
+	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
+		return errs.New(errs.Usage, "--classes %d is outside 1..%d (--nodes)", o.Classes, min(o.Nodes, 1<<20))
+	case o.Dim < 1 || o.Dim > maxDim:
+		return errs.New(errs.Usage, "--dim %d is outside 1..%d", o.Dim, maxDim)
+	case !in(o.AvgDegree, 0.001, 1e6):
+		return errs.New(errs.Usage, "--avg-degree %g is outside 0.001..1000000", o.AvgDegree)
+	case !in(o.Homophily, 0.000001, 1):
+		return errs.New(errs.Usage, "homophily %g is outside 0..1", o.Homophily)
+	case !in(o.Signal, 0.000001, 1000):
+		return errs.New(errs.Usage, "signal %g is outside 0..1000", o.Signal)
+	case !in(o.TrainFraction, 0, 1) || !in(o.ValFraction, 0, 1) || o.TrainFraction+o.ValFraction > 1:
+		return errs.New(errs.Usage, "split fractions %g and %g are not parts of a whole", o.TrainFraction, o.ValFraction)
+	}
+	return nil
+}
+
+// Generate makes a dataset from a seed. Every part of it is a function of the seed and the
+// node or edge number alone (Philox), so it is made in parallel, streamed in bounded memory,
+// and equal for any number of cores.
+//
+// "sbm" is a degree-corrected stochastic block model (Karrer and Newman 2011): classes are the
+// blocks; a node draws its in-neighbours from its own class with probability Homophily, and
+// within a class by popularity, so that a few nodes are in very many neighbourhoods, as in
+// real graphs. "rmat" is the recursive matrix model (Chakrabarti et al. 2004) with Graph500's
+// parameters 0.57, 0.19, 0.19, 0.05 and classes by recursive position; repeated edges and self
+// loops are dropped, so the mean degree ends a little lower. Node ids are scrambled in both.
+//
+// Features are the centre of the class plus noise.
+func Generate(ctx context.Context, o GenerateOptions) (err error) {
+	if err := o.fill(); err != nil {
+		return err
+	}
+	s, err := newStaging(o.Out)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.abort())
+		}
+	}()
+	g := newGenerator(o)
+	m := Meta{
+		Name: o.Name, Nodes: o.Nodes, Dim: o.Dim, Classes: o.Classes, DType: "float32",
+		Source: Source{Kind: o.Kind, Options: map[string]string{
+			"seed": strconv.FormatUint(o.Seed, 10), "avg-degree": formatFloat(o.AvgDegree), "signal": formatFloat(o.Signal),
+			"train-fraction": formatFloat(o.TrainFraction), "val-fraction": formatFloat(o.ValFraction)}},
+	}
+	if o.Kind == "sbm" {
+		m.Source.Options["homophily"] = formatFloat(o.Homophily)
+		m.Edges, err = g.sbmEdges(ctx, s)
+	} else {
+		m.Edges, m.Source.Counts, err = g.rmatEdges(ctx, s)
+	}
+	if err != nil {
+		return err
+	}
+	if err := g.features(ctx, s); err != nil {
+		return err
+	}
+	if m.Train, m.Val, m.Test, err = g.labelsAndSplits(ctx, s); err != nil {
+		return err
+	}
+	return s.commit(m)
+}
+
+func formatFloat(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+
+// What a counter of StreamGenerate is for: its last word.
+const (
+	genPermute uint32 = iota
+	genDegree
+	genNeighbor
+	genRMAT
+	genCentre
+	genNoise
+	genSplit
+)
+
+type generator struct {
+	GenerateOptions
+	key     [2]uint32
+	half    uint      // bits in half an id, for the permutation
+	rounds  [4]uint64 // keys of the permutation
+	centres []float32 // [classes × dim]
+}
+
+func newGenerator(o GenerateOptions) *generator {
+	g := &generator{GenerateOptions: o, key: philox.Key(o.Seed, philox.StreamGenerate)}
+	for g.half = 1; int64(1)<<(2*g.half) < o.Nodes; g.half++ {
+	}
+	for i := range g.rounds {
+		w := philox.Block(g.key, [4]uint32{uint32(i), 0, 0, genPermute})
+		g.rounds[i] = uint64(w[0])<<32 | uint64(w[1])
+	}
+	// Centres have length Signal on average: dim entries of variance Signal²/dim.
+	g.centres = make([]float32, o.Classes*o.Dim)
+	scale := float32(o.Signal / math.Sqrt(float64(o.Dim)))
+	for c := range o.Classes {
+		row := g.centres[c*o.Dim:][:o.Dim]
+		g.noise(row, uint64(c), genCentre)
+		for i := range row {
+			row[i] *= scale
+		}
+	}
+	return g
+}
+
+// Ranks are positions in the model, ids are what the dataset shows. A Feistel network on twice
+// half bits, walked until it lands below nodes, is a permutation that needs no table (Black and
+// Rogaway, "Ciphers with arbitrary finite domains", 2002). It keeps popular nodes, and the
+// classes, spread over the ids and so over the SSDs.
+func (g *generator) id(rank int64) int64 {
+	mask := uint64(1)<<g.half - 1
+	x := uint64(rank)
+	for {
+		l, r := x>>g.half, x&mask
+		for _, k := range g.rounds {
+			l, r = r, l^mix(r^k)&mask
+		}
+		if x = l<<g.half | r; x < uint64(g.Nodes) {
+			return int64(x)
+		}
+	}
+}
+
+func (g *generator) rank(id int64) int64 {
+	mask := uint64(1)<<g.half - 1
+	x := uint64(id)
+	for {
+		l, r := x>>g.half, x&mask
+		for i := len(g.rounds) - 1; i >= 0; i-- {
+			l, r = r^mix(l^g.rounds[i])&mask, l
+		}
+		if x = l<<g.half | r; x < uint64(g.Nodes) {
+			return int64(x)
+		}
+	}
+}
+
+// mix is the finaliser of splitmix64.
+func mix(x uint64) uint64 {
+	x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+	x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+	return x ^ (x >> 31)
+}
+
+// class is the label of a node of the given rank.
+func (g *generator) class(rank int64) int64 {
+	if g.Kind == "sbm" {
+		return rank % int64(g.Classes)
+	}
+	hi, lo := bits.Mul64(uint64(rank), uint64(g.Classes))
+	q, _ := bits.Div64(hi, lo, uint64(g.Nodes))
+	return int64(q)
+}
+
+func (g *generator) words(n uint64, i, use uint32) [4]uint32 {
+	return philox.Block(g.key, [4]uint32{uint32(n), uint32(n >> 32), i, use})
+}
+
+// unit maps two words to [0, 1) with 53 bits.
+func unit(hi, lo uint32) float64 {
+	return float64((uint64(hi)<<32|uint64(lo))>>11) * (1.0 / (1 << 53))
+}
+
+// noise fills row with variates of mean 0 and variance 1: sums of four 16-bit uniforms, near
+// normal, exact in integers and therefore equal on every machine.
+func (g *generator) noise(row []float32, n uint64, use uint32) {
+	// Variance of one uniform on 0..65535 is (2^32-1)/12.
+	const mean = 4 * 65535 / 2
+	scale := float32(1 / math.Sqrt(4*(1<<32-1)/12.0))
+	sum := func(a, b uint32) float32 {
+		s := a&0xffff + a>>16 + b&0xffff + b>>16
+		return float32(int32(s)-mean) * scale
+	}
+	for i := 0; i < len(row); i += 2 {
+		w := g.words(n, uint32(i/2), use)
+		row[i] = sum(w[0], w[1])
+		if i+1 < len(row) {
+			row[i+1] = sum(w[2], w[3])
+		}
+	}
+}
+
+// neighbors draws the in-neighbours of a node of the block model: distinct, without the node
+// itself, ascending. Collisions are drawn again a bounded number of times.
+func (g *generator) neighbors(id int64, dst []int64) []int64 {
+	rank := g.rank(id)
+	own := rank % int64(g.Classes)
+	w := g.words(uint64(id), 0, genDegree)
+	// In-degrees spread evenly from half to one and a half times the mean.
+	x := g.AvgDegree * (0.5 + unit(w[0], w[1]))
+	degree := int(x)
+	if unit(w[2], w[3]) < x-float64(degree) {
+		degree++
+	}
+	degree = int(min(int64(degree), g.Nodes-1))
+	dst = dst[:0]
+	for try := uint32(0); len(dst) < degree && try < 4; try++ {
+		for i := uint32(0); len(dst) < degree && i < uint32(degree); i++ {
+			w := g.words(uint64(id), try<<28|i, genNeighbor)
+			c := own
+			if g.Classes > 1 && unit(w[0], 0) >= g.Homophily {
+				c = (own + 1 + int64(philox.Bounded(uint64(w[1])<<32, uint64(g.Classes-1)))) % int64(g.Classes)
+			}
+			// Popularity falls with the rank in the class: density r^-0.6. The square root is
+			// correctly rounded everywhere, unlike a general power.
+			u := unit(w[2], w[3])
+			size := (g.Nodes - c + int64(g.Classes) - 1) / int64(g.Classes)
+			j := min(int64(float64(size)*float64(u*u*math.Sqrt(u))), size-1)
+			if src := g.id(c + j*int64(g.Classes)); src != id {
+				dst = append(dst, src)
+			}
+		}
+		slices.Sort(dst)
+		dst = slices.Compact(dst)
+	}
+	return dst
+}
+
+const nodesPerChunk = 4096
+
+func (g *generator) sbmEdges(ctx context.Context, s *staging) (int64, error) {
+	w, err := s.csc(g.Nodes)
+	if err != nil {
+		return 0, err
+	}
+	type part struct{ degrees, sources []int64 }
+	chunks := (g.Nodes + nodesPerChunk - 1) / nodesPerChunk
+	err = ordered(ctx, chunks, func(c int64) part {
+		var p part
+		var buf []int64
+		for v := c * nodesPerChunk; v < min((c+1)*nodesPerChunk, g.Nodes); v++ {
+			buf = g.neighbors(v, buf)
+			p.degrees = append(p.degrees, int64(len(buf)))
+			p.sources = append(p.sources, buf...)
+		}
+		return p
+	}, func(c int64, p part) error {
+		at := 0
+		for i, d := range p.degrees {
+			for range d {
+				if err := w.put(edge{uint64(c*nodesPerChunk) + uint64(i), uint64(p.sources[at])}); err != nil {
+					return err
+				}
+				at++
+			}
+		}
+		g.Progress.report("topology", min((c+1)*nodesPerChunk, g.Nodes), g.Nodes)
+		return nil
+	})
+	if err != nil {
+		return 0, errors.Join(err, w.discard())
+	}
+	return w.edges, w.close()
+}
+
+// rmatEdge draws edge number n: one quadrant of the adjacency matrix for each bit of the ids,
+// 16 random bits a level. Positions outside the matrix are drawn again.
+func (g *generator) rmatEdge(n uint64, levels int) edge {
+	const a, b, c = 37356, 37356 + 12452, 37356 + 2*12452 // 0.57, +0.19, +0.19 of 65536
+	for try := uint32(0); ; try++ {
+		var src, dst uint64
+		var w [4]uint32
+		for l := range levels {
+			if l%8 == 0 {
+				w = g.words(n, try<<8|uint32(l/8), genRMAT)
+			}
+			r := w[l%8/2] >> (16 * (l % 2)) & 0xffff
+			src, dst = src<<1, dst<<1
+			switch {
+			case r < a:
+			case r < b:
+				dst |= 1
+			case r < c:
+				src |= 1
+			default:
+				src, dst = src|1, dst|1
+			}
+		}
+		if src < uint64(g.Nodes) && dst < uint64(g.Nodes) {
+			return edge{uint64(g.id(int64(dst))), uint64(g.id(int64(src)))}
+		}
+	}
+}
+
+func (g *generator) rmatEdges(ctx context.Context, s *staging) (int64, map[string]int64, error) {
+	const perChunk = 1 << 15
+	total := int64(float64(g.Nodes) * g.AvgDegree)
+	levels := bits.Len64(uint64(g.Nodes - 1))
+	sorter := newEdgeSorter(s, g.Memory)
+	err := ordered(ctx, (total+perChunk-1)/perChunk, func(c int64) []edge {
+		var p []edge
+		for n := c * perChunk; n < min((c+1)*perChunk, total); n++ {
+			p = append(p, g.rmatEdge(uint64(n), levels))
+		}
+		return p
+	}, func(c int64, p []edge) error {
+		for _, x := range p {
+			if err := sorter.add(int64(x.src), int64(x.dst)); err != nil {
+				return err
+			}
+		}
+		g.Progress.report("edges", min((c+1)*perChunk, total), total)
+		return nil
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	counts, err := s.writeCSC(ctx, sorter, g.Nodes, edgeRules{dedup: true, noSelf: true}, g.Progress)
+	return counts.stored, map[string]int64{"drawn": total, "duplicates": counts.duplicates, "self-loops": counts.self}, err
+}
+
+func (g *generator) features(ctx context.Context, s *staging) error {
+	out, err := s.array("features", npy.Float32, int64(g.Dim))
+	if err != nil {
+		return err
+	}
+	perChunk := max(1<<20/int64(4*g.Dim), 1)
+	err = ordered(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) []byte {
+		row := make([]float32, g.Dim)
+		buf := make([]byte, 0, perChunk*int64(4*g.Dim))
+		for v := c * perChunk; v < min((c+1)*perChunk, g.Nodes); v++ {
+			g.noise(row, uint64(v), genNoise)
+			centre := g.centres[g.class(g.rank(v))*int64(g.Dim):]
+			for i, x := range row {
+				buf = binary.LittleEndian.AppendUint32(buf, math.Float32bits(x+centre[i]))
+			}
+		}
+		return buf
+	}, func(c int64, buf []byte) error {
+		g.Progress.report("features", min((c+1)*perChunk, g.Nodes), g.Nodes)
+		_, err := out.Write(buf)
+		return err
+	})
+	if err != nil {
+		return errors.Join(err, out.discard())
+	}
+	return out.close()
+}
+
+func (g *generator) labelsAndSplits(ctx context.Context, s *staging) (train, val, test int64, err error) {
+	labels, err := s.array("labels", npy.Int32, 0)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	sp, err := newSplitter(s, g.Seed, g.TrainFraction, g.ValFraction)
+	if err != nil {
+		return 0, 0, 0, errors.Join(err, labels.discard())
+	}
+	buf := make([]int32, 0, nodesPerChunk)
+	for v := int64(0); v < g.Nodes && err == nil; v++ {
+		buf = append(buf, int32(g.class(g.rank(v))))
+		err = sp.put(v, uint64(v))
+		if len(buf) == cap(buf) || v == g.Nodes-1 {
+			err = errors.Join(err, labels.int32s(buf), ctx.Err())
+			buf = buf[:0]
+			g.Progress.report("labels", v+1, g.Nodes)
+		}
+	}
+	if err != nil {
+		return 0, 0, 0, errors.Join(err, labels.discard(), sp.discard())
+	}
+	if err := labels.close(); err != nil {
+		return 0, 0, 0, errors.Join(err, sp.discard())
+	}
+	return sp.close()
+}
+
+// splitter deals nodes to train, val and test by a hash of the seed and a key of the node, so
+// that a node's place does not depend on the others.
+type splitter struct {
+	key      [2]uint32
+	train    float64
+	trainVal float64
+	out      [3]*arrayOut
+	n        [3]int64
+	buf      [3][]int64
+}
+
+func newSplitter(s *staging, seed uint64, train, val float64) (*splitter, error) {
+	sp := &splitter{key: philox.Key(seed, philox.StreamSplit), train: train, trainVal: train + val}
+	for i, name := range Splits {
+		out, err := s.array(name, npy.Int64, 0)
+		if err != nil {
+			return nil, errors.Join(err, sp.discard())
+		}
+		sp.out[i] = out
+	}
+	return sp, nil
+}
+
+// put deals node v, whose stable key is k.
+func (sp *splitter) put(v int64, k uint64) error {
+	w := philox.Block(sp.key, [4]uint32{uint32(k), uint32(k >> 32), 0, genSplit})
+	switch u := unit(w[0], w[1]); {
+	case u < sp.train:
+		return sp.place(0, v)
+	case u < sp.trainVal:
+		return sp.place(1, v)
+	}
+	return sp.place(2, v)
+}
+
+// place puts node v into a split.
+func (sp *splitter) place(i int, v int64) error {
+	sp.n[i]++
+	sp.buf[i] = append(sp.buf[i], v)
+	if len(sp.buf[i]) < nodesPerChunk {
+		return nil
+	}
+	return sp.flush(i)
+}
+
+func (sp *splitter) flush(i int) error {
+	err := sp.out[i].int64s(sp.buf[i])
+	sp.buf[i] = sp.buf[i][:0]
+	return err
+}
+
+func (sp *splitter) discard() error {
+	var err error
+	for _, o := range sp.out {
+		if o != nil {
+			err = errors.Join(err, o.discard())
+		}
+	}
+	return err
+}
+
+func (sp *splitter) close() (train, val, test int64, err error) {
+	for i, o := range sp.out {
+		if ferr := sp.flush(i); ferr != nil {
+			err = errors.Join(err, ferr, o.discard())
+			continue
+		}
+		err = errors.Join(err, o.close())
+	}
+	return sp.n[0], sp.n[1], sp.n[2], err
+}
+
+// ordered calls produce(0..n-1) on all cores and consume in order, on the caller's goroutine,
+// with a bounded number of results waiting.
+func ordered[T any](ctx context.Context, n int64, produce func(int64) T, consume func(int64, T) error) error {
+	workers := runtime.GOMAXPROCS(0)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	queue := make(chan chan T, workers) // its capacity bounds what is in flight
+	go func() {
+		defer close(queue)
+		for i := range n {
+			res := make(chan T, 1)
+			select {
+			case queue <- res:
+				go func() { res <- produce(i) }()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	i := int64(0)
+	for res := range queue {
+		if err := consume(i, <-res); err != nil {
+			cancel()
+			for res := range queue { // wait for what runs, so that nothing outlives the call
+				<-res
+			}
+			return err
+		}
+		i++
+	}
+	if i < n {
+		return ctx.Err()
+	}
+	return nil
+}

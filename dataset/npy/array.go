@@ -1,0 +1,308 @@
+package npy
+
+import (
+	"archive/zip"
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+
+	"helios/internal/errs"
+)
+
+// Array is one array in a file: a .npy file or a member of a .npz archive. It can be streamed
+// any number of times, from any element.
+type Array struct {
+	Name   string // path, or "archive.npz:member", for errors
+	Header Header
+	file   string    // a .npy file, or
+	member *zip.File // a member of an archive
+	start  int64     // where the data begins
+}
+
+// Open reads the header of the .npy file and checks the file's length against its shape.
+// Errors name the file and are of class usage.
+func Open(path string) (*Array, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	h, start, err := ReadHeader(bufio.NewReader(f))
+	if err != nil {
+		return nil, errs.New(errs.Usage, "%s: %w", path, err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if st.Size() < start+h.Bytes() {
+		return nil, errs.New(errs.Usage, "%s: truncated: shape %s of %s needs %d bytes, the file has %d; copy or save it again",
+			path, h.ShapeString(), h.DType, start+h.Bytes(), st.Size())
+	}
+	return &Array{Name: path, Header: h, file: path, start: start}, nil
+}
+
+// Archive is an open .npz file.
+type Archive struct {
+	Path string
+	zr   *zip.ReadCloser
+}
+
+// OpenArchive opens a .npz file.
+func OpenArchive(path string) (*Archive, error) {
+	zr, err := zip.OpenReader(path)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "%s: not a .npz archive, or truncated: %w", path, err)
+	}
+	return &Archive{Path: path, zr: zr}, nil
+}
+
+// Close closes the archive; its arrays can no longer be streamed.
+func (a *Archive) Close() error { return a.zr.Close() }
+
+// Names lists the arrays, sorted, without ".npy".
+func (a *Archive) Names() []string {
+	var names []string
+	for _, f := range a.zr.File {
+		if n, ok := strings.CutSuffix(f.Name, ".npy"); ok {
+			names = append(names, n)
+		}
+	}
+	sort.Strings(names)
+	return names
+}
+
+// Array opens the member called name (without ".npy").
+func (a *Archive) Array(name string) (*Array, error) {
+	full := a.Path + ":" + name
+	for _, f := range a.zr.File {
+		if f.Name != name+".npy" {
+			continue
+		}
+		r, err := f.Open()
+		if err != nil {
+			return nil, errs.New(errs.Usage, "%s: %w", full, err)
+		}
+		defer r.Close()
+		h, start, err := ReadHeader(r)
+		if err != nil {
+			return nil, errs.New(errs.Usage, "%s: %w", full, err)
+		}
+		if f.UncompressedSize64 < uint64(start)+uint64(h.Bytes()) {
+			return nil, errs.New(errs.Usage, "%s: truncated: shape %s of %s needs %d bytes, the archive holds %d",
+				full, h.ShapeString(), h.DType, start+h.Bytes(), f.UncompressedSize64)
+		}
+		return &Array{Name: full, Header: h, member: f, start: start}, nil
+	}
+	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %s", full, strings.Join(a.Names(), ", "))
+}
+
+// Base is the array's name without folder and ending.
+func (a *Array) Base() string { return strings.TrimSuffix(filepath.Base(a.Name), ".npy") }
+
+// Reader streams elements in file order.
+type Reader struct {
+	name  string
+	dt    DType
+	left  int64 // elements
+	total int64
+	br    *bufio.Reader
+	c     io.Closer
+	buf   []byte
+}
+
+const readerBuffer = 256 << 10
+
+// Reader streams the elements [from, end). Members of archives are decompressed up to from.
+func (a *Array) Reader(from int64) (*Reader, error) {
+	n := a.Header.Elements()
+	if from < 0 || from > n {
+		return nil, fmt.Errorf("%s: element %d is outside its %d elements", a.Name, from, n)
+	}
+	skip := a.start + from*int64(a.Header.DType.Size)
+	var rc io.ReadCloser
+	if a.member == nil {
+		f, err := os.Open(a.file)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := f.Seek(skip, io.SeekStart); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		rc = f
+	} else {
+		r, err := a.member.Open()
+		if err != nil {
+			return nil, errs.New(errs.Usage, "%s: %w", a.Name, err)
+		}
+		if _, err := io.CopyN(io.Discard, r, skip); err != nil {
+			return nil, errors.Join(errs.New(errs.Usage, "%s: truncated or damaged: %w", a.Name, err), r.Close())
+		}
+		rc = r
+	}
+	return &Reader{name: a.Name, dt: a.Header.DType, left: n - from, total: n,
+		br: bufio.NewReaderSize(rc, readerBuffer), c: rc}, nil
+}
+
+// Close ends the stream.
+func (r *Reader) Close() error { return r.c.Close() }
+
+// next fills the byte buffer with up to want elements; 0 with io.EOF at the end.
+func (r *Reader) next(want int) ([]byte, int, error) {
+	if r.left == 0 {
+		return nil, 0, io.EOF
+	}
+	n := min(int64(want), r.left)
+	need := int(n) * r.dt.Size
+	if cap(r.buf) < need {
+		r.buf = make([]byte, need)
+	}
+	b := r.buf[:need]
+	if _, err := io.ReadFull(r.br, b); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = fmt.Errorf("truncated near element %d of %d", r.total-r.left, r.total)
+		}
+		return nil, 0, errs.New(errs.Usage, "%s: %w", r.name, err)
+	}
+	r.left -= n
+	if r.dt.Big {
+		swap(b, r.dt.Size)
+	}
+	return b, int(n), nil
+}
+
+func swap(b []byte, size int) {
+	for i := 0; i < len(b); i += size {
+		for x, y := i, i+size-1; x < y; x, y = x+1, y-1 {
+			b[x], b[y] = b[y], b[x]
+		}
+	}
+}
+
+// maxUint marks a uint64 that no int64 holds, so that range checks reject it.
+const maxUint = math.MaxInt64
+
+func intAt(dt DType, b []byte, i int) int64 {
+	switch dt.Size {
+	case 1:
+		if dt.Kind == 'i' {
+			return int64(int8(b[i]))
+		}
+		return int64(b[i])
+	case 2:
+		v := binary.LittleEndian.Uint16(b[2*i:])
+		if dt.Kind == 'i' {
+			return int64(int16(v))
+		}
+		return int64(v)
+	case 4:
+		v := binary.LittleEndian.Uint32(b[4*i:])
+		if dt.Kind == 'i' {
+			return int64(int32(v))
+		}
+		return int64(v)
+	}
+	v := binary.LittleEndian.Uint64(b[8*i:])
+	if dt.Kind == 'u' && v > maxUint {
+		return maxUint
+	}
+	return int64(v)
+}
+
+// Ints fills dst with integers and returns how many; 0 with io.EOF at the end. uint64 values
+// above the range of int64 saturate. Arrays of floats are refused: use Floats.
+func (r *Reader) Ints(dst []int64) (int, error) {
+	if r.dt.Kind == 'f' {
+		return 0, errs.New(errs.Usage, "%s: holds %s, integers are needed", r.name, r.dt)
+	}
+	b, n, err := r.next(len(dst))
+	if err != nil {
+		return 0, err
+	}
+	switch r.dt { // the types that huge edge lists have
+	case Int64:
+		for i := range dst[:n] {
+			dst[i] = int64(binary.LittleEndian.Uint64(b[8*i:]))
+		}
+	case Int32:
+		for i := range dst[:n] {
+			dst[i] = int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
+		}
+	default:
+		for i := range dst[:n] {
+			dst[i] = intAt(r.dt, b, i)
+		}
+	}
+	return n, nil
+}
+
+// Floats fills dst with any numbers as float64.
+func (r *Reader) Floats(dst []float64) (int, error) {
+	b, n, err := r.next(len(dst))
+	if err != nil {
+		return 0, err
+	}
+	for i := range dst[:n] {
+		switch {
+		case r.dt.Kind != 'f':
+			dst[i] = float64(intAt(r.dt, b, i))
+		case r.dt.Size == 2:
+			dst[i] = float64(Half(binary.LittleEndian.Uint16(b[2*i:])))
+		case r.dt.Size == 4:
+			dst[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
+		default:
+			dst[i] = math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
+		}
+	}
+	return n, nil
+}
+
+// Float32s fills dst with any numbers, rounded to float32.
+func (r *Reader) Float32s(dst []float32) (int, error) {
+	b, n, err := r.next(len(dst))
+	if err != nil {
+		return 0, err
+	}
+	for i := range dst[:n] {
+		switch {
+		case r.dt.Kind != 'f':
+			dst[i] = float32(intAt(r.dt, b, i))
+		case r.dt.Size == 2:
+			dst[i] = Half(binary.LittleEndian.Uint16(b[2*i:]))
+		case r.dt.Size == 4:
+			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+		default:
+			dst[i] = float32(math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:])))
+		}
+	}
+	return n, nil
+}
+
+// Half widens an IEEE 754 binary16 value; it is exact.
+func Half(h uint16) float32 {
+	sign := uint32(h>>15) << 31
+	exp, frac := uint32(h>>10)&0x1f, uint32(h)&0x3ff
+	switch {
+	case exp == 0x1f: // infinity, NaN
+		return math.Float32frombits(sign | 0x7f800000 | frac<<13)
+	case exp != 0:
+		return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
+	case frac == 0:
+		return math.Float32frombits(sign)
+	}
+	v := float32(frac) * (1.0 / (1 << 24)) // subnormal
+	if sign != 0 {
+		v = -v
+	}
+	return v
+}
+
+// DataOffset is where the data begins in a .npy file.
+func (a *Array) DataOffset() int64 { return a.start }

@@ -1,0 +1,324 @@
+// Package npy reads and writes NumPy's .npy arrays and .npz archives as streams, so that an
+// array larger than memory passes through a fixed buffer. The format is NEP 1 and its versions
+// 2 and 3: magic, version, header length, and a Python dictionary literal with the element
+// type, the order and the shape.
+package npy
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"strconv"
+	"strings"
+)
+
+const magic = "\x93NUMPY"
+
+// maxHeader bounds the dictionary that we accept. NumPy itself refuses more than 10,000 bytes
+// by default.
+const maxHeader = 64 << 10
+
+// maxDims is NumPy's own limit (NPY_MAXDIMS).
+const maxDims = 64
+
+// ErrNotNPY says that a file does not begin with the .npy magic: it is raw, or something else.
+var ErrNotNPY = errors.New("not a .npy array (its magic bytes are missing)")
+
+// DType is an element type: a kind as NumPy writes it and a size in bytes.
+type DType struct {
+	Kind byte // 'f', 'i', 'u' or 'b' (bool)
+	Size int  // bytes
+	Big  bool // big-endian
+}
+
+// The types that Helios writes.
+var (
+	Float32 = DType{'f', 4, false}
+	Int64   = DType{'i', 8, false}
+	Int32   = DType{'i', 4, false}
+	Uint32  = DType{'u', 4, false}
+)
+
+// String is the NumPy spelling, such as "<f4".
+func (d DType) String() string {
+	order := "<"
+	switch {
+	case d.Size == 1:
+		order = "|"
+	case d.Big:
+		order = ">"
+	}
+	return order + string(d.Kind) + strconv.Itoa(d.Size)
+}
+
+// ParseDType reads a NumPy type string. Only numbers and bools are known.
+func ParseDType(s string) (DType, error) {
+	bad := fmt.Errorf("element type %q is not a number that Helios reads (f2, f4, f8, i1-i8, u1-u8, b1)", s)
+	if len(s) != 3 || s[2] < '1' || s[2] > '8' {
+		return DType{}, bad
+	}
+	d := DType{Kind: s[1], Size: int(s[2] - '0')}
+	switch s[0] {
+	case '<', '=':
+	case '|':
+		if d.Size != 1 {
+			return DType{}, bad
+		}
+	case '>':
+		d.Big = d.Size > 1
+	default:
+		return DType{}, bad
+	}
+	ok := false
+	switch d.Kind {
+	case 'f':
+		ok = d.Size == 2 || d.Size == 4 || d.Size == 8
+	case 'i', 'u':
+		ok = d.Size == 1 || d.Size == 2 || d.Size == 4 || d.Size == 8
+	case 'b':
+		ok = d.Size == 1
+	}
+	if !ok {
+		return DType{}, bad
+	}
+	return d, nil
+}
+
+// Header describes an array.
+type Header struct {
+	DType   DType
+	Fortran bool // column-major
+	Shape   []int64
+}
+
+// Elements is the product of the shape; 1 for a scalar.
+func (h Header) Elements() int64 {
+	n := int64(1)
+	for _, d := range h.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Bytes is the size of the data after the header.
+func (h Header) Bytes() int64 { return h.Elements() * int64(h.DType.Size) }
+
+// ShapeString is the shape as NumPy prints it.
+func (h Header) ShapeString() string {
+	parts := make([]string, len(h.Shape))
+	for i, d := range h.Shape {
+		parts[i] = strconv.FormatInt(d, 10)
+	}
+	if len(parts) == 1 {
+		return "(" + parts[0] + ",)"
+	}
+	return "(" + strings.Join(parts, ", ") + ")"
+}
+
+// ReadHeader reads the header at the start of r and returns it with its length in bytes, which
+// is where the data begins.
+func ReadHeader(r io.Reader) (Header, int64, error) {
+	var pre [12]byte
+	if _, err := io.ReadFull(r, pre[:8]); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return Header{}, 0, ErrNotNPY
+		}
+		return Header{}, 0, err
+	}
+	if string(pre[:6]) != magic {
+		return Header{}, 0, ErrNotNPY
+	}
+	var length, start int64
+	switch pre[6] {
+	case 1:
+		if _, err := io.ReadFull(r, pre[8:10]); err != nil {
+			return Header{}, 0, truncatedHeader(err)
+		}
+		length, start = int64(binary.LittleEndian.Uint16(pre[8:])), 10
+	case 2, 3:
+		if _, err := io.ReadFull(r, pre[8:12]); err != nil {
+			return Header{}, 0, truncatedHeader(err)
+		}
+		length, start = int64(binary.LittleEndian.Uint32(pre[8:])), 12
+	default:
+		return Header{}, 0, fmt.Errorf("unknown .npy format version %d", pre[6])
+	}
+	if length > maxHeader {
+		return Header{}, 0, fmt.Errorf("the .npy header claims %d bytes; at most %d are accepted", length, maxHeader)
+	}
+	text := make([]byte, length)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return Header{}, 0, truncatedHeader(err)
+	}
+	h, err := parseDict(string(text))
+	if err != nil {
+		return Header{}, 0, err
+	}
+	return h, start + length, nil
+}
+
+func truncatedHeader(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("truncated within the .npy header")
+	}
+	return err
+}
+
+// parser walks the dictionary literal.
+type parser struct {
+	s string
+	i int
+}
+
+func (p *parser) space() {
+	for p.i < len(p.s) && strings.IndexByte(" \t\r\n", p.s[p.i]) >= 0 {
+		p.i++
+	}
+}
+
+func (p *parser) take(c byte) bool {
+	p.space()
+	if p.i < len(p.s) && p.s[p.i] == c {
+		p.i++
+		return true
+	}
+	return false
+}
+
+func (p *parser) str() (string, bool) {
+	p.space()
+	if p.i >= len(p.s) || (p.s[p.i] != '\'' && p.s[p.i] != '"') {
+		return "", false
+	}
+	end := strings.IndexByte(p.s[p.i+1:], p.s[p.i])
+	if end < 0 {
+		return "", false
+	}
+	v := p.s[p.i+1 : p.i+1+end]
+	p.i += end + 2
+	return v, true
+}
+
+func (p *parser) word() string {
+	p.space()
+	from := p.i
+	for p.i < len(p.s) && strings.IndexByte(" \t\r\n,})(", p.s[p.i]) < 0 {
+		p.i++
+	}
+	return p.s[from:p.i]
+}
+
+var errDict = errors.New("the .npy header is not the dictionary that NumPy writes ('descr', 'fortran_order', 'shape')")
+
+func parseDict(s string) (Header, error) {
+	p := &parser{s: s}
+	var h Header
+	seen := map[string]bool{}
+	if !p.take('{') {
+		return h, errDict
+	}
+	for !p.take('}') {
+		key, ok := p.str()
+		if !ok || !p.take(':') || seen[key] {
+			return h, errDict
+		}
+		seen[key] = true
+		switch key {
+		case "descr":
+			v, ok := p.str()
+			if !ok {
+				return h, errors.New("the .npy array holds records, not numbers")
+			}
+			d, err := ParseDType(v)
+			if err != nil {
+				return h, err
+			}
+			h.DType = d
+		case "fortran_order":
+			switch p.word() {
+			case "True":
+				h.Fortran = true
+			case "False":
+			default:
+				return h, errDict
+			}
+		case "shape":
+			shape, err := p.shape()
+			if err != nil {
+				return h, err
+			}
+			h.Shape = shape
+		default:
+			return h, errDict
+		}
+		if !p.take(',') {
+			if !p.take('}') {
+				return h, errDict
+			}
+			break
+		}
+	}
+	p.space()
+	if p.i != len(s) || !seen["descr"] || !seen["fortran_order"] || !seen["shape"] {
+		return h, errDict
+	}
+	total := uint64(h.DType.Size)
+	for _, d := range h.Shape {
+		hi, lo := bits.Mul64(total, uint64(d))
+		if hi != 0 || lo > math.MaxInt64 {
+			return h, fmt.Errorf("the .npy shape %s is too large", h.ShapeString())
+		}
+		total = lo
+	}
+	return h, nil
+}
+
+func (p *parser) shape() ([]int64, error) {
+	if !p.take('(') {
+		return nil, errDict
+	}
+	shape := []int64{}
+	for !p.take(')') {
+		w := strings.TrimSuffix(p.word(), "L") // Python 2 wrote longs
+		d, err := strconv.ParseInt(w, 10, 64)
+		if err != nil || d < 0 || len(shape) == maxDims {
+			return nil, fmt.Errorf("the .npy shape holds %q, not a size", w)
+		}
+		shape = append(shape, d)
+		if !p.take(',') {
+			if !p.take(')') {
+				return nil, errDict
+			}
+			break
+		}
+	}
+	return shape, nil
+}
+
+// headerBytes is the fixed size of the headers that we write. A fixed size lets the row count
+// be filled in when a stream ends; 128 holds any shape of one or two dimensions.
+const headerBytes = 128
+
+// EncodeHeader is a version 1 header of one or two dimensions, always 128 bytes long.
+func EncodeHeader(h Header) ([]byte, error) {
+	order := "False"
+	if h.Fortran {
+		order = "True"
+	}
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': %s, 'shape': %s, }", h.DType, order, h.ShapeString())
+	if len(dict)+11 > headerBytes {
+		return nil, fmt.Errorf("shape %s does not fit the .npy header", h.ShapeString())
+	}
+	b := make([]byte, headerBytes)
+	copy(b, magic)
+	b[6] = 1
+	binary.LittleEndian.PutUint16(b[8:], headerBytes-10)
+	for i := 10 + copy(b[10:], dict); i < headerBytes-1; i++ {
+		b[i] = ' '
+	}
+	b[headerBytes-1] = '\n'
+	return b, nil
+}

@@ -1,0 +1,240 @@
+package dataset
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/nvme"
+)
+
+// VerifyOptions shape a verification.
+type VerifyOptions struct {
+	// Source also compares every row with features.npy.
+	Source bool
+	// MaxBad stops collecting after so many findings (1000); counting goes on.
+	MaxBad   int
+	Progress Progress
+}
+
+// BadChunk is one finding of Verify.
+type BadChunk struct {
+	SSD    string   `json:"ssd"`
+	Stripe int      `json:"stripe"`
+	Chunk  int64    `json:"chunk"` // of 1 MiB; -1 for a superblock or the checksum table
+	LBA    nvme.LBA `json:"lba"`
+	Blocks int64    `json:"blocks"`
+	What   string   `json:"what"`
+}
+
+// VerifyReport says what was read and what is wrong with it.
+type VerifyReport struct {
+	SSDs         int           `json:"ssds"`
+	Chunks       int64         `json:"chunks"`
+	Bytes        int64         `json:"bytes"`
+	RowsCompared int64         `json:"rows_compared"`
+	BadCount     int64         `json:"bad_count"`
+	Bad          []BadChunk    `json:"bad"`
+	Notes        []string      `json:"notes,omitempty"`
+	Seconds      float64       `json:"seconds"`
+	Duration     time.Duration `json:"-"`
+}
+
+// Verify reads everything back and compares it with the checksums, and with features.npy if
+// asked. The report lists what is bad; the error, of class device, sums it up. An SSD whose
+// superblocks are gone fails as in Attach.
+func Verify(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o VerifyOptions) (r VerifyReport, err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return verify(ctx, d, ts, o)
+}
+
+type verifier struct {
+	d      *Dataset
+	o      VerifyOptions
+	l      gpuio.Layout
+	source bool
+
+	mu    sync.Mutex
+	r     VerifyReport
+	done  int64
+	total int64
+}
+
+func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (VerifyReport, error) {
+	start := time.Now()
+	if o.MaxBad <= 0 {
+		o.MaxBad = 1000
+	}
+	v := &verifier{d: d, o: o, source: o.Source}
+	v.r.Bad = []BadChunk{}
+	stripes, err := attach(ctx, d, ts, AttachOptions{Note: func(s string) { v.r.Notes = append(v.r.Notes, s) }})
+	if err != nil {
+		return v.r, err
+	}
+	v.l = stripes[0].sb.layout()
+	v.r.SSDs = len(stripes)
+	for _, s := range stripes {
+		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	for _, s := range stripes {
+		g.Go(func() error { return v.stripe(gctx, s) })
+	}
+	err = g.Wait()
+	v.r.Duration = time.Since(start)
+	v.r.Seconds = v.r.Duration.Seconds()
+	if err != nil {
+		return v.r, fmt.Errorf("verify %s: %w", d.dir, err)
+	}
+	if v.r.BadCount > 0 {
+		b := v.r.Bad[0]
+		return v.r, errs.New(errs.Device, "dataset %s: %d bad of %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load --dataset %s\"",
+			d.dir, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, d.dir)
+	}
+	return v.r, nil
+}
+
+func (v *verifier) bad(s stripe, chunk int64, lba nvme.LBA, blocks int64, format string, a ...any) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.r.BadCount++
+	if len(v.r.Bad) < v.o.MaxBad {
+		v.r.Bad = append(v.r.Bad, BadChunk{SSD: s.t.name, Stripe: s.sb.StripeIndex, Chunk: chunk, LBA: lba, Blocks: blocks, What: fmt.Sprintf(format, a...)})
+	}
+}
+
+// stripe checks one SSD. Only the end of ctx and errors of features.npy stop it.
+func (v *verifier) stripe(ctx context.Context, s stripe) error {
+	c, err := s.t.readCopies(ctx)
+	if err != nil {
+		return err
+	}
+	lba := int64(s.sb.LBABytes)
+	for i, cerr := range c.err {
+		if cerr != nil {
+			at := nvme.LBA(0)
+			if i == 1 {
+				at = secondCopy(s.t.lbaBytes, s.t.lbas)
+			}
+			v.bad(s, -1, at, superblockBytes/lba, "superblock %d of 2: %v", i+1, cerr)
+		}
+	}
+	chunks := (s.sb.DataLBAs*lba + chunkBytes - 1) / chunkBytes
+	table := make([]byte, s.sb.TableLBAs*lba)
+	haveTable := true
+	if err := s.t.dev.ReadAt(ctx, s.sb.TableLBA, table); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs, "checksum table: %v", err)
+		haveTable = false
+	} else if got := crc32.Checksum(table[:4*chunks], castagnoli); got != s.sb.TableCRC {
+		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs, "checksum table: CRC32C %08x, the superblock says %08x", got, s.sb.TableCRC)
+		haveTable = false
+	}
+	buf := make([]byte, chunkBytes)
+	cmp := newComparer(v, s)
+	for i := range chunks {
+		n := min(chunkBytes, s.sb.DataLBAs*lba-i*chunkBytes)
+		at := s.sb.DataLBA + nvme.LBA(i*chunkBytes/lba)
+		b := buf[:n]
+		if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			v.bad(s, i, at, n/lba, "%v", err)
+			cmp.skip(n)
+		} else {
+			if want := binary.LittleEndian.Uint32(table[4*i:]); haveTable {
+				if got := crc32.Checksum(b, castagnoli); got != want {
+					v.bad(s, i, at, n/lba, "CRC32C %08x, the table says %08x", got, want)
+				}
+			}
+			if v.source {
+				if err := cmp.chunk(i, at, b); err != nil {
+					return err
+				}
+			}
+		}
+		v.mu.Lock()
+		v.r.Chunks++
+		v.r.Bytes += n
+		v.done += n
+		v.o.Progress.report("verify", v.done, v.total)
+		v.mu.Unlock()
+	}
+	if v.source {
+		v.mu.Lock()
+		v.r.RowsCompared += cmp.rows
+		v.mu.Unlock()
+	}
+	return nil
+}
+
+// comparer lays out what features.npy says a stripe must hold, alongside the reads.
+type comparer struct {
+	v    *verifier
+	s    stripe
+	pos  int64 // bytes of the extent done
+	rows int64
+	want []byte
+	row  []byte
+	have int64 // slot that row holds; -1 none
+}
+
+func newComparer(v *verifier, s stripe) *comparer {
+	return &comparer{v: v, s: s, row: make([]byte, s.sb.RowBytes), have: -1}
+}
+
+func (c *comparer) skip(n int64) { c.pos += n }
+
+// chunk compares b, the extent's bytes from pos on. One finding a chunk is enough.
+func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
+	l := c.v.l
+	row := int64(l.RowBytes)
+	onSSD := l.RowsOn(c.s.sb.StripeIndex)
+	c.want = append(c.want[:0], make([]byte, len(b))...)
+	// The first slot that reaches into this chunk.
+	unit := int64(l.LBAsPerRow) * int64(l.LBABytes) // padded slot, or LBA of packed rows
+	slot := c.pos / unit * int64(l.RowsPerLBA)
+	first, end := int64(-1), c.pos+int64(len(b))
+	for ; slot < onSSD && slotOffset(l, slot) < end; slot++ {
+		off := slotOffset(l, slot)
+		if off+row <= c.pos {
+			continue
+		}
+		if c.have != slot {
+			if err := c.v.d.ReadRows(slot*int64(l.SSDs)+int64(c.s.sb.StripeIndex), c.row); err != nil {
+				return err
+			}
+			c.have = slot
+			c.rows++
+		}
+		from := max(off, c.pos)
+		copy(c.want[from-c.pos:], c.row[from-off:])
+		if first < 0 && !bytes.Equal(b[from-c.pos:min(off+row, end)-c.pos], c.row[from-off:min(off+row, end)-off]) {
+			first = slot*int64(l.SSDs) + int64(c.s.sb.StripeIndex)
+		}
+	}
+	switch {
+	case first >= 0:
+		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "row %d differs from %s", first, c.v.d.path(featuresName))
+	case !bytes.Equal(c.want, b):
+		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "padding is not zero")
+	}
+	c.pos = end
+	return nil
+}
