@@ -1,0 +1,216 @@
+package cache
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"helios/cuda"
+)
+
+// maxSSDs bounds the miss buckets: a block counts them in its own memory.
+const maxSSDs = 256
+
+// Buckets of a lookup: GPU hits, CPU hits, then misses by SSD.
+const (
+	bucketGPU  = 0
+	bucketCPU  = 1
+	bucketMiss = 2
+)
+
+const (
+	phaseCount   = 1 // each block: find its rows, count them by bucket
+	phasePrefix  = 2 // one block: from counts to places
+	phaseScatter = 4 // each block: write its rows to their places
+)
+
+// lookupParams are the parameters of the kernel "lookup".
+//
+// Positions First..First+Count-1 of Nodes are cut into contiguous shares, one for each of Grid
+// blocks. The first pass finds each row with one read of its 64-byte index line, notes the
+// answer in Code, and counts by bucket. The second pass, by one block, turns the counts into
+// the places where each block's part of each bucket starts, in block order. The third pass
+// writes the buckets. So a bucket holds its positions in ascending order whatever the grid is
+// and in whatever order the blocks run: no atomics, no sort.
+//
+// Bytes moved per position: 8 (row) + 64 (line, random) + 2×8 (code) + 8 or 12 (entry).
+type lookupParams struct {
+	Nodes  cuda.DevicePtr // int64, indexed by position
+	Lines  cuda.DevicePtr // line[]
+	Code   cuda.DevicePtr // uint64[Count]: tier<<62 | slot, or the SSD
+	Counts cuda.DevicePtr // uint32[Grid][2+SSDs]: counts, then places
+	Totals cuda.DevicePtr // int64[2+SSDs]
+	GPUPos, GPUSlot,
+	CPUPos, CPUSlot, // uint32[Count] each
+	MissPos, // uint32[Count]
+	MissRow cuda.DevicePtr // int64[Count]
+	Rows, First, Count int64
+	Grid, SSDs         uint32
+	Phases             uint32
+	_                  uint32
+}
+
+// gatherParams are the parameters of the kernel "gather": row GPUSlot[i] of GPURows goes to row
+// GPUPos[i] of Dst, likewise for the CPU tier. Rows are RowBytes long and adjacent in a tier,
+// Stride apart in Dst. Memory bound: 2×RowBytes + 8 bytes moved per row.
+type gatherParams struct {
+	GPURows, CPURows cuda.DevicePtr
+	GPUPos, GPUSlot,
+	CPUPos, CPUSlot cuda.DevicePtr // uint32[NGPU], uint32[NCPU]
+	Dst                cuda.DevicePtr
+	NGPU, NCPU         int64
+	GPUTotal, CPUTotal int64 // rows of the tiers
+	DstRows            int64
+	RowBytes, Stride   int64
+}
+
+// hotnessParams are the parameters of the kernel "hotness": Counts[Nodes[i]]++ for N nodes.
+type hotnessParams struct {
+	Nodes, Counts cuda.DevicePtr // int64[N], uint32[Rows]
+	N, Rows       int64
+}
+
+// CUDA kernels get the same bytes.
+const (
+	_ = -(unsafe.Sizeof(lookupParams{}) ^ 128)
+	_ = -(unsafe.Offsetof(lookupParams{}.MissRow) ^ 80)
+	_ = -(unsafe.Offsetof(lookupParams{}.Rows) ^ 88)
+	_ = -(unsafe.Offsetof(lookupParams{}.Phases) ^ 120)
+	_ = -(unsafe.Sizeof(gatherParams{}) ^ 112)
+	_ = -(unsafe.Offsetof(gatherParams{}.NGPU) ^ 56)
+	_ = -(unsafe.Offsetof(gatherParams{}.Stride) ^ 104)
+	_ = -(unsafe.Sizeof(hotnessParams{}) ^ 32)
+)
+
+const codeTier = 62 // where Code keeps the tier
+
+func init() {
+	cuda.RegisterHost("lookup", lookupKernel)
+	cuda.RegisterHost("gather", gatherKernel)
+	cuda.RegisterHost("hotness", hotnessKernel)
+}
+
+func lookupKernel(b *cuda.Block, p *lookupParams) error {
+	if p.Phases&phaseCount != 0 {
+		if err := lookupCount(b, p); err != nil {
+			return err
+		}
+	}
+	if p.Phases&phasePrefix != 0 {
+		lookupPrefix(p)
+	}
+	if p.Phases&phaseScatter != 0 {
+		lookupScatter(b, p)
+	}
+	return nil
+}
+
+func lookupCount(b *cuda.Block, p *lookupParams) error {
+	lo, hi := b.Range(p.Count)
+	nodes := cuda.View[int64](p.Nodes, p.First+p.Count)[p.First:]
+	code := cuda.View[uint64](p.Code, p.Count)
+	lines := cuda.View[line](p.Lines, (p.Rows+RowsPerLine-1)/RowsPerLine)
+	rows, ssds := uint64(p.Rows), uint64(p.SSDs)
+	var count [bucketMiss + maxSSDs]uint32
+	nodes, code = nodes[lo:hi], code[lo:hi]
+	for i, node := range nodes {
+		row := uint64(node)
+		if row >= rows {
+			return fmt.Errorf("lookup: row %d at position %d: the dataset has rows 0 to %d", node, p.First+lo+int64(i), p.Rows-1)
+		}
+		t, slot := lines[row/RowsPerLine].find(row % RowsPerLine)
+		if t == SSD {
+			slot = row % ssds
+			count[bucketMiss+slot]++
+		} else {
+			count[t-GPU]++
+		}
+		code[i] = uint64(t)<<codeTier | slot
+	}
+	n := int64(bucketMiss + p.SSDs)
+	copy(cuda.View[uint32](p.Counts, n*int64(p.Grid))[int64(b.Index)*n:], count[:n])
+	return nil
+}
+
+func lookupPrefix(p *lookupParams) {
+	n := int(bucketMiss + p.SSDs)
+	counts := cuda.View[uint32](p.Counts, int64(n)*int64(p.Grid))
+	totals := cuda.View[int64](p.Totals, int64(n))
+	place := uint32(0)
+	for bucket := range n {
+		if bucket <= bucketMiss { // the misses of all SSDs share one array
+			place = 0
+		}
+		start := place
+		for i := bucket; i < len(counts); i += n {
+			c := counts[i]
+			counts[i] = place
+			place += c
+		}
+		totals[bucket] = int64(place - start)
+	}
+}
+
+func lookupScatter(b *cuda.Block, p *lookupParams) {
+	lo, hi := b.Range(p.Count)
+	n := int64(bucketMiss + p.SSDs)
+	nodes := cuda.View[int64](p.Nodes, p.First+p.Count)[p.First:]
+	code := cuda.View[uint64](p.Code, p.Count)
+	var place [bucketMiss + maxSSDs]uint32
+	copy(place[:n], cuda.View[uint32](p.Counts, n*int64(p.Grid))[int64(b.Index)*n:])
+	gpuPos, gpuSlot := cuda.View[uint32](p.GPUPos, p.Count), cuda.View[uint32](p.GPUSlot, p.Count)
+	cpuPos, cpuSlot := cuda.View[uint32](p.CPUPos, p.Count), cuda.View[uint32](p.CPUSlot, p.Count)
+	missPos, missRow := cuda.View[uint32](p.MissPos, p.Count), cuda.View[int64](p.MissRow, p.Count)
+	nodes, code = nodes[lo:hi], code[lo:hi]
+	pos := uint32(p.First + lo)
+	for i, c := range code {
+		switch slot := uint32(c); Tier(c >> codeTier) {
+		case GPU:
+			at := place[bucketGPU]
+			place[bucketGPU]++
+			gpuPos[at], gpuSlot[at] = pos, slot
+		case CPU:
+			at := place[bucketCPU]
+			place[bucketCPU]++
+			cpuPos[at], cpuSlot[at] = pos, slot
+		default:
+			at := place[bucketMiss+slot]
+			place[bucketMiss+slot]++
+			missPos[at], missRow[at] = pos, nodes[i]
+		}
+		pos++
+	}
+}
+
+func gatherKernel(b *cuda.Block, p *gatherParams) error {
+	lo, hi := b.Range(p.NGPU + p.NCPU)
+	dst := cuda.View[byte](p.Dst, (p.DstRows-1)*p.Stride+p.RowBytes)
+	if at, end := lo, min(hi, p.NGPU); at < end {
+		gatherTier(dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes),
+			cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:], p)
+	}
+	if at, end := max(lo-p.NGPU, 0), hi-p.NGPU; at < end {
+		gatherTier(dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes),
+			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:], p)
+	}
+	return nil
+}
+
+func gatherTier(dst, rows []byte, pos, slot []uint32, p *gatherParams) {
+	for i, at := range pos {
+		d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
+		copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
+	}
+}
+
+func hotnessKernel(b *cuda.Block, p *hotnessParams) error {
+	lo, hi := b.Range(p.N)
+	counts := cuda.View[uint32](p.Counts, p.Rows)
+	for i, node := range cuda.View[int64](p.Nodes, p.N)[lo:hi] {
+		if uint64(node) >= uint64(p.Rows) {
+			return fmt.Errorf("hotness: row %d at position %d: the dataset has rows 0 to %d", node, lo+int64(i), p.Rows-1)
+		}
+		atomic.AddUint32(&counts[node], 1)
+	}
+	return nil
+}
