@@ -1,0 +1,409 @@
+package gnn
+
+import (
+	"sync"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/philox"
+)
+
+// gemmParams is the parameter block of gemm_nn, gemm_nt and gemm_tn. All matrices are row-major
+// float32 with a distance of LD* elements between rows:
+//
+//	gemm_nn  C[M,N] = A[M,K] · B[K,N]  + A2[M,K2] · B2[K2,N]
+//	gemm_nt  C[M,N] = A[M,K] · B[N,K]ᵀ
+//	gemm_tn  C[M,N] = A[K,M]ᵀ · B[K,N]
+//
+// then, as flags say: + Bias[N], ReLU, dropout. Every element is one sum over k in index order
+// (first all of A·B, then all of A2·B2), rounded to float32 after each multiplication and each
+// addition, so neither tiles nor workers change a bit. The grid is ceil(M/MB) × ceil(N/NB) blocks; block i has
+// row tile i / ceil(N/NB).
+//
+// The sum over a row of inputs and a row of neighbour means (GraphSAGE) is one launch with two
+// products, which saves a pass over C and the concatenated input.
+type gemmParams struct {
+	A, B, A2, B2, C, Bias     cuda.DevicePtr
+	M, N, K, K2               int64
+	LDA, LDB, LDA2, LDB2, LDC int64
+	MB, NB                    int64 // tile of a block; NB is a multiple of 4
+	Drop                      dropout
+	Flags                     uint32
+	_                         uint32
+}
+
+const (
+	gemmReLU    = 1 << iota // C = max(C, 0), NaN stays NaN
+	gemmDropout             // C = C × Scale or 0
+)
+
+// dropout says which elements of a matrix of activations are zeroed: element (row, col) by word
+// col&3 of the Philox block with counter (Layer<<24 | col/4, row, Epoch, Batch).
+type dropout struct {
+	Key                 [2]uint32
+	Epoch, Batch, Layer uint32
+	P, Scale            float32 // probability; 1/(1-P)
+	_                   uint32
+}
+
+const (
+	_ = uint(unsafe.Sizeof(gemmParams{}) - 176)
+	_ = uint(176 - unsafe.Sizeof(gemmParams{}))
+	_ = uint(unsafe.Offsetof(gemmParams{}.Drop) - 136)
+	_ = uint(136 - unsafe.Offsetof(gemmParams{}.Drop))
+)
+
+// The host kernels are a scalar GEMM after Goto and van de Geijn ("Anatomy of high-performance
+// matrix multiplication", TOMS 34(3), 2008): panels of B for a tile's columns and gemmKC rows
+// stay in L2, panels of A in L1, and a 2×4 tile of C in registers. (Go has 15 free SSE
+// registers: 8 sums, 2 of A, 1 of B and 1 product; larger tiles spill.)
+const (
+	gemmMR = 2
+	gemmNR = 4
+	gemmMC = 32
+	gemmKC = 256
+	gemmNB = 128 // largest NB
+)
+
+type gemmScratch struct {
+	a [gemmMC * gemmKC]float32
+	b [gemmNB * gemmKC]float32
+}
+
+var gemmPool = sync.Pool{New: func() any { return new(gemmScratch) }}
+
+func init() {
+	cuda.RegisterHost("gemm_nn", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, false) })
+	cuda.RegisterHost("gemm_nt", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, true) })
+	cuda.RegisterHost("gemm_tn", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, true, false) })
+}
+
+// matrix views rows × cols elements at p.
+func matrix(p cuda.DevicePtr, rows, cols, ld int64) []float32 {
+	if rows == 0 || cols == 0 {
+		return nil
+	}
+	return cuda.View[float32](p, (rows-1)*ld+cols)
+}
+
+func gemm(blk *cuda.Block, p *gemmParams, transA, transB bool) error {
+	nTiles := (p.N + p.NB - 1) / p.NB
+	i0, j0 := int64(blk.Index)/nTiles*p.MB, int64(blk.Index)%nTiles*p.NB
+	i1, j1 := min(i0+p.MB, p.M), min(j0+p.NB, p.N)
+	if i0 >= i1 || j0 >= j1 {
+		return nil
+	}
+	c := matrix(p.C, p.M, p.N, p.LDC)
+	for i := i0; i < i1; i++ {
+		clear(c[i*p.LDC+j0 : i*p.LDC+j1])
+	}
+	s := gemmPool.Get().(*gemmScratch)
+	defer gemmPool.Put(s)
+	for seg := range 2 {
+		k, lda, ldb, pa, pb := p.K, p.LDA, p.LDB, p.A, p.B
+		if seg == 1 {
+			k, lda, ldb, pa, pb = p.K2, p.LDA2, p.LDB2, p.A2, p.B2
+		}
+		if k == 0 {
+			continue
+		}
+		var a, b []float32
+		if transA {
+			a = matrix(pa, k, p.M, lda)
+		} else {
+			a = matrix(pa, p.M, k, lda)
+		}
+		if transB {
+			b = matrix(pb, p.N, k, ldb)
+		} else {
+			b = matrix(pb, k, p.N, ldb)
+		}
+		for k0 := int64(0); k0 < k; k0 += gemmKC {
+			kc := min(gemmKC, k-k0)
+			if transB {
+				packB(s.b[:], b[j0*ldb+k0:], int(j1-j0), int(kc), int(ldb))
+			} else {
+				packRows(s.b[:], b[k0*ldb+j0:], int(j1-j0), int(kc), int(ldb), gemmNR)
+			}
+			for i := i0; i < i1; i += gemmMC {
+				mc := min(gemmMC, i1-i)
+				if transA {
+					packRows(s.a[:], a[k0*lda+i:], int(mc), int(kc), int(lda), gemmMR)
+				} else {
+					packA(s.a[:], a[i*lda+k0:], int(mc), int(kc), int(lda))
+				}
+				gemmTile(s, c[i*p.LDC+j0:], int(mc), int(j1-j0), int(kc), int(p.LDC))
+			}
+		}
+	}
+	if p.Bias == 0 && p.Flags == 0 {
+		return nil
+	}
+	var bias []float32
+	if p.Bias != 0 {
+		bias = cuda.View[float32](p.Bias, p.N)[j0:j1]
+	}
+	for i := i0; i < i1; i++ {
+		epilogue(c[i*p.LDC+j0:i*p.LDC+j1], bias, p, i, j0)
+	}
+	return nil
+}
+
+// gemmTile adds the product of the packed panels to mc × nc elements of C.
+func gemmTile(s *gemmScratch, c []float32, mc, nc, kc, ldc int) {
+	for j := 0; j < nc; j += gemmNR {
+		pb := s.b[j*kc:][:gemmNR*kc]
+		for i := 0; i < mc; i += gemmMR {
+			pa := s.a[i*kc:][:gemmMR*kc]
+			if i+1 < mc && j+gemmNR <= nc {
+				micro(pa, pb, (*[4]float32)(c[i*ldc+j:]), (*[4]float32)(c[(i+1)*ldc+j:]))
+				continue
+			}
+			var t0, t1 [4]float32 // an edge: the panels are padded with zeros, C is not
+			n := min(gemmNR, nc-j)
+			copy(t0[:n], c[i*ldc+j:])
+			if i+1 < mc {
+				copy(t1[:n], c[(i+1)*ldc+j:])
+			}
+			micro(pa, pb, &t0, &t1)
+			copy(c[i*ldc+j:], t0[:n])
+			if i+1 < mc {
+				copy(c[(i+1)*ldc+j:], t1[:n])
+			}
+		}
+	}
+}
+
+// packA makes panels of two rows, interleaved by k, from mc rows of kc elements.
+func packA(dst, a []float32, mc, kc, lda int) {
+	for i := 0; i < mc; i += gemmMR {
+		d := dst[i*kc:][:gemmMR*kc]
+		r0 := a[i*lda:][:kc]
+		if i+1 == mc {
+			for k, v := range r0 {
+				d[2*k], d[2*k+1] = v, 0
+			}
+			continue
+		}
+		r1 := a[(i+1)*lda:][:kc]
+		for len(d) >= 2 && len(r0) > 0 && len(r1) > 0 {
+			d[0], d[1] = r0[0], r1[0]
+			d, r0, r1 = d[2:], r0[1:], r1[1:]
+		}
+	}
+}
+
+// packB makes panels of four columns, interleaved by k, from a transposed B: nc rows of kc
+// elements.
+func packB(dst, b []float32, nc, kc, ldb int) {
+	for j := 0; j < nc; j += gemmNR {
+		d := dst[j*kc:][:gemmNR*kc]
+		if j+gemmNR > nc {
+			clear(d)
+			for c := range nc - j {
+				for k, v := range b[(j+c)*ldb:][:kc] {
+					d[4*k+c] = v
+				}
+			}
+			continue
+		}
+		r0, r1, r2, r3 := b[j*ldb:][:kc], b[(j+1)*ldb:][:kc], b[(j+2)*ldb:][:kc], b[(j+3)*ldb:][:kc]
+		for k := 0; k < kc; k++ {
+			q := (*[4]float32)(d[4*k:])
+			q[0], q[1], q[2], q[3] = r0[k], r1[k], r2[k], r3[k]
+		}
+	}
+}
+
+// packRows makes panels of w (2 or 4) columns from kc rows of nc elements: B as it is, or a
+// transposed A.
+func packRows(dst, b []float32, nc, kc, ldb, w int) {
+	full := nc / w
+	for k := 0; k < kc; k++ {
+		row := b[k*ldb:][:nc]
+		if w == gemmNR {
+			for j := 0; j < full; j++ {
+				*(*[4]float32)(dst[(j*kc+k)*4:]) = *(*[4]float32)(row[4*j:])
+			}
+		} else {
+			for j := 0; j < full; j++ {
+				*(*[2]float32)(dst[(j*kc+k)*2:]) = *(*[2]float32)(row[2*j:])
+			}
+		}
+		if full*w < nc {
+			d := dst[(full*kc+k)*w:][:w]
+			clear(d)
+			copy(d, row[full*w:])
+		}
+	}
+}
+
+// epilogue finishes columns j0… of row i of C. j0 is a multiple of 4.
+func epilogue(c, bias []float32, p *gemmParams, i, j0 int64) {
+	if bias != nil {
+		for j, v := range bias[:len(c)] {
+			c[j] += v
+		}
+	}
+	if p.Flags&gemmReLU != 0 {
+		for j, v := range c {
+			if v < 0 {
+				c[j] = 0
+			}
+		}
+	}
+	if p.Flags&gemmDropout != 0 {
+		p.Drop.apply(c, i, j0)
+	}
+}
+
+// apply drops and scales columns j0… of row i.
+func (d *dropout) apply(c []float32, i, j0 int64) {
+	for g := 0; g < len(c); g += 4 {
+		w := philox.Block(d.Key, [4]uint32{d.Layer<<24 | uint32((j0+int64(g))/4), uint32(i), d.Epoch, d.Batch})
+		for j := g; j < min(g+4, len(c)); j++ {
+			if philox.Float32(w[j-g]) < d.P {
+				c[j] = 0
+			} else {
+				c[j] *= d.Scale
+			}
+		}
+	}
+}
+
+// micro adds to a 2×4 tile of C the product of a panel of A (2 × k) and one of B (k × 4). The
+// loop is unrolled because the moves that Go's register allocator places on a loop's edge cost
+// more than two steps of work. The conversions forbid fused multiply-add, so that all
+// processors give the same bits.
+func micro(pA, pB []float32, r0, r1 *[4]float32) {
+	c00, c01, c02, c03 := r0[0], r0[1], r0[2], r0[3]
+	c10, c11, c12, c13 := r1[0], r1[1], r1[2], r1[3]
+	var a0, a1, b float32
+	for len(pA) >= 16 && len(pB) >= 32 {
+		pa, pb := (*[16]float32)(pA), (*[32]float32)(pB)
+		a0, a1 = pa[0], pa[1]
+		b = pb[0]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[1]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[2]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[3]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[2], pa[3]
+		b = pb[4]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[5]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[6]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[7]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[4], pa[5]
+		b = pb[8]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[9]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[10]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[11]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[6], pa[7]
+		b = pb[12]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[13]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[14]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[15]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[8], pa[9]
+		b = pb[16]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[17]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[18]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[19]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[10], pa[11]
+		b = pb[20]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[21]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[22]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[23]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[12], pa[13]
+		b = pb[24]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[25]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[26]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[27]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		a0, a1 = pa[14], pa[15]
+		b = pb[28]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[29]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[30]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[31]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		pA, pB = pA[16:], pB[32:]
+	}
+	for len(pA) >= 2 && len(pB) >= 4 {
+		pa, pb := (*[2]float32)(pA), (*[4]float32)(pB)
+		a0, a1 = pa[0], pa[1]
+		b = pb[0]
+		c00 += float32(a0 * b)
+		c10 += float32(a1 * b)
+		b = pb[1]
+		c01 += float32(a0 * b)
+		c11 += float32(a1 * b)
+		b = pb[2]
+		c02 += float32(a0 * b)
+		c12 += float32(a1 * b)
+		b = pb[3]
+		c03 += float32(a0 * b)
+		c13 += float32(a1 * b)
+		pA, pB = pA[2:], pB[4:]
+	}
+	r0[0], r0[1], r0[2], r0[3] = c00, c01, c02, c03
+	r1[0], r1[1], r1[2], r1[3] = c10, c11, c12, c13
+}

@@ -1,0 +1,707 @@
+// Package gnn trains graph neural networks on sampled mini-batches: GraphSAGE with mean
+// aggregation (Hamilton et al., NeurIPS 2017) and GCN (Kipf and Welling, ICLR 2017), with ReLU and dropout between
+// layers, softmax cross-entropy and Adam.
+//
+// A step is a sequence of named kernels on one stream (DESIGN section 5); this package has
+// their host versions. Every sum has a fixed order, so results do not depend on workers.
+package gnn
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/philox"
+)
+
+// ModelConfig shapes a model. Layer l maps InDim (l = 0) or Hidden features to Hidden or, in the
+// last layer, Classes.
+type ModelConfig struct {
+	Kind                           string // "sage" or "gcn"
+	InDim, Hidden, Classes, Layers int
+	Dropout                        float32 // probability, 0 to below 1
+	Seed                           uint64  // of the initial parameters
+}
+
+// Step says how one training step is done. Zero Beta1, Beta2 and Eps mean 0.9, 0.999 and 1e-8.
+// The dropout masks depend on Seed, Epoch and Batch only.
+type Step struct {
+	Seed              uint64
+	Epoch, Batch      int
+	LR                float32
+	Beta1, Beta2, Eps float32
+	WeightDecay       float32
+	Decoupled         bool // AdamW (Loshchilov and Hutter, ICLR 2019) in place of an L2 term
+}
+
+// Param is one parameter tensor with Adam's two moments, float32, row-major. The buffers are
+// parts of one allocation of the model: freeing them does nothing.
+type Param struct {
+	Name        string
+	Rows, Cols  int
+	Value, M, V cuda.Buffer
+}
+
+// Model is a network with its optimiser on a device. Steps must be enqueued one at a time and
+// on one stream, or on streams that wait for each other.
+type Model struct {
+	dev    cuda.Device
+	cfg    ModelConfig
+	dims   []int64 // input width of layer l; dims[Layers] = Classes
+	layers []layer
+	params []Param
+	n      int64       // floats of all parameters with padding
+	store  cuda.Buffer // values, gradients, m, v: 4 × n float32
+	result cuda.Buffer // pinned outcome
+	work   cuda.Buffer
+	stage  cuda.Buffer // pinned, of downloads
+	old    []cuda.Buffer
+	step   int64
+	grid   int
+	k      kernels
+
+	last lastRun
+}
+
+// layer holds offsets in floats into the parameters; neigh is -1 for GCN.
+type layer struct{ self, neigh, bias int64 }
+
+// lastRun is where the last Train or Infer left its results.
+type lastRun struct {
+	seeds     int64
+	pred      cuda.DevicePtr
+	embedding cuda.DevicePtr // float32[seeds, embDim], 0 after Train
+}
+
+type kernels struct {
+	gemmNN, gemmNT, gemmTN, agg, aggBwd     cuda.Kernel
+	tCount, tScan, tFill                    cuda.Kernel
+	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
+}
+
+// alignFloats starts every tensor on a 256-byte boundary.
+const alignFloats = 64
+
+func align(n int64) int64 { return (n + alignFloats - 1) &^ (alignFloats - 1) }
+
+// NewModel makes a model with weights from the uniform distribution of Glorot and Bengio
+// (AISTATS 2010), ±sqrt(6/(in+out)), drawn by Philox from cfg.Seed, and biases of 0.
+func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
+	switch {
+	case cfg.Kind != "sage" && cfg.Kind != "gcn":
+		return nil, errs.New(errs.Usage, "model %q is unknown; choose sage or gcn", cfg.Kind)
+	case cfg.Layers < 1 || cfg.Layers > 255:
+		return nil, errs.New(errs.Usage, "model: %d layers; give a fanout for each of 1 to 255 layers", cfg.Layers)
+	case cfg.InDim < 1 || cfg.Classes < 1 || cfg.Layers > 1 && cfg.Hidden < 1:
+		return nil, errs.New(errs.Usage, "model: %d features, %d hidden, %d classes: all must be at least 1", cfg.InDim, cfg.Hidden, cfg.Classes)
+	case max(cfg.InDim, cfg.Hidden, cfg.Classes) > 1<<20:
+		return nil, errs.New(errs.Usage, "model: %d features, %d hidden, %d classes: the limit is %d", cfg.InDim, cfg.Hidden, cfg.Classes, 1<<20)
+	case !(cfg.Dropout >= 0 && cfg.Dropout < 1):
+		return nil, errs.New(errs.Usage, "dropout %v: must be at least 0 and below 1", cfg.Dropout)
+	}
+	m := &Model{dev: dev, cfg: cfg, grid: max(1, 4*dev.Info().SMs)}
+	for l := range cfg.Layers + 1 {
+		switch l {
+		case cfg.Layers:
+			m.dims = append(m.dims, int64(cfg.Classes))
+		case 0:
+			m.dims = append(m.dims, int64(cfg.InDim))
+		default:
+			m.dims = append(m.dims, int64(cfg.Hidden))
+		}
+	}
+	if err := m.findKernels(); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if err := m.init(); err != nil {
+		_ = m.Close()
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	return m, nil
+}
+
+func (m *Model) findKernels() error {
+	agg, bwd := "sage_mean", "sage_mean_bwd"
+	if m.cfg.Kind == "gcn" {
+		agg, bwd = "gcn_agg", "gcn_agg_bwd"
+	}
+	for _, k := range []struct {
+		dst  *cuda.Kernel
+		name string
+	}{
+		{&m.k.gemmNN, "gemm_nn"}, {&m.k.gemmNT, "gemm_nt"}, {&m.k.gemmTN, "gemm_tn"}, {&m.k.agg, agg}, {&m.k.aggBwd, bwd},
+		{&m.k.tCount, "transpose_count"}, {&m.k.tScan, "transpose_scan"}, {&m.k.tFill, "transpose_fill"},
+		{&m.k.colSum, "col_sum"}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
+		{&m.k.adamK, "adam"},
+	} {
+		var err error
+		if *k.dst, err = m.dev.Kernel(k.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Model) init() error {
+	type tensor struct {
+		name       string
+		rows, cols int64
+		at         int64
+		bias       bool
+	}
+	var tensors []tensor
+	add := func(name string, rows, cols int64, bias bool) int64 {
+		at := m.n
+		tensors = append(tensors, tensor{name, rows, cols, at, bias})
+		m.n += align(rows * cols)
+		return at
+	}
+	for l := range m.cfg.Layers {
+		in, out := m.dims[l], m.dims[l+1]
+		w := layer{neigh: -1}
+		if m.cfg.Kind == "sage" {
+			w.self = add(fmt.Sprintf("layer%d.self.weight", l), in, out, false)
+			w.neigh = add(fmt.Sprintf("layer%d.neigh.weight", l), in, out, false)
+		} else {
+			w.self = add(fmt.Sprintf("layer%d.weight", l), in, out, false)
+		}
+		w.bias = add(fmt.Sprintf("layer%d.bias", l), 1, out, true)
+		m.layers = append(m.layers, w)
+	}
+	var err error
+	if m.store, err = m.dev.Alloc(cuda.MemDevice, 4*4*m.n, "model parameters"); err != nil {
+		return err
+	}
+	if m.result, err = m.dev.Alloc(cuda.MemPinned, int64(unsafe.Sizeof(outcome{})), "training outcome"); err != nil {
+		return err
+	}
+	values := make([]float32, m.n)
+	key := philox.Key(m.cfg.Seed, philox.StreamInit)
+	for i, t := range tensors {
+		m.params = append(m.params, Param{t.name, int(t.rows), int(t.cols),
+			m.part(t.at, t.rows*t.cols), m.part(2*m.n+t.at, t.rows*t.cols), m.part(3*m.n+t.at, t.rows*t.cols)})
+		if t.bias {
+			continue
+		}
+		limit := math.Sqrt(6 / float64(t.rows+t.cols))
+		for e := range t.rows * t.cols {
+			w := philox.Block(key, [4]uint32{uint32(e / 4), uint32(e / 4 >> 32), uint32(i), 0})
+			values[t.at+e] = float32((2*float64(philox.Float32(w[e%4])) - 1) * limit)
+		}
+	}
+	return m.upload(m.ptr(0), values)
+}
+
+// part is n floats of the parameter store as a buffer.
+func (m *Model) part(at, n int64) cuda.Buffer { return &subBuffer{m.store, at * 4, n * 4} }
+
+func (m *Model) ptr(at int64) cuda.DevicePtr  { return m.store.Ptr() + cuda.DevicePtr(at*4) }
+func (m *Model) grad(at int64) cuda.DevicePtr { return m.ptr(m.n + at) }
+
+// subBuffer is a part of another buffer, which owns the memory.
+type subBuffer struct {
+	cuda.Buffer
+	at, size int64
+}
+
+func (b *subBuffer) Ptr() cuda.DevicePtr { return b.Buffer.Ptr() + cuda.DevicePtr(b.at) }
+func (b *subBuffer) Size() int64         { return b.size }
+func (b *subBuffer) Free() error         { return nil }
+func (b *subBuffer) Bytes() []byte {
+	all := b.Buffer.Bytes()
+	if all == nil {
+		return nil
+	}
+	return all[b.at : b.at+b.size : b.at+b.size]
+}
+
+// transferTimeout bounds the copies of start-up and of ParamsSHA256, which have no context.
+const transferTimeout = 5 * time.Minute
+
+// upload copies values to the device and waits.
+func (m *Model) upload(dst cuda.DevicePtr, values []float32) error {
+	return m.transfer(int64(len(values))*4, func(s cuda.Stream, stage cuda.Buffer) error {
+		copy(unsafe.Slice((*float32)(unsafe.Pointer(&stage.Bytes()[0])), len(values)), values)
+		return s.Copy(dst, stage.Ptr(), int64(len(values))*4)
+	}, nil)
+}
+
+// transfer runs enqueue and then, when the stream is done, use, both with a pinned buffer.
+func (m *Model) transfer(size int64, enqueue func(cuda.Stream, cuda.Buffer) error, use func([]byte)) (err error) {
+	stage, err := m.dev.Alloc(cuda.MemPinned, size, "parameter transfer")
+	if err != nil {
+		return err
+	}
+	s, err := m.dev.NewStream(cuda.StreamOptions{Name: "parameters"})
+	if err != nil {
+		_ = stage.Free()
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), transferTimeout)
+	defer cancel()
+	if err = enqueue(s, stage); err == nil {
+		err = s.Synchronize(ctx)
+	}
+	if err == nil && use != nil {
+		use(stage.Bytes())
+	}
+	if e := s.Close(); err == nil {
+		err = e
+	}
+	if e := stage.Free(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// Config is the configuration that the model was made with.
+func (m *Model) Config() ModelConfig { return m.cfg }
+
+// Params lists the parameters, input layer first. Their bytes may be read and written while no
+// step is in flight.
+func (m *Model) Params() []Param { return m.params }
+
+// AdamStep is the number of optimiser steps done.
+func (m *Model) AdamStep() int64 { return m.step }
+
+// SetAdamStep goes on from a checkpoint.
+func (m *Model) SetAdamStep(n int64) { m.step = n }
+
+// ParamsSHA256 is the hex SHA-256 over every parameter's name, shape (two little-endian uint64)
+// and value bytes. No step may be in flight.
+func (m *Model) ParamsSHA256() (string, error) {
+	h := sha256.New()
+	hash := func(all []byte) {
+		at := int64(0)
+		for _, p := range m.params {
+			n := int64(p.Rows) * int64(p.Cols)
+			h.Write([]byte(p.Name))
+			h.Write(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(p.Rows)), uint64(p.Cols)))
+			h.Write(all[at*4 : (at+n)*4])
+			at += align(n)
+		}
+	}
+	if all := m.store.Bytes(); all != nil {
+		hash(all)
+	} else if err := m.transfer(m.n*4, func(s cuda.Stream, stage cuda.Buffer) error {
+		return s.Copy(stage.Ptr(), m.ptr(0), m.n*4)
+	}, hash); err != nil {
+		return "", fmt.Errorf("read parameters: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Close frees the model's memory. No step may be in flight.
+func (m *Model) Close() error {
+	err := m.freeOld()
+	for _, b := range []cuda.Buffer{m.store, m.result, m.work, m.stage} {
+		if b != nil {
+			if e := b.Free(); err == nil {
+				err = e
+			}
+		}
+	}
+	return err
+}
+
+func (m *Model) freeOld() error {
+	var err error
+	for _, b := range m.old {
+		if e := b.Free(); err == nil {
+			err = e
+		}
+	}
+	m.old = m.old[:0]
+	return err
+}
+
+// plan is the layout of a step's workspace, in floats from its start.
+type plan struct {
+	h, agg           []int64 // per layer: outputs, aggregates
+	logitGrad        int64
+	dSelf, dAgg      int64
+	tEnd, tDst       int64
+	loss, pred       int64
+	size             int64
+	base             cuda.DevicePtr
+	fixedH, fixedAgg [8]int64 // backing of h and agg for the usual depths
+	embedAt          int64
+}
+
+func (p *plan) take(n int64) int64 {
+	at := p.size
+	p.size += align(n)
+	return at
+}
+
+func (p *plan) at(offset int64) cuda.DevicePtr { return p.base + cuda.DevicePtr(offset*4) }
+
+// prepare checks the mini-batch against the model and lays the workspace out.
+func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
+	L := m.cfg.Layers
+	if len(mb.Blocks) != L || len(mb.HopEnd) != L+1 {
+		return errs.New(errs.Usage, "the mini-batch has %d of %d hops; give as many fanouts as layers and sample all hops", len(mb.Blocks), L)
+	}
+	if m.cfg.Kind == "gcn" && mb.Degrees == nil {
+		return errs.New(errs.Failed, "gcn needs in-degrees: make the sampler with Degrees set")
+	}
+	p.h, p.agg = p.fixedH[:0], p.fixedAgg[:0]
+	seeds := int64(mb.NumSeeds)
+	// Forward only, the aggregate of one layer is dead in the next.
+	shared := int64(0)
+	for l := range L {
+		shared = max(shared, m.block(mb, l).NumDst*m.dims[l])
+	}
+	sharedAt := int64(-1)
+	if !train {
+		sharedAt = p.take(shared)
+	}
+	for l := range L {
+		b := m.block(mb, l)
+		p.h = append(p.h, p.take(b.NumDst*m.dims[l+1]))
+		if train {
+			p.agg = append(p.agg, p.take(b.NumDst*m.dims[l]))
+		} else {
+			p.agg = append(p.agg, sharedAt)
+		}
+	}
+	p.loss = p.take(2 * seeds)
+	p.pred = p.take(seeds)
+	p.embedAt = p.h[max(0, L-2)]
+	if train {
+		p.logitGrad = p.take(seeds * m.dims[L])
+		var dst, src, edges int64
+		for l := 1; l < L; l++ {
+			b := m.block(mb, l)
+			if b.NumEdges > math.MaxUint32 {
+				return errs.New(errs.Usage, "a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts", b.NumEdges)
+			}
+			dst, src, edges = max(dst, b.NumDst*m.dims[l]), max(src, b.NumSrc), max(edges, b.NumEdges)
+		}
+		p.dAgg = p.take(dst)
+		if m.cfg.Kind == "sage" {
+			p.dSelf = p.take(dst)
+		}
+		p.tEnd, p.tDst = p.take(src), p.take(edges)
+	}
+	need := p.size * 4
+	if m.work == nil || m.work.Size() < need {
+		size := need
+		if m.work != nil {
+			size += size / 4
+			m.old = append(m.old, m.work) // launched steps may still use it
+			m.work = nil
+		}
+		var err error
+		if m.work, err = m.dev.Alloc(cuda.MemDevice, (size+4095)&^4095, "activations"); err != nil {
+			return err
+		}
+	}
+	p.base = m.work.Ptr()
+	return nil
+}
+
+// block is the sampled block of layer l.
+func (m *Model) block(mb *graph.MiniBatch, l int) *graph.Block {
+	return &mb.Blocks[m.cfg.Layers-1-l]
+}
+
+// Train enqueues forward pass, backward pass and an Adam step. x is float32[HopEnd[last], InDim]
+// in frontier order, labels is int32[NumSeeds] with -1 for seeds that do not count. The
+// mini-batch, x and labels must stay until the stream has done the step.
+func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, st Step) error {
+	var p plan
+	if labels == 0 {
+		return errs.New(errs.Failed, "train: no labels")
+	}
+	err := m.prepare(mb, true, &p)
+	if err == nil {
+		err = m.forward(stream, mb, x, labels, &p, &st)
+	}
+	if err == nil {
+		err = m.backward(stream, mb, x, &p)
+	}
+	if err == nil {
+		err = m.adam(stream, &st)
+	}
+	if err != nil {
+		return fmt.Errorf("train batch %d of epoch %d: %w", st.Batch, st.Epoch, err)
+	}
+	return nil
+}
+
+// Infer enqueues a forward pass without dropout. labels may be 0.
+func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr) error {
+	var p plan
+	err := m.prepare(mb, false, &p)
+	if err == nil {
+		err = m.forward(stream, mb, x, labels, &p, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("infer batch %d of epoch %d: %w", mb.Index, mb.Epoch, err)
+	}
+	return nil
+}
+
+// launch runs k with a grid that gives a block at least per of n items.
+func launch[T any](m *Model, s cuda.Stream, k cuda.Kernel, n, per int64, p T) error {
+	blocks := min(int64(m.grid), (n+per-1)/per)
+	return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: 256}, p)
+}
+
+// gemm chooses tiles: enough of them to keep the SMs busy, and as large as that allows, because a
+// tile's operands are packed once for the tile.
+func (m *Model) gemm(s cuda.Stream, k cuda.Kernel, p *gemmParams) error {
+	if p.M == 0 || p.N == 0 {
+		return nil
+	}
+	want := int64(m.grid)
+	p.NB = min(gemmNB, (p.N+3)&^3)
+	for p.NB > 32 && (p.M+31)/32*((p.N+p.NB-1)/p.NB) < want {
+		p.NB = (p.NB/2 + 3) &^ 3
+	}
+	cols := (p.N + p.NB - 1) / p.NB
+	p.MB = min(512, max(32, ((p.M*cols+want-1)/want+15)&^15))
+	blocks := (p.M + p.MB - 1) / p.MB * cols
+	return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
+}
+
+func (m *Model) aggParams(mb *graph.MiniBatch, l int) aggParams {
+	b := m.block(mb, l)
+	a := aggParams{Indptr: b.Indptr.Ptr(), Src: b.Src.Ptr(), NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: m.dims[l]}
+	if m.cfg.Kind == "gcn" {
+		a.Degrees = mb.Degrees.Ptr()
+	}
+	return a
+}
+
+// forward enqueues the layers and the loss; st is nil outside training.
+func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, p *plan, st *Step) error {
+	L := m.cfg.Layers
+	in := x
+	for l := range L {
+		b := m.block(mb, l)
+		a := m.aggParams(mb, l)
+		a.X, a.Out = in, p.at(p.agg[l])
+		if err := launch(m, stream, m.k.agg, b.NumDst, 16, a); err != nil {
+			return err
+		}
+		w := m.layers[l]
+		g := gemmParams{
+			M: b.NumDst, N: m.dims[l+1], K: m.dims[l], LDA: m.dims[l], LDB: m.dims[l+1], LDC: m.dims[l+1],
+			B: m.ptr(w.self), C: p.at(p.h[l]), Bias: m.ptr(w.bias),
+		}
+		if w.neigh >= 0 {
+			g.A = in // destinations are the first sources
+			g.A2, g.B2, g.K2, g.LDA2, g.LDB2 = a.Out, m.ptr(w.neigh), g.K, g.LDA, g.LDB
+		} else {
+			g.A = a.Out
+		}
+		if l < L-1 {
+			g.Flags = gemmReLU
+			if st != nil && m.cfg.Dropout > 0 {
+				g.Flags |= gemmDropout
+				g.Drop = dropout{
+					Key: philox.Key(st.Seed, philox.StreamDropout), Epoch: uint32(st.Epoch), Batch: uint32(st.Batch), Layer: uint32(l),
+					P: m.cfg.Dropout, Scale: 1 / (1 - m.cfg.Dropout),
+				}
+			}
+		}
+		if err := m.gemm(stream, m.k.gemmNN, &g); err != nil {
+			return err
+		}
+		in = p.at(p.h[l])
+	}
+	seeds := int64(mb.NumSeeds)
+	q := xentParams{
+		Logits: in, Labels: labels, Loss: p.at(p.loss), Pred: p.at(p.pred), Outcome: m.result.Ptr(),
+		Rows: seeds, Classes: m.dims[L],
+	}
+	m.last = lastRun{seeds: seeds, pred: q.Pred, embedding: p.at(p.embedAt)}
+	if st != nil {
+		q.Grad = p.at(p.logitGrad)
+		m.last.embedding = 0
+	}
+	if err := launch(m, stream, m.k.xentCount, 1, 1, q); err != nil {
+		return err
+	}
+	if err := launch(m, stream, m.k.xent, seeds, 64, q); err != nil {
+		return err
+	}
+	return launch(m, stream, m.k.xentSum, 1, 1, q)
+}
+
+// backward enqueues the gradients of all parameters. dz, the gradient by a layer's outputs
+// before activation, takes the place of the layer's activations on its way down.
+func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DevicePtr, p *plan) error {
+	L := m.cfg.Layers
+	dz := p.at(p.logitGrad)
+	for l := L - 1; l >= 0; l-- {
+		b := m.block(mb, l)
+		w := m.layers[l]
+		in, out := m.dims[l], m.dims[l+1]
+		h := x // the layer's input
+		if l > 0 {
+			h = p.at(p.h[l-1])
+		}
+		agg := p.at(p.agg[l])
+		tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out, A: agg, B: dz, C: m.grad(w.self)}
+		if w.neigh >= 0 {
+			tn.C = m.grad(w.neigh)
+			if err := m.gemm(stream, m.k.gemmTN, &tn); err != nil {
+				return err
+			}
+			tn.A, tn.C = h, m.grad(w.self)
+		}
+		if err := m.gemm(stream, m.k.gemmTN, &tn); err != nil {
+			return err
+		}
+		if err := launch(m, stream, m.k.colSum, out, 16, sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}); err != nil {
+			return err
+		}
+		if l == 0 {
+			break // nobody wants the gradient of the features
+		}
+		nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: m.ptr(w.self), C: p.at(p.dAgg)}
+		if w.neigh >= 0 {
+			nt.C = p.at(p.dSelf)
+			if err := m.gemm(stream, m.k.gemmNT, &nt); err != nil {
+				return err
+			}
+			nt.B, nt.C = m.ptr(w.neigh), p.at(p.dAgg)
+		}
+		if err := m.gemm(stream, m.k.gemmNT, &nt); err != nil {
+			return err
+		}
+		a := m.aggParams(mb, l)
+		a.Out, a.Grad, a.Self, a.Scale = h, p.at(p.dAgg), p.at(p.dSelf), 1
+		if m.cfg.Dropout > 0 {
+			a.Scale = 1 / (1 - m.cfg.Dropout)
+		}
+		a.TEnd, a.TDst = p.at(p.tEnd), p.at(p.tDst)
+		if err := stream.Fill(a.TEnd, 0, b.NumSrc*4); err != nil {
+			return err
+		}
+		if err := launch(m, stream, m.k.tCount, b.NumEdges, 4096, a); err != nil {
+			return err
+		}
+		if err := launch(m, stream, m.k.tScan, 1, 1, a); err != nil {
+			return err
+		}
+		if err := launch(m, stream, m.k.tFill, b.NumDst, 256, a); err != nil {
+			return err
+		}
+		if err := launch(m, stream, m.k.aggBwd, b.NumSrc, 64, a); err != nil {
+			return err
+		}
+		dz = h
+	}
+	return nil
+}
+
+func (m *Model) adam(stream cuda.Stream, st *Step) error {
+	b1, b2, eps := st.Beta1, st.Beta2, st.Eps
+	if b1 == 0 {
+		b1 = 0.9
+	}
+	if b2 == 0 {
+		b2 = 0.999
+	}
+	if eps == 0 {
+		eps = 1e-8
+	}
+	m.step++
+	t := float64(m.step)
+	a := adamParams{
+		P: m.ptr(0), G: m.grad(0), M: m.ptr(2 * m.n), V: m.ptr(3 * m.n), N: m.n,
+		B1: b1, C1: float32(1 - float64(b1)), B2: b2, C2: float32(1 - float64(b2)),
+		StepSize: float32(float64(st.LR) / (1 - math.Pow(float64(b1), t))),
+		RootC2:   float32(1 / math.Sqrt(1-math.Pow(float64(b2), t))),
+		Eps:      eps,
+	}
+	if st.Decoupled {
+		a.Decay = st.LR * st.WeightDecay
+	} else {
+		a.L2 = st.WeightDecay
+	}
+	return launch(m, stream, m.k.adamK, m.n, 4096, a)
+}
+
+// Outcome waits for the last Train or Infer and returns its mean loss over the labelled seeds, how
+// many of them were predicted correctly, and their number. Without labelled seeds the loss is 0.
+func (m *Model) Outcome(ctx context.Context, stream cuda.Stream) (loss float64, correct, counted int64, err error) {
+	if err := stream.Synchronize(ctx); err != nil {
+		return 0, 0, 0, err
+	}
+	if err := m.freeOld(); err != nil {
+		return 0, 0, 0, err
+	}
+	o := *(*outcome)(unsafe.Pointer(&m.result.Bytes()[0]))
+	return o.Loss, o.Correct, o.Counted, nil
+}
+
+// Predictions waits for the last Train or Infer and copies the class of each seed to dst, which
+// must have NumSeeds elements.
+func (m *Model) Predictions(ctx context.Context, stream cuda.Stream, dst []int32) error {
+	if int64(len(dst)) != m.last.seeds {
+		return errs.New(errs.Failed, "predictions: room for %d seeds, the batch had %d", len(dst), m.last.seeds)
+	}
+	raw, err := m.download(ctx, stream, m.last.pred, m.last.seeds*4)
+	if err == nil {
+		copy(dst, unsafe.Slice((*int32)(unsafe.Pointer(&raw[0])), len(dst)))
+	}
+	return err
+}
+
+// EmbeddingDim is the width of Embeddings: Hidden, or Classes for one layer.
+func (m *Model) EmbeddingDim() int { return int(m.dims[max(1, m.cfg.Layers-1)]) }
+
+// Embeddings waits for the last Infer and copies the seeds' activations of the last hidden layer
+// (of a model of one layer: the logits) to dst, NumSeeds × EmbeddingDim.
+func (m *Model) Embeddings(ctx context.Context, stream cuda.Stream, dst []float32) error {
+	if m.last.embedding == 0 {
+		return errs.New(errs.Failed, "embeddings: the last step was no inference; call Infer first")
+	}
+	if n := m.last.seeds * int64(m.EmbeddingDim()); int64(len(dst)) != n {
+		return errs.New(errs.Failed, "embeddings: room for %d floats, the batch has %d", len(dst), n)
+	}
+	raw, err := m.download(ctx, stream, m.last.embedding, int64(len(dst))*4)
+	if err == nil {
+		copy(dst, unsafe.Slice((*float32)(unsafe.Pointer(&raw[0])), len(dst)))
+	}
+	return err
+}
+
+// download copies device memory through a pinned buffer, whose bytes are good until the next one.
+func (m *Model) download(ctx context.Context, stream cuda.Stream, src cuda.DevicePtr, size int64) ([]byte, error) {
+	if size == 0 {
+		return nil, errs.New(errs.Failed, "nothing was computed yet; call Train or Infer first")
+	}
+	if m.stage == nil || m.stage.Size() < size {
+		if m.stage != nil {
+			if err := m.stage.Free(); err != nil {
+				return nil, err
+			}
+			m.stage = nil
+		}
+		var err error
+		if m.stage, err = m.dev.Alloc(cuda.MemPinned, (size+4095)&^4095, "result staging"); err != nil {
+			return nil, err
+		}
+	}
+	if err := stream.Copy(m.stage.Ptr(), src, size); err != nil {
+		return nil, err
+	}
+	if err := stream.Synchronize(ctx); err != nil {
+		return nil, err
+	}
+	return m.stage.Bytes()[:size], nil
+}
