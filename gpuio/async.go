@@ -491,6 +491,9 @@ func (e *async) openHostSide() error {
 
 func (e *async) Name() string { return "async" }
 
+// QueuePairs is the number of queue pairs per SSD.
+func (e *async) QueuePairs() int { return e.perSSD }
+
 // asyncPending is one set in flight.
 type asyncPending struct {
 	e        *async

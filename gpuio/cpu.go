@@ -1,0 +1,400 @@
+package gpuio
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/iouring"
+	"helios/nvme"
+)
+
+// CPUOptions shape the cpu stack. Zero values choose defaults.
+type CPUOptions struct {
+	Threads int           // io_uring: one per CPU; pread: one per outstanding read, 64 at most
+	Depth   int           // reads outstanding per SSD, over all threads (256)
+	Engine  string        // "io_uring" (default where there is one) or "pread"
+	Timeout time.Duration // deadline of one attempt, io_uring only (10 s)
+	Retries int           // attempts after the first; negative: none (3)
+}
+
+// NewCPU makes the CPU-managed stack: threads read the backing files with O_DIRECT into their own
+// buffers, and copy each row to its place.
+func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error) {
+	if o.Depth == 0 {
+		o.Depth = defaultDepth
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	if o.Retries == 0 {
+		o.Retries = defaultRetries
+	}
+	o.Retries = max(o.Retries, 0)
+	if o.Depth < 1 || o.Depth > maxDepth {
+		return nil, errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD", o.Depth, maxDepth)
+	}
+	if o.Threads < 0 || o.Threads > 1024 {
+		return nil, errs.New(errs.Usage, "%d threads: choose 1 to 1024", o.Threads)
+	}
+	total := o.Depth * len(ssds)
+	engine := o.Engine
+	switch engine {
+	case "", "io_uring", "pread":
+	default:
+		return nil, errs.New(errs.Usage, "I/O engine %q: choose io_uring or pread", o.Engine)
+	}
+	r, err := newHostReader("cpu", dev, ssds, l, true)
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (Reader, error) {
+		r.mu.Lock()
+		r.closed = true
+		r.more.Broadcast()
+		r.mu.Unlock()
+		r.workers.Wait()
+		return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
+	}
+	threads := o.Threads
+	if engine != "pread" {
+		if threads == 0 {
+			threads = runtime.NumCPU()
+		}
+		threads = min(threads, total)
+		for t := range threads {
+			depth := total / threads
+			if t < total%threads {
+				depth++
+			}
+			w, err := newRingWorker(r, depth, o)
+			if err != nil {
+				if engine == "" && t == 0 && errs.ClassOf(err) == errs.Capability {
+					engine = "pread" // no io_uring here: the same reads, one per thread
+					break
+				}
+				return fail(err)
+			}
+			engine = "io_uring"
+			r.workers.Add(1)
+			go w.loop()
+		}
+	}
+	if engine == "pread" {
+		if o.Threads == 0 {
+			threads = min(total, 64)
+		}
+		r.grab = 1 // a thread has one read outstanding
+		for range threads {
+			w, err := newPreadWorker(r, o.Retries)
+			if err != nil {
+				return fail(err)
+			}
+			r.workers.Add(1)
+			go w.loop()
+		}
+	}
+	return r, nil
+}
+
+// maxSpan is the longest read of a row on any of the files.
+func (r *hostReader) maxSpan() int {
+	n := 0
+	for _, f := range r.files {
+		n = max(n, r.layout.ReadBytes()+2*int(f.align))
+	}
+	return (n + 4095) / 4096 * 4096
+}
+
+type preadWorker struct {
+	r       *hostReader
+	buf     []byte
+	retries int
+}
+
+func newPreadWorker(r *hostReader, retries int) (*preadWorker, error) {
+	buf, err := hostmem.Alloc(int64(r.maxSpan()), "gpuio cpu buffers")
+	if err != nil {
+		return nil, err
+	}
+	return &preadWorker{r, buf, retries}, nil
+}
+
+func (w *preadWorker) loop() {
+	w.r.syncWorker(w.read)
+	// Only a failing munmap of our own memory could matter here, and it leaks at worst.
+	_ = hostmem.Free(w.buf)
+}
+
+func (w *preadWorker) read(p *hostPending, f *backing, ssd int, off int64, dst []byte) error {
+	at, n, skip := f.span(off, len(dst))
+	for try := 0; ; try++ {
+		p.account(ssd, n)
+		got, err := f.f.ReadAt(w.buf[:n], at)
+		if got >= skip+len(dst) {
+			copy(dst, w.buf[skip:])
+			return nil
+		}
+		if err == nil || err == io.EOF {
+			return shortRead(f, at, n, got)
+		}
+		if try == w.retries {
+			return &BackingError{SSD: f.ssd, Path: f.path, Offset: at, Bytes: n, Err: err}
+		}
+		p.retries.Add(1)
+	}
+}
+
+func shortRead(f *backing, at int64, want, got int) error {
+	return &BackingError{SSD: f.ssd, Path: f.path, Offset: at, Bytes: want, Err: fmt.Errorf("%w: it gave %d bytes", ErrShort, got)}
+}
+
+// ringWorker keeps up to depth reads in flight on a ring of its own.
+type ringWorker struct {
+	r       *hostReader
+	ring    *iouring.Ring
+	timeout time.Duration
+	retries int
+	buf     []byte // depth × span
+	span    int
+	slots   []ringSlot
+	free    []int
+	busy    int // slots in flight, orphans included
+	hist    Histogram
+	p       *hostPending // rows taken and not yet begun
+	next    int64
+	end     int64
+	settled int64 // rows of p that failed before a read
+	lastExp time.Time
+}
+
+type ringSlot struct {
+	p      *hostPending // nil: free, or orphaned after a timeout
+	row    int64
+	ssd    int
+	at     int64
+	n      int
+	skip   int
+	dst    []byte
+	tries  int
+	first  time.Time
+	began  time.Time
+	flying bool
+}
+
+func newRingWorker(r *hostReader, depth int, o CPUOptions) (*ringWorker, error) {
+	ring, err := iouring.New(iouring.Options{Entries: min(depth, 4096), CQEntries: min(max(2*depth, min(depth, 4096)), 1<<16), CoopTaskrun: false})
+	if err != nil {
+		return nil, err
+	}
+	w := &ringWorker{r: r, ring: ring, timeout: o.Timeout, retries: o.Retries, span: r.maxSpan(), slots: make([]ringSlot, depth)}
+	if w.buf, err = hostmem.Alloc(int64(depth*w.span), "gpuio cpu buffers"); err != nil {
+		return nil, errors.Join(err, ring.Close())
+	}
+	for i := depth - 1; i >= 0; i-- {
+		w.free = append(w.free, i)
+	}
+	return w, nil
+}
+
+func (w *ringWorker) loop() {
+	runtime.LockOSThread() // io_uring completes into the submitting thread
+	defer runtime.UnlockOSThread()
+	defer w.r.workers.Done()
+	defer w.close()
+	var wait iouring.Wait
+	cqes := make([]iouring.CQE, 64)
+	for {
+		if !w.fill() && w.busy == 0 {
+			return
+		}
+		if w.busy == 0 {
+			continue
+		}
+		// Fewer wake-ups: with many reads in flight wait for a few of them, but not long.
+		atLeast, batch := 1, time.Duration(0)
+		if w.busy >= 16 {
+			atLeast, batch = w.busy/8, 50*time.Microsecond
+		}
+		if err := w.ring.SubmitAndWait(&wait, atLeast, min(w.timeout, time.Second), batch); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
+			w.giveUp(err)
+			return
+		}
+		for {
+			n := w.ring.Reap(cqes)
+			for _, c := range cqes[:n] {
+				w.complete(int(c.Data), c.Res)
+			}
+			if n < len(cqes) {
+				break
+			}
+		}
+		w.expire()
+	}
+}
+
+// close frees the buffers. Orphaned reads may still write to them: they are waited for, since the
+// kernel ends them at the latest when the device gives up.
+func (w *ringWorker) close() {
+	w.r.merge(&w.hist)
+	if err := w.ring.Close(); err != nil || w.busy > 0 {
+		return // the memory stays with the reads that nobody could stop
+	}
+	_ = hostmem.Free(w.buf)
+}
+
+// fill starts reads while there are slots and rows. False: the reader is closed and nothing is
+// left to take.
+func (w *ringWorker) fill() bool {
+	for len(w.free) > 0 {
+		if w.next == w.end {
+			if w.p != nil {
+				w.p.finished(w.settled)
+				w.p, w.settled = nil, 0
+			}
+			p, lo, hi := w.r.take(false)
+			if p == nil {
+				if w.busy > 0 {
+					break
+				}
+				w.r.merge(&w.hist)
+				if p, lo, hi = w.r.take(true); p == nil {
+					return false
+				}
+			}
+			if err := p.prepare(); err != nil {
+				p.failAll(hi-lo, err)
+				continue
+			}
+			w.p, w.next, w.end = p, lo, hi
+		}
+		i := w.next
+		w.next++
+		f, ssd, off, dst := w.p.locate(i)
+		if f == nil {
+			w.settled++
+			continue
+		}
+		id := w.free[len(w.free)-1]
+		w.free = w.free[:len(w.free)-1]
+		s := &w.slots[id]
+		*s = ringSlot{p: w.p, row: w.p.rows[i], ssd: ssd, dst: dst, first: time.Now()}
+		s.at, s.n, s.skip = f.span(off, len(dst))
+		w.start(id)
+	}
+	w.ring.Flush()
+	if w.p != nil && w.next == w.end {
+		w.p.finished(w.settled)
+		w.p, w.settled = nil, 0
+	}
+	return true
+}
+
+func (w *ringWorker) start(id int) {
+	s := &w.slots[id]
+	sqe := w.ring.SQE()
+	for sqe == nil { // all entries handed out and not yet taken by the kernel
+		w.ring.Flush()
+		if err := w.ring.Submit(); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
+			w.fail(id, err)
+			return
+		}
+		sqe = w.ring.SQE()
+	}
+	f := w.r.files[s.ssd]
+	sqe.PrepRead(iouring.File{FD: f.fd}, unsafe.Pointer(&w.buf[id*w.span]), uint32(s.n), uint64(s.at))
+	sqe.Data = uint64(id)
+	s.tries++
+	s.began = time.Now()
+	s.flying = true
+	s.p.account(s.ssd, s.n)
+	w.busy++
+}
+
+func (w *ringWorker) complete(id int, res int32) {
+	s := &w.slots[id]
+	w.busy--
+	s.flying = false
+	f := w.r.files[s.ssd]
+	switch {
+	case s.p == nil: // its row was given up
+		w.free = append(w.free, id)
+		return
+	case res < 0:
+		errno := unix.Errno(-res)
+		if s.tries <= w.retries {
+			s.p.retries.Add(1)
+			w.start(id)
+			w.ring.Flush()
+			return
+		}
+		w.fail(id, &BackingError{SSD: f.ssd, Path: f.path, Offset: s.at, Bytes: s.n, Err: errno})
+		return
+	case int(res) < s.skip+len(s.dst):
+		w.fail(id, shortRead(f, s.at, s.n, int(res)))
+		return
+	}
+	copy(s.dst, w.buf[id*w.span+s.skip:])
+	w.hist.Add(time.Since(s.first))
+	w.free = append(w.free, id)
+	p := s.p
+	s.p = nil
+	p.finished(1)
+}
+
+// fail ends a slot's row; a slot whose read may still come stays out of use.
+func (w *ringWorker) fail(id int, err error) {
+	s := &w.slots[id]
+	p := s.p
+	s.p = nil
+	p.fail(s.row, err)
+	if !s.flying {
+		w.free = append(w.free, id)
+	}
+	p.finished(1)
+}
+
+// expire gives up rows whose read takes too long. The kernel cannot be made to drop the read, but
+// it writes to the worker's own buffer.
+func (w *ringWorker) expire() {
+	now := time.Now()
+	if now.Sub(w.lastExp) < w.timeout/4 {
+		return
+	}
+	w.lastExp = now
+	for id := range w.slots {
+		s := &w.slots[id]
+		if s.flying && s.p != nil && now.Sub(s.began) > w.timeout {
+			s.p.timeouts.Add(1)
+			w.fail(id, &TimeoutError{SSD: w.r.files[s.ssd].ssd, Op: "read of the backing for", LBA: nvme.LBA(s.at / int64(w.r.layout.LBABytes)), Blocks: uint32(w.r.layout.LBAsPerRow), After: w.timeout, Attempts: s.tries})
+		}
+	}
+}
+
+// giveUp ends all rows of a worker whose ring failed.
+func (w *ringWorker) giveUp(err error) {
+	for id := range w.slots {
+		if w.slots[id].p != nil {
+			w.fail(id, err)
+		}
+	}
+	for {
+		if w.p != nil {
+			w.p.failAll(w.end-w.next+w.settled, err)
+			w.p, w.settled = nil, 0
+		}
+		p, lo, hi := w.r.take(true)
+		if p == nil {
+			return
+		}
+		w.p, w.next, w.end = p, lo, hi
+	}
+}

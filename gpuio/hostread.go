@@ -1,0 +1,553 @@
+package gpuio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// The part that the cpu and mmap stacks share: sets in order of submission, worker goroutines that
+// take a few rows at a time from the oldest, and rows gathered by the CPU.
+
+// BackingError is a failed read of the file or block device behind an SSD.
+type BackingError struct {
+	SSD    string
+	Path   string
+	Offset int64
+	Bytes  int
+	Err    error
+}
+
+func (e *BackingError) Error() string {
+	return fmt.Sprintf("SSD %s: read %s at %d+%d: %v; restore the file, or bind and load it again", e.SSD, e.Path, e.Offset, e.Bytes, e.Err)
+}
+
+func (e *BackingError) Unwrap() error { return e.Err }
+
+// ErrShort is the cause of a BackingError when the backing ends before the row.
+var ErrShort = errors.New("the backing is too short")
+
+// hostReader is a stack whose reads the CPU makes.
+type hostReader struct {
+	name    string
+	dev     cuda.Device
+	ssds    []*SSD
+	layout  Layout
+	files   []*backing
+	copyS   cuda.Stream // for destinations and row lists that the CPU cannot address
+	grab    int64       // rows that a worker takes at once
+	workers sync.WaitGroup
+	slots   chan struct{} // sets in flight
+
+	mu     sync.Mutex
+	more   sync.Cond
+	queue  []*hostPending // sets with rows not yet taken
+	closed bool
+
+	sets, rows, failed, commands, bytes, retries, timeouts atomic.Int64
+	perSSD                                                 []atomic.Int64
+	histMu                                                 sync.Mutex
+	hist                                                   Histogram
+	completeNS                                             atomic.Int64
+}
+
+// hostPending is a set in flight.
+type hostPending struct {
+	r       *hostReader
+	ctx     context.Context // of the device copies; cancelled by nobody
+	n       int64
+	first   int64 // index of the first row in Rows
+	offs    []int64
+	rows    []int64
+	pos     []uint32
+	dst     []byte // from DstOffset; nil: the CPU cannot address it
+	rs      ReadSet
+	bounce  cuda.Buffer // pinned memory for dst == nil, rows in order of the set
+	scratch []cuda.Buffer
+	ready   sync.Once
+	badErr  error // of prepare
+	next    int64 // guarded by r.mu
+	left    atomic.Int64
+	done    chan struct{}
+	started time.Time
+	submit  time.Duration
+	end     time.Time
+
+	mu       sync.Mutex
+	failed   int64
+	fails    []*RowError
+	commands atomic.Int64
+	bytes    atomic.Int64
+	retries  atomic.Int64
+	timeouts atomic.Int64
+}
+
+// backing is an open file behind an SSD.
+type backing struct {
+	ssd    string
+	path   string
+	f      *os.File
+	fd     int32
+	base   int64 // byte of the feature extent
+	size   int64
+	align  int64 // of offsets, lengths and memory: 1 without O_DIRECT
+	mapped []byte
+}
+
+// openBacking opens an SSD's file for reading, with O_DIRECT where it can be had.
+func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
+	if d.BackingPath == "" {
+		return nil, errs.New(errs.Capability, "SSD %s has no file behind it that the CPU could read: use --io-stack async", d.name())
+	}
+	b := &backing{ssd: d.name(), path: d.BackingPath, base: int64(d.DataStart) * int64(l.LBABytes), align: 1}
+	flags := unix.O_RDONLY | unix.O_CLOEXEC
+	fd := -1
+	var err error
+	if direct {
+		if fd, err = unix.Open(d.BackingPath, flags|unix.O_DIRECT, 0); err == nil {
+			b.align = directAlign(fd)
+		}
+	}
+	if fd < 0 {
+		if fd, err = unix.Open(d.BackingPath, flags, 0); err != nil {
+			return nil, errs.New(errs.Device, "SSD %s: open %s: %w; bind it again", d.name(), d.BackingPath, err)
+		}
+	}
+	b.fd = int32(fd)
+	b.f = os.NewFile(uintptr(fd), d.BackingPath)
+	if b.size, err = b.f.Seek(0, 2); err != nil {
+		return nil, errors.Join(errs.New(errs.Device, "SSD %s: size of %s: %w", d.name(), d.BackingPath, err), b.f.Close())
+	}
+	if need := b.base + l.LBAsOn(index)*int64(l.LBABytes); need > b.size {
+		err := &BackingError{SSD: b.ssd, Path: b.path, Offset: b.base, Bytes: int(need - b.base), Err: fmt.Errorf("%w: it has %d bytes", ErrShort, b.size)}
+		return nil, errors.Join(errs.With(errs.Device, err), b.f.Close())
+	}
+	return b, nil
+}
+
+// directAlign asks for the alignment of O_DIRECT; file systems that do not tell get 4096.
+func directAlign(fd int) int64 {
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+		if a := int64(max(st.Dio_offset_align, st.Dio_mem_align)); a > 0 {
+			return max(a, 512)
+		}
+	}
+	return 4096
+}
+
+// span widens a read to the alignment: read n bytes at off, of which the row begins at skip.
+func (b *backing) span(off int64, want int) (at int64, n, skip int) {
+	at = off / b.align * b.align
+	skip = int(off - at)
+	n = int((int64(skip+want) + b.align - 1) / b.align * b.align)
+	return at, n, skip
+}
+
+func newHostReader(name string, dev cuda.Device, ssds []*SSD, l Layout, direct bool) (*hostReader, error) {
+	if err := checkSSDs(ssds, l, false); err != nil {
+		return nil, err
+	}
+	r := &hostReader{name: name, dev: dev, ssds: ssds, layout: l, grab: 16, slots: make(chan struct{}, maxSets), perSSD: make([]atomic.Int64, len(ssds))}
+	r.more.L = &r.mu
+	var err error
+	for i, d := range ssds {
+		b, oerr := openBacking(d, l, i, direct)
+		if oerr != nil {
+			return nil, errors.Join(oerr, r.closeFiles())
+		}
+		r.files = append(r.files, b)
+	}
+	if r.copyS, err = dev.NewStream(cuda.StreamOptions{Name: name + " copy"}); err != nil {
+		return nil, errors.Join(err, r.closeFiles())
+	}
+	return r, nil
+}
+
+func (r *hostReader) closeFiles() error {
+	var err error
+	for _, b := range r.files {
+		if b.mapped != nil {
+			err = errors.Join(err, unix.Munmap(b.mapped))
+		}
+		err = errors.Join(err, b.f.Close())
+	}
+	r.files = nil
+	return err
+}
+
+func (r *hostReader) Name() string { return r.name }
+
+// Submit implements Reader.
+func (r *hostReader) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
+	n, err := checkSet(rs, r.layout)
+	if err != nil {
+		return nil, err
+	}
+	p := &hostPending{r: r, ctx: context.WithoutCancel(ctx), n: n, rs: *rs, done: make(chan struct{}), started: time.Now()}
+	if n == 0 {
+		close(p.done)
+		return p, nil
+	}
+	select {
+	case r.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	p.offs = append(p.offs, rs.SSDOffset...)
+	p.first = rs.SSDOffset[0]
+	p.left.Store(n)
+	p.submit = time.Since(p.started)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		<-r.slots
+		return nil, errs.New(errs.Failed, "gpuio %s: the reader is closed", r.name)
+	}
+	r.sets.Add(1)
+	r.queue = append(r.queue, p)
+	r.more.Broadcast()
+	return p, nil
+}
+
+// prepare waits until the row list is valid and makes it readable for the CPU.
+func (p *hostPending) prepare() error {
+	p.ready.Do(func() { p.badErr = p.prepareOnce() })
+	return p.badErr
+}
+
+func (p *hostPending) prepareOnce() error {
+	r := p.r
+	if p.rs.Ready != nil {
+		if err := p.rs.Ready.Synchronize(p.ctx); err != nil {
+			return err
+		}
+	}
+	end := p.first + p.n
+	if r.dev.Info().Backend == "host" {
+		p.rows = unsafe.Slice(at[int64](p.rs.Rows, 0), end)
+		p.pos = unsafe.Slice(at[uint32](p.rs.Pos, 0), end)
+	} else {
+		rows, err := p.fetch(p.rs.Rows, end*8)
+		if err != nil {
+			return err
+		}
+		pos, err := p.fetch(p.rs.Pos, end*4)
+		if err != nil {
+			return err
+		}
+		p.rows, p.pos = hostmem.View[int64](rows), hostmem.View[uint32](pos)
+	}
+	if mem := p.rs.Dst.Bytes(); mem != nil {
+		p.dst = mem[p.rs.DstOffset:]
+		return nil
+	}
+	b, err := r.dev.Alloc(cuda.MemPinned, p.n*int64(r.layout.RowBytes), "gpuio gather")
+	if err != nil {
+		return err
+	}
+	p.bounce = b
+	p.scratch = append(p.scratch, b)
+	return nil
+}
+
+// fetch copies device memory to where the CPU can read it.
+func (p *hostPending) fetch(src cuda.DevicePtr, n int64) ([]byte, error) {
+	b, err := p.r.dev.Alloc(cuda.MemPinned, n, "gpuio row list")
+	if err != nil {
+		return nil, err
+	}
+	p.scratch = append(p.scratch, b)
+	if err := p.r.copyS.Copy(b.Ptr(), src, n); err != nil {
+		return nil, err
+	}
+	return b.Bytes()[:n], p.r.copyS.Synchronize(p.ctx)
+}
+
+// take gives a worker the next rows. With block it waits for some; nil then means that the reader
+// is closed.
+func (r *hostReader) take(block bool) (p *hostPending, lo, hi int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.queue) == 0 {
+		if !block || r.closed {
+			return nil, 0, 0
+		}
+		r.more.Wait()
+	}
+	p = r.queue[0]
+	lo = p.next
+	hi = min(lo+r.grab, p.n)
+	p.next = hi
+	if hi == p.n {
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
+	}
+	return p, lo + p.first, hi + p.first
+}
+
+// locate finds row i of the set; a nil file means that it failed, which is recorded.
+func (p *hostPending) locate(i int64) (file *backing, ssd int, off int64, dst []byte) {
+	r := p.r
+	l := &r.layout
+	row := p.rows[i]
+	if row < 0 || row >= l.Rows {
+		p.fail(row, fmt.Errorf("the layout has %d rows", l.Rows))
+		return nil, 0, 0, nil
+	}
+	ssd, lba, _, skip := l.Locate(row)
+	if i < p.offs[ssd] || i >= p.offs[ssd+1] {
+		p.fail(row, fmt.Errorf("not a row of the SSD in whose bucket it is"))
+		return nil, 0, 0, nil
+	}
+	if dst = p.place(i); dst == nil {
+		p.fail(row, fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i], p.rs.Dst.Size()-p.rs.DstOffset))
+		return nil, 0, 0, nil
+	}
+	file = r.files[ssd]
+	return file, ssd, file.base + int64(lba)*int64(l.LBABytes) + int64(skip), dst
+}
+
+// place is where the CPU puts row i.
+func (p *hostPending) place(i int64) []byte {
+	n := int64(p.r.layout.RowBytes)
+	off := int64(p.pos[i]) * p.rs.DstStride
+	if off > p.rs.Dst.Size()-p.rs.DstOffset-n {
+		return nil
+	}
+	if p.dst != nil {
+		return p.dst[off : off+n]
+	}
+	at := (i - p.first) * n
+	return p.bounce.Bytes()[at : at+n]
+}
+
+func (p *hostPending) fail(row int64, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failed++
+	if len(p.fails) < maxFails {
+		p.fails = append(p.fails, &RowError{Row: row, Err: err})
+	}
+}
+
+// account counts one read of the backing.
+func (p *hostPending) account(ssd, n int) {
+	p.commands.Add(1)
+	p.bytes.Add(int64(n))
+	p.r.perSSD[ssd].Add(1)
+}
+
+// finished counts rows that are done, well or not; the last one ends the set.
+func (p *hostPending) finished(n int64) {
+	if n == 0 || p.left.Add(-n) != 0 {
+		return
+	}
+	r := p.r
+	if p.bounce != nil && p.badErr == nil {
+		if err := p.scatter(); err != nil {
+			p.failed = p.n
+			p.fails = []*RowError{{Row: p.rows[p.first], Err: err}}
+		}
+	}
+	for _, b := range p.scratch {
+		if err := b.Free(); err != nil {
+			p.fail(-1, err)
+		}
+	}
+	p.end = time.Now()
+	r.rows.Add(p.n - p.failed)
+	r.failed.Add(p.failed)
+	r.commands.Add(p.commands.Load())
+	r.bytes.Add(p.bytes.Load())
+	r.retries.Add(p.retries.Load())
+	r.timeouts.Add(p.timeouts.Load())
+	r.completeNS.Add(int64(p.end.Sub(p.started)))
+	<-r.slots
+	close(p.done)
+}
+
+// scatter copies gathered rows to a destination that only the device can address.
+func (p *hostPending) scatter() error {
+	n := int64(p.r.layout.RowBytes)
+	for i := range p.n {
+		off := int64(p.pos[p.first+i]) * p.rs.DstStride
+		if off > p.rs.Dst.Size()-p.rs.DstOffset-n {
+			continue // failed already
+		}
+		dst := p.rs.Dst.Ptr() + cuda.DevicePtr(p.rs.DstOffset+off)
+		if err := p.r.copyS.Copy(dst, p.bounce.Ptr()+cuda.DevicePtr(i*n), n); err != nil {
+			return err
+		}
+	}
+	return p.r.copyS.Synchronize(p.ctx)
+}
+
+// Wait implements Pending.
+func (p *hostPending) Wait(ctx context.Context) (ReadStats, error) {
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return ReadStats{}, fmt.Errorf("gpuio %s: wait for %d rows: %w", p.r.name, p.n, ctx.Err())
+	}
+	st := ReadStats{
+		Rows: p.n - p.failed, Commands: p.commands.Load(), Bytes: p.bytes.Load(), Retries: p.retries.Load(), Timeouts: p.timeouts.Load(), Submit: p.submit,
+	}
+	if p.n > 0 {
+		st.Complete = p.end.Sub(p.started) - p.submit
+	}
+	if p.failed > 0 {
+		return st, errs.With(errs.Device, &SetError{Stack: p.r.name, Failed: p.failed, Rows: p.n, First: p.fails})
+	}
+	return st, nil
+}
+
+// Stats implements Reader.
+func (r *hostReader) Stats() Stats {
+	st := Stats{
+		ReadStats: ReadStats{Rows: r.rows.Load(), Commands: r.commands.Load(), Bytes: r.bytes.Load(), Retries: r.retries.Load(), Timeouts: r.timeouts.Load(), Complete: time.Duration(r.completeNS.Load())},
+		Sets:      r.sets.Load(), Failed: r.failed.Load(),
+	}
+	st.Staged = st.Commands
+	r.histMu.Lock()
+	st.Latency = r.hist
+	r.histMu.Unlock()
+	for s, d := range r.ssds {
+		n := r.perSSD[s].Load()
+		st.PerSSD = append(st.PerSSD, SSDStats{Name: d.name(), Commands: n, Bytes: n * int64(r.layout.ReadBytes())})
+	}
+	return st
+}
+
+func (r *hostReader) merge(h *Histogram) {
+	r.histMu.Lock()
+	defer r.histMu.Unlock()
+	r.hist.Merge(h)
+	*h = Histogram{}
+}
+
+// Close implements Reader. Sets in flight are read to their end.
+func (r *hostReader) Close(ctx context.Context) error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	r.more.Broadcast()
+	r.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		r.workers.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return fmt.Errorf("gpuio %s: close: reads are still in flight: %w", r.name, ctx.Err())
+	}
+	return errors.Join(r.copyS.Close(), r.closeFiles())
+}
+
+// syncWorker reads rows one at a time by read, which blocks.
+func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, off int64, dst []byte) error) {
+	defer r.workers.Done()
+	debug.SetPanicOnFault(true)
+	var h Histogram
+	for {
+		p, lo, hi := r.take(false)
+		if p == nil {
+			r.merge(&h)
+			if p, lo, hi = r.take(true); p == nil {
+				return
+			}
+		}
+		if err := p.prepare(); err != nil {
+			p.failAll(hi-lo, err)
+			continue
+		}
+		for i := lo; i < hi; i++ {
+			f, ssd, off, dst := p.locate(i)
+			if f == nil {
+				continue
+			}
+			start := time.Now()
+			if err := read(p, f, ssd, off, dst); err != nil {
+				p.fail(p.rows[i], err)
+				continue
+			}
+			h.Add(time.Since(start))
+		}
+		r.merge(&h)
+		p.finished(hi - lo)
+	}
+}
+
+func (p *hostPending) failAll(n int64, err error) {
+	p.mu.Lock()
+	p.failed += n
+	if len(p.fails) == 0 {
+		p.fails = append(p.fails, &RowError{Row: -1, Err: err})
+	}
+	p.mu.Unlock()
+	p.finished(n)
+}
+
+// NewMmap makes the stack that copies rows out of the page cache, as loaders of DGL and PyTorch
+// Geometric do. Its ReadStats.Bytes are the rows' LBAs, an upper bound: what the page cache held
+// already did not move.
+func NewMmap(dev cuda.Device, ssds []*SSD, l Layout) (Reader, error) {
+	r, err := newHostReader("mmap", dev, ssds, l, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range r.files {
+		if b.size == 0 {
+			continue
+		}
+		if b.mapped, err = unix.Mmap(int(b.fd), 0, int(b.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+			err = errs.New(errs.Device, "SSD %s: map %s: %w", b.ssd, b.path, err)
+			return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
+		}
+		// Without this each fault reads around it, as for sequential access.
+		if err := unix.Madvise(b.mapped, unix.MADV_RANDOM); err != nil {
+			err = errs.New(errs.Device, "SSD %s: advise on %s: %w", b.ssd, b.path, err)
+			return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
+		}
+	}
+	for range max(2, runtime.NumCPU()) {
+		r.workers.Add(1)
+		go r.syncWorker(mmapRow)
+	}
+	return r, nil
+}
+
+// mmapRow copies a row from the mapping. The file may have become shorter since it was mapped, or
+// its medium may fail: the fault becomes an error.
+func mmapRow(p *hostPending, f *backing, ssd int, off int64, dst []byte) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			cause, ok := x.(error)
+			if !ok {
+				cause = fmt.Errorf("%v", x)
+			}
+			err = &BackingError{SSD: f.ssd, Path: f.path, Offset: off, Bytes: len(dst), Err: fmt.Errorf("%w or unreadable (%w)", ErrShort, cause)}
+		}
+	}()
+	p.account(ssd, p.r.layout.ReadBytes())
+	copy(dst, f.mapped[off:])
+	return nil
+}
