@@ -1,6 +1,7 @@
 package gnn
 
 import (
+	"math"
 	"sync"
 	"unsafe"
 
@@ -216,40 +217,49 @@ func packB(dst, b []float32, nc, kc, ldb int) {
 }
 
 // packRows makes panels of w (2 or 4) columns from kc rows of nc elements: B as it is, or a
-// transposed A.
+// transposed A. It goes by 16 rows, because the panels are a multiple of 4 KiB apart and would evict each
+// other from L1 if every row wrote to all of them.
 func packRows(dst, b []float32, nc, kc, ldb, w int) {
 	full := nc / w
-	for k := 0; k < kc; k++ {
-		row := b[k*ldb:][:nc]
-		if w == gemmNR {
-			for j := 0; j < full; j++ {
-				*(*[4]float32)(dst[(j*kc+k)*4:]) = *(*[4]float32)(row[4*j:])
-			}
-		} else {
-			for j := 0; j < full; j++ {
-				*(*[2]float32)(dst[(j*kc+k)*2:]) = *(*[2]float32)(row[2*j:])
+	for k0 := 0; k0 < kc; k0 += 16 {
+		n := min(16, kc-k0)
+		for j := range full {
+			d, r := dst[(j*kc+k0)*w:][:n*w], b[k0*ldb+j*w:]
+			if w == gemmNR {
+				for k := range n {
+					*(*[4]float32)(d[4*k:]) = *(*[4]float32)(r[k*ldb:])
+				}
+			} else {
+				for k := range n {
+					*(*[2]float32)(d[2*k:]) = *(*[2]float32)(r[k*ldb:])
+				}
 			}
 		}
 		if full*w < nc {
-			d := dst[(full*kc+k)*w:][:w]
-			clear(d)
-			copy(d, row[full*w:])
+			for k := k0; k < k0+n; k++ {
+				d := dst[(full*kc+k)*w:][:w]
+				clear(d)
+				copy(d, b[k*ldb+full*w:][:nc-full*w])
+			}
 		}
 	}
 }
 
 // epilogue finishes columns j0… of row i of C. j0 is a multiple of 4.
 func epilogue(c, bias []float32, p *gemmParams, i, j0 int64) {
-	if bias != nil {
+	relu := p.Flags&gemmReLU != 0
+	switch {
+	case bias != nil && relu:
+		for j, v := range bias[:len(c)] {
+			c[j] = max(c[j]+v, 0)
+		}
+	case bias != nil:
 		for j, v := range bias[:len(c)] {
 			c[j] += v
 		}
-	}
-	if p.Flags&gemmReLU != 0 {
+	case relu:
 		for j, v := range c {
-			if v < 0 {
-				c[j] = 0
-			}
+			c[j] = max(v, 0)
 		}
 	}
 	if p.Flags&gemmDropout != 0 {
@@ -257,17 +267,20 @@ func epilogue(c, bias []float32, p *gemmParams, i, j0 int64) {
 	}
 }
 
-// apply drops and scales columns j0… of row i.
+// apply drops and scales columns j0… of row i. Its choices are bit masks: a branch would be
+// mispredicted every other time.
 func (d *dropout) apply(c []float32, i, j0 int64) {
+	// philox.Float32(w) < P exactly when w>>8 < P·2^24.
+	limit := uint32(math.Ceil(float64(d.P) * (1 << 24)))
+	group := func(w [4]uint32, c []float32) {
+		for j := range c {
+			dropped := uint32(int32(w[j&3]>>8-limit) >> 31)
+			c[j] = math.Float32frombits(math.Float32bits(c[j]*d.Scale) &^ dropped)
+		}
+	}
 	for g := 0; g < len(c); g += 4 {
 		w := philox.Block(d.Key, [4]uint32{d.Layer<<24 | uint32((j0+int64(g))/4), uint32(i), d.Epoch, d.Batch})
-		for j := g; j < min(g+4, len(c)); j++ {
-			if philox.Float32(w[j-g]) < d.P {
-				c[j] = 0
-			} else {
-				c[j] *= d.Scale
-			}
-		}
+		group(w, c[g:min(g+4, len(c))])
 	}
 }
 
