@@ -101,7 +101,7 @@ type Controller struct {
 	closed     bool
 }
 
-// errGate are the reasons to turn commands away.
+// Reasons to turn commands away.
 var (
 	errStarting = errors.New("the controller is being initialised; wait for it")
 	errClosed   = deviceClass(ErrClosed)

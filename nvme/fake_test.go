@@ -27,7 +27,6 @@ type fakeBus struct {
 	sqHead, cqTail int
 	phase          bool
 	aers           []uint16 // CIDs waiting for an event
-	held           []Command
 	log            []Command
 	id             IdentifyController
 	ns             IdentifyNamespace
@@ -119,7 +118,7 @@ func (f *fakeBus) Write32(off, v uint32) error {
 		switch {
 		case old&1 == 0 && v&1 != 0:
 			f.csts &^= 0xc
-			f.sqHead, f.cqTail, f.phase, f.aers, f.held = 0, 0, true, nil, nil
+			f.sqHead, f.cqTail, f.phase, f.aers = 0, 0, true, nil
 			clear(f.cqs)
 			clear(f.sqs)
 			clear(f.db[:])
