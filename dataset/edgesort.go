@@ -316,10 +316,10 @@ func (s *staging) csc(nodes int64) (*cscWriter, error) {
 		dt = npy.Int64
 	}
 	var err error
-	if w.indptr, err = s.array("indptr.npy", npy.Int64, 0); err != nil {
+	if w.indptr, err = s.array("indptr", npy.Int64, 0); err != nil {
 		return nil, err
 	}
-	if w.indices, err = s.array("indices.npy", dt, 0); err != nil {
+	if w.indices, err = s.array("indices", dt, 0); err != nil {
 		return nil, errors.Join(err, w.indptr.discard())
 	}
 	return w, nil

@@ -249,7 +249,7 @@ type arrayOut struct {
 
 // array creates name.npy with rows of the given width; width 0 makes it one-dimensional.
 func (s *staging) array(name string, dt npy.DType, width int64) (*arrayOut, error) {
-	f, err := s.create(name)
+	f, err := s.create(name + ".npy")
 	if err != nil {
 		return nil, err
 	}
