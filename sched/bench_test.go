@@ -1,0 +1,52 @@
+package sched
+
+import (
+	"context"
+	"testing"
+
+	"helios/cuda"
+)
+
+// BenchmarkEpoch trains one epoch of the reference size on four RAM SSDs: 200,000 nodes
+// of 512-byte rows, fanout 10,10, batches of 1024, 128 hidden units.
+func BenchmarkEpoch(b *testing.B) {
+	if testing.Short() {
+		b.Skip("takes minutes")
+	}
+	d, _ := graphSpec{nodes: 200_000, dim: 128, degree: 12}.open(b)
+	s := bind(b, d, 4, "")
+	for _, v := range []struct{ mode, pipe string }{
+		{ModeHelios, PipelineNone}, {ModeHelios, PipelineIntra}, {ModeHelios, PipelinePrefetch}, {ModeHelios, PipelineDeep},
+		{ModeInmem, PipelineDeep}, {ModeCPU, PipelinePrefetch}, {ModeMmap, PipelinePrefetch},
+	} {
+		b.Run(v.mode+"/"+v.pipe, func(b *testing.B) {
+			for b.Loop() {
+				dev, err := cuda.NewHost(cuda.HostOptions{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				r, err := Train(context.Background(), Config{
+					Mode: v.mode, Pipeline: v.pipe, Seed: 1, NoEval: true,
+					GPUCache: percent(5), CPUCache: percent(10),
+				}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := dev.Close(); err != nil {
+					b.Fatal(err)
+				}
+				e := r.Epochs[0]
+				b.ReportMetric(e.Seconds, "epoch-s")
+				b.ReportMetric(e.Overlap, "overlap")
+				b.ReportMetric(e.Stall, "stall")
+				b.ReportMetric(e.StageSeconds.Sample, "sample-s")
+				b.ReportMetric(e.StageSeconds.Lookup, "lookup-s")
+				b.ReportMetric(e.StageSeconds.Submit, "submit-s")
+				b.ReportMetric(e.StageSeconds.Complete, "complete-s")
+				b.ReportMetric(e.StageSeconds.Gather, "gather-s")
+				b.ReportMetric(e.StageSeconds.Train, "train-s")
+				b.ReportMetric(float64(r.PeakMemoryBytes)/(1<<20), "peak-MiB")
+			}
+		})
+	}
+}

@@ -1,0 +1,110 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/nvme"
+)
+
+// Faults that a retry heals change nothing but the counters.
+func TestFaultsThatHeal(t *testing.T) {
+	d, feat := tiny.open(t)
+	cfg := small()
+	cfg.Epochs = 1
+	cfg.ReadTimeout, cfg.ReadRetries = 300*time.Millisecond, 4
+	clean := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
+	require.NoError(t, clean.err)
+	for _, c := range []struct {
+		fault   string
+		retries bool
+	}{
+		{"error(op=read,sct=2,sc=0x81,times=3,after=50)", true},
+		{"lost(op=read,times=1,after=50)", true},
+		{"late(op=read,ms=20,times=5,after=50)", false},
+		{"late(op=read,ms=700,times=1,after=80)", true},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			s := bind(t, d, 2, c.fault)
+			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			require.NoError(t, r.err)
+			require.Equal(t, clean.res.ParamsSHA256, r.res.ParamsSHA256)
+			hits := int64(0)
+			for _, f := range s.faults {
+				for _, n := range f.Counts() {
+					hits += n
+				}
+			}
+			require.Positive(t, hits, "the fault struck")
+			if c.retries {
+				require.Positive(t, r.res.Epochs[0].Retries, "and the counters show it")
+			}
+		})
+	}
+}
+
+// A read that can't be healed ends the step with a typed error: nothing trains on the batch,
+// and everything is given back.
+func TestFaultsThatDoNot(t *testing.T) {
+	d, feat := tiny.open(t)
+	for fault, want := range map[string]func(error) bool{
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=200)": func(err error) bool {
+			var st *nvme.StatusError
+			return errors.As(err, &st) && st.Status.DNR()
+		},
+		"lost(op=read,after=200)": func(err error) bool {
+			var to *gpuio.TimeoutError
+			return errors.As(err, &to)
+		},
+	} {
+		for _, pipe := range []string{PipelineDeep, PipelineNone} {
+			t.Run(fault+" "+pipe, func(t *testing.T) {
+				s := bind(t, d, 2, fault)
+				goroutines := runtime.NumGoroutine()
+				cfg := small()
+				cfg.Pipeline = pipe
+				cfg.ReadTimeout, cfg.ReadRetries = 150*time.Millisecond, 1
+				cfg.CheckpointDir, cfg.CheckpointEvery = t.TempDir(), 1
+				trained := 0
+				r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{Step: func(string, int, int) { trained++ }})
+				require.Error(t, r.err)
+				require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
+				require.True(t, want(r.err), "%v", r.err)
+				settle(t, goroutines)
+				// What was trained before the fault is what the checkpoint has.
+				path := filepath.Join(cfg.CheckpointDir, checkpointName)
+				if _, err := os.Stat(path); trained == 0 {
+					require.ErrorIs(t, err, os.ErrNotExist)
+				} else {
+					require.NoError(t, err)
+				}
+			})
+		}
+	}
+}
+
+// Budgets beyond the machine are refused before anything is allocated.
+func TestBudgetBeyondMemory(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 1, "")
+	for _, flag := range []string{"--gpu-cache", "--cpu-cache"} {
+		cfg := small()
+		b := &cfg.GPUCache
+		if flag == "--cpu-cache" {
+			b = &cfg.CPUCache
+		}
+		b.Bytes = 1 << 50
+		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+		require.ErrorContains(t, r.err, flag)
+	}
+}

@@ -1,0 +1,253 @@
+package sched
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/faultinject"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(childMain())
+	}
+	code := m.Run()
+	for _, dir := range atExit {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// graphSpec is a generated dataset; equal ones are made once per test binary.
+type graphSpec struct {
+	nodes  int64
+	dim    int
+	degree float64
+}
+
+var (
+	tiny   = graphSpec{nodes: 1500, dim: 128, degree: 6} // rows of one LBA: read straight to their place
+	packed = graphSpec{nodes: 1500, dim: 20, degree: 6}  // six rows to an LBA
+	padded = graphSpec{nodes: 1500, dim: 150, degree: 6} // 600 bytes in two LBAs
+)
+
+var made struct {
+	sync.Mutex
+	dir  map[graphSpec]string
+	feat map[graphSpec][]byte
+}
+
+// open generates (once) and opens a dataset, and returns its features as the source has them.
+func (g graphSpec) open(t testing.TB) (*dataset.Dataset, []byte) {
+	t.Helper()
+	made.Lock()
+	defer made.Unlock()
+	if made.dir == nil {
+		made.dir, made.feat = map[graphSpec]string{}, map[graphSpec][]byte{}
+	}
+	if made.dir[g] == "" {
+		root, err := os.MkdirTemp("", "helios-sched-")
+		require.NoError(t, err)
+		atExit = append(atExit, root)
+		dir := filepath.Join(root, "g")
+		require.NoError(t, dataset.Generate(context.Background(), dataset.GenerateOptions{
+			Kind: "sbm", Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7, Out: dir,
+		}))
+		made.dir[g] = dir
+	}
+	d, err := dataset.Open(made.dir[g])
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	if made.feat[g] == nil {
+		b := make([]byte, g.nodes*int64(g.dim)*4)
+		require.NoError(t, d.ReadRows(0, b))
+		made.feat[g] = b
+	}
+	return d, made.feat[g]
+}
+
+var atExit []string
+
+// ssdSet is n RAM-backed SSDs that hold a dataset.
+type ssdSet struct {
+	paths  []string
+	ssds   []*gpuio.SSD
+	faults []*faultinject.Set
+}
+
+// bind makes n RAM SSDs and loads the dataset onto them. faults, where not empty, is armed on
+// each SSD after loading.
+func bind(t testing.TB, d *dataset.Dataset, n int, faults string) *ssdSet {
+	t.Helper()
+	s := &ssdSet{}
+	dir := ramDir(t)
+	size := (d.Meta.Nodes*int64(d.Meta.RowBytes())*2/int64(n) + 8<<20) &^ 4095
+	for i := range n {
+		p := filepath.Join(dir, fmt.Sprintf("ssd%d.img", i))
+		require.NoError(t, proxy.Create(p, size))
+		s.paths = append(s.paths, p)
+	}
+	s.power(t, "")
+	_, err := dataset.Load(context.Background(), d, s.ssds, dataset.LoadOptions{})
+	require.NoError(t, err)
+	if faults != "" {
+		s.off(t)
+		s.power(t, faults)
+	}
+	t.Cleanup(func() { s.off(t) })
+	return s
+}
+
+func ramDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "helios-sched-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func (s *ssdSet) power(t testing.TB, faults string) {
+	t.Helper()
+	s.ssds, s.faults = nil, nil
+	for _, p := range s.paths {
+		f, err := faultinject.Parse(faults)
+		require.NoError(t, err)
+		ssd, err := openSSD(p, f)
+		require.NoError(t, err)
+		s.ssds, s.faults = append(s.ssds, ssd), append(s.faults, f)
+	}
+}
+
+func openSSD(path string, f *faultinject.Set) (*gpuio.SSD, error) {
+	bus, err := proxy.Open(proxy.Config{Path: path, RAM: true, Faults: f})
+	if err != nil {
+		return nil, err
+	}
+	c, err := nvme.Open(context.Background(), bus, nvme.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &gpuio.SSD{Ctrl: c, Name: filepath.Base(path), BackingPath: path}, nil
+}
+
+func (s *ssdSet) off(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, x := range s.ssds {
+		require.NoError(t, x.Ctrl.Close(ctx))
+	}
+	s.ssds = nil
+}
+
+// record is what a run showed.
+type record struct {
+	res    *Result
+	err    error
+	blocks string // hash of every batch's frontier and blocks, in order
+	rows   int64  // rows compared with the source
+	busy   []time.Duration
+}
+
+// train runs cfg on a fresh host device and compares gathered rows with the source. It fails the
+// test when the run leaves something behind.
+func train(t testing.TB, ctx context.Context, cfg Config, d *dataset.Dataset, feat []byte, s *ssdSet, workers int, obs Observer) record {
+	t.Helper()
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
+	require.NoError(t, err)
+	before := hostmem.Usage()
+	r := record{}
+	h := sha256.New()
+	onBatch := cfg.OnBatch
+	cfg.OnBatch = func(epoch, index int, mb *graph.MiniBatch) {
+		_, _ = fmt.Fprintln(h, epoch, index, mb.HopEnd)
+		h.Write(mb.Nodes.Bytes()[:8*mb.HopEnd[len(mb.HopEnd)-1]])
+		for _, b := range mb.Blocks {
+			h.Write(b.Indptr.Bytes()[:8*(b.NumDst+1)])
+			if b.NumEdges > 0 {
+				h.Write(b.Src.Bytes()[:4*b.NumEdges])
+			}
+		}
+		if onBatch != nil {
+			onBatch(epoch, index, mb)
+		}
+	}
+	rowBytes := d.Meta.RowBytes()
+	bad := 0
+	cfg.OnRows = func(nodes []int64, rows []float32) {
+		for i, v := range nodes { // every row: the graphs are tiny
+			got := rows[i*d.Meta.Dim : (i+1)*d.Meta.Dim]
+			want := hostmem.View[float32](feat[v*int64(rowBytes):][:rowBytes])
+			for k := range got {
+				if got[k] != want[k] {
+					bad++
+					break
+				}
+			}
+			r.rows++
+		}
+	}
+	r.res, r.err = Train(ctx, cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, obs)
+	require.Zero(t, bad, "rows that differ from features.npy")
+	r.busy = dev.BusyWorkers()
+	r.blocks = hex.EncodeToString(h.Sum(nil))
+	require.NoError(t, dev.Close(), "streams or buffers were left open")
+	after := hostmem.Usage()
+	for k, v := range after {
+		if strings.HasPrefix(k, "topology") { // the dataset's, until it is closed
+			continue
+		}
+		require.LessOrEqual(t, v, before[k], "hostmem for %q", k)
+	}
+	return r
+}
+
+// small is a configuration that trains the tiny graphs in well under a second.
+func small() Config {
+	return Config{
+		Mode: ModeHelios, Fanouts: []int{4, 3}, Batch: 128, Hidden: 16, LR: 0.01, Seed: 3, Epochs: 2, Dropout: 0.1,
+		Blocks: 4, OpTimeout: time.Minute,
+	}
+}
+
+func percent(p float64) units.Budget { return units.Budget{Percent: p} }
+
+// settle waits until no more goroutines than before are there.
+func settle(t testing.TB, before int) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for runtime.NumGoroutine() > before {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<16)
+			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
+		}
+		runtime.Gosched()
+	}
+}
+
+func openFiles(t testing.TB) int {
+	t.Helper()
+	e, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(e)
+}

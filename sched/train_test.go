@@ -1,0 +1,262 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// variant is a way to run the same training.
+type variant struct {
+	name    string
+	set     func(*Config)
+	workers int
+	ssds    int
+}
+
+func caches(gpu, cpu float64) func(*Config) {
+	return func(c *Config) { c.GPUCache, c.CPUCache = percent(gpu), percent(cpu) }
+}
+
+func modePipe(mode, pipe string, f func(*Config)) func(*Config) {
+	return func(c *Config) {
+		c.Mode, c.Pipeline = mode, pipe
+		if f != nil {
+			f(c)
+		}
+	}
+}
+
+// Every mode, pipeline, number of workers and of SSDs gives the same batches, rows and
+// parameters (DESIGN section 2: same seed, same run).
+func TestSameParametersEveryWay(t *testing.T) {
+	variants := []variant{
+		{"helios no cache deep", modePipe(ModeHelios, PipelineDeep, nil), 2, 1},
+		{"helios caches deep", modePipe(ModeHelios, PipelineDeep, caches(5, 10)), 2, 4},
+		{"helios gpu cache intra", modePipe(ModeHelios, PipelineIntra, caches(20, 0)), 1, 4},
+		{"helios cpu cache none", modePipe(ModeHelios, PipelineNone, caches(0, 20)), 1, 1},
+		{"helios prefetch", modePipe(ModeHelios, PipelinePrefetch, caches(1, 1)), 2, 4},
+		{"helios everything cached", modePipe(ModeHelios, PipelineDeep, caches(50, 60)), 2, 1},
+		{"inmem", modePipe(ModeInmem, "", nil), 2, 4},
+		{"inmem gpu none", modePipe(ModeInmem, PipelineNone, caches(30, 0)), 1, 1},
+		{"cpu", modePipe(ModeCPU, "", caches(0, 10)), 2, 1},
+		{"cpu none pread", modePipe(ModeCPU, PipelineNone, func(c *Config) { c.CPUEngine = "pread" }), 1, 4},
+		{"mmap", modePipe(ModeMmap, "", nil), 2, 4},
+		{"mmap deep", modePipe(ModeMmap, PipelineDeep, nil), 1, 1},
+	}
+	if testing.Short() {
+		variants = []variant{variants[0], variants[1], variants[3], variants[4], variants[6], variants[8], variants[10]}
+	}
+	for _, model := range []string{"sage", "gcn"} {
+		t.Run(model, func(t *testing.T) {
+			d, feat := tiny.open(t)
+			sets := map[int]*ssdSet{}
+			var first record
+			for i, v := range variants {
+				if sets[v.ssds] == nil {
+					sets[v.ssds] = bind(t, d, v.ssds, "")
+				}
+				cfg := small()
+				cfg.Model = model
+				v.set(&cfg)
+				r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
+				require.NoError(t, r.err, v.name)
+				check(t, v, cfg, r)
+				if i == 0 {
+					first = r
+					require.Less(t, r.res.Epochs[1].Loss, r.res.Epochs[0].Loss, "the loss fell")
+					require.Greater(t, r.res.TestAcc, 0.3, "better than one in five")
+					continue
+				}
+				require.Equal(t, first.blocks, r.blocks, v.name)
+				require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
+				require.Equal(t, first.res.TestAcc, r.res.TestAcc, v.name)
+				for e := range first.res.Epochs {
+					require.Equal(t, first.res.Epochs[e].Loss, r.res.Epochs[e].Loss, v.name)
+					require.Equal(t, first.res.Epochs[e].ValAcc, r.res.Epochs[e].ValAcc, v.name)
+				}
+			}
+		})
+	}
+}
+
+// check holds a result against what its configuration promises.
+func check(t *testing.T, v variant, cfg Config, r record) {
+	t.Helper()
+	res := r.res
+	require.Equal(t, "result", res.Event)
+	require.Len(t, res.ParamsSHA256, 64)
+	require.Len(t, res.Epochs, cfg.Epochs)
+	require.Positive(t, r.rows, "rows were compared")
+	require.Positive(t, res.PeakMemoryBytes)
+	require.Positive(t, res.TopologyBytes)
+	require.Equal(t, "proxy", res.MemoryRung)
+	for i, e := range res.Epochs {
+		require.Equal(t, i+1, e.Epoch)
+		require.Equal(t, batches(int(e.Seeds), cfg.Batch), e.Batches, "the last partial batch is kept")
+		require.Positive(t, e.Seconds)
+		require.Positive(t, e.StageSeconds.Sample)
+		require.Positive(t, e.StageSeconds.Train)
+		require.InDelta(t, 1-e.Seconds/e.StageSeconds.Sum(), e.Overlap, 1e-9)
+		require.GreaterOrEqual(t, e.Stall, 0.0)
+		require.LessOrEqual(t, e.Stall, 1.0)
+		switch {
+		case cfg.Mode == ModeInmem || res.GPUCacheBytes+res.CPUCacheBytes == tiny.nodes*int64(tiny.dim)*4:
+			require.Equal(t, "none", res.IOStack)
+			require.Zero(t, e.RowsSSD)
+			require.Zero(t, e.SSDCommands)
+		default:
+			require.Positive(t, e.RowsSSD)
+			require.Positive(t, e.SSDCommands)
+			require.GreaterOrEqual(t, e.BytesSSD, e.RowsSSD*int64(tiny.dim)*4)
+			require.GreaterOrEqual(t, e.ReadAmplification, 1.0)
+		}
+		if res.GPUCacheBytes > 0 {
+			require.Positive(t, e.RowsGPU)
+		} else {
+			require.Zero(t, e.RowsGPU)
+		}
+		if res.CPUCacheBytes > 0 {
+			require.Positive(t, e.RowsCPU)
+		} else {
+			require.Zero(t, e.RowsCPU)
+		}
+	}
+	for w, b := range r.busy[:min(v.workers, runtime.NumCPU())] {
+		require.Positive(t, b, "worker %d of %d did something", w, v.workers)
+	}
+}
+
+// Rows smaller and larger than an LBA, read through every stack.
+func TestRowShapes(t *testing.T) {
+	for name, g := range map[string]graphSpec{"packed": packed, "padded": padded} {
+		t.Run(name, func(t *testing.T) {
+			d, feat := g.open(t)
+			s := bind(t, d, 3, "")
+			sha := ""
+			for _, mode := range []string{ModeHelios, ModeCPU, ModeMmap} {
+				cfg := small()
+				cfg.Mode, cfg.Epochs, cfg.CPUCache = mode, 1, percent(10)
+				r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+				require.NoError(t, r.err)
+				if sha == "" {
+					sha = r.res.ParamsSHA256
+				}
+				require.Equal(t, sha, r.res.ParamsSHA256, mode)
+			}
+		})
+	}
+}
+
+// The hottest rows are cached, so that a small tier absorbs more than its share.
+func TestPresampledTiersBeatTheirSize(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	cfg := small()
+	cfg.Epochs = 1
+	cfg.GPUCache, cfg.CPUCache = percent(10), percent(10)
+	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	require.NoError(t, r.err)
+	e := r.res.Epochs[0]
+	all := float64(e.RowsGPU + e.RowsCPU + e.RowsSSD)
+	require.Greater(t, float64(e.RowsGPU)/all, 0.12)
+	require.Greater(t, float64(e.RowsGPU)/all, float64(e.RowsCPU)/all, "the GPU tier has the hotter rows")
+	require.Equal(t, int64(tiny.nodes/10)*512, r.res.GPUCacheBytes)
+}
+
+// Metamorphic: random equivalent configurations, one result. HELIOS_SEED replays a run.
+func TestMetamorphic(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if v := os.Getenv("HELIOS_SEED"); v != "" {
+		var err error
+		seed, err = strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Logf("replay with HELIOS_SEED=%d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	rounds := 12
+	if testing.Short() {
+		rounds = 4
+	}
+	g := []graphSpec{tiny, packed, padded}[rng.IntN(3)]
+	d, feat := g.open(t)
+	base := small()
+	base.Epochs = 1
+	base.Model = []string{"sage", "gcn"}[rng.IntN(2)]
+	base.Fanouts = [][]int{{3}, {4, 2}, {-1, 2}, {2, 2, 2}}[rng.IntN(4)]
+	base.Batch = 50 + rng.IntN(300)
+	sets := map[int]*ssdSet{}
+	var first record
+	for i := range rounds {
+		cfg := base
+		cfg.Mode = Modes[rng.IntN(len(Modes))]
+		cfg.IOStack = Stacks[rng.IntN(len(Stacks))]
+		cfg.Pipeline = Pipelines[rng.IntN(len(Pipelines))]
+		cfg.GPUCache, cfg.CPUCache = percent(float64(rng.IntN(60))), percent(float64(rng.IntN(60)))
+		cfg.Depth = 1 + rng.IntN(4)
+		cfg.Presample = 1 + rng.IntN(2)
+		cfg.Blocks = 1 + rng.IntN(8)
+		cfg.QueueDepth = []int{0, 2, 7, 64}[rng.IntN(4)]
+		cfg.CPUEngine = []string{"", "pread", "io_uring"}[rng.IntN(3)]
+		cfg.SMs = SMBudget{Sample: rng.IntN(3), Lookup: rng.IntN(3), Gather: rng.IntN(3), Train: rng.IntN(3)}
+		workers, ssds := 1+rng.IntN(3), 1+rng.IntN(4)
+		if sets[ssds] == nil {
+			sets[ssds] = bind(t, d, ssds, "")
+		}
+		name := fmt.Sprintf("%s %s %s gpu %v cpu %v depth %d queue %d %s, %d workers, %d SSDs",
+			cfg.Mode, cfg.IOStack, cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine, workers, ssds)
+		r := train(t, context.Background(), cfg, d, feat, sets[ssds], workers, Observer{})
+		require.NoError(t, r.err, name)
+		if i == 0 {
+			first = r
+			continue
+		}
+		require.Equal(t, first.blocks, r.blocks, name)
+		require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, name)
+	}
+}
+
+// Goroutines, descriptors and mappings are what they were.
+func TestNothingLeaks(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	cfg := small()
+	cfg.Epochs = 1
+	run := func(c Config) {
+		r := train(t, context.Background(), c, d, feat, s, 2, Observer{})
+		require.NoError(t, r.err)
+	}
+	run(cfg) // what is made once (topology, runtime threads' pollers) is made here
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	for _, mode := range Modes {
+		c := cfg
+		c.Mode = mode
+		run(c)
+	}
+	settle(t, goroutines)
+	require.LessOrEqual(t, openFiles(t), files)
+}
+
+// Deep keeps several batches in flight; none keeps one operator at a time, so that its stages
+// add up to its wall time.
+func TestPipelinesOverlapAsTheySay(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	get := func(p string) EpochResult {
+		cfg := small()
+		cfg.Pipeline, cfg.Epochs, cfg.Batch = p, 1, 64
+		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		require.NoError(t, r.err)
+		return r.res.Epochs[0]
+	}
+	none, deep := get(PipelineNone), get(PipelineDeep)
+	require.LessOrEqual(t, none.Overlap, 0.05, "serial stages don't overlap")
+	require.Greater(t, deep.Overlap, none.Overlap)
+}
