@@ -1,0 +1,499 @@
+package proxy
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"helios/internal/faultinject"
+	"helios/internal/iouring"
+	"helios/nvme"
+)
+
+// serveBatch bounds the commands that one turn at a queue executes, so that completions in
+// flight are seen to in between.
+const serveBatch = 256
+
+// drainTime bounds how long a reset, a queue deletion or an unmapping waits for transfers
+// that the kernel has begun.
+const drainTime = 20 * time.Second
+
+// squeue is a submission queue as the controller sees it. Its completion queue's lock
+// guards it.
+type squeue struct {
+	id      uint16
+	cq      *cqueue
+	base    unsafe.Pointer // entries × 64 bytes
+	entries uint32
+	head    uint32
+	tailDB  *uint32
+	badTail uint32 // 1 + the invalid doorbell value that was reported, 0 = none
+
+	out  int           // commands that were fetched and are not complete
+	cids *[1024]uint64 // their CIDs, a bit each; made when first needed
+}
+
+func (q *squeue) hold(cid uint16) {
+	if q.cids == nil {
+		q.cids = new([1024]uint64)
+	}
+	q.cids[cid>>6] |= 1 << (cid & 63)
+	q.out++
+}
+
+func (q *squeue) unhold(cid uint16) {
+	q.cids[cid>>6] &^= 1 << (cid & 63)
+	q.out--
+}
+
+// held tells whether a command with this CID is outstanding.
+func (q *squeue) held(cid uint16) bool { return q.out != 0 && q.cids[cid>>6]>>(cid&63)&1 != 0 }
+
+// slotState says where a command is that was not completed on the spot.
+type slotState uint8
+
+const (
+	slotFree   slotState = iota
+	slotKernel           // in the io_uring
+	slotLate             // a fault holds it back; its timer runs
+	slotDue              // its timer ran out: to be executed
+	slotLost             // executed, its completion swallowed by a fault
+)
+
+// slot is an outstanding command.
+type slot struct {
+	state  slotState
+	lost   bool // swallow the completion
+	dsync  bool
+	sq     *squeue
+	cmd    nvme.Command
+	act    faultinject.Action // of a late command
+	gen    uint32             // tells a timer whether the slot is still its own
+	timer  *time.Timer
+	off    int64 // byte offset and length on the medium
+	bytes  int64
+	segs   []seg
+	iov    []iouring.Iovec
+	bounce []byte // whole O_DIRECT units around [off, off+bytes)
+	skip   int64  // where off is in bounce
+}
+
+// touches tells whether the transfer of s works on memory between lo and hi.
+func (s *slot) touches(lo, hi uintptr) bool {
+	for _, g := range s.segs {
+		if p := uintptr(g.ptr); p < hi && lo < p+uintptr(g.n) {
+			return true
+		}
+	}
+	return false
+}
+
+// entry is a completion that waits to be posted.
+type entry struct {
+	sq  *squeue
+	cid uint16
+	dw0 uint32
+	st  nvme.Status
+}
+
+// counters are the SMART counters that one completion queue's commands add to.
+type counters struct {
+	reads, writes         uint64 // commands
+	bytesRead, bytesWrite uint64
+	mediaErrors           uint64
+}
+
+func (t *counters) add(c counters) {
+	t.reads += c.reads
+	t.writes += c.writes
+	t.bytesRead += c.bytesRead
+	t.bytesWrite += c.bytesWrite
+	t.mediaErrors += c.mediaErrors
+}
+
+// cqueue is a completion queue with the submission queues that complete to it: the unit of
+// the controller's work.
+type cqueue struct {
+	bus *Bus
+	id  uint16
+
+	// posted counts the entries posted so far; it is published after a batch. Its owner's
+	// waiter compares it with seen.
+	posted atomic.Uint64
+	seen   uint64 // belongs to the waiting party
+	waiter atomic.Pointer[waiter]
+	r      atomic.Pointer[reactor]
+	kicks  atomic.Uint32
+
+	mu      *sync.Mutex // guards all below; the admin queue's is Bus.mu
+	ownMu   sync.Mutex
+	dead    bool // deleted: do nothing
+	base    unsafe.Pointer
+	entries uint32
+	tail    uint32
+	phase   uint64 // 1 or 0
+	head    uint32 // the host's head as last read
+	headDB  *uint32
+	badHead uint32
+	free    int // entries that are neither used nor promised to a command
+	nposted uint64
+	sqs     []*squeue
+	backlog []entry // completions without an entry yet
+	held    []entry // OutOfOrder: completions of this turn
+	rng     uint64
+
+	index    uint32 // in the reactor's table
+	slots    []slot
+	freeSlot []int32
+	due      []int32
+	inKernel int
+	drained  chan struct{} // closed when a slot leaves the kernel; nil = nobody asks
+	ringHeld bool          // the reactor's submission lock is taken for this turn
+
+	tlb   tlb
+	segs  []seg
+	count counters
+}
+
+// memoryIn tells whether one of the rings lies between lo and hi.
+func (c *cqueue) memoryIn(lo, hi uintptr) bool {
+	in := func(p unsafe.Pointer, n uintptr) bool { return uintptr(p) < hi && lo < uintptr(p)+n }
+	if in(c.base, uintptr(c.entries)*nvme.CompletionBytes) {
+		return true
+	}
+	for _, q := range c.sqs {
+		if in(q.base, uintptr(q.entries)*nvme.CommandBytes) {
+			return true
+		}
+	}
+	return false
+}
+
+// room tells whether another command may be fetched: its completion needs an entry.
+func (c *cqueue) room() bool {
+	if c.free > 0 {
+		return true
+	}
+	h := atomic.LoadUint32(c.headDB)
+	if h == c.head {
+		return false
+	}
+	// The head moves forward over entries that were posted, and not beyond (section 3.3.1.2).
+	n := c.entries
+	used := (c.tail + n - c.head) % n
+	if h >= n || (h+n-c.head)%n > used {
+		if c.badHead != h+1 {
+			c.badHead = h + 1
+			c.bus.event(eventBadDoorbellValue)
+		}
+		return false
+	}
+	c.badHead = 0
+	c.free += int((h + n - c.head) % n)
+	c.head = h
+	return c.free > 0
+}
+
+// serve executes what the submission queues hold, as far as there is room for completions.
+// The caller holds the lock and releases it with unlock.
+func (c *cqueue) serve() {
+	if c.dead || c.bus.stopped() {
+		return
+	}
+	if len(c.backlog)|len(c.due) != 0 {
+		c.catchUp()
+	}
+	budget := serveBatch
+	for _, q := range c.sqs {
+		tail := atomic.LoadUint32(q.tailDB)
+		if tail == q.head {
+			continue
+		}
+		if tail >= q.entries {
+			if q.badTail != tail+1 {
+				q.badTail = tail + 1
+				c.bus.event(eventBadDoorbellValue)
+			}
+			continue
+		}
+		q.badTail = 0
+		for q.head != tail && budget > 0 && c.room() && !c.ringFull() {
+			cmd := (*nvme.Command)(unsafe.Add(q.base, uintptr(q.head)*nvme.CommandBytes))
+			if q.head++; q.head == q.entries {
+				q.head = 0
+			}
+			c.free--
+			budget--
+			if c.id == 0 {
+				c.bus.admin(q, *cmd)
+			} else {
+				c.fetch(q, cmd)
+			}
+		}
+	}
+}
+
+// catchUp posts completions and executes commands that had to wait.
+func (c *cqueue) catchUp() {
+	for len(c.backlog) > 0 && c.room() {
+		e := c.backlog[0]
+		c.backlog = c.backlog[1:]
+		c.free--
+		c.post(e)
+	}
+	for len(c.due) > 0 && c.room() && !c.ringFull() {
+		i := c.due[0]
+		c.due = c.due[1:]
+		s := &c.slots[i]
+		q, cmd, act := s.sq, s.cmd, s.act
+		q.unhold(cmd.CID)
+		c.release(i)
+		c.free--
+		c.execute(q, &cmd, act)
+	}
+}
+
+// pending tells whether a turn would find something to do now, or the kernel works for this
+// queue. The caller holds the lock.
+func (c *cqueue) pending() (work, kernel bool) {
+	if c.dead || c.bus.stopped() {
+		return false, c.inKernel > 0
+	}
+	kernel = c.inKernel > 0
+	if c.ringFull() {
+		return false, kernel
+	}
+	more := len(c.backlog)|len(c.due) != 0
+	for _, q := range c.sqs {
+		if t := atomic.LoadUint32(q.tailDB); t != q.head && t < q.entries {
+			more = true
+		}
+	}
+	return more && c.room(), kernel
+}
+
+// stuck tells whether commands wait for the host to consume completions. A host that frees
+// entries rings only the head doorbell, which nobody has to announce. The caller holds the
+// lock.
+func (c *cqueue) stuck() bool {
+	if c.dead || c.bus.stopped() {
+		return false
+	}
+	for _, q := range c.sqs {
+		if t := atomic.LoadUint32(q.tailDB); t != q.head && t < q.entries {
+			return true
+		}
+	}
+	return len(c.backlog)|len(c.due) != 0
+}
+
+// ringFull tells whether the io_uring has as many operations in flight as it can complete.
+func (c *cqueue) ringFull() bool {
+	r := c.r.Load()
+	return r.ring != nil && r.inflight.Load() >= int64(r.ring.CQEntries())
+}
+
+// complete finishes a command whose completion queue entry is reserved.
+func (c *cqueue) complete(q *squeue, cid uint16, dw0 uint32, st nvme.Status) {
+	e := entry{q, cid, dw0, st}
+	if c.bus.cfg.OutOfOrder && c.id != 0 {
+		c.held = append(c.held, e)
+		return
+	}
+	c.post(e)
+}
+
+// post writes the next completion queue entry, which is free.
+func (c *cqueue) post(e entry) {
+	hi := uint64(e.sq.head) | uint64(e.sq.id)<<16 | uint64(e.cid)<<32 | (uint64(e.st)<<1|c.phase)<<48
+	storeEntry((*[2]uint64)(unsafe.Add(c.base, uintptr(c.tail)*nvme.CompletionBytes)), uint64(e.dw0), hi)
+	if c.tail++; c.tail == c.entries {
+		c.tail = 0
+		c.phase ^= 1
+	}
+	c.nposted++
+}
+
+// postUnreserved finishes a command that gave its reservation back.
+func (c *cqueue) postUnreserved(e entry) {
+	if len(c.backlog) == 0 && c.room() {
+		c.free--
+		c.post(e)
+		return
+	}
+	c.backlog = append(c.backlog, e)
+}
+
+// unlock ends a turn: it publishes submissions and completions and wakes who waits for them.
+func (c *cqueue) unlock() {
+	for len(c.held) > 0 { // a fixed pseudo-random order (xorshift)
+		c.rng ^= c.rng << 13
+		c.rng ^= c.rng >> 7
+		c.rng ^= c.rng << 17
+		i, last := int(c.rng%uint64(len(c.held))), len(c.held)-1
+		c.post(c.held[i])
+		c.held[i] = c.held[last]
+		c.held = c.held[:last]
+	}
+	if c.ringHeld {
+		c.ringHeld = false
+		r := c.r.Load()
+		r.ring.Flush()
+		r.sqMu.Unlock()
+	}
+	news := c.nposted != c.posted.Load()
+	if news {
+		c.posted.Store(c.nposted)
+	}
+	c.mu.Unlock()
+	if news {
+		if w := c.waiter.Load(); w != nil {
+			w.wake()
+		}
+	}
+}
+
+// sqe takes the reactor's submission side for the rest of the turn and returns an entry, or
+// nil when the kernel takes no more.
+func (c *cqueue) sqe() *iouring.SQE {
+	r := c.r.Load()
+	if !c.ringHeld {
+		r.sqMu.Lock()
+		c.ringHeld = true
+	}
+	e := r.ring.SQE()
+	if e == nil {
+		r.ring.Flush()
+		if err := r.ring.Submit(); err != nil {
+			return nil
+		}
+		if e = r.ring.SQE(); e == nil {
+			return nil
+		}
+	}
+	r.inflight.Add(1)
+	return e
+}
+
+// take returns a free slot for a command.
+func (c *cqueue) take(q *squeue, cmd *nvme.Command) int32 {
+	if len(c.freeSlot) == 0 {
+		// Commands outstanding have distinct CIDs, which bounds the table.
+		c.slots = append(c.slots, slot{})
+		c.freeSlot = append(c.freeSlot, int32(len(c.slots)-1))
+	}
+	i := c.freeSlot[len(c.freeSlot)-1]
+	c.freeSlot = c.freeSlot[:len(c.freeSlot)-1]
+	s := &c.slots[i]
+	s.sq, s.cmd = q, *cmd
+	return i
+}
+
+func (c *cqueue) release(i int32) {
+	s := &c.slots[i]
+	if s.bounce != nil {
+		c.bus.putBounce(s.bounce)
+	}
+	*s = slot{gen: s.gen + 1, segs: s.segs[:0], iov: s.iov[:0]}
+	c.freeSlot = append(c.freeSlot, i)
+}
+
+// delay holds a command back for a fault's time.
+func (c *cqueue) delay(q *squeue, cmd *nvme.Command, act faultinject.Action) {
+	i := c.take(q, cmd)
+	s := &c.slots[i]
+	q.hold(cmd.CID)
+	c.free++
+	s.state, s.act = slotLate, act
+	gen := s.gen
+	s.timer = time.AfterFunc(act.Delay, func() {
+		c.mu.Lock()
+		if s := &c.slots[i]; s.gen == gen && s.state == slotLate {
+			s.state = slotDue
+			c.due = append(c.due, i)
+			c.serve()
+		}
+		c.unlock()
+		c.r.Load().carryOn(c)
+	})
+}
+
+// lose keeps a command whose completion a fault swallows, until it is aborted or its queue
+// deleted.
+func (c *cqueue) lose(q *squeue, cmd *nvme.Command) {
+	i := c.take(q, cmd) // may move c.slots
+	c.slots[i].state = slotLost
+	q.hold(cmd.CID)
+	c.free++
+}
+
+// abort ends a command that a fault holds. Commands in the kernel run to their end, as they
+// mostly do in a real controller.
+func (c *cqueue) abort(q *squeue, cid uint16) bool {
+	for i := range c.slots {
+		s := &c.slots[i]
+		if s.sq != q || s.cmd.CID != cid || s.state == slotFree || s.state == slotKernel {
+			continue
+		}
+		c.drop(int32(i))
+		c.postUnreserved(entry{q, cid, 0, nvme.StatusAbortRequested})
+		return true
+	}
+	return false
+}
+
+// drop forgets a command that is not in the kernel.
+func (c *cqueue) drop(i int32) {
+	s := &c.slots[i]
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.state == slotDue {
+		for j, d := range c.due {
+			if d == i {
+				c.due = append(c.due[:j], c.due[j+1:]...)
+				break
+			}
+		}
+	}
+	s.sq.unhold(s.cmd.CID)
+	c.release(i)
+}
+
+// dropAll forgets the commands of a submission queue (nil: of all) that are not in the kernel.
+func (c *cqueue) dropAll(q *squeue) {
+	for i := range c.slots {
+		s := &c.slots[i]
+		if s.state != slotFree && s.state != slotKernel && (q == nil || s.sq == q) {
+			c.drop(int32(i))
+		}
+	}
+}
+
+// drain waits until no transfer in the kernel is one that matters. The caller does not hold
+// the lock.
+func (c *cqueue) drain(deadline time.Time, matters func(*slot) bool) error {
+	for {
+		c.mu.Lock()
+		busy := false
+		for i := range c.slots {
+			busy = busy || c.slots[i].state == slotKernel && matters(&c.slots[i])
+		}
+		if !busy {
+			c.mu.Unlock()
+			return nil
+		}
+		if c.drained == nil {
+			c.drained = make(chan struct{})
+		}
+		done := c.drained
+		c.mu.Unlock()
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("queue %d: transfers in progress did not end in %v", c.id, drainTime)
+		}
+		c.r.Load().help(done, min(left, 100*time.Millisecond))
+	}
+}
