@@ -1,0 +1,286 @@
+package gpuio
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/internal/faultinject"
+	"helios/internal/hostmem"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+// rig is a set of software SSDs that hold a layout's rows, and a device. Row contents are a
+// function of the row number; the files are written directly, not through anything under test.
+type rig struct {
+	t      testing.TB
+	dev    *cuda.Host
+	ssds   []*SSD
+	buses  []*proxy.Bus
+	layout Layout
+	faults *faultinject.Set
+}
+
+type rigOptions struct {
+	ssds, lba, rowBytes int
+	rows                int64
+	ram                 bool
+	sms                 int
+	faults              string // of the first SSD
+	proxy               func(*proxy.Config)
+	wrap                func(nvme.Bus) nvme.Bus
+}
+
+const rigDataStart = 5
+
+// fillRow writes row r's content.
+func fillRow(r int64, b []byte) {
+	x := uint64(r)*0x9E3779B97F4A7C15 + 1
+	var w [8]byte
+	for i := 0; i < len(b); i += 8 {
+		x ^= x >> 12
+		x ^= x << 25
+		x ^= x >> 27
+		binary.LittleEndian.PutUint64(w[:], x*0x2545F4914F6CDD1D)
+		copy(b[i:], w[:])
+	}
+}
+
+func testCtx(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func newRig(t testing.TB, o rigOptions) *rig {
+	t.Helper()
+	checkLeaks(t)
+	ctx := testCtx(t)
+	l, err := NewLayout(o.rows, o.rowBytes, o.ssds, o.lba)
+	require.NoError(t, err)
+	r := &rig{t: t, layout: l}
+	dir := t.TempDir()
+	if o.ram {
+		dir, err = os.MkdirTemp("/dev/shm", "gpuio-test-")
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	}
+	r.dev, err = cuda.NewHost(cuda.HostOptions{SMs: o.sms})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.dev.Close()) })
+	for s := range o.ssds {
+		path := filepath.Join(dir, fmt.Sprintf("ssd%d.img", s))
+		lbas := rigDataStart + l.LBAsOn(s)
+		size := (lbas*int64(o.lba) + 4095) / 4096 * 4096
+		img := make([]byte, max(size, 4096))
+		for i := range img {
+			img[i] = 0xA5 // padding must never show up in a row
+		}
+		for row := int64(s); row < o.rows; row += int64(o.ssds) {
+			_, lba, _, off := l.Locate(row)
+			at := (rigDataStart+int64(lba))*int64(o.lba) + int64(off)
+			fillRow(row, img[at:at+int64(o.rowBytes)])
+		}
+		require.NoError(t, os.WriteFile(path, img, 0o600))
+		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram}
+		if s == 0 && o.faults != "" {
+			r.faults, err = faultinject.Parse(o.faults)
+			require.NoError(t, err)
+			cfg.Faults = r.faults
+		}
+		if o.proxy != nil {
+			o.proxy(&cfg)
+		}
+		bus, err := proxy.Open(cfg)
+		require.NoError(t, err)
+		var b nvme.Bus = bus
+		if o.wrap != nil {
+			b = o.wrap(bus)
+		}
+		ctrl, err := nvme.Open(ctx, b, nvme.Options{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, ctrl.Close(context.Background())) })
+		r.buses = append(r.buses, bus)
+		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path, DataStart: rigDataStart})
+	}
+	return r
+}
+
+// checkLeaks compares goroutines, descriptors and memory after the test with before. It registers
+// first, so it looks last.
+func checkLeaks(t testing.TB) {
+	fds := func() int {
+		e, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(e)
+	}
+	maps := func() int {
+		b, err := os.ReadFile("/proc/self/maps")
+		require.NoError(t, err)
+		n := 0
+		for _, l := range strings.Split(string(b), "\n") {
+			if strings.Contains(l, "io_uring") || strings.Contains(l, ".img") {
+				n++
+			}
+		}
+		return n
+	}
+	g0, f0, m0, u0 := runtime.NumGoroutine(), fds(), maps(), hostmem.Usage()
+	t.Cleanup(func() {
+		if t.Failed() {
+			return
+		}
+		deadline := time.Now().Add(5 * time.Second)
+		for (runtime.NumGoroutine() > g0 || fds() > f0) && time.Now().Before(deadline) {
+			time.Sleep(5 * time.Millisecond) // ended goroutines leave on their own time
+		}
+		if n := runtime.NumGoroutine(); n > g0 {
+			buf := make([]byte, 1<<20)
+			t.Errorf("%d goroutines, %d before:\n%s", n, g0, buf[:runtime.Stack(buf, true)])
+		}
+		require.LessOrEqual(t, fds(), f0, "descriptors")
+		require.LessOrEqual(t, maps(), m0, "mappings")
+		require.Equal(t, u0, hostmem.Usage(), "memory outside the heap")
+	})
+}
+
+// reader makes a stack and closes it before the SSDs.
+func (r *rig) reader(rd Reader, err error) Reader {
+	r.t.Helper()
+	require.NoError(r.t, err)
+	r.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		require.NoError(r.t, rd.Close(ctx))
+	})
+	return rd
+}
+
+func (r *rig) async(o AsyncOptions) Reader { return r.reader(NewAsync(r.dev, r.ssds, r.layout, o)) }
+
+// testSet is a read set over random rows with its own buffers.
+type testSet struct {
+	r              *rig
+	ids            []int64
+	pos            []uint32
+	rowBuf, posBuf cuda.Buffer
+	rs             *ReadSet
+	gap            byte
+}
+
+// newSet makes a set of n random rows (repeated ones included) at random places; every byte of
+// the destination that no row covers must stay as it was.
+func (r *rig) newSet(rng *rand.Rand, n int, stride, offset int64) *testSet {
+	r.t.Helper()
+	s := &testSet{r: r, gap: byte(rng.Uint32())}
+	per := make([][]int64, r.layout.SSDs)
+	for range n {
+		row := rng.Int64N(r.layout.Rows)
+		per[row%int64(r.layout.SSDs)] = append(per[row%int64(r.layout.SSDs)], row)
+	}
+	offs := []int64{0}
+	for _, p := range per {
+		s.ids = append(s.ids, p...)
+		offs = append(offs, int64(len(s.ids)))
+	}
+	for _, p := range rng.Perm(n + n/4) {
+		if len(s.pos) < n {
+			s.pos = append(s.pos, uint32(p))
+		}
+	}
+	var err error
+	s.rowBuf, err = r.dev.Alloc(cuda.MemPinned, int64(n*8+8), "test rows")
+	require.NoError(r.t, err)
+	s.posBuf, err = r.dev.Alloc(cuda.MemDevice, int64(n*4+4), "test pos")
+	require.NoError(r.t, err)
+	copy(cuda.View[int64](s.rowBuf.Ptr(), int64(n)), s.ids)
+	copy(cuda.View[uint32](s.posBuf.Ptr(), int64(n)), s.pos)
+	dst, err := r.dev.Alloc(cuda.MemDevice, offset+int64(n+n/4+1)*stride, "test dst")
+	require.NoError(r.t, err)
+	s.rs = &ReadSet{Rows: s.rowBuf.Ptr(), Pos: s.posBuf.Ptr(), SSDOffset: offs, Dst: dst, DstOffset: offset, DstStride: stride}
+	s.poison()
+	return s
+}
+
+func (s *testSet) poison() {
+	mem := s.rs.Dst.Bytes()
+	for i := range mem {
+		mem[i] = s.gap
+	}
+}
+
+// check compares the whole destination with what it must hold; rows in lost may be anything.
+func (s *testSet) check(lost map[int64]bool) {
+	s.r.t.Helper()
+	mem := s.rs.Dst.Bytes()
+	n := int64(s.r.layout.RowBytes)
+	want := make([]byte, n)
+	at := make(map[int64]int, len(s.pos))
+	for i, p := range s.pos {
+		at[int64(p)] = i
+	}
+	end := int64(0)
+	gapOK := func(lo, hi int64) {
+		for _, b := range mem[lo:hi] {
+			if b != s.gap {
+				require.FailNow(s.r.t, "byte between rows overwritten", "in %d-%d", lo, hi)
+			}
+		}
+	}
+	for p := int64(0); s.rs.DstOffset+p*s.rs.DstStride+n <= int64(len(mem)); p++ {
+		i, ok := at[p]
+		if !ok {
+			continue
+		}
+		lo := s.rs.DstOffset + p*s.rs.DstStride
+		gapOK(end, lo)
+		end = lo + n
+		if lost[s.ids[i]] {
+			continue
+		}
+		fillRow(s.ids[i], want)
+		if !bytes.Equal(want, mem[lo:end]) {
+			require.FailNow(s.r.t, "wrong row", "row %d at position %d", s.ids[i], p)
+		}
+	}
+	gapOK(end, int64(len(mem)))
+}
+
+func (s *testSet) free(rd Reader) {
+	s.r.t.Helper()
+	require.NoError(s.r.t, Forget(rd, s.rs.Dst))
+	require.NoError(s.r.t, s.rs.Dst.Free())
+	require.NoError(s.r.t, s.rowBuf.Free())
+	require.NoError(s.r.t, s.posBuf.Free())
+}
+
+// read submits, waits and checks one set.
+func (s *testSet) read(rd Reader) ReadStats {
+	s.r.t.Helper()
+	ctx := testCtx(s.r.t)
+	p, err := rd.Submit(ctx, s.rs)
+	require.NoError(s.r.t, err)
+	st, err := p.Wait(ctx)
+	require.NoError(s.r.t, err)
+	require.EqualValues(s.r.t, len(s.ids), st.Rows)
+	s.check(nil)
+	return st
+}
+
+func smartReads(t testing.TB, s *SSD) int64 {
+	log, err := s.Ctrl.SMART(testCtx(t))
+	require.NoError(t, err)
+	return int64(log.HostReads.Lo)
+}
