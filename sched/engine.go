@@ -127,16 +127,15 @@ func interrupted(ctx context.Context) error {
 }
 
 // newEngine opens what every kind of run needs. On error nothing stays open.
-func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (e *engine, err error) {
+func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (_ *engine, err error) {
 	m := in.Dataset.Meta
-	e = &engine{
+	e := &engine{
 		cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev,
 		rows: m.Nodes, dim: m.Dim, rowBytes: int64(m.Dim) * 4,
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
-			e = nil
 		}
 	}()
 	if err := interrupted(ctx); err != nil {
