@@ -336,20 +336,21 @@ func snapshot(b *Buckets) result {
 func naiveLookup(p Placement, nodes []int64, first, count int64, ssds int) result {
 	m := naive(p)
 	var r result
-	r.ssdOffset = []int64{0}
+	misses := make([][]uint32, ssds)
 	for i := first; i < first+count; i++ {
 		switch w := m[nodes[i]]; w.tier {
 		case GPU:
 			r.gpuPos, r.gpuSlot = append(r.gpuPos, uint32(i)), append(r.gpuSlot, uint32(w.slot))
 		case CPU:
 			r.cpuPos, r.cpuSlot = append(r.cpuPos, uint32(i)), append(r.cpuSlot, uint32(w.slot))
+		default:
+			misses[nodes[i]%int64(ssds)] = append(misses[nodes[i]%int64(ssds)], uint32(i))
 		}
 	}
-	for s := range ssds {
-		for i := first; i < first+count; i++ {
-			if _, hit := m[nodes[i]]; !hit && nodes[i]%int64(ssds) == int64(s) {
-				r.missPos, r.missRow = append(r.missPos, uint32(i)), append(r.missRow, nodes[i])
-			}
+	r.ssdOffset = []int64{0}
+	for _, list := range misses {
+		for _, pos := range list {
+			r.missPos, r.missRow = append(r.missPos, pos), append(r.missRow, nodes[pos])
 		}
 		r.ssdOffset = append(r.ssdOffset, int64(len(r.missPos)))
 	}

@@ -92,7 +92,7 @@ func init() {
 
 func lookupKernel(b *cuda.Block, p *lookupParams) error {
 	if p.Phases&phaseCount != 0 {
-		if err := lookupCount(b, p); err != nil {
+		if _, err := lookupCount(b, p); err != nil {
 			return err
 		}
 	}
@@ -105,7 +105,9 @@ func lookupKernel(b *cuda.Block, p *lookupParams) error {
 	return nil
 }
 
-func lookupCount(b *cuda.Block, p *lookupParams) error {
+// lookupCount works in groups as gatherTier does: without the loads ahead, a mispredicted tier
+// would hold the next row's cache miss up.
+func lookupCount(b *cuda.Block, p *lookupParams) (touched uint64, err error) {
 	lo, hi := b.Range(p.Count)
 	nodes := cuda.View[int64](p.Nodes, p.First+p.Count)[p.First:]
 	code := cuda.View[uint64](p.Code, p.Count)
@@ -113,23 +115,30 @@ func lookupCount(b *cuda.Block, p *lookupParams) error {
 	rows, ssds := uint64(p.Rows), uint64(p.SSDs)
 	var count [bucketMiss + maxSSDs]uint32
 	nodes, code = nodes[lo:hi], code[lo:hi]
-	for i, node := range nodes {
-		row := uint64(node)
-		if row >= rows {
-			return fmt.Errorf("lookup: row %d at position %d: the dataset has rows 0 to %d", node, p.First+lo+int64(i), p.Rows-1)
+	for at := 0; at < len(nodes); at += touchAhead {
+		group := nodes[at:min(at+touchAhead, len(nodes))]
+		for i, node := range group {
+			if uint64(node) >= rows {
+				return 0, fmt.Errorf("lookup: row %d at position %d: the dataset has rows 0 to %d",
+					node, p.First+lo+int64(at+i), p.Rows-1)
+			}
+			touched |= lines[uint64(node)/RowsPerLine].code[0]
 		}
-		t, slot := lines[row/RowsPerLine].find(row % RowsPerLine)
-		if t == SSD {
-			slot = row % ssds
-			count[bucketMiss+slot]++
-		} else {
-			count[t-GPU]++
+		for i, node := range group {
+			row := uint64(node)
+			t, slot := lines[row/RowsPerLine].find(row % RowsPerLine)
+			if t == SSD {
+				slot = row % ssds
+				count[bucketMiss+slot]++
+			} else {
+				count[t-GPU]++
+			}
+			code[at+i] = uint64(t)<<codeTier | slot
 		}
-		code[i] = uint64(t)<<codeTier | slot
 	}
 	n := int64(bucketMiss + p.SSDs)
 	copy(cuda.View[uint32](p.Counts, n*int64(p.Grid))[int64(b.Index)*n:], count[:n])
-	return nil
+	return touched, nil
 }
 
 func lookupPrefix(p *lookupParams) {
@@ -196,11 +205,29 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 	return nil
 }
 
-func gatherTier(dst, rows []byte, pos, slot []uint32, p *gatherParams) {
-	for i, at := range pos {
-		d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
-		copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
+// touchAhead is how many random accesses a kernel starts before it needs the first: enough to
+// keep the memory busy, few enough to stay in the first-level cache.
+const touchAhead = 16
+
+// gatherTier copies rows in groups: first a load from each line of the group's rows, which do not depend
+// on one another and so miss the cache together, then the copies.
+func gatherTier(dst, rows []byte, pos, slot []uint32, p *gatherParams) (touched byte) {
+	touch := min(p.RowBytes, 1024) // behind that the processor's own prefetch has caught on
+	for len(pos) > 0 {
+		n := min(touchAhead, len(pos))
+		for _, s := range slot[:n] {
+			row := rows[int64(s)*p.RowBytes:][:touch]
+			for i := 0; i < len(row); i += 64 {
+				touched |= row[i]
+			}
+		}
+		for i, at := range pos[:n] {
+			d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
+			copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
+		}
+		pos, slot = pos[n:], slot[n:]
 	}
+	return touched
 }
 
 func hotnessKernel(b *cuda.Block, p *hotnessParams) error {
