@@ -529,6 +529,76 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 	}
 }
 
+// The transpose and the backward gather against a scatter in float64: a hub with hundreds of edges
+// (whose list is sorted), rows wider than the scratch row, masked and scaled.
+func TestAggregateBackward(t *testing.T) {
+	const nodes, dim, seeds = 700, 1100, 300
+	var src, dst []int64
+	r := rand.New(rand.NewPCG(1, 1))
+	for v := range int64(seeds) {
+		src, dst = append(src, nodes-1), append(dst, v) // the hub
+		for range r.IntN(4) {
+			src, dst = append(src, r.Int64N(nodes)), append(dst, v)
+		}
+	}
+	for _, kind := range []string{"sage_mean_bwd", "gcn_agg_bwd"} {
+		var first []float32
+		for _, sms := range []int{1, 3} {
+			g := newRig(t, rigConfig{nodes: nodes, dim: 1, classes: 2, seeds: seeds, fanouts: []int{-1}, src: src, dst: dst, sms: sms})
+			b := g.mb.Blocks[0]
+			h, grad, self := randomFloats(int(b.NumSrc)*dim, 2), randomFloats(seeds*dim, 3), randomFloats(seeds*dim, 4)
+			out := floats(t, g.dev, h)
+			a := aggParams{
+				Indptr: b.Indptr.Ptr(), Src: b.Src.Ptr(), Degrees: g.mb.Degrees.Ptr(), Out: out.Ptr(),
+				Grad: floats(t, g.dev, grad).Ptr(), Self: floats(t, g.dev, self).Ptr(),
+				TEnd: alloc(t, g.dev, b.NumSrc*4).Ptr(), TDst: alloc(t, g.dev, b.NumEdges*4).Ptr(),
+				NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: dim, Scale: 2,
+			}
+			for _, name := range []string{"transpose_count", "transpose_scan", "transpose_fill", kind} {
+				k, err := g.dev.Kernel(name)
+				require.NoError(t, err)
+				require.NoError(t, cuda.Launch(g.stream, k, cuda.LaunchConfig{Blocks: 7, Threads: 256}, a))
+			}
+			require.NoError(t, g.stream.Synchronize(g.ctx))
+			if first != nil {
+				require.Equal(t, first, f32(out))
+				continue
+			}
+			first = slices.Clone(f32(out))
+			want := make([]float64, len(h))
+			indptr := cuda.View[int64](b.Indptr.Ptr(), seeds+1)
+			deg := cuda.View[uint32](g.mb.Degrees.Ptr(), b.NumSrc)
+			for i := range seeds {
+				for k := range dim {
+					if kind == "gcn_agg_bwd" {
+						want[i*dim+k] += float64(grad[i*dim+k]) / float64(deg[i]+1)
+					} else {
+						want[i*dim+k] += float64(self[i*dim+k])
+					}
+				}
+				list := cuda.View[uint32](b.Src.Ptr(), b.NumEdges)[indptr[i]:indptr[i+1]]
+				for _, j := range list {
+					w := 1 / float64(len(list))
+					if kind == "gcn_agg_bwd" {
+						w = 1 / math.Sqrt(float64(deg[i]+1)*float64(deg[j]+1))
+					}
+					for k := range dim {
+						want[int(j)*dim+k] += w * float64(grad[i*dim+k])
+					}
+				}
+			}
+			for e, v := range want {
+				if h[e] <= 0 {
+					v = 0
+				}
+				if math.Abs(2*v-float64(first[e])) > 1e-4 {
+					t.Fatalf("%s: element %d is %v, expected %v", kind, e, first[e], 2*v)
+				}
+			}
+		}
+	}
+}
+
 // Some steps of both models give the same bits on 1 to 4 workers and when repeated.
 func TestWorkersChangeNothing(t *testing.T) {
 	for _, kind := range []string{"sage", "gcn"} {

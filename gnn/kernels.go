@@ -349,7 +349,7 @@ func xentCount(b *cuda.Block, p *xentParams) error {
 	if p.Labels != 0 {
 		for i, y := range cuda.View[int32](p.Labels, p.Rows) {
 			if y < -1 || int64(y) >= p.Classes {
-				return fmt.Errorf("label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels and --classes", y, i, p.Classes-1)
+				return fmt.Errorf("label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels", y, i, p.Classes-1)
 			}
 			if y >= 0 {
 				n++
