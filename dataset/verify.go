@@ -2,11 +2,13 @@ package dataset
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"sync"
 	"time"
 
@@ -96,12 +98,15 @@ func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (Ver
 	err = g.Wait()
 	v.r.Duration = time.Since(start)
 	v.r.Seconds = v.r.Duration.Seconds()
+	slices.SortFunc(v.r.Bad, func(a, b BadChunk) int { // SSDs are read at once
+		return cmp.Or(a.Stripe-b.Stripe, cmp.Compare(a.Chunk, b.Chunk), cmp.Compare(a.LBA, b.LBA), cmp.Compare(a.What, b.What))
+	})
 	if err != nil {
 		return v.r, fmt.Errorf("verify %s: %w", d.dir, err)
 	}
 	if v.r.BadCount > 0 {
 		b := v.r.Bad[0]
-		return v.r, errs.New(errs.Device, "dataset %s: %d bad of %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load --dataset %s\"",
+		return v.r, errs.New(errs.Device, "dataset %s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load --dataset %s\"",
 			d.dir, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, d.dir)
 	}
 	return v.r, nil
