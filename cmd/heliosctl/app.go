@@ -1,0 +1,60 @@
+package main
+
+import (
+	"io"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/state"
+)
+
+// commonFlags are taken by every verb, before or after its name.
+func commonFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "state", Usage: "`DIR` with the list of bound SSDs (default: $" + state.EnvDir + ", else heliosctl in the user's state folder)"},
+		&cli.StringFlag{Name: "config", Usage: "read flags from `FILE.yaml`, with their names as keys; flags given here win"},
+		&cli.BoolFlag{Name: "json", Usage: "write results as JSON, one object per line"},
+		&cli.BoolFlag{Name: "quiet", Usage: "show no progress"},
+	}
+}
+
+// newApp builds the command line. urfave/cli parses and documents it; arrange has put the
+// arguments in an order that it can parse.
+func newApp(stdout, stderr io.Writer) *cli.App {
+	app := &cli.App{
+		Name:        "heliosctl",
+		Usage:       "train graph neural networks whose features live on NVMe SSDs",
+		Description: "Exit codes: 0 done, 1 failed, 2 usage, 3 capability missing, 4 refused for safety,\n5 device or data error, 130 interrupted (state saved).",
+		Commands: []*cli.Command{
+			bindCommand(), unbindCommand(), ssdsCommand(),
+			generateCommand(), importCommand(), loadCommand(), verifyCommand(),
+			trainCommand(), evalCommand(), predictCommand(),
+			benchCommand(),
+			versionCommand(),
+		},
+		Writer:          stdout,
+		ErrWriter:       stderr,
+		HideVersion:     true,
+		HideHelpCommand: true,
+		// A library must not end the process or print errors of its own.
+		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return usageError(err) },
+	}
+	for _, c := range app.Commands {
+		finish(c)
+	}
+	return app
+}
+
+// finish gives a verb, or each verb of a group, what all verbs have.
+func finish(c *cli.Command) {
+	c.HideHelpCommand = true
+	c.OnUsageError = func(_ *cli.Context, err error, _ bool) error { return usageError(err) }
+	for _, s := range c.Subcommands {
+		finish(s)
+	}
+	if len(c.Subcommands) == 0 {
+		c.Flags = slices.Concat(c.Flags, commonFlags())
+	}
+}

@@ -1,0 +1,340 @@
+package main
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/errs"
+)
+
+// arrange puts the arguments in the order that urfave/cli can parse (it takes a flag after the
+// first argument for an argument): verb, then flags as --name=value, then "--" and arguments.
+// On the way it checks names and values, so that a mistake gets one line that names the flag
+// and the way out, and adds what --config's file says. It also returns the verb's name.
+func arrange(app *cli.App, args []string) (argv []string, verb string, err error) {
+	if len(args) == 0 || len(args) == 1 && isHelp(args[0]) {
+		return []string{"--help"}, "", nil
+	}
+	if args[0] == "--version" {
+		args = append([]string{"version"}, args[1:]...)
+	}
+	if args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "--help")
+	}
+	// The verb is the first argument that is neither a flag nor a flag's value; so is the verb
+	// of a group ("import npy").
+	cmds, path := app.Commands, []*cli.Command(nil)
+	var rest []string
+	for {
+		i, err := firstArgument(cmds, path, args)
+		if err != nil {
+			return nil, strings.Join(names(path), " "), err
+		}
+		if i < 0 {
+			if len(path) == 0 && slices.ContainsFunc(args, isHelp) {
+				return []string{"--help"}, "", nil
+			}
+			if len(path) > 0 && slices.ContainsFunc(args, isHelp) {
+				return append(names(path), "--help"), path[0].Name, nil
+			}
+			return nil, strings.Join(names(path), " "), errs.New(errs.Usage, "no verb; choose one of %s", strings.Join(names(cmds), ", "))
+		}
+		c := find(cmds, args[i])
+		if c == nil {
+			return nil, strings.Join(names(path), " "), errs.New(errs.Usage, "unknown verb %q; %s", args[i], meant(args[i], names(cmds), "see \"heliosctl --help\""))
+		}
+		path = append(path, c)
+		args = slices.Concat(args[:i], args[i+1:])
+		if len(c.Subcommands) == 0 {
+			rest = args
+			break
+		}
+		cmds = c.Subcommands
+	}
+	c := path[len(path)-1]
+	verb = strings.Join(names(path), " ")
+	flags, positional, help, err := parse(c, rest)
+	if err != nil {
+		return nil, verb, err
+	}
+	if help {
+		return append(names(path), "--help"), verb, nil
+	}
+	if file, ok := flags.get("config"); ok {
+		if flags, err = addConfig(c, file, flags, len(positional) > 0); err != nil {
+			return nil, verb, err
+		}
+	}
+	argv = names(path)
+	for _, f := range flags {
+		argv = append(argv, "--"+f.name+"="+f.value)
+	}
+	return append(append(argv, "--"), positional...), verb, nil
+}
+
+type flagValue struct{ name, value string }
+
+type flagValues []flagValue
+
+func (v flagValues) get(name string) (string, bool) {
+	for _, f := range slices.Backward(v) {
+		if f.name == name {
+			return f.value, true
+		}
+	}
+	return "", false
+}
+
+func isHelp(a string) bool { return a == "--help" || a == "-h" || a == "-help" }
+
+func isFlag(a string) bool { return len(a) > 1 && a[0] == '-' && a != "--" }
+
+func names(cmds []*cli.Command) []string {
+	out := make([]string, len(cmds))
+	for i, c := range cmds {
+		out[i] = c.Name
+	}
+	return out
+}
+
+func find(cmds []*cli.Command, name string) *cli.Command {
+	for _, c := range cmds {
+		if c.HasName(name) {
+			return c
+		}
+	}
+	return nil
+}
+
+// firstArgument is the index of the first argument that is no flag or value of one, or -1.
+// Which flags take a value depends on the verb, which is not known yet: a flag counts as any
+// verb under cmds has it.
+func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
+	for i := 0; i < len(args); i++ {
+		if !isFlag(args[i]) {
+			if args[i] == "--" {
+				return -1, nil
+			}
+			return i, nil
+		}
+		if isHelp(args[i]) || strings.Contains(args[i], "=") {
+			continue
+		}
+		name := strings.TrimLeft(args[i], "-")
+		f := lookup(commonFlags(), name)
+		for _, c := range leaves(cmds) {
+			if f == nil {
+				f = lookup(c.Flags, name)
+			}
+		}
+		if f == nil {
+			return 0, unknownFlag(name, leaves(cmds)...)
+		}
+		if _, ok := f.(*cli.BoolFlag); !ok {
+			i++
+		}
+	}
+	return -1, nil
+}
+
+func leaves(cmds []*cli.Command) []*cli.Command {
+	var out []*cli.Command
+	for _, c := range cmds {
+		if len(c.Subcommands) == 0 {
+			out = append(out, c)
+		} else {
+			out = append(out, leaves(c.Subcommands)...)
+		}
+	}
+	return out
+}
+
+func lookup(flags []cli.Flag, name string) cli.Flag {
+	for _, f := range flags {
+		if slices.Contains(f.Names(), name) {
+			return f
+		}
+	}
+	return nil
+}
+
+func flagNames(flags []cli.Flag) []string {
+	var out []string
+	for _, f := range flags {
+		out = append(out, f.Names()...)
+	}
+	return out
+}
+
+func unknownFlag(name string, cmds ...*cli.Command) error {
+	var all []string
+	for _, c := range cmds {
+		all = append(all, flagNames(c.Flags)...)
+	}
+	see := "see \"heliosctl --help\""
+	if len(cmds) == 1 {
+		see = "see \"heliosctl " + cmds[0].Name + " --help\""
+	}
+	guess := nearest(name, all)
+	if guess != "" {
+		see = "did you mean --" + guess + "?"
+	}
+	return errs.New(errs.Usage, "unknown flag --%s; %s", name, see)
+}
+
+// parse splits the arguments of verb c into flags and positional arguments.
+func parse(c *cli.Command, args []string) (flags flagValues, positional []string, help bool, err error) {
+	for i := 0; i < len(args); i++ {
+		a := args[i]
+		if a == "--" {
+			return flags, append(positional, args[i+1:]...), help, nil
+		}
+		if !isFlag(a) {
+			positional = append(positional, a)
+			continue
+		}
+		if isHelp(a) {
+			help = true
+			continue
+		}
+		name, value, given := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
+		f := lookup(c.Flags, name)
+		if f == nil {
+			return nil, nil, false, unknownFlag(name, c)
+		}
+		if _, ok := f.(*cli.BoolFlag); ok {
+			if !given {
+				value = "true"
+			}
+		} else if !given {
+			if i++; i == len(args) {
+				return nil, nil, false, errs.New(errs.Usage, "flag --%s needs a value; see \"heliosctl %s --help\"", name, c.Name)
+			}
+			value = args[i]
+		}
+		if err := checkValue(f, name, value); err != nil {
+			return nil, nil, false, err
+		}
+		flags = append(flags, flagValue{f.Names()[0], value})
+	}
+	return flags, positional, help, nil
+}
+
+// checkValue refuses a value that is not of the flag's type.
+func checkValue(f cli.Flag, name, value string) error {
+	var err error
+	want := ""
+	switch f.(type) {
+	case *cli.BoolFlag:
+		_, err = strconv.ParseBool(value)
+		want = "true or false"
+	case *cli.IntFlag:
+		_, err = strconv.ParseInt(value, 10, 64)
+		want = "a whole number"
+	case *cli.Int64Flag:
+		_, err = strconv.ParseInt(value, 10, 64)
+		want = "a whole number"
+	case *cli.Uint64Flag:
+		_, err = strconv.ParseUint(value, 10, 64)
+		want = "a whole number of at least 0"
+	case *cli.Float64Flag:
+		_, err = strconv.ParseFloat(value, 64)
+		want = "a number"
+	case *cli.DurationFlag:
+		_, err = time.ParseDuration(value)
+		want = "a time such as 500ms or 5s"
+	}
+	if err != nil {
+		return errs.New(errs.Usage, "--%s %q is not %s", name, value, want)
+	}
+	return nil
+}
+
+// usageError is for what urfave/cli still finds by itself.
+func usageError(err error) error {
+	return errs.New(errs.Usage, "%s; see \"heliosctl --help\"", err)
+}
+
+// meant suggests the nearest name, or gives the other advice.
+func meant(name string, all []string, other string) string {
+	if n := nearest(name, all); n != "" {
+		return "did you mean " + n + "?"
+	}
+	return other
+}
+
+// nearest is the name within a third of the letters of the given one, or "".
+func nearest(name string, all []string) string {
+	best, at := "", max(len(name)/3, 1)+1
+	for _, n := range all {
+		if d := distance(strings.ToLower(name), n); d < at {
+			best, at = n, d
+		}
+	}
+	if best == "" { // "cache" for "gpu-cache", "batch" for "batch-size"
+		for _, n := range all {
+			if len(name) >= 3 && slices.Contains(strings.Split(n, "-"), strings.ToLower(name)) {
+				return n
+			}
+		}
+	}
+	return best
+}
+
+// distance counts the letters to add, drop, change or swap with a neighbour that make a into b.
+func distance(a, b string) int {
+	before, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		cur[0] = i
+		for j := 1; j <= len(b); j++ {
+			change := 1
+			if a[i-1] == b[j-1] {
+				change = 0
+			}
+			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				cur[j] = min(cur[j], before[j-2]+1)
+			}
+		}
+		before, prev, cur = prev, cur, before
+	}
+	return prev[len(b)]
+}
+
+// oneOf is a flag that takes one of some values; also lists values that are not in this
+// build, with the error that says so.
+func oneOf(name, usage, def string, values []string, also map[string]error) *cli.StringFlag {
+	return &cli.StringFlag{
+		Name: name, Value: def, Usage: usage + ": " + strings.Join(values, ", "),
+		Action: func(_ *cli.Context, v string) error {
+			if slices.Contains(values, v) || v == "" && def == "" {
+				return nil
+			}
+			if err, ok := also[v]; ok {
+				return err
+			}
+			return errs.New(errs.Usage, "unknown --%s %q; %s", name, v, meant(v, values, "choose one of "+strings.Join(values, ", ")))
+		},
+	}
+}
+
+// list splits a flag such as a,b; empty parts are refused.
+func list(flag, value string) ([]string, error) {
+	if value == "" {
+		return nil, nil
+	}
+	parts := strings.Split(value, ",")
+	for i, p := range parts {
+		if parts[i] = strings.TrimSpace(p); parts[i] == "" {
+			return nil, errs.New(errs.Usage, "--%s %q has an empty part; write it like a,b", flag, value)
+		}
+	}
+	return parts, nil
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestArrange(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want string // arguments, joined by spaces; "" for an error
+		err  string
+	}{
+		{"load g", "load -- g", ""},
+		{"load --dataset g", "load --dataset=g --", ""},
+		{"load --ssds ssd0 g --json", "load --ssds=ssd0 --json=true -- g", ""},
+		{"load g --ssds ssd0", "load --ssds=ssd0 -- g", ""},
+		{"load g -ssds ssd0 --quiet=false", "load --ssds=ssd0 --quiet=false -- g", ""},
+		{"--state s load g", "load --state=s -- g", ""},
+		{"--json --state s load g --json=false", "load --json=true --state=s --json=false -- g", ""},
+		{"load -- --odd-name", "load -- --odd-name", ""},
+		{"import npy --in x --out y", "import npy --in=x --out=y --", ""},
+		{"import --out y npy --in x", "import npy --out=y --in=x --", ""},
+		{"train --fanout -1,-1 g", "train --fanout=-1,-1 -- g", ""},
+		{"help train", "train --help", ""},
+		{"train --help", "train --help", ""},
+		{"import --help", "import --help", ""},
+		{"--version", "version --", ""},
+		{"", "--help", ""},
+		{"-h", "--help", ""},
+
+		{"trian g", "", `unknown verb "trian"; did you mean train?`},
+		{"frobnicate", "", `unknown verb "frobnicate"; see`},
+		{"--json", "", "no verb; choose one of bind-ssds"},
+		{"import", "", "no verb; choose one of debian, npy, edges"},
+		{"import numpy", "", `unknown verb "numpy"`},
+		{"train --gpu-cach 5%", "", "unknown flag --gpu-cach; did you mean --gpu-cache?"},
+		{"train --cache 5%", "", "unknown flag --cache; did you mean --gpu-cache?"},
+		{"train --zzz", "", `unknown flag --zzz; see "heliosctl train --help"`},
+		{"--zzz train", "", "unknown flag --zzz"},
+		{"train --epochs", "", "flag --epochs needs a value"},
+		{"train --epochs three", "", `--epochs "three" is not a whole number`},
+		{"train --epochs 1.5", "", `--epochs "1.5" is not a whole number`},
+		{"train --lr fast", "", `--lr "fast" is not a number`},
+		{"train --seed -1", "", `--seed "-1" is not a whole number of at least 0`},
+		{"train --resume=maybe", "", `--resume "maybe" is not true or false`},
+		{"train --read-timeout 5", "", `--read-timeout "5" is not a time such as`},
+	} {
+		app := newApp(&bytes.Buffer{}, &bytes.Buffer{})
+		got, _, err := arrange(app, strings.Fields(c.in))
+		if c.want == "" {
+			require.ErrorContains(t, err, c.err, c.in)
+			continue
+		}
+		require.NoError(t, err, c.in)
+		require.Equal(t, c.want, strings.Join(got, " "), c.in)
+	}
+}
+
+func TestEveryVerbHasHelp(t *testing.T) {
+	app := newApp(&bytes.Buffer{}, &bytes.Buffer{})
+	for _, c := range leaves(app.Commands) {
+		require.NotEmpty(t, c.Usage, c.Name)
+		require.NotNil(t, c.Action, c.Name)
+		seen := map[string]bool{}
+		for _, n := range flagNames(c.Flags) {
+			require.False(t, seen[n], "%s --%s twice", c.Name, n)
+			seen[n] = true
+		}
+		for _, n := range []string{"json", "state", "config", "quiet"} {
+			require.True(t, seen[n], "%s --%s", c.Name, n)
+		}
+	}
+	out := ok(t, "train", "--help")
+	for _, f := range []string{"--mode", "--model", "--fanout", "--batch-size", "--hidden", "--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--pipeline", "--workers", "--dataset", "--json", "--ssds"} {
+		require.Contains(t, out, f)
+	}
+}
+
+func TestConfigFile(t *testing.T) {
+	isolate(t)
+	write := func(text string) {
+		require.NoError(t, os.WriteFile("c.yaml", []byte(text), 0o644))
+	}
+	args := func(extra ...string) (string, error) {
+		app := newApp(&bytes.Buffer{}, &bytes.Buffer{})
+		got, _, err := arrange(app, append([]string{"train", "--config", "c.yaml"}, extra...))
+		return strings.Join(got, " "), err
+	}
+	write("# a run\nmode: cpu\nfanout: [15, 10]\nlr: 0.01\nresume: true\nread-timeout: 2s\n")
+	got, err := args("--lr", "0.5")
+	require.NoError(t, err)
+	require.Equal(t, "train --config=c.yaml --lr=0.5 --mode=cpu --fanout=15,10 --resume=true --read-timeout=2s --", got)
+
+	write("dataset: g\n")
+	got, err = args("other")
+	require.NoError(t, err)
+	require.Equal(t, "train --config=c.yaml -- other", got, "an argument wins over the file's dataset")
+	got, err = args()
+	require.NoError(t, err)
+	require.Equal(t, "train --config=c.yaml --dataset=g --", got)
+
+	write("")
+	_, err = args()
+	require.NoError(t, err)
+
+	for text, want := range map[string]string{
+		"epoch: 3\n":           `line 1: unknown key "epoch"; did you mean epochs?`,
+		"mode: cpu\nfoo: 1\n":  `line 2: unknown key "foo"`,
+		"config: x\n":          "unknown key",
+		"epochs: many\n":       `line 1: --epochs "many" is not a whole number`,
+		"mode: cpu\nmode: c\n": "mode",
+		"mode:\n  a: b\n":      "neither a scalar nor a list",
+		"- mode\n":             "not a mapping",
+		"mode: [\n":            "c.yaml",
+		"mode: cpu\n---\na: b": "more than one document",
+	} {
+		write(text)
+		_, err := args()
+		require.ErrorContains(t, err, want, text)
+	}
+	require.NoError(t, os.Remove("c.yaml"))
+	_, err = args()
+	require.ErrorContains(t, err, "--config: open c.yaml")
+}
+
+func TestNearest(t *testing.T) {
+	require.Equal(t, "train", nearest("trian", []string{"eval", "train"}))
+	require.Equal(t, "", nearest("xyz", []string{"eval", "train"}))
+	require.Equal(t, 1, distance("ab", "ba"))
+	require.Equal(t, 3, distance("kitten", "sitting"))
+	require.Equal(t, 4, distance("", "four"))
+}

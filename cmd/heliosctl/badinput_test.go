@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/dataset/npy"
+)
+
+// array writes an .npy file of float32, float64 or int64 values.
+func array(t *testing.T, path string, shape []int64, values any) {
+	t.Helper()
+	h := npy.Header{Shape: shape}
+	switch values.(type) {
+	case []float32:
+		h.DType = npy.Float32
+	case []float64:
+		h.DType = npy.DType{Kind: 'f', Size: 8}
+	case []int64:
+		h.DType = npy.Int64
+	default:
+		t.Fatalf("%T", values)
+	}
+	b, err := npy.EncodeHeader(h)
+	require.NoError(t, err)
+	var buf bytes.Buffer
+	buf.Write(b)
+	require.NoError(t, binary.Write(&buf, binary.LittleEndian, values))
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, buf.Bytes(), 0o644))
+}
+
+// arrays writes a good folder of arrays: 6 nodes in a ring, 4 features, 2 classes.
+func arrays(t *testing.T, dir string) {
+	t.Helper()
+	f := make([]float32, 24)
+	for i := range f {
+		f[i] = float32(i)
+	}
+	array(t, dir+"/features.npy", []int64{6, 4}, f)
+	array(t, dir+"/labels.npy", []int64{6}, []int64{0, 1, 0, 1, 0, 1})
+	array(t, dir+"/edge_index.npy", []int64{2, 6}, []int64{0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 0})
+}
+
+func truncate(t *testing.T, path string, drop int64) {
+	t.Helper()
+	fi, err := os.Stat(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, fi.Size()-drop))
+}
+
+type badCase struct {
+	name    string
+	prepare func(t *testing.T)
+	args    string
+	code    int
+	want    []string // parts of the error line
+	absent  string   // must not be there afterwards
+}
+
+func runBad(t *testing.T, cases []badCase) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			isolate(t)
+			if c.prepare != nil {
+				c.prepare(t)
+			}
+			args := strings.Fields(c.args)
+			verb := args[0]
+			if verb == "import" || verb == "bench" {
+				verb += " " + args[1]
+			}
+			fails(t, hc(t, args...), c.code, verb, c.want...)
+			if c.absent != "" {
+				require.NoFileExists(t, c.absent)
+				require.NoDirExists(t, c.absent)
+			}
+			left, err := filepath.Glob("*.partial*")
+			require.NoError(t, err)
+			hidden, err := filepath.Glob(".*.partial*")
+			require.NoError(t, err)
+			require.Empty(t, append(left, hidden...), "partial output stays")
+		})
+	}
+}
+
+func TestBadArrays(t *testing.T) {
+	with := func(change func(t *testing.T)) func(*testing.T) {
+		return func(t *testing.T) { arrays(t, "in"); change(t) }
+	}
+	nan := math.NaN()
+	args := "import npy --in in --out g"
+	runBad(t, []badCase{
+		{"truncated features", with(func(t *testing.T) { truncate(t, "in/features.npy", 7) }), args, 2, []string{"features.npy"}, "g"},
+		{"truncated edges", with(func(t *testing.T) { truncate(t, "in/edge_index.npy", 8) }), args, 2, []string{"edge_index.npy"}, "g"},
+		{"header cut off", with(func(t *testing.T) { truncate(t, "in/labels.npy", 130) }), args, 2, []string{"labels.npy"}, "g"},
+		{"features of one dimension", with(func(t *testing.T) { array(t, "in/features.npy", []int64{24}, make([]float32, 24)) }), args, 2, []string{"features.npy"}, "g"},
+		{"features of three dimensions", with(func(t *testing.T) { array(t, "in/features.npy", []int64{6, 2, 2}, make([]float32, 24)) }), args, 2, []string{"features.npy", "shape", "(nodes, dim)"}, "g"},
+		{"labels of two dimensions", with(func(t *testing.T) { array(t, "in/labels.npy", []int64{3, 2}, make([]int64, 6)) }), args, 2, []string{"labels.npy", "shape"}, "g"},
+		{"edges of three rows", with(func(t *testing.T) { array(t, "in/edge_index.npy", []int64{3, 4}, make([]int64, 12)) }), args, 2, []string{"edge_index.npy", "shape"}, "g"},
+		{"NaN labels", with(func(t *testing.T) { array(t, "in/labels.npy", []int64{6}, []float64{0, 1, nan, 1, 0, 1}) }), args, 2, []string{"labels.npy", "unlabelled-ok"}, "g"},
+		{"fractional labels", with(func(t *testing.T) { array(t, "in/labels.npy", []int64{6}, []float64{0, 1, 0.5, 1, 0, 1}) }), args, 2, []string{"labels.npy"}, "g"},
+		{"node number beyond the nodes", with(func(t *testing.T) {
+			array(t, "in/edge_index.npy", []int64{2, 2}, []int64{0, 1, 1, 6})
+		}), args, 2, []string{"edge_index.npy", "6"}, "g"},
+		{"negative node number", with(func(t *testing.T) {
+			array(t, "in/edge_index.npy", []int64{2, 2}, []int64{0, -3, 1, 2})
+		}), args, 2, []string{"edge_index.npy", "-3"}, "g"},
+		{"fewer labels than features", with(func(t *testing.T) { array(t, "in/labels.npy", []int64{5}, make([]int64, 5)) }), args, 2, []string{"labels.npy", "5", "6"}, "g"},
+		{"no such folder", nil, args, 2, []string{"in", "no such file"}, "g"},
+		{"no edges", with(func(t *testing.T) { require.NoError(t, os.Remove("in/edge_index.npy")) }), args, 2, []string{"edge_index"}, "g"},
+		{"not an array", with(func(t *testing.T) { require.NoError(t, os.WriteFile("in/labels.npy", []byte("hello, world"), 0o644)) }), args, 2, []string{"labels.npy"}, "g"},
+		{"text in an edge list", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("e.csv", []byte("0,1\n1,x\n"), 0o644))
+		}, "import edges --in e.csv --out g", 2, []string{"e.csv", "2"}, "g"},
+		{"output is there", with(func(t *testing.T) { require.NoError(t, os.Mkdir("g", 0o755)) }), args, 4, []string{"g already exists", "--out"}, ""},
+		{"no output", with(func(*testing.T) {}), "import npy --in in", 2, []string{"--out"}, ""},
+	})
+}
+
+func TestBadDatasetsAndSSDs(t *testing.T) {
+	gen := func(t *testing.T, name, seed string) {
+		ok(t, "generate", "--nodes", "600", "--classes", "3", "--dim", "16", "--seed", seed, "--out", name)
+	}
+	two := func(t *testing.T) {
+		gen(t, "g", "1")
+		ok(t, "bind-ssds", "--proxy", "a.img,b.img", "--size", "4MiB")
+		ok(t, "load", "g")
+	}
+	runBad(t, []badCase{
+		{"no dataset", nil, "train", 2, []string{"--dataset"}, ""},
+		{"two datasets", nil, "train g --dataset h", 2, []string{"--dataset h", "g"}, ""},
+		{"not a dataset", func(t *testing.T) { require.NoError(t, os.Mkdir("g", 0o755)) }, "train g", 2, []string{"g", "dataset.yaml"}, ""},
+		{"no such dataset", nil, "load g", 2, []string{"g", "generate"}, ""},
+		{"no SSDs", func(t *testing.T) { gen(t, "g", "1") }, "train g", 2, []string{"bind-ssds"}, ""},
+		{"features cut short", func(t *testing.T) { gen(t, "g", "1"); truncate(t, "g/features.npy", 4) }, "load g", 2, []string{"features.npy"}, ""},
+		{"topology cut short", func(t *testing.T) { two(t); truncate(t, "g/indices.npy", 4) }, "train g", 2, []string{"indices.npy"}, ""},
+		{"not loaded", func(t *testing.T) {
+			gen(t, "g", "1")
+			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
+		}, "train g", 5, []string{"ssd0", "load"}, ""},
+		{"missing stripe", two, "train g --ssds ssd0", 5, []string{"stripe"}, ""},
+		{"missing stripe in verify", two, "verify g --ssds b.img", 5, []string{"stripe"}, ""},
+		{"superblock of another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "train h", 4, []string{"ssd0"}, ""},
+		{"load over another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "load h", 4, []string{"ssd0", "--force"}, ""},
+		{"load over a file system", func(t *testing.T) {
+			gen(t, "g", "1")
+			img := make([]byte, 4<<20)
+			copy(img[1024+0x38:], "\x53\xef")
+			require.NoError(t, os.WriteFile("fs.img", img, 0o644))
+			ok(t, "bind-ssds", "--proxy", "fs.img")
+		}, "load g", 4, []string{"ssd0", "ext2/3/4"}, ""},
+		{"SSDs too small", func(t *testing.T) {
+			ok(t, "generate", "--nodes", "30000", "--classes", "3", "--dim", "64", "--out", "g")
+			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
+		}, "load g", 2, []string{"ssd0", "too small"}, ""},
+		{"damaged data", func(t *testing.T) {
+			two(t)
+			f, err := os.OpenFile("a.img", os.O_RDWR, 0)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte("damage"), 1<<20+100)
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+		}, "verify g", 5, []string{"ssd0"}, ""},
+		{"backing file gone", func(t *testing.T) { two(t); require.NoError(t, os.Remove("b.img")) }, "train g", 5, []string{"ssd1", "b.img"}, ""},
+		{"backing file shorter", func(t *testing.T) { two(t); truncate(t, "b.img", 4096) }, "train g", 5, []string{"ssd1", "b.img"}, ""},
+		{"unknown SSD", two, "train g --ssds ssd7", 2, []string{"--ssds", "ssd7", "ssd0, ssd1"}, ""},
+		{"CPU cache beyond memory", two, "train g --cpu-cache 9000TiB", 2, []string{"--cpu-cache"}, ""},
+		{"GPU cache beyond memory", two, "train g --gpu-cache 9000TiB", 2, []string{"--gpu-cache"}, ""},
+		{"no checkpoint", two, "eval g --checkpoint none", 2, []string{"none", "train"}, ""},
+		{"checkpoint is a text", func(t *testing.T) {
+			two(t)
+			require.NoError(t, os.WriteFile("ck", []byte("hello"), 0o644))
+		}, "eval g --checkpoint ck", 2, []string{"ck"}, ""},
+		{"node beyond the dataset", func(t *testing.T) {
+			two(t)
+			ok(t, "train", "g", "--epochs", "1", "--checkpoint", "ck", "--quiet")
+		}, "predict g --checkpoint ck --nodes 600 --out p.csv", 2, []string{"node 600"}, "p.csv"},
+	})
+}
+
+func TestBadFlags(t *testing.T) {
+	runBad(t, []badCase{
+		{"unknown flag", nil, "train --gpu-cach 5% g", 2, []string{"--gpu-cach;", "--gpu-cache"}, ""},
+		{"unknown mode", nil, "train g --mode helois", 2, []string{"--mode", "helois", "did you mean helios"}, ""},
+		{"mode of a later version", nil, "train g --mode bam", 3, []string{"--mode bam", "helios"}, ""},
+		{"stack of a later version", nil, "train g --io-stack sync", 3, []string{"--io-stack sync", "async"}, ""},
+		{"unknown pipeline", nil, "train g --pipeline shallow", 2, []string{"--pipeline", "deep"}, ""},
+		{"no CUDA", nil, "train g --device cuda", 3, []string{"no CUDA backend in this build", "host"}, ""},
+		{"bad budget", nil, "train g --gpu-cache lots", 2, []string{"--gpu-cache", "lots", "256MiB"}, ""},
+		{"budget over 100%", nil, "train g --cpu-cache 120%", 2, []string{"--cpu-cache", "120%"}, ""},
+		{"bad fanout", nil, "train g --fanout ten,ten", 2, []string{"--fanout", "ten"}, ""},
+		{"zero epochs", nil, "train g --epochs 0", 2, []string{"--epochs 0"}, ""},
+		{"zero batch", nil, "train g --batch-size 0", 2, []string{"--batch-size 0"}, ""},
+		{"negative workers", func(t *testing.T) { ok(t, "generate", "--nodes", "50", "--classes", "2", "--out", "g") }, "train g --workers -1", 2, []string{"--workers -1"}, ""},
+		{"bad operator", nil, "train g --sm-budget shuffle=2", 2, []string{"--sm-budget", "shuffle"}, ""},
+		{"checkpoint-every alone", nil, "train g --checkpoint-every 5", 2, []string{"--checkpoint DIR"}, ""},
+		{"bad fault", func(t *testing.T) {
+			ok(t, "generate", "--nodes", "50", "--classes", "2", "--out", "g")
+			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB")
+		}, "train g --fault explode(op=read)", 2, []string{"--fault", "explode"}, ""},
+		{"second argument", nil, "train g h", 2, []string{`"h"`}, ""},
+		{"config file", nil, "train --config no.yaml", 2, []string{"--config", "no.yaml"}, ""},
+		{"no nodes", nil, "generate --out g", 2, []string{"--nodes"}, "g"},
+		{"negative nodes", nil, "generate --nodes -5 --out g", 2, []string{"--nodes"}, "g"},
+		{"unknown kind", nil, "generate --kind smb --nodes 10 --out g", 2, []string{"--kind", "did you mean sbm"}, "g"},
+		{"real SSD by address", nil, "bind-ssds 0000:3b:00.0", 3, []string{"0000:3b:00.0", "VFIO", "--proxy"}, ""},
+		{"real SSD by name", nil, "bind-ssds /dev/nvme0n1", 3, []string{"/dev/nvme0n1", "VFIO", "--proxy"}, ""},
+		{"no SSD", nil, "bind-ssds", 2, []string{"--proxy"}, ""},
+		{"no size", nil, "bind-ssds --proxy a.img", 2, []string{"a.img", "--size"}, "a.img"},
+		{"odd size", nil, "bind-ssds --proxy a.img --size 1000001", 2, []string{"--size", "4096"}, "a.img"},
+		{"odd block", nil, "bind-ssds --proxy a.img --size 1MiB --lba 520", 2, []string{"--lba 520"}, "a.img"},
+		{"size of a file that is there", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("a.img", make([]byte, 1<<20), 0o644))
+		}, "bind-ssds --proxy a.img --size 2MiB", 4, []string{"a.img", "--size"}, ""},
+		{"a folder", nil, "bind-ssds --proxy .", 2, []string{"neither a file nor a block device"}, ""},
+		{"all or nothing", nil, "bind-ssds --proxy a.img,/dev/null --size 1MiB", 2, []string{"/dev/null"}, "a.img"},
+		{"twice the same", nil, "bind-ssds --proxy a.img,./a.img --size 1MiB", 2, []string{"bound already"}, "a.img"},
+		{"unbind nothing known", nil, "unbind-ssds ssd5", 2, []string{"ssd5", "bind-ssds"}, ""},
+		{"bench without SSDs", nil, "bench io --ssds 1", 2, []string{"bind-ssds"}, ""},
+		{"bench with odd stack", nil, "bench io --stack fast", 2, []string{"--stack", "fast"}, ""},
+	})
+}
+
+func TestUnbindKeepsOtherFiles(t *testing.T) {
+	isolate(t)
+	require.NoError(t, os.WriteFile("mine.img", bytes.Repeat([]byte("data"), 1<<18), 0o644))
+	ok(t, "bind-ssds", "--proxy", "mine.img,new.img,swapped.img", "--size", "1MiB")
+	before, err := os.ReadFile("mine.img")
+	require.NoError(t, err)
+	// A file that took the name of a created one is not ours to delete.
+	require.NoError(t, os.Rename("swapped.img", "away.img"))
+	require.NoError(t, os.WriteFile("swapped.img", make([]byte, 1<<20), 0o644))
+	fails(t, hc(t, "unbind-ssds", "--delete", "--ssds", "swapped.img"), 4, "unbind-ssds", "swapped.img")
+	ok(t, "unbind-ssds", "swapped.img")
+	ok(t, "unbind-ssds", "--delete")
+	require.NoFileExists(t, "new.img")
+	require.FileExists(t, "swapped.img")
+	after, err := os.ReadFile("mine.img")
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}
+
+// mounted runs script in a mount namespace where ./m is a tmpfs of 3 MiB, with heliosctl as $HC.
+// It skips where namespaces prove to be forbidden.
+func mounted(t *testing.T, script string) outcome {
+	t.Helper()
+	isolate(t)
+	require.NoError(t, os.Mkdir("m", 0o755))
+	flags := "-m"
+	if os.Getuid() != 0 {
+		flags = "-Urm"
+	}
+	probe := exec.Command("unshare", flags, "sh", "-c", "mount -t tmpfs -o size=3m none m && touch m/x")
+	if out, err := probe.CombinedOutput(); err != nil {
+		t.Skipf("a private tmpfs is forbidden here: %v %s", err, out)
+	}
+	c := child(t)
+	c.Path, c.Args = "/usr/bin/env", []string{"env", "unshare", flags, "sh", "-c", "mount -t tmpfs -o size=3m none m || exit 99\n" + script}
+	c.Env = append(c.Env, "HC="+os.Args[0])
+	return finishChild(t, c)
+}
+
+func TestFullDisk(t *testing.T) {
+	for _, c := range []struct {
+		name, script, verb string
+		codes              []int
+		want               string
+	}{
+		{"generate", `"$HC" generate --nodes 20000 --classes 4 --dim 64 --out m/g --quiet; rc=$?; [ -e m/g ] && exit 98; [ -z "$(ls -A m)" ] || exit 97; exit $rc`, "generate", []int{1}, "m/g"},
+		{"import", `i=0; while [ $i -lt 200000 ]; do echo "$i,$((i+1))"; i=$((i+1)); done >e.csv; "$HC" import edges --in e.csv --out m/g --quiet; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`, "import edges", []int{1}, "m/g"},
+		{"bind", `"$HC" bind-ssds --proxy m/a.img --size 16MiB; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`, "bind-ssds", []int{1}, "m/a.img"},
+		{"load onto a sparse file", `"$HC" generate --nodes 20000 --classes 4 --dim 64 --out g --quiet >/dev/null && truncate -s 16M m/a.img && "$HC" bind-ssds --buffered --proxy m/a.img >/dev/null && "$HC" load g --quiet`, "load", []int{1, 5}, "ssd0"},
+		{"checkpoint", `"$HC" generate --nodes 2000 --classes 4 --dim 64 --out g --quiet >/dev/null && "$HC" bind-ssds --proxy a.img --size 4MiB >/dev/null && "$HC" load g --quiet >/dev/null && "$HC" train g --hidden 2048 --fanout 2,2 --batch-size 64 --checkpoint m/ck --quiet --json >/dev/null; rc=$?; ls m/ck | grep -v lock >&2; exit $rc`, "train", []int{1}, "m/ck"},
+		{"results", `head -c 3145728 /dev/zero >m/fill; "$HC" version --json >/dev/full`, "version", []int{1}, "no space left"},
+		{"state", `head -c 3145728 /dev/zero >m/fill; "$HC" bind-ssds --state m --proxy a.img --size 1MiB; rc=$?; [ -e a.img ] && exit 98; exit $rc`, "bind-ssds", []int{1, 2}, "m"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := mounted(t, c.script)
+			require.Contains(t, c.codes, r.code, "%+v", r)
+			fails(t, r, r.code, c.verb, c.want)
+			require.Regexp(t, "no space|free space", r.errOut)
+		})
+	}
+}
+
+func TestReadOnlyFolder(t *testing.T) {
+	ro := "mount -o remount,ro none m || exit 99\n"
+	for _, c := range []struct{ name, script, verb string }{
+		{"generate", `"$HC" generate --nodes 100 --classes 4 --out m/g`, "generate"},
+		{"import", `echo 0,1 >e.csv; "$HC" import edges --in e.csv --out m/g`, "import edges"},
+		{"bind", `"$HC" bind-ssds --proxy m/a.img --size 1MiB`, "bind-ssds"},
+		{"state", `"$HC" bind-ssds --state m/s --proxy a.img --size 1MiB`, "bind-ssds"},
+		{"checkpoint", `"$HC" generate --nodes 500 --classes 4 --out g >/dev/null && "$HC" bind-ssds --proxy a.img --size 4MiB >/dev/null && "$HC" load g >/dev/null && "$HC" train g --checkpoint m/ck >/dev/null`, "train"},
+		{"results", `"$HC" train g --results m/r.jsonl`, "train"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fails(t, mounted(t, ro+c.script), 2, c.verb, "m/", "read-only file system")
+		})
+	}
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/gpuio/iobench"
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+func benchCommand() *cli.Command {
+	stacks := []string{"async", "cpu", "mmap"}
+	return &cli.Command{
+		Name:  "bench",
+		Usage: "measure parts of the product",
+		Subcommands: []*cli.Command{{
+			Name:  "io",
+			Usage: "random reads of rows by the number of SSDs and I/O blocks, audited",
+			Description: "Reads all over the SSDs, whatever they hold, and writes nothing. Lists give a row of results for\n" +
+				"each combination. A row whose audit fails (data read, or the SSDs' own counters) is shown as failed.",
+			Flags: []cli.Flag{
+				&cli.StringFlag{Name: "ssds", DefaultText: "all bound", Usage: "numbers of SSDs `N[,N…]`"},
+				&cli.StringFlag{Name: "only", Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
+				&cli.StringFlag{Name: "blocks", Value: "32", Usage: "thread blocks of the I/O kernels `N[,N…]`"},
+				&cli.StringFlag{Name: "row-bytes", Value: "4096", Usage: "sizes of a row `SIZE[,SIZE…]`"},
+				&cli.StringFlag{Name: "stack", Value: "async", Usage: "`STACK[,STACK…]`: " + strings.Join(stacks, ", ")},
+				&cli.StringFlag{Name: "depth", Value: "256", Usage: "reads in flight per SSD `N[,N…]`"},
+				&cli.IntFlag{Name: "queue-pairs", DefaultText: "by blocks", Usage: "queue pairs per SSD"},
+				&cli.Float64Flag{Name: "seconds", Value: 2, Usage: "length of a measurement, after a quarter of it to warm up"},
+				&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the random rows"},
+				&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
+				oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
+				&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
+				deviceFlag(), faultFlag(), resultsFlag(),
+			},
+			Action: action(0, func(ctx context.Context, e *env) error { return runBenchIO(ctx, e, stacks) }),
+		}},
+	}
+}
+
+// ints reads a list flag of numbers of at least 1.
+func (e *env) ints(flag string) ([]int, error) {
+	v, err := units.ParseInts(e.c.String(flag), 1)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--%s: %w", flag, err)
+	}
+	return v, nil
+}
+
+func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
+	blocks, err := e.ints("blocks")
+	if err != nil {
+		return err
+	}
+	depths, err := e.ints("depth")
+	if err != nil {
+		return err
+	}
+	stacks, err := list("stack", e.c.String("stack"))
+	if err != nil {
+		return err
+	}
+	for _, s := range stacks {
+		if nearest(s, known) != s {
+			return errs.New(errs.Usage, "unknown --stack %q; %s", s, meant(s, known, "choose of "+strings.Join(known, ", ")))
+		}
+	}
+	var rowBytes []int
+	sizes, err := list("row-bytes", e.c.String("row-bytes"))
+	if err != nil {
+		return err
+	}
+	for _, s := range sizes {
+		n, err := units.ParseBytes(s)
+		if err != nil || n < 1 || n > 1<<30 {
+			return errs.New(errs.Usage, "--row-bytes %q is not a size between 1 and 1GiB", s)
+		}
+		rowBytes = append(rowBytes, int(n))
+	}
+	seconds := e.c.Float64("seconds")
+	if !(seconds >= 0.01 && seconds <= 86400) {
+		return errs.New(errs.Usage, "--seconds %v is not between 0.01 and 86400", seconds)
+	}
+	if e.c.Int("queue-pairs") < 0 {
+		return errs.New(errs.Usage, "--queue-pairs %d is negative", e.c.Int("queue-pairs"))
+	}
+	if err := e.notZero("queue-pairs", "workers"); err != nil {
+		return err
+	}
+	var counts []int
+	if e.c.IsSet("ssds") {
+		if counts, err = e.ints("ssds"); err != nil {
+			return errs.New(errs.Usage, "%w (numbers of SSDs; --only chooses some by name)", err)
+		}
+	}
+
+	out, err := e.openResults()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.close)
+	dev, err := openDevice(e.c.Int("workers"))
+	if err != nil {
+		return err
+	}
+	defer closing(&err, dev.Close)
+	set, err := e.openSSDs(ctx, "only")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, set.close)
+	if counts == nil {
+		counts = []int{len(set.ssds)}
+	}
+	for _, n := range counts {
+		if n > len(set.ssds) {
+			return errs.New(errs.Usage, "--ssds %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n, len(set.ssds))
+		}
+	}
+
+	total := len(stacks) * len(counts) * len(blocks) * len(rowBytes) * len(depths)
+	var table [][]string
+	failed := 0
+	for _, stack := range stacks {
+		for _, bytes := range rowBytes {
+			for _, n := range counts {
+				for _, b := range blocks {
+					for _, depth := range depths {
+						e.ui.Progress("bench io", int64(len(table)), int64(total))
+						row, err := iobench.Run(ctx, iobench.Config{
+							Dev: dev, SSDs: set.ssds[:n], RowBytes: bytes, Stack: stack, Blocks: b, Pairs: e.c.Int("queue-pairs"), Depth: depth,
+							Threads: e.c.Int("workers"), Engine: e.c.String("cpu-engine"), Duration: time.Duration(seconds * float64(time.Second)),
+							Seed: e.c.Uint64("seed"), Timeout: e.c.Duration("read-timeout"),
+						})
+						if err != nil {
+							return err
+						}
+						out.object(row)
+						audit := "passed"
+						if !row.Audited {
+							failed++
+							audit = "FAILED: " + row.AuditError
+						}
+						table = append(table, []string{
+							strconv.Itoa(row.SSDs), strconv.Itoa(row.Blocks), strconv.Itoa(row.RowBytes), row.Stack, strconv.Itoa(row.QueuePairs), strconv.Itoa(row.Depth),
+							units.FormatCount(row.IOPS), units.FormatBytes(int64(row.BytesPerSecond)) + "/s", fmt.Sprintf("%.2f", row.CPUPerIO),
+							fmt.Sprintf("%.0f", row.P50), fmt.Sprintf("%.0f", row.P99), strconv.FormatInt(row.Errors, 10), audit,
+						})
+					}
+				}
+			}
+		}
+	}
+	e.ui.Table([]string{"SSDs", "blocks", "row", "stack", "QPs", "depth", "IOPS", "rate", "CPU us/IO", "p50 us", "p99 us", "errors", "audit"}, table)
+	e.showFaults(set, &results{ui: e.ui})
+	if err := out.commit(); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, total)
+	}
+	return nil
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/state"
+	"helios/internal/units"
+	"helios/nvme/proxy"
+)
+
+func bindCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "bind-ssds",
+		Usage:     "take SSDs into use: files and block devices, or shared memory, behind software controllers",
+		ArgsUsage: " ",
+		Description: "Files that are not there are created at --size; files that are there keep size and content.\n" +
+			"Nothing is written to them before \"heliosctl load\".",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "proxy", Usage: "files or block devices `PATH[,PATH…]`, an SSD each"},
+			&cli.IntFlag{Name: "proxy-ram", Usage: "`N` SSDs in shared memory (/dev/shm)"},
+			&cli.StringFlag{Name: "size", Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
+			&cli.IntFlag{Name: "lba", Value: 512, Usage: "bytes of a logical block: 512 or 4096"},
+			&cli.BoolFlag{Name: "buffered", Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
+		},
+		Action: action(1<<20, runBind),
+	}
+}
+
+// minSSD holds the superblocks and some data.
+const minSSD = 1 << 20
+
+var (
+	pciAddress = regexp.MustCompile(`^([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
+	nvmeName   = regexp.MustCompile(`^(/dev/)?nvme[0-9]+$`)
+)
+
+// realSSD is the answer where a whole SSD is asked for.
+func realSSD(name string) error {
+	return errs.New(errs.Capability, "%s: binding a real SSD by VFIO is not in this version yet; give a file or a block device with --proxy PATH", name)
+}
+
+func runBind(ctx context.Context, e *env) error {
+	paths, err := list("proxy", e.c.String("proxy"))
+	if err != nil {
+		return err
+	}
+	for _, a := range append(e.c.Args().Slice(), paths...) {
+		if pciAddress.MatchString(a) || nvmeName.MatchString(a) {
+			return realSSD(a)
+		}
+	}
+	if e.c.NArg() > 0 {
+		a := e.c.Args().First()
+		if strings.HasPrefix(a, "/dev/nvme") {
+			return realSSD(a)
+		}
+		return errs.New(errs.Usage, "unexpected argument %q; for a file or block device write --proxy %s", a, a)
+	}
+	ram := e.c.Int("proxy-ram")
+	switch {
+	case len(paths) > 0 && e.c.IsSet("proxy-ram"):
+		return errs.New(errs.Usage, "--proxy and --proxy-ram together; bind them one after the other")
+	case len(paths) == 0 && !e.c.IsSet("proxy-ram"):
+		return errs.New(errs.Usage, "no SSDs; give --proxy PATH[,PATH…] or --proxy-ram N")
+	case len(paths) == 0 && (ram < 1 || ram > 64):
+		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", ram)
+	case len(paths) == 0 && e.c.Bool("buffered"):
+		return errs.New(errs.Usage, "--buffered is for --proxy; shared memory has no page cache beneath it")
+	}
+	lba := e.c.Int("lba")
+	if lba != 512 && lba != 4096 {
+		return errs.New(errs.Usage, "--lba %d is neither 512 nor 4096", lba)
+	}
+	size := int64(0)
+	if s := e.c.String("size"); e.c.IsSet("size") {
+		if size, err = units.ParseBytes(s); err != nil {
+			return errs.New(errs.Usage, "--size: %w", err)
+		}
+		if size < minSSD || size%4096 != 0 {
+			return errs.New(errs.Usage, "--size %s is not a multiple of 4096 bytes of at least %s", s, units.FormatBytes(minSSD))
+		}
+	}
+	kind := state.KindProxy
+	if len(paths) == 0 {
+		kind = state.KindRAM
+		if size == 0 {
+			return errs.New(errs.Usage, "--proxy-ram needs --size SIZE, such as --size 512MiB")
+		}
+	}
+
+	var bound []state.SSD
+	var created []string
+	err = e.store.Update(ctx, func(st *state.State) error {
+		if kind == state.KindRAM {
+			paths = ramPaths(e.store.Dir(), ram, st)
+		}
+		for _, p := range paths {
+			d, err := bindOne(st, p, kind, size, lba, e.c.Bool("buffered"))
+			if err != nil {
+				return err
+			}
+			if d.Created {
+				created = append(created, d.Path)
+			}
+			st.SSDs = append(st.SSDs, d)
+			bound = append(bound, d)
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		for _, p := range created { // all or nothing
+			_ = os.Remove(p)
+		}
+		return err
+	}
+	rows := make([][]string, len(bound))
+	for i, d := range bound {
+		what := "as it was"
+		if d.Created {
+			what = "created"
+		}
+		rows[i] = []string{d.Name, d.Kind, d.Serial, units.FormatBytes(d.Bytes), strconv.Itoa(d.LBABytes), what, d.Path}
+		if err := e.ui.Event("bound", d); err != nil {
+			return err
+		}
+	}
+	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "file", "path"}, rows)
+	return nil
+}
+
+// bindOne checks one path, creating the file where there is none, and describes the SSD.
+func bindOne(st *state.State, path, kind string, size int64, lba int, buffered bool) (state.SSD, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w", path, err)
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		abs = real // one file under two names is one SSD
+	}
+	for _, d := range st.SSDs {
+		if d.Path == abs {
+			return state.SSD{}, errs.New(errs.Usage, "--proxy %s is bound already as %s; leave it out, or \"heliosctl unbind-ssds %s\" first", path, d.Name, d.Name)
+		}
+	}
+	d := state.SSD{Name: st.NextName(), Kind: kind, Path: abs, Serial: newSerial(), LBABytes: lba, Buffered: buffered, Bound: time.Now().UTC().Truncate(time.Second)}
+	fi, err := os.Stat(abs)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if size == 0 {
+			return state.SSD{}, errs.New(errs.Usage, "--proxy %s is not there; give --size SIZE to create it", path)
+		}
+		if err := proxy.Create(abs, size); err != nil {
+			if errors.Is(err, unix.ENOSPC) { // not the user's mistake
+				err = errs.With(errs.Failed, err)
+			}
+			return state.SSD{}, err
+		}
+		if fi, err = os.Stat(abs); err != nil {
+			return state.SSD{}, err
+		}
+		d.Created, d.Bytes = true, size
+		if s, ok := fi.Sys().(*syscall.Stat_t); ok {
+			d.Device, d.Inode = uint64(s.Dev), s.Ino
+		}
+		return d, nil
+	case err != nil:
+		return state.SSD{}, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
+	case fi.Mode().IsRegular():
+		d.Bytes = fi.Size()
+	case fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0:
+		if d.Bytes, err = claimBlockDevice(abs); err != nil {
+			return state.SSD{}, err
+		}
+	default:
+		return state.SSD{}, errs.New(errs.Usage, "--proxy %s is neither a file nor a block device", path)
+	}
+	if size != 0 && d.Bytes != size {
+		return state.SSD{}, errs.New(errs.Refused, "--proxy %s is there with %d bytes, not --size's %d; leave --size out to use it as it is, or name another file", path, d.Bytes, size)
+	}
+	if d.Bytes < minSSD || d.Bytes%int64(lba) != 0 {
+		return state.SSD{}, errs.New(errs.Usage, "--proxy %s has %d bytes, which is not a multiple of --lba %d of at least %s; name another file", path, d.Bytes, lba, units.FormatBytes(minSSD))
+	}
+	return d, nil
+}
+
+// claimBlockDevice returns the size of a block device that nobody uses. O_EXCL asks the kernel,
+// which says EBUSY for a device (or one with a partition) that is mounted, swapped to, or held
+// by RAID, LVM or another device.
+func claimBlockDevice(path string) (int64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return 0, errs.New(errs.Refused, "block device %s is in use: mounted, swap, or held by RAID or LVM; choose one that nobody uses", path)
+	}
+	if err != nil {
+		return 0, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	base := filepath.Base(path)
+	if held, err := os.ReadDir("/sys/class/block/" + base + "/holders"); err == nil && len(held) > 0 {
+		return 0, errs.New(errs.Refused, "block device %s is held by %s; choose one that nobody uses", path, held[0].Name())
+	}
+	n, err := f.Seek(0, 2)
+	if err != nil {
+		return 0, fmt.Errorf("size of %s: %w", path, err)
+	}
+	return n, nil
+}
+
+// ramPaths names n files in shared memory that no file and no bound SSD has yet. The state
+// folder's hash keeps two of them apart.
+func ramPaths(dir string, n int, st *state.State) []string {
+	sum := sha256.Sum256([]byte(dir))
+	var out []string
+	for i := 0; len(out) < n; i++ {
+		p := fmt.Sprintf("/dev/shm/heliosctl-%d-%s-%d", os.Getuid(), hex.EncodeToString(sum[:4]), i)
+		if _, err := os.Lstat(p); err == nil {
+			continue
+		}
+		if _, err := st.Find(p); err == nil {
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// newSerial is a random serial number of at most 20 characters, the room that Identify
+// Controller has.
+func newSerial() string {
+	b := make([]byte, 6)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	return "HELIOS" + strings.ToUpper(hex.EncodeToString(b))
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// loaded makes a small graph and puts it on n proxied SSDs.
+func loaded(t *testing.T, n int) {
+	t.Helper()
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3", "--out", "g")
+	var files []string
+	for i := range n {
+		files = append(files, fmt.Sprintf("ssd%d.img", i))
+	}
+	ok(t, "bind-ssds", "--proxy", strings.Join(files, ","), "--size", "8MiB")
+	ok(t, "load", "g")
+}
+
+func trainArgs(extra ...string) []string {
+	return append([]string{"train", "--dataset", "g", "--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--epochs", "2", "--lr", "0.01", "--seed", "1", "--json", "--quiet"}, extra...)
+}
+
+// The main job, verb by verb, in every mode.
+func TestMainJob(t *testing.T) {
+	loaded(t, 2)
+
+	require.Contains(t, ok(t, "verify", "--dataset", "g", "--source"), "4000 rows equal to the source")
+	ssds := lines(t, ok(t, "ssds", "--json"))
+	require.Len(t, ssds, 2)
+	for i, s := range ssds {
+		require.Equal(t, "good", s["health"])
+		require.Equal(t, "g", s["dataset"])
+		require.Equal(t, float64(i+1), s["stripe"])
+		require.Equal(t, true, s["loaded"])
+	}
+	require.Contains(t, ok(t, "ssds"), "g, stripe 2 of 2")
+
+	var sha string
+	var result map[string]any
+	for _, mode := range [][]string{
+		{"--mode", "helios", "--gpu-cache", "5%", "--cpu-cache", "10%", "--checkpoint", "ckpt", "--results", "r.jsonl"},
+		{"--mode", "helios", "--gpu-cache", "0", "--cpu-cache", "0", "--pipeline", "none", "--workers", "1"},
+		{"--mode", "inmem", "--pipeline", "intra"},
+		{"--mode", "cpu", "--cpu-cache", "10%"},
+		{"--mode", "mmap"},
+	} {
+		out := ok(t, trainArgs(mode...)...)
+		r := last(t, out)
+		epochs := r["epochs"].([]any)
+		require.Len(t, epochs, 2)
+		first, second := epochs[0].(map[string]any), epochs[1].(map[string]any)
+		require.Less(t, second["loss"], first["loss"], mode)
+		for _, k := range []string{"mode", "model", "dataset", "seed", "device", "io_stack", "memory_rung", "epochs", "test_acc", "gpu_cache_bytes", "cpu_cache_bytes", "topology_bytes", "peak_memory_bytes", "params_sha256"} {
+			require.Contains(t, r, k)
+		}
+		for _, k := range []string{"epoch", "seconds", "loss", "train_acc", "val_acc", "batches", "seeds", "rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap", "stage_seconds"} {
+			require.Contains(t, first, k)
+		}
+		for _, k := range []string{"sample", "lookup", "submit", "complete", "gather", "train"} {
+			require.Contains(t, first["stage_seconds"], k)
+		}
+		if sha == "" {
+			sha, result = r["params_sha256"].(string), r
+			require.Len(t, sha, 64)
+			file, err := os.ReadFile("r.jsonl")
+			require.NoError(t, err)
+			require.Equal(t, out, string(file), "--results holds what --json prints")
+		}
+		require.Equal(t, sha, r["params_sha256"], mode)
+		require.Equal(t, result["test_acc"], r["test_acc"], mode)
+	}
+	require.Greater(t, result["test_acc"], 0.3, "5 classes: chance is 0.2")
+
+	ev := last(t, ok(t, "eval", "g", "--checkpoint", "ckpt", "--json"))
+	require.Equal(t, result["test_acc"], ev["accuracy"])
+
+	ok(t, "predict", "g", "--checkpoint", "ckpt", "--split", "test", "--out", "p.csv", "--embeddings", "e.npy")
+	f, err := os.Open("p.csv")
+	require.NoError(t, err)
+	defer f.Close()
+	n := 0
+	for sc := bufio.NewScanner(f); sc.Scan(); n++ {
+		if n == 0 {
+			require.True(t, strings.HasPrefix(sc.Text(), "node,class"))
+		}
+	}
+	require.Equal(t, int(ev["nodes"].(float64))+1, n)
+	fi, err := os.Stat("e.npy")
+	require.NoError(t, err)
+	require.Equal(t, int64(128+(n-1)*16*4), fi.Size())
+	require.Len(t, strings.Split(strings.TrimSpace(ok(t, "predict", "g", "--checkpoint", "ckpt", "--nodes", "5,0,7")), "\n"), 3)
+
+	row := lines(t, ok(t, "bench", "io", "--ssds", "1,2", "--blocks", "4", "--row-bytes", "4096", "--stack", "async", "--seconds", "0.2", "--json"))
+	require.Len(t, row, 2)
+	for i, r := range row {
+		for _, k := range []string{"ssds", "blocks", "row_bytes", "stack", "queue_pairs", "depth", "iops", "bytes_per_second", "cpu_us_per_io", "p50_us", "p99_us", "errors", "audited", "smart_reads"} {
+			require.Contains(t, r, k)
+		}
+		require.Equal(t, float64(i+1), r["ssds"])
+		require.Equal(t, true, r["audited"])
+		require.Equal(t, 0.0, r["errors"])
+	}
+
+	keep, err := filepath.Glob("*.img")
+	require.NoError(t, err)
+	require.Len(t, keep, 2)
+	ok(t, "unbind-ssds", "--delete")
+	gone, err := filepath.Glob("*.img")
+	require.NoError(t, err)
+	require.Empty(t, gone)
+	left, err := filepath.Glob("*partial*")
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// SSDs in shared memory outlive the command that bound them.
+func TestSharedMemory(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--nodes", "500", "--classes", "4", "--dim", "16", "--out", "g")
+	ok(t, "bind-ssds", "--proxy-ram", "2", "--size", "4MiB", "--lba", "4096")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	c := finishChild(t, child(t, "load", "g"))
+	require.Equal(t, 0, c.code, c.errOut)
+	require.Contains(t, ok(t, "verify", "g"), "good")
+}
+
+// Injected faults surface in counters and change nothing; those that can't be mended are
+// errors of class device.
+func TestFaults(t *testing.T) {
+	loaded(t, 1)
+	plain := last(t, ok(t, trainArgs("--no-eval")...))
+	r := ok(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout", "200ms", "--fault", "error(op=read,sct=0,sc=6,times=3,after=50);lost(op=read,times=2,after=100);late(ms=30,op=read,times=5,after=150)")...)
+	got := last(t, r)
+	require.Equal(t, plain["params_sha256"], got["params_sha256"])
+	var retries float64
+	for _, e := range got["epochs"].([]any) {
+		retries += e.(map[string]any)["retries"].(float64)
+	}
+	require.Positive(t, retries)
+	for _, l := range lines(t, r) {
+		if l["event"] == "faults" {
+			delete(l, "event")
+			require.Len(t, l, 3)
+			for f, n := range l {
+				require.Positive(t, n, f)
+			}
+		}
+	}
+	bad := hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
+	fails(t, bad, 5, "train", "unrecovered read error")
+}
+
+// Another command gets a clear answer while SSDs are in use; they are free when the user dies.
+func TestSSDsInUse(t *testing.T) {
+	loaded(t, 1)
+	c := child(t, trainArgs("--epochs", "100000", "--no-eval")...)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	_, err = bufio.NewReader(out).ReadString('\n') // an epoch is done
+	require.NoError(t, err)
+	fails(t, hc(t, trainArgs()...), 4, "train", "ssd0 is in use by heliosctl train", strconv.Itoa(c.Process.Pid))
+	fails(t, hc(t, "unbind-ssds", "--delete"), 4, "unbind-ssds", "in use")
+	require.Contains(t, ok(t, "ssds"), "in use")
+	require.NoError(t, c.Process.Kill())
+	require.Error(t, c.Wait())
+	ok(t, "verify", "g")
+}
+
+// The first Ctrl-C saves and exits with 130; the run goes on later as if nothing had been.
+func TestCtrlC(t *testing.T) {
+	loaded(t, 1)
+	want := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval")...))
+	c := child(t, trainArgs("--epochs", "30", "--no-eval", "--checkpoint", "ck")...)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	var errOut strings.Builder
+	c.Stderr = &errOut
+	require.NoError(t, c.Start())
+	rd := bufio.NewReader(out)
+	_, err = rd.ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, c.Process.Signal(os.Interrupt))
+	for err == nil {
+		_, err = rd.ReadString('\n')
+	}
+	require.Error(t, c.Wait())
+	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck", "--resume")
+	got := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval", "--checkpoint", "ck", "--resume")...))
+	require.Equal(t, want["params_sha256"], got["params_sha256"])
+}
+
+// Killed at random moments, again and again, a run ends with the parameters of an undisturbed
+// one.
+func TestKillAndResume(t *testing.T) {
+	loaded(t, 1)
+	args := trainArgs("--epochs", "12", "--no-eval")
+	want := last(t, ok(t, args...))
+	args = append(args, "--checkpoint", "ck", "--checkpoint-every", "2", "--resume")
+	kills := 20
+	if testing.Short() {
+		kills = 4
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	killed := 0
+	for range kills {
+		c := child(t, args...)
+		require.NoError(t, c.Start())
+		time.Sleep(time.Duration(20+rng.IntN(200)) * time.Millisecond) // the random moment
+		require.NoError(t, c.Process.Signal(syscall.SIGKILL))
+		if err := c.Wait(); err != nil {
+			killed++
+		} else if err := os.RemoveAll("ck"); err != nil { // it was done already; start again
+			t.Fatal(err)
+		}
+	}
+	require.Positive(t, killed)
+	got := last(t, ok(t, args...))
+	require.Equal(t, want["params_sha256"], got["params_sha256"])
+	left, err := filepath.Glob("ck/[^.]*")
+	require.NoError(t, err)
+	require.Len(t, left, 1, "no temporary file stays: %v", left)
+	hidden, err := filepath.Glob("ck/.*")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ck/.lock"}, hidden)
+}

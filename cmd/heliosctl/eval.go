@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/dataset"
+	"helios/internal/errs"
+	"helios/internal/units"
+	"helios/sched"
+)
+
+// inferFlags are those of verbs that use a checkpoint: the model is the checkpoint's, the data
+// path is chosen as for train.
+func inferFlags() []cli.Flag {
+	return append([]cli.Flag{
+		datasetFlag,
+		&cli.StringFlag{Name: "checkpoint", Usage: "checkpoint `DIR` or file that \"heliosctl train --checkpoint\" wrote"},
+		&cli.StringFlag{Name: "fanout", DefaultText: "the checkpoint's", Usage: "neighbours sampled per hop `F1,F2,…`; -1 takes all"},
+		&cli.IntFlag{Name: "batch-size", DefaultText: "the checkpoint's", Usage: "seed nodes in a mini-batch"},
+		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges"},
+	}, pathFlags()...)
+}
+
+func evalCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "eval",
+		Usage:     "measure a checkpoint's accuracy on a split",
+		ArgsUsage: "[DATASET]",
+		Flags:     append(inferFlags(), oneOf("split", "nodes to classify", "test", dataset.Splits, nil), resultsFlag()),
+		Action:    action(1, runEval),
+	}
+}
+
+// inferConfig reads the flags of eval and predict.
+func (e *env) inferConfig() (cfg sched.Config, checkpoint string, err error) {
+	if checkpoint = e.c.String("checkpoint"); checkpoint == "" {
+		return cfg, "", errs.New(errs.Usage, "no --checkpoint DIR; \"heliosctl train --checkpoint DIR\" writes one")
+	}
+	if cfg, err = e.dataPath(); err != nil {
+		return cfg, "", err
+	}
+	if e.c.IsSet("fanout") {
+		if cfg.Fanouts, err = units.ParseInts(e.c.String("fanout"), -1); err != nil {
+			return cfg, "", errs.New(errs.Usage, "--fanout: %w", err)
+		}
+	}
+	if err := e.notZero("batch-size"); err != nil {
+		return cfg, "", err
+	}
+	cfg.Batch = e.c.Int("batch-size")
+	return cfg, checkpoint, nil
+}
+
+func runEval(ctx context.Context, e *env) (err error) {
+	cfg, checkpoint, err := e.inferConfig()
+	if err != nil {
+		return err
+	}
+	out, err := e.openResults()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.close)
+	in, set, done, err := e.inputs(ctx)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, done)
+	r, err := sched.Evaluate(ctx, cfg, in, checkpoint, e.c.String("split"), e.observer())
+	e.showFaults(set, out)
+	if err != nil {
+		return err
+	}
+	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
+	e.ui.Table([]string{"", ""}, [][]string{
+		{"checkpoint", fmt.Sprintf("%s, parameters of epoch %d", r.Checkpoint, r.Epoch)},
+		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes, r.Split, r.Loss)},
+		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows)))},
+		{"time", fmt.Sprintf("%.2f s", r.Seconds)},
+		{"parameters", "sha256 " + r.ParamsSHA256},
+	})
+	out.object(r)
+	return out.commit()
+}

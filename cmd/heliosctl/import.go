@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/dataset"
+	"helios/internal/errs"
+)
+
+func importCommand() *cli.Command {
+	out := []cli.Flag{
+		&cli.StringFlag{Name: "out", Usage: "`DIR` to create"},
+		&cli.StringFlag{Name: "name", Usage: "name of the dataset (default: last part of --out)"},
+		&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the splits, and of features that are made up"},
+		&cli.Float64Flag{Name: "train-fraction", Value: 0.6, Usage: "share of the labelled nodes to train on, where no splits are given"},
+		&cli.Float64Flag{Name: "val-fraction", Value: 0.2, Usage: "share of them to validate on; the rest is for the test"},
+		&cli.BoolFlag{Name: "no-edges", Usage: "drop all edges"},
+	}
+	files := append([]cli.Flag{
+		&cli.StringFlag{Name: "in", Usage: "`PATH` to read: a folder, archive or file"},
+		&cli.StringFlag{Name: "features", Usage: "`FILE` of features, where it is not found in --in"},
+		&cli.StringFlag{Name: "labels", Usage: "`FILE` of labels, where it is not found in --in"},
+		&cli.StringFlag{Name: "splits", Usage: "`DIR` with train, val (or valid) and test, where it is not found in --in"},
+		&cli.Int64Flag{Name: "nodes", DefaultText: "found in the input", Usage: "number of nodes"},
+		&cli.BoolFlag{Name: "unlabelled-ok", Usage: "take nodes without a label (NaN or -1) as unlabelled, out of the splits"},
+		&cli.BoolFlag{Name: "reverse", Usage: "add the opposite of each edge"},
+		&cli.BoolFlag{Name: "dedup", Usage: "drop repeated edges"},
+	}, out...)
+	return &cli.Command{
+		Name:  "import",
+		Usage: "make a dataset from what is there: Debian's package index, NumPy arrays, edge lists",
+		Subcommands: []*cli.Command{
+			{
+				Name:  "debian",
+				Usage: "packages as nodes, dependencies as edges, sections as labels, words of descriptions as features",
+				Flags: append([]cli.Flag{
+					&cli.StringFlag{Name: "in", DefaultText: "the package lists of this machine", Usage: "package indexes `PATH[,PATH…]`: Packages files, plain, .gz, .lz4 or .xz, or folders of them"},
+					&cli.IntFlag{Name: "dim", DefaultText: "256", Usage: "words that become features"},
+					&cli.BoolFlag{Name: "long-descriptions", Usage: "also take the words of the long descriptions"},
+					&cli.BoolFlag{Name: "one-way", Usage: "keep only the edges from a package to those that need it"},
+				}, out...),
+				Action: action(0, runImportDebian),
+			},
+			{
+				Name:        "npy",
+				Usage:       "NumPy arrays: features, labels and edges, in a folder or .npz archive",
+				Description: importNPYHelp,
+				Flags:       files,
+				Action:      action(0, func(ctx context.Context, e *env) error { return runImport(ctx, e, dataset.ImportNPY) }),
+			},
+			{
+				Name:        "edges",
+				Usage:       "edge lists: CSV or TSV files of source and destination",
+				Description: importEdgesHelp,
+				Flags:       append([]cli.Flag{&cli.IntFlag{Name: "dim", DefaultText: "64", Usage: "features to make up where there are none"}}, files...),
+				Action:      action(0, func(ctx context.Context, e *env) error { return runImport(ctx, e, dataset.ImportEdges) }),
+			},
+		},
+	}
+}
+
+const (
+	importNPYHelp = "Arrays are found by their names: edge_index (2 × edges), features (nodes × dim), labels (nodes),\n" +
+		"and train, val and test where the splits are given."
+	importEdgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, plain or .gz; or a\n" +
+		"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
+)
+
+func (e *env) importOut() (string, error) {
+	out := e.c.String("out")
+	if out == "" {
+		return "", errs.New(errs.Usage, "no --out DIR to create the dataset in")
+	}
+	return out, e.notZero("nodes", "dim")
+}
+
+func runImport(ctx context.Context, e *env, f func(context.Context, dataset.ImportOptions) error) error {
+	out, err := e.importOut()
+	if err != nil {
+		return err
+	}
+	c := e.c
+	o := dataset.ImportOptions{
+		In: c.String("in"), Out: out, Name: c.String("name"), Features: c.String("features"), Labels: c.String("labels"), SplitDir: c.String("splits"),
+		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Reverse: c.Bool("reverse"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
+		Dim: c.Int("dim"), Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
+	}
+	if err := f(ctx, o); err != nil {
+		return err
+	}
+	return e.showDataset("imported", out)
+}
+
+func runImportDebian(ctx context.Context, e *env) error {
+	out, err := e.importOut()
+	if err != nil {
+		return err
+	}
+	c := e.c
+	in, err := list("in", c.String("in"))
+	if err != nil {
+		return err
+	}
+	r, err := dataset.ImportDebian(ctx, dataset.DebianOptions{
+		In: in, Out: out, Name: c.String("name"), Dim: c.Int("dim"), LongDescriptions: c.Bool("long-descriptions"), OneWay: c.Bool("one-way"), NoEdges: c.Bool("no-edges"),
+		Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
+	})
+	if err != nil {
+		return err
+	}
+	e.ui.Printf("%d packages, %d dependencies, %d sections, %d words, from %s", r.Packages, r.Dependencies, r.Sections, r.Words, strings.Join(r.From, ", "))
+	if err := e.ui.Event("found", r); err != nil {
+		return err
+	}
+	return e.showDataset("imported", out)
+}

@@ -1,0 +1,126 @@
+// Command heliosctl trains graph neural networks whose features live on NVMe SSDs: it binds
+// SSDs, lays a dataset out on them, trains, evaluates and measures.
+//
+// Every verb is a file of this package. Results go to standard output, progress and the one
+// line that says what failed to standard error; the exit code is the cause (internal/errs).
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/errs"
+	"helios/internal/state"
+	"helios/internal/ui"
+)
+
+func main() {
+	ctx, stop := interruptible()
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// errSignal is the cause of a context that a signal ended.
+var errSignal = errors.New("interrupted")
+
+// interruptible returns a context that the first SIGINT or SIGTERM cancels, so that the verb
+// saves what it has. The second one ends the process at once.
+func interruptible() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	sig := make(chan os.Signal, 2)
+	signal.Notify(sig, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		for range sig {
+			if ctx.Err() != nil {
+				os.Exit(int(errs.Interrupted))
+			}
+			cancel(errSignal)
+		}
+	}()
+	return ctx, func() { signal.Stop(sig); close(sig) }
+}
+
+// run is the whole command without the process around it: it returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	app := newApp(stdout, stderr)
+	argv, verb, err := arrange(app, args)
+	e := &env{ui: ui.New(stdout, stderr)}
+	if err == nil {
+		app.Metadata = map[string]any{envKey: e}
+		err = app.RunContext(ctx, append([]string{app.Name}, argv...))
+	}
+	if cerr := e.ui.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		return 0
+	}
+	if context.Cause(ctx) == errSignal && (errors.Is(err, context.Canceled) || errors.Is(err, errSignal)) {
+		err = errs.With(errs.Interrupted, err)
+	}
+	class := errs.ClassOf(err)
+	text := ui.OneLine(err.Error())
+	if e.ui.JSON {
+		// The same for a program that reads standard output, so that what it has read so far
+		// does not look whole.
+		if jerr := e.ui.Event("error", map[string]any{"verb": verb, "error": text, "exit_code": int(class)}); jerr == nil {
+			_ = e.ui.Close()
+		}
+	}
+	name := app.Name
+	if verb != "" {
+		name += " " + verb
+	}
+	fmt.Fprintf(stderr, "%s: %s\n", name, text)
+	return int(class)
+}
+
+const envKey = "env"
+
+// env is what a verb works with.
+type env struct {
+	c     *cli.Context
+	ui    *ui.UI
+	store *state.Store
+}
+
+// action wraps a verb: it reads the common flags and refuses arguments that the verb does not
+// take.
+func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		e := c.App.Metadata[envKey].(*env)
+		e.c = c
+		e.ui.JSON, e.ui.Quiet = c.Bool("json"), c.Bool("quiet")
+		if c.NArg() > maxArgs {
+			return errs.New(errs.Usage, "unexpected argument %q; see \"%s --help\"", c.Args().Get(maxArgs), c.Command.HelpName)
+		}
+		st, err := state.Open(c.String("state"))
+		if err != nil {
+			return err
+		}
+		e.store = st
+		return f(c.Context, e)
+	}
+}
+
+// dataset is the dataset's folder, by flag or by argument.
+func (e *env) dataset() (string, error) {
+	flag, arg := e.c.String("dataset"), e.c.Args().First()
+	switch {
+	case flag != "" && arg != "" && flag != arg:
+		return "", errs.New(errs.Usage, "two datasets, --dataset %s and %s; give one", flag, arg)
+	case flag == "" && arg == "":
+		return "", errs.New(errs.Usage, "no dataset; give its folder with --dataset DIR (\"heliosctl generate\" and \"heliosctl import\" make one)")
+	case flag == "":
+		return arg, nil
+	}
+	return flag, nil
+}

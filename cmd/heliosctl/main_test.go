@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// asChild makes the test binary be heliosctl, for tests that need a process of its own.
+const asChild = "HELIOSCTL_TEST_AS_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asChild) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// outcome is what a run of heliosctl gave.
+type outcome struct {
+	code        int
+	out, errOut string
+}
+
+// hc runs heliosctl in this process.
+func hc(t *testing.T, args ...string) outcome {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code := run(t.Context(), args, &out, &errOut)
+	return outcome{code, out.String(), errOut.String()}
+}
+
+// ok runs heliosctl and wants exit code 0; it returns standard output.
+func ok(t *testing.T, args ...string) string {
+	t.Helper()
+	r := hc(t, args...)
+	require.Equal(t, 0, r.code, "heliosctl %s: %s", strings.Join(args, " "), r.errOut)
+	return r.out
+}
+
+// lines decodes JSON lines.
+func lines(t *testing.T, s string) []map[string]any {
+	t.Helper()
+	var out []map[string]any
+	for _, l := range strings.Split(strings.TrimSpace(s), "\n") {
+		var m map[string]any
+		require.NoError(t, json.Unmarshal([]byte(l), &m), l)
+		out = append(out, m)
+	}
+	return out
+}
+
+// last is the last JSON line, which must be the result.
+func last(t *testing.T, s string) map[string]any {
+	t.Helper()
+	all := lines(t, s)
+	l := all[len(all)-1]
+	require.Equal(t, "result", l["event"])
+	return l
+}
+
+// fails wants an exit code and exactly one line on standard error that starts with heliosctl
+// and the verb and holds all of want.
+func fails(t *testing.T, r outcome, code int, verb string, want ...string) {
+	t.Helper()
+	require.Equal(t, code, r.code, "stderr: %s\nstdout: %s", r.errOut, r.out)
+	require.Equal(t, 1, strings.Count(r.errOut, "\n"), "exactly one line: %q", r.errOut)
+	require.True(t, strings.HasSuffix(r.errOut, "\n"), "%q", r.errOut)
+	prefix := "heliosctl"
+	if verb != "" {
+		prefix += " " + verb
+	}
+	require.True(t, strings.HasPrefix(r.errOut, prefix+": "), "%q", r.errOut)
+	for _, w := range want {
+		require.Contains(t, r.errOut, w)
+	}
+}
+
+// child prepares heliosctl as a process of its own.
+func child(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, os.Args[0], args...)
+	c.Env = append(os.Environ(), asChild+"=1")
+	return c
+}
+
+// finish runs a prepared child to its end.
+func finishChild(t *testing.T, c *exec.Cmd) outcome {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errOut
+	err := c.Run()
+	if _, exited := err.(*exec.ExitError); err != nil && !exited {
+		t.Fatal(err)
+	}
+	return outcome{c.ProcessState.ExitCode(), out.String(), errOut.String()}
+}
+
+// isolate gives the test a state folder and a working directory of its own.
+func isolate(t *testing.T) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	t.Setenv("HELIOS_STATE", t.TempDir())
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/cuda"
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/faultinject"
+	"helios/internal/state"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+// closeTimeout bounds the orderly end of controllers, also after Ctrl-C.
+const closeTimeout = 30 * time.Second
+
+// ssdFlags choose the SSDs of a verb that uses them.
+func ssdFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "ssds", Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
+		faultFlag(),
+	}
+}
+
+func faultFlag() cli.Flag {
+	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,times=3)\" or \"lost(op=read)\""}
+}
+
+func deviceFlag() cli.Flag {
+	return oneOf("device", "compute device", "auto", []string{"auto", "host"}, map[string]error{
+		"cuda": errs.New(errs.Capability, "--device cuda: no CUDA backend in this build; use --device host"),
+	})
+}
+
+// openDevice opens the compute device. workers are its SM slots; 0 is one for each CPU.
+func openDevice(workers int) (cuda.Device, error) {
+	if workers < 0 || workers > 4096 {
+		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", workers)
+	}
+	if workers == 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
+	if err != nil {
+		return nil, err
+	}
+	return dev, nil
+}
+
+// ssdSet is the SSDs that a verb has opened, with the lease that keeps others off them.
+type ssdSet struct {
+	ssds   []*gpuio.SSD
+	bound  []state.SSD
+	faults *faultinject.Set
+	lease  *state.Lease
+}
+
+// openSSDs leases and brings up the SSDs that a flag chooses, or all bound ones.
+func (e *env) openSSDs(ctx context.Context, flag string) (*ssdSet, error) {
+	st, err := e.store.Load()
+	if err != nil {
+		return nil, err
+	}
+	want, err := list(flag, e.c.String(flag))
+	if err != nil {
+		return nil, err
+	}
+	chosen, err := choose(st, flag, want)
+	if err != nil {
+		return nil, err
+	}
+	if len(chosen) == 0 {
+		return nil, errs.New(errs.Usage, "no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" (--state DIR chooses another list)", e.store.Dir())
+	}
+	return e.openThese(ctx, chosen)
+}
+
+// openThese leases and brings up SSDs of the state.
+func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err error) {
+	s := &ssdSet{bound: chosen}
+	if spec := e.c.String("fault"); spec != "" {
+		if s.faults, err = faultinject.Parse(spec); err != nil {
+			return nil, errs.New(errs.Usage, "--fault: %w", err)
+		}
+	}
+	names := make([]string, len(chosen))
+	for i, d := range chosen {
+		names[i] = d.Name
+	}
+	if s.lease, err = e.store.Acquire("heliosctl "+e.c.Command.Name, names...); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	for _, d := range chosen {
+		c, err := openSSD(ctx, d, s.faults)
+		if err != nil {
+			return nil, err
+		}
+		s.ssds = append(s.ssds, &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path})
+	}
+	return s, nil
+}
+
+// dyingTimeout is how long openSSD waits for a file that a killed process still holds: the
+// kernel ends its io_uring requests, and with them its lock, some time after the process.
+const dyingTimeout = 3 * time.Second
+
+// openSSD opens the bus of a bound SSD and brings its controller up. The caller holds the lease.
+func openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set) (*nvme.Controller, error) {
+	fi, err := os.Stat(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errs.New(errs.Device, "SSD %s: its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Name, d.Path, d.Name)
+	}
+	if err == nil && fi.Mode().IsRegular() && fi.Size() != d.Bytes {
+		return nil, errs.New(errs.Device, "SSD %s: its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew", d.Name, d.Path, fi.Size(), d.Bytes)
+	}
+	bus, err := openBus(ctx, proxy.Config{
+		Name: d.Name, Path: d.Path, Bytes: d.Bytes, LBABytes: d.LBABytes,
+		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Faults: faults,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
+	}
+	c, err := nvme.Open(ctx, bus, nvme.Options{})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
+	}
+	return c, nil
+}
+
+func openBus(ctx context.Context, cfg proxy.Config) (*proxy.Bus, error) {
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(dyingTimeout); ; {
+		bus, err := proxy.Open(cfg)
+		if errs.ClassOf(err) != errs.Refused || time.Now().After(end) {
+			return bus, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-tick.C:
+		}
+	}
+}
+
+// close shuts the controllers down and ends the lease. It has a deadline of its own, so that it
+// also works when the verb was interrupted.
+func (s *ssdSet) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	var err error
+	for _, d := range s.ssds {
+		if cerr := d.Ctrl.Close(ctx); cerr != nil {
+			err = errors.Join(err, fmt.Errorf("SSD %s: %w", d.Name, cerr))
+		}
+	}
+	s.ssds = nil
+	s.lease.Release()
+	s.lease = nil
+	return err
+}
+
+// faultCounts is how often each injected fault struck, for reports; nil without faults.
+func (s *ssdSet) faultCounts() map[string]int64 {
+	if s == nil || s.faults == nil {
+		return nil
+	}
+	return s.faults.Counts()
+}
+
+// openDataset opens the dataset of the flag or argument.
+func (e *env) openDataset() (*dataset.Dataset, error) {
+	dir, err := e.dataset()
+	if err != nil {
+		return nil, err
+	}
+	return dataset.Open(dir)
+}
+
+// closing runs a deferred close and keeps its error unless there is one already.
+func closing(err *error, f func() error) {
+	if cerr := f(); *err == nil {
+		*err = cerr
+	}
+}

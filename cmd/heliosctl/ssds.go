@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/dataset"
+	"helios/internal/errs"
+	"helios/internal/state"
+	"helios/internal/ui"
+	"helios/internal/units"
+	"helios/nvme"
+)
+
+func ssdsCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "ssds",
+		Usage:       "list the bound SSDs: what they are, how they are, what is on them",
+		ArgsUsage:   "[SSD…]",
+		Description: "Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path or serial (default: all)"},
+		},
+		Action: action(1<<20, runSSDs),
+	}
+}
+
+// ssdReport is a line of "ssds --json".
+type ssdReport struct {
+	state.SSD
+	Model       string       `json:"model,omitempty"`
+	Firmware    string       `json:"firmware,omitempty"`
+	Health      string       `json:"health"` // "good", or what is wrong
+	SMART       *smartReport `json:"smart,omitempty"`
+	Allocated   int64        `json:"allocated_bytes"` // what the backing file takes up now
+	Dataset     string       `json:"dataset,omitempty"`
+	DatasetUUID string       `json:"dataset_uuid,omitempty"`
+	Stripe      int          `json:"stripe,omitempty"`  // from 1
+	Stripes     int          `json:"stripes,omitempty"` // of the dataset
+	Loaded      bool         `json:"loaded"`            // the load was finished
+	Content     string       `json:"content"`           // for people
+	InUse       bool         `json:"in_use"`            // by another heliosctl
+}
+
+type smartReport struct {
+	CriticalWarning  uint8  `json:"critical_warning"`
+	TemperatureK     int    `json:"temperature_k"`
+	AvailableSpare   uint8  `json:"available_spare_percent"`
+	PercentageUsed   uint8  `json:"percentage_used"`
+	DataUnitsRead    string `json:"data_units_read"`
+	DataUnitsWritten string `json:"data_units_written"`
+	HostReads        string `json:"host_reads"`
+	HostWrites       string `json:"host_writes"`
+	MediaErrors      string `json:"media_errors"`
+	UnsafeShutdowns  string `json:"unsafe_shutdowns"`
+}
+
+func runSSDs(ctx context.Context, e *env) error {
+	st, err := e.store.Load()
+	if err != nil {
+		return err
+	}
+	want, err := list("ssds", e.c.String("ssds"))
+	if err != nil {
+		return err
+	}
+	chosen, err := choose(st, "ssds", append(want, e.c.Args().Slice()...))
+	if err != nil {
+		return err
+	}
+	var rows [][]string
+	var bad []string
+	for _, d := range chosen {
+		r, err := e.inspect(ctx, d)
+		if err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			r.Health, r.Content = ui.OneLine(err.Error()), "unknown"
+			bad = append(bad, d.Name)
+		}
+		if err := e.ui.Object(r); err != nil {
+			return err
+		}
+		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), r.Health, r.Content, r.Path})
+	}
+	if len(rows) == 0 {
+		e.ui.Printf("no SSD is bound in %s; bind some with \"heliosctl bind-ssds\"", e.store.Dir())
+		return nil
+	}
+	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "health", "dataset", "path"}, rows)
+	if len(bad) > 0 {
+		return errs.New(errs.Device, "%s could not be read; the list says why", strings.Join(bad, ", "))
+	}
+	return nil
+}
+
+// inspect brings one SSD up and reads its SMART log and superblock.
+func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error) {
+	r = ssdReport{SSD: d}
+	if fi, err := os.Stat(d.Path); err == nil {
+		r.Allocated = allocated(fi)
+	}
+	set, err := e.openThese(ctx, []state.SSD{d})
+	if errs.ClassOf(err) == errs.Refused {
+		r.InUse, r.Health, r.Content = true, "in use", "in use by another heliosctl"
+		return r, nil
+	}
+	if err != nil {
+		return r, err
+	}
+	defer closing(&err, set.close)
+	s := set.ssds[0]
+	r.Model, r.Firmware = s.Ctrl.Model(), s.Ctrl.Firmware()
+	log, err := s.Ctrl.SMART(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.SMART = &smartReport{
+		CriticalWarning: log.CriticalWarning, TemperatureK: log.Temperature(), AvailableSpare: log.AvailableSpare, PercentageUsed: log.PercentageUsed,
+		DataUnitsRead: log.DataUnitsRead.String(), DataUnitsWritten: log.DataUnitsWritten.String(),
+		HostReads: log.HostReads.String(), HostWrites: log.HostWrites.String(),
+		MediaErrors: log.MediaErrors.String(), UnsafeShutdowns: log.UnsafeShutdowns.String(),
+	}
+	r.Health = health(log)
+	sb, err := dataset.ReadSuperblock(ctx, s)
+	switch {
+	case errors.Is(err, dataset.ErrNoSuperblock):
+		r.Content = "none"
+		return r, nil
+	case err != nil:
+		return r, err
+	}
+	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), sb.StripeIndex+1, sb.StripeCount
+	r.Loaded = sb.State == dataset.StateComplete
+	r.Content = fmt.Sprintf("%s, stripe %d of %d", sb.Name, r.Stripe, r.Stripes)
+	if !r.Loaded {
+		r.Content += ", load unfinished"
+	}
+	return r, nil
+}
+
+// health is the SMART log in words (NVMe base specification, Get Log Page 02h).
+func health(l nvme.SMARTLog) string {
+	var bad []string
+	for i, w := range []string{"spare below threshold", "temperature out of range", "reliability degraded", "read-only", "volatile memory backup failed"} {
+		if l.CriticalWarning&(1<<i) != 0 {
+			bad = append(bad, w)
+		}
+	}
+	if l.MediaErrors != (nvme.Uint128{}) {
+		bad = append(bad, l.MediaErrors.String()+" media errors")
+	}
+	if len(bad) == 0 {
+		return "good"
+	}
+	return strings.Join(bad, ", ")
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/errs"
+	"helios/internal/units"
+	"helios/sched"
+)
+
+var datasetFlag = &cli.StringFlag{Name: "dataset", Usage: "dataset `DIR`; may also be given as an argument"}
+
+// modelFlags decide what is computed.
+func modelFlags() []cli.Flag {
+	return []cli.Flag{
+		oneOf("model", "model", "sage", []string{"sage", "gcn"}, nil),
+		&cli.StringFlag{Name: "fanout", Value: "10,10", Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all; one layer per hop"},
+		&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seed nodes in a mini-batch"},
+		&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
+		&cli.IntFlag{Name: "epochs", Value: 1, Usage: "passes over the training nodes"},
+		&cli.Float64Flag{Name: "lr", Value: 0.003, Usage: "Adam's learning rate"},
+		&cli.Float64Flag{Name: "dropout", Usage: "share of inputs dropped in training"},
+		&cli.Float64Flag{Name: "weight-decay", Usage: "L2 penalty"},
+		&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices; equal seeds give equal parameters in every mode"},
+		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges: what the model learns from a node's own features"},
+	}
+}
+
+// pathFlags decide how the rows come, which never changes a result.
+func pathFlags() []cli.Flag {
+	return append([]cli.Flag{
+		oneOf("mode", "data path", sched.ModeHelios, sched.Modes, laterModes),
+		oneOf("io-stack", "who reads the SSDs (default: by mode)", "", sched.Stacks, map[string]error{
+			"sync": errs.New(errs.Capability, "--io-stack sync is not in this version yet; choose one of %s", strings.Join(sched.Stacks, ", ")),
+		}),
+		oneOf("pipeline", "what overlaps (default: by mode)", "", sched.Pipelines, nil),
+		&cli.StringFlag{Name: "gpu-cache", DefaultText: "5% in helios and inmem, else 0", Usage: "`BUDGET` of the device memory tier, as 256MiB or as a share of the features"},
+		&cli.StringFlag{Name: "cpu-cache", DefaultText: "10% in helios and cpu, else 0", Usage: "`BUDGET` of the CPU memory tier"},
+		&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
+		&cli.IntFlag{Name: "io-blocks", DefaultText: "32", Usage: "thread blocks of each I/O kernel"},
+		&cli.IntFlag{Name: "depth", DefaultText: "256", Usage: "reads in flight per SSD"},
+		&cli.IntFlag{Name: "prefetch-depth", DefaultText: "3", Usage: "mini-batches prepared ahead"},
+		&cli.IntFlag{Name: "presample-epochs", DefaultText: "1", Usage: "epochs sampled beforehand to find the hottest rows"},
+		&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
+		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},
+		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
+		&cli.StringFlag{Name: "sm-budget", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train)"},
+		deviceFlag(),
+	}, ssdFlags()...)
+}
+
+// laterModes are those of DESIGN section 10 that this version does not have.
+var laterModes = func() map[string]error {
+	m := map[string]error{}
+	for _, name := range []string{"bam", "gids", "ginex", "diskgnn", "hier", "marius"} {
+		m[name] = errs.New(errs.Capability, "--mode %s is not in this version yet; choose one of %s", name, strings.Join(sched.Modes, ", "))
+	}
+	return m
+}()
+
+func trainCommand() *cli.Command {
+	c := &cli.Command{
+		Name:      "train",
+		Usage:     "train a model, its features read from the SSDs",
+		ArgsUsage: "[DATASET]",
+		Flags:     append([]cli.Flag{datasetFlag}, modelFlags()...),
+		Action:    action(1, runTrain),
+	}
+	c.Flags = append(c.Flags, pathFlags()...)
+	c.Flags = append(c.Flags,
+		&cli.StringFlag{Name: "checkpoint", Usage: "`DIR` for the checkpoint, written after each epoch and on Ctrl-C"},
+		&cli.IntFlag{Name: "checkpoint-every", Usage: "also write it after every `N` mini-batches"},
+		&cli.BoolFlag{Name: "resume", Usage: "go on from the checkpoint in --checkpoint, to the bit; start where there is none"},
+		&cli.BoolFlag{Name: "no-eval", Usage: "skip validation and test"},
+		resultsFlag(),
+	)
+	return c
+}
+
+// trainConfig reads the flags of train.
+func (e *env) trainConfig() (sched.Config, error) {
+	c := e.c
+	cfg, err := e.dataPath()
+	if err != nil {
+		return cfg, err
+	}
+	if err := e.notZero("batch-size", "hidden", "epochs", "lr"); err != nil {
+		return cfg, err
+	}
+	cfg.Model, cfg.Batch, cfg.Hidden, cfg.Epochs = c.String("model"), c.Int("batch-size"), c.Int("hidden"), c.Int("epochs")
+	cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = c.Float64("lr"), c.Float64("dropout"), c.Float64("weight-decay"), c.Uint64("seed")
+	cfg.CheckpointDir, cfg.CheckpointEvery = c.String("checkpoint"), c.Int("checkpoint-every")
+	cfg.Resume, cfg.NoEval = c.Bool("resume"), c.Bool("no-eval")
+	if cfg.CheckpointEvery > 0 && cfg.CheckpointDir == "" {
+		return cfg, errs.New(errs.Usage, "--checkpoint-every needs --checkpoint DIR, the folder to write to")
+	}
+	if cfg.Fanouts, err = units.ParseInts(c.String("fanout"), -1); err != nil {
+		return cfg, errs.New(errs.Usage, "--fanout: %w", err)
+	}
+	return cfg, nil
+}
+
+// dataPath reads pathFlags.
+func (e *env) dataPath() (sched.Config, error) {
+	c := e.c
+	cfg := sched.Config{
+		Mode: c.String("mode"), IOStack: c.String("io-stack"), Pipeline: c.String("pipeline"),
+		Depth: c.Int("prefetch-depth"), Presample: c.Int("presample-epochs"), Workers: c.Int("workers"),
+		Blocks: c.Int("io-blocks"), QueueDepth: c.Int("depth"),
+		ReadTimeout: c.Duration("read-timeout"), ReadRetries: c.Int("read-retries"), CPUEngine: c.String("cpu-engine"),
+	}
+	if err := e.notZero("prefetch-depth", "presample-epochs", "workers", "io-blocks", "depth"); err != nil {
+		return cfg, err
+	}
+	if cfg.QueueDepth < 0 || cfg.QueueDepth > 65535 {
+		return cfg, errs.New(errs.Usage, "--depth %d is not between 1 and 65535", cfg.QueueDepth)
+	}
+	if c.IsSet("read-timeout") && cfg.ReadTimeout < time.Millisecond {
+		return cfg, errs.New(errs.Usage, "--read-timeout %s is below 1ms", cfg.ReadTimeout)
+	}
+	if cfg.ReadRetries < -1 {
+		return cfg, errs.New(errs.Usage, "--read-retries %d is below -1 (never)", cfg.ReadRetries)
+	}
+	if c.IsSet("read-retries") && cfg.ReadRetries == 0 {
+		cfg.ReadRetries = -1 // the library takes 0 for its default
+	}
+	var err error
+	if cfg.GPUCache, err = cacheBudget(c, "gpu-cache", map[string]string{sched.ModeHelios: "5%", sched.ModeInmem: "5%"}[cfg.Mode]); err != nil {
+		return cfg, err
+	}
+	if cfg.CPUCache, err = cacheBudget(c, "cpu-cache", map[string]string{sched.ModeHelios: "10%", sched.ModeCPU: "10%"}[cfg.Mode]); err != nil {
+		return cfg, err
+	}
+	cfg.SMs, err = smBudget(c.String("sm-budget"))
+	return cfg, err
+}
+
+// notZero refuses a 0 that was typed where the library takes 0 for its default.
+func (e *env) notZero(flags ...string) error {
+	for _, f := range flags {
+		if e.c.IsSet(f) && e.c.Int(f) == 0 && e.c.Float64(f) == 0 {
+			return errs.New(errs.Usage, "--%s 0 is not a positive number", f)
+		}
+	}
+	return nil
+}
+
+func cacheBudget(c *cli.Context, flag, def string) (units.Budget, error) {
+	s := c.String(flag)
+	if !c.IsSet(flag) {
+		if s = def; s == "" {
+			return units.Budget{}, nil
+		}
+	}
+	b, err := units.ParseBudget(s)
+	if err != nil {
+		return b, errs.New(errs.Usage, "--%s: %w", flag, err)
+	}
+	return b, nil
+}
+
+func smBudget(s string) (b sched.SMBudget, err error) {
+	parts, err := list("sm-budget", s)
+	if err != nil {
+		return b, err
+	}
+	fields := map[string]*int{"sample": &b.Sample, "lookup": &b.Lookup, "io": &b.IO, "gather": &b.Gather, "train": &b.Train}
+	for _, p := range parts {
+		op, n, _ := strings.Cut(p, "=")
+		f, ok := fields[op]
+		if !ok {
+			return b, errs.New(errs.Usage, "--sm-budget: unknown operator %q; choose of sample, lookup, io, gather, train", op)
+		}
+		if *f, err = strconv.Atoi(n); err != nil || *f < 1 {
+			return b, errs.New(errs.Usage, "--sm-budget %q is not OP=N with N at least 1", p)
+		}
+	}
+	return b, nil
+}
+
+// inputs opens what a run works on; done closes it all.
+func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done func() error, err error) {
+	var closers []func() error
+	done = func() error {
+		var err error
+		for i := len(closers) - 1; i >= 0; i-- {
+			err = errors.Join(err, closers[i]())
+		}
+		closers = nil
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, done())
+		}
+	}()
+	d, err := e.openDataset()
+	if err != nil {
+		return in, nil, done, err
+	}
+	closers = append(closers, d.Close)
+	if e.c.Bool("no-edges") {
+		d = d.WithoutEdges()
+		closers = append(closers, d.Close)
+	}
+	dev, err := openDevice(e.c.Int("workers"))
+	if err != nil {
+		return in, nil, done, err
+	}
+	closers = append(closers, dev.Close)
+	if set, err = e.openSSDs(ctx, "ssds"); err != nil {
+		return in, nil, done, err
+	}
+	closers = append(closers, set.close)
+	return sched.Inputs{Dev: dev, Dataset: d, SSDs: set.ssds}, set, done, nil
+}
+
+func runTrain(ctx context.Context, e *env) (err error) {
+	cfg, err := e.trainConfig()
+	if err != nil {
+		return err
+	}
+	out, err := e.openResults()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.close)
+	in, set, done, err := e.inputs(ctx)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, done)
+
+	obs := e.observer()
+	obs.Epoch = func(r sched.EpochResult) {
+		out.event("epoch", r)
+		e.ui.Printf("epoch %d: loss %.4f, train %.2f%%, val %.2f%%, %.2f s; %s", r.Epoch, r.Loss, 100*r.TrainAcc, 100*r.ValAcc, r.Seconds, tierLine(r))
+	}
+	res, err := sched.Train(ctx, cfg, in, obs)
+	e.showFaults(set, out)
+	if err != nil {
+		return err
+	}
+	e.showResult(res)
+	out.object(res)
+	return out.commit()
+}
+
+// observer shows how a run goes.
+func (e *env) observer() sched.Observer {
+	return sched.Observer{
+		Step: func(stage string, done, total int) { e.ui.Progress(stage, int64(done), int64(total)) },
+		Note: func(s string) { e.ui.Note("%s", s) },
+	}
+}
+
+// showFaults reports how often each injected fault struck.
+func (e *env) showFaults(set *ssdSet, out *results) {
+	counts := set.faultCounts()
+	if counts == nil {
+		return
+	}
+	out.event("faults", counts)
+	for _, f := range slices.Sorted(maps.Keys(counts)) {
+		e.ui.Printf("fault %s: struck %d times", f, counts[f])
+	}
+}
+
+// share is n of total in percent.
+func share(n, total int64) string {
+	if total == 0 {
+		return "0%"
+	}
+	return strconv.FormatFloat(100*float64(n)/float64(total), 'f', 1, 64) + "%"
+}
+
+// tierLine says where an epoch's rows came from and how well its stages overlapped.
+func tierLine(r sched.EpochResult) string {
+	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
+	s := fmt.Sprintf("rows: GPU %s, CPU %s, SSD %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows))
+	if r.Seconds > 0 && r.BytesSSD > 0 {
+		s += fmt.Sprintf(" (%s/s)", units.FormatBytes(int64(float64(r.BytesSSD)/r.Seconds)))
+	}
+	s += fmt.Sprintf("; overlap %.2f, stall %.2f", r.Overlap, r.Stall)
+	if r.Retries > 0 || r.Timeouts > 0 {
+		s += fmt.Sprintf("; %d retries, %d timeouts", r.Retries, r.Timeouts)
+	}
+	return s
+}
+
+// showResult is the summary for people.
+func (e *env) showResult(r *sched.Result) {
+	var sum sched.EpochResult
+	var seconds float64
+	for _, p := range r.Epochs {
+		sum.RowsGPU += p.RowsGPU
+		sum.RowsCPU += p.RowsCPU
+		sum.RowsSSD += p.RowsSSD
+		sum.BytesSSD += p.BytesSSD
+		sum.SSDCommands += p.SSDCommands
+		sum.Overlap += p.Overlap * p.Seconds
+		sum.Stall += p.Stall * p.Seconds
+		seconds += p.Seconds
+	}
+	rows := [][]string{
+		{"mode", fmt.Sprintf("%s, %s on %s; I/O stack %s, pipeline %s, memory rung %s", r.Mode, r.Model, r.Device, r.IOStack, r.Pipeline, r.MemoryRung)},
+		{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation)", 100*r.TestAcc, r.BestEpoch)},
+	}
+	if e.c.Bool("no-eval") {
+		rows = rows[:1]
+	}
+	if seconds > 0 {
+		all := sum.RowsGPU + sum.RowsCPU + sum.RowsSSD
+		rows = append(rows,
+			[]string{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows", share(sum.RowsGPU, all), share(sum.RowsCPU, all), share(sum.RowsSSD, all), units.FormatCount(float64(all)))},
+			[]string{"SSD", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time", units.FormatBytes(sum.BytesSSD), units.FormatCount(float64(sum.SSDCommands)),
+				units.FormatBytes(int64(float64(sum.BytesSSD)/seconds)), units.FormatCount(float64(sum.SSDCommands)/seconds))},
+			[]string{"overlap", fmt.Sprintf("%.2f; training waited %.0f%% of the time", sum.Overlap/seconds, 100*sum.Stall/seconds)})
+	}
+	rows = append(rows,
+		[]string{"memory", fmt.Sprintf("peak %s; GPU tier %s, CPU tier %s, topology %s", units.FormatBytes(r.PeakMemoryBytes), units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes), units.FormatBytes(r.TopologyBytes))},
+		[]string{"parameters", "sha256 " + r.ParamsSHA256})
+	if r.Checkpoint != "" {
+		rows = append(rows, []string{"checkpoint", r.Checkpoint})
+	}
+	e.ui.Table([]string{"", ""}, rows)
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/errs"
+	"helios/internal/state"
+)
+
+func unbindCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "unbind-ssds",
+		Usage:     "give SSDs back; their files stay unless --delete is given",
+		ArgsUsage: "[SSD…]",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path or serial (default: all)"},
+			&cli.BoolFlag{Name: "delete", Usage: "remove the files that bind-ssds created, and only those"},
+		},
+		Action: action(1<<20, runUnbind),
+	}
+}
+
+func runUnbind(ctx context.Context, e *env) error {
+	want, err := list("ssds", e.c.String("ssds"))
+	if err != nil {
+		return err
+	}
+	want = append(want, e.c.Args().Slice()...)
+	type result struct {
+		state.SSD
+		Deleted bool `json:"deleted"`
+	}
+	var done []result
+	err = e.store.Update(ctx, func(st *state.State) error {
+		chosen, err := choose(st, "ssds", want)
+		if err != nil {
+			return err
+		}
+		all := make([]string, len(chosen))
+		for i, d := range chosen {
+			all[i] = d.Name
+		}
+		lease, err := e.store.Acquire("heliosctl unbind-ssds", all...)
+		if err != nil {
+			return err
+		}
+		defer lease.Release()
+		for _, d := range chosen {
+			r := result{SSD: d}
+			if e.c.Bool("delete") && d.Created {
+				if r.Deleted, err = removeCreated(d); err != nil {
+					return err
+				}
+			}
+			st.SSDs = slices.DeleteFunc(st.SSDs, func(o state.SSD) bool { return o.Name == d.Name })
+			done = append(done, r)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, r := range done {
+		switch {
+		case r.Deleted:
+			e.ui.Printf("%s: unbound, %s deleted", r.Name, r.Path)
+		case r.Created && r.Kind == state.KindRAM && !e.c.Bool("delete"):
+			e.ui.Printf("%s: unbound; %s still takes memory, remove it when its data is not needed", r.Name, r.Path)
+		default:
+			e.ui.Printf("%s: unbound, %s stays", r.Name, r.Path)
+		}
+		if err := e.ui.Event("unbound", r); err != nil {
+			return err
+		}
+	}
+	if len(done) == 0 {
+		e.ui.Printf("no SSD is bound")
+	}
+	return nil
+}
+
+// choose finds the SSDs of want, all when it is empty; an SSD named twice counts once.
+func choose(st *state.State, flag string, want []string) ([]state.SSD, error) {
+	if len(want) == 0 {
+		return slices.Clone(st.SSDs), nil
+	}
+	var out []state.SSD
+	for _, w := range want {
+		d, err := st.Find(w)
+		if err != nil {
+			return nil, errs.New(errs.Usage, "--%s: %w", flag, err)
+		}
+		if !slices.ContainsFunc(out, func(o state.SSD) bool { return o.Name == d.Name }) {
+			out = append(out, d)
+		}
+	}
+	return out, nil
+}
+
+// removeCreated removes the file that bind-ssds created, unless another one took its name.
+func removeCreated(d state.SSD) (bool, error) {
+	fi, err := os.Lstat(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if s, ok := fi.Sys().(*syscall.Stat_t); !ok || !fi.Mode().IsRegular() || uint64(s.Dev) != d.Device || s.Ino != d.Inode {
+		return false, errs.New(errs.Refused, "%s is not the file that bind-ssds created for %s; unbind without --delete and look at it", d.Path, d.Name)
+	}
+	if err := os.Remove(d.Path); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// allocated is what a file takes up on its disk; sparse files take less than their size.
+func allocated(fi fs.FileInfo) int64 {
+	if s, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return s.Blocks * 512
+	}
+	return fi.Size()
+}
