@@ -174,6 +174,7 @@ type ringWorker struct {
 	end     int64
 	settled int64 // rows of p that failed before a read
 	lastExp time.Time
+	merged  time.Time
 }
 
 type ringSlot struct {
@@ -237,7 +238,7 @@ func (w *ringWorker) loop() {
 				break
 			}
 		}
-		w.expire()
+		w.housekeep()
 	}
 }
 
@@ -362,10 +363,14 @@ func (w *ringWorker) fail(id int, err error) {
 	p.finished(1)
 }
 
-// expire gives up rows whose read takes too long. The kernel cannot be made to drop the read, but
-// it writes to the worker's own buffer.
-func (w *ringWorker) expire() {
+// housekeep publishes latencies and gives up rows whose read takes too long. The kernel cannot be
+// made to drop such a read, but it writes to the worker's own buffer.
+func (w *ringWorker) housekeep() {
 	now := time.Now()
+	if now.Sub(w.merged) > mergeEvery {
+		w.r.merge(&w.hist)
+		w.merged = now
+	}
 	if now.Sub(w.lastExp) < w.timeout/4 {
 		return
 	}

@@ -432,6 +432,9 @@ func (r *hostReader) Stats() Stats {
 	return st
 }
 
+// mergeEvery is how often a busy worker adds its latencies to the reader's.
+const mergeEvery = 5 * time.Millisecond
+
 func (r *hostReader) merge(h *Histogram) {
 	r.histMu.Lock()
 	defer r.histMu.Unlock()
@@ -467,6 +470,7 @@ func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, o
 	defer r.workers.Done()
 	debug.SetPanicOnFault(true)
 	var h Histogram
+	merged := time.Now()
 	for {
 		p, lo, hi := r.take(false)
 		if p == nil {
@@ -489,9 +493,13 @@ func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, o
 				p.fail(p.rows[i], err)
 				continue
 			}
-			h.Add(time.Since(start))
+			now := time.Now()
+			h.Add(now.Sub(start))
+			if now.Sub(merged) > mergeEvery {
+				r.merge(&h)
+				merged = now
+			}
 		}
-		r.merge(&h)
 		p.finished(hi - lo)
 	}
 }

@@ -1,0 +1,170 @@
+package iobench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/gpuio"
+	"helios/internal/faultinject"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+// ssds makes n software SSDs with random content.
+func ssds(t testing.TB, n int, bytes int64, ram bool, faults string) (*cuda.Host, []*gpuio.SSD) {
+	dev, err := cuda.NewHost(cuda.HostOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	dir := t.TempDir()
+	if ram {
+		dir, err = os.MkdirTemp("/dev/shm", "iobench-")
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	}
+	var out []*gpuio.SSD
+	for i := range n {
+		path := filepath.Join(dir, fmt.Sprintf("%d.img", i))
+		f, err := os.Create(path)
+		require.NoError(t, err)
+		rng := rand.NewChaCha8([32]byte{byte(i)})
+		buf := make([]byte, 1<<20)
+		for at := int64(0); at < bytes; at += int64(len(buf)) {
+			_, err = rng.Read(buf)
+			require.NoError(t, err)
+			_, err = f.Write(buf[:min(int64(len(buf)), bytes-at)])
+			require.NoError(t, err)
+		}
+		require.NoError(t, f.Sync())
+		require.NoError(t, f.Close())
+		set, err := faultinject.Parse(faults)
+		require.NoError(t, err)
+		bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram, Faults: set})
+		require.NoError(t, err)
+		ctrl, err := nvme.Open(context.Background(), bus, nvme.Options{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, ctrl.Close(context.Background())) })
+		out = append(out, &gpuio.SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", i), BackingPath: path})
+	}
+	return dev, out
+}
+
+func TestRunAudits(t *testing.T) {
+	dev, disks := ssds(t, 2, 4<<20, true, "")
+	for _, stack := range []string{"async", "cpu", "mmap"} {
+		for _, rowBytes := range []int{512, 400, 4096} {
+			row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: rowBytes, Depth: 16, Duration: 60 * time.Millisecond, Seed: 3})
+			require.NoError(t, err)
+			require.True(t, row.Audited, row.AuditError)
+			require.Zero(t, row.Errors)
+			require.Positive(t, row.IOPS)
+			require.Positive(t, row.CPUPerIO)
+			require.LessOrEqual(t, row.P50, row.P99)
+			require.Positive(t, row.Sampled)
+			if stack == "async" {
+				require.Equal(t, row.Commands, row.SMARTReads)
+				require.Positive(t, row.QueuePairs)
+			}
+		}
+	}
+	// Without a file to look at, the audit reads through a queue pair of its own.
+	for _, d := range disks {
+		d.BackingPath = ""
+	}
+	row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Depth: 4, Duration: 30 * time.Millisecond})
+	require.NoError(t, err)
+	require.True(t, row.Audited, row.AuditError)
+}
+
+// TestAuditFails shows that each part of the audit can fail.
+func TestAuditFails(t *testing.T) {
+	ctx := context.Background()
+	t.Run("errors", func(t *testing.T) {
+		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=2,sc=0x81,dnr=1,after=1000,times=1)")
+		row, err := Run(ctx, Config{Dev: dev, SSDs: disks, Duration: 50 * time.Millisecond})
+		require.NoError(t, err)
+		require.False(t, row.Audited)
+		require.Contains(t, row.AuditError, "unrecovered read error")
+		require.Positive(t, row.Errors)
+	})
+	t.Run("retried errors", func(t *testing.T) {
+		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=0,sc=0x06,after=1000,times=2)")
+		row, err := Run(ctx, Config{Dev: dev, SSDs: disks, Duration: 50 * time.Millisecond})
+		require.NoError(t, err)
+		require.False(t, row.Audited)
+		require.EqualValues(t, 2, row.Errors)
+		require.Equal(t, row.Commands, row.SMARTReads)
+	})
+	t.Run("content", func(t *testing.T) {
+		dev, disks := ssds(t, 1, 1<<20, true, "")
+		other := filepath.Join(t.TempDir(), "other.img")
+		require.NoError(t, os.WriteFile(other, make([]byte, 1<<20), 0o600))
+		disks[0].BackingPath = other
+		row, err := Run(ctx, Config{Dev: dev, SSDs: disks, Duration: 30 * time.Millisecond})
+		require.NoError(t, err)
+		require.False(t, row.Audited)
+		require.Contains(t, row.AuditError, "is not what the SSD holds")
+	})
+	t.Run("counters", func(t *testing.T) {
+		b := bench{cfg: Config{}, row: &Row{IOPS: 1, Stack: "async", Commands: 10, SMARTReads: 9}, samples: []sample{{}}}
+		b.audit(ctx)
+		require.False(t, b.row.Audited)
+		require.Contains(t, b.row.AuditError, "counted 9")
+	})
+}
+
+func TestBadConfig(t *testing.T) {
+	dev, disks := ssds(t, 1, 1<<20, true, "")
+	for name, cfg := range map[string]Config{
+		"no SSD":       {Dev: dev},
+		"stack":        {Dev: dev, SSDs: disks, Stack: "dma"},
+		"row size":     {Dev: dev, SSDs: disks, RowBytes: 2 << 20},
+		"negative row": {Dev: dev, SSDs: disks, RowBytes: -1},
+		"depth":        {Dev: dev, SSDs: disks, Depth: -1},
+		"engine":       {Dev: dev, SSDs: disks, Stack: "cpu", Engine: "aio"},
+		"layout":       {Dev: dev, SSDs: disks, RowBytes: 64, Layout: gpuio.Layout{Rows: 1, RowBytes: 128}},
+	} {
+		_, err := Run(context.Background(), cfg)
+		require.Error(t, err, name)
+	}
+}
+
+func TestRowJSON(t *testing.T) {
+	b, err := json.Marshal(Row{})
+	require.NoError(t, err)
+	for _, k := range []string{"ssds", "blocks", "row_bytes", "stack", "queue_pairs", "depth", "iops", "bytes_per_second", "cpu_us_per_io", "p50_us", "p99_us", "errors", "audited", "smart_reads"} {
+		require.Contains(t, string(b), `"`+k+`":`)
+	}
+}
+
+// BenchmarkReads measures the whole path; compare stacks and depths with -bench Reads/ram.
+func BenchmarkReads(b *testing.B) {
+	for _, medium := range []string{"ram", "file"} {
+		for _, stack := range []string{"async", "cpu", "mmap"} {
+			for _, depth := range []int{1, 32, 256} {
+				b.Run(fmt.Sprintf("%s/%s/depth=%d", medium, stack, depth), func(b *testing.B) {
+					dev, disks := ssds(b, 1, 256<<20, medium == "ram", "")
+					var row Row
+					for range b.N {
+						var err error
+						row, err = Run(context.Background(), Config{Dev: dev, SSDs: disks, Stack: stack, Depth: depth, Duration: time.Second})
+						require.NoError(b, err)
+						require.True(b, row.Audited, row.AuditError)
+					}
+					b.ReportMetric(row.IOPS, "IOPS")
+					b.ReportMetric(row.CPUPerIO, "cpu-us/io")
+					b.ReportMetric(row.P50, "p50-us")
+					b.ReportMetric(row.P99, "p99-us")
+				})
+			}
+		}
+	}
+}
