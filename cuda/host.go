@@ -128,7 +128,11 @@ func (h *Host) Close() error {
 		if !s.shutdown(h.opt.CloseTimeout) {
 			stuck = true
 			failed = append(failed, fmt.Sprintf("stream %q still runs %s", s.opt.Name, s.running()))
+			continue
 		}
+		h.streamMu.Lock()
+		delete(h.streams, s)
+		h.streamMu.Unlock()
 	}
 	h.memMu.Lock()
 	bufs := make([]*hostBuffer, 0, len(h.buffers))

@@ -3,11 +3,15 @@ package cuda
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
+
+	"helios/internal/hostmem"
 )
 
 type addParams struct {
@@ -200,6 +204,330 @@ func TestRegisterHostRefusesGoPointers(t *testing.T) {
 	}
 }
 
+func TestPanicKeepsItsStack(t *testing.T) {
+	h := open(t, HostOptions{SMs: 2})
+	s := stream(t, h, StreamOptions{Name: "panicking"})
+	cause := errors.New("the cause")
+	hook(t, &tBlock, func(b *Block) {
+		if b.Index == 3 {
+			b.Park(func() { panic(cause) }) // without a slot, too
+		}
+	})
+	for _, blocks := range []int{4, 4} { // the second launch is refused
+		_ = Launch(s, kernel(t, h, "test_hook"), LaunchConfig{blocks, 32}, struct{}{})
+	}
+	err := s.Synchronize(limit(t))
+	var ke *KernelError
+	if !errors.As(err, &ke) || !errors.Is(err, cause) || ke.Block != 3 || ke.Stream != "panicking" {
+		t.Fatalf("got %v", err)
+	}
+	if !strings.Contains(ke.Stack, "host_test.go") || strings.Contains(ke.Error(), "\n") || !strings.Contains(ke.Detail(), "host_test.go") {
+		t.Fatalf("detail %q of %q", ke.Detail(), ke)
+	}
+	// The slot is back: the device goes on.
+	other := stream(t, h, StreamOptions{})
+	if err := Launch(other, kernel(t, h, "test_nop"), LaunchConfig{9, 32}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Synchronize(limit(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKernelReadsPastABuffer(t *testing.T) {
+	h := open(t, HostOptions{SMs: 1})
+	s := stream(t, h, StreamOptions{})
+	b, err := h.Alloc(MemDevice, 80, "ten words")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Launch(s, kernel(t, h, "test_add"), LaunchConfig{1, 32}, addParams{b.Ptr(), 11, 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(), "ten words") || !strings.Contains(err.Error(), "out of bounds") {
+		t.Errorf("got %v", err)
+	}
+	if err := b.Free(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestViewRefuses(t *testing.T) {
+	for name, f := range map[string]func(){
+		"nil":      func() { View[uint64](0, 1) },
+		"negative": func() { View[uint64](4096, -1) },
+		"aligned":  func() { View[uint64](4097, 1) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: accepted", name)
+				}
+			}()
+			f()
+		}()
+	}
+	if View[uint64](0, 0) != nil {
+		t.Error("a view of nothing")
+	}
+}
+
+func TestRange(t *testing.T) {
+	for blocks := 1; blocks < 9; blocks++ {
+		for n := int64(0); n < 40; n++ {
+			at := int64(0)
+			for i := range blocks {
+				b := Block{Index: i, Blocks: blocks}
+				lo, hi := b.Range(n)
+				if lo != at || hi < lo || hi-lo > n/int64(blocks)+1 || hi-lo < n/int64(blocks) {
+					t.Fatalf("block %d of %d, %d items: %d to %d", i, blocks, n, lo, hi)
+				}
+				at = hi
+			}
+			if at != n {
+				t.Fatalf("%d blocks cover %d of %d", blocks, at, n)
+			}
+		}
+	}
+}
+
+// Two workers are seen busy when two blocks run at once, and time in Park is not counted.
+func TestBusyWorkers(t *testing.T) {
+	h := open(t, HostOptions{SMs: 3})
+	s := stream(t, h, StreamOptions{SMs: 2})
+	var arrived atomic.Int64
+	hook(t, &tBlock, func(b *Block) {
+		for arrived.Add(1); arrived.Load() < 2; { // no Yield: both hold a slot at one time
+			continue
+		}
+		for end := time.Now().Add(3 * time.Millisecond); time.Now().Before(end); {
+			continue
+		}
+		b.Park(func() { time.Sleep(20 * time.Millisecond) })
+	})
+	began := time.Now()
+	if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{2, 32}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Synchronize(limit(t)); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(began)
+	busy := h.BusyWorkers()
+	if len(busy) != 3 || busy[2] != 0 {
+		t.Fatalf("busy %v: the budget was two of three", busy)
+	}
+	for i, d := range busy[:2] {
+		if d < 3*time.Millisecond || d > took-20*time.Millisecond {
+			t.Errorf("worker %d busy for %v of %v", i, d, took)
+		}
+	}
+}
+
+// Streams of one priority share a slot by time: a long grid lets a short one in before its end.
+func TestEqualPrioritiesShare(t *testing.T) {
+	h := open(t, HostOptions{SMs: 1})
+	long, short := stream(t, h, StreamOptions{Name: "long"}), stream(t, h, StreamOptions{Name: "short"})
+	var started, shortAt atomic.Int64
+	const blocks = 400
+	first, begun := make(chan struct{}), make(chan struct{})
+	hook(t, &tBlock, func(*Block) {
+		if started.Add(1) == 1 {
+			close(first)
+			<-begun // until the short one is enqueued; the slot stays taken
+		}
+		for end := time.Now().Add(time.Millisecond); shortAt.Load() == 0 && time.Now().Before(end); {
+			continue
+		}
+	})
+	hook(t, &tBlock2, func(*Block) { shortAt.Store(started.Load()) })
+	if err := Launch(long, kernel(t, h, "test_hook"), LaunchConfig{blocks, 32}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	<-first
+	if err := Launch(short, kernel(t, h, "test_hook2"), LaunchConfig{1, 32}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	close(begun)
+	for _, s := range []Stream{short, long} {
+		if err := s.Synchronize(limit(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if at := shortAt.Load(); at == 0 || at == blocks {
+		t.Errorf("the short kernel ran after %d of %d blocks", at, blocks)
+	}
+}
+
+func TestFullQueueHasADeadline(t *testing.T) {
+	h := open(t, HostOptions{SMs: 1, QueueDepth: 4, QueueTimeout: 20 * time.Millisecond})
+	s := stream(t, h, StreamOptions{Name: "full"})
+	gate := make(chan struct{})
+	hook(t, &tBlock, func(b *Block) { b.Park(func() { <-gate }) })
+	k, nop := kernel(t, h, "test_hook"), kernel(t, h, "test_nop")
+	if err := Launch(s, k, LaunchConfig{1, 32}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for range 4 {
+		err = Launch(s, nop, LaunchConfig{1, 32}, struct{}{})
+	}
+	if err == nil || !strings.Contains(err.Error(), "full") || !strings.Contains(err.Error(), "test_hook") {
+		t.Errorf("got %v", err)
+	}
+	close(gate)
+	if err := s.Synchronize(limit(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A kernel that hangs makes Close late and loud, not hang with it, and its memory stays mapped.
+func TestCloseWithAStuckKernel(t *testing.T) {
+	h, err := NewHost(HostOptions{SMs: 1, CloseTimeout: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := h.NewStream(StreamOptions{Name: "stuck"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := h.Alloc(MemDevice, 8, "in use")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, end := make(chan struct{}), make(chan struct{})
+	hook(t, &tBlock, func(b *Block) {
+		b.Park(func() { <-gate })
+		View[uint64](buf.Ptr(), 1)[0] = 7
+		close(end)
+	})
+	if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{1, 32}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "test_hook") {
+		t.Errorf("stream: %v", err)
+	}
+	if err := h.Close(); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("device: %v", err)
+	}
+	close(gate)
+	<-end
+	if err := buf.Free(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRegisterRules(t *testing.T) {
+	h := open(t, HostOptions{SMs: 1})
+	if _, err := h.Register(make([]byte, 4096), "go memory"); err == nil || !strings.Contains(err.Error(), "go memory") {
+		t.Errorf("memory of Go's heap: %v", err)
+	}
+	mem, err := hostmem.Alloc(1<<16, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := h.Register(mem[4096:40960], "whole")
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := h.Register(mem[8192:12288], "part")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Register(mem[:8192], "crossing"); err == nil || !strings.Contains(err.Error(), "whole") {
+		t.Errorf("an overlap: %v", err)
+	}
+	if u := h.MemUsage(); u["whole"] != 36864 || u["part"] != 0 {
+		t.Errorf("usage %v", u)
+	}
+	s := stream(t, h, StreamOptions{})
+	if err := whole.Free(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Fill(part.Ptr(), 1, 4096); err != nil {
+		t.Errorf("a part outlives the whole's registration: %v", err)
+	}
+	if err := s.Synchronize(limit(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := part.Free(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Fill(part.Ptr(), 1, 1); err == nil {
+		t.Error("a fill of memory that is registered no more")
+	}
+	if err := hostmem.Free(mem); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Random grids whose blocks yield, park and run, on streams of random priorities and budgets:
+// everything ends, every block runs once, no stream exceeds its budget.
+func TestSchedulerStress(t *testing.T) {
+	for _, sms := range []int{1, 2, 5} {
+		seed := uint64(time.Now().UnixNano())
+		rng := rand.New(rand.NewPCG(seed, 0))
+		h := open(t, HostOptions{SMs: sms})
+		k := kernel(t, h, "test_hook")
+		var ran, running, over atomic.Int64
+		check := func() {
+			if running.Add(1) > int64(sms) {
+				over.Add(1)
+			}
+		}
+		hook(t, &tBlock, func(b *Block) {
+			ran.Add(1)
+			check()
+			for i := range 3 {
+				running.Add(-1)
+				switch (b.Index + i) % 4 {
+				case 0:
+					b.Yield()
+				case 1:
+					b.Park(runtime.Gosched)
+				case 2:
+					b.Park(func() { time.Sleep(10 * time.Microsecond) })
+				}
+				check()
+			}
+			running.Add(-1)
+		})
+		want := int64(0)
+		var streams []Stream
+		for i := range 6 {
+			streams = append(streams, stream(t, h, StreamOptions{Priority: rng.IntN(3), SMs: rng.IntN(3), Name: string(rune('a' + i))}))
+		}
+		for range 300 {
+			blocks := 1 + rng.IntN(6)
+			if rng.IntN(20) == 0 {
+				blocks = 100 // more than may be resident
+			}
+			want += int64(blocks)
+			if err := Launch(streams[rng.IntN(len(streams))], k, LaunchConfig{blocks, 32}, struct{}{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range streams {
+			if err := s.Synchronize(limit(t)); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		if ran.Load() != want || over.Load() != 0 || running.Load() != 0 {
+			t.Fatalf("seed %d, %d SMs: %d of %d blocks ran, %d times too many at once, %d left", seed, sms, ran.Load(), want, over.Load(), running.Load())
+		}
+		h.sched.mu.Lock()
+		if len(h.sched.free) != sms || h.sched.waiting.Load() != 0 || len(h.sched.claims)+len(h.sched.returns) != 0 {
+			t.Errorf("seed %d: %d of %d slots free, %d waiting", seed, len(h.sched.free), sms, h.sched.waiting.Load())
+		}
+		for _, s := range streams {
+			if hs := s.(*hostStream); hs.held != 0 || hs.parked != 0 {
+				t.Errorf("seed %d: stream %q holds %d, parks %d", seed, hs.opt.Name, hs.held, hs.parked)
+			}
+		}
+		h.sched.mu.Unlock()
+	}
+}
+
 func benchLaunch(b *testing.B, blocks int) {
 	h := open(b, HostOptions{})
 	s := stream(b, h, StreamOptions{})
@@ -232,3 +560,29 @@ func BenchmarkLaunchSync(b *testing.B) {
 		}
 	}
 }
+
+// One block that parks or yields, with another stream's spinning block as company.
+func benchWait(b *testing.B, wait func(*Block)) {
+	h := open(b, HostOptions{SMs: 1})
+	s, other := stream(b, h, StreamOptions{}), stream(b, h, StreamOptions{})
+	var stop atomic.Bool
+	hook(b, &tBlock, func(blk *Block) {
+		for b.Loop() {
+			wait(blk)
+		}
+		stop.Store(true)
+	})
+	hook(b, &tBlock2, func(blk *Block) {
+		for !stop.Load() {
+			blk.Yield()
+		}
+	})
+	if err := errors.Join(Launch(other, kernel(b, h, "test_hook2"), LaunchConfig{1, 32}, struct{}{}),
+		Launch(s, kernel(b, h, "test_hook"), LaunchConfig{1, 32}, struct{}{}),
+		s.Synchronize(context.Background()), other.Synchronize(context.Background())); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func BenchmarkYield(b *testing.B) { benchWait(b, (*Block).Yield) }
+func BenchmarkPark(b *testing.B)  { benchWait(b, func(blk *Block) { blk.Park(func() {}) }) }

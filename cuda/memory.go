@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"runtime"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -240,15 +241,16 @@ func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
 	return b, nil
 }
 
-// onGoHeap guesses by address. Go's heap on 64-bit Linux grows from the arena hints of
-// runtime/malloc.go (0xc0<<32 on amd64, 0x40<<32 on arm64), where mmap without a hint never
-// goes. A miss costs nothing: the check is there to find mistakes early.
+// onGoHeap guesses by address: Go's heap is one range that grows (more are taken only when
+// something is in the way), so its objects are not farther apart than it is large. A miss
+// costs nothing: the check is there to find mistakes early.
 func onGoHeap(p uint64) bool {
-	const span = 256 << 30
-	var probe = new([64]byte)
+	probe := new([64]byte)
 	heapSink.Store(probe) // keeps it from the stack
-	base := uint64(uintptr(unsafe.Pointer(probe))) &^ (span - 1)
-	return p >= base && p < base+span
+	at := uint64(uintptr(unsafe.Pointer(probe)))
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return max(at, p)-min(at, p) < max(m.HeapSys, 64<<20)
 }
 
 var heapSink atomic.Pointer[[64]byte]

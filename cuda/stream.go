@@ -335,14 +335,17 @@ func (s *hostStream) Busy() time.Duration {
 func (s *hostStream) Close() error {
 	s.h.streamMu.Lock()
 	_, open := s.h.streams[s]
-	delete(s.h.streams, s)
 	s.h.streamMu.Unlock()
 	if !open {
 		return nil
 	}
 	if !s.shutdown(s.h.opt.CloseTimeout) {
+		// It stays with the device, whose Close must know that a kernel still uses memory.
 		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.running(), s.h.opt.CloseTimeout)
 	}
+	s.h.streamMu.Lock()
+	delete(s.h.streams, s)
+	s.h.streamMu.Unlock()
 	if !s.told.Load() {
 		return s.failed()
 	}
