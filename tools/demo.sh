@@ -29,7 +29,7 @@ export HELIOS_STATE=$PWD/state
 
 say() { printf '\n== %s\n' "$*"; }
 # field FILE KEY: a scalar of the last JSON line of FILE.
-field() { tail -n 1 "$1" | grep -oE "\"$2\":(\"[^\"]*\"|[^,}\\]]*)" | tail -n 1 | cut -d: -f2- | tr -d '"'; }
+field() { tail -n 1 "$1" | grep -oE "\"$2\":(\"[^\"]*\"|[^],}]*)" | tail -n 1 | cut -d: -f2- | tr -d '"'; }
 
 say "two SSDs, played by software controllers over files"
 "$hc" bind-ssds --proxy ssd-a.img,ssd-b.img --size 512MiB
@@ -57,8 +57,8 @@ say "GraphSAGE out of core, Helios: reads submitted by the device, GPU and CPU t
 say "the same training, CPU-managed: io_uring threads, CPU tier, prefetch"
 "$hc" train "${flags[@]}" --mode cpu --cpu-cache 10% --results cpu.jsonl
 
-say "4 KiB random reads of the SSDs"
-"$hc" bench io --ssds 1,2 --blocks 8 --row-bytes 4096 --stack async --results io.jsonl
+say "random reads of the loaded rows, nothing else running"
+"$hc" bench io --dataset graph --blocks 8 --stack async,cpu --results io.jsonl
 
 say "result"
 a=$(field helios.jsonl params_sha256)

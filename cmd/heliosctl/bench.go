@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
+	"helios/dataset"
+	"helios/gpuio"
 	"helios/gpuio/iobench"
 	"helios/internal/errs"
 	"helios/internal/units"
@@ -20,15 +25,19 @@ func benchCommand() *cli.Command {
 		Name:  "bench",
 		Usage: "measure parts of the product",
 		Subcommands: []*cli.Command{{
-			Name:  "io",
-			Usage: "random reads of rows by the number of SSDs and I/O blocks, audited",
-			Description: "Reads all over the SSDs, whatever they hold, and writes nothing. Lists give a row of results for\n" +
-				"each combination. A row whose audit fails (data read, or the SSDs' own counters) is shown as failed.",
+			Name:      "io",
+			Usage:     "random reads of rows by the number of SSDs and I/O blocks, audited",
+			ArgsUsage: "[DATASET]",
+			Description: "Reads all over the SSDs, whatever they hold, or the rows of a loaded dataset, and writes nothing.\n" +
+				"Lists give a row of results for each combination. A row whose audit fails (data read, or the SSDs'\n" +
+				"own counters) is shown as failed. What was never written to a file reads as zeros without the\n" +
+				"disk: \"written\" is the share of the SSDs that was.",
 			Flags: []cli.Flag{
+				&cli.StringFlag{Name: "dataset", Usage: "read the rows of this dataset `DIR`, loaded before; may also be given as an argument"},
 				&cli.StringFlag{Name: "ssds", DefaultText: "all bound", Usage: "numbers of SSDs `N[,N…]`"},
 				&cli.StringFlag{Name: "only", Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
 				&cli.StringFlag{Name: "blocks", Value: "32", Usage: "thread blocks of the I/O kernels `N[,N…]`"},
-				&cli.StringFlag{Name: "row-bytes", Value: "4096", Usage: "sizes of a row `SIZE[,SIZE…]`"},
+				&cli.StringFlag{Name: "row-bytes", Value: "4096", Usage: "sizes of a row `SIZE[,SIZE…]` (a dataset has its own)"},
 				&cli.StringFlag{Name: "stack", Value: "async", Usage: "`STACK[,STACK…]`: " + strings.Join(stacks, ", ")},
 				&cli.StringFlag{Name: "depth", Value: "256", Usage: "reads in flight per SSD `N[,N…]`"},
 				&cli.IntFlag{Name: "queue-pairs", DefaultText: "by blocks", Usage: "queue pairs per SSD"},
@@ -39,7 +48,7 @@ func benchCommand() *cli.Command {
 				&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
 				deviceFlag(), faultFlag(), resultsFlag(),
 			},
-			Action: action(0, func(ctx context.Context, e *env) error { return runBenchIO(ctx, e, stacks) }),
+			Action: action(1, func(ctx context.Context, e *env) error { return runBenchIO(ctx, e, stacks) }),
 		}},
 	}
 }
@@ -115,12 +124,28 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 		return err
 	}
 	defer closing(&err, set.close)
+	ssds := set.ssds
+	var layout gpuio.Layout
+	if e.c.IsSet("dataset") || e.c.NArg() > 0 {
+		d, err := e.openDataset()
+		if err != nil {
+			return err
+		}
+		layout, ssds, err = dataset.Attach(ctx, d, set.ssds)
+		if err := errors.Join(err, d.Close()); err != nil {
+			return err
+		}
+		if e.c.IsSet("row-bytes") || e.c.IsSet("ssds") {
+			return errs.New(errs.Usage, "--row-bytes and --ssds are for SSDs read raw; dataset %s lies on %d SSDs with rows of %d bytes, leave them out", d.Meta.Name, len(ssds), layout.RowBytes)
+		}
+		rowBytes = []int{int(layout.RowBytes)}
+	}
 	if counts == nil {
-		counts = []int{len(set.ssds)}
+		counts = []int{len(ssds)}
 	}
 	for _, n := range counts {
-		if n > len(set.ssds) {
-			return errs.New(errs.Usage, "--ssds %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n, len(set.ssds))
+		if n > len(ssds) {
+			return errs.New(errs.Usage, "--ssds %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n, len(ssds))
 		}
 	}
 
@@ -134,14 +159,18 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 					for _, depth := range depths {
 						e.ui.Progress("bench io", int64(len(table)), int64(total))
 						row, err := iobench.Run(ctx, iobench.Config{
-							Dev: dev, SSDs: set.ssds[:n], RowBytes: bytes, Stack: stack, Blocks: b, Pairs: e.c.Int("queue-pairs"), Depth: depth,
+							Dev: dev, SSDs: ssds[:n], Layout: layout, RowBytes: bytes, Stack: stack, Blocks: b, Pairs: e.c.Int("queue-pairs"), Depth: depth,
 							Threads: e.c.Int("workers"), Engine: e.c.String("cpu-engine"), Duration: time.Duration(seconds * float64(time.Second)),
 							Seed: e.c.Uint64("seed"), Timeout: e.c.Duration("read-timeout"),
 						})
 						if err != nil {
 							return err
 						}
-						out.object(row)
+						share := 1.0
+						if layout.Rows == 0 {
+							share = written(ssds[:n])
+						}
+						out.object(benchRow{row, share})
 						audit := "passed"
 						if !row.Audited {
 							failed++
@@ -150,14 +179,14 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 						table = append(table, []string{
 							strconv.Itoa(row.SSDs), strconv.Itoa(row.Blocks), strconv.Itoa(row.RowBytes), row.Stack, strconv.Itoa(row.QueuePairs), strconv.Itoa(row.Depth),
 							units.FormatCount(row.IOPS), units.FormatBytes(int64(row.BytesPerSecond)) + "/s", fmt.Sprintf("%.2f", row.CPUPerIO),
-							fmt.Sprintf("%.0f", row.P50), fmt.Sprintf("%.0f", row.P99), strconv.FormatInt(row.Errors, 10), audit,
+							fmt.Sprintf("%.0f", row.P50), fmt.Sprintf("%.0f", row.P99), strconv.FormatInt(row.Errors, 10), share100(share), audit,
 						})
 					}
 				}
 			}
 		}
 	}
-	e.ui.Table([]string{"SSDs", "blocks", "row", "stack", "QPs", "depth", "IOPS", "rate", "CPU us/IO", "p50 us", "p99 us", "errors", "audit"}, table)
+	e.ui.Table([]string{"SSDs", "blocks", "row", "stack", "QPs", "depth", "IOPS", "rate", "CPU us/IO", "p50 us", "p99 us", "errors", "written", "audit"}, table)
 	e.showFaults(set, &results{ui: e.ui})
 	if err := out.commit(); err != nil {
 		return err
@@ -166,4 +195,60 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, total)
 	}
 	return nil
+}
+
+// benchRow is a line of "bench io --json".
+type benchRow struct {
+	iobench.Row
+	Written float64 `json:"written"` // share of the bytes read from that hold data
+}
+
+func share100(v float64) string { return strconv.FormatFloat(100*v, 'f', 0, 64) + "%" }
+
+// written is the share of the SSDs' backing files that was ever written. File systems serve the
+// rest (holes, space that is only reserved) from nothing, which is no measurement of a disk.
+func written(ssds []*gpuio.SSD) float64 {
+	var data, all int64
+	for _, s := range ssds {
+		ns := s.Ctrl.Namespace()
+		size := int64(ns.Blocks) * int64(ns.LBABytes)
+		all += size
+		n, err := dataBytes(s.BackingPath)
+		if err != nil {
+			n = size // a block device, or a file system that can't tell
+		}
+		data += min(n, size)
+	}
+	if all == 0 {
+		return 1
+	}
+	return float64(data) / float64(all)
+}
+
+// dataBytes counts the bytes of a file that are not in holes (lseek, SEEK_DATA and SEEK_HOLE).
+func dataBytes(path string) (int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return 0, errors.Join(err, errors.ErrUnsupported)
+	}
+	var n, at int64
+	for {
+		start, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return n, nil // no data after at
+		}
+		if err != nil {
+			return 0, err
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		if err != nil {
+			return 0, err
+		}
+		n += end - start
+		at = end
+	}
 }

@@ -182,8 +182,8 @@ func TestSSDsInUse(t *testing.T) {
 // The first Ctrl-C saves and exits with 130; the run goes on later as if nothing had been.
 func TestCtrlC(t *testing.T) {
 	loaded(t, 1)
-	want := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval")...))
-	c := child(t, trainArgs("--epochs", "30", "--no-eval", "--checkpoint", "ck")...)
+	want := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval", "--cpu-cache", "80%")...))
+	c := child(t, trainArgs("--epochs", "30", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck")...)
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)
 	var errOut strings.Builder
@@ -198,7 +198,7 @@ func TestCtrlC(t *testing.T) {
 	}
 	require.Error(t, c.Wait())
 	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck", "--resume")
-	got := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval", "--checkpoint", "ck", "--resume")...))
+	got := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck", "--resume")...))
 	require.Equal(t, want["params_sha256"], got["params_sha256"])
 }
 
@@ -206,7 +206,7 @@ func TestCtrlC(t *testing.T) {
 // one.
 func TestKillAndResume(t *testing.T) {
 	loaded(t, 1)
-	args := trainArgs("--epochs", "12", "--no-eval")
+	args := trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%")
 	want := last(t, ok(t, args...))
 	args = append(args, "--checkpoint", "ck", "--checkpoint-every", "2", "--resume")
 	kills := 20

@@ -243,7 +243,11 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	obs := e.observer()
 	obs.Epoch = func(r sched.EpochResult) {
 		out.event("epoch", r)
-		e.ui.Printf("epoch %d: loss %.4f, train %.2f%%, val %.2f%%, %.2f s; %s", r.Epoch, r.Loss, 100*r.TrainAcc, 100*r.ValAcc, r.Seconds, tierLine(r))
+		val := ""
+		if !cfg.NoEval {
+			val = fmt.Sprintf(", val %.2f%%", 100*r.ValAcc)
+		}
+		e.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss, 100*r.TrainAcc, val, r.Seconds, tierLine(r))
 	}
 	res, err := sched.Train(ctx, cfg, in, obs)
 	e.showFaults(set, out)
