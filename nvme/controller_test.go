@@ -109,6 +109,9 @@ func TestOpenFromAnyState(t *testing.T) {
 			if c.Serial() != "FAKE0001" {
 				t.Error(c.Serial())
 			}
+			if f.early {
+				t.Error("CC.EN was cleared while CSTS.RDY had not followed it")
+			}
 		})
 	}
 }
@@ -367,6 +370,23 @@ func TestLogPages(t *testing.T) {
 	if got, err := c.ErrorLog(t.Context(), 256); err != nil || len(got) != 2 {
 		t.Errorf("unused entries: %d %v", len(got), err)
 	}
+}
+
+// What a controller leaves out of its answer reads as zeros, never as an earlier answer.
+func TestShortAnswer(t *testing.T) {
+	f := newFake()
+	c := open(t, f, Options{AdminDepth: 2})
+	f.with(func() { f.smart.HostReads.Lo = 99 })
+	if l, err := c.SMART(t.Context()); err != nil || l.HostReads.Lo != 99 {
+		t.Fatalf("%v %v", l.HostReads, err)
+	}
+	f.with(func() {
+		f.handle = func(c Command) (*Completion, bool) { e := ok(c); return &e, true }
+	})
+	if l, err := c.SMART(t.Context()); err != nil || l != (SMARTLog{}) {
+		t.Errorf("%+v %v", l, err)
+	}
+	f.with(func() { f.handle = nil })
 }
 
 // A command that times out keeps its CID and memory until its completion comes.

@@ -39,6 +39,7 @@ type fakeBus struct {
 	// What goes wrong.
 	neverReady, neverIdle, noShutdown, gone bool
 	cfsOnEnable                             bool
+	early                                   bool  // EN was cleared before RDY followed its being set
 	readyAfter                              int   // reads of CSTS until RDY follows EN
 	readErr                                 error // of every register
 	unmapErr                                error
@@ -123,6 +124,7 @@ func (f *fakeBus) Write32(off, v uint32) error {
 			clear(f.sqs)
 			clear(f.db[:])
 		case old&1 != 0 && v&1 == 0:
+			f.early = f.early || f.csts&3 == 0
 			if f.csts&2 != 0 {
 				f.csts &^= 2 // a reset clears CFS
 			}
