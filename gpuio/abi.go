@@ -39,7 +39,8 @@ const (
 	frozenNo      = 0
 	frozenTimeout = 1 // a command is past its deadline
 	frozenForeign = 2 // a completion named no command in flight
-	frozenDead    = 3 // the queue could not be replaced
+	frozenDead    = 3 // the queue could not be replaced; the SSD does not touch its commands any more
+	frozenClosing = 4 // the engine is being closed with sets in flight
 )
 
 // States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 16 up: attempts.

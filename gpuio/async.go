@@ -99,6 +99,10 @@ type async struct {
 	deadMu sync.Mutex
 	dead   []error // by SSD: why it was given up
 
+	// Admin commands of recovery, which tests replace.
+	abort       func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
+	deleteQueue func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error
+
 	sets, rows, failed, timeouts, aborts, recreated atomic.Int64
 	submitNS, completeNS                            atomic.Int64
 	final                                           Stats // after Close
@@ -127,6 +131,13 @@ func NewAsync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, e
 		return nil, err
 	}
 	e := &async{dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds))}
+	e.abort = func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error {
+		_, err := c.Abort(ctx, sqid, cid)
+		return err
+	}
+	e.deleteQueue = func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error {
+		return c.DeleteQueuePair(ctx, qp)
+	}
 	for i := range uint32(maxSets) {
 		e.free <- i
 	}
@@ -430,7 +441,7 @@ func (e *async) deletePair(ctx context.Context, g int) error {
 	}
 	qp := p.qp
 	p.qp = nil // on an error the controller keeps its memory until Reset or Close
-	return errors.Join(e.unregister(g), e.ssds[g/e.perSSD].Ctrl.DeleteQueuePair(ctx, qp))
+	return errors.Join(e.unregister(g), e.deleteQueue(ctx, e.ssds[g/e.perSSD].Ctrl, qp))
 }
 
 func (e *async) unregister(g int) error {
@@ -893,10 +904,16 @@ func (e *async) teardown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	var err error
-	// Kernels leave frozen queues alone, so they end.
+	// Kernels leave frozen queues alone, so they end, and with them the sets in flight.
+	e.mu.Lock()
+	live := append([]*asyncPending(nil), e.live...)
+	if e.broken == nil {
+		e.broken = errs.New(errs.Failed, "gpuio async: the reader was closed before the set was read")
+	}
+	e.mu.Unlock()
 	if e.queueBuf != nil {
 		for g := range e.pairs {
-			atomic.StoreUint32(&e.queue(g).Frozen, frozenDead)
+			atomic.StoreUint32(&e.queue(g).Frozen, frozenClosing)
 		}
 	}
 	quiet := true
@@ -912,6 +929,9 @@ func (e *async) teardown(ctx context.Context) error {
 	if !quiet {
 		// Kernels still run: their memory must stay.
 		return errors.Join(err, errs.New(errs.Device, "gpuio async: kernels did not end within %v; the engine's memory is not freed", closeTimeout))
+	}
+	for _, p := range live {
+		err = errors.Join(err, p.complete(ctx))
 	}
 	for i := range maxSets {
 		for _, ev := range []cuda.Event{e.submitEv[i], e.complEv[i]} {

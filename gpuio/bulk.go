@@ -358,9 +358,17 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 
 func (b *Bulk) fail(s *bulkSlot, op bulkOp, cid uint16, first *error) {
 	s.busy = false
-	if *first == nil {
+	switch {
+	case *first != nil:
+	case s.aborted && s.status.Is(nvme.StatusAbortRequested):
+		*first = b.timeoutError(s, op, cid, b.q.ID)
+	default:
 		*first = errs.With(errs.Device, &nvme.StatusError{Bus: b.c.Name(), QID: b.q.ID, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, Status: s.status})
 	}
+}
+
+func (b *Bulk) timeoutError(s *bulkSlot, op bulkOp, cid, qid uint16) error {
+	return errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: qid, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts})
 }
 
 // sweep takes what is in the completion queue and rings its doorbell once.
@@ -418,7 +426,7 @@ func (b *Bulk) recreate(op bulkOp, inflight *int, first *error) error {
 			}
 		}
 		if *first == nil {
-			*first = errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: id, CID: uint16(i), Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts})
+			*first = b.timeoutError(s, op, uint16(i), id)
 		}
 		s.busy = false
 		*inflight--

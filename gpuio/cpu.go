@@ -129,6 +129,7 @@ func newPreadWorker(r *hostReader, retries int) (*preadWorker, error) {
 }
 
 func (w *preadWorker) loop() {
+	defer w.r.workers.Done()
 	w.r.syncWorker(w.read)
 	// Only a failing munmap of our own memory could matter here, and it leaks at worst.
 	_ = hostmem.Free(w.buf)

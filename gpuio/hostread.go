@@ -467,7 +467,6 @@ func (r *hostReader) Close(ctx context.Context) error {
 
 // syncWorker reads rows one at a time by read, which blocks.
 func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, off int64, dst []byte) error) {
-	defer r.workers.Done()
 	debug.SetPanicOnFault(true)
 	var h Histogram
 	merged := time.Now()
@@ -538,7 +537,10 @@ func NewMmap(dev cuda.Device, ssds []*SSD, l Layout) (Reader, error) {
 	}
 	for range max(2, runtime.NumCPU()) {
 		r.workers.Add(1)
-		go r.syncWorker(mmapRow)
+		go func() {
+			defer r.workers.Done()
+			r.syncWorker(mmapRow)
+		}()
 	}
 	return r, nil
 }

@@ -72,7 +72,7 @@ func (e *async) recoverQueue(ctx context.Context, g int) {
 		return
 	}
 	switch atomic.LoadUint32(&q.Frozen) {
-	case frozenNo:
+	case frozenNo, frozenClosing:
 	case frozenDead:
 		e.failQueue(q, g)
 	case frozenTimeout:
@@ -134,7 +134,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState) bool {
 		e.aborts.Add(1)
 		// That the command was not found is no reason to give up: its completion may be on
 		// its way. Whether it comes decides.
-		if _, err := ctrl.Abort(actx, uint16(q.QID), uint16(cid)); err != nil {
+		if err := e.abort(actx, ctrl, uint16(q.QID), uint16(cid)); err != nil {
 			var refused *nvme.StatusError
 			if !errors.As(err, &refused) {
 				return false
