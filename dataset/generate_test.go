@@ -1,0 +1,520 @@
+package dataset
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/graph"
+	"helios/internal/errs"
+)
+
+// digest hashes every file of a directory.
+func digest(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	out := map[string]string{}
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		require.NoError(t, err)
+		h := sha256.Sum256(b)
+		out[e.Name()] = hex.EncodeToString(h[:8])
+	}
+	return out
+}
+
+func open(t testing.TB, dir string) *Dataset {
+	t.Helper()
+	d, err := Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	return d
+}
+
+func TestGenerateSameSeedSameBytes(t *testing.T) {
+	for _, kind := range []string{"sbm", "rmat"} {
+		t.Run(kind, func(t *testing.T) {
+			root := t.TempDir()
+			gen := func(name string, seed uint64, memory int64) map[string]string {
+				out := filepath.Join(root, name)
+				require.NoError(t, Generate(bg, GenerateOptions{Kind: kind, Name: "g", Nodes: 9001, Dim: 24, Classes: 7, AvgDegree: 6.5, Seed: seed, Memory: memory, Out: out}))
+				return digest(t, out)
+			}
+			a := gen("a", 1, 0)
+			require.Len(t, a, 8)
+			// Another number of cores, and a sort that spills, change nothing.
+			old := runtime.GOMAXPROCS(1)
+			b := gen("b", 1, 1)
+			runtime.GOMAXPROCS(7)
+			c := gen("c", 1, 200_000)
+			runtime.GOMAXPROCS(old)
+			require.Equal(t, a, b)
+			require.Equal(t, a, c)
+			other := gen("d", 2, 0)
+			for name := range a {
+				require.NotEqual(t, a[name], other[name], "%s is the same under another seed", name)
+			}
+		})
+	}
+}
+
+// TestGenerateGolden pins the bytes: a dataset made by one version, or on another machine, is
+// the one that this version makes.
+func TestGenerateGolden(t *testing.T) {
+	for kind, want := range map[string]string{"sbm": goldenSBM, "rmat": goldenRMAT} {
+		out := filepath.Join(t.TempDir(), "g")
+		require.NoError(t, Generate(bg, GenerateOptions{Kind: kind, Nodes: 1000, Dim: 9, Seed: 42, Out: out}))
+		require.Equal(t, want, open(t, out).Meta.UUID, kind)
+	}
+}
+
+const (
+	goldenSBM  = "a021901e-1744-80d7-b8d3-a6996d570457"
+	goldenRMAT = "29c6dbe5-54d0-8b93-8a31-654783ff8d46"
+)
+
+func rowsOf(t testing.TB, d *Dataset) []float32 {
+	b := allRows(t, d)
+	return slices.Clone(unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), len(b)/4))
+}
+
+// centroidAccuracy trains class means on the train split and tests the nearest on test.
+func centroidAccuracy(t testing.TB, d *Dataset, x []float32, dim int) float64 {
+	t.Helper()
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	train, err := d.Split("train")
+	require.NoError(t, err)
+	test, err := d.Split("test")
+	require.NoError(t, err)
+	mean := make([]float64, d.Meta.Classes*dim)
+	n := make([]float64, d.Meta.Classes)
+	for _, v := range train {
+		n[labels[v]]++
+		for i, a := range x[int(v)*dim:][:dim] {
+			mean[int(labels[v])*dim+i] += float64(a)
+		}
+	}
+	right := 0
+	for _, v := range test {
+		best, at := 0.0, -1
+		for c := range n {
+			dist := 0.0
+			for i, a := range x[int(v)*dim:][:dim] {
+				e := float64(a) - mean[c*dim+i]/max(n[c], 1)
+				dist += e * e
+			}
+			if at < 0 || dist < best {
+				best, at = dist, c
+			}
+		}
+		if int32(at) == labels[v] {
+			right++
+		}
+	}
+	return float64(right) / float64(len(test))
+}
+
+// smooth is one step of mean aggregation, as a GraphSAGE layer without weights.
+func smooth(tp *graph.Topology, x []float32, dim int) []float32 {
+	out := make([]float32, len(x))
+	for v := range tp.NumNodes {
+		row := out[int(v)*dim:][:dim]
+		for i := range tp.InDegree(v) {
+			u := int(tp.Neighbor(v, i))
+			for j, a := range x[u*dim:][:dim] {
+				row[j] += a
+			}
+		}
+		if n := float32(tp.InDegree(v)); n > 0 {
+			for j := range row {
+				row[j] /= n
+			}
+		}
+	}
+	return out
+}
+
+func TestSBMIsWhatItSays(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "g")
+	const nodes, dim, classes = 12_000, 64, 16
+	require.NoError(t, Generate(bg, GenerateOptions{Kind: "sbm", Nodes: nodes, Dim: dim, Classes: classes, AvgDegree: 12, Seed: 3, Out: out}))
+	d := open(t, out)
+	tp, err := d.Topology()
+	require.NoError(t, err)
+	require.NoError(t, tp.Validate())
+	again, err := d.Topology()
+	require.NoError(t, err)
+	require.Same(t, tp, again)
+	labels, err := d.Labels()
+	require.NoError(t, err)
+
+	require.InDelta(t, 12, float64(tp.NumEdges)/nodes, 0.3)
+	same := 0
+	popularity := make([]int, nodes)
+	for v := range tp.NumNodes {
+		last := int64(-1)
+		for i := range tp.InDegree(v) {
+			u := tp.Neighbor(v, i)
+			require.Greater(t, u, last, "in-neighbours ascend and are distinct")
+			require.NotEqual(t, v, u)
+			last = u
+			popularity[u]++
+			if labels[u] == labels[v] {
+				same++
+			}
+		}
+	}
+	require.InDelta(t, 0.8, float64(same)/float64(tp.NumEdges), 0.03)
+	slices.Sort(popularity)
+	top := 0
+	for _, p := range popularity[nodes*9/10:] {
+		top += p
+	}
+	require.InDelta(t, 0.40, float64(top)/float64(tp.NumEdges), 0.06, "a tenth of the nodes is in 10^-0.4 of the edges")
+	count := make([]int, classes)
+	for _, l := range labels {
+		count[l]++
+	}
+	require.InDelta(t, nodes/classes, slices.Min(count), 1)
+	require.InDelta(t, nodes/classes, slices.Max(count), 1)
+	require.Equal(t, int64(nodes), d.Meta.Train+d.Meta.Val+d.Meta.Test)
+	require.InDelta(t, 0.6, float64(d.Meta.Train)/nodes, 0.02)
+	require.InDelta(t, 0.2, float64(d.Meta.Val)/nodes, 0.02)
+	owner := make([]int, nodes)
+	for _, s := range Splits {
+		ids, err := d.Split(s)
+		require.NoError(t, err)
+		require.True(t, slices.IsSorted(ids))
+		for _, v := range ids {
+			owner[v]++
+		}
+	}
+	require.Equal(t, slices.Repeat([]int{1}, nodes), owner)
+
+	x := rowsOf(t, d)
+	alone := centroidAccuracy(t, d, x, dim)
+	one := smooth(tp, x, dim)
+	with := centroidAccuracy(t, d, one, dim)
+	two := centroidAccuracy(t, d, smooth(tp, one, dim), dim)
+	t.Logf("nearest class mean: own features %.3f, one hop %.3f, two hops %.3f", alone, with, two)
+	require.InDelta(t, 0.3, alone, 0.12)
+	require.Greater(t, with, alone+0.2)
+	require.Greater(t, two, 0.9)
+
+	none := d.WithoutEdges()
+	defer none.Close()
+	tn, err := none.Topology()
+	require.NoError(t, err)
+	require.NoError(t, tn.Validate())
+	require.Zero(t, tn.NumEdges)
+	require.Equal(t, d.UUID(), none.UUID())
+}
+
+func TestRMAT(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "g")
+	const nodes = 5000 // not a power of two: positions outside are drawn again
+	require.NoError(t, Generate(bg, GenerateOptions{Kind: "rmat", Nodes: nodes, Dim: 4, Classes: 4, AvgDegree: 10, Seed: 3, Out: out}))
+	d := open(t, out)
+	tp, err := d.Topology()
+	require.NoError(t, err)
+	require.NoError(t, tp.Validate())
+	out64 := make([]int, nodes)
+	for v := range tp.NumNodes {
+		last := int64(-1)
+		for i := range tp.InDegree(v) {
+			u := tp.Neighbor(v, i)
+			require.Greater(t, u, last)
+			require.NotEqual(t, u, v)
+			last = u
+			out64[u]++
+		}
+	}
+	c := d.Meta.Source.Counts
+	require.EqualValues(t, 50_000, c["drawn"])
+	require.Equal(t, d.Meta.Edges, c["drawn"]-c["duplicates"]-c["self-loops"])
+	require.Greater(t, d.Meta.Edges, int64(35_000))
+	slices.Sort(out64)
+	require.Greater(t, out64[nodes-1], 20*10, "the degrees of R-MAT are heavy-tailed")
+}
+
+// TestPermutation: id and rank are inverse to each other and onto, for sizes around powers of
+// four, where the Feistel network's domain changes.
+func TestPermutation(t *testing.T) {
+	for _, n := range []int64{1, 2, 3, 4, 5, 15, 16, 17, 1000, 4096, 4097} {
+		g := newGenerator(GenerateOptions{Kind: "sbm", Nodes: n, Classes: 1, Dim: 1, Seed: uint64(n)})
+		seen := make([]bool, n)
+		for r := range n {
+			id := g.id(r)
+			require.False(t, seen[id])
+			seen[id] = true
+			require.Equal(t, r, g.rank(id))
+		}
+	}
+	g := newGenerator(GenerateOptions{Kind: "sbm", Nodes: 1 << 40, Classes: 1, Dim: 1})
+	for range 1000 {
+		r := rand.Int64N(1 << 40)
+		require.Equal(t, r, g.rank(g.id(r)))
+	}
+}
+
+func TestNoiseMoments(t *testing.T) {
+	g := newGenerator(GenerateOptions{Kind: "sbm", Nodes: 10, Classes: 1, Dim: 1})
+	row := make([]float32, 100_001)
+	g.noise(row, 5, genNoise)
+	var sum, square float64
+	for _, x := range row {
+		sum += float64(x)
+		square += float64(x) * float64(x)
+	}
+	n := float64(len(row))
+	require.InDelta(t, 0, sum/n, 0.02)
+	require.InDelta(t, 1, square/n, 0.02)
+}
+
+func TestGenerateBadOptions(t *testing.T) {
+	ok := GenerateOptions{Kind: "sbm", Nodes: 100, Classes: 4, Dim: 8}
+	for want, change := range map[string]func(*GenerateOptions){
+		"--kind":            func(o *GenerateOptions) { o.Kind = "tree" },
+		"--nodes 0":         func(o *GenerateOptions) { o.Nodes = 0 },
+		"--nodes -5":        func(o *GenerateOptions) { o.Nodes = -5 },
+		"--classes 101":     func(o *GenerateOptions) { o.Classes = 101 },
+		"--classes -1":      func(o *GenerateOptions) { o.Classes = -1 },
+		"--dim":             func(o *GenerateOptions) { o.Dim = 1 << 30 },
+		"--avg-degree":      func(o *GenerateOptions) { o.AvgDegree = -1 },
+		"homophily":         func(o *GenerateOptions) { o.Homophily = 2 },
+		"signal":            func(o *GenerateOptions) { o.Signal = -1 },
+		"fractions":         func(o *GenerateOptions) { o.TrainFraction = 0.9 },
+		"--out":             func(o *GenerateOptions) { o.Out = "" },
+		"already exists":    func(o *GenerateOptions) { o.Out = os.TempDir() },
+		"--out x.partial-1": func(o *GenerateOptions) { o.Out = "x.partial-1" },
+	} {
+		o := ok
+		root := t.TempDir()
+		o.Out = filepath.Join(root, "g")
+		change(&o)
+		err := Generate(bg, o)
+		require.ErrorContains(t, err, want)
+		require.Contains(t, []errs.Class{errs.Usage, errs.Refused}, errs.ClassOf(err))
+		requireEmpty(t, root)
+	}
+}
+
+func requireEmpty(t testing.TB, dir string) {
+	t.Helper()
+	e, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, e)
+}
+
+// TestTinyGraphs: sizes at which something is empty or single.
+func TestTinyGraphs(t *testing.T) {
+	for _, kind := range []string{"sbm", "rmat"} {
+		for _, n := range []int64{1, 2, 3} {
+			out := filepath.Join(t.TempDir(), "g")
+			require.NoError(t, Generate(bg, GenerateOptions{Kind: kind, Nodes: n, Classes: 1, Dim: 1, AvgDegree: 50, Out: out}))
+			d := open(t, out)
+			tp, err := d.Topology()
+			require.NoError(t, err)
+			require.NoError(t, tp.Validate())
+			require.LessOrEqual(t, tp.NumEdges, n*(n-1))
+		}
+	}
+}
+
+// TestFailedWriteLeavesNothing fills the disk at each file in turn.
+func TestFailedWriteLeavesNothing(t *testing.T) {
+	defer func() { writeFault = nil }()
+	for _, kind := range []string{"sbm", "rmat"} {
+		files := []string{indptrName, indicesName, featuresName, labelsName, "train.npy", "val.npy", "test.npy", metaName}
+		if kind == "rmat" {
+			files = append(files, "sort-1.tmp")
+		}
+		for _, name := range files {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				root := t.TempDir()
+				out := filepath.Join(root, "g")
+				writeFault = func(path string) error {
+					if filepath.Base(path) == name {
+						return &os.PathError{Op: "write", Path: path, Err: syscall.ENOSPC}
+					}
+					return nil
+				}
+				err := Generate(bg, GenerateOptions{Kind: kind, Nodes: 3000, Dim: 4, Memory: 1, Out: out})
+				require.ErrorIs(t, err, syscall.ENOSPC)
+				require.ErrorContains(t, err, filepath.Join(out, name))
+				require.ErrorContains(t, err, "free some space")
+				require.NotContains(t, err.Error(), "\n")
+				requireEmpty(t, root)
+				requireNoFDsIn(t, root)
+			})
+		}
+	}
+}
+
+// requireNoFDsIn fails when a descriptor of ours is still open on something in dir.
+func requireNoFDsIn(t testing.TB, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
+			require.NotContains(t, to, dir)
+		}
+	}
+}
+
+func TestFullDiskForReal(t *testing.T) {
+	// A file system of 1 MiB, where we may mount one; the injected errors above cover the rest.
+	root := t.TempDir()
+	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=1m"); err != nil {
+		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+			t.Skip("mounting needs root")
+		}
+		t.Fatal(err)
+	}
+	defer func() { require.NoError(t, syscall.Unmount(root, 0)) }()
+	err := Generate(bg, GenerateOptions{Nodes: 20_000, Dim: 64, Out: filepath.Join(root, "g")})
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ErrorContains(t, err, root)
+	requireEmpty(t, root)
+
+	require.NoError(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	err = Generate(bg, GenerateOptions{Nodes: 20, Out: filepath.Join(root, "g")})
+	require.ErrorIs(t, err, syscall.EROFS)
+	require.ErrorContains(t, err, "choose a writable --out")
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+func TestReadOnlyFolder(t *testing.T) {
+	// sysfs takes no directories from anyone, root included.
+	err := Generate(bg, GenerateOptions{Nodes: 100, Out: "/sys/helios-test"})
+	require.ErrorContains(t, err, "cannot create /sys/helios-test")
+	require.ErrorContains(t, err, "choose a writable --out")
+	err = Generate(bg, GenerateOptions{Nodes: 100, Out: filepath.Join(t.TempDir(), "no", "such", "parent")})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestCancelLeavesNothing(t *testing.T) {
+	for _, kind := range []string{"sbm", "rmat"} {
+		for _, stage := range []string{"topology", "features", "labels"} {
+			root := t.TempDir()
+			ctx, cancel := context.WithCancel(bg)
+			err := Generate(ctx, GenerateOptions{Kind: kind, Nodes: 30_000, Dim: 128, Out: filepath.Join(root, "g"), Progress: func(s string, _, _ int64) {
+				if s == stage {
+					cancel()
+				}
+			}})
+			require.ErrorIs(t, err, context.Canceled, "%s/%s", kind, stage)
+			requireEmpty(t, root)
+			cancel()
+		}
+	}
+}
+
+const killChild = "HELIOS_TEST_GENERATE_OUT"
+
+func TestMain(m *testing.M) {
+	if out := os.Getenv(killChild); out != "" {
+		for i := 0; ; i++ { // until killed
+			if err := Generate(bg, GenerateOptions{Kind: "rmat", Nodes: 20_000, Dim: 32, Out: fmt.Sprintf("%s-%d", out, i)}); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// TestKillLeavesNothingThatOpens kills a generating process at random moments. Afterwards
+// every directory is a whole dataset or is refused, and the next run cleans up.
+func TestKillLeavesNothingThatOpens(t *testing.T) {
+	root := t.TempDir()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	whole, refused := 0, 0
+	for round := range 6 {
+		out := filepath.Join(root, fmt.Sprintf("r%d", round))
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), killChild+"="+out)
+		require.NoError(t, cmd.Start())
+		time.Sleep(time.Duration(50+rng.IntN(350)) * time.Millisecond) // the moment of death, not a synchronisation
+		require.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+	}
+	entries, err := os.ReadDir(root)
+	require.NoError(t, err)
+	for _, e := range entries {
+		d, err := Open(filepath.Join(root, e.Name()))
+		if err != nil {
+			refused++
+			require.ErrorContains(t, err, "unfinished output")
+			require.Contains(t, e.Name(), partialMark)
+			continue
+		}
+		whole++
+		require.NotContains(t, e.Name(), partialMark)
+		tp, err := d.Topology()
+		require.NoError(t, err)
+		require.NoError(t, tp.Validate())
+		require.NoError(t, d.Close())
+	}
+	t.Logf("%d whole, %d refused", whole, refused)
+	require.Positive(t, refused)
+	for _, e := range entries {
+		if base, _, partial := cutPartial(e.Name()); partial {
+			_ = os.RemoveAll(filepath.Join(root, base))
+			require.NoError(t, Generate(bg, GenerateOptions{Nodes: 10, Classes: 1, Out: filepath.Join(root, base)}))
+			_, err := os.Stat(filepath.Join(root, e.Name()))
+			require.ErrorIs(t, err, os.ErrNotExist, "left-overs of the killed run stay")
+		}
+	}
+}
+
+func cutPartial(name string) (base, rest string, ok bool) {
+	for i := range name {
+		if len(name)-i >= len(partialMark) && name[i:i+len(partialMark)] == partialMark {
+			return name[:i], name[i:], true
+		}
+	}
+	return name, "", false
+}
+
+// TestRunningPartialIsLeftAlone: the clean-up must not remove what another process writes.
+func TestRunningPartialIsLeftAlone(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "g")
+	s, err := newStaging(out)
+	require.NoError(t, err)
+	s2, err := newStaging(out)
+	require.NoError(t, err)
+	_, err = os.Stat(s.dir)
+	require.NoError(t, err)
+	require.NoError(t, s.abort())
+	_, err = os.Stat(s2.dir)
+	require.NoError(t, err)
+	require.NoError(t, s2.abort())
+
+	// Two finish at once: the second must not replace the first.
+	s, err = newStaging(out)
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir(out, 0o755))
+	err = s.commit(Meta{})
+	require.Equal(t, errs.Refused, errs.ClassOf(err))
+	require.NoError(t, s.abort())
+}
