@@ -69,7 +69,7 @@ func TestThroughTheNVMeStack(t *testing.T) {
 		for _, lba := range []int{512, 4096} {
 			for n := 1; n <= 4; n++ {
 				for _, ram := range []bool{true, false} {
-					if !ram && (n == 3 || testing.Short()) {
+					if !ram && (n == 2 || n == 3 || dim == 1024 || testing.Short()) {
 						continue
 					}
 					t.Run(fmt.Sprintf("dim %d/LBA %d/%d SSDs/ram=%v", dim, lba, n, ram), func(t *testing.T) {
@@ -114,7 +114,9 @@ func TestThroughTheNVMeStack(t *testing.T) {
 		}
 	}
 	require.Equal(t, memory, total(hostmem.Usage()), "memory off Go's heap leaks: %v", hostmem.Usage())
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines }, 5*time.Second, 10*time.Millisecond, "goroutines leak")
+	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > goroutines; runtime.Gosched() {
+		require.True(t, time.Now().Before(end), "goroutines leak: %d, were %d", runtime.NumGoroutine(), goroutines)
+	}
 }
 
 func total(usage map[string]int64) int64 {
@@ -167,7 +169,8 @@ func TestFaultsSurface(t *testing.T) {
 	_, err = Load(bg, d, ssds, LoadOptions{})
 	require.Error(t, err)
 	require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
-	require.ErrorContains(t, err, "ssd0.img")
+	require.ErrorContains(t, err, "write fault")
+	require.Regexp(t, `ssd ssd[01]\.img: `, err.Error())
 	done()
 	ssds, done = openProxies(t, paths, true, 512, "")
 	_, _, err = Attach(bg, d, ssds)

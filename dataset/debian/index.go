@@ -258,11 +258,7 @@ func comparePart(a, b string) int {
 			if c := order(a) - order(b); c != 0 {
 				return c
 			}
-			// Equal orders mean equal characters, or an end against a digit, which stops here.
-			if a == "" || b == "" || order(a) == 0 {
-				break
-			}
-			a, b = a[1:], b[1:]
+			a, b = a[1:], b[1:] // equal orders other than 0 mean equal characters
 		}
 		na, nb := digits(a), digits(b)
 		if c := compareDigits(a[:na], b[:nb]); c != 0 {
