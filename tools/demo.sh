@@ -64,7 +64,7 @@ say "result"
 a=$(field helios.jsonl params_sha256)
 b=$(field cpu.jsonl params_sha256)
 echo "trained on    $source"
-echo "test accuracy helios $(field helios.jsonl test_acc), cpu $(field cpu.jsonl test_acc)"
+LC_ALL=C printf 'test accuracy helios %.4f, cpu %.4f\n' "$(field helios.jsonl test_acc)" "$(field cpu.jsonl test_acc)"
 if [ -n "$a" ] && [ "$a" = "$b" ]; then
 	echo "parameters    identical in both modes: sha256 $a"
 else

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -237,4 +238,104 @@ func TestKillAndResume(t *testing.T) {
 	hidden, err := filepath.Glob("ck/.*")
 	require.NoError(t, err)
 	require.Equal(t, []string{"ck/.lock"}, hidden)
+}
+
+// Ctrl-C in the middle of writing leaves nothing that looks whole.
+func TestCtrlCLeavesNoPart(t *testing.T) {
+	loaded(t, 1)
+	arrays(t, "in")
+	for _, c := range []struct {
+		args string
+		out  string
+	}{
+		{"generate --kind rmat --nodes 3000000 --avg-degree 30 --dim 256 --out big", "big"},
+		{"generate --kind sbm --nodes 3000000 --dim 256 --out big", "big"},
+	} {
+		cmd := child(t, strings.Fields(c.args)...)
+		var errOut strings.Builder
+		cmd.Stderr = &errOut
+		require.NoError(t, cmd.Start())
+		require.Eventually(t, func() bool { // it is writing
+			part, _ := filepath.Glob("*big*partial*")
+			return len(part) > 0
+		}, 20*time.Second, 10*time.Millisecond)
+		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		require.Error(t, cmd.Wait())
+		r := outcome{cmd.ProcessState.ExitCode(), "", errOut.String()}
+		require.Equal(t, 130, r.code, r.errOut)
+		require.Contains(t, r.errOut, "heliosctl generate: ")
+		require.NoDirExists(t, c.out)
+		part, err := filepath.Glob("*big*")
+		require.NoError(t, err)
+		require.Empty(t, part)
+	}
+}
+
+// The second Ctrl-C ends the process at once, whatever it waits for.
+func TestSecondCtrlC(t *testing.T) {
+	loaded(t, 1)
+	// A completion that never comes, with an hour until the deadline, holds the first Ctrl-C up.
+	c := child(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout", "1h", "--fault", "late(ms=3000000,op=read,after=2000,times=1)")...)
+	require.NoError(t, c.Start())
+	done := make(chan error, 1)
+	go func() { done <- c.Wait() }()
+	tick := time.NewTicker(300 * time.Millisecond)
+	defer tick.Stop()
+	for sent := 0; ; {
+		select {
+		case err := <-done:
+			require.Error(t, err)
+			require.Equal(t, 130, c.ProcessState.ExitCode())
+			require.GreaterOrEqual(t, sent, 2)
+			return
+		case <-tick.C:
+			sent++
+			_ = c.Process.Signal(os.Interrupt) // it may just have ended
+			require.Less(t, sent, 60, "still there")
+		}
+	}
+}
+
+// Runs in one process give back what they took: descriptors, mappings, goroutines.
+func TestNothingLeaks(t *testing.T) {
+	loaded(t, 2)
+	count := func(path string) int {
+		if strings.HasSuffix(path, "maps") {
+			b, err := os.ReadFile(path)
+			require.NoError(t, err)
+			n := 0
+			for l := range strings.Lines(string(b)) { // of files, of shared memory and of io_uring
+				if strings.Contains(l, ".img") || strings.Contains(l, "io_uring") || strings.Contains(l, "/dev/shm") || strings.Contains(l, ".npy") {
+					n++
+				}
+			}
+			return n
+		}
+		d, err := os.ReadDir(path)
+		require.NoError(t, err)
+		return len(d)
+	}
+	round := func() {
+		ok(t, trainArgs("--checkpoint", "ck")...)
+		ok(t, "eval", "g", "--checkpoint", "ck", "--mode", "cpu")
+		ok(t, "eval", "g", "--checkpoint", "ck", "--mode", "mmap")
+		ok(t, "verify", "g")
+		fails(t, hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...), 5, "train")
+	}
+	round()
+	fds, maps, routines := count("/proc/self/fd"), count("/proc/self/maps"), runtime.NumGoroutine()
+	round()
+	// The last goroutines may be on their way out.
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		f, m, r := count("/proc/self/fd"), count("/proc/self/maps"), runtime.NumGoroutine()
+		if f <= fds && m <= maps && r <= routines {
+			return
+		}
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<16)
+			t.Fatalf("descriptors %d, were %d; mappings %d, were %d; goroutines %d, were %d\n%s", f, fds, m, maps, r, routines, stacks[:runtime.Stack(stacks, true)])
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 }
