@@ -225,7 +225,8 @@ func (e *async) choosePairs() error {
 	active := max(min(e.opt.Blocks, sms), 1)
 	e.perSSD = e.opt.QueuePairs
 	if e.perSSD == 0 {
-		e.perSSD = (active + len(e.ssds) - 1) / len(e.ssds)
+		// A queue below a warp's worth of reads rings and wakes more often than it needs to.
+		e.perSSD = min((active+len(e.ssds)-1)/len(e.ssds), max(e.opt.Depth/warp, 1))
 	}
 	e.perSSD = min(e.perSSD, e.opt.Depth)
 	for _, s := range e.ssds {

@@ -34,7 +34,10 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	k := kernelView{h: h, sets: p.Sets, completing: true}
 	set := at[setState](p.Sets, int(p.Set))
 	lo, hi := b.Range(int64(p.NumQueues))
-	tried := false
+	// Before a block parks it may let the controllers work in its own slot. That pays where they
+	// finish reads at once (memory) and costs a system call where they do not (files), so it is
+	// done as long as it helps, and tried again now and then.
+	tried, skip := false, 0
 	for {
 		progress, busy := false, false
 		for g := uint32(lo); g < uint32(hi); g++ {
@@ -62,10 +65,15 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 			return nil
 		case progress:
 			tried = false
-		case !tried:
+		case !tried && skip == 0:
 			tried = true
-			h.wait(b, 0) // the controller's own work first, in this slot
+			h.wait(b, 0)
 		default:
+			if tried {
+				skip = pollSkip
+			} else {
+				skip--
+			}
 			tried = false
 			if d := k.deadlines(p.Queues, uint32(lo), uint32(hi)); d > 0 {
 				h.wait(b, d)
@@ -73,6 +81,9 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 		}
 	}
 }
+
+// pollSkip is how many waits go straight to parking after one that found nothing to do.
+const pollSkip = 31
 
 // maxPark bounds one wait, so that a lost wake-up costs time and not the run.
 const maxPark = 100 * time.Millisecond
