@@ -28,7 +28,8 @@ var registry struct {
 
 // RegisterHost makes fn the host device's kernel of that name, usually from an init function.
 // fn runs once per block, in any order and concurrently, and must not write to p, which all
-// blocks of a launch share. An error, a panic or a fault of fn fails the stream.
+// blocks of a launch share. An error, a panic or a fault of fn fails the stream. It must not end
+// its goroutine (runtime.Goexit, which a test's FailNow calls): that would lose a worker slot.
 // RegisterHost panics on a duplicate name and on a T that holds Go pointers: a kernel's
 // parameters are bytes that a GPU could read.
 func RegisterHost[T any](name string, fn func(b *Block, p *T) error) {
