@@ -174,7 +174,8 @@ type setState struct {
 	NumFails uint32
 	Retries  uint32
 	Issued   uint64
-	SubmitNS int64 // end of the submit kernel's last block
+	StartNS  int64 // begin of the submit kernel's first block
+	SubmitNS int64 // end of its last
 	DoneNS   int64 // end of the complete kernel's last block
 	Fails    [maxFails]failRecord
 }
@@ -202,7 +203,7 @@ type completeParams struct {
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
 const (
 	queueStateBytes = 1176
-	setStateBytes   = 136 + maxFails*32
+	setStateBytes   = 144 + maxFails*32
 	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
 	_               = queueStateBytes - unsafe.Sizeof(queueState{})
 	_               = unsafe.Sizeof(setState{}) - setStateBytes

@@ -512,7 +512,6 @@ type asyncPending struct {
 	slot     uint32
 	rows     int64
 	mapping  *dmaMapping
-	started  int64
 	timeouts int64
 	// turn is held by who waits for or finishes the set.
 	turn     chan struct{}
@@ -657,7 +656,6 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		DstLimit: rs.Dst.Size() - rs.DstOffset, DstStride: rs.DstStride, DstIOVA: iovas,
 		Remaining: iovas + cuda.DevicePtr(nssd*8), Layout: e.layout, Direct: direct, Rotate: rotate,
 	}
-	p.started = nanotime()
 	err = func() error {
 		if rs.Ready != nil {
 			if err := e.submitS.Wait(rs.Ready); err != nil {
@@ -783,7 +781,7 @@ func (p *asyncPending) finish() {
 	fails := int64(set.NumFails)
 	p.stats = ReadStats{
 		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Retries: int64(set.Retries), Timeouts: p.timeouts,
-		Submit: time.Duration(max(set.SubmitNS-p.started, 0)), Complete: time.Duration(max(set.DoneNS-set.SubmitNS, 0)),
+		Submit: time.Duration(max(set.SubmitNS-set.StartNS, 0)), Complete: time.Duration(max(set.DoneNS-set.SubmitNS, 0)),
 	}
 	p.stats.Bytes = p.stats.Commands * int64(e.layout.ReadBytes())
 	if fails > 0 {

@@ -37,7 +37,7 @@ func TestAsyncSimple(t *testing.T) {
 func TestStacksRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 36
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		rounds = 12
 	}
 	for round := range rounds {
@@ -183,5 +183,54 @@ func TestPRPMatchesBuilder(t *testing.T) {
 		for i := range nvme.PRPListEntries(nvme.IOVA(a), total, 4096) {
 			require.Equal(t, mem[i], *at[uint64](q.Lists, int(3*q.ListBytes)/8+i))
 		}
+	}
+}
+
+// TestNoAllocationPerCommand: what a set allocates does not depend on its rows.
+func TestNoAllocationPerCommand(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
+	rd := r.async(AsyncOptions{Depth: 32})
+	ctx := testCtx(t)
+	per := func(n int) float64 {
+		s := r.newSet(rand.New(rand.NewPCG(1, 2)), n, 512, 0)
+		defer s.free(rd)
+		return testing.AllocsPerRun(20, func() {
+			p, err := rd.Submit(ctx, s.rs)
+			if err == nil {
+				_, err = p.Wait(ctx)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	small, large := per(32), per(32*200)
+	require.Less(t, large, small+32, "200 times the commands: %v and %v allocations", small, large)
+}
+
+// BenchmarkSet measures one set at a time, the latency that a mini-batch sees.
+func BenchmarkSet(b *testing.B) {
+	for _, n := range []int{1, 32, 1024} {
+		b.Run(fmt.Sprintf("rows=%d", n), func(b *testing.B) {
+			r := newRig(b, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 4096, ram: true})
+			rd := r.async(AsyncOptions{})
+			s := r.newSet(rand.New(rand.NewPCG(1, 2)), n, 512, 0)
+			defer s.free(rd)
+			ctx := testCtx(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				p, err := rd.Submit(ctx, s.rs)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := p.Wait(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/row")
+		})
 	}
 }

@@ -33,6 +33,7 @@ func submitKernel(b *cuda.Block, p *submitParams) error {
 	}
 	k := kernelView{h: h, sets: p.Sets}
 	set := at[setState](p.Sets, int(p.Set))
+	atomic.CompareAndSwapInt64(&set.StartNS, 0, nanotime())
 	lo, hi := b.Range(int64(p.NumQueues))
 	for g := uint32(lo); g < uint32(hi); g++ {
 		q := at[queueState](p.Queues, int(g))

@@ -1,0 +1,5 @@
+//go:build !race
+
+package gpuio
+
+const raceEnabled = false
