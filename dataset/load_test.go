@@ -496,6 +496,42 @@ func TestVerifyFinds(t *testing.T) {
 	require.ErrorContains(t, err, "row 10 differs from "+d.path(featuresName))
 }
 
+// TestVerifySSDsAlone checks stripes without the dataset and without each other.
+func TestVerifySSDsAlone(t *testing.T) {
+	d, other := small(t, 3000, 256, 1), small(t, 300, 16, 2)
+	s, alien := sealed(t, d, 3), sealed(t, other, 1)
+	ts := targetsOf(s[1], alien[0])
+	r, err := verifyEach(bg, ts, VerifyOptions{Source: true})
+	require.NoError(t, err)
+	require.Equal(t, 2, r.SSDs)
+	require.Positive(t, r.Chunks)
+	require.Zero(t, r.RowsCompared)
+
+	clear(s[1].durable[:4096])
+	r, err = verifyEach(bg, ts, VerifyOptions{})
+	require.ErrorContains(t, err, "the SSDs: faults found: 1 in")
+	require.ErrorContains(t, err, "superblock 1 of 2")
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	require.Len(t, r.Notes, 1)
+
+	alien[0].durable[headBytes+5] ^= 1
+	empty := newSim(simBytes/512, 512)
+	r, err = verifyEach(bg, append(ts, targetsOf(empty, empty, empty)[2]), VerifyOptions{})
+	require.Error(t, err)
+	require.Len(t, r.Bad, 3)
+	require.EqualValues(t, 0, r.Bad[1].Chunk)
+	require.Equal(t, "sim2", r.Bad[2].SSD)
+	require.Contains(t, r.Bad[2].What, "no Helios superblock")
+
+	budget := 6
+	half := newSim(simBytes/512, 512)
+	half.budget = &budget
+	_, err = load(bg, d, targetsOf(half), LoadOptions{})
+	require.ErrorIs(t, err, errPowerLoss)
+	_, err = verifyEach(bg, targetsOf(half.clone()), VerifyOptions{})
+	require.ErrorContains(t, err, "did not finish")
+}
+
 func TestVerifyFindsDirtyPadding(t *testing.T) {
 	d := small(t, 300, 100, 1) // one row of 400 bytes in an LBA of 512
 	s := sealed(t, d, 1)

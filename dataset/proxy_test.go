@@ -44,13 +44,13 @@ func openProxies(t testing.TB, paths []string, ram bool, lba int, faults string)
 
 func backing(t testing.TB, n int, ram bool, size int64) []string {
 	t.Helper()
-	dir := t.TempDir()
+	parent := diskDir
 	if ram {
-		var err error
-		dir, err = os.MkdirTemp("/dev/shm", "helios-dataset-")
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+		parent = "/dev/shm"
 	}
+	dir, err := os.MkdirTemp(parent, "helios-dataset-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	var paths []string
 	for i := range n {
 		p := filepath.Join(dir, fmt.Sprintf("ssd%d.img", i))

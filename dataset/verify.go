@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,11 +64,51 @@ func Verify(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o VerifyOptions)
 	return verify(ctx, d, ts, o)
 }
 
+// VerifySSDs reads back what each SSD holds by itself: its superblocks, its checksum table and
+// its chunks. It needs no dataset directory and not all stripes; there is nothing to compare
+// rows with, so VerifyOptions.Source does not apply. An SSD without an intact superblock, or with an
+// interrupted load, is a finding.
+func VerifySSDs(ctx context.Context, ssds []*gpuio.SSD, o VerifyOptions) (r VerifyReport, err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return verifyEach(ctx, ts, o)
+}
+
+func verifyEach(ctx context.Context, ts []*target, o VerifyOptions) (VerifyReport, error) {
+	o.Source = false
+	v := newVerifier(nil, o)
+	var stripes []stripe
+	for _, t := range ts {
+		c, err := t.readCopies(ctx)
+		if err != nil {
+			return v.r, err
+		}
+		sb, note, err := c.best()
+		s := stripe{t, sb}
+		switch {
+		case err != nil:
+			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "%v", err)
+			continue
+		case sb.State != StateComplete:
+			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "loading dataset %q onto it did not finish", sb.Name)
+			continue
+		case note != "":
+			v.r.Notes = append(v.r.Notes, fmt.Sprintf("ssd %s: %s", t.name, note))
+		}
+		stripes = append(stripes, s)
+	}
+	v.r.SSDs = len(ts)
+	return v.run(ctx, stripes)
+}
+
 type verifier struct {
-	d      *Dataset
-	o      VerifyOptions
-	l      gpuio.Layout
-	source bool
+	d     *Dataset // nil in VerifySSDs
+	o     VerifyOptions
+	l     gpuio.Layout // of the dataset, for comparing rows
+	start time.Time
 
 	mu    sync.Mutex
 	r     VerifyReport
@@ -75,19 +116,26 @@ type verifier struct {
 	total int64
 }
 
-func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (VerifyReport, error) {
-	start := time.Now()
+func newVerifier(d *Dataset, o VerifyOptions) *verifier {
 	if o.MaxBad <= 0 {
 		o.MaxBad = 1000
 	}
-	v := &verifier{d: d, o: o, source: o.Source}
-	v.r.Bad = []BadChunk{}
+	return &verifier{d: d, o: o, start: time.Now(), r: VerifyReport{Bad: []BadChunk{}}}
+}
+
+func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (VerifyReport, error) {
+	v := newVerifier(d, o)
 	stripes, err := attach(ctx, d, ts, AttachOptions{Note: func(s string) { v.r.Notes = append(v.r.Notes, s) }})
 	if err != nil {
 		return v.r, err
 	}
 	v.l = stripes[0].sb.layout()
 	v.r.SSDs = len(stripes)
+	return v.run(ctx, stripes)
+}
+
+// run checks all stripes at once and sums up.
+func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, error) {
 	for _, s := range stripes {
 		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
 	}
@@ -95,19 +143,23 @@ func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (Ver
 	for _, s := range stripes {
 		g.Go(func() error { return v.stripe(gctx, s) })
 	}
-	err = g.Wait()
-	v.r.Duration = time.Since(start)
+	err := g.Wait()
+	v.r.Duration = time.Since(v.start)
 	v.r.Seconds = v.r.Duration.Seconds()
 	slices.SortFunc(v.r.Bad, func(a, b BadChunk) int { // SSDs are read at once
-		return cmp.Or(a.Stripe-b.Stripe, cmp.Compare(a.Chunk, b.Chunk), cmp.Compare(a.LBA, b.LBA), cmp.Compare(a.What, b.What))
+		return cmp.Or(strings.Compare(a.SSD, b.SSD), cmp.Compare(a.Chunk, b.Chunk), cmp.Compare(a.LBA, b.LBA), strings.Compare(a.What, b.What))
 	})
+	what, again := "the SSDs", ""
+	if v.d != nil {
+		what, again = "dataset "+v.d.dir, " --dataset "+v.d.dir
+	}
 	if err != nil {
-		return v.r, fmt.Errorf("verify %s: %w", d.dir, err)
+		return v.r, fmt.Errorf("verify %s: %w", what, err)
 	}
 	if v.r.BadCount > 0 {
 		b := v.r.Bad[0]
-		return v.r, errs.New(errs.Device, "dataset %s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load --dataset %s\"",
-			d.dir, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, d.dir)
+		return v.r, errs.New(errs.Device, "%s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load%s\"",
+			what, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, again)
 	}
 	return v.r, nil
 }
@@ -168,7 +220,7 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 					v.bad(s, i, at, n/lba, "CRC32C %08x, the table says %08x", got, want)
 				}
 			}
-			if v.source {
+			if v.o.Source {
 				if err := cmp.chunk(i, at, b); err != nil {
 					return err
 				}
@@ -181,7 +233,7 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 		v.o.Progress.report("verify", v.done, v.total)
 		v.mu.Unlock()
 	}
-	if v.source {
+	if v.o.Source {
 		v.mu.Lock()
 		v.r.RowsCompared += cmp.rows
 		v.mu.Unlock()
