@@ -854,6 +854,9 @@ func (e *async) statsLocked() Stats {
 		per := SSDStats{Name: d.name()}
 		for i := range e.perSSD {
 			q := e.queue(s*e.perSSD + i)
+			if q.Hist == 0 { // open did not come so far
+				continue
+			}
 			per.Commands += int64(atomic.LoadUint64(&q.Issued))
 			st.Direct += int64(atomic.LoadUint64(&q.Direct))
 			st.Staged += int64(atomic.LoadUint64(&q.Staged))

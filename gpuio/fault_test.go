@@ -672,6 +672,12 @@ func TestOptions(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.NotEqual(t, errs.Failed, errs.ClassOf(err), want)
 	}
+	// One of the four queue pairs is taken: what was made before that showed is given back.
+	b, err := NewBulk(testCtx(t), r.ssds[0].Ctrl, 1)
+	require.NoError(t, err)
+	_, err = NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{QueuePairs: 4, Depth: 8})
+	require.ErrorContains(t, err, "queue pairs")
+	require.NoError(t, b.Close(testCtx(t)))
 	// 15 commands per queue: depth 45 takes three queue pairs.
 	rd := r.async(AsyncOptions{Depth: 45})
 	require.Equal(t, 3, rd.(*async).perSSD)
