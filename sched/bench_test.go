@@ -15,7 +15,7 @@ func BenchmarkEpoch(b *testing.B) {
 	if testing.Short() {
 		b.Skip("takes minutes")
 	}
-	d, _ := graphSpec{nodes: 200_000, dim: 128, degree: 12}.open(b)
+	d := graphSpec{nodes: 200_000, dim: 128, degree: 12}.generate(b)
 	s := bind(b, d, 4, "")
 	for _, v := range []struct{ mode, pipe string }{
 		{ModeHelios, PipelineNone}, {ModeHelios, PipelineIntra}, {ModeHelios, PipelinePrefetch}, {ModeHelios, PipelineDeep},

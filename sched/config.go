@@ -67,7 +67,7 @@ type Config struct {
 	Pipeline    string       // by mode
 	GPUCache    units.Budget // share or bytes of the features in the device's memory
 	CPUCache    units.Budget // the same in pinned CPU memory; inmem takes every row instead
-	Depth       int          // mini-batches in flight under prefetch and deep; 3
+	Depth       int          // mini-batches prepared ahead under prefetch and deep; 2
 	Presample   int          // epochs of sampling that count accesses to place rows; 1
 	Workers     int          // threads of the cpu stack; the device's SMs
 	Blocks      int          // thread blocks of the I/O kernels; 32
@@ -121,7 +121,7 @@ func (c Config) withDefaults() Config {
 		c.LR = 0.003
 	}
 	defInt(&c.Epochs, 1)
-	defInt(&c.Depth, 3)
+	defInt(&c.Depth, 2)
 	defInt(&c.Presample, 1)
 	defInt(&c.Blocks, 32)
 	if c.OpTimeout == 0 {

@@ -409,8 +409,8 @@ func seedsOf(order []int64, i, batch int) []int64 {
 	return order[i*batch : min((i+1)*batch, len(order))]
 }
 
-// fillRows is how many rows one set of a tier's filling reads.
-const fillRows = 1 << 15
+// fillRows is how many rows one set of a tier's filling reads. Tests lower it.
+var fillRows = 1 << 15
 
 // fillTier reads a tier's rows to their slots through the stack that the run uses.
 func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {

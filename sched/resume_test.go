@@ -212,6 +212,7 @@ type childRun struct {
 	SSDs       []string
 	Checkpoint string
 	Pipeline   string
+	OutOfCore  string // a mode: train outOfCore instead, and print the result
 }
 
 func childConfig() Config {
@@ -237,7 +238,7 @@ func childMain() int {
 	}
 	in := Inputs{Dataset: d}
 	for _, p := range c.SSDs {
-		s, err := openSSD(p, nil)
+		s, err := openSSD(p, c.OutOfCore == "", nil)
 		if err != nil {
 			return fail(err)
 		}
@@ -248,6 +249,12 @@ func childMain() int {
 		return fail(err)
 	}
 	in.Dev = dev
+	if c.OutOfCore != "" {
+		if err := outOfCore(c.OutOfCore, in); err != nil {
+			return fail(err)
+		}
+		return 0
+	}
 	cfg := childConfig()
 	cfg.CheckpointDir, cfg.Resume, cfg.Pipeline = c.Checkpoint, true, c.Pipeline
 	cfg.OnBatch = func(int, int, *graph.MiniBatch) { fmt.Println("batch") }

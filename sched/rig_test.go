@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain())
 	}
+	fillRows = 100 // so that the tiny tiers take several sets
 	code := m.Run()
 	for _, dir := range atExit {
 		_ = os.RemoveAll(dir)
@@ -42,6 +43,7 @@ type graphSpec struct {
 	nodes  int64
 	dim    int
 	degree float64
+	train  float64 // share of the nodes; 0 = the generator's choice
 }
 
 var (
@@ -56,8 +58,8 @@ var made struct {
 	feat map[graphSpec][]byte
 }
 
-// open generates (once) and opens a dataset, and returns its features as the source has them.
-func (g graphSpec) open(t testing.TB) (*dataset.Dataset, []byte) {
+// generate makes the dataset once and opens it.
+func (g graphSpec) generate(t testing.TB) *dataset.Dataset {
 	t.Helper()
 	made.Lock()
 	defer made.Unlock()
@@ -70,13 +72,22 @@ func (g graphSpec) open(t testing.TB) (*dataset.Dataset, []byte) {
 		atExit = append(atExit, root)
 		dir := filepath.Join(root, "g")
 		require.NoError(t, dataset.Generate(context.Background(), dataset.GenerateOptions{
-			Kind: "sbm", Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7, Out: dir,
+			Kind: "sbm", Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7, Out: dir, TrainFraction: g.train,
 		}))
 		made.dir[g] = dir
 	}
 	d, err := dataset.Open(made.dir[g])
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	return d
+}
+
+// open is generate, and the features as the source has them.
+func (g graphSpec) open(t testing.TB) (*dataset.Dataset, []byte) {
+	t.Helper()
+	d := g.generate(t)
+	made.Lock()
+	defer made.Unlock()
 	if made.feat[g] == nil {
 		b := make([]byte, g.nodes*int64(g.dim)*4)
 		require.NoError(t, d.ReadRows(0, b))
@@ -89,6 +100,7 @@ var atExit []string
 
 // ssdSet is n RAM-backed SSDs that hold a dataset.
 type ssdSet struct {
+	file   bool // file-backed, O_DIRECT; else RAM
 	paths  []string
 	ssds   []*gpuio.SSD
 	faults []*faultinject.Set
@@ -98,8 +110,13 @@ type ssdSet struct {
 // each SSD after loading.
 func bind(t testing.TB, d *dataset.Dataset, n int, faults string) *ssdSet {
 	t.Helper()
-	s := &ssdSet{}
-	dir := ramDir(t)
+	return bindIn(t, d, n, ramDir(t), false, faults)
+}
+
+// bindIn makes the SSDs' files in dir.
+func bindIn(t testing.TB, d *dataset.Dataset, n int, dir string, file bool, faults string) *ssdSet {
+	t.Helper()
+	s := &ssdSet{file: file}
 	size := (d.Meta.Nodes*int64(d.Meta.RowBytes())*2/int64(n) + 8<<20) &^ 4095
 	for i := range n {
 		p := filepath.Join(dir, fmt.Sprintf("ssd%d.img", i))
@@ -132,14 +149,14 @@ func (s *ssdSet) power(t testing.TB, faults string) {
 	for _, p := range s.paths {
 		f, err := faultinject.Parse(faults)
 		require.NoError(t, err)
-		ssd, err := openSSD(p, f)
+		ssd, err := openSSD(p, !s.file, f)
 		require.NoError(t, err)
 		s.ssds, s.faults = append(s.ssds, ssd), append(s.faults, f)
 	}
 }
 
-func openSSD(path string, f *faultinject.Set) (*gpuio.SSD, error) {
-	bus, err := proxy.Open(proxy.Config{Path: path, RAM: true, Faults: f})
+func openSSD(path string, ram bool, f *faultinject.Set) (*gpuio.SSD, error) {
+	bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram, Faults: f})
 	if err != nil {
 		return nil, err
 	}
