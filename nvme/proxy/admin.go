@@ -18,11 +18,10 @@ const (
 
 // adminState is what the host sets up with admin commands. Bus.mu guards it.
 type adminState struct {
-	queuesSet bool
-	nsq, ncq  int // I/O queues allowed; 0 = the maximum
-	features  map[uint8]uint32
-	aers      []uint16 // CIDs of asynchronous event requests
-	masked    uint32   // events told and not yet read, as Bus.events
+	nsq, ncq int // I/O queues allowed; 0 = the maximum
+	features map[uint8]uint32
+	aers     []uint16 // CIDs of asynchronous event requests
+	masked   uint32   // events told and not yet read, as Bus.events
 }
 
 // Asynchronous events, bits of Bus.events: type in bits 2:0 and information in bits 15:8 of
@@ -35,9 +34,9 @@ const (
 )
 
 var eventDW0 = [eventCount]uint32{
-	eventBadDoorbell:      0 | 0<<8 | nvme.LogErrorInformation<<16,
-	eventBadDoorbellValue: 0 | 1<<8 | nvme.LogErrorInformation<<16,
-	eventReliability:      1 | 0<<8 | nvme.LogSMART<<16,
+	eventBadDoorbell:      nvme.LogErrorInformation << 16,
+	eventBadDoorbellValue: 1<<8 | nvme.LogErrorInformation<<16,
+	eventReliability:      1 | nvme.LogSMART<<16,
 }
 
 // event notes that something happened that the host may want to know. It may be called with

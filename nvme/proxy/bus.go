@@ -333,6 +333,9 @@ func (b *Bus) writeCC(v nvme.CC) error {
 	case v.EN() && !was.EN():
 		b.enable()
 	case !v.EN() && was.EN():
+		if v.SHN() == 0 {
+			b.shst = 0
+		}
 		return b.disable()
 	}
 	if v.SHN() != 0 && b.shst&nvme.CSTSShutdownMask == 0 {

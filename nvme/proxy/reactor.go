@@ -49,8 +49,8 @@ type reactor struct {
 	poll   bool   // poll doorbells
 	events func() // posts asynchronous events; nil in a group
 	svc    chan struct{}
-	quit   chan struct{}
-	done   chan struct{}
+	quit   chan struct{} // of the background goroutine; nil = there is none
+	ending sync.WaitGroup
 	timer  *time.Timer
 	armed  atomic.Bool
 	closed atomic.Bool
@@ -76,32 +76,31 @@ func (r *reactor) start() {
 	if r.quit != nil {
 		return
 	}
-	r.quit, r.done = make(chan struct{}), make(chan struct{})
+	r.quit = make(chan struct{})
 	if r.timer == nil {
 		r.timer = time.AfterFunc(time.Hour, r.tick)
 		r.timer.Stop()
 	}
-	go r.background(r.quit, r.done)
+	quit := r.quit
+	r.ending.Go(func() { r.background(quit) })
 }
 
-// stop ends the background goroutine.
+// stop tells the background goroutine to end. It does not wait, since the goroutine may need
+// a lock of the caller's; close waits.
 func (r *reactor) stop() {
 	r.mu.Lock()
-	quit, done := r.quit, r.done
-	r.quit, r.done = nil, nil
-	if r.timer != nil {
+	defer r.mu.Unlock()
+	if r.quit != nil {
+		close(r.quit)
+		r.quit = nil
 		r.timer.Stop()
-	}
-	r.mu.Unlock()
-	if quit != nil {
-		close(quit)
-		<-done
 	}
 }
 
 // close releases the ring; nothing is in flight any more.
 func (r *reactor) close() error {
 	r.stop()
+	r.ending.Wait()
 	r.life.Lock()
 	defer r.life.Unlock()
 	r.reapMu.Lock()
@@ -152,12 +151,14 @@ func (r *reactor) submit() {
 	r.life.RUnlock()
 }
 
-// reap finishes the commands whose operations the kernel has completed.
+// reap finishes the commands whose operations the kernel has completed. While a leader sleeps
+// in the kernel only it reaps: a completion that stays in the ring is what wakes it, and a
+// no-op that somebody else took away before the leader was asleep would not.
 func (r *reactor) reap() {
 	if r.ring == nil || r.ring.Ready() == 0 || !r.reapMu.TryLock() {
 		return // whoever holds the lock wakes those concerned
 	}
-	for !r.closed.Load() {
+	for !r.closed.Load() && !r.leader.Load() {
 		n := r.ring.Reap(r.reapBuf[:])
 		if n == 0 {
 			break
@@ -192,6 +193,9 @@ func (r *reactor) enter(w *waiter, d time.Duration) bool {
 	if !r.leader.CompareAndSwap(false, true) {
 		return false
 	}
+	// Whoever began to reap before there was a leader ends now; see reap.
+	r.reapMu.Lock()
+	r.reapMu.Unlock() //nolint:staticcheck // an empty critical section waits for the other one
 	if w == nil || w.sleepIn(stateEntered) {
 		err := r.ring.SubmitAndWait(&r.wait, 1, d, 0)
 		if w != nil {
@@ -206,9 +210,14 @@ func (r *reactor) enter(w *waiter, d time.Duration) bool {
 	return true
 }
 
+// leaderless tells whether operations are in flight and nobody waits for them.
+func (r *reactor) leaderless() bool {
+	return r.ring != nil && r.inflight.Load() > 0 && !r.leader.Load()
+}
+
 // handOff lets a sleeping follower take the lead, if operations are in flight and nobody does.
 func (r *reactor) handOff() {
-	if r.nfollowers.Load() == 0 || r.leader.Load() || r.inflight.Load() <= 0 {
+	if r.nfollowers.Load() == 0 || !r.leaderless() {
 		return
 	}
 	r.mu.Lock()
@@ -295,7 +304,7 @@ func (r *reactor) tick() {
 		w := c.waiter.Load()
 		if w == nil || !w.attends() {
 			alone = alone || work || kernel
-		} else if work {
+		} else if work || kernel && !r.leader.Load() {
 			w.wakeParked()
 		}
 	}
@@ -324,8 +333,7 @@ func (r *reactor) carryOn(c *cqueue) {
 }
 
 // background serves queues that nobody waits for.
-func (r *reactor) background(quit <-chan struct{}, done chan<- struct{}) {
-	defer close(done)
+func (r *reactor) background(quit <-chan struct{}) {
 	for idle := 0; ; {
 		if !r.poll {
 			select {
@@ -505,7 +513,12 @@ func (w *waiter) work(block bool) {
 // a doorbell rung, or an entry posted, before the announcement was seen.
 func (w *waiter) sleepIn(state int32) bool {
 	w.state.Store(state) // a full fence on every architecture (sequentially consistent)
-	stay := w.changed(false) || w.r.ring != nil && w.r.ring.Ready() != 0
+	stay := w.changed(false)
+	if state == stateEntered {
+		stay = stay || w.r.ring.Ready() != 0
+	} else {
+		stay = stay || w.r.leaderless() // the leader left before it saw this party parked
+	}
 	for _, c := range *w.cqs.Load() {
 		if stay {
 			break
@@ -556,9 +569,7 @@ func (w *waiter) waitFor(d time.Duration) {
 			}
 			r.submit()
 			r.follow(w)
-			if r.leader.Load() || r.inflight.Load() <= 0 {
-				w.park(left)
-			}
+			w.park(left)
 			r.unfollow(w)
 			continue
 		}

@@ -1,0 +1,515 @@
+package proxy
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/faultinject"
+	"helios/internal/hostmem"
+	"helios/nvme"
+)
+
+// eachKind runs a test on every way to reach a medium.
+func eachKind(t *testing.T, f func(t *testing.T, cfg Config)) {
+	for name, cfg := range kinds() {
+		t.Run(name, func(t *testing.T) { f(t, cfg) })
+	}
+}
+
+func fill(p []byte, rng *rand.Rand) {
+	for i := 0; i+8 <= len(p); i += 8 {
+		*(*uint64)(unsafe.Pointer(&p[i])) = rng.Uint64()
+	}
+}
+
+func stain(p []byte) {
+	for i := range p {
+		p[i] = 0x5a
+	}
+}
+
+func stained(p []byte) bool { return bytes.Count(p, []byte{0x5a}) == len(p) }
+
+// Every I/O command that a controller has to refuse.
+func TestIORefusals(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		g := newRig(t, cfg)
+		q := g.pair(1, 16)
+		at := uint64(g.iova)
+		last := nvme.LBA(g.bus.blocks)
+		page := uint32(4096 / g.bus.cfg.LBABytes)
+		mdts := uint32(128 << 10 / g.bus.cfg.LBABytes)
+		list := func(off int, entries ...uint64) uint64 {
+			for i, e := range entries {
+				*(*uint64)(unsafe.Pointer(&g.mem[off+8*i])) = e
+			}
+			return at + uint64(off)
+		}
+		endOfMap := at + rigMem
+		for name, x := range map[string]struct {
+			st  nvme.Status
+			cmd nvme.Command
+		}{
+			"opcode":               {nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x42, NSID: 1}},
+			"namespace 0":          {nvme.StatusInvalidNamespace, nvme.ReadCommand(0, 0, 0, 1, at, 0)},
+			"namespace 2":          {nvme.StatusInvalidNamespace, nvme.WriteCommand(0, 2, 0, 1, at, 0)},
+			"all namespaces":       {nvme.StatusInvalidNamespace, nvme.ReadCommand(0, nvme.NSIDAll, 0, 1, at, 0)},
+			"flush namespace 3":    {nvme.StatusInvalidNamespace, nvme.FlushCommand(0, 3)},
+			"fused":                {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead, Flags: 1, NSID: 1}},
+			"SGLs":                 {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead, Flags: 0x40, NSID: 1}},
+			"over MDTS":            {nvme.StatusInvalidField, nvme.ReadCommand(0, 1, 0, mdts+1, at, at)},
+			"first block beyond":   {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, last, 1, at, 0)},
+			"last block beyond":    {nvme.StatusLBAOutOfRange, nvme.WriteCommand(0, 1, last-1, 2, at, at+4096)},
+			"block number wraps":   {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, 1<<64-1, 2, at, at+4096)},
+			"byte offset":          {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 1, at+1, 0)},
+			"second PRP's offset":  {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 2*page, at, at+4096+512)},
+			"list's offset":        {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page, at, at+4)},
+			"list entry's offset":  {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page, at, list(1<<20, at+4096, at+8192+4))},
+			"next list's offset":   {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page, at, list(1<<20+4096-8, at+8))},
+			"first PRP unmapped":   {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1, 0x7000, 0)},
+			"virtual address":      {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1, uint64(uintptr(unsafe.Pointer(&g.mem[0]))), 0)},
+			"second PRP unmapped":  {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 2*page, at, 0x7000)},
+			"list unmapped":        {nvme.StatusDataTransferError, nvme.WriteCommand(0, 1, 0, 3*page, at, 0x7000)},
+			"list entry unmapped":  {nvme.StatusDataTransferError, nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20, at+4096, 0x7000))},
+			"next list unmapped":   {nvme.StatusDataTransferError, nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20+4096-8, 0x7000))},
+			"behind the mapping":   {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1, endOfMap, 0)},
+			"list runs off memory": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 4*page, at, list(rigMem-4096, at+4096, at+8192, endOfMap))},
+		} {
+			t.Run(name, func(t *testing.T) {
+				g.t = t
+				x.cmd.CID = g.nextCID()
+				q.want(x.st, x.cmd)
+			})
+		}
+		g.t = t
+		assert.Zero(t, g.smart().HostReads.Lo+g.smart().HostWrites.Lo, "refused commands are not reads")
+	})
+}
+
+// Random writes and reads of all lengths, with all offsets into the first page and chained
+// lists, against a copy in memory.
+func TestReadWrite(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		cfg.MDTS = 9 // 2 MiB: 513 list entries need two pages
+		g := newRig(t, cfg)
+		q := g.pair(1, 16)
+		seed := time.Now().UnixNano()
+		t.Logf("seed %d", seed)
+		rng := rand.New(rand.NewPCG(uint64(seed), 1))
+		lba := g.bus.cfg.LBABytes
+		blocks := int(g.bus.blocks)
+		shadow := make([]byte, blocks*lba)
+		const data, list = 0, 4 << 20
+		var reads, writes, readBytes, writeBytes uint64
+		rounds := 120
+		if testing.Short() {
+			rounds = 40
+		}
+		for i := range rounds {
+			limit := 32 << 10
+			if i%8 == 0 {
+				limit = 2 << 20
+			}
+			n := 1 + rng.IntN(limit/lba)
+			at := rng.IntN(blocks - n + 1)
+			off := []int{0, 0, 512, 4, 4092, 2048, rng.IntN(1024) * 4}[rng.IntN(7)]
+			// A list may start anywhere in its page, on a quadword.
+			prp1, prp2 := g.prps(data+off, n*lba, list+[]int{0, 8, 4080, 4088, 2048}[rng.IntN(5)])
+			mem := g.mem[data+off : data+off+n*lba]
+			if rng.IntN(2) == 0 {
+				fill(mem[:len(mem)&^7], rng)
+				copy(shadow[at*lba:], mem)
+				c := nvme.WriteCommand(g.nextCID(), 1, nvme.LBA(at), uint32(n), prp1, prp2)
+				if rng.IntN(8) == 0 {
+					c.CDW12 |= fua
+				}
+				q.must(c)
+				writes++
+				writeBytes += uint64(n * lba)
+				continue
+			}
+			guard := g.mem[data+off+n*lba]
+			q.must(nvme.ReadCommand(g.nextCID(), 1, nvme.LBA(at), uint32(n), prp1, prp2))
+			require.True(t, bytes.Equal(mem, shadow[at*lba:(at+n)*lba]), "round %d: %d blocks at %d to offset %d", i, n, at, off)
+			require.Equal(t, guard, g.mem[data+off+n*lba], "byte behind the buffer")
+			reads++
+			readBytes += uint64(n * lba)
+		}
+		q.must(nvme.FlushCommand(g.nextCID(), 1))
+		q.must(nvme.FlushCommand(g.nextCID(), nvme.NSIDAll))
+		s := g.smart()
+		assert.Equal(t, reads, s.HostReads.Lo)
+		assert.Equal(t, writes, s.HostWrites.Lo)
+		assert.Equal(t, (readBytes+511999)/512000, s.DataUnitsRead.Lo)
+		assert.Equal(t, (writeBytes+511999)/512000, s.DataUnitsWritten.Lo)
+		assert.Zero(t, s.ErrorLogEntries.Lo)
+		file, err := os.ReadFile(g.bus.cfg.Path)
+		require.NoError(t, err)
+		assert.True(t, bytes.Equal(file, shadow), "the backing file has what was written")
+		// Counters outlive the queue that counted.
+		g.adm.must(nvme.DeleteSQCommand(g.nextCID(), 1))
+		g.adm.must(nvme.DeleteCQCommand(g.nextCID(), 1))
+		assert.Equal(t, reads, g.smart().HostReads.Lo)
+	})
+}
+
+// Where a unit of O_DIRECT holds several blocks, writes must not undo their neighbours.
+func TestUnitsLargerThanBlocks(t *testing.T) {
+	g := newRig(t, Config{})
+	g.bus.back.offAlign, g.bus.back.memAlign = 4096, 4096
+	q1, q2 := g.pair(1, 64), g.pair(2, 64)
+	const n = 48
+	for i := range n {
+		for j := range 512 {
+			g.mem[i*512+j] = byte(i + 1)
+		}
+		q := q1
+		if i%2 == 1 {
+			q = q2
+		}
+		q.put(nvme.WriteCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(g.iova)+uint64(i)*512, 0))
+	}
+	for range n / 2 {
+		for _, q := range []*ring{q1, q2} {
+			e, ok := q.get(10 * time.Second)
+			require.True(t, ok)
+			require.True(t, e.Status().OK(), e.Status())
+		}
+	}
+	prp1, prp2 := g.prps(1<<20, n*512, 4<<20)
+	q1.must(nvme.ReadCommand(1, 1, 0, n, prp1, prp2))
+	assert.True(t, bytes.Equal(g.mem[:n*512], g.mem[1<<20:1<<20+n*512]))
+}
+
+// A deep submission queue on a shallow completion queue: the controller must not post what
+// has no room, and the rings wrap many times.
+func TestRingWrapAndFullCQ(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		g := newRig(t, cfg)
+		cq := g.ring(1, 1, 4)
+		sq := g.ring(1, 1, 32)
+		g.adm.must(nvme.CreateCQCommand(g.nextCID(), 1, 4, cq.cq))
+		g.adm.must(nvme.CreateSQCommand(g.nextCID(), 1, 32, sq.sq, 1))
+		cq.qid = 1
+		const total = 1000
+		sent, got := 0, 0
+		outstanding := map[uint16]bool{}
+		for got < total {
+			var cmds []nvme.Command
+			for sent < total && len(outstanding) < 31 {
+				cid := uint16(sent)
+				outstanding[cid] = true
+				cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(sent%64), 1, uint64(g.iova)+uint64(sent%64)*4096, 0))
+				sent++
+			}
+			if len(cmds) > 0 {
+				sq.put(cmds...)
+			}
+			e, ok := cq.get(10 * time.Second)
+			require.True(t, ok, "after %d of %d", got, total)
+			require.True(t, e.Status().OK())
+			require.True(t, outstanding[e.CID], "CID %d twice, or never sent", e.CID)
+			require.Less(t, int(e.SQHead), 32)
+			delete(outstanding, e.CID)
+			got++
+		}
+		_, ok := cq.get(5 * time.Millisecond)
+		assert.False(t, ok, "a completion too many")
+	})
+}
+
+func TestOutOfOrder(t *testing.T) {
+	g := newRig(t, Config{RAM: true, OutOfOrder: true})
+	q := g.pair(1, 128)
+	swapped := false
+	for round := range 20 {
+		var cmds []nvme.Command
+		for i := range 100 {
+			cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1, uint64(g.iova)+uint64(i)*4096, 0))
+		}
+		q.put(cmds...)
+		seen := [100]bool{}
+		for i := range 100 {
+			e, ok := q.get(5 * time.Second)
+			require.True(t, ok)
+			require.False(t, seen[e.CID], "round %d: CID %d twice", round, e.CID)
+			seen[e.CID] = true
+			swapped = swapped || int(e.CID) != i
+		}
+	}
+	assert.True(t, swapped, "completions came in order")
+}
+
+func TestCommandIDConflict(t *testing.T) {
+	f, err := faultinject.Parse("lost(op=read,lba=5,times=1)")
+	require.NoError(t, err)
+	g := newRig(t, Config{RAM: true, Faults: f})
+	q := g.pair(1, 16)
+	q.put(nvme.ReadCommand(7, 1, 5, 1, uint64(g.iova), 0))
+	_, ok := q.get(10 * time.Millisecond)
+	require.False(t, ok)
+	q.want(nvme.StatusCommandIDConflict, nvme.FlushCommand(7, 1))
+	q.must(nvme.FlushCommand(8, 1))
+}
+
+func TestErrorFault(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		f, err := faultinject.Parse("error(op=read,lba=100-199,sct=2,sc=0x81,dnr=1,times=2);error(op=write,sct=2,sc=0x80,after=1,times=1)")
+		require.NoError(t, err)
+		cfg.Faults = f
+		g := newRig(t, cfg)
+		q := g.pair(1, 16)
+		read := func(lba nvme.LBA, n uint32) nvme.Status {
+			p1, p2 := g.prps(0, int(n)*g.bus.cfg.LBABytes, 4<<20)
+			e := q.do(nvme.ReadCommand(g.nextCID(), 1, lba, n, p1, p2))
+			return e.Status()
+		}
+		assert.True(t, read(99, 1).OK())
+		s := read(99, 2)
+		assert.True(t, s.Is(nvme.StatusUnrecoveredRead) && s.DNR(), "%v", s)
+		s = read(199, 3)
+		assert.True(t, s.Is(nvme.StatusUnrecoveredRead), "%v", s)
+		assert.True(t, read(150, 1).OK(), "twice only")
+		w := nvme.WriteCommand(1, 1, 0, 1, uint64(g.iova), 0)
+		q.must(w)
+		e := q.do(w)
+		assert.True(t, e.Status().Is(nvme.StatusWriteFault) && !e.Status().DNR())
+		q.must(w)
+		log := g.smart()
+		assert.EqualValues(t, 3, log.MediaErrors.Lo)
+		assert.EqualValues(t, 3, log.ErrorLogEntries.Lo)
+		assert.EqualValues(t, 4, log.HostReads.Lo, "failed reads were carried out")
+		for text, n := range f.Counts() {
+			assert.Contains(t, []int64{1, 2}, n, text)
+		}
+	})
+}
+
+func TestLostCompletion(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		f, err := faultinject.Parse("lost(op=read,lba=3)")
+		require.NoError(t, err)
+		cfg.Faults = f
+		g := newRig(t, cfg)
+		q := g.pair(1, 16)
+		rng := rand.New(rand.NewPCG(1, 2))
+		n := g.bus.cfg.LBABytes
+		fill(g.mem[:n], rng)
+		q.must(nvme.WriteCommand(1, 1, 3, 1, uint64(g.iova), 0))
+		q.put(nvme.ReadCommand(2, 1, 3, 1, uint64(g.iova)+8192, 0), nvme.FlushCommand(3, 1))
+		e, ok := q.get(10 * time.Second)
+		require.True(t, ok)
+		assert.EqualValues(t, 3, e.CID)
+		_, ok = q.get(20 * time.Millisecond)
+		require.False(t, ok, "the lost completion came")
+		assert.True(t, bytes.Equal(g.mem[:n], g.mem[8192:8192+n]), "its data moved all the same")
+		assert.EqualValues(t, 1, g.smart().HostReads.Lo)
+
+		assert.EqualValues(t, 1, g.adm.must(nvme.AbortCommand(g.nextCID(), 1, 99))&1, "no such command")
+		assert.EqualValues(t, 0, g.adm.must(nvme.AbortCommand(g.nextCID(), 1, 2))&1, "aborted")
+		e, ok = q.get(5 * time.Second)
+		require.True(t, ok)
+		assert.EqualValues(t, 2, e.CID)
+		assert.True(t, e.Status().Is(nvme.StatusAbortRequested))
+
+		// One that nobody aborts goes with its queue.
+		q.put(nvme.ReadCommand(2, 1, 3, 1, uint64(g.iova)+8192, 0))
+		_, ok = q.get(10 * time.Millisecond)
+		require.False(t, ok)
+		g.adm.must(nvme.DeleteSQCommand(g.nextCID(), 1))
+		g.adm.must(nvme.DeleteCQCommand(g.nextCID(), 1))
+		assert.Equal(t, map[string]int64{"lost(op=read,lba=3)": 2}, f.Counts())
+	})
+}
+
+func TestLateCompletion(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		f, err := faultinject.Parse("late(ms=60,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)")
+		require.NoError(t, err)
+		cfg.Faults = f
+		g := newRig(t, cfg)
+		q := g.pair(1, 16)
+		n := g.bus.cfg.LBABytes
+		for i := range n {
+			g.mem[i] = 0xab
+		}
+		q.must(nvme.WriteCommand(1, 1, 3, 1, uint64(g.iova), 0))
+		start := time.Now()
+		q.put(nvme.ReadCommand(2, 1, 3, 1, uint64(g.iova)+8192, 0), nvme.ReadCommand(3, 1, 0, 1, uint64(g.iova), 0))
+		e, ok := q.get(10 * time.Second)
+		require.True(t, ok)
+		assert.EqualValues(t, 3, e.CID, "others overtake it")
+		e, ok = q.get(10 * time.Second)
+		require.True(t, ok)
+		assert.EqualValues(t, 2, e.CID)
+		assert.True(t, e.Status().OK())
+		assert.GreaterOrEqual(t, time.Since(start), 60*time.Millisecond)
+		assert.EqualValues(t, 0xab, g.mem[8192+n-1], "its data comes with it")
+
+		// Aborting it, or deleting its queue, ends the wait; no data comes any more.
+		q.put(nvme.ReadCommand(4, 1, 9, 1, uint64(g.iova), 0), nvme.ReadCommand(5, 1, 9, 1, uint64(g.iova), 0))
+		_, ok = q.get(5 * time.Millisecond)
+		require.False(t, ok)
+		assert.EqualValues(t, 0, g.adm.must(nvme.AbortCommand(g.nextCID(), 1, 4))&1)
+		e, ok = q.get(5 * time.Second)
+		require.True(t, ok)
+		assert.EqualValues(t, 4, e.CID)
+		g.adm.must(nvme.DeleteSQCommand(g.nextCID(), 1))
+		g.adm.must(nvme.DeleteCQCommand(g.nextCID(), 1))
+	})
+}
+
+// A medium that fails: the backing loses its second half under the controller's feet.
+func TestFailingMedium(t *testing.T) {
+	for _, name := range []string{"file", "buffered", "pread"} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, kinds()[name])
+			q := g.pair(1, 16)
+			g.adm.must(nvme.SetFeaturesCommand(1, nvme.FeatureAsyncEventConfig, nvme.WarnReliability))
+			g.adm.put(nvme.AsyncEventCommand(500))
+			require.NoError(t, os.Truncate(g.bus.cfg.Path, 8<<20))
+			p1, p2 := g.prps(0, 64<<10, 4<<20)
+			e := q.do(nvme.ReadCommand(2, 1, 12<<20/512, 128, p1, p2))
+			assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), e.Status())
+			e = q.do(nvme.ReadCommand(2, 1, 8<<20/512-8, 16, p1, p1+4096)) // half of it
+			assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), e.Status())
+			q.must(nvme.ReadCommand(2, 1, 0, 128, p1, p2))
+			ev, ok := g.adm.get(5 * time.Second)
+			require.True(t, ok, "no event")
+			assert.EqualValues(t, nvme.LogSMART<<16|1, ev.DW0)
+			s := g.smart()
+			assert.EqualValues(t, 2, s.MediaErrors.Lo)
+			assert.EqualValues(t, nvme.WarnReliability, s.CriticalWarning)
+		})
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	for _, ram := range []bool{false, true} {
+		g := newRig(t, Config{ReadOnly: true, RAM: ram})
+		q := g.pair(1, 16)
+		q.want(nvme.StatusNamespaceReadOnly, nvme.WriteCommand(1, 1, 0, 1, uint64(g.iova), 0))
+		q.must(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova), 0))
+		assert.EqualValues(t, nvme.WarnReadOnly, g.smart().CriticalWarning)
+	}
+}
+
+// Unmapping memory waits for transfers into it; after that commands into it fail.
+func TestUnmap(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		g := newRig(t, cfg)
+		q := g.pair(1, 64)
+		for range 30 {
+			m, iova := g.dma(256 << 10)
+			var cmds []nvme.Command
+			for i := range 32 {
+				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(iova)+uint64(i)*4096, 0))
+			}
+			q.put(cmds...)
+			g.bus.WaitCQ(1, 0) // begin some
+			require.NoError(t, g.bus.UnmapDMA(iova, int64(len(m))))
+			stain(m)
+			for range 32 {
+				e, ok := q.get(10 * time.Second)
+				require.True(t, ok)
+				if s := e.Status(); !s.OK() {
+					require.True(t, s.Is(nvme.StatusDataTransferError), s)
+				}
+			}
+			require.True(t, stained(m), "written after it was unmapped")
+			q.want(nvme.StatusDataTransferError, nvme.ReadCommand(1, 1, 0, 1, uint64(iova), 0))
+			m2, iova2 := g.dma(4096)
+			g.undma(m2, iova2)
+			assert.Error(t, g.bus.UnmapDMA(iova, int64(len(m))), "twice")
+			assert.Error(t, g.bus.UnmapDMA(g.iova, 4096), "a part")
+			g.freeOnly(m)
+		}
+	})
+}
+
+// Live queues whose memory is unmapped are fatal to the controller; a reset recovers it.
+func TestUnmapLiveQueue(t *testing.T) {
+	g := newRig(t, Config{RAM: true})
+	q := g.pair(1, 16)
+	require.NoError(t, g.bus.UnmapDMA(q.sq, int64(len(q.sqm))))
+	assert.True(t, g.csts().CFS())
+	q.put(nvme.FlushCommand(1, 1))
+	_, ok := q.get(10 * time.Millisecond)
+	assert.False(t, ok, "a dead controller answers")
+	iova, err := g.bus.MapDMA(q.sqm)
+	require.NoError(t, err)
+	q.sq = iova
+	g.write32(nvme.RegCC, 0)
+	g.enable()
+	assert.False(t, g.csts().CFS())
+}
+
+// A reset in the middle of transfers waits for them; nothing is written afterwards.
+func TestResetInFlight(t *testing.T) {
+	eachKind(t, func(t *testing.T, cfg Config) {
+		g := newRig(t, cfg)
+		for round := range 10 {
+			q := g.pair(1, 256)
+			var cmds []nvme.Command
+			for i := range 200 {
+				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(g.iova)+uint64(i)*4096, 0))
+			}
+			q.put(cmds...)
+			if round%2 == 0 {
+				g.bus.WaitCQ(1, 0)
+			}
+			g.write32(nvme.RegCC, 0)
+			stain(g.mem)
+			stain(q.cqm)
+			require.Zero(t, g.bus.react.inflight.Load())
+			require.True(t, stained(g.mem), "data written after the reset")
+			require.True(t, stained(q.cqm), "completed after the reset")
+			g.enable()
+		}
+	})
+}
+
+func (g *rig) freeOnly(m []byte) {
+	g.t.Helper()
+	if err := hostmem.Free(m); err != nil {
+		g.t.Error(err)
+	}
+}
+
+// FuzzCommand sends arbitrary commands: the controller answers each, with some status, and
+// touches nothing outside mapped memory.
+func FuzzCommand(f *testing.F) {
+	add := func(c nvme.Command, admin bool) {
+		f.Add(append([]byte(nil), structBytes(&c)...), admin)
+	}
+	add(nvme.ReadCommand(1, 1, 2, 9, 1<<32, 1<<32+4096), false)
+	add(nvme.WriteCommand(1, 1, 2, 200, 1<<32+8, 1<<32+16), false)
+	add(nvme.IdentifyCommand(1, 0, 1, 1<<32, 0), true)
+	add(nvme.GetLogPageCommand(1, 2, 0, 512, false, 1<<32, 0), true)
+	add(nvme.CreateCQCommand(1, 2, 16, 1<<32), true)
+	add(nvme.CreateSQCommand(1, 2, 16, 1<<32, 2), true)
+	f.Fuzz(func(t *testing.T, raw []byte, admin bool) {
+		g := newRig(t, Config{RAM: true})
+		q := g.pair(1, 16)
+		if admin {
+			q = g.adm
+		}
+		var c nvme.Command
+		copy(structBytes(&c), raw)
+		if admin && (c.Opcode == nvme.AdminAsyncEvent || c.Opcode == nvme.AdminDeleteSQ || c.Opcode == nvme.AdminDeleteCQ) {
+			return // stays, by design; or takes the queue that is asked below
+		}
+		e := q.do(c)
+		if e.Status().Words() == "" {
+			t.Errorf("status %#x has no words", uint16(e.Status()))
+		}
+		g.adm.must(nvme.GetFeaturesCommand(c.CID+1, nvme.FeatureArbitration))
+	})
+}
