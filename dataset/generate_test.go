@@ -110,8 +110,10 @@ func centroidAccuracy(t testing.TB, d *Dataset, x []float32, dim int) float64 {
 			mean[int(labels[v])*dim+i] += float64(a)
 		}
 	}
-	right := 0
-	for _, v := range test {
+	right, tested := 0, 0
+	for i := 0; i < len(test); i += 1 + len(test)/2500 { // a sample is enough
+		v := test[i]
+		tested++
 		best, at := 0.0, -1
 		for c := range n {
 			dist := 0.0
@@ -127,7 +129,7 @@ func centroidAccuracy(t testing.TB, d *Dataset, x []float32, dim int) float64 {
 			right++
 		}
 	}
-	return float64(right) / float64(len(test))
+	return float64(right) / float64(tested)
 }
 
 // smooth is one step of mean aggregation, as a GraphSAGE layer without weights.

@@ -59,7 +59,9 @@ func requireRows(t *testing.T, d *Dataset, l gpuio.Layout, ssd func(i int) block
 		s, lba, blocks, off := l.Locate(r)
 		buf := make([]byte, int(blocks)*int(l.LBABytes))
 		require.NoError(t, ssd(s).ReadAt(bg, start(s)+lba, buf))
-		require.Equal(t, want[int(r)*row:int(r+1)*row], buf[off:off+row], "row %d", r)
+		if !bytes.Equal(want[int(r)*row:int(r+1)*row], buf[off:off+row]) {
+			t.Fatalf("row %d is not where the layout says", r)
+		}
 	}
 }
 
@@ -87,9 +89,7 @@ func TestLoadAttachVerify(t *testing.T) {
 						s = []*simSSD{newSim(16<<20/int64(lba), lba)}
 					}
 					for _, x := range s { // what was there must not shine through padding
-						for i := range x.durable {
-							x.durable[i] = 0xa5
-						}
+						copy(x.durable, bytes.Repeat([]byte{0xa5}, len(x.durable)))
 					}
 					ts := targetsOf(s...)
 					var last, total int64
@@ -102,8 +102,11 @@ func TestLoadAttachVerify(t *testing.T) {
 						require.Equal(t, c.packed, r.RowsPerLBA > 1)
 					}
 					for i := range s {
-						s[i] = s[i].clone()
+						old := s[i]
+						s[i] = old.clone()
+						scrap(old)
 					}
+					defer scrap(s...)
 					// Bound in another order, they are still found.
 					ts = targetsOf(s...)
 					rand.Shuffle(n, func(i, j int) { ts[i], ts[j] = ts[j], ts[i] })
@@ -168,7 +171,6 @@ func TestRefuses(t *testing.T) {
 		"another dataset, first superblock gone": {func(s *simSSD) {
 			must(load(bg, other, targetsOf(s), LoadOptions{}))
 			clear(s.durable[:4096])
-			clear(s.cache)
 		}, "another dataset"},
 		"damaged superblock": {func(s *simSSD) {
 			must(load(bg, other, targetsOf(s), LoadOptions{}))
@@ -185,7 +187,8 @@ func TestRefuses(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			clean, dirty := newSim(simBytes/512, 512), newSim(simBytes/512, 512)
+			const bytesAll = 5 << 19
+			clean, dirty := newSim(bytesAll/512, 512), newSim(bytesAll/512, 512)
 			c.dirty(dirty)
 			before := dirty.clone()
 			_, err := load(bg, d, targetsOf(clean, dirty), LoadOptions{})
@@ -194,7 +197,7 @@ func TestRefuses(t *testing.T) {
 			require.ErrorContains(t, err, "--force SER1")
 			require.Equal(t, errs.Refused, errs.ClassOf(err))
 			require.Equal(t, before.durable, dirty.clone().durable, "a refused SSD was written to")
-			require.Equal(t, make([]byte, simBytes), clean.clone().durable, "an SSD was written to before all were checked")
+			require.Equal(t, make([]byte, bytesAll), clean.clone().durable, "an SSD was written to before all were checked")
 
 			_, err = load(bg, d, targetsOf(clean, dirty), LoadOptions{Force: "SER0"})
 			require.Equal(t, errs.Refused, errs.ClassOf(err), "another SSD's serial must not do")
@@ -288,12 +291,14 @@ func TestPowerLoss(t *testing.T) {
 				if err != nil {
 					require.ErrorIs(t, err, errPowerLoss)
 				}
-				for range 4 {
-					after := targetsOf(s[0].restart(rng), s[1].restart(rng))
+				for range 3 {
+					found := []*simSSD{s[0].restart(rng), s[1].restart(rng)}
+					after := targetsOf(found...)
 					_, err := attach(bg, d, after, AttachOptions{})
 					if err != nil {
 						require.False(t, finished, "finished, but: %v", err)
 						require.Contains(t, []errs.Class{errs.Device, errs.Refused}, errs.ClassOf(err))
+						scrap(found...)
 						continue
 					}
 					accepted++
@@ -311,7 +316,9 @@ func TestPowerLoss(t *testing.T) {
 					// The other dataset must never look whole beside ours.
 					_, err = attach(bg, other, after, AttachOptions{})
 					require.Error(t, err)
+					scrap(found...)
 				}
+				scrap(s...)
 			}
 			require.Positive(t, accepted)
 		})

@@ -98,7 +98,9 @@ func TestThroughTheNVMeStack(t *testing.T) {
 						for v := range d.Meta.Nodes {
 							i, at, _, off := l.Locate(v)
 							from := int(ordered[i].DataStart+at)*lba + off
-							require.True(t, bytes.Equal(want[int(v)*row:int(v+1)*row], images[i][from:from+row]), "row %d", v)
+							if !bytes.Equal(want[int(v)*row:int(v+1)*row], images[i][from:from+row]) {
+								t.Fatalf("row %d is not where the layout says", v)
+							}
 						}
 						rep, err := Verify(bg, d, ssds, VerifyOptions{Source: true})
 						require.NoError(t, err)

@@ -22,14 +22,40 @@ type simSSD struct {
 	mu       sync.Mutex
 	lba      int
 	durable  []byte
-	cache    map[int64][]byte // LBA to content not yet durable
-	budget   *int             // operations until the power fails, shared by SSDs; nil = never
+	cache    []extent // written and not yet durable, in order
+	budget   *int     // operations until the power fails, shared by SSDs; nil = never
 	dead     bool
 	readFail func(lba int64) error
 }
 
+// images of SSDs are used again: the race detector makes fresh memory expensive.
+var images sync.Pool
+
+func copyImage(b []byte) []byte {
+	if old, ok := images.Get().(*[]byte); ok && len(*old) == len(b) {
+		copy(*old, b)
+		return *old
+	}
+	return bytes.Clone(b)
+}
+
+// scrap gives the images of SSDs back; they must not be used any more.
+func scrap(sims ...*simSSD) {
+	for _, s := range sims {
+		b := s.durable
+		s.durable, s.cache = nil, nil
+		images.Put(&b)
+	}
+}
+
+// extent is a write.
+type extent struct {
+	at   int64 // bytes
+	data []byte
+}
+
 func newSim(lbas int64, lba int) *simSSD {
-	return &simSSD{lba: lba, durable: make([]byte, lbas*int64(lba)), cache: map[int64][]byte{}}
+	return &simSSD{lba: lba, durable: make([]byte, lbas*int64(lba))}
 }
 
 // powerMu guards budgets shared by several SSDs.
@@ -61,17 +87,18 @@ func (s *simSSD) ReadAt(_ context.Context, lba nvme.LBA, dst []byte) error {
 	if err := s.check(lba, len(dst)); err != nil {
 		return err
 	}
-	for i := 0; i < len(dst); i += s.lba {
-		at := int64(lba) + int64(i/s.lba)
-		if s.readFail != nil {
-			if err := s.readFail(at); err != nil {
+	from := int64(lba) * int64(s.lba)
+	if s.readFail != nil {
+		for i := range len(dst) / s.lba {
+			if err := s.readFail(int64(lba) + int64(i)); err != nil {
 				return err
 			}
 		}
-		if b, ok := s.cache[at]; ok {
-			copy(dst[i:], b)
-		} else {
-			copy(dst[i:i+s.lba], s.durable[at*int64(s.lba):])
+	}
+	copy(dst, s.durable[from:])
+	for _, e := range s.cache {
+		if lo, hi := max(e.at, from), min(e.at+int64(len(e.data)), from+int64(len(dst))); lo < hi {
+			copy(dst[lo-from:hi-from], e.data[lo-e.at:])
 		}
 	}
 	return nil
@@ -85,9 +112,7 @@ func (s *simSSD) WriteAt(_ context.Context, lba nvme.LBA, data []byte) error {
 	}
 	// A write that meets the power cut may still have landed in part: it enters the cache.
 	err := s.spend()
-	for i := 0; i < len(data); i += s.lba {
-		s.cache[int64(lba)+int64(i/s.lba)] = bytes.Clone(data[i : i+s.lba])
-	}
+	s.cache = append(s.cache, extent{int64(lba) * int64(s.lba), bytes.Clone(data)})
 	return err
 }
 
@@ -97,10 +122,10 @@ func (s *simSSD) Flush(context.Context) error {
 	if err := s.spend(); err != nil {
 		return err
 	}
-	for at, b := range s.cache {
-		copy(s.durable[at*int64(s.lba):], b)
+	for _, e := range s.cache {
+		copy(s.durable[e.at:], e.data)
 	}
-	clear(s.cache)
+	s.cache = nil
 	return nil
 }
 
@@ -108,22 +133,23 @@ func (s *simSSD) Close(context.Context) error { return nil }
 
 // restart is what is found after the power cut.
 func (s *simSSD) restart(rng *rand.Rand) *simSSD {
-	n := newSim(int64(len(s.durable)/s.lba), s.lba)
-	copy(n.durable, s.durable)
+	n := &simSSD{lba: s.lba, durable: copyImage(s.durable)}
 	mode := rng.IntN(3)
-	for at, b := range s.cache {
-		if mode == 1 || mode == 2 && rng.IntN(2) == 0 {
-			copy(n.durable[at*int64(s.lba):], b)
+	for _, e := range s.cache {
+		for i := 0; i < len(e.data); i += s.lba {
+			if mode == 1 || mode == 2 && rng.IntN(2) == 0 {
+				copy(n.durable[e.at+int64(i):], e.data[i:i+s.lba])
+			}
 		}
 	}
 	return n
 }
 
+// clone is an SSD with the same content, at rest.
 func (s *simSSD) clone() *simSSD {
-	n := newSim(int64(len(s.durable)/s.lba), s.lba)
-	copy(n.durable, s.durable)
-	for at, b := range s.cache {
-		copy(n.durable[at*int64(s.lba):], b)
+	n := &simSSD{lba: s.lba, durable: copyImage(s.durable)}
+	for _, e := range s.cache {
+		copy(n.durable[e.at:], e.data)
 	}
 	return n
 }
