@@ -57,6 +57,13 @@ func truncate(t *testing.T, path string, drop int64) {
 	require.NoError(t, os.Truncate(path, fi.Size()-drop))
 }
 
+func mustAbs(t *testing.T, path string) string {
+	t.Helper()
+	abs, err := filepath.Abs(path)
+	require.NoError(t, err)
+	return abs
+}
+
 type badCase struct {
 	name    string
 	prepare func(t *testing.T)
@@ -170,6 +177,15 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, f.Close())
 		}, "verify g", 5, []string{"ssd0"}, ""},
+		{"damaged data on one SSD", func(t *testing.T) {
+			two(t)
+			f, err := os.OpenFile("b.img", os.O_RDWR, 0)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte("damage"), 1<<20+100)
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+			require.Contains(t, ok(t, "verify", "--ssd", "proxy:"+mustAbs(t, "a.img")), "good")
+		}, "verify --ssd ssd1", 5, []string{"ssd1"}, ""},
 		{"backing file gone", func(t *testing.T) { two(t); require.NoError(t, os.Remove("b.img")) }, "train g", 5, []string{"ssd1", "b.img"}, ""},
 		{"backing file shorter", func(t *testing.T) { two(t); truncate(t, "b.img", 4096) }, "train g", 5, []string{"ssd1", "b.img"}, ""},
 		{"unknown SSD", two, "train g --ssds ssd7", 2, []string{"--ssds", "ssd7", "ssd0, ssd1"}, ""},

@@ -48,7 +48,7 @@ func pathFlags() []cli.Flag {
 		&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
 		&cli.IntFlag{Name: "io-blocks", DefaultText: "32", Usage: "thread blocks of each I/O kernel"},
 		&cli.IntFlag{Name: "depth", DefaultText: "256", Usage: "reads in flight per SSD"},
-		&cli.IntFlag{Name: "prefetch-depth", DefaultText: "3", Usage: "mini-batches prepared ahead"},
+		&cli.IntFlag{Name: "prefetch-depth", DefaultText: "2", Usage: "mini-batches prepared ahead"},
 		&cli.IntFlag{Name: "presample-epochs", DefaultText: "1", Usage: "epochs sampled beforehand to find the hottest rows"},
 		&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
 		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},

@@ -8,34 +8,47 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
+	"helios/internal/errs"
 	"helios/internal/units"
 )
 
 func verifyCommand() *cli.Command {
 	return &cli.Command{
-		Name:      "verify",
-		Usage:     "read a dataset back from the SSDs and check every checksum",
-		ArgsUsage: "[DATASET]",
-		Flags: append([]cli.Flag{
+		Name:        "verify",
+		Usage:       "read a dataset back from the SSDs and check every checksum",
+		ArgsUsage:   "[DATASET]",
+		Description: "Without a dataset each SSD is checked by itself, by its own superblock and checksums.",
+		Flags: []cli.Flag{
 			datasetFlag,
 			&cli.BoolFlag{Name: "source", Usage: "also compare every row with the dataset's features.npy"},
-		}, ssdFlags()...),
+			&cli.StringFlag{Name: "ssds", Aliases: []string{"ssd"}, Usage: "only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
+			faultFlag(),
+		},
 		Action: action(1, runVerify),
 	}
 }
 
 func runVerify(ctx context.Context, e *env) (err error) {
-	d, err := e.openDataset()
-	if err != nil {
-		return err
+	o := dataset.VerifyOptions{Source: e.c.Bool("source"), Progress: e.ui.Progress}
+	name := "SSDs"
+	check := func(s *ssdSet) (dataset.VerifyReport, error) { return dataset.VerifySSDs(ctx, s.ssds, o) }
+	if e.c.IsSet("dataset") || e.c.NArg() > 0 {
+		d, err := e.openDataset()
+		if err != nil {
+			return err
+		}
+		defer closing(&err, d.Close)
+		name = d.Meta.Name
+		check = func(s *ssdSet) (dataset.VerifyReport, error) { return dataset.Verify(ctx, d, s.ssds, o) }
+	} else if o.Source {
+		return errs.New(errs.Usage, "--source compares with a dataset; give its folder with --dataset DIR")
 	}
-	defer closing(&err, d.Close)
 	set, err := e.openSSDs(ctx, "ssds")
 	if err != nil {
 		return err
 	}
 	defer closing(&err, set.close)
-	r, verr := dataset.Verify(ctx, d, set.ssds, dataset.VerifyOptions{Source: e.c.Bool("source"), Progress: e.ui.Progress})
+	r, verr := check(set)
 	e.showFaults(set, &results{ui: e.ui})
 	for _, n := range r.Notes {
 		e.ui.Note("%s", n)
@@ -52,7 +65,7 @@ func runVerify(ctx context.Context, e *env) (err error) {
 		if r.RowsCompared > 0 {
 			compared = fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
 		}
-		e.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s; %.2f s", d.Meta.Name, r.Chunks, units.FormatBytes(r.Bytes), r.SSDs, compared, r.Seconds)
+		e.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s; %.2f s", name, r.Chunks, units.FormatBytes(r.Bytes), r.SSDs, compared, r.Seconds)
 	} else if r.BadCount == 0 {
 		return verr // nothing was found out
 	}

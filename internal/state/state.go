@@ -58,16 +58,17 @@ type State struct {
 // Find returns the SSD that a name stands for: its name, its path, its serial, or the last part
 // of its path where only one SSD has it.
 func (s *State) Find(name string) (SSD, error) {
-	abs, _ := filepath.Abs(name)
+	path := strings.TrimPrefix(name, "proxy:") // as a software controller's bus calls it
+	abs, _ := filepath.Abs(path)
 	var byBase []SSD
 	for _, d := range s.SSDs {
 		if name == "" {
 			break
 		}
-		if d.Name == name || d.Serial == name || d.Path == name || d.Path == abs {
+		if d.Name == name || d.Serial == name || d.Path == path || d.Path == abs {
 			return d, nil
 		}
-		if filepath.Base(d.Path) == name {
+		if filepath.Base(d.Path) == path {
 			byBase = append(byBase, d)
 		}
 	}

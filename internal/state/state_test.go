@@ -97,7 +97,7 @@ func TestFind(t *testing.T) {
 	st := &State{SSDs: []SSD{
 		{Name: "ssd0", Path: "/x/a.img", Serial: "S0"}, {Name: "ssd1", Path: "/y/a.img", Serial: "S1"}, {Name: "ssd2", Path: "/y/b.img"},
 	}}
-	for in, want := range map[string]string{"ssd1": "ssd1", "S0": "ssd0", "/y/a.img": "ssd1", "b.img": "ssd2"} {
+	for in, want := range map[string]string{"ssd1": "ssd1", "S0": "ssd0", "/y/a.img": "ssd1", "b.img": "ssd2", "proxy:/x/a.img": "ssd0"} {
 		d, err := st.Find(in)
 		require.NoError(t, err, in)
 		require.Equal(t, want, d.Name, in)
