@@ -496,7 +496,7 @@ func FuzzCommand(f *testing.F) {
 	add(nvme.CreateCQCommand(1, 2, 16, 1<<32), true)
 	add(nvme.CreateSQCommand(1, 2, 16, 1<<32, 2), true)
 	f.Fuzz(func(t *testing.T, raw []byte, admin bool) {
-		g := newRig(t, Config{RAM: true})
+		g := newRig(t, Config{RAM: true, Path: newFile(t, 1<<20, true)})
 		q := g.pair(1, 16)
 		if admin {
 			q = g.adm
