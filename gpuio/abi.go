@@ -119,6 +119,7 @@ type queueState struct {
 	Errors    uint64 // completer
 	Foreign   uint64 // completer
 	CQRings   uint64 // completer
+	Dropped   uint64 // host: commands in flight when their queue pair was deleted
 }
 
 // command is one CID of a queue.
@@ -202,7 +203,7 @@ type completeParams struct {
 
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
 const (
-	queueStateBytes = 1176
+	queueStateBytes = 1184
 	setStateBytes   = 144 + maxFails*32
 	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
 	_               = queueStateBytes - unsafe.Sizeof(queueState{})
@@ -262,6 +263,11 @@ func (q *queueState) release() bool {
 	}
 	atomic.StoreUint32(&q.Own, ownHeld)
 	return false
+}
+
+// inFlight is the number of commands that the SSD has and whose completion was not seen.
+func (q *queueState) inFlight() uint64 {
+	return atomic.LoadUint64(&q.Issued) - atomic.LoadUint64(&q.Completed) - atomic.LoadUint64(&q.Dropped)
 }
 
 // share is the part of a bucket of n rows that queue q of perSSD takes. Parts are whole warps, so

@@ -39,7 +39,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	// done as long as it helps, and tried again now and then.
 	tried, skip := false, 0
 	for {
-		progress, busy := false, false
+		progress, busy, inFlight := false, false, false
 		for g := uint32(lo); g < uint32(hi); g++ {
 			q := at[queueState](p.Queues, int(g))
 			if atomic.LoadUint32(&q.Frozen) != frozenNo {
@@ -55,12 +55,20 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 					break
 				}
 			}
-			if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 && atomic.LoadUint32(&q.Frozen) == frozenNo {
+			if atomic.LoadUint32(&q.Frozen) != frozenNo {
+				continue
+			}
+			if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 {
 				busy = true
 			}
+			inFlight = inFlight || q.inFlight() != 0
 		}
+		// The next set's complete kernel starts only when all blocks of this one are done. A
+		// block that is done early keeps its queues going meanwhile, if they have commands of
+		// later sets; it looks often enough not to hold the others up.
+		linger := !busy && inFlight && waits(p, set, uint32(lo), uint32(hi))
 		switch {
-		case !busy:
+		case !busy && !linger:
 			maxInt64(&set.DoneNS, nanotime())
 			return nil
 		case progress:
@@ -75,7 +83,11 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 				skip--
 			}
 			tried = false
-			if d := k.deadlines(p.Queues, uint32(lo), uint32(hi)); d > 0 {
+			d := k.deadlines(p.Queues, uint32(lo), uint32(hi))
+			if linger {
+				d = min(d, maxLinger)
+			}
+			if d > 0 {
 				h.wait(b, d)
 			}
 		}
@@ -84,6 +96,25 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 
 // pollSkip is how many waits go straight to parking after one that found nothing to do.
 const pollSkip = 31
+
+// maxLinger bounds the waits of a block that is done with its share of the set.
+const maxLinger = 200 * time.Microsecond
+
+// waits tells whether the set has rows left at queues outside lo..hi that their block can finish.
+func waits(p *completeParams, set *setState, lo, hi uint32) bool {
+	for g := uint32(0); g < p.NumQueues; g++ {
+		if g == lo {
+			g = hi
+			if g >= p.NumQueues {
+				break
+			}
+		}
+		if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 && atomic.LoadUint32(&at[queueState](p.Queues, int(g)).Frozen) == frozenNo {
+			return true
+		}
+	}
+	return false
+}
 
 // maxPark bounds one wait, so that a lost wake-up costs time and not the run.
 const maxPark = 100 * time.Millisecond
@@ -95,7 +126,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	var done, retry uint32
 	var doneSet *setState // completions mostly come in runs of one set
 	errors := uint64(0)
-	n, nfreed := 0, 0
+	n, nfreed, foreign := 0, 0, 0
 	for n < warp {
 		cqe := at[nvme.Completion](q.CQ, int(q.Head))
 		// The dword with the phase tag was written last, so the entry is whole when it is new.
@@ -117,7 +148,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			cmd = at[command](q.Commands, int(cid))
 		}
 		if cmd == nil || atomic.LoadUint32(&cmd.State)&cmdState != cmdInFlight {
-			count(&q.Foreign, 1)
+			foreign = 1
 			atomic.StoreUint32(&q.Frozen, frozenForeign)
 			break
 		}
@@ -172,7 +203,8 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	if done > 0 {
 		atomic.AddUint32(at[uint32](doneSet.Remaining, int(g)), -done)
 	}
-	count(&q.Completed, uint64(n))
+	count(&q.Completed, uint64(n-foreign))
+	count(&q.Foreign, uint64(foreign))
 	count(&q.Errors, errors)
 	count(&q.CQRings, 1)
 	return n

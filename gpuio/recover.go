@@ -175,6 +175,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int) {
 		return
 	}
 	e.recreated.Add(1)
+	count(&q.Dropped, q.inFlight())
 	q.commands(func(cid uint32, cmd *command) {
 		state := atomic.LoadUint32(&cmd.State)
 		tries := state / cmdAttempt
