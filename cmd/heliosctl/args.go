@@ -57,7 +57,7 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 	}
 	c := path[len(path)-1]
 	verb = strings.Join(names(path), " ")
-	flags, positional, help, err := parse(c, rest)
+	flags, positional, help, err := parse(c, verb, rest)
 	if err != nil {
 		return nil, verb, err
 	}
@@ -65,7 +65,7 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 		return append(names(path), "--help"), verb, nil
 	}
 	if file, ok := flags.get("config"); ok {
-		if flags, err = addConfig(c, file, flags, len(positional) > 0); err != nil {
+		if flags, err = addConfig(c, verb, file, flags, len(positional) > 0); err != nil {
 			return nil, verb, err
 		}
 	}
@@ -132,7 +132,7 @@ func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
 			}
 		}
 		if f == nil {
-			return 0, unknownFlag(name, leaves(cmds)...)
+			return 0, unknownFlag(name, "", leaves(cmds)...)
 		}
 		if _, ok := f.(*cli.BoolFlag); !ok {
 			i++
@@ -170,14 +170,14 @@ func flagNames(flags []cli.Flag) []string {
 	return out
 }
 
-func unknownFlag(name string, cmds ...*cli.Command) error {
+func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 	var all []string
 	for _, c := range cmds {
 		all = append(all, flagNames(c.Flags)...)
 	}
 	see := "see \"heliosctl --help\""
-	if len(cmds) == 1 {
-		see = "see \"heliosctl " + cmds[0].Name + " --help\""
+	if verb != "" {
+		see = "see \"heliosctl " + verb + " --help\""
 	}
 	guess := nearest(name, all)
 	if guess != "" {
@@ -186,8 +186,8 @@ func unknownFlag(name string, cmds ...*cli.Command) error {
 	return errs.New(errs.Usage, "unknown flag --%s; %s", name, see)
 }
 
-// parse splits the arguments of verb c into flags and positional arguments.
-func parse(c *cli.Command, args []string) (flags flagValues, positional []string, help bool, err error) {
+// parse splits the arguments of c, called verb, into flags and positional arguments.
+func parse(c *cli.Command, verb string, args []string) (flags flagValues, positional []string, help bool, err error) {
 	for i := 0; i < len(args); i++ {
 		a := args[i]
 		if a == "--" {
@@ -204,7 +204,7 @@ func parse(c *cli.Command, args []string) (flags flagValues, positional []string
 		name, value, given := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
 		f := lookup(c.Flags, name)
 		if f == nil {
-			return nil, nil, false, unknownFlag(name, c)
+			return nil, nil, false, unknownFlag(name, verb, c)
 		}
 		if _, ok := f.(*cli.BoolFlag); ok {
 			if !given {
@@ -212,7 +212,7 @@ func parse(c *cli.Command, args []string) (flags flagValues, positional []string
 			}
 		} else if !given {
 			if i++; i == len(args) {
-				return nil, nil, false, errs.New(errs.Usage, "flag --%s needs a value; see \"heliosctl %s --help\"", name, c.Name)
+				return nil, nil, false, errs.New(errs.Usage, "flag --%s needs a value; see \"heliosctl %s --help\"", name, verb)
 			}
 			value = args[i]
 		}

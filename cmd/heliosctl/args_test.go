@@ -41,6 +41,8 @@ func TestArrange(t *testing.T) {
 		{"train --gpu-cach 5%", "", "unknown flag --gpu-cach; did you mean --gpu-cache?"},
 		{"train --cache 5%", "", "unknown flag --cache; did you mean --gpu-cache?"},
 		{"train --zzz", "", `unknown flag --zzz; see "heliosctl train --help"`},
+		{"bench io --zzz", "", `unknown flag --zzz; see "heliosctl bench io --help"`},
+		{"bench io --depth", "", `flag --depth needs a value; see "heliosctl bench io --help"`},
 		{"--zzz train", "", "unknown flag --zzz"},
 		{"train --epochs", "", "flag --epochs needs a value"},
 		{"train --epochs three", "", `--epochs "three" is not a whole number`},

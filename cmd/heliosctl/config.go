@@ -16,7 +16,7 @@ import (
 // addConfig adds the keys of a YAML file to the flags of verb c: keys are flag names, values
 // scalars or lists of them. Flags of the command line win, and so does a dataset given as an
 // argument.
-func addConfig(c *cli.Command, file string, flags flagValues, datasetGiven bool) (flagValues, error) {
+func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool) (flagValues, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "--config: %w; name a readable YAML file", err)
@@ -46,7 +46,7 @@ func addConfig(c *cli.Command, file string, flags flagValues, datasetGiven bool)
 		name := key.Value
 		fl := lookup(c.Flags, name)
 		if fl == nil || name == "config" || name == "help" {
-			return nil, bad(key.Line, "unknown key %q; %s", name, meant(name, flagNames(c.Flags), "keys are the flags of \"heliosctl "+c.Name+" --help\""))
+			return nil, bad(key.Line, "unknown key %q; %s", name, meant(name, flagNames(c.Flags), "keys are the flags of \"heliosctl "+verb+" --help\""))
 		}
 		if seen[name] {
 			return nil, bad(key.Line, "key %q stands twice; keep one", name)
