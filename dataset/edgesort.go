@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 
 	"helios/dataset/npy"
+	"helios/internal/hostmem"
 )
 
 // DefaultMemory is the memory that an import's external sort may use.
@@ -34,10 +35,11 @@ const (
 // sorted and spilled as runs, and runs are merged, in several passes when there are many.
 type edgeSorter struct {
 	s       *staging
-	chunk   []edge
+	chunk   []edge // both off Go's heap, so that the collector does not double them
 	scratch []edge
-	max     int   // edges in a chunk
-	memory  int64 // budget
+	mem     []byte // behind both; pages that are not reached are never there
+	max     int    // edges in a chunk
+	memory  int64  // budget
 	maxID   uint64
 	runs    []run
 	seq     int
@@ -54,6 +56,9 @@ type run struct {
 func newEdgeSorter(s *staging, memory int64) *edgeSorter {
 	if memory <= 0 {
 		memory = DefaultMemory
+		if free, err := hostmem.AvailableBytes(); err == nil { // the order does not depend on it
+			memory = min(memory, free/2)
+		}
 	}
 	// Radix sort needs a second buffer of the same size.
 	return &edgeSorter{s: s, memory: memory, max: max(int(memory/(2*edgeBytes)), minChunk)}
@@ -65,10 +70,14 @@ func (e *edgeSorter) add(src, dst int64) error {
 			return err
 		}
 	}
-	if len(e.chunk) == cap(e.chunk) { // grow by doubling, but never beyond the budget
-		c := make([]edge, len(e.chunk), min(max(2*cap(e.chunk), minChunk), e.max))
-		copy(c, e.chunk)
-		e.chunk = c
+	if e.mem == nil {
+		mem, err := hostmem.Alloc(int64(e.max)*2*edgeBytes, "edge sort")
+		if err != nil {
+			return fmt.Errorf("memory for sorting edges: %w", err)
+		}
+		e.mem = mem
+		both := hostmem.View[edge](mem)
+		e.chunk, e.scratch = both[:0:e.max], both[e.max:2*e.max]
 	}
 	e.chunk = append(e.chunk, edge{uint64(dst), uint64(src)})
 	e.maxID = max(e.maxID, uint64(src), uint64(dst))
@@ -78,9 +87,6 @@ func (e *edgeSorter) add(src, dst int64) error {
 
 // sortChunk is a least-significant-digit radix sort over only the bits that ids have.
 func (e *edgeSorter) sortChunk() {
-	if len(e.scratch) < len(e.chunk) {
-		e.scratch = make([]edge, len(e.chunk))
-	}
 	a, b := e.chunk, e.scratch[:len(e.chunk)]
 	const digit = 11
 	var count [1 << digit]int
@@ -114,6 +120,16 @@ func (e *edgeSorter) sortChunk() {
 	if len(a) > 0 && &a[0] != &e.chunk[0] {
 		copy(e.chunk, a)
 	}
+}
+
+// free gives the memory back; the sorter is then only good for merging. It may be called again.
+func (e *edgeSorter) free() error {
+	mem := e.mem
+	e.mem, e.chunk, e.scratch = nil, nil, nil
+	if mem == nil {
+		return nil
+	}
+	return hostmem.Free(mem)
 }
 
 func (e *edgeSorter) spill() error {
@@ -176,7 +192,6 @@ func (e *edgeSorter) endRun(w *runWriter) error {
 func (e *edgeSorter) each(ctx context.Context, fn func(edge) error) error {
 	if len(e.runs) == 0 {
 		e.sortChunk()
-		e.scratch = nil
 		for i, x := range e.chunk {
 			if i&0xffff == 0 && ctx.Err() != nil {
 				return ctx.Err()
@@ -185,15 +200,16 @@ func (e *edgeSorter) each(ctx context.Context, fn func(edge) error) error {
 				return err
 			}
 		}
-		e.chunk = nil
-		return nil
+		return e.free()
 	}
 	if len(e.chunk) > 0 {
 		if err := e.spill(); err != nil {
 			return err
 		}
 	}
-	e.chunk, e.scratch = nil, nil
+	if err := e.free(); err != nil { // readers of runs take its place
+		return err
+	}
 	for len(e.runs) > maxRuns {
 		group := e.runs[:maxRuns]
 		e.runs = append([]run(nil), e.runs[maxRuns:]...)

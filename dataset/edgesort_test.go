@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/hostmem"
 )
 
 func TestEdgeSorter(t *testing.T) {
@@ -39,7 +41,6 @@ func TestEdgeSorter(t *testing.T) {
 				x := edge{rand.Uint64N(c.ids), rand.Uint64N(c.ids)}
 				want = append(want, x)
 				require.NoError(t, e.add(int64(x.src), int64(x.dst)))
-				require.LessOrEqual(t, cap(e.chunk), e.max)
 			}
 			require.GreaterOrEqual(t, e.seq, c.runs)
 			slices.SortFunc(want, func(a, b edge) int {
@@ -56,6 +57,7 @@ func TestEdgeSorter(t *testing.T) {
 			left, err := os.ReadDir(s.dir)
 			require.NoError(t, err)
 			require.Empty(t, left, "spill files stay")
+			require.Zero(t, hostmem.Usage()["edge sort"])
 		})
 	}
 }
@@ -88,6 +90,13 @@ func TestEdgeSorterNarrowThenWide(t *testing.T) {
 	e = newEdgeSorter(s, 1)
 	require.NoError(t, e.add(1, 2))
 	require.ErrorIs(t, e.each(ctx, func(edge) error { return nil }), context.Canceled)
+	require.NoError(t, e.free())
+	require.Zero(t, hostmem.Usage()["edge sort"])
+
+	e = newEdgeSorter(s, 1<<60)
+	err = e.add(1, 2)
+	require.ErrorContains(t, err, "lower the budgets")
+	require.NotContains(t, err.Error(), "\n")
 }
 
 // TestWideIndices: graphs beyond 2^32 nodes have 64-bit ids; here the limit is lowered.

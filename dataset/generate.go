@@ -359,12 +359,13 @@ func (g *generator) rmatEdge(n uint64, levels int) edge {
 	}
 }
 
-func (g *generator) rmatEdges(ctx context.Context, s *staging) (int64, map[string]int64, error) {
+func (g *generator) rmatEdges(ctx context.Context, s *staging) (_ int64, _ map[string]int64, err error) {
 	const perChunk = 1 << 15
 	total := int64(float64(g.Nodes) * g.AvgDegree)
 	levels := bits.Len64(uint64(g.Nodes - 1))
 	sorter := newEdgeSorter(s, g.Memory)
-	err := ordered(ctx, (total+perChunk-1)/perChunk, func(c int64) []edge {
+	defer func() { err = errors.Join(err, sorter.free()) }()
+	err = ordered(ctx, (total+perChunk-1)/perChunk, func(c int64) []edge {
 		var p []edge
 		for n := c * perChunk; n < min((c+1)*perChunk, total); n++ {
 			p = append(p, g.rmatEdge(uint64(n), levels))

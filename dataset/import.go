@@ -110,6 +110,7 @@ func runImport(o ImportOptions, kind string, fn func(*importer) error) (err erro
 		}
 	}()
 	im := &importer{o: o, s: s, sorter: newEdgeSorter(s, o.Memory), m: Meta{Name: o.Name, DType: "float32", Source: o.source(kind)}}
+	defer func() { err = errors.Join(err, im.sorter.free()) }()
 	if err := fn(im); err != nil {
 		return err
 	}
