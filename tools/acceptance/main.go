@@ -1,0 +1,331 @@
+// Command acceptance runs the main job's long claims on the built binary and prints what it saw:
+//
+//	edges    GraphSAGE on the Debian graph against the same model without edges, by paired seeds
+//	memory   features several times both cache budgets: the peak against budgets + topology + 400 MiB
+//	same     one seed in every mode, cache, pipeline, worker and SSD count: equal parameters
+//	kills    a run killed with SIGKILL at random moments and resumed: equal parameters
+//
+//	make build && go run ./tools/acceptance -heliosctl bin/heliosctl
+//
+// It leaves nothing behind, and exits with 1 when a claim does not hold. Unit tests hold smaller
+// forms of the same claims; this is what BENCHMARKS.md quotes.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+type runner struct {
+	ctx   context.Context
+	bin   string
+	dir   string
+	seeds int
+	kills int
+	nodes int
+}
+
+// result is what acceptance reads of "train --json".
+type result struct {
+	Event  string `json:"event"`
+	Epochs []struct {
+		Loss    float64 `json:"loss"`
+		Seconds float64 `json:"seconds"`
+		RowsGPU int64   `json:"rows_gpu"`
+		RowsCPU int64   `json:"rows_cpu"`
+		RowsSSD int64   `json:"rows_ssd"`
+	} `json:"epochs"`
+	TestAcc  float64 `json:"test_acc"`
+	GPU      int64   `json:"gpu_cache_bytes"`
+	CPU      int64   `json:"cpu_cache_bytes"`
+	Topology int64   `json:"topology_bytes"`
+	Peak     int64   `json:"peak_memory_bytes"`
+	SHA      string  `json:"params_sha256"`
+}
+
+func main() {
+	r := &runner{}
+	only := flag.String("only", "edges,memory,same,kills", "claims to run")
+	parent := flag.String("dir", os.TempDir(), "folder for the work; needs 6 GB free")
+	flag.StringVar(&r.bin, "heliosctl", "bin/heliosctl", "binary to run")
+	flag.IntVar(&r.seeds, "seeds", 5, "paired seeds of edges")
+	flag.IntVar(&r.kills, "kills", 20, "kills of kills")
+	flag.IntVar(&r.nodes, "nodes", 1_000_000, "nodes of memory")
+	flag.Parse()
+	if err := run(r, *only, *parent); err != nil {
+		fmt.Fprintln(os.Stderr, "acceptance:", err)
+		os.Exit(1)
+	}
+}
+
+func run(r *runner, only, parent string) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r.ctx = ctx
+	if r.bin, err = filepath.Abs(r.bin); err != nil {
+		return err
+	}
+	if r.dir, err = os.MkdirTemp(parent, "heliosctl-acceptance-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
+	claims := map[string]func() error{"edges": r.edges, "memory": r.memory, "same": r.same, "kills": r.killed}
+	var failed []string
+	for _, name := range strings.Split(only, ",") {
+		claim, ok := claims[name]
+		if !ok {
+			return fmt.Errorf("unknown claim %q: choose edges, memory, same or kills", name)
+		}
+		fmt.Printf("== %s\n", name)
+		began := time.Now()
+		if err := claim(); err != nil {
+			fmt.Printf("%s: FAILED: %v\n", name, err)
+			failed = append(failed, name)
+			continue
+		}
+		fmt.Printf("%s: holds (%.0f s)\n", name, time.Since(began).Seconds())
+	}
+	if failed != nil {
+		return fmt.Errorf("%s did not hold", strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// command makes one call of heliosctl in a work folder with a state of its own.
+func (r *runner) command(work string, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	var stderr bytes.Buffer
+	c := exec.CommandContext(r.ctx, r.bin, args...)
+	c.Dir = work
+	c.Env = append(os.Environ(), "HELIOS_STATE="+filepath.Join(work, "state"))
+	c.Stderr = &stderr
+	return c, &stderr
+}
+
+func (r *runner) do(work string, args ...string) ([]byte, error) {
+	c, stderr := r.command(work, args...)
+	out, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("heliosctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return out, nil
+}
+
+// train returns the last line of a training run.
+func (r *runner) train(work string, args ...string) (result, error) {
+	out, err := r.do(work, append([]string{"train", "--json", "--quiet"}, args...)...)
+	if err != nil {
+		return result{}, err
+	}
+	return lastLine(out)
+}
+
+func lastLine(out []byte) (result, error) {
+	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+	var res result
+	if err := json.Unmarshal(lines[len(lines)-1], &res); err != nil {
+		return res, err
+	}
+	if res.Event != "result" {
+		return res, fmt.Errorf("the last line is a %q, not a result", res.Event)
+	}
+	return res, nil
+}
+
+// setUp makes a work folder with a dataset and n file-backed SSDs that hold it.
+func (r *runner) setUp(name string, n int, size string, data ...string) (string, error) {
+	work := filepath.Join(r.dir, name)
+	if err := os.MkdirAll(work, 0o755); err != nil {
+		return "", err
+	}
+	images := make([]string, n)
+	for i := range images {
+		images[i] = fmt.Sprintf("%c.img", 'a'+i)
+	}
+	for _, step := range [][]string{
+		append(data, "--out", "g"),
+		{"bind-ssds", "--proxy", strings.Join(images, ","), "--size", size},
+		{"load", "--dataset", "g"},
+	} {
+		if _, err := r.do(work, step...); err != nil {
+			return "", err
+		}
+	}
+	return work, nil
+}
+
+func (r *runner) edges() error {
+	work, err := r.setUp("edges", 2, "512MiB", "import", "debian")
+	if err != nil {
+		return err
+	}
+	var gain []float64
+	for seed := 1; seed <= r.seeds; seed++ {
+		args := []string{"--dataset", "g", "--model", "sage", "--fanout", "10,10", "--batch-size", "1024", "--hidden", "128",
+			"--epochs", "8", "--lr", "0.003", "--dropout", "0.3", "--mode", "inmem", "--seed", fmt.Sprint(seed)}
+		with, err := r.train(work, args...)
+		if err != nil {
+			return err
+		}
+		without, err := r.train(work, append(args, "--no-edges")...)
+		if err != nil {
+			return err
+		}
+		gain = append(gain, 100*(with.TestAcc-without.TestAcc))
+		fmt.Printf("seed %d: test accuracy %.2f %% with edges, %.2f %% without: %+.2f points\n",
+			seed, 100*with.TestAcc, 100*without.TestAcc, gain[seed-1])
+	}
+	mean, dev := meanDev(gain)
+	fmt.Printf("gain by edges: mean %+.2f points, standard deviation %.2f, range %+.2f to %+.2f\n", mean, dev, slices.Min(gain), slices.Max(gain))
+	if mean < 3 {
+		return fmt.Errorf("a mean gain of %.2f points is below 3", mean)
+	}
+	return nil
+}
+
+func meanDev(x []float64) (mean, dev float64) {
+	for _, v := range x {
+		mean += v / float64(len(x))
+	}
+	for _, v := range x {
+		dev += (v - mean) * (v - mean)
+	}
+	if len(x) > 1 {
+		dev = math.Sqrt(dev / float64(len(x)-1))
+	}
+	return mean, dev
+}
+
+func (r *runner) memory() error {
+	work, err := r.setUp("memory", 4, "512MiB", "generate", "--kind", "sbm", "--nodes", fmt.Sprint(r.nodes),
+		"--avg-degree", "12", "--classes", "16", "--dim", "256", "--seed", "1")
+	if err != nil {
+		return err
+	}
+	features := int64(r.nodes) * 256 * 4
+	for _, mode := range []string{"helios", "cpu"} {
+		args := []string{"--dataset", "g", "--mode", mode, "--fanout", "10,10", "--hidden", "32", "--epochs", "1", "--seed", "1", "--cpu-cache", "10%", "--no-eval"}
+		if mode == "helios" {
+			args = append(args, "--gpu-cache", "5%")
+		}
+		res, err := r.train(work, args...)
+		if err != nil {
+			return err
+		}
+		budgets := res.GPU + res.CPU
+		limit := budgets + res.Topology + 400<<20
+		fmt.Printf("%-6s features %d MiB, budgets %d MiB (1:%.1f), topology %d MiB, peak %d MiB, limit %d MiB\n", mode,
+			features>>20, budgets>>20, float64(features)/float64(budgets), res.Topology>>20, res.Peak>>20, limit>>20)
+		if features < 5*budgets || res.Peak > limit {
+			return fmt.Errorf("mode %s: peak %d bytes, limit %d", mode, res.Peak, limit)
+		}
+	}
+	return nil
+}
+
+// small is the dataset of same and kills.
+var small = []string{"generate", "--kind", "sbm", "--nodes", "20000", "--avg-degree", "12", "--classes", "8", "--dim", "64", "--seed", "3"}
+
+func (r *runner) same() error {
+	want := ""
+	for _, ssds := range []int{1, 4} {
+		work, err := r.setUp(fmt.Sprintf("same%d", ssds), ssds, "64MiB", small...)
+		if err != nil {
+			return err
+		}
+		for _, mode := range []string{"helios --gpu-cache 0 --cpu-cache 0", "helios --gpu-cache 5% --cpu-cache 10%", "inmem", "cpu", "mmap"} {
+			for _, pipeline := range []string{"deep", "intra", "none"} {
+				for _, workers := range []string{"1", "2"} {
+					args := append([]string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01",
+						"--pipeline", pipeline, "--workers", workers, "--mode"}, strings.Fields(mode)...)
+					res, err := r.train(work, args...)
+					if err != nil {
+						return err
+					}
+					if want == "" {
+						want = res.SHA
+						fmt.Printf("params_sha256 %s, loss %.4f then %.4f\n", want, res.Epochs[0].Loss, res.Epochs[1].Loss)
+					}
+					if res.SHA != want {
+						return fmt.Errorf("%d SSDs, %s, %s, %s workers: params_sha256 %s", ssds, mode, pipeline, workers, res.SHA)
+					}
+					if res.Epochs[1].Loss >= res.Epochs[0].Loss {
+						return fmt.Errorf("the loss did not fall: %v", res.Epochs)
+					}
+				}
+			}
+		}
+	}
+	fmt.Println("60 runs: equal parameters")
+	return nil
+}
+
+func (r *runner) killed() error {
+	work, err := r.setUp("kills", 2, "64MiB", small...)
+	if err != nil {
+		return err
+	}
+	args := []string{"--dataset", "g", "--epochs", "6", "--hidden", "48", "--batch-size", "128", "--seed", "9", "--dropout", "0.3"}
+	began := time.Now()
+	whole, err := r.train(work, args...)
+	if err != nil {
+		return err
+	}
+	length := time.Since(began)
+	rng := rand.New(rand.NewPCG(uint64(began.UnixNano()), 1))
+	args = append([]string{"train", "--json", "--quiet"}, append(args, "--checkpoint", "ck", "--checkpoint-every", "2", "--resume")...)
+	kills, runs := 0, 0
+	for {
+		if runs++; runs > 10*r.kills {
+			return fmt.Errorf("no end after %d runs", runs)
+		}
+		c, stderr := r.command(work, args...)
+		var out bytes.Buffer
+		c.Stdout = &out
+		if err := c.Start(); err != nil {
+			return err
+		}
+		if kills < r.kills {
+			// Short lives early in the count, so that there is work left for all kills.
+			after := time.Duration(rng.Float64() * float64(length) * 2 / float64(r.kills))
+			timer := time.AfterFunc(50*time.Millisecond+after, func() { _ = c.Process.Kill() })
+			err = c.Wait()
+			if !timer.Stop() && err != nil && c.ProcessState.ExitCode() == -1 {
+				kills++
+				continue
+			}
+		} else {
+			err = c.Wait()
+		}
+		if err != nil {
+			return fmt.Errorf("run %d after %d kills: %w: %s", runs, kills, err, strings.TrimSpace(stderr.String()))
+		}
+		res, err := lastLine(out.Bytes())
+		if err != nil {
+			return err
+		}
+		if res.SHA != whole.SHA {
+			return fmt.Errorf("after %d kills params_sha256 is %s, without %s", kills, res.SHA, whole.SHA)
+		}
+		if kills >= r.kills {
+			fmt.Printf("%d kills at random moments in %d runs: params_sha256 %s, as without kills\n", kills, runs, whole.SHA)
+			return nil
+		}
+		// It ended before all kills: begin again, keeping the count.
+		if err := os.RemoveAll(filepath.Join(work, "ck")); err != nil {
+			return err
+		}
+	}
+}
