@@ -190,12 +190,15 @@ func (r *reactor) reap() {
 // enter submits and sleeps in the kernel until an operation completes, as the leader; false
 // when there already is one.
 func (r *reactor) enter(w *waiter, d time.Duration) bool {
-	if !r.leader.CompareAndSwap(false, true) {
+	if r.leader.Load() {
 		return false
 	}
-	// Whoever began to reap before there was a leader ends now; see reap.
-	r.reapMu.Lock()
-	r.reapMu.Unlock() //nolint:staticcheck // an empty critical section waits for the other one
+	r.reapMu.Lock() // whoever began to reap before there was a leader has ended; see reap
+	lead := r.leader.CompareAndSwap(false, true)
+	r.reapMu.Unlock()
+	if !lead {
+		return false
+	}
 	if w == nil || w.sleepIn(stateEntered) {
 		err := r.ring.SubmitAndWait(&r.wait, 1, d, 0)
 		if w != nil {
