@@ -3,7 +3,9 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -418,6 +420,34 @@ func TestLocking(t *testing.T) {
 		_, err = r1.MapDMA(make([]byte, 8192)[4096:])
 		assert.Error(t, err)
 	}
+}
+
+// The error for an SSD that another process holds names that process.
+func TestLockHolder(t *testing.T) {
+	tool, err := exec.LookPath("flock")
+	if err != nil {
+		t.Skip("no flock command here")
+	}
+	path := newFile(t, 1<<20, false)
+	cmd := exec.Command(tool, path, "cat")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = in.Write([]byte("locked\n"))
+	require.NoError(t, err)
+	_, err = out.Read(make([]byte, 7)) // cat answers, so the lock is held
+	require.NoError(t, err)
+	_, err = Open(Config{Path: path})
+	require.Error(t, err)
+	assert.Equal(t, errs.Refused, errs.ClassOf(err))
+	assert.Contains(t, err.Error(), fmt.Sprintf("process %d flock", cmd.Process.Pid))
+	require.NoError(t, in.Close())
+	require.NoError(t, cmd.Wait())
+	b, err := Open(Config{Path: path})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
 }
 
 // The real driver brings the controller up, uses it and takes it down.

@@ -94,9 +94,13 @@ func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
 	return nvme.IOVA(lo), nil
 }
 
+// iovaAlign is the largest memory page that the controller supports: memory that is mapped
+// whole starts on a page, whichever size CC.MPS chooses.
+const iovaAlign = 1 << 16
+
 // findGap finds need bytes of IOVA space at from or above.
 func findGap(maps []mapping, from, need uint64) (uint64, bool) {
-	at := from
+	at := (from + iovaAlign - 1) &^ (iovaAlign - 1)
 	for _, m := range maps {
 		if m.hi+iovaGuard <= at {
 			continue
@@ -104,7 +108,7 @@ func findGap(maps []mapping, from, need uint64) (uint64, bool) {
 		if m.lo >= at+need {
 			break
 		}
-		at = (m.hi+4095)&^4095 + iovaGuard
+		at = (m.hi + iovaGuard + iovaAlign - 1) &^ (iovaAlign - 1)
 	}
 	return at, at+need <= iovaEnd
 }

@@ -513,3 +513,43 @@ func FuzzCommand(f *testing.F) {
 		g.adm.must(nvme.GetFeaturesCommand(c.CID+1, nvme.FeatureArbitration))
 	})
 }
+
+// With memory pages of 8 KiB a PRP covers twice as much, and offsets count within 8 KiB.
+func TestLargerMemoryPages(t *testing.T) {
+	for _, cfg := range []Config{{RAM: true}, {}} {
+		g := newRig(t, cfg)
+		g.write32(nvme.RegCC, 0)
+		g.write32(nvme.RegCC, uint32(nvme.MakeCC(13, 6, 4)|nvme.CCEnable))
+		require.True(t, g.csts().RDY())
+		g.adm.tail, g.adm.head, g.adm.phase = 0, 0, true
+		q := g.pair(1, 16)
+		require.Zero(t, uint64(g.iova)%8192)
+		rng := rand.New(rand.NewPCG(5, 6))
+		at := uint64(g.iova)
+		fill(g.mem[:16384], rng)
+		q.must(nvme.WriteCommand(1, 1, 0, 32, at, at+8192))
+		list := (*[2]uint64)(unsafe.Pointer(&g.mem[1<<20]))
+		list[0], list[1] = at+(1<<17), at+(1<<18)
+		clear(g.mem[65536 : 65536+8192])
+		q.must(nvme.ReadCommand(3, 1, 0, 32, at+65536+4096, at+(1<<20))) // 4 + 8 + 4 KiB
+		assert.True(t, bytes.Equal(g.mem[:4096], g.mem[65536+4096:65536+8192]))
+		assert.True(t, bytes.Equal(g.mem[4096:12288], g.mem[1<<17:1<<17+8192]))
+		assert.True(t, bytes.Equal(g.mem[12288:16384], g.mem[1<<18:1<<18+4096]))
+		q.want(nvme.StatusInvalidPRPOffset, nvme.ReadCommand(4, 1, 0, 32, at, at+4096))
+	}
+}
+
+// A RAM SSD keeps its contents when its process ends; here, when it is closed.
+func TestRAMOutlivesController(t *testing.T) {
+	path := newFile(t, 1<<20, true)
+	t.Run("write", func(t *testing.T) {
+		g := newRig(t, Config{Path: path, RAM: true})
+		copy(g.mem, "still here")
+		g.pair(1, 8).must(nvme.WriteCommand(1, 1, 77, 1, uint64(g.iova), 0))
+	})
+	t.Run("read", func(t *testing.T) {
+		g := newRig(t, Config{Path: path, RAM: true})
+		g.pair(1, 8).must(nvme.ReadCommand(1, 1, 77, 1, uint64(g.iova), 0))
+		assert.Equal(t, "still here", string(g.mem[:10]))
+	})
+}
