@@ -256,9 +256,9 @@ func TestAbortDoesNothing(t *testing.T) {
 // works, does nothing or fails. Sets either come out whole or name their failed rows.
 func TestChaos(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
-	rounds := 8
+	rounds := 5
 	if testing.Short() || raceEnabled {
-		rounds = 4
+		rounds = 3
 	}
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))

@@ -36,9 +36,9 @@ func TestAsyncSimple(t *testing.T) {
 // all stacks give the rows' bytes, nothing else is written, and the SSDs' counters agree.
 func TestStacksRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
-	rounds := 36
+	rounds := 28
 	if testing.Short() || raceEnabled {
-		rounds = 12
+		rounds = 10
 	}
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
