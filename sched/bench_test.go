@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"helios/cuda"
+	"helios/dataset"
 )
 
 // BenchmarkEpoch trains one epoch of the reference size on four RAM SSDs: 200,000 nodes
@@ -16,7 +17,20 @@ func BenchmarkEpoch(b *testing.B) {
 		b.Skip("takes minutes")
 	}
 	d := graphSpec{nodes: 200_000, dim: 128, degree: 12}.generate(b)
-	s := bind(b, d, 4, "")
+	benchEpoch(b, d, bind(b, d, 4, ""), 128)
+}
+
+// BenchmarkEpochFile is bound by its SSDs: two files with O_DIRECT, a smaller model and fewer
+// seeds.
+func BenchmarkEpochFile(b *testing.B) {
+	if testing.Short() {
+		b.Skip("takes minutes")
+	}
+	d := graphSpec{nodes: 200_000, dim: 128, degree: 12, train: 0.2}.generate(b)
+	benchEpoch(b, d, bindIn(b, d, 2, b.TempDir(), true, ""), 32)
+}
+
+func benchEpoch(b *testing.B, d *dataset.Dataset, s *ssdSet, hidden int) {
 	for _, v := range []struct{ mode, pipe string }{
 		{ModeHelios, PipelineNone}, {ModeHelios, PipelineIntra}, {ModeHelios, PipelinePrefetch}, {ModeHelios, PipelineDeep},
 		{ModeInmem, PipelineDeep}, {ModeCPU, PipelinePrefetch}, {ModeMmap, PipelinePrefetch},
@@ -29,7 +43,7 @@ func BenchmarkEpoch(b *testing.B) {
 				}
 				cpu := cpuSeconds(b)
 				r, err := Train(context.Background(), Config{
-					Mode: v.mode, Pipeline: v.pipe, Seed: 1, NoEval: true,
+					Mode: v.mode, Pipeline: v.pipe, Seed: 1, NoEval: true, Hidden: hidden,
 					GPUCache: percent(5), CPUCache: percent(10),
 				}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{})
 				if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/gpuio"
+	"helios/graph"
 	"helios/internal/errs"
 	"helios/nvme"
 )
@@ -89,6 +90,34 @@ func TestFaultsThatDoNot(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The stacks that read the backing file themselves find it cut short: a typed error as well.
+func TestTruncatedBacking(t *testing.T) {
+	d, feat := tiny.open(t)
+	for _, mode := range []string{ModeCPU, ModeMmap} {
+		t.Run(mode, func(t *testing.T) {
+			s := bind(t, d, 2, "")
+			goroutines := runtime.NumGoroutine()
+			cfg := small()
+			cfg.Mode = mode
+			trained := 0
+			cfg.OnBatch = func(int, int, *graph.MiniBatch) {
+				if trained++; trained == 2 {
+					require.NoError(t, os.Truncate(s.paths[1], 4096))
+				}
+			}
+			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			require.Error(t, r.err)
+			require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
+			require.ErrorContains(t, r.err, s.paths[1])
+			settle(t, goroutines)
+			// The controller's own mapping of the file must find pages when it shuts down.
+			st, err := os.Stat(s.paths[0])
+			require.NoError(t, err)
+			require.NoError(t, os.Truncate(s.paths[1], st.Size()))
+		})
 	}
 }
 

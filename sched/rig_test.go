@@ -268,3 +268,11 @@ func openFiles(t testing.TB) int {
 	require.NoError(t, err)
 	return len(e)
 }
+
+// fileMaps is how many mappings of SSD files this process has.
+func fileMaps(t testing.TB) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return strings.Count(string(b), ".img")
+}

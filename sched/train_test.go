@@ -234,7 +234,7 @@ func TestNothingLeaks(t *testing.T) {
 		require.NoError(t, r.err)
 	}
 	run(cfg) // what is made once (topology, runtime threads' pollers) is made here
-	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	goroutines, files, maps := runtime.NumGoroutine(), openFiles(t), fileMaps(t)
 	for _, mode := range Modes {
 		c := cfg
 		c.Mode = mode
@@ -242,6 +242,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	settle(t, goroutines)
 	require.LessOrEqual(t, openFiles(t), files)
+	require.LessOrEqual(t, fileMaps(t), maps)
 }
 
 // Deep keeps several batches in flight; none keeps one operator at a time, so that its stages
