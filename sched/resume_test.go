@@ -270,7 +270,7 @@ func childMain() int {
 func TestKilledAndResumed(t *testing.T) {
 	kills := 20
 	if testing.Short() {
-		kills = 5
+		kills = 8
 	}
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
