@@ -295,7 +295,7 @@ func TestFullDisk(t *testing.T) {
 		{"import", `i=0; while [ $i -lt 200000 ]; do echo "$i,$((i+1))"; i=$((i+1)); done >e.csv; "$HC" import edges --in e.csv --out m/g --quiet; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`, "import edges", []int{1}, "m/g"},
 		{"bind", `"$HC" bind-ssds --proxy m/a.img --size 16MiB; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`, "bind-ssds", []int{1}, "m/a.img"},
 		{"load onto a sparse file", `"$HC" generate --nodes 20000 --classes 4 --dim 64 --out g --quiet >/dev/null && truncate -s 16M m/a.img && "$HC" bind-ssds --buffered --proxy m/a.img >/dev/null && "$HC" load g --quiet`, "load", []int{1, 5}, "ssd0"},
-		{"checkpoint", `"$HC" generate --nodes 2000 --classes 4 --dim 64 --out g --quiet >/dev/null && "$HC" bind-ssds --proxy a.img --size 4MiB >/dev/null && "$HC" load g --quiet >/dev/null && "$HC" train g --hidden 2048 --fanout 2,2 --batch-size 64 --checkpoint m/ck --quiet --json >/dev/null; rc=$?; ls m/ck | grep -v lock >&2; exit $rc`, "train", []int{1}, "m/ck"},
+		{"checkpoint", `"$HC" generate --nodes 2000 --classes 4 --dim 64 --out g --quiet >/dev/null && "$HC" bind-ssds --proxy a.img --size 4MiB >/dev/null && "$HC" load g --quiet >/dev/null && head -c 3100000 /dev/zero >m/fill && "$HC" train g --fanout 2,2 --checkpoint m/ck --quiet --json >/dev/null; rc=$?; ls m/ck | grep -v lock >&2; exit $rc`, "train", []int{1}, "m/ck"},
 		{"results", `head -c 3145728 /dev/zero >m/fill; "$HC" version --json >/dev/full`, "version", []int{1}, "no space left"},
 		{"state", `head -c 3145728 /dev/zero >m/fill; "$HC" bind-ssds --state m --proxy a.img --size 1MiB; rc=$?; [ -e a.img ] && exit 98; exit $rc`, "bind-ssds", []int{1, 2}, "m"},
 	} {

@@ -183,8 +183,8 @@ func TestSSDsInUse(t *testing.T) {
 // The first Ctrl-C saves and exits with 130; the run goes on later as if nothing had been.
 func TestCtrlC(t *testing.T) {
 	loaded(t, 1)
-	want := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval", "--cpu-cache", "80%")...))
-	c := child(t, trainArgs("--epochs", "30", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck")...)
+	want := last(t, ok(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%")...))
+	c := child(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck")...)
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)
 	var errOut strings.Builder
@@ -199,7 +199,7 @@ func TestCtrlC(t *testing.T) {
 	}
 	require.Error(t, c.Wait())
 	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck", "--resume")
-	got := last(t, ok(t, trainArgs("--epochs", "30", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck", "--resume")...))
+	got := last(t, ok(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck", "--resume")...))
 	require.Equal(t, want["params_sha256"], got["params_sha256"])
 }
 
