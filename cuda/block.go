@@ -80,10 +80,6 @@ func (e *KernelError) Detail() string {
 func (b *Block) exec(g *grid, i int32) bool {
 	b.Index, b.Blocks, b.Threads = int(i), int(g.blocks), int(g.thread)
 	b.grid = g
-	if i == 0 {
-		g.start.Store(now())
-		g.stream.started.Store(g.start.Load())
-	}
 	finished := int64(1)
 	if e := b.call(g); e != nil {
 		finished += g.abort(e)

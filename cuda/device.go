@@ -93,7 +93,8 @@ type Stream interface {
 	Wait(e Event) error
 	// Synchronize waits for all work so far, no longer than ctx, and returns the stream's error.
 	Synchronize(ctx context.Context) error
-	// Busy is the time in which this stream had a kernel running.
+	// Busy is the time in which this stream had a kernel running. Waiting for an SM that other
+	// streams hold is not running, where the backend can tell.
 	Busy() time.Duration
 	Close() error
 }

@@ -324,6 +324,34 @@ func TestBusyWorkers(t *testing.T) {
 	}
 }
 
+// A stream is busy while it holds a slot: of two that share the only one, each for its part.
+func TestBusyIsTimeOnASlot(t *testing.T) {
+	h := open(t, HostOptions{SMs: 1})
+	low, high := stream(t, h, StreamOptions{Name: "low"}), stream(t, h, StreamOptions{Name: "high", Priority: 1})
+	hook(t, &tBlock, func(*Block) {
+		for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
+			continue
+		}
+	})
+	began := time.Now()
+	for range 5 {
+		for _, s := range []Stream{low, high} {
+			if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{10, 32}, struct{}{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, s := range []Stream{low, high} {
+		if err := s.Synchronize(limit(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	took := time.Since(began)
+	if l, h := low.Busy(), high.Busy(); l < 50*time.Millisecond || h < 50*time.Millisecond || l+h > took {
+		t.Fatalf("busy %v and %v in %v on one slot", l, h, took)
+	}
+}
+
 // Streams of one priority share a slot by time: a long grid lets a short one in before its end.
 func TestEqualPrioritiesShare(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})

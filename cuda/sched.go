@@ -53,7 +53,6 @@ type grid struct {
 	thread int32
 	next   atomic.Int64 // next block to start
 	done   atomic.Int64 // blocks finished or dropped
-	start  atomic.Int64 // when block 0 started
 	fail   atomic.Pointer[KernelError]
 	claim  atomic.Bool // in scheduler.claims
 	seq    uint64
@@ -153,6 +152,21 @@ func (s *scheduler) give(slot int32) {
 	s.free = slices.Insert(s.free, i, slot)
 }
 
+// hold and release count a stream's slots, and the time in which it has any.
+func (s *scheduler) hold(st *hostStream) {
+	if st.held == 0 {
+		st.since = now()
+	}
+	st.held++
+}
+
+func (s *scheduler) release(st *hostStream) {
+	st.held--
+	if st.held == 0 {
+		st.busy += time.Duration(now() - st.since)
+	}
+}
+
 func (s *scheduler) addClaim(g *grid) {
 	s.seq++
 	g.seq = s.seq
@@ -233,7 +247,7 @@ func (s *scheduler) startBlock(g *grid) (int32, bool) {
 	if i >= int64(g.blocks) {
 		return 0, false
 	}
-	g.stream.held++
+	s.hold(g.stream)
 	return int32(i), true
 }
 
@@ -245,7 +259,7 @@ func (s *scheduler) assign(slot int32, yielding bool) bool {
 		case r != nil:
 			s.dropReturn(r)
 			r.stream.parked--
-			r.stream.held++
+			s.hold(r.stream)
 			r.slot <- slot
 			return true
 		case g != nil:
@@ -313,7 +327,7 @@ func (s *scheduler) run(b *Block, j job, w *worker) bool {
 		if !last {
 			if g.next.Load() < int64(g.blocks) && s.keeps(g, began) {
 				if i, ok := s.startBlock(g); ok {
-					g.stream.held-- // counted already
+					s.release(g.stream) // counted already
 					j.index = i
 					s.mu.Unlock()
 					continue
@@ -323,7 +337,7 @@ func (s *scheduler) run(b *Block, j job, w *worker) bool {
 				s.dropClaim(g)
 			}
 		}
-		g.stream.held--
+		s.release(g.stream)
 		if w == nil {
 			s.give(b.slot)
 			s.dispatch()
@@ -386,7 +400,7 @@ func (s *scheduler) next(slot int32) (job, bool) {
 		case r != nil:
 			s.dropReturn(r)
 			r.stream.parked--
-			r.stream.held++
+			s.hold(r.stream)
 			r.slot <- slot
 			return job{}, false
 		case g != nil:
@@ -410,7 +424,7 @@ func (s *scheduler) launch(g *grid, b *Block) {
 		return
 	}
 	// A free slot means that nobody who may have it waits.
-	g.stream.held++
+	s.hold(g.stream)
 	slot := s.take()
 	g.next.Store(1)
 	if g.blocks > 1 {
@@ -426,7 +440,7 @@ func (s *scheduler) launch(g *grid, b *Block) {
 // leave gives up a block's slot.
 func (s *scheduler) leave(b *Block) {
 	s.mu.Lock()
-	b.grid.stream.held--
+	s.release(b.grid.stream)
 	b.grid.stream.parked++
 	s.give(b.slot)
 	b.slot = -1
@@ -440,7 +454,7 @@ func (s *scheduler) enter(b *Block) {
 	s.mu.Lock()
 	if len(s.free) > 0 && st.held < st.budget {
 		st.parked--
-		st.held++
+		s.hold(st)
 		b.slot = s.take()
 		s.mu.Unlock()
 		return
@@ -467,14 +481,14 @@ func (s *scheduler) yield(b *Block) {
 	}
 	st := b.grid.stream
 	s.mu.Lock()
-	st.held-- // so that a stream with its budget used up can yield to itself
+	s.release(st) // so that a stream with its budget used up can yield to itself
 	st.parked++
 	t := now()
 	slot := b.slot
 	s.busy[slot] += time.Duration(t - s.since[slot])
 	s.since[slot] = t
 	if !s.assign(slot, true) {
-		st.held++
+		s.hold(st)
 		st.parked--
 		s.mu.Unlock()
 		return

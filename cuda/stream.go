@@ -39,9 +39,7 @@ type hostStream struct {
 	gridDone  chan struct{} // cap 1: the running grid's last block is done
 	ended     chan struct{} // the goroutine is gone
 	err       atomic.Pointer[error]
-	told      atomic.Bool  // some call has returned err
-	busy      atomic.Int64 // nanoseconds of finished kernels
-	started   atomic.Int64 // when the running kernel's first block started, 0 = none
+	told      atomic.Bool // some call has returned err
 	kernel    atomic.Pointer[hostKernel]
 	pending   atomic.Int64 // enqueued and not finished
 	fullWaits atomic.Int32
@@ -53,7 +51,9 @@ type hostStream struct {
 	closing bool
 
 	// The scheduler's, under its lock.
-	held, budget      int // slots
+	held, budget      int   // slots
+	since             int64 // when held rose from 0
+	busy              time.Duration
 	parked, maxParked int // blocks that wait without a slot
 }
 
@@ -183,7 +183,6 @@ func (s *hostStream) do(o *op) {
 	case opLaunch:
 		s.kernel.Store(o.g.kernel)
 		s.h.sched.launch(o.g, &s.block)
-		s.busy.Add(now() - s.started.Swap(0))
 		s.kernel.Store(nil)
 		if e := o.g.fail.Load(); e != nil {
 			s.setErr(e)
@@ -323,11 +322,13 @@ func (s *hostStream) settle(ctx context.Context, failure error) error {
 
 // Busy implements Stream.
 func (s *hostStream) Busy() time.Duration {
-	d := s.busy.Load()
-	if at := s.started.Load(); at != 0 {
-		d += now() - at
+	sched := &s.h.sched
+	sched.mu.Lock()
+	defer sched.mu.Unlock()
+	if s.held > 0 {
+		return s.busy + time.Duration(now()-s.since)
 	}
-	return time.Duration(d)
+	return s.busy
 }
 
 // Close implements Stream. It lets work already enqueued finish, for CloseTimeout at most, and
