@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
@@ -36,8 +35,10 @@ func TestFaultsThatHeal(t *testing.T) {
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			s := bind(t, d, 2, c.fault)
+			leaks := leakCheck(t)
 			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
 			require.NoError(t, r.err)
+			leaks()
 			require.Equal(t, clean.res.ParamsSHA256, r.res.ParamsSHA256)
 			hits := int64(0)
 			for _, f := range s.faults {
@@ -70,7 +71,7 @@ func TestFaultsThatDoNot(t *testing.T) {
 		for _, pipe := range []string{PipelineDeep, PipelineNone} {
 			t.Run(fault+" "+pipe, func(t *testing.T) {
 				s := bind(t, d, 2, fault)
-				goroutines := runtime.NumGoroutine()
+				leaks := leakCheck(t)
 				cfg := small()
 				cfg.Pipeline = pipe
 				cfg.ReadTimeout, cfg.ReadRetries = 150*time.Millisecond, 1
@@ -80,7 +81,7 @@ func TestFaultsThatDoNot(t *testing.T) {
 				require.Error(t, r.err)
 				require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
 				require.True(t, want(r.err), "%v", r.err)
-				settle(t, goroutines)
+				leaks()
 				// What was trained before the fault is what the checkpoint has.
 				path := filepath.Join(cfg.CheckpointDir, checkpointName)
 				if _, err := os.Stat(path); trained == 0 {
@@ -99,7 +100,7 @@ func TestTruncatedBacking(t *testing.T) {
 	for _, mode := range []string{ModeCPU, ModeMmap} {
 		t.Run(mode, func(t *testing.T) {
 			s := bind(t, d, 2, "")
-			goroutines := runtime.NumGoroutine()
+			leaks := leakCheck(t)
 			cfg := small()
 			cfg.Mode = mode
 			trained := 0
@@ -112,7 +113,7 @@ func TestTruncatedBacking(t *testing.T) {
 			require.Error(t, r.err)
 			require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
 			require.ErrorContains(t, r.err, s.paths[1])
-			settle(t, goroutines)
+			leaks()
 			// The controller's own mapping of the file must find pages when it shuts down.
 			st, err := os.Stat(s.paths[0])
 			require.NoError(t, err)

@@ -1,12 +1,10 @@
 package sched
 
-import (
-	"sync"
-	"time"
-)
-
-// StageSeconds is the time in which each operator's own resource was busy. An operator with
-// several instances in flight (reads of several hops) counts the time once.
+// StageSeconds is the time in which each operator's own resource was busy: for sample, lookup,
+// gather and train the SMs that its stream held (not its waits for SMs that others held, or the
+// stages of a device with one SM would seem to overlap); for submit the submitting kernel; for
+// complete the SSDs, from a read's submission to its end. An operator with several instances in
+// flight (reads of several hops) counts the time once.
 type StageSeconds struct {
 	Sample   float64 `json:"sample"`
 	Lookup   float64 `json:"lookup"`
@@ -21,13 +19,14 @@ func (s StageSeconds) Sum() float64 {
 	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train
 }
 
-func (s *StageSeconds) add(o StageSeconds) {
-	s.Sample += o.Sample
-	s.Lookup += o.Lookup
-	s.Submit += o.Submit
-	s.Complete += o.Complete
-	s.Gather += o.Gather
-	s.Train += o.Train
+// add adds o times sign.
+func (s *StageSeconds) add(o StageSeconds, sign float64) {
+	s.Sample += sign * o.Sample
+	s.Lookup += sign * o.Lookup
+	s.Submit += sign * o.Submit
+	s.Complete += sign * o.Complete
+	s.Gather += sign * o.Gather
+	s.Train += sign * o.Train
 }
 
 // EpochResult is one epoch of training and its validation. Seconds, stall, overlap and
@@ -109,42 +108,6 @@ func (o Observer) note(s string) {
 	if o.Note != nil {
 		o.Note(s)
 	}
-}
-
-// meter measures the time in which at least one instance of an operator ran.
-type meter struct {
-	mu    sync.Mutex
-	n     int
-	since time.Time
-	busy  time.Duration
-}
-
-func (m *meter) enter() {
-	m.mu.Lock()
-	if m.n == 0 {
-		m.since = time.Now()
-	}
-	m.n++
-	m.mu.Unlock()
-}
-
-func (m *meter) exit() {
-	m.mu.Lock()
-	m.n--
-	if m.n == 0 {
-		m.busy += time.Since(m.since)
-	}
-	m.mu.Unlock()
-}
-
-func (m *meter) seconds() float64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	b := m.busy
-	if m.n > 0 {
-		b += time.Since(m.since)
-	}
-	return b.Seconds()
 }
 
 // partial is what an unfinished epoch has gathered; it travels in checkpoints, so that a

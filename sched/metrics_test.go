@@ -26,20 +26,6 @@ func TestCompleteTimeIsAUnion(t *testing.T) {
 	require.Equal(t, 3*time.Millisecond, c.submit)
 }
 
-func TestMeterCountsConcurrentWorkOnce(t *testing.T) {
-	var m meter
-	m.enter()
-	m.enter()
-	m.exit()
-	m.exit()
-	one := m.seconds()
-	require.Positive(t, one)
-	require.Equal(t, one, m.seconds(), "nothing runs, nothing is counted")
-	m.enter()
-	require.Greater(t, m.seconds(), one, "what runs is counted")
-	m.exit()
-}
-
 func TestEpochFigures(t *testing.T) {
 	p := partial{
 		Seconds: 2, Waited: 0.5, LossSum: 30, Correct: 5, Counted: 10, Batches: 3, Seeds: 12,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -38,13 +39,20 @@ type outcome struct {
 // clock measures a pass. Reads of several hops overlap, so their time is a union of intervals,
 // which arrive in the order of their beginnings.
 type clock struct {
-	start                 time.Time
-	sample, lookup, train meter
-	gatherBefore          time.Duration
-	mu                    sync.Mutex
-	submit, complete      time.Duration
-	completeEnd           time.Time
-	waited                time.Duration
+	start            time.Time
+	before           StageSeconds // of the streams, when the pass began
+	mu               sync.Mutex
+	submit, complete time.Duration
+	completeEnd      time.Time
+	waited           time.Duration
+}
+
+// streamSeconds is how long the operators on streams have been busy since the run began.
+func (e *engine) streamSeconds() StageSeconds {
+	return StageSeconds{
+		Sample: e.sampleS.Busy().Seconds(), Lookup: e.lookupS.Busy().Seconds(),
+		Gather: e.gatherS.Busy().Seconds(), Train: e.trainS.Busy().Seconds(),
+	}
 }
 
 func (c *clock) read(submitted time.Time, st gpuio.ReadStats) {
@@ -69,14 +77,12 @@ func (e *engine) snapshot(p *pass, base partial) partial {
 	s.Seconds = base.Seconds + time.Since(c.start).Seconds()
 	s.Waited = base.Waited + c.waited.Seconds()
 	c.mu.Lock()
-	own := StageSeconds{
-		Sample: c.sample.seconds(), Lookup: c.lookup.seconds(), Train: c.train.seconds(),
-		Submit: c.submit.Seconds(), Complete: c.complete.Seconds(),
-		Gather: (e.gatherS.Busy() - c.gatherBefore).Seconds(),
-	}
+	own := StageSeconds{Submit: c.submit.Seconds(), Complete: c.complete.Seconds()}
 	c.mu.Unlock()
 	s.Stages = base.Stages
-	s.Stages.add(own)
+	s.Stages.add(own, 1)
+	s.Stages.add(e.streamSeconds(), 1)
+	s.Stages.add(c.before, -1)
 	return s
 }
 
@@ -103,7 +109,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	if p.first > n {
 		return fmt.Errorf("pass of %d batches can't begin with batch %d", n, p.first)
 	}
-	p.clock = &clock{start: time.Now(), gatherBefore: e.gatherS.Busy()}
+	p.clock = &clock{start: time.Now(), before: e.streamSeconds()}
 
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -188,17 +194,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 	e.labelsOf(s)
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
-	begin := func() error {
-		p.clock.sample.enter()
-		defer p.clock.sample.exit()
-		return p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, i, s.seeds)
-	}
-	hop := func(h int) error {
-		p.clock.sample.enter()
-		defer p.clock.sample.exit()
-		return p.sampler.Hop(op, e.sampleS, s.mb, h)
-	}
-	if err := begin(); err != nil {
+	if err := p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, i, s.seeds); err != nil {
 		return fmt.Errorf("batch %d: %w", i, err)
 	}
 	hops := len(e.cfg.Fanouts)
@@ -208,7 +204,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 			if ctx.Err() != nil {
 				return nil // stopped: run knows why
 			}
-			if err := hop(h - 1); err != nil {
+			if err := p.sampler.Hop(op, e.sampleS, s.mb, h-1); err != nil {
 				return fmt.Errorf("batch %d hop %d: %w", i, h, err)
 			}
 		}
@@ -244,9 +240,7 @@ func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 		s.used++
 		b := g.buckets
 		*g = segment{buckets: b, first: w.first, count: w.count}
-		p.clock.lookup.enter()
 		err := e.het.Lookup(op, e.lookupS, w.nodes, w.first, w.count, b)
-		p.clock.lookup.exit()
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
@@ -325,11 +319,14 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 	if p.onBatch != nil {
 		p.onBatch(s.index, s.mb)
 	}
-	p.clock.train.enter()
 	out, err := p.step(op, s)
-	p.clock.train.exit()
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
+	if math.IsNaN(out.loss) || math.IsInf(out.loss, 0) {
+		// Nothing after it would mean anything, and a checkpoint would keep it.
+		return errs.New(errs.Failed, "batch %d: the loss is %v: the parameters have grown beyond what a float32 holds; train with a smaller --lr, or check the features",
+			s.index, out.loss)
 	}
 	t := &p.stats
 	t.Batches++

@@ -249,6 +249,19 @@ func small() Config {
 
 func percent(p float64) units.Budget { return units.Budget{Percent: p} }
 
+// leakCheck notes goroutines, descriptors and mappings; what it returns fails the test when there
+// are more.
+func leakCheck(t testing.TB) func() {
+	t.Helper()
+	goroutines, files, maps := runtime.NumGoroutine(), openFiles(t), fileMaps(t)
+	return func() {
+		t.Helper()
+		settle(t, goroutines)
+		require.LessOrEqual(t, openFiles(t), files, "open files")
+		require.LessOrEqual(t, fileMaps(t), maps, "mappings of SSD files")
+	}
+}
+
 // settle waits until no more goroutines than before are there.
 func settle(t testing.TB, before int) {
 	t.Helper()

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
 )
 
 // variant is a way to run the same training.
@@ -34,27 +37,39 @@ func modePipe(mode, pipe string, f func(*Config)) func(*Config) {
 	}
 }
 
+// sameWays is every mode (helios with and without caches) under deep, intra and none, and the
+// default pipelines; any two of mode, pipeline, workers and SSDs meet.
+var sameWays = []variant{
+	{"helios no cache deep", modePipe(ModeHelios, PipelineDeep, nil), 2, 1},
+	{"helios caches deep", modePipe(ModeHelios, PipelineDeep, caches(5, 10)), 2, 4},
+	{"helios cpu cache none", modePipe(ModeHelios, PipelineNone, caches(0, 20)), 1, 1},
+	{"inmem deep", modePipe(ModeInmem, PipelineDeep, nil), 2, 4},
+	{"cpu prefetch", modePipe(ModeCPU, "", caches(0, 10)), 2, 1},
+	{"mmap prefetch", modePipe(ModeMmap, "", nil), 2, 4},
+	{"helios prefetch", modePipe(ModeHelios, PipelinePrefetch, caches(1, 1)), 2, 4},
+	// The rest only in long tests.
+	{"helios no cache intra", modePipe(ModeHelios, PipelineIntra, nil), 2, 4},
+	{"helios no cache none", modePipe(ModeHelios, PipelineNone, nil), 2, 4},
+	{"helios gpu cache intra", modePipe(ModeHelios, PipelineIntra, caches(20, 0)), 1, 1},
+	{"helios everything cached", modePipe(ModeHelios, PipelineDeep, caches(50, 60)), 1, 4},
+	{"inmem intra", modePipe(ModeInmem, PipelineIntra, nil), 2, 1},
+	{"inmem gpu none", modePipe(ModeInmem, PipelineNone, caches(30, 0)), 1, 1},
+	{"cpu deep", modePipe(ModeCPU, PipelineDeep, caches(0, 10)), 1, 4},
+	{"cpu intra", modePipe(ModeCPU, PipelineIntra, nil), 2, 4},
+	{"cpu none pread", modePipe(ModeCPU, PipelineNone, func(c *Config) { c.CPUEngine = "pread" }), 1, 1},
+	{"mmap deep", modePipe(ModeMmap, PipelineDeep, nil), 1, 1},
+	{"mmap intra", modePipe(ModeMmap, PipelineIntra, nil), 2, 1},
+	{"mmap none", modePipe(ModeMmap, PipelineNone, caches(0, 5)), 1, 4},
+}
+
 // Every mode, pipeline, number of workers and of SSDs gives the same batches, rows and
 // parameters (DESIGN section 2: same seed, same run).
 func TestSameParametersEveryWay(t *testing.T) {
-	variants := []variant{
-		{"helios no cache deep", modePipe(ModeHelios, PipelineDeep, nil), 2, 1},
-		{"helios caches deep", modePipe(ModeHelios, PipelineDeep, caches(5, 10)), 2, 4},
-		{"helios gpu cache intra", modePipe(ModeHelios, PipelineIntra, caches(20, 0)), 1, 4},
-		{"helios cpu cache none", modePipe(ModeHelios, PipelineNone, caches(0, 20)), 1, 1},
-		{"helios prefetch", modePipe(ModeHelios, PipelinePrefetch, caches(1, 1)), 2, 4},
-		{"helios everything cached", modePipe(ModeHelios, PipelineDeep, caches(50, 60)), 2, 1},
-		{"inmem", modePipe(ModeInmem, "", nil), 2, 4},
-		{"inmem gpu none", modePipe(ModeInmem, PipelineNone, caches(30, 0)), 1, 1},
-		{"cpu", modePipe(ModeCPU, "", caches(0, 10)), 2, 1},
-		{"cpu none pread", modePipe(ModeCPU, PipelineNone, func(c *Config) { c.CPUEngine = "pread" }), 1, 4},
-		{"mmap", modePipe(ModeMmap, "", nil), 2, 4},
-		{"mmap deep", modePipe(ModeMmap, PipelineDeep, nil), 1, 1},
-	}
-	if testing.Short() {
-		variants = []variant{variants[0], variants[1], variants[3], variants[4], variants[6], variants[8], variants[10]}
-	}
 	for _, model := range []string{"sage", "gcn"} {
+		variants := sameWays
+		if testing.Short() {
+			variants = sameWays[:7]
+		}
 		t.Run(model, func(t *testing.T) {
 			d, feat := tiny.open(t)
 			sets := map[int]*ssdSet{}
@@ -234,15 +249,13 @@ func TestNothingLeaks(t *testing.T) {
 		require.NoError(t, r.err)
 	}
 	run(cfg) // what is made once (topology, runtime threads' pollers) is made here
-	goroutines, files, maps := runtime.NumGoroutine(), openFiles(t), fileMaps(t)
+	leaks := leakCheck(t)
 	for _, mode := range Modes {
 		c := cfg
 		c.Mode = mode
 		run(c)
 	}
-	settle(t, goroutines)
-	require.LessOrEqual(t, openFiles(t), files)
-	require.LessOrEqual(t, fileMaps(t), maps)
+	leaks()
 }
 
 // Deep keeps several batches in flight; none keeps one operator at a time, so that its stages
@@ -260,4 +273,45 @@ func TestPipelinesOverlapAsTheySay(t *testing.T) {
 	none, deep := get(PipelineNone), get(PipelineDeep)
 	require.LessOrEqual(t, none.Overlap, 0.05, "serial stages don't overlap")
 	require.Greater(t, deep.Overlap, none.Overlap)
+}
+
+// One SM and no SSD: however deep the pipeline is, nothing can overlap, and the figure says so.
+func TestNoOverlapOnOneSM(t *testing.T) {
+	d, feat := tiny.open(t)
+	cfg := small()
+	cfg.Mode, cfg.Pipeline, cfg.Hidden, cfg.Epochs, cfg.NoEval = ModeInmem, PipelineDeep, 64, 1, true
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, Observer{})
+	require.NoError(t, r.err)
+	require.LessOrEqual(t, r.res.Epochs[0].Overlap, 0.0)
+}
+
+// A run that diverges ends by saying so: it saves no broken parameters, and reports no NaN,
+// which JSON can't hold.
+func TestDivergence(t *testing.T) {
+	d, feat := tiny.open(t)
+	cfg := small()
+	cfg.LR, cfg.CheckpointDir, cfg.CheckpointEvery = 1e30, t.TempDir(), 1
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 2, Observer{})
+	require.ErrorContains(t, r.err, "--lr")
+	require.Equal(t, errs.Failed, errs.ClassOf(r.err))
+	_, err := json.Marshal(r.res)
+	require.NoError(t, err)
+}
+
+// Placing rows and evaluating sample under numbers that no training epoch has, within the
+// sampler's 24 bits.
+func TestSamplingKeysAreApart(t *testing.T) {
+	c := Config{Presample: 1 << 10, Epochs: maxEpochs}.withDefaults()
+	require.NoError(t, c.check())
+	c.Presample++
+	require.Error(t, c.check())
+	last := -1
+	for _, r := range [][2]int{
+		{0, maxEpochs - 1}, {presampleEpoch, presampleEpoch + 1<<10 - 1}, {valEpoch, valEpoch + maxEpochs - 1},
+		{testEpoch, testEpoch}, {predictEpoch, predictEpoch},
+	} {
+		require.Greater(t, r[0], last)
+		last = r[1]
+	}
+	require.Less(t, last, 1<<24)
 }
