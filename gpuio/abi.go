@@ -41,6 +41,7 @@ const (
 	frozenForeign = 2 // a completion named no command in flight
 	frozenDead    = 3 // the queue could not be replaced; the SSD does not touch its commands any more
 	frozenClosing = 4 // the engine is being closed with sets in flight
+	frozenUnsafe  = 5 // as frozenDead, but the SSD may still touch its commands: they stay taken
 )
 
 // States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 16 up: attempts.

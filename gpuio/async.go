@@ -98,6 +98,7 @@ type async struct {
 	recMu  sync.Mutex // recovery of queues
 	deadMu sync.Mutex
 	dead   []error // by SSD: why it was given up
+	unsafe []bool  // by SSD: given up, and its DMA may go on; guarded by recMu
 
 	// Admin commands of recovery, which tests replace.
 	abort       func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
@@ -130,7 +131,7 @@ func NewAsync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, e
 	if err := checkSSDs(ssds, l, true); err != nil {
 		return nil, err
 	}
-	e := &async{dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds))}
+	e := &async{dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds)), unsafe: make([]bool, len(ssds))}
 	e.abort = func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error {
 		_, err := c.Abort(ctx, sqid, cid)
 		return err
@@ -380,7 +381,10 @@ func (e *async) freeDMA(ssd int, a *dmaArea) error {
 	if a.buf == nil {
 		return nil
 	}
-	err := errors.Join(e.ssds[ssd].Ctrl.UnmapDMA(a.iova, a.buf.Size()), a.buf.Free())
+	if err := e.ssds[ssd].Ctrl.UnmapDMA(a.iova, a.buf.Size()); err != nil {
+		return err // the SSD may still write there: better a leak than somebody else's memory
+	}
+	err := a.buf.Free()
 	*a = dmaArea{}
 	return err
 }
@@ -569,7 +573,8 @@ func checkSet(rs *ReadSet, l Layout) (int64, error) {
 	if rs.Rows == 0 || rs.Pos == 0 || rs.Dst == nil {
 		return 0, errs.New(errs.Usage, "read set of %d rows without rows, positions or destination", n)
 	}
-	if rs.DstStride < int64(l.RowBytes) || rs.DstOffset < 0 || rs.DstOffset > rs.Dst.Size()-int64(l.RowBytes) {
+	// 32-bit positions times the stride must not wrap: the kernels check only the product.
+	if rs.DstStride < int64(l.RowBytes) || rs.DstStride > math.MaxInt32 || rs.DstOffset < 0 || rs.DstOffset > rs.Dst.Size()-int64(l.RowBytes) {
 		return 0, errs.New(errs.Usage, "read set: rows of %d bytes do not fit stride %d at offset %d of a buffer of %d bytes",
 			l.RowBytes, rs.DstStride, rs.DstOffset, rs.Dst.Size())
 	}
@@ -589,11 +594,17 @@ func (e *async) takeSlot(ctx context.Context) (uint32, error) {
 		if len(e.live) > 0 {
 			oldest = e.live[0]
 		}
+		err := e.refusal()
 		e.mu.Unlock()
-		if oldest == nil { // somebody is about to give one back
+		if err != nil { // sets that were abandoned never give their slots back
+			return 0, err
+		}
+		if oldest == nil { // others are just submitting, or giving one back
 			select {
 			case s := <-e.free:
 				return s, nil
+			case <-time.After(time.Millisecond):
+				continue
 			case <-ctx.Done():
 				return 0, ctx.Err()
 			}
@@ -604,13 +615,18 @@ func (e *async) takeSlot(ctx context.Context) (uint32, error) {
 	}
 }
 
+// refusal is why no set may be submitted. Needs e.mu.
+func (e *async) refusal() error {
+	if e.closed {
+		return errs.New(errs.Failed, "gpuio async: the reader is closed")
+	}
+	return e.broken
+}
+
 // launch maps the destination, fills the set's slot and enqueues both kernels. Needs e.mu.
 func (e *async) launch(p *asyncPending, rs *ReadSet) error {
-	switch {
-	case e.closed:
-		return errs.New(errs.Failed, "gpuio async: the reader is closed")
-	case e.broken != nil:
-		return e.broken
+	if err := e.refusal(); err != nil {
+		return err
 	}
 	nssd := len(e.ssds)
 	for s, d := range e.ssds {
@@ -914,9 +930,13 @@ func (e *async) teardown(ctx context.Context) error {
 	}
 	e.mu.Unlock()
 	if e.queueBuf != nil {
+		// A recovery that has begun ends first, or it would thaw its queue afterwards. Later ones
+		// leave the queues as they are.
+		e.recMu.Lock()
 		for g := range e.pairs {
 			atomic.StoreUint32(&e.queue(g).Frozen, frozenClosing)
 		}
+		e.recMu.Unlock()
 	}
 	quiet := true
 	for _, s := range []cuda.Stream{e.submitS, e.complS} {
@@ -953,6 +973,11 @@ func (e *async) teardown(ctx context.Context) error {
 		}
 	}
 	unsafeSSD := make([]bool, len(e.ssds))
+	for s, bad := range e.unsafe {
+		if bad { // deleting its queues failed before: try the reset again, of which they are part
+			err = errors.Join(err, e.ssds[s].Ctrl.Reset(ctx))
+		}
+	}
 	for g := range e.pairs {
 		if derr := e.deletePair(ctx, g); derr != nil {
 			err = errors.Join(err, derr)

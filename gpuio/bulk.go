@@ -121,7 +121,10 @@ func (b *Bulk) freeMemory() error {
 	if b.mem == nil {
 		return nil
 	}
-	err := errors.Join(b.c.UnmapDMA(b.iova, int64(len(b.mem))), hostmem.Free(b.mem))
+	if err := b.c.UnmapDMA(b.iova, int64(len(b.mem))); err != nil {
+		return err // the SSD may still write there: better a leak than somebody else's memory
+	}
+	err := hostmem.Free(b.mem)
 	b.mem = nil
 	return err
 }
@@ -277,7 +280,7 @@ func (b *Bulk) issue(i int, op bulkOp) error {
 }
 
 func (b *Bulk) ring() {
-	atomic.StoreUint32(b.q.SQDoorbell, b.tail)
+	nvme.StoreDoorbell(b.q.SQDoorbell, b.tail)
 	if b.kicker != nil {
 		b.kicker.Kick(b.q.ID)
 	}
@@ -393,7 +396,7 @@ func (b *Bulk) sweep() (n int, foreign error) {
 		b.slots[cid].status = nvme.Status(dw3 >> 17)
 	}
 	if n > 0 {
-		atomic.StoreUint32(b.q.CQDoorbell, b.head)
+		nvme.StoreDoorbell(b.q.CQDoorbell, b.head)
 	}
 	return n, foreign
 }

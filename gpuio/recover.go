@@ -72,7 +72,7 @@ func (e *async) recoverQueue(ctx context.Context, g int) {
 		return
 	}
 	switch atomic.LoadUint32(&q.Frozen) {
-	case frozenNo, frozenClosing:
+	case frozenNo, frozenClosing, frozenUnsafe:
 	case frozenDead:
 		e.failQueue(q, g)
 	case frozenTimeout:
@@ -229,14 +229,15 @@ func (e *async) giveUp(ctx context.Context, q *queueState, g int, deleted bool, 
 	e.deadMu.Lock()
 	e.dead[ssd] = cause
 	e.deadMu.Unlock()
-	atomic.StoreUint32(&q.Frozen, frozenDead)
 	if deleted {
+		atomic.StoreUint32(&q.Frozen, frozenDead)
 		e.failQueue(q, g)
 		return
 	}
 	// Stop all of this SSD's queues, wait until no kernel is inside one, then reset.
+	e.unsafe[ssd] = true
 	for i := range e.perSSD {
-		atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenDead)
+		atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenUnsafe)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -251,7 +252,9 @@ func (e *async) giveUp(ctx context.Context, q *queueState, g int, deleted bool, 
 		}
 		return
 	}
+	e.unsafe[ssd] = false
 	for i := range e.perSSD {
+		atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenDead)
 		err = errors.Join(err, e.deletePair(ctx, ssd*e.perSSD+i)) // after the reset: frees memory
 	}
 	if err != nil && e.broken == nil {
