@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 
 	"helios/cuda"
 	"helios/internal/hostmem"
@@ -310,11 +309,9 @@ func (h *Hotness) Add(st cuda.Stream, nodes cuda.DevicePtr, n int64) error {
 	return nil
 }
 
-// Counts is a copy of the counts by row. The streams that Add was called with must have been
-// synchronised.
-func (h *Hotness) Counts() []uint32 {
-	return slices.Clone(hostmem.View[uint32](h.counts.Bytes()))
-}
+// Counts is the counts by row, good until Close or the next Add. The streams that Add was called
+// with must have been synchronised.
+func (h *Hotness) Counts() []uint32 { return hostmem.View[uint32](h.counts.Bytes()) }
 
 // Close frees the counts.
 func (h *Hotness) Close() error { return h.counts.Free() }

@@ -336,18 +336,12 @@ func (d *Dataset) readArray(name string, dst []byte) error {
 // Labels are the classes of all nodes; -1 means unlabelled.
 func (d *Dataset) Labels() ([]int32, error) {
 	path := d.path(labelsName)
-	v, err := d.ints(labelsName)
-	if err != nil {
-		return nil, err
-	}
-	labels := make([]int32, len(v))
-	for i, x := range v {
+	return readInts(path, func(i int, x int64) (int32, error) {
 		if x < -1 || x >= int64(d.Meta.Classes) {
-			return nil, errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", path, x, i, d.Meta.Classes-1)
+			return 0, errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", path, x, i, d.Meta.Classes-1)
 		}
-		labels[i] = int32(x)
-	}
-	return labels, nil
+		return int32(x), nil
+	})
 }
 
 // Split returns the node ids of "train", "val" or "test", ascending.
@@ -357,20 +351,19 @@ func (d *Dataset) Split(name string) ([]int64, error) {
 	default:
 		return nil, errs.New(errs.Usage, "unknown split %q; use train, val or test", name)
 	}
-	v, err := d.ints(name + ".npy")
-	if err != nil {
-		return nil, err
-	}
-	for i, x := range v {
+	path := d.path(name + ".npy")
+	return readInts(path, func(i int, x int64) (int64, error) {
 		if x < 0 || x >= d.Meta.Nodes {
-			return nil, badID(d.path(name+".npy"), int64(i), x, d.Meta.Nodes)
+			return 0, badID(path, int64(i), x, d.Meta.Nodes)
 		}
-	}
-	return v, nil
+		return x, nil
+	})
 }
 
-func (d *Dataset) ints(name string) ([]int64, error) {
-	a, err := npy.Open(d.path(name))
+// readInts reads an array of integers and keeps what check makes of them. A part at a time: an
+// int64 for each of billions of nodes would be a memory budget of its own.
+func readInts[T int32 | int64](path string, check func(i int, x int64) (T, error)) ([]T, error) {
+	a, err := npy.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -379,13 +372,19 @@ func (d *Dataset) ints(name string) ([]int64, error) {
 		return nil, err
 	}
 	defer r.Close()
-	v := make([]int64, a.Header.Elements())
+	v := make([]T, a.Header.Elements())
+	part := make([]int64, min(len(v), 1<<16))
 	for got := 0; got < len(v); {
-		n, err := r.Ints(v[got:])
+		n, err := r.Ints(part[:min(len(part), len(v)-got)])
 		if err != nil {
 			return nil, err
 		}
-		got += n
+		for _, x := range part[:n] {
+			if v[got], err = check(got, x); err != nil {
+				return nil, err
+			}
+			got++
+		}
 	}
 	return v, nil
 }

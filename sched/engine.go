@@ -299,17 +299,10 @@ func (e *engine) closeReader() error {
 
 // place decides where each row lives and fills the tiers from the SSDs.
 func (e *engine) place(ctx context.Context, b budgets, in Inputs) error {
-	hot := make([]uint32, e.rows)
-	// Counting accesses matters only when some rows are left out of a tier.
-	if b.gpuRows+b.cpuRows > 0 && b.gpuRows < e.rows && b.cpuRows < e.rows {
-		start := time.Now()
-		if err := e.countAccesses(ctx, in, hot); err != nil {
-			return err
-		}
-		e.presample = time.Since(start)
-	}
-	e.placement = cache.Place(hot, b.gpuRows, b.cpuRows)
 	var err error
+	if e.placement, err = e.choose(ctx, b, in); err != nil {
+		return err
+	}
 	if e.het, err = cache.NewHetero(e.dev, e.rows, e.rowBytes, len(e.ssds), e.placement); err != nil {
 		return err
 	}
@@ -347,17 +340,32 @@ func (e *engine) stack() string {
 	return e.cfg.IOStack
 }
 
-// countAccesses adds to hot how often each row is needed in cfg.Presample epochs of sampling.
-func (e *engine) countAccesses(ctx context.Context, in Inputs, hot []uint32) error {
+// choose presamples where that matters: when a tier has room for some of the rows.
+func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Placement, err error) {
+	if b.gpuRows+b.cpuRows == 0 {
+		return p, nil
+	}
+	h, err := cache.NewHotness(e.dev, e.rows)
+	if err != nil {
+		return p, err
+	}
+	defer func() { err = errors.Join(err, h.Close()) }()
+	if b.gpuRows < e.rows && b.cpuRows < e.rows {
+		start := time.Now()
+		if err := e.countAccesses(ctx, in, h); err != nil {
+			return p, err
+		}
+		e.presample = time.Since(start)
+	}
+	return cache.Place(h.Counts(), b.gpuRows, b.cpuRows), nil
+}
+
+// countAccesses adds to h how often each row is needed in cfg.Presample epochs of sampling.
+func (e *engine) countAccesses(ctx context.Context, in Inputs, h *cache.Hotness) error {
 	train, err := in.Dataset.Split("train")
 	if err != nil {
 		return err
 	}
-	h, err := cache.NewHotness(e.dev, e.rows)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = h.Close() }() // a failed free also shows when the device is closed
 	mb := e.slots[0].mb
 	order := make([]int64, len(train))
 	last := len(e.cfg.Fanouts)
@@ -381,11 +389,7 @@ func (e *engine) countAccesses(ctx context.Context, in Inputs, hot []uint32) err
 	}
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
-	if err := e.sampleS.Synchronize(op); err != nil {
-		return err
-	}
-	copy(hot, h.Counts())
-	return nil
+	return e.sampleS.Synchronize(op)
 }
 
 func (e *engine) sampleWhole(ctx context.Context, mb *graph.MiniBatch, epoch, index int, seeds []int64) error {

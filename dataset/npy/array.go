@@ -244,28 +244,12 @@ func (r *Reader) Ints(dst []int64) (int, error) {
 }
 
 // Floats fills dst with any numbers as float64.
-func (r *Reader) Floats(dst []float64) (int, error) {
-	b, n, err := r.next(len(dst))
-	if err != nil {
-		return 0, err
-	}
-	for i := range dst[:n] {
-		switch {
-		case r.dt.Kind != 'f':
-			dst[i] = float64(intAt(r.dt, b, i))
-		case r.dt.Size == 2:
-			dst[i] = float64(Half(binary.LittleEndian.Uint16(b[2*i:])))
-		case r.dt.Size == 4:
-			dst[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
-		default:
-			dst[i] = math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
-		}
-	}
-	return n, nil
-}
+func (r *Reader) Floats(dst []float64) (int, error) { return floats(r, dst) }
 
 // Float32s fills dst with any numbers, rounded to float32.
-func (r *Reader) Float32s(dst []float32) (int, error) {
+func (r *Reader) Float32s(dst []float32) (int, error) { return floats(r, dst) }
+
+func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
 	b, n, err := r.next(len(dst))
 	if err != nil {
 		return 0, err
@@ -273,13 +257,13 @@ func (r *Reader) Float32s(dst []float32) (int, error) {
 	for i := range dst[:n] {
 		switch {
 		case r.dt.Kind != 'f':
-			dst[i] = float32(intAt(r.dt, b, i))
+			dst[i] = T(intAt(r.dt, b, i))
 		case r.dt.Size == 2:
-			dst[i] = Half(binary.LittleEndian.Uint16(b[2*i:]))
+			dst[i] = T(Half(binary.LittleEndian.Uint16(b[2*i:])))
 		case r.dt.Size == 4:
-			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+			dst[i] = T(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
 		default:
-			dst[i] = float32(math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:])))
+			dst[i] = T(math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:])))
 		}
 	}
 	return n, nil
