@@ -57,7 +57,7 @@ func TestOutOfCoreMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes a gigabyte and trains an epoch on it twice")
 	}
-	d := graphSpec{nodes: 500_000, dim: 256, degree: 10, train: 0.05}.generate(t)
+	d := graphSpec{nodes: 500_000, dim: 256, degree: 10, train: 0.025}.generate(t)
 	s := bindIn(t, d, 2, t.TempDir(), true, "")
 	s.off(t)
 	sha := ""
