@@ -66,7 +66,9 @@ func (c *cqueue) fetch(q *squeue, entry *nvme.Command) {
 					c.refuse(q, &cmd, nvme.StatusDataTransferError)
 					return
 				}
+				c.copying, c.copyCmd = q, cmd
 				copy(unsafe.Slice((*byte)(p), n), b.back.mem[uint64(lba)<<b.lbaShift:])
+				c.copying = nil
 				c.count.reads++
 				c.count.bytesRead += n
 				c.complete(q, cmd.CID, 0, nvme.StatusSuccess)
@@ -135,7 +137,7 @@ func (c *cqueue) execute(q *squeue, cmd *nvme.Command, act faultinject.Action) {
 	}
 	switch {
 	case b.back.mem != nil:
-		c.executeRAM(cmd, off)
+		c.executeRAM(q, cmd, off, act.Lost)
 	case b.sync || cmd.Opcode == nvme.OpWrite && b.back.offAlign > int64(b.cfg.LBABytes):
 		if err := b.transfer(cmd.Opcode, c.segs, off, n, c.durable(cmd)); err != nil {
 			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), act.Lost)
@@ -181,8 +183,9 @@ func (c *cqueue) durable(cmd *nvme.Command) bool {
 	return cmd.Opcode == nvme.OpWrite && (cmd.CDW12&fua != 0 || atomic.LoadUint32(&c.bus.cacheOff) != 0)
 }
 
-func (c *cqueue) executeRAM(cmd *nvme.Command, off int64) {
+func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off int64, lost bool) {
 	mem := c.bus.back.mem
+	c.copying, c.copyCmd, c.copyLost = q, *cmd, lost
 	for _, g := range c.segs {
 		if cmd.Opcode == nvme.OpRead {
 			copy(g.bytes(), mem[off:])
@@ -191,6 +194,7 @@ func (c *cqueue) executeRAM(cmd *nvme.Command, off int64) {
 		}
 		off += g.n
 	}
+	c.copying, c.copyLost = nil, false
 }
 
 // prps translates the data pointer of a transfer of n bytes to c.segs, neighbours merged

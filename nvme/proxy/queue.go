@@ -2,10 +2,14 @@ package proxy
 
 import (
 	"fmt"
+	"io"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"helios/internal/faultinject"
 	"helios/internal/iouring"
@@ -152,8 +156,13 @@ type cqueue struct {
 	drained  chan struct{} // closed when a slot leaves the kernel; nil = nobody asks
 	ringHeld bool          // the reactor's submission lock is taken for this turn
 
-	tlb   tlb
-	segs  []seg
+	tlb  tlb
+	segs []seg
+	// The command that is being copied from or to a RAM SSD, for turnOverRAM.
+	copying  *squeue
+	copyCmd  nvme.Command
+	copyLost bool
+
 	count counters
 }
 
@@ -202,6 +211,44 @@ func (c *cqueue) serve() {
 	if c.dead || c.bus.stopped() {
 		return
 	}
+	if c.bus.back.mem == nil {
+		c.turn()
+		return
+	}
+	for c.turnOverRAM() {
+	}
+}
+
+// turnOverRAM is a turn whose copies may fault: a page of the file is not there any more when
+// somebody truncated it, or when its filesystem is full (SIGBUS). That is an error of the command,
+// after which the turn goes on (true), and not the end of the process.
+func (c *cqueue) turnOverRAM() (again bool) {
+	old := debug.SetPanicOnFault(true) // of this goroutine
+	defer func() {
+		debug.SetPanicOnFault(old)
+		x := recover()
+		if x == nil {
+			return
+		}
+		at, fault := x.(interface{ Addr() uintptr })
+		q := c.copying
+		if !fault || q == nil {
+			panic(x)
+		}
+		var err error = unix.EFAULT // the host took its memory away
+		if mem := c.bus.back.mem; at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
+			err = io.ErrUnexpectedEOF
+		}
+		cmd, lost := c.copyCmd, c.copyLost
+		c.copying, c.copyLost = nil, false
+		c.finish(q, &cmd, 0, c.bus.mediaStatus(cmd.Opcode, err), lost)
+		again = true
+	}()
+	c.turn()
+	return false
+}
+
+func (c *cqueue) turn() {
 	if len(c.backlog)|len(c.due) != 0 {
 		c.catchUp()
 	}
