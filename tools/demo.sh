@@ -30,6 +30,28 @@ export HELIOS_STATE=$PWD/state
 say() { printf '\n== %s\n' "$*"; }
 # field FILE KEY: a scalar of the last JSON line of FILE.
 field() { tail -n 1 "$1" | grep -oE "\"$2\":(\"[^\"]*\"|[^],}]*)" | tail -n 1 | cut -d: -f2- | tr -d '"'; }
+# total FILE KEY: the sum of a number over the epochs in FILE.
+total() { grep '"event":"epoch"' "$1" | grep -oE "\"$2\":[0-9.eE+-]+" | cut -d: -f2 | awk '{ s += $1 } END { printf "%.17g", s }'; }
+# calc FORMAT EXPRESSION: arithmetic, the same in every locale.
+calc() { LC_ALL=C awk "BEGIN { printf \"$1\", $2 }"; }
+# tiers FILE: the share of rows that each tier served, over the epochs in FILE.
+tiers() {
+	local gpu cpu ssd
+	gpu=$(total "$1" rows_gpu) cpu=$(total "$1" rows_cpu) ssd=$(total "$1" rows_ssd)
+	calc "GPU tier %.1f%%, CPU tier %.1f%%, SSDs %.1f%%" "100*$gpu/($gpu+$cpu+$ssd), 100*$cpu/($gpu+$cpu+$ssd), 100*$ssd/($gpu+$cpu+$ssd)"
+}
+# reading FILE: bytes from the SSDs by the time of the epochs, and by the time that reads were in flight.
+reading() {
+	local bytes
+	bytes=$(total "$1" bytes_ssd)
+	calc "%.1f MB/s over the epochs, %.1f MB/s while reading" "$bytes/1e6/$(total "$1" seconds), $bytes/1e6/$(total "$1" complete)"
+}
+# alone STACK: what "bench io" measured for a stack.
+alone() {
+	local row
+	row=$(grep "\"stack\":\"$1\"" io.jsonl)
+	calc "%.1f MB/s, %.0f reads/s" "$(grep -oE '"bytes_per_second":[^,}]*' <<<"$row" | cut -d: -f2)/1e6, $(grep -oE '"iops":[^,}]*' <<<"$row" | cut -d: -f2)"
+}
 
 say "two SSDs, played by software controllers over files"
 "$hc" bind-ssds --proxy ssd-a.img,ssd-b.img --size 512MiB
@@ -63,13 +85,22 @@ say "random reads of the loaded rows, nothing else running"
 say "result"
 a=$(field helios.jsonl params_sha256)
 b=$(field cpu.jsonl params_sha256)
-echo "trained on    $source"
-LC_ALL=C printf 'test accuracy helios %.4f, cpu %.4f\n' "$(field helios.jsonl test_acc)" "$(field cpu.jsonl test_acc)"
-if [ -n "$a" ] && [ "$a" = "$b" ]; then
-	echo "parameters    identical in both modes: sha256 $a"
-else
+if [ -z "$a" ] || [ "$a" != "$b" ]; then
 	echo "demo: parameters differ between the modes: helios $a, cpu $b" >&2
 	exit 5
 fi
-echo "results       $PWD/helios.jsonl, cpu.jsonl, io.jsonl (one JSON object per line)"
-echo "time          $((SECONDS - start)) s"
+hs=$(total helios.jsonl seconds)
+cs=$(total cpu.jsonl seconds)
+epochs=$(grep -c '"event":"epoch"' helios.jsonl)
+echo "trained on       $source"
+echo "test accuracy    helios $(calc %.4f "$(field helios.jsonl test_acc)"), cpu $(calc %.4f "$(field cpu.jsonl test_acc)")"
+echo "parameters       identical in both modes: sha256 $a"
+echo "hits, helios     $(tiers helios.jsonl)"
+echo "hits, cpu        $(tiers cpu.jsonl)"
+echo "SSDs, helios     $(reading helios.jsonl)"
+echo "SSDs, cpu        $(reading cpu.jsonl)"
+echo "SSDs alone       device-submitted: $(alone async); cpu threads: $(alone cpu)"
+echo "overlap          helios $(calc %.2f "$(field helios.jsonl overlap)"), cpu $(calc %.2f "$(field cpu.jsonl overlap)") (share of stage time hidden behind other stages, last epoch)"
+echo "epoch            helios $(calc %.2f "$hs/$epochs") s, cpu $(calc %.2f "$cs/$epochs") s: cpu takes $(calc %.2f "$cs/$hs") times as long (one run of each)"
+echo "results          $PWD/helios.jsonl, cpu.jsonl, io.jsonl (one JSON object per line)"
+echo "time             $((SECONDS - start)) s"
