@@ -244,7 +244,7 @@ func (f *Fault) set(key, val string) error {
 		n, err = num(63)
 		f.Times = int64(n)
 	default:
-		return fmt.Errorf("unknown key %q", key)
+		return fmt.Errorf("unknown key %q; the keys are op, lba, sct, sc, dnr, ms, after and times", key)
 	}
 	return err
 }

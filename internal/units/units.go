@@ -98,7 +98,8 @@ type Budget struct {
 	Percent float64 // 0 when given in bytes
 }
 
-// ParseBudget reads 256MiB, 0 or 5%. A percentage lies in [0, 100].
+// ParseBudget reads 256MiB, 0 or 5%. A percentage lies in [0, 100]. A bare number from 1 to 100
+// is refused: it is a percentage whose sign was forgotten, more often than so few bytes.
 func ParseBudget(s string) (Budget, error) {
 	t := strings.TrimSpace(s)
 	if p, ok := strings.CutSuffix(t, "%"); ok {
@@ -115,6 +116,9 @@ func ParseBudget(s string) (Budget, error) {
 	if err != nil {
 		return Budget{}, fmt.Errorf("%q is neither a size nor a percentage; write it like 256MiB or 5%%", s)
 	}
+	if _, bare := strconv.Atoi(t); bare == nil && b > 0 && b <= 100 {
+		return Budget{}, fmt.Errorf("%q could be a percentage or bytes; write %s%% or %sB", s, t, t)
+	}
 	return Budget{Bytes: b}, nil
 }
 
@@ -130,6 +134,9 @@ func (b Budget) Of(total int64) int64 {
 func (b Budget) String() string {
 	if b.Percent != 0 {
 		return strconv.FormatFloat(b.Percent, 'g', -1, 64) + "%"
+	}
+	if b.Bytes > 0 && b.Bytes <= 100 {
+		return strconv.FormatInt(b.Bytes, 10) + "B"
 	}
 	return strconv.FormatInt(b.Bytes, 10)
 }

@@ -41,7 +41,11 @@ func TestBudget(t *testing.T) {
 	back, err := ParseBudget(b.String())
 	require.NoError(t, err)
 	require.Equal(t, b, back)
-	for _, in := range []string{"", "%", "101%", "-1%", "x%", "NaN%", "ten", "-5"} {
+	b, err = ParseBudget("5B")
+	require.NoError(t, err)
+	require.Equal(t, Budget{Bytes: 5}, b)
+	require.Equal(t, "5B", b.String())
+	for _, in := range []string{"", "%", "101%", "-1%", "x%", "NaN%", "ten", "-5", "5", "100"} {
 		_, err := ParseBudget(in)
 		require.Error(t, err, in)
 	}
