@@ -79,13 +79,20 @@ func (o *GenerateOptions) fill() error {
 	case !in(o.AvgDegree, 0.001, 1e6):
 		return errs.New(errs.Usage, "--avg-degree %g is outside 0.001..1000000", o.AvgDegree)
 	case !in(o.Homophily, 0.000001, 1):
-		return errs.New(errs.Usage, "homophily %g is outside 0..1", o.Homophily)
+		return errs.New(errs.Usage, "--homophily %g is outside 0..1", o.Homophily)
 	case !in(o.Signal, 0.000001, 1000):
-		return errs.New(errs.Usage, "signal %g is outside 0..1000", o.Signal)
+		return errs.New(errs.Usage, "--signal %g is outside 0..1000", o.Signal)
 	case !in(o.TrainFraction, 0, 1) || !in(o.ValFraction, 0, 1) || o.TrainFraction+o.ValFraction > 1:
-		return errs.New(errs.Usage, "split fractions %g and %g are not parts of a whole", o.TrainFraction, o.ValFraction)
+		return errs.New(errs.Usage, "training and validation fractions %g and %g are not parts of a whole", o.TrainFraction, o.ValFraction)
 	}
 	return nil
+}
+
+// bytes is about what the dataset takes on disk, rather less than more: features, labels and
+// offsets of the nodes, and half the neighbours, since R-MAT drops repeated ones.
+func (o *GenerateOptions) bytes() float64 {
+	nodes := float64(o.Nodes)
+	return nodes*(4*float64(o.Dim)+12) + nodes*o.AvgDegree*4/2
 }
 
 // Generate makes a dataset from a seed. Every part of it is a function of the seed and the
@@ -113,6 +120,9 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 			err = errors.Join(err, s.abort())
 		}
 	}()
+	if err := enoughDisk(o.Out, o.bytes()); err != nil {
+		return err
+	}
 	g := newGenerator(o)
 	m := Meta{
 		Name: o.Name, Nodes: o.Nodes, Dim: o.Dim, Classes: o.Classes, DType: "float32",

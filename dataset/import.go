@@ -57,7 +57,7 @@ func (o *ImportOptions) fill() error {
 		o.TrainFraction, o.ValFraction = 0.6, 0.2
 	}
 	if !(o.TrainFraction >= 0 && o.ValFraction >= 0 && o.TrainFraction+o.ValFraction <= 1) {
-		return errs.New(errs.Usage, "split fractions %g and %g are not parts of a whole", o.TrainFraction, o.ValFraction)
+		return errs.New(errs.Usage, "--train-fraction %g and --val-fraction %g are not parts of a whole; give numbers from 0 that make at most 1 together", o.TrainFraction, o.ValFraction)
 	}
 	if o.Dim == 0 {
 		o.Dim = 64
@@ -66,10 +66,25 @@ func (o *ImportOptions) fill() error {
 		return errs.New(errs.Usage, "--dim %d is outside 1..%d", o.Dim, maxDim)
 	}
 	if o.Nodes < 0 || o.Memory < 0 {
-		return errs.New(errs.Usage, "a number of nodes or a memory budget cannot be negative")
+		return errs.New(errs.Usage, "--nodes %d: a number of nodes (or a memory budget, here %d) cannot be negative", o.Nodes, o.Memory)
 	}
-	_, err := os.Stat(o.In)
-	return errs.With(errs.Usage, err)
+	for _, p := range [][2]string{{"--in", o.In}, {"--features", o.Features}, {"--labels", o.Labels}, {"--splits", o.SplitDir}} {
+		if err := readable(p[0], p[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readable says what is wrong with the path of a flag before any work is done for it.
+func readable(flag, path string) error {
+	if path == "" {
+		return nil
+	}
+	if _, err := os.Stat(path); err != nil {
+		return errs.New(errs.Usage, "%s: %w; name what is there and can be read", flag, err)
+	}
+	return nil
 }
 
 func (o *ImportOptions) source(kind string, files ...string) Source {

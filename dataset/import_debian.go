@@ -115,6 +115,9 @@ func readIndexes(ctx context.Context, o DebianOptions) (packages []debian.Packag
 	}
 	var files []string
 	for _, path := range in {
+		if err := readable("--in", path); err != nil {
+			return nil, nil, err
+		}
 		if st, err := os.Stat(path); err == nil && st.IsDir() {
 			found, err := debian.FindLists(path)
 			if err != nil {

@@ -276,7 +276,7 @@ func (im *importer) textEdges(ctx context.Context, path string, known bool) erro
 		heading := false
 		for i := range id {
 			v, ok := parseID(l.fields[i])
-			if !ok && data == 0 {
+			if !ok && data == 0 && !isNumber(l.fields[0]) && !isNumber(l.fields[1]) {
 				heading = true
 				break
 			}
@@ -314,6 +314,12 @@ func (im *importer) textEdges(ctx context.Context, path string, known bool) erro
 		im.m.Nodes = largest + 1
 	}
 	return nil
+}
+
+// isNumber tells a bad edge (1,-2 or 1,x) from a heading, which has no number.
+func isNumber(b []byte) bool {
+	_, err := strconv.ParseFloat(string(b), 64)
+	return err == nil
 }
 
 func clip(b []byte) string {

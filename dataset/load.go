@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -86,10 +87,25 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 			Rows: l.Rows, RowBytes: int(l.RowBytes), DType: dtypeFloat32, LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: t.lbas})
 	}
+	var taken error
+	var serial []string
 	for _, t := range ts {
-		if err := t.checkFree(ctx, d, o.Force); err != nil {
+		err := t.checkFree(ctx, d, o.Force)
+		if err != nil && errs.ClassOf(err) != errs.Refused {
 			return LoadReport{}, err
 		}
+		if err != nil {
+			serial = append(serial, t.serial)
+			if taken == nil {
+				taken = err
+			}
+		}
+	}
+	if len(serial) > 1 {
+		return LoadReport{}, fmt.Errorf("%w; %d of the %d SSDs hold something: --force %s overwrites all of them", taken, len(serial), len(ts), strings.Join(serial, ","))
+	}
+	if taken != nil {
+		return LoadReport{}, taken
 	}
 	if err := w.run(ctx); err != nil {
 		return LoadReport{}, fmt.Errorf("load of %s: %w", d.dir, err)

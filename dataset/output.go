@@ -68,6 +68,19 @@ func newStaging(out string) (*staging, error) {
 	return s, nil
 }
 
+// enoughDisk refuses output that cannot fit before hours are spent on writing it.
+func enoughDisk(out string, bytes float64) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(filepath.Clean(out)), &fs); err != nil || fs.Blocks == 0 {
+		return nil //nolint:nilerr // not known: writing will tell
+	}
+	if free := float64(fs.Bavail) * float64(fs.Bsize); bytes > free {
+		return fmt.Errorf("--out %s: at least %.1f GB are needed and %.1f GB are free there: %w; free some space, choose an --out elsewhere, or lower --nodes or --dim",
+			out, bytes/1e9, free/1e9, unix.ENOSPC)
+	}
+	return nil
+}
+
 // removeStale removes what a killed run for the same output left behind.
 func removeStale(out string) {
 	entries, err := os.ReadDir(filepath.Dir(out))

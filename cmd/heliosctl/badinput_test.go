@@ -128,6 +128,16 @@ func TestBadArrays(t *testing.T) {
 		{"text in an edge list", func(t *testing.T) {
 			require.NoError(t, os.WriteFile("e.csv", []byte("0,1\n1,x\n"), 0o644))
 		}, "import edges --in e.csv --out g", 2, []string{"e.csv", "2"}, "g"},
+		{"negative id in the first edge", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("e.csv", []byte("1,-2\n0,1\n"), 0o644))
+		}, "import edges --in e.csv --out g", 2, []string{"e.csv:1", "-2"}, "g"},
+		{"text in the first edge", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("e.csv", []byte("1,x\n0,1\n"), 0o644))
+		}, "import edges --in e.csv --out g", 2, []string{"e.csv:1", "x"}, "g"},
+		{"no input", nil, "import npy --in none --out g", 2, []string{"--in", "none", "name what is there"}, "g"},
+		{"no labels file", with(func(*testing.T) {}), "import npy --in in --labels none --out g", 2, []string{"--labels", "none", "name what is there"}, "g"},
+		{"no package index", nil, "import debian --in none --out g", 2, []string{"--in", "none", "name what is there"}, "g"},
+		{"fractions", with(func(*testing.T) {}), args + " --train-fraction 0.9 --val-fraction 0.9", 2, []string{"--train-fraction 0.9", "--val-fraction 0.9"}, "g"},
 		{"output is there", with(func(t *testing.T) { require.NoError(t, os.Mkdir("g", 0o755)) }), args, 4, []string{"g already exists", "--out"}, ""},
 		{"no output", with(func(*testing.T) {}), "import npy --in in", 2, []string{"--out"}, ""},
 	})
@@ -158,6 +168,12 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"missing stripe in verify", two, "verify g --ssds b.img", 5, []string{"stripe"}, ""},
 		{"superblock of another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "train h", 4, []string{"ssd0"}, ""},
 		{"load over another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "load h", 4, []string{"ssd0", "--force"}, ""},
+		{"load over another dataset, all serials", func(t *testing.T) { two(t); gen(t, "h", "2") }, "load h", 4, []string{"2 of the 2 SSDs", "overwrites all of them"}, ""},
+		{"training without labels", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("e.csv", []byte("0,1\n1,2\n"), 0o644))
+			ok(t, "import", "edges", "--in", "e.csv", "--out", "g")
+			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB")
+		}, "train g", 2, []string{"g has no labels", "--labels"}, ""},
 		{"load over a file system", func(t *testing.T) {
 			gen(t, "g", "1")
 			img := make([]byte, 4<<20)
@@ -225,6 +241,12 @@ func TestBadFlags(t *testing.T) {
 		}, "train g --fault explode(op=read)", 2, []string{"--fault", "explode"}, ""},
 		{"second argument", nil, "train g h", 2, []string{`"h"`}, ""},
 		{"config file", nil, "train --config no.yaml", 2, []string{"--config", "no.yaml"}, ""},
+		{"percent sign forgotten", nil, "train g --gpu-cache 5", 2, []string{"--gpu-cache", "write 5% or 5B"}, ""},
+		{"fault key", func(t *testing.T) {
+			ok(t, "generate", "--nodes", "50", "--classes", "2", "--out", "g")
+			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB")
+		}, "train g --fault error(opp=read)", 2, []string{"--fault", "opp", "keys are op, lba"}, ""},
+		{"more than the disk", nil, "generate --nodes 100000000000 --dim 100000 --out g", 1, []string{"--out g", "free", "lower --nodes"}, "g"},
 		{"no nodes", nil, "generate --out g", 2, []string{"--nodes"}, "g"},
 		{"negative nodes", nil, "generate --nodes -5 --out g", 2, []string{"--nodes"}, "g"},
 		{"unknown kind", nil, "generate --kind smb --nodes 10 --out g", 2, []string{"--kind", "did you mean sbm"}, "g"},
@@ -239,7 +261,16 @@ func TestBadFlags(t *testing.T) {
 		}, "bind-ssds --proxy a.img --size 2MiB", 4, []string{"a.img", "--size"}, ""},
 		{"a folder", nil, "bind-ssds --proxy .", 2, []string{"neither a file nor a block device"}, ""},
 		{"all or nothing", nil, "bind-ssds --proxy a.img,/dev/null --size 1MiB", 2, []string{"/dev/null"}, "a.img"},
-		{"twice the same", nil, "bind-ssds --proxy a.img,./a.img --size 1MiB", 2, []string{"bound already"}, "a.img"},
+		{"twice the same", nil, "bind-ssds --proxy a.img,./a.img --size 1MiB", 2, []string{"./a.img", "twice"}, "a.img"},
+		{"a hard link twice", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("a.img", make([]byte, 1<<20), 0o644))
+			require.NoError(t, os.Link("a.img", "b.img"))
+		}, "bind-ssds --proxy a.img,b.img", 2, []string{"b.img", "twice"}, ""},
+		{"a hard link of a bound one", func(t *testing.T) {
+			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB")
+			require.NoError(t, os.Link("a.img", "b.img"))
+		}, "bind-ssds --proxy b.img", 2, []string{"b.img", "bound already as ssd0", "unbind-ssds ssd0"}, ""},
+		{"no folder", nil, "bind-ssds --proxy none/a.img --size 1MiB", 2, []string{"--proxy none/a.img", "no folder", "make it"}, ""},
 		{"unbind nothing known", nil, "unbind-ssds ssd5", 2, []string{"ssd5", "bind-ssds"}, ""},
 		{"bench without SSDs", nil, "bench io --ssds 1", 2, []string{"bind-ssds"}, ""},
 		{"bench with odd stack", nil, "bench io --stack fast", 2, []string{"--stack", "fast"}, ""},

@@ -77,7 +77,7 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 	}
 	for _, s := range stacks {
 		if nearest(s, known) != s {
-			return errs.New(errs.Usage, "unknown --stack %q; %s", s, meant(s, known, "choose of "+strings.Join(known, ", ")))
+			return errs.New(errs.Usage, "unknown --stack %q; %s", s, meant(s, known, "choose one of "+strings.Join(known, ", ")))
 		}
 	}
 	var rowBytes []int

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -112,7 +113,7 @@ func runBind(ctx context.Context, e *env) error {
 			paths = ramPaths(e.store.Dir(), ram, st)
 		}
 		for _, p := range paths {
-			d, err := bindOne(st, p, kind, size, lba, e.c.Bool("buffered"))
+			d, err := bindOne(st, bound, p, kind, size, lba, e.c.Bool("buffered"))
 			if err != nil {
 				return err
 			}
@@ -148,8 +149,23 @@ func runBind(ctx context.Context, e *env) error {
 	return nil
 }
 
-// bindOne checks one path, creating the file where there is none, and describes the SSD.
-func bindOne(st *state.State, path, kind string, size int64, lba int, buffered bool) (state.SSD, error) {
+// sameFile tells whether a path is the file (a hard link, say) or block device of fi.
+func sameFile(fi fs.FileInfo, path string) bool {
+	other, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	if os.SameFile(fi, other) {
+		return true
+	}
+	a, ok := fi.Sys().(*syscall.Stat_t)
+	b, ok2 := other.Sys().(*syscall.Stat_t)
+	return ok && ok2 && fi.Mode()&other.Mode()&fs.ModeDevice != 0 && a.Rdev == b.Rdev
+}
+
+// bindOne checks one path, creating the file where there is none, and describes the SSD. now are
+// the SSDs of the same command.
+func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lba int, buffered bool) (state.SSD, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w", path, err)
@@ -157,19 +173,28 @@ func bindOne(st *state.State, path, kind string, size int64, lba int, buffered b
 	if real, err := filepath.EvalSymlinks(abs); err == nil {
 		abs = real // one file under two names is one SSD
 	}
+	fi, err := os.Stat(abs)
 	for _, d := range st.SSDs {
-		if d.Path == abs {
+		if d.Path == abs || err == nil && sameFile(fi, d.Path) {
+			if slices.ContainsFunc(now, func(n state.SSD) bool { return n.Name == d.Name }) {
+				return state.SSD{}, errs.New(errs.Usage, "--proxy %s names the same file twice; name each once", path)
+			}
 			return state.SSD{}, errs.New(errs.Usage, "--proxy %s is bound already as %s; leave it out, or \"heliosctl unbind-ssds %s\" first", path, d.Name, d.Name)
 		}
 	}
 	d := state.SSD{Name: st.NextName(), Kind: kind, Path: abs, Serial: newSerial(), LBABytes: lba, Buffered: buffered, Bound: time.Now().UTC().Truncate(time.Second)}
-	fi, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if size == 0 {
 			return state.SSD{}, errs.New(errs.Usage, "--proxy %s is not there; give --size SIZE to create it", path)
 		}
 		if err := proxy.Create(abs, size); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return state.SSD{}, errs.New(errs.Usage, "--proxy %s: there is no folder %s; make it first, or name another file", path, filepath.Dir(abs))
+			}
+			if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+				return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w; name a file in a folder that can be written", path, err)
+			}
 			if errors.Is(err, unix.ENOSPC) { // not the user's mistake
 				err = errs.With(errs.Failed, err)
 			}

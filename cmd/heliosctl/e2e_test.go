@@ -43,10 +43,10 @@ func TestMainJob(t *testing.T) {
 	for i, s := range ssds {
 		require.Equal(t, "good", s["health"])
 		require.Equal(t, "g", s["dataset"])
-		require.Equal(t, float64(i+1), s["stripe"])
+		require.Equal(t, float64(i), s["stripe"], "counted from 0, as in messages")
 		require.Equal(t, true, s["loaded"])
 	}
-	require.Contains(t, ok(t, "ssds"), "g, stripe 2 of 2")
+	require.Contains(t, ok(t, "ssds"), "g, stripe 1 of 2")
 
 	var sha string
 	var result map[string]any

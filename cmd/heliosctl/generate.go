@@ -17,13 +17,13 @@ func generateCommand() *cli.Command {
 			"rmat has the skewed degrees of the web and of social networks. Equal flags give equal bytes.",
 		Flags: []cli.Flag{
 			oneOf("kind", "graph model", "sbm", []string{"sbm", "rmat"}, nil),
-			&cli.Int64Flag{Name: "nodes", Usage: "`N`umber of nodes"},
+			&cli.Int64Flag{Name: "nodes", DefaultText: "none", Usage: "`NUMBER` of nodes (required)"},
 			&cli.Float64Flag{Name: "avg-degree", Value: 12, Usage: "mean number of in-neighbours"},
 			&cli.IntFlag{Name: "classes", Value: 16, Usage: "number of labels"},
 			&cli.IntFlag{Name: "dim", Value: 128, Usage: "features of a node (float32)"},
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices"},
-			&cli.Float64Flag{Name: "homophily", Usage: "sbm: share of neighbours of a node's own class (default: 0.8)"},
-			&cli.Float64Flag{Name: "signal", Usage: "sbm: distance of class centres, in standard deviations of a feature (default: 1)"},
+			&cli.Float64Flag{Name: "homophily", DefaultText: "0.8", Usage: "sbm: share of neighbours of a node's own class"},
+			&cli.Float64Flag{Name: "signal", DefaultText: "1", Usage: "sbm: distance of class centres, in standard deviations of a feature"},
 			&cli.StringFlag{Name: "name", Usage: "name of the dataset (default: last part of --out)"},
 			&cli.StringFlag{Name: "out", Usage: "`DIR` to create"},
 		},
@@ -42,13 +42,13 @@ func runGenerate(ctx context.Context, e *env) error {
 		return errs.New(errs.Usage, "no --out DIR to create the dataset in")
 	}
 	if !e.c.IsSet("nodes") {
-		return errs.New(errs.Usage, "no --nodes N")
+		return errs.New(errs.Usage, "no --nodes NUMBER; say how large the graph is to be, such as --nodes 200000")
 	}
 	if err := e.notZero("avg-degree", "classes", "dim", "homophily", "signal"); err != nil {
 		return err
 	}
 	if err := dataset.Generate(ctx, o); err != nil {
-		return err
+		return whenStopped(err, "nothing was kept; run it again")
 	}
 	return e.showDataset("generated", o.Out)
 }

@@ -89,7 +89,7 @@ func runImport(ctx context.Context, e *env, f func(context.Context, dataset.Impo
 		Dim: c.Int("dim"), Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
 	}
 	if err := f(ctx, o); err != nil {
-		return err
+		return whenStopped(err, "nothing was kept; run it again")
 	}
 	return e.showDataset("imported", out)
 }
@@ -109,7 +109,7 @@ func runImportDebian(ctx context.Context, e *env) error {
 		Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
 	})
 	if err != nil {
-		return err
+		return whenStopped(err, "nothing was kept; run it again")
 	}
 	e.ui.Printf("%d packages, %d dependencies, %d sections, %d words, from %s", r.Packages, r.Dependencies, r.Sections, r.Words, strings.Join(r.From, ", "))
 	if err := e.ui.Event("found", r); err != nil {

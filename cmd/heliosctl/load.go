@@ -38,7 +38,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), Progress: e.ui.Progress})
 	e.showFaults(set, &results{ui: e.ui})
 	if err != nil {
-		return err
+		return whenStopped(err, "no dataset can be used from these SSDs until a load has ended: run it again")
 	}
 	packing := "one row to a block"
 	if r.LBAsPerRow > 1 {

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -68,6 +69,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	class := errs.ClassOf(err)
 	text := ui.OneLine(err.Error())
+	if class == errs.Interrupted {
+		text = strings.ReplaceAll(text, context.Canceled.Error(), "interrupted") // in the user's words
+	}
 	if e.ui.JSON {
 		// The same for a program that reads standard output, so that what it has read so far
 		// does not look whole.
@@ -109,6 +113,14 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 		e.store = st
 		return f(c.Context, e)
 	}
+}
+
+// whenStopped says what is to be done after a Ctrl-C that ended a verb which saves nothing.
+func whenStopped(err error, next string) error {
+	if err == nil || !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, next)
 }
 
 // dataset is the dataset's folder, by flag or by argument.

@@ -47,7 +47,7 @@ func (a *atomicFile) commit(err error) error {
 		err = os.Rename(a.f.Name(), a.path)
 	}
 	if err != nil {
-		return fmt.Errorf("--%s %s: %w", a.flag, a.path, err)
+		return fmt.Errorf("--%s %s: %w; nothing was kept of it: free some space there or name another file", a.flag, a.path, err)
 	}
 	err = a.f.Close()
 	a.f = nil

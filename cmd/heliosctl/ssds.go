@@ -41,7 +41,7 @@ type ssdReport struct {
 	Allocated   int64        `json:"allocated_bytes"` // what the backing file takes up now
 	Dataset     string       `json:"dataset,omitempty"`
 	DatasetUUID string       `json:"dataset_uuid,omitempty"`
-	Stripe      int          `json:"stripe,omitempty"`  // from 1
+	Stripe      *int         `json:"stripe,omitempty"`  // from 0, as in every message
 	Stripes     int          `json:"stripes,omitempty"` // of the dataset
 	Loaded      bool         `json:"loaded"`            // the load was finished
 	Content     string       `json:"content"`           // for people
@@ -137,9 +137,9 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 	case err != nil:
 		return r, err
 	}
-	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), sb.StripeIndex+1, sb.StripeCount
+	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), &sb.StripeIndex, sb.StripeCount
 	r.Loaded = sb.State == dataset.StateComplete
-	r.Content = fmt.Sprintf("%s, stripe %d of %d", sb.Name, r.Stripe, r.Stripes)
+	r.Content = fmt.Sprintf("%s, stripe %d of %d", sb.Name, sb.StripeIndex, r.Stripes)
 	if !r.Loaded {
 		r.Content += ", load unfinished"
 	}

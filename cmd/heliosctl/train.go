@@ -178,7 +178,7 @@ func smBudget(s string) (b sched.SMBudget, err error) {
 		op, n, _ := strings.Cut(p, "=")
 		f, ok := fields[op]
 		if !ok {
-			return b, errs.New(errs.Usage, "--sm-budget: unknown operator %q; choose of sample, lookup, io, gather, train", op)
+			return b, errs.New(errs.Usage, "--sm-budget: unknown operator %q; choose one of sample, lookup, io, gather, train", op)
 		}
 		if *f, err = strconv.Atoi(n); err != nil || *f < 1 {
 			return b, errs.New(errs.Usage, "--sm-budget %q is not OP=N with N at least 1", p)
@@ -208,6 +208,9 @@ func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done fu
 		return in, nil, done, err
 	}
 	closers = append(closers, d.Close)
+	if d.Meta.Classes < 1 {
+		return in, nil, done, errs.New(errs.Usage, "dataset %s has no labels, which a model needs; import it again with --labels FILE", d.Meta.Name)
+	}
 	if e.c.Bool("no-edges") {
 		d = d.WithoutEdges()
 		closers = append(closers, d.Close)

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A verb that saves nothing says, when it is stopped, what is left and what to do.
+func TestStoppedVerbsSayWhatIsLeft(t *testing.T) {
+	for verb, args := range map[string]string{
+		"generate":   "generate --nodes 3000 --out big",
+		"import npy": "import npy --in in --out big",
+	} {
+		t.Run(verb, func(t *testing.T) {
+			isolate(t)
+			arrays(t, "in")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(errSignal)
+			var out, errOut bytes.Buffer
+			code := run(ctx, strings.Fields(args), &out, &errOut)
+			fails(t, outcome{code, out.String(), errOut.String()}, 130, verb, "interrupted; nothing was kept; run it again")
+			require.NotContains(t, errOut.String(), "context canceled")
+			require.NoDirExists(t, "big")
+		})
+	}
+	other := errors.New("disk full")
+	require.Equal(t, other, whenStopped(other, "run it again"), "only a stop is commented")
+	require.NoError(t, whenStopped(nil, "run it again"))
+	require.EqualError(t, whenStopped(fmt.Errorf("load of g: %w", context.Canceled), "run it again"), "load of g: context canceled; run it again")
+}
+
+// Texts of --help name each default once.
+func TestHelpNamesDefaultsOnce(t *testing.T) {
+	for _, verb := range []string{"generate", "import npy", "import edges", "import debian", "train", "bench io", "bind-ssds"} {
+		for _, line := range strings.Split(ok(t, append(strings.Fields(verb), "--help")...), "\n") {
+			require.LessOrEqual(t, strings.Count(line, "(default:"), 1, "%s: %s", verb, line)
+		}
+	}
+}
