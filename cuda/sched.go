@@ -189,6 +189,14 @@ func (s *scheduler) dropReturn(r *returner) {
 	s.waiting.Add(-1)
 }
 
+// resume gives a block that waits its slot.
+func (s *scheduler) resume(r *returner, slot int32) {
+	s.dropReturn(r)
+	r.stream.parked--
+	s.hold(r.stream)
+	r.slot <- slot
+}
+
 // best picks who gets the next slot: one of the two results is set, or neither. yielding asks for
 // the order in which Yield gives its slot away; except is left out.
 func (s *scheduler) best(yielding bool, except *grid) (*grid, *returner) {
@@ -257,10 +265,7 @@ func (s *scheduler) assign(slot int32, yielding bool) bool {
 		g, r := s.best(yielding, nil)
 		switch {
 		case r != nil:
-			s.dropReturn(r)
-			r.stream.parked--
-			s.hold(r.stream)
-			r.slot <- slot
+			s.resume(r, slot)
 			return true
 		case g != nil:
 			if i, ok := s.startBlock(g); ok {
@@ -398,10 +403,7 @@ func (s *scheduler) next(slot int32) (job, bool) {
 		g, r := s.best(false, nil)
 		switch {
 		case r != nil:
-			s.dropReturn(r)
-			r.stream.parked--
-			s.hold(r.stream)
-			r.slot <- slot
+			s.resume(r, slot)
 			return job{}, false
 		case g != nil:
 			if i, ok := s.startBlock(g); ok {
