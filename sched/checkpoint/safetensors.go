@@ -281,9 +281,10 @@ func Save(path string, f *File) (err error) {
 		dir = "."
 	}
 	tmp := filepath.Join(dir, "."+base+".partial")
+	state := "the one before it is untouched"
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("checkpoint %s: %w; the one before it is untouched", path, err)
+			err = fmt.Errorf("checkpoint %s: %w; %s", path, err, state)
 		}
 	}()
 	o, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
@@ -308,6 +309,7 @@ func Save(path string, f *File) (err error) {
 		_ = os.Remove(tmp) // best effort: the next Save truncates it
 		return err
 	}
+	state = "it is written, but a power failure may bring back the one before it"
 	return syncDir(dir)
 }
 
