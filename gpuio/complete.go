@@ -149,7 +149,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		}
 		if cmd == nil || atomic.LoadUint32(&cmd.State)&cmdState != cmdInFlight {
 			foreign = 1
-			atomic.StoreUint32(&q.Frozen, frozenForeign)
+			atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign) // what the host froze stays so
 			break
 		}
 		set := at[setState](k.sets, int(cmd.Set))
@@ -226,7 +226,7 @@ func (k kernelView) deadlines(queues cuda.DevicePtr, lo, hi uint32) time.Duratio
 		case q.ScanAt <= now:
 			next := q.oldest()
 			if next <= now {
-				atomic.StoreUint32(&q.Frozen, frozenTimeout)
+				atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout)
 				return 0
 			}
 			q.ScanAt = min(next, now+q.TimeoutNS)

@@ -160,22 +160,23 @@ func shortRead(f *backing, at int64, want, got int) error {
 
 // ringWorker keeps up to depth reads in flight on a ring of its own.
 type ringWorker struct {
-	r       *hostReader
-	ring    *iouring.Ring
-	timeout time.Duration
-	retries int
-	buf     []byte // depth × span
-	span    int
-	slots   []ringSlot
-	free    []int
-	busy    int // slots in flight, orphans included
-	hist    Histogram
-	p       *hostPending // rows taken and not yet begun
-	next    int64
-	end     int64
-	settled int64 // rows of p that failed before a read
-	lastExp time.Time
-	merged  time.Time
+	r        *hostReader
+	ring     *iouring.Ring
+	timeout  time.Duration
+	retries  int
+	buf      []byte // depth × span
+	span     int
+	slots    []ringSlot
+	free     []int
+	busy     int // slots in flight, orphans included
+	hist     Histogram
+	p        *hostPending // rows taken and not yet begun
+	next     int64
+	end      int64
+	settled  int64 // rows of p that failed before a read
+	prepared bool  // p's row list is there
+	lastExp  time.Time
+	merged   time.Time
 }
 
 type ringSlot struct {
@@ -226,7 +227,11 @@ func (w *ringWorker) loop() {
 		if w.busy >= 16 {
 			atLeast, batch = w.busy/8, 50*time.Microsecond
 		}
-		if err := w.ring.SubmitAndWait(&wait, atLeast, min(w.timeout, time.Second), batch); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
+		limit := min(w.timeout, time.Second)
+		if w.p != nil && !w.prepared { // look at its event now and then
+			limit = time.Millisecond
+		}
+		if err := w.ring.SubmitAndWait(&wait, atLeast, limit, batch); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
 			w.giveUp(err)
 			return
 		}
@@ -272,11 +277,20 @@ func (w *ringWorker) fill() bool {
 					return false
 				}
 			}
-			if err := p.prepare(); err != nil {
-				p.failAll(hi-lo, err)
+			w.p, w.next, w.end, w.prepared = p, lo, hi, false
+		}
+		if !w.prepared {
+			// Nobody may have to wait for reads that have begun because a later set's row list
+			// is not there yet: it may depend on them.
+			if w.busy > 0 && w.p.rs.Ready != nil && !w.p.rs.Ready.Done() {
+				break
+			}
+			if err := w.p.prepare(); err != nil {
+				w.p.failAll(w.end-w.next, err)
+				w.p, w.next = nil, w.end
 				continue
 			}
-			w.p, w.next, w.end = p, lo, hi
+			w.prepared = true
 		}
 		i := w.next
 		w.next++
@@ -303,9 +317,14 @@ func (w *ringWorker) fill() bool {
 func (w *ringWorker) start(id int) {
 	s := &w.slots[id]
 	sqe := w.ring.SQE()
+	var begin time.Time
 	for sqe == nil { // all entries handed out and not yet taken by the kernel
 		w.ring.Flush()
-		if err := w.ring.Submit(); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
+		if begin.IsZero() {
+			begin = time.Now()
+		}
+		err := w.ring.Submit()
+		if err != nil && (!errors.Is(err, iouring.ErrNotEntered) || time.Since(begin) > w.timeout) {
 			w.fail(id, err)
 			return
 		}

@@ -40,6 +40,9 @@ func (c *dmaCache) init(ssds []*SSD) {
 func (c *dmaCache) acquire(b cuda.Buffer) (*dmaMapping, error) {
 	c.tick++
 	if m := c.m[b]; m != nil {
+		if b.Bytes() == nil {
+			return nil, errs.New(errs.Usage, "gpuio: destination %s was freed", b.Purpose())
+		}
 		m.refs++
 		m.used = c.tick
 		return m, nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cuda"
 	"helios/nvme"
 )
 
@@ -180,4 +181,75 @@ func TestCloseDuringRecovery(t *testing.T) {
 		require.Nil(t, e.pairs[g].qp, "a queue pair outlived Close")
 	}
 	s.free(rd)
+}
+
+// gate is an event that happens when the test says so.
+type gate chan struct{}
+
+func (g gate) Synchronize(ctx context.Context) error {
+	select {
+	case <-g:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g gate) Done() bool {
+	select {
+	case <-g:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g gate) Since(cuda.Event) (time.Duration, error) { return 0, errors.New("not timed") }
+func (g gate) Close() error                            { return nil }
+
+// TestReadyOfALaterSet: reads that have begun must end while the next set's row list is not there
+// yet, since it may depend on them.
+func TestReadyOfALaterSet(t *testing.T) {
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64})
+	rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 64, Threads: 1, Engine: "io_uring"}))
+	ctx := testCtx(t)
+	var sets []*testSet
+	var pend []Pending
+	gates := []gate{make(gate), nil, make(gate)}
+	for i, g := range gates {
+		s := r.newSet(rand.New(rand.NewPCG(4, uint64(i))), 4, 512, 0)
+		if g != nil {
+			s.rs.Ready = g
+		}
+		p, err := rd.Submit(ctx, s.rs)
+		require.NoError(t, err)
+		sets, pend = append(sets, s), append(pend, p)
+	}
+	close(gates[0])
+	wctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	_, err := pend[1].Wait(wctx)
+	close(gates[2])
+	require.NoError(t, err)
+	for i, p := range pend {
+		_, err := p.Wait(ctx)
+		require.NoError(t, err)
+		sets[i].check(nil)
+		sets[i].free(rd)
+	}
+}
+
+// TestFreedDestination: a buffer that was freed and never forgotten still has a mapping, which must
+// not be used: its memory may be somebody else's.
+func TestFreedDestination(t *testing.T) {
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
+	rd := r.async(AsyncOptions{Depth: 8})
+	s := r.newSet(rand.New(rand.NewPCG(4, 4)), 20, 512, 0)
+	s.read(rd)
+	require.NoError(t, s.rs.Dst.Free())
+	_, err := rd.Submit(testCtx(t), s.rs)
+	require.Error(t, err)
+	require.NoError(t, Forget(rd, s.rs.Dst))
+	require.NoError(t, s.rowBuf.Free())
+	require.NoError(t, s.posBuf.Free())
 }
