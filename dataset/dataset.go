@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -188,6 +189,12 @@ func (d *Dataset) check() error {
 	for _, w := range want {
 		path := d.path(w.name)
 		a, err := npy.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return errs.New(errs.Usage, "%s is missing: the dataset is not whole; make or import it again", path)
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return errs.New(errs.Usage, "%w; make it readable", err)
+		}
 		if err != nil {
 			return err
 		}

@@ -174,7 +174,7 @@ func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 			return errs.New(errs.Usage, "SSD %s has %d LBAs, the rows need %d from %d on: bind a larger SSD", d.name(), ns.Blocks, l.LBAsOn(s), d.DataStart)
 		}
 		if m := d.Ctrl.MaxTransferBytes(); queues && m > 0 && l.ReadBytes() > m {
-			return errs.New(errs.Capability, "SSD %s transfers at most %d bytes per command, a row needs %d: use --io-stack cpu", d.name(), m, l.ReadBytes())
+			return errs.New(errs.Capability, "SSD %s transfers at most %d bytes per command, a row needs %d: use the cpu stack", d.name(), m, l.ReadBytes())
 		}
 	}
 	return nil
@@ -236,7 +236,7 @@ func (e *async) choosePairs() error {
 			limit-- // leaves one for Bulk
 		}
 		if e.perSSD > limit && e.opt.QueuePairs != 0 {
-			return errs.New(errs.Usage, "%d queue pairs per SSD: %s has %d", e.opt.QueuePairs, s.name(), limit)
+			return errs.New(errs.Usage, "%d queue pairs per SSD: %s has %d; ask for at most that", e.opt.QueuePairs, s.name(), limit)
 		}
 		e.perSSD = min(e.perSSD, limit)
 		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > min(maxCommands, s.Ctrl.MaxQueueEntries()-1) {
@@ -303,7 +303,7 @@ func (e *async) open(ctx context.Context) error {
 		page := d.Ctrl.PageBytes()
 		lb := listBytes(read, page)
 		if lb > page {
-			return errs.New(errs.Capability, "rows of %d bytes need more than one page of PRP list on %s: use --io-stack cpu", read, d.name())
+			return errs.New(errs.Capability, "rows of %d bytes need more than one page of PRP list on %s: use the cpu stack", read, d.name())
 		}
 		if e.listBuf[s], err = e.allocDMA(s, e.perSSD*per*lb, "gpuio prp lists"); err != nil {
 			return err

@@ -87,8 +87,8 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 	}
 	for _, s := range sizes {
 		n, err := units.ParseBytes(s)
-		if err != nil || n < 1 || n > 1<<30 {
-			return errs.New(errs.Usage, "--row-bytes %q is not a size between 1 and 1GiB", s)
+		if err != nil || n < 1 || n > 16<<20 {
+			return errs.New(errs.Usage, "--row-bytes %q is not a size between 1 and 16MiB", s)
 		}
 		rowBytes = append(rowBytes, int(n))
 	}

@@ -198,7 +198,7 @@ func TestCtrlC(t *testing.T) {
 		_, err = rd.ReadString('\n')
 	}
 	require.Error(t, c.Wait())
-	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck", "--resume")
+	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck", "--resume", "(interrupted)")
 	got := last(t, ok(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck", "--resume")...))
 	require.Equal(t, want["params_sha256"], got["params_sha256"])
 }

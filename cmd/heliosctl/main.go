@@ -70,7 +70,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	class := errs.ClassOf(err)
 	text := ui.OneLine(err.Error())
 	if class == errs.Interrupted {
-		text = strings.ReplaceAll(text, context.Canceled.Error(), "interrupted") // in the user's words
+		// In the user's words, and once.
+		text = strings.ReplaceAll(text, context.Canceled.Error(), errSignal.Error())
+		text = strings.ReplaceAll(text, "interrupted: interrupted", "interrupted")
 	}
 	if e.ui.JSON {
 		// The same for a program that reads standard output, so that what it has read so far

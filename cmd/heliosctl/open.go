@@ -33,7 +33,7 @@ func ssdFlags() []cli.Flag {
 }
 
 func faultFlag() cli.Flag {
-	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,times=3)\" or \"lost(op=read)\""}
+	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\""}
 }
 
 func deviceFlag() cli.Flag {

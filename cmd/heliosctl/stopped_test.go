@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/faultinject"
 )
 
 // A verb that saves nothing says, when it is stopped, what is left and what to do.
@@ -33,6 +36,16 @@ func TestStoppedVerbsSayWhatIsLeft(t *testing.T) {
 	require.Equal(t, other, whenStopped(other, "run it again"), "only a stop is commented")
 	require.NoError(t, whenStopped(nil, "run it again"))
 	require.EqualError(t, whenStopped(fmt.Errorf("load of g: %w", context.Canceled), "run it again"), "load of g: context canceled; run it again")
+}
+
+// What --help shows can be typed.
+func TestHelpExamplesOfFaultsParse(t *testing.T) {
+	found := regexp.MustCompile(`"((?:error|lost|late)\([^"]*)"`).FindAllStringSubmatch(ok(t, "train", "--help"), -1)
+	require.NotEmpty(t, found)
+	for _, f := range found {
+		_, err := faultinject.Parse(f[1])
+		require.NoError(t, err, f[1])
+	}
 }
 
 // Texts of --help name each default once.

@@ -333,11 +333,11 @@ type Lock struct{ f *os.File }
 // The lock ends with the process, however it dies.
 func LockDir(dir string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, errs.New(errs.Usage, "checkpoint folder: %w", err)
+		return nil, errs.New(errs.Usage, "--checkpoint: %w; name a folder that can be written", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "checkpoint folder: %w", err)
+		return nil, errs.New(errs.Usage, "--checkpoint: %w; name a folder that can be written", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
