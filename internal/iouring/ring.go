@@ -229,6 +229,12 @@ func (r *Ring) Submit() error {
 	return enterError(e)
 }
 
+// A batch is submitted in submitParts calls, of at least minSubmit entries each.
+const (
+	submitParts = 8
+	minSubmit   = 4
+)
+
 // Wait is the argument block of SubmitAndWait; a waiter keeps one, so that waiting does not
 // allocate. One goroutine uses it at a time.
 type Wait struct {
@@ -240,6 +246,11 @@ type Wait struct {
 // since the call, or the time is over, or a signal came. When batch is not 0 and the kernel
 // is 6.12 or newer, it returns after that time already with fewer, but at least one.
 // It returns nil in all these cases; the caller looks at the completion queue.
+//
+// Many entries go to the kernel in several calls. The kernel hands those of one call to the
+// device as one batch, and a device that answers a batch at once (virtual disks do) would have
+// nothing to do while the answers are dealt with and the next batch is made: at depth 32 that
+// costs a fifth of the throughput, and the further calls hardly any processor time.
 func (r *Ring) SubmitAndWait(w *Wait, atLeast int, timeout, batch time.Duration) error {
 	timeout = max(timeout, 0)
 	w.ts = timespec{int64(timeout / time.Second), int64(timeout % time.Second)}
@@ -249,6 +260,12 @@ func (r *Ring) SubmitAndWait(w *Wait, atLeast int, timeout, batch time.Duration)
 			w.arg.minWaitUsec = uint32(batch / time.Microsecond)
 		} else {
 			atLeast = 1
+		}
+	}
+	n := r.Unsubmitted()
+	for step := max(n/submitParts, minSubmit); n > step; n = r.Unsubmitted() {
+		if done, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0, 0, 0, 0); e != 0 || done == 0 {
+			break // the call below tells why
 		}
 	}
 	_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()), uintptr(atLeast),
