@@ -42,7 +42,7 @@ type EpochResult struct {
 	Seconds           float64      `json:"seconds"`
 	Loss              float64      `json:"loss"` // mean over the seeds that have a label
 	TrainAcc          float64      `json:"train_acc"`
-	ValAcc            float64      `json:"val_acc"`
+	ValAcc            *float64     `json:"val_acc"` // null without validation
 	ValSeconds        float64      `json:"val_seconds"`
 	Batches           int          `json:"batches"`
 	Seeds             int64        `json:"seeds"`
@@ -72,7 +72,7 @@ type Result struct {
 	Pipeline        string        `json:"pipeline"`
 	Epochs          []EpochResult `json:"epochs"`
 	BestEpoch       int           `json:"best_epoch"` // the earliest with the best validation accuracy
-	TestAcc         float64       `json:"test_acc"`   // with that epoch's parameters
+	TestAcc         *float64      `json:"test_acc"`   // with that epoch's parameters; null without a test
 	GPUCacheBytes   int64         `json:"gpu_cache_bytes"`
 	CPUCacheBytes   int64         `json:"cpu_cache_bytes"`
 	TopologyBytes   int64         `json:"topology_bytes"`

@@ -120,7 +120,7 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	b[len(b)-1] ^= 1
 	require.NoError(t, os.WriteFile(path, b, 0o644))
 	r = train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
-	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+	require.Equal(t, errs.Device, errs.ClassOf(r.err))
 	require.ErrorContains(t, r.err, path)
 	// And one folder serves one run at a time.
 	lock, err := checkpoint.LockDir(cfg.CheckpointDir)
@@ -145,11 +145,11 @@ func TestEvaluateAndPredict(t *testing.T) {
 	for _, mode := range []string{ModeHelios, ModeCPU} {
 		e, err := Evaluate(ctx, Config{Mode: mode, GPUCache: percent(5)}, in, cfg.CheckpointDir, "test", Observer{})
 		require.NoError(t, err)
-		require.Equal(t, r.res.TestAcc, e.Accuracy)
+		require.Equal(t, *r.res.TestAcc, e.Accuracy)
 		require.Equal(t, r.res.BestEpoch, e.Epoch)
 		e, err = Evaluate(ctx, Config{Mode: mode}, in, filepath.Join(cfg.CheckpointDir, checkpointName), "val", Observer{})
 		require.NoError(t, err)
-		require.Equal(t, r.res.Epochs[r.res.BestEpoch-1].ValAcc, e.Accuracy)
+		require.Equal(t, *r.res.Epochs[r.res.BestEpoch-1].ValAcc, e.Accuracy)
 	}
 	// Every neighbour: no sampling, so the batch size is of no account.
 	full, err := Evaluate(ctx, Config{Fanouts: []int{-1, -1}}, in, cfg.CheckpointDir, "test", Observer{})

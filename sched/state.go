@@ -221,12 +221,12 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 		"helios.epochs": &st.Epochs, "helios.best": &best,
 	} {
 		if err := json.Unmarshal([]byte(f.Metadata[key]), dst); err != nil {
-			return st, errs.New(errs.Usage, "checkpoint %s: %s: %w", path, key, err)
+			return st, errs.New(errs.Device, "checkpoint %s: %s: %w", path, key, err)
 		}
 	}
 	st.Epoch, st.Batch, st.AdamStep, st.BestEpoch, st.BestAcc = pos.Epoch, pos.Batch, pos.AdamStep, best.Epoch, best.Acc
 	if st.Epoch < 0 || st.Batch < 0 || st.AdamStep < 0 || len(st.Epochs) != st.Epoch || st.BestEpoch < -1 || st.BestEpoch >= max(st.Epoch, 1) {
-		return st, errs.New(errs.Usage, "checkpoint %s: position epoch %d batch %d does not agree with its history; train anew", path, st.Epoch, st.Batch)
+		return st, errs.New(errs.Device, "checkpoint %s: position epoch %d batch %d does not agree with its history; train anew", path, st.Epoch, st.Batch)
 	}
 	return st, nil
 }
@@ -237,10 +237,10 @@ func group(path string, f *checkpoint.File, m *gnn.Model, prefix string) (tensor
 	for _, p := range m.Params() {
 		x, ok := f.Tensor(prefix + p.Name)
 		if !ok {
-			return nil, errs.New(errs.Usage, "checkpoint %s: tensor %s%s is missing", path, prefix, p.Name)
+			return nil, errs.New(errs.Device, "checkpoint %s: tensor %s%s is missing", path, prefix, p.Name)
 		}
 		if x.DType != "F32" || !slices.Equal(x.Shape, []int64{int64(p.Rows), int64(p.Cols)}) {
-			return nil, errs.New(errs.Usage, "checkpoint %s: tensor %s is %s%v, the model needs F32[%d %d]", path, x.Name, x.DType, x.Shape, p.Rows, p.Cols)
+			return nil, errs.New(errs.Device, "checkpoint %s: tensor %s is %s%v, the model needs F32[%d %d]", path, x.Name, x.DType, x.Shape, p.Rows, p.Cols)
 		}
 		t[p.Name] = x.Data
 	}

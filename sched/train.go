@@ -118,7 +118,7 @@ type trainer struct {
 	state state
 	best  tensors // parameters of the best epoch so far
 
-	testAcc float64
+	testAcc *float64
 	sha     string
 }
 
@@ -197,7 +197,7 @@ func (t *trainer) train(ctx context.Context, in Inputs) error {
 	if err != nil {
 		return err
 	}
-	t.testAcc = r.TrainAcc
+	t.testAcc = &r.TrainAcc
 	return nil
 }
 
@@ -240,17 +240,20 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 		if err != nil {
 			return t.stopped(ctx, err)
 		}
-		r.ValAcc, r.ValSeconds = v.TrainAcc, v.Seconds
+		r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
 	}
 	// Without validation every epoch is as good as the one before it, so the last one counts.
-	if t.state.BestEpoch < 0 || r.ValAcc > t.state.BestAcc || len(val) == 0 || t.cfg.NoEval {
+	if t.state.BestEpoch < 0 || r.ValAcc == nil || *r.ValAcc > t.state.BestAcc {
 		op, cancel := e.opCtx(ctx)
 		b, err := e.copier.values(op, e.model)
 		cancel()
 		if err != nil {
 			return err
 		}
-		t.best, t.state.BestEpoch, t.state.BestAcc = b, ep, r.ValAcc
+		t.best, t.state.BestEpoch = b, ep
+		if r.ValAcc != nil {
+			t.state.BestAcc = *r.ValAcc
+		}
 	}
 	t.state.Epochs = append(t.state.Epochs, r)
 	t.state.Epoch, t.state.Batch, t.state.Partial = ep+1, 0, partial{}

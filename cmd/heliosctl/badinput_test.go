@@ -218,7 +218,7 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"checkpoint is a text", func(t *testing.T) {
 			two(t)
 			require.NoError(t, os.WriteFile("ck", []byte("hello"), 0o644))
-		}, "eval g --checkpoint ck", 2, []string{"ck"}, ""},
+		}, "eval g --checkpoint ck", 5, []string{"ck"}, ""},
 		{"node beyond the dataset", func(t *testing.T) {
 			two(t)
 			ok(t, "train", "g", "--epochs", "1", "--checkpoint", "ck", "--quiet")

@@ -142,6 +142,7 @@ func TestSharedMemory(t *testing.T) {
 func TestFaults(t *testing.T) {
 	loaded(t, 1)
 	plain := last(t, ok(t, trainArgs("--no-eval")...))
+	require.Nil(t, plain["test_acc"], "not measured is null, not 0")
 	r := ok(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout", "200ms", "--fault", "error(op=read,sct=0,sc=6,times=3,after=50);lost(op=read,times=2,after=100);late(ms=30,op=read,times=5,after=150)")...)
 	got := last(t, r)
 	require.Equal(t, plain["params_sha256"], got["params_sha256"])

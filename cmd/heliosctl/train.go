@@ -247,8 +247,8 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	obs.Epoch = func(r sched.EpochResult) {
 		out.event("epoch", r)
 		val := ""
-		if !cfg.NoEval {
-			val = fmt.Sprintf(", val %.2f%%", 100*r.ValAcc)
+		if r.ValAcc != nil {
+			val = fmt.Sprintf(", val %.2f%%", 100**r.ValAcc)
 		}
 		e.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss, 100*r.TrainAcc, val, r.Seconds, tierLine(r))
 	}
@@ -320,10 +320,9 @@ func (e *env) showResult(r *sched.Result) {
 	}
 	rows := [][]string{
 		{"mode", fmt.Sprintf("%s, %s on %s; I/O stack %s, pipeline %s, memory rung %s", r.Mode, r.Model, r.Device, r.IOStack, r.Pipeline, r.MemoryRung)},
-		{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation)", 100*r.TestAcc, r.BestEpoch)},
 	}
-	if e.c.Bool("no-eval") {
-		rows = rows[:1]
+	if r.TestAcc != nil {
+		rows = append(rows, []string{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation)", 100**r.TestAcc, r.BestEpoch)})
 	}
 	if seconds > 0 {
 		all := sum.RowsGPU + sum.RowsCPU + sum.RowsSSD

@@ -267,7 +267,7 @@ func Load(path string) (*File, error) {
 	}
 	f, err := Decode(b)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "checkpoint %s: %w; give an intact one, or train anew", path, err)
+		return nil, errs.New(errs.Device, "checkpoint %s: %w; give an intact one, or train anew", path, err)
 	}
 	return f, nil
 }

@@ -144,7 +144,7 @@ func TestLoadErrors(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "x")
 	require.NoError(t, os.WriteFile(p, []byte(strings.Repeat("x", 100)), 0o644))
 	_, err = Load(p)
-	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	require.Equal(t, errs.Device, errs.ClassOf(err))
 	require.ErrorContains(t, err, p)
 }
 
