@@ -116,7 +116,7 @@ func ParseBudget(s string) (Budget, error) {
 	if err != nil {
 		return Budget{}, fmt.Errorf("%q is neither a size nor a percentage; write it like 256MiB or 5%%", s)
 	}
-	if _, bare := strconv.Atoi(t); bare == nil && b > 0 && b <= 100 {
+	if noUnit := strings.ContainsAny(t[len(t)-1:], "0123456789."); noUnit && b > 0 && b <= 100 {
 		return Budget{}, fmt.Errorf("%q could be a percentage or bytes; write %s%% or %sB", s, t, t)
 	}
 	return Budget{Bytes: b}, nil

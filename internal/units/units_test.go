@@ -1,6 +1,7 @@
 package units
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -63,7 +64,7 @@ func TestParseInts(t *testing.T) {
 
 // Whatever is typed, the answer is an error or a size that reads back the same.
 func FuzzParseBytes(f *testing.F) {
-	for _, s := range []string{"1GiB", "9223372036854775807", "1.5KiB", "-", ".", "..b"} {
+	for _, s := range []string{"1GiB", "9223372036854775807", "1.5KiB", "-", ".", "..b", "1", "5", "100", "101", "5.", "5B"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -74,7 +75,15 @@ func FuzzParseBytes(f *testing.F) {
 		if n < 0 {
 			t.Fatalf("%q gives %d", s, n)
 		}
-		if b, err := ParseBudget(s); err != nil || b.Bytes != n {
+		b, err := ParseBudget(s)
+		last := strings.TrimSpace(s)
+		if noUnit := last[len(last)-1] <= '9'; noUnit && n >= 1 && n <= 100 {
+			if err == nil {
+				t.Fatalf("%q as budget is %+v; it could be a percentage", s, b)
+			}
+			return
+		}
+		if err != nil || b.Bytes != n {
 			t.Fatalf("%q as budget gives %+v, %v", s, b, err)
 		}
 	})
