@@ -1,0 +1,180 @@
+// The GPU's side of device.h, and the only file with inline assembly. clang does not look into
+// asm, so every opcode here is in the table of tools/kernels (ptx_opcodes.txt), and ptxas checks
+// the result. PTX ISA 8.2 for st.mmio, sm_70 for scopes.
+#pragma once
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __forceinline__ inline __attribute__((always_inline))
+
+#define HX_DEVICE __device__
+#define HX_KERNEL(NAME, PARAMS) extern "C" __global__ void NAME(const PARAMS p, const hx_launch hx)
+#define HX_SHARED(T, NAME, N) static __shared__ T NAME[N]
+
+namespace dev {
+
+HX_DEVICE __forceinline__ u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
+HX_DEVICE __forceinline__ u32 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
+HX_DEVICE __forceinline__ u32 bid() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+HX_DEVICE __forceinline__ u32 blocks() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+HX_DEVICE __forceinline__ u32 lane() { return tid() & 31; }
+HX_DEVICE __forceinline__ u32 warp() { return bid() * (threads() / 32) + tid() / 32; }
+HX_DEVICE __forceinline__ u32 warps() { return blocks() * (threads() / 32); }
+
+HX_DEVICE __forceinline__ void syncthreads() { asm volatile("bar.sync 0;" ::: "memory"); }
+HX_DEVICE __forceinline__ void syncwarp(u32 mask = full_mask) {
+	asm volatile("bar.warp.sync %0;" ::"r"(mask) : "memory");
+}
+HX_DEVICE __forceinline__ u32 ballot(u32 mask, bool pred) {
+	u32 r;
+	asm volatile("{\n\t.reg .pred q;\n\tsetp.ne.u32 q, %1, 0;\n\tvote.sync.ballot.b32 %0, q, %2;\n\t}"
+	             : "=r"(r)
+	             : "r"((u32)pred), "r"(mask)
+	             : "memory");
+	return r;
+}
+HX_DEVICE __forceinline__ bool any(u32 mask, bool pred) { return ballot(mask, pred) != 0; }
+HX_DEVICE __forceinline__ bool all(u32 mask, bool pred) { return ballot(mask, pred) == mask; }
+HX_DEVICE __forceinline__ u32 shfl(u32 mask, u32 v, u32 src) {
+	u32 r;
+	asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, %3;" : "=r"(r) : "r"(v), "r"(src), "r"(mask) : "memory");
+	return r;
+}
+HX_DEVICE __forceinline__ i32 shfl(u32 mask, i32 v, u32 src) { return (i32)shfl(mask, (u32)v, src); }
+HX_DEVICE __forceinline__ u64 shfl(u32 mask, u64 v, u32 src) {
+	return (u64)shfl(mask, (u32)v, src) | (u64)shfl(mask, (u32)(v >> 32), src) << 32;
+}
+HX_DEVICE __forceinline__ i64 shfl(u32 mask, i64 v, u32 src) { return (i64)shfl(mask, (u64)v, src); }
+
+// A tree of shuffles: redux.sync needs sm_80. All lanes of a contiguous full mask only.
+HX_DEVICE __forceinline__ u32 reduce_add(u32 mask, u32 v) {
+	for (u32 d = 16; d > 0; d /= 2) v += shfl(mask, v, lane() ^ d);
+	return v;
+}
+
+template <typename T> HX_DEVICE __forceinline__ T ld(const T *p) { return *p; }
+template <typename T> HX_DEVICE __forceinline__ void st(T *p, T v) { *p = v; }
+HX_DEVICE __forceinline__ u32x4 ld16(const void *p) { return *reinterpret_cast<const u32x4 *>(p); }
+HX_DEVICE __forceinline__ void st16(void *p, u32x4 v) { *reinterpret_cast<u32x4 *>(p) = v; }
+
+#define HX_LOADS(SCOPE)                                                                             \
+	HX_DEVICE __forceinline__ u32 ld_relaxed_##SCOPE(const u32 *p) {                                 \
+		u32 v;                                                                                        \
+		asm volatile("ld.relaxed." #SCOPE ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");            \
+		return v;                                                                                     \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ u64 ld_relaxed_##SCOPE(const u64 *p) {                                 \
+		u64 v;                                                                                        \
+		asm volatile("ld.relaxed." #SCOPE ".u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");            \
+		return v;                                                                                     \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ u32 ld_acquire_##SCOPE(const u32 *p) {                                 \
+		u32 v;                                                                                        \
+		asm volatile("ld.acquire." #SCOPE ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");            \
+		return v;                                                                                     \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ u64 ld_acquire_##SCOPE(const u64 *p) {                                 \
+		u64 v;                                                                                        \
+		asm volatile("ld.acquire." #SCOPE ".u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");            \
+		return v;                                                                                     \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ void st_relaxed_##SCOPE(u32 *p, u32 v) {                               \
+		asm volatile("st.relaxed." #SCOPE ".u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");              \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ void st_relaxed_##SCOPE(u64 *p, u64 v) {                               \
+		asm volatile("st.relaxed." #SCOPE ".u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");              \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ void st_release_##SCOPE(u32 *p, u32 v) {                               \
+		asm volatile("st.release." #SCOPE ".u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");              \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ void st_release_##SCOPE(u64 *p, u64 v) {                               \
+		asm volatile("st.release." #SCOPE ".u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");              \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ i64 ld_relaxed_##SCOPE(const i64 *p) {                                 \
+		return (i64)ld_relaxed_##SCOPE((const u64 *)p);                                               \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ i64 ld_acquire_##SCOPE(const i64 *p) {                                 \
+		return (i64)ld_acquire_##SCOPE((const u64 *)p);                                               \
+	}                                                                                               \
+	HX_DEVICE __forceinline__ void st_relaxed_##SCOPE(i64 *p, i64 v) { st_relaxed_##SCOPE((u64 *)p, (u64)v); } \
+	HX_DEVICE __forceinline__ void st_release_##SCOPE(i64 *p, i64 v) { st_release_##SCOPE((u64 *)p, (u64)v); }
+HX_LOADS(gpu)
+HX_LOADS(sys)
+#undef HX_LOADS
+
+// One read-modify-write, for the four orders.
+#define HX_ATOM(NAME, OP, SCOPE, TYPE, PTX, REG)                                                    \
+	template <Order O> HX_DEVICE __forceinline__ TYPE NAME##_##SCOPE(TYPE *p, TYPE v) {               \
+		TYPE r;                                                                                       \
+		if constexpr (O == relaxed)                                                                   \
+			asm volatile("atom.relaxed." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+		else if constexpr (O == acquire)                                                              \
+			asm volatile("atom.acquire." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+		else if constexpr (O == release)                                                              \
+			asm volatile("atom.release." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+		else                                                                                          \
+			asm volatile("atom.acq_rel." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+		return r;                                                                                     \
+	}
+#define HX_ATOMS(SCOPE)                                  \
+	HX_ATOM(add, "add", SCOPE, u32, "u32", "r")           \
+	HX_ATOM(add, "add", SCOPE, u64, "u64", "l")           \
+	HX_ATOM(or, "or", SCOPE, u32, "b32", "r")             \
+	HX_ATOM(or, "or", SCOPE, u64, "b64", "l")             \
+	HX_ATOM(and, "and", SCOPE, u32, "b32", "r")           \
+	HX_ATOM(and, "and", SCOPE, u64, "b64", "l")           \
+	HX_ATOM(min, "min", SCOPE, u32, "u32", "r")           \
+	HX_ATOM(min, "min", SCOPE, u64, "u64", "l")           \
+	HX_ATOM(max, "max", SCOPE, u32, "u32", "r")           \
+	HX_ATOM(max, "max", SCOPE, u64, "u64", "l")           \
+	HX_ATOM(max, "max", SCOPE, i64, "s64", "l")           \
+	HX_ATOM(exch, "exch", SCOPE, u32, "b32", "r")         \
+	HX_ATOM(exch, "exch", SCOPE, u64, "b64", "l")         \
+	HX_CAS(SCOPE, u32, "b32", "r")                        \
+	HX_CAS(SCOPE, u64, "b64", "l")
+#define HX_CAS(SCOPE, TYPE, PTX, REG)                                                                \
+	template <Order O> HX_DEVICE __forceinline__ TYPE cas_##SCOPE(TYPE *p, TYPE want, TYPE v) {        \
+		TYPE r;                                                                                       \
+		if constexpr (O == relaxed)                                                                   \
+			asm volatile("atom.relaxed." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+		else if constexpr (O == acquire)                                                              \
+			asm volatile("atom.acquire." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+		else if constexpr (O == release)                                                              \
+			asm volatile("atom.release." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+		else                                                                                          \
+			asm volatile("atom.acq_rel." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+		return r;                                                                                     \
+	}
+HX_ATOMS(gpu)
+HX_ATOMS(sys)
+#undef HX_ATOMS
+#undef HX_ATOM
+#undef HX_CAS
+
+HX_DEVICE __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+HX_DEVICE __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+HX_DEVICE __forceinline__ void ring(u32 *doorbell, u32 v) {
+	asm volatile("st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(__builtin_bit_cast(u64, doorbell)), "r"(v) : "memory");
+}
+
+HX_DEVICE __forceinline__ i64 now_ns() {
+	i64 t;
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+	return t;
+}
+HX_DEVICE __forceinline__ void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }
+
+HX_DEVICE __forceinline__ u32 popc(u32 v) { return (u32)__builtin_popcount(v); }
+HX_DEVICE __forceinline__ u32 popc(u64 v) { return (u32)__builtin_popcountll(v); }
+HX_DEVICE __forceinline__ u32 ctz(u32 v) { return (u32)__builtin_ctz(v); } // v != 0
+HX_DEVICE __forceinline__ u32 ctz(u64 v) { return (u32)__builtin_ctzll(v); }
+HX_DEVICE __forceinline__ u32 mulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+HX_DEVICE __forceinline__ u64 mulhi(u64 a, u64 b) {
+	u64 r;
+	asm("mul.hi.u64 %0, %1, %2;" : "=l"(r) : "l"(a), "l"(b));
+	return r;
+}
+
+} // namespace dev
