@@ -1,0 +1,6 @@
+package kernels
+
+import "embed"
+
+//go:embed ptx
+var ptx embed.FS
