@@ -49,6 +49,7 @@ const (
 	cmdFree     = 0
 	cmdInFlight = 1
 	cmdRetry    = 2 // waits in queueState.Retry
+	cmdDone     = 3 // read_sync: completed, its status is in Deadline; its own warp has not seen it yet
 	cmdState    = 0xff
 	cmdAborted  = 1 << 8
 	cmdAttempt  = 1 << 16
@@ -102,7 +103,7 @@ type queueState struct {
 	Free   [bitmapWords]uint32 // shared: set bits are free CIDs; taken with acquire, given back with release
 	Retry  [bitmapWords]uint32 // shared: CIDs to be issued again
 	Frozen uint32              // shared
-	_      uint32
+	Reap   uint32              // shared: 1 while a warp of read_sync reaps the completion queue
 
 	// Completion side.
 	Head   uint32 // completer
@@ -144,9 +145,10 @@ type failRecord struct {
 	QID    uint16
 	CID    uint16
 	Tries  uint32
-	LBA    uint64
+	LBA    uint64 // failPos: the position
 	SSD    uint32
 	_      uint32
+	Row    int64 // since the host cannot read Rows on a GPU; rowUnknown: not known
 }
 
 // Kinds of failRecord.
@@ -169,6 +171,7 @@ type setState struct {
 	DstStride int64
 	DstIOVA   cuda.DevicePtr // uint64[SSDs]: Dst as each SSD sees it; not used when Direct is 0
 	Remaining cuda.DevicePtr // uint32[queues], shared: rows not yet done
+	Taken     cuda.DevicePtr // uint32[queues], shared: rows of each queue's share that read_sync has begun
 	Layout    Layout
 	Direct    uint32
 	Rotate    uint32 // queue that takes the first share, so that small sets use all queues in turn
@@ -200,24 +203,41 @@ type completeParams struct {
 	Engine    uint64
 	NumQueues uint32
 	Set       uint32 // return when this set's rows are done
+	// LimitNS ends the launch after a whole pass over the queues that finds so much time gone, done
+	// or not; the host then launches again. 0: one pass.
+	LimitNS int64
+}
+
+// syncParams is the parameter block of kernel "read_sync".
+type syncParams struct {
+	Queues       cuda.DevicePtr
+	Sets         cuda.DevicePtr
+	Engine       uint64
+	NumQueues    uint32
+	QueuesPerSSD uint32
+	Set          uint32
+	_            uint32
+	LimitNS      int64 // no row is begun after so long
 }
 
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
 const (
 	queueStateBytes = 1184
-	setStateBytes   = 144 + maxFails*32
+	setStateBytes   = 152 + maxFails*40
 	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
 	_               = queueStateBytes - unsafe.Sizeof(queueState{})
 	_               = unsafe.Sizeof(setState{}) - setStateBytes
 	_               = setStateBytes - unsafe.Sizeof(setState{})
 	_               = unsafe.Sizeof(command{}) - 64
 	_               = 64 - unsafe.Sizeof(command{})
-	_               = unsafe.Sizeof(failRecord{}) - 32
-	_               = 32 - unsafe.Sizeof(failRecord{})
+	_               = unsafe.Sizeof(failRecord{}) - 40
+	_               = 40 - unsafe.Sizeof(failRecord{})
 	_               = unsafe.Sizeof(submitParams{}) - 40
 	_               = 40 - unsafe.Sizeof(submitParams{})
-	_               = unsafe.Sizeof(completeParams{}) - 32
-	_               = 32 - unsafe.Sizeof(completeParams{})
+	_               = unsafe.Sizeof(completeParams{}) - 40
+	_               = 40 - unsafe.Sizeof(completeParams{})
+	_               = unsafe.Sizeof(syncParams{}) - 48
+	_               = 48 - unsafe.Sizeof(syncParams{})
 	_               = unsafe.Offsetof(queueState{}.Own) - 144
 	_               = 144 - unsafe.Offsetof(queueState{}.Own)
 	_               = unsafe.Offsetof(command{}.State) - 60
@@ -237,6 +257,17 @@ func pointer(p cuda.DevicePtr) unsafe.Pointer {
 
 func addr(b []byte) cuda.DevicePtr {
 	return cuda.DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
+
+// row is the row that a command reads, which its place on the SSD tells.
+func (q *queueState) row(cmd *command, l *Layout) int64 {
+	slot := int64(cmd.LBA - q.DataStart)
+	if l.RowsPerLBA > 1 {
+		slot = slot*int64(l.RowsPerLBA) + int64(cmd.ByteOffset)/int64(l.RowBytes)
+	} else {
+		slot /= int64(l.LBAsPerRow)
+	}
+	return slot*int64(l.SSDs) + int64(q.SSD)
 }
 
 // take acquires the submission side. False: the holder will see what the caller left.

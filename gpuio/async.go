@@ -196,6 +196,12 @@ func (e *async) remaining(slot uint32) []uint32 {
 	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr((2*n+1)*8), 0), e.queues())
 }
 
+// taken is how many rows of each queue's share read_sync has begun.
+func (e *async) taken(slot uint32) []uint32 {
+	nq := e.queues()
+	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr((2*len(e.ssds)+1)*8+nq*4), 0), nq)
+}
+
 // listBytes is the PRP list of one command: enough for a row at any offset, and a power of two, so
 // that no list crosses a page.
 func listBytes(readBytes, page int) int {
@@ -291,7 +297,7 @@ func (e *async) open(ctx context.Context) error {
 	if e.histBuf, err = e.alloc(int64(nq)*int64(unsafe.Sizeof(Histogram{})), "gpuio latency"); err != nil {
 		return err
 	}
-	e.setBytes = ((2*len(e.ssds)+1)*8 + nq*4 + 63) &^ 63
+	e.setBytes = ((2*len(e.ssds)+1)*8 + 2*nq*4 + 63) &^ 63
 	if e.setBuf, err = e.alloc(int64(maxSets*(setStateBytes+e.setBytes)), "gpuio sets"); err != nil {
 		return err
 	}
@@ -667,10 +673,11 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		lo, hi := share(rs.SSDOffset[s+1]-rs.SSDOffset[s], uint32(g%e.perSSD), uint32(e.perSSD), rotate)
 		rem[g] = uint32(hi - lo)
 	}
+	clear(e.taken(p.slot))
 	*e.set(p.slot) = setState{
 		Rows: rs.Rows, Pos: rs.Pos, Offsets: arrays, Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
 		DstLimit: rs.Dst.Size() - rs.DstOffset, DstStride: rs.DstStride, DstIOVA: iovas,
-		Remaining: iovas + cuda.DevicePtr(nssd*8), Layout: e.layout, Direct: direct, Rotate: rotate,
+		Remaining: iovas + cuda.DevicePtr(nssd*8), Taken: iovas + cuda.DevicePtr(nssd*8+len(rem)*4), Layout: e.layout, Direct: direct, Rotate: rotate,
 	}
 	err = func() error {
 		if rs.Ready != nil {
@@ -703,10 +710,15 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 	return nil
 }
 
+// launchLimit is after how long a complete kernel returns to the host, which launches it again: no
+// kernel runs for ever, whatever the SSDs do.
+const launchLimit = 2 * time.Second
+
 // launchComplete enqueues the complete kernel for a set. Needs e.mu.
 func (e *async) launchComplete(slot uint32) error {
 	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks, Threads: warp}, completeParams{
 		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle, NumQueues: uint32(e.queues()), Set: slot,
+		LimitNS: int64(launchLimit),
 	}); err != nil {
 		return err
 	}
@@ -825,7 +837,6 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 	class := errs.Device
 	for i := range min(int(set.NumFails), maxFails) {
 		f := &set.Fails[i]
-		row := *at[int64](set.Rows, int(f.Index))
 		ssd := e.ssds[f.SSD]
 		var err error
 		switch f.Kind {
@@ -838,11 +849,11 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 			err = fmt.Errorf("not a row of SSD %s: the layout has %d rows on %d SSDs; the bucket is wrong", ssd.name(), e.layout.Rows, e.layout.SSDs)
 		case failPos:
 			class = errs.Failed
-			err = fmt.Errorf("position %d is outside the destination of %d bytes", *at[uint32](set.Pos, int(f.Index)), set.DstLimit)
+			err = fmt.Errorf("position %d is outside the destination of %d bytes", f.LBA, set.DstLimit)
 		default:
 			err = fmt.Errorf("nvme %s q%d: the queue pair is lost: %w", ssd.name(), f.QID, e.deadError(int(f.SSD)))
 		}
-		out.First = append(out.First, &RowError{Row: row, Err: err})
+		out.First = append(out.First, &RowError{Row: f.Row, Err: err})
 	}
 	return errs.With(class, out)
 }

@@ -34,6 +34,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	k := kernelView{h: h, sets: p.Sets, completing: true}
 	set := at[setState](p.Sets, int(p.Set))
 	lo, hi := b.Range(int64(p.NumQueues))
+	until := nanotime() + p.LimitNS
 	// Before a block parks it may let the controllers work in its own slot. That pays where they
 	// finish reads at once (memory) and costs a system call where they do not (files), so it is
 	// done as long as it helps, and tried again now and then.
@@ -67,10 +68,16 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 		// block that is done early keeps its queues going meanwhile, if they have commands of
 		// later sets; it looks often enough not to hold the others up.
 		linger := !busy && inFlight && waits(p, set, uint32(lo), uint32(hi))
-		switch {
-		case !busy && !linger:
-			maxInt64(&set.DoneNS, nanotime())
+		now := nanotime()
+		done := !busy && !linger
+		if !done && !progress && now >= until {
+			k.deadlines(p.Queues, uint32(lo), uint32(hi))
+		}
+		if done || now >= until {
+			maxInt64(&set.DoneNS, now)
 			return nil
+		}
+		switch {
 		case progress:
 			tried = false
 		case !tried && skip == 0:
@@ -87,6 +94,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 			if linger {
 				d = min(d, maxLinger)
 			}
+			d = min(d, time.Duration(max(until-nanotime(), 1)))
 			if d > 0 {
 				h.wait(b, d)
 			}
@@ -167,7 +175,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 				kind = failTimeout
 			}
-			set.fail(failRecord{Index: cmd.Index, Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD})
+			set.fail(failRecord{Index: cmd.Index, Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
 		} else {
 			if cmd.Dst != 0 {
 				rowBytes := int(set.Layout.RowBytes)

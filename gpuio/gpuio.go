@@ -13,6 +13,7 @@ package gpuio
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"helios/cuda"
@@ -124,13 +125,21 @@ func (e *TimeoutError) Error() string {
 // Timeout marks the error for callers that look for net.Error-like behaviour.
 func (e *TimeoutError) Timeout() bool { return true }
 
+// rowUnknown is the Row of a row whose number only the device knows.
+const rowUnknown = math.MinInt64
+
 // RowError is a row that could not be read. Err says why and names SSD, queue and LBA.
 type RowError struct {
 	Row int64
 	Err error
 }
 
-func (e *RowError) Error() string { return fmt.Sprintf("row %d: %v", e.Row, e.Err) }
+func (e *RowError) Error() string {
+	if e.Row == rowUnknown {
+		return fmt.Sprintf("row not known here: %v", e.Err)
+	}
+	return fmt.Sprintf("row %d: %v", e.Row, e.Err)
+}
 func (e *RowError) Unwrap() error { return e.Err }
 
 // SetError reports the failed rows of a set: how many, and the first few.

@@ -193,7 +193,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int) {
 // failCommand ends a command that the SSD cannot touch any more without its data.
 func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
 	set := e.set(cmd.Set)
-	set.fail(failRecord{Index: cmd.Index, Kind: kind, QID: uint16(q.QID), CID: uint16(cid), Tries: atomic.LoadUint32(&cmd.State) / cmdAttempt, LBA: cmd.LBA, SSD: q.SSD})
+	set.fail(failRecord{Index: cmd.Index, Kind: kind, QID: uint16(q.QID), CID: uint16(cid), Tries: atomic.LoadUint32(&cmd.State) / cmdAttempt, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
 	slot := cmd.Set
 	atomic.StoreUint32(&cmd.State, cmdFree)
 	atomic.AndUint32(&q.Retry[cid/32], ^uint32(1<<(cid&31)))
@@ -210,10 +210,18 @@ func (e *async) failQueue(q *queueState, g int) {
 		q.PendHead++
 		n := uint32(seg.End - seg.Next)
 		set := e.set(slot)
-		set.fail(failRecord{Index: uint32(seg.Next), Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD})
+		set.fail(failRecord{Index: uint32(seg.Next), Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD, Row: e.pendingRow(set, seg.Next)})
 		atomic.AddUint32(&set.NumFails, n-1)
 		atomic.AddUint32(&e.remaining(slot)[g], -n)
 	}
+}
+
+// pendingRow reads a row number that no command was made of yet, where the host can.
+func (e *async) pendingRow(set *setState, i int64) int64 {
+	if e.dev.Info().Backend != "host" {
+		return rowUnknown
+	}
+	return *at[int64](set.Rows, int(i))
 }
 
 func (e *async) deadError(ssd int) error {

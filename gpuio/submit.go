@@ -186,15 +186,16 @@ func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, fr
 		off := int64(*(*uint32)(unsafe.Add(unsafe.Pointer(pos), i*4))) * set.DstStride
 		slotNo := row / n
 		bad := uint16(0)
+		where := uint64(0)
 		if row < 0 || row >= l.Rows || uint32(row-slotNo*n) != q.SSD {
 			bad = failRow
 		} else if off > set.DstLimit-rowBytes {
-			bad = failPos
+			bad, where = failPos, uint64(off/set.DstStride)
 		}
 		if bad != 0 {
 			unused |= 1 << (cid & 31)
 			dropped++
-			set.fail(failRecord{Index: uint32(i), Kind: bad, QID: uint16(q.QID), SSD: q.SSD})
+			set.fail(failRecord{Index: uint32(i), Kind: bad, QID: uint16(q.QID), LBA: where, SSD: q.SSD, Row: row})
 			continue
 		}
 		cmd := at[command](q.Commands, int(cid))
