@@ -86,10 +86,11 @@ type packParams struct {
 	End uint8
 }
 
-// bigParams is close to the 4096 bytes that CUDA takes. Dst[0] = sum of (i+1)*V[i].
+// bigParams is all of the 4096 bytes that CUDA takes, less the 16 that a driver backend adds to
+// each launch (hx_launch in cuda/kernels/device.h). Dst[0] = sum of (i+1)*V[i].
 type bigParams struct {
 	Dst cuda.DevicePtr
-	V   [510]uint64
+	V   [509]uint64
 }
 
 // The layouts are those of a C++ compiler for the same declarations.
@@ -101,7 +102,7 @@ const (
 	_ = -(unsafe.Offsetof(packParams{}.In) ^ 56)
 	_ = -(unsafe.Offsetof(packParams{}.Arr) ^ 72)
 	_ = -(unsafe.Sizeof(packParams{}) ^ 120)
-	_ = -(unsafe.Sizeof(bigParams{}) ^ 4088)
+	_ = -(unsafe.Sizeof(bigParams{}) ^ 4080)
 )
 
 var errConf = errors.New("conf_fail was told to fail")
