@@ -5,7 +5,9 @@ import "fmt"
 // faults says what a kernel's dev::fail codes mean: faults[kernel][code-1] is a format whose %d
 // are the record's A, B and C as signed numbers (in order, or by %[n]d). The owner of a kernel
 // adds its lines here; a test compares with the codes in the .cu files.
-var faults = map[string][]string{}
+var faults = map[string][]string{
+	"conf_fail": {"conf_fail was told to fail"},
+}
 
 // FaultText puts a fault record of a kernel into words.
 func FaultText(kernel string, code uint32, a, b, c uint64) string {

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// architectures are those that we promise to assemble for: A100 and H100/H200.
+var architectures = []string{"sm_80", "sm_90"}
+
+// noSpills are the kernels on the data path, whose registers must all fit.
+var noSpills = []string{"submit", "complete", "lookup", "gather"}
+
+var errNoPtxas = errors.New("ptxas is not there (pip download nvidia-cuda-nvcc-cu12, or --ptxas)")
+
+func findPtxas(asked string) (string, error) {
+	if asked == "" {
+		asked = "ptxas"
+	}
+	p, err := exec.LookPath(asked)
+	if err != nil {
+		return "", errNoPtxas
+	}
+	return p, nil
+}
+
+// usage is what one kernel takes on one architecture.
+type usage struct {
+	kernel, arch                              string
+	registers, spillStores, spillLoads, stack int
+	shared, barriers                          int
+}
+
+// assembleAll runs ptxas over all modules and architectures and returns the table.
+func assembleAll(o options, modules []module) ([]byte, error) {
+	ptxas, err := findPtxas(o.ptxas)
+	if err != nil {
+		return nil, err
+	}
+	version, err := execute("", ptxas, "--version")
+	if err != nil {
+		return nil, err
+	}
+	v := regexp.MustCompile(`V(\d+\.\d+\.\d+)`).FindSubmatch(version)
+	if v == nil {
+		return nil, fmt.Errorf("%s --version names no version: %s", ptxas, version)
+	}
+	dir, err := os.MkdirTemp("", "helios-ptxas-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `# What each kernel takes
+
+Made by "make kernels" (ptxas %s from the PTX in this folder's ptx/; do not edit). Registers are for
+each thread, shared memory (bytes) for each block, stack and spills (bytes) for each thread. The
+data-path kernels %s may not spill.
+
+| module | kernel | architecture | registers | shared | stack | spill stores | spill loads | barriers |
+| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+`, v[1], strings.Join(noSpills, ", "))
+	sums := "\nThe table is of this PTX:\n\n"
+	for _, m := range modules {
+		file := filepath.Join(dir, m.name+".ptx")
+		if err := os.WriteFile(file, m.ptx, 0o666); err != nil {
+			return nil, err
+		}
+		var rows []usage
+		for _, a := range architectures {
+			us, err := assemble(ptxas, dir, m.name, a)
+			if err != nil {
+				return nil, err
+			}
+			rows = append(rows, us...)
+		}
+		slices.SortStableFunc(rows, func(a, b usage) int { return strings.Compare(a.kernel, b.kernel) })
+		for _, u := range rows {
+			fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n",
+				m.name, u.kernel, u.arch, u.registers, u.shared, u.stack, u.spillStores, u.spillLoads, u.barriers)
+		}
+		sums += fmt.Sprintf("- %s.ptx sha256 %x\n", m.name, sha256.Sum256(m.ptx))
+	}
+	b.WriteString(sums)
+	return b.Bytes(), nil
+}
+
+// assemble runs ptxas once. Its report goes to standard error or output by version; warnings fail.
+func assemble(ptxas, dir, name, arch string) ([]usage, error) {
+	cmd := exec.Command(ptxas, "-v", "--warning-as-error", "-arch="+arch, name+".ptx", "-o", name+"."+arch+".cubin")
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("ptxas -arch=%s %s.ptx: %w\n%s", arch, name, err, out)
+	}
+	us, err := parseReport(string(out))
+	if err != nil {
+		return nil, fmt.Errorf("ptxas -arch=%s %s.ptx: %w", arch, name, err)
+	}
+	return us, nil
+}
+
+var (
+	compiling = regexp.MustCompile(`Compiling entry function '([^']+)' for '([^']+)'`)
+	stackLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
+	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
+	sharedUse = regexp.MustCompile(`(\d+) bytes smem`)
+	barrier   = regexp.MustCompile(`used (\d+) barriers`)
+)
+
+// parseReport reads what ptxas -v prints.
+func parseReport(text string) ([]usage, error) {
+	var out []usage
+	number := func(re *regexp.Regexp, line string, group int) int {
+		m := re.FindStringSubmatch(line)
+		if m == nil {
+			return 0
+		}
+		n, _ := strconv.Atoi(m[group])
+		return n
+	}
+	complete := true
+	for line := range strings.SplitSeq(text, "\n") {
+		if strings.Contains(strings.ToLower(line), "warning") {
+			return nil, fmt.Errorf("%s", strings.TrimSpace(line))
+		}
+		if m := compiling.FindStringSubmatch(line); m != nil {
+			if !complete {
+				return nil, fmt.Errorf("no registers reported for %s", out[len(out)-1].kernel)
+			}
+			out = append(out, usage{kernel: m[1], arch: m[2]})
+			complete = false
+			continue
+		}
+		if len(out) == 0 || complete {
+			continue
+		}
+		u := &out[len(out)-1]
+		if stackLine.MatchString(line) {
+			u.stack, u.spillStores, u.spillLoads = number(stackLine, line, 1), number(stackLine, line, 2), number(stackLine, line, 3)
+		}
+		if usedLine.MatchString(line) {
+			u.registers, u.shared, u.barriers = number(usedLine, line, 1), number(sharedUse, line, 1), number(barrier, line, 1)
+			complete = true
+		}
+	}
+	if len(out) == 0 || !complete {
+		return nil, fmt.Errorf("the report names no kernel, or none completely:\n%s", text)
+	}
+	for _, u := range out {
+		if slices.Contains(noSpills, u.kernel) && u.spillStores+u.spillLoads > 0 {
+			return nil, fmt.Errorf("kernel %s spills registers (%d bytes stored, %d loaded); it may not", u.kernel, u.spillStores, u.spillLoads)
+		}
+	}
+	return out, nil
+}
