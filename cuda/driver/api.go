@@ -1,0 +1,226 @@
+// Package driver is the compute device on NVIDIA's driver, libcuda, which it opens at run time: the
+// same binary runs where there is none and says so.
+//
+// Three layers. An api is libcuda's calls, one method for each (purego.go, or gorgonia.go with
+// -tags gorgonia). Device, stream and event make cuda.Device of them and never touch the library
+// but through an api. The kernels come as PTX from cuda/kernels and are compiled by the driver.
+package driver
+
+import "unsafe"
+
+// Handles of libcuda. All are opaque but devicePtr, which is an address in the process's one
+// (unified) address space.
+type (
+	result    int32  // CUresult
+	ordinal   int32  // CUdevice
+	context   uint64 // CUcontext
+	module    uint64 // CUmodule
+	library   uint64 // CUlibrary
+	function  uint64 // CUfunction, or CUkernel where a launch takes either
+	stream    uint64 // CUstream
+	event     uint64 // CUevent
+	greenCtx  uint64 // CUgreenCtx
+	resDesc   uint64 // CUdevResourceDesc
+	devicePtr uint64 // CUdeviceptr
+)
+
+// devResource is CUdevResource of RESOURCE_ABI_VERSION 1: a type, space of the driver's own and a
+// union of which SMs, the count of an SM resource, is the first word.
+type devResource struct {
+	Type uint32
+	_    [92]byte
+	SMs  uint32
+	_    [44]byte
+}
+
+const _ = -(unsafe.Sizeof(devResource{}) ^ 144)
+const _ = -(unsafe.Offsetof(devResource{}.SMs) ^ 96)
+
+// jitLog receives what the PTX compiler says. Both texts are cut at the buffers' size.
+type jitLog struct {
+	Info, Error string
+}
+
+// api is what Helios calls of libcuda. A method is the call of the same name with Cu in front; the
+// comment is the exported symbol where a version or a stream mode makes it another one. Headers
+// rename these by macro ("#define cuMemAlloc cuMemAlloc_v2"), a dlsym does not. Calls marked
+// optional may be missing; has says so, and calling one that is answers CUDA_ERROR_NOT_FOUND.
+//
+// Calls act on the context that is current to the calling OS thread: see Device.enter.
+type api interface {
+	// has reports whether the library exports the symbol.
+	has(symbol string) bool
+	// describe is where the library came from, for reports.
+	describe() string
+
+	Init(flags uint32) result
+	DriverGetVersion() (version int, r result) // 12040 is CUDA 12.4
+	GetErrorName(r result) string              // "" when the driver knows no such code
+	GetErrorString(r result) string
+
+	DeviceGetCount() (int, result)
+	DeviceGet(index int) (ordinal, result)
+	DeviceGetName(d ordinal) (string, result)
+	DeviceGetPCIBusId(d ordinal) (string, result)
+	DeviceTotalMem(d ordinal) (int64, result) // cuDeviceTotalMem_v2
+	DeviceGetAttribute(a attribute, d ordinal) (int, result)
+
+	DevicePrimaryCtxRetain(d ordinal) (context, result)
+	DevicePrimaryCtxRelease(d ordinal) result // cuDevicePrimaryCtxRelease_v2
+	CtxSetCurrent(c context) result
+	CtxGetStreamPriorityRange() (least, greatest int, r result) // greatest is the lower number
+
+	// ptx ends in a NUL.
+	ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result)
+	ModuleUnload(m module) result
+	ModuleGetFunction(m module, name string) (function, result)
+	LibraryLoadData(ptx []byte) (library, result) // optional, 12.0
+	LibraryUnload(l library) result               // optional, 12.0
+	// LibraryGetKernel gives a CUkernel, which launches in the context of the stream.
+	LibraryGetKernel(l library, name string) (function, result) // optional, 12.0
+	FuncGetAttribute(a funcAttribute, f function) (int, result)
+	FuncGetParamInfo(f function, index int) (offset, size int, r result) // optional, 12.4
+
+	MemGetInfo() (free, total int64, r result)                          // cuMemGetInfo_v2
+	MemAlloc(bytes int64) (devicePtr, result)                           // cuMemAlloc_v2
+	MemFree(p devicePtr) result                                         // cuMemFree_v2
+	MemHostRegister(p unsafe.Pointer, bytes int64, flags uint32) result // cuMemHostRegister_v2
+	MemHostUnregister(p unsafe.Pointer) result
+	MemHostGetDevicePointer(p unsafe.Pointer) (devicePtr, result) // cuMemHostGetDevicePointer_v2
+	// MemGetHandleForAddressRange exports a dma-buf; its handle is a file descriptor.
+	MemGetHandleForAddressRange(p devicePtr, bytes int64, handleType uint32, flags uint64) (fd int32, r result) // optional, 11.7
+
+	MemcpyAsync(dst, src devicePtr, bytes int64, s stream) result
+	MemsetD8Async(dst devicePtr, value byte, bytes int64, s stream) result
+
+	StreamCreateWithPriority(flags uint32, priority int) (stream, result)
+	StreamDestroy(s stream) result // cuStreamDestroy_v2
+	StreamQuery(s stream) result
+	StreamWaitEvent(s stream, e event, flags uint32) result
+	EventCreate(flags uint32) (event, result)
+	EventDestroy(e event) result // cuEventDestroy_v2
+	EventRecord(e event, s stream) result
+	EventQuery(e event) result
+	EventElapsedTime(start, end event) (milliseconds float32, r result)
+
+	// LaunchKernel starts a one-dimensional grid. params points to as many pointers as the kernel
+	// has parameters; they and what they point to must not move, and are read before it returns.
+	LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream, params *unsafe.Pointer) result
+
+	// Green contexts, all optional, 12.4.
+	DeviceGetDevResource(d ordinal, out *devResource, kind uint32) result
+	// DevSmResourceSplitByCount splits input into at most len(groups) groups of at least minSMs
+	// and says how many there are. With no groups it only counts.
+	DevSmResourceSplitByCount(groups []devResource, input *devResource, flags, minSMs uint32) (n int, r result)
+	DevResourceGenerateDesc(groups []devResource) (resDesc, result)
+	GreenCtxCreate(desc resDesc, d ordinal, flags uint32) (greenCtx, result)
+	GreenCtxDestroy(g greenCtx) result
+	GreenCtxStreamCreate(g greenCtx, flags uint32, priority int) (stream, result)
+	CtxFromGreenCtx(g greenCtx) (context, result)
+}
+
+// requiredSymbols are what a library must export, as dlsym knows them.
+var requiredSymbols = []string{
+	"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString",
+	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
+	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuCtxGetStreamPriorityRange",
+	"cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute",
+	"cuMemGetInfo_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemHostGetDevicePointer_v2",
+	"cuMemcpyAsync", "cuMemsetD8Async",
+	"cuStreamCreateWithPriority", "cuStreamDestroy_v2", "cuStreamQuery", "cuStreamWaitEvent",
+	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime",
+	"cuLaunchKernel",
+}
+
+// optionalSymbols are what newer drivers have. Without them a capability is missing.
+var optionalSymbols = []string{
+	"cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuFuncGetParamInfo", "cuMemGetHandleForAddressRange",
+	"cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc",
+	"cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxStreamCreate", "cuCtxFromGreenCtx",
+}
+
+// Results that the device tells apart (CUresult of cuda.h).
+const (
+	success               result = 0
+	errInvalidValue       result = 1
+	errOutOfMemory        result = 2
+	errNotInitialized     result = 3
+	errDeinitialized      result = 4
+	errDeviceUnavailable  result = 46
+	errNoDevice           result = 100
+	errInvalidDevice      result = 101
+	errInvalidImage       result = 200
+	errInvalidContext     result = 201
+	errNoBinaryForGPU     result = 209
+	errECC                result = 214
+	errInvalidPTX         result = 218
+	errNVLink             result = 220
+	errJITNotFound        result = 221
+	errUnsupportedPTX     result = 222
+	errJITDisabled        result = 223
+	errContained          result = 226
+	errOperatingSystem    result = 304
+	errInvalidHandle      result = 400
+	errNotFound           result = 500
+	errNotReady           result = 600
+	errIllegalAddress     result = 700
+	errLaunchResources    result = 701
+	errLaunchTimeout      result = 702
+	errContextDestroyed   result = 709
+	errAssert             result = 710
+	errAlreadyRegistered  result = 712
+	errHardwareStack      result = 714
+	errIllegalInstruction result = 715
+	errMisaligned         result = 716
+	errAddressSpace       result = 717
+	errInvalidPC          result = 718
+	errLaunchFailed       result = 719
+	errNotPermitted       result = 800
+	errNotSupported       result = 801
+	errSystemNotReady     result = 802
+	errDriverMismatch     result = 803
+	errUnknown            result = 999
+)
+
+type attribute int32
+
+// CUdevice_attribute.
+const (
+	attrMultiprocessors   attribute = 16
+	attrCanMapHost        attribute = 19
+	attrComputeMode       attribute = 20
+	attrUnifiedAddressing attribute = 41
+	attrMajor             attribute = 75
+	attrMinor             attribute = 76
+	attrHostAtomics       attribute = 86
+	attrHostPointer       attribute = 91
+	attrHostRegister      attribute = 99
+	attrDirectRDMA        attribute = 116
+	attrRDMAOrdering      attribute = 118
+	attrDMABuf            attribute = 124
+)
+
+type funcAttribute int32
+
+// CUfunction_attribute.
+const (
+	funcMaxThreads  funcAttribute = 0
+	funcSharedBytes funcAttribute = 1
+	funcLocalBytes  funcAttribute = 3
+	funcRegisters   funcAttribute = 4
+)
+
+// Flags and options.
+const (
+	registerPortable  = 0x1 // CU_MEMHOSTREGISTER_*
+	registerDeviceMap = 0x2
+	registerIOMemory  = 0x4
+	streamNonBlocking = 0x1 // CU_STREAM_NON_BLOCKING
+	handleDMABuf      = 0x1 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+	greenDefault      = 0x1 // CU_GREEN_CTX_DEFAULT_STREAM
+	resourceSM        = 1   // CU_DEV_RESOURCE_TYPE_SM
+	jitInfoLog        = 3   // CU_JIT_*
+	jitInfoLogBytes   = 4
+	jitErrorLog       = 5
+	jitErrorLogBytes  = 6
+)
