@@ -61,6 +61,21 @@ type Device interface {
 	Close() error
 }
 
+// IORegistrar is a device whose kernels can reach I/O memory, such as a page of an SSD's doorbells.
+// Device values are asked for it by type assertion.
+type IORegistrar interface {
+	// RegisterIO is Register for memory that is not RAM. mem starts on a page and is touched
+	// before, as some mappings only come to be at the first access and the device never faults
+	// them in.
+	RegisterIO(mem []byte, purpose string) (Buffer, error)
+}
+
+// Exporter is a device whose memory other drivers can map, as an SSD's DMA needs.
+type Exporter interface {
+	// ExportDMABuf returns a dma-buf, which the caller closes, and where b starts in it.
+	ExportDMABuf(b Buffer) (fd int, offset int64, err error)
+}
+
 // StreamOptions shape a stream.
 type StreamOptions struct {
 	Name     string // operator name, for the timeline

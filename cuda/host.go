@@ -12,6 +12,7 @@ import (
 
 	"github.com/klauspost/cpuid/v2"
 
+	"helios/cuda/internal/region"
 	"helios/internal/hostmem"
 )
 
@@ -34,7 +35,7 @@ type Host struct {
 	info    Info
 	opt     HostOptions
 	sched   scheduler
-	regions regions
+	regions region.Table
 	closed  atomic.Bool
 
 	memMu    sync.Mutex

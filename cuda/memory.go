@@ -3,11 +3,11 @@ package cuda
 import (
 	"fmt"
 	"runtime"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
+	"helios/cuda/internal/region"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
@@ -24,94 +24,6 @@ func (e *OutOfMemoryError) Error() string {
 		e.Device, e.Purpose, e.Want, e.Free)
 }
 
-// region is an address range that kernels may use.
-type region struct {
-	lo, hi  uint64
-	purpose string
-	refs    int // registrations of it, or of a part of it, that are not freed yet
-}
-
-// regions are sorted by address and do not overlap. Readers take a snapshot without a lock:
-// every copy and every View asks.
-type regions struct {
-	mu   sync.Mutex
-	live atomic.Pointer[[]*region]
-}
-
-func (rs *regions) snapshot() []*region {
-	if p := rs.live.Load(); p != nil {
-		return *p
-	}
-	return nil
-}
-
-// find returns the region that holds address p.
-func (rs *regions) find(p uint64) *region {
-	s := rs.snapshot()
-	i := sort.Search(len(s), func(i int) bool { return s[i].hi > p })
-	if i < len(s) && s[i].lo <= p {
-		return s[i]
-	}
-	return nil
-}
-
-// add inserts [lo, hi), or takes one more reference to a region that holds all of it (fresh is
-// then false).
-func (rs *regions) add(lo, hi uint64, purpose string) (r *region, fresh bool, err error) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	s := rs.snapshot()
-	i := sort.Search(len(s), func(i int) bool { return s[i].hi > lo })
-	if i < len(s) && s[i].lo < hi {
-		if s[i].lo <= lo && hi <= s[i].hi {
-			s[i].refs++
-			return s[i], false, nil
-		}
-		return nil, false, fmt.Errorf("memory for %s overlaps that of %s", purpose, s[i].purpose)
-	}
-	r = &region{lo, hi, purpose, 1}
-	n := make([]*region, 0, len(s)+1)
-	n = append(append(append(n, s[:i]...), r), s[i:]...)
-	rs.live.Store(&n)
-	return r, true, nil
-}
-
-// drop gives up a reference; owner ends the region whoever else holds it, for its memory goes.
-func (rs *regions) drop(r *region, owner bool) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	if r.refs--; r.refs > 0 && !owner {
-		return
-	}
-	s := rs.snapshot()
-	n := make([]*region, 0, len(s))
-	for _, x := range s {
-		if x != r {
-			n = append(n, x)
-		}
-	}
-	rs.live.Store(&n)
-}
-
-// check says why [p, p+n) is not inside one live buffer. op and side name the use in the error.
-func (rs *regions) check(op, side string, p DevicePtr, n int64) error {
-	if n < 0 {
-		return fmt.Errorf("%s: negative size %d", op, n)
-	}
-	if n == 0 {
-		return nil
-	}
-	r := rs.find(uint64(p))
-	if r == nil {
-		return fmt.Errorf("%s of %d bytes: %s address %#x is in no live buffer of the device", op, n, side, uint64(p))
-	}
-	if left := r.hi - uint64(p); uint64(n) > left {
-		return fmt.Errorf("%s of %d bytes: %s offset %d of %s (%d bytes): out of bounds by %d bytes",
-			op, n, side, uint64(p)-r.lo, r.purpose, r.hi-r.lo, uint64(n)-left)
-	}
-	return nil
-}
-
 // hostBuffer is memory of a host device.
 type hostBuffer struct {
 	h       *Host
@@ -120,7 +32,7 @@ type hostBuffer struct {
 	purpose string
 	owned   bool // from hostmem, as against registered
 	counted bool // in the device's usage
-	region  *region
+	region  *region.Region
 	freed   atomic.Bool
 }
 
@@ -158,7 +70,7 @@ func (b *hostBuffer) Free() error {
 	}
 	h.memMu.Unlock()
 	if b.region != nil {
-		h.regions.drop(b.region, b.owned)
+		h.regions.Drop(b.region, b.owned)
 	}
 	if !b.owned {
 		return nil
@@ -195,7 +107,7 @@ func (h *Host) Alloc(kind MemKind, size int64, purpose string) (Buffer, error) {
 	mem, err := hostmem.Alloc(size, purpose)
 	if err == nil && size > 0 {
 		lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-		b.region, _, err = h.regions.add(lo, lo+uint64(size), purpose)
+		b.region, _, err = h.regions.Add(lo, lo+uint64(size), purpose)
 	}
 	h.memMu.Lock()
 	defer h.memMu.Unlock()
@@ -227,7 +139,7 @@ func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
 	if h.closed.Load() {
 		return nil, h.errClosed()
 	}
-	r, fresh, err := h.regions.add(lo, lo+uint64(len(mem)), purpose)
+	r, fresh, err := h.regions.Add(lo, lo+uint64(len(mem)), purpose)
 	if err != nil {
 		return nil, fmt.Errorf("device %s: register: %w", h.info.Name, err)
 	}
@@ -303,10 +215,10 @@ func View[T any](p DevicePtr, n int64) []T {
 	}
 	if list := openHosts.list.Load(); list != nil {
 		for _, h := range *list {
-			if r := h.regions.find(uint64(p)); r != nil {
-				if size != 0 && uint64(n) > (r.hi-uint64(p))/size {
+			if r := h.regions.Find(uint64(p)); r != nil {
+				if size != 0 && uint64(n) > (r.Hi-uint64(p))/size {
 					panic(fmt.Sprintf("view of %d elements of %T at offset %d of %s (%d bytes): out of bounds",
-						n, t, uint64(p)-r.lo, r.purpose, r.hi-r.lo))
+						n, t, uint64(p)-r.Lo, r.Purpose, r.Hi-r.Lo))
 				}
 				break
 			}

@@ -231,12 +231,12 @@ func (s *hostStream) move(o *op) (err error) {
 
 func (s *hostStream) checkMove(o *op) error {
 	if o.kind == opFill {
-		return s.h.regions.check("fill", "destination", o.dst, o.bytes)
+		return s.h.regions.Check("fill", "destination", uint64(o.dst), o.bytes)
 	}
-	if err := s.h.regions.check("copy", "destination", o.dst, o.bytes); err != nil {
+	if err := s.h.regions.Check("copy", "destination", uint64(o.dst), o.bytes); err != nil {
 		return err
 	}
-	return s.h.regions.check("copy", "source", o.src, o.bytes)
+	return s.h.regions.Check("copy", "source", uint64(o.src), o.bytes)
 }
 
 // LaunchRaw implements Stream.
