@@ -52,7 +52,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 					progress = true
 					k.serve(q, g)
 				}
-				if n < warp {
+				if n < warp || atomic.LoadUint32(&q.Frozen) != frozenNo {
 					break
 				}
 			}

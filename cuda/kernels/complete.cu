@@ -1,0 +1,281 @@
+// Kernel "complete": reaps the queue pairs until all rows of one read set are done, or LimitNS is
+// over; the host then launches it again.
+//
+// Shape: one warp for each contiguous range of queue pairs (blocks of one warp). Each lane looks at
+// one of 32 completion entries; the contiguous new ones are retired whatever set they belong to.
+// 16 bytes read per CQE, 64 per command entry; a staged row is read and written once.
+//
+// Ownership: the warp is the only completer of its queues (one complete kernel runs at a time). It
+// holds a queue's submission side only to refill it, or leaves that to a submit kernel which has it.
+// A queue that is frozen belongs to the host: a command past its deadline, or a completion that names
+// no command in flight, freezes it, and then its commands, CIDs and destinations stay taken.
+//
+// Memory order: ld.acquire.sys of the CQE's last dword, which holds phase, status and CID; syncwarp;
+// only then command entries and staged data. CQ doorbell, then the CIDs by release, since a command
+// issued before the doorbell could find the CQ full. The copies of all lanes, syncwarp, then release
+// of CIDs and of Remaining.
+//
+// Must match: gpuio/complete.go, byte for byte but for times.
+//
+// Bandwidth: staged rows twice their size, others 80 bytes per row. Bound by the latency of polling
+// and of refilling; one warp per queue hides none, so queues are what is added.
+#include "queue.h"
+
+namespace {
+
+// Retires up to 32 contiguous new completions and returns their number.
+HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
+	u32 lane = dev::lane();
+	u32 head = 0, phase = 0;
+	if (io::leader()) {
+		head = dev::ld(&q->Head);
+		phase = dev::ld(&q->Phase);
+	}
+	head = io::lead(head);
+	phase = io::lead(phase);
+	// A ring of less than 32 entries has no more than Entries places to look at.
+	u32 last = 0;
+	bool fresh = false;
+	if (lane < q->Entries) {
+		u32 at = head + lane;
+		u32 want = phase;
+		if (at >= q->Entries) {
+			at -= q->Entries;
+			want ^= 1;
+		}
+		const u32 *word = dev::at<u32>(q->CQ, (i64)at * (completionBytes / 4) + 3);
+#ifdef HX_PLANT_COMPLETION_BEFORE_DATA
+		last = dev::ld_relaxed_sys(word);
+#else
+		last = dev::ld_acquire_sys(word);
+#endif
+		fresh = (last >> 16 & 1) == want;
+	}
+	u32 seen = dev::ballot(dev::full_mask, fresh);
+	u32 n = ~seen == 0 ? 32 : dev::ctz(~seen);
+	if (n == 0) return 0;
+	dev::syncwarp(); // every lane comes after all the acquires
+	i64 now = io::now();
+
+	// Which of them name a command in flight, each command once? What follows the first that does
+	// not is left alone.
+	u32 cid = last & 0xffff;
+	Command *c = dev::at<Command>(q->Commands, cid);
+	u32 state = 0;
+	if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
+	bool stray = lane < n && (state & cmdState) != cmdInFlight;
+	for (u32 i = 0; i + 1 < n; i++)
+		if (dev::shfl(dev::full_mask, cid, i) == cid && lane > i) stray = true;
+	u32 strays = dev::ballot(dev::full_mask, lane < n && stray);
+	bool foreign = strays != 0;
+	if (foreign) n = dev::ctz(strays) + 1;
+	bool mine = lane < n - (foreign ? 1 : 0);
+
+	u32 slot = 0, status = last >> 17;
+	u64 dst = 0, src = 0;
+	i64 start = 0;
+	if (mine) {
+		slot = dev::ld(&c->Set);
+		dst = dev::ld(&c->Dst);
+		start = dev::ld(&c->Start);
+	}
+	SetState *s = io::set(sets, slot);
+	u32 tries = state / cmdAttempt;
+	bool good = mine && io::status_ok(status);
+	bool again = mine && !good && !io::status_dnr(status) && tries <= q->Retries;
+	bool done = mine && !again;
+	u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
+
+#ifdef HX_PLANT_CID_BEFORE_COPY
+	if (done) {
+		dev::st_relaxed_gpu(&c->State, cmdFree);
+		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
+	}
+#endif
+	// Staged rows, one after the other by the whole warp.
+	if (good && dst != 0) src = q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset);
+	for (u32 m = dev::ballot(dev::full_mask, src != 0); m != 0; m &= m - 1) {
+		u32 from = dev::ctz(m);
+		SetState *of = io::set(sets, dev::shfl(dev::full_mask, slot, from));
+		io::copy_row(dev::shfl(dev::full_mask, dst, from), dev::shfl(dev::full_mask, src, from), (u32)of->Layout.RowBytes);
+	}
+	if (good) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(q->Hist)->Counts[io::hist_bucket(now - start)], (u64)1);
+
+	// What failed for good, in the order of the ring.
+	for (u32 m = dev::ballot(dev::full_mask, done && !good); m != 0; m &= m - 1) {
+		u32 from = dev::ctz(m);
+		FailRecord r{};
+		if (lane == from) {
+			r.Index = dev::ld(&c->Index);
+			r.Kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
+			r.Status = (u16)status;
+			r.QID = (u16)q->QID;
+			r.CID = (u16)cid;
+			r.Tries = tries;
+			r.LBA = dev::ld(&c->LBA);
+			r.SSD = q->SSD;
+			r.Row = io::row_of(q, r.LBA, dev::ld(&c->ByteOffset), s->Layout);
+		}
+		io::fail(io::set(sets, dev::shfl(dev::full_mask, slot, from)), 1u << from, r);
+	}
+
+	if (again) {
+		dev::st_relaxed_gpu(&c->State, (state & ~cmdState) | cmdRetry);
+		dev::or_gpu<dev::release>(&q->Retry[cid / 32], 1u << (cid % 32));
+	}
+	dev::syncwarp(); // all lanes have copied and read what belongs to the CIDs
+	u32 at = io::forward(q, head, n);
+	if (io::leader()) {
+		dev::st(&q->Head, at);
+		if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
+		if (foreign) io::freeze(q, frozenForeign);
+		dev::ring(dev::at<u32>(q->CQDoorbell), at);
+	}
+	dev::syncwarp(); // no CID before the doorbell
+#ifndef HX_PLANT_CID_BEFORE_COPY
+	if (done) {
+		dev::st_relaxed_gpu(&c->State, cmdFree);
+		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
+	}
+#endif
+	// Completions mostly come in runs of one set.
+	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
+		u32 of = dev::shfl(dev::full_mask, slot, dev::ctz(m));
+		u32 same = dev::ballot(dev::full_mask, done && slot == of);
+		if (io::leader()) dev::add_gpu<dev::release>(dev::at<u32>(io::set(sets, of)->Remaining, g), 0u - dev::popc(same));
+		m &= ~same;
+	}
+	if (io::leader()) {
+		io::count(&q->Completed, n - (foreign ? 1 : 0));
+		io::count(&q->Foreign, foreign ? 1 : 0);
+		io::count(&q->Errors, errors);
+		io::count(&q->CQRings, 1);
+	}
+	return n;
+}
+
+// The earliest deadline of the commands in flight.
+HX_DEVICE i64 oldest(const QueueState *q) {
+	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
+	i64 first = 0x7fffffffffffffff;
+	for (u32 w = 0; w < words; w++) {
+		u32 cid = w * 32 + lane;
+		if (cid >= q->NumCommands || (dev::ld_relaxed_gpu(&q->Free[w]) >> lane & 1) != 0) continue;
+		const Command *c = dev::at<Command>(q->Commands, cid);
+		if ((dev::ld_acquire_gpu(&c->State) & cmdState) == cmdInFlight) first = io::least(first, dev::ld_relaxed_gpu(&c->Deadline));
+	}
+	for (u32 d = 16; d > 0; d /= 2) first = io::least(first, dev::shfl(dev::full_mask, first, lane ^ d));
+	return first;
+}
+
+#ifdef HX_PLANT_SKIP_QUARANTINE
+// The mistake: late commands fail at once and their CIDs go back, while the SSD still has them.
+HX_DEVICE void drop_late(QueueState *q, u32 g, u64 sets, i64 now) {
+	for (u32 cid = dev::lane(); cid < q->NumCommands; cid += 32) {
+		Command *c = dev::at<Command>(q->Commands, cid);
+		if ((dev::ld_relaxed_gpu(&q->Free[cid / 32]) >> (cid % 32) & 1) != 0) continue;
+		if ((dev::ld_acquire_gpu(&c->State) & cmdState) != cmdInFlight || dev::ld_relaxed_gpu(&c->Deadline) > now) continue;
+		SetState *s = io::set(sets, dev::ld(&c->Set));
+		dev::add_gpu<dev::relaxed>(&s->NumFails, 1u);
+		dev::st_relaxed_gpu(&c->State, cmdFree);
+		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
+		dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), ~0u);
+	}
+	dev::syncwarp();
+}
+#endif
+
+// Freezes the first queue with a command past its deadline. Commands are looked at only once per
+// timeout.
+HX_DEVICE void deadlines(u64 queues, u32 lo, u32 hi, u64 sets) {
+	i64 now = io::now();
+	for (u32 g = lo; g < hi; g++) {
+		QueueState *q = io::queue(queues, g);
+		if (io::frozen(q) != frozenNo) continue;
+		i64 at = 0;
+		if (io::leader()) at = dev::ld(&q->ScanAt);
+		at = io::lead(at);
+		if (at == 0) {
+			at = now + q->TimeoutNS;
+		} else if (at <= now) {
+			i64 next = oldest(q);
+			if (next <= now) {
+#ifdef HX_PLANT_SKIP_QUARANTINE
+				drop_late(q, g, sets, now);
+				next = oldest(q);
+#else
+				if (io::leader()) io::freeze(q, frozenTimeout);
+				dev::syncwarp();
+				return;
+#endif
+			}
+			at = io::least(next, now + q->TimeoutNS);
+		} else {
+			continue;
+		}
+		if (io::leader()) dev::st(&q->ScanAt, at);
+	}
+	(void)sets;
+}
+
+// Has the set rows left at queues outside lo..hi that their warps can finish?
+HX_DEVICE bool waits(const CompleteParams &p, const SetState *s, u32 lo, u32 hi) {
+	bool some = false;
+	for (u32 g = dev::lane(); g < p.NumQueues; g += 32) {
+		if (g >= lo && g < hi) continue;
+		if (dev::ld_relaxed_gpu(dev::at<u32>(s->Remaining, g)) != 0 && dev::ld_relaxed_sys(&io::queue(p.Queues, g)->Frozen) == frozenNo) some = true;
+	}
+	return dev::any(dev::full_mask, some);
+}
+
+constexpr u32 pauseMin = 64, pauseMax = 1024; // ns between looks at queues that have nothing
+
+} // namespace
+
+HX_KERNEL(complete, CompleteParams) {
+	if (dev::dropped(hx)) return;
+	SetState *s = io::set(p.Sets, p.Set);
+	u32 lo, hi;
+	io::range(p.NumQueues, &lo, &hi);
+	i64 until = io::now() + p.LimitNS;
+	u32 pause = pauseMin;
+	for (;;) {
+		bool progress = false, busy = false, inFlight = false;
+		for (u32 g = lo; g < hi; g++) {
+			QueueState *q = io::queue(p.Queues, g);
+			if (io::frozen(q) != frozenNo) continue;
+			u32 n, cold;
+			do {
+				n = sweep(q, g, p.Sets);
+				if (n > 0) {
+					progress = true;
+					io::serve(q, g, p.Sets, true);
+				}
+				cold = io::frozen(q);
+			} while (n == 32 && cold == frozenNo);
+			if (cold != frozenNo) continue;
+			u32 left = 0, flying = 0;
+			if (io::leader()) {
+				// Acquire: a submit kernel may have counted off the last rows, as bad ones.
+				left = dev::ld_acquire_gpu(dev::at<u32>(s->Remaining, g));
+				flying = dev::ld_relaxed_gpu(&q->Issued) != dev::ld_relaxed_gpu(&q->Completed) + dev::ld_relaxed_gpu(&q->Dropped);
+			}
+			if (io::lead(left) != 0) busy = true;
+			if (io::lead(flying) != 0) inFlight = true;
+		}
+		// The next set's complete kernel starts only when all warps of this one are done. A warp
+		// that is done early keeps its queues going meanwhile, if they have commands of later sets.
+		bool done = !busy && !(inFlight && waits(p, s, lo, hi));
+		i64 now = io::now();
+		if (!done && !progress) {
+			deadlines(p.Queues, lo, hi, p.Sets);
+			dev::pause(pause);
+			pause = io::least(pause * 2, pauseMax);
+		}
+		if (done || now >= until) {
+			if (io::leader()) dev::max_gpu<dev::relaxed>(&s->DoneNS, now);
+			return;
+		}
+		if (progress) pause = pauseMin;
+	}
+}
