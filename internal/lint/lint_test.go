@@ -106,6 +106,13 @@ var layers = map[string][]string{
 	"tools":    {"sched", "gnn", "cache", "graph", "dataset", "gpuio", "nvme", "cuda"},
 }
 
+// testSupport are packages that only tests, tools and each other may import, and what of the layers
+// they need themselves: a workload that compares two devices sits on top of what it runs.
+var testSupport = map[string][]string{
+	"cuda/difftest": {"cache", "graph", "gpuio", "nvme", "dataset"},
+	"cuda/fakecuda": {},
+}
+
 // importBreach says why a package of folder from may not import path, or "".
 func importBreach(from, imported string, test bool) string {
 	rest, ok := strings.CutPrefix(imported, "helios/")
@@ -117,6 +124,12 @@ func importBreach(from, imported string, test bool) string {
 	allowed, ok := layers[top]
 	if !ok {
 		return "folder " + top + " has no place in the import order; give it one in internal/lint"
+	}
+	if _, support := testSupport[rest]; support && !test && top != "tools" && testSupport[from] == nil {
+		return from + " is part of the program and may not import test support " + rest
+	}
+	if slices.Contains(testSupport[from], to) {
+		return ""
 	}
 	if to == top || to == "internal" && top != "internal" || slices.Contains(allowed, to) {
 		return ""
@@ -156,6 +169,12 @@ func TestImportRuleItself(t *testing.T) {
 		{"cache", "helios/gpuio", true, true}, {"dataset", "helios/gpuio", false, true}, {"graph", "helios/dataset", true, false},
 		{"internal/ui", "helios/internal/units", false, true}, {"internal/ui", "helios/nvme", true, false},
 		{"sched", "helios/cmd/heliosctl", true, false}, {"cmd/heliosctl", "helios/sched", false, true},
+		{"cuda/driver", "helios/cuda/kernels", false, true}, {"cuda/driver", "helios/internal/errs", false, true},
+		{"cuda/driver", "helios/gpuio", true, false}, {"cuda/driver", "helios/cuda/fakecuda", true, true},
+		{"cuda/driver", "helios/cuda/fakecuda", false, false}, {"cmd/heliosctl", "helios/cuda/difftest", false, false},
+		{"cuda/difftest", "helios/graph", false, true}, {"cuda/difftest", "helios/cuda/fakecuda", false, true},
+		{"cuda/fakecuda", "helios/graph", true, false}, {"gpuio", "helios/cuda/difftest", true, true},
+		{"tools/gputier", "helios/cuda/fakecuda", false, true},
 		{"newroom", "helios/nvme", false, false}, {"nvme", "fmt", false, true},
 	} {
 		if got := importBreach(c.from, c.to, c.test) == ""; got != c.ok {
@@ -166,6 +185,7 @@ func TestImportRuleItself(t *testing.T) {
 
 // modules are the third-party modules that we chose; a new one is a decision, not an accident.
 var modules = []string{
+	"github.com/ebitengine/purego",
 	"github.com/google/uuid",
 	"github.com/klauspost/cpuid/v2",
 	"github.com/pierrec/lz4/v4",
@@ -177,6 +197,27 @@ var modules = []string{
 	"go.yaml.in/yaml/v3",
 	"golang.org/x/sync",
 	"golang.org/x/sys",
+	"gorgonia.org/cu", // behind the build tag gorgonia only
+}
+
+// cgoFiles use cgo, behind a build tag that the default build does not set.
+var cgoFiles = []string{"cuda/driver/gorgonia.go"}
+
+// What needs cgo or the CUDA headers stays behind its tag.
+func TestCgoBehindTag(t *testing.T) {
+	var found []string
+	for _, s := range sources(t) {
+		for _, i := range s.file.Imports {
+			if i.Path.Value != `"C"` && !strings.HasPrefix(i.Path.Value, `"gorgonia.org/cu`) {
+				continue
+			}
+			head, _, _ := bytes.Cut(s.text, []byte("\npackage "))
+			if !bytes.HasPrefix(head, []byte("//go:build ")) || !bytes.Contains(bytes.SplitN(head, []byte("\n"), 2)[0], []byte("gorgonia")) {
+				found = append(found, s.at(i.Pos())+": "+i.Path.Value)
+			}
+		}
+	}
+	report(t, found, "needs the build tag gorgonia")
 }
 
 func TestThirdPartyModules(t *testing.T) {
@@ -189,7 +230,7 @@ func TestThirdPartyModules(t *testing.T) {
 			}
 			first, _, _ := strings.Cut(p, "/")
 			if !strings.Contains(first, ".") { // the standard library, or ours
-				if p == "C" {
+				if p == "C" && !slices.Contains(cgoFiles, s.path) {
 					found = append(found, s.at(i.Pos())+": cgo; the build is CGO_ENABLED=0")
 				}
 				continue
