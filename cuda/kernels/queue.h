@@ -201,8 +201,8 @@ HX_DEVICE inline FailRecord bad_row(const QueueState *q, i64 i, const Place &p) 
 	return r;
 }
 
-// Fills the command entry of a CID for its first attempt and its SQE. One lane, one row.
-HX_DEVICE inline void first_attempt(QueueState *q, const SetState *s, u32 slot, u32 cid, i64 i, const Place &p, u32 place, i64 now) {
+// Fills the command entry of a CID for a row, but for its state. One lane, one row.
+HX_DEVICE inline void prepare(QueueState *q, const SetState *s, u32 slot, u32 cid, i64 i, const Place &p, i64 now) {
 	Command *c = dev::at<Command>(q->Commands, cid);
 	u64 a, dst;
 	if (s->Direct != 0) {
@@ -212,19 +212,23 @@ HX_DEVICE inline void first_attempt(QueueState *q, const SetState *s, u32 slot, 
 		a = q->StageIOVA + (u64)cid * q->StageBytes;
 		dst = s->Dst + (u64)p.off;
 	}
-	u64 b = prp2(q, cid, a);
 	dev::st(&c->Set, slot);
 	dev::st(&c->Index, (u32)i);
 	dev::st(&c->LBA, p.lba);
 	dev::st(&c->PRP1, a);
-	dev::st(&c->PRP2, b);
+	dev::st(&c->PRP2, prp2(q, cid, a));
 	dev::st(&c->Dst, dst);
 	dev::st(&c->Start, now);
 	dev::st(&c->ByteOffset, p.byte);
+}
+
+// Puts a command that was prepared in flight, as its n-th attempt. One lane.
+HX_DEVICE inline void launch(QueueState *q, u32 place, u32 cid, u32 attempts, i64 now) {
+	Command *c = dev::at<Command>(q->Commands, cid);
 	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
 	// Who looks for late commands reads the state first, then the deadline.
-	dev::st_release_gpu(&c->State, cmdAttempt | cmdInFlight);
-	sqe(q, place, cid, p.lba, a, b);
+	dev::st_release_gpu(&c->State, attempts | cmdInFlight);
+	sqe(q, place, cid, dev::ld(&c->LBA), dev::ld(&c->PRP1), dev::ld(&c->PRP2));
 }
 
 // Takes up to n free CIDs of one word of the bitmap and returns them as bits; 0: none are free. Only
@@ -277,9 +281,7 @@ HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, Refilled *r) {
 			u32 cid = w * 32 + lane;
 			Command *c = dev::at<Command>(q->Commands, cid);
 			u32 state = (dev::ld_relaxed_gpu(&c->State) & ~(cmdState | cmdAborted)) + cmdAttempt;
-			dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
-			dev::st_release_gpu(&c->State, state | cmdInFlight);
-			sqe(q, forward(q, r->tail, dev::popc(m & below(lane))), cid, dev::ld(&c->LBA), dev::ld(&c->PRP1), dev::ld(&c->PRP2));
+			launch(q, forward(q, r->tail, dev::popc(m & below(lane))), cid, state, now);
 			dev::add_gpu<dev::relaxed>(&set(sets, dev::ld(&c->Set))->Retries, 1u);
 		}
 		u32 n = dev::popc(m);
@@ -327,7 +329,10 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		if (has) p = locate(q, s, i);
 		u32 bad = dev::ballot(dev::full_mask, has && p.bad != 0);
 		u32 good = mask & ~bad;
-		if (good >> lane & 1) first_attempt(q, s, slot, w * 32 + lane, i, p, forward(q, r.tail, dev::popc(good & below(lane))), t);
+		if (good >> lane & 1) {
+			prepare(q, s, slot, w * 32 + lane, i, p, t);
+			launch(q, forward(q, r.tail, dev::popc(good & below(lane))), w * 32 + lane, cmdAttempt, t);
+		}
 		fail(s, bad, bad_row(q, i, p));
 		u32 n = dev::popc(good);
 		r.tail = forward(q, r.tail, n);

@@ -1,0 +1,328 @@
+// Kernel "read_sync": the synchronous stack that the asynchronous one is measured against, in the
+// manner of BaM (Qureshi et al., ASPLOS 2023): the warp that issues a read waits for it.
+//
+// Shape: one row per warp at a time; warp w serves queue w mod NumQueues and takes the next row of
+// that queue's share until there are none. Bytes as in submit and complete together.
+//
+// Ownership: a warp takes a CID first and a row then, so that no row is begun that cannot be issued.
+// Own is held for one SQE and its doorbell, Reap for one sweep of up to 32 completions. Who sweeps
+// marks the commands it finds cmdDone; the warp that issued a command finishes it. A command past its
+// deadline or a completion that names no command in flight freezes the queue, and all its warps
+// leave; what they had in flight stays taken, and what they had not begun is for the host.
+//
+// Memory order: as submit and complete; between sweeper and issuer the release of State. The CQ
+// doorbell comes before the marks, since a CID that is used again before it could find the CQ full.
+// A warp that leaves looks at its command once more under Reap, and a sweep that finds its queue
+// frozen under Reap does nothing: so no command is marked after its warp has gone.
+//
+// Must match: gpuio/readsync.go.
+//
+// Bandwidth: warps × row bytes / latency of a read, until locks and doorbells bound it: one SQE per
+// doorbell, one CID per atomic. That this needs many more warps than async is what is measured.
+#include "queue.h"
+
+namespace {
+
+constexpr u32 pauseMin = 32, pauseMax = 512;
+
+// Holds the submission side for this warp; other warps have it for the length of one SQE. False
+// after the deadline.
+HX_DEVICE bool hold(QueueState *q, i64 until) {
+	u32 got = 0;
+	if (io::leader()) {
+		for (;;) {
+			got = dev::cas_gpu<dev::acquire>(&q->Own, ownFree, ownHeld) == ownFree;
+			if (got || dev::now_ns() >= until) break;
+			dev::pause(pauseMin);
+		}
+	}
+	got = io::lead(got);
+	dev::syncwarp();
+	return got != 0;
+}
+
+// Lets go. What a kernel left meanwhile (there is none beside this one) would be issued.
+HX_DEVICE void let_go(QueueState *q, u32 g, u64 sets) {
+	while (!io::release(q)) io::refill(q, g, sets, false);
+}
+
+HX_DEVICE void give_back(QueueState *q, u32 cid) {
+	dev::syncwarp(); // all lanes are done with what belongs to it
+	if (io::leader()) {
+		dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, cmdFree);
+		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
+	}
+}
+
+// A free CID; NumCommands when there is none. Any warp may take one here, so it is taken by the
+// read-modify-write that finds it still free.
+HX_DEVICE u32 take_cid(QueueState *q) {
+	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
+	u32 free = lane < words ? dev::ld_relaxed_gpu(&q->Free[lane]) : 0;
+	u32 some = dev::ballot(dev::full_mask, free != 0);
+	u32 cid = q->NumCommands;
+	// Warps begin at different places, or all would try for the same CID.
+	u32 start = dev::warp() / 32 % words, bias = dev::warp() % 32;
+	some = some & ~io::below(start) ? some & ~io::below(start) : some;
+	for (; some != 0 && cid == q->NumCommands; some &= some - 1) {
+		u32 w = dev::ctz(some);
+		u32 m = dev::shfl(dev::full_mask, free, w);
+		if (io::leader()) {
+			while (m != 0) {
+				u32 high = m & ~io::below(bias), pick = high != 0 ? high : m, bit = pick & (0u - pick);
+				m &= ~bit;
+				if (dev::and_gpu<dev::acquire>(&q->Free[w], ~bit) & bit) {
+					cid = w * 32 + dev::ctz(bit);
+					break;
+				}
+			}
+		}
+		cid = io::lead(cid);
+	}
+	dev::syncwarp();
+	return cid;
+}
+
+// Rings for the one SQE that the leader has stored. The caller holds the submission side.
+HX_DEVICE void issue(QueueState *q, u32 g, u64 sets, u32 tail) {
+	tail = io::forward(q, tail, 1);
+	if (io::leader()) dev::st(&q->Tail, tail);
+	io::ring_sq(q, tail);
+	if (io::leader()) {
+		io::count(&q->Issued, 1);
+		io::count(&q->SQRings, 1);
+	}
+	let_go(q, g, sets);
+}
+
+// Reaps up to 32 contiguous completions, if nobody else does. False: nothing was there for it.
+HX_DEVICE bool sweep(QueueState *q) {
+	u32 lane = dev::lane(), got = 0;
+	if (io::leader()) got = dev::cas_gpu<dev::acquire>(&q->Reap, 0u, 1u) == 0;
+	if (io::lead(got) == 0) return false;
+	dev::syncwarp();
+	u32 n = 0, last = 0, head = 0, phase = 0;
+	if (io::frozen(q) == frozenNo) {
+		if (io::leader()) {
+			head = dev::ld(&q->Head);
+			phase = dev::ld(&q->Phase);
+		}
+		head = io::lead(head);
+		phase = io::lead(phase);
+		bool fresh = false;
+		if (lane < q->Entries) {
+			u32 at = head + lane, want = phase;
+			if (at >= q->Entries) {
+				at -= q->Entries;
+				want ^= 1;
+			}
+			last = dev::ld_acquire_sys(dev::at<u32>(q->CQ, (i64)at * (completionBytes / 4) + 3));
+			fresh = (last >> 16 & 1) == want;
+		}
+		u32 seen = dev::ballot(dev::full_mask, fresh);
+		n = ~seen == 0 ? 32 : dev::ctz(~seen);
+	}
+	if (n > 0) {
+		dev::syncwarp();
+		i64 now = io::now();
+		u32 cid = last & 0xffff, state = 0;
+		Command *c = dev::at<Command>(q->Commands, cid);
+		if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
+		bool stray = lane < n && (state & cmdState) != cmdInFlight;
+		for (u32 i = 0; i + 1 < n; i++)
+			if (dev::shfl(dev::full_mask, cid, i) == cid && lane > i) stray = true;
+		u32 strays = dev::ballot(dev::full_mask, lane < n && stray);
+		bool foreign = strays != 0;
+		if (foreign) n = dev::ctz(strays) + 1;
+		bool mine = lane < n - (foreign ? 1 : 0);
+		u32 status = last >> 17;
+		bool good = mine && io::status_ok(status);
+		u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
+		if (good) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(q->Hist)->Counts[io::hist_bucket(now - dev::ld(&c->Start))], (u64)1);
+		u32 at = io::forward(q, head, n);
+		if (io::leader()) {
+			dev::st(&q->Head, at);
+			if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
+			if (foreign) io::freeze(q, frozenForeign);
+			dev::ring(dev::at<u32>(q->CQDoorbell), at);
+			io::count(&q->Completed, n - (foreign ? 1 : 0));
+			io::count(&q->Foreign, foreign ? 1 : 0);
+			io::count(&q->Errors, errors);
+			io::count(&q->CQRings, 1);
+		}
+		dev::syncwarp();
+		if (mine) {
+			dev::st_relaxed_gpu(&c->Deadline, (i64)status);
+			dev::st_release_gpu(&c->State, (state & ~cmdState) | cmdDone);
+		}
+	}
+	dev::syncwarp();
+	if (io::leader()) dev::st_release_gpu(&q->Reap, 0u);
+	return n > 0;
+}
+
+// Is the command done? Its status then. All lanes come after the completion.
+HX_DEVICE bool finished(const Command *c, u32 *state, u32 *status) {
+	u32 v = 0, st = 0;
+	if (io::leader()) {
+		v = dev::ld_acquire_gpu(&c->State);
+		if ((v & cmdState) == cmdDone) st = (u32)dev::ld_relaxed_gpu(&c->Deadline);
+	}
+	*state = io::lead(v);
+	*status = io::lead(st);
+	dev::syncwarp();
+	return (*state & cmdState) == cmdDone;
+}
+
+// Waits for a command. False: its queue is frozen and the command is not done.
+HX_DEVICE bool await(QueueState *q, const Command *c, i64 due, u32 *state, u32 *status) {
+	u32 pause = pauseMin;
+	while (!finished(c, state, status)) {
+		if (sweep(q)) {
+			pause = pauseMin;
+			continue;
+		}
+		u32 over = 0;
+		if (io::leader()) {
+			if (dev::now_ns() >= due) io::freeze(q, frozenTimeout);
+			if (dev::ld_relaxed_sys(&q->Frozen) != frozenNo) over = 1;
+		}
+		if (io::lead(over) != 0) {
+			// Once nobody sweeps, what is not marked will not be.
+			u32 got = 0;
+			if (io::leader()) {
+				i64 until = dev::now_ns() + q->TimeoutNS; // others have it for the length of a sweep
+				while ((got = dev::cas_gpu<dev::acquire>(&q->Reap, 0u, 1u) == 0) == 0 && dev::now_ns() < until) dev::pause(pauseMin);
+			}
+			got = io::lead(got);
+			dev::syncwarp();
+			bool done = finished(c, state, status);
+			if (got != 0 && io::leader()) dev::st_release_gpu(&q->Reap, 0u);
+			return done;
+		}
+		dev::pause(pause);
+		pause = io::least(pause * 2, pauseMax);
+	}
+	return true;
+}
+
+// Leaves a command that could not be issued to the host, for its retry list.
+HX_DEVICE void leave_to_host(QueueState *q, u32 cid, u32 attempts) {
+	if (io::leader()) {
+		dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, attempts * cmdAttempt | cmdRetry);
+		dev::or_gpu<dev::release>(&q->Retry[cid / 32], 1u << (cid % 32));
+	}
+}
+
+} // namespace
+
+HX_KERNEL(read_sync, SyncParams) {
+	if (dev::dropped(hx)) return;
+	SetState *s = io::set(p.Sets, p.Set);
+	i64 begun = io::now(), until = begun + p.LimitNS;
+	if (io::leader()) {
+		dev::cas_gpu<dev::relaxed>((u64 *)&s->StartNS, (u64)0, (u64)begun);
+		dev::max_gpu<dev::relaxed>(&s->SubmitNS, begun);
+	}
+	u32 g = dev::warp() % p.NumQueues;
+	QueueState *q = io::queue(p.Queues, g);
+	i64 from = dev::ld(dev::at<i64>(s->Offsets, q->SSD));
+	i64 to = dev::ld(dev::at<i64>(s->Offsets, q->SSD + 1));
+	i64 first, end;
+	io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, s->Rotate, &first, &end);
+	u32 rows = (u32)(end - first);
+	u32 *taken = dev::at<u32>(s->Taken, g), *remaining = dev::at<u32>(s->Remaining, g);
+	u32 pause = pauseMin;
+	for (;;) {
+		u32 go = 0;
+		if (io::leader()) go = dev::ld_relaxed_gpu(taken) < rows && dev::ld_relaxed_sys(&q->Frozen) == frozenNo && dev::now_ns() < until;
+		if (io::lead(go) == 0) break;
+		u32 cid = take_cid(q);
+		if (cid == q->NumCommands) {
+			dev::pause(pause);
+			pause = io::least(pause * 2, pauseMax);
+			continue;
+		}
+		pause = pauseMin;
+		u32 n = 0;
+		if (io::leader()) n = dev::add_gpu<dev::relaxed>(taken, 1u);
+		n = io::lead(n);
+		if (n >= rows) {
+			give_back(q, cid);
+			break;
+		}
+		i64 i = from + first + n;
+		io::Place row = io::locate(q, s, i);
+		if (row.bad != 0) {
+			io::fail(s, 1, io::bad_row(q, i, row));
+			give_back(q, cid);
+			if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);
+			continue;
+		}
+		Command *c = dev::at<Command>(q->Commands, cid);
+		u32 state = 0, status = 0;
+		bool held = hold(q, dev::now_ns() + q->TimeoutNS);
+		u32 cold = io::frozen(q), tail = 0;
+		i64 now = io::now(), due = now + q->TimeoutNS;
+		if (io::leader()) io::prepare(q, s, p.Set, cid, i, row, now);
+		if (!held || cold != frozenNo) {
+			leave_to_host(q, cid, 0);
+			if (held) let_go(q, g, p.Sets);
+			break;
+		}
+		if (io::leader()) {
+			tail = dev::ld(&q->Tail);
+			io::launch(q, tail, cid, cmdAttempt, now);
+			io::count(s->Direct != 0 ? &q->Direct : &q->Staged, 1);
+			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
+		}
+		issue(q, g, p.Sets, io::lead(tail));
+		bool left = false;
+		while (!left) {
+			if (!await(q, c, due, &state, &status)) {
+				left = true;
+				break;
+			}
+			u32 tries = state / cmdAttempt;
+			if (io::status_ok(status)) {
+				u64 dst = dev::ld(&c->Dst);
+				if (dst != 0) io::copy_row(dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), (u32)s->Layout.RowBytes);
+			} else if (!io::status_dnr(status) && tries <= q->Retries) {
+				held = hold(q, dev::now_ns() + q->TimeoutNS);
+				if (!held || io::frozen(q) != frozenNo) {
+					leave_to_host(q, cid, tries);
+					if (held) let_go(q, g, p.Sets);
+					left = true;
+					break;
+				}
+				now = io::now();
+				due = now + q->TimeoutNS;
+				if (io::leader()) {
+					tail = dev::ld(&q->Tail);
+					io::launch(q, tail, cid, (tries + 1) * cmdAttempt, now);
+					dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
+					io::count(&q->Retried, 1);
+				}
+				issue(q, g, p.Sets, io::lead(tail));
+				continue;
+			} else {
+				FailRecord r{};
+				r.Index = (u32)i;
+				r.Kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
+				r.Status = (u16)status;
+				r.QID = (u16)q->QID;
+				r.CID = (u16)cid;
+				r.Tries = tries;
+				r.LBA = row.lba;
+				r.SSD = q->SSD;
+				r.Row = row.row;
+				io::fail(s, 1, r);
+			}
+			give_back(q, cid);
+			if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);
+			break;
+		}
+		if (left) break;
+	}
+	if (io::leader()) dev::max_gpu<dev::relaxed>(&s->DoneNS, dev::now_ns());
+}
