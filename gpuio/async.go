@@ -18,6 +18,7 @@ import (
 // AsyncOptions shape the async stack. Zero values choose defaults.
 type AsyncOptions struct {
 	Blocks     int           // blocks of each I/O kernel at most (32)
+	Threads    int           // threads of a block (32); the host device takes a block as one warp
 	QueuePairs int           // per SSD; 0: as many as the blocks can drive at once
 	Depth      int           // reads outstanding per SSD, over all its queue pairs (256)
 	Timeout    time.Duration // deadline of one attempt (10 s)
@@ -32,11 +33,15 @@ const (
 	defaultTimeout = 10 * time.Second
 	defaultRetries = 3
 	maxDepth       = 1 << 16
+	maxThreads     = 1024
 )
 
 func (o *AsyncOptions) fill() error {
 	if o.Blocks == 0 {
 		o.Blocks = defaultBlocks
+	}
+	if o.Threads == 0 {
+		o.Threads = warp
 	}
 	if o.Depth == 0 {
 		o.Depth = defaultDepth
@@ -51,6 +56,8 @@ func (o *AsyncOptions) fill() error {
 	switch {
 	case o.Blocks < 1 || o.Blocks > 1<<16:
 		return errs.New(errs.Usage, "%d blocks for the I/O kernels: choose 1 to %d", o.Blocks, 1<<16)
+	case o.Threads < warp || o.Threads > maxThreads || o.Threads%warp != 0:
+		return errs.New(errs.Usage, "%d threads in a block of the I/O kernels: choose a multiple of %d up to %d", o.Threads, warp, maxThreads)
 	case o.QueuePairs < 0:
 		return errs.New(errs.Usage, "%d queue pairs per SSD: choose 1 or more, or 0 to follow the blocks", o.QueuePairs)
 	case o.Depth < 1 || o.Depth > maxDepth:
@@ -61,29 +68,33 @@ func (o *AsyncOptions) fill() error {
 	return nil
 }
 
-// async is the stack in which kernels on the device drive the NVMe queues.
+// async is the engine of the stacks in which kernels on the device drive the NVMe queues: async
+// itself, and sync, which differs in what is launched for a set.
 type async struct {
-	dev      cuda.Device
-	ssds     []*SSD
-	layout   Layout
-	opt      AsyncOptions
-	perSSD   int // queue pairs of each SSD
-	blocks   int // grid of complete
-	submitK  cuda.Kernel
-	complK   cuda.Kernel
-	submitS  cuda.Stream
-	complS   cuda.Stream
-	queueBuf cuda.Buffer // queueState[queues]
-	cmdBuf   cuda.Buffer // command[maxCommands used] per queue
-	histBuf  cuda.Buffer // Histogram per queue
-	setBuf   cuda.Buffer // setState[maxSets] and their arrays
-	listBuf  []dmaArea   // by SSD
-	stageBuf []dmaArea   // by SSD; made when first needed
-	pairs    []pairState // by queue
-	host     *hostSide
-	handle   uint64
-	setBytes int // of one set's arrays behind the setStates
-	dma      dmaCache
+	name         string
+	sync         *syncOptions // of stack sync; nil: async
+	dev          cuda.Device
+	ssds         []*SSD
+	layout       Layout
+	opt          AsyncOptions
+	perSSD       int // queue pairs of each SSD
+	blocks       int // grid of complete
+	submitBlocks int
+	submitK      cuda.Kernel
+	complK       cuda.Kernel
+	submitS      cuda.Stream
+	complS       cuda.Stream
+	queueBuf     cuda.Buffer // queueState[queues]
+	cmdBuf       cuda.Buffer // command[maxCommands used] per queue
+	histBuf      cuda.Buffer // Histogram per queue
+	setBuf       cuda.Buffer // setState[maxSets] and their arrays
+	listBuf      []dmaArea   // by SSD
+	stageBuf     []dmaArea   // by SSD; made when first needed
+	pairs        []pairState // by queue
+	host         *hostSide
+	handle       uint64
+	setBytes     int // of one set's arrays behind the setStates
+	dma          dmaCache
 
 	mu       sync.Mutex // order of submissions, sets, dma, broken
 	live     []*asyncPending
@@ -125,13 +136,17 @@ type dmaArea struct {
 // NewAsync makes the async stack over ssds, which hold a layout's rows: queue pairs, the kernels'
 // state and streams.
 func NewAsync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, error) {
+	return newEngine("async", nil, dev, ssds, l, o)
+}
+
+func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, error) {
 	if err := o.fill(); err != nil {
 		return nil, err
 	}
 	if err := checkSSDs(ssds, l, true); err != nil {
 		return nil, err
 	}
-	e := &async{dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds)), unsafe: make([]bool, len(ssds))}
+	e := &async{name: name, sync: sync, dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds)), unsafe: make([]bool, len(ssds))}
 	e.abort = func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error {
 		_, err := c.Abort(ctx, sqid, cid)
 		return err
@@ -229,7 +244,12 @@ func (e *async) choosePairs() error {
 	if e.opt.SMs > 0 {
 		sms = min(sms, e.opt.SMs)
 	}
-	active := max(min(e.opt.Blocks, sms), 1)
+	// On the host device so many blocks run at once, and a block is one warp.
+	active, perBlock := max(min(e.opt.Blocks, sms), 1), 1
+	if e.dev.Info().Backend != "host" {
+		perBlock = e.opt.Threads / warp
+		active = e.opt.Blocks * perBlock
+	}
 	e.perSSD = e.opt.QueuePairs
 	if e.perSSD == 0 {
 		// A queue below a warp's worth of reads rings and wakes more often than it needs to.
@@ -257,7 +277,12 @@ func (e *async) choosePairs() error {
 			}
 		}
 	}
-	e.blocks = max(min(active, e.queues()), 1)
+	e.blocks = (max(min(active, e.queues()), 1) + perBlock - 1) / perBlock
+	e.submitBlocks = min(e.opt.Blocks, (e.queues()+perBlock-1)/perBlock)
+	if e.sync != nil {
+		// Any block of read_sync may wait for any queue, so they all wait as one.
+		e.blocks = 1
+	}
 	return nil
 }
 
@@ -266,13 +291,17 @@ func (e *async) open(ctx context.Context) error {
 		return err
 	}
 	var err error
-	if e.submitK, err = e.dev.Kernel("submit"); err != nil {
+	submit := "submit"
+	if e.sync != nil {
+		submit = "read_sync"
+	}
+	if e.submitK, err = e.dev.Kernel(submit); err != nil {
 		return err
 	}
 	if e.complK, err = e.dev.Kernel("complete"); err != nil {
 		return err
 	}
-	if e.submitS, err = e.dev.NewStream(cuda.StreamOptions{Name: "submit", SMs: e.opt.SMs, Priority: e.opt.Priority}); err != nil {
+	if e.submitS, err = e.dev.NewStream(cuda.StreamOptions{Name: submit, SMs: e.opt.SMs, Priority: e.opt.Priority}); err != nil {
 		return err
 	}
 	if e.complS, err = e.dev.NewStream(cuda.StreamOptions{Name: "complete", SMs: e.opt.SMs, Priority: e.opt.Priority}); err != nil {
@@ -507,11 +536,14 @@ func (e *async) openHostSide() error {
 		}
 		h.parks[b].init()
 	}
+	if e.sync != nil {
+		h.initSync(e.sync.blocks, e.queues())
+	}
 	e.handle = registerHostSide(h)
 	return nil
 }
 
-func (e *async) Name() string { return "async" }
+func (e *async) Name() string { return e.name }
 
 // QueuePairs is the number of queue pairs per SSD.
 func (e *async) QueuePairs() int { return e.perSSD }
@@ -523,6 +555,7 @@ type asyncPending struct {
 	rows     int64
 	mapping  *dmaMapping
 	timeouts int64
+	sick     bool // sync: its rows are read by complete now; see resumeSync. Guarded by e.mu
 	// turn is held by who waits for or finishes the set.
 	turn     chan struct{}
 	finished bool
@@ -546,7 +579,11 @@ func (e *async) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.launch(p, rs); err != nil {
+	err = e.settle(ctx)
+	if err == nil {
+		err = e.launch(p, rs)
+	}
+	if err != nil {
 		if p.mapping != nil {
 			e.dma.release(p.mapping)
 		}
@@ -624,7 +661,7 @@ func (e *async) takeSlot(ctx context.Context) (uint32, error) {
 // refusal is why no set may be submitted. Needs e.mu.
 func (e *async) refusal() error {
 	if e.closed {
-		return errs.New(errs.Failed, "gpuio async: the reader is closed")
+		return errs.New(errs.Failed, "gpuio %s: the reader is closed", e.name)
 	}
 	return e.broken
 }
@@ -685,7 +722,10 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 				return err
 			}
 		}
-		grid := cuda.LaunchConfig{Blocks: min(e.opt.Blocks, e.queues()), Threads: warp}
+		if e.sync != nil {
+			return e.launchSync(p.slot)
+		}
+		grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
 		if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
 			Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
 			NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: p.slot,
@@ -703,7 +743,7 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		return e.launchComplete(p.slot)
 	}()
 	if err != nil {
-		e.broken = fmt.Errorf("gpuio async: launch: %w", err)
+		e.broken = fmt.Errorf("gpuio %s: launch: %w", e.name, err)
 		p.mapping = nil // commands may be in flight: the mapping stays until Close
 		return e.broken
 	}
@@ -716,7 +756,7 @@ const launchLimit = 2 * time.Second
 
 // launchComplete enqueues the complete kernel for a set. Needs e.mu.
 func (e *async) launchComplete(slot uint32) error {
-	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks, Threads: warp}, completeParams{
+	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks, Threads: e.opt.Threads}, completeParams{
 		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle, NumQueues: uint32(e.queues()), Set: slot,
 		LimitNS: int64(launchLimit),
 	}); err != nil {
@@ -739,7 +779,7 @@ func (p *asyncPending) complete(ctx context.Context) error {
 	select {
 	case p.turn <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("gpuio async: wait for %d rows: %w", p.rows, ctx.Err())
+		return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.e.name, p.rows, ctx.Err())
 	}
 	defer func() { <-p.turn }()
 	if p.finished {
@@ -749,7 +789,7 @@ func (p *asyncPending) complete(ctx context.Context) error {
 	for {
 		if err := e.complEv[p.slot].Synchronize(ctx); err != nil {
 			if ctx.Err() != nil {
-				return fmt.Errorf("gpuio async: wait for %d rows: %w", p.rows, ctx.Err())
+				return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.e.name, p.rows, ctx.Err())
 			}
 			p.abandon(err)
 			return nil
@@ -762,11 +802,18 @@ func (p *asyncPending) complete(ctx context.Context) error {
 			p.finish()
 			return nil
 		}
+		again, err := e.resumeSync(ctx, p)
+		if err != nil {
+			return err
+		}
+		if again {
+			continue
+		}
 		if err := e.recover(ctx, p); err != nil {
 			return err
 		}
 		e.mu.Lock()
-		err := e.broken
+		err = e.broken
 		if err == nil {
 			err = e.launchComplete(p.slot)
 		}
@@ -785,10 +832,10 @@ func (p *asyncPending) abandon(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.broken == nil {
-		e.broken = fmt.Errorf("gpuio async: %w", err)
+		e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
 	}
 	p.finished = true
-	p.err = fmt.Errorf("gpuio async: %d rows not read: %w; close the reader before the buffers are used again", p.rows, err)
+	p.err = fmt.Errorf("gpuio %s: %d rows not read: %w; close the reader before the buffers are used again", e.name, p.rows, err)
 	e.failed.Add(p.rows)
 	e.forgetLive(p)
 }
@@ -809,7 +856,7 @@ func (p *asyncPending) finish() {
 	fails := int64(set.NumFails)
 	p.stats = ReadStats{
 		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Retries: int64(set.Retries), Timeouts: p.timeouts,
-		Submit: time.Duration(max(set.SubmitNS-set.StartNS, 0)), Complete: time.Duration(max(set.DoneNS-set.SubmitNS, 0)),
+		Submit: time.Duration(max(set.SubmitNS-set.StartNS, 0)), Complete: time.Duration(max(set.DoneNS-max(set.SubmitNS, set.StartNS), 0)), // read_sync has no SubmitNS
 	}
 	p.stats.Bytes = p.stats.Commands * int64(e.layout.ReadBytes())
 	if fails > 0 {
@@ -833,7 +880,7 @@ func (p *asyncPending) finish() {
 
 // setError turns the fail records of a set into errors that name SSD, queue, LBA and status.
 func (e *async) setError(p *asyncPending, set *setState) error {
-	out := &SetError{Stack: "async", Failed: int64(set.NumFails), Rows: p.rows}
+	out := &SetError{Stack: e.name, Failed: int64(set.NumFails), Rows: p.rows}
 	class := errs.Device
 	for i := range min(int(set.NumFails), maxFails) {
 		f := &set.Fails[i]
@@ -937,7 +984,7 @@ func (e *async) teardown(ctx context.Context) error {
 	e.mu.Lock()
 	live := append([]*asyncPending(nil), e.live...)
 	if e.broken == nil {
-		e.broken = errs.New(errs.Failed, "gpuio async: the reader was closed before the set was read")
+		e.broken = errs.New(errs.Failed, "gpuio %s: the reader was closed before the set was read", e.name)
 	}
 	e.mu.Unlock()
 	if e.queueBuf != nil {
@@ -961,7 +1008,7 @@ func (e *async) teardown(ctx context.Context) error {
 	}
 	if !quiet {
 		// Kernels still run: their memory must stay.
-		return errors.Join(err, errs.New(errs.Device, "gpuio async: kernels did not end within %v; the engine's memory is not freed", closeTimeout))
+		return errors.Join(err, errs.New(errs.Device, "gpuio %s: kernels did not end within %v; the engine's memory is not freed", e.name, closeTimeout))
 	}
 	for _, p := range live {
 		err = errors.Join(err, p.complete(ctx))

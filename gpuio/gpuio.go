@@ -3,6 +3,8 @@
 //
 //   - async: kernels on the device fill submission queues and reap completion queues themselves
 //     (Helios; async.go, submit.go, complete.go);
+//   - sync: a warp reads one row at a time and waits for it (BaM, GIDS): the baseline on the same
+//     queues (sync.go, readsync.go);
 //   - cpu: threads of the CPU read the backing files with io_uring or pread, gather and copy;
 //   - mmap: rows are copied out of the page cache.
 //
@@ -52,7 +54,7 @@ type ReadSet struct {
 
 // Reader is an I/O stack over a set of SSDs and a layout. It is safe for concurrent use.
 type Reader interface {
-	Name() string // "async", "cpu" or "mmap"
+	Name() string // "async", "sync", "cpu" or "mmap"
 	// Submit checks and enqueues a set. It blocks only when too many sets are in flight, no
 	// longer than ctx. The reads proceed without Wait.
 	Submit(ctx context.Context, rs *ReadSet) (Pending, error)

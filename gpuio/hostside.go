@@ -15,6 +15,7 @@ import (
 type hostSide struct {
 	kickers []nvme.Kicker // by SSD; nil: the controller sees doorbells by itself
 	parks   []blockPark   // by block of the complete kernel
+	sync    *syncSide     // of the sync stack
 }
 
 // blockPark is how one block of the complete kernel waits. fn is made once, so that a wait
@@ -55,8 +56,11 @@ func (p *blockPark) init() {
 
 // wait lets the controllers of the block's queues work, and for d > 0 gives the SM slot up until a
 // completion may be there.
-func (h *hostSide) wait(b *cuda.Block, d time.Duration) {
-	p := &h.parks[b.Index]
+func (h *hostSide) wait(b *cuda.Block, d time.Duration) { h.waitAt(b, b.Index, d) }
+
+// waitAt waits for the queues of block i of the complete kernel, for which one block at a time may.
+func (h *hostSide) waitAt(b *cuda.Block, i int, d time.Duration) {
+	p := &h.parks[i]
 	p.d = d
 	switch {
 	case d > 0:

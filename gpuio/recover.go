@@ -30,16 +30,25 @@ func (e *async) recover(ctx context.Context, p *asyncPending) error {
 	rem := e.remaining(p.slot)
 	for g := range rem {
 		q := e.queue(g)
-		if atomic.LoadUint32(&rem[g]) == 0 || atomic.LoadUint32(&q.Frozen) == frozenNo {
+		if atomic.LoadUint32(&rem[g]) == 0 {
+			continue
+		}
+		if e.sync != nil {
+			e.leftover(p, g)
+		}
+		if atomic.LoadUint32(&q.Frozen) == frozenNo {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("gpuio async: wait for %d rows: %w", p.rows, err)
+			return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, err)
 		}
 		// What was begun is finished whatever happens to ctx: half a recovery helps nobody.
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recoveryTimeout)
 		e.recoverQueue(rctx, g)
 		cancel()
+		if e.sync != nil {
+			e.leftover(p, g)
+		}
 	}
 	return nil
 }

@@ -170,61 +170,67 @@ func (q *queueState) acquire(words, n uint32) (w, mask uint32) {
 // build is the warp's work: each lane makes one command of the row at its position. Rows that
 // cannot be read are recorded; their CIDs come back as unused.
 func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, from, now int64, c *refillCounts) (unused, dropped uint32, issued int) {
-	l := &set.Layout
-	rowBytes := int64(l.RowBytes)
-	n := int64(l.SSDs)
-	rows, pos := at[int64](set.Rows, 0), at[uint32](set.Pos, 0)
-	iova := uint64(0)
-	if set.Direct != 0 {
-		iova = *at[uint64](set.DstIOVA, int(q.SSD))
-	}
 	for ; mask != 0; mask &= mask - 1 {
 		cid := w*32 + uint32(bits.TrailingZeros32(mask))
-		i := from
+		cmd := k.fill(q, set, slot, cid, from, now)
 		from++
-		row := *(*int64)(unsafe.Add(unsafe.Pointer(rows), i*8))
-		off := int64(*(*uint32)(unsafe.Add(unsafe.Pointer(pos), i*4))) * set.DstStride
-		slotNo := row / n
-		bad := uint16(0)
-		where := uint64(0)
-		if row < 0 || row >= l.Rows || uint32(row-slotNo*n) != q.SSD {
-			bad = failRow
-		} else if off > set.DstLimit-rowBytes {
-			bad, where = failPos, uint64(off/set.DstStride)
-		}
-		if bad != 0 {
+		if cmd == nil {
 			unused |= 1 << (cid & 31)
 			dropped++
-			set.fail(failRecord{Index: uint32(i), Kind: bad, QID: uint16(q.QID), LBA: where, SSD: q.SSD, Row: row})
 			continue
 		}
-		cmd := at[command](q.Commands, int(cid))
-		cmd.Set, cmd.Index = slot, uint32(i)
-		if l.RowsPerLBA > 1 {
-			lba := slotNo / int64(l.RowsPerLBA)
-			cmd.LBA = q.DataStart + uint64(lba)
-			cmd.ByteOffset = uint32(slotNo-lba*int64(l.RowsPerLBA)) * uint32(rowBytes)
-		} else {
-			cmd.LBA = q.DataStart + uint64(slotNo*int64(l.LBAsPerRow))
-			cmd.ByteOffset = 0
-		}
-		if set.Direct != 0 {
-			cmd.Dst = 0
-			q.prp(cmd, cid, iova+uint64(off))
-			c.direct++
-		} else {
-			cmd.Dst = set.Dst + cuda.DevicePtr(off)
-			q.prp(cmd, cid, q.StageIOVA+uint64(cid)*uint64(q.StageBytes))
-			c.staged++
-		}
-		cmd.Start = now
 		atomic.StoreInt64(&cmd.Deadline, now+q.TimeoutNS)
 		atomic.StoreUint32(&cmd.State, cmdAttempt|cmdInFlight)
 		q.store(cid, cmd)
 		c.unrung++
 		issued++
 	}
+	if set.Direct != 0 {
+		c.direct += uint64(issued)
+	} else {
+		c.staged += uint64(issued)
+	}
 	return unused, dropped, issued
+}
+
+// fill makes a command of the set's row at index i. nil: the row cannot be read, which is recorded.
+func (k kernelView) fill(q *queueState, set *setState, slot, cid uint32, i, now int64) *command {
+	l := &set.Layout
+	rowBytes := int64(l.RowBytes)
+	n := int64(l.SSDs)
+	row := *(*int64)(unsafe.Add(unsafe.Pointer(at[int64](set.Rows, 0)), i*8))
+	off := int64(*(*uint32)(unsafe.Add(unsafe.Pointer(at[uint32](set.Pos, 0)), i*4))) * set.DstStride
+	slotNo := row / n
+	bad := uint16(0)
+	where := uint64(0)
+	if row < 0 || row >= l.Rows || uint32(row-slotNo*n) != q.SSD {
+		bad = failRow
+	} else if off > set.DstLimit-rowBytes {
+		bad, where = failPos, uint64(off/set.DstStride)
+	}
+	if bad != 0 {
+		set.fail(failRecord{Index: uint32(i), Kind: bad, QID: uint16(q.QID), LBA: where, SSD: q.SSD, Row: row})
+		return nil
+	}
+	cmd := at[command](q.Commands, int(cid))
+	cmd.Set, cmd.Index = slot, uint32(i)
+	if l.RowsPerLBA > 1 {
+		lba := slotNo / int64(l.RowsPerLBA)
+		cmd.LBA = q.DataStart + uint64(lba)
+		cmd.ByteOffset = uint32(slotNo-lba*int64(l.RowsPerLBA)) * uint32(rowBytes)
+	} else {
+		cmd.LBA = q.DataStart + uint64(slotNo*int64(l.LBAsPerRow))
+		cmd.ByteOffset = 0
+	}
+	if set.Direct != 0 {
+		cmd.Dst = 0
+		q.prp(cmd, cid, *at[uint64](set.DstIOVA, int(q.SSD))+uint64(off))
+	} else {
+		cmd.Dst = set.Dst + cuda.DevicePtr(off)
+		q.prp(cmd, cid, q.StageIOVA+uint64(cid)*uint64(q.StageBytes))
+	}
+	cmd.Start = now
+	return cmd
 }
 
 // prp points a command at ReadBytes contiguous bytes from a (base specification 2.0, 4.1.1): only

@@ -1,0 +1,213 @@
+package gpuio
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"helios/cuda"
+)
+
+// SyncOptions shape the sync stack. Zero values choose defaults.
+type SyncOptions struct {
+	Blocks     int           // blocks of the read kernel; 0: as many as the device keeps resident
+	Threads    int           // threads of a block, 32 to a warp; each warp has one read out at most (128)
+	QueuePairs int           // per SSD; 0: by the blocks, as for async
+	Depth      int           // reads outstanding per SSD at most, over all its queue pairs (256)
+	Timeout    time.Duration // deadline of one attempt (10 s)
+	Retries    int           // attempts after the first; negative: none (3)
+	SMs        int           // budget of the I/O stream; 0 = all
+	Priority   int           // of the I/O stream
+}
+
+// syncOptions are what the engine keeps of SyncOptions.
+type syncOptions struct {
+	blocks, threads int
+	// limit ends a launch that has rows left; the host then launches again, so that a kernel
+	// always ends by itself.
+	limit time.Duration
+}
+
+const (
+	defaultSyncThreads = 128
+	syncLimit          = 2 * time.Second
+)
+
+// NewSync makes the sync stack over ssds: the data path of BaM and GIDS, as a baseline on the very
+// queues, commands and recovery of the async stack. One warp reads one row: its leader takes a
+// command, submits it and waits for the completion, while whoever holds the queue's lock reaps for
+// all (kernel read_sync). So what is outstanding is bounded by the warps on the device, Blocks ×
+// Threads/32, where in async it is bounded by the queues alone.
+func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o SyncOptions) (Reader, error) {
+	info := dev.Info()
+	if o.Threads == 0 {
+		o.Threads = defaultSyncThreads
+	}
+	if o.Blocks == 0 {
+		sms := info.SMs
+		if o.SMs > 0 {
+			sms = min(sms, o.SMs)
+		}
+		// A full grid: what an SM keeps resident (2048 threads and 32 blocks on compute
+		// capability 8.0 and 9.0). The host device keeps 32 blocks of any size.
+		perSM := 32
+		if info.Backend != "host" {
+			perSM = min(perSM, max(2048/max(o.Threads, 1), 1))
+		}
+		o.Blocks = sms * perSM
+	}
+	return newEngine("sync", &syncOptions{blocks: o.Blocks, threads: o.Threads, limit: syncLimit}, dev, ssds, l, AsyncOptions{
+		Blocks: o.Blocks, Threads: o.Threads, QueuePairs: o.QueuePairs, Depth: o.Depth,
+		Timeout: o.Timeout, Retries: o.Retries, SMs: o.SMs, Priority: o.Priority,
+	})
+}
+
+// launchSync enqueues read_sync for a set. No complete kernel follows: the warps see to their own
+// completions. Needs e.mu.
+func (e *async) launchSync(slot uint32) error {
+	grid := cuda.LaunchConfig{Blocks: e.sync.blocks, Threads: e.sync.threads}
+	if err := cuda.Launch(e.submitS, e.submitK, grid, syncParams{
+		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: slot, LimitNS: int64(e.sync.limit),
+	}); err != nil {
+		return err
+	}
+	return e.submitS.Record(e.complEv[slot])
+}
+
+// Rows that read_sync leaves behind, and how sets with such rows end.
+//
+// When a queue freezes, the warps that serve it leave. The commands that they had out stay in
+// quarantine, and the rows that nobody had begun are Taken..end of the queue's share. The host then
+// recovers the queue as it does for async, makes a pending segment of those rows, and has the
+// complete kernel finish the set. read_sync and complete must not reap the same queue, and a warp of
+// read_sync knows only its own set's commands, so they take turns:
+//
+//   - a set that has rows left is sick; before its queues are touched the read_sync kernels that
+//     are already launched come to their ends (they leave frozen queues alone);
+//   - while a set is sick no read_sync is launched: settle, called by Submit, finishes it first.
+//
+// A healthy launch that only ran out of its time is launched again.
+
+// resumeSync prepares the recovery of a set that read_sync left with rows. True: the kernel was
+// launched again and there is nothing to recover. Its error is ctx's.
+func (e *async) resumeSync(ctx context.Context, p *asyncPending) (again bool, err error) {
+	if e.sync == nil {
+		return false, nil
+	}
+	e.mu.Lock()
+	p.sick = true
+	err = e.broken
+	e.mu.Unlock()
+	if err != nil {
+		return false, nil // complete finds it again, and abandons the set
+	}
+	if err := e.quiet(ctx, e.submitS, p); err != nil {
+		return false, err
+	}
+	e.mu.Lock()
+	// Their commands may come back to life with the queues that this set thaws.
+	others := false
+	for _, x := range e.live {
+		for _, n := range e.remaining(x.slot) {
+			x.sick = x.sick || n != 0
+		}
+		others = others || x.sick && x != p
+	}
+	e.mu.Unlock()
+	if others || !e.calm() {
+		return false, nil
+	}
+	if err := e.quiet(ctx, e.complS, p); err != nil {
+		return false, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken != nil || !e.calm() {
+		return false, nil
+	}
+	p.sick = false
+	if err := e.launchSync(p.slot); err != nil {
+		e.broken = fmt.Errorf("gpuio %s: launch: %w", e.name, err)
+	}
+	return e.broken == nil, nil
+}
+
+// quiet waits for the end of a stream's kernels. Its error is ctx's; a stream that failed breaks
+// the engine.
+func (e *async) quiet(ctx context.Context, s cuda.Stream, p *asyncPending) error {
+	err := s.Synchronize(ctx)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, ctx.Err())
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken == nil {
+		e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
+	}
+	return nil
+}
+
+// calm tells whether all queues are idle and none is frozen. No kernel runs.
+func (e *async) calm() bool {
+	for g := range e.queues() {
+		q := e.queue(g)
+		if atomic.LoadUint32(&q.Frozen) != frozenNo || q.inFlight() != 0 || q.PendHead != atomic.LoadUint32(&q.PendTail) {
+			return false
+		}
+		for w := range q.Retry {
+			if atomic.LoadUint32(&q.Retry[w]) != 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// leftover turns the rows of queue g's share that read_sync has not begun into a pending segment,
+// once, and starts what the queue holds unless it is frozen. No read_sync runs; e.recMu is held, so
+// there is one that appends to the list.
+func (e *async) leftover(p *asyncPending, g int) {
+	q := e.queue(g)
+	set := e.set(p.slot)
+	taken := &e.taken(p.slot)[g]
+	from, first, last := shareOf(set, q.SSD, uint32(g%e.perSSD), uint32(e.perSSD))
+	// Warps that found the share used up have added too.
+	if begun := min(int64(atomic.LoadUint32(taken)), last-first); begun < last-first {
+		tail := atomic.LoadUint32(&q.PendTail)
+		q.Pend[p.slot] = segment{Next: from + first + begun, End: from + last}
+		q.PendRing[tail%maxSets] = p.slot
+		atomic.StoreUint32(taken, uint32(last-first))
+		atomic.StoreUint32(&q.PendTail, tail+1)
+	}
+	k := e.kernelView()
+	k.serve(q, uint32(g))
+}
+
+// settle finishes the sick sets of the sync stack. Needs e.mu, which it gives up meanwhile. Its
+// error is ctx's.
+func (e *async) settle(ctx context.Context) error {
+	for e.sync != nil {
+		var sick *asyncPending
+		for _, x := range e.live {
+			if x.sick {
+				sick = x
+				break
+			}
+		}
+		if sick == nil {
+			return nil
+		}
+		e.mu.Unlock()
+		err := sick.complete(ctx)
+		e.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
