@@ -198,4 +198,5 @@ static_assert(sizeof(SyncParams) == 48, "gpuio.syncParams");
 // NVMe base specification 2.0, figures 88 and 90; not shared with Go as structs, but the same bytes
 // as nvme.Command and nvme.Completion. Words as the kernels store and load them.
 constexpr u32 commandBytes = 64, completionBytes = 16;
-constexpr u32 opRead = 0x02;
+// go: nvme.OpRead
+constexpr u32 nvmeRead = 0x02;

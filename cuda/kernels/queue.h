@@ -112,7 +112,7 @@ HX_DEVICE inline void ring_sq(QueueState *q, u32 tail) {
 // Writes a read command at a place of the ring, in 16-byte pieces. One lane, one command.
 HX_DEVICE inline void sqe(const QueueState *q, u32 place, u32 cid, u64 lba, u64 prp1, u64 prp2) {
 	u8 *to = dev::at<u8>(q->SQ, (i64)place * commandBytes);
-	dev::st16(to, u32x4{opRead | cid << 16, q->NSID, 0, 0});
+	dev::st16(to, u32x4{nvmeRead | cid << 16, q->NSID, 0, 0});
 	dev::st16(to + 16, u32x4{0, 0, (u32)prp1, (u32)(prp1 >> 32)});
 	dev::st16(to + 32, u32x4{(u32)prp2, (u32)(prp2 >> 32), (u32)lba, (u32)(lba >> 32)});
 	dev::st16(to + 48, u32x4{q->Blocks - 1, 0, 0, 0});
