@@ -1,8 +1,8 @@
 // Kernel "read_sync": the synchronous stack that the asynchronous one is measured against, in the
 // manner of BaM (Qureshi et al., ASPLOS 2023): the warp that issues a read waits for it.
 //
-// Shape: one row per warp at a time; warp w serves queue w mod NumQueues and takes the next row of
-// that queue's share until there are none. Bytes as in submit and complete together.
+// Shape: one row per warp at a time; warp w serves queue w mod NumQueues (and w + warps, … where
+// warps are fewer) and takes the next row of that queue's share until there are none. Bytes as in submit and complete together.
 //
 // Ownership: a warp takes a CID first and a row then, so that no row is begun that cannot be issued.
 // Own is held for one SQE and its doorbell, Reap for one sweep of up to 32 completions. Who sweeps
@@ -214,17 +214,8 @@ HX_DEVICE void leave_to_host(QueueState *q, u32 cid, u32 attempts) {
 	}
 }
 
-} // namespace
-
-HX_KERNEL(read_sync, SyncParams) {
-	if (dev::dropped(hx)) return;
-	SetState *s = io::set(p.Sets, p.Set);
-	i64 begun = io::now(), until = begun + p.LimitNS;
-	if (io::leader()) {
-		dev::cas_gpu<dev::relaxed>((u64 *)&s->StartNS, (u64)0, (u64)begun);
-		dev::max_gpu<dev::relaxed>(&s->SubmitNS, begun);
-	}
-	u32 g = dev::warp() % p.NumQueues;
+// Reads rows of queue g's share until there are none, the queue is frozen or the time is over.
+HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 	QueueState *q = io::queue(p.Queues, g);
 	i64 from = dev::ld(dev::at<i64>(s->Offsets, q->SSD));
 	i64 to = dev::ld(dev::at<i64>(s->Offsets, q->SSD + 1));
@@ -324,5 +315,19 @@ HX_KERNEL(read_sync, SyncParams) {
 		}
 		if (left) break;
 	}
+}
+
+} // namespace
+
+HX_KERNEL(read_sync, SyncParams) {
+	if (dev::dropped(hx)) return;
+	SetState *s = io::set(p.Sets, p.Set);
+	i64 begun = io::now();
+	if (io::leader()) {
+		dev::cas_gpu<dev::relaxed>((u64 *)&s->StartNS, (u64)0, (u64)begun);
+		dev::max_gpu<dev::relaxed>(&s->SubmitNS, begun);
+	}
+	// With fewer warps than queues a warp serves several, one after the other.
+	for (u32 g = dev::warp() % p.NumQueues; g < p.NumQueues; g += dev::warps()) work(p, s, g, begun + p.LimitNS);
 	if (io::leader()) dev::max_gpu<dev::relaxed>(&s->DoneNS, dev::now_ns());
 }
