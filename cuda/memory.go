@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -132,7 +131,7 @@ func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
 		return nil, fmt.Errorf("device %s: register %s: no memory", h.info.Name, purpose)
 	}
 	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-	if onGoHeap(lo) {
+	if region.OnGoHeap(lo) {
 		return nil, fmt.Errorf("device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
 			h.info.Name, purpose)
 	}
@@ -152,20 +151,6 @@ func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
 	}
 	return b, nil
 }
-
-// onGoHeap guesses by address: Go's heap is one range that grows (more are taken only when
-// something is in the way), so its objects are not farther apart than it is large. A miss
-// costs nothing: the check is there to find mistakes early.
-func onGoHeap(p uint64) bool {
-	probe := new([64]byte)
-	heapSink.Store(probe) // keeps it from the stack
-	at := uint64(uintptr(unsafe.Pointer(probe)))
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return max(at, p)-min(at, p) < max(m.HeapSys, 64<<20)
-}
-
-var heapSink atomic.Pointer[[64]byte]
 
 // MemUsage implements Device.
 func (h *Host) MemUsage() map[string]int64 {
