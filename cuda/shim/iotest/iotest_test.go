@@ -1,0 +1,403 @@
+// Package iotest proves the submit, complete and read_sync kernels on the CPU shim: the same source
+// that becomes PTX runs as fibers against model SSDs in C++ (src/model.cc) and a mini host
+// (src/host.cc), which check each other and every byte read.
+//
+//	go test ./cuda/shim/iotest                               50 seeded schedules
+//	SEEDS=1000 TSAN_SEEDS=60 go test ./cuda/shim/iotest      as make test-shim
+//	SEED=17 go test -run Schedules ./cuda/shim/iotest -v     one schedule, with its last events
+//
+// The knobs: SEEDS and TSAN_SEEDS (how many), SEED_FROM (the first; 1), CXX (g++).
+package iotest_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// The sources, relative to this folder. A change of any makes a new build.
+var (
+	modelSources  = []string{"src/main.cc", "src/rig.cc", "src/host.cc", "src/model.cc"}
+	kernelSources = []string{"submit.cu", "complete.cu", "read_sync.cu"}
+	headerGlobs   = []string{"src/*.h", "../*.h", "../../kernels/*.h"}
+)
+
+func compiler(t *testing.T) string {
+	t.Helper()
+	cxx := os.Getenv("CXX")
+	if cxx == "" {
+		cxx = "g++"
+	}
+	if _, err := exec.LookPath(strings.Fields(cxx)[0]); err != nil {
+		t.Skipf("no C++ compiler: %v; install g++ or set CXX", err)
+	}
+	return cxx
+}
+
+// builder compiles each object and program once per content.
+type builder struct {
+	t    *testing.T
+	cxx  string
+	dir  string
+	base string // hash of the compiler and the headers
+}
+
+func newBuilder(t *testing.T) *builder {
+	t.Helper()
+	b := &builder{t: t, cxx: compiler(t)}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	b.dir = filepath.Join(cache, "helios-iotest")
+	if err := os.MkdirAll(b.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.prune()
+	h := sha256.New()
+	version, err := exec.Command("sh", "-c", b.cxx+" --version").Output()
+	if err != nil {
+		t.Fatalf("%s --version: %v", b.cxx, err)
+	}
+	h.Write(version)
+	for _, g := range headerGlobs {
+		files, err := filepath.Glob(g)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no headers match %s (%v)", g, err)
+		}
+		for _, f := range files {
+			body, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(h, "%s %d\n", f, len(body))
+			h.Write(body)
+		}
+	}
+	b.base = fmt.Sprintf("%x", h.Sum(nil))
+	return b
+}
+
+// prune keeps the cache from growing with each edit.
+func (b *builder) prune() {
+	files, err := os.ReadDir(b.dir)
+	if err != nil {
+		return
+	}
+	for _, f := range files {
+		if info, err := f.Info(); err == nil && time.Since(info.ModTime()) > 7*24*time.Hour {
+			_ = os.Remove(filepath.Join(b.dir, f.Name()))
+		}
+	}
+}
+
+var compiling = make(chan struct{}, max(runtime.NumCPU(), 1))
+
+// run executes the compiler, as many at once as there are CPUs.
+func (b *builder) run(out string, args ...string) error {
+	now := time.Now()
+	if os.Chtimes(out, now, now) == nil { // it is there; and used
+		return nil
+	}
+	compiling <- struct{}{}
+	defer func() { <-compiling }()
+	tmp := fmt.Sprintf("%s.%d", out, os.Getpid())
+	fields := append(strings.Fields(b.cxx), args...)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	msg, err := exec.CommandContext(ctx, fields[0], append(fields[1:], "-o", tmp)...).CombinedOutput()
+	if err != nil {
+		_ = os.Remove(tmp)
+		return fmt.Errorf("%s: %w\n%s", strings.Join(fields, " "), err, msg)
+	}
+	return os.Rename(tmp, out)
+}
+
+// program builds the explorer: flags for all of it, macro for the kernels.
+func (b *builder) program(flags []string, macro string) string {
+	b.t.Helper()
+	common := append([]string{"-std=c++17", "-g", "-pthread", "-DHX_SHIM", "-Wall", "-Wextra", "-Werror", "-I", "src", "-I", "..", "-I", "../../kernels"}, flags...)
+	type unit struct {
+		src  string
+		args []string
+	}
+	var units []unit
+	runtimeSources, err := filepath.Glob("../*.cc")
+	if err != nil || len(runtimeSources) == 0 {
+		b.t.Fatalf("no shim sources: %v", err)
+	}
+	for _, s := range append(runtimeSources, modelSources...) {
+		units = append(units, unit{s, common})
+	}
+	for _, k := range kernelSources {
+		args := append([]string{}, common...)
+		if macro != "" {
+			args = append(args, "-D"+macro, "-Wno-unused-function", "-Wno-unused-variable")
+		}
+		units = append(units, unit{"../../kernels/" + k, append(args, "-x", "c++")})
+	}
+	objects := make([]string, len(units))
+	errs := make([]error, len(units))
+	var wg sync.WaitGroup
+	all := sha256.New()
+	for i, u := range units {
+		body, err := os.ReadFile(u.src)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		key := sha256.Sum256([]byte(b.base + strings.Join(u.args, " ") + u.src + string(body)))
+		fmt.Fprintf(all, "%x", key)
+		objects[i] = filepath.Join(b.dir, fmt.Sprintf("%x.o", key[:12]))
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			errs[i] = b.run(objects[i], append(append([]string{}, u.args...), "-c", u.src)...)
+		}()
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		b.t.Fatal(err)
+	}
+	exe := filepath.Join(b.dir, fmt.Sprintf("iotest-%x", all.Sum(nil)[:12]))
+	if err := b.run(exe, append(append([]string{"-pthread"}, flags...), objects...)...); err != nil {
+		b.t.Fatal(err)
+	}
+	return exe
+}
+
+var (
+	plainFlags = []string{"-O2"}
+	tsanFlags  = []string{"-O1", "-fsanitize=thread"}
+)
+
+// result is how one process of the explorer ended.
+type result struct {
+	code int // 0 right, 1 wrong, 66 ThreadSanitizer, -1 not ended by itself
+	out  string
+}
+
+func (r result) first() string {
+	for _, l := range strings.Split(r.out, "\n") {
+		if strings.HasPrefix(l, "FAIL") || strings.HasPrefix(l, "WARNING: ThreadSanitizer") {
+			return l
+		}
+	}
+	return strings.SplitN(r.out, "\n", 2)[0]
+}
+
+func explore(t *testing.T, exe string, limit time.Duration, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=exitcode=66 halt_on_error=1 second_deadlock_stack=1 history_size=4")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	r := result{out: out.String()}
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		r.code = -1
+		r.out = fmt.Sprintf("FAIL: not done after %v\n%s", limit, r.out)
+	case errors.As(err, &exit):
+		r.code = exit.ExitCode()
+	default:
+		t.Fatal(err)
+	}
+	return r
+}
+
+func number(t *testing.T, name string, def int) int {
+	t.Helper()
+	s := os.Getenv(name)
+	if s == "" {
+		return def
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 0 {
+		t.Fatalf("%s=%q is not a number", name, s)
+	}
+	return n
+}
+
+// sweepSeeds runs seeds from..from+n-1 in slices over the CPUs and reports each slice that fails.
+func sweepSeeds(t *testing.T, exe string, from, n int, slice int, args ...string) (passed int) {
+	t.Helper()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	next := from
+	var lines []string
+	for range min(runtime.NumCPU(), (n+slice-1)/slice) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				mu.Lock()
+				lo := next
+				hi := min(lo+slice, from+n)
+				next = hi
+				mu.Unlock()
+				if lo >= hi {
+					return
+				}
+				r := explore(t, exe, 10*time.Minute, append([]string{"--seeds", fmt.Sprintf("%d-%d", lo, hi-1)}, args...)...)
+				mu.Lock()
+				if r.code != 0 {
+					t.Errorf("exit %d of seeds %d to %d:\n%s", r.code, lo, hi-1, r.out)
+				} else {
+					passed += hi - lo
+					lines = append(lines, strings.TrimSpace(r.out))
+				}
+				mu.Unlock()
+			}
+		}()
+	}
+	wg.Wait()
+	sort.Strings(lines)
+	for _, l := range lines {
+		t.Log(l)
+	}
+	return passed
+}
+
+// TestSchedules runs the kernels under random configurations and schedules in virtual time.
+func TestSchedules(t *testing.T) {
+	b := newBuilder(t)
+	exe := b.program(plainFlags, "")
+	if s := os.Getenv("SEED"); s != "" {
+		r := explore(t, exe, 10*time.Minute, "--seed", s, "--trace")
+		if r.code != 0 {
+			t.Fatal(r.out)
+		}
+		t.Log(r.out)
+		return
+	}
+	n := 50
+	if testing.Short() {
+		n = 10
+	}
+	n = number(t, "SEEDS", n)
+	from := number(t, "SEED_FROM", 1)
+	begin := time.Now()
+	if got := sweepSeeds(t, exe, from, n, 25); got != n {
+		t.Errorf("%d of %d seeds are right", got, n)
+	}
+	t.Logf("%d seeds from %d in %v", n, from, time.Since(begin).Round(time.Millisecond))
+}
+
+// TestReplay: a seed gives the same run each time, or replaying a failure would be luck.
+func TestReplay(t *testing.T) {
+	exe := newBuilder(t).program(plainFlags, "")
+	a := explore(t, exe, time.Minute, "--seed", "3")
+	for range 2 {
+		if b := explore(t, exe, time.Minute, "--seed", "3"); a.out != b.out || a.code != 0 {
+			t.Fatalf("seed 3 once gave\n%s\nand then\n%s", a.out, b.out)
+		}
+	}
+}
+
+// sanitizer builds the ThreadSanitizer variant; it skips only where the compiler has none.
+func sanitizer(t *testing.T, b *builder, macro string) string {
+	t.Helper()
+	dir := t.TempDir()
+	src := filepath.Join(dir, "probe.cc")
+	if err := os.WriteFile(src, []byte("extern \"C\" void *__tsan_create_fiber(unsigned);\nint main() { return __tsan_create_fiber(0) == nullptr; }\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fields := append(strings.Fields(b.cxx), "-fsanitize=thread", "-o", filepath.Join(dir, "probe"), src)
+	if out, err := exec.Command(fields[0], fields[1:]...).CombinedOutput(); err != nil {
+		t.Skipf("%s has no ThreadSanitizer with fibers: %v\n%s; install its runtime (libtsan)", b.cxx, err, out)
+	}
+	if out, err := exec.Command(filepath.Join(dir, "probe")).CombinedOutput(); err != nil {
+		t.Skipf("ThreadSanitizer does not run here: %v\n%s", err, out)
+	}
+	return b.program(tsanFlags, macro)
+}
+
+// TestThreadSanitizer runs the kernels with blocks, SSDs and host as OS threads.
+func TestThreadSanitizer(t *testing.T) {
+	n := number(t, "TSAN_SEEDS", 0)
+	if n == 0 {
+		n = 4
+		if testing.Short() {
+			n = 1
+		}
+	}
+	exe := sanitizer(t, newBuilder(t), "")
+	begin := time.Now()
+	from := number(t, "SEED_FROM", 1)
+	if got := sweepSeeds(t, exe, from, n, 4, "--threads"); got != n {
+		t.Errorf("%d of %d seeds without a report", got, n)
+	}
+	t.Logf("%d seeds from %d in %v: no reports", n, from, time.Since(begin).Round(time.Millisecond))
+}
+
+// plants are mistakes built into the kernels (queue.h, submit.cu, complete.cu), and what must notice
+// each: the explorer, whose store buffer and schedules show a mistake by its consequences, and
+// ThreadSanitizer, which shows the missing order itself.
+var plants = []struct {
+	macro, mistake string
+	explorer, tsan bool
+	set            string // aims the seeds at the place
+}{
+	{"HX_PLANT_DOORBELL_BEFORE_SQE", "the doorbell rings before the entries are visible", true, true, ""},
+	{"HX_PLANT_MISSING_BARRIER", "no barrier between the lanes' entries and the leader's fence", true, true, "err=300,faults=1000,retries=3,rows=20"},
+	// Loads are not delayed, so only the race detector sees that data may be read before its completion.
+	{"HX_PLANT_COMPLETION_BEFORE_DATA", "a completion is read without acquire", false, true, ""},
+	{"HX_PLANT_CID_BEFORE_COPY", "a CID is free before its staged row was copied", true, true, "direct=0,sets=8,inflight=6,entries=4,spare=0"},
+	{"HX_PLANT_REFILL_BEFORE_HANDOVER", "a set is pending before its entry is written", true, true, "sets=8,inflight=6"},
+	// A consequence of time, not of memory order.
+	{"HX_PLANT_SKIP_QUARANTINE", "CIDs of late commands are used again while the SSD has them", true, false, "late=100,lost=50,faults=40"},
+}
+
+// TestPlantedMistakes: a proof that cannot fail proves nothing.
+func TestPlantedMistakes(t *testing.T) {
+	seeds, tsanSeeds := 200, number(t, "TSAN_SEEDS", 0)
+	for _, p := range plants {
+		t.Run(p.macro, func(t *testing.T) {
+			b := newBuilder(t)
+			if p.explorer {
+				r := search(t, b.program(plainFlags, p.macro), seeds, 1, p.set)
+				t.Logf("explorer: %s\n  %s", p.mistake, r)
+			}
+			if p.tsan && tsanSeeds > 0 {
+				r := search(t, sanitizer(t, b, p.macro), 40, 66, p.set, "--threads")
+				t.Logf("ThreadSanitizer: %s\n  %s", p.mistake, r)
+			}
+		})
+	}
+}
+
+// search looks for the first seed that ends with the code.
+func search(t *testing.T, exe string, seeds, code int, set string, args ...string) string {
+	t.Helper()
+	if set != "" {
+		args = append(args, "--set", set)
+	}
+	deadline := time.Now().Add(3 * time.Minute)
+	for seed := 1; seed <= seeds && time.Now().Before(deadline); seed++ {
+		r := explore(t, exe, 2*time.Minute, append([]string{"--seed", strconv.Itoa(seed)}, args...)...)
+		if r.code == code {
+			return fmt.Sprintf("seed %d: %s", seed, r.first())
+		}
+		if r.code == -1 {
+			t.Fatalf("seed %d hangs:\n%s", seed, r.out)
+		}
+	}
+	t.Fatalf("the mistake was not noticed in %d seeds", seeds)
+	return ""
+}

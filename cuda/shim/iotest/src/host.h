@@ -1,0 +1,93 @@
+// The host's side of the kernels as gpuio has it (async.go, recover.go): sets are launched, queues
+// that the kernels froze are recovered, results are checked to the byte.
+#pragma once
+
+#include "model.h"
+
+namespace iotest {
+
+class Host {
+public:
+	explicit Host(Run &);
+	~Host();
+	void agent();    // drives all sets and stops the run
+	void verdict();  // after all agents have ended: nothing leaked, all counters agree
+	void dump(FILE *); // state, for a report
+	bool done = false;
+	// quiet tells whether no CID of queue g can be taken into use any more.
+	bool quiet(u32 g);
+	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0;
+
+private:
+	struct Buffer {
+		u8 *base;       // with guards around
+		u64 bytes;      // guards included
+		u8 poison = 0;
+		bool used = false;
+		std::vector<u32> region; // by SSD
+	};
+	struct Set {
+		u32 slot, n, buffer;
+		std::vector<i64> rows;
+		std::vector<u32> pos;
+		std::vector<u8> bad; // 0, failRow or failPos
+		std::vector<i64> offsets;
+		u64 base, stride; // of the destination
+		bool direct;
+		Launch *last = nullptr;
+		u32 nbad = 0;
+	};
+	QueueState &q(u32 g) { return queues[g]; }
+	u32 nq() const { return (u32)queues.size(); }
+	u32 *remaining(u32 slot) { return &rem[(size_t)slot * nq()]; }
+	u32 *taken(u32 slot) { return &take[(size_t)slot * nq()]; }
+	Ssd &ssd_of(u32 g) { return *run.ssds[g / run.cfg.queues]; }
+	Launch *launch(Stream &, const char *kernel, u32 blocks, const void *params, size_t bytes, Launch *after);
+	void create(u32 g);
+	bool try_create(u32 g);
+	void start_set();
+	void launch_complete(Set &);
+	void finish(size_t i);
+	void check(Set &);
+	void quiesce();
+	void recover(Set &);
+	void recover_queue(u32 g);
+	bool abort_late(u32 g);
+	void recreate(u32 g);
+	void give_up(u32 g, bool deleted, u32 terminal);
+	void fail_command(u32 g, u32 cid, u16 kind);
+	void fail_queue(u32 g);
+	void leftovers(Set &);
+	void refill(u32 g);
+	void store_sqe(u32 g, u32 cid);
+	void record(SetState &, const FailRecord &);
+	template <typename F> void commands(u32 g, F fn);
+	void share(i64 n, u32 g, u32 rotate, i64 *lo, i64 *hi);
+
+	Run &run;
+	Rng rng;
+	Layout layout = {};
+	u32 list_bytes = 0, stage_bytes = 0;
+	std::vector<QueueState> queues;
+	std::vector<SetState> states;
+	std::vector<u32> rem, take;
+	std::vector<i64> offsets;
+	std::vector<u64> iovas;
+	std::vector<std::vector<Command>> cmds;
+	std::vector<Histogram> hist;
+	std::vector<u8 *> lists, stage; // by SSD
+	std::vector<Buffer> buffers;
+	std::vector<u8> dead; // by SSD
+	std::vector<std::unique_ptr<Set>> live;
+	std::vector<std::unique_ptr<Launch>> launches;
+	std::vector<u32> free_slots;
+	std::vector<FailRecord> records;
+	u64 started = 0, seen_fails = 0, bad_rows = 0, queue_fails = 0, dead_terminal = 0;
+	u64 issued_sets = 0, retried_sets = 0, expected_issues = 0;
+	u32 all_submitted = 0;
+	u8 next_poison = 0x11;
+};
+
+bool quiet_queue(Run &, u32 g);
+
+} // namespace iotest
