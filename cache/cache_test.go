@@ -557,7 +557,7 @@ func TestHotness(t *testing.T) {
 	for _, st := range sts {
 		ok(t, st.Synchronize(limit(t)))
 	}
-	if !slices.Equal(h.Counts(), want) {
+	if !slices.Equal(must(h.Counts(limit(t), sts[0]))(t), want) {
 		t.Fatal("counts differ")
 	}
 	ok(t, h.Add(sts[0], upload(t, dev, []int64{rows}).Ptr(), 1))
@@ -568,6 +568,39 @@ func TestHotness(t *testing.T) {
 		_ = st.Close() // one has failed on purpose
 	}
 	ok(t, h.Close())
+}
+
+// Place on the device is Place on the CPU: ties, both ends of the radix, every share of rows.
+func TestRank(t *testing.T) {
+	rng := seeded(t)
+	for _, rows := range []int64{0, 1, 5, 300, 70000} {
+		dev := device(t, 1+rng.IntN(4))
+		st := stream(t, dev)
+		h := must(NewHotness(dev, rows))(t)
+		for range 8 {
+			hot := view[uint32](h.counts, rows)
+			for i := range hot {
+				switch rng.IntN(6) {
+				case 0:
+					hot[i] = rng.Uint32()
+				case 1:
+					hot[i] = rng.Uint32N(4) << (8 * rng.Uint32N(4))
+				case 2:
+					hot[i] = 1<<32 - 1
+				default:
+					hot[i] = 0
+				}
+			}
+			g, c := rng.Int64N(rows+3)-1, rng.Int64N(rows+3)-1
+			got := must(h.Place(limit(t), st, g, c))(t)
+			want := Place(hot, g, c)
+			if !slices.Equal(got.GPU, want.GPU) || !slices.Equal(got.CPU, want.CPU) {
+				t.Fatalf("%d rows, %d+%d taken: the device places other rows than the CPU", rows, g, c)
+			}
+		}
+		ok(t, h.Close())
+		ok(t, st.Close())
+	}
 }
 
 func TestEmptyBudgets(t *testing.T) {

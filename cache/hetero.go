@@ -127,7 +127,7 @@ func (h *Hetero) NewBuckets() (*Buckets, error) {
 	if b.counts, err = h.dev.Alloc(cuda.MemDevice, n*4*h.maxGrid(), "cache lookup"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: %w", err), b.totals.Free())
 	}
-	if err := b.Reserve(rowsPerBlock); err != nil {
+	if err := b.Reserve(2048); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
@@ -183,15 +183,21 @@ func (b *Buckets) Close() error {
 	return errors.Join(errs...)
 }
 
-// rowsPerBlock is how many positions make another block worth its launch.
-const rowsPerBlock = 2048
+// rowsPerBlock is how many positions make another block worth its launch: on the host device enough
+// to pay for the call, on a GPU two for each thread, as the SMs are many and a start is cheap.
+func rowsPerBlock(dev cuda.Device) int64 {
+	if dev.Info().Backend == "host" {
+		return 2048
+	}
+	return 2 * threads
+}
 
 // maxGrid keeps a few blocks for each SM, so that those of other streams find a slot between
 // them.
 func (h *Hetero) maxGrid() int64 { return 4 * int64(h.dev.Info().SMs) }
 
 func (h *Hetero) grid(count int64) int {
-	return int(min(max(count/rowsPerBlock, 1), h.maxGrid()))
+	return int(min(max(count/rowsPerBlock(h.dev), 1), h.maxGrid()))
 }
 
 // Lookup sorts positions first..first+count-1 of nodes (int64 row numbers in device memory,
@@ -260,8 +266,13 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 		Dst: dst, NGPU: b.NGPU, NCPU: b.NCPU, GPUTotal: int64(len(h.place.GPU)), CPUTotal: int64(len(h.place.CPU)),
 		DstRows: b.dstRows, RowBytes: h.rowBytes, Stride: dstStride,
 	}
-	// A block for each 64 KiB: enough to pay for its start.
-	blocks := min(max((b.NGPU+b.NCPU)*h.rowBytes>>16, 1), h.maxGrid())
+	// A block for each 64 KiB: enough to pay for its start. On a GPU 16 KiB, which its 8 warps
+	// have in flight at one time.
+	shift := 14
+	if h.dev.Info().Backend == "host" {
+		shift = 16
+	}
+	blocks := min(max((b.NGPU+b.NCPU)*h.rowBytes>>shift, 1), h.maxGrid())
 	if err := cuda.Launch(st, h.gather, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}
@@ -270,27 +281,38 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 
 // Hotness counts how often each row is met.
 type Hotness struct {
-	kernel cuda.Kernel
-	blocks int64 // at most
-	rows   int64
-	counts cuda.Buffer
+	dev      cuda.Device
+	count    cuda.Kernel
+	rank     cuda.Kernel
+	perBlock int64 // rows that make another block worth its launch
+	blocks   int64 // at most
+	rows     int64
+	counts   cuda.Buffer
 }
 
-// NewHotness starts counts of zero for so many rows.
+// NewHotness starts counts of zero for so many rows: 4 bytes a row of device memory, or of pinned memory
+// where that does not fit. Presampling comes before the tiers, so they do not compete for it.
 func NewHotness(dev cuda.Device, rows int64) (*Hotness, error) {
 	if rows < 0 || rows > math.MaxInt64/4 {
 		return nil, fmt.Errorf("cache: hotness of %d rows", rows)
 	}
-	k, err := dev.Kernel("hotness")
+	h := &Hotness{dev: dev, perBlock: rowsPerBlock(dev), blocks: 4 * int64(dev.Info().SMs), rows: rows}
+	var err error
+	if h.count, err = dev.Kernel("hotness"); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if h.rank, err = dev.Kernel("hotness_rank"); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	h.counts, err = dev.Alloc(cuda.MemDevice, rows*4, "hotness")
+	var full *cuda.OutOfMemoryError
+	if errors.As(err, &full) {
+		h.counts, err = dev.Alloc(cuda.MemPinned, rows*4, "hotness")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
-	// Pinned: the CPU places by the counts, and the GPU's memory is for what they choose.
-	buf, err := dev.Alloc(cuda.MemPinned, rows*4, "hotness")
-	if err != nil {
-		return nil, fmt.Errorf("cache: %w", err)
-	}
-	return &Hotness{k, 4 * int64(dev.Info().SMs), rows, buf}, nil
+	return h, nil
 }
 
 // Add enqueues one more count for each of the n rows at nodes (int64 in device memory).
@@ -301,17 +323,35 @@ func (h *Hotness) Add(st cuda.Stream, nodes cuda.DevicePtr, n int64) error {
 	if n == 0 {
 		return nil
 	}
-	blocks := min(max(n/rowsPerBlock, 1), h.blocks)
+	blocks := min(max(n/h.perBlock, 1), h.blocks)
 	p := hotnessParams{Nodes: nodes, Counts: h.counts.Ptr(), N: n, Rows: h.rows}
-	if err := cuda.Launch(st, h.kernel, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
+	if err := cuda.Launch(st, h.count, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}
 	return nil
 }
 
-// Counts is the counts by row, good until Close or the next Add. The streams that Add was called
-// with must have been synchronised.
-func (h *Hotness) Counts() []uint32 { return hostmem.View[uint32](h.counts.Bytes()) }
+// Counts copies the counts by row to the CPU, after the work of st so far and no longer than ctx.
+func (h *Hotness) Counts(ctx context.Context, st cuda.Stream) ([]uint32, error) {
+	counts := make([]uint32, h.rows)
+	if h.rows == 0 {
+		return counts, nil
+	}
+	stage, err := h.dev.Alloc(cuda.MemPinned, h.rows*4, "hotness")
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if err = st.Copy(stage.Ptr(), h.counts.Ptr(), h.rows*4); err == nil {
+		err = st.Synchronize(ctx)
+	}
+	if err == nil {
+		copy(counts, hostmem.View[uint32](stage.Bytes()))
+	}
+	if err = errors.Join(err, stage.Free()); err != nil {
+		return nil, fmt.Errorf("cache: hotness of %d rows: %w", h.rows, err)
+	}
+	return counts, nil
+}
 
 // Close frees the counts.
 func (h *Hotness) Close() error { return h.counts.Free() }

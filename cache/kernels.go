@@ -88,6 +88,7 @@ func init() {
 	cuda.RegisterHost("lookup", lookupKernel)
 	cuda.RegisterHost("gather", gatherKernel)
 	cuda.RegisterHost("hotness", hotnessKernel)
+	cuda.RegisterHost("hotness_rank", hotnessRank)
 }
 
 func lookupKernel(b *cuda.Block, p *lookupParams) error {
@@ -195,12 +196,16 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 	lo, hi := b.Range(p.NGPU + p.NCPU)
 	dst := cuda.View[byte](p.Dst, (p.DstRows-1)*p.Stride+p.RowBytes)
 	if at, end := lo, min(hi, p.NGPU); at < end {
-		gatherTier(dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes),
-			cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:], p)
+		_, err := gatherTier(dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes), p.GPUTotal,
+			cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:], at, p)
+		if err != nil {
+			return err
+		}
 	}
 	if at, end := max(lo-p.NGPU, 0), hi-p.NGPU; at < end {
-		gatherTier(dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes),
-			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:], p)
+		_, err := gatherTier(dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes), p.CPUTotal,
+			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:], p.NGPU+at, p)
+		return err
 	}
 	return nil
 }
@@ -211,20 +216,28 @@ const touchAhead = 16
 
 // gatherTier copies rows in groups: first a load from each row of the group, which do not
 // depend on one another and so miss the cache and the TLB together, then the copies. The first
-// line is enough (measured from 128 to 4096 bytes): the rest follows it in order.
-func gatherTier(dst, rows []byte, pos, slot []uint32, p *gatherParams) (touched byte) {
+// line is enough (measured from 128 to 4096 bytes): the rest follows it in order. hit is the
+// number of the first one.
+func gatherTier(dst, rows []byte, total int64, pos, slot []uint32, hit int64, p *gatherParams) (touched byte, err error) {
 	for len(pos) > 0 {
 		n := min(touchAhead, len(pos))
-		for _, s := range slot[:n] {
+		for i, s := range slot[:n] {
+			if int64(s) >= total {
+				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s, hit+int64(i), total)
+			}
 			touched |= rows[int64(s)*p.RowBytes]
 		}
 		for i, at := range pos[:n] {
+			if int64(at) >= p.DstRows {
+				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at, hit+int64(i), p.DstRows)
+			}
 			d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
 			copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
 		}
 		pos, slot = pos[n:], slot[n:]
+		hit += int64(n)
 	}
-	return touched
+	return touched, nil
 }
 
 func hotnessKernel(b *cuda.Block, p *hotnessParams) error {

@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"fmt"
 	"sync/atomic"
 	"unsafe"
 
@@ -78,27 +79,31 @@ const keyMask = 1<<48 - 1
 
 // slot finds v's entry, and makes one when v has none in this stamp. Open addressing with
 // linear probing; keys of other stamps count as empty. 16 bits of the stamp are kept with the
-// key; the sampler clears the table before they repeat.
-func (t *table) slot(v uint64) uint64 {
+// key; the sampler clears the table before they repeat. It fails when all slots are taken, which
+// the sampler's load bound of 3/4 excludes.
+func (t *table) slot(v uint64) (uint64, error) {
 	if t.keys == nil {
-		return v
+		return v, nil
 	}
 	want := (t.stamp&0xffff)<<48 | v
 	mask := uint64(len(t.keys) - 1)
-	for s := (v * 0x9E3779B97F4A7C15) >> t.shift; ; s = (s + 1) & mask {
+	s := (v * 0x9E3779B97F4A7C15) >> t.shift
+	for range t.keys {
 		for {
 			k := atomic.LoadUint64(&t.keys[s])
 			if k == want {
-				return s
+				return s, nil
 			}
 			if k>>48 == t.stamp&0xffff {
 				break // somebody else's: next slot
 			}
 			if atomic.CompareAndSwapUint64(&t.keys[s], k, want) {
-				return s
+				return s, nil
 			}
 		}
+		s = (s + 1) & mask
 	}
+	return 0, fmt.Errorf("sample: the position table of %d slots is full", len(t.keys))
 }
 
 // node is the inverse of slot.
@@ -122,20 +127,44 @@ func (t *table) lower(s, pos uint64) {
 // pos is the position of a slot that has one in this stamp.
 func (t *table) pos(s uint64) uint64 { return atomic.LoadUint64(&t.vals[s]) & 0xffffffff }
 
+// neighbours is where node v's in-neighbours stand, and how many there are. A bad node, or offsets
+// that are none, come from a topology that was not validated or has been overwritten.
+func (p *sampleParams) neighbours(indptr []int64, v int64) (first, degree int64, err error) {
+	if uint64(v) >= uint64(p.NumNodes) {
+		return 0, 0, fmt.Errorf("sample: node %d: nodes are 0 to %d", v, p.NumNodes-1)
+	}
+	first, end := indptr[v], indptr[v+1]
+	if first < 0 || end < first || end > p.NumEdges {
+		return 0, 0, fmt.Errorf("sample: node %d: %d to %d are no offsets of the topology", v, first, end)
+	}
+	return first, end - first, nil
+}
+
 // sampleBegin enters Nodes[0:NumDst] into the table and, when asked, looks up their degrees.
 func sampleBegin(b *cuda.Block, p *sampleParams) error {
 	nodes := cuda.View[int64](p.Nodes, p.NumDst)
 	t := p.table()
 	lo, hi := b.Range(p.NumDst)
 	for i := lo; i < hi; i++ {
-		t.lower(t.slot(uint64(nodes[i])), uint64(i))
+		v := uint64(nodes[i])
+		if v >= uint64(p.NumNodes) {
+			return fmt.Errorf("sample: node %d: nodes are 0 to %d", nodes[i], p.NumNodes-1)
+		}
+		s, err := t.slot(v)
+		if err != nil {
+			return err
+		}
+		t.lower(s, uint64(i))
 	}
 	if p.Degrees != 0 {
 		indptr := p.indptr()
 		deg := cuda.View[uint32](p.Degrees, p.NumDst)
 		for i := lo; i < hi; i++ {
-			v := nodes[i]
-			deg[i] = uint32(indptr[v+1] - indptr[v])
+			_, d, err := p.neighbours(indptr, nodes[i])
+			if err != nil {
+				return err
+			}
+			deg[i] = uint32(d)
 		}
 	}
 	return nil
@@ -150,8 +179,10 @@ func sampleCount(b *cuda.Block, p *sampleParams) error {
 	lo, hi := b.Range(p.NumDst)
 	sum := int64(0)
 	for i := lo; i < hi; i++ {
-		v := nodes[i]
-		d := indptr[v+1] - indptr[v]
+		_, d, err := p.neighbours(indptr, nodes[i])
+		if err != nil {
+			return err
+		}
 		if p.Fanout >= 0 && d > p.Fanout {
 			d = p.Fanout
 		}
@@ -192,11 +223,29 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 		ids32 = cuda.View[uint32](p.Indices, p.NumEdges)
 	}
 	base := before(b, p.Sums)
+	if end := base + cuda.View[int64](p.Sums, int64(b.Blocks))[b.Index]; end > p.SrcLen {
+		return fmt.Errorf("sample: %d edges, room for %d", end, p.SrcLen)
+	}
+	enter := func(id uint64, at int64, out *uint32, pos uint64) error {
+		if id >= uint64(p.NumNodes) {
+			return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), at, p.NumNodes-1)
+		}
+		s, err := t.slot(id)
+		if err != nil {
+			return err
+		}
+		*out = uint32(s)
+		t.lower(s, pos)
+		return nil
+	}
 	lo, hi := b.Range(p.NumDst)
 	e := base
 	for i := lo; i < hi; i++ {
 		v := nodes[i]
-		first, d := indptr[v], indptr[v+1]-indptr[v]
+		first, d, err := p.neighbours(indptr, v)
+		if err != nil {
+			return err
+		}
 		k := d
 		if p.Fanout >= 0 && k > p.Fanout {
 			k = p.Fanout
@@ -214,16 +263,16 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 		if ids64 != nil {
 			row := ids64[first : first+d]
 			for j, o := range out {
-				s := t.slot(uint64(row[o]))
-				out[j] = uint32(s)
-				t.lower(s, pos+uint64(j))
+				if err := enter(uint64(row[o]), first+int64(o), &out[j], pos+uint64(j)); err != nil {
+					return err
+				}
 			}
 		} else {
 			row := ids32[first : first+d]
 			for j, o := range out {
-				s := t.slot(uint64(row[o]))
-				out[j] = uint32(s)
-				t.lower(s, pos+uint64(j))
+				if err := enter(uint64(row[o]), first+int64(o), &out[j], pos+uint64(j)); err != nil {
+					return err
+				}
 			}
 		}
 		e += k
@@ -309,6 +358,9 @@ func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 	for e := lo; e < hi; e++ {
 		s := uint64(src[e])
 		if t.pos(s) == uint64(p.NumDst+e) {
+			if at >= p.NodesLen {
+				return fmt.Errorf("sample: frontier index %d: room for %d", at, p.NodesLen)
+			}
 			nodes[at] = int64(t.node(s))
 			t.lower(s, uint64(at))
 			at++
@@ -318,8 +370,11 @@ func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 		indptr := p.indptr()
 		deg := cuda.View[uint32](p.Degrees, p.NodesLen)
 		for i := first; i < at; i++ {
-			v := nodes[i]
-			deg[i] = uint32(indptr[v+1] - indptr[v])
+			_, d, err := p.neighbours(indptr, nodes[i])
+			if err != nil {
+				return err
+			}
+			deg[i] = uint32(d)
 		}
 	}
 	if b.Index == b.Blocks-1 {

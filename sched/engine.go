@@ -357,7 +357,9 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 		}
 		e.presample = time.Since(start)
 	}
-	return cache.Place(h.Counts(), b.gpuRows, b.cpuRows), nil
+	op, cancel := e.opCtx(ctx)
+	defer cancel()
+	return h.Place(op, e.sampleS, b.gpuRows, b.cpuRows)
 }
 
 // countAccesses adds to h how often each row is needed in cfg.Presample epochs of sampling.

@@ -7,6 +7,25 @@ import "fmt"
 // adds its lines here; a test compares with the codes in the .cu files.
 var faults = map[string][]string{
 	"conf_fail": {"conf_fail was told to fail"},
+
+	"lookup":  {"lookup: row %d at position %d: the dataset has rows 0 to %d"},
+	"gather":  {"gather: slot %d of hit %d: the tier has %d rows", "gather: position %d of hit %d: the tensor has %d rows"},
+	"hotness": {"hotness: row %d at position %d: the dataset has rows 0 to %d"},
+
+	"sample_begin":  sampleFaults[:3],
+	"sample_count":  sampleFaults[:2],
+	"sample_fill":   sampleFaults[:5],
+	"unique_assign": sampleFaults,
+}
+
+// sampleFaults are shared by the kernels of the sampler; each uses its part.
+var sampleFaults = []string{
+	"sample: node %d: nodes are 0 to %d",
+	"sample: node %d: %d to %d are no offsets of the topology",
+	"sample: the position table of %d slots is full",
+	"sample: %d edges, room for %d",
+	"sample: id %d of edge %d: nodes are 0 to %d",
+	"sample: frontier index %d: room for %d",
 }
 
 // FaultText puts a fault record of a kernel into words.

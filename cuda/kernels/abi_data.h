@@ -1,0 +1,124 @@
+// The parameter blocks of the data kernels: those of cache and graph. Same names, same order, same
+// bytes as in Go; the Go structs win, and abi_test.go compares them. Addresses are u64.
+#pragma once
+
+#include "types.h"
+
+constexpr u32 maxSSDs = 256;
+constexpr u32 bucketGPU = 0, bucketCPU = 1, bucketMiss = 2;
+constexpr u32 maxBuckets = bucketMiss + maxSSDs;
+constexpr u32 phaseCount = 1, phasePrefix = 2, phaseScatter = 4;
+constexpr u32 tierSSD = 0, tierGPU = 1, tierCPU = 2;
+constexpr u32 codeTier = 62;
+constexpr u32 rowsPerLine = 224, lineBytes = 64;
+
+// go: cache.line
+struct Line {
+	u32 Rank[2];
+	u64 Code[7];
+};
+static_assert(sizeof(Line) == lineBytes, "cache.line");
+
+// go: cache.lookupParams
+struct LookupParams {
+	u64 Nodes;
+	u64 Lines;
+	u64 Code;
+	u64 Counts;
+	u64 Totals;
+	u64 GPUPos, GPUSlot;
+	u64 CPUPos, CPUSlot;
+	u64 MissPos;
+	u64 MissRow;
+	i64 Rows, First, Count;
+	u32 Grid, SSDs;
+	u32 Phases;
+	u32 _;
+};
+static_assert(sizeof(LookupParams) == 128, "cache.lookupParams");
+static_assert(__builtin_offsetof(LookupParams, MissRow) == 80, "cache.lookupParams");
+static_assert(__builtin_offsetof(LookupParams, Phases) == 120, "cache.lookupParams");
+
+// go: cache.gatherParams
+struct GatherParams {
+	u64 GPURows, CPURows;
+	u64 GPUPos, GPUSlot;
+	u64 CPUPos, CPUSlot;
+	u64 Dst;
+	i64 NGPU, NCPU;
+	i64 GPUTotal, CPUTotal;
+	i64 DstRows;
+	i64 RowBytes, Stride;
+};
+static_assert(sizeof(GatherParams) == 112, "cache.gatherParams");
+static_assert(__builtin_offsetof(GatherParams, NGPU) == 56, "cache.gatherParams");
+
+// go: cache.hotnessParams
+struct HotnessParams {
+	u64 Nodes, Counts;
+	i64 N, Rows;
+};
+static_assert(sizeof(HotnessParams) == 32, "cache.hotnessParams");
+
+constexpr u32 rankHist = 1, rankPick = 2, rankCount = 4, rankPrefix = 8, rankScatter = 16;
+constexpr u32 rankBits = 8, rankBins = 1 << rankBits;
+
+// go: cache.rankState
+struct RankState {
+	i64 Left[2];
+	u32 Threshold[2];
+};
+static_assert(sizeof(RankState) == 24, "cache.rankState");
+
+// go: cache.rankPart
+struct RankPart {
+	i64 Take[2];
+	i64 Equal[2];
+};
+static_assert(sizeof(RankPart) == 32, "cache.rankPart");
+
+// go: cache.rankParams
+struct RankParams {
+	u64 Counts;
+	u64 Hist;
+	u64 State;
+	u64 Parts;
+	u64 GPU, CPU;
+	i64 Rows;
+	i64 GPURows, CPURows;
+	u32 Grid;
+	u32 Phase;
+	u32 Shift;
+	u32 _;
+};
+static_assert(sizeof(RankParams) == 88, "cache.rankParams");
+
+// go: graph.sampleParams
+struct SampleParams {
+	u64 Indptr;
+	u64 Indices;
+	u64 Nodes;
+	u64 Degrees;
+	u64 EdgeStart;
+	u64 Src;
+	u64 Vals;
+	u64 Keys;
+	u64 Sums;
+	u64 Totals;
+	i64 NumNodes;
+	i64 NumEdges;
+	i64 Slots;
+	i64 SrcLen;
+	i64 NodesLen;
+	i64 NumDst;
+	i64 Fanout;
+	u32 Key[2];
+	u32 Epoch;
+	u32 Hop;
+	u32 Stamp;
+	u32 HashShift;
+	u32 Wide;
+	u32 _;
+};
+static_assert(sizeof(SampleParams) == 168, "graph.sampleParams");
+static_assert(__builtin_offsetof(SampleParams, Key) == 136, "graph.sampleParams");
