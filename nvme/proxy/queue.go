@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,6 +103,13 @@ type entry struct {
 	st  nvme.Status
 }
 
+// timedEntry is a completion with the time before which it is not posted. Its entry in the queue is
+// reserved.
+type timedEntry struct {
+	entry
+	due int64
+}
+
 // counters are the SMART counters that one completion queue's commands add to.
 type counters struct {
 	reads, writes         uint64 // commands
@@ -144,8 +152,9 @@ type cqueue struct {
 	free    int // entries that are neither used nor promised to a command
 	nposted uint64
 	sqs     []*squeue
-	backlog []entry // completions without an entry yet
-	held    []entry // OutOfOrder: completions of this turn
+	backlog []entry      // completions without an entry yet
+	held    []entry      // OutOfOrder: completions of this turn
+	timed   []timedEntry // Config.Latency: completions whose time has not come, oldest first
 	rng     uint64
 
 	index    uint32 // in the reactor's table
@@ -252,6 +261,9 @@ func (c *cqueue) turn() {
 	if len(c.backlog)|len(c.due) != 0 {
 		c.catchUp()
 	}
+	if len(c.timed) > 0 {
+		c.postTimed()
+	}
 	budget := serveBatch
 	for _, q := range c.sqs {
 		tail := atomic.LoadUint32(q.tailDB)
@@ -318,7 +330,7 @@ func (c *cqueue) pending() (work, kernel bool) {
 			more = true
 		}
 	}
-	return more && c.room(), kernel
+	return more && c.room() || len(c.timed) > 0, kernel
 }
 
 // stuck tells whether commands wait for the host to consume completions. A host that frees
@@ -333,7 +345,7 @@ func (c *cqueue) stuck() bool {
 			return true
 		}
 	}
-	return len(c.backlog)|len(c.due) != 0
+	return len(c.backlog)|len(c.due)|len(c.timed) != 0
 }
 
 // ringFull tells whether the io_uring has as many operations in flight as it can complete.
@@ -345,6 +357,29 @@ func (c *cqueue) ringFull() bool {
 // complete finishes a command whose completion queue entry is reserved.
 func (c *cqueue) complete(q *squeue, cid uint16, dw0 uint32, st nvme.Status) {
 	e := entry{q, cid, dw0, st}
+	if d := int64(c.bus.cfg.Latency); d != 0 && c.id != 0 {
+		c.timed = append(c.timed, timedEntry{e, nanotime() + d})
+		return
+	}
+	c.settle(e)
+}
+
+// postTimed posts the completions whose time has come.
+func (c *cqueue) postTimed() {
+	n, now := 0, nanotime()
+	for n < len(c.timed) && c.timed[n].due <= now {
+		c.settle(c.timed[n].entry)
+		n++
+	}
+	c.timed = append(c.timed[:0], c.timed[n:]...)
+}
+
+var epoch = time.Now()
+
+func nanotime() int64 { return int64(time.Since(epoch)) }
+
+// settle posts a completion, or lets it change places with others of this turn.
+func (c *cqueue) settle(e entry) {
 	if c.bus.cfg.OutOfOrder && c.id != 0 {
 		c.held = append(c.held, e)
 		return
@@ -511,6 +546,9 @@ func (c *cqueue) drop(i int32) {
 
 // dropAll forgets the commands of a submission queue (nil: of all) that are not in the kernel.
 func (c *cqueue) dropAll(q *squeue) {
+	n := len(c.timed)
+	c.timed = slices.DeleteFunc(c.timed, func(e timedEntry) bool { return q == nil || e.sq == q })
+	c.free += n - len(c.timed)
 	for i := range c.slots {
 		s := &c.slots[i]
 		if s.state != slotFree && s.state != slotKernel && (q == nil || s.sq == q) {

@@ -407,6 +407,7 @@ func (r *reactor) serveAll(quit <-chan struct{}) bool {
 			r.reap()
 			r.handOff()
 		case more:
+			runtime.Gosched()
 		default:
 			r.submit()
 			if worked {
@@ -483,6 +484,12 @@ func (w *waiter) wake() {
 	}
 }
 
+// spins tells whether the controllers model a latency, for which the party does not sleep.
+func (w *waiter) spins() bool {
+	cqs := *w.cqs.Load()
+	return len(cqs) > 0 && cqs[0].bus.cfg.Latency != 0
+}
+
 // changed tells whether one of the queues has entries that came since the last time.
 func (w *waiter) changed(note bool) bool {
 	any := false
@@ -555,6 +562,9 @@ func (w *waiter) waitFor(d time.Duration) {
 	for {
 		w.work(d > 0)
 		r.reap()
+		if w.spins() {
+			runtime.Gosched()
+		}
 		if w.changed(true) || d <= 0 || r.closed.Load() || w.single && len(*w.cqs.Load()) == 0 {
 			break
 		}
