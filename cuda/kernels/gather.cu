@@ -63,18 +63,18 @@ template <typename T> HX_DEVICE inline void copy_words(const GatherParams &p, co
 	u32 w = dev::tid() / 32, warps = dev::threads() / 32;
 	for (i64 i = s.lo + w * rows * ahead + own; i < s.hi; i += warps * rows * ahead) {
 		Copy c[ahead];
-#pragma unroll
+#pragma GCC unroll 4
 		for (u32 u = 0; u < ahead; u++) {
 			c[u] = {0, 0};
 			if (i + u * rows < s.hi) c[u] = hit(p, hx, i + u * rows);
 		}
 		for (u64 at = sub; at < words; at += group) {
 			T v[ahead];
-#pragma unroll
+#pragma GCC unroll 4
 			for (u32 u = 0; u < ahead; u++) {
 				if (c[u].src != 0) v[u] = load(dev::at<T>(c[u].src, (i64)at));
 			}
-#pragma unroll
+#pragma GCC unroll 4
 			for (u32 u = 0; u < ahead; u++) {
 				if (c[u].src != 0) store(dev::at<T>(c[u].dst, (i64)at), v[u]);
 			}

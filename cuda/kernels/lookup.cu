@@ -47,7 +47,7 @@ HX_DEVICE inline u64 find(u64 lines, u64 row, u32 good) {
 	u64 key = row / rowsPerLine << 8 | row % rowsPerLine;
 	u32x4 part[4];
 	u32 n[4];
-#pragma unroll
+#pragma GCC unroll 4
 	for (u32 k = 0; k < 4; k++) {
 		u32 whose = k * 8 + lane / 4;
 		u64 other = dev::shfl(dev::full_mask, key, whose);
@@ -56,7 +56,7 @@ HX_DEVICE inline u64 find(u64 lines, u64 row, u32 good) {
 		if (good >> whose & 1) part[k] = dev::ld16(dev::at<u8>(lines, (i64)(other >> 8) * lineBytes + piece * 16));
 	}
 	u64 mine = 0;
-#pragma unroll
+#pragma GCC unroll 4
 	for (u32 k = 0; k < 4; k++) {
 		// Piece 0 is the ranks and word 0; piece q is words 2q-1 and 2q.
 		u64 a = (u64)part[k].y << 32 | part[k].x, b = (u64)part[k].w << 32 | part[k].z;
