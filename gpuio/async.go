@@ -106,6 +106,10 @@ type async struct {
 	submitEv [maxSets]cuda.Event
 	complEv  [maxSets]cuda.Event
 
+	bells       []cuda.Buffer // doorbells by SSD, where the device needs them registered
+	gate        chan struct{} // see enter; nil on the host device
+	clockOffset int64         // of the device's clock; guarded by recMu
+
 	recMu  sync.Mutex // recovery of queues
 	deadMu sync.Mutex
 	dead   []error // by SSD: why it was given up
@@ -195,6 +199,9 @@ func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 	return nil
 }
 
+// onHost tells whether the device's kernels are Go functions of this process.
+func (e *async) onHost() bool { return e.dev.Info().Backend == "host" }
+
 func (e *async) queues() int { return len(e.ssds) * e.perSSD }
 
 func (e *async) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
@@ -246,7 +253,7 @@ func (e *async) choosePairs() error {
 	}
 	// On the host device so many blocks run at once, and a block is one warp.
 	active, perBlock := max(min(e.opt.Blocks, sms), 1), 1
-	if e.dev.Info().Backend != "host" {
+	if !e.onHost() {
 		perBlock = e.opt.Threads / warp
 		active = e.opt.Blocks * perBlock
 	}
@@ -312,6 +319,12 @@ func (e *async) open(ctx context.Context) error {
 			return err
 		}
 		if e.complEv[i], err = e.dev.NewEvent(); err != nil {
+			return err
+		}
+	}
+	if !e.onHost() {
+		e.gate = make(chan struct{}, 1)
+		if err := e.registerDoorbells(); err != nil {
 			return err
 		}
 	}
@@ -396,7 +409,46 @@ func (e *async) alloc(n int64, purpose string) (cuda.Buffer, error) {
 	if err := b.Free(); err != nil {
 		return nil, err
 	}
-	return e.dev.Alloc(cuda.MemPinned, max(n, 1), purpose)
+	if b, err = e.dev.Alloc(cuda.MemPinned, max(n, 1), purpose); err == nil && addr(b.Bytes()) != b.Ptr() {
+		return nil, errors.Join(errs.New(errs.Capability, "device %s does not use pinned memory at the CPU's address: it lacks unified addressing; use --device host", e.dev.Info().Name), b.Free())
+	}
+	return b, err
+}
+
+// registerDoorbells makes the SSDs' doorbells writable for the device's kernels.
+func (e *async) registerDoorbells() error {
+	e.bells = make([]cuda.Buffer, len(e.ssds))
+	for s, d := range e.ssds {
+		m, ok := d.Ctrl.Bus().(nvme.DoorbellMapper)
+		if !ok {
+			return errs.New(errs.Capability, "nvme %s: its bus has no doorbells that device %s could ring; use --device host", d.name(), e.dev.Info().Name)
+		}
+		mem, io, err := m.DoorbellMemory()
+		if err != nil {
+			return fmt.Errorf("nvme %s: %w", d.name(), err)
+		}
+		register := e.dev.Register
+		if io {
+			r, ok := e.dev.(cuda.IORegistrar)
+			if !ok {
+				return errs.New(errs.Capability, "nvme %s: device %s cannot reach I/O memory; use --device host", d.name(), e.dev.Info().Name)
+			}
+			register = r.RegisterIO
+		}
+		if e.bells[s], err = register(mem, "gpuio doorbells"); err != nil {
+			return fmt.Errorf("nvme %s: doorbells: %w", d.name(), err)
+		}
+	}
+	return nil
+}
+
+// doorbell is a doorbell's address for the device.
+func (e *async) doorbell(ssd uint32, bell *uint32) cuda.DevicePtr {
+	p := cuda.DevicePtr(uintptr(unsafe.Pointer(bell)))
+	if e.bells == nil {
+		return p
+	}
+	return e.bells[ssd].Ptr() + p - addr(e.bells[ssd].Bytes())
 }
 
 func (e *async) allocDMA(ssd, bytes int, purpose string) (dmaArea, error) {
@@ -465,8 +517,7 @@ func (e *async) createPair(ctx context.Context, g int) error {
 		return err
 	}
 	q.SQ, q.CQ = p.sq.Ptr(), p.cq.Ptr()
-	q.SQDoorbell = cuda.DevicePtr(uintptr(unsafe.Pointer(qp.SQDoorbell)))
-	q.CQDoorbell = cuda.DevicePtr(uintptr(unsafe.Pointer(qp.CQDoorbell)))
+	q.SQDoorbell, q.CQDoorbell = e.doorbell(q.SSD, qp.SQDoorbell), e.doorbell(q.SSD, qp.CQDoorbell)
 	atomic.StoreUint32(&q.QID, uint32(qp.ID))
 	q.Entries = uint32(qp.Entries)
 	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
@@ -506,6 +557,10 @@ func blockOf(g, blocks, queues int) int {
 }
 
 func (e *async) openHostSide() error {
+	if !e.onHost() { // kernels ring and poll by themselves
+		e.host = &hostSide{parks: make([]blockPark, 1)}
+		return nil
+	}
 	h := &hostSide{kickers: make([]nvme.Kicker, len(e.ssds)), parks: make([]blockPark, e.blocks)}
 	for s, d := range e.ssds {
 		h.kickers[s], _ = d.Ctrl.Bus().(nvme.Kicker)
@@ -577,13 +632,13 @@ func (e *async) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
 	if p.slot, err = e.takeSlot(ctx); err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	err = e.settle(ctx)
-	if err == nil {
-		err = e.launch(p, rs)
+	if err = e.settleAndEnter(ctx); err != nil {
+		e.free <- p.slot
+		return nil, err
 	}
-	if err != nil {
+	defer e.leave()
+	defer e.mu.Unlock()
+	if err = e.launch(p, rs); err != nil {
 		if p.mapping != nil {
 			e.dma.release(p.mapping)
 		}
@@ -594,6 +649,31 @@ func (e *async) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
 	e.slots[p.slot] = p
 	e.live = append(e.live, p)
 	return p, nil
+}
+
+// settleAndEnter enters and takes e.mu while no set of the sync stack is sick. Its error is ctx's.
+func (e *async) settleAndEnter(ctx context.Context) error {
+	for {
+		e.mu.Lock()
+		err := e.settle(ctx)
+		e.mu.Unlock()
+		if err == nil {
+			err = e.enter(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		e.mu.Lock()
+		sick := false
+		for _, x := range e.live {
+			sick = sick || x.sick
+		}
+		if !sick {
+			return nil
+		}
+		e.mu.Unlock()
+		e.leave()
+	}
 }
 
 // checkSet checks what the host can see of a set and returns its rows.
@@ -802,27 +882,38 @@ func (p *asyncPending) complete(ctx context.Context) error {
 			p.finish()
 			return nil
 		}
-		again, err := e.resumeSync(ctx, p)
+		if err := e.enter(ctx); err != nil {
+			return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, err)
+		}
+		failed, err := p.goOn(ctx)
+		e.leave()
 		if err != nil {
 			return err
 		}
-		if again {
-			continue
-		}
-		if err := e.recover(ctx, p); err != nil {
-			return err
-		}
-		e.mu.Lock()
-		err = e.broken
-		if err == nil {
-			err = e.launchComplete(p.slot)
-		}
-		e.mu.Unlock()
-		if err != nil {
-			p.abandon(err)
+		if failed != nil {
+			p.abandon(failed)
 			return nil
 		}
 	}
+}
+
+// goOn recovers the queues that hold rows of the set and launches a kernel for these. failed is why
+// the set cannot be read; err is ctx's.
+func (p *asyncPending) goOn(ctx context.Context) (failed, err error) {
+	e := p.e
+	again, err := e.resumeSync(ctx, p)
+	if err != nil || again {
+		return nil, err
+	}
+	if err := e.recover(ctx, p); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken != nil {
+		return e.broken, nil
+	}
+	return e.launchComplete(p.slot), nil
 }
 
 // abandon ends a set whose kernels failed. Its commands may still be in flight: its slot and its
@@ -1048,6 +1139,11 @@ func (e *async) teardown(ctx context.Context) error {
 		}
 	}
 	err = errors.Join(err, e.dma.close())
+	for _, b := range e.bells {
+		if b != nil {
+			err = errors.Join(err, b.Free())
+		}
+	}
 	for s := range e.ssds {
 		if e.listBuf != nil {
 			err = errors.Join(err, e.freeDMA(s, &e.listBuf[s]), e.freeDMA(s, &e.stageBuf[s]))

@@ -22,6 +22,9 @@ import (
 // it again before the host has recovered it (recover.go), the CIDs and destinations of its
 // commands stay taken, and the block returns when only frozen queues are left.
 //
+// The first look at a queue also issues what waits there, such as what the host has left after a
+// recovery.
+//
 // On the host device a block that finds nothing waits in the bus (hostSide.wait), outside its SM
 // slot. On a GPU it polls until the launch's deadline.
 //
@@ -39,7 +42,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	// finish reads at once (memory) and costs a system call where they do not (files), so it is
 	// done as long as it helps, and tried again now and then.
 	tried, skip := false, 0
-	for {
+	for first := true; ; first = false {
 		progress, busy, inFlight := false, false, false
 		for g := uint32(lo); g < uint32(hi); g++ {
 			q := at[queueState](p.Queues, int(g))
@@ -48,8 +51,8 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 			}
 			for {
 				n := k.sweep(q, g)
-				if n > 0 {
-					progress = true
+				progress = progress || n > 0
+				if n > 0 || first {
 					k.serve(q, g)
 				}
 				if n < warp || atomic.LoadUint32(&q.Frozen) != frozenNo {

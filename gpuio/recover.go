@@ -27,6 +27,17 @@ import (
 func (e *async) recover(ctx context.Context, p *asyncPending) error {
 	e.recMu.Lock()
 	defer e.recMu.Unlock()
+	if err := e.quiesce(ctx); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, ctx.Err())
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.broken == nil {
+			e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
+		}
+		return nil
+	}
 	rem := e.remaining(p.slot)
 	for g := range rem {
 		q := e.queue(g)
@@ -56,7 +67,51 @@ func (e *async) recover(ctx context.Context, p *asyncPending) error {
 // recoveryTimeout bounds the admin commands of one queue's recovery.
 const recoveryTimeout = 15 * time.Second
 
-func (e *async) kernelView() kernelView { return kernelView{h: e.host, sets: e.setBuf.Ptr()} }
+func (e *async) kernelView() kernelView {
+	return kernelView{h: e.host, sets: e.setBuf.Ptr(), deferred: !e.onHost()}
+}
+
+// enter keeps recovery and launches apart, on a device whose kernels must not run while the host
+// changes what it shares with them. Its error is ctx's.
+func (e *async) enter(ctx context.Context) error {
+	if e.gate == nil {
+		return nil
+	}
+	select {
+	case e.gate <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (e *async) leave() {
+	if e.gate != nil {
+		<-e.gate
+	}
+}
+
+// quiesce waits until no kernel runs, on a device other than the host's: a read-modify-write of the
+// CPU and one of a GPU on the same word are not atomic to each other across PCIe (CUDA C++
+// Programming Guide, "Mapped Memory"). It also learns what time it is on the device. The caller has
+// entered, so that none is launched.
+func (e *async) quiesce(ctx context.Context) error {
+	if e.onHost() {
+		return nil
+	}
+	if err := errors.Join(e.submitS.Synchronize(ctx), e.complS.Synchronize(ctx)); err != nil {
+		return err
+	}
+	last := int64(0)
+	for s := range uint32(maxSets) {
+		last = max(last, e.set(s).DoneNS)
+	}
+	e.clockOffset = last - nanotime() // at most as far behind as the streams' end took to be seen
+	return nil
+}
+
+// now is the time on the clock of the commands' deadlines.
+func (e *async) now() int64 { return nanotime() + e.clockOffset }
 
 // own takes a frozen queue's submission side. Kernels hold it for the length of a refill.
 func (e *async) own(ctx context.Context, q *queueState) error {
@@ -116,7 +171,7 @@ func (q *queueState) commands(fn func(cid uint32, cmd *command)) {
 // abortLate aborts the commands past their deadline and thaws the queue, so that the complete
 // kernel can see their completions. False: some were aborted before, or Abort does not work.
 func (e *async) abortLate(ctx context.Context, q *queueState) bool {
-	now := nanotime()
+	now := e.now()
 	ok := true
 	var late []uint32
 	q.commands(func(cid uint32, cmd *command) {
@@ -150,7 +205,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState) bool {
 			}
 		}
 	}
-	grace := nanotime() + int64(min(abortGrace, e.opt.Timeout))
+	grace := e.now() + int64(min(abortGrace, e.opt.Timeout))
 	for _, cid := range late {
 		atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
 	}
@@ -227,7 +282,7 @@ func (e *async) failQueue(q *queueState, g int) {
 
 // pendingRow reads a row number that no command was made of yet, where the host can.
 func (e *async) pendingRow(set *setState, i int64) int64 {
-	if e.dev.Info().Backend != "host" {
+	if !e.onHost() {
 		return rowUnknown
 	}
 	return *at[int64](set.Rows, int(i))

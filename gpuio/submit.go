@@ -58,6 +58,9 @@ type kernelView struct {
 	h          *hostSide
 	sets       cuda.DevicePtr
 	completing bool
+	// deferred: the host does this for kernels of another device, whose row lists it cannot read.
+	// What it would issue waits for the next complete kernel.
+	deferred bool
 }
 
 // serve refills a queue, or leaves that to whoever holds its submission side.
@@ -76,7 +79,7 @@ func (k kernelView) serve(q *queueState, g uint32) {
 // refill issues commands until the CIDs or the work run out: first those to be tried again, then
 // the pending list. The caller holds the submission side.
 func (k kernelView) refill(q *queueState, g uint32) {
-	if atomic.LoadUint32(&q.Frozen) != frozenNo {
+	if k.deferred || atomic.LoadUint32(&q.Frozen) != frozenNo {
 		return
 	}
 	var c refillCounts

@@ -27,6 +27,13 @@ type Bus interface {
 	Close() error
 }
 
+// DoorbellMapper is what a Bus has whose doorbells another device, such as a GPU, can store to.
+type DoorbellMapper interface {
+	// DoorbellMemory is the whole pages that all doorbells lie in, and whether they are I/O
+	// memory. It fails when the controller would not see a store that no Kick follows.
+	DoorbellMemory() (mem []byte, io bool, err error)
+}
+
 // Kicker is what a Bus of a software controller has besides: after a doorbell store, Kick
 // wakes a controller that sleeps. It is cheap when the controller is awake.
 type Kicker interface {

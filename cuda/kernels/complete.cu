@@ -239,7 +239,9 @@ HX_KERNEL(complete, CompleteParams) {
 	io::range(p.NumQueues, &lo, &hi);
 	i64 until = io::now() + p.LimitNS;
 	u32 pause = pauseMin;
-	for (;;) {
+	// The first look at a queue also issues what waits there, such as what the host has left after a
+	// recovery.
+	for (bool first = true;; first = false) {
 		bool progress = false, busy = false, inFlight = false;
 		for (u32 g = lo; g < hi; g++) {
 			QueueState *q = io::queue(p.Queues, g);
@@ -247,10 +249,8 @@ HX_KERNEL(complete, CompleteParams) {
 			u32 n, cold;
 			do {
 				n = sweep(q, g, p.Sets);
-				if (n > 0) {
-					progress = true;
-					io::serve(q, g, p.Sets, true);
-				}
+				if (n > 0) progress = true;
+				if (n > 0 || first) io::serve(q, g, p.Sets, true);
 				cold = io::frozen(q);
 			} while (n == 32 && cold == frozenNo);
 			if (cold != frozenNo) continue;

@@ -266,6 +266,14 @@ func (b *Bus) Doorbell(i uint32) (*uint32, error) {
 	return b.doorbell(i), nil
 }
 
+// DoorbellMemory implements nvme.DoorbellMapper.
+func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
+	if !b.cfg.PollDoorbells {
+		return nil, false, errs.New(errs.Usage, "%s: a GPU cannot wake the software controller: open it with PollDoorbells", b.name)
+	}
+	return b.doorbells, false, nil
+}
+
 func (b *Bus) doorbell(i uint32) *uint32 {
 	return (*uint32)(unsafe.Pointer(&b.doorbells[i*stride]))
 }
@@ -457,4 +465,5 @@ var _ interface {
 	nvme.Kicker
 	nvme.Waiter
 	nvme.GroupWaiter
+	nvme.DoorbellMapper
 } = (*Bus)(nil)
