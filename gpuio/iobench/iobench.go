@@ -20,6 +20,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/philox"
+	"helios/internal/units"
 	"helios/nvme"
 )
 
@@ -28,9 +29,10 @@ type Config struct {
 	Dev      cuda.Device
 	SSDs     []*gpuio.SSD
 	RowBytes int           // 4096
-	Stack    string        // "async" (default), "cpu" or "mmap"
-	Blocks   int           // blocks of the I/O kernels (async)
-	Pairs    int           // queue pairs per SSD (async); 0 = by blocks
+	Stack    string        // "async" (default), "sync", "cpu" or "mmap"
+	Blocks   int           // blocks of the I/O kernels (32)
+	PerBlock int           // threads of a block (async 32, sync 128)
+	Pairs    int           // queue pairs per SSD; 0 = by blocks
 	Depth    int           // reads outstanding per SSD (256)
 	Threads  int           // cpu
 	Engine   string        // cpu: "io_uring" or "pread"
@@ -49,8 +51,10 @@ type Config struct {
 type Row struct {
 	SSDs           int     `json:"ssds"`
 	Blocks         int     `json:"blocks"`
+	Threads        int     `json:"threads"` // per block
 	RowBytes       int     `json:"row_bytes"`
 	Stack          string  `json:"stack"`
+	Device         string  `json:"device"`
 	QueuePairs     int     `json:"queue_pairs"` // per SSD
 	Depth          int     `json:"depth"`       // per SSD
 	IOPS           float64 `json:"iops"`        // reads per second
@@ -76,9 +80,12 @@ func Run(ctx context.Context, cfg Config) (Row, error) {
 	if err := cfg.fill(); err != nil {
 		return Row{}, err
 	}
-	row := Row{SSDs: len(cfg.SSDs), Blocks: cfg.Blocks, RowBytes: cfg.RowBytes, Stack: cfg.Stack, Depth: cfg.Depth}
+	row := Row{SSDs: len(cfg.SSDs), Blocks: cfg.Blocks, RowBytes: cfg.RowBytes, Stack: cfg.Stack, Depth: cfg.Depth, Device: cfg.Dev.Info().Name, Threads: cfg.PerBlock}
 	l, err := cfg.layout()
 	if err != nil {
+		return row, err
+	}
+	if err := cfg.fits(); err != nil {
 		return row, err
 	}
 	if err := touch(ctx, cfg.SSDs, l); err != nil {
@@ -135,8 +142,14 @@ func (c *Config) fill() error {
 	set(&c.Depth, 256)
 	set(&c.Blocks, 32)
 	set(&c.Samples, 512)
-	if c.Stack == "" {
+	switch c.Stack {
+	case "":
 		c.Stack = "async"
+		fallthrough
+	case "async":
+		set(&c.PerBlock, 32)
+	case "sync":
+		set(&c.PerBlock, 128)
 	}
 	if c.Duration == 0 {
 		c.Duration = 2 * time.Second
@@ -181,13 +194,15 @@ func (c *Config) layout() (gpuio.Layout, error) {
 func (c *Config) open(l gpuio.Layout) (gpuio.Reader, error) {
 	switch c.Stack {
 	case "async":
-		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout})
+		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout})
+	case "sync":
+		return gpuio.NewSync(c.Dev, c.SSDs, l, gpuio.SyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout})
 	case "cpu":
 		return gpuio.NewCPU(c.Dev, c.SSDs, l, gpuio.CPUOptions{Threads: c.Threads, Depth: c.Depth, Engine: c.Engine, Timeout: c.Timeout})
 	case "mmap":
 		return gpuio.NewMmap(c.Dev, c.SSDs, l)
 	}
-	return nil, errs.New(errs.Usage, "I/O stack %q: choose async, cpu or mmap", c.Stack)
+	return nil, errs.New(errs.Usage, "I/O stack %q: choose async, sync, cpu or mmap", c.Stack)
 }
 
 // touchLimit bounds what touch reads of one SSD.
@@ -247,6 +262,9 @@ type bench struct {
 	samples []sample
 	sampled int64
 	failed  error
+	// Where the CPU cannot address the destination, sampled rows come here.
+	copies cuda.Stream
+	bounce cuda.Buffer
 }
 
 type benchSet struct {
@@ -266,10 +284,7 @@ type sample struct {
 // that every queue has rows in its pending list whenever a read completes: the depth is what is
 // outstanding, all the time.
 func (b *bench) run(ctx context.Context) error {
-	b.perSSD = min(max(4*b.cfg.Depth, 256), 8192)
-	if b.cfg.Stack == "mmap" { // reads have no latency to hide there
-		b.perSSD = 512
-	}
+	b.perSSD = b.cfg.rowsPerSSD(b.cfg.Depth)
 	for range setsInFlight {
 		s, err := b.newSet()
 		if err != nil {
@@ -325,6 +340,45 @@ func (b *bench) run(ctx context.Context) error {
 	return nil
 }
 
+// rowsPerSSD is the rows of a set for each SSD.
+func (c *Config) rowsPerSSD(depth int) int {
+	if c.Stack == "mmap" { // reads have no latency to hide there
+		return 512
+	}
+	return min(max(4*depth, 256), 8192)
+}
+
+// fits tells whether the sets have room on the device, and what would have.
+func (c *Config) fits() error {
+	info := c.Dev.Info()
+	if info.Backend == "host" || info.MemTotal == 0 {
+		return nil
+	}
+	free := info.MemTotal
+	for _, n := range c.Dev.MemUsage() {
+		free -= n
+	}
+	stride := int64(c.RowBytes+3) &^ 3
+	perRow := stride * setsInFlight * int64(len(c.SSDs))
+	need := perRow * int64(c.rowsPerSSD(c.Depth))
+	if need <= free {
+		return nil
+	}
+	most := 0
+	for d := c.Depth; d > 0; d /= 2 {
+		if perRow*int64(c.rowsPerSSD(d)) <= free {
+			most = d
+			break
+		}
+	}
+	advice := fmt.Sprintf("--depth %d fits", most)
+	if most == 0 {
+		advice = fmt.Sprintf("%d rows of %d bytes fit; use fewer SSDs or smaller rows", max(free, 0)/stride, c.RowBytes)
+	}
+	return errs.New(errs.Capability, "%s: bench io keeps %d sets of %d rows for each of %d SSDs, %s of device memory, and %s are there: %s",
+		info.Name, setsInFlight, c.rowsPerSSD(c.Depth), len(c.SSDs), units.FormatBytes(need), units.FormatBytes(max(free, 0)), advice)
+}
+
 func (b *bench) newSet() (*benchSet, error) {
 	n := int64(b.perSSD) * int64(len(b.cfg.SSDs))
 	s := &benchSet{}
@@ -337,7 +391,7 @@ func (b *bench) newSet() (*benchSet, error) {
 	}
 	stride := int64(b.cfg.RowBytes+3) &^ 3
 	if s.dst, err = b.cfg.Dev.Alloc(cuda.MemDevice, n*stride, "bench destination"); err != nil {
-		return s, errors.Join(err, s.rows.Free(), s.pos.Free())
+		return s, errors.Join(fmt.Errorf("bench io keeps %d sets of %d rows; use fewer SSDs, less depth or smaller rows: %w", setsInFlight, n, err), s.rows.Free(), s.pos.Free())
 	}
 	s.rowIDs = hostmem.View[int64](s.rows.Bytes())
 	for i, pos := 0, hostmem.View[uint32](s.pos.Bytes()); i < int(n); i++ {
@@ -352,6 +406,12 @@ func (b *bench) newSet() (*benchSet, error) {
 
 func (b *bench) free() error {
 	var err error
+	if b.copies != nil {
+		err = b.copies.Close()
+	}
+	if b.bounce != nil {
+		err = errors.Join(err, b.bounce.Free())
+	}
 	for _, s := range b.sets {
 		err = errors.Join(err, gpuio.Forget(b.r, s.dst), s.rows.Free(), s.pos.Free(), s.dst.Free())
 	}
@@ -407,10 +467,12 @@ func (b *bench) wait(ctx context.Context, s *benchSet) error {
 		}
 		return nil
 	}
-	mem := s.dst.Bytes()
 	for range 4 { // of every set a few; when there are enough, new ones displace old ones
 		i := b.randomBelow(int64(len(s.rowIDs)))
-		data := mem[i*s.rs.DstStride:][:b.cfg.RowBytes]
+		data, err := b.look(ctx, s, i*s.rs.DstStride)
+		if err != nil {
+			return err
+		}
 		b.sampled++
 		if len(b.samples) < b.cfg.Samples {
 			b.samples = append(b.samples, sample{s.rowIDs[i], bytes.Clone(data)})
@@ -422,6 +484,30 @@ func (b *bench) wait(ctx context.Context, s *benchSet) error {
 		}
 	}
 	return nil
+}
+
+// look gives the CPU's view of a row of the destination, good until the next.
+func (b *bench) look(ctx context.Context, s *benchSet, at int64) ([]byte, error) {
+	n := int64(b.cfg.RowBytes)
+	if mem := s.dst.Bytes(); mem != nil {
+		return mem[at:][:n], nil
+	}
+	var err error
+	if b.copies == nil {
+		if b.bounce, err = b.cfg.Dev.Alloc(cuda.MemPinned, n, "bench sample"); err != nil {
+			return nil, err
+		}
+		if b.copies, err = b.cfg.Dev.NewStream(cuda.StreamOptions{Name: "bench sample"}); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.copies.Copy(b.bounce.Ptr(), s.dst.Ptr()+cuda.DevicePtr(at), n); err != nil {
+		return nil, err
+	}
+	if err := b.copies.Synchronize(ctx); err != nil {
+		return nil, err
+	}
+	return b.bounce.Bytes(), nil
 }
 
 // audit decides whether the row of results may be believed.
@@ -442,7 +528,7 @@ func (b *bench) audit(ctx context.Context) {
 			return errors.New("no row was sampled")
 		}
 		want := int64(0) // the cpu and mmap stacks read the files beside the controllers
-		if row.Stack == "async" {
+		if row.Stack == "async" || row.Stack == "sync" {
 			want = row.Commands
 		}
 		if row.SMARTReads != want {

@@ -14,6 +14,7 @@ import (
 
 	"helios/cuda"
 	"helios/gpuio"
+	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/nvme"
 	"helios/nvme/proxy"
@@ -59,7 +60,7 @@ func ssds(t testing.TB, n int, bytes int64, ram bool, faults string) (*cuda.Host
 
 func TestRunAudits(t *testing.T) {
 	dev, disks := ssds(t, 2, 4<<20, true, "")
-	for _, stack := range []string{"async", "cpu", "mmap"} {
+	for _, stack := range []string{"async", "sync", "cpu", "mmap"} {
 		for _, rowBytes := range []int{512, 400, 4096} {
 			row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: rowBytes, Depth: 16, Duration: 60 * time.Millisecond, Seed: 3})
 			require.NoError(t, err)
@@ -69,7 +70,8 @@ func TestRunAudits(t *testing.T) {
 			require.Positive(t, row.CPUPerIO)
 			require.LessOrEqual(t, row.P50, row.P99)
 			require.Positive(t, row.Sampled)
-			if stack == "async" {
+			if stack == "async" || stack == "sync" {
+				require.Positive(t, row.Threads)
 				require.Equal(t, row.Commands, row.SMARTReads)
 				require.Positive(t, row.QueuePairs)
 			}
@@ -121,6 +123,51 @@ func TestAuditFails(t *testing.T) {
 	})
 }
 
+// TestServeLimit: the threads that play the SSDs alone, with and without a modelled latency.
+func TestServeLimit(t *testing.T) {
+	_, disks := ssds(t, 2, 4<<20, true, "")
+	ctx := context.Background()
+	free, err := MeasureServe(ctx, disks, 4096, 64, 50*time.Millisecond)
+	require.NoError(t, err)
+	require.Positive(t, free.IOPS)
+	require.LessOrEqual(t, free.Threads, 2)
+	slow := make([]*gpuio.SSD, 1)
+	path := disks[0].BackingPath + ".slow"
+	require.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	bus, err := proxy.Open(proxy.Config{Path: path, RAM: true, Latency: time.Millisecond})
+	require.NoError(t, err)
+	ctrl, err := nvme.Open(ctx, bus, nvme.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, ctrl.Close(ctx)) }()
+	slow[0] = &gpuio.SSD{Ctrl: ctrl, BackingPath: path}
+	limit, err := MeasureServe(ctx, slow, 12288, 8, 50*time.Millisecond)
+	require.NoError(t, err)
+	require.Positive(t, limit.IOPS)
+	require.LessOrEqual(t, limit.IOPS, 8*1000.0+1, "8 reads out, 1 ms each")
+	_, files := ssds(t, 1, 1<<20, false, "")
+	none, err := MeasureServe(ctx, files, 4096, 8, time.Millisecond)
+	require.NoError(t, err)
+	require.Zero(t, none)
+}
+
+// small is a device that says it is a GPU with little memory.
+type small struct{ cuda.Device }
+
+func (s small) Info() cuda.Info {
+	i := s.Device.Info()
+	i.Backend, i.MemTotal = "driver", 20<<20
+	return i
+}
+
+func TestDeviceMemoryTooSmall(t *testing.T) {
+	dev, disks := ssds(t, 1, 1<<20, true, "")
+	_, err := Run(context.Background(), Config{Dev: small{dev}, SSDs: disks, Depth: 1024})
+	require.ErrorContains(t, err, "--depth 256 fits")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	_, err = Run(context.Background(), Config{Dev: small{dev}, SSDs: disks, RowBytes: 131072, Depth: 1})
+	require.ErrorContains(t, err, "use fewer SSDs or smaller rows")
+}
+
 func TestBadConfig(t *testing.T) {
 	dev, disks := ssds(t, 1, 1<<20, true, "")
 	for name, cfg := range map[string]Config{
@@ -129,6 +176,7 @@ func TestBadConfig(t *testing.T) {
 		"row size":     {Dev: dev, SSDs: disks, RowBytes: 2 << 20},
 		"negative row": {Dev: dev, SSDs: disks, RowBytes: -1},
 		"depth":        {Dev: dev, SSDs: disks, Depth: -1},
+		"threads":      {Dev: dev, SSDs: disks, PerBlock: 31},
 		"engine":       {Dev: dev, SSDs: disks, Stack: "cpu", Engine: "aio"},
 		"layout":       {Dev: dev, SSDs: disks, RowBytes: 64, Layout: gpuio.Layout{Rows: 1, RowBytes: 128}},
 	} {
@@ -148,7 +196,7 @@ func TestRowJSON(t *testing.T) {
 // BenchmarkReads measures the whole path; compare stacks and depths with -bench Reads/ram.
 func BenchmarkReads(b *testing.B) {
 	for _, medium := range []string{"ram", "file"} {
-		for _, stack := range []string{"async", "cpu", "mmap"} {
+		for _, stack := range []string{"async", "sync", "cpu", "mmap"} {
 			for _, depth := range []int{1, 32, 256} {
 				b.Run(fmt.Sprintf("%s/%s/depth=%d", medium, stack, depth), func(b *testing.B) {
 					dev, disks := ssds(b, 1, 256<<20, medium == "ram", "")
