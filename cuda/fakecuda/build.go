@@ -1,0 +1,336 @@
+// Package fakecuda builds a libcuda for machines without a GPU: the CUDA driver API in C++ on the CPU
+// shim, with the kernels of cuda/kernels compiled in. Tests open it in place of NVIDIA's library.
+//
+// It is strict where the real driver is, and where the real one only may be: handles, contexts,
+// alignment, PTX versions, lost contexts; memory is full of junk between guard pages. Knobs change
+// the device and make calls, launches or the context fail (Control, or HELIOS_FAKECUDA for programs
+// that load the library themselves):
+//
+//	devices=1 sms=4 cc=9.0 driver=12090 mem=268435456 used=0 name=…   the device
+//	blocks_per_sm=16 threads_per_sm=2048 sm_min=0 sm_step=0           its SMs; granularity of green contexts, 0: as cc has it
+//	green=1 iomem=1 dmabuf=1 hostreg=1                                what it can do
+//	fail=cuMemAlloc_v2:3[:code[:times]]                               the third call from now fails
+//	crash=2[:719]                                                     the second launch from now fails, and takes its context along
+//	lose=719                                                          all contexts are lost now
+//	missing=cuGreenCtxCreate+…                                        for cuGetProcAddress; dlsym: option Missing
+//	launch_ns=0 queue=1024 free_waits=1 init=0                        latency, stream depth, cuMemFree's wait, result of cuInit
+//	seed=1 store_buffer=0 jitter=0                                    of kernels, see cuda/shim
+//	reset   calls=symbol   live   error   violations                  start anew; questions
+package fakecuda
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// ErrNoCompiler is returned where there is no C++ compiler.
+var ErrNoCompiler = errors.New("no C++ compiler; install g++ or set CXX")
+
+const (
+	lockPatience    = 10 * time.Minute // for another process that builds the same
+	compilePatience = 5 * time.Minute
+	keep            = 7 * 24 * time.Hour // how long unused results stay in the cache
+)
+
+// Option shapes a build.
+type Option func(*options)
+
+type options struct {
+	missing []string
+	private bool
+	root    string
+}
+
+// Missing leaves symbols out of the library, as older drivers do.
+func Missing(symbols ...string) Option {
+	return func(o *options) { o.missing = append(o.missing, symbols...) }
+}
+
+// Private gives the caller a copy of the library, which has a state of its own.
+func Private() Option { return func(o *options) { o.private = true } }
+
+// Root names the repository instead of looking for it above the working directory.
+func Root(dir string) Option { return func(o *options) { o.root = dir } }
+
+// Build returns the path of the library. The first build takes some seconds; later ones of the same
+// sources come from a cache. Without a C++ compiler it skips the test.
+func Build(t testing.TB, opts ...Option) string {
+	t.Helper()
+	dir, err := cacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := BuildIn(dir, opts...)
+	if errors.Is(err, ErrNoCompiler) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := collect(opts); o.private {
+		b, err := os.ReadFile(path)
+		if err == nil {
+			path = filepath.Join(t.TempDir(), "libcuda-fake.so")
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+func collect(opts []Option) options {
+	var o options
+	for _, f := range opts {
+		f(&o)
+	}
+	slices.Sort(o.missing)
+	o.missing = slices.Compact(o.missing)
+	return o
+}
+
+func cacheDir() (string, error) {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = os.TempDir()
+	}
+	dir := filepath.Join(base, "helios-fakecuda")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		dir = filepath.Join(os.TempDir(), fmt.Sprintf("helios-fakecuda-%d", os.Getuid()))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return "", fmt.Errorf("cache of the fake libcuda: %w", err)
+		}
+	}
+	return dir, nil
+}
+
+// BuildIn builds in a directory of the caller's, which also keeps objects for the next time.
+func BuildIn(dir string, opts ...Option) (string, error) {
+	o := collect(opts)
+	root, err := findRoot(o.root)
+	if err != nil {
+		return "", err
+	}
+	b, err := newBuilder(root, dir)
+	if err != nil {
+		return "", err
+	}
+	unlock, err := lock(filepath.Join(dir, "lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	path, err := b.library(o.missing)
+	prune(dir)
+	return path, err
+}
+
+// findRoot is the directory of go.mod of module helios.
+func findRoot(dir string) (string, error) {
+	if dir == "" {
+		var err error
+		if dir, err = os.Getwd(); err != nil {
+			return "", err
+		}
+	}
+	for d := dir; ; d = filepath.Dir(d) {
+		mod, err := os.ReadFile(filepath.Join(d, "go.mod"))
+		if err == nil && bytes.HasPrefix(mod, []byte("module helios\n")) {
+			return d, nil
+		}
+		if d == filepath.Dir(d) {
+			return "", fmt.Errorf("the sources of Helios are not above %s: the fake libcuda is built from them", dir)
+		}
+	}
+}
+
+// lock takes a file lock, so that one process builds and others find the result.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cache of the fake libcuda: %w", err)
+	}
+	for end := time.Now().Add(lockPatience); ; {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil // which also unlocks
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) || time.Now().After(end) {
+			return nil, errors.Join(fmt.Errorf("lock %s, which another build holds: %w", path, err), f.Close())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+type builder struct {
+	root, dir string
+	cxx       []string
+	compiler  string // what it says of itself
+	headers   string // hash of all
+}
+
+func newBuilder(root, dir string) (*builder, error) {
+	b := &builder{root: root, dir: dir, cxx: strings.Fields(os.Getenv("CXX"))}
+	if len(b.cxx) == 0 {
+		b.cxx = []string{"g++"}
+	}
+	if _, err := exec.LookPath(b.cxx[0]); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoCompiler, err)
+	}
+	v, err := exec.Command(b.cxx[0], append(b.cxx[1:], "--version")...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --version: %w", b.cxx[0], err)
+	}
+	b.compiler = string(v)
+	h := sha256.New()
+	for _, sub := range []string{"cuda/kernels", "cuda/shim", "cuda/fakecuda/src"} {
+		files, err := filepath.Glob(filepath.Join(root, sub, "*.h"))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				return nil, err
+			}
+			fmt.Fprintf(h, "%s %d\n%s", filepath.Base(f), len(text), text)
+		}
+	}
+	b.headers = hex.EncodeToString(h.Sum(nil))
+	return b, nil
+}
+
+var compileFlags = []string{
+	"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror",
+	"-DHX_SHIM", "-Icuda/kernels", "-Icuda/shim",
+}
+
+// sources are the kernels, the shim's runtime and the fake itself, relative to the root.
+func (b *builder) sources() ([]string, error) {
+	var all []string
+	for _, pattern := range []string{"cuda/kernels/*.cu", "cuda/shim/*.cc", "cuda/fakecuda/src/*.cc"} {
+		files, err := filepath.Glob(filepath.Join(b.root, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			if name := filepath.Base(f); strings.HasSuffix(name, "_test.cc") || strings.HasPrefix(name, "check") {
+				continue
+			}
+			rel, err := filepath.Rel(b.root, f)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, rel)
+		}
+	}
+	return all, nil
+}
+
+func (b *builder) library(missing []string) (string, error) {
+	sources, err := b.sources()
+	if err != nil {
+		return "", err
+	}
+	objects, errs := make([]string, len(sources)), make([]error, len(sources))
+	slots := make(chan struct{}, runtime.NumCPU())
+	var wg sync.WaitGroup
+	for i, s := range sources {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			objects[i], errs[i] = b.object(s)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256([]byte(strings.Join(objects, "\n") + "\n" + strings.Join(missing, "\n")))
+	out := filepath.Join(b.dir, "libcuda-"+hex.EncodeToString(sum[:12])+".so")
+	if fresh(out) {
+		return out, nil
+	}
+	args := append([]string{"-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--gc-sections", "-o", out + ".new"}, objects...)
+	if len(missing) > 0 {
+		script := out + ".map"
+		if err := os.WriteFile(script, []byte("{ local: "+strings.Join(missing, "; ")+"; };\n"), 0o600); err != nil {
+			return "", err
+		}
+		args = append(args, "-Wl,--version-script="+script)
+	}
+	if err := b.run(append(args, "-ldl")); err != nil {
+		return "", fmt.Errorf("link the fake libcuda: %w", err)
+	}
+	return out, os.Rename(out+".new", out)
+}
+
+// object compiles one source, or finds what it compiled to before.
+func (b *builder) object(source string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(b.root, source))
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q %s %s %s %d\n%s", b.cxx, compileFlags, b.compiler, b.headers, source, len(text), text)
+	name := strings.NewReplacer("/", "-", ".", "-").Replace(source)
+	out := filepath.Join(b.dir, name+"-"+hex.EncodeToString(h.Sum(nil)[:12])+".o")
+	if fresh(out) {
+		return out, nil
+	}
+	// Only what is after the header block of a kernel matters to a debugger: paths stay relative.
+	args := append(slices.Clone(compileFlags), "-x", "c++", "-c", source, "-o", out+".new")
+	if err := b.run(args); err != nil {
+		return "", fmt.Errorf("compile %s for the fake libcuda: %w", source, err)
+	}
+	return out, os.Rename(out+".new", out)
+}
+
+func (b *builder) run(args []string) error {
+	cmd := exec.Command(b.cxx[0], append(b.cxx[1:], args...)...)
+	cmd.Dir = b.root
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	limit := time.AfterFunc(compilePatience, func() { _ = cmd.Process.Kill() })
+	defer limit.Stop()
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, said.Bytes())
+	}
+	return nil
+}
+
+// fresh reports whether a result is there, and marks it as used.
+func fresh(path string) bool {
+	now := time.Now()
+	return os.Chtimes(path, now, now) == nil
+}
+
+// prune removes results that nobody used for long. What cannot be removed stays.
+func prune(dir string) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, f := range files {
+		if info, err := f.Info(); err == nil && f.Name() != "lock" && info.Mode().IsRegular() && time.Since(info.ModTime()) > keep {
+			_ = os.Remove(filepath.Join(dir, f.Name()))
+		}
+	}
+}
