@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -96,6 +97,10 @@ type env struct {
 	c     *cli.Context
 	ui    *ui.UI
 	store *state.Store
+	// How the verb wants software controllers: with a latency (RAM SSDs), and looking at their
+	// doorbells for a device that cannot call them.
+	ssdLatency    time.Duration
+	pollDoorbells bool
 }
 
 // action wraps a verb: it reads the common flags and refuses arguments that the verb does not

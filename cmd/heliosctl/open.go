@@ -106,7 +106,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 		}
 	}()
 	for _, d := range chosen {
-		c, err := openSSD(ctx, d, s.faults)
+		c, err := e.openSSD(ctx, d, s.faults)
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +120,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 const dyingTimeout = 3 * time.Second
 
 // openSSD opens the bus of a bound SSD and brings its controller up. The caller holds the lease.
-func openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set) (*nvme.Controller, error) {
+func (e *env) openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set) (*nvme.Controller, error) {
 	fi, err := os.Stat(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.New(errs.Device, "SSD %s: its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Name, d.Path, d.Name)
@@ -130,7 +130,7 @@ func openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set) (*nvme.C
 	}
 	bus, err := openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, LBABytes: d.LBABytes,
-		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Faults: faults,
+		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Faults: faults, Latency: e.ssdLatency, PollDoorbells: e.pollDoorbells,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
