@@ -434,7 +434,7 @@ void Host::recover(Set &set) {
 	limited += frozen == 0;
 	if (run.cfg.sync) leftovers(set);
 	if (frozen == 0) return;
-	if (!run.cfg.overlap) quiesce();
+	quiesce();
 	for (u32 g = 0; g < nq(); g++)
 		if (load(&remaining(set.slot)[g]) != 0 && load(&q(g).Frozen) != frozenNo) recover_queue(g);
 }
@@ -443,9 +443,8 @@ void Host::recover_queue(u32 g) {
 	QueueState &k = q(g);
 	recovered++;
 	run.note("host: recovers queue %d, frozen %d", g, k.Frozen);
-	u32 want = ownFree;
-	if (!run.wait([&] { want = ownFree; return __atomic_compare_exchange_n(&k.Own, &want, ownHeld, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); }, 1'000'000'000))
-		run.fail("queue %u: a kernel does not give the submission side back", g);
+	if (load(&k.Own) != ownFree) run.fail("queue %u: no kernel runs, and its submission side is taken", g);
+	store(&k.Own, ownHeld);
 	switch (load(&k.Frozen)) {
 	case frozenDead:
 		fail_queue(g);
@@ -457,12 +456,7 @@ void Host::recover_queue(u32 g) {
 		recreate(g);
 		break;
 	}
-	for (;;) {
-		want = ownHeld;
-		if (__atomic_compare_exchange_n(&k.Own, &want, ownFree, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) break;
-		store(&k.Own, ownHeld);
-		refill(g);
-	}
+	store(&k.Own, ownFree);
 }
 
 bool Host::abort_late(u32 g) {
@@ -511,8 +505,7 @@ void Host::recreate(u32 g) {
 		store(&cmd.State, (state & ~(cmdState | cmdAborted)) | cmdRetry);
 		__atomic_fetch_or(&k.Retry[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
 	});
-	store(&k.Frozen, frozenNo);
-	refill(g);
+	store(&k.Frozen, frozenNo); // the next complete launch issues what waits
 }
 
 void Host::give_up(u32 g, bool deleted, u32 terminal) {
@@ -579,96 +572,6 @@ void Host::fail_queue(u32 g) {
 	}
 }
 
-void Host::store_sqe(u32 g, u32 cid) {
-	QueueState &k = q(g);
-	Command &cmd = at<Command>(k.Commands)[cid];
-	u32 *e = at<u32>(k.SQ) + (u64)k.Tail * 16;
-	u32 sqe[16] = {opRead | cid << 16, k.NSID, 0, 0, 0, 0, (u32)cmd.PRP1, (u32)(cmd.PRP1 >> 32), (u32)cmd.PRP2, (u32)(cmd.PRP2 >> 32), (u32)cmd.LBA, (u32)(cmd.LBA >> 32), k.Blocks - 1, 0, 0, 0};
-	memcpy(e, sqe, sizeof sqe);
-	k.Tail = (k.Tail + 1) % k.Entries;
-}
-
-// refill issues what waits in Retry, as the host does after a recovery; and for read_sync's
-// leftovers what is pending. The caller holds the submission side.
-void Host::refill(u32 g) {
-	QueueState &k = q(g);
-	if (load(&k.Frozen) != frozenNo) return;
-	const Config &c = run.cfg;
-	u64 retried = 0, built = 0;
-	i64 now = run.now();
-	for (u32 w = 0; w * 32 < k.NumCommands; w++) {
-		u32 m = __atomic_exchange_n(&k.Retry[w], 0u, __ATOMIC_ACQ_REL);
-		for (; m != 0; m &= m - 1) {
-			u32 cid = w * 32 + (u32)__builtin_ctz(m);
-			Command &cmd = at<Command>(k.Commands)[cid];
-			u32 state = ((load(&cmd.State) & ~(cmdState | cmdAborted)) + cmdAttempt) | cmdInFlight;
-			store(&cmd.Deadline, now + k.TimeoutNS);
-			store(&cmd.State, state);
-			store_sqe(g, cid);
-			__atomic_fetch_add(&states[cmd.Set].Retries, 1, __ATOMIC_ACQ_REL);
-			retried++;
-		}
-	}
-	while (k.PendHead != load(&k.PendTail)) {
-		u32 slot = k.PendRing[k.PendHead % maxSets];
-		Segment &seg = k.Pend[slot];
-		SetState &st = states[slot];
-		u32 cid = 0;
-		while (cid < k.NumCommands && !(load(&k.Free[cid / 32]) >> (cid & 31) & 1)) cid++;
-		if (cid == k.NumCommands) break;
-		i64 i = seg.Next++, row = at<i64>(st.Rows)[i], no = row / c.ssds;
-		if (seg.Next == seg.End) k.PendHead++;
-		u64 off = (u64)at<u32>(st.Pos)[i] * (u64)st.DstStride;
-		u16 bad = 0;
-		if (row < 0 || row >= layout.Rows || (u32)(row % c.ssds) != k.SSD)
-			bad = failRow;
-		else if ((i64)off > st.DstLimit - (i64)c.rowbytes)
-			bad = failPos;
-		if (bad) {
-			FailRecord f = {};
-			f.Index = (u32)i;
-			f.Kind = bad;
-			f.QID = (u16)k.QID;
-			f.SSD = k.SSD;
-			f.Row = row;
-			f.LBA = bad == failPos ? at<u32>(st.Pos)[i] : 0;
-			record(st, f);
-			__atomic_fetch_sub(&remaining(slot)[g], 1, __ATOMIC_ACQ_REL);
-			continue;
-		}
-		__atomic_fetch_and(&k.Free[cid / 32], ~(1u << (cid & 31)), __ATOMIC_ACQ_REL);
-		Command &cmd = at<Command>(k.Commands)[cid];
-		cmd.Set = slot;
-		cmd.Index = (u32)i;
-		cmd.LBA = k.DataStart + (u64)(layout.RowsPerLBA > 1 ? no / layout.RowsPerLBA : no * layout.LBAsPerRow);
-		cmd.ByteOffset = layout.RowsPerLBA > 1 ? (u32)(no % layout.RowsPerLBA) * c.rowbytes : 0;
-		u64 a = st.Direct ? at<u64>(st.DstIOVA)[k.SSD] + off : k.StageIOVA + (u64)cid * k.StageBytes;
-		cmd.Dst = st.Direct ? 0 : st.Dst + off;
-		u64 first = c.page - a % c.page;
-		cmd.PRP1 = a;
-		cmd.PRP2 = 0;
-		if (k.ReadBytes > first + c.page) {
-			cmd.PRP2 = k.ListsIOVA + (u64)cid * k.ListBytes;
-			u64 *list = at<u64>(k.Lists + (u64)cid * k.ListBytes);
-			for (u64 done = first; done < k.ReadBytes; done += c.page) *list++ = a + done;
-		} else if (k.ReadBytes > first) {
-			cmd.PRP2 = a + first;
-		}
-		cmd.Start = now;
-		store(&cmd.Deadline, now + k.TimeoutNS);
-		store(&cmd.State, cmdAttempt | cmdInFlight);
-		store_sqe(g, cid);
-		__atomic_fetch_add(&st.Issued, 1, __ATOMIC_ACQ_REL);
-		(st.Direct ? k.Direct : k.Staged)++;
-		built++;
-	}
-	if (retried + built == 0) return;
-	store(at<u32>(k.SQDoorbell), k.Tail);
-	count(&k.Issued, retried + built);
-	count(&k.Retried, retried);
-	count(&k.SQRings, 1);
-}
-
 // leftovers takes over what a read_sync launch left behind: rows that no warp took become a pending
 // segment, after which the set goes on as an asynchronous one.
 void Host::leftovers(Set &set) {
@@ -685,7 +588,6 @@ void Host::leftovers(Set &set) {
 			k.PendRing[k.PendTail % maxSets] = set.slot;
 			store(&k.PendTail, k.PendTail + 1);
 		}
-		refill(g);
 	}
 }
 

@@ -1,5 +1,6 @@
-// The host's side of the kernels as gpuio has it (async.go, recover.go): sets are launched, queues
-// that the kernels froze are recovered, results are checked to the byte.
+// The host's side of the kernels as gpuio has it for a driver device (async.go, recover.go): sets
+// are launched, queues that the kernels froze are recovered while no kernel runs, results are checked
+// to the byte.
 #pragma once
 
 #include "model.h"
@@ -58,8 +59,6 @@ private:
 	void fail_command(u32 g, u32 cid, u16 kind);
 	void fail_queue(u32 g);
 	void leftovers(Set &);
-	void refill(u32 g);
-	void store_sqe(u32 g, u32 cid);
 	void record(SetState &, const FailRecord &);
 	template <typename F> void commands(u32 g, F fn);
 	void share(i64 n, u32 g, u32 rotate, i64 *lo, i64 *hi);

@@ -239,7 +239,7 @@ void Ssd::check(u32 qi, const u32 *sqe, u32 slot) {
 	if (stale > 0) run.fail("ssd %u q%u: SQ entry %u is not visible at its doorbell (%u of 16 words)", index, p->qid, slot, 16 - stale);
 	u64 lba = sqe[10] | (u64)sqe[11] << 32;
 	u32 cid = sqe[0] >> 16, blocks = (sqe[12] & 0xffff) + 1;
-	if ((sqe[0] & 0xffff) != opRead) run.fail("ssd %u q%u: SQ entry %u has opcode and flags %#x", index, p->qid, slot, sqe[0] & 0xffff);
+	if ((sqe[0] & 0xffff) != nvmeRead) run.fail("ssd %u q%u: SQ entry %u has opcode and flags %#x", index, p->qid, slot, sqe[0] & 0xffff);
 	if (cid >= q.cids.size()) run.fail("ssd %u q%u: CID %u of %zu", index, p->qid, cid, q.cids.size());
 	if (sqe[1] != nsid) run.fail("ssd %u q%u: namespace %u", index, p->qid, sqe[1]);
 	if (sqe[2] | sqe[3] | sqe[4] | sqe[5] | sqe[13] | sqe[14] | sqe[15]) run.fail("ssd %u q%u: SQ entry %u: reserved words are not 0", index, p->qid, slot);

@@ -27,7 +27,7 @@ constexpr Field fields[] = {
 	{"store_buffer", &Config::store_buffer}, {"jitter", &Config::jitter}, {"err", &Config::err}, {"dnr", &Config::dnr}, {"lost", &Config::lost},
 	{"late", &Config::late}, {"foreign", &Config::foreign}, {"duplicate", &Config::duplicate}, {"badlba", &Config::badlba}, {"latency_us", &Config::latency_us},
 	{"burst", &Config::burst}, {"stall", &Config::stall}, {"faults", &Config::faults}, {"abort_refused", &Config::abort_refused}, {"delete_fails", &Config::delete_fails},
-	{"create_fails", &Config::create_fails}, {"badrow", &Config::badrow}, {"overlap", &Config::overlap},
+	{"create_fails", &Config::create_fails}, {"badrow", &Config::badrow},
 };
 } // namespace
 

@@ -53,7 +53,6 @@ struct Config {
 	u32 faults = 1u << 30; // lost, late, foreign and duplicate ones at most
 	u32 abort_refused = 300, delete_fails = 0, create_fails = 0;
 	u32 badrow = 0; // per mille of rows that the caller gets wrong
-	u32 overlap = 0; // recover while kernels run on other queues (what the host device may do)
 };
 
 Config random_config(u64 seed, bool threads);

@@ -1,0 +1,46 @@
+// Stacks and the switch between them.
+#pragma once
+
+#include <cstddef>
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#define HX_UCONTEXT 1
+#else
+#define HX_UCONTEXT 0
+#endif
+
+namespace shim {
+
+struct Context {
+#if HX_UCONTEXT
+	ucontext_t uc;
+#else
+	void *sp = nullptr;
+#endif
+};
+
+struct Stack {
+	char *base; // lowest usable byte; a guard page lies below
+	size_t size;
+	Stack *next;
+};
+
+Stack *new_stack(size_t size); // nullptr when the system has no memory for it
+void free_stack(Stack *);
+
+// Makes a context that starts entry, which never returns, on the stack.
+void make_context(Context *, Stack *, void (*entry)());
+
+#if HX_UCONTEXT
+inline void switch_context(Context *from, Context *to) { swapcontext(&from->uc, &to->uc); }
+#else
+extern "C" void hx_shim_switch(void **save, void *load);
+inline void switch_context(Context *from, Context *to) { hx_shim_switch(&from->sp, to->sp); }
+#endif
+
+// Makes a signal handler's return continue `to` instead of what was interrupted. False where this
+// machine's registers are not known here.
+bool resume_from_signal(void *ucontext, Context *to);
+
+} // namespace shim
