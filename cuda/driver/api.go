@@ -13,7 +13,7 @@ import "unsafe"
 type (
 	result    int32  // CUresult
 	ordinal   int32  // CUdevice
-	context   uint64 // CUcontext
+	cuContext uint64 // CUcontext
 	module    uint64 // CUmodule
 	library   uint64 // CUlibrary
 	function  uint64 // CUfunction, or CUkernel where a launch takes either
@@ -65,9 +65,9 @@ type api interface {
 	DeviceTotalMem(d ordinal) (int64, result) // cuDeviceTotalMem_v2
 	DeviceGetAttribute(a attribute, d ordinal) (int, result)
 
-	DevicePrimaryCtxRetain(d ordinal) (context, result)
+	DevicePrimaryCtxRetain(d ordinal) (cuContext, result)
 	DevicePrimaryCtxRelease(d ordinal) result // cuDevicePrimaryCtxRelease_v2
-	CtxSetCurrent(c context) result
+	CtxSetCurrent(c cuContext) result
 	CtxGetStreamPriorityRange() (least, greatest int, r result) // greatest is the lower number
 
 	// ptx ends in a NUL.
@@ -116,7 +116,7 @@ type api interface {
 	GreenCtxCreate(desc resDesc, d ordinal, flags uint32) (greenCtx, result)
 	GreenCtxDestroy(g greenCtx) result
 	GreenCtxStreamCreate(g greenCtx, flags uint32, priority int) (stream, result)
-	CtxFromGreenCtx(g greenCtx) (context, result)
+	CtxFromGreenCtx(g greenCtx) (cuContext, result)
 }
 
 // requiredSymbols are what a library must export, as dlsym knows them.

@@ -1,0 +1,292 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"helios/cuda"
+	"helios/cuda/internal/region"
+	"helios/cuda/kernels"
+	"helios/internal/errs"
+)
+
+// EnvLibrary names the environment variable with the path of the libcuda to use.
+const EnvLibrary = "HELIOS_LIBCUDA"
+
+// Options shape a device.
+type Options struct {
+	Library      string        // path of libcuda; "" = $HELIOS_LIBCUDA, else libcuda.so.1
+	Index        int           // of the device, as the driver counts (CUDA_VISIBLE_DEVICES applies)
+	QueueTimeout time.Duration // how long an enqueue blocks on a full stream; 0 = a minute
+	CloseTimeout time.Duration // how long Close waits for running kernels; 0 = ten seconds
+}
+
+// Device is a GPU. It is safe for concurrent use.
+//
+// It works in the device's primary context, since green contexts, which budgets are made of, are
+// parts of that one (cuGreenCtxCreate: "This API will retain the primary context"). Two Devices
+// of one GPU in a process therefore share a context: what kills one kills both.
+//
+// The driver keeps a current context for each OS thread (CUDA driver API, Context Management),
+// and Go moves goroutines between threads. So every use of the library is between enter, which
+// locks the goroutine to its thread and makes the context current there, and leave.
+type Device struct {
+	api      api
+	opt      Options
+	info     cuda.Info
+	caps     Capabilities
+	ord      ordinal
+	ctx      cuContext
+	cc       int // compute capability times 10
+	driver   int // driver's CUDA version
+	priority struct{ least, greatest int }
+
+	life   sync.RWMutex // held for reading within a call of the library
+	closed atomic.Bool
+	lost   atomic.Pointer[LostError]
+
+	regions region.Table
+	memMu   sync.Mutex // also held while host memory is registered: see Register
+	buffers map[*buffer]struct{}
+	usage   map[string]int64
+
+	streamMu sync.Mutex
+	streams  map[*gpuStream]struct{}
+	serial   atomic.Uint64 // of event records, for the sign of Since
+
+	modules moduleTable
+	faults  faultPool
+	events  eventPool // of the primary context
+	green   greenPool
+	house   housekeeper
+}
+
+var (
+	_ cuda.Device      = (*Device)(nil)
+	_ cuda.IORegistrar = (*Device)(nil)
+	_ cuda.Exporter    = (*Device)(nil)
+)
+
+// Open opens a GPU and checks that it can run the kernels of this binary. What is missing on the
+// machine is an error of class Capability that says so and what to do.
+func Open(opt Options) (*Device, error) {
+	list, err := kernels.Modules()
+	if err != nil {
+		return nil, err
+	}
+	a, err := openLibrary(libraryPath(opt.Library))
+	if err != nil {
+		return nil, err
+	}
+	return open(a, opt, list)
+}
+
+func libraryPath(p string) string {
+	if p == "" {
+		p = os.Getenv(EnvLibrary)
+	}
+	return p
+}
+
+// open is Open with the parts that tests replace.
+func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
+	if opt.QueueTimeout == 0 {
+		opt.QueueTimeout = time.Minute
+	}
+	if opt.CloseTimeout == 0 {
+		opt.CloseTimeout = 10 * time.Second
+	}
+	version, count, err := start(a)
+	if err != nil {
+		return nil, err
+	}
+	if opt.Index < 0 || opt.Index >= count {
+		return nil, errs.New(errs.Capability, "no CUDA device %d: %s", opt.Index, howMany(count))
+	}
+	d := &Device{
+		api: a, opt: opt, driver: version,
+		buffers: map[*buffer]struct{}{}, usage: map[string]int64{}, streams: map[*gpuStream]struct{}{},
+	}
+	r := success
+	if d.ord, r = a.DeviceGet(opt.Index); r != success {
+		return nil, errs.With(errs.Capability, fmt.Errorf("CUDA device %d: %w", opt.Index, callError(a, "cuDeviceGet", r)))
+	}
+	rep, err := describe(a, opt.Index, d.ord, version)
+	if err != nil {
+		return nil, err
+	}
+	d.caps, d.cc = rep.Capabilities, rep.ComputeCapability
+	d.info = cuda.Info{Name: fmt.Sprintf("cuda:%d (%s)", opt.Index, rep.Name), Backend: "driver", SMs: rep.SMs, MemTotal: rep.MemTotal}
+	if err := usable(a, rep, version, list); err != nil {
+		return nil, err
+	}
+	if d.ctx, r = a.DevicePrimaryCtxRetain(d.ord); r != success {
+		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: no context: %w; is another process using it exclusively (nvidia-smi)?", d.info.Name, callError(a, "cuDevicePrimaryCtxRetain", r)))
+	}
+	defer func() {
+		if err != nil {
+			d.closed.Store(true)
+			a.DevicePrimaryCtxRelease(d.ord)
+		}
+	}()
+	d.modules.init(list)
+	d.events.d = d
+	d.green.d = d
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	d.priority.least, d.priority.greatest, r = a.CtxGetStreamPriorityRange()
+	if r != success {
+		err = d.failed("cuCtxGetStreamPriorityRange", r)
+	}
+	d.leave()
+	if err == nil {
+		err = d.house.init(d)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device %s: %w", d.info.Name, err)
+	}
+	if d.caps.GreenContexts {
+		d.caps.SMGranularity = d.green.granularity()
+		d.caps.GreenContexts = d.caps.SMGranularity > 0
+	}
+	d.caps.Priorities = d.priority.least - d.priority.greatest + 1
+	if d.caps.Priorities < 1 {
+		d.caps.Priorities = 1
+	}
+	return d, nil
+}
+
+// enter makes the device's context current to the calling thread until leave. It does not nest.
+func (d *Device) enter() error {
+	d.life.RLock()
+	if err := d.usableNow(); err != nil {
+		d.life.RUnlock()
+		return err
+	}
+	runtime.LockOSThread()
+	if r := d.api.CtxSetCurrent(d.ctx); r != success {
+		err := d.failed("cuCtxSetCurrent", r)
+		d.leave()
+		return err
+	}
+	return nil
+}
+
+func (d *Device) leave() {
+	runtime.UnlockOSThread()
+	d.life.RUnlock()
+}
+
+// usableNow is nil, or why nothing can be done with the device any more.
+func (d *Device) usableNow() error {
+	if d.closed.Load() {
+		return d.errClosed()
+	}
+	if l := d.lost.Load(); l != nil {
+		return errs.With(errs.Device, l)
+	}
+	return nil
+}
+
+func (d *Device) errClosed() error { return fmt.Errorf("device %s: %w", d.info.Name, cuda.ErrClosed) }
+
+// Info implements cuda.Device.
+func (d *Device) Info() cuda.Info { return d.info }
+
+// Capabilities is what this GPU and its driver can do beyond the interface.
+func (d *Device) Capabilities() Capabilities { return d.caps }
+
+// Close implements cuda.Device. Streams still open are drained for as long as CloseTimeout and
+// closed, buffers still open are freed, and both are named in the error. A kernel that does not
+// end keeps its memory and the context: pulling them away would block in the driver for as long
+// as the kernel runs.
+func (d *Device) Close() error {
+	d.streamMu.Lock()
+	if d.closed.Load() {
+		d.streamMu.Unlock()
+		return nil
+	}
+	open := make([]*gpuStream, 0, len(d.streams))
+	for s := range d.streams {
+		open = append(open, s)
+	}
+	d.streamMu.Unlock()
+
+	var leaks, failed []string
+	stuck := false
+	for _, s := range open {
+		leaks = append(leaks, fmt.Sprintf("stream %q", s.opt.Name))
+		if !s.shutdown(d.opt.CloseTimeout) {
+			stuck = true
+			failed = append(failed, fmt.Sprintf("stream %q still runs %s", s.opt.Name, s.runningText()))
+		}
+	}
+	d.memMu.Lock()
+	bufs := make([]*buffer, 0, len(d.buffers))
+	for b := range d.buffers {
+		bufs = append(bufs, b)
+	}
+	d.memMu.Unlock()
+	for _, b := range bufs {
+		leaks = append(leaks, fmt.Sprintf("buffer %q (%d bytes)", b.purpose, b.size))
+		if stuck {
+			continue
+		}
+		if err := b.Free(); err != nil && d.lost.Load() == nil {
+			failed = append(failed, err.Error())
+		}
+	}
+	if !stuck {
+		d.release()
+	}
+	// Nobody is inside the library any more after this, and nobody gets in.
+	d.life.Lock()
+	again := d.closed.Swap(true)
+	d.life.Unlock()
+	if again {
+		return nil
+	}
+	if !stuck {
+		if r := d.api.DevicePrimaryCtxRelease(d.ord); r != success && d.lost.Load() == nil {
+			failed = append(failed, callError(d.api, "cuDevicePrimaryCtxRelease_v2", r).Error())
+		}
+	}
+	if l := d.lost.Load(); l != nil {
+		return errs.With(errs.Device, l)
+	}
+	if len(leaks)+len(failed) == 0 {
+		return nil
+	}
+	slices.Sort(leaks)
+	const show = 16
+	more := ""
+	if len(leaks) > show {
+		more = fmt.Sprintf(" and %d more", len(leaks)-show)
+		leaks = leaks[:show]
+	}
+	msg := "device " + d.info.Name + ": closed"
+	if len(leaks) > 0 {
+		msg += " with open " + strings.Join(leaks, ", ") + more
+	}
+	if len(failed) > 0 {
+		msg += "; " + strings.Join(failed, "; ")
+	}
+	return errors.New(msg)
+}
+
+// release gives back what the device itself holds in the context.
+func (d *Device) release() {
+	d.green.close()
+	d.house.close(d)
+	d.faults.close(d)
+	d.events.close()
+	d.modules.close(d)
+}

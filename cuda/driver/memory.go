@@ -1,0 +1,421 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/cuda/internal/region"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+const pageBytes = 4096
+
+// origin is how a buffer came to be, which says how it goes.
+type origin uint8
+
+const (
+	fromEmpty    origin = iota
+	fromDevice          // cuMemAlloc
+	fromPinned          // hostmem, registered
+	fromRegister        // the caller's memory
+	fromIO              // the caller's I/O memory
+)
+
+type buffer struct {
+	d       *Device
+	ptr     devicePtr
+	base    devicePtr // what cuMemAlloc returned
+	size    int64
+	mem     []byte // the CPU's view
+	origin  origin
+	purpose string
+	counted bool
+	region  *region.Region
+	freed   atomic.Bool
+}
+
+func (b *buffer) Ptr() cuda.DevicePtr { return cuda.DevicePtr(b.ptr) }
+func (b *buffer) Size() int64         { return b.size }
+func (b *buffer) Purpose() string     { return b.purpose }
+
+func (b *buffer) Kind() cuda.MemKind {
+	if b.mem != nil {
+		return cuda.MemPinned
+	}
+	return cuda.MemDevice
+}
+
+// Bytes is nil for memory of the GPU, also where the fake driver could show it.
+func (b *buffer) Bytes() []byte {
+	if b.freed.Load() {
+		return nil
+	}
+	return b.mem
+}
+
+// Free implements cuda.Buffer. The driver waits for kernels that are running before it takes
+// memory away.
+func (b *buffer) Free() error {
+	if b.freed.Swap(true) {
+		return nil
+	}
+	d := b.d
+	d.memMu.Lock()
+	defer d.memMu.Unlock()
+	delete(d.buffers, b)
+	if b.counted {
+		if d.usage[b.purpose] -= b.size; d.usage[b.purpose] == 0 {
+			delete(d.usage, b.purpose)
+		}
+	}
+	gone := false
+	if b.region != nil {
+		gone = d.regions.Drop(b.region, b.origin == fromDevice || b.origin == fromPinned)
+	}
+	var err error
+	if gone {
+		err = b.release()
+	}
+	if b.origin == fromPinned {
+		err = errors.Join(err, hostmem.Free(b.mem))
+	}
+	if err != nil {
+		return fmt.Errorf("device %s: free %s: %w", d.info.Name, b.purpose, err)
+	}
+	return nil
+}
+
+// release tells the driver that the memory goes.
+func (b *buffer) release() error {
+	d := b.d
+	if d.closed.Load() {
+		return nil // it went with the context
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if b.origin == fromDevice {
+		return d.check("cuMemFree_v2", d.api.MemFree(b.base))
+	}
+	// The registration is the region's, which may have begun before this part of it.
+	p := unsafe.Pointer(unsafe.SliceData(b.mem))
+	if b.origin == fromRegister {
+		p = unsafe.Add(p, -int64(uint64(b.ptr)-b.region.Lo))
+	}
+	return d.check("cuMemHostUnregister", d.api.MemHostUnregister(p))
+}
+
+// Alloc implements cuda.Device. Size 0 gives a buffer without memory, whose Ptr is 0.
+func (d *Device) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buffer, error) {
+	if kind != cuda.MemDevice && kind != cuda.MemPinned {
+		return nil, fmt.Errorf("device %s: allocate %s: unknown kind of memory %d", d.info.Name, purpose, kind)
+	}
+	if size < 0 {
+		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", d.info.Name, purpose, size)
+	}
+	if err := d.usableNow(); err != nil {
+		return nil, err
+	}
+	b := &buffer{d: d, size: size, purpose: purpose, counted: size > 0}
+	var err error
+	switch {
+	case size == 0:
+		if kind == cuda.MemPinned {
+			b.mem = []byte{}
+		}
+	case kind == cuda.MemPinned:
+		err = d.allocPinned(b)
+	default:
+		err = d.allocDevice(b)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device %s: allocate %s: %w", d.info.Name, purpose, err)
+	}
+	d.keep(b)
+	return b, nil
+}
+
+func (d *Device) keep(b *buffer) {
+	d.memMu.Lock()
+	defer d.memMu.Unlock()
+	d.keepLocked(b)
+}
+
+func (d *Device) keepLocked(b *buffer) {
+	d.buffers[b] = struct{}{}
+	if b.counted {
+		d.usage[b.purpose] += b.size
+	}
+}
+
+// allocDevice takes memory of the GPU. cuMemAlloc aligns to 256 bytes ("any kind of variable"), and
+// leaves in the memory what was there.
+func (d *Device) allocDevice(b *buffer) error {
+	b.origin = fromDevice
+	if b.size > d.info.MemTotal {
+		return d.outOfMemory(b)
+	}
+	whole := (b.size + pageBytes - 1) &^ (pageBytes - 1)
+	if err := d.enter(); err != nil {
+		return err
+	}
+	p, r := d.api.MemAlloc(whole)
+	if r == success && p%pageBytes != 0 {
+		d.api.MemFree(p)
+		p, r = d.api.MemAlloc(whole + pageBytes)
+	}
+	d.leave()
+	switch r {
+	case success:
+	case errOutOfMemory:
+		return d.outOfMemory(b)
+	default:
+		return d.failed("cuMemAlloc_v2", r)
+	}
+	b.base, b.ptr = p, (p+pageBytes-1)&^(pageBytes-1)
+	err := d.house.zero(d, b.ptr, whole)
+	if err == nil {
+		b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(b.size), b.purpose)
+	}
+	if err != nil && d.enter() == nil {
+		d.api.MemFree(p)
+		d.leave()
+	}
+	return err
+}
+
+// outOfMemory says how much would have fitted. Free memory that is in pieces counts as less
+// than what was wanted, for it did not fit.
+func (d *Device) outOfMemory(b *buffer) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	free, _, r := d.api.MemGetInfo()
+	d.leave()
+	if r != success {
+		return d.failed("cuMemGetInfo_v2", r)
+	}
+	return errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: b.purpose, Want: b.size, Free: min(free, b.size-1)})
+}
+
+// allocPinned takes CPU memory of our own and registers it. cuMemHostAlloc's would be a mapping of
+// the driver's, which VFIO cannot map for an SSD's DMA.
+func (d *Device) allocPinned(b *buffer) error {
+	mem, err := hostmem.Alloc(b.size, b.purpose)
+	if err != nil {
+		return err
+	}
+	b.mem, b.origin = mem, fromPinned
+	d.memMu.Lock()
+	err = d.pin(b, registerPortable|registerDeviceMap)
+	d.memMu.Unlock()
+	if err != nil {
+		return freeAnd(mem, err)
+	}
+	return nil
+}
+
+// pin registers b.mem with the driver and enters it into the table. d.memMu is held.
+func (d *Device) pin(b *buffer, flags uint32) error {
+	p := unsafe.Pointer(unsafe.SliceData(b.mem))
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	switch r := d.api.MemHostRegister(p, int64(len(b.mem)), flags); r {
+	case success:
+	case errOutOfMemory:
+		return errs.With(errs.Capability, fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", b.size, d.failed("cuMemHostRegister_v2", r)))
+	default:
+		return d.failed("cuMemHostRegister_v2", r)
+	}
+	dev, r := d.api.MemHostGetDevicePointer(p)
+	err := d.check("cuMemHostGetDevicePointer_v2", r)
+	if err == nil && flags&registerIOMemory == 0 && uint64(dev) != uint64(uintptr(p)) {
+		err = fmt.Errorf("CPU address %p is %#x to the GPU; Helios needs one address for both", p, uint64(dev))
+	}
+	fresh := false
+	if err == nil {
+		b.ptr = dev
+		if b.region, fresh, err = d.regions.Add(uint64(dev), uint64(dev)+uint64(len(b.mem)), b.purpose); err == nil && !fresh {
+			d.regions.Drop(b.region, false)
+			err = fmt.Errorf("memory for %s overlaps that of %s", b.purpose, b.region.Purpose)
+		}
+	}
+	if err != nil {
+		d.api.MemHostUnregister(p)
+	}
+	return err
+}
+
+// Register implements cuda.Device. Memory inside a live buffer may be registered again; it is then
+// not counted twice, and the driver is not asked, which takes no page twice.
+func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("device %s: register %s: no memory", d.info.Name, purpose)
+	}
+	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+	if region.OnGoHeap(lo) {
+		return nil, fmt.Errorf("device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem", d.info.Name, purpose)
+	}
+	if err := d.usableNow(); err != nil {
+		return nil, err
+	}
+	b := &buffer{d: d, size: int64(len(mem)), mem: mem, origin: fromRegister, purpose: purpose}
+	d.memMu.Lock()
+	defer d.memMu.Unlock()
+	hi := lo + uint64(len(mem))
+	var err error
+	if in := d.regions.Find(lo); in != nil && hi <= in.Hi {
+		b.ptr = devicePtr(lo)
+		b.region, b.counted, err = d.regions.Add(lo, hi, purpose)
+	} else {
+		b.counted = true
+		err = d.pin(b, registerPortable|registerDeviceMap)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device %s: register %s: %w", d.info.Name, purpose, err)
+	}
+	d.keepLocked(b)
+	return b, nil
+}
+
+// RegisterIO implements cuda.IORegistrar.
+func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
+	lo := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	if len(mem) == 0 || lo%pageBytes != 0 || len(mem)%pageBytes != 0 {
+		return nil, fmt.Errorf("device %s: register %s: %d bytes of I/O memory at %#x: want whole pages", d.info.Name, purpose, len(mem), lo)
+	}
+	if err := d.usableNow(); err != nil {
+		return nil, err
+	}
+	// A mapping of VFIO's gets its pages at the first access, and the driver makes none.
+	for i := 0; i < len(mem); i += pageBytes {
+		atomic.LoadUint32((*uint32)(unsafe.Pointer(&mem[i])))
+	}
+	b := &buffer{d: d, size: int64(len(mem)), mem: mem, origin: fromIO, purpose: purpose, counted: true}
+	d.memMu.Lock()
+	defer d.memMu.Unlock()
+	if err := d.pin(b, registerPortable|registerDeviceMap|registerIOMemory); err != nil {
+		err = fmt.Errorf("device %s: register I/O memory %s: %w", d.info.Name, purpose, err)
+		var ce *CallError
+		if errors.As(err, &ce) && (result(ce.Code) == errNotPermitted || result(ce.Code) == errNotSupported || result(ce.Code) == errInvalidValue) {
+			err = errs.With(errs.Capability, fmt.Errorf("%w; the driver maps other devices' memory for root, or for all with its option PeerMappingOverride=1", err))
+		}
+		return nil, err
+	}
+	d.keepLocked(b)
+	return b, nil
+}
+
+// ExportDMABuf implements cuda.Exporter.
+func (d *Device) ExportDMABuf(b cuda.Buffer) (fd int, offset int64, err error) {
+	gb, ok := b.(*buffer)
+	if !ok || gb.d != d || gb.origin != fromDevice || gb.freed.Load() {
+		return -1, 0, fmt.Errorf("device %s: export of %s: not a live buffer of the GPU's memory", d.info.Name, b.Purpose())
+	}
+	if !d.caps.DMABuf {
+		return -1, 0, errs.New(errs.Capability, "device %s: its driver exports no dma-buf; it takes CUDA 11.7 with the open kernel modules and Linux 5.12", d.info.Name)
+	}
+	if err := d.enter(); err != nil {
+		return -1, 0, err
+	}
+	defer d.leave()
+	whole := (gb.size + pageBytes - 1) &^ (pageBytes - 1)
+	h, r := d.api.MemGetHandleForAddressRange(gb.ptr, whole, handleDMABuf, 0)
+	if r != success {
+		return -1, 0, fmt.Errorf("device %s: export of %s: %w", d.info.Name, gb.purpose, d.failed("cuMemGetHandleForAddressRange", r))
+	}
+	return int(h), 0, nil
+}
+
+// MemUsage implements cuda.Device.
+func (d *Device) MemUsage() map[string]int64 {
+	d.memMu.Lock()
+	defer d.memMu.Unlock()
+	m := make(map[string]int64, len(d.usage))
+	for k, v := range d.usage {
+		m[k] = v
+	}
+	return m
+}
+
+// housekeeper clears new memory, on a stream of its own.
+type housekeeper struct {
+	mu sync.Mutex
+	s  stream
+	e  event
+}
+
+func (h *housekeeper) init(d *Device) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	var r result
+	if h.s, r = d.api.StreamCreateWithPriority(streamNonBlocking, d.priority.least); r != success {
+		return d.failed("cuStreamCreateWithPriority", r)
+	}
+	var err error
+	h.e, err = d.events.take()
+	return err
+}
+
+// zeroLimit bounds the wait for a memset, which runs at the memory's bandwidth.
+const zeroLimit = time.Minute
+
+func (h *housekeeper) zero(d *Device, p devicePtr, n int64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := d.enter(); err != nil {
+		return err
+	}
+	err := d.check("cuMemsetD8Async", d.api.MemsetD8Async(p, 0, n, h.s))
+	if err == nil {
+		err = d.check("cuEventRecord", d.api.EventRecord(h.e, h.s))
+	}
+	d.leave()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), zeroLimit)
+	defer cancel()
+	var b backoff
+	for {
+		if err := d.enter(); err != nil {
+			return err
+		}
+		r := d.api.EventQuery(h.e)
+		d.leave()
+		if r == success {
+			return nil
+		}
+		if r != errNotReady {
+			return d.failed("cuEventQuery", r)
+		}
+		if b.pause(ctx) != nil {
+			return fmt.Errorf("clearing %d bytes took more than %v: kernels hold the GPU", n, zeroLimit)
+		}
+	}
+}
+
+func (h *housekeeper) close(d *Device) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.e != 0 {
+		d.events.give(h.e)
+	}
+	if h.s != 0 && d.enter() == nil {
+		d.api.StreamDestroy(h.s)
+		d.leave()
+	}
+	h.s, h.e = 0, 0
+}

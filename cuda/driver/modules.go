@@ -1,0 +1,218 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"helios/cuda"
+	"helios/cuda/kernels"
+	"helios/internal/errs"
+)
+
+// kernel is cuda.Kernel: a function of a loaded module.
+type kernel struct {
+	d          *Device
+	name       string
+	module     string
+	size       uintptr // of the caller's parameter block
+	maxThreads int     // in a block, with the registers that the compiler gave it
+	fn         function
+
+	once sync.Once // of the next two
+	free function  // a CUkernel, for streams of green contexts
+	err  error
+}
+
+func (k *kernel) Name() string       { return k.name }
+func (k *kernel) ParamSize() uintptr { return k.size }
+
+type loadedModule struct {
+	h   module
+	lib library // 0 until a stream of a green context needs it
+}
+
+// moduleTable loads modules when a kernel of them is first asked for.
+type moduleTable struct {
+	mu      sync.Mutex
+	list    []kernels.Module
+	loaded  map[string]*loadedModule
+	kernels map[string]*kernel
+}
+
+func (t *moduleTable) init(list []kernels.Module) {
+	t.list, t.loaded, t.kernels = list, map[string]*loadedModule{}, map[string]*kernel{}
+}
+
+// Kernel implements cuda.Device. The first call for a module compiles its PTX for this GPU, or
+// takes what the driver has in its cache; a PTX that it refuses is an error with its log.
+func (d *Device) Kernel(name string) (cuda.Kernel, error) {
+	if err := d.usableNow(); err != nil {
+		return nil, err
+	}
+	t := &d.modules
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if k := t.kernels[name]; k != nil {
+		return k, nil
+	}
+	var mod *kernels.Module
+	var spec kernels.Kernel
+	var known []string
+	for i := range t.list {
+		for _, k := range t.list[i].Kernels {
+			if k.Name == name {
+				mod, spec = &t.list[i], k
+			}
+			if !strings.HasPrefix(k.Name, "conf_") {
+				known = append(known, k.Name)
+			}
+		}
+	}
+	if mod == nil {
+		slices.Sort(known)
+		return nil, errs.New(errs.Capability, "device %s: no CUDA kernel %q in this binary (there are: %s)", d.info.Name, name, strings.Join(known, ", "))
+	}
+	if spec.ParamBytes > maxParams {
+		return nil, fmt.Errorf("device %s: kernel %q takes %d bytes of parameters; CUDA has room for %d", d.info.Name, name, spec.ParamBytes, maxParams)
+	}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	defer d.leave()
+	m, err := d.load(mod)
+	if err != nil {
+		return nil, err
+	}
+	wrap := func(err error) error {
+		return fmt.Errorf("device %s: kernel %q of module %s: %w", d.info.Name, name, mod.Name, err)
+	}
+	k := &kernel{d: d, name: name, module: mod.Name, size: uintptr(spec.ParamBytes)}
+	var r result
+	if k.fn, r = d.api.ModuleGetFunction(m.h, name); r != success {
+		return nil, wrap(d.failed("cuModuleGetFunction", r))
+	}
+	if k.maxThreads, r = d.api.FuncGetAttribute(funcMaxThreads, k.fn); r != success {
+		return nil, wrap(d.failed("cuFuncGetAttribute", r))
+	}
+	if err := d.checkParams(k); err != nil {
+		return nil, wrap(err)
+	}
+	t.kernels[name] = k
+	return k, nil
+}
+
+// checkParams compares what the driver reads from the module with what we read from the PTX, where
+// it can tell. A launch with other sizes would read past our blocks.
+func (d *Device) checkParams(k *kernel) error {
+	if !d.api.has("cuFuncGetParamInfo") {
+		return nil
+	}
+	for i, want := range []int{int(k.size), kernels.LaunchBytes} {
+		_, size, r := d.api.FuncGetParamInfo(k.fn, i)
+		if r != success {
+			return d.failed("cuFuncGetParamInfo", r)
+		}
+		if size != want {
+			return fmt.Errorf("the driver finds %d bytes in parameter %d, and the table of kernels says %d; run \"go generate\" of cuda/kernels anew", size, i, want)
+		}
+	}
+	if _, _, r := d.api.FuncGetParamInfo(k.fn, 2); r == success {
+		return fmt.Errorf("it takes more than a parameter block and hx_launch")
+	}
+	return nil
+}
+
+// load compiles a module. t.mu is held, and it runs within enter.
+func (d *Device) load(mod *kernels.Module) (*loadedModule, error) {
+	if m := d.modules.loaded[mod.Name]; m != nil {
+		return m, nil
+	}
+	var log jitLog
+	h, r := d.api.ModuleLoadDataEx(append([]byte(mod.PTX), 0), &log)
+	if r != success {
+		err := d.failed("cuModuleLoadDataEx", r)
+		next := ""
+		switch r {
+		case errUnsupportedPTX:
+			next = "; update NVIDIA's driver to " + driverFor(mod.ISA)
+		case errJITNotFound, errJITDisabled:
+			next = "; install libnvidia-ptxjitcompiler of the same driver version, and unset CUDA_DISABLE_PTX_JIT"
+		}
+		text := strings.TrimSpace(log.Error + "\n" + log.Info)
+		if text == "" {
+			text = "(the compiler left no log)"
+		}
+		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: the PTX of module %s does not load: %w%s; the driver's compiler says: %s", d.info.Name, mod.Name, err, next, text))
+	}
+	m := &loadedModule{h: h}
+	d.modules.loaded[mod.Name] = m
+	return m, nil
+}
+
+// contextless is the kernel as a CUkernel: its launch runs in the context of the stream ("the
+// context to launch the kernel on will … be taken from the specified stream", cuLaunchKernel), where
+// a function of the primary context would not match the stream's green one.
+func (k *kernel) contextless() (function, error) {
+	k.once.Do(func() { k.free, k.err = k.d.contextless(k) })
+	return k.free, k.err
+}
+
+func (d *Device) contextless(k *kernel) (function, error) {
+	t := &d.modules
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := d.enter(); err != nil {
+		return 0, err
+	}
+	defer d.leave()
+	m := t.loaded[k.module]
+	var r result
+	if m.lib == 0 {
+		i := slices.IndexFunc(t.list, func(x kernels.Module) bool { return x.Name == k.module })
+		if m.lib, r = d.api.LibraryLoadData(append([]byte(t.list[i].PTX), 0)); r != success {
+			return 0, d.failed("cuLibraryLoadData", r)
+		}
+	}
+	f, r := d.api.LibraryGetKernel(m.lib, k.name)
+	if r != success {
+		return 0, d.failed("cuLibraryGetKernel", r)
+	}
+	return f, nil
+}
+
+func (t *moduleTable) close(d *Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if d.enter() != nil {
+		return
+	}
+	defer d.leave()
+	for _, m := range t.loaded {
+		if m.lib != 0 {
+			d.api.LibraryUnload(m.lib)
+		}
+		d.api.ModuleUnload(m.h)
+	}
+	t.loaded, t.kernels = nil, nil
+}
+
+// cudaFor are the CUDA versions (as the driver counts) that brought a PTX version, and the first
+// driver with it, from the release notes of the PTX ISA and of CUDA.
+var cudaFor = []struct{ isa, cuda, driver int }{
+	{70, 11000, 450}, {71, 11010, 455}, {72, 11020, 460}, {73, 11030, 465}, {74, 11040, 470}, {75, 11050, 495}, {76, 11060, 510}, {77, 11070, 515}, {78, 11080, 520},
+	{80, 12000, 525}, {81, 12010, 530}, {82, 12020, 535}, {83, 12030, 545}, {84, 12040, 550}, {85, 12050, 555}, {86, 12070, 565}, {87, 12080, 570}, {88, 12090, 575}, {90, 13000, 580},
+}
+
+// driverFor names the driver that a PTX version needs.
+func driverFor(isa int) string {
+	for _, v := range cudaFor {
+		if v.isa == isa {
+			return fmt.Sprintf("%d (CUDA %s) or later", v.driver, versionText(v.cuda))
+		}
+	}
+	return fmt.Sprintf("one that takes PTX %d.%d", isa/10, isa%10)
+}
+
+func versionText(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }

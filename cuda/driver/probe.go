@@ -1,0 +1,221 @@
+package driver
+
+import (
+	"fmt"
+	"strings"
+
+	"helios/cuda/kernels"
+	"helios/internal/errs"
+	"helios/internal/probe"
+)
+
+// Capabilities is what a GPU and its driver can do beyond what every device does.
+type Capabilities struct {
+	GreenContexts bool // SM budgets are kept by the hardware
+	SMGranularity int  // budgets come in steps of so many SMs; 0 without green contexts, and in a Report
+	Priorities    int  // levels of stream priority; 0 in a Report
+	DMABuf        bool // device memory can be exported to other drivers
+	DirectRDMA    bool // other devices can reach its memory
+	WritesOrdered bool // and their writes are seen in order by kernels of this GPU at least
+	HostAtomics   bool // atomics on CPU memory are atomic with the CPU's
+}
+
+// GPU is one device of a Report.
+type GPU struct {
+	Index             int
+	Name              string
+	PCI               string // bus address
+	SMs               int
+	MemTotal          int64
+	ComputeCapability int // times 10: 80 is 8.0
+	Capabilities      Capabilities
+	Findings          []probe.Finding
+}
+
+// Report is what Probe found.
+type Report struct {
+	Library string // path
+	CUDA    string // version that the driver supports
+	GPUs    []GPU
+	Symbols []string // optional calls that the library lacks
+}
+
+// Probe looks at the driver and its devices and makes no context. Its error says what is missing
+// for any of them to be used, and the next step.
+func Probe(opt Options) (Report, error) {
+	a, err := openLibrary(libraryPath(opt.Library))
+	if err != nil {
+		return Report{}, err
+	}
+	rep := Report{Library: a.describe()}
+	for _, s := range optionalSymbols {
+		if !a.has(s) {
+			rep.Symbols = append(rep.Symbols, s)
+		}
+	}
+	version, count, err := start(a)
+	if err != nil {
+		return rep, err
+	}
+	rep.CUDA = versionText(version)
+	list, err := kernels.Modules()
+	if err != nil {
+		return rep, err
+	}
+	for i := range count {
+		d, r := a.DeviceGet(i)
+		if r != success {
+			return rep, fmt.Errorf("CUDA device %d: %w", i, callError(a, "cuDeviceGet", r))
+		}
+		g, err := describe(a, i, d, version)
+		if err != nil {
+			return rep, err
+		}
+		g.Findings = findings(a, g, usable(a, g, version, list))
+		rep.GPUs = append(rep.GPUs, g)
+	}
+	return rep, nil
+}
+
+// start initialises the library and counts its devices; none is an error.
+func start(a api) (version, count int, err error) {
+	if r := a.Init(0); r != success {
+		e := callError(a, "cuInit", r)
+		next := "see \"nvidia-smi\" and \"dmesg\""
+		switch r {
+		case errNoDevice:
+			return 0, 0, errs.With(errs.Capability, fmt.Errorf("no CUDA device: the driver %s is there and finds no GPU (%w); check CUDA_VISIBLE_DEVICES and \"nvidia-smi\"", a.describe(), e))
+		case errDriverMismatch:
+			next = "libcuda and the kernel module are of different versions: reboot, or load the new module"
+		case errSystemNotReady:
+			next = "start nvidia-fabricmanager, which GPUs with NVSwitch need"
+		}
+		return 0, 0, errs.With(errs.Capability, fmt.Errorf("the CUDA driver %s does not start: %w; %s", a.describe(), e, next))
+	}
+	version, r := a.DriverGetVersion()
+	if r != success {
+		return 0, 0, errs.With(errs.Capability, callError(a, "cuDriverGetVersion", r))
+	}
+	count, r = a.DeviceGetCount()
+	if r != success {
+		return 0, 0, errs.With(errs.Capability, callError(a, "cuDeviceGetCount", r))
+	}
+	if count == 0 {
+		return 0, 0, errs.New(errs.Capability, "no CUDA device: the driver %s is there and finds no GPU; check CUDA_VISIBLE_DEVICES and \"nvidia-smi\"", a.describe())
+	}
+	return version, count, nil
+}
+
+func howMany(n int) string {
+	if n == 1 {
+		return "this machine has one, cuda:0"
+	}
+	return fmt.Sprintf("this machine has %d, cuda:0 to cuda:%d", n, n-1)
+}
+
+// describe reads what a device is. It needs no context.
+func describe(a api, index int, d ordinal, version int) (GPU, error) {
+	g := GPU{Index: index}
+	var err error
+	fail := func(call string, r result) {
+		if r != success && err == nil {
+			err = errs.With(errs.Capability, fmt.Errorf("CUDA device %d: %w", index, callError(a, call, r)))
+		}
+	}
+	var r result
+	g.Name, r = a.DeviceGetName(d)
+	fail("cuDeviceGetName", r)
+	g.PCI, r = a.DeviceGetPCIBusId(d)
+	fail("cuDeviceGetPCIBusId", r)
+	g.MemTotal, r = a.DeviceTotalMem(d)
+	fail("cuDeviceTotalMem_v2", r)
+	get := func(at attribute) int {
+		v, r := a.DeviceGetAttribute(at, d)
+		fail("cuDeviceGetAttribute", r)
+		return v
+	}
+	// A driver that does not know an attribute does not have what it is about.
+	may := func(at attribute) int {
+		v, r := a.DeviceGetAttribute(at, d)
+		if r != success {
+			return 0
+		}
+		return v
+	}
+	g.SMs = get(attrMultiprocessors)
+	g.ComputeCapability = 10*get(attrMajor) + get(attrMinor)
+	green := version >= 12040
+	for _, s := range optionalSymbols {
+		if strings.Contains(s, "Green") || strings.Contains(s, "DevResource") || strings.Contains(s, "SmResource") || strings.Contains(s, "Library") {
+			green = green && a.has(s)
+		}
+	}
+	g.Capabilities = Capabilities{
+		GreenContexts: green,
+		DMABuf:        a.has("cuMemGetHandleForAddressRange") && may(attrDMABuf) == 1,
+		DirectRDMA:    may(attrDirectRDMA) == 1,
+		WritesOrdered: may(attrRDMAOrdering) >= 100, // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+		HostAtomics:   may(attrHostAtomics) == 1,
+	}
+	return g, err
+}
+
+// usable says why a device cannot run the kernels of this binary, or nil.
+func usable(a api, g GPU, version int, list []kernels.Module) error {
+	name := fmt.Sprintf("device cuda:%d (%s)", g.Index, g.Name)
+	d, r := a.DeviceGet(g.Index)
+	if r != success {
+		return errs.With(errs.Capability, fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGet", r)))
+	}
+	for _, need := range []struct {
+		at   attribute
+		what string
+	}{{attrUnifiedAddressing, "one address space for CPU and GPU"}, {attrCanMapHost, "mapped CPU memory"}, {attrHostRegister, "registered CPU memory"}, {attrHostPointer, "CPU addresses for registered memory"}} {
+		v, r := a.DeviceGetAttribute(need.at, d)
+		if r != success {
+			return errs.With(errs.Capability, fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGetAttribute", r)))
+		}
+		if v == 0 {
+			return errs.New(errs.Capability, "%s lacks %s, which Helios needs; use --device host", name, need.what)
+		}
+	}
+	const prohibited = 2 // CU_COMPUTEMODE_PROHIBITED
+	if v, r := a.DeviceGetAttribute(attrComputeMode, d); r == success && v == prohibited {
+		return errs.New(errs.Capability, "%s is closed to all processes (compute mode \"prohibited\"); open it with \"nvidia-smi -c 0\"", name)
+	}
+	for _, m := range list {
+		if g.ComputeCapability < m.SM {
+			return errs.New(errs.Capability, "%s is too old: it has compute capability %d.%d, and kernel module %s needs %d.%d; use a newer GPU or --device host",
+				name, g.ComputeCapability/10, g.ComputeCapability%10, m.Name, m.SM/10, m.SM%10)
+		}
+		for _, v := range cudaFor {
+			if v.isa == m.ISA && version < v.cuda {
+				return errs.New(errs.Capability, "%s: its driver is too old: it supports CUDA %s, and kernel module %s is in PTX %d.%d; update NVIDIA's driver to %s, or use --device host",
+					name, versionText(version), m.Name, m.ISA/10, m.ISA%10, driverFor(m.ISA))
+			}
+		}
+	}
+	return nil
+}
+
+// findings are the report's lines for one device.
+func findings(a api, g GPU, unusable error) []probe.Finding {
+	yes := func(name string, there bool, detail, missing, next string) probe.Finding {
+		if there {
+			return probe.Finding{Name: name, Answer: probe.There, Detail: detail}
+		}
+		return probe.Finding{Name: name, Answer: probe.NotThere, Detail: missing, Next: next}
+	}
+	c := g.Capabilities
+	out := []probe.Finding{
+		yes("runs the kernels", unusable == nil, "", fmt.Sprint(unusable), ""),
+		yes("SM budgets", c.GreenContexts, "green contexts", "no green contexts: budgets only choose grid sizes", "a driver of CUDA 12.4 or later"),
+		yes("dma-buf export", c.DMABuf, "", "its memory cannot be mapped for an SSD's DMA", "the open kernel modules of driver 515 or later on Linux 5.12 or later"),
+		yes("GPUDirect RDMA", c.DirectRDMA, "", "other devices cannot reach its memory", "a data-centre or workstation GPU"),
+	}
+	if c.DirectRDMA {
+		out = append(out, yes("ordered peer writes", c.WritesOrdered, "", "writes of SSDs need a flush before kernels read", ""))
+	}
+	// Whether I/O memory registers depends on rights and mapping; only a real one tells.
+	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown, Detail: "only registering an SSD's registers tells", Next: "bind an SSD through VFIO and run \"heliosctl bench io\""})
+}
