@@ -9,13 +9,13 @@ export CGO_ENABLED ?= 0
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-SCRIPTS := .ci/run $(wildcard tools/*.sh)
+SCRIPTS := .ci/run $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh)
 
 # Formats that the import tests read, where they are present (see .ci/run).
 HELIOS_TESTDATA ?= $(abspath ../shared/data)
 export HELIOS_TESTDATA
 
-.PHONY: build demo test race fuzz bench lint generate clean
+.PHONY: build demo test race fuzz bench lint generate kernels kernels-check test-shim test-gpu-pack clean
 
 build:
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
@@ -29,6 +29,20 @@ test:
 
 race:
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 10m ./...
+
+# The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded
+# schedules and TSAN_SEEDS runs under ThreadSanitizer with every planted bug, BATCHES random batches
+# through Go's kernels and the shim's, and the fake driver end to end. Needs a C++ compiler.
+SEEDS ?= 1000
+TSAN_SEEDS ?= 60
+BATCHES ?= 10000
+test-shim:
+	SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) BATCHES=$(BATCHES) $(GO) test -count=1 -timeout 40m ./cuda/shim/... ./cuda/fakecuda/... ./cuda/driver/... ./cuda/difftest/... ./cuda/kernels/...
+
+# The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
+GPU_PACK ?= bin/gpu-tier
+test-gpu-pack:
+	$(GO) run ./tools/gputier pack -o $(GPU_PACK)
 
 # Each fuzz target for FUZZTIME.
 FUZZTIME ?= 6s
@@ -47,6 +61,16 @@ lint:
 
 generate:
 	$(GO) generate ./...
+
+# The PTX of cuda/kernels from its sources (clang 19), and, where ptxas is, the table of what each
+# kernel takes; kernels-check compares with what is committed. PTXAS=path names a ptxas that is not in PATH.
+PTXAS ?=
+PTXASFLAGS := $(if $(PTXAS),--ptxas $(PTXAS) --need-ptxas)
+kernels:
+	$(GO) run ./tools/kernels generate $(PTXASFLAGS)
+
+kernels-check:
+	$(GO) run ./tools/kernels check $(PTXASFLAGS)
 
 clean:
 	rm -rf bin
