@@ -215,9 +215,11 @@ func newBuilder(root, dir string) (*builder, error) {
 }
 
 var compileFlags = []string{
-	"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror",
+	"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread",
 	"-DHX_SHIM", "-Icuda/kernels", "-Icuda/shim",
 }
+
+// Warnings are not asked for: a test of the sources has them as errors, a user's newer compiler may know more.
 
 // sources are the kernels, the shim's runtime and the fake itself, relative to the root.
 func (b *builder) sources() ([]string, error) {
