@@ -186,10 +186,19 @@ func (b *Buckets) Close() error {
 // rowsPerBlock is how many positions make another block worth its launch: on the host device enough
 // to pay for the call, on a GPU two for each thread, as the SMs are many and a start is cheap.
 func rowsPerBlock(dev cuda.Device) int64 {
+	usual := int64(2 * threads)
 	if dev.Info().Backend == "host" {
-		return 2048
+		usual = 2048
 	}
-	return 2 * threads
+	return grain(dev, usual)
+}
+
+// grain lets a device have a mind of its own about the work that makes a block.
+func grain(dev cuda.Device, usual int64) int64 {
+	if g, ok := dev.(interface{ Grain(usual int64) int64 }); ok {
+		return max(g.Grain(usual), 1)
+	}
+	return usual
 }
 
 // maxGrid keeps a few blocks for each SM, so that those of other streams find a slot between
@@ -268,11 +277,11 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 	}
 	// A block for each 64 KiB: enough to pay for its start. On a GPU 16 KiB, which its 8 warps
 	// have in flight at one time.
-	shift := 14
+	share := int64(16 << 10)
 	if h.dev.Info().Backend == "host" {
-		shift = 16
+		share = 64 << 10
 	}
-	blocks := min(max((b.NGPU+b.NCPU)*h.rowBytes>>shift, 1), h.maxGrid())
+	blocks := min(max((b.NGPU+b.NCPU)*h.rowBytes/grain(h.dev, share), 1), h.maxGrid())
 	if err := cuda.Launch(st, h.gather, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}

@@ -113,6 +113,7 @@ type Sampler struct {
 	vals   cuda.Buffer // uint64[slots]: stamp<<32 | position
 	keys   cuda.Buffer // hashed: uint64[slots]: stamp<<48 | node
 	blocks int         // grid of the largest launches
+	grain  int64       // items that make another block worth its launch
 }
 
 // directNodes is the largest graph whose position table has an entry for every node.
@@ -138,6 +139,10 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 		dev: dev, topo: topo, cfg: cfg, key: philox.Key(cfg.Seed, philox.StreamSample),
 		direct: topo.Host.NumNodes <= directLimit,
 		blocks: max(1, 4*dev.Info().SMs),
+		grain:  threads,
+	}
+	if g, ok := dev.(interface{ Grain(usual int64) int64 }); ok { // a device with a mind of its own
+		s.grain = max(g.Grain(s.grain), 1)
 	}
 	for _, k := range []struct {
 		dst  *cuda.Kernel
@@ -388,10 +393,14 @@ func (s *Sampler) params(mb *MiniBatch, n int64) sampleParams {
 	return p
 }
 
-// launch runs k with a grid that gives a block at least 256 of n items.
+const threads = 256 // of a block on a GPU
+
+// grid is how many blocks n items get: one item for each thread of a GPU, as far as the limit goes.
+// Results do not depend on it, but passes over one Sums must agree on it.
+func (s *Sampler) grid(n int64) int64 { return max(min(int64(s.blocks), (n+s.grain-1)/s.grain), 1) }
+
 func (s *Sampler) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams, n int64) error {
-	blocks := int(min(int64(s.blocks), (n+255)/256))
-	return cuda.Launch(stream, k, cuda.LaunchConfig{Blocks: max(blocks, 1), Threads: 256}, *p)
+	return cuda.Launch(stream, k, cuda.LaunchConfig{Blocks: int(s.grid(n)), Threads: threads}, *p)
 }
 
 // Hop samples in-neighbours of all frontier nodes (of the seeds and of all earlier hops, as
@@ -451,7 +460,7 @@ func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 			return err
 		}
 		edges = 0
-		for _, c := range sums[:max(1, min(int64(s.blocks), (n+255)/256))] {
+		for _, c := range sums[:s.grid(n)] {
 			edges += c
 		}
 		if n+edges > math.MaxUint32 {
@@ -485,7 +494,7 @@ func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 			return err
 		}
 		bound = n
-		for _, c := range sums[:max(1, min(int64(s.blocks), (edges+255)/256))] {
+		for _, c := range sums[:s.grid(edges)] {
 			bound += c
 		}
 		if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, bound*8, n*8, "frontier"); err != nil {
