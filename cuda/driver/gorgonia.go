@@ -203,16 +203,16 @@ func (l *linked) DeviceGetAttribute(a attribute, d ordinal) (int, result) {
 	return v, code(err)
 }
 
-func (l *linked) DevicePrimaryCtxRetain(d ordinal) (context, result) {
+func (l *linked) DevicePrimaryCtxRetain(d ordinal) (cuContext, result) {
 	c, err := cu.Device(d).RetainPrimaryCtx()
-	return view[context](c), code(err)
+	return view[cuContext](c), code(err)
 }
 
 func (l *linked) DevicePrimaryCtxRelease(d ordinal) result {
 	return code(cu.Device(d).ReleasePrimaryCtx())
 }
 
-func (l *linked) CtxSetCurrent(c context) result {
+func (l *linked) CtxSetCurrent(c cuContext) result {
 	return code(cu.SetCurrentContext(view[cu.CUContext](c)))
 }
 
@@ -391,8 +391,8 @@ func (l *linked) GreenCtxStreamCreate(g greenCtx, flags uint32, priority int) (s
 	return s, result(r)
 }
 
-func (l *linked) CtxFromGreenCtx(g greenCtx) (context, result) {
-	var c context
+func (l *linked) CtxFromGreenCtx(g greenCtx) (cuContext, result) {
+	var c cuContext
 	r := C.helios_cuCtxFromGreenCtx(unsafe.Pointer(&c), C.uintptr_t(g))
 	return c, result(r)
 }
