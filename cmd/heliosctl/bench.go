@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,7 +21,7 @@ import (
 )
 
 func benchCommand() *cli.Command {
-	stacks := []string{"async", "cpu", "mmap"}
+	stacks := []string{"async", "sync", "cpu", "mmap"}
 	return &cli.Command{
 		Name:  "bench",
 		Usage: "measure parts of the product",
@@ -31,16 +32,20 @@ func benchCommand() *cli.Command {
 			Description: "Reads all over the SSDs, whatever they hold, or the rows of a loaded dataset, and writes nothing.\n" +
 				"Lists give a row of results for each combination. A row whose audit fails (data read, or the SSDs'\n" +
 				"own counters) is shown as failed. What was never written to a file reads as zeros without the\n" +
-				"disk: \"written\" is the share of the SSDs that was.",
+				"disk: \"written\" is the share of the SSDs that was.\n" +
+				"With several --blocks it says how many reach 98 % of the best, with the stacks async and sync how\n" +
+				"they compare at equal blocks, and for SSDs in RAM what the CPU threads that play them can do alone.",
 			Flags: []cli.Flag{
 				&cli.StringFlag{Name: "dataset", Usage: "read the rows of this dataset `DIR`, loaded before; may also be given as an argument"},
 				&cli.StringFlag{Name: "ssds", DefaultText: "all bound", Usage: "numbers of SSDs `N[,N…]`"},
 				&cli.StringFlag{Name: "only", Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
 				&cli.StringFlag{Name: "blocks", Value: "32", Usage: "thread blocks of the I/O kernels `N[,N…]`"},
+				&cli.IntFlag{Name: "threads", DefaultText: "async 32, sync and both 128", Usage: "threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"},
 				&cli.StringFlag{Name: "row-bytes", Value: "4096", Usage: "sizes of a row `SIZE[,SIZE…]` (a dataset has its own)"},
 				&cli.StringFlag{Name: "stack", Value: "async", Usage: "`STACK[,STACK…]`: " + strings.Join(stacks, ", ")},
 				&cli.StringFlag{Name: "depth", Value: "256", Usage: "reads in flight per SSD `N[,N…]`"},
 				&cli.IntFlag{Name: "queue-pairs", DefaultText: "by blocks", Usage: "queue pairs per SSD"},
+				&cli.DurationFlag{Name: "ssd-latency", Usage: "let reads of SSDs in RAM take at least `TIME`, such as 80us"},
 				&cli.Float64Flag{Name: "seconds", Value: 2, Usage: "length of a measurement, after a quarter of it to warm up"},
 				&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the random rows"},
 				&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
@@ -99,8 +104,18 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 	if e.c.Int("queue-pairs") < 0 {
 		return errs.New(errs.Usage, "--queue-pairs %d is negative", e.c.Int("queue-pairs"))
 	}
-	if err := e.notZero("queue-pairs", "workers"); err != nil {
+	if err := e.notZero("queue-pairs", "workers", "threads"); err != nil {
 		return err
+	}
+	if t := e.c.Int("threads"); t < 0 || t > 1024 || t%32 != 0 {
+		return errs.New(errs.Usage, "--threads %d: choose a multiple of 32 up to 1024", t)
+	}
+	threads := e.c.Int("threads")
+	if threads == 0 && slices.Contains(stacks, "async") && slices.Contains(stacks, "sync") {
+		threads = 128 // for both, so that they compare
+	}
+	if e.ssdLatency = e.c.Duration("ssd-latency"); e.ssdLatency < 0 || e.ssdLatency > 100*time.Millisecond {
+		return errs.New(errs.Usage, "--ssd-latency %v is not between 0 and 100ms", e.ssdLatency)
 	}
 	var counts []int
 	if e.c.IsSet("ssds") {
@@ -151,15 +166,29 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 
 	total := len(stacks) * len(counts) * len(blocks) * len(rowBytes) * len(depths)
 	var table [][]string
+	var rows []iobench.Row
+	limits := map[string]iobench.ServeLimit{}
+	// Who waits on the host device plays the SSDs; for a GPU each SSD has one thread that does.
+	serving := 1
+	if dev.Info().Backend == "host" {
+		serving = dev.Info().SMs
+	}
 	failed := 0
 	for _, stack := range stacks {
 		for _, bytes := range rowBytes {
 			for _, n := range counts {
 				for _, b := range blocks {
 					for _, depth := range depths {
+						at := fmt.Sprint(n, bytes, depth)
+						if _, ok := limits[at]; !ok {
+							limits[at], err = iobench.MeasureServe(ctx, ssds[:n], bytes, depth, serving, time.Duration(max(seconds/4, 0.02)*float64(time.Second)))
+							if err != nil {
+								return err
+							}
+						}
 						e.ui.Progress("bench io", int64(len(table)), int64(total))
 						row, err := iobench.Run(ctx, iobench.Config{
-							Dev: dev, SSDs: ssds[:n], Layout: layout, RowBytes: bytes, Stack: stack, Blocks: b, Pairs: e.c.Int("queue-pairs"), Depth: depth,
+							Dev: dev, SSDs: ssds[:n], Layout: layout, RowBytes: bytes, Stack: stack, Blocks: b, PerBlock: threads, Pairs: e.c.Int("queue-pairs"), Depth: depth,
 							Threads: e.c.Int("workers"), Engine: e.c.String("cpu-engine"), Duration: time.Duration(seconds * float64(time.Second)),
 							Seed: e.c.Uint64("seed"), Timeout: e.c.Duration("read-timeout"),
 						})
@@ -170,23 +199,29 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 						if layout.Rows == 0 {
 							share = written(ssds[:n])
 						}
-						out.object(benchRow{row, share})
+						limit := limits[at]
+						out.object(benchRow{row, share, limit.Threads, limit.IOPS, e.ssdLatency.Seconds() * 1e6})
+						rows = append(rows, row)
 						audit := "passed"
 						if !row.Audited {
 							failed++
 							audit = "FAILED: " + row.AuditError
 						}
 						table = append(table, []string{
-							strconv.Itoa(row.SSDs), strconv.Itoa(row.Blocks), strconv.Itoa(row.RowBytes), row.Stack, strconv.Itoa(row.QueuePairs), strconv.Itoa(row.Depth),
+							strconv.Itoa(row.SSDs), strconv.Itoa(row.Blocks), strconv.Itoa(row.Threads), strconv.Itoa(row.RowBytes), row.Stack, strconv.Itoa(row.QueuePairs), strconv.Itoa(row.Depth),
 							units.FormatCount(row.IOPS), units.FormatBytes(int64(row.BytesPerSecond)) + "/s", fmt.Sprintf("%.2f", row.CPUPerIO),
-							fmt.Sprintf("%.0f", row.P50), fmt.Sprintf("%.0f", row.P99), strconv.FormatInt(row.Errors, 10), share100(share), audit,
+							fmt.Sprintf("%.0f", row.P50), fmt.Sprintf("%.0f", row.P99), strconv.FormatInt(row.Errors, 10), share100(share), count0(limit.Threads), count0(int(limit.IOPS)), audit,
 						})
 					}
 				}
 			}
 		}
 	}
-	e.ui.Table([]string{"SSDs", "blocks", "row", "stack", "QPs", "depth", "IOPS", "rate", "CPU us/IO", "p50 us", "p99 us", "errors", "written", "audit"}, table)
+	e.ui.Table([]string{"SSDs", "blocks", "threads", "row", "stack", "QPs", "depth", "IOPS", "rate", "CPU us/IO", "p50 us", "p99 us", "errors", "written", "serving CPUs", "their limit", "audit"}, table)
+	for _, s := range iobench.Summarise(rows) {
+		out.object(s)
+		e.ui.Printf("%s", s)
+	}
 	e.showFaults(set, &results{ui: e.ui})
 	if err := out.commit(); err != nil {
 		return err
@@ -201,6 +236,19 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 type benchRow struct {
 	iobench.Row
 	Written float64 `json:"written"` // share of the bytes read from that hold data
+	// The CPU threads that play SSDs in RAM, and what they reach with nothing beside them; 0 where
+	// none do.
+	ServeThreads int     `json:"serve_threads"`
+	ServeIOPS    float64 `json:"serve_iops"`
+	LatencyUS    float64 `json:"ssd_latency_us"` // modelled
+}
+
+// count0 is a number that may not apply.
+func count0(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return units.FormatCount(float64(n))
 }
 
 func share100(v float64) string { return strconv.FormatFloat(100*v, 'f', 0, 64) + "%" }

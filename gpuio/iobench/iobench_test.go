@@ -127,10 +127,10 @@ func TestAuditFails(t *testing.T) {
 func TestServeLimit(t *testing.T) {
 	_, disks := ssds(t, 2, 4<<20, true, "")
 	ctx := context.Background()
-	free, err := MeasureServe(ctx, disks, 4096, 64, 50*time.Millisecond)
+	free, err := MeasureServe(ctx, disks, 4096, 64, 3, 50*time.Millisecond)
 	require.NoError(t, err)
 	require.Positive(t, free.IOPS)
-	require.LessOrEqual(t, free.Threads, 2)
+	require.LessOrEqual(t, free.Threads, 3)
 	slow := make([]*gpuio.SSD, 1)
 	path := disks[0].BackingPath + ".slow"
 	require.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -140,12 +140,12 @@ func TestServeLimit(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, ctrl.Close(ctx)) }()
 	slow[0] = &gpuio.SSD{Ctrl: ctrl, BackingPath: path}
-	limit, err := MeasureServe(ctx, slow, 12288, 8, 50*time.Millisecond)
+	limit, err := MeasureServe(ctx, slow, 12288, 8, 2, 50*time.Millisecond)
 	require.NoError(t, err)
 	require.Positive(t, limit.IOPS)
 	require.LessOrEqual(t, limit.IOPS, 8*1000.0+1, "8 reads out, 1 ms each")
 	_, files := ssds(t, 1, 1<<20, false, "")
-	none, err := MeasureServe(ctx, files, 4096, 8, time.Millisecond)
+	none, err := MeasureServe(ctx, files, 4096, 8, 1, time.Millisecond)
 	require.NoError(t, err)
 	require.Zero(t, none)
 }

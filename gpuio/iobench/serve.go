@@ -19,19 +19,19 @@ import (
 
 // ServeLimit is what the CPU threads that play the SSDs can do at most.
 type ServeLimit struct {
-	Threads int     // that serve: one for each SSD, as far as there are CPUs
+	Threads int     // that serve, as far as there are CPUs
 	IOPS    float64 // of all of them
 }
 
 // serveStall bounds the time without any completion.
 const serveStall = 10 * time.Second
 
-// MeasureServe drives software SSDs with nothing beside them: one goroutine for each SSD fills a
-// queue with random reads, lets the controller work in its own call, and takes the completions off.
-// No kernel, no destination but a page of memory: whoever reads these SSDs cannot be faster with so
-// many CPU threads. Its zero value is for SSDs that are not served by CPU threads (devices, or files
-// behind an io_uring).
-func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth int, d time.Duration) (ServeLimit, error) {
+// MeasureServe drives software SSDs with nothing beside them: each of threads goroutines, one for
+// each SSD at least, fills a queue with random reads, lets the controller work in its own call, and
+// takes the completions off. No kernel, no destination but a page of memory, so this is about what
+// so many CPU threads can play. Depth is that of an SSD. The result's zero value is for SSDs that
+// are not played by CPU threads (files behind an io_uring).
+func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth, threads int, d time.Duration) (ServeLimit, error) {
 	for _, s := range ssds {
 		if b, ok := s.Ctrl.Bus().(interface{ Engine() string }); !ok || b.Engine() != "memory" {
 			return ServeLimit{}, nil
@@ -44,9 +44,12 @@ func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth int, d
 	sctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	start := time.Now()
-	for i, s := range ssds {
+	threads = max(threads, len(ssds))
+	for i := range threads {
+		s := ssds[i%len(ssds)]
+		queues := (threads - i%len(ssds) + len(ssds) - 1) / len(ssds) // of this SSD
 		wg.Go(func() {
-			n, err := serveOne(sctx, s, uint64(i), rowBytes, depth)
+			n, err := serveOne(sctx, s, uint64(i), rowBytes, max(depth/queues, 1))
 			reads.Add(n)
 			if err != nil {
 				mu.Lock()
@@ -60,7 +63,7 @@ func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth int, d
 	if failed == nil {
 		failed = ctx.Err()
 	}
-	return ServeLimit{Threads: min(len(ssds), runtime.GOMAXPROCS(0)), IOPS: float64(reads.Load()) / took.Seconds()}, failed
+	return ServeLimit{Threads: min(threads, runtime.GOMAXPROCS(0)), IOPS: float64(reads.Load()) / took.Seconds()}, failed
 }
 
 // serveOne reads one SSD until ctx ends.

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestBenchSweep: both stacks over blocks, on SSDs in RAM with a latency, give audited rows, the
+// limit of the CPU threads that play the SSDs, and a summary for each stack.
+func TestBenchSweep(t *testing.T) {
+	isolate(t)
+	ok(t, "bind-ssds", "--proxy-ram", "2", "--size", "4MiB")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	args := []string{"bench", "io", "--stack", "async,sync", "--blocks", "1,4", "--ssds", "2", "--ssd-latency", "500us", "--depth", "16", "--seconds", "0.1"}
+	rows := lines(t, ok(t, append(args, "--json")...))
+	require.Len(t, rows, 6)
+	iops := map[string][]float64{}
+	for _, r := range rows[:4] {
+		require.Equal(t, true, r["audited"], r["audit_error"])
+		require.Equal(t, 128.0, r["threads"])
+		require.Equal(t, 500.0, r["ssd_latency_us"])
+		require.Positive(t, r["serve_threads"])
+		require.Positive(t, r["serve_iops"])
+		require.GreaterOrEqual(t, r["p50_us"], 500.0)
+		stack := r["stack"].(string)
+		iops[stack] = append(iops[stack], r["iops"].(float64))
+	}
+	// A read takes 500 us: so many are out on two SSDs, by CIDs or by warps, and no more.
+	for _, v := range iops["async"] {
+		require.LessOrEqual(t, v, 32/500e-6*1.05)
+	}
+	require.LessOrEqual(t, iops["sync"][0], 4/500e-6*1.05)
+	require.LessOrEqual(t, iops["sync"][1], 16/500e-6*1.05)
+	for i, stack := range []string{"async", "sync"} {
+		s := rows[4+i]
+		require.Equal(t, "summary", s["kind"])
+		require.Equal(t, stack, s["stack"])
+		require.Positive(t, s["plateau_blocks"])
+	}
+	require.Len(t, rows[4]["async_over_sync"], 2)
+	require.Regexp(t, `98 % of it with \d blocks; async/sync \d`, ok(t, args...))
+}
+
+func TestBenchBadInput(t *testing.T) {
+	ram := func(t *testing.T) {
+		ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
+		t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	}
+	file := func(t *testing.T) { ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB") }
+	runBad(t, []badCase{
+		{"no blocks", ram, "bench io --blocks 0", 2, []string{"--blocks", "below 1"}, ""},
+		{"too many blocks", ram, "bench io --blocks 100000", 2, []string{"100000 blocks", "choose 1 to"}, ""},
+		{"odd threads", ram, "bench io --threads 33", 2, []string{"--threads 33", "multiple of 32"}, ""},
+		{"no threads", ram, "bench io --threads 0", 2, []string{"--threads"}, ""},
+		{"latency of a file", file, "bench io --ssd-latency 80us", 2, []string{"a.img", "a latency of 80µs", "RAM SSD"}, ""},
+		{"odd latency", ram, "bench io --ssd-latency=-1us", 2, []string{"--ssd-latency"}, ""},
+		{"more SSDs than there are", ram, "bench io --ssds 1,3", 2, []string{"--ssds 3", "only 1"}, ""},
+	})
+}

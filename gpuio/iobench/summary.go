@@ -1,0 +1,92 @@
+package iobench
+
+import (
+	"fmt"
+
+	"helios/internal/units"
+)
+
+// Plateau is the share of the best throughput that counts as having reached it.
+const Plateau = 0.98
+
+// Summary is what a sweep over blocks shows for one number of SSDs, row size and depth. Only rows
+// that passed their audit count.
+type Summary struct {
+	Kind     string `json:"kind"` // "summary", in a stream of rows
+	SSDs     int    `json:"ssds"`
+	RowBytes int    `json:"row_bytes"`
+	Depth    int    `json:"depth"`
+	Stack    string `json:"stack"`
+	// The best throughput over all blocks, and the fewest that reach Plateau of it.
+	BestIOPS      float64 `json:"best_iops"`
+	PlateauBlocks int     `json:"plateau_blocks"`
+	// Of stack async, where sync was measured as well: async's throughput over sync's at equal
+	// blocks.
+	Ratios []Ratio `json:"async_over_sync,omitempty"`
+}
+
+// Ratio compares two stacks at equal blocks.
+type Ratio struct {
+	Blocks int     `json:"blocks"`
+	Ratio  float64 `json:"ratio"`
+}
+
+func (s Summary) String() string {
+	out := fmt.Sprintf("%s, %d SSDs, rows of %d bytes, depth %d: best %s IOPS; %.0f %% of it with %d blocks",
+		s.Stack, s.SSDs, s.RowBytes, s.Depth, units.FormatCount(s.BestIOPS), 100*Plateau, s.PlateauBlocks)
+	for i, r := range s.Ratios {
+		sep := ","
+		if i == 0 {
+			sep = "; async/sync"
+		}
+		out += fmt.Sprintf("%s %.2f at %d", sep, r.Ratio, r.Blocks)
+	}
+	return out
+}
+
+// Summarise makes the summaries of rows that belong together, in the order of their first rows:
+// one where there is more than one number of blocks, or both stacks.
+func Summarise(rows []Row) []Summary {
+	type key struct {
+		ssds, rowBytes, depth int
+		stack                 string
+	}
+	groups := map[key][]Row{}
+	var order []key
+	for _, r := range rows {
+		if !r.Audited || (r.Stack != "async" && r.Stack != "sync") {
+			continue
+		}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.Stack}
+		if groups[k] == nil {
+			order = append(order, k)
+		}
+		groups[k] = append(groups[k], r)
+	}
+	var out []Summary
+	for _, k := range order {
+		s := Summary{Kind: "summary", SSDs: k.ssds, RowBytes: k.rowBytes, Depth: k.depth, Stack: k.stack}
+		g := groups[k]
+		for _, r := range g {
+			s.BestIOPS = max(s.BestIOPS, r.IOPS)
+		}
+		for _, r := range g {
+			if r.IOPS >= Plateau*s.BestIOPS && (s.PlateauBlocks == 0 || r.Blocks < s.PlateauBlocks) {
+				s.PlateauBlocks = r.Blocks
+			}
+		}
+		if k.stack == "async" {
+			for _, r := range g {
+				for _, q := range groups[key{k.ssds, k.rowBytes, k.depth, "sync"}] {
+					if q.Blocks == r.Blocks && q.Threads == r.Threads && q.IOPS > 0 {
+						s.Ratios = append(s.Ratios, Ratio{r.Blocks, r.IOPS / q.IOPS})
+					}
+				}
+			}
+		}
+		if len(g) > 1 || len(s.Ratios) > 0 {
+			out = append(out, s)
+		}
+	}
+	return out
+}
