@@ -106,6 +106,21 @@ func cu(fn uintptr, args ...uintptr) result {
 	return result(int32(r)) // CUresult is an int: the upper half of the register is anything
 }
 
+// words are the arguments of a call on the path of a launch: handles and numbers, no Go pointers but
+// those that the caller keeps on the heap and alive. cu makes its argument list on the heap, and
+// SyscallN would too; a list that exists already is passed on as it is.
+type words [11]uintptr
+
+var wordLists = sync.Pool{New: func() any { return new(words) }}
+
+func plain(fn uintptr, n int, w words) result {
+	l := wordLists.Get().(*words)
+	*l = w
+	r, _, _ := purego.SyscallN(fn, l[:n]...)
+	wordLists.Put(l)
+	return result(int32(r))
+}
+
 func (p *pure) has(symbol string) bool { return p.has_[symbol] }
 func (p *pure) describe() string       { return p.path }
 
@@ -184,7 +199,9 @@ func (p *pure) DevicePrimaryCtxRetain(d ordinal) (cuContext, result) {
 }
 
 func (p *pure) DevicePrimaryCtxRelease(d ordinal) result { return cu(p.fn.ctxRelease, uintptr(d)) }
-func (p *pure) CtxSetCurrent(c cuContext) result         { return cu(p.fn.ctxSetCurrent, uintptr(c)) }
+func (p *pure) CtxSetCurrent(c cuContext) result {
+	return plain(p.fn.ctxSetCurrent, 1, words{uintptr(c)})
+}
 
 func (p *pure) CtxGetStreamPriorityRange() (least, greatest int, r result) {
 	var a, b int32
@@ -285,11 +302,11 @@ func (p *pure) MemGetHandleForAddressRange(a devicePtr, n int64, handleType uint
 }
 
 func (p *pure) MemcpyAsync(dst, src devicePtr, n int64, s stream) result {
-	return cu(p.fn.memcpy, uintptr(dst), uintptr(src), uintptr(n), uintptr(s))
+	return plain(p.fn.memcpy, 4, words{uintptr(dst), uintptr(src), uintptr(n), uintptr(s)})
 }
 
 func (p *pure) MemsetD8Async(dst devicePtr, value byte, n int64, s stream) result {
-	return cu(p.fn.memset, uintptr(dst), uintptr(value), uintptr(n), uintptr(s))
+	return plain(p.fn.memset, 4, words{uintptr(dst), uintptr(value), uintptr(n), uintptr(s)})
 }
 
 func (p *pure) StreamCreateWithPriority(flags uint32, priority int) (stream, result) {
@@ -299,10 +316,10 @@ func (p *pure) StreamCreateWithPriority(flags uint32, priority int) (stream, res
 }
 
 func (p *pure) StreamDestroy(s stream) result { return cu(p.fn.streamDestroy, uintptr(s)) }
-func (p *pure) StreamQuery(s stream) result   { return cu(p.fn.streamQuery, uintptr(s)) }
+func (p *pure) StreamQuery(s stream) result   { return plain(p.fn.streamQuery, 1, words{uintptr(s)}) }
 
 func (p *pure) StreamWaitEvent(s stream, e event, flags uint32) result {
-	return cu(p.fn.streamWait, uintptr(s), uintptr(e), uintptr(flags))
+	return plain(p.fn.streamWait, 3, words{uintptr(s), uintptr(e), uintptr(flags)})
 }
 
 func (p *pure) EventCreate(flags uint32) (event, result) {
@@ -314,10 +331,10 @@ func (p *pure) EventCreate(flags uint32) (event, result) {
 func (p *pure) EventDestroy(e event) result { return cu(p.fn.eventDestroy, uintptr(e)) }
 
 func (p *pure) EventRecord(e event, s stream) result {
-	return cu(p.fn.eventRecord, uintptr(e), uintptr(s))
+	return plain(p.fn.eventRecord, 2, words{uintptr(e), uintptr(s)})
 }
 
-func (p *pure) EventQuery(e event) result { return cu(p.fn.eventQuery, uintptr(e)) }
+func (p *pure) EventQuery(e event) result { return plain(p.fn.eventQuery, 1, words{uintptr(e)}) }
 
 // floats are places for a float that C writes. A variable would be a heap object of each call, and
 // this one is made for every launch.
@@ -325,14 +342,16 @@ var floats = sync.Pool{New: func() any { return new(float32) }}
 
 func (p *pure) EventElapsedTime(start, end event) (float32, result) {
 	f := floats.Get().(*float32)
-	r := cu(p.fn.eventElapsed, uintptr(unsafe.Pointer(f)), uintptr(start), uintptr(end))
+	r := plain(p.fn.eventElapsed, 3, words{uintptr(unsafe.Pointer(f)), uintptr(start), uintptr(end)}) // f is on the heap, and lives to the end
 	ms := *f
 	floats.Put(f)
 	return ms, r
 }
 
 func (p *pure) LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream, params *unsafe.Pointer) result {
-	return cu(p.fn.launch, uintptr(f), uintptr(blocks), 1, 1, uintptr(threads), 1, 1, uintptr(sharedBytes), uintptr(s), uintptr(unsafe.Pointer(params)), 0)
+	r := plain(p.fn.launch, 11, words{uintptr(f), uintptr(blocks), 1, 1, uintptr(threads), 1, 1, uintptr(sharedBytes), uintptr(s), uintptr(unsafe.Pointer(params)), 0})
+	runtime.KeepAlive(params)
+	return r
 }
 
 func (p *pure) DeviceGetDevResource(d ordinal, out *devResource, kind uint32) result {
