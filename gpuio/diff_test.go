@@ -1,0 +1,756 @@
+package gpuio
+
+import (
+	"bytes"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/internal/hostmem"
+	"helios/nvme"
+)
+
+var (
+	diffBatches = flag.Int("diff.batches", 0, "random batches of the differential test (0: few, fewer with -short)")
+	diffSeed    = flag.Uint64("diff.seed", 0, "seed of the differential test (0: by the clock)")
+)
+
+// The differential test drives submit and complete as step functions: complete with LimitNS 0 looks at
+// its queues once. Queues, sets and a scripted controller live in one slab of memory. Each step runs
+// the Go kernel on the slab, keeps the result, puts the slab back, runs the other device's kernel on
+// the same bytes and compares everything: SQEs, doorbells, commands, bitmaps, PRP lists, counters,
+// fail records, rows, and what nobody should have touched. Only times differ: they are reduced to
+// what they mean, before the comparison and for the next step.
+
+const (
+	diffFar  = int64(1) << 62 // a time that does not come
+	diffPast = int64(1)
+	diffSlab = 4 << 20
+	diffIOVA = uint64(0x4000000000)
+)
+
+// stepper runs one grid to its end.
+type stepper func(kernel string, blocks int, params unsafe.Pointer, size uintptr) error
+
+// stepOn makes a stepper of a device.
+func stepOn(t testing.TB, dev cuda.Device) stepper {
+	s, err := dev.NewStream(cuda.StreamOptions{Name: "differential"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	kernels := map[string]cuda.Kernel{}
+	for _, name := range []string{"submit", "complete"} {
+		kernels[name], err = dev.Kernel(name)
+		require.NoError(t, err)
+	}
+	ctx := testCtx(t)
+	return func(kernel string, blocks int, params unsafe.Pointer, size uintptr) error {
+		if err := s.LaunchRaw(kernels[kernel], cuda.LaunchConfig{Blocks: blocks, Threads: warp}, params, size); err != nil {
+			return err
+		}
+		return s.Synchronize(ctx)
+	}
+}
+
+// diffWorld is one random configuration of queues with its controllers.
+type diffWorld struct {
+	t         testing.TB
+	name      string
+	rng       *rand.Rand
+	ref, dut  stepper
+	slab      []byte
+	used      int
+	areas     []diffArea
+	pre, want []byte
+
+	layout  Layout
+	ssds    int
+	perSSD  int
+	read    int
+	page    int
+	direct  bool
+	queues  cuda.DevicePtr
+	sets    cuda.DevicePtr
+	view    kernelView
+	engine  uint64
+	ctl     []diffQueue
+	flying  []*diffSet
+	stride  int64
+	offset  int64
+	dstRows int
+	chaos   bool // errors, foreign and lost completions
+	stats   *diffStats
+}
+
+type diffStats struct {
+	batches, steps, commands, retries, failed, foreign, timeouts, refills int64
+	wraps, deep, shallow, lists, packed, staged, direct                    int64
+}
+
+type diffArea struct {
+	name   string
+	lo, hi int
+}
+
+// diffQueue is the controller's side of a queue.
+type diffQueue struct {
+	head, tail uint32 // SQ head, CQ tail
+	phase      uint32
+	out        []diffCommand
+	twice      int // CID to complete once more; -1: none
+}
+
+type diffCommand struct {
+	sqe  nvme.Command
+	lost bool
+}
+
+type diffSet struct {
+	slot uint32
+	ids  []int64
+	pos  []uint32
+	bad  map[int]uint16 // by index: kind
+	dst  cuda.DevicePtr
+}
+
+func (w *diffWorld) take(name string, n, align int) cuda.DevicePtr {
+	lo := (w.used + align - 1) &^ (align - 1)
+	w.used = lo + n
+	if w.used > len(w.slab) {
+		return 0
+	}
+	w.areas = append(w.areas, diffArea{name, lo, w.used})
+	return addr(w.slab) + cuda.DevicePtr(lo)
+}
+
+func (w *diffWorld) q(g int) *queueState       { return at[queueState](w.queues, g) }
+func (w *diffWorld) set(slot uint32) *setState { return at[setState](w.sets, int(slot)) }
+func (w *diffWorld) iova(s uint32, p cuda.DevicePtr) uint64 {
+	return diffIOVA*uint64(s+1) + uint64(p-addr(w.slab))
+}
+func (w *diffWorld) mem(s uint32, iova, n uint64) []byte {
+	off := iova - diffIOVA*uint64(s+1)
+	require.LessOrEqual(w.t, off+n, uint64(w.used), "%s: PRP outside all memory", w.name)
+	return w.slab[off : off+n]
+}
+
+// newDiffWorld lays out a random configuration; false when it does not fit the slab.
+func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut stepper, stats *diffStats) (*diffWorld, bool) {
+	rng := rand.New(rand.NewPCG(seed, uint64(round)))
+	w := &diffWorld{t: t, rng: rng, slab: slab, ref: ref, dut: dut, stats: stats, chaos: rng.IntN(3) > 0, page: 4096}
+	w.ssds, w.perSSD = 1+rng.IntN(3), 1+rng.IntN(3)
+	lba := []int{512, 4096}[rng.IntN(2)]
+	rowBytes := []int{16, 52, 128, 512, 512, 600, 1024, 4096, 4096, 8192, 12288, 20480, 24, 7}[rng.IntN(14)]
+	commands := []int{1, 2, 3, 7, 31, 32, 33, 64, 100, 257, 1023}[rng.IntN(11)]
+	if rowBytes > 1024 {
+		commands = min(commands, 64)
+	}
+	if commands > 200 {
+		w.ssds, w.perSSD = 1, 1+rng.IntN(2)
+	}
+	var err error
+	w.layout, err = NewLayout(int64(w.ssds)*int64(20+rng.IntN(300)), rowBytes, w.ssds, lba)
+	require.NoError(t, err)
+	w.read = w.layout.ReadBytes()
+	w.direct = w.layout.whole() && rng.IntN(3) > 0
+	w.stride = int64(rowBytes) + int64(rng.IntN(3)*rng.IntN(16)*4)
+	if !w.direct {
+		w.stride += int64(rng.IntN(2) * rng.IntN(7))
+	}
+	w.offset = int64(rng.IntN(2) * 4 * rng.IntN(1024))
+	w.dstRows = 8 + rng.IntN(min(3*commands+40, 1<<20/rowBytes))
+	w.name = fmt.Sprintf("seed %d round %d: %d SSDs × %d queues of %d commands, LBAs of %d, rows of %d, direct %v", seed, round, w.ssds, w.perSSD, commands, lba, rowBytes, w.direct)
+	clear(slab)
+	nq := w.ssds * w.perSSD
+	w.queues = w.take("queue state", nq*queueStateBytes, 64)
+	w.sets = w.take("set state", maxSets*setStateBytes, 64)
+	if w.sets == 0 {
+		return nil, false
+	}
+	lb := listBytes(w.read, w.page)
+	sb := stageBytes(w.read, w.page)
+	for g := range nq {
+		n := commands
+		if commands > 1 && rng.IntN(3) == 0 {
+			n--
+		}
+		s := uint32(g / w.perSSD)
+		part := func(what string, n, align int) cuda.DevicePtr {
+			return w.take(fmt.Sprintf("queue %d: %s", g, what), n, align)
+		}
+		sq, cq := part("SQ", (n+1)*64, 4096), part("CQ", (n+1)*16, 4096)
+		bells, cmds := part("doorbells", 128, 64), part("commands", n*64, 64)
+		lists, hist := part("PRP lists", n*lb, 4096), part("histogram", int(unsafe.Sizeof(Histogram{})), 64)
+		stage := part("staging", n*sb, 4096)
+		if stage == 0 {
+			return nil, false
+		}
+		q := w.q(g)
+		*q = queueState{SQ: sq, CQ: cq, SQDoorbell: bells, CQDoorbell: bells + 64, Commands: cmds,
+			Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage), Hist: hist,
+			TimeoutNS: int64(time.Hour), DataStart: uint64(rng.IntN(100)), QID: uint32(1 + g%w.perSSD), NSID: 1, SSD: s,
+			Entries: uint32(n + 1), NumCommands: uint32(n), ListBytes: uint32(lb), StageBytes: uint32(sb), PageBytes: uint32(w.page),
+			Retries: uint32(rng.IntN(4)), ReadBytes: uint32(w.read), Blocks: uint32(w.layout.LBAsPerRow), Phase: 1}
+		for cid := range n {
+			q.Free[cid/32] |= 1 << (cid & 31)
+		}
+		w.ctl = append(w.ctl, diffQueue{phase: 1, twice: -1})
+	}
+	h := &hostSide{kickers: make([]nvme.Kicker, w.ssds), parks: make([]blockPark, 1)}
+	w.view = kernelView{h: h, sets: w.sets}
+	w.engine = registerHostSide(h)
+	t.Cleanup(func() { dropHostSide(w.engine) })
+	// Room for three sets in flight: arrays and destination.
+	for i := range 3 {
+		arrays := w.take(fmt.Sprintf("set arrays %d", i), (2*w.ssds+1)*8+2*nq*4, 64)
+		rows := w.take(fmt.Sprintf("rows %d", i), w.dstRows*8, 64)
+		pos := w.take(fmt.Sprintf("positions %d", i), w.dstRows*4, 64)
+		dst := w.take(fmt.Sprintf("destination %d", i), int(w.offset)+w.dstRows*int(w.stride)+rowBytes, 4096)
+		if dst == 0 {
+			return nil, false
+		}
+		w.areas[len(w.areas)-1].name += " of a set"
+		_, _, _ = arrays, rows, pos
+	}
+	w.used = min((w.used+4095)&^4095, len(slab))
+	for n, is := range map[*int64]bool{&stats.deep: commands > 1000, &stats.shallow: commands == 1, &stats.lists: w.read > 2*w.page,
+		&stats.packed: w.layout.RowsPerLBA > 1, &stats.staged: !w.direct, &stats.direct: w.direct} {
+		if is {
+			*n++
+		}
+	}
+	w.pre, w.want = make([]byte, w.used), make([]byte, w.used)
+	return w, true
+}
+
+func (w *diffWorld) area(prefix string) cuda.DevicePtr {
+	for _, a := range w.areas {
+		if len(a.name) >= len(prefix) && a.name[:len(prefix)] == prefix {
+			return addr(w.slab) + cuda.DevicePtr(a.lo)
+		}
+	}
+	panic(prefix)
+}
+
+// submit makes a random set in a free place and launches submit for it.
+func (w *diffWorld) submit() {
+	rng := w.rng
+	place := 0
+	for slices.ContainsFunc(w.flying, func(s *diffSet) bool { return s.dst == w.area(fmt.Sprintf("destination %d", place)) }) {
+		place++
+	}
+	d := &diffSet{dst: w.area(fmt.Sprintf("destination %d", place)), bad: map[int]uint16{}}
+	for d.slot = uint32(rng.IntN(maxSets)); slices.ContainsFunc(w.flying, func(s *diffSet) bool { return s.slot == d.slot }); {
+		d.slot = uint32(rng.IntN(maxSets))
+	}
+	n := 1 + rng.IntN(w.dstRows)
+	perm := rng.Perm(w.dstRows)
+	offs := []int64{0}
+	if rng.IntN(4) == 0 {
+		n = min(n, 3)
+	}
+	for s := range w.ssds {
+		share := n / w.ssds
+		if s < n%w.ssds {
+			share++
+		}
+		for range share {
+			i := len(d.ids)
+			row := rng.Int64N(w.layout.RowsOn(s))*int64(w.ssds) + int64(s)
+			p := uint32(perm[i])
+			if w.chaos && rng.IntN(60) == 0 {
+				d.bad[i] = failRow
+				row = []int64{-1, -row - 1, w.layout.Rows, 1 << 60, row + 1}[rng.IntN(5)]
+				if row >= 0 && row < w.layout.Rows && row%int64(w.ssds) == int64(s) {
+					delete(d.bad, i)
+				}
+			} else if w.chaos && rng.IntN(60) == 0 {
+				d.bad[i] = failPos
+				p = uint32(w.dstRows+2) + rng.Uint32N(1<<31)
+			}
+			d.ids, d.pos = append(d.ids, row), append(d.pos, p)
+		}
+		offs = append(offs, int64(len(d.ids)))
+	}
+	arrays := w.area(fmt.Sprintf("set arrays %d", place))
+	rows, pos := w.area(fmt.Sprintf("rows %d", place)), w.area(fmt.Sprintf("positions %d", place))
+	copy(unsafe.Slice(at[int64](rows, 0), len(d.ids)), d.ids)
+	copy(unsafe.Slice(at[uint32](pos, 0), len(d.pos)), d.pos)
+	copy(unsafe.Slice(at[int64](arrays, 0), w.ssds+1), offs)
+	iovas := arrays + cuda.DevicePtr((w.ssds+1)*8)
+	rem := iovas + cuda.DevicePtr(w.ssds*8)
+	nq := w.ssds * w.perSSD
+	rotate := rng.Uint32N(10)
+	for s := range w.ssds {
+		*at[uint64](iovas, s) = w.iova(uint32(s), d.dst) + uint64(w.offset)
+	}
+	for g := range nq {
+		s := g / w.perSSD
+		lo, hi := share(offs[s+1]-offs[s], uint32(g%w.perSSD), uint32(w.perSSD), rotate)
+		*at[uint32](rem, g) = uint32(hi - lo)
+	}
+	*w.set(d.slot) = setState{Rows: rows, Pos: pos, Offsets: arrays, Dst: d.dst + cuda.DevicePtr(w.offset),
+		DstLimit: int64(w.dstRows)*w.stride + int64(w.layout.RowBytes), DstStride: w.stride, DstIOVA: iovas, Remaining: rem,
+		Taken: rem + cuda.DevicePtr(nq*4), Layout: w.layout, Rotate: rotate}
+	if w.direct {
+		w.set(d.slot).Direct = 1
+	}
+	w.flying = append(w.flying, d)
+	p := submitParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq), QueuesPerSSD: uint32(w.perSSD), Set: d.slot}
+	w.step("submit", 1+rng.IntN(nq+2), unsafe.Pointer(&p), unsafe.Sizeof(p))
+	w.stats.batches++
+}
+
+func (w *diffWorld) complete() {
+	nq := w.ssds * w.perSSD
+	slot := uint32(w.rng.IntN(maxSets))
+	if len(w.flying) > 0 {
+		slot = w.flying[w.rng.IntN(len(w.flying))].slot
+	} else if w.set(slot).Remaining == 0 {
+		return
+	}
+	p := completeParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq), Set: slot}
+	// Whether a block that is done looks for late commands depends on what the others have done so
+	// far. So where there may be any, one block looks at all queues.
+	blocks := 1 + w.rng.IntN(nq+2)
+	for g := range w.ctl {
+		if w.q(g).ScanAt == diffPast {
+			blocks = 1
+		}
+	}
+	w.step("complete", blocks, unsafe.Pointer(&p), unsafe.Sizeof(p))
+}
+
+// step runs both kernels on the same bytes and compares.
+func (w *diffWorld) step(kernel string, blocks int, params unsafe.Pointer, size uintptr) {
+	w.t.Helper()
+	w.stats.steps++
+	mem := w.slab[:w.used]
+	copy(w.pre, mem)
+	require.NoError(w.t, w.ref(kernel, blocks, params, size), w.name)
+	w.reduce(blocks)
+	copy(w.want, mem)
+	copy(mem, w.pre)
+	require.NoError(w.t, w.dut(kernel, blocks, params, size), w.name)
+	w.reduce(blocks)
+	if !bytes.Equal(w.want, mem) {
+		w.explain(kernel, blocks)
+	}
+}
+
+// reduce replaces times by what they mean.
+func (w *diffWorld) reduce(blocks int) {
+	flat := func(p *int64) {
+		if *p > diffPast {
+			*p = diffFar
+		}
+	}
+	for g := range w.ctl {
+		q := w.q(g)
+		if flat(&q.ScanAt); blocks > 1 && q.ScanAt == 0 {
+			q.ScanAt = diffFar
+		}
+		for cid := range int(q.NumCommands) {
+			c := at[command](q.Commands, cid)
+			if flat(&c.Deadline); c.Start > 0 {
+				c.Start = 1 // long ago for both clocks
+			}
+		}
+		h := at[Histogram](q.Hist, 0)
+		n := uint64(h.Count())
+		*h = Histogram{}
+		h.Counts[0] = n
+	}
+	for slot := range uint32(maxSets) {
+		s := w.set(slot)
+		for _, t := range []*int64{&s.StartNS, &s.SubmitNS, &s.DoneNS} {
+			if *t != 0 {
+				*t = 1
+			}
+		}
+		// Blocks fail rows in any order, and which are described then depends on it.
+		if blocks > 1 {
+			if s.NumFails > maxFails {
+				clear(s.Fails[:])
+			}
+			slices.SortFunc(s.Fails[:min(s.NumFails, maxFails)], func(a, b failRecord) int {
+				return bytes.Compare(unsafe.Slice((*byte)(unsafe.Pointer(&a)), unsafe.Sizeof(a)), unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)))
+			})
+		}
+	}
+}
+
+func (w *diffWorld) explain(kernel string, blocks int) {
+	w.t.Helper()
+	var out []string
+	for _, a := range w.areas {
+		n := 0
+		for i := a.lo; i < a.hi; i++ {
+			if w.want[i] != w.slab[i] {
+				if n++; n == 1 {
+					at := i &^ 7
+					out = append(out, fmt.Sprintf("%s +%d (entry of 64: %d+%d): want %x, got %x", a.name, at-a.lo, (at-a.lo)/64, (at-a.lo)%64, w.want[at:at+8], w.slab[at:at+8]))
+				}
+			}
+		}
+		if n > 0 {
+			out[len(out)-1] += fmt.Sprintf(" (%d bytes differ)", n)
+		}
+	}
+	require.FailNow(w.t, "the kernels differ", "%s, batch %d: %s with %d blocks\n%s", w.name, w.stats.batches, kernel, blocks, joinLines(out))
+}
+
+func joinLines(s []string) string {
+	var b bytes.Buffer
+	for _, l := range s {
+		b.WriteString(l)
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// content is what an SSD holds at a byte offset.
+func diffContent(ssd uint32, off uint64, b []byte) {
+	for i := 0; i < len(b); {
+		at := off + uint64(i)
+		x := (at/8*0x9E3779B97F4A7C15 + uint64(ssd+1)*0xD1B54A32D192ED03) ^ at>>7
+		x ^= x >> 29
+		var v [8]byte
+		binary.LittleEndian.PutUint64(v[:], x*0xBF58476D1CE4E5B9)
+		i += copy(b[i:], v[at%8:])
+	}
+}
+
+// fetch takes the SQEs that the doorbell announces.
+func (w *diffWorld) fetch(g int) {
+	q, c := w.q(g), &w.ctl[g]
+	tail := *at[uint32](q.SQDoorbell, 0)
+	for c.head != tail {
+		sqe := *at[nvme.Command](q.SQ, int(c.head))
+		require.EqualValues(w.t, nvme.OpRead, sqe.Opcode, w.name)
+		require.EqualValues(w.t, q.Blocks-1, sqe.CDW12, w.name)
+		require.Less(w.t, uint32(sqe.CID), q.NumCommands, w.name)
+		for _, o := range c.out {
+			require.NotEqual(w.t, o.sqe.CID, sqe.CID, "%s: CID in use twice", w.name)
+		}
+		c.out = append(c.out, diffCommand{sqe: sqe, lost: w.chaos && w.rng.IntN(600) == 0})
+		if c.head++; c.head == q.Entries {
+			c.head = 0
+			w.stats.wraps++
+		}
+		w.stats.commands++
+	}
+}
+
+// post writes a completion; false: the queue is full.
+func (w *diffWorld) post(g int, cid uint32, status nvme.Status) bool {
+	q, c := w.q(g), &w.ctl[g]
+	next := (c.tail + 1) % q.Entries
+	if next == *at[uint32](q.CQDoorbell, 0) {
+		return false
+	}
+	cqe := at[[4]uint32](q.CQ, int(c.tail))
+	cqe[0], cqe[1], cqe[2] = w.rng.Uint32(), w.rng.Uint32(), c.head|q.QID<<16
+	atomic.StoreUint32(&cqe[3], cid|c.phase<<16|uint32(status)<<17)
+	if c.tail = next; next == 0 {
+		c.phase ^= 1
+	}
+	return true
+}
+
+// serve completes some of a queue's commands, in any order.
+func (w *diffWorld) serve(g int) {
+	q, c := w.q(g), &w.ctl[g]
+	w.fetch(g)
+	w.rng.Shuffle(len(c.out), func(i, j int) { c.out[i], c.out[j] = c.out[j], c.out[i] })
+	n := len(c.out)
+	if w.rng.IntN(3) == 0 {
+		n = w.rng.IntN(n + 1)
+	}
+	var kept []diffCommand
+	stray := -1
+	if w.chaos && n > 0 && w.rng.IntN(40) == 0 {
+		stray = w.rng.IntN(n)
+	}
+	for i, o := range c.out {
+		if o.lost || i >= n {
+			kept = append(kept, o)
+			continue
+		}
+		if i == stray && w.rng.IntN(2) == 0 {
+			cid := uint32(w.rng.IntN(1 << 16)) // nobody's, or somebody else's
+			w.post(g, cid, 0)
+		}
+		status := nvme.Status(0)
+		if w.chaos {
+			switch w.rng.IntN(100) {
+			case 0:
+				status = nvme.StatusInternalError
+			case 1:
+				status = nvme.StatusUnrecoveredRead.WithDNR()
+			case 2:
+				status = nvme.StatusNamespaceNotReady | 1<<13 // More
+			case 3:
+				status = nvme.Status(w.rng.Uint32N(1 << 15))
+			}
+		}
+		if status.OK() {
+			w.transfer(q, &o.sqe)
+		}
+		if !w.post(g, uint32(o.sqe.CID), status) {
+			kept = append(kept, o)
+			continue
+		}
+		if i == stray {
+			w.post(g, uint32(o.sqe.CID), status) // the same once more
+		}
+	}
+	c.out = kept
+}
+
+// transfer is the SSD's DMA for a read.
+func (w *diffWorld) transfer(q *queueState, sqe *nvme.Command) {
+	data := make([]byte, w.read)
+	lba := uint64(sqe.CDW10) | uint64(sqe.CDW11)<<32
+	diffContent(q.SSD, lba*uint64(w.layout.LBABytes), data)
+	first := min(uint64(w.page)-sqe.PRP1%uint64(w.page), uint64(len(data)))
+	copy(w.mem(q.SSD, sqe.PRP1, first), data)
+	data = data[first:]
+	switch {
+	case len(data) == 0:
+		require.Zero(w.t, sqe.PRP2, w.name)
+	case len(data) <= w.page:
+		require.Zero(w.t, sqe.PRP2%uint64(w.page), w.name)
+		copy(w.mem(q.SSD, sqe.PRP2, uint64(len(data))), data)
+	default:
+		for i := uint64(0); len(data) > 0; i++ {
+			p := binary.LittleEndian.Uint64(w.mem(q.SSD, sqe.PRP2+8*i, 8))
+			require.Zero(w.t, p%uint64(w.page), w.name)
+			n := min(len(data), w.page)
+			copy(w.mem(q.SSD, p, uint64(n)), data)
+			data = data[n:]
+		}
+	}
+}
+
+// late makes a queue's lost commands overdue.
+func (w *diffWorld) late(g int) {
+	q, c := w.q(g), &w.ctl[g]
+	some := false
+	for _, o := range c.out {
+		if o.lost {
+			at[command](q.Commands, int(o.sqe.CID)).Deadline = diffPast
+			some = true
+		}
+	}
+	if some {
+		q.ScanAt = diffPast
+		w.stats.timeouts++
+	}
+}
+
+// revive is the host's recovery of a frozen queue: the queue pair is created again.
+func (w *diffWorld) revive(g int) {
+	q := w.q(g)
+	if q.Frozen == frozenForeign {
+		w.stats.foreign++
+	}
+	w.ctl[g] = diffQueue{phase: 1, twice: -1}
+	clear(w.slab[q.CQ-addr(w.slab):][:q.Entries*16])
+	*at[uint32](q.SQDoorbell, 0), *at[uint32](q.CQDoorbell, 0) = 0, 0
+	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
+	q.Dropped += q.inFlight()
+	q.commands(func(cid uint32, cmd *command) {
+		tries := cmd.State / cmdAttempt
+		if tries > q.Retries {
+			set := w.set(cmd.Set)
+			set.fail(failRecord{Index: cmd.Index, Kind: failTimeout, QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
+			cmd.State = cmdFree
+			q.Retry[cid/32] &^= 1 << (cid & 31)
+			q.Free[cid/32] |= 1 << (cid & 31)
+			*at[uint32](set.Remaining, g)--
+			return
+		}
+		cmd.State = cmd.State&^(cmdState|cmdAborted) | cmdRetry
+		q.Retry[cid/32] |= 1 << (cid & 31)
+	})
+	q.Frozen = frozenNo
+	w.stats.refills++ // the next complete issues them
+}
+
+// reap ends the sets whose rows are done.
+func (w *diffWorld) reap() {
+	w.flying = slices.DeleteFunc(w.flying, func(d *diffSet) bool {
+		s := w.set(d.slot)
+		for g := range w.ctl {
+			if *at[uint32](s.Remaining, g) != 0 {
+				return false
+			}
+		}
+		w.finish(d, s)
+		return true
+	})
+}
+
+func (w *diffWorld) finish(d *diffSet, s *setState) {
+	require.GreaterOrEqual(w.t, int(s.NumFails), len(d.bad), w.name)
+	w.stats.failed += int64(s.NumFails)
+	w.stats.retries += int64(s.Retries)
+	require.EqualValues(w.t, len(d.ids)-len(d.bad), s.Issued, w.name)
+	lost := map[int]bool{}
+	for _, f := range s.Fails[:min(s.NumFails, maxFails)] {
+		if f.Kind == 0 { // reduce has dropped them
+			return
+		}
+		i := int(f.Index)
+		require.False(w.t, lost[i], "%s: row %d failed twice", w.name, i)
+		lost[i] = true
+		require.Equal(w.t, d.ids[i], f.Row, w.name)
+		kind, bad := d.bad[i]
+		require.Equal(w.t, bad, f.Kind == failRow || f.Kind == failPos, w.name)
+		if bad {
+			require.Equal(w.t, kind, f.Kind, w.name)
+		}
+		if f.Kind == failPos {
+			require.EqualValues(w.t, d.pos[i], f.LBA, w.name)
+		}
+	}
+	if s.NumFails > maxFails {
+		return
+	}
+	row := make([]byte, w.layout.RowBytes)
+	for i, id := range d.ids {
+		if lost[i] {
+			continue
+		}
+		ssd, lba, _, off := w.layout.Locate(id)
+		diffContent(uint32(ssd), (w.q(ssd*w.perSSD).DataStart+uint64(lba))*uint64(w.layout.LBABytes)+uint64(off), row)
+		got := unsafe.Slice(at[byte](s.Dst+cuda.DevicePtr(int64(d.pos[i])*w.stride), 0), len(row))
+		if !bytes.Equal(row, got) {
+			require.FailNow(w.t, "wrong row", "%s: row %d at position %d", w.name, id, d.pos[i])
+		}
+	}
+}
+
+// run submits n batches and brings them to their ends.
+func (w *diffWorld) run(n int) {
+	// Queues of one SSD have one extent.
+	for g := range w.ctl {
+		w.q(g).DataStart = w.q(g / w.perSSD * w.perSSD).DataStart
+	}
+	idle := 0
+	for tick := 0; n > 0 || len(w.flying) > 0; tick++ {
+		if n > 0 && len(w.flying) < 3 && w.rng.IntN(2) == 0 {
+			w.submit()
+			n--
+			w.reap()
+			idle = 0
+			continue
+		}
+		before := w.stats.commands
+		closing := -1
+		for g := range w.ctl {
+			q := w.q(g)
+			if q.Frozen != frozenNo {
+				if w.rng.IntN(2) == 0 {
+					w.revive(g)
+				}
+				continue
+			}
+			w.serve(g)
+			if idle > 4 {
+				w.late(g)
+			}
+			if w.rng.IntN(100) == 0 {
+				closing = g
+				q.Frozen = frozenClosing // the kernels must leave it alone
+			}
+		}
+		w.complete()
+		if closing >= 0 && w.q(closing).Frozen == frozenClosing {
+			w.q(closing).Frozen = frozenNo
+		}
+		flying := len(w.flying)
+		w.reap()
+		if idle++; w.stats.commands != before || len(w.flying) != flying {
+			idle = 0
+		}
+		require.Less(w.t, idle, 200, "%s: nothing moves", w.name)
+	}
+	// Nothing is left behind.
+	for g := range w.ctl {
+		if w.q(g).Frozen != frozenNo {
+			w.revive(g)
+		}
+	}
+	for g := range w.ctl {
+		q := w.q(g)
+		free := 0
+		for _, f := range q.Free {
+			free += bits.OnesCount32(f)
+		}
+		require.EqualValues(w.t, q.NumCommands, free, "%s: a CID leaked", w.name)
+		require.Zero(w.t, q.Retry, w.name)
+		require.Equal(w.t, q.Issued, q.Completed+q.Dropped, w.name)
+		require.Equal(w.t, q.PendTail, q.PendHead, w.name)
+		require.Zero(w.t, q.Own, w.name)
+	}
+}
+
+// runDiff runs batches through both devices' kernels.
+func runDiff(t *testing.T, host, other cuda.Device, batches int) {
+	seed := *diffSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	slab, err := hostmem.Alloc(diffSlab, "differential test")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, hostmem.Free(slab)) })
+	for _, d := range []cuda.Device{host, other} {
+		b, err := d.Register(slab, "differential test")
+		require.NoError(t, err)
+		require.Equal(t, addr(slab), b.Ptr())
+		t.Cleanup(func() { require.NoError(t, b.Free()) })
+	}
+	ref, dut := stepOn(t, host), stepOn(t, other)
+	var st diffStats
+	begun := time.Now()
+	for round := 0; st.batches < int64(batches); round++ {
+		w, ok := newDiffWorld(t, seed, round, slab, ref, dut, &st)
+		if ok {
+			w.run(int(min(int64(10+w.rng.IntN(50)), int64(batches)-st.batches)))
+		}
+	}
+	t.Logf("seed %d: %+v in %v", seed, st, time.Since(begun).Round(time.Millisecond))
+	require.Positive(t, st.commands)
+	if batches >= 500 {
+		for _, n := range []int64{st.retries, st.failed, st.foreign, st.timeouts, st.refills, st.wraps, st.deep, st.shallow, st.lists, st.packed, st.staged, st.direct} {
+			require.Positive(t, n, "%+v: the script is too tame", st)
+		}
+	}
+}
+
+// TestDifferentialOnHost checks the test: the Go kernels against themselves.
+func TestDifferentialOnHost(t *testing.T) {
+	devs := make([]cuda.Device, 2)
+	for i := range devs {
+		d, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		devs[i] = d
+	}
+	n := 300
+	if testing.Short() {
+		n = 60
+	}
+	runDiff(t, devs[0], devs[1], n)
+}
