@@ -57,10 +57,7 @@ func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o SyncOptions) (Reader, err
 		}
 		o.Blocks = sms * perSM
 	}
-	return newEngine("sync", &syncOptions{blocks: o.Blocks, threads: o.Threads, limit: syncLimit}, dev, ssds, l, AsyncOptions{
-		Blocks: o.Blocks, Threads: o.Threads, QueuePairs: o.QueuePairs, Depth: o.Depth,
-		Timeout: o.Timeout, Retries: o.Retries, SMs: o.SMs, Priority: o.Priority,
-	})
+	return newEngine("sync", &syncOptions{blocks: o.Blocks, threads: o.Threads, limit: syncLimit}, dev, ssds, l, AsyncOptions(o))
 }
 
 // launchSync enqueues read_sync for a set. No complete kernel follows: the warps see to their own
