@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"helios/cuda"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
 
@@ -24,12 +25,34 @@ type Feature string
 
 // The features that a backend may lack.
 const (
-	// Isolation: a failing kernel leaves other streams alone. A CUDA context does not.
-	Isolation Feature = "isolation of errors by stream"
+	// FaultIsolation: a kernel that touches memory which is not the device's fails its stream
+	// only. On a GPU it takes the context along; failures that a kernel reports itself are
+	// isolated everywhere.
+	FaultIsolation Feature = "isolation of memory faults by stream"
 	// Budgets: a stream's budget holds whatever the grid. Drivers without green contexts
 	// only have the grid's size for it.
 	Budgets Feature = "SM budgets"
+	// Loss: a device can be lost, and the test can make it so. Goroutines are not.
+	Loss Feature = "loss of the device"
 )
+
+// Backend is a device to test and what there is to know about it.
+type Backend struct {
+	// Open gives a fresh device for each test, which the test closes.
+	Open  func(t *testing.T) cuda.Device
+	Lacks []Feature // tests of these are skipped
+	// Threads is a size of block, and BlocksPerSM how many of that size one SM holds at
+	// most. 0: any size, and one.
+	Threads, BlocksPerSM int
+	// StreamSMs is what a stream's budget of want SMs came to, where the device deals them out
+	// in steps. nil: exactly to want.
+	StreamSMs func(st cuda.Stream, want int) int
+	// Lose makes the device fail for good, as a GPU that falls off the bus. Needed unless
+	// Loss is lacking.
+	Lose func(t *testing.T)
+	// Ended looks, after a test has closed its device, for what it left behind. Optional.
+	Ended func(t *testing.T)
+}
 
 const (
 	patience = 20 * time.Second       // nothing here takes that long unless it hangs
@@ -42,11 +65,18 @@ const (
 type suite struct {
 	*testing.T
 	dev cuda.Device
+	b   Backend
 }
 
-// Run tests the devices that open makes: a fresh one for each test, which the test closes. lacks
-// names what the backend cannot do; the tests of it are skipped.
-func Run(t *testing.T, open func(t *testing.T) cuda.Device, lacks ...Feature) {
+// Run tests the devices that a backend opens.
+func Run(t *testing.T, b Backend) {
+	if b.Threads == 0 {
+		b.Threads = 64
+	}
+	b.BlocksPerSM = max(b.BlocksPerSM, 1)
+	if b.StreamSMs == nil {
+		b.StreamSMs = func(_ cuda.Stream, want int) int { return want }
+	}
 	tests := []struct {
 		name string
 		need Feature
@@ -55,6 +85,7 @@ func Run(t *testing.T, open func(t *testing.T) cuda.Device, lacks ...Feature) {
 		{"Info", "", testInfo},
 		{"Memory", "", testMemory},
 		{"OutOfMemory", "", testOutOfMemory},
+		{"OutOfMemoryMidway", "", testOutOfMemoryMidway},
 		{"Register", "", testRegister},
 		{"Copies", "", testCopies},
 		{"CopyBounds", "", testCopyBounds},
@@ -72,25 +103,32 @@ func Run(t *testing.T, open func(t *testing.T) cuda.Device, lacks ...Feature) {
 		{"BlocksThatYield", "", testBlocksThatYield},
 		{"ManyLaunches", "", testManyLaunches},
 		{"StickyErrors", "", testStickyErrors},
-		{"ErrorsAreIsolated", Isolation, testErrorsAreIsolated},
+		{"ErrorsAreIsolated", "", testErrorsAreIsolated},
 		{"ErrorsTravelWithEvents", "", testErrorsTravelWithEvents},
+		{"WildAddress", "", testWildAddress},
+		{"WildAddressIsIsolated", FaultIsolation, testWildAddressIsIsolated},
+		{"Loss", Loss, testLoss},
 		{"Timeouts", "", testTimeouts},
 		{"Busy", "", testBusy},
 		{"StreamClose", "", testStreamClose},
 		{"CloseReportsLeaks", "", testCloseReportsLeaks},
+		{"UnfreedBuffers", "", testUnfreedBuffers},
 		{"Concurrency", "", testConcurrency},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
-			for _, f := range lacks {
+			for _, f := range b.Lacks {
 				if f == c.need {
 					t.Skipf("the backend lacks %s", f)
 				}
 			}
-			s := &suite{t, open(t)}
+			s := &suite{t, b.Open(t), b}
 			c.run(s)
 			if err := s.dev.Close(); err != nil && !t.Failed() {
 				t.Errorf("close: %v", err)
+			}
+			if b.Ended != nil && !t.Failed() {
+				b.Ended(t)
 			}
 		})
 	}
@@ -178,6 +216,12 @@ func launch[T any](s *suite, st cuda.Stream, name string, blocks int, p T) {
 	s.ok(cuda.Launch(st, s.kernel(name), cuda.LaunchConfig{Blocks: blocks, Threads: 64}, p))
 }
 
+// wide launches blocks of the size of which the test knows how many an SM holds.
+func wide[T any](s *suite, st cuda.Stream, name string, blocks int, p T) {
+	s.Helper()
+	s.ok(cuda.Launch(st, s.kernel(name), cuda.LaunchConfig{Blocks: blocks, Threads: s.b.Threads}, p))
+}
+
 // words is pinned memory that the test reads and writes while kernels do.
 type words struct {
 	cuda.Buffer
@@ -208,11 +252,15 @@ func (s *suite) await(w words, i int, v uint64) {
 // gate starts kernels that wait for words: 0 gate, 1 arrived, 2 left, 3 late.
 func (s *suite) gate(st cuda.Stream, w words, blocks int, perBlock uint64, yield bool) {
 	s.Helper()
+	wide(s, st, "conf_gate", blocks, s.gateParams(w, perBlock, yield))
+}
+
+func (s *suite) gateParams(w words, perBlock uint64, yield bool) gateParams {
 	p := gateParams{Gate: w.at(0), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: perBlock, LimitNS: int64(longGate)}
 	if yield {
 		p.Yield = 1
 	}
-	launch(s, st, "conf_gate", blocks, p)
+	return p
 }
 
 // read copies device memory to the CPU through a stream.
@@ -306,6 +354,51 @@ func testOutOfMemory(s *suite) {
 		s.Fatalf("usage %v after a refusal", u)
 	}
 	s.free(kept, s.alloc(cuda.MemDevice, 4096, "still works"))
+}
+
+// Memory runs out in the middle of a job: what was there before stays good, and the device goes
+// on when some is given back.
+func testOutOfMemoryMidway(s *suite) {
+	st := s.stream(cuda.StreamOptions{Name: "midway"})
+	const n = 1000
+	kept := s.alloc(cuda.MemDevice, n*8, "kept")
+	s.ok(st.Fill(kept.Ptr(), 1, n*8))
+	chunk := max(s.dev.Info().MemTotal/8, 1<<20)
+	var chunks []cuda.Buffer
+	var oom *cuda.OutOfMemoryError
+	for {
+		b, err := s.dev.Alloc(cuda.MemDevice, chunk, "chunks")
+		if err != nil {
+			if !errors.As(err, &oom) {
+				s.Fatalf("after %d chunks: not an OutOfMemoryError: %#v", len(chunks), err)
+			}
+			s.fails(err, "chunks", fmt.Sprint(chunk))
+			break
+		}
+		if chunks = append(chunks, b); len(chunks) > 8 {
+			s.Fatalf("%d chunks of %d bytes on a device of %d", len(chunks), chunk, s.dev.Info().MemTotal)
+		}
+	}
+	if oom.Want != chunk || oom.Free >= chunk || oom.Free < 0 {
+		s.Fatalf("%d bytes wanted and %d free, says the error", oom.Want, oom.Free)
+	}
+	if u := s.dev.MemUsage(); u["kept"] != n*8 || u["chunks"] != int64(len(chunks))*chunk {
+		s.Fatalf("usage %v with %d chunks of %d", u, len(chunks), chunk)
+	}
+	launch(s, st, "conf_affine", 2, affineParams{kept.Ptr(), n, 3, 1})
+	if len(chunks) > 0 {
+		s.free(chunks[len(chunks)-1])
+		chunks = chunks[:len(chunks)-1]
+	}
+	again := s.alloc(cuda.MemDevice, n*8, "again") // what was given back is there for others
+	launch(s, st, "conf_move", 3, moveParams{again.Ptr(), kept.Ptr(), n, 0})
+	for i, v := range s.readWords(st, again.Ptr(), n) {
+		if v != 0x0101010101010101*3+1 {
+			s.Fatalf("word %d is %#x after memory ran out", i, v)
+		}
+	}
+	s.free(append(chunks, kept, again)...)
+	s.close(st)
 }
 
 func testRegister(s *suite) {
@@ -637,11 +730,11 @@ func testStreamsRunTogether(s *suite) {
 func testPriorities(s *suite) {
 	low, high := s.stream(cuda.StreamOptions{Name: "low"}), s.stream(cuda.StreamOptions{Name: "high", Priority: 5})
 	w, n := s.words(4, "gate"), s.words(2, "count")
-	sms := s.dev.Info().SMs
-	blocks := sms*2 + 16
+	sms, places := s.dev.Info().SMs, s.dev.Info().SMs*s.b.BlocksPerSM
+	blocks := places*2 + 16
 	s.gate(low, w, blocks, 1, false)
-	s.await(w, 1, uint64(min(sms, blocks)))
-	launch(s, high, "conf_count", 1, countParams{n.at(0), n.at(1), 0})
+	s.await(w, 1, uint64(sms)) // every SM holds a block at the least
+	wide(s, high, "conf_count", 1, countParams{n.at(0), n.at(1), 0})
 	done := s.event()
 	s.ok(high.Record(done))
 	ended := 0
@@ -652,8 +745,8 @@ func testPriorities(s *suite) {
 			time.Sleep(100 * time.Microsecond)
 		}
 	}
-	if !done.Done() || blocks-ended <= sms {
-		s.Errorf("the kernel of high priority ran after %d of %d blocks of the low one (%d SMs)", ended, blocks, sms)
+	if !done.Done() || blocks-ended <= places {
+		s.Errorf("the kernel of high priority ran after %d of %d blocks of the low one (%d at one time)", ended, blocks, places)
 	}
 	w.set(0, uint64(blocks))
 	s.sync(low, high)
@@ -669,17 +762,21 @@ func testBudgets(s *suite) {
 		st := s.stream(cuda.StreamOptions{Name: "budget", SMs: budget})
 		other := s.stream(cuda.StreamOptions{Name: "other"}) // takes nothing from it
 		w2 := s.words(2, "count")
-		launch(s, other, "conf_count", 8, countParams{w2.at(0), w2.at(1), int64(hold)})
+		wide(s, other, "conf_count", 8, countParams{w2.at(0), w2.at(1), int64(hold)})
+		got := sms
+		if budget > 0 && budget < sms {
+			got = s.b.StreamSMs(st, budget)
+		}
+		if got < 1 || got > sms {
+			s.Errorf("a budget of %d of %d SMs came to %d", budget, sms, got)
+		}
+		most := got * s.b.BlocksPerSM
 		for range 4 {
-			launch(s, st, "conf_count", 12, countParams{w.at(0), w.at(1), int64(hold)})
+			wide(s, st, "conf_count", most+8, countParams{w.at(0), w.at(1), int64(hold)})
 		}
 		s.sync(st, other)
-		most := uint64(sms)
-		if budget > 0 {
-			most = uint64(min(budget, sms))
-		}
-		if w.get(1) < 1 || w.get(1) > most || w.get(0) != 0 {
-			s.Errorf("budget %d of %d SMs: %d blocks at once, %d left over", budget, sms, w.get(1), w.get(0))
+		if w.get(1) < 1 || w.get(1) > uint64(most) || w.get(0) != 0 {
+			s.Errorf("budget %d of %d SMs: %d blocks at once on %d SMs, %d left over", budget, sms, w.get(1), got, w.get(0))
 		}
 		s.close(st, other)
 		s.free(w, w2)
@@ -689,7 +786,7 @@ func testBudgets(s *suite) {
 		st := s.stream(cuda.StreamOptions{Name: "two", SMs: 2})
 		w := s.words(4, "gate")
 		p := gateParams{Gate: w.at(1), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1, LimitNS: int64(longGate)}
-		launch(s, st, "conf_gate", 2, p) // block 1 goes on when both have arrived
+		wide(s, st, "conf_gate", 2, p) // block 1 goes on when both have arrived
 		s.sync(st)
 		if w.get(2) != 2 || w.get(3) != 0 {
 			s.Errorf("two blocks of a budget of two: %d ended, late %d", w.get(2), w.get(3))
@@ -718,12 +815,12 @@ func testManyLaunches(s *suite) {
 	const streams, launches = 4, 6000 // more than a queue holds
 	var wg sync.WaitGroup
 	k := s.kernel("conf_affine")
-	errs := make([]error, streams)
+	failed := make([]error, streams)
 	for i := range streams {
 		st := s.stream(cuda.StreamOptions{Name: fmt.Sprint("many ", i), Priority: i})
 		b := s.alloc(cuda.MemDevice, 64, "many")
 		wg.Go(func() {
-			errs[i] = func() error {
+			failed[i] = func() error {
 				for range launches {
 					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1 + i, Threads: 32}, affineParams{b.Ptr(), 8, 1, 1}); err != nil {
 						return err
@@ -746,7 +843,7 @@ func testManyLaunches(s *suite) {
 		}()
 	}
 	wg.Wait()
-	s.ok(errors.Join(errs...))
+	s.ok(errors.Join(failed...))
 }
 
 func testStickyErrors(s *suite) {
@@ -838,6 +935,105 @@ func testErrorsTravelWithEvents(s *suite) {
 	}
 }
 
+// A kernel that touches an address which is nobody's fails; the program does not, and a new
+// device works.
+func testWildAddress(s *suite) {
+	st := s.stream(cuda.StreamOptions{Name: "wild"})
+	launch(s, st, "conf_affine", 2, affineParams{0, 100, 1, 1})
+	s.fails(st.Synchronize(s.ctx(patience)))
+	s.fails(cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{0, 1, 1, 1}))
+	if err := st.Close(); err != nil {
+		s.Logf("close of the failed stream: %v", err)
+	}
+	if err := s.dev.Close(); err != nil {
+		s.Logf("close: %v", err)
+	}
+	s.dev = s.b.Open(s.T)
+	s.works()
+}
+
+// works runs a little of everything.
+func (s *suite) works() {
+	s.Helper()
+	st := s.stream(cuda.StreamOptions{Name: "works"})
+	b := s.alloc(cuda.MemDevice, 80, "works")
+	s.ok(st.Fill(b.Ptr(), 1, 80))
+	launch(s, st, "conf_affine", 2, affineParams{b.Ptr(), 10, 2, 7})
+	if v := s.readWords(st, b.Ptr(), 10)[9]; v != 0x0101010101010101*2+7 {
+		s.Fatalf("a fresh device computes %#x", v)
+	}
+	s.close(st)
+	s.free(b)
+}
+
+func testWildAddressIsIsolated(s *suite) {
+	bad, good := s.stream(cuda.StreamOptions{Name: "bad"}), s.stream(cuda.StreamOptions{Name: "good"})
+	launch(s, bad, "conf_affine", 2, affineParams{0, 100, 1, 1})
+	s.fails(bad.Synchronize(s.ctx(patience)), "conf_affine", "bad")
+	b := s.alloc(cuda.MemDevice, 8, "sum")
+	launch(s, good, "conf_affine", 1, affineParams{b.Ptr(), 1, 1, 4})
+	if got := s.readWords(good, b.Ptr(), 1)[0]; got != 4 {
+		s.Fatalf("%d, want 4", got)
+	}
+	if err := bad.Close(); err != nil {
+		s.Logf("close of the failed stream: %v", err)
+	}
+	s.close(good)
+	s.free(b)
+}
+
+// The device goes away under running work. All calls say so, none hangs or crashes, what the CPU
+// sees stays mapped until it is freed, and the next device works.
+func testLoss(s *suite) {
+	a, b := s.stream(cuda.StreamOptions{Name: "a"}), s.stream(cuda.StreamOptions{Name: "b", Priority: 1})
+	w := s.words(4, "gate")
+	buf := s.alloc(cuda.MemDevice, 4096, "rows")
+	e := s.event()
+	s.gate(a, w, 1, 1, true)
+	s.await(w, 1, 1)
+	s.ok(a.Record(e))
+	s.ok(b.Wait(e))
+	launch(s, b, "conf_affine", 1, affineParams{buf.Ptr(), 1, 1, 1})
+	s.b.Lose(s.T)
+	w.set(0, 1)
+	k := s.kernel("conf_affine")
+	for name, call := range map[string]func() error{
+		"synchronize a":     func() error { return a.Synchronize(s.ctx(patience)) },
+		"synchronize b":     func() error { return b.Synchronize(s.ctx(patience)) },
+		"synchronize event": func() error { return e.Synchronize(s.ctx(patience)) },
+		"launch": func() error {
+			return cuda.Launch(b, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{buf.Ptr(), 1, 1, 1})
+		},
+		"copy":   func() error { return a.Copy(buf.Ptr(), w.Ptr(), 8) },
+		"fill":   func() error { return b.Fill(buf.Ptr(), 1, 8) },
+		"record": func() error { return b.Record(e) },
+		"alloc": func() error {
+			_, err := s.dev.Alloc(cuda.MemDevice, 4096, "late")
+			return err
+		},
+		"stream": func() error {
+			_, err := s.dev.NewStream(cuda.StreamOptions{Name: "late"})
+			return err
+		},
+	} {
+		err := call()
+		if err == nil {
+			s.Errorf("%s on a lost device works", name)
+		} else if errs.ClassOf(err) != errs.Device {
+			s.Errorf("%s on a lost device: class %d, not that of a failed device: %v", name, errs.ClassOf(err), err)
+		}
+	}
+	w.set(1, 5) // the CPU's memory is the CPU's
+	for _, err := range []error{a.Close(), b.Close(), e.Close(), buf.Free(), w.Free(), s.dev.Close()} {
+		if err != nil {
+			s.Logf("on a lost device: %v", err)
+		}
+	}
+	s.ok(s.dev.Close()) // the second time, as on any device
+	s.dev = s.b.Open(s.T)
+	s.works()
+}
+
 func testTimeouts(s *suite) {
 	st := s.stream(cuda.StreamOptions{Name: "held"})
 	w := s.words(4, "gate")
@@ -927,6 +1123,35 @@ func testCloseReportsLeaks(s *suite) {
 	}
 }
 
+// Everything that a program forgets is named, with its size, and given back.
+func testUnfreedBuffers(s *suite) {
+	mem, err := hostmem.Alloc(64<<10, "conformance")
+	s.ok(err)
+	defer func() { s.ok(hostmem.Free(mem)) }()
+	reg, err := s.dev.Register(mem, "registered memory")
+	s.ok(err)
+	var open []cuda.Buffer
+	for i := range 5 {
+		open = append(open, s.alloc(cuda.MemDevice, int64(1000+i), fmt.Sprint("device ", i)), s.alloc(cuda.MemPinned, int64(2000+i), fmt.Sprint("pinned ", i)))
+	}
+	s.free(open[4], open[5])
+	st := s.stream(cuda.StreamOptions{Name: "unclosed"})
+	e := s.event()
+	s.ok(st.Fill(open[0].Ptr(), 1, 1000))
+	s.ok(st.Record(e))
+	err = s.dev.Close()
+	s.fails(err, "unclosed", "registered memory", "65536", "device 0", "1000", "device 4", "1004", "pinned 3", "2003")
+	if strings.Contains(err.Error(), "device 2") || strings.Contains(err.Error(), "pinned 2") {
+		s.Fatalf("buffers that were freed are called open: %v", err)
+	}
+	if u := s.dev.MemUsage(); len(u) != 0 {
+		s.Fatalf("usage %v after close", u)
+	}
+	s.free(append(open, reg)...) // no-ops
+	s.ok(e.Close())
+	mem[0] = 1 // the registered memory was never the device's
+}
+
 // Everything from many goroutines at one time, each with memory and a stream of its own.
 func testConcurrency(s *suite) {
 	const workers, rounds, n = 8, 20, 500
@@ -972,13 +1197,13 @@ func testConcurrency(s *suite) {
 		}
 		return nil
 	}
-	errs := make([]error, workers)
+	failed := make([]error, workers)
 	var wg sync.WaitGroup
 	for id := range workers {
-		wg.Go(func() { errs[id] = one(id) })
+		wg.Go(func() { failed[id] = one(id) })
 	}
 	wg.Wait()
-	s.ok(errors.Join(errs...))
+	s.ok(errors.Join(failed...))
 	if u := s.dev.MemUsage(); len(u) != 0 {
 		s.Errorf("usage %v in the end", u)
 	}

@@ -15,12 +15,15 @@ func TestHost(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for _, sms := range []int{1, 2, 4} {
 		t.Run(fmt.Sprintf("SMs=%d", sms), func(t *testing.T) {
-			conformance.Run(t, func(t *testing.T) cuda.Device {
-				h, err := cuda.NewHost(cuda.HostOptions{SMs: sms, MemLimit: 64 << 20})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return h
+			conformance.Run(t, conformance.Backend{
+				Open: func(t *testing.T) cuda.Device {
+					h, err := cuda.NewHost(cuda.HostOptions{SMs: sms, MemLimit: 64 << 20})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return h
+				},
+				Lacks: []conformance.Feature{conformance.Loss},
 			})
 		})
 	}
