@@ -69,7 +69,6 @@ data-path kernels %s may not spill.
 | module | kernel | architecture | registers | shared | stack | spill stores | spill loads | barriers |
 | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 `, v[1], strings.Join(noSpills, ", "))
-	sums := "\nThe table is of this PTX:\n\n"
 	for _, m := range modules {
 		file := filepath.Join(dir, m.name+".ptx")
 		if err := os.WriteFile(file, m.ptx, 0o666); err != nil {
@@ -88,10 +87,18 @@ data-path kernels %s may not spill.
 			fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n",
 				m.name, u.kernel, u.arch, u.registers, u.shared, u.stack, u.spillStores, u.spillLoads, u.barriers)
 		}
-		sums += fmt.Sprintf("- %s.ptx sha256 %x\n", m.name, sha256.Sum256(m.ptx))
 	}
-	b.WriteString(sums)
+	b.WriteString(checksums(modules))
 	return b.Bytes(), nil
+}
+
+// checksums say what the table is of.
+func checksums(modules []module) string {
+	s := "\nThe table is of this PTX:\n\n"
+	for _, m := range modules {
+		s += fmt.Sprintf("- %s.ptx sha256 %x\n", m.name, sha256.Sum256(m.ptx))
+	}
+	return s
 }
 
 // assemble runs ptxas once. Its report goes to standard error or output by version; warnings fail.
