@@ -31,13 +31,17 @@ race:
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 10m ./...
 
 # The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded
-# schedules and TSAN_SEEDS runs under ThreadSanitizer with every planted bug, BATCHES random batches
-# through Go's kernels and the shim's, and the fake driver end to end. Needs a C++ compiler.
+# schedules and TSAN_SEEDS runs under ThreadSanitizer with every planted bug, DIFF_BATCHES random
+# batches through Go's kernels and the shim's, and the fake driver end to end with Go's software
+# controllers. Needs a C++ compiler. One tier after the other: each uses all cores.
 SEEDS ?= 1000
 TSAN_SEEDS ?= 60
-BATCHES ?= 10000
+DIFF_BATCHES ?= 10000
 test-shim:
-	SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) BATCHES=$(BATCHES) $(GO) test -count=1 -timeout 40m ./cuda/shim/... ./cuda/fakecuda/... ./cuda/driver/... ./cuda/difftest/... ./cuda/kernels/...
+	SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) $(GO) test -count=1 -p 1 -timeout 30m ./cuda/shim/...
+	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 30m -run TestTrace ./cuda/difftest
+	$(GO) test -count=1 -timeout 15m ./cuda/fakecuda ./cuda/driver ./cuda/kernels
+	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim' ./gpuio ./cache ./graph
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gpu-tier
