@@ -41,7 +41,7 @@ test-shim:
 	SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) $(GO) test -count=1 -p 1 -timeout 30m ./cuda/shim/...
 	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 30m -run TestTrace ./cuda/difftest
 	$(GO) test -count=1 -timeout 15m ./cuda/fakecuda ./cuda/driver ./cuda/kernels
-	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim' ./gpuio ./cache ./graph
+	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./gpuio ./cache ./graph
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gpu-tier
