@@ -38,6 +38,8 @@ type Topology struct {
 	mem []byte // backing memory of Alloc
 }
 
+const pageBytes = 4096
+
 // Alloc makes a topology of zeros whose slices live outside Go's heap, to be filled by the
 // caller. Close gives the memory back.
 func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
@@ -48,13 +50,15 @@ func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
 	if wide {
 		width = 8
 	}
-	mem, err := hostmem.Alloc((nodes+1)*8+edges*width, "topology")
+	// Ids start on a page of their own: a GPU maps whole pages, for each registration its own.
+	offsets := ((nodes+1)*8 + pageBytes - 1) &^ (pageBytes - 1)
+	mem, err := hostmem.Alloc(offsets+edges*width, "topology")
 	if err != nil {
 		return nil, fmt.Errorf("topology of %d nodes and %d edges: %w", nodes, edges, err)
 	}
 	t := &Topology{NumNodes: nodes, NumEdges: edges, mem: mem}
 	t.Indptr = hostmem.View[int64](mem[: (nodes+1)*8 : (nodes+1)*8])
-	ids := mem[(nodes+1)*8:]
+	ids := mem[offsets:]
 	switch {
 	case wide && edges > 0:
 		t.Indices64 = hostmem.View[int64](ids)

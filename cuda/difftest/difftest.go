@@ -379,9 +379,6 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 	if !ok {
 		return fmt.Errorf("launch of %s: the kernel is of another device", k.Name())
 	}
-	if err := s.settle(); err != nil {
-		return err
-	}
 	d.number++
 	d.launches[k.Name()]++
 	l := Launch{d.number, k.Name(), cfg.Blocks, cfg.Threads}
@@ -412,7 +409,16 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 	if hostErr == nil {
 		hostErr = s.host.Synchronize(ctx)
 	}
+	var bufs []*buffer
+	for _, b := range reached {
+		if !b.shared && !slices.Contains(d.opt.Lazy, b.Purpose()) {
+			bufs = append(bufs, b)
+		}
+	}
 	gpuErr := s.Stream.LaunchRaw(pair.gpu, cuda.LaunchConfig{Blocks: l.Blocks, Threads: l.Threads}, unsafe.Pointer(unsafe.SliceData(words)), size)
+	if gpuErr == nil {
+		gpuErr = d.fetch(s.Stream, bufs)
+	}
 	if gpuErr == nil {
 		gpuErr = s.Stream.Synchronize(ctx)
 	}
@@ -420,7 +426,7 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 		s.err = d.sameFailure(l, hostErr, gpuErr)
 		return s.err
 	}
-	if err := d.compareAll(l, reached, forGPU, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(twins))), size)); err != nil {
+	if err := d.compareAll(l, bufs, forGPU, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(twins))), size)); err != nil {
 		s.err = err
 		return err
 	}
@@ -459,18 +465,8 @@ func (m *side) Bytes(p cuda.DevicePtr, n int64) []byte {
 	return nil
 }
 
-func (d *Device) compareAll(l Launch, reached []*buffer, gpuParams, hostParams []byte) error {
-	var bufs []*buffer
-	for _, b := range reached {
-		if !b.shared && !slices.Contains(d.opt.Lazy, b.Purpose()) {
-			bufs = append(bufs, b)
-		}
-	}
-	got, err := d.download(bufs)
-	if err != nil {
-		return err
-	}
-	gpu := &side{bufs: bufs, copies: got}
+func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []byte) error {
+	gpu := &side{bufs: bufs, copies: d.fetched(bufs)}
 	normalise := d.opt.Normalise[l.Kernel]
 	host := &side{bufs: bufs, host: true}
 	for _, b := range bufs {
@@ -517,53 +513,50 @@ func (d *Device) differ(l Launch, b *buffer, want, got []byte) error {
 
 const stagePurpose = "difftest staging"
 
-// download copies buffers of the driver's device to Go memory, through pinned memory where the
-// CPU cannot see them. d.mu is held.
-func (d *Device) download(bufs []*buffer) ([][]byte, error) {
+// fetch enqueues copies of buffers that the CPU cannot see to pinned memory. d.mu is held, and the
+// stage is nobody's.
+func (d *Device) fetch(st cuda.Stream, bufs []*buffer) error {
 	var room int64
 	for _, b := range bufs {
 		room += b.size
 	}
-	all := make([]byte, room)
-	var out [][]byte
 	if d.stage == nil || d.stage.Size() < room {
 		if d.stage != nil {
 			if err := d.stage.Free(); err != nil {
-				return nil, err
+				return err
 			}
 			d.stage = nil
 		}
 		var err error
 		if d.stage, err = d.gpu.Alloc(cuda.MemPinned, room+room/4+4096, stagePurpose); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	at := int64(0)
 	for _, b := range bufs {
 		if b.gpu.Bytes() == nil {
-			if err := d.work.Copy(d.stage.Ptr()+cuda.DevicePtr(at), b.ptr, b.size); err != nil {
-				return nil, err
+			if err := st.Copy(d.stage.Ptr()+cuda.DevicePtr(at), b.ptr, b.size); err != nil {
+				return err
 			}
 		}
 		at += b.size
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	if err := d.work.Synchronize(ctx); err != nil {
-		return nil, err
-	}
-	at = 0
+	return nil
+}
+
+// fetched is what fetch has brought, as copies that may be changed until the next fetch.
+func (d *Device) fetched(bufs []*buffer) [][]byte {
+	var out [][]byte
+	at := int64(0)
 	for _, b := range bufs {
-		from := b.gpu.Bytes()
-		if from == nil {
-			from = d.stage.Bytes()[at:]
+		part := d.stage.Bytes()[at:][:b.size:b.size]
+		if mem := b.gpu.Bytes(); mem != nil {
+			copy(part, mem)
 		}
-		part := all[at : at+b.size : at+b.size]
-		copy(part, from)
 		out = append(out, part)
 		at += b.size
 	}
-	return out, nil
+	return out
 }
 
 // CheckAll compares the buffers that Options.Lazy leaves out of the launches.
@@ -577,10 +570,12 @@ func (d *Device) CheckAll() error {
 			bufs = append(bufs, b)
 		}
 	}
-	got, err := d.download(bufs)
-	if err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if err := errors.Join(d.fetch(d.work, bufs), d.work.Synchronize(ctx)); err != nil {
 		return err
 	}
+	got := d.fetched(bufs)
 	for i, b := range bufs {
 		if m := d.differ(Launch{Number: d.number, Kernel: "at the end"}, b, b.host.Bytes(), got[i]); m != nil {
 			d.found = append(d.found, m)

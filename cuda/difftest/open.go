@@ -1,0 +1,42 @@
+package difftest
+
+import (
+	"os"
+	"testing"
+
+	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+)
+
+// Open makes a comparing device over the fake libcuda, or with HELIOS_GPU=1 over the machine's GPU.
+// The test fails when a difference was found, and when memory or streams are left open.
+// Without a C++ compiler it skips.
+func Open(t testing.TB, opt Options) *Device {
+	t.Helper()
+	gpu, err := driver.Open(driver.Options{Library: Library(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(gpu, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Err(); err != nil && opt.Spoil == nil {
+			t.Error(err)
+		}
+		if err := d.Close(); err != nil && !t.Failed() {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// Library is the libcuda that tests use: the machine's with HELIOS_GPU=1, else the fake.
+func Library(t testing.TB) string {
+	t.Helper()
+	if os.Getenv("HELIOS_GPU") == "1" {
+		return ""
+	}
+	return fakecuda.Build(t)
+}
