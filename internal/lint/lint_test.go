@@ -417,18 +417,72 @@ func receiver(e ast.Expr) string {
 	return ""
 }
 
+// texts returns the other files that people read and edit: C++, scripts, documents.
+func texts(t *testing.T) map[string][]byte {
+	t.Helper()
+	root, out := "../..", map[string][]byte{}
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() {
+			if name == ".git" || name == "bin" || name == "demo-out" || name == "results" || name == "testdata" {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !slices.Contains([]string{".sh", ".cu", ".h", ".cc", ".cpp", ".md", ".ptx", ".txt"}, filepath.Ext(name)) && name != "Makefile" && name != "run" {
+			return nil
+		}
+		rel, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		out[filepath.ToSlash(rel)], err = os.ReadFile(p)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) < 10 {
+		t.Fatalf("found only %d texts under %s", len(out), root)
+	}
+	return out
+}
+
 // A machine's own paths do not belong in the repository.
 func TestNoMachinePaths(t *testing.T) {
 	var found []string
-	bad := []string{"/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/"}
+	all := texts(t)
 	for _, s := range sources(t) {
-		for i, line := range strings.Split(string(s.text), "\n") {
+		all[s.path] = s.text
+	}
+	bad := []string{"/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/"}
+	for path, text := range all {
+		for i, line := range strings.Split(string(text), "\n") {
 			for _, b := range bad {
 				if strings.Contains(line, b) {
-					found = append(found, fmt.Sprintf("%s:%d: %s", s.path, i+1, b))
+					found = append(found, fmt.Sprintf("%s:%d: %s", path, i+1, b))
 				}
 			}
 		}
 	}
 	report(t, found, "path of somebody's machine")
+}
+
+// C++ files that lie in a folder of Go files stop every build with cgo off ("C++ source files not
+// allowed"), and are compiled behind our back with cgo on.
+func TestNoStrayC(t *testing.T) {
+	var found []string
+	packages := map[string]bool{}
+	for _, s := range sources(t) {
+		packages[s.dir] = true
+	}
+	for path := range texts(t) {
+		if e := filepath.Ext(path); (e == ".cc" || e == ".cpp") && packages[filepath.ToSlash(filepath.Dir(path))] {
+			found = append(found, path)
+		}
+	}
+	report(t, found, "C++ source in the folder of a Go package; use a folder of its own")
 }
