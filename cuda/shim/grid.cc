@@ -169,7 +169,9 @@ static void run_blocks(Grid *g) {
 	for (;;) {
 		u32 id = g->next.fetch_add(1, std::memory_order_relaxed);
 		if (id >= g->blocks || g->stop.load(std::memory_order_relaxed)) break;
+		if (g->options.enter && !g->options.enter(id)) continue;
 		run_block(e, g, id);
+		if (g->options.leave) g->options.leave(id);
 	}
 	exec = outer;
 	self = outer_self;

@@ -9,12 +9,12 @@
 #if defined(__SANITIZE_THREAD__)
 #error "compile cuda/shim/*.cc without -fsanitize=thread and with -DHX_TSAN=1 (package shim's Build does)"
 #endif
-#if defined(HX_TSAN)
-#define HX_RUNTIME_TSAN HX_TSAN
-#undef HX_TSAN
+#if defined(HX_TSAN) && HX_TSAN
+#define HX_RUNTIME_TSAN 1
 #else
 #define HX_RUNTIME_TSAN 0
 #endif
+#undef HX_TSAN // runtime.h's is about the code that includes it
 
 #include <atomic>
 #include <functional>

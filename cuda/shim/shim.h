@@ -26,6 +26,10 @@ struct Options {
 	u32 store_buffer = 0;       // plain stores a thread may hold back (0: none)
 	bool jitter = false;        // other threads may run at any dev:: operation
 	u32 smem_bytes = 48 << 10;  // of a block
+	// run_grid only: called by a block's OS thread before its first thread and after its last. enter
+	// may wait; false leaves the block out.
+	std::function<bool(u32 block)> enter;
+	std::function<void(u32 block)> leave;
 };
 
 struct Result {

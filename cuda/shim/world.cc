@@ -78,10 +78,13 @@ World::~World() {
 	w->unwind();
 	for (Agent *a : w->agents) delete a;
 	for (Running *g : w->grids) delete g;
+	Exec *outer = exec;
+	exec = w->e;
 	for (Block *b : w->blocks) {
 		for (u32 t = 0; t < b->threads; t++) release_stack(&b->fibers[t]);
 		delete b;
 	}
+	exec = outer;
 	for (Block *b : w->spare) delete b;
 	give_exec(w->e);
 	delete w;

@@ -355,7 +355,6 @@ void Host::check(Set &set) {
 	std::vector<u8> may(set.n); // rows with a record
 	for (u32 i = 0; i < std::min(fails, maxFails); i++) {
 		const FailRecord &f = st.Fails[i];
-		if (f.Kind == failQueue) continue; // described by the first row of a segment only
 		if (f.Index >= set.n || may[f.Index]) run.fail("slot %u: fail record %u is for row %u of %u, or a second one", set.slot, i, f.Index, set.n);
 		may[f.Index] = 1;
 		i64 row = set.rows[f.Index];
@@ -379,6 +378,9 @@ void Host::check(Set &set) {
 			if (f.Kind == failStatus) records.push_back(f);
 			break;
 		}
+		case failQueue:
+			right = right && dead[s];
+			break;
 		default:
 			right = false;
 		}
@@ -400,8 +402,7 @@ void Host::check(Set &set) {
 		while (b < c.rowbytes && buf.base[at + b] == row_byte(set.rows[i], b)) b++;
 		if (b == c.rowbytes) continue;
 		wrong++;
-		bool queue_lost = dead[i64(set.rows[i]) % c.ssds];
-		if (!queue_lost && (fails > maxFails ? wrong > fails : !may[i])) {
+		if (fails > maxFails ? wrong > fails : !may[i]) {
 			const u8 *g = buf.base + at + b;
 			run.fail("slot %u: row %lld (index %u, position %u) is wrong from byte %u of %u on: %02x, should be %02x (%s); no failure is reported for it",
 			         set.slot, set.rows[i], i, set.pos[i], b, c.rowbytes, *g, row_byte(set.rows[i], b), *g == buf.poison ? "nothing was written there" : "somebody else's data");
@@ -411,10 +412,10 @@ void Host::check(Set &set) {
 	for (u64 b = 0; b < buf.bytes; b++)
 		if (!covered[b] && buf.base[b] != buf.poison) run.fail("slot %u: byte %llu of the destination belongs to no row and was overwritten with %02x", set.slot, b, buf.base[b]);
 	if (st.StartNS <= 0 || (!c.sync && (st.SubmitNS < st.StartNS || st.DoneNS <= 0))) run.fail("slot %u: times %lld, %lld, %lld", set.slot, st.StartNS, st.SubmitNS, st.DoneNS);
-	if (c.sync == 0)
-		for (u32 g = 0; g < nq(); g++)
-			for (u32 i = q(g).PendHead; i != q(g).PendTail; i++)
-				if (run.cfg.threads == false && q(g).PendRing[i % maxSets] == set.slot && peek(&run.submit.head) == peek(&run.submit.tail)) run.fail("slot %u: its rows are done and queue %u still lists it", set.slot, g);
+	if (c.threads || c.sync || load(&run.submit.head) != load(&run.submit.tail)) return;
+	for (u32 g = 0; g < nq(); g++)
+		for (u32 k = q(g).PendHead; k != q(g).PendTail; k++)
+			if (q(g).PendRing[k % maxSets] == set.slot) run.fail("slot %u: its rows are done and queue %u still lists it", set.slot, g);
 }
 
 // ---- recovery, as gpuio/recover.go ----
@@ -560,13 +561,15 @@ void Host::fail_queue(u32 g) {
 		Segment seg = k.Pend[slot];
 		k.PendHead++;
 		u32 n = (u32)(seg.End - seg.Next);
-		FailRecord f = {};
-		f.Index = (u32)seg.Next;
-		f.Kind = failQueue;
-		f.QID = (u16)k.QID;
-		f.SSD = k.SSD;
-		record(states[slot], f);
-		__atomic_fetch_add(&states[slot].NumFails, n - 1, __ATOMIC_ACQ_REL);
+		for (i64 i = seg.Next; i < seg.End; i++) {
+			FailRecord f = {};
+			f.Index = (u32)i;
+			f.Kind = failQueue;
+			f.QID = (u16)k.QID;
+			f.SSD = k.SSD;
+			f.Row = at<i64>(states[slot].Rows)[i];
+			record(states[slot], f);
+		}
 		__atomic_fetch_sub(&remaining(slot)[g], n, __ATOMIC_ACQ_REL);
 		queue_fails += n;
 	}
@@ -584,7 +587,7 @@ void Host::leftovers(Set &set) {
 		i64 next = std::min(lo + (i64)load(&taken(set.slot)[g]), hi);
 		store(&taken(set.slot)[g], (u32)(hi - lo));
 		if (next < hi) {
-			k.Pend[set.slot] = {next, hi};
+			k.Pend[set.slot] = {set.offsets[k.SSD] + next, set.offsets[k.SSD] + hi};
 			k.PendRing[k.PendTail % maxSets] = set.slot;
 			store(&k.PendTail, k.PendTail + 1);
 		}

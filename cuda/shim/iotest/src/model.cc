@@ -339,6 +339,10 @@ bool Ssd::finish() {
 			Fetched &f = flight[j];
 			if ((f.q << 16 | f.cid) != due[i].first || f.use != due[i].second) continue;
 			if (!f.lost && !room(f.q)) {
+				// CIDs bound the completions that are not acknowledged, unless there were more
+				// than commands.
+				const Queue &q = queues[f.q];
+				if (q.injected_foreign == 0 && q.reused_early == 0) run.fail("ssd %u q%u: the CQ is full", index, q.pairs.back()->qid);
 				full_waits++;
 				break;
 			}

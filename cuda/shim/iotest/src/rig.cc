@@ -122,6 +122,14 @@ Config random_config(u64 seed, bool threads) {
 		if (r.chance(100)) c.delete_fails = 300;
 		c.stall = r.chance(200) ? 50 : 0;
 	}
+	if (r.chance(250)) {
+		// read_sync: a warp for each row in flight, so several for each queue.
+		c.sync = 1;
+		c.sblocks = (u32)r.between(1, 6);
+		c.warps = (u32)r.between(1, 3);
+		c.duplicate = 0;
+		c.rows = std::min(c.rows, 80u);
+	}
 	c.faults = threads ? 3 : r.chance(500) ? (u32)r.between(1, 6) : 40;
 	if (c.err > 50 || c.dnr > 20) c.faults = std::max(c.faults, 30u);
 	return c;
