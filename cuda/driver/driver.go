@@ -53,9 +53,11 @@ type Device struct {
 	lost   atomic.Pointer[LostError]
 
 	regions region.Table
-	memMu   sync.Mutex // also held while host memory is registered: see Register
+	memMu   sync.Mutex // of the next three
+	pins    []*pin     // by address
 	buffers map[*buffer]struct{}
 	usage   map[string]int64
+	split   atomic.Bool // some buffer lies in more than one pin
 
 	streamMu sync.Mutex
 	streams  map[*gpuStream]struct{}
@@ -178,6 +180,30 @@ func (d *Device) enter() error {
 		return err
 	}
 	return nil
+}
+
+// enterToFree is enter for giving things back, which is also tried on a lost device: the driver holds
+// on to what is not freed, and calls cost nothing there. It is false when the device is closed.
+func (d *Device) enterToFree() bool {
+	d.life.RLock()
+	if d.closed.Load() {
+		d.life.RUnlock()
+		return false
+	}
+	runtime.LockOSThread()
+	if r := d.api.CtxSetCurrent(d.ctx); r != success {
+		_ = d.failed("cuCtxSetCurrent", r) // noted
+	}
+	return true
+}
+
+// freed is check for calls that give back: on a lost device all of them fail, and it says so
+// elsewhere.
+func (d *Device) freed(call string, r result) error {
+	if r == success || d.lost.Load() != nil {
+		return nil
+	}
+	return d.failed(call, r)
 }
 
 func (d *Device) leave() {

@@ -63,7 +63,7 @@ func (p *eventPool) close() {
 	free := p.free
 	p.free = nil
 	p.mu.Unlock()
-	if len(free) == 0 || p.d.enter() != nil {
+	if len(free) == 0 || !p.d.enterToFree() {
 		return
 	}
 	for _, e := range free {

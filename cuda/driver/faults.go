@@ -124,7 +124,7 @@ func freeAnd(host []byte, err error) error {
 func (p *faultPool) close(d *Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	usable := d.enter() == nil
+	usable := d.enterToFree()
 	for _, s := range p.slabs {
 		if usable {
 			d.api.MemFree(s.dev)

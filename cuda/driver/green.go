@@ -158,7 +158,7 @@ func (p *greenPool) destroy(g *green) {
 		p.used[at]--
 	}
 	g.events.close()
-	if p.d.enter() == nil {
+	if p.d.enterToFree() {
 		p.d.api.GreenCtxDestroy(g.h)
 		p.d.leave()
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +40,16 @@ type buffer struct {
 	purpose string
 	counted bool
 	region  *region.Region
+	pins    []*pin
 	freed   atomic.Bool
+}
+
+// pin is a range of whole pages of CPU memory that the driver has registered. The driver takes no
+// page twice, but buffers that we are asked to register may share one, or lie in each other.
+type pin struct {
+	lo, hi uint64
+	refs   int // buffers
+	gone   bool
 }
 
 func (b *buffer) Ptr() cuda.DevicePtr { return cuda.DevicePtr(b.ptr) }
@@ -75,14 +86,10 @@ func (b *buffer) Free() error {
 			delete(d.usage, b.purpose)
 		}
 	}
-	gone := false
 	if b.region != nil {
-		gone = d.regions.Drop(b.region, b.origin == fromDevice || b.origin == fromPinned)
+		d.regions.Drop(b.region, b.origin == fromDevice || b.origin == fromPinned)
 	}
-	var err error
-	if gone {
-		err = b.release()
-	}
+	err := b.release()
 	if b.origin == fromPinned {
 		err = errors.Join(err, hostmem.Free(b.mem))
 	}
@@ -92,25 +99,17 @@ func (b *buffer) Free() error {
 	return nil
 }
 
-// release tells the driver that the memory goes.
+// release tells the driver that the memory goes. d.memMu is held.
 func (b *buffer) release() error {
 	d := b.d
-	if d.closed.Load() {
+	if b.size == 0 || !d.enterToFree() {
 		return nil // it went with the context
-	}
-	if err := d.enter(); err != nil {
-		return err
 	}
 	defer d.leave()
 	if b.origin == fromDevice {
-		return d.check("cuMemFree_v2", d.api.MemFree(b.base))
+		return d.freed("cuMemFree_v2", d.api.MemFree(b.base))
 	}
-	// The registration is the region's, which may have begun before this part of it.
-	p := unsafe.Pointer(unsafe.SliceData(b.mem))
-	if b.origin == fromRegister {
-		p = unsafe.Add(p, -int64(uint64(b.ptr)-b.region.Lo))
-	}
-	return d.check("cuMemHostUnregister", d.api.MemHostUnregister(p))
+	return d.unpin(b)
 }
 
 // Alloc implements cuda.Device. Size 0 gives a buffer without memory, whose Ptr is 0.
@@ -185,7 +184,7 @@ func (d *Device) allocDevice(b *buffer) error {
 	if err == nil {
 		b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(b.size), b.purpose)
 	}
-	if err != nil && d.enter() == nil {
+	if err != nil && d.enterToFree() {
 		d.api.MemFree(p)
 		d.leave()
 	}
@@ -223,41 +222,128 @@ func (d *Device) allocPinned(b *buffer) error {
 	return nil
 }
 
-// pin registers b.mem with the driver and enters it into the table. d.memMu is held.
-func (d *Device) pin(b *buffer, flags uint32) error {
-	p := unsafe.Pointer(unsafe.SliceData(b.mem))
+// pin makes b.mem known to the driver, page by page where it is not yet, and enters it into the
+// table. d.memMu is held.
+func (d *Device) pin(b *buffer, flags uint32) (err error) {
 	if err := d.enter(); err != nil {
 		return err
 	}
 	defer d.leave()
-	switch r := d.api.MemHostRegister(p, int64(len(b.mem)), flags); r {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.unpin(b))
+		}
+	}()
+	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.mem))))
+	hi, seen := lo+uint64(len(b.mem)), lo
+	for at, end := lo&^(pageBytes-1), (hi+pageBytes-1)&^(pageBytes-1); at < end; {
+		// The pin that holds at, or the gap up to the next one.
+		i := sort.Search(len(d.pins), func(i int) bool { return d.pins[i].hi > at })
+		if i == len(d.pins) || d.pins[i].lo > at {
+			to := end
+			if i < len(d.pins) {
+				to = min(to, d.pins[i].lo)
+			}
+			dev, err := d.registerPages(at, to, flags)
+			if err != nil {
+				return err
+			}
+			seen = dev
+			d.pins = slices.Insert(d.pins, i, &pin{lo: at, hi: to})
+		} else if flags&registerIOMemory != 0 {
+			return fmt.Errorf("memory for %s is registered already", b.purpose)
+		}
+		p := d.pins[i]
+		p.refs++
+		b.pins = append(b.pins, p)
+		at = p.hi
+	}
+	if len(b.pins) > 1 {
+		d.split.Store(true)
+	}
+	if flags&registerIOMemory != 0 { // whole pages in one registration
+		lo, hi = seen, seen+uint64(len(b.mem))
+	}
+	b.ptr = devicePtr(lo)
+	b.region, b.counted, err = d.regions.Add(lo, hi, b.purpose)
+	return err
+}
+
+// registerPages returns the address that the GPU has for them. For RAM it must be the CPU's, as it
+// is wherever usable found CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.
+func (d *Device) registerPages(lo, hi uint64, flags uint32) (uint64, error) {
+	p := pointer(lo)
+	switch r := d.api.MemHostRegister(p, int64(hi-lo), flags); r {
 	case success:
 	case errOutOfMemory:
-		return errs.With(errs.Capability, fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", b.size, d.failed("cuMemHostRegister_v2", r)))
+		return 0, errs.With(errs.Capability, fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", hi-lo, d.failed("cuMemHostRegister_v2", r)))
 	default:
-		return d.failed("cuMemHostRegister_v2", r)
+		return 0, d.failed("cuMemHostRegister_v2", r)
 	}
 	dev, r := d.api.MemHostGetDevicePointer(p)
 	err := d.check("cuMemHostGetDevicePointer_v2", r)
-	if err == nil && flags&registerIOMemory == 0 && uint64(dev) != uint64(uintptr(p)) {
-		err = fmt.Errorf("CPU address %p is %#x to the GPU; Helios needs one address for both", p, uint64(dev))
-	}
-	fresh := false
-	if err == nil {
-		b.ptr = dev
-		if b.region, fresh, err = d.regions.Add(uint64(dev), uint64(dev)+uint64(len(b.mem)), b.purpose); err == nil && !fresh {
-			d.regions.Drop(b.region, false)
-			err = fmt.Errorf("memory for %s overlaps that of %s", b.purpose, b.region.Purpose)
-		}
+	if err == nil && uint64(dev) != lo && flags&registerIOMemory == 0 {
+		err = errs.New(errs.Capability, "CPU address %#x is %#x to the GPU; Helios needs one address for both", lo, uint64(dev))
 	}
 	if err != nil {
 		d.api.MemHostUnregister(p)
 	}
+	return uint64(dev), err
+}
+
+// pointer is an address of memory that is not Go's; going through memory keeps vet from taking it
+// for an object of the heap.
+func pointer(a uint64) unsafe.Pointer {
+	u := uintptr(a)
+	return *(*unsafe.Pointer)(unsafe.Pointer(&u))
+}
+
+// unpin ends a buffer's hold on its pages. With an allocation of ours its pages go, whoever else
+// has registered a part of it. d.memMu is held, and it runs within enter.
+func (d *Device) unpin(b *buffer) (err error) {
+	for _, p := range b.pins {
+		if p.refs--; p.gone || p.refs > 0 && b.origin != fromPinned {
+			continue
+		}
+		p.gone = true
+		d.pins = slices.DeleteFunc(d.pins, func(x *pin) bool { return x == p })
+		err = errors.Join(err, d.freed("cuMemHostUnregister", d.api.MemHostUnregister(pointer(p.lo))))
+	}
+	b.pins = nil
 	return err
 }
 
+// pieces calls f for the parts of a copy that lie in one registration each, on either side: the
+// driver refuses a copy across two ("pointer … not in one allocation" is CUDA_ERROR_INVALID_VALUE).
+func (d *Device) pieces(dst, src, n uint64, f func(at, n uint64) error) error {
+	if !d.split.Load() {
+		return f(0, n)
+	}
+	d.memMu.Lock()
+	edges := make([]uint64, 0, 2*len(d.pins))
+	for _, p := range d.pins {
+		edges = append(edges, p.lo, p.hi)
+	}
+	d.memMu.Unlock()
+	for at := uint64(0); at < n; {
+		step := n - at
+		for _, side := range []uint64{dst + at, src + at} {
+			for _, e := range edges {
+				if e > side {
+					step = min(step, e-side)
+				}
+			}
+		}
+		if err := f(at, step); err != nil {
+			return err
+		}
+		at += step
+	}
+	return nil
+}
+
 // Register implements cuda.Device. Memory inside a live buffer may be registered again; it is then
-// not counted twice, and the driver is not asked, which takes no page twice.
+// not counted twice.
 func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
 	if len(mem) == 0 {
 		return nil, fmt.Errorf("device %s: register %s: no memory", d.info.Name, purpose)
@@ -272,16 +358,7 @@ func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
 	b := &buffer{d: d, size: int64(len(mem)), mem: mem, origin: fromRegister, purpose: purpose}
 	d.memMu.Lock()
 	defer d.memMu.Unlock()
-	hi := lo + uint64(len(mem))
-	var err error
-	if in := d.regions.Find(lo); in != nil && hi <= in.Hi {
-		b.ptr = devicePtr(lo)
-		b.region, b.counted, err = d.regions.Add(lo, hi, purpose)
-	} else {
-		b.counted = true
-		err = d.pin(b, registerPortable|registerDeviceMap)
-	}
-	if err != nil {
+	if err := d.pin(b, registerPortable|registerDeviceMap); err != nil {
 		return nil, fmt.Errorf("device %s: register %s: %w", d.info.Name, purpose, err)
 	}
 	d.keepLocked(b)
@@ -413,7 +490,7 @@ func (h *housekeeper) close(d *Device) {
 	if h.e != 0 {
 		d.events.give(h.e)
 	}
-	if h.s != 0 && d.enter() == nil {
+	if h.s != 0 && d.enterToFree() {
 		d.api.StreamDestroy(h.s)
 		d.leave()
 	}

@@ -48,14 +48,14 @@ func (t *moduleTable) init(list []kernels.Module) {
 // Kernel implements cuda.Device. The first call for a module compiles its PTX for this GPU, or
 // takes what the driver has in its cache; a PTX that it refuses is an error with its log.
 func (d *Device) Kernel(name string) (cuda.Kernel, error) {
-	if err := d.usableNow(); err != nil {
-		return nil, err
-	}
 	t := &d.modules
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if k := t.kernels[name]; k != nil {
 		return k, nil
+	}
+	if err := d.usableNow(); err != nil {
+		return nil, err
 	}
 	var mod *kernels.Module
 	var spec kernels.Kernel
@@ -185,7 +185,7 @@ func (d *Device) contextless(k *kernel) (function, error) {
 func (t *moduleTable) close(d *Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if d.enter() != nil {
+	if !d.enterToFree() {
 		return
 	}
 	defer d.leave()

@@ -143,7 +143,7 @@ func (s *gpuStream) SMs() int {
 // free gives back what the stream holds in the context. Its work is done, or there was none.
 func (s *gpuStream) free() {
 	d := s.d
-	if s.h != 0 && d.enter() == nil {
+	if s.h != 0 && d.enterToFree() {
 		d.api.StreamDestroy(s.h)
 		d.leave()
 	}
@@ -453,8 +453,10 @@ func (s *gpuStream) Copy(dst, src cuda.DevicePtr, bytes int64) error {
 	if bytes == 0 {
 		return nil
 	}
-	return s.command(func() error {
-		return s.d.check("cuMemcpyAsync", s.d.api.MemcpyAsync(devicePtr(dst), devicePtr(src), bytes, s.h))
+	return s.d.pieces(uint64(dst), uint64(src), uint64(bytes), func(at, n uint64) error {
+		return s.command(func() error {
+			return s.d.check("cuMemcpyAsync", s.d.api.MemcpyAsync(devicePtr(uint64(dst)+at), devicePtr(uint64(src)+at), int64(n), s.h))
+		})
 	})
 }
 
@@ -469,8 +471,10 @@ func (s *gpuStream) Fill(dst cuda.DevicePtr, value byte, bytes int64) error {
 	if bytes == 0 {
 		return nil
 	}
-	return s.command(func() error {
-		return s.d.check("cuMemsetD8Async", s.d.api.MemsetD8Async(devicePtr(dst), value, bytes, s.h))
+	return s.d.pieces(uint64(dst), uint64(dst), uint64(bytes), func(at, n uint64) error {
+		return s.command(func() error {
+			return s.d.check("cuMemsetD8Async", s.d.api.MemsetD8Async(devicePtr(uint64(dst)+at), value, int64(n), s.h))
+		})
 	})
 }
 
