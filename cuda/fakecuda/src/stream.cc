@@ -241,8 +241,7 @@ void SMs::leave(int sm, u32 threads) {
 
 namespace {
 
-// A grid on its way. The shim runs `body` in place of the kernel; all threads of a block are in one OS
-// thread, so the first of them can wait there for room on an SM.
+// A grid on its way.
 struct Launch {
 	const shim::Kernel *kernel;
 	std::vector<u64> params;
@@ -251,22 +250,7 @@ struct Launch {
 	int priority;
 	CUcontext ctx;
 	std::shared_ptr<SMs> sms;
-	struct Block {
-		u16 began = 0, ended = 0;
-		i16 sm = -1;
-	};
-	std::vector<Block> state;
-
-	static void body(const void *p, const hx_launch &hx) {
-		Launch &l = **(Launch *const *)p;
-		Block &b = l.state[dev::bid()];
-		if (b.began++ == 0) b.sm = (i16)l.sms->enter(l.ctx->sms, l.threads, l.priority, l.ctx->root);
-		if (b.sm >= 0) l.kernel->body(l.params.data(), hx);
-		if (++b.ended == l.threads && b.sm >= 0) {
-			l.sms->leave(b.sm, l.threads);
-			b.sm = -1;
-		}
-	}
+	std::vector<i16> sm; // of each block, -1: none
 
 	void run() {
 		auto &d = g();
@@ -287,13 +271,16 @@ struct Launch {
 			nanosleep(&t, nullptr);
 		}
 		if (crash != CUDA_SUCCESS) return poison(ctx, crash, std::string("kernel ") + kernel->name + " was told to crash");
-		state.resize(blocks);
-		shim::Kernel wrapped{kernel->name, sizeof(Launch *), body};
-		Launch *self = this;
+		sm.assign(blocks, -1);
+		o.enter = [this](u32 block) { return (sm[block] = (i16)sms->enter(ctx->sms, threads, priority, ctx->root)) >= 0; };
+		o.leave = [this](u32 block) {
+			if (sm[block] >= 0) sms->leave(sm[block], threads);
+			sm[block] = -1;
+		};
 		u32 resident = std::max<u32>(1, std::min(blocks, sms->capacity(ctx->sms, threads)));
-		shim::Result r = shim::run_grid(&wrapped, blocks, threads, &self, hx, o, resident);
-		for (auto &b : state) // blocks that a fault left half done
-			if (b.sm >= 0) sms->leave(b.sm, threads);
+		shim::Result r = shim::run_grid(kernel, blocks, threads, params.data(), hx, o, resident);
+		for (i16 at : sm) // blocks that a fault left half done
+			if (at >= 0) sms->leave(at, threads);
 		if (r.ok) return;
 		bool mis = r.error.find("misaligned") != std::string::npos;
 		bool mem = r.error.find("memory fault") != std::string::npos;
