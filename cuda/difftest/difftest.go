@@ -39,8 +39,9 @@ type Options struct {
 	// Normalise rewrites copies of what a kernel has left before they are compared, once for each
 	// side: what the two may do differently becomes the same.
 	Normalise map[string]func(params []byte, mem Memory)
-	// Spoil changes the CUDA side's copies before they are compared: tests of the test use it.
-	Spoil func(l Launch, mem Memory)
+	// Spoil changes the CUDA side's copies before they are compared: tests of the test use it. param
+	// is 8-byte word i of the parameter block.
+	Spoil func(l Launch, param func(i int) cuda.DevicePtr, mem Memory)
 }
 
 // Launch is what a message says of a launch.
@@ -477,7 +478,7 @@ func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []by
 		host.copies = append(host.copies, mem)
 	}
 	if d.opt.Spoil != nil {
-		d.opt.Spoil(l, gpu)
+		d.opt.Spoil(l, func(i int) cuda.DevicePtr { return cuda.DevicePtr(binary.LittleEndian.Uint64(gpuParams[8*i:])) }, gpu)
 	}
 	if normalise != nil {
 		normalise(gpuParams, gpu)

@@ -13,7 +13,13 @@ import (
 // Without a C++ compiler it skips.
 func Open(t testing.TB, opt Options) *Device {
 	t.Helper()
-	gpu, err := driver.Open(driver.Options{Library: Library(t)})
+	return OpenLibrary(t, Library(t), opt)
+}
+
+// OpenLibrary is Open with a libcuda of the caller's choice.
+func OpenLibrary(t testing.TB, path string, opt Options) *Device {
+	t.Helper()
+	gpu, err := driver.Open(driver.Options{Library: path})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,309 @@
+package difftest_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/cuda/difftest"
+	"helios/cuda/fakecuda"
+	"helios/graph"
+)
+
+// fixed is a group in which every kernel has work, on several blocks.
+func fixed() group {
+	return group{seed: 11, number: 3, nodes: 900, degree: 20, fanouts: []int{6, 4}, degrees: true, gpu: 0.3, cpu: 0.3,
+		ssds: 3, rowBytes: 48, stride: 64, sms: 4, grain: 40, batch: 60}
+}
+
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// One flipped bit in what a CUDA kernel has left is found, wherever it is, and named.
+func TestFlippedBitsAreFound(t *testing.T) {
+	type where struct {
+		kernel, buffer string
+		param          int   // index in the parameter block of the buffer's address
+		offset         int64 // of the byte
+	}
+	for _, w := range []where{
+		{"sample_count", "block offsets", 4, 8}, {"sample_fill", "block sources", 5, 13},
+		{"unique_assign", "frontier", 2, 641}, {"unique_relabel", "block sources", 5, 2},
+		{"lookup", "cache lookup", 2, 77}, {"gather", "rows", 6, 3}, {"hotness", "hotness", 1, 5}, {"hotness_rank", "hotness ranking", 4, 8},
+	} {
+		t.Run(w.kernel, func(t *testing.T) {
+			spoilt := 0
+			opt := fixed().options()
+			opt.RandomThreads = false
+			opt.Spoil = func(l difftest.Launch, param func(int) cuda.DevicePtr, mem difftest.Memory) {
+				if l.Kernel == w.kernel && spoilt == 0 {
+					mem.Bytes(param(w.param)+cuda.DevicePtr(w.offset), 1)[0] ^= 4
+					spoilt = l.Number
+				}
+			}
+			err := fixed().run(t, within(t), difftest.Open(t, opt), 2)
+			var m *difftest.Mismatch
+			if !errors.As(err, &m) {
+				t.Fatalf("spoilt launch %d, got %v", spoilt, err)
+			}
+			if spoilt == 0 || m.Number != spoilt || m.Kernel != w.kernel || m.Buffer != w.buffer || m.Different != 1 {
+				t.Errorf("spoilt launch %d: %v", spoilt, m)
+			}
+			// A buffer may hold several parameters' arrays; the offset is within the buffer.
+			if m.Offset%8 != w.offset%8 && w.kernel != "lookup" {
+				t.Errorf("offset %d, spoilt byte %d: %v", m.Offset, w.offset, m)
+			}
+		})
+	}
+}
+
+// plants are small mistakes in kernels, each of a kind that a port makes.
+var plants = []struct{ kernel, file, right, wrong string }{
+	{"lookup", "lookup.cu", "for (u32 i = 0; i < active; i++) sum +=", "for (u32 i = 1; i < active; i++) sum +="},
+	{"lookup", "lookup.cu", "return j == word ? ((u64)1 << shift) - 1 : 0;", "return j == word ? ((u64)4 << shift) - 1 : 0;"},
+	{"gather", "gather.cu", "if (i + u * rows < s.hi) c[u]", "if (i + u * rows + 1 < s.hi) c[u]"},
+	{"sample_fill", "sample.cu", "philox_bounded(r, j + 1)", "philox_bounded(r, j)"},
+	{"unique_assign", "unique.cu", "if (i < w) index += n;", "if (i <= w) index += n;"},
+	{"hotness_rank", "hotness.cu", "v == threshold[k] && rank < left[k]", "v == threshold[k] && rank <= left[k]"},
+}
+
+// Off-by-one mistakes planted in copies of the kernels are found in the kernel that has them.
+func TestPlantedMistakesAreFound(t *testing.T) {
+	if os.Getenv("HELIOS_GPU") == "1" {
+		t.Skip("the kernels of a GPU come from the binary")
+	}
+	fakecuda.Build(t) // or skip
+	few := plants
+	if os.Getenv("DIFF_BATCHES") == "" || testing.Short() {
+		few = slices.Concat(plants[:1], plants[4:5])
+	}
+	for _, p := range few {
+		t.Run(p.kernel, func(t *testing.T) {
+			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, p.file, p.right, p.wrong)))
+			opt := fixed().options()
+			opt.Spoil = func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
+			err := fixed().run(t, within(t), difftest.OpenLibrary(t, lib, opt), 10)
+			var m *difftest.Mismatch
+			if !errors.As(err, &m) || m.Kernel != p.kernel {
+				t.Fatalf("%s with %q: %v", p.kernel, p.wrong, err)
+			}
+			t.Log(m)
+		})
+	}
+}
+
+// plantedRoot is a copy of what the fake is built from, with one line of one kernel changed.
+func plantedRoot(t *testing.T, file, right, wrong string) string {
+	t.Helper()
+	root := t.TempDir()
+	repo, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu", "cuda/shim/*.h", "cuda/shim/*.cc", "cuda/fakecuda/src/*"} {
+		files, err := filepath.Glob(filepath.Join(repo, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v", pattern, err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if filepath.Base(f) == file {
+				if strings.Count(string(text), right) != 1 {
+					t.Fatalf("%s has %q %d times, want once: the plant is out of date", file, right, strings.Count(string(text), right))
+				}
+				text = []byte(strings.Replace(string(text), right, wrong, 1))
+			}
+			rel, err := filepath.Rel(repo, f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := filepath.Join(root, rel)
+			if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(to, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return root
+}
+
+// Bad input makes both kernels fail, with the same words.
+func TestFailuresHaveTheSameWords(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		want string
+		run  func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error
+	}{
+		{"lookup", "row 5000 at position 37: the dataset has rows 0 to 99", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
+			h, err := cache.NewHetero(dev, 100, 16, 2, cache.Placement{GPU: []int64{1, 2}})
+			if err != nil {
+				return err
+			}
+			b, err := h.NewBuckets()
+			if err != nil {
+				return err
+			}
+			ids := make([]int64, 90)
+			ids[37] = 5000
+			err = lookUp(t, ctx, dev, st, h, b, ids)
+			return errors.Join(err, b.Close(), h.Close())
+		}},
+		{"hotness", "row -1 at position 2: the dataset has rows 0 to 9", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
+			h, err := cache.NewHotness(dev, 10)
+			if err != nil {
+				return err
+			}
+			ids, err := dev.Alloc(cuda.MemDevice, 24, "ids")
+			if err != nil {
+				return err
+			}
+			if err := difftest.Upload(ctx, dev, st, ids.Ptr(), []int64{1, 2, -1}); err != nil {
+				return err
+			}
+			err = errors.Join(h.Add(st, ids.Ptr(), 3), st.Synchronize(ctx))
+			return errors.Join(err, h.Close(), ids.Free())
+		}},
+		{"sample_fill", "sample: id 77 of edge 1: nodes are 0 to 3", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
+			return sampleDamaged(t, ctx, dev, st, func(topo *graph.Topology) { topo.Indices32[1] = 77 })
+		}},
+		{"sample_count", "sample: node 1: 2 to -9 are no offsets of the topology", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
+			return sampleDamaged(t, ctx, dev, st, func(topo *graph.Topology) { topo.Indptr[2] = -9 })
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dev := difftest.Open(t, difftest.Options{Seed: 1, SMs: 3, Grain: 20})
+			st, err := dev.NewStream(cuda.StreamOptions{Name: "bad input"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = c.run(t, within(t), dev, st)
+			var k *cuda.KernelError
+			if !errors.As(err, &k) || k.Kernel != c.name || !strings.Contains(k.Err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			_ = st.Close() // says it again
+			if err := dev.Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func lookUp(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream, h *cache.Hetero, b *cache.Buckets, ids []int64) error {
+	buf, err := dev.Alloc(cuda.MemDevice, int64(len(ids))*8, "ids")
+	if err != nil {
+		return err
+	}
+	if err := difftest.Upload(ctx, dev, st, buf.Ptr(), ids); err != nil {
+		return err
+	}
+	return errors.Join(h.Lookup(ctx, st, buf.Ptr(), 0, int64(len(ids)), b), buf.Free())
+}
+
+// sampleDamaged samples node 1's neighbours after something was done to its topology.
+func sampleDamaged(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream, damage func(*graph.Topology)) error {
+	topo, err := graph.FromEdges(4, []int64{0, 2, 3, 1}, []int64{0, 0, 1, 3}, false)
+	if err != nil {
+		return err
+	}
+	dt, err := graph.Attach(dev, topo)
+	if err != nil {
+		return err
+	}
+	s, err := graph.NewSampler(dev, dt, graph.SamplerConfig{Fanouts: []int{3}})
+	if err != nil {
+		return err
+	}
+	mb, err := s.NewMiniBatch()
+	if err != nil {
+		return err
+	}
+	damage(topo)
+	err = s.Begin(ctx, st, mb, 0, 0, []int64{0, 1})
+	if err == nil {
+		err = s.Hop(ctx, st, mb, 0)
+	}
+	return errors.Join(err, mb.Close(), s.Close(), dt.Close(), topo.Close())
+}
+
+// Row sizes and strides of every alignment go through gather's paths, with both tiers.
+func TestGatherEveryAlignment(t *testing.T) {
+	dev := difftest.Open(t, difftest.Options{Seed: 5, SMs: 2, Grain: 300, RandomThreads: true})
+	ctx := within(t)
+	st, err := dev.NewStream(cuda.StreamOptions{Name: "rows"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows = 60
+	var place cache.Placement
+	ids := make([]int64, rows)
+	for r := range int64(rows) {
+		ids[r] = (r*37 + 5) % rows
+		if r%3 == 0 {
+			place.GPU = append(place.GPU, r)
+		} else {
+			place.CPU = append(place.CPU, r)
+		}
+	}
+	sizes := []int64{1, 2, 3, 4, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 100, 127, 128, 255, 256, 257, 400, 512, 513, 1000, 1024, 4095, 4096}
+	if testing.Short() {
+		sizes = []int64{1, 3, 16, 17, 100, 513}
+	}
+	for _, size := range sizes {
+		h, err := cache.NewHetero(dev, rows, size, 1, place)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tier := range []cache.Tier{cache.GPU, cache.CPU} {
+			b := h.TierBuffer(tier)
+			mem := make([]byte, b.Size())
+			for i := range mem {
+				mem[i] = byte(math.Sqrt(float64(i * 7919)))
+			}
+			if err := difftest.Upload(ctx, dev, st, b.Ptr(), mem); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b, err := h.NewBuckets()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lookUp(t, ctx, dev, st, h, b, ids); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range [][2]int64{{size, 0}, {size + 1, 1}, {(size + 15) &^ 15, 0}, {(size + 15) &^ 15, 8}, {(size+3)&^3 + 4, 4}} {
+			dst, err := dev.Alloc(cuda.MemDevice, rows*c[0]+16, "rows")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.Gather(st, b, dst.Ptr()+cuda.DevicePtr(c[1]), c[0]); err != nil {
+				t.Fatalf("rows of %d bytes, stride %d, at %d: %v", size, c[0], c[1], err)
+			}
+			if err := dst.Free(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(b.Close(), h.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
