@@ -172,7 +172,7 @@ func TestSyncFaultsRecovered(t *testing.T) {
 		stuck        bool // Abort does nothing
 		check        func(t *testing.T, st Stats, n int64)
 	}{
-		{"error once", "error(op=read,sct=0,sc=0x06,times=7)", 4096, false, func(t *testing.T, st Stats, n int64) {
+		{"error once", "error(op=read,sct=0,sc=0x06,times=3)", 4096, false, func(t *testing.T, st Stats, n int64) {
 			require.Equal(t, n, st.Errors)
 			require.Equal(t, n, st.Retries)
 		}},

@@ -84,7 +84,7 @@ func TestReads(t *testing.T) {
 		{"whole LBAs", "", 512, 512, 64},
 		{"packed rows", "", 104, 512, 64},
 		{"large rows, few CIDs", "", 12288, 4096, 6},
-		{"errors", "error(op=read,sct=0,sc=0x06,after=20,times=9)", 512, 512, 16},
+		{"errors", "error(op=read,sct=0,sc=0x06,after=20,times=3)", 512, 512, 16},
 		{"late", "late(op=read,ms=5,after=20,times=5)", 512, 512, 16},
 		{"lost", "lost(op=read,after=30,times=2)", 512, 512, 16},
 	} {
@@ -101,7 +101,7 @@ func TestReads(t *testing.T) {
 				disks := ssds(t, l, c.faults)
 				timeout := 10 * time.Second
 				if c.name == "lost" {
-					timeout = 400 * time.Millisecond
+					timeout = 700 * time.Millisecond
 				}
 				var rd gpuio.Reader
 				if stack == "async" {
@@ -119,9 +119,9 @@ func TestReads(t *testing.T) {
 				require.Zero(t, st.Failed)
 				switch c.name {
 				case "errors":
-					require.EqualValues(t, 9, st.Errors)
+					require.EqualValues(t, 3, st.Errors)
 				case "lost":
-					require.EqualValues(t, 2, st.Timeouts)
+					require.GreaterOrEqual(t, st.Timeouts, int64(2)) // more on a machine that stalls
 				default:
 					require.Zero(t, st.Retries)
 				}
