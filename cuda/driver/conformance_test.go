@@ -45,6 +45,16 @@ func empty(t *testing.T, lib string) {
 	}
 }
 
+// kinds are the GPUs that the fake plays.
+var kinds = []struct{ name, knobs string }{
+	// No green contexts: too few SMs for a group of eight.
+	{"SMs=1", "sms=1,cc=7.0,driver=12030,green=0,threads_per_sm=512"},
+	// Groups of two SMs; weak stores that stay in the block's buffer, and seeded choices.
+	{"SMs=6", "sms=6,cc=8.0,sm_min=2,sm_step=2,threads_per_sm=512,store_buffer=8,jitter=1"},
+	// As an H100 deals its SMs out, in eights.
+	{"SMs=16", "sms=16,cc=9.0,threads_per_sm=512"},
+}
+
 // TestConformance runs the suite on the driver backend: on the fake libcuda, as several kinds of
 // GPU, or with HELIOS_GPU=1 on the machine's.
 func TestConformance(t *testing.T) {
@@ -55,15 +65,8 @@ func TestConformance(t *testing.T) {
 		conformance.Run(t, b)
 		return
 	}
-	lib := fakecuda.Build(t, fakecuda.Private())
-	for _, c := range []struct{ name, knobs string }{
-		// No green contexts: too few SMs for a group of eight.
-		{"SMs=1", "sms=1,cc=7.0,driver=12030,green=0,threads_per_sm=512"},
-		// Groups of two SMs; weak stores that stay in the block's buffer, and seeded choices.
-		{"SMs=6", "sms=6,cc=8.0,sm_min=2,sm_step=2,threads_per_sm=512,store_buffer=8,jitter=1"},
-		// As an H100 deals its SMs out, in eights.
-		{"SMs=16", "sms=16,cc=9.0,threads_per_sm=512"},
-	} {
+	lib := fakecuda.Build(t)
+	for _, c := range kinds {
 		t.Run(c.name, func(t *testing.T) {
 			fakecuda.Control(t, lib, "reset,mem=67108864,"+c.knobs)
 			b := backend(t, lib)
