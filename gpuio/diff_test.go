@@ -3,11 +3,12 @@ package gpuio
 import (
 	"bytes"
 	"encoding/binary"
-	"flag"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,11 +19,6 @@ import (
 	"helios/cuda"
 	"helios/internal/hostmem"
 	"helios/nvme"
-)
-
-var (
-	diffBatches = flag.Int("diff.batches", 0, "random batches of the differential test (0: few, fewer with -short)")
-	diffSeed    = flag.Uint64("diff.seed", 0, "seed of the differential test (0: by the clock)")
 )
 
 // The differential test drives submit and complete as step functions: complete with LimitNS 0 looks at
@@ -93,7 +89,7 @@ type diffWorld struct {
 
 type diffStats struct {
 	batches, steps, commands, retries, failed, foreign, timeouts, refills int64
-	wraps, deep, shallow, lists, packed, staged, direct                    int64
+	wraps, deep, shallow, lists, packed, staged, direct                   int64
 }
 
 type diffArea struct {
@@ -706,12 +702,20 @@ func (w *diffWorld) run(n int) {
 	}
 }
 
+// envNumber is a number from the environment: DIFF_BATCHES and DIFF_SEED, which a failure names.
+func envNumber(t testing.TB, name string, otherwise uint64) uint64 {
+	v := os.Getenv(name)
+	if v == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(v, 10, 64)
+	require.NoError(t, err, name)
+	return n
+}
+
 // runDiff runs batches through both devices' kernels.
 func runDiff(t *testing.T, host, other cuda.Device, batches int) {
-	seed := *diffSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
+	seed := envNumber(t, "DIFF_SEED", uint64(time.Now().UnixNano()))
 	slab, err := hostmem.Alloc(diffSlab, "differential test")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, hostmem.Free(slab)) })

@@ -481,6 +481,10 @@ type waitBus struct {
 	nvme.Waiter
 }
 
+func (b waitBus) DoorbellMemory() ([]byte, bool, error) {
+	return b.Bus.(nvme.DoorbellMapper).DoorbellMemory()
+}
+
 func TestBusWithoutGroups(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 3, lba: 512, rowBytes: 512, rows: 64, sms: 1,
 		wrap: func(b nvme.Bus) nvme.Bus { return waitBus{b, b.(nvme.Kicker), b.(nvme.Waiter)} }})
@@ -495,7 +499,7 @@ func TestBusWithoutGroups(t *testing.T) {
 
 // TestCancelledWait: a Wait that ends early leaves the set in flight; it can be waited for again.
 func TestCancelledWait(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "late(op=read,ms=100,times=1)"})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "late(op=read,ms=300,times=1)"})
 	rd := r.async(AsyncOptions{Depth: 8})
 	s := r.newSet(rand.New(rand.NewPCG(4, 4)), 20, 4096, 0)
 	p, err := rd.Submit(testCtx(t), s.rs)

@@ -26,7 +26,7 @@ import (
 // function of the row number; the files are written directly, not through anything under test.
 type rig struct {
 	t      testing.TB
-	dev    *cuda.Host
+	dev    cuda.Device
 	ssds   []*SSD
 	buses  []*proxy.Bus
 	layout Layout
@@ -44,6 +44,9 @@ type rigOptions struct {
 }
 
 const rigDataStart = 5
+
+// rigDevice makes the device of new rigs; nil: the host device.
+var rigDevice func(testing.TB) cuda.Device
 
 // fillRow writes row r's content.
 func fillRow(r int64, b []byte) {
@@ -77,8 +80,12 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	}
-	r.dev, err = cuda.NewHost(cuda.HostOptions{SMs: o.sms})
-	require.NoError(t, err)
+	if rigDevice != nil {
+		r.dev = rigDevice(t)
+	} else {
+		r.dev, err = cuda.NewHost(cuda.HostOptions{SMs: o.sms})
+		require.NoError(t, err)
+	}
 	t.Cleanup(func() { require.NoError(t, r.dev.Close()) })
 	for s := range o.ssds {
 		path := filepath.Join(dir, fmt.Sprintf("ssd%d.img", s))
@@ -94,7 +101,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 			fillRow(row, img[at:at+int64(o.rowBytes)])
 		}
 		require.NoError(t, os.WriteFile(path, img, 0o600))
-		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram}
+		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram, PollDoorbells: rigDevice != nil}
 		if s == 0 && o.faults != "" {
 			r.faults, err = faultinject.Parse(o.faults)
 			require.NoError(t, err)
@@ -205,9 +212,17 @@ func (r *rig) newSet(rng *rand.Rand, n int, stride, offset int64) *testSet {
 	require.NoError(r.t, err)
 	s.posBuf, err = r.dev.Alloc(cuda.MemDevice, int64(n*4+4), "test pos")
 	require.NoError(r.t, err)
-	copy(cuda.View[int64](s.rowBuf.Ptr(), int64(n)), s.ids)
-	copy(cuda.View[uint32](s.posBuf.Ptr(), int64(n)), s.pos)
-	dst, err := r.dev.Alloc(cuda.MemDevice, offset+int64(n+n/4+1)*stride, "test dst")
+	copy(hostmem.View[int64](s.rowBuf.Bytes()), s.ids)
+	pos := make([]byte, s.posBuf.Size())
+	for i, p := range s.pos {
+		binary.LittleEndian.PutUint32(pos[4*i:], p)
+	}
+	r.move(s.posBuf, pos, true)
+	kind := cuda.MemDevice
+	if r.dev.Info().Backend != "host" && rng.IntN(2) == 0 {
+		kind = cuda.MemPinned // which SSDs can write to
+	}
+	dst, err := r.dev.Alloc(kind, offset+int64(n+n/4+1)*stride, "test dst")
 	require.NoError(r.t, err)
 	s.rs = &ReadSet{Rows: s.rowBuf.Ptr(), Pos: s.posBuf.Ptr(), SSDOffset: offs, Dst: dst, DstOffset: offset, DstStride: stride}
 	s.poison()
@@ -215,10 +230,35 @@ func (r *rig) newSet(rng *rand.Rand, n int, stride, offset int64) *testSet {
 }
 
 func (s *testSet) poison() {
-	mem := s.rs.Dst.Bytes()
-	mem[0] = s.gap
-	for n := 1; n < len(mem); n *= 2 {
-		copy(mem[n:], mem[:n])
+	s.r.move(s.rs.Dst, bytes.Repeat([]byte{s.gap}, int(s.rs.Dst.Size())), true)
+}
+
+// move copies all of a buffer, which the CPU may not reach, from or to p.
+func (r *rig) move(b cuda.Buffer, p []byte, in bool) {
+	r.t.Helper()
+	via := b.Bytes()
+	if via == nil {
+		pinned, err := r.dev.Alloc(cuda.MemPinned, b.Size(), "test copy")
+		require.NoError(r.t, err)
+		s, err := r.dev.NewStream(cuda.StreamOptions{Name: "test copy"})
+		require.NoError(r.t, err)
+		defer func() {
+			require.NoError(r.t, s.Close())
+			require.NoError(r.t, pinned.Free())
+		}()
+		via = pinned.Bytes()
+		if in {
+			copy(via, p)
+			require.NoError(r.t, s.Copy(b.Ptr(), pinned.Ptr(), b.Size()))
+		} else {
+			require.NoError(r.t, s.Copy(pinned.Ptr(), b.Ptr(), b.Size()))
+		}
+		require.NoError(r.t, s.Synchronize(testCtx(r.t)))
+	}
+	if in {
+		copy(via, p)
+	} else {
+		copy(p, via)
 	}
 }
 
@@ -226,6 +266,10 @@ func (s *testSet) poison() {
 func (s *testSet) check(lost map[int64]bool) {
 	s.r.t.Helper()
 	mem := s.rs.Dst.Bytes()
+	if mem == nil {
+		mem = make([]byte, s.rs.Dst.Size())
+		s.r.move(s.rs.Dst, mem, false)
+	}
 	n := int64(s.r.layout.RowBytes)
 	want := make([]byte, n)
 	at := make(map[int64]int, len(s.pos))

@@ -1,0 +1,153 @@
+package gpuio
+
+import (
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+// openGPU opens the driver's device: the machine's GPU with HELIOS_GPU=1, else the CUDA kernels on
+// the CPU shim.
+func openGPU(t testing.TB) cuda.Device {
+	t.Helper()
+	lib := ""
+	if os.Getenv("HELIOS_GPU") != "1" {
+		lib = fakecuda.Build(t)
+	}
+	d, err := driver.Open(driver.Options{Library: lib})
+	require.NoError(t, err)
+	return d
+}
+
+// onGPU has the rigs of a test on the driver's device.
+func onGPU(t *testing.T) {
+	require.NoError(t, openGPU(t).Close()) // skips without a compiler; builds outside of the tests' deadlines
+	rigDevice = openGPU
+	t.Cleanup(func() { rigDevice = nil })
+}
+
+// TestGPUReads: the CUDA kernels, through the driver, against the software SSDs.
+func TestGPUReads(t *testing.T) {
+	onGPU(t)
+	for _, c := range []struct {
+		name               string
+		ssds, lba, rowSize int
+		o                  AsyncOptions
+		ram                bool
+	}{
+		{"packed", 2, 4096, 400, AsyncOptions{Depth: 64}, true},
+		{"whole LBAs", 3, 512, 512, AsyncOptions{Depth: 48, QueuePairs: 2}, true},
+		{"one command", 1, 4096, 4096, AsyncOptions{Depth: 1}, true},
+		{"deep", 1, 512, 512, AsyncOptions{Depth: 1023, QueuePairs: 1}, true},
+		{"PRP lists", 1, 4096, 20480, AsyncOptions{Depth: 33, QueuePairs: 1}, true},
+		{"files, several warps in a block", 2, 4096, 4096, AsyncOptions{Depth: 32, QueuePairs: 4, Blocks: 3, Threads: 64}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, rigOptions{ssds: c.ssds, lba: c.lba, rowBytes: c.rowSize, rows: 600, ram: c.ram})
+			rd := r.async(c.o)
+			rng := rand.New(rand.NewPCG(1, 2))
+			var all []*testSet
+			for range 4 {
+				s := r.newSet(rng, 1+rng.IntN(500), int64(c.rowSize+3)&^3, int64(rng.IntN(2)*512))
+				s.read(rd)
+				all = append(all, s)
+			}
+			st := rd.Stats()
+			require.Zero(t, st.Errors+st.Foreign+st.Failed+st.Timeouts)
+			idle(t, rd)
+			freeSets(rd, all)
+			more, _, failures := runSets(r, rd, 7, 6, 300) // at the same time
+			for i, err := range failures {
+				require.NoError(t, err)
+				more[i].check(nil)
+			}
+			idle(t, rd)
+			freeSets(rd, more)
+		})
+	}
+}
+
+// idle fails when a queue has a command, or lacks a CID, with no set in flight.
+func idle(t *testing.T, rd Reader) {
+	t.Helper()
+	e := rd.(*async)
+	for g := range e.pairs {
+		q := e.queue(g)
+		require.Zero(t, q.Frozen)
+		for cid := range q.NumCommands {
+			require.NotZero(t, q.Free[cid/32]>>(cid&31)&1, "queue %d: CID %d is not free", g, cid)
+		}
+		require.Equal(t, q.Issued, q.Completed+q.Dropped)
+	}
+}
+
+// TestGPUFaults runs the fault tests of the host device on the CUDA kernels: errors, lost and late
+// completions, aborts that do nothing, queue pairs that cannot be replaced, chaos.
+func TestGPUFaults(t *testing.T) {
+	onGPU(t)
+	for name, test := range map[string]func(*testing.T){
+		"recovered":      TestFaultsRecovered,
+		"surface":        TestFaultsSurface,
+		"abort is vain":  TestAbortDoesNothing,
+		"chaos":          TestChaos,
+		"reset":          TestQueueCannotBeReplaced,
+		"foreign":        TestForeignCompletion,
+		"cancelled wait": TestCancelledWait,
+		"bad sets":       TestBadSets,
+		"close finishes": TestCloseWithSetsInFlight,
+		"close recovers": TestCloseDuringRecovery,
+		"concurrent":     TestAsyncConcurrent,
+		"many sets":      TestAsyncManySets,
+		"unsafe SSD":     TestUnsafeSSDKeepsRows,
+	} {
+		t.Run(name, test)
+	}
+}
+
+// TestGPUSync is the same for the sync stack, kernel read_sync.
+func TestGPUSync(t *testing.T) {
+	onGPU(t)
+	for name, test := range map[string]func(*testing.T){
+		"in turn":   TestSyncSetsInTurn,
+		"limit":     TestSyncLimit,
+		"recovered": TestSyncFaultsRecovered,
+		"surface":   TestSyncFaultsSurface,
+		"close":     TestSyncClose,
+	} {
+		t.Run(name, test)
+	}
+}
+
+// TestGPURefusals: what a device of the driver needs of the SSDs is told when it is missing.
+func TestGPURefusals(t *testing.T) {
+	onGPU(t)
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+		proxy: func(c *proxy.Config) { c.PollDoorbells = false }}) // controllers that wait for Kick
+	_, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8})
+	require.ErrorContains(t, err, "PollDoorbells")
+	wrapped := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, wrap: func(b nvme.Bus) nvme.Bus { return pollBus{b} }})
+	_, err = NewAsync(wrapped.dev, wrapped.ssds, wrapped.layout, AsyncOptions{Depth: 8})
+	require.ErrorContains(t, err, "no doorbells that device")
+}
+
+// TestGPUDifferential: submit and complete on both devices, step by step.
+func TestGPUDifferential(t *testing.T) {
+	host, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, host.Close()) })
+	gpu := openGPU(t)
+	t.Cleanup(func() { require.NoError(t, gpu.Close()) })
+	n := uint64(1000)
+	if testing.Short() {
+		n = 300
+	}
+	runDiff(t, host, gpu, int(envNumber(t, "DIFF_BATCHES", n)))
+}
