@@ -50,8 +50,12 @@ inline __attribute__((always_inline)) void aligned(const void *p, u32 size) {
 // Before each operation that orders or polls.
 inline __attribute__((always_inline)) void step(const void *p, u32 size) {
 	aligned(p, size);
+#if HX_TSAN
+	shim::step(); // not here: that would be a watched write, of what other CUDA threads have used before
+#else
 	shim::Thread *t = shim::self;
 	if (__builtin_expect(--t->budget <= 0, 0)) shim::point();
+#endif
 }
 
 inline __attribute__((always_inline)) bool buffered() { return (shim::self->hooks & shim::hook_buffer) != 0; }

@@ -1,20 +1,10 @@
 // Threads of a block: who runs next, collectives, barriers, and what can go wrong with them.
 #include <sched.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include <cstdio>
 
 #include "internal.h"
-
-#if HX_RUNTIME_TSAN
-extern "C" {
-void AnnotateIgnoreReadsBegin(const char *file, int line);
-void AnnotateIgnoreReadsEnd(const char *file, int line);
-void AnnotateIgnoreWritesBegin(const char *file, int line);
-void AnnotateIgnoreWritesEnd(const char *file, int line);
-}
-#endif
 
 namespace shim {
 
@@ -28,7 +18,8 @@ constexpr size_t stack_size = 64 << 10;
 #endif
 constexpr size_t agent_stack_size = 512 << 10;
 
-void Block::reset(Grid *g, u32 bid, u64) {
+void Block::reset(Grid *g, u32 bid) {
+	Unwatched unwatched;
 	grid = g;
 	id = bid;
 	threads = g->threads;
@@ -44,6 +35,7 @@ void Block::reset(Grid *g, u32 bid, u64) {
 	waiting = at_barrier = 0;
 	failed = false;
 	head = ready = paused = 0;
+	if (HX_RUNTIME_TSAN && var_count != 0) std::vector<char>().swap(shared); // new memory, that nobody has used
 	var_count = shared_used = 0;
 	barrier_tag = 0;
 	dirty.clear();
@@ -74,7 +66,8 @@ void Block::reset(Grid *g, u32 bid, u64) {
 		f->buffer = Buffer{hold != 0 ? &held[(size_t)hold * t] : nullptr, 0, hold};
 		dirty_at[t] = ~0u;
 #if HX_RUNTIME_TSAN
-		f->tsan = f->fenced = nullptr;
+		f->tsan = nullptr;
+		f->fenced = false;
 		f->seen_count = 0;
 #endif
 	}
@@ -171,21 +164,16 @@ void fail_block(Block *b, const std::string &why) {
 void start_fiber(Fiber *f) {
 	bool agent = f->agent != nullptr;
 	Exec *e = exec;
-#if HX_RUNTIME_TSAN
 	Inside inside;
-#endif
 	if (!agent && e->stacks != nullptr) {
-		f->stack = e->stacks;
-		e->stacks = f->stack->next;
+		Stack **at = &e->stacks;
 #if HX_RUNTIME_TSAN
-		// What the last user of the stack did is no race with what this one does; a mapping
-		// made while accesses are ignored forgets them.
-		AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-		AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-		mmap(f->stack->base, f->stack->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-		AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-		AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+		// Which thread of before this one continues, for ThreadSanitizer, is left to chance.
+		for (u32 skip = e->rng.below(e->stack_count); skip > 0; skip--) at = &(*at)->next;
 #endif
+		f->stack = *at;
+		*at = f->stack->next;
+		e->stack_count--;
 	} else {
 		f->stack = new_stack(agent ? agent_stack_size : stack_size);
 		if (f->stack == nullptr) {
@@ -194,26 +182,37 @@ void start_fiber(Fiber *f) {
 		}
 	}
 #if HX_RUNTIME_TSAN
-	f->tsan = __tsan_create_fiber(0);
-	__tsan_set_fiber_name(f->tsan, agent ? "agent" : thread_name(f).c_str());
+	// A TSan fiber costs some 200 page faults, so it stays with its stack, and what earlier threads
+	// did there counts as done before. That hides races between a thread that has ended and the one
+	// thread that follows it on the stack; stale stack contents are no race for the same reason.
+	if (f->stack->tsan == nullptr) f->stack->tsan = __tsan_create_fiber(0);
+	f->tsan = f->stack->tsan;
+	__tsan_set_fiber_name(f->tsan, agent ? agent_name(f) : thread_name(f).c_str());
 #endif
+	tsan_release_anew(&e->start_tag);
 	make_context(&f->context, f->stack, fiber_main);
 }
 
 void release_stack(Fiber *f) {
-#if HX_RUNTIME_TSAN
-	if (f->fenced != nullptr) __tsan_destroy_fiber(f->fenced);
-	if (f->tsan != nullptr) __tsan_destroy_fiber(f->tsan);
-	f->tsan = f->fenced = nullptr;
-#endif
-	if (f->stack == nullptr) return;
-	if (f->agent != nullptr) {
-		free_stack(f->stack);
-	} else {
-		f->stack->next = exec->stacks;
-		exec->stacks = f->stack;
-	}
+	Stack *s = f->stack;
+	if (s == nullptr) return;
 	f->stack = nullptr;
+#if HX_RUNTIME_TSAN
+	f->tsan = nullptr;
+	if (f->agent != nullptr || f->state != State::done) { // else its calls are still on TSan's stack
+		if (s->fenced != nullptr) __tsan_destroy_fiber(s->fenced);
+		__tsan_destroy_fiber(s->tsan);
+		free_stack(s);
+		return;
+	}
+#endif
+	if (f->agent != nullptr) {
+		free_stack(s);
+		return;
+	}
+	s->next = exec->stacks;
+	exec->stacks = s;
+	exec->stack_count++;
 }
 
 static inline void note(Exec *e, Fiber *f) {
@@ -339,6 +338,10 @@ void point() {
 	f->state = State::ready;
 	push(b, f);
 	hop(f, n);
+}
+
+void step() {
+	if (--self->budget <= 0) point();
 }
 
 // Threads of the block all wait for something outside it.
@@ -585,6 +588,7 @@ void fiber_main() {
 		Fiber *f = current();
 #if HX_RUNTIME_TSAN
 		tsan_enter(f->tsan);
+		tsan_acquire(&exec->start_tag);
 #endif
 		if (f->agent != nullptr) {
 			run_agent(f);
@@ -622,6 +626,7 @@ void *shared(const void *key, size_t size, size_t align) {
 	std::string why;
 	{
 		Inside inside;
+		Unwatched unwatched;
 		u32 limit = b->grid->options.smem_bytes;
 		if (b->shared.size() < limit) b->shared.resize(limit); // the first variable: nobody has an address yet
 		u64 base = reinterpret_cast<u64>(b->shared.data());

@@ -8,7 +8,8 @@
 
 // The callee-saved registers of the System V and AAPCS64 calling conventions. The floating-point
 // control words are not switched; kernels and agents leave them alone.
-#if defined(__x86_64__)
+#if HX_UCONTEXT
+#elif defined(__x86_64__)
 asm(R"(
 	.text
 	.globl	hx_shim_switch
@@ -89,7 +90,7 @@ Stack *new_stack(size_t size) {
 		munmap(m, size + page);
 		return nullptr;
 	}
-	return new Stack{static_cast<char *>(m) + page, size, nullptr};
+	return new Stack{static_cast<char *>(m) + page, size, nullptr, nullptr, nullptr};
 }
 
 void free_stack(Stack *s) {

@@ -3,11 +3,16 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
-#include <ucontext.h>
-#define HX_UCONTEXT 1
-#else
+// Machines without a switch of ours use the C library's; -DHX_UCONTEXT=1 asks for it on any.
+#ifndef HX_UCONTEXT
+#if defined(__x86_64__) || defined(__aarch64__)
 #define HX_UCONTEXT 0
+#else
+#define HX_UCONTEXT 1
+#endif
+#endif
+#if HX_UCONTEXT
+#include <ucontext.h>
 #endif
 
 namespace shim {
@@ -24,6 +29,7 @@ struct Stack {
 	char *base; // lowest usable byte; a guard page lies below
 	size_t size;
 	Stack *next;
+	void *tsan = nullptr, *fenced = nullptr; // ThreadSanitizer's fibers of the stack's user
 };
 
 Stack *new_stack(size_t size); // nullptr when the system has no memory for it

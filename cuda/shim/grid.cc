@@ -143,11 +143,10 @@ void give_exec(Exec *e) {
 static void run_block(Exec *e, Grid *g, u32 id) {
 	Block *b = &e->own;
 	e->block = b;
-	u64 seed = mix(mix(g->options.seed, g->launch.Seq), id);
-	e->rng.state = seed;
+	e->rng.state = mix(mix(g->options.seed, g->launch.Seq), id);
 	e->jitter = g->options.jitter;
 	e->schedule = 0;
-	b->reset(g, id, seed);
+	b->reset(g, id);
 	switch_to(&b->fibers[b->fresh++]);
 	if (e->faulted) {
 		e->faulted = false;

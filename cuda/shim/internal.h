@@ -34,8 +34,11 @@ void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_set_fiber_name(void *fiber, const char *name);
 void __tsan_acquire(void *addr);
 void __tsan_release(void *addr);
-unsigned long __tsan_atomic64_exchange(volatile unsigned long *a, unsigned long v, int mo);
 void __tsan_atomic64_store(volatile unsigned long *a, unsigned long v, int mo);
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
 }
 #endif
 
@@ -93,7 +96,7 @@ struct Fiber : Thread {
 	Buffer buffer;
 #if HX_RUNTIME_TSAN
 	void *tsan = nullptr;
-	void *fenced = nullptr; // a TSan fiber that knows what the last fence covered
+	bool fenced = false; // the stack's second TSan fiber knows what this thread's last fence covered
 	u64 fence_tag = 0;
 	const void *seen[16];
 	u32 seen_count = 0;
@@ -159,26 +162,22 @@ struct Block {
 	std::vector<Held> held;  // what all buffers of the block point into
 	std::vector<u32> dirty;  // threads whose buffer is not empty
 	std::vector<u32> dirty_at; // by thread: index in dirty, or ~0
-	u64 world_index = 0;
 
-	void reset(Grid *g, u32 id, u64 seed);
+	void reset(Grid *g, u32 id);
 	bool pending() const { return buffer.count != 0 || !dirty.empty(); }
 };
-
-struct World_;
 
 // What an OS thread needs to run fibers.
 struct Exec {
 	Context main;
 	Rng rng;
-	Fiber *next_started = nullptr;
-	Stack *stacks = nullptr;
+	Stack *stacks = nullptr; // free ones
+	u32 stack_count = 0;
 	Block *block = nullptr;       // threaded mode
 	World::Impl *world = nullptr; // World
 	bool jitter = false;
 	u64 schedule = 0;
 	u32 idle = 0; // waits in a row without a result
-	char *fault_kernel = nullptr;
 	volatile bool faulted = false;
 	void *volatile fault_addr = nullptr;
 	volatile int fault_signal = 0;
@@ -188,6 +187,7 @@ struct Exec {
 #if HX_RUNTIME_TSAN
 	void *tsan = nullptr;
 #endif
+	u64 start_tag = 0;
 };
 
 extern __thread Exec *exec __attribute__((tls_model("initial-exec")));
@@ -212,6 +212,18 @@ struct Inside {
 		if (f) tsan_enter(f->tsan);
 	}
 };
+// malloc and free here are no accesses, and forget what was done to the memory before: the
+// runtime's memory goes from block to block without a word to the threads.
+struct Unwatched {
+	Unwatched() {
+		AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+		AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+	}
+	~Unwatched() {
+		AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+		AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+	}
+};
 #else
 inline void tsan_acquire(u64 *) {}
 inline void tsan_release(u64 *) {}
@@ -219,6 +231,10 @@ inline void tsan_release_anew(u64 *) {}
 struct Inside {
 	Inside() {}
 	~Inside() {}
+};
+struct Unwatched {
+	Unwatched() {}
+	~Unwatched() {}
 };
 #endif
 
@@ -252,6 +268,6 @@ std::string fault_text(Exec *e);
 i64 world_now(World::Impl *);
 void world_ready(World::Impl *, Fiber *);
 void run_agent(Fiber *f);
-u32 world_budget(World::Impl *);
+const char *agent_name(const Fiber *f);
 
 } // namespace shim

@@ -42,7 +42,8 @@ enum class Op : u32 { syncwarp, ballot, shfl32, shfl64, reduce_add };
 u64 collective(Op op, u32 mask, u64 value, u32 arg);
 void barrier();
 void fence();
-void point();
+void point(); // the scheduler is asked
+void step();  // counts down to that
 i64 now();
 void pause(u32 ns);
 void *shared(const void *key, size_t size, size_t align);

@@ -231,12 +231,13 @@ void fence() {
 #if HX_RUNTIME_TSAN
 	for (u32 i = 0; i < f->seen_count; i++) __tsan_acquire(const_cast<void *>(f->seen[i]));
 	f->seen_count = 0;
-	if (f->fenced == nullptr) {
+	if (f->stack->fenced == nullptr) {
 		Inside inside;
-		f->fenced = __tsan_create_fiber(0);
+		f->stack->fenced = __tsan_create_fiber(0);
 	}
+	f->fenced = true;
 	tsan_release_anew(&f->fence_tag);
-	tsan_enter(f->fenced);
+	tsan_enter(f->stack->fenced);
 	tsan_acquire(&f->fence_tag);
 	tsan_enter(f->tsan);
 #endif
@@ -247,8 +248,8 @@ void tsan_relaxed_store([[maybe_unused]] void *p) {
 	// A release by a thread of which ThreadSanitizer knows no more than what the last fence
 	// covered; the store itself is the kernel's, relaxed.
 	Fiber *f = current();
-	if (f->fenced == nullptr) return;
-	tsan_enter(f->fenced);
+	if (!f->fenced) return;
+	tsan_enter(f->stack->fenced);
 	__tsan_release(p);
 	tsan_enter(f->tsan);
 #endif

@@ -29,7 +29,6 @@ struct Running {
 	std::function<void()> done;
 	std::vector<Block *> active;
 	u32 finished = 0;
-	u64 done_tag = 0;
 };
 
 struct World::Impl {
@@ -78,6 +77,7 @@ World::~World() {
 	w->unwind();
 	for (Agent *a : w->agents) delete a;
 	for (Running *g : w->grids) delete g;
+	Unwatched unwatched;
 	Exec *outer = exec;
 	exec = w->e;
 	for (Block *b : w->blocks) {
@@ -97,16 +97,8 @@ i64 World::now() const { return impl_->clock; }
 void World::grid(const Kernel *kernel, u32 blocks, u32 threads, const void *params, size_t size, hx_launch launch,
                  std::function<void()> done) {
 	Impl *w = impl_;
-	Running *g = nullptr;
-	{
-		Inside inside;
-		g = new Running;
-	}
-	tsan_release_anew(&g->grid.begin_tag); // in the caller's name
-	tsan_release_anew(&g->grid.end_tag);
-	tsan_release_anew(&g->done_tag);
-	Inside inside;
 	if (kernel == nullptr || blocks == 0 || threads == 0 || threads > max_threads || size != kernel->param_size) {
+		Inside inside;
 		if (w->error.empty()) {
 			w->error = kernel == nullptr ? "World::grid: no such kernel"
 			                             : std::string("kernel ") + kernel->name + ": " + std::to_string(blocks) + " blocks of " +
@@ -114,9 +106,13 @@ void World::grid(const Kernel *kernel, u32 blocks, u32 threads, const void *para
 			                                   " bytes of parameters: it takes " + std::to_string(kernel->param_size) +
 			                                   " bytes, and 1 to 1024 threads";
 		}
-		delete g;
 		return;
 	}
+	// Made and tagged in the caller's name: the grid sees what the caller did so far.
+	Running *g = new Running;
+	tsan_release_anew(&g->grid.begin_tag);
+	tsan_release_anew(&g->grid.end_tag);
+	Inside inside;
 	g->params.resize(size + 16);
 	size_t skip = (16 - reinterpret_cast<u64>(g->params.data()) % 16) % 16;
 	for (size_t i = 0; i < size; i++) g->params[skip + i] = static_cast<const unsigned char *>(params)[i];
@@ -133,11 +129,7 @@ void World::grid(const Kernel *kernel, u32 blocks, u32 threads, const void *para
 
 void World::agent(const char *name, std::function<void()> body, bool daemon) {
 	Impl *w = impl_;
-	Agent *a = nullptr;
-	{
-		Inside inside;
-		a = new Agent;
-	}
+	Agent *a = new Agent;
 	tsan_release_anew(&a->start_tag);
 	tsan_release_anew(&a->end_tag);
 	Inside inside;
@@ -166,7 +158,7 @@ void World::Impl::start_blocks() {
 			} else {
 				b = new Block;
 			}
-			b->reset(&g->grid, g->grid.next.fetch_add(1), 0);
+			b->reset(&g->grid, g->grid.next.fetch_add(1));
 			fibers += b->threads;
 			blocks.push_back(b);
 			g->active.push_back(b);
@@ -402,6 +394,8 @@ void run_agent(Fiber *f) {
 	a->body = nullptr;
 	tsan_release(&a->end_tag);
 }
+
+const char *agent_name(const Fiber *f) { return f->agent->name.c_str(); }
 
 static void park_agent(Fiber *f) {
 	park();

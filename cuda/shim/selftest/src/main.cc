@@ -417,8 +417,12 @@ int tsan_case(const char *name, u64 seeds) {
 		u32 threads = std::strstr(k, "block") != nullptr || std::strcmp(k, "t_sum") == 0 ? 64 : 32;
 		for (int again = 0; again < 3; again++) {
 			Memory fresh;
-			TestParams p = fresh.params(3);
-			check(name, in_threads ? threaded(k, 2, threads, p, o) : world(k, std::strstr(k, "near") != nullptr || std::strstr(k, "_word") != nullptr ? 1 : 2, threads, p, o), seed);
+			TestParams p = fresh.params(40);
+			u32 blocks = 2;
+			for (const char *alone : {"near", "_word", "atoms", "overlap"}) {
+				if (std::strstr(k, alone) != nullptr) blocks = 1;
+			}
+			check(name, in_threads ? threaded(k, blocks, threads, p, o) : world(k, blocks, threads, p, o), seed);
 		}
 	}
 	return failures != 0;
