@@ -4,9 +4,10 @@ package fakecuda_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -215,10 +216,470 @@ func TestOneKernel(t *testing.T) {
 	}
 }
 
-var (
-	_ = fmt.Sprint
-	_ = math.Abs
-	_ = os.Getenv
-	_ sync.Mutex
-	_ time.Duration
-)
+// What callers get wrong has the real driver's code, and harms nothing.
+func TestMistakes(t *testing.T) {
+	l := open(t, "")
+	p, q := l.slot(), l.slot()
+	l.want(notInitialized, "cuDeviceGetCount", p.at())
+	l.want(notInitialized, "cuMemAlloc_v2", p.at(), 100)
+	l.want(invalidValue, "cuInit", 1)
+	l.want(ok, "cuInit", 0)
+	l.want(ok, "cuInit", 0)
+	l.want(invalidDevice, "cuDeviceGet", p.at(), 1)
+	l.want(invalidContext, "cuMemAlloc_v2", p.at(), 100) // none is current
+	ctx := l.slot()
+	l.want(ok, "cuDevicePrimaryCtxRetain", ctx.at(), 0)
+	l.want(ok, "cuCtxSetCurrent", ctx.get())
+	l.want(invalidContext, "cuCtxDestroy_v2", ctx.get()) // primary ones are released
+	l.want(invalidContext, "cuCtxSetCurrent", p.at())
+
+	l.want(invalidValue, "cuMemAlloc_v2", p.at(), 0)
+	l.want(outOfMemory, "cuMemAlloc_v2", p.at(), 1<<40)
+	b := l.alloc(1000)
+	if b%256 != 0 || b%4096 == 0 {
+		t.Fatalf("address %#x: aligned to 256 bytes is promised, to a page is luck", b)
+	}
+	l.want(invalidValue, "cuMemFree_v2", b+16)
+	l.want(invalidValue, "cuMemFreeHost", b)
+	s := l.stream()
+	host := l.space(4096)
+	l.want(invalidValue, "cuMemcpyAsync", b, host.at(), 1001, s)
+	l.want(invalidValue, "cuMemcpyAsync", b+1000, host.at(), 1, s)
+	l.want(invalidValue, "cuMemcpyAsync", b, 8, 8, s) // no memory there
+	l.want(invalidValue, "cuMemsetD32Async", b+2, 0, 1, s)
+	l.want(invalidHandle, "cuMemcpyAsync", b, host.at(), 8, b)
+	l.want(ok, "cuMemFree_v2", b)
+	l.want(invalidValue, "cuMemFree_v2", b)
+	l.want(invalidValue, "cuMemsetD8Async", b, 0, 1, s) // freed
+	l.want(ok, "cuMemFree_v2", 0)
+
+	page := uintptr(os.Getpagesize())
+	at := (l.space(4*os.Getpagesize()).at() + page) &^ (page - 1)
+	l.want(notRegistered, "cuMemHostUnregister", at)
+	l.want(ok, "cuMemHostRegister_v2", at, page, 3)
+	l.want(registeredTwice, "cuMemHostRegister_v2", at+page/2, page, 3)
+	l.want(ok, "cuMemHostGetDevicePointer_v2", p.at(), at+8, 0)
+	if p.get() != at+8 {
+		t.Fatalf("device pointer %#x for %#x", p.get(), at+8)
+	}
+	l.want(notRegistered, "cuMemHostUnregister", at+8)
+	l.want(ok, "cuMemHostUnregister", at)
+	l.want(invalidValue, "cuMemHostGetDevicePointer_v2", p.at(), at, 0)
+	l.want(invalidValue, "cuMemHostRegister_v2", 1<<44, page, 3)
+
+	l.want(invalidValue, "cuStreamCreateWithPriority", p.at(), 2, 0)
+	e := l.slot()
+	l.want(ok, "cuEventCreate", e.at(), 0)
+	l.want(ok, "cuEventQuery", e.get()) // never recorded: done
+	l.want(invalidHandle, "cuEventElapsedTime", p.at(), e.get(), e.get())
+	l.want(ok, "cuEventDestroy_v2", e.get())
+	l.want(invalidHandle, "cuEventRecord", e.get(), s)
+	l.want(ok, "cuStreamDestroy_v2", s)
+	l.want(invalidHandle, "cuStreamDestroy_v2", s)
+	l.want(invalidHandle, "cuStreamQuery", s)
+
+	f := l.kernel("conf_affine")
+	l.launch(invalidValue, f, 0, 32, 0, 0, 0, 0, 0)
+	l.launch(invalidValue, f, 1, 1025, 0, 0, 0, 0, 0)
+	l.launch(invalidHandle, b, 1, 32, 0, 0, 0, 0, 0)
+	l.want(invalidValue, "cuLaunchKernel", f, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)
+	l.want(ok, "cuFuncGetParamInfo", f, 0, p.at(), q.at())
+	if p.get() != 0 || q.get() != 32 {
+		t.Fatalf("parameter 0 at %d of %d bytes", p.get(), q.get())
+	}
+	l.want(ok, "cuFuncGetParamInfo", f, 1, p.at(), q.at())
+	if p.get() != 32 || q.get() != 16 {
+		t.Fatalf("parameter 1 at %d of %d bytes", p.get(), q.get())
+	}
+	l.want(invalidValue, "cuFuncGetParamInfo", f, 2, p.at(), q.at())
+
+	// A second context's things are not the first's.
+	other, e2 := l.slot(), l.slot()
+	l.want(ok, "cuCtxCreate_v2", other.at(), 0, 0)
+	l.launch(invalidHandle, f, 1, 32, 0, 0, 0, 0, 0)
+	l.want(ok, "cuEventCreate", e2.at(), 0)
+	l.want(ok, "cuCtxPopCurrent_v2", p.at())
+	l.want(invalidHandle, "cuEventRecord", e2.get(), 0)
+	l.want(ok, "cuCtxDestroy_v2", other.get())
+	l.want(invalidHandle, "cuEventQuery", e2.get())
+	l.want(invalidContext, "cuCtxSetCurrent", other.get())
+
+	// Nor does a released one come back to who still has it.
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+	l.want(isDestroyed, "cuMemAlloc_v2", p.at(), 100)
+	l.want(invalidContext, "cuDevicePrimaryCtxRelease_v2", 0)
+	if got := l.control("live"); !strings.HasPrefix(got, "contexts=0 streams=0 events=0 modules=0 device=0 device_bytes=0 host=0 host_bytes=0 registered=0 ") {
+		t.Fatal(got)
+	}
+}
+
+// Images that do not load say why in the log buffer, whose size comes back as what was used.
+func TestModules(t *testing.T) {
+	m, err := kernels.PTX("conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := started(t, "cc=8.0,driver=12030")
+	for _, c := range []struct {
+		name, image string
+		code        int32
+		log         string
+	}{
+		{"as committed", m.PTX, ok, ""},
+		{"not PTX", "hello", invalidPTX, "Missing .version directive"},
+		{"empty", "", invalidImage, ""},
+		{"PTX of the future", strings.Replace(m.PTX, ".version 8.3", ".version 8.5", 1), unsupportedPTX, "Unsupported .version 8.5; current version is '8.3'"},
+		{"a newer GPU's", strings.Replace(m.PTX, ".target sm_70", ".target sm_90", 1), invalidPTX, "SM version specified by .target is higher"},
+		{"cut off", m.PTX[:len(m.PTX)-3], invalidPTX, "syntax error"},
+		{"another kernel", strings.ReplaceAll(m.PTX, "conf_affine", "conf_bogus"), invalidPTX, "conf_bogus"},
+		{"other parameters", strings.Replace(m.PTX, "conf_affine_param_0[32]", "conf_affine_param_0[40]", 1), invalidPTX, "conf_affine"},
+	} {
+		mod, log, opts, vals := l.slot(), l.space(512), l.space(16), l.space(16)
+		binary.NativeEndian.PutUint32(opts.b, 5)
+		binary.NativeEndian.PutUint32(opts.b[4:], 6)
+		binary.NativeEndian.PutUint64(vals.b, uint64(log.at()))
+		binary.NativeEndian.PutUint64(vals.b[8:], 512)
+		clear(log.b)
+		if got := l.call("cuModuleLoadDataEx", mod.at(), l.text(c.image).at(), 2, opts.at(), vals.at()); got != c.code {
+			t.Errorf("%s: %d, want %d", c.name, got, c.code)
+		}
+		used := int(binary.NativeEndian.Uint64(vals.b[8:]))
+		if said := string(log.b[:used]); !strings.Contains(said, c.log) || (c.log == "") != (said == "") {
+			t.Errorf("%s: log %q, want %q in it", c.name, said, c.log)
+		}
+		l.used = 4096 // the images are large
+	}
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+// A kernel that leaves its memory takes the context along: all calls say so until it is gone.
+func TestLostContext(t *testing.T) {
+	l := started(t, "")
+	f, s := l.kernel("conf_affine"), l.stream()
+	b, p := l.alloc(4096), l.slot()
+	e := l.slot()
+	l.want(ok, "cuEventCreate", e.at(), 0)
+	l.launch(ok, f, 1, 32, s, uint64(b), 100000, 1, 1) // far past the end
+	l.want(illegalAddress, "cuStreamSynchronize", s)
+	if said := l.control("error"); !strings.Contains(said, "conf_affine") {
+		t.Fatalf("the shim says %q", said)
+	}
+	l.want(illegalAddress, "cuMemAlloc_v2", p.at(), 10)
+	l.want(illegalAddress, "cuMemFree_v2", b)
+	l.want(illegalAddress, "cuEventQuery", e.get())
+	l.want(illegalAddress, "cuStreamDestroy_v2", s)
+	l.want(illegalAddress, "cuCtxSynchronize")
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+	ctx := l.slot()
+	l.want(ok, "cuDevicePrimaryCtxRetain", ctx.at(), 0)
+	l.want(ok, "cuCtxSetCurrent", ctx.get())
+	b = l.alloc(800)
+	f = l.kernel("conf_affine")
+	l.launch(ok, f, 2, 32, 0, uint64(b), 100, 0, 9)
+	if v := l.read(b, 100)[99]; v != 9 {
+		t.Fatalf("%d in a fresh context", v)
+	}
+	for _, c := range []struct {
+		knobs string
+		code  int32
+	}{{"crash=1", launchFailed}, {"crash=1:700", illegalAddress}} {
+		l.control(c.knobs)
+		l.launch(ok, f, 1, 32, 0, uint64(b), 1, 0, 1)
+		l.want(c.code, "cuCtxSynchronize")
+		l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+		l.want(ok, "cuDevicePrimaryCtxRetain", ctx.at(), 0)
+		l.want(ok, "cuCtxSetCurrent", ctx.get())
+		f, b = l.kernel("conf_affine"), l.alloc(8)
+	}
+	l.launch(ok, f, 1, 32, 0, uint64(b)+4, 1, 0, 1)
+	l.want(misaligned, "cuCtxSynchronize")
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+// A write into the slack behind a buffer, which a GPU would not notice either, is told of.
+func TestSlack(t *testing.T) {
+	l := started(t, "")
+	f := l.kernel("conf_affine")
+	b := l.alloc(1000)
+	l.launch(ok, f, 1, 32, 0, uint64(b), 126, 0, 1) // one word too many
+	l.want(ok, "cuCtxSynchronize")
+	l.want(ok, "cuMemFree_v2", b)
+	if got := l.control("violations"); !strings.Contains(got, "past the end of a buffer of 1000 bytes") {
+		t.Fatalf("violations: %q", got)
+	}
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+func TestInjectedFailures(t *testing.T) {
+	l := started(t, "fail=cuMemAlloc_v2:2,fail=cuStreamQuery:1:719:2")
+	p := l.slot()
+	l.want(ok, "cuMemAlloc_v2", p.at(), 10)
+	l.want(outOfMemory, "cuMemAlloc_v2", p.at(), 10)
+	l.want(ok, "cuMemAlloc_v2", p.at(), 10)
+	for _, code := range []int32{launchFailed, launchFailed, ok} {
+		l.want(code, "cuStreamQuery", 0)
+	}
+	if got := l.control("calls=cuMemAlloc_v2,calls=cuStreamQuery"); got != "3\n3\n" {
+		t.Fatalf("calls %q", got)
+	}
+	for _, bad := range []string{"fail=x", "fail=x:0", "sms=0", "sms=1000", "cc=9", "mem=much", "bogus=1", "crash=0"} {
+		if _, err := fakecuda.Do(l.path, bad); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+func TestOldAndNoDriver(t *testing.T) {
+	l := open(t, "devices=0")
+	l.want(noDevice, "cuInit", 0)
+
+	l = open(t, "driver=12020,missing=cuGreenCtxCreate")
+	l.want(ok, "cuInit", 0)
+	p, status := l.slot(), l.slot()
+	for _, c := range []struct {
+		name    string
+		version uintptr
+		status  int32
+	}{
+		{"cuMemAlloc", 12020, 0},
+		{"cuMemAlloc", 3000, 1}, // that is another ABI
+		{"cuEventElapsedTime", 12020, 0},
+		{"cuLaunchKernelEx", 11000, 2}, // came with 11.6
+		{"cuFuncGetParamInfo", 12020, 1},
+		{"cuGreenCtxCreate", 12020, 1},
+		{"cuBogus", 12020, 1},
+	} {
+		want := int32(notFound)
+		if c.status == 0 {
+			want = ok
+		}
+		l.want(ok, "cuGetProcAddress_v2", l.text(c.name).at(), p.at(), c.version, 0, status.at())
+		if status.i32() != c.status || (p.get() == 0) != (c.status != 0) {
+			t.Errorf("%s of %d: status %d, address %#x", c.name, c.version, status.i32(), p.get())
+		}
+		l.want(want, "cuGetProcAddress_v2", l.text(c.name).at(), p.at(), c.version, 0, 0)
+	}
+
+	l = open(t, "", fakecuda.Missing("cuGreenCtxCreate", "cuMemAlloc_v2"))
+	for name, there := range map[string]bool{"cuGreenCtxCreate": false, "cuMemAlloc_v2": false, "cuMemFree_v2": true} {
+		if _, err := purego.Dlsym(l.h, name); (err == nil) != there {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Green contexts come in the sizes of the compute capability, and their kernels stay inside.
+func TestGreenContexts(t *testing.T) {
+	for _, c := range []struct {
+		knobs      string
+		want       uintptr
+		groups, in int
+	}{
+		{"sms=20,cc=9.0", 1, 2, 8},
+		{"sms=20,cc=9.0", 9, 1, 16},
+		{"sms=20,cc=8.6", 1, 5, 4},
+		{"sms=20,cc=8.6", 5, 3, 6},
+		{"sms=20,cc=7.5", 3, 5, 4},
+		{"sms=20,cc=6.1", 3, 6, 3},
+		{"sms=20,sm_min=1,sm_step=1", 0, 20, 1},
+	} {
+		l := started(t, c.knobs)
+		all, rest, n, groups := l.space(144), l.space(144), l.slot(), l.space(144*20)
+		l.want(ok, "cuDeviceGetDevResource", 0, all.at(), 1)
+		n.set(0)
+		l.want(ok, "cuDevSmResourceSplitByCount", 0, n.at(), all.at(), 0, 0, c.want)
+		if int(n.i32()) != c.groups {
+			t.Fatalf("%s: %d groups of %d, want %d", c.knobs, n.i32(), c.want, c.groups)
+		}
+		l.want(ok, "cuDevSmResourceSplitByCount", groups.at(), n.at(), all.at(), rest.at(), 0, c.want)
+		if got := binary.NativeEndian.Uint32(groups.b[96:]); int(got) != c.in {
+			t.Fatalf("%s: a group has %d SMs, want %d", c.knobs, got, c.in)
+		}
+		left := 20 - c.groups*c.in
+		if got := binary.NativeEndian.Uint32(rest.b[96:]); int(got) != left || (binary.NativeEndian.Uint32(rest.b) == 1) != (left > 0) {
+			t.Fatalf("%s: %d SMs remain, want %d", c.knobs, got, left)
+		}
+		l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+	}
+
+	l := started(t, "sms=4,sm_min=2,sm_step=2,threads_per_sm=256")
+	all, n, groups := l.space(144), l.slot(), l.space(288)
+	l.want(badResourceType, "cuDeviceGetDevResource", 0, all.at(), 2)
+	l.want(ok, "cuDeviceGetDevResource", 0, all.at(), 1)
+	n.set(2)
+	l.want(invalidValue, "cuDevSmResourceSplitByCount", groups.at(), n.at(), all.at(), 0, 0, 5)
+	l.want(ok, "cuDevSmResourceSplitByCount", groups.at(), n.at(), all.at(), 0, 0, 2)
+	l.want(badResource, "cuDevSmResourceSplitByCount", groups.at(), n.at(), groups.at(), 0, 0, 2)
+	desc, green, s, ctx, other := l.slot(), l.slot(), l.slot(), l.slot(), l.slot()
+	l.want(ok, "cuDevResourceGenerateDesc", desc.at(), groups.at(), 1)
+	l.want(invalidValue, "cuGreenCtxCreate", green.at(), desc.get(), 0, 0)
+	l.want(ok, "cuGreenCtxCreate", green.at(), desc.get(), 0, 1)
+	l.want(invalidValue, "cuGreenCtxStreamCreate", s.at(), green.get(), 0, 0)
+	l.want(ok, "cuGreenCtxStreamCreate", s.at(), green.get(), nonBlocking, 0)
+	l.want(ok, "cuCtxFromGreenCtx", ctx.at(), green.get())
+	l.want(ok, "cuStreamGetGreenCtx", s.get(), other.at())
+	if other.get() != green.get() {
+		t.Fatal("the stream's green context is another")
+	}
+	l.want(invalidContext, "cuCtxDestroy_v2", ctx.get())
+
+	// 2 SMs of 256 threads hold 8 blocks of 64; 16 are on the whole device.
+	b := l.alloc(16)
+	l.want(ok, "cuMemsetD8_v2", b, 0, 16)
+	f := l.kernel("conf_count")
+	l.launch(invalidHandle, f, 1, 32, s.get(), uint64(b), uint64(b)+8, 0) // of the primary context
+	lib, k := l.slot(), l.slot()
+	m, err := kernels.PTX("conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.want(ok, "cuLibraryLoadData", lib.at(), l.text(m.PTX).at(), 0, 0, 0, 0, 0, 0)
+	l.want(ok, "cuLibraryGetKernel", k.at(), lib.get(), l.text("conf_count").at())
+	l.launch(ok, k.get(), 40, 64, s.get(), uint64(b), uint64(b)+8, uint64(time.Millisecond))
+	l.want(ok, "cuStreamSynchronize", s.get())
+	if v := l.read(b, 2); v[0] != 0 || v[1] < 1 || v[1] > 8 {
+		t.Fatalf("%d blocks left, %d at one time in a green context of 2 SMs", v[0], v[1])
+	}
+	l.want(ok, "cuGreenCtxDestroy", green.get())
+	l.want(invalidContext, "cuGreenCtxDestroy", green.get())
+	l.want(invalidHandle, "cuStreamQuery", s.get())
+	l.want(ok, "cuLibraryUnload", lib.get())
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+	if got := l.control("live"); !strings.HasPrefix(got, "contexts=0 ") {
+		t.Fatal(got)
+	}
+
+	l = started(t, "green=0")
+	l.want(notSupported, "cuDeviceGetDevResource", 0, l.space(144).at(), 1)
+}
+
+// The default stream waits for blocking streams and they for it; others go their way.
+func TestDefaultStream(t *testing.T) {
+	l := started(t, "")
+	words := l.slot()
+	page := uintptr(os.Getpagesize())
+	at := (l.space(3*os.Getpagesize()).at() + page) &^ (page - 1)
+	l.want(ok, "cuMemHostRegister_v2", at, page, 3)
+	w := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(l.mem)), at-uintptr(unsafe.Pointer(unsafe.SliceData(l.mem))))), 64)
+	gate, f := l.kernel("conf_gate"), l.kernel("conf_affine")
+	blocking, free := l.slot(), l.stream()
+	l.want(ok, "cuStreamCreate", blocking.at(), 0)
+	b := l.alloc(16)
+	l.want(ok, "cuMemsetD8_v2", b, 0, 16)
+	p := uint64(at)
+	l.launch(ok, gate, 1, 32, blocking.get(), p, p+8, p+16, p+24, 1, uint64(10*time.Second), 0)
+	l.launch(ok, f, 1, 32, 0, uint64(b), 1, 1, 1) // behind the gate
+	l.launch(ok, f, 1, 32, blocking.get(), uint64(b), 1, 10, 0)
+	l.launch(ok, f, 1, 32, free, uint64(b)+8, 1, 1, 7)
+	l.want(ok, "cuStreamSynchronize", free)
+	l.want(notReady, "cuStreamQuery", 0)
+	l.want(notReady, "cuStreamQuery", blocking.get())
+	binary.NativeEndian.PutUint64(w, 1) // opens it
+	l.want(ok, "cuStreamSynchronize", blocking.get())
+	if v := l.read(b, 2); v[0] != 10 || v[1] != 7 {
+		t.Fatalf("%d, want 10 and 7", v)
+	}
+	l.want(ok, "cuMemHostUnregister", at)
+	_ = words
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+func TestEventTimes(t *testing.T) {
+	l := started(t, "launch_ns=3000000")
+	f, s, a, b, ms := l.kernel("conf_affine"), l.stream(), l.slot(), l.slot(), l.slot()
+	buf := l.alloc(8)
+	l.want(ok, "cuEventCreate", a.at(), 0)
+	l.want(ok, "cuEventCreate", b.at(), 0)
+	l.want(ok, "cuEventRecord", a.get(), s)
+	l.launch(ok, f, 1, 32, s, uint64(buf), 1, 0, 0)
+	l.want(ok, "cuEventRecord", b.get(), s)
+	l.want(ok, "cuEventSynchronize", b.get())
+	l.want(ok, "cuEventElapsedTime", ms.at(), a.get(), b.get())
+	if v := math.Float32frombits(uint32(ms.i32())); v < 3 || v > 5000 {
+		t.Fatalf("%v ms around a launch with a latency of 3", v)
+	}
+	quiet := l.slot()
+	l.want(ok, "cuEventCreate", quiet.at(), 2)
+	l.want(ok, "cuEventRecord", quiet.get(), s)
+	l.want(ok, "cuEventSynchronize", quiet.get())
+	l.want(invalidHandle, "cuEventElapsedTime", ms.at(), a.get(), quiet.get()) // made without timing
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+// An exported range is one memory with the buffer's.
+func TestDMABuf(t *testing.T) {
+	l := started(t, "")
+	page := uintptr(os.Getpagesize())
+	base := l.alloc(5 * int(page))
+	at := (base + page - 1) &^ (page - 1)
+	fd := l.slot()
+	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at+512, page, 1, 0)
+	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at, 100, 1, 0)
+	l.want(ok, "cuMemsetD8_v2", at, 3, 2*page)
+	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), at, 2*page, 1, 0)
+	m, err := syscall.Mmap(int(fd.i32()), 0, int(2*page), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Munmap(m); err != nil {
+			t.Error(err)
+		}
+	}()
+	if m[0] != 3 || m[2*page-1] != 3 {
+		t.Fatal("the export lacks what was written before")
+	}
+	m[8] = 77
+	if v := l.read(at+8, 1)[0]; byte(v) != 77 {
+		t.Fatalf("%#x after a write through the export", v)
+	}
+	l.want(ok, "cuMemsetD8_v2", at, 9, page)
+	if m[8] != 9 || m[page] != 3 {
+		t.Fatal("the export does not see later writes")
+	}
+	if err := syscall.Close(int(fd.i32())); err != nil {
+		t.Fatal(err)
+	}
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+	l.control("dmabuf=0,iomem=0")
+	ctx := l.slot()
+	l.want(ok, "cuDevicePrimaryCtxRetain", ctx.at(), 0)
+	l.want(ok, "cuCtxSetCurrent", ctx.get())
+	at = (l.alloc(2*int(page)) + page - 1) &^ (page - 1)
+	l.want(notSupported, "cuMemGetHandleForAddressRange", fd.at(), at, page, 1, 0)
+	l.want(notPermitted, "cuMemHostRegister_v2", (l.space(2*int(page)).at()+page)&^(page-1), page, 5)
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
+// Two builds at one time give one library, and another set of missing symbols another one.
+func TestBuildIsShared(t *testing.T) {
+	a := fakecuda.Build(t)
+	var b, c string
+	var wg sync.WaitGroup
+	wg.Go(func() { b = fakecuda.Build(t) })
+	wg.Go(func() { c = fakecuda.Build(t, fakecuda.Missing("cuGreenCtxCreate")) })
+	wg.Wait()
+	if a != b || a == c {
+		t.Fatalf("%s, %s, %s", a, b, c)
+	}
+}
+
+// The declarations in src/ are NVIDIA's, where their header is (tools/cudatools.sh).
+func TestHeaders(t *testing.T) {
+	tools := os.Getenv("HELIOS_CUDA_TOOLS")
+	if tools == "" {
+		t.Skip("HELIOS_CUDA_TOOLS does not name a folder with include/cuda.h")
+	}
+	cxx := os.Getenv("CXX")
+	if cxx == "" {
+		cxx = "g++"
+	}
+	for _, src := range []string{"check.cc", "core.cc", "mem.cc", "module.cc", "stream.cc"} {
+		cmd := exec.Command(cxx, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-DHX_CUDA_H", "-DHX_SHIM",
+			"-isystem", filepath.Join(tools, "include"), "-I", "../kernels", "-I", "../shim", filepath.Join("src", src))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", src, err, out)
+		}
+	}
+}

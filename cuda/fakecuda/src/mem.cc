@@ -116,8 +116,13 @@ CUresult check_range(u64 p, u64 n, bool *pageable) { // with mu held
 		// The rest of a registered page range may go on as pageable memory.
 	}
 	if (p == 0 || p + n < p || in_grave(p, n)) return CUDA_ERROR_INVALID_VALUE;
+	// Nor is the space around device memory the host's.
 	auto it = g().mem.lower_bound(p);
-	if (it != g().mem.end() && it->first < p + n && it->second.type == MemType::device) return CUDA_ERROR_INVALID_VALUE;
+	if (it != g().mem.begin()) --it;
+	for (; it != g().mem.end() && it->first < p + n + 2 * page; ++it) {
+		const Alloc &a = it->second;
+		if (a.type == MemType::device && (u64)a.map < p + n && p < (u64)a.map + a.map_size) return CUDA_ERROR_INVALID_VALUE;
+	}
 	if (!mapped(p, n)) return CUDA_ERROR_INVALID_VALUE;
 	*pageable = true;
 	return CUDA_SUCCESS;
