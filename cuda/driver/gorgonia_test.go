@@ -9,30 +9,42 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda"
 	"helios/cuda/conformance"
 	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
 	"helios/internal/errs"
 )
 
-// The library is linked: tools/gorgonia.sh starts this with the fake one in LD_LIBRARY_PATH, and
-// its knobs in HELIOS_FAKECUDA.
-func libraryForBench(*testing.B) string { return "" }
+// linked is the fake library that this program was linked against and started with. Both are
+// tools/gorgonia.sh's work, which says where it is.
+func linked(t testing.TB) string {
+	t.Helper()
+	lib := os.Getenv("HELIOS_LINKED_LIBCUDA")
+	require.NotEmpty(t, lib, "start the tests of -tags gorgonia by tools/gorgonia.sh")
+	return lib
+}
 
-// The binding passes the suite that purego passes.
+func libraryForBench(b *testing.B) string { return linked(b) }
+
+// The binding passes the suite that purego passes, on the same kinds of GPU (TestConformance).
 func TestGorgoniaConformance(t *testing.T) {
-	conformance.Run(t, func(t *testing.T) cuda.Device {
-		d, err := driver.Open(driver.Options{})
-		require.NoError(t, err)
-		return d
-	})
+	lib := linked(t)
+	for _, c := range kinds {
+		t.Run(c.name, func(t *testing.T) {
+			fakecuda.Control(t, lib, "reset,mem=67108864,"+c.knobs)
+			b := backend(t, lib)
+			b.Lose = func(t *testing.T) { fakecuda.Control(t, lib, "lose=719") }
+			b.Ended = func(t *testing.T) { empty(t, lib) }
+			conformance.Run(t, b)
+		})
+	}
 }
 
 // Another library than the linked one is refused, with the way out.
 func TestGorgoniaOtherLibrary(t *testing.T) {
-	_, err := driver.Open(driver.Options{Library: filepath.Join(t.TempDir(), "libcuda.so.1")})
-	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	other := filepath.Join(t.TempDir(), "libcuda.so.1")
+	_, err := driver.Open(driver.Options{Library: other})
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	require.NoError(t, os.WriteFile(other, nil, 0o666))
 	_, err = driver.Open(driver.Options{Library: other})
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
