@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cuda/driver"
 	"helios/dataset/npy"
 )
 
@@ -233,7 +234,13 @@ func TestBadFlags(t *testing.T) {
 		{"mode of a later version", nil, "train g --mode bam", 3, []string{"--mode bam", "helios"}, ""},
 		{"stack of a later version", nil, "train g --io-stack sync", 3, []string{"--io-stack sync", "async"}, ""},
 		{"unknown pipeline", nil, "train g --pipeline shallow", 2, []string{"--pipeline", "deep"}, ""},
-		{"no CUDA", nil, "train g --device cuda", 3, []string{"no CUDA backend in this build", "host"}, ""},
+		{"no model on a GPU", nil, "train g --device cuda --checkpoint ck", 3, []string{"--device cuda", "train", "no CUDA version yet", "--device host"}, "ck"},
+		{"no model on that GPU", nil, "eval g --device cuda:1 --checkpoint ck", 3, []string{"--device cuda:1", "eval", "no CUDA version yet"}, ""},
+		{"unknown device", nil, "train g --device gpu", 2, []string{"--device", "gpu", "cuda"}, ""},
+		{"misspelt device", nil, "bench io --device cuad", 2, []string{"cuad", "did you mean cuda"}, ""},
+		{"no number of a GPU", nil, "bench io --device cuda:one", 2, []string{"cuda:one", "cuda:0"}, ""},
+		{"a GPU below 0", nil, "bench io --device cuda:-1", 2, []string{"cuda:-1"}, ""},
+		{"no CUDA driver", func(t *testing.T) { t.Setenv(driver.EnvLibrary, "no-such-libcuda.so") }, "bench io --device cuda --results r.json", 3, []string{"--device cuda", "no CUDA driver", "no-such-libcuda.so", "install"}, "r.json"},
 		{"bad budget", nil, "train g --gpu-cache lots", 2, []string{"--gpu-cache", "lots", "256MiB"}, ""},
 		{"budget over 100%", nil, "train g --cpu-cache 120%", 2, []string{"--cpu-cache", "120%"}, ""},
 		{"bad fanout", nil, "train g --fanout ten,ten", 2, []string{"--fanout", "ten"}, ""},

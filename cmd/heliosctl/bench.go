@@ -129,7 +129,7 @@ func runBenchIO(ctx context.Context, e *env, known []string) (err error) {
 		return err
 	}
 	defer closing(&err, out.close)
-	dev, err := openDevice(e.c.Int("workers"))
+	dev, err := e.openDevice("")
 	if err != nil {
 		return err
 	}

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
-	"helios/cuda"
 	"helios/dataset"
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -34,27 +32,6 @@ func ssdFlags() []cli.Flag {
 
 func faultFlag() cli.Flag {
 	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\""}
-}
-
-func deviceFlag() cli.Flag {
-	return oneOf("device", "compute device", "auto", []string{"auto", "host"}, map[string]error{
-		"cuda": errs.New(errs.Capability, "--device cuda: no CUDA backend in this build; use --device host"),
-	})
-}
-
-// openDevice opens the compute device. workers are its SM slots; 0 is one for each CPU.
-func openDevice(workers int) (cuda.Device, error) {
-	if workers < 0 || workers > 4096 {
-		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", workers)
-	}
-	if workers == 0 {
-		workers = runtime.GOMAXPROCS(0)
-	}
-	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
-	if err != nil {
-		return nil, err
-	}
-	return dev, nil
 }
 
 // ssdSet is the SSDs that a verb has opened, with the lease that keeps others off them.

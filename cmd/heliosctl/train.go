@@ -54,7 +54,7 @@ func pathFlags() []cli.Flag {
 		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
 		&cli.StringFlag{Name: "sm-budget", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train)"},
-		deviceFlag(),
+		hostDeviceFlag(),
 	}, ssdFlags()...)
 }
 
@@ -215,7 +215,7 @@ func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done fu
 		d = d.WithoutEdges()
 		closers = append(closers, d.Close)
 	}
-	dev, err := openDevice(e.c.Int("workers"))
+	dev, err := e.openDevice(modelGap)
 	if err != nil {
 		return in, nil, done, err
 	}

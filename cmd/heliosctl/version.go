@@ -4,8 +4,11 @@ import (
 	"context"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"helios/cuda/driver"
 )
 
 // version is set by the Makefile to what git describes.
@@ -35,9 +38,12 @@ func runVersion(_ context.Context, e *env) error {
 		v = "(devel)"
 	}
 	devices, buses := []string{"host"}, []string{"proxy"}
-	e.ui.Printf("heliosctl %s (%s, %s/%s); devices: host; SSDs: proxied files, block devices, shared memory", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	if driver.Binding != "" {
+		devices = append(devices, "cuda")
+	}
+	e.ui.Printf("heliosctl %s (%s, %s/%s); devices: %s; SSDs: proxied files, block devices, shared memory", v, runtime.Version(), runtime.GOOS, runtime.GOARCH, strings.Join(devices, ", "))
 	return e.ui.Object(map[string]any{
 		"version": v, "revision": revision, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
-		"devices": devices, "buses": buses,
+		"devices": devices, "cuda_binding": driver.Binding, "buses": buses,
 	})
 }

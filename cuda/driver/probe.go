@@ -217,5 +217,5 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 		out = append(out, yes("ordered peer writes", c.WritesOrdered, "", "writes of SSDs need a flush before kernels read", ""))
 	}
 	// Whether I/O memory registers depends on rights and mapping; only a real one tells.
-	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown, Detail: "only registering an SSD's registers tells", Next: "bind an SSD through VFIO and run \"heliosctl bench io\""})
+	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown, Detail: "only registering an SSD's registers tells, and this version drives software SSDs"})
 }

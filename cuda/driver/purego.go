@@ -14,6 +14,9 @@ import (
 	"helios/internal/errs"
 )
 
+// Binding is how this build calls libcuda: "purego", "gorgonia", or "" when it cannot.
+const Binding = "purego"
+
 // defaultLibrary is the name under which every NVIDIA driver installs libcuda.
 const defaultLibrary = "libcuda.so.1"
 

@@ -372,13 +372,11 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 		// From here on the launch has happened, and whatever comes is in its mark.
 		s.seq++
 		m.kernel, m.seq = gk, s.seq
+		s.running.CompareAndSwap(nil, gk)
 		call, r = "cuEventRecord", d.api.EventRecord(m.end, s.h)
 		if r == success {
 			s.tail++
 			s.unmarked = 0
-			if s.running.Load() == nil {
-				s.running.Store(gk)
-			}
 			if s.tail-s.head >= inFlight/2 {
 				return s.reap()
 			}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/cuda"
+	"helios/cuda/driver"
+	"helios/internal/errs"
+)
+
+// modelGap is why verbs that compute a model stay on the host device in this version.
+const modelGap = "the model's kernels (gnn) have no CUDA version yet"
+
+// deviceFlag chooses the compute device.
+func deviceFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: "device", Value: "auto", Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`",
+		Action: func(_ *cli.Context, v string) error {
+			_, _, err := parseDevice(v)
+			return err
+		},
+	}
+}
+
+// hostDeviceFlag is deviceFlag for verbs that compute a model. It refuses a GPU while the arguments
+// are read, before anything is opened.
+func hostDeviceFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: "device", Value: "auto", Usage: "compute device: auto, host (cuda: not in this version)",
+		Action: func(c *cli.Context, v string) error {
+			kind, _, err := parseDevice(v)
+			if err == nil && kind == "cuda" {
+				err = errs.New(errs.Capability, "--device %s: %s cannot run there: %s; use --device host", v, c.Command.Name, modelGap)
+			}
+			return err
+		},
+	}
+}
+
+// parseDevice reads auto, host, cuda or cuda:N.
+func parseDevice(v string) (kind string, index int, err error) {
+	switch {
+	case v == "auto" || v == "host" || v == "cuda":
+		return v, 0, nil
+	case strings.HasPrefix(v, "cuda:"):
+		n, err := strconv.ParseUint(strings.TrimPrefix(v, "cuda:"), 10, 16)
+		if err != nil {
+			return "", 0, errs.New(errs.Usage, "--device %q: what follows cuda: is the number of a GPU, such as cuda:0", v)
+		}
+		return "cuda", int(n), nil
+	}
+	return "", 0, errs.New(errs.Usage, "unknown --device %q; %s", v, meant(v, []string{"auto", "host", "cuda"}, "choose one of auto, host, cuda, cuda:N"))
+}
+
+// openDevice opens the compute device that --device names. With auto a GPU that is not there or
+// cannot run our kernels is no error: the verb says so and takes the host device. gap, unless empty,
+// is why the verb takes no GPU at all.
+func (e *env) openDevice(gap string) (cuda.Device, error) {
+	v := e.c.String("device")
+	if v == "" {
+		v = "auto"
+	}
+	kind, index, err := parseDevice(v)
+	if err != nil {
+		return nil, err
+	}
+	workers := e.c.Int("workers")
+	if workers < 0 || workers > 4096 {
+		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", workers)
+	}
+	if kind == "cuda" && gap != "" {
+		return nil, errs.New(errs.Capability, "--device %s: %s cannot run there: %s; use --device host", v, e.c.Command.Name, gap)
+	}
+	if kind != "host" && gap == "" {
+		dev, err := driver.Open(driver.Options{Index: index})
+		switch {
+		case err == nil:
+			// Kernels on a GPU ring doorbells by writing them, and cannot call who serves them.
+			e.pollDoorbells = true
+			if kind == "auto" {
+				e.ui.Note("device: %s", dev.Info().Name)
+			}
+			return dev, nil
+		case kind == "cuda":
+			return nil, errs.With(errs.ClassOf(err), &deviceError{v, err})
+		case errs.ClassOf(err) != errs.Capability:
+			return nil, err
+		}
+		e.ui.Note("device: host, for a GPU cannot be used: %v", err)
+	} else if kind == "auto" {
+		e.ui.Note("device: host, for %s", gap)
+	}
+	return openHost(workers)
+}
+
+// deviceError is why a device that was asked for could not be opened.
+type deviceError struct {
+	flag string
+	err  error
+}
+
+func (d *deviceError) Error() string { return "--device " + d.flag + ": " + d.err.Error() }
+func (d *deviceError) Unwrap() error { return d.err }
+
+// openHost opens the host device. workers are its SM slots; 0 is one for each CPU.
+func openHost(workers int) (cuda.Device, error) {
+	if workers == 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
+	if err != nil {
+		return nil, err
+	}
+	return dev, nil
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+)
+
+// fakeGPU isolates the test and returns what makes a fake libcuda with some knobs the one that
+// heliosctl opens.
+func fakeGPU(t *testing.T) func(knobs string) {
+	t.Helper()
+	lib := fakecuda.Build(t, fakecuda.Private())
+	isolate(t)
+	return func(knobs string) {
+		t.Helper()
+		fakecuda.Control(t, lib, "reset,"+knobs)
+		t.Setenv(driver.EnvLibrary, lib)
+	}
+}
+
+func bindSSDs(t *testing.T) {
+	t.Helper()
+	for _, f := range []string{"a", "b"} {
+		require.NoError(t, os.WriteFile(f, make([]byte, 8<<20), 0o644))
+	}
+	ok(t, "bind-ssds", "--proxy", "a,b")
+}
+
+var shortBench = []string{"bench", "io", "--blocks", "1", "--depth", "8", "--seconds", "0.05", "--json", "--device"}
+
+// What auto takes: the GPU that can, else the host device with a line that says why.
+func TestDeviceAuto(t *testing.T) {
+	fake := fakeGPU(t)
+	bindSSDs(t)
+	r := hc(t, append(shortBench, "auto")...)
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Regexp(t, `^device: host, for a GPU cannot be used: no CUDA driver: .*libcuda-of-no-test\.so`, r.errOut)
+	r = hc(t, append(shortBench, "host")...)
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Empty(t, r.errOut)
+
+	fake("sms=2,mem=268435456")
+	for _, dev := range []string{"auto", "cuda", "cuda:0"} {
+		r = hc(t, append(shortBench, dev)...)
+		require.Equal(t, 0, r.code, r.errOut)
+		if dev == "auto" {
+			require.Equal(t, "device: cuda:0 (Fake GPU (CPU shim))\n", r.errOut)
+		} else {
+			require.Empty(t, r.errOut)
+		}
+		require.Contains(t, r.out, `"audited":true`)
+	}
+
+	// A GPU that is there and cannot: auto goes on, cuda does not.
+	for knobs, why := range map[string]string{
+		"cc=5.2":       "too old: it has compute capability 5.2",
+		"driver=12000": "its driver is too old: it supports CUDA 12.0",
+		"devices=0":    "finds no GPU",
+	} {
+		fake(knobs)
+		r = hc(t, append(shortBench, "auto")...)
+		require.Equal(t, 0, r.code, r.errOut)
+		require.Contains(t, r.errOut, why)
+		require.True(t, strings.HasPrefix(r.errOut, "device: host, for"), r.errOut)
+		fails(t, hc(t, append(shortBench, "cuda")...), 3, "bench io", "--device cuda: ", why)
+	}
+	fake("devices=2,mem=67108864")
+	fails(t, hc(t, append(shortBench, "cuda:2")...), 3, "bench io", "no CUDA device 2", "this machine has 2, cuda:0 to cuda:1")
+	require.Equal(t, 0, hc(t, append(shortBench, "cuda:1")...).code)
+}
+
+// findings of doctor, by part and name.
+func findings(t *testing.T) map[string]map[string]any {
+	t.Helper()
+	out := map[string]map[string]any{}
+	for _, l := range strings.Split(strings.TrimSpace(hcOK(t, "doctor", "--json")), "\n") {
+		var f map[string]any
+		require.NoError(t, json.Unmarshal([]byte(l), &f), l)
+		out[f["part"].(string)+"/"+f["name"].(string)] = f
+	}
+	return out
+}
+
+func hcOK(t *testing.T, args ...string) string {
+	t.Helper()
+	r := hc(t, args...)
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Empty(t, r.errOut)
+	return r.out
+}
+
+func TestDoctor(t *testing.T) {
+	fake := fakeGPU(t)
+	before, err := filepath.Glob("*")
+	require.NoError(t, err)
+	f := findings(t)
+	require.Equal(t, "there", f["host/host device"]["answer"])
+	require.Equal(t, "there", f["host/software SSDs"]["answer"])
+	require.Equal(t, "not there", f["cuda/driver"]["answer"])
+	require.Contains(t, f["cuda/driver"]["detail"], "install")
+	require.Contains(t, hcOK(t, "doctor"), "not there")
+
+	fake("devices=2,sms=16,cc=9.0")
+	f = findings(t)
+	require.Equal(t, "there", f["cuda/driver"]["answer"])
+	require.Contains(t, f["cuda/driver"]["detail"], "2 devices")
+	require.Contains(t, f["cuda:1/GPU"]["detail"], "16 SMs")
+	require.Equal(t, "there", f["cuda:0/kernels load"]["answer"])
+	require.Contains(t, f["cuda:0/kernels load"]["detail"], "steps of 8 SMs")
+	require.Equal(t, "could not tell", f["cuda:0/doorbells from kernels"]["answer"])
+
+	fake("cc=5.2,dmabuf=0,green=0")
+	f = findings(t)
+	require.Equal(t, "not there", f["cuda:0/runs the kernels"]["answer"])
+	require.Equal(t, "not there", f["cuda:0/context"]["answer"])
+	require.Equal(t, "not there", f["cuda:0/dma-buf export"]["answer"])
+	require.NotEmpty(t, f["cuda:0/dma-buf export"]["next"])
+	// A driver that breaks is not one that lacks something.
+	fake("fail=cuModuleLoadDataEx:1:999")
+	f = findings(t)
+	require.Contains(t, f["cuda:0/kernels load"]["detail"], "context is lost")
+
+	after, err := filepath.Glob("*")
+	require.NoError(t, err)
+	require.Equal(t, before, after, "doctor leaves files")
+}
+
+// A verb that computes a model says why it takes the host device.
+func TestModelsStayOnTheHost(t *testing.T) {
+	fake := fakeGPU(t)
+	ok(t, "generate", "--nodes", "60", "--classes", "2", "--out", "g")
+	bindSSDs(t)
+	ok(t, "load", "g")
+	fake("sms=2")
+	r := hc(t, "train", "g", "--fanout", "2", "--batch-size", "16")
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Equal(t, "device: host, for the model's kernels (gnn) have no CUDA version yet\n", r.errOut)
+	require.Contains(t, r.out, "on host")
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"helios/cuda"
+	"helios/cuda/driver"
+	"helios/cuda/kernels"
+	"helios/internal/errs"
+	"helios/internal/iouring"
+	"helios/internal/probe"
+	"helios/internal/units"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+func doctorCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "doctor",
+		Usage:       "say what this machine can do for heliosctl, what is missing and how to get it",
+		Description: "Changes nothing. Each line has one of three answers: there, not there, could not tell.\nThe exit code is 0 whatever is missing.",
+		Action:      action(0, runDoctor),
+	}
+}
+
+// doctorFinding is one line of the report.
+type doctorFinding struct {
+	Part string `json:"part"`
+	probe.Finding
+}
+
+func runDoctor(ctx context.Context, e *env) error {
+	var all []doctorFinding
+	add := func(part string, fs ...probe.Finding) {
+		for _, f := range fs {
+			all = append(all, doctorFinding{part, f})
+		}
+	}
+	add("host", hostFindings(ctx)...)
+	report, err := driver.Probe(driver.Options{})
+	add("cuda", driverFinding(report, err))
+	if err == nil {
+		for _, g := range report.GPUs {
+			part := fmt.Sprintf("cuda:%d", g.Index)
+			add(part, probe.Finding{Name: "GPU", Answer: probe.There, Detail: fmt.Sprintf("%s at %s: %d SMs, %s, compute capability %d.%d",
+				g.Name, g.PCI, g.SMs, units.FormatBytes(g.MemTotal), g.ComputeCapability/10, g.ComputeCapability%10)})
+			add(part, g.Findings...)
+			add(part, kernelFindings(g.Index)...)
+		}
+	}
+	var rows [][]string
+	for _, f := range all {
+		text := f.Detail
+		if f.Next != "" {
+			text = strings.TrimPrefix(text+"; needs: "+f.Next, "; ")
+		}
+		rows = append(rows, []string{f.Part, f.Name, f.Answer.String(), text})
+		if err := e.ui.Event("finding", f); err != nil {
+			return err
+		}
+	}
+	e.ui.Table([]string{"part", "what", "answer", "detail"}, rows)
+	return nil
+}
+
+// answer turns the error of trying something into an answer: a lack of class Capability is
+// conclusive, anything else is not.
+func answer(name string, err error, detail string) probe.Finding {
+	switch {
+	case err == nil:
+		return probe.Finding{Name: name, Answer: probe.There, Detail: detail}
+	case errs.ClassOf(err) == errs.Capability:
+		return probe.Finding{Name: name, Answer: probe.NotThere, Detail: err.Error()}
+	}
+	return probe.Finding{Name: name, Answer: probe.Unknown, Detail: err.Error()}
+}
+
+// hostFindings are about the machine without a GPU.
+func hostFindings(ctx context.Context) []probe.Finding {
+	var out []probe.Finding
+	name := ""
+	h, err := cuda.NewHost(cuda.HostOptions{})
+	if err == nil {
+		i := h.Info()
+		name = fmt.Sprintf("%s: %d worker slots, %s", i.Name, i.SMs, units.FormatBytes(i.MemTotal))
+		err = h.Close()
+	}
+	out = append(out, answer("host device", err, name))
+
+	r, err := iouring.New(iouring.Options{Entries: 8})
+	if err == nil {
+		err = r.Close()
+	}
+	f := answer("io_uring", err, "")
+	if f.Answer == probe.NotThere {
+		f.Next = "software SSDs and the cpu stack read with pread meanwhile"
+	}
+	out = append(out, f)
+
+	out = append(out, answer("software SSDs", trySSD(ctx), "files, block devices and memory as NVMe controllers"))
+
+	var lim unix.Rlimit
+	err = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim)
+	f = answer("locked memory", err, "RLIMIT_MEMLOCK is "+limitText(lim.Cur))
+	return append(out, f)
+}
+
+func limitText(n uint64) string {
+	if n == unix.RLIM_INFINITY {
+		return "unlimited"
+	}
+	return units.FormatBytes(int64(n))
+}
+
+// trySSD brings a software controller up on a small file, which it removes again.
+func trySSD(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "heliosctl-doctor-*")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, func() error { return os.RemoveAll(dir) })
+	const size = 1 << 20
+	path := filepath.Join(dir, "ssd")
+	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+		return err
+	}
+	bus, err := proxy.Open(proxy.Config{Name: "doctor", Path: path, Bytes: size, LBABytes: 512, Buffered: true})
+	if err != nil {
+		return err
+	}
+	c, err := nvme.Open(ctx, bus, nvme.Options{})
+	if err != nil {
+		return errors.Join(err, bus.Close())
+	}
+	return c.Close(ctx)
+}
+
+func driverFinding(r driver.Report, err error) probe.Finding {
+	if err != nil {
+		return answer("driver", err, "")
+	}
+	detail := fmt.Sprintf("%s, CUDA %s, %d devices", r.Library, r.CUDA, len(r.GPUs))
+	if len(r.Symbols) > 0 {
+		detail += "; it lacks " + strings.Join(r.Symbols, ", ")
+	}
+	return probe.Finding{Name: "driver", Answer: probe.There, Detail: detail}
+}
+
+// kernelFindings opens a GPU and lets its driver compile every kernel of this binary.
+func kernelFindings(index int) []probe.Finding {
+	dev, err := driver.Open(driver.Options{Index: index})
+	if err != nil {
+		return []probe.Finding{answer("context", err, "")}
+	}
+	list, err := kernels.List()
+	for _, k := range list {
+		if err == nil {
+			_, err = dev.Kernel(k.Name)
+		}
+	}
+	c := dev.Capabilities()
+	detail := fmt.Sprintf("%d kernels; %d stream priorities", len(list), c.Priorities)
+	if c.SMGranularity > 0 {
+		detail += fmt.Sprintf("; budgets in steps of %d SMs", c.SMGranularity)
+	}
+	f := answer("kernels load", err, detail)
+	if cerr := dev.Close(); cerr != nil && err == nil {
+		f = answer("kernels load", cerr, "")
+	}
+	return []probe.Finding{f}
+}
