@@ -936,3 +936,45 @@ func TestFaultWordsFindCalls(t *testing.T) {
 	require.Len(t, splitTop(m[0][2][1:]), 3)
 	require.Equal(t, []string{"code", ""}, m[1][1:])
 }
+
+// The shim's compilers take every kernel without a warning, and lay the structs out as Go does.
+func TestShimCompilersAgree(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles every kernel")
+	}
+	g := newGoSide("../..")
+	first := os.Getenv("CXX")
+	if first == "" {
+		first = "g++"
+	}
+	compilers := []string{first}
+	if first != "clang++-19" {
+		compilers = append(compilers, "clang++-19")
+	}
+	for _, cxx := range compilers {
+		path, err := exec.LookPath(cxx)
+		if errors.Is(err, exec.ErrNotFound) {
+			t.Logf("%s is not there", cxx)
+			continue
+		}
+		require.NoError(t, err)
+		for _, f := range sources(t) {
+			if !strings.HasSuffix(f, ".cu") {
+				continue
+			}
+			own, _, err := readHeaders(".", f)
+			require.NoError(t, err)
+			var b strings.Builder
+			fmt.Fprintf(&b, "#include %q\n", f)
+			goAsserts(t, g, own.marks, &b)
+			t.Run(cxx+"/"+f, func(t *testing.T) {
+				t.Parallel()
+				cmd := exec.CommandContext(t.Context(), path, "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-DHX_SHIM",
+					"-fsyntax-only", "-I", ".", "-I", "../shim", "-")
+				cmd.Stdin = strings.NewReader(b.String())
+				out, err := cmd.CombinedOutput()
+				require.NoError(t, err, "%s", out)
+			})
+		}
+	}
+}
