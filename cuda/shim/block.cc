@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <cstdio>
+#include <new>
 
 #include "internal.h"
 
@@ -142,7 +143,7 @@ std::string describe_waits(Block *b) {
 void fail_block(Block *b, const std::string &why) {
 	{
 		Inside inside;
-		b->grid->fail(why);
+		b->grid->fail(why.compare(0, 7, "kernel ") == 0 ? why : block_text(b) + ": " + why);
 		b->failed = true;
 	}
 	leave();
@@ -161,7 +162,7 @@ void fail_block(Block *b, const std::string &why) {
 
 // Stacks and switches
 
-void start_fiber(Fiber *f) {
+bool start_fiber(Fiber *f) {
 	bool agent = f->agent != nullptr;
 	Exec *e = exec;
 	Inside inside;
@@ -176,10 +177,7 @@ void start_fiber(Fiber *f) {
 		e->stack_count--;
 	} else {
 		f->stack = new_stack(agent ? agent_stack_size : stack_size);
-		if (f->stack == nullptr) {
-			fprintf(stderr, "shim: no memory for the stack of another thread; run fewer blocks at one time (resident)\n");
-			abort();
-		}
+		if (f->stack == nullptr) return false;
 	}
 #if HX_RUNTIME_TSAN
 	// A TSan fiber costs some 200 page faults, so it stays with its stack, and what earlier threads
@@ -191,7 +189,10 @@ void start_fiber(Fiber *f) {
 #endif
 	tsan_release_anew(&e->start_tag);
 	make_context(&f->context, f->stack, fiber_main);
+	return true;
 }
+
+static const char no_stack[] = "no memory for another thread's stack; run fewer blocks at one time";
 
 void release_stack(Fiber *f) {
 	Stack *s = f->stack;
@@ -220,7 +221,11 @@ static inline void note(Exec *e, Fiber *f) {
 }
 
 void switch_to(Fiber *f) {
-	if (f->state == State::fresh) start_fiber(f);
+	if (f->state == State::fresh && !start_fiber(f)) {
+		if (f->block == nullptr) throw std::bad_alloc();
+		f->block->grid->fail(thread_name(f) + ": " + no_stack);
+		return;
+	}
 	note(exec, f);
 	f->state = State::running;
 	self = f;
@@ -239,7 +244,7 @@ void leave() {
 
 // From one thread of the block to another.
 static void hop(Fiber *from, Fiber *to) {
-	if (to->state == State::fresh) start_fiber(to);
+	if (to->state == State::fresh && !start_fiber(to)) fail_block(to->block, no_stack);
 	note(exec, to);
 	to->state = State::running;
 	self = to;
@@ -320,7 +325,7 @@ void point() {
 	if (b == nullptr) return;
 	if ((f->hooks & hook_buffer) != 0 && b->pending() && (e->rng.next() & 1) != 0) drain_some(b, e->rng);
 	if (e->world != nullptr) {
-		if (e->jitter && e->rng.below(512) == 0) { // long enough for others to get far
+		if (e->jitter && b->grid->options.stall != 0 && e->rng.below(b->grid->options.stall) == 0) { // long enough for others to get far
 			f->state = State::sleeping;
 			f->wake = world_now(e->world) + e->rng.below(1 << (4 + e->rng.below(12)));
 		} else {
@@ -559,6 +564,7 @@ void finish_thread(Fiber *f) {
 	Warp *w = &b->warps[f->tid / warp_size];
 	u32 bit = 1u << (f->tid % warp_size);
 	tsan_release(&b->grid->end_tag);
+	if (overflowed(f->stack)) fail_block(b, "stack overflow");
 	w->gone |= bit;
 	b->alive--;
 	f->state = State::done;

@@ -4,7 +4,11 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
+
+#include "types.h"
 
 // The callee-saved registers of the System V and AAPCS64 calling conventions. The floating-point
 // control words are not switched; kernels and agents leave them alone.
@@ -81,23 +85,54 @@ extern "C" void hx_shim_resume();
 
 namespace shim {
 
+static std::atomic<u32> guards;
+constexpr u32 max_guards = 12000;
+constexpr unsigned long long canary = 0x5ca1ab1e0ddba11u;
+
+// Stacks without guard pages are cut from slabs, for ever.
+static Stack *slab_stack(size_t size) {
+	static std::mutex lock;
+	static char *rest, *end;
+	std::lock_guard<std::mutex> hold(lock);
+	if (rest == nullptr || (size_t)(end - rest) < size) {
+		size_t slab = 64 * size;
+		void *m = mmap(nullptr, slab, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (m == MAP_FAILED) return nullptr;
+		rest = static_cast<char *>(m);
+		end = rest + slab;
+	}
+	Stack *s = new Stack{rest, size, false, nullptr, nullptr, nullptr};
+	rest += size;
+	*reinterpret_cast<unsigned long long *>(s->base) = canary;
+	return s;
+}
+
 Stack *new_stack(size_t size) {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	size = (size + page - 1) / page * page;
+	if (guards.fetch_add(1, std::memory_order_relaxed) >= max_guards) {
+		guards.fetch_sub(1, std::memory_order_relaxed);
+		return slab_stack(size);
+	}
 	void *m = mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (m == MAP_FAILED) return nullptr;
 	if (mprotect(m, page, PROT_NONE) != 0) {
 		munmap(m, size + page);
 		return nullptr;
 	}
-	return new Stack{static_cast<char *>(m) + page, size, nullptr, nullptr, nullptr};
+	return new Stack{static_cast<char *>(m) + page, size, true, nullptr, nullptr, nullptr};
 }
 
 void free_stack(Stack *s) {
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	munmap(s->base - page, s->size + page);
+	if (s->guarded) {
+		size_t page = (size_t)sysconf(_SC_PAGESIZE);
+		munmap(s->base - page, s->size + page);
+		guards.fetch_sub(1, std::memory_order_relaxed);
+	}
 	delete s;
 }
+
+bool overflowed(const Stack *s) { return !s->guarded && *reinterpret_cast<const unsigned long long *>(s->base) != canary; }
 
 void make_context(Context *c, Stack *s, void (*entry)()) {
 #if HX_UCONTEXT

@@ -26,13 +26,17 @@ struct Context {
 };
 
 struct Stack {
-	char *base; // lowest usable byte; a guard page lies below
+	char *base; // lowest usable byte
 	size_t size;
+	bool guarded; // by a page below that faults; else by a word at the base
 	Stack *next;
 	void *tsan = nullptr, *fenced = nullptr; // ThreadSanitizer's fibers of the stack's user
 };
 
-Stack *new_stack(size_t size); // nullptr when the system has no memory for it
+// nullptr when the system has no memory for it. Each guard page costs two of a process's mappings
+// (vm.max_map_count, 65,530), so when there are very many stacks, further ones do without.
+Stack *new_stack(size_t size);
+bool overflowed(const Stack *);
 void free_stack(Stack *);
 
 // Makes a context that starts entry, which never returns, on the stack.

@@ -203,17 +203,8 @@ inline void tsan_release_anew(u64 *tag) {
 	__tsan_atomic64_store(reinterpret_cast<unsigned long *>(tag), 0, __ATOMIC_RELEASE);
 }
 inline void tsan_enter(void *fiber) { __tsan_switch_to_fiber(fiber, 1 /* no synchronisation */); }
-struct Inside {
-	Fiber *f = current();
-	Inside() {
-		if (f) tsan_enter(exec->tsan);
-	}
-	~Inside() {
-		if (f) tsan_enter(f->tsan);
-	}
-};
-// malloc and free here are no accesses, and forget what was done to the memory before: the
-// runtime's memory goes from block to block without a word to the threads.
+// malloc, free and memset here are no accesses, and new memory has no past: the runtime's memory
+// goes from block to block without a word to the threads.
 struct Unwatched {
 	Unwatched() {
 		AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -222,6 +213,19 @@ struct Unwatched {
 	~Unwatched() {
 		AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
 		AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+	}
+};
+struct Inside {
+	Fiber *f = current();
+	Inside() {
+		if (f) tsan_enter(exec->tsan);
+		AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+		AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+	}
+	~Inside() {
+		AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+		AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+		if (f) tsan_enter(f->tsan);
 	}
 };
 #else
@@ -248,7 +252,7 @@ std::string describe_waits(Block *b);
 std::string thread_name(const Fiber *f);
 void fiber_main();
 void finish_thread(Fiber *f);              // checks and marks; errors do not return
-void start_fiber(Fiber *f);                // gives it a stack and a context
+bool start_fiber(Fiber *f);                // gives it a stack and a context; false: no memory
 void release_stack(Fiber *f);
 void switch_to(Fiber *f);                  // from the scheduler; comes back with self == nullptr
 

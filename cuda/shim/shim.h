@@ -25,6 +25,7 @@ struct Options {
 	u64 seed = 0;               // of every choice
 	u32 store_buffer = 0;       // plain stores a thread may hold back (0: none)
 	bool jitter = false;        // other threads may run at any dev:: operation
+	u32 stall = 512;            // with jitter, in a World: one point in so many is a long sleep; 0: none
 	u32 smem_bytes = 48 << 10;  // of a block
 	// run_grid only: called by a block's OS thread before its first thread and after its last. enter
 	// may wait; false leaves the block out.
