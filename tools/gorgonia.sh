@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The binding of -tags gorgonia (cgo, gorgonia.org/cu) without a GPU: builds and links heliosctl against
-# CUDA 12 headers and the fake libcuda, runs the conformance suite on it, and measures what a launch
-# costs on both bindings. tools/gorgonia.sh INCLUDE, the folder with cuda.h (tools/cudatools.sh).
+# CUDA 12 headers and the fake libcuda, runs the conformance suite on it, and measures what a call and a launch
+# cost on both bindings. tools/gorgonia.sh INCLUDE, the folder with cuda.h (tools/cudatools.sh).
 set -euo pipefail
 include=$(realpath "${1:?usage: tools/gorgonia.sh FOLDER_WITH_cuda.h}")
 cd "$(dirname "$0")/.."
@@ -35,8 +35,8 @@ fi
 
 with env HELIOS_LINKED_LIBCUDA="$dir/lib/libcuda.so.1" go test -tags gorgonia -count=1 -timeout 5m -run 'Gorgonia' ./cuda/driver
 
-bench=(-run '^$' -bench '^BenchmarkLaunch$' -benchtime 20000x -count 5 -timeout 5m ./cuda/driver)
-echo "launches on gorgonia.org/cu (cgo):"
+bench=(-run '^$' -bench '^Benchmark(Call|Launch)$' -benchtime 20000x -count 5 -timeout 5m ./cuda/driver)
+echo "calls and launches on gorgonia.org/cu (cgo):"
 with env HELIOS_LINKED_LIBCUDA="$dir/lib/libcuda.so.1" go test -tags gorgonia "${bench[@]}" | grep -E '^(Benchmark|FAIL|ok)'
-echo "launches on purego (no cgo):"
+echo "calls and launches on purego (no cgo):"
 CGO_ENABLED=0 go test "${bench[@]}" | grep -E '^(Benchmark|FAIL|ok)'
