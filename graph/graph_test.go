@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
+	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/philox"
 )
@@ -56,8 +57,11 @@ type rig struct {
 	mb     *MiniBatch
 }
 
-func newRig(t testing.TB, topo *Topology, sms int, cfg SamplerConfig, directLimit int64) *rig {
-	r := &rig{ctx: ctxFor(t), dev: host(t, sms)}
+// opener makes a device that the test closes.
+type opener func(t testing.TB, sms int) cuda.Device
+
+func newRig(t testing.TB, open opener, topo *Topology, sms int, cfg SamplerConfig, directLimit int64) *rig {
+	r := &rig{ctx: ctxFor(t), dev: open(t, sms)}
 	dt, err := Attach(r.dev, topo)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
@@ -90,16 +94,35 @@ type plain struct {
 	src     [][]uint32
 }
 
-func toPlain(mb *MiniBatch) plain {
+// read copies a mini-batch off any device.
+func read(ctx context.Context, dev cuda.Device, st cuda.Stream, mb *MiniBatch) (p plain, err error) {
 	n := mb.HopEnd[len(mb.HopEnd)-1]
-	p := plain{nodes: slices.Clone(cuda.View[int64](mb.Nodes.Ptr(), n)), hopEnd: slices.Clone(mb.HopEnd)}
+	p.hopEnd = slices.Clone(mb.HopEnd)
+	if p.nodes, err = difftest.Download[int64](ctx, dev, st, mb.Nodes.Ptr(), n); err != nil {
+		return p, err
+	}
 	if mb.Degrees != nil {
-		p.degrees = slices.Clone(cuda.View[uint32](mb.Degrees.Ptr(), n))
+		if p.degrees, err = difftest.Download[uint32](ctx, dev, st, mb.Degrees.Ptr(), n); err != nil {
+			return p, err
+		}
 	}
 	for _, b := range mb.Blocks {
-		p.indptr = append(p.indptr, slices.Clone(cuda.View[int64](b.Indptr.Ptr(), b.NumDst+1)))
-		p.src = append(p.src, append([]uint32{}, cuda.View[uint32](b.Src.Ptr(), b.NumEdges)...))
+		indptr, err := difftest.Download[int64](ctx, dev, st, b.Indptr.Ptr(), b.NumDst+1)
+		if err != nil {
+			return p, err
+		}
+		src, err := difftest.Download[uint32](ctx, dev, st, b.Src.Ptr(), b.NumEdges)
+		if err != nil {
+			return p, err
+		}
+		p.indptr, p.src = append(p.indptr, indptr), append(p.src, src)
 	}
+	return p, nil
+}
+
+func (r *rig) plain(t testing.TB, mb *MiniBatch) plain {
+	p, err := read(r.ctx, r.dev, r.stream, mb)
+	require.NoError(t, err)
 	return p
 }
 
@@ -169,7 +192,10 @@ func someSeeds(n int, nodes int64, seed uint64) []int64 {
 // Every combination of id width, table, workers and fanouts against the reference, several
 // batches through the same buffers, so that stale table entries and old sizes would show.
 func TestBlocksEqualReference(t *testing.T) {
-	const nodes = 3000
+	checkBlocksEqualReference(t, host, 3000, []int{100, 1, 700, 256, 100})
+}
+
+func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches []int) {
 	for _, wide := range []bool{false, true} {
 		topo := randomGraph(t, nodes, 15, wide, 5)
 		for _, fanouts := range [][]int{{10, 10}, {3}, {-1, -1}, {5, -1, 2}, {40, 1}} {
@@ -180,10 +206,10 @@ func TestBlocksEqualReference(t *testing.T) {
 					}
 					t.Run(fmt.Sprintf("wide=%v fanouts=%v direct=%v sms=%d", wide, fanouts, limit > 0, sms), func(t *testing.T) {
 						cfg := SamplerConfig{Fanouts: fanouts, Seed: 7, Degrees: true}
-						r := newRig(t, topo, sms, cfg, limit)
-						for batch, n := range []int{100, 1, 700, 256, 100} {
+						r := newRig(t, open, topo, sms, cfg, limit)
+						for batch, n := range batches {
 							seeds := someSeeds(n, nodes, uint64(batch%4))
-							got := toPlain(r.sample(t, 1+batch/4, batch, seeds))
+							got := r.plain(t, r.sample(t, 1+batch/4, batch, seeds))
 							want := reference(topo, cfg, 1+batch/4, seeds)
 							require.Equal(t, want, got)
 						}
@@ -194,60 +220,89 @@ func TestBlocksEqualReference(t *testing.T) {
 	}
 }
 
-func TestRepeatedSeedsAndSelfLoops(t *testing.T) {
+func TestRepeatedSeedsAndSelfLoops(t *testing.T) { checkRepeatedSeedsAndSelfLoops(t, host) }
+
+func checkRepeatedSeedsAndSelfLoops(t *testing.T, open opener) {
 	topo, err := FromEdges(5, []int64{0, 1, 1, 2, 3, 0}, []int64{0, 0, 0, 1, 1, 3}, false)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, topo.Close()) }()
+	t.Cleanup(func() { require.NoError(t, topo.Close()) }) // after the device has let go of it
 	cfg := SamplerConfig{Fanouts: []int{-1, -1}, Seed: 1}
-	r := newRig(t, topo, 2, cfg, directNodes)
+	r := newRig(t, open, topo, 2, cfg, directNodes)
 	seeds := []int64{1, 0, 1, 4}
-	got := toPlain(r.sample(t, 0, 0, seeds))
+	got := r.plain(t, r.sample(t, 0, 0, seeds))
 	require.Equal(t, reference(topo, cfg, 0, seeds), got)
 	require.Equal(t, []int64{1, 0, 1, 4, 2, 3}, got.nodes)
 	require.Equal(t, []int64{0, 2, 5, 7, 7}, got.indptr[0]) // node 4 has no in-neighbours
 	require.Equal(t, []uint32{4, 5, 1, 0, 0, 4, 5}, got.src[0])
 }
 
-func TestNoEdges(t *testing.T) {
+// Seeds that stand many times bring more edges than the graph has, and a frontier larger than its
+// nodes.
+func TestManyRepeatedSeeds(t *testing.T) { checkManyRepeatedSeeds(t, host) }
+
+func checkManyRepeatedSeeds(t *testing.T, open opener) {
+	topo := randomGraph(t, 20, 30, false, 6)
+	for _, fanout := range []int{-1, 1000, 3} {
+		t.Run(fmt.Sprint(fanout), func(t *testing.T) {
+			cfg := SamplerConfig{Fanouts: []int{fanout, fanout}, Seed: 1, Degrees: true}
+			r := newRig(t, open, topo, 2, cfg, directNodes)
+			for batch, seeds := range [][]int64{{3, 4}, slices.Repeat([]int64{3, 19, 4}, 300), {19}} {
+				require.Equal(t, reference(topo, cfg, 0, seeds), r.plain(t, r.sample(t, 0, batch, seeds)))
+			}
+		})
+	}
+}
+
+func TestNoEdges(t *testing.T) { checkNoEdges(t, host) }
+
+func checkNoEdges(t *testing.T, open opener) {
 	for _, wide := range []bool{false, true} {
-		topo, err := FromEdges(3, nil, nil, wide)
-		require.NoError(t, err)
-		require.NoError(t, topo.Validate())
-		r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{4, -1}, Degrees: true}, directNodes)
-		got := toPlain(r.sample(t, 0, 0, []int64{2, 0}))
-		require.Equal(t, []int64{2, 0}, got.nodes)
-		require.Equal(t, []int64{2, 2, 2}, got.hopEnd)
-		require.Empty(t, got.src[1])
-		require.NoError(t, topo.Close())
+		t.Run(fmt.Sprintf("wide=%v", wide), func(t *testing.T) {
+			topo, err := FromEdges(3, nil, nil, wide)
+			require.NoError(t, err)
+			require.NoError(t, topo.Validate())
+			t.Cleanup(func() { require.NoError(t, topo.Close()) })
+			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{4, -1}, Degrees: true}, directNodes)
+			got := r.plain(t, r.sample(t, 0, 0, []int64{2, 0}))
+			require.Equal(t, []int64{2, 0}, got.nodes)
+			require.Equal(t, []int64{2, 2, 2}, got.hopEnd)
+			require.Empty(t, got.src[1])
+		})
 	}
 }
 
 // Two mini-batches whose hops alternate through one sampler give what each gives alone.
-func TestAlternatingBatches(t *testing.T) {
+func TestAlternatingBatches(t *testing.T) { checkAlternatingBatches(t, host) }
+
+func checkAlternatingBatches(t *testing.T, open opener) {
 	topo := randomGraph(t, 2000, 12, false, 9)
 	cfg := SamplerConfig{Fanouts: []int{5, 5, 5}, Seed: 3}
 	for _, limit := range []int64{directNodes, 0} {
-		r := newRig(t, topo, 2, cfg, limit)
-		other, err := r.s.NewMiniBatch()
-		require.NoError(t, err)
-		a, b := someSeeds(64, 2000, 1), someSeeds(64, 2000, 2)
-		require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, a))
-		require.NoError(t, r.s.Begin(r.ctx, r.stream, other, 0, 1, b))
-		for h := range cfg.Fanouts {
-			require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, h))
-			require.NoError(t, r.s.Hop(r.ctx, r.stream, other, h))
-		}
-		require.Equal(t, reference(topo, cfg, 0, a), toPlain(r.mb))
-		require.Equal(t, reference(topo, cfg, 0, b), toPlain(other))
-		require.NoError(t, other.Close())
+		t.Run(fmt.Sprintf("direct=%v", limit > 0), func(t *testing.T) {
+			r := newRig(t, open, topo, 2, cfg, limit)
+			other, err := r.s.NewMiniBatch()
+			require.NoError(t, err)
+			a, b := someSeeds(64, 2000, 1), someSeeds(64, 2000, 2)
+			require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, a))
+			require.NoError(t, r.s.Begin(r.ctx, r.stream, other, 0, 1, b))
+			for h := range cfg.Fanouts {
+				require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, h))
+				require.NoError(t, r.s.Hop(r.ctx, r.stream, other, h))
+			}
+			require.Equal(t, reference(topo, cfg, 0, a), r.plain(t, r.mb))
+			require.Equal(t, reference(topo, cfg, 0, b), r.plain(t, other))
+			require.NoError(t, other.Close())
+		})
 	}
 }
 
 // One sampler serves several goroutines, each with its stream and mini-batch.
-func TestConcurrentBatches(t *testing.T) {
+func TestConcurrentBatches(t *testing.T) { checkConcurrentBatches(t, host) }
+
+func checkConcurrentBatches(t *testing.T, open opener) {
 	topo := randomGraph(t, 2000, 12, false, 9)
 	cfg := SamplerConfig{Fanouts: []int{5, 5}, Seed: 3, Degrees: true}
-	r := newRig(t, topo, 2, cfg, directNodes)
+	r := newRig(t, open, topo, 2, cfg, directNodes)
 	var wg sync.WaitGroup
 	got := make([][]plain, 3)
 	failed := make([]error, len(got))
@@ -271,7 +326,11 @@ func TestConcurrentBatches(t *testing.T) {
 							return err
 						}
 					}
-					got[w] = append(got[w], toPlain(mb))
+					p, err := read(r.ctx, r.dev, stream, mb)
+					if err != nil {
+						return err
+					}
+					got[w] = append(got[w], p)
 				}
 				if err := mb.Close(); err != nil {
 					return err
@@ -291,35 +350,45 @@ func TestConcurrentBatches(t *testing.T) {
 
 // A frontier that moves keeps its old place readable until the next Begin: sched reads the rows
 // of hop h while hop h+1 is sampled.
-func TestOldFrontierStaysReadable(t *testing.T) {
+func TestOldFrontierStaysReadable(t *testing.T) { checkOldFrontierStaysReadable(t, host) }
+
+func checkOldFrontierStaysReadable(t *testing.T, open opener) {
 	topo := randomGraph(t, 20000, 30, false, 4)
-	r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{20, 20}, Seed: 1}, directNodes)
+	r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{20, 20}, Seed: 1}, directNodes)
 	seeds := someSeeds(500, 20000, 1)
 	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, seeds))
-	old := cuda.View[int64](r.mb.Nodes.Ptr(), 500)
 	at := r.mb.Nodes.Ptr()
+	frontier := func(p cuda.DevicePtr) []int64 {
+		v, err := difftest.Download[int64](r.ctx, r.dev, r.stream, p, 500)
+		require.NoError(t, err)
+		return v
+	}
 	require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, 0))
 	require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, 1))
 	require.NotEqual(t, at, r.mb.Nodes.Ptr(), "the frontier was to grow")
-	require.Equal(t, seeds, old)
-	require.Equal(t, seeds, cuda.View[int64](r.mb.Nodes.Ptr(), 500))
+	require.Equal(t, seeds, frontier(at))
+	require.Equal(t, seeds, frontier(r.mb.Nodes.Ptr()))
 }
 
 // The table's stamps run out after 2^16 (hash keys) or 2^32 batches; it is then cleared.
-func TestStampsWrap(t *testing.T) {
+func TestStampsWrap(t *testing.T) { checkStampsWrap(t, host) }
+
+func checkStampsWrap(t *testing.T, open opener) {
 	topo := randomGraph(t, 1000, 10, false, 11)
 	cfg := SamplerConfig{Fanouts: []int{4, 4}, Seed: 3}
 	for _, limit := range []int64{directNodes, 0} {
-		r := newRig(t, topo, 2, cfg, limit)
-		r.sample(t, 0, 0, someSeeds(50, 1000, 1))
-		for _, stamp := range []uint32{0xabcd0003, 3} {
-			r.s.stamp, r.s.owner = stamp, nil
-			require.NoError(t, r.stream.Fill(r.s.vals.Ptr(), 0xff, r.s.vals.Size()))
-			for batch := range 6 {
-				seeds := someSeeds(50, 1000, uint64(batch))
-				require.Equal(t, reference(topo, cfg, 0, seeds), toPlain(r.sample(t, 0, batch, seeds)))
+		t.Run(fmt.Sprintf("direct=%v", limit > 0), func(t *testing.T) {
+			r := newRig(t, open, topo, 2, cfg, limit)
+			r.sample(t, 0, 0, someSeeds(50, 1000, 1))
+			for _, stamp := range []uint32{0xabcd0003, 3} {
+				r.s.stamp, r.s.owner = stamp, nil
+				require.NoError(t, r.stream.Fill(r.s.vals.Ptr(), 0xff, r.s.vals.Size()))
+				for batch := range 6 {
+					seeds := someSeeds(50, 1000, uint64(batch))
+					require.Equal(t, reference(topo, cfg, 0, seeds), r.plain(t, r.sample(t, 0, batch, seeds)))
+				}
 			}
-		}
+		})
 	}
 }
 
@@ -388,8 +457,8 @@ func TestFilterChangesNothing(t *testing.T) {
 func TestKeysMatter(t *testing.T) {
 	topo := randomGraph(t, 1000, 60, false, 8)
 	draw := func(seed uint64, epoch int) plain {
-		r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{5, 5}, Seed: seed}, directNodes)
-		return toPlain(r.sample(t, epoch, 0, []int64{999, 998}))
+		r := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{5, 5}, Seed: seed}, directNodes)
+		return r.plain(t, r.sample(t, epoch, 0, []int64{999, 998}))
 	}
 	a := draw(1, 0)
 	require.Equal(t, a, draw(1, 0))
@@ -464,9 +533,11 @@ func TestValidate(t *testing.T) {
 	require.ErrorContains(t, err, "1 sources, 0 destinations")
 }
 
-func TestMisuse(t *testing.T) {
+func TestMisuse(t *testing.T) { checkMisuse(t, host) }
+
+func checkMisuse(t *testing.T, open opener) {
 	topo := randomGraph(t, 100, 5, false, 1)
-	r := newRig(t, topo, 1, SamplerConfig{Fanouts: []int{2, 2}}, directNodes)
+	r := newRig(t, open, topo, 1, SamplerConfig{Fanouts: []int{2, 2}}, directNodes)
 	require.ErrorContains(t, r.s.Hop(r.ctx, r.stream, r.mb, 0), "call Begin")
 	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, nil), "no seed nodes")
 	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 3, []int64{5, 100}), "seed node 100 (number 1 of batch 3) is out of range")
@@ -479,28 +550,34 @@ func TestMisuse(t *testing.T) {
 	}
 	gone, cancel := context.WithCancel(r.ctx)
 	cancel()
-	require.ErrorIs(t, r.s.Begin(gone, r.stream, r.mb, 0, 0, []int64{1}), context.Canceled)
+	if err := r.s.Begin(gone, r.stream, r.mb, 0, 0, []int64{1}); err != nil { // or it was done by then
+		require.ErrorIs(t, err, context.Canceled)
+	}
 	require.NoError(t, r.stream.Synchronize(r.ctx))
-	got := toPlain(r.sample(t, 0, 0, []int64{1}))
+	got := r.plain(t, r.sample(t, 0, 0, []int64{1}))
 	require.Equal(t, reference(topo, r.s.cfg, 0, []int64{1}).nodes, got.nodes)
 }
 
 // A steady state makes no new buffers.
-func TestSteadyStateAllocatesNoBuffers(t *testing.T) {
+func TestSteadyStateAllocatesNoBuffers(t *testing.T) { checkSteadyStateAllocatesNoBuffers(t, host) }
+
+func checkSteadyStateAllocatesNoBuffers(t *testing.T, open opener) {
 	topo := randomGraph(t, 5000, 20, false, 2)
 	for _, limit := range []int64{directNodes, 0} {
-		r := newRig(t, topo, 2, SamplerConfig{Fanouts: []int{8, 8}, Seed: 1, Degrees: true}, limit)
-		for i := range 3 {
-			r.sample(t, i, 0, someSeeds(300, 5000, 1))
-		}
-		before := r.dev.MemUsage()
-		at := r.mb.Nodes.Ptr()
-		for i := range 5 {
-			r.sample(t, i, 0, someSeeds(300, 5000, 1))
-			require.Empty(t, r.mb.retired)
-		}
-		require.Equal(t, before, r.dev.MemUsage())
-		require.Equal(t, at, r.mb.Nodes.Ptr())
+		t.Run(fmt.Sprintf("direct=%v", limit > 0), func(t *testing.T) {
+			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{8, 8}, Seed: 1, Degrees: true}, limit)
+			for i := range 3 {
+				r.sample(t, i, 0, someSeeds(300, 5000, 1))
+			}
+			before := r.dev.MemUsage()
+			at := r.mb.Nodes.Ptr()
+			for i := range 5 {
+				r.sample(t, i, 0, someSeeds(300, 5000, 1))
+				require.Empty(t, r.mb.retired)
+			}
+			require.Equal(t, before, r.dev.MemUsage())
+			require.Equal(t, at, r.mb.Nodes.Ptr())
+		})
 	}
 }
 
@@ -510,7 +587,7 @@ func BenchmarkSample(b *testing.B) {
 	for _, limit := range []int64{directNodes, 0} {
 		for _, sms := range []int{1, 2} {
 			b.Run(fmt.Sprintf("direct=%v/workers=%d", limit > 0, sms), func(b *testing.B) {
-				r := newRig(b, topo, sms, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7}, limit)
+				r := newRig(b, host, topo, sms, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7}, limit)
 				seeds := someSeeds(4096, nodes, 1)
 				edges := int64(0)
 				b.ReportAllocs()

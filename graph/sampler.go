@@ -83,6 +83,9 @@ type MiniBatch struct {
 	Blocks       []Block     // Blocks[h] made by hop h
 	Degrees      cuda.Buffer // uint32[HopEnd[last]] in-degree of each frontier node, when asked for
 
+	distinct bool    // no seed stands twice
+	seen     []int64 // scratch of that question
+
 	dev     cuda.Device
 	stage   cuda.Buffer // pinned int64[NumSeeds], the seeds on their way to the device
 	sums    cuda.Buffer // pinned int64[blocks]: per-block totals between the phases of a scan
@@ -310,6 +313,7 @@ func (s *Sampler) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, len(seeds)
 	mb.HopEnd = append(mb.HopEnd[:0], n)
 	mb.Blocks = mb.Blocks[:0]
+	mb.distinct = mb.allDifferent(seeds)
 	if err := mb.grow(stream, &mb.stage, cuda.MemPinned, n*8, 0, "seed staging"); err != nil {
 		return err
 	}
@@ -329,6 +333,27 @@ func (s *Sampler) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 		return err
 	}
 	return stream.Synchronize(ctx)
+}
+
+// allDifferent looks the seeds up in a small hash set, about 10 ns each.
+func (mb *MiniBatch) allDifferent(seeds []int64) bool {
+	slots := 1 << bits.Len(uint(2*len(seeds)))
+	if cap(mb.seen) < slots {
+		mb.seen = make([]int64, slots)
+	}
+	set := mb.seen[:slots]
+	clear(set)
+	shift := 64 - bits.TrailingZeros(uint(slots))
+	for _, v := range seeds {
+		at := int(uint64(v) * 0x9E3779B97F4A7C15 >> shift)
+		for ; set[at] != 0; at = (at + 1) & (slots - 1) {
+			if set[at] == v+1 {
+				return false
+			}
+		}
+		set[at] = v + 1 // 0 is an empty slot
+	}
+	return true
 }
 
 // own makes the table hold the n frontier nodes of mb under a new stamp.
@@ -447,8 +472,12 @@ func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 
 	// The host needs the number of edges only where the bound n × fanout does not fit in what
 	// is there; in a steady state the kernels run on without it.
-	edges := s.topo.Host.NumEdges
-	if fanout > 0 && n < math.MaxInt64/int64(fanout) {
+	// (NumEdges bounds it too, unless a seed's edges may come several times.)
+	edges := int64(math.MaxInt64 / 2)
+	if mb.distinct {
+		edges = s.topo.Host.NumEdges
+	}
+	if fanout > 0 && n < math.MaxInt64/2/int64(fanout) {
 		edges = min(edges, n*int64(fanout))
 	}
 	srcCap := int64(0)
@@ -489,6 +518,9 @@ func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 	}
 
 	bound := min(n+edges, max(n, s.topo.Host.NumNodes))
+	if !mb.distinct {
+		bound = n + min(edges, s.topo.Host.NumNodes)
+	}
 	if mb.Nodes.Size()/8 < bound || (s.cfg.Degrees && mb.Degrees.Size()/4 < bound) {
 		if err := stream.Synchronize(ctx); err != nil {
 			return err

@@ -52,7 +52,7 @@ func TestFlippedBitsAreFound(t *testing.T) {
 					spoilt = l.Number
 				}
 			}
-			err := fixed().run(t, within(t), difftest.Open(t, opt), 2)
+			err := fixed().run(within(t), difftest.Open(t, opt), 2)
 			var m *difftest.Mismatch
 			if !errors.As(err, &m) {
 				t.Fatalf("spoilt launch %d, got %v", spoilt, err)
@@ -93,7 +93,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, p.file, p.right, p.wrong)))
 			opt := fixed().options()
 			opt.Spoil = func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
-			err := fixed().run(t, within(t), difftest.OpenLibrary(t, lib, opt), 10)
+			err := fixed().run(within(t), difftest.OpenLibrary(t, lib, opt), 10)
 			var m *difftest.Mismatch
 			if !errors.As(err, &m) || m.Kernel != p.kernel {
 				t.Fatalf("%s with %q: %v", p.kernel, p.wrong, err)

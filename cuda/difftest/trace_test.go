@@ -9,12 +9,14 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
 	"helios/cache"
 	"helios/cuda"
 	"helios/cuda/difftest"
+	"helios/cuda/driver"
 	"helios/graph"
 )
 
@@ -122,7 +124,7 @@ func newGroup(seed, number uint64) group {
 
 // topology has skewed degrees, and nodes without in-neighbours. Of a graph that needs the hash
 // table only every thousandth node has edges.
-func (g group) topology(t testing.TB) *graph.Topology {
+func (g group) topology() (*graph.Topology, error) {
 	r := rand.New(rand.NewPCG(g.seed, g.number+1<<32))
 	step := int64(1)
 	if g.nodes == hashNodes {
@@ -141,11 +143,7 @@ func (g group) topology(t testing.TB) *graph.Topology {
 			src, dst = append(src, r.Int64N((g.nodes+step-1)/step)*step), append(dst, v)
 		}
 	}
-	topo, err := graph.FromEdges(g.nodes, src, dst, g.wide)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return topo
+	return graph.FromEdges(g.nodes, src, dst, g.wide)
 }
 
 func (g group) options() difftest.Options {
@@ -158,7 +156,7 @@ func (g group) options() difftest.Options {
 
 // run replays the group's batches on dev: sample, unique, look up, gather, count; at the end the
 // placement by what was counted. It frees what it takes from dev also when a launch fails.
-func (g group) run(t testing.TB, ctx context.Context, dev *difftest.Device, count int) (err error) {
+func (g group) run(ctx context.Context, dev *difftest.Device, count int) (err error) {
 	r := rand.New(rand.NewPCG(g.seed, g.number+2<<32))
 	var closers []func() error
 	defer func() {
@@ -170,7 +168,10 @@ func (g group) run(t testing.TB, ctx context.Context, dev *difftest.Device, coun
 	}()
 	onClose := func(c func() error) { closers = append(closers, c) }
 
-	topo := g.topology(t)
+	topo, err := g.topology()
+	if err != nil {
+		return err
+	}
 	onClose(topo.Close)
 	dt, err := graph.Attach(dev, topo)
 	if err != nil {
@@ -291,38 +292,85 @@ func (g group) run(t testing.TB, ctx context.Context, dev *difftest.Device, coun
 	return dev.CheckAll()
 }
 
+// replay runs a group on a device of its own.
+func (g group) replay(ctx context.Context, library string, count int) (map[string]int, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	gpu, err := driver.Open(driver.Options{Library: library})
+	if err != nil {
+		return nil, err
+	}
+	dev, err := difftest.New(gpu, g.options())
+	if err != nil {
+		return nil, errors.Join(err, gpu.Close())
+	}
+	err = g.run(ctx, dev, count)
+	return dev.Launches(), errors.Join(err, dev.Close())
+}
+
 // TestTrace is the recorded trace of random batches through Go's kernels and the CUDA kernels:
 // blocks, buckets, rows, counts and placements must be the same after every launch.
 func TestTrace(t *testing.T) {
-	n, s := batches(t), seed(t)
+	library, n, s := difftest.Library(t), batches(t), seed(t)
 	start := time.Now()
-	launches := map[string]int{}
-	only := os.Getenv("DIFF_GROUP")
+	var todo []group
 	for at := 0; at < n; at += perGroup {
-		g := newGroup(s, uint64(at/perGroup))
-		if only != "" && only != strconv.FormatUint(g.number, 10) {
-			continue
+		todo = append(todo, newGroup(s, uint64(at/perGroup)))
+	}
+	only := os.Getenv("DIFF_GROUP")
+	if only != "" {
+		v, err := strconv.Atoi(only)
+		if err != nil || v < 0 {
+			t.Fatalf("DIFF_GROUP=%q: want the number of a group", only)
 		}
-		began := time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		dev := difftest.Open(t, g.options())
-		err := errors.Join(g.run(t, ctx, dev, min(perGroup, n-at)), dev.Close())
-		cancel()
-		if err != nil {
-			t.Fatalf("DIFF_SEED=%d DIFF_GROUP=%d: %v: %v", s, g.number, g, err)
-		}
-		if os.Getenv("DIFF_VERBOSE") != "" {
-			t.Logf("group %d, %v: %v", g.number, time.Since(began).Round(time.Millisecond), g)
-		}
-		for k, c := range dev.Launches() {
-			launches[k] += c
-		}
+		todo = []group{newGroup(s, uint64(v))}
+	}
+	// Several at a time, since a launch is mostly waiting for other threads.
+	const workers = 4
+	var mu sync.Mutex
+	launches, replayed, next := map[string]int{}, 0, 0
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				if next == len(todo) || t.Failed() {
+					mu.Unlock()
+					return
+				}
+				g := todo[next]
+				next++
+				mu.Unlock()
+				count := min(perGroup, n-int(g.number)*perGroup)
+				if only != "" {
+					count = perGroup
+				}
+				began := time.Now()
+				made, err := g.replay(t.Context(), library, count)
+				if err != nil {
+					t.Errorf("DIFF_SEED=%d DIFF_GROUP=%d: %v: %v", s, g.number, g, err)
+				}
+				if os.Getenv("DIFF_VERBOSE") != "" {
+					t.Logf("group %d, %v: %v", g.number, time.Since(began).Round(time.Millisecond), g)
+				}
+				mu.Lock()
+				for k, c := range made {
+					launches[k] += c
+				}
+				replayed += count
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
 	}
 	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel",
 		"lookup", "gather", "hotness", "hotness_rank"} {
-		if launches[k] == 0 && only == "" {
+		if launches[k] == 0 && only == "" && n >= 100 {
 			t.Errorf("kernel %s was never launched", k)
 		}
 	}
-	t.Logf("%d batches, launches %v in %v", n, launches, time.Since(start).Round(time.Millisecond))
+	t.Logf("%d batches, launches %v in %v", replayed, launches, time.Since(start).Round(time.Millisecond))
 }
