@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"helios/cuda"
+	"helios/cuda/difftest"
 	"helios/internal/hostmem"
 )
 
@@ -30,6 +31,9 @@ func device(t testing.TB, sms int) cuda.Device {
 	})
 	return h
 }
+
+// opener makes a device that the test closes.
+type opener func(t testing.TB, sms int) cuda.Device
 
 // blind is a device whose MemDevice memory the CPU cannot see, as a GPU's is.
 type blind struct{ cuda.Device }
@@ -300,20 +304,27 @@ func TestPlaceAgainstSort(t *testing.T) {
 // rowByte is what the tests store at byte i of a row.
 func rowByte(row, i int64) byte { return byte(uint64(row*131+i*7) * 0x9e3779b97f4a7c15 >> 56) }
 
+// download reads n elements on any device.
+func download[T any](t testing.TB, dev cuda.Device, st cuda.Stream, b cuda.Buffer, n int64) []T {
+	t.Helper()
+	return must(difftest.Download[T](limit(t), dev, st, b.Ptr(), n))(t)
+}
+
 // fill puts the rows into the tiers, as sched does through a stack.
-func fill(t testing.TB, h *Hetero) {
+func fill(t testing.TB, h *Hetero, st cuda.Stream) {
 	t.Helper()
 	for _, tier := range []Tier{GPU, CPU} {
 		b, rows := h.TierBuffer(tier), h.TierRows(tier)
 		if b.Size() != int64(len(rows))*h.rowBytes {
 			t.Fatalf("%v tier: %d bytes for %d rows", tier, b.Size(), len(rows))
 		}
-		mem := view[byte](b, b.Size())
+		mem := make([]byte, b.Size())
 		for slot, r := range rows {
 			for i := range h.rowBytes {
 				mem[int64(slot)*h.rowBytes+i] = rowByte(r, i)
 			}
 		}
+		ok(t, difftest.Upload(limit(t), h.dev, st, b.Ptr(), mem))
 	}
 }
 
@@ -324,12 +335,12 @@ type result struct {
 	ssdOffset                                 []int64
 }
 
-func snapshot(b *Buckets) result {
+func snapshot(t testing.TB, st cuda.Stream, b *Buckets) result {
+	t.Helper()
+	u32 := func(buf cuda.Buffer, n int64) []uint32 { return download[uint32](t, b.dev, st, buf, n) }
 	return result{
-		slices.Clone(view[uint32](b.GPUPos, b.NGPU)), slices.Clone(view[uint32](b.GPUSlot, b.NGPU)),
-		slices.Clone(view[uint32](b.CPUPos, b.NCPU)), slices.Clone(view[uint32](b.CPUSlot, b.NCPU)),
-		slices.Clone(view[uint32](b.MissPos, b.NMiss)), slices.Clone(view[int64](b.MissRow, b.NMiss)),
-		slices.Clone(b.SSDOffset),
+		u32(b.GPUPos, b.NGPU), u32(b.GPUSlot, b.NGPU), u32(b.CPUPos, b.NCPU), u32(b.CPUSlot, b.NCPU), u32(b.MissPos, b.NMiss),
+		download[int64](t, b.dev, st, b.MissRow, b.NMiss), slices.Clone(b.SSDOffset),
 	}
 }
 
@@ -374,7 +385,9 @@ func same(a, b result) error {
 
 // Lookup against the map and gather against the rows, on 1 to 4 workers, with every share of
 // the tiers, odd ranges and odd row sizes.
-func TestLookupAndGather(t *testing.T) {
+func TestLookupAndGather(t *testing.T) { checkLookupAndGather(t, device) }
+
+func checkLookupAndGather(t *testing.T, open opener) {
 	rng := seeded(t)
 	for _, c := range []struct {
 		rows, rowBytes, count int64
@@ -396,10 +409,10 @@ func TestLookupAndGather(t *testing.T) {
 			nodes[i] = rng.Int64N(c.rows)
 		}
 		for workers := 1; workers <= 4; workers++ {
-			dev := device(t, workers)
+			dev := open(t, workers)
 			st := stream(t, dev)
 			h := must(NewHetero(dev, c.rows, c.rowBytes, c.ssds, p))(t)
-			fill(t, h)
+			fill(t, h, st)
 			b := must(h.NewBuckets())(t)
 			buf := upload(t, dev, nodes)
 			stride := c.rowBytes + rng.Int64N(3)*4
@@ -408,7 +421,7 @@ func TestLookupAndGather(t *testing.T) {
 				if b.NGPU+b.NCPU+b.NMiss != span[1] {
 					t.Fatalf("%+v %v: %d+%d+%d rows", c, span, b.NGPU, b.NCPU, b.NMiss)
 				}
-				if err := same(snapshot(b), naiveLookup(p, nodes, span[0], span[1], max(c.ssds, 1))); err != nil {
+				if err := same(snapshot(t, st, b), naiveLookup(p, nodes, span[0], span[1], max(c.ssds, 1))); err != nil {
 					t.Fatalf("%+v %v, %d workers: %v", c, span, workers, err)
 				}
 				checkGather(t, dev, st, h, b, nodes, span, stride)
@@ -437,7 +450,7 @@ func checkGather(t testing.TB, dev cuda.Device, st cuda.Stream, h *Hetero, b *Bu
 			}
 		}
 	}
-	if !bytes.Equal(view[byte](dst, size), want) {
+	if !bytes.Equal(download[byte](t, dev, st, dst, size), want) {
 		t.Fatalf("%v: gathered rows differ", span)
 	}
 	ok(t, dst.Free())
@@ -456,7 +469,7 @@ func TestHeteroOnBlindDevice(t *testing.T) {
 	}
 	buf := upload(t, host, nodes)
 	ok(t, h.Lookup(limit(t), st, buf.Ptr(), 0, 9000, b))
-	if err := same(snapshot(b), naiveLookup(p, nodes, 0, 9000, 2)); err != nil {
+	if err := same(snapshot(t, st, b), naiveLookup(p, nodes, 0, 9000, 2)); err != nil {
 		t.Fatal(err)
 	}
 	ok(t, b.Close())
@@ -535,9 +548,11 @@ func TestOutOfMemoryNamesTheTier(t *testing.T) {
 	ok(t, dev.Close()) // and nothing is left
 }
 
-func TestHotness(t *testing.T) {
+func TestHotness(t *testing.T) { checkHotness(t, device) }
+
+func checkHotness(t *testing.T, open opener) {
 	rng := seeded(t)
-	dev := device(t, 3)
+	dev := open(t, 3)
 	const rows = 1000
 	h := must(NewHotness(dev, rows))(t)
 	want := make([]uint32, rows)
@@ -571,14 +586,16 @@ func TestHotness(t *testing.T) {
 }
 
 // Place on the device is Place on the CPU: ties, both ends of the radix, every share of rows.
-func TestRank(t *testing.T) {
+func TestRank(t *testing.T) { checkRank(t, device) }
+
+func checkRank(t *testing.T, open opener) {
 	rng := seeded(t)
 	for _, rows := range []int64{0, 1, 5, 300, 70000} {
-		dev := device(t, 1+rng.IntN(4))
+		dev := open(t, 1+rng.IntN(4))
 		st := stream(t, dev)
 		h := must(NewHotness(dev, rows))(t)
 		for range 8 {
-			hot := view[uint32](h.counts, rows)
+			hot := make([]uint32, rows)
 			for i := range hot {
 				switch rng.IntN(6) {
 				case 0:
@@ -591,6 +608,7 @@ func TestRank(t *testing.T) {
 					hot[i] = 0
 				}
 			}
+			ok(t, difftest.Upload(limit(t), dev, st, h.counts.Ptr(), hot))
 			g, c := rng.Int64N(rows+3)-1, rng.Int64N(rows+3)-1
 			got := must(h.Place(limit(t), st, g, c))(t)
 			want := Place(hot, g, c)
@@ -603,15 +621,17 @@ func TestRank(t *testing.T) {
 	}
 }
 
-func TestEmptyBudgets(t *testing.T) {
-	dev := device(t, 2)
+func TestEmptyBudgets(t *testing.T) { checkEmptyBudgets(t, device) }
+
+func checkEmptyBudgets(t *testing.T, open opener) {
+	dev := open(t, 2)
 	st := stream(t, dev)
 	h := must(NewHetero(dev, 100, 16, 2, Place(make([]uint32, 100), 0, 0)))(t)
 	b := must(h.NewBuckets())(t)
 	nodes := upload(t, dev, []int64{5, 4, 99})
 	ok(t, h.Lookup(limit(t), st, nodes.Ptr(), 0, 3, b))
 	if b.NGPU != 0 || b.NCPU != 0 || b.NMiss != 3 || !slices.Equal(b.SSDOffset, []int64{0, 1, 3}) ||
-		!slices.Equal(view[int64](b.MissRow, 3), []int64{4, 5, 99}) {
+		!slices.Equal(snapshot(t, st, b).missRow, []int64{4, 5, 99}) {
 		t.Errorf("%+v", b)
 	}
 	ok(t, h.Gather(st, b, 0, 16)) // nothing to copy

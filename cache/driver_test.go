@@ -1,0 +1,39 @@
+package cache
+
+import (
+	"testing"
+
+	"helios/cuda"
+	"helios/cuda/difftest"
+	"helios/cuda/driver"
+)
+
+// TestDriver runs the cache's tests on a device of the driver, whose memory the CPU cannot see (the
+// fake libcuda, or a GPU), and on one that also compares each launch with Go's kernels.
+func TestDriver(t *testing.T) {
+	library := difftest.Library(t)
+	for name, open := range map[string]opener{
+		"alone": func(t testing.TB, _ int) cuda.Device {
+			dev := must(driver.Open(driver.Options{Library: library}))(t)
+			t.Cleanup(func() {
+				if err := dev.Close(); err != nil && !t.Failed() {
+					t.Error(err)
+				}
+			})
+			return dev
+		},
+		"compared": func(t testing.TB, sms int) cuda.Device {
+			return difftest.Open(t, difftest.Options{Seed: 1, SMs: sms, RandomThreads: true, Grain: 700})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Run("EmptyBudgets", func(t *testing.T) { checkEmptyBudgets(t, open) })
+			t.Run("Hotness", func(t *testing.T) { checkHotness(t, open) })
+			if name == "compared" && testing.Short() {
+				return
+			}
+			t.Run("LookupAndGather", func(t *testing.T) { checkLookupAndGather(t, open) })
+			t.Run("Rank", func(t *testing.T) { checkRank(t, open) })
+		})
+	}
+}
