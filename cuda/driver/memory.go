@@ -175,7 +175,7 @@ func (d *Device) allocDevice(b *buffer) error {
 	switch r {
 	case success:
 	case errOutOfMemory:
-		return d.outOfMemory(b)
+		return fmt.Errorf("%w (%w)", d.outOfMemory(b), d.failed("cuMemAlloc_v2", r))
 	default:
 		return d.failed("cuMemAlloc_v2", r)
 	}

@@ -1,0 +1,560 @@
+//go:build linux && (amd64 || arm64) && !nocuda && !gorgonia
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/cuda/fakecuda"
+	"helios/cuda/kernels"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/probe"
+)
+
+// The tests of one process share a fake library, so they run one after another.
+func fake(t *testing.T, knobs string) string {
+	t.Helper()
+	lib := fakecuda.Build(t)
+	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864,"+knobs)
+	return lib
+}
+
+// device opens the fake and wants nothing left in it in the end.
+func device(t *testing.T, knobs string, opt Options) (*Device, string) {
+	t.Helper()
+	lib := fake(t, knobs)
+	opt.Library = lib
+	d, err := Open(opt)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = d.Close() // what it says is the tests' matter
+		if t.Failed() {
+			return
+		}
+		if live := fakecuda.Control(t, lib, "live"); !strings.HasPrefix(live, "contexts=0 ") || !strings.Contains(live, "registered=0 ") {
+			t.Errorf("left in the driver: %s", live)
+		}
+		if v := fakecuda.Control(t, lib, "violations"); v != "" {
+			t.Errorf("rules broken: %s", v)
+		}
+		if u := hostmem.Usage(); len(u) != 0 {
+			t.Errorf("CPU memory left: %v", u)
+		}
+	})
+	return d, lib
+}
+
+func refused(t *testing.T, err error, words ...string) {
+	t.Helper()
+	require.Error(t, err)
+	require.Equal(t, errs.Capability, errs.ClassOf(err), err.Error())
+	for _, w := range words {
+		require.ErrorContains(t, err, w)
+	}
+}
+
+func soon(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+const patience = 20 * time.Second
+
+// The suite's kernels, whose parameters are private there.
+type affine struct {
+	Dst cuda.DevicePtr
+	N   int64
+	Mul uint64
+	Add uint64
+}
+
+type gate struct {
+	Gate, Arrived, Left, Late cuda.DevicePtr
+	Step                      uint64
+	LimitNS                   int64
+	Yield                     uint32
+	_                         uint32
+}
+
+type failing struct {
+	Ran cuda.DevicePtr
+	At  int64
+}
+
+func kernelOf(t *testing.T, d *Device, name string) cuda.Kernel {
+	t.Helper()
+	k, err := d.Kernel(name)
+	require.NoError(t, err)
+	return k
+}
+
+func streamOf(t *testing.T, d *Device, opt cuda.StreamOptions) *gpuStream {
+	t.Helper()
+	s, err := d.NewStream(opt)
+	require.NoError(t, err)
+	return s.(*gpuStream)
+}
+
+// held starts a kernel that runs until the returned function is called.
+func held(t *testing.T, d *Device, s cuda.Stream) (open func(), words cuda.Buffer) {
+	t.Helper()
+	b, err := d.Alloc(cuda.MemPinned, 32, "gate")
+	require.NoError(t, err)
+	w := hostmem.View[uint64](b.Bytes())
+	p := gate{Gate: b.Ptr(), Arrived: b.Ptr() + 8, Left: b.Ptr() + 16, Late: b.Ptr() + 24, LimitNS: int64(patience), Yield: 1}
+	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_gate"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, p))
+	for end := time.Now().Add(patience); atomic.LoadUint64(&w[1]) == 0; {
+		require.True(t, time.Now().Before(end), "the kernel does not start")
+		time.Sleep(50 * time.Microsecond)
+	}
+	return func() { atomic.StoreUint64(&w[0], 1) }, b
+}
+
+func TestNoLibrary(t *testing.T) {
+	_, err := Open(Options{Library: "libcuda-that-is-not-there.so"})
+	refused(t, err, "no CUDA driver", "libcuda-that-is-not-there.so", "install")
+	_, err = Probe(Options{Library: "libcuda-that-is-not-there.so"})
+	refused(t, err, "no CUDA driver")
+	t.Setenv(EnvLibrary, "libm.so.6") // a library, and not this one
+	_, err = Open(Options{})
+	refused(t, err, "libm.so.6 lacks cuInit", "install driver")
+}
+
+func TestMissingSymbols(t *testing.T) {
+	_, err := Open(Options{Library: fakecuda.Build(t, fakecuda.Missing("cuMemAlloc_v2"))})
+	refused(t, err, "lacks cuMemAlloc_v2;", "too old")
+
+	// Without the optional ones the device works, and can less.
+	gone := []string{"cuGreenCtxCreate", "cuFuncGetParamInfo", "cuMemGetHandleForAddressRange"}
+	lib := fakecuda.Build(t, fakecuda.Missing(gone...))
+	fakecuda.Control(t, lib, "reset,sms=16,cc=9.0")
+	rep, err := Probe(Options{Library: lib})
+	require.NoError(t, err)
+	require.ElementsMatch(t, gone, rep.Symbols)
+	for _, f := range rep.GPUs[0].Findings {
+		if f.Name == "SM budgets" || f.Name == "dma-buf export" {
+			require.Equal(t, probe.NotThere, f.Answer)
+			require.NotEmpty(t, f.Next)
+		}
+	}
+	d, err := Open(Options{Library: lib})
+	require.NoError(t, err)
+	require.False(t, d.Capabilities().GreenContexts)
+	require.False(t, d.Capabilities().DMABuf)
+	s := streamOf(t, d, cuda.StreamOptions{Name: "budget", SMs: 8})
+	require.Equal(t, 16, s.SMs())
+	b, err := d.Alloc(cuda.MemDevice, 80, "rows")
+	require.NoError(t, err)
+	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{b.Ptr(), 10, 1, 1}))
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	_, _, err = d.ExportDMABuf(b)
+	refused(t, err, "exports no dma-buf")
+	require.NoError(t, errors.Join(s.Close(), b.Free(), d.Close()))
+}
+
+func TestWhichDevice(t *testing.T) {
+	lib := fake(t, "devices=3")
+	for _, i := range []int{-1, 3, 99} {
+		_, err := Open(Options{Library: lib, Index: i})
+		refused(t, err, "no CUDA device", "this machine has 3, cuda:0 to cuda:2")
+	}
+	d, err := Open(Options{Library: lib, Index: 2})
+	require.NoError(t, err)
+	require.Contains(t, d.Info().Name, "cuda:2")
+	require.NoError(t, d.Close())
+	lib = fake(t, "devices=0")
+	_, err = Open(Options{Library: lib})
+	refused(t, err, "finds no GPU", "CUDA_VISIBLE_DEVICES")
+	lib = fake(t, "init=803")
+	_, err = Open(Options{Library: lib})
+	refused(t, err, "does not start", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "reboot")
+}
+
+// other answers some attributes as another GPU would.
+type other struct {
+	api
+	attr map[attribute]int
+}
+
+func (o *other) DeviceGetAttribute(a attribute, d ordinal) (int, result) {
+	if v, ok := o.attr[a]; ok {
+		return v, success
+	}
+	return o.api.DeviceGetAttribute(a, d)
+}
+
+func TestUnusableGPU(t *testing.T) {
+	lib := fake(t, "cc=6.1")
+	_, err := Open(Options{Library: lib})
+	refused(t, err, "too old", "compute capability 6.1", "needs 7.0", "--device host")
+	lib = fake(t, "driver=12020")
+	_, err = Open(Options{Library: lib})
+	refused(t, err, "driver is too old", "supports CUDA 12.2", "PTX 8.3", "545 (CUDA 12.3)")
+	lib = fake(t, "")
+	list, err := kernels.Modules()
+	require.NoError(t, err)
+	for at, words := range map[attribute][]string{
+		attrUnifiedAddressing: {"one address space"}, attrHostRegister: {"registered CPU memory"}, attrHostPointer: {"CPU addresses"}, attrCanMapHost: {"mapped"},
+		attrComputeMode: {"prohibited", "nvidia-smi -c 0"},
+	} {
+		a, err := openLibrary(lib)
+		require.NoError(t, err)
+		v := 0
+		if at == attrComputeMode {
+			v = 2
+		}
+		_, err = open(&other{a, map[attribute]int{at: v}}, Options{}, list)
+		refused(t, err, words...)
+	}
+}
+
+// A module that the driver's compiler refuses is an error with what it said, and others still load.
+func TestBadPTX(t *testing.T) {
+	lib := fake(t, "")
+	list, err := kernels.Modules()
+	require.NoError(t, err)
+	i := -1
+	for j := range list {
+		if list[j].Name == "conf" {
+			i = j
+		}
+	}
+	require.GreaterOrEqual(t, i, 0)
+	openWith := func(change func(m *kernels.Module)) *Device {
+		t.Helper()
+		changed := append([]kernels.Module(nil), list...)
+		changed[i].Kernels = append([]kernels.Kernel(nil), changed[i].Kernels...)
+		change(&changed[i])
+		a, err := openLibrary(lib)
+		require.NoError(t, err)
+		d, err := open(a, Options{}, changed)
+		require.NoError(t, err)
+		return d
+	}
+	d := openWith(func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version", ".verzion", 1) })
+	_, err = d.Kernel("conf_affine")
+	refused(t, err, "PTX of module conf does not load", "CUDA_ERROR_INVALID_PTX (218)", "the driver's compiler says: ")
+	_, said, _ := strings.Cut(err.Error(), "the driver's compiler says: ")
+	require.Contains(t, said, ".version", "no log: %v", err)
+	kernelOf(t, d, "gather")
+	_, err = d.Kernel("conf_afine")
+	refused(t, err, `no CUDA kernel "conf_afine"`, "gather")
+	require.NoError(t, d.Close())
+
+	// The table is wrong about what a kernel takes: no launch may read past a parameter block.
+	d = openWith(func(m *kernels.Module) {
+		for k := range m.Kernels {
+			m.Kernels[k].ParamBytes += 8
+		}
+	})
+	_, err = d.Kernel("conf_affine")
+	require.ErrorContains(t, err, "the driver finds 32 bytes in parameter 0, and the table of kernels says 40")
+	require.NoError(t, d.Close())
+
+	// The version passes our look and is too new for the driver's compiler.
+	d = openWith(func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version 8.3", ".version 9.9", 1) })
+	_, err = d.Kernel("conf_affine")
+	refused(t, err, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)", "update NVIDIA's driver")
+	require.NoError(t, d.Close())
+}
+
+func TestLaunchChecks(t *testing.T) {
+	d, lib := device(t, "devices=2", Options{})
+	s := streamOf(t, d, cuda.StreamOptions{Name: "checks"})
+	k := kernelOf(t, d, "conf_affine")
+	for _, c := range []cuda.LaunchConfig{{Blocks: 0, Threads: 32}, {Blocks: -1, Threads: 32}, {Blocks: 1 << 31, Threads: 32}, {Blocks: 1, Threads: 0}, {Blocks: 1, Threads: 1025}} {
+		err := cuda.Launch(s, k, c, affine{})
+		require.ErrorContains(t, err, "want 1 or more blocks of 1 to 1024 threads")
+		require.ErrorContains(t, err, `kernel "conf_affine"`)
+	}
+	require.ErrorContains(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, struct{ A, B uint64 }{}), "16 bytes, the kernel's has 32")
+	require.ErrorContains(t, s.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, nil, 32), "no parameters")
+	two, err := Open(Options{Library: lib, Index: 1})
+	require.NoError(t, err)
+	require.ErrorContains(t, cuda.Launch(s, kernelOf(t, two, "conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{}), "not of this device")
+	e, err := two.NewEvent()
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Record(e), "not of this device")
+	require.ErrorContains(t, s.Wait(e), "not of this device")
+	require.NoError(t, two.Close())
+	require.NoError(t, s.Close())
+}
+
+// Calls that fail are errors of the caller, which leave nothing behind and harm nothing.
+func TestFailingCalls(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	before := fakecuda.Control(t, lib, "live")
+	for _, c := range []struct {
+		call string
+		code string
+		kind cuda.MemKind
+	}{
+		{"cuMemAlloc_v2", "304", cuda.MemDevice}, {"cuMemsetD8Async", "1", cuda.MemDevice},
+		{"cuMemHostRegister_v2", "2", cuda.MemPinned}, {"cuMemHostRegister_v2", "304", cuda.MemPinned}, {"cuMemHostGetDevicePointer_v2", "1", cuda.MemPinned},
+	} {
+		fakecuda.Control(t, lib, "fail="+c.call+":1:"+c.code)
+		_, err := d.Alloc(c.kind, 100_000, "rows")
+		require.ErrorContains(t, err, "allocate rows")
+		require.ErrorContains(t, err, c.call)
+		require.Empty(t, d.MemUsage())
+		require.Equal(t, before, fakecuda.Control(t, lib, "live"), c.call)
+	}
+	fakecuda.Control(t, lib, "fail=cuMemAlloc_v2:1:2")
+	_, err := d.Alloc(cuda.MemDevice, 1<<20, "rows")
+	var oom *cuda.OutOfMemoryError
+	require.ErrorAs(t, err, &oom)
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	require.Less(t, oom.Free, oom.Want)
+
+	for _, call := range []string{"cuStreamCreateWithPriority", "cuMemcpyAsync"} {
+		fakecuda.Control(t, lib, "fail="+call+":1:304")
+		_, err := d.NewStream(cuda.StreamOptions{Name: "unlucky"})
+		require.ErrorContains(t, err, `stream "unlucky"`)
+		require.ErrorContains(t, err, call)
+	}
+	s := streamOf(t, d, cuda.StreamOptions{Name: "lucky"})
+	k := kernelOf(t, d, "conf_affine")
+	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
+	fakecuda.Control(t, lib, "fail=cuLaunchKernel:1:701")
+	require.ErrorContains(t, cuda.Launch(s, k, one, affine{}), "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)")
+	require.NoError(t, cuda.Launch(s, k, one, affine{}))
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	require.NoError(t, s.Close())
+}
+
+// A crash takes the context along; every later call says so, and names the kernel.
+func TestLostContext(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	s, idle := streamOf(t, d, cuda.StreamOptions{Name: "doomed"}), streamOf(t, d, cuda.StreamOptions{Name: "idle"})
+	b, err := d.Alloc(cuda.MemDevice, 80, "rows")
+	require.NoError(t, err)
+	k := kernelOf(t, d, "conf_affine")
+	fakecuda.Control(t, lib, "crash=1:719")
+	err = cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{b.Ptr(), 10, 1, 1})
+	if err == nil {
+		err = s.Synchronize(soon(t, patience))
+	}
+	var lost *LostError
+	require.ErrorAs(t, err, &lost)
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	require.Equal(t, 719, lost.Cause.Code)
+	require.Equal(t, []string{`kernel "conf_affine" on stream "doomed"`}, lost.Running)
+	_, e1 := d.Alloc(cuda.MemDevice, 1, "more")
+	_, e2 := d.NewStream(cuda.StreamOptions{})
+	_, e3 := d.NewEvent()
+	for i, err := range []error{e1, e2, e3, idle.Fill(b.Ptr(), 0, 8), idle.Synchronize(soon(t, patience))} {
+		require.ErrorAs(t, err, &lost, "call %d", i)
+	}
+	require.NoError(t, b.Free()) // it is given back as far as it can be
+	require.Empty(t, d.MemUsage())
+	require.NoError(t, idle.Close())
+	require.ErrorAs(t, d.Close(), &lost)
+	require.NoError(t, d.Close())
+}
+
+// A stream takes so much work and no more, and says what holds it.
+func TestFullStream(t *testing.T) {
+	d, _ := device(t, "", Options{QueueTimeout: 50 * time.Millisecond})
+	s := streamOf(t, d, cuda.StreamOptions{Name: "narrow"})
+	open, words := held(t, d, s)
+	k := kernelOf(t, d, "conf_affine")
+	var err error
+	n := 0
+	for ; err == nil && n < 10*inFlight; n++ {
+		err = cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{Mul: 1})
+	}
+	require.ErrorContains(t, err, "has been full for 50ms while it runs kernel \"conf_gate\"")
+	require.Equal(t, inFlight, n) // the gate is one of them
+	require.Zero(t, s.Busy())
+	open()
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	for range 10 * markEvery * inFlight { // copies, too, are bounded: no call blocks in the driver
+		require.NoError(t, s.Copy(words.Ptr()+8, words.Ptr()+16, 8))
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, words.Free())
+}
+
+// Nothing pulls memory from under a kernel that does not end.
+func TestCloseWithRunningKernel(t *testing.T) {
+	lib := fake(t, "")
+	d, err := Open(Options{Library: lib, CloseTimeout: 30 * time.Millisecond})
+	require.NoError(t, err)
+	s := streamOf(t, d, cuda.StreamOptions{Name: "endless"})
+	open, words := held(t, d, s)
+	require.ErrorContains(t, s.Close(), `still runs kernel "conf_gate" after 30ms`)
+	err = d.Close()
+	require.ErrorContains(t, err, `stream "endless" still runs kernel "conf_gate"`)
+	require.NotNil(t, words.Bytes(), "the kernel's memory is gone")
+	open()
+	// The context stays, for the kernel ran in it; only the process's end gives it back.
+	require.Contains(t, fakecuda.Control(t, lib, "live"), "contexts=1 ")
+	w := hostmem.View[uint64](words.Bytes())
+	for end := time.Now().Add(patience); atomic.LoadUint64(&w[2]) == 0; {
+		require.True(t, time.Now().Before(end), "the kernel does not end")
+		time.Sleep(100 * time.Microsecond)
+	}
+	require.Zero(t, w[3], "the kernel ran into its limit")
+	d.api.DevicePrimaryCtxRelease(d.ord)
+	require.NoError(t, words.Free())
+	require.NoError(t, hostmem.Free(d.faults.slabs[0].host))
+}
+
+// Budgets are disjoint as long as there are SMs, and shared evenly after that.
+func TestBudgetsAreDisjoint(t *testing.T) {
+	d, _ := device(t, "sms=34,cc=9.0", Options{})
+	require.Equal(t, 8, d.Capabilities().SMGranularity)
+	a := streamOf(t, d, cuda.StreamOptions{Name: "a", SMs: 23}) // two groups of eight fit
+	b := streamOf(t, d, cuda.StreamOptions{Name: "b", SMs: 3})  // one is the least
+	c := streamOf(t, d, cuda.StreamOptions{Name: "c", SMs: 8})
+	require.Equal(t, []int{16, 8, 8}, []int{a.SMs(), b.SMs(), c.SMs()})
+	used := map[int]int{}
+	for _, s := range []*gpuStream{a, b, c} {
+		for _, g := range s.green.groups {
+			used[g]++
+		}
+	}
+	require.Equal(t, map[int]int{0: 1, 1: 1, 2: 1, 3: 1}, used)
+	require.NoError(t, b.Close())
+	e := streamOf(t, d, cuda.StreamOptions{Name: "e", SMs: 8})
+	require.Equal(t, 2, e.green.groups[0], "the group that b gave back")
+	// An event outlives the stream of a budget that it was made on.
+	ev, err := d.NewEvent()
+	require.NoError(t, err)
+	require.NoError(t, e.Record(ev))
+	require.NoError(t, e.Close())
+	require.NoError(t, ev.Synchronize(soon(t, patience)))
+	require.True(t, ev.Done())
+	require.NoError(t, ev.Close())
+	whole := streamOf(t, d, cuda.StreamOptions{Name: "whole", SMs: 34})
+	require.Equal(t, 34, whole.SMs())
+	require.NoError(t, errors.Join(a.Close(), c.Close(), whole.Close()))
+}
+
+// Buffers may share pages, lie in each other and end in any order.
+func TestRegisteredPages(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	mem, err := hostmem.Alloc(4*pageBytes, "shared pages")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(mem)) }()
+	reg := func(lo, hi int) cuda.Buffer {
+		t.Helper()
+		b, err := d.Register(mem[lo:hi], "part")
+		require.NoError(t, err)
+		require.Equal(t, uint64(uintptr(unsafe.Pointer(&mem[lo]))), uint64(b.Ptr()))
+		return b
+	}
+	a, b := reg(100, 5000), reg(5000, 3*pageBytes+8)
+	inside := reg(200, 300)
+	require.Equal(t, int64(4900+3*pageBytes+8-5000), d.MemUsage()["part"])
+	_, err = d.Register(mem[4900:5100], "across")
+	require.ErrorContains(t, err, "overlaps")
+	// A copy to and from the seam.
+	s := streamOf(t, d, cuda.StreamOptions{Name: "seam"})
+	for i := range mem {
+		mem[i] = byte(i * 7)
+	}
+	dst, err := d.Alloc(cuda.MemPinned, 3*pageBytes, "copy")
+	require.NoError(t, err)
+	require.NoError(t, s.Copy(dst.Ptr(), b.Ptr(), b.Size()))
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	require.Equal(t, mem[5000:5000+int(b.Size())], dst.Bytes()[:b.Size()])
+	require.NoError(t, a.Free())
+	require.NoError(t, s.Fill(b.Ptr(), 3, b.Size())) // a's pages that b needs are still there
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	require.EqualValues(t, 3, mem[5000])
+	require.NoError(t, errors.Join(inside.Free(), b.Free(), dst.Free(), s.Close()))
+	require.Empty(t, d.MemUsage())
+	require.NotContains(t, fakecuda.Control(t, lib, "live"), "registered=3")
+
+	heap := make([]byte, 1<<16)
+	_, err = d.Register(heap, "heap")
+	require.ErrorContains(t, err, "Go's heap")
+}
+
+func TestIOMemoryAndExport(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	mem, err := hostmem.Alloc(2*pageBytes, "doorbells")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(mem)) }()
+	b, err := d.RegisterIO(mem, "doorbells")
+	require.NoError(t, err)
+	require.NotZero(t, b.Ptr())
+	_, err = d.RegisterIO(mem, "doorbells again")
+	require.ErrorContains(t, err, "registered already")
+	require.NoError(t, b.Free())
+	_, err = d.RegisterIO(mem[8:100], "a part")
+	require.ErrorContains(t, err, "whole pages")
+	fakecuda.Control(t, lib, "iomem=0")
+	_, err = d.RegisterIO(mem, "doorbells")
+	refused(t, err, "CUDA_ERROR_NOT_PERMITTED (800)", "PeerMappingOverride=1")
+
+	dev, err := d.Alloc(cuda.MemDevice, 5000, "rows")
+	require.NoError(t, err)
+	fd, offset, err := d.ExportDMABuf(dev)
+	require.NoError(t, err)
+	require.Zero(t, offset)
+	f := os.NewFile(uintptr(fd), "dma-buf")
+	fi, err := f.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, 2*pageBytes, fi.Size())
+	require.NoError(t, f.Close())
+	pinned, err := d.Alloc(cuda.MemPinned, 5000, "staging")
+	require.NoError(t, err)
+	_, _, err = d.ExportDMABuf(pinned)
+	require.ErrorContains(t, err, "staging")
+	require.NoError(t, errors.Join(dev.Free(), pinned.Free()))
+}
+
+// A failure reaches who waited for who waited for it.
+func TestFailureTravelsOn(t *testing.T) {
+	d, _ := device(t, "", Options{})
+	var ss [4]*gpuStream
+	for i := range ss {
+		ss[i] = streamOf(t, d, cuda.StreamOptions{Name: string(rune('a' + i))})
+	}
+	e, err := d.NewEvent()
+	require.NoError(t, err)
+	open, words := held(t, d, ss[0])
+	require.NoError(t, cuda.Launch(ss[0], kernelOf(t, d, "conf_fail"), cuda.LaunchConfig{Blocks: 2, Threads: 32}, failing{words.Ptr() + 8, 1}))
+	for i := range 3 { // the event goes from hand to hand
+		require.NoError(t, ss[i].Record(e))
+		require.NoError(t, ss[i+1].Wait(e))
+	}
+	open()
+	var ke *cuda.KernelError
+	require.ErrorAs(t, ss[3].Synchronize(soon(t, patience)), &ke)
+	require.Equal(t, "conf_fail", ke.Kernel)
+	require.Equal(t, "a", ke.Stream)
+	require.Equal(t, 1, ke.Block)
+	for _, s := range ss[:3] {
+		require.ErrorAs(t, s.Synchronize(soon(t, patience)), &ke)
+	}
+	for _, s := range ss {
+		require.NoError(t, s.Close()) // it has been told
+	}
+	// Many waits without a look stay few recordings.
+	x, y := streamOf(t, d, cuda.StreamOptions{Name: "x"}), streamOf(t, d, cuda.StreamOptions{Name: "y"})
+	for range 20 * maxWaits {
+		require.NoError(t, x.Record(e))
+		require.NoError(t, y.Wait(e))
+		require.NoError(t, y.Record(e))
+		require.NoError(t, x.Wait(e))
+	}
+	require.LessOrEqual(t, len(x.waits), maxWaits)
+	require.NoError(t, errors.Join(x.Synchronize(soon(t, patience)), y.Synchronize(soon(t, patience))))
+	require.Empty(t, x.waits)
+	require.NoError(t, errors.Join(x.Close(), y.Close(), e.Close(), words.Free()))
+}
