@@ -1,0 +1,119 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"helios/cuda/fakecuda"
+)
+
+// selftestLimit bounds each of the two runs of the script.
+const selftestLimit = 4 * time.Minute
+
+// selftestVerb proves the script without a GPU: packs, unpacks the archive elsewhere, and runs it
+// there on the fake libcuda with no Go in its PATH. Then once more with a driver that fails, which
+// must be failed rows and a whole table.
+func selftestVerb(ctx context.Context, args []string) (err error) {
+	f := flag.NewFlagSet("gputier selftest", flag.ContinueOnError)
+	keep := f.String("keep", "", "leave results in `DIR`")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "gputier-selftest-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = dir
+	}
+	cache := filepath.Join(base, "helios-fakecuda")
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return err
+	}
+	lib, err := fakecuda.BuildIn(cache)
+	if errors.Is(err, fakecuda.ErrNoCompiler) {
+		fmt.Println("gputier selftest: not run:", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := pack(ctx, filepath.Join(dir, "tier"), ""); err != nil {
+		return err
+	}
+	there := filepath.Join(dir, "there")
+	if err := os.Mkdir(there, 0o777); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "tar", "-xzf", filepath.Join(dir, "tier.tar.gz"), "-C", there).CombinedOutput(); err != nil {
+		return fmt.Errorf("tar: %w: %s", err, out)
+	}
+	out := *keep
+	if out == "" {
+		out = filepath.Join(dir, "results")
+	}
+	if out, err = filepath.Abs(out); err != nil {
+		return err
+	}
+	run := func(out, knobs string, more ...string) (results, error) {
+		ctx, cancel := context.WithTimeout(ctx, selftestLimit)
+		defer cancel()
+		var res results
+		c := exec.CommandContext(ctx, filepath.Join(there, "tier", "run.sh"), append([]string{"-small", "-out", out}, more...)...)
+		c.Dir = dir
+		// As bare as the machine it is for: no Go, no compiler, and no home.
+		c.Env = []string{"PATH=/usr/bin:/bin", "HELIOS_LIBCUDA=" + lib, "HELIOS_FAKECUDA=" + knobs}
+		c.Stdout, c.Stderr = os.Stdout, os.Stderr
+		rerr := c.Run()
+		b, err := os.ReadFile(filepath.Join(out, "results.json"))
+		if err != nil {
+			return res, errors.Join(rerr, err)
+		}
+		if err := json.Unmarshal(b, &res); err != nil {
+			return res, err
+		}
+		for _, name := range []string{"table.txt", "log.txt"} {
+			if b, err := os.ReadFile(filepath.Join(out, name)); err != nil || len(bytes.TrimSpace(b)) == 0 {
+				return res, fmt.Errorf("%s is missing or empty: %w", name, err)
+			}
+		}
+		return res, rerr
+	}
+	res, err := run(out, "sms=8,mem=134217728")
+	if err != nil {
+		return fmt.Errorf("on the fake libcuda: %w", err)
+	}
+	count := map[string]int{}
+	for _, s := range res.Steps {
+		count[s.Status]++
+	}
+	if len(res.Bench) == 0 || len(res.Summaries) == 0 || len(res.Probe) == 0 || count[passed] < 12 {
+		return fmt.Errorf("results.json lacks something: %d rows, %d summaries, %d steps passed", len(res.Bench), len(res.Summaries), count[passed])
+	}
+	bad, err := run(filepath.Join(dir, "failing"), "sms=8,mem=134217728,crash=1", "-only", "driver,heliosctl,sampling,bad,RAM,I/O at")
+	if err == nil {
+		return errors.New("a driver whose launches fail passed")
+	}
+	failures := 0
+	for _, s := range bad.Steps {
+		if s.Status == failed {
+			failures++
+		}
+	}
+	if failures == 0 || len(bad.Steps) < 6 {
+		return fmt.Errorf("a driver whose launches fail: %d of %d steps failed: %w", failures, len(bad.Steps), err)
+	}
+	fmt.Printf("gputier selftest: passed; %d steps, %d passed, %d not there; with failing launches %d of %d failed and the others ran\n",
+		len(res.Steps), count[passed], count[notThere], failures, len(bad.Steps))
+	return nil
+}
