@@ -126,8 +126,19 @@ func interrupted(ctx context.Context) error {
 	return errs.New(errs.Interrupted, "interrupted: %w", context.Cause(ctx))
 }
 
+// checkDevice refuses a device that cannot compute a model, before anything is opened or changed.
+func checkDevice(d cuda.Device) error {
+	if i := d.Info(); i.Backend != "host" {
+		return errs.New(errs.Capability, "device %s cannot compute a model: the kernels of package gnn have no CUDA version yet; use a host device", i.Name)
+	}
+	return nil
+}
+
 // newEngine opens what every kind of run needs. On error nothing stays open.
 func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (_ *engine, err error) {
+	if err := checkDevice(in.Dev); err != nil {
+		return nil, err
+	}
 	m := in.Dataset.Meta
 	e := &engine{
 		cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev,
