@@ -199,7 +199,7 @@ type result struct {
 
 func (r result) first() string {
 	for _, l := range strings.Split(r.out, "\n") {
-		if strings.HasPrefix(l, "FAIL") || strings.HasPrefix(l, "WARNING: ThreadSanitizer") {
+		if strings.HasPrefix(l, "FAIL") || strings.HasPrefix(l, "SUMMARY: ThreadSanitizer") {
 			return l
 		}
 	}
@@ -211,7 +211,7 @@ func explore(t *testing.T, exe string, limit time.Duration, args ...string) resu
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, args...)
-	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=exitcode=66 halt_on_error=1 second_deadlock_stack=1 history_size=4")
+	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=exitcode=66 halt_on_error=1 history_size=4 atexit_sleep_ms=0")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -369,7 +369,7 @@ var plants = []struct {
 	set            string
 }{
 	{"HX_PLANT_DOORBELL_BEFORE_SQE", "the doorbell rings before the entries are visible",
-		"not visible at its doorbell", true, "sync=0,store_buffer=64,jitter=1,latency_us=0,warps=1"},
+		"not visible at its doorbell", true, "sync=0,store_buffer=64,jitter=1,sleepy=16,latency_us=0,warps=1,limit_us=10000"},
 	{"HX_PLANT_MISSING_BARRIER", "no barrier between the lanes' entries and the leader's fence",
 		"not visible at its doorbell", true, "sync=0,store_buffer=64,err=300,faults=1000,retries=3,rows=20"},
 	// The shim delays stores and no loads, so only the race detector sees that the data may be read
@@ -377,9 +377,9 @@ var plants = []struct {
 	{"HX_PLANT_COMPLETION_BEFORE_DATA", "a completion is read without acquire",
 		"", true, "sync=0"},
 	{"HX_PLANT_CID_BEFORE_COPY", "a CID is free before its staged row was copied",
-		"used again before the CQ doorbell|somebody else's data|in use twice", true, "sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1"},
+		"used again before the CQ doorbell|somebody else's data|in use twice", true, "sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1,sleepy=32"},
 	{"HX_PLANT_REFILL_BEFORE_HANDOVER", "a set is pending before its entry is written",
-		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000"},
+		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32"},
 	// A consequence of time, not of memory order: no claim for the race detector.
 	{"HX_PLANT_SKIP_QUARANTINE", "CIDs of late commands are used again while the SSD has them",
 		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,late=100,lost=50,faults=40"},

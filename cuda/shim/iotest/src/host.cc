@@ -168,6 +168,7 @@ void Host::agent() {
 			start_set();
 			continue;
 		}
+		if (rng.chance(c.close)) return close();
 		// Mostly the oldest set is waited for.
 		finish(rng.chance(800) ? 0 : rng.below(live.size()));
 	}
@@ -311,6 +312,21 @@ void Host::quiesce() {
 	i64 limit = run.cfg.threads ? 60'000'000'000 : 2'000'000'000;
 	if (!run.wait([&] { return load(&run.submit.head) == load(&run.submit.tail) && load(&run.complete.head) == load(&run.complete.tail); }, limit))
 		run.fail("hang: kernels do not end");
+}
+
+// close ends the engine with sets in flight, as async.teardown: kernels must end by themselves, and
+// leave no side of a queue taken.
+void Host::close() {
+	run.note("host: closes");
+	for (u32 g = 0; g < nq(); g++) store(&q(g).Frozen, frozenClosing);
+	quiesce();
+	for (u32 g = 0; g < nq(); g++) {
+		if (q(g).Own != ownFree || q(g).Reap != 0) run.fail("queue %u: own %u, reap %u after closing", g, q(g).Own, q(g).Reap);
+		Ssd::Answer a;
+		if (!dead[q(g).SSD] && !ssd_of(g).admin(Ssd::destroy, g, 0, &a)) run.fail("no answer to Delete I/O Queue");
+	}
+	closed = done = true;
+	run.stop();
 }
 
 // finish brings a set to its end, as asyncPending.complete.
@@ -596,6 +612,9 @@ void Host::leftovers(Set &set) {
 
 // verdict: nothing leaked and both sides counted the same.
 void Host::verdict() {
+	for (Stream *s : {&run.submit, &run.complete})
+		if (s->fault.Seq != 0) run.fail("stream %s: launch %llu failed with code %u (%llu, %llu, %llu)", s->name, s->fault.Seq, s->fault.Code, s->fault.A, s->fault.B, s->fault.C);
+	if (closed) return;
 	const Config &c = run.cfg;
 	u64 terminal = 0;
 	bool any_dead = false;
@@ -646,8 +665,6 @@ void Host::verdict() {
 			found |= i.qid == f.QID && i.cid == f.CID && i.lba == f.LBA && i.status == f.Status;
 		if (!found) run.fail("ssd %u q%u CID %u LBA %llu: status %#x is reported, which the SSD did not give", f.SSD, f.QID, f.CID, f.LBA, f.Status);
 	}
-	for (Stream *s : {&run.submit, &run.complete})
-		if (s->fault.Seq != 0) run.fail("stream %s: launch %llu failed with code %u (%llu, %llu, %llu)", s->name, s->fault.Seq, s->fault.Code, s->fault.A, s->fault.B, s->fault.C);
 }
 
 void Host::dump(FILE *f) {

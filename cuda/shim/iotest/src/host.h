@@ -14,7 +14,7 @@ public:
 	void agent();    // drives all sets and stops the run
 	void verdict();  // after all agents have ended: nothing leaked, all counters agree
 	void dump(FILE *); // state, for a report
-	bool done = false;
+	bool done = false, closed = false;
 	// quiet tells whether no CID of queue g can be taken into use any more.
 	bool quiet(u32 g);
 	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0;
@@ -51,6 +51,7 @@ private:
 	void finish(size_t i);
 	void check(Set &);
 	void quiesce();
+	void close();
 	void recover(Set &);
 	void recover_queue(u32 g);
 	bool abort_late(u32 g);

@@ -27,7 +27,7 @@ constexpr Field fields[] = {
 	{"store_buffer", &Config::store_buffer}, {"jitter", &Config::jitter}, {"err", &Config::err}, {"dnr", &Config::dnr}, {"lost", &Config::lost},
 	{"late", &Config::late}, {"foreign", &Config::foreign}, {"duplicate", &Config::duplicate}, {"badlba", &Config::badlba}, {"latency_us", &Config::latency_us},
 	{"burst", &Config::burst}, {"stall", &Config::stall}, {"faults", &Config::faults}, {"abort_refused", &Config::abort_refused}, {"delete_fails", &Config::delete_fails},
-	{"create_fails", &Config::create_fails}, {"badrow", &Config::badrow},
+	{"create_fails", &Config::create_fails}, {"badrow", &Config::badrow}, {"close", &Config::close}, {"sleepy", &Config::sleepy},
 };
 } // namespace
 
@@ -104,6 +104,9 @@ Config random_config(u64 seed, bool threads) {
 	static const u32 buffers[] = {0, 1, 4, 16, 64};
 	c.store_buffer = r.pick(buffers);
 	c.jitter = r.chance(500);
+	static const u32 sleeps[] = {512, 512, 512, 128, 32, 8};
+	c.sleepy = r.pick(sleeps);
+	if (r.chance(40)) c.close = 150;
 	c.latency_us = r.chance(200) ? 0 : (u32)r.between(1, 100);
 	c.burst = r.chance(500) ? 0 : (u32)r.between(100, 950);
 	c.badrow = r.chance(200) ? (u32)r.between(5, 200) : 0;
@@ -139,6 +142,7 @@ Run::Run(const Config &c) : cfg(c) {
 	options.seed = c.seed;
 	options.store_buffer = c.store_buffer;
 	options.jitter = c.jitter != 0;
+	options.stall = c.sleepy;
 	if (trace_on) events.resize(4000);
 	for (u32 s = 0; s < c.ssds; s++) ssds.push_back(std::make_unique<Ssd>(*this, s));
 	host = std::make_unique<Host>(*this);

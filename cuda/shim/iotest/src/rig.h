@@ -46,13 +46,14 @@ struct Config {
 	u32 sblocks = 1, cblocks = 1, warps = 1;          // grids of submit and complete, warps per block
 	u32 page = 4096, lba = 512, rowbytes = 512, direct = 0, gap = 0, universe = 128;
 	u32 retries = 2, timeout_us = 400, limit_us = 2000;
-	u32 store_buffer = 0, jitter = 0;
+	u32 store_buffer = 0, jitter = 0, sleepy = 512; // sleepy: one step in so many is a long sleep
 	// Of the SSDs, per mille of commands.
 	u32 err = 0, dnr = 0, lost = 0, late = 0, foreign = 0, duplicate = 0, badlba = 0;
 	u32 latency_us = 20, burst = 0, stall = 0;
 	u32 faults = 1u << 30; // lost, late, foreign and duplicate ones at most
 	u32 abort_refused = 300, delete_fails = 0, create_fails = 0;
 	u32 badrow = 0; // per mille of rows that the caller gets wrong
+	u32 close = 0;  // per mille of waits before which the host closes the engine instead
 };
 
 Config random_config(u64 seed, bool threads);
