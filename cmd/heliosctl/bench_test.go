@@ -1,9 +1,12 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/cuda/fakecuda"
 )
 
 // TestBenchSweep: both stacks over blocks, on SSDs in RAM with a latency, give audited rows, the
@@ -57,4 +60,30 @@ func TestBenchBadInput(t *testing.T) {
 		{"odd latency", ram, "bench io --ssd-latency=-1us", 2, []string{"--ssd-latency"}, ""},
 		{"more SSDs than there are", ram, "bench io --ssds 1,3", 2, []string{"--ssds 3", "only 1"}, ""},
 	})
+}
+
+// TestBenchOnGPU: the same command with kernels on a device of the driver, here the fake libcuda.
+func TestBenchOnGPU(t *testing.T) {
+	lib := fakecuda.Build(t, fakecuda.Private())
+	isolate(t)
+	t.Setenv("HELIOS_LIBCUDA", lib)
+	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
+	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	rows := lines(t, ok(t, "bench", "io", "--device", "cuda", "--stack", "async,sync", "--blocks", "2", "--depth", "16", "--seconds", "0.05", "--json"))
+	require.Len(t, rows, 3)
+	for _, r := range rows[:2] {
+		require.Equal(t, true, r["audited"], r["audit_error"])
+		require.Contains(t, r["device"], "cuda:0")
+		require.Equal(t, r["commands"], r["smart_reads"])
+	}
+	for args, want := range map[string]string{
+		"--device cuda --row-bytes 64KiB --depth 1024": "--depth 64 fits",
+		"--device cuda:3":          "no CUDA device 3",
+		"--device cuda --blocks 0": "below 1",
+	} {
+		r := hc(t, append([]string{"bench", "io"}, strings.Fields(args)...)...)
+		require.NotZero(t, r.code)
+		require.Contains(t, r.errOut, want)
+	}
 }

@@ -25,6 +25,7 @@ var testBinaries = []struct{ name, pkg string }{
 	{"driver.test", "./cuda/driver"},
 	{"difftest.test", "./cuda/difftest"},
 	{"graph.test", "./graph"},
+	{"cache.test", "./cache"},
 	{"gpuio.test", "./gpuio"},
 }
 
@@ -71,6 +72,9 @@ func pack(ctx context.Context, dir, wheel string) error {
 		if err := os.RemoveAll(dir); err != nil {
 			return err
 		}
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
+		return err
 	}
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return fmt.Errorf("pack: %w (an older pack is replaced, other folders are not)", err)

@@ -183,6 +183,7 @@ func (r *runner) all(only string) {
 		test("I/O kernels", "gpuio.test", io, 90*time.Second),
 		test("differential", "difftest.test", "^TestTrace$", 80*time.Second, "DIFF_BATCHES="+batches),
 		test("sampling", "graph.test", "^TestDriver$", 40*time.Second),
+		test("cache", "cache.test", "^TestDriver$", 40*time.Second),
 		{name: "launches", limit: 20 * time.Second, then: benchmarks,
 			args: []string{r.bin("driver.test"), "-test.run", "^$", "-test.bench", "^BenchmarkLaunch", "-test.benchtime", "200ms"}},
 		{name: "bad: no such GPU", limit: 20 * time.Second, codes: []int{3}, args: []string{r.bin("heliosctl"), "bench", "io", "--device", "cuda:99"}},
