@@ -8,5 +8,11 @@ import (
 	"helios/cuda/fakecuda"
 )
 
-// libraryForBench is the libcuda that benchmarks open: the fake, built for them.
-func libraryForBench(b *testing.B) string { return fakecuda.Build(b) }
+// libraryForBench is the libcuda that benchmarks open: the fake, built for them, or with
+// HELIOS_GPU=1 the machine's.
+func libraryForBench(b *testing.B) string {
+	if gpu() {
+		return ""
+	}
+	return fakecuda.Build(b)
+}
