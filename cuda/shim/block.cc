@@ -317,6 +317,24 @@ static inline void refill(Fiber *f) {
 		f->budget = e->world != nullptr ? 16 : 64;
 }
 
+static i64 clock_now() {
+	timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (i64)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+// Threaded mode, each time a thread that waits lets others run.
+static void look(Block *b) {
+	if (b->grid->stop.load(std::memory_order_relaxed)) leave();
+	if ((++exec->looks & 255) != 0 || clock_now() < b->grid->deadline) return;
+	std::string why;
+	{
+		Inside inside;
+		why = "not at its end after " + std::to_string(b->grid->options.limit_ns / 1000000) + " ms: " + describe_waits(b);
+	}
+	fail_block(b, why);
+}
+
 void point() {
 	Fiber *f = current();
 	Exec *e = exec;
@@ -334,7 +352,7 @@ void point() {
 		park();
 		return;
 	}
-	if (b->grid->stop.load(std::memory_order_relaxed)) leave();
+	look(b);
 	Fiber *n = pick(b, true);
 	if (n == nullptr) {
 		if ((++e->idle & 15) == 0) sched_yield();
@@ -372,7 +390,7 @@ void pause(u32 ns) {
 		return;
 	}
 	if ((f->hooks & hook_buffer) != 0 && b->pending()) drain_some(b, e->rng);
-	if (b->grid->stop.load(std::memory_order_relaxed)) leave();
+	look(b);
 	Fiber *n = pick(b, true);
 	if (n == nullptr) {
 		rest(ns);
@@ -384,12 +402,6 @@ void pause(u32 ns) {
 	push(b, f);
 	if (b->paused == b->ready && n->state == State::ready) rest(ns);
 	hop(f, n);
-}
-
-static i64 clock_now() {
-	timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (i64)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 i64 now() {

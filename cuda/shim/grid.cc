@@ -270,6 +270,7 @@ Result run_grid(const Kernel *kernel, u32 blocks, u32 threads, const void *param
 	g.params = copy;
 	g.launch = launch;
 	g.options = options;
+	g.deadline = now() + options.limit_ns;
 	tsan_release_anew(&g.begin_tag);
 	tsan_release_anew(&g.end_tag);
 

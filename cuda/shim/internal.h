@@ -126,6 +126,7 @@ struct Grid {
 	std::atomic<u64> schedule{0};
 	std::mutex error_lock;
 	std::string error;
+	i64 deadline = INT64_MAX;
 	u64 begin_tag = 0, end_tag = 0;
 
 	void fail(const std::string &why) {
@@ -177,7 +178,8 @@ struct Exec {
 	World::Impl *world = nullptr; // World
 	bool jitter = false;
 	u64 schedule = 0;
-	u32 idle = 0; // waits in a row without a result
+	u32 idle = 0;  // waits in a row without a result
+	u32 looks = 0; // since the deadline was looked at
 	volatile bool faulted = false;
 	void *volatile fault_addr = nullptr;
 	volatile int fault_signal = 0;

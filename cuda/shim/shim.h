@@ -27,6 +27,8 @@ struct Options {
 	bool jitter = false;        // other threads may run at any dev:: operation
 	u32 stall = 512;            // with jitter, in a World: one point in so many is a long sleep; 0: none
 	u32 smem_bytes = 48 << 10;  // of a block
+	// run_grid only: a grid whose threads still wait for something after that long is given up.
+	i64 limit_ns = 300000000000;
 	// run_grid only: called by a block's OS thread before its first thread and after its last. enter
 	// may wait; false leaves the block out.
 	std::function<bool(u32 block)> enter;

@@ -38,13 +38,13 @@ struct World::Impl {
 	i64 clock = 1000000000;
 	u64 steps = 0, epoch = 0;
 	std::vector<Fiber *> ready, sleeping, polling;
+	i64 next_wake = INT64_MAX; // no sleeper wakes before
 	std::vector<Agent *> agents;
 	std::vector<Running *> grids;
 	std::vector<Block *> blocks, spare; // active; to be used again
 	u32 fibers = 0;
 	u32 waited_for = 0; // agents that are no daemons
 	std::string error;
-	bool stopping = false;
 
 	void start_blocks();
 	void end_of_thread(Fiber *f);
@@ -236,7 +236,10 @@ std::string World::Impl::report() {
 void World::Impl::settle(Fiber *f) {
 	switch (f->state) {
 	case State::ready: ready.push_back(f); break;
-	case State::sleeping: sleeping.push_back(f); break;
+	case State::sleeping:
+		sleeping.push_back(f);
+		next_wake = std::min(next_wake, f->wake);
+		break;
 	case State::polling: polling.push_back(f); break;
 	case State::done:
 		if (f->agent == nullptr) {
@@ -253,7 +256,6 @@ void World::Impl::settle(Fiber *f) {
 
 // Agents have objects on their stacks.
 void World::Impl::unwind() {
-	stopping = true;
 	Exec *outer = exec;
 	Thread *outer_self = self;
 	exec = e;
@@ -300,15 +302,19 @@ Result World::run(u64 max_steps) {
 			break;
 		}
 		w->clock += step_ns;
-		for (size_t i = 0; i < w->sleeping.size();) {
-			Fiber *f = w->sleeping[i];
-			if (f->wake > w->clock) {
-				i++;
-				continue;
+		if (w->clock >= w->next_wake) {
+			w->next_wake = INT64_MAX;
+			for (size_t i = 0; i < w->sleeping.size();) {
+				Fiber *f = w->sleeping[i];
+				if (f->wake > w->clock) {
+					w->next_wake = std::min(w->next_wake, f->wake);
+					i++;
+					continue;
+				}
+				w->sleeping[i] = w->sleeping.back();
+				w->sleeping.pop_back();
+				w->ready.push_back(f);
 			}
-			w->sleeping[i] = w->sleeping.back();
-			w->sleeping.pop_back();
-			w->ready.push_back(f);
 		}
 		if (w->options.store_buffer != 0 && e->rng.below(4) == 0 && w->drain()) w->epoch++;
 
@@ -341,8 +347,7 @@ Result World::run(u64 max_steps) {
 				w->epoch++;
 				continue;
 			}
-			i64 next = INT64_MAX;
-			for (Fiber *s : w->sleeping) next = std::min(next, s->wake);
+			i64 next = w->next_wake;
 			for (Fiber *s : w->polling) next = std::min(next, s->wake);
 			if (next == INT64_MAX) {
 				w->error = "deadlock: all wait, and nobody has a deadline:" + w->report();

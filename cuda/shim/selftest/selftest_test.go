@@ -23,6 +23,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -49,30 +51,45 @@ func compiler(t *testing.T) []string {
 	return cxx
 }
 
-// build compiles the self test once per content of its sources, with the runtime never under
-// -fsanitize=thread (see internal.h).
-func build(t *testing.T, tsan bool, extra ...string) string {
+// What build makes.
+type kind int
+
+const (
+	plain     kind = iota
+	underTSan      // a program under ThreadSanitizer
+	library        // a shared library
+)
+
+// build makes the self test; each object is compiled once per content of what it depends on. The
+// runtime is never under -fsanitize=thread (see internal.h).
+func build(t *testing.T, what kind, extra ...string) string {
 	t.Helper()
 	cxx := compiler(t)
-	runtimeSources, err := filepath.Glob("../*.cc")
+	sources, err := filepath.Glob("../*.cc")
 	require.NoError(t, err)
-	sources := append(slices.Clone(runtimeSources), "src/kernels.cu", "src/main.cc")
-	inputs := slices.Clone(sources)
+	runtimeSources := len(sources)
+	last := "src/main.cc"
+	if what == library {
+		last = "src/library.cc"
+	}
+	sources = append(sources, "src/kernels.cu", last)
+
+	h := sha256.New()
+	version, err := exec.Command(cxx[0], append(slices.Clone(cxx[1:]), "--version")...).Output()
+	require.NoError(t, err)
+	fmt.Fprintf(h, "%s %q\n%s", runtime.GOARCH, cxx, version)
 	for _, g := range []string{"src/*.h", "../*.h", "../../kernels/types.h", "../../kernels/device.h", "../../kernels/device_shim.h"} {
 		files, err := filepath.Glob(g)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, g)
-		inputs = append(inputs, files...)
+		for _, f := range files {
+			body, err := os.ReadFile(f)
+			require.NoError(t, err)
+			fmt.Fprintf(h, "%s %d\n%s", f, len(body), body)
+		}
 	}
-	h := sha256.New()
-	version, err := exec.Command(cxx[0], append(slices.Clone(cxx[1:]), "--version")...).Output()
-	require.NoError(t, err)
-	fmt.Fprintf(h, "%s %q %v\n%s", runtime.GOARCH, extra, tsan, version)
-	for _, f := range inputs {
-		body, err := os.ReadFile(f)
-		require.NoError(t, err)
-		fmt.Fprintf(h, "%s %d\n%s", f, len(body), body)
-	}
+	base := h.Sum(nil)
+
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = os.TempDir()
@@ -81,35 +98,37 @@ func build(t *testing.T, tsan bool, extra ...string) string {
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	for _, f := range files {
+	for _, f := range files { // else it grows with each edit
 		if info, err := f.Info(); err == nil && time.Since(info.ModTime()) > 7*24*time.Hour {
 			_ = os.Remove(filepath.Join(dir, f.Name()))
 		}
 	}
-	out := filepath.Join(dir, fmt.Sprintf("selftest-%x", h.Sum(nil)[:12]))
-	now := time.Now()
-	if os.Chtimes(out, now, now) == nil { // it is there, and in use
-		return out
-	}
 
-	objects := t.TempDir()
 	errs := make([]error, len(sources))
-	names := make([]string, len(sources))
+	objects := make([]string, len(sources))
 	slots := make(chan struct{}, runtime.NumCPU())
 	var wg sync.WaitGroup
 	for i, s := range sources {
-		names[i] = filepath.Join(objects, strconv.Itoa(i)+".o")
-		args := slices.Concat(cxx[1:], []string{"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I..", "-I../../kernels"}, extra)
+		args := append([]string{"-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-I..", "-I../../kernels"}, extra...)
 		switch {
-		case i < len(runtimeSources) && tsan:
+		case what == underTSan && i < runtimeSources:
 			args = append(args, "-DHX_TSAN=1")
-		case tsan:
+		case what == underTSan:
 			args = append(args, "-fsanitize=thread")
 		}
 		if strings.HasSuffix(s, ".cu") {
 			args = append(args, "-DHX_SHIM", "-x", "c++")
 		}
-		args = append(args, "-c", s, "-o", names[i])
+		body, err := os.ReadFile(s)
+		require.NoError(t, err)
+		sum := sha256.Sum256(fmt.Appendf(nil, "%x %q %s\n%s", base, args, s, body))
+		objects[i] = filepath.Join(dir, fmt.Sprintf("%x.o", sum[:12]))
+		now := time.Now()
+		if os.Chtimes(objects[i], now, now) == nil { // it is there, and in use
+			continue
+		}
+		tmp := fmt.Sprintf("%s.%d", objects[i], os.Getpid())
+		args = slices.Concat(cxx[1:], args, []string{"-c", s, "-o", tmp})
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -119,19 +138,25 @@ func build(t *testing.T, tsan bool, extra ...string) string {
 			defer cancel()
 			if text, err := exec.CommandContext(ctx, cxx[0], args...).CombinedOutput(); err != nil {
 				errs[i] = fmt.Errorf("%s: %w\n%s", s, err, text)
+				return
 			}
+			errs[i] = os.Rename(tmp, objects[i])
 		}()
 	}
 	wg.Wait()
 	require.NoError(t, errors.Join(errs...))
-	tmp := fmt.Sprintf("%s.%d", out, os.Getpid())
-	args := append(slices.Clone(cxx[1:]), names...)
-	if tsan {
+
+	out := filepath.Join(t.TempDir(), "selftest")
+	args := append(slices.Clone(cxx[1:]), objects...)
+	switch what {
+	case plain:
+	case underTSan:
 		args = append(args, "-fsanitize=thread")
+	case library:
+		args = append(args, "-shared")
 	}
-	text, err := exec.Command(cxx[0], append(args, "-lpthread", "-o", tmp)...).CombinedOutput()
+	text, err := exec.Command(cxx[0], append(args, "-lpthread", "-o", out)...).CombinedOutput()
 	require.NoError(t, err, "%s", text)
-	require.NoError(t, os.Rename(tmp, out))
 	return out
 }
 
@@ -150,7 +175,7 @@ func run(t *testing.T, program string, args ...string) (string, error) {
 }
 
 func TestShim(t *testing.T) {
-	program := build(t, false)
+	program := build(t, plain)
 	litmus := strconv.Itoa(seeds(t, 100))
 	for _, c := range [][]string{
 		{"collectives", "6"}, {"errors"}, {"litmus", litmus}, {"clocks"}, {"concurrent"}, {"chain"}, {"speed"},
@@ -172,12 +197,40 @@ func TestShim(t *testing.T) {
 	})
 }
 
+// A kernel's fault in a Go process is the shim's, and Go's own faults stay Go's.
+func TestShimInGo(t *testing.T) {
+	lib, err := purego.Dlopen(build(t, library), purego.RTLD_NOW|purego.RTLD_LOCAL)
+	require.NoError(t, err)
+	fault, err := purego.Dlsym(lib, "selftest_fault")
+	require.NoError(t, err)
+	nilDeref := func() (recovered any) {
+		defer func() { recovered = recover() }()
+		var p *[1 << 10]int
+		p[9]++
+		return nil
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 50 {
+				ok, _, _ := purego.SyscallN(fault)
+				assert.EqualValues(t, 1, int32(ok), "a kernel with a bad pointer, then one without")
+				err, _ := nilDeref().(error)
+				assert.ErrorContains(t, err, "nil pointer dereference")
+			}
+		}()
+	}
+	wg.Wait()
+}
+
 // The machines without a context switch of ours.
 func TestShimUcontext(t *testing.T) {
 	if os.Getenv("SEEDS") == "" {
 		t.Skip("one more build: make test-shim (SEEDS is set)")
 	}
-	program := build(t, false, "-DHX_UCONTEXT=1")
+	program := build(t, plain, "-DHX_UCONTEXT=1")
 	for _, c := range [][]string{{"collectives", "3"}, {"litmus", "40"}, {"clocks"}, {"concurrent"}} {
 		text, err := run(t, program, c...)
 		require.NoError(t, err, "%v:\n%s", c, text)
@@ -185,7 +238,7 @@ func TestShimUcontext(t *testing.T) {
 }
 
 func TestThreadSanitizer(t *testing.T) {
-	program := build(t, true)
+	program := build(t, underTSan)
 	fixed := []string{program} // what to run
 	if text, err := run(t, program, "tsan", "1", "t_locals"); err != nil && strings.Contains(text, "unexpected memory mapping") {
 		// Addresses are random in more bits than this ThreadSanitizer knows of.

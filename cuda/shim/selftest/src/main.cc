@@ -77,8 +77,8 @@ double seconds() {
 void collectives(u64 seeds) {
 	constexpr u32 n = 5000;
 	const u64 want = (u64)n * (n - 1) / 2;
-	for (u32 shape = 0; shape < 4; shape++) {
-		u32 blocks = shape == 3 ? 40 : 1 + shape * 3, threads = 32u << shape;
+	for (u32 shape = 0; shape < 5; shape++) {
+		u32 blocks = shape == 3 ? 40 : shape == 4 ? 2 : 1 + shape * 3, threads = shape == 4 ? 1024 : 32u << shape;
 		for (u64 seed = 0; seed < seeds; seed++) {
 			for (int in_world = 0; in_world < 2; in_world++) {
 				Memory m;
@@ -152,6 +152,10 @@ void errors() {
 	shim::Options o;
 	r = world("e_hang", 1, 32, m.params(), o, 20000);
 	if (r.ok || r.error.find("not at its end after 20000 steps") == std::string::npos || r.error.find("e_hang") == std::string::npos)
+		wrong("e_hang: %s", r.error.c_str());
+	o.limit_ns = 50000000;
+	r = threaded("e_hang", 3, 64, m.params(), o);
+	if (r.ok || r.error.find("e_hang") == std::string::npos || r.error.find("not at its end after 50 ms") == std::string::npos)
 		wrong("e_hang: %s", r.error.c_str());
 	for (u32 threads : {0u, 1025u}) {
 		TestParams p = m.params();
