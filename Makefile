@@ -44,7 +44,7 @@ test-shim:
 	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./gpuio ./cache ./graph
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
-GPU_PACK ?= bin/gpu-tier
+GPU_PACK ?= bin/gputier
 test-gpu-pack:
 	$(GO) run ./tools/gputier pack -o $(GPU_PACK)
 
