@@ -78,6 +78,37 @@ var plants = []struct{ kernel, file, right, wrong string }{
 	{"hotness_rank", "hotness.cu", "v == threshold[k] && rank < left[k]", "v == threshold[k] && rank <= left[k]"},
 }
 
+// Barriers left out of copies of the kernels are found on the shim with stores held back.
+func TestMissingBarriersAreFound(t *testing.T) {
+	if os.Getenv("HELIOS_GPU") == "1" {
+		t.Skip("the kernels of a GPU come from the binary")
+	}
+	fakecuda.Build(t) // or skip
+	barriers := []struct{ kernel, file, right, wrong string }{
+		{"sample_fill", "sample.cu", "		dev::syncthreads();\n		for (u64 e", "		for (u64 e"},
+		{"sample_count", "scan.h", "	if (dev::lane() == 31) dev::st(&sums[w], mine);\n	dev::syncthreads();", "	if (dev::lane() == 31) dev::st(&sums[w], mine);"},
+		{"lookup", "lookup.cu", "	dev::syncwarp();\n}\n\nHX_DEVICE inline void find_rows", "}\n\nHX_DEVICE inline void find_rows"},
+	}
+	if os.Getenv("DIFF_BATCHES") == "" || testing.Short() {
+		barriers = barriers[:1]
+	}
+	for _, p := range barriers {
+		t.Run(p.kernel, func(t *testing.T) {
+			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, p.file, p.right, p.wrong)), fakecuda.Private())
+			fakecuda.Control(t, lib, "seed=3,store_buffer=16,jitter=0")
+			opt := fixed().options()
+			opt.Spoil = func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
+			g := fixed()
+			g.grain, opt.Grain = 1000, 1000 // warps that take several steps
+			if err := g.run(within(t), difftest.OpenLibrary(t, lib, opt), 10); err == nil {
+				t.Fatalf("%s without %q: nothing was found", p.kernel, p.right)
+			} else {
+				t.Log(err)
+			}
+		})
+	}
+}
+
 // Off-by-one mistakes planted in copies of the kernels are found in the kernel that has them.
 func TestPlantedMistakesAreFound(t *testing.T) {
 	if os.Getenv("HELIOS_GPU") == "1" {

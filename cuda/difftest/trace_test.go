@@ -17,6 +17,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
 	"helios/graph"
 )
 
@@ -306,6 +307,26 @@ func (g group) replay(ctx context.Context, library string, count int) (map[strin
 	}
 	err = g.run(ctx, dev, count)
 	return dev.Launches(), errors.Join(err, dev.Close())
+}
+
+// TestTraceWeakMemory replays a few groups where the shim holds plain stores back until a barrier or
+// fence asks for them, and lets threads run in random order: what a missing barrier leaves to chance.
+func TestTraceWeakMemory(t *testing.T) {
+	if os.Getenv("HELIOS_GPU") == "1" {
+		t.Skip("a GPU has its own memory order; the shim's is asked for here")
+	}
+	groups := uint64(3)
+	if n := batches(t); n >= 1000 {
+		groups = uint64(n / 100)
+	}
+	library, s := fakecuda.Build(t, fakecuda.Private()), seed(t)
+	for number := range groups {
+		fakecuda.Control(t, library, fmt.Sprintf("seed=%d,store_buffer=%d,jitter=%d", number+1, 1+number%24, number%2))
+		g := newGroup(s, number)
+		if _, err := g.replay(t.Context(), library, 4); err != nil {
+			t.Fatalf("DIFF_SEED=%d, group %d: %v: %v", s, number, g, err)
+		}
+	}
 }
 
 // TestTrace is the recorded trace of random batches through Go's kernels and the CUDA kernels:

@@ -40,6 +40,7 @@ HX_DEVICE inline void hist(const RankParams &p, Share s, u32 *bins) {
 	for (i64 i = s.lo + dev::tid(); i - dev::lane() < s.hi; i += dev::threads()) {
 		u64 v = i < s.hi ? dev::ld(dev::at<u32>(p.Counts, i)) : 0;
 		u32 digit = (u32)(v >> p.Shift) % rankBins;
+#pragma GCC unroll 2
 		for (u32 k = 0; k < 2; k++) {
 			bool in = i < s.hi && v >> done == want[k];
 			u32 all = dev::ballot(dev::full_mask, in);
@@ -161,6 +162,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 			u32 g = base + dev::tid();
 			bool in = g < p.Grid;
 			i64 take[2], before[2];
+#pragma GCC unroll 2
 			for (u32 k = 0; k < 2; k++) {
 				i64 own = in ? dev::ld(&parts[g].Equal[k]) : 0, total;
 				before[k] = equal[k] + block_scan(sums, own, &total);
@@ -168,6 +170,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 				take[k] = (in ? dev::ld(&parts[g].Take[k]) : 0) + clamp(left[k] - before[k], 0, own);
 			}
 			take[1] -= take[0];
+#pragma GCC unroll 2
 			for (u32 k = 0; k < 2; k++) {
 				i64 total, to = at[k] + block_scan(sums, take[k], &total);
 				at[k] += total;
@@ -199,6 +202,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 	}
 	for (u32 i = 0; i < w; i++) {
 		i64 take[2];
+#pragma GCC unroll 2
 		for (u32 k = 0; k < 2; k++) {
 			i64 e = dev::ld(&warps[i * 4 + 2 + k]);
 			take[k] = dev::ld(&warps[i * 4 + k]) + clamp(left[k] - equal[k], 0, e);
@@ -211,6 +215,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 		bool in = i < mine.hi;
 		u32 v = in ? dev::ld(dev::at<u32>(p.Counts, i)) : 0;
 		bool takes[2];
+#pragma GCC unroll 2
 		for (u32 k = 0; k < 2; k++) {
 			u32 at_threshold = dev::ballot(dev::full_mask, in && v == threshold[k]);
 			i64 rank = equal[k] + dev::popc(at_threshold & lanes_below());
