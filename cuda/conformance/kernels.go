@@ -24,6 +24,14 @@ type affineParams struct {
 	Add uint64
 }
 
+// AffineParams is the parameter block of kernel conf_affine, for tests of a backend's own.
+type AffineParams = affineParams
+
+// Affine makes one: dst[i] = dst[i]*mul + add for n words.
+func Affine(dst cuda.DevicePtr, n int64, mul, add uint64) AffineParams {
+	return affineParams{dst, n, mul, add}
+}
+
 // moveParams: Dst[i] = Src[i] + Add for N words.
 type moveParams struct {
 	Dst, Src cuda.DevicePtr

@@ -13,9 +13,11 @@
 //	crash=2[:719]                                                     the second launch from now fails, and takes its context along
 //	lose=719                                                          all contexts are lost now
 //	missing=cuGreenCtxCreate+…                                        for cuGetProcAddress; dlsym: option Missing
-//	launch_ns=0 queue=1024 free_waits=1 init=0                        latency, stream depth, cuMemFree's wait, result of cuInit
+//	launch_ns=0 queue=1024 free_waits=1                               latency, stream depth, cuMemFree's wait
+//	init=0 compute_mode=0 jit=…                                       result of cuInit; 2: prohibited; PTX is refused with this in the log
 //	seed=1 store_buffer=0 jitter=0                                    of kernels, see cuda/shim
-//	reset   calls=symbol   live   error   violations                  start anew; questions
+//	reset                                                             start anew: no context, cuInit to come, knobs as here
+//	calls=symbol   failed=symbol   sites   live   error   violations  questions
 package fakecuda
 
 import (
@@ -59,7 +61,8 @@ func Missing(symbols ...string) Option {
 	return func(o *options) { o.missing = append(o.missing, symbols...) }
 }
 
-// Private gives the caller a copy of the library, which has a state of its own.
+// Private gives the caller a copy of the library, which has a state of its own. A process can load
+// about six, which is the loader's room for thread-local variables; "reset" is enough for tests that run one after the other.
 func Private() Option { return func(o *options) { o.private = true } }
 
 // Root names the repository instead of looking for it above the working directory.

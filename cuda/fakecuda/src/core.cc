@@ -80,6 +80,10 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 		k.name = value;
 		return "";
 	}
+	if (key == "jit") {
+		k.jit = value;
+		return "";
+	}
 	if (key == "cc") {
 		auto n = split(value, '.');
 		u64 major, minor;
@@ -124,7 +128,7 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 	} ints[] = {{"devices", &k.devices},   {"sms", &k.sms},         {"driver", &k.driver},         {"blocks_per_sm", &k.blocks_per_sm},
 	            {"threads_per_sm", &k.threads_per_sm}, {"green", &k.green},     {"sm_min", &k.sm_min},         {"sm_step", &k.sm_step},
 	            {"iomem", &k.iomem},       {"dmabuf", &k.dmabuf},   {"hostreg", &k.hostreg},       {"free_waits", &k.free_waits},
-	            {"init", &k.init},         {"jitter", &k.jitter}};
+	            {"init", &k.init},         {"jitter", &k.jitter},   {"compute_mode", &k.compute_mode}};
 	for (auto &i : ints)
 		if (key == i.key) {
 			*i.at = (int)v;
@@ -139,8 +143,12 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 	return "no knob named " + key;
 }
 
+void abandon();
+
 std::string command(const std::string &all) {
 	auto &d = g();
+	for (auto &word : split(all, ','))
+		if (word == "reset") abandon();
 	std::lock_guard<std::mutex> lk(d.mu);
 	std::string out;
 	for (auto &word : split(all, ',')) {
@@ -149,15 +157,21 @@ std::string command(const std::string &all) {
 		std::string key = word.substr(0, eq), value = eq == std::string::npos ? "" : word.substr(eq + 1);
 		if (key == "reset") {
 			d.knobs = Knobs();
+			d.ready = false;
 			d.crash_at = 0;
 			d.error.clear();
 			d.violations.clear();
 			for (auto &s : d.sites) {
 				s.second->calls = 0;
-				s.second->fail_from = s.second->fail_to = 0;
+				s.second->fail_from = s.second->fail_to = s.second->failed = 0;
 			}
 		} else if (key == "calls") {
 			out += std::to_string((unsigned long long)site(value).calls.load()) + "\n";
+		} else if (key == "failed") {
+			out += std::to_string((unsigned long long)site(value).failed) + "\n";
+		} else if (key == "sites") {
+			for (auto &s : d.sites)
+				if (u64 n = s.second->calls) out += s.first + " " + std::to_string((unsigned long long)n) + "\n";
 		} else if (key == "error") {
 			out += d.error;
 		} else if (key == "violations") {
@@ -204,7 +218,10 @@ CUresult Site::enter(bool needs_init) {
 	auto &d = g();
 	std::lock_guard<std::mutex> lk(d.mu);
 	if (needs_init && !d.ready) return CUDA_ERROR_NOT_INITIALIZED;
-	if (n >= fail_from && n < fail_to) return fail_with;
+	if (n >= fail_from && n < fail_to) {
+		failed++;
+		return fail_with;
+	}
 	return CUDA_SUCCESS;
 }
 
@@ -267,6 +284,19 @@ CUresult destroy(CUcontext c) {
 		d.contexts.erase(x);
 	}
 	return drop_memory(c);
+}
+
+// Ends all contexts, whoever holds them: those of a test that failed must not trouble the next.
+void abandon() {
+	auto &d = g();
+	std::vector<CUcontext> roots;
+	{
+		std::lock_guard<std::mutex> lk(d.mu);
+		for (auto &dev : d.devices) dev->primary = nullptr;
+		for (CUcontext c : d.contexts)
+			if (c->root == c && !c->destroyed) roots.push_back(c);
+	}
+	for (CUcontext c : roots) destroy(c);
 }
 
 // The context behind a handle that a caller gave.
@@ -532,6 +562,7 @@ HX_API cuDeviceGetAttribute(int *v, CUdevice_attribute attribute, CUdevice dev) 
 	case 15: case 40: *v = 2; break;                    // copy engines
 	case 16: *v = k.sms; break;
 	case 19: case 31: case 41: case 78: case 91: case 79: case 80: case 90: *v = 1; break; // maps host memory, concurrent kernels, UVA, registered pointers as they are, priorities, caches, preemption
+	case 20: *v = k.compute_mode; break;
 	case 33: *v = 0x41 + dev; break;                    // PCI bus
 	case 36: *v = 2600000; break;                       // memory clock
 	case 37: *v = 5120; break;                          // bus width

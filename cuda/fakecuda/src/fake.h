@@ -49,6 +49,8 @@ struct Knobs {
 	u64 launch_ns = 0;                      // latency before a kernel starts
 	u32 queue = 1024;                       // launches that wait in one stream before the caller does
 	int init = 0;                           // result of cuInit
+	int compute_mode = 0;                   // 2: prohibited
+	std::string jit;                        // not empty: PTX is refused with this in the log
 	u64 seed = 1;
 	u32 store_buffer = 0;
 	int jitter = 0;
@@ -60,6 +62,7 @@ struct Site {
 	const char *name;
 	std::atomic<u64> calls{0};
 	u64 fail_from = 0, fail_to = 0; // calls that fail: [from, to)
+	u64 failed = 0;
 	CUresult fail_with = CUDA_SUCCESS;
 	explicit Site(const char *name);
 	CUresult enter(bool needs_init);
@@ -181,7 +184,7 @@ struct CUctx_st {
 	fake::Mask sms;
 	std::atomic<int> error{0}; // sticky; of the root
 	CUstream null_stream = nullptr;
-	std::set<CUstream> streams;
+	std::set<CUstream> streams, dying; // destroyed ones work their queue off
 	std::set<CUevent> events;
 	std::set<CUmodule> modules;
 	std::map<int, size_t> limits;

@@ -121,6 +121,10 @@ CUresult parse(const char *image, Log &err, Found *out) {
 	}
 	out->target = atoi(w.c_str() + 3);
 	if (out->target > k.cc) return fatal(CUDA_ERROR_INVALID_PTX, "SM version specified by .target is higher than default SM version assumed");
+	if (!k.jit.empty()) {
+		say(t.line, "error   : ", k.jit);
+		return fatal(CUDA_ERROR_INVALID_PTX, "Ptx assembly aborted due to errors");
+	}
 	int depth = 0;
 	while (!(w = t.next()).empty()) {
 		if (w == "{") depth++;

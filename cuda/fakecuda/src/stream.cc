@@ -28,6 +28,10 @@ void run(CUstream s) {
 		s->out++;
 		s->progress.notify_all();
 	}
+	lk.unlock();
+	std::lock_guard<std::mutex> all(g().mu);
+	s->ctx->dying.erase(s);
+	lk.lock();
 	s->ended = true;
 	s->progress.notify_all();
 }
@@ -143,7 +147,8 @@ CUresult wait_idle(CUcontext root, bool ignore_errors) {
 		std::lock_guard<std::mutex> lk(g().mu);
 		for (CUcontext c : g().contexts)
 			if (c->root == root)
-				for (CUstream s : c->streams) all.emplace_back(s, tail(s));
+				for (auto *set : {&c->streams, &c->dying})
+					for (CUstream s : *set) all.emplace_back(s, tail(s));
 	}
 	i64 deadline = ignore_errors ? now_ns() + patience_ns : never;
 	for (auto &x : all)
@@ -154,6 +159,7 @@ CUresult wait_idle(CUcontext root, bool ignore_errors) {
 static void close_stream(CUstream s) { // with mu held
 	g().live.erase(s);
 	s->ctx->streams.erase(s);
+	s->ctx->dying.insert(s);
 	std::lock_guard<std::mutex> lk(s->mu);
 	s->closing = true;
 	s->work.notify_all();
@@ -165,6 +171,7 @@ void end_streams(CUcontext ctx) {
 		std::lock_guard<std::mutex> lk(g().mu);
 		all.assign(ctx->streams.begin(), ctx->streams.end());
 		for (CUstream s : all) close_stream(s);
+		all.assign(ctx->dying.begin(), ctx->dying.end());
 	}
 	i64 deadline = now_ns() + patience_ns;
 	for (CUstream s : all) {
@@ -283,7 +290,8 @@ struct Launch {
 			if (at >= 0) sms->leave(at, threads);
 		if (r.ok) return;
 		bool mis = r.error.find("misaligned") != std::string::npos;
-		bool mem = r.error.find("memory fault") != std::string::npos;
+		// An address just below a fiber's stack may be either: both are outside the device's memory.
+		bool mem = r.error.find("memory fault") != std::string::npos || r.error.find("stack overflow") != std::string::npos;
 		poison(ctx, mis ? CUDA_ERROR_MISALIGNED_ADDRESS : mem ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED, r.error);
 	}
 };

@@ -1,0 +1,262 @@
+//go:build linux && (amd64 || arm64) && !nocuda && !gorgonia
+
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"helios/cuda"
+	"helios/cuda/conformance"
+	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+	"helios/cuda/kernels"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// workload uses every part of a device once, in two streams of which one has a budget, and
+// reports the first error. What it computes is checked: either a call says that it failed, or
+// the numbers are right. It leaves nothing behind, whatever fails.
+func workload(lib string) (err error) {
+	const n = 512
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	d, err := driver.Open(driver.Options{Library: lib})
+	if err != nil {
+		return err
+	}
+	closers := []func() error{d.Close}
+	defer func() {
+		for _, f := range slices.Backward(closers) {
+			err = errors.Join(err, f())
+		}
+	}()
+	later := func(f func() error) { closers = append(closers, f) }
+
+	mem, err := hostmem.Alloc(n*8, "workload")
+	if err != nil {
+		return err
+	}
+	later(func() error { return hostmem.Free(mem) })
+	reg, err := d.Register(mem, "registered")
+	if err != nil {
+		return err
+	}
+	later(reg.Free)
+	dev, err := d.Alloc(cuda.MemDevice, n*8, "device")
+	if err != nil {
+		return err
+	}
+	later(dev.Free)
+	out, err := d.Alloc(cuda.MemPinned, n*8, "pinned")
+	if err != nil {
+		return err
+	}
+	later(out.Free)
+	a, err := d.NewStream(cuda.StreamOptions{Name: "a"})
+	if err != nil {
+		return err
+	}
+	later(a.Close)
+	b, err := d.NewStream(cuda.StreamOptions{Name: "b", SMs: 2, Priority: 1})
+	if err != nil {
+		return err
+	}
+	later(b.Close)
+	e, err := d.NewEvent()
+	if err != nil {
+		return err
+	}
+	later(e.Close)
+	f, err := d.NewEvent()
+	if err != nil {
+		return err
+	}
+	later(f.Close)
+	k, err := d.Kernel("conf_affine")
+	if err != nil {
+		return err
+	}
+	affine := func(st cuda.Stream, p cuda.DevicePtr, mul, add uint64) func() error {
+		return func() error {
+			return cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 3, Threads: 64}, conformance.Affine(p, n, mul, add))
+		}
+	}
+	for _, step := range []func() error{
+		func() error { return a.Fill(dev.Ptr(), 1, n*8) },
+		affine(a, dev.Ptr(), 3, 1),
+		func() error { return a.Record(e) },
+		func() error { return b.Wait(e) },
+		affine(b, dev.Ptr(), 5, 2),
+		func() error { return b.Copy(reg.Ptr(), dev.Ptr(), n*8) },
+		affine(b, reg.Ptr(), 7, 3),
+		func() error { return b.Record(f) },
+		func() error { return a.Wait(f) },
+		func() error { return a.Copy(out.Ptr(), reg.Ptr(), n*8) },
+		func() error { return f.Synchronize(ctx) },
+		func() error { return a.Synchronize(ctx) },
+		func() error { return b.Synchronize(ctx) },
+		func() error { _, err := f.Since(e); return err },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	const want = ((0x0101010101010101*3+1)*5+2)*7 + 3
+	for i, v := range hostmem.View[uint64](out.Bytes()) {
+		if v != want%(1<<64) {
+			return fmt.Errorf("%w: word %d is %#x", errWrongData, i, v)
+		}
+	}
+	return nil
+}
+
+var errWrongData = errors.New("wrong data without an error")
+
+const sweepKnobs = "reset,mem=67108864,sms=6,cc=8.0,sm_min=2,sm_step=2,threads_per_sm=512"
+
+// Each call into the driver fails once, at each of its first times: the program gets an error that
+// names the call, or did not need it and has the right data. It does not hang or crash, and the
+// next program finds the driver as it was.
+func TestEveryCallFails(t *testing.T) {
+	lib := fakecuda.Build(t)
+	fakecuda.Control(t, lib, sweepKnobs)
+	if err := workload(lib); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, lib)
+	// What a device can do without: these are asked or given back, and a failure is no harm.
+	harmless := map[string]bool{
+		"cuGetErrorName": true, "cuGetErrorString": true, "cuDeviceGetAttribute": true, "cuDeviceGetPCIBusId": true, "cuDeviceGetName": true,
+		"cuMemGetInfo_v2": true, "cuFuncGetAttribute": true, "cuFuncGetParamInfo": true, "cuDriverGetVersion": true,
+		"cuDeviceGetDevResource": true, "cuDevSmResourceSplitByCount": true,
+		"cuStreamDestroy_v2": true, "cuEventDestroy_v2": true, "cuModuleUnload": true, "cuLibraryUnload": true,
+		"cuMemFree_v2": true, "cuMemHostUnregister": true, "cuCtxSetCurrent": true, "cuStreamQuery": true,
+	}
+	most := 6
+	if testing.Short() {
+		most = 2
+	}
+	surfaced := 0
+	var sites []string
+	for _, line := range strings.Split(strings.TrimSpace(fakecuda.Control(t, lib, "sites")), "\n") {
+		name, count, _ := strings.Cut(line, " ")
+		calls, err := strconv.Atoi(count)
+		if err != nil {
+			t.Fatal(line)
+		}
+		if name == "cuDevicePrimaryCtxRelease_v2" || name == "cuGreenCtxDestroy" {
+			continue // its failure leaves a context alive, so it comes last
+		}
+		sites = append(sites, fmt.Sprintf("%s:%d", name, calls))
+		for n := 1; n <= min(calls, most); n++ {
+			fakecuda.Control(t, lib, fmt.Sprintf("%s,fail=%s:%d", sweepKnobs, name, n))
+			err := workload(lib)
+			fired := fakecuda.Control(t, lib, "failed="+name) != "0\n" // some calls depend on who is faster
+			switch {
+			case errors.Is(err, errWrongData):
+				t.Errorf("%s, call %d: %v", name, n, err)
+			case err != nil:
+				surfaced++
+				stem, _, _ := strings.Cut(name, "_v")
+				if oom := (*cuda.OutOfMemoryError)(nil); !strings.Contains(err.Error(), stem) && !errors.As(err, &oom) {
+					t.Errorf("%s, call %d: the error does not name it: %v", name, n, err)
+				}
+			case fired && !harmless[name]:
+				t.Errorf("%s, call %d: no error", name, n)
+			}
+			empty(t, lib)
+			if t.Failed() {
+				return
+			}
+		}
+	}
+	if surfaced < 20 {
+		t.Errorf("%d failures surfaced", surfaced)
+	}
+	// Several at one time: what fails while a failure is cleaned up.
+	const seed = 7
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for round := range 20 * most {
+		knobs := sweepKnobs
+		for range 3 {
+			name, calls, _ := strings.Cut(sites[rng.IntN(len(sites))], ":")
+			n, err := strconv.Atoi(calls)
+			if err != nil {
+				t.Fatal(err)
+			}
+			knobs += fmt.Sprintf(",fail=%s:%d:999:%d", name, 1+rng.IntN(n), 1+rng.IntN(3))
+		}
+		fakecuda.Control(t, lib, knobs)
+		if err := workload(lib); errors.Is(err, errWrongData) {
+			t.Errorf("seed %d, round %d, %s: %v", seed, round, knobs, err)
+		}
+		if empty(t, lib); t.Failed() {
+			t.Fatalf("seed %d, round %d: %s", seed, round, knobs)
+		}
+	}
+	fakecuda.Control(t, lib, sweepKnobs+",fail=cuGreenCtxDestroy:1")
+	if err := workload(lib); err != nil && !strings.Contains(err.Error(), "cuGreenCtxDestroy") {
+		t.Errorf("a green context could not be destroyed: %v", err)
+	}
+	fakecuda.Control(t, lib, sweepKnobs+",fail=cuDevicePrimaryCtxRelease_v2:1")
+	if err := workload(lib); err == nil || !strings.Contains(err.Error(), "cuDevicePrimaryCtxRelease") {
+		t.Errorf("the context could not be released: %v", err)
+	}
+}
+
+// The GPU dies at each launch in turn. The error has the class of a failed device and names what
+// happened, and the next device works.
+func TestLossAtEveryLaunch(t *testing.T) {
+	lib := fakecuda.Build(t)
+	for n := 1; n <= 3; n++ {
+		for _, code := range []int{719, 700, 214, 702} {
+			fakecuda.Control(t, lib, fmt.Sprintf("%s,crash=%d:%d", sweepKnobs, n, code))
+			err := workload(lib)
+			if errs.ClassOf(err) != errs.Device || !strings.Contains(err.Error(), strconv.Itoa(code)) {
+				t.Errorf("launch %d, code %d: class %d: %v", n, code, errs.ClassOf(err), err)
+			}
+			var lost *driver.LostError
+			if !errors.As(err, &lost) {
+				t.Errorf("launch %d, code %d: no LostError: %v", n, code, err)
+			}
+			empty(t, lib)
+			if err := workload(lib); err != nil {
+				t.Fatalf("after code %d at launch %d: %v", code, n, err)
+			}
+			empty(t, lib)
+		}
+	}
+}
+
+// The texts that are committed all load on the oldest GPU and driver that they name, and take what
+// the shim's kernels take.
+func TestAllKernelsLoad(t *testing.T) {
+	lib := fakecuda.Build(t)
+	fakecuda.Control(t, lib, "reset,cc=7.0,driver=12030")
+	d := openDevice(t, lib)
+	list, err := kernels.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range list {
+		got, err := d.Kernel(k.Name)
+		if err != nil {
+			t.Error(err)
+		} else if int(got.ParamSize()) != k.ParamBytes {
+			t.Errorf("kernel %s takes %d bytes, its PTX %d", k.Name, got.ParamSize(), k.ParamBytes)
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	empty(t, lib)
+}
