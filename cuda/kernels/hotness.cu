@@ -99,6 +99,7 @@ struct Tally {
 };
 
 HX_DEVICE inline void add_row(Tally &t, const u32 threshold[2], u32 v) {
+#pragma GCC unroll 2
 	for (u32 k = 0; k < 2; k++) {
 		t.above[k] += v > threshold[k];
 		t.equal[k] += v == threshold[k];
@@ -146,6 +147,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 		Share s = block_share(p.Rows);
 		Tally t = {};
 		for (i64 i = s.lo + dev::tid(); i < s.hi; i += dev::threads()) add_row(t, threshold, dev::ld(dev::at<u32>(p.Counts, i)));
+#pragma GCC unroll 2
 		for (u32 k = 0; k < 2; k++) {
 			i64 above = block_sum(sums, t.above[k]), equal = block_sum(sums, t.equal[k]);
 			if (dev::tid() == 0) {
@@ -187,6 +189,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 	Share mine = share_of(block_share(p.Rows), w, n);
 	Tally t = {};
 	for (i64 i = mine.lo + lane; i < mine.hi; i += 32) add_row(t, threshold, dev::ld(dev::at<u32>(p.Counts, i)));
+#pragma GCC unroll 2
 	for (u32 k = 0; k < 2; k++) {
 		i64 above = warp_sum(t.above[k]), equal = warp_sum(t.equal[k]);
 		if (lane == 0) {
@@ -196,6 +199,7 @@ HX_KERNEL(hotness_rank, RankParams) {
 	}
 	dev::syncthreads();
 	i64 at[2], equal[2];
+#pragma GCC unroll 2
 	for (u32 k = 0; k < 2; k++) {
 		at[k] = dev::ld(&parts[dev::bid()].Take[k]);
 		equal[k] = dev::ld(&parts[dev::bid()].Equal[k]);
