@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda/driver"
 	"helios/dataset/npy"
 )
 
@@ -240,7 +239,6 @@ func TestBadFlags(t *testing.T) {
 		{"misspelt device", nil, "bench io --device cuad", 2, []string{"cuad", "did you mean cuda"}, ""},
 		{"no number of a GPU", nil, "bench io --device cuda:one", 2, []string{"cuda:one", "cuda:0"}, ""},
 		{"a GPU below 0", nil, "bench io --device cuda:-1", 2, []string{"cuda:-1"}, ""},
-		{"no CUDA driver", func(t *testing.T) { t.Setenv(driver.EnvLibrary, "no-such-libcuda.so") }, "bench io --device cuda --results r.json", 3, []string{"--device cuda", "no CUDA driver", "no-such-libcuda.so", "install"}, "r.json"},
 		{"bad budget", nil, "train g --gpu-cache lots", 2, []string{"--gpu-cache", "lots", "256MiB"}, ""},
 		{"budget over 100%", nil, "train g --cpu-cache 120%", 2, []string{"--cpu-cache", "120%"}, ""},
 		{"bad fanout", nil, "train g --fanout ten,ten", 2, []string{"--fanout", "ten"}, ""},

@@ -1,3 +1,5 @@
+//go:build linux && (amd64 || arm64) && !nocuda && !gorgonia
+
 package main
 
 import (
@@ -144,4 +146,10 @@ func TestModelsStayOnTheHost(t *testing.T) {
 	require.Equal(t, 0, r.code, r.errOut)
 	require.Equal(t, "device: host, for the model's kernels (gnn) have no CUDA version yet\n", r.errOut)
 	require.Contains(t, r.out, "on host")
+}
+
+func TestNoDriver(t *testing.T) {
+	runBad(t, []badCase{
+		{"no CUDA driver", func(t *testing.T) { t.Setenv(driver.EnvLibrary, "no-such-libcuda.so") }, "bench io --device cuda --results r.json", 3, []string{"--device cuda", "no CUDA driver", "no-such-libcuda.so", "install"}, "r.json"},
+	})
 }

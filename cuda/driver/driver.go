@@ -48,9 +48,10 @@ type Device struct {
 	driver   int // driver's CUDA version
 	priority struct{ least, greatest int }
 
-	life   sync.RWMutex // held for reading within a call of the library
-	closed atomic.Bool
-	lost   atomic.Pointer[LostError]
+	life    sync.RWMutex // held for reading within a call of the library
+	closing atomic.Bool  // nothing new is made; set under streamMu and memMu
+	closed  atomic.Bool
+	lost    atomic.Pointer[LostError]
 
 	regions region.Table
 	memMu   sync.Mutex // of the next three
@@ -222,6 +223,14 @@ func (d *Device) usableNow() error {
 	return nil
 }
 
+// accepting is usableNow for what makes something new.
+func (d *Device) accepting() error {
+	if d.closing.Load() {
+		return d.errClosed()
+	}
+	return d.usableNow()
+}
+
 func (d *Device) errClosed() error { return fmt.Errorf("device %s: %w", d.info.Name, cuda.ErrClosed) }
 
 // Info implements cuda.Device.
@@ -236,7 +245,10 @@ func (d *Device) Capabilities() Capabilities { return d.caps }
 // as the kernel runs.
 func (d *Device) Close() error {
 	d.streamMu.Lock()
-	if d.closed.Load() {
+	d.memMu.Lock()
+	begun := d.closing.Swap(true)
+	d.memMu.Unlock()
+	if begun {
 		d.streamMu.Unlock()
 		return nil
 	}
@@ -275,11 +287,8 @@ func (d *Device) Close() error {
 	}
 	// Nobody is inside the library any more after this, and nobody gets in.
 	d.life.Lock()
-	again := d.closed.Swap(true)
+	d.closed.Store(true)
 	d.life.Unlock()
-	if again {
-		return nil
-	}
 	if !stuck {
 		if r := d.api.DevicePrimaryCtxRelease(d.ord); r != success && d.lost.Load() == nil {
 			failed = append(failed, callError(d.api, "cuDevicePrimaryCtxRelease_v2", r).Error())

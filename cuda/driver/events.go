@@ -175,7 +175,7 @@ type gpuEvent struct {
 
 // NewEvent implements cuda.Device.
 func (d *Device) NewEvent() (cuda.Event, error) {
-	if err := d.usableNow(); err != nil {
+	if err := d.accepting(); err != nil {
 		return nil, err
 	}
 	return &gpuEvent{d: d}, nil

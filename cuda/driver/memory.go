@@ -38,7 +38,8 @@ type buffer struct {
 	mem     []byte // the CPU's view
 	origin  origin
 	purpose string
-	counted bool
+	counted bool // in usage once kept
+	kept    bool
 	region  *region.Region
 	pins    []*pin
 	freed   atomic.Bool
@@ -81,7 +82,7 @@ func (b *buffer) Free() error {
 	d.memMu.Lock()
 	defer d.memMu.Unlock()
 	delete(d.buffers, b)
-	if b.counted {
+	if b.kept && b.counted {
 		if d.usage[b.purpose] -= b.size; d.usage[b.purpose] == 0 {
 			delete(d.usage, b.purpose)
 		}
@@ -120,7 +121,7 @@ func (d *Device) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buff
 	if size < 0 {
 		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", d.info.Name, purpose, size)
 	}
-	if err := d.usableNow(); err != nil {
+	if err := d.accepting(); err != nil {
 		return nil, err
 	}
 	b := &buffer{d: d, size: size, purpose: purpose, counted: size > 0}
@@ -138,18 +139,22 @@ func (d *Device) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buff
 	if err != nil {
 		return nil, fmt.Errorf("device %s: allocate %s: %w", d.info.Name, purpose, err)
 	}
-	d.keep(b)
+	d.memMu.Lock()
+	late := d.closing.Load()
+	if !late {
+		d.keepLocked(b)
+	}
+	d.memMu.Unlock()
+	if late {
+		return nil, errors.Join(d.errClosed(), b.Free())
+	}
 	return b, nil
 }
 
-func (d *Device) keep(b *buffer) {
-	d.memMu.Lock()
-	defer d.memMu.Unlock()
-	d.keepLocked(b)
-}
-
+// keepLocked counts a buffer among the device's. d.memMu is held.
 func (d *Device) keepLocked(b *buffer) {
 	d.buffers[b] = struct{}{}
+	b.kept = true
 	if b.counted {
 		d.usage[b.purpose] += b.size
 	}
@@ -352,7 +357,7 @@ func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
 	if region.OnGoHeap(lo) {
 		return nil, fmt.Errorf("device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem", d.info.Name, purpose)
 	}
-	if err := d.usableNow(); err != nil {
+	if err := d.accepting(); err != nil {
 		return nil, err
 	}
 	b := &buffer{d: d, size: int64(len(mem)), mem: mem, origin: fromRegister, purpose: purpose}
@@ -371,7 +376,7 @@ func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
 	if len(mem) == 0 || lo%pageBytes != 0 || len(mem)%pageBytes != 0 {
 		return nil, fmt.Errorf("device %s: register %s: %d bytes of I/O memory at %#x: want whole pages", d.info.Name, purpose, len(mem), lo)
 	}
-	if err := d.usableNow(); err != nil {
+	if err := d.accepting(); err != nil {
 		return nil, err
 	}
 	// A mapping of VFIO's gets its pages at the first access, and the driver makes none.

@@ -84,7 +84,7 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	if opt.SMs < 0 {
 		return nil, fmt.Errorf("stream %q: budget of %d SMs: want 1 to %d, or 0 for all", opt.Name, opt.SMs, d.info.SMs)
 	}
-	if err := d.usableNow(); err != nil {
+	if err := d.accepting(); err != nil {
 		return nil, err
 	}
 	s := &gpuStream{d: d, opt: opt, args: &launchArgs{}, events: &d.events, ring: make([]mark, inFlight)}
@@ -124,11 +124,14 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	}
 	s.args.hx.Fault = cuda.DevicePtr(s.slot.dev)
 	d.streamMu.Lock()
-	defer d.streamMu.Unlock()
-	if d.closed.Load() {
+	late := d.closing.Load()
+	if !late {
+		d.streams[s] = struct{}{}
+	}
+	d.streamMu.Unlock()
+	if late {
 		return fail(d.errClosed())
 	}
-	d.streams[s] = struct{}{}
 	return s, nil
 }
 
