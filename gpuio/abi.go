@@ -108,7 +108,7 @@ type queueState struct {
 	// Completion side.
 	Head   uint32 // completer
 	Phase  uint32 // completer
-	ScanAt int64  // completer: when the commands' deadlines must be looked at; 0: not armed
+	ScanAt int64  // completer: when the commands' deadlines must be looked at; 0: not armed. frozenTimeout: when one was past
 
 	// Counters. Each has one writer (owner or completer); the host reads them.
 	Issued    uint64 // owner: commands, retries included

@@ -400,17 +400,15 @@ func (e *async) commandsOf(i int) int {
 	return n
 }
 
-// alloc takes kernel state from device memory that the host can reach too, for recovery.
+// alloc takes kernel state from memory that the host can reach too, for recovery.
 func (e *async) alloc(n int64, purpose string) (cuda.Buffer, error) {
-	b, err := e.dev.Alloc(cuda.MemDevice, max(n, 1), purpose)
-	if err != nil || b.Bytes() != nil {
-		return b, err
+	if e.onHost() {
+		return e.dev.Alloc(cuda.MemDevice, max(n, 1), purpose)
 	}
-	if err := b.Free(); err != nil {
-		return nil, err
-	}
-	if b, err = e.dev.Alloc(cuda.MemPinned, max(n, 1), purpose); err == nil && addr(b.Bytes()) != b.Ptr() {
-		return nil, errors.Join(errs.New(errs.Capability, "device %s does not use pinned memory at the CPU's address: it lacks unified addressing; use --device host", e.dev.Info().Name), b.Free())
+	b, err := e.dev.Alloc(cuda.MemPinned, max(n, 1), purpose)
+	if err == nil && addr(b.Bytes()) != b.Ptr() {
+		err = errs.New(errs.Capability, "device %s does not use pinned memory at the CPU's address: it lacks unified addressing; use --device host", e.dev.Info().Name)
+		return nil, errors.Join(err, b.Free())
 	}
 	return b, err
 }

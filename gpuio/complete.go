@@ -237,6 +237,7 @@ func (k kernelView) deadlines(queues cuda.DevicePtr, lo, hi uint32) time.Duratio
 		case q.ScanAt <= now:
 			next := q.oldest()
 			if next <= now {
+				q.ScanAt = now
 				atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout)
 				return 0
 			}

@@ -146,12 +146,13 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	w.ssds, w.perSSD = 1+rng.IntN(3), 1+rng.IntN(3)
 	lba := []int{512, 4096}[rng.IntN(2)]
 	rowBytes := []int{16, 52, 128, 512, 512, 600, 1024, 4096, 4096, 8192, 12288, 20480, 24, 7}[rng.IntN(14)]
-	commands := []int{1, 2, 3, 7, 31, 32, 33, 64, 100, 257, 1023}[rng.IntN(11)]
-	if rowBytes > 1024 {
-		commands = min(commands, 64)
-	}
+	// Each depth in turn, so that all are there.
+	commands := []int{1, 1023, 2, 3, 7, 31, 32, 33, 64, 100, 257}[round%11]
 	if commands > 200 {
 		w.ssds, w.perSSD = 1, 1+rng.IntN(2)
+		lba, rowBytes = 512, []int{16, 128, 512, 512, 7}[rng.IntN(5)]
+	} else if rowBytes > 1024 {
+		commands = min(commands, 64)
 	}
 	var err error
 	w.layout, err = NewLayout(int64(w.ssds)*int64(20+rng.IntN(300)), rowBytes, w.ssds, lba)

@@ -159,7 +159,9 @@ func (k *syncView) step(w *syncWarp) bool {
 		if atomic.LoadInt64(&cmd.Deadline) > k.now {
 			return false
 		}
-		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout)
+		if atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout) {
+			q.ScanAt = k.now // what was late is what recovery aborts
+		}
 	}
 	if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {
 		return false
@@ -232,7 +234,9 @@ func (k *syncView) issue(w *syncWarp, q *queueState) bool {
 		if w.until > k.now {
 			return false
 		}
-		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout)
+		if atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout) {
+			q.ScanAt = k.now // what was late is what recovery aborts
+		}
 		atomic.OrUint32(&q.Retry[w.cid/32], 1<<(w.cid&31))
 		return k.leave(w)
 	}

@@ -135,6 +135,14 @@ func (e *async) recoverQueue(ctx context.Context, g int) {
 		}
 		return
 	}
+	// A warp of read_sync that left may have missed that its command was done. None runs now: the row
+	// is read again.
+	q.commands(func(cid uint32, cmd *command) {
+		if state := atomic.LoadUint32(&cmd.State); state&cmdState == cmdDone {
+			atomic.StoreUint32(&cmd.State, state&^(cmdState|cmdAborted)|cmdRetry)
+			atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
+		}
+	})
 	switch atomic.LoadUint32(&q.Frozen) {
 	case frozenNo, frozenClosing, frozenUnsafe:
 	case frozenDead:
@@ -171,7 +179,8 @@ func (q *queueState) commands(fn func(cid uint32, cmd *command)) {
 // abortLate aborts the commands past their deadline and thaws the queue, so that the complete
 // kernel can see their completions. False: some were aborted before, or Abort does not work.
 func (e *async) abortLate(ctx context.Context, q *queueState) bool {
-	now := e.now()
+	// Late is what was late when the kernel looked: completions that came since are not seen yet.
+	now := q.ScanAt
 	ok := true
 	var late []uint32
 	q.commands(func(cid uint32, cmd *command) {
@@ -209,7 +218,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState) bool {
 	for _, cid := range late {
 		atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
 	}
-	q.ScanAt = grace
+	q.ScanAt = q.oldest()
 	atomic.StoreUint32(&q.Frozen, frozenNo)
 	return true
 }

@@ -204,7 +204,10 @@ HX_DEVICE void deadlines(u64 queues, u32 lo, u32 hi, u64 sets) {
 				drop_late(q, g, sets, now);
 				next = oldest(q);
 #else
-				if (io::leader()) io::freeze(q, frozenTimeout);
+				if (io::leader()) {
+					dev::st(&q->ScanAt, now);
+					io::freeze(q, frozenTimeout);
+				}
 				dev::syncwarp();
 				return;
 #endif

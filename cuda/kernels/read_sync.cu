@@ -184,7 +184,8 @@ HX_DEVICE bool await(QueueState *q, const Command *c, i64 due, u32 *state, u32 *
 		}
 		u32 over = 0;
 		if (io::leader()) {
-			if (dev::now_ns() >= due) io::freeze(q, frozenTimeout);
+			i64 now = dev::now_ns();
+			if (now >= due && dev::cas_gpu<dev::acq_rel>(&q->Frozen, frozenNo, frozenTimeout) == frozenNo) dev::st(&q->ScanAt, now);
 			if (dev::ld_relaxed_sys(&q->Frozen) != frozenNo) over = 1;
 		}
 		if (io::lead(over) != 0) {
