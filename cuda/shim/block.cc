@@ -170,7 +170,7 @@ bool start_fiber(Fiber *f) {
 		Stack **at = &e->stacks;
 #if HX_RUNTIME_TSAN
 		// Which thread of before this one continues, for ThreadSanitizer, is left to chance.
-		for (u32 skip = e->rng.below(e->stack_count); skip > 0; skip--) at = &(*at)->next;
+		for (u32 skip = e->reuse.below(e->stack_count); skip > 0; skip--) at = &(*at)->next;
 #endif
 		f->stack = *at;
 		*at = f->stack->next;
@@ -214,6 +214,20 @@ void release_stack(Fiber *f) {
 	s->next = exec->stacks;
 	exec->stacks = s;
 	exec->stack_count++;
+}
+
+// What the threads of a block that was given up did is over, too.
+void disown(Block *b) {
+	if (!HX_RUNTIME_TSAN) return;
+	for (u32 t = 0; t < b->threads; t++) {
+		Fiber *f = &b->fibers[t];
+		if (f->stack == nullptr || f->state == State::done) continue;
+#if HX_RUNTIME_TSAN
+		tsan_enter(f->tsan);
+		tsan_release(&b->grid->end_tag);
+		tsan_enter(exec->tsan);
+#endif
+	}
 }
 
 static inline void note(Exec *e, Fiber *f) {

@@ -144,6 +144,9 @@ static void run_block(Exec *e, Grid *g, u32 id) {
 	Block *b = &e->own;
 	e->block = b;
 	e->rng.state = mix(mix(g->options.seed, g->launch.Seq), id);
+#if HX_RUNTIME_TSAN
+	e->reuse.state = mix(e->rng.state, 3);
+#endif
 	e->jitter = g->options.jitter;
 	e->schedule = 0;
 	b->reset(g, id);
@@ -154,6 +157,7 @@ static void run_block(Exec *e, Grid *g, u32 id) {
 		b->failed = true;
 	}
 	if (!b->failed && !g->stop.load(std::memory_order_relaxed) && b->pending()) drain_block(b);
+	if (b->alive != 0) disown(b);
 	for (u32 t = 0; t < b->fresh; t++) release_stack(&b->fibers[t]);
 	g->schedule.fetch_xor(mix(e->schedule, id), std::memory_order_relaxed);
 }

@@ -188,6 +188,7 @@ struct Exec {
 	Block own;
 #if HX_RUNTIME_TSAN
 	void *tsan = nullptr;
+	Rng reuse; // of stacks; its own, so that a seed gives the same schedule in both builds
 #endif
 	u64 start_tag = 0;
 };
@@ -256,6 +257,7 @@ void fiber_main();
 void finish_thread(Fiber *f);              // checks and marks; errors do not return
 bool start_fiber(Fiber *f);                // gives it a stack and a context; false: no memory
 void release_stack(Fiber *f);
+void disown(Block *b);
 void switch_to(Fiber *f);                  // from the scheduler; comes back with self == nullptr
 
 // store.cc

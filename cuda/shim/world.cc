@@ -70,6 +70,9 @@ World::World(const Options &options) : impl_(new Impl) {
 	impl_->e->jitter = options.jitter;
 	impl_->e->schedule = 0;
 	impl_->e->rng.state = mix(options.seed, 1);
+#if HX_RUNTIME_TSAN
+	impl_->e->reuse.state = mix(options.seed, 3);
+#endif
 }
 
 World::~World() {
@@ -374,10 +377,12 @@ Result World::run(u64 max_steps) {
 		if (f->state == State::polling && !polled) f->epoch = w->epoch - 1;
 		w->settle(f);
 	}
+	for (Block *b : w->blocks) disown(b);
 	exec = outer;
 	self = outer_self;
 	w->unwind();
 	for (Agent *a : w->agents) tsan_acquire(&a->end_tag);
+	for (Running *g : w->grids) tsan_acquire(&g->grid.end_tag);
 	r.ok = w->error.empty();
 	r.error = w->error;
 	r.schedule = mix(e->schedule, (u64)w->clock);

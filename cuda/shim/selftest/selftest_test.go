@@ -277,6 +277,7 @@ func TestThreadSanitizer(t *testing.T) {
 		{"doorbell_fence", ""},
 		{"order", ""},
 		{"two_grids", "t_near_warp"},
+		{"after_error", ""},
 		{"threads_t_mp_nothing", "t_mp_nothing"},
 		{"threads_t_mp_fence", ""},
 		{"threads_t_sum", ""},

@@ -409,6 +409,15 @@ int tsan_case(const char *name, u64 seeds) {
 			if (stage != 1) wrong("order, seed %llu: stage %d", seed, stage);
 			continue;
 		}
+		if (std::strcmp(name, "after_error") == 0) { // the host has its memory back
+			o.limit_ns = 5000000;
+			for (int i = 0; i < 2; i++) {
+				if (threaded("e_hang", 2, 32, m.params(), o).ok || world("e_hang", 2, 32, m.params(), o, 2000).ok)
+					wrong("e_hang: not caught");
+				m.flag[0] = 0;
+			}
+			continue;
+		}
 		if (std::strcmp(name, "two_grids") == 0) { // at the same time, on the same words
 			shim::World w(o);
 			TestParams p = m.params(1);
