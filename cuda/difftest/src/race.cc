@@ -1,0 +1,188 @@
+// Runs the data kernels on random batches under ThreadSanitizer: race SEED ROUNDS. What they compute
+// is compared elsewhere (cuda/difftest); here only that no two threads meet on a plain
+// access without a barrier between them, with blocks on OS threads of their own.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "abi_data.h"
+#include "shim.h"
+
+namespace {
+
+std::mt19937_64 rng;
+hx_fault fault;
+u64 launches;
+
+u64 below(u64 n) { return rng() % n; }
+
+template <typename T> u64 address(std::vector<T> &v) { return v.empty() ? 0 : (u64)(uintptr_t)v.data(); }
+
+void launch(const char *name, u32 blocks, const void *params) {
+	const shim::Kernel *k = shim::find(name);
+	if (k == nullptr) {
+		std::fprintf(stderr, "no kernel %s\n", name);
+		std::exit(1);
+	}
+	hx_launch hx = {(u64)(uintptr_t)&fault, ++launches};
+	shim::Options o;
+	o.seed = rng();
+	o.jitter = below(2) != 0;
+	u32 threads = 32 * (u32)(1 + below(8));
+	shim::Result r = shim::run_grid(k, blocks, threads, params, hx, o);
+	if (!r.ok || fault.Seq != 0) {
+		std::fprintf(stderr, "%s: %s, fault %u (%llu, %llu, %llu)\n", name, r.error.c_str(), fault.Code, fault.A, fault.B, fault.C);
+		std::exit(1);
+	}
+}
+
+struct alignas(64) Row {
+	u8 bytes[64];
+};
+
+void round() {
+	i64 nodes = (i64)(1 + below(800));
+	bool wide = below(2), hashed = below(2);
+	std::vector<i64> indptr(nodes + 1), indices64;
+	std::vector<u32> indices32;
+	for (i64 v = 0; v < nodes; v++) {
+		for (u64 d = below(30); d > 0; d--) {
+			u64 id = below((u64)nodes);
+			if (wide) {
+				indices64.push_back((i64)id);
+			} else {
+				indices32.push_back((u32)id);
+			}
+		}
+		indptr[v + 1] = (i64)(indices64.size() + indices32.size());
+	}
+	i64 edges = indptr[nodes], seeds = (i64)(1 + below(200)), fanout = below(3) ? (i64)(1 + below(30)) : -1;
+	i64 room = seeds * 30 + 1;
+	std::vector<i64> frontier(seeds + room), start(seeds + 1), sums(64), totals(2);
+	std::vector<u32> src(room), degrees(seeds + room);
+	for (i64 i = 0; i < seeds; i++) frontier[i] = (i64)below((u64)nodes);
+	u64 slots = hashed ? 16384 : (u64)nodes;
+	std::vector<u64> vals(slots, ~0ull), keys(hashed ? slots : 0, ~0ull);
+	SampleParams s = {};
+	s.Indptr = address(indptr);
+	s.Indices = wide ? address(indices64) : address(indices32);
+	s.Nodes = address(frontier);
+	s.Degrees = address(degrees);
+	s.EdgeStart = address(start);
+	s.Src = address(src);
+	s.Vals = address(vals);
+	s.Keys = address(keys);
+	s.Sums = address(sums);
+	s.Totals = address(totals);
+	s.NumNodes = nodes;
+	s.NumEdges = edges;
+	s.Slots = (i64)slots;
+	s.SrcLen = room;
+	s.NodesLen = seeds + room;
+	s.NumDst = seeds;
+	s.Fanout = fanout;
+	s.Key[0] = (u32)rng();
+	s.Key[1] = (u32)rng();
+	s.Stamp = 0xfffffffe;
+	s.HashShift = 64 - 14;
+	s.Wide = wide;
+	u32 grid = (u32)(1 + below(5));
+	for (const char *k : {"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel"}) launch(k, grid, &s);
+	i64 count = seeds + totals[1];
+
+	// Every row is in a random tier; ranks are counts of the lines before.
+	std::vector<Line> lines((nodes + rowsPerLine - 1) / rowsPerLine);
+	u32 in[2] = {0, 0};
+	for (i64 r = 0; r < nodes; r++) {
+		Line &l = lines[r / rowsPerLine];
+		u32 n = r % rowsPerLine;
+		if (n == 0) std::memcpy(l.Rank, in, sizeof in);
+		u64 tier = below(3);
+		l.Code[n / 32] |= tier << n % 32 * 2;
+		if (tier != tierSSD) in[tier - 1]++;
+	}
+	std::vector<u32x4> aligned(lines.size() * 4); // 16-byte loads
+	std::memcpy(static_cast<void *>(aligned.data()), lines.data(), lines.size() * sizeof(Line));
+	u32 ssds = (u32)(1 + below(12));
+	std::vector<u64> code(count);
+	std::vector<u32> counts((u64)grid * (bucketMiss + ssds)), pos[3], slot[2];
+	std::vector<i64> total(bucketMiss + ssds), miss(count);
+	for (auto &v : pos) v.resize(count);
+	for (auto &v : slot) v.resize(count);
+	LookupParams l = {};
+	l.Nodes = address(frontier);
+	l.Lines = address(aligned);
+	l.Code = address(code);
+	l.Counts = address(counts);
+	l.Totals = address(total);
+	l.GPUPos = address(pos[0]);
+	l.GPUSlot = address(slot[0]);
+	l.CPUPos = address(pos[1]);
+	l.CPUSlot = address(slot[1]);
+	l.MissPos = address(pos[2]);
+	l.MissRow = address(miss);
+	l.Rows = nodes;
+	l.Count = count;
+	l.Grid = grid;
+	l.SSDs = ssds;
+	for (u32 phase : {phaseCount, phasePrefix, phaseScatter}) {
+		if (grid == 1 && phase != phaseCount) break;
+		l.Phases = grid == 1 ? phaseCount | phasePrefix | phaseScatter : phase;
+		launch("lookup", phase == phasePrefix ? 1 : grid, &l);
+	}
+
+	i64 bytes = (i64)(1 + below(64)), stride = bytes + (i64)below(8);
+	std::vector<Row> gpu(in[0]), cpu(in[1]);
+	std::vector<u8> dst((u64)(count * stride + 64));
+	GatherParams g = {address(gpu), address(cpu), address(pos[0]), address(slot[0]), address(pos[1]), address(slot[1]),
+	                  address(dst), total[bucketGPU], total[bucketCPU], in[0], in[1], count, bytes, stride};
+	launch("gather", grid, &g);
+
+	std::vector<u32> hot(nodes);
+	HotnessParams h = {address(frontier), address(hot), count, nodes};
+	launch("hotness", grid, &h);
+	i64 wantGPU = (i64)below((u64)nodes + 1), wantCPU = (i64)below((u64)(nodes - wantGPU) + 1);
+	std::vector<u64> hist(2 * rankBins);
+	std::vector<RankPart> parts(grid);
+	std::vector<i64> lists(wantGPU + wantCPU + 1);
+	RankState state = {{wantGPU, wantGPU + wantCPU}, {0, 0}};
+	RankParams r = {};
+	r.Counts = address(hot);
+	r.Hist = address(hist);
+	r.State = (u64)(uintptr_t)&state;
+	r.Parts = address(parts);
+	r.GPU = address(lists);
+	r.CPU = address(lists) + (u64)wantGPU * 8;
+	r.Rows = nodes;
+	r.GPURows = wantGPU;
+	r.CPURows = wantCPU;
+	r.Grid = grid;
+	for (i32 shift = 24; shift >= 0; shift -= 8) {
+		r.Shift = (u32)shift;
+		r.Phase = rankHist;
+		launch("hotness_rank", grid, &r);
+		r.Phase = rankPick;
+		launch("hotness_rank", 1, &r);
+	}
+	for (u32 phase : {rankCount, rankPrefix, rankScatter}) {
+		r.Phase = phase;
+		launch("hotness_rank", phase == rankPrefix ? 1 : grid, &r);
+	}
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+	if (argc != 3) {
+		std::fprintf(stderr, "usage: race SEED ROUNDS\n");
+		return 2;
+	}
+	rng.seed(std::strtoull(argv[1], nullptr, 10));
+	u64 rounds = std::strtoull(argv[2], nullptr, 10);
+	for (u64 i = 0; i < rounds; i++) round();
+	std::printf("%llu rounds, %llu launches\n", rounds, launches);
+	return 0;
+}
