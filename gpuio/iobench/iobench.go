@@ -311,8 +311,11 @@ func (b *bench) run(ctx context.Context) error {
 		if start.IsZero() && !now.Before(warm) {
 			start, cpu0, stat0 = now, cpuTime(), b.r.Stats()
 		} else if !start.IsZero() && now.Sub(start) >= b.cfg.Duration {
+			// Sets that were done before the start can be all that was waited for so far.
 			end, cpu1, stat1 = now, cpuTime(), b.r.Stats()
-			break
+			if measured := stat1.Latency.Since(&stat0.Latency); measured.Count() > 0 {
+				break
+			}
 		}
 		if b.failed != nil {
 			break
