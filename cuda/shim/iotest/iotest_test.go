@@ -366,23 +366,23 @@ var plants = []struct {
 	macro, mistake string
 	explorer       string // pattern of the explorer's report; "": it cannot notice
 	tsan           bool
-	set            string
+	set, tsanSet   string
 }{
 	{"HX_PLANT_DOORBELL_BEFORE_SQE", "the doorbell rings before the entries are visible",
-		"not visible at its doorbell", true, "sync=0,store_buffer=64,jitter=1,sleepy=16,latency_us=0,warps=1,limit_us=10000"},
+		"not visible at its doorbell", true, "sync=0,store_buffer=64,jitter=1,sleepy=64,latency_us=0,warps=1,limit_us=10000,ssds=1,queues=1,sblocks=1,cblocks=1,entries=65,spare=0,rows=100,sets=6,rowbytes=512,burst=0,timeout_us=2000", "sync=0"},
 	{"HX_PLANT_MISSING_BARRIER", "no barrier between the lanes' entries and the leader's fence",
-		"not visible at its doorbell", true, "sync=0,store_buffer=64,err=300,faults=1000,retries=3,rows=20"},
+		"not visible at its doorbell", true, "sync=0,store_buffer=64,err=300,faults=1000,retries=3,rows=20", "sync=0,err=300,faults=1000,retries=3,rows=20"},
 	// The shim delays stores and no loads, so only the race detector sees that the data may be read
 	// before its completion.
 	{"HX_PLANT_COMPLETION_BEFORE_DATA", "a completion is read without acquire",
-		"", true, "sync=0"},
+		"", true, "", "sync=0"},
 	{"HX_PLANT_CID_BEFORE_COPY", "a CID is free before its staged row was copied",
-		"used again before the CQ doorbell|somebody else's data|in use twice", true, "sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1,sleepy=32"},
+		"used again before the CQ doorbell|somebody else's data|in use twice", true, "sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1,sleepy=32", "sync=0,direct=0,rowbytes=401,sets=8,inflight=6,entries=4,spare=0"},
 	{"HX_PLANT_REFILL_BEFORE_HANDOVER", "a set is pending before its entry is written",
-		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32"},
+		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32", "sync=0,sets=8,inflight=6"},
 	// A consequence of time, not of memory order: no claim for the race detector.
 	{"HX_PLANT_SKIP_QUARANTINE", "CIDs of late commands are used again while the SSD has them",
-		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,late=100,lost=50,faults=40"},
+		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,late=100,lost=50,faults=40", ""},
 }
 
 // TestPlantedMistakes: a proof that cannot fail proves nothing.
@@ -398,7 +398,7 @@ func TestPlantedMistakes(t *testing.T) {
 				t.Logf("explorer: %s\n  %s", p.mistake, r)
 			}
 			if p.tsan {
-				r := search(t, sanitizer(t, &b, p.macro), 66, "data race", p.set, "--threads")
+				r := search(t, sanitizer(t, &b, p.macro), 66, "data race", p.tsanSet, "--threads")
 				t.Logf("ThreadSanitizer: %s\n  %s", p.mistake, r)
 			}
 		})
@@ -415,24 +415,29 @@ func search(t *testing.T, exe string, code int, want, set string, args ...string
 		args = append(args, "--set", set)
 	}
 	// Reports of another kind come first at times.
-	deadline := time.Now().Add(2 * time.Minute)
-	other := ""
+	deadline := time.Now().Add(4 * time.Minute)
+	other := "none"
 	for next := 1; next <= seeds && time.Now().Before(deadline); {
-		r := explore(t, exe, 2*time.Minute, append([]string{"--seeds", fmt.Sprintf("%d-%d", next, seeds)}, args...)...)
+		last := min(next+19, seeds)
+		r := explore(t, exe, 4*time.Minute, append([]string{"--seeds", fmt.Sprintf("%d-%d", next, last)}, args...)...)
 		if r.code == code && like.MatchString(r.first()) {
 			return r.first()
 		}
+		next = last + 1
+		if r.code == 0 {
+			continue
+		}
+		other = r.first()
 		m := failed.FindStringSubmatch(r.out)
 		if m == nil {
-			other = fmt.Sprintf("exit %d: %s", r.code, r.out)
 			break
 		}
 		n, err := strconv.Atoi(m[1])
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, other = n+1, r.first()
+		next = n + 1
 	}
-	t.Fatalf("not noticed; the last report is: %s", other)
+	t.Fatalf("not noticed; the last report of another kind: %s", other)
 	return ""
 }
