@@ -39,7 +39,8 @@ type Placement struct{ GPU, CPU []int64 }
 // Numbers of rows below 0 count as 0, and above what there is as all.
 //
 // It takes O(rows) time and no memory besides the result: no sort, but a selection of the two
-// thresholds by radix.
+// thresholds by radix. Hotness.Place does the same where the counts are, and must agree with it to
+// the row.
 func Place(hotness []uint32, gpuRows, cpuRows int64) Placement {
 	rows := int64(len(hotness))
 	gpuRows = min(max(gpuRows, 0), rows)
