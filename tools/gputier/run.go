@@ -162,7 +162,7 @@ func (r *runner) all(only string) {
 	counts := []int{1, 2, 4, 8, 12}
 	size := int64(64 << 20)
 	if r.small {
-		batches, bench, seconds, io, counts, size = "40", "1,4", "0.05", "^TestGPU(Reads|Sync|Refusals)$", []int{1, 2}, 2<<20
+		batches, bench, seconds, io, counts, size = "40", "1,4", "0.05", "^TestGPU(Reads|Refusals|AsHost)$/^(packed|deep|PRP_lists|sync_in_turn|errors)$", []int{1, 2}, 2<<20
 	}
 	counts = slices.DeleteFunc(counts, func(n int) bool { return n > 2 && n > r.res.CPUs-2 }) // a CPU plays each SSD
 	each := strconv.FormatInt(room(size, counts[len(counts)-1]), 10)
