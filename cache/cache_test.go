@@ -91,9 +91,6 @@ func upload[T any](t testing.TB, dev cuda.Device, v []T) cuda.Buffer {
 	return b
 }
 
-// view reads n elements on the host device.
-func view[T any](b cuda.Buffer, n int64) []T { return cuda.View[T](b.Ptr(), n) }
-
 // randomPlacement gives each row a tier with the probabilities pGPU and pCPU.
 func randomPlacement(rng *rand.Rand, rows int64, pGPU, pCPU float64) Placement {
 	var p Placement
