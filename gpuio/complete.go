@@ -160,7 +160,6 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		}
 		if cmd == nil || atomic.LoadUint32(&cmd.State)&cmdState != cmdInFlight {
 			foreign = 1
-			atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign) // what the host froze stays so
 			break
 		}
 		set := at[setState](k.sets, int(cmd.Set))
@@ -218,6 +217,10 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	count(&q.Foreign, uint64(foreign))
 	count(&q.Errors, errors)
 	count(&q.CQRings, 1)
+	if foreign != 0 {
+		// Last, since the host may recover the queue from here on. What the host froze stays so.
+		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
+	}
 	return n
 }
 

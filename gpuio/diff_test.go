@@ -145,8 +145,8 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	w := &diffWorld{t: t, rng: rng, slab: slab, ref: ref, dut: dut, stats: stats, chaos: rng.IntN(3) > 0, page: 4096}
 	w.ssds, w.perSSD = 1+rng.IntN(3), 1+rng.IntN(3)
 	lba := []int{512, 4096}[rng.IntN(2)]
-	rowBytes := []int{16, 52, 128, 512, 512, 600, 1024, 4096, 4096, 8192, 12288, 20480, 24, 7}[rng.IntN(14)]
-	// Each depth in turn, so that all are there.
+	// Each depth and each size in turn, so that all are there.
+	rowBytes := []int{16, 52, 128, 512, 512, 600, 1024, 4096, 4096, 8192, 12288, 20480, 24, 7}[round%14]
 	commands := []int{1, 1023, 2, 3, 7, 31, 32, 33, 64, 100, 257}[round%11]
 	if commands > 200 {
 		w.ssds, w.perSSD = 1, 1+rng.IntN(2)

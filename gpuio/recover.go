@@ -281,11 +281,11 @@ func (e *async) failQueue(q *queueState, g int) {
 		slot := q.PendRing[q.PendHead%maxSets]
 		seg := q.Pend[slot]
 		q.PendHead++
-		n := uint32(seg.End - seg.Next)
 		set := e.set(slot)
-		set.fail(failRecord{Index: uint32(seg.Next), Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD, Row: e.pendingRow(set, seg.Next)})
-		atomic.AddUint32(&set.NumFails, n-1)
-		atomic.AddUint32(&e.remaining(slot)[g], -n)
+		for i := seg.Next; i < seg.End; i++ {
+			set.fail(failRecord{Index: uint32(i), Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD, Row: e.pendingRow(set, i)})
+		}
+		atomic.AddUint32(&e.remaining(slot)[g], -uint32(seg.End-seg.Next))
 	}
 }
 

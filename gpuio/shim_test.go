@@ -111,7 +111,6 @@ var onGPUToo = []struct {
 	{"concurrent", false, TestAsyncConcurrent},
 	{"many sets", false, TestAsyncManySets},
 	{"unsafe SSD", false, TestUnsafeSSDKeepsRows},
-	{"sync in turn", false, TestSyncSetsInTurn},
 	{"sync chaos", false, TestSyncChaos},
 }
 

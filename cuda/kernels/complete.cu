@@ -128,7 +128,6 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	if (io::leader()) {
 		dev::st(&q->Head, at);
 		if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
-		if (foreign) io::freeze(q, frozenForeign);
 		dev::ring(dev::at<u32>(q->CQDoorbell), at);
 	}
 	dev::syncwarp(); // no CID before the doorbell
@@ -151,6 +150,10 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 		io::count(&q->Errors, errors);
 		io::count(&q->CQRings, 1);
 	}
+	if (foreign) {
+		dev::syncwarp();
+		if (io::leader()) io::freeze(q, frozenForeign); // last: the queue is the host's from here on
+	}
 	return n;
 }
 
@@ -171,15 +174,34 @@ HX_DEVICE i64 oldest(const QueueState *q) {
 #ifdef HX_PLANT_SKIP_QUARANTINE
 // The mistake: late commands fail at once and their CIDs go back, while the SSD still has them.
 HX_DEVICE void drop_late(QueueState *q, u32 g, u64 sets, i64 now) {
-	for (u32 cid = dev::lane(); cid < q->NumCommands; cid += 32) {
+	u32 lane = dev::lane();
+	for (u32 w = 0; w * 32 < q->NumCommands; w++) {
+		u32 cid = w * 32 + lane, state = cmdFree;
 		Command *c = dev::at<Command>(q->Commands, cid);
-		if ((dev::ld_relaxed_gpu(&q->Free[cid / 32]) >> (cid % 32) & 1) != 0) continue;
-		if ((dev::ld_acquire_gpu(&c->State) & cmdState) != cmdInFlight || dev::ld_relaxed_gpu(&c->Deadline) > now) continue;
-		SetState *s = io::set(sets, dev::ld(&c->Set));
-		dev::add_gpu<dev::relaxed>(&s->NumFails, 1u);
-		dev::st_relaxed_gpu(&c->State, cmdFree);
-		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
-		dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), ~0u);
+		if (cid < q->NumCommands && (dev::ld_relaxed_gpu(&q->Free[w]) >> lane & 1) == 0) state = dev::ld_acquire_gpu(&c->State);
+		bool late = (state & cmdState) == cmdInFlight && dev::ld_relaxed_gpu(&c->Deadline) <= now;
+		for (u32 m = dev::ballot(dev::full_mask, late); m != 0; m &= m - 1) {
+			u32 from = dev::ctz(m), slot = 0;
+			FailRecord r{};
+			if (lane == from) {
+				slot = dev::ld(&c->Set);
+				r.Index = dev::ld(&c->Index);
+				r.Kind = failTimeout;
+				r.QID = (u16)q->QID;
+				r.CID = (u16)cid;
+				r.Tries = state / cmdAttempt;
+				r.LBA = dev::ld(&c->LBA);
+				r.SSD = q->SSD;
+			}
+			SetState *s = io::set(sets, dev::shfl(dev::full_mask, slot, from));
+			if (lane == from) r.Row = io::row_of(q, r.LBA, dev::ld(&c->ByteOffset), s->Layout);
+			io::fail(s, 1u << from, r);
+			if (lane == from) {
+				dev::st_relaxed_gpu(&c->State, cmdFree);
+				dev::or_gpu<dev::release>(&q->Free[w], 1u << lane);
+				dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), ~0u);
+			}
+		}
 	}
 	dev::syncwarp();
 }

@@ -342,7 +342,9 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		else
 			r.staged += n;
 		next += dev::popc(mask);
+#ifndef HX_PLANT_MISSING_BARRIER
 		dev::syncwarp(); // the failed rows come before they are counted off
+#endif
 		if (next == end) head++;
 		if (leader()) {
 			// The list lets go of the set before its last commands become visible, since the host
