@@ -382,9 +382,9 @@ func same(a, b result) error {
 
 // Lookup against the map and gather against the rows, on 1 to 4 workers, with every share of
 // the tiers, odd ranges and odd row sizes.
-func TestLookupAndGather(t *testing.T) { checkLookupAndGather(t, device) }
+func TestLookupAndGather(t *testing.T) { checkLookupAndGather(t, device, 1, 2, 3, 4) }
 
-func checkLookupAndGather(t *testing.T, open opener) {
+func checkLookupAndGather(t *testing.T, open opener, workers ...int) {
 	rng := seeded(t)
 	for _, c := range []struct {
 		rows, rowBytes, count int64
@@ -405,7 +405,7 @@ func checkLookupAndGather(t *testing.T, open opener) {
 		for i := range nodes {
 			nodes[i] = rng.Int64N(c.rows)
 		}
-		for workers := 1; workers <= 4; workers++ {
+		for _, workers := range workers {
 			dev := open(t, workers)
 			st := stream(t, dev)
 			h := must(NewHetero(dev, c.rows, c.rowBytes, c.ssds, p))(t)

@@ -32,7 +32,7 @@ func TestDriver(t *testing.T) {
 			if name == "compared" && testing.Short() {
 				return
 			}
-			t.Run("LookupAndGather", func(t *testing.T) { checkLookupAndGather(t, open) })
+			t.Run("LookupAndGather", func(t *testing.T) { checkLookupAndGather(t, open, 2) })
 			t.Run("Rank", func(t *testing.T) { checkRank(t, open) })
 		})
 	}

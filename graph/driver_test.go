@@ -30,7 +30,7 @@ func TestDriver(t *testing.T) {
 				checkRepeatedSeedsAndSelfLoops(t, open)
 				return
 			}
-			t.Run("BlocksEqualReference", func(t *testing.T) { checkBlocksEqualReference(t, open, 600, []int{60, 1, 150, 60}) })
+			t.Run("BlocksEqualReference", func(t *testing.T) { checkBlocksEqualReference(t, open, 600, []int{60, 1, 150, 60}, 3) })
 			t.Run("RepeatedSeedsAndSelfLoops", func(t *testing.T) { checkRepeatedSeedsAndSelfLoops(t, open) })
 			t.Run("ManyRepeatedSeeds", func(t *testing.T) { checkManyRepeatedSeeds(t, open) })
 			t.Run("NoEdges", func(t *testing.T) { checkNoEdges(t, open) })
