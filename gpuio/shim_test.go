@@ -146,8 +146,8 @@ func TestGPUDifferential(t *testing.T) {
 	gpu := openGPU(t)
 	t.Cleanup(func() { require.NoError(t, gpu.Close()) })
 	n := uint64(600)
-	if testing.Short() {
-		n = 200
+	if testing.Short() || raceEnabled {
+		n = 100
 	}
 	runDiff(t, host, gpu, int(envNumber(t, "DIFF_BATCHES", n)))
 }
