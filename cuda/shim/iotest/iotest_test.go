@@ -308,14 +308,30 @@ func TestSchedules(t *testing.T) {
 	t.Logf("%d seeds from %d in %v", n, from, time.Since(begin).Round(time.Millisecond))
 }
 
-// TestReplay: a seed gives the same run each time, or replaying a failure would be luck.
+// TestReplay: a seed gives the same schedule each time and whatever ran before it, or replaying a
+// failure would be luck.
 func TestReplay(t *testing.T) {
 	exe := newBuilder(t).program(plainFlags, "")
-	a := explore(t, exe, time.Minute, "--seed", "3")
-	for range 2 {
-		if b := explore(t, exe, time.Minute, "--seed", "3"); a.out != b.out || a.code != 0 {
-			t.Fatalf("seed 3 once gave\n%s\nand then\n%s", a.out, b.out)
+	hash := regexp.MustCompile(`schedules ([0-9a-f]{16})`)
+	of := func(seeds string) (sum uint64) {
+		r := explore(t, exe, 2*time.Minute, "--seeds", seeds)
+		m := hash.FindStringSubmatch(r.out)
+		if r.code != 0 || m == nil {
+			t.Fatalf("exit %d of seeds %s: %s", r.code, seeds, r.out)
 		}
+		sum, err := strconv.ParseUint(m[1], 16, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sum
+	}
+	const first, last = 3, 8
+	var alone uint64
+	for s := first; s <= last; s++ {
+		alone += of(fmt.Sprintf("%d-%d", s, s))
+	}
+	if together := of(fmt.Sprintf("%d-%d", first, last)); together != alone || alone == 0 {
+		t.Errorf("seeds %d to %d, each in a process of its own: schedules %x; in one process: %x", first, last, alone, together)
 	}
 }
 

@@ -165,6 +165,11 @@ void Host::agent() {
 		if (!try_create(g)) run.fail("configuration: no queue pairs");
 	while (started < c.sets || !live.empty()) {
 		if (started < c.sets && live.size() < c.inflight && (live.empty() || rng.chance(700))) {
+			for (size_t i = 0; i < live.size();) // as settle: no read_sync while a set is sick
+				if (live[i]->sick)
+					finish(i);
+				else
+					i++;
 			start_set();
 			continue;
 		}
@@ -274,14 +279,7 @@ void Host::start_set() {
 	expected_issues += set->n - set->nbad;
 	run.note("host: set %d in slot %d, %d rows, direct %d", (i64)started, set->slot, set->n, set->direct);
 	if (c.sync) {
-		SyncParams p = {};
-		p.Queues = address(queues.data());
-		p.Sets = address(states.data());
-		p.NumQueues = nq();
-		p.QueuesPerSSD = c.queues;
-		p.Set = set->slot;
-		p.LimitNS = (i64)c.limit_us * 1000;
-		set->last = launch(run.submit, "read_sync", c.sblocks, &p, sizeof p, nullptr);
+		launch_sync(*set);
 	} else {
 		SubmitParams p = {};
 		p.Queues = address(queues.data());
@@ -294,6 +292,17 @@ void Host::start_set() {
 	}
 	if (started == c.sets) store(&all_submitted, 1u);
 	live.push_back(std::move(set));
+}
+
+void Host::launch_sync(Set &set) {
+	SyncParams p = {};
+	p.Queues = address(queues.data());
+	p.Sets = address(states.data());
+	p.NumQueues = nq();
+	p.QueuesPerSSD = run.cfg.queues;
+	p.Set = set.slot;
+	p.LimitNS = (i64)run.cfg.limit_us * 1000;
+	set.last = launch(run.submit, "read_sync", run.cfg.sblocks, &p, sizeof p, nullptr);
 }
 
 void Host::launch_complete(Set &set) {
@@ -340,6 +349,7 @@ void Host::finish(size_t i) {
 		for (u32 g = 0; g < nq(); g++) left += load(&remaining(set.slot)[g]);
 		if (left == 0) break;
 		if (run.now() > deadline) run.fail("hang: %u rows of slot %u are not read, after %u launches", left, set.slot, tries);
+		if (run.cfg.sync && resume(set)) continue;
 		recover(set);
 		launch_complete(set);
 	}
@@ -353,6 +363,33 @@ void Host::finish(size_t i) {
 	buf.used = false;
 	free_slots.push_back(set.slot);
 	live.erase(live.begin() + (long)i);
+}
+
+// resume, as gpuio/sync.go: read_sync and complete take turns. A set with rows left is sick, and with
+// it all others that have some, until complete has finished them; but a healthy launch that only ran
+// out of its time is launched again (true).
+bool Host::resume(Set &set) {
+	quiesce();
+	set.sick = true;
+	bool others = false;
+	for (auto &x : live) {
+		for (u32 g = 0; g < nq(); g++) x->sick |= load(&remaining(x->slot)[g]) != 0;
+		others |= x->sick && x.get() != &set;
+	}
+	if (others || !calm()) return false;
+	set.sick = false;
+	limited++;
+	launch_sync(set);
+	return true;
+}
+
+bool Host::calm() {
+	for (QueueState &k : queues) {
+		if (load(&k.Frozen) != frozenNo || k.Issued != k.Completed + k.Dropped || k.PendHead != k.PendTail) return false;
+		for (u32 w = 0; w < bitmapWords; w++)
+			if (load(&k.Retry[w]) != 0) return false;
+	}
+	return true;
 }
 
 // check compares each byte of the destination.
@@ -390,7 +427,7 @@ void Host::check(Set &set) {
 			u64 lba = run.ssds[s]->data_start + (u64)(layout.RowsPerLBA > 1 ? k / layout.RowsPerLBA : k * layout.LBAsPerRow);
 			right = right && f.LBA == lba;
 			bool dnr = f.Status & status_dnr;
-			right = right && (f.Kind == failStatus && dnr ? f.Tries >= 1 && f.Tries <= c.retries + 1 : f.Tries == c.retries + 1);
+			right = right && (f.Kind == failStatus && dnr ? f.Tries >= 1 && f.Tries <= c.retries + 1 : f.Tries == c.retries + 1 || (orphans != 0 && f.Tries > c.retries));
 			if (f.Kind == failStatus) records.push_back(f);
 			break;
 		}
@@ -447,21 +484,34 @@ template <typename F> void Host::commands(u32 g, F fn) {
 
 void Host::recover(Set &set) {
 	u32 frozen = 0;
-	for (u32 g = 0; g < nq(); g++) frozen += load(&remaining(set.slot)[g]) != 0 && load(&q(g).Frozen) != frozenNo;
-	limited += frozen == 0;
-	if (run.cfg.sync) leftovers(set);
-	if (frozen == 0) return;
 	quiesce();
-	for (u32 g = 0; g < nq(); g++)
-		if (load(&remaining(set.slot)[g]) != 0 && load(&q(g).Frozen) != frozenNo) recover_queue(g);
+	for (u32 g = 0; g < nq(); g++) {
+		if (load(&remaining(set.slot)[g]) == 0) continue;
+		if (run.cfg.sync) leftovers(set, g);
+		if (load(&q(g).Frozen) == frozenNo) continue;
+		frozen++;
+		recover_queue(g);
+		if (run.cfg.sync) leftovers(set, g);
+	}
+	limited += frozen == 0;
 }
 
 void Host::recover_queue(u32 g) {
 	QueueState &k = q(g);
 	recovered++;
 	run.note("host: recovers queue %d, frozen %d", g, k.Frozen);
-	if (load(&k.Own) != ownFree) run.fail("queue %u: no kernel runs, and its submission side is taken", g);
+	if (load(&k.Own) != ownFree || load(&k.Reap) != 0) run.fail("queue %u: no kernel runs, and a side of it is taken: own %u, reap %u", g, k.Own, k.Reap);
 	store(&k.Own, ownHeld);
+	// A warp of read_sync that left may have missed that its command was done.
+	commands(g, [&](u32 cid, Command &cmd) {
+		u32 state = load(&cmd.State);
+		if ((state & cmdState) != cmdDone) return;
+		Ssd::Answer a;
+		if (!ssd_of(g).admin(Ssd::orphan, g, cid, &a)) run.fail("no answer about an orphan");
+		orphans++;
+		store(&cmd.State, (state & ~(cmdState | cmdAborted)) | cmdRetry);
+		__atomic_fetch_or(&k.Retry[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
+	});
 	switch (load(&k.Frozen)) {
 	case frozenDead:
 		fail_queue(g);
@@ -478,7 +528,7 @@ void Host::recover_queue(u32 g) {
 
 bool Host::abort_late(u32 g) {
 	QueueState &k = q(g);
-	i64 now = run.now();
+	i64 now = k.ScanAt; // late is what was late when the kernel looked
 	bool ok = true;
 	std::vector<u32> late;
 	commands(g, [&](u32 cid, Command &cmd) {
@@ -500,7 +550,10 @@ bool Host::abort_late(u32 g) {
 	}
 	i64 grace = run.now() + k.TimeoutNS;
 	for (u32 cid : late) store(&at<Command>(k.Commands)[cid].Deadline, grace);
-	k.ScanAt = grace;
+	k.ScanAt = INT64_MAX;
+	commands(g, [&](u32, Command &cmd) {
+		if ((load(&cmd.State) & cmdState) == cmdInFlight) k.ScanAt = std::min(k.ScanAt, load(&cmd.Deadline));
+	});
 	store(&k.Frozen, frozenNo);
 	return true;
 }
@@ -593,21 +646,18 @@ void Host::fail_queue(u32 g) {
 
 // leftovers takes over what a read_sync launch left behind: rows that no warp took become a pending
 // segment, after which the set goes on as an asynchronous one.
-void Host::leftovers(Set &set) {
-	quiesce();
+void Host::leftovers(Set &set, u32 g) {
 	SetState &st = states[set.slot];
-	for (u32 g = 0; g < nq(); g++) {
-		QueueState &k = q(g);
-		i64 lo, hi;
-		share(set.offsets[k.SSD + 1] - set.offsets[k.SSD], g, st.Rotate, &lo, &hi);
-		i64 next = std::min(lo + (i64)load(&taken(set.slot)[g]), hi);
-		store(&taken(set.slot)[g], (u32)(hi - lo));
-		if (next < hi) {
-			k.Pend[set.slot] = {set.offsets[k.SSD] + next, set.offsets[k.SSD] + hi};
-			k.PendRing[k.PendTail % maxSets] = set.slot;
-			store(&k.PendTail, k.PendTail + 1);
-		}
-	}
+	QueueState &k = q(g);
+	i64 lo, hi;
+	share(set.offsets[k.SSD + 1] - set.offsets[k.SSD], g, st.Rotate, &lo, &hi);
+	i64 next = std::min(lo + (i64)load(&taken(set.slot)[g]), hi);
+	store(&taken(set.slot)[g], (u32)(hi - lo));
+	if (next == hi) return;
+	k.Pend[set.slot] = {set.offsets[k.SSD] + next, set.offsets[k.SSD] + hi};
+	k.PendRing[k.PendTail % maxSets] = set.slot;
+	store(&k.PendTail, k.PendTail + 1);
+	if (load(&k.Frozen) == frozenDead) fail_queue(g);
 }
 
 // verdict: nothing leaked and both sides counted the same.

@@ -17,7 +17,7 @@ public:
 	bool done = false, closed = false;
 	// quiet tells whether no CID of queue g can be taken into use any more.
 	bool quiet(u32 g);
-	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0;
+	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, orphans = 0;
 
 private:
 	struct Buffer {
@@ -37,6 +37,7 @@ private:
 		bool direct;
 		Launch *last = nullptr;
 		u32 nbad = 0;
+		bool sick = false; // read_sync left rows of it that only recovery can bring to an end
 	};
 	QueueState &q(u32 g) { return queues[g]; }
 	u32 nq() const { return (u32)queues.size(); }
@@ -48,6 +49,9 @@ private:
 	bool try_create(u32 g);
 	void start_set();
 	void launch_complete(Set &);
+	void launch_sync(Set &);
+	bool calm();
+	bool resume(Set &);
 	void finish(size_t i);
 	void check(Set &);
 	void quiesce();
@@ -59,7 +63,7 @@ private:
 	void give_up(u32 g, bool deleted, u32 terminal);
 	void fail_command(u32 g, u32 cid, u16 kind);
 	void fail_queue(u32 g);
-	void leftovers(Set &);
+	void leftovers(Set &, u32 g);
 	void record(SetState &, const FailRecord &);
 	template <typename F> void commands(u32 g, F fn);
 	void share(i64 n, u32 g, u32 rotate, i64 *lo, i64 *hi);

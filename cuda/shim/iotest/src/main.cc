@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
 		}
 	}
 	time_t begin = time(nullptr);
-	u64 runs = 0, rows = 0, failed = 0, commands = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, lost = 0, late = 0, full = 0, early = 0, foreign = 0, dead = 0;
+	u64 runs = 0, rows = 0, failed = 0, commands = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, lost = 0, late = 0, full = 0, early = 0, foreign = 0, dead = 0, orphans = 0, schedules = 0;
 	for (u64 seed = from; seed <= to; seed++) {
 		if (seconds != 0 && time(nullptr) - begin >= seconds) break;
 		Config c = random_config(seed, threads);
@@ -69,12 +69,14 @@ int main(int argc, char **argv) {
 		r.go();
 		alarm(0);
 		runs++;
+		schedules += r.schedule;
 		rows += r.host->rows_read;
 		failed += r.host->rows_failed;
 		recovered += r.host->recovered;
 		recreated += r.host->recreated;
 		aborts += r.host->aborts;
 		limited += r.host->limited;
+		orphans += r.host->orphans;
 		for (auto &s : r.ssds) {
 			lost += s->faults_lost;
 			late += s->faults_late;
@@ -88,7 +90,7 @@ int main(int argc, char **argv) {
 		}
 		if (from == to) printf("%s\n", describe(c).c_str());
 	}
-	printf("ok: %llu seeds, %llu rows read, %llu failed as injected, %llu commands, %llu lost, %llu late, %llu foreign; %llu recoveries, %llu aborts, %llu queue pairs replaced, %llu given up, %llu launches cut short, %llu waits for a full CQ, %llu early retries\n", runs,
-	       rows, failed, commands, lost, late, foreign, recovered, aborts, recreated, dead, limited, full, early);
+	printf("ok: %llu seeds, %llu rows read, %llu failed as injected, %llu commands, %llu lost, %llu late, %llu foreign; %llu recoveries, %llu aborts, %llu queue pairs replaced, %llu given up, %llu launches cut short, %llu waits for a full CQ, %llu early retries, %llu orphans; schedules %016llx\n", runs,
+	       rows, failed, commands, lost, late, foreign, recovered, aborts, recreated, dead, limited, full, early, orphans, schedules);
 	return 0;
 }

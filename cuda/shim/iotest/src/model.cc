@@ -499,6 +499,14 @@ void Ssd::answer() {
 		for (u32 i = 0; i < queues.size(); i++)
 			if (queues[i].pair() != nullptr) drop(i, true, false);
 		break;
+	case orphan: {
+		Cid &c = q.cids[op_cid];
+		if (q.pair() != nullptr) doorbells(qi);
+		if (c.state == Cid::flight) run.fail("ssd %u queue %u: CID %u is given up as done and was not completed", index, qi, op_cid);
+		if (c.state == Cid::idle && c.status != 0) q.terminal--;
+		c.state = Cid::again;
+		break;
+	}
 	case none:
 		break;
 	}

@@ -54,8 +54,9 @@ public:
 	Ssd(Run &, u32 index);
 	void agent(); // until the run stops
 
-	// Admin queue: the host's agent calls these and waits.
-	enum Op : u32 { none, create, destroy, abort, reset };
+	// Admin queue: the host's agent calls these and waits. orphan is no NVMe command: the host tells
+	// that it reads a row again although its command was completed.
+	enum Op : u32 { none, create, destroy, abort, reset, orphan };
 	struct Answer {
 		bool ok;
 		u32 value; // abort: 1 when not aborted; destroy: commands that the host must give up

@@ -143,7 +143,7 @@ Run::Run(const Config &c) : cfg(c) {
 	options.store_buffer = c.store_buffer;
 	options.jitter = c.jitter != 0;
 	options.stall = c.sleepy;
-	if (trace_on) events.resize(4000);
+	if (!c.threads) events.resize(4000); // always: asking for the time is part of the schedule
 	for (u32 s = 0; s < c.ssds; s++) ssds.push_back(std::make_unique<Ssd>(*this, s));
 	host = std::make_unique<Host>(*this);
 }
@@ -151,7 +151,7 @@ Run::Run(const Config &c) : cfg(c) {
 Run::~Run() = default;
 
 void Run::note(const char *what, i64 a, i64 b, i64 c, i64 d) {
-	if (events.empty() || cfg.threads) return;
+	if (events.empty()) return;
 	events[nevents++ % events.size()] = {now(), what, a, b, c, d};
 }
 
@@ -167,7 +167,7 @@ void Run::fail(const char *format, ...) {
 	fprintf(stderr, "\n  at %lld us of %s time\n  configuration: %s\n  replay: iotest %s--seed %llu --trace\n", now() / 1000, cfg.threads ? "real" : "virtual", describe(cfg).c_str(),
 	        cfg.threads ? "--threads " : "", cfg.seed);
 	if (host) host->dump(stderr);
-	u64 n = std::min<u64>(nevents, 120);
+	u64 n = std::min<u64>(nevents, trace_on ? 400 : 0);
 	for (u64 i = nevents - n; i < nevents; i++) {
 		const Event &e = events[i % events.size()];
 		fprintf(stderr, "  %10lld.%03lld us  ", e.t / 1000, e.t % 1000);
@@ -262,6 +262,7 @@ void Run::go() {
 		shim::Result r = w.run(200'000'000);
 		if (!r.ok) fail("%s", r.error.c_str());
 		world = nullptr;
+		schedule = r.schedule;
 	}
 	if (!host->done) fail("hang: the host is not done");
 	host->verdict();

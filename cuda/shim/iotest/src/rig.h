@@ -124,7 +124,7 @@ public:
 	std::vector<std::unique_ptr<Ssd>> ssds;
 	std::unique_ptr<Host> host;
 	Stream submit{"submit"}, complete{"complete"};
-	u64 steps = 0;
+	u64 schedule = 0; // hash of the schedule, after go
 
 private:
 	void serve(Stream &); // a stream's agent
