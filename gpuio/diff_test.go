@@ -104,7 +104,6 @@ type diffQueue struct {
 	head, tail uint32 // SQ head, CQ tail
 	phase      uint32
 	out        []diffCommand
-	twice      int // CID to complete once more; -1: none
 }
 
 type diffCommand struct {
@@ -202,7 +201,7 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		for cid := range n {
 			q.Free[cid/32] |= 1 << (cid & 31)
 		}
-		w.ctl = append(w.ctl, diffQueue{phase: 1, twice: -1})
+		w.ctl = append(w.ctl, diffQueue{phase: 1})
 	}
 	h := &hostSide{kickers: make([]nvme.Kicker, w.ssds), parks: make([]blockPark, 1)}
 	w.view = kernelView{h: h, sets: w.sets}
@@ -210,15 +209,13 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	t.Cleanup(func() { dropHostSide(w.engine) })
 	// Room for three sets in flight: arrays and destination.
 	for i := range 3 {
-		arrays := w.take(fmt.Sprintf("set arrays %d", i), (2*w.ssds+1)*8+2*nq*4, 64)
-		rows := w.take(fmt.Sprintf("rows %d", i), w.dstRows*8, 64)
-		pos := w.take(fmt.Sprintf("positions %d", i), w.dstRows*4, 64)
+		w.take(fmt.Sprintf("set arrays %d", i), (2*w.ssds+1)*8+2*nq*4, 64)
+		w.take(fmt.Sprintf("rows %d", i), w.dstRows*8, 64)
+		w.take(fmt.Sprintf("positions %d", i), w.dstRows*4, 64)
 		dst := w.take(fmt.Sprintf("destination %d", i), int(w.offset)+w.dstRows*int(w.stride)+rowBytes, 4096)
 		if dst == 0 {
 			return nil, false
 		}
-		w.areas[len(w.areas)-1].name += " of a set"
-		_, _, _ = arrays, rows, pos
 	}
 	w.used = min((w.used+4095)&^4095, len(slab))
 	for n, is := range map[*int64]bool{&stats.deep: commands > 1000, &stats.shallow: commands == 1, &stats.lists: w.read > 2*w.page,
@@ -573,7 +570,7 @@ func (w *diffWorld) revive(g int) {
 	if q.Frozen == frozenForeign {
 		w.stats.foreign++
 	}
-	w.ctl[g] = diffQueue{phase: 1, twice: -1}
+	w.ctl[g] = diffQueue{phase: 1}
 	clear(w.slab[q.CQ-addr(w.slab):][:q.Entries*16])
 	*at[uint32](q.SQDoorbell, 0), *at[uint32](q.CQDoorbell, 0) = 0, 0
 	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
