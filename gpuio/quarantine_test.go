@@ -253,3 +253,20 @@ func TestFreedDestination(t *testing.T) {
 	require.NoError(t, s.rowBuf.Free())
 	require.NoError(t, s.posBuf.Free())
 }
+
+// TestAbortOfNothing: when what was late is done by the time of the recovery, the queue is looked at
+// again all the same, as the next commands may be late too.
+func TestAbortOfNothing(t *testing.T) {
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
+	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 1, Timeout: time.Minute})
+	e := rd.(*async)
+	q := e.queue(0)
+	q.ScanAt = nanotime()
+	q.Frozen = frozenTimeout
+	e.recoverQueue(testCtx(t), 0)
+	require.EqualValues(t, frozenNo, q.Frozen)
+	require.LessOrEqual(t, q.ScanAt, nanotime()+q.TimeoutNS)
+	s := r.newSet(rand.New(rand.NewPCG(1, 1)), 20, 512, 0)
+	s.read(rd)
+	s.free(rd)
+}

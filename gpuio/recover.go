@@ -218,7 +218,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState) bool {
 	for _, cid := range late {
 		atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
 	}
-	q.ScanAt = q.oldest()
+	q.ScanAt = min(q.oldest(), e.now()+q.TimeoutNS) // nothing may be in flight now, but soon
 	atomic.StoreUint32(&q.Frozen, frozenNo)
 	return true
 }
