@@ -63,10 +63,8 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	Command *c = dev::at<Command>(q->Commands, cid);
 	u32 state = 0;
 	if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
-	bool stray = lane < n && (state & cmdState) != cmdInFlight;
-	for (u32 i = 0; i + 1 < n; i++)
-		if (dev::shfl(dev::full_mask, cid, i) == cid && lane > i) stray = true;
-	u32 strays = dev::ballot(dev::full_mask, lane < n && stray);
+	bool twice = io::repeated(cid, n);
+	u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || (state & cmdState) != cmdInFlight));
 	bool foreign = strays != 0;
 	if (foreign) n = dev::ctz(strays) + 1;
 	bool mine = lane < n - (foreign ? 1 : 0);
@@ -213,13 +211,13 @@ HX_DEVICE void deadlines(u64 queues, u32 lo, u32 hi, u64 sets) {
 	i64 now = io::now();
 	for (u32 g = lo; g < hi; g++) {
 		QueueState *q = io::queue(queues, g);
-		if (io::frozen(q) != frozenNo) continue;
 		i64 at = 0;
 		if (io::leader()) at = dev::ld(&q->ScanAt);
 		at = io::lead(at);
+		if (at > now || io::frozen(q) != frozenNo) continue;
 		if (at == 0) {
 			at = now + q->TimeoutNS;
-		} else if (at <= now) {
+		} else {
 			i64 next = oldest(q);
 			if (next <= now) {
 #ifdef HX_PLANT_SKIP_QUARANTINE
@@ -235,8 +233,6 @@ HX_DEVICE void deadlines(u64 queues, u32 lo, u32 hi, u64 sets) {
 #endif
 			}
 			at = io::least(next, now + q->TimeoutNS);
-		} else {
-			continue;
 		}
 		if (io::leader()) dev::st(&q->ScanAt, at);
 	}
@@ -276,14 +272,14 @@ HX_KERNEL(complete, CompleteParams) {
 				n = sweep(q, g, p.Sets);
 				if (n > 0) progress = true;
 				if (n > 0 || first) io::serve(q, g, p.Sets, true);
-				cold = io::frozen(q);
+				cold = n > 0 || first ? io::frozen(q) : frozenNo; // a look costs a way to the CPU's memory
 			} while (n == 32 && cold == frozenNo);
 			if (cold != frozenNo) continue;
 			u32 left = 0, flying = 0;
 			if (io::leader()) {
 				// Acquire: a submit kernel may have counted off the last rows, as bad ones.
 				left = dev::ld_acquire_gpu(dev::at<u32>(s->Remaining, g));
-				flying = dev::ld_relaxed_gpu(&q->Issued) != dev::ld_relaxed_gpu(&q->Completed) + dev::ld_relaxed_gpu(&q->Dropped);
+				if (left == 0) flying = dev::ld_relaxed_gpu(&q->Issued) != dev::ld_relaxed_gpu(&q->Completed) + dev::ld_relaxed_gpu(&q->Dropped);
 			}
 			if (io::lead(left) != 0) busy = true;
 			if (io::lead(flying) != 0) inFlight = true;

@@ -64,17 +64,19 @@ constexpr u32 full_mask = 0xffffffffu;
 //   dev::ld_relaxed_{gpu,sys}(p) ld_acquire_{gpu,sys}(p)                  u32, u64, i64
 //   dev::st_relaxed_{gpu,sys}(p, v) st_release_{gpu,sys}(p, v)
 //   dev::add_{gpu,sys}<order>(p, v) or_ and_ min_ max_ exch_ cas_         value before; u32, u64, i64
+//                                               global memory only, as ld_relaxed to st_release
+//   dev::add_shared(p, v)                       u32 in shared memory, relaxed
 //   dev::fence_gpu() fence_sys()                acquire and release
 //   dev::ring(u32 *doorbell, v)                 relaxed MMIO store, after what a fence ordered
 //   dev::now_ns()                               one clock for all SMs, ns
 //   dev::pause(ns)                              in loops that poll
-//   dev::popc ctz (u32, u64) mulhi(u32,u32) mulhi(u64,u64)
+//   dev::popc ctz (u32, u64) clz(u64) mulhi(u32,u32) mulhi(u64,u64)
 //   dev::at<T>(u64 address, i64 index)          T* from an address of the ABI
 
 namespace dev {
 
 template <typename T> HX_DEVICE inline T *at(u64 address, i64 index = 0) {
-	return reinterpret_cast<T *>(address) + index;
+	return global<T>(address) + index;
 }
 
 // Did an earlier launch of this stream fail? The same answer in every thread of the grid, since

@@ -201,6 +201,8 @@ template <typename T> inline void st(T *p, T v) {
 inline u32x4 ld16(const void *p) { return ld(static_cast<const u32x4 *>(p)); }
 inline void st16(void *p, u32x4 v) { st(static_cast<u32x4 *>(p), v); }
 
+template <typename T> inline T *global(u64 address) { return reinterpret_cast<T *>(address); }
+
 #define HX_LOADS(SCOPE, T)                                                                          \
 	inline T ld_relaxed_##SCOPE(const T *p) { return shim_detail::load<relaxed>(p); }                \
 	inline T ld_acquire_##SCOPE(const T *p) { return shim_detail::load<acquire>(p); }                \
@@ -253,6 +255,8 @@ HX_ATOMS(sys)
 #undef HX_PICK
 #undef HX_RMW
 
+inline void add_shared(u32 *p, u32 v) { add_gpu<relaxed>(p, v); }
+
 inline void fence_gpu() { shim::fence(); }
 inline void fence_sys() { shim::fence(); }
 
@@ -265,6 +269,7 @@ inline u32 popc(u32 v) { return (u32)__builtin_popcount(v); }
 inline u32 popc(u64 v) { return (u32)__builtin_popcountll(v); }
 inline u32 ctz(u32 v) { return (u32)__builtin_ctz(v); } // v != 0
 inline u32 ctz(u64 v) { return (u32)__builtin_ctzll(v); }
+inline u32 clz(u64 v) { return (u32)__builtin_clzll(v); } // v != 0
 inline u32 mulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 inline u64 mulhi(u64 a, u64 b) { return (u64)((shim_detail::u128)a * b >> 64); }
 

@@ -38,18 +38,20 @@ struct Copy {
 	u64 src, dst; // 0: none
 };
 
-// Where hit i comes from and goes to.
-HX_DEVICE inline Copy hit(const GatherParams &p, const hx_launch &hx, i64 i) {
+// Where hit i comes from and goes to; none for a bad one, of which told says so to the stream. Copying
+// does without: the words for faults, in each of the unrolled steps, would not fit the instruction cache.
+template <bool told> HX_DEVICE inline Copy hit(const GatherParams &p, const hx_launch &hx, i64 i) {
 	bool gpu = i < p.NGPU;
 	i64 at = gpu ? i : i - p.NGPU;
 	i64 pos = dev::ld(dev::at<u32>(gpu ? p.GPUPos : p.CPUPos, at));
 	i64 slot = dev::ld(dev::at<u32>(gpu ? p.GPUSlot : p.CPUSlot, at));
-	if (slot >= (gpu ? p.GPUTotal : p.CPUTotal)) {
-		dev::fail(hx, 1, (u64)slot, (u64)i, (u64)(gpu ? p.GPUTotal : p.CPUTotal));
-		return {0, 0};
-	}
-	if (pos >= p.DstRows) {
-		dev::fail(hx, 2, (u64)pos, (u64)i, (u64)p.DstRows);
+	i64 total = gpu ? p.GPUTotal : p.CPUTotal;
+	if (slot >= total || pos >= p.DstRows) {
+		if (told && slot >= total) {
+			dev::fail(hx, 1, (u64)slot, (u64)i, (u64)total);
+		} else if (told) {
+			dev::fail(hx, 2, (u64)pos, (u64)i, (u64)p.DstRows);
+		}
 		return {0, 0};
 	}
 	return {(gpu ? p.GPURows : p.CPURows) + (u64)(slot * p.RowBytes), p.Dst + (u64)(pos * p.Stride)};
@@ -63,10 +65,14 @@ template <typename T> HX_DEVICE inline void copy_words(const GatherParams &p, co
 	u32 w = dev::tid() / 32, warps = dev::threads() / 32;
 	for (i64 i = s.lo + w * rows * ahead + own; i < s.hi; i += warps * rows * ahead) {
 		Copy c[ahead];
+		bool bad = false;
 #pragma GCC unroll 4
 		for (u32 u = 0; u < ahead; u++) {
 			c[u] = {0, 0};
-			if (i + u * rows < s.hi) c[u] = hit(p, hx, i + u * rows);
+			if (i + u * rows < s.hi) {
+				c[u] = hit<false>(p, hx, i + u * rows);
+				bad |= c[u].src == 0;
+			}
 		}
 		for (u64 at = sub; at < words; at += group) {
 			T v[ahead];
@@ -79,6 +85,7 @@ template <typename T> HX_DEVICE inline void copy_words(const GatherParams &p, co
 				if (c[u].src != 0) store(dev::at<T>(c[u].dst, (i64)at), v[u]);
 			}
 		}
+		for (i64 at = i; bad && at < s.hi && at < i + ahead * rows; at += rows) hit<true>(p, hx, at);
 	}
 }
 
@@ -96,7 +103,7 @@ template <typename T> HX_DEVICE inline void copy_row(Copy c, u64 bytes) {
 
 HX_DEVICE inline void copy_odd(const GatherParams &p, const hx_launch &hx, Share s) {
 	for (i64 i = s.lo + dev::tid() / 32; i < s.hi; i += dev::threads() / 32) {
-		Copy c = hit(p, hx, i);
+		Copy c = hit<true>(p, hx, i);
 		if (c.src == 0) continue;
 		u32 apart = (u32)(c.src ^ c.dst);
 		if (apart % 16 == 0) {

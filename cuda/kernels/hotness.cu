@@ -50,9 +50,9 @@ HX_DEVICE inline void hist(const RankParams &p, Share s, u32 *bins) {
 			u32 same = dev::ballot(dev::full_mask, in && digit == common);
 			u32 *bin = &bins[k * rankBins + digit];
 			if (dev::lane() == first) {
-				dev::add_gpu<dev::relaxed>(bin, dev::popc(same));
+				dev::add_shared(bin, dev::popc(same));
 			} else if (in && digit != common) {
-				dev::add_gpu<dev::relaxed>(bin, 1u);
+				dev::add_shared(bin, 1u);
 			}
 		}
 	}

@@ -58,38 +58,45 @@ template <typename T> HX_DEVICE __forceinline__ void st(T *p, T v) { *p = v; }
 HX_DEVICE __forceinline__ u32x4 ld16(const void *p) { return *reinterpret_cast<const u32x4 *>(p); }
 HX_DEVICE __forceinline__ void st16(void *p, u32x4 v) { *reinterpret_cast<u32x4 *>(p) = v; }
 
+// Addresses of the ABI are of global memory, the CPU's included. Said here, plain accesses become
+// ld.global and st.global, not generic ones that look for shared memory first. What follows takes only such
+// addresses, which are the same numbers in the generic space.
+template <typename T> HX_DEVICE __forceinline__ T *global(u64 address) {
+	return (T *)(__attribute__((address_space(1))) T *)address;
+}
+
 #define HX_LOADS(SCOPE)                                                                             \
 	HX_DEVICE __forceinline__ u32 ld_relaxed_##SCOPE(const u32 *p) {                                 \
 		u32 v;                                                                                        \
-		asm volatile("ld.relaxed." #SCOPE ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");            \
+		asm volatile("ld.relaxed." #SCOPE ".global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");            \
 		return v;                                                                                     \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ u64 ld_relaxed_##SCOPE(const u64 *p) {                                 \
 		u64 v;                                                                                        \
-		asm volatile("ld.relaxed." #SCOPE ".u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");            \
+		asm volatile("ld.relaxed." #SCOPE ".global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");            \
 		return v;                                                                                     \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ u32 ld_acquire_##SCOPE(const u32 *p) {                                 \
 		u32 v;                                                                                        \
-		asm volatile("ld.acquire." #SCOPE ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");            \
+		asm volatile("ld.acquire." #SCOPE ".global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");            \
 		return v;                                                                                     \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ u64 ld_acquire_##SCOPE(const u64 *p) {                                 \
 		u64 v;                                                                                        \
-		asm volatile("ld.acquire." #SCOPE ".u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");            \
+		asm volatile("ld.acquire." #SCOPE ".global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");            \
 		return v;                                                                                     \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ void st_relaxed_##SCOPE(u32 *p, u32 v) {                               \
-		asm volatile("st.relaxed." #SCOPE ".u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");              \
+		asm volatile("st.relaxed." #SCOPE ".global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");              \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ void st_relaxed_##SCOPE(u64 *p, u64 v) {                               \
-		asm volatile("st.relaxed." #SCOPE ".u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");              \
+		asm volatile("st.relaxed." #SCOPE ".global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");              \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ void st_release_##SCOPE(u32 *p, u32 v) {                               \
-		asm volatile("st.release." #SCOPE ".u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");              \
+		asm volatile("st.release." #SCOPE ".global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");              \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ void st_release_##SCOPE(u64 *p, u64 v) {                               \
-		asm volatile("st.release." #SCOPE ".u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");              \
+		asm volatile("st.release." #SCOPE ".global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");              \
 	}                                                                                               \
 	HX_DEVICE __forceinline__ i64 ld_relaxed_##SCOPE(const i64 *p) {                                 \
 		return (i64)ld_relaxed_##SCOPE((const u64 *)p);                                               \
@@ -108,13 +115,13 @@ HX_LOADS(sys)
 	template <Order O> HX_DEVICE __forceinline__ TYPE NAME##_##SCOPE(TYPE *p, TYPE v) {               \
 		TYPE r;                                                                                       \
 		if constexpr (O == relaxed)                                                                   \
-			asm volatile("atom.relaxed." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+			asm volatile("atom.relaxed." #SCOPE ".global." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
 		else if constexpr (O == acquire)                                                              \
-			asm volatile("atom.acquire." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+			asm volatile("atom.acquire." #SCOPE ".global." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
 		else if constexpr (O == release)                                                              \
-			asm volatile("atom.release." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+			asm volatile("atom.release." #SCOPE ".global." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
 		else                                                                                          \
-			asm volatile("atom.acq_rel." #SCOPE "." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
+			asm volatile("atom.acq_rel." #SCOPE ".global." OP "." PTX " %0, [%1], %2;" : "=" REG(r) : "l"(p), REG(v) : "memory"); \
 		return r;                                                                                     \
 	}
 #define HX_ATOMS(SCOPE)                                  \
@@ -137,13 +144,13 @@ HX_LOADS(sys)
 	template <Order O> HX_DEVICE __forceinline__ TYPE cas_##SCOPE(TYPE *p, TYPE want, TYPE v) {        \
 		TYPE r;                                                                                       \
 		if constexpr (O == relaxed)                                                                   \
-			asm volatile("atom.relaxed." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+			asm volatile("atom.relaxed." #SCOPE ".global.cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
 		else if constexpr (O == acquire)                                                              \
-			asm volatile("atom.acquire." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+			asm volatile("atom.acquire." #SCOPE ".global.cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
 		else if constexpr (O == release)                                                              \
-			asm volatile("atom.release." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+			asm volatile("atom.release." #SCOPE ".global.cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
 		else                                                                                          \
-			asm volatile("atom.acq_rel." #SCOPE ".cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
+			asm volatile("atom.acq_rel." #SCOPE ".global.cas." PTX " %0, [%1], %2, %3;" : "=" REG(r) : "l"(p), REG(want), REG(v) : "memory"); \
 		return r;                                                                                     \
 	}
 HX_ATOMS(gpu)
@@ -151,6 +158,12 @@ HX_ATOMS(sys)
 #undef HX_ATOMS
 #undef HX_ATOM
 #undef HX_CAS
+
+// A counter in shared memory, for the threads of the block.
+HX_DEVICE __forceinline__ void add_shared(u32 *p, u32 v) {
+	u32 at = (u32)(u64)(__attribute__((address_space(3))) u32 *)p;
+	asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
 
 HX_DEVICE __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 HX_DEVICE __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
@@ -170,6 +183,7 @@ HX_DEVICE __forceinline__ u32 popc(u32 v) { return (u32)__builtin_popcount(v); }
 HX_DEVICE __forceinline__ u32 popc(u64 v) { return (u32)__builtin_popcountll(v); }
 HX_DEVICE __forceinline__ u32 ctz(u32 v) { return (u32)__builtin_ctz(v); } // v != 0
 HX_DEVICE __forceinline__ u32 ctz(u64 v) { return (u32)__builtin_ctzll(v); }
+HX_DEVICE __forceinline__ u32 clz(u64 v) { return (u32)__builtin_clzll(v); } // v != 0
 HX_DEVICE __forceinline__ u32 mulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 HX_DEVICE __forceinline__ u64 mulhi(u64 a, u64 b) {
 	u64 r;

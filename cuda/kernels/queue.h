@@ -212,11 +212,12 @@ HX_DEVICE inline void prepare(QueueState *q, const SetState *s, u32 slot, u32 ci
 		a = q->StageIOVA + (u64)cid * q->StageBytes;
 		dst = s->Dst + (u64)p.off;
 	}
+	u64 b = prp2(q, cid, a); // stores; what follows does not, so that launch finds it in registers
 	dev::st(&c->Set, slot);
 	dev::st(&c->Index, (u32)i);
 	dev::st(&c->LBA, p.lba);
 	dev::st(&c->PRP1, a);
-	dev::st(&c->PRP2, prp2(q, cid, a));
+	dev::st(&c->PRP2, b);
 	dev::st(&c->Dst, dst);
 	dev::st(&c->Start, now);
 	dev::st(&c->ByteOffset, p.byte);
@@ -225,10 +226,11 @@ HX_DEVICE inline void prepare(QueueState *q, const SetState *s, u32 slot, u32 ci
 // Puts a command that was prepared in flight, as its n-th attempt. One lane.
 HX_DEVICE inline void launch(QueueState *q, u32 place, u32 cid, u32 attempts, i64 now) {
 	Command *c = dev::at<Command>(q->Commands, cid);
+	u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
 	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
 	// Who looks for late commands reads the state first, then the deadline.
 	dev::st_release_gpu(&c->State, attempts | cmdInFlight);
-	sqe(q, place, cid, dev::ld(&c->LBA), dev::ld(&c->PRP1), dev::ld(&c->PRP2));
+	sqe(q, place, cid, lba, prp1, prp2);
 }
 
 // Takes up to n free CIDs of one word of the bitmap and returns them as bits; 0: none are free. Only
@@ -398,6 +400,19 @@ HX_DEVICE inline i64 row_of(const QueueState *q, u64 lba, u32 byte, const Layout
 	return slot * l.SSDs + q->SSD;
 }
 
+// Has a lower lane of the first n the same CID? One ballot per bit. CIDs that no command can have
+// count by their low bits: they are foreign themselves, and what follows one is left alone.
+HX_DEVICE inline bool repeated(u32 cid, u32 n) {
+	u32 same = below(dev::lane());
+	if (n < 32) same &= below(n);
+	if (n < 2) return false;
+	for (u32 bit = 1; bit < maxCommands; bit *= 2) {
+		u32 ones = dev::ballot(dev::full_mask, (cid & bit) != 0);
+		same &= (cid & bit) != 0 ? ones : ~ones;
+	}
+	return same != 0;
+}
+
 HX_DEVICE inline bool status_ok(u32 status) { return (status & 0x7ff) == 0; }
 HX_DEVICE inline bool status_dnr(u32 status) { return (status >> 14 & 1) != 0; }
 constexpr u32 statusAborted = 0x007; // Command Abort Requested
@@ -406,8 +421,7 @@ constexpr u32 statusAborted = 0x007; // Command Abort Requested
 HX_DEVICE inline u32 hist_bucket(i64 ns) {
 	if (ns < (1 << histMinBits)) return 0;
 	if (ns >= (i64)1 << histMaxBits) return histBuckets - 1;
-	u32 exp = 63;
-	while ((u64)ns >> exp == 0) exp--; // at most 55 steps, mostly about 45
+	u32 exp = 63 - dev::clz((u64)ns);
 	return (exp - histMinBits) << histSubBits | ((u32)((u64)ns >> (exp - histSubBits)) & ((1 << histSubBits) - 1));
 }
 

@@ -128,10 +128,8 @@ HX_DEVICE bool sweep(QueueState *q) {
 		u32 cid = last & 0xffff, state = 0;
 		Command *c = dev::at<Command>(q->Commands, cid);
 		if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
-		bool stray = lane < n && (state & cmdState) != cmdInFlight;
-		for (u32 i = 0; i + 1 < n; i++)
-			if (dev::shfl(dev::full_mask, cid, i) == cid && lane > i) stray = true;
-		u32 strays = dev::ballot(dev::full_mask, lane < n && stray);
+		bool twice = io::repeated(cid, n);
+		u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || (state & cmdState) != cmdInFlight));
 		bool foreign = strays != 0;
 		if (foreign) n = dev::ctz(strays) + 1;
 		bool mine = lane < n - (foreign ? 1 : 0);

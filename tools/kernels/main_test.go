@@ -93,7 +93,7 @@ func TestOpcodeTable(t *testing.T) {
 	table, err := readOpcodes()
 	require.NoError(t, err)
 	for op, asm := range map[string]bool{
-		"atom.acq_rel.sys.add.u64": true, "fence.acq_rel.gpu": true, "st.mmio.relaxed.sys.global.u32": true,
+		"atom.acq_rel.sys.global.add.u64": true, "fence.acq_rel.gpu": true, "st.mmio.relaxed.sys.global.u32": true,
 		"ld.global.nc.v4.u32": false, "ld.v4.u32": false, "st.shared.u8": false, "setp.lt.and.s64": false, "bra": false, "bra.uni": false, "%tid.x": false,
 	} {
 		o := table.find(op, false)
@@ -101,7 +101,7 @@ func TestOpcodeTable(t *testing.T) {
 		require.Equal(t, asm, o.asm, op)
 	}
 	require.Nil(t, table.find("ld.global.nc.v4.u32", true), "not assembly")
-	for _, op := range []string{"redux.sync.add.s32", "atom.acq_rel.cluster.add.u64", "ld.global.v8.f32", "fence.proxy.async", "st", "bra.uni.x", "membar.sys", "%clock64"} {
+	for _, op := range []string{"redux.sync.add.s32", "atom.acq_rel.cluster.global.add.u64", "ld.global.v8.f32", "fence.proxy.async", "st", "bra.uni.x", "membar.sys", "%clock64"} {
 		require.Nil(t, table.find(op, false), op)
 	}
 	for text, want := range map[string]string{
