@@ -42,7 +42,8 @@ test-shim:
 	SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) $(GO) test -count=1 -p 1 -timeout 30m ./cuda/shim/...
 	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 30m ./cuda/difftest
 	$(GO) test -count=1 -timeout 15m ./cuda/fakecuda ./cuda/driver ./cuda/kernels
-	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./gpuio ./cache ./graph
+	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./gpuio
+	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./cache ./graph
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gputier
