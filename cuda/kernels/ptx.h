@@ -55,8 +55,13 @@ HX_DEVICE __forceinline__ u32 reduce_add(u32 mask, u32 v) {
 
 template <typename T> HX_DEVICE __forceinline__ T ld(const T *p) { return *p; }
 template <typename T> HX_DEVICE __forceinline__ void st(T *p, T v) { *p = v; }
-HX_DEVICE __forceinline__ u32x4 ld16(const void *p) { return *reinterpret_cast<const u32x4 *>(p); }
-HX_DEVICE __forceinline__ void st16(void *p, u32x4 v) { *reinterpret_cast<u32x4 *>(p) = v; }
+// As vectors: a struct's words would be stored as the optimiser sees fit.
+typedef u32 vector16 __attribute__((ext_vector_type(4)));
+HX_DEVICE __forceinline__ u32x4 ld16(const void *p) {
+	vector16 v = *static_cast<const vector16 *>(p);
+	return {v.x, v.y, v.z, v.w};
+}
+HX_DEVICE __forceinline__ void st16(void *p, u32x4 v) { *static_cast<vector16 *>(p) = vector16{v.x, v.y, v.z, v.w}; }
 
 // Addresses of the ABI are of global memory, the CPU's included. Said here, plain accesses become
 // ld.global and st.global, not generic ones that look for shared memory first. What follows takes only such

@@ -95,16 +95,17 @@ HX_DEVICE inline bool release(QueueState *q) {
 
 // Makes the SQEs before tail visible to the SSD: all lanes' stores, fence, doorbell.
 HX_DEVICE inline void ring_sq(QueueState *q, u32 tail) {
+	u32 *bell = dev::at<u32>(q->SQDoorbell); // loaded while stores are under way; after the fence it would take its own time
 #ifndef HX_PLANT_MISSING_BARRIER
 	dev::syncwarp();
 #endif
 	if (leader()) {
 #ifdef HX_PLANT_DOORBELL_BEFORE_SQE
-		dev::ring(dev::at<u32>(q->SQDoorbell), tail);
+		dev::ring(bell, tail);
 		dev::fence_sys();
 #else
 		dev::fence_sys();
-		dev::ring(dev::at<u32>(q->SQDoorbell), tail);
+		dev::ring(bell, tail);
 #endif
 	}
 }
@@ -202,8 +203,7 @@ HX_DEVICE inline FailRecord bad_row(const QueueState *q, i64 i, const Place &p) 
 }
 
 // Fills the command entry of a CID for a row, but for its state. One lane, one row.
-HX_DEVICE inline void prepare(QueueState *q, const SetState *s, u32 slot, u32 cid, i64 i, const Place &p, i64 now) {
-	Command *c = dev::at<Command>(q->Commands, cid);
+HX_DEVICE inline void prepare(QueueState *q, Command *c, const SetState *s, u32 slot, u32 cid, i64 i, const Place &p, i64 now) {
 	u64 a, dst;
 	if (s->Direct != 0) {
 		a = dev::ld(dev::at<u64>(s->DstIOVA, q->SSD)) + (u64)p.off;
@@ -224,8 +224,7 @@ HX_DEVICE inline void prepare(QueueState *q, const SetState *s, u32 slot, u32 ci
 }
 
 // Puts a command that was prepared in flight, as its n-th attempt. One lane.
-HX_DEVICE inline void launch(QueueState *q, u32 place, u32 cid, u32 attempts, i64 now) {
-	Command *c = dev::at<Command>(q->Commands, cid);
+HX_DEVICE inline void launch(QueueState *q, Command *c, u32 place, u32 cid, u32 attempts, i64 now) {
 	u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
 	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
 	// Who looks for late commands reads the state first, then the deadline.
@@ -283,7 +282,7 @@ HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, Refilled *r) {
 			u32 cid = w * 32 + lane;
 			Command *c = dev::at<Command>(q->Commands, cid);
 			u32 state = (dev::ld_relaxed_gpu(&c->State) & ~(cmdState | cmdAborted)) + cmdAttempt;
-			launch(q, forward(q, r->tail, dev::popc(m & below(lane))), cid, state, now);
+			launch(q, c, forward(q, r->tail, dev::popc(m & below(lane))), cid, state, now);
 			dev::add_gpu<dev::relaxed>(&set(sets, dev::ld(&c->Set))->Retries, 1u);
 		}
 		u32 n = dev::popc(m);
@@ -332,8 +331,10 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		u32 bad = dev::ballot(dev::full_mask, has && p.bad != 0);
 		u32 good = mask & ~bad;
 		if (good >> lane & 1) {
-			prepare(q, s, slot, w * 32 + lane, i, p, t);
-			launch(q, forward(q, r.tail, dev::popc(good & below(lane))), w * 32 + lane, cmdAttempt, t);
+			u32 cid = w * 32 + lane;
+			Command *c = dev::at<Command>(q->Commands, cid);
+			prepare(q, c, s, slot, cid, i, p, t);
+			launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, cmdAttempt, t);
 		}
 		fail(s, bad, bad_row(q, i, p));
 		u32 n = dev::popc(good);

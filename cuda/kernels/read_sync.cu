@@ -254,7 +254,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		bool held = hold(q, dev::now_ns() + q->TimeoutNS);
 		u32 cold = io::frozen(q), tail = 0;
 		i64 now = io::now(), due = now + q->TimeoutNS;
-		if (io::leader()) io::prepare(q, s, p.Set, cid, i, row, now);
+		if (io::leader()) io::prepare(q, c, s, p.Set, cid, i, row, now);
 		if (!held || cold != frozenNo) {
 			leave_to_host(q, cid, 0);
 			if (held) let_go(q, g, p.Sets);
@@ -262,7 +262,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		}
 		if (io::leader()) {
 			tail = dev::ld(&q->Tail);
-			io::launch(q, tail, cid, cmdAttempt, now);
+			io::launch(q, c, tail, cid, cmdAttempt, now);
 			io::count(s->Direct != 0 ? &q->Direct : &q->Staged, 1);
 			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
 		}
@@ -289,7 +289,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 				due = now + q->TimeoutNS;
 				if (io::leader()) {
 					tail = dev::ld(&q->Tail);
-					io::launch(q, tail, cid, (tries + 1) * cmdAttempt, now);
+					io::launch(q, c, tail, cid, (tries + 1) * cmdAttempt, now);
 					dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
 					io::count(&q->Retried, 1);
 				}
