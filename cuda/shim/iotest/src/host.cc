@@ -550,7 +550,7 @@ bool Host::abort_late(u32 g) {
 	}
 	i64 grace = run.now() + k.TimeoutNS;
 	for (u32 cid : late) store(&at<Command>(k.Commands)[cid].Deadline, grace);
-	k.ScanAt = INT64_MAX;
+	k.ScanAt = run.now() + k.TimeoutNS; // nothing may be in flight now, but soon
 	commands(g, [&](u32, Command &cmd) {
 		if ((load(&cmd.State) & cmdState) == cmdInFlight) k.ScanAt = std::min(k.ScanAt, load(&cmd.Deadline));
 	});

@@ -132,6 +132,7 @@ Config random_config(u64 seed, bool threads) {
 		c.warps = (u32)r.between(1, 3);
 		c.duplicate = 0;
 		c.rows = std::min(c.rows, 80u);
+		c.limit_us = std::max(c.limit_us, 500u); // enough to begin a row
 	}
 	c.faults = threads ? 3 : r.chance(500) ? (u32)r.between(1, 6) : 40;
 	if (c.err > 50 || c.dnr > 20) c.faults = std::max(c.faults, 30u);
