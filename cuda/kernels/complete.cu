@@ -18,7 +18,10 @@
 // Must match: gpuio/complete.go, byte for byte but for times.
 //
 // Bandwidth: staged rows twice their size, others 80 bytes per row. Bound by the latency of polling
-// and of refilling; one warp per queue hides none, so queues are what is added.
+// and of refilling; one warp per queue hides none, so queues are what is added. Queue and set state are the
+// CPU's memory, for recovery: a look at an idle queue is five dependent ways over PCIe (Frozen, Head,
+// the CQEs, Remaining, ScanAt), a refill about ten. Staged rows are read eight 16-byte words per lane
+// at a time, 4 KiB per way.
 #include "queue.h"
 
 namespace {
@@ -85,19 +88,18 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
 
 #ifdef HX_PLANT_CID_BEFORE_COPY
-	if (done) {
-		dev::st_relaxed_gpu(&c->State, cmdFree);
-		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
-	}
+	io::free_cids(q, done, cid);
 #endif
-	// Staged rows, one after the other by the whole warp.
+	// Staged rows, by the whole warp.
 	if (good && dst != 0) src = q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset);
-	for (u32 m = dev::ballot(dev::full_mask, src != 0); m != 0; m &= m - 1) {
-		u32 from = dev::ctz(m);
-		SetState *of = io::set(sets, dev::shfl(dev::full_mask, slot, from));
-		io::copy_row(dev::shfl(dev::full_mask, dst, from), dev::shfl(dev::full_mask, src, from), (u32)of->Layout.RowBytes);
+	u32 bytes = src != 0 ? (u32)s->Layout.RowBytes : 0;
+	for (u32 m = dev::ballot(dev::full_mask, src != 0); m != 0;) {
+		u32 size = dev::shfl(dev::full_mask, bytes, dev::ctz(m));
+		u32 same = dev::ballot(dev::full_mask, bytes == size);
+		io::copy_rows<8>(same, dst, src, size);
+		m &= ~same;
 	}
-	if (good) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(q->Hist)->Counts[io::hist_bucket(now - start)], (u64)1);
+	io::tally(q, good, now - start);
 
 	// What failed for good, in the order of the ring.
 	for (u32 m = dev::ballot(dev::full_mask, done && !good); m != 0; m &= m - 1) {
@@ -130,10 +132,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	}
 	dev::syncwarp(); // no CID before the doorbell
 #ifndef HX_PLANT_CID_BEFORE_COPY
-	if (done) {
-		dev::st_relaxed_gpu(&c->State, cmdFree);
-		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
-	}
+	io::free_cids(q, done, cid);
 #endif
 	// Completions mostly come in runs of one set.
 	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {

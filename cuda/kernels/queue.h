@@ -391,6 +391,61 @@ HX_DEVICE inline void copy_row(u64 dst, u64 src, u32 bytes) {
 	}
 }
 
+// Copies the rows of the first Rows lanes in *mask and takes these out of it. Rows times pieces loads of 16 bytes
+// are under way per lane before the first store, which could be to what is loaded, for all the compiler
+// knows: one at a time, a row would take as many ways to the CPU's memory as it has 512 bytes.
+template <u32 Rows, u32 pieces> HX_DEVICE inline void copy_some(u32 *mask, u64 dst, u64 src, u32 bytes) {
+	u64 to[Rows], from[Rows];
+#pragma GCC unroll 8
+	for (u32 r = 0; r < Rows; r++) {
+		u32 of = *mask != 0 ? dev::ctz(*mask) : 0;
+		to[r] = dev::shfl(dev::full_mask, dst, of);
+		from[r] = dev::shfl(dev::full_mask, src, of);
+		if (*mask == 0) from[r] = 0;
+		*mask &= *mask - 1;
+	}
+	for (u32 i = dev::lane() * 16; i < bytes; i += pieces * 32 * 16) {
+		u32x4 v[Rows][pieces];
+#pragma GCC unroll 8
+		for (u32 r = 0; r < Rows; r++) {
+#pragma GCC unroll 8
+			for (u32 k = 0; k < pieces; k++) {
+				v[r][k] = {0, 0, 0, 0};
+				if (from[r] != 0 && i + k * 32 * 16 < bytes) v[r][k] = dev::ld16(dev::at<u8>(from[r], i + k * 32 * 16));
+			}
+		}
+#pragma GCC unroll 8
+		for (u32 r = 0; r < Rows; r++) {
+#pragma GCC unroll 8
+			for (u32 k = 0; k < pieces; k++) {
+				if (from[r] != 0 && i + k * 32 * 16 < bytes) dev::st16(dev::at<u8>(to[r], i + k * 32 * 16), v[r][k]);
+			}
+		}
+	}
+}
+
+// Copies the rows of the lanes in mask, all of that many bytes, by the whole warp, Loads loads at a
+// time. All lanes have come after the acquires of their completions.
+template <u32 Loads> HX_DEVICE inline void copy_rows(u32 mask, u64 dst, u64 src, u32 bytes) {
+	bool odd = (mask >> dev::lane() & 1) != 0 && (u32)(dst | src | bytes) % 16 != 0;
+	if (dev::any(dev::full_mask, odd)) {
+		for (; mask != 0; mask &= mask - 1) {
+			u32 of = dev::ctz(mask);
+			copy_row(dev::shfl(dev::full_mask, dst, of), dev::shfl(dev::full_mask, src, of), bytes);
+		}
+		return;
+	}
+	while (mask != 0) {
+		u32 rows = dev::popc(mask);
+		if (bytes <= 512 && rows > 2)
+			copy_some<Loads, 1>(&mask, dst, src, bytes);
+		else if (bytes <= 2048 && rows > 1)
+			copy_some<2, Loads / 2>(&mask, dst, src, bytes);
+		else
+			copy_some<1, Loads>(&mask, dst, src, bytes);
+	}
+}
+
 // The row that a command reads, which its place on the SSD tells (gpuio's queueState.row).
 HX_DEVICE inline i64 row_of(const QueueState *q, u64 lba, u32 byte, const Layout &l) {
 	i64 slot = (i64)(lba - q->DataStart);
@@ -424,6 +479,32 @@ HX_DEVICE inline u32 hist_bucket(i64 ns) {
 	if (ns >= (i64)1 << histMaxBits) return histBuckets - 1;
 	u32 exp = 63 - dev::clz((u64)ns);
 	return (exp - histMinBits) << histSubBits | ((u32)((u64)ns >> (exp - histSubBits)) & ((1 << histSubBits) - 1));
+}
+
+// Counts the latencies of the lanes in which good is set. Once per bucket: the histogram is in the
+// CPU's memory, where every read-modify-write is a way there and back.
+HX_DEVICE inline void tally(QueueState *q, bool good, i64 ns) {
+	u32 bucket = hist_bucket(ns);
+	for (u32 m = dev::ballot(dev::full_mask, good); m != 0;) {
+		u32 one = dev::shfl(dev::full_mask, bucket, dev::ctz(m));
+		u32 same = dev::ballot(dev::full_mask, good && bucket == one);
+		if (leader()) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(q->Hist)->Counts[one], (u64)dev::popc(same));
+		m &= ~same;
+	}
+}
+
+// Gives back the CIDs of the lanes in which done is set, which are different; once per word, as above.
+// All lanes are done with what belongs to them; that comes before by the syncwarp.
+HX_DEVICE inline void free_cids(QueueState *q, bool done, u32 cid) {
+	if (done) dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, cmdFree);
+	dev::syncwarp();
+	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
+		u32 w = dev::shfl(dev::full_mask, cid / 32, dev::ctz(m));
+		bool in = done && cid / 32 == w;
+		u32 bits = dev::reduce_add(dev::full_mask, in ? 1u << (cid % 32) : 0);
+		if (leader()) dev::or_gpu<dev::release>(&q->Free[w], bits);
+		m &= ~dev::ballot(dev::full_mask, in);
+	}
 }
 
 } // namespace io

@@ -136,7 +136,9 @@ HX_DEVICE bool sweep(QueueState *q) {
 		u32 status = last >> 17;
 		bool good = mine && io::status_ok(status);
 		u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
-		if (good) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(q->Hist)->Counts[io::hist_bucket(now - dev::ld(&c->Start))], (u64)1);
+		i64 start = now;
+		if (good) start = dev::ld(&c->Start);
+		io::tally(q, good, now - start);
 		u32 at = io::forward(q, head, n);
 		if (io::leader()) {
 			dev::st(&q->Head, at);
@@ -276,7 +278,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 			u32 tries = state / cmdAttempt;
 			if (io::status_ok(status)) {
 				u64 dst = dev::ld(&c->Dst);
-				if (dst != 0) io::copy_row(dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), (u32)s->Layout.RowBytes);
+				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), (u32)s->Layout.RowBytes);
 			} else if (!io::status_dnr(status) && tries <= q->Retries) {
 				held = hold(q, dev::now_ns() + q->TimeoutNS);
 				if (!held || io::frozen(q) != frozenNo) {
