@@ -175,10 +175,12 @@ const (
 	errAddressSpace       result = 717
 	errInvalidPC          result = 718
 	errLaunchFailed       result = 719
+	errTensorMemory       result = 721
 	errNotPermitted       result = 800
 	errNotSupported       result = 801
 	errSystemNotReady     result = 802
 	errDriverMismatch     result = 803
+	errMPSTerminated      result = 810
 	errUnknown            result = 999
 )
 

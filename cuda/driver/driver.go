@@ -49,12 +49,12 @@ type Device struct {
 	priority struct{ least, greatest int }
 
 	life    sync.RWMutex // held for reading within a call of the library
-	closing atomic.Bool  // nothing new is made; set under streamMu and memMu
+	closing atomic.Bool  // nothing new is made; set under memMu and streamMu
 	closed  atomic.Bool
 	lost    atomic.Pointer[LostError]
 
 	regions region.Table
-	memMu   sync.Mutex // of the next three
+	memMu   sync.Mutex // of the next three; never taken under streamMu, which an error takes within it
 	pins    []*pin     // by address
 	buffers map[*buffer]struct{}
 	usage   map[string]int64
@@ -244,8 +244,8 @@ func (d *Device) Capabilities() Capabilities { return d.caps }
 // end keeps its memory and the context: pulling them away would block in the driver for as long
 // as the kernel runs.
 func (d *Device) Close() error {
-	d.streamMu.Lock()
 	d.memMu.Lock()
+	d.streamMu.Lock()
 	begun := d.closing.Swap(true)
 	d.memMu.Unlock()
 	if begun {

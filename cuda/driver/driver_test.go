@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -557,4 +558,146 @@ func TestFailureTravelsOn(t *testing.T) {
 	require.NoError(t, errors.Join(x.Synchronize(soon(t, patience)), y.Synchronize(soon(t, patience))))
 	require.Empty(t, x.waits)
 	require.NoError(t, errors.Join(x.Close(), y.Close(), e.Close(), words.Free()))
+}
+
+// A stream whose end no event can tell of is not taken for idle: its fault record would go to the
+// next stream while a kernel writes to it.
+func TestCloseWithoutEvents(t *testing.T) {
+	d, lib := device(t, "", Options{CloseTimeout: 30 * time.Millisecond})
+	s := streamOf(t, d, cuda.StreamOptions{Name: "busy"})
+	open, words := held(t, d, s)
+	fakecuda.Control(t, lib, "fail=cuEventRecord:1:304")
+	require.ErrorContains(t, s.Close(), `still runs kernel "conf_gate" after 30ms`)
+	open()
+	fakecuda.Control(t, lib, "fail=cuEventRecord:1:304")
+	d.opt.CloseTimeout = patience
+	require.NoError(t, s.Close())
+	require.NoError(t, words.Free())
+}
+
+// An error that a thread meets in the driver while it holds the table of memory does not wait for
+// a Close that wants it.
+func TestErrorMeetsClose(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	fakecuda.Control(t, lib, "fail=cuMemHostRegister_v2:1:719")
+	unlock := sync.OnceFunc(d.life.Unlock)
+	d.life.Lock() // holds the allocation up before its call, with the table
+	defer unlock()
+	failed, closed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := d.Alloc(cuda.MemPinned, 4096, "rows")
+		failed <- err
+	}()
+	for end := time.Now().Add(patience); d.memMu.TryLock(); time.Sleep(50 * time.Microsecond) {
+		d.memMu.Unlock()
+		require.True(t, time.Now().Before(end), "the allocation does not get to the table")
+	}
+	go func() { closed <- d.Close() }()
+	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end) && d.streamMu.TryLock(); time.Sleep(50 * time.Microsecond) {
+		d.streamMu.Unlock() // a Close that takes the locks the other way round is there soon
+	}
+	unlock()
+	for _, c := range []chan error{failed, closed} {
+		select {
+		case err := <-c:
+			require.ErrorContains(t, err, "719")
+		case <-time.After(patience):
+			t.Fatal("deadlock")
+		}
+	}
+}
+
+// Who asks for kernels, launches and allocates while the device closes gets an error, and no more.
+func TestUseDuringClose(t *testing.T) {
+	for range 20 {
+		d, _ := device(t, "sm_min=2,sm_step=2,threads_per_sm=512", Options{})
+		s := streamOf(t, d, cuda.StreamOptions{Name: "s", SMs: 2})
+		k := kernelOf(t, d, "conf_affine")
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		for _, f := range []func() error{
+			func() error { _, err := d.Kernel("conf_gate"); return err },
+			func() error { _, err := d.Kernel("lookup"); return err },
+			func() error { k.(*kernel).free.Store(0); _, err := k.(*kernel).contextless(); return err },
+			func() error {
+				return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{})
+			},
+			func() error {
+				b, err := d.Alloc(cuda.MemDevice, 4096, "late")
+				if err == nil {
+					err = b.Free()
+				}
+				return err
+			},
+		} {
+			wg.Go(func() {
+				<-start
+				for f() == nil {
+				}
+			})
+		}
+		wg.Go(func() {
+			<-start
+			_ = d.Close() // names what was open
+		})
+		close(start)
+		wg.Wait()
+		require.NoError(t, d.Close())
+	}
+}
+
+// Freeing waits in the driver for kernels that run, and nobody else waits for that.
+func TestFreeWhileAKernelRuns(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	s := streamOf(t, d, cuda.StreamOptions{Name: "busy"})
+	b, err := d.Alloc(cuda.MemDevice, 4096, "old")
+	require.NoError(t, err)
+	open, words := held(t, d, s)
+	freed, before := make(chan error, 1), fakecuda.Control(t, lib, "calls=cuMemFree_v2")
+	go func() { freed <- b.Free() }()
+	for end := time.Now().Add(patience); fakecuda.Control(t, lib, "calls=cuMemFree_v2") == before; time.Sleep(50 * time.Microsecond) {
+		require.True(t, time.Now().Before(end), "no call")
+	}
+	other, err := d.Alloc(cuda.MemPinned, 4096, "new")
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"gate": 32, "new": 4096}, d.MemUsage())
+	require.Empty(t, freed, "the fake does not wait")
+	open()
+	require.NoError(t, <-freed)
+	require.NoError(t, s.Close())
+	require.NoError(t, other.Free())
+	require.NoError(t, words.Free())
+}
+
+// No launch loads anything: a load may wait for kernels, and ours wait for each other.
+func TestNothingLoadsAtLaunch(t *testing.T) {
+	d, lib := device(t, "sm_min=2,sm_step=2,threads_per_sm=512", Options{})
+	mode := os.Getenv(envLoading)
+	require.NotEmpty(t, mode)
+	require.Equal(t, mode, fakecuda.Control(t, lib, "loading"), "what the driver saw at its first start")
+	k := kernelOf(t, d, "conf_affine")
+	loads := func() (n []string) {
+		for _, c := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuLibraryLoadData", "cuLibraryGetKernel"} {
+			n = append(n, fakecuda.Control(t, lib, "calls="+c))
+		}
+		return n
+	}
+	before := loads()
+	for _, sms := range []int{0, 2} {
+		s := streamOf(t, d, cuda.StreamOptions{Name: "s", SMs: sms})
+		require.NoError(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{}))
+		require.NoError(t, s.Close())
+	}
+	require.Equal(t, before, loads())
+
+	// When it could not be loaded ahead, a launch with a budget says so, and the next tries anew.
+	fakecuda.Control(t, lib, "fail=cuLibraryGetKernel:1:2")
+	k = kernelOf(t, d, "conf_gate")
+	s := streamOf(t, d, cuda.StreamOptions{Name: "s", SMs: 2})
+	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
+	require.ErrorContains(t, cuda.Launch(s, k, one, gate{LimitNS: 1}), "cuLibraryGetKernel")
+	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"), one, affine{}))
+	_, err := k.(*kernel).contextless()
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
 }

@@ -47,7 +47,7 @@ func (e *LostError) Unwrap() error { return e.Cause }
 func fatal(r result) bool {
 	switch r {
 	case errDeinitialized, errDeviceUnavailable, errECC, errNVLink, errContained, errIllegalAddress, errLaunchTimeout, errContextDestroyed,
-		errAssert, errHardwareStack, errIllegalInstruction, errMisaligned, errAddressSpace, errInvalidPC, errLaunchFailed, errUnknown:
+		errAssert, errHardwareStack, errIllegalInstruction, errMisaligned, errAddressSpace, errInvalidPC, errLaunchFailed, errTensorMemory, errMPSTerminated, errUnknown:
 		return true
 	}
 	return false

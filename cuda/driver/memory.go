@@ -80,7 +80,6 @@ func (b *buffer) Free() error {
 	}
 	d := b.d
 	d.memMu.Lock()
-	defer d.memMu.Unlock()
 	delete(d.buffers, b)
 	if b.kept && b.counted {
 		if d.usage[b.purpose] -= b.size; d.usage[b.purpose] == 0 {
@@ -90,7 +89,20 @@ func (b *buffer) Free() error {
 	if b.region != nil {
 		d.regions.Drop(b.region, b.origin == fromDevice || b.origin == fromPinned)
 	}
-	err := b.release()
+	inside := b.size > 0 && d.enterToFree() // else it went with the context
+	var err error
+	if inside && b.origin != fromDevice {
+		err = d.unpin(b)
+	}
+	d.memMu.Unlock()
+	if inside {
+		if b.origin == fromDevice {
+			// Not under the lock: it waits for every kernel that runs, and one of those may wait for
+			// what another goroutine takes memory for.
+			err = d.freed("cuMemFree_v2", d.api.MemFree(b.base))
+		}
+		d.leave()
+	}
 	if b.origin == fromPinned {
 		err = errors.Join(err, hostmem.Free(b.mem))
 	}
@@ -98,19 +110,6 @@ func (b *buffer) Free() error {
 		return fmt.Errorf("device %s: free %s: %w", d.info.Name, b.purpose, err)
 	}
 	return nil
-}
-
-// release tells the driver that the memory goes. d.memMu is held.
-func (b *buffer) release() error {
-	d := b.d
-	if b.size == 0 || !d.enterToFree() {
-		return nil // it went with the context
-	}
-	defer d.leave()
-	if b.origin == fromDevice {
-		return d.freed("cuMemFree_v2", d.api.MemFree(b.base))
-	}
-	return d.unpin(b)
 }
 
 // Alloc implements cuda.Device. Size 0 gives a buffer without memory, whose Ptr is 0.

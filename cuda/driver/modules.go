@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"helios/cuda"
 	"helios/cuda/kernels"
@@ -20,9 +21,8 @@ type kernel struct {
 	maxThreads int     // in a block, with the registers that the compiler gave it
 	fn         function
 
-	once sync.Once // of the next two
-	free function  // a CUkernel, for streams of green contexts
-	err  error
+	free atomic.Uint64 // a CUkernel, for streams of green contexts; 0: not yet
+	err  error         // why there is none: told to the next launch that wants it, which tries again
 }
 
 func (k *kernel) Name() string       { return k.name }
@@ -30,7 +30,7 @@ func (k *kernel) ParamSize() uintptr { return k.size }
 
 type loadedModule struct {
 	h   module
-	lib library // 0 until a stream of a green context needs it
+	lib library // 0 without green contexts
 }
 
 // moduleTable loads modules when a kernel of them is first asked for.
@@ -54,8 +54,8 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	if k := t.kernels[name]; k != nil {
 		return k, nil
 	}
-	if err := d.usableNow(); err != nil {
-		return nil, err
+	if err := d.accepting(); err != nil {
+		return nil, err // Close drops the tables under t.mu
 	}
 	var mod *kernels.Module
 	var spec kernels.Kernel
@@ -98,6 +98,9 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	}
 	if err := d.checkParams(k); err != nil {
 		return nil, wrap(err)
+	}
+	if d.caps.GreenContexts {
+		k.err = d.loadFree(k, m)
 	}
 	t.kernels[name] = k
 	return k, nil
@@ -155,31 +158,49 @@ func (d *Device) load(mod *kernels.Module) (*loadedModule, error) {
 // context to launch the kernel on will … be taken from the specified stream", cuLaunchKernel), where
 // a function of the primary context would not match the stream's green one.
 func (k *kernel) contextless() (function, error) {
-	k.once.Do(func() { k.free, k.err = k.d.contextless(k) })
-	return k.free, k.err
-}
-
-func (d *Device) contextless(k *kernel) (function, error) {
+	if f := k.free.Load(); f != 0 {
+		return function(f), nil
+	}
+	d := k.d
 	t := &d.modules
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := d.accepting(); err != nil {
+		return 0, err
+	}
+	if err := k.err; err != nil {
+		k.err = nil
+		return 0, err
+	}
 	if err := d.enter(); err != nil {
 		return 0, err
 	}
 	defer d.leave()
-	m := t.loaded[k.module]
-	var r result
+	if err := d.loadFree(k, t.loaded[k.module]); err != nil {
+		return 0, err
+	}
+	return function(k.free.Load()), nil
+}
+
+// loadFree makes the CUkernel. Kernel does it ahead of the first launch: to load takes a compiler
+// run and may wait for all kernels of the context, of which one may be waiting for that launch
+// (CUDA programming guide, Lazy Loading, Potential Hazards). t.mu is held, and it runs within enter.
+func (d *Device) loadFree(k *kernel, m *loadedModule) error {
+	t := &d.modules
 	if m.lib == 0 {
 		i := slices.IndexFunc(t.list, func(x kernels.Module) bool { return x.Name == k.module })
-		if m.lib, r = d.api.LibraryLoadData(append([]byte(t.list[i].PTX), 0)); r != success {
-			return 0, d.failed("cuLibraryLoadData", r)
+		lib, r := d.api.LibraryLoadData(append([]byte(t.list[i].PTX), 0))
+		if r != success {
+			return d.failed("cuLibraryLoadData", r)
 		}
+		m.lib = lib
 	}
 	f, r := d.api.LibraryGetKernel(m.lib, k.name)
 	if r != success {
-		return 0, d.failed("cuLibraryGetKernel", r)
+		return d.failed("cuLibraryGetKernel", r)
 	}
-	return f, nil
+	k.free.Store(uint64(f))
+	return nil
 }
 
 func (t *moduleTable) close(d *Device) {

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"os"
 	"strings"
 
 	"helios/cuda/kernels"
@@ -77,8 +78,17 @@ func Probe(opt Options) (Report, error) {
 	return rep, nil
 }
 
+// envLoading is the driver's variable for when kernels are loaded, read by cuInit.
+const envLoading = "CUDA_MODULE_LOADING"
+
 // start initialises the library and counts its devices; none is an error.
 func start(a api) (version, count int, err error) {
+	if os.Getenv(envLoading) == "" {
+		// With lazy loading, the default since CUDA 12.2, a first launch may wait for all kernels
+		// of the context; ours wait for each other (CUDA programming guide, Lazy Loading). Go's cgo
+		// runtime, and purego's in its place, hand the variable on to C. It fails for bad names only.
+		_ = os.Setenv(envLoading, "EAGER")
+	}
 	if r := a.Init(0); r != success {
 		e := callError(a, "cuInit", r)
 		next := "see \"nvidia-smi\" and \"dmesg\""

@@ -1,4 +1,4 @@
-//go:build !gorgonia
+//go:build linux && (amd64 || arm64) && !nocuda && !gorgonia
 
 package driver_test
 

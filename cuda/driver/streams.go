@@ -750,6 +750,30 @@ func (s *gpuStream) Close() error {
 	return nil
 }
 
+// idle waits for the stream's work where no event can be recorded to tell: what the stream holds must
+// not go to others while a kernel writes to it.
+func (s *gpuStream) idle(limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	var b backoff
+	for {
+		if s.d.enter() != nil {
+			return true // nothing runs on a lost device
+		}
+		r := s.d.api.StreamQuery(s.h)
+		s.d.leave()
+		if r != errNotReady {
+			if r != success {
+				_ = s.d.failed("cuStreamQuery", r) // noted
+			}
+			return true
+		}
+		if b.pause(ctx) != nil {
+			return false
+		}
+	}
+}
+
 // shutdown waits until the stream's work is done and frees it. On a lost device nothing runs.
 func (s *gpuStream) shutdown(limit time.Duration) bool {
 	s.mu.Lock()
@@ -770,6 +794,8 @@ func (s *gpuStream) shutdown(limit time.Duration) bool {
 				return false
 			}
 			_ = s.finish() // Close tells of err
+		} else if !s.idle(limit) {
+			return false
 		}
 		s.mu.Lock()
 	}

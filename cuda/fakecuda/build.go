@@ -17,7 +17,7 @@
 //	init=0 compute_mode=0 jit=…                                       result of cuInit; 2: prohibited; PTX is refused with this in the log
 //	seed=1 store_buffer=0 jitter=0                                    of kernels, see cuda/shim
 //	reset                                                             start anew: no context, cuInit to come, knobs as here
-//	calls=symbol   failed=symbol   sites   live   error   violations  questions
+//	calls=symbol   failed=symbol   sites   live   error   violations   loading  questions
 package fakecuda
 
 import (

@@ -172,6 +172,8 @@ std::string command(const std::string &all) {
 		} else if (key == "sites") {
 			for (auto &s : d.sites)
 				if (u64 n = s.second->calls) out += s.first + " " + std::to_string((unsigned long long)n) + "\n";
+		} else if (key == "loading") {
+			out += d.loading;
 		} else if (key == "error") {
 			out += d.error;
 		} else if (key == "violations") {
@@ -340,6 +342,7 @@ HX_API cuInit(unsigned int flags) {
 	std::unique_lock<std::mutex> lk(d.mu);
 	if (!once) {
 		once = true;
+		if (const char *mode = getenv("CUDA_MODULE_LOADING")) d.loading = mode;
 		if (const char *env = getenv("HELIOS_FAKECUDA")) {
 			lk.unlock();
 			std::string r = command(env);

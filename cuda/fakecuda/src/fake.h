@@ -147,6 +147,7 @@ struct Driver {
 	u64 crash_at = 0; // the launch that fails, and how
 	CUresult crash_with = CUDA_SUCCESS;
 	std::string error;      // of the last kernel that failed
+	std::string loading;    // CUDA_MODULE_LOADING, as the first cuInit found it
 	std::string violations; // of rules that the real driver does not check
 };
 Driver &g();
