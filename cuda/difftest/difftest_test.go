@@ -72,7 +72,7 @@ func TestFlippedBitsAreFound(t *testing.T) {
 var plants = []struct{ kernel, file, right, wrong string }{
 	{"lookup", "lookup.cu", "for (u32 i = 0; i < active; i++) sum +=", "for (u32 i = 1; i < active; i++) sum +="},
 	{"lookup", "lookup.cu", "return j == word ? ((u64)1 << shift) - 1 : 0;", "return j == word ? ((u64)4 << shift) - 1 : 0;"},
-	{"gather", "gather.cu", "if (i + u * rows < s.hi) c[u]", "if (i + u * rows + 1 < s.hi) c[u]"},
+	{"gather", "gather.cu", "if (i + u * rows < s.hi) {", "if (i + u * rows + 1 < s.hi) {"},
 	{"sample_fill", "sample.cu", "philox_bounded(r, j + 1)", "philox_bounded(r, j)"},
 	{"unique_assign", "unique.cu", "if (i < w) index += n;", "if (i <= w) index += n;"},
 	{"hotness_rank", "hotness.cu", "v == threshold[k] && rank < left[k]", "v == threshold[k] && rank <= left[k]"},
@@ -198,6 +198,12 @@ func TestFailuresHaveTheSameWords(t *testing.T) {
 			err = lookUp(t, ctx, dev, st, h, b, ids)
 			return errors.Join(err, b.Close(), h.Close())
 		}},
+		{"gather", "gather: slot 7 of hit 1: the tier has 2 rows", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
+			return gatherDamaged(t, ctx, dev, st, 16, func(b *cache.Buckets) (cuda.DevicePtr, uint32) { return b.GPUSlot.Ptr() + 4, 7 })
+		}},
+		{"gather", "gather: position 9 of hit 1: the tensor has 3 rows", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
+			return gatherDamaged(t, ctx, dev, st, 3, func(b *cache.Buckets) (cuda.DevicePtr, uint32) { return b.GPUPos.Ptr() + 4, 9 })
+		}},
 		{"hotness", "row -1 at position 2: the dataset has rows 0 to 9", func(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream) error {
 			h, err := cache.NewHotness(dev, 10)
 			if err != nil {
@@ -248,6 +254,32 @@ func lookUp(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Str
 		return err
 	}
 	return errors.Join(h.Lookup(ctx, st, buf.Ptr(), 0, int64(len(ids)), b), buf.Free())
+}
+
+// gatherDamaged gathers rows 1, 2 and 5, two of which are cached, after one entry of the buckets was
+// overwritten.
+func gatherDamaged(t *testing.T, ctx context.Context, dev *difftest.Device, st cuda.Stream, rowBytes int64, damage func(*cache.Buckets) (cuda.DevicePtr, uint32)) error {
+	h, err := cache.NewHetero(dev, 100, rowBytes, 2, cache.Placement{GPU: []int64{1, 2}})
+	if err != nil {
+		return err
+	}
+	b, err := h.NewBuckets()
+	if err != nil {
+		return err
+	}
+	dst, err := dev.Alloc(cuda.MemDevice, 3*rowBytes, "rows")
+	if err != nil {
+		return err
+	}
+	if err := lookUp(t, ctx, dev, st, h, b, []int64{1, 2, 5}); err != nil {
+		return err
+	}
+	at, v := damage(b)
+	if err := difftest.Upload(ctx, dev, st, at, []uint32{v}); err != nil {
+		return err
+	}
+	err = errors.Join(h.Gather(st, b, dst.Ptr(), rowBytes), st.Synchronize(ctx))
+	return errors.Join(err, b.Close(), h.Close(), dst.Free())
 }
 
 // sampleDamaged samples node 1's neighbours after something was done to its topology.

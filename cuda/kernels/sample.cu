@@ -51,10 +51,12 @@ HX_DEVICE inline bool contains(const u32 *out, u32 n, u32 c) {
 
 // Fills out with k of 0 … d-1 in draw order, k < d < 2^32.
 HX_DEVICE inline void floyd(const SampleParams &p, u32 *out, u32 k, u64 d, u64 v) {
-	u32 filter[64];
+	alignas(16) u32 filter[64];
 	bool filtered = k > 24;
 	if (filtered) {
-		for (u32 i = 0; i < 64; i++) filter[i] = 0;
+		u32 zero = k >> 31; // a constant would make it a memset, for which clang stores bytes
+#pragma GCC unroll 16
+		for (u32 i = 0; i < 64; i++) filter[i] = zero;
 	}
 	PhiloxBlock w = {};
 	for (u32 i = 0; i < k; i++) {
