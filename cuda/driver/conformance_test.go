@@ -48,7 +48,7 @@ func empty(t *testing.T, lib string) {
 // kinds are the GPUs that the fake plays.
 var kinds = []struct{ name, knobs string }{
 	// No green contexts: too few SMs for a group of eight.
-	{"SMs=1", "sms=1,cc=7.0,driver=12030,green=0,threads_per_sm=512"},
+	{"SMs=1", "sms=1,cc=7.0,driver=12020,green=0,threads_per_sm=512"},
 	// Groups of two SMs; weak stores that stay in the block's buffer, and seeded choices.
 	{"SMs=6", "sms=6,cc=8.0,sm_min=2,sm_step=2,threads_per_sm=512,store_buffer=8,jitter=1"},
 	// As an H100 deals its SMs out, in eights.

@@ -200,9 +200,9 @@ func TestUnusableGPU(t *testing.T) {
 	lib := fake(t, "cc=6.1")
 	_, err := Open(Options{Library: lib})
 	refused(t, err, "too old", "compute capability 6.1", "needs 7.0", "--device host")
-	lib = fake(t, "driver=12020")
+	lib = fake(t, "driver=12010")
 	_, err = Open(Options{Library: lib})
-	refused(t, err, "driver is too old", "supports CUDA 12.2", "PTX 8.3", "545 (CUDA 12.3)")
+	refused(t, err, "driver is too old", "supports CUDA 12.1", "PTX 8.2", "535 (CUDA 12.2)")
 	lib = fake(t, "")
 	list, err := kernels.Modules()
 	require.NoError(t, err)
@@ -265,7 +265,7 @@ func TestBadPTX(t *testing.T) {
 	require.NoError(t, d.Close())
 
 	// The version passes our look and is too new for the driver's compiler.
-	d = openWith(func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version 8.3", ".version 9.9", 1) })
+	d = openWith(func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version 8.2", ".version 9.9", 1) })
 	_, err = d.Kernel("conf_affine")
 	refused(t, err, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)", "update NVIDIA's driver")
 	require.NoError(t, d.Close())

@@ -241,7 +241,7 @@ func TestLossAtEveryLaunch(t *testing.T) {
 // the shim's kernels take.
 func TestAllKernelsLoad(t *testing.T) {
 	lib := fakecuda.Build(t)
-	fakecuda.Control(t, lib, "reset,cc=7.0,driver=12030")
+	fakecuda.Control(t, lib, "reset,cc=7.0,driver=12020")
 	d := openDevice(t, lib)
 	list, err := kernels.List()
 	if err != nil {

@@ -102,7 +102,7 @@ func openLibrary(path string) (api, error) {
 		}
 	}
 	if missing != "" {
-		return nil, errs.New(errs.Capability, "CUDA driver %s lacks%s; it is too old or not NVIDIA's: install driver 545 (CUDA 12.3) or later", l.path, missing)
+		return nil, errs.New(errs.Capability, "CUDA driver %s lacks%s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later", l.path, missing)
 	}
 	return l, nil
 }

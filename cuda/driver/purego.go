@@ -85,7 +85,7 @@ func openLibrary(path string) (api, error) {
 		p.has_[s] = err == nil
 	}
 	if len(missing) > 0 {
-		return nil, errs.New(errs.Capability, "CUDA driver %s lacks %s; it is too old or not NVIDIA's: install driver 545 (CUDA 12.3) or later", name, strings.Join(missing, ", "))
+		return nil, errs.New(errs.Capability, "CUDA driver %s lacks %s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later", name, strings.Join(missing, ", "))
 	}
 	for _, s := range optionalSymbols {
 		a, err := purego.Dlsym(h, s)

@@ -331,7 +331,7 @@ func TestModules(t *testing.T) {
 		{"as committed", m.PTX, ok, ""},
 		{"not PTX", "hello", invalidPTX, "Missing .version directive"},
 		{"empty", "", invalidImage, ""},
-		{"PTX of the future", strings.Replace(m.PTX, ".version 8.3", ".version 8.5", 1), unsupportedPTX, "Unsupported .version 8.5; current version is '8.3'"},
+		{"PTX of the future", strings.Replace(m.PTX, ".version 8.2", ".version 8.5", 1), unsupportedPTX, "Unsupported .version 8.5; current version is '8.3'"},
 		{"a newer GPU's", strings.Replace(m.PTX, ".target sm_70", ".target sm_90", 1), invalidPTX, "SM version specified by .target is higher"},
 		{"cut off", m.PTX[:len(m.PTX)-3], invalidPTX, "syntax error"},
 		{"another kernel", strings.ReplaceAll(m.PTX, "conf_affine", "conf_bogus"), invalidPTX, "conf_bogus"},

@@ -13,11 +13,11 @@ import (
 )
 
 // The lowest architecture and PTX version that every kernel gets: scoped loads, stores, fences and
-// atomics of the PTX memory model come with sm_70, st.mmio with PTX 8.2; 8.3 is what drivers from
-// CUDA 12.3 on compile.
+// atomics of the PTX memory model come with sm_70, st.mmio with PTX 8.2, which
+// drivers from CUDA 12.2 on (535) compile.
 const (
 	arch       = "sm_70"
-	isa        = "ptx83"
+	isa        = "ptx82"
 	clangMajor = "19" // another major version gives other bytes
 )
 
