@@ -52,6 +52,7 @@ type syncWarp struct {
 	g     uint32
 	cid   uint32
 	until int64 // syncIssue: when the submission lock must have been had
+	due   int64 // syncOut: the command's deadline, whose place in memory its status takes
 }
 
 // shareOf is the share of queue i of perSSD in a set's bucket: rows from+lo..from+hi.
@@ -156,7 +157,7 @@ func (k *syncView) step(w *syncWarp) bool {
 		return true
 	}
 	if !frozen {
-		if atomic.LoadInt64(&cmd.Deadline) > k.now {
+		if w.due > k.now {
 			return false
 		}
 		if atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout) {
@@ -246,7 +247,8 @@ func (k *syncView) issue(w *syncWarp, q *queueState) bool {
 		return k.leave(w)
 	}
 	k.side.own(w.g, w.cid, k.block)
-	atomic.StoreInt64(&cmd.Deadline, k.now+q.TimeoutNS)
+	w.due = k.now + q.TimeoutNS
+	atomic.StoreInt64(&cmd.Deadline, w.due)
 	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&^(cmdState|cmdAborted)+cmdAttempt|cmdInFlight)
 	q.store(w.cid, cmd)
 	var c refillCounts
@@ -462,7 +464,10 @@ func (k *syncView) wait(b *cuda.Block, me *syncPark) {
 		switch w.phase {
 		case syncOut:
 			cmd := at[command](at[queueState](k.p.Queues, int(w.g)).Commands, int(w.cid))
-			d = min(d, time.Duration(atomic.LoadInt64(&cmd.Deadline)-nanotime()))
+			if atomic.LoadUint32(&cmd.State)&cmdState == cmdDone {
+				return
+			}
+			d = min(d, time.Duration(w.due-nanotime()))
 		case syncIssue: // for a lock that is held for a moment
 			b.Yield()
 			return

@@ -20,6 +20,39 @@ import (
 
 func (r *rig) sync(o SyncOptions) Reader { return r.reader(NewSync(r.dev, r.ssds, r.layout, o)) }
 
+// TestSyncStatusIsNoDeadline: a completion's status takes the place of its command's deadline before the
+// command is marked as done. Once a warp that looked in between took it for a deadline long past,
+// and froze a healthy queue: one read at a time on many queues, and no row may come from elsewhere.
+func TestSyncStatusIsNoDeadline(t *testing.T) {
+	rounds := 60
+	if testing.Short() || raceEnabled {
+		rounds = 10
+	}
+	for round := range rounds {
+		rng := rand.New(rand.NewPCG(13, uint64(round)))
+		r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: 512, rows: 700, ram: true, sms: 3})
+		rd := r.sync(SyncOptions{Threads: 256, QueuePairs: 4, Depth: 4})
+		ctx := testCtx(t)
+		var all []*testSet
+		var pend []Pending
+		for range 3 {
+			s := r.newSet(rng, 900, 512, 0)
+			p, err := rd.Submit(ctx, s.rs)
+			require.NoError(t, err)
+			all, pend = append(all, s), append(pend, p)
+		}
+		for i, s := range all {
+			_, err := pend[i].Wait(ctx)
+			require.NoError(t, err)
+			s.check(nil)
+			s.free(rd)
+		}
+		st := rd.Stats()
+		require.Zero(t, st.Pended, "round %d", round)
+		require.NoError(t, rd.Close(ctx))
+	}
+}
+
 // TestSyncRandom reads random sets under random grids, queues and layouts: every byte is where it
 // belongs, and each command was counted by the SSDs.
 func TestSyncRandom(t *testing.T) {

@@ -26,7 +26,7 @@ func TestSteps(t *testing.T) {
 	r := testRunner(t)
 	began := time.Now()
 	for _, j := range []job{
-		{name: "good", limit: 10 * time.Second, args: []string{"/bin/sh", "-c", "echo out; echo last words >&2"}},
+		{name: "good", limit: 10 * time.Second, args: []string{"/bin/sh", "-c", "echo first words >&2; echo last words >&2"}},
 		{name: "code", limit: 10 * time.Second, args: []string{"/bin/sh", "-c", "echo reasons; exit 7"}},
 		{name: "right code", limit: 10 * time.Second, codes: []int{3}, args: []string{"/bin/sh", "-c", "exit 3"}},
 		{name: "wrong code", limit: 10 * time.Second, codes: []int{3}, args: []string{"/bin/true"}},
