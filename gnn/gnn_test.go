@@ -814,8 +814,10 @@ func TestMisuse(t *testing.T) {
 	s, err := g.dev.NewStream(cuda.StreamOptions{Name: "bad label"})
 	require.NoError(t, err)
 	g.y[7] = 3
-	require.NoError(t, m.Train(s, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{}))
-	_, _, _, err = m.Outcome(g.ctx, s)
+	err = m.Train(s, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{}) // a later launch of the step may say it already
+	if err == nil {
+		_, _, _, err = m.Outcome(g.ctx, s)
+	}
 	require.ErrorContains(t, err, "label 3 of seed 7 is out of range")
 	_ = s.Close() // repeats the stream's error
 }
