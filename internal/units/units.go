@@ -80,13 +80,13 @@ func FormatCount(v float64) string {
 	for _, u := range []struct {
 		at   float64
 		name string
-	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e4, "k"}} {
-		if math.Abs(v) >= u.at {
-			f := u.at
-			if u.name == "k" {
-				f = 1e3
-			}
-			return strconv.FormatFloat(v/f, 'g', 3, 64) + " " + u.name
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		from := 0.9995 * u.at // what three digits would round up to it
+		if u.name == "k" {
+			from = 1e4
+		}
+		if math.Abs(v) >= from {
+			return strconv.FormatFloat(v/u.at, 'g', 3, 64) + " " + u.name
 		}
 	}
 	return strconv.FormatFloat(v, 'f', -1, 64)

@@ -29,6 +29,9 @@ func TestFormatBytes(t *testing.T) {
 	require.Equal(t, "1.23 M", FormatCount(1234567))
 	require.Equal(t, "12.3 k", FormatCount(12345))
 	require.Equal(t, "999", FormatCount(999))
+	require.Equal(t, "999 k", FormatCount(999_400))
+	require.Equal(t, "1 M", FormatCount(999_600))
+	require.Equal(t, "-1 G", FormatCount(-999.7e6))
 }
 
 func TestBudget(t *testing.T) {
