@@ -83,11 +83,18 @@ func FormatCount(v float64) string {
 	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
 		from := 0.9995 * u.at // what three digits would round up to it
 		if u.name == "k" {
-			from = 1e4
+			from = 9999.5
 		}
 		if math.Abs(v) >= from {
 			return strconv.FormatFloat(v/u.at, 'g', 3, 64) + " " + u.name
 		}
+	}
+	if v != math.Trunc(v) {
+		digits := 3
+		if math.Abs(v) >= 999.5 {
+			digits = 4
+		}
+		return strconv.FormatFloat(v, 'g', digits, 64)
 	}
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
