@@ -264,21 +264,12 @@ func TestChaos(t *testing.T) {
 	}
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
-		var faults []string
-		for range 1 + rng.IntN(5) {
-			after, times := rng.IntN(600), 1+rng.IntN(4)
-			faults = append(faults, []string{
-				fmt.Sprintf("lost(op=read,after=%d,times=%d)", after, times),
-				fmt.Sprintf("late(op=read,ms=%d,after=%d,times=%d)", 1+rng.IntN(250), after, times),
-				fmt.Sprintf("error(op=read,sct=0,sc=0x06,after=%d,times=%d)", after, times),
-				fmt.Sprintf("error(op=read,sct=2,sc=0x81,dnr=1,after=%d,times=%d)", after, times),
-			}[rng.IntN(4)])
-		}
+		faults := chaosFaults(rng)
 		abort := rng.IntN(3)
-		name := fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, strings.Join(faults, ";"), abort)
+		name := fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, faults, abort)
 		t.Run(name, func(t *testing.T) {
 			ram := rng.IntN(2) == 0
-			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: ram, sms: 1 + rng.IntN(3), faults: strings.Join(faults, ";")})
+			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: ram, sms: 1 + rng.IntN(3), faults: faults})
 			rd := r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5})
 			switch e := rd.(*async); abort {
 			case 1:
@@ -286,57 +277,78 @@ func TestChaos(t *testing.T) {
 			case 2:
 				e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
 			}
-			ctx := testCtx(t)
-			var wg sync.WaitGroup
-			var failed, rows atomic.Int64
-			sets := make([][]*testSet, 3)
-			for g := range sets {
-				for i := range 2 {
-					sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100, 8192, 0))
-				}
-				wg.Go(func() {
-					for range 4 {
-						var pend []Pending
-						for _, s := range sets[g] {
-							s.poison()
-							p, err := rd.Submit(ctx, s.rs)
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							pend = append(pend, p)
-						}
-						for i, p := range pend {
-							st, err := p.Wait(ctx)
-							rows.Add(st.Rows)
-							lost := map[int64]bool{}
-							var se *SetError
-							if errors.As(err, &se) {
-								failed.Add(se.Failed)
-								for _, f := range se.First {
-									lost[f.Row] = true
-								}
-								if int(se.Failed) > len(se.First) {
-									continue
-								}
-							} else if err != nil {
-								t.Error(err)
-								return
-							}
-							sets[g][i].check(lost)
-						}
+			chaos(t, r, rd, seed)
+		})
+	}
+}
+
+// chaosFaults is one to five faults at random commands.
+func chaosFaults(rng *rand.Rand) string {
+	var faults []string
+	for range 1 + rng.IntN(5) {
+		after, times := rng.IntN(600), 1+rng.IntN(4)
+		faults = append(faults, []string{
+			fmt.Sprintf("lost(op=read,after=%d,times=%d)", after, times),
+			fmt.Sprintf("late(op=read,ms=%d,after=%d,times=%d)", 1+rng.IntN(250), after, times),
+			fmt.Sprintf("error(op=read,sct=0,sc=0x06,after=%d,times=%d)", after, times),
+			fmt.Sprintf("error(op=read,sct=2,sc=0x81,dnr=1,after=%d,times=%d)", after, times),
+		}[rng.IntN(4)])
+	}
+	return strings.Join(faults, ";")
+}
+
+// chaos reads three pairs of sets at one time, each four times over poisoned buffers. Every row is either
+// right or named as failed, and the reader counts the same.
+func chaos(t *testing.T, r *rig, rd Reader, seed uint64) {
+	ctx := testCtx(t)
+	var wg sync.WaitGroup
+	var failed, rows atomic.Int64
+	sets := make([][]*testSet, 3)
+	for g := range sets {
+		for i := range 2 {
+			sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100, 8192, 0))
+		}
+		wg.Go(func() {
+			for range 4 {
+				var pend []Pending
+				for _, s := range sets[g] {
+					s.poison()
+					p, err := rd.Submit(ctx, s.rs)
+					if err != nil {
+						t.Error(err)
+						return
 					}
-				})
-			}
-			wg.Wait()
-			require.EqualValues(t, 3*2*4*100, rows.Load()+failed.Load())
-			st := rd.Stats()
-			require.Equal(t, failed.Load(), st.Failed)
-			require.Equal(t, rows.Load(), st.Rows)
-			for _, s := range sets {
-				freeSets(rd, s)
+					pend = append(pend, p)
+				}
+				for i, p := range pend {
+					st, err := p.Wait(ctx)
+					rows.Add(st.Rows)
+					lost := map[int64]bool{}
+					var se *SetError
+					if errors.As(err, &se) {
+						failed.Add(se.Failed)
+						for _, f := range se.First {
+							lost[f.Row] = true
+						}
+						if int(se.Failed) > len(se.First) {
+							continue
+						}
+					} else if err != nil {
+						t.Error(err)
+						return
+					}
+					sets[g][i].check(lost)
+				}
 			}
 		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 3*2*4*100, rows.Load()+failed.Load())
+	st := rd.Stats()
+	require.Equal(t, failed.Load(), st.Failed)
+	require.Equal(t, rows.Load(), st.Rows)
+	for _, s := range sets {
+		freeSets(rd, s)
 	}
 }
 

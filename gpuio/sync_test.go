@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -378,19 +376,10 @@ func TestSyncChaos(t *testing.T) {
 	}
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
-		var faults []string
-		for range 1 + rng.IntN(5) {
-			after, times := rng.IntN(600), 1+rng.IntN(4)
-			faults = append(faults, []string{
-				fmt.Sprintf("lost(op=read,after=%d,times=%d)", after, times),
-				fmt.Sprintf("late(op=read,ms=%d,after=%d,times=%d)", 1+rng.IntN(250), after, times),
-				fmt.Sprintf("error(op=read,sct=0,sc=0x06,after=%d,times=%d)", after, times),
-				fmt.Sprintf("error(op=read,sct=2,sc=0x81,dnr=1,after=%d,times=%d)", after, times),
-			}[rng.IntN(4)])
-		}
+		faults := chaosFaults(rng)
 		abort := rng.IntN(3)
-		t.Run(fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, strings.Join(faults, ";"), abort), func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3), faults: strings.Join(faults, ";")})
+		t.Run(fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, faults, abort), func(t *testing.T) {
+			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3), faults: faults})
 			rd := r.sync(SyncOptions{Blocks: 1 + rng.IntN(12), Threads: 32 << rng.IntN(4), Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5})
 			e := rd.(*async)
 			e.sync.limit = []time.Duration{2 * time.Millisecond, time.Second}[rng.IntN(2)]
@@ -400,53 +389,7 @@ func TestSyncChaos(t *testing.T) {
 			case 2:
 				e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
 			}
-			ctx := testCtx(t)
-			var wg sync.WaitGroup
-			var failed, rows atomic.Int64
-			sets := make([][]*testSet, 3)
-			for g := range sets {
-				for i := range 2 {
-					sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100, 8192, 0))
-				}
-				wg.Go(func() {
-					for range 4 {
-						var pend []Pending
-						for _, s := range sets[g] {
-							s.poison()
-							p, err := rd.Submit(ctx, s.rs)
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							pend = append(pend, p)
-						}
-						for i, p := range pend {
-							st, err := p.Wait(ctx)
-							rows.Add(st.Rows)
-							lost := map[int64]bool{}
-							var se *SetError
-							if errors.As(err, &se) {
-								failed.Add(se.Failed)
-								for _, f := range se.First {
-									lost[f.Row] = true
-								}
-								if int(se.Failed) > len(se.First) {
-									continue
-								}
-							} else if err != nil {
-								t.Error(err)
-								return
-							}
-							sets[g][i].check(lost)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			require.EqualValues(t, 3*2*4*100, rows.Load()+failed.Load())
-			for _, s := range sets {
-				freeSets(rd, s)
-			}
+			chaos(t, r, rd, seed)
 		})
 	}
 }
