@@ -108,7 +108,8 @@ type async struct {
 
 	bells       []cuda.Buffer // doorbells by SSD, where the device needs them registered
 	gate        chan struct{} // see enter; nil on the host device
-	clockOffset int64         // of the device's clock; guarded by recMu
+	clockOffset int64         // of the device's clock, once known; guarded by recMu
+	clockKnown  bool
 
 	recMu  sync.Mutex // recovery of queues
 	deadMu sync.Mutex

@@ -106,7 +106,11 @@ func (e *async) quiesce(ctx context.Context) error {
 	for s := range uint32(maxSets) {
 		last = max(last, e.set(s).DoneNS)
 	}
-	e.clockOffset = last - nanotime() // at most as far behind as the streams' end took to be seen
+	// A look is behind by as long as the kernel's end lies back, which is long when the caller waits
+	// late; never ahead. So the largest is the best.
+	if offset := last - nanotime(); !e.clockKnown || offset > e.clockOffset {
+		e.clockOffset, e.clockKnown = offset, true
+	}
 	return nil
 }
 
