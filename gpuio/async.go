@@ -25,6 +25,12 @@ type AsyncOptions struct {
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of each I/O stream; 0 = all
 	Priority   int           // of the I/O streams
+	// Resets is how often the controller of an SSD is reset before the SSD is given up; negative:
+	// never (3).
+	Resets int
+	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs. 0: up to
+	// 128 KiB, where it is expected to save commands; negative: a command for each row.
+	CoalesceBytes int
 }
 
 const (
@@ -32,6 +38,7 @@ const (
 	defaultDepth   = 256
 	defaultTimeout = 10 * time.Second
 	defaultRetries = 3
+	defaultResets  = 3
 	maxDepth       = 1 << 16
 	maxThreads     = 1024
 )
@@ -53,6 +60,10 @@ func (o *AsyncOptions) fill() error {
 		o.Retries = defaultRetries
 	}
 	o.Retries = max(o.Retries, 0)
+	if o.Resets == 0 {
+		o.Resets = defaultResets
+	}
+	o.Resets = max(o.Resets, 0)
 	switch {
 	case o.Blocks < 1 || o.Blocks > 1<<16:
 		return errs.New(errs.Usage, "%d blocks for the I/O kernels: choose 1 to %d", o.Blocks, 1<<16)

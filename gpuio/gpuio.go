@@ -96,15 +96,26 @@ type Stats struct {
 	Recreated int64 // queue pairs deleted and created again
 	Foreign   int64 // completions that named no command in flight
 	Doorbells int64 // writes of SQ and CQ doorbells
+	Resets    int64 // controller resets
+	Coalesced int64 // rows that shared a command with another
+	Mismatch  int64 // rows whose checksum was wrong, each time it was
 	Latency   Histogram
 	PerSSD    []SSDStats
 }
 
 // SSDStats are one SSD's share of Stats.
 type SSDStats struct {
-	Name     string
-	Commands int64
-	Bytes    int64
+	Name      string
+	Commands  int64
+	Bytes     int64
+	Errors    int64 // completions with an error status
+	Timeouts  int64 // commands past their deadline
+	Retries   int64 // commands issued again
+	Aborts    int64
+	Recreated int64  // queue pairs deleted and created again
+	Resets    int64  // of the controller
+	Foreign   int64  // completions that named no command in flight
+	GivenUp   string // why the SSD is not used any more; "": it is
 }
 
 // TimeoutError is a command that did not complete in time, also after Abort, a new queue pair

@@ -19,6 +19,9 @@ type SyncOptions struct {
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of the I/O stream; 0 = all
 	Priority   int           // of the I/O stream
+	Resets     int           // resets of an SSD's controller before it is given up; negative: none (3)
+	// CoalesceBytes is not used: one warp reads one row.
+	CoalesceBytes int
 }
 
 // syncOptions are what the engine keeps of SyncOptions.

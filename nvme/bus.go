@@ -27,6 +27,27 @@ type Bus interface {
 	Close() error
 }
 
+// Unwrapper is what a Bus has that stands in front of another one.
+type Unwrapper interface {
+	Unwrap() Bus
+}
+
+// As finds a T in a bus or in one that it stands in front of, the outermost first.
+func As[T any](b Bus) (T, bool) {
+	for b != nil {
+		if t, ok := b.(T); ok {
+			return t, true
+		}
+		u, ok := b.(Unwrapper)
+		if !ok {
+			break
+		}
+		b = u.Unwrap()
+	}
+	var zero T
+	return zero, false
+}
+
 // DoorbellMapper is what a Bus has whose doorbells another device, such as a GPU, can store to.
 type DoorbellMapper interface {
 	// DoorbellMemory is the whole pages that all doorbells lie in, and whether they are I/O
