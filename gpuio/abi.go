@@ -55,7 +55,7 @@ const (
 	cmdAttempt  = 1 << 16
 )
 
-// segment is one set's rows that wait at a queue: Next..End index the set's Rows.
+// segment is one set's units that wait at a queue (setState says what a unit is).
 type segment struct {
 	Next, End int64 // owner, after the submit kernel pushed it
 }
@@ -85,8 +85,8 @@ type queueState struct {
 	StageBytes  uint32
 	PageBytes   uint32
 	Retries     uint32
-	ReadBytes   uint32 // of each command
-	Blocks      uint32 // LBAs of each command
+	ReadBytes   uint32 // that one command moves at most; StageBytes and ListBytes are made for it
+	Blocks      uint32 // the same in LBAs
 	_           uint32
 
 	// Submission side.
@@ -111,44 +111,47 @@ type queueState struct {
 	ScanAt int64  // completer: when the commands' deadlines must be looked at; 0: not armed. frozenTimeout: when one was past
 
 	// Counters. Each has one writer (owner or completer); the host reads them.
-	Issued    uint64 // owner: commands, retries included
-	Direct    uint64 // owner
-	Staged    uint64 // owner
-	Retried   uint64 // owner
-	SQRings   uint64 // owner
-	Pended    uint64 // owner
-	Completed uint64 // completer
-	Errors    uint64 // completer
-	Foreign   uint64 // completer
-	CQRings   uint64 // completer
-	Dropped   uint64 // host: commands in flight when their queue pair was deleted
+	Issued     uint64 // owner: commands, retries included
+	Direct     uint64 // owner: commands without a copy, retries not included
+	Staged     uint64 // owner: commands with one (Dst is not 0), retries not included
+	Retried    uint64 // owner
+	SQRings    uint64 // owner
+	Pended     uint64 // owner
+	BlocksRead uint64 // owner: LBAs of the commands, retries included
+	Coalesced  uint64 // owner: rows of commands with more than one row, retries not included
+	Completed  uint64 // completer
+	Errors     uint64 // completer
+	Foreign    uint64 // completer
+	CQRings    uint64 // completer
+	Dropped    uint64 // host: commands in flight when their queue pair was deleted
 }
 
 // command is one CID of a queue.
 type command struct {
-	Set        uint32
-	Index      uint32 // in the set's Rows
+	Set        uint16
+	NLB        uint16 // number of LBAs less one, as in CDW12
+	Index      uint32 // the set's unit
 	LBA        uint64
 	PRP1, PRP2 uint64
-	Dst        cuda.DevicePtr // where completion copies the row to; 0: it is already there
+	Dst        cuda.DevicePtr // where completion copies the (first) row to; 0: all is already there
 	Start      int64          // ns, first attempt
 	Deadline   int64          // ns, shared
-	ByteOffset uint32         // of the row in its LBAs
+	ByteOffset uint32         // of the (first) row in its LBAs
 	State      uint32         // shared
 }
 
 // failRecord describes one failed row.
 type failRecord struct {
-	Index  uint32
+	Index  uint32 // in the set's Rows
 	Kind   uint16
 	Status uint16
 	QID    uint16
 	CID    uint16
 	Tries  uint32
-	LBA    uint64 // failPos: the position
+	LBA    uint64 // the command's; failPos: the position
 	SSD    uint32
-	_      uint32
-	Row    int64 // since the host cannot read Rows on a GPU; rowUnknown: not known
+	Blocks uint32 // LBAs of the command; 0: there was none
+	Row    int64  // since the host cannot read Rows on a GPU; rowUnknown: not known
 }
 
 // Kinds of failRecord.
@@ -160,7 +163,15 @@ const (
 	failQueue   = 5 // the queue pair is lost
 )
 
-// setState is one read set in flight.
+// setState is one read set in flight. What its queues count, share and wait for are units, and a
+// unit is what one command reads:
+//
+//	plain      unit u is the row at index u of Rows and Pos.
+//	split      (PartBlocks is not 0) a row takes Parts commands: unit u is part u mod Parts of the
+//	           row at index u div Parts. Part j begins j × PartBlocks LBAs into the row and has
+//	           PartBlocks LBAs, the last one what is left.
+//	coalesced  (Order is not 0) unit u is a run, the rows at the indices Order[Runs[u]] to
+//	           Order[Runs[u+1]-1], whose LBAs are equal or adjacent (kernel coalesce).
 type setState struct {
 	// Host.
 	Rows      cuda.DevicePtr // int64[n]
@@ -170,18 +181,28 @@ type setState struct {
 	DstLimit  int64          // bytes from Dst to the end of the buffer
 	DstStride int64
 	DstIOVA   cuda.DevicePtr // uint64[SSDs]: Dst as each SSD sees it; not used when Direct is 0
-	Remaining cuda.DevicePtr // uint32[queues], shared: rows not yet done
-	Taken     cuda.DevicePtr // uint32[queues], shared: rows of each queue's share that read_sync has begun
+	Remaining cuda.DevicePtr // uint32[queues], shared: units not yet done
+	Taken     cuda.DevicePtr // uint32[queues], shared: units of each queue's share that read_sync has begun
 	Layout    Layout
-	Direct    uint32
-	Rotate    uint32 // queue that takes the first share, so that small sets use all queues in turn
+	// Units are the first unit of each SSD's bucket and the one after its last. Plain: Offsets[s],
+	// Offsets[s+1]; split: both × Parts; coalesced: Offsets[s]+s and as many more as there are runs.
+	Units cuda.DevicePtr // int64[2×SSDs]
+	Order cuda.DevicePtr // uint32[Offsets[SSDs]]: indices into Rows, each bucket in order of its slots; 0: not coalesced
+	Runs  cuda.DevicePtr // uint32[Offsets[SSDs]+SSDs]: each run's first place in Order, and after a bucket's last run Offsets[s+1]
+	Marks cuda.DevicePtr // uint32[Offsets[SSDs]], shared: split: not 0 when the row has failed, so that it counts once; else 0
+	Parts uint32         // commands of a row; 1 unless split
+	// PartBlocks is 0 unless the set is split.
+	PartBlocks uint32
+	Direct     uint32
+	Rotate     uint32 // queue that takes the first share, so that small sets use all queues in turn
 	// Results, shared.
-	NumFails uint32
+	NumFails uint32 // rows
 	Retries  uint32
-	Issued   uint64
-	StartNS  int64 // begin of the submit kernel's first block
-	SubmitNS int64 // end of its last
-	DoneNS   int64 // end of the complete kernel's last block
+	Issued   uint64 // commands, retries not included
+	Blocks   uint64 // LBAs of the commands, retries included
+	StartNS  int64  // begin of the submit kernel's first block
+	SubmitNS int64  // end of its last
+	DoneNS   int64  // end of the complete kernel's last block
 	Fails    [maxFails]failRecord
 }
 
@@ -220,10 +241,23 @@ type syncParams struct {
 	LimitNS      int64 // no row is begun after so long
 }
 
+// coalesceParams is the parameter block of kernel "coalesce". The keys and indices are scratch of
+// Offsets[SSDs] entries; the set's Order is the index array that the last pass writes: IdxA when
+// Passes is even, else IdxB.
+type coalesceParams struct {
+	Sets         cuda.DevicePtr
+	KeysA, KeysB cuda.DevicePtr // uint64[Offsets[SSDs]]
+	IdxA, IdxB   cuda.DevicePtr // uint32[Offsets[SSDs]]
+	Set          uint32
+	QueuesPerSSD uint32
+	Window       uint32 // LBAs: no command crosses a multiple of it, counted from DataStart; a multiple of LBAsPerRow
+	Passes       uint32 // of 8 bits each, which hold every slot number of the layout; at least 1
+}
+
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
 const (
-	queueStateBytes = 1184
-	setStateBytes   = 152 + maxFails*40
+	queueStateBytes = 1200
+	setStateBytes   = 200 + maxFails*40
 	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
 	_               = queueStateBytes - unsafe.Sizeof(queueState{})
 	_               = unsafe.Sizeof(setState{}) - setStateBytes
@@ -238,10 +272,24 @@ const (
 	_               = 40 - unsafe.Sizeof(completeParams{})
 	_               = unsafe.Sizeof(syncParams{}) - 48
 	_               = 48 - unsafe.Sizeof(syncParams{})
+	_               = unsafe.Sizeof(coalesceParams{}) - 56
+	_               = 56 - unsafe.Sizeof(coalesceParams{})
 	_               = unsafe.Offsetof(queueState{}.Own) - 144
 	_               = 144 - unsafe.Offsetof(queueState{}.Own)
 	_               = unsafe.Offsetof(command{}.State) - 60
 	_               = 60 - unsafe.Offsetof(command{}.State)
+	_               = unsafe.Offsetof(command{}.NLB) - 2
+	_               = 2 - unsafe.Offsetof(command{}.NLB)
+	_               = unsafe.Offsetof(queueState{}.BlocksRead) - 1144
+	_               = 1144 - unsafe.Offsetof(queueState{}.BlocksRead)
+	_               = unsafe.Offsetof(failRecord{}.Blocks) - 28
+	_               = 28 - unsafe.Offsetof(failRecord{}.Blocks)
+	_               = unsafe.Offsetof(setState{}.Units) - 104
+	_               = 104 - unsafe.Offsetof(setState{}.Units)
+	_               = unsafe.Offsetof(setState{}.Parts) - 136
+	_               = 136 - unsafe.Offsetof(setState{}.Parts)
+	_               = unsafe.Offsetof(setState{}.Blocks) - 168
+	_               = 168 - unsafe.Offsetof(setState{}.Blocks)
 )
 
 // at views device memory as a T. The host device's memory is not on Go's heap.

@@ -578,7 +578,7 @@ func (w *diffWorld) revive(g int) {
 	q.commands(func(cid uint32, cmd *command) {
 		tries := cmd.State / cmdAttempt
 		if tries > q.Retries {
-			set := w.set(cmd.Set)
+			set := w.set(uint32(cmd.Set))
 			set.fail(failRecord{Index: cmd.Index, Kind: failTimeout, QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
 			cmd.State = cmdFree
 			q.Retry[cid/32] &^= 1 << (cid & 31)

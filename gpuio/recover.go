@@ -197,7 +197,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState) bool {
 			return
 		}
 		late = append(late, cid)
-		e.noteTimeout(cmd.Set)
+		e.noteTimeout(uint32(cmd.Set))
 	})
 	if !ok {
 		return false
@@ -269,9 +269,9 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int) {
 
 // failCommand ends a command that the SSD cannot touch any more without its data.
 func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
-	set := e.set(cmd.Set)
+	set := e.set(uint32(cmd.Set))
 	set.fail(failRecord{Index: cmd.Index, Kind: kind, QID: uint16(q.QID), CID: uint16(cid), Tries: atomic.LoadUint32(&cmd.State) / cmdAttempt, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
-	slot := cmd.Set
+	slot := uint32(cmd.Set)
 	atomic.StoreUint32(&cmd.State, cmdFree)
 	atomic.AndUint32(&q.Retry[cid/32], ^uint32(1<<(cid&31)))
 	atomic.OrUint32(&q.Free[cid/32], 1<<(cid&31))

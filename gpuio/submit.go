@@ -216,7 +216,7 @@ func (k kernelView) fill(q *queueState, set *setState, slot, cid uint32, i, now 
 		return nil
 	}
 	cmd := at[command](q.Commands, int(cid))
-	cmd.Set, cmd.Index = slot, uint32(i)
+	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(q.Blocks-1), uint32(i)
 	if l.RowsPerLBA > 1 {
 		lba := slotNo / int64(l.RowsPerLBA)
 		cmd.LBA = q.DataStart + uint64(lba)
@@ -261,7 +261,7 @@ func (q *queueState) prp(cmd *command, cid uint32, a uint64) {
 func (q *queueState) store(cid uint32, cmd *command) {
 	*at[nvme.Command](q.SQ, int(q.Tail)) = nvme.Command{
 		Opcode: nvme.OpRead, CID: uint16(cid), NSID: q.NSID, PRP1: cmd.PRP1, PRP2: cmd.PRP2,
-		CDW10: uint32(cmd.LBA), CDW11: uint32(cmd.LBA >> 32), CDW12: q.Blocks - 1,
+		CDW10: uint32(cmd.LBA), CDW11: uint32(cmd.LBA >> 32), CDW12: uint32(cmd.NLB),
 	}
 	if q.Tail++; q.Tail == q.Entries {
 		q.Tail = 0
