@@ -104,6 +104,7 @@ type Controller struct {
 // Reasons to turn commands away.
 var (
 	errStarting = errors.New("the controller is being initialised; wait for it")
+	errDisabled = deviceClass(errors.New("the controller was disabled, since it was given up; reset it or bind it again"))
 	errClosed   = deviceClass(ErrClosed)
 )
 
@@ -251,14 +252,7 @@ func (c *Controller) start(ctx context.Context) error {
 	if err := c.disable(ctx, true); err != nil {
 		return err
 	}
-	c.enabled = false
-	c.mu.Lock()
-	err := c.clearAdmin()
-	c.fatal = nil
-	c.generation++
-	clear(c.queues)
-	c.mu.Unlock()
-	if err != nil {
+	if err := c.disabled(); err != nil {
 		return err
 	}
 	// Doorbells sit behind registers that a reset may have remapped.
@@ -292,6 +286,17 @@ func (c *Controller) start(ctx context.Context) error {
 		c.armLocked()
 	}
 	return nil
+}
+
+// disabled notes that CC.EN = 0 has completed.
+func (c *Controller) disabled() error {
+	c.enabled = false
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fatal = nil
+	c.generation++
+	clear(c.queues)
+	return c.clearAdmin()
 }
 
 func (c *Controller) identify(ctx context.Context) error {
@@ -497,7 +502,9 @@ func (c *Controller) MapDMA(mem []byte) (IOVA, error) { return c.bus.MapDMA(mem)
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 
 // RetryDelay is how long the controller asks to wait before a command that failed with s
-// is sent again (figure 275, CRDT1 to 3).
+// is sent again (figure 275, CRDT1 to 3). It is 0 for controllers that this package brought up: they
+// report a delay only to a host that enabled Advanced Command Retry (ACRE of feature 16h, host
+// behavior support), which it does not, so commands are retried at once.
 func (c *Controller) RetryDelay(s Status) time.Duration {
 	if s.CRD() == 0 {
 		return 0
@@ -573,6 +580,68 @@ func (c *Controller) Reset(ctx context.Context) error {
 	return nil
 }
 
+// ResetTimeout bounds a Reset: two changes of CSTS.RDY and one left over from before, each as long as
+// the controller claims for it, and the admin commands of the bring-up.
+func (c *Controller) ResetTimeout() time.Duration {
+	return 3*c.readyTimeout() + 2*c.opt.Timeout
+}
+
+// Disable brings CC.EN to 0: when it returns nil no DMA comes any more, and commands are refused
+// until a Reset. It is for controllers that are given up.
+func (c *Controller) Disable(ctx context.Context) error {
+	c.life.Lock()
+	defer c.life.Unlock()
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return fmt.Errorf("nvme %s: disable: %w", c.bus.Name(), errClosed)
+	}
+	c.gate = fmt.Errorf("nvme %s: %w", c.bus.Name(), errDisabled)
+	c.mu.Unlock()
+	if err := c.disable(ctx, false); err != nil {
+		return err
+	}
+	return c.disabled()
+}
+
+// Generation counts how often the controller went through CC.EN = 0. When it has grown, the queue
+// pairs from before are gone, and no command of theirs moves data any more.
+func (c *Controller) Generation() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.generation
+}
+
+// Health looks at CSTS. The error is a *FatalError: ErrFatal when the controller has stopped and a
+// Reset may help, ErrGone when nothing answers at its registers.
+func (c *Controller) Health() error {
+	const op = "health"
+	s, err := c.readCSTS(op)
+	var fatal *FatalError
+	switch {
+	case errors.As(err, &fatal):
+		return err
+	case err != nil:
+		return &FatalError{c.bus.Name(), op, 0, fmt.Errorf("%w: %w", ErrGone, err)}
+	case s.CFS():
+		return &FatalError{c.bus.Name(), op, s, ErrFatal}
+	}
+	if s.RDY() {
+		return nil
+	}
+	// A device that was removed may read as zeros too (FACTS section 5); one that was reset behind our
+	// back still has a version.
+	if v, err := c.bus.Read32(RegVS); err != nil || Version(v) != c.version {
+		return &FatalError{c.bus.Name(), op, s, ErrGone}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gate != nil { // a reset is under way, or has failed
+		return nil
+	}
+	return &FatalError{c.bus.Name(), op + ": the controller left the ready state", s, ErrFatal}
+}
+
 // Close shuts the controller down in order (section 3.6.1): deletes the queues, notifies
 // with CC.SHN, waits for CSTS.SHST, disables it, and closes the bus. Queue pairs and their
 // memory are gone afterwards: nobody may use them any more. Closing again does nothing.
@@ -596,7 +665,7 @@ func (c *Controller) Close(ctx context.Context) error {
 	c.watching.Wait()
 
 	var err error
-	if dead == nil {
+	if dead == nil && c.enabled {
 		for _, q := range queues {
 			if err = also(err, c.deleteQueues(ctx, true, q)); err != nil {
 				break

@@ -13,9 +13,9 @@ import (
 // fakeBus is a controller of a few lines for the paths that a good controller does not
 // take. It shares no code with nvme/proxy, and reads PRPs with its own walker.
 type fakeBus struct {
-	mu       sync.Mutex
-	cap      uint64
-	cc, csts uint32
+	mu  sync.Mutex
+	cap uint64
+	fakeRegisters
 	aqa      uint32
 	asq, acq uint64
 	crto     uint32
@@ -37,15 +37,22 @@ type fakeBus struct {
 	cqs, sqs       map[uint16]bool
 
 	// What goes wrong.
-	neverReady, neverIdle, noShutdown, gone bool
-	cfsOnEnable                             bool
-	early                                   bool  // EN was cleared before RDY followed its being set
-	readyAfter                              int   // reads of CSTS until RDY follows EN
-	readErr                                 error // of every register
-	unmapErr                                error
+	neverReady, neverIdle, noShutdown bool
+	cfsOnEnable                       bool
+	early                             bool // EN was cleared before RDY followed its being set
+	readyAfter                        int  // reads of CSTS until RDY follows EN
+	unmapErr                          error
 	// handle may answer a command itself: done false goes on to the usual answer, and a nil
 	// completion says nothing at all.
 	handle func(c Command) (e *Completion, done bool)
+}
+
+// fakeRegisters are how the controller looks.
+type fakeRegisters struct {
+	cc, csts uint32
+	vs       uint64 // 0: version 1.4
+	gone     bool
+	readErr  error // of every register
 }
 
 func newFake() *fakeBus {
@@ -77,6 +84,9 @@ func (f *fakeBus) Read32(off uint32) (uint32, error) {
 	case RegCAP + 4:
 		return uint32(f.cap >> 32), nil
 	case RegVS:
+		if f.vs != 0 {
+			return uint32(f.vs), nil
+		}
 		return 0x10400, nil
 	case RegCC:
 		return f.cc, nil

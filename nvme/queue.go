@@ -38,8 +38,14 @@ func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePa
 	err := c.refusalLocked(false)
 	if err == nil {
 		qp.generation = c.generation
+		// After a reset somebody may not know yet that his queue is gone, and ring its doorbells: its
+		// ID is not given to others before he has deleted it.
+		old := make(map[uint16]bool)
+		for p := range c.pairs {
+			old[p.ID] = old[p.ID] || p.generation != c.generation
+		}
 		for id := 1; id <= c.granted && qp.ID == 0; id++ {
-			if c.queues[uint16(id)] == nil {
+			if c.queues[uint16(id)] == nil && !old[uint16(id)] {
 				qp.ID = uint16(id)
 			}
 		}
