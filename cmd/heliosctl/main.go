@@ -118,6 +118,9 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 			return err
 		}
 		e.store = st
+		if c.String("fault") == faultList {
+			return e.listFaults()
+		}
 		return f(c.Context, e)
 	}
 }

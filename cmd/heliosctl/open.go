@@ -31,7 +31,23 @@ func ssdFlags() []cli.Flag {
 }
 
 func faultFlag() cli.Flag {
-	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\""}
+	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"}
+}
+
+// faultList is the value of --fault that asks for the catalogue instead of injecting anything.
+const faultList = "list"
+
+// listFaults prints the faults that have a documented outcome.
+func (e *env) listFaults() error {
+	rows := [][]string{}
+	for _, f := range faultinject.Catalogue() {
+		if err := e.ui.Event("fault", map[string]any{"name": f.Name, "during": f.During, "fault": f.Fault, "what": f.What, "outcome": f.Outcome, "class": f.Class}); err != nil {
+			return err
+		}
+		rows = append(rows, []string{f.Fault, string(f.During), string(f.Class), f.What + ": " + f.Outcome})
+	}
+	e.ui.Table([]string{"--fault", "while", "class", "what happens: outcome"}, rows)
+	return nil
 }
 
 // ssdSet is the SSDs that a verb has opened, with the lease that keeps others off them.

@@ -1,32 +1,64 @@
 // Package faultinject describes faults as values that print, parse, compose and count, so
-// that a test can inject them by name and assert that each one surfaced.
+// that a test can inject them by name and assert that each one surfaced. Catalogue is the list of
+// those with a documented outcome (docs/FAULTS.md).
 //
 // A fault is written as kind(key=value,...), several are joined with ';':
 //
 //	error(op=read,lba=100-199,sct=2,sc=0x81,dnr=1,times=3)
 //	lost(op=read,times=1);late(ms=50,op=write,after=10)
 //
-// kinds:
+// kinds of what becomes of a command:
 //
-//	error  the command completes with status code type sct and status code sc
-//	lost   the command is carried out, its completion is never posted
-//	late   the command is carried out and completed ms milliseconds late
+//	error      it is not carried out and completes with status code type sct, status code sc, dnr
+//	lost       it is carried out, its completion is never posted
+//	late       it is carried out and completed ms milliseconds late
+//	drop       it never reaches the controller
+//	slow       its completion comes no earlier than us microseconds after its fetch
+//	reorder    n completions are held back and posted in reverse, after 2 ms at the latest
+//	stuck      from it on the controller does not see the tail doorbell of its submission queue
+//	torndb     its tail doorbell arrives as a value that is none
+//
+// of its completion:
+//
+//	dup        it is posted twice
+//	foreign    one for command cid, which nobody sent, comes before it
+//	phase      its phase tag is the wrong one
+//	sqhead     its submission queue head lies outside the queue
+//	sqid       it names another submission queue
+//	cqstuck    from it on the controller does not see the head doorbell of its completion queue
+//
+// of its data:
+//
+//	flip       bit of byte of what was read is the other one
+//	short      only the first bytes of what was read arrive
+//	misdirect  it goes to the blocks shift before its own (below shift: behind) and says nothing of it
+//	torn       the first half of the blocks of a write lands, and it says nothing of it
+//
+// and of the controller, in its registers:
+//
+//	cfs        it stops with CSTS.CFS until it is reset
+//	gone       it leaves its bus for good: registers read as all ones
+//	notready   enabled, it does not become ready (CSTS.RDY stays 0)
+//	stayready  disabled, it stays ready (CSTS.RDY stays 1)
 //
 // keys of every kind:
 //
-//	op     read, write, flush or any (default any)
-//	lba    A or A-B, inclusive: commands that touch one of these blocks (default all)
+//	op     read, write, flush or any of these three (default), or an admin command: abort,
+//	       createq, deleteq, identify, features, log, or admin for any; Asynchronous Event
+//	       Requests are left alone
+//	lba    A or A-B, inclusive: reads and writes that touch one of these blocks (default all)
 //	after  this many matching commands pass first (default 0)
 //	times  at most so many commands are hit (default no limit)
+//
+// notready counts enables, stayready counts disables, and neither takes op or lba. cfs without
+// op, lba and after happens at each enable, gone so before anybody looks.
 package faultinject
+
+//go:generate go run helios/tools/faultdocs ../../docs/FAULTS.md
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
-	"unicode"
 
 	"helios/internal/errs"
 )
@@ -39,14 +71,85 @@ const (
 	Error Kind = iota + 1
 	Lost
 	Late
+	Drop
+	Slow
+	Reorder
+	Stuck
+	TornDoorbell
+	Dup
+	Foreign
+	Phase
+	SQHead
+	SQID
+	CQStuck
+	Flip
+	Short
+	Misdirect
+	Torn
+	CFS
+	Gone
+	NotReady
+	StayReady
+	kindEnd
 )
 
-var kindNames = [...]string{Error: "error", Lost: "lost", Late: "late"}
+// kindInfo says how a kind is written and what it is for.
+type kindInfo struct {
+	name string
+	keys string // its own keys, separated by blanks
+	ops  ops    // what it can hit
+}
+
+// ops is a set of operations.
+type ops uint16
+
+func opSet(list ...Op) ops {
+	var s ops
+	for _, o := range list {
+		s |= 1 << o
+	}
+	return s
+}
+
+func (s ops) has(o Op) bool { return s>>o&1 != 0 }
+
+var (
+	ioOps    = opSet(Read, Write, Flush)
+	adminOps = opSet(Admin, Abort, CreateQ, DeleteQ, Identify, Features, Log)
+	allOps   = ioOps | adminOps
+)
+
+var kinds = [kindEnd]kindInfo{
+	Error:        {"error", "sct sc dnr", allOps},
+	Lost:         {"lost", "", allOps},
+	Late:         {"late", "ms", allOps},
+	Drop:         {"drop", "", allOps},
+	Slow:         {"slow", "us", allOps},
+	Reorder:      {"reorder", "n", allOps},
+	Stuck:        {"stuck", "", allOps},
+	TornDoorbell: {"torndb", "", allOps},
+	Dup:          {"dup", "", allOps},
+	Foreign:      {"foreign", "cid", allOps},
+	Phase:        {"phase", "", allOps},
+	SQHead:       {"sqhead", "", allOps},
+	SQID:         {"sqid", "", allOps},
+	CQStuck:      {"cqstuck", "", allOps},
+	Flip:         {"flip", "byte bit", opSet(Read)},
+	Short:        {"short", "bytes", opSet(Read)},
+	Misdirect:    {"misdirect", "shift", opSet(Read, Write)},
+	Torn:         {"torn", "", opSet(Write)},
+	CFS:          {"cfs", "", allOps},
+	Gone:         {"gone", "", allOps},
+	NotReady:     {"notready", "", 0},
+	StayReady:    {"stayready", "", 0},
+}
+
+func (k Kind) valid() bool { return k > 0 && k < kindEnd }
 
 // String is the kind's name in the syntax.
 func (k Kind) String() string {
-	if k >= Error && int(k) < len(kindNames) {
-		return kindNames[k]
+	if k.valid() {
+		return kinds[k].name
 	}
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
@@ -54,19 +157,29 @@ func (k Kind) String() string {
 // Op is the commands that a fault is for.
 type Op uint8
 
-// The operations of a fault; Any is all of them.
+// The operations of a fault. Any is all I/O commands, Admin all admin commands; as what a command
+// is, Admin stands for those without a name of their own.
 const (
 	Any Op = iota
 	Read
 	Write
 	Flush
+	Admin
+	Abort
+	CreateQ
+	DeleteQ
+	Identify
+	Features
+	Log
+	opEnd
 )
 
-var opNames = [...]string{Any: "any", Read: "read", Write: "write", Flush: "flush"}
+var opNames = [opEnd]string{Any: "any", Read: "read", Write: "write", Flush: "flush", Admin: "admin", Abort: "abort",
+	CreateQ: "createq", DeleteQ: "deleteq", Identify: "identify", Features: "features", Log: "log"}
 
 // String is the operation's name in the syntax.
 func (o Op) String() string {
-	if int(o) < len(opNames) {
+	if o < opEnd {
 		return opNames[o]
 	}
 	return fmt.Sprintf("op(%d)", uint8(o))
@@ -81,297 +194,93 @@ type Fault struct {
 	SCT, SC     uint8  // Error: status code type (0 to 7) and status code
 	DNR         bool   // Error: Do Not Retry
 	Delay       time.Duration
-	After       int64 // matching commands that pass before the first hit
-	Times       int64 // hits at most; 0 = no limit
+	CID         uint16 // Foreign
+	Byte        uint32 // Flip
+	Bit         uint8  // Flip, 0 to 7
+	Bytes       uint32 // Short
+	Shift       uint32 // Misdirect, blocks
+	N           int    // Reorder
+	After       int64  // matching commands that pass before the first hit
+	Times       int64  // hits at most; 0 = no limit
 }
 
-// maxDelay bounds a late completion: every wait has an end.
-const maxDelay = time.Hour
+// Bounds: every wait has an end, and what is held back is bounded.
+const (
+	maxDelay   = time.Hour
+	maxSlow    = time.Minute
+	maxReorder = 1024
+)
+
+// atOnce tells that the fault does not wait for a command.
+func (f *Fault) atOnce() bool { return f.Op == Any && f.AllLBAs && f.After == 0 }
 
 // Validate says what is wrong with the fault, if anything.
 func (f Fault) Validate() error {
 	bad := func(format string, a ...any) error {
 		return errs.New(errs.Usage, "fault %s: %s", f.Kind, fmt.Sprintf(format, a...))
 	}
+	if !f.Kind.valid() {
+		return bad("is no kind; use one of %s", kindList())
+	}
+	if f.Op >= opEnd {
+		return bad("operation %d; use one of %s", f.Op, opList(allOps))
+	}
+	can := kinds[f.Kind].ops
+	ranged := !f.AllLBAs || f.First != 0 || f.Last != 0
 	switch {
-	case f.Kind < Error || f.Kind > Late:
-		return bad("is no kind; use error, lost or late")
-	case f.Op > Flush:
-		return bad("operation %d; use read, write, flush or any", f.Op)
-	case f.AllLBAs && (f.First != 0 || f.Last != 0):
+	case can == 0 && (f.Op != Any || ranged):
+		return bad("takes no op and no lba: it counts enables or disables of the controller")
+	case f.Op != Any && !can.has(f.Op):
+		return bad("op=%s: use one of %s", f.Op, opList(can))
+	case f.AllLBAs && ranged:
 		return bad("has both a block range and all blocks")
+	case adminOps.has(f.Op) && ranged:
+		return bad("op=%s has no lba", f.Op)
 	case f.First > f.Last:
 		return bad("lba=%d-%d ends before it starts", f.First, f.Last)
+	case f.After < 0 || f.Times < 0:
+		return bad("after and times are not negative")
+	}
+	return f.validateOwn(bad)
+}
+
+// validateOwn checks the keys that only some kinds have.
+func (f *Fault) validateOwn(bad func(string, ...any) error) error {
+	zero := func(kind Kind, unset bool, what string) error {
+		if f.Kind == kind || unset {
+			return nil
+		}
+		return bad("takes no %s", what)
+	}
+	for _, err := range []error{
+		zero(Error, f.SCT == 0 && f.SC == 0 && !f.DNR, "status"),
+		zero(Foreign, f.CID == 0, "cid"),
+		zero(Flip, f.Byte == 0 && f.Bit == 0, "byte or bit"),
+		zero(Short, f.Bytes == 0, "bytes"),
+		zero(Misdirect, f.Shift == 0, "shift"),
+		zero(Reorder, f.N == 0, "n"),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	switch {
 	case f.Kind == Error && f.SCT > 7:
 		return bad("sct=%d is above 7", f.SCT)
 	case f.Kind == Error && f.SCT == 0 && f.SC == 0:
 		return bad("sct=0,sc=0 is success; give the status to fail with, such as sct=2,sc=0x81")
-	case f.Kind != Error && (f.SCT != 0 || f.SC != 0 || f.DNR):
-		return bad("takes no status")
 	case f.Kind == Late && (f.Delay < time.Millisecond || f.Delay > maxDelay || f.Delay%time.Millisecond != 0):
 		return bad("needs ms=1 to ms=%d", maxDelay/time.Millisecond)
-	case f.Kind != Late && f.Delay != 0:
-		return bad("takes no ms")
-	case f.After < 0 || f.Times < 0:
-		return bad("after and times are not negative")
+	case f.Kind == Slow && (f.Delay < time.Microsecond || f.Delay > maxSlow || f.Delay%time.Microsecond != 0):
+		return bad("needs us=1 to us=%d", maxSlow/time.Microsecond)
+	case f.Kind != Late && f.Kind != Slow && f.Delay != 0:
+		return bad("takes no ms or us")
+	case f.Kind == Flip && f.Bit > 7:
+		return bad("bit=%d; a byte has bits 0 to 7", f.Bit)
+	case f.Kind == Misdirect && f.Shift == 0:
+		return bad("needs shift=1 or more")
+	case f.Kind == Reorder && (f.N < 2 || f.N > maxReorder):
+		return bad("needs n=2 to n=%d", maxReorder)
 	}
 	return nil
-}
-
-// String prints the fault so that Parse reads it back.
-func (f Fault) String() string {
-	var kv []string
-	add := func(format string, a ...any) { kv = append(kv, fmt.Sprintf(format, a...)) }
-	if f.Kind == Late {
-		add("ms=%d", f.Delay/time.Millisecond)
-	}
-	if f.Op != Any {
-		add("op=%s", f.Op)
-	}
-	switch {
-	case f.AllLBAs:
-	case f.First == f.Last:
-		add("lba=%d", f.First)
-	default:
-		add("lba=%d-%d", f.First, f.Last)
-	}
-	if f.Kind == Error {
-		add("sct=%d,sc=0x%02x", f.SCT, f.SC)
-		if f.DNR {
-			add("dnr=1")
-		}
-	}
-	if f.After != 0 {
-		add("after=%d", f.After)
-	}
-	if f.Times != 0 {
-		add("times=%d", f.Times)
-	}
-	return f.Kind.String() + "(" + strings.Join(kv, ",") + ")"
-}
-
-// ParseFault reads one fault.
-func ParseFault(s string) (Fault, error) {
-	bad := func(format string, a ...any) (Fault, error) {
-		return Fault{}, errs.New(errs.Usage, "fault %q: %s", s, fmt.Sprintf(format, a...))
-	}
-	s = strings.TrimSpace(s)
-	name, rest, ok := strings.Cut(s, "(")
-	if !ok || !strings.HasSuffix(rest, ")") {
-		return bad("write it as kind(key=value,...), for example lost(op=read,times=1)")
-	}
-	f := Fault{AllLBAs: true}
-	for k := Error; k <= Late; k++ {
-		if strings.TrimSpace(name) == k.String() {
-			f.Kind = k
-		}
-	}
-	if f.Kind == 0 {
-		return bad("unknown kind %q; use error, lost or late", name)
-	}
-	seen := map[string]bool{}
-	body := strings.TrimSpace(strings.TrimSuffix(rest, ")"))
-	for _, kv := range strings.Split(body, ",") {
-		if body == "" {
-			break
-		}
-		key, val, ok := strings.Cut(kv, "=")
-		key, val = strings.TrimSpace(key), strings.TrimSpace(val)
-		if !ok || val == "" {
-			return bad("%q is not key=value", strings.TrimSpace(kv))
-		}
-		if seen[key] {
-			return bad("%s is given twice", key)
-		}
-		seen[key] = true
-		if err := f.set(key, val); err != nil {
-			return bad("%v", err)
-		}
-	}
-	if err := f.Validate(); err != nil {
-		return bad("%v", err)
-	}
-	return f, nil
-}
-
-func (f *Fault) set(key, val string) error {
-	num := func(bits int) (uint64, error) {
-		n, err := parseUint(val, bits)
-		if err != nil {
-			return 0, fmt.Errorf("%s=%s: %w", key, val, err)
-		}
-		return n, nil
-	}
-	var n uint64
-	var err error
-	switch key {
-	case "op":
-		for o := Any; o <= Flush; o++ {
-			if val == o.String() {
-				f.Op = o
-				return nil
-			}
-		}
-		return fmt.Errorf("op=%s: use read, write, flush or any", val)
-	case "lba":
-		a, b, isRange := strings.Cut(val, "-")
-		if !isRange {
-			b = a
-		}
-		if f.First, err = parseUint(strings.TrimSpace(a), 64); err == nil {
-			f.Last, err = parseUint(strings.TrimSpace(b), 64)
-		}
-		if err != nil {
-			return fmt.Errorf("lba=%s: %w", val, err)
-		}
-		f.AllLBAs = false
-	case "sct":
-		n, err = num(8)
-		f.SCT = uint8(n)
-	case "sc":
-		n, err = num(8)
-		f.SC = uint8(n)
-	case "dnr":
-		n, err = num(1)
-		f.DNR = n == 1
-	case "ms":
-		n, err = num(32)
-		f.Delay = time.Duration(n) * time.Millisecond
-	case "after":
-		n, err = num(63)
-		f.After = int64(n)
-	case "times":
-		n, err = num(63)
-		f.Times = int64(n)
-	default:
-		return fmt.Errorf("unknown key %q; the keys are op, lba, sct, sc, dnr, ms, after and times", key)
-	}
-	return err
-}
-
-// parseUint reads decimal and 0x numbers, and nothing else that strconv would take.
-func parseUint(s string, bits int) (uint64, error) {
-	for _, r := range s {
-		if r == '_' || r == '+' || unicode.IsSpace(r) {
-			return 0, fmt.Errorf("%q is not a number", s)
-		}
-	}
-	base := 10
-	if h, ok := strings.CutPrefix(s, "0x"); ok {
-		s, base = h, 16
-	}
-	n, err := strconv.ParseUint(s, base, bits)
-	if err != nil {
-		return 0, fmt.Errorf("is not a number of at most %d bits", bits)
-	}
-	return n, nil
-}
-
-// Action is what shall happen to a command: all matching faults together.
-type Action struct {
-	Fail    bool // complete with the status SCT, SC, DNR
-	SCT, SC uint8
-	DNR     bool
-	Lost    bool          // do not post the completion
-	Delay   time.Duration // complete this much later
-}
-
-// Set is an ordered set of faults with their counters. The nil set has no faults. It is safe
-// for concurrent use.
-type Set struct{ faults []*armed }
-
-type armed struct {
-	Fault
-	matched atomic.Int64 // commands that matched
-	fired   atomic.Int64 // commands that were hit
-}
-
-// NewSet makes a set of faults.
-func NewSet(faults ...Fault) (*Set, error) {
-	s := &Set{}
-	for _, f := range faults {
-		if err := f.Validate(); err != nil {
-			return nil, err
-		}
-		s.faults = append(s.faults, &armed{Fault: f})
-	}
-	return s, nil
-}
-
-// Parse reads faults joined with ';'. An empty string is an empty set.
-func Parse(text string) (*Set, error) {
-	s := &Set{}
-	if strings.TrimSpace(text) == "" {
-		return s, nil
-	}
-	for _, part := range strings.Split(text, ";") {
-		f, err := ParseFault(part)
-		if err != nil {
-			return nil, err
-		}
-		s.faults = append(s.faults, &armed{Fault: f})
-	}
-	return s, nil
-}
-
-// String prints the set so that Parse reads it back.
-func (s *Set) String() string {
-	if s == nil {
-		return ""
-	}
-	parts := make([]string, len(s.faults))
-	for i, f := range s.faults {
-		parts[i] = f.String()
-	}
-	return strings.Join(parts, ";")
-}
-
-// Empty tells whether the set has no faults, so that a hot path may skip Match.
-func (s *Set) Empty() bool { return s == nil || len(s.faults) == 0 }
-
-// Match counts a command on the blocks lba to lba+blocks-1 against every fault, and returns
-// what the ones that hit it do together. A flush (blocks 0) touches every block. Where
-// several give a status, the first does; delays add up.
-func (s *Set) Match(op Op, lba uint64, blocks uint32) (Action, bool) {
-	var a Action
-	hit := false
-	if s == nil {
-		return a, false
-	}
-	for _, f := range s.faults {
-		if f.Op != Any && f.Op != op {
-			continue
-		}
-		if !f.AllLBAs && blocks != 0 && (lba > f.Last || f.First > lba && f.First-lba >= uint64(blocks)) {
-			continue
-		}
-		n := f.matched.Add(1)
-		if n <= f.After || f.Times != 0 && n > f.After+f.Times {
-			continue
-		}
-		f.fired.Add(1)
-		hit = true
-		switch f.Kind {
-		case Error:
-			if !a.Fail {
-				a.Fail, a.SCT, a.SC, a.DNR = true, f.SCT, f.SC, f.DNR
-			}
-		case Lost:
-			a.Lost = true
-		case Late:
-			a.Delay += f.Delay
-		}
-	}
-	return a, hit
-}
-
-// Counts is the number of commands hit so far by each fault, by its text; equal faults add up.
-func (s *Set) Counts() map[string]int64 {
-	m := map[string]int64{}
-	if s != nil {
-		for _, f := range s.faults {
-			m[f.String()] += f.fired.Load()
-		}
-	}
-	return m
 }

@@ -19,7 +19,15 @@ func TestParseAndPrint(t *testing.T) {
 		"error(sc=4,sct=0)":                    "error(sct=0,sc=0x04)",
 		"late(ms=5,lba=7-7,after=0x10,op=any)": "late(ms=5,lba=7,after=16)",
 		"lost()":                               "lost()",
-		"error(sct=2,sc=0x81,lba=0-18446744073709551615,op=flush,dnr=0)": "error(op=flush,lba=0-18446744073709551615,sct=2,sc=0x81)",
+		"drop();dup(op=abort);phase(op=admin)": "drop();dup(op=abort);phase(op=admin)",
+		"foreign();foreign(cid=0)":             "foreign();foreign(cid=0x0000)",
+		"flip(byte=3,bit=7);flip()":            "flip(byte=3,bit=7);flip(byte=0,bit=0)",
+		"short();short(op=read,bytes=0x10)":    "short(bytes=0);short(op=read,bytes=16)",
+		"misdirect();misdirect(shift=9)":       "misdirect(shift=1);misdirect(shift=9)",
+		"torn(op=write);reorder();slow(us=7)":  "torn(op=write);reorder(n=8);slow(us=7)",
+		"stuck(op=createq);torndb(op=deleteq);cqstuck(op=log);sqhead();sqid()":     "stuck(op=createq);torndb(op=deleteq);cqstuck(op=log);sqhead();sqid()",
+		"cfs(op=identify);gone(op=features,after=3);notready(times=2);stayready()": "cfs(op=identify);gone(op=features,after=3);notready(times=2);stayready()",
+		"error(sct=2,sc=0x81,lba=0-18446744073709551615,op=flush,dnr=0)":           "error(op=flush,lba=0-18446744073709551615,sct=2,sc=0x81)",
 	} {
 		s, err := Parse(in)
 		require.NoError(t, err, in)
@@ -34,6 +42,9 @@ func TestParseErrors(t *testing.T) {
 		"lost(lba=5-3)", "lost(lba=-3)", "lost(lba=x)", "lost(times=-1)", "lost(times=1,times=2)", "lost(ms=5)",
 		"late()", "late(ms=0)", "late(ms=99999999)", "error()", "error(sct=0,sc=0)", "error(sct=8,sc=1)", "error(sct=2,sc=0x181)",
 		"lost(sct=2)", "error(sct=2,sc=1,dnr=2)", "lost();", ";", "lost(times=1_0)", "lost(times=+1)", "lost(times=0x)", "lost(times=99999999999999999999)",
+		"flip(op=write)", "flip(bit=8)", "flip(bytes=1)", "torn(op=read)", "misdirect(op=flush)", "misdirect(shift=0)", "short(op=abort)",
+		"reorder(n=1)", "reorder(n=1025)", "slow()", "slow(ms=1)", "slow(us=0)", "slow(us=60000001)", "late(us=5)", "drop(sct=1,sc=1)",
+		"foreign(cid=0x10000)", "notready(op=read)", "stayready(lba=1)", "lost(op=abort,lba=1)", "cfs(ms=1)", "op=read",
 	} {
 		_, err := Parse(in)
 		if assert.Error(t, err, in) {
@@ -41,7 +52,7 @@ func TestParseErrors(t *testing.T) {
 			assert.NotContains(t, err.Error(), "\n")
 		}
 	}
-	_, err := NewSet(Fault{Kind: 9})
+	_, err := NewSet(Fault{Kind: kindEnd, AllLBAs: true})
 	assert.Error(t, err)
 	_, err = NewSet(Fault{Kind: Lost, AllLBAs: true, Last: 3})
 	assert.Error(t, err)
@@ -140,4 +151,51 @@ func FuzzParse(f *testing.F) {
 		}
 		s.Match(Read, 5, 3)
 	})
+}
+
+func TestMatchOperations(t *testing.T) {
+	s, err := Parse("drop(op=admin);dup(op=abort);phase();cfs(op=read);stuck(op=any)")
+	require.NoError(t, err)
+	for op, want := range map[Op]Action{
+		Read: {Phase: true, CFS: true, Stuck: true}, Write: {Phase: true, Stuck: true}, Flush: {Phase: true, Stuck: true},
+		Admin: {Drop: true}, Identify: {Drop: true}, Abort: {Drop: true, Dup: true},
+	} {
+		got, _ := s.Match(op, 5, 1)
+		assert.Equal(t, want, got, op)
+	}
+	// Kinds of data look only at commands that have such data.
+	s, err = Parse("flip(byte=3,bit=1);short(bytes=4);torn();misdirect(shift=2)")
+	require.NoError(t, err)
+	for op, want := range map[Op]Action{
+		Read: {Flip: true, FlipByte: 3, FlipBit: 1, Short: true, ShortBytes: 4, Shift: 2}, Write: {Torn: true, Shift: 2}, Flush: {}, Identify: {},
+	} {
+		got, _ := s.Match(op, 5, 1)
+		assert.Equal(t, want, got, op)
+	}
+	assert.Equal(t, map[string]int64{"flip(byte=3,bit=1)": 1, "short(bytes=4)": 1, "torn()": 1, "misdirect(shift=2)": 2}, s.Counts())
+}
+
+func TestMatchEvents(t *testing.T) {
+	s, err := Parse("cfs(times=1);gone();notready(after=1,times=2);stayready(times=1);cfs(op=read,after=1);gone(after=2)")
+	require.NoError(t, err)
+	event := func(e Event, want Action) {
+		t.Helper()
+		got, hit := s.MatchEvent(e)
+		assert.Equal(t, want, got)
+		assert.Equal(t, want != Action{}, hit)
+	}
+	event(Attach, Action{Gone: true})
+	event(Enable, Action{CFS: true})
+	event(Enable, Action{Hang: true})
+	event(Disable, Action{Hang: true})
+	event(Enable, Action{Hang: true})
+	event(Enable, Action{})
+	event(Disable, Action{})
+	for i, want := range []Action{{}, {CFS: true}, {CFS: true, Gone: true}} {
+		got, _ := s.Match(Read, 0, 1)
+		assert.Equal(t, want, got, i)
+	}
+	var none *Set
+	_, hit := none.MatchEvent(Enable)
+	assert.False(t, hit)
 }
