@@ -88,20 +88,23 @@ struct QueueState {
 	u64 Retried;
 	u64 SQRings;
 	u64 Pended;
+	u64 BlocksRead;
+	u64 Coalesced;
 	u64 Completed;
 	u64 Errors;
 	u64 Foreign;
 	u64 CQRings;
 	u64 Dropped;
 };
-static_assert(sizeof(QueueState) == 1184, "gpuio.queueState");
+static_assert(sizeof(QueueState) == 1200, "gpuio.queueState");
 static_assert(__builtin_offsetof(QueueState, Own) == 144, "gpuio.queueState.Own");
 static_assert(__builtin_offsetof(QueueState, Frozen) == 1072, "gpuio.queueState.Frozen");
 static_assert(__builtin_offsetof(QueueState, Issued) == 1096, "gpuio.queueState.Issued");
 
 // go: gpuio.command
 struct Command {
-	u32 Set;
+	u16 Set;
+	u16 NLB;
 	u32 Index;
 	u64 LBA;
 	u64 PRP1, PRP2;
@@ -123,7 +126,7 @@ struct FailRecord {
 	u32 Tries;
 	u64 LBA;
 	u32 SSD;
-	u32 _;
+	u32 Blocks;
 	i64 Row;
 };
 static_assert(sizeof(FailRecord) == 40, "gpuio.failRecord");
@@ -140,18 +143,27 @@ struct SetState {
 	u64 Remaining;
 	u64 Taken;
 	::Layout Layout;
+	u64 Units;
+	u64 Order;
+	u64 Runs;
+	u64 Marks;
+	u32 Parts;
+	u32 PartBlocks;
 	u32 Direct;
 	u32 Rotate;
 	u32 NumFails;
 	u32 Retries;
 	u64 Issued;
+	u64 Blocks;
 	i64 StartNS;
 	i64 SubmitNS;
 	i64 DoneNS;
 	FailRecord Fails[maxFails];
 };
-static_assert(sizeof(SetState) == 152 + maxFails * 40, "gpuio.setState");
+static_assert(sizeof(SetState) == 200 + maxFails * 40, "gpuio.setState");
 static_assert(__builtin_offsetof(SetState, Layout) == 72, "gpuio.setState.Layout");
+static_assert(__builtin_offsetof(SetState, Units) == 104, "gpuio.setState.Units");
+static_assert(__builtin_offsetof(SetState, Blocks) == 168, "gpuio.setState.Blocks");
 
 // go: gpuio.Histogram
 struct Histogram {
@@ -194,6 +206,18 @@ struct SyncParams {
 	i64 LimitNS;
 };
 static_assert(sizeof(SyncParams) == 48, "gpuio.syncParams");
+
+// go: gpuio.coalesceParams
+struct CoalesceParams {
+	u64 Sets;
+	u64 KeysA, KeysB;
+	u64 IdxA, IdxB;
+	u32 Set;
+	u32 QueuesPerSSD;
+	u32 Window;
+	u32 Passes;
+};
+static_assert(sizeof(CoalesceParams) == 56, "gpuio.coalesceParams");
 
 // NVMe base specification 2.0, figures 88 and 90; not shared with Go as structs, but the same bytes
 // as nvme.Command and nvme.Completion. Words as the kernels store and load them.

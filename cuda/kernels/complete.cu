@@ -1,9 +1,11 @@
-// Kernel "complete": reaps the queue pairs until all rows of one read set are done, or LimitNS is
+// Kernel "complete": reaps the queue pairs until all units of one read set are done, or LimitNS is
 // over; the host then launches it again.
 //
 // Shape: one warp for each contiguous range of queue pairs (blocks of one warp). Each lane looks at
 // one of 32 completion entries; the contiguous new ones are retired whatever set they belong to.
-// 16 bytes read per CQE, 64 per command entry; a staged row is read and written once.
+// 16 bytes read per CQE, 64 per command entry; a staged row is read and written once. A command's unit
+// (abi_io.h) is a row, a part of one, or a run of rows, which the warp copies one by one from where each
+// lies in the staging slot.
 //
 // Ownership: the warp is the only completer of its queues (one complete kernel runs at a time). It
 // holds a queue's submission side only to refill it, or leaves that to a submit kernel which has it.
@@ -17,7 +19,8 @@
 //
 // Must match: gpuio/complete.go, byte for byte but for times.
 //
-// Bandwidth: staged rows twice their size, others 80 bytes per row. Bound by the latency of polling
+// Bandwidth: staged rows twice their size, and 16 bytes more per row of a run (its place in the order, row
+// and position); others 80 bytes per command. Bound by the latency of polling
 // and of refilling; one warp per queue hides none, so queues are what is added. Queue and set state are the
 // CPU's memory, for recovery: a look at an idle queue is five dependent ways over PCIe (Frozen, Head,
 // the CQEs, Remaining, ScanAt), a refill about ten. Staged rows are read eight 16-byte words per lane
@@ -90,33 +93,30 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 #ifdef HX_PLANT_CID_BEFORE_COPY
 	io::free_cids(q, done, cid);
 #endif
-	// Staged rows, by the whole warp.
-	if (good && dst != 0) src = q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset);
-	u32 bytes = src != 0 ? (u32)s->Layout.RowBytes : 0;
-	for (u32 m = dev::ballot(dev::full_mask, src != 0); m != 0;) {
-		u32 size = dev::shfl(dev::full_mask, bytes, dev::ctz(m));
-		u32 same = dev::ballot(dev::full_mask, bytes == size);
-		io::copy_rows<8>(same, dst, src, size);
-		m &= ~same;
+	// Staged data, by the whole warp: what is of one row at once, runs row by row.
+	u32 bytes = 0, run = 0;
+	i64 place = 0;
+	u64 lba = 0;
+	if (good && dst != 0) {
+		io::Unit u = io::unit_at(s, dev::ld(&c->Index));
+		if (u.count > 1) {
+			run = u.count;
+			place = u.first;
+			lba = dev::ld(&c->LBA);
+		} else {
+			src = q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset);
+			bytes = io::row_bytes(s, u.part, (u32)dev::ld(&c->NLB) + 1);
+		}
 	}
+	io::copy_all<8>(dev::ballot(dev::full_mask, src != 0), dst, src, bytes);
+	if (dev::any(dev::full_mask, run != 0)) io::copy_runs<8>(q, sets, slot, cid, lba, place, run);
 	io::tally(q, good, now - start);
 
 	// What failed for good, in the order of the ring.
+	u16 kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
 	for (u32 m = dev::ballot(dev::full_mask, done && !good); m != 0; m &= m - 1) {
 		u32 from = dev::ctz(m);
-		FailRecord r{};
-		if (lane == from) {
-			r.Index = dev::ld(&c->Index);
-			r.Kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
-			r.Status = (u16)status;
-			r.QID = (u16)q->QID;
-			r.CID = (u16)cid;
-			r.Tries = tries;
-			r.LBA = dev::ld(&c->LBA);
-			r.SSD = q->SSD;
-			r.Row = io::row_of(q, r.LBA, dev::ld(&c->ByteOffset), s->Layout);
-		}
-		io::fail(io::set(sets, dev::shfl(dev::full_mask, slot, from)), 1u << from, r);
+		io::fail_command(q, sets, dev::shfl(dev::full_mask, cid, from), dev::shfl(dev::full_mask, state, from), (u16)dev::shfl(dev::full_mask, (u32)kind, from), dev::shfl(dev::full_mask, status, from));
 	}
 
 	if (again) {
@@ -178,21 +178,10 @@ HX_DEVICE void drop_late(QueueState *q, u32 g, u64 sets, i64 now) {
 		if (cid < q->NumCommands && (dev::ld_relaxed_gpu(&q->Free[w]) >> lane & 1) == 0) state = dev::ld_acquire_gpu(&c->State);
 		bool late = (state & cmdState) == cmdInFlight && dev::ld_relaxed_gpu(&c->Deadline) <= now;
 		for (u32 m = dev::ballot(dev::full_mask, late); m != 0; m &= m - 1) {
-			u32 from = dev::ctz(m), slot = 0;
-			FailRecord r{};
-			if (lane == from) {
-				slot = dev::ld(&c->Set);
-				r.Index = dev::ld(&c->Index);
-				r.Kind = failTimeout;
-				r.QID = (u16)q->QID;
-				r.CID = (u16)cid;
-				r.Tries = state / cmdAttempt;
-				r.LBA = dev::ld(&c->LBA);
-				r.SSD = q->SSD;
-			}
-			SetState *s = io::set(sets, dev::shfl(dev::full_mask, slot, from));
-			if (lane == from) r.Row = io::row_of(q, r.LBA, dev::ld(&c->ByteOffset), s->Layout);
-			io::fail(s, 1u << from, r);
+			u32 from = dev::ctz(m);
+			io::fail_command(q, sets, w * 32 + from, dev::shfl(dev::full_mask, state, from), failTimeout, 0);
+			SetState *s = io::set(sets, dev::ld(&dev::at<Command>(q->Commands, w * 32 + from)->Set));
+			dev::syncwarp();
 			if (lane == from) {
 				dev::st_relaxed_gpu(&c->State, cmdFree);
 				dev::or_gpu<dev::release>(&q->Free[w], 1u << lane);

@@ -52,6 +52,7 @@ constexpr u32 full_mask = 0xffffffffu;
 // Vocabulary (both machines):
 //
 //   HX_KERNEL(name, Params) { … p.Field … }     a kernel; hx is the hx_launch
+//   HX_THREADS(name, Params, n)                 before a kernel: blocks have at most n threads, whose registers must fit
 //   HX_DEVICE                                   before every function that kernels call
 //   HX_SHARED(T, name, n)                       T name[n] in shared memory (declared in the kernel body)
 //

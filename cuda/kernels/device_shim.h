@@ -11,6 +11,7 @@
 	static void NAME##_shim(const void *p, const hx_launch &hx) { NAME(*static_cast<const PARAMS *>(p), hx); } \
 	static const shim::Registrar NAME##_registrar(#NAME, sizeof(PARAMS), NAME##_shim);                    \
 	static void NAME([[maybe_unused]] const PARAMS &p, [[maybe_unused]] const hx_launch &hx)
+#define HX_THREADS(NAME, PARAMS, N)
 #define HX_SHARED(T, NAME, N)         \
 	static const char NAME##_key = 0; \
 	T(&NAME)[N] = *static_cast<T(*)[N]>(shim::shared(&NAME##_key, sizeof(T) * (N), alignof(T)))

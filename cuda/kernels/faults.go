@@ -8,6 +8,11 @@ import "fmt"
 var faults = map[string][]string{
 	"conf_fail": {"conf_fail was told to fail"},
 
+	"coalesce": {
+		"coalesce: %d passes over the slot, which has 64 bits",
+		"coalesce: a window of %d LBAs is no whole number of rows of %d LBAs",
+	},
+
 	"lookup":  {"lookup: row %d at position %d: the dataset has rows 0 to %d"},
 	"gather":  {"gather: slot %d of hit %d: the tier has %d rows", "gather: position %d of hit %d: the tensor has %d rows"},
 	"hotness": {"hotness: row %d at position %d: the dataset has rows 0 to %d"},

@@ -10,6 +10,7 @@
 
 #define HX_DEVICE __device__
 #define HX_KERNEL(NAME, PARAMS) extern "C" __global__ void NAME(const PARAMS p, const hx_launch hx)
+#define HX_THREADS(NAME, PARAMS, N) extern "C" __global__ __attribute__((launch_bounds(N))) void NAME(const PARAMS p, const hx_launch hx);
 #define HX_SHARED(T, NAME, N) static __shared__ T NAME[N]
 
 namespace dev {

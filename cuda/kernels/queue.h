@@ -11,6 +11,7 @@
 
 #include "abi_io.h"
 #include "device.h"
+#include "scan.h"
 
 namespace io {
 
@@ -50,7 +51,7 @@ HX_DEVICE inline void count(u64 *c, u64 n) {
 	if (n != 0) dev::st_relaxed_sys(c, dev::ld_relaxed_sys(c) + n);
 }
 
-// The part of a bucket of n rows that queue i of perSSD takes (gpuio.share).
+// The part of a bucket of n units that queue i of perSSD takes (gpuio.share).
 HX_DEVICE inline void share(i64 n, u32 i, u32 perSSD, u32 rotate, i64 *lo, i64 *hi) {
 	i64 per = (n + perSSD - 1) / perSSD;
 	per = (per + 31) / 32 * 32;
@@ -111,12 +112,12 @@ HX_DEVICE inline void ring_sq(QueueState *q, u32 tail) {
 }
 
 // Writes a read command at a place of the ring, in 16-byte pieces. One lane, one command.
-HX_DEVICE inline void sqe(const QueueState *q, u32 place, u32 cid, u64 lba, u64 prp1, u64 prp2) {
+HX_DEVICE inline void sqe(const QueueState *q, u32 place, u32 cid, u64 lba, u32 nlb, u64 prp1, u64 prp2) {
 	u8 *to = dev::at<u8>(q->SQ, (i64)place * commandBytes);
 	dev::st16(to, u32x4{nvmeRead | cid << 16, q->NSID, 0, 0});
 	dev::st16(to + 16, u32x4{0, 0, (u32)prp1, (u32)(prp1 >> 32)});
 	dev::st16(to + 32, u32x4{(u32)prp2, (u32)(prp2 >> 32), (u32)lba, (u32)(lba >> 32)});
-	dev::st16(to + 48, u32x4{q->Blocks - 1, 0, 0, 0});
+	dev::st16(to + 48, u32x4{nlb, 0, 0, 0});
 }
 
 // The ring place that lies n behind another; n is below Entries.
@@ -125,10 +126,10 @@ HX_DEVICE inline u32 forward(const QueueState *q, u32 place, u32 n) {
 	return place >= q->Entries ? place - q->Entries : place;
 }
 
-// The PRP entries for ReadBytes contiguous bytes from a (base specification 2.0, 4.1.1): only the
+// The PRP entries for total contiguous bytes from a (base specification 2.0, 4.1.1): only the
 // first may have an offset, a second page goes to PRP2, more pages to the CID's list. One lane.
-HX_DEVICE inline u64 prp2(const QueueState *q, u32 cid, u64 a) {
-	u64 page = q->PageBytes, total = q->ReadBytes;
+HX_DEVICE inline u64 prp2(const QueueState *q, u32 cid, u64 a, u64 total) {
+	u64 page = q->PageBytes;
 	u64 first = page - (a & (page - 1));
 	if (total <= first) return 0;
 	if (total <= first + page) return a + first;
@@ -155,81 +156,230 @@ HX_DEVICE inline void fail(SetState *s, u32 mask, const FailRecord &r) {
 	dev::st(&f->Tries, r.Tries);
 	dev::st(&f->LBA, r.LBA);
 	dev::st(&f->SSD, r.SSD);
-	dev::st(&f->_, 0u);
+	dev::st(&f->Blocks, r.Blocks);
 	dev::st(&f->Row, r.Row);
 }
 
-// One row of a set as a command needs it.
-struct Place {
+// 64-bit divisions are slow on a GPU, and most numbers fit 32 bits.
+HX_DEVICE inline u64 divide(u64 a, u64 b) { return (a | b) >> 32 == 0 ? (u32)a / (u32)b : a / b; }
+
+// Where a slot is: its first LBA, from DataStart, and the byte in it.
+HX_DEVICE inline u64 lba_of(const Layout &l, u64 slot) {
+	return l.RowsPerLBA > 1 ? divide(slot, (u32)l.RowsPerLBA) : slot * (u32)l.LBAsPerRow;
+}
+HX_DEVICE inline u32 byte_of(const Layout &l, u64 slot) {
+	if (l.RowsPerLBA <= 1) return 0;
+	return (u32)(slot - divide(slot, (u32)l.RowsPerLBA) * (u32)l.RowsPerLBA) * (u32)l.RowBytes;
+}
+
+// One row of a set: where it is on the SSD and where it goes.
+struct Row {
 	i64 row;
+	u64 slot;
 	i64 off; // in the destination
-	u64 lba;
-	u32 byte; // of the row in its LBAs
 	u32 pos;
 	u16 bad; // 0 or a kind of FailRecord
 };
 
-// Finds where row i of the set is on the queue's SSD and where it goes. One lane, one row.
-HX_DEVICE inline Place locate(const QueueState *q, const SetState *s, i64 i) {
-	Place p{};
+// Finds the row at an index of Rows. One lane, one row.
+HX_DEVICE inline Row row_at(const SetState *s, u32 ssd, i64 i) {
+	Row r{};
 	const Layout &l = s->Layout;
-	p.row = dev::ld(dev::at<i64>(s->Rows, i));
-	p.pos = dev::ld(dev::at<u32>(s->Pos, i));
-	p.off = (i64)p.pos * s->DstStride;
-	i64 slot = p.row / l.SSDs;
-	if (p.row < 0 || p.row >= l.Rows || (u32)(p.row - slot * l.SSDs) != q->SSD) {
-		p.bad = failRow;
-	} else if (p.off > s->DstLimit - l.RowBytes) {
-		p.bad = failPos;
-	} else if (l.RowsPerLBA > 1) {
-		i64 lba = slot / l.RowsPerLBA;
-		p.lba = q->DataStart + (u64)lba;
-		p.byte = (u32)(slot - lba * l.RowsPerLBA) * (u32)l.RowBytes;
-	} else {
-		p.lba = q->DataStart + (u64)(slot * l.LBAsPerRow);
+	r.row = dev::ld(dev::at<i64>(s->Rows, i));
+	r.pos = dev::ld(dev::at<u32>(s->Pos, i));
+	r.off = (i64)r.pos * s->DstStride;
+	if (r.row < 0 || r.row >= l.Rows) {
+		r.bad = failRow;
+		return r;
 	}
-	return p;
-}
-
-HX_DEVICE inline FailRecord bad_row(const QueueState *q, i64 i, const Place &p) {
-	FailRecord r{};
-	r.Index = (u32)i;
-	r.Kind = p.bad;
-	r.QID = (u16)q->QID;
-	r.LBA = p.bad == failPos ? p.pos : 0;
-	r.SSD = q->SSD;
-	r.Row = p.row;
+	r.slot = divide((u64)r.row, (u32)l.SSDs);
+	if ((u32)((u64)r.row - r.slot * (u32)l.SSDs) != ssd)
+		r.bad = failRow;
+	else if (r.off > s->DstLimit - l.RowBytes)
+		r.bad = failPos;
 	return r;
 }
 
-// Fills the command entry of a CID for a row, but for its state. One lane, one row.
-HX_DEVICE inline void prepare(QueueState *q, Command *c, const SetState *s, u32 slot, u32 cid, i64 i, const Place &p, i64 now) {
-	u64 a, dst;
-	if (s->Direct != 0) {
-		a = dev::ld(dev::at<u64>(s->DstIOVA, q->SSD)) + (u64)p.off;
-		dst = 0;
+// The rows of a unit: count of them from the first place on, which is one in Order where the set has
+// one, else an index of Rows.
+struct Unit {
+	i64 first;
+	u32 count;
+	u32 part; // of a split row
+};
+
+HX_DEVICE inline Unit unit_at(const SetState *s, u32 unit) {
+	Unit u{unit, 1, 0};
+	if (s->PartBlocks != 0) {
+		u.first = unit / s->Parts;
+		u.part = unit - (u32)u.first * s->Parts;
+	} else if (s->Order != 0) {
+		u32 first = dev::ld(dev::at<u32>(s->Runs, unit));
+		u.first = first;
+		u.count = dev::ld(dev::at<u32>(s->Runs, (i64)unit + 1)) - first;
+	}
+	return u;
+}
+
+// The index of Rows at a place.
+HX_DEVICE inline i64 index_at(const SetState *s, i64 place) {
+	return s->Order != 0 ? dev::ld(dev::at<u32>(s->Order, place)) : place;
+}
+
+// A unit as its command needs it. at and index are of its first row.
+struct Place {
+	Unit unit;
+	Row at;
+	i64 index;
+	u64 lba;
+	u32 byte; // of the row in its LBAs
+	u32 blocks;
+};
+
+// Finds what a unit reads and where it goes. Of a run only the first row can be bad, since coalesce has
+// looked at each. One lane, one unit.
+HX_DEVICE inline Place locate(const QueueState *q, const SetState *s, u32 unit) {
+	Place p{};
+	const Layout &l = s->Layout;
+	p.unit = unit_at(s, unit);
+	p.index = index_at(s, p.unit.first);
+	p.at = row_at(s, q->SSD, p.index);
+	if (p.at.bad != 0) return p;
+	u64 lba = lba_of(l, p.at.slot);
+	p.byte = byte_of(l, p.at.slot);
+	p.blocks = (u32)l.LBAsPerRow;
+	if (s->PartBlocks != 0) {
+		u32 skip = p.unit.part * s->PartBlocks;
+		lba += skip;
+		p.blocks = least(p.blocks - skip, s->PartBlocks);
+	} else if (p.unit.count > 1) {
+		u64 last = (u64)dev::ld(dev::at<i64>(s->Rows, index_at(s, p.unit.first + p.unit.count - 1)));
+		p.blocks += (u32)(lba_of(l, divide(last, (u32)l.SSDs)) - lba);
+	}
+	p.lba = q->DataStart + lba;
+	return p;
+}
+
+// How much of a row a command with that many LBAs brings.
+HX_DEVICE inline u32 row_bytes(const SetState *s, u32 part, u32 blocks) {
+	u32 bytes = (u32)s->Layout.RowBytes, lba = (u32)s->Layout.LBABytes;
+	return s->PartBlocks == 0 ? bytes : least(bytes - part * s->PartBlocks * lba, blocks * lba);
+}
+
+// Does the row at an index count as a new failure? The parts of a row fail as one. One lane, one row.
+HX_DEVICE inline bool first_failure(const SetState *s, i64 index) {
+#ifdef HX_PLANT_MARKS_IGNORED
+	(void)s, (void)index;
+	return true;
+#else
+	return s->PartBlocks == 0 || dev::exch_gpu<dev::relaxed>(dev::at<u32>(s->Marks, index), 1u) == 0;
+#endif
+}
+
+// Records the units of the lanes in mask, which no command can read: single rows or parts of one.
+HX_DEVICE inline void fail_bad(const QueueState *q, SetState *s, u32 mask, const Place &p) {
+	if (mask == 0) return;
+	bool mine = (mask >> dev::lane() & 1) != 0;
+	if (mine) mine = first_failure(s, p.index);
+	FailRecord r{};
+	r.Index = (u32)p.index;
+	r.Kind = p.at.bad;
+	r.QID = (u16)q->QID;
+	r.LBA = p.at.bad == failPos ? p.at.pos : 0;
+	r.SSD = q->SSD;
+	r.Row = p.at.row;
+	fail(s, dev::ballot(dev::full_mask, mine), r);
+}
+
+// Records all rows of a command's unit, in the order of the run. State and status are the command's last.
+HX_DEVICE inline void fail_command(const QueueState *q, u64 sets, u32 cid, u32 state, u16 kind, u32 status) {
+	const Command *c = dev::at<Command>(q->Commands, cid);
+	SetState *s = set(sets, dev::ld(&c->Set));
+	Unit u = unit_at(s, dev::ld(&c->Index));
+	FailRecord r{};
+	r.Kind = kind;
+	r.Status = (u16)status;
+	r.QID = (u16)q->QID;
+	r.CID = (u16)cid;
+	r.Tries = state / cmdAttempt;
+	r.LBA = dev::ld(&c->LBA);
+	r.Blocks = (u32)dev::ld(&c->NLB) + 1;
+	r.SSD = q->SSD;
+	for (u32 base = 0; base < u.count; base += 32) {
+		u32 k = base + dev::lane();
+		bool mine = k < u.count;
+		if (mine) {
+			i64 i = index_at(s, u.first + k);
+			r.Index = (u32)i;
+			r.Row = dev::ld(dev::at<i64>(s->Rows, i));
+			mine = first_failure(s, i);
+		}
+		fail(s, dev::ballot(dev::full_mask, mine), r);
+	}
+}
+
+// Can the rows of a run land in their own pages, each page an entry of its own? They must be
+// different and without a gap, fill pages, and begin on them. One lane.
+HX_DEVICE inline bool scatters(const QueueState *q, const SetState *s, const Place &p, u64 iova) {
+	u64 in = q->PageBytes - 1;
+	if (((u32)s->Layout.RowBytes & in) != 0 || (u64)p.unit.count * (u32)s->Layout.LBAsPerRow != p.blocks) return false;
+	if (((iova | (u64)s->DstStride) & in) == 0) return true;
+	for (u32 k = 0; k < p.unit.count; k++) {
+		u32 pos = dev::ld(dev::at<u32>(s->Pos, index_at(s, p.unit.first + k)));
+		if (((iova + (u64)pos * (u64)s->DstStride) & in) != 0) return false;
+	}
+	return true;
+}
+
+// PRP2 of such a run, whose first page is in PRP1. One lane.
+HX_DEVICE inline u64 scatter(const QueueState *q, const SetState *s, const Place &p, u32 cid, u64 iova) {
+	u64 page = q->PageBytes, per = (u32)s->Layout.RowBytes / q->PageBytes, pages = per * p.unit.count;
+	u64 *list = dev::at<u64>(q->Lists + (u64)cid * q->ListBytes);
+	for (u32 k = 0; k < p.unit.count; k++) {
+		u64 a = iova + (u64)dev::ld(dev::at<u32>(s->Pos, index_at(s, p.unit.first + k))) * (u64)s->DstStride;
+		for (u64 j = k == 0; j < per; j++) {
+			if (pages == 2) return a + j * page;
+			dev::st(list++, a + j * page);
+		}
+	}
+	return q->ListsIOVA + (u64)cid * q->ListBytes;
+}
+
+// Fills the command entry of a CID for a unit, but for its state. True: its data is staged. One lane.
+HX_DEVICE inline bool prepare(QueueState *q, Command *c, const SetState *s, u32 slot, u32 cid, u32 unit, const Place &p, i64 now) {
+	u64 skip = (u64)p.unit.part * s->PartBlocks * (u32)s->Layout.LBABytes, total = (u64)p.blocks * (u32)s->Layout.LBABytes;
+	u64 iova = s->Direct != 0 ? dev::ld(dev::at<u64>(s->DstIOVA, q->SSD)) : 0;
+	u64 a = iova + (u64)p.at.off + skip, b, dst = 0; // stores; what follows does not, so that launch finds it in registers
+	if (s->Direct != 0 && p.unit.count == 1) {
+		b = prp2(q, cid, a, total);
+	} else if (s->Direct != 0 && scatters(q, s, p, iova)) {
+		b = scatter(q, s, p, cid, iova);
 	} else {
 		a = q->StageIOVA + (u64)cid * q->StageBytes;
-		dst = s->Dst + (u64)p.off;
+		b = prp2(q, cid, a, total);
+		dst = s->Dst + (u64)p.at.off + skip;
 	}
-	u64 b = prp2(q, cid, a); // stores; what follows does not, so that launch finds it in registers
-	dev::st(&c->Set, slot);
-	dev::st(&c->Index, (u32)i);
+	dev::st(&c->Set, (u16)slot);
+	dev::st(&c->NLB, (u16)(p.blocks - 1));
+	dev::st(&c->Index, unit);
 	dev::st(&c->LBA, p.lba);
 	dev::st(&c->PRP1, a);
 	dev::st(&c->PRP2, b);
 	dev::st(&c->Dst, dst);
 	dev::st(&c->Start, now);
 	dev::st(&c->ByteOffset, p.byte);
+	return dst != 0;
 }
 
-// Puts a command that was prepared in flight, as its n-th attempt. One lane.
-HX_DEVICE inline void launch(QueueState *q, Command *c, u32 place, u32 cid, u32 attempts, i64 now) {
+// Puts a command that was prepared in flight, as its n-th attempt, and returns its LBAs. One lane.
+HX_DEVICE inline u32 launch(QueueState *q, Command *c, u32 place, u32 cid, u32 attempts, i64 now) {
 	u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
+	u32 nlb = dev::ld(&c->NLB);
 	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
 	// Who looks for late commands reads the state first, then the deadline.
 	dev::st_release_gpu(&c->State, attempts | cmdInFlight);
-	sqe(q, place, cid, lba, prp1, prp2);
+	sqe(q, place, cid, lba, nlb, prp1, prp2);
+	return nlb + 1;
 }
 
 // Takes up to n free CIDs of one word of the bitmap and returns them as bits; 0: none are free. Only
@@ -260,6 +410,8 @@ struct Refilled {
 	u32 tail;
 	u32 unrung; // SQEs that the SSD has not been told of
 	u32 direct, staged, retried, rings;
+	u32 coalesced; // rows that share a command
+	u64 blocks;
 };
 
 HX_DEVICE inline void ring(QueueState *q, Refilled *r) {
@@ -278,13 +430,17 @@ HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, Refilled *r) {
 	for (; some != 0; some &= some - 1) {
 		u32 w = dev::ctz(some);
 		u32 m = dev::shfl(dev::full_mask, mine, w);
+		u32 blocks = 0;
 		if (m >> lane & 1) {
 			u32 cid = w * 32 + lane;
 			Command *c = dev::at<Command>(q->Commands, cid);
 			u32 state = (dev::ld_relaxed_gpu(&c->State) & ~(cmdState | cmdAborted)) + cmdAttempt;
-			launch(q, c, forward(q, r->tail, dev::popc(m & below(lane))), cid, state, now);
-			dev::add_gpu<dev::relaxed>(&set(sets, dev::ld(&c->Set))->Retries, 1u);
+			blocks = launch(q, c, forward(q, r->tail, dev::popc(m & below(lane))), cid, state, now);
+			SetState *s = set(sets, dev::ld(&c->Set));
+			dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
+			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)blocks);
 		}
+		r->blocks += dev::reduce_add(dev::full_mask, blocks);
 		u32 n = dev::popc(m);
 		r->tail = forward(q, r->tail, n);
 		r->retried += n;
@@ -325,25 +481,28 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		if (mask == 0) break;
 		SetState *s = set(sets, slot);
 		bool has = (mask >> lane & 1) != 0;
-		i64 i = next + dev::popc(mask & below(lane));
+		u32 unit = (u32)next + dev::popc(mask & below(lane));
 		Place p{};
-		if (has) p = locate(q, s, i);
-		u32 bad = dev::ballot(dev::full_mask, has && p.bad != 0);
-		u32 good = mask & ~bad;
+		if (has) p = locate(q, s, unit);
+		u32 bad = dev::ballot(dev::full_mask, has && p.at.bad != 0);
+		u32 good = mask & ~bad, blocks = 0, rows = 0;
+		bool copies = false;
 		if (good >> lane & 1) {
 			u32 cid = w * 32 + lane;
 			Command *c = dev::at<Command>(q->Commands, cid);
-			prepare(q, c, s, slot, cid, i, p, t);
-			launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, cmdAttempt, t);
+			copies = prepare(q, c, s, slot, cid, unit, p, t);
+			blocks = launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, cmdAttempt, t);
+			rows = p.unit.count > 1 ? p.unit.count : 0;
 		}
-		fail(s, bad, bad_row(q, i, p));
-		u32 n = dev::popc(good);
+		fail_bad(q, s, bad, p);
+		u32 n = dev::popc(good), staged = dev::popc(dev::ballot(dev::full_mask, copies));
+		blocks = dev::reduce_add(dev::full_mask, blocks);
+		r.coalesced += dev::reduce_add(dev::full_mask, rows);
+		r.blocks += blocks;
 		r.tail = forward(q, r.tail, n);
 		r.unrung += n;
-		if (s->Direct != 0)
-			r.direct += n;
-		else
-			r.staged += n;
+		r.staged += staged;
+		r.direct += n - staged;
 		next += dev::popc(mask);
 #ifndef HX_PLANT_MISSING_BARRIER
 		dev::syncwarp(); // the failed rows come before they are counted off
@@ -356,6 +515,7 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 			if (next == end) dev::st(&q->PendHead, head);
 			if (bad != 0) dev::or_gpu<dev::release>(&q->Free[w], bad);
 			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)n);
+			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)blocks);
 			if (bad != 0) dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), 0u - dev::popc(bad));
 		}
 		if (r.unrung >= ringEvery) ring(q, &r);
@@ -369,6 +529,8 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		count(&q->Staged, r.staged);
 		count(&q->Retried, r.retried);
 		count(&q->SQRings, r.rings);
+		count(&q->BlocksRead, r.blocks);
+		count(&q->Coalesced, r.coalesced);
 	}
 }
 
@@ -446,14 +608,45 @@ template <u32 Loads> HX_DEVICE inline void copy_rows(u32 mask, u64 dst, u64 src,
 	}
 }
 
-// The row that a command reads, which its place on the SSD tells (gpuio's queueState.row).
-HX_DEVICE inline i64 row_of(const QueueState *q, u64 lba, u32 byte, const Layout &l) {
-	i64 slot = (i64)(lba - q->DataStart);
-	if (l.RowsPerLBA > 1)
-		slot = slot * l.RowsPerLBA + (i64)byte / l.RowBytes;
-	else
-		slot /= l.LBAsPerRow;
-	return slot * l.SSDs + q->SSD;
+// Copies the rows of the lanes in mask, as copy_rows, whatever their sizes.
+template <u32 Loads> HX_DEVICE inline void copy_all(u32 mask, u64 dst, u64 src, u32 bytes) {
+	while (mask != 0) {
+		u32 size = dev::shfl(dev::full_mask, bytes, dev::ctz(mask));
+		u32 same = dev::ballot(dev::full_mask, bytes == size) & mask;
+		copy_rows<Loads>(same, dst, src, size);
+		mask &= ~same;
+	}
+}
+
+// Copies the rows of staged runs: each lane has one with count rows from a place of its set's Order on,
+// read from lba on by the command of a CID, or none (count 0). The rows of all lanes are taken 32 at a time.
+template <u32 Loads> HX_DEVICE inline void copy_runs(const QueueState *q, u64 sets, u32 slot, u32 cid, u64 lba, i64 first, u32 count) {
+	u32 lane = dev::lane(), upto = warp_scan(count), before = upto - count;
+	u32 total = dev::shfl(dev::full_mask, upto, 31);
+	for (u32 base = 0; base < total; base += 32) {
+		// Whose row is it? That of the first lane up to which there are more.
+		u32 n = base + lane, who = 0;
+		for (u32 d = 16; d > 0; d /= 2)
+			if (dev::shfl(dev::full_mask, upto, who + d - 1) <= n) who += d;
+		const SetState *s = set(sets, dev::shfl(dev::full_mask, slot, who));
+		u32 id = dev::shfl(dev::full_mask, cid, who);
+		u64 from = dev::shfl(dev::full_mask, lba, who) - q->DataStart;
+		i64 place = dev::shfl(dev::full_mask, first, who) + n - dev::shfl(dev::full_mask, before, who);
+		u64 dst = 0, src = 0;
+		u32 bytes = 0;
+		if (n < total) {
+			const Layout &l = s->Layout;
+			i64 i = index_at(s, place);
+			u64 to = divide((u64)dev::ld(dev::at<i64>(s->Rows, i)), (u32)l.SSDs);
+			dst = s->Dst + (u64)dev::ld(dev::at<u32>(s->Pos, i)) * (u64)s->DstStride;
+#ifdef HX_PLANT_RUN_OFFSET
+			from = lba_of(l, to);
+#endif
+			src = q->Stage + (u64)id * q->StageBytes + (lba_of(l, to) - from) * (u32)l.LBABytes + byte_of(l, to);
+			bytes = (u32)l.RowBytes;
+		}
+		copy_all<Loads>(dev::ballot(dev::full_mask, n < total), dst, src, bytes);
+	}
 }
 
 // Has a lower lane of the first n the same CID? One ballot per bit. CIDs that no command can have

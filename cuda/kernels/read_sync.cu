@@ -1,10 +1,10 @@
 // Kernel "read_sync": the synchronous stack that the asynchronous one is measured against, in the
 // manner of BaM (Qureshi et al., ASPLOS 2023): the warp that issues a read waits for it.
 //
-// Shape: one row per warp at a time; warp w serves queue w mod NumQueues (and w + warps, … where
+// Shape: one unit (a row, or a part of a split one; never a run) per warp at a time; warp w serves queue w mod NumQueues (and w + warps, … where
 // warps are fewer) and takes the next row of that queue's share until there are none. Bytes as in submit and complete together.
 //
-// Ownership: a warp takes a CID first and a row then, so that no row is begun that cannot be issued.
+// Ownership: a warp takes a CID first and a unit then, so that none is begun that cannot be issued.
 // Own is held for one SQE and its doorbell, Reap for one sweep of up to 32 completions. Who sweeps
 // marks the commands it finds cmdDone; the warp that issued a command finishes it. A command past its
 // deadline or a completion that names no command in flight freezes the queue, and all its warps
@@ -215,19 +215,19 @@ HX_DEVICE void leave_to_host(QueueState *q, u32 cid, u32 attempts) {
 	}
 }
 
-// Reads rows of queue g's share until there are none, the queue is frozen or the time is over.
+// Reads units of queue g's share until there are none, the queue is frozen or the time is over.
 HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 	QueueState *q = io::queue(p.Queues, g);
-	i64 from = dev::ld(dev::at<i64>(s->Offsets, q->SSD));
-	i64 to = dev::ld(dev::at<i64>(s->Offsets, q->SSD + 1));
+	i64 from = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD));
+	i64 to = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD + 1));
 	i64 first, end;
 	io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, s->Rotate, &first, &end);
-	u32 rows = (u32)(end - first);
+	u32 units = (u32)(end - first);
 	u32 *taken = dev::at<u32>(s->Taken, g), *remaining = dev::at<u32>(s->Remaining, g);
 	u32 pause = pauseMin;
 	for (;;) {
 		u32 go = 0;
-		if (io::leader()) go = dev::ld_relaxed_gpu(taken) < rows && dev::ld_relaxed_sys(&q->Frozen) == frozenNo && dev::now_ns() < until;
+		if (io::leader()) go = dev::ld_relaxed_gpu(taken) < units && dev::ld_relaxed_sys(&q->Frozen) == frozenNo && dev::now_ns() < until;
 		if (io::lead(go) == 0) break;
 		u32 cid = take_cid(q);
 		if (cid == q->NumCommands) {
@@ -239,14 +239,14 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		u32 n = 0;
 		if (io::leader()) n = dev::add_gpu<dev::relaxed>(taken, 1u);
 		n = io::lead(n);
-		if (n >= rows) {
+		if (n >= units) {
 			give_back(q, cid);
 			break;
 		}
-		i64 i = from + first + n;
-		io::Place row = io::locate(q, s, i);
-		if (row.bad != 0) {
-			io::fail(s, 1, io::bad_row(q, i, row));
+		u32 unit = (u32)(from + first) + n;
+		io::Place place = io::locate(q, s, unit);
+		if (place.at.bad != 0) {
+			io::fail_bad(q, s, 1, place);
 			give_back(q, cid);
 			if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);
 			continue;
@@ -256,7 +256,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		bool held = hold(q, dev::now_ns() + q->TimeoutNS);
 		u32 cold = io::frozen(q), tail = 0;
 		i64 now = io::now(), due = now + q->TimeoutNS;
-		if (io::leader()) io::prepare(q, c, s, p.Set, cid, i, row, now);
+		bool staged = io::leader() && io::prepare(q, c, s, p.Set, cid, unit, place, now);
 		if (!held || cold != frozenNo) {
 			leave_to_host(q, cid, 0);
 			if (held) let_go(q, g, p.Sets);
@@ -265,8 +265,10 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		if (io::leader()) {
 			tail = dev::ld(&q->Tail);
 			io::launch(q, c, tail, cid, cmdAttempt, now);
-			io::count(s->Direct != 0 ? &q->Direct : &q->Staged, 1);
+			io::count(staged ? &q->Staged : &q->Direct, 1);
+			io::count(&q->BlocksRead, place.blocks);
 			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
+			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
 		}
 		issue(q, g, p.Sets, io::lead(tail));
 		bool left = false;
@@ -278,7 +280,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 			u32 tries = state / cmdAttempt;
 			if (io::status_ok(status)) {
 				u64 dst = dev::ld(&c->Dst);
-				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), (u32)s->Layout.RowBytes);
+				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), io::row_bytes(s, place.unit.part, place.blocks));
 			} else if (!io::status_dnr(status) && tries <= q->Retries) {
 				held = hold(q, dev::now_ns() + q->TimeoutNS);
 				if (!held || io::frozen(q) != frozenNo) {
@@ -293,22 +295,15 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 					tail = dev::ld(&q->Tail);
 					io::launch(q, c, tail, cid, (tries + 1) * cmdAttempt, now);
 					dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
+					dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
 					io::count(&q->Retried, 1);
+					io::count(&q->BlocksRead, place.blocks);
 				}
 				issue(q, g, p.Sets, io::lead(tail));
 				continue;
 			} else {
-				FailRecord r{};
-				r.Index = (u32)i;
-				r.Kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
-				r.Status = (u16)status;
-				r.QID = (u16)q->QID;
-				r.CID = (u16)cid;
-				r.Tries = tries;
-				r.LBA = row.lba;
-				r.SSD = q->SSD;
-				r.Row = row.row;
-				io::fail(s, 1, r);
+				u16 kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
+				io::fail_command(q, p.Sets, cid, state, kind, status);
 			}
 			give_back(q, cid);
 			if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);

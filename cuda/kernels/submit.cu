@@ -1,8 +1,11 @@
-// Kernel "submit": hands the rows of one read set to the queue pairs.
+// Kernel "submit": hands the units of one read set to the queue pairs. A unit is what one command reads: a
+// row, a part of a row that exceeds a command, or a run of rows on equal and adjacent LBAs (coalesce.cu).
 //
-// Shape: one warp for each contiguous range of queue pairs (launched as blocks of one warp). 12
-// bytes are read per row; 64 bytes of SQE and 64 of command entry are written, and a PRP list where
-// a row spans more than two pages.
+// Shape: one warp for each contiguous range of queue pairs (launched as blocks of one warp); a lane makes
+// the command of a unit. 12 bytes are read per row, of a run its first and last row and 12 bytes for its place;
+// 64 bytes of SQE and 64 of command entry are written, and a PRP list where a command has more than
+// two pages. The pages of a run that lands in place are those of its rows, for which each row's
+// position is read.
 //
 // Ownership: the warp alone pushes to its queues' pending lists during the launch (one submit kernel
 // runs at a time). The submission side of a queue belongs to whoever holds Own; when a complete
@@ -13,7 +16,7 @@
 //
 // Must match: gpuio/submit.go, byte for byte but for times.
 //
-// Bandwidth: 140 bytes per row; at 2 million reads per second 0.28 GB/s, far below the memory's. What
+// Bandwidth: 140 bytes per command; at 2 million reads per second 0.28 GB/s, far below the memory's. What
 // bounds it is the latency of the doorbell and of the row list, hence 32 rows at a time.
 #include "queue.h"
 
@@ -25,8 +28,8 @@ HX_KERNEL(submit, SubmitParams) {
 	io::range(p.NumQueues, &lo, &hi);
 	for (u32 g = lo; g < hi; g++) {
 		QueueState *q = io::queue(p.Queues, g);
-		i64 from = dev::ld(dev::at<i64>(s->Offsets, q->SSD));
-		i64 to = dev::ld(dev::at<i64>(s->Offsets, q->SSD + 1));
+		i64 from = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD));
+		i64 to = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD + 1));
 		i64 first, last;
 		io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, s->Rotate, &first, &last);
 		if (first == last) continue;
