@@ -1,0 +1,274 @@
+// Package hardware describes machines for the virtual clock: what a GPU, its links, its SSDs and
+// its CPU take for what we ask of them. Every figure says where it comes from, or that it is
+// assumed and why; nothing here was fitted to a result that the simulation is to predict.
+package hardware
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"helios/internal/errs"
+)
+
+// Figure is a number and where it comes from: a paper, a data sheet, a measurement, an argument
+// from our own kernels, or "assumed: …".
+type Figure struct {
+	Value  float64 `yaml:"value"`
+	Source string  `yaml:"source"`
+}
+
+// Int is the value as a whole number.
+func (f Figure) Int() int { return int(math.Round(f.Value)) }
+
+// NS is the value of a figure in nanoseconds as a whole number.
+func (f Figure) NS() int64 { return int64(math.Round(f.Value)) }
+
+// Cost is what a step of an I/O kernel takes a warp: dependent ways to the kernels' state (host
+// memory, or GPU memory where the state lies there), dependent ways to GPU memory, and the rest.
+type Cost struct {
+	StateWays  float64 `yaml:"state_ways"`
+	MemoryWays float64 `yaml:"memory_ways"`
+	NS         float64 `yaml:"ns"`
+	Source     string  `yaml:"source"`
+}
+
+// Profile is one machine.
+type Profile struct {
+	Base  string `yaml:"base"` // profile whose figures these replace in part; "": none
+	Name  string `yaml:"name"`
+	About string `yaml:"about"`
+	GPU   GPU    `yaml:"gpu"`
+	PCIe  PCIe   `yaml:"pcie"`
+	CPU   CPU    `yaml:"cpu"`
+	SSDs  SSDs   `yaml:"ssds"`
+}
+
+// GPU is the device whose kernels drive the SSDs.
+type GPU struct {
+	Name       string `yaml:"name"`
+	SMs        Figure `yaml:"sms"`
+	WarpsPerSM Figure `yaml:"warps_per_sm"` // resident
+	// WarpSlots is how many warps run at once; 0: all that are resident. The host device runs one
+	// a worker.
+	WarpSlots    Figure `yaml:"warp_slots"`
+	MemoryGiB    Figure `yaml:"memory_gib"`
+	HBMGBs       Figure `yaml:"hbm_gbs"`       // GB/s that a copy reaches
+	HBMSMs       Figure `yaml:"hbm_sms"`       // SMs that are enough to reach it
+	MemoryWayNS  Figure `yaml:"memory_way_ns"` // a dependent load or atomic in GPU memory
+	HostWayNS    Figure `yaml:"host_way_ns"`   // the same in the CPU's memory
+	FP32TFLOPS   Figure `yaml:"fp32_tflops"`
+	TensorTFLOPS Figure `yaml:"tensor_tflops"` // TF32
+	LaunchNS     Figure `yaml:"launch_ns"`     // from the call until the kernel runs, on an idle stream
+	GapNS        Figure `yaml:"gap_ns"`        // from a kernel's end until what waits for it runs
+	TeardownNS   Figure `yaml:"teardown_ns"`   // from the last warp's end until the host or a stream knows
+	IO           IO     `yaml:"io"`
+	Ops          Ops    `yaml:"ops"`
+}
+
+// IO are the I/O kernels' costs for a warp.
+type IO struct {
+	State      string `yaml:"state"`       // where queue state, commands and sets lie: host or gpu
+	Push       Cost   `yaml:"push"`        // submit: one set's share goes to a queue's pending list
+	Refill     Cost   `yaml:"refill"`      // once for each time that a queue is refilled
+	Batch      Cost   `yaml:"batch"`       // for each 32 SQEs of that, or part
+	Each       Cost   `yaml:"each"`        // for each SQE
+	Ring       Cost   `yaml:"ring"`        // fence and SQ doorbell
+	Look       Cost   `yaml:"look"`        // a look at a queue that finds nothing
+	Retire     Cost   `yaml:"retire"`      // once for each sweep that found something, beside the look
+	RetireEach Cost   `yaml:"retire_each"` // for each CQE of that
+	PauseMinNS Figure `yaml:"pause_min_ns"`
+	PauseMaxNS Figure `yaml:"pause_max_ns"` // between looks at queues that have nothing
+	// WakeNS is how long a warp that waits outside its slot takes to come back; 0: it polls.
+	WakeNS   Figure `yaml:"wake_ns"`
+	SyncTake Cost   `yaml:"sync_take"` // read_sync: a CID and a row
+	SyncLock Cost   `yaml:"sync_lock"` // holding the submission side for one SQE and its doorbell
+	SyncReap Cost   `yaml:"sync_reap"` // holding the completion side for one sweep
+	SyncEnd  Cost   `yaml:"sync_end"`  // seeing the own completion and giving the CID back
+	// Serve is a software controller's time for a command, in the warps' slots; ServeGBs is how fast
+	// it moves the data. SSDs that are hardware take none.
+	Serve    Cost   `yaml:"serve"`
+	ServeGBs Figure `yaml:"serve_gbs"`
+	CopyGBs  Figure `yaml:"copy_gbs"` // staged rows, one warp
+}
+
+// Ops are the other operators of a training step.
+type Ops struct {
+	Sample      Op `yaml:"sample"`      // item: a sampled edge
+	Lookup      Op `yaml:"lookup"`      // item: a row looked up in the cache's index
+	Gather      Op `yaml:"gather"`      // item: a row copied within GPU memory
+	GEMM        Op `yaml:"gemm"`        // flops
+	Elementwise Op `yaml:"elementwise"` // bytes
+}
+
+// Op is how well an operator uses the GPU.
+type Op struct {
+	ItemNS Figure `yaml:"item_ns"` // time of one SM for an item, at full occupancy
+	Memory Figure `yaml:"memory"`  // share of hbm_gbs that its accesses reach
+	Flops  Figure `yaml:"flops"`   // share of tensor_tflops
+}
+
+// Link is one direction of a PCIe link.
+type Link struct {
+	RawGBs     Figure `yaml:"raw_gbs"`      // after line coding
+	MaxPayload Figure `yaml:"max_payload"`  // bytes of data in a packet
+	PacketOver Figure `yaml:"packet_bytes"` // bytes around them
+	CeilingGBs Figure `yaml:"ceiling_gbs"`  // data rate that the path on this platform does not pass; 0: none known
+}
+
+// PCIe are the links and what it takes to cross them.
+type PCIe struct {
+	GPU        Link   `yaml:"gpu"`         // into the GPU
+	SSD        Link   `yaml:"ssd"`         // out of each SSD
+	UVAGBs     Figure `yaml:"uva_gbs"`     // kernels reading the CPU's memory in lines
+	CopyGBs    Figure `yaml:"copy_gbs"`    // copy engine, CPU memory to GPU memory
+	CopyNS     Figure `yaml:"copy_ns"`     // to start one copy
+	DoorbellNS Figure `yaml:"doorbell_ns"` // from the kernel's store until the SSD sees it
+	FetchNS    Figure `yaml:"fetch_ns"`    // the SSD's read of SQEs from where the queue is
+	// IncludedNS is what of doorbell and fetch the SSD models' latency already holds: data sheets
+	// and fio measure at the host.
+	IncludedNS Figure `yaml:"included_ns"`
+}
+
+// CPU is the host's side.
+type CPU struct {
+	Cores       Figure `yaml:"cores"`
+	MemoryGBs   Figure `yaml:"memory_gbs"`
+	GatherGBs   Figure `yaml:"gather_gbs"`    // one core copying rows to their place
+	UringNS     Figure `yaml:"uring_ns"`      // CPU time of one read through io_uring, O_DIRECT
+	FaultNS     Figure `yaml:"fault_ns"`      // CPU time of one page fault that reads
+	ReadAheadKB Figure `yaml:"read_ahead_kb"` // what one such fault reads at random access (MADV_RANDOM: a page)
+}
+
+// SSDs are the drives.
+type SSDs struct {
+	Model string `yaml:"model"` // of internal/ssdmodel, or a file
+	Count Figure `yaml:"count"`
+}
+
+// Rate is the data rate in bytes/s that a link moves in pieces of n bytes.
+func (l *Link) Rate(n int64) float64 {
+	if n <= 0 {
+		return 0
+	}
+	return float64(n) / l.seconds(n)
+}
+
+func (l *Link) seconds(n int64) float64 {
+	t := 0.0
+	if l.RawGBs.Value > 0 {
+		packets := math.Ceil(float64(n) / l.MaxPayload.Value)
+		t = (float64(n) + packets*l.PacketOver.Value) / (l.RawGBs.Value * 1e9)
+	}
+	if l.CeilingGBs.Value > 0 {
+		t = max(t, float64(n)/(l.CeilingGBs.Value*1e9))
+	}
+	return t
+}
+
+// WireBytes is how many bytes at RawGBs take as long as n bytes of data do on the link.
+func (l *Link) WireBytes(n int64) int64 {
+	return int64(math.Ceil(l.seconds(n) * l.RawGBs.Value * 1e9))
+}
+
+// Time is a cost in ns, with the kernels' state where the profile has it.
+func (g *GPU) Time(c Cost) float64 { return g.TimeAt(c, g.IO.State) }
+
+// TimeAt is a cost in ns with the kernels' state in "host" or "gpu" memory.
+func (g *GPU) TimeAt(c Cost, state string) float64 {
+	way := g.HostWayNS.Value
+	if state == StateGPU {
+		way = g.MemoryWayNS.Value
+	}
+	return c.StateWays*way + c.MemoryWays*g.MemoryWayNS.Value + c.NS
+}
+
+// Where the I/O kernels keep their state.
+const (
+	StateHost = "host"
+	StateGPU  = "gpu"
+)
+
+// Work is what a kernel is given.
+type Work struct {
+	Items int64   // of its operator
+	Bytes int64   // of GPU memory read and written
+	Flops float64 // multiply-adds count twice
+}
+
+// KernelNS is how long an operator runs on sms SMs (0: all), launch not included: the slowest of
+// its items, its memory traffic and its arithmetic.
+func (g *GPU) KernelNS(op Op, w Work, sms int) int64 {
+	all := g.SMs.Value
+	n := all
+	if sms > 0 {
+		n = min(float64(sms), all)
+	}
+	t := float64(w.Items) * op.ItemNS.Value / n
+	if w.Bytes > 0 && op.Memory.Value > 0 {
+		share := min(n/max(g.HBMSMs.Value, 1), 1)
+		t = max(t, float64(w.Bytes)/(g.HBMGBs.Value*op.Memory.Value*share))
+	}
+	if w.Flops > 0 && op.Flops.Value > 0 {
+		t = max(t, w.Flops/(g.TensorTFLOPS.Value*1e3*op.Flops.Value*n/all))
+	}
+	return int64(math.Ceil(t))
+}
+
+// check tells what is missing or cannot be.
+func (p *Profile) check() error {
+	if p.Name == "" {
+		return errs.New(errs.Usage, "hardware profile without a name")
+	}
+	var bad []string
+	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+	each(p, func(path string, f *Figure, c *Cost) {
+		source := ""
+		if f != nil {
+			source = f.Source
+			if math.IsNaN(f.Value) || math.IsInf(f.Value, 0) || f.Value < 0 {
+				say("%s is %v: give 0 or more", path, f.Value)
+			}
+		} else {
+			source = c.Source
+			if min(c.StateWays, c.MemoryWays, c.NS) < 0 || math.IsNaN(c.StateWays+c.MemoryWays+c.NS) {
+				say("%s has a negative part", path)
+			}
+		}
+		if strings.TrimSpace(source) == "" {
+			say("%s has no source: say where it comes from, or \"assumed: why\"", path)
+		}
+	})
+	for _, need := range []struct {
+		path string
+		f    Figure
+		min  float64
+	}{
+		{"gpu.sms", p.GPU.SMs, 1}, {"gpu.warps_per_sm", p.GPU.WarpsPerSM, 1}, {"gpu.hbm_gbs", p.GPU.HBMGBs, 0.001}, {"gpu.hbm_sms", p.GPU.HBMSMs, 1},
+		{"gpu.tensor_tflops", p.GPU.TensorTFLOPS, 1e-6}, {"cpu.cores", p.CPU.Cores, 1}, {"cpu.memory_gbs", p.CPU.MemoryGBs, 0.001}, {"cpu.gather_gbs", p.CPU.GatherGBs, 0.001},
+		{"pcie.gpu.raw_gbs", p.PCIe.GPU.RawGBs, 0.001}, {"pcie.ssd.raw_gbs", p.PCIe.SSD.RawGBs, 0.001}, {"pcie.gpu.max_payload", p.PCIe.GPU.MaxPayload, 16},
+		{"pcie.ssd.max_payload", p.PCIe.SSD.MaxPayload, 16}, {"pcie.copy_gbs", p.PCIe.CopyGBs, 0.001}, {"pcie.uva_gbs", p.PCIe.UVAGBs, 0.001}, {"gpu.io.copy_gbs", p.GPU.IO.CopyGBs, 0.001},
+		{"ssds.count", p.SSDs.Count, 1},
+	} {
+		if need.f.Value < need.min {
+			say("%s is %v: give at least %v", need.path, need.f.Value, need.min)
+		}
+	}
+	if p.SSDs.Model == "" {
+		say("ssds.model is missing: name an SSD model")
+	}
+	if s := p.GPU.IO.State; s != StateHost && s != StateGPU {
+		say("gpu.io.state is %q: host or gpu", s)
+	}
+	if p.GPU.IO.PauseMaxNS.Value < p.GPU.IO.PauseMinNS.Value {
+		say("gpu.io.pause_max_ns is below pause_min_ns")
+	}
+	if len(bad) > 0 {
+		more := ""
+		if len(bad) > 4 {
+			bad, more = bad[:4], fmt.Sprintf("; and %d more", len(bad)-4)
+		}
+		return errs.New(errs.Usage, "hardware profile %s: %s%s", p.Name, strings.Join(bad, "; "), more)
+	}
+	return nil
+}
