@@ -13,6 +13,7 @@ import (
 
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/timeline"
 	"helios/internal/units"
 )
 
@@ -35,6 +36,7 @@ const (
 // I/O stacks: who drives the SSDs.
 const (
 	StackAsync = "async"
+	StackSync  = "sync" // one warp a row: the baseline
 	StackCPU   = "cpu"
 	StackMmap  = "mmap"
 	StackNone  = "none" // reported where no batch reads
@@ -44,7 +46,7 @@ const (
 var (
 	Modes     = []string{ModeHelios, ModeInmem, ModeCPU, ModeMmap}
 	Pipelines = []string{PipelineDeep, PipelineIntra, PipelineNone, PipelinePrefetch}
-	Stacks    = []string{StackAsync, StackCPU, StackMmap}
+	Stacks    = []string{StackAsync, StackSync, StackCPU, StackMmap}
 )
 
 // Config is a training run. Its zero values mean the defaults given here.
@@ -70,15 +72,22 @@ type Config struct {
 	Depth       int          // mini-batches prepared ahead under prefetch and deep; 2
 	Presample   int          // epochs of sampling that count accesses to place rows; 1
 	Workers     int          // threads of the cpu stack; the device's SMs
-	Blocks      int          // thread blocks of the I/O kernels; 32
+	Blocks      int          // thread blocks of the I/O kernels; 32, sync: as many as the device keeps resident
 	QueueDepth  int          // reads outstanding per SSD; the stack's default
 	ReadTimeout time.Duration
 	ReadRetries int    // -1 for none; the stack's default
+	ReadResets  int    // controller resets before an SSD is given up, -1 for none; the stack's default
 	CPUEngine   string // io_uring or pread, for the cpu stack
-	SMs         SMBudget
+	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs: 0
+	// leaves it to the async stack, negative is a command for each row.
+	CoalesceBytes int
+	SMs           SMBudget
 
 	// OpTimeout bounds each single wait for an operator; 5 minutes.
 	OpTimeout time.Duration
+
+	// Timeline, where given, gets a span for each operator of each batch.
+	Timeline *timeline.Recorder
 
 	// Checkpoints.
 	CheckpointDir   string // none are written when empty
@@ -123,7 +132,6 @@ func (c Config) withDefaults() Config {
 	defInt(&c.Epochs, 1)
 	defInt(&c.Depth, 2)
 	defInt(&c.Presample, 1)
-	defInt(&c.Blocks, 32)
 	if c.OpTimeout == 0 {
 		c.OpTimeout = 5 * time.Minute
 	}
@@ -176,7 +184,7 @@ func (c Config) check() error {
 		{"epochs", c.Epochs, 1, maxEpochs},
 		{"prefetch-depth", c.Depth, 1, 64},
 		{"presample-epochs", c.Presample, 1, 1 << 10},
-		{"io-blocks", c.Blocks, 1, 1 << 16},
+		{"io-blocks", c.Blocks, 0, 1 << 16},
 		{"depth", c.QueueDepth, 0, 1 << 16},
 		{"checkpoint-every", c.CheckpointEvery, 0, math.MaxInt32},
 	} {

@@ -55,7 +55,9 @@ type engine struct {
 	copier         *paramCopier
 	het            *cache.Hetero
 	reader         gpuio.Reader // nil when every row is in a tier
+	readStats      gpuio.Stats  // of a reader that is closed
 	slots          []*slot
+	trace          *tracer // nil without a timeline
 
 	sampleS, lookupS, gatherS, trainS cuda.Stream
 
@@ -87,13 +89,14 @@ type slot struct {
 
 // segment is a contiguous part of a frontier whose rows are looked up, read and gathered together.
 type segment struct {
-	buckets      *cache.Buckets
-	pending      gpuio.Pending // nil when nothing is in flight
-	submitted    time.Time
-	ngpu, ncpu   int64
-	nmiss        int64
-	first, count int64
-	stats        gpuio.ReadStats
+	buckets              *cache.Buckets
+	pending              gpuio.Pending // nil when nothing is in flight
+	submitted            time.Time
+	ngpu, ncpu           int64
+	nmiss                int64
+	first, count         int64
+	stats                gpuio.ReadStats
+	gatherFrom, gatherTo cuda.Event // nil without a timeline
 }
 
 // onClose adds f to what close does, in reverse order.
@@ -134,43 +137,71 @@ func checkDevice(d cuda.Device) error {
 	return nil
 }
 
-// newEngine opens what every kind of run needs. On error nothing stays open.
-func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (_ *engine, err error) {
+// newEngine opens what every kind of run needs. On error nothing stays open; the engine that comes
+// with it says only what was read until then.
+func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (*engine, error) {
+	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev}
+	if err := e.open(ctx, in, mc); err != nil {
+		return e, errors.Join(err, e.close())
+	}
+	return e, nil
+}
+
+func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error {
 	if err := checkDevice(in.Dev); err != nil {
-		return nil, err
+		return err
 	}
-	m := in.Dataset.Meta
-	e := &engine{
-		cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev,
-		rows: m.Nodes, dim: m.Dim, rowBytes: int64(m.Dim) * 4,
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, e.close())
-		}
-	}()
 	if err := interrupted(ctx); err != nil {
-		return nil, err
+		return err
 	}
+	e.sizes(in)
 	b, err := e.budgets()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if e.layout, e.ssds, err = dataset.Attach(ctx, in.Dataset, in.SSDs); err != nil {
-		return nil, err
+		return err
 	}
 	if int64(e.layout.RowBytes) != e.rowBytes || e.layout.Rows != e.rows {
-		return nil, errs.New(errs.Device, "the SSDs hold %d rows of %d bytes, dataset %s has %d of %d; load it again",
-			e.layout.Rows, e.layout.RowBytes, m.Name, e.rows, e.rowBytes)
+		return errs.New(errs.Device, "the SSDs hold %d rows of %d bytes, dataset %s has %d of %d; load it again",
+			e.layout.Rows, e.layout.RowBytes, in.Dataset.Meta.Name, e.rows, e.rowBytes)
 	}
+	if err := e.openGraph(in); err != nil {
+		return err
+	}
+	if e.model, err = gnn.NewModel(e.dev, mc); err != nil {
+		return err
+	}
+	e.onClose(e.model.Close)
+	if e.copier, err = newParamCopier(e.dev, e.trainS, e.model); err != nil {
+		return err
+	}
+	e.onClose(e.copier.close)
+	if err := e.newSlots(); err != nil {
+		return err
+	}
+	if err := e.newTracer(); err != nil {
+		return err
+	}
+	return e.place(ctx, b, in)
+}
+
+// sizes takes over the shape of the features.
+func (e *engine) sizes(in Inputs) {
+	m := in.Dataset.Meta
+	e.rows, e.dim, e.rowBytes = m.Nodes, m.Dim, int64(m.Dim)*4
+}
+
+// openGraph opens what sampling needs, and the streams.
+func (e *engine) openGraph(in Inputs) (err error) {
 	if e.topo, err = in.Dataset.Topology(); err != nil {
-		return nil, err
+		return err
 	}
 	if e.labels, err = in.Dataset.Labels(); err != nil {
-		return nil, err
+		return err
 	}
 	if e.dtopo, err = graph.Attach(e.dev, e.topo); err != nil {
-		return nil, err
+		return err
 	}
 	e.onClose(e.dtopo.Close)
 	for _, s := range []struct {
@@ -182,39 +213,23 @@ func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.
 		// The earlier an operator in a batch's way, the sooner the SSDs have work; the credits
 		// bound how far it runs ahead. Training takes what is left: it never waits for a
 		// worker that could have prepared its next batch meanwhile.
-		{&e.sampleS, "sample", cfg.SMs.Sample, 1},
-		{&e.lookupS, "lookup", cfg.SMs.Lookup, 2},
-		{&e.gatherS, "gather", cfg.SMs.Gather, 2},
-		{&e.trainS, "train", cfg.SMs.Train, 0},
+		{&e.sampleS, "sample", e.cfg.SMs.Sample, 1},
+		{&e.lookupS, "lookup", e.cfg.SMs.Lookup, 2},
+		{&e.gatherS, "gather", e.cfg.SMs.Gather, 2},
+		{&e.trainS, "train", e.cfg.SMs.Train, 0},
 	} {
-		st, err := e.dev.NewStream(cuda.StreamOptions{Name: s.name, SMs: s.sms, Priority: s.prio})
-		if err != nil {
-			return nil, err
+		if *s.to, err = e.dev.NewStream(cuda.StreamOptions{Name: s.name, SMs: s.sms, Priority: s.prio}); err != nil {
+			return err
 		}
-		*s.to = st
-		e.onClose(st.Close)
+		e.onClose((*s.to).Close)
 	}
 	if e.sampler, err = graph.NewSampler(e.dev, e.dtopo, graph.SamplerConfig{
-		Fanouts: cfg.Fanouts, Seed: cfg.Seed, Degrees: cfg.Model == "gcn",
+		Fanouts: e.cfg.Fanouts, Seed: e.cfg.Seed, Degrees: e.cfg.Model == "gcn",
 	}); err != nil {
-		return nil, err
+		return err
 	}
 	e.onClose(e.sampler.Close)
-	if e.model, err = gnn.NewModel(e.dev, mc); err != nil {
-		return nil, err
-	}
-	e.onClose(e.model.Close)
-	if e.copier, err = newParamCopier(e.dev, e.trainS, e.model); err != nil {
-		return nil, err
-	}
-	e.onClose(e.copier.close)
-	if err := e.newSlots(); err != nil {
-		return nil, err
-	}
-	if err := e.place(ctx, b, in); err != nil {
-		return nil, err
-	}
-	return e, nil
+	return nil
 }
 
 // budgets sizes the tiers against the memory that there is.
@@ -288,10 +303,15 @@ func (e *engine) newReader(stack string) (gpuio.Reader, error) {
 		return gpuio.NewCPU(e.dev, e.ssds, e.layout, o)
 	case StackMmap: // the page cache takes no options
 		return gpuio.NewMmap(e.dev, e.ssds, e.layout)
+	case StackSync:
+		return gpuio.NewSync(e.dev, e.ssds, e.layout, gpuio.SyncOptions{
+			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
+			Resets: c.ReadResets, SMs: c.SMs.IO, Priority: 3,
+		})
 	default:
 		return gpuio.NewAsync(e.dev, e.ssds, e.layout, gpuio.AsyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
-			SMs: c.SMs.IO, Priority: 3,
+			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO, Priority: 3,
 		})
 	}
 }
@@ -304,7 +324,7 @@ func (e *engine) closeReader() error {
 	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.OpTimeout)
 	defer cancel()
 	r := e.reader
-	e.reader = nil
+	e.readStats, e.reader = r.Stats(), nil
 	return r.Close(ctx)
 }
 
@@ -337,6 +357,7 @@ func (e *engine) place(ctx context.Context, b budgets, in Inputs) error {
 		}
 	}
 	e.fill = time.Since(start)
+	e.trace.run("fill tiers", start)
 	if b.gpuRows+b.cpuRows == e.rows { // inmem, or budgets that hold everything
 		return e.closeReader()
 	}
@@ -367,6 +388,7 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 			return p, err
 		}
 		e.presample = time.Since(start)
+		e.trace.run("presample", start)
 	}
 	op, cancel := e.opCtx(ctx)
 	defer cancel()

@@ -35,6 +35,7 @@ type EvalResult struct {
 	StageSeconds    StageSeconds `json:"stage_seconds"`
 	PeakMemoryBytes int64        `json:"peak_memory_bytes"`
 	ParamsSHA256    string       `json:"params_sha256"`
+	IO              IOResult     `json:"io"`
 }
 
 // Prediction is one batch of Predict's output. The slices are valid during the call.
@@ -118,7 +119,7 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 
 // Evaluate classifies a split with a checkpoint's parameters. With the checkpoint's own fanouts
 // it samples as Train did, so that "test" gives the same test_acc and "val" the best epoch's
-// val_acc.
+// val_acc. When reading failed, the result holds what the SSDs did and nothing else.
 func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, obs Observer) (res *EvalResult, err error) {
 	peak := hostmem.StartPeakMeter(peakEvery)
 	defer peak.Stop()
@@ -141,7 +142,7 @@ func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, ob
 	}
 	r, err := e.infer(ctx, split, key, nodes, nil)
 	if err != nil {
-		return nil, err
+		return &EvalResult{IO: e.io()}, err
 	}
 	sha, err := e.model.ParamsSHA256()
 	if err != nil {
@@ -152,26 +153,27 @@ func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, ob
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.cfg.Fanouts, Nodes: r.Seeds,
 		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.dev.Info().Name, IOStack: e.stack(),
 		RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD, SSDCommands: r.SSDCommands,
-		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha,
+		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha, IO: e.io(),
 	}, nil
 }
 
 // Predict classifies nodes, in their order, with a checkpoint's parameters and hands the results
-// to emit batch by batch. embeddings asks for the logits too.
-func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []int64, embeddings bool, emit func(Prediction) error, obs Observer) (err error) {
+// to emit batch by batch. embeddings asks for the logits too. It returns what the SSDs did, also after
+// a failure.
+func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []int64, embeddings bool, emit func(Prediction) error, obs Observer) (io IOResult, err error) {
 	for _, v := range nodes {
 		if v < 0 || v >= in.Dataset.Meta.Nodes {
-			return errs.New(errs.Usage, "node %d is not in dataset %s, whose nodes are 0 to %d", v, in.Dataset.Meta.Name, in.Dataset.Meta.Nodes-1)
+			return io, errs.New(errs.Usage, "node %d is not in dataset %s, whose nodes are 0 to %d", v, in.Dataset.Meta.Name, in.Dataset.Meta.Nodes-1)
 		}
 	}
 	o, err := open(ctx, cfg, in, path, obs)
 	if err != nil {
-		return err
+		return io, err
 	}
 	e := o.e
 	defer func() { err = errors.Join(err, e.close()) }()
 	if err := checkSeeds(nodes, e.cfg.Batch); err != nil {
-		return err
+		return io, err
 	}
 	classes := make([]int32, e.cfg.Batch)
 	dim := e.model.EmbeddingDim()
@@ -196,7 +198,7 @@ func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []in
 		}
 		return nil
 	})
-	return err
+	return e.io(), err
 }
 
 // checkSeeds refuses a batch with the same node twice, which the frontier could not tell apart.

@@ -80,6 +80,7 @@ type Result struct {
 	PresampleSecs   float64       `json:"presample_seconds"`
 	FillSeconds     float64       `json:"fill_seconds"`
 	ParamsSHA256    string        `json:"params_sha256"` // after the last epoch
+	IO              IOResult      `json:"io"`
 	Checkpoint      string        `json:"checkpoint,omitempty"`
 	ResumedAt       string        `json:"resumed_at,omitempty"`
 }

@@ -17,7 +17,8 @@ import (
 
 // pass is one walk over an order of seed nodes: an epoch of training, or an evaluation.
 type pass struct {
-	epoch   int // sampling key
+	name    string // for the timeline
+	epoch   int    // sampling key
 	order   []int64
 	first   int // batch to begin with
 	sampler *graph.Sampler
@@ -109,7 +110,11 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	if p.first > n {
 		return fmt.Errorf("pass of %d batches can't begin with batch %d", n, p.first)
 	}
+	if err := e.beginPass(ctx); err != nil {
+		return err
+	}
 	p.clock = &clock{start: time.Now(), before: e.streamSeconds()}
+	defer func() { e.trace.run(p.name, p.clock.start) }()
 
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -132,6 +137,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 		for i := p.first; i < n; i++ {
 			select {
 			case s := <-free:
+				e.trace.credit(1)
 				if err := e.sample(inner, p, s, i, parts); err != nil {
 					fail(err)
 					return
@@ -178,6 +184,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 			fail(err)
 			break
 		}
+		e.trace.credit(-1)
 		free <- s
 	}
 	if err := interrupted(ctx); err != nil {
@@ -194,6 +201,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 	e.labelsOf(s)
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
+	begin := e.trace.now()
 	if err := p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, i, s.seeds); err != nil {
 		return fmt.Errorf("batch %d: %w", i, err)
 	}
@@ -207,6 +215,8 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 			if err := p.sampler.Hop(op, e.sampleS, s.mb, h-1); err != nil {
 				return fmt.Errorf("batch %d hop %d: %w", i, h, err)
 			}
+			e.trace.op(trackSample, hopNames[h], begin, p, i, s.mb.HopEnd[h])
+			begin = e.trace.now()
 		}
 		if e.plan.perHop || h == hops {
 			to := s.mb.HopEnd[h]
@@ -239,12 +249,14 @@ func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 		g := &s.segs[s.used]
 		s.used++
 		b := g.buckets
-		*g = segment{buckets: b, first: w.first, count: w.count}
+		*g = segment{buckets: b, first: w.first, count: w.count, gatherFrom: g.gatherFrom, gatherTo: g.gatherTo}
+		begin := e.trace.now()
 		err := e.het.Lookup(op, e.lookupS, w.nodes, w.first, w.count, b)
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 		g.ngpu, g.ncpu, g.nmiss = b.NGPU, b.NCPU, b.NMiss
+		e.trace.op(trackLookup, "L", begin, p, s.index, w.count)
 		if g.nmiss > 0 {
 			if e.reader == nil {
 				return fmt.Errorf("batch %d: %d rows are in no tier and no SSD is open", s.index, g.nmiss)
@@ -257,13 +269,21 @@ func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 			if err != nil {
 				return fmt.Errorf("batch %d: %w", s.index, readError(err))
 			}
+			e.trace.read(g.nmiss)
 			if e.plan.serial {
 				if err := e.wait(op, p, s, g); err != nil {
 					return err
 				}
 			}
 		}
-		if err := e.het.Gather(e.gatherS, b, s.x.Ptr(), e.rowBytes); err != nil {
+		err = e.mark(g.gatherFrom)
+		if err == nil {
+			err = e.het.Gather(e.gatherS, b, s.x.Ptr(), e.rowBytes)
+		}
+		if err == nil {
+			err = e.mark(g.gatherTo)
+		}
+		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 	}
@@ -280,6 +300,7 @@ func (e *engine) wait(op context.Context, p *pass, s *slot, g *segment) error {
 		return errs.New(errs.Device, "batch %d: reads of %d rows did not end within %v: %w", s.index, g.nmiss, e.cfg.OpTimeout, err)
 	}
 	g.pending = nil
+	e.trace.read(-g.nmiss)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, readError(err))
 	}
@@ -288,6 +309,8 @@ func (e *engine) wait(op context.Context, p *pass, s *slot, g *segment) error {
 	}
 	g.stats = st
 	p.clock.read(g.submitted, st)
+	e.trace.span(trackSubmit, "I", g.submitted, st.Submit, p, s.index, g.nmiss)
+	e.trace.span(trackComplete, "C", g.submitted.Add(st.Submit), st.Complete, p, s.index, g.nmiss)
 	return nil
 }
 
@@ -305,7 +328,7 @@ func (e *engine) complete(ctx context.Context, p *pass, s *slot) error {
 	if err := s.ready.Synchronize(op); err != nil {
 		return fmt.Errorf("batch %d: gather: %w", s.index, err)
 	}
-	return nil
+	return e.drawGathers(p, s)
 }
 
 // step runs T for a batch that is whole, and counts it.
@@ -319,6 +342,7 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 	if p.onBatch != nil {
 		p.onBatch(s.index, s.mb)
 	}
+	begin := e.trace.now()
 	out, err := p.step(op, s)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
@@ -328,6 +352,7 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 		return errs.New(errs.Failed, "batch %d: the loss is %v: the parameters have grown beyond what a float32 holds; train with a smaller --lr, or check the features",
 			s.index, out.loss)
 	}
+	e.trace.op(trackTrain, "T", begin, p, s.index, rows)
 	t := &p.stats
 	t.Batches++
 	t.Seeds += int64(len(s.seeds))

@@ -165,7 +165,7 @@ func TestEvaluateAndPredict(t *testing.T) {
 	require.NoError(t, err)
 	var got []int64
 	right := 0
-	require.NoError(t, Predict(ctx, Config{Fanouts: []int{-1, -1}, Batch: 64}, in, cfg.CheckpointDir, test, true, func(p Prediction) error {
+	io, err := Predict(ctx, Config{Fanouts: []int{-1, -1}, Batch: 64}, in, cfg.CheckpointDir, test, true, func(p Prediction) error {
 		got = append(got, p.Nodes...)
 		require.Len(t, p.Embeddings, len(p.Nodes)*cfg.Hidden)
 		for i, v := range p.Nodes {
@@ -174,7 +174,9 @@ func TestEvaluateAndPredict(t *testing.T) {
 			}
 		}
 		return nil
-	}, Observer{}))
+	}, Observer{})
+	require.NoError(t, err)
+	require.Len(t, io.SSDs, len(in.SSDs))
 	require.Equal(t, test, got)
 	require.Equal(t, full.Accuracy, float64(right)/float64(len(test)))
 
@@ -192,10 +194,12 @@ func TestEvaluateAndPredict(t *testing.T) {
 			return err
 		},
 		"asked for twice": func() error {
-			return Predict(ctx, Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, false, func(Prediction) error { return nil }, Observer{})
+			_, err := Predict(ctx, Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, false, func(Prediction) error { return nil }, Observer{})
+			return err
 		},
 		"not in dataset": func() error {
-			return Predict(ctx, Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, false, func(Prediction) error { return nil }, Observer{})
+			_, err := Predict(ctx, Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, false, func(Prediction) error { return nil }, Observer{})
+			return err
 		},
 	} {
 		err := f()

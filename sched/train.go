@@ -27,8 +27,8 @@ const (
 //
 // When ctx ends, the current step is finished, a checkpoint is saved where a folder was given,
 // and the error has class errs.Interrupted; the Result then holds the epochs that were whole.
-// After a failed read the error has class errs.Device, nothing was trained on the rows, and the
-// last checkpoint stays as it was.
+// After a failed read the error has class errs.Device, nothing was trained on the rows, the
+// last checkpoint stays as it was, and the Result says what each SSD did.
 func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Result, err error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -60,7 +60,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	}
 	e, err := newEngine(ctx, cfg, in, obs, modelConfig(t.state.Print))
 	if err != nil {
-		return nil, err
+		return &Result{IO: e.io()}, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
 	t.e = e
@@ -84,7 +84,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 		obs.note("inmem keeps every row in memory: --cpu-cache has no effect")
 	}
 	err = t.train(ctx, in)
-	res.Epochs = t.state.Epochs
+	res.Epochs, res.IO = t.state.Epochs, e.io()
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err
@@ -209,7 +209,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	e := t.e
 	base := t.state.Partial
 	n := batches(len(order), t.cfg.Batch)
-	p := &pass{epoch: ep, order: order, first: t.state.Batch, sampler: e.sampler, stats: base}
+	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: ep, order: order, first: t.state.Batch, sampler: e.sampler, stats: base}
 	if f := t.cfg.OnBatch; f != nil {
 		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
@@ -225,7 +225,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	}
 	p.after = func(index int) error {
 		t.state.Batch = index + 1
-		t.obs.step(fmt.Sprintf("epoch %d", ep+1), index+1, n)
+		t.obs.step(p.name, index+1, n)
 		if t.cfg.CheckpointEvery > 0 && (index+1)%t.cfg.CheckpointEvery == 0 && index+1 < n {
 			t.state.Partial = e.snapshot(p, base)
 			return t.save(ctx)
@@ -289,6 +289,8 @@ func (t *trainer) save(ctx context.Context) error {
 	}
 	op, cancel := t.e.opCtx(ctx)
 	defer cancel()
+	begin := t.e.trace.now()
+	defer func() { t.e.trace.run("checkpoint", begin) }()
 	t.state.AdamStep = t.e.model.AdamStep()
 	f, err := encodeState(op, t.e.copier, t.e.model, t.state, t.best)
 	if err != nil {
@@ -307,7 +309,7 @@ func (e *engine) outcome(op context.Context) (outcome, error) {
 // accuracy and Loss their mean loss. each, when given, is called after every batch.
 func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64, each func(op context.Context, s *slot) error) (EpochResult, error) {
 	n := batches(len(nodes), e.cfg.Batch)
-	p := &pass{epoch: key, order: nodes, sampler: e.sampler}
+	p := &pass{name: stage, epoch: key, order: nodes, sampler: e.sampler}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
 		if err := e.model.Infer(e.trainS, s.mb, s.x.Ptr(), s.labels.Ptr()); err != nil {
 			return outcome{}, err

@@ -47,6 +47,7 @@ var sameWays = []variant{
 	{"cpu prefetch", modePipe(ModeCPU, "", caches(0, 10)), 2, 1},
 	{"mmap prefetch", modePipe(ModeMmap, "", nil), 2, 4},
 	{"helios prefetch", modePipe(ModeHelios, PipelinePrefetch, caches(1, 1)), 2, 4},
+	{"helios sync deep", modePipe(ModeHelios, PipelineDeep, func(c *Config) { c.IOStack = StackSync }), 2, 2},
 	// The rest only in long tests.
 	{"helios no cache intra", modePipe(ModeHelios, PipelineIntra, nil), 2, 4},
 	{"helios no cache none", modePipe(ModeHelios, PipelineNone, nil), 2, 4},
@@ -68,7 +69,7 @@ func TestSameParametersEveryWay(t *testing.T) {
 	for _, model := range []string{"sage", "gcn"} {
 		variants := sameWays
 		if testing.Short() {
-			variants = sameWays[:7]
+			variants = sameWays[:8]
 		}
 		t.Run(model, func(t *testing.T) {
 			d, feat := tiny.open(t)

@@ -8,6 +8,7 @@ import (
 
 	"helios/dataset"
 	"helios/internal/errs"
+	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/sched"
 )
@@ -64,6 +65,12 @@ func runEval(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, out.close)
+	tl, err := e.openTimeline(timeline.Wall)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, tl.close)
+	cfg.Timeline = tl.rec
 	in, set, done, err := e.inputs(ctx)
 	if err != nil {
 		return err
@@ -72,16 +79,20 @@ func runEval(ctx context.Context, e *env) (err error) {
 	r, err := sched.Evaluate(ctx, cfg, in, checkpoint, e.c.String("split"), e.observer())
 	e.showFaults(set, out)
 	if err != nil {
+		if r != nil {
+			e.showTrouble(r.IO, out)
+		}
 		return err
 	}
 	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
-	e.ui.Table([]string{"", ""}, [][]string{
+	e.ui.Table([]string{"", ""}, append([][]string{
 		{"checkpoint", fmt.Sprintf("%s, parameters of epoch %d", r.Checkpoint, r.Epoch)},
 		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes, r.Split, r.Loss)},
 		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows)))},
 		{"time", fmt.Sprintf("%.2f s", r.Seconds)},
 		{"parameters", "sha256 " + r.ParamsSHA256},
-	})
+	}, ioRows(r.IO)...))
+	e.showSSDs(r.IO)
 	out.object(r)
 	return out.commit()
 }

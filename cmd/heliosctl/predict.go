@@ -16,6 +16,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/timeline"
 	"helios/sched"
 )
 
@@ -69,6 +70,12 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
+	tl, err := e.openTimeline(timeline.Wall)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, tl.close)
+	cfg.Timeline = tl.rec
 	in, set, done, err := e.inputs(ctx)
 	if err != nil {
 		return err
@@ -108,7 +115,7 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	}
 
 	var n int64
-	err = sched.Predict(ctx, cfg, in, checkpoint, nodes, emb != nil, func(p sched.Prediction) error {
+	io, err := sched.Predict(ctx, cfg, in, checkpoint, nodes, emb != nil, func(p sched.Prediction) error {
 		for i, v := range p.Nodes {
 			c := p.Classes[i]
 			rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
@@ -134,8 +141,10 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		}
 		return nil
 	}, e.observer())
-	e.showFaults(set, &results{ui: e.ui})
+	out := &results{ui: e.ui}
+	e.showFaults(set, out)
 	if err != nil {
+		e.showTrouble(io, out)
 		return err
 	}
 	if rows != nil {
@@ -151,7 +160,7 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		}
 		e.ui.Printf("embeddings in %s", emb.a.path)
 	}
-	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings")})
+	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings"), "io": io})
 }
 
 // csvFile keeps its first error for commit, as csv.Writer does.

@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/errs"
+	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/sched"
 )
@@ -39,19 +40,20 @@ func modelFlags() []cli.Flag {
 func pathFlags() []cli.Flag {
 	return append([]cli.Flag{
 		oneOf("mode", "data path", sched.ModeHelios, sched.Modes, laterModes),
-		oneOf("io-stack", "who reads the SSDs (default: by mode)", "", sched.Stacks, map[string]error{
-			"sync": errs.New(errs.Capability, "--io-stack sync is not in this version yet; choose one of %s", strings.Join(sched.Stacks, ", ")),
-		}),
+		oneOf("io-stack", "who reads the SSDs (default: by mode)", "", sched.Stacks, nil),
 		oneOf("pipeline", "what overlaps (default: by mode)", "", sched.Pipelines, nil),
 		&cli.StringFlag{Name: "gpu-cache", DefaultText: "5% in helios and inmem, else 0", Usage: "`BUDGET` of the device memory tier, as 256MiB or as a share of the features"},
 		&cli.StringFlag{Name: "cpu-cache", DefaultText: "10% in helios and cpu, else 0", Usage: "`BUDGET` of the CPU memory tier"},
 		&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
-		&cli.IntFlag{Name: "io-blocks", DefaultText: "32", Usage: "thread blocks of each I/O kernel"},
+		&cli.IntFlag{Name: "io-blocks", DefaultText: "32; sync: a full grid", Usage: "thread blocks of each I/O kernel"},
 		&cli.IntFlag{Name: "depth", DefaultText: "256", Usage: "reads in flight per SSD"},
 		&cli.IntFlag{Name: "prefetch-depth", DefaultText: "2", Usage: "mini-batches prepared ahead"},
 		&cli.IntFlag{Name: "presample-epochs", DefaultText: "1", Usage: "epochs sampled beforehand to find the hottest rows"},
 		&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
 		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},
+		&cli.StringFlag{Name: "on-ssd-failure", Value: "retry=3", Usage: "when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"},
+		&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (async stack): auto, off, or up to `SIZE` a command"},
+		&cli.StringFlag{Name: "timeline", Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
 		&cli.StringFlag{Name: "sm-budget", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train)"},
 		hostDeviceFlag(),
@@ -134,6 +136,12 @@ func (e *env) dataPath() (sched.Config, error) {
 		cfg.ReadRetries = -1 // the library takes 0 for its default
 	}
 	var err error
+	if cfg.ReadResets, err = resetsFlag(c.String("on-ssd-failure")); err != nil {
+		return cfg, err
+	}
+	if cfg.CoalesceBytes, err = coalesceFlag(c.String("coalesce")); err != nil {
+		return cfg, err
+	}
 	if cfg.GPUCache, err = cacheBudget(c, "gpu-cache", map[string]string{sched.ModeHelios: "5%", sched.ModeInmem: "5%"}[cfg.Mode]); err != nil {
 		return cfg, err
 	}
@@ -237,6 +245,12 @@ func runTrain(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, out.close)
+	tl, err := e.openTimeline(timeline.Wall)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, tl.close)
+	cfg.Timeline = tl.rec
 	in, set, done, err := e.inputs(ctx)
 	if err != nil {
 		return err
@@ -255,6 +269,9 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	res, err := sched.Train(ctx, cfg, in, obs)
 	e.showFaults(set, out)
 	if err != nil {
+		if res != nil {
+			e.showTrouble(res.IO, out)
+		}
 		return err
 	}
 	e.showResult(res)
@@ -338,5 +355,6 @@ func (e *env) showResult(r *sched.Result) {
 	if r.Checkpoint != "" {
 		rows = append(rows, []string{"checkpoint", r.Checkpoint})
 	}
-	e.ui.Table([]string{"", ""}, rows)
+	e.ui.Table([]string{"", ""}, append(rows, ioRows(r.IO)...))
+	e.showSSDs(r.IO)
 }

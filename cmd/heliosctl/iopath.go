@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"helios/internal/errs"
+	"helios/internal/timeline"
+	"helios/internal/units"
+	"helios/sched"
+)
+
+// resetsFlag reads --on-ssd-failure: how often an SSD's controller is reset, -1 for never.
+func resetsFlag(s string) (int, error) {
+	if s == "stop" {
+		return -1, nil
+	}
+	if v, ok := strings.CutPrefix(s, "retry="); ok {
+		if n, err := strconv.Atoi(v); err == nil && n >= 1 && n <= math.MaxInt16 {
+			return n, nil
+		}
+	}
+	return 0, errs.New(errs.Usage, "--on-ssd-failure %q is neither \"stop\" nor \"retry=N\" with N from 1 to %d", s, math.MaxInt16)
+}
+
+// coalesceFlag reads --coalesce: bytes of a command at most, 0 for the stack's choice, -1 for none.
+func coalesceFlag(s string) (int, error) {
+	switch s {
+	case "auto":
+		return 0, nil
+	case "off":
+		return -1, nil
+	}
+	n, err := units.ParseBytes(s)
+	if err != nil || n < 512 || n > 1<<30 {
+		return 0, errs.New(errs.Usage, "--coalesce %q is neither \"auto\" nor \"off\" nor a size from 512 B to 1 GiB", s)
+	}
+	return int(n), nil
+}
+
+// timelineFile is the file of --timeline; without the flag its recorder is nil, which records nothing.
+type timelineFile struct {
+	rec  *timeline.Recorder
+	file *atomicFile
+}
+
+func (e *env) openTimeline(clock string) (*timelineFile, error) {
+	path := e.c.String("timeline")
+	if path == "" {
+		return &timelineFile{}, nil
+	}
+	a, err := createAtomic("timeline", path)
+	if err != nil {
+		return nil, err
+	}
+	return &timelineFile{rec: timeline.New(a.f, clock), file: a}, nil
+}
+
+// close keeps the file also when the run failed: what happened until then is what one wants to see.
+func (t *timelineFile) close() error {
+	if t.rec == nil {
+		return nil
+	}
+	if err := t.file.commit(t.rec.Close()); err != nil {
+		_ = t.file.discard()
+		return err
+	}
+	return nil
+}
+
+// ioRows are the lines of a summary about a run's reads.
+func ioRows(io sched.IOResult) [][]string {
+	var rows [][]string
+	if l := io.Latency; l != nil {
+		us := func(v float64) string {
+			d := time.Duration(v * float64(time.Microsecond))
+			unit := time.Duration(1) // three digits
+			for d/unit >= 1000 {
+				unit *= 10
+			}
+			return d.Round(unit).String()
+		}
+		rows = append(rows, []string{"read latency", fmt.Sprintf("median %s, 99%% within %s, 99.9%% within %s, longest %s", us(l.P50), us(l.P99), us(l.P999), us(l.Max))})
+	}
+	if len(io.SSDs) > 1 && io.Balance > 0 {
+		rows = append(rows, []string{"SSD balance", fmt.Sprintf("the busiest of %d SSDs had %.2f times the mean", len(io.SSDs), io.Balance)})
+	}
+	if io.Coalesced > 0 {
+		rows = append(rows, []string{"coalesced", units.FormatCount(float64(io.Coalesced)) + " rows shared a command with another"})
+	}
+	if io.Mismatch > 0 {
+		rows = append(rows, []string{"checksums", fmt.Sprintf("%d rows came with a wrong checksum and were read again", io.Mismatch)})
+	}
+	return rows
+}
+
+// showSSDs is what each SSD did; without trouble the columns of errors are left out.
+func (e *env) showSSDs(io sched.IOResult) {
+	if len(io.SSDs) == 0 {
+		return
+	}
+	var rows [][]string
+	troubled := false
+	for _, s := range io.SSDs {
+		troubled = troubled || s.Troubled()
+	}
+	header := []string{"SSD", "commands", "bytes"}
+	if troubled {
+		header = append(header, "errors", "timeouts", "retries", "aborts", "new queues", "resets", "foreign", "given up")
+	}
+	for _, s := range io.SSDs {
+		row := []string{s.Name, strconv.FormatInt(s.Commands, 10), units.FormatBytes(s.Bytes)}
+		if troubled {
+			for _, n := range []int64{s.Errors, s.Timeouts, s.Retries, s.Aborts, s.Recreated, s.Resets, s.Foreign} {
+				row = append(row, strconv.FormatInt(n, 10))
+			}
+			row = append(row, s.GivenUp)
+		}
+		rows = append(rows, row)
+	}
+	e.ui.Table(header, rows)
+}
+
+// showTrouble says what the SSDs did before a run failed, where one of them was in trouble.
+func (e *env) showTrouble(io sched.IOResult, out *results) {
+	for _, s := range io.SSDs {
+		if s.Troubled() {
+			out.event("io", io)
+			e.showSSDs(io)
+			return
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
+)
+
+func TestResetsFlag(t *testing.T) {
+	for s, want := range map[string]int{"stop": -1, "retry=1": 1, "retry=3": 3} {
+		n, err := resetsFlag(s)
+		require.NoError(t, err)
+		require.Equal(t, want, n, s)
+	}
+	for _, s := range []string{"", "retry", "retry=0", "retry=-1", "retry=x", "go on"} {
+		_, err := resetsFlag(s)
+		require.ErrorContains(t, err, "--on-ssd-failure")
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+}
+
+func TestCoalesceFlag(t *testing.T) {
+	for s, want := range map[string]int{"auto": 0, "off": -1, "32KiB": 32 << 10, "512": 512} {
+		n, err := coalesceFlag(s)
+		require.NoError(t, err)
+		require.Equal(t, want, n, s)
+	}
+	for _, s := range []string{"", "on", "0", "-1", "100", "2GiB"} {
+		_, err := coalesceFlag(s)
+		require.ErrorContains(t, err, "--coalesce", s)
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+}
+
+// A run tells what each SSD did, and leaves a timeline, also when it fails.
+func TestTrainReportsItsReads(t *testing.T) {
+	loaded(t, 2)
+	out := ok(t, trainArgs("--epochs", "1", "--timeline", "t.json", "--on-ssd-failure", "stop", "--coalesce", "16KiB", "--io-stack", "sync")...)
+	io := last(t, out)["io"].(map[string]any)
+	require.Len(t, io["ssds"], 2)
+	for _, k := range []string{"name", "commands", "bytes", "errors", "timeouts", "retries", "resets", "given_up"} {
+		require.Contains(t, io["ssds"].([]any)[0], k)
+	}
+	require.Contains(t, io["latency_us"], "p99")
+	events := func(file string) int {
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var tr struct {
+			Events []any `json:"traceEvents"`
+		}
+		require.NoError(t, json.Unmarshal(b, &tr))
+		return len(tr.Events)
+	}
+	require.Greater(t, events("t.json"), 50)
+	text := ok(t, "train", "g", "--epochs", "1", "--fanout", "5", "--quiet")
+	require.Contains(t, text, "read latency")
+	require.Contains(t, text, "SSD balance")
+
+	r := hc(t, trainArgs("--timeline", "f.json", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
+	require.Equal(t, int(errs.Device), r.code)
+	require.Greater(t, events("f.json"), 5)
+}

@@ -1,0 +1,89 @@
+package sched
+
+import (
+	"time"
+
+	"helios/gpuio"
+)
+
+// SSDResult is what one SSD did in a run, the filling of the tiers included. The cpu and mmap stacks
+// read files: they count reads where the others count commands, and have no queues.
+type SSDResult struct {
+	Name      string `json:"name"`
+	Commands  int64  `json:"commands"`
+	Bytes     int64  `json:"bytes"`
+	Errors    int64  `json:"errors"`    // completions with an error status
+	Timeouts  int64  `json:"timeouts"`  // commands past their deadline
+	Retries   int64  `json:"retries"`   // commands issued again
+	Aborts    int64  `json:"aborts"`    // Abort commands sent
+	Recreated int64  `json:"recreated"` // queue pairs deleted and created again
+	Resets    int64  `json:"resets"`    // of the controller
+	Foreign   int64  `json:"foreign"`   // completions that named no command in flight
+	GivenUp   string `json:"given_up"`  // why the SSD was not used any more; "": it was
+}
+
+// Troubled says whether anything but reads that went well happened on the SSD.
+func (s SSDResult) Troubled() bool {
+	return s.Errors+s.Timeouts+s.Retries+s.Aborts+s.Recreated+s.Resets+s.Foreign > 0 || s.GivenUp != ""
+}
+
+// Latency is how long commands took, from their submission to their completion, in microseconds:
+// quantiles, each at most 6.25 % above the truth.
+type Latency struct {
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P99  float64 `json:"p99"`
+	P999 float64 `json:"p999"`
+	Max  float64 `json:"max"`
+}
+
+func latencyOf(h *gpuio.Histogram) *Latency {
+	if h.Count() == 0 {
+		return nil
+	}
+	us := func(q float64) float64 { return float64(h.Quantile(q)) / float64(time.Microsecond) }
+	return &Latency{P50: us(0.5), P90: us(0.9), P99: us(0.99), P999: us(0.999), Max: us(1)}
+}
+
+// balance is the commands of the busiest SSD over the mean of all: 1 where they share evenly, the
+// number of SSDs where one does it all; 0 where none had any.
+func balance(ssds []SSDResult) float64 {
+	var most, sum int64
+	for _, s := range ssds {
+		most, sum = max(most, s.Commands), sum+s.Commands
+	}
+	if sum == 0 {
+		return 0
+	}
+	return float64(most) * float64(len(ssds)) / float64(sum)
+}
+
+// IOResult is a run's reads as a whole, the filling of the tiers included.
+type IOResult struct {
+	SSDs      []SSDResult `json:"ssds"`
+	Balance   float64     `json:"ssd_balance"`     // commands of the busiest SSD over the mean
+	Coalesced int64       `json:"rows_coalesced"`  // rows that shared a command with another
+	Mismatch  int64       `json:"rows_mismatched"` // with --check-reads: rows whose checksum was wrong, each time it was
+	Latency   *Latency    `json:"latency_us"`      // null where the stack does not know it
+}
+
+func ioResult(st gpuio.Stats) IOResult {
+	r := IOResult{SSDs: []SSDResult{}, Coalesced: st.Coalesced, Mismatch: st.Mismatch, Latency: latencyOf(&st.Latency)}
+	for _, s := range st.PerSSD {
+		r.SSDs = append(r.SSDs, SSDResult{
+			Name: s.Name, Commands: s.Commands, Bytes: s.Bytes, Errors: s.Errors, Timeouts: s.Timeouts, Retries: s.Retries,
+			Aborts: s.Aborts, Recreated: s.Recreated, Resets: s.Resets, Foreign: s.Foreign, GivenUp: s.GivenUp,
+		})
+	}
+	r.Balance = balance(r.SSDs)
+	return r
+}
+
+// io is what the run has read so far.
+func (e *engine) io() IOResult {
+	st := e.readStats
+	if e.reader != nil {
+		st = e.reader.Stats()
+	}
+	return ioResult(st)
+}
