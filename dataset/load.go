@@ -21,8 +21,10 @@ import (
 type LoadOptions struct {
 	// Force holds serial numbers, separated by commas, of SSDs that may be overwritten
 	// whatever they hold.
-	Force    string
-	Progress Progress
+	Force string
+	// NoRowChecksums leaves the CRC32C of each row out, and with it checked reads (gpuio.NewChecked).
+	NoRowChecksums bool
+	Progress       Progress
 }
 
 // LoadReport says what a load wrote.
@@ -34,7 +36,8 @@ type LoadReport struct {
 	LBAsPerRow   int           `json:"lbas_per_row"` // 1 when packed
 	DataBytes    int64         `json:"data_bytes"`   // feature extents on all SSDs, padding included
 	PaddingBytes int64         `json:"padding_bytes"`
-	Chunks       int64         `json:"chunks"` // checksummed, 1 MiB each
+	Chunks       int64         `json:"chunks"`        // checksummed, 1 MiB each
+	RowChecksums int64         `json:"row_checksums"` // bytes of their tables on all SSDs; 0: none
 	Seconds      float64       `json:"seconds"`
 	Layout       gpuio.Layout  `json:"-"`
 	Duration     time.Duration `json:"-"`
@@ -44,8 +47,10 @@ type LoadReport struct {
 // something else (errors of class refused) before it writes to any of them.
 //
 // The order of writes makes every interruption visible: superblocks that say "loading" first,
-// flush; data and checksums, flush; superblocks that say "complete", flush. A stripe that was
-// being loaded when power failed is either still the old one, untouched, or not complete.
+// flush; data and checksums of chunks and rows, flush; superblocks that say "complete", flush. A
+// stripe that was being loaded when power failed is either still the old one, untouched, or not
+// complete. That rests on the SSD's word that what it flushed is durable; where it lies, Verify finds
+// what the checksums cover: rows, tables and superblocks.
 func Load(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o LoadOptions) (r LoadReport, err error) {
 	ts, err := openTargets(ctx, ssds)
 	if err != nil {
@@ -78,14 +83,18 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 	}
 	w := &loader{d: d, ts: ts, l: l, o: o}
 	for i, t := range ts {
-		g, err := newGeometry(l, i, t.lbaBytes, t.lbas)
+		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, !o.NoRowChecksums)
 		if err != nil {
 			return LoadReport{}, fmt.Errorf("ssd %s is too small for its share (stripe %d of %d): %w; bind larger SSDs or more of them", t.name, i, len(ts), err)
 		}
 		w.geo = append(w.geo, g)
 		w.sb = append(w.sb, Superblock{UUID: d.id, LoadID: loadID, Name: trimName(d.Meta.Name), StripeIndex: i, StripeCount: len(ts),
 			Rows: l.Rows, RowBytes: int(l.RowBytes), DType: dtypeFloat32, LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
-			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: t.lbas})
+			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
+			RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
+		if !o.NoRowChecksums {
+			w.sb[i].RowChecksum = checksumCRC32C
+		}
 	}
 	var taken error
 	var serial []string
@@ -115,6 +124,7 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 	for i, t := range ts {
 		r.DataBytes += w.geo[i].dataBytes
 		r.Chunks += w.geo[i].chunks
+		r.RowChecksums += w.geo[i].rowTableLBAs * int64(t.lbaBytes)
 		if t.ssd != nil {
 			t.ssd.DataStart = w.geo[i].dataLBA
 		}
@@ -211,7 +221,7 @@ func (w *loader) writeData(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	stripes := make([]*stripeWriter, len(w.ts))
 	for i := range w.ts {
-		stripes[i] = newStripeWriter(w.l, w.geo[i])
+		stripes[i] = newStripeWriter(w.l, w.geo[i], !w.o.NoRowChecksums)
 	}
 	g.Go(func() (err error) {
 		for _, s := range stripes {
@@ -251,34 +261,43 @@ func (w *loader) writeData(ctx context.Context) error {
 	return g.Wait()
 }
 
-// drain writes the chunks of one stripe, then its table.
+// drain writes the chunks and the row table of one stripe as they come, then its chunk table.
 func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter) error {
 	g := &w.geo[i]
 	table := make([]byte, g.tableLBAs*int64(g.lbaBytes))
+	data, rows := stream{at: g.dataLBA}, stream{at: g.rowTableLBA}
 	c := int64(0)
 	for {
-		var buf []byte
+		var p piece
 		var more bool
 		select {
-		case buf, more = <-s.full:
+		case p, more = <-s.full:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		if !more {
 			break
 		}
-		binary.LittleEndian.PutUint32(table[4*c:], crc32.Checksum(buf, castagnoli))
-		if err := t.dev.WriteAt(ctx, g.dataLBA+nvme.LBA(c*chunkBytes/int64(g.lbaBytes)), buf); err != nil {
+		to := &data
+		if p.sums {
+			to = &rows
+			w.sb[i].RowTableCRC = crc32.Update(w.sb[i].RowTableCRC, castagnoli, p.buf)
+			p.buf = append(p.buf, zeroBlock[:-len(p.buf)&(alignBytes-1)]...)
+		} else {
+			binary.LittleEndian.PutUint32(table[4*c:], crc32.Checksum(p.buf, castagnoli))
+			c++
+		}
+		if err := to.write(ctx, t, p.buf); err != nil {
 			return err
 		}
-		c++
-		s.free <- buf[:0] // never blocks: there are as many places as buffers
+		s.free <- p.buf[:0] // never blocks: there are as many places as buffers
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if c != g.chunks {
-		return fmt.Errorf("wrote %d chunks of %d: the layout and the extents disagree", c, g.chunks)
+	if c != g.chunks || rows.bytes != g.rowTableLBAs*int64(g.lbaBytes) {
+		return fmt.Errorf("wrote %d chunks of %d and %d bytes of row checksums of %d: the layout and the extents disagree",
+			c, g.chunks, rows.bytes, g.rowTableLBAs*int64(g.lbaBytes))
 	}
 	if err := t.dev.WriteAt(ctx, g.tableLBA, table); err != nil {
 		return err
@@ -287,18 +306,42 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter) e
 	return t.dev.Flush(ctx)
 }
 
-// stripeWriter lays rows out as the layout says and cuts the result into chunks.
-type stripeWriter struct {
-	l    gpuio.Layout
-	full chan []byte
-	free chan []byte
-	buf  []byte
-	pos  int64 // bytes laid out so far
-	size int64
+// stream is an extent that is written from front to back.
+type stream struct {
+	at    nvme.LBA
+	bytes int64 // written so far
 }
 
-func newStripeWriter(l gpuio.Layout, g geometry) *stripeWriter {
-	s := &stripeWriter{l: l, full: make(chan []byte, 2), free: make(chan []byte, 3), size: g.dataBytes}
+func (s *stream) write(ctx context.Context, t *target, b []byte) error {
+	if err := t.dev.WriteAt(ctx, s.at, b); err != nil {
+		return err
+	}
+	s.at += nvme.LBA(len(b) / t.lbaBytes)
+	s.bytes += int64(len(b))
+	return nil
+}
+
+// stripeWriter lays rows out as the layout says and cuts the result into chunks; beside them it
+// makes the row table.
+type stripeWriter struct {
+	l       gpuio.Layout
+	full    chan piece
+	free    chan []byte
+	buf     []byte
+	pos     int64 // bytes laid out so far
+	size    int64
+	rowSums bool
+	sums    []byte // the row table from its last piece on
+}
+
+// piece is up to 1 MiB of a stripe's extent or of its row table.
+type piece struct {
+	buf  []byte
+	sums bool
+}
+
+func newStripeWriter(l gpuio.Layout, g geometry, rowSums bool) *stripeWriter {
+	s := &stripeWriter{l: l, full: make(chan piece, 2), free: make(chan []byte, 4), size: g.dataBytes, rowSums: rowSums}
 	for range cap(s.free) {
 		s.free <- make([]byte, 0, chunkBytes)
 	}
@@ -311,28 +354,49 @@ func slotOffset(l gpuio.Layout, slot int64) int64 {
 	return slot/per*int64(l.LBAsPerRow)*int64(l.LBABytes) + slot%per*int64(l.RowBytes)
 }
 
+// put lays out a row; slots come in order.
 func (s *stripeWriter) put(ctx context.Context, slot int64, row []byte) error {
 	if err := s.zeroTo(ctx, slotOffset(s.l, slot)); err != nil {
 		return err
 	}
+	if s.rowSums {
+		if err := s.fresh(ctx, &s.sums); err != nil {
+			return err
+		}
+		s.sums = binary.LittleEndian.AppendUint32(s.sums, crc32.Checksum(row, castagnoli))
+		if len(s.sums) == chunkBytes {
+			if err := s.send(ctx, &s.sums, true); err != nil {
+				return err
+			}
+		}
+	}
 	return s.append(ctx, row)
+}
+
+// fresh gives *b a buffer if it has none.
+func (s *stripeWriter) fresh(ctx context.Context, b *[]byte) error {
+	if *b != nil {
+		return nil
+	}
+	select {
+	case *b = <-s.free:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (s *stripeWriter) append(ctx context.Context, b []byte) error {
 	for len(b) > 0 {
-		if s.buf == nil {
-			select {
-			case s.buf = <-s.free:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err := s.fresh(ctx, &s.buf); err != nil {
+			return err
 		}
 		n := min(len(b), chunkBytes-len(s.buf))
 		s.buf = append(s.buf, b[:n]...)
 		s.pos += int64(n)
 		b = b[n:]
 		if len(s.buf) == chunkBytes {
-			if err := s.send(ctx); err != nil {
+			if err := s.send(ctx, &s.buf, false); err != nil {
 				return err
 			}
 		}
@@ -340,10 +404,13 @@ func (s *stripeWriter) append(ctx context.Context, b []byte) error {
 	return nil
 }
 
-func (s *stripeWriter) send(ctx context.Context) error {
+func (s *stripeWriter) send(ctx context.Context, b *[]byte, sums bool) error {
+	if len(*b) == 0 {
+		return nil
+	}
 	select {
-	case s.full <- s.buf:
-		s.buf = nil
+	case s.full <- piece{*b, sums}:
+		*b = nil
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -365,8 +432,8 @@ func (s *stripeWriter) end(ctx context.Context) error {
 	if err := s.zeroTo(ctx, s.size); err != nil {
 		return err
 	}
-	if len(s.buf) > 0 {
-		return s.send(ctx)
+	if err := s.send(ctx, &s.buf, false); err != nil {
+		return err
 	}
-	return nil
+	return s.send(ctx, &s.sums, true)
 }

@@ -224,7 +224,7 @@ func TestLoadErrors(t *testing.T) {
 		sims []*simSSD
 		want string
 	}{
-		"too small":        {[]*simSSD{newSim(3<<20/512, 512)}, "ssd sim0 is too small for its share (stripe 0 of 1): needs 3637248 bytes, has 3145728"},
+		"too small":        {[]*simSSD{newSim(3<<20/512, 512)}, "ssd sim0 is too small for its share (stripe 0 of 1): needs 3649536 bytes, has 3145728"},
 		"much too small":   {[]*simSSD{newSim(8, 512)}, "too small"},
 		"mixed LBA sizes":  {[]*simSSD{newSim(simBytes/512, 512), newSim(simBytes/4096, 4096)}, "LBAs of 512 bytes and sim1 of 4096"},
 		"unsupported LBAs": {[]*simSSD{newSim(simBytes/8192, 8192)}, "8192"},
@@ -462,7 +462,7 @@ func TestVerifyFinds(t *testing.T) {
 	r, err := verify(bg, d, targetsOf(s[0], hit), VerifyOptions{})
 	require.ErrorContains(t, err, "faults found: 1 in 4 chunks, the first on ssd sim1 at LBA 4096+")
 	require.Equal(t, errs.Device, errs.ClassOf(err))
-	require.Equal(t, []BadChunk{{SSD: "sim1", Stripe: 1, Chunk: 1, LBA: 4096, Blocks: r.Bad[0].Blocks, What: r.Bad[0].What}}, r.Bad)
+	require.Equal(t, []BadChunk{{SSD: "sim1", Stripe: 1, Chunk: 1, LBA: 4096, Blocks: r.Bad[0].Blocks, What: r.Bad[0].What, Rows: []int64{(chunkBytes+12345)/1024*2 + 1}}}, r.Bad)
 	require.EqualValues(t, 4, r.Chunks, "verification must go on after a finding")
 
 	r, err = verify(bg, d, targetsOf(s[0], hit), VerifyOptions{Source: true})
@@ -553,7 +553,7 @@ func TestVerifyFindsDirtyPadding(t *testing.T) {
 func TestSuperblockRoundTrip(t *testing.T) {
 	l, err := gpuio.NewLayout(1234, 400, 3, 512)
 	require.NoError(t, err)
-	g, err := newGeometry(l, 2, 512, 1<<20)
+	g, err := newGeometry(l, 2, 512, 1<<20, false)
 	require.NoError(t, err)
 	sb := Superblock{UUID: uuid.New(), LoadID: uuid.New(), Name: trimName("a name of any length " + string(bytes.Repeat([]byte{'x'}, 60))), State: StateComplete,
 		StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, DType: dtypeFloat32, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
@@ -582,7 +582,7 @@ func TestSuperblockRoundTrip(t *testing.T) {
 // the SSD.
 func FuzzSuperblock(f *testing.F) {
 	l, _ := gpuio.NewLayout(1234, 400, 3, 512)
-	g, _ := newGeometry(l, 2, 512, 1<<20)
+	g, _ := newGeometry(l, 2, 512, 1<<20, false)
 	sb := Superblock{State: StateComplete, StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, DType: dtypeFloat32, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
 		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: 1 << 20}
 	b, err := sb.encode(0)

@@ -26,6 +26,12 @@ type simSSD struct {
 	budget   *int     // operations until the power fails, shared by SSDs; nil = never
 	dead     bool
 	readFail func(lba int64) error
+	// onWrite decides what becomes of write number n, of data over old: what lands (whole LBAs, from
+	// the start on) and the answer. onFlush likewise; false: the SSD says it is durable, and lies.
+	onWrite func(n int, at int64, old, data []byte) ([]byte, error)
+	onFlush func(n int) (bool, error)
+	writes  int
+	flushes int
 }
 
 // images of SSDs are used again: the race detector makes fresh memory expensive.
@@ -95,13 +101,18 @@ func (s *simSSD) ReadAt(_ context.Context, lba nvme.LBA, dst []byte) error {
 			}
 		}
 	}
+	s.peek(from, dst)
+	return nil
+}
+
+// peek is what a read at byte from gives.
+func (s *simSSD) peek(from int64, dst []byte) {
 	copy(dst, s.durable[from:])
 	for _, e := range s.cache {
 		if lo, hi := max(e.at, from), min(e.at+int64(len(e.data)), from+int64(len(dst))); lo < hi {
 			copy(dst[lo-from:hi-from], e.data[lo-e.at:])
 		}
 	}
-	return nil
 }
 
 func (s *simSSD) WriteAt(_ context.Context, lba nvme.LBA, data []byte) error {
@@ -109,6 +120,17 @@ func (s *simSSD) WriteAt(_ context.Context, lba nvme.LBA, data []byte) error {
 	defer s.mu.Unlock()
 	if err := s.check(lba, len(data)); err != nil {
 		return err
+	}
+	if s.onWrite != nil {
+		at := int64(lba) * int64(s.lba)
+		old := make([]byte, len(data))
+		s.peek(at, old)
+		var err error
+		data, err = s.onWrite(s.writes, at, old, data)
+		s.writes++
+		if err != nil {
+			return err
+		}
 	}
 	// A write that meets the power cut may still have landed in part: it enters the cache.
 	err := s.spend()
@@ -121,6 +143,13 @@ func (s *simSSD) Flush(context.Context) error {
 	defer s.mu.Unlock()
 	if err := s.spend(); err != nil {
 		return err
+	}
+	if s.onFlush != nil {
+		durable, err := s.onFlush(s.flushes)
+		s.flushes++
+		if err != nil || !durable {
+			return err
+		}
 	}
 	for _, e := range s.cache {
 		copy(s.durable[e.at:], e.data)

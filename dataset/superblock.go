@@ -21,10 +21,18 @@ import (
 //	0                 superblock (4 KiB), then zeros up to
 //	1 MiB             the feature extent of this stripe, as gpuio.Layout places rows
 //	after it          CRC32C of each 1 MiB chunk of the extent, 4 bytes each
+//	after that        optional: CRC32C of each row of the extent, by slot, 4 bytes each
 //	end - 1 MiB       zeros up to
 //	end - 4 KiB       the superblock again ("end" rounded down to 4 KiB)
 //
 // The zeros clear what other formats keep at both ends of a disk.
+//
+// When the version rises: when a heliosctl that does not know a change would do something wrong with
+// the stripe, for it refuses versions that it does not know. What it may ignore goes into reserved
+// fields, whose zero means "not there", and keeps the version. The checksums of rows are of that
+// kind: they lie behind everything else, so version 1 without them reads, verifies and loads over a
+// stripe that has them, and is right in all that it says; and stripes without them attach here. What
+// is worth a version: rows in another type than DType, and mirrors.
 const (
 	superblockBytes   = 4096
 	headBytes         = 1 << 20
@@ -49,6 +57,7 @@ const (
 // Kinds of values in superblocks.
 const (
 	dtypeFloat32   = 1
+	checksumNone   = 0 // of rows only
 	checksumCRC32C = 1
 )
 
@@ -73,7 +82,15 @@ type Superblock struct {
 	ChunkBytes  int
 	TableCRC    uint32 // CRC32C of the table's entries
 	DeviceLBAs  uint64 // size of the namespace when it was loaded
+	// Checksums of the rows; all zero where the stripe has none.
+	RowChecksum  uint32   // kind
+	RowTableLBA  nvme.LBA // 4 bytes for each slot
+	RowTableLBAs int64
+	RowTableCRC  uint32 // CRC32C of the row table's entries
 }
+
+// hasRowSums tells whether the stripe has a checksum for each row.
+func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
 
 // layout is the gpuio layout that the superblock states.
 func (s *Superblock) layout() gpuio.Layout {
@@ -117,10 +134,13 @@ type wireSuperblock struct {
 	Scale       float32
 	Zero        float32
 	_           uint32
-	// Reserved for a checksum per row.
+	// Optional, see superblockVersion: zero in stripes without a checksum per row, and in all that
+	// were written before there was one.
 	RowTableLBA  uint64
 	RowTableLBAs uint64
-	Reserved     [244]byte
+	RowTableCRC  uint32
+	RowChecksum  uint32
+	Reserved     [236]byte
 	CRC          uint32 // CRC32C of the 4 KiB with this field zero
 }
 
@@ -134,6 +154,8 @@ const (
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.Rows)-128) + uint(128-unsafe.Offsetof(wireSuperblock{}.Rows))
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.DataLBA)-160) + uint(160-unsafe.Offsetof(wireSuperblock{}.DataLBA))
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.MirrorCount)-208) + uint(208-unsafe.Offsetof(wireSuperblock{}.MirrorCount))
+	_         = uint(unsafe.Offsetof(wireSuperblock{}.RowTableLBA)-248) + uint(248-unsafe.Offsetof(wireSuperblock{}.RowTableLBA))
+	_         = uint(unsafe.Offsetof(wireSuperblock{}.RowChecksum)-268) + uint(268-unsafe.Offsetof(wireSuperblock{}.RowChecksum))
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.CRC)-crcOffset) + uint(crcOffset-unsafe.Offsetof(wireSuperblock{}.CRC))
 	crcOffset = 508
 )
@@ -147,6 +169,7 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 		RowsPerLBA: uint32(s.RowsPerLBA), LBAsPerRow: uint32(s.LBAsPerRow), ChecksumKind: checksumCRC32C,
 		DataLBA: uint64(s.DataLBA), DataLBAs: uint64(s.DataLBAs), TableLBA: uint64(s.TableLBA), TableLBAs: uint64(s.TableLBAs),
 		ChunkBytes: uint32(s.ChunkBytes), TableCRC: s.TableCRC, DeviceLBAs: s.DeviceLBAs,
+		RowChecksum: s.RowChecksum, RowTableLBA: uint64(s.RowTableLBA), RowTableLBAs: uint64(s.RowTableLBAs), RowTableCRC: s.RowTableCRC,
 	}
 	copy(w.Magic[:], superblockMagic)
 	copy(w.Name[:], s.Name)
@@ -186,12 +209,16 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if w.ChecksumKind != checksumCRC32C || w.DType != dtypeFloat32 {
 		return s, fmt.Errorf("superblock with checksum kind %d and dtype %d, this heliosctl knows 1 and 1; load again", w.ChecksumKind, w.DType)
 	}
+	if w.RowChecksum != checksumNone && w.RowChecksum != checksumCRC32C {
+		return s, fmt.Errorf("superblock with row checksum kind %d, this heliosctl knows %d; use the heliosctl that wrote it or load again", w.RowChecksum, checksumCRC32C)
+	}
 	s = Superblock{
 		UUID: w.UUID, LoadID: w.LoadID, Name: string(bytes.TrimRight(w.Name[:], "\x00")), State: State(w.State),
 		StripeIndex: int(w.StripeIndex), StripeCount: int(w.StripeCount), Rows: int64(w.Rows), RowBytes: int(w.RowBytes), DType: w.DType,
 		LBABytes: int(w.LBABytes), RowsPerLBA: int(w.RowsPerLBA), LBAsPerRow: int(w.LBAsPerRow),
 		DataLBA: nvme.LBA(w.DataLBA), DataLBAs: int64(w.DataLBAs), TableLBA: nvme.LBA(w.TableLBA), TableLBAs: int64(w.TableLBAs),
 		ChunkBytes: int(w.ChunkBytes), TableCRC: w.TableCRC, DeviceLBAs: w.DeviceLBAs,
+		RowChecksum: w.RowChecksum, RowTableLBA: nvme.LBA(w.RowTableLBA), RowTableLBAs: int64(w.RowTableLBAs), RowTableCRC: w.RowTableCRC,
 	}
 	bad := func(what string) (Superblock, error) {
 		return Superblock{}, fmt.Errorf("%w: %s is impossible", errBadSuperblock, what)
@@ -210,31 +237,37 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if w.StripeIndex >= w.StripeCount {
 		return bad("its stripe index")
 	}
-	g, err := newGeometry(l, s.StripeIndex, s.LBABytes, s.DeviceLBAs)
+	g, err := newGeometry(l, s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
 	if err != nil || s.ChunkBytes != chunkBytes || s.DataLBA != g.dataLBA || s.DataLBAs != g.dataLBAs || s.TableLBA != g.tableLBA || s.TableLBAs != g.tableLBAs {
 		return bad("its extents")
+	}
+	if s.RowTableLBA != g.rowTableLBA || s.RowTableLBAs != g.rowTableLBAs || (!s.hasRowSums() && s.RowTableCRC != 0) {
+		return bad("its table of row checksums")
 	}
 	return s, nil
 }
 
 // geometry is where the parts of a stripe are on an SSD.
 type geometry struct {
-	lbaBytes  int
-	dataLBA   nvme.LBA
-	dataLBAs  int64
-	dataBytes int64
-	chunks    int64
-	tableLBA  nvme.LBA
-	tableLBAs int64
-	tailLBA   nvme.LBA // start of the zeros before the second superblock
-	secondLBA nvme.LBA
-	needBytes int64
-	haveBytes int64
+	lbaBytes     int
+	dataLBA      nvme.LBA
+	dataLBAs     int64
+	dataBytes    int64
+	chunks       int64
+	tableLBA     nvme.LBA
+	tableLBAs    int64
+	rows         int64
+	rowTableLBA  nvme.LBA // 0: no row checksums
+	rowTableLBAs int64
+	tailLBA      nvme.LBA // start of the zeros before the second superblock
+	secondLBA    nvme.LBA
+	needBytes    int64
+	haveBytes    int64
 }
 
 // newGeometry places a stripe; it fails when the SSD is too small.
-func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64) (geometry, error) {
-	g := geometry{lbaBytes: lbaBytes}
+func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSums bool) (geometry, error) {
+	g := geometry{lbaBytes: lbaBytes, rows: l.RowsOn(stripe)}
 	lba := int64(lbaBytes)
 	if lba < 512 || lba > alignBytes || deviceLBAs > 1<<54 {
 		return g, errs.New(errs.Capability, "LBAs of %d bytes are not supported, only 512 to 4096", lbaBytes)
@@ -247,7 +280,13 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64) (geome
 	table := headBytes + up(g.dataBytes)
 	g.tableLBA = nvme.LBA(table / lba)
 	g.tableLBAs = up(g.chunks*4) / lba
-	g.needBytes = table + up(g.chunks*4) + tailBytes
+	end := table + up(g.chunks*4)
+	if rowSums {
+		g.rowTableLBA = nvme.LBA(end / lba)
+		g.rowTableLBAs = up(g.rows*4) / lba
+		end += up(g.rows * 4)
+	}
+	g.needBytes = end + tailBytes
 	g.haveBytes = int64(deviceLBAs) * lba / alignBytes * alignBytes
 	if g.haveBytes < g.needBytes {
 		return g, errs.New(errs.Usage, "needs %d bytes, has %d", g.needBytes, g.haveBytes)

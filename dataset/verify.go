@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,6 +38,8 @@ type BadChunk struct {
 	LBA    nvme.LBA `json:"lba"`
 	Blocks int64    `json:"blocks"`
 	What   string   `json:"what"`
+	// Rows are the first rows that end in this chunk and whose own checksum is wrong.
+	Rows []int64 `json:"rows,omitempty"`
 }
 
 // VerifyReport says what was read and what is wrong with it.
@@ -44,7 +47,9 @@ type VerifyReport struct {
 	SSDs         int           `json:"ssds"`
 	Chunks       int64         `json:"chunks"`
 	Bytes        int64         `json:"bytes"`
-	RowsCompared int64         `json:"rows_compared"`
+	RowsCompared int64         `json:"rows_compared"` // with features.npy
+	RowsChecked  int64         `json:"rows_checked"`  // against their own checksums
+	BadRows      int64         `json:"bad_rows"`      // whose own checksum is wrong
 	BadCount     int64         `json:"bad_count"`
 	Bad          []BadChunk    `json:"bad"`
 	Notes        []string      `json:"notes,omitempty"`
@@ -52,8 +57,8 @@ type VerifyReport struct {
 	Duration     time.Duration `json:"-"`
 }
 
-// Verify reads everything back and compares it with the checksums, and with features.npy if
-// asked. The report lists what is bad; the error, of class device, sums it up. An SSD whose
+// Verify reads everything back and compares it with the checksums of chunks and, where the stripe has
+// them, of rows, and with features.npy if asked. The report lists what is bad; the error, of class device, sums it up. An SSD whose
 // superblocks are gone fails as in Attach.
 func Verify(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o VerifyOptions) (r VerifyReport, err error) {
 	ts, err := openTargets(ctx, ssds)
@@ -165,12 +170,33 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 }
 
 func (v *verifier) bad(s stripe, chunk int64, lba nvme.LBA, blocks int64, format string, a ...any) {
+	v.badRows(s, chunk, lba, blocks, nil, format, a...)
+}
+
+func (v *verifier) badRows(s stripe, chunk int64, lba nvme.LBA, blocks int64, rows []int64, format string, a ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.r.BadCount++
 	if len(v.r.Bad) < v.o.MaxBad {
-		v.r.Bad = append(v.r.Bad, BadChunk{SSD: s.t.name, Stripe: s.sb.StripeIndex, Chunk: chunk, LBA: lba, Blocks: blocks, What: fmt.Sprintf(format, a...)})
+		v.r.Bad = append(v.r.Bad, BadChunk{SSD: s.t.name, Stripe: s.sb.StripeIndex, Chunk: chunk, LBA: lba, Blocks: blocks, What: fmt.Sprintf(format, a...), Rows: rows})
 	}
+}
+
+// rowSums is the stripe's row table; nil where it has none, or none that can be used.
+func (v *verifier) rowSums(ctx context.Context, s stripe) ([]uint32, error) {
+	if !s.sb.hasRowSums() {
+		return nil, nil
+	}
+	l := s.sb.layout()
+	sums := make([]uint32, l.RowsOn(s.sb.StripeIndex))
+	if err := s.rowTable(ctx, func(slot int64, sum uint32) { sums[slot] = sum }); err != nil {
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		v.bad(s, -1, s.sb.RowTableLBA, s.sb.RowTableLBAs, "row checksums: %v", err)
+		return nil, nil
+	}
+	return sums, nil
 }
 
 // stripe checks one SSD. Only the end of ctx and errors of features.npy stop it.
@@ -202,8 +228,15 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs, "checksum table: CRC32C %08x, the superblock says %08x", got, s.sb.TableCRC)
 		haveTable = false
 	}
+	sums, err := v.rowSums(ctx, s)
+	if err != nil {
+		return err
+	}
+	l := s.sb.layout()
+	rows := rowChecker{l: l, n: l.RowsOn(s.sb.StripeIndex), sums: sums}
 	buf := make([]byte, chunkBytes)
 	cmp := newComparer(v, s)
+	var badRows int64
 	for i := range chunks {
 		n := min(chunkBytes, s.sb.DataLBAs*lba-i*chunkBytes)
 		at := s.sb.DataLBA + nvme.LBA(i*chunkBytes/lba)
@@ -214,11 +247,24 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 			}
 			v.bad(s, i, at, n/lba, "%v", err)
 			cmp.skip(n)
+			rows.chunk(nil, n)
 		} else {
+			what := ""
 			if want := binary.LittleEndian.Uint32(table[4*i:]); haveTable {
 				if got := crc32.Checksum(b, castagnoli); got != want {
-					v.bad(s, i, at, n/lba, "CRC32C %08x, the table says %08x", got, want)
+					what = fmt.Sprintf("CRC32C %08x, the table says %08x", got, want)
 				}
+			}
+			wrong, count := rows.chunk(b, n)
+			badRows += count
+			if count > 0 {
+				for k, slot := range wrong {
+					wrong[k] = slot*int64(l.SSDs) + int64(s.sb.StripeIndex)
+				}
+				what = strings.TrimPrefix(what+"; "+wrongRows(wrong, count), "; ")
+			}
+			if what != "" {
+				v.badRows(s, i, at, n/lba, wrong, "%s", what)
 			}
 			if v.o.Source {
 				if err := cmp.chunk(i, at, b); err != nil {
@@ -233,12 +279,29 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 		v.o.Progress.report("verify", v.done, v.total)
 		v.mu.Unlock()
 	}
-	if v.o.Source {
-		v.mu.Lock()
-		v.r.RowsCompared += cmp.rows
-		v.mu.Unlock()
-	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.r.RowsCompared += cmp.rows
+	v.r.RowsChecked += rows.checked
+	v.r.BadRows += badRows
 	return nil
+}
+
+// wrongRows names rows whose checksum is wrong.
+func wrongRows(rows []int64, count int64) string {
+	names := make([]string, len(rows))
+	for i, r := range rows {
+		names[i] = strconv.FormatInt(r, 10)
+	}
+	text := "row " + names[0] + " is not what its checksum says"
+	if len(rows) > 1 {
+		text = "rows " + strings.Join(names, ", ")
+		if more := count - int64(len(rows)); more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		text += " are not what their checksums say"
+	}
+	return text
 }
 
 // comparer lays out what features.npy says a stripe must hold, alongside the reads.

@@ -15,9 +15,15 @@ func loadCommand() *cli.Command {
 		Usage:     "stripe a dataset's features over the SSDs, with superblocks and checksums",
 		ArgsUsage: "[DATASET]",
 		Description: "SSDs that hold a file system, a partition table, RAID, LVM or another dataset are refused,\n" +
-			"unless --force names their serial numbers.",
+			"unless --force names their serial numbers.\n\n" +
+			"Each chunk of 1 MiB gets a CRC32C, which verify checks. By default each row gets one too: verify then\n" +
+			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
+			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
+			"loading: 13 ns for a row of 64 bytes, 21 ns for 256, 58 ns for 1 KiB (5, 12 and 18 GB/s on one core of\n" +
+			"an EPYC; go test -bench RowChecksums ./dataset).",
 		Flags: append([]cli.Flag{
 			datasetFlag,
+			&cli.BoolFlag{Name: "row-checksums", Value: true, Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
 			&cli.StringFlag{Name: "force", Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
 		}, ssdFlags()...),
 		Action: action(1, runLoad),
@@ -35,7 +41,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, set.close)
-	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), Progress: e.ui.Progress})
+	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), NoRowChecksums: !e.c.Bool("row-checksums"), Progress: e.ui.Progress})
 	e.showFaults(set, &results{ui: e.ui})
 	if err != nil {
 		return whenStopped(err, "no dataset can be used from these SSDs until a load has ended: run it again")
@@ -46,7 +52,11 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	} else if r.RowsPerLBA > 1 {
 		packing = units.FormatCount(float64(r.RowsPerLBA)) + " rows to a block"
 	}
-	e.ui.Printf("%s: %d rows of %s on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks",
-		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks)
+	sums := "no row checksums"
+	if r.RowChecksums > 0 {
+		sums = units.FormatBytes(r.RowChecksums) + " of row checksums"
+	}
+	e.ui.Printf("%s: %d rows of %s on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s",
+		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks, sums)
 	return e.ui.Event("result", r)
 }

@@ -14,10 +14,11 @@ import (
 
 func verifyCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "verify",
-		Usage:       "read a dataset back from the SSDs and check every checksum",
-		ArgsUsage:   "[DATASET]",
-		Description: "Without a dataset each SSD is checked by itself, by its own superblock and checksums.",
+		Name:      "verify",
+		Usage:     "read a dataset back from the SSDs and check every checksum",
+		ArgsUsage: "[DATASET]",
+		Description: "Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
+			"written row checksums (its default), bad rows are named.",
 		Flags: []cli.Flag{
 			datasetFlag,
 			&cli.BoolFlag{Name: "source", Usage: "also compare every row with the dataset's features.npy"},
@@ -62,8 +63,11 @@ func runVerify(ctx context.Context, e *env) (err error) {
 	}
 	if verr == nil {
 		compared := ""
+		if r.RowsChecked > 0 {
+			compared = fmt.Sprintf(", %d rows have their checksums", r.RowsChecked)
+		}
 		if r.RowsCompared > 0 {
-			compared = fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
+			compared += fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
 		}
 		e.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s; %.2f s", name, r.Chunks, units.FormatBytes(r.Bytes), r.SSDs, compared, r.Seconds)
 	} else if r.BadCount == 0 {
