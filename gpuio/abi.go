@@ -350,13 +350,20 @@ func (q *queueState) inFlight() uint64 {
 	return atomic.LoadUint64(&q.Issued) - atomic.LoadUint64(&q.Completed) - atomic.LoadUint64(&q.Dropped)
 }
 
-// share is the part of a bucket of n rows that queue q of perSSD takes. Parts are whole warps, so
+// share is the part of a bucket of n units that queue q of perSSD takes. Parts are whole warps, so
 // that small sets ring few doorbells; rotate spreads them over the queues from set to set.
 func share(n int64, q, perSSD, rotate uint32) (lo, hi int64) {
 	per := (n + int64(perSSD) - 1) / int64(perSSD)
 	per = (per + warp - 1) / warp * warp
 	j := int64((q + perSSD - rotate%perSSD) % perSSD)
 	return min(j*per, n), min((j+1)*per, n)
+}
+
+// shareOf is the share of queue i of perSSD in an SSD's units: units from+lo to from+hi.
+func shareOf(set *setState, ssd, i, perSSD uint32) (from, lo, hi int64) {
+	from = *at[int64](set.Units, int(2*ssd))
+	lo, hi = share(*at[int64](set.Units, int(2*ssd)+1)-from, i, perSSD, set.Rotate)
+	return from, lo, hi
 }
 
 // count adds to a counter that has one writer, for readers on the host.

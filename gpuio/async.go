@@ -104,7 +104,15 @@ type async struct {
 	pairs        []pairState // by queue
 	host         *hostSide
 	handle       uint64
-	setBytes     int // of one set's arrays behind the setStates
+	shape        setShape // of one set's arrays behind the setStates
+	parts        uint32   // commands of a row
+	partBlocks   uint32   // LBAs of each but the last; 0: a command reads a row
+	window       uint32   // LBAs: no coalesced command crosses a multiple; 0: rows never share one
+	coalesceK    cuda.Kernel
+	sorting      coalesceScratch // guarded by mu, as the next two
+	scratch      [maxSets]setScratch
+	retired      []cuda.Buffer // outgrown, and perhaps in use
+	copies       listCopies
 	dma          dmaCache
 
 	mu       sync.Mutex // order of submissions, sets, dma, broken
@@ -181,8 +189,7 @@ func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l L
 	return e, nil
 }
 
-// checkSSDs tells whether the SSDs can hold the layout and, for stacks with queues, read a row with
-// one command.
+// checkSSDs tells whether the SSDs can hold the layout and, for stacks with queues, have controllers.
 func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 	if err := l.Check(); err != nil {
 		return err
@@ -204,9 +211,6 @@ func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 		if end := uint64(d.DataStart) + uint64(l.LBAsOn(s)); end > ns.Blocks || end < uint64(d.DataStart) {
 			return errs.New(errs.Usage, "SSD %s has %d LBAs, the rows need %d from %d on: bind a larger SSD", d.name(), ns.Blocks, l.LBAsOn(s), d.DataStart)
 		}
-		if m := d.Ctrl.MaxTransferBytes(); queues && m > 0 && l.ReadBytes() > m {
-			return errs.New(errs.Capability, "SSD %s transfers at most %d bytes per command, a row needs %d: use the cpu stack", d.name(), m, l.ReadBytes())
-		}
 	}
 	return nil
 }
@@ -220,24 +224,22 @@ func (e *async) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(
 
 func (e *async) set(slot uint32) *setState { return at[setState](e.setBuf.Ptr(), int(slot)) }
 
-// setArrays is the memory of a set's offsets, IOVAs and remaining counts.
+// setArrays is the memory of a set's offsets, IOVAs, units and counts.
 func (e *async) setArrays(slot uint32) cuda.DevicePtr {
-	return e.setBuf.Ptr() + maxSets*setStateBytes + cuda.DevicePtr(int(slot)*e.setBytes)
+	return e.setBuf.Ptr() + maxSets*setStateBytes + cuda.DevicePtr(int(slot)*e.shape.bytes)
 }
 
 func (e *async) remaining(slot uint32) []uint32 {
-	n := len(e.ssds)
-	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr((2*n+1)*8), 0), e.queues())
+	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.remaining), 0), e.queues())
 }
 
-// taken is how many rows of each queue's share read_sync has begun.
+// taken is how many units of each queue's share read_sync has begun.
 func (e *async) taken(slot uint32) []uint32 {
-	nq := e.queues()
-	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr((2*len(e.ssds)+1)*8+nq*4), 0), nq)
+	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.taken), 0), e.queues())
 }
 
-// listBytes is the PRP list of one command: enough for a row at any offset, and a power of two, so
-// that no list crosses a page.
+// listBytes is the PRP list of one command: enough for what it moves at any offset, and a power of
+// two, so that no list crosses a page.
 func listBytes(readBytes, page int) int {
 	n := 8
 	for n < (readBytes+page-1)/page*8 {
@@ -246,9 +248,15 @@ func listBytes(readBytes, page int) int {
 	return n
 }
 
+// stageBytes is the staging slot of one command. Large ones are an odd number of pages, so that the
+// first bytes of all slots, which is what short reads use, are not in the same few sets of a cache.
 func stageBytes(readBytes, page int) int {
 	if readBytes > page {
-		return (readBytes + page - 1) / page * page
+		n := (readBytes + page - 1) / page
+		if n >= 16 {
+			n |= 1
+		}
+		return n * page
 	}
 	n := 512
 	for n < readBytes {
@@ -309,6 +317,9 @@ func (e *async) open(ctx context.Context) error {
 	if err := e.choosePairs(); err != nil {
 		return err
 	}
+	if err := e.chooseUnits(); err != nil {
+		return err
+	}
 	var err error
 	submit := "submit"
 	if e.sync != nil {
@@ -319,6 +330,11 @@ func (e *async) open(ctx context.Context) error {
 	}
 	if e.complK, err = e.dev.Kernel("complete"); err != nil {
 		return err
+	}
+	if e.window != 0 {
+		if e.coalesceK, err = e.dev.Kernel("coalesce"); err != nil {
+			return err
+		}
 	}
 	if e.submitS, err = e.dev.NewStream(cuda.StreamOptions{Name: submit, SMs: e.opt.SMs, Priority: e.opt.Priority}); err != nil {
 		return err
@@ -351,20 +367,18 @@ func (e *async) open(ctx context.Context) error {
 	if e.histBuf, err = e.alloc(int64(nq)*int64(unsafe.Sizeof(Histogram{})), "gpuio latency"); err != nil {
 		return err
 	}
-	e.setBytes = ((2*len(e.ssds)+1)*8 + 2*nq*4 + 63) &^ 63
-	if e.setBuf, err = e.alloc(int64(maxSets*(setStateBytes+e.setBytes)), "gpuio sets"); err != nil {
+	e.shape = shapeOf(len(e.ssds), nq)
+	if e.setBuf, err = e.alloc(int64(maxSets*(setStateBytes+e.shape.bytes)), "gpuio sets"); err != nil {
 		return err
 	}
 	e.listBuf = make([]dmaArea, len(e.ssds))
 	e.stageBuf = make([]dmaArea, len(e.ssds))
 	e.pairs = make([]pairState, nq)
-	read := e.layout.ReadBytes()
+	blocks := e.commandBlocks()
+	read := blocks * int(e.layout.LBABytes)
 	for s, d := range e.ssds {
 		page := d.Ctrl.PageBytes()
 		lb := listBytes(read, page)
-		if lb > page {
-			return errs.New(errs.Capability, "rows of %d bytes need more than one page of PRP list on %s: use the cpu stack", read, d.name())
-		}
 		if e.listBuf[s], err = e.allocDMA(s, e.perSSD*per*lb, "gpuio prp lists"); err != nil {
 			return err
 		}
@@ -381,7 +395,7 @@ func (e *async) open(ctx context.Context) error {
 				NSID:      d.Ctrl.Namespace().ID,
 				SSD:       uint32(s), NumCommands: uint32(e.commandsOf(i)),
 				ListBytes: uint32(lb), PageBytes: uint32(page), Retries: uint32(e.opt.Retries),
-				ReadBytes: uint32(read), Blocks: uint32(e.layout.LBAsPerRow),
+				ReadBytes: uint32(read), Blocks: uint32(blocks),
 			}
 			for cid := range q.NumCommands {
 				q.Free[cid/32] |= 1 << (cid & 31)
@@ -494,7 +508,7 @@ func (e *async) ensureStaging() error {
 		if e.stageBuf[s].buf != nil {
 			continue
 		}
-		sb := stageBytes(e.layout.ReadBytes(), d.Ctrl.PageBytes())
+		sb := stageBytes(e.commandBlocks()*int(e.layout.LBABytes), d.Ctrl.PageBytes())
 		a, err := e.allocDMA(s, e.perSSD*per*sb, "gpuio staging")
 		if err != nil {
 			return err
@@ -756,7 +770,7 @@ func (e *async) refusal() error {
 	return e.broken
 }
 
-// launch maps the destination, fills the set's slot and enqueues both kernels. Needs e.mu.
+// launch maps the destination, fills the set's slot and enqueues its kernels. Needs e.mu.
 func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 	if err := e.refusal(); err != nil {
 		return err
@@ -779,33 +793,31 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 			direct = 1
 		}
 	}
-	if direct == 0 {
-		if err := e.ensureStaging(); err != nil {
-			return err
-		}
-	}
 	arrays := e.setArrays(p.slot)
-	iovas := arrays + cuda.DevicePtr((nssd+1)*8)
+	iovas := arrays + cuda.DevicePtr(e.shape.iovas)
 	copy(unsafe.Slice(at[int64](arrays, 0), nssd+1), rs.SSDOffset)
 	if direct != 0 {
 		for s := range nssd {
 			*at[uint64](iovas, s) = uint64(p.mapping.iovas[s]) + uint64(rs.DstOffset)
 		}
 	}
-	rem := e.remaining(p.slot)
-	rotate := e.rotate
-	e.rotate++
-	for g := range rem {
-		s := g / e.perSSD
-		lo, hi := share(rs.SSDOffset[s+1]-rs.SSDOffset[s], uint32(g%e.perSSD), uint32(e.perSSD), rotate)
-		rem[g] = uint32(hi - lo)
-	}
-	clear(e.taken(p.slot))
-	*e.set(p.slot) = setState{
+	set := setState{
 		Rows: rs.Rows, Pos: rs.Pos, Offsets: arrays, Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
 		DstLimit: rs.Dst.Size() - rs.DstOffset, DstStride: rs.DstStride, DstIOVA: iovas,
-		Remaining: iovas + cuda.DevicePtr(nssd*8), Taken: iovas + cuda.DevicePtr(nssd*8+len(rem)*4), Layout: e.layout, Direct: direct, Rotate: rotate,
+		Units: arrays + cuda.DevicePtr(e.shape.units), Remaining: arrays + cuda.DevicePtr(e.shape.remaining),
+		Taken: arrays + cuda.DevicePtr(e.shape.taken), Layout: e.layout, Direct: direct, Rotate: e.rotate,
 	}
+	e.rotate++
+	coalesced, err := e.shapeSet(p.slot, rs, &set)
+	if err != nil {
+		return err
+	}
+	if direct == 0 || coalesced { // a run may need a copy where its rows alone would not
+		if err := e.ensureStaging(); err != nil {
+			return err
+		}
+	}
+	*e.set(p.slot) = set
 	err = func() error {
 		if rs.Ready != nil {
 			if err := e.submitS.Wait(rs.Ready); err != nil {
@@ -814,6 +826,11 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		}
 		if e.sync != nil {
 			return e.launchSync(p.slot)
+		}
+		if coalesced {
+			if err := e.launchCoalesce(p.slot); err != nil {
+				return err
+			}
 		}
 		grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
 		if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
@@ -959,7 +976,7 @@ func (p *asyncPending) finish() {
 		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Retries: int64(set.Retries), Timeouts: p.timeouts,
 		Submit: time.Duration(max(set.SubmitNS-set.StartNS, 0)), Complete: time.Duration(max(set.DoneNS-max(set.SubmitNS, set.StartNS), 0)), // read_sync has no SubmitNS
 	}
-	p.stats.Bytes = p.stats.Commands * int64(e.layout.ReadBytes())
+	p.stats.Bytes = int64(set.Blocks) * int64(e.layout.LBABytes)
 	if fails > 0 {
 		p.err = e.setError(p, set)
 	}
@@ -976,6 +993,7 @@ func (p *asyncPending) finish() {
 	}
 	e.slots[p.slot] = nil
 	e.forgetLive(p)
+	e.forgetCopies(p.slot)
 	e.free <- p.slot
 }
 
@@ -989,9 +1007,9 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 		var err error
 		switch f.Kind {
 		case failStatus:
-			err = &nvme.StatusError{Bus: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: uint32(e.layout.LBAsPerRow), Status: nvme.Status(f.Status)}
+			err = &nvme.StatusError{Bus: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: f.Blocks, Status: nvme.Status(f.Status)}
 		case failTimeout:
-			err = &TimeoutError{SSD: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: uint32(e.layout.LBAsPerRow), After: e.opt.Timeout, Attempts: int(f.Tries)}
+			err = &TimeoutError{SSD: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: f.Blocks, After: e.opt.Timeout, Attempts: int(f.Tries)}
 		case failRow:
 			class = errs.Failed
 			err = fmt.Errorf("not a row of SSD %s: the layout has %d rows on %d SSDs; the bucket is wrong", ssd.name(), e.layout.Rows, e.layout.SSDs)
@@ -1024,7 +1042,6 @@ func (e *async) statsLocked() Stats {
 		},
 		Sets: e.sets.Load(), Failed: e.failed.Load(), Aborts: e.aborts.Load(), Recreated: e.recreated.Load(),
 	}
-	read := int64(e.layout.ReadBytes())
 	for s, d := range e.ssds {
 		per := SSDStats{Name: d.name()}
 		for i := range e.perSSD {
@@ -1035,19 +1052,23 @@ func (e *async) statsLocked() Stats {
 			per.Commands += int64(atomic.LoadUint64(&q.Issued))
 			st.Direct += int64(atomic.LoadUint64(&q.Direct))
 			st.Staged += int64(atomic.LoadUint64(&q.Staged))
-			st.Retries += int64(atomic.LoadUint64(&q.Retried))
 			st.Pended += int64(atomic.LoadUint64(&q.Pended))
-			st.Errors += int64(atomic.LoadUint64(&q.Errors))
-			st.Foreign += int64(atomic.LoadUint64(&q.Foreign))
+			st.Coalesced += int64(atomic.LoadUint64(&q.Coalesced))
+			per.Bytes += int64(atomic.LoadUint64(&q.BlocksRead)) * int64(e.layout.LBABytes)
+			per.Retries += int64(atomic.LoadUint64(&q.Retried))
+			per.Errors += int64(atomic.LoadUint64(&q.Errors))
+			per.Foreign += int64(atomic.LoadUint64(&q.Foreign))
 			st.Doorbells += int64(atomic.LoadUint64(&q.SQRings) + atomic.LoadUint64(&q.CQRings))
 			h := at[Histogram](q.Hist, 0)
 			for b := range h.Counts {
 				st.Latency.Counts[b] += atomic.LoadUint64(&h.Counts[b])
 			}
 		}
-		per.Bytes = per.Commands * read
 		st.Commands += per.Commands
 		st.Bytes += per.Bytes
+		st.Retries += per.Retries
+		st.Errors += per.Errors
+		st.Foreign += per.Foreign
 		st.PerSSD = append(st.PerSSD, per)
 	}
 	return st
@@ -1164,6 +1185,7 @@ func (e *async) teardown(ctx context.Context) error {
 	if e.queueBuf != nil {
 		e.final = e.statsLocked()
 	}
+	err = errors.Join(err, e.freeScratch())
 	for _, b := range []*cuda.Buffer{&e.queueBuf, &e.cmdBuf, &e.histBuf, &e.setBuf} {
 		if *b != nil {
 			err = errors.Join(err, (*b).Free())

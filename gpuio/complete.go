@@ -10,11 +10,11 @@ import (
 	"helios/nvme"
 )
 
-// Kernel "complete": reaps the queue pairs until all rows of one read set are done.
+// Kernel "complete": reaps the queue pairs until all units of one read set are done.
 //
 // A block owns a contiguous range of queue pairs. It looks at 32 completion entries at once,
 // retires the contiguous new ones whatever set they belong to (CID → command, whole status, copy
-// of a staged row), rings the CQ doorbell once, gives the CIDs back and refills the queue from its
+// of staged rows), rings the CQ doorbell once, gives the CIDs back and refills the queue from its
 // pending list. A command whose status allows it is issued again under its own CID.
 //
 // A completion is not data until its CID matched and its status was good. A command past its
@@ -177,12 +177,10 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 				kind = failTimeout
 			}
-			set.fail(failRecord{Index: cmd.Index, Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
+			set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 		} else {
 			if cmd.Dst != 0 {
-				rowBytes := int(set.Layout.RowBytes)
-				src := q.Stage + cuda.DevicePtr(cid)*cuda.DevicePtr(q.StageBytes) + cuda.DevicePtr(cmd.ByteOffset)
-				copy(unsafe.Slice(at[byte](cmd.Dst, 0), rowBytes), unsafe.Slice(at[byte](src, 0), rowBytes))
+				q.unstage(set, cid, cmd)
 			}
 			at[Histogram](q.Hist, 0).Counts[histBucket(now-cmd.Start)]++
 		}
@@ -222,6 +220,34 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 	}
 	return n
+}
+
+// unstage copies what a command has read from its staging slot to where it belongs: the row, the
+// part of a row, or each row of the run.
+func (q *queueState) unstage(set *setState, cid uint32, cmd *command) {
+	l := &set.Layout
+	src := q.Stage + cuda.DevicePtr(cid)*cuda.DevicePtr(q.StageBytes)
+	n := int(l.RowBytes)
+	switch {
+	case set.Order != 0:
+		lo, hi := *at[uint32](set.Runs, int(cmd.Index)), *at[uint32](set.Runs, int(cmd.Index)+1)
+		if hi-lo == 1 {
+			break
+		}
+		first := cmd.LBA - q.DataStart
+		for _, i := range view[uint32](set.Order, int64(lo), int64(hi)) {
+			_, slot, off, _ := set.rowAt(int64(i), q.SSD)
+			lba, offset := l.place(slot)
+			from := src + cuda.DevicePtr(lba-first)*cuda.DevicePtr(l.LBABytes) + cuda.DevicePtr(offset)
+			copy(unsafe.Slice(at[byte](set.Dst+cuda.DevicePtr(off), 0), n), unsafe.Slice(at[byte](from, 0), n))
+		}
+		return
+	case set.PartBlocks != 0:
+		part := int(set.PartBlocks) * int(l.LBABytes)
+		n = min(part, n-int(cmd.Index%set.Parts)*part)
+	}
+	src += cuda.DevicePtr(cmd.ByteOffset)
+	copy(unsafe.Slice(at[byte](cmd.Dst, 0), n), unsafe.Slice(at[byte](src, 0), n))
 }
 
 // deadlines freezes queues with a command past its deadline, and returns the time until one may be

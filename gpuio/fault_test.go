@@ -667,8 +667,6 @@ func TestShortBacking(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, proxy: func(c *proxy.Config) { c.MaxQueuePairs, c.MaxQueueEntries, c.MDTS = 4, 16, 1 }})
-	big, err := NewLayout(1, 16384, 1, 512)
-	require.NoError(t, err)
 	two, err := NewLayout(4, 512, 2, 512)
 	require.NoError(t, err)
 	far, err := NewLayout(1<<30, 512, 1, 512)
@@ -678,7 +676,6 @@ func TestOptions(t *testing.T) {
 		"9 queue pairs per SSD":     func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{QueuePairs: 9}) },
 		"read timeout":              func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Timeout: 1}) },
 		"blocks for the I/O":        func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Blocks: -1}) },
-		"transfers at most 8192":    func() (Reader, error) { return NewAsync(r.dev, r.ssds, big, AsyncOptions{}) },
 		"layout over 2 SSDs":        func() (Reader, error) { return NewAsync(r.dev, r.ssds, two, AsyncOptions{}) },
 		"bind a larger SSD":         func() (Reader, error) { return NewMmap(r.dev, r.ssds, far) },
 		"layout":                    func() (Reader, error) { return NewMmap(r.dev, r.ssds, Layout{}) },

@@ -173,7 +173,7 @@ func TestPRPMatchesBuilder(t *testing.T) {
 		q := &queueState{PageBytes: 4096, ReadBytes: uint32(total), ListBytes: uint32(listBytes(total, 4096)), ListsIOVA: 1 << 40}
 		q.Lists = addr(lists)
 		var cmd command
-		q.prp(&cmd, 3, a)
+		q.prp(&cmd, 3, a, uint64(total))
 		want1, want2, err := nvme.BuildPRP(nvme.IOVA(a), total, 4096, func() ([]uint64, nvme.IOVA, error) {
 			return mem, nvme.IOVA(q.ListsIOVA + 3*uint64(q.ListBytes)), nil
 		})

@@ -10,7 +10,8 @@ import (
 	"helios/nvme"
 )
 
-// Kernel "read_sync": reads the rows of one set as BaM and GIDS do, one warp per row.
+// Kernel "read_sync": reads the rows of one set as BaM and GIDS do, one warp per row. (Rows that one
+// command cannot move have a warp per part. Rows never share a command: that is what the baseline is.)
 //
 // Warp w serves queue w mod queues (and, when there are fewer warps than queues, each one that is a
 // whole number of warps further on). Its leader takes a free CID, then the next row of the queue's
@@ -53,13 +54,6 @@ type syncWarp struct {
 	cid   uint32
 	until int64 // syncIssue: when the submission lock must have been had
 	due   int64 // syncOut: the command's deadline, whose place in memory its status takes
-}
-
-// shareOf is the share of queue i of perSSD in a set's bucket: rows from+lo..from+hi.
-func shareOf(set *setState, ssd, i, perSSD uint32) (from, lo, hi int64) {
-	from = *at[int64](set.Offsets, int(ssd))
-	lo, hi = share(*at[int64](set.Offsets, int(ssd)+1)-from, i, perSSD, set.Rotate)
-	return from, lo, hi
 }
 
 // syncView is a launch as one block sees it.
@@ -201,7 +195,7 @@ func (k *syncView) begin(w *syncWarp, q *queueState) bool {
 		atomic.OrUint32(&q.Free[cid/32], 1<<(cid&31))
 		return k.leave(w)
 	}
-	cmd := k.fill(q, k.set, k.p.Set, cid, from+lo+i, k.now)
+	cmd := k.fillUnit(q, k.set, k.p.Set, cid, uint32(from+lo+i), k.now)
 	if cmd == nil {
 		atomic.OrUint32(&q.Free[cid/32], 1<<(cid&31))
 		atomic.AddUint32(at[uint32](k.set.Remaining, int(w.g)), ^uint32(0))
@@ -255,15 +249,17 @@ func (k *syncView) issue(w *syncWarp, q *queueState) bool {
 	k.ring(q, &c)
 	count(&q.Issued, 1)
 	count(&q.SQRings, c.rings)
+	count(&q.BlocksRead, uint64(cmd.NLB)+1)
 	switch {
 	case w.again:
 		count(&q.Retried, 1)
-	case k.set.Direct != 0:
+	case cmd.Dst == 0:
 		count(&q.Direct, 1)
 	default:
 		count(&q.Staged, 1)
 	}
 	q.unlock()
+	atomic.AddUint64(&k.set.Blocks, uint64(cmd.NLB)+1)
 	if w.again {
 		atomic.AddUint32(&k.set.Retries, 1)
 	} else {
@@ -294,11 +290,9 @@ func (k *syncView) finish(w *syncWarp, q *queueState, cmd *command) {
 		if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 			kind = failTimeout
 		}
-		k.set.fail(failRecord{Index: cmd.Index, Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(w.cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &k.set.Layout)})
+		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(w.cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 	} else if cmd.Dst != 0 {
-		rowBytes := int(k.set.Layout.RowBytes)
-		src := q.Stage + cuda.DevicePtr(w.cid)*cuda.DevicePtr(q.StageBytes) + cuda.DevicePtr(cmd.ByteOffset)
-		copy(unsafe.Slice(at[byte](cmd.Dst, 0), rowBytes), unsafe.Slice(at[byte](src, 0), rowBytes))
+		q.unstage(k.set, w.cid, cmd)
 	}
 	atomic.StoreUint32(&cmd.State, cmdFree)
 	atomic.OrUint32(&q.Free[w.cid/32], 1<<(w.cid&31))

@@ -175,7 +175,13 @@ func (r *rig) reader(rd Reader, err error) Reader {
 	return rd
 }
 
-func (r *rig) async(o AsyncOptions) Reader { return r.reader(NewAsync(r.dev, r.ssds, r.layout, o)) }
+// async makes the async stack, with a command for each row unless o says otherwise.
+func (r *rig) async(o AsyncOptions) Reader {
+	if o.CoalesceBytes == 0 {
+		o.CoalesceBytes = -1
+	}
+	return r.reader(NewAsync(r.dev, r.ssds, r.layout, o))
+}
 
 // testSet is a read set over random rows with its own buffers.
 type testSet struct {

@@ -9,10 +9,10 @@ import (
 	"helios/nvme"
 )
 
-// Kernel "submit": hands the rows of one read set to the queue pairs.
+// Kernel "submit": hands the units of one read set to the queue pairs.
 //
 // A block owns a contiguous range of queue pairs for the launch. For each it appends its share of
-// the SSD's bucket to the queue's pending list, takes the submission side and refills the queue
+// the SSD's units to the queue's pending list, takes the submission side and refills the queue
 // from the list. What does not fit stays in the list: the warp that completes the queue refills
 // it, so nothing here waits for a completion. When the submission side is taken, by a complete
 // kernel that refills at this moment, the holder is told to look again (queueState.take).
@@ -20,7 +20,8 @@ import (
 // Memory order, as on a GPU with system scope: SQEs, fence, doorbell. Stores of the pending list
 // are released by PendTail.
 //
-// Traffic: 12 bytes read per row, 64 written per SQE and 64 per command entry.
+// Traffic: 12 bytes read per row (20 of a coalesced set), 64 written per SQE and 64 per command
+// entry, and 8 per page of a PRP list.
 func init() {
 	cuda.RegisterHost("submit", submitKernel)
 	cuda.RegisterHost("complete", completeKernel)
@@ -37,9 +38,7 @@ func submitKernel(b *cuda.Block, p *submitParams) error {
 	lo, hi := b.Range(int64(p.NumQueues))
 	for g := uint32(lo); g < uint32(hi); g++ {
 		q := at[queueState](p.Queues, int(g))
-		from := *at[int64](set.Offsets, int(q.SSD))
-		to := *at[int64](set.Offsets, int(q.SSD)+1)
-		first, last := share(to-from, g%p.QueuesPerSSD, p.QueuesPerSSD, set.Rotate)
+		from, first, last := shareOf(set, q.SSD, g%p.QueuesPerSSD, p.QueuesPerSSD)
 		if first == last {
 			continue
 		}
@@ -99,8 +98,11 @@ func (k kernelView) refill(q *queueState, g uint32) {
 			atomic.StoreInt64(&cmd.Deadline, now+q.TimeoutNS)
 			atomic.StoreUint32(&cmd.State, state)
 			q.store(cid, cmd)
-			atomic.AddUint32(&at[setState](k.sets, int(cmd.Set)).Retries, 1)
+			set := at[setState](k.sets, int(cmd.Set))
+			atomic.AddUint32(&set.Retries, 1)
+			atomic.AddUint64(&set.Blocks, uint64(cmd.NLB)+1)
 			c.retried++
+			c.blocks += uint64(cmd.NLB) + 1
 			c.unrung++
 		}
 	}
@@ -112,7 +114,7 @@ func (k kernelView) refill(q *queueState, g uint32) {
 			break
 		}
 		set := at[setState](k.sets, int(slot))
-		unused, dropped, n := k.build(q, set, slot, w, mask, seg.Next, now, &c)
+		unused, dropped, n, blocks := k.build(q, set, slot, w, mask, seg.Next, now, &c)
 		seg.Next += int64(bits.OnesCount32(mask))
 		if seg.Next == seg.End {
 			// The list lets go of the set before its last commands become visible, since the
@@ -124,6 +126,7 @@ func (k kernelView) refill(q *queueState, g uint32) {
 			atomic.OrUint32(&q.Free[w], unused)
 		}
 		atomic.AddUint64(&set.Issued, uint64(n))
+		atomic.AddUint64(&set.Blocks, blocks)
 		if dropped != 0 {
 			atomic.AddUint32(at[uint32](set.Remaining, int(g)), -dropped)
 		}
@@ -142,10 +145,13 @@ func (k kernelView) refill(q *queueState, g uint32) {
 	count(&q.Staged, c.staged)
 	count(&q.Retried, c.retried)
 	count(&q.SQRings, c.rings)
+	count(&q.BlocksRead, c.blocks)
+	count(&q.Coalesced, c.coalesced)
 }
 
 type refillCounts struct {
 	direct, staged, retried, rings uint64
+	blocks, coalesced              uint64
 	unrung                         uint32
 }
 
@@ -170,12 +176,19 @@ func (q *queueState) acquire(words, n uint32) (w, mask uint32) {
 	return 0, 0
 }
 
-// build is the warp's work: each lane makes one command of the row at its position. Rows that
-// cannot be read are recorded; their CIDs come back as unused.
-func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, from, now int64, c *refillCounts) (unused, dropped uint32, issued int) {
+// build is the warp's work: each lane makes the command of the unit at its position. Units that
+// cannot be read are recorded; their CIDs come back as unused. blocks are the commands' LBAs.
+func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, from, now int64, c *refillCounts) (unused, dropped uint32, issued int, blocks uint64) {
+	plain := set.Order == 0 && set.PartBlocks == 0
 	for ; mask != 0; mask &= mask - 1 {
 		cid := w*32 + uint32(bits.TrailingZeros32(mask))
-		cmd := k.fill(q, set, slot, cid, from, now)
+		var cmd *command
+		if plain {
+			cmd = k.fill(q, set, slot, cid, uint32(from), from, now)
+		} else if cmd = k.fillUnit(q, set, slot, cid, uint32(from), now); cmd != nil {
+			blocks += uint64(cmd.NLB) + 1
+			c.countUnit(set, cmd)
+		}
 		from++
 		if cmd == nil {
 			unused |= 1 << (cid & 31)
@@ -188,59 +201,200 @@ func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, fr
 		c.unrung++
 		issued++
 	}
-	if set.Direct != 0 {
-		c.direct += uint64(issued)
-	} else {
-		c.staged += uint64(issued)
+	if plain {
+		blocks = uint64(issued) * uint64(set.Layout.LBAsPerRow)
+		if set.Direct != 0 {
+			c.direct += uint64(issued)
+		} else {
+			c.staged += uint64(issued)
+		}
 	}
-	return unused, dropped, issued
+	c.blocks += blocks
+	return unused, dropped, issued, blocks
 }
 
-// fill makes a command of the set's row at index i. nil: the row cannot be read, which is recorded.
-func (k kernelView) fill(q *queueState, set *setState, slot, cid uint32, i, now int64) *command {
-	l := &set.Layout
-	rowBytes := int64(l.RowBytes)
-	n := int64(l.SSDs)
-	row := *(*int64)(unsafe.Add(unsafe.Pointer(at[int64](set.Rows, 0)), i*8))
-	off := int64(*(*uint32)(unsafe.Add(unsafe.Pointer(at[uint32](set.Pos, 0)), i*4))) * set.DstStride
-	slotNo := row / n
-	bad := uint16(0)
-	where := uint64(0)
-	if row < 0 || row >= l.Rows || uint32(row-slotNo*n) != q.SSD {
-		bad = failRow
-	} else if off > set.DstLimit-rowBytes {
-		bad, where = failPos, uint64(off/set.DstStride)
+// countUnit counts a unit's command by where its data goes, and the rows that share it.
+func (c *refillCounts) countUnit(set *setState, cmd *command) {
+	if cmd.Dst == 0 {
+		c.direct++
+	} else {
+		c.staged++
 	}
+	if set.Order != 0 {
+		if n := *at[uint32](set.Runs, int(cmd.Index)+1) - *at[uint32](set.Runs, int(cmd.Index)); n > 1 {
+			c.coalesced += uint64(n)
+		}
+	}
+}
+
+// rowAt looks at the row at index i of Rows: its number, its slot and its place in the destination.
+// bad: why it cannot be read (failRow, failPos), or 0.
+func (s *setState) rowAt(i int64, ssd uint32) (row, slot, off int64, bad uint16) {
+	l := &s.Layout
+	row = *(*int64)(unsafe.Add(pointer(s.Rows), i*8))
+	off = int64(*(*uint32)(unsafe.Add(pointer(s.Pos), i*4))) * s.DstStride
+	slot = row / int64(l.SSDs)
+	if row < 0 || row >= l.Rows || uint32(row-slot*int64(l.SSDs)) != ssd {
+		return row, slot, off, failRow
+	}
+	if off > s.DstLimit-int64(l.RowBytes) {
+		return row, slot, off, failPos
+	}
+	return row, slot, off, 0
+}
+
+// place is where a slot begins: its first LBA, counted from DataStart, and the byte in it.
+func (l *Layout) place(slot int64) (lba uint64, offset uint32) {
+	if l.RowsPerLBA > 1 {
+		at := slot / int64(l.RowsPerLBA)
+		return uint64(at), uint32(slot-at*int64(l.RowsPerLBA)) * uint32(l.RowBytes)
+	}
+	return uint64(slot * int64(l.LBAsPerRow)), 0
+}
+
+// refuse records that a unit's row cannot be read.
+func (k kernelView) refuse(q *queueState, set *setState, unit uint32, off int64, bad uint16) {
+	where := uint64(0)
+	if bad == failPos {
+		where = uint64(off / set.DstStride)
+	}
+	set.failUnit(unit, failRecord{Kind: bad, QID: uint16(q.QID), LBA: where, SSD: q.SSD})
+}
+
+// fill makes a unit's command, which reads the whole row at index i of the set, its only one. nil: the
+// row cannot be read, which is recorded.
+func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i, now int64) *command {
+	_, rowSlot, off, bad := set.rowAt(i, q.SSD)
 	if bad != 0 {
-		set.fail(failRecord{Index: uint32(i), Kind: bad, QID: uint16(q.QID), LBA: where, SSD: q.SSD, Row: row})
+		k.refuse(q, set, unit, off, bad)
 		return nil
 	}
+	l := &set.Layout
+	lba, offset := l.place(rowSlot)
 	cmd := at[command](q.Commands, int(cid))
-	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(q.Blocks-1), uint32(i)
-	if l.RowsPerLBA > 1 {
-		lba := slotNo / int64(l.RowsPerLBA)
-		cmd.LBA = q.DataStart + uint64(lba)
-		cmd.ByteOffset = uint32(slotNo-lba*int64(l.RowsPerLBA)) * uint32(rowBytes)
-	} else {
-		cmd.LBA = q.DataStart + uint64(slotNo*int64(l.LBAsPerRow))
-		cmd.ByteOffset = 0
-	}
+	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(l.LBAsPerRow-1), unit
+	cmd.LBA, cmd.ByteOffset = q.DataStart+lba, offset
+	k.target(q, set, cmd, cid, off, uint64(l.LBAsPerRow)*uint64(l.LBABytes))
+	cmd.Start = now
+	return cmd
+}
+
+// target points a command at its rows' place from off in the destination on, or at the CID's staging
+// slot.
+func (k kernelView) target(q *queueState, set *setState, cmd *command, cid uint32, off int64, total uint64) {
 	if set.Direct != 0 {
 		cmd.Dst = 0
-		q.prp(cmd, cid, *at[uint64](set.DstIOVA, int(q.SSD))+uint64(off))
+		q.prp(cmd, cid, *at[uint64](set.DstIOVA, int(q.SSD))+uint64(off), total)
 	} else {
 		cmd.Dst = set.Dst + cuda.DevicePtr(off)
-		q.prp(cmd, cid, q.StageIOVA+uint64(cid)*uint64(q.StageBytes))
+		q.prp(cmd, cid, q.slotIOVA(cid), total)
+	}
+}
+
+// fillUnit makes the command of a unit of any set. nil: the unit cannot be read, which is recorded.
+func (k kernelView) fillUnit(q *queueState, set *setState, slot, cid, unit uint32, now int64) *command {
+	switch {
+	case set.Order != 0:
+		lo, hi := *at[uint32](set.Runs, int(unit)), *at[uint32](set.Runs, int(unit)+1)
+		if hi-lo == 1 { // invalid rows are alone, too
+			return k.fill(q, set, slot, cid, unit, int64(*at[uint32](set.Order, int(lo))), now)
+		}
+		return k.fillRun(q, set, slot, cid, unit, lo, hi, now)
+	case set.PartBlocks != 0:
+		return k.fillPart(q, set, slot, cid, unit, now)
+	}
+	return k.fill(q, set, slot, cid, unit, int64(unit), now)
+}
+
+// fillPart makes the command of one part of a row.
+func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint32, now int64) *command {
+	_, rowSlot, off, bad := set.rowAt(int64(unit/set.Parts), q.SSD)
+	if bad != 0 {
+		k.refuse(q, set, unit, off, bad)
+		return nil
+	}
+	l := &set.Layout
+	skip := unit % set.Parts * set.PartBlocks
+	blocks := min(set.PartBlocks, uint32(l.LBAsPerRow)-skip)
+	lba, _ := l.place(rowSlot)
+	cmd := at[command](q.Commands, int(cid))
+	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(blocks-1), unit
+	cmd.LBA, cmd.ByteOffset = q.DataStart+lba+uint64(skip), 0
+	k.target(q, set, cmd, cid, off+int64(skip)*int64(l.LBABytes), uint64(blocks)*uint64(l.LBABytes))
+	cmd.Start = now
+	return cmd
+}
+
+// fillRun makes the command of a run of two or more rows, Order[lo:hi], all of which can be read. It
+// covers the LBAs from the first row's first to the last row's last. When the set is Direct, no two of
+// the rows are the same, rows are whole pages and each begins on a page of its destination, the PRP
+// entries name the rows' own pages. Else the data goes to the CID's staging slot, and completion copies
+// each row.
+func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, hi uint32, now int64) *command {
+	l := &set.Layout
+	_, firstSlot, off, _ := set.rowAt(int64(*at[uint32](set.Order, int(lo))), q.SSD)
+	_, lastSlot, _, _ := set.rowAt(int64(*at[uint32](set.Order, int(hi-1))), q.SSD)
+	first, offset := l.place(firstSlot)
+	last, _ := l.place(lastSlot)
+	blocks := last - first + uint64(l.LBAsPerRow)
+	cmd := at[command](q.Commands, int(cid))
+	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(blocks-1), unit
+	cmd.LBA, cmd.ByteOffset = q.DataStart+first, offset
+	if set.Direct != 0 && uint64(hi-lo)*uint64(l.LBAsPerRow) == blocks && k.scatter(q, set, cmd, cid, lo, hi) {
+		cmd.Dst = 0
+	} else {
+		cmd.Dst = set.Dst + cuda.DevicePtr(off)
+		q.prp(cmd, cid, q.slotIOVA(cid), blocks*uint64(l.LBABytes))
 	}
 	cmd.Start = now
 	return cmd
 }
 
-// prp points a command at ReadBytes contiguous bytes from a (base specification 2.0, 4.1.1): only
-// the first entry may have an offset, a second page goes to PRP2, more pages to the CID's list.
-func (q *queueState) prp(cmd *command, cid uint32, a uint64) {
+// scatter has the PRP entries of a run name the pages of each row's own place. False, and nothing is
+// changed: rows are not made of whole pages of the destination.
+func (k kernelView) scatter(q *queueState, set *setState, cmd *command, cid, lo, hi uint32) bool {
+	page, rowBytes := uint64(q.PageBytes), uint64(set.Layout.RowBytes)
+	if rowBytes&(page-1) != 0 {
+		return false
+	}
+	base := *at[uint64](set.DstIOVA, int(q.SSD))
+	place := func(o uint32) uint64 {
+		i := *at[uint32](set.Order, int(o))
+		return base + uint64(int64(*at[uint32](set.Pos, int(i)))*set.DstStride)
+	}
+	for o := lo; o < hi; o++ {
+		if place(o)&(page-1) != 0 {
+			return false
+		}
+	}
+	// The first page is PRP1. A second and last one is PRP2, more are in the CID's list.
+	cmd.PRP1 = place(lo)
+	if uint64(hi-lo)*rowBytes == 2*page { // there are two rows at least
+		cmd.PRP2 = place(lo + 1)
+		return true
+	}
+	list := at[uint64](q.Lists+cuda.DevicePtr(cid)*cuda.DevicePtr(q.ListBytes), 0)
+	cmd.PRP2 = q.ListsIOVA + uint64(cid)*uint64(q.ListBytes)
+	n, skip := 0, page
+	for o := lo; o < hi; o++ {
+		for a := place(o); skip < rowBytes; skip += page {
+			*(*uint64)(unsafe.Add(unsafe.Pointer(list), n*8)) = a + skip
+			n++
+		}
+		skip = 0
+	}
+	return true
+}
+
+// slotIOVA is a CID's staging slot as the SSD sees it.
+func (q *queueState) slotIOVA(cid uint32) uint64 {
+	return q.StageIOVA + uint64(cid)*uint64(q.StageBytes)
+}
+
+// prp points a command at total contiguous bytes from a (base specification 2.0, 4.1.1): only the
+// first entry may have an offset, a second page goes to PRP2, more pages to the CID's list.
+func (q *queueState) prp(cmd *command, cid uint32, a, total uint64) {
 	page := uint64(q.PageBytes)
-	total := uint64(q.ReadBytes)
 	first := page - a&(page-1)
 	cmd.PRP1, cmd.PRP2 = a, 0
 	switch {
@@ -274,13 +428,6 @@ func (k kernelView) ring(q *queueState, c *refillCounts) {
 	k.h.kick(q.SSD, uint16(q.QID))
 	c.rings++
 	c.unrung = 0
-}
-
-// fail records a failed row of the set; the caller takes it out of Remaining afterwards.
-func (s *setState) fail(r failRecord) {
-	if n := atomic.AddUint32(&s.NumFails, 1); n <= maxFails {
-		s.Fails[n-1] = r
-	}
 }
 
 // maxInt64 raises *p to v.
