@@ -1,4 +1,4 @@
-// Package iotest proves the submit, complete and read_sync kernels on the CPU shim: the same source
+// Package iotest proves the coalesce, submit, complete and read_sync kernels on the CPU shim: the same source
 // that becomes PTX runs as fibers against model SSDs in C++ (src/model.cc) and a mini host
 // (src/host.cc), which check each other and every byte read.
 //
@@ -31,7 +31,7 @@ import (
 // The sources, relative to this folder. A change of any makes a new build.
 var (
 	modelSources  = []string{"src/main.cc", "src/rig.cc", "src/host.cc", "src/model.cc"}
-	kernelSources = []string{"submit.cu", "complete.cu", "read_sync.cu"}
+	kernelSources = []string{"coalesce.cu", "submit.cu", "complete.cu", "read_sync.cu"}
 	headerGlobs   = []string{"src/*.h", "../*.h", "../../kernels/*.h"}
 )
 

@@ -17,7 +17,7 @@ public:
 	bool done = false, closed = false;
 	// quiet tells whether no CID of queue g can be taken into use any more.
 	bool quiet(u32 g);
-	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, orphans = 0;
+	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, orphans = 0, runs_read = 0, rows_shared = 0, parts_read = 0;
 
 private:
 	struct Buffer {
@@ -33,6 +33,12 @@ private:
 		std::vector<u32> pos;
 		std::vector<u8> bad; // 0, failRow or failPos
 		std::vector<i64> offsets;
+		std::vector<u32> idx[2], order, runs, marks; // what the kernels write: coalesce's indices, order and runs
+		std::vector<i64> units;
+		// What coalesce should find, and where each row's run begins in it; of runs only.
+		std::vector<u32> want_order, want_runs, run_of;
+		std::vector<i64> want_units;
+		bool runs_shared = false; // its units are runs
 		u64 base, stride; // of the destination
 		bool direct;
 		Launch *last = nullptr;
@@ -44,10 +50,13 @@ private:
 	u32 *remaining(u32 slot) { return &rem[(size_t)slot * nq()]; }
 	u32 *taken(u32 slot) { return &take[(size_t)slot * nq()]; }
 	Ssd &ssd_of(u32 g) { return *run.ssds[g / run.cfg.queues]; }
-	Launch *launch(Stream &, const char *kernel, u32 blocks, const void *params, size_t bytes, Launch *after);
+	Launch *launch(Stream &, const char *kernel, u32 blocks, u32 warps, const void *params, size_t bytes, Launch *after);
 	void create(u32 g);
 	bool try_create(u32 g);
 	void start_set();
+	void cut(Set &);
+	void check_runs(Set &);
+	void launch_coalesce(Set &);
 	void launch_complete(Set &);
 	void launch_sync(Set &);
 	bool calm();
@@ -65,6 +74,8 @@ private:
 	void fail_queue(u32 g);
 	void leftovers(Set &, u32 g);
 	void record(SetState &, const FailRecord &);
+	u32 fail_unit(u32 slot, i64 unit, FailRecord f);
+	u64 lba_of(i64 row) const;
 	template <typename F> void commands(u32 g, F fn);
 	void share(i64 n, u32 g, u32 rotate, i64 *lo, i64 *hi);
 
@@ -77,6 +88,7 @@ private:
 	std::vector<u32> rem, take;
 	std::vector<i64> offsets;
 	std::vector<u64> iovas;
+	std::vector<u64> keys[2]; // of coalesce, one launch at a time
 	std::vector<std::vector<Command>> cmds;
 	std::vector<Histogram> hist;
 	std::vector<u8 *> lists, stage; // by SSD
@@ -87,7 +99,8 @@ private:
 	std::vector<u32> free_slots;
 	std::vector<FailRecord> records;
 	u64 started = 0, seen_fails = 0, bad_rows = 0, queue_fails = 0, dead_terminal = 0;
-	u64 issued_sets = 0, retried_sets = 0, expected_issues = 0;
+	u64 issued_sets = 0, retried_sets = 0, expected_issues = 0, blocks_sets = 0, expected_shared = 0;
+	u64 failed_least = 0, failed_most = 0; // commands that failed for good, as the sets tell
 	u32 all_submitted = 0;
 	u8 next_poison = 0x11;
 };

@@ -30,8 +30,7 @@ Ssd::Ssd(Run &r, u32 i) : run(r), index(i), rng(r.cfg.seed * 1000003 + i + 77) {
 	// Layout as gpuio.NewLayout.
 	u64 on = 0;
 	for (i64 row = i; row < (i64)c.universe; row += c.ssds) on++;
-	u64 per_lba = c.rowbytes <= c.lba ? c.lba / c.rowbytes : 1;
-	u64 lbas_row = c.rowbytes <= c.lba ? 1 : (c.rowbytes + c.lba - 1) / c.lba;
+	u64 per_lba = c.per_lba(), lbas_row = c.lbas_row();
 	u64 n = (on + per_lba - 1) / per_lba * lbas_row;
 	medium.resize(std::max<u64>(n, 1) * c.lba);
 	for (u64 b = 0; b < medium.size(); b += 8) {
@@ -174,8 +173,8 @@ void Ssd::take(u32 qi, bool execute) {
 	for (u32 i = 0; i < 16; i++) entry[i] = poison_word;
 	p->head = (slot + 1) % p->entries;
 	q.fetched++;
-
-	u32 cid = sqe[0] >> 16;
+	u32 cid = sqe[0] >> 16, blocks = (sqe[12] & 0xffff) + 1;
+	q.blocks += blocks;
 	Cid &k = q.cids[cid];
 	u64 prp1 = sqe[6] | (u64)sqe[7] << 32, prp2 = sqe[8] | (u64)sqe[9] << 32, lba = sqe[10] | (u64)sqe[11] << 32;
 	run.note("ssd %d q%d fetch cid %d lba+%d", index, p->qid, cid, (i64)(lba - data_start));
@@ -190,8 +189,8 @@ void Ssd::take(u32 qi, bool execute) {
 	case Cid::flight:
 		run.fail("ssd %u q%u: CID %u is in use twice (LBA %llu in flight, LBA %llu new)", index, p->qid, cid, k.lba - data_start, lba - data_start);
 	case Cid::again:
-		if (k.lba != lba || k.prp1 != prp1 || k.prp2 != prp2)
-			run.fail("ssd %u q%u: CID %u should try LBA %llu again, and reads LBA %llu", index, p->qid, cid, k.lba - data_start, lba - data_start);
+		if (k.lba != lba || k.blocks != blocks || k.prp1 != prp1 || k.prp2 != prp2)
+			run.fail("ssd %u q%u: CID %u should try LBA %llu+%u again, and reads LBA %llu+%u", index, p->qid, cid, k.lba - data_start, k.blocks, lba - data_start, blocks);
 		k.attempts++;
 		break;
 	default:
@@ -200,6 +199,7 @@ void Ssd::take(u32 qi, bool execute) {
 	k.state = Cid::flight;
 	k.use++;
 	k.lba = lba;
+	k.blocks = blocks;
 	k.prp1 = prp1;
 	k.prp2 = prp2;
 	if (!execute) return;
@@ -233,7 +233,6 @@ void Ssd::take(u32 qi, bool execute) {
 void Ssd::check(u32 qi, const u32 *sqe, u32 slot) {
 	Queue &q = queues[qi];
 	Pair *p = q.pair();
-	const Config &c = run.cfg;
 	u32 stale = 0;
 	for (u32 i = 0; i < 16; i++) stale += sqe[i] == poison_word;
 	if (stale > 0) run.fail("ssd %u q%u: SQ entry %u is not visible at its doorbell (%u of 16 words)", index, p->qid, slot, 16 - stale);
@@ -243,13 +242,24 @@ void Ssd::check(u32 qi, const u32 *sqe, u32 slot) {
 	if (cid >= q.cids.size()) run.fail("ssd %u q%u: CID %u of %zu", index, p->qid, cid, q.cids.size());
 	if (sqe[1] != nsid) run.fail("ssd %u q%u: namespace %u", index, p->qid, sqe[1]);
 	if (sqe[2] | sqe[3] | sqe[4] | sqe[5] | sqe[13] | sqe[14] | sqe[15]) run.fail("ssd %u q%u: SQ entry %u: reserved words are not 0", index, p->qid, slot);
-	u32 want = c.rowbytes <= c.lba ? 1 : (c.rowbytes + c.lba - 1) / c.lba;
-	if (sqe[12] != want - 1) run.fail("ssd %u q%u: CID %u: dword 12 is %#x, rows have %u LBAs", index, p->qid, cid, sqe[12], want);
-	if (lba < data_start || lba - data_start > lbas() - blocks || (lba - data_start) % want != 0)
+	if (sqe[12] >> 16) run.fail("ssd %u q%u: CID %u: dword 12 is %#x", index, p->qid, cid, sqe[12]);
+	if (lba < data_start || blocks > lbas() || lba - data_start > lbas() - blocks)
 		run.fail("ssd %u q%u: CID %u: LBA %llu+%u, the rows are at %llu+%llu", index, p->qid, cid, lba, blocks, data_start, lbas());
+	check_blocks(qi, cid, lba - data_start, blocks);
 }
 
-Ssd::Seg Ssd::resolve(u32 qi, u64 a, u64 bytes, bool begin, const char *what) {
+// check_blocks: a command reads a row, a part of one, or rows in one window.
+void Ssd::check_blocks(u32 qi, u32 cid, u64 lba, u32 blocks) {
+	const Config &c = run.cfg;
+	u32 row = c.lbas_row(), in = (u32)(lba % row);
+	bool right = in == 0 && blocks == row;
+	if (c.split) right = in % c.split == 0 && blocks == std::min(c.split, row - in);
+	if (c.window) right = in == 0 && blocks % row == 0 && lba / c.window == (lba + blocks - 1) / c.window;
+	if (!right)
+		run.fail("ssd %u q%u: CID %u: LBA %llu+%u is no unit: rows have %u LBAs, split at %u, windows of %u", index, queues[qi].pair()->qid, cid, lba, blocks, row, c.split, c.window);
+}
+
+Ssd::Seg Ssd::resolve(u32 qi, u64 a, u64 bytes, const char *what) {
 	Queue &q = queues[qi];
 	for (auto &r : regions) {
 		if (a < r->iova || a - r->iova >= r->bytes) continue;
@@ -257,9 +267,10 @@ Ssd::Seg Ssd::resolve(u32 qi, u64 a, u64 bytes, bool begin, const char *what) {
 		if (peek(&r->live) == 0)
 			run.fail("ssd %u q%u: %s at %s+%llu, which is not mapped: its set is over", index, q.pair()->qid, what, r->what, a - r->iova);
 		u64 stride = peek(&r->stride);
-		if (begin && stride != 0) {
+		if (stride != 0) { // all of it must be one row's
 			u64 off = a - r->iova - peek(&r->first);
-			if (off % stride != 0 || off / stride >= peek(&r->slots)) run.fail("ssd %u q%u: %s at %s+%llu is no row's place", index, q.pair()->qid, what, r->what, a - r->iova);
+			if (off % stride + bytes > run.cfg.rowbytes || off / stride >= peek(&r->slots))
+				run.fail("ssd %u q%u: %s, %llu bytes at %s+%llu, is no row's place", index, q.pair()->qid, what, bytes, r->what, a - r->iova);
 		}
 		return {r->mem + (a - r->iova), bytes};
 	}
@@ -271,13 +282,13 @@ std::vector<Ssd::Seg> Ssd::translate(u32 qi, const Cid &k) {
 	Queue &q = queues[qi];
 	const Config &c = run.cfg;
 	std::vector<Seg> out;
-	u64 page = c.page, total = (c.rowbytes <= c.lba ? 1 : (c.rowbytes + c.lba - 1) / c.lba) * (u64)c.lba;
+	u64 page = c.page, total = (u64)k.blocks * c.lba;
 	if (k.prp1 % 4 != 0) run.fail("ssd %u q%u: PRP1 %#llx is not aligned to 4 bytes", index, q.pair()->qid, k.prp1);
 	u32 cid = (u32)(&k - q.cids.data());
-	if (q.stage_bytes != 0 && k.prp1 - q.stage_iova < (u64)q.stage_bytes * q.cids.size() && k.prp1 != q.stage_iova + (u64)cid * q.stage_bytes)
+	if (q.stage_bytes != 0 && k.prp1 - q.stage_iova < (u64)q.stage_bytes * q.cids.size() && (k.prp1 != q.stage_iova + (u64)cid * q.stage_bytes || total > q.stage_bytes))
 		run.fail("ssd %u q%u: CID %u reads into another CID's staging slot", index, q.pair()->qid, cid);
 	u64 first = std::min(total, page - k.prp1 % page);
-	out.push_back(resolve(qi, k.prp1, first, true, "data (PRP1)"));
+	out.push_back(resolve(qi, k.prp1, first, "data (PRP1)"));
 	u64 rest = total - first;
 	if (rest == 0) {
 		if (k.prp2 != 0) run.fail("ssd %u q%u: CID %u: PRP2 %#llx is not needed", index, q.pair()->qid, cid, k.prp2);
@@ -285,18 +296,20 @@ std::vector<Ssd::Seg> Ssd::translate(u32 qi, const Cid &k) {
 	}
 	if (rest <= page) {
 		if (k.prp2 % page != 0) run.fail("ssd %u q%u: CID %u: PRP2 %#llx has an offset", index, q.pair()->qid, cid, k.prp2);
-		out.push_back(resolve(qi, k.prp2, rest, false, "data (PRP2)"));
+		out.push_back(resolve(qi, k.prp2, rest, "data (PRP2)"));
 		return out;
 	}
 	u64 n = (rest + page - 1) / page;
 	if (k.prp2 % 8 != 0 || k.prp2 % page + n * 8 > page) run.fail("ssd %u q%u: CID %u: PRP list %#llx of %llu entries crosses a page", index, q.pair()->qid, cid, k.prp2, n);
-	Seg list = resolve(qi, k.prp2, n * 8, false, "PRP list");
+	if (k.prp2 != q.list_iova + (u64)cid * q.list_bytes || n * 8 > q.list_bytes)
+		run.fail("ssd %u q%u: CID %u: PRP list %#llx of %llu entries is not its own, %#llx of %u bytes", index, q.pair()->qid, cid, k.prp2, n, q.list_iova + (u64)cid * q.list_bytes, q.list_bytes);
+	Seg list = resolve(qi, k.prp2, n * 8, "PRP list");
 	for (u64 i = 0; i < n; i++) {
 		u64 a;
 		memcpy(&a, list.mem + i * 8, 8);
 		if (a % page != 0) run.fail("ssd %u q%u: CID %u: PRP list entry %llu, %#llx, has an offset", index, q.pair()->qid, cid, i, a);
 		u64 m = std::min(rest, page);
-		out.push_back(resolve(qi, a, m, false, "data (PRP list)"));
+		out.push_back(resolve(qi, a, m, "data (PRP list)"));
 		rest -= m;
 	}
 	return out;

@@ -14,7 +14,7 @@ struct Region {
 	u8 *mem;
 	u64 bytes;
 	u32 live;
-	// Where a transfer may begin: first + k × stride, k < slots; stride 0: not checked.
+	// Where rows are: first + k × stride, k < slots; stride 0: not checked.
 	u64 first, stride, slots;
 };
 
@@ -42,6 +42,7 @@ struct Cid {
 	u32 attempts = 0, status = 0;
 	u64 use = 0; // rises with each command
 	u64 lba = 0, prp1 = 0, prp2 = 0;
+	u32 blocks = 0;
 };
 
 struct Injected { // an error status that was posted
@@ -76,9 +77,9 @@ public:
 	struct Queue {
 		std::vector<std::unique_ptr<Pair>> pairs; // the last one lives, unless dead
 		std::vector<Cid> cids;
-		u32 stage_bytes = 0;
-		u64 stage_iova = 0;
-		u64 fetched = 0, acked_ok = 0, acked_err = 0, terminal = 0, injected_foreign = 0, reused_early = 0;
+		u32 stage_bytes = 0, list_bytes = 0;
+		u64 stage_iova = 0, list_iova = 0;
+		u64 fetched = 0, blocks = 0, acked_ok = 0, acked_err = 0, terminal = 0, injected_foreign = 0, reused_early = 0;
 		Pair *pair() { return pairs.empty() || pairs.back()->dead ? nullptr : pairs.back().get(); }
 	};
 	std::vector<Queue> queues;
@@ -102,11 +103,12 @@ private:
 	bool fetch(u32 q);
 	void take(u32 q, bool execute);
 	void check(u32 q, const u32 *sqe, u32 slot);
+	void check_blocks(u32 q, u32 cid, u64 lba, u32 blocks);
 	bool finish();
 	void complete(size_t i);
 	void transfer(const Fetched &, bool prefix_only);
 	std::vector<Seg> translate(u32 q, const Cid &);
-	Seg resolve(u32 q, u64 iova, u64 bytes, bool data_begin, const char *what);
+	Seg resolve(u32 q, u64 iova, u64 bytes, const char *what);
 	bool room(u32 q);
 	void post(u32 q, u32 cid, u32 status, u64 use);
 	void answer();

@@ -23,7 +23,7 @@ constexpr Field fields[] = {
 	{"sync", &Config::sync}, {"ssds", &Config::ssds}, {"queues", &Config::queues}, {"entries", &Config::entries}, {"spare", &Config::spare},
 	{"sets", &Config::sets}, {"inflight", &Config::inflight}, {"rows", &Config::rows}, {"sblocks", &Config::sblocks}, {"cblocks", &Config::cblocks},
 	{"warps", &Config::warps}, {"page", &Config::page}, {"lba", &Config::lba}, {"rowbytes", &Config::rowbytes}, {"direct", &Config::direct},
-	{"gap", &Config::gap}, {"universe", &Config::universe}, {"retries", &Config::retries}, {"timeout_us", &Config::timeout_us}, {"limit_us", &Config::limit_us},
+	{"gap", &Config::gap}, {"split", &Config::split}, {"window", &Config::window}, {"universe", &Config::universe}, {"retries", &Config::retries}, {"timeout_us", &Config::timeout_us}, {"limit_us", &Config::limit_us},
 	{"store_buffer", &Config::store_buffer}, {"jitter", &Config::jitter}, {"err", &Config::err}, {"dnr", &Config::dnr}, {"lost", &Config::lost},
 	{"late", &Config::late}, {"foreign", &Config::foreign}, {"duplicate", &Config::duplicate}, {"badlba", &Config::badlba}, {"latency_us", &Config::latency_us},
 	{"burst", &Config::burst}, {"stall", &Config::stall}, {"faults", &Config::faults}, {"abort_refused", &Config::abort_refused}, {"delete_fails", &Config::delete_fails},
@@ -133,6 +133,22 @@ Config random_config(u64 seed, bool threads) {
 		c.duplicate = 0;
 		c.rows = std::min(c.rows, 80u);
 		c.limit_us = std::max(c.limit_us, 500u); // enough to begin a row
+	}
+	// What commands are: a row each, several for a row, or one for several.
+	u32 form = (u32)r.below(20);
+	if (form < 5) {
+		if (c.lbas_row() == 1) c.rowbytes = c.direct ? c.lba * (u32)r.between(2, 6) : c.lba + (u32)r.between(1, 5 * c.lba);
+		if (c.rowbytes > 2048) c.rows = std::min(c.rows, 60u);
+		c.split = (u32)r.between(1, c.lbas_row() - 1);
+	} else if (form < 13 && !c.sync) {
+		u32 most = std::min<u32>(64, 32 * c.page / c.lba / c.lbas_row()); // rows; lists of 32 entries
+		c.window = c.lbas_row() * (u32)r.between(1, r.chance(500) ? std::min(most, 4u) : most);
+		if (r.chance(300)) c.universe = (u32)r.between(c.ssds, 40); // dense, with many equal rows
+		if (c.direct && r.chance(700)) { // so that rows may land in pages of their own
+			c.page = 512;
+			c.gap = r.chance(300) ? 512 : 0;
+		}
+		if (c.window * c.lba > 8192) c.entries = std::min(c.entries, 128u);
 	}
 	c.faults = threads ? 3 : r.chance(500) ? (u32)r.between(1, 6) : 40;
 	if (c.err > 50 || c.dnr > 20) c.faults = std::max(c.faults, 30u);

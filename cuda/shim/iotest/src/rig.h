@@ -45,6 +45,9 @@ struct Config {
 	u32 sets = 4, inflight = 2, rows = 64;            // rows: most of a set
 	u32 sblocks = 1, cblocks = 1, warps = 1;          // grids of submit and complete, warps per block
 	u32 page = 4096, lba = 512, rowbytes = 512, direct = 0, gap = 0, universe = 128;
+	// LBAs that one command moves at most. split: rows larger than that take several commands; window:
+	// rows on equal and adjacent LBAs share one, which crosses no multiple of it. 0: a command for each row.
+	u32 split = 0, window = 0;
 	u32 retries = 2, timeout_us = 400, limit_us = 2000;
 	u32 store_buffer = 0, jitter = 0, sleepy = 512; // sleepy: one step in so many is a long sleep
 	// Of the SSDs, per mille of commands.
@@ -52,6 +55,9 @@ struct Config {
 	u32 latency_us = 20, burst = 0, stall = 0;
 	u32 faults = 1u << 30; // lost, late, foreign and duplicate ones at most
 	u32 abort_refused = 300, delete_fails = 0, create_fails = 0;
+	u32 lbas_row() const { return rowbytes <= lba ? 1 : (rowbytes + lba - 1) / lba; }
+	u32 per_lba() const { return rowbytes <= lba ? lba / rowbytes : 1; }
+	u32 most() const { return split ? split : window ? window : lbas_row(); } // LBAs of a command
 	u32 badrow = 0; // per mille of rows that the caller gets wrong
 	u32 close = 0;  // per mille of waits before which the host closes the engine instead
 };
