@@ -50,13 +50,11 @@ func TestBenchBadInput(t *testing.T) {
 		ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
 		t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
 	}
-	file := func(t *testing.T) { ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB") }
 	runBad(t, []badCase{
 		{"no blocks", ram, "bench io --blocks 0", 2, []string{"--blocks", "below 1"}, ""},
 		{"too many blocks", ram, "bench io --blocks 100000", 2, []string{"100000 blocks", "choose 1 to"}, ""},
 		{"odd threads", ram, "bench io --threads 33", 2, []string{"--threads 33", "multiple of 32"}, ""},
 		{"no threads", ram, "bench io --threads 0", 2, []string{"--threads"}, ""},
-		{"latency of a file", file, "bench io --ssd-latency 80us", 2, []string{"a.img", "a latency of 80µs", "RAM SSD"}, ""},
 		{"odd latency", ram, "bench io --ssd-latency=-1us", 2, []string{"--ssd-latency"}, ""},
 		{"more SSDs than there are", ram, "bench io --ssds 1,3", 2, []string{"--ssds 3", "only 1"}, ""},
 	})

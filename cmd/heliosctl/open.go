@@ -121,9 +121,13 @@ func (e *env) openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set)
 	if err == nil && fi.Mode().IsRegular() && fi.Size() != d.Bytes {
 		return nil, errs.New(errs.Device, "SSD %s: its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew", d.Name, d.Path, fi.Size(), d.Bytes)
 	}
+	model, err := e.ssdModel(d)
+	if err != nil {
+		return nil, err
+	}
 	bus, err := openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, LBABytes: d.LBABytes,
-		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Faults: faults, Latency: e.ssdLatency, PollDoorbells: e.pollDoorbells,
+		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Faults: faults, Model: model, PollDoorbells: e.pollDoorbells,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)

@@ -16,6 +16,7 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/ssdmodel"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -134,7 +135,9 @@ func TestServeLimit(t *testing.T) {
 	slow := make([]*gpuio.SSD, 1)
 	path := disks[0].BackingPath + ".slow"
 	require.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
-	bus, err := proxy.Open(proxy.Config{Path: path, RAM: true, Latency: time.Millisecond})
+	model, err := ssdmodel.Fixed(time.Millisecond)
+	require.NoError(t, err)
+	bus, err := proxy.Open(proxy.Config{Path: path, RAM: true, Model: model})
 	require.NoError(t, err)
 	ctrl, err := nvme.Open(ctx, bus, nvme.Options{})
 	require.NoError(t, err)

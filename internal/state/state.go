@@ -42,10 +42,11 @@ type SSD struct {
 	Serial   string    `json:"serial"`
 	Bytes    int64     `json:"bytes"`
 	LBABytes int       `json:"lba_bytes"`
-	Buffered bool      `json:"buffered,omitempty"` // through the page cache, not O_DIRECT
-	Created  bool      `json:"created,omitempty"`  // bind-ssds made the file, so unbind-ssds --delete may remove it
-	Device   uint64    `json:"device,omitempty"`   // st_dev and st_ino of a created file: --delete
-	Inode    uint64    `json:"inode,omitempty"`    // removes that very file, not one that took its name
+	Buffered bool      `json:"buffered,omitempty"`  // through the page cache, not O_DIRECT
+	Model    string    `json:"ssd_model,omitempty"` // SSD model to play: a built-in name, or the absolute path of a file
+	Created  bool      `json:"created,omitempty"`   // bind-ssds made the file, so unbind-ssds --delete may remove it
+	Device   uint64    `json:"device,omitempty"`    // st_dev and st_ino of a created file: --delete
+	Inode    uint64    `json:"inode,omitempty"`     // removes that very file, not one that took its name
 	Bound    time.Time `json:"bound"`
 }
 

@@ -32,6 +32,7 @@ type Bus struct {
 	maxTransfer uint64
 	sync        bool // no io_uring
 	faulty      bool // there are faults to match
+	model       *played
 	opened      time.Time
 
 	doorbells []byte
@@ -79,7 +80,8 @@ func Open(cfg Config) (_ *Bus, err error) {
 	}
 	b := &Bus{cfg: cfg, name: cfg.Name, opened: time.Now(), nextIOVA: iovaFirst, page: 4096,
 		lbaShift: cfg.lbaShift(), maxTransfer: 4096 << cfg.MDTS, faulty: !cfg.Faults.Empty(),
-		cap: nvme.MakeCAP(cfg.MaxQueueEntries, timeout500ms, dstrd, 0, 4)}
+		model: play(cfg.Model, cfg.Serial),
+		cap:   nvme.MakeCAP(cfg.MaxQueueEntries, timeout500ms, dstrd, 0, 4)}
 	b.maps.Store(&dmaTable{})
 	if b.back, err = openBacking(&b.cfg); err != nil {
 		return nil, err
@@ -397,6 +399,7 @@ func (b *Bus) enable() {
 func (b *Bus) newCQ(id uint16, base unsafe.Pointer, entries uint32) *cqueue {
 	c := &cqueue{bus: b, id: id, base: base, entries: entries, phase: 1, free: int(entries) - 1,
 		headDB: b.doorbell(2*uint32(id) + 1), rng: 0x9e3779b97f4a7c15 + uint64(id)}
+	c.next.Store(never)
 	c.mu = &c.ownMu
 	if id == 0 {
 		c.mu = &b.mu

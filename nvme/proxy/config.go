@@ -27,10 +27,10 @@ import (
 	"hash/fnv"
 	"math/bits"
 	"path/filepath"
-	"time"
 
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/ssdmodel"
 )
 
 // Config describes an SSD in software. The zero value of a field is its default.
@@ -48,10 +48,10 @@ type Config struct {
 	MaxQueueEntries int // largest queue; default 1024
 	MDTS            int // largest transfer is 4096 << MDTS bytes; default 5 (128 KiB), at most 12
 
-	// Latency is the time from a command's fetch to its completion at least, in wall time. For
-	// RAM only, where a command takes no time of its own. Who serves the queues spins meanwhile,
-	// since a sleep would last longer.
-	Latency time.Duration
+	// Model is an SSD to play in wall time: a command that is sound completes when the model says,
+	// or when the medium is done, if that is later. Nil: as fast as the medium. Who waits for the
+	// queues sleeps while the next completion is far away and spins for the rest; see nap.go.
+	Model *ssdmodel.Model
 
 	OutOfOrder    bool             // complete in an order other than that of submission
 	PollDoorbells bool             // serve clients that never call Kick
@@ -60,8 +60,6 @@ type Config struct {
 	// takes by itself where io_uring is forbidden.
 	NoIOUring bool
 }
-
-const maxLatency = 100 * time.Millisecond
 
 func (c *Config) defaults() error {
 	bad := func(format string, a ...any) error {
@@ -102,10 +100,8 @@ func (c *Config) defaults() error {
 		return bad("queues of %d entries; 2 to 65536 are possible", c.MaxQueueEntries)
 	case c.MDTS < 1 || c.MDTS > 12:
 		return bad("MDTS %d; 1 to 12 are possible", c.MDTS)
-	case c.Latency < 0 || c.Latency > maxLatency:
-		return bad("a latency of %v; 0 to %v is possible", c.Latency, maxLatency)
-	case c.Latency > 0 && !c.RAM:
-		return bad("a latency of %v over a file, which has its own; use a RAM SSD", c.Latency)
+	case c.Model != nil && !c.Model.LBAOK(c.LBABytes):
+		return bad("blocks of %d bytes; SSD model %s has %v", c.LBABytes, c.Model.Name, c.Model.LBAs.Bytes)
 	case len(c.Serial) > 20:
 		return bad("serial number %q has more than 20 characters", c.Serial)
 	case c.RAM && c.Buffered:

@@ -66,12 +66,13 @@ func (c *cqueue) fetch(q *squeue, entry *nvme.Command) {
 					c.refuse(q, &cmd, nvme.StatusDataTransferError)
 					return
 				}
-				c.copying, c.copyCmd = q, cmd
+				due := c.arrive(&cmd, int64(n))
+				c.copying, c.copyCmd, c.copyDue = q, cmd, due
 				copy(unsafe.Slice((*byte)(p), n), b.back.mem[uint64(lba)<<b.lbaShift:])
 				c.copying = nil
 				c.count.reads++
 				c.count.bytesRead += n
-				c.complete(q, cmd.CID, 0, nvme.StatusSuccess)
+				c.completeAt(q, cmd.CID, nvme.StatusSuccess, due)
 				return
 			}
 		} else if b.cfg.ReadOnly {
@@ -130,32 +131,42 @@ func (c *cqueue) execute(q *squeue, cmd *nvme.Command, act faultinject.Action) {
 			return
 		}
 	}
+	due := c.arrive(cmd, n)
 	if act.Fail {
 		st := nvme.NewStatus(act.SCT, act.SC, act.DNR)
-		c.finish(q, cmd, 0, st, act.Lost)
+		c.finish(q, cmd, 0, st, due, act.Lost)
 		return
 	}
 	switch {
 	case b.back.mem != nil:
-		c.executeRAM(q, cmd, off, act.Lost)
+		c.executeRAM(q, cmd, off, due, act.Lost)
 	case b.sync || cmd.Opcode == nvme.OpWrite && b.back.offAlign > int64(b.cfg.LBABytes):
 		if err := b.transfer(cmd.Opcode, c.segs, off, n, c.durable(cmd)); err != nil {
-			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), act.Lost)
+			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), due, act.Lost)
 			return
 		}
 	default:
-		if c.submit(q, cmd, off, n, act.Lost) {
+		if c.submit(q, cmd, off, n, due, act.Lost) {
 			return
 		}
 		// The kernel has no memory for a request: a retry makes sense.
-		c.finish(q, cmd, 0, nvme.StatusCommandInterrupted, act.Lost)
+		c.finish(q, cmd, 0, nvme.StatusCommandInterrupted, due, act.Lost)
 		return
 	}
-	c.finish(q, cmd, n, nvme.StatusSuccess, act.Lost)
+	c.finish(q, cmd, n, nvme.StatusSuccess, due, act.Lost)
 }
 
-// finish counts a command that was carried out and posts its completion, unless it is lost.
-func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Status, lost bool) {
+// arrive tells the SSD's model of a command that is sound and returns when it may complete.
+func (c *cqueue) arrive(cmd *nvme.Command, bytes int64) int64 {
+	if c.bus.model == nil {
+		return immediately
+	}
+	return c.bus.model.arrive(cmd.Opcode, bytes)
+}
+
+// finish counts a command that was carried out and posts its completion when it is due, unless it
+// is lost.
+func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Status, due int64, lost bool) {
 	switch cmd.Opcode {
 	case nvme.OpRead:
 		c.count.reads++
@@ -174,7 +185,7 @@ func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Statu
 		c.lose(q, cmd)
 		return
 	}
-	c.complete(q, cmd.CID, 0, st)
+	c.completeAt(q, cmd.CID, st, due)
 }
 
 // durable tells whether a write must be on the medium before it completes: force unit
@@ -183,9 +194,9 @@ func (c *cqueue) durable(cmd *nvme.Command) bool {
 	return cmd.Opcode == nvme.OpWrite && (cmd.CDW12&fua != 0 || atomic.LoadUint32(&c.bus.cacheOff) != 0)
 }
 
-func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off int64, lost bool) {
+func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64, lost bool) {
 	mem := c.bus.back.mem
-	c.copying, c.copyCmd, c.copyLost = q, *cmd, lost
+	c.copying, c.copyCmd, c.copyDue, c.copyLost = q, *cmd, due, lost
 	for _, g := range c.segs {
 		if cmd.Opcode == nvme.OpRead {
 			copy(g.bytes(), mem[off:])
@@ -288,7 +299,7 @@ func (k *backing) aligned(segs []seg, off, n int64) bool {
 }
 
 // submit hands a command to the io_uring; false when there is no room for it at all.
-func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n int64, lost bool) bool {
+func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n, due int64, lost bool) bool {
 	b := c.bus
 	var bounce []byte
 	lo, hi := off, off+n
@@ -308,7 +319,7 @@ func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n int64, lost bool) b
 	}
 	i := c.take(q, cmd)
 	s := &c.slots[i]
-	s.state, s.lost, s.off, s.bytes, s.dsync = slotKernel, lost, off, n, c.durable(cmd)
+	s.state, s.lost, s.due, s.off, s.bytes, s.dsync = slotKernel, lost, due, off, n, c.durable(cmd)
 	s.segs = append(s.segs[:0], c.segs...)
 	s.bounce, s.skip = bounce, off-lo
 	q.hold(cmd.CID)
@@ -363,7 +374,7 @@ func scatter(segs []seg, src []byte) {
 func (c *cqueue) reaped(i int32, res int32) {
 	b := c.bus
 	s := &c.slots[i]
-	q, cmd, moved, lost := s.sq, s.cmd, s.bytes, s.lost
+	q, cmd, moved, due, lost := s.sq, s.cmd, s.bytes, s.due, s.lost
 	st := nvme.StatusSuccess
 	want := s.bytes
 	if s.bounce != nil && cmd.Opcode == nvme.OpRead {
@@ -392,7 +403,7 @@ func (c *cqueue) reaped(i int32, res int32) {
 	if c.dead { // nobody listens
 		return
 	}
-	c.finish(q, &cmd, moved, st, lost)
+	c.finish(q, &cmd, moved, st, due, lost)
 }
 
 // mediaStatus is the status for an error of the backing.

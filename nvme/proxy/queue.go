@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +76,7 @@ type slot struct {
 	act    faultinject.Action // of a late command
 	gen    uint32             // tells a timer whether the slot is still its own
 	timer  *time.Timer
+	due    int64 // Config.Model: not complete before
 	off    int64 // byte offset and length on the medium
 	bytes  int64
 	segs   []seg
@@ -101,13 +101,6 @@ type entry struct {
 	cid uint16
 	dw0 uint32
 	st  nvme.Status
-}
-
-// timedEntry is a completion with the time before which it is not posted. Its entry in the queue is
-// reserved.
-type timedEntry struct {
-	entry
-	due int64
 }
 
 // counters are the SMART counters that one completion queue's commands add to.
@@ -152,10 +145,13 @@ type cqueue struct {
 	free    int // entries that are neither used nor promised to a command
 	nposted uint64
 	sqs     []*squeue
-	backlog []entry      // completions without an entry yet
-	held    []entry      // OutOfOrder: completions of this turn
-	timed   []timedEntry // Config.Latency: completions whose time has not come, oldest first
+	backlog []entry // completions without an entry yet
+	held    []entry // OutOfOrder: completions of this turn
 	rng     uint64
+
+	timed    timedHeap // Config.Model: completions whose time has not come
+	timedSeq uint64
+	next     atomic.Int64 // nextDue(), published after a turn
 
 	index    uint32 // in the reactor's table
 	slots    []slot
@@ -170,6 +166,7 @@ type cqueue struct {
 	// The command that is being copied from or to a RAM SSD, for turnOverRAM.
 	copying  *squeue
 	copyCmd  nvme.Command
+	copyDue  int64
 	copyLost bool
 
 	count counters
@@ -248,9 +245,9 @@ func (c *cqueue) turnOverRAM() (again bool) {
 		if mem := c.bus.back.mem; at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
 			err = io.ErrUnexpectedEOF
 		}
-		cmd, lost := c.copyCmd, c.copyLost
+		cmd, due, lost := c.copyCmd, c.copyDue, c.copyLost
 		c.copying, c.copyLost = nil, false
-		c.finish(q, &cmd, 0, c.bus.mediaStatus(cmd.Opcode, err), lost)
+		c.finish(q, &cmd, 0, c.bus.mediaStatus(cmd.Opcode, err), due, lost)
 		again = true
 	}()
 	c.turn()
@@ -261,9 +258,7 @@ func (c *cqueue) turn() {
 	if len(c.backlog)|len(c.due) != 0 {
 		c.catchUp()
 	}
-	if len(c.timed) > 0 {
-		c.postTimed()
-	}
+	c.postTimed()
 	budget := serveBatch
 	for _, q := range c.sqs {
 		tail := atomic.LoadUint32(q.tailDB)
@@ -284,7 +279,9 @@ func (c *cqueue) turn() {
 				q.head = 0
 			}
 			c.free--
-			budget--
+			if budget--; budget%16 == 0 {
+				c.postTimed()
+			}
 			if c.id == 0 {
 				c.bus.admin(q, *cmd)
 			} else {
@@ -314,15 +311,16 @@ func (c *cqueue) catchUp() {
 	}
 }
 
-// pending tells whether a turn would find something to do now, or the kernel works for this
-// queue. The caller holds the lock.
-func (c *cqueue) pending() (work, kernel bool) {
+// pending tells whether a turn would find something to do now, whether the kernel works for this
+// queue, and when the next completion is due. The caller holds the lock.
+func (c *cqueue) pending() (work, kernel bool, due int64) {
 	if c.dead || c.bus.stopped() {
-		return false, c.inKernel > 0
+		return false, c.inKernel > 0, never
 	}
-	kernel = c.inKernel > 0
+	kernel, due = c.inKernel > 0, c.nextDue()
+	work = due != never && due <= nanotime()
 	if c.ringFull() {
-		return false, kernel
+		return work, kernel, due
 	}
 	more := len(c.backlog)|len(c.due) != 0
 	for _, q := range c.sqs {
@@ -330,7 +328,7 @@ func (c *cqueue) pending() (work, kernel bool) {
 			more = true
 		}
 	}
-	return more && c.room() || len(c.timed) > 0, kernel
+	return work || more && c.room(), kernel, due
 }
 
 // stuck tells whether commands wait for the host to consume completions. A host that frees
@@ -356,27 +354,8 @@ func (c *cqueue) ringFull() bool {
 
 // complete finishes a command whose completion queue entry is reserved.
 func (c *cqueue) complete(q *squeue, cid uint16, dw0 uint32, st nvme.Status) {
-	e := entry{q, cid, dw0, st}
-	if d := int64(c.bus.cfg.Latency); d != 0 && c.id != 0 {
-		c.timed = append(c.timed, timedEntry{e, nanotime() + d})
-		return
-	}
-	c.settle(e)
+	c.settle(entry{q, cid, dw0, st})
 }
-
-// postTimed posts the completions whose time has come.
-func (c *cqueue) postTimed() {
-	n, now := 0, nanotime()
-	for n < len(c.timed) && c.timed[n].due <= now {
-		c.settle(c.timed[n].entry)
-		n++
-	}
-	c.timed = append(c.timed[:0], c.timed[n:]...)
-}
-
-var epoch = time.Now()
-
-func nanotime() int64 { return int64(time.Since(epoch)) }
 
 // settle posts a completion, or lets it change places with others of this turn.
 func (c *cqueue) settle(e entry) {
@@ -428,6 +407,10 @@ func (c *cqueue) unlock() {
 	news := c.nposted != c.posted.Load()
 	if news {
 		c.posted.Store(c.nposted)
+	}
+	if due := c.nextDue(); due != c.next.Load() {
+		news = news || due < c.next.Load() // a party that sleeps does so for too long
+		c.next.Store(due)
 	}
 	c.mu.Unlock()
 	if news {
@@ -546,9 +529,7 @@ func (c *cqueue) drop(i int32) {
 
 // dropAll forgets the commands of a submission queue (nil: of all) that are not in the kernel.
 func (c *cqueue) dropAll(q *squeue) {
-	n := len(c.timed)
-	c.timed = slices.DeleteFunc(c.timed, func(e timedEntry) bool { return q == nil || e.sq == q })
-	c.free += n - len(c.timed)
+	c.free += c.timed.remove(q)
 	for i := range c.slots {
 		s := &c.slots[i]
 		if s.state != slotFree && s.state != slotKernel && (q == nil || s.sq == q) {

@@ -47,17 +47,20 @@ type reactor struct {
 	nfollowers atomic.Int32
 
 	poll   bool   // poll doorbells
+	fake   bool   // in a bubble of testing/synctest
 	events func() // posts asynchronous events; nil in a group
 	svc    chan struct{}
 	quit   chan struct{} // of the background goroutine; nil = there is none
 	ending sync.WaitGroup
-	timer  *time.Timer
-	armed  atomic.Bool
-	closed atomic.Bool
+	// resting is 1 while the background goroutine sleeps for a completion that is not due.
+	resting atomic.Int32
+	timer   *time.Timer
+	armed   atomic.Bool
+	closed  atomic.Bool
 }
 
 func newReactor(withRing, poll bool) (*reactor, error) {
-	r := &reactor{poll: poll, svc: make(chan struct{}, 1)}
+	r := &reactor{poll: poll, fake: fakeTime(), svc: make(chan struct{}, 1)}
 	r.table.Store(&[]*cqueue{})
 	if withRing {
 		ring, err := iouring.New(iouring.Options{Entries: ringEntries, CQEntries: ringCQEntries})
@@ -94,6 +97,7 @@ func (r *reactor) stop() {
 		close(r.quit)
 		r.quit = nil
 		r.timer.Stop()
+		r.disturb()
 	}
 }
 
@@ -189,7 +193,7 @@ func (r *reactor) reap() {
 
 // enter submits and sleeps in the kernel until an operation completes, as the leader; false
 // when there already is one.
-func (r *reactor) enter(w *waiter, d time.Duration) bool {
+func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 	if r.leader.Load() {
 		return false
 	}
@@ -199,7 +203,10 @@ func (r *reactor) enter(w *waiter, d time.Duration) bool {
 	if !lead {
 		return false
 	}
-	if w == nil || w.sleepIn(stateEntered) {
+	if due != never {
+		noSlack()
+	}
+	if w == nil || w.sleepIn(stateEntered, due) {
 		err := r.ring.SubmitAndWait(&r.wait, 1, d, 0)
 		if w != nil {
 			w.state.Store(stateAwake)
@@ -258,7 +265,7 @@ func (r *reactor) help(done <-chan struct{}, d time.Duration) {
 		return
 	default:
 	}
-	if r.ring != nil && r.inflight.Load() > 0 && r.enter(nil, d) {
+	if r.ring != nil && r.inflight.Load() > 0 && r.enter(nil, d, never) {
 		r.reap()
 		r.handOff()
 		return
@@ -297,7 +304,7 @@ func (r *reactor) tick() {
 			again = true
 			continue
 		}
-		work, kernel := c.pending()
+		work, kernel, due := c.pending()
 		stuck := c.stuck()
 		c.mu.Unlock()
 		if !work && !kernel && !stuck {
@@ -306,7 +313,7 @@ func (r *reactor) tick() {
 		again = true
 		w := c.waiter.Load()
 		if w == nil || !w.attends() {
-			alone = alone || work || kernel
+			alone = alone || work || kernel || due != never
 		} else if work || kernel && !r.leader.Load() {
 			w.wakeParked()
 		}
@@ -324,6 +331,7 @@ func (r *reactor) wakeService() {
 	case r.svc <- struct{}{}:
 	default:
 	}
+	r.disturb()
 }
 
 // carryOn makes sure that somebody reaps what a turn at c, outside of any wait, submitted.
@@ -337,6 +345,7 @@ func (r *reactor) carryOn(c *cqueue) {
 
 // background serves queues that nobody waits for.
 func (r *reactor) background(quit <-chan struct{}) {
+	due := int64(never)
 	for idle := 0; ; {
 		if !r.poll {
 			select {
@@ -354,10 +363,11 @@ func (r *reactor) background(quit <-chan struct{}) {
 			if idle < 256 {
 				runtime.Gosched()
 			} else {
-				time.Sleep(min(time.Duration(idle-255)*time.Microsecond, 100*time.Microsecond))
+				r.pause(min(time.Duration(idle-255)*time.Microsecond, 100*time.Microsecond), due, quit)
 			}
 		}
-		if r.serveAll(quit) {
+		worked := false
+		if worked, due = r.serveAll(quit); worked {
 			idle = 0
 		} else {
 			idle++
@@ -365,19 +375,34 @@ func (r *reactor) background(quit <-chan struct{}) {
 	}
 }
 
+// pause is the time between two looks at the doorbells; a completion that is due ends it.
+func (r *reactor) pause(d time.Duration, due int64, quit <-chan struct{}) {
+	if due == never {
+		time.Sleep(d)
+		return
+	}
+	r.rest(min(d, restUntil(due, r.fake)), quit)
+}
+
 // serveAll works until no unattended queue has anything left; it tells whether there was
-// something.
-func (r *reactor) serveAll(quit <-chan struct{}) bool {
-	for worked := false; ; worked = true {
+// something. With doorbells to be polled it does not wait for completions that are not due, but
+// tells when the next one is.
+func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
+	for ; ; worked = true {
 		select {
 		case <-quit:
-			return worked
+			return worked, never
+		default:
+		}
+		select {
+		case <-r.svc: // whatever it was for, it is seen to now
 		default:
 		}
 		if r.events != nil {
 			r.events()
 		}
 		more, kernel := false, false
+		due = never
 		for _, c := range *r.table.Load() {
 			if c == nil {
 				continue
@@ -388,8 +413,8 @@ func (r *reactor) serveAll(quit <-chan struct{}) bool {
 			c.mu.Lock()
 			before := c.nposted
 			c.serve()
-			w, k := c.pending()
-			more, kernel = more || w || c.nposted != before, kernel || k
+			w, k, next := c.pending()
+			more, kernel, due = more || w || c.nposted != before, kernel || k, min(due, next)
 			c.unlock()
 		}
 		r.reap()
@@ -399,21 +424,27 @@ func (r *reactor) serveAll(quit <-chan struct{}) bool {
 			if r.poll || more {
 				d = 20 * time.Microsecond
 			}
-			if !r.enter(nil, d) { // somebody leads, and reaps for all
+			if due != never {
+				d = min(d, max(restUntil(due, r.fake), time.Microsecond))
+			}
+			if !r.enter(nil, d, due) { // somebody leads, and reaps for all
 				r.submit()
 				r.arm()
-				return true
+				return true, due
 			}
 			r.reap()
 			r.handOff()
 		case more:
 			runtime.Gosched()
+		case due != never && !r.poll:
+			r.submit()
+			r.rest(restUntil(due, r.fake), quit)
 		default:
 			r.submit()
 			if worked {
 				r.arm()
 			}
-			return worked
+			return worked, due
 		}
 	}
 }
@@ -424,6 +455,7 @@ const (
 	stateParked  // on its channel
 	stateEntered // in io_uring_enter
 	stateWaking  // there, and a no-op is on its way
+	stateNapping // on the futex that the state itself is, for a completion that is not due
 )
 
 // waiter is a party that waits for some of a reactor's queues.
@@ -452,11 +484,19 @@ func (w *waiter) attends() bool { return w.attended.Swap(false) || w.state.Load(
 
 func (w *waiter) attendedNow() bool { return w.attended.Load() || w.state.Load() != stateAwake }
 
-// wakeParked wakes the party if it sleeps on its channel.
+// wakeParked wakes the party if it sleeps on its channel or naps.
 func (w *waiter) wakeParked() bool {
-	if w.state.Load() == stateParked && w.state.CompareAndSwap(stateParked, stateAwake) {
-		w.ch <- struct{}{} // has room: one send for each time parked
-		return true
+	switch w.state.Load() {
+	case stateParked:
+		if w.state.CompareAndSwap(stateParked, stateAwake) {
+			w.ch <- struct{}{} // has room: one send for each time parked
+			return true
+		}
+	case stateNapping:
+		if w.state.CompareAndSwap(stateNapping, stateAwake) {
+			futexWake(&w.state)
+			return true
+		}
 	}
 	return false
 }
@@ -484,10 +524,13 @@ func (w *waiter) wake() {
 	}
 }
 
-// spins tells whether the controllers model a latency, for which the party does not sleep.
-func (w *waiter) spins() bool {
-	cqs := *w.cqs.Load()
-	return len(cqs) > 0 && cqs[0].bus.cfg.Latency != 0
+// due is when the next completion of the queues has to be posted, as of their last turns.
+func (w *waiter) due() int64 {
+	due := int64(never)
+	for _, c := range *w.cqs.Load() {
+		due = min(due, c.next.Load())
+	}
+	return due
 }
 
 // changed tells whether one of the queues has entries that came since the last time.
@@ -520,8 +563,9 @@ func (w *waiter) work(block bool) {
 }
 
 // sleepIn announces that the party is about to sleep, and looks once more for reasons not to:
-// a doorbell rung, or an entry posted, before the announcement was seen.
-func (w *waiter) sleepIn(state int32) bool {
+// a doorbell rung, an entry posted, or a completion due earlier than the party knew, before the
+// announcement was seen.
+func (w *waiter) sleepIn(state int32, due int64) bool {
 	w.state.Store(state) // a full fence on every architecture (sequentially consistent)
 	stay := w.changed(false)
 	if state == stateEntered {
@@ -534,8 +578,9 @@ func (w *waiter) sleepIn(state int32) bool {
 			break
 		}
 		c.mu.Lock()
-		stay, _ = c.pending()
+		work, _, next := c.pending()
 		c.mu.Unlock()
+		stay = work || next < due
 	}
 	if !stay {
 		return true
@@ -562,9 +607,6 @@ func (w *waiter) waitFor(d time.Duration) {
 	for {
 		w.work(d > 0)
 		r.reap()
-		if w.spins() {
-			runtime.Gosched()
-		}
 		if w.changed(true) || d <= 0 || r.closed.Load() || w.single && len(*w.cqs.Load()) == 0 {
 			break
 		}
@@ -576,17 +618,24 @@ func (w *waiter) waitFor(d time.Duration) {
 		if left <= 0 {
 			break
 		}
+		due := w.due()
+		if due != never {
+			if left = min(left, restUntil(due, r.fake)); left <= 0 {
+				runtime.Gosched()
+				continue
+			}
+		}
 		if r.ring != nil && r.inflight.Load() > 0 {
-			if r.enter(w, left) {
+			if r.enter(w, left, due) {
 				continue
 			}
 			r.submit()
 			r.follow(w)
-			w.park(left)
+			w.sleep(left, due)
 			r.unfollow(w)
 			continue
 		}
-		w.park(left)
+		w.sleep(left, due)
 	}
 	r.submit()
 	if r.inflight.Load() > 0 {
@@ -602,13 +651,22 @@ func (w *waiter) waitFor(d time.Duration) {
 	}
 }
 
-func (w *waiter) park(d time.Duration) {
+// sleep lasts until d has passed or somebody wakes the party. due is the next completion that it
+// knows of, which d has in view.
+func (w *waiter) sleep(d time.Duration, due int64) {
+	if due != never && !w.r.fake {
+		if w.sleepIn(stateNapping, due) {
+			futexWait(&w.state, stateNapping, d)
+			w.state.Store(stateAwake)
+		}
+		return
+	}
 	if w.timer == nil {
 		w.timer = time.NewTimer(d)
 	} else {
 		w.timer.Reset(d)
 	}
-	if w.sleepIn(stateParked) {
+	if w.sleepIn(stateParked, due) {
 		select {
 		case <-w.ch:
 		case <-w.timer.C:
@@ -661,7 +719,7 @@ func (c *cqueue) kick() {
 		} else {
 			r.wakeService()
 		}
-	case stateParked:
+	case stateParked, stateNapping:
 		w.wakeParked()
 	default:
 		// The party sleeps in the kernel: submit for it.
