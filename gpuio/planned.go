@@ -1,0 +1,129 @@
+package gpuio
+
+import (
+	"helios/internal/errs"
+)
+
+// Planner says which commands a set of rows would take, without SSDs: the rules of the stacks as pure
+// arithmetic, for the virtual clock.
+type Planner struct {
+	e          async // layout and units only
+	align      int64
+	keys, keyB []uint64
+	idx, idxB  []uint32
+	runs       []uint32
+}
+
+// PlanOptions are what of a stack's options, and of its SSDs, decides about commands.
+type PlanOptions struct {
+	Stack            string // async; every other one reads row by row
+	CoalesceBytes    int    // as in AsyncOptions
+	Depth            int    // as in AsyncOptions
+	MaxTransferBytes int    // of the SSDs; 0: no limit but that of a page of PRP list
+	Align            int    // reads are widened to it (the cpu stack's O_DIRECT); 0: not
+}
+
+// planPage is the memory page of a controller that nobody has asked: the smallest, and the usual one.
+const planPage = 4096
+
+// NewPlanner makes a planner for a layout.
+func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
+	if err := l.Check(); err != nil {
+		return nil, err
+	}
+	p := &Planner{}
+	a := AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}
+	if err := a.fill(); err != nil {
+		return nil, err
+	}
+	p.e.layout, p.e.opt, p.e.ssds, p.align = l, a, make([]*SSD, l.SSDs), max(int64(o.Align), 1)
+	limit := planPage / 8 * planPage
+	if o.MaxTransferBytes > 0 {
+		limit = min(limit, o.MaxTransferBytes)
+	}
+	row := l.ReadBytes()
+	p.e.parts = 1
+	switch {
+	case row > limit && (o.Stack == "async" || o.Stack == "sync"):
+		part := limit / max(int(l.LBABytes), partAlign) * max(int(l.LBABytes), partAlign)
+		if part == 0 {
+			return nil, errs.New(errs.Usage, "commands of at most %d bytes cannot move rows in parts of %d bytes", limit, max(int(l.LBABytes), partAlign))
+		}
+		p.e.parts = uint32((row + part - 1) / part)
+	case o.Stack == "async" && a.CoalesceBytes >= 0:
+		bytes := min(a.CoalesceBytes, limit)
+		if a.CoalesceBytes == 0 {
+			bytes = min(autoCoalesceBytes, limit)
+			for bytes > int(l.LBABytes) && bytes*a.Depth > autoStagingBytes {
+				bytes /= 2
+			}
+		}
+		p.e.window = uint32(max(bytes/row, 1) * int(l.LBAsPerRow))
+	}
+	return p, nil
+}
+
+// Planned is what a set takes on one SSD.
+type Planned struct {
+	Commands int64
+	Bytes    int64 // that they move
+}
+
+// Set plans the rows of a ReadSet: rows[offsets[s]:offsets[s+1]] are those of SSD s. The answer is added
+// to out, which has an entry for each SSD.
+func (p *Planner) Set(rows, offsets []int64, out []Planned) {
+	l := &p.e.layout
+	each := int64(l.ReadBytes())
+	together := p.e.coalesces(&ReadSet{SSDOffset: offsets})
+	for s := range int(l.SSDs) {
+		bucket := rows[offsets[s]:offsets[s+1]]
+		n := int64(len(bucket))
+		if !together || n == 0 {
+			out[s].Commands += n * int64(p.e.parts)
+			out[s].Bytes += n * each
+			if p.align > 1 {
+				for _, r := range bucket {
+					from := p.lba(uint64(r/int64(l.SSDs))) * int64(l.LBABytes)
+					out[s].Bytes += (from+each+p.align-1)/p.align*p.align - from/p.align*p.align - each
+				}
+			}
+			continue
+		}
+		p.reserve(len(bucket))
+		keys, other, idx, otherIdx := p.keys[:n], p.keyB[:n], p.idx[:n], p.idxB[:n]
+		for i, r := range bucket {
+			keys[i] = uint64(r / int64(l.SSDs))
+		}
+		for pass := range l.passes() {
+			sortPass(keys, other, idx, otherIdx, 8*pass)
+			keys, other, idx, otherIdx = other, keys, otherIdx, idx
+		}
+		runs := p.runs[:n]
+		m := l.cut(keys, int64(p.e.window), 0, runs)
+		out[s].Commands += int64(m)
+		for k := range m {
+			last := uint32(n)
+			if k+1 < m {
+				last = runs[k+1]
+			}
+			out[s].Bytes += (p.lba(keys[last-1])-p.lba(keys[runs[k]]))*int64(l.LBABytes) + each
+		}
+	}
+}
+
+// lba is the first LBA of a slot, from the start of the extent.
+func (p *Planner) lba(slot uint64) int64 {
+	if l := &p.e.layout; l.RowsPerLBA == 1 {
+		return int64(slot) * int64(l.LBAsPerRow)
+	}
+	return int64(slot) / int64(p.e.layout.RowsPerLBA)
+}
+
+func (p *Planner) reserve(n int) {
+	if n <= len(p.keys) {
+		return
+	}
+	c := grown(int64(n))
+	p.keys, p.keyB = make([]uint64, c), make([]uint64, c)
+	p.idx, p.idxB, p.runs = make([]uint32, c), make([]uint32, c), make([]uint32, c)
+}

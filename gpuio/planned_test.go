@@ -1,0 +1,66 @@
+package gpuio
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What is planned is what the stacks do.
+func TestPlannerAgreesWithTheStacks(t *testing.T) {
+	for i, c := range []struct {
+		rowBytes, ssds, lba int
+		stack               string
+		coalesce            int
+	}{
+		{64, 2, 512, "async", 0}, {64, 3, 512, "async", -1}, {100, 2, 4096, "async", 8 << 10}, {512, 1, 512, "async", 0}, {512, 2, 512, "async", 64 << 10},
+		{2408, 3, 512, "async", 1 << 20}, {4096, 2, 512, "async", 0}, {300 << 10, 2, 512, "async", 0}, {300 << 10, 1, 512, "sync", 0}, {64, 2, 512, "sync", 0},
+		{128, 2, 512, "cpu", 0}, {128, 2, 512, "mmap", 0},
+	} {
+		t.Run(fmt.Sprintf("%s %d", c.stack, c.rowBytes), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(uint64(i), 3))
+			r := newRig(t, rigOptions{rows: int64(1200 / max(c.rowBytes/4096, 1)), rowBytes: c.rowBytes, ssds: c.ssds, lba: c.lba, ram: true, sms: 2})
+			p, err := NewPlanner(r.layout, PlanOptions{Stack: c.stack, CoalesceBytes: c.coalesce, MaxTransferBytes: r.ssds[0].Ctrl.MaxTransferBytes()})
+			require.NoError(t, err)
+			var rd Reader
+			switch c.stack {
+			case "sync":
+				rd = r.reader(NewSync(r.dev, r.ssds, r.layout, SyncOptions{}))
+			case "cpu":
+				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{}))
+			case "mmap":
+				rd = r.reader(NewMmap(r.dev, r.ssds, r.layout))
+			default:
+				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: c.coalesce}))
+			}
+			for _, n := range []int{1, 40, 900} {
+				s := r.newSet(rng, min(n, 1+int(64<<20)/c.rowBytes/4), int64(c.rowBytes), 0)
+				want := make([]Planned, c.ssds)
+				p.Set(s.ids, s.rs.SSDOffset, want)
+				var sum Planned
+				for _, w := range want {
+					sum.Commands += w.Commands
+					sum.Bytes += w.Bytes
+				}
+				st := s.read(rd)
+				if c.stack == "cpu" { // how far it widens its reads is the file system's matter
+					sum.Bytes = st.Bytes
+				}
+				require.Equal(t, sum, Planned{st.Commands, st.Bytes}, "%d rows", n)
+				s.free(rd)
+			}
+		})
+	}
+}
+
+func TestPlannerWidensReads(t *testing.T) {
+	l, err := NewLayout(100, 1000, 1, 512)
+	require.NoError(t, err)
+	p, err := NewPlanner(l, PlanOptions{Stack: "cpu", Align: 4096})
+	require.NoError(t, err)
+	out := make([]Planned, 1)
+	p.Set([]int64{0, 1, 7, 8}, []int64{0, 4}, out) // 1 KiB each, none across a 4 KiB boundary
+	require.Equal(t, []Planned{{4, 4 * 4096}}, out)
+}
