@@ -197,10 +197,20 @@ type testSet struct {
 // the destination that no row covers must stay as it was.
 func (r *rig) newSet(rng *rand.Rand, n int, stride, offset int64) *testSet {
 	r.t.Helper()
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = rng.Int64N(r.layout.Rows)
+	}
+	return r.setOf(rng, ids, stride, offset)
+}
+
+// setOf makes a set of these rows, in their order within each SSD, at random places.
+func (r *rig) setOf(rng *rand.Rand, ids []int64, stride, offset int64) *testSet {
+	r.t.Helper()
+	n := len(ids)
 	s := &testSet{r: r, gap: byte(rng.Uint32())}
 	per := make([][]int64, r.layout.SSDs)
-	for range n {
-		row := rng.Int64N(r.layout.Rows)
+	for _, row := range ids {
 		per[row%int64(r.layout.SSDs)] = append(per[row%int64(r.layout.SSDs)], row)
 	}
 	offs := []int64{0}
