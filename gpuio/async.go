@@ -127,28 +127,29 @@ type async struct {
 
 	bells       []cuda.Buffer // doorbells by SSD, where the device needs them registered
 	gate        chan struct{} // see enter; nil on the host device
-	clockOffset int64         // of the device's clock, once known; guarded by recMu
+	clockOffset int64         // of the device's clock, once known; guarded by gate
 	clockKnown  bool
 
-	recMu  sync.Mutex // recovery of queues
-	deadMu sync.Mutex
-	dead   []error // by SSD: why it was given up
-	unsafe []bool  // by SSD: given up, and its DMA may go on; guarded by recMu
+	rec     []ssdRecovery // by SSD
+	life    context.Context
+	endLife context.CancelFunc // ends recoveries
+	strands int                // sets that keep their slots until Close; guarded by mu
 
 	// Admin commands of recovery, which tests replace.
 	abort       func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
 	deleteQueue func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error
 
-	sets, rows, failed, timeouts, aborts, recreated atomic.Int64
-	submitNS, completeNS                            atomic.Int64
-	final                                           Stats // after Close
+	sets, rows, failed, timeouts atomic.Int64
+	submitNS, completeNS         atomic.Int64
+	final                        Stats // after Close
 }
 
 // pairState is the host's side of one queue.
 type pairState struct {
 	qp     *nvme.QueuePair
 	sq, cq cuda.Buffer
-	block  int // of complete
+	block  int    // of complete
+	idle   uint64 // its completions when it was replaced, plus 1; 0: it was not
 }
 
 // dmaArea is device memory that one SSD reaches.
@@ -170,7 +171,8 @@ func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l L
 	if err := checkSSDs(ssds, l, true); err != nil {
 		return nil, err
 	}
-	e := &async{name: name, sync: sync, dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), dead: make([]error, len(ssds)), unsafe: make([]bool, len(ssds))}
+	e := &async{name: name, sync: sync, dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), rec: make([]ssdRecovery, len(ssds))}
+	e.life, e.endLife = context.WithCancel(context.Background())
 	e.abort = func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error {
 		_, err := c.Abort(ctx, sqid, cid)
 		return err
@@ -742,6 +744,9 @@ func (e *async) takeSlot(ctx context.Context) (uint32, error) {
 			oldest = e.live[0]
 		}
 		err := e.refusal()
+		if err == nil && e.strands == maxSets {
+			err = errs.New(errs.Device, "gpuio %s: SSDs that were given up may still write to the buffers of %d sets; close the reader", e.name, maxSets)
+		}
 		e.mu.Unlock()
 		if err != nil { // sets that were abandoned never give their slots back
 			return 0, err
@@ -776,10 +781,10 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		return err
 	}
 	nssd := len(e.ssds)
-	for s, d := range e.ssds {
+	for s := range e.ssds {
 		if rs.SSDOffset[s] < rs.SSDOffset[s+1] {
 			if err := e.deadError(s); err != nil {
-				return errs.New(errs.Device, "nvme %s was given up after: %w; bind it again", d.name(), err)
+				return err
 			}
 		}
 	}
@@ -909,38 +914,17 @@ func (p *asyncPending) complete(ctx context.Context) error {
 			p.finish()
 			return nil
 		}
-		if err := e.enter(ctx); err != nil {
-			return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, err)
-		}
 		failed, err := p.goOn(ctx)
-		e.leave()
 		if err != nil {
 			return err
 		}
 		if failed != nil {
 			p.abandon(failed)
+		}
+		if p.finished {
 			return nil
 		}
 	}
-}
-
-// goOn recovers the queues that hold rows of the set and launches a kernel for these. failed is why
-// the set cannot be read; err is ctx's.
-func (p *asyncPending) goOn(ctx context.Context) (failed, err error) {
-	e := p.e
-	again, err := e.resumeSync(ctx, p)
-	if err != nil || again {
-		return nil, err
-	}
-	if err := e.recover(ctx, p); err != nil {
-		return nil, err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.broken != nil {
-		return e.broken, nil
-	}
-	return e.launchComplete(p.slot), nil
 }
 
 // abandon ends a set whose kernels failed. Its commands may still be in flight: its slot and its
@@ -1009,7 +993,7 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 		case failStatus:
 			err = &nvme.StatusError{Bus: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: f.Blocks, Status: nvme.Status(f.Status)}
 		case failTimeout:
-			err = &TimeoutError{SSD: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: f.Blocks, After: e.opt.Timeout, Attempts: int(f.Tries)}
+			err = &TimeoutError{SSD: ssd.name(), QID: f.QID, CID: f.CID, Op: "read", LBA: nvme.LBA(f.LBA), Blocks: f.Blocks, After: e.opt.Timeout, Attempts: int(f.Tries), Tried: e.rec[f.SSD].tried()}
 		case failRow:
 			class = errs.Failed
 			err = fmt.Errorf("not a row of SSD %s: the layout has %d rows on %d SSDs; the bucket is wrong", ssd.name(), e.layout.Rows, e.layout.SSDs)
@@ -1017,7 +1001,7 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 			class = errs.Failed
 			err = fmt.Errorf("position %d is outside the destination of %d bytes", f.LBA, set.DstLimit)
 		default:
-			err = fmt.Errorf("nvme %s q%d: the queue pair is lost: %w", ssd.name(), f.QID, e.deadError(int(f.SSD)))
+			err = e.lostError(f)
 		}
 		out.First = append(out.First, &RowError{Row: f.Row, Err: err})
 	}
@@ -1040,7 +1024,7 @@ func (e *async) statsLocked() Stats {
 			Rows: e.rows.Load(), Timeouts: e.timeouts.Load(),
 			Submit: time.Duration(e.submitNS.Load()), Complete: time.Duration(e.completeNS.Load()),
 		},
-		Sets: e.sets.Load(), Failed: e.failed.Load(), Aborts: e.aborts.Load(), Recreated: e.recreated.Load(),
+		Sets: e.sets.Load(), Failed: e.failed.Load(),
 	}
 	for s, d := range e.ssds {
 		per := SSDStats{Name: d.name()}
@@ -1064,11 +1048,15 @@ func (e *async) statsLocked() Stats {
 				st.Latency.Counts[b] += atomic.LoadUint64(&h.Counts[b])
 			}
 		}
+		e.recoveryStats(s, &per)
 		st.Commands += per.Commands
 		st.Bytes += per.Bytes
 		st.Retries += per.Retries
 		st.Errors += per.Errors
 		st.Foreign += per.Foreign
+		st.Aborts += per.Aborts
+		st.Recreated += per.Recreated
+		st.Resets += per.Resets
 		st.PerSSD = append(st.PerSSD, per)
 	}
 	return st
@@ -1109,15 +1097,7 @@ func (e *async) teardown(ctx context.Context) error {
 		e.broken = errs.New(errs.Failed, "gpuio %s: the reader was closed before the set was read", e.name)
 	}
 	e.mu.Unlock()
-	if e.queueBuf != nil {
-		// A recovery that has begun ends first, or it would thaw its queue afterwards. Later ones
-		// leave the queues as they are.
-		e.recMu.Lock()
-		for g := range e.pairs {
-			atomic.StoreUint32(&e.queue(g).Frozen, frozenClosing)
-		}
-		e.recMu.Unlock()
-	}
+	e.endRecoveries()
 	quiet := true
 	for _, s := range []cuda.Stream{e.submitS, e.complS} {
 		if s != nil {
@@ -1152,23 +1132,7 @@ func (e *async) teardown(ctx context.Context) error {
 			}
 		}
 	}
-	unsafeSSD := make([]bool, len(e.ssds))
-	for s, bad := range e.unsafe {
-		if bad { // deleting its queues failed before: try the reset again, of which they are part
-			err = errors.Join(err, e.ssds[s].Ctrl.Reset(ctx))
-		}
-	}
-	for g := range e.pairs {
-		if derr := e.deletePair(ctx, g); derr != nil {
-			err = errors.Join(err, derr)
-			unsafeSSD[g/e.perSSD] = true
-		}
-	}
-	for s, bad := range unsafeSSD {
-		if bad { // only this ends its DMA now
-			err = errors.Join(err, e.ssds[s].Ctrl.Reset(ctx))
-		}
-	}
+	err = errors.Join(err, e.endDMA(ctx))
 	err = errors.Join(err, e.dma.close())
 	for _, b := range e.bells {
 		if b != nil {

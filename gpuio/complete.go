@@ -1,6 +1,7 @@
 package gpuio
 
 import (
+	"math"
 	"math/bits"
 	"sync/atomic"
 	"time"
@@ -50,7 +51,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 				continue
 			}
 			for {
-				n := k.sweep(q, g)
+				n := k.look(q, g)
 				progress = progress || n > 0
 				if n > 0 || first {
 					k.serve(q, g)
@@ -257,24 +258,38 @@ func (k kernelView) deadlines(queues cuda.DevicePtr, lo, hi uint32) time.Duratio
 	wait := int64(maxPark)
 	for g := lo; g < hi; g++ {
 		q := at[queueState](queues, int(g))
-		if atomic.LoadUint32(&q.Frozen) != frozenNo {
-			continue
+		if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {
+			continue // the host has it
 		}
-		switch {
-		case q.ScanAt == 0:
-			q.ScanAt = now + q.TimeoutNS
-		case q.ScanAt <= now:
-			next := q.oldest()
-			if next <= now {
-				q.ScanAt = now
-				atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout)
-				return 0
-			}
-			q.ScanAt = min(next, now+q.TimeoutNS)
+		next, froze := q.due(now)
+		atomic.StoreUint32(&q.Reap, 0)
+		if froze {
+			return 0
 		}
-		wait = min(wait, q.ScanAt-now)
+		wait = min(wait, next-now)
 	}
 	return time.Duration(max(wait, 1))
+}
+
+// due freezes a queue with a command past its deadline, or tells when its commands must be looked at
+// next. The caller holds Reap.
+func (q *queueState) due(now int64) (next int64, froze bool) {
+	if atomic.LoadUint32(&q.Frozen) != frozenNo {
+		return math.MaxInt64, false
+	}
+	switch {
+	case q.ScanAt == 0:
+		q.ScanAt = now + q.TimeoutNS
+	case q.ScanAt <= now:
+		next := q.oldest()
+		if next <= now {
+			q.ScanAt = now
+			atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenTimeout)
+			return now, true
+		}
+		q.ScanAt = min(next, now+q.TimeoutNS)
+	}
+	return q.ScanAt, false
 }
 
 // oldest is the earliest deadline of the commands in flight.

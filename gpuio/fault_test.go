@@ -352,15 +352,10 @@ func chaos(t *testing.T, r *rig, rd Reader, seed uint64) {
 	}
 }
 
-// TestQueueCannotBeReplaced: a controller that does not even delete a queue is reset, and its SSD
-// given up; nothing hangs and no row is reported that was not read.
-func TestQueueCannotBeReplaced(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read,after=20,times=1)"})
-	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 2, Timeout: 60 * time.Millisecond})
-	e := rd.(*async)
-	e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
+// noDelete has the first SSD's queue pairs not be deleted until its controller went through CC.EN = 0.
+func noDelete(e *async) {
 	e.deleteQueue = func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error {
-		if e.deadError(0) == nil { // before the reset
+		if c == e.ssds[0].Ctrl && c.Generation() == 1 {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithCancel(ctx)
 			cancel()
@@ -368,6 +363,20 @@ func TestQueueCannotBeReplaced(t *testing.T) {
 		}
 		return c.DeleteQueuePair(ctx, qp)
 	}
+}
+
+// noAbort has Abort fail.
+func noAbort(e *async) {
+	e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
+}
+
+// TestQueueCannotBeReplaced: a controller that does not even delete a queue, and may not be reset, is
+// disabled, and its SSD given up; nothing hangs and no row is reported that was not read.
+func TestQueueCannotBeReplaced(t *testing.T) {
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read,after=20,times=1)"})
+	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 2, Timeout: 60 * time.Millisecond, Resets: -1})
+	noAbort(rd.(*async))
+	noDelete(rd.(*async))
 	all, stats, failures := runSets(r, rd, 5, 4, 100)
 	failed := 0
 	for i, err := range failures {
@@ -378,22 +387,46 @@ func TestQueueCannotBeReplaced(t *testing.T) {
 		failed++
 		var se *SetError
 		require.ErrorAs(t, err, &se)
+		var given *GivenUpError
+		require.ErrorAs(t, err, &given)
+		require.False(t, given.Unsafe)
 		require.Equal(t, errs.Device, errs.ClassOf(err))
-		require.ErrorContains(t, err, "nvme ssd0 q")
-		require.ErrorContains(t, err, "no answer to delete")
+		require.Regexp(t, `nvme ssd0 q\d: read LBA \d+\+1: nvme ssd0 was given up after 1 abort: nvme ssd0 q\d: its queue pair could not be replaced: no answer to delete: .*; look at it with "heliosctl ssds"`, err.Error())
 		require.EqualValues(t, 100, stats[i].Rows+se.Failed)
-		lost := map[int64]bool{}
-		for _, id := range all[i].ids {
-			if id%2 == 0 {
-				lost[id] = true
-			}
-		}
-		all[i].check(lost)
+		all[i].check(onSSD(all[i], 0))
 	}
 	require.Positive(t, failed)
 	_, err := rd.Submit(testCtx(t), all[0].rs)
 	require.ErrorContains(t, err, "nvme ssd0 was given up")
+	st := rd.Stats().PerSSD
+	require.Contains(t, st[0].GivenUp, "no answer to delete")
+	require.Empty(t, st[1].GivenUp)
+	require.Zero(t, rd.Stats().Resets)
+	other := r.newSetOf(rand.New(rand.NewPCG(5, 5)), 80, 1)
+	other.read(rd)
+	other.free(rd)
 	freeSets(rd, all)
+}
+
+// newSetOf makes a set of rows of one SSD.
+func (r *rig) newSetOf(rng *rand.Rand, n, ssd int) *testSet {
+	r.t.Helper()
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = rng.Int64N(r.layout.RowsOn(ssd))*int64(r.layout.SSDs) + int64(ssd)
+	}
+	return r.setOf(rng, ids, int64(r.layout.RowBytes+3)&^3, 0)
+}
+
+// onSSD are the rows of a set that lie on one SSD.
+func onSSD(s *testSet, ssd int64) map[int64]bool {
+	m := map[int64]bool{}
+	for _, id := range s.ids {
+		if id%int64(s.r.layout.SSDs) == ssd {
+			m[id] = true
+		}
+	}
+	return m
 }
 
 // TestBadSets: rows and positions that only the kernel can see.

@@ -128,11 +128,16 @@ type TimeoutError struct {
 	Blocks   uint32
 	After    time.Duration // deadline of each attempt
 	Attempts int
+	Tried    string // what recovery has done to the SSD so far, for the message
 }
 
 func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("nvme %s q%d: %s LBA %d+%d: no completion within %v, %d attempts; check the SSD with \"heliosctl ssds\" and its error log",
-		e.SSD, e.QID, e.Op, e.LBA, e.Blocks, e.After, e.Attempts)
+	also := ""
+	if e.Tried != "" {
+		also = ", in spite of " + e.Tried
+	}
+	return fmt.Sprintf("nvme %s q%d: %s LBA %d+%d: no completion within %v, %d attempts%s; check the SSD with \"heliosctl ssds\" and its error log",
+		e.SSD, e.QID, e.Op, e.LBA, e.Blocks, e.After, e.Attempts, also)
 }
 
 // Timeout marks the error for callers that look for net.Error-like behaviour.

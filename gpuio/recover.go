@@ -9,62 +9,201 @@ import (
 	"sync/atomic"
 	"time"
 
-	"helios/internal/errs"
 	"helios/nvme"
 )
 
-// Recovery of queues that a complete kernel has frozen. A frozen queue's completion side belongs
-// to the host (kernels skip it); its submission side is taken like any kernel takes it. So the
-// other queues go on meanwhile.
+// Recovery of queues that a kernel had to leave, as a ladder. Each rung is bounded, and its failure
+// leads to the next:
 //
-// First the late commands are aborted and get a grace period for their completions. If these do
-// not come, the queue pair is deleted, after which the SSD cannot write to their destinations any
-// more, and created again; what was outstanding is read again until its attempts are used up. If
-// the queue pair cannot be deleted, only a reset of the controller ends its DMA: the SSD is then
-// given up.
+//  1. commands past their deadline are aborted and get a grace period for their completions;
+//  2. the queue pair is deleted, after which the SSD cannot write to its commands' destinations any
+//     more, and created again; what was outstanding is read again;
+//  3. the controller is reset (CC.EN = 0) and brought up again, with all queue pairs (reset.go);
+//  4. the SSD is given up.
+//
+// A command is issued again until its attempts are used up, a controller is reset until the SSD's
+// resets are. Only what was late, or lay on a queue with a completion for no command, is charged an
+// attempt; what merely stood beside it is not.
+//
+// A retry waits for nothing: controllers name a delay (CRD) only to hosts that enabled Advanced Command
+// Retry (ACRE), which package nvme does not. DNR is honoured where completions are reaped.
+//
+// A frozen queue belongs to the recovery of its SSD, of which there is one at a time, in a goroutine of
+// the engine: a Wait whose context ends leaves it at its work. The other SSDs' queues go on meanwhile,
+// and are recovered by themselves. On a device other than the host's no kernel may run while the host
+// changes what both share (stopped); the long waits, for admin commands and for resets, lie between.
 
-// recover deals with the frozen queues that hold rows of p. Its error is ctx's.
-func (e *async) recover(ctx context.Context, p *asyncPending) error {
-	e.recMu.Lock()
-	defer e.recMu.Unlock()
-	if err := e.quiesce(ctx); err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, ctx.Err())
-		}
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.broken == nil {
-			e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
-		}
-		return nil
+// goOn recovers the SSDs that hold rows of the set and launches a kernel for these. failed is why
+// the set cannot be read; err is ctx's.
+func (p *asyncPending) goOn(ctx context.Context) (failed, err error) {
+	e := p.e
+	e.mu.Lock()
+	failed = e.broken
+	e.mu.Unlock()
+	if failed != nil {
+		return failed, nil
 	}
-	rem := e.remaining(p.slot)
-	for g := range rem {
-		q := e.queue(g)
-		if atomic.LoadUint32(&rem[g]) == 0 {
+	if e.sync != nil {
+		if err := e.awaitRecoveries(ctx, p); err != nil {
+			return nil, err
+		}
+		if err := e.enter(ctx); err != nil {
+			return nil, p.late(err)
+		}
+		again, err := e.resumeSync(ctx, p)
+		e.leave()
+		if err != nil || again {
+			return nil, err
+		}
+	}
+	if err := e.recover(ctx, p); err != nil {
+		return nil, err
+	}
+	if err := e.enter(ctx); err != nil {
+		return nil, p.late(err)
+	}
+	defer e.leave()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken != nil {
+		return e.broken, nil
+	}
+	if e.stranded(p) {
+		e.strand(p)
+		return nil, nil
+	}
+	return e.launchComplete(p.slot), nil
+}
+
+// late is the error of a wait that ended before the set did.
+func (p *asyncPending) late(err error) error {
+	return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.e.name, p.rows, err)
+}
+
+// recover recovers the SSDs that hold rows of p, all at once. Its error is ctx's.
+func (e *async) recover(ctx context.Context, p *asyncPending) error {
+	var busy []<-chan struct{}
+	for s := range e.ssds {
+		if !e.hasRows(p, s) {
 			continue
 		}
-		if e.sync != nil {
-			e.leftover(p, g)
+		if c := e.startRecovery(s); c != nil {
+			busy = append(busy, c)
 		}
-		if atomic.LoadUint32(&q.Frozen) == frozenNo {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, err)
-		}
-		// What was begun is finished whatever happens to ctx: half a recovery helps nobody.
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recoveryTimeout)
-		e.recoverQueue(rctx, g)
-		cancel()
-		if e.sync != nil {
-			e.leftover(p, g)
+	}
+	return p.await(ctx, busy)
+}
+
+// await waits for the ends of recoveries.
+func (p *asyncPending) await(ctx context.Context, busy []<-chan struct{}) error {
+	for _, c := range busy {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return p.late(ctx.Err())
 		}
 	}
 	return nil
 }
 
-// recoveryTimeout bounds the admin commands of one queue's recovery.
+// awaitRecoveries waits for all recoveries that are under way.
+func (e *async) awaitRecoveries(ctx context.Context, p *asyncPending) error {
+	var busy []<-chan struct{}
+	for s := range e.rec {
+		r := &e.rec[s]
+		r.mu.Lock()
+		if r.busy != nil {
+			busy = append(busy, r.busy)
+		}
+		r.mu.Unlock()
+	}
+	return p.await(ctx, busy)
+}
+
+// hasRows tells whether the set has rows left at queues of an SSD.
+func (e *async) hasRows(p *asyncPending, ssd int) bool {
+	rem := e.remaining(p.slot)
+	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
+		if atomic.LoadUint32(&rem[g]) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// startRecovery has an SSD recovered, unless it is being recovered already, and returns what is closed
+// afterwards. nil: the engine is being closed.
+func (e *async) startRecovery(ssd int) <-chan struct{} {
+	r := &e.rec[ssd]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closing {
+		return nil
+	}
+	if r.busy == nil {
+		done := make(chan struct{})
+		r.busy = done
+		go func() {
+			e.recoverSSD(e.life, ssd)
+			r.mu.Lock()
+			r.busy = nil
+			r.mu.Unlock()
+			close(done)
+		}()
+	}
+	return r.busy
+}
+
+// endRecoveries ends the recoveries that are under way, wherever they are: what they have frozen stays
+// so. No other begins. Then it freezes all queues, so that kernels end.
+func (e *async) endRecoveries() {
+	e.endLife()
+	for s := range e.rec {
+		r := &e.rec[s]
+		r.mu.Lock()
+		r.closing = true
+		busy := r.busy
+		r.mu.Unlock()
+		if busy != nil {
+			<-busy // each of its waits looks at e.life
+		}
+	}
+	for g := range e.pairs {
+		atomic.StoreUint32(&e.queue(g).Frozen, frozenClosing)
+	}
+}
+
+// recoverSSD climbs the ladder as far as it takes. When it returns, each queue of the SSD works, or is
+// dead; or ctx, the engine's life, has ended.
+func (e *async) recoverSSD(ctx context.Context, ssd int) {
+	err := e.stopped(ctx, func() error {
+		e.leftovers(ssd)
+		if e.deadError(ssd) != nil {
+			e.bury(ssd)
+		}
+		return nil
+	})
+	if err != nil || e.deadError(ssd) != nil {
+		return
+	}
+	// A controller that reports its end needs no Abort, and a queue that is not frozen yet would be.
+	cause := e.ssds[ssd].Ctrl.Health()
+	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD && cause == nil; g++ {
+		if atomic.LoadUint32(&e.queue(g).Frozen) != frozenNo {
+			cause = e.recoverQueue(ctx, g)
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if cause != nil {
+		e.heal(ctx, ssd, cause)
+	}
+	_ = e.stopped(ctx, func() error { e.leftovers(ssd); return nil })
+}
+
+// recoveryTimeout bounds the admin commands of one queue's recovery, and the wait for a kernel to
+// leave a queue.
 const recoveryTimeout = 15 * time.Second
 
 func (e *async) kernelView() kernelView {
@@ -88,6 +227,34 @@ func (e *async) enter(ctx context.Context) error {
 func (e *async) leave() {
 	if e.gate != nil {
 		<-e.gate
+	}
+}
+
+// stopped calls fn while no kernel runs, on a device other than the host's. Its error is fn's, or ctx's,
+// or that of kernels that failed, which breaks the engine.
+func (e *async) stopped(ctx context.Context, fn func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	if err := e.quiesce(ctx); err != nil {
+		if ctx.Err() == nil {
+			e.breakWith(err)
+		}
+		return err
+	}
+	return fn()
+}
+
+// breakWith ends the engine; the first reason counts.
+func (e *async) breakWith(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken == nil {
+		e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
 	}
 }
 
@@ -117,51 +284,84 @@ func (e *async) quiesce(ctx context.Context) error {
 // now is the time on the clock of the commands' deadlines.
 func (e *async) now() int64 { return nanotime() + e.clockOffset }
 
-// own takes a frozen queue's submission side. Kernels hold it for the length of a refill.
-func (e *async) own(ctx context.Context, q *queueState) error {
-	for !atomic.CompareAndSwapUint32(&q.Own, ownFree, ownHeld) {
-		if err := ctx.Err(); err != nil {
-			return err
+// still waits until no kernel is inside a queue that was frozen: each looks at Frozen once more when it
+// has taken the submission side (Own) or the completion side (Reap).
+func (e *async) still(ctx context.Context, q *queueState) error {
+	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+	defer cancel()
+	for _, side := range []*uint32{&q.Own, &q.Reap} {
+		for !atomic.CompareAndSwapUint32(side, ownFree, ownHeld) {
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("nvme %s q%d: a kernel does not release the queue: %w", e.ssds[q.SSD].name(), q.QID, err)
+			}
+			runtime.Gosched()
 		}
-		runtime.Gosched()
 	}
+	atomic.StoreUint32(&q.Reap, 0)
+	q.unlock() // who came meanwhile found the queue frozen
 	return nil
 }
 
-func (e *async) recoverQueue(ctx context.Context, g int) {
-	q := e.queue(g)
-	if err := e.own(ctx, q); err != nil {
-		// A kernel that never lets go has failed; its stream says so.
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.broken == nil {
-			e.broken = errs.New(errs.Device, "nvme %s q%d: a kernel does not release the queue", e.ssds[q.SSD].name(), q.QID)
-		}
-		return
-	}
-	// A warp of read_sync that left may have missed that its command was done. None runs now: the row
-	// is read again.
-	q.commands(func(cid uint32, cmd *command) {
-		if state := atomic.LoadUint32(&cmd.State); state&cmdState == cmdDone {
-			atomic.StoreUint32(&cmd.State, state&^(cmdState|cmdAborted)|cmdRetry)
-			atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
-		}
-	})
-	switch atomic.LoadUint32(&q.Frozen) {
-	case frozenNo, frozenClosing, frozenUnsafe:
-	case frozenDead:
-		e.failQueue(q, g)
-	case frozenTimeout:
-		if !e.abortLate(ctx, q) {
-			e.recreate(ctx, q, g)
-		}
-	default:
-		e.recreate(ctx, q, g)
-	}
+// thaw lets kernels work on a queue again, and starts what waits there.
+func (e *async) thaw(q *queueState, g int) {
+	atomic.StoreUint32(&q.Frozen, frozenNo)
 	k := e.kernelView()
-	for !q.release() {
-		k.refill(q, uint32(g))
+	k.serve(q, uint32(g))
+}
+
+// recoverQueue aborts what is late on a frozen queue, or replaces it. An error is why the controller
+// must be reset.
+func (e *async) recoverQueue(ctx context.Context, g int) error {
+	q := e.queue(g)
+	var late []uint32
+	again := false // some were aborted before
+	why := uint32(frozenNo)
+	err := e.stopped(ctx, func() error {
+		why = atomic.LoadUint32(&q.Frozen)
+		if why != frozenTimeout && why != frozenForeign {
+			return nil
+		}
+		if err := e.still(ctx, q); err != nil {
+			e.breakWith(err) // a kernel that never lets go has failed
+			return err
+		}
+		q.readAgain()
+		if why == frozenTimeout {
+			late, again = e.late(q)
+		}
+		return nil
+	})
+	switch {
+	case err != nil, why != frozenTimeout && why != frozenForeign:
+		return nil
+	case why == frozenTimeout && !again && e.abortLate(ctx, q, late):
+		return e.stopped(ctx, func() error {
+			grace := e.now() + int64(min(abortGrace, e.opt.Timeout))
+			for _, cid := range late {
+				atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
+			}
+			q.ScanAt = min(q.oldest(), e.now()+q.TimeoutNS) // nothing may be in flight now, but soon
+			e.thaw(q, g)
+			return nil
+		})
+	case e.vain(q, g):
+		return fmt.Errorf("nvme %s q%d: nothing completed within %v on its new queue pair either", e.ssds[q.SSD].name(), q.QID, e.opt.Timeout)
 	}
+	return e.recreate(ctx, q, g, why == frozenForeign)
+}
+
+// vain tells whether a queue was replaced, has completed nothing since, and holds commands that a reset
+// could still help: it is no command of its that is at fault then.
+func (e *async) vain(q *queueState, g int) bool {
+	if e.pairs[g].idle != atomic.LoadUint64(&q.Completed)+1 || e.rec[q.SSD].resets.Load() >= int64(e.opt.Resets) {
+		return false
+	}
+	hope := false
+	q.commands(func(_ uint32, cmd *command) {
+		state := atomic.LoadUint32(&cmd.State)
+		hope = hope || state&cmdAborted != 0 && state/cmdAttempt <= q.Retries
+	})
+	return hope
 }
 
 // commands calls fn for each command that is in use.
@@ -180,54 +380,66 @@ func (q *queueState) commands(fn func(cid uint32, cmd *command)) {
 	}
 }
 
-// abortLate aborts the commands past their deadline and thaws the queue, so that the complete
-// kernel can see their completions. False: some were aborted before, or Abort does not work.
-func (e *async) abortLate(ctx context.Context, q *queueState) bool {
-	// Late is what was late when the kernel looked: completions that came since are not seen yet.
-	now := q.ScanAt
-	ok := true
-	var late []uint32
+// readAgain deals with completions that a warp of read_sync that left may have missed. None runs now:
+// these commands are issued again.
+func (q *queueState) readAgain() {
+	q.commands(func(cid uint32, cmd *command) {
+		if state := atomic.LoadUint32(&cmd.State); state&cmdState == cmdDone {
+			q.again(cid, cmd, state, false)
+		}
+	})
+}
+
+// again has a command issued once more, charged as another attempt or in place of its last one.
+func (q *queueState) again(cid uint32, cmd *command, state uint32, charged bool) {
+	if !charged && state >= cmdAttempt {
+		state -= cmdAttempt
+	}
+	atomic.StoreUint32(&cmd.State, state&^(cmdState|cmdAborted)|cmdRetry)
+	atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
+}
+
+// late notes which commands of a queue were past their deadline when the kernel looked: completions that
+// came since are not seen yet. again: one of them was aborted before, in vain.
+func (e *async) late(q *queueState) (late []uint32, again bool) {
 	q.commands(func(cid uint32, cmd *command) {
 		state := atomic.LoadUint32(&cmd.State)
-		if state&cmdState != cmdInFlight || atomic.LoadInt64(&cmd.Deadline) > now {
+		if state&cmdState != cmdInFlight || atomic.LoadInt64(&cmd.Deadline) > q.ScanAt {
 			return
 		}
 		if state&cmdAborted != 0 {
-			ok = false
+			again = true
 			return
 		}
 		late = append(late, cid)
-		e.noteTimeout(uint32(cmd.Set))
+		// From here on it is one that is charged for what follows.
+		atomic.StoreUint32(&cmd.State, state|cmdAborted)
+		e.noteTimeout(int(q.SSD), uint32(cmd.Set))
 	})
-	if !ok {
-		return false
-	}
-	ctrl := e.ssds[q.SSD].Ctrl
-	actx, cancel := context.WithTimeout(ctx, abortGrace+time.Duration(len(late))*10*time.Millisecond)
+	return late, again
+}
+
+// abortLate aborts commands. False: Abort does not work.
+func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) bool {
+	r := &e.rec[q.SSD]
+	ctx, cancel := context.WithTimeout(ctx, abortGrace+time.Duration(len(late))*10*time.Millisecond)
 	defer cancel()
 	for _, cid := range late {
-		cmd := at[command](q.Commands, int(cid))
-		atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)|cmdAborted)
-		e.aborts.Add(1)
+		r.aborts.Add(1)
 		// That the command was not found is no reason to give up: its completion may be on
 		// its way. Whether it comes decides.
-		if err := e.abort(actx, ctrl, uint16(q.QID), uint16(cid)); err != nil {
+		if err := e.abort(ctx, e.ssds[q.SSD].Ctrl, uint16(q.QID), uint16(cid)); err != nil {
 			var refused *nvme.StatusError
 			if !errors.As(err, &refused) {
 				return false
 			}
 		}
 	}
-	grace := e.now() + int64(min(abortGrace, e.opt.Timeout))
-	for _, cid := range late {
-		atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
-	}
-	q.ScanAt = min(q.oldest(), e.now()+q.TimeoutNS) // nothing may be in flight now, but soon
-	atomic.StoreUint32(&q.Frozen, frozenNo)
-	return true
+	return ctx.Err() == nil
 }
 
-func (e *async) noteTimeout(slot uint32) {
+func (e *async) noteTimeout(ssd int, slot uint32) {
+	e.rec[ssd].timeouts.Add(1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := e.slots[slot]; p != nil {
@@ -235,115 +447,87 @@ func (e *async) noteTimeout(slot uint32) {
 	}
 }
 
-// recreate replaces the queue pair and issues what was outstanding again.
-func (e *async) recreate(ctx context.Context, q *queueState, g int) {
-	err := e.deletePair(ctx, g)
-	deleted := err == nil
-	if deleted {
-		err = e.createPair(ctx, g)
-	}
-	if err == nil {
-		if group := e.host.parks[e.pairs[g].block].group; group != nil {
-			err = group.Rejoin(nvme.CQRef{Bus: e.ssds[q.SSD].Ctrl.Bus(), QID: e.pairs[g].qp.ID})
-		}
+// recreate replaces a queue pair and issues what was outstanding again. all: each of its commands is
+// charged an attempt, not only the late ones. An error is why the controller must be reset.
+func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) error {
+	actx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+	defer cancel()
+	qid := q.QID
+	err := e.deletePair(actx, g)
+	if err != nil {
+		e.rec[q.SSD].setUnsafe(true)
+	} else {
+		err = e.rejoin(actx, g)
 	}
 	if err != nil {
-		e.giveUp(ctx, q, g, deleted, err)
-		return
+		return fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w", e.ssds[q.SSD].name(), qid, err)
 	}
-	e.recreated.Add(1)
+	e.rec[q.SSD].recreated.Add(1)
+	return e.stopped(ctx, func() error {
+		e.reissue(q, g, all)
+		e.pairs[g].idle = atomic.LoadUint64(&q.Completed) + 1
+		e.thaw(q, g)
+		return nil
+	})
+}
+
+// rejoin creates queue g's pair, of which nothing is left, and has its block wait for it again.
+func (e *async) rejoin(ctx context.Context, g int) error {
+	if err := e.createPair(ctx, g); err != nil {
+		return err
+	}
+	if group := e.host.parks[e.pairs[g].block].group; group != nil {
+		return group.Rejoin(nvme.CQRef{Bus: e.ssds[g/e.perSSD].Ctrl.Bus(), QID: e.pairs[g].qp.ID})
+	}
+	return nil
+}
+
+// reissue has what was outstanding on a queue whose pair is gone issued again, but for commands that
+// have used their attempts up.
+func (e *async) reissue(q *queueState, g int, all bool) {
 	count(&q.Dropped, q.inFlight())
+	q.readAgain()
 	q.commands(func(cid uint32, cmd *command) {
 		state := atomic.LoadUint32(&cmd.State)
-		tries := state / cmdAttempt
-		if tries > q.Retries {
+		if state&cmdState != cmdInFlight {
+			return
+		}
+		charged := all || state&cmdAborted != 0
+		if charged && state/cmdAttempt > q.Retries {
 			e.failCommand(q, g, cid, cmd, failTimeout)
 			return
 		}
-		atomic.StoreUint32(&cmd.State, state&^(cmdState|cmdAborted)|cmdRetry)
-		atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
+		q.again(cid, cmd, state, charged)
 	})
-	atomic.StoreUint32(&q.Frozen, frozenNo)
-	e.kernelView().refill(q, uint32(g))
 }
 
 // failCommand ends a command that the SSD cannot touch any more without its data.
 func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
-	set := e.set(uint32(cmd.Set))
-	set.fail(failRecord{Index: cmd.Index, Kind: kind, QID: uint16(q.QID), CID: uint16(cid), Tries: atomic.LoadUint32(&cmd.State) / cmdAttempt, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
 	slot := uint32(cmd.Set)
+	e.recordLost(q, cid, cmd, kind)
 	atomic.StoreUint32(&cmd.State, cmdFree)
 	atomic.AndUint32(&q.Retry[cid/32], ^uint32(1<<(cid&31)))
 	atomic.OrUint32(&q.Free[cid/32], 1<<(cid&31))
 	atomic.AddUint32(&e.remaining(slot)[g], ^uint32(0))
 }
 
-// failQueue ends all that a dead queue holds. The caller holds its submission side.
-func (e *async) failQueue(q *queueState, g int) {
-	q.commands(func(cid uint32, cmd *command) { e.failCommand(q, g, cid, cmd, failQueue) })
+// recordLost notes the rows of a command as failed.
+func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
+	e.failUnit(uint32(cmd.Set), cmd.Index, failRecord{
+		Kind: kind, QID: uint16(q.QID), CID: uint16(cid), Tries: atomic.LoadUint32(&cmd.State) / cmdAttempt,
+		LBA: cmd.LBA, Blocks: uint32(cmd.NLB) + 1, SSD: q.SSD,
+	})
+}
+
+// failPending ends what no command was made of yet.
+func (e *async) failPending(q *queueState, g int) {
 	for q.PendHead != atomic.LoadUint32(&q.PendTail) {
 		slot := q.PendRing[q.PendHead%maxSets]
 		seg := q.Pend[slot]
 		q.PendHead++
-		set := e.set(slot)
-		for i := seg.Next; i < seg.End; i++ {
-			set.fail(failRecord{Index: uint32(i), Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD, Row: e.pendingRow(set, i)})
+		for unit := seg.Next; unit < seg.End; unit++ {
+			e.failUnit(slot, uint32(unit), failRecord{Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD})
 		}
 		atomic.AddUint32(&e.remaining(slot)[g], -uint32(seg.End-seg.Next))
 	}
-}
-
-// pendingRow reads a row number that no command was made of yet, where the host can.
-func (e *async) pendingRow(set *setState, i int64) int64 {
-	if !e.onHost() {
-		return rowUnknown
-	}
-	return *at[int64](set.Rows, int(i))
-}
-
-func (e *async) deadError(ssd int) error {
-	e.deadMu.Lock()
-	defer e.deadMu.Unlock()
-	return e.dead[ssd]
-}
-
-// giveUp ends an SSD whose queue pair could not be replaced. When the queue pair was not even
-// deleted, the controller is reset, since nothing else ends its DMA; all its queues go with it.
-func (e *async) giveUp(ctx context.Context, q *queueState, g int, deleted bool, cause error) {
-	ssd := int(q.SSD)
-	e.deadMu.Lock()
-	e.dead[ssd] = cause
-	e.deadMu.Unlock()
-	if deleted {
-		atomic.StoreUint32(&q.Frozen, frozenDead)
-		e.failQueue(q, g)
-		return
-	}
-	// Stop all of this SSD's queues, wait until no kernel is inside one, then reset.
-	e.unsafe[ssd] = true
-	for i := range e.perSSD {
-		atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenUnsafe)
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	err := errors.Join(e.submitS.Synchronize(ctx), e.complS.Synchronize(ctx))
-	if err == nil {
-		err = e.ssds[ssd].Ctrl.Reset(ctx)
-	}
-	if err != nil {
-		// DMA may still happen: commands, destinations and mappings stay taken.
-		if e.broken == nil {
-			e.broken = errs.New(errs.Device, "nvme %s: %w; after that the controller could not be reset: %w", e.ssds[ssd].name(), cause, err)
-		}
-		return
-	}
-	e.unsafe[ssd] = false
-	for i := range e.perSSD {
-		atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenDead)
-		err = errors.Join(err, e.deletePair(ctx, ssd*e.perSSD+i)) // after the reset: frees memory
-	}
-	if err != nil && e.broken == nil {
-		e.broken = err
-	}
-	e.failQueue(q, g)
 }

@@ -169,7 +169,7 @@ func (e *async) calm() bool {
 }
 
 // leftover turns the rows of queue g's share that read_sync has not begun into a pending segment,
-// once, and starts what the queue holds unless it is frozen. No read_sync runs; e.recMu is held, so
+// once, and starts what the queue holds unless it is frozen. No read_sync runs; the SSD is being recovered, so
 // there is one that appends to the list.
 func (e *async) leftover(p *asyncPending, g int) {
 	q := e.queue(g)

@@ -333,18 +333,9 @@ func TestSyncFaultsSurface(t *testing.T) {
 	})
 	t.Run("queue cannot be replaced", func(t *testing.T) {
 		r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read,after=30,times=4)"})
-		rd := r.sync(SyncOptions{Blocks: 4, Depth: 16, QueuePairs: 2, Timeout: 60 * time.Millisecond})
-		e := rd.(*async)
-		e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
-		e.deleteQueue = func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error {
-			if e.deadError(0) == nil { // before the reset
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithCancel(ctx)
-				cancel()
-				return fmt.Errorf("no answer to delete: %w", c.DeleteQueuePair(ctx, qp))
-			}
-			return c.DeleteQueuePair(ctx, qp)
-		}
+		rd := r.sync(SyncOptions{Blocks: 4, Depth: 16, QueuePairs: 2, Timeout: 60 * time.Millisecond, Resets: -1})
+		noAbort(rd.(*async))
+		noDelete(rd.(*async))
 		all, stats, failures := runSets(r, rd, 3, 3, 200)
 		require.ErrorContains(t, errors.Join(failures...), "no answer to delete")
 		for i, err := range failures {

@@ -1,0 +1,386 @@
+package gpuio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"helios/internal/errs"
+	"helios/nvme"
+)
+
+// The upper rungs of recovery: the controller's reset, and giving an SSD up.
+//
+// A reset ends all queues of the controller, so all are frozen before it, and nobody is inside one any
+// more. When CC.EN = 0 has completed, no command moves data. Then the controller is brought up, each
+// queue pair is created again, and what the queues held is issued again, whatever sets it belongs to.
+// No command is charged an attempt for that, unless it was late itself.
+//
+// An SSD is given up when its resets are used up, or at once when its controller is gone. Its controller
+// is disabled, then its rows fail. When not even that works, the SSD may still write: commands in
+// flight, their destinations and the mappings of these stay taken until Close. A set with such commands
+// ends with an error and keeps its slot (strand).
+
+// ssdRecovery is what the engine knows of one SSD's recovery.
+type ssdRecovery struct {
+	mu      sync.Mutex
+	busy    chan struct{} // closed when the recovery under way has ended; nil: there is none
+	closing bool          // none begins any more
+	dead    *GivenUpError // the SSD was given up
+	unsafe  bool          // commands may move data although their queue pair should be gone
+
+	timeouts, aborts, recreated, resets atomic.Int64
+}
+
+func (r *ssdRecovery) setUnsafe(v bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unsafe = v
+}
+
+func (r *ssdRecovery) isUnsafe() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unsafe
+}
+
+// GivenUpError is an SSD that recovery could not bring back.
+type GivenUpError struct {
+	SSD    string
+	Tried  string // "2 aborts, 1 new queue pair and 3 resets"
+	Unsafe bool   // the controller could not be disabled: it may still write to memory
+	Err    error  // the last that went wrong
+}
+
+func (e *GivenUpError) Error() string {
+	next := `look at it with "heliosctl ssds", then bind it again or replace it`
+	if errors.Is(e.Err, nvme.ErrGone) {
+		next = "see that it is plugged in, then bind it again"
+	}
+	return fmt.Sprintf("nvme %s was given up after %s: %v; %s", e.SSD, e.Tried, e.Err, next)
+}
+
+// Unwrap gives the cause, in class errs.Device.
+func (e *GivenUpError) Unwrap() error { return errs.With(errs.Device, e.Err) }
+
+// deadError is why an SSD was given up; nil: it was not.
+func (e *async) deadError(ssd int) error {
+	r := &e.rec[ssd]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead == nil {
+		return nil
+	}
+	return r.dead
+}
+
+// tried tells what recovery has done to an SSD so far.
+func (r *ssdRecovery) tried() string {
+	var parts []string
+	for _, x := range []struct {
+		n    int64
+		what string
+	}{{r.aborts.Load(), "abort"}, {r.recreated.Load(), "new queue pair"}, {r.resets.Load(), "reset"}} {
+		switch {
+		case x.n == 1:
+			parts = append(parts, "1 "+x.what)
+		case x.n > 1:
+			parts = append(parts, fmt.Sprintf("%d %ss", x.n, x.what))
+		}
+	}
+	switch n := len(parts); n {
+	case 0:
+		return "no attempt to recover it"
+	case 1:
+		return parts[0]
+	default:
+		return strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
+	}
+}
+
+// heal resets an SSD's controller as often as it may, and gives the SSD up when that did not help.
+// cause is why.
+func (e *async) heal(ctx context.Context, ssd int, cause error) {
+	r := &e.rec[ssd]
+	// Nobody touches the SSD's queues from here on.
+	err := e.stopped(ctx, func() error {
+		for i := range e.perSSD {
+			atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenUnsafe)
+		}
+		r.setUnsafe(true)
+		for i := range e.perSSD {
+			if err := e.still(ctx, e.queue(ssd*e.perSSD+i)); err != nil {
+				e.breakWith(err)
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return
+	}
+	for !errors.Is(e.ssds[ssd].Ctrl.Health(), nvme.ErrGone) && r.resets.Load() < int64(e.opt.Resets) {
+		r.resets.Add(1)
+		err := e.resetSSD(ctx, ssd)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			cause = err
+			continue
+		}
+		_ = e.stopped(ctx, func() error {
+			for i := range e.perSSD {
+				g := ssd*e.perSSD + i
+				e.reissue(e.queue(g), g, false)
+				e.pairs[g].idle = 0
+				e.thaw(e.queue(g), g)
+			}
+			return nil
+		})
+		return
+	}
+	if err := e.ssds[ssd].Ctrl.Health(); errors.Is(err, nvme.ErrGone) {
+		cause = err
+	}
+	e.giveUp(ctx, ssd, cause)
+}
+
+// resetSSD takes a controller through CC.EN = 0 and makes the SSD's queue pairs again. All of its queues
+// are frozen, and nobody is inside one.
+func (e *async) resetSSD(ctx context.Context, ssd int) error {
+	ctrl := e.ssds[ssd].Ctrl
+	rctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
+	defer cancel()
+	generation := ctrl.Generation()
+	err := ctrl.Reset(rctx)
+	if ctrl.Generation() != generation {
+		e.rec[ssd].setUnsafe(false)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range e.perSSD {
+		g := ssd*e.perSSD + i
+		qctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+		// The old one is gone; this frees its memory.
+		err := e.deletePair(qctx, g)
+		if err == nil {
+			err = e.rejoin(qctx, g)
+		}
+		cancel()
+		if err != nil {
+			return fmt.Errorf("nvme %s: queue pair %d of %d after a reset: %w", e.ssds[ssd].name(), i+1, e.perSSD, err)
+		}
+	}
+	return nil
+}
+
+// giveUp ends an SSD, whose queues are frozen.
+func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
+	r, ctrl := &e.rec[ssd], e.ssds[ssd].Ctrl
+	dead := &GivenUpError{SSD: e.ssds[ssd].name(), Tried: r.tried(), Err: cause}
+	// Disabled also where the last reset got as far as that: it may have failed half way up.
+	dctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
+	defer cancel()
+	err := ctrl.Disable(dctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		r.setUnsafe(false)
+	} else if r.isUnsafe() {
+		dead.Unsafe = true
+		if !errors.Is(cause, nvme.ErrGone) {
+			dead.Err = fmt.Errorf("%w; and it could not be disabled: %w", cause, err)
+		}
+	}
+	if !dead.Unsafe {
+		for i := range e.perSSD {
+			if err := e.deletePair(dctx, ssd*e.perSSD+i); err != nil { // frees memory
+				e.breakWith(err)
+			}
+		}
+	}
+	r.mu.Lock()
+	r.dead = dead
+	r.mu.Unlock()
+	_ = e.stopped(ctx, func() error { e.bury(ssd); return nil })
+}
+
+// bury fails what the queues of an SSD that was given up hold: all of it, or, while the SSD may still
+// write, what it has not seen. No kernel runs, or is inside one of the queues.
+func (e *async) bury(ssd int) {
+	unsafe := e.rec[ssd].isUnsafe()
+	for i := range e.perSSD {
+		g := ssd*e.perSSD + i
+		q := e.queue(g)
+		why := uint32(frozenDead)
+		if unsafe {
+			why = frozenUnsafe
+		}
+		atomic.StoreUint32(&q.Frozen, why)
+		if !unsafe {
+			count(&q.Dropped, q.inFlight())
+		}
+		q.commands(func(cid uint32, cmd *command) {
+			if !unsafe || atomic.LoadUint32(&cmd.State)&cmdState != cmdInFlight {
+				e.failCommand(q, g, cid, cmd, failQueue)
+			}
+		})
+		e.failPending(q, g)
+	}
+}
+
+// stranded tells whether all that is left of a set are commands of SSDs that were given up and may still
+// write. Needs e.mu.
+func (e *async) stranded(p *asyncPending) bool {
+	left := false
+	for g, n := range e.remaining(p.slot) {
+		if n == 0 {
+			continue
+		}
+		left = true
+		if atomic.LoadUint32(&e.queue(g).Frozen) != frozenUnsafe || e.deadError(g/e.perSSD) == nil {
+			return false
+		}
+	}
+	return left
+}
+
+// strand ends a set of which only such commands are left. Its slot and its destination's mapping stay
+// taken until Close. Needs e.mu.
+func (e *async) strand(p *asyncPending) {
+	set := e.set(p.slot)
+	for g, n := range e.remaining(p.slot) {
+		if q := e.queue(g); n != 0 {
+			q.commands(func(cid uint32, cmd *command) {
+				if uint32(cmd.Set) == p.slot {
+					e.recordLost(q, cid, cmd, failQueue)
+				}
+			})
+		}
+	}
+	fails := int64(set.NumFails)
+	p.finished = true
+	p.stats = ReadStats{
+		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Bytes: int64(set.Blocks) * int64(e.layout.LBABytes),
+		Retries: int64(set.Retries), Timeouts: p.timeouts,
+	}
+	p.err = errs.With(errs.Device, fmt.Errorf("%w; close the reader before the buffers are used again", e.setError(p, set)))
+	e.rows.Add(p.stats.Rows)
+	e.failed.Add(fails)
+	e.timeouts.Add(p.timeouts)
+	e.strands++
+	e.forgetLive(p)
+}
+
+// lostError is the error of a row whose SSD was given up.
+func (e *async) lostError(f *failRecord) error {
+	ssd, blocks := e.ssds[f.SSD], f.Blocks
+	lba := nvme.LBA(f.LBA)
+	if blocks == 0 && f.Row != rowUnknown { // no command was made of it
+		_, at, n, _ := e.layout.Locate(f.Row)
+		lba, blocks = at+ssd.DataStart, uint32(n)
+	}
+	if blocks == 0 {
+		return fmt.Errorf("nvme %s q%d: %w", ssd.name(), f.QID, e.deadError(int(f.SSD)))
+	}
+	return fmt.Errorf("nvme %s q%d: read LBA %d+%d: %w", ssd.name(), f.QID, lba, blocks, e.deadError(int(f.SSD)))
+}
+
+// recoveryStats fills in what recovery counts of an SSD.
+func (e *async) recoveryStats(ssd int, per *SSDStats) {
+	r := &e.rec[ssd]
+	per.Timeouts, per.Aborts, per.Recreated, per.Resets = r.timeouts.Load(), r.aborts.Load(), r.recreated.Load(), r.resets.Load()
+	if err := e.deadError(ssd); err != nil {
+		per.GivenUp = err.Error()
+	}
+}
+
+// endDMA has the SSDs that may still write to memory reset, or disabled, before that is given back. It
+// is part of Close; no kernel runs. One that is gone is left alone: taking its mappings back is all that
+// can be done.
+func (e *async) endDMA(ctx context.Context) error {
+	var err error
+	for s := range e.rec {
+		if e.rec[s].isUnsafe() {
+			err = errors.Join(err, e.resetForGood(ctx, s))
+		}
+	}
+	broken := make([]bool, len(e.ssds))
+	for g := range e.pairs {
+		derr := e.deletePair(ctx, g)
+		if derr != nil && !errors.Is(derr, nvme.ErrGone) {
+			err = errors.Join(err, derr)
+		}
+		broken[g/e.perSSD] = broken[g/e.perSSD] || derr != nil
+	}
+	for s, bad := range broken {
+		if bad { // only this ends its DMA now
+			err = errors.Join(err, e.resetForGood(ctx, s))
+		}
+	}
+	return err
+}
+
+// resetForGood resets a controller at Close: for others that use it, or who opens it next. One that was
+// given up is only disabled.
+func (e *async) resetForGood(ctx context.Context, ssd int) error {
+	ctrl := e.ssds[ssd].Ctrl
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ctrl.ResetTimeout())
+	defer cancel()
+	end := ctrl.Reset
+	if e.deadError(ssd) != nil {
+		end = ctrl.Disable
+	}
+	err := end(ctx)
+	if errors.Is(err, nvme.ErrGone) {
+		return nil
+	}
+	if err == nil {
+		e.rec[ssd].setUnsafe(false)
+	}
+	return err
+}
+
+// leftovers gives the rows that kernels of read_sync have not begun to complete, at an SSD's queues, and
+// starts what these hold. No read_sync runs while a set is sick.
+func (e *async) leftovers(ssd int) {
+	if e.sync == nil {
+		return
+	}
+	e.mu.Lock()
+	var sick []*asyncPending
+	for _, x := range e.live {
+		if x.sick {
+			sick = append(sick, x)
+		}
+	}
+	e.mu.Unlock()
+	for _, x := range sick {
+		rem := e.remaining(x.slot)
+		for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
+			if atomic.LoadUint32(&rem[g]) != 0 {
+				e.leftover(x, g)
+			}
+		}
+	}
+}
+
+// look is sweep under Reap, by which a host that has frozen the queue learns that nobody is inside it.
+// On a GPU the host waits for the kernels' ends instead.
+func (k kernelView) look(q *queueState, g uint32) int {
+	if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {
+		return 0
+	}
+	n := 0
+	if atomic.LoadUint32(&q.Frozen) == frozenNo {
+		n = k.sweep(q, g)
+	}
+	atomic.StoreUint32(&q.Reap, 0)
+	return n
+}
