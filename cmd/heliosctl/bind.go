@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/units"
 	"helios/nvme/proxy"
@@ -32,13 +33,16 @@ func bindCommand() *cli.Command {
 		Usage:     "take SSDs into use: files and block devices, or shared memory, behind software controllers",
 		ArgsUsage: " ",
 		Description: "Files that are not there are created at --size; files that are there keep size and content.\n" +
-			"Nothing is written to them before \"heliosctl load\".",
+			"Nothing is written to them before \"heliosctl load\".\n" +
+			"With --ssd-model the controllers play an SSD from the figures of its data sheet: no command completes\n" +
+			"earlier than the model says, and later only where the CPU or the file is slower.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "proxy", Usage: "files or block devices `PATH[,PATH…]`, an SSD each"},
 			&cli.IntFlag{Name: "proxy-ram", Usage: "`N` SSDs in shared memory (/dev/shm)"},
 			&cli.StringFlag{Name: "size", Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
 			&cli.IntFlag{Name: "lba", Value: 512, Usage: "bytes of a logical block: 512 or 4096"},
 			&cli.BoolFlag{Name: "buffered", Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
+			&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " + strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
 		},
 		Action: action(1<<20, runBind),
 	}
@@ -98,6 +102,10 @@ func runBind(ctx context.Context, e *env) error {
 			return errs.New(errs.Usage, "--size %s is not a multiple of 4096 bytes of at least %s", s, units.FormatBytes(minSSD))
 		}
 	}
+	model, err := modelToKeep(e.c.String("ssd-model"), e.c.IsSet("ssd-model"), lba)
+	if err != nil {
+		return err
+	}
 	kind := state.KindProxy
 	if len(paths) == 0 {
 		kind = state.KindRAM
@@ -117,6 +125,7 @@ func runBind(ctx context.Context, e *env) error {
 			if err != nil {
 				return err
 			}
+			d.Model = model
 			if d.Created {
 				created = append(created, d.Path)
 			}
@@ -140,12 +149,12 @@ func runBind(ctx context.Context, e *env) error {
 		if d.Created {
 			what = "created"
 		}
-		rows[i] = []string{d.Name, d.Kind, d.Serial, units.FormatBytes(d.Bytes), strconv.Itoa(d.LBABytes), what, d.Path}
+		rows[i] = []string{d.Name, d.Kind, d.Serial, units.FormatBytes(d.Bytes), strconv.Itoa(d.LBABytes), modelName(d), what, d.Path}
 		if err := e.ui.Event("bound", d); err != nil {
 			return err
 		}
 	}
-	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "file", "path"}, rows)
+	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "file", "path"}, rows)
 	return nil
 }
 

@@ -88,13 +88,16 @@ func runSSDs(ctx context.Context, e *env) error {
 		if err := e.ui.Object(r); err != nil {
 			return err
 		}
-		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), r.Health, r.Content, r.Path})
+		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), modelName(d), r.Health, r.Content, r.Path})
 	}
 	if len(rows) == 0 {
 		e.ui.Printf("no SSD is bound in %s; bind some with \"heliosctl bind-ssds\"", e.store.Dir())
 		return nil
 	}
-	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "health", "dataset", "path"}, rows)
+	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "health", "dataset", "path"}, rows)
+	for _, line := range modelLines(chosen) {
+		e.ui.Printf("%s", line)
+	}
 	if len(bad) > 0 {
 		return errs.New(errs.Device, "%s could not be read; the list says why", strings.Join(bad, ", "))
 	}

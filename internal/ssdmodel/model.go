@@ -22,6 +22,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/internal/errs"
+	"helios/internal/units"
 )
 
 // Op is what a command does.
@@ -230,10 +231,10 @@ func (m *Model) Figures(op Op) *Ops { return [...]*Ops{&m.Read, &m.Write, &m.Flu
 func (m *Model) Summary() string {
 	s := fmt.Sprintf("reads: %v", m.MeanLatency(Read).Round(100*time.Nanosecond))
 	if p := m.Peak(Read, 4096); !math.IsInf(p, 1) {
-		s += fmt.Sprintf(", %.3g k IOPS of 4 KiB", p/1e3)
+		s += fmt.Sprintf(", %s IOPS of 4 KiB", units.FormatCount(p))
 	}
 	if b := m.Read.Bandwidth.MBs; b > 0 {
-		s += fmt.Sprintf(", %.3g GB/s", b/1e3)
+		s += fmt.Sprintf(", %sB/s", units.FormatCount(b*1e6))
 	}
 	return s
 }
