@@ -1,0 +1,127 @@
+// Package iosim plays the I/O stacks of gpuio on a virtual clock: the same queue protocol, with the
+// times of a hardware profile and the SSD models instead of a machine. It answers what a dozen SSDs
+// and a GPU would do on a computer that has neither. All it says is modelled, never measured.
+//
+// What is played: for async, the submit and complete kernels with their warps, the queue pairs that
+// each owns, CIDs, pending lists, sweeps of 32 completions, refills and doorbells; for sync, resident
+// warps with one read each and the two locks of a queue pair; for cpu and mmap, threads and their time
+// per read, and the copy to the GPU. Then the SSD model, the SSD's link and the GPU's, which all SSDs
+// share. A run is a function of its configuration and seed.
+//
+// What is not: errors, retries and recovery; rows that share a command (the caller counts commands);
+// arbitration between the queues of one SSD, which takes commands as their doorbells arrive; the
+// traffic of warps that poll and find nothing.
+package iosim
+
+import (
+	"helios/internal/des"
+	"helios/internal/errs"
+	"helios/internal/hardware"
+	"helios/internal/ssdmodel"
+)
+
+// Machine is the hardware that stacks and other work share.
+type Machine struct {
+	Sim     *des.Sim
+	Profile *hardware.Profile
+	// Ingress is the link into the GPU: raw bytes, packets included (hardware.Link.WireBytes).
+	Ingress *des.Link
+	HostMem *des.Link // the CPU's memory
+	SMs     *des.Pool
+	CPU     *des.Pool // cores
+
+	model *ssdmodel.Model
+	links []*des.Link // out of each SSD
+	slots *des.Pool   // warps that run at once; nil: all that are resident
+	seed  uint64
+}
+
+// MaxSSDs bounds a machine.
+const MaxSSDs = 1024
+
+// NewMachine makes a profile's machine with so many SSDs; 0: as many as the profile has.
+func NewMachine(sim *des.Sim, p *hardware.Profile, ssds int) (*Machine, error) {
+	if ssds == 0 {
+		ssds = p.SSDs.Count.Int()
+	}
+	if ssds < 1 || ssds > MaxSSDs {
+		return nil, errs.New(errs.Usage, "a modelled machine with %d SSDs: choose 1 to %d", ssds, MaxSSDs)
+	}
+	model, err := ssdmodel.Load(p.SSDs.Model)
+	if err != nil {
+		return nil, err
+	}
+	m := &Machine{
+		Sim: sim, Profile: p, model: model,
+		Ingress: des.NewLink(sim, p.PCIe.GPU.RawGBs.Value*1e9, 0),
+		HostMem: des.NewLink(sim, p.CPU.MemoryGBs.Value*1e9, 0),
+		SMs:     des.NewPool(sim, p.GPU.SMs.Int()),
+		CPU:     des.NewPool(sim, p.CPU.Cores.Int()),
+	}
+	for range ssds {
+		m.links = append(m.links, des.NewLink(sim, p.PCIe.SSD.RawGBs.Value*1e9, 0))
+	}
+	if n := p.GPU.WarpSlots.Int(); n > 0 {
+		m.slots = des.NewPool(sim, n)
+	}
+	return m, nil
+}
+
+// SSDs is the number of SSDs.
+func (m *Machine) SSDs() int { return len(m.links) }
+
+// Model is the SSDs' model.
+func (m *Machine) Model() *ssdmodel.Model { return m.model }
+
+// UseModel replaces the SSD model of the profile, before the first stack is made.
+func (m *Machine) UseModel(model *ssdmodel.Model) { m.model = model }
+
+// Kernel runs a kernel for ns on so many SMs (0: all), after those that were asked for earlier, and
+// then calls done.
+func (m *Machine) Kernel(sms int, ns int64, done func()) {
+	if sms <= 0 {
+		sms = m.SMs.Size()
+	}
+	m.SMs.Do(sms, ns, func(int64) { done() })
+}
+
+// Copy moves bytes from the CPU's memory to the GPU's with the copy engine and then calls done.
+func (m *Machine) Copy(bytes int64, done func()) {
+	p := &m.Profile.PCIe
+	// The engine does not pass its own rate, nor what is left of the link.
+	m.Sim.After(p.CopyNS.NS(), func() {
+		m.HostMem.Send(bytes)
+		t := m.Ingress.Send(max(p.GPU.WireBytes(bytes), int64(float64(bytes)*p.GPU.RawGBs.Value/p.CopyGBs.Value)))
+		m.Sim.At(t, done)
+	})
+}
+
+// UVA has kernels read bytes of the CPU's memory by themselves and then calls done. It takes the
+// link as the kernels' reads would, one piece after another.
+func (m *Machine) UVA(bytes int64, done func()) {
+	p := &m.Profile.PCIe
+	m.HostMem.Send(bytes)
+	t := m.Ingress.Send(int64(float64(bytes) * p.GPU.RawGBs.Value / p.UVAGBs.Value))
+	m.Sim.At(t+m.Profile.GPU.HostWayNS.NS(), done)
+}
+
+// IngressBound is the most reads of so many bytes a second that the GPU's link takes, completion
+// entries included.
+func (m *Machine) IngressBound(bytes int64) float64 {
+	l := &m.Profile.PCIe.GPU
+	return l.RawGBs.Value * 1e9 / float64(l.WireBytes(bytes)+m.cqeWire())
+}
+
+// cqeWire is the traffic of a completion entry, which is written where the queue is.
+func (m *Machine) cqeWire() int64 { return m.Profile.PCIe.GPU.WireBytes(16) }
+
+// SSDBound is the most reads of so many bytes a second of one SSD.
+func (m *Machine) SSDBound(bytes int64) float64 {
+	l := &m.Profile.PCIe.SSD
+	return min(m.model.Peak(ssdmodel.Read, bytes), l.RawGBs.Value*1e9/float64(l.WireBytes(bytes)))
+}
+
+// Bound is the most reads of so many bytes a second of the machine: its SSDs, or the GPU's link.
+func (m *Machine) Bound(bytes int64) float64 {
+	return min(m.SSDBound(bytes)*float64(m.SSDs()), m.IngressBound(bytes))
+}
