@@ -22,8 +22,8 @@ import (
 	"helios/nvme"
 )
 
-// The differential test drives submit and complete as step functions: complete with LimitNS 0 looks at
-// its queues once. Queues, sets and a scripted controller live in one slab of memory. Each step runs
+// The differential test drives coalesce, submit and complete as step functions: complete with LimitNS 0
+// looks at its queues once. Queues, sets and a scripted controller live in one slab of memory. Each step runs
 // the Go kernel on the slab, keeps the result, puts the slab back, runs the other device's kernel on
 // the same bytes and compares everything: SQEs, doorbells, commands, bitmaps, PRP lists, counters,
 // fail records, rows, and what nobody should have touched. Only times differ: they are reduced to
@@ -37,7 +37,7 @@ const (
 )
 
 // stepper runs one grid to its end.
-type stepper func(kernel string, blocks int, params unsafe.Pointer, size uintptr) error
+type stepper func(kernel string, blocks, threads int, params unsafe.Pointer, size uintptr) error
 
 // stepOn makes a stepper of a device.
 func stepOn(t testing.TB, dev cuda.Device) stepper {
@@ -45,12 +45,12 @@ func stepOn(t testing.TB, dev cuda.Device) stepper {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	kernels := map[string]cuda.Kernel{}
-	for _, name := range []string{"submit", "complete"} {
+	for _, name := range []string{"coalesce", "submit", "complete"} {
 		kernels[name], err = dev.Kernel(name)
 		require.NoError(t, err)
 	}
-	return func(kernel string, blocks int, params unsafe.Pointer, size uintptr) error {
-		if err := s.LaunchRaw(kernels[kernel], cuda.LaunchConfig{Blocks: blocks, Threads: warp}, params, size); err != nil {
+	return func(kernel string, blocks, threads int, params unsafe.Pointer, size uintptr) error {
+		if err := s.LaunchRaw(kernels[kernel], cuda.LaunchConfig{Blocks: blocks, Threads: threads}, params, size); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -70,11 +70,14 @@ type diffWorld struct {
 	areas     []diffArea
 	pre, want []byte
 
-	layout  Layout
-	ssds    int
-	perSSD  int
-	read    int
-	page    int
+	layout Layout
+	ssds   int
+	perSSD int
+	read   int // bytes of a command at most
+	page   int
+	// Rows in parts: parts and partBlocks; rows that share commands: window.
+	parts, partBlocks, window uint32
+
 	direct  bool
 	queues  cuda.DevicePtr
 	sets    cuda.DevicePtr
@@ -92,6 +95,7 @@ type diffWorld struct {
 type diffStats struct {
 	batches, steps, commands, retries, failed, foreign, timeouts, refills int64
 	wraps, deep, shallow, lists, packed, staged, direct                   int64
+	split, shared, scattered, packedRuns                                  int64 // parts; rows that shared a command; commands for several rows in place; commands saved on packed rows
 }
 
 type diffArea struct {
@@ -117,6 +121,7 @@ type diffSet struct {
 	pos  []uint32
 	bad  map[int]uint16 // by index: kind
 	dst  cuda.DevicePtr
+	runs bool // its rows share commands
 }
 
 func (w *diffWorld) take(name string, n, align int) cuda.DevicePtr {
@@ -158,15 +163,38 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	var err error
 	w.layout, err = NewLayout(int64(w.ssds)*int64(20+rng.IntN(300)), rowBytes, w.ssds, lba)
 	require.NoError(t, err)
-	w.read = w.layout.ReadBytes()
 	w.direct = w.layout.whole() && rng.IntN(3) > 0
+	per, blocks := w.layout.LBAsPerRow, uint32(w.layout.LBAsPerRow)
+	w.parts = 1
+	switch form := rng.IntN(4); {
+	case form == 0 && per > 1:
+		w.partBlocks = 1 + rng.Uint32N(uint32(per)-1)
+		w.parts = (uint32(per) + w.partBlocks - 1) / w.partBlocks
+		blocks = w.partBlocks
+	case form <= 2:
+		most := 32 << 10
+		if commands > 32 {
+			most = 8 << 10
+		}
+		w.window = uint32(per) * (1 + rng.Uint32N(uint32(max(most/w.layout.ReadBytes(), 4))))
+		blocks = w.window
+	}
+	w.read = int(blocks) * lba
+	pages := w.window != 0 && rng.IntN(3) > 0 // rows begin on pages
 	w.stride = int64(rowBytes) + int64(rng.IntN(3)*rng.IntN(16)*4)
-	if !w.direct {
+	if pages {
+		w.stride = int64(rowBytes+4095)&^4095 + int64(rng.IntN(2)*4096)
+	}
+	if !w.direct && !pages {
 		w.stride += int64(rng.IntN(2) * rng.IntN(7))
 	}
 	w.offset = int64(rng.IntN(2) * 4 * rng.IntN(1024))
+	if pages {
+		w.offset = int64(rng.IntN(2) * 4096)
+	}
 	w.dstRows = 8 + rng.IntN(min(3*commands+40, 1<<20/rowBytes))
-	w.name = fmt.Sprintf("seed %d round %d: %d SSDs × %d queues of %d commands, LBAs of %d, rows of %d, direct %v", seed, round, w.ssds, w.perSSD, commands, lba, rowBytes, w.direct)
+	w.name = fmt.Sprintf("seed %d round %d: %d SSDs × %d queues of %d commands, LBAs of %d, rows of %d, direct %v, parts of %d, windows of %d",
+		seed, round, w.ssds, w.perSSD, commands, lba, rowBytes, w.direct, w.partBlocks, w.window)
 	clear(slab)
 	nq := w.ssds * w.perSSD
 	w.queues = w.take("queue state", nq*queueStateBytes, 64)
@@ -175,6 +203,9 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		return nil, false
 	}
 	lb := listBytes(w.read, w.page)
+	if w.window != 0 && lb > w.page {
+		return nil, false
+	}
 	sb := stageBytes(w.read, w.page)
 	for g := range nq {
 		n := commands
@@ -197,7 +228,7 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 			Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage), Hist: hist,
 			TimeoutNS: int64(time.Hour), DataStart: uint64(rng.IntN(100)), QID: uint32(1 + g%w.perSSD), NSID: 1, SSD: s,
 			Entries: uint32(n + 1), NumCommands: uint32(n), ListBytes: uint32(lb), StageBytes: uint32(sb), PageBytes: uint32(w.page),
-			Retries: uint32(rng.IntN(4)), ReadBytes: uint32(w.read), Blocks: uint32(w.layout.LBAsPerRow), Phase: 1}
+			Retries: uint32(rng.IntN(4)), ReadBytes: uint32(w.read), Blocks: blocks, Phase: 1}
 		for cid := range n {
 			q.Free[cid/32] |= 1 << (cid & 31)
 		}
@@ -207,9 +238,15 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	w.view = kernelView{h: h, sets: w.sets}
 	w.engine = registerHostSide(h)
 	t.Cleanup(func() { dropHostSide(w.engine) })
+	w.take("keys A", w.dstRows*8, 64)
+	w.take("keys B", w.dstRows*8, 64)
+	w.take("indices", w.dstRows*4, 64)
 	// Room for three sets in flight: arrays and destination.
 	for i := range 3 {
-		w.take(fmt.Sprintf("set arrays %d", i), (2*w.ssds+1)*8+2*nq*4, 64)
+		w.take(fmt.Sprintf("set arrays %d", i), shapeOf(w.ssds, nq).bytes, 64)
+		w.take(fmt.Sprintf("order %d", i), w.dstRows*4, 64)
+		w.take(fmt.Sprintf("runs %d", i), (w.dstRows+w.ssds)*4, 64)
+		w.take(fmt.Sprintf("marks %d", i), w.dstRows*4, 64)
 		w.take(fmt.Sprintf("rows %d", i), w.dstRows*8, 64)
 		w.take(fmt.Sprintf("positions %d", i), w.dstRows*4, 64)
 		dst := w.take(fmt.Sprintf("destination %d", i), int(w.offset)+w.dstRows*int(w.stride)+rowBytes, 4096)
@@ -282,28 +319,52 @@ func (w *diffWorld) submit() {
 	copy(unsafe.Slice(at[int64](rows, 0), len(d.ids)), d.ids)
 	copy(unsafe.Slice(at[uint32](pos, 0), len(d.pos)), d.pos)
 	copy(unsafe.Slice(at[int64](arrays, 0), w.ssds+1), offs)
-	iovas := arrays + cuda.DevicePtr((w.ssds+1)*8)
-	rem := iovas + cuda.DevicePtr(w.ssds*8)
 	nq := w.ssds * w.perSSD
+	shape := shapeOf(w.ssds, nq)
+	iovas, units, rem := arrays+cuda.DevicePtr(shape.iovas), arrays+cuda.DevicePtr(shape.units), arrays+cuda.DevicePtr(shape.remaining)
 	rotate := rng.Uint32N(10)
 	for s := range w.ssds {
 		*at[uint64](iovas, s) = w.iova(uint32(s), d.dst) + uint64(w.offset)
 	}
-	for g := range nq {
-		s := g / w.perSSD
-		lo, hi := share(offs[s+1]-offs[s], uint32(g%w.perSSD), uint32(w.perSSD), rotate)
-		*at[uint32](rem, g) = uint32(hi - lo)
-	}
-	*w.set(d.slot) = setState{Rows: rows, Pos: pos, Offsets: arrays, Dst: d.dst + cuda.DevicePtr(w.offset),
+	set := w.set(d.slot)
+	*set = setState{Rows: rows, Pos: pos, Offsets: arrays, Dst: d.dst + cuda.DevicePtr(w.offset),
 		DstLimit: int64(w.dstRows)*w.stride + int64(w.layout.RowBytes), DstStride: w.stride, DstIOVA: iovas, Remaining: rem,
-		Taken: rem + cuda.DevicePtr(nq*4), Layout: w.layout, Rotate: rotate}
+		Taken: arrays + cuda.DevicePtr(shape.taken), Layout: w.layout, Rotate: rotate, Units: units, Parts: w.parts, PartBlocks: w.partBlocks}
 	if w.direct {
-		w.set(d.slot).Direct = 1
+		set.Direct = 1
+	}
+	if w.partBlocks != 0 {
+		set.Marks = w.area(fmt.Sprintf("marks %d", place))
+		clear(view[uint32](set.Marks, 0, int64(w.dstRows)))
+	}
+	if w.window != 0 && rng.IntN(8) > 0 {
+		w.coalesce(d, place, rotate)
+	} else {
+		for s := range w.ssds {
+			*at[int64](units, 2*s), *at[int64](units, 2*s+1) = offs[s]*int64(w.parts), offs[s+1]*int64(w.parts)
+		}
+		for g := range nq {
+			_, lo, hi := shareOf(set, uint32(g/w.perSSD), uint32(g%w.perSSD), uint32(w.perSSD))
+			*at[uint32](rem, g) = uint32(hi - lo)
+		}
 	}
 	w.flying = append(w.flying, d)
 	p := submitParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq), QueuesPerSSD: uint32(w.perSSD), Set: d.slot}
-	w.step("submit", 1+rng.IntN(nq+2), unsafe.Pointer(&p), unsafe.Sizeof(p))
+	w.step("submit", 1+rng.IntN(nq+2), warp, unsafe.Pointer(&p), unsafe.Sizeof(p))
 	w.stats.batches++
+}
+
+// coalesce launches the kernel of that name for a set, as shapeSet and launchCoalesce.
+func (w *diffWorld) coalesce(d *diffSet, place int, rotate uint32) {
+	set := w.set(d.slot)
+	set.Order, set.Runs = w.area(fmt.Sprintf("order %d", place)), w.area(fmt.Sprintf("runs %d", place))
+	p := coalesceParams{Sets: w.sets, KeysA: w.area("keys A"), KeysB: w.area("keys B"), IdxA: w.area("indices"), IdxB: set.Order,
+		Set: d.slot, QueuesPerSSD: uint32(w.perSSD), Window: w.window, Passes: w.layout.passes() + w.rng.Uint32N(3)}
+	if w.rng.IntN(4) > 0 && p.Passes%2 == 0 { // else the order is copied there at the end
+		p.IdxA, p.IdxB = p.IdxB, p.IdxA
+	}
+	w.step("coalesce", 1+w.rng.IntN(w.ssds+1), warp*(1+w.rng.IntN(8)), unsafe.Pointer(&p), unsafe.Sizeof(p))
+	d.runs = set.Order != 0
 }
 
 func (w *diffWorld) complete() {
@@ -323,20 +384,20 @@ func (w *diffWorld) complete() {
 			blocks = 1
 		}
 	}
-	w.step("complete", blocks, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	w.step("complete", blocks, warp, unsafe.Pointer(&p), unsafe.Sizeof(p))
 }
 
 // step runs both kernels on the same bytes and compares.
-func (w *diffWorld) step(kernel string, blocks int, params unsafe.Pointer, size uintptr) {
+func (w *diffWorld) step(kernel string, blocks, threads int, params unsafe.Pointer, size uintptr) {
 	w.t.Helper()
 	w.stats.steps++
 	mem := w.slab[:w.used]
 	copy(w.pre, mem)
-	require.NoError(w.t, w.ref(kernel, blocks, params, size), w.name)
+	require.NoError(w.t, w.ref(kernel, blocks, threads, params, size), w.name)
 	w.reduce(blocks)
 	copy(w.want, mem)
 	copy(mem, w.pre)
-	require.NoError(w.t, w.dut(kernel, blocks, params, size), w.name)
+	require.NoError(w.t, w.dut(kernel, blocks, threads, params, size), w.name)
 	w.reduce(blocks)
 	if !bytes.Equal(w.want, mem) {
 		w.explain(kernel, blocks)
@@ -377,6 +438,12 @@ func (w *diffWorld) reduce(blocks int) {
 		if blocks > 1 {
 			if s.NumFails > maxFails {
 				clear(s.Fails[:])
+			}
+			// The first part of a row that fails describes it, and parts have several queues.
+			for i := range s.Fails {
+				if f := &s.Fails[i]; s.PartBlocks != 0 && f.Kind == failStatus {
+					*f = failRecord{Index: f.Index, Kind: f.Kind, SSD: f.SSD, Row: f.Row}
+				}
 			}
 			slices.SortFunc(s.Fails[:min(s.NumFails, maxFails)], func(a, b failRecord) int {
 				return bytes.Compare(unsafe.Slice((*byte)(unsafe.Pointer(&a)), unsafe.Sizeof(a)), unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)))
@@ -433,7 +500,10 @@ func (w *diffWorld) fetch(g int) {
 	for c.head != tail {
 		sqe := *at[nvme.Command](q.SQ, int(c.head))
 		require.EqualValues(w.t, nvme.OpRead, sqe.Opcode, w.name)
-		require.EqualValues(w.t, q.Blocks-1, sqe.CDW12, w.name)
+		w.checkBlocks(q, &sqe)
+		if w.window != 0 && sqe.CDW12 >= uint32(w.layout.LBAsPerRow) && at[command](q.Commands, int(sqe.CID)).Dst == 0 {
+			w.stats.scattered++
+		}
 		require.Less(w.t, uint32(sqe.CID), q.NumCommands, w.name)
 		if slices.ContainsFunc(c.out, func(o diffCommand) bool { return o.sqe.CID == sqe.CID }) {
 			require.FailNow(w.t, "CID in use twice", w.name)
@@ -445,6 +515,20 @@ func (w *diffWorld) fetch(g int) {
 		}
 		w.stats.commands++
 	}
+}
+
+// checkBlocks tells whether a command reads what one may.
+func (w *diffWorld) checkBlocks(q *queueState, sqe *nvme.Command) {
+	lba, n, per := (uint64(sqe.CDW10)|uint64(sqe.CDW11)<<32)-q.DataStart, uint64(sqe.CDW12)+1, uint64(w.layout.LBAsPerRow)
+	ok := n == per && lba%per == 0
+	switch {
+	case w.partBlocks != 0:
+		in := lba % per
+		ok = in%uint64(w.partBlocks) == 0 && n == min(uint64(w.partBlocks), per-in)
+	case w.window != 0:
+		ok = n%per == 0 && lba%per == 0 && lba/uint64(w.window) == (lba+n-1)/uint64(w.window)
+	}
+	require.True(w.t, ok, "%s: LBA %d+%d is no unit", w.name, lba, n)
 }
 
 // post writes a completion; false: the queue is full.
@@ -525,7 +609,7 @@ func (w *diffWorld) serve(g int) {
 
 // transfer is the SSD's DMA for a read.
 func (w *diffWorld) transfer(q *queueState, sqe *nvme.Command) {
-	data := make([]byte, w.read)
+	data := make([]byte, (int(sqe.CDW12)+1)*int(w.layout.LBABytes))
 	lba := uint64(sqe.CDW10) | uint64(sqe.CDW11)<<32
 	diffContent(q.SSD, lba*uint64(w.layout.LBABytes), data)
 	first := min(uint64(w.page)-sqe.PRP1%uint64(w.page), uint64(len(data)))
@@ -579,7 +663,7 @@ func (w *diffWorld) revive(g int) {
 		tries := cmd.State / cmdAttempt
 		if tries > q.Retries {
 			set := w.set(uint32(cmd.Set))
-			set.fail(failRecord{Index: cmd.Index, Kind: failTimeout, QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Row: q.row(cmd, &set.Layout)})
+			set.failUnit(cmd.Index, failRecord{Kind: failTimeout, QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 			cmd.State = cmdFree
 			q.Retry[cid/32] &^= 1 << (cid & 31)
 			q.Free[cid/32] |= 1 << (cid & 31)
@@ -611,7 +695,17 @@ func (w *diffWorld) finish(d *diffSet, s *setState) {
 	require.GreaterOrEqual(w.t, int(s.NumFails), len(d.bad), w.name)
 	w.stats.failed += int64(s.NumFails)
 	w.stats.retries += int64(s.Retries)
-	require.EqualValues(w.t, len(d.ids)-len(d.bad), s.Issued, w.name)
+	units := int64(0)
+	for i := range w.ssds {
+		units += *at[int64](s.Units, 2*i+1) - *at[int64](s.Units, 2*i)
+	}
+	require.EqualValues(w.t, units-int64(len(d.bad))*int64(w.parts), s.Issued, w.name)
+	switch {
+	case w.partBlocks != 0:
+		w.stats.split += int64(s.Issued)
+	case d.runs && w.layout.RowsPerLBA > 1:
+		w.stats.packedRuns += int64(len(d.ids)) - units
+	}
 	lost := map[int]bool{}
 	for _, f := range s.Fails[:min(s.NumFails, maxFails)] {
 		if f.Kind == 0 { // reduce has dropped them
@@ -708,6 +802,7 @@ func (w *diffWorld) run(n int) {
 		require.Zero(w.t, q.Retry, w.name)
 		require.Equal(w.t, q.Issued, q.Completed+q.Dropped, w.name)
 		require.Equal(w.t, q.PendTail, q.PendHead, w.name)
+		w.stats.shared += int64(q.Coalesced)
 		require.Zero(w.t, q.Own, w.name)
 	}
 }
@@ -748,6 +843,11 @@ func runDiff(t *testing.T, host, other cuda.Device, batches int) {
 	require.Positive(t, st.commands)
 	if batches >= 500 {
 		for _, n := range []int64{st.retries, st.failed, st.foreign, st.timeouts, st.refills, st.wraps, st.deep, st.shallow, st.lists, st.packed, st.staged, st.direct} {
+			require.Positive(t, n, "%+v: the script is too tame", st)
+		}
+	}
+	if batches >= 3000 {
+		for _, n := range []int64{st.split, st.shared, st.scattered, st.packedRuns} {
 			require.Positive(t, n, "%+v: the script is too tame", st)
 		}
 	}

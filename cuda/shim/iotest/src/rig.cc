@@ -141,14 +141,17 @@ Config random_config(u64 seed, bool threads) {
 		if (c.rowbytes > 2048) c.rows = std::min(c.rows, 60u);
 		c.split = (u32)r.between(1, c.lbas_row() - 1);
 	} else if (form < 13 && !c.sync) {
-		u32 most = std::min<u32>(64, 32 * c.page / c.lba / c.lbas_row()); // rows; lists of 32 entries
-		c.window = c.lbas_row() * (u32)r.between(1, r.chance(500) ? std::min(most, 4u) : most);
-		if (r.chance(300)) c.universe = (u32)r.between(c.ssds, 40); // dense, with many equal rows
 		if (c.direct && r.chance(700)) { // so that rows may land in pages of their own
 			c.page = 512;
 			c.gap = r.chance(300) ? 512 : 0;
 		}
-		if (c.window * c.lba > 8192) c.entries = std::min(c.entries, 128u);
+		u32 most = std::min<u32>(64, c.page * c.page / 8 / c.lba / c.lbas_row()); // rows, for a page of PRP list
+		c.window = c.lbas_row() * (u32)r.between(1, r.chance(500) ? std::min(most, 4u) : most);
+		if (r.chance(300)) c.universe = (u32)r.between(c.ssds, 40); // dense, with many equal rows
+		if (c.window * c.lba > 8192 && c.entries > 128) { // else staging is large
+			c.entries = 128;
+			c.spare = 0;
+		}
 	}
 	c.faults = threads ? 3 : r.chance(500) ? (u32)r.between(1, 6) : 40;
 	if (c.err > 50 || c.dnr > 20) c.faults = std::max(c.faults, 30u);
