@@ -105,15 +105,13 @@ type async struct {
 	host         *hostSide
 	handle       uint64
 	shape        setShape // of one set's arrays behind the setStates
-	parts        uint32   // commands of a row
-	partBlocks   uint32   // LBAs of each but the last; 0: a command reads a row
-	window       uint32   // LBAs: no coalesced command crosses a multiple; 0: rows never share one
-	coalesceK    cuda.Kernel
-	sorting      coalesceScratch // guarded by mu, as the next two
-	scratch      [maxSets]setScratch
-	retired      []cuda.Buffer // outgrown, and perhaps in use
-	copies       listCopies
-	dma          dmaCache
+	unitRule
+	coalesceK cuda.Kernel
+	sorting   coalesceScratch // guarded by mu, as the next two
+	scratch   [maxSets]setScratch
+	retired   []cuda.Buffer // outgrown, and perhaps in use
+	copies    listCopies
+	dma       dmaCache
 
 	mu       sync.Mutex // order of submissions, sets, dma, broken
 	live     []*asyncPending
@@ -319,10 +317,11 @@ func (e *async) open(ctx context.Context) error {
 	if err := e.choosePairs(); err != nil {
 		return err
 	}
-	if err := e.chooseUnits(); err != nil {
+	var err error
+	limit := commandLimit(e.ssds, int(e.layout.LBABytes))
+	if e.unitRule, err = chooseUnits(e.layout, limit, e.sync == nil, e.opt.CoalesceBytes, e.opt.Depth); err != nil {
 		return err
 	}
-	var err error
 	submit := "submit"
 	if e.sync != nil {
 		submit = "read_sync"

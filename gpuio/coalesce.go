@@ -65,7 +65,7 @@ func (p *coalesceParams) bucket(set *setState, s int64) {
 	idx, otherIdx := view[uint32](p.IdxA, from, to), view[uint32](p.IdxB, from, to)
 	for k := range keys {
 		i := from + int64(k)
-		_, slot, _, bad := set.rowAt(i, uint32(s))
+		slot, _, bad := set.rowAt(i, uint32(s))
 		keys[k], idx[k] = uint64(slot), uint32(i)
 		if bad != 0 {
 			keys[k] = invalidKey

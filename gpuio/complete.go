@@ -237,7 +237,7 @@ func (q *queueState) unstage(set *setState, cid uint32, cmd *command) {
 		}
 		first := cmd.LBA - q.DataStart
 		for _, i := range view[uint32](set.Order, int64(lo), int64(hi)) {
-			_, slot, off, _ := set.rowAt(int64(i), q.SSD)
+			slot, off, _ := set.rowAt(int64(i), q.SSD)
 			lba, offset := l.place(slot)
 			from := src + cuda.DevicePtr(lba-first)*cuda.DevicePtr(l.LBABytes) + cuda.DevicePtr(offset)
 			copy(unsafe.Slice(at[byte](set.Dst+cuda.DevicePtr(off), 0), n), unsafe.Slice(at[byte](from, 0), n))

@@ -1,9 +1,5 @@
 package gpuio
 
-import (
-	"helios/internal/errs"
-)
-
 // Planner says which commands a set of rows would take, without SSDs: the rules of the stacks as pure
 // arithmetic, for the virtual clock.
 type Planner struct {
@@ -37,28 +33,16 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 		return nil, err
 	}
 	p.e.layout, p.e.opt, p.e.ssds, p.align = l, a, make([]*SSD, l.SSDs), max(int64(o.Align), 1)
-	limit := planPage / 8 * planPage
+	limit := listLimit(planPage)
 	if o.MaxTransferBytes > 0 {
 		limit = min(limit, o.MaxTransferBytes)
 	}
-	row := l.ReadBytes()
-	p.e.parts = 1
-	switch {
-	case row > limit && (o.Stack == "async" || o.Stack == "sync"):
-		part := limit / max(int(l.LBABytes), partAlign) * max(int(l.LBABytes), partAlign)
-		if part == 0 {
-			return nil, errs.New(errs.Usage, "commands of at most %d bytes cannot move rows in parts of %d bytes", limit, max(int(l.LBABytes), partAlign))
-		}
-		p.e.parts = uint32((row + part - 1) / part)
-	case o.Stack == "async" && a.CoalesceBytes >= 0:
-		bytes := min(a.CoalesceBytes, limit)
-		if a.CoalesceBytes == 0 {
-			bytes = min(autoCoalesceBytes, limit)
-			for bytes > int(l.LBABytes) && bytes*a.Depth > autoStagingBytes {
-				bytes /= 2
-			}
-		}
-		p.e.window = uint32(max(bytes/row, 1) * int(l.LBAsPerRow))
+	if o.Stack != "async" && o.Stack != "sync" {
+		limit = l.ReadBytes() // the CPU's reads are as long as it likes
+	}
+	var err error
+	if p.e.unitRule, err = chooseUnits(l, limit, o.Stack == "async", a.CoalesceBytes, a.Depth); err != nil {
+		return nil, err
 	}
 	return p, nil
 }

@@ -227,20 +227,18 @@ func (c *refillCounts) countUnit(set *setState, cmd *command) {
 	}
 }
 
-// rowAt looks at the row at index i of Rows: its number, its slot and its place in the destination.
-// bad: why it cannot be read (failRow, failPos), or 0.
-func (s *setState) rowAt(i int64, ssd uint32) (row, slot, off int64, bad uint16) {
-	l := &s.Layout
-	row = *(*int64)(unsafe.Add(pointer(s.Rows), i*8))
+// rowAt looks at the row at index i of Rows: its slot and its place in the destination. bad: why it
+// cannot be read (failRow, failPos), or 0.
+func (s *setState) rowAt(i int64, ssd uint32) (slot, off int64, bad uint16) {
+	row := *(*int64)(unsafe.Add(pointer(s.Rows), i*8))
 	off = int64(*(*uint32)(unsafe.Add(pointer(s.Pos), i*4))) * s.DstStride
-	slot = row / int64(l.SSDs)
-	if row < 0 || row >= l.Rows || uint32(row-slot*int64(l.SSDs)) != ssd {
-		return row, slot, off, failRow
+	slot = row / int64(s.Layout.SSDs)
+	if uint64(row) >= uint64(s.Layout.Rows) || row-slot*int64(s.Layout.SSDs) != int64(ssd) {
+		bad = failRow
+	} else if off > s.DstLimit-int64(s.Layout.RowBytes) {
+		bad = failPos
 	}
-	if off > s.DstLimit-int64(l.RowBytes) {
-		return row, slot, off, failPos
-	}
-	return row, slot, off, 0
+	return slot, off, bad
 }
 
 // place is where a slot begins: its first LBA, counted from DataStart, and the byte in it.
@@ -264,7 +262,7 @@ func (k kernelView) refuse(q *queueState, set *setState, unit uint32, off int64,
 // fill makes a unit's command, which reads the whole row at index i of the set, its only one. nil: the
 // row cannot be read, which is recorded.
 func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i, now int64) *command {
-	_, rowSlot, off, bad := set.rowAt(i, q.SSD)
+	rowSlot, off, bad := set.rowAt(i, q.SSD)
 	if bad != 0 {
 		k.refuse(q, set, unit, off, bad)
 		return nil
@@ -274,21 +272,20 @@ func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i
 	cmd := at[command](q.Commands, int(cid))
 	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(l.LBAsPerRow-1), unit
 	cmd.LBA, cmd.ByteOffset = q.DataStart+lba, offset
-	k.target(q, set, cmd, cid, off, uint64(l.LBAsPerRow)*uint64(l.LBABytes))
+	a, dst := q.target(set, cid, off)
+	cmd.Dst = dst
+	q.prp(cmd, cid, a, uint64(l.LBAsPerRow)*uint64(l.LBABytes))
 	cmd.Start = now
 	return cmd
 }
 
-// target points a command at its rows' place from off in the destination on, or at the CID's staging
-// slot.
-func (k kernelView) target(q *queueState, set *setState, cmd *command, cid uint32, off int64, total uint64) {
+// target is where the SSD writes the data that belongs to off in the destination, and Dst of its
+// command: the place itself, or the CID's staging slot.
+func (q *queueState) target(set *setState, cid uint32, off int64) (a uint64, dst cuda.DevicePtr) {
 	if set.Direct != 0 {
-		cmd.Dst = 0
-		q.prp(cmd, cid, *at[uint64](set.DstIOVA, int(q.SSD))+uint64(off), total)
-	} else {
-		cmd.Dst = set.Dst + cuda.DevicePtr(off)
-		q.prp(cmd, cid, q.slotIOVA(cid), total)
+		return *at[uint64](set.DstIOVA, int(q.SSD)) + uint64(off), 0
 	}
+	return q.slotIOVA(cid), set.Dst + cuda.DevicePtr(off)
 }
 
 // fillUnit makes the command of a unit of any set. nil: the unit cannot be read, which is recorded.
@@ -308,7 +305,7 @@ func (k kernelView) fillUnit(q *queueState, set *setState, slot, cid, unit uint3
 
 // fillPart makes the command of one part of a row.
 func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint32, now int64) *command {
-	_, rowSlot, off, bad := set.rowAt(int64(unit/set.Parts), q.SSD)
+	rowSlot, off, bad := set.rowAt(int64(unit/set.Parts), q.SSD)
 	if bad != 0 {
 		k.refuse(q, set, unit, off, bad)
 		return nil
@@ -320,7 +317,9 @@ func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint3
 	cmd := at[command](q.Commands, int(cid))
 	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(blocks-1), unit
 	cmd.LBA, cmd.ByteOffset = q.DataStart+lba+uint64(skip), 0
-	k.target(q, set, cmd, cid, off+int64(skip)*int64(l.LBABytes), uint64(blocks)*uint64(l.LBABytes))
+	a, dst := q.target(set, cid, off+int64(skip)*int64(l.LBABytes))
+	cmd.Dst = dst
+	q.prp(cmd, cid, a, uint64(blocks)*uint64(l.LBABytes))
 	cmd.Start = now
 	return cmd
 }
@@ -332,8 +331,8 @@ func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint3
 // each row.
 func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, hi uint32, now int64) *command {
 	l := &set.Layout
-	_, firstSlot, off, _ := set.rowAt(int64(*at[uint32](set.Order, int(lo))), q.SSD)
-	_, lastSlot, _, _ := set.rowAt(int64(*at[uint32](set.Order, int(hi-1))), q.SSD)
+	firstSlot, off, _ := set.rowAt(int64(*at[uint32](set.Order, int(lo))), q.SSD)
+	lastSlot, _, _ := set.rowAt(int64(*at[uint32](set.Order, int(hi-1))), q.SSD)
 	first, offset := l.place(firstSlot)
 	last, _ := l.place(lastSlot)
 	blocks := last - first + uint64(l.LBAsPerRow)

@@ -28,48 +28,54 @@ const (
 	autoStagingBytes  = 32 << 20
 )
 
+// unitRule is how the rows of a layout become commands.
+type unitRule struct {
+	parts      uint32 // commands of a row
+	partBlocks uint32 // LBAs of each but the last; 0: a command reads a row
+	window     uint32 // LBAs: no coalesced command crosses a multiple; 0: rows never share one
+}
+
+// chooseUnits settles the rule for commands of at most limit bytes. share: rows may share commands, of
+// up to coalesceBytes (0: what depth of them leave reasonable).
+func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (unitRule, error) {
+	lba, row := int(l.LBABytes), l.ReadBytes()
+	if row > limit {
+		align := max(lba, partAlign)
+		part := limit / align * align
+		if part == 0 {
+			return unitRule{}, errs.New(errs.Capability, "a command moves at most %d bytes here, and a row is read in parts of %d bytes or a multiple: use the cpu stack", limit, align)
+		}
+		return unitRule{parts: uint32((row + part - 1) / part), partBlocks: uint32(part / lba)}, nil
+	}
+	u := unitRule{parts: 1}
+	if !share || coalesceBytes < 0 {
+		return u, nil
+	}
+	bytes := min(coalesceBytes, limit)
+	if coalesceBytes == 0 {
+		bytes = min(autoCoalesceBytes, limit)
+		for bytes > lba && bytes*depth > autoStagingBytes {
+			bytes /= 2
+		}
+	}
+	u.window = uint32(max(bytes/row, 1) * int(l.LBAsPerRow))
+	return u, nil
+}
+
+// listLimit is what one page of PRP list describes at any offset.
+func listLimit(page int) int { return page / 8 * page }
+
 // commandLimit is how many bytes one command of any of the SSDs may move: what the controllers
-// allow, what one page of PRP list describes at any offset, and what NLB can say.
+// allow, what one page of PRP list describes, and what NLB can say.
 func commandLimit(ssds []*SSD, lbaBytes int) int {
 	limit := (1 << 16) * lbaBytes
 	for _, d := range ssds {
-		page := d.Ctrl.PageBytes()
-		limit = min(limit, page/8*page)
+		limit = min(limit, listLimit(d.Ctrl.PageBytes()))
 		if m := d.Ctrl.MaxTransferBytes(); m > 0 {
 			limit = min(limit, m)
 		}
 	}
 	return limit
-}
-
-// chooseUnits settles how rows become commands: parts and partBlocks for rows that one command
-// cannot move, else the window of coalescing (0: never).
-func (e *async) chooseUnits() error {
-	l := &e.layout
-	lba, row := int(l.LBABytes), l.ReadBytes()
-	limit := commandLimit(e.ssds, lba)
-	e.parts, e.partBlocks, e.window = 1, 0, 0
-	if row > limit {
-		align := max(lba, partAlign)
-		part := limit / align * align
-		if part == 0 {
-			return errs.New(errs.Capability, "the SSDs transfer at most %d bytes per command, and a row is read in parts of %d bytes or a multiple: use the cpu stack", limit, align)
-		}
-		e.parts, e.partBlocks = uint32((row+part-1)/part), uint32(part/lba)
-		return nil
-	}
-	if e.sync != nil || e.opt.CoalesceBytes < 0 {
-		return nil
-	}
-	bytes := min(e.opt.CoalesceBytes, limit)
-	if e.opt.CoalesceBytes == 0 {
-		bytes = min(autoCoalesceBytes, limit)
-		for bytes > lba && bytes*e.opt.Depth > autoStagingBytes {
-			bytes /= 2
-		}
-	}
-	e.window = uint32(max(bytes/row, 1) * int(l.LBAsPerRow))
-	return nil
 }
 
 // commandBlocks is the most LBAs that one command of the engine moves.
