@@ -14,6 +14,13 @@
 // it sleeps in the kernel. A background goroutine, started by CC.EN = 1, serves queues that
 // nobody waits for, and can poll doorbells for clients that cannot call Kick (a GPU).
 //
+// # Modelled SSDs
+//
+// With Config.Model a command is carried out when it is fetched, and its completion is held until
+// the model's time for it, in a heap of its completion queue: completions overtake each other as
+// they do on a real SSD. All queues of a controller share one server of the model. Only who waits
+// for a completion that is due in less than 100 µs spins; see nap.go.
+//
 // # What counts
 //
 // The SMART log counts from Open, which is this controller's power-on. Host Reads and Host
