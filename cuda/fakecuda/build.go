@@ -233,7 +233,7 @@ func (b *builder) sources() ([]string, error) {
 			return nil, err
 		}
 		for _, f := range files {
-			if name := filepath.Base(f); strings.HasSuffix(name, "_test.cc") || strings.HasPrefix(name, "check") {
+			if name := filepath.Base(f); strings.HasSuffix(name, "_test.cc") || name == "check.cc" {
 				continue
 			}
 			rel, err := filepath.Rel(b.root, f)

@@ -17,6 +17,8 @@ var faults = map[string][]string{
 	"gather":  {"gather: slot %d of hit %d: the tier has %d rows", "gather: position %d of hit %d: the tensor has %d rows"},
 	"hotness": {"hotness: row %d at position %d: the dataset has rows 0 to %d"},
 
+	"check_rows": {"check_rows: row %d at index %d: the layout has %d rows", "check_rows: position %d at index %d is outside the destination of %d bytes"},
+
 	"sample_begin":  sampleFaults[:3],
 	"sample_count":  sampleFaults[:2],
 	"sample_fill":   sampleFaults[:5],

@@ -1,0 +1,182 @@
+package gpuio
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/cuda/difftest"
+)
+
+// checkCase is a launch of check_rows on memory of its own.
+type checkCase struct {
+	rows, count       int64
+	rowBytes          int
+	stride, offset    int64
+	lanes             uint32
+	blocks            int
+	wrong, row0, pos0 int64 // how many sums are wrong; -1, or what the first row and position are
+}
+
+func (c checkCase) String() string {
+	return fmt.Sprintf("%d rows of %d bytes, stride %d, offset %d, %d lanes, %d blocks", c.count, c.rowBytes, c.stride, c.offset, c.lanes, c.blocks)
+}
+
+// launch runs check_rows on dev and returns its checksums, which must be those of hash/crc32.
+func (c checkCase) launch(t *testing.T, dev cuda.Device, rng *rand.Rand) error {
+	t.Helper()
+	ctx := testCtx(t)
+	st, err := dev.NewStream(cuda.StreamOptions{Name: "check"})
+	require.NoError(t, err)
+	k, err := dev.Kernel("check_rows")
+	require.NoError(t, err)
+	var bufs []cuda.Buffer
+	alloc := func(n int64, kind cuda.MemKind) cuda.Buffer {
+		b, err := dev.Alloc(kind, max(n, 4), "check")
+		require.NoError(t, err)
+		bufs = append(bufs, b)
+		return b
+	}
+	defer func() {
+		_ = st.Close() // a failed stream says so again
+		for _, b := range bufs {
+			require.NoError(t, b.Free())
+		}
+	}()
+	mem := make([]byte, c.offset+c.count*c.stride)
+	for i := range mem {
+		mem[i] = byte(rng.Uint32())
+	}
+	ids, at, sums := make([]int64, c.count), make([]uint32, c.count), make([]uint32, c.rows)
+	want := make([]uint32, c.count)
+	for i, p := range rng.Perm(int(c.count)) {
+		ids[i], at[i] = int64(i), uint32(p)
+		want[i] = crc32.Checksum(mem[c.offset+int64(p)*c.stride:][:c.rowBytes], castagnoli)
+		sums[i] = want[i]
+	}
+	for i := range c.wrong {
+		sums[i*3%c.count] ^= 1 << (i % 32)
+	}
+	wrong := uint32(0)
+	for i, w := range want {
+		if sums[i] != w {
+			wrong++
+		}
+	}
+	if c.row0 >= 0 {
+		ids[0] = c.row0
+	}
+	if c.pos0 >= 0 {
+		at[0] = uint32(c.pos0)
+	}
+	rows, pos, sum := alloc(c.count*8, cuda.MemDevice), alloc(c.count*4, cuda.MemDevice), alloc(c.rows*4, cuda.MemPinned)
+	dst, got, bad, tables := alloc(int64(len(mem)), cuda.MemDevice), alloc(c.count*4, cuda.MemDevice), alloc(4, cuda.MemDevice), alloc(checkTableWords*4, cuda.MemPinned)
+	require.NoError(t, difftest.Upload(ctx, dev, st, rows.Ptr(), ids))
+	require.NoError(t, difftest.Upload(ctx, dev, st, pos.Ptr(), at))
+	require.NoError(t, difftest.Upload(ctx, dev, st, dst.Ptr(), mem))
+	copy(words(sum.Bytes()), sums)
+	copy(words(tables.Bytes()), checkTables(c.lanes))
+	err = cuda.Launch(st, k, cuda.LaunchConfig{Blocks: c.blocks, Threads: 64}, checkParams{
+		Rows: rows.Ptr(), Pos: pos.Ptr(), Sums: sum.Ptr(), Dst: dst.Ptr() + cuda.DevicePtr(c.offset), Got: got.Ptr(), Bad: bad.Ptr(), Tables: tables.Ptr(),
+		Count: c.count, LayoutRows: c.rows, DstLimit: int64(len(mem)) - c.offset, DstStride: c.stride, RowBytes: uint32(c.rowBytes), Lanes: c.lanes,
+	})
+	if err != nil {
+		return err
+	}
+	if err := st.Synchronize(ctx); err != nil {
+		return err
+	}
+	have, err := difftest.Download[uint32](ctx, dev, st, got.Ptr(), c.count)
+	require.NoError(t, err)
+	require.Equal(t, want, have, "%v", c)
+	n, err := difftest.Download[uint32](ctx, dev, st, bad.Ptr(), 1)
+	require.NoError(t, err)
+	require.Equal(t, wrong, n[0], "%v", c)
+	return nil
+}
+
+// TestDriverCheckRows compares the CUDA kernel with Go's and both with hash/crc32: every length of row,
+// lanes of every number, odd addresses and strides, more blocks than rows, and long rows.
+func TestDriverCheckRows(t *testing.T) {
+	dev := difftest.Open(t, difftest.Options{Seed: 5, RandomThreads: true})
+	rng := rand.New(rand.NewPCG(5, 6))
+	var cases []checkCase
+	for n := 1; n <= 70; n++ {
+		cases = append(cases, checkCase{rowBytes: n, lanes: checkLanes(n)})
+	}
+	for _, n := range []int{400, 512, 1000, 1023, 4096, 20480, 65536} {
+		for _, lanes := range []uint32{1, 2, 4, 8} {
+			cases = append(cases, checkCase{rowBytes: n, lanes: lanes})
+		}
+	}
+	for i, c := range cases {
+		c.count = max(1, min(rng.Int64N(200), 1<<20/int64(c.rowBytes)))
+		c.rows = c.count + rng.Int64N(5)
+		c.stride = int64(c.rowBytes) + []int64{0, 0, 1, 4, 13}[i%5]
+		if i%3 == 0 {
+			c.stride = (c.stride + 3) &^ 3
+		}
+		c.offset = []int64{0, 4, 1, 512}[i%4]
+		c.blocks = 1 + rng.IntN(9)
+		c.wrong = rng.Int64N(c.count + 1)
+		c.row0, c.pos0 = -1, -1
+		require.NoError(t, c.launch(t, dev, rng), "%v", c)
+	}
+	require.Equal(t, len(cases), dev.Launches()["check_rows"])
+}
+
+// TestDriverCheckRowsFaults: rows outside the layout and positions outside the destination fail the
+// launch, with the same words on both sides.
+func TestDriverCheckRowsFaults(t *testing.T) {
+	dev := difftest.Open(t, difftest.Options{Seed: 6})
+	rng := rand.New(rand.NewPCG(7, 8))
+	good := checkCase{rows: 20, count: 20, rowBytes: 64, stride: 64, lanes: 8, blocks: 1, row0: -1, pos0: -1}
+	for _, c := range []struct {
+		change func(*checkCase)
+		want   string
+	}{
+		{func(c *checkCase) { c.row0 = 20 }, "check_rows: row 20 at index 0: the layout has 20 rows"},
+		{func(c *checkCase) { c.pos0 = 20 }, "check_rows: position 20 at index 0 is outside the destination of 1280 bytes"},
+	} {
+		x := good
+		c.change(&x)
+		err := x.launch(t, dev, rng)
+		var ke *cuda.KernelError
+		require.True(t, errors.As(err, &ke), "%v", err)
+		require.EqualError(t, ke.Err, c.want)
+	}
+}
+
+// TestDriverCheckedReads: a checked Reader on the driver's device, over memory that the CPU may not
+// see, finds what changed on an SSD.
+func TestDriverCheckedReads(t *testing.T) {
+	onGPU(t)
+	for _, size := range []int{16, 400, 4096} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: size, rows: 500})
+			rd := r.checked(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32}))
+			rng := rand.New(rand.NewPCG(1, 2))
+			var all []*testSet
+			for range 4 {
+				s := r.newSet(rng, 1+rng.IntN(300), int64(size+3)&^3, int64(rng.IntN(2)*512))
+				s.read(rd)
+				all = append(all, s)
+			}
+			bad := all[0].ids[0]
+			r.corrupt(bad)
+			p, err := rd.Submit(testCtx(t), all[0].rs)
+			require.NoError(t, err)
+			_, err = p.Wait(testCtx(t))
+			var sum *ChecksumError
+			require.ErrorAs(t, err, &sum)
+			require.Equal(t, bad, sum.Row)
+			all[0].check(map[int64]bool{bad: true})
+			freeSets(rd, all)
+		})
+	}
+}
