@@ -230,10 +230,10 @@ func (c *refillCounts) countUnit(set *setState, cmd *command) {
 // rowAt looks at the row at index i of Rows: its slot and its place in the destination. bad: why it
 // cannot be read (failRow, failPos), or 0.
 func (s *setState) rowAt(i int64, ssd uint32) (slot, off int64, bad uint16) {
-	row := *(*int64)(unsafe.Add(pointer(s.Rows), i*8))
-	off = int64(*(*uint32)(unsafe.Add(pointer(s.Pos), i*4))) * s.DstStride
-	slot = row / int64(s.Layout.SSDs)
-	if uint64(row) >= uint64(s.Layout.Rows) || row-slot*int64(s.Layout.SSDs) != int64(ssd) {
+	row, n := *(*int64)(pointer(s.Rows + cuda.DevicePtr(i*8))), int64(s.Layout.SSDs)
+	off = int64(*(*uint32)(pointer(s.Pos + cuda.DevicePtr(i*4)))) * s.DstStride
+	slot = row / n
+	if uint64(row) >= uint64(s.Layout.Rows) || row-slot*n != int64(ssd) {
 		bad = failRow
 	} else if off > s.DstLimit-int64(s.Layout.RowBytes) {
 		bad = failPos
