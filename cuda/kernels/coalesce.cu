@@ -67,7 +67,9 @@ HX_DEVICE inline void pass(u32 *bins, u32 *sums, i64 from, Share mine, u32 shift
 	for (i64 i = mine.lo + lane; i < mine.hi; i += 32) dev::add_shared(&bin[dev::ld(dev::at<u64>(keys, i)) >> shift & (digits - 1)], 1u);
 	dev::syncthreads();
 	scan_bins(bins, sums);
+#ifndef HX_PLANT_COALESCE_BARRIER
 	dev::syncthreads();
+#endif
 	for (i64 base = mine.lo; base < mine.hi; base += 32 * ahead) {
 		u64 key[ahead];
 		u32 index[ahead];

@@ -375,7 +375,7 @@ func TestThreadSanitizer(t *testing.T) {
 	t.Logf("%d seeds from %d in %v", n, from, time.Since(begin).Round(time.Millisecond))
 }
 
-// plants are mistakes built into the kernels (queue.h, submit.cu, complete.cu) and what must notice
+// plants are mistakes built into the kernels (queue.h and the .cu files) and what must notice
 // each: the explorer, whose store buffer and schedules show a mistake by its consequences, and
 // ThreadSanitizer, which shows the missing order itself. set aims the seeds at the place.
 var plants = []struct {
@@ -396,6 +396,13 @@ var plants = []struct {
 		"used again before the CQ doorbell|somebody else's data|in use twice", true, "sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1,sleepy=32", "sync=0,direct=0,rowbytes=401,sets=8,inflight=6,entries=4,spare=0"},
 	{"HX_PLANT_REFILL_BEFORE_HANDOVER", "a set is pending before its entry is written",
 		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32", "sync=0,sets=8,inflight=6"},
+	{"HX_PLANT_COALESCE_BARRIER", "warps place keys before the block has scanned its counts",
+		"of the order has index|begins at", true, "sync=0,split=0,window=8,rowbytes=512,rows=100", "sync=0,split=0,window=8,rowbytes=512,rows=100"},
+	// Wrong by themselves, whatever the order: no claim for the race detector.
+	{"HX_PLANT_RUN_OFFSET", "a run's rows are copied from where its command begins",
+		"somebody else's data", false, "sync=0,split=0,window=8,rowbytes=512,direct=0", ""},
+	{"HX_PLANT_MARKS_IGNORED", "each part of a row that fails counts as a row",
+		"or a second one|rows failed", false, "sync=0,window=0,split=1,rowbytes=1536,dnr=300,faults=1000", ""},
 	// A consequence of time, not of memory order: no claim for the race detector.
 	{"HX_PLANT_SKIP_QUARANTINE", "CIDs of late commands are used again while the SSD has them",
 		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,late=100,lost=50,faults=40", ""},
