@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -131,6 +132,25 @@ func TestPlayedInWallTime(t *testing.T) {
 			require.Less(t, best.at(0.5), 3*want.at(0.5))
 		})
 	}
+}
+
+// TestPlayedTogether: queues with a party each share one SSD, and its IOPS.
+func TestPlayedTogether(t *testing.T) {
+	m := builtin(t, "slow")
+	g := newRig(t, Config{RAM: true, Model: m})
+	const queues, depth, n = 4, 16, 1000
+	var rings []*ring
+	for i := range queues {
+		rings = append(rings, g.pair(uint16(i+1), 64))
+	}
+	var all sync.WaitGroup
+	start := time.Now()
+	for _, q := range rings {
+		all.Go(func() { loopBus(t, g, q, 4096, depth, n) })
+	}
+	all.Wait()
+	// All that was sent was admitted: no more than the cap and the first of each queue.
+	require.GreaterOrEqual(t, time.Since(start).Seconds(), queues*n/m.Peak(ssdmodel.Read, 4096))
 }
 
 // BenchmarkPlayed compares a played model with the model alone: the ratios are 1 when they agree.
