@@ -1,0 +1,125 @@
+package faultbus
+
+import (
+	"bytes"
+
+	"helios/nvme"
+)
+
+// admin prepares an admin command for the controller: queues get rings of the bus's own, and Abort
+// finds commands that only the bus has. done: it is answered with dw0 and st here.
+func (b *Bus) admin(m *cmd, sqe *nvme.Command) (done bool, dw0 uint32, st nvme.Status) {
+	qid, entries := uint16(sqe.CDW10), sqe.CDW10>>16+1
+	// What is wrong in itself goes through as it is: the controller refuses it.
+	sound := qid != 0 && entries >= 2 && sqe.CDW11&1 != 0 && sqe.PRP1&(b.pageBytes-1) == 0
+	var err error
+	switch sqe.Opcode {
+	case nvme.AdminCreateCQ:
+		mem, ok := b.find(sqe.PRP1, uint64(entries)*nvme.CompletionBytes)
+		if !sound || !ok || b.cqs[qid] != nil {
+			return false, 0, 0
+		}
+		if m.newCQ, err = b.newCQ(qid, mem, entries); err != nil {
+			break
+		}
+		sqe.PRP1 = uint64(m.newCQ.ring.iova)
+	case nvme.AdminCreateSQ:
+		mem, ok := b.find(sqe.PRP1, uint64(entries)*nvme.CommandBytes)
+		c := b.cqs[uint16(sqe.CDW11>>16)]
+		if !sound || !ok || b.sqs[qid] != nil || c == nil || c.id == 0 {
+			return false, 0, 0
+		}
+		if m.newSQ, err = b.newSQ(qid, mem, entries, c); err != nil {
+			break
+		}
+		sqe.PRP1 = uint64(m.newSQ.ring.iova)
+	case nvme.AdminDeleteSQ:
+		if q := b.sqs[qid]; q != nil && qid != 0 {
+			q.closing = true // from here on nothing of it reaches the controller
+		}
+	case nvme.AdminAbort:
+		q := b.sqs[qid]
+		if q == nil {
+			break
+		}
+		o := q.cmds[uint16(sqe.CDW10>>16)]
+		switch {
+		case o == nil || o.at == sent:
+		case o.at == complete: // too late
+			return true, 1, nvme.StatusSuccess
+		default:
+			q.forget(o)
+			q.c.postUnreserved(entry{q: q, cid: o.sqe.CID, st: nvme.StatusAbortRequested})
+			return true, 0, nvme.StatusSuccess
+		}
+	}
+	if err != nil { // no memory for the ring, or no doorbell: the queue cannot be
+		return true, 0, nvme.StatusInvalidQueueID.WithDNR()
+	}
+	return false, 0, 0
+}
+
+// adminDone follows what an admin command has changed.
+func (b *Bus) adminDone(m *cmd) {
+	ok := m.cqe.Status().OK()
+	sqe := &m.sqe
+	qid := uint16(sqe.CDW10)
+	switch sqe.Opcode {
+	case nvme.AdminCreateCQ:
+		if c := m.newCQ; c != nil && ok {
+			m.newCQ = nil
+			b.addCQ(c)
+		}
+	case nvme.AdminCreateSQ:
+		if q := m.newSQ; q != nil && ok && !q.c.dead {
+			m.newSQ = nil
+			b.addSQ(q)
+		}
+	case nvme.AdminDeleteSQ:
+		q := b.sqs[qid]
+		if q == nil || qid == 0 {
+			return
+		}
+		if q.closing = false; ok {
+			q.c.collect() // the controller has posted what there was to post
+			b.endSQ(q)
+		}
+	case nvme.AdminDeleteCQ:
+		if c := b.cqs[qid]; c != nil && qid != 0 && ok {
+			b.endCQ(c)
+		}
+	case nvme.AdminIdentify:
+		if ok && sqe.CDW10&0xff == nvme.CNSNamespace {
+			b.learnFormat(sqe)
+		}
+		return
+	default:
+		return
+	}
+	// Rings of refused and deleted queues. What cannot be unmapped yet stays until the reset.
+	if m.newCQ != nil {
+		b.remains = append(b.remains, m.newCQ.ring)
+		m.newCQ = nil
+	}
+	if m.newSQ != nil {
+		b.remains = append(b.remains, m.newSQ.ring)
+		m.newSQ = nil
+	}
+	_ = b.clear()
+}
+
+// learnFormat takes the size of a block, which says how much data a command has, from what the
+// client has just been told.
+func (b *Bus) learnFormat(sqe *nvme.Command) {
+	segs, ok := b.data(sqe, nvme.IdentifyBytes)
+	if !ok {
+		return
+	}
+	id, err := nvme.DecodeIdentifyNamespace(bytes.Join(segs, nil))
+	if err != nil {
+		return
+	}
+	if ns, err := nvme.MakeNamespace(sqe.NSID, &id); err == nil {
+		b.lbaBytes = uint64(ns.LBABytes)
+	}
+}
