@@ -29,8 +29,8 @@ type timing struct {
 	psPerByte float64 // exactly: ps per 2^20 bytes is perMiB
 	perMiB    int64
 
-	// stretch[d], in 1/2^16, is what the latencies are multiplied with when d commands are
-	// outstanding, so that d commands take d / curve(d) on average; none: no curve.
+	// stretch[d], in 1/2^16, is what the mean latency is multiplied with when d commands are
+	// outstanding, so that a command takes d / curve(d) on average; none: no curve.
 	stretch []uint64
 	flat    uint64 // what each depth beyond the table adds: the curve is flat there
 }
@@ -199,7 +199,7 @@ func mulDiv(a, b, c int64) int64 {
 // 1/IOPS of its kind and size; then the link of its direction, for its bytes; and then takes its
 // latency, in parallel with all others. Front end and link are passed in the order of arrival, so a
 // command with a long latency holds nobody up and completions overtake each other. A queue-depth
-// curve stretches the latency, waiting included.
+// curve makes the latency longer, waiting at the front end included.
 type Server struct {
 	m     *Model
 	now   int64 // ns; arrivals never go back
@@ -238,7 +238,8 @@ func (s *Server) Admit(nowNS int64, op Op, bytes int64) (doneNS int64) {
 	l := t.latency(s.draw())
 	end := start + l
 	if f := t.stretchAt(depth, interval); f > 1<<16 {
-		end = max(end, now+mulDiv(l, int64(f), 1<<16))
+		// The mean is stretched and the spread stays: waiting in a queue adds to a command's own time.
+		end = max(end, now+l+mulDiv(t.mean, int64(f-1<<16), 1<<16))
 	}
 	end += t.transfer(bytes - t.ref)
 	done := (end + 999) / 1000
