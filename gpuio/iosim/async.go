@@ -212,26 +212,27 @@ func (a *async) nextComplete() {
 		a.warpsLeft = len(a.warps)
 		for _, w := range a.warps {
 			w.live = true
-			a.pass(w, 0, false, true)
+			a.pass(w, 0, false, true, cost{})
 		}
 	})
 }
 
 // pass is one round of a warp of complete over its queues, from queue i on. news says whether it has
-// found any; first, that it is the kernel's first round, which also refills.
-func (a *async) pass(w *warpState, i int, news, first bool) {
+// found any; first, that it is the kernel's first round, which also refills; owed is what it has done
+// since the last event.
+func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
 	if i < len(w.queues) {
 		q := w.queues[i]
-		a.m.spend(a.cost.look, func() {
+		a.m.spend(owed.plus(a.cost.look), func() {
 			switch n := min(len(q.cq)-q.head, warp); {
 			case n == warp:
-				a.reap(q, n, func() { a.pass(w, i, true, first) }) // at once again: more may be there
+				a.reap(q, n, func() { a.pass(w, i, true, first, cost{}) }) // at once again: more may be there
 			case n > 0:
-				a.reap(q, n, func() { a.pass(w, i+1, true, first) })
+				a.reap(q, n, func() { a.pass(w, i+1, true, first, a.cost.check) })
 			case first:
-				a.serve(q, true, func() { a.pass(w, i+1, news, first) })
+				a.serve(q, true, func() { a.pass(w, i+1, news, first, a.cost.check) })
 			default:
-				a.pass(w, i+1, news, first)
+				a.pass(w, i+1, news, first, a.cost.check)
 			}
 		})
 		return
@@ -243,11 +244,13 @@ func (a *async) pass(w *warpState, i int, news, first bool) {
 			a.ended()
 		}
 	case news:
-		a.pass(w, 0, false, false)
+		a.pass(w, 0, false, false, owed)
 	default:
+		n := len(w.queues)
 		w.idle, w.due = true, false
-		w.since = a.m.Sim.Now()
-		w.look, _ = a.cost.look.times(float64(len(w.queues))).whole()
+		rest, _ := owed.and(a.cost.idle, n).whole()
+		w.since = a.m.Sim.Now() + rest
+		w.look, _ = a.cost.look.plus(a.cost.check).plus(a.cost.idle).times(float64(n)).whole()
 		for _, q := range w.queues {
 			if len(q.cq) > q.head { // came after the look
 				a.nudge(w)
@@ -287,7 +290,7 @@ func (a *async) nudge(w *warpState) {
 	}
 	a.m.Sim.At(at, func() {
 		w.idle, w.due = false, false
-		a.pass(w, 0, false, false)
+		a.pass(w, 0, false, false, cost{})
 	})
 }
 
@@ -407,7 +410,7 @@ func (a *async) refill(q *queue, completing bool, then func()) {
 		if len(q.unrung) > 0 {
 			ring()
 		}
-		return took
+		return took.plus(a.cost.refillEnd)
 	}, then)
 }
 

@@ -156,7 +156,7 @@ func (e *syncEngine) Event(arg uint64) {
 	case syncTaken:
 		q := e.queues[e.warps[id].queue]
 		wait := max(q.lock-now, 0)
-		q.lock = now + wait + int64(e.cost.syncLock.ns+0.5)
+		q.lock = now + wait + int64(e.cost.syncLock.ns+e.cost.syncUnlock.ns+0.5)
 		e.after(cost{float64(wait), 0}.plus(e.cost.syncLock), syncIssued|uint64(id))
 	case syncIssued:
 		q := e.queues[e.warps[id].queue]
@@ -192,7 +192,7 @@ func (e *syncEngine) arrive(id uint32) {
 		e.m.Sim.Call(now+e.cost.wake, e, sweepBegin|uint64(q.g))
 		return
 	}
-	empty := max(int64(e.cost.look.ns), 1)
+	empty := max(int64(e.cost.syncScan.ns), 1)
 	e.m.Sim.Call(q.swept+(now-q.swept+empty-1)/empty*empty, e, sweepBegin|uint64(q.g))
 }
 

@@ -70,21 +70,26 @@ type GPU struct {
 type IO struct {
 	State      string `yaml:"state"`       // where queue state, commands and sets lie: host or gpu
 	Push       Cost   `yaml:"push"`        // submit: one set's share goes to a queue's pending list
-	Refill     Cost   `yaml:"refill"`      // once for each time that a queue is refilled
+	Refill     Cost   `yaml:"refill"`      // once for each time that a queue is refilled, before its SQEs
+	RefillEnd  Cost   `yaml:"refill_end"`  // and after them
 	Batch      Cost   `yaml:"batch"`       // for each 32 SQEs of that, or part
 	Each       Cost   `yaml:"each"`        // for each SQE
 	Ring       Cost   `yaml:"ring"`        // fence and SQ doorbell
-	Look       Cost   `yaml:"look"`        // a look at a queue that finds nothing
+	Look       Cost   `yaml:"look"`        // complete: up to the completion entries of a queue
+	Check      Cost   `yaml:"check"`       // whether rows of the set are left at the queue
+	Idle       Cost   `yaml:"idle"`        // deadlines of a queue, in a round that found nothing
 	Retire     Cost   `yaml:"retire"`      // once for each sweep that found something, beside the look
 	RetireEach Cost   `yaml:"retire_each"` // for each CQE of that
 	PauseMinNS Figure `yaml:"pause_min_ns"`
 	PauseMaxNS Figure `yaml:"pause_max_ns"` // between looks at queues that have nothing
 	// WakeNS is how long a warp that waits outside its slot takes to come back; 0: it polls.
-	WakeNS   Figure `yaml:"wake_ns"`
-	SyncTake Cost   `yaml:"sync_take"` // read_sync: a CID and a row
-	SyncLock Cost   `yaml:"sync_lock"` // holding the submission side for one SQE and its doorbell
-	SyncReap Cost   `yaml:"sync_reap"` // holding the completion side for one sweep
-	SyncEnd  Cost   `yaml:"sync_end"`  // seeing the own completion and giving the CID back
+	WakeNS     Figure `yaml:"wake_ns"`
+	SyncTake   Cost   `yaml:"sync_take"`   // read_sync: a CID and a row
+	SyncLock   Cost   `yaml:"sync_lock"`   // holding the submission side up to the doorbell
+	SyncUnlock Cost   `yaml:"sync_unlock"` // and from there on
+	SyncScan   Cost   `yaml:"sync_scan"`   // a sweep that finds nothing
+	SyncReap   Cost   `yaml:"sync_reap"`   // holding the completion side for one that does
+	SyncEnd    Cost   `yaml:"sync_end"`    // seeing the own completion and giving the CID back
 	// Serve is a software controller's time for a command, in the warps' slots; ServeGBs is how fast
 	// it moves the data. SSDs that are hardware take none.
 	Serve    Cost   `yaml:"serve"`
