@@ -170,7 +170,7 @@ func TestBurstUnderCurve(t *testing.T) {
 		for range n {
 			last = max(last, s.Admit(now, Read, 4096))
 		}
-		require.LessOrEqual(t, last-now, int64(n/0.7e-3)+1500_000)
+		require.LessOrEqual(t, last-now, int64(n)*1_000_000/700+1_500_000)
 		now = last
 	}
 	require.Greater(t, sets*n/(float64(now)/1e9), 0.6*700e3)
