@@ -307,17 +307,6 @@ func addr(b []byte) cuda.DevicePtr {
 	return cuda.DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
-// row is the row that a command reads, which its place on the SSD tells.
-func (q *queueState) row(cmd *command, l *Layout) int64 {
-	slot := int64(cmd.LBA - q.DataStart)
-	if l.RowsPerLBA > 1 {
-		slot = slot*int64(l.RowsPerLBA) + int64(cmd.ByteOffset)/int64(l.RowBytes)
-	} else {
-		slot /= int64(l.LBAsPerRow)
-	}
-	return slot*int64(l.SSDs) + int64(q.SSD)
-}
-
 // take acquires the submission side. False: the holder will see what the caller left.
 func (q *queueState) take() bool {
 	for {

@@ -584,3 +584,29 @@ func BenchmarkCoalesce(b *testing.B) {
 		}
 	}
 }
+
+// TestUnitChaos has random faults hit commands of several rows, and rows of several commands: after
+// aborts, new queue pairs and resets every row is right or named.
+func TestUnitChaos(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	rounds := 12
+	if testing.Short() || raceEnabled {
+		rounds = 5
+	}
+	for round := range rounds {
+		rng := rand.New(rand.NewPCG(seed, uint64(round)))
+		faults := chaosFaults(rng)
+		rowBytes := []int{512, 200, 4096, 20480, 9000}[round%5]
+		t.Run(fmt.Sprintf("seed=%d/%d row=%d %s", seed, round, rowBytes, faults), func(t *testing.T) {
+			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: rowBytes, rows: 300, ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3), faults: faults,
+				proxy: func(c *proxy.Config) { c.MDTS = 1 + rng.IntN(2)*rng.IntN(6) }})
+			var rd Reader
+			if rng.IntN(4) == 0 {
+				rd = r.sync(SyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5})
+			} else {
+				rd = r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5, CoalesceBytes: []int{4096, 1 << 20}[rng.IntN(2)]})
+			}
+			chaos(t, r, rd, seed)
+		})
+	}
+}

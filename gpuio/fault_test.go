@@ -306,7 +306,7 @@ func chaos(t *testing.T, r *rig, rd Reader, seed uint64) {
 	sets := make([][]*testSet, 3)
 	for g := range sets {
 		for i := range 2 {
-			sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100, 8192, 0))
+			sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100, max(8192, int64(r.layout.RowBytes)), 0))
 		}
 		wg.Go(func() {
 			for range 4 {
