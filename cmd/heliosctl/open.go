@@ -16,6 +16,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/state"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -31,7 +32,7 @@ func ssdFlags() []cli.Flag {
 }
 
 func faultFlag() cli.Flag {
-	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` into the software controllers, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"}
+	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"}
 }
 
 // faultList is the value of --fault that asks for the catalogue instead of injecting anything.
@@ -125,12 +126,16 @@ func (e *env) openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set)
 	if err != nil {
 		return nil, err
 	}
-	bus, err := openBus(ctx, proxy.Config{
+	ssd, err := openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, LBABytes: d.LBABytes,
-		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Faults: faults, Model: model, PollDoorbells: e.pollDoorbells,
+		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model, PollDoorbells: e.pollDoorbells,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
+	}
+	var bus nvme.Bus = ssd
+	if !faults.Empty() {
+		bus = faultbus.New(ssd, faults, faultbus.Options{PollDoorbells: e.pollDoorbells})
 	}
 	c, err := nvme.Open(ctx, bus, nvme.Options{})
 	if err != nil {
