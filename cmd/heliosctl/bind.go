@@ -102,7 +102,7 @@ func runBind(ctx context.Context, e *env) error {
 			return errs.New(errs.Usage, "--size %s is not a multiple of 4096 bytes of at least %s", s, units.FormatBytes(minSSD))
 		}
 	}
-	model, err := modelToKeep(e.c.String("ssd-model"), e.c.IsSet("ssd-model"), lba)
+	model, err := modelToBind(e.c.String("ssd-model"), e.c.IsSet("ssd-model"), lba)
 	if err != nil {
 		return err
 	}
@@ -125,9 +125,11 @@ func runBind(ctx context.Context, e *env) error {
 			if err != nil {
 				return err
 			}
-			d.Model = model
 			if d.Created {
 				created = append(created, d.Path)
+			}
+			if err := model.bind(&d); err != nil {
+				return err
 			}
 			st.SSDs = append(st.SSDs, d)
 			bound = append(bound, d)

@@ -8,6 +8,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
+	"helios/internal/units"
 )
 
 // ssdModel is the model that a software controller plays, nil for none: the latency that bench asks
@@ -26,27 +27,42 @@ func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
 	return m, nil
 }
 
-// modelToKeep checks bind-ssds --ssd-model and returns what the state keeps: the name of a built-in
-// model, or the absolute path of a file, which is read again by each command that uses the SSD.
-func modelToKeep(arg string, given bool, lba int) (string, error) {
+// boundModel is what bind-ssds --ssd-model asks for. The zero value is no model.
+type boundModel struct {
+	*ssdmodel.Model
+	keep string // in the state: a built-in name, or the absolute path of a file, which each command reads again
+}
+
+func modelToBind(arg string, given bool, lba int) (b boundModel, err error) {
 	if !given {
-		return "", nil
+		return b, nil
 	}
-	m, err := ssdmodel.Load(arg)
-	if err != nil {
-		return "", errs.New(errs.Usage, "--ssd-model: %w", err)
+	if b.Model, err = ssdmodel.Load(arg); err != nil {
+		return b, errs.New(errs.Usage, "--ssd-model: %w", err)
 	}
-	if !m.LBAOK(lba) {
-		return "", errs.New(errs.Usage, "--ssd-model %s has blocks of %v bytes, not --lba's %d; choose another of the two", arg, m.LBAs.Bytes, lba)
+	if !b.LBAOK(lba) {
+		return b, errs.New(errs.Usage, "--ssd-model %s has blocks of %v bytes, not --lba's %d; choose another of the two", arg, b.LBAs.Bytes, lba)
 	}
-	if slices.Contains(ssdmodel.Names(), arg) {
-		return arg, nil
+	b.keep = arg
+	if !slices.Contains(ssdmodel.Names(), arg) {
+		if b.keep, err = filepath.Abs(arg); err != nil {
+			return b, errs.New(errs.Usage, "--ssd-model %s: %w", arg, err)
+		}
 	}
-	path, err := filepath.Abs(arg)
-	if err != nil {
-		return "", errs.New(errs.Usage, "--ssd-model %s: %w", arg, err)
+	return b, nil
+}
+
+// bind lets an SSD play the model.
+func (b boundModel) bind(d *state.SSD) error {
+	if b.Model == nil {
+		return nil
 	}
-	return path, nil
+	if !b.Fits(d.Bytes) {
+		return errs.New(errs.Usage, "%s has %s and --ssd-model %s %s; choose a smaller SSD or another model", d.Path,
+			units.FormatBytes(d.Bytes), b.Name, units.FormatBytes(b.Capacity.Bytes))
+	}
+	d.Model = b.keep
+	return nil
 }
 
 // modelName is the cell of a table that says what an SSD plays.

@@ -55,6 +55,9 @@ func TestBadSSDModels(t *testing.T) {
 		{"unknown", nil, "bind-ssds --proxy a.img --size 1MiB --ssd-model p4800", 2, append(ssdmodel.Names(), "--ssd-model", "p4800"), "a.img"},
 		{"empty", nil, "bind-ssds --proxy a.img --size 1MiB --ssd-model=", 2, []string{"--ssd-model", "p5510"}, "a.img"},
 		{"blocks", nil, "bind-ssds --proxy a.img --size 1MiB --lba 4096 --ssd-model 980pro", 2, []string{"980pro", "--lba", "4096"}, "a.img"},
+		{"too large", func(t *testing.T) {
+			require.NoError(t, os.WriteFile("m.yaml", []byte(slowYAML+"capacity: {bytes: 2097152, source: mine}\n"), 0o600))
+		}, "bind-ssds --proxy a.img --size 4MiB --ssd-model m.yaml", 2, []string{"a.img has 4 MiB", "mine 2 MiB"}, "a.img"},
 		{"not a model", func(t *testing.T) {
 			require.NoError(t, os.WriteFile("m.yaml", []byte("name: x\nread: {latency: {quantiles: [{q: 1, us: 5}]}}\n"), 0o600))
 		}, "bind-ssds --proxy a.img --size 1MiB --ssd-model m.yaml", 2, []string{"m.yaml", "read", "no source"}, "a.img"},

@@ -52,7 +52,7 @@ type Model struct {
 	ops [numOps]timing
 }
 
-// Capacity is the size of the SSD that the figures belong to.
+// Capacity is the size of the SSD that the figures belong to; 0 means any.
 type Capacity struct {
 	Bytes  int64  `yaml:"bytes"`
 	Source string `yaml:"source"`
@@ -206,6 +206,9 @@ func (m *Model) init() error {
 	return nil
 }
 
+// Fits tells whether the SSD is as large as that.
+func (m *Model) Fits(bytes int64) bool { return m.Capacity.Bytes == 0 || bytes <= m.Capacity.Bytes }
+
 // LBAOK tells whether the SSD can have blocks of that size.
 func (m *Model) LBAOK(bytes int) bool {
 	return len(m.LBAs.Bytes) == 0 || slices.Contains(m.LBAs.Bytes, bytes)
@@ -223,9 +226,6 @@ func (m *Model) Peak(op Op, bytes int64) float64 {
 	}
 	return 1e12 / ps
 }
-
-// Figures returns the group of figures of an operation.
-func (m *Model) Figures(op Op) *Ops { return [...]*Ops{&m.Read, &m.Write, &m.Flush}[op] }
 
 // Summary is the model in a few words: latency, IOPS at 4 KiB and bandwidth of reads.
 func (m *Model) Summary() string {

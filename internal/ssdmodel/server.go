@@ -218,9 +218,6 @@ func (m *Model) NewServer(seed uint64) *Server {
 	return &Server{m: m, key: philox.Key(seed, streamLatency)}
 }
 
-// Model returns the model that the server plays.
-func (s *Server) Model() *Model { return s.m }
-
 // Admit takes a command that arrives at a time and returns the time of its completion, which is not
 // before it. Times are nanoseconds on any clock; one before that of the last command counts as that.
 // The same sequence of calls gives the same times.

@@ -199,8 +199,8 @@ func TestFixed(t *testing.T) {
 	for i := range int64(100) {
 		require.Equal(t, 1000*i+50000, s.Admit(1000*i, Op(i%3), 1<<20))
 	}
-	require.Equal(t, "50µs", s.Model().Name)
-	require.True(t, math.IsInf(s.Model().Peak(Read, 4096), 1))
+	require.Equal(t, "50µs", m.Name)
+	require.True(t, math.IsInf(m.Peak(Read, 4096), 1))
 	_, err = Fixed(-time.Microsecond)
 	require.Error(t, err)
 }
