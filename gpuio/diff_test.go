@@ -32,7 +32,7 @@ import (
 const (
 	diffFar  = int64(1) << 62 // a time that does not come
 	diffPast = int64(1)
-	diffSlab = 4 << 20
+	diffSlab = 6 << 20
 	diffIOVA = uint64(0x4000000000)
 )
 
@@ -163,24 +163,26 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	var err error
 	w.layout, err = NewLayout(int64(w.ssds)*int64(20+rng.IntN(300)), rowBytes, w.ssds, lba)
 	require.NoError(t, err)
-	w.direct = w.layout.whole() && rng.IntN(3) > 0
+	w.direct = w.layout.whole() && round%3 != 2
 	per, blocks := w.layout.LBAsPerRow, uint32(w.layout.LBAsPerRow)
 	w.parts = 1
-	switch form := rng.IntN(4); {
+	switch form := (round + round/14) % 4; { // each size in each form
 	case form == 0 && per > 1:
 		w.partBlocks = 1 + rng.Uint32N(uint32(per)-1)
 		w.parts = (uint32(per) + w.partBlocks - 1) / w.partBlocks
 		blocks = w.partBlocks
 	case form <= 2:
-		most := 32 << 10
-		if commands > 32 {
-			most = 8 << 10
+		rows := max(32<<10/w.layout.ReadBytes(), 4)
+		if commands > 200 { // staging must fit the slab
+			rows = 2
+		} else if commands > 32 {
+			rows = max(rows/4, 4)
 		}
-		w.window = uint32(per) * (1 + rng.Uint32N(uint32(max(most/w.layout.ReadBytes(), 4))))
+		w.window = uint32(per) * (1 + rng.Uint32N(uint32(rows)))
 		blocks = w.window
 	}
 	w.read = int(blocks) * lba
-	pages := w.window != 0 && rng.IntN(3) > 0 // rows begin on pages
+	pages := w.window != 0 && commands <= 200 && rng.IntN(3) > 0 // rows begin on pages
 	w.stride = int64(rowBytes) + int64(rng.IntN(3)*rng.IntN(16)*4)
 	if pages {
 		w.stride = int64(rowBytes+4095)&^4095 + int64(rng.IntN(2)*4096)
@@ -192,7 +194,7 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 	if pages {
 		w.offset = int64(rng.IntN(2) * 4096)
 	}
-	w.dstRows = 8 + rng.IntN(min(3*commands+40, 1<<20/rowBytes))
+	w.dstRows = 8 + rng.IntN(min(3*commands+40, int(1<<20/w.stride)))
 	w.name = fmt.Sprintf("seed %d round %d: %d SSDs × %d queues of %d commands, LBAs of %d, rows of %d, direct %v, parts of %d, windows of %d",
 		seed, round, w.ssds, w.perSSD, commands, lba, rowBytes, w.direct, w.partBlocks, w.window)
 	clear(slab)
