@@ -553,11 +553,12 @@ func TestVerifyFindsDirtyPadding(t *testing.T) {
 func TestSuperblockRoundTrip(t *testing.T) {
 	l, err := gpuio.NewLayout(1234, 400, 3, 512)
 	require.NoError(t, err)
-	g, err := newGeometry(l, 2, 512, 1<<20, false)
+	g, err := newGeometry(l, 2, 512, 1<<20, true)
 	require.NoError(t, err)
 	sb := Superblock{UUID: uuid.New(), LoadID: uuid.New(), Name: trimName("a name of any length " + string(bytes.Repeat([]byte{'x'}, 60))), State: StateComplete,
 		StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, DType: dtypeFloat32, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
-		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, TableCRC: 77, DeviceLBAs: 1 << 20}
+		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, TableCRC: 77, DeviceLBAs: 1 << 20,
+		RowChecksum: checksumCRC32C, RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs, RowTableCRC: 78}
 	for c := range 2 {
 		b, err := sb.encode(c)
 		require.NoError(t, err)
@@ -590,6 +591,14 @@ func FuzzSuperblock(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b[:wireBytes])
+	if g, err = newGeometry(l, 2, 512, 1<<20, true); err != nil {
+		f.Fatal(err)
+	}
+	sb.RowChecksum, sb.RowTableLBA, sb.RowTableLBAs, sb.RowTableCRC = checksumCRC32C, g.rowTableLBA, g.rowTableLBAs, 1
+	if b, err = sb.encode(0); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b[:wireBytes])
 	f.Add([]byte(superblockMagic))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := make([]byte, superblockBytes)
@@ -602,7 +611,8 @@ func FuzzSuperblock(f *testing.F) {
 			return
 		}
 		if s.StripeIndex >= s.StripeCount || s.DataLBAs < 0 || s.TableLBAs < 0 ||
-			uint64(s.DataLBA)+uint64(s.DataLBAs) > s.DeviceLBAs || uint64(s.TableLBA)+uint64(s.TableLBAs) > s.DeviceLBAs {
+			uint64(s.DataLBA)+uint64(s.DataLBAs) > s.DeviceLBAs || uint64(s.TableLBA)+uint64(s.TableLBAs) > s.DeviceLBAs ||
+			uint64(s.RowTableLBA)+uint64(s.RowTableLBAs) > s.DeviceLBAs || (s.hasRowSums() && s.RowTableLBAs*int64(s.LBABytes) < s.layout().RowsOn(s.StripeIndex)*4) {
 			t.Fatalf("accepted %+v", s)
 		}
 		again, err := s.encode(0)

@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
 	"helios/cuda/difftest"
+	"helios/cuda/fakecuda"
 )
 
 // checkCase is a launch of check_rows on memory of its own.
@@ -179,4 +183,52 @@ func TestDriverCheckedReads(t *testing.T) {
 			freeSets(rd, all)
 		})
 	}
+}
+
+// TestDriverCheckRowsPlanted: mistakes of the kind that a port makes, planted in copies of the CUDA
+// kernel, are found by the comparison with Go's.
+func TestDriverCheckRowsPlanted(t *testing.T) {
+	if os.Getenv("HELIOS_GPU") == "1" {
+		t.Skip("the kernels of a GPU come from the binary")
+	}
+	fakecuda.Build(t) // or skip
+	for name, p := range map[string]struct{ right, wrong string }{
+		"no barrier":  {"\tdev::syncthreads();\n", ""},
+		"first word":  {"at >= front ?", "at > front ?"},
+		"joined late": {"late ? other : r", "late ? r : other"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, "check_rows.cu", p.right, p.wrong)), fakecuda.Private())
+			fakecuda.Control(t, lib, "seed=3,store_buffer=16,jitter=0")
+			ignore := func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
+			dev := difftest.OpenLibrary(t, lib, difftest.Options{Seed: 5, Spoil: ignore})
+			c := checkCase{rows: 60, count: 60, rowBytes: 400, stride: 400, lanes: 8, blocks: 2, row0: -1, pos0: -1}
+			var m *difftest.Mismatch
+			require.ErrorAs(t, c.launch(t, dev, rand.New(rand.NewPCG(1, 1))), &m)
+			require.Equal(t, "check_rows", m.Kernel)
+		})
+	}
+}
+
+// plantedRoot is a copy of the kernels' and the shim's sources with one mistake.
+func plantedRoot(t *testing.T, file, right, wrong string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu", "cuda/shim/*.h", "cuda/shim/*.cc", "cuda/fakecuda/src/*"} {
+		files, err := filepath.Glob(filepath.Join("..", pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, pattern)
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			require.NoError(t, err)
+			if filepath.Base(f) == file {
+				require.Equal(t, 1, strings.Count(string(text), right), "%s has %q so often: the plant is out of date", file, right)
+				text = []byte(strings.Replace(string(text), right, wrong, 1))
+			}
+			to := filepath.Join(root, strings.TrimPrefix(f, "../"))
+			require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
+			require.NoError(t, os.WriteFile(to, text, 0o600))
+		}
+	}
+	return root
 }
