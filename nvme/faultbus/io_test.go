@@ -352,7 +352,7 @@ func TestPollDoorbells(t *testing.T) {
 		}
 		g.holds(i, 1, 0)
 	}
-	plain := newRig(t, rigOptions{})
+	plain := newRig(t, rigOptions{second: true})
 	_, _, err = plain.bus.DoorbellMemory()
 	require.ErrorContains(t, err, "PollDoorbells")
 }

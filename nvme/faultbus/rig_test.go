@@ -43,6 +43,7 @@ type rigOptions struct {
 	proxy   func(*proxy.Config)
 	options nvme.Options
 	wrap    func(nvme.Bus) nvme.Bus // between the faults and the controller
+	second  bool                    // another rig of the test looks for leaks
 }
 
 func pattern(block, i int) byte { return byte(block*31 + i*7 + i>>8) }
@@ -105,25 +106,45 @@ func openBus(t *testing.T, o rigOptions) (*faultbus.Bus, *faultinject.Set, strin
 
 func newRig(t *testing.T, o rigOptions) *rig {
 	t.Helper()
-	checkLeaks(t)
+	if !o.second {
+		checkLeaks(t)
+	}
 	g := &rig{t: t}
 	g.bus, g.set, g.path = openBus(t, o)
 	if o.options.Timeout == 0 {
 		o.options.Timeout = time.Second
 	}
-	c, err := nvme.Open(t.Context(), g.bus, o.options)
-	require.NoError(t, err)
-	g.c = c
-	g.mem, err = hostmem.Alloc(rigMem, "fault bus test")
-	require.NoError(t, err)
-	g.iova, err = c.MapDMA(g.mem)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, c.UnmapDMA(g.iova, rigMem))
-		require.NoError(t, c.Close(context.Background()))
-		require.NoError(t, hostmem.Free(g.mem))
-	})
+	g.begin(o.options)
+	t.Cleanup(g.end)
 	return g
+}
+
+// newBubble is newRig within a bubble of virtual time, over a controller that was made there.
+func newBubble(t *testing.T, inner nvme.Bus, faults string) *rig {
+	t.Helper()
+	set, err := faultinject.Parse(faults)
+	require.NoError(t, err)
+	g := &rig{t: t, set: set, bus: faultbus.New(inner, set, faultbus.Options{})}
+	g.begin(nvme.Options{})
+	return g
+}
+
+func (g *rig) begin(o nvme.Options) {
+	g.t.Helper()
+	var err error
+	g.c, err = nvme.Open(context.Background(), g.bus, o)
+	require.NoError(g.t, err)
+	g.mem, err = hostmem.Alloc(rigMem, "fault bus test")
+	require.NoError(g.t, err)
+	g.iova, err = g.c.MapDMA(g.mem)
+	require.NoError(g.t, err)
+}
+
+func (g *rig) end() {
+	g.t.Helper()
+	require.NoError(g.t, g.c.UnmapDMA(g.iova, rigMem))
+	require.NoError(g.t, g.c.Close(context.Background()))
+	require.NoError(g.t, hostmem.Free(g.mem))
 }
 
 // prps describes n bytes at off of the rig's memory.
