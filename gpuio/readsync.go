@@ -339,8 +339,12 @@ func (k *syncView) sweepMarks(q *queueState, g uint32) bool {
 	}
 }
 
-// news tells whether the completion queue may have a new entry.
+// news tells whether the completion queue may have a new entry. Of a queue that is dead not even the
+// memory is left; none dies while a warp is here.
 func (q *queueState) news() bool {
+	if atomic.LoadUint32(&q.Frozen) != frozenNo {
+		return false
+	}
 	head, phase := atomic.LoadUint32(&q.Head), atomic.LoadUint32(&q.Phase)
 	last := (*uint32)(unsafe.Add(unsafe.Pointer(at[nvme.Completion](q.CQ, int(head))), 12))
 	return atomic.LoadUint32(last)>>16&1 == phase

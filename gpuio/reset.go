@@ -31,6 +31,7 @@ type ssdRecovery struct {
 	closing bool          // none begins any more
 	dead    *GivenUpError // the SSD was given up
 	unsafe  bool          // commands may move data although their queue pair should be gone
+	down    bool          // the last reset of the controller has not come to its end
 
 	timeouts, aborts, recreated, resets atomic.Int64
 }
@@ -39,6 +40,19 @@ func (r *ssdRecovery) setUnsafe(v bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.unsafe = v
+}
+
+func (r *ssdRecovery) setDown(v bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down = v
+}
+
+// needsReset tells whether Close must see to the controller.
+func (r *ssdRecovery) needsReset() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unsafe || r.down && r.dead == nil
 }
 
 func (r *ssdRecovery) isUnsafe() bool {
@@ -156,6 +170,7 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 	rctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
 	defer cancel()
 	generation := ctrl.Generation()
+	e.rec[ssd].setDown(true)
 	err := ctrl.Reset(rctx)
 	if ctrl.Generation() != generation {
 		e.rec[ssd].setUnsafe(false)
@@ -163,6 +178,7 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 	if err != nil {
 		return err
 	}
+	e.rec[ssd].setDown(false)
 	for i := range e.perSSD {
 		g := ssd*e.perSSD + i
 		qctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
@@ -301,50 +317,48 @@ func (e *async) recoveryStats(ssd int, per *SSDStats) {
 	}
 }
 
-// endDMA has the SSDs that may still write to memory reset, or disabled, before that is given back. It
-// is part of Close; no kernel runs. One that is gone is left alone: taking its mappings back is all that
-// can be done.
+// endDMA ends what SSDs may still write to memory, before that is given back. It is part of Close; no
+// kernel runs. Of one that is gone only the mappings can be taken back, which is done after this.
 func (e *async) endDMA(ctx context.Context) error {
 	var err error
-	for s := range e.rec {
-		if e.rec[s].isUnsafe() {
-			err = errors.Join(err, e.resetForGood(ctx, s))
+	tried := make([]bool, len(e.ssds))
+	end := func(s int) {
+		if tried[s] {
+			return
+		}
+		tried[s] = true
+		if rerr := e.resetForGood(ctx, s); rerr != nil && !errors.Is(rerr, nvme.ErrGone) {
+			err = errors.Join(err, rerr)
 		}
 	}
-	broken := make([]bool, len(e.ssds))
+	for s := range e.rec {
+		if e.rec[s].needsReset() {
+			end(s)
+		}
+	}
 	for g := range e.pairs {
+		s := g / e.perSSD
 		derr := e.deletePair(ctx, g)
-		if derr != nil && !errors.Is(derr, nvme.ErrGone) {
+		if derr == nil {
+			continue
+		}
+		if !tried[s] && !errors.Is(derr, nvme.ErrGone) {
 			err = errors.Join(err, derr)
 		}
-		broken[g/e.perSSD] = broken[g/e.perSSD] || derr != nil
-	}
-	for s, bad := range broken {
-		if bad { // only this ends its DMA now
-			err = errors.Join(err, e.resetForGood(ctx, s))
-		}
+		end(s) // only this ends its DMA now
 	}
 	return err
 }
 
-// resetForGood resets a controller at Close: for others that use it, or who opens it next. One that was
-// given up is only disabled.
+// resetForGood resets a controller at Close, for others that use it. One that was given up is disabled.
 func (e *async) resetForGood(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ctrl.ResetTimeout())
 	defer cancel()
-	end := ctrl.Reset
 	if e.deadError(ssd) != nil {
-		end = ctrl.Disable
+		return ctrl.Disable(ctx)
 	}
-	err := end(ctx)
-	if errors.Is(err, nvme.ErrGone) {
-		return nil
-	}
-	if err == nil {
-		e.rec[ssd].setUnsafe(false)
-	}
-	return err
+	return ctrl.Reset(ctx)
 }
 
 // leftovers gives the rows that kernels of read_sync have not begun to complete, at an SSD's queues, and

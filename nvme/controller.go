@@ -83,6 +83,7 @@ type Controller struct {
 
 	life    sync.RWMutex // held for writing by Reset and Close, for reading by queue creation and deletion
 	enabled bool         // CC.EN may be 1 with our memory behind it; guarded by life
+	up      bool         // the last bring-up succeeded; guarded by life
 
 	mu         sync.Mutex // guards all below; held for short times only, never over a wait
 	adm        adminQueue
@@ -249,6 +250,7 @@ func (c *Controller) enable(ctx context.Context) error {
 // start runs the bring-up from any state of the controller. Commands of others are turned
 // away by gate meanwhile.
 func (c *Controller) start(ctx context.Context) error {
+	c.up = false
 	if err := c.disable(ctx, true); err != nil {
 		return err
 	}
@@ -282,6 +284,7 @@ func (c *Controller) start(ctx context.Context) error {
 	c.gate = nil
 	// A few requests, so that events of different types are not held up behind each other;
 	// at most AERL+1, and never more than a quarter of the queue.
+	c.up = true
 	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 && c.adm.entries > 2; n-- {
 		c.armLocked()
 	}
@@ -598,6 +601,7 @@ func (c *Controller) Disable(ctx context.Context) error {
 	}
 	c.gate = fmt.Errorf("nvme %s: %w", c.bus.Name(), errDisabled)
 	c.mu.Unlock()
+	c.up = false
 	if err := c.disable(ctx, false); err != nil {
 		return err
 	}
@@ -665,7 +669,7 @@ func (c *Controller) Close(ctx context.Context) error {
 	c.watching.Wait()
 
 	var err error
-	if dead == nil && c.enabled {
+	if dead == nil && c.up { // else it takes no commands and knows no shutdown
 		for _, q := range queues {
 			if err = also(err, c.deleteQueues(ctx, true, q)); err != nil {
 				break
