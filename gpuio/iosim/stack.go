@@ -53,8 +53,12 @@ type Stats struct {
 	CQDoorbells int64
 	Launches    int64 // of kernels
 	Latency     gpuio.Histogram
+	LatencyNS   int64 // sum
 	PerSSD      []SSDStats
 }
+
+// Mean is the mean latency of a command, from its making until its completion was seen.
+func (s *Stats) Mean() time.Duration { return time.Duration(s.LatencyNS / max(s.Commands, 1)) }
 
 // SSDStats are one SSD's share of Stats.
 type SSDStats struct {
@@ -212,6 +216,7 @@ func (s *Stack) completed(r *read, now int64) {
 	s.st.Commands++
 	s.st.Bytes += r.set.bytes
 	s.st.Latency.Add(time.Duration(now - r.start))
+	s.st.LatencyNS += now - r.start
 	p := &s.st.PerSSD[r.ssd]
 	p.Commands++
 	p.Bytes += r.set.bytes
