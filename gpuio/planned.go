@@ -51,6 +51,7 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 type Planned struct {
 	Commands int64
 	Bytes    int64 // that they move
+	Shared   int64 // rows that share a command with another
 }
 
 // Set plans the rows of a ReadSet: rows[offsets[s]:offsets[s+1]] are those of SSD s. The answer is added
@@ -89,6 +90,9 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 			last := uint32(n)
 			if k+1 < m {
 				last = runs[k+1]
+			}
+			if first := runs[k]; last-first > 1 {
+				out[s].Shared += int64(last - first)
 			}
 			out[s].Bytes += (p.lba(keys[last-1])-p.lba(keys[runs[k]]))*int64(l.LBABytes) + each
 		}

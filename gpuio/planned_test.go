@@ -43,12 +43,15 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 				for _, w := range want {
 					sum.Commands += w.Commands
 					sum.Bytes += w.Bytes
+					sum.Shared += w.Shared
 				}
+				before := rd.Stats().Coalesced
 				st := s.read(rd)
+				shared := rd.Stats().Coalesced - before
 				if c.stack == "cpu" { // how far it widens its reads is the file system's matter
 					sum.Bytes = st.Bytes
 				}
-				require.Equal(t, sum, Planned{st.Commands, st.Bytes}, "%d rows", n)
+				require.Equal(t, sum, Planned{st.Commands, st.Bytes, shared}, "%d rows", n)
 				s.free(rd)
 			}
 		})
@@ -62,5 +65,5 @@ func TestPlannerWidensReads(t *testing.T) {
 	require.NoError(t, err)
 	out := make([]Planned, 1)
 	p.Set([]int64{0, 1, 7, 8}, []int64{0, 4}, out) // 1 KiB each, none across a 4 KiB boundary
-	require.Equal(t, []Planned{{4, 4 * 4096}}, out)
+	require.Equal(t, []Planned{{4, 4 * 4096, 0}}, out)
 }

@@ -81,6 +81,7 @@ type Config struct {
 	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs: 0
 	// leaves it to the async stack, negative is a command for each row.
 	CoalesceBytes int
+	CheckReads    bool // every row is held against the checksum that load has written
 	SMs           SMBudget
 
 	// OpTimeout bounds each single wait for an operator; 5 minutes.

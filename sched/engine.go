@@ -61,6 +61,8 @@ type engine struct {
 
 	sampleS, lookupS, gatherS, trainS cuda.Stream
 
+	presampled func(*graph.MiniBatch) // optional: sees what presampling samples
+
 	placement cache.Placement
 	presample time.Duration
 	fill      time.Duration
@@ -291,6 +293,29 @@ func (e *engine) newSlots() error {
 	return nil
 }
 
+// openReader opens the run's I/O stack, and what checks its rows where that was asked for.
+func (e *engine) openReader(ctx context.Context, in Inputs) (gpuio.Reader, error) {
+	if !e.cfg.CheckReads {
+		return e.newReader(e.cfg.IOStack)
+	}
+	// The checksums are read before the stack takes the SSDs' queues.
+	sums, err := dataset.RowSums(ctx, in.Dataset, e.ssds)
+	if err != nil {
+		return nil, fmt.Errorf("--check-reads: %w", err)
+	}
+	r, err := e.newReader(e.cfg.IOStack)
+	if err != nil {
+		return nil, err
+	}
+	checked, err := gpuio.NewChecked(e.dev, r, e.ssds, e.layout, sums)
+	if err != nil {
+		op, cancel := context.WithTimeout(context.Background(), e.cfg.OpTimeout)
+		defer cancel()
+		return nil, errors.Join(err, r.Close(op))
+	}
+	return checked, nil
+}
+
 // newReader opens an I/O stack by name.
 func (e *engine) newReader(stack string) (gpuio.Reader, error) {
 	c := e.cfg
@@ -346,7 +371,7 @@ func (e *engine) place(ctx context.Context, b budgets, in Inputs) error {
 			e.onClose(s.segs[i].buckets.Close)
 		}
 	}
-	if e.reader, err = e.newReader(e.cfg.IOStack); err != nil {
+	if e.reader, err = e.openReader(ctx, in); err != nil {
 		return err
 	}
 	e.onClose(e.closeReader)
@@ -417,6 +442,9 @@ func (e *engine) countAccesses(ctx context.Context, in Inputs, h *cache.Hotness)
 			}
 			if err := h.Add(e.sampleS, mb.Nodes.Ptr(), mb.HopEnd[last]); err != nil {
 				return err
+			}
+			if e.presampled != nil {
+				e.presampled(mb)
 			}
 			done++
 			e.obs.step("presample", done, total)

@@ -19,6 +19,9 @@ func (s StageSeconds) Sum() float64 {
 	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train
 }
 
+// Add adds o, stage by stage.
+func (s *StageSeconds) Add(o StageSeconds) { s.add(o, 1) }
+
 // add adds o times sign.
 func (s *StageSeconds) add(o StageSeconds, sign float64) {
 	s.Sample += sign * o.Sample

@@ -23,6 +23,7 @@ import (
 	"helios/internal/hostmem"
 	"helios/internal/units"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -156,11 +157,15 @@ func (s *ssdSet) power(t testing.TB, faults string) {
 }
 
 func openSSD(path string, ram bool, f *faultinject.Set) (*gpuio.SSD, error) {
-	bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram, Faults: f})
+	bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram})
 	if err != nil {
 		return nil, err
 	}
-	c, err := nvme.Open(context.Background(), bus, nvme.Options{})
+	var b nvme.Bus = bus
+	if !f.Empty() {
+		b = faultbus.New(bus, f, faultbus.Options{})
+	}
+	c, err := nvme.Open(context.Background(), b, nvme.Options{})
 	if err != nil {
 		return nil, err
 	}

@@ -53,6 +53,7 @@ func pathFlags() []cli.Flag {
 		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},
 		&cli.StringFlag{Name: "on-ssd-failure", Value: "retry=3", Usage: "when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"},
 		&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (async stack): auto, off, or up to `SIZE` a command"},
+		&cli.BoolFlag{Name: "check-reads", Usage: "hold every row that is read against the checksum that load has written; read it again, then stop, where they differ"},
 		&cli.StringFlag{Name: "timeline", Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
 		&cli.StringFlag{Name: "sm-budget", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train)"},
@@ -78,6 +79,7 @@ func trainCommand() *cli.Command {
 		Action:    action(1, runTrain),
 	}
 	c.Flags = append(c.Flags, pathFlags()...)
+	c.Flags = append(c.Flags, clockFlags()...)
 	c.Flags = append(c.Flags,
 		&cli.StringFlag{Name: "checkpoint", Usage: "`DIR` for the checkpoint, written after each epoch and on Ctrl-C"},
 		&cli.IntFlag{Name: "checkpoint-every", Usage: "also write it after every `N` mini-batches"},
@@ -118,7 +120,7 @@ func (e *env) dataPath() (sched.Config, error) {
 		Mode: c.String("mode"), IOStack: c.String("io-stack"), Pipeline: c.String("pipeline"),
 		Depth: c.Int("prefetch-depth"), Presample: c.Int("presample-epochs"), Workers: c.Int("workers"),
 		Blocks: c.Int("io-blocks"), QueueDepth: c.Int("depth"),
-		ReadTimeout: c.Duration("read-timeout"), ReadRetries: c.Int("read-retries"), CPUEngine: c.String("cpu-engine"),
+		ReadTimeout: c.Duration("read-timeout"), ReadRetries: c.Int("read-retries"), CPUEngine: c.String("cpu-engine"), CheckReads: c.Bool("check-reads"),
 	}
 	if err := e.notZero("prefetch-depth", "presample-epochs", "workers", "io-blocks", "depth"); err != nil {
 		return cfg, err
@@ -195,8 +197,8 @@ func smBudget(s string) (b sched.SMBudget, err error) {
 	return b, nil
 }
 
-// inputs opens what a run works on; done closes it all.
-func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done func() error, err error) {
+// graphInputs opens what a run works on without the SSDs; done closes it all.
+func (e *env) graphInputs() (in sched.Inputs, done func() error, err error) {
 	var closers []func() error
 	done = func() error {
 		var err error
@@ -213,11 +215,11 @@ func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done fu
 	}()
 	d, err := e.openDataset()
 	if err != nil {
-		return in, nil, done, err
+		return in, done, err
 	}
 	closers = append(closers, d.Close)
 	if d.Meta.Classes < 1 {
-		return in, nil, done, errs.New(errs.Usage, "dataset %s has no labels, which a model needs; import it again with --labels FILE", d.Meta.Name)
+		return in, done, errs.New(errs.Usage, "dataset %s has no labels, which a model needs; import it again with --labels FILE", d.Meta.Name)
 	}
 	if e.c.Bool("no-edges") {
 		d = d.WithoutEdges()
@@ -225,20 +227,36 @@ func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done fu
 	}
 	dev, err := e.openDevice(modelGap)
 	if err != nil {
-		return in, nil, done, err
+		return in, done, err
 	}
 	closers = append(closers, dev.Close)
-	if set, err = e.openSSDs(ctx, "ssds"); err != nil {
-		return in, nil, done, err
+	return sched.Inputs{Dev: dev, Dataset: d}, done, nil
+}
+
+// inputs opens what a run works on; done closes it all.
+func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done func() error, err error) {
+	in, graph, err := e.graphInputs()
+	if err != nil {
+		return in, nil, graph, err
 	}
-	closers = append(closers, set.close)
-	return sched.Inputs{Dev: dev, Dataset: d, SSDs: set.ssds}, set, done, nil
+	if set, err = e.openSSDs(ctx, "ssds"); err != nil {
+		return in, nil, graph, errors.Join(err, graph())
+	}
+	in.SSDs = set.ssds
+	return in, set, func() error { return errors.Join(set.close(), graph()) }, nil
 }
 
 func runTrain(ctx context.Context, e *env) (err error) {
 	cfg, err := e.trainConfig()
 	if err != nil {
 		return err
+	}
+	hw, virtual, err := e.hardware()
+	if err != nil {
+		return err
+	}
+	if virtual {
+		return e.trainVirtual(ctx, cfg, hw)
 	}
 	out, err := e.openResults()
 	if err != nil {
@@ -321,10 +339,9 @@ func tierLine(r sched.EpochResult) string {
 	return s
 }
 
-// showResult is the summary for people.
-func (e *env) showResult(r *sched.Result) {
-	var sum sched.EpochResult
-	var seconds float64
+// epochsOf sums a run's epochs; overlap, stall and read amplification are those of the whole.
+func epochsOf(r *sched.Result) (sum sched.EpochResult, seconds float64) {
+	var needed float64 // bytes of the rows that had to come from SSD
 	for _, p := range r.Epochs {
 		sum.RowsGPU += p.RowsGPU
 		sum.RowsCPU += p.RowsCPU
@@ -333,8 +350,36 @@ func (e *env) showResult(r *sched.Result) {
 		sum.SSDCommands += p.SSDCommands
 		sum.Overlap += p.Overlap * p.Seconds
 		sum.Stall += p.Stall * p.Seconds
+		sum.StageSeconds.Add(p.StageSeconds)
 		seconds += p.Seconds
+		if p.ReadAmplification > 0 {
+			needed += float64(p.BytesSSD) / p.ReadAmplification
+		}
 	}
+	if seconds > 0 {
+		sum.Overlap /= seconds
+		sum.Stall /= seconds
+	}
+	if needed > 0 {
+		sum.ReadAmplification = float64(sum.BytesSSD) / needed
+	}
+	return sum, seconds
+}
+
+// pathRows are the lines of a summary about where rows came from and how well the stages overlapped.
+func pathRows(sum sched.EpochResult, seconds float64) [][]string {
+	all := sum.RowsGPU + sum.RowsCPU + sum.RowsSSD
+	return [][]string{
+		{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows", share(sum.RowsGPU, all), share(sum.RowsCPU, all), share(sum.RowsSSD, all), units.FormatCount(float64(all)))},
+		{"SSD", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time", units.FormatBytes(sum.BytesSSD), units.FormatCount(float64(sum.SSDCommands)),
+			units.FormatBytes(int64(float64(sum.BytesSSD)/seconds)), units.FormatCount(float64(sum.SSDCommands)/seconds))},
+		{"overlap", fmt.Sprintf("%.2f; training waited %.0f%% of the time", sum.Overlap, 100*sum.Stall)},
+	}
+}
+
+// showResult is the summary for people.
+func (e *env) showResult(r *sched.Result) {
+	sum, seconds := epochsOf(r)
 	rows := [][]string{
 		{"mode", fmt.Sprintf("%s, %s on %s; I/O stack %s, pipeline %s, memory rung %s", r.Mode, r.Model, r.Device, r.IOStack, r.Pipeline, r.MemoryRung)},
 	}
@@ -342,12 +387,7 @@ func (e *env) showResult(r *sched.Result) {
 		rows = append(rows, []string{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation)", 100**r.TestAcc, r.BestEpoch)})
 	}
 	if seconds > 0 {
-		all := sum.RowsGPU + sum.RowsCPU + sum.RowsSSD
-		rows = append(rows,
-			[]string{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows", share(sum.RowsGPU, all), share(sum.RowsCPU, all), share(sum.RowsSSD, all), units.FormatCount(float64(all)))},
-			[]string{"SSD", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time", units.FormatBytes(sum.BytesSSD), units.FormatCount(float64(sum.SSDCommands)),
-				units.FormatBytes(int64(float64(sum.BytesSSD)/seconds)), units.FormatCount(float64(sum.SSDCommands)/seconds))},
-			[]string{"overlap", fmt.Sprintf("%.2f; training waited %.0f%% of the time", sum.Overlap/seconds, 100*sum.Stall/seconds)})
+		rows = append(rows, pathRows(sum, seconds)...)
 	}
 	rows = append(rows,
 		[]string{"memory", fmt.Sprintf("peak %s; GPU tier %s, CPU tier %s, topology %s", units.FormatBytes(r.PeakMemoryBytes), units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes), units.FormatBytes(r.TopologyBytes))},

@@ -1,0 +1,172 @@
+package sched
+
+import (
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/hardware"
+)
+
+// What each operator asks of the GPU, from a real batch's shapes. Launches are those of packages
+// graph, cache and gnn; bytes are float32.
+
+// vshape is what the virtual clock needs to know of a mini-batch: everything but its contents.
+type vshape struct {
+	index  int
+	seeds  int64
+	hopEnd []int64
+	blocks []vblock // by hop
+	parts  []vpart
+}
+
+type vblock struct{ dst, src, edges int64 }
+
+// vpart is a part of a frontier, looked up in the real caches.
+type vpart struct {
+	count, ngpu, ncpu, nmiss int64
+	reads                    []gpuio.Planned // by SSD
+}
+
+func shapeOf(mb *graph.MiniBatch) vshape {
+	s := vshape{index: mb.Index, seeds: int64(mb.NumSeeds), hopEnd: append([]int64(nil), mb.HopEnd...)}
+	for _, b := range mb.Blocks {
+		s.blocks = append(s.blocks, vblock{b.NumDst, b.NumSrc, b.NumEdges})
+	}
+	return s
+}
+
+// vwork turns shapes into kernels.
+type vwork struct {
+	ops      *hardware.Ops
+	fanouts  []int
+	idBytes  int64 // of a neighbour in the topology
+	gcn      bool
+	rowBytes int64
+	dims     []int64 // input width of layer l; the last is the number of classes
+	params   int64
+}
+
+// sector is what a kernel's read of a few bytes of the CPU's memory moves over the link.
+const sector = 32
+
+func newVWork(ops *hardware.Ops, cfg Config, dim, classes int, wideIDs bool) *vwork {
+	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, gcn: cfg.Model == "gcn", rowBytes: int64(dim) * 4}
+	if wideIDs {
+		w.idBytes = 8
+	}
+	for l := range cfg.Fanouts {
+		if l == 0 {
+			w.dims = append(w.dims, int64(dim))
+		} else {
+			w.dims = append(w.dims, int64(cfg.Hidden))
+		}
+	}
+	w.dims = append(w.dims, int64(classes))
+	for l := range cfg.Fanouts {
+		w.params += w.dims[l]*w.dims[l+1]*w.weights() + w.dims[l+1]
+	}
+	return w
+}
+
+// weights is how many matrices a layer has.
+func (w *vwork) weights() int64 {
+	if w.gcn {
+		return 1
+	}
+	return 2 // a node's own features, and its neighbours'
+}
+
+// begin copies the seeds and enters them in the position table.
+func (w *vwork) begin(s *vshape) []vkernel { return []vkernel{{uva: s.seeds * 8}} }
+
+// hop samples hop h. The topology is in the CPU's memory: two offsets of each destination, and of its
+// neighbours those that were drawn, which lie anywhere in its list, or the whole list.
+func (w *vwork) hop(s *vshape, h int) []vkernel {
+	b := s.blocks[h]
+	offsets, ids := b.dst*sector, b.edges*sector
+	if w.fanouts[h] < 0 {
+		ids = b.edges * w.idBytes
+	}
+	assign := vkernel{}
+	if w.gcn { // the new nodes' degrees
+		assign.uva = (b.src - b.dst) * sector
+	}
+	return []vkernel{
+		{uva: offsets}, // sample_count
+		{op: &w.ops.Sample, work: hardware.Work{Items: b.edges}, uva: ids}, // sample_fill
+		{}, assign, {}, // unique_count, unique_assign, unique_relabel: their time is in sample's item
+	}
+}
+
+// count adds a sampled batch to the rows' hotness.
+func (w *vwork) hotness(rows int64) []vkernel {
+	return []vkernel{{op: &w.ops.Elementwise, work: hardware.Work{Bytes: rows * 16}}}
+}
+
+// lookup finds a part's rows in the cache's index.
+func (w *vwork) lookup(p *vpart) []vkernel {
+	k := []vkernel{{op: &w.ops.Lookup, work: hardware.Work{Items: p.count}}}
+	if p.count >= 1024 { // more than one block: count, prefix, scatter
+		k = append(k, vkernel{}, vkernel{})
+	}
+	return k
+}
+
+// gather copies a part's cached rows to their places.
+func (w *vwork) gather(p *vpart) []vkernel {
+	return []vkernel{{
+		op:   &w.ops.Gather,
+		work: hardware.Work{Items: p.ngpu + p.ncpu, Bytes: (2*p.ngpu + p.ncpu) * w.rowBytes},
+		uva:  p.ncpu * w.rowBytes,
+	}}
+}
+
+func (w *vwork) bytes(n int64) vkernel {
+	return vkernel{op: &w.ops.Elementwise, work: hardware.Work{Bytes: n}}
+}
+
+// gemm multiplies m×k by k×n, pairs times into one result.
+func (w *vwork) gemm(m, n, k, pairs int64) vkernel {
+	return vkernel{op: &w.ops.GEMM, work: hardware.Work{
+		Flops: 2 * float64(m) * float64(n) * float64(k) * float64(pairs),
+		Bytes: 4 * ((m*k+k*n)*pairs + m*n),
+	}}
+}
+
+// aggregate reads the rows at both ends of a block's edges.
+func (w *vwork) aggregate(edges, rows, dim int64) vkernel {
+	return vkernel{op: &w.ops.Gather, work: hardware.Work{Items: edges, Bytes: 4 * dim * (edges + rows)}}
+}
+
+// model is a step of training, or a forward pass.
+func (w *vwork) model(s *vshape, train bool) []vkernel {
+	L := len(w.fanouts)
+	var out []vkernel
+	add := func(k ...vkernel) { out = append(out, k...) }
+	block := func(l int) vblock { return s.blocks[L-1-l] }
+	for l := range L {
+		b := block(l)
+		add(w.aggregate(b.edges, b.dst, w.dims[l]), w.gemm(b.dst, w.dims[l+1], w.dims[l], w.weights()))
+	}
+	classes := w.dims[L]
+	add(vkernel{}, w.bytes(4*s.seeds*classes*2), vkernel{}) // count, softmax cross-entropy, sum
+	if !train {
+		return out
+	}
+	for l := L - 1; l >= 0; l-- {
+		b := block(l)
+		in, to := w.dims[l], w.dims[l+1]
+		for range w.weights() {
+			add(w.gemm(in, to, b.dst, 1))
+		}
+		add(w.bytes(4 * b.dst * to)) // bias
+		if l == 0 {
+			break
+		}
+		for range w.weights() {
+			add(w.gemm(b.dst, in, to, 1))
+		}
+		// The block is transposed (fill, count, scan, fill), so that each source sums its own.
+		add(w.bytes(4*b.src), w.bytes(8*b.edges), vkernel{}, w.bytes(12*b.edges), w.aggregate(b.edges, 2*b.src, in))
+	}
+	return append(out, w.bytes(7*4*w.params)) // Adam: three read and written, the gradient read
+}
