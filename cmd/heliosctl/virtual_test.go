@@ -1,0 +1,53 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A dataset alone is enough for the virtual clock: no SSD is bound, and none is touched.
+func TestTrainOnTheVirtualClock(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3", "--out", "g")
+	args := trainArgs("--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count", "6")
+	out := ok(t, append(args, "--results", "r.jsonl", "--timeline", "t.json")...)
+	ls := lines(t, out)
+	require.Len(t, ls, 3, "two epochs and the result")
+	for _, l := range ls {
+		require.Equal(t, true, l["modelled"])
+		require.NotContains(t, l, "loss")
+		require.NotContains(t, l, "params_sha256")
+	}
+	r := ls[2]
+	require.Equal(t, "result", r["event"])
+	require.Equal(t, 6.0, r["ssd_count"])
+	require.Len(t, r["io"].(map[string]any)["ssds"], 6)
+	file, err := os.ReadFile("r.jsonl")
+	require.NoError(t, err)
+	require.Equal(t, out, string(file))
+	require.Equal(t, out, ok(t, args...), "equal arguments, equal output")
+
+	b, err := os.ReadFile("t.json")
+	require.NoError(t, err)
+	var tr struct {
+		Other map[string]any `json:"otherData"`
+	}
+	require.NoError(t, json.Unmarshal(b, &tr))
+	require.Equal(t, map[string]any{"clock": "virtual", "modelled": true}, tr.Other)
+
+	text := ok(t, "train", "g", "--clock", "virtual", "--hardware", "h100-pm1753x16", "--epochs", "1", "--fanout", "5", "--quiet")
+	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {
+		require.Regexp(t, "^($|modelled)", strings.TrimSpace(l), "each line with figures says that they are modelled")
+	}
+	require.NotContains(t, text, "accuracy")
+
+	// The keys of a configuration file are the flags.
+	require.NoError(t, os.WriteFile("c.yaml", []byte("clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\non-ssd-failure: retry=3\n"), 0o644))
+	require.Contains(t, hc(t, "train", "g", "--config", "c.yaml").errOut, "--on-ssd-failure", "what means nothing is refused there too")
+	require.NoError(t, os.WriteFile("c.yaml", []byte("clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\n"), 0o644))
+	require.Equal(t, 2.0, last(t, ok(t, "train", "g", "--config", "c.yaml", "--json", "--quiet"))["ssd_count"])
+}
