@@ -175,12 +175,5 @@ func expectedCommands(l Layout, offsets []int64, window uint32) float64 {
 
 // coalesces tells whether a set's rows are to share commands.
 func (e *async) coalesces(rs *ReadSet) bool {
-	if e.window == 0 {
-		return false
-	}
-	if e.opt.CoalesceBytes > 0 {
-		return true
-	}
-	n := float64(rs.SSDOffset[len(e.ssds)] - rs.SSDOffset[0])
-	return expectedCommands(e.layout, rs.SSDOffset, e.window) <= (1-coalesceSaves)*n
+	return e.pays(e.layout, rs.SSDOffset, e.opt.CoalesceBytes)
 }

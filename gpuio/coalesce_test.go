@@ -2,9 +2,11 @@ package gpuio
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -236,6 +238,113 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// TestUnitsOnCPU is the same for the stack whose reads the CPU makes.
+func TestUnitsOnCPU(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	rounds := 3 * len(unitRowBytes)
+	if testing.Short() || raceEnabled {
+		rounds = len(unitRowBytes)
+	}
+	for round := range rounds {
+		rng := rand.New(rand.NewPCG(seed, uint64(round)))
+		pick := func(v ...int) int { return v[rng.IntN(len(v))] }
+		o := rigOptions{ssds: pick(1, 2, 3), lba: pick(512, 4096), rowBytes: unitRowBytes[round%len(unitRowBytes)], rows: int64(pick(1, 7, 100, 700)), ram: rng.IntN(2) == 0, sms: 2}
+		co := CPUOptions{Depth: pick(1, 3, 64, 256), Threads: pick(0, 1, 3), Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: pick(-1, 0, 0, 1, 4096, 100_000, 1<<20)}
+		n, sets := pick(1, 5, 31, 300, 900), pick(1, 3)
+		if o.rowBytes > 16384 {
+			n, o.rows = min(n, 64), min(o.rows, 100)
+		}
+		how := []string{"random", "again", "stretch", "distinct"}[rng.IntN(4)]
+		t.Run(fmt.Sprintf("seed=%d/%d %+v %+v n=%d %s", seed, round, o, co, n, how), func(t *testing.T) {
+			r := newRig(t, o)
+			rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, co))
+			e := rd.(*hostReader)
+			ctx := testCtx(t)
+			var commands, shared int64
+			var all []*testSet
+			var pend []Pending
+			for range sets {
+				s := r.setOf(rng, drawRows(rng, r.layout.Rows, n, how), int64(o.rowBytes+pick(0, 3, 4096)), int64(pick(0, 2, 4096)))
+				p, err := rd.Submit(ctx, s.rs)
+				require.NoError(t, err)
+				all, pend = append(all, s), append(pend, p)
+			}
+			for i, s := range all {
+				st, err := pend[i].Wait(ctx)
+				require.NoError(t, err)
+				require.EqualValues(t, len(s.ids), st.Rows)
+				want := int64(len(s.ids))
+				if e.units.pays(r.layout, s.rs.SSDOffset, co.CoalesceBytes) {
+					units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.units.window))
+					_, joined := totals(units)
+					want, shared = int64(len(units)), shared+joined
+				}
+				require.Equal(t, want, st.Commands)
+				commands += want
+				s.check(nil)
+				s.free(rd)
+			}
+			st := rd.Stats()
+			require.Equal(t, commands, st.Commands)
+			require.Equal(t, shared, st.Coalesced)
+			perSSD := int64(0)
+			for _, x := range st.PerSSD {
+				perSSD += x.Bytes
+			}
+			require.Equal(t, st.Bytes, perSSD)
+		})
+	}
+}
+
+// TestUnitFailuresOnCPU: a backing that has become too short fails the rows of the reads that end behind
+// it; rows that do not exist fail alone.
+func TestUnitFailuresOnCPU(t *testing.T) {
+	for _, engine := range []string{"", "pread"} {
+		for _, bytes := range []int{-1, 4096, 65536} {
+			const rows, rowBytes = 256, 256
+			r := newRig(t, rigOptions{ssds: 1, lba: 4096, rowBytes: rowBytes, rows: rows})
+			rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Engine: engine, Depth: 8, CoalesceBytes: bytes, Retries: -1}))
+			rng := rand.New(rand.NewPCG(7, 7))
+			s := r.setOf(rng, drawRows(rng, rows, 200, "distinct"), rowBytes, 0)
+			half := int64(rigDataStart + rows*rowBytes/4096/2)
+			require.NoError(t, os.Truncate(r.ssds[0].BackingPath, half*4096))
+			gone := map[int64]bool{}
+			hostmem.View[int64](s.rowBuf.Bytes())[3] = rows
+			s.ids[3] = rows
+			gone[rows] = true
+			good := &testSet{ids: append(append([]int64(nil), s.ids[:3]...), s.ids[4:]...), rs: &ReadSet{SSDOffset: []int64{0, 199}}}
+			if bytes > 0 {
+				for _, u := range wantRuns(r.layout, good.ids, good.rs.SSDOffset, int64(rd.(*hostReader).units.window)) {
+					if u.lba+u.blocks+rigDataStart > half {
+						for _, i := range u.rows {
+							gone[good.ids[i]] = true
+						}
+					}
+				}
+			} else {
+				for _, id := range good.ids {
+					if _, lba, _, _ := r.layout.Locate(id); int64(lba)+rigDataStart >= half {
+						gone[id] = true
+					}
+				}
+			}
+			ctx := testCtx(t)
+			p, err := rd.Submit(ctx, s.rs)
+			require.NoError(t, err)
+			st, err := p.Wait(ctx)
+			var set *SetError
+			require.ErrorAs(t, err, &set)
+			require.EqualValues(t, len(gone), set.Failed)
+			require.EqualValues(t, 200-len(gone), st.Rows)
+			for _, f := range set.First {
+				require.True(t, gone[f.Row], "%v", f)
+			}
+			s.check(gone)
+			s.free(rd)
+		}
+	}
+}
+
 // TestScatter: neighbours that are whole pages go straight to their places, whatever these are, as long
 // as the places are pages too and no row is wanted twice.
 func TestScatter(t *testing.T) {
@@ -331,17 +440,21 @@ func TestUnitFailures(t *testing.T) {
 			defer s.free(rd)
 			// Some rows and positions that do not exist.
 			bad := map[int]bool{}
-			rowsMem, posMem := hostmem.View[int64](s.rowBuf.Bytes()), hostmem.View[uint32](s.posBuf.Bytes())
+			rowsMem, posMem := hostmem.View[int64](s.rowBuf.Bytes()), make([]byte, s.posBuf.Size())
+			for i, p := range s.pos {
+				binary.LittleEndian.PutUint32(posMem[4*i:], p)
+			}
 			for range rng.IntN(4) {
 				i := rng.IntN(len(s.ids))
 				bad[i] = true
 				if rng.IntN(2) == 0 {
-					posMem[i] = 1 << 30
+					binary.LittleEndian.PutUint32(posMem[4*i:], 1<<30)
 				} else {
 					s.ids[i] = []int64{-1, rows, 1 << 60, s.ids[i] ^ 1}[rng.IntN(4)] // the last: of the other SSD
 					rowsMem[i] = s.ids[i]
 				}
 			}
+			r.move(s.posBuf, posMem, true)
 			coalesced := stack != 0 && e.coalesces(s.rs)
 			good := *s
 			good.ids, good.rs = nil, &ReadSet{SSDOffset: []int64{0}}

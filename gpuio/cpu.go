@@ -24,6 +24,9 @@ type CPUOptions struct {
 	Engine  string        // "io_uring" (default where there is one) or "pread"
 	Timeout time.Duration // deadline of one attempt, io_uring only (10 s)
 	Retries int           // attempts after the first; negative: none (3)
+	// CoalesceBytes is how much one read may get for rows on equal and adjacent LBAs. 0: up to 128 KiB,
+	// where it is expected to save reads; negative: a read for each row.
+	CoalesceBytes int
 }
 
 // NewCPU makes the CPU-managed stack: threads read the backing files with O_DIRECT into their own
@@ -55,6 +58,10 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 	r, err := newHostReader("cpu", dev, ssds, l, true)
 	if err != nil {
 		return nil, err
+	}
+	r.share = o.CoalesceBytes
+	if r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes, o.Depth); err != nil {
+		return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
 	}
 	fail := func(err error) (Reader, error) {
 		r.mu.Lock()
@@ -105,11 +112,14 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 	return r, nil
 }
 
-// maxSpan is the longest read of a row on any of the files.
+// maxHostRead bounds what rows share one read.
+const maxHostRead = 2 << 20
+
+// maxSpan is the longest read on any of the files.
 func (r *hostReader) maxSpan() int {
 	n := 0
 	for _, f := range r.files {
-		n = max(n, r.layout.ReadBytes()+2*int(f.align))
+		n = max(n, max(int(r.layout.LBAsPerRow), int(r.units.window))*int(r.layout.LBABytes)+2*int(f.align))
 	}
 	return (n + 4095) / 4096 * 4096
 }
@@ -135,13 +145,14 @@ func (w *preadWorker) loop() {
 	_ = hostmem.Free(w.buf)
 }
 
-func (w *preadWorker) read(p *hostPending, f *backing, ssd int, off int64, dst []byte) error {
-	at, n, skip := f.span(off, len(dst))
+func (w *preadWorker) read(p *hostPending, u *hostUnit) error {
+	f := u.file
+	at, n, skip := f.span(u.off, u.want)
 	for try := 0; ; try++ {
-		p.account(ssd, n)
+		p.account(u.ssd, n)
 		got, err := f.f.ReadAt(w.buf[:n], at)
-		if got >= skip+len(dst) {
-			copy(dst, w.buf[skip:])
+		if got >= skip+u.want {
+			p.deliver(u, w.buf[skip:])
 			return nil
 		}
 		if err == nil || err == io.EOF {
@@ -181,12 +192,10 @@ type ringWorker struct {
 
 type ringSlot struct {
 	p      *hostPending // nil: free, or orphaned after a timeout
-	row    int64
-	ssd    int
+	u      hostUnit
 	at     int64
 	n      int
 	skip   int
-	dst    []byte
 	tries  int
 	first  time.Time
 	began  time.Time
@@ -292,18 +301,17 @@ func (w *ringWorker) fill() bool {
 			}
 			w.prepared = true
 		}
-		i := w.next
+		u := w.p.unit(w.next)
 		w.next++
-		f, ssd, off, dst := w.p.locate(i)
-		if f == nil {
-			w.settled++
+		if u.file == nil {
+			w.settled += u.rows()
 			continue
 		}
 		id := w.free[len(w.free)-1]
 		w.free = w.free[:len(w.free)-1]
 		s := &w.slots[id]
-		*s = ringSlot{p: w.p, row: w.p.rows[i], ssd: ssd, dst: dst, first: time.Now()}
-		s.at, s.n, s.skip = f.span(off, len(dst))
+		*s = ringSlot{p: w.p, u: u, first: time.Now()}
+		s.at, s.n, s.skip = u.file.span(u.off, u.want)
 		w.start(id)
 	}
 	w.ring.Flush()
@@ -330,13 +338,13 @@ func (w *ringWorker) start(id int) {
 		}
 		sqe = w.ring.SQE()
 	}
-	f := w.r.files[s.ssd]
+	f := s.u.file
 	sqe.PrepRead(iouring.File{FD: f.fd}, unsafe.Pointer(&w.buf[id*w.span]), uint32(s.n), uint64(s.at))
 	sqe.Data = uint64(id)
 	s.tries++
 	s.began = time.Now()
 	s.flying = true
-	s.p.account(s.ssd, s.n)
+	s.p.account(s.u.ssd, s.n)
 	w.busy++
 }
 
@@ -344,7 +352,7 @@ func (w *ringWorker) complete(id int, res int32) {
 	s := &w.slots[id]
 	w.busy--
 	s.flying = false
-	f := w.r.files[s.ssd]
+	f := s.u.file
 	switch {
 	case s.p == nil: // its row was given up
 		w.free = append(w.free, id)
@@ -359,28 +367,28 @@ func (w *ringWorker) complete(id int, res int32) {
 		}
 		w.fail(id, &BackingError{SSD: f.ssd, Path: f.path, Offset: s.at, Bytes: s.n, Err: errno})
 		return
-	case int(res) < s.skip+len(s.dst):
+	case int(res) < s.skip+s.u.want:
 		w.fail(id, shortRead(f, s.at, s.n, int(res)))
 		return
 	}
-	copy(s.dst, w.buf[id*w.span+s.skip:])
+	p := s.p
+	p.deliver(&s.u, w.buf[id*w.span+s.skip:])
 	w.hist.Add(time.Since(s.first))
 	w.free = append(w.free, id)
-	p := s.p
 	s.p = nil
-	p.finished(1)
+	p.finished(s.u.rows())
 }
 
-// fail ends a slot's row; a slot whose read may still come stays out of use.
+// fail ends a slot's rows; a slot whose read may still come stays out of use.
 func (w *ringWorker) fail(id int, err error) {
 	s := &w.slots[id]
 	p := s.p
 	s.p = nil
-	p.fail(s.row, err)
+	p.failUnit(&s.u, err)
 	if !s.flying {
 		w.free = append(w.free, id)
 	}
-	p.finished(1)
+	p.finished(s.u.rows())
 }
 
 // housekeep publishes latencies and gives up rows whose read takes too long. The kernel cannot be
@@ -399,7 +407,7 @@ func (w *ringWorker) housekeep() {
 		s := &w.slots[id]
 		if s.flying && s.p != nil && now.Sub(s.began) > w.timeout {
 			s.p.timeouts.Add(1)
-			w.fail(id, &TimeoutError{SSD: w.r.files[s.ssd].ssd, Op: "read of the backing for", LBA: nvme.LBA(s.at / int64(w.r.layout.LBABytes)), Blocks: uint32(w.r.layout.LBAsPerRow), After: w.timeout, Attempts: s.tries})
+			w.fail(id, &TimeoutError{SSD: s.u.file.ssd, Op: "read of the backing for", LBA: nvme.LBA(s.at / int64(w.r.layout.LBABytes)), Blocks: uint32((s.n + int(w.r.layout.LBABytes) - 1) / int(w.r.layout.LBABytes)), After: w.timeout, Attempts: s.tries})
 		}
 	}
 }
@@ -413,7 +421,12 @@ func (w *ringWorker) giveUp(err error) {
 	}
 	for {
 		if w.p != nil {
-			w.p.failAll(w.end-w.next+w.settled, err)
+			// Which rows are this worker's is known when the set is prepared.
+			n := w.end - w.next
+			if w.p.prepare() == nil {
+				n = w.p.owned(w.next, w.end)
+			}
+			w.p.failAll(n+w.settled, err)
 			w.p, w.settled = nil, 0
 		}
 		p, lo, hi := w.r.take(true)

@@ -668,8 +668,8 @@ func fill(b cuda.Buffer) {
 func TestShortBacking(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 4096, rowBytes: 4096, rows: 64})
 	readers := map[string]Reader{
-		"io_uring": r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "io_uring"})),
-		"pread":    r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "pread"})),
+		"io_uring": r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "io_uring", CoalesceBytes: -1})),
+		"pread":    r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "pread", CoalesceBytes: -1})),
 		"mmap":     r.reader(NewMmap(r.dev, r.ssds, r.layout)),
 	}
 	require.NoError(t, os.Truncate(r.ssds[0].BackingPath, (rigDataStart+30)*4096))

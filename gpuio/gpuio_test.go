@@ -60,7 +60,7 @@ func TestStacksRandom(t *testing.T) {
 			var rd Reader
 			switch stack {
 			case 0:
-				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: depth, Threads: pick(0, 1, 3), Engine: []string{"", "pread"}[rng.IntN(2)]}))
+				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: depth, Threads: pick(0, 1, 3), Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: -1}))
 			case 1:
 				rd = r.reader(NewMmap(r.dev, r.ssds, r.layout))
 			default:

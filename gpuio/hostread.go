@@ -21,6 +21,10 @@ import (
 
 // The part that the cpu and mmap stacks share: sets in order of submission, worker goroutines that
 // take a few rows at a time from the oldest, and rows gathered by the CPU.
+//
+// The cpu stack coalesces as async does: rows on equal and adjacent LBAs of a window are one read. The
+// set is then sorted by the worker that first needs it, and what workers take are places in that order.
+// A run belongs to whoever takes the place of its first row.
 
 // BackingError is a failed read of the file or block device behind an SSD.
 type BackingError struct {
@@ -49,6 +53,9 @@ type hostReader struct {
 	files   []*backing
 	copyS   cuda.Stream // for destinations and row lists that the CPU cannot address
 	grab    int64       // rows that a worker takes at once
+	units   unitRule    // how rows share reads
+	share   int         // CPUOptions.CoalesceBytes
+	sorting sync.Pool   // of *hostSort
 	workers sync.WaitGroup
 	slots   chan struct{} // sets in flight
 
@@ -57,11 +64,21 @@ type hostReader struct {
 	queue  []*hostPending // sets with rows not yet taken
 	closed bool
 
-	sets, rows, failed, commands, bytes, retries, timeouts atomic.Int64
-	perSSD                                                 []atomic.Int64
-	histMu                                                 sync.Mutex
-	hist                                                   Histogram
-	completeNS                                             atomic.Int64
+	sets, rows, failed, commands, bytes, retries, timeouts, coalesced atomic.Int64
+
+	perSSD     []hostSSD
+	histMu     sync.Mutex
+	hist       Histogram
+	completeNS atomic.Int64
+}
+
+// hostSSD counts the reads of one SSD's backing.
+type hostSSD struct{ commands, bytes atomic.Int64 }
+
+// hostSort is memory for sorting a set.
+type hostSort struct {
+	keys, other   []uint64
+	otherIdx, run []uint32
 }
 
 // hostPending is a set in flight.
@@ -73,7 +90,9 @@ type hostPending struct {
 	offs    []int64
 	rows    []int64
 	pos     []uint32
-	dst     []byte // from DstOffset; nil: the CPU cannot address it
+	order   []uint32 // indices by place on the SSDs; nil: each row is a read, in the set's order
+	ends    []uint32 // by place in order: end of the run that begins there, else 0
+	dst     []byte   // from DstOffset; nil: the CPU cannot address it
 	rs      ReadSet
 	bounce  cuda.Buffer // pinned memory for dst == nil, rows in order of the set
 	scratch []cuda.Buffer
@@ -161,7 +180,7 @@ func newHostReader(name string, dev cuda.Device, ssds []*SSD, l Layout, direct b
 	if err := checkSSDs(ssds, l, false); err != nil {
 		return nil, err
 	}
-	r := &hostReader{name: name, dev: dev, ssds: ssds, layout: l, grab: 16, slots: make(chan struct{}, maxSets), perSSD: make([]atomic.Int64, len(ssds))}
+	r := &hostReader{name: name, dev: dev, ssds: ssds, layout: l, grab: 16, slots: make(chan struct{}, maxSets), perSSD: make([]hostSSD, len(ssds)), units: unitRule{parts: 1}}
 	r.more.L = &r.mu
 	var err error
 	for i, d := range ssds {
@@ -251,6 +270,9 @@ func (p *hostPending) prepareOnce() error {
 		}
 		p.rows, p.pos = hostmem.View[int64](rows), hostmem.View[uint32](pos)
 	}
+	if r.units.pays(r.layout, p.offs, r.share) {
+		p.sort(end)
+	}
 	if mem := p.rs.Dst.Bytes(); mem != nil {
 		p.dst = mem[p.rs.DstOffset:]
 		return nil
@@ -299,35 +321,150 @@ func (r *hostReader) take(block bool) (p *hostPending, lo, hi int64) {
 	return p, lo + p.first, hi + p.first
 }
 
-// locate finds row i of the set; a nil file means that it failed, which is recorded.
-func (p *hostPending) locate(i int64) (file *backing, ssd int, off int64, dst []byte) {
+// sort finds the runs of a set of rows up to index end, by the rule of kernel coalesce.
+func (p *hostPending) sort(end int64) {
 	r := p.r
 	l := &r.layout
-	row := p.rows[i]
-	if row < 0 || row >= l.Rows {
-		p.fail(row, fmt.Errorf("the layout has %d rows", l.Rows))
-		return nil, 0, 0, nil
+	p.order, p.ends = make([]uint32, end), make([]uint32, end)
+	b, _ := r.sorting.Get().(*hostSort)
+	if b == nil {
+		b = &hostSort{}
 	}
-	ssd, lba, _, skip := l.Locate(row)
-	if i < p.offs[ssd] || i >= p.offs[ssd+1] {
-		p.fail(row, fmt.Errorf("not a row of the SSD in whose bucket it is"))
-		return nil, 0, 0, nil
+	defer r.sorting.Put(b)
+	for s := range r.ssds {
+		from, to := p.offs[s], p.offs[s+1]
+		n := int(to - from)
+		if len(b.keys) < n {
+			c := grown(int64(n))
+			b.keys, b.other, b.otherIdx, b.run = make([]uint64, c), make([]uint64, c), make([]uint32, c), make([]uint32, c)
+		}
+		keys, other, idx, otherIdx := b.keys[:n], b.other[:n], p.order[from:to], b.otherIdx[:n]
+		for k := range keys {
+			i := from + int64(k)
+			idx[k], keys[k] = uint32(i), invalidKey
+			if p.check(i, s) == nil {
+				keys[k] = uint64(p.rows[i] / int64(l.SSDs))
+			}
+		}
+		for pass := range l.passes() {
+			sortPass(keys, other, idx, otherIdx, 8*pass)
+			keys, other, idx, otherIdx = other, keys, otherIdx, idx
+		}
+		copy(p.order[from:to], idx)
+		runs := b.run[:n]
+		for m := l.cut(keys, int64(r.units.window), uint32(from), runs); m > 0; m-- {
+			p.ends[runs[m-1]] = uint32(to)
+			to = int64(runs[m-1])
+		}
 	}
-	if dst = p.place(i); dst == nil {
-		p.fail(row, fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i], p.rs.Dst.Size()-p.rs.DstOffset))
-		return nil, 0, 0, nil
-	}
-	file = r.files[ssd]
-	return file, ssd, file.base + int64(lba)*int64(l.LBABytes) + int64(skip), dst
 }
 
-// place is where the CPU puts row i.
+// check tells why row i of an SSD's bucket cannot be read.
+func (p *hostPending) check(i int64, ssd int) error {
+	l := &p.r.layout
+	row := p.rows[i]
+	switch {
+	case row < 0 || row >= l.Rows:
+		return fmt.Errorf("the layout has %d rows", l.Rows)
+	case int(row%int64(l.SSDs)) != ssd:
+		return fmt.Errorf("not a row of the SSD in whose bucket it is")
+	case int64(p.pos[i])*p.rs.DstStride > p.rs.Dst.Size()-p.rs.DstOffset-int64(l.RowBytes):
+		return fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i], p.rs.Dst.Size()-p.rs.DstOffset)
+	}
+	return nil
+}
+
+// hostUnit is what one read of the CPU gets: the rows at places lo to hi of the order.
+type hostUnit struct {
+	lo, hi int64
+	file   *backing // nil: the row cannot be read, which is recorded
+	ssd    int
+	off    int64  // in the file, of the first row
+	want   int    // bytes from there to the end of the last row
+	dst    []byte // of the first row
+}
+
+// rows is how many rows the unit has.
+func (u *hostUnit) rows() int64 { return u.hi - u.lo }
+
+// index is the index of the row at place k.
+func (p *hostPending) index(k int64) int64 {
+	if p.order == nil {
+		return k
+	}
+	return int64(p.order[k])
+}
+
+// unit is the unit that begins at place k; it has no rows when none does.
+func (p *hostPending) unit(k int64) hostUnit {
+	u := hostUnit{lo: k, hi: k + 1}
+	if p.order != nil {
+		if u.hi = int64(p.ends[k]); u.hi == 0 {
+			u.hi = k
+			return u
+		}
+	}
+	r := p.r
+	l := &r.layout
+	i := p.index(k)
+	for p.offs[u.ssd+1] <= i {
+		u.ssd++
+	}
+	if err := p.check(i, u.ssd); err != nil {
+		p.fail(p.rows[i], err)
+		return u
+	}
+	u.file, u.want = r.files[u.ssd], int(l.RowBytes)
+	u.off, u.dst = p.offset(i, u.file), p.place(i)
+	if n := u.rows(); n > 1 {
+		u.want += int(p.offset(p.index(u.hi-1), u.file) - u.off)
+		r.coalesced.Add(n)
+	}
+	return u
+}
+
+// offset is where row i is in its file.
+func (p *hostPending) offset(i int64, f *backing) int64 {
+	l := &p.r.layout
+	lba, skip := l.place(p.rows[i] / int64(l.SSDs))
+	return f.base + int64(lba)*int64(l.LBABytes) + int64(skip)
+}
+
+// deliver copies a unit's rows out of what was read from u.off on.
+func (p *hostPending) deliver(u *hostUnit, data []byte) {
+	n := int(p.r.layout.RowBytes)
+	copy(u.dst, data[:n])
+	for k := u.lo + 1; k < u.hi; k++ {
+		i := p.index(k)
+		copy(p.place(i), data[p.offset(i, u.file)-u.off:][:n])
+	}
+}
+
+// failUnit records that none of a unit's rows was read.
+func (p *hostPending) failUnit(u *hostUnit, err error) {
+	for k := u.lo; k < u.hi; k++ {
+		p.fail(p.rows[p.index(k)], err)
+	}
+}
+
+// owned is how many rows have their units begin at places lo to hi. The set is prepared.
+func (p *hostPending) owned(lo, hi int64) int64 {
+	if p.order == nil {
+		return hi - lo
+	}
+	n := int64(0)
+	for k := lo; k < hi; k++ {
+		if p.ends[k] != 0 {
+			n += int64(p.ends[k]) - k
+		}
+	}
+	return n
+}
+
+// place is where the CPU puts row i, which was checked.
 func (p *hostPending) place(i int64) []byte {
 	n := int64(p.r.layout.RowBytes)
 	off := int64(p.pos[i]) * p.rs.DstStride
-	if off > p.rs.Dst.Size()-p.rs.DstOffset-n {
-		return nil
-	}
 	if p.dst != nil {
 		return p.dst[off : off+n]
 	}
@@ -348,7 +485,8 @@ func (p *hostPending) fail(row int64, err error) {
 func (p *hostPending) account(ssd, n int) {
 	p.commands.Add(1)
 	p.bytes.Add(int64(n))
-	p.r.perSSD[ssd].Add(1)
+	p.r.perSSD[ssd].commands.Add(1)
+	p.r.perSSD[ssd].bytes.Add(int64(n))
 }
 
 // finished counts rows that are done, well or not; the last one ends the set.
@@ -419,15 +557,14 @@ func (p *hostPending) Wait(ctx context.Context) (ReadStats, error) {
 func (r *hostReader) Stats() Stats {
 	st := Stats{
 		ReadStats: ReadStats{Rows: r.rows.Load(), Commands: r.commands.Load(), Bytes: r.bytes.Load(), Retries: r.retries.Load(), Timeouts: r.timeouts.Load(), Complete: time.Duration(r.completeNS.Load())},
-		Sets:      r.sets.Load(), Failed: r.failed.Load(),
+		Sets:      r.sets.Load(), Failed: r.failed.Load(), Coalesced: r.coalesced.Load(),
 	}
 	st.Staged = st.Commands
 	r.histMu.Lock()
 	st.Latency = r.hist
 	r.histMu.Unlock()
 	for s, d := range r.ssds {
-		n := r.perSSD[s].Load()
-		st.PerSSD = append(st.PerSSD, SSDStats{Name: d.name(), Commands: n, Bytes: n * int64(r.layout.ReadBytes())})
+		st.PerSSD = append(st.PerSSD, SSDStats{Name: d.name(), Commands: r.perSSD[s].commands.Load(), Bytes: r.perSSD[s].bytes.Load()})
 	}
 	return st
 }
@@ -465,8 +602,8 @@ func (r *hostReader) Close(ctx context.Context) error {
 	return errors.Join(r.copyS.Close(), r.closeFiles())
 }
 
-// syncWorker reads rows one at a time by read, which blocks.
-func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, off int64, dst []byte) error) {
+// syncWorker reads units one at a time by read, which blocks.
+func (r *hostReader) syncWorker(read func(p *hostPending, u *hostUnit) error) {
 	debug.SetPanicOnFault(true)
 	var h Histogram
 	merged := time.Now()
@@ -482,14 +619,16 @@ func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, o
 			p.failAll(hi-lo, err)
 			continue
 		}
-		for i := lo; i < hi; i++ {
-			f, ssd, off, dst := p.locate(i)
-			if f == nil {
+		done := int64(0)
+		for k := lo; k < hi; k++ {
+			u := p.unit(k)
+			done += u.rows()
+			if u.file == nil {
 				continue
 			}
 			start := time.Now()
-			if err := read(p, f, ssd, off, dst); err != nil {
-				p.fail(p.rows[i], err)
+			if err := read(p, &u); err != nil {
+				p.failUnit(&u, err)
 				continue
 			}
 			now := time.Now()
@@ -499,11 +638,14 @@ func (r *hostReader) syncWorker(read func(p *hostPending, f *backing, ssd int, o
 				merged = now
 			}
 		}
-		p.finished(hi - lo)
+		p.finished(done)
 	}
 }
 
 func (p *hostPending) failAll(n int64, err error) {
+	if n == 0 {
+		return
+	}
 	p.mu.Lock()
 	p.failed += n
 	if len(p.fails) == 0 {
@@ -547,17 +689,17 @@ func NewMmap(dev cuda.Device, ssds []*SSD, l Layout) (Reader, error) {
 
 // mmapRow copies a row from the mapping. The file may have become shorter since it was mapped, or
 // its medium may fail: the fault becomes an error.
-func mmapRow(p *hostPending, f *backing, ssd int, off int64, dst []byte) (err error) {
+func mmapRow(p *hostPending, u *hostUnit) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
 			cause, ok := x.(error)
 			if !ok {
 				cause = fmt.Errorf("%v", x)
 			}
-			err = &BackingError{SSD: f.ssd, Path: f.path, Offset: off, Bytes: len(dst), Err: fmt.Errorf("%w or unreadable (%w)", ErrShort, cause)}
+			err = &BackingError{SSD: u.file.ssd, Path: u.file.path, Offset: u.off, Bytes: len(u.dst), Err: fmt.Errorf("%w or unreadable (%w)", ErrShort, cause)}
 		}
 	}()
-	p.account(ssd, p.r.layout.ReadBytes())
-	copy(dst, f.mapped[off:])
+	p.account(u.ssd, p.r.layout.ReadBytes())
+	copy(u.dst, u.file.mapped[u.off:])
 	return nil
 }

@@ -12,7 +12,7 @@ type Planner struct {
 
 // PlanOptions are what of a stack's options, and of its SSDs, decides about commands.
 type PlanOptions struct {
-	Stack            string // async; every other one reads row by row
+	Stack            string // async and cpu: rows may share commands; every other one reads row by row
 	CoalesceBytes    int    // as in AsyncOptions
 	Depth            int    // as in AsyncOptions
 	MaxTransferBytes int    // of the SSDs; 0: no limit but that of a page of PRP list
@@ -38,10 +38,10 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 		limit = min(limit, o.MaxTransferBytes)
 	}
 	if o.Stack != "async" && o.Stack != "sync" {
-		limit = l.ReadBytes() // the CPU's reads are as long as it likes
+		limit = max(l.ReadBytes(), maxHostRead) // the CPU's reads are as long as it likes
 	}
 	var err error
-	if p.e.unitRule, err = chooseUnits(l, limit, o.Stack == "async", a.CoalesceBytes, a.Depth); err != nil {
+	if p.e.unitRule, err = chooseUnits(l, limit, o.Stack == "async" || o.Stack == "cpu", a.CoalesceBytes, a.Depth); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -65,12 +65,13 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 		n := int64(len(bucket))
 		if !together || n == 0 {
 			out[s].Commands += n * int64(p.e.parts)
-			out[s].Bytes += n * each
-			if p.align > 1 {
-				for _, r := range bucket {
-					from := p.lba(uint64(r/int64(l.SSDs))) * int64(l.LBABytes)
-					out[s].Bytes += (from+each+p.align-1)/p.align*p.align - from/p.align*p.align - each
-				}
+			if p.align == 1 {
+				out[s].Bytes += n * each
+				continue
+			}
+			for _, r := range bucket {
+				from := p.lba(uint64(r/int64(l.SSDs))) * int64(l.LBABytes)
+				out[s].Bytes += p.widened(from, from+each)
 			}
 			continue
 		}
@@ -94,9 +95,15 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 			if first := runs[k]; last-first > 1 {
 				out[s].Shared += int64(last - first)
 			}
-			out[s].Bytes += (p.lba(keys[last-1])-p.lba(keys[runs[k]]))*int64(l.LBABytes) + each
+			from := p.lba(keys[runs[k]]) * int64(l.LBABytes)
+			out[s].Bytes += p.widened(from, p.lba(keys[last-1])*int64(l.LBABytes)+each)
 		}
 	}
+}
+
+// widened is the length of a read of bytes from to to.
+func (p *Planner) widened(from, to int64) int64 {
+	return (to+p.align-1)/p.align*p.align - from/p.align*p.align
 }
 
 // lba is the first LBA of a slot, from the start of the extent.

@@ -62,6 +62,15 @@ func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (uni
 	return u, nil
 }
 
+// pays tells whether a set's rows are to share commands, where coalesceBytes is the option of that name.
+func (u unitRule) pays(l Layout, offsets []int64, coalesceBytes int) bool {
+	if u.window == 0 || coalesceBytes > 0 {
+		return u.window != 0
+	}
+	n := float64(offsets[l.SSDs] - offsets[0])
+	return expectedCommands(l, offsets, u.window) <= (1-coalesceSaves)*n
+}
+
 // listLimit is what one page of PRP list describes at any offset.
 func listLimit(page int) int { return page / 8 * page }
 
