@@ -855,6 +855,87 @@ func runDiff(t *testing.T, host, other cuda.Device, batches int) {
 	}
 }
 
+// runCoalesceDiff runs kernel coalesce on both devices over random buckets of up to n rows, far larger
+// than those of runDiff and with slots of any width, and compares all memory.
+func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
+	seed := envNumber(t, "DIFF_SEED", uint64(time.Now().UnixNano()))
+	slab, err := hostmem.Alloc(int64(48*n+1<<16), "coalesce differential")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, hostmem.Free(slab)) })
+	for _, d := range []cuda.Device{host, other} {
+		b, err := d.Register(slab, "coalesce differential")
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Free()) })
+	}
+	ref, dut := stepOn(t, host), stepOn(t, other)
+	pre, want := make([]byte, len(slab)), make([]byte, len(slab))
+	var rows, runs, invalid int64
+	for round := range rounds {
+		rng := rand.New(rand.NewPCG(seed, uint64(round)))
+		ssds, per := 1+rng.IntN(4), 1+rng.IntN(40)
+		all := []int64{3, 400, 70_000, 20_000_000, 1 << 34, 1 << 57}[round%6] // slots take 1 to 8 passes
+		l, err := NewLayout(1+rng.Int64N(all), []int{16, 100, 512, 1024, 4096, 4100, 12288}[round%7], ssds, []int{512, 4096}[rng.IntN(2)])
+		require.NoError(t, err)
+		name := fmt.Sprintf("seed %d round %d: %+v", seed, round, l)
+		w := diffWorld{t: t, name: name, slab: slab, stats: &diffStats{}}
+		for i := range slab {
+			slab[i] = 0xcd // what is not written stays
+		}
+		offs := []int64{rng.Int64N(3)}
+		for range ssds {
+			size := []int64{1, 40, 1500, int64(n)}[rng.IntN(4)] / int64(ssds)
+			offs = append(offs, offs[len(offs)-1]+rng.Int64N(max(size, 1)))
+		}
+		m := int(offs[ssds])
+		sets := w.take("set", setStateBytes, 64)
+		set := at[setState](sets, 0)
+		*set = setState{Rows: w.take("rows", m*8, 64), Pos: w.take("positions", m*4, 64), Offsets: w.take("offsets", (ssds+1)*8, 64), DstLimit: 1 << 40, DstStride: 1 << 20,
+			Remaining: w.take("remaining", ssds*per*4, 64), Units: w.take("units", 2*ssds*8, 64), Runs: w.take("runs", (m+ssds)*4, 64), Layout: l, Rotate: rng.Uint32N(9)}
+		copy(view[int64](set.Offsets, 0, int64(ssds+1)), offs)
+		ids, pos := view[int64](set.Rows, 0, int64(m)), view[uint32](set.Pos, 0, int64(m))
+		bad := rng.IntN(3) * rng.IntN(200)
+		for s := range ssds {
+			area := l.RowsOn(s)
+			if rng.IntN(2) == 0 { // dense
+				area = min(area, 2*(offs[s+1]-offs[s])+1)
+			}
+			first := rng.Int64N(max(l.RowsOn(s)-area, 0) + 1)
+			for i := offs[s]; i < offs[s+1]; i++ {
+				ids[i], pos[i] = (first+rng.Int64N(max(area, 1)))*int64(ssds)+int64(s), rng.Uint32N(1<<20-1)
+				switch {
+				case bad > 0 && rng.IntN(bad) == 0:
+					ids[i] = []int64{-1, l.Rows, ids[i] - 1<<60, ids[i] + 1}[rng.IntN(4)]
+					invalid++
+				case bad > 0 && rng.IntN(bad) == 0:
+					pos[i] = 1<<20 + rng.Uint32N(1<<31)
+					invalid++
+				}
+			}
+		}
+		p := coalesceParams{Sets: sets, KeysA: w.take("keys A", m*8, 64), KeysB: w.take("keys B", m*8, 64), IdxA: w.take("indices A", m*4, 64), IdxB: w.take("indices B", m*4, 64),
+			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(64)) * int(l.LBAsPerRow)), Passes: l.passes()}
+		set.Order = []cuda.DevicePtr{p.IdxA, p.IdxB, w.take("order", m*4, 64)}[rng.IntN(3)]
+		require.NotZero(t, set.Order)
+		blocks, threads := 1+rng.IntN(ssds+1), warp*[]int{1, 2, 3, 7, 16, 32, 32}[rng.IntN(7)]
+		copy(pre, slab)
+		require.NoError(t, ref("coalesce", blocks, threads, unsafe.Pointer(&p), unsafe.Sizeof(p)), name)
+		copy(want, slab)
+		copy(slab, pre)
+		require.NoError(t, dut("coalesce", blocks, threads, unsafe.Pointer(&p), unsafe.Sizeof(p)), name)
+		if !bytes.Equal(want, slab) {
+			w.want = want
+			w.explain("coalesce", blocks)
+		}
+		rows += offs[ssds] - offs[0]
+		for s := range ssds {
+			runs += *at[int64](set.Units, 2*s+1) - *at[int64](set.Units, 2*s)
+		}
+	}
+	t.Logf("seed %d: %d sets of %d rows, %d of them invalid, in %d runs", seed, rounds, rows, invalid, runs)
+	require.Positive(t, runs)
+	require.Less(t, runs, rows)
+}
+
 // TestDifferentialOnHost checks the test: the Go kernels against themselves.
 func TestDifferentialOnHost(t *testing.T) {
 	devs := make([]cuda.Device, 2)
@@ -869,4 +950,5 @@ func TestDifferentialOnHost(t *testing.T) {
 		n = 60
 	}
 	runDiff(t, devs[0], devs[1], n)
+	runCoalesceDiff(t, devs[0], devs[1], n/3, 3000)
 }

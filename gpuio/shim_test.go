@@ -42,16 +42,25 @@ func TestGPUReads(t *testing.T) {
 		ssds, lba, rowSize int
 		o                  AsyncOptions
 		ram                bool
+		mdts               int
 	}{
-		{"packed", 2, 4096, 400, AsyncOptions{Depth: 64}, true},
-		{"whole LBAs", 3, 512, 512, AsyncOptions{Depth: 48, QueuePairs: 2}, true},
-		{"one command", 1, 4096, 4096, AsyncOptions{Depth: 1}, true},
-		{"deep", 1, 512, 512, AsyncOptions{Depth: 1023, QueuePairs: 1}, true},
-		{"PRP lists", 1, 4096, 20480, AsyncOptions{Depth: 33, QueuePairs: 1}, true},
-		{"files, several warps in a block", 2, 4096, 4096, AsyncOptions{Depth: 32, QueuePairs: 4, Blocks: 3, Threads: 64}, false},
+		{"packed", 2, 4096, 400, AsyncOptions{Depth: 64}, true, 0},
+		{"whole LBAs", 3, 512, 512, AsyncOptions{Depth: 48, QueuePairs: 2}, true, 0},
+		{"one command", 1, 4096, 4096, AsyncOptions{Depth: 1}, true, 0},
+		{"deep", 1, 512, 512, AsyncOptions{Depth: 1023, QueuePairs: 1}, true, 0},
+		{"PRP lists", 1, 4096, 20480, AsyncOptions{Depth: 33, QueuePairs: 1}, true, 0},
+		{"files, several warps in a block", 2, 4096, 4096, AsyncOptions{Depth: 32, QueuePairs: 4, Blocks: 3, Threads: 64}, false, 0},
+		{"rows that share commands", 2, 4096, 512, AsyncOptions{Depth: 64, CoalesceBytes: 64 << 10}, true, 0},
+		{"rows of whole pages that share commands", 1, 4096, 4096, AsyncOptions{Depth: 16, QueuePairs: 2, CoalesceBytes: 128 << 10}, true, 0},
+		{"rows that share commands, several warps in a block", 3, 512, 1000, AsyncOptions{Depth: 48, QueuePairs: 4, Blocks: 3, Threads: 96, CoalesceBytes: 8 << 10}, false, 0},
+		{"rows in parts", 2, 512, 20000, AsyncOptions{Depth: 24}, true, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: c.ssds, lba: c.lba, rowBytes: c.rowSize, rows: 600, ram: c.ram})
+			r := newRig(t, rigOptions{ssds: c.ssds, lba: c.lba, rowBytes: c.rowSize, rows: 600, ram: c.ram, proxy: func(p *proxy.Config) {
+				if c.mdts != 0 {
+					p.MDTS = c.mdts
+				}
+			}})
 			rd := r.async(c.o)
 			rng := rand.New(rand.NewPCG(1, 2))
 			var all []*testSet
@@ -62,6 +71,8 @@ func TestGPUReads(t *testing.T) {
 			}
 			st := rd.Stats()
 			require.Zero(t, st.Errors+st.Foreign+st.Failed+st.Timeouts)
+			require.Equal(t, c.o.CoalesceBytes > 0, st.Coalesced > 0)
+			require.Equal(t, c.mdts != 0, st.Commands > st.Rows)
 			idle(t, rd)
 			freeSets(rd, all)
 			more, _, failures := runSets(r, rd, 7, 6, 300) // at the same time
@@ -100,6 +111,12 @@ var onGPUToo = []struct {
 	{"reset", true, TestQueueCannotBeReplaced},
 	{"foreign", true, TestForeignCompletion},
 	{"bad sets", true, TestBadSets},
+	{"units", false, TestUnits},
+	{"unit failures", false, TestUnitFailures},
+	{"scatter", false, TestScatter},
+	{"coalesce when it pays", false, TestCoalesceAuto},
+	{"coalesce concurrently", false, TestCoalesceConcurrent},
+	{"unit chaos", false, TestUnitChaos},
 	{"sync faults surface", true, TestSyncFaultsSurface},
 	{"sync limit", true, TestSyncLimit},
 	{"faults recovered", false, TestFaultsRecovered},
@@ -138,7 +155,7 @@ func TestGPURefusals(t *testing.T) {
 	require.ErrorContains(t, err, "no doorbells that device")
 }
 
-// TestGPUDifferential: submit and complete on both devices, step by step.
+// TestGPUDifferential: coalesce, submit and complete on both devices, step by step.
 func TestGPUDifferential(t *testing.T) {
 	host, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
@@ -149,5 +166,7 @@ func TestGPUDifferential(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		n = 100
 	}
-	runDiff(t, host, gpu, int(envNumber(t, "DIFF_BATCHES", n)))
+	n = envNumber(t, "DIFF_BATCHES", n)
+	t.Run("batches", func(t *testing.T) { runDiff(t, host, gpu, int(n)) })
+	t.Run("coalesce", func(t *testing.T) { runCoalesceDiff(t, host, gpu, int(n/10), 20_000) })
 }
