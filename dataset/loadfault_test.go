@@ -222,3 +222,40 @@ func TestLoadFaultsThroughTheNVMeStack(t *testing.T) {
 		})
 	}
 }
+
+// TestSilentWriteFaults: writes that land in part or elsewhere, with a status of success. The load
+// cannot know; attach, verify or the row sums tell, or every row is right all the same.
+func TestSilentWriteFaults(t *testing.T) {
+	d := small(t, 1500, 256, 1)
+	for _, fault := range []string{"torn(op=write,lba=2048-9000,after=%d,times=1)", "misdirect(op=write,shift=8,lba=2048-9000,after=%d,times=1)", "misdirect(op=write,shift=64,lba=2048-9000,after=%d,times=1)"} {
+		t.Run(fault, func(t *testing.T) {
+			found := 0
+			for after := range 5 { // three commands of data, the row table, the chunk table
+				paths := backing(t, 2, true, 8<<20)
+				ssds, done := openProxies(t, paths, true, 512, fmt.Sprintf(fault, after))
+				_, err := Load(bg, d, ssds, LoadOptions{})
+				require.NoError(t, err)
+				done()
+				ssds, done = openProxies(t, paths, true, 512, "")
+				r, err := Verify(bg, d, ssds, VerifyOptions{})
+				switch {
+				case err != nil:
+					require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
+					found++
+					for _, b := range r.Bad {
+						if b.Chunk >= 0 {
+							require.NotEmpty(t, b.Rows, "after %d: %+v", after, b)
+						}
+					}
+				default:
+					r, err = Verify(bg, d, ssds, VerifyOptions{Source: true})
+					require.NoError(t, err, "after %d", after)
+					require.EqualValues(t, 1500, r.RowsCompared)
+				}
+				done()
+			}
+			t.Logf("%d of 5 writes were found to be missed", found)
+			require.GreaterOrEqual(t, found, 4)
+		})
+	}
+}

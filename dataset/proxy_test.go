@@ -18,6 +18,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -28,8 +29,12 @@ func openProxies(t testing.TB, paths []string, ram bool, lba int, faults string)
 	for _, p := range paths {
 		f, err := faultinject.Parse(faults)
 		require.NoError(t, err)
-		bus, err := proxy.Open(proxy.Config{Path: p, RAM: ram, LBABytes: lba, OutOfOrder: true, Faults: f})
+		var bus nvme.Bus
+		bus, err = proxy.Open(proxy.Config{Path: p, RAM: ram, LBABytes: lba, OutOfOrder: true})
 		require.NoError(t, err)
+		if !f.Empty() {
+			bus = faultbus.New(bus, f, faultbus.Options{})
+		}
 		c, err := nvme.Open(ctx, bus, nvme.Options{})
 		require.NoError(t, err)
 		ssds = append(ssds, &gpuio.SSD{Ctrl: c, Name: filepath.Base(p), BackingPath: p})
