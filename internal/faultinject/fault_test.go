@@ -195,7 +195,12 @@ func TestMatchEvents(t *testing.T) {
 		got, _ := s.Match(Read, 0, 1)
 		assert.Equal(t, want, got, i)
 	}
+	s.Disarm()
+	event(Enable, Action{})
+	_, hit := s.Match(Read, 0, 1)
+	assert.False(t, hit)
+	assert.EqualValues(t, 2, s.Counts()["cfs(op=read,after=1)"])
 	var none *Set
-	_, hit := none.MatchEvent(Enable)
+	_, hit = none.MatchEvent(Enable)
 	assert.False(t, hit)
 }

@@ -115,7 +115,10 @@ const (
 
 // Set is an ordered set of faults with their counters. The nil set has no faults. It is safe
 // for concurrent use. Several controllers may share one; its faults count what all of them do.
-type Set struct{ faults []*armed }
+type Set struct {
+	faults   []*armed
+	disarmed atomic.Bool
+}
 
 type armed struct {
 	Fault
@@ -191,13 +194,17 @@ func (f *Fault) forCommand(op Op) bool {
 	return f.Op == op
 }
 
+// Disarm ends the faults: nothing is counted or hit from here on. What earlier hits have left behind,
+// such as a queue whose doorbell is not seen any more, stays as it is.
+func (s *Set) Disarm() { s.disarmed.Store(true) }
+
 // Match counts a command on the blocks lba to lba+blocks-1 against every fault, and returns
 // what the ones that hit it do together. A flush or admin command (blocks 0) touches every block.
 // Where several give a status or another value, the first does; delays add up.
 func (s *Set) Match(op Op, lba uint64, blocks uint32) (Action, bool) {
 	var a Action
 	hit := false
-	if s == nil {
+	if s == nil || s.disarmed.Load() {
 		return a, false
 	}
 	for _, f := range s.faults {
@@ -219,7 +226,7 @@ func (s *Set) Match(op Op, lba uint64, blocks uint32) (Action, bool) {
 func (s *Set) MatchEvent(e Event) (Action, bool) {
 	var a Action
 	hit := false
-	if s == nil {
+	if s == nil || s.disarmed.Load() {
 		return a, false
 	}
 	for _, f := range s.faults {
