@@ -109,7 +109,7 @@ func (e *env) showSSDs(io sched.IOResult) {
 	}
 	header := []string{"SSD", "commands", "bytes"}
 	if troubled {
-		header = append(header, "errors", "timeouts", "retries", "aborts", "new queues", "resets", "foreign", "given up")
+		header = append(header, "errors", "timeouts", "retries", "aborts", "new queues", "resets", "foreign", "state")
 	}
 	for _, s := range io.SSDs {
 		row := []string{s.Name, strconv.FormatInt(s.Commands, 10), units.FormatBytes(s.Bytes)}
@@ -117,11 +117,16 @@ func (e *env) showSSDs(io sched.IOResult) {
 			for _, n := range []int64{s.Errors, s.Timeouts, s.Retries, s.Aborts, s.Recreated, s.Resets, s.Foreign} {
 				row = append(row, strconv.FormatInt(n, 10))
 			}
-			row = append(row, s.GivenUp)
+			row = append(row, map[bool]string{true: "in use", false: "given up"}[s.GivenUp == ""])
 		}
 		rows = append(rows, row)
 	}
 	e.ui.Table(header, rows)
+	for _, s := range io.SSDs {
+		if s.GivenUp != "" {
+			e.ui.Printf("%s: %s", s.Name, s.GivenUp)
+		}
+	}
 }
 
 // showTrouble says what the SSDs did before a run failed, where one of them was in trouble.

@@ -64,3 +64,51 @@ func TestTrainReportsItsReads(t *testing.T) {
 	require.Equal(t, int(errs.Device), r.code)
 	require.Greater(t, events("f.json"), 5)
 }
+
+// A controller that stops is reset, and nothing but the counters shows it; with "stop" it is given up
+// at once, and the run ends with what each SSD did.
+func TestOnSSDFailure(t *testing.T) {
+	loaded(t, 2)
+	args := trainArgs("--epochs", "1", "--read-timeout", "500ms", "--gpu-cache", "0", "--cpu-cache", "0")
+	sha := last(t, ok(t, args...))["params_sha256"]
+	fault := []string{"--fault", "cfs(op=read,after=200,times=1)"}
+	healed := last(t, ok(t, append(append(args, fault...), "--on-ssd-failure", "retry=2")...))
+	require.Equal(t, sha, healed["params_sha256"])
+	resets := 0.0
+	for _, s := range healed["io"].(map[string]any)["ssds"].([]any) {
+		resets += s.(map[string]any)["resets"].(float64)
+	}
+	require.Equal(t, 1.0, resets)
+
+	r := hc(t, append(append(args, fault...), "--on-ssd-failure", "stop")...)
+	require.Equal(t, int(errs.Device), r.code)
+	require.Contains(t, r.errOut, "was given up")
+	given := 0
+	for _, l := range lines(t, r.out) {
+		if l["event"] != "io" {
+			continue
+		}
+		for _, s := range l["ssds"].([]any) {
+			if s.(map[string]any)["given_up"] != "" {
+				given++
+			}
+		}
+	}
+	require.Equal(t, 1, given)
+	text := hc(t, append(append([]string{"train", "g", "--epochs", "1", "--quiet", "--batch-size", "256", "--gpu-cache", "0", "--cpu-cache", "0"}, fault...), "--on-ssd-failure", "stop")...)
+	require.Contains(t, text.out, "given up")
+}
+
+// A bit that flips on its way from the SSD is caught and mended with --check-reads; the parameters are
+// those of a run without faults.
+func TestCheckReadsMends(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "2000", "--avg-degree", "8", "--classes", "5", "--dim", "128", "--seed", "3", "--out", "g") // rows of one LBA
+	ok(t, "bind-ssds", "--proxy", "a.img,b.img", "--size", "8MiB")
+	ok(t, "load", "g")
+	args := trainArgs("--epochs", "1", "--coalesce", "off", "--gpu-cache", "0", "--cpu-cache", "0")
+	sha := last(t, ok(t, args...))["params_sha256"]
+	r := last(t, ok(t, append(args, "--check-reads", "--fault", "flip(op=read,byte=99,bit=6,after=150,times=1)")...))
+	require.Equal(t, sha, r["params_sha256"])
+	require.Equal(t, 1.0, r["io"].(map[string]any)["rows_mismatched"])
+}
