@@ -19,6 +19,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -102,19 +103,23 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		}
 		require.NoError(t, os.WriteFile(path, img, 0o600))
 		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram, PollDoorbells: rigDevice != nil}
-		if s == 0 && o.faults != "" {
-			r.faults, err = faultinject.Parse(o.faults)
-			require.NoError(t, err)
-			cfg.Faults = r.faults
-		}
 		if o.proxy != nil {
 			o.proxy(&cfg)
 		}
 		bus, err := proxy.Open(cfg)
 		require.NoError(t, err)
 		var b nvme.Bus = bus
+		if o.faults != "" {
+			var set *faultinject.Set
+			if s == 0 {
+				set, err = faultinject.Parse(o.faults)
+				require.NoError(t, err)
+				r.faults = set
+			}
+			b = faultbus.New(b, set, faultbus.Options{PollDoorbells: cfg.PollDoorbells})
+		}
 		if o.wrap != nil {
-			b = o.wrap(bus)
+			b = o.wrap(b)
 		}
 		ctrl, err := nvme.Open(ctx, b, nvme.Options{})
 		require.NoError(t, err)

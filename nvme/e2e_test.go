@@ -18,6 +18,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -136,8 +137,15 @@ func (m *memory) prp(t *testing.T, off, n int) (uint64, uint64) {
 	return p1, p2
 }
 
+// device is a software controller, with a bus that injects faults in front of it or without.
+type device struct {
+	proxy.Config
+	front  bool
+	faults *faultinject.Set
+}
+
 // kinds are the controllers that everything here runs against.
-func kinds(t *testing.T, fn func(t *testing.T, cfg proxy.Config)) {
+func kinds(t *testing.T, fn func(t *testing.T, cfg device)) {
 	for _, k := range []proxy.Config{
 		{LBABytes: 512, RAM: true}, {LBABytes: 4096, RAM: true, MDTS: 10}, {LBABytes: 512, OutOfOrder: true}, {LBABytes: 4096, Buffered: true, MDTS: 10},
 	} {
@@ -155,13 +163,20 @@ func kinds(t *testing.T, fn func(t *testing.T, cfg proxy.Config)) {
 			if err := proxy.Create(k.Path, 16<<20); err != nil {
 				t.Fatal(err)
 			}
-			fn(t, k)
+			fn(t, device{Config: k})
+		})
+		t.Run(name+"-behind-faults", func(t *testing.T) {
+			k.Path = filepath.Join(t.TempDir(), "ssd.img")
+			if err := proxy.Create(k.Path, 16<<20); err != nil {
+				t.Fatal(err)
+			}
+			fn(t, device{Config: k, front: true})
 		})
 	}
 }
 
 // bringUp opens a proxy and checks at the end that it left nothing behind.
-func bringUp(t *testing.T, cfg proxy.Config, opt nvme.Options) *nvme.Controller {
+func bringUp(t *testing.T, cfg device, opt nvme.Options) *nvme.Controller {
 	t.Helper()
 	goroutines, usage, fds := runtime.NumGoroutine(), fmt.Sprint(hostmem.Usage()), openFiles(t)
 	t.Cleanup(func() {
@@ -178,9 +193,13 @@ func bringUp(t *testing.T, cfg proxy.Config, opt nvme.Options) *nvme.Controller 
 			}
 		}
 	})
-	bus, err := proxy.Open(cfg)
+	ssd, err := proxy.Open(cfg.Config)
 	if err != nil {
 		t.Fatal(err)
+	}
+	var bus nvme.Bus = ssd
+	if cfg.front {
+		bus = faultbus.New(ssd, cfg.faults, faultbus.Options{})
 	}
 	c, err := nvme.Open(t.Context(), bus, opt)
 	if err != nil {
@@ -206,7 +225,7 @@ func openFiles(t *testing.T) int {
 }
 
 func TestProxyIdentity(t *testing.T) {
-	kinds(t, func(t *testing.T, cfg proxy.Config) {
+	kinds(t, func(t *testing.T, cfg device) {
 		c := bringUp(t, cfg, nvme.Options{})
 		mdts := cfg.MDTS
 		if mdts == 0 {
@@ -224,7 +243,7 @@ func TestProxyIdentity(t *testing.T) {
 // Random reads and writes at every kind of alignment, several in flight, against a model in
 // memory. Reads land between guard bytes: exactly the bytes asked for may change.
 func TestProxyReadsWhatWasWritten(t *testing.T) {
-	kinds(t, func(t *testing.T, cfg proxy.Config) {
+	kinds(t, func(t *testing.T, cfg device) {
 		c := bringUp(t, cfg, nvme.Options{})
 		seed := uint64(1)
 		source := rand.NewChaCha8([32]byte{byte(seed), byte(cfg.LBABytes >> 8)})
@@ -319,7 +338,7 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 
 // Commands that a controller must refuse, and the words for it.
 func TestProxyRefusals(t *testing.T) {
-	kinds(t, func(t *testing.T, cfg proxy.Config) {
+	kinds(t, func(t *testing.T, cfg device) {
 		c := bringUp(t, cfg, nvme.Options{})
 		d := newDriver(t, c, 16)
 		m := newMemory(t, c, 1<<20)
@@ -364,7 +383,7 @@ func TestProxyFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := bringUp(t, proxy.Config{Path: path, RAM: true, Faults: faults}, nvme.Options{})
+	c := bringUp(t, device{Config: proxy.Config{Path: path, RAM: true}, front: true, faults: faults}, nvme.Options{})
 	d := newDriver(t, c, 16)
 	m := newMemory(t, c, 8192)
 	p1, p2 := m.prp(t, 0, 4096)
@@ -411,7 +430,7 @@ func TestProxyFaults(t *testing.T) {
 
 // A reset with reads in flight: no DMA afterwards, and new queues work.
 func TestProxyReset(t *testing.T) {
-	kinds(t, func(t *testing.T, cfg proxy.Config) {
+	kinds(t, func(t *testing.T, cfg device) {
 		c := bringUp(t, cfg, nvme.Options{})
 		m := newMemory(t, c, 64*4096)
 		for round := range 5 {

@@ -18,6 +18,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -49,8 +50,12 @@ func ssds(t testing.TB, n int, bytes int64, ram bool, faults string) (*cuda.Host
 		require.NoError(t, f.Close())
 		set, err := faultinject.Parse(faults)
 		require.NoError(t, err)
-		bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram, Faults: set})
+		var bus nvme.Bus
+		bus, err = proxy.Open(proxy.Config{Path: path, RAM: ram})
 		require.NoError(t, err)
+		if !set.Empty() {
+			bus = faultbus.New(bus, set, faultbus.Options{})
+		}
 		ctrl, err := nvme.Open(context.Background(), bus, nvme.Options{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, ctrl.Close(context.Background())) })
@@ -91,7 +96,7 @@ func TestRunAudits(t *testing.T) {
 func TestAuditFails(t *testing.T) {
 	ctx := context.Background()
 	t.Run("errors", func(t *testing.T) {
-		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=2,sc=0x81,dnr=1,after=1000,times=1)")
+		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=2,sc=0x81,dnr=1,after=100,times=1)")
 		row, err := Run(ctx, Config{Dev: dev, SSDs: disks, Duration: 50 * time.Millisecond})
 		require.NoError(t, err)
 		require.False(t, row.Audited)
@@ -99,7 +104,7 @@ func TestAuditFails(t *testing.T) {
 		require.Positive(t, row.Errors)
 	})
 	t.Run("retried errors", func(t *testing.T) {
-		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=0,sc=0x06,after=1000,times=2)")
+		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=0,sc=0x06,after=100,times=2)")
 		row, err := Run(ctx, Config{Dev: dev, SSDs: disks, Duration: 50 * time.Millisecond})
 		require.NoError(t, err)
 		require.False(t, row.Audited)

@@ -2,6 +2,8 @@ package faultbus
 
 import (
 	"bytes"
+	"encoding/binary"
+	"unsafe"
 
 	"helios/nvme"
 )
@@ -88,6 +90,11 @@ func (b *Bus) adminDone(m *cmd) {
 		if c := b.cqs[qid]; c != nil && qid != 0 && ok {
 			b.endCQ(c)
 		}
+	case nvme.AdminGetLogPage:
+		if ok && sqe.CDW10&0xff == nvme.LogSMART && sqe.CDW12|sqe.CDW13 == 0 {
+			b.addFailed(sqe)
+		}
+		return
 	case nvme.AdminIdentify:
 		if ok && sqe.CDW10&0xff == nvme.CNSNamespace {
 			b.learnFormat(sqe)
@@ -121,5 +128,39 @@ func (b *Bus) learnFormat(sqe *nvme.Command) {
 	}
 	if ns, err := nvme.MakeNamespace(sqe.NSID, &id); err == nil {
 		b.lbaBytes = uint64(ns.LBABytes)
+	}
+}
+
+// failed counts the commands that failed here, which the controller has not seen.
+type failed struct{ reads, writes, media uint64 }
+
+func (f *failed) count(op uint8, st nvme.Status) {
+	switch op {
+	case nvme.OpRead:
+		f.reads++
+	case nvme.OpWrite:
+		f.writes++
+	}
+	if st.SCT() == nvme.SCTMedia {
+		f.media++
+	}
+}
+
+// addFailed adds them to the SMART log that the client has just been told: a controller counts the
+// commands that it fails.
+func (b *Bus) addFailed(sqe *nvme.Command) {
+	n := sqe.LogPageBytes()
+	segs, ok := b.data(sqe, uint64(n))
+	if !ok || n < nvme.SMARTLogBytes {
+		return
+	}
+	page := bytes.Join(segs, nil)
+	var l nvme.SMARTLog
+	for at, more := range map[uintptr]uint64{unsafe.Offsetof(l.HostReads): b.failed.reads, unsafe.Offsetof(l.HostWrites): b.failed.writes,
+		unsafe.Offsetof(l.MediaErrors): b.failed.media} {
+		binary.LittleEndian.PutUint64(page[at:], binary.LittleEndian.Uint64(page[at:])+more)
+	}
+	for _, s := range segs {
+		page = page[copy(s, page):]
 	}
 }

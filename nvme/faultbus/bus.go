@@ -68,6 +68,7 @@ type Bus struct {
 	left       bool // gone, and the controller is still to be stopped
 	pageBytes  uint64
 	lbaBytes   uint64
+	failed     failed
 	sqs        map[uint16]*squeue
 	cqs        map[uint16]*cqueue
 	remains    []ring // of queues that ended, until the controller cannot reach them

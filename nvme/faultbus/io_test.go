@@ -15,6 +15,7 @@ import (
 
 const media = nvme.StatusUnrecoveredRead
 
+// What fails is not carried out, and counts as what the controller failed.
 func TestError(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "error(op=read,lba=100-199,sct=2,sc=0x81,dnr=1,times=2);error(op=write,sct=2,sc=0x80,after=1,times=1);error(op=flush,sct=0,sc=6)"})
 	q := g.queue(8)
@@ -37,6 +38,11 @@ func TestError(t *testing.T) {
 	q.put(nvme.FlushCommand(3, 1))
 	q.done(3, nvme.StatusInternalError)
 	g.counts(2, 1, 1)
+	log, err := g.c.SMART(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 4, log.HostReads.Lo, "failed ones too")
+	require.EqualValues(t, 3, log.HostWrites.Lo)
+	require.EqualValues(t, 3, log.MediaErrors.Lo)
 }
 
 func TestLostIsCarriedOutAndAborts(t *testing.T) {

@@ -386,7 +386,11 @@ func (c *cqueue) send(m *cmd) {
 		c.answered(m, nvme.Completion{DW0: dw0, CID: m.sqe.CID, StatusPhase: nvme.StatusPhase(st, false)})
 	}
 	if act.Fail {
-		answer(0, nvme.NewStatus(act.SCT, act.SC, act.DNR))
+		st := nvme.NewStatus(act.SCT, act.SC, act.DNR)
+		if q.id != 0 {
+			b.failed.count(m.sqe.Opcode, st)
+		}
+		answer(0, st)
 		return
 	}
 	sqe := m.sqe
