@@ -5,12 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/faultinject"
 	"helios/nvme"
+	"helios/nvme/faultbus"
+	"helios/nvme/proxy"
 )
 
 var errWrite = errors.New("simulated write fault")
@@ -256,6 +262,70 @@ func TestSilentWriteFaults(t *testing.T) {
 			}
 			t.Logf("%d of 5 writes were found to be missed", found)
 			require.GreaterOrEqual(t, found, 4)
+		})
+	}
+}
+
+// quick opens SSDs for loads as openTargets does, with commands that time out soon.
+func quick(t *testing.T, ssds []*gpuio.SSD) ([]*target, func()) {
+	var ts []*target
+	for _, s := range ssds {
+		ns := s.Ctrl.Namespace()
+		b, err := gpuio.NewBulk(bg, s.Ctrl, bulkDepth, gpuio.BulkTimeout(100*time.Millisecond))
+		require.NoError(t, err)
+		ts = append(ts, &target{dev: b, ssd: s, name: s.Name, serial: s.Ctrl.Serial(), lbaBytes: ns.LBABytes, lbas: ns.Blocks})
+	}
+	return ts, func() { _ = closeTargets(bg, ts) } // of an SSD that is gone
+}
+
+// TestLoadOverSilence: commands and completions that get lost cost time and nothing else; an SSD that
+// leaves its bus ends the load, and nothing that looks whole is left.
+func TestLoadOverSilence(t *testing.T) {
+	d := small(t, 1500, 256, 1)
+	for _, c := range []struct {
+		fault string
+		heals bool
+	}{
+		{"lost(op=write,after=3,times=1)", true},
+		{"lost(op=flush,times=1)", true},
+		{"drop(op=write,lba=2048-6000,times=2)", true},
+		{"drop(op=flush,after=1,times=1)", true},
+		{"lost(op=write,lba=2048-6000)", false},
+		{"gone(op=write,after=11)", false},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			paths := backing(t, 2, true, 8<<20)
+			var faulty []*gpuio.SSD
+			for _, p := range paths {
+				f, err := faultinject.Parse(c.fault)
+				require.NoError(t, err)
+				bus, err := proxy.Open(proxy.Config{Path: p, RAM: true, LBABytes: 512})
+				require.NoError(t, err)
+				ctrl, err := nvme.Open(bg, faultbus.New(bus, f, faultbus.Options{}), nvme.Options{})
+				require.NoError(t, err)
+				faulty = append(faulty, &gpuio.SSD{Ctrl: ctrl, Name: filepath.Base(p), BackingPath: p})
+			}
+			ts, done := quick(t, faulty)
+			_, err := load(bg, d, ts, LoadOptions{})
+			done()
+			for _, s := range faulty {
+				if cerr := s.Ctrl.Close(bg); c.heals {
+					require.NoError(t, cerr)
+				}
+			}
+			ssds, end := openProxies(t, paths, true, 512, "")
+			defer end()
+			_, _, aerr := Attach(bg, d, ssds)
+			if c.heals {
+				require.NoError(t, err)
+				require.NoError(t, aerr)
+				r, err := Verify(bg, d, ssds, VerifyOptions{Source: true})
+				require.NoError(t, err)
+				require.EqualValues(t, 1500, r.RowsChecked)
+			} else {
+				require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
+				require.ErrorContains(t, aerr, "did not finish")
+			}
 		})
 	}
 }

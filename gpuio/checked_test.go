@@ -189,7 +189,7 @@ func (p *spoilt) Wait(ctx context.Context) (ReadStats, error) {
 }
 
 func spoilRig(t *testing.T, rows int64) (*rig, *spoiler, Reader) {
-	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: rows, ram: true})
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: rows, ram: true, sms: 1})
 	inner, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32, CoalesceBytes: -1})
 	require.NoError(t, err)
 	s := &spoiler{Reader: inner, spoil: map[int64]int{}}
