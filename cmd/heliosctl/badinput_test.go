@@ -170,7 +170,6 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 			require.NoError(t, os.WriteFile("ck", nil, 0o644))
 		}, "train g --checkpoint ck", 2, []string{"--checkpoint", "ck", "can be written"}, ""},
 		{"rows beyond the layout", two, "bench io --row-bytes 32MiB", 2, []string{"--row-bytes", "16MiB"}, ""},
-		{"rows beyond a command", two, "bench io --row-bytes 1MiB", 3, []string{"use the cpu stack"}, ""},
 		{"missing stripe", two, "train g --ssds ssd0", 5, []string{"stripe"}, ""},
 		{"missing stripe in verify", two, "verify g --ssds b.img", 5, []string{"stripe"}, ""},
 		{"superblock of another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "train h", 4, []string{"ssd0"}, ""},
