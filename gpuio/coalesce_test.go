@@ -16,6 +16,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/hostmem"
+	"helios/internal/ssdmodel"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -666,38 +667,6 @@ func TestCoalesceConcurrent(t *testing.T) {
 	freeSets(rd, sets)
 }
 
-// BenchmarkCoalesce compares rows of 128 floats on LBAs of 4096 bytes with and without coalescing.
-func BenchmarkCoalesce(b *testing.B) {
-	const rows, n = 1 << 17, 8192
-	for _, rowBytes := range []int{512, 4096} {
-		for _, density := range []float64{0.01, 0.05, 0.25, 0.9} {
-			for _, bytes := range []int{-1, 0} {
-				b.Run(fmt.Sprintf("row=%d/density=%v/coalesce=%v", rowBytes, density, bytes == 0), func(b *testing.B) {
-					r := newRig(b, rigOptions{ssds: 1, lba: 4096, rowBytes: rowBytes, rows: min(rows, int64(n/density)), ram: true})
-					rd := r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: bytes}))
-					rng := rand.New(rand.NewPCG(1, 2))
-					s := r.setOf(rng, drawRows(rng, r.layout.Rows, int(float64(r.layout.Rows)*density), "distinct"), int64(rowBytes), 0)
-					defer s.free(rd)
-					ctx := testCtx(b)
-					var st ReadStats
-					for b.Loop() {
-						p, err := rd.Submit(ctx, s.rs)
-						if err == nil {
-							st, err = p.Wait(ctx)
-						}
-						if err != nil {
-							b.Fatal(err)
-						}
-					}
-					b.ReportMetric(float64(st.Commands)/float64(st.Rows), "cmds/row")
-					b.ReportMetric(float64(st.Bytes)/float64(st.Rows), "bytes/row")
-					b.ReportMetric(float64(st.Rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
-				})
-			}
-		}
-	}
-}
-
 // TestUnitChaos has random faults hit commands of several rows, and rows of several commands: after
 // aborts, new queue pairs and resets every row is right or named.
 func TestUnitChaos(t *testing.T) {
@@ -720,6 +689,80 @@ func TestUnitChaos(t *testing.T) {
 				rd = r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5, CoalesceBytes: []int{4096, 1 << 20}[rng.IntN(2)]})
 			}
 			chaos(t, r, rd, seed)
+		})
+	}
+}
+
+// BenchmarkCoalesce compares rows with and without coalescing, on LBAs of 4096 bytes: rows of 128 floats and
+// rows that fill an LBA, on an SSD in memory, where a command costs next to nothing, and on one of 50,000
+// commands and 400 MB a second.
+func BenchmarkCoalesce(b *testing.B) {
+	const n = 4096
+	slow, err := ssdmodel.Load("slow")
+	require.NoError(b, err)
+	for _, model := range []*ssdmodel.Model{nil, slow} {
+		for _, rowBytes := range []int{512, 4096} {
+			for _, density := range []float64{0.01, 0.05, 0.25, 0.9} {
+				for _, bytes := range []int{-1, 0} {
+					b.Run(fmt.Sprintf("ssd=%s/row=%d/density=%v/coalesce=%v", map[bool]string{true: "ram", false: "slow"}[model == nil], rowBytes, density, bytes == 0), func(b *testing.B) {
+						r := newRig(b, rigOptions{ssds: 1, lba: 4096, rowBytes: rowBytes, rows: int64(n / density), ram: true, proxy: func(c *proxy.Config) { c.Model = model }})
+						rd := r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: bytes}))
+						rng := rand.New(rand.NewPCG(1, 2))
+						s := r.setOf(rng, drawRows(rng, r.layout.Rows, n, "distinct"), int64(rowBytes), 0)
+						defer s.free(rd)
+						ctx := testCtx(b)
+						var st ReadStats
+						for b.Loop() {
+							p, err := rd.Submit(ctx, s.rs)
+							if err == nil {
+								st, err = p.Wait(ctx)
+							}
+							if err != nil {
+								b.Fatal(err)
+							}
+						}
+						b.ReportMetric(float64(st.Commands)/float64(st.Rows), "cmds/row")
+						b.ReportMetric(float64(st.Bytes)/float64(st.Rows), "bytes/row")
+						b.ReportMetric(float64(st.Rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+					})
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkCoalesceKernel is the sort of one SSD's bucket alone.
+func BenchmarkCoalesceKernel(b *testing.B) {
+	for _, n := range []int{1 << 12, 1 << 20} {
+		b.Run(fmt.Sprintf("rows=%d", n), func(b *testing.B) {
+			l, err := NewLayout(1<<24, 512, 1, 4096)
+			require.NoError(b, err)
+			slab, err := hostmem.Alloc(int64(n)*48+1<<16, "coalesce benchmark")
+			require.NoError(b, err)
+			defer func() { require.NoError(b, hostmem.Free(slab)) }()
+			used := 0
+			take := func(n int) cuda.DevicePtr {
+				p := addr(slab) + cuda.DevicePtr(used)
+				used += (n + 63) &^ 63
+				return p
+			}
+			sets := take(setStateBytes)
+			*at[setState](sets, 0) = setState{Rows: take(n * 8), Pos: take(n * 4), Offsets: take(16), DstLimit: 1 << 40, DstStride: 512,
+				Remaining: take(4), Units: take(16), Runs: take((n + 1) * 4), Layout: l}
+			set := at[setState](sets, 0)
+			*at[int64](set.Offsets, 1) = int64(n)
+			rng := rand.New(rand.NewPCG(1, 2))
+			for i := range n {
+				*at[int64](set.Rows, i) = rng.Int64N(l.Rows)
+			}
+			p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8), IdxA: take(n * 4), IdxB: take(n * 4), QueuesPerSSD: 1, Window: 32, Passes: l.passes()}
+			set.Order = p.IdxB
+			for b.Loop() {
+				if err := coalesceKernel(&cuda.Block{Blocks: 1, Threads: maxThreads}, p); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/row")
 		})
 	}
 }

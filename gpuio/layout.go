@@ -28,8 +28,8 @@ const (
 	_ = uint(unsafe.Offsetof(Layout{}.LBAsPerRow) - 24)
 )
 
-// NewLayout chooses between padded and packed slots by which of them moves fewer bytes. Rows of
-// up to half an LBA are packed, all others are padded to whole LBAs.
+// NewLayout packs rows of which two or more fit into an LBA. All others have whole LBAs of their own.
+// So a read moves no more LBAs than its row needs.
 func NewLayout(rows int64, rowBytes, ssds, lbaBytes int) (Layout, error) {
 	switch {
 	case rows < 0:
