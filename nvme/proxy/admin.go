@@ -340,8 +340,8 @@ func (b *Bus) createSQ(c *cqueue, cmd *nvme.Command) nvme.Status {
 	return nvme.StatusSuccess
 }
 
-// deleteSQ ends a submission queue: what a fault held is dropped without completion, what
-// the kernel works on is waited for (section 5.6).
+// deleteSQ ends a submission queue: completions whose time has not come are dropped, what the
+// kernel works on is waited for (section 5.6).
 func (b *Bus) deleteSQ(id uint16) nvme.Status {
 	if id == 0 || int(id) >= len(b.sqs) || b.sqs[id].Load() == nil {
 		return nvme.StatusInvalidQueueID
@@ -559,7 +559,8 @@ func (b *Bus) smart() nvme.SMARTLog {
 	return l
 }
 
-// abort carries out Abort; the result's bit 0 says "not aborted".
+// abort carries out Abort; the result's bit 0 says "not aborted". I/O commands run to their end, as
+// they mostly do in a real controller.
 func (b *Bus) abort(admin *cqueue, sqid, cid uint16) uint32 {
 	if sqid == 0 {
 		for i, a := range b.adm.aers {
@@ -570,17 +571,6 @@ func (b *Bus) abort(admin *cqueue, sqid, cid uint16) uint32 {
 				return 0
 			}
 		}
-		return 1
-	}
-	if int(sqid) >= len(b.sqs) || b.sqs[sqid].Load() == nil {
-		return 1
-	}
-	q := b.sqs[sqid].Load()
-	q.cq.mu.Lock()
-	done := q.cq.abort(q, cid)
-	q.cq.unlock()
-	if done {
-		return 0
 	}
 	return 1
 }

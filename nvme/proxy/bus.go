@@ -31,7 +31,6 @@ type Bus struct {
 	lbaShift    uint
 	maxTransfer uint64
 	sync        bool // no io_uring
-	faulty      bool // there are faults to match
 	model       *played
 	opened      time.Time
 
@@ -79,7 +78,7 @@ func Open(cfg Config) (_ *Bus, err error) {
 		return nil, err
 	}
 	b := &Bus{cfg: cfg, name: cfg.Name, opened: time.Now(), nextIOVA: iovaFirst, page: 4096,
-		lbaShift: cfg.lbaShift(), maxTransfer: 4096 << cfg.MDTS, faulty: !cfg.Faults.Empty(),
+		lbaShift: cfg.lbaShift(), maxTransfer: 4096 << cfg.MDTS,
 		model: play(cfg.Model, cfg.Serial),
 		cap:   nvme.MakeCAP(cfg.MaxQueueEntries, timeout500ms, dstrd, 0, 4)}
 	b.maps.Store(&dmaTable{})

@@ -24,9 +24,8 @@
 // # What counts
 //
 // The SMART log counts from Open, which is this controller's power-on. Host Reads and Host
-// Writes count the commands that were carried out to the end, with or without error,
-// whether or not a fault then lost their completion; commands refused for their fields do
-// not count.
+// Writes count the commands that were carried out to the end, with or without error; commands
+// refused for their fields do not count.
 package proxy
 
 import (
@@ -36,7 +35,6 @@ import (
 	"path/filepath"
 
 	"helios/internal/errs"
-	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
 )
 
@@ -60,9 +58,8 @@ type Config struct {
 	// queues sleeps while the next completion is far away and spins for the rest; see nap.go.
 	Model *ssdmodel.Model
 
-	OutOfOrder    bool             // complete in an order other than that of submission
-	PollDoorbells bool             // serve clients that never call Kick
-	Faults        *faultinject.Set // nil: none
+	OutOfOrder    bool // complete in an order other than that of submission
+	PollDoorbells bool // serve clients that never call Kick
 	// NoIOUring uses plain preadv and pwritev in the calling thread: the fallback that Open
 	// takes by itself where io_uring is forbidden.
 	NoIOUring bool

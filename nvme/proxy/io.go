@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"helios/internal/faultinject"
 	"helios/internal/hostmem"
 	"helios/internal/iouring"
 	"helios/nvme"
@@ -60,7 +59,7 @@ func (c *cqueue) fetch(q *squeue, entry *nvme.Command) {
 		}
 		if cmd.Opcode == nvme.OpRead {
 			page := uint64(b.page)
-			if b.back.mem != nil && !b.faulty && n <= page-cmd.PRP1&(page-1) && cmd.PRP1&3 == 0 {
+			if b.back.mem != nil && n <= page-cmd.PRP1&(page-1) && cmd.PRP1&3 == 0 {
 				p, ok := c.tlb.translate(b, cmd.PRP1, n)
 				if !ok {
 					c.refuse(q, &cmd, nvme.StatusDataTransferError)
@@ -88,28 +87,7 @@ func (c *cqueue) fetch(q *squeue, entry *nvme.Command) {
 		c.refuse(q, &cmd, nvme.StatusInvalidOpcode)
 		return
 	}
-	var act faultinject.Action
-	if b.faulty {
-		var hit bool
-		if act, hit = b.match(&cmd); hit && act.Delay > 0 {
-			c.delay(q, &cmd, act)
-			return
-		}
-	}
-	c.execute(q, &cmd, act)
-}
-
-// match asks the fault set about a command.
-func (b *Bus) match(cmd *nvme.Command) (faultinject.Action, bool) {
-	if cmd.Opcode == nvme.OpFlush {
-		return b.cfg.Faults.Match(faultinject.Flush, 0, 0)
-	}
-	op := faultinject.Read
-	if cmd.Opcode == nvme.OpWrite {
-		op = faultinject.Write
-	}
-	lba, blocks := cmd.LBARange()
-	return b.cfg.Faults.Match(op, uint64(lba), blocks)
+	c.execute(q, &cmd)
 }
 
 // refuse completes a command that is wrong in itself: trying it again cannot help.
@@ -119,7 +97,7 @@ func (c *cqueue) refuse(q *squeue, cmd *nvme.Command, st nvme.Status) {
 }
 
 // execute carries out a checked command. Its completion queue entry is reserved.
-func (c *cqueue) execute(q *squeue, cmd *nvme.Command, act faultinject.Action) {
+func (c *cqueue) execute(q *squeue, cmd *nvme.Command) {
 	b := c.bus
 	var off, n int64
 	c.segs = c.segs[:0]
@@ -132,28 +110,23 @@ func (c *cqueue) execute(q *squeue, cmd *nvme.Command, act faultinject.Action) {
 		}
 	}
 	due := c.arrive(cmd, n)
-	if act.Fail {
-		st := nvme.NewStatus(act.SCT, act.SC, act.DNR)
-		c.finish(q, cmd, 0, st, due, act.Lost)
-		return
-	}
 	switch {
 	case b.back.mem != nil:
-		c.executeRAM(q, cmd, off, due, act.Lost)
+		c.executeRAM(q, cmd, off, due)
 	case b.sync || cmd.Opcode == nvme.OpWrite && b.back.offAlign > int64(b.cfg.LBABytes):
 		if err := b.transfer(cmd.Opcode, c.segs, off, n, c.durable(cmd)); err != nil {
-			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), due, act.Lost)
+			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), due)
 			return
 		}
 	default:
-		if c.submit(q, cmd, off, n, due, act.Lost) {
+		if c.submit(q, cmd, off, n, due) {
 			return
 		}
 		// The kernel has no memory for a request: a retry makes sense.
-		c.finish(q, cmd, 0, nvme.StatusCommandInterrupted, due, act.Lost)
+		c.finish(q, cmd, 0, nvme.StatusCommandInterrupted, due)
 		return
 	}
-	c.finish(q, cmd, n, nvme.StatusSuccess, due, act.Lost)
+	c.finish(q, cmd, n, nvme.StatusSuccess, due)
 }
 
 // arrive tells the SSD's model of a command that is sound and returns when it may complete.
@@ -164,9 +137,8 @@ func (c *cqueue) arrive(cmd *nvme.Command, bytes int64) int64 {
 	return c.bus.model.arrive(cmd.Opcode, bytes)
 }
 
-// finish counts a command that was carried out and posts its completion when it is due, unless it
-// is lost.
-func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Status, due int64, lost bool) {
+// finish counts a command that was carried out and posts its completion when it is due.
+func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Status, due int64) {
 	switch cmd.Opcode {
 	case nvme.OpRead:
 		c.count.reads++
@@ -181,10 +153,6 @@ func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Statu
 		}
 		c.bus.logError(q.id, cmd, st)
 	}
-	if lost {
-		c.lose(q, cmd)
-		return
-	}
 	c.completeAt(q, cmd.CID, st, due)
 }
 
@@ -194,9 +162,9 @@ func (c *cqueue) durable(cmd *nvme.Command) bool {
 	return cmd.Opcode == nvme.OpWrite && (cmd.CDW12&fua != 0 || atomic.LoadUint32(&c.bus.cacheOff) != 0)
 }
 
-func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64, lost bool) {
+func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64) {
 	mem := c.bus.back.mem
-	c.copying, c.copyCmd, c.copyDue, c.copyLost = q, *cmd, due, lost
+	c.copying, c.copyCmd, c.copyDue = q, *cmd, due
 	for _, g := range c.segs {
 		if cmd.Opcode == nvme.OpRead {
 			copy(g.bytes(), mem[off:])
@@ -205,7 +173,7 @@ func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64, lost b
 		}
 		off += g.n
 	}
-	c.copying, c.copyLost = nil, false
+	c.copying = nil
 }
 
 // prps translates the data pointer of a transfer of n bytes to c.segs, neighbours merged
@@ -299,7 +267,7 @@ func (k *backing) aligned(segs []seg, off, n int64) bool {
 }
 
 // submit hands a command to the io_uring; false when there is no room for it at all.
-func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n, due int64, lost bool) bool {
+func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n, due int64) bool {
 	b := c.bus
 	var bounce []byte
 	lo, hi := off, off+n
@@ -319,7 +287,7 @@ func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n, due int64, lost bo
 	}
 	i := c.take(q, cmd)
 	s := &c.slots[i]
-	s.state, s.lost, s.due, s.off, s.bytes, s.dsync = slotKernel, lost, due, off, n, c.durable(cmd)
+	s.busy, s.due, s.off, s.bytes, s.dsync = true, due, off, n, c.durable(cmd)
 	s.segs = append(s.segs[:0], c.segs...)
 	s.bounce, s.skip = bounce, off-lo
 	q.hold(cmd.CID)
@@ -374,7 +342,7 @@ func scatter(segs []seg, src []byte) {
 func (c *cqueue) reaped(i int32, res int32) {
 	b := c.bus
 	s := &c.slots[i]
-	q, cmd, moved, due, lost := s.sq, s.cmd, s.bytes, s.due, s.lost
+	q, cmd, moved, due := s.sq, s.cmd, s.bytes, s.due
 	st := nvme.StatusSuccess
 	want := s.bytes
 	if s.bounce != nil && cmd.Opcode == nvme.OpRead {
@@ -403,7 +371,7 @@ func (c *cqueue) reaped(i int32, res int32) {
 	if c.dead { // nobody listens
 		return
 	}
-	c.finish(q, &cmd, moved, st, due, lost)
+	c.finish(q, &cmd, moved, st, due)
 }
 
 // mediaStatus is the status for an error of the backing.

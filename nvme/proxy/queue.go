@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"helios/internal/faultinject"
 	"helios/internal/iouring"
 	"helios/nvme"
 )
@@ -55,27 +54,12 @@ func (q *squeue) unhold(cid uint16) {
 // held tells whether a command with this CID is outstanding.
 func (q *squeue) held(cid uint16) bool { return q.out != 0 && q.cids[cid>>6]>>(cid&63)&1 != 0 }
 
-// slotState says where a command is that was not completed on the spot.
-type slotState uint8
-
-const (
-	slotFree   slotState = iota
-	slotKernel           // in the io_uring
-	slotLate             // a fault holds it back; its timer runs
-	slotDue              // its timer ran out: to be executed
-	slotLost             // executed, its completion swallowed by a fault
-)
-
-// slot is an outstanding command.
+// slot is a command in the io_uring.
 type slot struct {
-	state  slotState
-	lost   bool // swallow the completion
+	busy   bool // it is there; false: the slot is free
 	dsync  bool
 	sq     *squeue
 	cmd    nvme.Command
-	act    faultinject.Action // of a late command
-	gen    uint32             // tells a timer whether the slot is still its own
-	timer  *time.Timer
 	due    int64 // Config.Model: not complete before
 	off    int64 // byte offset and length on the medium
 	bytes  int64
@@ -156,7 +140,6 @@ type cqueue struct {
 	index    uint32 // in the reactor's table
 	slots    []slot
 	freeSlot []int32
-	due      []int32
 	inKernel int
 	drained  chan struct{} // closed when a slot leaves the kernel; nil = nobody asks
 	ringHeld bool          // the reactor's submission lock is taken for this turn
@@ -164,10 +147,9 @@ type cqueue struct {
 	tlb  tlb
 	segs []seg
 	// The command that is being copied from or to a RAM SSD, for turnOverRAM.
-	copying  *squeue
-	copyCmd  nvme.Command
-	copyDue  int64
-	copyLost bool
+	copying *squeue
+	copyCmd nvme.Command
+	copyDue int64
 
 	count counters
 }
@@ -245,9 +227,9 @@ func (c *cqueue) turnOverRAM() (again bool) {
 		if mem := c.bus.back.mem; at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
 			err = io.ErrUnexpectedEOF
 		}
-		cmd, due, lost := c.copyCmd, c.copyDue, c.copyLost
-		c.copying, c.copyLost = nil, false
-		c.finish(q, &cmd, 0, c.bus.mediaStatus(cmd.Opcode, err), due, lost)
+		cmd, due := c.copyCmd, c.copyDue
+		c.copying = nil
+		c.finish(q, &cmd, 0, c.bus.mediaStatus(cmd.Opcode, err), due)
 		again = true
 	}()
 	c.turn()
@@ -255,9 +237,7 @@ func (c *cqueue) turnOverRAM() (again bool) {
 }
 
 func (c *cqueue) turn() {
-	if len(c.backlog)|len(c.due) != 0 {
-		c.catchUp()
-	}
+	c.catchUp()
 	c.postTimed()
 	budget := serveBatch
 	for _, q := range c.sqs {
@@ -291,23 +271,13 @@ func (c *cqueue) turn() {
 	}
 }
 
-// catchUp posts completions and executes commands that had to wait.
+// catchUp posts completions that had to wait for an entry.
 func (c *cqueue) catchUp() {
 	for len(c.backlog) > 0 && c.room() {
 		e := c.backlog[0]
 		c.backlog = c.backlog[1:]
 		c.free--
 		c.post(e)
-	}
-	for len(c.due) > 0 && c.room() && !c.ringFull() {
-		i := c.due[0]
-		c.due = c.due[1:]
-		s := &c.slots[i]
-		q, cmd, act := s.sq, s.cmd, s.act
-		q.unhold(cmd.CID)
-		c.release(i)
-		c.free--
-		c.execute(q, &cmd, act)
 	}
 }
 
@@ -322,7 +292,7 @@ func (c *cqueue) pending() (work, kernel bool, due int64) {
 	if c.ringFull() {
 		return work, kernel, due
 	}
-	more := len(c.backlog)|len(c.due) != 0
+	more := len(c.backlog) != 0
 	for _, q := range c.sqs {
 		if t := atomic.LoadUint32(q.tailDB); t != q.head && t < q.entries {
 			more = true
@@ -343,7 +313,7 @@ func (c *cqueue) stuck() bool {
 			return true
 		}
 	}
-	return len(c.backlog)|len(c.due)|len(c.timed) != 0
+	return len(c.backlog)|len(c.timed) != 0
 }
 
 // ringFull tells whether the io_uring has as many operations in flight as it can complete.
@@ -461,82 +431,12 @@ func (c *cqueue) release(i int32) {
 	if s.bounce != nil {
 		c.bus.putBounce(s.bounce)
 	}
-	*s = slot{gen: s.gen + 1, segs: s.segs[:0], iov: s.iov[:0]}
+	*s = slot{segs: s.segs[:0], iov: s.iov[:0]}
 	c.freeSlot = append(c.freeSlot, i)
 }
 
-// delay holds a command back for a fault's time.
-func (c *cqueue) delay(q *squeue, cmd *nvme.Command, act faultinject.Action) {
-	i := c.take(q, cmd)
-	s := &c.slots[i]
-	q.hold(cmd.CID)
-	c.free++
-	s.state, s.act = slotLate, act
-	gen := s.gen
-	s.timer = time.AfterFunc(act.Delay, func() {
-		c.mu.Lock()
-		if s := &c.slots[i]; s.gen == gen && s.state == slotLate {
-			s.state = slotDue
-			c.due = append(c.due, i)
-			c.serve()
-		}
-		c.unlock()
-		c.r.Load().carryOn(c)
-	})
-}
-
-// lose keeps a command whose completion a fault swallows, until it is aborted or its queue
-// deleted.
-func (c *cqueue) lose(q *squeue, cmd *nvme.Command) {
-	i := c.take(q, cmd) // may move c.slots
-	c.slots[i].state = slotLost
-	q.hold(cmd.CID)
-	c.free++
-}
-
-// abort ends a command that a fault holds. Commands in the kernel run to their end, as they
-// mostly do in a real controller.
-func (c *cqueue) abort(q *squeue, cid uint16) bool {
-	for i := range c.slots {
-		s := &c.slots[i]
-		if s.sq != q || s.cmd.CID != cid || s.state == slotFree || s.state == slotKernel {
-			continue
-		}
-		c.drop(int32(i))
-		c.postUnreserved(entry{q, cid, 0, nvme.StatusAbortRequested})
-		return true
-	}
-	return false
-}
-
-// drop forgets a command that is not in the kernel.
-func (c *cqueue) drop(i int32) {
-	s := &c.slots[i]
-	if s.timer != nil {
-		s.timer.Stop()
-	}
-	if s.state == slotDue {
-		for j, d := range c.due {
-			if d == i {
-				c.due = append(c.due[:j], c.due[j+1:]...)
-				break
-			}
-		}
-	}
-	s.sq.unhold(s.cmd.CID)
-	c.release(i)
-}
-
-// dropAll forgets the commands of a submission queue (nil: of all) that are not in the kernel.
-func (c *cqueue) dropAll(q *squeue) {
-	c.free += c.timed.remove(q)
-	for i := range c.slots {
-		s := &c.slots[i]
-		if s.state != slotFree && s.state != slotKernel && (q == nil || s.sq == q) {
-			c.drop(int32(i))
-		}
-	}
-}
+// dropAll forgets the completions of a submission queue (nil: of all) whose time has not come.
+func (c *cqueue) dropAll(q *squeue) { c.free += c.timed.remove(q) }
 
 // drain waits until no transfer in the kernel is one that matters. The caller does not hold
 // the lock.
@@ -545,7 +445,7 @@ func (c *cqueue) drain(deadline time.Time, matters func(*slot) bool) error {
 		c.mu.Lock()
 		busy := false
 		for i := range c.slots {
-			busy = busy || c.slots[i].state == slotKernel && matters(&c.slots[i])
+			busy = busy || c.slots[i].busy && matters(&c.slots[i])
 		}
 		if !busy {
 			c.mu.Unlock()

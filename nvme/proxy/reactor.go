@@ -334,15 +334,6 @@ func (r *reactor) wakeService() {
 	r.disturb()
 }
 
-// carryOn makes sure that somebody reaps what a turn at c, outside of any wait, submitted.
-func (r *reactor) carryOn(c *cqueue) {
-	r.submit()
-	if w := c.waiter.Load(); w != nil && w.wakeParked() {
-		return
-	}
-	r.arm()
-}
-
 // background serves queues that nobody waits for.
 func (r *reactor) background(quit <-chan struct{}) {
 	due := int64(never)

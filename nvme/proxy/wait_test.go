@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/faultinject"
 	"helios/nvme"
 )
 
@@ -262,13 +261,10 @@ func TestGroupCloseInFlight(t *testing.T) {
 	})
 }
 
-// Many hosts on many queues at once, with writes, reads, deletions, log pages and late
-// completions; every block is checked.
+// Many hosts on many queues at once, with writes, reads, deletions and log pages; every block is
+// checked.
 func TestStress(t *testing.T) {
 	eachKind(t, func(t *testing.T, cfg Config) {
-		f, err := faultinject.Parse("late(ms=2,op=read,after=50,times=20)")
-		require.NoError(t, err)
-		cfg.Faults = f
 		g := newRig(t, cfg)
 		const parties = 4
 		rounds := 8 // small random writes are slow on disks
