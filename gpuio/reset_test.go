@@ -158,7 +158,7 @@ func resetRig(t *testing.T, o rigOptions, faults ...string) (*rig, []*regBus) {
 			if len(faults) > 1 {
 				text = faults[i]
 			}
-			b = faultbus.New(b, mustParse(t, text), faultbus.Options{})
+			b = faultbus.New(b, mustParse(t, text), faultbus.Options{PollDoorbells: rigDevice != nil})
 		}
 		buses = append(buses, &regBus{softBus: b.(softBus), every: 20})
 		return buses[len(buses)-1]
@@ -774,4 +774,30 @@ func chaosRead(t *testing.T, ctx context.Context, rd Reader, s *testSet, mu *syn
 	// A set that the SSD may still write to must not be used again.
 	var given *GivenUpError
 	return !errors.As(err, &given) || !given.Unsafe
+}
+
+// TestGPUResets: the same on the driver's device, where no kernel may run while the host changes what both
+// share. The quick ones always run, the others as in TestGPUAsHost.
+func TestGPUResets(t *testing.T) {
+	onGPU(t)
+	all := os.Getenv("DIFF_BATCHES") != "" || os.Getenv("HELIOS_GPU") == "1"
+	for _, c := range []struct {
+		name  string
+		quick bool
+		test  func(*testing.T)
+	}{
+		{"fatal status", true, TestFatalStatus},
+		{"gone", true, TestGone},
+		{"never disabled", true, TestNeverDisabled},
+		{"others go on", true, TestOthersGoOn},
+		{"rungs", false, TestRungs},
+		{"not ready", false, TestNotReady},
+		{"several", false, TestSeveralResets},
+		{"wait leaves", false, TestWaitLeavesReset},
+		{"close", false, TestCloseDuringReset},
+	} {
+		if all || c.quick {
+			t.Run(c.name, c.test)
+		}
+	}
 }
