@@ -18,6 +18,11 @@ import (
 // Bulk moves long extents through a queue pair of its own, several commands in flight, each up to
 // the controller's transfer limit. Data is copied through Bulk's DMA buffers, so callers may pass
 // any memory. It serves loading and verification; calls are serialised.
+//
+// What does not complete goes up the ladder of recovery (recover.go), as far as one queue pair needs it:
+// Abort, a new queue pair, a reset of the controller, which all its queues suffer, and then the error.
+// Whatever is issued again may be: a read, a flush, or a write of the same data to the same place, of
+// which no earlier attempt can land any more.
 type Bulk struct {
 	mu      sync.Mutex
 	c       *nvme.Controller
@@ -36,6 +41,12 @@ type Bulk struct {
 	head    uint32
 	phase   uint32
 	closed  bool
+	resets  int // of the controller, at most
+	tried   ssdRecovery
+	lost    *GivenUpError // why the queue cannot be used any more
+	made    uint64        // the controller's generation when the queue pair was created; 0: it was deleted
+	done    uint64        // completions
+	idle    uint64        // done when the queue pair was replaced, plus 1; 0: it was not
 }
 
 type bulkSlot struct {
@@ -69,12 +80,15 @@ func BulkTimeout(d time.Duration) BulkOption { return func(b *Bulk) { b.timeout 
 // BulkRetries sets how often a command is tried again (3).
 func BulkRetries(n int) BulkOption { return func(b *Bulk) { b.retries = n } }
 
+// BulkResets sets how often the controller is reset (3); negative: never.
+func BulkResets(n int) BulkOption { return func(b *Bulk) { b.resets = max(n, 0) } }
+
 // NewBulk creates a queue pair with up to depth commands in flight (1 to 256).
 func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOption) (*Bulk, error) {
 	page := c.PageBytes()
 	depth = min(max(depth, 1), 256, c.MaxQueueEntries()-1)
 	lba := c.Namespace().LBABytes
-	b := &Bulk{c: c, depth: depth, timeout: bulkTimeout, retries: bulkRetries}
+	b := &Bulk{c: c, depth: depth, timeout: bulkTimeout, retries: bulkRetries, resets: defaultResets}
 	for _, o := range opts {
 		o(b)
 	}
@@ -114,6 +128,7 @@ func (b *Bulk) createQueue(ctx context.Context) error {
 		return err
 	}
 	b.q, b.tail, b.head, b.phase = q, 0, 0, 1
+	b.made = b.c.Generation()
 	return nil
 }
 
@@ -158,6 +173,9 @@ func (b *Bulk) Close(ctx context.Context) error {
 	var err error
 	if b.q != nil {
 		err = b.c.DeleteQueuePair(ctx, b.q)
+		if b.lost != nil { // that was told
+			err = nil
+		}
 		b.q = nil
 	}
 	return errors.Join(err, b.freeMemory())
@@ -197,6 +215,9 @@ func (b *Bulk) transfer(ctx context.Context, write bool, lba nvme.LBA, data []by
 // run keeps the slots busy until all of data has moved, or the first permanent error; then it
 // waits for what is in flight, because the slots' memory belongs to those commands.
 func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) error {
+	if b.lost != nil {
+		return fmt.Errorf("nvme %s: %s LBA %d: %w", b.c.Name(), op, lba, b.lost)
+	}
 	if b.closed || b.q == nil {
 		return errs.New(errs.Device, "nvme %s: bulk queue is closed; open the SSD again", b.c.Name())
 	}
@@ -321,7 +342,7 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 			if *first == nil {
 				*first = foreign
 			}
-			return b.recreate(op, inflight, first)
+			return b.recreate(op, inflight, first, true)
 		}
 		if n > 0 {
 			return nil
@@ -336,17 +357,25 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 			}
 			d := s.deadline.Sub(now)
 			if d <= 0 {
+				if err := b.c.Health(); err != nil {
+					return b.heal(op, inflight, first, err)
+				}
+				if s.aborted && b.idle == b.done+1 && s.attempts <= b.retries && b.tried.resets.Load() < int64(b.resets) {
+					return b.heal(op, inflight, first, fmt.Errorf("nvme %s q%d: nothing completed within %v on its new queue pair either", b.c.Name(), b.q.ID, b.timeout))
+				}
 				if s.aborted {
-					return b.recreate(op, inflight, first)
+					return b.recreate(op, inflight, first, false)
 				}
 				s.aborted = true
-				s.deadline = now.Add(abortGrace)
+				b.tried.timeouts.Add(1)
+				b.tried.aborts.Add(1)
+				s.deadline = now.Add(min(abortGrace, b.timeout))
 				expired = true
 				// A refused or failing Abort changes nothing: the grace period decides.
 				actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortGrace)
 				_, _ = b.c.Abort(actx, b.q.ID, uint16(i))
 				cancel()
-				d = abortGrace
+				d = min(abortGrace, b.timeout)
 			}
 			wait = min(wait, d)
 		}
@@ -371,7 +400,7 @@ func (b *Bulk) fail(s *bulkSlot, op bulkOp, cid uint16, first *error) {
 }
 
 func (b *Bulk) timeoutError(s *bulkSlot, op bulkOp, cid, qid uint16) error {
-	return errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: qid, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts})
+	return errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: qid, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts, Tried: b.tried.tried()})
 }
 
 // sweep takes what is in the completion queue and rings its doorbell once.
@@ -395,6 +424,7 @@ func (b *Bulk) sweep() (n int, foreign error) {
 		b.slots[cid].done = true
 		b.slots[cid].status = nvme.Status(dw3 >> 17)
 	}
+	b.done += uint64(n)
 	if n > 0 {
 		nvme.StoreDoorbell(b.q.CQDoorbell, b.head)
 	}
@@ -402,31 +432,46 @@ func (b *Bulk) sweep() (n int, foreign error) {
 }
 
 // recreate deletes the queue pair, after which no DMA of its commands can happen, and creates it
-// again; commands that have attempts left are issued anew.
-func (b *Bulk) recreate(op bulkOp, inflight *int, first *error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), b.timeout)
+// again. all: each command is charged an attempt, not only the late ones.
+func (b *Bulk) recreate(op bulkOp, inflight *int, first *error, all bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), recoveryTimeout)
 	defer cancel()
 	id := b.q.ID
 	err := b.c.DeleteQueuePair(ctx, b.q)
+	b.q = nil
 	if err == nil {
-		b.q = nil
+		b.made = 0
 		err = b.createQueue(ctx)
 	}
 	if err != nil {
-		b.q = nil
-		return errs.New(errs.Device, "nvme %s q%d: %s timed out and its queue pair could not be replaced: %w", b.c.Name(), id, op, err)
+		return b.heal(op, inflight, first, fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w", b.c.Name(), id, err))
 	}
+	b.tried.recreated.Add(1)
+	b.idle = b.done + 1
+	b.reissue(op, inflight, first, id, all)
+	return nil
+}
+
+// reissue has what was in flight on a queue pair that is gone issued again, but for commands that have
+// used their attempts up, or that nobody waits for any more.
+func (b *Bulk) reissue(op bulkOp, inflight *int, first *error, id uint16, all bool) {
 	again := false
 	for i := range b.slots {
 		s := &b.slots[i]
 		if !s.busy {
 			continue
 		}
-		if s.attempts <= b.retries && *first == nil {
-			if err := b.issue(i, op); err == nil {
+		charged := all || s.aborted
+		if (!charged || s.attempts <= b.retries) && *first == nil {
+			if !charged {
+				s.attempts--
+			}
+			err := b.issue(i, op)
+			if err == nil {
 				again = true
 				continue
 			}
+			*first = err
 		}
 		if *first == nil {
 			*first = b.timeoutError(s, op, uint16(i), id)
@@ -437,7 +482,56 @@ func (b *Bulk) recreate(op bulkOp, inflight *int, first *error) error {
 	if again {
 		b.ring()
 	}
-	return nil
+}
+
+// heal resets the controller, and gives up when that may not be, or did not help: then the slots' memory
+// stays taken until Close. cause is why.
+func (b *Bulk) heal(op bulkOp, inflight *int, first *error, cause error) error {
+	id, lba, blocks := uint16(0), nvme.LBA(0), uint32(0)
+	if b.q != nil {
+		id = b.q.ID
+	}
+	for i := range b.slots {
+		if s := &b.slots[i]; s.busy {
+			lba, blocks = s.lba, s.blocks
+			break
+		}
+	}
+	// For a caller who has given up, a controller that others may use is not reset.
+	for *first == nil && b.tried.resets.Load() < int64(b.resets) && !errors.Is(b.c.Health(), nvme.ErrGone) {
+		b.tried.resets.Add(1)
+		err := b.reset()
+		if err == nil {
+			b.idle = 0
+			b.reissue(op, inflight, first, id, false)
+			return nil
+		}
+		cause = err
+	}
+	if err := b.c.Health(); errors.Is(err, nvme.ErrGone) {
+		cause = err
+	}
+	b.lost = &GivenUpError{SSD: b.c.Name(), Tried: b.tried.tried(), Unsafe: b.made == b.c.Generation(), Err: cause}
+	if *first != nil {
+		return *first
+	}
+	return errs.With(errs.Device, fmt.Errorf("nvme %s q%d: %s LBA %d+%d: %w", b.c.Name(), id, op, lba, blocks, b.lost))
+}
+
+func (b *Bulk) reset() error {
+	ctx, cancel := context.WithTimeout(context.Background(), b.c.ResetTimeout())
+	defer cancel()
+	if err := b.c.Reset(ctx); err != nil {
+		return err
+	}
+	if b.q != nil { // gone; this frees its memory
+		err := b.c.DeleteQueuePair(ctx, b.q)
+		b.q = nil
+		if err != nil {
+			return err
+		}
+	}
+	return b.createQueue(ctx)
 }
 
 // waitCQ parks until the queue may have a completion. A bus that cannot wait is polled, politely:

@@ -114,6 +114,61 @@ func TestBulkCancelled(t *testing.T) {
 	require.NoError(t, b.Close(testCtx(t)))
 }
 
+// TestBulkLadder: a Bulk climbs as far as it takes, writes and reads the right bytes all the same, or says
+// what was tried.
+func TestBulkLadder(t *testing.T) {
+	for _, c := range []struct {
+		name, faults string
+		spoil        func(b *regBus)
+		err          string // "": none
+		is           error
+		aborts       bool
+		recreated    bool
+		resets       int64
+	}{
+		{"new queue pair", "drop(op=read,times=2);drop(op=write,times=1)", nil, "", nil, true, true, 0},
+		{"no new queue pair", "drop(op=write,times=1);error(op=deleteq,sct=0,sc=6,dnr=1,times=1)", nil, "", nil, true, false, 1},
+		{"no new queue pair to create", "drop(op=write,times=1);error(op=createq,sct=0,sc=6,dnr=1,times=1,after=2)", nil, "", nil, true, false, 1},
+		{"new queue pair in vain", "drop(op=read,times=8)", nil, "", nil, true, true, 1},
+		{"fatal status", "drop(op=write,after=2,times=2)", func(b *regBus) { b.cfs.Store(true) }, "", nil, false, false, 1},
+		{"not ready once", "drop(op=write,after=2,times=2)", func(b *regBus) { b.cfs.Store(true); b.notReady.Store(1) }, "", nil, false, false, 2},
+		{"never ready", "drop(op=write,after=2,times=2)", func(b *regBus) { b.cfs.Store(true); b.notReady.Store(9) }, "was given up after 2 resets: ", nvme.ErrTimeout, false, false, 2},
+		{"gone", "drop(op=write,after=2,times=2)", func(b *regBus) { b.gone.Store(true) }, "was given up: ", nvme.ErrGone, false, false, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, buses := resetRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 200, ram: true}, "error(op=abort,sct=0,sc=6,dnr=1);"+c.faults)
+			ctx := testCtx(t)
+			b, err := NewBulk(ctx, r.ssds[0].Ctrl, 4, BulkTimeout(80*time.Millisecond), BulkRetries(3), BulkResets(2))
+			require.NoError(t, err)
+			if c.spoil != nil {
+				c.spoil(buses[0])
+			}
+			want := randomBytes(1, 800<<10)
+			err = b.WriteAt(ctx, 0, want)
+			if err == nil {
+				err = b.Flush(ctx)
+			}
+			got := make([]byte, len(want))
+			if err == nil {
+				err = b.ReadAt(ctx, 0, got)
+			}
+			if c.err != "" {
+				require.ErrorIs(t, err, c.is)
+				require.Regexp(t, `nvme .* q\d: write LBA \d+\+\d+: nvme .*`+c.err, err.Error())
+				require.Equal(t, errs.Device, errs.ClassOf(err))
+				require.ErrorContains(t, b.Flush(ctx), c.err)
+			} else {
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(want, got))
+			}
+			require.Equal(t, c.aborts, b.tried.aborts.Load() > 0)
+			require.Equal(t, c.recreated, b.tried.recreated.Load() > 0)
+			require.Equal(t, c.resets, b.tried.resets.Load())
+			require.NoError(t, b.Close(ctx))
+		})
+	}
+}
+
 func TestLayout(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for range 300 {

@@ -64,17 +64,20 @@ func (r *ssdRecovery) isUnsafe() bool {
 // GivenUpError is an SSD that recovery could not bring back.
 type GivenUpError struct {
 	SSD    string
-	Tried  string // "2 aborts, 1 new queue pair and 3 resets"
+	Tried  string // "2 aborts, 1 new queue pair and 3 resets"; "": nothing
 	Unsafe bool   // the controller could not be disabled: it may still write to memory
 	Err    error  // the last that went wrong
 }
 
 func (e *GivenUpError) Error() string {
-	next := `look at it with "heliosctl ssds", then bind it again or replace it`
-	if errors.Is(e.Err, nvme.ErrGone) {
-		next = "see that it is plugged in, then bind it again"
+	after, next := "", ""
+	if e.Tried != "" {
+		after = " after " + e.Tried
 	}
-	return fmt.Sprintf("nvme %s was given up after %s: %v; %s", e.SSD, e.Tried, e.Err, next)
+	if !errors.Is(e.Err, nvme.ErrGone) { // which says what to do
+		next = `; look at it with "heliosctl ssds", then bind it again or replace it`
+	}
+	return fmt.Sprintf("nvme %s was given up%s: %v%s", e.SSD, after, e.Err, next)
 }
 
 // Unwrap gives the cause, in class errs.Device.
@@ -107,7 +110,7 @@ func (r *ssdRecovery) tried() string {
 	}
 	switch n := len(parts); n {
 	case 0:
-		return "no attempt to recover it"
+		return ""
 	case 1:
 		return parts[0]
 	default:
