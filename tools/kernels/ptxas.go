@@ -18,7 +18,7 @@ import (
 var architectures = []string{"sm_80", "sm_90"}
 
 // noSpills are the kernels on the data path, whose registers must all fit.
-var noSpills = []string{"submit", "complete", "lookup", "gather"}
+var noSpills = []string{"submit", "coalesce", "complete", "read_sync", "lookup", "gather", "check_rows"}
 
 var errNoPtxas = errors.New("ptxas is not there (pip download nvidia-cuda-nvcc-cu12, or --ptxas)")
 
