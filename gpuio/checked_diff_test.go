@@ -191,7 +191,11 @@ func TestDriverCheckRowsPlanted(t *testing.T) {
 	if os.Getenv("HELIOS_GPU") == "1" {
 		t.Skip("the kernels of a GPU come from the binary")
 	}
-	fakecuda.Build(t) // or skip
+	good := fakecuda.Build(t, fakecuda.Private())  // or skip
+	const hold = "seed=3,store_buffer=16,jitter=0" // stores are held back as long as may be
+	c := checkCase{rows: 60, count: 60, rowBytes: 400, stride: 400, lanes: 8, blocks: 2, row0: -1, pos0: -1}
+	fakecuda.Control(t, good, hold)
+	require.NoError(t, c.launch(t, difftest.OpenLibrary(t, good, difftest.Options{Seed: 5}), rand.New(rand.NewPCG(1, 1))))
 	for name, p := range map[string]struct{ right, wrong string }{
 		"no barrier":  {"\tdev::syncthreads();\n", ""},
 		"first word":  {"at >= front ?", "at > front ?"},
@@ -199,10 +203,9 @@ func TestDriverCheckRowsPlanted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, "check_rows.cu", p.right, p.wrong)), fakecuda.Private())
-			fakecuda.Control(t, lib, "seed=3,store_buffer=16,jitter=0")
+			fakecuda.Control(t, lib, hold)
 			ignore := func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
 			dev := difftest.OpenLibrary(t, lib, difftest.Options{Seed: 5, Spoil: ignore})
-			c := checkCase{rows: 60, count: 60, rowBytes: 400, stride: 400, lanes: 8, blocks: 2, row0: -1, pos0: -1}
 			var m *difftest.Mismatch
 			require.ErrorAs(t, c.launch(t, dev, rand.New(rand.NewPCG(1, 1))), &m)
 			require.Equal(t, "check_rows", m.Kernel)
