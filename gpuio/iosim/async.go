@@ -34,7 +34,13 @@ type queue struct {
 	own    bool // somebody refills the queue
 	dirty  bool // and has to look again
 	unrung []uint32
+	row    int // sweeps of the queue one after the other
 }
+
+// maxSweeps bounds the sweeps of one queue in a row. A warp with a queue that fills faster than it
+// sweeps would otherwise never come to the end of its round, and so not to the end of the set: the
+// other warps have left by then, and their queues stand still until the next complete kernel.
+const maxSweeps = 4
 
 // segment is one set's commands that wait at a queue.
 type segment struct {
@@ -225,9 +231,11 @@ func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
 		q := w.queues[i]
 		a.m.spend(owed.plus(a.cost.look), func() {
 			switch n := min(len(q.cq)-q.head, warp); {
-			case n == warp:
+			case n == warp && q.row < maxSweeps-1:
+				q.row++
 				a.reap(q, n, func() { a.pass(w, i, true, first, cost{}) }) // at once again: more may be there
 			case n > 0:
+				q.row = 0
 				a.reap(q, n, func() { a.pass(w, i+1, true, first, a.cost.check) })
 			case first:
 				a.serve(q, true, func() { a.pass(w, i+1, news, first, a.cost.check) })
