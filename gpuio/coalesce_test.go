@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/ssdmodel"
 	"helios/nvme"
@@ -765,4 +766,43 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/row")
 		})
 	}
+}
+
+// TestChooseUnits: how rows become commands, by what one command may move.
+func TestChooseUnits(t *testing.T) {
+	const k = 1024
+	for _, c := range []struct {
+		rowBytes, lba, limit, coalesce, depth int
+		want                                  unitRule
+	}{
+		{512, 4096, 128 * k, 0, 256, unitRule{1, 0, 32}},
+		{512, 512, 128 * k, 0, 256, unitRule{1, 0, 256}},
+		{512, 512, 128 * k, 0, 1024, unitRule{1, 0, 64}},     // less staging for each of more commands
+		{512, 512, 128 * k, 0, 1 << 16, unitRule{1, 0, 1}},   // rows of one LBA still share
+		{512, 512, 8 * k, 1 << 20, 256, unitRule{1, 0, 16}},  // no more than a command moves
+		{512, 512, 128 * k, 1, 256, unitRule{1, 0, 1}},       // no less than a row
+		{512, 512, 128 * k, -1, 256, unitRule{1, 0, 0}},      // never
+		{12288, 4096, 128 * k, 0, 256, unitRule{1, 0, 30}},   // whole rows: ten
+		{128 * k, 4096, 128 * k, 0, 256, unitRule{1, 0, 32}}, // the same row twice
+		{65536, 512, 8 * k, 0, 256, unitRule{8, 16, 0}},
+		{65537, 512, 8 * k, 0, 256, unitRule{9, 16, 0}},
+		{20000, 512, 10 * k, 0, 256, unitRule{3, 16, 0}}, // parts of whole pages
+		{4 << 20, 4096, 2 << 20, 0, 256, unitRule{2, 512, 0}},
+	} {
+		l, err := NewLayout(1000, c.rowBytes, 2, c.lba)
+		require.NoError(t, err)
+		got, err := chooseUnits(l, c.limit, true, c.coalesce, c.depth)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got, "%+v", c)
+		if c.want.window > 0 { // a stack that does not share
+			got, err = chooseUnits(l, c.limit, false, c.coalesce, c.depth)
+			require.NoError(t, err)
+			require.Equal(t, unitRule{parts: 1}, got)
+		}
+	}
+	l, err := NewLayout(10, 65536, 1, 65536)
+	require.NoError(t, err)
+	_, err = chooseUnits(l, 32*k, true, 0, 256)
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	require.ErrorContains(t, err, "use the cpu stack")
 }
