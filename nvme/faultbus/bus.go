@@ -160,6 +160,9 @@ func (b *Bus) Read32(off uint32) (uint32, error) {
 
 // Read64 implements nvme.Bus.
 func (b *Bus) Read64(off uint32) (uint64, error) {
+	if off%8 != 0 {
+		return b.inner.Read64(off) // fails
+	}
 	lo, err := b.Read32(off)
 	if err != nil {
 		return 0, err
@@ -170,6 +173,9 @@ func (b *Bus) Read64(off uint32) (uint64, error) {
 
 // Write64 implements nvme.Bus.
 func (b *Bus) Write64(off uint32, v uint64) error {
+	if off%8 != 0 {
+		return b.inner.Write64(off, v) // fails
+	}
 	if err := b.Write32(off, uint32(v)); err != nil {
 		return err
 	}
