@@ -29,7 +29,8 @@
 //
 // of its data:
 //
-//	flip       bit of byte of what was read is the other one
+//	flip       bit of byte of what was read, counted from the first block that lba chooses, is the
+//	           other one
 //	short      only the first bytes of what was read arrive
 //	misdirect  it goes to the blocks shift before its own (below shift: behind) and says nothing of it
 //	torn       the first half of the blocks of a write lands, and it says nothing of it

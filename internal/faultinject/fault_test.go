@@ -172,6 +172,12 @@ func TestMatchOperations(t *testing.T) {
 		got, _ := s.Match(op, 5, 1)
 		assert.Equal(t, want, got, op)
 	}
+	flip, err := Parse("flip(lba=7-9,byte=3)")
+	require.NoError(t, err)
+	for lba, block := range map[uint64]uint32{5: 2, 7: 0, 8: 0} {
+		got, _ := flip.Match(Read, lba, 4)
+		assert.Equal(t, Action{Flip: true, FlipByte: 3, FlipBlock: block}, got)
+	}
 	assert.Equal(t, map[string]int64{"flip(byte=3,bit=1)": 1, "short(bytes=4)": 1, "torn()": 1, "misdirect(shift=2)": 2}, s.Counts())
 }
 

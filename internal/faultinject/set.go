@@ -30,7 +30,8 @@ type Action struct {
 	SQID       bool // give another SQ
 	CQStuck    bool // do not look at its CQ's head doorbell any more
 
-	Flip       bool // invert FlipBit of FlipByte of the data
+	Flip       bool // invert FlipBit of FlipByte of the data from FlipBlock of the command on
+	FlipBlock  uint32
 	FlipByte   uint32
 	FlipBit    uint8
 	Short      bool // only ShortBytes of the data arrive
@@ -43,8 +44,9 @@ type Action struct {
 	Hang bool // CSTS.RDY does not follow CC.EN
 }
 
-// add puts what f does on top of a. Where two give a value, the first one's counts; times add up.
-func (a *Action) add(f *Fault) {
+// add puts what f does to a command that begins at block lba on top of a. Where two give a value, the
+// first one's counts; times add up.
+func (a *Action) add(f *Fault, lba uint64) {
 	switch f.Kind {
 	case Error:
 		if !a.Fail {
@@ -83,6 +85,9 @@ func (a *Action) add(f *Fault) {
 	case Flip:
 		if !a.Flip {
 			a.Flip, a.FlipByte, a.FlipBit = true, f.Byte, f.Bit
+			if !f.AllLBAs && f.First > lba {
+				a.FlipBlock = uint32(f.First - lba) // within the command, since it matched
+			}
 		}
 	case Short:
 		if !a.Short {
@@ -216,7 +221,7 @@ func (s *Set) Match(op Op, lba uint64, blocks uint32) (Action, bool) {
 		}
 		if f.count() {
 			hit = true
-			a.add(&f.Fault)
+			a.add(&f.Fault, lba)
 		}
 	}
 	return a, hit
@@ -243,7 +248,7 @@ func (s *Set) MatchEvent(e Event) (Action, bool) {
 		}
 		if looks && f.count() {
 			hit = true
-			a.add(&f.Fault)
+			a.add(&f.Fault, 0)
 		}
 	}
 	return a, hit

@@ -105,7 +105,7 @@ func (b *Bus) spoil(m *cmd) {
 		return
 	}
 	if m.act.Flip {
-		at := uint64(m.act.FlipByte) % n
+		at := (uint64(m.act.FlipBlock)*b.lbaBytes + uint64(m.act.FlipByte)) % n
 		for _, s := range segs {
 			if at < uint64(len(s)) {
 				s[at] ^= 1 << m.act.FlipBit

@@ -271,7 +271,7 @@ func TestFlip(t *testing.T) {
 		q := g.queue(4)
 		q.put(g.read(1, 2, 3, 512))
 		q.done(1, 0)
-		g.mem[512+9] ^= 1 << 3
+		g.mem[512+lba+9] ^= 1 << 3 // of block 3
 		g.holds(2, 3, 512)
 		// Behind a PRP list, at an odd place of a page.
 		n := 24576 / lba
