@@ -59,6 +59,7 @@ Host::Host(Run &r) : run(r), rng(r.cfg.seed ^ 0x5bd1e995) {
 	hist.resize(n);
 	cmds.resize(n);
 	dead.resize(c.ssds);
+	resets.resize(c.ssds);
 	for (u32 s = 0; s < maxSets; s++) free_slots.push_back(s);
 	for (u32 s = 0; s < c.ssds; s++) {
 		Ssd &ssd = *run.ssds[s];
@@ -542,7 +543,7 @@ void Host::check(Set &set) {
 			}
 			right = right && cmd == lba && f.Blocks == blocks;
 			bool dnr = f.Status & status_dnr;
-			right = right && (f.Kind == failStatus && dnr ? f.Tries >= 1 && f.Tries <= c.retries + 1 : f.Tries == c.retries + 1 || (orphans != 0 && f.Tries > c.retries));
+			right = right && (f.Kind == failStatus && dnr ? f.Tries >= 1 && f.Tries <= c.retries + 1 : f.Tries == c.retries + 1);
 			if (f.Kind == failStatus) records.push_back(f);
 			break;
 		}
@@ -604,7 +605,7 @@ void Host::check(Set &set) {
 			if (q(g).PendRing[k % maxSets] == set.slot) run.fail("slot %u: its rows are done and queue %u still lists it", set.slot, g);
 }
 
-// ---- recovery, as gpuio/recover.go ----
+// ---- recovery, as gpuio/recover.go and reset.go ----
 
 template <typename F> void Host::commands(u32 g, F fn) {
 	QueueState &k = q(g);
@@ -635,47 +636,57 @@ void Host::recover_queue(u32 g) {
 	run.note("host: recovers queue %d, frozen %d", g, k.Frozen);
 	if (load(&k.Own) != ownFree || load(&k.Reap) != 0) run.fail("queue %u: no kernel runs, and a side of it is taken: own %u, reap %u", g, k.Own, k.Reap);
 	store(&k.Own, ownHeld);
-	// A warp of read_sync that left may have missed that its command was done.
-	commands(g, [&](u32 cid, Command &cmd) {
-		u32 state = load(&cmd.State);
-		if ((state & cmdState) != cmdDone) return;
-		Ssd::Answer a;
-		if (!ssd_of(g).admin(Ssd::orphan, g, cid, &a)) run.fail("no answer about an orphan");
-		orphans++;
-		store(&cmd.State, (state & ~(cmdState | cmdAborted)) | cmdRetry);
-		__atomic_fetch_or(&k.Retry[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
-	});
+	read_again(g);
 	switch (load(&k.Frozen)) {
 	case frozenDead:
 		fail_queue(g);
 		break;
 	case frozenTimeout:
-		if (!abort_late(g)) recreate(g);
+		if (!abort_late(g)) recreate(g, false);
 		break;
 	case frozenForeign:
-		recreate(g);
+		recreate(g, true);
 		break;
 	}
 	store(&k.Own, ownFree);
 }
 
+// read_again: a warp of read_sync that left may have missed that its command was done.
+void Host::read_again(u32 g) {
+	commands(g, [&](u32 cid, Command &cmd) {
+		u32 state = load(&cmd.State);
+		if ((state & cmdState) != cmdDone) return;
+		tell(g, cid, Ssd::orphan);
+		orphans++;
+		again(g, cid, state - cmdAttempt);
+	});
+}
+
+void Host::again(u32 g, u32 cid, u32 state) {
+	store(&at<Command>(q(g).Commands)[cid].State, (state & ~(cmdState | cmdAborted)) | cmdRetry);
+	__atomic_fetch_or(&q(g).Retry[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
+}
+
+void Host::tell(u32 g, u32 cid, Ssd::Op op) {
+	Ssd::Answer a;
+	if (!ssd_of(g).admin(op, g, cid, &a)) run.fail("the SSD does not listen");
+}
+
 bool Host::abort_late(u32 g) {
 	QueueState &k = q(g);
 	i64 now = k.ScanAt; // late is what was late when the kernel looked
-	bool ok = true;
+	bool vain = false;
 	std::vector<u32> late;
 	commands(g, [&](u32 cid, Command &cmd) {
 		u32 state = load(&cmd.State);
 		if ((state & cmdState) != cmdInFlight || load(&cmd.Deadline) > now) return;
-		if (state & cmdAborted)
-			ok = false;
-		else
-			late.push_back(cid);
+		vain |= (state & cmdAborted) != 0;
+		if (state & cmdAborted) return;
+		store(&cmd.State, state | cmdAborted); // it is charged for what follows
+		late.push_back(cid);
 	});
-	if (!ok) return false;
+	if (vain) return false;
 	for (u32 cid : late) {
-		Command &cmd = at<Command>(k.Commands)[cid];
-		store(&cmd.State, load(&cmd.State) | cmdAborted);
 		aborts++;
 		Ssd::Answer a;
 		if (!ssd_of(g).admin(Ssd::abort, g, cid, &a)) run.fail("no answer to Abort");
@@ -691,41 +702,62 @@ bool Host::abort_late(u32 g) {
 	return true;
 }
 
-void Host::recreate(u32 g) {
-	QueueState &k = q(g);
+// recreate replaces a queue pair. all: each of its commands is charged an attempt, not only the late ones.
+void Host::recreate(u32 g, bool all) {
 	Ssd::Answer a;
 	if (!ssd_of(g).admin(Ssd::destroy, g, 0, &a)) run.fail("no answer to Delete I/O Queue");
-	if (!a.ok) return give_up(g, false, 0);
-	if (!try_create(g)) return give_up(g, true, a.value);
+	if (!a.ok || !try_create(g)) return heal(g / run.cfg.queues);
 	recreated++;
+	reissue(g, all);
+	store(&q(g).Frozen, frozenNo); // the next complete launch issues what waits
+}
+
+// reissue has what was outstanding on a queue whose pair is gone issued again.
+void Host::reissue(u32 g, bool all) {
+	QueueState &k = q(g);
 	count(&k.Dropped, k.Issued - k.Completed - k.Dropped);
+	read_again(g);
 	commands(g, [&](u32 cid, Command &cmd) {
 		u32 state = load(&cmd.State);
-		if (state / cmdAttempt > k.Retries) {
+		if ((state & cmdState) != cmdInFlight) return;
+		bool charged = all || (state & cmdAborted) != 0;
+		if (charged && state / cmdAttempt > k.Retries) {
+			tell(g, cid, Ssd::forget);
 			fail_command(g, cid, failTimeout);
 			return;
 		}
-		store(&cmd.State, (state & ~(cmdState | cmdAborted)) | cmdRetry);
-		__atomic_fetch_or(&k.Retry[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
+		if (!charged) tell(g, cid, Ssd::uncharge);
+		again(g, cid, charged ? state : state - cmdAttempt);
 	});
-	store(&k.Frozen, frozenNo); // the next complete launch issues what waits
 }
 
-void Host::give_up(u32 g, bool deleted, u32 terminal) {
-	u32 s = g / run.cfg.queues;
-	dead[s] = 1;
-	if (deleted) {
-		dead_terminal += terminal;
-		store(&q(g).Frozen, frozenDead);
-		fail_queue(g);
+// heal resets a controller, as often as it may, and then gives its SSD up.
+void Host::heal(u32 s) {
+	u32 first = s * run.cfg.queues, end = first + run.cfg.queues;
+	for (u32 g = first; g < end; g++) store(&q(g).Frozen, frozenUnsafe);
+	for (;;) {
+		Ssd::Answer a;
+		if (!run.ssds[s]->admin(Ssd::reset, first, 0, &a)) run.fail("no answer to a reset");
+		if (resets[s] == run.cfg.resets) break;
+		resets[s]++;
+		run.note("host: resets SSD %d", s);
+		bool up = true;
+		for (u32 g = first; g < end && up; g++) up = try_create(g);
+		if (!up) continue;
+		healed++;
+		for (u32 g = first; g < end; g++) {
+			reissue(g, false);
+			store(&q(g).Frozen, frozenNo);
+		}
 		return;
 	}
-	for (u32 i = 0; i < run.cfg.queues; i++) store(&q(s * run.cfg.queues + i).Frozen, frozenUnsafe);
-	quiesce();
-	Ssd::Answer a;
-	if (!ssd_of(g).admin(Ssd::reset, g, 0, &a)) run.fail("no answer to a reset");
-	for (u32 i = 0; i < run.cfg.queues; i++) store(&q(s * run.cfg.queues + i).Frozen, frozenDead);
-	fail_queue(g);
+	dead[s] = 1;
+	for (u32 g = first; g < end; g++) {
+		QueueState &k = q(g);
+		store(&k.Frozen, frozenDead);
+		count(&k.Dropped, k.Issued - k.Completed - k.Dropped);
+		fail_queue(g);
+	}
 }
 
 void Host::record(SetState &st, const FailRecord &f) {
@@ -846,7 +878,7 @@ void Host::verdict() {
 	}
 	// What failed is what the SSDs made fail for good, what was asked for wrongly, and what was lost
 	// with its queue.
-	u64 want = terminal - dead_terminal;
+	u64 want = terminal;
 	if (!any_dead && (seen_fails < bad_rows + queue_fails || want < failed_least || want > failed_most))
 		run.fail("%llu rows failed, %llu bad ones and %llu with their queues among them: that is %llu to %llu commands, the SSDs failed %llu", seen_fails, bad_rows, queue_fails, failed_least,
 		         failed_most, want);

@@ -1,4 +1,4 @@
-// The host's side of the kernels as gpuio has it for a driver device (async.go, recover.go): sets
+// The host's side of the kernels as gpuio has it for a driver device (async.go, units.go, recover.go, reset.go): sets
 // are launched, queues that the kernels froze are recovered while no kernel runs, results are checked
 // to the byte.
 #pragma once
@@ -17,7 +17,7 @@ public:
 	bool done = false, closed = false;
 	// quiet tells whether no CID of queue g can be taken into use any more.
 	bool quiet(u32 g);
-	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, orphans = 0, runs_read = 0, rows_shared = 0, parts_read = 0;
+	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, orphans = 0, runs_read = 0, rows_shared = 0, parts_read = 0, healed = 0;
 
 private:
 	struct Buffer {
@@ -68,8 +68,12 @@ private:
 	void recover(Set &);
 	void recover_queue(u32 g);
 	bool abort_late(u32 g);
-	void recreate(u32 g);
-	void give_up(u32 g, bool deleted, u32 terminal);
+	void recreate(u32 g, bool all);
+	void reissue(u32 g, bool all);
+	void read_again(u32 g);
+	void again(u32 g, u32 cid, u32 state);
+	void heal(u32 s);
+	void tell(u32 g, u32 cid, Ssd::Op);
 	void fail_command(u32 g, u32 cid, u16 kind);
 	void fail_queue(u32 g);
 	void leftovers(Set &, u32 g);
@@ -94,11 +98,12 @@ private:
 	std::vector<u8 *> lists, stage; // by SSD
 	std::vector<Buffer> buffers;
 	std::vector<u8> dead; // by SSD
+	std::vector<u32> resets;
 	std::vector<std::unique_ptr<Set>> live;
 	std::vector<std::unique_ptr<Launch>> launches;
 	std::vector<u32> free_slots;
 	std::vector<FailRecord> records;
-	u64 started = 0, seen_fails = 0, bad_rows = 0, queue_fails = 0, dead_terminal = 0;
+	u64 started = 0, seen_fails = 0, bad_rows = 0, queue_fails = 0;
 	u64 issued_sets = 0, retried_sets = 0, expected_issues = 0, blocks_sets = 0, expected_shared = 0;
 	u64 failed_least = 0, failed_most = 0; // commands that failed for good, as the sets tell
 	u32 all_submitted = 0;

@@ -425,34 +425,24 @@ void Ssd::post(u32 qi, u32 cid, u32 status, u64 use) {
 	if (p->ctail == 0) p->phase ^= 1;
 }
 
-// drop ends a queue pair's commands. failing: the SSD makes use of its last chance to write.
-// Returns how many of them have no attempt left.
-u32 Ssd::drop(u32 qi, bool last_writes, bool count) {
+// drop ends a queue pair's commands, which the host may issue again. The SSD makes use of its last
+// chance to write.
+void Ssd::drop(u32 qi) {
 	Queue &q = queues[qi];
 	Pair *p = q.pair();
 	doorbells(qi);
 	for (Fetched &f : flight)
-		if (f.q == qi && last_writes && !f.moved && rng.chance(500)) {
+		if (f.q == qi && !f.moved && rng.chance(500)) {
 			f.garbage |= rng.chance(200);
 			transfer(f, f.garbage);
 		}
 	flight.erase(std::remove_if(flight.begin(), flight.end(), [&](const Fetched &f) { return f.q == qi; }), flight.end());
 	while (p->head != p->tail) take(qi, false);
-	u32 gone = 0;
-	for (Cid &c : q.cids) {
-		if (c.state != Cid::flight && c.state != Cid::posted) continue;
-		if (c.attempts > run.cfg.retries) {
-			c.state = Cid::idle;
-			gone += count;
-		} else {
-			c.state = Cid::again;
-		}
-	}
-	q.terminal += gone;
+	for (Cid &c : q.cids)
+		if (c.state == Cid::flight || c.state == Cid::posted) c.state = Cid::again;
 	p->dead = true;
 	p->last_sqdb = load(p->sqdb);
 	p->last_cqdb = load(p->cqdb);
-	return gone;
 }
 
 // answer executes the admin command in the mailbox.
@@ -489,7 +479,7 @@ void Ssd::answer() {
 			result.ok = false; // and the SSD goes on with its commands
 			break;
 		}
-		result.value = drop(qi, true, true);
+		drop(qi);
 		break;
 	case abort: {
 		result.value = 1; // not aborted
@@ -510,7 +500,7 @@ void Ssd::answer() {
 	}
 	case reset:
 		for (u32 i = 0; i < queues.size(); i++)
-			if (queues[i].pair() != nullptr) drop(i, true, false);
+			if (queues[i].pair() != nullptr) drop(i);
 		break;
 	case orphan: {
 		Cid &c = q.cids[op_cid];
@@ -518,6 +508,19 @@ void Ssd::answer() {
 		if (c.state == Cid::flight) run.fail("ssd %u queue %u: CID %u is given up as done and was not completed", index, qi, op_cid);
 		if (c.state == Cid::idle && c.status != 0) q.terminal--;
 		c.state = Cid::again;
+		c.attempts--;
+		break;
+	}
+	case uncharge:
+	case forget: {
+		Cid &c = q.cids[op_cid];
+		if (c.state != Cid::again) run.fail("ssd %u queue %u: CID %u was outstanding for the host, and is in state %u", index, qi, op_cid, c.state);
+		if (op == forget) {
+			c.state = Cid::idle;
+			q.terminal++;
+		} else {
+			c.attempts--;
+		}
 		break;
 	}
 	case none:

@@ -55,12 +55,13 @@ public:
 	Ssd(Run &, u32 index);
 	void agent(); // until the run stops
 
-	// Admin queue: the host's agent calls these and waits. orphan is no NVMe command: the host tells
-	// that it reads a row again although its command was completed.
-	enum Op : u32 { none, create, destroy, abort, reset, orphan };
+	// Admin queue: the host's agent calls these and waits. The last three are no NVMe commands: the host
+	// tells that it issues a command again in place of its last attempt, which was completed (orphan) or
+	// was not and is gone (uncharge), or that the command has no attempt left (forget).
+	enum Op : u32 { none, create, destroy, abort, reset, orphan, uncharge, forget };
 	struct Answer {
 		bool ok;
-		u32 value; // abort: 1 when not aborted; destroy: commands that the host must give up
+		u32 value; // abort: 1 when not aborted
 	};
 	bool admin(Op, u32 g, u32 cid, Answer *);
 
@@ -112,7 +113,7 @@ private:
 	bool room(u32 q);
 	void post(u32 q, u32 cid, u32 status, u64 use);
 	void answer();
-	u32 drop(u32 q, bool failing, bool count);
+	void drop(u32 q);
 	bool fault(u32 permille);
 
 	std::vector<std::unique_ptr<Region>> regions;

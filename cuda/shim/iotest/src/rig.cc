@@ -26,7 +26,7 @@ constexpr Field fields[] = {
 	{"gap", &Config::gap}, {"split", &Config::split}, {"window", &Config::window}, {"universe", &Config::universe}, {"retries", &Config::retries}, {"timeout_us", &Config::timeout_us}, {"limit_us", &Config::limit_us},
 	{"store_buffer", &Config::store_buffer}, {"jitter", &Config::jitter}, {"err", &Config::err}, {"dnr", &Config::dnr}, {"lost", &Config::lost},
 	{"late", &Config::late}, {"foreign", &Config::foreign}, {"duplicate", &Config::duplicate}, {"badlba", &Config::badlba}, {"latency_us", &Config::latency_us},
-	{"burst", &Config::burst}, {"stall", &Config::stall}, {"faults", &Config::faults}, {"abort_refused", &Config::abort_refused}, {"delete_fails", &Config::delete_fails},
+	{"burst", &Config::burst}, {"stall", &Config::stall}, {"faults", &Config::faults}, {"resets", &Config::resets}, {"abort_refused", &Config::abort_refused}, {"delete_fails", &Config::delete_fails},
 	{"create_fails", &Config::create_fails}, {"badrow", &Config::badrow}, {"close", &Config::close}, {"sleepy", &Config::sleepy},
 };
 } // namespace
@@ -121,8 +121,9 @@ Config random_config(u64 seed, bool threads) {
 		if (r.chance(300)) c.foreign = (u32)r.between(1, rare);
 		if (r.chance(300)) c.duplicate = (u32)r.between(1, 300);
 		c.abort_refused = (u32)r.below(1001);
-		if (r.chance(100)) c.create_fails = 300;
-		if (r.chance(100)) c.delete_fails = 300;
+		c.resets = (u32)r.below(4);
+		if (r.chance(250)) c.create_fails = 300;
+		if (r.chance(250)) c.delete_fails = 300;
 		c.stall = r.chance(200) ? 50 : 0;
 	}
 	if (r.chance(250)) {

@@ -54,6 +54,7 @@ struct Config {
 	u32 err = 0, dnr = 0, lost = 0, late = 0, foreign = 0, duplicate = 0, badlba = 0;
 	u32 latency_us = 20, burst = 0, stall = 0;
 	u32 faults = 1u << 30; // lost, late, foreign and duplicate ones at most
+	u32 resets = 1; // of a controller, before its SSD is given up
 	u32 abort_refused = 300, delete_fails = 0, create_fails = 0;
 	u32 lbas_row() const { return rowbytes <= lba ? 1 : (rowbytes + lba - 1) / lba; }
 	u32 per_lba() const { return rowbytes <= lba ? lba / rowbytes : 1; }
