@@ -63,8 +63,10 @@ type vjob struct {
 	left      float64 // share of the current kernel's work that is not done
 	rate      float64 // of that per ns
 	got       float64 // share of the SMs it wants
-	parts     int     // of the current kernel that are under way: work, reads
-	worked    int64   // when the work ended
+	parts     int     // of the current kernel that are not done: work, reads
+	unread    int64   // bytes of its reads, while they have not begun
+	reading   bool
+	worked    int64 // when the work ended
 	nextIndex int
 }
 
@@ -111,18 +113,13 @@ func (j *vjob) next() {
 		return
 	}
 	k := &j.kernels[j.nextIndex]
-	j.parts = 1
+	j.parts, j.unread = 1, k.uva
 	if k.uva > 0 {
 		j.parts = 2
-		g.uva(k.uva, func() {
-			if j.parts == 1 { // the work was done before: the kernel waited for its reads
-				s.busy += float64(g.sim.Now() - j.worked)
-			}
-			j.part()
-		})
 	}
 	if j.alone(g.g.SMs.Int()) == 0 {
 		j.worked = g.sim.Now()
+		j.read()
 		j.part()
 		return
 	}
@@ -130,6 +127,24 @@ func (j *vjob) next() {
 	j.left = 1
 	g.jobs = append(g.jobs, j)
 	g.plan()
+}
+
+// read starts the current kernel's reads of the CPU's memory, once it runs.
+func (j *vjob) read() {
+	if j.unread == 0 {
+		return
+	}
+	g := j.stream.gpu
+	bytes := j.unread
+	j.unread, j.reading = 0, true
+	g.uva(bytes, func() {
+		g.account()
+		j.reading = false
+		if j.parts == 1 { // the work was done before: the kernel waited for its reads
+			j.stream.busy += float64(g.sim.Now() - j.worked)
+		}
+		j.part()
+	})
 }
 
 // part ends one of the current kernel's parts.
@@ -161,7 +176,11 @@ func (g *vgpu) account() {
 	g.last = g.sim.Now()
 	for _, j := range g.jobs {
 		j.left -= j.rate * dt
-		j.stream.busy += j.got * dt
+		if j.reading {
+			j.stream.busy += dt
+		} else {
+			j.stream.busy += j.got * dt
+		}
 	}
 }
 
@@ -200,6 +219,7 @@ func (g *vgpu) plan() {
 			free -= sms
 			j.got, j.rate = scale, 0
 			if sms < 0.5 { // not one SM
+				j.got = 0
 				continue
 			}
 			n := max(int(math.Round(sms)), 1)
@@ -218,6 +238,7 @@ func (g *vgpu) plan() {
 			j.rate /= memory
 		}
 		if j.rate > 0 {
+			j.read()
 			first = min(first, g.sim.Now()+int64(math.Ceil(max(j.left, 0)/j.rate)))
 		}
 	}
