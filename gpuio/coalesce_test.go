@@ -150,6 +150,9 @@ func TestUnits(t *testing.T) {
 			rows: int64(pick(1, 7, 100, 700)), ram: true, sms: pick(1, 2, 3),
 		}
 		mdts, ooo := 1+rng.IntN(8), rng.IntN(3) == 0
+		if o.rowBytes > 8192 && round < len(unitRowBytes) {
+			mdts = 1 // some rows take several commands in each run
+		}
 		o.proxy = func(c *proxy.Config) { c.MDTS, c.OutOfOrder = mdts, ooo }
 		ao := AsyncOptions{Depth: pick(1, 3, 31, 32, 33, 200), QueuePairs: pick(0, 0, 1, 3), Blocks: pick(1, 2, 8, 32),
 			CoalesceBytes: pick(-1, 0, 0, 1, 4096, 16384, 100_000, 1<<20)}
@@ -190,8 +193,10 @@ func TestUnits(t *testing.T) {
 				all, pend = append(all, s), append(pend, p)
 			}
 			var commands, bytes, shared int64
+			reached := true // by the SSDs
 			for _, i := range rng.Perm(sets) {
 				s := all[i]
+				reached = reached && s.rs.Dst.Bytes() != nil
 				st, err := pend[i].Wait(ctx)
 				require.NoError(t, err)
 				require.EqualValues(t, len(s.ids), st.Rows)
@@ -227,7 +232,7 @@ func TestUnits(t *testing.T) {
 			}
 			require.Equal(t, commands, after-before)
 			require.Equal(t, bytes, ssdBytes)
-			if shared > 0 && how == "distinct" && o.rowBytes%4096 == 0 && stride%4096 == 0 && offset%4096 == 0 {
+			if reached && shared > 0 && how == "distinct" && o.rowBytes%4096 == 0 && stride%4096 == 0 && offset%4096 == 0 {
 				require.Zero(t, st.Staged, "rows of whole pages need no copy")
 			}
 			idle(t, rd)
@@ -369,7 +374,7 @@ func TestScatter(t *testing.T) {
 					s.read(rd)
 					st := rd.Stats()
 					require.Greater(t, st.Coalesced, before.Coalesced)
-					require.Equal(t, c.direct, st.Staged == before.Staged, "%d-byte rows, %+v: %d commands with a copy", rowBytes, c, st.Staged-before.Staged)
+					require.Equal(t, c.direct && s.rs.Dst.Bytes() != nil, st.Staged == before.Staged, "%d-byte rows, %+v: %d commands with a copy", rowBytes, c, st.Staged-before.Staged)
 					s.free(rd)
 				}
 			}
