@@ -634,8 +634,8 @@ type asyncPending struct {
 	slot     uint32
 	rows     int64
 	mapping  *dmaMapping
-	timeouts int64
-	sick     bool // sync: its rows are read by complete now; see resumeSync. Guarded by e.mu
+	timeouts atomic.Int64 // counted by recoveries, which are not of this set alone
+	sick     bool         // sync: its rows are read by complete now; see resumeSync. Guarded by e.mu
 	// turn is held by who waits for or finishes the set.
 	turn     chan struct{}
 	finished bool
@@ -956,7 +956,7 @@ func (p *asyncPending) finish() {
 	set := e.set(p.slot)
 	fails := int64(set.NumFails)
 	p.stats = ReadStats{
-		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Retries: int64(set.Retries), Timeouts: p.timeouts,
+		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Retries: int64(set.Retries), Timeouts: p.timeouts.Load(),
 		Submit: time.Duration(max(set.SubmitNS-set.StartNS, 0)), Complete: time.Duration(max(set.DoneNS-max(set.SubmitNS, set.StartNS), 0)), // read_sync has no SubmitNS
 	}
 	p.stats.Bytes = int64(set.Blocks) * int64(e.layout.LBABytes)

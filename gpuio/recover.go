@@ -443,7 +443,7 @@ func (e *async) noteTimeout(ssd int, slot uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := e.slots[slot]; p != nil {
-		atomic.AddInt64(&p.timeouts, 1)
+		p.timeouts.Add(1)
 	}
 }
 

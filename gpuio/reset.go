@@ -287,12 +287,12 @@ func (e *async) strand(p *asyncPending) {
 	p.finished = true
 	p.stats = ReadStats{
 		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Bytes: int64(set.Blocks) * int64(e.layout.LBABytes),
-		Retries: int64(set.Retries), Timeouts: p.timeouts,
+		Retries: int64(set.Retries), Timeouts: p.timeouts.Load(),
 	}
 	p.err = errs.With(errs.Device, fmt.Errorf("%w; close the reader before the buffers are used again", e.setError(p, set)))
 	e.rows.Add(p.stats.Rows)
 	e.failed.Add(fails)
-	e.timeouts.Add(p.timeouts)
+	e.timeouts.Add(p.timeouts.Load())
 	e.strands++
 	e.forgetLive(p)
 }
