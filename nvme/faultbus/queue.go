@@ -79,7 +79,7 @@ type cqueue struct {
 	head    uint32 // the client's, as last read
 	headDB  *uint32
 	deaf    bool // it is not read any more
-	free    int  // entries that are neither used nor reserved
+	free    int  // entries that are neither used nor reserved; below 0 when additional ones took them
 	sqs     []*squeue
 
 	ring   ring // the controller's
@@ -229,6 +229,12 @@ func (c *cqueue) room() bool {
 		c.head = h
 	}
 	return c.free > 0
+}
+
+// unused is how many entries the client has left for the controller, reserved ones included.
+func (c *cqueue) unused() int {
+	c.room() // looks at the client's head
+	return int(c.entries - 1 - (c.tail+c.entries-c.head)%c.entries)
 }
 
 // ringFull tells whether the controller's ring has no entry left.
@@ -535,23 +541,34 @@ func (c *cqueue) postUnreserved(e entry) {
 	c.backlog = append(c.backlog, e)
 }
 
-// post writes a completion into an entry that is reserved, with all that is wrong with it. What is
-// posted besides needs an entry of its own and follows later where there is none.
+// post writes a completion, for which an entry is reserved, with all that is wrong with it. Additional
+// entries may take those that others have reserved, which then wait.
 func (c *cqueue) post(e entry) {
 	act := e.act
-	if act.Foreign {
-		c.postUnreserved(entry{q: e.q, cid: act.ForeignCID})
-	}
 	e.act.Foreign, e.act.Dup = false, false
+	unused := c.unused()
+	if act.Foreign && unused > 0 {
+		c.free--
+		unused--
+		c.write(entry{q: e.q, cid: act.ForeignCID})
+	} else if act.Foreign {
+		c.backlog = append(c.backlog, entry{q: e.q, cid: act.ForeignCID})
+	}
 	switch {
-	case !act.Dup:
-		c.write(e)
-	case len(c.backlog) == 0 && c.room():
+	case unused == 0:
+		c.free++ // its reservation is worth nothing now
+		c.backlog = append(c.backlog, e)
+		if act.Dup {
+			c.backlog = append(c.backlog, e)
+		}
+	case act.Dup && unused > 1:
 		c.free--
 		c.twice(e)
 	default:
 		c.write(e)
-		c.backlog = append(c.backlog, e)
+		if act.Dup {
+			c.backlog = append(c.backlog, e)
+		}
 	}
 }
 
