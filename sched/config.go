@@ -79,7 +79,7 @@ type Config struct {
 	ReadResets  int    // controller resets before an SSD is given up, -1 for none; the stack's default
 	CPUEngine   string // io_uring or pread, for the cpu stack
 	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs: 0
-	// leaves it to the async stack, negative is a command for each row.
+	// leaves it to the stack (async and cpu), negative is a command for each row.
 	CoalesceBytes int
 	CheckReads    bool // every row is held against the checksum that load has written
 	SMs           SMBudget

@@ -321,7 +321,7 @@ func (e *engine) newReader(stack string) (gpuio.Reader, error) {
 	c := e.cfg
 	switch stack {
 	case StackCPU:
-		o := gpuio.CPUOptions{Depth: c.QueueDepth, Engine: c.CPUEngine, Timeout: c.ReadTimeout, Retries: c.ReadRetries}
+		o := gpuio.CPUOptions{Depth: c.QueueDepth, Engine: c.CPUEngine, Timeout: c.ReadTimeout, Retries: c.ReadRetries, CoalesceBytes: c.CoalesceBytes}
 		if c.CPUEngine != "pread" { // there a thread is one read in flight
 			o.Threads = c.Workers
 		}

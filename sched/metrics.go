@@ -59,6 +59,9 @@ type EpochResult struct {
 	ReadAmplification float64      `json:"read_amplification"`
 	Stall             float64      `json:"stall"`
 	Overlap           float64      `json:"overlap"`
+	SeedsPerSecond    float64      `json:"seeds_per_second"`
+	SSDBytesPerSecond float64      `json:"ssd_bytes_per_second"` // over seconds, as the next
+	SSDIOPS           float64      `json:"ssd_iops"`
 	StageSeconds      StageSeconds `json:"stage_seconds"`
 }
 
@@ -151,6 +154,9 @@ func (p partial) result(epoch int, rowBytes int64) EpochResult {
 	}
 	if p.Seconds > 0 {
 		r.Stall = p.Waited / p.Seconds
+		r.SeedsPerSecond = float64(p.Seeds) / p.Seconds
+		r.SSDBytesPerSecond = float64(p.BytesSSD) / p.Seconds
+		r.SSDIOPS = float64(p.Commands) / p.Seconds
 	}
 	if s := p.Stages.Sum(); s > 0 {
 		r.Overlap = 1 - p.Seconds/s

@@ -92,7 +92,8 @@ func (e ModelledEpoch) MarshalJSON() ([]byte, error) {
 // Virtual plays cfg's run on the virtual clock (DESIGN section 7): the same plan over the same
 // batches, sampled for real and looked up in the real caches on in's device, while durations come
 // from hw. No features are read and nothing is computed, so in needs no SSDs. Equal arguments give
-// equal results.
+// equal results. Not modelled: errors and retries, hits of mmap's page cache (each row is a fault), the
+// CPU's own work between operators, the test pass, checkpoints.
 //
 // When ctx ends, the error has class errs.Interrupted and the result holds the epochs that were whole.
 func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observer) (res *ModelledResult, err error) {

@@ -52,7 +52,7 @@ func pathFlags() []cli.Flag {
 		&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
 		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},
 		&cli.StringFlag{Name: "on-ssd-failure", Value: "retry=3", Usage: "when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"},
-		&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (async stack): auto, off, or up to `SIZE` a command"},
+		&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (async and cpu stacks): auto, off, or up to `SIZE` a command"},
 		&cli.BoolFlag{Name: "check-reads", Usage: "hold every row that is read against the checksum that load has written; read it again, then stop, where they differ"},
 		&cli.StringFlag{Name: "timeline", Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),

@@ -17,8 +17,8 @@ import (
 // clockFlags choose the clock of a run.
 func clockFlags() []cli.Flag {
 	return []cli.Flag{
-		oneOf("clock", "wall runs; virtual samples and looks rows up for real and takes all times from --hardware, without SSDs and arithmetic: every figure is modelled", sched.ClockWall, sched.Clocks, nil),
-		&cli.StringFlag{Name: "hardware", Usage: "machine of --clock virtual: a `PROFILE` (" + strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
+		oneOf("clock", "virtual samples and looks rows up for real, but takes all times from --hardware, with no SSD and no arithmetic: every figure is modelled", sched.ClockWall, sched.Clocks, nil),
+		&cli.StringFlag{Name: "hardware", Usage: "machine of --clock virtual, a `PROFILE` (" + strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
 		&cli.IntFlag{Name: "ssd-count", DefaultText: "the profile's", Usage: "number of SSDs of that machine"},
 	}
 }
