@@ -16,6 +16,7 @@ import (
 // bench keeps sets in flight for a while and reports reads a second after a warm-up.
 type bench struct {
 	profile  string
+	machine  func() *Machine // in place of profile and ssds
 	ssds     int
 	c        Config
 	set      int64 // commands of a set, for each SSD
@@ -64,7 +65,12 @@ func keep(s *Stack, sets int, per []int64) (stop func()) {
 
 func (b bench) run(t testing.TB) (iops float64, st Stats, s *Stack) {
 	t.Helper()
-	m := machine(t, b.profile, b.ssds)
+	var m *Machine
+	if b.machine != nil {
+		m = b.machine()
+	} else {
+		m = machine(t, b.profile, b.ssds)
+	}
 	s = stack(t, m, b.c)
 	stop := keep(s, b.sets, each(m.SSDs(), b.set))
 	m.Sim.RunUntil(b.warm)
@@ -232,7 +238,7 @@ func TestPlateauIsTheSmallestBound(t *testing.T) {
 			b.set, b.warm, b.ns = 256, 20e6, 40e6
 		}
 		if b.c.Stack == CPU { // the copies are what bounds it, and a set's copy waits for all its reads
-			b.set = 256
+			b.set, b.warm = 256, 30e6
 		}
 		if b.profile == "host" {
 			b.warm, b.ns = 300e6, 300e6
@@ -399,6 +405,37 @@ func TestOperatorsOnTheMachine(t *testing.T) {
 	m.UVA(1e9, func() { read = m.Sim.Now() - copied })
 	m.Sim.Run()
 	require.InEpsilon(t, 1e9/p.UVAGBs.Value, float64(read), 0.001)
+	none := false
+	m.UVA(0, func() { none = true })
+	m.Sim.Run()
+	require.True(t, none)
+}
+
+// A long transfer and the SSDs share the link: neither waits for the other to end.
+func TestTransfersShareTheLink(t *testing.T) {
+	m := machine(t, "a100-p5510x12", 12)
+	s := stack(t, m, Config{Stack: Async})
+	stop := keep(s, 4, each(12, 2048))
+	m.Sim.RunUntil(5e6)
+	alone := s.Stats().Commands
+	m.Sim.RunUntil(15e6)
+	alone = s.Stats().Commands - alone
+	var next func()
+	moved := int64(0)
+	next = func() {
+		if moved += 8 << 20; moved < 4<<30 {
+			m.UVA(8<<20, next)
+		}
+	}
+	m.UVA(8<<20, next)
+	before := s.Stats().Commands
+	m.Sim.RunUntil(25e6)
+	shared := s.Stats().Commands - before
+	require.Less(t, shared, alone)
+	require.Greater(t, shared, alone*8/10)
+	require.Greater(t, float64(moved), 0.04*21.5e9*0.01)
+	stop()
+	m.Sim.Run()
 }
 
 func TestConfigurationsThatAreRefused(t *testing.T) {

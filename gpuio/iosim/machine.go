@@ -88,21 +88,32 @@ func (m *Machine) Kernel(sms int, ns int64, done func()) {
 // Copy moves bytes from the CPU's memory to the GPU's with the copy engine and then calls done.
 func (m *Machine) Copy(bytes int64, done func()) {
 	p := &m.Profile.PCIe
-	// The engine does not pass its own rate, nor what is left of the link.
-	m.Sim.After(p.CopyNS.NS(), func() {
-		m.HostMem.Send(bytes)
-		t := m.Ingress.Send(max(p.GPU.WireBytes(bytes), int64(float64(bytes)*p.GPU.RawGBs.Value/p.CopyGBs.Value)))
-		m.Sim.At(t, done)
-	})
+	m.Sim.After(p.CopyNS.NS(), func() { m.stream(bytes, p.CopyGBs.Value, done) })
 }
 
-// UVA has kernels read bytes of the CPU's memory by themselves and then calls done. It takes the
-// link as the kernels' reads would, one piece after another.
+// UVA has kernels read bytes of the CPU's memory by themselves and then calls done.
 func (m *Machine) UVA(bytes int64, done func()) {
 	p := &m.Profile.PCIe
-	m.HostMem.Send(bytes)
-	t := m.Ingress.Send(int64(float64(bytes) * p.GPU.RawGBs.Value / p.UVAGBs.Value))
-	m.Sim.At(t+m.Profile.GPU.HostWayNS.NS(), done)
+	m.stream(bytes, p.UVAGBs.Value, func() { m.Sim.After(m.Profile.GPU.HostWayNS.NS(), done) })
+}
+
+// piece is what a long transfer sends at a time. SSDs' data goes in between, as through a root
+// complex that serves its ports in turn: with a dozen SSDs that have all the reads out that they may
+// (some 11 MB behind the link), a transfer gets about a twelfth of the link.
+const piece = 1 << 20
+
+// stream moves bytes from the CPU's memory into the GPU, at gbs at most, piece by piece.
+func (m *Machine) stream(bytes int64, gbs float64, done func()) {
+	n := min(bytes, piece)
+	m.HostMem.Send(n)
+	wire := max(m.Profile.PCIe.GPU.WireBytes(n), int64(float64(n)*m.Profile.PCIe.GPU.RawGBs.Value/gbs))
+	m.Sim.At(m.Ingress.Send(wire), func() {
+		if bytes -= n; bytes > 0 {
+			m.stream(bytes, gbs, done)
+			return
+		}
+		done()
+	})
 }
 
 // IngressBound is the most reads of so many bytes a second that the GPU's link takes, completion
