@@ -30,7 +30,7 @@ func opList(s ops) string {
 }
 
 // commonKeys are the keys that every kind takes.
-const commonKeys = "op, lba, after and times"
+var commonKeys = []string{"op", "lba", "after", "times"}
 
 // String prints the fault so that Parse reads it back.
 func (f Fault) String() string {
@@ -169,11 +169,8 @@ func (f *Fault) set(key, val string) error {
 	}
 	bits, to := f.number(key)
 	if to == nil || !slices.Contains(own, key) {
-		mine := ""
-		if len(own) > 0 {
-			mine = strings.Join(own, ", ") + ", "
-		}
-		return fmt.Errorf("unknown key %q; the keys are %s%s", key, mine, commonKeys)
+		keys := slices.Concat(commonKeys, strings.Fields(kinds[f.Kind].keys))
+		return fmt.Errorf("unknown key %q of %s; the keys are %s", key, f.Kind, strings.Join(keys, ", "))
 	}
 	n, err := parseUint(val, bits)
 	if err != nil {
