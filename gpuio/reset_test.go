@@ -19,6 +19,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/nvme"
 	"helios/nvme/faultbus"
+	"helios/nvme/proxy"
 )
 
 // softBus is what a software controller's bus has.
@@ -627,8 +628,9 @@ func resetChaos(t *testing.T, rng *rand.Rand) {
 	if ssds == 1 && rng.IntN(3) == 0 {
 		faults = nil
 	}
-	r, buses := resetRig(t, rigOptions{ssds: ssds, lba: 512, rowBytes: []int{512, 200, 4096}[rng.IntN(3)], rows: 300, ram: rng.IntN(3) > 0, sms: 1 + rng.IntN(3)}, faults...)
-	o := AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(3), Timeout: 30 * time.Millisecond, Retries: rng.IntN(5) - 1, Resets: rng.IntN(4) - 1}
+	r, buses := resetRig(t, rigOptions{ssds: ssds, lba: 512, rowBytes: []int{512, 200, 4096, 20480}[rng.IntN(4)], rows: 300, ram: rng.IntN(3) > 0, sms: 1 + rng.IntN(3),
+		proxy: func(c *proxy.Config) { c.MDTS = 1 }}, faults...) // 8 KiB: rows of 20 KiB are read in parts
+	o := AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(3), Timeout: 30 * time.Millisecond, Retries: rng.IntN(5) - 1, Resets: rng.IntN(4) - 1, CoalesceBytes: []int{0, -1, 8192}[rng.IntN(3)]}
 	o.Depth = max(o.Depth, o.QueuePairs)
 	var rd Reader
 	var err error
@@ -662,6 +664,7 @@ func resetChaos(t *testing.T, rng *rand.Rand) {
 		case 0, 1, 2:
 			b.cfsKicks.Store(1 + rng.Int64N(40))
 			b.cfsTimes.Store(rng.Int64N(4))
+			b.cfs.Store(rigDevice != nil) // there no Kick is made
 		case 3:
 			b.goneKicks.Store(1 + rng.Int64N(60))
 		}
@@ -802,6 +805,7 @@ func TestGPUResets(t *testing.T) {
 		{"several", false, TestSeveralResets},
 		{"wait leaves", false, TestWaitLeavesReset},
 		{"close", false, TestCloseDuringReset},
+		{"chaos", false, TestResetChaos},
 	} {
 		if all || c.quick {
 			t.Run(c.name, c.test)
