@@ -103,7 +103,7 @@ type queueState struct {
 	Free   [bitmapWords]uint32 // shared: set bits are free CIDs; taken with acquire, given back with release
 	Retry  [bitmapWords]uint32 // shared: CIDs to be issued again
 	Frozen uint32              // shared
-	Reap   uint32              // shared: 1 while somebody is at the completion side: a warp of read_sync, complete on the host device
+	Reap   uint32              // shared: 1 while a warp of read_sync reaps the completion queue
 
 	// Completion side.
 	Head   uint32 // completer
