@@ -57,7 +57,8 @@ type opened struct {
 
 // open reads a checkpoint file, or the one in a folder. The model, batch size and fanouts are
 // the checkpoint's; cfg.Fanouts and cfg.Batch, where set, replace the latter two. cfg's other
-// fields say how the rows get to the device.
+// fields say how the rows get to the device. What comes with an error, where the engine failed to open,
+// is closed and says only what was read.
 func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer) (*opened, error) {
 	file, ok, err := findCheckpoint(path)
 	if err != nil {
@@ -98,7 +99,7 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	}
 	e, err := newEngine(ctx, cfg, in, obs, modelConfig(fp))
 	if err != nil {
-		return nil, err
+		return &opened{e: e}, err
 	}
 	o := &opened{e: e, st: st, path: file, from: st.Epoch + 1}
 	prefix := groupModel
@@ -117,6 +118,14 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	return o, nil
 }
 
+// failed is what there is to say of an evaluation whose engine did not open; nil when there was none.
+func (o *opened) failed() *EvalResult {
+	if o == nil {
+		return nil
+	}
+	return &EvalResult{IO: o.e.io()}
+}
+
 // Evaluate classifies a split with a checkpoint's parameters. With the checkpoint's own fanouts
 // it samples as Train did, so that "test" gives the same test_acc and "val" the best epoch's
 // val_acc. When reading failed, the result holds what the SSDs did and nothing else.
@@ -129,7 +138,7 @@ func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, ob
 	}
 	o, err := open(ctx, cfg, in, path, obs)
 	if err != nil {
-		return nil, err
+		return o.failed(), err
 	}
 	e := o.e
 	defer func() { err = errors.Join(err, e.close()) }()
@@ -168,6 +177,9 @@ func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []in
 	}
 	o, err := open(ctx, cfg, in, path, obs)
 	if err != nil {
+		if o != nil {
+			io = o.e.io()
+		}
 		return io, err
 	}
 	e := o.e

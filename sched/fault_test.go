@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -136,5 +137,27 @@ func TestBudgetBeyondMemory(t *testing.T) {
 		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
 		require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 		require.ErrorContains(t, r.err, flag)
+	}
+}
+
+// An evaluation that fails, also while it fills the tiers, says what each SSD did.
+func TestEvaluateSaysWhatTheSSDsDid(t *testing.T) {
+	d, feat := tiny.open(t)
+	cfg := small()
+	cfg.Epochs, cfg.CheckpointDir = 1, t.TempDir()
+	require.NoError(t, train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{}).err)
+	for name, gpu := range map[string]float64{"filling": 30, "reading": 0} {
+		s := bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=60)")
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		in := Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+		r, err := Evaluate(context.Background(), Config{GPUCache: percent(gpu), CoalesceBytes: -1}, in, cfg.CheckpointDir, "test", Observer{})
+		require.Equal(t, errs.Device, errs.ClassOf(err), "%s: %v", name, err)
+		failed := int64(0)
+		for _, x := range r.IO.SSDs {
+			failed += x.Errors
+		}
+		require.Positive(t, failed, name)
+		require.NoError(t, dev.Close())
 	}
 }
