@@ -50,13 +50,13 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 			if atomic.LoadUint32(&q.Frozen) != frozenNo {
 				continue
 			}
-			for {
+			for sweeps := 1; ; sweeps++ {
 				n := k.look(q, g)
 				progress = progress || n > 0
 				if n > 0 || first {
 					k.serve(q, g)
 				}
-				if n < warp || atomic.LoadUint32(&q.Frozen) != frozenNo {
+				if n < warp || sweeps == maxSweeps || atomic.LoadUint32(&q.Frozen) != frozenNo {
 					break
 				}
 			}

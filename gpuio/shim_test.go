@@ -168,5 +168,5 @@ func TestGPUDifferential(t *testing.T) {
 	}
 	n = envNumber(t, "DIFF_BATCHES", n)
 	t.Run("batches", func(t *testing.T) { runDiff(t, host, gpu, int(n)) })
-	t.Run("coalesce", func(t *testing.T) { runCoalesceDiff(t, host, gpu, int(n/10), 20_000) })
+	t.Run("coalesce", func(t *testing.T) { runCoalesceDiff(t, host, gpu, int(min(n/10, 300)), 20_000) })
 }

@@ -10,6 +10,7 @@ constexpr u32 maxCommands = 1024;
 constexpr u32 bitmapWords = maxCommands / 32;
 constexpr u32 maxFails = 16;
 constexpr u32 ringEvery = 4 * 32;
+constexpr u32 maxSweeps = 4;
 
 constexpr u32 ownFree = 0, ownHeld = 1, ownDirty = 2;
 constexpr u32 frozenNo = 0, frozenTimeout = 1, frozenForeign = 2, frozenDead = 3, frozenClosing = 4, frozenUnsafe = 5;

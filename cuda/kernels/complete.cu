@@ -255,13 +255,13 @@ HX_KERNEL(complete, CompleteParams) {
 		for (u32 g = lo; g < hi; g++) {
 			QueueState *q = io::queue(p.Queues, g);
 			if (io::frozen(q) != frozenNo) continue;
-			u32 n, cold;
+			u32 n, cold, sweeps = 0;
 			do {
 				n = sweep(q, g, p.Sets);
 				if (n > 0) progress = true;
 				if (n > 0 || first) io::serve(q, g, p.Sets, true);
 				cold = n > 0 || first ? io::frozen(q) : frozenNo; // a look costs a way to the CPU's memory
-			} while (n == 32 && cold == frozenNo);
+			} while (n == 32 && cold == frozenNo && ++sweeps < maxSweeps);
 			if (cold != frozenNo) continue;
 			u32 left = 0, flying = 0;
 			if (io::leader()) {
