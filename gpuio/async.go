@@ -502,7 +502,7 @@ func (e *async) freeDMA(ssd int, a *dmaArea) error {
 }
 
 // ensureStaging gives each CID a slot for reads that cannot go to their final place. No kernel
-// uses a queue's Stage before a set without Direct is launched, which happens after this.
+// uses a queue's Stage before a set without Direct, or with runs, is launched: after this.
 func (e *async) ensureStaging() error {
 	per := e.commandsOf(0)
 	for s, d := range e.ssds {

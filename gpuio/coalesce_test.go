@@ -773,6 +773,32 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 	}
 }
 
+// TestTooManyUnits: units have 32 bits, and a set that needs more is refused before anything is done.
+func TestTooManyUnits(t *testing.T) {
+	for _, c := range []struct {
+		rowBytes int
+		rows     int64
+		want     string
+	}{
+		{20480, 1<<32/3 + 1, "in 3 commands each"},
+		{512, 1<<32 - 1, "at most 4294967294 where rows share commands"},
+		{512, 1 << 32, "at most 4294967295"},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: c.rowBytes, rows: 20, ram: true, proxy: func(c *proxy.Config) { c.MDTS = 1 }})
+			rd := r.async(AsyncOptions{Depth: 4, CoalesceBytes: 4096})
+			s := r.newSet(rand.New(rand.NewPCG(1, 1)), 10, int64(c.rowBytes), 0)
+			rs := *s.rs
+			rs.SSDOffset = []int64{0, c.rows}
+			_, err := rd.Submit(testCtx(t), &rs)
+			require.Equal(t, errs.Usage, errs.ClassOf(err))
+			require.ErrorContains(t, err, c.want)
+			s.read(rd) // and the reader is as it was
+			s.free(rd)
+		})
+	}
+}
+
 // TestChooseUnits: how rows become commands, by what one command may move.
 func TestChooseUnits(t *testing.T) {
 	const k = 1024
