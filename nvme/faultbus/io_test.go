@@ -46,7 +46,12 @@ func TestError(t *testing.T) {
 }
 
 func TestLostIsCarriedOutAndAborts(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "lost(op=read,lba=3,times=1)"})
+	t.Run("ram", func(t *testing.T) { testLost(t, true) })
+	t.Run("file", func(t *testing.T) { testLost(t, false) })
+}
+
+func testLost(t *testing.T, ram bool) {
+	g := newRig(t, rigOptions{faults: "lost(op=read,lba=3,times=1)", proxy: func(c *proxy.Config) { c.RAM = ram }})
 	q := g.queue(8)
 	q.put(g.read(5, 3, 1, 0), g.read(6, 4, 1, 4096))
 	q.done(6, 0)
@@ -90,7 +95,12 @@ func TestDropNeverArrives(t *testing.T) {
 }
 
 func TestLate(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "late(ms=30,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)"})
+	t.Run("ram", func(t *testing.T) { testLate(t, true) })
+	t.Run("file", func(t *testing.T) { testLate(t, false) })
+}
+
+func testLate(t *testing.T, ram bool) {
+	g := newRig(t, rigOptions{faults: "late(ms=30,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)", proxy: func(c *proxy.Config) { c.RAM = ram }})
 	q := g.queue(8)
 	start := time.Now()
 	q.put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 9, 1, 8192))
@@ -143,6 +153,25 @@ func TestDuplicate(t *testing.T) {
 	time.Sleep(5 * time.Millisecond)
 	for _, cid := range []uint16{1, 2, 3, 3} {
 		q.done(cid, 0)
+	}
+	q.none()
+}
+
+// The second completion comes with the first one even where all entries are promised to commands:
+// one of these waits for the client instead.
+func TestDuplicateAmongMany(t *testing.T) {
+	g := newRig(t, rigOptions{faults: "dup(op=read,lba=2);foreign(op=read,lba=4)"})
+	q := g.queue(8)
+	for range 30 {
+		var cmds []nvme.Command
+		for cid := range 7 {
+			cmds = append(cmds, g.read(uint16(cid), cid, 1, cid*512))
+		}
+		q.put(cmds...)
+		for _, cid := range []uint16{0, 1, 2, 2, 3, 0x7ffe, 4, 5, 6} {
+			q.done(cid, 0)
+		}
+		g.holds(0, 7, 0)
 	}
 	q.none()
 }
