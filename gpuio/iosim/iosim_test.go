@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -461,6 +462,27 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 	}
 	_, err := NewMachine(des.New(), m.Profile, -1)
 	require.ErrorContains(t, err, "-1 SSDs")
+}
+
+// The profile of the host device against what BENCHMARKS.md has of it, other than what its figures
+// were taken from.
+func TestHostProfileAgainstMeasurements(t *testing.T) {
+	run := func(latency time.Duration, c Config) float64 {
+		model, err := ssdmodel.Fixed(latency)
+		require.NoError(t, err)
+		on := func() *Machine {
+			m := machine(t, "host", 1)
+			m.UseModel(model)
+			return m
+		}
+		iops, _, _ := bench{machine: on, c: c, set: 8192, sets: 4, warm: 20e6, ns: 40e6}.run(t)
+		return iops
+	}
+	require.InEpsilon(t, 5.11e6, run(time.Microsecond, Config{Stack: Async, Blocks: 8, CommandBytes: 1024}), 0.1)
+	require.InEpsilon(t, 0.73e6, run(time.Microsecond, Config{Stack: CPU, CommandBytes: 4096}), 0.1)
+	for blocks, seen := range map[int]float64{1: 47.5e3, 2: 92.7e3} { // more: on a slower machine
+		require.InEpsilon(t, seen, run(80*time.Microsecond, Config{Stack: Sync, Blocks: blocks}), 0.1, "%d blocks", blocks)
+	}
 }
 
 // Twelve SSDs for 50 virtual milliseconds.
