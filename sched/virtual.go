@@ -124,6 +124,9 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 	}
 	err = v.train(ctx, in, res)
 	res.IO = v.io()
+	if err == nil {
+		err = v.conserved()
+	}
 	return res, err
 }
 
@@ -427,6 +430,20 @@ func (v *virtual) pass(ctx context.Context, name string, key, epoch int, order [
 	}
 	sum.Seconds, sum.Waited, sum.Stages = float64(p.end-p.start)/1e9, float64(p.waited)/1e9, p.stages()
 	return sum.result(epoch, e.rowBytes), nil
+}
+
+// conserved checks that the modelled SSDs did what the batches needed, no less and no more, and that
+// nothing is under way.
+func (v *virtual) conserved() error {
+	var planned int64
+	for _, p := range v.perSSD {
+		planned += p.Commands
+	}
+	if did := v.stack.Stats().Commands; did != planned || v.stack.InFlight() != 0 || v.m.credits != 0 || v.m.reads != 0 {
+		return fmt.Errorf("the modelled run lost track: %d of %d commands done, %d sets, %d batches and %d rows still in flight; this is a bug",
+			did, planned, v.stack.InFlight(), v.m.credits, v.m.reads)
+	}
+	return nil
 }
 
 func (v *virtual) stackName() string {
