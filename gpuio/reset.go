@@ -341,7 +341,10 @@ func (e *async) endDMA(ctx context.Context) error {
 	}
 	for g := range e.pairs {
 		s := g / e.perSSD
-		derr := e.deletePair(ctx, g)
+		// Each for itself: an SSD that does not answer must not cost others their time, and a reset.
+		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		derr := e.deletePair(dctx, g)
+		cancel()
 		if derr == nil {
 			continue
 		}
