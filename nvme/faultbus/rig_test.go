@@ -120,11 +120,11 @@ func newRig(t *testing.T, o rigOptions) *rig {
 }
 
 // newBubble is newRig within a bubble of virtual time, over a controller that was made there.
-func newBubble(t *testing.T, inner nvme.Bus, faults string) *rig {
+func newBubble(t *testing.T, inner nvme.Bus, faults string, opt faultbus.Options) *rig {
 	t.Helper()
 	set, err := faultinject.Parse(faults)
 	require.NoError(t, err)
-	g := &rig{t: t, set: set, bus: faultbus.New(inner, set, faultbus.Options{})}
+	g := &rig{t: t, set: set, bus: faultbus.New(inner, set, opt)}
 	g.begin(nvme.Options{})
 	return g
 }

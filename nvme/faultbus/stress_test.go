@@ -16,6 +16,10 @@ import (
 // Without a fault everything goes through, in time: several queues over every kind of controller,
 // rings that wrap, waited for alone, in a group or by nobody.
 func TestTransparent(t *testing.T) {
+	rounds := 300
+	if testing.Short() {
+		rounds = 50
+	}
 	for _, ram := range []bool{true, false} {
 		for _, wait := range []string{"alone", "group", "nobody"} {
 			t.Run(fmt.Sprintf("ram=%v/%s", ram, wait), func(t *testing.T) {
@@ -35,7 +39,7 @@ func TestTransparent(t *testing.T) {
 					defer func() { require.NoError(t, group.Close()) }()
 				}
 				worst := time.Duration(0)
-				for range 300 {
+				for range rounds {
 					out := map[[2]int]int{} // queue and CID: LBA
 					for i, q := range qs {
 						var cmds []nvme.Command
