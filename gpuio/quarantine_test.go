@@ -55,6 +55,26 @@ func TestBrokenEngineRefuses(t *testing.T) {
 	s.free(rd)
 }
 
+// TestStrandedSetsRefuse: sets that an SSD may still write to keep their slots; with all slots gone so,
+// Submit tells why at once.
+func TestStrandedSetsRefuse(t *testing.T) {
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
+	rd := r.async(AsyncOptions{Depth: 8})
+	e := rd.(*async)
+	for range maxSets {
+		<-e.free
+	}
+	e.mu.Lock()
+	e.strands = maxSets
+	e.mu.Unlock()
+	s := r.newSet(rand.New(rand.NewPCG(9, 9)), 2, 512, 0)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, err := rd.Submit(ctx, s.rs)
+	require.ErrorContains(t, err, "may still write to the buffers of 32 sets; close the reader")
+	s.free(rd)
+}
+
 // stubborn is a bus with mappings that cannot be taken back, and resets that fail, for a while.
 type stubborn struct {
 	waitBus

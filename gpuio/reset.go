@@ -220,7 +220,7 @@ func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 	if !dead.Unsafe {
 		for i := range e.perSSD {
 			if err := e.deletePair(dctx, ssd*e.perSSD+i); err != nil { // frees memory
-				e.breakWith(err)
+				dead.Err = fmt.Errorf("%w; also %w", dead.Err, err)
 			}
 		}
 	}
