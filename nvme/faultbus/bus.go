@@ -86,6 +86,11 @@ func New(inner nvme.Bus, set *faultinject.Set, opt Options) *Bus {
 	if v, err := inner.Read64(nvme.RegCAP); err == nil && v != 1<<64-1 {
 		b.stride = 4 << nvme.CAP(v).DSTRD()
 	}
+	// Somebody may have left it enabled; the client disables it first then.
+	if v, err := inner.Read32(nvme.RegCC); err == nil && v != allOnes {
+		b.cc = nvme.CC(v)
+		b.running = b.cc.EN()
+	}
 	if act, _ := set.MatchEvent(faultinject.Attach); act.Gone {
 		b.gone.Store(true)
 	}

@@ -197,6 +197,21 @@ func TestUnmapLiveQueue(t *testing.T) {
 	require.NoError(t, bus.Close())
 }
 
+// A controller that somebody left enabled is disabled first.
+func TestLeftEnabled(t *testing.T) {
+	g := newRig(t, rigOptions{faults: "late(ms=1,op=read)", wrap: func(b nvme.Bus) nvme.Bus {
+		require.NoError(t, b.Write32(nvme.RegCC, uint32(nvme.MakeCC(12, 6, 4)|nvme.CCEnable)))
+		v, err := b.Read32(nvme.RegCC)
+		require.NoError(t, err)
+		require.True(t, nvme.CC(v).EN())
+		return b
+	}})
+	q := g.queue(8)
+	q.put(g.read(1, 5, 1, 0))
+	q.done(1, 0)
+	g.holds(5, 1, 0)
+}
+
 // Rings that the controller cannot reach are its to refuse.
 func TestBadAdminRings(t *testing.T) {
 	checkLeaks(t)
