@@ -37,6 +37,19 @@ type faultShape struct {
 type faultRig struct {
 	*rig
 	set *faultinject.Set
+	// deadAdmin: an admin queue may have been left without answers, so that closing says so.
+	deadAdmin bool
+}
+
+// closeError checks what a close returns. Whatever it says, memory that stays mapped or taken shows when
+// the bus and the device are closed.
+func (r *faultRig) closeError(err error, what string) {
+	var late *nvme.TimeoutError
+	if nvmeGone(err) || r.deadAdmin && (errors.As(err, &late) || errors.Is(err, context.DeadlineExceeded)) {
+		assert.NotContains(r.t, err.Error(), "never unmapped", what)
+		return
+	}
+	assert.NoError(r.t, err, "%s: close", what)
 }
 
 // openFaultRig opens the device and the SSDs. Its error is that of the first SSD's controller.
@@ -75,10 +88,7 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 			defer cancel()
-			err := ctrl.Close(ctx)
-			if !nvmeGone(err) { // there is nobody to shut down
-				assert.NoError(t, err, "ssd%d: close", s)
-			}
+			r.closeError(ctrl.Close(ctx), fmt.Sprintf("ssd%d", s))
 		})
 		r.buses = append(r.buses, inner)
 		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path, DataStart: rigDataStart})
@@ -123,7 +133,7 @@ func (r *faultRig) closeReader(rd Reader) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	assert.NoError(r.t, rd.Close(ctx), "close of the reader")
+	r.closeError(rd.Close(ctx), "the reader")
 }
 
 // assertIdle checks that no CID is taken and nobody is inside a queue; of an SSD that was given up, that
@@ -142,9 +152,8 @@ func (e *async) assertIdle(t testing.TB) {
 			}
 			q.commands(func(cid uint32, _ *command) { assert.Fail(t, "leak", "queue %d: CID %d is still taken", g, cid) })
 			assert.Equal(t, atomic.LoadUint64(&q.Issued), q.Completed+q.Dropped, "queue %d: commands issued, and completed or dropped", g)
-			if e.deadError(s) == nil {
-				assert.Zero(t, q.Frozen+q.Own+q.Reap, "queue %d is frozen or held", g)
-			}
+			// It may be frozen for a completion that nobody waited for; the next set has it recovered.
+			assert.Zero(t, q.Own+q.Reap, "queue %d is held", g)
 		}
 	}
 }
