@@ -1,27 +1,32 @@
-// Package iobench measures the I/O stacks of gpuio with random row reads in a closed loop, and
-// audits what it measured (DESIGN section 13): a sample of the rows is compared with an
-// independent read of the backing, and the number of commands with the SSDs' own SMART counters.
-// A row of results that fails its audit says so.
+// Package iobench measures the I/O stacks of gpuio with random row reads, in a closed loop or at a
+// given rate, and audits what it measured (DESIGN section 13): launches, a sample of the rows against
+// an independent read of the backing, and the number of commands and of bytes against each SSD's own
+// SMART counters. A row of results that fails its audit says so.
+//
+// The same measurements run on the virtual clock of gpuio/iosim, where every figure is modelled.
 package iobench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
-	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
-	"helios/internal/hostmem"
+	"helios/internal/hardware"
 	"helios/internal/philox"
+	"helios/internal/ssdmodel"
+	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/nvme"
+)
+
+// The clocks.
+const (
+	ClockWall    = "wall"
+	ClockVirtual = "virtual"
 )
 
 // Config is one measurement. Zero values choose defaults.
@@ -36,15 +41,54 @@ type Config struct {
 	Depth    int           // reads outstanding per SSD (256)
 	Threads  int           // cpu
 	Engine   string        // cpu: "io_uring" or "pread"
-	Duration time.Duration // of the measurement (2 s)
+	Coalesce int           // as AsyncOptions.CoalesceBytes
+	Duration time.Duration // of the measurement (2 s; virtual: what some 200,000 reads take)
 	WarmUp   time.Duration // before it (a quarter of Duration)
 	Seed     uint64
 	Timeout  time.Duration // deadline of one read
 	// Layout of loaded SSDs, read at their DataStart. Its zero value reads raw SSDs: rows all
 	// over the namespaces, whatever they hold.
 	Layout gpuio.Layout
+	// Sums are the checksums of the layout's rows; with them every row is checked as it is read.
+	Sums []uint32
 	// Samples is the number of rows compared with the backing (512).
 	Samples int
+	// SetRows is the number of rows of a set over all SSDs; 0: several times what may be outstanding,
+	// so that queues never run dry between sets. Sets is how many are in flight (3; open loop 16).
+	SetRows, Sets int
+	// Rate is the number of rows a second that are asked for, whatever comes back (open loop);
+	// 0: closed loop.
+	Rate float64
+
+	// Hardware makes the clock virtual: a machine with SSDCount SSDs (0: the profile's) of the model
+	// (nil: the profile's) with blocks of LBABytes. Dev and SSDs are not used.
+	Hardware *hardware.Profile
+	SSDCount int
+	Model    *ssdmodel.Model
+	LBABytes int
+
+	// Timeline gets a span for each set, on the track of this name. Virtual times begin at TimelineFrom.
+	Timeline     *timeline.Recorder
+	Track        string
+	TimelineFrom int64
+
+	patience time.Duration // with a set, and with the stack's end (stall)
+	// smart reads an SSD's counters; tests put a controller there that cannot count.
+	smart func(context.Context, *gpuio.SSD) (nvme.SMARTLog, error)
+}
+
+// SSDRow is what one SSD did, warm-up included.
+type SSDRow struct {
+	Name       string `json:"name"`
+	Commands   int64  `json:"commands"`
+	Bytes      int64  `json:"bytes"`
+	SMARTReads int64  `json:"smart_reads"`
+	SMARTUnits int64  `json:"smart_units"` // of 512,000 bytes
+	Errors     int64  `json:"errors"`
+	Timeouts   int64  `json:"timeouts"`
+	Retries    int64  `json:"retries"`
+	Resets     int64  `json:"resets"`
+	GivenUp    string `json:"given_up,omitempty"`
 }
 
 // Row is the result of one measurement, in the JSON contract of "bench io".
@@ -55,32 +99,68 @@ type Row struct {
 	RowBytes       int     `json:"row_bytes"`
 	Stack          string  `json:"stack"`
 	Device         string  `json:"device"`
-	QueuePairs     int     `json:"queue_pairs"` // per SSD
-	Depth          int     `json:"depth"`       // per SSD
-	IOPS           float64 `json:"iops"`        // reads per second
-	BytesPerSecond float64 `json:"bytes_per_second"`
-	CPUPerIO       float64 `json:"cpu_us_per_io"` // user and system time of the process
-	P50            float64 `json:"p50_us"`
-	P99            float64 `json:"p99_us"`
-	Errors         int64   `json:"errors"`
-	Audited        bool    `json:"audited"`
-	SMARTReads     int64   `json:"smart_reads"` // host read commands that the SSDs counted, warm-up included
+	QueuePairs     int     `json:"queue_pairs"`      // per SSD
+	Depth          int     `json:"depth"`            // per SSD
+	IOPS           float64 `json:"iops"`             // commands per second
+	BytesPerSecond float64 `json:"bytes_per_second"` // of rows
+	CPUPerIO       float64 `json:"cpu_us_per_io"`    // user and system time of the process
+	// Latency of a command, from its making to its completion; in the open loop that of a row, from
+	// the moment it was to arrive until its set was there.
+	P50        float64 `json:"p50_us"`
+	P95        float64 `json:"p95_us"`
+	P99        float64 `json:"p99_us"`
+	P999       float64 `json:"p999_us"`
+	Max        float64 `json:"max_us"`
+	Errors     int64   `json:"errors"`
+	Audited    bool    `json:"audited"`
+	SMARTReads int64   `json:"smart_reads"` // host read commands that the SSDs counted, warm-up included
 	// Beyond the contract.
-	AuditError string  `json:"audit_error,omitempty"` // why Audited is false
-	Seconds    float64 `json:"seconds"`
-	Commands   int64   `json:"commands"` // that the stack issued, warm-up included
-	Sampled    int     `json:"sampled_rows"`
+	AuditError string   `json:"audit_error,omitempty"` // why Audited is false
+	Clock      string   `json:"clock"`
+	Modelled   bool     `json:"modelled"` // no figure is measured
+	Hardware   string   `json:"hardware,omitempty"`
+	SSDModel   string   `json:"ssd_model,omitempty"`
+	Seconds    float64  `json:"seconds"`
+	Commands   int64    `json:"commands"` // that the stack issued, warm-up included
+	Retries    int64    `json:"retries"`  // of these, again; the reads came right in the end
+	Sampled    int      `json:"sampled_rows"`
+	Checked    bool     `json:"all_rows_checked"` // against their checksums
+	PerSSD     []SSDRow `json:"per_ssd"`
+	// The least and the most that an SSD read, over the mean.
+	LeastShare        float64  `json:"least_share"`
+	MostShare         float64  `json:"most_share"`
+	RowsPerSecond     float64  `json:"rows_per_second"`
+	SSDBytesPerSecond float64  `json:"ssd_bytes_per_second"` // that the commands moved
+	CommandsPerRow    float64  `json:"commands_per_row"`
+	ReadAmplification float64  `json:"read_amplification"` // bytes moved over bytes of rows
+	SetRows           int      `json:"set_rows"`
+	Sets              int      `json:"sets_in_flight"`
+	Histogram         []Bucket `json:"latency_histogram"`
+	Open              *Open    `json:"open_loop,omitempty"`
+	// Virtual clock: the most that SSDs or the GPU's link allow, and the times before and after a
+	// set's reads.
+	BoundIOPS  float64 `json:"bound_iops,omitempty"`
+	LaunchUS   float64 `json:"launch_us,omitempty"`
+	TeardownUS float64 `json:"teardown_us,omitempty"`
+
+	Class     errs.Class `json:"-"` // of AuditError
+	VirtualNS int64      `json:"-"` // length of the simulation
 }
 
-const setsInFlight = 3
+// stall bounds the time in which a set has to end.
+const stall = time.Minute
 
-// Run measures once. The error is about what could not be run at all; reads that failed and
-// audits that did not agree are in the Row.
+// Run measures once. The error is about a configuration that cannot be run, or ctx; what went wrong
+// with the reads or the device, and audits that did not agree, are in the Row.
 func Run(ctx context.Context, cfg Config) (Row, error) {
 	if err := cfg.fill(); err != nil {
 		return Row{}, err
 	}
-	row := Row{SSDs: len(cfg.SSDs), Blocks: cfg.Blocks, RowBytes: cfg.RowBytes, Stack: cfg.Stack, Depth: cfg.Depth, Device: cfg.Dev.Info().Name, Threads: cfg.PerBlock}
+	if cfg.Hardware != nil {
+		return runVirtual(ctx, cfg)
+	}
+	row := cfg.row()
+	row.SSDs, row.Device, row.Clock = len(cfg.SSDs), cfg.Dev.Info().Name, ClockWall
 	l, err := cfg.layout()
 	if err != nil {
 		return row, err
@@ -88,43 +168,61 @@ func Run(ctx context.Context, cfg Config) (Row, error) {
 	if err := cfg.fits(); err != nil {
 		return row, err
 	}
-	if err := touch(ctx, cfg.SSDs, l); err != nil {
+	b := &bench{cfg: cfg, l: l, row: &row, draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
+	err = b.measure(ctx)
+	if ctx.Err() != nil {
+		return row, errors.Join(err, ctx.Err())
+	}
+	if errs.ClassOf(err) == errs.Usage {
 		return row, err
 	}
-	before, err := smartReads(ctx, cfg.SSDs)
+	row.Audited = err == nil
 	if err != nil {
-		return row, err
+		row.AuditError, row.Class = err.Error(), errs.ClassOf(err)
 	}
-	r, err := cfg.open(l)
-	if err != nil {
-		return row, err
-	}
-	b := &bench{cfg: cfg, l: l, r: r, row: &row, key: philox.Key(cfg.Seed, philox.StreamBench)}
-	err = b.run(ctx)
-	if q, ok := r.(interface{ QueuePairs() int }); ok {
-		row.QueuePairs = q.QueuePairs()
-	}
-	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-	defer cancel()
-	err = errors.Join(err, r.Close(cctx))
-	total := r.Stats()
-	err = errors.Join(err, b.free())
-	if err != nil {
-		return row, err
-	}
-	row.Commands = total.Commands
-	row.Errors = total.Errors + total.Timeouts + total.Failed
-	after, err := smartReads(cctx, cfg.SSDs)
-	if err != nil {
-		return row, err
-	}
-	row.SMARTReads = after - before
-	b.audit(cctx)
 	return row, nil
 }
 
+// measure is one measurement and its audit: its error fails the row.
+func (b *bench) measure(ctx context.Context) error {
+	cfg := &b.cfg
+	if err := touch(ctx, cfg.SSDs, b.l); err != nil {
+		return err
+	}
+	before, err := b.counters(ctx)
+	if err != nil {
+		return err
+	}
+	if b.r, err = cfg.open(b.l); err != nil {
+		return err
+	}
+	if cfg.Rate > 0 {
+		err = b.open(ctx)
+	} else {
+		err = b.closed(ctx)
+	}
+	if q, ok := b.r.(interface{ QueuePairs() int }); ok {
+		b.row.QueuePairs = q.QueuePairs()
+	}
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.patience)
+	defer cancel()
+	err = errors.Join(err, b.r.Close(cctx))
+	total := b.r.Stats()
+	err = errors.Join(err, b.free())
+	b.totals(&total)
+	after, cerr := b.counters(cctx)
+	if cerr == nil {
+		b.count(&total, before, after)
+	}
+	if err = errors.Join(err, cerr); err != nil {
+		return err
+	}
+	return b.audit(cctx, &total)
+}
+
 func (c *Config) fill() error {
-	if len(c.SSDs) == 0 || c.Dev == nil {
+	virtual := c.Hardware != nil
+	if !virtual && (len(c.SSDs) == 0 || c.Dev == nil) {
 		return errs.New(errs.Usage, "bench io needs an SSD: run \"heliosctl bind-ssds\"")
 	}
 	set := func(v *int, def int) {
@@ -150,8 +248,11 @@ func (c *Config) fill() error {
 		set(&c.PerBlock, 32)
 	case "sync":
 		set(&c.PerBlock, 128)
+	case "cpu", "mmap":
+	default:
+		return errs.New(errs.Usage, "I/O stack %q: choose async, sync, cpu or mmap", c.Stack)
 	}
-	if c.Duration == 0 {
+	if !virtual && c.Duration == 0 {
 		c.Duration = 2 * time.Second
 	}
 	if c.WarmUp == 0 {
@@ -160,7 +261,47 @@ func (c *Config) fill() error {
 	if c.RowBytes < 1 || c.Depth < 1 || c.Blocks < 1 || c.Duration < 0 || c.WarmUp < 0 {
 		return errs.New(errs.Usage, "bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive", c.RowBytes, c.Depth, c.Blocks, c.Duration)
 	}
+	if c.SetRows < 0 || c.SetRows > maxSetRows || c.Sets < 0 || c.Sets > maxSets {
+		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows", c.Sets, c.SetRows, maxSets, maxSetRows)
+	}
+	if !(c.Rate >= 0 && c.Rate <= maxRate) {
+		return errs.New(errs.Usage, "a rate of %v reads a second: choose 1 to %.0g", c.Rate, maxRate)
+	}
+	if c.patience == 0 {
+		c.patience = stall
+	}
+	if c.smart == nil {
+		c.smart = func(ctx context.Context, s *gpuio.SSD) (nvme.SMARTLog, error) { return s.Ctrl.SMART(ctx) }
+	}
+	ssds := len(c.SSDs)
+	if virtual {
+		if set(&c.SSDCount, c.Hardware.SSDs.Count.Int()); c.SSDCount < 1 {
+			return errs.New(errs.Usage, "%d SSDs: choose 1 or more", c.SSDCount)
+		}
+		ssds = c.SSDCount
+	}
+	if c.Rate > 0 {
+		set(&c.Sets, openSets)
+		set(&c.SetRows, max(c.Depth*ssds, 256))
+	}
+	set(&c.Sets, setsInFlight)
+	set(&c.SetRows, c.rowsPerSSD(c.Depth)*ssds)
 	return nil
+}
+
+// Bounds, and what is kept going if nothing else is asked for.
+const (
+	setsInFlight = 3
+	maxSets      = 32 // in flight at once: what gpuio's kernels have room for
+	maxSetRows   = 1 << 24
+	openSets     = 16
+	maxRate      = 1e8
+)
+
+// row is what the configuration says of its result.
+func (c *Config) row() Row {
+	return Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil,
+		Histogram: []Bucket{}, PerSSD: []SSDRow{}}
 }
 
 // layout is the loaded one, or as many rows as the smallest SSD holds on each.
@@ -180,167 +321,46 @@ func (c *Config) layout() (gpuio.Layout, error) {
 		raw[i] = &d
 	}
 	c.SSDs = raw
-	one, err := gpuio.NewLayout(1, c.RowBytes, 1, lba)
+	return rawLayout(len(c.SSDs), c.RowBytes, lba, blocks)
+}
+
+// rawLayout has as many rows as so many blocks hold on each SSD.
+func rawLayout(ssds, rowBytes, lba int, blocks int64) (gpuio.Layout, error) {
+	one, err := gpuio.NewLayout(1, rowBytes, 1, lba)
 	if err != nil {
 		return one, err
 	}
 	slots := blocks / int64(one.LBAsPerRow) * int64(one.RowsPerLBA)
 	if slots == 0 {
-		return one, errs.New(errs.Usage, "bench io: no row of %d bytes fits the smallest SSD", c.RowBytes)
+		return one, errs.New(errs.Usage, "bench io: no row of %d bytes fits the smallest SSD", rowBytes)
 	}
-	return gpuio.NewLayout(slots*int64(len(c.SSDs)), c.RowBytes, len(c.SSDs), lba)
+	return gpuio.NewLayout(slots*int64(ssds), rowBytes, ssds, lba)
 }
 
 func (c *Config) open(l gpuio.Layout) (gpuio.Reader, error) {
+	r, err := c.stack(l)
+	if err != nil || c.Sums == nil {
+		return r, err
+	}
+	checked, err := gpuio.NewChecked(c.Dev, r, c.SSDs, l, c.Sums)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		return nil, errors.Join(err, r.Close(ctx))
+	}
+	return checked, nil
+}
+
+func (c *Config) stack(l gpuio.Layout) (gpuio.Reader, error) {
 	switch c.Stack {
 	case "async":
-		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout})
+		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout, CoalesceBytes: c.Coalesce})
 	case "sync":
 		return gpuio.NewSync(c.Dev, c.SSDs, l, gpuio.SyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout})
 	case "cpu":
-		return gpuio.NewCPU(c.Dev, c.SSDs, l, gpuio.CPUOptions{Threads: c.Threads, Depth: c.Depth, Engine: c.Engine, Timeout: c.Timeout})
-	case "mmap":
-		return gpuio.NewMmap(c.Dev, c.SSDs, l)
+		return gpuio.NewCPU(c.Dev, c.SSDs, l, gpuio.CPUOptions{Threads: c.Threads, Depth: c.Depth, Engine: c.Engine, Timeout: c.Timeout, CoalesceBytes: c.Coalesce})
 	}
-	return nil, errs.New(errs.Usage, "I/O stack %q: choose async, sync, cpu or mmap", c.Stack)
-}
-
-// touchLimit bounds what touch reads of one SSD.
-const touchLimit = 4 << 30
-
-// touch reads SSDs that are memory once from end to end. Their first read in a process takes a
-// page fault, and where they were never written an allocation too, which would be all that a short
-// measurement sees.
-func touch(ctx context.Context, ssds []*gpuio.SSD, l gpuio.Layout) error {
-	for i, s := range ssds {
-		if b, ok := s.Ctrl.Bus().(interface{ Engine() string }); !ok || b.Engine() != "memory" {
-			continue
-		}
-		bulk, err := gpuio.NewBulk(ctx, s.Ctrl, 4)
-		if err != nil {
-			return err
-		}
-		buf := make([]byte, 4<<20)
-		end := min(l.LBAsOn(i), touchLimit/int64(l.LBABytes))
-		for lba := int64(0); lba < end && err == nil; {
-			n := min(int64(len(buf)/int(l.LBABytes)), end-lba)
-			err = bulk.ReadAt(ctx, s.DataStart+nvme.LBA(lba), buf[:n*int64(l.LBABytes)])
-			lba += n
-		}
-		// An SSD with errors is measured all the same: the row of results will tell.
-		if err := bulk.Close(ctx); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
-}
-
-// smartReads is the sum of the SSDs' host read commands.
-func smartReads(ctx context.Context, ssds []*gpuio.SSD) (int64, error) {
-	var n int64
-	for _, s := range ssds {
-		log, err := s.Ctrl.SMART(ctx)
-		if err != nil {
-			return 0, err
-		}
-		n += int64(log.HostReads.Lo)
-	}
-	return n, nil
-}
-
-type bench struct {
-	cfg     Config
-	l       gpuio.Layout
-	r       gpuio.Reader
-	row     *Row
-	key     [2]uint32
-	ctr     uint64
-	rnd     [4]uint32
-	rndLeft int
-	perSSD  int
-	sets    []*benchSet
-	samples []sample
-	sampled int64
-	failed  error
-	// Where the CPU cannot address the destination, sampled rows come here.
-	copies cuda.Stream
-	bounce cuda.Buffer
-}
-
-type benchSet struct {
-	rows, pos, dst cuda.Buffer
-	rowIDs         []int64
-	rs             gpuio.ReadSet
-	pending        gpuio.Pending
-}
-
-// sample is a row as it was read.
-type sample struct {
-	row  int64
-	data []byte
-}
-
-// run keeps setsInFlight sets going, each with several times the depth of rows for every SSD, so
-// that every queue has rows in its pending list whenever a read completes: the depth is what is
-// outstanding, all the time.
-func (b *bench) run(ctx context.Context) error {
-	b.perSSD = b.cfg.rowsPerSSD(b.cfg.Depth)
-	for range setsInFlight {
-		s, err := b.newSet()
-		if err != nil {
-			return err
-		}
-		b.sets = append(b.sets, s)
-	}
-	for _, s := range b.sets {
-		if err := b.submit(ctx, s); err != nil {
-			return err
-		}
-	}
-	var start time.Time
-	var cpu0, cpu1 time.Duration
-	var stat0, stat1 gpuio.Stats
-	var end time.Time
-	warm := time.Now().Add(b.cfg.WarmUp)
-	for i := 0; ; i++ {
-		s := b.sets[i%len(b.sets)]
-		if err := b.wait(ctx, s); err != nil {
-			return err
-		}
-		now := time.Now()
-		if start.IsZero() && !now.Before(warm) {
-			start, cpu0, stat0 = now, cpuTime(), b.r.Stats()
-		} else if !start.IsZero() && now.Sub(start) >= b.cfg.Duration {
-			// Sets that were done before the start can be all that was waited for so far.
-			end, cpu1, stat1 = now, cpuTime(), b.r.Stats()
-			if measured := stat1.Latency.Since(&stat0.Latency); measured.Count() > 0 {
-				break
-			}
-		}
-		if b.failed != nil {
-			break
-		}
-		if err := b.submit(ctx, s); err != nil {
-			return err
-		}
-	}
-	for _, s := range b.sets {
-		if err := b.wait(ctx, s); err != nil {
-			return err
-		}
-	}
-	lat := stat1.Latency.Since(&stat0.Latency)
-	reads := float64(lat.Count())
-	if reads == 0 || end.IsZero() {
-		return nil
-	}
-	b.row.Seconds = end.Sub(start).Seconds()
-	b.row.IOPS = reads / b.row.Seconds
-	b.row.BytesPerSecond = b.row.IOPS * float64(b.cfg.RowBytes)
-	b.row.CPUPerIO = (cpu1 - cpu0).Seconds() * 1e6 / reads
-	b.row.P50 = float64(lat.Quantile(0.5)) / 1e3
-	b.row.P99 = float64(lat.Quantile(0.99)) / 1e3
-	return nil
+	return gpuio.NewMmap(c.Dev, c.SSDs, l)
 }
 
 // rowsPerSSD is the rows of a set for each SSD.
@@ -362,11 +382,11 @@ func (c *Config) fits() error {
 		free -= n
 	}
 	stride := int64(c.RowBytes+3) &^ 3
-	perRow := stride * setsInFlight * int64(len(c.SSDs))
-	need := perRow * int64(c.rowsPerSSD(c.Depth))
+	need := stride * int64(c.Sets) * int64(c.SetRows)
 	if need <= free {
 		return nil
 	}
+	perRow := stride * int64(c.Sets) * int64(len(c.SSDs))
 	most := 0
 	for d := c.Depth; d > 0; d /= 2 {
 		if perRow*int64(c.rowsPerSSD(d)) <= free {
@@ -375,219 +395,52 @@ func (c *Config) fits() error {
 		}
 	}
 	advice := fmt.Sprintf("--depth %d fits", most)
-	if most == 0 {
-		advice = fmt.Sprintf("%d rows of %d bytes fit; use fewer SSDs or smaller rows", max(free, 0)/stride, c.RowBytes)
+	if given := c.SetRows != c.rowsPerSSD(c.Depth)*len(c.SSDs); most == 0 || given {
+		what := map[bool]string{true: "smaller sets", false: "fewer SSDs"}[given]
+		advice = fmt.Sprintf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride, c.RowBytes, what)
 	}
-	return errs.New(errs.Capability, "%s: bench io keeps %d sets of %d rows for each of %d SSDs, %s of device memory, and %s are there: %s",
-		info.Name, setsInFlight, c.rowsPerSSD(c.Depth), len(c.SSDs), units.FormatBytes(need), units.FormatBytes(max(free, 0)), advice)
+	return errs.New(errs.Capability, "%s: bench io keeps %d sets of %d rows of %d SSDs, %s of device memory, and %s are there: %s",
+		info.Name, c.Sets, c.SetRows, len(c.SSDs), units.FormatBytes(need), units.FormatBytes(max(free, 0)), advice)
 }
 
-func (b *bench) newSet() (*benchSet, error) {
-	n := int64(b.perSSD) * int64(len(b.cfg.SSDs))
-	s := &benchSet{}
-	var err error
-	if s.rows, err = b.cfg.Dev.Alloc(cuda.MemPinned, n*8, "bench rows"); err != nil {
-		return s, err
-	}
-	if s.pos, err = b.cfg.Dev.Alloc(cuda.MemPinned, n*4, "bench positions"); err != nil {
-		return s, errors.Join(err, s.rows.Free())
-	}
-	stride := int64(b.cfg.RowBytes+3) &^ 3
-	if s.dst, err = b.cfg.Dev.Alloc(cuda.MemDevice, n*stride, "bench destination"); err != nil {
-		return s, errors.Join(fmt.Errorf("bench io keeps %d sets of %d rows; use fewer SSDs, less depth or smaller rows: %w", setsInFlight, n, err), s.rows.Free(), s.pos.Free())
-	}
-	s.rowIDs = hostmem.View[int64](s.rows.Bytes())
-	for i, pos := 0, hostmem.View[uint32](s.pos.Bytes()); i < int(n); i++ {
-		pos[i] = uint32(i)
-	}
-	s.rs = gpuio.ReadSet{Rows: s.rows.Ptr(), Pos: s.pos.Ptr(), Dst: s.dst, DstStride: stride}
-	for i := range len(b.cfg.SSDs) + 1 {
-		s.rs.SSDOffset = append(s.rs.SSDOffset, int64(i*b.perSSD))
-	}
-	return s, nil
-}
-
-func (b *bench) free() error {
-	var err error
-	if b.copies != nil {
-		err = b.copies.Close()
-	}
-	if b.bounce != nil {
-		err = errors.Join(err, b.bounce.Free())
-	}
-	for _, s := range b.sets {
-		err = errors.Join(err, gpuio.Forget(b.r, s.dst), s.rows.Free(), s.pos.Free(), s.dst.Free())
-	}
-	return err
-}
-
-// random is the next 32 random bits.
-func (b *bench) random() uint32 {
-	if b.rndLeft == 0 {
-		b.rnd = philox.Block(b.key, [4]uint32{uint32(b.ctr), uint32(b.ctr >> 32)})
-		b.ctr++
-		b.rndLeft = 4
-	}
-	b.rndLeft--
-	return b.rnd[b.rndLeft]
-}
-
-func (b *bench) randomBelow(n int64) int64 {
-	if n <= 1<<24 {
-		return int64(uint64(b.random()) * uint64(n) >> 32)
-	}
-	hi, _ := bits.Mul64(uint64(b.random())<<32|uint64(b.random()), uint64(n))
-	return int64(hi)
-}
-
-func (b *bench) submit(ctx context.Context, s *benchSet) error {
-	i := 0
-	for ssd := range len(b.cfg.SSDs) {
-		slots := b.l.RowsOn(ssd)
-		for range b.perSSD {
-			s.rowIDs[i] = b.randomBelow(slots)*int64(b.l.SSDs) + int64(ssd)
-			i++
-		}
-	}
-	p, err := b.r.Submit(ctx, &s.rs)
-	s.pending = p
-	return err
-}
-
-// wait ends a set and keeps some of its rows for the audit.
-func (b *bench) wait(ctx context.Context, s *benchSet) error {
-	if s.pending == nil {
-		return nil
-	}
-	_, err := s.pending.Wait(ctx)
-	s.pending = nil
-	if err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if b.failed == nil {
-			b.failed = err
-		}
-		return nil
-	}
-	for range 4 { // of every set a few; when there are enough, new ones displace old ones
-		i := b.randomBelow(int64(len(s.rowIDs)))
-		data, err := b.look(ctx, s, i*s.rs.DstStride)
-		if err != nil {
-			return err
-		}
-		b.sampled++
-		if len(b.samples) < b.cfg.Samples {
-			b.samples = append(b.samples, sample{s.rowIDs[i], bytes.Clone(data)})
-			continue
-		}
-		if k := b.randomBelow(b.sampled); k < int64(len(b.samples)) {
-			b.samples[k].row = s.rowIDs[i]
-			copy(b.samples[k].data, data)
-		}
-	}
-	return nil
-}
-
-// look gives the CPU's view of a row of the destination, good until the next.
-func (b *bench) look(ctx context.Context, s *benchSet, at int64) ([]byte, error) {
-	n := int64(b.cfg.RowBytes)
-	if mem := s.dst.Bytes(); mem != nil {
-		return mem[at:][:n], nil
-	}
-	var err error
-	if b.copies == nil {
-		if b.bounce, err = b.cfg.Dev.Alloc(cuda.MemPinned, n, "bench sample"); err != nil {
-			return nil, err
-		}
-		if b.copies, err = b.cfg.Dev.NewStream(cuda.StreamOptions{Name: "bench sample"}); err != nil {
-			return nil, err
-		}
-	}
-	if err := b.copies.Copy(b.bounce.Ptr(), s.dst.Ptr()+cuda.DevicePtr(at), n); err != nil {
-		return nil, err
-	}
-	if err := b.copies.Synchronize(ctx); err != nil {
-		return nil, err
-	}
-	return b.bounce.Bytes(), nil
-}
-
-// audit decides whether the row of results may be believed.
-func (b *bench) audit(ctx context.Context) {
+// totals are what the stack says about the whole run.
+func (b *bench) totals(t *gpuio.Stats) {
 	row := b.row
-	row.Sampled = len(b.samples)
-	err := func() error {
-		if b.failed != nil {
-			return b.failed
-		}
-		if row.Errors != 0 {
-			return fmt.Errorf("%d reads had errors", row.Errors)
-		}
-		if row.IOPS == 0 {
-			return errors.New("no read was measured")
-		}
-		if len(b.samples) == 0 {
-			return errors.New("no row was sampled")
-		}
-		want := int64(0) // the cpu and mmap stacks read the files beside the controllers
-		if row.Stack == "async" || row.Stack == "sync" {
-			want = row.Commands
-		}
-		if row.SMARTReads != want {
-			return fmt.Errorf("the SSDs counted %d read commands, the stack issued %d", row.SMARTReads, want)
-		}
-		return b.compare(ctx)
-	}()
-	row.Audited = err == nil
-	if err != nil {
-		row.AuditError = err.Error()
+	row.Commands = t.Commands
+	row.Retries = t.Retries
+	row.Errors = t.Errors + t.Timeouts + t.Failed
+	for _, s := range t.PerSSD {
+		row.PerSSD = append(row.PerSSD, SSDRow{Name: s.Name, Commands: s.Commands, Bytes: s.Bytes, Errors: s.Errors, Timeouts: s.Timeouts, Retries: s.Retries, Resets: s.Resets, GivenUp: s.GivenUp})
+	}
+	row.shares()
+	row.perRow(t.Commands, t.Bytes, t.Rows+t.Failed)
+}
+
+// shares compares the SSDs.
+func (r *Row) shares() {
+	var most, sum int64
+	least := int64(1<<63 - 1)
+	for _, s := range r.PerSSD {
+		sum += s.Bytes
+		most, least = max(most, s.Bytes), min(least, s.Bytes)
+	}
+	if sum > 0 {
+		mean := float64(sum) / float64(len(r.PerSSD))
+		r.LeastShare, r.MostShare = float64(least)/mean, float64(most)/mean
 	}
 }
 
-// compare reads the sampled rows again by another way: the backing file with plain reads, or a
-// queue pair of its own where there is no file.
-func (b *bench) compare(ctx context.Context) error {
-	read := make([]func(lba nvme.LBA, dst []byte) error, len(b.cfg.SSDs))
-	for i, d := range b.cfg.SSDs {
-		if d.BackingPath == "" {
-			bulk, err := gpuio.NewBulk(ctx, d.Ctrl, 1)
-			if err != nil {
-				return err
-			}
-			defer bulk.Close(ctx)
-			read[i] = func(lba nvme.LBA, dst []byte) error { return bulk.ReadAt(ctx, lba, dst) }
-			continue
-		}
-		f, err := os.Open(d.BackingPath)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		read[i] = func(lba nvme.LBA, dst []byte) error {
-			_, err := f.ReadAt(dst, int64(lba)*int64(b.l.LBABytes))
-			return err
-		}
+// perRow relates commands and bytes of the whole run to its rows. Where a row is read by several
+// commands or shares one, rows a second follow from commands a second.
+func (r *Row) perRow(commands, bytes, rows int64) {
+	if rows == 0 || commands == 0 {
+		return
 	}
-	buf := make([]byte, b.l.ReadBytes())
-	for _, s := range b.samples {
-		ssd, lba, _, off := b.l.Locate(s.row)
-		d := b.cfg.SSDs[ssd]
-		if err := read[ssd](d.DataStart+lba, buf); err != nil {
-			return fmt.Errorf("row %d: independent read: %w", s.row, err)
-		}
-		if !bytes.Equal(s.data, buf[off:off+b.cfg.RowBytes]) {
-			return fmt.Errorf("row %d on SSD %d (%s, LBA %d) is not what the SSD holds", s.row, ssd, d.Name, d.DataStart+lba)
-		}
+	r.CommandsPerRow = float64(commands) / float64(rows)
+	r.ReadAmplification = float64(bytes) / float64(rows) / float64(r.RowBytes)
+	if r.Open == nil {
+		r.RowsPerSecond = r.IOPS / r.CommandsPerRow
 	}
-	return nil
-}
-
-// cpuTime is what the process has used so far, in user and kernel mode.
-func cpuTime() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	r.BytesPerSecond = r.RowsPerSecond * float64(r.RowBytes)
+	r.SSDBytesPerSecond = r.IOPS * float64(bytes) / float64(commands)
 }

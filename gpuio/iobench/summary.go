@@ -13,6 +13,7 @@ const Plateau = 0.98
 // that passed their audit count.
 type Summary struct {
 	Kind     string `json:"kind"` // "summary", in a stream of rows
+	Modelled bool   `json:"modelled"`
 	SSDs     int    `json:"ssds"`
 	RowBytes int    `json:"row_bytes"`
 	Depth    int    `json:"depth"`
@@ -32,8 +33,12 @@ type Ratio struct {
 }
 
 func (s Summary) String() string {
-	out := fmt.Sprintf("%s, %d SSDs, rows of %d bytes, depth %d: best %s IOPS; %.0f %% of it with %d blocks",
-		s.Stack, s.SSDs, s.RowBytes, s.Depth, units.FormatCount(s.BestIOPS), 100*Plateau, s.PlateauBlocks)
+	what := ""
+	if s.Modelled {
+		what = "modelled: "
+	}
+	out := fmt.Sprintf("%s%s, %d SSDs, rows of %d bytes, depth %d: best %s IOPS; %.0f %% of it with %d blocks",
+		what, s.Stack, s.SSDs, s.RowBytes, s.Depth, units.FormatCount(s.BestIOPS), 100*Plateau, s.PlateauBlocks)
 	for i, r := range s.Ratios {
 		sep := ","
 		if i == 0 {
@@ -48,8 +53,9 @@ func (s Summary) String() string {
 // one where there is more than one number of blocks, or both stacks.
 func Summarise(rows []Row) []Summary {
 	type key struct {
-		ssds, rowBytes, depth int
-		stack                 string
+		ssds, rowBytes, depth, setRows, sets int
+		rate                                 float64
+		stack                                string
 	}
 	groups := map[key][]Row{}
 	var order []key
@@ -57,7 +63,7 @@ func Summarise(rows []Row) []Summary {
 		if !r.Audited || (r.Stack != "async" && r.Stack != "sync") {
 			continue
 		}
-		k := key{r.SSDs, r.RowBytes, r.Depth, r.Stack}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.rate(), r.Stack}
 		if groups[k] == nil {
 			order = append(order, k)
 		}
@@ -65,7 +71,7 @@ func Summarise(rows []Row) []Summary {
 	}
 	var out []Summary
 	for _, k := range order {
-		s := Summary{Kind: "summary", SSDs: k.ssds, RowBytes: k.rowBytes, Depth: k.depth, Stack: k.stack}
+		s := Summary{Kind: "summary", Modelled: groups[k][0].Modelled, SSDs: k.ssds, RowBytes: k.rowBytes, Depth: k.depth, Stack: k.stack}
 		g := groups[k]
 		for _, r := range g {
 			s.BestIOPS = max(s.BestIOPS, r.IOPS)
@@ -77,14 +83,20 @@ func Summarise(rows []Row) []Summary {
 		}
 		if k.stack == "async" {
 			for _, r := range g {
-				for _, q := range groups[key{k.ssds, k.rowBytes, k.depth, "sync"}] {
+				sync := k
+				sync.stack = "sync"
+				for _, q := range groups[sync] {
 					if q.Blocks == r.Blocks && q.Threads == r.Threads && q.IOPS > 0 {
 						s.Ratios = append(s.Ratios, Ratio{r.Blocks, r.IOPS / q.IOPS})
 					}
 				}
 			}
 		}
-		if len(g) > 1 || len(s.Ratios) > 0 {
+		blocks := map[int]bool{}
+		for _, r := range g {
+			blocks[r.Blocks] = true
+		}
+		if len(blocks) > 1 || len(s.Ratios) > 0 {
 			out = append(out, s)
 		}
 	}

@@ -1,0 +1,272 @@
+package iobench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"helios/gpuio"
+	"helios/gpuio/iosim"
+	"helios/internal/des"
+	"helios/internal/errs"
+	"helios/internal/philox"
+	"helios/internal/ssdmodel"
+)
+
+// simulation is one measurement on the virtual clock: the same rows and loops as on the wall clock,
+// planned into commands by the stacks' own rules, and played by iosim.
+type simulation struct {
+	draw
+	cfg   Config
+	l     gpuio.Layout
+	row   *Row
+	m     *iosim.Machine
+	stack *iosim.Stack
+	plan  *gpuio.Planner
+	rows  []int64
+	offs  []int64
+	per   []gpuio.Planned
+	cmds  []int64
+	last  int64
+
+	totalRows, totalCmds, totalBytes int64 // handed over
+	came                             int64 // rows that are there
+	bad                              error
+}
+
+// Blocks of an SSD whose model has no size: 1 TiB.
+const anyCapacity = 1 << 40
+
+// chunkNS is how long the simulation runs before it looks whether it is to stop.
+const chunkNS = int64(time.Millisecond)
+
+func runVirtual(ctx context.Context, cfg Config) (Row, error) {
+	row := cfg.row()
+	sim := des.New()
+	m, err := iosim.NewMachine(sim, cfg.Hardware, cfg.SSDCount)
+	if err != nil {
+		return row, err
+	}
+	if cfg.Model != nil {
+		m.UseModel(cfg.Model)
+	}
+	v := &simulation{cfg: cfg, row: &row, m: m, draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
+	row.SSDs, row.Device, row.Clock, row.Modelled = cfg.SSDCount, "modelled "+cfg.Hardware.GPU.Name, ClockVirtual, true
+	row.Hardware, row.SSDModel = cfg.Hardware.Name, m.Model().Name
+	if v.l, err = virtualLayout(&cfg, m.Model()); err != nil {
+		return row, err
+	}
+	align := 0
+	if cfg.Stack == "cpu" {
+		align = int(v.l.LBABytes)
+	}
+	if v.plan, err = gpuio.NewPlanner(v.l, gpuio.PlanOptions{Stack: cfg.Stack, CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth, Align: align}); err != nil {
+		return row, err
+	}
+	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock, QueuePairs: cfg.Pairs, Depth: cfg.Depth, CommandBytes: int64(v.l.ReadBytes()), Seed: cfg.Seed}
+	if cfg.Stack == "cpu" || cfg.Stack == "mmap" {
+		sc.Threads = cfg.Threads
+	} else if cfg.RowBytes%int(v.l.LBABytes) != 0 { // the row does not fill its LBAs: complete copies it
+		sc.StagedBytes = int64(cfg.RowBytes)
+	}
+	if v.stack, err = iosim.New(m, sc); err != nil {
+		return row, err
+	}
+	row.QueuePairs = v.stack.Config().QueuePairs
+	row.BoundIOPS = m.Bound(int64(v.l.ReadBytes()))
+	gpu := &cfg.Hardware.GPU
+	row.LaunchUS, row.TeardownUS = gpu.LaunchNS.Value/1e3, gpu.TeardownNS.Value/1e3
+	v.rows, v.offs = make([]int64, 0, cfg.SetRows), make([]int64, cfg.SSDCount+1)
+	v.per, v.cmds = make([]gpuio.Planned, cfg.SSDCount), make([]int64, cfg.SSDCount)
+	if v.cfg.Duration == 0 {
+		v.cfg.Duration = v.enough()
+		v.cfg.WarmUp = v.cfg.Duration / 4
+	}
+	if cfg.Rate > 0 {
+		err = v.open(ctx)
+	} else {
+		err = v.closed(ctx)
+	}
+	if err != nil {
+		return row, err
+	}
+	v.end()
+	return row, nil
+}
+
+// virtualLayout fills the SSDs of a model with rows.
+func virtualLayout(cfg *Config, m *ssdmodel.Model) (gpuio.Layout, error) {
+	lba := cfg.LBABytes
+	if lba == 0 {
+		if lba = 4096; m.LBAOK(512) {
+			lba = 512
+		}
+	}
+	if lba != 512 && lba != 4096 || !m.LBAOK(lba) {
+		return gpuio.Layout{}, errs.New(errs.Usage, "blocks of %d bytes: SSD model %s has %v", lba, m.Name, m.LBAs.Bytes)
+	}
+	bytes := m.Capacity.Bytes
+	if bytes == 0 {
+		bytes = anyCapacity
+	}
+	return rawLayout(cfg.SSDCount, cfg.RowBytes, lba, bytes/int64(lba))
+}
+
+// enough is a time in which some 200,000 reads happen, where nothing but the SSDs and the link bounds
+// them: at least that of many latencies.
+func (v *simulation) enough() time.Duration {
+	d := time.Duration(200e3 / v.row.BoundIOPS * 1e9)
+	return min(max(d, 20*time.Millisecond, 50*v.m.Model().MeanLatency(ssdmodel.Read)), 4*time.Second).Round(time.Microsecond)
+}
+
+// submit hands the rows over as one set.
+func (v *simulation) submit(rows []int64, done func()) {
+	clear(v.per)
+	v.plan.Set(rows, v.offs, v.per)
+	var cmds, bytes int64
+	for s, p := range v.per {
+		v.cmds[s] = p.Commands
+		cmds += p.Commands
+		bytes += p.Bytes
+	}
+	n := int64(len(rows))
+	v.totalRows += n
+	v.totalCmds += cmds
+	v.totalBytes += bytes
+	v.stack.SubmitSized(v.cmds, (bytes+cmds-1)/max(cmds, 1), func(t iosim.Times) {
+		v.came += n
+		if tl := v.cfg.Timeline; tl.On() {
+			tl.Span(v.cfg.Track, "set", v.cfg.TimelineFrom+t.SubmitNS, t.DoneNS-t.SubmitNS, map[string]any{"rows": n, "commands": cmds, "submitted_ns": t.SubmitEndNS - t.SubmitNS})
+			if t.DoneNS > v.last {
+				tl.Counter(v.cfg.Track+": rows/s", "rows/s", v.cfg.TimelineFrom+t.DoneNS, float64(n)/(float64(t.DoneNS-v.last)/1e9))
+			}
+			v.last = t.DoneNS
+		}
+		done()
+	})
+}
+
+// until runs the simulation up to a time, in pieces that ctx can end.
+func (v *simulation) until(ctx context.Context, t time.Duration) error {
+	for at := v.m.Sim.Now(); at < t.Nanoseconds(); {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		at = min(at+chunkNS, t.Nanoseconds())
+		v.m.Sim.RunUntil(at)
+	}
+	return nil
+}
+
+func (v *simulation) closed(ctx context.Context) error {
+	on := true
+	var next func()
+	next = func() {
+		if on {
+			v.rows = v.rows[:v.cfg.SetRows]
+			v.spread(&v.l, v.rows, v.offs)
+			v.submit(v.rows, next)
+		}
+	}
+	for range v.cfg.Sets {
+		next()
+	}
+	if err := v.until(ctx, v.cfg.WarmUp); err != nil {
+		return err
+	}
+	before := v.stack.Stats()
+	if err := v.until(ctx, v.cfg.WarmUp+v.cfg.Duration); err != nil {
+		return err
+	}
+	lat := v.between(&before)
+	on = false
+	v.row.latency(&lat)
+	return v.drain(ctx)
+}
+
+func (v *simulation) open(ctx context.Context) error {
+	a := newArrivals(&v.draw, &v.l, &v.cfg)
+	free := v.cfg.Sets
+	var feed func()
+	waiting := false // for the next arrival
+	feed = func() {
+		now := time.Duration(v.m.Sim.Now())
+		for free > 0 && a.next <= now && a.next < a.to {
+			free--
+			var due []time.Duration
+			v.rows, due = a.take(now, v.cfg.SetRows, v.rows, v.offs, nil)
+			v.submit(v.rows, func() {
+				a.ended(due, time.Duration(v.m.Sim.Now()))
+				free++
+				feed()
+			})
+		}
+		if free > 0 && !waiting && a.next < a.to {
+			waiting = true
+			v.m.Sim.At(a.next.Nanoseconds(), func() { waiting = false; feed() })
+		}
+	}
+	feed()
+	if err := v.until(ctx, a.from); err != nil {
+		return err
+	}
+	before := v.stack.Stats()
+	if err := v.until(ctx, a.to); err != nil {
+		return err
+	}
+	lat := v.between(&before)
+	free = -v.cfg.Sets // what has not been handed over stays so
+	if err := v.drain(ctx); err != nil {
+		return err
+	}
+	a.result(v.row, &lat)
+	return nil
+}
+
+// drain lets what is in flight end.
+func (v *simulation) drain(ctx context.Context) error {
+	for v.stack.InFlight() > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if v.m.Sim.Now() > v.cfg.WarmUp.Nanoseconds()+v.cfg.Duration.Nanoseconds()+stall.Nanoseconds() {
+			v.bad = fmt.Errorf("modelled: %d sets were not read within %v", v.stack.InFlight(), stall)
+			return nil
+		}
+		v.m.Sim.RunUntil(v.m.Sim.Now() + chunkNS)
+	}
+	return nil
+}
+
+// between enters what has been since before into the row.
+func (v *simulation) between(before *iosim.Stats) gpuio.Histogram {
+	now := v.stack.Stats()
+	v.row.Seconds = v.cfg.Duration.Seconds()
+	v.row.IOPS = float64(now.Commands-before.Commands) / v.row.Seconds
+	return now.Latency.Since(&before.Latency)
+}
+
+// end is the audit of a simulation: each command that was handed over has come, once.
+func (v *simulation) end() {
+	st := v.stack.Stats()
+	row := v.row
+	row.VirtualNS = v.m.Sim.Now()
+	row.Commands = st.Commands
+	for i, s := range st.PerSSD {
+		row.PerSSD = append(row.PerSSD, SSDRow{Name: fmt.Sprintf("modelled %d", i), Commands: s.Commands, Bytes: s.Bytes})
+	}
+	row.shares()
+	row.perRow(st.Commands, v.totalBytes, v.totalRows)
+	err := v.bad
+	switch {
+	case err != nil:
+	case st.Commands != v.totalCmds || v.came != v.totalRows || v.stack.Outstanding() != 0:
+		err = fmt.Errorf("modelled: %d of %d commands, %d of %d rows, %d outstanding", st.Commands, v.totalCmds, v.came, v.totalRows, v.stack.Outstanding())
+	case row.IOPS == 0:
+		err = fmt.Errorf("modelled: no read ended in %v", v.cfg.Duration)
+	}
+	row.Audited = err == nil
+	if err != nil {
+		row.AuditError, row.Class = err.Error(), errs.Failed
+	}
+}

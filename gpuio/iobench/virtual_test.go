@@ -1,0 +1,123 @@
+package iobench
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
+	"helios/internal/hardware"
+	"helios/internal/ssdmodel"
+)
+
+func profile(t testing.TB, name string) *hardware.Profile {
+	t.Helper()
+	p, err := hardware.Load(name)
+	require.NoError(t, err)
+	return p
+}
+
+// TestVirtual: the same seed gives the same row, whose figures hold together.
+func TestVirtual(t *testing.T) {
+	for _, stack := range []string{"async", "sync", "cpu", "mmap"} {
+		cfg := Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 2, Stack: stack, Depth: 64, Duration: 4 * time.Millisecond, Seed: 7}
+		row, err := Run(t.Context(), cfg)
+		require.NoError(t, err)
+		require.True(t, row.Audited, row.AuditError)
+		require.True(t, row.Modelled)
+		require.Equal(t, ClockVirtual, row.Clock)
+		require.Equal(t, "p5510", row.SSDModel)
+		require.Equal(t, "a100-p5510x12", row.Hardware)
+		require.Contains(t, row.Device, "modelled")
+		require.Positive(t, row.IOPS)
+		require.LessOrEqual(t, row.IOPS, row.BoundIOPS*1.05)
+		require.LessOrEqual(t, row.P50, row.P95)
+		require.LessOrEqual(t, row.P99, row.P999)
+		require.LessOrEqual(t, row.P999, row.Max)
+		require.Len(t, row.PerSSD, 2)
+		require.InDelta(t, 1, row.MostShare, 0.05)
+		require.NotEmpty(t, row.HistogramText())
+		again, err := Run(t.Context(), cfg)
+		require.NoError(t, err)
+		require.Equal(t, row, again)
+		cfg.Seed++
+		other, err := Run(t.Context(), cfg)
+		require.NoError(t, err)
+		require.NotEqual(t, row, other)
+	}
+}
+
+// TestVirtualRowSizes: rows of a part of an LBA are read as one, large ones by several commands.
+func TestVirtualRowSizes(t *testing.T) {
+	for rowBytes, want := range map[int]struct{ lba, perRow, amplification float64 }{
+		512:  {512, 1, 1},
+		4096: {512, 1, 1},
+		400:  {512, 1, 512. / 400},
+		128:  {4096, 1, 32},
+	} {
+		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1, RowBytes: rowBytes, LBABytes: int(want.lba), Depth: 64, Duration: 2 * time.Millisecond})
+		require.NoError(t, err)
+		require.True(t, row.Audited, row.AuditError)
+		require.InDelta(t, want.perRow, row.CommandsPerRow, 1e-9, rowBytes)
+		require.InDelta(t, want.amplification, row.ReadAmplification, 1e-9, rowBytes)
+		require.InDelta(t, row.RowsPerSecond*float64(rowBytes), row.BytesPerSecond, 1)
+	}
+}
+
+// TestVirtualModel: another SSD model, and what cannot be.
+func TestVirtualModel(t *testing.T) {
+	m, err := ssdmodel.Load("slow")
+	require.NoError(t, err)
+	cfg := Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1, Model: m}
+	row, err := Run(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Equal(t, "slow", row.SSDModel)
+	require.InEpsilon(t, 50e3, row.IOPS, 0.05)
+	cfg.LBABytes = 1024
+	_, err = Run(t.Context(), cfg)
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+// TestVirtualOpen: below what the machine can do the rate comes back; above it the queue grows, and
+// the latency with it, however fast the single reads are.
+func TestVirtualOpen(t *testing.T) {
+	run := func(rate float64) Row {
+		m, err := ssdmodel.Load("slow")
+		require.NoError(t, err)
+		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1, Model: m, Rate: rate, Duration: 300 * time.Millisecond})
+		require.NoError(t, err)
+		require.True(t, row.Audited, row.AuditError)
+		require.InEpsilon(t, rate, row.Open.Offered, 0.05)
+		return row
+	}
+	low := run(20e3)
+	require.True(t, low.Open.KeptUp)
+	require.InEpsilon(t, low.Open.Offered, low.Open.Achieved, 0.02)
+	require.GreaterOrEqual(t, low.P50, 170.)
+	require.Less(t, low.P50, 600.)
+	high := run(100e3)
+	require.False(t, high.Open.KeptUp)
+	require.InEpsilon(t, 50e3, high.Open.Achieved, 0.1)
+	require.Positive(t, high.Open.Unserved)
+	require.Greater(t, high.P50, 10*low.P50, "waiting counts")
+	require.Greater(t, high.P99, high.Open.CommandP99)
+}
+
+// TestOverlapSweep: GIDS's question, how many reads a set needs.
+func TestOverlapSweep(t *testing.T) {
+	var rows []Row
+	for _, n := range []int{64, 512, 4096} {
+		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-optane"), SSDCount: 1, Stack: "sync", Blocks: 432, Depth: 2048, SetRows: n, Sets: 1, Duration: 5 * time.Millisecond})
+		require.NoError(t, err)
+		require.True(t, row.Audited, row.AuditError)
+		rows = append(rows, row)
+	}
+	require.Less(t, rows[0].IOPS, rows[1].IOPS)
+	require.Less(t, rows[1].IOPS, rows[2].IOPS)
+	o := Overlaps(rows)
+	require.Len(t, o, 1)
+	require.Equal(t, 4096, o[0].Rows95)
+	require.InEpsilon(t, 0.95*rows[0].BoundIOPS*30e-6/0.05, o[0].Formula, 1e-6)
+	require.Contains(t, o[0].String(), "modelled")
+}
