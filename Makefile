@@ -15,7 +15,7 @@ SCRIPTS := .ci/run $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh)
 HELIOS_TESTDATA ?= $(abspath ../shared/data)
 export HELIOS_TESTDATA
 
-.PHONY: build demo test race fuzz bench lint generate kernels kernels-check test-shim test-gpu-pack clean
+.PHONY: build demo test race fuzz bench lint generate kernels kernels-check test-shim test-faults test-gpu-pack clean
 
 build:
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
@@ -44,6 +44,16 @@ test-shim:
 	$(GO) test -count=1 -timeout 15m ./cuda/fakecuda ./cuda/driver ./cuda/kernels
 	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./gpuio
 	$(GO) test -count=1 -timeout 15m -run 'Driver|Shim|GPU' ./cache ./graph
+
+# The fault table: every entry of docs/FAULTS.md against every stack, in virtual time and on the wall's
+# clock, and FAULT_SCRIPTS random scripts; a script is replayed with FAULT_SEED. Ends with a line of counts.
+FAULT_SCRIPTS ?= 10000
+test-faults:
+	@sum=$$(mktemp); trap 'rm -f "$$sum"' EXIT; rc=0; \
+	FAULT_SCRIPTS=$(FAULT_SCRIPTS) FAULT_WALL=1 FAULT_SUMMARY=$$sum $(GO) test -count=1 -timeout 30m -run '^TestFault(Table|Scripts)$$' ./gpuio || rc=1; \
+	$(GO) test -count=1 -timeout 10m ./internal/faultinject ./nvme/faultbus || rc=1; \
+	$(GO) test -count=1 -timeout 10m -run 'Fault|FailedWrite|TornAndLost|LyingFlush|RowSums|VerifyNamesRows' ./dataset || rc=1; \
+	cat "$$sum"; exit $$rc
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gputier

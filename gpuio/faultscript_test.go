@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
@@ -278,7 +279,7 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 	defer cancel()
 	st, err := p.Wait(ctx)
 	if ctx.Err() != nil {
-		faultHangs.Add(1)
+		faultSum.hangs.Add(1)
 		require.NoError(t, ctx.Err(), "hang: %v", err)
 	}
 	bad := set.wrong()
@@ -314,7 +315,7 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 		if s.bus() && spoiled && !s.check || lost == nil || lost[set.ids[i]] {
 			continue
 		}
-		faultWrong.Add(1)
+		faultSum.wrong.Add(1)
 		require.FailNow(t, "wrong bytes", "row %d is reported as read; %v", set.ids[i], err)
 	}
 	return st.Rows, failed
@@ -384,7 +385,7 @@ func (s *faultScript) aftermath(t *testing.T, r *faultRig, rd Reader, sets []*te
 
 // faultAbandoned counts controllers that vanished while they were opened: their admin queues' memory stays,
 // for nobody can tell whether they write to it.
-var faultHangs, faultWrong, faultAbandoned atomic.Int64
+var faultAbandoned atomic.Int64
 
 // TestFaultScripts: see above.
 func TestFaultScripts(t *testing.T) {
@@ -437,10 +438,17 @@ func TestFaultScripts(t *testing.T) {
 		if faultAbandoned.Load() > 0 {
 			delete(now, "nvme admin queue")
 		}
-		require.Equal(t, usage, now, "memory outside the heap")
-		require.LessOrEqual(t, descriptors(t), fds, "descriptors")
+		assert.Equal(t, usage, now, "memory outside the heap")
+		assert.LessOrEqual(t, descriptors(t), fds, "descriptors")
 	}
-	t.Logf("%d scripts: %d untouched, %d healed, %d failed as they should", n, outcomes[scriptUntouched].Load(), outcomes[scriptHealed].Load(), outcomes[scriptFailed].Load())
+	if t.Failed() && bad.Load() == 0 {
+		faultSum.leaks.Add(1)
+	}
+	for i := range outcomes {
+		faultSum.outcomes[i] = outcomes[i].Load()
+	}
+	faultSum.scripts, faultSum.badScripts = int64(n), bad.Load()
+	faultSum.write(t)
 }
 
 // runInBubble runs the script in virtual time.
@@ -454,7 +462,7 @@ func (s *faultScript) runInBubble(t *testing.T) (outcome int) {
 	defer watchdog.Stop()
 	defer func() {
 		if p := recover(); p != nil {
-			faultHangs.Add(1)
+			faultSum.hangs.Add(1)
 			buf := make([]byte, 1<<20)
 			t.Errorf("hang, or goroutines left behind: %v\n%s", p, buf[:runtime.Stack(buf, true)])
 		}

@@ -46,10 +46,41 @@ type faultRig struct {
 func (r *faultRig) closeError(err error, what string) {
 	var late *nvme.TimeoutError
 	if nvmeGone(err) || r.deadAdmin && (errors.As(err, &late) || errors.Is(err, context.DeadlineExceeded)) {
-		assert.NotContains(r.t, err.Error(), "never unmapped", what)
+		r.leak(assert.NotContains(r.t, err.Error(), "never unmapped", what))
 		return
 	}
-	assert.NoError(r.t, err, "%s: close", what)
+	r.leak(assert.NoError(r.t, err, "%s: close", what))
+}
+
+// leak counts what was not given back.
+func (r *faultRig) leak(none bool) {
+	if !none {
+		faultSum.leaks.Add(1)
+	}
+}
+
+// faultSum counts for the last line of make test-faults.
+var faultSum faultSummary
+
+type faultSummary struct {
+	kinds, stacks, clocks, good, not int
+	scripts, badScripts              int64
+	outcomes                         [scriptOutcomes]int64
+	wrong, hangs, leaks              atomic.Int64
+}
+
+func (s *faultSummary) String() string {
+	return fmt.Sprintf("faults: %d kinds × %d stacks × %d clocks: %d as documented, %d not; %d scripts: %d healed, %d failed as they should, %d not hit, %d broke a rule; %d wrong bytes, %d hangs, %d leaks",
+		s.kinds, s.stacks, s.clocks, s.good, s.not, s.scripts, s.outcomes[scriptHealed], s.outcomes[scriptFailed], s.outcomes[scriptUntouched], s.badScripts,
+		s.wrong.Load(), s.hangs.Load(), s.leaks.Load())
+}
+
+// write leaves the line where make test-faults looks for it.
+func (s *faultSummary) write(t *testing.T) {
+	t.Log(s)
+	if path := os.Getenv("FAULT_SUMMARY"); path != "" {
+		assert.NoError(t, os.WriteFile(path, []byte(s.String()+"\n"), 0o600))
+	}
 }
 
 // openFaultRig opens the device and the SSDs. Its error is that of the first SSD's controller.
@@ -66,7 +97,7 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: o.sms})
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, dev.Close()) }) // names what is still open
+	t.Cleanup(func() { r.leak(assert.NoError(t, dev.Close())) }) // names what is still open
 	r.dev = dev
 	for s := range o.ssds {
 		path := filepath.Join(dir, fmt.Sprintf("ssd%d.img", s))
@@ -82,7 +113,7 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 		ctrl, err := nvme.Open(ctx, bus, o.ctrl)
 		cancel()
 		if err != nil {
-			t.Cleanup(func() { assert.NoError(t, bus.Close()) })
+			t.Cleanup(func() { r.leak(assert.NoError(t, bus.Close())) })
 			return r, err
 		}
 		t.Cleanup(func() {
@@ -150,7 +181,10 @@ func (e *async) assertIdle(t testing.TB) {
 			for slot := range uint32(maxSets) {
 				assert.Zero(t, e.remaining(slot)[g], "queue %d: units of set %d that are not done", g, slot)
 			}
-			q.commands(func(cid uint32, _ *command) { assert.Fail(t, "leak", "queue %d: CID %d is still taken", g, cid) })
+			q.commands(func(cid uint32, _ *command) {
+				faultSum.leaks.Add(1)
+				assert.Fail(t, "leak", "queue %d: CID %d is still taken", g, cid)
+			})
 			assert.Equal(t, atomic.LoadUint64(&q.Issued), q.Completed+q.Dropped, "queue %d: commands issued, and completed or dropped", g)
 			// It may be frozen for a completion that nobody waited for; the next set has it recovered.
 			assert.Zero(t, q.Own+q.Reap, "queue %d is held", g)

@@ -116,7 +116,7 @@ var catalogue = []Entry{
 	{"fatal status", Reading, "cfs(op=read,after=100,times=1)", "the controller stops with CSTS.CFS", afterReset, HealedReset},
 	{"fatal status again and again", Reading, "cfs(op=read,after=100)", "the controller stops at each read after the hundredth", givenUp, GivenUp},
 	{"fatal status at once", Opening, "cfs()", "CSTS.CFS comes up when the controller is enabled", "open fails with a *FatalError (nvme.ErrFatal)", OpenFails},
-	{"controller gone", Reading, "gone(op=read,after=100)", "the SSD leaves its bus: registers read as all ones", "the SSD is given up at once (nvme.ErrGone): its rows fail, those of other SSDs arrive", GivenUp},
+	{"controller gone", Reading, "gone(op=read,after=100)", "the SSD leaves its bus: registers read as all ones", "the SSD is given up at once (nvme.ErrGone): its rows fail, those of other SSDs arrive; buffers of its reads that were under way stay taken until the reader is closed", GivenUp},
 	{"controller gone at once", Opening, "gone()", "nothing answers on the bus", "open fails with a *FatalError (nvme.ErrGone)", OpenFails},
 	{"never ready", Opening, "notready()", "enabled, the controller stays not ready", "open fails with a *TimeoutError after CAP.TO", OpenFails},
 	{"not ready once after a reset", Reading, "cfs(op=read,after=100,times=1);notready(after=1,times=1)", "the first reset's enable has no effect", "a second reset brings the controller back, and what was outstanding is read again", HealedReset},
