@@ -230,12 +230,14 @@ func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
 	if i < len(w.queues) {
 		q := w.queues[i]
 		a.m.spend(owed.plus(a.cost.look), func() {
-			switch n := min(len(q.cq)-q.head, warp); {
-			case n == warp && q.row < maxSweeps-1:
-				q.row++
+			n := min(len(q.cq)-q.head, warp)
+			if q.row++; n < warp || q.row == maxSweeps {
+				q.row = 0
+			}
+			switch {
+			case q.row > 0:
 				a.reap(q, n, func() { a.pass(w, i, true, first, cost{}) }) // at once again: more may be there
 			case n > 0:
-				q.row = 0
 				a.reap(q, n, func() { a.pass(w, i+1, true, first, a.cost.check) })
 			case first:
 				a.serve(q, true, func() { a.pass(w, i+1, news, first, a.cost.check) })
