@@ -75,8 +75,8 @@ type Pending interface {
 // ReadStats is what one set took.
 type ReadStats struct {
 	Rows     int64
-	Commands int64 // NVMe commands, or reads of the backing file
-	Bytes    int64 // bytes that these moved from the SSD
+	Commands int64 // NVMe commands, or reads of the backing file; repeated ones count again
+	Bytes    int64 // bytes that these moved from the SSD: whole LBAs
 	Retries  int64
 	Timeouts int64
 	Submit   time.Duration // time in the submit kernel or call
@@ -90,7 +90,7 @@ type Stats struct {
 	Failed    int64 // rows that could not be read
 	Direct    int64 // commands whose data landed in the final place
 	Staged    int64 // commands whose data was copied from a staging slot
-	Pended    int64 // rows that waited in a pending list before they got a command
+	Pended    int64 // commands that waited in a pending list before they were issued
 	Errors    int64 // completions with an error status
 	Aborts    int64 // Abort commands sent
 	Recreated int64 // queue pairs deleted and created again
