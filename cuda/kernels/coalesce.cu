@@ -31,9 +31,9 @@
 namespace {
 
 constexpr u32 digitBits = 8, digits = 1 << digitBits;
-constexpr u32 maxWarps = 32;       // of a block
-constexpr u32 ahead = 4;           // keys that a lane loads before it places the first
-constexpr u64 noKey = ~(u64)0;     // of a row that cannot be read; slots are below 2^63
+constexpr u32 maxWarps = 32;   // of a block
+constexpr u32 ahead = 4;       // keys that a lane loads before it places the first
+constexpr u64 noKey = ~(u64)0; // of a row that cannot be read; slots are below 2^63
 
 HX_DEVICE inline bool readable(u64 key) { return (i64)key >= 0; }
 
@@ -44,10 +44,10 @@ HX_DEVICE inline u64 key_of(const SetState *s, u32 ssd, i64 i) {
 }
 
 // Makes offsets of the warps' counts, bins[warp][digit]: where in the bucket each warp puts its first
-// key of a digit. A thread has 8 counts, next to each other in the order (digit, warp).
+// key of a digit. A thread has each counts, next to each other in the order (digit, warp).
 HX_DEVICE inline void scan_bins(u32 *bins, u32 *sums) {
-	u32 warps = dev::threads() / 32, first = dev::tid() * 8, own = 0, total;
-	constexpr u32 each = digits * maxWarps / (maxWarps * 32);
+	constexpr u32 each = digits / 32; // of all warps' counts, for each of their lanes
+	u32 warps = dev::threads() / 32, first = dev::tid() * each, own = 0, total;
 	for (u32 f = first; f < first + each; f++) own += dev::ld(&bins[f % warps * digits + f / warps]);
 	u32 at = block_scan(sums, own, &total);
 	for (u32 f = first; f < first + each; f++) {

@@ -4,11 +4,13 @@
 // Shape: one warp for each contiguous range of queue pairs (blocks of one warp). Each lane looks at
 // one of 32 completion entries; the contiguous new ones are retired whatever set they belong to.
 // 16 bytes read per CQE, 64 per command entry; a staged row is read and written once. A command's unit
-// (abi_io.h) is a row, a part of one, or a run of rows, which the warp copies one by one from where each
-// lies in the staging slot.
+// (gpuio/abi.go, setState) is a row, a part of one, or a run of rows, which the warp copies 32 at a time
+// from where each lies in the staging slot.
 //
 // Ownership: the warp is the only completer of its queues (one complete kernel runs at a time). It
 // holds a queue's submission side only to refill it, or leaves that to a submit kernel which has it.
+// A queue that its SSD fills as fast as the warp sweeps it does not keep the warp: others, and the end of
+// the launch, are looked at after maxSweeps.
 // A queue that is frozen belongs to the host: a command past its deadline, or a completion that names
 // no command in flight, freezes it, and then its commands, CIDs and destinations stay taken.
 //
