@@ -75,7 +75,7 @@ func (g *vgpu) stream(prio, sms int) *vstream { return &vstream{gpu: g, prio: pr
 // launch enqueues kernels. begin is called when the first of them runs, done when the host, or what
 // waits for the stream, knows that the last has ended; each may be nil.
 func (s *vstream) launch(kernels []vkernel, begin, done func(now int64)) {
-	j := &vjob{stream: s, kernels: kernels, ready: s.gpu.sim.Now() + s.gpu.g.LaunchNS.NS(), begin: begin, done: done}
+	j := &vjob{stream: s, kernels: kernels, ready: s.gpu.sim.Now() + s.gpu.g.OpLaunchNS.NS(), begin: begin, done: done}
 	s.queue = append(s.queue, j)
 	if len(s.queue) == 1 {
 		s.start()

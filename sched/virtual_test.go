@@ -308,7 +308,7 @@ func TestVirtualGPUShares(t *testing.T) {
 	}
 	const n = 10_000_000
 	alone := g.g.KernelNS(g.g.Ops.Sample, hardware.Work{Items: n}, 0)
-	over := g.g.LaunchNS.NS() + g.g.TeardownNS.NS()
+	over := g.g.OpLaunchNS.NS() + g.g.TeardownNS.NS()
 	at := map[string]int64{}
 	run := func(name string, s *vstream, k []vkernel) {
 		s.launch(k, nil, func(now int64) { at[name] = now })
@@ -372,7 +372,7 @@ func TestVirtualUVA(t *testing.T) {
 	s := g.stream(0, 0)
 	s.launch([]vkernel{{uva: bytes}}, nil, func(now int64) { end = now })
 	sim.Run()
-	want := float64(bytes)/g.m.Profile.PCIe.UVAGBs.Value + float64(g.g.LaunchNS.NS()+g.g.TeardownNS.NS()+g.g.HostWayNS.NS())
+	want := float64(bytes)/g.m.Profile.PCIe.UVAGBs.Value + float64(g.g.OpLaunchNS.NS()+g.g.TeardownNS.NS()+g.g.HostWayNS.NS())
 	require.InEpsilon(t, want, end, 0.001)
 	require.InEpsilon(t, float64(bytes)/g.m.Profile.PCIe.UVAGBs.Value, s.busy, 0.001)
 	require.EqualValues(t, bytes, g.m.HostMem.Bytes())

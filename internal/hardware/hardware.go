@@ -59,7 +59,8 @@ type GPU struct {
 	HostWayNS    Figure `yaml:"host_way_ns"`   // the same in the CPU's memory
 	FP32TFLOPS   Figure `yaml:"fp32_tflops"`
 	TensorTFLOPS Figure `yaml:"tensor_tflops"` // TF32
-	LaunchNS     Figure `yaml:"launch_ns"`     // from the call until the kernel runs, on an idle stream
+	LaunchNS     Figure `yaml:"launch_ns"`     // from the call until an I/O kernel's first access reaches an SSD, on an idle stream
+	OpLaunchNS   Figure `yaml:"op_launch_ns"`  // from the call until any other kernel runs, on an idle stream
 	GapNS        Figure `yaml:"gap_ns"`        // from a kernel's end until what waits for it runs
 	TeardownNS   Figure `yaml:"teardown_ns"`   // from the last warp's end until the host or a stream knows
 	IO           IO     `yaml:"io"`
