@@ -14,11 +14,11 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/errs"
+	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/ui"
 )
@@ -97,9 +97,9 @@ type env struct {
 	c     *cli.Context
 	ui    *ui.UI
 	store *state.Store
-	// How the verb wants software controllers: with a latency (RAM SSDs), and looking at their
-	// doorbells for a device that cannot call them.
-	ssdLatency    time.Duration
+	// How the verb wants software controllers: playing another model than the one they were bound
+	// with, and looking at their doorbells for a device that cannot call them.
+	playModel     *ssdmodel.Model
 	pollDoorbells bool
 }
 

@@ -11,11 +11,14 @@ import (
 	"helios/internal/units"
 )
 
-// ssdModel is the model that a software controller plays, nil for none: the latency that bench asks
-// for, or the model that the SSD was bound with.
+// ssdModel is the model that a software controller plays, nil for none: what bench asks for, or the
+// model that the SSD was bound with.
 func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
-	if e.ssdLatency > 0 {
-		return ssdmodel.Fixed(e.ssdLatency)
+	if m := e.playModel; m != nil {
+		if !m.LBAOK(d.LBABytes) {
+			return nil, errs.New(errs.Usage, "SSD %s has blocks of %d bytes, the SSD model %s %v; bind SSDs with --lba %d for it", d.Name, d.LBABytes, m.Name, m.LBAs.Bytes, m.LBAs.Bytes[0])
+		}
+		return m, nil
 	}
 	if d.Model == "" {
 		return nil, nil

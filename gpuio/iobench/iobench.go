@@ -115,17 +115,19 @@ type Row struct {
 	Audited    bool    `json:"audited"`
 	SMARTReads int64   `json:"smart_reads"` // host read commands that the SSDs counted, warm-up included
 	// Beyond the contract.
-	AuditError string   `json:"audit_error,omitempty"` // why Audited is false
-	Clock      string   `json:"clock"`
-	Modelled   bool     `json:"modelled"` // no figure is measured
-	Hardware   string   `json:"hardware,omitempty"`
-	SSDModel   string   `json:"ssd_model,omitempty"`
-	Seconds    float64  `json:"seconds"`
-	Commands   int64    `json:"commands"` // that the stack issued, warm-up included
-	Retries    int64    `json:"retries"`  // of these, again; the reads came right in the end
-	Sampled    int      `json:"sampled_rows"`
-	Checked    bool     `json:"all_rows_checked"` // against their checksums
-	PerSSD     []SSDRow `json:"per_ssd"`
+	AuditError string `json:"audit_error,omitempty"` // why Audited is false
+	Clock      string `json:"clock"`
+	Modelled   bool   `json:"modelled"` // no figure is measured
+	// The SSDs are software that plays a model's times; SSDModel says which.
+	SSDsModelled bool     `json:"ssds_modelled"`
+	Hardware     string   `json:"hardware,omitempty"`
+	SSDModel     string   `json:"ssd_model,omitempty"`
+	Seconds      float64  `json:"seconds"`
+	Commands     int64    `json:"commands"` // that the stack issued, warm-up included
+	Retries      int64    `json:"retries"`  // of these, again; the reads came right in the end
+	Sampled      int      `json:"sampled_rows"`
+	Checked      bool     `json:"all_rows_checked"` // against their checksums
+	PerSSD       []SSDRow `json:"per_ssd"`
 	// The least and the most that an SSD read, over the mean.
 	LeastShare        float64  `json:"least_share"`
 	MostShare         float64  `json:"most_share"`
@@ -210,14 +212,16 @@ func (b *bench) measure(ctx context.Context) error {
 	total := b.r.Stats()
 	err = errors.Join(err, b.free())
 	b.totals(&total)
-	after, cerr := b.counters(cctx)
+	actx, acancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer acancel()
+	after, cerr := b.counters(actx)
 	if cerr == nil {
 		b.count(&total, before, after)
 	}
 	if err = errors.Join(err, cerr); err != nil {
 		return err
 	}
-	return b.audit(cctx, &total)
+	return b.audit(actx, &total)
 }
 
 func (c *Config) fill() error {

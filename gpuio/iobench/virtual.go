@@ -51,7 +51,7 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 		m.UseModel(cfg.Model)
 	}
 	v := &simulation{cfg: cfg, row: &row, m: m, draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
-	row.SSDs, row.Device, row.Clock, row.Modelled = cfg.SSDCount, "modelled "+cfg.Hardware.GPU.Name, ClockVirtual, true
+	row.SSDs, row.Device, row.Clock, row.Modelled, row.SSDsModelled = cfg.SSDCount, "modelled "+cfg.Hardware.GPU.Name, ClockVirtual, true, true
 	row.Hardware, row.SSDModel = cfg.Hardware.Name, m.Model().Name
 	if v.l, err = virtualLayout(&cfg, m.Model()); err != nil {
 		return row, err
