@@ -397,7 +397,7 @@ var plants = []struct {
 	{"HX_PLANT_REFILL_BEFORE_HANDOVER", "a set is pending before its entry is written",
 		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32", "sync=0,sets=8,inflight=6"},
 	{"HX_PLANT_COALESCE_BARRIER", "warps place keys before the block has scanned its counts",
-		"of the order has index|begins at", true, "sync=0,split=0,window=8,rowbytes=512,rows=100", "sync=0,split=0,window=8,rowbytes=512,rows=100"},
+		"of the order has index|begins at|is no unit|the rows are at", true, "sync=0,split=0,window=8,rowbytes=512,rows=100", "sync=0,split=0,window=8,rowbytes=512,rows=100"},
 	// Wrong by themselves, whatever the order: no claim for the race detector.
 	{"HX_PLANT_RUN_OFFSET", "a run's rows are copied from where its command begins",
 		"somebody else's data", false, "sync=0,split=0,window=8,rowbytes=512,direct=0", ""},

@@ -357,7 +357,8 @@ void Host::cut(Set &set) {
 	}
 	set.runs.assign((size_t)set.n + c.ssds, 0xcdcdcdcd);
 	set.units.assign(2 * c.ssds, -1); // coalesce finds them
-	for (auto &x : set.idx) x.assign(set.n, 0xcdcdcdcd);
+	// Zeros and room behind: a kernel that sorts wrongly is to be reported, not to crash the explorer.
+	for (auto &x : set.idx) x.assign(8 * (size_t)set.n + 1024, 0);
 }
 
 void Host::launch_coalesce(Set &set) {
@@ -365,7 +366,7 @@ void Host::launch_coalesce(Set &set) {
 	SetState &st = states[set.slot];
 	for (u32 g = 0; g < nq(); g++) remaining(set.slot)[g] = 0xcdcdcdcd;
 	for (auto &k : keys)
-		if (k.size() < c.rows) k.resize(c.rows); // before the first launch
+		if (k.empty()) k.resize(8 * (size_t)c.rows + 1024); // before the first launch; room as above
 	CoalesceParams p = {};
 	p.Sets = address(states.data());
 	p.KeysA = address(keys[0].data());
@@ -379,7 +380,7 @@ void Host::launch_coalesce(Set &set) {
 	st.Order = p.Passes % 2 ? p.IdxB : p.IdxA;
 	st.Runs = address(set.runs.data());
 	if (rng.chance(200)) {
-		set.order.assign(set.n, 0xcdcdcdcd);
+		set.order.assign(set.n, 0);
 		st.Order = address(set.order.data());
 	}
 	launch(run.submit, "coalesce", (u32)rng.between(1, c.ssds), (u32)rng.between(1, 4), &p, sizeof p, nullptr);
