@@ -149,18 +149,28 @@ func randomFault(rng *rand.Rand, s *faultScript) faultinject.Fault {
 	}
 }
 
-// spoils tells whether a fault of the script that has hit can make data wrong that nothing but a checksum
-// finds: the data itself, or a completion for a command that is still on its way.
-func (s *faultScript) spoils(fired []int64) bool {
+// hits tells whether a fault of one of these kinds has hit.
+func (s *faultScript) hits(fired []int64, kinds ...string) bool {
 	for i, f := range s.faults {
-		for _, kind := range []string{"flip(", "short(", "misdirect(", "dup(", "foreign("} {
-			if fired[i] > 0 && strings.HasPrefix(f, kind) {
+		for _, kind := range kinds {
+			if fired[i] > 0 && strings.HasPrefix(f, kind+"(") {
 				return true
 			}
 		}
 	}
 	return false
 }
+
+// spoils tells whether a fault that has hit can make data wrong that nothing but a checksum finds: the data
+// itself, or a completion for a command that is still on its way.
+func (s *faultScript) spoils(fired []int64) bool {
+	return s.early(fired) || s.hits(fired, "flip", "short", "misdirect")
+}
+
+// early tells whether a command may have been taken for complete while the SSD still had it. Its CID, and
+// with it its PRP list and staging slot, are another command's then, and the data may land anywhere in the
+// two commands' destinations, later than any check.
+func (s *faultScript) early(fired []int64) bool { return s.hits(fired, "dup", "foreign") }
 
 func (s *faultScript) reader(r *faultRig) (Reader, error) {
 	var rd Reader
@@ -255,6 +265,7 @@ func (s *faultScript) run(t *testing.T) (outcome int) {
 		require.Zero(t, st.Errors+st.Retries+st.Timeouts+st.Aborts+st.Recreated+st.Resets+st.Foreign+st.Mismatch, "%+v", st)
 		outcome = scriptUntouched
 	}
+	s.checkStats(t, st, fired)
 	r.set.Disarm()
 	s.aftermath(t, r, rd, sets)
 	end()
@@ -262,6 +273,59 @@ func (s *faultScript) run(t *testing.T) (outcome int) {
 		set.drop(rd)
 	}
 	return outcome
+}
+
+// checkStats checks the counters as far as they follow from the faults that have hit: what is not the first
+// SSD's trouble shows nowhere else, and where one fault alone has hit, how often.
+func (s *faultScript) checkStats(t *testing.T, st Stats, fired []int64) {
+	t.Helper()
+	opt := s.opt
+	require.NoError(t, opt.fill())
+	for i, per := range st.PerSSD {
+		require.LessOrEqual(t, per.Resets, int64(opt.Resets), "SSD %d", i)
+		if i > 0 {
+			require.Zero(t, per.Errors+per.Timeouts+per.Aborts+per.Recreated+per.Resets+per.Foreign, "SSD %d, which has no faults: %+v", i, per)
+			require.Empty(t, per.GivenUp, "SSD %d", i)
+		}
+	}
+	only := -1
+	for i, n := range fired {
+		switch {
+		case n == 0:
+		case only >= 0:
+			return
+		default:
+			only = i
+		}
+	}
+	if only < 0 || !s.bus() {
+		return
+	}
+	f, err := faultinject.ParseFault(s.faults[only])
+	require.NoError(t, err)
+	n := fired[only]
+	late := f.Kind == faultinject.Late && f.Delay < s.opt.Timeout || f.Kind == faultinject.Slow && f.Delay < s.opt.Timeout
+	switch io := f.Op == faultinject.Read || f.Op == faultinject.Any; {
+	case !io:
+	case f.Kind == faultinject.Error:
+		require.Equal(t, n, st.Errors)
+		require.Zero(t, st.Timeouts+st.Aborts+st.Recreated+st.Resets+st.Foreign)
+	case f.Kind == faultinject.Lost || f.Kind == faultinject.Drop:
+		require.Equal(t, n, st.Timeouts)
+		require.Equal(t, n, st.Aborts)
+		require.Zero(t, st.Recreated+st.Resets+st.Foreign)
+	case f.Kind == faultinject.SQHead || f.Kind == faultinject.SQID || late:
+		require.Zero(t, st.Errors+st.Retries+st.Timeouts+st.Aborts+st.Recreated+st.Resets+st.Foreign+st.Mismatch+st.Failed, "%+v", st)
+	case f.Kind == faultinject.CFS:
+		require.Positive(t, st.Resets+st.Failed)
+		require.Zero(t, st.Foreign+st.Recreated)
+	case f.Kind == faultinject.Gone:
+		require.Zero(t, st.Foreign+st.Recreated+st.Resets)
+		require.NotEmpty(t, st.PerSSD[0].GivenUp)
+	case f.Kind == faultinject.Flip || f.Kind == faultinject.Short:
+		require.Zero(t, st.Errors+st.Timeouts+st.Aborts+st.Recreated+st.Resets+st.Foreign)
+		require.True(t, s.check || st.Mismatch == 0)
+	}
 }
 
 // checkRefusal checks why a set was not taken.
@@ -282,10 +346,15 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 		faultSum.hangs.Add(1)
 		require.NoError(t, ctx.Err(), "hang: %v", err)
 	}
-	bad := set.wrong()
+	fired := r.fired(s.faults)
+	spoiled, early := s.spoils(fired), s.early(fired)
+	bad, gap := set.misplaced()
+	if gap >= 0 && !(early && s.bus()) {
+		faultSum.wrong.Add(1)
+		require.FailNow(t, "byte between rows overwritten", "at %d", gap)
+	}
 	n := int64(len(set.ids))
 	lost := map[int64]bool{}
-	spoiled := s.spoils(r.fired(s.faults))
 	if err != nil {
 		require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
 		var se *SetError
@@ -312,7 +381,7 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 		require.Equal(t, n, st.Rows)
 	}
 	for _, i := range bad {
-		if s.bus() && spoiled && !s.check || lost == nil || lost[set.ids[i]] {
+		if s.bus() && spoiled && (!s.check || early) || lost == nil || lost[set.ids[i]] {
 			continue
 		}
 		faultSum.wrong.Add(1)
