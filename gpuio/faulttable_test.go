@@ -104,6 +104,7 @@ var faultWants = map[string]faultWant{
 	"write error":                {},
 	"lost write":                 {},
 	"lost flush":                 {},
+	"full disk":                  {err: wantStatus},
 	"write error, not retryable": {err: wantStatus},
 	"flush error, not retryable": {err: wantStatus},
 
@@ -129,6 +130,7 @@ var faultWants = map[string]faultWant{
 	"queue deletion refused":   {counts: "timeouts>=n aborts>=n resets=n retries>=n"},
 	"queue deletion lost":      {counts: "timeouts>=n aborts>=n resets=n retries>=n"},
 	"log page error":           {err: wantStatus},
+	"short backing file":       {},
 }
 
 // faultStacks are the stacks of the table.
@@ -136,7 +138,7 @@ var faultStacks = []string{"async", "sync", "cpu", "mmap"}
 
 // TestFaultTable: see above.
 func TestFaultTable(t *testing.T) {
-	entries := faultinject.Catalogue()
+	entries := append(faultinject.Catalogue(), faultinject.Besides()...)
 	require.Len(t, faultWants, len(entries), "each entry has its counters here")
 	clocks := []string{"virtual"}
 	if os.Getenv("FAULT_WALL") != "" {
@@ -202,6 +204,10 @@ func (c *faultCase) run(t *testing.T) {
 	if c.clock == "wall" { // what is never ready, or lost, shall not take its default of seconds
 		shape.ready = 500 * time.Millisecond
 		shape.ctrl.Timeout = 300 * time.Millisecond
+	}
+	if c.e.Fault == "" {
+		c.runShort(t, shape)
+		return
 	}
 	switch c.e.During {
 	case faultinject.Opening:
@@ -561,6 +567,40 @@ func (c *faultCase) runLoad(t *testing.T, shape faultShape) {
 		}
 		s.drop(rd)
 	}
+}
+
+// runShort reads SSDs of which the first one's file loses its end.
+func (c *faultCase) runShort(t *testing.T, shape faultShape) {
+	r, err := openFaultRig(t, shape, "")
+	require.NoError(t, err)
+	rd := c.mustReader(r, false)
+	const left = 64 // slots; a page is 8
+	require.NoError(t, os.Truncate(r.ssds[0].BackingPath, (rigDataStart+left)/8*8*512))
+	last := int64((rigDataStart+left)/8*8-rigDataStart) * 2
+	s := r.newSet(rand.New(rand.NewPCG(1, 2)), 300, 512, 0)
+	want := int64(0)
+	for _, id := range s.ids {
+		if id%2 == 0 && id >= last {
+			want++
+		}
+	}
+	require.Positive(t, want)
+	p, err := rd.Submit(context.Background(), s.rs)
+	require.NoError(t, err)
+	st, err := p.Wait(context.Background())
+	require.Equal(t, want, int64(len(s.ids))-st.Rows, "%v", err)
+	c.noneWrong(t, s, s.wrong(), func(row int64) bool { return row%2 == 0 && row >= last })
+	if c.bus() {
+		checkTarget(t, wantStatus, err)
+		require.Contains(t, err.Error(), "unrecovered read error")
+		require.Equal(t, 4*want, rd.Stats().Errors, "each attempt")
+	} else {
+		checkTarget(t, ErrShort, err)
+		require.Contains(t, err.Error(), r.ssds[0].BackingPath)
+	}
+	require.Contains(t, err.Error(), "ssd0")
+	require.Equal(t, want, rd.Stats().Failed)
+	s.drop(rd)
 }
 
 // runServe has an admin command fail while rows are read.

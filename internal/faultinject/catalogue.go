@@ -108,6 +108,7 @@ var catalogue = []Entry{
 	// Writes and flushes.
 	{"write error", Loading, "error(op=write,sct=2,sc=0x80,times=1)", "write fault, once", "the write is sent again and succeeds", Healed},
 	{"write error, not retryable", Loading, "error(op=write,sct=2,sc=0x80,dnr=1,times=1)", "write fault, DNR", "load ends with a *StatusError, the dataset is not marked loaded", LoadFails},
+	{"full disk", Loading, "error(op=write,sct=2,sc=0x80)", "write fault at each try, as when the disk under a software SSD's file is full", "after the last retry load ends with a *StatusError, the dataset is not marked loaded", LoadFails},
 	{"lost write", Loading, "lost(op=write,times=1)", "a write is carried out and never completes", "timeout, recovery as for reads, the write is sent again: same blocks, same data", Healed},
 	{"lost flush", Loading, "lost(op=flush,times=1)", "a flush never completes", "timeout, recovery as for reads, the flush is sent again", Healed},
 	{"flush error, not retryable", Loading, "error(op=flush,sct=0,sc=0x06,dnr=1)", "a flush fails, DNR", "load ends with a *StatusError, the dataset is not marked loaded", LoadFails},
@@ -138,6 +139,13 @@ var catalogue = []Entry{
 	{"log page error", Serving, "error(op=log,sct=1,sc=0x09,dnr=1)", "Get Log Page fails", "the caller gets a *StatusError; reads are not concerned", NoEffect},
 }
 
+// Besides is what no Fault can inject, for it happens outside of the SSD, with its outcome.
+func Besides() []Entry { return append([]Entry(nil), besides...) }
+
+var besides = []Entry{
+	{"short backing file", Reading, "", "the file behind a software SSD loses its end", "rows beyond the end fail: with a *StatusError (unrecovered read) of async and sync, with a *BackingError (gpuio.ErrShort) of cpu and mmap; the other rows arrive", FailedRow},
+}
+
 // Catalogue is the faults with a documented outcome: at least one of each kind, and of the status
 // codes one of each type.
 func Catalogue() []Entry { return append([]Entry(nil), catalogue...) }
@@ -154,6 +162,10 @@ func WriteMarkdown(w io.Writer) error {
 				fmt.Fprintf(&b, "| **%s**<br>`%s` | %s | %s | %s |\n", cell(e.Name), cell(e.Fault), cell(e.What), cell(e.Outcome), e.Class)
 			}
 		}
+	}
+	b.WriteString("\n## What cannot be injected\n\n| fault | outcome | class |\n|---|---|---|\n")
+	for _, e := range besides {
+		fmt.Fprintf(&b, "| **%s**: %s | %s | %s |\n", cell(e.Name), cell(e.What), cell(e.Outcome), e.Class)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
