@@ -108,8 +108,13 @@ func (o *benchOutput) show() error {
 	e := o.e
 	e.ui.Table([]string{"SSDs", "SSD model", "blocks", "threads", "row", "stack", "QPs", "depth", "set", "offered/s", "rows/s", "IOPS", "rate", "cmds/row", "read amp", "CPU us/IO",
 		"p50 us", "p95 us", "p99 us", "p99.9 us", "max us", "balance", "errors", "retries", "written", "serving CPUs", "their limit", "audit"}, o.table)
+	alike := false
 	for i := range o.rows {
 		r := &o.rows[i]
+		if !r.Modelled && r.Audited && !r.ContentVaries && !alike {
+			alike = true
+			e.ui.Printf("the SSDs hold the same bytes wherever they were sampled (were they never written?): reads from a wrong place would not be noticed")
+		}
 		if r.Open != nil && !r.Open.KeptUp {
 			e.ui.Printf("%sasked for %s rows/s, got %s: %s had arrived and waited for their turn at the end; latencies count from the arrival", modelledWord(r), units.FormatCount(r.Open.Rate), units.FormatCount(r.Open.Achieved), units.FormatCount(float64(r.Open.Unserved)))
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -74,7 +75,11 @@ func (b *bench) count(t *gpuio.Stats, before, after []counted) {
 // audit decides whether the row of results may be believed. Reads that came right after a retry are
 // no reason against it: they are counted, and so are the retries' commands.
 func (b *bench) audit(ctx context.Context, t *gpuio.Stats) error {
+	b.samples = slices.DeleteFunc(b.samples, func(s sample) bool { return s.data == nil })
 	b.row.Sampled = len(b.samples)
+	for _, s := range b.samples {
+		b.row.ContentVaries = b.row.ContentVaries || !bytes.Equal(s.data, b.samples[0].data)
+	}
 	switch {
 	case b.failed != nil:
 		return b.failed

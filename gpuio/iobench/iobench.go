@@ -119,15 +119,17 @@ type Row struct {
 	Clock      string `json:"clock"`
 	Modelled   bool   `json:"modelled"` // no figure is measured
 	// The SSDs are software that plays a model's times; SSDModel says which.
-	SSDsModelled bool     `json:"ssds_modelled"`
-	Hardware     string   `json:"hardware,omitempty"`
-	SSDModel     string   `json:"ssd_model,omitempty"`
-	Seconds      float64  `json:"seconds"`
-	Commands     int64    `json:"commands"` // that the stack issued, warm-up included
-	Retries      int64    `json:"retries"`  // of these, again; the reads came right in the end
-	Sampled      int      `json:"sampled_rows"`
-	Checked      bool     `json:"all_rows_checked"` // against their checksums
-	PerSSD       []SSDRow `json:"per_ssd"`
+	SSDsModelled bool    `json:"ssds_modelled"`
+	Hardware     string  `json:"hardware,omitempty"`
+	SSDModel     string  `json:"ssd_model,omitempty"`
+	Seconds      float64 `json:"seconds"`
+	Commands     int64   `json:"commands"` // that the stack issued, warm-up included
+	Retries      int64   `json:"retries"`  // of these, again; the reads came right in the end
+	Sampled      int     `json:"sampled_rows"`
+	Checked      bool    `json:"all_rows_checked"` // against their checksums
+	// The sampled rows are not all alike. Where they are, a read from a wrong place goes unnoticed.
+	ContentVaries bool     `json:"content_varies"`
+	PerSSD        []SSDRow `json:"per_ssd"`
 	// The least and the most that an SSD read, over the mean.
 	LeastShare        float64  `json:"least_share"`
 	MostShare         float64  `json:"most_share"`

@@ -1,7 +1,6 @@
 package iobench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +41,10 @@ type benchSet struct {
 	pending        gpuio.Pending
 	began          time.Time
 	due            []time.Duration // open loop: when each row was to arrive
+	marks          []chosen
 }
 
-// sample is a row as it was read.
+// sample is a row as it was read; without data, one that was not.
 type sample struct {
 	row  int64
 	data []byte
@@ -228,6 +228,9 @@ func (b *bench) fill(s *benchSet) {
 
 // submit hands a set over. A launch that fails is no reason to stop the other rows of results.
 func (b *bench) submit(ctx context.Context, s *benchSet) error {
+	if err := b.choose(ctx, s); err != nil {
+		return err
+	}
 	s.began = time.Now()
 	p, err := b.r.Submit(ctx, &s.rs)
 	if err != nil && ctx.Err() == nil {
@@ -279,26 +282,74 @@ func (b *bench) ended(ctx context.Context, s *benchSet, err error, when func() t
 		}
 		b.last = now
 	}
-	for range min(4, len(s.rowIDs)) { // of every set a few; when there are enough, new ones displace old ones
+	for _, m := range s.marks {
+		data, err := b.look(ctx, s, m.index*s.rs.DstStride)
+		if err != nil {
+			return err
+		}
+		b.samples[m.sample] = sample{row: s.rowIDs[m.index], data: append(b.samples[m.sample].data[:0], data...)}
+	}
+	return nil
+}
+
+// chosen is a row of a set that is to be compared with the backing.
+type chosen struct {
+	sample int
+	index  int64
+}
+
+// choose picks some rows of a set before it is read; when there are enough samples, new ones displace
+// old ones. The places of these rows are filled with a byte that changes, so that a read which brings
+// nothing is not mistaken for one that brings what is there already.
+func (b *bench) choose(ctx context.Context, s *benchSet) error {
+	s.marks = s.marks[:0]
+	for range min(4, len(s.rowIDs)) {
 		b.sampled++
 		k := int64(len(b.samples))
 		if k == int64(b.cfg.Samples) {
 			if k = b.below(b.sampled); k >= int64(len(b.samples)) {
 				continue
 			}
+		} else {
+			b.samples = append(b.samples, sample{})
 		}
 		i := b.below(int64(len(s.rowIDs)))
-		data, err := b.look(ctx, s, i*s.rs.DstStride)
-		if err != nil {
+		s.marks = append(s.marks, chosen{int(k), i})
+		if err := b.spoil(ctx, s, i*s.rs.DstStride, byte(b.random())|1); err != nil {
 			return err
 		}
-		if k == int64(len(b.samples)) {
-			b.samples = append(b.samples, sample{data: bytes.Clone(data)})
-		}
-		b.samples[k].row = s.rowIDs[i]
-		copy(b.samples[k].data, data)
 	}
 	return nil
+}
+
+// spoil fills the place of a row.
+func (b *bench) spoil(ctx context.Context, s *benchSet, at int64, v byte) error {
+	if mem := s.dst.Bytes(); mem != nil {
+		mem = mem[at:][:b.cfg.RowBytes]
+		for i := range mem {
+			mem[i] = v
+		}
+		return nil
+	}
+	if err := b.copyStream(); err != nil {
+		return err
+	}
+	if err := b.copies.Fill(s.dst.Ptr()+cuda.DevicePtr(at), v, int64(b.cfg.RowBytes)); err != nil {
+		return err
+	}
+	return b.copies.Synchronize(ctx)
+}
+
+// copyStream makes what sampling needs where the CPU cannot address the destination.
+func (b *bench) copyStream() (err error) {
+	if b.copies != nil {
+		return nil
+	}
+	if b.bounce, err = b.cfg.Dev.Alloc(cuda.MemPinned, int64(b.cfg.RowBytes), "bench sample"); err != nil {
+		return err
+	}
+	b.copies, err = b.cfg.Dev.NewStream(cuda.StreamOptions{Name: "bench sample"})
+	return err
 }
 
 // look gives the CPU's view of a row of the destination, good until the next.
@@ -307,14 +358,8 @@ func (b *bench) look(ctx context.Context, s *benchSet, at int64) ([]byte, error)
 	if mem := s.dst.Bytes(); mem != nil {
 		return mem[at:][:n], nil
 	}
-	var err error
-	if b.copies == nil {
-		if b.bounce, err = b.cfg.Dev.Alloc(cuda.MemPinned, n, "bench sample"); err != nil {
-			return nil, err
-		}
-		if b.copies, err = b.cfg.Dev.NewStream(cuda.StreamOptions{Name: "bench sample"}); err != nil {
-			return nil, err
-		}
+	if err := b.copyStream(); err != nil {
+		return nil, err
 	}
 	if err := b.copies.Copy(b.bounce.Ptr(), s.dst.Ptr()+cuda.DevicePtr(at), n); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package iobench
 import (
 	"context"
 	"errors"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -139,6 +140,21 @@ func TestSilentLaunch(t *testing.T) {
 		require.False(t, row.Audited)
 		require.Contains(t, row.AuditError, "wait for 256 rows")
 		require.Zero(t, row.IOPS)
+	}
+}
+
+// TestDropOnZeros: SSDs that were never written hold what a fresh destination does. Reads that bring
+// nothing are found there as well; that nothing more can be said is in the row.
+func TestDropOnZeros(t *testing.T) {
+	for _, fault := range []string{"", "short(op=read,bytes=0)"} {
+		dev, disks := ssds(t, 1, 1<<20, true, fault)
+		require.NoError(t, os.WriteFile(disks[0].BackingPath, make([]byte, 1<<20), 0o600))
+		row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Depth: 16, Duration: 20 * time.Millisecond, Coalesce: -1})
+		require.NoError(t, err)
+		require.Equal(t, fault == "", row.Audited, row.AuditError)
+		if row.Audited {
+			require.False(t, row.ContentVaries)
+		}
 	}
 }
 

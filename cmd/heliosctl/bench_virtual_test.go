@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestBenchVirtual: a sweep over ranges without any SSD, the same each time, with the word modelled in
+// every line of results.
+func TestBenchVirtual(t *testing.T) {
+	isolate(t)
+	args := []string{"bench", "io", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssds", "1..2,4", "--blocks", "8,32", "--stack", "async,sync", "--seconds", "0.002", "--depth", "64"}
+	out := ok(t, append(args, "--json", "--timeline", "t.json", "--results", "r.jsonl")...)
+	require.Equal(t, out, ok(t, append(args, "--json")...))
+	rows := lines(t, out)
+	require.Len(t, rows, 12+6)
+	var ssds []float64
+	for i, r := range rows {
+		require.Equal(t, true, r["modelled"])
+		if i >= 12 {
+			require.Equal(t, "summary", r["kind"])
+			continue
+		}
+		require.Equal(t, "virtual", r["clock"])
+		require.Equal(t, "p5510", r["ssd_model"])
+		require.Equal(t, true, r["audited"], r["audit_error"])
+		require.Len(t, r["per_ssd"], int(r["ssds"].(float64)))
+		ssds = append(ssds, r["ssds"].(float64))
+	}
+	require.Equal(t, []float64{1, 1, 2, 2, 4, 4}, ssds[:6])
+	kept, err := os.ReadFile("r.jsonl")
+	require.NoError(t, err)
+	require.Equal(t, out, string(kept))
+	trace, err := os.ReadFile("t.json")
+	require.NoError(t, err)
+	require.True(t, json.Valid(trace))
+	require.Contains(t, string(trace), "every time is modelled")
+	require.Contains(t, string(trace), "async, 4 SSDs, 32 blocks, row 4096, depth 64")
+	for _, l := range strings.Split(strings.TrimSpace(ok(t, append(args, "--histogram")...)), "\n") {
+		if !strings.HasPrefix(l, "SSDs ") && !strings.HasPrefix(l, "  up to") {
+			require.Contains(t, l, "modelled")
+		}
+	}
+}
+
+// TestBenchOverlap: set sizes one after another, with GIDS's formula beside the answer.
+func TestBenchOverlap(t *testing.T) {
+	isolate(t)
+	out := ok(t, "bench", "io", "--clock", "virtual", "--hardware", "a100-optane", "--stack", "sync", "--blocks", "432", "--depth", "4096", "--sets-in-flight", "1", "--set-rows", "256,8192", "--seconds", "0.005")
+	require.Contains(t, out, "95 % of it with sets of 8192 rows; N = n·a·IOPS·(T_i+T_t)/(1-a) says 855")
+}
+
+// TestBenchModel: software SSDs that play a model in wall time, and the open loop on them.
+func TestBenchModel(t *testing.T) {
+	isolate(t)
+	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	args := []string{"bench", "io", "--ssd-model", "slow", "--depth", "16", "--row-bytes", "512", "--coalesce", "off", "--seconds", "0.2", "--json"}
+	r := lines(t, ok(t, args...))[0]
+	require.Equal(t, true, r["audited"], r["audit_error"])
+	require.Equal(t, "slow", r["ssd_model"])
+	require.Equal(t, true, r["ssds_modelled"])
+	require.Equal(t, false, r["modelled"])
+	require.Equal(t, 1.0, r["commands_per_row"])
+	require.GreaterOrEqual(t, r["p50_us"], 170.)
+	// Never more than the model has, and far more asked for than that.
+	r = lines(t, ok(t, append(args, "--rate", "400000")...))[0]
+	require.Equal(t, true, r["audited"], r["audit_error"])
+	open := r["open_loop"].(map[string]any)
+	require.InEpsilon(t, 400e3, open["offered"], 0.1)
+	require.Less(t, open["achieved"], 60e3)
+	require.Equal(t, false, open["kept_up"])
+	require.Greater(t, r["p50_us"], 10e3, "rows wait, and it shows")
+	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--rate", "400000", "--seconds", "0.1"), "waited for their turn")
+	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--seconds", "0.1"), "slow (modelled)")
+}
+
+// TestBenchFails: a row that fails its audit is printed as failed, beside others, and the verb fails.
+func TestBenchFails(t *testing.T) {
+	isolate(t)
+	data := make([]byte, 4<<20)
+	_, err := rand.NewChaCha8([32]byte{1}).Read(data)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile("ssd.img", data, 0o600))
+	ok(t, "bind-ssds", "--proxy", "ssd.img")
+	t.Cleanup(func() { ok(t, "unbind-ssds") })
+	r := hc(t, "bench", "io", "--ssds", "1", "--stack", "async,cpu", "--coalesce", "off", "--seconds", "0.05", "--depth", "16", "--fault", "misdirect(op=read,shift=8)")
+	require.Equal(t, 5, r.code, r.errOut)
+	require.Contains(t, r.out, "FAILED: row")
+	require.Contains(t, r.out, "passed")
+	require.Contains(t, r.errOut, "1 of 2 rows failed")
+	healed := lines(t, ok(t, "bench", "io", "--ssds", "1", "--coalesce", "off", "--seconds", "0.05", "--depth", "16", "--fault", "error(op=read,sct=0,sc=0x06,after=50,times=2)", "--json"))[0]
+	require.Equal(t, true, healed["audited"], healed["audit_error"])
+	require.Equal(t, 2.0, healed["retries"])
+}
+
+func TestBenchVirtualBadInput(t *testing.T) {
+	v := "bench io --clock virtual --hardware host "
+	runBad(t, []badCase{
+		{"no hardware", nil, "bench io --clock virtual", 2, []string{"--hardware", "a100-p5510x12"}, ""},
+		{"unknown hardware", nil, "bench io --clock virtual --hardware abacus", 2, []string{"abacus"}, ""},
+		{"unknown clock", nil, "bench io --clock sun", 2, []string{"--clock", "wall, virtual"}, ""},
+		{"hardware in wall time", nil, "bench io --hardware host", 2, []string{"--hardware", "--clock virtual"}, ""},
+		{"blocks in wall time", nil, "bench io --lba 512", 2, []string{"--lba", "--clock virtual"}, ""},
+		{"fault", nil, v + "--fault lost(op=read)", 2, []string{"--fault", "--clock wall"}, ""},
+		{"dataset", nil, v + "--dataset d", 2, []string{"--dataset", "--row-bytes"}, ""},
+		{"dataset as argument", nil, v + "d", 2, []string{"--dataset", "nothing is loaded"}, ""},
+		{"device", nil, v + "--device host", 2, []string{"--device", "profile"}, ""},
+		{"odd block", nil, v + "--lba 1000", 2, []string{"1000", "slow"}, ""},
+		{"backward range", nil, v + "--ssds 4..1", 2, []string{"--ssds", "1..12"}, ""},
+		{"endless range", nil, v + "--ssds 1..99999", 2, []string{"--ssds", "at most"}, ""},
+		{"half a range", nil, v + "--blocks 1..", 2, []string{"--blocks"}, ""},
+		{"too many rows", nil, v + "--blocks 1..200 --depth 1..200", 2, []string{"40000 combinations"}, ""},
+		{"too many SSDs", nil, v + "--ssds 2000", 2, []string{"2000 SSDs"}, ""},
+		{"model and latency", nil, v + "--ssd-model slow --ssd-latency 1ms", 2, []string{"--ssd-model", "--ssd-latency"}, ""},
+		{"unknown model", nil, v + "--ssd-model fast", 2, []string{"--ssd-model", "p5510"}, ""},
+		{"model past the controller", nil, "bench io --ssd-model slow --stack async,cpu", 2, []string{"--ssd-model", "--stack cpu"}, ""},
+		{"no rate", nil, v + "--rate 0", 2, []string{"--rate"}, ""},
+		{"no sets", nil, v + "--sets-in-flight 0", 2, []string{"--sets-in-flight"}, ""},
+		{"empty sets", nil, v + "--set-rows 0", 2, []string{"--set-rows"}, ""},
+		{"checks without a dataset", func(t *testing.T) {
+			ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
+			t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+		}, "bench io --check-reads", 2, []string{"--check-reads", "dataset"}, ""},
+		{"timeline in no folder", nil, v + "--timeline no/where.json", 2, []string{"--timeline", "folder"}, "no/where.json"},
+	})
+}
