@@ -229,7 +229,7 @@ func (c *faultCase) run(t *testing.T) {
 }
 
 // timeout is that of reads: between the latenesses of the entries within and beyond it.
-func (c *faultCase) timeout() time.Duration { return 150 * time.Millisecond }
+func (c *faultCase) timeout() time.Duration { return 250 * time.Millisecond }
 
 // reader makes the case's stack.
 func (c *faultCase) reader(r *faultRig) (Reader, error) {
