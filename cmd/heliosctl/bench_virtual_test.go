@@ -99,6 +99,25 @@ func TestBenchFails(t *testing.T) {
 	require.Equal(t, 2.0, healed["retries"])
 }
 
+// TestBenchChecked: every row of a dataset against its checksum, on each stack, and not a wrong one.
+func TestBenchChecked(t *testing.T) {
+	loaded(t, 2)
+	args := []string{"bench", "io", "g", "--check-reads", "--depth", "16", "--seconds", "0.05", "--json"}
+	for _, r := range lines(t, ok(t, append(args, "--stack", "async,sync,cpu,mmap", "--threads", "32")...))[:4] {
+		require.Equal(t, true, r["audited"], r["audit_error"])
+		require.Equal(t, true, r["all_rows_checked"])
+		require.Equal(t, true, r["content_varies"])
+		require.Positive(t, r["commands_per_row"])
+	}
+	r := hc(t, append(args, "--fault", "flip(op=read,byte=1,after=400,times=100)", "--coalesce", "off")...)
+	require.Equal(t, 0, r.code, r.errOut+r.out)
+	row := lines(t, r.out)[0]
+	require.GreaterOrEqual(t, row["retries"], 1.)
+	r = hc(t, append(args, "--fault", "flip(op=read,byte=1,after=400)", "--coalesce", "off")...)
+	require.Equal(t, 5, r.code)
+	require.Contains(t, r.out, "wrong data: CRC32C")
+}
+
 func TestBenchVirtualBadInput(t *testing.T) {
 	v := "bench io --clock virtual --hardware host "
 	runBad(t, []badCase{

@@ -197,7 +197,11 @@ func (b *bench) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.r, err = cfg.open(b.l); err != nil {
+	inner, err := cfg.stack(b.l)
+	if err != nil {
+		return err
+	}
+	if b.r, err = cfg.checked(inner, b.l); err != nil {
 		return err
 	}
 	if cfg.Rate > 0 {
@@ -205,7 +209,7 @@ func (b *bench) measure(ctx context.Context) error {
 	} else {
 		err = b.closed(ctx)
 	}
-	if q, ok := b.r.(interface{ QueuePairs() int }); ok {
+	if q, ok := inner.(interface{ QueuePairs() int }); ok {
 		b.row.QueuePairs = q.QueuePairs()
 	}
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.patience)
@@ -343,14 +347,14 @@ func rawLayout(ssds, rowBytes, lba int, blocks int64) (gpuio.Layout, error) {
 	return gpuio.NewLayout(slots*int64(ssds), rowBytes, ssds, lba)
 }
 
-func (c *Config) open(l gpuio.Layout) (gpuio.Reader, error) {
-	r, err := c.stack(l)
-	if err != nil || c.Sums == nil {
-		return r, err
+// checked puts the check of every row in front of a stack, where there are checksums.
+func (c *Config) checked(r gpuio.Reader, l gpuio.Layout) (gpuio.Reader, error) {
+	if c.Sums == nil {
+		return r, nil
 	}
 	checked, err := gpuio.NewChecked(c.Dev, r, c.SSDs, l, c.Sums)
 	if err != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), c.patience)
 		defer cancel()
 		return nil, errors.Join(err, r.Close(ctx))
 	}

@@ -16,7 +16,7 @@ type Open struct {
 	Rate     float64 `json:"rate"`     // rows a second, asked for
 	Offered  float64 `json:"offered"`  // that arrived in the time that was measured
 	Achieved float64 `json:"achieved"` // of all rows, that were there in that time
-	KeptUp   bool    `json:"kept_up"`  // at most 1 % of a second's rows waited at the end
+	KeptUp   bool    `json:"kept_up"`  // at most 1 % of them waited for their turn at the end
 	// Unserved rows had arrived and waited for their turn when the measurement ended. They are not
 	// read; the latencies have them with what they had waited by then, less than they would have.
 	Unserved int64   `json:"unserved"`
@@ -106,7 +106,7 @@ func (a *arrivals) result(row *Row, commands *gpuio.Histogram) {
 	}
 	seconds := (a.to - a.from).Seconds()
 	a.res.Rate, a.res.Offered, a.res.Achieved = a.rate, float64(a.inTime)/seconds, float64(a.done)/seconds
-	a.res.KeptUp = float64(a.res.Unserved) <= a.rate/100
+	a.res.KeptUp = a.res.Unserved <= a.inTime/100+1
 	a.res.SetRows = float64(a.rows) / float64(max(a.sets, 1))
 	a.res.CommandP50, a.res.CommandP99 = us(commands.Quantile(0.5)), us(commands.Quantile(0.99))
 	row.latency(&a.lat)
