@@ -1,6 +1,7 @@
 package gpuio
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,8 @@ import (
 // changes data or checks are on; what fails names its cause; nothing is left behind; and when the faults
 // are over, SSDs that were not given up are read as always.
 //
-// Each script is its seed's. FAULT_SEED=n runs one alone, with its text in the log (-v).
+// Each script is its seed's. FAULT_SEED=n runs one alone, with its text in the log (-v); FAULT_WORKERS=1
+// runs one after the other, so that memory and descriptors that stay behind can be told to be one's.
 
 // faultScript is what a seed stands for.
 type faultScript struct {
@@ -64,8 +66,10 @@ func makeFaultScript(seed uint64) *faultScript {
 	switch n := rng.IntN(20); {
 	case n < 11:
 		s.stack = "async"
-	case n < 18:
+	case n < 16:
 		s.stack = "sync"
+	case n < 18:
+		s.stack = "bulk"
 	case n < 19:
 		s.stack = "cpu"
 	default:
@@ -88,6 +92,12 @@ func makeFaultScript(seed uint64) *faultScript {
 	var faults []faultinject.Fault
 	for range 1 + rng.IntN(5) {
 		f := randomFault(rng, s)
+		if s.stack == "bulk" && f.Op == faultinject.Read {
+			o := f
+			if o.Op = pick(rng, faultinject.Read, faultinject.Write, faultinject.Write, faultinject.Flush); o.Validate() == nil {
+				f = o
+			}
+		}
 		stays = stays || f.Kind == faultinject.StayReady
 		faults = append(faults, f)
 	}
@@ -201,9 +211,17 @@ const (
 
 // run runs the script.
 func (s *faultScript) run(t *testing.T) (outcome int) {
-	r, err := openFaultRig(t, s.shape, strings.Join(s.faults, ";"))
-	var rd Reader
+	shape := s.shape
+	shape.blank = s.stack == "bulk"
+	r, err := openFaultRig(t, shape, strings.Join(s.faults, ";"))
 	r.deadAdmin = true
+	if nvmeGone(err) {
+		faultAbandoned.Add(1)
+	}
+	if err == nil && s.stack == "bulk" {
+		return s.runBulk(t, r)
+	}
+	var rd Reader
 	if err == nil {
 		rd, err = s.reader(r)
 	}
@@ -272,6 +290,70 @@ func (s *faultScript) run(t *testing.T) (outcome int) {
 	for _, set := range sets {
 		set.drop(rd)
 	}
+	return outcome
+}
+
+// runBulk writes the first SSD, flushes it and reads it, as load and verify do.
+func (s *faultScript) runBulk(t *testing.T, r *faultRig) (outcome int) {
+	ctrl := r.ssds[0].Ctrl
+	want := r.image(0, false)[rigDataStart*s.shape.lba:]
+	want = want[:int64(s.shape.lba)*r.layout.LBAsOn(0)]
+	pass := func() (got []byte, err error) {
+		ctx, cancel := context.WithTimeout(context.Background(), s.duration)
+		defer cancel()
+		defer func() {
+			if ctx.Err() != nil {
+				faultSum.hangs.Add(1)
+				assert.NoError(t, ctx.Err(), "hang: %v", err)
+			}
+		}()
+		b, err := NewBulk(ctx, ctrl, s.opt.Depth, BulkTimeout(s.opt.Timeout), BulkRetries(max(s.opt.Retries, 0)))
+		if err != nil {
+			return nil, err
+		}
+		defer func() {
+			if cerr := b.Close(ctx); err == nil {
+				r.closeError(cerr, "bulk")
+			}
+		}()
+		got = make([]byte, len(want))
+		if err = b.WriteAt(ctx, rigDataStart, want); err == nil {
+			err = b.Flush(ctx)
+		}
+		if err == nil {
+			err = b.ReadAt(ctx, rigDataStart, got)
+		}
+		return got, err
+	}
+	got, err := pass()
+	fired := r.fired(s.faults)
+	outcome = scriptHealed
+	switch {
+	case err != nil:
+		require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
+		require.Contains(t, err.Error(), "ssd0")
+		outcome = scriptFailed
+	case !s.spoils(fired) && !s.hits(fired, "torn") && !bytes.Equal(want, got):
+		faultSum.wrong.Add(1)
+		require.FailNow(t, "wrong bytes", "bulk")
+	}
+	hit := false
+	for _, n := range fired {
+		hit = hit || n > 0
+	}
+	if !hit {
+		require.NoError(t, err, "no fault hit anything")
+		outcome = scriptUntouched
+	}
+	r.set.Disarm()
+	if err := ctrl.Reset(t.Context()); nvmeGone(err) {
+		return scriptFailed
+	} else if err != nil {
+		require.NoError(t, err, "all is over")
+	}
+	got, err = pass()
+	require.NoError(t, err, "all is over")
+	require.True(t, bytes.Equal(want, got), "all is over")
 	return outcome
 }
 
@@ -477,7 +559,8 @@ func TestFaultScripts(t *testing.T) {
 	}
 	n := uint64(count)
 	env("FAULT_SCRIPTS", &n)
-	workers := runtime.GOMAXPROCS(0)
+	workers := uint64(runtime.GOMAXPROCS(0))
+	env("FAULT_WORKERS", &workers)
 	env("FAULT_BASE", &base)
 	if env("FAULT_SEED", &base) {
 		n, workers = 1, 1
@@ -497,7 +580,12 @@ func TestFaultScripts(t *testing.T) {
 						return
 					}
 					s := makeFaultScript(base + i)
-					if !t.Run(fmt.Sprintf("seed=%d", s.seed), func(t *testing.T) { outcomes[s.runInBubble(t)].Add(1) }) {
+					if !t.Run(fmt.Sprintf("seed=%d", s.seed), func(t *testing.T) {
+						if workers == 1 { // what stays behind can be told to be this script's
+							checkMemory(t)
+						}
+						outcomes[s.runInBubble(t)].Add(1)
+					}) {
 						bad.Add(1)
 					}
 				}
