@@ -29,6 +29,8 @@ type simulation struct {
 	cmds  []int64
 	last  int64
 
+	ended                            int   // sets
+	leastSets                        int   // that a measurement takes
 	totalRows, totalCmds, totalBytes int64 // handed over
 	came                             int64 // rows that are there
 	bad                              error
@@ -36,6 +38,9 @@ type simulation struct {
 
 // Blocks of an SSD whose model has no size: 1 TiB.
 const anyCapacity = 1 << 40
+
+// autoSets is how many sets a measurement takes at least, where its length is not given.
+const autoSets = 8
 
 // chunkNS is how long the simulation runs before it looks whether it is to stop.
 const chunkNS = int64(time.Millisecond)
@@ -81,6 +86,7 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	if v.cfg.Duration == 0 {
 		v.cfg.Duration = v.enough()
 		v.cfg.WarmUp = v.cfg.Duration / 4
+		v.leastSets = autoSets
 	}
 	if cfg.Rate > 0 {
 		err = v.open(ctx)
@@ -135,6 +141,7 @@ func (v *simulation) submit(rows []int64, done func()) {
 	v.totalBytes += bytes
 	v.stack.SubmitSized(v.cmds, (bytes+cmds-1)/max(cmds, 1), func(t iosim.Times) {
 		v.came += n
+		v.ended++
 		if tl := v.cfg.Timeline; tl.On() {
 			tl.Span(v.cfg.Track, "set", v.cfg.TimelineFrom+t.SubmitNS, t.DoneNS-t.SubmitNS, map[string]any{"rows": n, "commands": cmds, "submitted_ns": t.SubmitEndNS - t.SubmitNS})
 			if t.DoneNS > v.last {
@@ -158,28 +165,48 @@ func (v *simulation) until(ctx context.Context, t time.Duration) error {
 	return nil
 }
 
+// closed keeps sets in flight. As on the wall clock the measured time begins and ends where a set does,
+// so that no part of one counts more than another.
 func (v *simulation) closed(ctx context.Context) error {
-	on := true
+	var from, to *iosim.Stats
+	var fromNS int64
+	sets := 0 // since the measurement began
 	var next func()
 	next = func() {
-		if on {
-			v.rows = v.rows[:v.cfg.SetRows]
-			v.spread(&v.l, v.rows, v.offs)
-			v.submit(v.rows, next)
+		now := v.m.Sim.Now()
+		switch {
+		case to != nil:
+			return
+		case from == nil && now >= v.cfg.WarmUp.Nanoseconds() && v.ended >= v.cfg.Sets:
+			st := v.stack.Stats()
+			from, fromNS = &st, now
+		case from != nil:
+			if sets++; now-fromNS >= v.cfg.Duration.Nanoseconds() && sets >= v.leastSets {
+				st := v.stack.Stats()
+				to = &st
+				v.row.Seconds = float64(now-fromNS) / 1e9
+				return
+			}
 		}
+		v.rows = v.rows[:v.cfg.SetRows]
+		v.spread(&v.l, v.rows, v.offs)
+		v.submit(v.rows, next)
 	}
 	for range v.cfg.Sets {
 		next()
 	}
-	if err := v.until(ctx, v.cfg.WarmUp); err != nil {
-		return err
+	limit := v.cfg.WarmUp + v.cfg.Duration + stall
+	for at := chunkNS; to == nil && at < limit.Nanoseconds(); at += chunkNS {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		v.m.Sim.RunUntil(at)
 	}
-	before := v.stack.Stats()
-	if err := v.until(ctx, v.cfg.WarmUp+v.cfg.Duration); err != nil {
-		return err
+	if to == nil {
+		v.bad = fmt.Errorf("modelled: no set of %d rows was read within %v", v.cfg.SetRows, stall)
+		return nil
 	}
-	lat := v.between(&before)
-	on = false
+	lat := v.between(from, to)
 	v.row.latency(&lat)
 	return v.drain(ctx)
 }
@@ -214,7 +241,9 @@ func (v *simulation) open(ctx context.Context) error {
 	if err := v.until(ctx, a.to); err != nil {
 		return err
 	}
-	lat := v.between(&before)
+	after := v.stack.Stats()
+	v.row.Seconds = v.cfg.Duration.Seconds()
+	lat := v.between(&before, &after)
 	free = -v.cfg.Sets // what has not been handed over stays so
 	if err := v.drain(ctx); err != nil {
 		return err
@@ -238,12 +267,10 @@ func (v *simulation) drain(ctx context.Context) error {
 	return nil
 }
 
-// between enters what has been since before into the row.
-func (v *simulation) between(before *iosim.Stats) gpuio.Histogram {
-	now := v.stack.Stats()
-	v.row.Seconds = v.cfg.Duration.Seconds()
-	v.row.IOPS = float64(now.Commands-before.Commands) / v.row.Seconds
-	return now.Latency.Since(&before.Latency)
+// between enters what happened from one moment to another into the row.
+func (v *simulation) between(from, to *iosim.Stats) gpuio.Histogram {
+	v.row.IOPS = float64(to.Commands-from.Commands) / v.row.Seconds
+	return to.Latency.Since(&from.Latency)
 }
 
 // end is the audit of a simulation: each command that was handed over has come, once.
