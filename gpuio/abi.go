@@ -48,7 +48,8 @@ const (
 	frozenUnsafe  = 5 // as frozenDead, but the SSD may still touch its commands: they stay taken
 )
 
-// States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 16 up: attempts.
+// States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 10 to 15: generation
+// (cmdGen). Bits 16 up: attempts.
 const (
 	cmdFree     = 0
 	cmdInFlight = 1
@@ -58,6 +59,36 @@ const (
 	cmdAborted  = 1 << 8
 	cmdAttempt  = 1 << 16
 )
+
+// A command's identifier on the wire is its number in the queue, the CID, with a generation above it that
+// each attempt advances. So a completion says which attempt it is of: one that comes twice, the second
+// time after the CID was used again, is foreign. It is taken for another's only after a multiple of
+// generations attempts under its CID. FFFFh is no identifier (base specification 2.0, figure 86), so there
+// is no generation of all ones.
+const (
+	cidMask     = maxCommands - 1
+	cmdGen      = 0xffff &^ cidMask // of command.State as of the identifier
+	cmdNextGen  = cidMask + 1
+	generations = cmdGen / cmdNextGen
+)
+
+// issued is the state of a command that goes to the SSD, from the one that it has before.
+func issued(state uint32) uint32 {
+	gen := (state + cmdNextGen) & cmdGen
+	if gen == cmdGen {
+		gen = 0
+	}
+	return state&^0xffff + cmdAttempt | gen | cmdInFlight
+}
+
+// wireCID is the identifier of a command's last attempt.
+func wireCID(cid, state uint32) uint16 { return uint16(cid | state&cmdGen) }
+
+// answers tells whether a command in this state is what a completion is of, whose identifier has the
+// command's number. last is the completion's last dword.
+func answers(state, last uint32) bool {
+	return state&(cmdState|cmdGen) == last&cmdGen|cmdInFlight
+}
 
 // segment is one set's units that wait at a queue (setState says what a unit is).
 type segment struct {
@@ -130,7 +161,7 @@ type queueState struct {
 	Dropped    uint64 // host: commands in flight when their queue pair was deleted
 }
 
-// command is one CID of a queue.
+// command is one CID of a queue. A free one keeps its generation.
 type command struct {
 	Set        uint16
 	NLB        uint16 // number of LBAs less one, as in CDW12
@@ -150,7 +181,7 @@ type failRecord struct {
 	Kind   uint16
 	Status uint16
 	QID    uint16
-	CID    uint16
+	CID    uint16 // as the SSD was told
 	Tries  uint32
 	LBA    uint64 // the command's; failPos: the position
 	SSD    uint32

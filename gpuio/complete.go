@@ -18,8 +18,8 @@ import (
 // of staged rows), rings the CQ doorbell once, gives the CIDs back and refills the queue from its
 // pending list. A command whose status allows it is issued again under its own CID.
 //
-// A completion is not data until its CID matched and its status was good. A command past its
-// deadline, or a completion for a CID that is not in flight, freezes its queue: no kernel touches
+// A completion is not data until its CID and generation matched and its status was good. A command past
+// its deadline, or a completion for none that is in flight, freezes its queue: no kernel touches
 // it again before the host has recovered it (recover.go), the CIDs and destinations of its
 // commands stay taken, and the block returns when only frozen queues are left.
 //
@@ -154,17 +154,18 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			q.Head = 0
 			q.Phase ^= 1
 		}
-		cid := last & 0xffff
+		cid := last & cidMask
 		var cmd *command
+		state := uint32(cmdFree)
 		if cid < q.NumCommands {
 			cmd = at[command](q.Commands, int(cid))
+			state = atomic.LoadUint32(&cmd.State)
 		}
-		if cmd == nil || atomic.LoadUint32(&cmd.State)&cmdState != cmdInFlight {
+		if !answers(state, last) {
 			foreign = 1
 			break
 		}
 		set := at[setState](k.sets, int(cmd.Set))
-		state := atomic.LoadUint32(&cmd.State)
 		if status := nvme.Status(last >> 17); !status.OK() {
 			errors++
 			tries := state / cmdAttempt
@@ -178,14 +179,14 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 				kind = failTimeout
 			}
-			set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
+			set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: wireCID(cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 		} else {
 			if cmd.Dst != 0 {
 				q.unstage(set, cid, cmd)
 			}
 			at[Histogram](q.Hist, 0).Counts[histBucket(now-cmd.Start)]++
 		}
-		atomic.StoreUint32(&cmd.State, cmdFree)
+		atomic.StoreUint32(&cmd.State, state&cmdGen|cmdFree)
 		if set != doneSet {
 			if done > 0 {
 				atomic.AddUint32(at[uint32](doneSet.Remaining, int(g)), -done)

@@ -94,6 +94,7 @@ type diffWorld struct {
 
 type diffStats struct {
 	batches, steps, commands, retries, failed, foreign, timeouts, refills int64
+	stale, twice                                                          int64 // completions of an older attempt, and second ones
 	wraps, deep, shallow, lists, packed, staged, direct                   int64
 	split, shared, scattered, packedRuns                                  int64 // parts; rows that shared a command; commands for several rows in place; commands saved on packed rows
 }
@@ -108,6 +109,7 @@ type diffQueue struct {
 	head, tail uint32 // SQ head, CQ tail
 	phase      uint32
 	out        []diffCommand
+	last       map[uint16]uint16 // by CID: its last identifier
 }
 
 type diffCommand struct {
@@ -234,7 +236,7 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		for cid := range n {
 			q.Free[cid/32] |= 1 << (cid & 31)
 		}
-		w.ctl = append(w.ctl, diffQueue{phase: 1})
+		w.ctl = append(w.ctl, diffQueue{phase: 1, last: map[uint16]uint16{}})
 	}
 	h := &hostSide{kickers: make([]nvme.Kicker, w.ssds), parks: make([]blockPark, 1)}
 	w.view = kernelView{h: h, sets: w.sets}
@@ -503,13 +505,18 @@ func (w *diffWorld) fetch(g int) {
 		sqe := *at[nvme.Command](q.SQ, int(c.head))
 		require.EqualValues(w.t, nvme.OpRead, sqe.Opcode, w.name)
 		w.checkBlocks(q, &sqe)
-		if w.window != 0 && sqe.CDW12 >= uint32(w.layout.LBAsPerRow) && at[command](q.Commands, int(sqe.CID)).Dst == 0 {
+		cid := sqe.CID & cidMask
+		if w.window != 0 && sqe.CDW12 >= uint32(w.layout.LBAsPerRow) && at[command](q.Commands, int(cid)).Dst == 0 {
 			w.stats.scattered++
 		}
-		require.Less(w.t, uint32(sqe.CID), q.NumCommands, w.name)
-		if slices.ContainsFunc(c.out, func(o diffCommand) bool { return o.sqe.CID == sqe.CID }) {
+		require.Less(w.t, uint32(cid), q.NumCommands, w.name)
+		if slices.ContainsFunc(c.out, func(o diffCommand) bool { return o.sqe.CID&cidMask == cid }) {
 			require.FailNow(w.t, "CID in use twice", w.name)
 		}
+		if old, ok := c.last[cid]; ok {
+			require.EqualValues(w.t, wireCID(uint32(cid), issued(uint32(old))), sqe.CID, "%s: the generation after %04Xh", w.name, old)
+		}
+		c.last[cid] = sqe.CID
 		c.out = append(c.out, diffCommand{sqe: sqe, lost: w.chaos && w.rng.IntN(600) == 0})
 		if c.head++; c.head == q.Entries {
 			c.head = 0
@@ -560,9 +567,6 @@ func (w *diffWorld) serve(g int) {
 	}
 	var kept []diffCommand
 	stray := -1
-	// A second completion of a command is foreign as long as its CID is not in use again, which is
-	// certain only within one sweep.
-	once := c.tail == *at[uint32](q.CQDoorbell, 0) && n < warp-2
 	if w.chaos && n > 0 && w.rng.IntN(40) == 0 {
 		stray = w.rng.IntN(n)
 	}
@@ -573,11 +577,15 @@ func (w *diffWorld) serve(g int) {
 		}
 		if i == stray && w.rng.IntN(2) == 0 {
 			cid := w.rng.Uint32N(1 << 16)
-			if w.rng.IntN(2) == 0 {
+			switch w.rng.IntN(3) {
+			case 0:
 				cid = w.rng.Uint32N(q.NumCommands)
+			case 1: // the attempt before under the CID of one in flight, which comes twice
+				cid = uint32(o.sqe.CID-cmdNextGen) & 0xffff
+				w.stats.stale++
 			}
-			// Of a command that waits for its retry, or of none. (Whoever completes a command in
-			// flight that it has not read cannot be found out.)
+			// Of a command that waits for its retry, of an older attempt, or of none. (Whoever completes
+			// a command in flight that it has not read cannot be found out.)
 			if !slices.ContainsFunc(c.out, func(o diffCommand) bool { return uint32(o.sqe.CID) == cid }) {
 				w.post(g, cid, 0)
 			}
@@ -602,8 +610,8 @@ func (w *diffWorld) serve(g int) {
 			kept = append(kept, o)
 			continue
 		}
-		if i == stray && once {
-			w.post(g, uint32(o.sqe.CID), status) // the same once more
+		if i == stray && w.post(g, uint32(o.sqe.CID), status) { // the same once more
+			w.stats.twice++
 		}
 	}
 	c.out = kept
@@ -640,7 +648,7 @@ func (w *diffWorld) late(g int) {
 	some := false
 	for _, o := range c.out {
 		if o.lost {
-			at[command](q.Commands, int(o.sqe.CID)).Deadline = diffPast
+			at[command](q.Commands, int(o.sqe.CID&cidMask)).Deadline = diffPast
 			some = true
 		}
 	}
@@ -656,7 +664,7 @@ func (w *diffWorld) revive(g int) {
 	if q.Frozen == frozenForeign {
 		w.stats.foreign++
 	}
-	w.ctl[g] = diffQueue{phase: 1}
+	w.ctl[g] = diffQueue{phase: 1, last: map[uint16]uint16{}}
 	clear(w.slab[q.CQ-addr(w.slab):][:q.Entries*16])
 	*at[uint32](q.SQDoorbell, 0), *at[uint32](q.CQDoorbell, 0) = 0, 0
 	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
@@ -665,8 +673,8 @@ func (w *diffWorld) revive(g int) {
 		tries := cmd.State / cmdAttempt
 		if tries > q.Retries {
 			set := w.set(uint32(cmd.Set))
-			set.failUnit(cmd.Index, failRecord{Kind: failTimeout, QID: uint16(q.QID), CID: uint16(cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
-			cmd.State = cmdFree
+			set.failUnit(cmd.Index, failRecord{Kind: failTimeout, QID: uint16(q.QID), CID: wireCID(cid, cmd.State), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
+			cmd.State = cmd.State&cmdGen | cmdFree
 			q.Retry[cid/32] &^= 1 << (cid & 31)
 			q.Free[cid/32] |= 1 << (cid & 31)
 			*at[uint32](set.Remaining, g)--
@@ -849,7 +857,7 @@ func runDiff(t *testing.T, host, other cuda.Device, batches int) {
 		}
 	}
 	if batches >= 3000 {
-		for _, n := range []int64{st.split, st.shared, st.scattered, st.packedRuns} {
+		for _, n := range []int64{st.split, st.shared, st.scattered, st.packedRuns, st.stale, st.twice} {
 			require.Positive(t, n, "%+v: the script is too tame", st)
 		}
 	}

@@ -201,7 +201,7 @@ func (k *syncView) begin(w *syncWarp, q *queueState) bool {
 		atomic.AddUint32(at[uint32](k.set.Remaining, int(w.g)), ^uint32(0))
 		return true
 	}
-	atomic.StoreUint32(&cmd.State, cmdRetry)
+	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&cmdGen|cmdRetry)
 	w.phase, w.again, w.cid, w.until = syncIssue, false, cid, k.now+q.TimeoutNS
 	return k.issue(w, q)
 }
@@ -243,7 +243,6 @@ func (k *syncView) issue(w *syncWarp, q *queueState) bool {
 	k.side.own(w.g, w.cid, k.block)
 	w.due = k.now + q.TimeoutNS
 	atomic.StoreInt64(&cmd.Deadline, w.due)
-	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&^(cmdState|cmdAborted)+cmdAttempt|cmdInFlight)
 	q.store(w.cid, cmd)
 	var c refillCounts
 	k.ring(q, &c)
@@ -290,11 +289,11 @@ func (k *syncView) finish(w *syncWarp, q *queueState, cmd *command) {
 		if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 			kind = failTimeout
 		}
-		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: uint16(w.cid), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
+		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: wireCID(w.cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 	} else if cmd.Dst != 0 {
 		q.unstage(k.set, w.cid, cmd)
 	}
-	atomic.StoreUint32(&cmd.State, cmdFree)
+	atomic.StoreUint32(&cmd.State, state&cmdGen|cmdFree)
 	atomic.OrUint32(&q.Free[w.cid/32], 1<<(w.cid&31))
 	atomic.AddUint32(at[uint32](k.set.Remaining, int(w.g)), ^uint32(0))
 	w.phase = syncIdle
@@ -363,8 +362,7 @@ func (k *syncView) sweepLocked(q *queueState, g uint32) int {
 			head = 0
 			phase ^= 1
 		}
-		cid := last & 0xffff
-		if cid >= q.NumCommands || atomic.LoadUint32(&at[command](q.Commands, int(cid)).State)&cmdState != cmdInFlight {
+		if cid := last & cidMask; cid >= q.NumCommands || !answers(atomic.LoadUint32(&at[command](q.Commands, int(cid)).State), last) {
 			foreign = 1
 			atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 			break
@@ -381,7 +379,7 @@ func (k *syncView) sweepLocked(q *queueState, g uint32) int {
 	now := nanotime()
 	errors := uint64(0)
 	for _, last := range done[:n] {
-		cid, status := last&0xffff, nvme.Status(last>>17)
+		cid, status := last&cidMask, nvme.Status(last>>17)
 		cmd := at[command](q.Commands, int(cid))
 		state := atomic.LoadUint32(&cmd.State)
 		if state&cmdState == cmdDone { // twice in one sweep

@@ -426,9 +426,10 @@ func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) boo
 	defer cancel()
 	for _, cid := range late {
 		r.aborts.Add(1)
+		state := atomic.LoadUint32(&at[command](q.Commands, int(cid)).State) // the queue is frozen: it stays so
 		// That the command was not found is no reason to give up: its completion may be on
 		// its way. Whether it comes decides.
-		if err := e.abort(ctx, e.ssds[q.SSD].Ctrl, uint16(q.QID), uint16(cid)); err != nil {
+		if err := e.abort(ctx, e.ssds[q.SSD].Ctrl, uint16(q.QID), wireCID(cid, state)); err != nil {
 			var refused *nvme.StatusError
 			if !errors.As(err, &refused) {
 				return false
@@ -505,7 +506,7 @@ func (e *async) reissue(q *queueState, g int, all bool) {
 func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
 	slot := uint32(cmd.Set)
 	e.recordLost(q, cid, cmd, kind)
-	atomic.StoreUint32(&cmd.State, cmdFree)
+	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&cmdGen|cmdFree)
 	atomic.AndUint32(&q.Retry[cid/32], ^uint32(1<<(cid&31)))
 	atomic.OrUint32(&q.Free[cid/32], 1<<(cid&31))
 	atomic.AddUint32(&e.remaining(slot)[g], ^uint32(0))
@@ -513,8 +514,9 @@ func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind
 
 // recordLost notes the rows of a command as failed.
 func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
+	state := atomic.LoadUint32(&cmd.State)
 	e.failUnit(uint32(cmd.Set), cmd.Index, failRecord{
-		Kind: kind, QID: uint16(q.QID), CID: uint16(cid), Tries: atomic.LoadUint32(&cmd.State) / cmdAttempt,
+		Kind: kind, QID: uint16(q.QID), CID: wireCID(cid, state), Tries: state / cmdAttempt,
 		LBA: cmd.LBA, Blocks: uint32(cmd.NLB) + 1, SSD: q.SSD,
 	})
 }

@@ -94,9 +94,7 @@ func (k kernelView) refill(q *queueState, g uint32) {
 		for ; m != 0; m &= m - 1 {
 			cid := w*32 + uint32(bits.TrailingZeros32(m))
 			cmd := at[command](q.Commands, int(cid))
-			state := atomic.LoadUint32(&cmd.State)&^(cmdState|cmdAborted) + cmdAttempt | cmdInFlight
 			atomic.StoreInt64(&cmd.Deadline, now+q.TimeoutNS)
-			atomic.StoreUint32(&cmd.State, state)
 			q.store(cid, cmd)
 			set := at[setState](k.sets, int(cmd.Set))
 			atomic.AddUint32(&set.Retries, 1)
@@ -196,7 +194,6 @@ func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, fr
 			continue
 		}
 		atomic.StoreInt64(&cmd.Deadline, now+q.TimeoutNS)
-		atomic.StoreUint32(&cmd.State, cmdAttempt|cmdInFlight)
 		q.store(cid, cmd)
 		c.unrung++
 		issued++
@@ -409,11 +406,13 @@ func (q *queueState) prp(cmd *command, cid uint32, a, total uint64) {
 	}
 }
 
-// store writes a command's SQE at the tail, in 16-byte pieces. There is always room: a CID is in
-// use from here until its completion, and there are fewer CIDs than slots.
+// store puts a command in flight and writes its SQE at the tail, in 16-byte pieces. There is always room:
+// a CID is in use from here until its completion, and there are fewer CIDs than slots.
 func (q *queueState) store(cid uint32, cmd *command) {
+	state := issued(atomic.LoadUint32(&cmd.State))
+	atomic.StoreUint32(&cmd.State, state)
 	*at[nvme.Command](q.SQ, int(q.Tail)) = nvme.Command{
-		Opcode: nvme.OpRead, CID: uint16(cid), NSID: q.NSID, PRP1: cmd.PRP1, PRP2: cmd.PRP2,
+		Opcode: nvme.OpRead, CID: wireCID(cid, state), NSID: q.NSID, PRP1: cmd.PRP1, PRP2: cmd.PRP2,
 		CDW10: uint32(cmd.LBA), CDW11: uint32(cmd.LBA >> 32), CDW12: uint32(cmd.NLB),
 	}
 	if q.Tail++; q.Tail == q.Entries {

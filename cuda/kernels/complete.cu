@@ -65,14 +65,14 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	dev::syncwarp(); // every lane comes after all the acquires
 	i64 now = io::now();
 
-	// Which of them name a command in flight, each command once? What follows the first that does
+	// Which of them name a command in flight and its attempt, each command once? What follows the first that does
 	// not is left alone.
-	u32 cid = last & 0xffff;
+	u32 cid = last & cidMask;
 	Command *c = dev::at<Command>(q->Commands, cid);
 	u32 state = 0;
 	if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
 	bool twice = io::repeated(cid, n);
-	u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || (state & cmdState) != cmdInFlight));
+	u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
 	bool foreign = strays != 0;
 	if (foreign) n = dev::ctz(strays) + 1;
 	bool mine = lane < n - (foreign ? 1 : 0);
@@ -93,7 +93,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
 
 #ifdef HX_PLANT_CID_BEFORE_COPY
-	io::free_cids(q, done, cid);
+	io::free_cids(q, done, cid, state);
 #endif
 	// Staged data, by the whole warp: what is of one row at once, runs row by row.
 	u32 bytes = 0, run = 0;
@@ -134,7 +134,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	}
 	dev::syncwarp(); // no CID before the doorbell
 #ifndef HX_PLANT_CID_BEFORE_COPY
-	io::free_cids(q, done, cid);
+	io::free_cids(q, done, cid, state);
 #endif
 	// Completions mostly come in runs of one set.
 	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
@@ -185,7 +185,7 @@ HX_DEVICE void drop_late(QueueState *q, u32 g, u64 sets, i64 now) {
 			SetState *s = io::set(sets, dev::ld(&dev::at<Command>(q->Commands, w * 32 + from)->Set));
 			dev::syncwarp();
 			if (lane == from) {
-				dev::st_relaxed_gpu(&c->State, cmdFree);
+				dev::st_relaxed_gpu(&c->State, (state & cmdGen) | cmdFree);
 				dev::or_gpu<dev::release>(&q->Free[w], 1u << lane);
 				dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), ~0u);
 			}

@@ -111,10 +111,28 @@ HX_DEVICE inline void ring_sq(QueueState *q, u32 tail) {
 	}
 }
 
+// The state of a command that goes to the SSD, from the one that it has before: the next generation, which is
+// never all ones.
+HX_DEVICE inline u32 issued(u32 state) {
+	u32 gen = (state + cmdNextGen) & cmdGen;
+	return (((state & ~0xffffu) + cmdAttempt) | (gen == cmdGen ? 0 : gen)) | cmdInFlight;
+}
+
+// Is the completion with that last dword of the attempt that is in flight, if the command is the one that it
+// names?
+HX_DEVICE inline bool answers(u32 state, u32 last) {
+#ifdef HX_PLANT_GENERATION_IGNORED
+	(void)last;
+	return (state & cmdState) == cmdInFlight;
+#else
+	return (state & (cmdState | cmdGen)) == ((last & cmdGen) | cmdInFlight);
+#endif
+}
+
 // Writes a read command at a place of the ring, in 16-byte pieces. One lane, one command.
-HX_DEVICE inline void sqe(const QueueState *q, u32 place, u32 cid, u64 lba, u32 nlb, u64 prp1, u64 prp2) {
+HX_DEVICE inline void sqe(const QueueState *q, u32 place, u32 wire, u64 lba, u32 nlb, u64 prp1, u64 prp2) {
 	u8 *to = dev::at<u8>(q->SQ, (i64)place * commandBytes);
-	dev::st16(to, u32x4{nvmeRead | cid << 16, q->NSID, 0, 0});
+	dev::st16(to, u32x4{nvmeRead | wire << 16, q->NSID, 0, 0});
 	dev::st16(to + 16, u32x4{0, 0, (u32)prp1, (u32)(prp1 >> 32)});
 	dev::st16(to + 32, u32x4{(u32)prp2, (u32)(prp2 >> 32), (u32)lba, (u32)(lba >> 32)});
 	dev::st16(to + 48, u32x4{nlb, 0, 0, 0});
@@ -300,7 +318,7 @@ HX_DEVICE inline void fail_command(const QueueState *q, u64 sets, u32 cid, u32 s
 	r.Kind = kind;
 	r.Status = (u16)status;
 	r.QID = (u16)q->QID;
-	r.CID = (u16)cid;
+	r.CID = (u16)(cid | (state & cmdGen));
 	r.Tries = state / cmdAttempt;
 	r.LBA = dev::ld(&c->LBA);
 	r.Blocks = (u32)dev::ld(&c->NLB) + 1;
@@ -371,14 +389,16 @@ HX_DEVICE inline bool prepare(QueueState *q, Command *c, const SetState *s, u32 
 	return dst != 0;
 }
 
-// Puts a command that was prepared in flight, as its n-th attempt, and returns its LBAs. One lane.
-HX_DEVICE inline u32 launch(QueueState *q, Command *c, u32 place, u32 cid, u32 attempts, i64 now) {
+// Puts a command that was prepared in flight, for one attempt more than its state says, and returns its
+// LBAs. One lane.
+HX_DEVICE inline u32 launch(QueueState *q, Command *c, u32 place, u32 cid, u32 state, i64 now) {
 	u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
 	u32 nlb = dev::ld(&c->NLB);
 	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
 	// Who looks for late commands reads the state first, then the deadline.
-	dev::st_release_gpu(&c->State, attempts | cmdInFlight);
-	sqe(q, place, cid, lba, nlb, prp1, prp2);
+	state = issued(state);
+	dev::st_release_gpu(&c->State, state);
+	sqe(q, place, cid | (state & cmdGen), lba, nlb, prp1, prp2);
 	return nlb + 1;
 }
 
@@ -434,8 +454,7 @@ HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, Refilled *r) {
 		if (m >> lane & 1) {
 			u32 cid = w * 32 + lane;
 			Command *c = dev::at<Command>(q->Commands, cid);
-			u32 state = (dev::ld_relaxed_gpu(&c->State) & ~(cmdState | cmdAborted)) + cmdAttempt;
-			blocks = launch(q, c, forward(q, r->tail, dev::popc(m & below(lane))), cid, state, now);
+			blocks = launch(q, c, forward(q, r->tail, dev::popc(m & below(lane))), cid, dev::ld_relaxed_gpu(&c->State), now);
 			SetState *s = set(sets, dev::ld(&c->Set));
 			dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
 			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)blocks);
@@ -482,16 +501,17 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		SetState *s = set(sets, slot);
 		bool has = (mask >> lane & 1) != 0;
 		u32 unit = (u32)next + dev::popc(mask & below(lane));
+		u32 cid = w * 32 + lane, state = 0;
+		Command *c = dev::at<Command>(q->Commands, cid);
+		if (has) state = dev::ld_relaxed_gpu(&c->State); // with what locate loads under way, too
 		Place p{};
 		if (has) p = locate(q, s, unit);
 		u32 bad = dev::ballot(dev::full_mask, has && p.at.bad != 0);
 		u32 good = mask & ~bad, blocks = 0, rows = 0;
 		bool copies = false;
 		if (good >> lane & 1) {
-			u32 cid = w * 32 + lane;
-			Command *c = dev::at<Command>(q->Commands, cid);
 			copies = prepare(q, c, s, slot, cid, unit, p, t);
-			blocks = launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, cmdAttempt, t);
+			blocks = launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, state, t);
 			rows = p.unit.count > 1 ? p.unit.count : 0;
 		}
 		fail_bad(q, s, bad, p);
@@ -649,8 +669,8 @@ template <u32 Loads> HX_DEVICE inline void copy_runs(const QueueState *q, u64 se
 	}
 }
 
-// Has a lower lane of the first n the same CID? One ballot per bit. CIDs that no command can have
-// count by their low bits: they are foreign themselves, and what follows one is left alone.
+// Has a lower lane of the first n the same CID? One ballot per bit. Of two generations of one the first that
+// is not in flight is foreign, and what follows it is left alone.
 HX_DEVICE inline bool repeated(u32 cid, u32 n) {
 	u32 same = below(dev::lane());
 	if (n < 32) same &= below(n);
@@ -687,9 +707,9 @@ HX_DEVICE inline void tally(QueueState *q, bool good, i64 ns) {
 }
 
 // Gives back the CIDs of the lanes in which done is set, which are different; once per word, as above.
-// All lanes are done with what belongs to them; that comes before by the syncwarp.
-HX_DEVICE inline void free_cids(QueueState *q, bool done, u32 cid) {
-	if (done) dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, cmdFree);
+// All lanes are done with what belongs to them; that comes before by the syncwarp. Generations stay.
+HX_DEVICE inline void free_cids(QueueState *q, bool done, u32 cid, u32 state) {
+	if (done) dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, (state & cmdGen) | cmdFree);
 	dev::syncwarp();
 	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
 		u32 w = dev::shfl(dev::full_mask, cid / 32, dev::ctz(m));

@@ -49,7 +49,8 @@ HX_DEVICE void let_go(QueueState *q, u32 g, u64 sets) {
 HX_DEVICE void give_back(QueueState *q, u32 cid) {
 	dev::syncwarp(); // all lanes are done with what belongs to it
 	if (io::leader()) {
-		dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, cmdFree);
+		u32 *state = &dev::at<Command>(q->Commands, cid)->State;
+		dev::st_relaxed_gpu(state, (dev::ld_relaxed_gpu(state) & cmdGen) | cmdFree);
 		dev::or_gpu<dev::release>(&q->Free[cid / 32], 1u << (cid % 32));
 	}
 }
@@ -125,11 +126,11 @@ HX_DEVICE bool sweep(QueueState *q) {
 	if (n > 0) {
 		dev::syncwarp();
 		i64 now = io::now();
-		u32 cid = last & 0xffff, state = 0;
+		u32 cid = last & cidMask, state = 0;
 		Command *c = dev::at<Command>(q->Commands, cid);
 		if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
 		bool twice = io::repeated(cid, n);
-		u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || (state & cmdState) != cmdInFlight));
+		u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
 		bool foreign = strays != 0;
 		if (foreign) n = dev::ctz(strays) + 1;
 		bool mine = lane < n - (foreign ? 1 : 0);
@@ -210,7 +211,8 @@ HX_DEVICE bool await(QueueState *q, const Command *c, i64 due, u32 *state, u32 *
 // Leaves a command that could not be issued to the host, for its retry list.
 HX_DEVICE void leave_to_host(QueueState *q, u32 cid, u32 attempts) {
 	if (io::leader()) {
-		dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, attempts * cmdAttempt | cmdRetry);
+		u32 *state = &dev::at<Command>(q->Commands, cid)->State;
+		dev::st_relaxed_gpu(state, (dev::ld_relaxed_gpu(state) & cmdGen) | attempts * cmdAttempt | cmdRetry);
 		dev::or_gpu<dev::release>(&q->Retry[cid / 32], 1u << (cid % 32));
 	}
 }
@@ -264,7 +266,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		}
 		if (io::leader()) {
 			tail = dev::ld(&q->Tail);
-			io::launch(q, c, tail, cid, cmdAttempt, now);
+			io::launch(q, c, tail, cid, dev::ld_relaxed_gpu(&c->State), now);
 			io::count(staged ? &q->Staged : &q->Direct, 1);
 			io::count(&q->BlocksRead, place.blocks);
 			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
@@ -293,7 +295,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 				due = now + q->TimeoutNS;
 				if (io::leader()) {
 					tail = dev::ld(&q->Tail);
-					io::launch(q, c, tail, cid, (tries + 1) * cmdAttempt, now);
+					io::launch(q, c, tail, cid, state, now);
 					dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
 					dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
 					io::count(&q->Retried, 1);

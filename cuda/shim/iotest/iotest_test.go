@@ -403,6 +403,10 @@ var plants = []struct {
 		"somebody else's data", false, "sync=0,split=0,window=8,rowbytes=512,direct=0", ""},
 	{"HX_PLANT_MARKS_IGNORED", "each part of a row that fails counts as a row",
 		"or a second one|rows failed", false, "sync=0,window=0,split=1,rowbytes=1536,dnr=300,faults=1000", ""},
+	{"HX_PLANT_GENERATION_IGNORED", "a completion counts for whatever is in flight under its CID",
+		"in use twice|used again|nothing was written there|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,duplicate=300,faults=40,err=0", ""},
+	{"HX_PLANT_GENERATION_IGNORED", "the same, by read_sync",
+		"in use twice|used again|nothing was written there|somebody else's data|which is not mapped|belongs to no row", false, "sync=1,window=0,duplicate=300,faults=40,err=0,limit_us=5000", ""},
 	// A consequence of time, not of memory order: no claim for the race detector.
 	{"HX_PLANT_SKIP_QUARANTINE", "CIDs of late commands are used again while the SSD has them",
 		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,late=100,lost=50,faults=40", ""},

@@ -21,12 +21,6 @@ u64 address(const void *p) { return (u64)(uintptr_t)p; }
 void count(u64 *c, u64 n) { __atomic_store_n(c, *c + n, __ATOMIC_RELAXED); }
 } // namespace
 
-bool quiet_queue(Run &run, u32 g) { return run.host->quiet(g); }
-
-bool Host::quiet(u32 g) {
-	return load(&all_submitted) != 0 && load(&run.submit.head) == load(&run.submit.tail) && peek(&queues[g].PendHead) == peek(&queues[g].PendTail);
-}
-
 // As gpuio.NewLayout, listBytes, stageBytes and async.open.
 Host::Host(Run &r) : run(r), rng(r.cfg.seed ^ 0x5bd1e995) {
 	const Config &c = run.cfg;
@@ -313,7 +307,6 @@ void Host::start_set() {
 		set->last = launch(run.submit, "submit", c.sblocks, c.warps, &p, sizeof p, nullptr);
 		launch_complete(*set);
 	}
-	if (started == c.sets) store(&all_submitted, 1u);
 	live.push_back(std::move(set));
 }
 
@@ -663,6 +656,9 @@ void Host::read_again(u32 g) {
 	});
 }
 
+// wire is the identifier of a command's last attempt.
+u32 Host::wire(u32 g, u32 cid) { return cid | (load(&at<Command>(q(g).Commands)[cid].State) & cmdGen); }
+
 void Host::again(u32 g, u32 cid, u32 state) {
 	store(&at<Command>(q(g).Commands)[cid].State, (state & ~(cmdState | cmdAborted)) | cmdRetry);
 	__atomic_fetch_or(&q(g).Retry[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
@@ -690,7 +686,7 @@ bool Host::abort_late(u32 g) {
 	for (u32 cid : late) {
 		aborts++;
 		Ssd::Answer a;
-		if (!ssd_of(g).admin(Ssd::abort, g, cid, &a)) run.fail("no answer to Abort");
+		if (!ssd_of(g).admin(Ssd::abort, g, wire(g, cid), &a)) run.fail("no answer to Abort");
 		if (!a.ok) return false;
 	}
 	i64 grace = run.now() + k.TimeoutNS;
@@ -790,14 +786,14 @@ void Host::fail_command(u32 g, u32 cid, u16 kind) {
 	FailRecord f = {};
 	f.Kind = kind;
 	f.QID = (u16)k.QID;
-	f.CID = (u16)cid;
+	f.CID = (u16)wire(g, cid);
 	f.Tries = load(&cmd.State) / cmdAttempt;
 	f.LBA = cmd.LBA;
 	f.Blocks = cmd.NLB + 1u;
 	f.SSD = k.SSD;
 	u32 slot = cmd.Set, rows = fail_unit(slot, cmd.Index, f);
 	queue_fails += kind == failQueue ? rows : 0;
-	store(&cmd.State, cmdFree);
+	store(&cmd.State, (load(&cmd.State) & cmdGen) | cmdFree);
 	__atomic_fetch_and(&k.Retry[cid / 32], ~(1u << (cid & 31)), __ATOMIC_ACQ_REL);
 	__atomic_fetch_or(&k.Free[cid / 32], 1u << (cid & 31), __ATOMIC_ACQ_REL);
 	__atomic_fetch_sub(&remaining(slot)[g], 1, __ATOMIC_ACQ_REL);
@@ -898,7 +894,7 @@ void Host::verdict() {
 	for (const FailRecord &f : records) {
 		bool found = false;
 		for (const Injected &i : run.ssds[f.SSD]->injected)
-			found |= i.qid == f.QID && i.cid == f.CID && i.lba == f.LBA && i.status == f.Status;
+			found |= i.qid == f.QID && i.wire == f.CID && i.lba == f.LBA && i.status == f.Status;
 		if (!found) run.fail("ssd %u q%u CID %u LBA %llu: status %#x is reported, which the SSD did not give", f.SSD, f.QID, f.CID, f.LBA, f.Status);
 	}
 }

@@ -15,8 +15,6 @@ public:
 	void verdict();  // after all agents have ended: nothing leaked, all counters agree
 	void dump(FILE *); // state, for a report
 	bool done = false, closed = false;
-	// quiet tells whether no CID of queue g can be taken into use any more.
-	bool quiet(u32 g);
 	u64 rows_read = 0, rows_failed = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, orphans = 0, runs_read = 0, rows_shared = 0, parts_read = 0, healed = 0;
 
 private:
@@ -72,6 +70,7 @@ private:
 	void reissue(u32 g, bool all);
 	void read_again(u32 g);
 	void again(u32 g, u32 cid, u32 state);
+	u32 wire(u32 g, u32 cid);
 	void heal(u32 s);
 	void tell(u32 g, u32 cid, Ssd::Op);
 	void fail_command(u32 g, u32 cid, u16 kind);
@@ -106,10 +105,7 @@ private:
 	u64 started = 0, seen_fails = 0, bad_rows = 0, queue_fails = 0;
 	u64 issued_sets = 0, retried_sets = 0, expected_issues = 0, blocks_sets = 0, expected_shared = 0;
 	u64 failed_least = 0, failed_most = 0; // commands that failed for good, as the sets tell
-	u32 all_submitted = 0;
 	u8 next_poison = 0x11;
 };
-
-bool quiet_queue(Run &, u32 g);
 
 } // namespace iotest

@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
 		}
 	}
 	time_t begin = time(nullptr);
-	u64 runs = 0, rows = 0, failed = 0, commands = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, lost = 0, late = 0, full = 0, early = 0, foreign = 0, dead = 0, orphans = 0, shared = 0, runs_read = 0, parts = 0, healed = 0, schedules = 0;
+	u64 runs = 0, rows = 0, failed = 0, commands = 0, recovered = 0, recreated = 0, aborts = 0, limited = 0, lost = 0, late = 0, full = 0, early = 0, foreign = 0, dead = 0, orphans = 0, shared = 0, runs_read = 0, parts = 0, healed = 0, echoes = 0, schedules = 0;
 	for (u64 seed = from; seed <= to; seed++) {
 		if (seconds != 0 && time(nullptr) - begin >= seconds) break;
 		Config c = random_config(seed, threads);
@@ -85,6 +85,7 @@ int main(int argc, char **argv) {
 			lost += s->faults_lost;
 			late += s->faults_late;
 			full += s->full_waits;
+			echoes += s->echoes_late;
 			for (auto &q : s->queues) {
 				commands += q.fetched;
 				early += q.reused_early;
@@ -94,7 +95,7 @@ int main(int argc, char **argv) {
 		}
 		if (from == to) printf("%s\n", describe(c).c_str());
 	}
-	printf("ok: %llu seeds, %llu rows read (%llu share commands, %llu runs, %llu parts of rows), %llu failed as injected, %llu commands, %llu lost, %llu late, %llu foreign; %llu recoveries, %llu aborts, %llu queue pairs replaced, %llu controllers reset, %llu queues given up, %llu launches cut short, %llu waits for a full CQ, %llu early retries, %llu orphans; schedules %016llx\n", runs,
-	       rows, shared, runs_read, parts, failed, commands, lost, late, foreign, recovered, aborts, recreated, healed, dead, limited, full, early, orphans, schedules);
+	printf("ok: %llu seeds, %llu rows read (%llu share commands, %llu runs, %llu parts of rows), %llu failed as injected, %llu commands, %llu lost, %llu late, %llu foreign (%llu of a CID in use again); %llu recoveries, %llu aborts, %llu queue pairs replaced, %llu controllers reset, %llu queues given up, %llu launches cut short, %llu waits for a full CQ, %llu early retries, %llu orphans; schedules %016llx\n", runs,
+	       rows, shared, runs_read, parts, failed, commands, lost, late, foreign, echoes, recovered, aborts, recreated, healed, dead, limited, full, early, orphans, schedules);
 	return 0;
 }

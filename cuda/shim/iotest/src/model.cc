@@ -79,6 +79,7 @@ void Ssd::agent() {
 				if (!rng.chance(run.cfg.burst)) busy |= fetch(q);
 			}
 			busy |= finish();
+			busy |= echo();
 		}
 		if (busy) {
 			run.yield();
@@ -87,6 +88,7 @@ void Ssd::agent() {
 		i64 next = now + 2000;
 		for (const Fetched &f : flight)
 			if (!f.never) next = std::min(next, std::max(f.due, now + 100));
+		for (const Echo &e : echoes) next = std::min(next, std::max(e.due, now + 100));
 		run.wait([&] {
 			if (run.stopped() || load(&asked) != peek(&answered)) return true;
 			for (Queue &q : queues)
@@ -173,11 +175,13 @@ void Ssd::take(u32 qi, bool execute) {
 	for (u32 i = 0; i < 16; i++) entry[i] = poison_word;
 	p->head = (slot + 1) % p->entries;
 	q.fetched++;
-	u32 cid = sqe[0] >> 16, blocks = (sqe[12] & 0xffff) + 1;
+	u32 wire = sqe[0] >> 16, cid = wire & cidMask, blocks = (sqe[12] & 0xffff) + 1;
 	q.blocks += blocks;
 	Cid &k = q.cids[cid];
+	if (k.use != 0 && k.wire != older(wire, 1)) run.fail("ssd %u q%u: CID %u has the identifier %04x after %04x", index, p->qid, cid, wire, k.wire);
+	k.wire = wire;
 	u64 prp1 = sqe[6] | (u64)sqe[7] << 32, prp2 = sqe[8] | (u64)sqe[9] << 32, lba = sqe[10] | (u64)sqe[11] << 32;
-	run.note("ssd %d q%d fetch cid %d lba+%d", index, p->qid, cid, (i64)(lba - data_start));
+	run.note("ssd %d q%d fetch identifier %d lba+%d", index, p->qid, wire, (i64)(lba - data_start));
 	if (k.state == Cid::posted) {
 		// Its completion was not acknowledged. Only a command that is tried again may be here.
 		if (k.status == 0 || (k.status & status_dnr) || k.attempts > c.retries)
@@ -225,7 +229,7 @@ void Ssd::take(u32 qi, bool execute) {
 		f.due = run.now() + timeout / 2 + (i64)rng.below((u64)timeout * (rng.chance(300) ? 12 : 3));
 		faults_late++;
 	}
-	f.duplicate = c.duplicate && !c.threads && fault(c.duplicate);
+	f.duplicate = fault(c.duplicate);
 	flight.push_back(f);
 }
 
@@ -237,8 +241,9 @@ void Ssd::check(u32 qi, const u32 *sqe, u32 slot) {
 	for (u32 i = 0; i < 16; i++) stale += sqe[i] == poison_word;
 	if (stale > 0) run.fail("ssd %u q%u: SQ entry %u is not visible at its doorbell (%u of 16 words)", index, p->qid, slot, 16 - stale);
 	u64 lba = sqe[10] | (u64)sqe[11] << 32;
-	u32 cid = sqe[0] >> 16, blocks = (sqe[12] & 0xffff) + 1;
+	u32 wire = sqe[0] >> 16, cid = wire & cidMask, blocks = (sqe[12] & 0xffff) + 1;
 	if ((sqe[0] & 0xffff) != nvmeRead) run.fail("ssd %u q%u: SQ entry %u has opcode and flags %#x", index, p->qid, slot, sqe[0] & 0xffff);
+	if (generation(wire) >= generations) run.fail("ssd %u q%u: identifier %04x", index, p->qid, wire);
 	if (cid >= q.cids.size()) run.fail("ssd %u q%u: CID %u of %zu", index, p->qid, cid, q.cids.size());
 	if (sqe[1] != nsid) run.fail("ssd %u q%u: namespace %u", index, p->qid, sqe[1]);
 	if (sqe[2] | sqe[3] | sqe[4] | sqe[5] | sqe[13] | sqe[14] | sqe[15]) run.fail("ssd %u q%u: SQ entry %u: reserved words are not 0", index, p->qid, slot);
@@ -378,24 +383,45 @@ void Ssd::complete(size_t i) {
 	}
 	flight.erase(flight.begin() + (long)i);
 	Queue &q = queues[f.q];
-	if (f.status != 0) injected.push_back({q.pair()->qid, f.cid, f.status, q.cids[f.cid].lba});
-	if (f.duplicate) {
-		// A second completion of the same CID is noticed for sure only while the CID cannot
-		// be in use again: nothing waits for it and no set will come.
-		Pair *p = q.pair();
-		u32 used = (p->ctail + p->entries - p->chead) % p->entries;
-		if (f.status == 0 && used + 2 < p->entries && quiet_queue(run, index * run.cfg.queues + f.q)) {
-			post(f.q, f.cid, 0, f.use);
-			q.injected_foreign++;
-			post(f.q, f.cid, 0, 0);
-			return;
-		}
-	}
-	post(f.q, f.cid, f.status, f.use);
+	u32 wire = q.cids[f.cid].wire;
+	if (f.status != 0) injected.push_back({q.pair()->qid, wire, f.status, q.cids[f.cid].lba});
+	post(f.q, wire, f.status, f.use);
+	// Mostly when the CID is in use again: until the generation is as old as that, it cannot be taken for
+	// the new command's.
+	if (f.duplicate) echoes.push_back({f.q, wire, f.status, rng.chance(300) ? 0 : run.now() + (i64)run.cfg.timeout_us * 2000});
 	if (fault(run.cfg.foreign) && room(f.q)) {
 		q.injected_foreign++;
-		post(f.q, (u32)rng.between(q.cids.size(), 0xffff), rng.chance(500) ? 0 : status_of(0, 6), 0);
+		// Of no command, or of one that is long over.
+		u32 stray = (u32)rng.between(q.cids.size(), cidMask) | (u32)rng.below(generations + 1) * cmdNextGen;
+		if (rng.chance(300)) stray = older(q.cids[rng.below(q.cids.size())].wire, (u32)rng.between(1, 20));
+		post(f.q, stray, rng.chance(500) ? 0 : status_of(0, 6), 0);
 	}
+}
+
+// reused tells whether an echo's CID is out again under another generation.
+bool Ssd::reused(const Echo &e) const {
+	const Cid &k = queues[e.q].cids[e.wire & cidMask];
+	return k.wire != e.wire && k.state == Cid::flight;
+}
+
+// echo posts completions once more.
+bool Ssd::echo() {
+	bool any = false;
+	for (size_t i = 0; i < echoes.size();) {
+		Echo e = echoes[i];
+		if ((run.now() < e.due && !reused(e)) || !room(e.q)) {
+			i++;
+			continue;
+		}
+		echoes.erase(echoes.begin() + (long)i);
+		u32 age = generation(queues[e.q].cids[e.wire & cidMask].wire) + generations - generation(e.wire);
+		if (age % generations > generations / 2) continue; // the queue was full for so long
+		echoes_late += reused(e);
+		queues[e.q].injected_foreign++;
+		post(e.q, e.wire, e.status, 0);
+		any = true;
+	}
+	return any;
 }
 
 // room tells whether the completion queue has a free entry (section 3.3.3.2.1: one stays empty).
@@ -406,21 +432,22 @@ bool Ssd::room(u32 qi) {
 }
 
 // post writes a completion queue entry: the dword with the phase tag last.
-void Ssd::post(u32 qi, u32 cid, u32 status, u64 use) {
+void Ssd::post(u32 qi, u32 wire, u32 status, u64 use) {
 	Queue &q = queues[qi];
+	u32 cid = wire & cidMask;
 	Pair *p = q.pair();
 	u32 *e = (u32 *)(p->cq + (u64)p->ctail * completionBytes);
 	e[0] = (u32)rng.next();
 	e[1] = (u32)rng.next();
 	e[2] = p->head | p->qid << 16;
 	if (rng.chance(100)) run.yield();
-	run.note("ssd %d q%d completes cid %d status %d", index, p->qid, cid, status);
+	run.note("ssd %d q%d completes identifier %d, status %d", index, p->qid, wire, status);
 	p->posted.push_back({cid, status, use});
 	if (use != 0) {
 		q.cids[cid].state = Cid::posted;
 		q.cids[cid].status = status;
 	}
-	__atomic_store_n(&e[3], cid | p->phase << 16 | status << 17, __ATOMIC_RELEASE);
+	__atomic_store_n(&e[3], wire | p->phase << 16 | status << 17, __ATOMIC_RELEASE);
 	p->ctail = (p->ctail + 1) % p->entries;
 	if (p->ctail == 0) p->phase ^= 1;
 }
@@ -437,6 +464,7 @@ void Ssd::drop(u32 qi) {
 			transfer(f, f.garbage);
 		}
 	flight.erase(std::remove_if(flight.begin(), flight.end(), [&](const Fetched &f) { return f.q == qi; }), flight.end());
+	echoes.erase(std::remove_if(echoes.begin(), echoes.end(), [&](const Echo &e) { return e.q == qi; }), echoes.end());
 	while (p->head != p->tail) take(qi, false);
 	for (Cid &c : q.cids)
 		if (c.state == Cid::flight || c.state == Cid::posted) c.state = Cid::again;
@@ -486,10 +514,11 @@ void Ssd::answer() {
 		if (q.pair() == nullptr) break;
 		for (size_t i = 0; i < flight.size(); i++) {
 			Fetched &f = flight[i];
-			if (f.q != qi || f.cid != op_cid) continue;
+			if (f.q != qi || f.cid != (op_cid & cidMask)) continue;
+			if (op_cid != q.cids[f.cid].wire) run.fail("ssd %u queue %u: Abort of the identifier %04x, the command's is %04x", index, qi, op_cid, q.cids[f.cid].wire);
 			if (rng.chance(run.cfg.abort_refused) || !room(qi)) break;
 			if (f.dma && !f.moved && rng.chance(300)) transfer(f, true);
-			injected.push_back({q.pair()->qid, f.cid, status_aborted, q.cids[f.cid].lba});
+			injected.push_back({q.pair()->qid, op_cid, status_aborted, q.cids[f.cid].lba});
 			u64 use = f.use;
 			flight.erase(flight.begin() + (long)i);
 			post(qi, op_cid, status_aborted, use);

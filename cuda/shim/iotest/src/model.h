@@ -35,18 +35,24 @@ struct Pair {
 	std::deque<Entry> posted; // and not acknowledged
 };
 
+// The generation of an identifier, which each command under a CID must advance (gpuio/abi.go).
+constexpr u32 generations = 63;
+constexpr u32 generation(u32 wire) { return wire / cmdNextGen; }
+constexpr u32 older(u32 wire, u32 by) { return (wire & cidMask) | (generation(wire) + generations - by) % generations * cmdNextGen; }
+
 // Cid is what the controller knows about one CID of a queue. It lives longer than the queue pair,
 // since the host tries a command again under its CID.
 struct Cid {
 	enum State : u8 { idle, flight, posted, again } state = idle;
 	u32 attempts = 0, status = 0;
 	u64 use = 0; // rises with each command
+	u32 wire = 0; // the identifier of the last one: the CID and its generation
 	u64 lba = 0, prp1 = 0, prp2 = 0;
 	u32 blocks = 0;
 };
 
 struct Injected { // an error status that was posted
-	u32 qid, cid, status;
+	u32 qid, wire, status;
 	u64 lba;
 };
 
@@ -85,7 +91,7 @@ public:
 	};
 	std::vector<Queue> queues;
 	std::vector<Injected> injected;
-	u64 faults_lost = 0, faults_late = 0, full_waits = 0;
+	u64 faults_lost = 0, faults_late = 0, full_waits = 0, echoes_late = 0;
 
 private:
 	struct Seg {
@@ -100,24 +106,32 @@ private:
 		u32 status = 0; // to post
 		bool lost = false, dma = true, garbage = false, moved = false, duplicate = false, never = false;
 	};
+	// Echo is a completion that is to come a second time, when its CID is in use again or at a time.
+	struct Echo {
+		u32 q, wire, status;
+		i64 due;
+	};
 	bool doorbells(u32 q);
 	bool fetch(u32 q);
 	void take(u32 q, bool execute);
 	void check(u32 q, const u32 *sqe, u32 slot);
 	void check_blocks(u32 q, u32 cid, u64 lba, u32 blocks);
 	bool finish();
+	bool echo();
+	bool reused(const Echo &) const;
 	void complete(size_t i);
 	void transfer(const Fetched &, bool prefix_only);
 	std::vector<Seg> translate(u32 q, const Cid &);
 	Seg resolve(u32 q, u64 iova, u64 bytes, const char *what);
 	bool room(u32 q);
-	void post(u32 q, u32 cid, u32 status, u64 use);
+	void post(u32 q, u32 wire, u32 status, u64 use);
 	void answer();
 	void drop(u32 q);
 	bool fault(u32 permille);
 
 	std::vector<std::unique_ptr<Region>> regions;
 	std::vector<Fetched> flight;
+	std::vector<Echo> echoes;
 	Rng rng;
 	u32 faults = 0;
 	i64 stalled = 0;

@@ -131,7 +131,6 @@ Config random_config(u64 seed, bool threads) {
 		c.sync = 1;
 		c.sblocks = (u32)r.between(1, 6);
 		c.warps = (u32)r.between(1, 3);
-		c.duplicate = 0;
 		c.rows = std::min(c.rows, 80u);
 		c.limit_us = std::max(c.limit_us, 500u); // enough to begin a row
 	}
