@@ -47,7 +47,7 @@ func benchCommand() *cli.Command {
 				&cli.StringFlag{Name: "stack", Value: "async", Usage: "`STACK[,STACK…]`: " + strings.Join(benchStacks, ", ")},
 				&cli.StringFlag{Name: "depth", Value: "256", Usage: "reads in flight per SSD `N[,N…]`"},
 				&cli.IntFlag{Name: "queue-pairs", DefaultText: "by blocks", Usage: "queue pairs per SSD"},
-				&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to `SIZE` a command"},
+				&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to `SIZE` a command; a list compares them"},
 				&cli.StringFlag{Name: "set-rows", DefaultText: "several times the depth", Usage: "rows of a set, over all SSDs `N[,N…]`"},
 				&cli.IntFlag{Name: "sets-in-flight", DefaultText: "3; with --rate 16", Usage: "sets that are read at once; 1: each waits for the one before"},
 				&cli.StringFlag{Name: "rate", DefaultText: "closed loop", Usage: "rows a second that arrive, over all SSDs `N[,N…]` (open loop)"},

@@ -19,16 +19,17 @@ type benchPlan struct {
 	stacks                                  []string
 	rowBytes, ssds, blocks, depths, setRows []int
 	rates                                   []float64
-	coalesce, threads, sets, lba            int
+	coalesce                                []int // as AsyncOptions.CoalesceBytes
+	threads, sets, lba                      int
 	seconds                                 float64 // 0: virtual, by itself
 	hardware                                *hardware.Profile
 }
 
 // point is one row of results to be.
 type point struct {
-	stack                                  string
-	rowBytes, ssds, blocks, depth, setRows int
-	rate                                   float64
+	stack                                            string
+	rowBytes, ssds, blocks, depth, setRows, coalesce int
+	rate                                             float64
 }
 
 // points are all combinations.
@@ -40,8 +41,10 @@ func (p *benchPlan) points() []point {
 				for _, b := range p.blocks {
 					for _, d := range p.depths {
 						for _, s := range p.setRows {
-							for _, r := range p.rates {
-								out = append(out, point{stack, bytes, n, b, d, s, r})
+							for _, c := range p.coalesce {
+								for _, r := range p.rates {
+									out = append(out, point{stack, bytes, n, b, d, s, c, r})
+								}
 							}
 						}
 					}
@@ -139,8 +142,19 @@ func (e *env) benchPlan() (*benchPlan, error) {
 			return nil, err
 		}
 	}
-	if p.coalesce, err = coalesceFlag(c.String("coalesce")); err != nil {
+	ways, err := list("coalesce", c.String("coalesce"))
+	if err != nil {
 		return nil, err
+	}
+	if len(ways) == 0 {
+		return nil, errs.New(errs.Usage, "--coalesce is empty; give auto, off, a size, or several of these")
+	}
+	for _, w := range ways {
+		n, err := coalesceFlag(w)
+		if err != nil {
+			return nil, err
+		}
+		p.coalesce = append(p.coalesce, n)
 	}
 	if p.seconds = c.Float64("seconds"); !(p.seconds >= 0.001 && p.seconds <= 86400) {
 		return nil, errs.New(errs.Usage, "--seconds %v is not between 0.001 and 86400", p.seconds)

@@ -53,9 +53,12 @@ func (o *benchOutput) config(p *benchPlan, at point) iobench.Config {
 	if at.rate > 0 {
 		label += fmt.Sprintf(", %g rows/s", at.rate)
 	}
+	if at.coalesce != 0 {
+		label += ", coalesce " + coalesceText(at.coalesce)
+	}
 	return iobench.Config{
 		RowBytes: at.rowBytes, Stack: at.stack, Blocks: at.blocks, PerBlock: p.threads, Pairs: c.Int("queue-pairs"), Depth: at.depth,
-		Threads: c.Int("workers"), Engine: c.String("cpu-engine"), Coalesce: p.coalesce, Duration: time.Duration(p.seconds * float64(time.Second)),
+		Threads: c.Int("workers"), Engine: c.String("cpu-engine"), Coalesce: at.coalesce, Duration: time.Duration(p.seconds * float64(time.Second)),
 		Seed: c.Uint64("seed"), Timeout: c.Duration("read-timeout"), SetRows: at.setRows, Sets: p.sets, Rate: at.rate,
 		Timeline: o.tl.rec, Track: label, TimelineFrom: o.from,
 	}
@@ -96,7 +99,7 @@ func (o *benchOutput) add(r benchRow) {
 	us := func(v float64) string { return fmt.Sprintf("%.0f", v) }
 	o.table = append(o.table, []string{
 		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads), strconv.Itoa(r.RowBytes), r.Stack, strconv.Itoa(r.QueuePairs), strconv.Itoa(r.Depth),
-		strconv.Itoa(r.SetRows), rate, units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS), units.FormatBytes(int64(r.BytesPerSecond)) + "/s",
+		coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate, units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS), units.FormatBytes(int64(r.BytesPerSecond)) + "/s",
 		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification), dash(wall, fmt.Sprintf("%.2f", r.CPUPerIO)),
 		us(r.P50), us(r.P95), us(r.P99), us(r.P999), us(r.Max), fmt.Sprintf("%.2f-%.2f", r.LeastShare, r.MostShare),
 		dash(wall, strconv.FormatInt(r.Errors, 10)), dash(wall, strconv.FormatInt(r.Retries, 10)), dash(wall, share100(r.Written)), count0(r.ServeThreads), count0(int(r.ServeIOPS)), audit,
@@ -106,7 +109,7 @@ func (o *benchOutput) add(r benchRow) {
 // show prints the table and what follows from it, and ends the verb.
 func (o *benchOutput) show() error {
 	e := o.e
-	e.ui.Table([]string{"SSDs", "SSD model", "blocks", "threads", "row", "stack", "QPs", "depth", "set", "offered/s", "rows/s", "IOPS", "rate", "cmds/row", "read amp", "CPU us/IO",
+	e.ui.Table([]string{"SSDs", "SSD model", "blocks", "threads", "row", "stack", "QPs", "depth", "coalesce", "set", "offered/s", "rows/s", "IOPS", "rate", "cmds/row", "read amp", "CPU us/IO",
 		"p50 us", "p95 us", "p99 us", "p99.9 us", "max us", "balance", "errors", "retries", "written", "serving CPUs", "their limit", "audit"}, o.table)
 	alike := false
 	for i := range o.rows {
@@ -144,6 +147,17 @@ func (o *benchOutput) show() error {
 		return errs.New(class, "%d of %d rows failed their audit; the list says why", o.failed, o.total)
 	}
 	return nil
+}
+
+// coalesceText is what coalesceFlag reads.
+func coalesceText(n int) string {
+	switch {
+	case n < 0:
+		return "off"
+	case n == 0:
+		return "auto"
+	}
+	return strconv.Itoa(n)
 }
 
 func modelledWord(r *iobench.Row) string {

@@ -99,6 +99,22 @@ func TestBenchFails(t *testing.T) {
 	require.Equal(t, 2.0, healed["retries"])
 }
 
+// TestBenchCoalesce: rows of an eighth of a block, read each by itself and together.
+func TestBenchCoalesce(t *testing.T) {
+	isolate(t)
+	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB", "--lba", "4096")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	rows := lines(t, ok(t, "bench", "io", "--row-bytes", "512", "--coalesce", "off,auto", "--seconds", "0.05", "--json"))
+	require.Len(t, rows, 2)
+	off, auto := rows[0], rows[1]
+	require.Equal(t, true, off["audited"], off["audit_error"])
+	require.Equal(t, true, auto["audited"], auto["audit_error"])
+	require.Equal(t, 1.0, off["commands_per_row"])
+	require.Equal(t, 8.0, off["read_amplification"])
+	require.Less(t, auto["commands_per_row"], 0.9)
+	require.Less(t, auto["read_amplification"], 8.0)
+}
+
 // TestBenchChecked: every row of a dataset against its checksum, on each stack, and not a wrong one.
 func TestBenchChecked(t *testing.T) {
 	loaded(t, 2)
@@ -139,6 +155,8 @@ func TestBenchVirtualBadInput(t *testing.T) {
 		{"model and latency", nil, v + "--ssd-model slow --ssd-latency 1ms", 2, []string{"--ssd-model", "--ssd-latency"}, ""},
 		{"unknown model", nil, v + "--ssd-model fast", 2, []string{"--ssd-model", "p5510"}, ""},
 		{"model past the controller", nil, "bench io --ssd-model slow --stack async,cpu", 2, []string{"--ssd-model", "--stack cpu"}, ""},
+		{"bad --coalesce", nil, v + "--coalesce off,some", 2, []string{"--coalesce", "auto"}, ""},
+		{"no --coalesce", nil, v + "--coalesce=", 2, []string{"--coalesce", "auto"}, ""},
 		{"no rate", nil, v + "--rate 0", 2, []string{"--rate"}, ""},
 		{"no sets", nil, v + "--sets-in-flight 0", 2, []string{"--sets-in-flight"}, ""},
 		{"empty sets", nil, v + "--set-rows 0", 2, []string{"--set-rows"}, ""},

@@ -127,6 +127,8 @@ type Row struct {
 	Retries      int64   `json:"retries"`  // of these, again; the reads came right in the end
 	Sampled      int     `json:"sampled_rows"`
 	Checked      bool    `json:"all_rows_checked"` // against their checksums
+	// As asked for: 0 where the stack decides, negative for a command for each row.
+	CoalesceBytes int `json:"coalesce_bytes"`
 	// The sampled rows are not all alike. Where they are, a read from a wrong place goes unnoticed.
 	ContentVaries bool     `json:"content_varies"`
 	PerSSD        []SSDRow `json:"per_ssd"`
@@ -310,7 +312,7 @@ const (
 
 // row is what the configuration says of its result.
 func (c *Config) row() Row {
-	return Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil,
+	return Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil, CoalesceBytes: c.Coalesce,
 		Histogram: []Bucket{}, PerSSD: []SSDRow{}}
 }
 

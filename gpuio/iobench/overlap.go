@@ -48,14 +48,14 @@ func (o Overlap) String() string {
 // count.
 func Overlaps(rows []Row) []Overlap {
 	type key struct {
-		ssds, rowBytes, depth, blocks, threads, sets int
-		stack                                        string
-		rate                                         float64
+		ssds, rowBytes, depth, blocks, threads, sets, coalesce int
+		stack                                                  string
+		rate                                                   float64
 	}
 	groups := map[key][]Row{}
 	var order []key
 	for _, r := range rows {
-		k := key{r.SSDs, r.RowBytes, r.Depth, r.Blocks, r.Threads, r.Sets, r.Stack, r.rate()}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.Blocks, r.Threads, r.Sets, r.CoalesceBytes, r.Stack, r.rate()}
 		if !r.Audited || k.rate > 0 {
 			continue
 		}

@@ -53,9 +53,9 @@ func (s Summary) String() string {
 // one where there is more than one number of blocks, or both stacks.
 func Summarise(rows []Row) []Summary {
 	type key struct {
-		ssds, rowBytes, depth, setRows, sets int
-		rate                                 float64
-		stack                                string
+		ssds, rowBytes, depth, setRows, sets, coalesce int
+		rate                                           float64
+		stack                                          string
 	}
 	groups := map[key][]Row{}
 	var order []key
@@ -63,7 +63,7 @@ func Summarise(rows []Row) []Summary {
 		if !r.Audited || (r.Stack != "async" && r.Stack != "sync") {
 			continue
 		}
-		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.rate(), r.Stack}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.CoalesceBytes, r.rate(), r.Stack}
 		if groups[k] == nil {
 			order = append(order, k)
 		}
