@@ -90,8 +90,15 @@ func makeFaultScript(seed uint64) *faultScript {
 	}
 	stays := false
 	var faults []faultinject.Fault
-	for range 1 + rng.IntN(5) {
+	for i := range 1 + rng.IntN(5) {
 		f := randomFault(rng, s)
+		if i == 0 { // or too many scripts hit nothing
+			f.After %= 6
+			f.AllLBAs, f.First, f.Last = true, 0, 0
+			if f.Kind == faultinject.Gone || f.Kind == faultinject.CFS {
+				f.After++ // at once there is nothing to see but open's error
+			}
+		}
 		if s.stack == "bulk" && f.Op == faultinject.Read {
 			o := f
 			if o.Op = pick(rng, faultinject.Read, faultinject.Write, faultinject.Write, faultinject.Flush); o.Validate() == nil {
@@ -141,7 +148,8 @@ func randomFault(rng *rand.Rand, s *faultScript) faultinject.Fault {
 		case faultinject.Slow:
 			f.Delay = pick(rng, time.Duration(1+rng.IntN(2000)), time.Duration(1+rng.IntN(200000))) * time.Microsecond
 		case faultinject.Foreign:
-			f.CID = uint16(pick(rng, 0xffff, rng.IntN(64)))
+			// Of no command. One that is right to the generation cannot be told from the real one.
+			f.CID = uint16(pick(rng, 0xffff, 512+rng.IntN(512)|rng.IntN(64)<<10))
 		case faultinject.Flip:
 			f.Byte, f.Bit = rng.Uint32N(20000), uint8(rng.IntN(8))
 		case faultinject.Short:
@@ -171,16 +179,11 @@ func (s *faultScript) hits(fired []int64, kinds ...string) bool {
 	return false
 }
 
-// spoils tells whether a fault that has hit can make data wrong that nothing but a checksum finds: the data
-// itself, or a completion for a command that is still on its way.
+// spoils tells whether a fault that has hit makes data wrong, which nothing but a checksum finds. Bulk tells
+// commands apart by their CIDs alone, so one that completes twice can end another too early.
 func (s *faultScript) spoils(fired []int64) bool {
-	return s.early(fired) || s.hits(fired, "flip", "short", "misdirect")
+	return s.hits(fired, "flip", "short", "misdirect", "torn") || s.stack == "bulk" && s.hits(fired, "dup")
 }
-
-// early tells whether a command may have been taken for complete while the SSD still had it. Its CID, and
-// with it its PRP list and staging slot, are another command's then, and the data may land anywhere in the
-// two commands' destinations, later than any check.
-func (s *faultScript) early(fired []int64) bool { return s.hits(fired, "dup", "foreign") }
 
 func (s *faultScript) reader(r *faultRig) (Reader, error) {
 	var rd Reader
@@ -312,8 +315,9 @@ func (s *faultScript) runBulk(t *testing.T, r *faultRig) (outcome int) {
 			return nil, err
 		}
 		defer func() {
-			if cerr := b.Close(ctx); err == nil {
-				r.closeError(cerr, "bulk")
+			// Its queue pair may not be deleted, which is a matter of the controller's close then.
+			if cerr := b.Close(ctx); cerr != nil {
+				assert.Equal(t, errs.Device, errs.ClassOf(cerr), "bulk: close: %v", cerr)
 			}
 		}()
 		got = make([]byte, len(want))
@@ -333,7 +337,7 @@ func (s *faultScript) runBulk(t *testing.T, r *faultRig) (outcome int) {
 		require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
 		require.Contains(t, err.Error(), "ssd0")
 		outcome = scriptFailed
-	case !s.spoils(fired) && !s.hits(fired, "torn") && !bytes.Equal(want, got):
+	case !s.spoils(fired) && !bytes.Equal(want, got):
 		faultSum.wrong.Add(1)
 		require.FailNow(t, "wrong bytes", "bulk")
 	}
@@ -429,12 +433,8 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 		require.NoError(t, ctx.Err(), "hang: %v", err)
 	}
 	fired := r.fired(s.faults)
-	spoiled, early := s.spoils(fired), s.early(fired)
-	bad, gap := set.misplaced()
-	if gap >= 0 && !(early && s.bus()) {
-		faultSum.wrong.Add(1)
-		require.FailNow(t, "byte between rows overwritten", "at %d", gap)
-	}
+	spoiled := s.spoils(fired)
+	bad := set.wrong()
 	n := int64(len(set.ids))
 	lost := map[int64]bool{}
 	if err != nil {
@@ -463,7 +463,7 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 		require.Equal(t, n, st.Rows)
 	}
 	for _, i := range bad {
-		if s.bus() && spoiled && (!s.check || early) || lost == nil || lost[set.ids[i]] {
+		if s.bus() && spoiled && !s.check || lost == nil || lost[set.ids[i]] {
 			continue
 		}
 		faultSum.wrong.Add(1)
@@ -525,9 +525,6 @@ func (s *faultScript) aftermath(t *testing.T, r *faultRig, rd Reader, sets []*te
 			continue
 		}
 		set.drop(rd)
-		if err == nil && len(bad) > 0 && s.early(r.fired(s.faults)) && try < tries {
-			continue // a completion that came twice lay in the queue until now
-		}
 		if err == nil {
 			require.Empty(t, bad, "all is over")
 			return

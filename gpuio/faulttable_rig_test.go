@@ -45,7 +45,7 @@ type faultRig struct {
 // closeError checks what a close returns. Whatever it says, memory that stays mapped or taken shows when
 // the bus and the device are closed.
 func (r *faultRig) closeError(err error, what string) {
-	dead := errors.Is(err, nvme.ErrTimeout) || errors.Is(err, nvme.ErrProtocol) || errors.Is(err, context.DeadlineExceeded)
+	dead := errors.Is(err, nvme.ErrTimeout) || errors.Is(err, nvme.ErrProtocol) || errors.Is(err, nvme.ErrFatal) || errors.Is(err, context.DeadlineExceeded)
 	if nvmeGone(err) || r.deadAdmin && dead {
 		if !strings.Contains(err.Error(), "never unmapped") {
 			return
@@ -197,19 +197,7 @@ func (e *async) assertIdle(t testing.TB) {
 
 // wrong lists the set's indices whose rows are not in place. A byte between rows that was overwritten is
 // a failure.
-func (s *testSet) wrong() []int {
-	bad, at := s.misplaced()
-	if at >= 0 {
-		faultSum.wrong.Add(1)
-		require.FailNow(s.r.t, "byte between rows overwritten", "at %d", at)
-	}
-	return bad
-}
-
-// misplaced lists the set's indices whose rows are not in place, and a byte between rows that was
-// overwritten; -1: there is none.
-func (s *testSet) misplaced() (bad []int, gap int) {
-	gap = -1
+func (s *testSet) wrong() (bad []int) {
 	mem := s.rs.Dst.Bytes()
 	n := int64(s.r.layout.RowBytes)
 	want := make([]byte, n+8)
@@ -226,10 +214,11 @@ func (s *testSet) misplaced() (bad []int, gap int) {
 	}
 	for j, b := range mem {
 		if !owner[j] && b != s.gap {
-			gap = j
+			faultSum.wrong.Add(1)
+			require.FailNow(s.r.t, "byte between rows overwritten", "at %d", j)
 		}
 	}
-	return bad, gap
+	return bad
 }
 
 // drop frees a set's buffers.
