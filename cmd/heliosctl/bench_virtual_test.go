@@ -60,7 +60,7 @@ func TestBenchModel(t *testing.T) {
 	isolate(t)
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")
 	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
-	args := []string{"bench", "io", "--ssd-model", "slow", "--depth", "16", "--row-bytes", "512", "--coalesce", "off", "--seconds", "0.2", "--json"}
+	args := []string{"bench", "io", "--ssd-model", "slow", "--depth", "16", "--row-bytes", "512", "--coalesce", "off", "--seconds", "0.4", "--json"}
 	r := lines(t, ok(t, args...))[0]
 	require.Equal(t, true, r["audited"], r["audit_error"])
 	require.Equal(t, "slow", r["ssd_model"])
@@ -76,7 +76,7 @@ func TestBenchModel(t *testing.T) {
 	require.Less(t, open["achieved"], 60e3)
 	require.Equal(t, false, open["kept_up"])
 	require.Greater(t, r["p50_us"], 10e3, "rows wait, and it shows")
-	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--rate", "400000", "--seconds", "0.1"), "waited for their turn")
+	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--rate", "400000", "--seconds", "0.4"), "waited for their turn")
 	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--seconds", "0.1"), "slow (modelled)")
 }
 
@@ -115,7 +115,7 @@ func TestBenchCoalesce(t *testing.T) {
 	require.Less(t, auto["read_amplification"], 8.0)
 }
 
-// TestBenchChecked: every row of a dataset against its checksum, on each stack, and not a wrong one.
+// TestBenchChecked: every row of a dataset against its checksum, on each stack; wrong ones fail the row.
 func TestBenchChecked(t *testing.T) {
 	loaded(t, 2)
 	args := []string{"bench", "io", "g", "--check-reads", "--depth", "16", "--seconds", "0.05", "--json"}
@@ -125,11 +125,7 @@ func TestBenchChecked(t *testing.T) {
 		require.Equal(t, true, r["content_varies"])
 		require.Positive(t, r["commands_per_row"])
 	}
-	r := hc(t, append(args, "--fault", "flip(op=read,byte=1,after=400,times=100)", "--coalesce", "off")...)
-	require.Equal(t, 0, r.code, r.errOut+r.out)
-	row := lines(t, r.out)[0]
-	require.GreaterOrEqual(t, row["retries"], 1.)
-	r = hc(t, append(args, "--fault", "flip(op=read,byte=1,after=400)", "--coalesce", "off")...)
+	r := hc(t, append(args, "--fault", "flip(op=read,byte=1,after=400)", "--coalesce", "off")...)
 	require.Equal(t, 5, r.code)
 	require.Contains(t, r.out, "wrong data: CRC32C")
 }

@@ -2,6 +2,7 @@ package iobench
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"helios/gpuio"
@@ -187,6 +188,9 @@ func (b *bench) open(ctx context.Context) error {
 	}
 	if err != nil || to.at.IsZero() {
 		return err
+	}
+	if took := to.at.Sub(from.at); took < b.cfg.Duration/2 {
+		return fmt.Errorf("the machine was too busy to keep time: the measurement of %v began %v before its end; measure longer, or give the machine less to do", b.cfg.Duration, took.Round(time.Millisecond))
 	}
 	lat := b.between(from, to)
 	a.result(b.row, &lat)

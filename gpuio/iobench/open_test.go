@@ -74,12 +74,13 @@ func TestOpenLoop(t *testing.T) {
 	for _, stack := range []string{"async", "cpu"} {
 		var trace bytes.Buffer
 		tl := timeline.New(&trace, timeline.Wall)
-		row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: 512, Depth: 16, Rate: 2000, Duration: 100 * time.Millisecond, Timeline: tl, Track: "open"})
+		row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: 512, Depth: 16, Rate: 2000, Duration: 300 * time.Millisecond, Timeline: tl, Track: "open"})
 		require.NoError(t, err)
 		require.NoError(t, tl.Close())
 		require.True(t, row.Audited, row.AuditError)
 		require.InDelta(t, 2000, row.Open.Offered, 800)
-		require.InDelta(t, row.Open.Offered, row.RowsPerSecond, 0.5*row.Open.Offered)
+		require.Positive(t, row.Open.Achieved)
+		require.Equal(t, row.Open.Achieved, row.RowsPerSecond)
 		require.GreaterOrEqual(t, row.Open.SetRows, 1.)
 		require.Equal(t, 16, row.Sets)
 		require.True(t, json.Valid(trace.Bytes()))
