@@ -82,11 +82,12 @@ var faultWants = map[string]faultWant{
 	"slow":                        {},
 	"reorder":                     {},
 
-	"duplicate completion": {counts: "foreign=n recreated=n retries>=0"},
-	"foreign completion":   {counts: "foreign=n recreated=n retries>=0"},
-	"wrong phase":          {counts: "timeouts>=n aborts>=n recreated=n retries>=n"},
-	"wrong SQ head":        {},
-	"wrong SQ ID":          {},
+	"duplicate completion":      {counts: "foreign=n recreated=n retries>=0"},
+	"late duplicate completion": {counts: "foreign=n recreated=n retries>=n"},
+	"foreign completion":        {counts: "foreign=n recreated=n retries>=0"},
+	"wrong phase":               {counts: "timeouts>=n aborts>=n recreated=n retries>=n"},
+	"wrong SQ head":             {},
+	"wrong SQ ID":               {},
 
 	"stuck submission queue": {counts: "timeouts>=n aborts>=n recreated=n retries>=n"},
 	"torn doorbell":          {counts: "timeouts>=0 aborts>=0 errors>=0 recreated>=0 retries>=0"},

@@ -86,7 +86,8 @@ var catalogue = []Entry{
 	{"reorder", Reading, "reorder(op=read,n=8)", "completions come eight at a time in reverse", "right data: completions are told apart by CID", NoEffect},
 
 	// Completions that are wrong in themselves.
-	{"duplicate completion", Reading, "dup(op=read,times=1)", "a completion is posted twice", "the second is for no command in flight: the queue is frozen, the foreign completion counted, the queue pair created again and the rest read again, also where its CID is in use again (a CID holds a generation)", Healed},
+	{"duplicate completion", Reading, "dup(op=read,times=1)", "a completion is posted twice", "the second is for no command in flight: the queue is frozen, the foreign completion counted, the queue pair created again and the rest read again", Healed},
+	{"late duplicate completion", Reading, "dup(op=read,n=1000,times=1);late(ms=5,op=read)", "reads take 5 ms, and 2 ms after a completion it is posted again: another command has its CID and no data yet", "its generation, in the upper bits of the CID, is not that of the command: as a duplicate completion", Healed},
 	{"foreign completion", Reading, "foreign(op=read,times=1)", "a completion for a command that nobody sent", "the queue is frozen, the foreign completion counted, the queue pair created again and the rest read again", Healed},
 	{"wrong phase", Reading, "phase(op=read,times=1)", "an entry has the wrong phase tag, so it is not seen, nor what follows it", recreated, Healed},
 	{"wrong SQ head", Reading, "sqhead(op=read,times=2)", "a head outside the submission queue", "not used: commands in flight are bounded by their CIDs", NoEffect},

@@ -20,7 +20,8 @@
 //
 // of its completion:
 //
-//	dup        it is posted twice
+//	dup        it is posted twice; n: the second time after so many others of its queue, or a moment
+//	           without any, when its CID may be in use again
 //	foreign    one for command cid, which nobody sent, comes before it
 //	phase      its phase tag is the wrong one
 //	sqhead     its submission queue head lies outside the queue
@@ -129,7 +130,7 @@ var kinds = [kindEnd]kindInfo{
 	Reorder:      {"reorder", "n", allOps},
 	Stuck:        {"stuck", "", allOps},
 	TornDoorbell: {"torndb", "", allOps},
-	Dup:          {"dup", "", allOps},
+	Dup:          {"dup", "n", allOps},
 	Foreign:      {"foreign", "cid", allOps},
 	Phase:        {"phase", "", allOps},
 	SQHead:       {"sqhead", "", allOps},
@@ -200,7 +201,7 @@ type Fault struct {
 	Bit         uint8  // Flip, 0 to 7
 	Bytes       uint32 // Short
 	Shift       uint32 // Misdirect, blocks
-	N           int    // Reorder
+	N           int    // Reorder, Dup
 	After       int64  // matching commands that pass before the first hit
 	Times       int64  // hits at most; 0 = no limit
 }
@@ -259,7 +260,7 @@ func (f *Fault) validateOwn(bad func(string, ...any) error) error {
 		zero(Flip, f.Byte == 0 && f.Bit == 0, "byte or bit"),
 		zero(Short, f.Bytes == 0, "bytes"),
 		zero(Misdirect, f.Shift == 0, "shift"),
-		zero(Reorder, f.N == 0, "n"),
+		zero(Reorder, f.N == 0 || f.Kind == Dup, "n"),
 	} {
 		if err != nil {
 			return err
@@ -282,6 +283,8 @@ func (f *Fault) validateOwn(bad func(string, ...any) error) error {
 		return bad("needs shift=1 or more")
 	case f.Kind == Reorder && (f.N < 2 || f.N > maxReorder):
 		return bad("needs n=2 to n=%d", maxReorder)
+	case f.Kind == Dup && (f.N < 0 || f.N > maxReorder):
+		return bad("takes n=1 to n=%d", maxReorder)
 	}
 	return nil
 }

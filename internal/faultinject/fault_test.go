@@ -20,6 +20,7 @@ func TestParseAndPrint(t *testing.T) {
 		"late(ms=5,lba=7-7,after=0x10,op=any)": "late(ms=5,lba=7,after=16)",
 		"lost()":                               "lost()",
 		"drop();dup(op=abort);phase(op=admin)": "drop();dup(op=abort);phase(op=admin)",
+		"dup(n=24);dup(n=0,lba=1)":             "dup(n=24);dup(lba=1)",
 		"foreign();foreign(cid=0)":             "foreign();foreign(cid=0x0000)",
 		"flip(byte=3,bit=7);flip()":            "flip(byte=3,bit=7);flip(byte=0,bit=0)",
 		"short();short(op=read,bytes=0x10)":    "short(bytes=0);short(op=read,bytes=16)",

@@ -22,7 +22,8 @@ type Action struct {
 	Stuck        bool // do not look at its SQ's tail doorbell any more
 	TornDoorbell bool // ring a value that is none
 
-	Dup        bool // post the completion twice
+	Dup        bool // post the completion twice,
+	DupAfter   int  // the second time after so many others
 	Foreign    bool // post a completion of ForeignCID first
 	ForeignCID uint16
 	Phase      bool // invert the phase tag
@@ -69,7 +70,9 @@ func (a *Action) add(f *Fault, lba uint64) {
 	case TornDoorbell:
 		a.TornDoorbell = true
 	case Dup:
-		a.Dup = true
+		if !a.Dup {
+			a.Dup, a.DupAfter = true, f.N
+		}
 	case Foreign:
 		if !a.Foreign {
 			a.Foreign, a.ForeignCID = true, f.CID

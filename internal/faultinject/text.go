@@ -70,6 +70,10 @@ func (f Fault) String() string {
 		add("shift=%d", f.Shift)
 	case Reorder:
 		add("n=%d", f.N)
+	case Dup:
+		if f.N != 0 {
+			add("n=%d", f.N)
+		}
 	}
 	if f.After != 0 {
 		add("after=%d", f.After)
@@ -80,9 +84,10 @@ func (f Fault) String() string {
 	return f.Kind.String() + "(" + strings.Join(kv, ",") + ")"
 }
 
-// What kinds have where the text leaves it out. No queue of ours has a CID 7FFEh.
+// What kinds have where the text leaves it out. No command of ours has the identifier FFFEh: there is no
+// generation of all ones (gpuio), nor an admin command FEh.
 const (
-	defaultCID     = 0x7ffe
+	defaultCID     = 0xfffe
 	defaultShift   = 1
 	defaultReorder = 8
 )

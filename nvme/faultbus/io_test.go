@@ -168,11 +168,37 @@ func TestDuplicateAmongMany(t *testing.T) {
 			cmds = append(cmds, g.read(uint16(cid), cid, 1, cid*512))
 		}
 		q.put(cmds...)
-		for _, cid := range []uint16{0, 1, 2, 2, 3, 0x7ffe, 4, 5, 6} {
+		for _, cid := range []uint16{0, 1, 2, 2, 3, 0xfffe, 4, 5, 6} {
 			q.done(cid, 0)
 		}
 		g.holds(0, 7, 0)
 	}
+	q.none()
+}
+
+// With n the second completion comes after others: of the same CID, too, when that is in use again.
+func TestLateDuplicate(t *testing.T) {
+	g := newRig(t, rigOptions{faults: "dup(op=read,lba=3,n=3)"})
+	q := g.queue(4)
+	for range 10 {
+		q.put(g.read(2, 3, 1, 0))
+		q.done(2, 0)
+		for _, cid := range []uint16{1, 2, 1} {
+			q.put(g.read(cid, 4, 1, 0))
+			q.done(cid, 0)
+		}
+		q.done(2, 0)
+	}
+	// Where none follow, it comes soon; not behind the end of its queue.
+	q.put(g.read(2, 3, 1, 0))
+	q.done(2, 0)
+	q.done(2, 0)
+	q.put(g.read(2, 3, 1, 0))
+	q.done(2, 0)
+	q.delete()
+	q = g.queue(4)
+	q.put(g.read(1, 4, 1, 0))
+	q.done(1, 0)
 	q.none()
 }
 
@@ -183,7 +209,7 @@ func TestForeign(t *testing.T) {
 	q.done(0x1234, 0)
 	q.done(1, 0)
 	q.put(g.read(1, 4, 1, 0))
-	q.done(0x7ffe, 0)
+	q.done(0xfffe, 0)
 	q.done(1, 0)
 	q.none()
 }

@@ -68,6 +68,13 @@ type entry struct {
 	act faultinject.Action // what is wrong with it
 }
 
+// echo is a completion that is posted again after others of its queue.
+type echo struct {
+	e     entry
+	left  int // others
+	timer *time.Timer
+}
+
 // cqueue is a completion queue with the submission queues that complete to it.
 type cqueue struct {
 	b       *Bus
@@ -90,6 +97,7 @@ type cqueue struct {
 
 	out     int     // commands that the controller has, Asynchronous Event Requests left out
 	backlog []entry // completions without an entry yet
+	echoes  []*echo // dup: to be posted once more
 	held    []*cmd  // reorder
 	flush   *time.Timer
 	toSend  []*cmd // due, oldest first
@@ -156,6 +164,7 @@ func (b *Bus) endSQ(q *squeue) {
 		q.forget(m)
 	}
 	q.c.backlog = slices.DeleteFunc(q.c.backlog, func(e entry) bool { return e.q == q })
+	q.c.dropEchoes(func(x *echo) bool { return x.e.q == q })
 	q.c.sqs = slices.DeleteFunc(q.c.sqs, func(s *squeue) bool { return s == q })
 	delete(b.sqs, q.id)
 	b.remains = append(b.remains, q.ring)
@@ -167,6 +176,7 @@ func (b *Bus) endCQ(c *cqueue) {
 	if c.flush != nil {
 		c.flush.Stop()
 	}
+	c.dropEchoes(func(*echo) bool { return true })
 	delete(b.cqs, c.id)
 	b.remains = append(b.remains, c.ring)
 	c.changed() // whoever waits looks again
@@ -546,6 +556,10 @@ func (c *cqueue) postUnreserved(e entry) {
 func (c *cqueue) post(e entry) {
 	act := e.act
 	e.act.Foreign, e.act.Dup = false, false
+	if act.Dup && act.DupAfter > 0 {
+		act.Dup = false
+		c.again(e, act.DupAfter)
+	}
 	unused := c.unused()
 	if act.Foreign && unused > 0 {
 		c.free--
@@ -553,6 +567,9 @@ func (c *cqueue) post(e entry) {
 		c.write(entry{q: e.q, cid: act.ForeignCID})
 	} else if act.Foreign {
 		c.backlog = append(c.backlog, entry{q: e.q, cid: act.ForeignCID})
+	}
+	if unused > 0 {
+		defer c.passed()
 	}
 	switch {
 	case unused == 0:
@@ -570,6 +587,60 @@ func (c *cqueue) post(e entry) {
 			c.backlog = append(c.backlog, e)
 		}
 	}
+}
+
+// echoTime is how long an echo waits for others to come first.
+const echoTime = 2 * time.Millisecond
+
+// again has an entry posted once more, after n others; it counts as the first itself.
+func (c *cqueue) again(e entry, n int) {
+	x := &echo{e: e, left: n + 1}
+	x.timer = time.AfterFunc(echoTime, func() {
+		c.b.mu.Lock()
+		defer c.b.unlock()
+		if c.dead || c.b.stopped() || !slices.Contains(c.echoes, x) {
+			return
+		}
+		x.left = 0
+		c.letEchoes()
+		c.b.serve(c)
+	})
+	c.echoes = append(c.echoes, x)
+}
+
+// passed notes that a completion was posted.
+func (c *cqueue) passed() {
+	for _, x := range c.echoes {
+		x.left--
+	}
+	c.letEchoes()
+}
+
+// letEchoes posts the echoes whose time has come, as additional entries.
+func (c *cqueue) letEchoes() {
+	c.dropEchoes(func(x *echo) bool {
+		if x.left > 0 {
+			return false
+		}
+		if len(c.backlog) == 0 && c.unused() > 0 {
+			c.free--
+			c.write(x.e)
+		} else {
+			c.backlog = append(c.backlog, x.e)
+		}
+		return true
+	})
+}
+
+// dropEchoes takes out the echoes that gone is true of.
+func (c *cqueue) dropEchoes(gone func(*echo) bool) {
+	c.echoes = slices.DeleteFunc(c.echoes, func(x *echo) bool {
+		if !gone(x) {
+			return false
+		}
+		x.timer.Stop()
+		return true
+	})
 }
 
 // twice writes an entry twice, the second one first: the client sees both or none.

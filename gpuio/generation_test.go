@@ -1,0 +1,64 @@
+package gpuio
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestGenerations: identifiers go round without FFFFh, and only the last attempt's is the command's.
+func TestGenerations(t *testing.T) {
+	for _, cid := range []uint32{0, 7, maxCommands - 1} {
+		seen := map[uint16]bool{}
+		state := uint32(cmdFree)
+		for n := range 2 * generations {
+			before := wireCID(cid, state)
+			state = issued(state)
+			wire := wireCID(cid, state)
+			require.NotEqual(t, before, wire)
+			require.NotEqual(t, uint16(0xffff), wire)
+			require.EqualValues(t, cid, wire&cidMask)
+			require.Equal(t, n >= generations, seen[wire], "%d", n)
+			seen[wire] = true
+			require.EqualValues(t, 1, state/cmdAttempt)
+			for _, tag := range []uint32{0, 1 << 16, 0xffff << 16} { // phase and status
+				require.True(t, answers(state, uint32(wire)|tag))
+				require.True(t, answers(state|cmdAborted, uint32(wire)|tag))
+				require.False(t, answers(state, uint32(before)|tag))
+				for _, other := range []uint32{cmdFree, cmdRetry, cmdDone} {
+					require.False(t, answers(state&^cmdState|other, uint32(wire)|tag))
+				}
+			}
+			again := issued(state&^cmdState | cmdAborted | cmdRetry) // a retry
+			require.EqualValues(t, 2*cmdAttempt|cmdInFlight, again&^cmdGen)
+			require.NotEqual(t, wire, wireCID(cid, again))
+			state = state&cmdGen | cmdFree
+		}
+		require.Len(t, seen, generations)
+	}
+}
+
+// TestLateDuplicate: a completion comes again when its CID is in use by a command that has no data yet.
+// Rows go through staging slots, from which they would be copied too early, and for good.
+func TestLateDuplicate(t *testing.T) {
+	const faults = "dup(op=read,n=1000,times=1);late(ms=5,op=read)"
+	for _, stack := range []string{"async", "sync"} {
+		t.Run(stack, func(t *testing.T) {
+			onClock(t, "virtual", func(t *testing.T) {
+				r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 100, rows: 400, sms: 2, mdts: 5}, faults)
+				require.NoError(t, err)
+				c := faultCase{stack: stack}
+				rd := c.mustReader(r, false)
+				s := r.newSet(rand.New(rand.NewPCG(3, 4)), 200, 100, 0)
+				s.read(rd)
+				require.Positive(t, rd.Stats().Staged)
+				require.EqualValues(t, 1, rd.Stats().Foreign)
+				require.EqualValues(t, 1, rd.Stats().Recreated)
+				r.set.Disarm()
+				s.read(rd)
+				s.drop(rd)
+			})
+		})
+	}
+}
