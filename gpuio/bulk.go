@@ -53,6 +53,7 @@ type bulkSlot struct {
 	busy     bool
 	done     bool
 	aborted  bool
+	gen      uint32 // of its last identifier, as cmdGen of a command's state; outlives the command
 	attempts int
 	deadline time.Time
 	lba      nvme.LBA
@@ -239,7 +240,7 @@ func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) er
 				continue
 			}
 			n := min(b.chunk, len(data)-next)
-			*s = bulkSlot{busy: true, at: next, n: n, lba: lba + nvme.LBA(next/ns.LBABytes), blocks: uint32(n / ns.LBABytes)}
+			*s = bulkSlot{gen: s.gen, busy: true, at: next, n: n, lba: lba + nvme.LBA(next/ns.LBABytes), blocks: uint32(n / ns.LBABytes)}
 			flushed = true
 			if op == opWrite {
 				copy(b.mem[i*b.stride:], data[next:next+n])
@@ -268,10 +269,12 @@ func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) er
 // issue writes slot i's command to the submission queue; ring makes it visible.
 func (b *Bulk) issue(i int, op bulkOp) error {
 	s := &b.slots[i]
+	s.gen = issued(s.gen) & cmdGen
+	cid := wireCID(uint32(i), s.gen)
 	ns := b.c.Namespace()
 	var cmd nvme.Command
 	if op == opFlush {
-		cmd = nvme.FlushCommand(uint16(i), ns.ID)
+		cmd = nvme.FlushCommand(cid, ns.ID)
 	} else {
 		at := i * b.stride
 		page := b.c.PageBytes()
@@ -283,9 +286,9 @@ func (b *Bulk) issue(i int, op bulkOp) error {
 			return err
 		}
 		if op == opWrite {
-			cmd = nvme.WriteCommand(uint16(i), ns.ID, s.lba, s.blocks, prp1, prp2)
+			cmd = nvme.WriteCommand(cid, ns.ID, s.lba, s.blocks, prp1, prp2)
 		} else {
-			cmd = nvme.ReadCommand(uint16(i), ns.ID, s.lba, s.blocks, prp1, prp2)
+			cmd = nvme.ReadCommand(cid, ns.ID, s.lba, s.blocks, prp1, prp2)
 		}
 	}
 	*(*nvme.Command)(unsafe.Pointer(&b.q.SQ[b.tail*64])) = cmd
@@ -332,7 +335,7 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 					continue
 				}
 			}
-			b.fail(s, op, uint16(i), first)
+			b.fail(s, op, wireCID(uint32(i), s.gen), first)
 			*inflight--
 		}
 		if resubmitted {
@@ -373,7 +376,7 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 				expired = true
 				// A refused or failing Abort changes nothing: the grace period decides.
 				actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortGrace)
-				_, _ = b.c.Abort(actx, b.q.ID, uint16(i))
+				_, _ = b.c.Abort(actx, b.q.ID, wireCID(uint32(i), s.gen))
 				cancel()
 				d = min(abortGrace, b.timeout)
 			}
@@ -411,14 +414,14 @@ func (b *Bulk) sweep() (n int, foreign error) {
 		if dw3>>16&1 != b.phase {
 			break
 		}
-		cid := dw3 & 0xffff
+		cid := dw3 & cidMask
 		b.head++
 		if b.head == uint32(b.q.Entries) {
 			b.head = 0
 			b.phase ^= 1
 		}
-		if int(cid) >= len(b.slots) || !b.slots[cid].busy || b.slots[cid].done {
-			foreign = errs.New(errs.Device, "nvme %s q%d: completion for command %d, which is not in flight", b.c.Name(), b.q.ID, cid)
+		if int(cid) >= len(b.slots) || !b.slots[cid].busy || b.slots[cid].done || b.slots[cid].gen != dw3&cmdGen {
+			foreign = errs.New(errs.Device, "nvme %s q%d: completion for command %d, which is not in flight", b.c.Name(), b.q.ID, dw3&0xffff)
 			continue
 		}
 		b.slots[cid].done = true
@@ -474,7 +477,7 @@ func (b *Bulk) reissue(op bulkOp, inflight *int, first *error, id uint16, all bo
 			*first = err
 		}
 		if *first == nil {
-			*first = b.timeoutError(s, op, uint16(i), id)
+			*first = b.timeoutError(s, op, wireCID(uint32(i), s.gen), id)
 		}
 		s.busy = false
 		*inflight--
