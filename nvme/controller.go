@@ -142,7 +142,8 @@ func (c *Controller) probe() error {
 		return fmt.Errorf("nvme %s: read CAP: %w", c.bus.Name(), deviceClass(err))
 	}
 	if v == 0 || v == 1<<64-1 {
-		return &FatalError{c.bus.Name(), fmt.Sprintf("CAP reads %#x", v), CSTS(0), ErrGone}
+		s, _ := c.bus.Read32(RegCSTS) // only for the message
+		return &FatalError{c.bus.Name(), fmt.Sprintf("CAP reads %#x", v), CSTS(s), ErrGone}
 	}
 	c.cap = CAP(v)
 	vs, err := c.bus.Read32(RegVS)

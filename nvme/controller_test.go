@@ -165,7 +165,7 @@ func TestOpenFails(t *testing.T) {
 		{"never ready", func(f *fakeBus) { f.neverReady = true }, ErrTimeout, errs.Device, "enable: CSTS.RDY stays 0", 900 * time.Millisecond},
 		{"never idle", func(f *fakeBus) { f.cc, f.csts, f.neverIdle = 0x460001, 1, true }, ErrTimeout, errs.Device, "disable: CSTS.RDY stays 1", 2 * time.Second},
 		{"fatal on enable", func(f *fakeBus) { f.cfsOnEnable = true }, ErrFatal, errs.Device, "controller fatal status (CSTS 00000002h)", 300 * time.Millisecond},
-		{"gone", func(f *fakeBus) { f.gone = true }, ErrGone, errs.Device, "CAP reads 0xffffffffffffffff", 300 * time.Millisecond},
+		{"gone", func(f *fakeBus) { f.gone = true }, ErrGone, errs.Device, "CAP reads 0xffffffffffffffff: device is gone (CSTS FFFFFFFFh)", 300 * time.Millisecond},
 		{"no registers", func(f *fakeBus) { f.readErr = boom }, boom, errs.Device, "read CAP", 300 * time.Millisecond},
 		{"dead memory space", func(f *fakeBus) { f.cap = 0 }, ErrGone, errs.Device, "CAP reads 0x0", 300 * time.Millisecond},
 		{"large pages", func(f *fakeBus) { f.cap = uint64(MakeCAP(64, 0, 0, 1, 1)) }, nil, errs.Capability, "memory pages of 8192 bytes", 0},

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -51,6 +52,9 @@ func (e *env) openTimeline(clock string) (*timelineFile, error) {
 	path := e.c.String("timeline")
 	if path == "" {
 		return &timelineFile{}, nil
+	}
+	if r := e.c.String("results"); r != "" && filepath.Clean(r) == filepath.Clean(path) {
+		return nil, errs.New(errs.Usage, "--timeline and --results both name %s; give each its own file", path)
 	}
 	a, err := createAtomic("timeline", path)
 	if err != nil {

@@ -56,6 +56,8 @@ func TestTrainReportsItsReads(t *testing.T) {
 		return len(tr.Events)
 	}
 	require.Greater(t, events("t.json"), 50)
+	fails(t, hc(t, trainArgs("--timeline", "./r.json", "--results", "r.json")...), 2, "train", "both name ./r.json")
+	require.NoFileExists(t, "r.json")
 	text := ok(t, "train", "g", "--epochs", "1", "--fanout", "5", "--quiet")
 	require.Contains(t, text, "read latency")
 	require.Contains(t, text, "SSD balance")

@@ -67,6 +67,7 @@ func TestProfilesThatAreRefused(t *testing.T) {
 		{"base: nothing\nname: x\n", `no hardware profile "nothing"`},
 		{"base: ./p.yaml\nname: x\n", "is there a circle?"},
 		{"", "is empty"},
+		{"\nroot:x:0:0\n", `line 2 is not "key: value"`},
 		{"name: [\n", "p.yaml"},
 	} {
 		_, err := load(t, c.text)

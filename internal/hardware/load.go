@@ -77,6 +77,10 @@ func (p *Profile) read(nameOrPath, dir string, depth int) error {
 		Base string         `yaml:"base"`
 		Rest map[string]any `yaml:",inline"`
 	}
+	var root yaml.Node
+	if err := yaml.Unmarshal(text, &root); err == nil && len(root.Content) > 0 && root.Content[0].Kind != yaml.MappingNode {
+		return errs.New(errs.Usage, "hardware profile %s: line %d is not \"key: value\"", nameOrPath, root.Content[0].Line)
+	}
 	if err := yaml.Unmarshal(text, &head); err != nil {
 		return errs.New(errs.Usage, "hardware profile %s: %w", nameOrPath, err)
 	}

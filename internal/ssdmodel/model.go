@@ -12,6 +12,7 @@ package ssdmodel
 import (
 	"bytes"
 	"embed"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -154,6 +155,16 @@ func Load(nameOrPath string) (*Model, error) {
 
 // Parse reads a model from YAML and checks it.
 func Parse(text []byte) (*Model, error) {
+	var root yaml.Node
+	if err := yaml.Unmarshal(text, &root); err != nil {
+		return nil, err
+	}
+	if len(root.Content) == 0 {
+		return nil, errors.New("is empty")
+	}
+	if n := root.Content[0]; n.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("line %d is not \"key: value\"", n.Line)
+	}
 	m := new(Model)
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)

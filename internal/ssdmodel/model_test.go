@@ -94,4 +94,8 @@ func TestBadModels(t *testing.T) {
 	}
 	_, err := Parse([]byte("read: " + fine + "\nwrite: " + fine + "\nflush: " + fine + "\n"))
 	require.ErrorContains(t, err, "no name")
+	for text, says := range map[string]string{"": "is empty", "# no more\n": "is empty", "\nroot:x:0:0\n": `line 2 is not "key: value"`, "- a\n": `line 1 is not`} {
+		_, err := Parse([]byte(text))
+		require.ErrorContains(t, err, says)
+	}
 }
