@@ -22,7 +22,7 @@ import (
 //  4. the SSD is given up.
 //
 // A command is issued again until its attempts are used up, a controller is reset until the SSD's
-// resets are. Only what was late, or lay on a queue with a completion for no command, is charged an
+// resets are; so it is, too, when all that it is given is late (barren). Only what was late, or lay on a queue with a completion for no command, is charged an
 // attempt; what merely stood beside it is not.
 //
 // A retry waits for nothing: controllers name a delay (CRD) only to hosts that enabled Advanced Command
@@ -316,6 +316,7 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 	var late []uint32
 	again := false // some were aborted before
 	why := uint32(frozenNo)
+	var barren error
 	err := e.stopped(ctx, func() error {
 		why = atomic.LoadUint32(&q.Frozen)
 		if why != frozenTimeout && why != frozenForeign {
@@ -328,12 +329,15 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 		q.readAgain()
 		if why == frozenTimeout {
 			late, again = e.late(q)
+			barren = e.barren(int(q.SSD), len(late))
 		}
 		return nil
 	})
 	switch {
 	case err != nil, why != frozenTimeout && why != frozenForeign:
 		return nil
+	case barren != nil:
+		return barren
 	case why == frozenTimeout && !again && e.abortLate(ctx, q, late):
 		return e.stopped(ctx, func() error {
 			grace := e.now() + int64(min(abortGrace, e.opt.Timeout))
@@ -348,6 +352,27 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 		return fmt.Errorf("nvme %s q%d: nothing completed within %v on its new queue pair either", e.ssds[q.SSD].name(), q.QID, e.opt.Timeout)
 	}
 	return e.recreate(ctx, q, g, why == frozenForeign)
+}
+
+// barren counts the late commands of an SSD since it has read anything, and tells when these are so many
+// that nothing will be: as many as fill all its queues, for all their attempts. Else an SSD that answers
+// admin commands alone would cost each row its timeouts.
+func (e *async) barren(ssd, late int) error {
+	r := &e.rec[ssd]
+	read := uint64(0)
+	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
+		q := e.queue(g)
+		read += atomic.LoadUint64(&q.Completed) - atomic.LoadUint64(&q.Errors)
+	}
+	if read != r.read {
+		r.read, r.dry = read, 0
+	}
+	if r.dry += late; r.dry <= max(e.opt.Depth, warp)*(e.opt.Retries+1) {
+		return nil
+	}
+	err := fmt.Errorf("nvme %s: nothing was read any more, and %d commands did not complete within %v", e.ssds[ssd].name(), r.dry, e.opt.Timeout)
+	r.dry = 0
+	return err
 }
 
 // vain tells whether a queue was replaced, has completed nothing since, and holds commands that a reset

@@ -34,6 +34,10 @@ type ssdRecovery struct {
 	down    bool          // the last reset of the controller has not come to its end
 
 	timeouts, aborts, recreated, resets atomic.Int64
+
+	// Of the recovery under way: see barren.
+	read uint64 // completions without an error, when last looked at
+	dry  int    // commands that were late since
 }
 
 func (r *ssdRecovery) setUnsafe(v bool) {

@@ -317,6 +317,39 @@ func TestNotReady(t *testing.T) {
 	})
 }
 
+// TestBarren: an SSD that answers admin commands and never completes a read is reset, and then given up,
+// after as many late commands as fill its queues for all their attempts, however many rows there are.
+func TestBarren(t *testing.T) {
+	bothStacks(t, func(t *testing.T, mk func(*rig, AsyncOptions) Reader) {
+		for name, set := range map[string]func(*async){"abort helps": func(*async) {}, "abort in vain": deadAbort} {
+			for _, resets := range []int{2, -1} {
+				t.Run(fmt.Sprintf("%s, %d resets", name, max(resets, 0)), func(t *testing.T) {
+					r, _ := resetRig(t, rigOptions{ssds: 2}, "drop(op=read,after=40)", "")
+					const depth, retries = 16, 1
+					rd := mk(r, AsyncOptions{Depth: depth, QueuePairs: 2, Timeout: 10 * time.Millisecond, Retries: retries, Resets: resets})
+					set(rd.(*async))
+					s := r.newSet(rand.New(rand.NewPCG(7, 7)), 4000, 512, 0)
+					p, err := rd.Submit(testCtx(t), s.rs)
+					require.NoError(t, err)
+					_, err = p.Wait(testCtx(t))
+					require.Equal(t, errs.Device, errs.ClassOf(err)) // the first rows that failed were late
+					s.check(onSSD(s, 0))
+					_, err = rd.Submit(testCtx(t), s.rs)
+					var given *GivenUpError
+					require.ErrorAs(t, err, &given)
+					require.False(t, given.Unsafe)
+					st := rd.Stats()
+					require.Contains(t, st.PerSSD[0].GivenUp, "nvme ssd0 was given up")
+					require.Empty(t, st.PerSSD[1].GivenUp)
+					require.EqualValues(t, max(resets, 0), st.Resets)
+					require.LessOrEqual(t, st.PerSSD[0].Timeouts, int64((st.Resets+1)*(warp*(retries+1)+depth)))
+					s.free(rd)
+				})
+			}
+		}
+	})
+}
+
 // givenUp runs sets of which those with rows on the first SSD must fail, after what was tried and because
 // of is; checks that the others go on, and that the SSD is refused from then on.
 func givenUp(t *testing.T, r *rig, rd Reader, unsafe bool, tried string, is error) {
