@@ -181,10 +181,9 @@ func (s *faultScript) hits(fired []int64, kinds ...string) bool {
 	return false
 }
 
-// spoils tells whether a fault that has hit makes data wrong, which nothing but a checksum finds. Bulk tells
-// commands apart by their CIDs alone, so one that completes twice can end another too early.
+// spoils tells whether a fault that has hit makes data wrong, which nothing but a checksum finds.
 func (s *faultScript) spoils(fired []int64) bool {
-	return s.hits(fired, "flip", "short", "misdirect", "torn") || s.stack == "bulk" && s.hits(fired, "dup")
+	return s.hits(fired, "flip", "short", "misdirect", "torn")
 }
 
 func (s *faultScript) reader(r *faultRig) (Reader, error) {
