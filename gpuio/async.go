@@ -233,6 +233,18 @@ func (e *async) remaining(slot uint32) []uint32 {
 	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.remaining), 0), e.queues())
 }
 
+// unfinished tells whether a set has units that are not done. When it has none, what whoever ended them has
+// written is seen.
+func (e *async) unfinished(slot uint32) bool {
+	rem := e.remaining(slot)
+	for g := range rem {
+		if atomic.LoadUint32(&rem[g]) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // taken is how many units of each queue's share read_sync has begun.
 func (e *async) taken(slot uint32) []uint32 {
 	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.taken), 0), e.queues())
@@ -905,11 +917,7 @@ func (p *asyncPending) complete(ctx context.Context) error {
 			p.abandon(err)
 			return nil
 		}
-		left := false
-		for _, n := range e.remaining(p.slot) {
-			left = left || n != 0
-		}
-		if !left {
+		if !e.unfinished(p.slot) {
 			p.finish()
 			return nil
 		}

@@ -40,6 +40,7 @@ func (e *ChecksumError) Error() string {
 // Rows that differ are read once more, as one small set, which mends what went wrong on the way. Those
 // that still differ fail the set: a *SetError with a *ChecksumError for each of the first. More than
 // checkAgain rows are not read again: then something is wrong that a second look does not mend.
+// A set of which inner could not read some rows has failed, and is not checked: its other rows may be wrong.
 // Stats.Mismatch counts each wrong row, each time it was.
 //
 // Close closes inner too. A checked Reader is as safe for concurrent use as inner, and all that Reader

@@ -262,8 +262,9 @@ func (e *async) bury(ssd int) {
 // write. Needs e.mu.
 func (e *async) stranded(p *asyncPending) bool {
 	left := false
-	for g, n := range e.remaining(p.slot) {
-		if n == 0 {
+	rem := e.remaining(p.slot)
+	for g := range rem {
+		if atomic.LoadUint32(&rem[g]) == 0 {
 			continue
 		}
 		left = true
@@ -278,8 +279,9 @@ func (e *async) stranded(p *asyncPending) bool {
 // taken until Close. Needs e.mu.
 func (e *async) strand(p *asyncPending) {
 	set := e.set(p.slot)
-	for g, n := range e.remaining(p.slot) {
-		if q := e.queue(g); n != 0 {
+	rem := e.remaining(p.slot)
+	for g := range rem {
+		if q := e.queue(g); atomic.LoadUint32(&rem[g]) != 0 {
 			q.commands(func(cid uint32, cmd *command) {
 				if uint32(cmd.Set) == p.slot {
 					e.recordLost(q, cid, cmd, failQueue)

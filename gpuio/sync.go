@@ -110,9 +110,7 @@ func (e *async) resumeSync(ctx context.Context, p *asyncPending) (again bool, er
 	// Their commands may come back to life with the queues that this set thaws.
 	others := false
 	for _, x := range e.live {
-		for _, n := range e.remaining(x.slot) {
-			x.sick = x.sick || n != 0
-		}
+		x.sick = x.sick || e.unfinished(x.slot)
 		others = others || x.sick && x != p
 	}
 	e.mu.Unlock()
