@@ -190,5 +190,6 @@ this table. LBAs and counts are examples. ` + "`make test-faults`" + ` injects e
 A command line's faults count over all its SSDs and all its reads, those of superblocks and tables at the start included:
 these have timeouts of 5 to 10 s of their own, and appear in no statistics of rows. To strike rows alone, give the faults
 the LBAs of rows, such as ` + "`lba=2048-5000`" + `: rows begin at LBA 2048 of 512 bytes, 256 of 4096. ` + "`notready`" + ` counts the
-enables of all SSDs: with two of them a reset's is the third.
+enables of all SSDs: with two of them a reset's is the third. The stacks cpu and mmap read the file or device behind a
+software SSD themselves, so that no fault strikes their rows ("struck 0 times").
 `
