@@ -342,8 +342,11 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 			b.ring()
 		}
 		if foreign != nil {
-			if *first == nil {
-				*first = foreign
+			// All are charged an attempt for it. What has none left ends with what happened.
+			for i := range b.slots {
+				if s := &b.slots[i]; s.busy && s.attempts > b.retries && *first == nil {
+					*first = foreign
+				}
 			}
 			return b.recreate(op, inflight, first, true)
 		}

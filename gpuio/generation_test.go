@@ -64,22 +64,39 @@ func TestLateDuplicate(t *testing.T) {
 	}
 }
 
-// TestLateDuplicateBulk: what load and verify go through. It has no place to count a foreign completion, so
-// it says what happened; what it has read is not wrong without a word.
+// TestLateDuplicateBulk: what load and verify go through gets a new queue pair, too, as long as attempts
+// are left.
 func TestLateDuplicateBulk(t *testing.T) {
-	onClock(t, "virtual", func(t *testing.T) {
-		r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 512, rows: 2000, sms: 1, mdts: 1}, "dup(op=read,n=1000,times=1);late(ms=5,op=read)")
-		require.NoError(t, err)
-		ctx := t.Context()
-		b, err := NewBulk(ctx, r.ssds[0].Ctrl, 3)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, b.Close(ctx)) }()
-		want := r.image(0, false)[:4*b.chunk] // the last command has the CID of the one whose completion comes again
-		got := make([]byte, len(want))
-		err = b.ReadAt(ctx, 0, got)
-		require.ErrorContains(t, err, "which is not in flight")
-		r.set.Disarm()
-		require.NoError(t, b.ReadAt(ctx, 0, got))
-		require.True(t, bytes.Equal(want, got))
-	})
+	for _, c := range []struct {
+		faults string
+		retries,
+		recreated int
+		err string
+	}{
+		{"dup(op=read,n=1000,times=1);late(ms=5,op=read)", 3, 1, ""},
+		{"dup(op=read,n=1000,times=1);late(ms=5,op=read)", 0, 1, "which is not in flight"},
+		{"dup(op=read,times=1)", 3, 1, ""},
+		{"foreign(op=read,times=1)", 3, 1, ""},
+	} {
+		onClock(t, "virtual", func(t *testing.T) {
+			r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 512, rows: 2000, sms: 1, mdts: 1}, c.faults)
+			require.NoError(t, err)
+			ctx := t.Context()
+			b, err := NewBulk(ctx, r.ssds[0].Ctrl, 3, BulkRetries(c.retries))
+			require.NoError(t, err)
+			defer func() { require.NoError(t, b.Close(ctx)) }()
+			want := r.image(0, false)[:4*b.chunk] // the last command has the CID of the one whose completion comes again
+			got := make([]byte, len(want))
+			if err = b.ReadAt(ctx, 0, got); c.err == "" {
+				require.NoError(t, err, c.faults)
+				require.True(t, bytes.Equal(want, got), c.faults)
+			} else {
+				require.ErrorContains(t, err, c.err, c.faults)
+			}
+			require.EqualValues(t, c.recreated, b.tried.recreated.Load(), c.faults)
+			r.set.Disarm()
+			require.NoError(t, b.ReadAt(ctx, 0, got))
+			require.True(t, bytes.Equal(want, got))
+		})
+	}
 }
