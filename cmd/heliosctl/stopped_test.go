@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -55,4 +56,18 @@ func TestHelpNamesDefaultsOnce(t *testing.T) {
 			require.LessOrEqual(t, strings.Count(line, "(default:"), 1, "%s: %s", verb, line)
 		}
 	}
+}
+
+// A bench io that is stopped says so once.
+func TestStoppedBenchSaysSoOnce(t *testing.T) {
+	isolate(t)
+	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "8MiB", "--quiet")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete", "--quiet") })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := time.AfterFunc(200*time.Millisecond, func() { cancel(errSignal) })
+	defer stop.Stop()
+	var out, errOut bytes.Buffer
+	code := run(ctx, strings.Fields("bench io --seconds 600 --device host"), &out, &errOut)
+	fails(t, outcome{code, out.String(), errOut.String()}, 130, "bench io", "interrupted")
+	require.Equal(t, 1, strings.Count(errOut.String(), "interrupted"), errOut.String())
 }

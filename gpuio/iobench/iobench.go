@@ -177,6 +177,9 @@ func Run(ctx context.Context, cfg Config) (Row, error) {
 	b := &bench{cfg: cfg, l: l, row: &row, draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
 	err = b.measure(ctx)
 	if ctx.Err() != nil {
+		if errors.Is(err, ctx.Err()) {
+			return row, err
+		}
 		return row, errors.Join(err, ctx.Err())
 	}
 	if errs.ClassOf(err) == errs.Usage {
