@@ -10,6 +10,7 @@ import (
 // read files: they count reads where the others count commands, and have no queues.
 type SSDResult struct {
 	Name      string `json:"name"`
+	Model     string `json:"ssd_model,omitempty"` // the model that a software SSD played: its times, and so the run's, are modelled
 	Commands  int64  `json:"commands"`
 	Bytes     int64  `json:"bytes"`
 	Errors    int64  `json:"errors"`    // completions with an error status

@@ -78,6 +78,9 @@ func runEval(ctx context.Context, e *env) (err error) {
 	defer closing(&err, done)
 	r, err := sched.Evaluate(ctx, cfg, in, checkpoint, e.c.String("split"), e.observer())
 	e.showFaults(set, out)
+	if r != nil {
+		set.markModelled(&r.IO, cfg)
+	}
 	if err != nil {
 		if r != nil {
 			e.showTrouble(r.IO, out)

@@ -77,7 +77,7 @@ func (t *timelineFile) close() error {
 
 // ioRows are the lines of a summary about a run's reads.
 func ioRows(io sched.IOResult) [][]string {
-	var rows [][]string
+	rows := modelRow(io)
 	if l := io.Latency; l != nil {
 		us := func(v float64) string {
 			d := time.Duration(v * float64(time.Microsecond))

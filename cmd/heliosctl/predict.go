@@ -143,6 +143,7 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	}, e.observer())
 	out := &results{ui: e.ui}
 	e.showFaults(set, out)
+	set.markModelled(&io, cfg)
 	if err != nil {
 		e.showTrouble(io, out)
 		return err

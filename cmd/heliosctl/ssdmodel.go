@@ -1,14 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"helios/internal/errs"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/units"
+	"helios/sched"
 )
 
 // ssdModel is the model that a software controller plays, nil for none: what bench asks for, or the
@@ -74,6 +77,35 @@ func modelName(d state.SSD) string {
 		return "-"
 	}
 	return filepath.Base(d.Model)
+}
+
+// markModelled names in a run's result the models that its SSDs played. The stacks cpu and mmap read
+// what is behind a software SSD themselves, as fast as it goes.
+func (s *ssdSet) markModelled(io *sched.IOResult, cfg sched.Config) {
+	if s == nil || slices.Contains([]string{sched.StackCPU, sched.StackMmap}, cmp.Or(cfg.IOStack, cfg.Mode)) {
+		return
+	}
+	for _, d := range s.bound {
+		for i := range io.SSDs {
+			if io.SSDs[i].Name == d.Name && d.Model != "" {
+				io.SSDs[i].Model = modelName(d)
+			}
+		}
+	}
+}
+
+// modelRow is the line of a summary that says whose times are modelled, none where nobody's are.
+func modelRow(io sched.IOResult) [][]string {
+	var names []string
+	for _, s := range io.SSDs {
+		if s.Model != "" && !slices.Contains(names, s.Model) {
+			names = append(names, s.Model)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return [][]string{{"modelled SSDs", "they play " + strings.Join(names, ", ") + ": times and rates are no measurement of real SSDs"}}
 }
 
 // modelLines say what the models of some SSDs are, a line for each that can be read.

@@ -63,3 +63,22 @@ func TestBadSSDModels(t *testing.T) {
 		}, "bind-ssds --proxy a.img --size 1MiB --ssd-model m.yaml", 2, []string{"m.yaml", "read", "no source"}, "a.img"},
 	})
 }
+
+// Results of a run over SSDs that play a model say so, except where the stack reads the files itself.
+func TestRunsOverModelledSSDsSaySo(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--nodes", "300", "--dim", "16", "--out", "g", "--quiet")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "8MiB", "--ssd-model", "optane")
+	ok(t, "load", "g", "--quiet")
+	model := func(args ...string) any {
+		r := last(t, ok(t, append(args, "g", "--json", "--quiet", "--batch-size", "64", "--fanout", "3,3")...))
+		return r["io"].(map[string]any)["ssds"].([]any)[0].(map[string]any)["ssd_model"]
+	}
+	require.Equal(t, "optane", model("train", "--checkpoint", "ck", "--hidden", "8"))
+	require.Equal(t, "optane", model("train", "--io-stack", "sync", "--hidden", "8"))
+	require.Equal(t, "optane", model("eval", "--checkpoint", "ck"))
+	require.Equal(t, "optane", model("predict", "--checkpoint", "ck"))
+	require.Nil(t, model("train", "--mode", "cpu", "--hidden", "8"))
+	require.Nil(t, model("train", "--mode", "mmap", "--hidden", "8"))
+	require.Regexp(t, `modelled SSDs +they play optane`, ok(t, "eval", "g", "--checkpoint", "ck", "--quiet"))
+}

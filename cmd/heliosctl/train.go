@@ -286,6 +286,9 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	}
 	res, err := sched.Train(ctx, cfg, in, obs)
 	e.showFaults(set, out)
+	if res != nil {
+		set.markModelled(&res.IO, cfg)
+	}
 	if err != nil {
 		if res != nil {
 			e.showTrouble(res.IO, out)
