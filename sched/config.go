@@ -168,6 +168,9 @@ func (c Config) check() error {
 			return e
 		}
 	}
+	if c.CoalesceBytes > 0 && c.IOStack != StackAsync && c.IOStack != StackCPU {
+		return errs.New(errs.Usage, "--coalesce: stack %s reads each row by itself; leave it out, or use --io-stack async or cpu", c.IOStack)
+	}
 	for _, f := range c.Fanouts {
 		if f == 0 || f < -1 {
 			return errs.New(errs.Usage, "--fanout %v: %d is not a number of neighbours; give at least 1, or -1 for all", c.Fanouts, f)

@@ -67,6 +67,7 @@ type engine struct {
 	presample time.Duration
 	fill      time.Duration
 	closers   []func() error
+	stopped   bool // the user interrupted: nothing is worth a long wait any more
 }
 
 // slot is a credit: what one mini-batch in flight needs, from its first sample to the end of
@@ -121,6 +122,21 @@ func (e *engine) close() error {
 // kernel or an SSD may still write to it.
 func (e *engine) opCtx(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), e.cfg.OpTimeout)
+}
+
+// interruptGrace is how long reads may go on after an interrupt.
+const interruptGrace = 3 * time.Second
+
+// readCtx is opCtx for reads, which may have to wait until an SSD has been recovered: after an
+// interrupt it goes on for interruptGrace only. What is still in flight then ends with the reader,
+// which is closed before any buffer is let go.
+func (e *engine) readCtx(ctx context.Context) (context.Context, context.CancelFunc) {
+	op, cancel := e.opCtx(ctx)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(interruptGrace, cancel) })
+	return op, func() {
+		stop()
+		cancel()
+	}
 }
 
 // interrupted is the error of a run that the user stopped; nil when they did not.
@@ -346,7 +362,11 @@ func (e *engine) closeReader() error {
 	if e.reader == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.OpTimeout)
+	limit := e.cfg.OpTimeout
+	if e.stopped {
+		limit = interruptGrace
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	r := e.reader
 	e.readStats, e.reader = r.Stats(), nil
@@ -517,7 +537,7 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 			next[r%int64(ssds)]++
 			idv[k], posv[k] = r, uint32(at+i)
 		}
-		op, cancel := e.opCtx(ctx)
+		op, cancel := e.readCtx(ctx)
 		p, err := e.reader.Submit(op, &gpuio.ReadSet{
 			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: e.het.TierBuffer(t), DstStride: e.rowBytes,
 		})
@@ -527,7 +547,12 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 		cancel()
 		if err != nil {
 			// The set's buffers may be freed only when nothing can read or write them.
-			return fmt.Errorf("filling the %s: %w", name[len("fill "):], errors.Join(readError(err), e.closeReader()))
+			e.stopped = ctx.Err() != nil
+			cerr := e.closeReader()
+			if stopped := interrupted(ctx); stopped != nil && cerr == nil {
+				return stopped
+			}
+			return fmt.Errorf("filling the %s: %w", name[len("fill "):], errors.Join(readError(err), cerr))
 		}
 		e.obs.step(name, at+len(part), len(rows))
 	}

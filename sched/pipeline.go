@@ -187,12 +187,19 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 		e.trace.credit(-1)
 		free <- s
 	}
-	if err := interrupted(ctx); err != nil {
-		fail(err)
+	stopped := interrupted(ctx)
+	if stopped != nil {
+		e.stopped = true
+		fail(stopped)
 	}
 	cancel(nil)
 	wg.Wait()
-	return errors.Join(failure, e.drain(ctx, failure == nil))
+	err := errors.Join(failure, e.drain(ctx, failure == nil))
+	if stopped != nil && errs.ClassOf(err) != errs.Interrupted {
+		// A wait that the interrupt cut short is no error of what it waited for.
+		return stopped
+	}
+	return err
 }
 
 // sample runs S_1..S_h for batch i and hands the parts of its frontier on.
@@ -261,8 +268,10 @@ func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 			if e.reader == nil {
 				return fmt.Errorf("batch %d: %d rows are in no tier and no SSD is open", s.index, g.nmiss)
 			}
+			rd, end := e.readCtx(ctx)
+			defer end()
 			g.submitted = time.Now()
-			g.pending, err = e.reader.Submit(op, &gpuio.ReadSet{
+			g.pending, err = e.reader.Submit(rd, &gpuio.ReadSet{
 				Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
 				Dst: s.x, DstStride: e.rowBytes,
 			})
@@ -271,7 +280,7 @@ func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 			}
 			e.trace.read(g.nmiss)
 			if e.plan.serial {
-				if err := e.wait(op, p, s, g); err != nil {
+				if err := e.wait(rd, p, s, g); err != nil {
 					return err
 				}
 			}
@@ -316,11 +325,13 @@ func (e *engine) wait(op context.Context, p *pass, s *slot, g *segment) error {
 
 // complete holds a batch until all of its rows are in place.
 func (e *engine) complete(ctx context.Context, p *pass, s *slot) error {
+	rd, end := e.readCtx(ctx)
+	defer end()
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	for i := range s.segs[:s.used] {
 		if g := &s.segs[i]; g.pending != nil {
-			if err := e.wait(op, p, s, g); err != nil {
+			if err := e.wait(rd, p, s, g); err != nil {
 				return err
 			}
 		}
@@ -378,14 +389,16 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 // drain waits until nothing that a pass has started is in flight any more, so that its slots
 // can be used again or freed. After a clean pass it has nothing to wait for.
 func (e *engine) drain(ctx context.Context, clean bool) error {
+	rd, end := e.readCtx(ctx)
+	defer end()
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	var all []error
 	for _, s := range e.slots {
 		for i := range s.segs {
 			if g := &s.segs[i]; g.pending != nil {
-				_, err := g.pending.Wait(op)
-				if err != nil && op.Err() != nil {
+				_, err := g.pending.Wait(rd)
+				if err != nil && rd.Err() != nil {
 					all = append(all, fmt.Errorf("batch %d: reads still in flight: %w", s.index, err))
 				}
 				// Another failure beside the first one tells nothing new.

@@ -222,7 +222,12 @@ func (v *virtual) openStack() (err error) {
 	ic := iosim.Config{Stack: c.IOStack, Blocks: c.Blocks, Depth: c.QueueDepth, CommandBytes: int64(l.ReadBytes()), Seed: c.Seed}
 	if c.IOStack == StackCPU || c.IOStack == StackMmap {
 		ic.Blocks, ic.Threads = 0, c.Workers
-	} else if int(l.RowBytes) != l.ReadBytes() {
+	} else if c.SMs.IO > 0 { // blocks at once
+		if ic.Blocks == 0 || ic.Blocks > c.SMs.IO {
+			ic.Blocks = c.SMs.IO
+		}
+	}
+	if c.IOStack != StackCPU && c.IOStack != StackMmap && int(l.RowBytes) != l.ReadBytes() {
 		ic.StagedBytes = int64(l.RowBytes)
 	}
 	if v.m.stack, err = iosim.New(v.m.m, ic); err != nil {

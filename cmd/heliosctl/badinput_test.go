@@ -170,6 +170,8 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 			require.NoError(t, os.WriteFile("ck", nil, 0o644))
 		}, "train g --checkpoint ck", 2, []string{"--checkpoint", "ck", "can be written"}, ""},
 		{"rows beyond the layout", two, "bench io --row-bytes 32MiB", 2, []string{"--row-bytes", "16MiB"}, ""},
+		{"coalescing where there is none in bench", two, "bench io --stack mmap --coalesce 64KiB", 2, []string{"--coalesce 64KiB", "mmap"}, ""},
+		{"coalescing where there is none", two, "train g --io-stack sync --coalesce 64KiB", 2, []string{"--coalesce", "sync", "--io-stack async"}, ""},
 		{"missing stripe", two, "train g --ssds ssd0", 5, []string{"stripe"}, ""},
 		{"missing stripe in verify", two, "verify g --ssds b.img", 5, []string{"stripe"}, ""},
 		{"superblock of another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "train h", 4, []string{"ssd0"}, ""},

@@ -154,6 +154,9 @@ func (e *env) benchPlan() (*benchPlan, error) {
 		if err != nil {
 			return nil, err
 		}
+		if n > 0 && !slices.Contains(p.stacks, "async") && !slices.Contains(p.stacks, "cpu") {
+			return nil, errs.New(errs.Usage, "--coalesce %s: stack %s reads each row by itself; add async or cpu to --stack, or leave it out", w, strings.Join(p.stacks, ", "))
+		}
 		p.coalesce = append(p.coalesce, n)
 	}
 	if p.seconds = c.Float64("seconds"); !(p.seconds >= 0.001 && p.seconds <= 86400) {
