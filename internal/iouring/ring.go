@@ -221,6 +221,7 @@ func (r *Ring) Reap(dst []CQE) int {
 
 // Submit hands all published entries to the kernel without waiting.
 func (r *Ring) Submit() error {
+	r.submitParts()
 	n := r.Unsubmitted()
 	if n == 0 {
 		return nil
@@ -229,10 +230,21 @@ func (r *Ring) Submit() error {
 	return enterError(e)
 }
 
+// submitParts hands all published entries but the last few to the kernel, in several calls: see
+// SubmitAndWait.
+func (r *Ring) submitParts() {
+	n := r.Unsubmitted()
+	for step := max(n/submitParts, minSubmit); n > step; n = r.Unsubmitted() {
+		if done, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0, 0, 0, 0); e != 0 || done == 0 {
+			return // the caller's own call tells why
+		}
+	}
+}
+
 // A batch is submitted in submitParts calls, of at least minSubmit entries each.
 const (
-	submitParts = 8
-	minSubmit   = 4
+	submitParts = 16
+	minSubmit   = 1
 )
 
 // Wait is the argument block of SubmitAndWait; a waiter keeps one, so that waiting does not
@@ -262,12 +274,7 @@ func (r *Ring) SubmitAndWait(w *Wait, atLeast int, timeout, batch time.Duration)
 			atLeast = 1
 		}
 	}
-	n := r.Unsubmitted()
-	for step := max(n/submitParts, minSubmit); n > step; n = r.Unsubmitted() {
-		if done, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0, 0, 0, 0); e != 0 || done == 0 {
-			break // the call below tells why
-		}
-	}
+	r.submitParts()
 	_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()), uintptr(atLeast),
 		enterGetevents|enterExtArg, uintptr(unsafe.Pointer(&w.arg)), unsafe.Sizeof(w.arg))
 	return enterError(e)
