@@ -39,7 +39,7 @@ func TestCoalesceFlag(t *testing.T) {
 // A run tells what each SSD did, and leaves a timeline, also when it fails.
 func TestTrainReportsItsReads(t *testing.T) {
 	loaded(t, 2)
-	out := ok(t, trainArgs("--epochs", "1", "--timeline", "t.json", "--on-ssd-failure", "stop", "--coalesce", "16KiB", "--io-stack", "sync")...)
+	out := ok(t, trainArgs("--epochs", "1", "--timeline", "t.json", "--on-ssd-failure", "stop", "--io-stack", "sync")...)
 	io := last(t, out)["io"].(map[string]any)
 	require.Len(t, io["ssds"], 2)
 	for _, k := range []string{"name", "commands", "bytes", "errors", "timeouts", "retries", "resets", "given_up"} {
@@ -58,7 +58,7 @@ func TestTrainReportsItsReads(t *testing.T) {
 	require.Greater(t, events("t.json"), 50)
 	fails(t, hc(t, trainArgs("--timeline", "./r.json", "--results", "r.json")...), 2, "train", "both name ./r.json")
 	require.NoFileExists(t, "r.json")
-	text := ok(t, "train", "g", "--epochs", "1", "--fanout", "5", "--quiet")
+	text := ok(t, "train", "g", "--epochs", "1", "--fanout", "5", "--quiet", "--coalesce", "16KiB")
 	require.Contains(t, text, "read latency")
 	require.Contains(t, text, "SSD balance")
 
