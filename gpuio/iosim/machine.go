@@ -33,7 +33,6 @@ type Machine struct {
 	model *ssdmodel.Model
 	links []*des.Link // out of each SSD
 	slots *des.Pool   // warps that run at once; nil: all that are resident
-	seed  uint64
 }
 
 // MaxSSDs bounds a machine.
