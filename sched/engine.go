@@ -124,8 +124,8 @@ func (e *engine) opCtx(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(context.WithoutCancel(ctx), e.cfg.OpTimeout)
 }
 
-// interruptGrace is how long reads may go on after an interrupt.
-const interruptGrace = 3 * time.Second
+// interruptGrace is how long reads may go on after an interrupt. Tests shorten it.
+var interruptGrace = 3 * time.Second
 
 // readCtx is opCtx for reads, which may have to wait until an SSD has been recovered: after an
 // interrupt it goes on for interruptGrace only. What is still in flight then ends with the reader,
@@ -178,6 +178,9 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 		return err
 	}
 	if e.layout, e.ssds, err = dataset.Attach(ctx, in.Dataset, in.SSDs); err != nil {
+		if stopped := interrupted(ctx); stopped != nil {
+			return stopped
+		}
 		return err
 	}
 	if int64(e.layout.RowBytes) != e.rowBytes || e.layout.Rows != e.rows {
@@ -549,8 +552,8 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 			// The set's buffers may be freed only when nothing can read or write them.
 			e.stopped = ctx.Err() != nil
 			cerr := e.closeReader()
-			if stopped := interrupted(ctx); stopped != nil && cerr == nil {
-				return stopped
+			if stopped := interrupted(ctx); stopped != nil {
+				return errs.With(errs.Interrupted, errors.Join(stopped, cerr))
 			}
 			return fmt.Errorf("filling the %s: %w", name[len("fill "):], errors.Join(readError(err), cerr))
 		}

@@ -161,3 +161,35 @@ func TestEvaluateSaysWhatTheSSDsDid(t *testing.T) {
 		require.NoError(t, dev.Close())
 	}
 }
+
+// An interrupt does not wait until reads that never end are past their deadlines, and gives
+// everything back all the same: while SSDs are attached, tiers filled, and in the middle of an epoch.
+func TestInterruptWithLostReads(t *testing.T) {
+	d, feat := tiny.open(t)
+	cfg := small()
+	cfg.ReadTimeout = time.Minute
+	defer func(d time.Duration) { interruptGrace = d }(interruptGrace)
+	interruptGrace = 200 * time.Millisecond
+	for name, fault := range map[string]string{"attach": "lost(op=read)", "fill": "lost(op=read,after=20)", "epoch": "lost(op=read,after=400)"} {
+		if name == "attach" && testing.Short() { // takes the 10 s of a read of the superblock
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			cfg := cfg
+			cfg.CPUCache, cfg.GPUCache = percent(5), percent(5)
+			if name == "epoch" {
+				cfg.CPUCache, cfg.GPUCache = percent(0), percent(0)
+			}
+			s := bind(t, d, 2, fault)
+			leaks := leakCheck(t)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			time.AfterFunc(time.Second, cancel)
+			began := time.Now()
+			r := train(t, ctx, cfg, d, feat, s, 2, Observer{})
+			require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
+			require.Less(t, time.Since(began), 30*time.Second, "the reads' own deadline is a minute away")
+			leaks()
+		})
+	}
+}
