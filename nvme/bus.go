@@ -55,6 +55,28 @@ type DoorbellMapper interface {
 	DoorbellMemory() (mem []byte, io bool, err error)
 }
 
+// Preparer is what a Bus has that needs work before each bring-up, the first one and those of Reset:
+// a PCI function needs memory space and bus mastering, which resets take from it.
+type Preparer interface {
+	Prepare() error
+}
+
+// HardResetter is what a Bus has that can reset its controller without the controller's help (PCI
+// function level reset). When it returns nil no DMA comes any more and CC.EN is 0.
+type HardResetter interface {
+	HardReset() error
+}
+
+// BARMapper is what a Bus has whose controller may have memory of its own behind a BAR: the
+// controller memory buffer (base specification, section 8.2.1 of 2.0).
+type BARMapper interface {
+	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is I/O memory:
+	// plain stores of at most 16 bytes, no atomics.
+	MapBAR(bir int, off, bytes int64) ([]byte, error)
+	// ReserveIOVA returns addresses that no MapDMA uses, for the controller to find its own memory at.
+	ReserveIOVA(bytes, align int64) (IOVA, error)
+}
+
 // Kicker is what a Bus of a software controller has besides: after a doorbell store, Kick
 // wakes a controller that sleeps. It is cheap when the controller is awake.
 type Kicker interface {

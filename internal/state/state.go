@@ -32,13 +32,14 @@ const EnvDir = "HELIOS_STATE"
 const (
 	KindProxy = "proxy" // a software controller over a file or block device
 	KindRAM   = "ram"   // a software controller over a file in shared memory
+	KindVFIO  = "vfio"  // an NVMe controller that vfio-pci holds for us
 )
 
 // SSD is one bound SSD, with all that a later command needs to open it again.
 type SSD struct {
 	Name     string    `json:"name"` // ssd0, ssd1, …: how --ssds chooses it
-	Kind     string    `json:"kind"` // KindProxy or KindRAM
-	Path     string    `json:"path"` // absolute path of the backing file or block device
+	Kind     string    `json:"kind"` // KindProxy, KindRAM or KindVFIO
+	Path     string    `json:"path"` // absolute path of the backing file or block device; of a controller its folder in sysfs, which ends in its PCI address
 	Serial   string    `json:"serial"`
 	Bytes    int64     `json:"bytes"`
 	LBABytes int       `json:"lba_bytes"`
@@ -47,6 +48,9 @@ type SSD struct {
 	Created  bool      `json:"created,omitempty"`   // bind-ssds made the file, so unbind-ssds --delete may remove it
 	Device   uint64    `json:"device,omitempty"`    // st_dev and st_ino of a created file: --delete
 	Inode    uint64    `json:"inode,omitempty"`     // removes that very file, not one that took its name
+	PCI      string    `json:"pci,omitempty"`       // address of a controller, such as 0000:00:04.0
+	Group    int       `json:"iommu_group,omitempty"`
+	Driver   string    `json:"previous_driver,omitempty"` // which unbind-ssds gives the controller back to
 	Bound    time.Time `json:"bound"`
 }
 
