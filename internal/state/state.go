@@ -2,7 +2,8 @@
 //
 // The file is replaced atomically (temporary file, fsync, rename, fsync of the folder) under a
 // lock, so that a command killed at any moment leaves the old list or the new one. Using an SSD
-// takes a lease: an exclusive flock that the kernel drops when its holder dies.
+// takes a lease: an exclusive flock that the kernel drops when its holder dies. Controllers bound to
+// vfio-pci are in no user's file: the machine has a record of each (Machine), which Load adds.
 package state
 
 import (
@@ -13,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,29 +60,52 @@ type SSD struct {
 type State struct {
 	Version int   `json:"version"`
 	SSDs    []SSD `json:"ssds"`
+	// Unfinished are controllers of the machine whose bind or unbind was cut off.
+	Unfinished []Record `json:"-"`
 }
 
-// Find returns the SSD that a name stands for: its name, its path, its serial, or the last part
-// of its path where only one SSD has it.
-func (s *State) Find(name string) (SSD, error) {
+// is tells whether a name stands for the SSD and for no other: its name, its path or its serial
+// number, or a controller's PCI address, with or without the domain.
+func (d *SSD) is(name string) bool {
 	path := strings.TrimPrefix(name, "proxy:") // as a software controller's bus calls it
 	abs, _ := filepath.Abs(path)
-	var byBase []SSD
+	switch {
+	case name == "":
+		return false
+	case d.Name == name || d.Serial == name || d.Path == path || d.Path == abs:
+		return true
+	}
+	return d.PCI != "" && (strings.EqualFold(d.PCI, name) || strings.EqualFold(d.PCI, "0000:"+name))
+}
+
+// Find returns the SSD that a name stands for: its name, its path, its serial, its PCI address, or
+// the last part of its path where only one SSD has it.
+func (s *State) Find(name string) (SSD, error) {
+	path := strings.TrimPrefix(name, "proxy:")
+	var exact, byBase []SSD
 	for _, d := range s.SSDs {
-		if name == "" {
-			break
-		}
-		if d.Name == name || d.Serial == name || d.Path == path || d.Path == abs {
+		switch {
+		case name == "":
+		case d.Name == name:
 			return d, nil
-		}
-		if filepath.Base(d.Path) == path {
+		case d.is(name):
+			exact = append(exact, d)
+		case filepath.Base(d.Path) == path:
 			byBase = append(byBase, d)
 		}
+	}
+	if len(exact) > 0 {
+		byBase = exact // two SSDs of one serial number cannot be told by it
 	}
 	switch len(byBase) {
 	case 1:
 		return byBase[0], nil
 	case 0:
+		for _, r := range s.Unfinished {
+			if r.Is(name) {
+				return SSD{}, errs.New(errs.Usage, "SSD %s (%s) is half bound: %s was cut off; %s", r.Name, r.PCI, r.Phase, r.NextStep())
+			}
+		}
 		names := make([]string, len(s.SSDs))
 		for i, d := range s.SSDs {
 			names[i] = d.Name
@@ -122,8 +147,11 @@ func DefaultDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "heliosctl"), nil
 }
 
-// Store is a state folder.
-type Store struct{ dir string }
+// Store is a state folder, with the machine's records beside it.
+type Store struct {
+	dir     string
+	machine *Machine
+}
 
 // Open names the folder; "" is DefaultDir. Nothing is created before the first write.
 func Open(dir string) (*Store, error) {
@@ -138,16 +166,40 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, errs.New(errs.Usage, "state folder %s: %w", dir, err)
 	}
-	return &Store{dir: abs}, nil
+	return &Store{dir: abs, machine: OpenMachine("")}, nil
 }
+
+// Machine is the folder of machine-wide records.
+func (s *Store) Machine() *Machine { return s.machine }
 
 // Dir is the folder's absolute path.
 func (s *Store) Dir() string { return s.dir }
 
 func (s *Store) file() string { return filepath.Join(s.dir, "state.json") }
 
-// Load reads the state; a file that is not there is an empty state.
+// Load reads the user's SSDs and adds the machine's, in this order.
 func (s *Store) Load() (*State, error) {
+	st, err := s.loadOwn()
+	if err != nil {
+		return nil, err
+	}
+	st.SSDs = slices.DeleteFunc(st.SSDs, func(d SSD) bool { return d.Kind == KindVFIO }) // those have records
+	records, err := s.machine.Records()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range records {
+		if r.Phase == Bound {
+			st.SSDs = append(st.SSDs, r.SSD)
+		} else {
+			st.Unfinished = append(st.Unfinished, r)
+		}
+	}
+	return st, nil
+}
+
+// loadOwn reads the user's file; one that is not there is an empty state.
+func (s *Store) loadOwn() (*State, error) {
 	b, err := os.ReadFile(s.file())
 	if errors.Is(err, fs.ErrNotExist) {
 		return &State{Version: version}, nil
@@ -166,7 +218,8 @@ func (s *Store) Load() (*State, error) {
 }
 
 // Update loads the state, lets change edit it and replaces the file, all under the folder's
-// lock, for which it waits until ctx is done. When change fails, nothing is written.
+// lock, for which it waits until ctx is done. When change fails, nothing is written. change also
+// sees the machine's SSDs; what it does to those has no effect.
 func (s *Store) Update(ctx context.Context, change func(*State) error) error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
@@ -186,22 +239,47 @@ func (s *Store) Update(ctx context.Context, change func(*State) error) error {
 	return s.write(st)
 }
 
-func (s *Store) write(st *State) (err error) {
-	b, err := json.MarshalIndent(st, "", "  ")
+func (s *Store) write(st *State) error {
+	own := State{Version: st.Version, SSDs: slices.DeleteFunc(slices.Clone(st.SSDs), func(d SSD) bool { return d.Kind == KindVFIO })}
+	b, err := json.MarshalIndent(own, "", "  ")
 	if err != nil {
 		return fmt.Errorf("state: %w", err)
 	}
-	f, err := os.CreateTemp(s.dir, ".state-*")
-	if err != nil {
+	err = replaceFile(s.dir, s.file(), append(b, '\n'), 0o600)
+	switch {
+	case errors.Is(err, errNoTemp):
 		return errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	case err != nil:
+		return errs.New(errs.ClassOf(err), "state file %s: %w; the old list is still in place", s.file(), err)
+	}
+	return nil
+}
+
+// errNoTemp is a folder in which no file can be made.
+var errNoTemp = errors.New("no new file")
+
+// tempError is why none could be made, in its own words.
+type tempError struct{ err error }
+
+func (e *tempError) Error() string   { return e.err.Error() }
+func (e *tempError) Unwrap() []error { return []error{e.err, errNoTemp} }
+
+// replaceFile gives a file of a folder new content, which is on disk under its name when it returns;
+// until then the old content is.
+func replaceFile(dir, path string, content []byte, mode os.FileMode) (err error) {
+	f, err := os.CreateTemp(dir, ".state-*")
+	if err != nil {
+		return &tempError{err}
 	}
 	defer func() {
 		if err != nil {
-			err = errs.New(errs.ClassOf(err), "state file %s: %w; the old list is still in place", s.file(), err)
 			_ = os.Remove(f.Name())
 		}
 	}()
-	_, err = f.Write(append(b, '\n'))
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
 	if err == nil {
 		err = f.Sync()
 	}
@@ -211,10 +289,14 @@ func (s *Store) write(st *State) (err error) {
 	if err != nil {
 		return err
 	}
-	if err = os.Rename(f.Name(), s.file()); err != nil {
+	if err = os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	d, err := os.Open(s.dir)
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -227,9 +309,18 @@ func (s *Store) write(st *State) (err error) {
 
 // lockFile takes an exclusive flock, asking again every 20 ms until ctx is done.
 func lockFile(ctx context.Context, path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
+	f, err := openLock(ctx, path, 0o644)
+	var p *fs.PathError
+	if errors.As(err, &p) {
 		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	}
+	return f, err
+}
+
+func openLock(ctx context.Context, path string, mode os.FileMode) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, mode)
+	if err != nil {
+		return nil, err
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -257,9 +348,6 @@ type Lease struct{ files []*os.File }
 // Acquire takes all SSDs of names, or none. What says what the caller does with them, for the
 // error that another command gets meanwhile. An SSD in use is errs.Refused, at once.
 func (s *Store) Acquire(what string, names ...string) (*Lease, error) {
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
-	}
 	l := &Lease{}
 	for _, name := range names {
 		f, err := s.take(name, what)
@@ -272,10 +360,26 @@ func (s *Store) Acquire(what string, names ...string) (*Lease, error) {
 	return l, nil
 }
 
+// openOwn opens the lease file of an SSD of the user's list.
+func (s *Store) openOwn(name string) (*os.File, error) {
+	err := os.MkdirAll(s.dir, 0o755)
+	if err == nil {
+		var f *os.File
+		if f, err = os.OpenFile(filepath.Join(s.dir, name+".lock"), os.O_RDWR|os.O_CREATE, 0o644); err == nil {
+			return f, nil
+		}
+	}
+	return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+}
+
 func (s *Store) take(name, what string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(s.dir, name+".lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	open := s.openOwn
+	if machineName.MatchString(name) {
+		open = s.machine.openLease
+	}
+	f, err := open(name)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+		return nil, err
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	switch {
@@ -291,6 +395,9 @@ func (s *Store) take(name, what string) (*os.File, error) {
 	case err != nil:
 		_ = f.Close()
 		return nil, fmt.Errorf("lock SSD %s: %w", name, err)
+	case !stillThere(f):
+		_ = f.Close()
+		return nil, errs.New(errs.Usage, "SSD %s is not bound any more; \"heliosctl ssds\" lists what there is", name)
 	}
 	// The text only serves the other command's error; the lock itself is the flock.
 	note := fmt.Sprintf("%s (process %d)\n", what, os.Getpid())
