@@ -11,10 +11,12 @@ import (
 	"helios/internal/hostmem"
 )
 
-// dmaBuf is memory that the controller can reach.
+// dmaBuf is memory that the controller can reach, and with it pages of the controller's own.
 type dmaBuf struct {
-	mem  []byte
-	iova IOVA
+	mem   []byte
+	iova  IOVA
+	cmb   *cmbMemory
+	pages cmbPages
 }
 
 func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
@@ -33,7 +35,7 @@ func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
 	if err != nil {
 		return dmaBuf{}, also(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes, purpose, err), hostmem.Free(mem))
 	}
-	return dmaBuf{mem, iova}, nil
+	return dmaBuf{mem: mem, iova: iova}, nil
 }
 
 func (c *Controller) freeDMA(b dmaBuf) error {
@@ -43,6 +45,9 @@ func (c *Controller) freeDMA(b dmaBuf) error {
 	if err := c.bus.UnmapDMA(b.iova, int64(len(b.mem))); err != nil {
 		// Still mapped: freeing it would let the controller write to somebody else's memory.
 		return fmt.Errorf("nvme %s: unmap %d bytes at %#x: %w", c.bus.Name(), len(b.mem), uint64(b.iova), err)
+	}
+	if b.cmb != nil {
+		b.cmb.free(b.pages)
 	}
 	return hostmem.Free(b.mem)
 }
@@ -355,7 +360,6 @@ func (c *Controller) checkAlive(p *pauser, op string, force bool) error {
 	case s.CFS():
 		return &FatalError{c.bus.Name(), op, s, ErrFatal}
 	case !s.RDY():
-		// A removed device may read as 0 (FACTS section 5) as well as all ones.
 		return &FatalError{c.bus.Name(), op + ": the controller left the ready state", s, ErrGone}
 	}
 	return nil
@@ -366,7 +370,13 @@ func (c *Controller) readCSTS(op string) (CSTS, error) {
 	if err != nil {
 		return 0, fmt.Errorf("nvme %s: %s: read CSTS: %w", c.bus.Name(), op, deviceClass(err))
 	}
-	if v == 0xffffffff {
+	gone := v == 0xffffffff
+	if v == 0 {
+		// A removed device may read as 0 everywhere (FACTS section 5); one that is there has a version.
+		vs, err := c.bus.Read32(RegVS)
+		gone = err != nil || Version(vs) != c.version
+	}
+	if gone {
 		return CSTS(v), &FatalError{c.bus.Name(), op, CSTS(v), ErrGone}
 	}
 	return CSTS(v), nil
@@ -492,6 +502,9 @@ func (c *Controller) waitErr(op string, cid uint16, err error) error {
 func (c *Controller) refusalLocked(setup bool) error {
 	if c.gate != nil && !setup {
 		return c.gate
+	}
+	if c.fatal == nil && !setup {
+		return c.Leaving()
 	}
 	return c.fatal
 }

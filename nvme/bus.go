@@ -62,19 +62,30 @@ type Preparer interface {
 }
 
 // HardResetter is what a Bus has that can reset its controller without the controller's help (PCI
-// function level reset). When it returns nil no DMA comes any more and CC.EN is 0.
+// function level reset). When it returns nil no DMA comes any more and CC.EN is 0. A bus that stands in
+// front of one that cannot returns an error that is errors.ErrUnsupported.
 type HardResetter interface {
 	HardReset() error
+}
+
+// Leaver is what a Bus has whose device may have to be given up while it still answers: the kernel
+// wants it back, or its PCI link reported an error that cannot be corrected.
+type Leaver interface {
+	// Leaving is why, an ErrGone in words, or nil. It costs next to nothing.
+	Leaving() error
 }
 
 // BARMapper is what a Bus has whose controller may have memory of its own behind a BAR: the
 // controller memory buffer (base specification, section 8.2.1 of 2.0).
 type BARMapper interface {
-	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is I/O memory:
-	// plain stores of at most 16 bytes, no atomics.
+	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is shorter than
+	// bytes where the BAR ends. It is I/O memory: plain stores of at most 16 bytes, no atomics.
 	MapBAR(bir int, off, bytes int64) ([]byte, error)
 	// ReserveIOVA returns addresses that no MapDMA uses, for the controller to find its own memory at.
 	ReserveIOVA(bytes, align int64) (IOVA, error)
+	// ReserveBAR returns where a part of a BAR is on the PCI bus, and keeps MapDMA from these addresses:
+	// a controller without CMBMSC takes them for its own memory.
+	ReserveBAR(bir int, off, bytes int64) (IOVA, error)
 }
 
 // Kicker is what a Bus of a software controller has besides: after a doorbell store, Kick

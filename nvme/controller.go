@@ -19,6 +19,7 @@ type Options struct {
 	MaxTransferBytes int           // bound on MaxTransferBytes, also where MDTS sets none; 0 = 1 MiB
 	EventBuffer      int           // capacity of Events; 0 = 64
 	ShutdownTimeout  time.Duration // of Close, where the controller's RTD3E is not longer; 0 = 5 s
+	SQ               SQPlace       // of I/O submission queues
 }
 
 func (o *Options) defaults() error {
@@ -46,6 +47,8 @@ func (o *Options) defaults() error {
 		return errs.New(errs.Usage, "nvme: largest transfer of %d bytes; use at least 4096", o.MaxTransferBytes)
 	case o.EventBuffer < 0 || o.Timeout < 0 || o.ShutdownTimeout < 0:
 		return errs.New(errs.Usage, "nvme: negative timeout or event buffer; leave them 0 for the defaults")
+	case o.SQ < SQHost || o.SQ > SQAuto:
+		return errs.New(errs.Usage, "nvme: no such place for submission queues (%v); use host, cmb or auto", o.SQ)
 	}
 	return nil
 }
@@ -60,6 +63,7 @@ type Counters struct {
 	Events             int64 // asynchronous events
 	EventsDropped      int64 // asynchronous events that nobody had room for
 	Resets             int64
+	HardResets         int64 // through the bus, where CC.EN = 0 did not do; bring-ups included
 }
 
 // eventPoll is how often the admin completion queue is looked at for asynchronous events
@@ -72,6 +76,7 @@ type Controller struct {
 	bus    Bus
 	kicker Kicker // nil when the bus has none
 	waiter Waiter // nil when the bus has none
+	leaver Leaver // nil when the bus has none
 	opt    Options
 
 	cap       CAP
@@ -84,6 +89,7 @@ type Controller struct {
 	life    sync.RWMutex // held for writing by Reset and Close, for reading by queue creation and deletion
 	enabled bool         // CC.EN may be 1 with our memory behind it; guarded by life
 	up      bool         // the last bring-up succeeded; guarded by life
+	failed  bool         // the last bring-up did not; guarded by life
 
 	mu         sync.Mutex // guards all below; held for short times only, never over a wait
 	adm        adminQueue
@@ -97,6 +103,7 @@ type Controller struct {
 	queues     map[uint16]*QueuePair // by queue ID; kept while the controller may have the queue
 	pairs      map[*QueuePair]dmaBuf // the memory of those not deleted yet, older generations too
 	orphans    []dmaBuf              // memory that the controller may still write to
+	cmb        *cmbMemory            // where submission queues go; nil: to host memory
 	aborts     chan struct{}
 	count      Counters
 	closed     bool
@@ -121,6 +128,7 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 		events: make(chan AsyncEvent, opt.EventBuffer), stop: make(chan struct{}), queues: map[uint16]*QueuePair{}, pairs: map[*QueuePair]dmaBuf{}}
 	c.kicker, _ = bus.(Kicker)
 	c.waiter, _ = bus.(Waiter)
+	c.leaver, _ = As[Leaver](bus)
 	if err := c.probe(); err != nil {
 		return nil, err
 	}
@@ -197,8 +205,64 @@ func (c *Controller) waitCSTS(ctx context.Context, op string, mask, want CSTS, f
 }
 
 // disable brings CC.EN to 0 and waits for CSTS.RDY to follow; then nothing is in flight and
-// no queue exists any more. settle waits for an enable that somebody else began.
+// no queue exists any more. A controller that does not is reset through its bus, where that can.
+// settle waits for an enable that somebody else began.
 func (c *Controller) disable(ctx context.Context, settle bool) error {
+	err := c.clearEnable(ctx, settle)
+	if err == nil {
+		s, serr := c.readCSTS("disable")
+		if serr == nil && !s.CFS() {
+			return nil
+		}
+		if err = serr; err == nil {
+			err = &FatalError{c.bus.Name(), "disable: CSTS.CFS stays 1", s, ErrFatal}
+		}
+	} else if ctx.Err() != nil {
+		return err
+	}
+	switch herr := c.hardReset(ctx); {
+	case herr == nil:
+		return nil
+	case !errors.Is(herr, errors.ErrUnsupported):
+		return also(err, herr)
+	case errors.Is(err, ErrFatal):
+		return nil // disabled all the same; enabling it will tell
+	}
+	return err
+}
+
+// hardReset resets the controller through its bus. When it returns nil CC.EN is 0.
+func (c *Controller) hardReset(ctx context.Context) error {
+	h, ok := As[HardResetter](c.bus)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	if err := h.HardReset(); err != nil {
+		if errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+		return fmt.Errorf("nvme %s: reset through its bus: %w", c.bus.Name(), deviceClass(err))
+	}
+	c.mu.Lock()
+	c.count.HardResets++
+	c.mu.Unlock()
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	return c.waitCSTS(ctx, "reset through its bus: CSTS.RDY stays 1", CSTSReady, 0, false, c.readyTimeout())
+}
+
+// prepare does what the bus needs before each bring-up.
+func (c *Controller) prepare() error {
+	if p, ok := As[Preparer](c.bus); ok {
+		if err := p.Prepare(); err != nil {
+			return fmt.Errorf("nvme %s: prepare its bus: %w", c.bus.Name(), deviceClass(err))
+		}
+	}
+	return nil
+}
+
+func (c *Controller) clearEnable(ctx context.Context, settle bool) error {
 	cc, err := c.bus.Read32(RegCC)
 	if err != nil {
 		return fmt.Errorf("nvme %s: read CC: %w", c.bus.Name(), deviceClass(err))
@@ -249,13 +313,64 @@ func (c *Controller) enable(ctx context.Context) error {
 }
 
 // start runs the bring-up from any state of the controller. Commands of others are turned
-// away by gate meanwhile.
+// away by gate meanwhile. After one that failed the next begins with a reset through the bus.
 func (c *Controller) start(ctx context.Context) error {
 	c.up = false
+	if err := c.Leaving(); err != nil {
+		return err
+	}
+	again := c.failed
+	c.failed = true
+	before := c.Counters().HardResets
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	if again {
+		if err := c.hardReset(ctx); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+	}
 	if err := c.disable(ctx, true); err != nil {
 		return err
 	}
+	err := c.startDisabled(ctx)
+	if err != nil && ctx.Err() == nil && (errors.Is(err, ErrTimeout) || errors.Is(err, ErrFatal)) && c.Counters().HardResets == before {
+		switch herr := c.hardReset(ctx); {
+		case errors.Is(herr, errors.ErrUnsupported):
+		case herr != nil:
+			err = also(err, herr)
+		default:
+			err = c.startDisabled(ctx)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.identify(ctx); err != nil {
+		return err
+	}
+	if err := c.features(ctx); err != nil {
+		return err
+	}
+	c.failed = false
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gate = nil
+	// A few requests, so that events of different types are not held up behind each other;
+	// at most AERL+1, and never more than a quarter of the queue.
+	c.up = true
+	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 && c.adm.entries > 2; n-- {
+		c.armLocked()
+	}
+	return nil
+}
+
+// startDisabled enables a controller that was disabled.
+func (c *Controller) startDisabled(ctx context.Context) error {
 	if err := c.disabled(); err != nil {
+		return err
+	}
+	if err := c.startCMB(); err != nil {
 		return err
 	}
 	// Doorbells sit behind registers that a reset may have remapped.
@@ -271,25 +386,7 @@ func (c *Controller) start(ctx context.Context) error {
 	c.adm.sqDoorbell, c.adm.cqDoorbell = sq, cq
 	c.mu.Unlock()
 	c.enabled = true
-	if err := c.enable(ctx); err != nil {
-		return err
-	}
-	if err := c.identify(ctx); err != nil {
-		return err
-	}
-	if err := c.features(ctx); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.gate = nil
-	// A few requests, so that events of different types are not held up behind each other;
-	// at most AERL+1, and never more than a quarter of the queue.
-	c.up = true
-	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 && c.adm.entries > 2; n-- {
-		c.armLocked()
-	}
-	return nil
+	return c.enable(ctx)
 }
 
 // disabled notes that CC.EN = 0 has completed.
@@ -587,7 +684,26 @@ func (c *Controller) Reset(ctx context.Context) error {
 // ResetTimeout bounds a Reset: two changes of CSTS.RDY and one left over from before, each as long as
 // the controller claims for it, and the admin commands of the bring-up.
 func (c *Controller) ResetTimeout() time.Duration {
-	return 3*c.readyTimeout() + 2*c.opt.Timeout
+	d := 3*c.readyTimeout() + 2*c.opt.Timeout
+	if _, ok := As[HardResetter](c.bus); ok {
+		d += 2*c.readyTimeout() + hardResetTime
+	}
+	return d
+}
+
+// hardResetTime is the longest that a function level reset takes with patience: 100 ms by the PCI
+// Express specification, and what slow devices need until they answer.
+const hardResetTime = 5 * time.Second
+
+// Leaving is why the SSD must be given up although it still answers: an error with ErrGone, or nil.
+func (c *Controller) Leaving() error {
+	if c.leaver == nil {
+		return nil
+	}
+	if err := c.leaver.Leaving(); err != nil {
+		return fmt.Errorf("nvme %s: %w", c.bus.Name(), deviceClass(err))
+	}
+	return nil
 }
 
 // Disable brings CC.EN to 0: when it returns nil no DMA comes any more, and commands are refused
@@ -621,6 +737,9 @@ func (c *Controller) Generation() uint64 {
 // Reset may help, ErrGone when nothing answers at its registers.
 func (c *Controller) Health() error {
 	const op = "health"
+	if err := c.Leaving(); err != nil {
+		return &FatalError{c.bus.Name(), op, 0, err}
+	}
 	s, err := c.readCSTS(op)
 	var fatal *FatalError
 	switch {
@@ -633,11 +752,6 @@ func (c *Controller) Health() error {
 	}
 	if s.RDY() {
 		return nil
-	}
-	// A device that was removed may read as zeros too (FACTS section 5); one that was reset behind our
-	// back still has a version.
-	if v, err := c.bus.Read32(RegVS); err != nil || Version(v) != c.version {
-		return &FatalError{c.bus.Name(), op, s, ErrGone}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,6 +40,8 @@ const (
 	RegACQ    = 0x30 // Admin Completion Queue Base Address, 64 bits
 	RegCMBLOC = 0x38 // Controller Memory Buffer Location
 	RegCMBSZ  = 0x3c // Controller Memory Buffer Size
+	RegCMBMSC = 0x50 // Controller Memory Buffer Memory Space Control, 64 bits
+	RegCMBSTS = 0x58 // Controller Memory Buffer Status
 	RegCRTO   = 0x68 // Controller Ready Timeouts
 
 	RegDoorbells = 0x1000 // SQ0 tail; doorbell i is at RegDoorbells + i*(4<<CAP.DSTRD)
@@ -68,6 +70,9 @@ func (c CAP) MPSMIN() int { return int(c >> 48 & 0xf) }
 
 // MPSMAX gives the largest memory page: 4096<<MPSMAX bytes.
 func (c CAP) MPSMAX() int { return int(c >> 52 & 0xf) }
+
+// CMBS tells that there may be a controller memory buffer, which CMBMSC switches on.
+func (c CAP) CMBS() bool { return c>>57&1 != 0 }
 
 // CRMS is the set of controller ready modes; when not 0 register CRTO is there.
 func (c CAP) CRMS() uint8 { return uint8(c >> 59 & 3) }
@@ -145,6 +150,39 @@ func (c CSTS) CFS() bool { return c&CSTSFatal != 0 }
 
 // SHST is the shutdown state: 0 normal operation, 1 occurring, 2 complete.
 func (c CSTS) SHST() int { return int(c >> 2 & 3) }
+
+// CMBLOC is the Controller Memory Buffer Location register (section 3.1.3.11).
+type CMBLOC uint32
+
+// BIR is the BAR that holds the buffer.
+func (c CMBLOC) BIR() int { return int(c & 7) }
+
+// OFST is the buffer's offset in the BAR, in units of CMBSZ.Unit.
+func (c CMBLOC) OFST() int64 { return int64(c >> 12) }
+
+// CMBSZ is the Controller Memory Buffer Size register (section 3.1.3.12). 0: there is none.
+type CMBSZ uint32
+
+// SQS tells that the buffer takes submission queues.
+func (c CMBSZ) SQS() bool { return c&1 != 0 }
+
+// Unit is the unit of size and offset in bytes (SZU: 4 KiB times powers of 16), 0 for reserved ones.
+func (c CMBSZ) Unit() int64 {
+	if u := c >> 8 & 0xf; u <= 6 {
+		return 4096 << (4 * u)
+	}
+	return 0
+}
+
+// Bytes is the size of the buffer.
+func (c CMBSZ) Bytes() int64 { return int64(c>>12) * c.Unit() }
+
+// Bits of CMBMSC, above which is the address CBA, and of CMBSTS (sections 3.1.3.16 and 3.1.3.17).
+const (
+	CMBMSCEnable = 1 << 0 // CRE: CMBLOC and CMBSZ say what there is
+	CMBMSCSpace  = 1 << 1 // CMSE: commands find the buffer at CBA
+	CMBSTSBadCBA = 1 << 0 // CBAI
+)
 
 // MakeAQA packs the admin queue sizes, in entries (2 to 4096).
 func MakeAQA(sqEntries, cqEntries int) uint32 {
