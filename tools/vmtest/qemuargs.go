@@ -1,0 +1,189 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Disk is one NVMe controller with one namespace. The zero value of each field is a plain SSD.
+type Disk struct {
+	Serial   string // default HELIOSn
+	MB       int64  // size; default 64
+	LBA      int    // bytes of a logical block; default 512
+	MDTS     int    // 0: QEMU's default (7: 512 KiB)
+	CMBMB    int    // controller memory buffer
+	IOQPairs int    // 0: QEMU's default (64)
+	HotPlug  bool   // behind a pcie-root-port of its own, so that device_del and device_add work
+	Absent   bool   // with HotPlug: not there at boot; T.Plug adds it
+	// BlkDebug is the text of a blkdebug configuration file ([inject-error], [set-state]). "-" gives
+	// an empty one: break and resume through HMP "qemu-io dN 'break read_aio tag'".
+	BlkDebug     string
+	ThrottleIOPS int
+}
+
+// Config is a machine.
+type Config struct {
+	CPUs     int // default 2
+	MemoryMB int // default 768
+	Disks    []Disk
+	// SharedGroup puts the first two disks into one IOMMU group: two functions of one slot, which
+	// without ACS may reach each other.
+	SharedGroup bool
+	// Files go into the guest: path there to path here. Tests are packages (./nvme/walk) whose test
+	// binaries T.GoTest runs.
+	Files map[string]string
+	Tests []string
+}
+
+func (c Config) withDefaults() Config {
+	if c.CPUs == 0 {
+		c.CPUs = 2
+	}
+	if c.MemoryMB == 0 {
+		c.MemoryMB = 768
+	}
+	disks := make([]Disk, len(c.Disks))
+	for i, d := range c.Disks {
+		if d.Serial == "" {
+			d.Serial = fmt.Sprintf("HELIOS%d", i)
+		}
+		if d.MB == 0 {
+			d.MB = 64
+		}
+		if d.LBA == 0 {
+			d.LBA = 512
+		}
+		disks[i] = d
+	}
+	c.Disks = disks
+	return c
+}
+
+// check refuses what QEMU would take in another sense, or refuse in other words.
+func (c Config) check() error {
+	serials := map[string]int{}
+	for i, d := range c.Disks {
+		if j, twice := serials[d.Serial]; twice {
+			return fmt.Errorf("disks %d and %d have the serial %s", j, i, d.Serial)
+		}
+		serials[d.Serial] = i
+		if len(d.Serial) > 20 || strings.ContainsAny(d.Serial, ", =") {
+			return fmt.Errorf("disk %d: serial %q: at most 20 characters, none of them a comma, blank or =", i, d.Serial)
+		}
+		if d.LBA < 512 || d.LBA > 4096 || d.LBA&(d.LBA-1) != 0 {
+			return fmt.Errorf("disk %d: LBA of %d bytes: 512 to 4096, a power of two", i, d.LBA)
+		}
+		if d.Absent && !d.HotPlug {
+			return fmt.Errorf("disk %d: absent without a hot-plug port", i)
+		}
+		if d.HotPlug && d.LBA != 512 {
+			return fmt.Errorf("disk %d: hot plug takes 512-byte blocks only", i)
+		}
+		if c.SharedGroup && i < 2 && d.HotPlug {
+			return fmt.Errorf("disk %d: a shared group has no hot plug", i)
+		}
+	}
+	if c.SharedGroup && len(c.Disks) < 2 {
+		return fmt.Errorf("a shared group needs two disks")
+	}
+	return nil
+}
+
+// bootArgs are the kernel's arguments.
+const bootArgs = "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable clocksource=tsc intel_iommu=on log_buf_len=1M"
+
+// places are the files that a machine's QEMU works with.
+type places struct {
+	dir    string // images, sockets, console
+	kernel string
+	initrd string
+	aio    string // io_uring or threads
+}
+
+func (p places) disk(i int) string     { return filepath.Join(p.dir, fmt.Sprintf("disk%d", i)) }
+func (p places) console() string       { return filepath.Join(p.dir, "console") }
+func (p places) blkdebug(i int) string { return filepath.Join(p.dir, fmt.Sprintf("blkdebug%d", i)) }
+func (p places) qmp() string           { return filepath.Join(p.dir, "q") }
+func (p places) channel() string       { return filepath.Join(p.dir, "c") }
+
+// nvmeDevice is the arguments of -device nvme for disk i; hot plug uses the same.
+func nvmeDevice(i int, d Disk) map[string]any {
+	a := map[string]any{"driver": "nvme", "id": fmt.Sprintf("nvme%d", i), "serial": d.Serial}
+	if d.LBA == 512 {
+		a["drive"] = fmt.Sprintf("d%d", i)
+	}
+	if d.MDTS > 0 {
+		a["mdts"] = d.MDTS
+	}
+	if d.CMBMB > 0 {
+		a["cmb_size_mb"] = d.CMBMB
+	}
+	if d.IOQPairs > 0 {
+		a["max_ioqpairs"] = d.IOQPairs
+	}
+	if d.HotPlug {
+		a["bus"] = fmt.Sprintf("port%d", i)
+	}
+	return a
+}
+
+func deviceText(a map[string]any) string {
+	out := fmt.Sprint(a["driver"])
+	for _, k := range []string{"id", "serial", "drive", "bus", "addr", "multifunction", "mdts", "cmb_size_mb", "max_ioqpairs"} {
+		if v, ok := a[k]; ok {
+			out += fmt.Sprintf(",%s=%v", k, v)
+		}
+	}
+	return out
+}
+
+// comma doubles commas, as QEMU wants them in values.
+func comma(s string) string { return strings.ReplaceAll(s, ",", ",,") }
+
+// qemuArgs is QEMU's command line for a checked Config with its defaults. Accelerator tcg: nothing here
+// depends on KVM, which hung where it could be opened. -cx16: with cmpxchg16b exposed, guests of
+// Linux 6.12 crash at random.
+func qemuArgs(c Config, p places) []string {
+	a := []string{
+		"-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
+		"-smp", strconv.Itoa(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMB),
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-kernel", p.kernel, "-initrd", p.initrd, "-append", bootArgs,
+		"-chardev", "file,id=con,path=" + comma(p.console()), "-serial", "chardev:con",
+		"-chardev", "socket,id=ch,path=" + comma(p.channel()), "-serial", "chardev:ch",
+		"-chardev", "socket,id=qmp,path=" + comma(p.qmp()), "-mon", "chardev=qmp,mode=control",
+		"-device", "intel-iommu,intremap=on,caching-mode=on",
+	}
+	for i, d := range c.Disks {
+		file := "file.driver=file,file.filename=" + comma(p.disk(i)) + ",file.aio=" + p.aio
+		if d.BlkDebug != "" {
+			file = "file.driver=blkdebug,file.config=" + comma(p.blkdebug(i)) +
+				",file.image.driver=file,file.image.filename=" + comma(p.disk(i)) + ",file.image.aio=" + p.aio
+		}
+		drive := fmt.Sprintf("if=none,id=d%d,driver=raw,%s", i, file)
+		if d.ThrottleIOPS > 0 {
+			drive += fmt.Sprintf(",throttling.iops-total=%d", d.ThrottleIOPS)
+		}
+		a = append(a, "-drive", drive)
+		if d.HotPlug {
+			a = append(a, "-device", fmt.Sprintf("pcie-root-port,id=port%d,chassis=%d,slot=%d", i, i+1, i+1))
+		}
+		if d.Absent {
+			continue
+		}
+		dev := nvmeDevice(i, d)
+		if c.SharedGroup && i < 2 {
+			dev["addr"] = fmt.Sprintf("10.%d", i)
+			if i == 0 {
+				dev["multifunction"] = "on"
+			}
+		}
+		a = append(a, "-device", deviceText(dev))
+		if d.LBA != 512 {
+			a = append(a, "-device", fmt.Sprintf("nvme-ns,bus=nvme%d,drive=d%d,logical_block_size=%d,physical_block_size=%d", i, i, d.LBA, d.LBA))
+		}
+	}
+	return a
+}
