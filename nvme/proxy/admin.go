@@ -399,6 +399,9 @@ func (b *Bus) setFeatures(cmd *nvme.Command) (uint32, nvme.Status) {
 	if cmd.CDW10>>31 != 0 {
 		return 0, nvme.StatusFeatureNotSaveable
 	}
+	if st := b.featureScope(id, cmd.NSID); !st.OK() {
+		return 0, st
+	}
 	switch id {
 	case nvme.FeatureNumberOfQueues:
 		if b.ioQueues() {
@@ -433,6 +436,21 @@ func (b *Bus) setFeatures(cmd *nvme.Command) (uint32, nvme.Status) {
 	return 0, nvme.StatusSuccess
 }
 
+// featureScope checks the namespace that a feature is set for (section 5.27): all features here but one
+// are the controller's.
+func (b *Bus) featureScope(id uint8, nsid uint32) nvme.Status {
+	_, known := changeable[id]
+	switch {
+	case nsid == 0, nsid == nvme.NSIDAll, !known && id != nvme.FeatureNumberOfQueues && id != nvme.FeatureVolatileCache:
+		return nvme.StatusSuccess
+	case nsid != 1:
+		return nvme.StatusInvalidNamespace
+	case id == nvme.FeatureErrorRecovery:
+		return nvme.StatusSuccess
+	}
+	return nvme.NewStatus(nvme.SCTCommand, 0x0f, false) // feature not namespace specific
+}
+
 func (b *Bus) queueCounts() uint32 {
 	return uint32(b.allowed(b.adm.ncq)-1)<<16 | uint32(b.allowed(b.adm.nsq)-1)
 }
@@ -448,7 +466,9 @@ func (b *Bus) getFeatures(cmd *nvme.Command) (uint32, nvme.Status) {
 		return 0, nvme.StatusInvalidField
 	case !known && id != nvme.FeatureNumberOfQueues && id != nvme.FeatureVolatileCache:
 		return 0, nvme.StatusInvalidField
-	case sel == 3: // capabilities: changeable, not saveable, not per namespace
+	case sel == 3 && id == nvme.FeatureErrorRecovery: // capabilities: changeable, per namespace, not saveable
+		return 1<<2 | 1<<1, nvme.StatusSuccess
+	case sel == 3: // changeable, not saveable, not per namespace
 		return 1 << 2, nvme.StatusSuccess
 	}
 	current := sel == 0

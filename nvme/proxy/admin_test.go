@@ -264,8 +264,23 @@ func TestFeatures(t *testing.T) {
 		assert.NotEqual(t, v, g.adm.must(def), "default of feature %02xh", f)
 		can := nvme.GetFeaturesCommand(g.nextCID(), f)
 		can.CDW10 |= 3 << 8
-		assert.EqualValues(t, 4, g.adm.must(can))
+		bits := 4
+		if f == nvme.FeatureErrorRecovery {
+			bits = 6 // per namespace
+		}
+		assert.EqualValues(t, bits, g.adm.must(can))
 	}
+	scoped := func(f uint8, nsid uint32) nvme.Command {
+		cmd := nvme.SetFeaturesCommand(g.nextCID(), f, 0)
+		cmd.NSID = nsid
+		return cmd
+	}
+	g.adm.must(scoped(nvme.FeatureErrorRecovery, 1))
+	g.adm.must(scoped(nvme.FeatureAsyncEventConfig, nvme.NSIDAll))
+	g.adm.want(nvme.NewStatus(1, 0x0f, false), scoped(nvme.FeatureAsyncEventConfig, 1))
+	g.adm.want(nvme.NewStatus(1, 0x0f, false), scoped(nvme.FeatureNumberOfQueues, 1))
+	g.adm.want(nvme.StatusInvalidNamespace, scoped(nvme.FeatureArbitration, 2))
+	g.adm.want(nvme.StatusInvalidField, scoped(0x7f, 1))
 	// Writes go through to the medium now; they still work.
 	g.pair(1, 8).must(nvme.WriteCommand(1, 1, 0, 8, uint64(g.iova), 0))
 

@@ -294,7 +294,8 @@ func (c *cqueue) pending() (work, kernel bool, due int64) {
 	}
 	more := len(c.backlog) != 0
 	for _, q := range c.sqs {
-		if t := atomic.LoadUint32(q.tailDB); t != q.head && t < q.entries {
+		// A tail beyond the queue is work too, once: the host is told of it.
+		if t := atomic.LoadUint32(q.tailDB); t != q.head && (t < q.entries || q.badTail != t+1) {
 			more = true
 		}
 	}
