@@ -27,8 +27,8 @@ type inputs struct {
 	tests  map[string]string
 }
 
-// prepare fetches and builds everything; run says what it does.
-func prepare(ctx context.Context, cache, series string, say func(string, ...any)) (*inputs, error) {
+// prepare fetches and builds everything; heliosctl is a ready binary, or "".
+func prepare(ctx context.Context, cache, series, heliosctl string, say func(string, ...any)) (*inputs, error) {
 	in := &inputs{aio: "threads", tests: map[string]string{}}
 	if ioURing() {
 		in.aio = "io_uring"
@@ -59,11 +59,18 @@ func prepare(ctx context.Context, cache, series string, say func(string, ...any)
 	if in.work, err = workDir(); err != nil {
 		return nil, err
 	}
-	in.host = filepath.Join(in.work, "heliosctl")
 	init := filepath.Join(in.work, "init")
-	for _, b := range [][]string{{in.host, "./cmd/heliosctl"}, {init, "./tools/vmtest/guest"}} {
+	build := [][]string{{init, "./tools/vmtest/guest"}}
+	if in.host, err = filepath.Abs(heliosctl); heliosctl == "" {
+		in.host = filepath.Join(in.work, "heliosctl")
+		build = append(build, []string{in.host, "./cmd/heliosctl"})
+	}
+	if err != nil {
+		return in, err
+	}
+	for _, b := range build {
 		if err := in.goTool(ctx, "build", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b[0], b[1]); err != nil {
-			return nil, err
+			return in, err
 		}
 	}
 	in.base, err = in.baseFiles(busybox, init)

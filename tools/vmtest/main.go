@@ -31,6 +31,7 @@ import (
 type options struct {
 	list, keep, verbose, short bool
 	kernel, exec, user, cache  string
+	heliosctl                  string
 	parallel                   int
 	timeout                    time.Duration
 	names                      []string
@@ -46,6 +47,7 @@ func main() {
 	flag.StringVar(&o.exec, "exec", "", "boot a machine with four SSDs and run this shell line in it")
 	flag.StringVar(&o.user, "user", "root", "who runs the line of -exec: root or user")
 	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), fmt.Sprintf("heliosctl-vm-%d", os.Getuid())), "folder for packages")
+	flag.StringVar(&o.heliosctl, "heliosctl", "", "static heliosctl to use; default: built from the working tree")
 	flag.IntVar(&o.parallel, "parallel", 1, "machines at once")
 	flag.DurationVar(&o.timeout, "timeout", 10*time.Minute, "limit for everything, building included")
 	flag.Parse()
@@ -100,7 +102,7 @@ func run(ctx context.Context, o options) (int, error) {
 			fmt.Printf(format+"\n", a...)
 		}
 	}
-	in, err := prepare(ctx, o.cache, o.kernel, say)
+	in, err := prepare(ctx, o.cache, o.kernel, o.heliosctl, say)
 	if in != nil && in.work != "" && !o.keep {
 		defer os.RemoveAll(in.work)
 	}
