@@ -32,12 +32,14 @@ type block struct {
 	size    int64 // as asked for
 	mapped  uintptr
 	purpose string
+	huge    bool // on reserved huge pages; mapped is a multiple of theirs
 }
 
 var (
 	mu     sync.Mutex
 	blocks = map[uintptr]block{}
 	usage  = map[string]int64{}
+	onHuge int64 // bytes mapped on reserved huge pages
 )
 
 // OutOfMemoryError says which use asked for how many bytes, and how many there were.
@@ -51,9 +53,10 @@ func (e *OutOfMemoryError) Error() string {
 		e.Purpose, e.Want, e.Free)
 }
 
-// Alloc returns size zeroed bytes, aligned to PageBytes, outside Go's heap. From 2 MiB on the
-// kernel is asked for huge pages, which random access by row needs for its TLB. Size 0 gives
-// an empty slice. Memory that cannot be had is an *OutOfMemoryError.
+// Alloc returns size zeroed bytes, aligned to PageBytes, outside Go's heap. From 2 MiB on they lie
+// on reserved huge pages where enough are free, and else the kernel is asked for transparent ones:
+// random access by row needs them for its TLB, and an IOMMU for its own. Size 0 gives an empty
+// slice. Memory that cannot be had is an *OutOfMemoryError.
 func Alloc(size int64, purpose string) ([]byte, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("allocate %s: negative size %d", purpose, size)
@@ -61,30 +64,43 @@ func Alloc(size int64, purpose string) ([]byte, error) {
 	if size == 0 {
 		return []byte{}, nil
 	}
+	p, mapped, huge := mapHuge(size)
+	if !huge {
+		var err error
+		if p, mapped, err = mapOrdinary(size, purpose); err != nil {
+			return nil, err
+		}
+	}
+	mu.Lock()
+	blocks[uintptr(p)] = block{p, size, mapped, purpose, huge}
+	usage[purpose] += size
+	if huge {
+		onHuge += int64(mapped)
+	}
+	mu.Unlock()
+	return unsafe.Slice((*byte)(p), size), nil
+}
+
+func mapOrdinary(size int64, purpose string) (unsafe.Pointer, uintptr, error) {
 	if size >= checkBytes {
 		if free, err := AvailableBytes(); err == nil && size > free {
-			return nil, errs.With(errs.Capability, &OutOfMemoryError{purpose, size, free})
+			return nil, 0, errs.With(errs.Capability, &OutOfMemoryError{purpose, size, free})
 		}
 	}
 	mapped := (uintptr(size) + PageBytes - 1) &^ uintptr(PageBytes-1)
 	p, err := unix.MmapPtr(-1, 0, nil, mapped, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err == unix.ENOMEM {
 		free, _ := AvailableBytes() // 0 when it cannot be told
-		return nil, errs.With(errs.Capability, &OutOfMemoryError{purpose, size, free})
+		return nil, 0, errs.With(errs.Capability, &OutOfMemoryError{purpose, size, free})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("allocate %d bytes for %s: mmap: %w", size, purpose, err)
+		return nil, 0, fmt.Errorf("allocate %d bytes for %s: mmap: %w", size, purpose, err)
 	}
-	b := unsafe.Slice((*byte)(p), size)
 	if size >= hugeBytes {
 		// Advice only: a kernel without huge pages gives small ones.
-		_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
+		_ = unix.Madvise(unsafe.Slice((*byte)(p), size), unix.MADV_HUGEPAGE)
 	}
-	mu.Lock()
-	blocks[uintptr(p)] = block{p, size, mapped, purpose}
-	usage[purpose] += size
-	mu.Unlock()
-	return b, nil
+	return p, mapped, nil
 }
 
 // Free gives back memory from Alloc. b may be shorter than what Alloc returned but must start
@@ -100,6 +116,9 @@ func Free(b []byte) error {
 		delete(blocks, base)
 		if usage[blk.purpose] -= blk.size; usage[blk.purpose] == 0 {
 			delete(usage, blk.purpose)
+		}
+		if blk.huge {
+			onHuge -= int64(blk.mapped)
 		}
 	}
 	mu.Unlock()

@@ -6,7 +6,16 @@
 // kernel's include/uapi/linux/vfio.h and iommufd.h.
 package vfio
 
-import "helios/internal/errs"
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"helios/internal/errs"
+)
 
 // IOVA is an address as devices of a domain see it.
 type IOVA uint64
@@ -21,97 +30,392 @@ type Options struct {
 }
 
 // Domain is an IOMMU address space. Its methods are safe for concurrent use.
-type Domain struct{}
+type Domain struct {
+	m     machine
+	space addressSpace
 
-// New opens an address space without devices.
-func New(o Options) (*Domain, error) { return nil, errTodo }
+	attaching sync.Mutex // one Attach at a time; it may wait for a reset
+
+	mu       sync.Mutex
+	closed   bool
+	live     bool // a device is in the space, so the kernel takes mappings
+	known    []Range
+	iovas    iovaSpace
+	maps     []*mapping // sorted by va, and by end where that is equal
+	byIOVA   map[IOVA]*mapping
+	reserved []span
+	devices  map[string]*Device
+}
+
+// mapping is a piece of memory that the kernel has pinned. Maps of parts of it share it.
+type mapping struct {
+	va    uintptr
+	size  uint64
+	iova  IOVA
+	users map[span]int // Maps that were not taken back, by their addresses
+}
+
+// New opens an address space without devices. Without a wish for a backend it takes type1, which
+// every distribution's kernel has, and iommufd where type1 is missing.
+func New(o Options) (*Domain, error) { return newDomain(realMachine(), o) }
+
+func newDomain(m machine, o Options) (*Domain, error) {
+	d := &Domain{m: m, byIOVA: map[IOVA]*mapping{}, devices: map[string]*Device{}}
+	switch o.Backend {
+	case "", "type1":
+		t, err := openType1(m)
+		if err == nil {
+			d.space = t
+			return d, nil
+		}
+		if o.Backend != "" || !m.exists(iommuNode) {
+			return nil, err
+		}
+		s, ierr := openIOMMUFD(m)
+		if ierr != nil {
+			return nil, errs.With(errs.Capability, errors.Join(err, ierr))
+		}
+		d.space = s
+	case "iommufd":
+		s, err := openIOMMUFD(m)
+		if err != nil {
+			return nil, err
+		}
+		d.space = s
+	default:
+		return nil, errs.New(errs.Usage, "vfio: no backend %q; there are type1 and iommufd", o.Backend)
+	}
+	return d, nil
+}
+
+var errDomainClosed = errors.New("vfio: the domain is closed")
 
 // Attach takes the device at a PCI address such as 0000:00:04.0. Errors name the device, its group
 // and the next step: class Capability where the machine or rights lack, Refused where somebody
-// else has the group, Usage where the device is not bound to vfio-pci.
-func (d *Domain) Attach(addr string) (*Device, error) { return nil, errTodo }
-
-// Map pins mem and makes it reachable for every device of the domain, now and later. The address
-// must be a multiple of 4096; the length is rounded up to it. The same memory mapped again gets the
-// same address and counts; mem[i] is at the returned address plus i.
-func (d *Domain) Map(mem []byte) (IOVA, error) { return 0, errTodo }
-
-// Unmap takes back one Map of that address and length.
-func (d *Domain) Unmap(iova IOVA, bytes int64) error { return errTodo }
-
-// Reserve returns addresses that no Map will use, aligned to align (a power of two, at least 4096).
-func (d *Domain) Reserve(bytes, align int64) (IOVA, error) { return 0, errTodo }
-
-// Ranges are the addresses that the IOMMU offers, known from the first Attach on.
-func (d *Domain) Ranges() []Range { return nil }
-
-// Backend is "type1" or "iommufd".
-func (d *Domain) Backend() string { return "" }
-
-// Close ends all mappings. Devices must have been closed.
-func (d *Domain) Close() error { return errTodo }
-
-// Device is a PCI function that the process drives. Its methods are safe for concurrent use.
-type Device struct{}
-
-// Region numbers: BARs 0 to 5, and the configuration space.
-const (
-	RegionBAR0   = 0
-	RegionConfig = 7
-)
-
-// Region describes one region of a device.
-type Region struct {
-	Size        int64
-	Read, Write bool
-	Mappable    []Span // the parts that MapRegion takes; all of it, or less (sparse mmap, MSI-X)
+// else has the group, Usage where the device is not bound to vfio-pci. Mappings that exist reach the
+// new device too.
+func (d *Domain) Attach(addr string) (*Device, error) {
+	d.attaching.Lock()
+	defer d.attaching.Unlock()
+	pd, err := d.m.findDevice(addr)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	old, closed := d.devices[pd.Addr], d.closed
+	d.mu.Unlock()
+	if closed {
+		return nil, errDomainClosed
+	}
+	if old != nil {
+		if old.isClosed() {
+			return nil, errs.New(errs.Refused, "vfio %s: the kernel is still taking it back from this process; try again later", pd.Addr)
+		}
+		return nil, fmt.Errorf("vfio %s: this process has it already", pd.Addr)
+	}
+	fd, fresh, err := d.space.attach(pd)
+	if err != nil {
+		return nil, err
+	}
+	dev := newDevice(d, pd, fd)
+	if err := d.join(fresh); err != nil {
+		return nil, errors.Join(fmt.Errorf("vfio %s: %w", pd.Addr, err), d.leave(dev))
+	}
+	if err := dev.start(); err != nil {
+		return nil, errors.Join(err, d.leave(dev))
+	}
+	d.mu.Lock()
+	d.devices[pd.Addr] = dev
+	d.mu.Unlock()
+	return dev, nil
 }
 
-// Span is a part of a region.
-type Span struct{ Offset, Size int64 }
+// join follows a device's coming: the addresses may have become fewer, and a space that was empty
+// gets the mappings back.
+func (d *Domain) join(fresh bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ranges, err := d.space.ranges()
+	if err != nil {
+		return err
+	}
+	for _, m := range d.maps {
+		if !fresh {
+			break
+		}
+		if err := d.space.mapMem(m.va, m.iova, m.size); err != nil {
+			return d.m.mapError(m.size, err)
+		}
+	}
+	d.known = ranges
+	d.iovas.reset(ranges, d.used())
+	d.live = true
+	return nil
+}
 
-// Addr is the PCI address.
-func (d *Device) Addr() string { return "" }
+// leave gives a device back to the kernel. It may take long.
+func (d *Domain) leave(dev *Device) error {
+	d.mu.Lock()
+	if d.space.last(dev.dev) {
+		d.live = false
+	}
+	d.mu.Unlock()
+	err := d.space.detach(dev.dev, dev.fd)
+	d.mu.Lock()
+	if d.devices[dev.dev.Addr] == dev {
+		delete(d.devices, dev.dev.Addr)
+	}
+	d.mu.Unlock()
+	return err
+}
 
-// Domain is the address space that the device is in.
-func (d *Device) Domain() *Domain { return nil }
+// Map pins mem and makes it reachable for every device of the domain, now and later. The address
+// must be a multiple of 4096; the length is rounded up to it. The same memory mapped again, or a
+// part of it, gets the same address and counts; mem[i] is at the returned address plus i. A device
+// must be attached.
+func (d *Domain) Map(mem []byte) (IOVA, error) {
+	va, size := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), roundUp(uint64(len(mem)))
+	if len(mem) == 0 || va%pageBytes != 0 {
+		return 0, fmt.Errorf("vfio: map %d bytes at %#x: not whole pages of memory", len(mem), va)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return 0, errDomainClosed
+	}
+	if m := d.covering(va, size); m != nil {
+		iova := m.iova + IOVA(va-m.va)
+		m.users[span{iova, iova + IOVA(size)}]++
+		return iova, nil
+	}
+	if !d.live {
+		return 0, fmt.Errorf("vfio: map %d bytes: no device is attached", len(mem))
+	}
+	used, limit, err := d.m.k.memlock()
+	if err != nil {
+		return 0, fmt.Errorf("vfio: the limit of locked memory: %w", err)
+	}
+	if limit >= 0 && uint64(used)+size > uint64(limit) {
+		return 0, d.m.memlockError(size, used, limit)
+	}
+	// Where memory is in huge pages, equal low bits let the IOMMU use huge pages too.
+	align := uint64(pageBytes)
+	if size >= hugeBytes {
+		align = hugeBytes
+	}
+	iova, err := d.iovas.take(size, align, uint64(va)&(align-1))
+	if err != nil && align > pageBytes {
+		iova, err = d.iovas.take(size, pageBytes, 0)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := d.space.mapMem(va, iova, size); err != nil {
+		d.iovas.give(iova, size)
+		return 0, d.m.mapError(size, err)
+	}
+	m := &mapping{va: va, size: size, iova: iova, users: map[span]int{{iova, iova + IOVA(size)}: 1}}
+	i, _ := slices.BinarySearchFunc(d.maps, m, func(a, b *mapping) int {
+		switch {
+		case a.va != b.va:
+			return cmpUint(uint64(a.va), uint64(b.va))
+		default:
+			return cmpUint(uint64(a.va)+a.size, uint64(b.va)+b.size)
+		}
+	})
+	d.maps = slices.Insert(d.maps, i, m)
+	d.byIOVA[iova] = m
+	return iova, nil
+}
 
-// Region asks for a region's size and abilities.
-func (d *Device) Region(index int) (Region, error) { return Region{}, errTodo }
+func cmpUint(a, b uint64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
 
-// MapRegion maps whole pages of a region; Unmap them with UnmapRegion before Close.
-func (d *Device) MapRegion(index int, off, size int64) ([]byte, error) { return nil, errTodo }
+func roundUp(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 
-// UnmapRegion takes back a mapping of MapRegion.
-func (d *Device) UnmapRegion(b []byte) error { return errTodo }
+// covering finds a mapping that holds all of [va, va+size).
+func (d *Domain) covering(va uintptr, size uint64) *mapping {
+	n, _ := slices.BinarySearchFunc(d.maps, va+1, func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })
+	for i := n - 1; i >= 0; i-- { // maps that start at or below va, the nearest first
+		if m := d.maps[i]; uint64(va)+size <= uint64(m.va)+m.size {
+			return m
+		}
+	}
+	return nil
+}
 
-// ReadAt and WriteAt access a region through the kernel (configuration space: RegionConfig).
-func (d *Device) ReadAt(index int, b []byte, off int64) error { return errTodo }
+// Unmap takes back one Map of that address and length. When it returns no device reaches the memory.
+func (d *Domain) Unmap(iova IOVA, bytes int64) error {
+	if bytes <= 0 {
+		return fmt.Errorf("vfio: unmap of %d bytes at %#x", bytes, iova)
+	}
+	key := span{iova, iova + IOVA(roundUp(uint64(bytes)))}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errDomainClosed
+	}
+	m := d.owner(key)
+	if m == nil {
+		return fmt.Errorf("vfio: unmap of %d bytes at %#x: no Map of that address and length is left", bytes, iova)
+	}
+	if m.users[key]--; m.users[key] == 0 {
+		delete(m.users, key)
+	}
+	if len(m.users) > 0 {
+		return nil
+	}
+	err := d.space.unmapMem(m.iova, m.size)
+	if err != nil && d.live {
+		// The kernel may still let devices write here: keep address and memory out of use.
+		m.users[key] = 1
+		return fmt.Errorf("vfio: unmap %d bytes at %#x: %w", m.size, m.iova, err)
+	}
+	d.maps = slices.DeleteFunc(d.maps, func(o *mapping) bool { return o == m })
+	delete(d.byIOVA, m.iova)
+	d.iovas.give(m.iova, m.size)
+	return nil
+}
 
-// WriteAt is ReadAt's counterpart.
-func (d *Device) WriteAt(index int, b []byte, off int64) error { return errTodo }
+// owner finds the mapping that a Map of exactly key counts in.
+func (d *Domain) owner(key span) *mapping {
+	if m := d.byIOVA[key.start]; m != nil && m.users[key] > 0 {
+		return m
+	}
+	for _, m := range d.maps {
+		if m.iova <= key.start && key.end <= m.iova+IOVA(m.size) {
+			if m.users[key] > 0 {
+				return m
+			}
+			return nil
+		}
+	}
+	return nil
+}
 
-// EnableDMA sets memory space, bus master and interrupt disable in the command register (bits 1, 2
-// and 10), and wakes the device to D0. After Reset it is needed again.
-func (d *Device) EnableDMA() error { return errTodo }
+// Reserve returns addresses that no Map will use, aligned to align (a power of two, at least 4096).
+// They stay reserved until Unreserve.
+func (d *Domain) Reserve(bytes, align int64) (IOVA, error) {
+	if bytes <= 0 || align < pageBytes || align&(align-1) != 0 {
+		return 0, fmt.Errorf("vfio: reserve %d bytes aligned to %d: want a size and a power of two from %d on", bytes, align, pageBytes)
+	}
+	size := roundUp(uint64(bytes))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return 0, errDomainClosed
+	}
+	if d.known == nil {
+		return 0, errors.New("vfio: reserve addresses: no device was attached yet")
+	}
+	iova, err := d.iovas.take(size, uint64(align), 0)
+	if err != nil {
+		return 0, err
+	}
+	d.reserved = append(d.reserved, span{iova, iova + IOVA(size)})
+	return iova, nil
+}
 
-// DisableDMA clears bus master: the device reaches no memory any more.
-func (d *Device) DisableDMA() error { return errTodo }
+// ReserveAt keeps Map and Reserve away from addresses, whether the IOMMU offers them or not. It fails
+// where something is mapped or reserved there.
+func (d *Domain) ReserveAt(iova IOVA, bytes int64) error {
+	if bytes <= 0 || iova%pageBytes != 0 || iova+IOVA(roundUp(uint64(bytes))) < iova {
+		return fmt.Errorf("vfio: reserve %d bytes at %#x: want whole pages", bytes, iova)
+	}
+	want := span{iova, iova + IOVA(roundUp(uint64(bytes)))}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errDomainClosed
+	}
+	for _, u := range d.used() {
+		if u.start < want.end && want.start < u.end {
+			return fmt.Errorf("vfio: reserve %d bytes at %#x: %#x to %#x are in use", bytes, iova, u.start, u.end-1)
+		}
+	}
+	d.reserved = append(d.reserved, want)
+	d.iovas.remove(want)
+	return nil
+}
 
-// Reset resets the function (FLR where the device has it). When it returns nil no DMA comes any more.
-func (d *Device) Reset() error { return errTodo }
+// Unreserve takes back a Reserve or ReserveAt of that address and length.
+func (d *Domain) Unreserve(iova IOVA, bytes int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errDomainClosed
+	}
+	i := slices.Index(d.reserved, span{iova, iova + IOVA(roundUp(uint64(bytes)))})
+	if i < 0 {
+		return fmt.Errorf("vfio: %d bytes at %#x are not reserved", bytes, iova)
+	}
+	d.reserved = slices.Delete(d.reserved, i, i+1)
+	d.iovas.reset(d.known, d.used())
+	return nil
+}
 
-// Gone tells whether the device left its bus: its configuration space reads as all ones.
-func (d *Device) Gone() bool { return false }
+// used lists what is mapped or reserved.
+func (d *Domain) used() []span {
+	used := slices.Clone(d.reserved)
+	for _, m := range d.maps {
+		used = append(used, span{m.iova, m.iova + IOVA(m.size)})
+	}
+	return used
+}
 
-// Asked is closed when the kernel wants the device back (REQ eventfd: hot unplug, or unbinding).
-func (d *Device) Asked() <-chan struct{} { return nil }
+// Ranges are the addresses that the IOMMU offers, known from the first Attach on.
+func (d *Domain) Ranges() []Range {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.known)
+}
 
-// Failed is closed when the kernel reported an uncorrectable PCI error (ERR eventfd).
-func (d *Device) Failed() <-chan struct{} { return nil }
+// Backend is "type1" or "iommufd".
+func (d *Domain) Backend() string { return d.space.name() }
 
-// Close gives the device back; the kernel stops its DMA and resets it. A device that left its bus
-// is closed in the background, since the kernel may take more than a minute.
-func (d *Device) Close() error { return errTodo }
+// Mapped is how many pieces of memory and bytes are pinned and mapped.
+func (d *Domain) Mapped() (pieces int, bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range d.maps {
+		bytes += int64(m.size)
+	}
+	return len(d.maps), bytes
+}
 
-var errTodo = errs.New(errs.Capability, "vfio: not in this version yet")
+// Close ends all mappings. Devices must have been closed; those that the kernel still takes back in
+// the background keep their memory pinned until it is done.
+func (d *Domain) Close() error {
+	d.attaching.Lock()
+	defer d.attaching.Unlock()
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	var open []string
+	for addr, dev := range d.devices {
+		if !dev.isClosed() {
+			open = append(open, addr)
+		}
+	}
+	if len(open) > 0 {
+		d.mu.Unlock()
+		slices.Sort(open)
+		return fmt.Errorf("vfio: close the domain: %s must be closed before", strings.Join(open, ", "))
+	}
+	d.closed = true
+	d.maps, d.byIOVA, d.reserved = nil, map[IOVA]*mapping{}, nil
+	d.mu.Unlock()
+	if err := d.space.close(); err != nil {
+		return fmt.Errorf("vfio: close the %s address space: %w", d.space.name(), err)
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package vfio
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/pci"
+)
+
+// kernel is every system call of this package, so that tests can run against a fake. Calls that a
+// signal interrupts are repeated below it.
+type kernel interface {
+	open(path string) (int, error)
+	close(fd int) error
+	// ioctl passes a structure, ioctlInt a number.
+	ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error)
+	ioctlInt(fd int, req, arg uintptr) (int, error)
+	pread(fd int, b []byte, off int64) (int, error)
+	pwrite(fd int, b []byte, off int64) (int, error)
+	mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error)
+	munmap(p unsafe.Pointer, size int64) error
+	// memlock is what the process has locked and may lock; limit -1 means any amount.
+	memlock() (used, limit int64, err error)
+}
+
+// machine is the kernel and the tree that describes it: root "" is the real one (see pci.Sys).
+type machine struct {
+	k        kernel
+	root     string
+	retryFor time.Duration // how long EAGAIN is waited out
+	closeFor time.Duration // how long Close waits before it leaves the rest to the background
+}
+
+func realMachine() machine {
+	return machine{k: linux{}, retryFor: 5 * time.Second, closeFor: 10 * time.Second}
+}
+
+func (m machine) sys() pci.Sys { return pci.Sys{Root: m.root} }
+
+func (m machine) path(p string) string { return filepath.Join("/", m.root, p) }
+
+func (m machine) exists(p string) bool {
+	_, err := os.Stat(m.path(p))
+	return err == nil
+}
+
+// again repeats f while the kernel says EAGAIN, for a bounded time.
+func (m machine) again(f func() error) error {
+	for end := time.Now().Add(m.retryFor); ; time.Sleep(20 * time.Millisecond) {
+		if err := f(); !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// holders names the processes that have a file open, as far as this user may see them.
+func (m machine) holders(path string) string {
+	fds, err := filepath.Glob(m.path("/proc/[0-9]*/fd/*"))
+	if err != nil {
+		return ""
+	}
+	var out []string
+	seen := map[string]bool{}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err != nil || to != path {
+			continue
+		}
+		dir := filepath.Dir(filepath.Dir(fd))
+		pid := filepath.Base(dir)
+		if seen[pid] {
+			continue
+		}
+		seen[pid] = true
+		comm, _ := os.ReadFile(filepath.Join(dir, "comm")) // the number alone serves too
+		who := "process " + pid
+		if name := strings.TrimSpace(string(comm)); name != "" {
+			who += " (" + name + ")"
+		}
+		if pid == strconv.Itoa(os.Getpid()) {
+			who = "this process"
+		}
+		out = append(out, who)
+	}
+	return strings.Join(out, ", ")
+}
+
+// linux is the real kernel.
+type linux struct{}
+
+func (linux) open(path string) (int, error) {
+	for {
+		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
+// close is not repeated: the descriptor is gone whatever close says.
+func (linux) close(fd int) error { return unix.Close(fd) }
+
+func (linux) ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error) {
+	for {
+		r, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
+		if e == 0 {
+			return int(r), nil
+		}
+		if e != unix.EINTR {
+			return -1, e
+		}
+	}
+}
+
+func (linux) ioctlInt(fd int, req, arg uintptr) (int, error) {
+	for {
+		r, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
+		if e == 0 {
+			return int(r), nil
+		}
+		if e != unix.EINTR {
+			return -1, e
+		}
+	}
+}
+
+func (linux) pread(fd int, b []byte, off int64) (int, error) {
+	for {
+		n, err := unix.Pread(fd, b, off)
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+func (linux) pwrite(fd int, b []byte, off int64) (int, error) {
+	for {
+		n, err := unix.Pwrite(fd, b, off)
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+func (linux) mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error) {
+	return unix.MmapPtr(fd, off, nil, uintptr(size), prot, unix.MAP_SHARED)
+}
+
+func (linux) munmap(p unsafe.Pointer, size int64) error { return unix.MunmapPtr(p, uintptr(size)) }
+
+const capIPCLock = 14 // CAP_IPC_LOCK of include/uapi/linux/capability.h
+
+func (linux) memlock() (used, limit int64, err error) {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, 0, err
+	}
+	limit = 0
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(line, ":")
+		f := strings.Fields(value)
+		if len(f) == 0 {
+			continue
+		}
+		switch name {
+		case "VmLck":
+			kb, err := strconv.ParseInt(f[0], 10, 64)
+			if err != nil {
+				return 0, 0, err
+			}
+			used = kb << 10
+		case "CapEff":
+			caps, err := strconv.ParseUint(f[0], 16, 64)
+			if err != nil {
+				return 0, 0, err
+			}
+			if caps&(1<<capIPCLock) != 0 {
+				limit = -1
+			}
+		}
+	}
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
+		return 0, 0, err
+	}
+	if limit < 0 || r.Cur > 1<<62 { // RLIM_INFINITY is all ones
+		return used, -1, nil
+	}
+	return used, int64(r.Cur), nil
+}

@@ -1,0 +1,180 @@
+package vfio
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/hostmem"
+	"helios/internal/probe"
+)
+
+// lockedEnough is the RLIMIT_MEMLOCK from which on a small job fits: queues and the buffers of a few
+// mini-batches.
+const lockedEnough = 256 << 20
+
+// Probe looks at what driving SSDs in user space needs: the IOMMU, VFIO with its two backends, the
+// driver vfio-pci, the limit of locked memory, and huge pages. It opens no device.
+func Probe() []probe.Finding { return realMachine().probe() }
+
+func (m machine) probe() []probe.Finding {
+	return []probe.Finding{m.probeIOMMU(), m.probeVFIO(), m.probeType1(), m.probeIOMMUFD(), m.probeDriver(), m.probeLocked(), m.probeHuge()}
+}
+
+// entries counts what a folder holds; a missing folder holds nothing.
+func (m machine) entries(dir string) (int, error) {
+	list, err := os.ReadDir(m.path(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	return len(list), err
+}
+
+func (m machine) probeIOMMU() probe.Finding {
+	f := probe.Finding{Name: "IOMMU"}
+	groups, err := m.entries("/sys/kernel/iommu_groups")
+	if err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	units, err := m.entries("/sys/class/iommu")
+	switch {
+	case groups > 0:
+		f.Answer, f.Detail = probe.There, fmt.Sprintf("%d groups, %d units", groups, units)
+	case units > 0 && err == nil:
+		f.Answer, f.Detail, f.Next = probe.NotThere, fmt.Sprintf("%d units, but no device has a group", units), statusHint
+	default:
+		f.Answer, f.Detail, f.Next = probe.NotThere, "no device has an IOMMU group: it is off in the firmware or on the kernel's command line", statusHint
+	}
+	return f
+}
+
+// opened turns an error of opening a node into an answer.
+func opened(f probe.Finding, node string, err error) probe.Finding {
+	f.Detail = node + ": " + err.Error()
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		f.Answer = probe.NotThere
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		f.Answer, f.Detail = probe.NotThere, node+": no right to open it"
+	}
+	return f
+}
+
+func (m machine) probeVFIO() probe.Finding {
+	f := probe.Finding{Name: "VFIO", Next: setupHint}
+	node := deviceNodes + "vfio"
+	fd, err := m.k.open(node)
+	if err != nil {
+		return opened(f, node, err)
+	}
+	defer func() { _ = m.k.close(fd) }()
+	v, err := m.k.ioctlInt(fd, vfioGetAPIVersion, 0)
+	if err != nil || v != vfioAPIVersion {
+		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("%s speaks version %d (%v), not %d", node, v, err, vfioAPIVersion)
+		return f
+	}
+	f.Answer, f.Detail, f.Next = probe.There, node, ""
+	return f
+}
+
+func (m machine) probeType1() probe.Finding {
+	f := probe.Finding{Name: "VFIO type1v2", Next: setupHint}
+	fd, err := m.k.open(deviceNodes + "vfio")
+	if err != nil {
+		return opened(f, deviceNodes+"vfio", err)
+	}
+	defer func() { _ = m.k.close(fd) }()
+	v, err := m.k.ioctlInt(fd, vfioCheckExtension, vfioType1v2IOMMU)
+	switch {
+	case err != nil:
+		f.Detail = err.Error()
+	case v <= 0:
+		f.Answer, f.Detail = probe.NotThere, "the module vfio_iommu_type1 is not loaded"
+	default:
+		f.Answer, f.Detail, f.Next = probe.There, "the backend that is used", ""
+	}
+	return f
+}
+
+func (m machine) probeIOMMUFD() probe.Finding {
+	f := probe.Finding{Name: "VFIO iommufd", Next: "not needed where type1 works; else a kernel from 6.6 on with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"}
+	fd, err := m.k.open(iommuNode)
+	if err != nil {
+		return opened(f, iommuNode, err)
+	}
+	_ = m.k.close(fd)
+	n, err := m.entries(deviceNodes + "devices")
+	switch {
+	case err != nil:
+		f.Detail = err.Error()
+	case n == 0:
+		// The folder comes with the first device that is bound, so nothing follows from its absence.
+		f.Detail = iommuNode + " is there; " + deviceNodes + "devices shows nothing while no SSD is bound"
+	default:
+		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("%d device nodes; not tried on a real kernel by this version", n), ""
+	}
+	return f
+}
+
+func (m machine) probeDriver() probe.Finding {
+	f := probe.Finding{Name: "vfio-pci", Next: setupHint}
+	dir := "/sys/bus/pci/drivers/" + vfioDriver
+	list, err := os.ReadDir(m.path(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		f.Answer, f.Detail = probe.NotThere, "the module is not loaded"
+		return f
+	}
+	if err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	var bound []string
+	for _, e := range list {
+		if strings.Count(e.Name(), ":") == 2 {
+			bound = append(bound, e.Name())
+		}
+	}
+	f.Answer, f.Detail, f.Next = probe.There, "no device is bound to it", ""
+	if len(bound) > 0 {
+		f.Detail = "has " + strings.Join(bound, ", ")
+	}
+	return f
+}
+
+func (m machine) probeLocked() probe.Finding {
+	f := probe.Finding{Name: "locked memory", Next: setupHint}
+	used, limit, err := m.k.memlock()
+	switch {
+	case err != nil:
+		f.Detail = err.Error()
+	case limit < 0:
+		f.Answer, f.Detail, f.Next = probe.There, "no limit", ""
+	case limit < lockedEnough:
+		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes (%d in use); real SSDs need %d or more", limit, used, lockedEnough)
+	default:
+		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes (%d in use)", limit, used), ""
+	}
+	return f
+}
+
+func (m machine) probeHuge() probe.Finding {
+	f := probe.Finding{Name: "huge pages", Next: "not needed; " + setupHint + " reserves some"}
+	total, free, err := hostmem.HugePool(m.root)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f.Answer, f.Detail = probe.NotThere, "the kernel has none of 2 MiB"
+	case err != nil:
+		f.Detail = err.Error()
+	case total == 0:
+		f.Answer, f.Detail = probe.NotThere, "none reserved; transparent ones are asked for"
+	default:
+		f.Answer, f.Next = probe.There, ""
+		f.Detail = fmt.Sprintf("%d bytes reserved, %d free, %d used by this process", total, free, hostmem.HugeBytes())
+	}
+	return f
+}

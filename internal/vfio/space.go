@@ -1,0 +1,146 @@
+package vfio
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/pci"
+)
+
+// addressSpace is a way to the kernel's IOMMU: type1 and iommufd. A Domain serialises its calls, but
+// for detach, which may come from the background at any time.
+type addressSpace interface {
+	name() string
+	// attach opens a device inside the space. fresh says that the space has no mappings because
+	// this is its first device, or the first after it had none.
+	attach(dev pci.Device) (fd int, fresh bool, err error)
+	// detach closes the device. When it returns the kernel has given the device back.
+	detach(dev pci.Device, fd int) error
+	// last tells whether a detach of dev would end the mappings.
+	last(dev pci.Device) bool
+	// ranges is known while there is a device.
+	ranges() ([]Range, error)
+	mapMem(va uintptr, iova IOVA, size uint64) error
+	unmapMem(iova IOVA, size uint64) error
+	close() error
+}
+
+const (
+	setupHint   = `run "sudo ./vfio-setup.sh setup", then log in again`
+	statusHint  = `"./vfio-setup.sh status" says what is missing`
+	bindHint    = `heliosctl bind-ssds`
+	vfioDriver  = "vfio-pci"
+	deviceNodes = "/dev/vfio/"
+)
+
+// findDevice is the sysfs view of a device that vfio-pci must have.
+func (m machine) findDevice(addr string) (pci.Device, error) {
+	dev, err := m.sys().Device(addr)
+	if err != nil {
+		return dev, fmt.Errorf("vfio %s: %w", addr, err)
+	}
+	if dev.Driver != vfioDriver {
+		has := "no kernel driver"
+		if dev.Driver != "" {
+			has = "the kernel driver " + dev.Driver
+		}
+		return dev, errs.New(errs.Usage, `vfio %s: %s has it, not %s; run "%s %s" as root`, dev.Addr, has, vfioDriver, bindHint, dev.Addr)
+	}
+	if dev.Group < 0 {
+		return dev, errs.New(errs.Capability, "vfio %s: no IOMMU group, so the IOMMU is off; %s", dev.Addr, statusHint)
+	}
+	return dev, nil
+}
+
+// groupText names every device of a group with its driver.
+func (m machine) groupText(group int) string {
+	members, err := m.sys().GroupMembers(group)
+	if err != nil || len(members) == 0 {
+		return fmt.Sprintf("group %d", group)
+	}
+	var parts []string
+	for _, d := range members {
+		driver := d.Driver
+		if driver == "" {
+			driver = "no driver"
+		}
+		parts = append(parts, fmt.Sprintf("%s (%s)", d.Addr, driver))
+	}
+	return fmt.Sprintf("group %d: %s", group, strings.Join(parts, ", "))
+}
+
+// foreign lists the devices of a group that other drivers have.
+func (m machine) foreign(group int) []string {
+	members, err := m.sys().GroupMembers(group)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, d := range members {
+		if d.Driver != "" && d.Driver != vfioDriver {
+			out = append(out, d.Addr)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// notViable explains a group that cannot be had because another kernel driver works in it.
+func (m machine) notViable(dev pci.Device, cause error) error {
+	next := "give every device of the group to vfio-pci, or put the SSD in another slot"
+	if f := m.foreign(dev.Group); len(f) > 0 {
+		next = fmt.Sprintf(`run "%s %s" if they can be spared, or put the SSD in another slot`, bindHint, strings.Join(f, " "))
+	}
+	if cause == nil {
+		return errs.New(errs.Refused, "vfio %s: its IOMMU group is shared with devices that the kernel uses (%s); %s", dev.Addr, m.groupText(dev.Group), next)
+	}
+	return errs.New(errs.Refused, "vfio %s: its IOMMU group is shared with devices that the kernel uses (%s): %w; %s", dev.Addr, m.groupText(dev.Group), cause, next)
+}
+
+// heldBy is " (held by …)" where the holder of a file can be seen.
+func (m machine) heldBy(path string) string {
+	if who := m.holders(path); who != "" {
+		return " (held by " + who + ")"
+	}
+	return ""
+}
+
+// openError explains why a VFIO device node did not open.
+func (m machine) openError(dev pci.Device, node string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return errs.New(errs.Capability, "vfio %s: %s is missing: %w; %s", dev.Addr, node, err, statusHint)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return errs.New(errs.Capability, "vfio %s: no right to open %s: %w; %s, as a member of the group that owns it", dev.Addr, node, err, setupHint)
+	case errors.Is(err, unix.EBUSY):
+		return errs.New(errs.Refused, "vfio %s: somebody else drives %s%s: %w; end that program first", dev.Addr, m.groupText(dev.Group), m.heldBy(node), err)
+	}
+	return errs.New(errs.Capability, "vfio %s: open %s: %w; %s", dev.Addr, node, err, statusHint)
+}
+
+// mapError explains a refused mapping.
+func (m machine) mapError(size uint64, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOMEM):
+		used, limit, lerr := m.k.memlock()
+		if lerr == nil && limit >= 0 {
+			return m.memlockError(size, used, limit)
+		}
+		return errs.New(errs.Capability, "vfio: pin %d bytes: %w; free memory or lower the buffer budgets", size, err)
+	case errors.Is(err, unix.ENOSPC):
+		return errs.New(errs.Capability, "vfio: map %d bytes: %w: the kernel's limit of mappings is reached (65,535 unless vfio_iommu_type1's dma_entry_limit says otherwise); use fewer queues or larger buffers", size, err)
+	case errors.Is(err, unix.EFAULT):
+		return fmt.Errorf("vfio: pin %d bytes: %w: not memory that a device can reach", size, err)
+	}
+	return fmt.Errorf("vfio: map %d bytes: %w", size, err)
+}
+
+func (m machine) memlockError(size uint64, used, limit int64) error {
+	return errs.New(errs.Capability, "vfio: pin %d bytes: RLIMIT_MEMLOCK is %d bytes, %d of them in use, %d needed; %s (it raises the limit), or lower the buffer budgets",
+		size, limit, used, uint64(used)+size, setupHint)
+}
