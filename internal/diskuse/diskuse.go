@@ -2,10 +2,6 @@
 // the kernel, and what would be lost.
 package diskuse
 
-import (
-	"helios/internal/pci"
-)
-
 // Kind is the sort of a use.
 type Kind string
 
@@ -35,14 +31,14 @@ const (
 type Use struct {
 	Kind   Kind   `json:"kind"`
 	Device string `json:"device"` // the block device that is used: the disk, a partition, dm-0, …
-	Text   string `json:"text"`   // "mounted at /data (ext4)"
+	Text   string `json:"text"`   // "is mounted at /data (ext4)"
 	// Live uses are there now: to take the disk away would hurt whoever it is, and no --force may. The
 	// others are content, which the owner of the serial number may give up.
 	Live bool `json:"live"`
 }
 
 // String is the device and what it is used for.
-func (u Use) String() string { return "/dev/" + u.Device + " " + u.Text }
+func (u Use) String() string { return "/dev/" + u.Device + ": " + u.Text }
 
 // AnyLive reports whether one of the uses is live.
 func AnyLive(us []Use) bool {
@@ -53,24 +49,3 @@ func AnyLive(us []Use) bool {
 	}
 	return false
 }
-
-// Of says who uses a block device such as "nvme0n1" or "/dev/nvme0n1", and its partitions, also by
-// way of devices stacked on them. It changes nothing and opens the device only to read. Where
-// something could not be looked at (only root may read a disk or see what processes have open), the
-// error says so and the uses are those found so far: who wants to take the disk must then refuse.
-func Of(sys pci.Sys, dev string) ([]Use, error) { return nil, nil }
-
-// OfController joins the uses of all namespaces of the controller at a PCI address, and of its
-// character devices. A controller without the kernel's nvme driver has none. Errors are as Of's.
-func OfController(sys pci.Sys, addr string) ([]Use, error) { return nil, nil }
-
-// Opener is a process that has device files open.
-type Opener struct {
-	PID  int
-	Name string // comm
-	Node string // the device file
-}
-
-// Openers lists the processes other than this one that have one of the nodes (as "/dev/vfio/7") open,
-// each pair once. The error says that some processes could not be looked at.
-func Openers(sys pci.Sys, nodes ...string) ([]Opener, error) { return nil, nil }

@@ -19,7 +19,7 @@ func (s Sys) wait() time.Duration {
 	if s.Wait > 0 {
 		return s.Wait
 	}
-	return time.Minute
+	return 30 * time.Second
 }
 
 // stuckError is that of a sysfs write that the kernel did not return from in time.

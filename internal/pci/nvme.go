@@ -171,7 +171,7 @@ func (s Sys) Find(name string) (Device, error) {
 	}
 	base := name
 	if strings.HasPrefix(name, "/") {
-		real, err := s.resolve(name)
+		real, err := s.Resolve(name)
 		if err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
 				err = ErrNotFound
@@ -271,8 +271,8 @@ func (s Sys) diskController(disk string) (Device, error) {
 	}
 }
 
-// resolve follows links within this view.
-func (s Sys) resolve(path string) (string, error) {
+// Resolve follows the links that path, a file's, ends in, within this view.
+func (s Sys) Resolve(path string) (string, error) {
 	for range 40 { // as the kernel's limit
 		l, err := os.Readlink(s.Path(path))
 		if err != nil {

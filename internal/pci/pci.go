@@ -20,7 +20,7 @@ import (
 // "proc", "dev" and "run" as they would be below "/".
 type Sys struct {
 	Root string
-	// Wait bounds each wait for the kernel to bind, unbind or probe; 0 is a minute.
+	// Wait bounds each wait for the kernel to bind, unbind or probe; 0 is half a minute.
 	Wait time.Duration
 	// Write, where it is set, is called instead of writing text to the sysfs attribute at path (as
 	// below "/"). Tests put a kernel there (package fakesys).

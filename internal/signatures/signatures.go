@@ -5,6 +5,7 @@ package signatures
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"slices"
 )
 
@@ -120,6 +121,23 @@ func All(head, tail []byte, deviceBytes int64) []string {
 			}
 		}
 		add(what)
+	}
+	return out
+}
+
+// UUIDs are the identifiers of file systems whose superblocks lie in head: ext2/3/4, XFS, Btrfs.
+func UUIDs(head []byte) []string {
+	var out []string
+	for _, f := range []struct {
+		magicAt int
+		magic   string
+		at      int
+	}{{1024 + 0x38, "\x53\xef", 1024 + 0x68}, {0, "XFSB", 32}, {0x10040, "_BHRfS_M", 0x10020}} {
+		if len(head) < max(f.magicAt+len(f.magic), f.at+16) || string(head[f.magicAt:f.magicAt+len(f.magic)]) != f.magic {
+			continue
+		}
+		u := head[f.at : f.at+16]
+		out = append(out, fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]))
 	}
 	return out
 }
