@@ -20,6 +20,7 @@
 package faultbus
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -42,7 +43,8 @@ type Options struct {
 }
 
 // Bus is a controller with faults in front of it. It implements nvme.Bus, Kicker, Waiter,
-// GroupWaiter and DoorbellMapper.
+// GroupWaiter, DoorbellMapper and HardResetter. Submission queues are not in controller memory: the
+// client's are read here.
 type Bus struct {
 	inner  nvme.Bus
 	kicker nvme.Kicker // nil: the controller sees doorbells by itself
@@ -345,6 +347,28 @@ func (b *Bus) stop() error {
 	return err
 }
 
+// HardReset implements nvme.HardResetter, where the controller's bus does.
+func (b *Bus) HardReset() error {
+	h, ok := nvme.As[nvme.HardResetter](b.inner)
+	switch {
+	case !ok:
+		return fmt.Errorf("%s: reset through its bus: %w", b.Name(), errors.ErrUnsupported)
+	case b.closed.Load():
+		return fmt.Errorf("%s: reset through its bus: %w", b.Name(), nvme.ErrClosed)
+	case b.gone.Load():
+		return fmt.Errorf("%s: reset through its bus: %w", b.Name(), nvme.ErrGone)
+	}
+	if err := h.HardReset(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.unlock()
+	b.cc, b.running, b.cfs = 0, false, false
+	b.endQueues()
+	b.endPoller()
+	return b.clear()
+}
+
 func (b *Bus) waitStopped() error {
 	deadline := time.Now().Add(stopTime)
 	for d := 10 * time.Microsecond; ; d = min(2*d, time.Millisecond) {
@@ -508,4 +532,5 @@ var _ interface {
 	nvme.Waiter
 	nvme.GroupWaiter
 	nvme.DoorbellMapper
+	nvme.HardResetter
 } = (*Bus)(nil)

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -52,6 +53,8 @@ type domain interface {
 	Map(mem []byte) (vfio.IOVA, error)
 	Unmap(iova vfio.IOVA, bytes int64) error
 	Reserve(bytes, align int64) (vfio.IOVA, error)
+	ReserveAt(iova vfio.IOVA, bytes int64) error
+	Unreserve(iova vfio.IOVA, bytes int64) error
 	Ranges() []vfio.Range
 }
 
@@ -70,10 +73,10 @@ type Bus struct {
 	life   sync.RWMutex // held for reading by accesses of mapped registers, for writing by Close
 	closed bool
 
-	mu    sync.Mutex // guards all below
-	bars  [][]byte   // mapped by MapBAR
-	maps  map[mapping]int
-	fixed []span // of ReserveBAR
+	mu   sync.Mutex // guards all below
+	bars [][]byte   // mapped by MapBAR
+	maps map[mapping]int
+	kept []span // reserved, by both
 }
 
 // window is a mapped part of BAR 0.
@@ -543,6 +546,9 @@ func (b *Bus) ReserveIOVA(bytes, align int64) (nvme.IOVA, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", b.name, err)
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.kept = append(b.kept, span{int64(iova), bytes})
 	return nvme.IOVA(iova), nil
 }
 
@@ -570,11 +576,6 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) (nvme.IOVA, error) {
 	at := span{int64(v&^0xf) + off, (bytes + pageBytes - 1) &^ (pageBytes - 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, s := range b.fixed {
-		if s == at {
-			return nvme.IOVA(at.iova), nil
-		}
-	}
 	// Only what the IOMMU translates could be given to somebody else.
 	for _, r := range b.dom.Ranges() {
 		lo, hi := max(at.iova, int64(r.Start)), min(at.iova+at.bytes-1, int64(min(r.End, 1<<63-1)))
@@ -582,15 +583,15 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) (nvme.IOVA, error) {
 			continue
 		}
 		lo &^= pageBytes - 1
-		if r, ok := b.dom.(interface {
-			ReserveAt(iova vfio.IOVA, bytes int64) error
-		}); ok {
-			if err := r.ReserveAt(vfio.IOVA(lo), (hi-lo+pageBytes)&^(pageBytes-1)); err != nil {
-				return 0, fmt.Errorf("%s: %w", b.name, err)
-			}
+		part := span{lo, (hi - lo + pageBytes) &^ (pageBytes - 1)}
+		if slices.Contains(b.kept, part) {
+			continue // by an earlier bring-up
 		}
+		if err := b.dom.ReserveAt(vfio.IOVA(part.iova), part.bytes); err != nil {
+			return 0, fmt.Errorf("%s: %w", b.name, err)
+		}
+		b.kept = append(b.kept, part)
 	}
-	b.fixed = append(b.fixed, at)
 	return nvme.IOVA(at.iova), nil
 }
 
@@ -631,6 +632,10 @@ func (b *Bus) Close() error {
 	} else if !quiet {
 		unmap()
 	}
+	for _, s := range b.kept {
+		err = errors.Join(err, b.dom.Unreserve(vfio.IOVA(s.iova), s.bytes))
+	}
+	b.kept = nil
 	return err
 }
 

@@ -1,0 +1,509 @@
+package vfiobus
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
+	"helios/internal/faultinject"
+	"helios/internal/hostmem"
+	"helios/internal/vfio"
+	"helios/nvme"
+	"helios/nvme/faultbus"
+)
+
+// rig is a controller behind a fake device.
+type rig struct {
+	*fake
+	bus  *Bus
+	c    *nvme.Controller
+	mem  []byte
+	iova nvme.IOVA
+}
+
+// short are options for tests that wait for what does not come.
+var short = nvme.Options{Timeout: 200 * time.Millisecond, ShutdownTimeout: 200 * time.Millisecond}
+
+func newBus(t *testing.T, f *fake) *Bus {
+	t.Helper()
+	b, err := open(f, f, Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, b.Close())
+		f.check()
+	})
+	return b
+}
+
+func newRig(t *testing.T, f *fake, opt nvme.Options) *rig {
+	t.Helper()
+	before := fmt.Sprint(hostmem.Usage())
+	t.Cleanup(func() { require.Equal(t, before, fmt.Sprint(hostmem.Usage())) })
+	r := &rig{fake: f, bus: newBus(t, f)}
+	var err error
+	r.c, err = nvme.Open(t.Context(), r.bus, opt)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = r.c.Close(context.Background()) })
+	return r
+}
+
+// queue drives a queue pair entry by entry.
+type queue struct {
+	t     *testing.T
+	qp    *nvme.QueuePair
+	tail  int
+	head  int
+	phase bool
+	kick  func(uint16)
+}
+
+func (r *rig) queue(entries int) *queue {
+	r.t.Helper()
+	qp, err := r.c.CreateQueuePair(r.t.Context(), entries)
+	require.NoError(r.t, err)
+	q := &queue{t: r.t, qp: qp, phase: true, kick: func(uint16) {}}
+	if k, ok := r.c.Bus().(nvme.Kicker); ok {
+		q.kick = k.Kick
+	}
+	return q
+}
+
+// do sends a command and waits for its completion.
+func (q *queue) do(cmd nvme.Command) nvme.Status {
+	q.t.Helper()
+	*(*nvme.Command)(unsafe.Pointer(&q.qp.SQ[q.tail*nvme.CommandBytes])) = cmd
+	q.tail = (q.tail + 1) % q.qp.Entries
+	nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.tail))
+	q.kick(q.qp.ID)
+	for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+		e, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&q.qp.CQ[q.head*nvme.CompletionBytes])), q.phase)
+		if !ok {
+			require.True(q.t, time.Now().Before(end), "no completion")
+			continue
+		}
+		require.Equal(q.t, cmd.CID, e.CID)
+		if q.head++; q.head == q.qp.Entries {
+			q.head, q.phase = 0, !q.phase
+		}
+		nvme.StoreDoorbell(q.qp.CQDoorbell, uint32(q.head))
+		return e.Status()
+	}
+}
+
+// verify writes and reads blocks through a queue, more often than it has entries.
+func (r *rig) verify(q *queue) {
+	r.t.Helper()
+	mem, err := hostmem.Alloc(8192, "test")
+	require.NoError(r.t, err)
+	iova, err := r.c.MapDMA(mem)
+	require.NoError(r.t, err)
+	for i := range 2*q.qp.Entries + 3 {
+		for k := range mem[:4096] {
+			mem[k], mem[4096+k] = byte(i+k*7), 0
+		}
+		lba := nvme.LBA(i * 8 % 2048)
+		require.True(r.t, q.do(nvme.WriteCommand(uint16(2*i), 1, lba, 8, uint64(iova), 0)).OK())
+		require.True(r.t, q.do(nvme.ReadCommand(uint16(2*i+1), 1, lba, 8, uint64(iova)+4096, 0)).OK())
+		require.Equal(r.t, mem[:4096], mem[4096:])
+	}
+	require.NoError(r.t, r.c.UnmapDMA(iova, 8192))
+	require.NoError(r.t, hostmem.Free(mem))
+}
+
+// The whole protocol over a device whose registers only the kernel can reach, and whose doorbells are
+// mapped.
+func TestBringUpAndIO(t *testing.T) {
+	r := newRig(t, newFake(t), nvme.Options{})
+	require.Equal(t, "0000:00:09.0", r.c.Name())
+	require.Equal(t, "FAKE1", r.c.Serial())
+	smart, err := r.c.SMART(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, smart.HostReads.Lo)
+	q := r.queue(8)
+	require.False(t, q.qp.InCMB)
+	r.verify(q)
+	smart, err = r.c.SMART(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 19, smart.HostReads.Lo)
+	require.NoError(t, r.c.DeleteQueuePair(t.Context(), q.qp))
+	require.NoError(t, r.c.Reset(t.Context()))
+	r.verify(r.queue(4))
+	require.Zero(t, r.resets, "nothing was wrong with the controller")
+	require.NoError(t, r.c.Close(t.Context()))
+	require.True(t, r.shutdown, "it was shut down in order")
+	_, err = r.bus.Read32(nvme.RegCSTS)
+	require.ErrorIs(t, err, nvme.ErrClosed)
+	_, err = r.bus.MapDMA(make([]byte, 4096))
+	require.ErrorIs(t, err, nvme.ErrClosed)
+}
+
+func TestRegisters(t *testing.T) {
+	f := newFlat(t, 0x4000)
+	f.put(nvme.RegCAP, uint64(nvme.MakeCAP(64, 4, 2, 0, 0)))
+	f.cfg[6] = 1 << 4
+	binary.LittleEndian.PutUint32(f.cfg[0x54:], 0x3000) // MSI-X table
+	b, err := open(f, f, Options{Name: "vfio3"})
+	require.NoError(t, err)
+	require.Equal(t, "vfio3", b.Name())
+	require.NoError(t, b.Write64(nvme.RegASQ, 0x1122334455667788))
+	require.EqualValues(t, 0x1122334455667788, binary.LittleEndian.Uint64(f.mem[nvme.RegASQ:]))
+	v, err := b.Read64(nvme.RegASQ)
+	require.NoError(t, err)
+	require.EqualValues(t, 0x1122334455667788, v)
+	v32, err := b.Read32(nvme.RegASQ + 4)
+	require.NoError(t, err)
+	require.EqualValues(t, 0x11223344, v32)
+	for _, off := range []uint32{2, 0x4000, 0x3ffe} {
+		_, err = b.Read32(off)
+		require.ErrorContains(t, err, "no 32-bit register")
+		require.Error(t, b.Write32(off, 0))
+	}
+	_, err = b.Read64(0x3ffc)
+	require.Error(t, err)
+	require.Error(t, b.Write64(4, 0))
+	// 16 bytes apart, up to the MSI-X table.
+	p, err := b.Doorbell(3)
+	require.NoError(t, err)
+	nvme.StoreDoorbell(p, 77)
+	require.EqualValues(t, 77, binary.LittleEndian.Uint32(f.mem[0x1000+3*16:]))
+	_, err = b.Doorbell(0x200)
+	require.ErrorContains(t, err, "the controller has 512")
+	mem, io, err := b.DoorbellMemory()
+	require.NoError(t, err)
+	require.True(t, io)
+	require.Same(t, &f.mem[0x1000], &mem[0])
+	require.Len(t, mem, 0x2000)
+	require.NoError(t, b.Close())
+	f.check()
+	_, err = b.Doorbell(0)
+	require.ErrorIs(t, err, nvme.ErrClosed)
+	_, _, err = b.DoorbellMemory()
+	require.ErrorIs(t, err, nvme.ErrClosed)
+	require.ErrorIs(t, b.Write32(nvme.RegCC, 0), nvme.ErrClosed)
+}
+
+// Doorbells whose pages the kernel keeps, as it does with MSI-X tables before 4.16.
+func TestUnmappableDoorbells(t *testing.T) {
+	f := newFlat(t, 0x3000)
+	f.spans = []vfio.Span{{Offset: 0, Size: 0x2000}}
+	b, err := open(f, f, Options{})
+	require.NoError(t, err)
+	_, err = b.Doorbell(0)
+	require.NoError(t, err)
+	_, err = b.Doorbell(0x400)
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	require.ErrorContains(t, err, "newer kernel")
+	_, _, err = b.DoorbellMemory()
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	require.NoError(t, b.Close())
+}
+
+// Memory space that is off: accesses of the mapping fault.
+func TestFaultingRegisters(t *testing.T) {
+	f := newFlat(t, 0x3000)
+	b, err := open(f, f, Options{})
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(f.path, 0))
+	_, err = b.Read32(nvme.RegCSTS)
+	require.ErrorContains(t, err, "0000:00:09.0: access to register 0x1c faults")
+	require.ErrorContains(t, err, "memory space is switched off")
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	require.Error(t, b.Write32(nvme.RegCC, 1))
+	_, _, err = b.DoorbellMemory()
+	require.Error(t, err)
+	f.with(func() { f.left = true })
+	_, err = b.Read32(nvme.RegCSTS)
+	require.ErrorIs(t, err, nvme.ErrGone)
+	require.NoError(t, b.Close())
+}
+
+func TestNotNVMe(t *testing.T) {
+	f := newFlat(t, 0x1000)
+	_, err := open(f, f, Options{})
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	f.check() // it was closed
+}
+
+// A device that left: registers read as ones or zeros, and nothing hangs.
+func TestGone(t *testing.T) {
+	for _, ones := range []bool{true, false} {
+		for _, queues := range []int{0, 1} {
+			t.Run(fmt.Sprint(ones, queues), func(t *testing.T) {
+				r := newRig(t, newFake(t), nvme.Options{})
+				if queues > 0 {
+					r.verify(r.queue(8))
+				}
+				r.with(func() { r.away, r.ones, r.left = true, ones, true })
+				err := r.c.Health()
+				require.ErrorIs(t, err, nvme.ErrGone)
+				require.ErrorContains(t, err, "left its slot")
+				require.ErrorIs(t, r.c.Reset(t.Context()), nvme.ErrGone)
+				require.Zero(t, r.resets, "the kernel would wait for it")
+				began := time.Now()
+				require.ErrorIs(t, r.c.Close(t.Context()), nvme.ErrGone)
+				require.Less(t, time.Since(began), 2*time.Second)
+			})
+		}
+	}
+}
+
+// Zeros of a device whose configuration space looks alive (QEMU, FACTS section 5).
+func TestGoneSeenByRegisters(t *testing.T) {
+	r := newRig(t, newFake(t), nvme.Options{})
+	r.with(func() { r.away, r.resetErr = true, errors.New("fake: no answer") })
+	require.ErrorIs(t, r.c.Health(), nvme.ErrGone)
+	began := time.Now()
+	require.ErrorIs(t, r.c.Close(t.Context()), nvme.ErrGone)
+	require.Less(t, time.Since(began), 2*time.Second)
+}
+
+// The kernel's events end the use of a device that still answers, in order.
+func TestLeaving(t *testing.T) {
+	for _, what := range []string{"asked", "failed"} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, newFake(t), nvme.Options{})
+			q := r.queue(8)
+			words := "asks for the device back"
+			if what == "asked" {
+				close(r.asked)
+			} else {
+				words = "PCI error"
+				close(r.failed)
+			}
+			require.ErrorContains(t, r.c.Leaving(), words)
+			for _, err := range []error{r.c.Health(), r.c.Leaving(), r.c.Reset(t.Context()), r.bus.HardReset()} {
+				require.ErrorIs(t, err, nvme.ErrGone)
+				require.ErrorContains(t, err, words)
+				require.Equal(t, errs.Device, errs.ClassOf(err))
+			}
+			_, err := r.c.CreateQueuePair(t.Context(), 4)
+			require.ErrorIs(t, err, nvme.ErrGone)
+			require.True(t, q.do(nvme.FlushCommand(1, 1)).OK(), "what is in flight completes")
+			require.NoError(t, r.c.Close(t.Context()))
+		})
+	}
+}
+
+func TestHardReset(t *testing.T) {
+	for _, s := range []struct {
+		name  string
+		spoil func(f *fake)
+	}{
+		{"CC.EN does not go to 0", func(f *fake) { f.stuck = true }},
+		{"CSTS.CFS stays", func(f *fake) { f.fatal = true }},
+		{"does not get ready", func(f *fake) { f.noReady = true }},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			f := newFake(t)
+			r := newRig(t, shorten(f), nvme.Options{})
+			q := r.queue(8)
+			g := r.c.Generation()
+			f.with(func() { s.spoil(f) })
+			require.NoError(t, r.c.Reset(t.Context()))
+			require.EqualValues(t, 1, r.c.Counters().HardResets)
+			require.Equal(t, 1, f.resets)
+			require.Greater(t, r.c.Generation(), g)
+			require.NoError(t, r.c.DeleteQueuePair(t.Context(), q.qp), "only its memory is left")
+			r.verify(r.queue(8))
+		})
+	}
+}
+
+// A controller that nothing resets keeps its memory until the device is closed.
+func TestHardResetFails(t *testing.T) {
+	f := newFake(t)
+	r := newRig(t, shorten(f), short)
+	r.queue(8)
+	f.with(func() { f.stuck, f.resetErr = true, errors.New("fake: FLR timed out") })
+	err := r.c.Reset(t.Context())
+	require.ErrorIs(t, err, nvme.ErrTimeout)
+	require.ErrorContains(t, err, "fake: FLR timed out")
+	require.NotEmpty(t, f.maps)
+	err = r.c.Disable(t.Context())
+	require.ErrorContains(t, err, "fake: FLR timed out")
+	require.NotEmpty(t, f.maps, "the controller may still write there")
+	f.with(func() { f.resetErr = nil })
+	require.NoError(t, r.c.Reset(t.Context()))
+	r.verify(r.queue(8))
+}
+
+// shorten makes the bounds of waits for CSTS.RDY short.
+func shorten(f *fake) *fake { f.quick = true; return f }
+
+func TestCloseOrder(t *testing.T) {
+	for _, dead := range []error{nil, errors.New("fake: config space refused")} {
+		f := newFake(t)
+		b, err := open(f, f, Options{})
+		require.NoError(t, err)
+		mem, err := hostmem.Alloc(8192, "test")
+		require.NoError(t, err)
+		_, err = b.MapDMA(mem)
+		require.NoError(t, err)
+		_, err = b.MapDMA(mem[100:300])
+		require.NoError(t, err)
+		f.dmaErr = dead
+		require.NoError(t, b.Close())
+		require.NoError(t, b.Close())
+		want := []string{"disable DMA", "unmap", "close"}
+		if dead != nil {
+			want = []string{"disable DMA", "close", "unmap"}
+		}
+		require.Equal(t, want, f.events)
+		f.check()
+		require.NoError(t, hostmem.Free(mem))
+	}
+}
+
+func TestMapDMA(t *testing.T) {
+	f := newFake(t)
+	b := newBus(t, f)
+	mem, err := hostmem.Alloc(3*4096, "test")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(mem)) }()
+	a, err := b.MapDMA(mem[5000:6000])
+	require.NoError(t, err)
+	require.EqualValues(t, 5000%4096, a%4096, "mem[i] is at the address plus i")
+	require.ErrorContains(t, b.UnmapDMA(a, 999), "not mapped so")
+	require.NoError(t, b.UnmapDMA(a, 1000))
+	require.ErrorContains(t, b.UnmapDMA(a, 1000), "not mapped so")
+	_, err = b.MapDMA(nil)
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+// Submission queues in the controller's memory: in the range that it was told, and commands complete.
+func TestCMB(t *testing.T) {
+	for _, legacy := range []bool{false, true} {
+		t.Run(fmt.Sprint("legacy ", legacy), func(t *testing.T) {
+			f := newFake(t)
+			f.legacy = legacy
+			r := newRig(t, f, nvme.Options{SQ: nvme.SQCMB})
+			cmb := r.c.CMB()
+			require.Equal(t, nvme.CMB{BAR: 2, Bytes: fakeCMB, Addr: nvme.IOVA(f.cba)}, cmb)
+			if legacy {
+				require.Zero(t, f.cmbmsc)
+			} else {
+				require.Equal(t, uint64(f.cba)|3, f.cmbmsc)
+			}
+			require.Equal(t, []span{{int64(f.cba), fakeCMB}}, f.reserved, "nobody else gets these addresses")
+			var qs []*queue
+			for i := range 8 { // two pages each
+				q := r.queue(128)
+				require.True(t, q.qp.InCMB)
+				require.True(t, cmb.Contains(q.qp.SQAddr, 8192))
+				require.Same(t, &f.cmb[i*8192], &q.qp.SQ[0])
+				qs = append(qs, q)
+			}
+			r.verify(qs[0])
+			r.verify(qs[7])
+			_, err := r.c.CreateQueuePair(t.Context(), 2)
+			require.Equal(t, errs.Capability, errs.ClassOf(err))
+			require.ErrorContains(t, err, "65536 bytes has 0 left, a submission queue of 2 entries takes 4096")
+			require.NoError(t, r.c.DeleteQueuePair(t.Context(), qs[3].qp))
+			q := r.queue(65) // two pages, too
+			require.Same(t, &f.cmb[3*8192], &q.qp.SQ[0])
+			require.NoError(t, r.c.Reset(t.Context()))
+			require.Equal(t, cmb, r.c.CMB())
+			// Those from before keep their pages until their owners let go.
+			_, err = r.c.CreateQueuePair(t.Context(), 2)
+			require.Error(t, err)
+			require.NoError(t, r.c.DeleteQueuePair(t.Context(), q.qp))
+			r.verify(r.queue(128))
+		})
+	}
+}
+
+func TestCMBAuto(t *testing.T) {
+	f := newFake(t)
+	r := newRig(t, f, nvme.Options{SQ: nvme.SQAuto})
+	in := 0
+	for range 10 {
+		q := r.queue(200)
+		if q.qp.InCMB {
+			in++
+		}
+		r.verify(q)
+	}
+	require.Equal(t, 4, in, "of 16 pages a queue takes four")
+}
+
+func TestCMBNotOffered(t *testing.T) {
+	for _, s := range []struct {
+		name  string
+		spoil func(f *fake)
+		wrap  func(nvme.Bus) nvme.Bus
+		words string
+	}{
+		{"no SQs", func(f *fake) { f.cmbUnits, f.legacy = 2, true }, nil, "takes none (CMBSZ 00010002h)"},
+		{"none", func(f *fake) { f.cmbUnits = 0 }, nil, "no submission queues in controller memory"},
+		{"address refused", func(f *fake) { f.badCBA = true }, nil, "does not take"},
+		{"faults in front", func(*fake) {}, func(b nvme.Bus) nvme.Bus {
+			return faultbus.New(b, faults(t, ""), faultbus.Options{})
+		}, "faults in front of it"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			for _, place := range []nvme.SQPlace{nvme.SQCMB, nvme.SQAuto, nvme.SQHost} {
+				f := newFake(t)
+				s.spoil(f)
+				b, err := open(f, f, Options{})
+				require.NoError(t, err)
+				outer := nvme.Bus(b)
+				if s.wrap != nil {
+					outer = s.wrap(b)
+				}
+				c, err := nvme.Open(t.Context(), outer, nvme.Options{SQ: place})
+				if place == nvme.SQCMB {
+					require.Equal(t, errs.Capability, errs.ClassOf(err))
+					require.ErrorContains(t, err, s.words)
+					require.NoError(t, outer.Close())
+					f.check()
+					continue
+				}
+				require.NoError(t, err)
+				qp, err := c.CreateQueuePair(t.Context(), 8)
+				require.NoError(t, err)
+				require.False(t, qp.InCMB)
+				require.Zero(t, c.CMB())
+				require.Zero(t, f.cmbmsc&2, "the controller must not find its memory at our addresses")
+				require.NoError(t, c.Close(t.Context()))
+				f.check()
+			}
+		})
+	}
+}
+
+func faults(t *testing.T, text string) *faultinject.Set {
+	t.Helper()
+	set, err := faultinject.Parse(text)
+	require.NoError(t, err)
+	return set
+}
+
+// Faults in front of a real SSD: its bus is prepared and reset all the same.
+func TestFaultsInFront(t *testing.T) {
+	f := shorten(newFake(t))
+	b, err := open(f, f, Options{})
+	require.NoError(t, err)
+	outer := faultbus.New(b, faults(t, "stayready(times=1)"), faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
+	c, err := nvme.Open(t.Context(), outer, nvme.Options{})
+	require.NoError(t, err)
+	require.True(t, f.enabled)
+	qp, err := c.CreateQueuePair(t.Context(), 8)
+	require.NoError(t, err)
+	require.NoError(t, c.Reset(t.Context()), "CC.EN = 0 does not get through; a function reset does")
+	require.Equal(t, 1, f.resets)
+	require.EqualValues(t, 1, c.Counters().HardResets)
+	require.NoError(t, c.DeleteQueuePair(t.Context(), qp))
+	r := &rig{fake: f, bus: b, c: c}
+	r.verify(r.queue(8))
+	require.NoError(t, c.Close(t.Context()))
+	f.check()
+}

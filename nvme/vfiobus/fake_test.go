@@ -1,0 +1,360 @@
+package vfiobus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"helios/internal/hostmem"
+	"helios/internal/vfio"
+	"helios/nvme"
+	"helios/nvme/proxy"
+)
+
+// fake is a PCI function whose registers are those of a software controller, and its IOMMU. Doorbells
+// can be mapped, the first page of BAR 0 cannot.
+type fake struct {
+	t     *testing.T
+	inner *proxy.Bus
+	cfg   [256]byte
+	bells []byte
+
+	mu       sync.Mutex
+	enabled  bool // memory space and bus master
+	stuck    bool // CC.EN does not go to 0 by a write
+	fatal    bool // CSTS.CFS stays up until a function reset
+	quick    bool // CAP.TO is 0
+	noReady  bool // enabling has no effect until a function reset
+	away     bool // all registers read as zeros or ones
+	ones     bool
+	left     bool // configuration space reads as all ones
+	dmaErr   error
+	resetErr error
+	resets   int
+	shutdown bool // CC.SHN was written
+	closed   bool
+	mapped   map[*byte]int // regions
+	maps     map[vfio.IOVA]int64
+	events   []string // order of what ends the device
+	asked    chan struct{}
+	failed   chan struct{}
+
+	cmb      []byte // behind BAR 2
+	cmbUnits uint32 // CMBSZ without SZ
+	legacy   bool   // no CMBMSC
+	cmbmsc   uint64
+	cba      vfio.IOVA // where the proxy finds cmb
+	badCBA   bool
+	reserved []span
+}
+
+const fakeCMB = 64 << 10
+
+func newFake(t *testing.T) *fake {
+	dir, err := os.MkdirTemp("/dev/shm", "vfiobus-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	path := filepath.Join(dir, "ssd.img")
+	require.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	inner, err := proxy.Open(proxy.Config{Path: path, RAM: true, PollDoorbells: true, Serial: "FAKE1", MaxQueueEntries: 256})
+	require.NoError(t, err)
+	f := &fake{t: t, inner: inner, mapped: map[*byte]int{}, maps: map[vfio.IOVA]int64{}, asked: make(chan struct{}), failed: make(chan struct{}), cmbUnits: 1}
+	bells, _, err := inner.DoorbellMemory()
+	require.NoError(t, err)
+	f.bells = unsafe.Slice(&bells[0], (len(bells)+4095)&^4095)
+	f.cmb, err = hostmem.Alloc(fakeCMB, "fake CMB")
+	require.NoError(t, err)
+	iova, err := inner.MapDMA(f.cmb)
+	require.NoError(t, err)
+	f.cba = vfio.IOVA(iova)
+	f.cfg[6] = 1 << 4 // capability list
+	f.cfg[0x34] = 0x40
+	f.cfg[0x40], f.cfg[0x41] = 0x01, 0x50 // power management
+	f.cfg[0x50], f.cfg[0x51] = 0x11, 0    // MSI-X
+	binary.LittleEndian.PutUint32(f.cfg[0x54:], uint32(0x1000+len(f.bells)))
+	binary.LittleEndian.PutUint32(f.cfg[0x58:], uint32(0x1000+len(f.bells)+0x1000))
+	binary.LittleEndian.PutUint64(f.cfg[0x18:], uint64(f.cba)|4) // BAR 2, 64 bits
+	t.Cleanup(func() {
+		require.NoError(t, inner.UnmapDMA(iova, fakeCMB))
+		require.NoError(t, inner.Close())
+		require.NoError(t, hostmem.Free(f.cmb))
+	})
+	return f
+}
+
+// with changes the fake under its lock.
+func (f *fake) with(fn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fn()
+}
+
+func (f *fake) Addr() string { return "0000:00:09.0" }
+
+func (f *fake) Region(i int) (vfio.Region, error) {
+	switch i {
+	case 0:
+		n := int64(0x3000 + len(f.bells))
+		return vfio.Region{Size: n, Read: true, Write: true, Mappable: []vfio.Span{{Offset: 0x1000, Size: int64(len(f.bells))}}}, nil
+	case 2:
+		return vfio.Region{Size: fakeCMB, Read: true, Write: true, Mappable: []vfio.Span{{Size: fakeCMB}}}, nil
+	}
+	return vfio.Region{}, fmt.Errorf("fake: no region %d", i)
+}
+
+func (f *fake) MapRegion(i int, off, n int64) ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := f.cmb
+	if i == 0 {
+		b, off = f.bells, off-0x1000
+	}
+	f.mapped[&b[off]]++
+	return b[off : off+n : off+n], nil
+}
+
+func (f *fake) UnmapRegion(b []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mapped[&b[0]]--; f.mapped[&b[0]] < 0 {
+		return errors.New("fake: unmapped what was not mapped")
+	}
+	return nil
+}
+
+func (f *fake) register(off uint32) uint32 {
+	v, err := f.inner.Read32(off)
+	require.NoError(f.t, err)
+	switch off {
+	case nvme.RegCAP:
+		if f.quick {
+			v &^= 0xff << 24
+		}
+	case nvme.RegCAP + 4:
+		if f.cmbUnits&1 != 0 && !f.legacy {
+			v |= 1 << 25
+		}
+	case nvme.RegCSTS:
+		if f.fatal {
+			v |= 2
+		}
+	case nvme.RegCMBLOC:
+		if f.legacy || f.cmbmsc&1 != 0 {
+			return 2 // BIR
+		}
+	case nvme.RegCMBSZ:
+		if f.legacy || f.cmbmsc&1 != 0 {
+			return f.cmbUnits | fakeCMB/4096<<12
+		}
+	case nvme.RegCMBSTS:
+		if f.badCBA {
+			return 1
+		}
+	}
+	return v
+}
+
+func (f *fake) ReadAt(i int, b []byte, off int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if i == vfio.RegionConfig {
+		copy(b, f.cfg[off:])
+		return nil
+	}
+	v := uint32(0)
+	switch {
+	case f.away && f.ones, !f.enabled:
+		v = 1<<32 - 1
+	case f.away:
+	default:
+		v = f.register(uint32(off))
+	}
+	binary.LittleEndian.PutUint32(b, v)
+	return nil
+}
+
+func (f *fake) WriteAt(i int, b []byte, off int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if i == vfio.RegionConfig || f.away || !f.enabled {
+		return nil
+	}
+	v := binary.LittleEndian.Uint32(b)
+	switch off {
+	case nvme.RegCMBMSC:
+		f.cmbmsc = f.cmbmsc>>32<<32 | uint64(v)
+		return nil
+	case nvme.RegCMBMSC + 4:
+		f.cmbmsc = f.cmbmsc&(1<<32-1) | uint64(v)<<32
+		return nil
+	case nvme.RegCC:
+		f.shutdown = f.shutdown || nvme.CC(v).SHN() != 0
+		if nvme.CC(v).EN() && f.noReady || !nvme.CC(v).EN() && f.stuck {
+			return nil
+		}
+	}
+	return f.inner.Write32(uint32(off), v)
+}
+
+func (f *fake) EnableDMA() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.enabled = !f.away
+	return nil
+}
+
+func (f *fake) DisableDMA() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.events = append(f.events, "disable DMA")
+	return f.dmaErr
+}
+
+func (f *fake) Reset() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resets++
+	if f.resetErr != nil {
+		return f.resetErr
+	}
+	f.enabled, f.stuck, f.fatal, f.noReady, f.cmbmsc = false, false, false, false, 0
+	return f.inner.Write32(nvme.RegCC, 0)
+}
+
+func (f *fake) Gone() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.left
+}
+
+func (f *fake) Asked() <-chan struct{}  { return f.asked }
+func (f *fake) Failed() <-chan struct{} { return f.failed }
+
+func (f *fake) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return errors.New("fake: closed twice")
+	}
+	f.closed = true
+	f.events = append(f.events, "close")
+	// The kernel resets it.
+	return f.inner.Write32(nvme.RegCC, 0)
+}
+
+// The IOMMU.
+
+func (f *fake) Map(mem []byte) (vfio.IOVA, error) {
+	iova, err := f.inner.MapDMA(mem)
+	if err == nil {
+		f.with(func() { f.maps[vfio.IOVA(iova)] = int64(len(mem)) })
+	}
+	return vfio.IOVA(iova), err
+}
+
+func (f *fake) Unmap(iova vfio.IOVA, n int64) error {
+	err := f.inner.UnmapDMA(nvme.IOVA(iova), n)
+	f.with(func() {
+		delete(f.maps, iova)
+		if len(f.events) > 0 && f.events[len(f.events)-1] != "unmap" {
+			f.events = append(f.events, "unmap")
+		}
+	})
+	return err
+}
+
+func (f *fake) Reserve(n, _ int64) (vfio.IOVA, error) {
+	if n > fakeCMB {
+		return 0, errors.New("fake: no addresses left")
+	}
+	f.with(func() { f.reserved = append(f.reserved, span{int64(f.cba), n}) })
+	return f.cba, nil
+}
+
+func (f *fake) ReserveAt(iova vfio.IOVA, n int64) error {
+	f.with(func() { f.reserved = append(f.reserved, span{int64(iova), n}) })
+	return nil
+}
+
+func (f *fake) Unreserve(iova vfio.IOVA, n int64) error {
+	f.with(func() {
+		f.reserved = slices.DeleteFunc(f.reserved, func(s span) bool { return s == span{int64(iova), n} })
+	})
+	return nil
+}
+
+func (f *fake) Ranges() []vfio.Range { return []vfio.Range{{Start: 0, End: 1<<39 - 1}} }
+
+// check looks at the end of a test that the bus gave everything back.
+func (f *fake) check() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	require.True(f.t, f.closed, "device not closed")
+	require.Empty(f.t, f.maps, "mappings left")
+	require.Empty(f.t, f.reserved, "addresses left reserved")
+	for _, n := range f.mapped {
+		require.Zero(f.t, n, "regions left mapped")
+	}
+}
+
+// flat is a device whose BAR 0 is plain memory, a file's that can be cut short.
+type flat struct {
+	*fake
+	mem   []byte
+	path  string
+	spans []vfio.Span
+}
+
+func newFlat(t *testing.T, bytes int) *flat {
+	f := &flat{fake: newFake(t), path: filepath.Join(t.TempDir(), "bar0")}
+	require.NoError(t, os.WriteFile(f.path, make([]byte, bytes), 0o600))
+	file, err := os.OpenFile(f.path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	f.mem, err = unix.Mmap(int(file.Fd()), 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(f.mem)) })
+	f.spans = []vfio.Span{{Offset: 0, Size: int64(bytes)}}
+	f.put(nvme.RegCAP, uint64(nvme.MakeCAP(64, 4, 0, 0, 0)))
+	f.cfg[6] = 0
+	return f
+}
+
+func (f *flat) put(off uint32, v uint64) { binary.LittleEndian.PutUint64(f.mem[off:], v) }
+
+func (f *flat) Region(i int) (vfio.Region, error) {
+	return vfio.Region{Size: int64(len(f.mem)), Read: true, Write: true, Mappable: f.spans}, nil
+}
+
+func (f *flat) MapRegion(_ int, off, n int64) ([]byte, error) {
+	f.with(func() { f.mapped[&f.mem[off]]++ })
+	return f.mem[off : off+n : off+n], nil
+}
+
+func (f *flat) ReadAt(i int, b []byte, off int64) error {
+	if i == vfio.RegionConfig {
+		return f.fake.ReadAt(i, b, off)
+	}
+	copy(b, f.mem[off:])
+	return nil
+}
+
+func (f *flat) WriteAt(_ int, b []byte, off int64) error {
+	copy(f.mem[off:], b)
+	return nil
+}
+
+var (
+	_ device = (*fake)(nil)
+	_ domain = (*fake)(nil)
+	_ device = (*flat)(nil)
+)
