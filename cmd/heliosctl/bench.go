@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"strings"
 
@@ -64,7 +65,7 @@ func benchCommand() *cli.Command {
 				&cli.BoolFlag{Name: "check-reads", Usage: "check every row of a dataset against its checksum, not only a sample"},
 				&cli.BoolFlag{Name: "histogram", Usage: "print the latencies of each row of results"},
 				&cli.StringFlag{Name: "timeline", Usage: "write when each set was read to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
-				deviceFlag(), faultFlag(), resultsFlag(),
+				deviceFlag(), sqFlag(), faultFlag(), resultsFlag(),
 			},
 			Action: action(1, runBenchIO),
 		}},
@@ -83,13 +84,17 @@ func runBenchIO(ctx context.Context, e *env) error {
 }
 
 // written is the share of the SSDs' backing files that was ever written. File systems serve the
-// rest (holes, space that is only reserved) from nothing, which is no measurement of a disk.
+// rest (holes, space that is only reserved) from nothing, which is no measurement of a disk. NaN where
+// an SSD has no file: only a controller knows what of it was written.
 func written(ssds []*gpuio.SSD) float64 {
 	var data, all int64
 	for _, s := range ssds {
 		ns := s.Ctrl.Namespace()
 		size := int64(ns.Blocks) * int64(ns.LBABytes)
 		all += size
+		if s.BackingPath == "" {
+			return math.NaN()
+		}
 		n, err := dataBytes(s.BackingPath)
 		if err != nil {
 			n = size // a block device, or a file system that can't tell

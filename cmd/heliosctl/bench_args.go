@@ -94,7 +94,7 @@ func (e *env) numbers(flag string) ([]int, error) {
 
 // notVirtual are flags that mean nothing where nothing is read.
 var notVirtual = map[string]string{
-	"dataset": "nothing is loaded there; give its --row-bytes", "only": "no SSD is opened there; choose their number with --ssds", "fault": "its SSDs are healthy models; inject faults with --clock wall",
+	"dataset": "nothing is loaded there; give its --row-bytes", "only": "no SSD is opened there; choose their number with --ssds", "fault": "its SSDs are healthy models; inject faults with --clock wall", "sq": "its queues are modelled in host memory",
 	"device": "the profile has the device", "cpu-engine": "the profile has the cost of a read", "read-timeout": "no modelled read fails", "check-reads": "no data moves there",
 }
 

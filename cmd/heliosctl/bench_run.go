@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -22,7 +23,7 @@ import (
 // benchRow is a line of "bench io --json".
 type benchRow struct {
 	iobench.Row
-	Written float64 `json:"written"` // share of the bytes read from that hold data
+	Written float64 `json:"written"` // share of the bytes read from that hold data; null where only the controller knows
 	// The CPU threads that play SSDs in RAM, and what they reach with nothing beside them; 0 where
 	// none do.
 	ServeThreads int     `json:"serve_threads"`
@@ -81,11 +82,11 @@ func (o *benchOutput) add(r benchRow) {
 		}
 		audit = "FAILED: " + strings.ReplaceAll(r.AuditError, "\n", "; ")
 	}
-	dash := func(measured bool, s string) string {
+	only := func(measured bool, s string) string {
 		if !measured {
-			return "-"
+			s = ""
 		}
-		return s
+		return dash(s)
 	}
 	wall := !r.Modelled
 	rate := "-"
@@ -100,9 +101,9 @@ func (o *benchOutput) add(r benchRow) {
 	o.table = append(o.table, []string{
 		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads), strconv.Itoa(r.RowBytes), r.Stack, strconv.Itoa(r.QueuePairs), strconv.Itoa(r.Depth),
 		coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate, units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS), units.FormatBytes(int64(r.BytesPerSecond)) + "/s",
-		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification), dash(wall, fmt.Sprintf("%.2f", r.CPUPerIO)),
+		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification), only(wall, fmt.Sprintf("%.2f", r.CPUPerIO)),
 		us(r.P50), us(r.P95), us(r.P99), us(r.P999), us(r.Max), fmt.Sprintf("%.2f-%.2f", r.LeastShare, r.MostShare),
-		dash(wall, strconv.FormatInt(r.Errors, 10)), dash(wall, strconv.FormatInt(r.Retries, 10)), dash(wall, share100(r.Written)), count0(r.ServeThreads), count0(int(r.ServeIOPS)), audit,
+		only(wall, strconv.FormatInt(r.Errors, 10)), only(wall, strconv.FormatInt(r.Retries, 10)), only(wall && !math.IsNaN(r.Written), share100(r.Written)), count0(r.ServeThreads), count0(int(r.ServeIOPS)), audit,
 	})
 }
 

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/pci"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/units"
@@ -30,17 +31,26 @@ import (
 func bindCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "bind-ssds",
-		Usage:     "take SSDs into use: files and block devices, or shared memory, behind software controllers",
-		ArgsUsage: " ",
-		Description: "Files that are not there are created at --size; files that are there keep size and content.\n" +
-			"Nothing is written to them before \"heliosctl load\".\n" +
-			"With --ssd-model the controllers play an SSD from the figures of its data sheet: no command completes\n" +
-			"earlier than the model says, and later only where the CPU or the file is slower.",
+		Usage:     "take SSDs into use: NVMe controllers by VFIO, or files and block devices behind software controllers",
+		ArgsUsage: "[SSD…]",
+		Description: "SSDs are named by PCI address, serial number, /dev/nvmeX or /dev/nvmeXnY. Each goes from the kernel's\n" +
+			"driver to vfio-pci, with the IOMMU on and nothing else rebound, is brought up once through our own queues,\n" +
+			"and given back when that fails. It needs root; using the SSDs afterwards does not. What is mounted, swapped\n" +
+			"to, held by RAID, LVM, dm or ZFS, open or booted from is always refused; what holds data is refused unless\n" +
+			"its serial number is typed, or given with --force. \"heliosctl unbind-ssds\" gives SSDs back; so does a reboot.\n\n" +
+			"Behind software controllers: files that are not there are created at --size; files that are there keep\n" +
+			"size and content. With --ssd-model the controllers play an SSD from the figures of its data sheet: no\n" +
+			"command completes earlier than the model says, and later only where the CPU or the file is slower.\n\n" +
+			"Nothing is written to any SSD before \"heliosctl load\".",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "proxy", Usage: "files or block devices `PATH[,PATH…]`, an SSD each"},
-			&cli.IntFlag{Name: "proxy-ram", Usage: "`N` SSDs in shared memory (/dev/shm)"},
+			&cli.BoolFlag{Name: "all-unused", Usage: "every NVMe SSD that nobody uses and that holds nobody's data"},
+			&cli.StringFlag{Name: "force", Usage: "take the SSDs with these `SERIAL[,SERIAL…]` although they hold data (never what is in use)"},
+			&cli.StringFlag{Name: "group", DefaultText: "that of vfio-setup.sh, helios, or the sudo user's", Usage: "`GROUP` whose members may use the SSDs"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be done to NVMe SSDs, and change nothing"},
+			&cli.StringFlag{Name: "proxy", Usage: "files or block devices `PATH[,PATH…]`, a software controller for each"},
+			&cli.IntFlag{Name: "proxy-ram", Usage: "`N` software SSDs in shared memory (/dev/shm)"},
 			&cli.StringFlag{Name: "size", Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
-			&cli.IntFlag{Name: "lba", Value: 512, Usage: "bytes of a logical block: 512 or 4096"},
+			&cli.IntFlag{Name: "lba", Value: 512, Usage: "bytes of a software SSD's logical block: 512 or 4096"},
 			&cli.BoolFlag{Name: "buffered", Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
 			&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " + strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
 		},
@@ -51,39 +61,46 @@ func bindCommand() *cli.Command {
 // minSSD holds the superblocks and some data.
 const minSSD = 1 << 20
 
-var (
-	pciAddress = regexp.MustCompile(`^([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
-	nvmeName   = regexp.MustCompile(`^(/dev/)?nvme[0-9]+$`)
-)
+// wholeSSD are names that --proxy does not take.
+var wholeSSD = regexp.MustCompile(`^(/dev/)?nvme[0-9]+$`)
 
-// realSSD is the answer where a whole SSD is asked for.
-func realSSD(name string) error {
-	return errs.New(errs.Capability, "%s: binding a real SSD by VFIO is not in this version yet; give a file or a block device with --proxy PATH", name)
-}
+// bindKinds are the flags for software SSDs and for controllers of the machine.
+var bindKinds = [2][]string{{"proxy", "proxy-ram", "size", "lba", "buffered", "ssd-model"}, {"all-unused", "force", "group", "dry-run"}}
 
 func runBind(ctx context.Context, e *env) error {
 	paths, err := list("proxy", e.c.String("proxy"))
 	if err != nil {
 		return err
 	}
-	for _, a := range append(e.c.Args().Slice(), paths...) {
-		if pciAddress.MatchString(a) || nvmeName.MatchString(a) {
-			return realSSD(a)
+	real := e.c.NArg() > 0 || e.c.Bool("all-unused")
+	for i, flags := range bindKinds {
+		for _, f := range flags {
+			switch {
+			case !e.c.IsSet(f):
+			case i == 0 && real:
+				return errs.New(errs.Usage, "--%s is for software SSDs, not for NVMe controllers; bind them one after the other", f)
+			case i == 1 && !real:
+				return errs.New(errs.Usage, "--%s is for NVMe SSDs: name one by PCI address, serial number or /dev/nvmeXnY, or give --all-unused", f)
+			}
 		}
 	}
-	if e.c.NArg() > 0 {
-		a := e.c.Args().First()
-		if strings.HasPrefix(a, "/dev/nvme") {
-			return realSSD(a)
+	if real {
+		if e.c.NArg() > 0 && e.c.Bool("all-unused") {
+			return errs.New(errs.Usage, "SSDs and --all-unused together; give one of them")
 		}
-		return errs.New(errs.Usage, "unexpected argument %q; for a file or block device write --proxy %s", a, a)
+		return e.bindControllers(ctx, e.c.Args().Slice(), e.c.Bool("all-unused"))
+	}
+	for _, p := range paths {
+		if _, ok := pci.Address(p); ok || wholeSSD.MatchString(p) {
+			return errs.New(errs.Usage, "--proxy %s: that is a whole SSD, which is bound by VFIO; leave --proxy out: \"sudo heliosctl bind-ssds %s\"", p, p)
+		}
 	}
 	ram := e.c.Int("proxy-ram")
 	switch {
 	case len(paths) > 0 && e.c.IsSet("proxy-ram"):
 		return errs.New(errs.Usage, "--proxy and --proxy-ram together; bind them one after the other")
 	case len(paths) == 0 && !e.c.IsSet("proxy-ram"):
-		return errs.New(errs.Usage, "no SSDs; give --proxy PATH[,PATH…] or --proxy-ram N")
+		return errs.New(errs.Usage, "no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…] or --proxy-ram N")
 	case len(paths) == 0 && (ram < 1 || ram > 64):
 		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", ram)
 	case len(paths) == 0 && e.c.Bool("buffered"):

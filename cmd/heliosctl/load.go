@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/urfave/cli/v2"
 
@@ -16,6 +17,10 @@ func loadCommand() *cli.Command {
 		ArgsUsage: "[DATASET]",
 		Description: "SSDs that hold a file system, a partition table, RAID, LVM or another dataset are refused,\n" +
 			"unless --force names their serial numbers.\n\n" +
+			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one of the\n" +
+			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +
+			"and starts over in case of doubt, or with --restart. A mark of how far a load is is written about once a\n" +
+			"second (less than 1 % of the time), and when Ctrl-C ends it.\n\n" +
 			"Each chunk of 1 MiB gets a CRC32C, which verify checks. By default each row gets one too: verify then\n" +
 			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
@@ -24,6 +29,7 @@ func loadCommand() *cli.Command {
 		Flags: append([]cli.Flag{
 			datasetFlag,
 			&cli.BoolFlag{Name: "row-checksums", Value: true, Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
+			&cli.BoolFlag{Name: "restart", Usage: "start over, not where an interrupted load was"},
 			&cli.StringFlag{Name: "force", Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
 		}, ssdFlags()...),
 		Action: action(1, runLoad),
@@ -41,10 +47,15 @@ func runLoad(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, set.close)
-	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), NoRowChecksums: !e.c.Bool("row-checksums"), Progress: e.ui.Progress})
+	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), NoRowChecksums: !e.c.Bool("row-checksums"),
+		Restart: e.c.Bool("restart"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
 	e.showFaults(set, &results{ui: e.ui})
 	if err != nil {
-		return whenStopped(err, "no dataset can be used from these SSDs until a load has ended: run it again")
+		if all := max(r.DataBytes, 1); r.OnFlash > 0 {
+			return whenStopped(err, fmt.Sprintf("%.0f %% of it are on the SSDs: the next \"heliosctl load --dataset %s\" goes on there, and until it has ended no dataset can be used from them",
+				100*float64(r.OnFlash)/float64(all), d.Dir()))
+		}
+		return whenStopped(err, fmt.Sprintf("no dataset can be used from these SSDs until a load has ended: run \"heliosctl load --dataset %s\"", d.Dir()))
 	}
 	packing := "one row to a block"
 	if r.LBAsPerRow > 1 {
@@ -56,7 +67,13 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	if r.RowChecksums > 0 {
 		sums = units.FormatBytes(r.RowChecksums) + " of row checksums"
 	}
-	e.ui.Printf("%s: %d rows of %s on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s",
-		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks, sums)
+	how := ""
+	if r.ResumedBytes > 0 {
+		how = fmt.Sprintf(", resumed at %.0f %%", 100*float64(r.ResumedBytes)/float64(r.DataBytes))
+	} else if r.StartedOver != "" {
+		how = ", started over"
+	}
+	e.ui.Printf("%s: %d rows of %s on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
+		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks, sums, how)
 	return e.ui.Event("result", r)
 }

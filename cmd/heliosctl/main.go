@@ -54,7 +54,7 @@ func interruptible() (context.Context, func()) {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	app := newApp(stdout, stderr)
 	argv, verb, err := arrange(app, args)
-	e := &env{ui: ui.New(stdout, stderr)}
+	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine()}
 	if err == nil {
 		app.Metadata = map[string]any{envKey: e}
 		err = app.RunContext(ctx, append([]string{app.Name}, argv...))
@@ -97,6 +97,8 @@ type env struct {
 	c     *cli.Context
 	ui    *ui.UI
 	store *state.Store
+	// What the verb sees of the computer that it runs on.
+	machine *machine
 	// How the verb wants software controllers: playing another model than the one they were bound
 	// with, and looking at their doorbells for a device that cannot call them.
 	playModel     *ssdmodel.Model

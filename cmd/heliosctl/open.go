@@ -27,7 +27,7 @@ const closeTimeout = 30 * time.Second
 func ssdFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "ssds", Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
-		faultFlag(),
+		sqFlag(), faultFlag(),
 	}
 }
 
@@ -57,6 +57,7 @@ type ssdSet struct {
 	bound  []state.SSD
 	faults *faultinject.Set
 	lease  *state.Lease
+	domain domain // of the controllers that vfio-pci holds; nil without any
 }
 
 // openSSDs leases and brings up the SSDs that a flag chooses, or all bound ones.
@@ -71,6 +72,14 @@ func (e *env) openSSDs(ctx context.Context, flag string) (*ssdSet, error) {
 	}
 	chosen, err := choose(st, flag, want)
 	if err != nil {
+		return nil, err
+	}
+	if len(want) == 0 {
+		for _, r := range st.Unfinished {
+			e.ui.Note("SSD %s (%s) is left out, for its %s was cut off: %s", r.Name, r.PCI, r.Phase, r.NextStep())
+		}
+	}
+	if err := e.refuseKernelStacks(chosen); err != nil {
 		return nil, err
 	}
 	if len(chosen) == 0 {
@@ -100,11 +109,15 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 		}
 	}()
 	for _, d := range chosen {
-		c, err := e.openSSD(ctx, d, s.faults)
+		c, err := e.openSSD(ctx, s, d)
 		if err != nil {
 			return nil, err
 		}
-		s.ssds = append(s.ssds, &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path})
+		ssd := &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path}
+		if d.Kind == state.KindVFIO {
+			ssd.BackingPath = "" // the kernel has no file for it
+		}
+		s.ssds = append(s.ssds, ssd)
 	}
 	return s, nil
 }
@@ -114,37 +127,52 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 const dyingTimeout = 3 * time.Second
 
 // openSSD opens the bus of a bound SSD and brings its controller up. The caller holds the lease.
-func (e *env) openSSD(ctx context.Context, d state.SSD, faults *faultinject.Set) (*nvme.Controller, error) {
+func (e *env) openSSD(ctx context.Context, s *ssdSet, d state.SSD) (*nvme.Controller, error) {
+	sq, err := parseSQ(e.c.String("sq"))
+	if err != nil {
+		return nil, err
+	}
+	open := e.proxyBus
+	if d.Kind == state.KindVFIO {
+		open = func(ctx context.Context, d state.SSD) (nvme.Bus, error) { return e.vfioBus(ctx, s, d) }
+	}
+	bus, err := open(ctx, d)
+	if err != nil {
+		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
+	}
+	if !s.faults.Empty() {
+		bus = faultbus.New(bus, s.faults, faultbus.Options{PollDoorbells: e.pollDoorbells})
+	}
+	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: sq})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
+	}
+	if err := sameSSD(d, c); err != nil {
+		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	return c, nil
+}
+
+// proxyBus opens the bus of a software controller.
+func (e *env) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error) {
 	fi, err := os.Stat(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.Device, "SSD %s: its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Name, d.Path, d.Name)
+		return nil, errs.New(errs.Device, "its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Path, d.Name)
 	}
 	if err == nil && fi.Mode().IsRegular() && fi.Size() != d.Bytes {
-		return nil, errs.New(errs.Device, "SSD %s: its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew", d.Name, d.Path, fi.Size(), d.Bytes)
+		return nil, errs.New(errs.Device, "its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew", d.Path, fi.Size(), d.Bytes)
 	}
 	model, err := e.ssdModel(d)
 	if err != nil {
 		return nil, err
 	}
-	ssd, err := openBus(ctx, proxy.Config{
+	return openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, LBABytes: d.LBABytes,
 		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model, PollDoorbells: e.pollDoorbells,
 	})
-	if err != nil {
-		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
-	}
-	var bus nvme.Bus = ssd
-	if !faults.Empty() {
-		bus = faultbus.New(ssd, faults, faultbus.Options{PollDoorbells: e.pollDoorbells})
-	}
-	c, err := nvme.Open(ctx, bus, nvme.Options{})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
-	}
-	return c, nil
 }
 
-func openBus(ctx context.Context, cfg proxy.Config) (*proxy.Bus, error) {
+func openBus(ctx context.Context, cfg proxy.Config) (nvme.Bus, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(dyingTimeout); ; {
@@ -172,6 +200,12 @@ func (s *ssdSet) close() error {
 		}
 	}
 	s.ssds = nil
+	if s.domain != nil {
+		if cerr := s.domain.Close(); cerr != nil {
+			err = errors.Join(err, cerr)
+		}
+		s.domain = nil
+	}
 	s.lease.Release()
 	s.lease = nil
 	return err

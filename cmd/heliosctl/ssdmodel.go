@@ -19,7 +19,7 @@ import (
 func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
 	if m := e.playModel; m != nil {
 		if !m.LBAOK(d.LBABytes) {
-			return nil, errs.New(errs.Usage, "SSD %s has blocks of %d bytes, the SSD model %s %v; bind SSDs with --lba %d for it", d.Name, d.LBABytes, m.Name, m.LBAs.Bytes, m.LBAs.Bytes[0])
+			return nil, errs.New(errs.Usage, "it has blocks of %d bytes, the SSD model %s %v; bind SSDs with --lba %d for it", d.LBABytes, m.Name, m.LBAs.Bytes, m.LBAs.Bytes[0])
 		}
 		return m, nil
 	}
@@ -28,7 +28,7 @@ func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
 	}
 	m, err := ssdmodel.Load(d.Model)
 	if err != nil {
-		return nil, fmt.Errorf("SSD %s: %w; bring the file back, or \"heliosctl unbind-ssds %s\" and bind it anew", d.Name, err, d.Name)
+		return nil, fmt.Errorf("%w; bring the file back, or \"heliosctl unbind-ssds %s\" and bind it anew", err, d.Name)
 	}
 	return m, nil
 }

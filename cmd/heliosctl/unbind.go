@@ -17,10 +17,12 @@ import (
 func unbindCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "unbind-ssds",
-		Usage:     "give SSDs back; their files stay unless --delete is given",
+		Usage:     "give SSDs back: NVMe controllers to the kernel's driver; files stay unless --delete is given",
 		ArgsUsage: "[SSD…]",
+		Description: "NVMe SSDs need root; their data stays as it is. Without names all SSDs are given back: all NVMe SSDs\n" +
+			"of the machine, where root asks, and those behind software controllers in the list of whoever asks.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path or serial (default: all)"},
+			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all)"},
 			&cli.BoolFlag{Name: "delete", Usage: "remove the files that bind-ssds created, and only those"},
 		},
 		Action: action(1<<20, runUnbind),
@@ -33,13 +35,40 @@ func runUnbind(ctx context.Context, e *env) error {
 		return err
 	}
 	want = append(want, e.c.Args().Slice()...)
+	records, own, err := e.splitUnbind(want)
+	if err != nil {
+		return err
+	}
+	if len(want) == 0 && len(records) > 0 && !e.machine.root() {
+		e.ui.Note("NVMe SSDs stay bound (%s): only root unbinds them, with \"sudo heliosctl unbind-ssds\"", recordNames(records))
+		records = nil
+	}
+	if len(own) > 0 || len(want) == 0 {
+		if err := e.unbindOwn(ctx, own, len(want) == 0); err != nil {
+			return err
+		}
+	}
+	if len(records) > 0 {
+		return e.unbindControllers(ctx, records)
+	}
+	return nil
+}
+
+// unbindOwn gives software SSDs back.
+func (e *env) unbindOwn(ctx context.Context, want []string, all bool) error {
 	type result struct {
 		state.SSD
 		Deleted bool `json:"deleted"`
 	}
 	var done []result
-	err = e.store.Update(ctx, func(st *state.State) error {
-		chosen, err := choose(st, "ssds", want)
+	any := false
+	err := e.store.Update(ctx, func(st *state.State) error {
+		any = len(st.SSDs)+len(st.Unfinished) > 0
+		own := &state.State{SSDs: slices.DeleteFunc(slices.Clone(st.SSDs), func(d state.SSD) bool { return d.Kind == state.KindVFIO })}
+		if !all && len(want) == 0 {
+			return nil
+		}
+		chosen, err := choose(own, "ssds", want)
 		if err != nil {
 			return err
 		}
@@ -80,7 +109,7 @@ func runUnbind(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	if len(done) == 0 {
+	if !any {
 		e.ui.Printf("no SSD is bound")
 	}
 	return nil

@@ -23,7 +23,7 @@ func verifyCommand() *cli.Command {
 			datasetFlag,
 			&cli.BoolFlag{Name: "source", Usage: "also compare every row with the dataset's features.npy"},
 			&cli.StringFlag{Name: "ssds", Aliases: []string{"ssd"}, Usage: "only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
-			faultFlag(),
+			sqFlag(), faultFlag(),
 		},
 		Action: action(1, runVerify),
 	}

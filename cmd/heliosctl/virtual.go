@@ -25,7 +25,7 @@ func clockFlags() []cli.Flag {
 
 // noVirtual are flags that mean nothing where nothing is read and nothing is computed.
 var noVirtual = []string{
-	"checkpoint", "checkpoint-every", "resume", "ssds", "fault", "on-ssd-failure", "read-timeout", "read-retries", "cpu-engine", "check-reads",
+	"checkpoint", "checkpoint-every", "resume", "ssds", "sq", "fault", "on-ssd-failure", "read-timeout", "read-retries", "cpu-engine", "check-reads",
 }
 
 // hardware reads the flags of the virtual clock; ok is false under the wall clock.

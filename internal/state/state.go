@@ -51,7 +51,7 @@ type SSD struct {
 	Device   uint64    `json:"device,omitempty"`    // st_dev and st_ino of a created file: --delete
 	Inode    uint64    `json:"inode,omitempty"`     // removes that very file, not one that took its name
 	PCI      string    `json:"pci,omitempty"`       // address of a controller, such as 0000:00:04.0
-	Group    int       `json:"iommu_group,omitempty"`
+	Group    *int      `json:"iommu_group,omitempty"`
 	Driver   string    `json:"previous_driver,omitempty"` // which unbind-ssds gives the controller back to
 	Bound    time.Time `json:"bound"`
 }

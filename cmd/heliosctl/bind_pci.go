@@ -1,0 +1,620 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"helios/internal/errs"
+	"helios/internal/pci"
+	"helios/internal/state"
+	"helios/internal/units"
+	"helios/nvme"
+)
+
+// candidate is a controller that is to be bound, with what speaks against it.
+type candidate struct {
+	controller
+	live    []string // uses that no --force ends
+	content []string // what load would overwrite: --force SERIAL gives it up
+	done    bool     // bound already
+}
+
+// candidateReport is a line of "bind-ssds --json" about a controller that was asked for.
+type candidateReport struct {
+	PCI      string   `json:"pci"`
+	Device   string   `json:"device,omitempty"`
+	Disks    []string `json:"disks,omitempty"`
+	Driver   string   `json:"driver"`
+	Model    string   `json:"model,omitempty"`
+	Serial   string   `json:"serial,omitempty"`
+	Bytes    int64    `json:"bytes"`
+	LBABytes int      `json:"lba_bytes"`
+	Group    int      `json:"iommu_group"`
+	NUMANode int      `json:"numa_node"`
+	HeldBy   []string `json:"held_by"`
+	Plan     string   `json:"plan"`
+}
+
+// bindControllers is bind-ssds for controllers of the machine: those that args name, or with unused
+// all that nobody uses.
+func (e *env) bindControllers(ctx context.Context, args []string, unused bool) error {
+	force, err := list("force", e.c.String("force"))
+	if err != nil {
+		return err
+	}
+	dry := e.c.Bool("dry-run")
+	gid, who, err := e.nodeGroup()
+	if err != nil {
+		return err
+	}
+	m, recs := e.machine, e.store.Machine()
+	plan, err := e.candidates(args, unused)
+	if err != nil {
+		return err
+	}
+	lacks := m.ready(plan)
+	if lacks != nil && !dry {
+		return lacks
+	}
+	if !dry {
+		wait, cancel := context.WithTimeout(ctx, lockTimeout)
+		defer cancel()
+		unlock, err := recs.Lock(wait)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if plan, err = e.candidates(args, unused); err != nil { // another bind may have just ended
+			return err
+		}
+	}
+	for _, s := range force {
+		if !slices.ContainsFunc(plan, func(c candidate) bool { return c.serial() == s }) {
+			return errs.New(errs.Usage, "--force %s: none of the chosen SSDs has that serial number", s)
+		}
+	}
+	if plan, err = e.judge(plan, force, unused); err != nil {
+		return err
+	}
+	if err := e.showCandidates(plan); err != nil {
+		return err
+	}
+	if err := e.settle(ctx, plan, force, dry); err != nil {
+		return err
+	}
+	if dry {
+		if !m.root() {
+			e.ui.Note("only root sees what is on the SSDs and which processes have them open; with sudo the answer is whole")
+		}
+		if lacks != nil {
+			e.ui.Printf("it cannot be done as things are: %s", lacks)
+		}
+		e.ui.Printf("dry run: nothing was changed")
+		return nil
+	}
+	if who == "" {
+		e.ui.Note("only root will be able to use these SSDs, for there is no group helios; \"sudo vfio-setup.sh setup\" makes it, --group NAME names another")
+	}
+	return e.bindGroups(ctx, plan, gid)
+}
+
+// lockTimeout is how long a bind waits for another bind or unbind of the machine.
+const lockTimeout = time.Minute
+
+// candidates finds the controllers that were asked for.
+func (e *env) candidates(args []string, unused bool) ([]candidate, error) {
+	records, err := e.store.Machine().Records()
+	if err != nil {
+		return nil, err
+	}
+	var found []controller
+	if unused {
+		if found, err = e.machine.controllers(records); err == nil && len(found) == 0 {
+			err = errs.New(errs.Capability, "this machine shows no NVMe controller on its PCI bus; for files and block devices use --proxy PATH")
+		}
+	} else {
+		found, err = e.machine.choose(args, records)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []candidate
+	for _, c := range found {
+		out = append(out, candidate{controller: c, done: c.Record != nil && c.Record.Phase == state.Bound && c.Driver == vfioDriver})
+	}
+	return out, nil
+}
+
+// judge finds out what speaks against each candidate. With unused it leaves out, with a note, those
+// that anything speaks against.
+func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate, error) {
+	var left []string
+	for i := range plan {
+		c := &plan[i]
+		if c.done {
+			continue
+		}
+		uses, err := e.machine.uses(c.Addr)
+		for _, u := range uses {
+			if u.Live {
+				c.live = append(c.live, u.String())
+			} else {
+				c.content = append(c.content, u.String())
+			}
+		}
+		if err != nil && e.machine.root() {
+			c.live = append(c.live, "it could not be found out who uses it: "+err.Error())
+		}
+		if c.Busy {
+			c.live = append(c.live, "the kernel is still binding or unbinding it")
+		}
+		switch {
+		case strings.HasPrefix(c.Driver, "vfio") && c.Driver != vfioDriver:
+			c.live = append(c.live, "driver "+c.Driver+" has it")
+		case c.Driver == vfioDriver && c.Group >= 0 && e.machine.busy(c.Group):
+			c.live = append(c.live, fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)", c.Group))
+		case unused && c.Driver == "" && c.Record == nil:
+			c.live = append(c.live, "no driver has it, so nothing says what is on it; name it to take it")
+		case unused && c.Driver == vfioDriver && c.Record == nil:
+			c.live = append(c.live, "vfio-pci has it for somebody else; name it to take it")
+		}
+	}
+	if err := e.judgeGroups(plan, unused); err != nil {
+		return nil, err
+	}
+	if !unused {
+		return plan, nil
+	}
+	var out []candidate
+	for _, c := range plan {
+		against := slices.Clone(c.live)
+		if !slices.Contains(force, c.serial()) || c.serial() == "" {
+			against = append(against, c.content...)
+		}
+		if len(against) == 0 {
+			out = append(out, c)
+			continue
+		}
+		left = append(left, c.text()+": "+strings.Join(against, ", "))
+	}
+	if len(out) == 0 {
+		return nil, errs.New(errs.Refused, "no NVMe device of this machine is unused: %s", strings.Join(left, "; "))
+	}
+	for _, l := range left {
+		e.ui.Note("left out: %s", l)
+	}
+	return out, nil
+}
+
+// judgeGroups looks at what else is in the candidates' IOMMU groups: the kernel gives a group to one
+// process or to none.
+func (e *env) judgeGroups(plan []candidate, unused bool) error {
+	for again := true; again; { // leaving one out may leave out the others of its group
+		again = false
+		for i := range plan {
+			c := &plan[i]
+			if c.done || c.Group < 0 || unused && len(c.live) > 0 {
+				continue
+			}
+			members, err := e.machine.sys.GroupMembers(c.Group)
+			if err != nil {
+				return err
+			}
+			var other []string
+			for _, d := range members {
+				chosen := slices.ContainsFunc(plan, func(o candidate) bool { return o.Addr == d.Addr && !(unused && len(o.live) > 0) })
+				if chosen || d.Driver == "" || d.Driver == vfioDriver {
+					continue
+				}
+				what := d.Addr + " (driver " + d.Driver
+				if k, err := e.machine.sys.NVMe(d.Addr); err == nil {
+					what += ", /dev/" + k.Name
+				}
+				other = append(other, what+")")
+			}
+			if len(other) > 0 {
+				c.live = append(c.live, fmt.Sprintf("its IOMMU group %d also holds %s, and a group can only be taken whole: name all its devices, or take one in another slot", c.Group, strings.Join(other, ", ")))
+				again = unused
+			}
+		}
+	}
+	return nil
+}
+
+// showCandidates lists what was asked for before anything is touched.
+func (e *env) showCandidates(plan []candidate) error {
+	var rows [][]string
+	for _, c := range plan {
+		held := slices.Concat(c.live, c.content)
+		todo := "bind"
+		switch {
+		case c.done:
+			todo = "nothing: bound already as " + c.Record.Name
+		case c.Record != nil:
+			todo = "finish: " + string(c.Record.Phase) + " was cut off"
+		case c.Driver == vfioDriver:
+			todo = "take over from whoever bound it to " + vfioDriver
+		}
+		err := e.ui.Event("candidate", candidateReport{
+			PCI: c.Addr, Device: c.Kernel.Name, Disks: c.disks(), Driver: c.Driver, Model: c.model(), Serial: c.serial(), Bytes: c.bytes(),
+			LBABytes: c.lbaBytes(), Group: c.Group, NUMANode: c.NUMANode, HeldBy: held, Plan: todo,
+		})
+		if err != nil {
+			return err
+		}
+		if len(held) == 0 {
+			held = []string{"nobody"}
+		}
+		rows = append(rows, []string{c.Addr, dash(strings.Join(c.disks(), ",")), dash(c.model()), dash(c.serial()), sizeText(c.bytes()), dash(numberText(c.lbaBytes())),
+			groupText(c.Group), dash(c.Driver), strings.Join(held, ", "), todo})
+	}
+	e.ui.Table([]string{"PCI", "disk", "model", "serial", "size", "LBA", "IOMMU group", "driver", "held by", "to do"}, rows)
+	return nil
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func sizeText(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return units.FormatBytes(n)
+}
+
+func numberText(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
+}
+
+func groupText(n int) string {
+	if n < 0 {
+		return "none"
+	}
+	return strconv.Itoa(n)
+}
+
+// settle refuses what is in use, and asks for the serial number of what holds somebody's data.
+func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry bool) error {
+	var refused []string
+	for _, c := range plan {
+		if len(c.live) > 0 {
+			refused = append(refused, c.text()+": "+strings.Join(c.live, ", "))
+		}
+	}
+	if len(refused) > 0 {
+		return errs.New(errs.Refused, "nothing was changed: %s; end that use first, or choose other SSDs", strings.Join(refused, "; "))
+	}
+	var ask []candidate
+	for _, c := range plan {
+		if len(c.content) > 0 && !slices.Contains(force, c.serial()) {
+			ask = append(ask, c)
+		}
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	in := e.machine.typed()
+	if dry || in == nil || e.ui.JSON {
+		var serials []string
+		for _, c := range ask {
+			refused = append(refused, c.text()+": "+strings.Join(c.content, ", "))
+			serials = append(serials, c.serial())
+		}
+		return errs.New(errs.Refused, "nothing was changed: %s; to give up what is there, add --force %s", strings.Join(refused, "; "), strings.Join(serials, ","))
+	}
+	answers := readLines(in)
+	for _, c := range ask {
+		e.ui.Note("%s, %s, serial %s: %s. Type its serial number to give that up:", c.text(), c.model(), c.serial(), strings.Join(c.content, ", "))
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; nothing was changed", ctx.Err())
+		case got := <-answers:
+			if got != c.serial() {
+				return errs.New(errs.Refused, "nothing was changed: %s: %q is not its serial number", c.text(), got)
+			}
+		}
+	}
+	return nil
+}
+
+// nodeGroup is the group that will use the bound SSDs: --group, what vfio-setup.sh was told, helios,
+// or that of the user who called sudo. gid -1 and no name: root alone.
+func (e *env) nodeGroup() (gid int, name string, err error) {
+	name = e.c.String("group")
+	if name == "" {
+		for _, l := range strings.Split(e.machine.attr("/etc/heliosctl/vfio-setup.record"), "\n") {
+			if g, ok := strings.CutPrefix(strings.TrimSpace(l), "group "); ok {
+				name = strings.TrimSpace(g)
+			}
+		}
+	}
+	given := name != ""
+	if !given {
+		name = "helios"
+	}
+	if g, err := user.LookupGroup(name); err == nil {
+		if gid, err = strconv.Atoi(g.Gid); err == nil {
+			return gid, name, nil
+		}
+	}
+	if given {
+		if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+			return int(n), name, nil
+		}
+		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo vfio-setup.sh setup\" makes helios), or name another with --group", name)
+	}
+	if n, err := strconv.ParseUint(os.Getenv("SUDO_GID"), 10, 31); err == nil && n > 0 {
+		return int(n), strconv.Itoa(int(n)), nil
+	}
+	return -1, "", nil
+}
+
+// bindGroups binds what is left to bind, an IOMMU group at a time: a group works as a whole or not at
+// all. What failed was given back; what succeeded stays.
+func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int) (err error) {
+	var bound, already []state.Record
+	var failed []error
+	var order []int
+	var dom domain
+	byGroup := map[int][]candidate{}
+	for _, c := range plan {
+		if c.done {
+			already = append(already, *c.Record)
+			continue
+		}
+		if byGroup[c.Group] == nil {
+			order = append(order, c.Group)
+		}
+		byGroup[c.Group] = append(byGroup[c.Group], c)
+	}
+	if len(order) > 0 { // what this lacks is better known before any driver is touched
+		if dom, err = e.machine.domain(); err != nil {
+			return err
+		}
+		defer closing(&err, dom.Close)
+	}
+	for i, g := range order {
+		err := ctx.Err()
+		if err == nil {
+			e.ui.Progress("bind", int64(i), int64(len(order)))
+			var now []state.Record
+			now, err = e.bindGroup(ctx, dom, byGroup[g], gid)
+			bound = append(bound, now...)
+		}
+		if err != nil {
+			failed = append(failed, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if err := e.showBound(bound, already); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		left := 0
+		for _, c := range plan {
+			if !c.done && !slices.ContainsFunc(bound, func(r state.Record) bool { return r.PCI == c.Addr }) {
+				left++
+			}
+		}
+		return fmt.Errorf("%w: %d SSDs are bound, %d are not; run the same command again to bind the rest, or \"sudo heliosctl unbind-ssds\" to give them all back", errors.Join(failed...), len(bound)+len(already), left)
+	}
+	if len(failed) > 0 {
+		err := errors.Join(failed...)
+		if len(bound) > 0 {
+			return errs.New(errs.ClassOf(failed[0]), "%d of %d SSDs are bound, the others are not: %w", len(bound), len(bound)+len(plan)-len(already)-len(bound), err)
+		}
+		return errs.With(errs.ClassOf(failed[0]), err)
+	}
+	return nil
+}
+
+// showBound lists the bound controllers.
+func (e *env) showBound(bound, already []state.Record) error {
+	var rows [][]string
+	for i, r := range slices.Concat(bound, already) {
+		what := "bound"
+		if i >= len(bound) {
+			what = "bound already"
+		}
+		rows = append(rows, []string{r.Name, r.PCI, r.Controller, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), numberOf(r.Group), dash(r.Driver), what})
+		if err := e.ui.Event("bound", r); err != nil {
+			return err
+		}
+	}
+	if len(rows) > 0 {
+		e.ui.Table([]string{"SSD", "PCI", "model", "serial", "size", "LBA", "IOMMU group", "former driver", "state"}, rows)
+	}
+	return nil
+}
+
+func numberOf(n *int) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.Itoa(*n)
+}
+
+// bindGroup binds candidates that share an IOMMU group, or gives all of them back.
+func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int) (done []state.Record, err error) {
+	m, recs := e.machine, e.store.Machine()
+	taken := make([]state.Record, 0, len(cs))
+	defer func() {
+		if err == nil {
+			return
+		}
+		done = nil
+		for _, r := range taken {
+			err = e.giveBack(r, err)
+		}
+	}()
+	for _, c := range cs {
+		r, err := e.newRecord(c)
+		if err != nil {
+			return nil, err
+		}
+		release, err := m.claim(c.Kernel.Namespaces)
+		if err != nil {
+			return nil, err
+		}
+		// From here on a kill leaves a record that says what was going on.
+		if err := recs.Put(r); err != nil {
+			release()
+			return nil, err
+		}
+		taken = append(taken, r)
+		err = m.bind(c.Addr, vfioDriver)
+		release()
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := e.shareNode(ctx, cs[0].Group, gid); err != nil {
+		return nil, err
+	}
+	for i := range taken {
+		r := &taken[i]
+		if err := e.prove(ctx, dom, r); err != nil {
+			return nil, err
+		}
+		if err := recs.Share(r.Name, gid); err != nil {
+			return nil, err
+		}
+	}
+	for i := range taken {
+		taken[i].Phase = state.Bound
+		if err := recs.Put(taken[i]); err != nil {
+			return nil, err
+		}
+	}
+	return taken, nil
+}
+
+// newRecord is the record of a controller whose driver is about to change.
+func (e *env) newRecord(c candidate) (state.Record, error) {
+	records, err := e.store.Machine().Records()
+	if err != nil {
+		return state.Record{}, err
+	}
+	group := c.Group
+	r := state.Record{Phase: state.Binding, Controller: c.model(), Firmware: c.Kernel.Firmware, Disks: c.disks(), Node: groupNode(group), SSD: state.SSD{
+		Name: state.NextMachineName(records), Kind: state.KindVFIO, Path: "/sys/bus/pci/devices/" + c.Addr, Serial: c.serial(), Bytes: c.bytes(), LBABytes: c.lbaBytes(),
+		PCI: c.Addr, Group: &group, Driver: c.Driver, Bound: time.Now().UTC().Truncate(time.Second),
+	}}
+	if r.Driver == vfioDriver {
+		r.Driver = "" // somebody else's bind: the kernel will choose
+	}
+	if old := c.Record; old != nil { // one that was cut off
+		r.Name = old.Name
+		if r.Driver == "" {
+			r.Driver, r.Disks, r.Firmware = old.Driver, old.Disks, old.Firmware
+		}
+	}
+	return r, nil
+}
+
+// giveBack undoes a bind that failed, as far as it came, and adds to the error where the controller
+// is now.
+func (e *env) giveBack(r state.Record, why error) error {
+	m := e.machine
+	d, err := m.sys.Device(r.PCI)
+	if errors.Is(err, pci.ErrNotFound) {
+		return errors.Join(why, e.store.Machine().Remove(r.Name)) // unplugged
+	}
+	if err == nil && (d.Taken() || d.Driver != r.Driver) {
+		err = m.restore(r.PCI, r.Driver)
+	}
+	if err != nil {
+		return errs.New(errs.ClassOf(why), "%w; giving %s back failed too: %w; it is half bound as %s: %s", why, r.PCI, err, r.Name, r.NextStep())
+	}
+	if err := e.store.Machine().Remove(r.Name); err != nil {
+		return errors.Join(why, err)
+	}
+	to := "no driver"
+	if d, err := m.sys.Device(r.PCI); err == nil && d.Driver != "" {
+		to = "driver " + d.Driver
+	}
+	return fmt.Errorf("%w; %s is back with %s", why, r.PCI, to)
+}
+
+// udevTimeout bounds the wait for udev to be done with a new device node, nodeTimeout that for the node.
+const (
+	udevTimeout = 10 * time.Second
+	nodeTimeout = 5 * time.Second
+)
+
+// shareNode lets a group use a VFIO group's device node. udev, where it runs, sets owner and mode of a
+// new node by its own rules, so this waits until it has none left to do.
+func (e *env) shareNode(ctx context.Context, group, gid int) error {
+	m := e.machine
+	node := groupNode(group)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); ; {
+		_, err := os.Stat(m.sys.Path(node))
+		_, qerr := os.Stat(m.sys.Path("/run/udev/queue")) // there while udev works on events
+		if err == nil && (qerr != nil || time.Since(begin) > udevTimeout) {
+			break
+		}
+		if err != nil && time.Since(begin) > nodeTimeout {
+			return errs.New(errs.Device, "%s did not appear after the bind: %w; see the kernel's log (dmesg)", node, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	if gid < 0 {
+		return nil
+	}
+	if err := os.Chown(m.sys.Path(node), -1, gid); err != nil {
+		return errs.New(errs.Capability, "group of %s: %w", node, err)
+	}
+	if err := os.Chmod(m.sys.Path(node), 0o660); err != nil {
+		return errs.New(errs.Capability, "mode of %s: %w", node, err)
+	}
+	return nil
+}
+
+// prove brings a controller up once through our own queues, takes down what it says of itself, and
+// shuts it down again.
+func (e *env) prove(ctx context.Context, dom domain, r *state.Record) (err error) {
+	bus, err := openController(ctx, dom, r.PCI)
+	if err != nil {
+		return err
+	}
+	c, err := nvme.Open(ctx, bus, nvme.Options{})
+	if err != nil {
+		return errors.Join(err, bus.Close())
+	}
+	defer closing(&err, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		return c.Close(ctx)
+	})
+	if r.Serial != "" && r.Serial != c.Serial() {
+		return errs.New(errs.Device, "%s: the kernel said serial number %s, the controller says %s; do not use this SSD", r.PCI, r.Serial, c.Serial())
+	}
+	ns := c.Namespace()
+	r.Serial, r.Controller, r.Firmware, r.Bytes, r.LBABytes = c.Serial(), c.Model(), c.Firmware(), ns.Bytes(), ns.LBABytes
+	if n := len(c.Namespaces()); n > 1 {
+		e.ui.Note("%s has %d namespaces; the first one is used", r.PCI, n)
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/diskuse"
+	"helios/internal/errs"
+	"helios/internal/pci"
+	"helios/internal/state"
+	"helios/internal/ui"
+)
+
+// vfioDriver is the kernel driver that hands a device to user space.
+const vfioDriver = "vfio-pci"
+
+// machine is the computer as verbs see and change it. Tests have one made of files.
+type machine struct {
+	sys     pci.Sys
+	root    func() bool
+	bind    func(addr, driver string) error
+	restore func(addr, driver string) error
+	uses    func(addr string) ([]diskuse.Use, error)
+	domain  func() (domain, error)
+	typed   func() io.Reader // where a serial number is asked for; nil where nobody sits
+}
+
+// thisMachine makes the machine of a run; tests replace it.
+var thisMachine = func() *machine {
+	sys := pci.Sys{}
+	return &machine{
+		sys:     sys,
+		root:    func() bool { return os.Geteuid() == 0 },
+		bind:    sys.Bind,
+		restore: sys.Restore,
+		uses:    func(addr string) ([]diskuse.Use, error) { return diskuse.OfController(sys, addr) },
+		domain:  openDomain,
+		typed: func() io.Reader {
+			if ui.IsTerminal(os.Stderr) {
+				if _, err := unix.IoctlGetTermios(int(os.Stdin.Fd()), unix.TCGETS); err == nil {
+					return os.Stdin
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// controller is an NVMe controller of the machine, whoever has it.
+type controller struct {
+	pci.Device
+	Kernel pci.Controller // what the kernel's nvme driver says of it, while it has it
+	Record *state.Record  // ours, or half on its way
+}
+
+// text is how messages call a controller.
+func (c *controller) text() string {
+	if c.Kernel.Name != "" {
+		return c.Addr + " (/dev/" + c.Kernel.Name + ")"
+	}
+	if c.Record != nil {
+		return c.Addr + " (" + c.Record.Name + ")"
+	}
+	return c.Addr
+}
+
+// serial, model and bytes are what the kernel says now, else what our record says.
+func (c *controller) serial() string {
+	if c.Kernel.Name == "" && c.Record != nil {
+		return c.Record.Serial
+	}
+	return c.Kernel.Serial
+}
+
+func (c *controller) model() string {
+	if c.Kernel.Name == "" && c.Record != nil {
+		return c.Record.Controller
+	}
+	return c.Kernel.Model
+}
+
+func (c *controller) bytes() int64 {
+	if c.Kernel.Name == "" && c.Record != nil {
+		return c.Record.Bytes
+	}
+	return c.Kernel.Bytes()
+}
+
+func (c *controller) lbaBytes() int {
+	switch {
+	case len(c.Kernel.Namespaces) > 0:
+		return c.Kernel.Namespaces[0].LBABytes
+	case c.Record != nil:
+		return c.Record.LBABytes
+	}
+	return 0
+}
+
+// disks are the names of its block devices, such as nvme0n1.
+func (c *controller) disks() []string {
+	var out []string
+	for _, d := range c.Kernel.Namespaces {
+		out = append(out, d.Name)
+	}
+	return out
+}
+
+// link is the PCIe link in words.
+func (c *controller) link() string {
+	if c.LinkSpeed == "" || c.LinkWidth == 0 {
+		return ""
+	}
+	return c.LinkSpeed + " x" + strconv.Itoa(c.LinkWidth)
+}
+
+// attr reads a file of the kernel's, "" where there is none.
+func (m *machine) attr(p string) string {
+	b, err := os.ReadFile(m.sys.Path(p))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// controllers lists the NVMe controllers of the machine in the order of their addresses.
+func (m *machine) controllers(records []state.Record) ([]controller, error) {
+	devices, err := m.sys.Devices(pci.NVMeClass)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]controller, len(devices))
+	for i, d := range devices {
+		if out[i], err = m.look(d, records); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// look adds to a PCI function what the kernel's nvme driver and our records say about it.
+func (m *machine) look(d pci.Device, records []state.Record) (controller, error) {
+	c := controller{Device: d}
+	if i := slices.IndexFunc(records, func(r state.Record) bool { return r.PCI == d.Addr }); i >= 0 {
+		c.Record = &records[i]
+	}
+	var err error
+	if c.Kernel, err = m.sys.NVMe(d.Addr); err != nil && !errors.Is(err, pci.ErrNotFound) {
+		return c, err
+	}
+	return c, nil
+}
+
+// choose finds the controllers that arguments name, each once, in the order of the arguments: by PCI
+// address, serial number, /dev/nvmeX, /dev/nvmeXnY or a link to one, or the name that we gave it.
+func (m *machine) choose(args []string, records []state.Record) ([]controller, error) {
+	var out []controller
+	for _, a := range args {
+		var d pci.Device
+		var err error
+		if i := slices.IndexFunc(records, func(r state.Record) bool { return r.Is(a) }); i >= 0 {
+			d, err = m.sys.Device(records[i].PCI)
+		} else {
+			d, err = m.sys.Find(a)
+		}
+		if errors.Is(err, pci.ErrNotFound) {
+			if fi, serr := os.Stat(a); serr == nil && (fi.Mode().IsRegular() || fi.Mode()&os.ModeDevice != 0) {
+				err = errs.New(errs.Usage, "%s is no NVMe device; for a file or block device write --proxy %s", a, a)
+			} else {
+				err = fmt.Errorf("%w; for a file write --proxy PATH", err)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		c, err := m.look(d, records)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(out, func(o controller) bool { return o.Addr == c.Addr }) {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+// ready says what the machine lacks to bind the chosen controllers, nil for nothing.
+func (m *machine) ready(chosen []candidate) error {
+	for _, c := range chosen {
+		if c.Group < 0 {
+			return errs.New(errs.Capability, "%s is in no IOMMU group: %s", c.text(), m.noIOMMU())
+		}
+	}
+	if !m.root() {
+		return errs.New(errs.Capability, "changing a device's driver needs root: run the same command with sudo; using bound SSDs does not")
+	}
+	if _, err := os.Stat(m.sys.Path("/sys/bus/pci/drivers", vfioDriver)); err != nil {
+		return errs.New(errs.Capability, "the kernel module vfio-pci is not loaded: run \"sudo vfio-setup.sh setup\" once, or \"sudo modprobe vfio-pci\"")
+	}
+	return nil
+}
+
+// noIOMMU says how this machine gets its IOMMU switched on.
+func (m *machine) noIOMMU() string {
+	cpu, cmdline := m.attr("/proc/cpuinfo"), " "+m.attr("/proc/cmdline")+" "
+	for _, off := range []string{"intel_iommu=off", "amd_iommu=off", "iommu=off"} {
+		if strings.Contains(cmdline, " "+off+" ") {
+			return "the kernel argument " + off + " keeps the IOMMU off; take it out of the boot loader's command line, and reboot"
+		}
+	}
+	switch {
+	case strings.Contains(cpu, "GenuineIntel") && strings.Contains(cmdline, " intel_iommu=on"):
+		return "intel_iommu=on is given, so the firmware hides the IOMMU; switch on VT-d (\"Virtualization Technology for Directed I/O\") in its set-up"
+	case strings.Contains(cpu, "GenuineIntel"):
+		return "the IOMMU is not on; add intel_iommu=on iommu=pt to the kernel's command line in the boot loader, switch on VT-d in the firmware's set-up, and reboot"
+	case strings.Contains(cpu, "AuthenticAMD"):
+		return "the IOMMU is not on; switch on IOMMU (AMD-Vi) in the firmware's set-up, add iommu=pt to the kernel's command line in the boot loader, and reboot"
+	}
+	return "the IOMMU is not on; switch it on in the firmware's set-up (VT-d, AMD-Vi or SMMU), with an Intel CPU also add intel_iommu=on to the kernel's command line, and reboot"
+}
+
+// groupNode is the device node of an IOMMU group.
+func groupNode(group int) string { return "/dev/vfio/" + strconv.Itoa(group) }
+
+// busy tells whether another process has a group open: the kernel lets one at a time.
+func (m *machine) busy(group int) bool {
+	f, err := os.OpenFile(m.sys.Path(groupNode(group)), os.O_RDWR, 0)
+	if err == nil {
+		_ = f.Close() // nothing was done with it
+	}
+	return errors.Is(err, unix.EBUSY)
+}
+
+// claim opens disks exclusively, so that until release nobody can mount, swap to or stack on them.
+func (m *machine) claim(disks []pci.Namespace) (release func(), err error) {
+	var files []*os.File
+	release = func() {
+		for _, f := range files {
+			_ = f.Close() // only read, if at all
+		}
+	}
+	for _, d := range disks {
+		f, err := os.OpenFile(m.sys.Path("/dev", d.Name), os.O_RDONLY|unix.O_EXCL, 0)
+		switch {
+		case errors.Is(err, unix.EBUSY):
+			release()
+			return nil, errs.New(errs.Refused, "/dev/%s came into use just now: mounted, swap, or held by RAID, LVM or another device; choose another SSD, or end that use", d.Name)
+		case err == nil:
+			files = append(files, f)
+		case !errors.Is(err, os.ErrNotExist): // no node, no user
+			release()
+			return nil, errs.New(errs.Device, "/dev/%s: %w", d.Name, err)
+		}
+	}
+	return release, nil
+}
+
+// readLines hands out the lines that somebody types; an end of input is an empty one.
+func readLines(r io.Reader) <-chan string {
+	lines := make(chan string)
+	go func() { // ends with the process: nothing interrupts a read from a terminal
+		b := bufio.NewReader(r)
+		for {
+			s, err := b.ReadString('\n')
+			lines <- strings.TrimSpace(s)
+			if err != nil {
+				close(lines)
+				return
+			}
+		}
+	}()
+	return lines
+}

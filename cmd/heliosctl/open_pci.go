@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/state"
+	"helios/internal/vfio"
+	"helios/nvme"
+	"helios/nvme/vfiobus"
+	"helios/sched"
+)
+
+// domain is one IOMMU address space with the controllers that a process drives in it.
+type domain interface {
+	// Open takes the controller at a PCI address.
+	Open(addr string) (nvme.Bus, error)
+	// Close ends the address space; the buses must have been closed.
+	Close() error
+}
+
+type vfioDomain struct{ *vfio.Domain }
+
+func openDomain() (domain, error) {
+	d, err := vfio.New(vfio.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return vfioDomain{d}, nil
+}
+
+func (d vfioDomain) Open(addr string) (nvme.Bus, error) {
+	dev, err := d.Attach(addr)
+	if err != nil {
+		return nil, err
+	}
+	bus, err := vfiobus.Open(dev, vfiobus.Options{})
+	if err != nil {
+		return nil, errors.Join(err, dev.Close())
+	}
+	return bus, nil
+}
+
+// openController opens a controller's bus. What held its IOMMU group may have just been killed: the
+// kernel lets go some time after the process.
+func openController(ctx context.Context, d domain, addr string) (nvme.Bus, error) {
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(dyingTimeout); ; {
+		bus, err := d.Open(addr)
+		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
+			return bus, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-tick.C:
+		}
+	}
+}
+
+// vfioBus opens the bus of a bound controller in the set's one address space.
+func (e *env) vfioBus(ctx context.Context, s *ssdSet, d state.SSD) (nvme.Bus, error) {
+	if s.domain == nil {
+		dom, err := e.machine.domain()
+		if err != nil {
+			return nil, err
+		}
+		s.domain = dom
+	}
+	return openController(ctx, s.domain, d.PCI)
+}
+
+// sameSSD refuses a controller that is not the one that was bound: another SSD in the same slot.
+func sameSSD(d state.SSD, c *nvme.Controller) error {
+	if d.Kind != state.KindVFIO {
+		return nil
+	}
+	ns := c.Namespace()
+	if c.Serial() != d.Serial || ns.Bytes() != d.Bytes || ns.LBABytes != d.LBABytes {
+		return errs.New(errs.Device, "SSD %s: at %s there is now serial %s with %d bytes in blocks of %d, and %s with %d in %d was bound; \"sudo heliosctl unbind-ssds %s\" and bind it anew",
+			d.Name, d.PCI, c.Serial(), ns.Bytes(), ns.LBABytes, d.Serial, d.Bytes, d.LBABytes, d.Name)
+	}
+	return nil
+}
+
+// refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that were
+// taken from it.
+func (e *env) refuseKernelStacks(chosen []state.SSD) error {
+	asked, flag := []string{e.c.String("io-stack")}, "io-stack"
+	if asked[0] == "" {
+		asked, flag = []string{e.c.String("mode")}, "mode"
+	}
+	if stacks := e.c.String("stack"); stacks != "" {
+		asked, flag = strings.Split(stacks, ","), "stack"
+	}
+	for _, s := range asked {
+		s = strings.TrimSpace(s)
+		if !slices.Contains([]string{sched.StackCPU, sched.StackMmap}, s) {
+			continue
+		}
+		for _, d := range chosen {
+			if d.Kind == state.KindVFIO {
+				way := map[string]string{"mode": "--mode helios", "io-stack": "--io-stack async", "stack": "--stack async"}[flag]
+				return errs.New(errs.Capability, "--%s %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with --proxy", flag, s, d.Name, d.PCI, way, d.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// sqFlag says where submission queues are.
+func sqFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: "sq", Value: "host", Usage: "where submission queues are: host (memory of this machine), cmb (the controller's memory buffer), or auto (cmb where the controller offers room)",
+		Action: func(_ *cli.Context, v string) error {
+			_, err := parseSQ(v)
+			return err
+		},
+	}
+}
+
+func parseSQ(v string) (nvme.SQPlace, error) {
+	if v == "" { // verbs without the flag
+		return nvme.SQHost, nil
+	}
+	p, err := nvme.ParseSQPlace(v)
+	if err != nil {
+		return p, errs.New(errs.Usage, "--sq %q is none of host, cmb, auto", v)
+	}
+	return p, nil
+}
