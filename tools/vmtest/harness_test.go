@@ -138,12 +138,12 @@ func TestQEMUArgs(t *testing.T) {
 			"intel-iommu,intremap=on,caching-mode=on",
 			"nvme,id=nvme0,serial=HELIOS0,drive=d0,addr=10.0,multifunction=on",
 			"nvme,id=nvme1,serial=SECOND,drive=d1,addr=10.1,max_ioqpairs=2",
-			"nvme,id=nvme2,serial=HELIOS2,mdts=5",
+			"nvme,id=nvme2,serial=HELIOS2,addr=6,mdts=5",
 			"nvme-ns,bus=nvme2,drive=d2,logical_block_size=4096,physical_block_size=4096",
-			"nvme,id=nvme3,serial=HELIOS3,drive=d3,cmb_size_mb=16",
-			"pcie-root-port,id=port4,chassis=5,slot=5",
+			"nvme,id=nvme3,serial=HELIOS3,drive=d3,addr=7,cmb_size_mb=16",
+			"pcie-root-port,id=port4,addr=8,chassis=5,slot=5",
 			"nvme,id=nvme4,serial=HELIOS4,drive=d4,bus=port4",
-			"pcie-root-port,id=port5,chassis=6,slot=6",
+			"pcie-root-port,id=port5,addr=9,chassis=6,slot=6",
 		},
 	} {
 		if got := value(args, flag); !slices.Equal(got, want) {

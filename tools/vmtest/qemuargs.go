@@ -108,6 +108,9 @@ func (p places) blkdebug(i int) string { return filepath.Join(p.dir, fmt.Sprintf
 func (p places) qmp() string           { return filepath.Join(p.dir, "q") }
 func (p places) channel() string       { return filepath.Join(p.dir, "c") }
 
+// firstSlot is disk 0's slot on the root bus: disk i is 0000:00:(04+i).0, or behind a port there.
+const firstSlot = 4
+
 // nvmeDevice is the arguments of -device nvme for disk i; hot plug uses the same.
 func nvmeDevice(i int, d Disk) map[string]any {
 	a := map[string]any{"driver": "nvme", "id": fmt.Sprintf("nvme%d", i), "serial": d.Serial}
@@ -125,6 +128,8 @@ func nvmeDevice(i int, d Disk) map[string]any {
 	}
 	if d.HotPlug {
 		a["bus"] = fmt.Sprintf("port%d", i)
+	} else {
+		a["addr"] = fmt.Sprintf("%x", firstSlot+i)
 	}
 	return a
 }
@@ -168,7 +173,7 @@ func qemuArgs(c Config, p places) []string {
 		}
 		a = append(a, "-drive", drive)
 		if d.HotPlug {
-			a = append(a, "-device", fmt.Sprintf("pcie-root-port,id=port%d,chassis=%d,slot=%d", i, i+1, i+1))
+			a = append(a, "-device", fmt.Sprintf("pcie-root-port,id=port%d,addr=%x,chassis=%d,slot=%d", i, firstSlot+i, i+1, i+1))
 		}
 		if d.Absent {
 			continue

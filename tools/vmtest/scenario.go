@@ -43,7 +43,9 @@ type T struct {
 	failures []string
 	notes    []string
 	verbose  bool
-	began    time.Time
+	// expectLog is the harness's test of the log check: a line that must be found was written by the test
+	expectLog bool
+	began     time.Time
 }
 
 // Errorf records a failure and goes on.
@@ -265,6 +267,29 @@ func (t *T) Plug(i int) {
 	}
 }
 
+// Addr is the PCI address of disk i, which must be there. The kernel's own names (nvme0 …) follow the
+// order in which its probes end, which differs from boot to boot.
+func (t *T) Addr(i int) string {
+	c := t.VM.cfg
+	switch {
+	case c.Disks[i].HotPlug:
+		port := fmt.Sprintf("/sys/bus/pci/devices/0000:00:%02x.0", firstSlot+i)
+		return strings.TrimSpace(t.OK("root", "cd "+port+" && ls -d 0000:*:00.0"))
+	case c.SharedGroup && i < 2:
+		return fmt.Sprintf("0000:00:10.%d", i)
+	}
+	return fmt.Sprintf("0000:00:%02x.0", firstSlot+i)
+}
+
+// Dev is the block device of disk i, which the kernel's driver must have: /dev/nvme2n1.
+func (t *T) Dev(i int) string {
+	n := strings.Fields(t.OK("root", "ls /sys/bus/pci/devices/"+t.Addr(i)+"/nvme"))
+	if len(n) != 1 {
+		t.Fatalf("disk %d: the kernel's driver has %q", i, n)
+	}
+	return "/dev/" + n[0] + "n1"
+}
+
 // DiskPath is the raw image of disk i on the host.
 func (t *T) DiskPath(i int) string { return t.VM.at.disk(i) }
 
@@ -380,7 +405,11 @@ func (t *T) finish() {
 	if err != nil {
 		t.Errorf("the console: %v", err)
 	}
-	if err := checkLog(string(a.Data) + "\n" + string(console)); err != nil {
+	err = checkLog(string(a.Data) + "\n" + string(console))
+	switch {
+	case t.expectLog && err == nil:
+		t.Errorf("the log check did not find what the scenario wrote for it")
+	case err != nil && !t.expectLog:
 		t.Errorf("%v", err)
 	}
 	if t.mu.Lock(); len(t.failures) > 0 {

@@ -134,7 +134,8 @@ func raw(f *os.File) error {
 	t.Iflag &^= syscall.IGNBRK | syscall.BRKINT | syscall.PARMRK | syscall.ISTRIP | syscall.INLCR | syscall.IGNCR | syscall.ICRNL | syscall.IXON
 	t.Oflag &^= syscall.OPOST
 	t.Lflag &^= syscall.ECHO | syscall.ECHONL | syscall.ICANON | syscall.ISIG | syscall.IEXTEN
-	t.Cflag = t.Cflag&^(syscall.CSIZE|syscall.PARENB) | syscall.CS8 | syscall.CLOCAL
+	const cbaud = 0o010017
+	t.Cflag = t.Cflag&^(syscall.CSIZE|syscall.PARENB|cbaud) | syscall.CS8 | syscall.CLOCAL | syscall.B115200
 	t.Cc[syscall.VMIN], t.Cc[syscall.VTIME] = 1, 0
 	return ioctl(f, syscall.TCSETS, unsafe.Pointer(&t))
 }

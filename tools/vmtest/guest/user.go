@@ -44,15 +44,15 @@ func become(user string, argv []string) error {
 		return fmt.Errorf("setuid: %w", err)
 	}
 	env := os.Environ()
-	set := func(k, v string) {
-		// the request's own value comes last and wins
-		if i := slices.IndexFunc(env, func(s string) bool { return strings.HasPrefix(s, k+"=") }); i >= 0 && strings.HasPrefix(env[i], k+"=root") || i >= 0 && env[i] == k+"=/root" {
-			env[i] = k + "=" + v
+	for i, kv := range env {
+		switch kv {
+		case "HOME=/root":
+			env[i] = "HOME=" + a.home
+		case "USER=root", "LOGNAME=root":
+			k, _, _ := strings.Cut(kv, "=")
+			env[i] = k + "=" + a.name
 		}
 	}
-	set("HOME", a.home)
-	set("USER", a.name)
-	set("LOGNAME", a.name)
 	if err := os.Chdir(a.home); err != nil {
 		return err
 	}
@@ -76,8 +76,7 @@ func fields(file string, visit func(f []string)) error {
 	return s.Err()
 }
 
-// lookup reads passwd and group. A group called helios counts for every user: a test's user has
-// "logged in again" after the group came.
+// lookup reads passwd and group anew, as a login does.
 func lookup(passwd, group, user string) (account, error) {
 	a := account{uid: -1}
 	err := fields(passwd, func(f []string) {
@@ -104,7 +103,7 @@ func lookup(passwd, group, user string) (account, error) {
 		if err != nil {
 			return
 		}
-		if gid == a.gid || f[0] == "helios" || slices.Contains(strings.Split(f[3], ","), user) {
+		if gid == a.gid || slices.Contains(strings.Split(f[3], ","), user) {
 			a.groups = append(a.groups, gid)
 			a.names = append(a.names, f[0])
 		}
