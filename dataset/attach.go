@@ -90,7 +90,7 @@ func attach(ctx context.Context, d *Dataset, ts []*target, o AttachOptions) ([]s
 	first := found[0]
 	for _, f := range found {
 		if f.sb.State != StateComplete {
-			return nil, errs.New(errs.Device, "ssd %s: loading dataset %s onto it did not finish; %s", f.t.name, d.dir, reload)
+			return nil, errs.New(errs.Device, "ssd %s: loading dataset %s onto it did not finish%s; %s", f.t.name, d.dir, f.sb.howFar(), reload)
 		}
 		if f.sb.RowBytes != d.Meta.RowBytes() || f.sb.Rows != d.Meta.Nodes {
 			return nil, errs.New(errs.Device, "ssd %s holds %d rows of %d bytes, dataset %s has %d of %d; %s",

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,7 +26,16 @@ type LoadOptions struct {
 	Force string
 	// NoRowChecksums leaves the CRC32C of each row out, and with it checked reads (gpuio.NewChecked).
 	NoRowChecksums bool
-	Progress       Progress
+	// Restart starts over where an interrupted load could be gone on with.
+	Restart  bool
+	Progress Progress
+	// Note is told what is worth knowing but no error: where the load goes on, or why it starts over. Nil is
+	// silent.
+	Note func(string)
+
+	// For tests: when a mark is made (markDue), and how much of features.npy is read at a time (readBytes).
+	due  func(since, cost time.Duration) bool
+	read int64
 }
 
 // LoadReport says what a load wrote.
@@ -36,8 +47,14 @@ type LoadReport struct {
 	LBAsPerRow   int           `json:"lbas_per_row"` // 1 when packed
 	DataBytes    int64         `json:"data_bytes"`   // feature extents on all SSDs, padding included
 	PaddingBytes int64         `json:"padding_bytes"`
-	Chunks       int64         `json:"chunks"`        // checksummed, 1 MiB each
-	RowChecksums int64         `json:"row_checksums"` // bytes of their tables on all SSDs; 0: none
+	Chunks       int64         `json:"chunks"`                 // checksummed, 1 MiB each
+	RowChecksums int64         `json:"row_checksums"`          // bytes of their tables on all SSDs; 0: none
+	ResumedBytes int64         `json:"resumed_bytes"`          // of DataBytes: what an interrupted load had left, and was not written again
+	StartedOver  string        `json:"started_over,omitempty"` // why an interrupted load was not gone on with
+	Marks        int           `json:"marks"`                  // progress marks, on all SSDs
+	MarkSeconds  float64       `json:"mark_seconds"`           // they took, on the SSD where they took longest
+	OnFlash      int64         `json:"-"`                      // of an interrupted load: bytes of DataBytes that the next one need not write
+	Extents      []SSDExtents  `json:"extents"`                // all that a load of this layout writes
 	Seconds      float64       `json:"seconds"`
 	Layout       gpuio.Layout  `json:"-"`
 	Duration     time.Duration `json:"-"`
@@ -51,6 +68,13 @@ type LoadReport struct {
 // stripe that was being loaded when power failed is either still the old one, untouched, or not
 // complete. That rests on the SSD's word that what it flushed is durable; where it lies, Verify finds
 // what the checksums cover: rows, tables and superblocks.
+//
+// Now and then, and when ctx ends, a load flushes and says in the superblocks how far it is (Mark). The next
+// load of the same dataset with the same options over the same SSDs in the same order goes on there: it
+// reads features.npy from the start, for the checksums, and writes what is missing. It has the same
+// result, byte for byte, as a load that was never interrupted. Where anything speaks against that (what is on
+// the SSDs does not belong together, features.npy is not what was loaded, a sample read back is not what
+// was written) it starts over, and the report says why. After an error the report holds OnFlash.
 func Load(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o LoadOptions) (r LoadReport, err error) {
 	ts, err := openTargets(ctx, ssds)
 	if err != nil {
@@ -77,31 +101,91 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 	if err != nil {
 		return LoadReport{}, err
 	}
-	loadID, err := uuid.NewRandom()
-	if err != nil {
-		return LoadReport{}, fmt.Errorf("a random identity for the load: %w", err)
+	w := &loader{d: d, ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts))}
+	if w.o.due == nil {
+		w.o.due = markDue
 	}
-	w := &loader{d: d, ts: ts, l: l, o: o}
+	if w.o.read == 0 {
+		w.o.read = readBytes
+	}
+	r := LoadReport{SSDs: len(ts), Rows: l.Rows, RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+		PaddingBytes: l.PaddingBytes(), Layout: l}
 	for i, t := range ts {
 		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, !o.NoRowChecksums)
 		if err != nil {
 			return LoadReport{}, fmt.Errorf("ssd %s is too small for its share (stripe %d of %d): %w; bind larger SSDs or more of them", t.name, i, len(ts), err)
 		}
 		w.geo = append(w.geo, g)
-		w.sb = append(w.sb, Superblock{UUID: d.id, LoadID: loadID, Name: trimName(d.Meta.Name), StripeIndex: i, StripeCount: len(ts),
+		w.sb = append(w.sb, Superblock{UUID: d.id, Name: trimName(d.Meta.Name), StripeIndex: i, StripeCount: len(ts),
 			Rows: l.Rows, RowBytes: int(l.RowBytes), DType: dtypeFloat32, LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
 			RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
 		if !o.NoRowChecksums {
 			w.sb[i].RowChecksum = checksumCRC32C
 		}
+		r.DataBytes += g.dataBytes
+		r.Chunks += g.chunks
+		r.RowChecksums += g.rowTableLBAs * int64(t.lbaBytes)
+		e, err := extentsOf(t, &w.sb[i])
+		if err != nil {
+			return LoadReport{}, err
+		}
+		r.Extents = append(r.Extents, e)
 	}
+	found, err := checkAllFree(ctx, d, ts, o.Force)
+	if err != nil {
+		return LoadReport{}, err
+	}
+	old, id, why := w.resumable(found)
+	if o.Restart && old != nil {
+		old, why = nil, "--restart"
+	}
+	if old != nil {
+		r.ResumedBytes = w.goOn(old, id)
+		w.note("%.0f %% of %s are on the SSDs from a load that was interrupted; going on there (--restart starts over)", 100*float64(r.ResumedBytes)/float64(r.DataBytes), d.dir)
+		err = w.run(ctx, old)
+		var s *staleError
+		if errors.As(err, &s) {
+			old, why, r.ResumedBytes = nil, s.why, 0
+		}
+	}
+	if why != "" {
+		r.StartedOver = why
+		w.note("starting over, not where the interrupted load was: %s", why)
+	}
+	if old == nil {
+		if err := w.begin(); err != nil {
+			return LoadReport{}, err
+		}
+		err = w.run(ctx, nil)
+	}
+	r.Duration = time.Since(start)
+	r.Seconds = r.Duration.Seconds()
+	r.Marks = w.marks
+	r.MarkSeconds = slices.Max(w.cost).Seconds()
+	if err != nil {
+		for i := range w.sb {
+			r.OnFlash += w.geo[i].bytesOn(w.sb[i].Mark)
+		}
+		return r, fmt.Errorf("load of %s: %w", d.dir, err)
+	}
+	for i, t := range ts {
+		if t.ssd != nil {
+			t.ssd.DataStart = w.geo[i].dataLBA
+		}
+	}
+	return r, nil
+}
+
+// checkAllFree is checkFree of all SSDs; what it refuses, it names once for all.
+func checkAllFree(ctx context.Context, d *Dataset, ts []*target, force string) ([]copies, error) {
 	var taken error
 	var serial []string
+	var found []copies
 	for _, t := range ts {
-		err := t.checkFree(ctx, d, o.Force)
+		c, err := t.checkFree(ctx, d, force)
 		if err != nil && errs.ClassOf(err) != errs.Refused {
-			return LoadReport{}, err
+			return nil, err
 		}
 		if err != nil {
 			serial = append(serial, t.serial)
@@ -109,29 +193,12 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 				taken = err
 			}
 		}
+		found = append(found, c)
 	}
 	if len(serial) > 1 {
-		return LoadReport{}, fmt.Errorf("%w; %d of the %d SSDs hold something: --force %s overwrites all of them", taken, len(serial), len(ts), strings.Join(serial, ","))
+		return nil, fmt.Errorf("%w; %d of the %d SSDs hold something: --force %s overwrites all of them", taken, len(serial), len(ts), strings.Join(serial, ","))
 	}
-	if taken != nil {
-		return LoadReport{}, taken
-	}
-	if err := w.run(ctx); err != nil {
-		return LoadReport{}, fmt.Errorf("load of %s: %w", d.dir, err)
-	}
-	r := LoadReport{SSDs: len(ts), Rows: l.Rows, RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
-		PaddingBytes: l.PaddingBytes(), Layout: l}
-	for i, t := range ts {
-		r.DataBytes += w.geo[i].dataBytes
-		r.Chunks += w.geo[i].chunks
-		r.RowChecksums += w.geo[i].rowTableLBAs * int64(t.lbaBytes)
-		if t.ssd != nil {
-			t.ssd.DataStart = w.geo[i].dataLBA
-		}
-	}
-	r.Duration = time.Since(start)
-	r.Seconds = r.Duration.Seconds()
-	return r, nil
+	return found, taken
 }
 
 func trimName(s string) string {
@@ -141,6 +208,9 @@ func trimName(s string) string {
 	return s
 }
 
+// readBytes of features.npy are read at a time.
+const readBytes = 4 << 20
+
 type loader struct {
 	d   *Dataset
 	ts  []*target
@@ -148,6 +218,38 @@ type loader struct {
 	o   LoadOptions
 	geo []geometry
 	sb  []Superblock
+
+	mu    sync.Mutex
+	marks int
+	cost  []time.Duration // of the marks of each SSD
+	last  []time.Duration // what the last mark of each SSD has taken
+}
+
+func (w *loader) note(format string, a ...any) {
+	if w.o.Note != nil {
+		w.o.Note(fmt.Sprintf(format, a...))
+	}
+}
+
+// begin makes w a new load.
+func (w *loader) begin() error {
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return fmt.Errorf("a random identity for the load: %w", err)
+	}
+	for i := range w.sb {
+		w.sb[i].LoadID, w.sb[i].Mark, w.sb[i].TableCRC, w.sb[i].RowTableCRC = id, Mark{}, 0, 0
+	}
+	return nil
+}
+
+// goOn makes w the load that was interrupted, and returns how many bytes it need not write.
+func (w *loader) goOn(old []oldStripe, id uuid.UUID) (there int64) {
+	for i := range w.sb {
+		w.sb[i].LoadID, w.sb[i].Mark = id, old[i].mark
+		there += w.geo[i].bytesOn(old[i].mark)
+	}
+	return there
 }
 
 // each runs fn for all SSDs at once.
@@ -164,14 +266,25 @@ func (w *loader) each(ctx context.Context, fn func(ctx context.Context, i int, t
 	return g.Wait()
 }
 
-func (w *loader) run(ctx context.Context) error {
+// run writes what is missing: all of it, or what is behind the marks of old.
+func (w *loader) run(ctx context.Context, old []oldStripe) error {
 	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
-		return w.writeSuperblocks(ctx, i, StateLoading)
+		if old != nil && old[i].complete {
+			return nil
+		}
+		// Where one of them was being written when the load was cut off, both are well again now.
+		start := time.Now()
+		err := w.writeSuperblocks(ctx, i, StateLoading)
+		w.last[i] = time.Since(start)
+		return err
 	}); err != nil {
 		return err
 	}
 	// What other formats keep at both ends goes, so that no tool takes the SSD for theirs.
 	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
+		if old != nil && old[i].mark != (Mark{}) {
+			return nil // it went before the mark
+		}
 		g := &w.geo[i]
 		zeros := make([]byte, headBytes)
 		if err := t.dev.WriteAt(ctx, superblockBytes/nvme.LBA(g.lbaBytes), zeros[superblockBytes:]); err != nil {
@@ -188,7 +301,7 @@ func (w *loader) run(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := w.writeData(ctx); err != nil {
+	if err := w.writeData(ctx, old); err != nil {
 		return err
 	}
 	return w.each(ctx, func(ctx context.Context, i int, t *target) error {
@@ -200,9 +313,14 @@ func (w *loader) run(ctx context.Context) error {
 // torn write can then damage only one.
 func (w *loader) writeSuperblocks(ctx context.Context, i int, st State) error {
 	t := w.ts[i]
-	w.sb[i].State = st
+	sb := w.sb[i]
+	if sb.State = st; st == StateComplete {
+		sb.Mark = Mark{}
+	} else {
+		sb.TableCRC, sb.RowTableCRC = 0, 0
+	}
 	for c, lba := range []nvme.LBA{0, w.geo[i].secondLBA} {
-		b, err := w.sb[i].encode(c)
+		b, err := sb.encode(c)
 		if err != nil {
 			return err
 		}
@@ -217,7 +335,7 @@ func (w *loader) writeSuperblocks(ctx context.Context, i int, st State) error {
 }
 
 // writeData reads features.npy once, from front to back, and deals its rows to the stripes.
-func (w *loader) writeData(ctx context.Context) error {
+func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 	g, ctx := errgroup.WithContext(ctx)
 	stripes := make([]*stripeWriter, len(w.ts))
 	for i := range w.ts {
@@ -229,7 +347,8 @@ func (w *loader) writeData(ctx context.Context) error {
 		}
 		row := int64(w.l.RowBytes)
 		n := int64(len(stripes))
-		buf := make([]byte, max(4<<20/row, 1)*row)
+		buf := make([]byte, max(w.o.read/row, 1)*row)
+		marked := time.Now()
 		for at := int64(0); at < w.l.Rows; {
 			b := buf[:min(int64(len(buf)), (w.l.Rows-at)*row)]
 			if err := w.d.ReadRows(at, b); err != nil {
@@ -242,6 +361,15 @@ func (w *loader) writeData(ctx context.Context) error {
 				b = b[row:]
 			}
 			w.o.Progress.report("load", at, w.l.Rows)
+			// All SSDs are marked at once: while one flushes, the others soon wait for rows.
+			if now := time.Now(); w.o.due(now.Sub(marked), w.markCost()) {
+				marked = now
+				for _, s := range stripes {
+					if err := s.give(ctx, piece{mark: true}); err != nil {
+						return err
+					}
+				}
+			}
 		}
 		for _, s := range stripes {
 			if err := s.end(ctx); err != nil {
@@ -252,7 +380,16 @@ func (w *loader) writeData(ctx context.Context) error {
 	})
 	for i, t := range w.ts {
 		g.Go(func() error {
-			if err := w.drain(ctx, i, t, stripes[i]); err != nil {
+			p := &progress{table: make([]byte, w.geo[i].tableLBAs*int64(w.geo[i].lbaBytes))}
+			if old != nil {
+				p.old = &old[i]
+			}
+			err := w.drain(ctx, i, t, stripes[i], p)
+			var s *staleError
+			if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.As(context.Cause(ctx), &s) {
+				w.lastMark(ctx, i, p)
+			}
+			if err != nil {
 				return fmt.Errorf("ssd %s: %w", t.name, err)
 			}
 			return nil
@@ -261,12 +398,31 @@ func (w *loader) writeData(ctx context.Context) error {
 	return g.Wait()
 }
 
-// drain writes the chunks and the row table of one stripe as they come, then its chunk table.
-func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter) error {
+// markCost is what the last mark has cost: the SSDs make theirs at once.
+func (w *loader) markCost() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Max(w.last)
+}
+
+// marked counts a mark of SSD i.
+func (w *loader) marked(i int, cost time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.marks++
+	w.cost[i] += cost
+	w.last[i] = cost
+}
+
+// drain writes the chunks and the row table of one stripe as they come, then its chunk table; or
+// looks at what is there already.
+func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, pr *progress) error {
 	g := &w.geo[i]
-	table := make([]byte, g.tableLBAs*int64(g.lbaBytes))
 	data, rows := stream{at: g.dataLBA}, stream{at: g.rowTableLBA}
-	c := int64(0)
+	var back []byte
+	if pr.old != nil {
+		back = make([]byte, chunkBytes)
+	}
 	for {
 		var p piece
 		var more bool
@@ -278,31 +434,50 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter) e
 		if !more {
 			break
 		}
-		to := &data
-		if p.sums {
-			to = &rows
-			w.sb[i].RowTableCRC = crc32.Update(w.sb[i].RowTableCRC, castagnoli, p.buf)
-			p.buf = append(p.buf, zeroBlock[:-len(p.buf)&(alignBytes-1)]...)
-		} else {
-			binary.LittleEndian.PutUint32(table[4*c:], crc32.Checksum(p.buf, castagnoli))
-			c++
+		if p.mark {
+			if err := w.leaveMark(ctx, i, pr); err != nil {
+				return err
+			}
+			continue
 		}
-		if err := to.write(ctx, t, p.buf); err != nil {
+		if err := pr.check(t.name); err != nil {
 			return err
 		}
+		to, n, what := &data, pr.chunks, "chunk"
+		b := p.buf
+		if p.sums {
+			to, n, what = &rows, pr.rowPieces(), "piece of row checksums"
+			b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
+		}
+		var err error
+		switch {
+		case !pr.there(p.sums):
+			err = to.write(ctx, t, b)
+		case pr.samples(n, p.sums):
+			err = compare(ctx, t, to.at, b, back, what, n)
+		}
+		if err != nil {
+			return err
+		}
+		to.pass(t, b)
+		pr.add(p.buf, p.sums)
 		s.free <- p.buf[:0] // never blocks: there are as many places as buffers
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if c != g.chunks || rows.bytes != g.rowTableLBAs*int64(g.lbaBytes) {
+	if pr.chunks != g.chunks || rows.bytes != g.rowTableLBAs*int64(g.lbaBytes) {
 		return fmt.Errorf("wrote %d chunks of %d and %d bytes of row checksums of %d: the layout and the extents disagree",
-			c, g.chunks, rows.bytes, g.rowTableLBAs*int64(g.lbaBytes))
+			pr.chunks, g.chunks, rows.bytes, g.rowTableLBAs*int64(g.lbaBytes))
 	}
-	if err := t.dev.WriteAt(ctx, g.tableLBA, table); err != nil {
+	tableCRC := crc32.Checksum(pr.table[:4*g.chunks], castagnoli)
+	if err := pr.checkEnd(t.name, tableCRC); err != nil {
 		return err
 	}
-	w.sb[i].TableCRC = crc32.Checksum(table[:4*g.chunks], castagnoli)
+	if err := t.dev.WriteAt(ctx, g.tableLBA, pr.table); err != nil {
+		return err
+	}
+	w.sb[i].TableCRC, w.sb[i].RowTableCRC = tableCRC, pr.rowCRC
 	return t.dev.Flush(ctx)
 }
 
@@ -313,12 +488,13 @@ type stream struct {
 }
 
 func (s *stream) write(ctx context.Context, t *target, b []byte) error {
-	if err := t.dev.WriteAt(ctx, s.at, b); err != nil {
-		return err
-	}
+	return t.dev.WriteAt(ctx, s.at, b)
+}
+
+// pass goes behind b, which is on the SSD.
+func (s *stream) pass(t *target, b []byte) {
 	s.at += nvme.LBA(len(b) / t.lbaBytes)
 	s.bytes += int64(len(b))
-	return nil
 }
 
 // stripeWriter lays rows out as the layout says and cuts the result into chunks; beside them it
@@ -334,10 +510,11 @@ type stripeWriter struct {
 	sums    []byte // the row table from its last piece on
 }
 
-// piece is up to 1 MiB of a stripe's extent or of its row table.
+// piece is up to 1 MiB of a stripe's extent or of its row table; or the word that a mark is due.
 type piece struct {
 	buf  []byte
 	sums bool
+	mark bool
 }
 
 func newStripeWriter(l gpuio.Layout, g geometry, rowSums bool) *stripeWriter {
@@ -408,9 +585,16 @@ func (s *stripeWriter) send(ctx context.Context, b *[]byte, sums bool) error {
 	if len(*b) == 0 {
 		return nil
 	}
+	if err := s.give(ctx, piece{buf: *b, sums: sums}); err != nil {
+		return err
+	}
+	*b = nil
+	return nil
+}
+
+func (s *stripeWriter) give(ctx context.Context, p piece) error {
 	select {
-	case s.full <- piece{*b, sums}:
-		*b = nil
+	case s.full <- p:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -107,29 +107,29 @@ func findSignature(head, tail []byte, deviceBytes int64) string {
 }
 
 // checkFree refuses a device that holds something which is not this dataset, unless force
-// names its serial number.
-func (t *target) checkFree(ctx context.Context, d *Dataset, force string) error {
+// names its serial number. It returns what the superblocks say.
+func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copies, error) {
 	forced := false
 	for _, f := range strings.Split(force, ",") {
 		forced = forced || f != "" && strings.TrimSpace(f) == t.serial
 	}
 	c, err := t.readCopies(ctx)
 	if err != nil {
-		return err
+		return c, err
 	}
 	for i, rerr := range c.read {
 		if rerr != nil { // not knowing what is there is no licence to overwrite it
 			if forced {
 				continue
 			}
-			return errs.New(errs.Device, "ssd %s: cannot read superblock %d of 2, so it may hold data: %w; --force %s overwrites it anyway", t.name, i+1, rerr, t.serial)
+			return c, errs.New(errs.Device, "ssd %s: cannot read superblock %d of 2, so it may hold data: %w; --force %s overwrites it anyway", t.name, i+1, rerr, t.serial)
 		}
 	}
 	if forced {
-		return nil
+		return c, nil
 	}
-	refuse := func(what string) error {
-		return errs.New(errs.Refused, "ssd %s (serial %s) holds %s; loading would destroy it; to do so, add --force %s", t.name, t.serial, what, t.serial)
+	refuse := func(what string) (copies, error) {
+		return c, errs.New(errs.Refused, "ssd %s (serial %s) holds %s; loading would destroy it; to do so, add --force %s", t.name, t.serial, what, t.serial)
 	}
 	ours := false
 	for i := range c.sb {
@@ -141,7 +141,7 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) error 
 		}
 	}
 	if ours {
-		return nil
+		return c, nil
 	}
 	for i := range c.sb {
 		if c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock) {
@@ -152,13 +152,13 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) error 
 	n := min(int64(probeBytes), bytesAll)
 	head, tail := make([]byte, n), make([]byte, n)
 	if err := t.dev.ReadAt(ctx, 0, head); err != nil {
-		return errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
+		return c, errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
 	}
 	if err := t.dev.ReadAt(ctx, nvme.LBA((bytesAll-n)/int64(t.lbaBytes)), tail); err != nil {
-		return errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
+		return c, errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
 	}
 	if what := findSignature(head, tail, bytesAll); what != "" {
 		return refuse(what)
 	}
-	return nil
+	return c, nil
 }

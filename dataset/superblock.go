@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"unsafe"
 
 	"github.com/google/uuid"
@@ -31,8 +32,10 @@ import (
 // the stripe, for it refuses versions that it does not know. What it may ignore goes into reserved
 // fields, whose zero means "not there", and keeps the version. The checksums of rows are of that
 // kind: they lie behind everything else, so version 1 without them reads, verifies and loads over a
-// stripe that has them, and is right in all that it says; and stripes without them attach here. What
-// is worth a version: rows in another type than DType, and mirrors.
+// stripe that has them, and is right in all that it says; and stripes without them attach here. The
+// progress mark of a load (Mark) is of that kind too: to a version 1 that does not know it the stripe is
+// one whose load did not finish, and loads again from the start. What is worth a version: rows in another
+// type than DType, and mirrors.
 const (
 	superblockBytes   = 4096
 	headBytes         = 1 << 20
@@ -87,6 +90,7 @@ type Superblock struct {
 	RowTableLBA  nvme.LBA // 4 bytes for each slot
 	RowTableLBAs int64
 	RowTableCRC  uint32 // CRC32C of the row table's entries
+	Mark         Mark   // while it is being loaded
 }
 
 // hasRowSums tells whether the stripe has a checksum for each row.
@@ -140,8 +144,12 @@ type wireSuperblock struct {
 	RowTableLBAs uint64
 	RowTableCRC  uint32
 	RowChecksum  uint32
-	Reserved     [236]byte
-	CRC          uint32 // CRC32C of the 4 KiB with this field zero
+	// Optional: how far a load has got; zero where it has left no mark, or has ended.
+	MarkChunks    uint64
+	MarkRowPieces uint64
+	MarkDigest    [32]byte
+	Reserved      [188]byte
+	CRC           uint32 // CRC32C of the 4 KiB with this field zero
 }
 
 // Layout assertions: these fail to compile when a field moves.
@@ -156,6 +164,7 @@ const (
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.MirrorCount)-208) + uint(208-unsafe.Offsetof(wireSuperblock{}.MirrorCount))
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.RowTableLBA)-248) + uint(248-unsafe.Offsetof(wireSuperblock{}.RowTableLBA))
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.RowChecksum)-268) + uint(268-unsafe.Offsetof(wireSuperblock{}.RowChecksum))
+	_         = uint(unsafe.Offsetof(wireSuperblock{}.MarkChunks)-272) + uint(272-unsafe.Offsetof(wireSuperblock{}.MarkChunks))
 	_         = uint(unsafe.Offsetof(wireSuperblock{}.CRC)-crcOffset) + uint(crcOffset-unsafe.Offsetof(wireSuperblock{}.CRC))
 	crcOffset = 508
 )
@@ -170,6 +179,7 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 		DataLBA: uint64(s.DataLBA), DataLBAs: uint64(s.DataLBAs), TableLBA: uint64(s.TableLBA), TableLBAs: uint64(s.TableLBAs),
 		ChunkBytes: uint32(s.ChunkBytes), TableCRC: s.TableCRC, DeviceLBAs: s.DeviceLBAs,
 		RowChecksum: s.RowChecksum, RowTableLBA: uint64(s.RowTableLBA), RowTableLBAs: uint64(s.RowTableLBAs), RowTableCRC: s.RowTableCRC,
+		MarkChunks: uint64(s.Mark.Chunks), MarkRowPieces: uint64(s.Mark.RowPieces), MarkDigest: s.Mark.Digest,
 	}
 	copy(w.Magic[:], superblockMagic)
 	copy(w.Name[:], s.Name)
@@ -219,6 +229,7 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 		DataLBA: nvme.LBA(w.DataLBA), DataLBAs: int64(w.DataLBAs), TableLBA: nvme.LBA(w.TableLBA), TableLBAs: int64(w.TableLBAs),
 		ChunkBytes: int(w.ChunkBytes), TableCRC: w.TableCRC, DeviceLBAs: w.DeviceLBAs,
 		RowChecksum: w.RowChecksum, RowTableLBA: nvme.LBA(w.RowTableLBA), RowTableLBAs: int64(w.RowTableLBAs), RowTableCRC: w.RowTableCRC,
+		Mark: Mark{Chunks: int64(w.MarkChunks), RowPieces: int64(w.MarkRowPieces), Digest: w.MarkDigest},
 	}
 	bad := func(what string) (Superblock, error) {
 		return Superblock{}, fmt.Errorf("%w: %s is impossible", errBadSuperblock, what)
@@ -243,6 +254,9 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	}
 	if s.RowTableLBA != g.rowTableLBA || s.RowTableLBAs != g.rowTableLBAs || (!s.hasRowSums() && s.RowTableCRC != 0) {
 		return bad("its table of row checksums")
+	}
+	if w.MarkChunks > uint64(g.chunks) || w.MarkRowPieces > uint64(g.rowPieces()) || (s.State == StateComplete && s.Mark != Mark{}) {
+		return bad("its progress mark")
 	}
 	return s, nil
 }
@@ -294,6 +308,52 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSum
 	g.tailLBA = nvme.LBA((g.haveBytes - tailBytes) / lba)
 	g.secondLBA = nvme.LBA((g.haveBytes - superblockBytes) / lba)
 	return g, nil
+}
+
+// rowPieces is how many pieces of up to 1 MiB the row table is written in.
+func (g *geometry) rowPieces() int64 {
+	if g.rowTableLBAs == 0 {
+		return 0
+	}
+	return (g.rows*4 + chunkBytes - 1) / chunkBytes
+}
+
+// Extent is a run of LBAs of an SSD.
+type Extent struct {
+	What   string   `json:"what"`
+	LBA    nvme.LBA `json:"lba"`
+	Blocks int64    `json:"blocks"`
+}
+
+// SSDExtents are extents of one SSD.
+type SSDExtents struct {
+	SSD      string   `json:"ssd"`
+	Serial   string   `json:"serial"`
+	LBABytes int      `json:"lba_bytes"`
+	Extents  []Extent `json:"extents"`
+}
+
+// Extents is all of an SSD that a load of this stripe may write, in order of LBAs, and that it has
+// written when it has ended: nothing else on the SSD is ours.
+func (s *Superblock) Extents() ([]Extent, error) {
+	g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
+	if err != nil {
+		return nil, err
+	}
+	e := []Extent{
+		{"superblock and zeros", 0, int64(g.dataLBA)},
+		{"features", g.dataLBA, g.dataLBAs},
+		{"chunk checksums", g.tableLBA, g.tableLBAs},
+	}
+	if s.hasRowSums() {
+		e = append(e, Extent{"row checksums", g.rowTableLBA, g.rowTableLBAs})
+	}
+	return append(e, Extent{"zeros and superblock", g.tailLBA, int64(s.DeviceLBAs) - int64(g.tailLBA)}), nil
+}
+
+func extentsOf(t *target, sb *Superblock) (SSDExtents, error) {
+	e, err := sb.Extents()
+	return SSDExtents{SSD: t.name, Serial: t.serial, LBABytes: t.lbaBytes, Extents: e}, err
 }
 
 // secondCopy is where the second superblock of a device is, whatever it holds.
@@ -413,13 +473,49 @@ func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, err error
 		return sb, err
 	}
 	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	c, err := ts[0].readCopies(ctx)
+	return ts[0].readSuperblock(ctx)
+}
+
+// ReadSuperblockFrom is ReadSuperblock for a disk that is read by other means, such as its block device: r
+// of lbas LBAs. name is the disk in messages.
+func ReadSuperblockFrom(ctx context.Context, name string, r io.ReaderAt, lbaBytes int, lbas uint64) (Superblock, error) {
+	t := &target{dev: readOnly{name, r, lbaBytes}, name: name, lbaBytes: lbaBytes, lbas: lbas}
+	return t.readSuperblock(ctx)
+}
+
+func (t *target) readSuperblock(ctx context.Context) (Superblock, error) {
+	c, err := t.readCopies(ctx)
 	if err != nil {
-		return sb, err
+		return Superblock{}, err
 	}
-	sb, _, err = c.best()
+	sb, _, err := c.best()
 	if err != nil {
-		return sb, errs.New(errs.Device, "ssd %s: %w; load a dataset onto it with \"heliosctl load\"", ts[0].name, err)
+		return sb, errs.New(errs.Device, "ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, err)
 	}
 	return sb, nil
 }
+
+// readOnly is a blockDev that cannot be written.
+type readOnly struct {
+	name     string
+	r        io.ReaderAt
+	lbaBytes int
+}
+
+func (d readOnly) ReadAt(ctx context.Context, lba nvme.LBA, dst []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if n, err := d.r.ReadAt(dst, int64(lba)*int64(d.lbaBytes)); n < len(dst) {
+		return fmt.Errorf("read of %s: %w", d.name, err)
+	}
+	return nil
+}
+
+func (d readOnly) WriteAt(context.Context, nvme.LBA, []byte) error {
+	return errs.New(errs.Refused, "ssd %s is open for reading only; bind it with \"heliosctl bind-ssds\"", d.name)
+}
+
+func (d readOnly) Flush(context.Context) error { return nil }
+
+func (d readOnly) Close(context.Context) error { return nil }

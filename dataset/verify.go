@@ -53,6 +53,7 @@ type VerifyReport struct {
 	BadCount     int64         `json:"bad_count"`
 	Bad          []BadChunk    `json:"bad"`
 	Notes        []string      `json:"notes,omitempty"`
+	Extents      []SSDExtents  `json:"extents"` // what load has written, of SSDs with a complete stripe
 	Seconds      float64       `json:"seconds"`
 	Duration     time.Duration `json:"-"`
 }
@@ -98,7 +99,7 @@ func verifyEach(ctx context.Context, ts []*target, o VerifyOptions) (VerifyRepor
 			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "%v", err)
 			continue
 		case sb.State != StateComplete:
-			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "loading dataset %q onto it did not finish", sb.Name)
+			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "loading dataset %q onto it did not finish%s", sb.Name, sb.howFar())
 			continue
 		case note != "":
 			v.r.Notes = append(v.r.Notes, fmt.Sprintf("ssd %s: %s", t.name, note))
@@ -142,6 +143,11 @@ func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (Ver
 // run checks all stripes at once and sums up.
 func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, error) {
 	for _, s := range stripes {
+		e, err := extentsOf(s.t, &s.sb)
+		if err != nil {
+			return v.r, err
+		}
+		v.r.Extents = append(v.r.Extents, e)
 		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
 	}
 	g, gctx := errgroup.WithContext(ctx)
