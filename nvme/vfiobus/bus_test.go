@@ -23,11 +23,10 @@ import (
 
 // rig is a controller behind a fake device.
 type rig struct {
-	*fake
-	bus  *Bus
-	c    *nvme.Controller
-	mem  []byte
-	iova nvme.IOVA
+	*fake // nil: a real device
+	t     *testing.T
+	bus   *Bus
+	c     *nvme.Controller
 }
 
 // short are options for tests that wait for what does not come.
@@ -48,7 +47,7 @@ func newRig(t *testing.T, f *fake, opt nvme.Options) *rig {
 	t.Helper()
 	before := fmt.Sprint(hostmem.Usage())
 	t.Cleanup(func() { require.Equal(t, before, fmt.Sprint(hostmem.Usage())) })
-	r := &rig{fake: f, bus: newBus(t, f)}
+	r := &rig{fake: f, t: t, bus: newBus(t, f)}
 	var err error
 	r.c, err = nvme.Open(t.Context(), r.bus, opt)
 	require.NoError(t, err)
@@ -99,20 +98,22 @@ func (q *queue) do(cmd nvme.Command) nvme.Status {
 	}
 }
 
-// verify writes and reads blocks through a queue, more often than it has entries.
+// verify writes and reads blocks through a queue, more often than it has entries unless it is long.
 func (r *rig) verify(q *queue) {
 	r.t.Helper()
 	mem, err := hostmem.Alloc(8192, "test")
 	require.NoError(r.t, err)
 	iova, err := r.c.MapDMA(mem)
 	require.NoError(r.t, err)
-	for i := range 2*q.qp.Entries + 3 {
+	ns := r.c.Namespace()
+	blocks := uint32(4096 / ns.LBABytes)
+	for i := range min(2*q.qp.Entries+3, 300) {
 		for k := range mem[:4096] {
 			mem[k], mem[4096+k] = byte(i+k*7), 0
 		}
-		lba := nvme.LBA(i * 8 % 2048)
-		require.True(r.t, q.do(nvme.WriteCommand(uint16(2*i), 1, lba, 8, uint64(iova), 0)).OK())
-		require.True(r.t, q.do(nvme.ReadCommand(uint16(2*i+1), 1, lba, 8, uint64(iova)+4096, 0)).OK())
+		lba := nvme.LBA(uint64(i) * uint64(blocks) % ns.Blocks)
+		require.Zero(r.t, q.do(nvme.WriteCommand(uint16(2*i), ns.ID, lba, blocks, uint64(iova), 0)))
+		require.Zero(r.t, q.do(nvme.ReadCommand(uint16(2*i+1), ns.ID, lba, blocks, uint64(iova)+4096, 0)))
 		require.Equal(r.t, mem[:4096], mem[4096:])
 	}
 	require.NoError(r.t, r.c.UnmapDMA(iova, 8192))
@@ -502,7 +503,7 @@ func TestFaultsInFront(t *testing.T) {
 	require.Equal(t, 1, f.resets)
 	require.EqualValues(t, 1, c.Counters().HardResets)
 	require.NoError(t, c.DeleteQueuePair(t.Context(), qp))
-	r := &rig{fake: f, bus: b, c: c}
+	r := &rig{fake: f, t: t, bus: b, c: c}
 	r.verify(r.queue(8))
 	require.NoError(t, c.Close(t.Context()))
 	f.check()

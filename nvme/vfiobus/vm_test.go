@@ -1,0 +1,189 @@
+package vfiobus
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/vfio"
+	"helios/nvme"
+	"helios/nvme/faultbus"
+)
+
+// TestVFIO drives the controllers at HELIOS_VFIO_TEST=ADDR[,ADDR…], which vfio-pci has, and WRITES to
+// them. tools/vmtest runs it in a guest.
+func TestVFIO(t *testing.T) {
+	list := os.Getenv("HELIOS_VFIO_TEST")
+	if list == "" {
+		t.Skip("HELIOS_VFIO_TEST names no scratch controllers that are bound to vfio-pci")
+	}
+	dom, err := vfio.New(vfio.Options{})
+	require.NoError(t, err)
+	for _, addr := range strings.Split(list, ",") {
+		t.Run(addr, func(t *testing.T) { testDevice(t, dom, addr) })
+	}
+	pieces, bytes := dom.Mapped()
+	require.Zero(t, pieces, "%d bytes left mapped", bytes)
+	require.Empty(t, hostmem.Usage())
+	require.NoError(t, dom.Close())
+}
+
+func openDevice(t *testing.T, dom *vfio.Domain, addr string) *Bus {
+	t.Helper()
+	dev, err := dom.Attach(addr)
+	require.NoError(t, err)
+	b, err := Open(dev, Options{})
+	require.NoError(t, err)
+	return b
+}
+
+func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
+	ctx := t.Context()
+	start := func(t *testing.T, opt nvme.Options) *rig {
+		t.Helper()
+		b := openDevice(t, dom, addr)
+		c, err := nvme.Open(ctx, b, opt)
+		if err != nil {
+			_ = b.Close()
+		}
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
+		return &rig{t: t, bus: b, c: c}
+	}
+	cmb := false
+	t.Run("bring-up", func(t *testing.T) {
+		began := time.Now()
+		r := start(t, nvme.Options{SQ: nvme.SQAuto})
+		took := time.Since(began)
+		c := r.c
+		cmb = c.CMB().Bytes > 0
+		require.Equal(t, addr, c.Name())
+		smart, err := c.SMART(ctx)
+		require.NoError(t, err)
+		t.Logf("%s %s, firmware %s, NVMe %s: %+v, %d bytes a command, %d queue pairs of %d entries, CMB %+v, %d K, up in %v",
+			c.Model(), c.Serial(), c.Firmware(), c.Version(), c.Namespace(), c.MaxTransferBytes(), c.MaxQueuePairs(), c.MaxQueueEntries(), c.CMB(), smart.Temperature(), took)
+		mem, io, err := r.bus.DoorbellMemory()
+		require.NoError(t, err)
+		require.True(t, io)
+		bell, err := r.bus.Doorbell(uint32(2*c.MaxQueuePairs() + 1))
+		require.NoError(t, err, "the last doorbell is there")
+		at := uintptr(unsafe.Pointer(bell)) - uintptr(unsafe.Pointer(&mem[0]))
+		require.Less(t, at, uintptr(len(mem)))
+		_, err = c.ErrorLog(ctx, 4)
+		require.NoError(t, err)
+	})
+	t.Run("all queues", func(t *testing.T) {
+		r := start(t, nvme.Options{})
+		require.Zero(t, r.c.CMB())
+		var all []*queue
+		for range r.c.MaxQueuePairs() {
+			all = append(all, r.queue(16))
+		}
+		_, err := r.c.CreateQueuePair(ctx, 16)
+		require.Equal(t, errs.Capability, errs.ClassOf(err))
+		for i, q := range all {
+			if i < 4 || i == len(all)-1 {
+				r.verify(q)
+			}
+		}
+		for _, q := range all {
+			require.NoError(t, r.c.DeleteQueuePair(ctx, q.qp))
+		}
+		r.verify(r.queue(min(1024, r.c.MaxQueueEntries())))
+	})
+	t.Run("reset", func(t *testing.T) {
+		r := start(t, nvme.Options{})
+		old := r.queue(16)
+		r.verify(old)
+		require.NoError(t, r.c.Reset(ctx))
+		require.NoError(t, r.c.DeleteQueuePair(ctx, old.qp))
+		r.verify(r.queue(16))
+		require.Zero(t, r.c.Counters().HardResets)
+	})
+	t.Run("bus master off", func(t *testing.T) {
+		r := start(t, nvme.Options{})
+		q := r.queue(16)
+		r.verify(q)
+		require.NoError(t, r.bus.dev.DisableDMA())
+		// The controller cannot fetch what the doorbell announces.
+		nvme.StoreDoorbell(q.qp.SQDoorbell, uint32((q.tail+1)%16))
+		require.Eventually(t, func() bool { return r.c.Health() != nil }, 5*time.Second, time.Millisecond)
+		require.ErrorIs(t, r.c.Health(), nvme.ErrFatal)
+		t.Log(r.c.Health())
+		_, err := r.c.SMART(ctx)
+		require.ErrorIs(t, err, nvme.ErrFatal)
+		require.NoError(t, r.c.Reset(ctx))
+		require.NoError(t, r.c.Health())
+		r.verify(r.queue(16))
+	})
+	t.Run("function reset", func(t *testing.T) {
+		r := start(t, nvme.Options{SQ: nvme.SQAuto})
+		old := r.queue(16)
+		r.verify(old)
+		require.NoError(t, r.bus.HardReset())
+		require.Error(t, r.c.Health(), "it was reset behind our back")
+		require.NoError(t, r.c.Reset(ctx))
+		require.NoError(t, r.c.DeleteQueuePair(ctx, old.qp))
+		q := r.queue(16)
+		require.Equal(t, cmb, q.qp.InCMB)
+		r.verify(q)
+	})
+	t.Run("hard reset as the last resort", func(t *testing.T) {
+		b := openDevice(t, dom, addr)
+		outer := faultbus.New(b, faults(t, "stayready(times=1)"), faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
+		c, err := nvme.Open(ctx, outer, nvme.Options{SQ: nvme.SQAuto})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, c.Close(ctx)) }()
+		r := &rig{t: t, bus: b, c: c}
+		q := r.queue(16)
+		require.False(t, q.qp.InCMB, "a bus with faults reads the client's queue")
+		r.verify(q)
+		require.NoError(t, c.Reset(ctx))
+		require.EqualValues(t, 1, c.Counters().HardResets)
+		require.NoError(t, c.DeleteQueuePair(ctx, q.qp))
+		r.verify(r.queue(16))
+	})
+	t.Run("queues in controller memory", func(t *testing.T) {
+		if !cmb {
+			b := openDevice(t, dom, addr)
+			_, err := nvme.Open(ctx, b, nvme.Options{SQ: nvme.SQCMB})
+			require.Equal(t, errs.Capability, errs.ClassOf(err))
+			t.Log(err)
+			require.NoError(t, b.Close())
+			return
+		}
+		r := start(t, nvme.Options{SQ: nvme.SQCMB})
+		at := r.c.CMB()
+		for range 3 {
+			q := r.queue(100)
+			require.True(t, q.qp.InCMB)
+			require.True(t, at.Contains(q.qp.SQAddr, 100*nvme.CommandBytes))
+			if r.bus.isMapped(q.qp.SQAddr) {
+				t.Errorf("the IOMMU translates %#x: the commands may come from host memory", uint64(q.qp.SQAddr))
+			}
+			r.verify(q)
+		}
+		require.NoError(t, r.c.Reset(ctx))
+		require.Equal(t, at, r.c.CMB())
+		r.verify(r.queue(100))
+	})
+}
+
+// isMapped tells whether MapDMA gave an address out.
+func (b *Bus) isMapped(a nvme.IOVA) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for m := range b.maps {
+		if a >= m.iova && a < m.iova+nvme.IOVA(m.bytes) {
+			return true
+		}
+	}
+	return false
+}
