@@ -17,7 +17,8 @@ type mount struct {
 	where                         string // "" in our own or the first process's namespace
 }
 
-// mountTable reads the mounts of every mount namespace that a process shows, each namespace once.
+// mountTable reads the mounts of every mount namespace that a process shows, each namespace once
+// (and twice where it is ours and the first process's).
 func (l *look) mountTable() []mount {
 	var out []mount
 	namespaces := map[string]bool{}
@@ -25,7 +26,7 @@ func (l *look) mountTable() []mount {
 	hidden := false
 	for i, pid := range pids {
 		ns, err := os.Readlink(l.sys.Path("/proc", pid, "ns/mnt"))
-		if err == nil && namespaces[ns] {
+		if err == nil && namespaces[ns] && i > 1 { // our own root may hide what the first process sees
 			continue
 		}
 		if err != nil && i > 1 {
@@ -133,7 +134,7 @@ func places(ms []mount) string {
 	}
 	t := strings.Join(s, ", ")
 	if len(ms) > most {
-		t += fmt.Sprintf(" and %d more places", len(ms)-most)
+		t += fmt.Sprintf(" and %d more", len(ms)-most)
 	}
 	return t
 }

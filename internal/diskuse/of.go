@@ -73,16 +73,20 @@ func (l *look) list(path string) []string {
 // What a process has open only for a moment, as udev does after any change, does not count.
 func Of(sys pci.Sys, dev string) ([]Use, error) { return of(sys, dev, openExclusive) }
 
+// A use that may pass is looked at several times.
+const looks = 8
+
+var lookAgain = 150 * time.Millisecond
+
 func of(sys pci.Sys, dev string, excl func(string) error) ([]Use, error) {
-	const tries, pause = 8, 150 * time.Millisecond
 	for i := 1; ; i++ {
 		us, err := ofOnce(sys, dev, excl)
 		passing := slices.ContainsFunc(us, func(u Use) bool { return u.Kind == Open || u.Kind == Busy })
 		lasting := slices.ContainsFunc(us, func(u Use) bool { return u.Live && u.Kind != Open && u.Kind != Busy })
-		if !passing || lasting || i == tries {
+		if !passing || lasting || i == looks {
 			return us, err
 		}
-		time.Sleep(pause)
+		time.Sleep(lookAgain)
 	}
 }
 
@@ -414,11 +418,11 @@ func OfController(sys pci.Sys, addr string) ([]Use, error) {
 	}
 	// udev and the like let go soon.
 	var open []Opener
-	for range 8 {
+	for range looks {
 		if open, err = Openers(sys, nodes...); len(open) == 0 {
 			break
 		}
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(lookAgain)
 	}
 	if err != nil && len(unseen) == 0 { // else said already
 		unseen = append(unseen, err)
