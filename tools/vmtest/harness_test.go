@@ -114,7 +114,7 @@ func value(args []string, flag string) []string {
 
 func TestQEMUArgs(t *testing.T) {
 	c := Config{CPUs: 1, MemoryMB: 512, SharedGroup: true, Disks: []Disk{
-		{}, {Serial: "SECOND", IOQPairs: 2}, {LBA: 4096, MDTS: 5, ThrottleIOPS: 100}, {CMBMB: 16, BlkDebug: "-"}, {HotPlug: true}, {HotPlug: true, Absent: true},
+		{}, {Serial: "SECOND", IOQPairs: 2}, {LBA: 4096, MDTS: 5, ThrottleIOPS: 100}, {CMBMB: 16, LegacyCMB: true, BlkDebug: "-"}, {HotPlug: true}, {HotPlug: true, Absent: true},
 	}}.withDefaults()
 	if err := c.check(); err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestQEMUArgs(t *testing.T) {
 			"nvme,id=nvme1,serial=SECOND,drive=d1,addr=10.1,max_ioqpairs=2",
 			"nvme,id=nvme2,serial=HELIOS2,addr=6,mdts=5",
 			"nvme-ns,bus=nvme2,drive=d2,logical_block_size=4096,physical_block_size=4096",
-			"nvme,id=nvme3,serial=HELIOS3,drive=d3,addr=7,cmb_size_mb=16",
+			"nvme,id=nvme3,serial=HELIOS3,drive=d3,addr=7,cmb_size_mb=16,legacy-cmb=on",
 			"pcie-root-port,id=port4,addr=8,chassis=5,slot=5",
 			"nvme,id=nvme4,serial=HELIOS4,drive=d4,bus=port4",
 			"pcie-root-port,id=port5,addr=9,chassis=6,slot=6",
@@ -171,6 +171,7 @@ func TestConfigDefaultsAndChecks(t *testing.T) {
 		"power of two":        {Disks: []Disk{{LBA: 1000}}},
 		"without a hot-plug":  {Disks: []Disk{{Absent: true}}},
 		"512-byte blocks":     {Disks: []Disk{{HotPlug: true, LBA: 4096}}},
+		"without a CMB":       {Disks: []Disk{{LegacyCMB: true}}},
 		"needs two disks":     {SharedGroup: true, Disks: []Disk{{}}},
 		"group has no hot pl": {SharedGroup: true, Disks: []Disk{{}, {HotPlug: true}}},
 	} {

@@ -54,6 +54,9 @@ func main() {
 	o.names = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	code, err := run(ctx, o)
+	if ctx.Err() != nil {
+		code = 130
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "vmtest:", err)

@@ -9,14 +9,16 @@ import (
 
 // Disk is one NVMe controller with one namespace. The zero value of each field is a plain SSD.
 type Disk struct {
-	Serial   string // default HELIOSn
-	MB       int64  // size; default 64
-	LBA      int    // bytes of a logical block; default 512
-	MDTS     int    // 0: QEMU's default (7: 512 KiB)
-	CMBMB    int    // controller memory buffer
-	IOQPairs int    // 0: QEMU's default (64)
-	HotPlug  bool   // behind a pcie-root-port of its own, so that device_del and device_add work
-	Absent   bool   // with HotPlug: not there at boot; T.Plug adds it
+	Serial string // default HELIOSn
+	MB     int64  // size; default 64
+	LBA    int    // bytes of a logical block; default 512
+	MDTS   int    // 0: QEMU's default (7: 512 KiB)
+	CMBMB  int    // controller memory buffer
+	// LegacyCMB makes the CMB that of NVMe 1.2 and 1.3: always on, without CMBMSC.
+	LegacyCMB bool
+	IOQPairs  int  // 0: QEMU's default (64)
+	HotPlug   bool // behind a pcie-root-port of its own, so that device_del and device_add work
+	Absent    bool // with HotPlug: not there at boot; T.Plug adds it
 	// BlkDebug is the text of a blkdebug configuration file ([inject-error], [set-state]). "-" gives
 	// an empty one: break and resume through HMP "qemu-io dN 'break read_aio tag'".
 	BlkDebug     string
@@ -81,6 +83,9 @@ func (c Config) check() error {
 		if d.HotPlug && d.LBA != 512 {
 			return fmt.Errorf("disk %d: hot plug takes 512-byte blocks only", i)
 		}
+		if d.LegacyCMB && d.CMBMB == 0 {
+			return fmt.Errorf("disk %d: LegacyCMB without a CMB", i)
+		}
 		if c.SharedGroup && i < 2 && d.HotPlug {
 			return fmt.Errorf("disk %d: a shared group has no hot plug", i)
 		}
@@ -123,6 +128,9 @@ func nvmeDevice(i int, d Disk) map[string]any {
 	if d.CMBMB > 0 {
 		a["cmb_size_mb"] = d.CMBMB
 	}
+	if d.LegacyCMB {
+		a["legacy-cmb"] = true
+	}
 	if d.IOQPairs > 0 {
 		a["max_ioqpairs"] = d.IOQPairs
 	}
@@ -136,8 +144,11 @@ func nvmeDevice(i int, d Disk) map[string]any {
 
 func deviceText(a map[string]any) string {
 	out := fmt.Sprint(a["driver"])
-	for _, k := range []string{"id", "serial", "drive", "bus", "addr", "multifunction", "mdts", "cmb_size_mb", "max_ioqpairs"} {
+	for _, k := range []string{"id", "serial", "drive", "bus", "addr", "multifunction", "mdts", "cmb_size_mb", "legacy-cmb", "max_ioqpairs"} {
 		if v, ok := a[k]; ok {
+			if v == true {
+				v = "on"
+			}
 			out += fmt.Sprintf(",%s=%v", k, v)
 		}
 	}
