@@ -547,7 +547,15 @@ func (e *async) createPair(ctx context.Context, g int) error {
 		return err
 	}
 	p.qp = qp
-	if p.sq, err = e.dev.Register(qp.SQ, "gpuio sq"); err != nil {
+	register := e.dev.Register
+	if qp.InCMB && !e.onHost() {
+		r, ok := e.dev.(cuda.IORegistrar)
+		if !ok {
+			return errs.New(errs.Capability, "nvme %s: device %s cannot reach submission queues in controller memory; use --sq host", d.name(), e.dev.Info().Name)
+		}
+		register = r.RegisterIO
+	}
+	if p.sq, err = register(qp.SQ, "gpuio sq"); err != nil {
 		return err
 	}
 	if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
@@ -738,6 +746,9 @@ func checkSet(rs *ReadSet, l Layout) (int64, error) {
 		return 0, errs.New(errs.Usage, "read set: rows of %d bytes do not fit stride %d at offset %d of a buffer of %d bytes",
 			l.RowBytes, rs.DstStride, rs.DstOffset, rs.Dst.Size())
 	}
+	if rs.DstBytes < 0 || rs.DstBytes > rs.Dst.Size()-rs.DstOffset || rs.DstBytes > 0 && rs.DstBytes < int64(l.RowBytes) {
+		return 0, errs.New(errs.Usage, "read set: rows of %d bytes in %d bytes from offset %d of a buffer of %d bytes", l.RowBytes, rs.DstBytes, rs.DstOffset, rs.Dst.Size())
+	}
 	return n, nil
 }
 
@@ -797,12 +808,15 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 			if err := e.deadError(s); err != nil {
 				return err
 			}
+			if err := e.ssds[s].Ctrl.Leaving(); err != nil {
+				return err
+			}
 		}
 	}
 	var err error
 	direct := uint32(0)
 	if e.layout.whole() && rs.DstOffset%4 == 0 && rs.DstStride%4 == 0 {
-		if p.mapping, err = e.dma.acquire(rs.Dst); err != nil {
+		if p.mapping, err = e.dma.acquire(rs.Dst, rs.DstOffset+rs.extent()); err != nil {
 			return err
 		}
 		if p.mapping != nil {
@@ -819,7 +833,7 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 	}
 	set := setState{
 		Rows: rs.Rows, Pos: rs.Pos, Offsets: arrays, Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
-		DstLimit: rs.Dst.Size() - rs.DstOffset, DstStride: rs.DstStride, DstIOVA: iovas,
+		DstLimit: rs.extent(), DstStride: rs.DstStride, DstIOVA: iovas,
 		Units: arrays + cuda.DevicePtr(e.shape.units), Remaining: arrays + cuda.DevicePtr(e.shape.remaining),
 		Taken: arrays + cuda.DevicePtr(e.shape.taken), Layout: e.layout, Direct: direct, Rotate: e.rotate,
 	}

@@ -408,7 +408,7 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 	if err := cuda.Launch(c.stream, c.kernel, cfg, checkParams{
 		Rows: rowPtr, Pos: posPtr, Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
 		Got: c.got.Ptr(), Bad: c.bad.Ptr(), Tables: c.tables.Ptr(), Count: n, LayoutRows: c.layout.Rows,
-		DstLimit: rs.Dst.Size() - rs.DstOffset, DstStride: rs.DstStride,
+		DstLimit: rs.extent(), DstStride: rs.DstStride,
 		RowBytes: uint32(c.layout.RowBytes), Lanes: checkLanes(int(c.layout.RowBytes)),
 	}); err != nil {
 		return nil, 0, err
@@ -484,7 +484,7 @@ func (c *checked) readAgain(ctx context.Context, rs *ReadSet, rows []wrongRow) (
 		return nil, err
 	}
 	a := &againSet{rows: rows, mem: mem}
-	a.rs = ReadSet{Rows: mem.Ptr(), Pos: mem.Ptr() + cuda.DevicePtr(n*8), SSDOffset: make([]int64, c.layout.SSDs+1), Dst: rs.Dst, DstOffset: rs.DstOffset, DstStride: rs.DstStride}
+	a.rs = ReadSet{Rows: mem.Ptr(), Pos: mem.Ptr() + cuda.DevicePtr(n*8), SSDOffset: make([]int64, c.layout.SSDs+1), Dst: rs.Dst, DstOffset: rs.DstOffset, DstStride: rs.DstStride, DstBytes: rs.DstBytes}
 	w := words(mem.Bytes())
 	for i, r := range rows {
 		w[2*i], w[2*i+1] = uint32(r.row), uint32(r.row>>32)

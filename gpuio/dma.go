@@ -24,6 +24,7 @@ type dmaMapping struct {
 	base  cuda.DevicePtr
 	size  int64
 	iovas []nvme.IOVA // by SSD
+	reach int64       // bytes from base that SSDs can reach, where mapping pins memory
 	refs  int
 	used  uint64
 }
@@ -36,8 +37,27 @@ func (c *dmaCache) init(ssds []*SSD) {
 	c.m = map[cuda.Buffer]*dmaMapping{}
 }
 
-// acquire returns the mapping of a buffer, or nil when SSDs cannot reach it.
-func (c *dmaCache) acquire(b cuda.Buffer) (*dmaMapping, error) {
+// acquire returns the mapping of a buffer with its first need bytes in reach of the SSDs, or nil when
+// they cannot reach it. Buffers are sized for the worst case; what no set uses is not pinned.
+func (c *dmaCache) acquire(b cuda.Buffer, need int64) (*dmaMapping, error) {
+	m, err := c.find(b)
+	if m == nil || err != nil {
+		return nil, err
+	}
+	if need > m.reach {
+		for s, iova := range m.iovas {
+			if err := c.ssds[s].Ctrl.ExtendWindow(iova, need); err != nil {
+				c.release(m)
+				return nil, fmt.Errorf("nvme %s: map %s for DMA: %w", c.ssds[s].name(), b.Purpose(), err)
+			}
+		}
+		m.reach = need
+	}
+	return m, nil
+}
+
+// find returns the mapping of a buffer, with one more reference.
+func (c *dmaCache) find(b cuda.Buffer) (*dmaMapping, error) {
 	c.tick++
 	if m := c.m[b]; m != nil {
 		if b.Bytes() == nil {
@@ -56,7 +76,7 @@ func (c *dmaCache) acquire(b cuda.Buffer) (*dmaMapping, error) {
 		return nil, err
 	}
 	for _, s := range c.ssds {
-		iova, err := s.Ctrl.MapDMA(mem)
+		iova, err := s.Ctrl.MapWindow(mem)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("nvme %s: map %s for DMA: %w", s.name(), b.Purpose(), err), c.unmap(m))
 		}

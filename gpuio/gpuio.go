@@ -49,7 +49,16 @@ type ReadSet struct {
 	Dst       cuda.Buffer
 	DstOffset int64      // bytes
 	DstStride int64      // bytes, at least the row's
+	DstBytes  int64      // optional: positions end within so many bytes from DstOffset; 0: in the rest of Dst
 	Ready     cuda.Event // optional: Rows and Pos are valid once it happened
+}
+
+// extent is where positions may lie: bytes from DstOffset.
+func (rs *ReadSet) extent() int64 {
+	if rs.DstBytes > 0 {
+		return rs.DstBytes
+	}
+	return rs.Dst.Size() - rs.DstOffset
 }
 
 // Reader is an I/O stack over a set of SSDs and a layout. It is safe for concurrent use.

@@ -368,8 +368,8 @@ func (p *hostPending) check(i int64, ssd int) error {
 		return fmt.Errorf("the layout has %d rows", l.Rows)
 	case int(row%int64(l.SSDs)) != ssd:
 		return fmt.Errorf("not a row of the SSD in whose bucket it is")
-	case int64(p.pos[i])*p.rs.DstStride > p.rs.Dst.Size()-p.rs.DstOffset-int64(l.RowBytes):
-		return fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i], p.rs.Dst.Size()-p.rs.DstOffset)
+	case int64(p.pos[i])*p.rs.DstStride > p.rs.extent()-int64(l.RowBytes):
+		return fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i], p.rs.extent())
 	}
 	return nil
 }
@@ -523,7 +523,7 @@ func (p *hostPending) scatter() error {
 	n := int64(p.r.layout.RowBytes)
 	for i := range p.n {
 		off := int64(p.pos[p.first+i]) * p.rs.DstStride
-		if off > p.rs.Dst.Size()-p.rs.DstOffset-n {
+		if off > p.rs.extent()-n {
 			continue // failed already
 		}
 		dst := p.rs.Dst.Ptr() + cuda.DevicePtr(p.rs.DstOffset+off)

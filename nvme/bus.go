@@ -1,6 +1,9 @@
 package nvme
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // Bus is the way to one controller: registers, doorbells and DMA mappings. Implementations
 // swap these and nothing else; queue logic stands above them. Methods are safe for
@@ -54,6 +57,19 @@ type DoorbellMapper interface {
 	// memory. It fails when the controller would not see a store that no Kick follows.
 	DoorbellMemory() (mem []byte, io bool, err error)
 }
+
+// WindowMapper is what a Bus has whose mappings pin memory. A window reserves addresses for memory of
+// which perhaps only the beginning will ever be used.
+type WindowMapper interface {
+	// MapWindow reserves addresses for mem and makes none of it reachable. UnmapDMA of all of it takes
+	// the window back. ErrNoWindows means that this bus has none: use MapDMA.
+	MapWindow(mem []byte) (IOVA, error)
+	// ExtendWindow makes at least the first bytes of a window reachable; it never shrinks it.
+	ExtendWindow(iova IOVA, bytes int64) error
+}
+
+// ErrNoWindows is the answer of a WindowMapper in front of a bus that is none.
+var ErrNoWindows = errors.New("the bus maps memory only as a whole")
 
 // Preparer is what a Bus has that needs work before each bring-up, the first one and those of Reset:
 // a PCI function needs memory space and bus mastering, which resets take from it.

@@ -599,6 +599,27 @@ func (c *Controller) Events() <-chan AsyncEvent { return c.events }
 // MapDMA makes memory outside Go's heap reachable for the controller.
 func (c *Controller) MapDMA(mem []byte) (IOVA, error) { return c.bus.MapDMA(mem) }
 
+// MapWindow is MapDMA for memory of which perhaps only the beginning is used: where mapping pins memory
+// none of it is reachable before ExtendWindow. UnmapDMA of all of it takes it back.
+func (c *Controller) MapWindow(mem []byte) (IOVA, error) {
+	if w, ok := c.bus.(WindowMapper); ok {
+		if iova, err := w.MapWindow(mem); !errors.Is(err, ErrNoWindows) {
+			return iova, err
+		}
+	}
+	return c.bus.MapDMA(mem)
+}
+
+// ExtendWindow makes at least the first bytes of a window of MapWindow reachable.
+func (c *Controller) ExtendWindow(iova IOVA, bytes int64) error {
+	if w, ok := c.bus.(WindowMapper); ok {
+		if err := w.ExtendWindow(iova, bytes); !errors.Is(err, ErrNoWindows) {
+			return err
+		}
+	}
+	return nil
+}
+
 // UnmapDMA takes back a mapping of MapDMA.
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 

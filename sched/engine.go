@@ -542,7 +542,7 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 		}
 		op, cancel := e.readCtx(ctx)
 		p, err := e.reader.Submit(op, &gpuio.ReadSet{
-			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: e.het.TierBuffer(t), DstStride: e.rowBytes,
+			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: e.het.TierBuffer(t), DstStride: e.rowBytes, DstBytes: int64(at+len(part)) * e.rowBytes,
 		})
 		if err == nil {
 			_, err = p.Wait(op)
@@ -559,7 +559,7 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 		}
 		e.obs.step(name, at+len(part), len(rows))
 	}
-	return nil
+	return gpuio.Forget(e.reader, e.het.TierBuffer(t)) // no SSD writes there again
 }
 
 // readError attaches class Device to a failed read that has no class yet.

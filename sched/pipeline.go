@@ -273,7 +273,7 @@ func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 			g.submitted = time.Now()
 			g.pending, err = e.reader.Submit(rd, &gpuio.ReadSet{
 				Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
-				Dst: s.x, DstStride: e.rowBytes,
+				Dst: s.x, DstStride: e.rowBytes, DstBytes: (w.first + w.count) * e.rowBytes,
 			})
 			if err != nil {
 				return fmt.Errorf("batch %d: %w", s.index, readError(err))

@@ -20,15 +20,43 @@ func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	iova, err := b.inner.MapDMA(mem)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		b.note(mem, iova)
 	}
+	return iova, err
+}
+
+// MapWindow implements nvme.WindowMapper where the bus behind does.
+func (b *Bus) MapWindow(mem []byte) (nvme.IOVA, error) {
+	w, ok := b.inner.(nvme.WindowMapper)
+	if !ok {
+		return 0, nvme.ErrNoWindows
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	iova, err := w.MapWindow(mem)
+	if err == nil {
+		b.note(mem, iova)
+	}
+	return iova, err
+}
+
+// ExtendWindow implements nvme.WindowMapper.
+func (b *Bus) ExtendWindow(iova nvme.IOVA, bytes int64) error {
+	w, ok := b.inner.(nvme.WindowMapper)
+	if !ok {
+		return nvme.ErrNoWindows
+	}
+	return w.ExtendWindow(iova, bytes)
+}
+
+// note keeps a mapping; the caller holds mu.
+func (b *Bus) note(mem []byte, iova nvme.IOVA) {
 	m := mapping{uint64(iova), uint64(iova) + uint64(len(mem)), mem}
 	i := sort.Search(len(b.maps), func(i int) bool { return b.maps[i].lo > m.lo })
 	b.maps = append(b.maps, mapping{})
 	copy(b.maps[i+1:], b.maps[i:])
 	b.maps[i] = m
-	return iova, nil
 }
 
 // UnmapDMA implements nvme.Bus. A live queue within the memory is fatal to the controller, as
