@@ -45,6 +45,8 @@ type Target struct {
 	// BadAddress is an address that the controller refuses to move data to: not mapped, or its own
 	// registers. 0 where there is none, or where the IOMMU would log it.
 	BadAddress nvme.IOVA
+	// Hold keeps the next read in the medium until release is called; nil where nobody can.
+	Hold func() (release func() error, err error)
 }
 
 // Verdict is how a step came out.
@@ -139,6 +141,7 @@ func walkLeg(ctx context.Context, t Target, faults string, steps []step, queues 
 	}
 	var set *faultinject.Set
 	if faults != "" {
+		t.Options.SQ = nvme.SQHost // a bus with faults reads the client's queues itself
 		if set, err = faultinject.Parse(faults); err != nil {
 			return nil, errors.Join(err, bus.Close())
 		}
