@@ -29,7 +29,7 @@ type candidate struct {
 // candidateReport is a line of "bind-ssds --json" about a controller that was asked for.
 type candidateReport struct {
 	PCI      string   `json:"pci"`
-	Device   string   `json:"device,omitempty"`
+	Device   string   `json:"controller,omitempty"`
 	Disks    []string `json:"disks,omitempty"`
 	Driver   string   `json:"driver"`
 	Model    string   `json:"model,omitempty"`
@@ -232,7 +232,7 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 func (e *env) showCandidates(plan []candidate) error {
 	var rows [][]string
 	for _, c := range plan {
-		held := slices.Concat(c.live, c.content)
+		held := append(append([]string{}, c.live...), c.content...)
 		todo := "bind"
 		switch {
 		case c.done:
@@ -473,7 +473,7 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 			return nil, err
 		}
 		// From here on a kill leaves a record that says what was going on.
-		if err := recs.Put(r); err != nil {
+		if err := recs.Put(&r); err != nil {
 			release()
 			return nil, err
 		}
@@ -498,7 +498,7 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 	}
 	for i := range taken {
 		taken[i].Phase = state.Bound
-		if err := recs.Put(taken[i]); err != nil {
+		if err := recs.Put(&taken[i]); err != nil {
 			return nil, err
 		}
 	}

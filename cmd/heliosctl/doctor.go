@@ -17,7 +17,9 @@ import (
 	"helios/internal/errs"
 	"helios/internal/iouring"
 	"helios/internal/probe"
+	"helios/internal/state"
 	"helios/internal/units"
+	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -45,6 +47,8 @@ func runDoctor(ctx context.Context, e *env) error {
 		}
 	}
 	add("host", hostFindings(ctx)...)
+	add("vfio", vfio.Probe()...)
+	add("nvme", e.nvmeFindings()...)
 	report, err := driver.Probe(driver.Options{})
 	add("cuda", driverFinding(report, err))
 	if err == nil {
@@ -111,6 +115,69 @@ func hostFindings(ctx context.Context) []probe.Finding {
 	err = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim)
 	f = answer("locked memory", err, "RLIMIT_MEMLOCK is "+limitText(lim.Cur))
 	return append(out, f)
+}
+
+// nvmeFindings are the NVMe controllers of the machine and what each is good for.
+func (e *env) nvmeFindings() []probe.Finding {
+	records, err := e.store.Machine().Records()
+	if err != nil {
+		return []probe.Finding{answer("records", err, "")}
+	}
+	all, err := e.machine.controllers(records)
+	if err != nil {
+		return []probe.Finding{answer("controllers", err, "")}
+	}
+	if len(all) == 0 {
+		return []probe.Finding{{Name: "controllers", Answer: probe.NotThere, Detail: "no NVMe controller on the PCI bus", Next: "an NVMe SSD; files and block devices can play one: \"heliosctl bind-ssds --proxy\""}}
+	}
+	var out []probe.Finding
+	for i := range all {
+		out = append(out, e.nvmeFinding(&all[i]))
+	}
+	return out
+}
+
+func (e *env) nvmeFinding(c *controller) probe.Finding {
+	text := []string{strings.TrimSpace(c.model() + " " + c.serial())}
+	if n := c.bytes(); n > 0 {
+		text = append(text, units.FormatBytes(n))
+	}
+	if d := c.disks(); len(d) > 0 {
+		text = append(text, "/dev/"+strings.Join(d, ", /dev/"))
+	}
+	if c.Driver != "" {
+		text = append(text, "driver "+c.Driver)
+	} else {
+		text = append(text, "no driver")
+	}
+	f := probe.Finding{Name: c.Addr, Answer: probe.There}
+	switch r := c.Record; {
+	case r != nil && r.Phase == state.Bound && c.Driver == vfioDriver:
+		text = append(text, "bound as "+r.Name)
+	case r != nil:
+		f.Answer, f.Next = probe.NotThere, r.NextStep()
+		text = append(text, fmt.Sprintf("half bound as %s: %s was cut off", r.Name, r.Phase))
+	case c.Group < 0:
+		f.Answer, f.Next = probe.NotThere, e.machine.noIOMMU()
+		text = append(text, "in no IOMMU group, so it cannot be bound")
+	default:
+		uses, err := e.machine.uses(c.Addr)
+		for _, u := range uses {
+			text = append(text, u.String())
+		}
+		switch {
+		case err != nil:
+			f.Answer = probe.Unknown
+			text = append(text, "whether it is free needs root to see")
+		case len(uses) > 0:
+			f.Answer, f.Next = probe.NotThere, "an SSD that nobody uses"
+		default:
+			text = append(text, fmt.Sprintf("free, IOMMU group %d", c.Group))
+			f.Next = fmt.Sprintf("\"sudo heliosctl bind-ssds %s\" to use it", c.Addr)
+		}
+	}
+	f.Detail = strings.TrimPrefix(strings.Join(text, "; "), "; ")
+	return f
 }
 
 func limitText(n uint64) string {

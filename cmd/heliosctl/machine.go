@@ -170,6 +170,11 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 		} else {
 			d, err = m.sys.Find(a)
 		}
+		if errors.Is(err, pci.ErrNotFound) { // what the kernel called one that we have
+			if i := slices.IndexFunc(records, func(r state.Record) bool { return r.Was(a) }); i >= 0 {
+				d, err = m.sys.Device(records[i].PCI)
+			}
+		}
 		if errors.Is(err, pci.ErrNotFound) {
 			if fi, serr := os.Stat(a); serr == nil && (fi.Mode().IsRegular() || fi.Mode()&os.ModeDevice != 0) {
 				err = errs.New(errs.Usage, "%s is no NVMe device; for a file or block device write --proxy %s", a, a)

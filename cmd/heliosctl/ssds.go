@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,11 +22,11 @@ import (
 func ssdsCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "ssds",
-		Usage:       "list the bound SSDs: what they are, how they are, what is on them",
+		Usage:       "list the bound SSDs and all NVMe controllers: what they are, how they are, what is on them, who has them",
 		ArgsUsage:   "[SSD…]",
-		Description: "Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.",
+		Description: "Controllers that the kernel has are asked through its driver, which lets only root see their health,\ntheir content and what has them open. Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path or serial (default: all)"},
+			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all, and all NVMe controllers)"},
 		},
 		Action: action(1<<20, runSSDs),
 	}
@@ -34,6 +35,7 @@ func ssdsCommand() *cli.Command {
 // ssdReport is a line of "ssds --json".
 type ssdReport struct {
 	state.SSD
+	place
 	Model       string       `json:"model,omitempty"`
 	Firmware    string       `json:"firmware,omitempty"`
 	Health      string       `json:"health"` // "good", or what is wrong
@@ -62,41 +64,62 @@ type smartReport struct {
 }
 
 func runSSDs(ctx context.Context, e *env) error {
-	st, err := e.store.Load()
-	if err != nil {
-		return err
-	}
 	want, err := list("ssds", e.c.String("ssds"))
 	if err != nil {
 		return err
 	}
-	chosen, err := choose(st, "ssds", append(want, e.c.Args().Slice()...))
+	want = append(want, e.c.Args().Slice()...)
+	bound, others, err := e.listed(want)
 	if err != nil {
 		return err
 	}
-	var rows [][]string
-	var bad []string
-	for _, d := range chosen {
+	var rows, controllers [][]string
+	var bad, next []string
+	for _, d := range bound {
 		r, err := e.inspect(ctx, d)
 		if err != nil {
 			if ctx.Err() != nil {
 				return err
 			}
 			r.Health, r.Content = ui.OneLine(err.Error()), "unknown"
-			bad = append(bad, d.Name)
+			// Who may not use the machine's SSDs may still list them.
+			if d.Kind != state.KindVFIO || errs.ClassOf(err) != errs.Capability {
+				bad = append(bad, d.Name)
+			}
 		}
 		if err := e.ui.Object(r); err != nil {
 			return err
 		}
 		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), modelName(d), r.Health, r.Content, r.Path})
+		if d.Kind == state.KindVFIO {
+			controllers = append(controllers, controllerRow(r))
+		}
+		next = appendNext(next, r)
 	}
-	if len(rows) == 0 {
+	for i := range others {
+		r := e.describe(ctx, &others[i])
+		if err := e.ui.Object(r); err != nil {
+			return err
+		}
+		controllers = append(controllers, controllerRow(r))
+		next = appendNext(next, r)
+	}
+	switch {
+	case len(rows) > 0:
+		e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "health", "dataset", "path"}, rows)
+	case len(want) == 0:
 		e.ui.Printf("no SSD is bound in %s; bind some with \"heliosctl bind-ssds\"", e.store.Dir())
-		return nil
 	}
-	e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "health", "dataset", "path"}, rows)
-	for _, line := range modelLines(chosen) {
-		e.ui.Printf("%s", line)
+	if len(controllers) > 0 {
+		e.ui.Printf("NVMe controllers:")
+		slices.SortStableFunc(controllers, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
+		e.ui.Table([]string{"PCI", "device", "driver", "model", "serial", "size", "LBA", "health", "dataset", "held by", "IOMMU group", "NUMA", "link"}, controllers)
+	}
+	for _, l := range modelLines(bound) {
+		e.ui.Printf("%s", l)
+	}
+	for _, l := range next {
+		e.ui.Printf("%s", l)
 	}
 	if len(bad) > 0 {
 		return errs.New(errs.Device, "%s could not be read; the list says why", strings.Join(bad, ", "))
@@ -104,10 +127,21 @@ func runSSDs(ctx context.Context, e *env) error {
 	return nil
 }
 
+func appendNext(lines []string, r ssdReport) []string {
+	if r.Next == "" {
+		return lines
+	}
+	return append(lines, r.Name+": "+r.Next)
+}
+
 // inspect brings one SSD up and reads its SMART log and superblock.
 func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error) {
 	r = ssdReport{SSD: d}
-	if fi, err := os.Stat(d.Path); err == nil {
+	if d.Kind == state.KindVFIO {
+		if err := e.inspectController(ctx, d, &r); err != nil {
+			return r, err
+		}
+	} else if fi, err := os.Stat(d.Path); err == nil {
 		r.Allocated = allocated(fi)
 	}
 	set, err := e.openThese(ctx, []state.SSD{d})
@@ -125,20 +159,29 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 	if err != nil {
 		return r, err
 	}
-	r.SMART = &smartReport{
+	r.SMART, r.Health = smart(log), health(log)
+	sb, err := dataset.ReadSuperblock(ctx, s)
+	if err != nil && !errors.Is(err, dataset.ErrNoSuperblock) {
+		return r, err
+	}
+	r.content(sb, err == nil)
+	return r, nil
+}
+
+func smart(log nvme.SMARTLog) *smartReport {
+	return &smartReport{
 		CriticalWarning: log.CriticalWarning, TemperatureK: log.Temperature(), AvailableSpare: log.AvailableSpare, PercentageUsed: log.PercentageUsed,
 		DataUnitsRead: log.DataUnitsRead.String(), DataUnitsWritten: log.DataUnitsWritten.String(),
 		HostReads: log.HostReads.String(), HostWrites: log.HostWrites.String(),
 		MediaErrors: log.MediaErrors.String(), UnsafeShutdowns: log.UnsafeShutdowns.String(),
 	}
-	r.Health = health(log)
-	sb, err := dataset.ReadSuperblock(ctx, s)
-	switch {
-	case errors.Is(err, dataset.ErrNoSuperblock):
+}
+
+// content says which dataset a superblock is of, where there is one.
+func (r *ssdReport) content(sb dataset.Superblock, there bool) {
+	if !there {
 		r.Content = "none"
-		return r, nil
-	case err != nil:
-		return r, err
+		return
 	}
 	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), &sb.StripeIndex, sb.StripeCount
 	r.Loaded = sb.State == dataset.StateComplete
@@ -146,7 +189,6 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 	if !r.Loaded {
 		r.Content += ", load unfinished"
 	}
-	return r, nil
 }
 
 // health is the SMART log in words (NVMe base specification, Get Log Page 02h).

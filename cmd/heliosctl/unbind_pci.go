@@ -89,7 +89,7 @@ func recordName(r state.Record) string {
 type unboundReport struct {
 	state.SSD
 	Driver string   `json:"driver"`          // that has it now
-	Device string   `json:"device"`          // nvme0
+	Device string   `json:"controller"`      // nvme0
 	Disks  []string `json:"disks"`           // nvme0n1
 	Note   string   `json:"note,omitempty"`  // what is odd
 	Error  string   `json:"error,omitempty"` // why it did not work
@@ -229,7 +229,7 @@ func (e *env) unbindOne(ctx context.Context, r state.Record) (rep unboundReport,
 	}
 	if r.Name != "" {
 		r.Phase = state.Unbinding
-		if err := recs.Put(r); err != nil {
+		if err := recs.Put(&r); err != nil {
 			return rep, err
 		}
 	} else {

@@ -149,9 +149,9 @@ func (m *Machine) Lock(ctx context.Context) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil // closing drops the lock
 }
 
-// Put writes a record, replacing the one of its name, so that it survives the process from here on.
-// The caller holds Lock.
-func (m *Machine) Put(r Record) error {
+// Put writes a record, replacing the one of its name, so that it survives the process from here on; it
+// fills in Version, PID and Since. The caller holds Lock.
+func (m *Machine) Put(r *Record) error {
 	if !machineName.MatchString(r.Name) || r.Kind != KindVFIO || r.PCI == "" {
 		return fmt.Errorf("state: record %q of kind %q at %q", r.Name, r.Kind, r.PCI)
 	}
@@ -209,6 +209,13 @@ func (r *Record) NextStep() string {
 // Is tells whether a name stands for this record: its name, its serial number or its PCI address,
 // with or without the domain.
 func (r *Record) Is(name string) bool { return r.SSD.is(name) }
+
+// Was tells whether the kernel called the controller, or a disk of it, by that name before it was bound:
+// /dev/nvme0 or /dev/nvme0n1. It may call another one so by now.
+func (r *Record) Was(name string) bool {
+	name = strings.TrimPrefix(name, "/dev/")
+	return slices.ContainsFunc(r.Disks, func(d string) bool { return d == name || strings.HasPrefix(d, name+"n") })
+}
 
 // openLease opens an SSD's lease file, which bind made.
 func (m *Machine) openLease(name string) (*os.File, error) {

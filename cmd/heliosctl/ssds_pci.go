@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"helios/dataset"
+	"helios/internal/errs"
+	"helios/internal/pci"
+	"helios/internal/state"
+	"helios/nvme"
+)
+
+// Kinds of "ssds" besides those of bound SSDs.
+const (
+	kindKernel = "kernel" // the kernel's nvme driver has it
+	kindOther  = "other"  // another driver, or vfio-pci for somebody else
+	kindNone   = "none"   // no driver
+)
+
+// place is where a controller sits and who has it, in a line of "ssds".
+type place struct {
+	Driver   string   `json:"driver,omitempty"`     // that has it now
+	Device   string   `json:"controller,omitempty"` // nvme0
+	Disks    []string `json:"disks,omitempty"`      // nvme0n1
+	HeldBy   []string `json:"held_by,omitempty"`
+	NUMANode *int     `json:"numa_node,omitempty"`
+	Link     string   `json:"link,omitempty"`
+	Phase    string   `json:"phase,omitempty"` // of a bind or unbind that was cut off
+	Next     string   `json:"next,omitempty"`  // what to do about it
+}
+
+func placeOf(c *controller) place {
+	p := place{Driver: c.Driver, Device: c.Kernel.Name, Disks: c.disks(), Link: c.link()}
+	if c.NUMANode >= 0 {
+		p.NUMANode = &c.NUMANode
+	}
+	return p
+}
+
+// listed splits what "ssds" was asked for into bound SSDs and other controllers of the machine;
+// nothing asked for is all there is.
+func (e *env) listed(want []string) (bound []state.SSD, others []controller, err error) {
+	st, err := e.store.Load()
+	if err != nil {
+		return nil, nil, err
+	}
+	records, err := e.store.Machine().Records()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(want) == 0 {
+		all, err := e.machine.controllers(records)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, c := range all {
+			if c.Record == nil || c.Record.Phase != state.Bound {
+				others = append(others, c)
+			}
+		}
+		return st.SSDs, others, nil
+	}
+	for _, w := range want {
+		one, err := choose(st, "ssds", []string{w})
+		if err == nil {
+			bound = append(bound, one...)
+			continue
+		}
+		c, cerr := e.machine.choose([]string{w}, records)
+		if errors.Is(cerr, pci.ErrNotFound) {
+			return nil, nil, err
+		}
+		if cerr != nil {
+			return nil, nil, cerr
+		}
+		others = append(others, c...)
+	}
+	return bound, others, nil
+}
+
+// inspectController brings a bound controller up, where nobody else uses it.
+func (e *env) inspectController(ctx context.Context, d state.SSD, r *ssdReport) error {
+	dev, err := e.machine.sys.Device(d.PCI)
+	if errors.Is(err, pci.ErrNotFound) {
+		r.Next = fmt.Sprintf("plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it", d.Name)
+		return errs.New(errs.Device, "it is not in the machine any more")
+	} else if err != nil {
+		return err
+	}
+	c, err := e.machine.look(dev, nil)
+	if err != nil {
+		return err
+	}
+	r.place = placeOf(&c)
+	if dev.Driver != vfioDriver {
+		r.Next = fmt.Sprintf("take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"", d.PCI, d.Name)
+		return errs.New(errs.Device, "vfio-pci has it no more, but %s", map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
+	}
+	return nil
+}
+
+// describe says what is known of a controller that we do not have.
+func (e *env) describe(ctx context.Context, c *controller) ssdReport {
+	group := c.Group
+	r := ssdReport{place: placeOf(c), Model: c.model(), Firmware: c.Kernel.Firmware, Health: "unknown", Content: "unknown", SSD: state.SSD{
+		Name: c.Kernel.Name, Path: "/sys/bus/pci/devices/" + c.Addr, Serial: c.serial(), Bytes: c.bytes(), LBABytes: c.lbaBytes(), PCI: c.Addr,
+	}}
+	if group >= 0 {
+		r.Group = &group
+	}
+	if r.Name == "" {
+		r.Name = c.Addr
+	}
+	switch {
+	case c.Driver == "":
+		r.Kind = kindNone
+	case c.Kernel.Name != "":
+		r.Kind = kindKernel
+	default:
+		r.Kind = kindOther
+	}
+	if rec := c.Record; rec != nil {
+		r.Name, r.Kind, r.SSD.Driver, r.Firmware = rec.Name, state.KindVFIO, rec.Driver, rec.Firmware
+		r.Phase, r.Next = string(rec.Phase), rec.NextStep()
+	}
+	if c.Kernel.Name == "" {
+		return r
+	}
+	uses, err := e.machine.uses(c.Addr)
+	for _, u := range uses {
+		r.HeldBy = append(r.HeldBy, u.String())
+	}
+	if err != nil && e.machine.root() {
+		r.HeldBy = append(r.HeldBy, "could not look everywhere: "+err.Error())
+	}
+	log, err := smartOf(e.machine.sys.Path("/dev", c.Kernel.Name))
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		r.Health = "needs root"
+	case err != nil:
+		r.Health = "unknown: " + err.Error()
+	default:
+		r.SMART, r.Health = smart(log), health(log)
+	}
+	if len(c.Kernel.Namespaces) == 0 {
+		r.Content = "no namespace"
+		return r
+	}
+	e.describeContent(ctx, c, &r)
+	return r
+}
+
+// describeContent looks for our superblock on a disk that the kernel has.
+func (e *env) describeContent(ctx context.Context, c *controller, r *ssdReport) {
+	ns := c.Kernel.Namespaces[0]
+	f, err := os.Open(e.machine.sys.Path("/dev", ns.Name))
+	if errors.Is(err, fs.ErrPermission) {
+		r.Content = "needs root"
+		return
+	}
+	if err != nil || ns.LBABytes == 0 {
+		return // unknown
+	}
+	defer f.Close() //nolint:errcheck // only read
+	sb, err := dataset.ReadSuperblockFrom(ctx, ns.Name, f, ns.LBABytes, uint64(ns.Bytes/int64(ns.LBABytes)))
+	if err != nil && !errors.Is(err, dataset.ErrNoSuperblock) {
+		r.Content = "unknown: " + err.Error()
+		return
+	}
+	r.content(sb, err == nil)
+}
+
+// adminIoctl is NVME_IOCTL_ADMIN_CMD, _IOWR('N', 0x41, struct nvme_admin_cmd) (linux/nvme_ioctl.h).
+const adminIoctl = 0xC0484E41
+
+// adminCommand is struct nvme_passthru_cmd.
+type adminCommand struct {
+	opcode, flags          uint8
+	_                      uint16
+	nsid, cdw2, cdw3       uint32
+	metadata, addr         uint64
+	metadataBytes, bytes   uint32
+	cdw10, cdw11, cdw12    uint32
+	cdw13, cdw14, cdw15    uint32
+	timeoutMS, resultDword uint32
+}
+
+const _ = uint(unsafe.Sizeof(adminCommand{})-72) + uint(72-unsafe.Sizeof(adminCommand{}))
+
+// smartOf asks the kernel's driver for a controller's SMART log (Get Log Page, 02h).
+func smartOf(node string) (nvme.SMARTLog, error) {
+	var none nvme.SMARTLog
+	f, err := os.Open(node)
+	if err != nil {
+		return none, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	const logBytes = 512
+	buf := make([]byte, logBytes)
+	var pin runtime.Pinner // the kernel gets its address as a number
+	defer pin.Unpin()
+	pin.Pin(&buf[0])
+	cmd := adminCommand{opcode: 0x02, nsid: 0xffffffff, addr: uint64(uintptr(unsafe.Pointer(&buf[0]))), bytes: logBytes, cdw10: 0x02 | (logBytes/4-1)<<16, timeoutMS: 5000}
+	status, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), adminIoctl, uintptr(unsafe.Pointer(&cmd)))
+	switch {
+	case errno == unix.EACCES || errno == unix.EPERM:
+		return none, fs.ErrPermission
+	case errno != 0:
+		return none, fmt.Errorf("SMART log of %s: %w", node, errno)
+	case status != 0:
+		return none, errs.New(errs.Device, "SMART log of %s: %v", node, nvme.Status(status))
+	}
+	return nvme.DecodeSMARTLog(buf)
+}
+
+// controllerRow is the line of a controller in the table of the machine's NVMe devices.
+func controllerRow(r ssdReport) []string {
+	device := dash(strings.Join(r.Disks, ","))
+	if r.Kind == state.KindVFIO {
+		device = r.Name
+	}
+	group, numa := "none", "-"
+	if r.Group != nil {
+		group = strconv.Itoa(*r.Group)
+	}
+	if r.NUMANode != nil {
+		numa = strconv.Itoa(*r.NUMANode)
+	}
+	held := strings.Join(r.HeldBy, ", ")
+	if r.Phase != "" {
+		held = strings.TrimPrefix(held+", "+r.Phase+" was cut off", ", ")
+	}
+	return []string{r.PCI, device, dash(r.place.Driver), dash(r.Model), dash(r.Serial), sizeText(r.Bytes), dash(numberText(r.LBABytes)), r.Health, r.Content, dash(held), group, numa, dash(r.Link)}
+}
