@@ -19,12 +19,13 @@ const (
 type span struct{ start, end IOVA }
 
 // iovaSpace hands out addresses: first fit, low ones first. free is sorted and has no neighbours
-// that touch.
+// that touch, except at a border of two ranges: the kernel takes no mapping across one.
 type iovaSpace struct {
-	free []span
+	free    []span
+	borders map[IOVA]bool // where ranges start
 }
 
-// usable cuts ranges to whole pages above lowestIOVA, sorted and merged.
+// usable cuts ranges to whole pages above lowestIOVA, sorted.
 func usable(ranges []Range) []span {
 	var out []span
 	for _, r := range ranges {
@@ -42,20 +43,15 @@ func usable(ranges []Range) []span {
 		}
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].start < out[j].start })
-	merged := out[:0]
-	for _, s := range out {
-		if n := len(merged); n > 0 && s.start <= merged[n-1].end {
-			merged[n-1].end = max(merged[n-1].end, s.end)
-			continue
-		}
-		merged = append(merged, s)
-	}
-	return merged
+	return out
 }
 
 // reset makes the space what ranges offer, less what is in use.
 func (s *iovaSpace) reset(ranges []Range, used []span) {
-	s.free = usable(ranges)
+	s.free, s.borders = usable(ranges), map[IOVA]bool{}
+	for _, f := range s.free {
+		s.borders[f.start] = true
+	}
 	for _, u := range used {
 		s.remove(u)
 	}
@@ -111,17 +107,17 @@ func (s *iovaSpace) take(size, align, phase uint64) (IOVA, error) {
 func (s *iovaSpace) give(start IOVA, size uint64) {
 	u := span{start, start + IOVA(size)}
 	i := sort.Search(len(s.free), func(i int) bool { return s.free[i].start >= u.end })
-	if i > 0 && s.free[i-1].end == u.start {
+	left := i > 0 && s.free[i-1].end == u.start && !s.borders[u.start]
+	right := i < len(s.free) && s.free[i].start == u.end && !s.borders[u.end]
+	switch {
+	case left && right:
+		s.free[i-1].end = s.free[i].end
+		s.free = slices.Delete(s.free, i, i+1)
+	case left:
 		s.free[i-1].end = u.end
-		if i < len(s.free) && s.free[i].start == u.end {
-			s.free[i-1].end = s.free[i].end
-			s.free = slices.Delete(s.free, i, i+1)
-		}
-		return
-	}
-	if i < len(s.free) && s.free[i].start == u.end {
+	case right:
 		s.free[i].start = u.start
-		return
+	default:
+		s.free = slices.Insert(s.free, i, u)
 	}
-	s.free = slices.Insert(s.free, i, u)
 }

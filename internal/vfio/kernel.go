@@ -60,37 +60,6 @@ func (m machine) again(f func() error) error {
 	}
 }
 
-// holders names the processes that have a file open, as far as this user may see them.
-func (m machine) holders(path string) string {
-	fds, err := filepath.Glob(m.path("/proc/[0-9]*/fd/*"))
-	if err != nil {
-		return ""
-	}
-	var out []string
-	seen := map[string]bool{}
-	for _, fd := range fds {
-		if to, err := os.Readlink(fd); err != nil || to != path {
-			continue
-		}
-		dir := filepath.Dir(filepath.Dir(fd))
-		pid := filepath.Base(dir)
-		if seen[pid] {
-			continue
-		}
-		seen[pid] = true
-		comm, _ := os.ReadFile(filepath.Join(dir, "comm")) // the number alone serves too
-		who := "process " + pid
-		if name := strings.TrimSpace(string(comm)); name != "" {
-			who += " (" + name + ")"
-		}
-		if pid == strconv.Itoa(os.Getpid()) {
-			who = "this process"
-		}
-		out = append(out, who)
-	}
-	return strings.Join(out, ", ")
-}
-
 // linux is the real kernel.
 type linux struct{}
 

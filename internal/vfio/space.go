@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/pci"
 )
@@ -102,12 +103,18 @@ func (m machine) notViable(dev pci.Device, cause error) error {
 	return errs.New(errs.Refused, "vfio %s: its IOMMU group is shared with devices that the kernel uses (%s): %w; %s", dev.Addr, m.groupText(dev.Group), cause, next)
 }
 
-// heldBy is " (held by …)" where the holder of a file can be seen.
-func (m machine) heldBy(path string) string {
-	if who := m.holders(path); who != "" {
-		return " (held by " + who + ")"
+// heldBy is " (held by …)" where the holder of a node can be seen.
+func (m machine) heldBy(node string) string {
+	// What could not be looked at is not worth more words in an error about something else.
+	openers, _ := diskuse.Openers(m.sys(), node)
+	var who []string
+	for _, o := range openers {
+		who = append(who, fmt.Sprintf("%s, process %d", o.Name, o.PID))
 	}
-	return ""
+	if len(who) == 0 {
+		return ""
+	}
+	return " (held by " + strings.Join(who, "; ") + ")"
 }
 
 // openError explains why a VFIO device node did not open.
