@@ -9,13 +9,13 @@ export CGO_ENABLED ?= 0
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-SCRIPTS := .ci/run $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh)
+SCRIPTS := .ci/run vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh)
 
 # Formats that the import tests read, where they are present (see .ci/run).
 HELIOS_TESTDATA ?= $(abspath ../shared/data)
 export HELIOS_TESTDATA
 
-.PHONY: build demo test race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-faults test-gpu-pack clean
+.PHONY: build demo test race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-faults test-vm test-gpu-pack clean
 
 build:
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
@@ -54,6 +54,13 @@ test-faults:
 	$(GO) test -count=1 -timeout 10m ./internal/faultinject ./nvme/faultbus || rc=1; \
 	$(GO) test -count=1 -timeout 10m -run 'Fault|FailedWrite|TornAndLost|LyingFlush|RowSums|VerifyNamesRows' ./dataset || rc=1; \
 	cat "$$sum"; exit $$rc
+
+# heliosctl on NVMe controllers that others wrote: QEMU's, behind an emulated IOMMU, in a guest with a
+# stock kernel. Needs qemu-system-x86_64 and apt; no root, no KVM, no hardware. VM_SCENARIOS names some
+# of the scenarios (go run ./tools/vmtest -list).
+VM_SCENARIOS ?=
+test-vm:
+	$(GO) run ./tools/vmtest $(VM_SCENARIOS)
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gputier
