@@ -138,8 +138,11 @@ func (t *T) Run(c Cmd) Result {
 }
 
 // OK runs a shell line, which must exit 0, and returns its standard output.
-func (t *T) OK(user, shell string) string {
-	r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", shell}, User: user})
+func (t *T) OK(user, shell string) string { return t.run(user, 0, shell) }
+
+// run is OK with a time limit of its own.
+func (t *T) run(user string, limit time.Duration, shell string) string {
+	r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", shell}, User: user, Timeout: limit})
 	if r.Code != 0 {
 		t.Fatalf("%s (as %s): exit code %d:\n%s%s", shell, user, r.Code, r.Out, r.Err)
 	}
@@ -200,8 +203,11 @@ func (p *Proc) Wait() Result {
 }
 
 // ReadFile reads up to agent.FileLimit bytes of a file in the guest.
-func (t *T) ReadFile(path string) []byte {
-	a, err := t.do(answerSlack, agent.Request{Op: agent.OpRead, Path: path})
+func (t *T) ReadFile(path string) []byte { return t.ReadFileAt(path, 0, agent.FileLimit) }
+
+// ReadFileAt reads up to n bytes from an offset of a file or block device in the guest.
+func (t *T) ReadFileAt(path string, off, n int64) []byte {
+	a, err := t.do(answerSlack, agent.Request{Op: agent.OpRead, Path: path, Offset: off, Max: n})
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
