@@ -279,7 +279,7 @@ func TestChoose(t *testing.T) {
 }
 
 // fakeQEMU answers QMP as docs/interop/qmp-spec.txt says, with an event before the first answer.
-func fakeQEMU(t *testing.T, conn net.Conn) {
+func fakeQEMU(conn net.Conn) {
 	enc, dec := json.NewEncoder(conn), json.NewDecoder(conn)
 	_ = enc.Encode(map[string]any{"QMP": map[string]any{"version": map[string]any{}}})
 	for {
@@ -308,7 +308,7 @@ func fakeQEMU(t *testing.T, conn net.Conn) {
 
 func TestQMP(t *testing.T) {
 	host, other := net.Pipe()
-	go fakeQEMU(t, other)
+	go fakeQEMU(other)
 	q, err := newQMP(host)
 	if err != nil {
 		t.Fatal(err)

@@ -95,7 +95,7 @@ type Result struct {
 }
 
 // answerSlack is what the guest may take for an answer after a command's own time-out.
-const answerSlack = 15 * time.Second
+var answerSlack = 15 * time.Second
 
 func (t *T) do(limit time.Duration, q agent.Request) (agent.Response, error) {
 	ctx, cancel := context.WithTimeout(t.Context, limit)
@@ -334,7 +334,7 @@ type outcome struct {
 }
 
 // runScenario boots, runs, checks the log and ends the machine; keep leaves its folder.
-func runScenario(ctx context.Context, in *inputs, s Scenario, verbose, keep bool) (o outcome) {
+func runScenario(whole context.Context, in *inputs, s Scenario, verbose, keep bool) (o outcome) {
 	o.name = s.Name
 	began := time.Now()
 	defer func() { o.took = time.Since(began) }()
@@ -342,7 +342,7 @@ func runScenario(ctx context.Context, in *inputs, s Scenario, verbose, keep bool
 	if limit == 0 {
 		limit = defaultLimit
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the scenario is over its limit of %v", limit))
+	ctx, cancel := context.WithTimeoutCause(whole, limit, fmt.Errorf("the scenario is over its limit of %v", limit))
 	defer cancel()
 	dir, err := os.MkdirTemp(in.work, "m")
 	if err != nil {
@@ -387,10 +387,12 @@ func runScenario(ctx context.Context, in *inputs, s Scenario, verbose, keep bool
 		t.Errorf("%v", context.Cause(ctx))
 		select {
 		case <-done:
-		case <-time.After(qmpLimit):
+		case <-time.After(answerSlack):
 		}
 	}
-	t.finish()
+	if whole.Err() == nil { // else somebody waits for the end
+		t.finish()
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o.failure, o.notes = strings.Join(t.failures, "\n"), t.notes

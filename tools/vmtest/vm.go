@@ -31,7 +31,7 @@ type VM struct {
 }
 
 // bootLimit bounds the time from QEMU's start to the agent's hello.
-const bootLimit = 90 * time.Second
+var bootLimit = 90 * time.Second
 
 // startVM boots a machine in dir, an empty folder whose path is short.
 func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (vm *VM, err error) {
@@ -176,7 +176,7 @@ func (v *VM) kill() {
 }
 
 // offLimit bounds the time from the request to power off to QEMU's end.
-const offLimit = 15 * time.Second
+var offLimit = 15 * time.Second
 
 // powerOff ends the guest in good order: the end line on its console, QEMU's exit code 0.
 func (v *VM) powerOff() error {

@@ -187,7 +187,7 @@ func (c *Client) Do(done <-chan struct{}, q Request) (Response, error) {
 	err := WriteLine(c.w, q)
 	c.wm.Unlock()
 	if err != nil {
-		return Response{}, fmt.Errorf("channel: %w", err)
+		return Response{}, fmt.Errorf("%s: the channel to the guest ended: %w", q.Op, err)
 	}
 	select {
 	case a := <-ch:
