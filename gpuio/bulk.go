@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -222,6 +221,9 @@ func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) er
 	if b.closed || b.q == nil {
 		return errs.New(errs.Device, "nvme %s: bulk queue is closed; open the SSD again", b.c.Name())
 	}
+	if err := b.c.Leaving(); err != nil {
+		return fmt.Errorf("%s LBA %d: %w", op, lba, err)
+	}
 	ns := b.c.Namespace()
 	var first error
 	next, inflight := 0, 0
@@ -313,7 +315,8 @@ func (b *Bulk) ring() {
 // reap waits for completions and deals with them. It returns an error only when the queue pair is
 // lost; errors of commands go to first.
 func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, first *error) error {
-	for polls := 0; ; polls++ {
+	var pace napper
+	for {
 		n, foreign := b.sweep()
 		resubmitted := false
 		for i := range b.slots {
@@ -386,7 +389,7 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 			wait = min(wait, d)
 		}
 		if !expired {
-			waitCQ(b.waiter, b.q.ID, min(wait, 100*time.Millisecond), polls)
+			waitCQ(b.waiter, b.q.ID, min(wait, 100*time.Millisecond), &pace)
 		}
 		if *first == nil && ctx.Err() != nil {
 			return nil // run records it
@@ -538,17 +541,4 @@ func (b *Bulk) reset() error {
 		}
 	}
 	return b.createQueue(ctx)
-}
-
-// waitCQ parks until the queue may have a completion. A bus that cannot wait is polled, politely:
-// polls counts the fruitless ones.
-func waitCQ(w nvme.Waiter, qid uint16, d time.Duration, polls int) {
-	switch {
-	case w != nil:
-		w.WaitCQ(qid, d)
-	case polls < 64:
-		runtime.Gosched()
-	default:
-		time.Sleep(min(d, 50*time.Microsecond))
-	}
 }

@@ -23,13 +23,13 @@ type hostSide struct {
 type blockPark struct {
 	group   nvme.CQGroup  // nil: the bus cannot wait for several queues
 	waiters []queueWaiter // then: each queue's own way
+	poll    bool          // a queue has none
 	d       time.Duration
 	fn      func()
-	polls   int
 }
 
 type queueWaiter struct {
-	w   nvme.Waiter
+	w   nvme.Waiter // nil: the queue must be looked at
 	q   *queueState
 	qid *uint32
 }
@@ -38,9 +38,16 @@ type queueWaiter struct {
 const pollSlice = 200 * time.Microsecond
 
 func (p *blockPark) init() {
+	for _, w := range p.waiters {
+		p.poll = p.poll || w.w == nil
+	}
 	p.fn = func() {
-		if p.group != nil {
+		switch {
+		case p.group != nil:
 			p.group.Wait(p.d)
+			return
+		case p.poll:
+			p.pollQueues()
 			return
 		}
 		d := p.d
@@ -48,9 +55,8 @@ func (p *blockPark) init() {
 			d = min(d, pollSlice)
 		}
 		for _, w := range p.waiters {
-			waitCQ(w.w, uint16(atomic.LoadUint32(w.qid)), d, p.polls)
+			w.w.WaitCQ(uint16(atomic.LoadUint32(w.qid)), d)
 		}
-		p.polls++
 	}
 }
 
