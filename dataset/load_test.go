@@ -17,6 +17,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/signatures"
 	"helios/nvme"
 )
 
@@ -179,11 +180,11 @@ func TestRefuses(t *testing.T) {
 			clear(s.durable[len(s.durable)-4096:])
 		}, "damaged"},
 	}
-	for i, sig := range signatures {
-		cases[fmt.Sprintf("%s #%d", sig.what, i)] = struct {
+	for i, sig := range signatures.Table() {
+		cases[fmt.Sprintf("%s #%d", sig.What, i)] = struct {
 			dirty func(*simSSD)
 			want  string
-		}{put(sig.at, sig.text), sig.what}
+		}{put(sig.At, sig.Text), sig.What}
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +208,7 @@ func TestRefuses(t *testing.T) {
 			_, err = verify(bg, d, targetsOf(clean, dirty), VerifyOptions{Source: true})
 			require.NoError(t, err)
 			image := dirty.clone().durable
-			require.Empty(t, findSignature(image[:probeBytes], image[len(image)-probeBytes:], int64(len(image))), "the old signature survived")
+			require.Empty(t, signatures.Find(image[:signatures.ProbeBytes], image[len(image)-signatures.ProbeBytes:], int64(len(image))), "the old signature survived")
 		})
 	}
 }

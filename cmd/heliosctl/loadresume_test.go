@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// slowSSD plays an SSD on which a load lasts long enough to be killed in.
+const slowSSD = `name: slow
+title: a slow one for tests
+read: {latency: {quantiles: [{q: 0, us: 10}, {q: 1, us: 10}], source: "assumed: a test"}}
+write: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed: a test"}, bandwidth: {mb_s: %d, source: "assumed: a test"}}
+flush: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed: a test"}}
+`
+
+// slowly binds two SSDs that play slowSSD, with something in every byte, and makes a dataset of 40 MB. They
+// are in shared memory, where a flush costs nothing, so that marks come as often as they may.
+func slowly(t *testing.T, mbs int) (pattern []byte) {
+	t.Helper()
+	isolate(t)
+	shm, err := os.MkdirTemp("/dev/shm", "helios-load-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(shm)) })
+	t.Chdir(shm)
+	require.NoError(t, os.WriteFile("slow.yaml", fmt.Appendf(nil, slowSSD, mbs), 0o644))
+	pattern = bytes.Repeat([]byte("what was there before. "), 24<<20/23+1)[:24<<20]
+	clear(pattern[:4096])
+	clear(pattern[len(pattern)-4096:])
+	for i := range 2 {
+		require.NoError(t, os.WriteFile(fmt.Sprintf("ssd%d.img", i), pattern, 0o644))
+	}
+	ok(t, "generate", "--nodes", "20000", "--dim", "500", "--avg-degree", "2", "--seed", "5", "--out", "g", "--quiet")
+	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--ssd-model", "slow.yaml", "--buffered")
+	return pattern
+}
+
+// requireOutside: nothing but the extents that a load's result names has changed.
+func requireOutside(t *testing.T, pattern []byte, result map[string]any) {
+	t.Helper()
+	for i, s := range result["extents"].([]any) {
+		b, err := os.ReadFile(fmt.Sprintf("ssd%d.img", i))
+		require.NoError(t, err)
+		require.Len(t, b, len(pattern))
+		ssd := s.(map[string]any)
+		lba := ssd["lba_bytes"].(float64)
+		inside := 0
+		for _, e := range ssd["extents"].([]any) {
+			at, n := int(e.(map[string]any)["lba"].(float64)*lba), int(e.(map[string]any)["blocks"].(float64)*lba)
+			copy(b[at:at+n], pattern[at:])
+			inside += n
+		}
+		require.True(t, bytes.Equal(pattern, b), "SSD %d: bytes outside the extents of the load have changed", i)
+		require.Less(t, inside, len(b)*19/20, "there is an outside")
+	}
+}
+
+// marked is how many chunks of ssd0.img a load has said are there.
+func marked(t *testing.T) uint64 {
+	t.Helper()
+	f, err := os.Open("ssd0.img")
+	require.NoError(t, err)
+	defer f.Close()
+	b := make([]byte, 8)
+	_, err = f.ReadAt(b, 272) // dataset/superblock.go: MarkChunks
+	require.NoError(t, err)
+	return binary.LittleEndian.Uint64(b)
+}
+
+// A load that is killed again and again at random moments goes on each time, and ends as one that was
+// left alone.
+func TestKilledLoadGoesOn(t *testing.T) {
+	pattern := slowly(t, 4)
+	kills := 3
+	if testing.Short() {
+		kills = 1
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	for range kills {
+		c := child(t, "load", "g", "--quiet")
+		require.NoError(t, c.Start())
+		before := marked(t)
+		require.Eventually(t, func() bool { return marked(t) > before }, 20*time.Second, 5*time.Millisecond)
+		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond) // the random moment, after a mark
+		require.NoError(t, c.Process.Kill())
+		require.Error(t, c.Wait(), "it was done before it was killed: make slowSSD slower")
+		fails(t, hc(t, "verify", "g"), 5, "verify", "did not finish", "% of its stripe is there", "heliosctl load")
+		fails(t, hc(t, trainArgs("--epochs", "1")...), 5, "train", "did not finish")
+	}
+	out := hc(t, "load", "g", "--json")
+	require.Equal(t, 0, out.code, out.errOut)
+	r := last(t, out.out)
+	require.Contains(t, out.errOut, "are on the SSDs from a load that was interrupted; going on there")
+	require.GreaterOrEqual(t, r["resumed_bytes"], float64(kills)*1e6)
+	require.Contains(t, ok(t, "verify", "g", "--source"), "20000 rows equal to the source")
+	requireOutside(t, pattern, r)
+	require.Equal(t, r["extents"], last(t, ok(t, "verify", "g", "--json"))["extents"])
+}
+
+// Ctrl-C ends a load with 130, a mark and the next command; --restart starts over.
+func TestInterruptedLoad(t *testing.T) {
+	pattern := slowly(t, 16)
+	stop := func(after time.Duration, args ...string) outcome {
+		c := child(t, args...)
+		var errOut strings.Builder
+		c.Stderr = &errOut
+		require.NoError(t, c.Start())
+		time.Sleep(after)
+		require.NoError(t, c.Process.Signal(syscall.SIGINT))
+		require.Error(t, c.Wait())
+		return outcome{c.ProcessState.ExitCode(), "", errOut.String()}
+	}
+	// Sooner than a first mark is due.
+	fails(t, stop(700*time.Millisecond, "load", "g", "--quiet"), 130, "load", "interrupted", "% of it are on the SSDs", "the next \"heliosctl load --dataset g\" goes on there")
+	require.Contains(t, ok(t, "load", "g"), ", resumed at ")
+	fails(t, stop(300*time.Millisecond, "verify", "g", "--quiet", "--source", "--fault", "late(op=read,ms=100)"), 130, "verify", "interrupted", "run it again")
+
+	fails(t, stop(700*time.Millisecond, "load", "g", "--quiet"), 130, "load", "interrupted")
+	out := hc(t, "load", "g", "--restart", "--json")
+	require.Equal(t, 0, out.code, out.errOut)
+	require.Contains(t, out.errOut, "starting over, not where the interrupted load was: --restart")
+	r := last(t, out.out)
+	require.Equal(t, "--restart", r["started_over"])
+	require.Zero(t, r["resumed_bytes"])
+	require.Contains(t, ok(t, "verify", "g", "--source"), "20000 rows equal")
+	requireOutside(t, pattern, r)
+}
