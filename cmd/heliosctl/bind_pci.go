@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/pci"
 	"helios/internal/state"
@@ -25,6 +26,9 @@ type candidate struct {
 	content []string // what load would overwrite: --force SERIAL gives it up
 	done    bool     // bound already
 }
+
+// foreign candidates have been at vfio-pci before us.
+func (c *candidate) foreign() bool { return c.Driver == vfioDriver && c.Record == nil }
 
 // candidateReport is a line of "bind-ssds --json" about a controller that was asked for.
 type candidateReport struct {
@@ -83,7 +87,7 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 	if plan, err = e.judge(plan, force, unused); err != nil {
 		return err
 	}
-	if err := e.showCandidates(plan); err != nil {
+	if err := e.showCandidates(plan, force); err != nil {
 		return err
 	}
 	if err := e.settle(ctx, plan, force, dry); err != nil {
@@ -144,9 +148,9 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 		uses, err := e.machine.uses(c.Addr)
 		for _, u := range uses {
 			if u.Live {
-				c.live = append(c.live, u.String())
+				c.live = append(c.live, useText(u))
 			} else {
-				c.content = append(c.content, u.String())
+				c.content = append(c.content, useText(u))
 			}
 		}
 		if err != nil && e.machine.root() {
@@ -162,7 +166,7 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 			c.live = append(c.live, fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)", c.Group))
 		case unused && c.Driver == "" && c.Record == nil:
 			c.live = append(c.live, "no driver has it, so nothing says what is on it; name it to take it")
-		case unused && c.Driver == vfioDriver && c.Record == nil:
+		case unused && c.foreign():
 			c.live = append(c.live, "vfio-pci has it for somebody else; name it to take it")
 		}
 	}
@@ -229,7 +233,7 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 }
 
 // showCandidates lists what was asked for before anything is touched.
-func (e *env) showCandidates(plan []candidate) error {
+func (e *env) showCandidates(plan []candidate, force []string) error {
 	var rows [][]string
 	for _, c := range plan {
 		held := append(append([]string{}, c.live...), c.content...)
@@ -239,8 +243,13 @@ func (e *env) showCandidates(plan []candidate) error {
 			todo = "nothing: bound already as " + c.Record.Name
 		case c.Record != nil:
 			todo = "finish: " + string(c.Record.Phase) + " was cut off"
-		case c.Driver == vfioDriver:
+		case c.foreign():
 			todo = "take over from whoever bound it to " + vfioDriver
+		}
+		if len(c.live) > 0 {
+			todo = "refused"
+		} else if len(c.content) > 0 && !slices.Contains(force, c.serial()) {
+			todo = "refused without --force " + c.serial()
 		}
 		err := e.ui.Event("candidate", candidateReport{
 			PCI: c.Addr, Device: c.Kernel.Name, Disks: c.disks(), Driver: c.Driver, Model: c.model(), Serial: c.serial(), Bytes: c.bytes(),
@@ -258,6 +267,9 @@ func (e *env) showCandidates(plan []candidate) error {
 	e.ui.Table([]string{"PCI", "disk", "model", "serial", "size", "LBA", "IOMMU group", "driver", "held by", "to do"}, rows)
 	return nil
 }
+
+// useText is a use of a disk in words.
+func useText(u diskuse.Use) string { return "/dev/" + u.Device + " " + u.Text }
 
 func dash(s string) string {
 	if s == "" {
@@ -459,8 +471,12 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 			return
 		}
 		done = nil
-		for _, r := range taken {
-			err = e.giveBack(r, err)
+		for i, r := range taken {
+			if cs[i].foreign() {
+				err = errors.Join(err, recs.Remove(r.Name)) // nothing was done to it
+			} else {
+				err = e.giveBack(r, err)
+			}
 		}
 	}()
 	for _, c := range cs {
@@ -478,7 +494,9 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 			return nil, err
 		}
 		taken = append(taken, r)
-		err = m.bind(c.Addr, vfioDriver)
+		if !c.foreign() {
+			err = m.bind(c.Addr, vfioDriver)
+		}
 		release()
 		if err != nil {
 			return nil, err

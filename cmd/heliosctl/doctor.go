@@ -163,7 +163,7 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 	default:
 		uses, err := e.machine.uses(c.Addr)
 		for _, u := range uses {
-			text = append(text, u.String())
+			text = append(text, useText(u))
 		}
 		switch {
 		case err != nil:
@@ -172,8 +172,7 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 		case len(uses) > 0:
 			f.Answer, f.Next = probe.NotThere, "an SSD that nobody uses"
 		default:
-			text = append(text, fmt.Sprintf("free, IOMMU group %d", c.Group))
-			f.Next = fmt.Sprintf("\"sudo heliosctl bind-ssds %s\" to use it", c.Addr)
+			text = append(text, fmt.Sprintf("free, IOMMU group %d: \"sudo heliosctl bind-ssds %s\" takes it", c.Group, c.Addr))
 		}
 	}
 	f.Detail = strings.TrimPrefix(strings.Join(text, "; "), "; ")

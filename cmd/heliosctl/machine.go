@@ -34,8 +34,9 @@ type machine struct {
 }
 
 // thisMachine makes the machine of a run; tests replace it.
-var thisMachine = func() *machine {
-	sys := pci.Sys{}
+var thisMachine = func() *machine { return machineOf(pci.Sys{}) }
+
+func machineOf(sys pci.Sys) *machine {
 	return &machine{
 		sys:     sys,
 		root:    func() bool { return os.Geteuid() == 0 },

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,12 +14,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda/driver"
+	"helios/internal/pci"
+	"helios/internal/state"
 )
 
 // asChild makes the test binary be heliosctl, for tests that need a process of its own.
 const asChild = "HELIOSCTL_TEST_AS_CHILD"
 
 func TestMain(m *testing.M) {
+	// No test sees or touches the controllers of the machine that it runs on.
+	thisMachine = func() *machine { return machineOf(pci.Sys{Root: noMachine}) }
+	if os.Getenv(state.EnvRun) == "" {
+		_ = os.Setenv(state.EnvRun, noMachine)
+	}
 	if os.Getenv(asChild) != "" {
 		main()
 	}
@@ -116,4 +124,8 @@ func isolate(t *testing.T) {
 	t.Setenv(driver.EnvLibrary, "libcuda-of-no-test.so") // a GPU here is no part of these tests
 	t.Chdir(t.TempDir())
 	t.Setenv("HELIOS_STATE", t.TempDir())
+	t.Setenv(state.EnvRun, filepath.Join(t.TempDir(), "run"))
 }
+
+// noMachine is a folder that is not there: a machine without devices.
+const noMachine = "/heliosctl-test/no-machine"

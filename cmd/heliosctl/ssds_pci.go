@@ -138,7 +138,7 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	}
 	uses, err := e.machine.uses(c.Addr)
 	for _, u := range uses {
-		r.HeldBy = append(r.HeldBy, u.String())
+		r.HeldBy = append(r.HeldBy, useText(u))
 	}
 	if err != nil && e.machine.root() {
 		r.HeldBy = append(r.HeldBy, "could not look everywhere: "+err.Error())
