@@ -90,7 +90,7 @@ func (in *inputs) goTool(ctx context.Context, args ...string) error {
 
 // accounts of the guest: root, and one ordinary user.
 const (
-	passwd = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"
+	passwd = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/people/user:/bin/sh\n"
 	groups = "root:x:0:\ndisk:x:6:\nuser:x:1000:\n"
 )
 
@@ -103,7 +103,7 @@ func (in *inputs) baseFiles(busybox, init string) ([]byte, error) {
 	}
 	c.dir("tmp", 0o1777, 0)
 	c.dir("root", 0o700, 0)
-	c.dir("home/user", 0o755, 1000)
+	c.dir("people/user", 0o755, 1000)
 	c.char("dev/console", 0o600, 5, 1) // the kernel opens it before devtmpfs is mounted
 	c.char("dev/null", 0o666, 1, 3)
 	for name, text := range map[string]string{"passwd": passwd, "group": groups, "shells": "/bin/sh\n", "hostname": "vmtest\n"} {

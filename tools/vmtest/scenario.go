@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -344,27 +345,34 @@ func runScenario(whole context.Context, in *inputs, s Scenario, verbose, keep bo
 	}
 	ctx, cancel := context.WithTimeoutCause(whole, limit, fmt.Errorf("the scenario is over its limit of %v", limit))
 	defer cancel()
-	dir, err := os.MkdirTemp(in.work, "m")
-	if err != nil {
-		o.failure = err.Error()
-		return o
-	}
-	defer func() {
-		if keep {
-			fmt.Printf("  kept %s\n", dir)
-		} else {
-			os.RemoveAll(dir)
+	var vm *VM
+	for try := 1; ; try++ {
+		dir, err := os.MkdirTemp(in.work, "m")
+		if err != nil {
+			o.failure = err.Error()
+			return o
 		}
-	}()
-	initrd := filepath.Join(dir, "initrd")
-	if err := in.initrd(ctx, s.Config, initrd); err != nil {
-		o.failure = err.Error()
-		return o
-	}
-	vm, err := startVM(ctx, in, s.Config, dir, initrd)
-	if err != nil {
-		o.failure = err.Error()
-		return o
+		defer func() {
+			if keep {
+				fmt.Printf("  kept %s\n", dir)
+			} else {
+				os.RemoveAll(dir)
+			}
+		}()
+		initrd := filepath.Join(dir, "initrd")
+		if err := in.initrd(ctx, s.Config, initrd); err != nil {
+			o.failure = err.Error()
+			return o
+		}
+		if vm, err = startVM(ctx, in, s.Config, dir, initrd); err == nil {
+			break
+		}
+		// A host that is busy with other things can starve a guest's boot. Once, and it is told.
+		if !errors.Is(err, errBoot) || try == 2 || ctx.Err() != nil {
+			o.failure = err.Error()
+			return o
+		}
+		o.notes = append(o.notes, "booted a second time: "+err.Error())
 	}
 	defer vm.kill()
 	o.boot = time.Since(began)
@@ -395,7 +403,7 @@ func runScenario(whole context.Context, in *inputs, s Scenario, verbose, keep bo
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	o.failure, o.notes = strings.Join(t.failures, "\n"), t.notes
+	o.failure, o.notes = strings.Join(t.failures, "\n"), append(o.notes, t.notes...)
 	return o
 }
 

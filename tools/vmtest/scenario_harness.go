@@ -26,7 +26,7 @@ func init() {
 
 func harness(t *T) {
 	// users, limits, terminals, outputs
-	if out := t.OK("user", "id; echo $HOME; pwd; ulimit -l"); !strings.Contains(out, "uid=1000(user) gid=1000(user) groups=1000(user)\n/home/user\n/home/user\n") {
+	if out := t.OK("user", "id; echo $HOME; pwd; ulimit -l"); !strings.Contains(out, "uid=1000(user) gid=1000(user) groups=1000(user)\n/people/user\n/people/user\n") {
 		t.Errorf("the ordinary user is %q", out)
 	}
 	t.OK("root", "echo helios:x:990:user >>/etc/group; mkdir -p /etc/security/limits.d; echo '@helios - memlock unlimited' >/etc/security/limits.d/helios.conf")

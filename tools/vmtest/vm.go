@@ -33,6 +33,9 @@ type VM struct {
 // bootLimit bounds the time from QEMU's start to the agent's hello.
 var bootLimit = 90 * time.Second
 
+// errBoot marks a guest that died or stood still between QEMU's start and the agent's hello.
+var errBoot = errors.New("the guest did not boot")
+
 // startVM boots a machine in dir, an empty folder whose path is short.
 func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (vm *VM, err error) {
 	cfg = cfg.withDefaults()
@@ -134,13 +137,13 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 	case <-v.agent.Hello():
 		return v, nil
 	case <-v.agent.Ended():
-		return nil, fmt.Errorf("the guest's channel ended before its agent was up: %w", v.agent.Err())
+		return nil, fmt.Errorf("%w: its channel ended before its agent was up: %w", errBoot, v.agent.Err())
 	case <-v.exited:
-		return nil, fmt.Errorf("QEMU ended before the guest's agent was up: %v", v.err)
+		return nil, fmt.Errorf("%w: QEMU ended before its agent was up: %v", errBoot, v.err)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-time.After(bootLimit):
-		return nil, fmt.Errorf("the guest's agent was not up after %v", bootLimit)
+		return nil, fmt.Errorf("%w: its agent was not up after %v", errBoot, bootLimit)
 	}
 }
 
