@@ -91,6 +91,9 @@ tool() {
 # tool_or_own NAME: the same, else the system's: for commands that only touch paths below HELIOS_SYSROOT.
 tool_or_own() { tool "$1" || printf '%s\n' "$1"; }
 
+# stat_of FORMAT PATH
+stat_of() { "$(tool_or_own stat)" -c "$@"; }
+
 # change TEXT COMMAND…: runs a command that changes the machine and says TEXT; a dry run shows it.
 change() {
 	text=$1
@@ -107,18 +110,15 @@ change() {
 		esac
 		return 0
 	fi
-	"$@" || return 1
+	"$@" || return
 	say "$text"
 }
 
 # first FILE: its first line.
 first() { head -n 1 "$1" 2>/dev/null; }
-# word FILE: its first word, or nothing.
-word() {
-	w=
-	if [ -r "$1" ]; then read -r w _ <"$1" 2>/dev/null || :; fi
-	printf '%s\n' "$w"
-}
+# word FILE: its first word, or nothing. Not with read, which takes a byte at a time: /proc/sys gives
+# only the first one then.
+word() { awk '{ print $1; exit }' "$1" 2>/dev/null; }
 # link PATH: the last part of what a link points at.
 link() {
 	l=$(readlink "$1" 2>/dev/null) || l=
@@ -149,9 +149,10 @@ size_kib() {
 		else {
 			p = index("kmgt", substr(u, 1, 1)); if (p == 0) exit 1
 			rest = substr(u, 2)
-			if (rest == "" || rest == "ib") f = 1024 ^ p
-			else if (rest == "b") f = 1000 ^ p
+			if (rest == "" || rest == "ib") base = 1024
+			else if (rest == "b") base = 1000
 			else exit 1
+			for (f = 1; p > 0; p--) f *= base
 		}
 		k = v * f / 1024; if (k > 1e15) exit 1
 		r = int(k); if (r < k) r++
@@ -402,17 +403,17 @@ nodes() {
 # iommu_free: whether /dev/iommu has no owner but root and us; some distributions give it to kvm.
 iommu_free() {
 	[ -e "$R/dev/iommu" ] || return 0
-	ig=$(stat -c %g "$R/dev/iommu")
+	ig=$(stat_of %g "$R/dev/iommu")
 	[ "$ig" = 0 ] || [ "$ig" = "$(group_id "$group")" ] || rec_all node | grep -q '^/dev/iommu '
 }
 # owned PATH GID: whether the group can read and write it.
 owned() {
 	# shellcheck disable=SC2046 # three words
-	set -- "$2" $(stat -c '%g %a' "$R$1" 2>/dev/null)
+	set -- "$2" $(stat_of '%g %a' "$R$1" 2>/dev/null)
 	[ $# = 3 ] && [ "$1" = "$2" ] && case $3 in *[67]?) true ;; *) false ;; esac
 }
 # open_to_all PATH
-open_to_all() { case $(stat -c %a "$R$1" 2>/dev/null) in *[67]) true ;; *) false ;; esac }
+open_to_all() { case $(stat_of %a "$R$1" 2>/dev/null) in *[67]) true ;; *) false ;; esac }
 
 # limit_at_login USER: locked memory in KiB as pam_limits will set it, then where from.
 limit_at_login() {
@@ -671,6 +672,9 @@ status_ssds() {
 		for c in "$d"/nvme/nvme*; do
 			if [ -d "$c" ]; then
 				what="$(sed 's/ *$//' "$c/model" 2>/dev/null), serial $(sed 's/ *$//' "$c/serial" 2>/dev/null), ${c##*/}"
+				for b in "$c"/nvme*n*; do
+					if [ -d "$b" ]; then what="$what ${b##*/}"; fi
+				done
 			fi
 		done
 		others=
@@ -827,7 +831,7 @@ reload_rules() {
 # set_node PATH GID MODE: what it was goes to the record, once.
 set_node() {
 	# shellcheck disable=SC2046 # two words
-	set -- "$1" "$2" "$3" $(stat -c '%g %a' "$R$1")
+	set -- "$1" "$2" "$3" $(stat_of '%g %a' "$R$1")
 	if [ "$2" = "$4" ] && [ "$3" = "$5" ]; then return 0; fi
 	if ! rec_all node | grep -q "^$1 "; then rec_add "node $1 $4 $5"; fi
 	if [ "$2" != "$4" ]; then
@@ -845,7 +849,7 @@ setup_nodes() {
 		die 1 "group $group was made, but is not found; look at /etc/group and /etc/nsswitch.conf"
 	fi
 	if [ -e "$R/dev/vfio/vfio" ] && ! open_to_all /dev/vfio/vfio; then
-		set_node /dev/vfio/vfio "$(stat -c %g "$R/dev/vfio/vfio")" 666
+		set_node /dev/vfio/vfio "$(stat_of %g "$R/dev/vfio/vfio")" 666
 	fi
 	for n in $(nodes); do
 		set_node "$n" "$gid" 660
