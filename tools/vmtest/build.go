@@ -22,14 +22,20 @@ type inputs struct {
 	qemu   string
 	aio    string
 	kernel *kernel
-	base   []byte // the first part of the initramfs
-	host   string // heliosctl for the host, the same binary as the guest's
-	tests  map[string]string
+	base   []byte                // the first part of the initramfs
+	host   string                // heliosctl for the host, the same binary as the guest's
+	tests  map[string]testBinary // by package; all built before the first machine starts
+}
+
+// testBinary is a package's test binary, or why there is none: that fails the scenarios which want it.
+type testBinary struct {
+	path string
+	err  error
 }
 
 // prepare fetches and builds everything; heliosctl is a ready binary, or "".
 func prepare(ctx context.Context, cache, series, heliosctl string, say func(string, ...any)) (*inputs, error) {
-	in := &inputs{aio: "threads", tests: map[string]string{}}
+	in := &inputs{aio: "threads", tests: map[string]testBinary{}}
 	if ioURing() {
 		in.aio = "io_uring"
 	}
@@ -153,7 +159,7 @@ func (in *inputs) baseFiles(busybox, init string) ([]byte, error) {
 }
 
 // initrd writes a machine's initramfs: the base, and what its Config adds.
-func (in *inputs) initrd(ctx context.Context, cfg Config, to string) error {
+func (in *inputs) initrd(cfg Config, to string) error {
 	var buf bytes.Buffer
 	buf.Write(in.base)
 	extra := map[string]string{}
@@ -161,11 +167,14 @@ func (in *inputs) initrd(ctx context.Context, cfg Config, to string) error {
 		extra[strings.TrimPrefix(name, "/")] = from
 	}
 	for _, pkg := range cfg.Tests {
-		bin, err := in.test(ctx, pkg)
-		if err != nil {
-			return err
+		b, ok := in.tests[pkg]
+		if !ok {
+			return fmt.Errorf("the tests of %s were not built", pkg)
 		}
-		extra[testPath(pkg)[1:]] = bin
+		if b.err != nil {
+			return b.err
+		}
+		extra[testPath(pkg)[1:]] = b.path
 	}
 	if len(extra) > 0 {
 		c := newCPIO(&buf)
@@ -197,19 +206,23 @@ func testPath(pkg string) string {
 	return "/tests/" + strings.ReplaceAll(strings.Trim(strings.TrimPrefix(pkg, "./"), "/"), "/", "_")
 }
 
-func (in *inputs) test(ctx context.Context, pkg string) (string, error) {
-	if bin, ok := in.tests[pkg]; ok {
-		return bin, nil
+// buildTests builds the test binary of each package of chosen.
+func (in *inputs) buildTests(ctx context.Context, chosen []Scenario) {
+	for _, s := range chosen {
+		for _, pkg := range s.Config.Tests {
+			if _, ok := in.tests[pkg]; ok {
+				continue
+			}
+			b := testBinary{path: filepath.Join(in.work, "t-"+filepath.Base(testPath(pkg)))}
+			b.err = in.goTool(ctx, "test", "-c", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b.path, pkg)
+			if b.err == nil {
+				if _, err := os.Stat(b.path); err != nil {
+					b.err = fmt.Errorf("%s has no tests: %w", pkg, err)
+				}
+			}
+			in.tests[pkg] = b
+		}
 	}
-	bin := filepath.Join(in.work, "t-"+filepath.Base(testPath(pkg)))
-	if err := in.goTool(ctx, "test", "-c", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", bin, pkg); err != nil {
-		return "", err
-	}
-	if _, err := os.Stat(bin); err != nil {
-		return "", fmt.Errorf("%s has no tests: %w", pkg, err)
-	}
-	in.tests[pkg] = bin
-	return bin, nil
 }
 
 // ioURing tells whether the kernel gives this process a ring (io_uring_setup(2)).

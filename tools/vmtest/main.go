@@ -118,6 +118,7 @@ func run(ctx context.Context, o options) (int, error) {
 	if len(chosen) == 0 {
 		return 1, errors.New("no scenarios")
 	}
+	in.buildTests(ctx, chosen)
 	say("prepared in %.1f s; %d scenarios", time.Since(began).Seconds(), len(chosen))
 	outcomes := make([]outcome, len(chosen))
 	slots := make(chan struct{}, max(1, o.parallel))

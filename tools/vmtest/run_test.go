@@ -214,6 +214,40 @@ func TestScenarioRefusesABadMachine(t *testing.T) {
 	}
 }
 
+func TestScenarioWithoutItsTestBinaryFails(t *testing.T) {
+	in := &inputs{tests: map[string]testBinary{"./broken": {err: errors.New("does not compile")}}}
+	to := filepath.Join(t.TempDir(), "initrd")
+	if err := in.initrd(Config{Tests: []string{"./broken"}}, to); err == nil || !strings.Contains(err.Error(), "does not compile") {
+		t.Errorf("%v", err)
+	}
+	if err := in.initrd(Config{Tests: []string{"./other"}}, to); err == nil {
+		t.Error("a test binary that was never built")
+	}
+}
+
+func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("text"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	in := &inputs{base: make([]byte, 512), tests: map[string]testBinary{"./nvme/walk": {path: file}}}
+	to := filepath.Join(dir, "initrd")
+	if err := in.initrd(Config{Files: map[string]string{"/data/x": file}, Tests: []string{"./nvme/walk"}}, to); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := readCPIO(t, b[512:])
+	for _, name := range []string{"data/x", "tests/nvme_walk"} {
+		if e := got[name]; string(e.data) != "text" || e.mode != 0o100750 {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+}
+
 func TestLastTrained(t *testing.T) {
 	a, err := lastTrained(`{"event":"epoch"}` + "\n" + `{"event":"result","epochs":[{"loss":2,"rows_ssd":5},{"loss":1,"rows_ssd":5}],"test_acc":0.5,"params_sha256":"aa"}` + "\n")
 	if err != nil {

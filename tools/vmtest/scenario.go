@@ -360,7 +360,7 @@ func runScenario(whole context.Context, in *inputs, s Scenario, verbose, keep bo
 			}
 		}()
 		initrd := filepath.Join(dir, "initrd")
-		if err := in.initrd(ctx, s.Config, initrd); err != nil {
+		if err := in.initrd(s.Config, initrd); err != nil {
 			o.failure = err.Error()
 			return o
 		}

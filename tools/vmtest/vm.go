@@ -131,7 +131,7 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 		return nil, err
 	}
 	if v.qmp, err = newQMP(cq); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errBoot, err)
 	}
 	select {
 	case <-v.agent.Hello():
