@@ -37,8 +37,8 @@ type Use struct {
 	Live bool `json:"live"`
 }
 
-// String is the device and what it is used for.
-func (u Use) String() string { return "/dev/" + u.Device + ": " + u.Text }
+// String is a sentence of device and text.
+func (u Use) String() string { return "/dev/" + u.Device + " " + u.Text }
 
 // AnyLive reports whether one of the uses is live.
 func AnyLive(us []Use) bool {

@@ -138,7 +138,7 @@ func TestUses(t *testing.T) {
 			m.Fill(disk, 512, "LABELONE")
 		}, busy, []string{
 			"lvm live nvme0n1: belongs to LVM volume vg-fast/my-data (dm-3)",
-			"mounted live nvme0n1: LVM volume vg-fast/my-data (dm-3) on it is mounted at /data (ext4)",
+			"mounted live nvme0n1: carries LVM volume vg-fast/my-data (dm-3), which is mounted at /data (ext4)",
 			"signature content nvme0n1: holds an LVM physical volume"}},
 		"encrypted swap on a partition": {func(m *fakesys.Machine) {
 			m.Partition(disk, 2, 1<<20)
@@ -146,7 +146,7 @@ func TestUses(t *testing.T) {
 			m.Put("/proc/swaps", "Filename\n/dev/mapper/cryptswap partition 8 0 -2\n") // and no udev
 		}, busy, []string{
 			"crypt live nvme0n1p2: belongs to encrypted volume cryptswap (dm-0)",
-			"swap live nvme0n1p2: encrypted volume cryptswap (dm-0) on it is in use as swap space",
+			"swap live nvme0n1p2: carries encrypted volume cryptswap (dm-0), which is in use as swap space",
 			"partitioned content nvme0n1: has the partition nvme0n1p2 (1 MiB)"}},
 		"multipath": {func(m *fakesys.Machine) { dm(m, disk, "dm-0", "mpatha", "mpath-3600") }, busy,
 			[]string{"multipath live nvme0n1: belongs to multipath device mpatha (dm-0)"}},
@@ -162,7 +162,7 @@ func TestUses(t *testing.T) {
 			both(m, m.Dev("dm-1"), "/srv", "xfs", "/dev/dm-1")
 		}, busy, []string{
 			"raid live nvme0n1: belongs to RAID array md0 (raid1)",
-			"mounted live nvme0n1: LVM volume vg/lv (dm-1) on it is mounted at /srv (xfs)",
+			"mounted live nvme0n1: carries LVM volume vg/lv (dm-1), which is mounted at /srv (xfs)",
 			"signature content nvme0n1: holds a Linux RAID member"}},
 		"inactive RAID": {func(m *fakesys.Machine) {
 			m.Block("md127", 0)
@@ -179,7 +179,7 @@ func TestUses(t *testing.T) {
 			both(m, m.Dev("loop0"), "/l", "ext4", "/dev/loop0")
 		}, free, []string{
 			"loop live nvme0n1: belongs to loop device loop0",
-			"mounted live nvme0n1: loop device loop0 on it is mounted at /l (ext4)"}},
+			"mounted live nvme0n1: carries loop device loop0, which is mounted at /l (ext4)"}},
 		"NVMe target": {func(m *fakesys.Machine) {
 			for i, on := range []string{"0", "1"} {
 				ns := fmt.Sprintf("/sys/kernel/config/nvmet/subsystems/nqn.x/namespaces/%d", i+1)
@@ -231,7 +231,7 @@ func TestUses(t *testing.T) {
 		}, busy, []string{
 			"crypt live nvme0n1p2: belongs to encrypted volume root (dm-0)",
 			"mounted live nvme0n1p1: is mounted at /boot/efi (vfat)",
-			"mounted live nvme0n1p2: encrypted volume root (dm-0) on it is mounted at / (ext4)",
+			"mounted live nvme0n1p2: carries encrypted volume root (dm-0), which is mounted at / (ext4)",
 			"boot live nvme0n1p1: is a boot disk: the machine runs from it (/boot/efi)",
 			"boot live nvme0n1p2: is a boot disk: the machine runs from it (/)",
 			"signature content nvme0n1: holds a GPT partition table",
@@ -261,7 +261,7 @@ func words(us []Use) []string {
 			live = "live"
 		}
 		out = append(out, fmt.Sprintf("%s %s %s: %s", u.Kind, live, u.Device, u.Text))
-		if u.String() != "/dev/"+u.Device+": "+u.Text {
+		if u.String() != "/dev/"+u.Device+" "+u.Text {
 			panic(u.String())
 		}
 	}

@@ -33,7 +33,7 @@ func (n node) says(what string) string {
 	if n.via == "" {
 		return "is " + what
 	}
-	return n.via + " on it is " + what
+	return "carries " + n.via + ", which is " + what
 }
 
 // look is one look at one disk.
