@@ -3,12 +3,18 @@ package vfio
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
 
@@ -46,6 +52,9 @@ func TestRealDevices(t *testing.T) {
 	iova, err := dom.Map(mem)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if want := os.Getenv("HELIOS_VFIO_HUGE"); want != "" && strconv.FormatInt(hostmem.HugeBytes(), 10) != want {
+		t.Errorf("%d bytes on reserved huge pages, want %s", hostmem.HugeBytes(), want)
 	}
 	if again, err := dom.Map(mem[1<<20 : 2<<20]); err != nil || again != iova+1<<20 {
 		t.Errorf("a part again: %#x %v, the whole is at %#x", again, err, iova)
@@ -89,6 +98,58 @@ func TestRealDevices(t *testing.T) {
 	if err := hostmem.Free(mem); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestRealUnplug holds the controller HELIOS_VFIO_UNPLUG until the kernel asks for it, having made the
+// file HELIOS_VFIO_READY, and gives it back.
+func TestRealUnplug(t *testing.T) {
+	addr := os.Getenv("HELIOS_VFIO_UNPLUG")
+	if addr == "" {
+		t.Skip("HELIOS_VFIO_UNPLUG names no PCI address of a controller that will be unplugged")
+	}
+	dom, err := New(Options{})
+	ok(t, err)
+	dev := attach(t, dom, addr)
+	mem := pages(t, 16)
+	iova := mapped(t, dom, mem)
+	identify(t, dev, mem, iova)
+	ok(t, os.WriteFile(os.Getenv("HELIOS_VFIO_READY"), nil, 0o644))
+	select {
+	case <-dev.Asked():
+	case <-time.After(time.Minute):
+		t.Fatal("the kernel did not ask")
+	}
+	ok(t, dom.Unmap(iova, int64(len(mem))))
+	ok(t, dev.Close())
+	ok(t, dom.Close())
+}
+
+// TestRealMemlock fills RLIMIT_MEMLOCK to the last page, as a user whom it binds, on the controller
+// HELIOS_VFIO_MEMLOCK: the account before a Map must be the kernel's.
+func TestRealMemlock(t *testing.T) {
+	addr := os.Getenv("HELIOS_VFIO_MEMLOCK")
+	if addr == "" {
+		t.Skip("HELIOS_VFIO_MEMLOCK names no PCI address of a controller, to run as a user with a limit of locked memory")
+	}
+	dom, err := New(Options{})
+	ok(t, err)
+	dev := attach(t, dom, addr)
+	used, limit, err := dom.m.k.memlock()
+	if ok(t, err); limit < 0 || limit-used > 64<<20 {
+		t.Fatalf("%d bytes locked, limit %d", used, limit)
+	}
+	n := int(limit-used) / pageBytes
+	mem := pages(t, n+1)
+	iova := mapped(t, dom, mem[:n*pageBytes])
+	_, err = dom.Map(mem[n*pageBytes:])
+	wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is "+strconv.FormatInt(limit, 10), "vfio-setup.sh setup")
+	if err := dom.space.mapMem(uintptr(va(mem))+uintptr(n*pageBytes), 1<<32, pageBytes); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("the kernel answers %v to a page beyond the limit", err)
+	}
+	ok(t, dom.Unmap(iova, int64(n*pageBytes)))
+	mapped(t, dom, mem[n*pageBytes:]) // there is room again
+	ok(t, dev.Close())
+	ok(t, dom.Close())
 }
 
 // identify brings the controller up with an admin queue in mem, asks for its Identify data by DMA,
