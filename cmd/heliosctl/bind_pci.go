@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"helios/internal/diskuse"
@@ -385,6 +386,9 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int) (err er
 	byGroup := map[int][]candidate{}
 	for _, c := range plan {
 		if c.done {
+			if err := e.shareAgain(ctx, c.Record, gid); err != nil {
+				return err
+			}
 			already = append(already, *c.Record)
 			continue
 		}
@@ -424,7 +428,11 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int) (err er
 				left++
 			}
 		}
-		return fmt.Errorf("%w: %d SSDs are bound, %d are not; run the same command again to bind the rest, or \"sudo heliosctl unbind-ssds\" to give them all back", errors.Join(failed...), len(bound)+len(already), left)
+		next := "run the same command again to bind them"
+		if len(bound) > 0 {
+			next = "run the same command again to bind the rest, or \"sudo heliosctl unbind-ssds\" to give all back"
+		}
+		return fmt.Errorf("%w: %d SSDs are bound, %d are not; %s", errors.Join(failed...), len(bound)+len(already), left, next)
 	}
 	if len(failed) > 0 {
 		err := errors.Join(failed...)
@@ -608,6 +616,22 @@ func (e *env) shareNode(ctx context.Context, group, gid int) error {
 		return errs.New(errs.Capability, "mode of %s: %w", node, err)
 	}
 	return nil
+}
+
+// shareAgain gives an SSD that is bound already to a group: one that is named now, or the first one,
+// where only root could use it so far.
+func (e *env) shareAgain(ctx context.Context, r *state.Record, gid int) error {
+	fi, err := os.Stat(e.machine.sys.Path(r.Node))
+	if err != nil || r.Group == nil || gid < 0 {
+		return nil // nothing to share, or nobody to share it with
+	}
+	if s, ok := fi.Sys().(*syscall.Stat_t); !ok || s.Gid != 0 && !e.c.IsSet("group") {
+		return nil
+	}
+	if err := e.shareNode(ctx, *r.Group, gid); err != nil {
+		return err
+	}
+	return e.store.Machine().Share(r.Name, gid)
 }
 
 // prove brings a controller up once through our own queues, takes down what it says of itself, and

@@ -144,11 +144,16 @@ func TestBindAndUnbind(t *testing.T) {
 	}
 
 	// Again: nothing to do, by whatever name.
+	require.NoError(t, os.Chmod(r.m.sys.Path("/dev/vfio/2"), 0o600))
 	n := len(r.Writes())
 	again := ok(t, "bind-ssds", addrA, "nvme1n1")
 	require.Contains(t, again, "bound already as vfio0")
 	require.Contains(t, again, "bound already as vfio1")
 	require.Len(t, r.Writes(), n)
+	ok(t, "bind-ssds", addrB, "--group", strconv.Itoa(os.Getgid()))
+	fi, err := os.Stat(r.m.sys.Path("/dev/vfio/2"))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o660), fi.Mode().Perm(), "shared again, with the group that is named")
 
 	found = lines(t, ok(t, "ssds", "--json"))
 	require.Len(t, found, 2)

@@ -79,6 +79,9 @@ func (e *env) openSSDs(ctx context.Context, flag string) (*ssdSet, error) {
 			e.ui.Note("SSD %s (%s) is left out, for its %s was cut off: %s", r.Name, r.PCI, r.Phase, r.NextStep())
 		}
 	}
+	if len(want) == 0 {
+		chosen = e.permitted(chosen)
+	}
 	if err := e.refuseKernelStacks(chosen); err != nil {
 		return nil, err
 	}
@@ -86,6 +89,29 @@ func (e *env) openSSDs(ctx context.Context, flag string) (*ssdSet, error) {
 		return nil, errs.New(errs.Usage, "no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" (--state DIR chooses another list)", e.store.Dir())
 	}
 	return e.openThese(ctx, chosen)
+}
+
+// permitted leaves out, of all that is bound, the machine's SSDs that this user may not use, where
+// others are left.
+func (e *env) permitted(all []state.SSD) []state.SSD {
+	var may []state.SSD
+	var why []error
+	for _, d := range all {
+		if d.Kind == state.KindVFIO {
+			if err := e.store.Machine().Permitted(d.Name); err != nil {
+				why = append(why, err)
+				continue
+			}
+		}
+		may = append(may, d)
+	}
+	if len(may) == 0 {
+		return all
+	}
+	for _, err := range why {
+		e.ui.Note("left out: %v", err)
+	}
+	return may
 }
 
 // openThese leases and brings up SSDs of the state.

@@ -140,8 +140,12 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	for _, u := range uses {
 		r.HeldBy = append(r.HeldBy, useText(u))
 	}
-	if err != nil && e.machine.root() {
+	switch {
+	case err == nil:
+	case e.machine.root():
 		r.HeldBy = append(r.HeldBy, "could not look everywhere: "+err.Error())
+	default:
+		r.HeldBy = append(r.HeldBy, "needs root to see all")
 	}
 	log, err := smartOf(e.machine.sys.Path("/dev", c.Kernel.Name))
 	switch {

@@ -231,6 +231,19 @@ func (m *Machine) openLease(name string) (*os.File, error) {
 	return f, nil
 }
 
+// Permitted tells whether this user may use an SSD: nil, or an error of class Capability that says why
+// not and what changes that.
+func (m *Machine) Permitted(name string) error {
+	f, err := m.openLease(name)
+	if err != nil {
+		if errs.ClassOf(err) == errs.Capability {
+			return err
+		}
+		return nil // what else is wrong shows when it is used
+	}
+	return f.Close()
+}
+
 // stillThere tells whether an open lease file is the one under its name: unbind-ssds removes it.
 func stillThere(f *os.File) bool {
 	var st unix.Stat_t
