@@ -27,8 +27,11 @@ type LoadOptions struct {
 	// NoRowChecksums leaves the CRC32C of each row out, and with it checked reads (gpuio.NewChecked).
 	NoRowChecksums bool
 	// Restart starts over where an interrupted load could be gone on with.
-	Restart  bool
-	Progress Progress
+	Restart bool
+	// MarkEvery is the time between marks of how far the load is; 0 chooses: a second, or more where flushes
+	// are slow, so that marks take less than 1 % of the time.
+	MarkEvery time.Duration
+	Progress  Progress
 	// Note is told what is worth knowing but no error: where the load goes on, or why it starts over. Nil is
 	// silent.
 	Note func(string)
@@ -102,7 +105,11 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 		return LoadReport{}, err
 	}
 	w := &loader{d: d, ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts))}
-	if w.o.due == nil {
+	switch {
+	case o.due != nil:
+	case o.MarkEvery > 0:
+		w.o.due = func(since, _ time.Duration) bool { return since >= o.MarkEvery }
+	default:
 		w.o.due = markDue
 	}
 	if w.o.read == 0 {

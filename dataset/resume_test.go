@@ -513,6 +513,9 @@ func TestMarksAreCheap(t *testing.T) {
 	r, err = load(bg, d, targetsOf(s...), LoadOptions{Force: o.Force})
 	require.NoError(t, err)
 	require.Zero(t, r.Marks, "a load of less than a second needs none")
+	r, err = load(bg, d, targetsOf(s...), LoadOptions{MarkEvery: time.Millisecond, Force: o.Force, read: o.read})
+	require.NoError(t, err)
+	require.Positive(t, r.Marks)
 }
 
 // TestFailedMark: a mark that cannot be written ends the load, as any other write does.

@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
+	"helios/internal/errs"
 	"helios/internal/units"
 )
 
@@ -19,8 +20,8 @@ func loadCommand() *cli.Command {
 			"unless --force names their serial numbers.\n\n" +
 			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one of the\n" +
 			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +
-			"and starts over in case of doubt, or with --restart. A mark of how far a load is is written about once a\n" +
-			"second (less than 1 % of the time), and when Ctrl-C ends it.\n\n" +
+			"and starts over in case of doubt, or with --restart. A mark of how far it is is written every second, or more\n" +
+			"seldom where flushes are slow (--mark-every), and when Ctrl-C ends it.\n\n" +
 			"Each chunk of 1 MiB gets a CRC32C, which verify checks. By default each row gets one too: verify then\n" +
 			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
@@ -30,6 +31,7 @@ func loadCommand() *cli.Command {
 			datasetFlag,
 			&cli.BoolFlag{Name: "row-checksums", Value: true, Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
 			&cli.BoolFlag{Name: "restart", Usage: "start over, not where an interrupted load was"},
+			&cli.DurationFlag{Name: "mark-every", Usage: "write a mark of how far the load is every `DURATION` (default: 1s, or more where that would cost 1 % of the time)"},
 			&cli.StringFlag{Name: "force", Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
 		}, ssdFlags()...),
 		Action: action(1, runLoad),
@@ -37,6 +39,9 @@ func loadCommand() *cli.Command {
 }
 
 func runLoad(ctx context.Context, e *env) (err error) {
+	if d := e.c.Duration("mark-every"); e.c.IsSet("mark-every") && d <= 0 {
+		return errs.New(errs.Usage, "--mark-every %v is no time between two marks; give one such as 5s, or leave it out", d)
+	}
 	d, err := e.openDataset()
 	if err != nil {
 		return err
@@ -48,7 +53,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	}
 	defer closing(&err, set.close)
 	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), NoRowChecksums: !e.c.Bool("row-checksums"),
-		Restart: e.c.Bool("restart"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
+		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
 	e.showFaults(set, &results{ui: e.ui})
 	if err != nil {
 		if all := max(r.DataBytes, 1); r.OnFlash > 0 {

@@ -23,7 +23,7 @@ flush: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed:
 `
 
 // slowly binds two SSDs that play slowSSD, with something in every byte, and makes a dataset of 40 MB. They
-// are in shared memory, where a flush costs nothing, so that marks come as often as they may.
+// are in shared memory, where a flush costs nothing.
 func slowly(t *testing.T, mbs int) (pattern []byte) {
 	t.Helper()
 	isolate(t)
@@ -78,7 +78,7 @@ func marked(t *testing.T) uint64 {
 // A load that is killed again and again at random moments goes on each time, and ends as one that was
 // left alone.
 func TestKilledLoadGoesOn(t *testing.T) {
-	pattern := slowly(t, 4)
+	pattern := slowly(t, 8)
 	kills := 3
 	if testing.Short() {
 		kills = 1
@@ -87,7 +87,7 @@ func TestKilledLoadGoesOn(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for range kills {
-		c := child(t, "load", "g", "--quiet")
+		c := child(t, "load", "g", "--quiet", "--mark-every", "400ms")
 		require.NoError(t, c.Start())
 		before := marked(t)
 		require.Eventually(t, func() bool { return marked(t) > before }, 20*time.Second, 5*time.Millisecond)
@@ -110,6 +110,7 @@ func TestKilledLoadGoesOn(t *testing.T) {
 // Ctrl-C ends a load with 130, a mark and the next command; --restart starts over.
 func TestInterruptedLoad(t *testing.T) {
 	pattern := slowly(t, 16)
+	fails(t, hc(t, "load", "g", "--mark-every", "0s"), 2, "load", "--mark-every 0s is no time between two marks")
 	stop := func(after time.Duration, args ...string) outcome {
 		c := child(t, args...)
 		var errOut strings.Builder
