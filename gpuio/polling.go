@@ -18,8 +18,8 @@ import (
 //
 // A nap is a system call of its own: Go's timers are up to a millisecond late when all goroutines wait.
 const (
-	pollFor  = 200 * time.Microsecond
-	napLeast = 20 * time.Microsecond
+	pollFor  = 100 * time.Microsecond
+	napLeast = 10 * time.Microsecond
 	napMost  = time.Millisecond
 )
 
