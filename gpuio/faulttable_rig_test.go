@@ -30,6 +30,8 @@ type faultShape struct {
 	blank               bool          // the SSDs hold no rows yet
 	ready               time.Duration // CAP.TO; 0: the proxy's
 	ctrl                nvme.Options
+	// inner makes the controller of SSD s with this content; nil: a proxy in RAM.
+	inner func(t testing.TB, s int, image []byte) nvme.Bus
 }
 
 // faultRig is SSDs in RAM, each with a fault bus in front of it: the first one's has the faults, the
@@ -104,9 +106,16 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 	r.dev = dev
 	for s := range o.ssds {
 		path := filepath.Join(dir, fmt.Sprintf("ssd%d.img", s))
-		require.NoError(t, os.WriteFile(path, r.image(s, o.blank), 0o600))
-		inner, err := proxy.Open(proxy.Config{Path: path, LBABytes: o.lba, RAM: true, MDTS: o.mdts})
-		require.NoError(t, err)
+		var inner nvme.Bus
+		if o.inner != nil {
+			inner = o.inner(t, s, r.image(s, o.blank))
+		} else {
+			require.NoError(t, os.WriteFile(path, r.image(s, o.blank), 0o600))
+			soft, err := proxy.Open(proxy.Config{Path: path, LBABytes: o.lba, RAM: true, MDTS: o.mdts})
+			require.NoError(t, err)
+			r.buses = append(r.buses, soft)
+			inner = soft
+		}
 		var set *faultinject.Set
 		if s == 0 {
 			set = r.set
@@ -124,7 +133,6 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 			defer cancel()
 			r.closeError(ctrl.Close(ctx), fmt.Sprintf("ssd%d", s))
 		})
-		r.buses = append(r.buses, inner)
 		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path, DataStart: rigDataStart})
 	}
 	return r, nil
