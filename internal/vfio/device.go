@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -31,7 +32,7 @@ type Device struct {
 	giveErr              error // valid when given is closed
 
 	mu     sync.RWMutex // held for reading during every use of fd
-	closed bool
+	closed atomic.Bool
 
 	smu     sync.Mutex
 	regions map[int]regionAt
@@ -164,20 +165,16 @@ func (d *Device) Addr() string { return d.dev.Addr }
 // Domain is the address space that the device is in.
 func (d *Device) Domain() *Domain { return d.dom }
 
-func (d *Device) isClosed() bool {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	return d.closed
-}
-
 // use holds the device open until the returned function is called.
 func (d *Device) use() (func(), error) {
-	d.mu.RLock()
-	if d.closed {
+	if !d.closed.Load() { // the lock is asked for only then: after Close it may be taken for long
+		d.mu.RLock()
+		if !d.closed.Load() {
+			return d.mu.RUnlock, nil
+		}
 		d.mu.RUnlock()
-		return nil, fmt.Errorf("vfio %s: the device is closed", d.dev.Addr)
 	}
-	return d.mu.RUnlock, nil
+	return nil, fmt.Errorf("vfio %s: the device is closed", d.dev.Addr)
 }
 
 // Region asks for a region's size and abilities.
@@ -444,19 +441,34 @@ func (d *Device) wakeUp() error {
 func (d *Device) DisableDMA() error { return d.command(0, 0, commandMaster) }
 
 // Reset resets the function (FLR where the device has it). When it returns nil no DMA comes any more.
+// The kernel waits a minute for a device that died; Reset waits ten seconds and lets it go on.
 func (d *Device) Reset() error {
+	if d.Gone() {
+		return errs.New(errs.Device, "vfio %s: reset: %w", d.dev.Addr, ErrGone)
+	}
 	done, err := d.use()
 	if err != nil {
 		return err
 	}
-	defer done()
 	if !d.canReset {
+		done()
 		return errs.New(errs.Capability, "vfio %s: the kernel knows no way to reset it (/sys/bus/pci/devices/%s/reset_method)", d.dev.Addr, d.dev.Addr)
 	}
-	err = d.dom.m.again(func() error {
-		_, err := d.dom.m.k.ioctlInt(d.fd, vfioDeviceReset, 0)
-		return err
-	})
+	end := make(chan error, 1)
+	go func() {
+		defer done()
+		end <- d.dom.m.again(func() error {
+			_, err := d.dom.m.k.ioctlInt(d.fd, vfioDeviceReset, 0)
+			return err
+		})
+	}()
+	t := time.NewTimer(d.dom.m.closeFor)
+	defer t.Stop()
+	select {
+	case err = <-end:
+	case <-t.C:
+		err = fmt.Errorf("not done after %s; the kernel goes on", d.dom.m.closeFor)
+	}
 	if err != nil {
 		return errs.New(errs.Device, "vfio %s: reset: %w", d.dev.Addr, err)
 	}
@@ -467,10 +479,10 @@ func (d *Device) Reset() error {
 // dword does not tell, since the kernel answers for it.
 func (d *Device) Gone() bool {
 	var b [4]byte
-	if d.isClosed() {
+	err := d.ReadAt(RegionConfig, b[:], pciRevision)
+	if d.closed.Load() {
 		return false
 	}
-	err := d.ReadAt(RegionConfig, b[:], pciRevision)
 	return err != nil || binary.LittleEndian.Uint32(b[:]) == 0xffffffff
 }
 
@@ -489,40 +501,37 @@ func (d *Device) GivenBack() <-chan struct{} { return d.given }
 // there too; GivenBack tells the end.
 func (d *Device) Close() error {
 	gone := d.Gone()
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
+	if d.closed.Swap(true) {
 		return nil
 	}
-	d.closed = true
-	d.mu.Unlock()
-	var errAll error
-	d.smu.Lock()
-	for p, size := range d.maps {
-		errAll = errors.Join(errAll, d.dom.m.k.munmap(p, size))
-	}
-	d.maps = map[unsafe.Pointer]int64{}
-	d.smu.Unlock()
 	go d.giveBack()
 	if gone {
-		return errAll
+		return nil
 	}
 	t := time.NewTimer(d.dom.m.closeFor)
 	defer t.Stop()
 	select {
 	case <-d.given:
-		return errors.Join(errAll, d.giveErr)
+		return d.giveErr
 	case <-t.C:
-		return errors.Join(errAll, errs.New(errs.Device, "vfio %s: the kernel has not taken it back after %s; it goes on in the background", d.dev.Addr, d.dom.m.closeFor))
+		return errs.New(errs.Device, "vfio %s: the kernel has not taken it back after %s; it goes on in the background", d.dev.Addr, d.dom.m.closeFor)
 	}
 }
 
 func (d *Device) giveBack() {
 	defer close(d.given)
+	d.mu.Lock() // until the last use has ended
+	defer d.mu.Unlock()
+	d.smu.Lock()
+	for p, size := range d.maps {
+		d.giveErr = errors.Join(d.giveErr, d.dom.m.k.munmap(p, size))
+	}
+	d.maps = map[unsafe.Pointer]int64{}
+	d.smu.Unlock()
 	one := binary.NativeEndian.AppendUint64(nil, 1)
 	if _, err := unix.Write(d.wake, one); err == nil {
 		<-d.watched
 	}
-	d.giveErr = d.dom.leave(d)
+	d.giveErr = errors.Join(d.giveErr, d.dom.leave(d))
 	d.closeEvents()
 }

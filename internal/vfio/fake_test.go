@@ -61,6 +61,8 @@ type card struct {
 	resets  int
 	dead    bool
 	closing chan struct{} // close waits for it
+
+	resetting chan struct{} // so does reset
 }
 
 const (
@@ -255,6 +257,11 @@ func (k *fake) ioctlInt(fd int, req, arg uintptr) (int, error) {
 		f.set = true
 		return 0, nil
 	case vfioDeviceReset:
+		if wait := f.card.resetting; wait != nil {
+			k.mu.Unlock()
+			<-wait
+			k.mu.Lock()
+		}
 		if err := k.hit("RESET"); err != nil {
 			return -1, err
 		}

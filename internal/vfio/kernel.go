@@ -35,7 +35,7 @@ type machine struct {
 	k        kernel
 	root     string
 	retryFor time.Duration // how long EAGAIN is waited out
-	closeFor time.Duration // how long Close waits before it leaves the rest to the background
+	closeFor time.Duration // how long Close and Reset wait before they leave the rest to the background
 }
 
 func realMachine() machine {

@@ -108,7 +108,7 @@ func (d *Domain) Attach(addr string) (*Device, error) {
 		return nil, errDomainClosed
 	}
 	if old != nil {
-		if old.isClosed() {
+		if old.closed.Load() {
 			return nil, errs.New(errs.Refused, "vfio %s: the kernel is still taking it back from this process; try again later", pd.Addr)
 		}
 		return nil, fmt.Errorf("vfio %s: this process has it already", pd.Addr)
@@ -402,7 +402,7 @@ func (d *Domain) Close() error {
 	}
 	var open []string
 	for addr, dev := range d.devices {
-		if !dev.isClosed() {
+		if !dev.closed.Load() {
 			open = append(open, addr)
 		}
 	}

@@ -670,8 +670,11 @@ func TestDeadDevices(t *testing.T) {
 			}
 			if dead {
 				wants(t, dev.EnableDMA(), errs.Device, "left its bus")
-				if !errors.Is(dev.DisableDMA(), ErrGone) {
+				if !errors.Is(dev.DisableDMA(), ErrGone) || !errors.Is(dev.Reset(), ErrGone) {
 					t.Error("not ErrGone")
+				}
+				if k.count("RESET") != 0 {
+					t.Error("the kernel was asked to reset what is gone")
 				}
 			}
 			began := time.Now()
@@ -702,6 +705,32 @@ func TestDeadDevices(t *testing.T) {
 			await(t, dev.GivenBack())
 		})
 	}
+}
+
+// A reset in which the kernel waits for a device that has just died.
+func TestResetThatHangs(t *testing.T) {
+	each(t, func(t *testing.T, k *fake, d *Domain) {
+		dev := attach(t, d, cardA)
+		wait := make(chan struct{})
+		k.mu.Lock()
+		k.cards[cardA].resetting = wait
+		k.mu.Unlock()
+		began := time.Now()
+		wants(t, dev.Reset(), errs.Device, cardA, "reset", "not done")
+		if dev.Gone() {
+			t.Error("gone")
+		}
+		wants(t, dev.Close(), errs.Device, "in the background")
+		if dev.Gone() || dev.Reset() == nil {
+			t.Error("a closed device answers")
+		}
+		if spent := time.Since(began); spent > 5*time.Second {
+			t.Errorf("it took %s", spent)
+		}
+		close(wait)
+		await(t, dev.GivenBack())
+		ok(t, d.Close())
+	})
 }
 
 func TestRegions(t *testing.T) {
