@@ -560,14 +560,17 @@ func TestSuperblockRoundTrip(t *testing.T) {
 		StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, DType: dtypeFloat32, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
 		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, TableCRC: 77, DeviceLBAs: 1 << 20,
 		RowChecksum: checksumCRC32C, RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs, RowTableCRC: 78}
-	for c := range 2 {
-		b, err := sb.encode(c)
+	for c := range 4 {
+		if c == 2 { // while it is being loaded
+			sb.State, sb.Mark = StateLoading, Mark{Chunks: g.chunks, RowPieces: 1, Digest: [32]byte{1, 31: 2}}
+		}
+		b, err := sb.encode(c % 2)
 		require.NoError(t, err)
 		require.Len(t, b, superblockBytes)
 		got, err := decodeSuperblock(b)
 		require.NoError(t, err)
 		require.Equal(t, sb, got)
-		for _, at := range []int{8, 40, 130, 200, 300, 507, 508, 512, 4095} { // the CRC covers all of it
+		for _, at := range []int{8, 40, 130, 200, 275, 319, 330, 507, 508, 512, 4095} { // the CRC covers all of it
 			b[at] ^= 1
 			_, err := decodeSuperblock(b)
 			require.ErrorIs(t, err, errBadSuperblock, "byte %d", at)
@@ -600,6 +603,11 @@ func FuzzSuperblock(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b[:wireBytes])
+	sb.State, sb.Mark = StateLoading, Mark{Chunks: 1, RowPieces: 1, Digest: [32]byte{3}}
+	if b, err = sb.encode(1); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b[:wireBytes])
 	f.Add([]byte(superblockMagic))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := make([]byte, superblockBytes)
@@ -615,6 +623,20 @@ func FuzzSuperblock(f *testing.F) {
 			uint64(s.DataLBA)+uint64(s.DataLBAs) > s.DeviceLBAs || uint64(s.TableLBA)+uint64(s.TableLBAs) > s.DeviceLBAs ||
 			uint64(s.RowTableLBA)+uint64(s.RowTableLBAs) > s.DeviceLBAs || (s.hasRowSums() && s.RowTableLBAs*int64(s.LBABytes) < s.layout().RowsOn(s.StripeIndex)*4) {
 			t.Fatalf("accepted %+v", s)
+		}
+		if n, all := s.OnFlash(); n < 0 || n > all {
+			t.Fatalf("%d of %d bytes on flash: %+v", n, all, s)
+		}
+		extents, err := s.Extents()
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := nvme.LBA(0)
+		for _, e := range extents {
+			if e.LBA < end || e.Blocks < 0 || uint64(e.LBA)+uint64(e.Blocks) > s.DeviceLBAs {
+				t.Fatalf("extents %+v of %+v", extents, s)
+			}
+			end = e.LBA + nvme.LBA(e.Blocks)
 		}
 		again, err := s.encode(0)
 		if err != nil {

@@ -78,7 +78,7 @@ func marked(t *testing.T) uint64 {
 // A load that is killed again and again at random moments goes on each time, and ends as one that was
 // left alone.
 func TestKilledLoadGoesOn(t *testing.T) {
-	pattern := slowly(t, 8)
+	pattern := slowly(t, 4)
 	kills := 3
 	if testing.Short() {
 		kills = 1
