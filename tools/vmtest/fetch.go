@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"os/exec"
@@ -109,7 +110,7 @@ func deb(ctx context.Context, cache, name string) (string, error) {
 	}
 	defer os.RemoveAll(tmp)
 	if _, err := command(ctx, tmp, "apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", name); err != nil {
-		return "", fmt.Errorf("cannot fetch package %s (\"apt-get update\" refreshes apt's lists): %w", name, err)
+		return "", fmt.Errorf("cannot fetch package %s: %w", name, err)
 	}
 	files, err := filepath.Glob(filepath.Join(tmp, name+"_*.deb"))
 	if err != nil {
@@ -170,27 +171,37 @@ func unpack(ctx context.Context, file string, visit func(name string, r io.Reade
 	return nil
 }
 
-// fetchKernel finds, fetches and unpacks a kernel.
+// kernelIn is a kernel's place in the cache folder: another list of modules is another place.
+func kernelIn(cache, release string) *kernel {
+	dir := filepath.Join(cache, fmt.Sprintf("%s-%08x", release, crc32.ChecksumIEEE([]byte(strings.Join(wantedModules, " ")))))
+	return &kernel{release: release, image: filepath.Join(dir, "vmlinuz"), modules: filepath.Join(dir, "modules")}
+}
+
+// fetchKernel finds, fetches and unpacks a kernel. Where apt has no lists, or cannot fetch what they name,
+// the newest that the cache folder holds will do.
 func fetchKernel(ctx context.Context, cache, series string) (*kernel, error) {
 	name, err := kernelPackage(ctx, series)
-	if err != nil {
-		// Without apt's lists, what the cache folder holds will do.
-		got, _ := filepath.Glob(filepath.Join(cache, "linux-image-"+series+"*-cloud-amd64_*.deb"))
-		if len(got) == 0 {
-			return nil, fmt.Errorf("no kernel for the guest: %w (needs apt and its lists: \"apt-get update\")", err)
+	var file string
+	if err == nil {
+		k := kernelIn(cache, strings.TrimPrefix(name, "linux-image-"))
+		if _, err := os.Stat(k.image); err == nil {
+			return k, nil
 		}
-		name, _, _ = strings.Cut(filepath.Base(slices.MaxFunc(got, byNumbers)), "_")
+		file, err = deb(ctx, cache, name)
 	}
-	k := &kernel{release: strings.TrimPrefix(name, "linux-image-")}
-	dir := filepath.Join(cache, k.release)
-	k.image, k.modules = filepath.Join(dir, "vmlinuz"), filepath.Join(dir, "modules")
+	if file == "" {
+		got, _ := filepath.Glob(filepath.Join(cache, "linux-image-"+series+"*-cloud-amd64_*.deb"))
+		if len(got) == 0 || ctx.Err() != nil {
+			return nil, fmt.Errorf("no kernel for the guest: %w (\"apt-get update\" refreshes apt's lists)", err)
+		}
+		file = slices.MaxFunc(got, byNumbers)
+		name, _, _ = strings.Cut(filepath.Base(file), "_")
+	}
+	k := kernelIn(cache, strings.TrimPrefix(name, "linux-image-"))
 	if _, err := os.Stat(k.image); err == nil {
 		return k, nil
 	}
-	file, err := deb(ctx, cache, name)
-	if err != nil {
-		return nil, err
-	}
+	dir := filepath.Dir(k.image)
 	tmp, err := os.MkdirTemp(cache, "unpack-")
 	if err != nil {
 		return nil, err
