@@ -387,7 +387,7 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 	})
 	for i, t := range w.ts {
 		g.Go(func() error {
-			p := &progress{table: make([]byte, w.geo[i].tableLBAs*int64(w.geo[i].lbaBytes))}
+			p := newProgress(&w.geo[i])
 			if old != nil {
 				p.old = &old[i]
 			}
@@ -453,7 +453,7 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, p
 		to, n, what := &data, pr.chunks, "chunk"
 		b := p.buf
 		if p.sums {
-			to, n, what = &rows, pr.rowPieces(), "piece of row checksums"
+			to, n, what = &rows, pr.pieces, "piece of row checksums"
 			b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
 		}
 		var err error

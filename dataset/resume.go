@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"hash/crc32"
 	"time"
 
@@ -20,8 +21,8 @@ import (
 type Mark struct {
 	Chunks    int64 // of the feature extent
 	RowPieces int64 // of the row table, of 1 MiB each
-	// Digest is the SHA-256 of the CRC32Cs of those chunks, in order, and then of those pieces. It tells
-	// features.npy from one that has changed since.
+	// Digest is the SHA-256 of the CRC32Cs of those chunks and pieces, 4 bytes each, in the order in which a
+	// load has them ready. It tells features.npy from one that has changed since.
 	Digest [32]byte
 }
 
@@ -51,8 +52,9 @@ func stale(format string, a ...any) error { return &staleError{fmt.Sprintf(forma
 type progress struct {
 	table  []byte // the chunk table so far, and room for the rest
 	chunks int64
-	pieces []byte // CRC32Cs of the pieces of the row table so far
-	rowCRC uint32 // of the row table so far
+	pieces int64  // of the row table so far
+	rowCRC uint32 // of it
+	digest hash.Hash
 	// What was there before: nothing of it is written again. Nil: nothing was.
 	old *oldStripe
 }
@@ -66,14 +68,13 @@ type oldStripe struct {
 	matched  bool // the digest is that of features.npy
 }
 
-func (p *progress) rowPieces() int64 { return int64(len(p.pieces) / 4) }
+func newProgress(g *geometry) *progress {
+	return &progress{table: make([]byte, g.tableLBAs*int64(g.lbaBytes)), digest: sha256.New()}
+}
 
 func (p *progress) mark() Mark {
-	h := sha256.New()
-	h.Write(p.table[:4*p.chunks])
-	h.Write(p.pieces)
-	m := Mark{Chunks: p.chunks, RowPieces: p.rowPieces()}
-	h.Sum(m.Digest[:0])
+	m := Mark{Chunks: p.chunks, RowPieces: p.pieces}
+	p.digest.Sum(m.Digest[:0])
 	return m
 }
 
@@ -83,7 +84,7 @@ func (p *progress) there(sums bool) bool {
 	case p.old == nil:
 		return false
 	case sums:
-		return p.rowPieces() < p.old.mark.RowPieces
+		return p.pieces < p.old.mark.RowPieces
 	}
 	return p.chunks < p.old.mark.Chunks
 }
@@ -95,12 +96,12 @@ func (p *progress) check(ssd string) error {
 		return nil
 	}
 	switch {
-	case p.chunks == o.mark.Chunks && p.rowPieces() == o.mark.RowPieces:
+	case p.chunks == o.mark.Chunks && p.pieces == o.mark.RowPieces:
 		if p.mark() != o.mark {
 			return stale("features.npy is not what ssd %s was loaded from up to here, or its progress mark is damaged", ssd)
 		}
 		o.matched = true
-	case p.chunks > o.mark.Chunks || p.rowPieces() > o.mark.RowPieces:
+	case p.chunks > o.mark.Chunks || p.pieces > o.mark.RowPieces:
 		return stale("ssd %s: its progress mark (%d chunks, %d pieces of row checksums) is none that a load makes", ssd, o.mark.Chunks, o.mark.RowPieces)
 	}
 	return nil
@@ -143,12 +144,14 @@ func compare(ctx context.Context, t *target, at nvme.LBA, want, buf []byte, what
 
 // add counts a piece that is on the SSD.
 func (p *progress) add(b []byte, sums bool) {
+	crc := binary.LittleEndian.AppendUint32(nil, crc32.Checksum(b, castagnoli))
+	p.digest.Write(crc)
 	if sums {
 		p.rowCRC = crc32.Update(p.rowCRC, castagnoli, b)
-		p.pieces = binary.LittleEndian.AppendUint32(p.pieces, crc32.Checksum(b, castagnoli))
+		p.pieces++
 		return
 	}
-	binary.LittleEndian.PutUint32(p.table[4*p.chunks:], crc32.Checksum(b, castagnoli))
+	copy(p.table[4*p.chunks:], crc)
 	p.chunks++
 }
 
