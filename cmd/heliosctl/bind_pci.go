@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/pci"
 	"helios/internal/state"
@@ -149,9 +148,9 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 		uses, err := e.machine.uses(c.Addr)
 		for _, u := range uses {
 			if u.Live {
-				c.live = append(c.live, useText(u))
+				c.live = append(c.live, u.String())
 			} else {
-				c.content = append(c.content, useText(u))
+				c.content = append(c.content, u.String())
 			}
 		}
 		if err != nil && e.machine.root() {
@@ -268,9 +267,6 @@ func (e *env) showCandidates(plan []candidate, force []string) error {
 	e.ui.Table([]string{"PCI", "disk", "model", "serial", "size", "LBA", "IOMMU group", "driver", "held by", "to do"}, rows)
 	return nil
 }
-
-// useText is a use of a disk in words.
-func useText(u diskuse.Use) string { return "/dev/" + u.Device + " " + u.Text }
 
 func dash(s string) string {
 	if s == "" {

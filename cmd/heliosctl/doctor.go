@@ -163,7 +163,7 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 	default:
 		uses, err := e.machine.uses(c.Addr)
 		for _, u := range uses {
-			text = append(text, useText(u))
+			text = append(text, u.String())
 		}
 		switch {
 		case err != nil:

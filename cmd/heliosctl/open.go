@@ -126,7 +126,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 	for i, d := range chosen {
 		names[i] = d.Name
 	}
-	if s.lease, err = e.store.Acquire("heliosctl "+e.c.Command.Name, names...); err != nil {
+	if s.lease, err = e.store.Acquire(e.c.Command.HelpName, names...); err != nil {
 		return nil, err
 	}
 	defer func() {

@@ -82,8 +82,9 @@ func runSSDs(ctx context.Context, e *env) error {
 				return err
 			}
 			r.Health, r.Content = ui.OneLine(err.Error()), "unknown"
-			// Who may not use the machine's SSDs may still list them.
-			if d.Kind != state.KindVFIO || errs.ClassOf(err) != errs.Capability {
+			if d.Kind == state.KindVFIO && errs.ClassOf(err) == errs.Capability {
+				r.Health, r.Next = "not permitted", ui.OneLine(err.Error()) // who may not use it may still list it
+			} else {
 				bad = append(bad, d.Name)
 			}
 		}
@@ -138,7 +139,7 @@ func appendNext(lines []string, r ssdReport) []string {
 func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error) {
 	r = ssdReport{SSD: d}
 	if d.Kind == state.KindVFIO {
-		if err := e.inspectController(ctx, d, &r); err != nil {
+		if err := e.inspectController(d, &r); err != nil {
 			return r, err
 		}
 	} else if fi, err := os.Stat(d.Path); err == nil {

@@ -88,8 +88,8 @@ func (e *env) listed(want []string) (bound []state.SSD, others []controller, err
 	return bound, others, nil
 }
 
-// inspectController brings a bound controller up, where nobody else uses it.
-func (e *env) inspectController(ctx context.Context, d state.SSD, r *ssdReport) error {
+// inspectController says where a bound controller is, and what is wrong with that.
+func (e *env) inspectController(d state.SSD, r *ssdReport) error {
 	dev, err := e.machine.sys.Device(d.PCI)
 	if errors.Is(err, pci.ErrNotFound) {
 		r.Next = fmt.Sprintf("plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it", d.Name)
@@ -97,11 +97,18 @@ func (e *env) inspectController(ctx context.Context, d state.SSD, r *ssdReport) 
 	} else if err != nil {
 		return err
 	}
-	c, err := e.machine.look(dev, nil)
+	records, err := e.store.Machine().Records()
+	if err != nil {
+		return err
+	}
+	c, err := e.machine.look(dev, records)
 	if err != nil {
 		return err
 	}
 	r.place = placeOf(&c)
+	if c.Record != nil {
+		r.Model, r.Firmware = c.Record.Controller, c.Record.Firmware
+	}
 	if dev.Driver != vfioDriver {
 		r.Next = fmt.Sprintf("take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"", d.PCI, d.Name)
 		return errs.New(errs.Device, "vfio-pci has it no more, but %s", map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
@@ -138,7 +145,7 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	}
 	uses, err := e.machine.uses(c.Addr)
 	for _, u := range uses {
-		r.HeldBy = append(r.HeldBy, useText(u))
+		r.HeldBy = append(r.HeldBy, u.String())
 	}
 	switch {
 	case err == nil:
