@@ -68,9 +68,7 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		return lacks
 	}
 	if !dry {
-		wait, cancel := context.WithTimeout(ctx, lockTimeout)
-		defer cancel()
-		unlock, err := recs.Lock(wait)
+		unlock, err := lockMachine(ctx, recs)
 		if err != nil {
 			return err
 		}
@@ -111,6 +109,17 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 
 // lockTimeout is how long a bind waits for another bind or unbind of the machine.
 const lockTimeout = time.Minute
+
+// lockMachine keeps other binds and unbinds out.
+func lockMachine(ctx context.Context, recs *state.Machine) (unlock func(), err error) {
+	wait, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	unlock, err = recs.Lock(wait)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil, errs.New(errs.Refused, "another bind-ssds or unbind-ssds has been at work for %v; wait until it ends", lockTimeout)
+	}
+	return unlock, err
+}
 
 // candidates finds the controllers that were asked for.
 func (e *env) candidates(args []string, unused bool) ([]candidate, error) {
@@ -160,8 +169,8 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 			c.live = append(c.live, "the kernel is still binding or unbinding it")
 		}
 		switch {
-		case strings.HasPrefix(c.Driver, "vfio") && c.Driver != vfioDriver:
-			c.live = append(c.live, "driver "+c.Driver+" has it")
+		case c.Driver != "" && c.Driver != kernelDriver && c.Driver != vfioDriver: // SPDK's uio, a vendor's VFIO driver, …
+			c.live = append(c.live, "driver "+c.Driver+" has it, and who uses it by that cannot be seen")
 		case c.Driver == vfioDriver && c.Group >= 0 && e.machine.busy(c.Group):
 			c.live = append(c.live, fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)", c.Group))
 		case unused && c.Driver == "" && c.Record == nil:
@@ -241,6 +250,8 @@ func (e *env) showCandidates(plan []candidate, force []string) error {
 		switch {
 		case c.done:
 			todo = "nothing: bound already as " + c.Record.Name
+		case c.Record != nil && c.Record.Phase == state.Bound:
+			todo = "bind again: it left " + vfioDriver
 		case c.Record != nil:
 			todo = "finish: " + string(c.Record.Phase) + " was cut off"
 		case c.foreign():

@@ -163,7 +163,7 @@ func TestBindAndUnbind(t *testing.T) {
 	require.Equal(t, vfioDriver, found[0]["driver"])
 	require.Contains(t, ok(t, "doctor"), "bound as vfio0")
 
-	require.Contains(t, ok(t, "unbind-ssds", "vfio1"), "vfio1 (0000:00:05.0): unbound, /dev/nvme1n1 again, driver nvme")
+	require.Contains(t, ok(t, "unbind-ssds", "/dev/nvme1"), "vfio1 (0000:00:05.0): unbound, /dev/nvme1n1 again, driver nvme")
 	require.Equal(t, vfioDriver, r.Driver(addrA), "the other stays")
 	require.Contains(t, ok(t, "unbind-ssds"), "/dev/nvme0n1 again")
 	require.Equal(t, "nvme", r.Driver(addrA))
@@ -249,6 +249,10 @@ func TestBindRefusals(t *testing.T) {
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, Driver: "vfio-pci"})
 			r.openErr = errs.New(errs.Refused, "somebody else drives group 3: %w", unix.EPERM)
 		}, addrC, 4, []string{"somebody else drives group 3"}},
+		{"another program's driver", func(t *testing.T, r *rig) {
+			r.Mkdir("/sys/bus/pci/drivers/uio_pci_generic")
+			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, Driver: "uio_pci_generic"})
+		}, addrC, 4, []string{addrC, "uio_pci_generic"}},
 		{"nothing unused", func(t *testing.T, r *rig) {
 			r.live(addrA, "is mounted at /data (ext4)")
 			r.Fill("nvme1n1", 0, "XFSB")
@@ -602,7 +606,7 @@ func TestOddStates(t *testing.T) {
 		require.Equal(t, 5, x.code)
 		require.Contains(t, x.out, "vfio-pci has it no more, but driver nvme")
 		require.Contains(t, x.out, "sudo heliosctl bind-ssds "+addrA)
-		ok(t, "bind-ssds", addrA)
+		require.Contains(t, ok(t, "bind-ssds", addrA), "bind again: it left vfio-pci")
 		require.Equal(t, vfioDriver, r.Driver(addrA))
 		require.Len(t, records(t), 1)
 		require.Equal(t, "good", lines(t, ok(t, "ssds", "--json", "vfio0"))[0]["health"])

@@ -22,6 +22,9 @@ import (
 // vfioDriver is the kernel driver that hands a device to user space.
 const vfioDriver = "vfio-pci"
 
+// kernelDriver is the kernel's own NVMe driver.
+const kernelDriver = "nvme"
+
 // machine is the computer as verbs see and change it. Tests have one made of files.
 type machine struct {
 	sys     pci.Sys

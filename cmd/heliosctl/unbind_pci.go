@@ -28,7 +28,7 @@ func (e *env) splitUnbind(want []string) (records []state.Record, own []string, 
 	for _, w := range want {
 		var found []state.Record
 		for _, r := range all {
-			if r.Is(w) {
+			if r.Is(w) || r.Was(w) {
 				found = append(found, r)
 			}
 		}
@@ -101,9 +101,7 @@ func (e *env) unbindControllers(ctx context.Context, chosen []state.Record) erro
 	if !m.root() {
 		return errs.New(errs.Capability, "%s: changing a device's driver needs root: run the same command with sudo", recordNames(chosen))
 	}
-	wait, cancel := context.WithTimeout(ctx, lockTimeout)
-	defer cancel()
-	unlock, err := recs.Lock(wait)
+	unlock, err := lockMachine(ctx, recs)
 	if err != nil {
 		return err
 	}
@@ -249,7 +247,7 @@ func (e *env) unbindOne(ctx context.Context, r state.Record) (rep unboundReport,
 		return rep, err
 	}
 	rep.Driver = d.Driver
-	if d.Driver != "nvme" {
+	if d.Driver != kernelDriver {
 		return rep, nil
 	}
 	// The device has its driver; what is waited for now is only told.

@@ -136,7 +136,11 @@ func NextMachineName(records []Record) string {
 // Lock keeps other binds and unbinds of this machine out until unlock, waiting for them until ctx is
 // done. It makes the folder.
 func (m *Machine) Lock(ctx context.Context) (unlock func(), err error) {
-	if err := os.MkdirAll(m.dir, 0o755); err != nil {
+	err = os.MkdirAll(m.dir, 0o755)
+	if fi, serr := os.Stat(m.dir); err == nil && serr == nil && fi.Mode().Perm()&0o055 != 0o055 {
+		err = os.Chmod(m.dir, 0o755) // all may read, whatever root's umask
+	}
+	if err != nil {
 		return nil, errs.New(errs.Capability, "records of bound controllers: %w; bind and unbind as root (sudo), or check %s", err, EnvRun)
 	}
 	f, err := openLock(ctx, filepath.Join(m.dir, "lock"), 0o600)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,8 +88,12 @@ func TestRecordsJoinTheUsersSSDs(t *testing.T) {
 
 func TestRecordFiles(t *testing.T) {
 	_, m := stores(t)
+	defer syscall.Umask(syscall.Umask(0o077))
 	r := record("vfio0", "0000:04:00.0", "B", Binding)
 	put(t, m, r)
+	di, err := os.Stat(m.Dir())
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o755), di.Mode().Perm(), "whatever the umask")
 	require.Equal(t, os.Getpid(), r.PID)
 	require.WithinDuration(t, time.Now(), r.Since, 2*time.Second)
 	fi, err := os.Stat(m.file("vfio0"))
