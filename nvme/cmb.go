@@ -212,13 +212,19 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 		return nil, lacks("the controller has none (CMBSZ %08Xh)", v)
 	}
 	m := &cmbMemory{CMB: CMB{BAR: at.BIR(), Offset: off, Bytes: size.Bytes()}}
-	if fixed {
-		if m.Addr, err = bus.ReserveBAR(m.BAR, m.Offset, m.Bytes); err != nil {
-			return nil, errs.New(errs.Capability, "nvme %s: controller memory buffer: %w: %w; give the SSD a process of its own", c.bus.Name(), errCMBClash, err)
+	// Its address on the PCI bus serves where the host chooses, too: Linux's driver takes it, and there
+	// are controllers that have CMBMSC and decode that address all the same (QEMU's legacy-cmb).
+	m.Addr, err = bus.ReserveBAR(m.BAR, m.Offset, m.Bytes)
+	switch {
+	case err != nil && fixed:
+		return nil, errs.New(errs.Capability, "nvme %s: controller memory buffer: %w: %w; give the SSD a process of its own", c.bus.Name(), errCMBClash, err)
+	case err != nil:
+		if m.Addr, err = bus.ReserveIOVA(m.Bytes, int64(c.pageBytes)); err != nil {
+			return nil, lacks("%w", err)
 		}
-		if c.opt.SQ == SQHost {
-			return nil, nil
-		}
+	}
+	if c.opt.SQ == SQHost {
+		return nil, nil
 	}
 	if !size.SQS() {
 		return nil, lacks("its controller memory buffer takes none (CMBSZ %08Xh)", v)
@@ -231,9 +237,6 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 	m.Bytes = int64(len(m.mem))
 	m.used = make([]bool, len(m.mem)/page)
 	if !fixed {
-		if m.Addr, err = bus.ReserveIOVA(size.Bytes(), int64(page)); err != nil {
-			return nil, lacks("%w", err)
-		}
 		if err := c.placeCMB(m.Addr); err != nil {
 			return nil, err
 		}

@@ -382,10 +382,14 @@ func TestMapDMA(t *testing.T) {
 
 // Submission queues in the controller's memory: in the range that it was told, and commands complete.
 func TestCMB(t *testing.T) {
-	for _, legacy := range []bool{false, true} {
-		t.Run(fmt.Sprint("legacy ", legacy), func(t *testing.T) {
+	for _, kind := range []string{"at its bus address", "anywhere", "without CMBMSC"} {
+		t.Run(kind, func(t *testing.T) {
 			f := newFake(t)
+			legacy := kind == "without CMBMSC"
 			f.legacy = legacy
+			if kind == "anywhere" {
+				binary.LittleEndian.PutUint64(f.cfg[0x18:], 1) // no memory BAR to speak of
+			}
 			r := newRig(t, f, nvme.Options{SQ: nvme.SQCMB})
 			cmb := r.c.CMB()
 			require.Equal(t, nvme.CMB{BAR: 2, Bytes: fakeCMB, Addr: nvme.IOVA(f.cba)}, cmb)

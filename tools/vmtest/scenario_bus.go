@@ -12,7 +12,7 @@ func init() {
 		Limit: 2 * time.Minute,
 		Config: Config{
 			Tests: []string{"./nvme/vfiobus"},
-			Disks: []Disk{{MB: 16}, {MB: 16, LBA: 4096, MDTS: 5}, {MB: 16, CMBMB: 16, MDTS: 1}, {MB: 16, IOQPairs: 2}},
+			Disks: []Disk{{MB: 16}, {MB: 16, LBA: 4096, MDTS: 5}, {MB: 16, CMBMB: 16, MDTS: 1}, {MB: 16, IOQPairs: 2}, {MB: 16, CMBMB: 16, LegacyCMB: true}},
 		},
 		Run: runBus,
 	}, Scenario{
