@@ -26,9 +26,9 @@ func init() {
 
 // The job's commands, with the words that differ between guest and host put in front or behind.
 const (
-	jobGenerate = "generate --kind sbm --nodes 6000 --avg-degree 8 --classes 8 --dim 128 --seed 7 --out graph --quiet"
+	jobGenerate = "generate --kind sbm --nodes 4000 --avg-degree 8 --classes 8 --dim 128 --seed 7 --out graph --quiet"
 	jobLoad     = "load graph --quiet --json"
-	jobTrain    = "train graph --model sage --fanout 5,5 --batch-size 128 --hidden 32 --epochs 2 --seed 3 --lr 0.003" +
+	jobTrain    = "train graph --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 2 --seed 3 --lr 0.003" +
 		" --gpu-cache 3% --cpu-cache 5% --workers 2 --check-reads --quiet --json"
 	jobVerify = "verify graph --quiet --json"
 )
