@@ -75,7 +75,7 @@ func prepare(ctx context.Context, cache, series, heliosctl string, say func(stri
 		return in, err
 	}
 	for _, b := range build {
-		if err := in.goTool(ctx, "build", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b[0], b[1]); err != nil {
+		if err := in.goTool(ctx, "build", "-buildvcs=false", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b[0], b[1]); err != nil {
 			return in, err
 		}
 	}
@@ -214,7 +214,7 @@ func (in *inputs) buildTests(ctx context.Context, chosen []Scenario) {
 				continue
 			}
 			b := testBinary{path: filepath.Join(in.work, "t-"+filepath.Base(testPath(pkg)))}
-			b.err = in.goTool(ctx, "test", "-c", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b.path, pkg)
+			b.err = in.goTool(ctx, "test", "-c", "-buildvcs=false", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b.path, pkg)
 			if b.err == nil {
 				if _, err := os.Stat(b.path); err != nil {
 					b.err = fmt.Errorf("%s has no tests: %w", pkg, err)
