@@ -69,6 +69,9 @@ var shells = sync.OnceValues(func() ([]shell, error) {
 
 // eachShell runs a test under every shell.
 func eachShell(t *testing.T, f func(t *testing.T, sh shell)) {
+	if testing.Short() {
+		t.Skip("-short: the code under test is a shell script; the race detector sees nothing of it")
+	}
 	all, err := shells()
 	if err != nil {
 		t.Fatal(err)
