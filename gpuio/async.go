@@ -805,10 +805,7 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 	nssd := len(e.ssds)
 	for s := range e.ssds {
 		if rs.SSDOffset[s] < rs.SSDOffset[s+1] {
-			if err := e.deadError(s); err != nil {
-				return err
-			}
-			if err := e.ssds[s].Ctrl.Leaving(); err != nil {
+			if err := e.givenUp(s); err != nil {
 				return err
 			}
 		}

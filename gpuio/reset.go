@@ -98,6 +98,18 @@ func (e *async) deadError(ssd int) error {
 	return r.dead
 }
 
+// givenUp is why an SSD gets no further reads: recovery could not bring it back, or it must be given
+// back although it still completes what it has.
+func (e *async) givenUp(ssd int) error {
+	if err := e.deadError(ssd); err != nil {
+		return err
+	}
+	if err := e.ssds[ssd].Ctrl.Leaving(); err != nil {
+		return &GivenUpError{SSD: e.ssds[ssd].name(), Tried: e.rec[ssd].tried(), Err: err}
+	}
+	return nil
+}
+
 // tried tells what recovery has done to an SSD so far.
 func (r *ssdRecovery) tried() string {
 	var parts []string
@@ -321,7 +333,7 @@ func (e *async) lostError(f *failRecord) error {
 func (e *async) recoveryStats(ssd int, per *SSDStats) {
 	r := &e.rec[ssd]
 	per.Timeouts, per.Aborts, per.Recreated, per.Resets = r.timeouts.Load(), r.aborts.Load(), r.recreated.Load(), r.resets.Load()
-	if err := e.deadError(ssd); err != nil {
+	if err := e.givenUp(ssd); err != nil {
 		per.GivenUp = err.Error()
 	}
 }
@@ -362,12 +374,12 @@ func (e *async) endDMA(ctx context.Context) error {
 	return err
 }
 
-// resetForGood resets a controller at Close, for others that use it. One that was given up is disabled.
+// resetForGood resets a controller at Close, for others that use it. One that is given up is disabled.
 func (e *async) resetForGood(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ctrl.ResetTimeout())
 	defer cancel()
-	if e.deadError(ssd) != nil {
+	if e.givenUp(ssd) != nil {
 		return ctrl.Disable(ctx)
 	}
 	return ctrl.Reset(ctx)

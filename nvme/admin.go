@@ -503,8 +503,5 @@ func (c *Controller) refusalLocked(setup bool) error {
 	if c.gate != nil && !setup {
 		return c.gate
 	}
-	if c.fatal == nil && !setup {
-		return c.Leaving()
-	}
 	return c.fatal
 }

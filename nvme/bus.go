@@ -87,7 +87,7 @@ type HardResetter interface {
 // Leaver is what a Bus has whose device may have to be given up while it still answers: the kernel
 // wants it back, or its PCI link reported an error that cannot be corrected.
 type Leaver interface {
-	// Leaving is why, an ErrGone in words, or nil. It costs next to nothing.
+	// Leaving is why, an ErrGone in words without the bus's name, or nil. It costs next to nothing.
 	Leaving() error
 }
 

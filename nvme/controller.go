@@ -716,7 +716,8 @@ func (c *Controller) ResetTimeout() time.Duration {
 // Express specification, and what slow devices need until they answer.
 const hardResetTime = 5 * time.Second
 
-// Leaving is why the SSD must be given up although it still answers: an error with ErrGone, or nil.
+// Leaving is why the SSD must be given up although it still answers: an error with ErrGone, or nil. No
+// queue pair is created any more, and no reset brings it up again; what is there can be ended in order.
 func (c *Controller) Leaving() error {
 	if c.leaver == nil {
 		return nil

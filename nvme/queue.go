@@ -33,6 +33,9 @@ func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePa
 	if entries < 2 || entries > c.MaxQueueEntries() {
 		return nil, errs.New(errs.Usage, "nvme %s: queues of %d entries; use 2 to %d", c.bus.Name(), entries, c.MaxQueueEntries())
 	}
+	if err := c.Leaving(); err != nil {
+		return nil, err
+	}
 	c.life.RLock()
 	defer c.life.RUnlock()
 	qp := &QueuePair{Entries: entries}

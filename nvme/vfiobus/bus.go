@@ -234,12 +234,12 @@ func (b *Bus) Device() string { return b.dev.Addr() }
 func (b *Bus) Leaving() error {
 	select {
 	case <-b.dev.Asked():
-		return b.gone("the kernel asks for the device back (hot unplug, or it is being unbound): this program gives it up")
+		return errs.New(errs.Device, "the kernel asks for the device back (hot unplug, or it is being unbound): %w", nvme.ErrGone)
 	default:
 	}
 	select {
 	case <-b.dev.Failed():
-		return b.gone("the kernel reports a PCI error that cannot be corrected; see its log (dmesg), then bind the SSD again")
+		return errs.New(errs.Device, "the kernel reports a PCI error that cannot be corrected (see its log, dmesg; then bind the SSD again): %w", nvme.ErrGone)
 	default:
 	}
 	return nil
