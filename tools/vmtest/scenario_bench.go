@@ -22,7 +22,7 @@ func init() {
 
 // benchRow is what we ask of a row of "bench io --json".
 type benchRow struct {
-	Type       string  `json:"type"`
+	Kind       string  `json:"kind"` // "" for a measurement
 	SSDs       int     `json:"ssds"`
 	RowBytes   int     `json:"row_bytes"`
 	Stack      string  `json:"stack"`
@@ -42,7 +42,7 @@ func (t *T) benchRows(args string) []benchRow {
 	var rows []benchRow
 	for line := range strings.Lines(out) {
 		var r benchRow
-		if json.Unmarshal([]byte(line), &r) == nil && r.Depth > 0 && r.SSDs > 0 {
+		if json.Unmarshal([]byte(line), &r) == nil && r.Kind == "" && r.Depth > 0 {
 			if !r.Audited || r.Errors > 0 || r.IOPS <= 0 {
 				t.Errorf("bench io %s: %d SSDs, depth %d: audited %v, %d errors: %s", args, r.SSDs, r.Depth, r.Audited, r.Errors, r.AuditError)
 			}
