@@ -175,7 +175,7 @@ func TestUses(t *testing.T) {
 			m.Block("loop0", 1<<20)
 			m.Put("/sys/devices/virtual/block/loop0/loop/backing_file", "/dev/nvme0n1\n")
 			m.Block("loop1", 1<<20)
-			m.Put("/sys/devices/virtual/block/loop1/loop/backing_file", "/home/x/nvme0n1\n")
+			m.Put("/sys/devices/virtual/block/loop1/loop/backing_file", "/srv/nvme0n1\n")
 			both(m, m.Dev("loop0"), "/l", "ext4", "/dev/loop0")
 		}, free, []string{
 			"loop live nvme0n1: belongs to loop device loop0",
