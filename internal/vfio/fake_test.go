@@ -454,14 +454,25 @@ func (k *fake) mapInto(f *fakeFile, a dmaMap) error {
 	return nil
 }
 
+// unmapFrom unmaps all mappings within a range, and nothing when it cuts one (VFIO_IOMMU_UNMAP_DMA of
+// type1 v2, IOMMU_IOAS_UNMAP).
 func (k *fake) unmapFrom(f *fakeFile, iova, size uint64) uint64 {
-	m, ok := f.maps[iova]
-	if !ok || m.Size != size {
-		return 0
+	var in []uint64
+	var n uint64
+	for at, m := range f.maps {
+		switch {
+		case at+m.Size <= iova || iova+size <= at:
+		case iova <= at && at+m.Size <= iova+size:
+			in, n = append(in, at), n+m.Size
+		default:
+			return 0
+		}
 	}
-	delete(f.maps, iova)
-	k.used -= int64(size)
-	return size
+	for _, at := range in {
+		delete(f.maps, at)
+	}
+	k.used -= int64(n)
+	return n
 }
 
 // maps lists the kernel's mappings of the one address space there is.

@@ -52,7 +52,8 @@ type mapping struct {
 	va    uintptr
 	size  uint64
 	iova  IOVA
-	users map[span]int // Maps that were not taken back, by their addresses
+	reach uint64       // bytes that the kernel has mapped: all of a Map, the beginning of a Window
+	users map[span]int // Maps and Windows that were not taken back, by their addresses
 }
 
 // New opens an address space without devices. Without a wish for a backend it takes type1, which
@@ -143,8 +144,11 @@ func (d *Domain) join(fresh bool) error {
 		if !fresh {
 			break
 		}
-		if err := d.space.mapMem(m.va, m.iova, m.size); err != nil {
-			return d.m.mapError(m.size, err)
+		if m.reach == 0 {
+			continue
+		}
+		if err := d.space.mapMem(m.va, m.iova, m.reach); err != nil {
+			return d.m.mapError(m.reach, err)
 		}
 	}
 	d.known = ranges
@@ -173,11 +177,19 @@ func (d *Domain) leave(dev *Device) error {
 // must be a multiple of 4096; the length is rounded up to it. The same memory mapped again, or a
 // part of it, gets the same address and counts; mem[i] is at the returned address plus i. A device
 // must be attached.
-func (d *Domain) Map(mem []byte) (IOVA, error) {
+func (d *Domain) Map(mem []byte) (IOVA, error) { return d.enter(mem, uint64(len(mem))) }
+
+// Window is Map for memory of which perhaps only the beginning will be used: it takes addresses for all
+// of mem, but pins and maps nothing before Extend. Unmap of all of it takes it back.
+func (d *Domain) Window(mem []byte) (IOVA, error) { return d.enter(mem, 0) }
+
+// enter takes addresses for mem and maps its first bytes.
+func (d *Domain) enter(mem []byte, bytes uint64) (IOVA, error) {
 	va, size := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), roundUp(uint64(len(mem)))
 	if len(mem) == 0 || va%pageBytes != 0 {
 		return 0, fmt.Errorf("vfio: map %d bytes at %#x: not whole pages of memory", len(mem), va)
 	}
+	bytes = roundUp(bytes)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -185,18 +197,16 @@ func (d *Domain) Map(mem []byte) (IOVA, error) {
 	}
 	if m := d.covering(va, size); m != nil {
 		iova := m.iova + IOVA(va-m.va)
+		if bytes > 0 {
+			if err := d.extend(m, uint64(va-m.va)+bytes); err != nil {
+				return 0, err
+			}
+		}
 		m.users[span{iova, iova + IOVA(size)}]++
 		return iova, nil
 	}
 	if !d.live {
 		return 0, fmt.Errorf("vfio: map %d bytes: no device is attached", len(mem))
-	}
-	used, limit, err := d.m.k.memlock()
-	if err != nil {
-		return 0, fmt.Errorf("vfio: the limit of locked memory: %w", err)
-	}
-	if limit >= 0 && uint64(used)+size > uint64(limit) {
-		return 0, d.m.memlockError(size, used, limit)
 	}
 	// Where memory is in huge pages, equal low bits let the IOMMU use huge pages too.
 	align := uint64(pageBytes)
@@ -210,11 +220,11 @@ func (d *Domain) Map(mem []byte) (IOVA, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := d.space.mapMem(va, iova, size); err != nil {
-		d.iovas.give(iova, size)
-		return 0, d.m.mapError(size, err)
-	}
 	m := &mapping{va: va, size: size, iova: iova, users: map[span]int{{iova, iova + IOVA(size)}: 1}}
+	if err := d.extend(m, bytes); err != nil {
+		d.iovas.give(iova, size)
+		return 0, err
+	}
 	i, _ := slices.BinarySearchFunc(d.maps, m, func(a, b *mapping) int {
 		switch {
 		case a.va != b.va:
@@ -226,6 +236,56 @@ func (d *Domain) Map(mem []byte) (IOVA, error) {
 	d.maps = slices.Insert(d.maps, i, m)
 	d.byIOVA[iova] = m
 	return iova, nil
+}
+
+// Extend makes at least the first bytes of a Window reachable, some more than asked for so that a
+// window that grows takes few mappings. It never shrinks.
+func (d *Domain) Extend(iova IOVA, bytes int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errDomainClosed
+	}
+	for _, m := range d.maps {
+		if at := uint64(iova - m.iova); iova >= m.iova && at < m.size {
+			if bytes < 0 || uint64(bytes) > m.size-at {
+				return fmt.Errorf("vfio: extend the window at %#x to %d bytes: it has %d", iova, bytes, m.size-at)
+			}
+			want := roundUp(at + uint64(bytes))
+			if want <= m.reach {
+				return nil
+			}
+			if !d.live {
+				return fmt.Errorf("vfio: extend the window at %#x: no device is attached", iova)
+			}
+			ample := min(m.size, (max(want, m.reach+m.reach/4)+hugeBytes-1)&^(hugeBytes-1))
+			if err := d.extend(m, ample); err == nil || ample == want {
+				return err
+			}
+			return d.extend(m, want) // a limit may leave room for just that
+		}
+	}
+	return fmt.Errorf("vfio: extend the window at %#x: there is none", iova)
+}
+
+// extend maps what is missing of a mapping's first bytes.
+func (d *Domain) extend(m *mapping, bytes uint64) error {
+	if bytes <= m.reach {
+		return nil
+	}
+	more := bytes - m.reach
+	used, limit, err := d.m.k.memlock()
+	if err != nil {
+		return fmt.Errorf("vfio: the limit of locked memory: %w", err)
+	}
+	if limit >= 0 && uint64(used)+more > uint64(limit) {
+		return d.m.memlockError(more, used, limit)
+	}
+	if err := d.space.mapMem(m.va+uintptr(m.reach), m.iova+IOVA(m.reach), more); err != nil {
+		return d.m.mapError(more, err)
+	}
+	m.reach = bytes
+	return nil
 }
 
 func cmpUint(a, b uint64) int {
@@ -272,11 +332,13 @@ func (d *Domain) Unmap(iova IOVA, bytes int64) error {
 	if len(m.users) > 0 {
 		return nil
 	}
-	err := d.space.unmapMem(m.iova, m.size)
-	if err != nil && d.live {
-		// The kernel may still let devices write here: keep address and memory out of use.
-		m.users[key] = 1
-		return fmt.Errorf("vfio: unmap %d bytes at %#x: %w", m.size, m.iova, err)
+	// One call also takes back a window that was mapped piece by piece.
+	if m.reach > 0 {
+		if err := d.space.unmapMem(m.iova, m.reach); err != nil && d.live {
+			// The kernel may still let devices write here: keep address and memory out of use.
+			m.users[key] = 1
+			return fmt.Errorf("vfio: unmap %d bytes at %#x: %w", m.reach, m.iova, err)
+		}
 	}
 	d.maps = slices.DeleteFunc(d.maps, func(o *mapping) bool { return o == m })
 	delete(d.byIOVA, m.iova)
@@ -385,7 +447,7 @@ func (d *Domain) Mapped() (pieces int, bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, m := range d.maps {
-		bytes += int64(m.size)
+		bytes += int64(m.reach)
 	}
 	return len(d.maps), bytes
 }

@@ -163,6 +163,88 @@ func TestMapsCountAndShare(t *testing.T) {
 }
 
 // Big memory keeps its place within 2 MiB, so that the IOMMU can use big pages.
+// A window pins what Extend asked for, in few pieces, counts by SSD, and goes as a whole.
+func TestWindows(t *testing.T) {
+	each(t, func(t *testing.T, k *fake, d *Domain) {
+		const mib = 1 << 20
+		mem := pages(t, 16*mib/4096)
+		if _, err := d.Window(mem); err == nil {
+			t.Error("a window without a device")
+		}
+		a := attach(t, d, cardA)
+		i, err := d.Window(mem)
+		ok(t, err)
+		j, err := d.Window(mem) // of another SSD
+		ok(t, err)
+		if n, bytes := d.Mapped(); i != j || n != 1 || bytes != 0 || len(k.maps()) != 0 {
+			t.Errorf("windows at %#x and %#x, %d bytes mapped, %d mappings", i, j, bytes, len(k.maps()))
+		}
+		reach := func(want int64, pieces int) {
+			t.Helper()
+			var sum int64
+			for at, m := range k.maps() {
+				if m.Vaddr-va(mem) != at-uint64(i) {
+					t.Errorf("memory at %d lies at %d", m.Vaddr-va(mem), at-uint64(i))
+				}
+				sum += int64(m.Size)
+			}
+			if _, bytes := d.Mapped(); bytes != want || sum != want || len(k.maps()) != pieces {
+				t.Errorf("%d bytes in %d mappings, by the books %d, want %d in %d", sum, len(k.maps()), bytes, want, pieces)
+			}
+		}
+		ok(t, d.Extend(i, 0))
+		reach(0, 0)
+		ok(t, d.Extend(i, 5000))
+		reach(2*mib, 1)
+		ok(t, d.Extend(i, 2*mib))
+		reach(2*mib, 1)
+		k.limit = 3 * mib // no room for a whole step, but for what is needed
+		ok(t, d.Extend(i, 2*mib+1))
+		reach(2*mib+4096, 2)
+		wants(t, d.Extend(i, 4*mib), errs.Capability, "RLIMIT_MEMLOCK")
+		k.limit = -1
+		ok(t, d.Extend(i, 10*mib))
+		reach(10*mib, 3)
+		// A Map of a part brings it into reach; a later device has it all.
+		if p := mapped(t, d, mem[11*mib:11*mib+4096]); p != i+11*mib {
+			t.Errorf("a part of the window is at %#x", p)
+		}
+		reach(11*mib+4096, 4)
+		ok(t, d.Unmap(i+11*mib, 4096))
+		for _, bad := range []struct {
+			iova  IOVA
+			bytes int64
+		}{{i, 16*mib + 1}, {i, -1}, {i - 1, 1}, {i + 16*mib, 1}} {
+			if d.Extend(bad.iova, bad.bytes) == nil {
+				t.Errorf("extended %#x to %d bytes", bad.iova, bad.bytes)
+			}
+		}
+		ok(t, d.Unmap(i, 16*mib))
+		reach(11*mib+4096, 4)
+		// Without devices type1 forgets it; the next device gets it back in one piece.
+		ok(t, a.Close())
+		pieces := 4
+		if d.Backend() == "type1" {
+			pieces = 1
+			if d.Extend(i, 16*mib) == nil {
+				t.Error("extended without a device")
+			}
+		}
+		b := attach(t, d, cardB)
+		reach(11*mib+4096, pieces)
+		ok(t, d.Unmap(i, 16*mib))
+		reach(0, 0)
+		if d.Unmap(i, 16*mib) == nil || d.Extend(i, 1) == nil {
+			t.Error("the window is still there")
+		}
+		ok(t, b.Close())
+		ok(t, d.Close())
+		if d.Extend(i, 1) == nil {
+			t.Error("an Extend after Close")
+		}
+	})
+}
+
 func TestBigMapsAreAligned(t *testing.T) {
 	each(t, func(t *testing.T, k *fake, d *Domain) {
 		dev := attach(t, d, cardA)

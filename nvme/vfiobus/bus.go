@@ -51,6 +51,8 @@ type device interface {
 
 type domain interface {
 	Map(mem []byte) (vfio.IOVA, error)
+	Window(mem []byte) (vfio.IOVA, error)
+	Extend(iova vfio.IOVA, bytes int64) error
 	Unmap(iova vfio.IOVA, bytes int64) error
 	Reserve(bytes, align int64) (vfio.IOVA, error)
 	ReserveAt(iova vfio.IOVA, bytes int64) error
@@ -455,7 +457,12 @@ func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 
 // MapDMA implements nvme.Bus. The domain maps whole pages, so that what shares mem's first and last page
 // is reachable for the SSD too.
-func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
+func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) { return b.enter(mem, b.dom.Map) }
+
+// MapWindow implements nvme.WindowMapper.
+func (b *Bus) MapWindow(mem []byte) (nvme.IOVA, error) { return b.enter(mem, b.dom.Window) }
+
+func (b *Bus) enter(mem []byte, domain func([]byte) (vfio.IOVA, error)) (nvme.IOVA, error) {
 	if len(mem) == 0 {
 		return 0, errs.New(errs.Usage, "%s: map no memory for DMA", b.name)
 	}
@@ -467,7 +474,7 @@ func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
 	p := unsafe.Pointer(unsafe.SliceData(mem))
 	skip := uintptr(p) % pageBytes
 	pages := unsafe.Slice((*byte)(unsafe.Add(p, -int(skip))), len(mem)+int(skip))
-	iova, err := b.dom.Map(pages)
+	iova, err := domain(pages)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", b.name, err)
 	}
@@ -476,6 +483,20 @@ func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
 	defer b.mu.Unlock()
 	b.maps[m]++
 	return m.iova, nil
+}
+
+// ExtendWindow implements nvme.WindowMapper.
+func (b *Bus) ExtendWindow(iova nvme.IOVA, bytes int64) error {
+	b.life.RLock()
+	defer b.life.RUnlock()
+	if b.closed {
+		return fmt.Errorf("%s: map for DMA: %w", b.name, nvme.ErrClosed)
+	}
+	skip := int64(iova % pageBytes)
+	if err := b.dom.Extend(vfio.IOVA(iova)-vfio.IOVA(skip), bytes+skip); err != nil {
+		return fmt.Errorf("%s: %w", b.name, err)
+	}
+	return nil
 }
 
 // UnmapDMA implements nvme.Bus.

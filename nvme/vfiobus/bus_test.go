@@ -378,6 +378,15 @@ func TestMapDMA(t *testing.T) {
 	require.ErrorContains(t, b.UnmapDMA(a, 1000), "not mapped so")
 	_, err = b.MapDMA(nil)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
+
+	w, err := b.MapWindow(mem[5000:9000])
+	require.NoError(t, err)
+	require.EqualValues(t, 5000%4096, w%4096)
+	require.NoError(t, b.ExtendWindow(w, 3000))
+	require.Equal(t, []span{{int64(w) - 5000%4096, 3000 + 5000%4096}}, f.extended, "from the page that it starts in")
+	require.NoError(t, b.UnmapDMA(w, 4000))
+	_, err = b.MapWindow(nil)
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
 
 // Submission queues in the controller's memory: in the range that it was told, and commands complete.

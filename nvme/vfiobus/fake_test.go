@@ -54,6 +54,7 @@ type fake struct {
 	cmbmsc   uint64
 	cba      vfio.IOVA // where the proxy finds cmb
 	badCBA   bool
+	extended []span
 	reserved []span
 }
 
@@ -259,6 +260,14 @@ func (f *fake) Map(mem []byte) (vfio.IOVA, error) {
 		f.with(func() { f.maps[vfio.IOVA(iova)] = int64(len(mem)) })
 	}
 	return vfio.IOVA(iova), err
+}
+
+// Window maps at once; extended notes what was asked for.
+func (f *fake) Window(mem []byte) (vfio.IOVA, error) { return f.Map(mem) }
+
+func (f *fake) Extend(iova vfio.IOVA, n int64) error {
+	f.with(func() { f.extended = append(f.extended, span{int64(iova), n}) })
+	return nil
 }
 
 func (f *fake) Unmap(iova vfio.IOVA, n int64) error {
