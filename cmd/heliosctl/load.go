@@ -49,7 +49,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	defer closing(&err, d.Close)
 	set, err := e.openSSDs(ctx, "ssds")
 	if err != nil {
-		return err
+		return whenStopped(err, "nothing was read or written: run it again")
 	}
 	defer closing(&err, set.close)
 	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), NoRowChecksums: !e.c.Bool("row-checksums"),

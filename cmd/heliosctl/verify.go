@@ -46,7 +46,7 @@ func runVerify(ctx context.Context, e *env) (err error) {
 	}
 	set, err := e.openSSDs(ctx, "ssds")
 	if err != nil {
-		return err
+		return whenStopped(err, "nothing was read or written: run it again")
 	}
 	defer closing(&err, set.close)
 	r, verr := check(set)
