@@ -126,7 +126,7 @@ func newMachine(t *testing.T, sh shell, commands ...string) *machine {
 		"sys/module/nvme/initstate":                   "live\n",
 		"sys/devices/system/node/node0/hugepages/x":   "",
 		"lib/modules/6.1.0-99-test/modules.builtin":   "kernel/drivers/nvme/host/nvme.ko\n",
-		"etc/passwd":                                  "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nbob:x:1001:1001::/home/bob:/bin/sh\n",
+		"etc/passwd":                                  "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/srv/alice:/bin/sh\nbob:x:1001:1001::/srv/bob:/bin/sh\n",
 		"etc/group":                                   "root:x:0:\ndaemon:x:999:\nalice:x:1000:\nbob:x:1001:\n",
 		"etc/gshadow":                                 "root:*::\ndaemon:*::\nalice:!::\nbob:!::\n",
 		"etc/security/limits.conf":                    "# a comment * - memlock 1\n*  soft  nofile  1024\n",
