@@ -580,6 +580,12 @@ func TestUnbindRefusals(t *testing.T) {
 	require.Contains(t, ok(t, "ssds"), "in use by another heliosctl")
 	l.Release()
 
+	// Who lists SSDs is waited for.
+	l, err = s.Acquire("heliosctl ssds", "vfio1")
+	require.NoError(t, err)
+	time.AfterFunc(200*time.Millisecond, l.Release)
+	ok(t, "bench", "io", "--only", "vfio1", "--seconds", "0.05", "--quiet")
+
 	// Another program has the group open.
 	r.Process(500, "qemu")
 	r.Link("/proc/500/fd/7", r.m.sys.Path("/dev/vfio/1"))

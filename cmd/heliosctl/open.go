@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -126,7 +127,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 	for i, d := range chosen {
 		names[i] = d.Name
 	}
-	if s.lease, err = e.store.Acquire(e.c.Command.HelpName, names...); err != nil {
+	if s.lease, err = e.lease(ctx, names); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -147,6 +148,28 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 	}
 	return s, nil
 }
+
+// lease takes SSDs. Who only lists them has them for a moment, which is waited for.
+func (e *env) lease(ctx context.Context, names []string) (*state.Lease, error) {
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(listingTimeout); ; {
+		l, err := e.store.Acquire(e.c.Command.HelpName, names...)
+		var used *state.InUseError
+		if !errors.As(err, &used) || !strings.HasPrefix(used.By, "heliosctl ssds (") || time.Now().After(end) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-tick.C:
+		}
+	}
+}
+
+// listingTimeout is how long one SSD may take to be listed: a controller comes up, is asked, and is
+// shut down.
+const listingTimeout = 10 * time.Second
 
 // dyingTimeout is how long openSSD waits for a file that a killed process still holds: the
 // kernel ends its io_uring requests, and with them its lock, some time after the process.

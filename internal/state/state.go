@@ -345,6 +345,16 @@ func openLock(ctx context.Context, path string, mode os.FileMode) (*os.File, err
 // Lease is the exclusive use of some SSDs until Release, or until the process ends.
 type Lease struct{ files []*os.File }
 
+// InUseError is that of an SSD that another process has leased.
+type InUseError struct {
+	SSD string
+	By  string // "heliosctl train (process 4711)"
+}
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("SSD %s is in use by %s; wait until it ends, or choose others with --ssds", e.SSD, e.By)
+}
+
 // Acquire takes all SSDs of names, or none. What says what the caller does with them, for the
 // error that another command gets meanwhile. An SSD in use is errs.Refused, at once.
 func (s *Store) Acquire(what string, names ...string) (*Lease, error) {
@@ -391,7 +401,7 @@ func (s *Store) take(name, what string) (*os.File, error) {
 		if who == "" {
 			who = "another heliosctl"
 		}
-		return nil, errs.New(errs.Refused, "SSD %s is in use by %s; wait until it ends, or choose others with --ssds", name, who)
+		return nil, errs.With(errs.Refused, &InUseError{SSD: name, By: who})
 	case err != nil:
 		_ = f.Close()
 		return nil, fmt.Errorf("lock SSD %s: %w", name, err)
