@@ -111,6 +111,8 @@ var layers = map[string][]string{
 var testSupport = map[string][]string{
 	"cuda/difftest": {"cache", "graph", "gpuio", "nvme", "dataset"},
 	"cuda/fakecuda": {},
+	// a machine of files for the tests of pci, diskuse and the verbs
+	"internal/pci/fakesys": {},
 }
 
 // importBreach says why a package of folder from may not import path, or "".
