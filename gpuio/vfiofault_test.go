@@ -319,7 +319,7 @@ func TestVFIOResets(t *testing.T) {
 
 // A controller that is fatal (CSTS.CFS) says so, and the words are a person's.
 func TestVFIOFatalWords(t *testing.T) {
-	addrs := vfioAddrs(t, 1)[:1]
+	addrs := vfioAddrs(t, 2)[:2]
 	r := newVFIORig(t, addrs, nil)
 	c := r.ssds[0].Ctrl
 	require.NoError(t, r.devs[0].DisableDMA())
