@@ -97,6 +97,8 @@ func (s *iommufd) attach(dev pci.Device) (int, bool, error) {
 
 func (s *iommufd) last(pci.Device) bool { return false } // mappings outlive devices
 
+func (s *iommufd) empty() bool { return false }
+
 func (s *iommufd) detach(dev pci.Device, fd int) error {
 	if err := s.m.k.close(fd); err != nil { // unbinds and detaches
 		return fmt.Errorf("vfio %s: close: %w", dev.Addr, err)

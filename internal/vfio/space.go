@@ -24,6 +24,8 @@ type addressSpace interface {
 	detach(dev pci.Device, fd int) error
 	// last tells whether a detach of dev would end the mappings.
 	last(dev pci.Device) bool
+	// empty tells whether the mappings have ended with the last device.
+	empty() bool
 	// ranges is known while there is a device.
 	ranges() ([]Range, error)
 	mapMem(va uintptr, iova IOVA, size uint64) error

@@ -151,6 +151,12 @@ func (t *type1) last(dev pci.Device) bool {
 	return len(t.groups) == 1 && g != nil && g.devices == 1
 }
 
+func (t *type1) empty() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.groups) == 0
+}
+
 func (t *type1) detach(dev pci.Device, fd int) error {
 	err := t.m.k.close(fd) // may take minutes for a dead device, so without the lock
 	t.mu.Lock()

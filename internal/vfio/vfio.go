@@ -166,6 +166,9 @@ func (d *Domain) leave(dev *Device) error {
 	d.mu.Unlock()
 	err := d.space.detach(dev.dev, dev.fd)
 	d.mu.Lock()
+	if d.space.empty() { // the last ones may have left at the same time
+		d.live = false
+	}
 	if d.devices[dev.dev.Addr] == dev {
 		delete(d.devices, dev.dev.Addr)
 	}

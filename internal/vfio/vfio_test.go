@@ -661,6 +661,36 @@ func TestMappingsOutliveDevices(t *testing.T) {
 	})
 }
 
+// TestLastDevicesLeaveTogether: each of them is not the last when its close begins.
+func TestLastDevicesLeaveTogether(t *testing.T) {
+	k := newFake(t)
+	d := k.domain("type1")
+	mem := pages(t, 1)
+	a, b := attach(t, d, cardA), attach(t, d, cardB)
+	i := mapped(t, d, mem)
+	hold := make(chan struct{})
+	k.cards[cardA].closing, k.cards[cardB].closing = hold, hold
+	var both sync.WaitGroup
+	for _, dev := range []*Device{a, b} {
+		both.Go(func() { _ = dev.Close() }) // each gives up waiting
+	}
+	both.Wait()
+	close(hold)
+	await(t, a.GivenBack())
+	await(t, b.GivenBack())
+	if len(k.maps()) != 0 {
+		t.Fatal("the kernel has kept the mapping")
+	}
+	if _, err := d.Map(pages(t, 1)); err == nil || !strings.Contains(err.Error(), "no device is attached") {
+		t.Errorf("Map without a device: %v", err)
+	}
+	ok(t, d.Unmap(i, 4096))
+	if n, _ := d.Mapped(); n != 0 {
+		t.Errorf("%d mappings are left", n)
+	}
+	ok(t, d.Close())
+}
+
 func TestOneGroupTwoDevices(t *testing.T) {
 	each(t, func(t *testing.T, k *fake, d *Domain) {
 		k.add("0000:00:04.1", 10, "vfio-pci")
