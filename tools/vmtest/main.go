@@ -48,7 +48,7 @@ func main() {
 	flag.StringVar(&o.user, "user", "root", "who runs the line of -exec: root or user")
 	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), fmt.Sprintf("heliosctl-vm-%d", os.Getuid())), "folder for packages")
 	flag.StringVar(&o.heliosctl, "heliosctl", "", "static heliosctl to use; default: built from the working tree")
-	flag.IntVar(&o.parallel, "parallel", 1, "machines at once")
+	flag.IntVar(&o.parallel, "parallel", 2, "machines at once; scenarios that measure run alone, first")
 	flag.DurationVar(&o.timeout, "timeout", 10*time.Minute, "limit for everything, building included")
 	flag.Parse()
 	o.names = flag.Args()
@@ -86,7 +86,12 @@ func choose(all []Scenario, names []string, short bool) ([]Scenario, error) {
 }
 
 func run(ctx context.Context, o options) (int, error) {
-	slices.SortStableFunc(scenarios, func(a, b Scenario) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(scenarios, func(a, b Scenario) int {
+		if a.Alone != b.Alone {
+			return map[bool]int{true: -1, false: 1}[a.Alone]
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
 	chosen, err := choose(scenarios, o.names, o.short)
 	if err != nil {
 		return 2, err
@@ -124,7 +129,10 @@ func run(ctx context.Context, o options) (int, error) {
 	slots := make(chan struct{}, max(1, o.parallel))
 	var wg sync.WaitGroup
 	var out sync.Mutex
-	for i, s := range chosen {
+	for i, s := range chosen { // those that run alone come first
+		if i > 0 && chosen[i-1].Alone {
+			wg.Wait()
+		}
 		slots <- struct{}{}
 		if ctx.Err() != nil {
 			outcomes[i] = outcome{name: s.Name, failure: fmt.Sprintf("not run: %v", context.Cause(ctx))}

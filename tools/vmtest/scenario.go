@@ -23,6 +23,7 @@ import (
 type Scenario struct {
 	Name   string
 	Long   bool          // left out of -short
+	Alone  bool          // measures: nothing runs beside it
 	Limit  time.Duration // from boot to end; default 2 minutes
 	Config Config
 	Run    func(t *T)

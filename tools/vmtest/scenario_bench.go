@@ -14,6 +14,7 @@ import (
 func init() {
 	scenarios = append(scenarios, Scenario{
 		Name:   "bench",
+		Alone:  true,
 		Limit:  4 * time.Minute,
 		Config: Config{MemoryMB: 1024, Disks: []Disk{{MB: 64}, {MB: 64}, {MB: 64}, {MB: 64}, {MB: 64}, {MB: 64}}},
 		Run:    bench,

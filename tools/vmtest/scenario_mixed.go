@@ -47,6 +47,9 @@ func mixed(t *T, most int) {
 	var first trained
 	rows := 0
 	for n := 1; n <= most; n++ {
+		if n == 3 && most > 3 || n == 5 {
+			continue // one, two, four, all
+		}
 		names := make([]string, n)
 		for i := range names {
 			names[i] = fmt.Sprintf("vfio%d", i)
