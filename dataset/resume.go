@@ -158,6 +158,10 @@ func (p *progress) add(b []byte, sums bool) {
 // leaveMark makes what is on the SSD durable and says so in both superblocks. A mark that says no more
 // than the one before is not made.
 func (w *loader) leaveMark(ctx context.Context, i int, p *progress) error {
+	// Not before what is there has been told from a features.npy that changed.
+	if err := p.check(w.ts[i].name); err != nil {
+		return err
+	}
 	m := p.mark()
 	if m.Chunks+m.RowPieces == 0 || m.Chunks < w.sb[i].Mark.Chunks || m.RowPieces < w.sb[i].Mark.RowPieces || m == w.sb[i].Mark || p.old != nil && p.old.complete {
 		return nil

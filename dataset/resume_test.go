@@ -518,6 +518,30 @@ func TestMarksAreCheap(t *testing.T) {
 	require.Positive(t, r.Marks)
 }
 
+// TestMarkThatWasNotCompared: a mark is not written anew, for other features, before its digest was
+// compared; power could fail just then.
+func TestMarkThatWasNotCompared(t *testing.T) {
+	d := small(t, 4600, 500, 1)
+	s := interrupted(t, d, 2, LoadOptions{})
+	reseal(t, s[1], func(w *wireSuperblock) { w.MarkDigest[31] ^= 1 })
+	was, err := decodeSuperblock(s[1].durable[:superblockBytes])
+	require.NoError(t, err)
+	s[1].onWrite = func(_ int, at int64, _, data []byte) ([]byte, error) {
+		if at != 0 {
+			return data, nil
+		}
+		if sb, err := decodeSuperblock(data); err == nil && sb.LoadID == was.LoadID {
+			if sb.Mark != was.Mark {
+				t.Errorf("the mark is %+v, and was %+v", sb.Mark, was.Mark)
+			}
+		}
+		return data, nil
+	}
+	r, err := load(bg, d, targetsOf(s...), often(LoadOptions{}))
+	require.NoError(t, err)
+	require.Contains(t, r.StartedOver, "features.npy is not what ssd sim1 was loaded from up to here")
+}
+
 // TestFailedMark: a mark that cannot be written ends the load, as any other write does.
 func TestFailedMark(t *testing.T) {
 	d := small(t, 3600, 500, 1)
