@@ -245,6 +245,11 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 		if n > len(ssds) {
 			return errs.New(errs.Usage, "--ssds %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n, len(ssds))
 		}
+		for _, d := range ssds[:n] { // without a dataset nobody has checked that
+			if a, b := ssds[0].Ctrl.Namespace().LBABytes, d.Ctrl.Namespace().LBABytes; a != b {
+				return errs.New(errs.Usage, "SSD %s has LBAs of %d bytes and %s of %d; choose SSDs of one size with --only", ssds[0].Name, a, d.Name, b)
+			}
+		}
 	}
 	points := p.points()
 	if err := o.sized(points); err != nil {

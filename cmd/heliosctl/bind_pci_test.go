@@ -191,6 +191,10 @@ func TestBoundControllersTrain(t *testing.T) {
 		fails(t, hc(t, trainArgs(flag)...), 3, "train", "vfio0", addrA, "through the kernel", word)
 	}
 	fails(t, hc(t, "bench", "io", "--stack", "async,mmap", "--seconds", "0.05", "--quiet"), 3, "bench io", "--stack mmap", "vfio0")
+	ok(t, "bind-ssds", "nvme1")
+	fails(t, hc(t, "bench", "io", "--seconds", "0.05", "--quiet"), 2, "bench io", "SSD vfio0 has LBAs of 512 bytes and vfio1 of 4096", "--only")
+	ok(t, "bench", "io", "--seconds", "0.05", "--quiet", "--ssds", "1")
+	ok(t, "unbind-ssds", "vfio1")
 	fails(t, hc(t, "load", "g", "--sq", "cmb"), 3, "load", "vfio0", "--sq")
 	b := lines(t, ok(t, "bench", "io", "--seconds", "0.05", "--json", "--quiet", "--sq", "auto"))
 	require.Nil(t, b[0]["written"], "only the controller knows")
@@ -593,6 +597,14 @@ func TestUnbindRefusals(t *testing.T) {
 	fails(t, hc(t, "unbind-ssds", "vfio0"), 4, "unbind-ssds", "vfio0", "qemu", "500")
 	r.Remove("/proc/500")
 
+	// Names of nothing that is bound.
+	fails(t, hc(t, "unbind-ssds", "vfio9"), 2, "unbind-ssds", `no SSD "vfio9" is bound; there are vfio0, vfio1`)
+	fails(t, hc(t, "unbind-ssds", "vfio0", "/dev/nvme7n1"), 2, "unbind-ssds", "/dev/nvme7n1", "there are vfio0, vfio1")
+	fails(t, hc(t, "unbind-ssds", "/dev/vfio/1"), 2, "unbind-ssds", "no NVMe device")
+	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3})
+	fails(t, hc(t, "unbind-ssds", serialC), 2, "unbind-ssds", addrC+" is not bound: it has driver nvme")
+	require.Len(t, records(t), 2)
+
 	r.m.root = func() bool { return false }
 	fails(t, hc(t, "unbind-ssds", "vfio0"), 3, "unbind-ssds", "vfio0", "sudo")
 	x := hc(t, "unbind-ssds")
@@ -632,6 +644,13 @@ func TestOddStates(t *testing.T) {
 		require.NoError(t, r.m.sys.Bind(addrA, vfioDriver))
 		l := lines(t, ok(t, "ssds", "--json"))
 		require.Equal(t, "other", l[0]["kind"])
+		require.Equal(t, []any{strayText}, l[0]["held_by"])
+		require.NotContains(t, l[0], "bound", "nobody knows when")
+		for _, verb := range []string{"ssds", "doctor"} {
+			out := ok(t, verb)
+			require.Contains(t, out, "our record of it was lost")
+			require.Contains(t, out, "sudo heliosctl unbind-ssds "+addrA)
+		}
 		out := ok(t, "unbind-ssds", addrA)
 		require.Contains(t, out, "/dev/nvme0n1 again")
 		require.Contains(t, out, "no record")

@@ -109,12 +109,7 @@ func hostFindings(ctx context.Context) []probe.Finding {
 	}
 	out = append(out, f)
 
-	out = append(out, answer("software SSDs", trySSD(ctx), "files, block devices and memory as NVMe controllers"))
-
-	var lim unix.Rlimit
-	err = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim)
-	f = answer("locked memory", err, "RLIMIT_MEMLOCK is "+limitText(lim.Cur))
-	return append(out, f)
+	return append(out, answer("software SSDs", trySSD(ctx), "files, block devices and memory as NVMe controllers"))
 }
 
 // nvmeFindings are the NVMe controllers of the machine and what each is good for.
@@ -154,6 +149,10 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 	switch r := c.Record; {
 	case r != nil && r.Phase == state.Bound && c.Driver == vfioDriver:
 		text = append(text, "bound as "+r.Name)
+		node := e.machine.sys.Path(r.Node)
+		if err := unix.Access(node, unix.R_OK|unix.W_OK); errors.Is(err, unix.EACCES) && !e.machine.root() {
+			f.Answer, f.Next = probe.NotThere, state.NotPermitted(node)
+		}
 	case r != nil:
 		f.Answer, f.Next = probe.NotThere, r.NextStep()
 		text = append(text, fmt.Sprintf("half bound as %s: %s was cut off", r.Name, r.Phase))
@@ -171,19 +170,15 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 			text = append(text, "whether it is free needs root to see")
 		case len(uses) > 0:
 			f.Answer, f.Next = probe.NotThere, "an SSD that nobody uses"
+		case c.Driver == vfioDriver:
+			f.Answer, f.Next = probe.Unknown, strayNext(c.Addr)
+			text = append(text, strayText)
 		default:
 			text = append(text, fmt.Sprintf("free, IOMMU group %d: \"sudo heliosctl bind-ssds %s\" takes it", c.Group, c.Addr))
 		}
 	}
 	f.Detail = strings.TrimPrefix(strings.Join(text, "; "), "; ")
 	return f
-}
-
-func limitText(n uint64) string {
-	if n == unix.RLIM_INFINITY {
-		return "unlimited"
-	}
-	return units.FormatBytes(int64(n))
 }
 
 // trySSD brings a software controller up on a small file, which it removes again.

@@ -116,6 +116,13 @@ func (e *env) inspectController(d state.SSD, r *ssdReport) error {
 	return nil
 }
 
+// strayText is what there is to say about a controller at vfio-pci of which there is no record.
+const strayText = "bound by another program, or our record of it was lost"
+
+func strayNext(addr string) string {
+	return fmt.Sprintf("if no other program uses it, \"sudo heliosctl bind-ssds %s\" takes it and \"sudo heliosctl unbind-ssds %s\" gives it back to the kernel", addr, addr)
+}
+
 // describe says what is known of a controller that we do not have.
 func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	group := c.Group
@@ -139,6 +146,9 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	if rec := c.Record; rec != nil {
 		r.Name, r.Kind, r.SSD.Driver, r.Firmware = rec.Name, state.KindVFIO, rec.Driver, rec.Firmware
 		r.Phase, r.Next = string(rec.Phase), rec.NextStep()
+	}
+	if c.Driver == vfioDriver && c.Record == nil {
+		r.HeldBy, r.Next = append(r.HeldBy, strayText), strayText+"; "+strayNext(c.Addr)
 	}
 	if c.Kernel.Name == "" {
 		return r

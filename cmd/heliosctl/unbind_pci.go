@@ -39,11 +39,22 @@ func (e *env) splitUnbind(want []string) (records []state.Record, own []string, 
 			add(found[0])
 			continue
 		}
-		if _, ok := pci.Address(w); !ok {
-			own = append(own, w)
-			continue
+		_, isAddr := pci.Address(w)
+		var lacks error
+		if !isAddr {
+			st, err := e.store.Load()
+			if err != nil {
+				return nil, nil, err
+			}
+			if _, lacks = st.Find(w); lacks == nil {
+				own = append(own, w)
+				continue
+			}
 		}
 		r, err := e.strayRecord(w)
+		if lacks != nil && errors.Is(err, pci.ErrNotFound) {
+			err = lacks // which says what is bound
+		}
 		if err != nil {
 			return nil, nil, err
 		}

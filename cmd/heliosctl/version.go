@@ -37,11 +37,11 @@ func runVersion(_ context.Context, e *env) error {
 	if v == "" {
 		v = "(devel)"
 	}
-	devices, buses := []string{"host"}, []string{"proxy"}
+	devices, buses := []string{"host"}, []string{"vfio", "proxy"}
 	if driver.Binding != "" {
 		devices = append(devices, "cuda")
 	}
-	e.ui.Printf("heliosctl %s (%s, %s/%s); devices: %s; SSDs: proxied files, block devices, shared memory", v, runtime.Version(), runtime.GOOS, runtime.GOARCH, strings.Join(devices, ", "))
+	e.ui.Printf("heliosctl %s (%s, %s/%s); devices: %s; SSDs: NVMe by VFIO, proxied files, block devices, shared memory", v, runtime.Version(), runtime.GOOS, runtime.GOARCH, strings.Join(devices, ", "))
 	return e.ui.Object(map[string]any{
 		"version": v, "revision": revision, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 		"devices": devices, "cuda_binding": driver.Binding, "buses": buses,

@@ -53,7 +53,7 @@ type SSD struct {
 	PCI      string    `json:"pci,omitempty"`       // address of a controller, such as 0000:00:04.0
 	Group    *int      `json:"iommu_group,omitempty"`
 	Driver   string    `json:"previous_driver,omitempty"` // which unbind-ssds gives the controller back to
-	Bound    time.Time `json:"bound"`
+	Bound    time.Time `json:"bound,omitzero"`
 }
 
 // State is the content of the file.
@@ -382,6 +382,9 @@ func (s *Store) openOwn(name string) (*os.File, error) {
 	return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
 }
 
+// nameTimeout bounds the wait for the name of a lease's holder.
+const nameTimeout = 250 * time.Millisecond
+
 func (s *Store) take(name, what string) (*os.File, error) {
 	open := s.openOwn
 	if machineName.MatchString(name) {
@@ -391,13 +394,22 @@ func (s *Store) take(name, what string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	who := ""
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			break
+		}
 		b := make([]byte, 256)
 		n, _ := f.ReadAt(b, 0)
+		// Who has just taken the lease has not written its name yet; who gives it up has wiped it out.
+		if who = strings.TrimSpace(string(b[:n])); who != "" || time.Since(begin) > nameTimeout {
+			break
+		}
+	}
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
 		_ = f.Close()
-		who := strings.TrimSpace(string(b[:n]))
 		if who == "" {
 			who = "another heliosctl"
 		}

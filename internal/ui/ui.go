@@ -236,7 +236,7 @@ func OneLine(s string) string {
 }
 
 // finite copies v for encoding/json with NaN and infinities replaced by nil, honouring json
-// tags (name, omitempty, "-") and embedded structs without a name.
+// tags (name, omitempty, omitzero, "-") and embedded structs without a name.
 func finite(v reflect.Value) any {
 	switch v.Kind() {
 	case reflect.Invalid:
@@ -291,7 +291,7 @@ func structFields(v reflect.Value, out object) object {
 			out = structFields(v.Field(i), out)
 			continue
 		}
-		if !f.IsExported() || strings.Contains(opts, "omitempty") && emptyValue(v.Field(i)) {
+		if !f.IsExported() || strings.Contains(opts, "omitempty") && emptyValue(v.Field(i)) || strings.Contains(opts, "omitzero") && v.Field(i).IsZero() {
 			continue
 		}
 		if name == "" {

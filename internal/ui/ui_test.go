@@ -20,6 +20,8 @@ type inner struct {
 type outer struct {
 	inner
 	When  time.Time        `json:"when"`
+	Never time.Time        `json:"never,omitzero"`
+	Since time.Time        `json:"since,omitzero"`
 	Skip  string           `json:"-"`
 	Empty string           `json:"empty,omitempty"`
 	List  []inner          `json:"list"`
@@ -30,7 +32,7 @@ type outer struct {
 
 // Where nothing is out of JSON's range, an object is what encoding/json makes of it.
 func TestObjectIsEncodingJSON(t *testing.T) {
-	v := outer{inner: inner{1, 2.5}, When: time.Unix(0, 0).UTC(), Skip: "x", List: []inner{{3, 4}}, Map: map[string]inner{"z": {}, "a": {1, 1}}, Ptr: &inner{5, 6}}
+	v := outer{inner: inner{1, 2.5}, When: time.Unix(0, 0).UTC(), Since: time.Unix(7, 0).UTC(), Skip: "x", List: []inner{{3, 4}}, Map: map[string]inner{"z": {}, "a": {1, 1}}, Ptr: &inner{5, 6}}
 	want, err := json.Marshal(v)
 	require.NoError(t, err)
 	var out bytes.Buffer

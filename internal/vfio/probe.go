@@ -11,6 +11,7 @@ import (
 
 	"helios/internal/hostmem"
 	"helios/internal/probe"
+	"helios/internal/units"
 )
 
 // lockedEnough is the RLIMIT_MEMLOCK from which on a small job fits: queues and the buffers of a few
@@ -41,12 +42,12 @@ func (m machine) probeIOMMU() probe.Finding {
 		f.Detail = err.Error()
 		return f
 	}
-	units, err := m.entries("/sys/class/iommu")
+	devices, err := m.entries("/sys/class/iommu")
 	switch {
 	case groups > 0:
-		f.Answer, f.Detail = probe.There, fmt.Sprintf("%d groups, %d units", groups, units)
-	case units > 0 && err == nil:
-		f.Answer, f.Detail, f.Next = probe.NotThere, fmt.Sprintf("%d units, but no device has a group", units), statusHint
+		f.Answer, f.Detail = probe.There, fmt.Sprintf("%d groups", groups)
+	case devices > 0 && err == nil:
+		f.Answer, f.Detail, f.Next = probe.NotThere, "the IOMMU is there, but no device has a group", statusHint
 	default:
 		f.Answer, f.Detail, f.Next = probe.NotThere, "no device has an IOMMU group: it is off in the firmware or on the kernel's command line", statusHint
 	}
@@ -155,15 +156,15 @@ func (m machine) probeLocked() probe.Finding {
 	case limit < 0:
 		f.Answer, f.Detail, f.Next = probe.There, "no limit", ""
 	case limit < lockedEnough:
-		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes (%d in use); real SSDs need %d or more", limit, used, lockedEnough)
+		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more", units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedEnough))
 	default:
-		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes (%d in use)", limit, used), ""
+		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use)", units.FormatBytes(limit), units.FormatBytes(used)), ""
 	}
 	return f
 }
 
 func (m machine) probeHuge() probe.Finding {
-	f := probe.Finding{Name: "huge pages", Next: "not needed; " + setupHint + " reserves some"}
+	f := probe.Finding{Name: "huge pages", Next: `not needed; "sudo ./vfio-setup.sh setup --hugepages 2GiB" reserves some`}
 	total, free, err := hostmem.HugePool(m.root)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -174,7 +175,7 @@ func (m machine) probeHuge() probe.Finding {
 		f.Answer, f.Detail = probe.NotThere, "none reserved; transparent ones are asked for"
 	default:
 		f.Answer, f.Next = probe.There, ""
-		f.Detail = fmt.Sprintf("%d bytes reserved, %d free, %d used by this process", total, free, hostmem.HugeBytes())
+		f.Detail = fmt.Sprintf("%s reserved, %s free", units.FormatBytes(total), units.FormatBytes(free))
 	}
 	return f
 }

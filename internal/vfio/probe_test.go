@@ -27,7 +27,7 @@ func TestProbe(t *testing.T) {
 		words   map[string]string
 	}{
 		{"ready", func(k *fake) { k.huge("8", "5", "2") }, []probe.Answer{there, there, there, not, there, there, there}, map[string]string{
-			"IOMMU": "3 groups", "vfio-pci": cardA, "locked memory": "no limit", "huge pages": "16777216 bytes reserved, 6291456 free",
+			"IOMMU": "3 groups", "vfio-pci": cardA, "locked memory": "no limit", "huge pages": "16 MiB reserved, 6 MiB free",
 		}},
 		{"bare", func(k *fake) {
 			k.Remove("/sys/kernel/iommu_groups")
@@ -36,12 +36,12 @@ func TestProbe(t *testing.T) {
 			k.limit = 8 << 20
 			k.huge("0", "0", "0")
 		}, []probe.Answer{not, not, not, not, not, not, not}, map[string]string{
-			"IOMMU": "vfio-setup.sh status", "VFIO": "vfio-setup.sh setup", "vfio-pci": "not loaded", "locked memory": "8388608", "huge pages": "none reserved",
+			"IOMMU": "vfio-setup.sh status", "VFIO": "vfio-setup.sh setup", "vfio-pci": "not loaded", "locked memory": "8 MiB", "huge pages": "none reserved",
 		}},
 		{"no rights", func(k *fake) {
 			k.failNext("open /dev/vfio/vfio", unix.EACCES, unix.EACCES)
 			k.limit = 1 << 30
-		}, []probe.Answer{there, not, not, not, there, there, not}, map[string]string{"VFIO": "no right", "locked memory": "1073741824"}},
+		}, []probe.Answer{there, not, not, not, there, there, not}, map[string]string{"VFIO": "no right", "locked memory": "1 GiB"}},
 		{"iommufd", func(k *fake) { k.Put("/dev/iommu", ""); k.type1 = 0 }, []probe.Answer{there, there, not, there, there, there, not}, map[string]string{
 			"VFIO iommufd": "3 device nodes", "VFIO type1v2": "vfio_iommu_type1",
 		}},
