@@ -677,6 +677,12 @@ status_ssds() {
 				done
 			fi
 		done
+		rec=$(record_of "${d##*/}")
+		if [ -n "$rec" ]; then
+			what="${what:+$what, }SSD $rec of heliosctl"
+		elif [ "$drv" = vfio-pci ]; then
+			what="${what:+$what, }bound by another program, or heliosctl's record was lost"
+		fi
 		others=
 		for o in "$d"/iommu_group/devices/*; do
 			case $(word "$o/class") in
@@ -941,9 +947,17 @@ pass() {
 	exec "$h" "$@"
 }
 
+# run_dir: where heliosctl's records of bound SSDs are.
+run_dir() { printf '%s\n' "${HELIOS_RUN:-$R/run/heliosctl}"; }
+# record_of ADDRESS: the name of the SSD that heliosctl has bound there.
+record_of() {
+	f=$(grep -sl "\"pci\": *\"$1\"" "$(run_dir)"/vfio*.json | head -n 1)
+	f=${f##*/}
+	printf '%s\n' "${f%.json}"
+}
 # bound: the names of the SSDs that heliosctl has bound, machine-wide.
 bound() {
-	for f in "${HELIOS_RUN:-$R/run/heliosctl}"/vfio*.json; do
+	for f in "$(run_dir)"/vfio*.json; do
 		if [ -f "$f" ]; then
 			f=${f##*/}
 			printf '%s\n' "${f%.json}"
@@ -954,7 +968,11 @@ bound() {
 reset_modules() {
 	for d in "$R"/sys/bus/pci/drivers/vfio-pci/*:*:*.*; do
 		if [ -e "$d" ]; then
+			if [ -n "$(record_of "${d##*/}")" ]; then continue; fi # a dry run: it would be unbound by now
 			say "left the VFIO modules loaded: ${d##*/} is bound to vfio-pci"
+			if [ "$(word "$R/sys/bus/pci/devices/${d##*/}/class")" = "$nvme_class" ]; then
+				say "  if no other program uses it: sudo heliosctl unbind-ssds ${d##*/}"
+			fi
 			return
 		fi
 	done
