@@ -435,6 +435,12 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int) (err er
 				left++
 			}
 		}
+		if left == 0 && len(failed) == 0 { // it came too late to stop anything
+			return nil
+		}
+		if !errors.Is(errors.Join(failed...), ctx.Err()) { // it came between two groups
+			failed = append(failed, ctx.Err())
+		}
 		next := "run the same command again to bind them"
 		if len(bound) > 0 {
 			next = "run the same command again to bind the rest, or \"sudo heliosctl unbind-ssds\" to give all back"

@@ -562,6 +562,62 @@ func TestInterruptedBind(t *testing.T) {
 	require.Equal(t, state.Bound, records(t)[0].Phase)
 }
 
+// Ctrl-C when an SSD has just been bound: between two of them the rest is told, after the last nothing is
+// left to stop.
+func TestInterruptedBetweenBinds(t *testing.T) {
+	for at, want := range []int{130, 0} {
+		r := newRig(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		closed := 0
+		was := r.m.domain
+		r.m.domain = func() (domain, error) {
+			_, err := was()
+			return closingDomain{r, func() {
+				if closed == at {
+					cancel(errSignal)
+				}
+				closed++
+			}}, err
+		}
+		var out, errOut bytes.Buffer
+		code := run(ctx, []string{"bind-ssds", "nvme0", "nvme1", "--quiet"}, &out, &errOut)
+		require.Equal(t, want, code, errOut.String())
+		require.NotContains(t, errOut.String(), "nil")
+		require.Len(t, records(t), at+1)
+		require.Equal(t, vfioDriver, r.Driver(addrA))
+		if at == 0 {
+			require.Contains(t, errOut.String(), "1 SSDs are bound, 1 are not; run the same command again")
+			require.Equal(t, "nvme", r.Driver(addrB))
+		}
+	}
+}
+
+type closingDomain struct {
+	*rig
+	closed func()
+}
+
+func (d closingDomain) Open(addr string) (nvme.Bus, error) {
+	b, err := d.rig.Open(addr)
+	if err != nil {
+		return nil, err
+	}
+	return closingBus{b, b.(nvme.Kicker), b.(nvme.Waiter), d.closed}, nil
+}
+
+type closingBus struct {
+	nvme.Bus
+	nvme.Kicker
+	nvme.Waiter
+	closed func()
+}
+
+func (b closingBus) Close() error {
+	err := b.Bus.Close()
+	b.closed()
+	return err
+}
+
 type interruptingDomain struct {
 	*rig
 	opened func()
