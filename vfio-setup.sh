@@ -966,16 +966,20 @@ bound() {
 }
 
 reset_modules() {
+	held=
+	ssds=
 	for d in "$R"/sys/bus/pci/drivers/vfio-pci/*:*:*.*; do
-		if [ -e "$d" ]; then
-			if [ -n "$(record_of "${d##*/}")" ]; then continue; fi # a dry run: it would be unbound by now
-			say "left the VFIO modules loaded: ${d##*/} is bound to vfio-pci"
-			if [ "$(word "$R/sys/bus/pci/devices/${d##*/}/class")" = "$nvme_class" ]; then
-				say "  if no other program uses it: sudo heliosctl unbind-ssds ${d##*/}"
-			fi
-			return
-		fi
+		d=${d##*/}
+		# In a dry run heliosctl's own are still there.
+		if [ ! -e "$R/sys/bus/pci/drivers/vfio-pci/$d" ] || [ -n "$(record_of "$d")" ]; then continue; fi
+		held="$held $d"
+		if [ "$(word "$R/sys/bus/pci/devices/$d/class")" = "$nvme_class" ]; then ssds="$ssds $d"; fi
 	done
+	if [ -n "$held" ]; then
+		say "left the VFIO modules loaded, for vfio-pci still has:$held"
+		if [ -n "$ssds" ]; then say "  what no other program uses goes back to the kernel with: sudo heliosctl unbind-ssds$ssds"; fi
+		return
+	fi
 	if ! t=$(tool modprobe); then return; fi
 	for m in vfio_pci vfio_pci_core vfio_iommu_type1 vfio_virqfd vfio irqbypass iommufd; do
 		if rec_has "module $m" && [ -e "$R/sys/module/$m/initstate" ]; then

@@ -158,7 +158,7 @@ func TestResetOnOddFolders(t *testing.T) {
 		m.write("run/heliosctl/vfio3.json", "{\n\t\"name\": \"vfio3\",\n\t\"pci\": \"0000:02:00.0\"\n}\n")
 		m.run("status", "--user", "bob").want(0, "0000:02:00.0  driver vfio-pci, IOMMU group 12, SSD vfio3 of heliosctl")
 		m.remove("run")
-		m.run("reset").want(0, "/dev/vfio/vfio: mode 600", "left the VFIO modules loaded", "sudo heliosctl unbind-ssds 0000:02:00.0")
+		m.run("reset").want(0, "/dev/vfio/vfio: mode 600", "left the VFIO modules loaded", "vfio-pci still has: 0000:01:00.0 0000:02:00.0 0000:03:00.0", "sudo heliosctl unbind-ssds 0000:01:00.0 0000:02:00.0\n")
 		m.remove("dev/vfio/12", "sys/bus/pci/drivers/vfio-pci/0000:02:00.0")
 		m.driver("0000:02:00.0", "nvme")
 		m.same(before, "reset")
