@@ -88,8 +88,22 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 	if err := e.showCandidates(plan, force); err != nil {
 		return err
 	}
-	if err := e.settle(ctx, plan, force, dry); err != nil {
-		return err
+	for {
+		typed, err := e.settle(ctx, plan, force, dry)
+		if err != nil {
+			return err
+		}
+		if len(typed) == 0 {
+			break
+		}
+		// Whoever was asked may have taken minutes, in which disks get other names and users.
+		force = append(force, typed...)
+		if plan, err = e.candidates(args, unused); err != nil {
+			return err
+		}
+		if plan, err = e.judge(plan, force, unused); err != nil {
+			return err
+		}
 	}
 	if dry {
 		if !m.root() {
@@ -307,8 +321,9 @@ func groupText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// settle refuses what is in use, and asks for the serial number of what holds somebody's data.
-func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry bool) error {
+// settle refuses what is in use, and asks for the serial numbers of what holds somebody's data; it
+// returns those that were typed.
+func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry bool) (typed []string, err error) {
 	var refused []string
 	for _, c := range plan {
 		if len(c.live) > 0 {
@@ -316,7 +331,7 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 		}
 	}
 	if len(refused) > 0 {
-		return errs.New(errs.Refused, "nothing was changed: %s; end that use first, or choose other SSDs", strings.Join(refused, "; "))
+		return nil, errs.New(errs.Refused, "nothing was changed: %s; end that use first, or choose other SSDs", strings.Join(refused, "; "))
 	}
 	var ask []candidate
 	for _, c := range plan {
@@ -325,7 +340,7 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 		}
 	}
 	if len(ask) == 0 {
-		return nil
+		return nil, nil
 	}
 	in := e.machine.typed()
 	if dry || in == nil || e.ui.JSON {
@@ -334,21 +349,22 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 			refused = append(refused, c.text()+": "+strings.Join(c.content, ", "))
 			serials = append(serials, c.serial())
 		}
-		return errs.New(errs.Refused, "nothing was changed: %s; to give up what is there, add --force %s", strings.Join(refused, "; "), strings.Join(serials, ","))
+		return nil, errs.New(errs.Refused, "nothing was changed: %s; to give up what is there, add --force %s", strings.Join(refused, "; "), strings.Join(serials, ","))
 	}
 	answers := readLines(in)
 	for _, c := range ask {
 		e.ui.Note("%s, %s, serial %s: %s. Type its serial number to give that up:", c.text(), c.model(), c.serial(), strings.Join(c.content, ", "))
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; nothing was changed", ctx.Err())
+			return nil, fmt.Errorf("%w; nothing was changed", ctx.Err())
 		case got := <-answers:
 			if got != c.serial() {
-				return errs.New(errs.Refused, "nothing was changed: %s: %q is not its serial number", c.text(), got)
+				return nil, errs.New(errs.Refused, "nothing was changed: %s: %q is not its serial number", c.text(), got)
 			}
+			typed = append(typed, got)
 		}
 	}
-	return nil
+	return typed, nil
 }
 
 // nodeGroup is the group that will use the bound SSDs: --group, what vfio-setup.sh was told, helios,

@@ -287,6 +287,27 @@ func (r *rig) live(addr, text string) {
 	}
 }
 
+// Between the question and its answer the disk gets mounted: the answer does not take it.
+func TestMountedWhileAsked(t *testing.T) {
+	r := newRig(t)
+	r.Fill("nvme0n1", 0, "XFSB")
+	r.m.typed = func() io.Reader {
+		r.live(addrA, "is mounted at /data")
+		return strings.NewReader(serialA + "\n")
+	}
+	fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 4, "bind-ssds", "nothing was changed", "is mounted at /data")
+	require.Equal(t, "nvme", r.Driver(addrA))
+	require.Empty(t, records(t))
+}
+
+// Who only lists SSDs opens nothing exclusively.
+func TestListingIsInNobodysWay(t *testing.T) {
+	r := newRig(t)
+	r.m.uses = func(string) ([]diskuse.Use, error) { t.Error("looked with O_EXCL"); return nil, nil }
+	ok(t, "ssds")
+	ok(t, "doctor")
+}
+
 func TestBindForceAndTypedSerial(t *testing.T) {
 	r := newRig(t)
 	r.Fill("nvme0n1", 0, "XFSB")

@@ -160,7 +160,7 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 		f.Answer, f.Next = probe.NotThere, e.machine.noIOMMU()
 		text = append(text, "in no IOMMU group, so it cannot be bound")
 	default:
-		uses, err := e.machine.uses(c.Addr)
+		uses, err := e.machine.seen(c.Addr)
 		for _, u := range uses {
 			text = append(text, u.String())
 		}

@@ -31,7 +31,8 @@ type machine struct {
 	root    func() bool
 	bind    func(addr, driver string) error
 	restore func(addr, driver string) error
-	uses    func(addr string) ([]diskuse.Use, error)
+	uses    func(addr string) ([]diskuse.Use, error) // for who wants to take it
+	seen    func(addr string) ([]diskuse.Use, error) // for who only lists it, in nobody's way
 	domain  func() (domain, error)
 	typed   func() io.Reader // where a serial number is asked for; nil where nobody sits
 }
@@ -46,6 +47,7 @@ func machineOf(sys pci.Sys) *machine {
 		bind:    sys.Bind,
 		restore: sys.Restore,
 		uses:    func(addr string) ([]diskuse.Use, error) { return diskuse.OfController(sys, addr) },
+		seen:    func(addr string) ([]diskuse.Use, error) { return diskuse.LookAt(sys, addr) },
 		domain:  openDomain,
 		typed: func() io.Reader {
 			if ui.IsTerminal(os.Stderr) {

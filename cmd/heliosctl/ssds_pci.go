@@ -153,7 +153,7 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	if c.Kernel.Name == "" {
 		return r
 	}
-	uses, err := e.machine.uses(c.Addr)
+	uses, err := e.machine.seen(c.Addr)
 	for _, u := range uses {
 		r.HeldBy = append(r.HeldBy, u.String())
 	}

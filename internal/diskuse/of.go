@@ -389,6 +389,16 @@ func (l *look) partitions(cs []content) {
 // OfController joins the uses of all namespaces of the controller at a PCI address, and of its
 // character devices. A controller without the kernel's nvme driver has none. Errors are as Of's.
 func OfController(sys pci.Sys, addr string) ([]Use, error) {
+	return ofController(sys, addr, openExclusive)
+}
+
+// LookAt is OfController for who only wants to know: it opens nothing exclusively, which would stand in
+// the way of somebody's mount for a moment, so holders that only the kernel knows of do not show.
+func LookAt(sys pci.Sys, addr string) ([]Use, error) {
+	return ofController(sys, addr, func(string) error { return nil })
+}
+
+func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, error) {
 	d, err := sys.Device(addr)
 	if err != nil {
 		return nil, err
@@ -404,7 +414,7 @@ func OfController(sys pci.Sys, addr string) ([]Use, error) {
 	var unseen []error
 	nodes := []string{"/dev/" + c.Name}
 	for _, ns := range c.Namespaces {
-		u, err := Of(sys, ns.Name)
+		u, err := of(sys, ns.Name, excl)
 		us = append(us, u...)
 		if err != nil {
 			unseen = append(unseen, err)
