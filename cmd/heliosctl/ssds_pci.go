@@ -231,7 +231,8 @@ func smartOf(node string) (nvme.SMARTLog, error) {
 	var pin runtime.Pinner // the kernel gets its address as a number
 	defer pin.Unpin()
 	pin.Pin(&buf[0])
-	cmd := adminCommand{opcode: 0x02, nsid: 0xffffffff, addr: uint64(uintptr(unsafe.Pointer(&buf[0]))), bytes: logBytes, cdw10: 0x02 | (logBytes/4-1)<<16, timeoutMS: 5000}
+	const retainEvent = 1 << 15 // RAE: events are the kernel's to acknowledge
+	cmd := adminCommand{opcode: 0x02, nsid: 0xffffffff, addr: uint64(uintptr(unsafe.Pointer(&buf[0]))), bytes: logBytes, cdw10: 0x02 | retainEvent | (logBytes/4-1)<<16, timeoutMS: 5000}
 	status, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), adminIoctl, uintptr(unsafe.Pointer(&cmd)))
 	switch {
 	case errno == unix.EACCES || errno == unix.EPERM:

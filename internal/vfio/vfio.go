@@ -54,6 +54,8 @@ type mapping struct {
 	iova  IOVA
 	reach uint64       // bytes that the kernel has mapped: all of a Map, the beginning of a Window
 	users map[span]int // Maps and Windows that were not taken back, by their addresses
+	// stuck: the kernel refused to unmap it. Its memory may be other memory by now, so no Map shares it.
+	stuck bool
 }
 
 // New opens an address space without devices. Without a wish for a backend it takes type1, which
@@ -307,7 +309,7 @@ func roundUp(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 func (d *Domain) covering(va uintptr, size uint64) *mapping {
 	n, _ := slices.BinarySearchFunc(d.maps, va+1, func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })
 	for i := n - 1; i >= 0; i-- { // maps that start at or below va, the nearest first
-		if m := d.maps[i]; uint64(va)+size <= uint64(m.va)+m.size {
+		if m := d.maps[i]; !m.stuck && uint64(va)+size <= uint64(m.va)+m.size {
 			return m
 		}
 	}
@@ -340,6 +342,7 @@ func (d *Domain) Unmap(iova IOVA, bytes int64) error {
 		if err := d.space.unmapMem(m.iova, m.reach); err != nil && d.live {
 			// The kernel may still let devices write here: keep address and memory out of use.
 			m.users[key] = 1
+			m.stuck = true
 			return fmt.Errorf("vfio: unmap %d bytes at %#x: %w", m.reach, m.iova, err)
 		}
 	}

@@ -335,6 +335,12 @@ func TestMapErrors(t *testing.T) {
 			if d.Unmap(j, 4096) == nil {
 				t.Error("the kernel's refusal was lost")
 			}
+			// The same address may be other memory by now: it gets a mapping of its own.
+			if o := mapped(t, d, mem[8*4096:9*4096]); o == j {
+				t.Error("a Map shares a mapping that could not be undone")
+			} else {
+				ok(t, d.Unmap(o, 4096))
+			}
 			ok(t, d.Unmap(j, 4096))
 		}
 		ok(t, d.Unmap(i, 8*4096))
