@@ -42,6 +42,8 @@ type engine struct {
 	plan plan
 	obs  Observer
 	dev  cuda.Device
+	// grace is how long reads may go on after an interrupt.
+	grace time.Duration
 
 	rows, rowBytes int64
 	dim            int
@@ -124,15 +126,15 @@ func (e *engine) opCtx(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(context.WithoutCancel(ctx), e.cfg.OpTimeout)
 }
 
-// interruptGrace is how long reads may go on after an interrupt. Tests shorten it.
+// interruptGrace is a new engine's grace. Tests shorten it.
 var interruptGrace = 3 * time.Second
 
 // readCtx is opCtx for reads, which may have to wait until an SSD has been recovered: after an
-// interrupt it goes on for interruptGrace only. What is still in flight then ends with the reader,
+// interrupt it goes on for e.grace only. What is still in flight then ends with the reader,
 // which is closed before any buffer is let go.
 func (e *engine) readCtx(ctx context.Context) (context.Context, context.CancelFunc) {
 	op, cancel := e.opCtx(ctx)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(interruptGrace, cancel) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(e.grace, cancel) })
 	return op, func() {
 		stop()
 		cancel()
@@ -158,7 +160,7 @@ func checkDevice(d cuda.Device) error {
 // newEngine opens what every kind of run needs. On error nothing stays open; the engine that comes
 // with it says only what was read until then.
 func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (*engine, error) {
-	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev}
+	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev, grace: interruptGrace}
 	if err := e.open(ctx, in, mc); err != nil {
 		return e, errors.Join(err, e.close())
 	}
@@ -367,7 +369,7 @@ func (e *engine) closeReader() error {
 	}
 	limit := e.cfg.OpTimeout
 	if e.stopped {
-		limit = interruptGrace
+		limit = e.grace
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
