@@ -188,7 +188,7 @@ func TestBindAndRestore(t *testing.T) {
 }
 
 // killed stops the process at one of its writes.
-type killed struct{ before bool }
+type killed struct{}
 
 // From wherever a kill leaves a device, Bind and Restore go on.
 func TestKilledAnywhere(t *testing.T) {
