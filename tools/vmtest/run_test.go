@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -271,5 +272,21 @@ func TestLastTrained(t *testing.T) {
 		if _, err := lastTrained(bad); err == nil {
 			t.Errorf("took %q", bad)
 		}
+	}
+}
+
+// Only a signal that QEMU raised itself is a crash of QEMU; being killed, or failing, is not.
+func TestCrash(t *testing.T) {
+	for script, want := range map[string]string{
+		"kill -SEGV $$": "segmentation fault", "kill -ABRT $$": "aborted", "kill -KILL $$": "", "exit 1": "", "exit 0": "",
+	} {
+		v := &VM{exited: make(chan struct{}), err: exec.Command("/bin/sh", "-c", script).Run()}
+		close(v.exited)
+		if got := v.crash(); got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
+	}
+	if got := (&VM{exited: make(chan struct{})}).crash(); got != "" {
+		t.Errorf("alive: %q", got)
 	}
 }

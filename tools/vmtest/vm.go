@@ -220,3 +220,24 @@ func workDir() (string, error) {
 	}
 	return os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
 }
+
+// crash says by which signal of its own making QEMU died, "" when it lives or ended otherwise. Its channel
+// ends a moment before it does.
+func (v *VM) crash() string {
+	select {
+	case <-v.exited:
+	case <-time.After(time.Second):
+		return ""
+	}
+	var e *exec.ExitError
+	if !errors.As(v.err, &e) {
+		return ""
+	}
+	if w, ok := e.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+		switch w.Signal() {
+		case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGABRT, syscall.SIGILL, syscall.SIGFPE:
+			return w.Signal().String()
+		}
+	}
+	return ""
+}
