@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime/debug"
 	"unsafe"
+
+	"helios/internal/simd"
 )
 
 // WarpSize is the number of threads in a warp.
@@ -39,6 +41,9 @@ func (b *Block) Park(fn func()) {
 	defer b.sched.enter(b)
 	fn()
 }
+
+// SIMD is the level at which the device's kernels run.
+func (b *Block) SIMD() simd.Level { return b.sched.level }
 
 // Range is this block's contiguous share of n items: all shares differ by one item at most and
 // depend on nothing but n, Index and Blocks.

@@ -30,6 +30,7 @@ type Info struct {
 	Backend  string // "host" or "driver"
 	SMs      int    // streaming multiprocessors; worker slots on the host device
 	MemTotal int64  // bytes of MemDevice memory
+	Kernels  string // which variant of the kernels runs: a name of simd.Level, or "ptx"
 }
 
 // Buffer is an allocation or a registration. Free releases it once; later calls are no-ops.

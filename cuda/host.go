@@ -13,7 +13,9 @@ import (
 	"github.com/klauspost/cpuid/v2"
 
 	"helios/cuda/internal/region"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/simd"
 )
 
 // ErrClosed is what a closed device, stream or event answers.
@@ -22,6 +24,7 @@ var ErrClosed = errors.New("closed")
 // HostOptions shape a host device.
 type HostOptions struct {
 	SMs          int           // worker slots: blocks that run at one time; 0 = one per CPU
+	Kernels      simd.Level    // instructions of its kernels; 0 = the best of this machine
 	MemLimit     int64         // bytes of MemDevice memory; 0 = the machine's memory
 	QueueDepth   int           // work waiting on one stream before an enqueue blocks; 0 = 4096
 	QueueTimeout time.Duration // how long an enqueue blocks on a full stream; 0 = a minute
@@ -60,6 +63,9 @@ func NewHost(opt HostOptions) (*Host, error) {
 	if opt.SMs == 0 {
 		opt.SMs = runtime.NumCPU()
 	}
+	if opt.Kernels = opt.Kernels.Resolve(); opt.Kernels > simd.Best() {
+		return nil, errs.New(errs.Capability, "host device: kernels %s: this machine has %s", opt.Kernels, simd.Best())
+	}
 	if opt.QueueDepth == 0 {
 		opt.QueueDepth = 4096
 	}
@@ -81,13 +87,13 @@ func NewHost(opt HostOptions) (*Host, error) {
 		name = "host (" + brand + ")"
 	}
 	h := &Host{
-		info:    Info{Name: name, Backend: "host", SMs: opt.SMs, MemTotal: total},
+		info:    Info{Name: name, Backend: "host", SMs: opt.SMs, MemTotal: total, Kernels: opt.Kernels.String()},
 		opt:     opt,
 		buffers: map[*hostBuffer]struct{}{},
 		usage:   map[string]int64{},
 		streams: map[*hostStream]struct{}{},
 	}
-	h.sched.init(opt.SMs)
+	h.sched.init(opt.SMs, opt.Kernels)
 	setOpen(h, true)
 	return h, nil
 }

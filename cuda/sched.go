@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"helios/internal/simd"
 )
 
 // The host device's scheduler: which block runs on which worker slot.
@@ -93,9 +95,11 @@ type scheduler struct {
 	since   []int64         // per slot: when it was taken, -1 when free
 	busy    []time.Duration // per slot
 	closed  bool
+	level   simd.Level // of the kernels; never changes
 }
 
-func (s *scheduler) init(slots int) {
+func (s *scheduler) init(slots int, level simd.Level) {
+	s.level = level
 	for i := slots - 1; i >= 0; i-- {
 		s.free = append(s.free, int32(i))
 	}

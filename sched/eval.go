@@ -26,6 +26,7 @@ type EvalResult struct {
 	Loss            float64      `json:"loss"`
 	Seconds         float64      `json:"seconds"`
 	Device          string       `json:"device"`
+	Kernels         string       `json:"kernels"`
 	IOStack         string       `json:"io_stack"`
 	RowsGPU         int64        `json:"rows_gpu"`
 	RowsCPU         int64        `json:"rows_cpu"`
@@ -160,7 +161,7 @@ func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, ob
 	return &EvalResult{
 		Event: "result", Mode: e.cfg.Mode, Model: e.cfg.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.cfg.Fanouts, Nodes: r.Seeds,
-		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.dev.Info().Name, IOStack: e.stack(),
+		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(),
 		RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD, SSDCommands: r.SSDCommands,
 		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha, IO: e.io(),
 	}, nil

@@ -73,6 +73,7 @@ type Result struct {
 	Dataset         string        `json:"dataset"`
 	Seed            uint64        `json:"seed"`
 	Device          string        `json:"device"`
+	Kernels         string        `json:"kernels"` // of the host device: generic, avx2 or avx512
 	IOStack         string        `json:"io_stack"`
 	MemoryRung      string        `json:"memory_rung"`
 	Pipeline        string        `json:"pipeline"`

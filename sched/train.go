@@ -71,7 +71,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	}
 	res = &Result{
 		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-		Device: e.dev.Info().Name, IOStack: e.stack(), MemoryRung: memoryRung(in.SSDs), Pipeline: cfg.Pipeline,
+		Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(), MemoryRung: memoryRung(in.SSDs), Pipeline: cfg.Pipeline,
 		GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes,
 		CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
 		TopologyBytes: e.topo.Bytes(), PresampleSecs: e.presample.Seconds(), FillSeconds: e.fill.Seconds(),

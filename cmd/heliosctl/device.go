@@ -10,6 +10,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/driver"
 	"helios/internal/errs"
+	"helios/internal/simd"
 )
 
 // modelGap is why verbs that compute a model stay on the host device in this version.
@@ -36,6 +37,17 @@ func hostDeviceFlag() cli.Flag {
 			if err == nil && kind == "cuda" {
 				err = errs.New(errs.Capability, "--device %s: %s cannot run there: %s; use --device host", v, c.Command.Name, modelGap)
 			}
+			return err
+		},
+	}
+}
+
+// kernelsFlag chooses the instructions of the host device's kernels.
+func kernelsFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: "kernels", Value: "auto", Usage: "instructions of the host device's kernels: " + strings.Join(simd.Names(), ", ") + "; avx2 and avx512 give the same bits, generic (Go) others",
+		Action: func(_ *cli.Context, v string) error {
+			_, err := simd.Parse(v)
 			return err
 		},
 	}
@@ -94,7 +106,13 @@ func (e *env) openDevice(gap string) (cuda.Device, error) {
 	} else if kind == "auto" {
 		e.ui.Note("device: host, for %s", gap)
 	}
-	return openHost(workers)
+	level := simd.Auto
+	if v := e.c.String("kernels"); v != "" {
+		if level, err = simd.Parse(v); err != nil {
+			return nil, err
+		}
+	}
+	return openHost(workers, level)
 }
 
 // deviceError is why a device that was asked for could not be opened.
@@ -107,11 +125,11 @@ func (d *deviceError) Error() string { return "--device " + d.flag + ": " + d.er
 func (d *deviceError) Unwrap() error { return d.err }
 
 // openHost opens the host device. workers are its SM slots; 0 is one for each CPU.
-func openHost(workers int) (cuda.Device, error) {
+func openHost(workers int, level simd.Level) (cuda.Device, error) {
 	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
 	}
-	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers, Kernels: level})
 	if err != nil {
 		return nil, err
 	}

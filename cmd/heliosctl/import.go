@@ -10,6 +10,17 @@ import (
 	"helios/internal/errs"
 )
 
+// importFormat is a format that "import NAME" reads: each has a file of its own that adds it to importFormats.
+type importFormat struct {
+	name, usage, description string
+	flags                    []cli.Flag // beside those of all formats
+	run                      func(context.Context, dataset.ImportOptions) error
+	// options, where given, reads flags into o.
+	options func(e *env, o *dataset.ImportOptions) error
+}
+
+var importFormats []importFormat
+
 func importCommand() *cli.Command {
 	out := []cli.Flag{
 		&cli.StringFlag{Name: "out", Usage: "`DIR` to create"},
@@ -29,7 +40,7 @@ func importCommand() *cli.Command {
 		&cli.BoolFlag{Name: "reverse", Usage: "add the opposite of each edge"},
 		&cli.BoolFlag{Name: "dedup", Usage: "drop repeated edges"},
 	}, out...)
-	return &cli.Command{
+	cmd := &cli.Command{
 		Name:  "import",
 		Usage: "make a dataset from what is there: Debian's package index, NumPy arrays, edge lists",
 		Subcommands: []*cli.Command{
@@ -60,6 +71,22 @@ func importCommand() *cli.Command {
 			},
 		},
 	}
+	for _, f := range importFormats {
+		cmd.Subcommands = append(cmd.Subcommands, &cli.Command{
+			Name: f.name, Usage: f.usage, Description: f.description, Flags: append(f.flags, files...),
+			Action: action(0, func(ctx context.Context, e *env) error {
+				return runImport(ctx, e, func(ctx context.Context, o dataset.ImportOptions) error {
+					if f.options != nil {
+						if err := f.options(e, &o); err != nil {
+							return err
+						}
+					}
+					return f.run(ctx, o)
+				})
+			}),
+		})
+	}
+	return cmd
 }
 
 const (

@@ -57,7 +57,7 @@ func pathFlags() []cli.Flag {
 		&cli.StringFlag{Name: "timeline", Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
 		&cli.StringFlag{Name: "sm-budget", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train)"},
-		hostDeviceFlag(),
+		hostDeviceFlag(), kernelsFlag(),
 	}, ssdFlags()...)
 }
 

@@ -126,7 +126,7 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 		return nil, err
 	}
 	d.caps, d.cc = rep.Capabilities, rep.ComputeCapability
-	d.info = cuda.Info{Name: fmt.Sprintf("cuda:%d (%s)", opt.Index, rep.Name), Backend: "driver", SMs: rep.SMs, MemTotal: rep.MemTotal}
+	d.info = cuda.Info{Name: fmt.Sprintf("cuda:%d (%s)", opt.Index, rep.Name), Backend: "driver", SMs: rep.SMs, MemTotal: rep.MemTotal, Kernels: "ptx"}
 	if err := usable(a, rep, version, list); err != nil {
 		return nil, err
 	}

@@ -190,6 +190,7 @@ var modules = []string{
 	"github.com/ebitengine/purego",
 	"github.com/google/uuid",
 	"github.com/klauspost/cpuid/v2",
+	"github.com/mmcloughlin/avo", // generators of internal/simd only
 	"github.com/pierrec/lz4/v4",
 	"github.com/sbinet/npyio",
 	"github.com/schollz/progressbar/v3",

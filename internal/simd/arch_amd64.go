@@ -1,0 +1,4 @@
+package simd
+
+// haveAssembly says that this build has assembly.
+const haveAssembly = true
