@@ -443,10 +443,16 @@ func (w *diffWorld) reduce(blocks int) {
 			if s.NumFails > maxFails {
 				clear(s.Fails[:])
 			}
-			// The first part of a row that fails describes it, and parts have several queues.
+			// The first part of a row that fails describes it, and its parts have several queues. A row
+			// that no part can read fails in the same way from all of them.
 			for i := range s.Fails {
-				if f := &s.Fails[i]; s.PartBlocks != 0 && f.Kind == failStatus {
-					*f = failRecord{Index: f.Index, Kind: f.Kind, SSD: f.SSD, Row: f.Row}
+				f := &s.Fails[i]
+				switch {
+				case s.PartBlocks == 0:
+				case f.Kind == failRow || f.Kind == failPos:
+					f.QID = 0
+				case f.Kind != 0:
+					*f = failRecord{Index: f.Index, Kind: failStatus, SSD: f.SSD, Row: f.Row}
 				}
 			}
 			slices.SortFunc(s.Fails[:min(s.NumFails, maxFails)], func(a, b failRecord) int {
