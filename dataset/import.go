@@ -40,6 +40,8 @@ type ImportOptions struct {
 	TrainFraction, ValFraction float64 // when no splits are given: 0.6 and 0.2, rest test
 	Memory                     int64   // for sorting edges: DefaultMemory
 	Progress                   Progress
+
+	Format FormatOptions // of single formats
 }
 
 func (o *ImportOptions) fill() error {
