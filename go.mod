@@ -28,6 +28,8 @@ require (
 	github.com/rivo/uniseg v0.4.7 // indirect
 	github.com/russross/blackfriday/v2 v2.1.0 // indirect
 	github.com/xrash/smetrics v0.0.0-20240521201337-686a1a2994c1 // indirect
+	golang.org/x/mod v0.6.0 // indirect
 	golang.org/x/term v0.44.0 // indirect
+	golang.org/x/tools v0.2.0 // indirect
 	gonum.org/v1/gonum v0.9.3 // indirect
 )

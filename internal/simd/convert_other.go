@@ -1,0 +1,10 @@
+//go:build !amd64
+
+package simd
+
+func fromFloat16AVX2(*float32, *byte, uint64)         { panic("no assembly") }
+func fromFloat16AVX512(*float32, *byte, uint64)       { panic("no assembly") }
+func fromBFloat16AVX2(*float32, *byte, uint64)        { panic("no assembly") }
+func fromBFloat16AVX512(*float32, *byte, uint64)      { panic("no assembly") }
+func fromInt8AVX2(*float32, *byte, uint64, float32)   { panic("no assembly") }
+func fromInt8AVX512(*float32, *byte, uint64, float32) { panic("no assembly") }
