@@ -7,7 +7,8 @@
 //	dataset.yaml   what it is (Meta)
 //	indptr.npy     int64 [nodes+1]: in-neighbours of v are indices[indptr[v]:indptr[v+1]] (CSC)
 //	indices.npy    uint32 or int64 [edges], sorted within a node
-//	features.npy   float32 [nodes, dim]: the source that load stripes over SSDs
+//	features.npy   float32 [nodes, dim]: the source that load stripes over SSDs; missing where
+//	               dataset.yaml names a feature function (featurefn.go), which makes the rows
 //	labels.npy     int32 [nodes], -1 = unlabelled
 //	train.npy, val.npy, test.npy   int64 node ids, ascending
 //	names.txt      optional: one name per node, in order
@@ -58,8 +59,9 @@ type Meta struct {
 	Edges      int64    `yaml:"edges"` // as stored, directed
 	Dim        int      `yaml:"dim"`   // features per node
 	Classes    int      `yaml:"classes"`
-	DType      string   `yaml:"dtype"` // of the features: "float32"
-	Train      int64    `yaml:"train"` // nodes per split
+	DType      string   `yaml:"dtype"`                // of the features: "float32"
+	FeatureFn  string   `yaml:"feature_fn,omitempty"` // makes the rows, as "hash:7"; there is no features.npy then
+	Train      int64    `yaml:"train"`                // nodes per split
 	Val        int64    `yaml:"val"`
 	Test       int64    `yaml:"test"`
 	Unlabelled int64    `yaml:"unlabelled,omitempty"`
@@ -102,6 +104,7 @@ type Dataset struct {
 	features *os.File
 	dataOff  int64 // of the rows in features
 	closed   bool
+	fnState
 }
 
 // Open opens the dataset in dir and checks that its parts are there, whole and agree with
@@ -164,7 +167,7 @@ func (m *Meta) decode(text []byte) error {
 	if m.DType != "float32" {
 		return fmt.Errorf("dtype %q is unknown; features are float32", m.DType)
 	}
-	return nil
+	return m.checkFeatureFn()
 }
 
 // maxDim keeps a row below 1 MiB, so that it fits one checksum chunk.
@@ -187,6 +190,9 @@ func (d *Dataset) check() error {
 		{"test.npy", []npy.DType{npy.Int64}, []int64{m.Test}},
 	}
 	for _, w := range want {
+		if w.name == featuresName && m.FeatureFn != "" {
+			continue
+		}
 		path := d.path(w.name)
 		a, err := npy.Open(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -420,13 +426,17 @@ func (d *Dataset) Names() ([]string, error) {
 	return names, nil
 }
 
-// ReadRows reads the feature rows first, first+1, … from features.npy into dst, whose length
+// ReadRows reads the feature rows first, first+1, … from features.npy, or computes them, into dst, whose length
 // must be a whole number of rows (Meta.RowBytes each, little-endian float32).
 func (d *Dataset) ReadRows(first int64, dst []byte) error {
 	row := int64(d.Meta.RowBytes())
 	n := int64(len(dst)) / row
 	if int64(len(dst))%row != 0 || first < 0 || first+n > d.Meta.Nodes {
 		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d", d.path(featuresName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
+	}
+	if fn := d.fn(); fn != nil {
+		fn.rows(first, dst)
+		return nil
 	}
 	f, off, err := d.featureFile()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/philox"
 )
 
@@ -35,10 +36,13 @@ type GenerateOptions struct {
 	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
 	// of the cases; the mean over its neighbours settles most.
 	Signal float64
-	// TrainFraction and ValFraction of the nodes go to these splits, the rest to test
-	// (0.6 and 0.2).
-	TrainFraction, ValFraction float64
-	// Memory bounds the edge sort of rmat (DefaultMemory).
+	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is given), and
+	// TestFraction to test: 0 means the rest, and below 0 none. What is left is in no split.
+	TrainFraction, ValFraction, TestFraction float64
+	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed), and stores
+	// none. They say nothing about the class then.
+	FeatureFn string
+	// Memory bounds the edge sort of rmat (half of what is available, at most 8 GiB).
 	Memory   int64
 	Progress Progress
 }
@@ -55,8 +59,9 @@ func (o *GenerateOptions) fill() error {
 	def(&o.AvgDegree, 12)
 	def(&o.Homophily, 0.8)
 	def(&o.Signal, 1)
-	def(&o.TrainFraction, 0.6)
-	def(&o.ValFraction, 0.2)
+	if o.TrainFraction == 0 && o.ValFraction == 0 {
+		o.TrainFraction, o.ValFraction = 0.6, 0.2
+	}
 	if o.Classes == 0 {
 		o.Classes = 16
 	}
@@ -82,17 +87,45 @@ func (o *GenerateOptions) fill() error {
 		return errs.New(errs.Usage, "--homophily %g is outside 0..1", o.Homophily)
 	case !in(o.Signal, 0.000001, 1000):
 		return errs.New(errs.Usage, "--signal %g is outside 0..1000", o.Signal)
-	case !in(o.TrainFraction, 0, 1) || !in(o.ValFraction, 0, 1) || o.TrainFraction+o.ValFraction > 1:
-		return errs.New(errs.Usage, "training and validation fractions %g and %g are not parts of a whole", o.TrainFraction, o.ValFraction)
+	case !in(o.TrainFraction, 0, 1) || !in(o.ValFraction, 0, 1) || !in(o.TestFraction, -1, 1) || o.TrainFraction+o.ValFraction+max(o.TestFraction, 0) > 1:
+		return errs.New(errs.Usage, "--train-fraction %g, --val-fraction %g and --test-fraction %g are not parts of a whole; give numbers from 0 that make at most 1 together",
+			o.TrainFraction, o.ValFraction, max(o.TestFraction, 0))
+	}
+	if o.Memory == 0 {
+		o.Memory = generateMemory
+		if free, err := hostmem.AvailableBytes(); err == nil { // the bytes do not depend on it
+			o.Memory = max(min(o.Memory, free/2), 16<<20)
+		}
+	}
+	if o.FeatureFn != "" {
+		fn, err := featureFnFlag(o.FeatureFn, o.Seed)
+		if err != nil {
+			return err
+		}
+		o.FeatureFn = fn
 	}
 	return nil
 }
+
+// generateMemory is the most that sorting edges takes when nobody says.
+const generateMemory = 8 << 30
 
 // bytes is about what the dataset takes on disk, rather less than more: features, labels and
 // offsets of the nodes, and half the neighbours, since R-MAT drops repeated ones.
 func (o *GenerateOptions) bytes() float64 {
 	nodes := float64(o.Nodes)
-	return nodes*(4*float64(o.Dim)+12) + nodes*o.AvgDegree*4/2
+	row := 4 * float64(o.Dim)
+	if o.FeatureFn != "" {
+		row = 0
+	}
+	splits := o.TrainFraction + o.ValFraction + o.TestFraction
+	switch {
+	case o.TestFraction == 0:
+		splits = 1
+	case o.TestFraction < 0:
+		splits = o.TrainFraction + o.ValFraction
+	}
+	return nodes*(row+12+8*splits) + nodes*o.AvgDegree*4/2
 }
 
 // Generate makes a dataset from a seed. Every part of it is a function of the seed and the
@@ -130,6 +163,9 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 			"seed": strconv.FormatUint(o.Seed, 10), "avg-degree": formatFloat(o.AvgDegree), "signal": formatFloat(o.Signal),
 			"train-fraction": formatFloat(o.TrainFraction), "val-fraction": formatFloat(o.ValFraction)}},
 	}
+	if o.TestFraction != 0 {
+		m.Source.Options["test-fraction"] = formatFloat(max(o.TestFraction, 0))
+	}
 	if o.Kind == "sbm" {
 		m.Source.Options["homophily"] = formatFloat(o.Homophily)
 		m.Edges, err = g.sbmEdges(ctx, s)
@@ -139,7 +175,9 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := g.features(ctx, s); err != nil {
+	if o.FeatureFn != "" {
+		s.featureFn(&m, o.FeatureFn, o.Dim)
+	} else if err := g.features(ctx, s); err != nil {
 		return err
 	}
 	if m.Train, m.Val, m.Test, err = g.labelsAndSplits(ctx, s); err != nil {
@@ -431,6 +469,9 @@ func (g *generator) labelsAndSplits(ctx context.Context, s *staging) (train, val
 		return 0, 0, 0, err
 	}
 	sp, err := newSplitter(s, g.Seed, g.TrainFraction, g.ValFraction)
+	if err == nil && g.TestFraction != 0 {
+		sp.all = g.TrainFraction + g.ValFraction + max(g.TestFraction, 0)
+	}
 	if err != nil {
 		return 0, 0, 0, errors.Join(err, labels.discard())
 	}
@@ -459,13 +500,14 @@ type splitter struct {
 	key      [2]uint32
 	train    float64
 	trainVal float64
+	all      float64 // of the three
 	out      [3]*arrayOut
 	n        [3]int64
 	buf      [3][]int64
 }
 
 func newSplitter(s *staging, seed uint64, train, val float64) (*splitter, error) {
-	sp := &splitter{key: philox.Key(seed, philox.StreamSplit), train: train, trainVal: train + val}
+	sp := &splitter{key: philox.Key(seed, philox.StreamSplit), train: train, trainVal: train + val, all: 1}
 	for i, name := range Splits {
 		out, err := s.array(name, npy.Int64, 0)
 		if err != nil {
@@ -484,8 +526,10 @@ func (sp *splitter) put(v int64, k uint64) error {
 		return sp.place(0, v)
 	case u < sp.trainVal:
 		return sp.place(1, v)
+	case u < sp.all:
+		return sp.place(2, v)
 	}
-	return sp.place(2, v)
+	return nil
 }
 
 // place puts node v into a split.

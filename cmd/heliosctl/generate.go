@@ -7,6 +7,7 @@ import (
 
 	"helios/dataset"
 	"helios/internal/errs"
+	"helios/internal/units"
 )
 
 func generateCommand() *cli.Command {
@@ -24,6 +25,11 @@ func generateCommand() *cli.Command {
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices"},
 			&cli.Float64Flag{Name: "homophily", DefaultText: "0.8", Usage: "sbm: share of neighbours of a node's own class"},
 			&cli.Float64Flag{Name: "signal", DefaultText: "1", Usage: "sbm: distance of class centres, in standard deviations of a feature"},
+			&cli.StringFlag{Name: "feature-fn", Usage: "rows computed from their numbers, none stored: `hash[:SEED]` (default seed: --seed); they say nothing about the class"},
+			&cli.Float64Flag{Name: "train-fraction", DefaultText: "0.6", Usage: "share of the nodes to train on"},
+			&cli.Float64Flag{Name: "val-fraction", DefaultText: "0.2", Usage: "share of the nodes to validate on"},
+			&cli.Float64Flag{Name: "test-fraction", DefaultText: "the rest", Usage: "share of the nodes to test on; with less than the rest some nodes are in no split"},
+			&cli.StringFlag{Name: "memory", DefaultText: "half of what is available, at most 8GiB", Usage: "`SIZE` that sorting edges may take"},
 			&cli.StringFlag{Name: "name", Usage: "name of the dataset (default: last part of --out)"},
 			&cli.StringFlag{Name: "out", Usage: "`DIR` to create"},
 		},
@@ -36,7 +42,33 @@ func runGenerate(ctx context.Context, e *env) error {
 		Kind: e.c.String("kind"), Nodes: e.c.Int64("nodes"), AvgDegree: e.c.Float64("avg-degree"),
 		Classes: e.c.Int("classes"), Dim: e.c.Int("dim"), Seed: e.c.Uint64("seed"),
 		Homophily: e.c.Float64("homophily"), Signal: e.c.Float64("signal"),
-		Out: e.c.String("out"), Name: e.c.String("name"), Progress: e.ui.Progress,
+		Out: e.c.String("out"), Name: e.c.String("name"), Progress: e.ui.Progress, FeatureFn: e.c.String("feature-fn"),
+		TrainFraction: 0.6, ValFraction: 0.2,
+	}
+	if e.c.IsSet("train-fraction") {
+		o.TrainFraction = e.c.Float64("train-fraction")
+		o.ValFraction = min(o.ValFraction, max(1-o.TrainFraction, 0))
+	}
+	if e.c.IsSet("val-fraction") {
+		o.ValFraction = e.c.Float64("val-fraction")
+	}
+	if o.TrainFraction == 0 && o.ValFraction == 0 {
+		return errs.New(errs.Usage, "--train-fraction and --val-fraction are both 0; give one of them nodes")
+	}
+	if e.c.IsSet("test-fraction") {
+		if o.TestFraction = e.c.Float64("test-fraction"); o.TestFraction == 0 {
+			o.TestFraction = -1 // the library takes 0 for the rest
+		}
+	}
+	if e.c.IsSet("memory") {
+		m, err := units.ParseBytes(e.c.String("memory"))
+		if err != nil {
+			return errs.New(errs.Usage, "--memory: %w", err)
+		}
+		if m < 16<<20 {
+			return errs.New(errs.Usage, "--memory %s is too little to sort in; give at least 16MiB", e.c.String("memory"))
+		}
+		o.Memory = m
 	}
 	if o.Out == "" {
 		return errs.New(errs.Usage, "no --out DIR to create the dataset in")

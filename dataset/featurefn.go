@@ -1,0 +1,235 @@
+package dataset
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+	"strings"
+	"sync"
+
+	"helios/internal/errs"
+)
+
+// A feature function makes rows from their numbers, so that a dataset of any size needs no features.npy,
+// and each row that was read from anywhere can be checked against what it must be.
+//
+// There is one, "hash:SEED". Column w of row r is a float32 in ±[0.5, 1): sign and 23 bits of mantissa
+// are
+//
+//	h(0, w) ^ h(1+i, w) ^ h(1+j, w) ^ …     for each bit i, j, … that is set in r
+//
+// where h(b, w) are the high 32 bits of mix(mix(seed + γ(b+1)) + γ(w+1)), γ the odd constant of splitmix64 and
+// mix its finaliser. All is integer arithmetic: the bytes are the same on every machine.
+//
+// A hash that is linear in the bits of the row is chosen on purpose. Rows of distinct numbers differ as
+// random ones do (any set of rows that is not bound to sum up to 0 is independent), which is
+// all that telling them apart needs; and CRCs are linear, too: the checksum of a row follows from its number
+// in five table look-ups, that of a chunk of 1 MiB from those of its rows, so the tables and
+// superblocks of 4 TB are computed in seconds where hashing the bytes would take a quarter of an hour.
+type featureFn struct {
+	seed uint64
+	dim  int
+	base []uint64   // row 0; two columns a word, the first one in the low half; an odd dim leaves the last half 0
+	nib  [][]uint64 // for each 4 bits of the row number: 16 rows, what each value adds
+}
+
+const (
+	hashGamma = 0x9E3779B97F4A7C15
+	hashMask  = 0x807fffff // sign and mantissa
+	hashOne   = 0x3f000000 // exponent of 0.5
+)
+
+// hashBits are bits b of column w; see featureFn.
+func hashBits(seed uint64, b, w int) uint32 {
+	return uint32(mix(mix(seed+hashGamma*uint64(b+1))+hashGamma*uint64(w+1))>>32) & hashMask
+}
+
+// parseFeatureFn reads "hash" and "hash:SEED"; without a seed it is def.
+func parseFeatureFn(s string, def uint64) (seed uint64, err error) {
+	name, num, given := strings.Cut(s, ":")
+	if name != "hash" {
+		return 0, fmt.Errorf("feature function %q is unknown; the one there is is hash, or hash:SEED", s)
+	}
+	if !given {
+		return def, nil
+	}
+	if seed, err = strconv.ParseUint(num, 10, 64); err != nil {
+		return 0, fmt.Errorf("feature function %q: the seed is a number of at most 64 bits, as in hash:7", s)
+	}
+	return seed, nil
+}
+
+// featureFnText is how dataset.yaml names it.
+func featureFnText(seed uint64) string { return "hash:" + strconv.FormatUint(seed, 10) }
+
+// featureFnFlag reads --feature-fn for dim features.
+func featureFnFlag(s string, def uint64) (string, error) {
+	seed, err := parseFeatureFn(s, def)
+	if err != nil {
+		return "", errs.New(errs.Usage, "--feature-fn: %w", err)
+	}
+	return featureFnText(seed), nil
+}
+
+// newFeatureFn makes the tables for rows 0 to rows-1: 16 rows for each 4 bits of the largest number.
+func newFeatureFn(seed uint64, dim int, rows int64) *featureFn {
+	f := &featureFn{seed: seed, dim: dim}
+	words := (dim + 1) / 2
+	make1 := func(b int) []uint64 {
+		row := make([]uint64, words)
+		for w := range dim {
+			row[w/2] |= uint64(hashBits(seed, b, w)) << (w % 2 * 32)
+		}
+		return row
+	}
+	f.base = make1(0)
+	for w := range dim {
+		f.base[w/2] |= hashOne << (w % 2 * 32)
+	}
+	for at := 0; at < bits.Len64(uint64(max(rows-1, 1))); at += 4 {
+		t := make([]uint64, 16*words)
+		for k := range 4 {
+			one := make1(1 + at + k)
+			for v := 1 << k; v < 2<<k; v++ {
+				dst, from := t[v*words:][:words], t[(v-1<<k)*words:][:words]
+				for i := range dst {
+					dst[i] = from[i] ^ one[i]
+				}
+			}
+		}
+		f.nib = append(f.nib, t)
+	}
+	return f
+}
+
+// row writes row r, little-endian float32, to dst, which has 4·dim bytes.
+func (f *featureFn) row(r int64, dst []byte) {
+	words := len(f.base)
+	pick := func(k int) []uint64 {
+		if k >= len(f.nib) {
+			return nil
+		}
+		return f.nib[k][int(r>>(4*k)&15)*words:][:words]
+	}
+	from := f.base
+	for k := 0; k < len(f.nib); k += 4 {
+		a, b, c, d := pick(k), pick(k+1), pick(k+2), pick(k+3)
+		xorRows(dst, from, a, b, c, d)
+		from = nil // dst has it
+	}
+}
+
+// xorRows writes from ^ a ^ b ^ c ^ d to dst; from nil means dst, and the last ones may be nil.
+func xorRows(dst []byte, from, a, b, c, d []uint64) {
+	n := len(dst) / 8
+	le := binary.LittleEndian
+	get := func(i int) uint64 {
+		if from != nil {
+			return from[i]
+		}
+		return le.Uint64(dst[8*i:])
+	}
+	switch {
+	case d != nil && from != nil:
+		from, a, b, c, d := from[:n], a[:n], b[:n], c[:n], d[:n]
+		for i := range from {
+			le.PutUint64(dst[8*i:], from[i]^a[i]^b[i]^c[i]^d[i])
+		}
+	case d != nil:
+		a, b, c, d := a[:n], b[:n], c[:n], d[:n]
+		for i := range a {
+			le.PutUint64(dst[8*i:], le.Uint64(dst[8*i:])^a[i]^b[i]^c[i]^d[i])
+		}
+	case c != nil:
+		for i := range n {
+			le.PutUint64(dst[8*i:], get(i)^a[i]^b[i]^c[i])
+		}
+	case b != nil:
+		for i := range n {
+			le.PutUint64(dst[8*i:], get(i)^a[i]^b[i])
+		}
+	default:
+		for i := range n {
+			le.PutUint64(dst[8*i:], get(i)^a[i])
+		}
+	}
+	if len(dst)%8 == 0 {
+		return
+	}
+	tail := dst[8*n:] // an odd dim: the low half of the last word
+	var x uint32
+	if from != nil {
+		x = uint32(from[n])
+	} else {
+		x = le.Uint32(tail)
+	}
+	for _, t := range [][]uint64{a, b, c, d} {
+		if t != nil {
+			x ^= uint32(t[n])
+		}
+	}
+	le.PutUint32(tail, x)
+}
+
+// rows writes rows first, first+1, … that fill dst.
+func (f *featureFn) rows(first int64, dst []byte) {
+	n := 4 * f.dim
+	for ; len(dst) > 0; dst = dst[n:] {
+		f.row(first, dst[:n])
+		first++
+	}
+}
+
+// floats writes row r to dst, which has dim elements.
+func (f *featureFn) floats(r int64, dst []float32, scratch []byte) {
+	f.row(r, scratch)
+	for i := range dst {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(scratch[4*i:]))
+	}
+}
+
+// fn is the dataset's feature function; nil where its rows are in features.npy.
+func (d *Dataset) fn() *featureFn {
+	if d.Meta.FeatureFn == "" {
+		return nil
+	}
+	d.fnOnce.Do(func() {
+		seed, err := parseFeatureFn(d.Meta.FeatureFn, 0)
+		if err == nil { // Meta.decode has checked it
+			d.fnTable = newFeatureFn(seed, d.Meta.Dim, d.Meta.Nodes)
+		}
+	})
+	return d.fnTable
+}
+
+// FeatureFn is the name of the function that makes the rows, such as "hash:7"; empty where they are stored
+// in features.npy.
+func (d *Dataset) FeatureFn() string { return d.Meta.FeatureFn }
+
+// checkFeatureFn checks dataset.yaml.
+func (m *Meta) checkFeatureFn() error {
+	if m.FeatureFn == "" {
+		return nil
+	}
+	if seed, err := parseFeatureFn(m.FeatureFn, 0); err != nil || m.FeatureFn != featureFnText(seed) {
+		return errors.Join(fmt.Errorf("feature_fn %q is unknown; this heliosctl knows hash:SEED", m.FeatureFn), err)
+	}
+	return nil
+}
+
+// featureFn makes a feature function the features of what is being written: they count in its identity.
+func (s *staging) featureFn(m *Meta, fn string, dim int) {
+	m.FeatureFn, m.Dim = fn, dim
+	sum := sha256.Sum256(fmt.Appendf(nil, "feature function %s float32 %d", fn, dim))
+	s.sums["features"], s.rows["features"] = sum[:], m.Nodes
+}
+
+// fnState is the part of a Dataset that is made when its feature function is first used.
+type fnState struct {
+	fnOnce  sync.Once
+	fnTable *featureFn
+}
