@@ -39,10 +39,7 @@ type ImportOptions struct {
 	Seed                       uint64  // of the splits, and of made-up features
 	TrainFraction, ValFraction float64 // when no splits are given: 0.6 and 0.2, rest test
 	Memory                     int64   // for sorting edges: DefaultMemory
-
-	NormalizeFeatures string     // "row": each node's features are divided by their sum (planetoid)
-	Raw               RawOptions // what headerless arrays do not tell (raw)
-	Progress          Progress
+	Progress                   Progress
 
 	Format FormatOptions // of single formats
 }

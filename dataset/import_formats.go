@@ -13,4 +13,8 @@ type FormatOptions struct {
 	Graph int
 	// Task is the name of a GraphBolt task, where there are several.
 	Task string
+	// NormalizeFeatures is "row" where planetoid is to divide each node's features by their sum.
+	NormalizeFeatures string
+	// Raw is what headerless arrays do not tell (raw).
+	Raw RawOptions
 }
