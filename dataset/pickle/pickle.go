@@ -1,0 +1,671 @@
+// Package pickle reads the few things that graph data sets keep in Python pickles: numbers, strings, lists,
+// dictionaries, NumPy arrays and SciPy CSR matrices. A pickle is a program that may call anything; this
+// reader knows the binary opcodes of protocols 2 to 4 and eight names, makes only its own types from
+// them, and refuses the rest with the offset. Nothing is ever run, and memory is bounded by the input.
+package pickle
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+// MaxBytes is the largest file that Load reads.
+const MaxBytes = 256 << 20
+
+// maxValues bounds what a file of one-byte opcodes can make.
+const maxValues = 1 << 24
+
+// What Load returns is made of nil, bool, int64, float64, string and these types.
+type (
+	// Bytes is a Python 2 string or Python 3 bytes; it aliases the file's content.
+	Bytes []byte
+	// Tuple is a Python tuple.
+	Tuple []any
+	// List is a Python list.
+	List struct{ Items []any }
+	// Dict is a dictionary, also a defaultdict, in the order of the file; keys may repeat.
+	Dict struct{ Keys, Values []any }
+	// Array is a NumPy array.
+	Array struct {
+		DType   npy.DType
+		Shape   []int64
+		Fortran bool
+		Data    []byte // Elements() values
+	}
+	// CSR is a SciPy matrix in compressed sparse rows; its parts agree with each other.
+	CSR struct {
+		Rows, Cols int64
+		Indptr     []int64
+		Indices    []int64
+		Values     []float64
+	}
+)
+
+// global is a name that a pickle may use.
+type global int
+
+const (
+	fnReconstruct global = iota + 1
+	fnEncode
+	classArray
+	classDType
+	classCSR
+	classDefaultDict
+	classList
+)
+
+// The same things under the module names of old and new NumPy, SciPy and Python.
+var globals = map[string]global{
+	"numpy.core.multiarray _reconstruct":  fnReconstruct,
+	"numpy._core.multiarray _reconstruct": fnReconstruct,
+	"numpy ndarray":                       classArray,
+	"numpy dtype":                         classDType,
+	"scipy.sparse.csr csr_matrix":         classCSR,
+	"scipy.sparse._csr csr_matrix":        classCSR,
+	"collections defaultdict":             classDefaultDict,
+	"__builtin__ list":                    classList,
+	"builtins list":                       classList,
+	"_codecs encode":                      fnEncode,
+}
+
+// Objects on their way: made by a call, filled by BUILD.
+type (
+	mark  struct{}
+	dtype struct {
+		kind string // as in "i4"
+		dt   npy.DType
+		set  bool
+	}
+	array struct {
+		Array
+		set bool
+	}
+	csr struct {
+		CSR
+		set bool
+	}
+)
+
+// Load reads the pickle in a file.
+func Load(path string) (any, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	if st.Size() > MaxBytes {
+		return nil, errs.New(errs.Usage, "%s: %d bytes; pickles of at most %d are read", path, st.Size(), MaxBytes)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	return Parse(path, b)
+}
+
+// Parse reads the pickle in b; name is for errors.
+func Parse(name string, b []byte) (any, error) {
+	p := &parser{name: name, b: b, memo: map[uint32]any{}}
+	return p.run()
+}
+
+type parser struct {
+	name   string
+	b      []byte
+	at, op int // next byte; first byte of the current opcode
+	stack  []any
+	marks  []int
+	memo   map[uint32]any
+	values int
+	err    error
+}
+
+func (p *parser) fail(format string, a ...any) {
+	if p.err == nil {
+		p.err = errs.New(errs.Usage, "%s: offset %d: %w", p.name, p.op, fmt.Errorf(format, a...))
+	}
+}
+
+// take returns the next n bytes.
+func (p *parser) take(n uint64) []byte {
+	if n > uint64(len(p.b)-p.at) {
+		p.fail("the pickle ends in an opcode that needs %d more bytes: truncated", n-uint64(len(p.b)-p.at))
+		return nil
+	}
+	p.at += int(n)
+	return p.b[p.at-int(n) : p.at : p.at]
+}
+
+func (p *parser) u8() uint64 {
+	if b := p.take(1); b != nil {
+		return uint64(b[0])
+	}
+	return 0
+}
+
+func (p *parser) u32() uint32 {
+	if b := p.take(4); b != nil {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (p *parser) u64() uint64 {
+	if b := p.take(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+// line reads to the next newline.
+func (p *parser) line() string {
+	for i := p.at; i < len(p.b) && i < p.at+256; i++ {
+		if p.b[i] == '\n' {
+			s := string(p.b[p.at:i])
+			p.at = i + 1
+			return s
+		}
+	}
+	p.fail("a name without an end of line")
+	return ""
+}
+
+func (p *parser) push(v any) {
+	if p.values++; p.values > maxValues {
+		p.fail("more than %d values", maxValues)
+		return
+	}
+	p.stack = append(p.stack, v)
+}
+
+func (p *parser) pop() any {
+	n := len(p.stack)
+	if n == 0 || len(p.marks) > 0 && p.marks[len(p.marks)-1] >= n {
+		p.fail("the opcode takes a value from an empty stack")
+		return nil
+	}
+	v := p.stack[n-1]
+	p.stack = p.stack[:n-1]
+	return v
+}
+
+func (p *parser) top() any {
+	v := p.pop()
+	if p.err == nil {
+		p.stack = append(p.stack, v)
+	}
+	return v
+}
+
+// popMark returns what was pushed since the last mark.
+func (p *parser) popMark() []any {
+	if len(p.marks) == 0 {
+		p.fail("the opcode needs a mark and there is none")
+		return nil
+	}
+	m := p.marks[len(p.marks)-1]
+	p.marks = p.marks[:len(p.marks)-1]
+	v := append([]any(nil), p.stack[m:]...)
+	p.stack = p.stack[:m]
+	return v
+}
+
+func (p *parser) put(key uint32) {
+	if v := p.top(); p.err == nil {
+		if p.values++; p.values > maxValues {
+			p.fail("more than %d values", maxValues)
+		}
+		p.memo[key] = v
+	}
+}
+
+func (p *parser) get(key uint32) {
+	v, ok := p.memo[key]
+	if !ok {
+		p.fail("memo %d is used before it is set", key)
+	}
+	p.push(v)
+}
+
+func (p *parser) global(name string) {
+	g, ok := globals[name]
+	if !ok && p.err == nil {
+		p.fail("%q is not among the classes that this reader knows (NumPy arrays, SciPy csr_matrix, defaultdict of lists); save the data as .npy arrays and use \"import npy\"", name)
+	}
+	p.push(g)
+}
+
+func (p *parser) run() (any, error) {
+	for p.err == nil {
+		p.op = p.at
+		if p.at >= len(p.b) {
+			p.fail("the pickle ends without its STOP opcode: truncated")
+			break
+		}
+		if c := p.u8(); c == '.' { // STOP
+			v := p.pop()
+			if p.err != nil {
+				break
+			}
+			if p.at != len(p.b) || len(p.stack) > 0 {
+				p.fail("%d bytes follow the end of the pickle, %d values are left over", len(p.b)-p.at, len(p.stack))
+				break
+			}
+			return p.finished(v)
+		} else {
+			p.opcode(byte(c))
+		}
+	}
+	return nil, p.err
+}
+
+// opcode does one step (Lib/pickletools.py of Python has the list).
+func (p *parser) opcode(c byte) {
+	switch c {
+	case 0x80: // PROTO
+		if v := p.u8(); p.err == nil && (v < 2 || v > 5) {
+			p.fail("pickle protocol %d; protocols 2 to 5 are read", v)
+		}
+	case 0x95: // FRAME: how much to read ahead
+		p.take(8)
+	case 'N':
+		p.push(nil)
+	case 0x88:
+		p.push(true)
+	case 0x89:
+		p.push(false)
+	case 'K': // BININT1
+		p.push(int64(p.u8()))
+	case 'M': // BININT2
+		if b := p.take(2); b != nil {
+			p.push(int64(binary.LittleEndian.Uint16(b)))
+		}
+	case 'J': // BININT
+		p.push(int64(int32(p.u32())))
+	case 0x8a: // LONG1, two's complement
+		b := p.take(p.u8())
+		if len(b) > 8 {
+			p.fail("a whole number of %d bytes; at most 8 are read", len(b))
+			return
+		}
+		v := int64(0)
+		for i := len(b) - 1; i >= 0; i-- {
+			v = v<<8 | int64(b[i])
+		}
+		if len(b) > 0 {
+			v = v << (64 - 8*len(b)) >> (64 - 8*len(b))
+		}
+		p.push(v)
+	case 'G': // BINFLOAT, big endian
+		if b := p.take(8); b != nil {
+			p.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+		}
+	case 'U', 'C': // SHORT_BINSTRING, SHORT_BINBYTES
+		p.push(Bytes(p.take(p.u8())))
+	case 'T', 'B': // BINSTRING, BINBYTES
+		p.push(Bytes(p.take(uint64(p.u32()))))
+	case 0x8e: // BINBYTES8
+		p.push(Bytes(p.take(p.u64())))
+	case 0x8c: // SHORT_BINUNICODE
+		p.push(string(p.take(p.u8())))
+	case 'X': // BINUNICODE
+		p.push(string(p.take(uint64(p.u32()))))
+	case 0x8d: // BINUNICODE8
+		p.push(string(p.take(p.u64())))
+	case '(':
+		p.marks = append(p.marks, len(p.stack))
+		if p.values++; p.values > maxValues {
+			p.fail("more than %d values", maxValues)
+		}
+	case '0':
+		p.pop()
+	case ')':
+		p.push(Tuple{})
+	case 't':
+		p.push(Tuple(p.popMark()))
+	case 0x85, 0x86, 0x87: // TUPLE1, 2, 3
+		t := make(Tuple, int(c-0x84))
+		for i := len(t) - 1; i >= 0; i-- {
+			t[i] = p.pop()
+		}
+		p.push(t)
+	case ']':
+		p.push(&List{})
+	case 'a', 'e': // APPEND, APPENDS
+		var items []any
+		if c == 'e' {
+			items = p.popMark()
+		} else {
+			items = []any{p.pop()}
+		}
+		l, ok := p.top().(*List)
+		if !ok {
+			p.fail("items are added to something that is no list")
+			return
+		}
+		l.Items = append(l.Items, items...)
+	case '}':
+		p.push(&Dict{})
+	case 's', 'u': // SETITEM, SETITEMS
+		var items []any
+		if c == 'u' {
+			items = p.popMark()
+		} else {
+			v := p.pop()
+			items = []any{p.pop(), v}
+		}
+		d, ok := p.top().(*Dict)
+		if !ok || len(items)%2 != 0 {
+			p.fail("entries are set in something that is no dictionary, or a key lacks its value")
+			return
+		}
+		for i := 0; i < len(items); i += 2 {
+			d.Keys, d.Values = append(d.Keys, items[i]), append(d.Values, items[i+1])
+		}
+	case 'q':
+		p.put(uint32(p.u8()))
+	case 'r':
+		p.put(p.u32())
+	case 0x94: // MEMOIZE
+		p.put(uint32(len(p.memo)))
+	case 'h':
+		p.get(uint32(p.u8()))
+	case 'j':
+		p.get(p.u32())
+	case 'c': // GLOBAL
+		module := p.line()
+		p.global(module + " " + p.line())
+	case 0x93: // STACK_GLOBAL
+		name, ok1 := p.pop().(string)
+		module, ok2 := p.pop().(string)
+		if !ok1 || !ok2 {
+			p.fail("the name of a class is no string")
+			return
+		}
+		p.global(module + " " + name)
+	case 'R', 0x81: // REDUCE, NEWOBJ
+		args, ok1 := p.pop().(Tuple)
+		fn, ok2 := p.pop().(global)
+		if !ok1 || !ok2 {
+			p.fail("something is called that is no known name")
+			return
+		}
+		p.call(fn, args)
+	case 'b':
+		p.build()
+	default:
+		what := "is not read here"
+		if c >= '0' && c <= '}' {
+			what = "is of the text protocols 0 and 1, or not read here"
+		}
+		p.fail("opcode %#02x %s; write the file again with pickle protocol 2", c, what)
+	}
+}
+
+// call makes the object that fn stands for.
+func (p *parser) call(fn global, args Tuple) {
+	switch fn {
+	case fnReconstruct: // (ndarray, (0,), b'b')
+		if len(args) > 0 && args[0] == any(classArray) {
+			p.push(&array{})
+			return
+		}
+	case classDType: // ("i4", False, True)
+		if len(args) > 0 {
+			if s, ok := text(args[0]); ok && len(s) <= 8 {
+				p.push(&dtype{kind: s})
+				return
+			}
+		}
+	case classCSR:
+		if len(args) == 0 {
+			p.push(&csr{})
+			return
+		}
+	case classDefaultDict:
+		if len(args) == 0 || len(args) == 1 && args[0] == any(classList) {
+			p.push(&Dict{})
+			return
+		}
+	case classList:
+		if len(args) == 0 {
+			p.push(&List{})
+			return
+		}
+	case fnEncode: // (text, "latin1"): how Python 3 writes bytes in protocol 2
+		if len(args) == 2 {
+			s, ok := args[0].(string)
+			code, _ := text(args[1])
+			if ok && (code == "latin1" || code == "latin-1") {
+				b := make(Bytes, 0, len(s))
+				for _, r := range s {
+					if r > 0xff {
+						p.fail("character %q is not of latin-1", r)
+						return
+					}
+					b = append(b, byte(r))
+				}
+				p.push(b)
+				return
+			}
+		}
+	}
+	p.fail("a known class is called with arguments that this reader does not expect")
+}
+
+func text(v any) (string, bool) {
+	switch s := v.(type) {
+	case string:
+		return s, true
+	case Bytes:
+		return string(s), true
+	}
+	return "", false
+}
+
+// build gives an object its state.
+func (p *parser) build() {
+	state := p.pop()
+	switch o := p.top().(type) {
+	case *dtype: // (3, "<", None, None, None, -1, -1, 0)
+		t, ok := state.(Tuple)
+		if !ok || len(t) < 2 {
+			p.fail("the state of a dtype is no tuple")
+			return
+		}
+		order, _ := text(t[1])
+		dt, err := npy.ParseDType(order + o.kind)
+		if err != nil {
+			p.fail("%w", err)
+			return
+		}
+		o.dt, o.set = dt, true
+	case *array: // (1, shape, dtype, is Fortran, data)
+		if err := o.build(state); err != nil {
+			p.fail("%w", err)
+		}
+	case *csr:
+		if err := o.build(state); err != nil {
+			p.fail("%w", err)
+		}
+	default:
+		p.fail("an object gets a state that has none")
+	}
+}
+
+func (a *array) build(state any) error {
+	if a.set {
+		return fmt.Errorf("an array gets its content twice")
+	}
+	t, ok := state.(Tuple)
+	if !ok || len(t) != 5 {
+		return fmt.Errorf("the state of an array is not (version, shape, dtype, order, data)")
+	}
+	shape, ok1 := t[1].(Tuple)
+	d, ok2 := t[2].(*dtype)
+	fortran, ok3 := t[3].(bool)
+	data, ok4 := t[4].(Bytes)
+	if !ok1 || !ok2 || !d.set || !ok3 || !ok4 {
+		return fmt.Errorf("the state of an array is not (version, shape, dtype, order, data) of plain numbers")
+	}
+	size := int64(d.dt.Size)
+	for _, v := range shape {
+		n, ok := v.(int64)
+		if !ok || n < 0 || n > math.MaxInt32 || size > math.MaxInt32 {
+			return fmt.Errorf("an array has shape %v", shape)
+		}
+		a.Shape = append(a.Shape, n)
+		size *= n
+	}
+	if size != int64(len(data)) {
+		return fmt.Errorf("an array of shape %v and %d bytes an element has %d bytes of data, not %d", a.Shape, d.dt.Size, len(data), size)
+	}
+	a.DType, a.Fortran, a.Data, a.set = d.dt, fortran, data, true
+	return nil
+}
+
+func (m *csr) build(state any) error {
+	d, ok := state.(*Dict)
+	if !ok || m.set {
+		return fmt.Errorf("the state of a csr_matrix is no dictionary, or it gets two")
+	}
+	part := map[string]any{}
+	for i, k := range d.Keys {
+		s, ok := text(k)
+		if !ok {
+			return fmt.Errorf("the state of a csr_matrix has a key that is no string")
+		}
+		part[s] = d.Values[i]
+	}
+	shape, ok := part["_shape"].(Tuple)
+	if !ok {
+		shape, ok = part["shape"].(Tuple)
+	}
+	if !ok || len(shape) != 2 {
+		return fmt.Errorf("a csr_matrix has no shape of two numbers")
+	}
+	var ok1, ok2 bool
+	m.Rows, ok1 = shape[0].(int64)
+	m.Cols, ok2 = shape[1].(int64)
+	if !ok1 || !ok2 || m.Rows < 0 || m.Cols < 0 {
+		return fmt.Errorf("a csr_matrix has shape %v", shape)
+	}
+	var err error
+	if m.Indptr, err = ints(part, "indptr"); err != nil {
+		return err
+	}
+	if m.Indices, err = ints(part, "indices"); err != nil {
+		return err
+	}
+	a, ok := part["data"].(*array)
+	if !ok || !a.set {
+		return fmt.Errorf("a csr_matrix has no array %q", "data")
+	}
+	if m.Values, err = a.Floats(); err != nil {
+		return err
+	}
+	if int64(len(m.Indptr)) != m.Rows+1 || len(m.Indices) != len(m.Values) {
+		return fmt.Errorf("a csr_matrix of %d rows has %d row offsets, %d columns and %d values", m.Rows, len(m.Indptr), len(m.Indices), len(m.Values))
+	}
+	last := int64(0)
+	for r, at := range m.Indptr {
+		if r == 0 && at != 0 || at < last || at > int64(len(m.Indices)) {
+			return fmt.Errorf("row offset %d of a csr_matrix is %d: offsets must rise from 0 to %d", r, at, len(m.Indices))
+		}
+		last = at
+	}
+	if last != int64(len(m.Indices)) {
+		return fmt.Errorf("the row offsets of a csr_matrix end at %d of %d values", last, len(m.Indices))
+	}
+	for i, c := range m.Indices {
+		if c < 0 || c >= m.Cols {
+			return fmt.Errorf("value %d of a csr_matrix is in column %d of %d", i, c, m.Cols)
+		}
+	}
+	m.set = true
+	return nil
+}
+
+func ints(part map[string]any, name string) ([]int64, error) {
+	a, ok := part[name].(*array)
+	if !ok || !a.set {
+		return nil, fmt.Errorf("a csr_matrix has no array %q", name)
+	}
+	return a.Ints()
+}
+
+// finished turns the objects that were on their way into what callers see.
+func (p *parser) finished(v any) (any, error) {
+	switch o := v.(type) {
+	case *array:
+		if o.set {
+			return &o.Array, nil
+		}
+	case *csr:
+		if o.set {
+			return &o.CSR, nil
+		}
+	case *dtype, global:
+	default:
+		return v, nil
+	}
+	p.fail("the object has no content")
+	return nil, p.err
+}
+
+// Elements is the number of elements of the array.
+func (a *Array) Elements() int64 { return int64(len(a.Data) / max(a.DType.Size, 1)) }
+
+// Floats returns the elements in the order of the data.
+func (a *Array) Floats() ([]float64, error) { return convert[float64](a) }
+
+// Ints returns the elements in the order of the data; a number with a fraction is an error.
+func (a *Array) Ints() ([]int64, error) { return convert[int64](a) }
+
+func convert[T int64 | float64](a *Array) ([]T, error) {
+	out := make([]T, a.Elements())
+	size := a.DType.Size
+	for i := range out {
+		b := a.Data[i*size : (i+1)*size]
+		var u uint64
+		for k := range b {
+			j := k
+			if !a.DType.Big {
+				j = size - 1 - k
+			}
+			u = u<<8 | uint64(b[j])
+		}
+		switch a.DType.Kind {
+		case 'i':
+			out[i] = T(int64(u<<(64-8*size)) >> (64 - 8*size))
+		case 'u', 'b':
+			if u > math.MaxInt64 {
+				return nil, fmt.Errorf("element %d is %d, which passes 63 bits", i, u)
+			}
+			out[i] = T(u)
+		case 'f':
+			var x float64
+			switch size {
+			case 2:
+				x = float64(npy.Half(uint16(u)))
+			case 4:
+				x = float64(math.Float32frombits(uint32(u)))
+			case 8:
+				x = math.Float64frombits(u)
+			default:
+				return nil, fmt.Errorf("floats of %d bytes are not read", size)
+			}
+			if _, whole := any(out[i]).(int64); whole && !(x == math.Trunc(x) && math.Abs(x) < 1<<62) {
+				return nil, fmt.Errorf("element %d is %v, not a whole number", i, x)
+			}
+			out[i] = T(x)
+		default:
+			return nil, fmt.Errorf("elements of type %v are not numbers", a.DType)
+		}
+	}
+	return out, nil
+}
