@@ -7,7 +7,7 @@
 //	dataset.yaml   what it is (Meta)
 //	indptr.npy     int64 [nodes+1]: in-neighbours of v are indices[indptr[v]:indptr[v+1]] (CSC)
 //	indices.npy    uint32 or int64 [edges], sorted within a node
-//	features.npy   float32 [nodes, dim]: the source that load stripes over SSDs; missing where
+//	features.npy   float32 or float16 [nodes, dim]: the source that load stripes over SSDs; missing where
 //	               dataset.yaml names a feature function (featurefn.go), which makes the rows
 //	labels.npy     int32 [nodes], -1 = unlabelled
 //	train.npy, val.npy, test.npy   int64 node ids, ascending
@@ -59,7 +59,7 @@ type Meta struct {
 	Edges      int64    `yaml:"edges"` // as stored, directed
 	Dim        int      `yaml:"dim"`   // features per node
 	Classes    int      `yaml:"classes"`
-	DType      string   `yaml:"dtype"`                // of the features: "float32"
+	DType      string   `yaml:"dtype"`                // of the features: float32 or float16
 	FeatureFn  string   `yaml:"feature_fn,omitempty"` // makes the rows, as "hash:7"; there is no features.npy then
 	Train      int64    `yaml:"train"`                // nodes per split
 	Val        int64    `yaml:"val"`
@@ -77,9 +77,6 @@ type Source struct {
 	Options map[string]string `yaml:"options,omitempty"` // what to repeat to get the same
 	Counts  map[string]int64  `yaml:"counts,omitempty"`  // what was found on the way
 }
-
-// RowBytes is the size of one feature row.
-func (m *Meta) RowBytes() int { return m.Dim * 4 }
 
 // Progress is told how far a stage is; total 0 means unknown. It is called from one goroutine
 // at a time and must return quickly. A nil Progress is silent.
@@ -164,8 +161,8 @@ func (m *Meta) decode(text []byte) error {
 	if m.Nodes < 1 || m.Edges < 0 || m.Dim < 1 || m.Dim > maxDim || m.Classes < 0 {
 		return fmt.Errorf("impossible counts: nodes %d, edges %d, dim %d, classes %d", m.Nodes, m.Edges, m.Dim, m.Classes)
 	}
-	if m.DType != "float32" {
-		return fmt.Errorf("dtype %q is unknown; features are float32", m.DType)
+	if err := m.checkDType(); err != nil {
+		return err
 	}
 	return m.checkFeatureFn()
 }
@@ -183,7 +180,7 @@ func (d *Dataset) check() error {
 	}{
 		{indptrName, []npy.DType{npy.Int64}, []int64{m.Nodes + 1}},
 		{indicesName, []npy.DType{npy.Uint32, npy.Int64}, []int64{m.Edges}},
-		{featuresName, []npy.DType{npy.Float32}, []int64{m.Nodes, int64(m.Dim)}},
+		{featuresName, []npy.DType{m.fileDType()}, []int64{m.Nodes, int64(m.Dim)}},
 		{labelsName, []npy.DType{npy.Int32}, []int64{m.Nodes}},
 		{"train.npy", []npy.DType{npy.Int64}, []int64{m.Train}},
 		{"val.npy", []npy.DType{npy.Int64}, []int64{m.Val}},
@@ -424,28 +421,6 @@ func (d *Dataset) Names() ([]string, error) {
 		return nil, errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.path(namesName), len(names), d.path(metaName), d.Meta.Nodes)
 	}
 	return names, nil
-}
-
-// ReadRows reads the feature rows first, first+1, … from features.npy, or computes them, into dst, whose length
-// must be a whole number of rows (Meta.RowBytes each, little-endian float32).
-func (d *Dataset) ReadRows(first int64, dst []byte) error {
-	row := int64(d.Meta.RowBytes())
-	n := int64(len(dst)) / row
-	if int64(len(dst))%row != 0 || first < 0 || first+n > d.Meta.Nodes {
-		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d", d.path(featuresName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
-	}
-	if fn := d.fn(); fn != nil {
-		fn.rows(first, dst)
-		return nil
-	}
-	f, off, err := d.featureFile()
-	if err != nil {
-		return err
-	}
-	if _, err := f.ReadAt(dst, off+first*row); err != nil {
-		return fmt.Errorf("%s: row %d: %w", d.path(featuresName), first, err)
-	}
-	return nil
 }
 
 func (d *Dataset) featureFile() (*os.File, int64, error) {

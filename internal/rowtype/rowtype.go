@@ -80,21 +80,23 @@ type RangeError struct {
 }
 
 func (e *RangeError) Error() string {
-	next := "use bfloat16"
-	switch {
-	case e.Value-e.Value != 0: // NaN or an infinity
-		next = "replace it with a number"
-	case e.Type != Float16:
-		next = "use float32"
+	limit := ""
+	if e.Type == Float16 {
+		limit = " (it ends at 65504)"
 	}
-	return fmt.Sprintf("feature %d is %v, which %s cannot hold%s; %s", e.Index, e.Value, e.Type, e.limit(), next)
+	return fmt.Sprintf("feature %d is %v, which %s cannot hold%s", e.Index, e.Value, e.Type, limit)
 }
 
-func (e *RangeError) limit() string {
-	if e.Type == Float16 {
-		return " (it ends at 65504)"
+// Wider is the smallest type that can hold the value; there is none for a NaN or an infinity, which nothing
+// can be trained on.
+func (e *RangeError) Wider() (Type, bool) {
+	switch {
+	case e.Value-e.Value != 0:
+		return 0, false
+	case e.Type == Float16 && brain(e.Value)&0x7f80 != 0x7f80:
+		return BFloat16, true
 	}
-	return ""
+	return Float32, true
 }
 
 // Encode stores a row: dst has RowBytes(len(src)) bytes. Its error is a *RangeError for the first value

@@ -1,0 +1,138 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/rowtype"
+	"helios/internal/simd"
+)
+
+// float16DType is what features.npy holds in a dataset of float16.
+var float16DType = npy.DType{Kind: 'f', Size: 2}
+
+// RowType is the form in which the dataset's own rows are: float32 or float16. Those on SSDs may be of
+// another one (Attached).
+func (m *Meta) RowType() rowtype.Type {
+	if m.DType == rowtype.Float16.String() {
+		return rowtype.Float16
+	}
+	return rowtype.Float32
+}
+
+// RowBytes is the size of one stored row of the dataset's own type.
+func (m *Meta) RowBytes() int { return m.RowType().RowBytes(m.Dim) }
+
+// checkDType checks dataset.yaml.
+func (m *Meta) checkDType() error {
+	if m.DType != m.RowType().String() {
+		return fmt.Errorf("dtype %q is unknown; features are float32 or float16", m.DType)
+	}
+	if m.FeatureFn != "" && m.RowType() != rowtype.Float32 {
+		return fmt.Errorf("feature_fn %s makes float32 rows, dtype says %s", m.FeatureFn, m.DType)
+	}
+	return nil
+}
+
+// fileDType is what features.npy must hold.
+func (m *Meta) fileDType() npy.DType {
+	if m.RowType() == rowtype.Float16 {
+		return float16DType
+	}
+	return npy.Float32
+}
+
+// ReadRows reads the feature rows first, first+1, … from features.npy, or computes them, into dst, whose length
+// must be a whole number of rows (Meta.RowBytes each, of Meta.RowType).
+func (d *Dataset) ReadRows(first int64, dst []byte) error {
+	row := int64(d.Meta.RowBytes())
+	n := int64(len(dst)) / row
+	if int64(len(dst))%row != 0 || first < 0 || first+n > d.Meta.Nodes {
+		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d", d.path(featuresName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
+	}
+	if fn := d.fn(); fn != nil {
+		fn.rows(first, dst)
+		return nil
+	}
+	f, off, err := d.featureFile()
+	if err != nil {
+		return err
+	}
+	inFile := int64(d.Meta.Dim) * int64(d.Meta.fileDType().Size)
+	b := dst[:n*inFile]
+	if _, err := f.ReadAt(b, off+first*inFile); err != nil {
+		return fmt.Errorf("%s: row %d: %w", d.path(featuresName), first, err)
+	}
+	if inFile != row { // an odd number of halves: from the last row on, move each to its place and pad it
+		for i := n - 1; i >= 0; i-- {
+			to := dst[i*row : (i+1)*row]
+			copy(to, b[i*inFile:(i+1)*inFile])
+			clear(to[inFile:])
+		}
+	}
+	return nil
+}
+
+// rowReader reads the dataset's rows as rows of a type. One goroutine uses it.
+type rowReader struct {
+	d    *Dataset
+	t    rowtype.Type
+	raw  []byte
+	wide []float32
+}
+
+// convertBytes of the dataset's own rows are converted at a time.
+const convertBytes = 256 << 10
+
+func (d *Dataset) rowsAs(t rowtype.Type) *rowReader { return &rowReader{d: d, t: t} }
+
+// read is ReadRows in the reader's type. A value that it cannot hold is an error of class usage.
+func (r *rowReader) read(first int64, dst []byte) error {
+	from := r.d.Meta.RowType()
+	if r.t == from {
+		return r.d.ReadRows(first, dst)
+	}
+	in, out, dim := int64(r.d.Meta.RowBytes()), int64(r.t.RowBytes(r.d.Meta.Dim)), r.d.Meta.Dim
+	if r.wide == nil {
+		r.raw, r.wide = make([]byte, max(convertBytes/in, 1)*in), make([]float32, dim)
+	}
+	for len(dst) > 0 {
+		n := min(int64(len(dst))/out, int64(len(r.raw))/in)
+		if err := r.d.ReadRows(first, r.raw[:max(n, 1)*in]); err != nil {
+			return err
+		}
+		for i := range n {
+			from.Decode(simd.Auto, r.wide, r.raw[i*in:(i+1)*in])
+			if err := r.t.Encode(dst[i*out:(i+1)*out], r.wide); err != nil {
+				return r.d.outOfRange(first+i, err)
+			}
+		}
+		first += n
+		dst = dst[n*out:]
+	}
+	return nil
+}
+
+// ReadRowsAs is ReadRows with rows of type t (t.RowBytes(Meta.Dim) each). A value that t cannot hold is an
+// error of class usage that names its row and what to do.
+func (d *Dataset) ReadRowsAs(t rowtype.Type, first int64, dst []byte) error {
+	return d.rowsAs(t).read(first, dst)
+}
+
+func (d *Dataset) outOfRange(row int64, err error) error {
+	var re *rowtype.RangeError
+	if !errors.As(err, &re) {
+		return err
+	}
+	from := d.path(featuresName)
+	if d.Meta.FeatureFn != "" {
+		from = d.Meta.FeatureFn
+	}
+	next := "replace it with a number and import again"
+	if wider, ok := re.Wider(); ok {
+		next = fmt.Sprintf("use --row-dtype %s", wider)
+	}
+	return errs.New(errs.Usage, "%s: row %d: %w; %s", from, row, err, next)
+}
