@@ -3,10 +3,12 @@ package npy
 import (
 	"archive/zip"
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -21,9 +23,10 @@ import (
 type Array struct {
 	Name   string // path, or "archive.npz:member", for errors
 	Header Header
-	file   string    // a .npy file, or
+	file   string    // a .npy file, or the archive of a member that is stored as it is; or ""
 	member *zip.File // a member of an archive
-	start  int64     // where the data begins
+	start  int64     // where the data begins in the file, or in the member
+	stored int64     // where a stored member's data begins in the archive
 }
 
 // Open reads the header of the .npy file and checks the file's length against its shape.
@@ -42,11 +45,31 @@ func Open(path string) (*Array, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if st.Size() < start+h.Bytes() {
+	if st.Size()-start < h.Bytes() {
 		return nil, errs.New(errs.Usage, "%s: truncated: shape %s of %s needs %d bytes, the file has %d; copy or save it again",
-			path, h.ShapeString(), h.DType, start+h.Bytes(), st.Size())
+			path, h.ShapeString(), h.DType, uint64(start)+uint64(h.Bytes()), st.Size())
 	}
 	return &Array{Name: path, Header: h, file: path, start: start}, nil
+}
+
+// Section is an array without a header, from byte off of a file to the end of its shape. With whole,
+// the file must end there too. name is for errors; "" means the path.
+func Section(name, path string, off int64, h Header, whole bool) (*Array, error) {
+	if name == "" {
+		name = path
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	if !h.fits() {
+		return nil, errs.New(errs.Usage, "%s: shape %s of %s is too large", name, h.ShapeString(), h.DType)
+	}
+	if left := st.Size() - off; off < 0 || left < h.Bytes() || whole && left != h.Bytes() {
+		return nil, errs.New(errs.Usage, "%s: shape %s of %s needs %d bytes from offset %d on, the file has %d; copy it again",
+			name, h.ShapeString(), h.DType, h.Bytes(), off, st.Size())
+	}
+	return &Array{Name: name, Header: h, file: path, start: off}, nil
 }
 
 // Archive is an open .npz file.
@@ -99,7 +122,15 @@ func (a *Archive) Array(name string) (*Array, error) {
 			return nil, errs.New(errs.Usage, "%s: truncated: shape %s of %s needs %d bytes, the archive holds %d",
 				full, h.ShapeString(), h.DType, start+h.Bytes(), f.UncompressedSize64)
 		}
-		return &Array{Name: full, Header: h, member: f, start: start}, nil
+		arr := &Array{Name: full, Header: h, member: f, start: start}
+		if f.Method == zip.Store {
+			off, err := f.DataOffset()
+			if err != nil {
+				return nil, errs.New(errs.Usage, "%s: %w", full, err)
+			}
+			arr.file, arr.stored = a.Path, off+start
+		}
+		return arr, nil
 	}
 	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %s", full, strings.Join(a.Names(), ", "))
 }
@@ -107,15 +138,56 @@ func (a *Archive) Array(name string) (*Array, error) {
 // Base is the array's name without folder and ending.
 func (a *Array) Base() string { return strings.TrimSuffix(filepath.Base(a.Name), ".npy") }
 
+// Seekable says whether a Reader can begin anywhere at no cost: not in a compressed member.
+func (a *Array) Seekable() bool { return a.file != "" }
+
+// Check reads a whole member of an archive and compares its checksum, before parts of it are read in
+// any order. Of a file there is nothing to check.
+func (a *Array) Check(ctx context.Context) error {
+	if a.member == nil {
+		return nil
+	}
+	r, err := a.member.Open()
+	if err != nil {
+		return errs.New(errs.Usage, "%s: %w", a.Name, err)
+	}
+	defer r.Close()
+	buf := make([]byte, 1<<20)
+	for at := int64(0); ; {
+		n, err := r.Read(buf)
+		at += int64(n)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return readError(fmt.Sprintf("%s: near byte %d of the member", a.Name, at), err)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// readError gives a failure of the file system class device, and anything else, which is the content's, class usage.
+func readError(where string, err error) error {
+	class := errs.Usage
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		class = errs.Device
+	}
+	return errs.New(class, "%s: truncated or damaged: %w", where, err)
+}
+
 // Reader streams elements in file order.
 type Reader struct {
-	name  string
-	dt    DType
-	left  int64 // elements
-	total int64
-	br    *bufio.Reader
-	c     io.Closer
-	buf   []byte
+	name   string
+	dt     DType
+	left   int64 // elements
+	total  int64
+	br     *bufio.Reader
+	c      io.Closer
+	buf    []byte
+	member bool // read to its end, where the checksum is compared
 }
 
 const readerBuffer = 256 << 10
@@ -128,7 +200,12 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 	}
 	skip := a.start + from*int64(a.Header.DType.Size)
 	var rc io.ReadCloser
-	if a.member == nil {
+	// A stored member is read as a file, except from its start: then its checksum can be compared at its end.
+	member := a.member != nil && (a.file == "" || from == 0)
+	if a.member != nil && !member {
+		skip += a.stored - a.start
+	}
+	if !member {
 		f, err := os.Open(a.file)
 		if err != nil {
 			return nil, err
@@ -143,12 +220,12 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 			return nil, errs.New(errs.Usage, "%s: %w", a.Name, err)
 		}
 		if _, err := io.CopyN(io.Discard, r, skip); err != nil {
-			return nil, errors.Join(errs.New(errs.Usage, "%s: truncated or damaged: %w", a.Name, err), r.Close())
+			return nil, errors.Join(readError(a.Name, err), r.Close())
 		}
 		rc = r
 	}
 	return &Reader{name: a.Name, dt: a.Header.DType, left: n - from, total: n,
-		br: bufio.NewReaderSize(rc, readerBuffer), c: rc}, nil
+		br: bufio.NewReaderSize(rc, readerBuffer), c: rc, member: member}, nil
 }
 
 // Close ends the stream.
@@ -167,11 +244,16 @@ func (r *Reader) next(want int) ([]byte, int, error) {
 	b := r.buf[:need]
 	if _, err := io.ReadFull(r.br, b); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = fmt.Errorf("truncated near element %d of %d", r.total-r.left, r.total)
+			return nil, 0, errs.New(errs.Usage, "%s: truncated near element %d of %d", r.name, r.total-r.left, r.total)
 		}
-		return nil, 0, errs.New(errs.Usage, "%s: %w", r.name, err)
+		return nil, 0, readError(fmt.Sprintf("%s: near element %d of %d", r.name, r.total-r.left, r.total), err)
 	}
-	r.left -= n
+	if r.left -= n; r.left == 0 && r.member {
+		// archive/zip compares the checksum when it is asked for more than there is.
+		if _, err := io.Copy(io.Discard, r.br); err != nil {
+			return nil, 0, readError(r.name+": at its end", err)
+		}
+	}
 	if r.dt.Big {
 		swap(b, r.dt.Size)
 	}
@@ -288,5 +370,5 @@ func Half(h uint16) float32 {
 	return v
 }
 
-// DataOffset is where the data begins in a .npy file.
+// DataOffset is where the data begins in a .npy file or section.
 func (a *Array) DataOffset() int64 { return a.start }

@@ -106,6 +106,19 @@ func (h Header) Elements() int64 {
 // Bytes is the size of the data after the header.
 func (h Header) Bytes() int64 { return h.Elements() * int64(h.DType.Size) }
 
+// fits says whether the shape is one that a file can have.
+func (h Header) fits() bool {
+	total := uint64(h.DType.Size)
+	for _, d := range h.Shape {
+		hi, lo := bits.Mul64(total, uint64(d))
+		if d < 0 || hi != 0 || lo > math.MaxInt64 {
+			return false
+		}
+		total = lo
+	}
+	return true
+}
+
 // ShapeString is the shape as NumPy prints it.
 func (h Header) ShapeString() string {
 	parts := make([]string, len(h.Shape))
@@ -265,13 +278,8 @@ func parseDict(s string) (Header, error) {
 	if p.i != len(s) || !seen["descr"] || !seen["fortran_order"] || !seen["shape"] {
 		return h, errDict
 	}
-	total := uint64(h.DType.Size)
-	for _, d := range h.Shape {
-		hi, lo := bits.Mul64(total, uint64(d))
-		if hi != 0 || lo > math.MaxInt64 {
-			return h, fmt.Errorf("the .npy shape %s is too large", h.ShapeString())
-		}
-		total = lo
+	if !h.fits() {
+		return h, fmt.Errorf("the .npy shape %s is too large", h.ShapeString())
 	}
 	return h, nil
 }
