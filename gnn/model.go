@@ -27,7 +27,8 @@ import (
 type ModelConfig struct {
 	Kind                           string // "sage" or "gcn"
 	InDim, Hidden, Classes, Layers int
-	Dropout                        float32 // probability, 0 to below 1
+	Dropout                        float32 // of hidden activations: probability, 0 to below 1
+	FeatureDropout                 float32 // of the model's input; Train then changes x in place
 	Seed                           uint64  // of the initial parameters
 }
 
@@ -85,6 +86,7 @@ type kernels struct {
 	gemmNN, gemmNT, gemmTN, agg, aggBwd     cuda.Kernel
 	tCount, tScan, tFill                    cuda.Kernel
 	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
+	dropInput                               cuda.Kernel
 }
 
 // alignFloats starts every tensor on a 256-byte boundary.
@@ -106,6 +108,8 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 		return nil, errs.New(errs.Usage, "model: %d features, %d hidden, %d classes: the limit is %d", cfg.InDim, cfg.Hidden, cfg.Classes, 1<<20)
 	case !(cfg.Dropout >= 0 && cfg.Dropout < 1):
 		return nil, errs.New(errs.Usage, "dropout %v: must be at least 0 and below 1", cfg.Dropout)
+	case !(cfg.FeatureDropout >= 0 && cfg.FeatureDropout < 1):
+		return nil, errs.New(errs.Usage, "feature dropout %v: must be at least 0 and below 1", cfg.FeatureDropout)
 	}
 	m := &Model{dev: dev, cfg: cfg, grid: max(1, 4*dev.Info().SMs)}
 	for l := range cfg.Layers + 1 {
@@ -140,7 +144,7 @@ func (m *Model) findKernels() error {
 		{&m.k.gemmNN, "gemm_nn"}, {&m.k.gemmNT, "gemm_nt"}, {&m.k.gemmTN, "gemm_tn"}, {&m.k.agg, agg}, {&m.k.aggBwd, bwd},
 		{&m.k.tCount, "transpose_count"}, {&m.k.tScan, "transpose_scan"}, {&m.k.tFill, "transpose_fill"},
 		{&m.k.colSum, "col_sum"}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
-		{&m.k.adamK, "adam"},
+		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
 		var err error
 		if *k.dst, err = m.dev.Kernel(k.name); err != nil {
@@ -415,8 +419,8 @@ func (m *Model) block(mb *graph.MiniBatch, l int) *graph.Block {
 }
 
 // Train enqueues forward pass, backward pass and an Adam step. x is float32[HopEnd[last], InDim]
-// in frontier order, labels is int32[NumSeeds] with -1 for seeds that do not count. The
-// mini-batch, x and labels must stay until the stream has done the step.
+// in frontier order, which FeatureDropout changes in place; labels is int32[NumSeeds] with -1 for
+// seeds that do not count. The mini-batch, x and labels must stay until the stream has done the step.
 func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, st Step) error {
 	var p plan
 	if labels == 0 {
@@ -487,6 +491,11 @@ func (m *Model) aggParams(mb *graph.MiniBatch, l int) aggParams {
 func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, p *plan, st *Step) error {
 	L := m.cfg.Layers
 	in := x
+	if st != nil && m.cfg.FeatureDropout > 0 {
+		if err := m.dropInput(stream, x, m.block(mb, 0).NumSrc, st); err != nil {
+			return err
+		}
+	}
 	for l := range L {
 		b := m.block(mb, l)
 		a := m.aggParams(mb, l)
@@ -509,10 +518,7 @@ func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.
 			g.Flags = gemmReLU
 			if st != nil && m.cfg.Dropout > 0 {
 				g.Flags |= gemmDropout
-				g.Drop = dropout{
-					Key: philox.Key(st.Seed, philox.StreamDropout), Epoch: uint32(st.Epoch), Batch: uint32(st.Batch), Layer: uint32(l),
-					P: m.cfg.Dropout, Scale: 1 / (1 - m.cfg.Dropout),
-				}
+				g.Drop = m.drop(st, m.cfg.Dropout, uint32(l))
 			}
 		}
 		if err := m.gemm(stream, m.k.gemmNN, &g); err != nil {
@@ -537,6 +543,14 @@ func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.
 		return err
 	}
 	return launch(m, stream, m.k.xentSum, 1, 1, q)
+}
+
+// drop is the dropout of a step with probability p, for the given layer's counters.
+func (m *Model) drop(st *Step, p float32, layer uint32) dropout {
+	return dropout{
+		Key: philox.Key(st.Seed, philox.StreamDropout), Epoch: uint32(st.Epoch), Batch: uint32(st.Batch), Layer: layer,
+		P: p, Scale: 1 / (1 - p),
+	}
 }
 
 // backward enqueues the gradients of all parameters. dz, the gradient by a layer's outputs

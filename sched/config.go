@@ -54,15 +54,17 @@ type Config struct {
 	Mode string // helios
 
 	// What is computed: these decide the parameters that come out.
-	Model       string // sage
-	Fanouts     []int  // 10,10; hop 1 first; -1 takes every neighbour; one model layer per hop
-	Batch       int    // seed nodes in a mini-batch; 1024
-	Hidden      int    // 128
-	LR          float64
-	Dropout     float64 // 0
-	WeightDecay float64 // 0
-	Seed        uint64
-	Epochs      int // 1
+	Model   string // sage
+	Fanouts []int  // 10,10; hop 1 first; -1 takes every neighbour; one model layer per hop
+	Batch   int    // seed nodes in a mini-batch; 1024
+	Hidden  int    // 128
+	LR      float64
+	Dropout float64 // 0; of hidden activations
+	// FeatureDropout is the share of the input features that a step of training drops; 0.
+	FeatureDropout float64
+	WeightDecay    float64 // 0
+	Seed           uint64
+	Epochs         int // 1
 
 	// How it is computed: these never change a result.
 	IOStack     string       // by mode
@@ -201,6 +203,9 @@ func (c Config) check() error {
 	}
 	if !(c.Dropout >= 0 && c.Dropout < 1) {
 		return errs.New(errs.Usage, "--dropout %v is not in [0, 1)", c.Dropout)
+	}
+	if !(c.FeatureDropout >= 0 && c.FeatureDropout < 1) {
+		return errs.New(errs.Usage, "--feature-dropout %v is not in [0, 1)", c.FeatureDropout)
 	}
 	if !(c.WeightDecay >= 0) || math.IsInf(c.WeightDecay, 0) {
 		return errs.New(errs.Usage, "--weight-decay %v is not a number of at least 0", c.WeightDecay)

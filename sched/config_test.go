@@ -106,7 +106,8 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"model": func(f *fingerprint) { f.Model = "gcn" }, "fanout": func(f *fingerprint) { f.Fanouts = []int{2, 3} },
 		"batch-size": func(f *fingerprint) { f.Batch++ }, "hidden": func(f *fingerprint) { f.Hidden++ },
 		"lr": func(f *fingerprint) { f.LR++ }, "dropout": func(f *fingerprint) { f.Dropout = 0.5 },
-		"weight-decay": func(f *fingerprint) { f.WeightDecay = 0.5 }, "seed": func(f *fingerprint) { f.Seed++ },
+		"feature-dropout": func(f *fingerprint) { f.FeatureDropout = 0.5 },
+		"weight-decay":    func(f *fingerprint) { f.WeightDecay = 0.5 }, "seed": func(f *fingerprint) { f.Seed++ },
 	} {
 		b := a
 		set(&b)

@@ -27,18 +27,19 @@ const stateFormat = 1
 // one. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they do not
 // change what batch n computes.
 type fingerprint struct {
-	Dataset     string  `json:"dataset"` // UUID
-	Edges       int64   `json:"edges"`   // 0 for the same nodes without their edges
-	InDim       int     `json:"in_dim"`
-	Classes     int     `json:"classes"`
-	Model       string  `json:"model"`
-	Fanouts     []int   `json:"fanout"`
-	Batch       int     `json:"batch-size"`
-	Hidden      int     `json:"hidden"`
-	LR          float64 `json:"lr"`
-	Dropout     float64 `json:"dropout"`
-	WeightDecay float64 `json:"weight-decay"`
-	Seed        uint64  `json:"seed"`
+	Dataset        string  `json:"dataset"` // UUID
+	Edges          int64   `json:"edges"`   // 0 for the same nodes without their edges
+	InDim          int     `json:"in_dim"`
+	Classes        int     `json:"classes"`
+	Model          string  `json:"model"`
+	Fanouts        []int   `json:"fanout"`
+	Batch          int     `json:"batch-size"`
+	Hidden         int     `json:"hidden"`
+	LR             float64 `json:"lr"`
+	Dropout        float64 `json:"dropout"`
+	FeatureDropout float64 `json:"feature-dropout,omitempty"`
+	WeightDecay    float64 `json:"weight-decay"`
+	Seed           uint64  `json:"seed"`
 }
 
 // differs names the first field in which a resumed run would be another one.
@@ -56,6 +57,7 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"hidden", f.Hidden, was.Hidden},
 		{"lr", f.LR, was.LR},
 		{"dropout", f.Dropout, was.Dropout},
+		{"feature-dropout", f.FeatureDropout, was.FeatureDropout},
 		{"weight-decay", f.WeightDecay, was.WeightDecay},
 		{"seed", f.Seed, was.Seed},
 	} {

@@ -29,7 +29,8 @@ func modelFlags() []cli.Flag {
 		&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
 		&cli.IntFlag{Name: "epochs", Value: 1, Usage: "passes over the training nodes"},
 		&cli.Float64Flag{Name: "lr", Value: 0.003, Usage: "Adam's learning rate"},
-		&cli.Float64Flag{Name: "dropout", Usage: "share of inputs dropped in training"},
+		&cli.Float64Flag{Name: "dropout", Usage: "share of the hidden activations that training drops"},
+		&cli.Float64Flag{Name: "feature-dropout", Usage: "share of the input features that training drops"},
 		&cli.Float64Flag{Name: "weight-decay", Usage: "L2 penalty"},
 		&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices; equal seeds give equal parameters in every mode"},
 		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges: what the model learns from a node's own features"},
@@ -102,6 +103,7 @@ func (e *env) trainConfig() (sched.Config, error) {
 	}
 	cfg.Model, cfg.Batch, cfg.Hidden, cfg.Epochs = c.String("model"), c.Int("batch-size"), c.Int("hidden"), c.Int("epochs")
 	cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = c.Float64("lr"), c.Float64("dropout"), c.Float64("weight-decay"), c.Uint64("seed")
+	cfg.FeatureDropout = c.Float64("feature-dropout")
 	cfg.CheckpointDir, cfg.CheckpointEvery = c.String("checkpoint"), c.Int("checkpoint-every")
 	cfg.Resume, cfg.NoEval = c.Bool("resume"), c.Bool("no-eval")
 	if cfg.CheckpointEvery > 0 && cfg.CheckpointDir == "" {
