@@ -109,6 +109,8 @@ type importer struct {
 	sorter *edgeSorter
 	// splitKey is a stable key of a node for dealing it to a split; nil means its id.
 	splitKey func(v int64) uint64
+	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
+	splitOf func(v int64) int
 }
 
 // runImport does what all imports share: the staging directory and its end.

@@ -121,7 +121,7 @@ func (im *importer) checkLabels(labels []int32, file string, given []splitSet) e
 	const fix = "--unlabelled-ok leaves such nodes out of the splits"
 	if len(given) == 0 {
 		for v, l := range labels {
-			if l == noLabel {
+			if l == noLabel && (im.splitOf == nil || im.splitOf(int64(v)) >= 0) {
 				return errs.New(errs.Usage, "%s: node %d has no label (NaN or -1); %s", file, v, fix)
 			}
 		}
@@ -140,6 +140,14 @@ func (im *importer) deal(sp *splitter, labels []int32, given []splitSet) error {
 	if len(given) == 0 {
 		for v, l := range labels {
 			if l == noLabel {
+				continue
+			}
+			if im.splitOf != nil {
+				if i := im.splitOf(int64(v)); i >= 0 {
+					if err := sp.place(i, int64(v)); err != nil {
+						return err
+					}
+				}
 				continue
 			}
 			k := uint64(v)

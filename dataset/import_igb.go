@@ -1,0 +1,176 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+const igbFolder = "one size of IGB as it is unpacked (such as large): processed/paper/node_feat.npy and node_label_19.npy or node_label_2K.npy, and processed/paper__cites__paper/edge_index.npy"
+
+// igb is what is known of the dataset: the papers of each size, the features of a paper, and how many papers of
+// the full graph are labelled in each set of labels (they come first). Tests make it smaller.
+var igb = struct {
+	sizes    map[string]int64
+	dim      int64
+	full     int64
+	labelled map[string]int64
+}{
+	sizes:    map[string]int64{"tiny": 100_000, "experimental": 100_000, "small": 1_000_000, "medium": 10_000_000, "large": 100_000_000, "full": 269_346_174},
+	dim:      1024,
+	full:     269_346_174,
+	labelled: map[string]int64{"19": 227_130_858, "2K": 157_675_969},
+}
+
+// ImportIGB imports the papers and citations of the Illinois Graph Benchmark. Arrays without a header, which
+// the large and full graphs have in spite of their names, are known by their missing magic; their shape is that of a known size.
+// The splits are those of the benchmark's loader, by position: the first 60 % of the (labelled) papers, the next 20 %, and the rest.
+func ImportIGB(ctx context.Context, o ImportOptions) error {
+	if err := o.fill(); err != nil {
+		return err
+	}
+	switch o.Format.Classes {
+	case "":
+		o.Format.Classes = "19"
+	case "19", "2K":
+	default:
+		return errs.New(errs.Usage, "--classes %s: IGB has labels of 19 and of 2K classes", o.Format.Classes)
+	}
+	files := []string{filepath.Join("processed", "paper__cites__paper", "edge_index.npy")}
+	if o.Features == "" {
+		o.Features = filepath.Join(o.In, "processed", "paper", "node_feat.npy")
+		files = append(files, filepath.Join("processed", "paper", "node_feat.npy"))
+	}
+	if o.Labels == "" {
+		name := filepath.Join("processed", "paper", "node_label_"+o.Format.Classes+".npy")
+		o.Labels = filepath.Join(o.In, name)
+		files = append(files, name)
+	}
+	if err := o.inFolder(igbFolder, files...); err != nil {
+		return err
+	}
+	return runImport(o, "igb", func(im *importer) error { return im.igb(ctx) })
+}
+
+func (im *importer) igb(ctx context.Context) error {
+	o := &im.o
+	im.m.Source.Options["classes"] = o.Format.Classes
+	feat, err := im.igbFeatures(o.Features)
+	if err != nil {
+		return err
+	}
+	if err := im.nodesFrom(feat); err != nil {
+		return err
+	}
+	lab, err := npy.Open(o.Labels)
+	if errors.Is(err, npy.ErrNotNPY) {
+		lab, err = npy.Section("", o.Labels, 0, npy.Header{DType: npy.Float32, Shape: []int64{im.m.Nodes}}, true)
+	}
+	if err != nil {
+		return err
+	}
+	if err := im.oneRowEach(lab, "labels"); err != nil {
+		return err
+	}
+	labels, err := im.igbLabels(lab)
+	if err != nil {
+		return err
+	}
+	var splits []splitSet
+	if o.SplitDir != "" {
+		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
+			return err
+		}
+	} else {
+		n := int64(len(labels))
+		if n == igb.full {
+			n = igb.labelled[o.Format.Classes]
+		}
+		train, val := int64(float64(n)*0.6), int64(float64(n)*0.2)
+		im.m.Source.Options["split"] = "position"
+		im.splitOf = func(v int64) int {
+			switch {
+			case v < train:
+				return 0
+			case v < train+val:
+				return 1
+			case v < n:
+				return 2
+			}
+			return -1
+		}
+	}
+	edges, err := npy.Open(filepath.Join(o.In, "processed", "paper__cites__paper", "edge_index.npy"))
+	if err != nil {
+		return err
+	}
+	if sh := edges.Header.Shape; len(sh) != 2 || sh[1] != 2 {
+		return errs.New(errs.Usage, "%s: edges have shape %s, must be (edges, 2)", edges.Name, edges.Header.ShapeString())
+	}
+	if err := im.edgeIndex(ctx, edges); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if err := im.matrix(ctx, feat); err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, o.Labels, splits)
+}
+
+// igbLabels reads the labels. Behind the labelled papers of the full graph, no label means anything.
+func (im *importer) igbLabels(a *npy.Array) ([]int32, error) {
+	n, labelled := im.m.Nodes, igb.labelled[im.o.Format.Classes]
+	if n != igb.full || labelled >= n {
+		return labelArray(a)
+	}
+	first := *a
+	first.Header.Shape = []int64{labelled}
+	labels, err := labelArray(&first)
+	for err == nil && int64(len(labels)) < n {
+		labels = append(labels, noLabel)
+	}
+	return labels, err
+}
+
+// igbFeatures opens the features. Without a header, their number of rows is that of the size that the folder's name,
+// or --nodes, says, and the file must be exactly as long as that; with another name, it must be one of the known sizes.
+func (im *importer) igbFeatures(path string) (*npy.Array, error) {
+	a, err := npy.Open(path)
+	if !errors.Is(err, npy.ErrNotNPY) {
+		return a, err
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	row := 4 * igb.dim
+	rows, known := im.o.Nodes, im.o.Nodes > 0
+	if !known {
+		rows, known = igb.sizes[strings.ToLower(filepath.Base(im.absIn()))]
+	}
+	var tried []string
+	for name, n := range igb.sizes {
+		tried = append(tried, strconv.FormatInt(n*row, 10)+" ("+name+")")
+		if !known && n*row == st.Size() {
+			rows = n
+		}
+	}
+	if rows < 1 || rows > maxTextNodes || rows*row != st.Size() {
+		sort.Strings(tried)
+		if known {
+			tried = []string{strconv.FormatInt(rows, 10) + " × " + strconv.FormatInt(row, 10)}
+		}
+		return nil, errs.New(errs.Usage, "%s has no .npy header and %d bytes; raw float32 rows of %d features would be %s bytes; copy it again, or say --nodes",
+			path, st.Size(), igb.dim, strings.Join(tried, ", "))
+	}
+	return npy.Section("", path, 0, npy.Header{DType: npy.Float32, Shape: []int64{rows, igb.dim}}, true)
+}

@@ -1,0 +1,148 @@
+package dataset
+
+import (
+	"context"
+	"path/filepath"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+const mag240mFolder = "MAG240M as it is unpacked (mag240m_kddcup2021): processed/paper/node_feat.npy, node_label.npy and node_year.npy, and processed/paper___cites___paper/edge_index.npy"
+
+// The split of MAG240M by the year of a paper: "we train models on arXiv papers published until 2018, validate
+// the performance on the 2019 papers, and finally test … on the 2020 papers" (OGB-LSC).
+const (
+	mag240mTrainUntil = 2018
+	mag240mVal        = 2019
+	mag240mTest       = 2020
+)
+
+// ImportMAG240M imports the papers of MAG240M and their citations, source first as in the file. NaN
+// means unlabelled. The splits are made as the dataset defines them, by year among the labelled papers, as its split_dict.pt
+// is a pickle of PyTorch: training until 2018, validation 2019, test 2020, which is empty where test labels are withheld.
+func ImportMAG240M(ctx context.Context, o ImportOptions) error {
+	if err := o.fill(); err != nil {
+		return err
+	}
+	paper := filepath.Join("processed", "paper")
+	files := []string{filepath.Join("processed", "paper___cites___paper", "edge_index.npy"), filepath.Join(paper, "node_year.npy")}
+	if o.Labels == "" {
+		files = append(files, filepath.Join(paper, "node_label.npy"))
+	}
+	if o.Features == "" {
+		files = append(files, filepath.Join(paper, "node_feat.npy"))
+	}
+	if err := o.inFolder(mag240mFolder, files...); err != nil {
+		return err
+	}
+	return runImport(o, "mag240m", func(im *importer) error { return im.mag240m(ctx) })
+}
+
+func (im *importer) mag240m(ctx context.Context) error {
+	o := &im.o
+	paper := filepath.Join(o.In, "processed", "paper")
+	labelFile := o.Labels
+	if labelFile == "" {
+		labelFile = filepath.Join(paper, "node_label.npy")
+	}
+	lab, err := npy.Open(labelFile)
+	if err != nil {
+		return err
+	}
+	if err := im.nodesFrom(lab); err != nil {
+		return err
+	}
+	featFile := o.Features
+	if featFile == "" {
+		featFile = filepath.Join(paper, "node_feat.npy")
+	}
+	feat, err := npy.Open(featFile)
+	if err != nil {
+		return err
+	}
+	if err := im.oneRowEach(feat, "features"); err != nil {
+		return err
+	}
+	labels, err := im.nodeLabels(lab)
+	if err != nil {
+		return err
+	}
+	var splits []splitSet
+	if o.SplitDir != "" {
+		splits, err = im.folderSplits(ctx, o.SplitDir)
+	} else {
+		splits, err = im.mag240mSplits(filepath.Join(paper, "node_year.npy"), labels)
+	}
+	if err != nil {
+		return err
+	}
+	edges, err := npy.Open(filepath.Join(o.In, "processed", "paper___cites___paper", "edge_index.npy"))
+	if err != nil {
+		return err
+	}
+	if sh := edges.Header.Shape; len(sh) != 2 || sh[0] != 2 {
+		return errs.New(errs.Usage, "%s: edges have shape %s, must be (2, edges)", edges.Name, edges.Header.ShapeString())
+	}
+	if err := im.edgeIndex(ctx, edges); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if err := im.matrix(ctx, feat); err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+// nodesFrom takes the rows of an array as the number of nodes.
+func (im *importer) nodesFrom(a *npy.Array) error {
+	sh := a.Header.Shape
+	if len(sh) == 0 || sh[0] < 1 {
+		return errs.New(errs.Usage, "%s has shape %s: no nodes", a.Name, a.Header.ShapeString())
+	}
+	if im.o.Nodes > 0 && im.o.Nodes != sh[0] {
+		return errs.New(errs.Usage, "--nodes %d, but %s has %d rows", im.o.Nodes, a.Name, sh[0])
+	}
+	im.m.Nodes = sh[0]
+	return nil
+}
+
+func (im *importer) mag240mSplits(path string, labels []int32) ([]splitSet, error) {
+	a, err := npy.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := im.oneRowEach(a, "years"); err != nil {
+		return nil, err
+	}
+	if len(a.Header.Shape) != 1 {
+		return nil, errs.New(errs.Usage, "%s: years have shape %s, must be (nodes,)", path, a.Header.ShapeString())
+	}
+	sets := make([]splitSet, 3)
+	for i, name := range []string{"train", "val", "test"} {
+		sets[i] = splitSet{file: path + " (" + name + ")"}
+	}
+	err = eachInt(a, func(v, year int64) error {
+		if labels[v] == noLabel {
+			return nil
+		}
+		i := 0
+		switch {
+		case year < 1500 || year > 2100:
+			return errs.New(errs.Usage, "%s: year %d of node %d is no year", path, year, v)
+		case year <= mag240mTrainUntil:
+		case year == mag240mVal:
+			i = 1
+		case year == mag240mTest:
+			i = 2
+		default:
+			return errs.New(errs.Usage, "%s: node %d is labelled and of %d; labelled papers are of %d at the latest", path, v, year, mag240mTest)
+		}
+		sets[i].ids = append(sets[i].ids, v)
+		return nil
+	})
+	im.m.Source.Options["split"] = "year"
+	return sets, err
+}

@@ -1,0 +1,340 @@
+package dataset
+
+import (
+	"context"
+	"encoding/csv"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+const ogbFolder = "an OGB node dataset as it is unpacked: raw/edge.csv.gz and the files beside it, or raw/data.npz and raw/node-label.npz, and split/"
+
+// ogbBothWays are the datasets whose files hold each edge once though it stands for both directions (add_inverse_edge
+// in OGB's master.csv), by the names of the folders that OGB's archives unpack to.
+var ogbBothWays = []string{"ogbn_products", "products", "ogbn_proteins", "proteinfunc"}
+
+// ImportOGB imports a node-property dataset of the Open Graph Benchmark as it is unpacked: in raw/ the CSV files
+// edge, num-node-list, num-edge-list, node-feat and node-label, compressed; or, as papers100M has them,
+// data.npz and node-label.npz, in which NaN means unlabelled. The splits are in split/NAME/. Where OGB's own reader adds
+// the opposite of each edge, the import does too: every edge twice, and nothing dropped.
+func ImportOGB(ctx context.Context, o ImportOptions) error {
+	if err := o.fill(); err != nil {
+		return err
+	}
+	if err := o.inFolder(ogbFolder); err != nil {
+		return err
+	}
+	raw := filepath.Join(o.In, "raw")
+	if types := filepath.Join(raw, "triplet-type-list.csv.gz"); isFile(types) {
+		var names []string
+		err := eachBlock(ctx, types, func(b lineBlock) (out []string, err error) {
+			err = b.each(func(s []byte, _ int64) error { out = append(out, string(s)); return nil })
+			return out, err
+		}, func(v []string, _ lineBlock) error { names = append(names, v...); return nil })
+		if err != nil {
+			return err
+		}
+		return errs.New(errs.Usage, "%s has several types of edges (%s); graphs with one type of nodes and edges can be imported", o.In, strings.Join(names, "; "))
+	}
+	return runImport(o, "ogb", func(im *importer) error {
+		switch {
+		case isFile(filepath.Join(raw, "data.npz")):
+			return im.ogbBinary(ctx, raw)
+		case isFile(filepath.Join(raw, "edge.csv.gz")):
+			return im.ogbText(ctx, raw)
+		}
+		return errs.New(errs.Usage, "%s has no raw/edge.csv.gz and no raw/data.npz; --in must be a folder with %s", o.In, ogbFolder)
+	})
+}
+
+func (im *importer) ogbText(ctx context.Context, raw string) error {
+	o := &im.o
+	nodes, err := ogbCount(ctx, filepath.Join(raw, "num-node-list.csv.gz"))
+	if err != nil {
+		return err
+	}
+	edges, err := ogbCount(ctx, filepath.Join(raw, "num-edge-list.csv.gz"))
+	if err != nil {
+		return err
+	}
+	if err := im.ogbNodes(nodes, filepath.Join(raw, "num-node-list.csv.gz")); err != nil {
+		return err
+	}
+	inverse, err := im.ogbInverse()
+	if err != nil {
+		return err
+	}
+	labelFile := o.Labels
+	if labelFile == "" {
+		labelFile = filepath.Join(raw, "node-label.csv.gz")
+	}
+	labels, err := im.ogbLabels(ctx, labelFile)
+	if err != nil {
+		return err
+	}
+	splits, err := im.ogbSplits(ctx)
+	if err != nil {
+		return err
+	}
+	// The small and likely wrong things are checked by now; next the long ones.
+	if err := im.edgesFrom(ctx, csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, edges, inverse)); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	feat := o.Features
+	if feat == "" {
+		if feat = filepath.Join(raw, "node-feat.csv.gz"); !isFile(feat) {
+			return errs.New(errs.Usage, "%s has no node-feat.csv.gz: this dataset comes without features; give some with --features FILE (.npy, or .csv with a row for each node)", raw)
+		}
+	}
+	if err := im.featureFile(ctx, feat); err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+func (im *importer) ogbBinary(ctx context.Context, raw string) (err error) {
+	o := &im.o
+	data, err := npy.OpenArchive(filepath.Join(raw, "data.npz"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = closing(err, data) }()
+	one := func(name string) (n int64, err error) {
+		a, err := data.Array(name)
+		if err == nil && a.Header.Elements() != 1 {
+			err = errs.New(errs.Usage, "%s has shape %s: %d graphs; a node dataset has one", a.Name, a.Header.ShapeString(), a.Header.Elements())
+		}
+		if err == nil {
+			err = eachInt(a, func(_, x int64) error { n = x; return nil })
+		}
+		return n, err
+	}
+	nodes, err := one("num_nodes_list")
+	if err != nil {
+		return err
+	}
+	edges, err := one("num_edges_list")
+	if err != nil {
+		return err
+	}
+	if err := im.ogbNodes(nodes, data.Path+":num_nodes_list"); err != nil {
+		return err
+	}
+	index, err := data.Array("edge_index")
+	if err != nil {
+		return err
+	}
+	if sh := index.Header.Shape; len(sh) != 2 || sh[0] != 2 || sh[1] != edges {
+		return errs.New(errs.Usage, "%s has shape %s, num_edges_list says (2, %d)", index.Name, index.Header.ShapeString(), edges)
+	}
+	if o.Format.AddInverse == "yes" {
+		return errs.New(errs.Usage, "--add-inverse-edge yes: OGB adds no edges to datasets in data.npz; use --reverse")
+	}
+	labels, labelFile, err := im.ogbBinaryLabels(ctx, raw)
+	if err != nil {
+		return err
+	}
+	splits, err := im.ogbSplits(ctx)
+	if err != nil {
+		return err
+	}
+	if len(splits) == 0 {
+		o.UnlabelledOK = true // what NaN means here
+	}
+	if index.Seekable() { // it may be read in parts, which no checksum covers
+		if err := index.Check(ctx); err != nil {
+			return err
+		}
+	}
+	if err := im.edgeIndex(ctx, index); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if o.Features != "" {
+		err = im.featureFile(ctx, o.Features)
+	} else {
+		var feat *npy.Array
+		if feat, err = data.Array("node_feat"); err == nil {
+			err = im.features(ctx, feat)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+func (im *importer) ogbBinaryLabels(ctx context.Context, raw string) (labels []int32, file string, err error) {
+	if im.o.Labels != "" {
+		labels, err = im.ogbLabels(ctx, im.o.Labels)
+		return labels, im.o.Labels, err
+	}
+	file = filepath.Join(raw, "node-label.npz")
+	a, err := npy.OpenArchive(file)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { err = closing(err, a) }()
+	arr, err := a.Array("node_label")
+	if err == nil {
+		labels, err = im.nodeLabels(arr)
+	}
+	return labels, file, err
+}
+
+// ogbNodes takes the number of nodes that a dataset states.
+func (im *importer) ogbNodes(n int64, from string) error {
+	if n < 1 || n > maxTextNodes {
+		return errs.New(errs.Usage, "%s: %d nodes, must be from 1 to %d", from, n, int64(maxTextNodes))
+	}
+	if im.o.Nodes > 0 && im.o.Nodes != n {
+		return errs.New(errs.Usage, "--nodes %d, but %s says %d", im.o.Nodes, from, n)
+	}
+	im.m.Nodes = n
+	return nil
+}
+
+// ogbCount reads the number of nodes or edges of the only graph.
+func ogbCount(ctx context.Context, path string) (int64, error) {
+	if !isFile(path) {
+		return 0, errs.New(errs.Usage, "%s is missing; --in must be a folder with %s", path, ogbFolder)
+	}
+	n, lines := int64(0), 0
+	err := csvColumn(ctx, path, func(_, line int64, x float64) error {
+		if x < 0 || x > math.MaxInt64/4 || x != math.Trunc(x) {
+			return errs.New(errs.Usage, "%s:%d: %v is not a number of nodes or edges", path, line, x)
+		}
+		lines++
+		n = int64(x)
+		return nil
+	})
+	if err == nil && lines != 1 {
+		err = errs.New(errs.Usage, "%s has %d lines, so the dataset has %d graphs; a node dataset has one", path, lines, lines)
+	}
+	return n, err
+}
+
+func (im *importer) ogbLabels(ctx context.Context, path string) ([]int32, error) {
+	if strings.HasSuffix(path, ".npy") {
+		a, err := npy.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		return im.nodeLabels(a)
+	}
+	return im.csvLabels(ctx, path)
+}
+
+// ogbSplits reads the splits of --splits, or those in split/: none is fine, several need a choice.
+func (im *importer) ogbSplits(ctx context.Context) ([]splitSet, error) {
+	o := &im.o
+	if o.SplitDir != "" {
+		return im.folderSplits(ctx, o.SplitDir)
+	}
+	dir := filepath.Join(o.In, "split")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) && o.Format.Split == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	name := o.Format.Split
+	switch {
+	case name != "" && !slices.Contains(names, name):
+		return nil, errs.New(errs.Usage, "--split %s: %s has %s", name, dir, strings.Join(names, ", "))
+	case name == "" && len(names) == 0:
+		return nil, errs.New(errs.Usage, "%s holds no split; take it away to have splits made", dir)
+	case name == "" && len(names) > 1:
+		return nil, errs.New(errs.Usage, "%s has several splits; choose one of %s with --split", dir, strings.Join(names, ", "))
+	case name == "":
+		name = names[0]
+	}
+	im.m.Source.Options["split"] = name
+	return im.folderSplits(ctx, filepath.Join(dir, name))
+}
+
+// ogbInverse says whether the opposite of each edge is to be added.
+func (im *importer) ogbInverse() (add bool, err error) {
+	switch v := im.o.Format.AddInverse; v {
+	case "yes":
+		add = true
+	case "no":
+	case "", "auto":
+		name := strings.ToLower(filepath.Base(im.absIn()))
+		master := filepath.Join(im.o.In, "master.csv")
+		if isFile(master) {
+			if add, err = ogbMaster(master, name); err != nil {
+				return false, err
+			}
+			break
+		}
+		for _, n := range ogbBothWays {
+			add = add || name == n || n == "proteinfunc" && strings.HasPrefix(name, n)
+		}
+	default:
+		return false, errs.New(errs.Usage, "--add-inverse-edge %s: must be yes, no or auto", v)
+	}
+	if add {
+		im.m.Source.Options["add-inverse-edge"] = "true"
+	}
+	return add, nil
+}
+
+func (im *importer) absIn() string {
+	if abs, err := filepath.Abs(im.o.In); err == nil {
+		return abs
+	}
+	return im.o.In
+}
+
+// ogbMaster reads add_inverse_edge from OGB's table of datasets, which has a column for each of them.
+func ogbMaster(path, folder string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	if err != nil {
+		return false, errs.New(errs.Usage, "%s: %w", path, err)
+	}
+	col := -1
+	if len(rows) > 0 {
+		for i, n := range rows[0] {
+			if i > 0 && (strings.ReplaceAll(n, "-", "_") == folder || len(rows[0]) == 2) {
+				col = i
+			}
+		}
+	}
+	for _, r := range rows {
+		if col >= 0 && r[0] == "add_inverse_edge" {
+			switch r[col] {
+			case "True":
+				return true, nil
+			case "False":
+				return false, nil
+			}
+			return false, errs.New(errs.Usage, "%s: add_inverse_edge of %s is %q, must be True or False", path, rows[0][col], r[col])
+		}
+	}
+	return false, errs.New(errs.Usage, "%s does not say add_inverse_edge of %s; give --add-inverse-edge yes or no", path, folder)
+}
