@@ -1,0 +1,73 @@
+package dataset
+
+import (
+	"context"
+
+	"helios/internal/errs"
+)
+
+// around imports a graph that comes without features, labels and splits: those that the flags name are
+// read beside it, the rest is as for an edge list. im.m.Nodes is known; file is where from.
+func (im *importer) around(ctx context.Context, file string, edges edgeSource) error {
+	o := &im.o
+	if o.Nodes != 0 && o.Nodes != im.m.Nodes {
+		return errs.New(errs.Usage, "--nodes %d: %s has %d; leave the flag out", o.Nodes, file, im.m.Nodes)
+	}
+	im.m.Source.From = o.source("", file, o.Features, o.Labels, o.SplitDir).From
+	nodesFrom := file
+	if o.Features != "" {
+		rows, err := im.textFeatures(ctx, o.Features)
+		if err == nil {
+			err = im.sameRows(rows, o.Features, &nodesFrom)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var labels []int32
+	if o.Labels != "" {
+		var err error
+		if labels, err = im.textLabels(o.Labels); err == nil {
+			err = im.sameRows(int64(len(labels)), o.Labels, &nodesFrom)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	splits, err := im.givenSplits()
+	if err != nil {
+		return err
+	}
+	if err := im.edgesFrom(ctx, edges); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if o.Features == "" {
+		if err := im.randomFeatures(ctx); err != nil {
+			return err
+		}
+	}
+	return im.labelsAndSplits(labels, o.Labels, splits)
+}
+
+// givenSplits reads the splits of --splits, where it is given.
+func (im *importer) givenSplits() ([]splitSet, error) {
+	if im.o.SplitDir == "" {
+		return nil, nil
+	}
+	var splits []splitSet
+	for i, names := range splitFiles {
+		path := findText(im.o.SplitDir, append(names, splitNames[i]...))
+		if path == "" {
+			return nil, errs.New(errs.Usage, "%s has no split %q; give all three splits or none", im.o.SplitDir, names[0])
+		}
+		ids, err := im.textSplit(path)
+		if err != nil {
+			return nil, err
+		}
+		splits = append(splits, splitSet{path, ids})
+	}
+	return splits, nil
+}
