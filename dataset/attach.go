@@ -9,6 +9,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 )
 
 // AttachOptions shape an attach.
@@ -27,21 +28,35 @@ func Attach(ctx context.Context, d *Dataset, ssds []*gpuio.SSD) (gpuio.Layout, [
 }
 
 // AttachWith is Attach with options.
-func AttachWith(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o AttachOptions) (l gpuio.Layout, ordered []*gpuio.SSD, err error) {
+func AttachWith(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o AttachOptions) (gpuio.Layout, []*gpuio.SSD, error) {
+	a, err := Find(ctx, d, ssds, o)
+	return a.Layout, a.SSDs, err
+}
+
+// Attached is a dataset as it is on SSDs.
+type Attached struct {
+	Layout  gpuio.Layout
+	SSDs    []*gpuio.SSD // by stripe
+	RowType rowtype.Type // of the rows there: Layout.RowBytes is their size
+}
+
+// Find is AttachWith, and says of which type the rows are.
+func Find(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o AttachOptions) (a Attached, err error) {
 	ts, err := openTargets(ctx, ssds)
 	if err != nil {
-		return l, nil, err
+		return a, err
 	}
 	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
 	found, err := attach(ctx, d, ts, o)
 	if err != nil {
-		return l, nil, err
+		return a, err
 	}
 	for _, f := range found {
 		f.t.ssd.DataStart = f.sb.DataLBA
-		ordered = append(ordered, f.t.ssd)
+		a.SSDs = append(a.SSDs, f.t.ssd)
 	}
-	return found[0].sb.layout(), ordered, nil
+	a.Layout, a.RowType = found[0].sb.layout(), found[0].sb.RowType
+	return a, nil
 }
 
 // stripe is an SSD with the superblock that it carries.
@@ -92,9 +107,13 @@ func attach(ctx context.Context, d *Dataset, ts []*target, o AttachOptions) ([]s
 		if f.sb.State != StateComplete {
 			return nil, errs.New(errs.Device, "ssd %s: loading dataset %s onto it did not finish%s; %s", f.t.name, d.dir, f.sb.howFar(), reload)
 		}
-		if f.sb.RowBytes != d.Meta.RowBytes() || f.sb.Rows != d.Meta.Nodes {
-			return nil, errs.New(errs.Device, "ssd %s holds %d rows of %d bytes, dataset %s has %d of %d; %s",
-				f.t.name, f.sb.Rows, f.sb.RowBytes, d.dir, d.Meta.Nodes, d.Meta.RowBytes(), reload)
+		if f.sb.DType != d.Meta.RowType() {
+			return nil, errs.New(errs.Device, "ssd %s holds rows that were made from %s, those of dataset %s are %s; %s",
+				f.t.name, f.sb.DType, d.dir, d.Meta.RowType(), reload)
+		}
+		if want := f.sb.RowType.RowBytes(d.Meta.Dim); f.sb.RowBytes != want || f.sb.Rows != d.Meta.Nodes {
+			return nil, errs.New(errs.Device, "ssd %s holds %d rows of %d bytes, dataset %s has %d of %d (as %s); %s",
+				f.t.name, f.sb.Rows, f.sb.RowBytes, d.dir, d.Meta.Nodes, want, f.sb.RowType, reload)
 		}
 		if f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID || f.sb.LBABytes != first.sb.LBABytes {
 			return nil, errs.New(errs.Device, "ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose the right ones with --ssds or %s",

@@ -33,6 +33,8 @@ type ImportOptions struct {
 	Dedup bool
 	// NoEdges keeps the nodes and drops all edges.
 	NoEdges bool
+	// FeatureDType is the type of features.npy, float32 or float16; empty: float16 where the source is float16.
+	FeatureDType string
 	// Dim is the number of features to make up for an edge list that has none (64).
 	Dim int
 
@@ -65,6 +67,9 @@ func (o *ImportOptions) fill() error {
 	}
 	if o.Nodes < 0 || o.Memory < 0 {
 		return errs.New(errs.Usage, "--nodes %d: a number of nodes (or a memory budget, here %d) cannot be negative", o.Nodes, o.Memory)
+	}
+	if err := o.checkFeatureDType(); err != nil {
+		return err
 	}
 	for _, p := range [][2]string{{"--in", o.In}, {"--features", o.Features}, {"--labels", o.Labels}, {"--splits", o.SplitDir}} {
 		if err := readable(p[0], p[1]); err != nil {

@@ -32,6 +32,7 @@ type DebianOptions struct {
 	// flow from a package to what it needs.
 	OneWay                     bool
 	NoEdges                    bool
+	FeatureDType               string  // as in ImportOptions
 	Seed                       uint64  // of the splits
 	TrainFraction, ValFraction float64 // 0.6 and 0.2, the rest is test
 	Progress                   Progress
@@ -64,7 +65,7 @@ func ImportDebian(ctx context.Context, o DebianOptions) (DebianReport, error) {
 		o.Dim = DebianDim
 	}
 	io := ImportOptions{In: string(filepath.Separator), Out: o.Out, Name: o.Name, Seed: o.Seed, Dim: o.Dim,
-		TrainFraction: o.TrainFraction, ValFraction: o.ValFraction, NoEdges: o.NoEdges, Reverse: !o.OneWay, Dedup: true, UnlabelledOK: true, Progress: o.Progress}
+		TrainFraction: o.TrainFraction, ValFraction: o.ValFraction, NoEdges: o.NoEdges, Reverse: !o.OneWay, Dedup: true, UnlabelledOK: true, Progress: o.Progress, FeatureDType: o.FeatureDType}
 	if err := io.fill(); err != nil {
 		return r, err
 	}

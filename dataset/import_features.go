@@ -2,17 +2,19 @@ package dataset
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"helios/dataset/npy"
-	"helios/internal/errs"
 	"io"
 	"math"
 	"path/filepath"
 	"strconv"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/rowtype"
 )
 
-// matrix copies a features array, [nodes, dim] of any number type, as float32.
+// matrix copies a features array, [nodes, dim] of any number type, as float32; float16 stays what it is. The
+// option FeatureDType decides otherwise.
 func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	sh := a.Header.Shape
 	if len(sh) != 2 || sh[0] < 1 || sh[1] < 1 {
@@ -30,6 +32,9 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 		return err
 	}
 	defer r.Close()
+	if a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 {
+		im.m.DType = rowtype.Float16.String()
+	}
 	w, err := im.featureWriter(a.Name, sh[1])
 	if err != nil {
 		return err
@@ -56,31 +61,56 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	return w.out.close()
 }
 
-// featureWriter writes features.npy and rejects what a model cannot train on.
+// featureWriter writes features.npy and rejects what a model cannot train on, or the type cannot hold.
 type featureWriter struct {
 	out  *arrayOut
 	from string
 	dim  int64
 	n    int64
+	t    rowtype.Type
 	tmp  []byte
 }
 
+// featureWriter makes features.npy of the type that FeatureDType or else Meta.DType says.
 func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error) {
-	out, err := im.s.array("features", npy.Float32, dim)
-	return &featureWriter{out: out, from: from, dim: dim}, err
+	if im.o.FeatureDType != "" {
+		im.m.DType, im.m.Source.Options["feature-dtype"] = im.o.FeatureDType, im.o.FeatureDType
+	}
+	out, err := im.s.array("features", im.m.fileDType(), dim)
+	return &featureWriter{out: out, from: from, dim: dim, t: im.m.RowType()}, err
+}
+
+// checkFeatureDType checks the option.
+func (o *ImportOptions) checkFeatureDType() error {
+	switch o.FeatureDType {
+	case "", rowtype.Float32.String(), rowtype.Float16.String():
+		return nil
+	}
+	return errs.New(errs.Usage, "--feature-dtype %q: a dataset's own features are float32 or float16; rows of other types are made by \"heliosctl load --row-dtype\"", o.FeatureDType)
 }
 
 func (w *featureWriter) put(v []float32) error {
-	w.tmp = w.tmp[:0]
+	size := w.t.RowBytes(2) / 2 // of an element
+	if need := w.t.RowBytes(len(v)); cap(w.tmp) < need {
+		w.tmp = make([]byte, need)
+	}
 	for i, x := range v {
 		if x-x != 0 { // NaN or an infinity
 			at := w.n + int64(i)
 			return errs.New(errs.Usage, "%s: feature %d of node %d is %v; replace it with a number", w.from, at%w.dim, at/w.dim, x)
 		}
-		w.tmp = binary.LittleEndian.AppendUint32(w.tmp, math.Float32bits(x))
+	}
+	if err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
+		var re *rowtype.RangeError
+		if !errors.As(err, &re) {
+			return err
+		}
+		at := w.n + int64(re.Index)
+		return errs.New(errs.Usage, "%s: feature %d of node %d is %v, which %s cannot hold; use --feature-dtype float32",
+			w.from, at%w.dim, at/w.dim, re.Value, w.t)
 	}
 	w.n += int64(len(v))
-	_, err := w.out.Write(w.tmp)
+	_, err := w.out.Write(w.tmp[:size*len(v)])
 	return err
 }
 

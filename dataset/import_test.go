@@ -97,7 +97,7 @@ func viewOf(t testing.TB, dir string) view {
 	d := open(t, dir)
 	tp, err := d.Topology()
 	require.NoError(t, err)
-	v := view{indptr: append([]int64{}, tp.Indptr...), indices: append([]uint32{}, tp.Indices32...), features: rowsOf(t, d)}
+	v := view{indptr: append([]int64{}, tp.Indptr...), indices: append([]uint32{}, tp.Indices32...), features: wideRows(t, d)}
 	v.labels, err = d.Labels()
 	require.NoError(t, err)
 	for i, p := range []*[]int64{&v.train, &v.val, &v.test} {

@@ -16,6 +16,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 	"helios/nvme"
 )
 
@@ -26,6 +27,8 @@ type LoadOptions struct {
 	Force string
 	// NoRowChecksums leaves the CRC32C of each row out, and with it checked reads (gpuio.NewChecked).
 	NoRowChecksums bool
+	// RowType is the form in which rows are stored, by name; empty: the dataset's own.
+	RowType string
 	// Restart starts over where an interrupted load could be gone on with.
 	Restart bool
 	// MarkEvery is the time between marks of how far the load is; 0 chooses: a second, or more where flushes
@@ -45,6 +48,7 @@ type LoadOptions struct {
 type LoadReport struct {
 	SSDs         int           `json:"ssds"`
 	Rows         int64         `json:"rows"`
+	RowDType     string        `json:"row_dtype"` // of the rows on the SSDs
 	RowBytes     int           `json:"row_bytes"`
 	RowsPerLBA   int           `json:"rows_per_lba"` // 1 when padded
 	LBAsPerRow   int           `json:"lbas_per_row"` // 1 when packed
@@ -100,11 +104,18 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 		}
 		serials[t.name] = t.serial
 	}
-	l, err := gpuio.NewLayout(d.Meta.Nodes, d.Meta.RowBytes(), len(ts), ts[0].lbaBytes)
+	rt := d.Meta.RowType()
+	if o.RowType != "" {
+		var err error
+		if rt, err = rowtype.Parse(o.RowType); err != nil {
+			return LoadReport{}, err
+		}
+	}
+	l, err := gpuio.NewLayout(d.Meta.Nodes, rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
 	if err != nil {
 		return LoadReport{}, err
 	}
-	w := &loader{d: d, ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts))}
+	w := &loader{d: d, rows: d.rowsAs(rt), ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts))}
 	switch {
 	case o.due != nil:
 	case o.MarkEvery > 0:
@@ -115,7 +126,7 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 	if w.o.read == 0 {
 		w.o.read = readBytes
 	}
-	r := LoadReport{SSDs: len(ts), Rows: l.Rows, RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+	r := LoadReport{SSDs: len(ts), Rows: l.Rows, RowDType: rt.String(), RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 		PaddingBytes: l.PaddingBytes(), Layout: l}
 	for i, t := range ts {
 		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, !o.NoRowChecksums)
@@ -124,7 +135,7 @@ func load(ctx context.Context, d *Dataset, ts []*target, o LoadOptions) (LoadRep
 		}
 		w.geo = append(w.geo, g)
 		w.sb = append(w.sb, Superblock{UUID: d.id, Name: trimName(d.Meta.Name), StripeIndex: i, StripeCount: len(ts),
-			Rows: l.Rows, RowBytes: int(l.RowBytes), DType: dtypeFloat32, LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+			Rows: l.Rows, RowBytes: int(l.RowBytes), DType: d.Meta.RowType(), RowType: rt, LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
 			RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
 		if !o.NoRowChecksums {
@@ -219,12 +230,13 @@ func trimName(s string) string {
 const readBytes = 4 << 20
 
 type loader struct {
-	d   *Dataset
-	ts  []*target
-	l   gpuio.Layout
-	o   LoadOptions
-	geo []geometry
-	sb  []Superblock
+	d    *Dataset
+	rows *rowReader
+	ts   []*target
+	l    gpuio.Layout
+	o    LoadOptions
+	geo  []geometry
+	sb   []Superblock
 
 	mu    sync.Mutex
 	marks int
@@ -358,7 +370,7 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 		marked := time.Now()
 		for at := int64(0); at < w.l.Rows; {
 			b := buf[:min(int64(len(buf)), (w.l.Rows-at)*row)]
-			if err := w.d.ReadRows(at, b); err != nil {
+			if err := w.rows.read(at, b); err != nil {
 				return err
 			}
 			for ; len(b) > 0; at++ {

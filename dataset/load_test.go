@@ -17,6 +17,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 	"helios/internal/signatures"
 	"helios/nvme"
 )
@@ -402,9 +403,9 @@ func TestAttachErrors(t *testing.T) {
 		}, errs.Device, "damaged Helios superblock: CRC32C"},
 		"a later version": {func() []*simSSD {
 			s := sealed(t, d, 1)
-			reseal(s[0], func(w *wireSuperblock) { w.Version = 2 })
+			reseal(s[0], func(w *wireSuperblock) { w.Version = 3 })
 			return s
-		}, errs.Device, "version 2 is unknown"},
+		}, errs.Device, "version 3 is unknown"},
 		"an extent outside the SSD": {func() []*simSSD {
 			s := sealed(t, d, 1)
 			reseal(s[0], func(w *wireSuperblock) { w.DataLBA = 1 << 40 })
@@ -557,12 +558,17 @@ func TestSuperblockRoundTrip(t *testing.T) {
 	g, err := newGeometry(l, 2, 512, 1<<20, true)
 	require.NoError(t, err)
 	sb := Superblock{UUID: uuid.New(), LoadID: uuid.New(), Name: trimName("a name of any length " + string(bytes.Repeat([]byte{'x'}, 60))), State: StateComplete,
-		StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, DType: dtypeFloat32, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
+		StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
 		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, TableCRC: 77, DeviceLBAs: 1 << 20,
 		RowChecksum: checksumCRC32C, RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs, RowTableCRC: 78}
-	for c := range 4 {
-		if c == 2 { // while it is being loaded
+	for c := range 8 {
+		switch c {
+		case 2: // while it is being loaded
 			sb.State, sb.Mark = StateLoading, Mark{Chunks: g.chunks, RowPieces: 1, Digest: [32]byte{1, 31: 2}}
+		case 4, 5, 6:
+			sb.RowType = rowtype.Type(c - 3)
+		case 7: // a dataset of float16, as it is
+			sb.DType, sb.RowType = rowtype.Float16, rowtype.Float16
 		}
 		b, err := sb.encode(c % 2)
 		require.NoError(t, err)
@@ -588,7 +594,7 @@ func TestSuperblockRoundTrip(t *testing.T) {
 func FuzzSuperblock(f *testing.F) {
 	l, _ := gpuio.NewLayout(1234, 400, 3, 512)
 	g, _ := newGeometry(l, 2, 512, 1<<20, false)
-	sb := Superblock{State: StateComplete, StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, DType: dtypeFloat32, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
+	sb := Superblock{State: StateComplete, StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
 		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: 1 << 20}
 	b, err := sb.encode(0)
 	if err != nil {
@@ -608,6 +614,13 @@ func FuzzSuperblock(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b[:wireBytes])
+	for _, rt := range rowtype.Types()[1:] {
+		sb.DType, sb.RowType = rowtype.Type(len(rt.String())%2), rt
+		if b, err = sb.encode(1); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b[:wireBytes])
+	}
 	f.Add([]byte(superblockMagic))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := make([]byte, superblockBytes)

@@ -232,6 +232,8 @@ func (w *loader) resumable(found []copies) (old []oldStripe, id uuid.UUID, why s
 			return doubt("ssd %s holds stripe %d and is given as number %d: the order of the SSDs has changed", name, sb.StripeIndex, i)
 		case i > 0 && sb.LoadID != first.LoadID:
 			return doubt("ssds %s and %s hold stripes of different loads", w.ts[0].name, name)
+		case sb.RowType != w.sb[i].RowType:
+			return doubt("ssd %s was being loaded with rows of %s, now they are %s", name, sb.RowType, w.sb[i].RowType)
 		case sb.RowChecksum != w.sb[i].RowChecksum:
 			return doubt("ssd %s was being loaded with another choice of row checksums", name)
 		}

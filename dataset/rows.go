@@ -95,12 +95,15 @@ func (r *rowReader) read(first int64, dst []byte) error {
 		return r.d.ReadRows(first, dst)
 	}
 	in, out, dim := int64(r.d.Meta.RowBytes()), int64(r.t.RowBytes(r.d.Meta.Dim)), r.d.Meta.Dim
+	if int64(len(dst))%out != 0 {
+		return fmt.Errorf("%s: %d bytes are not rows of %d", r.d.path(featuresName), len(dst), out)
+	}
 	if r.wide == nil {
 		r.raw, r.wide = make([]byte, max(convertBytes/in, 1)*in), make([]float32, dim)
 	}
 	for len(dst) > 0 {
 		n := min(int64(len(dst))/out, int64(len(r.raw))/in)
-		if err := r.d.ReadRows(first, r.raw[:max(n, 1)*in]); err != nil {
+		if err := r.d.ReadRows(first, r.raw[:n*in]); err != nil {
 			return err
 		}
 		for i := range n {

@@ -14,6 +14,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 	"helios/nvme"
 )
 
@@ -35,7 +36,7 @@ import (
 // stripe that has them, and is right in all that it says; and stripes without them attach here. The
 // progress mark of a load (Mark) is of that kind too: to a version 1 that does not know it the stripe is
 // one whose load did not finish, and loads again from the start. What is worth a version: rows in another
-// type than DType, and mirrors.
+// type than float32, which are version 2 (stripes of float32 stay version 1, to the byte), and mirrors.
 const (
 	superblockBytes   = 4096
 	headBytes         = 1 << 20
@@ -43,6 +44,7 @@ const (
 	chunkBytes        = 1 << 20
 	alignBytes        = 4096
 	superblockVersion = 1
+	versionRowTypes   = 2 // version 1 with rows that are not float32
 	superblockMagic   = "HeliosSB"
 )
 
@@ -60,9 +62,24 @@ const (
 // Kinds of values in superblocks.
 const (
 	dtypeFloat32   = 1
+	dtypeFloat16   = 2
+	dtypeBFloat16  = 3
+	dtypeInt8      = 4 // each row begins with its scale
 	checksumNone   = 0 // of rows only
 	checksumCRC32C = 1
 )
+
+// dtypes are the codes of the row types in superblocks.
+var dtypes = map[rowtype.Type]uint32{rowtype.Float32: dtypeFloat32, rowtype.Float16: dtypeFloat16, rowtype.BFloat16: dtypeBFloat16, rowtype.Int8: dtypeInt8}
+
+func rowTypeOf(code uint32) (rowtype.Type, bool) {
+	for t, c := range dtypes {
+		if c == code {
+			return t, true
+		}
+	}
+	return 0, false
+}
 
 // Superblock describes the stripe of a dataset on one SSD.
 type Superblock struct {
@@ -74,7 +91,8 @@ type Superblock struct {
 	StripeCount int
 	Rows        int64 // of the whole dataset
 	RowBytes    int
-	DType       uint32
+	DType       rowtype.Type // of the dataset's own rows
+	RowType     rowtype.Type // of the rows here
 	LBABytes    int
 	RowsPerLBA  int
 	LBAsPerRow  int
@@ -95,6 +113,17 @@ type Superblock struct {
 
 // hasRowSums tells whether the stripe has a checksum for each row.
 func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
+
+// stored are the fields that say how rows differ from the dataset's own.
+func (s *Superblock) stored() (code uint32, scale float32) {
+	switch s.RowType {
+	case s.DType:
+		return 0, 0
+	case rowtype.Int8:
+		return dtypeInt8, 0
+	}
+	return dtypes[s.RowType], 1
+}
 
 // layout is the gpuio layout that the superblock states.
 func (s *Superblock) layout() gpuio.Layout {
@@ -133,7 +162,8 @@ type wireSuperblock struct {
 	MirrorCount uint32
 	MirrorIndex uint32
 	MirrorGroup [16]byte
-	// Reserved for rows stored in another type than the dataset's: value = stored × Scale + Zero.
+	// Of rows stored in another type than the dataset's: value = stored × Scale + Zero. StoredDType 0: they
+	// are of type DType, and both others are 0; Scale 0: each row has its own.
 	StoredDType uint32
 	Scale       float32
 	Zero        float32
@@ -174,13 +204,17 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 	w := wireSuperblock{
 		Version: superblockVersion, HeaderBytes: wireBytes, UUID: s.UUID, LoadID: s.LoadID,
 		State: uint32(s.State), CopyIndex: uint32(copyIndex), StripeIndex: uint32(s.StripeIndex), StripeCount: uint32(s.StripeCount),
-		Rows: uint64(s.Rows), RowBytes: uint32(s.RowBytes), DType: s.DType, LBABytes: uint32(s.LBABytes),
+		Rows: uint64(s.Rows), RowBytes: uint32(s.RowBytes), DType: dtypes[s.DType], LBABytes: uint32(s.LBABytes),
 		RowsPerLBA: uint32(s.RowsPerLBA), LBAsPerRow: uint32(s.LBAsPerRow), ChecksumKind: checksumCRC32C,
 		DataLBA: uint64(s.DataLBA), DataLBAs: uint64(s.DataLBAs), TableLBA: uint64(s.TableLBA), TableLBAs: uint64(s.TableLBAs),
 		ChunkBytes: uint32(s.ChunkBytes), TableCRC: s.TableCRC, DeviceLBAs: s.DeviceLBAs,
 		RowChecksum: s.RowChecksum, RowTableLBA: uint64(s.RowTableLBA), RowTableLBAs: uint64(s.RowTableLBAs), RowTableCRC: s.RowTableCRC,
 		MarkChunks: uint64(s.Mark.Chunks), MarkRowPieces: uint64(s.Mark.RowPieces), MarkDigest: s.Mark.Digest,
 	}
+	if s.DType != rowtype.Float32 || s.RowType != rowtype.Float32 {
+		w.Version = versionRowTypes
+	}
+	w.StoredDType, w.Scale = s.stored()
 	copy(w.Magic[:], superblockMagic)
 	copy(w.Name[:], s.Name)
 	b := make([]byte, superblockBytes)
@@ -213,18 +247,26 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
 		return s, fmt.Errorf("%w: %w", errBadSuperblock, err)
 	}
-	if w.Version != superblockVersion || w.HeaderBytes != wireBytes {
-		return s, fmt.Errorf("superblock version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it or load again", w.Version, superblockVersion)
+	if w.Version != superblockVersion && w.Version != versionRowTypes || w.HeaderBytes != wireBytes {
+		return s, fmt.Errorf("superblock version %d is unknown, this heliosctl reads %d and %d; use the heliosctl that wrote it or load again",
+			w.Version, superblockVersion, versionRowTypes)
 	}
-	if w.ChecksumKind != checksumCRC32C || w.DType != dtypeFloat32 {
-		return s, fmt.Errorf("superblock with checksum kind %d and dtype %d, this heliosctl knows 1 and 1; load again", w.ChecksumKind, w.DType)
+	dtype, known := rowTypeOf(w.DType)
+	if w.ChecksumKind != checksumCRC32C || !known || w.Version == superblockVersion && dtype != rowtype.Float32 {
+		return s, fmt.Errorf("superblock with checksum kind %d and dtype %d, this heliosctl knows kind 1 and dtypes 1 to 4 (version 1: only 1); load again", w.ChecksumKind, w.DType)
+	}
+	stored := dtype
+	if w.Version == versionRowTypes && w.StoredDType != 0 {
+		if stored, known = rowTypeOf(w.StoredDType); !known {
+			return s, fmt.Errorf("superblock with rows of stored dtype %d, this heliosctl knows 1 to 4; use the heliosctl that wrote it or load again", w.StoredDType)
+		}
 	}
 	if w.RowChecksum != checksumNone && w.RowChecksum != checksumCRC32C {
 		return s, fmt.Errorf("superblock with row checksum kind %d, this heliosctl knows %d; use the heliosctl that wrote it or load again", w.RowChecksum, checksumCRC32C)
 	}
 	s = Superblock{
 		UUID: w.UUID, LoadID: w.LoadID, Name: string(bytes.TrimRight(w.Name[:], "\x00")), State: State(w.State),
-		StripeIndex: int(w.StripeIndex), StripeCount: int(w.StripeCount), Rows: int64(w.Rows), RowBytes: int(w.RowBytes), DType: w.DType,
+		StripeIndex: int(w.StripeIndex), StripeCount: int(w.StripeCount), Rows: int64(w.Rows), RowBytes: int(w.RowBytes), DType: dtype, RowType: stored,
 		LBABytes: int(w.LBABytes), RowsPerLBA: int(w.RowsPerLBA), LBAsPerRow: int(w.LBAsPerRow),
 		DataLBA: nvme.LBA(w.DataLBA), DataLBAs: int64(w.DataLBAs), TableLBA: nvme.LBA(w.TableLBA), TableLBAs: int64(w.TableLBAs),
 		ChunkBytes: int(w.ChunkBytes), TableCRC: w.TableCRC, DeviceLBAs: w.DeviceLBAs,
@@ -236,6 +278,10 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	}
 	if s.State != StateLoading && s.State != StateComplete {
 		return bad("its state")
+	}
+	if code, scale := s.stored(); w.Version == versionRowTypes && (w.StoredDType != code || w.Scale != scale || w.Zero != 0 ||
+		w.RowBytes%4 != 0 || int(w.RowBytes) < stored.RowBytes(1) || dtype == rowtype.Float32 && stored == dtype) {
+		return bad("its row type")
 	}
 	// The layout decides the extents; NewLayout inside Check bounds the sizes it is made of.
 	if w.RowBytes > 1<<24 || w.StripeCount > 1<<16 || w.LBABytes > 1<<16 || w.RowsPerLBA > 1<<16 || w.LBAsPerRow > 1<<16 || s.Rows < 1 || s.Rows > 1<<48 {

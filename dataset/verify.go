@@ -45,6 +45,8 @@ type BadChunk struct {
 // VerifyReport says what was read and what is wrong with it.
 type VerifyReport struct {
 	SSDs         int           `json:"ssds"`
+	RowDType     string        `json:"row_dtype,omitempty"` // of the rows on the SSDs; "mixed" where they differ
+	RowBytes     int           `json:"row_bytes,omitempty"` // 0: they differ
 	Chunks       int64         `json:"chunks"`
 	Bytes        int64         `json:"bytes"`
 	RowsCompared int64         `json:"rows_compared"` // with features.npy
@@ -142,10 +144,15 @@ func verify(ctx context.Context, d *Dataset, ts []*target, o VerifyOptions) (Ver
 
 // run checks all stripes at once and sums up.
 func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, error) {
-	for _, s := range stripes {
+	for i, s := range stripes {
 		e, err := extentsOf(s.t, &s.sb)
 		if err != nil {
 			return v.r, err
+		}
+		if t := s.sb.RowType.String(); i == 0 {
+			v.r.RowDType, v.r.RowBytes = t, s.sb.RowBytes
+		} else if v.r.RowDType != t || v.r.RowBytes != s.sb.RowBytes {
+			v.r.RowDType, v.r.RowBytes = "mixed", 0
 		}
 		v.r.Extents = append(v.r.Extents, e)
 		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
@@ -316,13 +323,18 @@ type comparer struct {
 	s    stripe
 	pos  int64 // bytes of the extent done
 	rows int64
+	from *rowReader
 	want []byte
 	row  []byte
 	have int64 // slot that row holds; -1 none
 }
 
 func newComparer(v *verifier, s stripe) *comparer {
-	return &comparer{v: v, s: s, row: make([]byte, s.sb.RowBytes), have: -1}
+	c := &comparer{v: v, s: s, row: make([]byte, s.sb.RowBytes), have: -1}
+	if v.d != nil {
+		c.from = v.d.rowsAs(s.sb.RowType)
+	}
+	return c
 }
 
 func (c *comparer) skip(n int64) { c.pos += n }
@@ -343,7 +355,7 @@ func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
 			continue
 		}
 		if c.have != slot {
-			if err := c.v.d.ReadRows(slot*int64(l.SSDs)+int64(c.s.sb.StripeIndex), c.row); err != nil {
+			if err := c.from.read(slot*int64(l.SSDs)+int64(c.s.sb.StripeIndex), c.row); err != nil {
 				return err
 			}
 			c.have = slot

@@ -29,6 +29,7 @@ func importCommand() *cli.Command {
 		&cli.Float64Flag{Name: "train-fraction", Value: 0.6, Usage: "share of the labelled nodes to train on, where no splits are given"},
 		&cli.Float64Flag{Name: "val-fraction", Value: 0.2, Usage: "share of them to validate on; the rest is for the test"},
 		&cli.BoolFlag{Name: "no-edges", Usage: "drop all edges"},
+		&cli.StringFlag{Name: "feature-dtype", DefaultText: "float16 where the source is, or else float32", Usage: "`TYPE` of the dataset's own features: float32 or float16"},
 	}
 	files := append([]cli.Flag{
 		&cli.StringFlag{Name: "in", Usage: "`PATH` to read: a folder, archive or file"},
@@ -114,6 +115,7 @@ func runImport(ctx context.Context, e *env, f func(context.Context, dataset.Impo
 		In: c.String("in"), Out: out, Name: c.String("name"), Features: c.String("features"), Labels: c.String("labels"), SplitDir: c.String("splits"),
 		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Reverse: c.Bool("reverse"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
 		Dim: c.Int("dim"), Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
+		FeatureDType: c.String("feature-dtype"),
 	}
 	if err := f(ctx, o); err != nil {
 		return whenStopped(err, "nothing was kept; run it again")
@@ -134,6 +136,7 @@ func runImportDebian(ctx context.Context, e *env) error {
 	r, err := dataset.ImportDebian(ctx, dataset.DebianOptions{
 		In: in, Out: out, Name: c.String("name"), Dim: c.Int("dim"), LongDescriptions: c.Bool("long-descriptions"), OneWay: c.Bool("one-way"), NoEdges: c.Bool("no-edges"),
 		Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
+		FeatureDType: c.String("feature-dtype"),
 	})
 	if err != nil {
 		return whenStopped(err, "nothing was kept; run it again")

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 	"helios/internal/units"
 )
 
@@ -22,6 +24,9 @@ func loadCommand() *cli.Command {
 			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +
 			"and starts over in case of doubt, or with --restart. A mark of how far it is is written every second, or more\n" +
 			"seldom where flushes are slow (--mark-every), and when Ctrl-C ends it.\n\n" +
+			"--row-dtype stores rows in fewer bytes: float16 (up to 65504), bfloat16 (float32's range, 8 bits of precision)\n" +
+			"or int8 (8 bits and a scale for each row). They stay so in every cache and become float32 when they are\n" +
+			"trained on. A value that the type cannot hold is refused, with its row.\n\n" +
 			"Each chunk of 1 MiB gets a CRC32C, which verify checks. By default each row gets one too: verify then\n" +
 			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
@@ -30,6 +35,7 @@ func loadCommand() *cli.Command {
 		Flags: append([]cli.Flag{
 			datasetFlag,
 			&cli.BoolFlag{Name: "row-checksums", Value: true, Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
+			&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's own", Usage: "store rows as `TYPE`: " + strings.Join(rowtype.Names(), ", ")},
 			&cli.BoolFlag{Name: "restart", Usage: "start over, not where an interrupted load was"},
 			&cli.DurationFlag{Name: "mark-every", Usage: "write a mark of how far the load is every `DURATION` (default: 1s, or more where that would cost 1 % of the time)"},
 			&cli.StringFlag{Name: "force", Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
@@ -42,6 +48,11 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	if d := e.c.Duration("mark-every"); e.c.IsSet("mark-every") && d <= 0 {
 		return errs.New(errs.Usage, "--mark-every %v is no time between two marks; give one such as 5s, or leave it out", d)
 	}
+	if t := e.c.String("row-dtype"); e.c.IsSet("row-dtype") {
+		if _, err := rowtype.Parse(t); err != nil {
+			return fmt.Errorf("--row-dtype: %w", err)
+		}
+	}
 	d, err := e.openDataset()
 	if err != nil {
 		return err
@@ -52,7 +63,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 		return whenStopped(err, "nothing was read or written: run it again")
 	}
 	defer closing(&err, set.close)
-	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), NoRowChecksums: !e.c.Bool("row-checksums"),
+	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), RowType: e.c.String("row-dtype"), NoRowChecksums: !e.c.Bool("row-checksums"),
 		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
 	e.showFaults(set, &results{ui: e.ui})
 	if err != nil {
@@ -78,7 +89,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	} else if r.StartedOver != "" {
 		how = ", started over"
 	}
-	e.ui.Printf("%s: %d rows of %s on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
-		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks, sums, how)
+	e.ui.Printf("%s: %d rows of %s (%s) on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
+		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.RowDType, r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks, sums, how)
 	return e.ui.Event("result", r)
 }
