@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -553,8 +554,9 @@ func TestAggregateBackward(t *testing.T) {
 				Grad: floats(t, g.dev, grad).Ptr(), Self: floats(t, g.dev, self).Ptr(),
 				TEnd: alloc(t, g.dev, b.NumSrc*4).Ptr(), TDst: alloc(t, g.dev, b.NumEdges*4).Ptr(),
 				NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: dim, Scale: 2,
+				Weights: alloc(t, g.dev, b.NumDst*4).Ptr(),
 			}
-			for _, name := range []string{"transpose_count", "transpose_scan", "transpose_fill", kind} {
+			for _, name := range []string{kind[:strings.IndexByte(kind, '_')] + "_transpose", kind} {
 				k, err := g.dev.Kernel(name)
 				require.NoError(t, err)
 				require.NoError(t, cuda.Launch(g.stream, k, cuda.LaunchConfig{Blocks: 7, Threads: 256}, a))

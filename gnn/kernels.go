@@ -3,15 +3,13 @@ package gnn
 import (
 	"fmt"
 	"math"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"helios/cuda"
+	"helios/internal/simd"
 )
 
-// aggParams is the parameter block of sage_mean, gcn_agg, the transposes and the backward
+// aggParams is the parameter block of sage_mean, gcn_agg, gcn_weights, transpose and the backward
 // kernels. The block of the mini-batch is in CSC form; see graph.Block.
 type aggParams struct {
 	Indptr  cuda.DevicePtr // int64[NumDst+1]
@@ -21,6 +19,7 @@ type aggParams struct {
 	Out     cuda.DevicePtr // forward: float32[NumDst, Dim]; backward: float32[NumSrc, Dim], see *_bwd
 	Grad    cuda.DevicePtr // backward: float32[NumDst, Dim], gradient of the aggregate
 	Self    cuda.DevicePtr // backward of SAGE: float32[NumDst, Dim], gradient by the self weight
+	Weights cuda.DevicePtr // see edgeWeights: forward of GCN float32[NumSrc], backward float32[NumDst]
 	TEnd    cuda.DevicePtr // uint32[NumSrc]: end of each source's list in TDst
 	TDst    cuda.DevicePtr // uint32[NumEdges]: destinations by source
 	NumDst  int64
@@ -32,8 +31,8 @@ type aggParams struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(aggParams{}) - 112)
-	_ = uint(112 - unsafe.Sizeof(aggParams{}))
+	_ = uint(unsafe.Sizeof(aggParams{}) - 120)
+	_ = uint(120 - unsafe.Sizeof(aggParams{}))
 )
 
 func init() {
@@ -41,9 +40,9 @@ func init() {
 	cuda.RegisterHost("gcn_agg", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, true) })
 	cuda.RegisterHost("sage_mean_bwd", func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, false) })
 	cuda.RegisterHost("gcn_agg_bwd", func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, true) })
-	cuda.RegisterHost("transpose_count", transposeCount)
-	cuda.RegisterHost("transpose_scan", transposeScan)
-	cuda.RegisterHost("transpose_fill", transposeFill)
+	cuda.RegisterHost("gcn_weights", gcnWeights)
+	cuda.RegisterHost("sage_transpose", func(b *cuda.Block, p *aggParams) error { return transpose(b, p, false) })
+	cuda.RegisterHost("gcn_transpose", func(b *cuda.Block, p *aggParams) error { return transpose(b, p, true) })
 	cuda.RegisterHost("col_sum", colSum)
 	cuda.RegisterHost("xent_count", xentCount)
 	cuda.RegisterHost("softmax_xent", softmaxXent)
@@ -85,7 +84,7 @@ func (w *edgeWeights) dst(i int64) float32 {
 }
 
 // src is the other part.
-func (w *edgeWeights) src(j uint32) float32 {
+func (w *edgeWeights) src(j int64) float32 {
 	if !w.gcn {
 		return 1
 	}
@@ -94,123 +93,90 @@ func (w *edgeWeights) src(j uint32) float32 {
 
 func (w *edgeWeights) self(i int64) float32 { return 1 / (float32(w.deg[i]) + 1) }
 
+// gcnWeights writes each source's part of its edges' weights: once a node instead of once an edge.
+func gcnWeights(b *cuda.Block, p *aggParams) error {
+	w := p.weights(true)
+	weights := cuda.View[float32](p.Weights, p.NumSrc)
+	lo, hi := b.Range(p.NumSrc)
+	for j := lo; j < hi; j++ {
+		weights[j] = w.src(j)
+	}
+	return nil
+}
+
+// streamBytes is the size from which an aggregate is stored around the caches: they will not keep it for
+// the product that reads it.
+const streamBytes = 16 << 20
+
 // aggregate computes Out[i] = Σ_j w_ij X[j] over the edges in order, for GCN after the self
 // loop. It reads (edges + GCN's NumDst) rows and writes NumDst.
 func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	w := p.weights(gcn)
-	src := cuda.View[uint32](p.Src, p.Edges)
-	x := cuda.View[float32](p.X, p.NumSrc*p.Dim)
 	out := cuda.View[float32](p.Out, p.NumDst*p.Dim)
-	d := p.Dim
-	row := func(j uint32) []float32 { return x[int64(j)*d : (int64(j)+1)*d] }
+	d, level := p.Dim, b.SIMD()
+	sum := simd.RowSum{
+		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src, p.Edges),
+		Stream: p.NumDst*d*4 >= streamBytes,
+	}
+	if gcn {
+		sum.Table = cuda.View[float32](p.Weights, p.NumSrc)
+	}
 	lo, hi := b.Range(p.NumDst)
 	for i := lo; i < hi; i++ {
-		o := out[i*d : (i+1)*d]
+		from, to := w.indptr[i], w.indptr[i+1]
+		wi := float32(0)
+		if to > from {
+			wi = w.dst(i)
+		}
 		if gcn {
-			scaleTo(o, row(uint32(i)), w.self(i))
+			level.SumRows(&sum, out[i*d:(i+1)*d], int(from), int(to), wi, sum.X[i*d:], w.self(i))
 		} else {
-			clear(o)
+			level.SumRows(&sum, out[i*d:(i+1)*d], int(from), int(to), wi, nil, 0)
 		}
-		list := src[w.indptr[i]:w.indptr[i+1]]
-		if len(list) == 0 {
-			continue
-		}
-		wi := w.dst(i)
-		for len(list) >= 4 {
-			axpy4(o, row(list[0]), row(list[1]), row(list[2]), row(list[3]),
-				float32(wi*w.src(list[0])), float32(wi*w.src(list[1])), float32(wi*w.src(list[2])), float32(wi*w.src(list[3])))
-			list = list[4:]
-		}
-		for _, j := range list {
-			axpy(o, row(j), float32(wi*w.src(j)))
-		}
+	}
+	if sum.Stream {
+		level.StoreFence()
 	}
 	return nil
 }
 
-// scaleTo sets o = w·x.
-func scaleTo(o, x []float32, w float32) {
-	x = x[:len(o)]
-	for k := range o {
-		o[k] = w * x[k]
-	}
-}
-
-// axpy adds w·x to o.
-func axpy(o, x []float32, w float32) {
-	x = x[:len(o)]
-	for k := range o {
-		o[k] += float32(w * x[k])
-	}
-}
-
-// axpy4 is four axpys in order with one load and store of o.
-func axpy4(o, x0, x1, x2, x3 []float32, w0, w1, w2, w3 float32) {
-	n := len(o)
-	x0, x1, x2, x3 = x0[:n], x1[:n], x2[:n], x3[:n]
-	for k := range o {
-		v := o[k] + float32(w0*x0[k])
-		v += float32(w1 * x1[k])
-		v += float32(w2 * x2[k])
-		o[k] = v + float32(w3*x3[k])
-	}
-}
-
-// The backward pass gathers: source j sums over the destinations that sampled it. Their list
-// comes from a counting sort of the edges by source: count (atomic), prefix sums, fill
-// (atomic cursors). The fill's order within a list depends on who came first, so the backward kernel sorts
-// each list before use; from there on everything has a fixed order.
-
-func transposeCount(b *cuda.Block, p *aggParams) error {
-	count := cuda.View[uint32](p.TEnd, p.NumSrc)
-	lo, hi := b.Range(p.Edges)
-	for _, j := range cuda.View[uint32](p.Src, p.Edges)[lo:hi] {
-		atomic.AddUint32(&count[j], 1)
-	}
-	return nil
-}
-
-// transposeScan turns counts into starts. One block.
-func transposeScan(b *cuda.Block, p *aggParams) error {
-	if b.Index != 0 {
-		return nil
-	}
-	sum := uint32(0)
-	count := cuda.View[uint32](p.TEnd, p.NumSrc)
-	for j, c := range count {
-		count[j] = sum
-		sum += c
-	}
-	return nil
-}
-
-// transposeFill moves each start to its list's end, which is where the next list starts.
-func transposeFill(b *cuda.Block, p *aggParams) error {
-	at := cuda.View[uint32](p.TEnd, p.NumSrc)
-	indptr := cuda.View[int64](p.Indptr, p.NumDst+1)
+// The backward pass gathers: source j sums over the destinations that sampled it. transpose makes their
+// lists, in order of destination, by a counting sort of the edges by source, and the destinations' parts of
+// the edges' weights. A block sorts the edges of its share of the sources and reads all of them for it, which is
+// cheap beside its random writes; so nothing is atomic, and the lists need no sorting.
+func transpose(b *cuda.Block, p *aggParams, gcn bool) error {
+	w := p.weights(gcn)
 	src := cuda.View[uint32](p.Src, p.Edges)
-	dst := cuda.View[uint32](p.TDst, p.Edges)
-	lo, hi := b.Range(p.NumDst)
-	for i := lo; i < hi; i++ {
-		for _, j := range src[indptr[i]:indptr[i+1]] {
-			dst[atomic.AddUint32(&at[j], 1)-1] = uint32(i)
+	lists := cuda.View[uint32](p.TDst, p.Edges)
+	weights := cuda.View[float32](p.Weights, p.NumDst)
+	first, last := b.Range(p.NumDst)
+	for i := first; i < last; i++ {
+		weights[i] = w.dst(i) // nobody asks for that of an empty list
+	}
+	lo, hi := b.Range(p.NumSrc)
+	at := cuda.View[uint32](p.TEnd, p.NumSrc)[lo:hi]
+	clear(at)
+	sum := uint32(0)
+	for _, j := range src {
+		if k := j - uint32(lo); k < uint32(len(at)) {
+			at[k]++
+		} else if int64(j) < lo {
+			sum++
+		}
+	}
+	for k, n := range at {
+		at[k] = sum
+		sum += n
+	}
+	for i := range p.NumDst {
+		for _, j := range src[w.indptr[i]:w.indptr[i+1]] {
+			if k := j - uint32(lo); k < uint32(len(at)) {
+				lists[at[k]] = uint32(i)
+				at[k]++ // in the end where the next list starts
+			}
 		}
 	}
 	return nil
-}
-
-func sortList(l []uint32) {
-	if len(l) > 24 {
-		slices.Sort(l)
-		return
-	}
-	for i := 1; i < len(l); i++ {
-		v, k := l[i], i
-		for ; k > 0 && l[k-1] > v; k-- {
-			l[k] = l[k-1]
-		}
-		l[k] = v
-	}
 }
 
 // aggregateBwd is the gradient by the layer's inputs, in one pass with ReLU and dropout of the
@@ -223,66 +189,37 @@ func sortList(l []uint32) {
 // The self part is Self[j] (SAGE) or Grad[j]/(D_j+1) (GCN) for destinations, else 0.
 func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	w := p.weights(gcn)
-	d := p.Dim
+	d, level := p.Dim, b.SIMD()
 	out := cuda.View[float32](p.Out, p.NumSrc*d)
-	grad := cuda.View[float32](p.Grad, p.NumDst*d)
 	end := cuda.View[uint32](p.TEnd, p.NumSrc)
-	lists := cuda.View[uint32](p.TDst, p.Edges)
-	var self []float32
+	sum := simd.RowSum{
+		X: cuda.View[float32](p.Grad, p.NumDst*d), Dim: int(d), List: cuda.View[uint32](p.TDst, p.Edges),
+		Table: cuda.View[float32](p.Weights, p.NumDst), Gate: true, Scale: p.Scale,
+	}
+	self := sum.X
 	if !gcn {
 		self = cuda.View[float32](p.Self, p.NumDst*d)
 	}
-	row := func(i uint32) []float32 { return grad[int64(i)*d : (int64(i)+1)*d] }
-	s := aggPool.Get().(*aggScratch)
-	defer aggPool.Put(s)
 	lo, hi := b.Range(p.NumSrc)
+	from := uint32(0)
+	if lo > 0 {
+		from = end[lo-1]
+	}
 	for j := lo; j < hi; j++ {
-		start := uint32(0)
-		if j > 0 {
-			start = end[j-1]
-		}
-		list := lists[start:end[j]]
-		sortList(list)
-		wj := w.src(uint32(j))
-		h := out[j*d : (j+1)*d]
-		for c := int64(0); c < d; c += aggChunk { // columns that the scratch row can hold
-			n := min(aggChunk, d-c)
-			sum := s.row[:n]
-			switch {
-			case j >= p.NumDst:
-				clear(sum)
-			case gcn:
-				scaleTo(sum, row(uint32(j))[c:], w.self(j))
-			default:
-				copy(sum, self[j*d+c:])
-			}
-			l := list
-			for len(l) >= 4 {
-				axpy4(sum, row(l[0])[c:], row(l[1])[c:], row(l[2])[c:], row(l[3])[c:],
-					float32(w.dst(int64(l[0]))*wj), float32(w.dst(int64(l[1]))*wj), float32(w.dst(int64(l[2]))*wj), float32(w.dst(int64(l[3]))*wj))
-				l = l[4:]
-			}
-			for _, i := range l {
-				axpy(sum, row(i)[c:], float32(w.dst(int64(i))*wj))
-			}
-			for k, v := range sum {
-				if h[c+int64(k)] > 0 {
-					h[c+int64(k)] = v * p.Scale
-				} else {
-					h[c+int64(k)] = 0
-				}
+		to := end[j]
+		var init []float32
+		start := float32(1)
+		if j < p.NumDst {
+			init = self[j*d : (j+1)*d]
+			if gcn {
+				start = w.self(j)
 			}
 		}
+		level.SumRows(&sum, out[j*d:(j+1)*d], int(from), int(to), w.src(j), init, start)
+		from = to
 	}
 	return nil
 }
-
-// aggScratch is a block's row of sums.
-const aggChunk = 1024
-
-type aggScratch struct{ row [aggChunk]float32 }
-
-var aggPool = sync.Pool{New: func() any { return new(aggScratch) }}
 
 // sumParams is the parameter block of col_sum: Out[c] = Σ_r X[r,c], rows in order.
 type sumParams struct {
@@ -296,21 +233,7 @@ func colSum(b *cuda.Block, p *sumParams) error {
 		return nil
 	}
 	x := cuda.View[float32](p.X, p.Rows*p.Cols)
-	out := cuda.View[float32](p.Out, p.Cols)[lo:hi]
-	clear(out)
-	r := int64(0)
-	at := func(r int64) []float32 { return x[r*p.Cols+lo : r*p.Cols+hi] }
-	for ; r+4 <= p.Rows; r += 4 {
-		x0, x1, x2, x3 := at(r), at(r+1), at(r+2), at(r+3)
-		for c := range out {
-			out[c] = out[c] + x0[c] + x1[c] + x2[c] + x3[c]
-		}
-	}
-	for ; r < p.Rows; r++ {
-		for c, v := range at(r) {
-			out[c] += v
-		}
-	}
+	b.SIMD().SumColumns(cuda.View[float32](p.Out, p.Cols)[lo:hi], x[min(lo, int64(len(x))):], int(p.Rows), int(p.Cols))
 	return nil
 }
 
@@ -378,6 +301,7 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 			scale = 1 / float64(n)
 		}
 	}
+	var kept [512]float64 // exp of the first classes, which loss and gradient both need
 	lo, hi := b.Range(p.Rows)
 	for i := lo; i < hi; i++ {
 		z := logits[i*p.Classes : (i+1)*p.Classes]
@@ -396,15 +320,24 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 			continue
 		}
 		top, sum := float64(z[best]), 0.0
-		for _, v := range z {
-			sum += math.Exp(float64(v) - top)
+		for c, v := range z {
+			e := math.Exp(float64(v) - top)
+			if sum += e; c < len(kept) {
+				kept[c] = e
+			}
 		}
 		y := labels[i]
 		loss[i] = math.Log(sum) - (float64(z[y]) - top)
 		if grad != nil {
 			g := grad[i*p.Classes : (i+1)*p.Classes]
 			for c, v := range z {
-				q := math.Exp(float64(v)-top) / sum
+				var e float64
+				if c < len(kept) {
+					e = kept[c]
+				} else {
+					e = math.Exp(float64(v) - top)
+				}
+				q := e / sum
 				if int32(c) == y {
 					q--
 				}
@@ -445,12 +378,10 @@ func xentSum(b *cuda.Block, p *xentParams) error {
 //	g += L2·p;  p -= Decay·p;  m = B1·m + (1-B1)·g;  v = B2·v + (1-B2)·g²
 //	p -= StepSize · m / (sqrt(v)·RootC2 + Eps)
 type adamParams struct {
-	P, G, M, V       cuda.DevicePtr
-	N                int64
-	B1, C1, B2, C2   float32 // C = 1 - B
-	StepSize, RootC2 float32 // lr/(1-B1^t), 1/sqrt(1-B2^t)
-	Eps, L2, Decay   float32
-	_                uint32
+	P, G, M, V cuda.DevicePtr
+	N          int64
+	simd.AdamStep
+	_ uint32
 }
 
 const (
@@ -464,14 +395,6 @@ func adam(b *cuda.Block, q *adamParams) error {
 	g := cuda.View[float32](q.G, q.N)[lo:hi]
 	m := cuda.View[float32](q.M, q.N)[lo:hi]
 	v := cuda.View[float32](q.V, q.N)[lo:hi]
-	for i, x := range p {
-		d := g[i] + float32(q.L2*x)
-		x -= float32(q.Decay * x)
-		mi := float32(q.B1*m[i]) + float32(q.C1*d)
-		vi := float32(q.B2*v[i]) + float32(q.C2*float32(d*d))
-		m[i], v[i] = mi, vi
-		root := float32(math.Sqrt(float64(vi)))
-		p[i] = x - float32(q.StepSize*mi)/(float32(root*q.RootC2)+q.Eps)
-	}
+	b.SIMD().Adam(p, g, m, v, &q.AdamStep)
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/simd"
 )
 
 // ModelConfig shapes a model. Layer l maps InDim (l = 0) or Hidden features to Hidden or, in the
@@ -84,7 +85,7 @@ type lastRun struct {
 
 type kernels struct {
 	gemmNN, gemmNT, gemmTN, agg, aggBwd     cuda.Kernel
-	tCount, tScan, tFill                    cuda.Kernel
+	weights, transpose                      cuda.Kernel // weights: GCN only
 	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
 	dropInput                               cuda.Kernel
 }
@@ -133,16 +134,20 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 }
 
 func (m *Model) findKernels() error {
-	agg, bwd := "sage_mean", "sage_mean_bwd"
+	agg, bwd, transpose := "sage_mean", "sage_mean_bwd", "sage_transpose"
 	if m.cfg.Kind == "gcn" {
-		agg, bwd = "gcn_agg", "gcn_agg_bwd"
+		agg, bwd, transpose = "gcn_agg", "gcn_agg_bwd", "gcn_transpose"
+		var err error
+		if m.k.weights, err = m.dev.Kernel("gcn_weights"); err != nil {
+			return err
+		}
 	}
 	for _, k := range []struct {
 		dst  *cuda.Kernel
 		name string
 	}{
 		{&m.k.gemmNN, "gemm_nn"}, {&m.k.gemmNT, "gemm_nt"}, {&m.k.gemmTN, "gemm_tn"}, {&m.k.agg, agg}, {&m.k.aggBwd, bwd},
-		{&m.k.tCount, "transpose_count"}, {&m.k.tScan, "transpose_scan"}, {&m.k.tFill, "transpose_fill"},
+		{&m.k.transpose, transpose},
 		{&m.k.colSum, "col_sum"}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
 		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
@@ -333,6 +338,7 @@ type plan struct {
 	logitGrad        int64
 	dSelf, dAgg      int64
 	tEnd, tDst       int64
+	weights          int64 // of edges, see aggParams
 	loss, pred       int64
 	size             int64
 	base             cuda.DevicePtr
@@ -376,6 +382,11 @@ func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
 		} else {
 			p.agg = append(p.agg, sharedAt)
 		}
+	}
+	if m.cfg.Kind == "gcn" {
+		p.weights = p.take(m.block(mb, 0).NumSrc)
+	} else if train {
+		p.weights = p.take(m.block(mb, 0).NumDst)
 	}
 	p.loss = p.take(2 * seeds)
 	p.pred = p.take(seeds)
@@ -499,7 +510,12 @@ func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.
 	for l := range L {
 		b := m.block(mb, l)
 		a := m.aggParams(mb, l)
-		a.X, a.Out = in, p.at(p.agg[l])
+		a.X, a.Out, a.Weights = in, p.at(p.agg[l]), p.at(p.weights)
+		if m.cfg.Kind == "gcn" {
+			if err := launch(m, stream, m.k.weights, b.NumSrc, 4096, a); err != nil {
+				return err
+			}
+		}
 		if err := launch(m, stream, m.k.agg, b.NumDst, 16, a); err != nil {
 			return err
 		}
@@ -578,7 +594,7 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 		if err := m.gemm(stream, m.k.gemmTN, &tn); err != nil {
 			return err
 		}
-		if err := launch(m, stream, m.k.colSum, out, 16, sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}); err != nil {
+		if err := launch(m, stream, m.k.colSum, out, 64, sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}); err != nil {
 			return err
 		}
 		if l == 0 {
@@ -600,17 +616,10 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 		if m.cfg.Dropout > 0 {
 			a.Scale = 1 / (1 - m.cfg.Dropout)
 		}
-		a.TEnd, a.TDst = p.at(p.tEnd), p.at(p.tDst)
-		if err := stream.Fill(a.TEnd, 0, b.NumSrc*4); err != nil {
-			return err
-		}
-		if err := launch(m, stream, m.k.tCount, b.NumEdges, 4096, a); err != nil {
-			return err
-		}
-		if err := launch(m, stream, m.k.tScan, 1, 1, a); err != nil {
-			return err
-		}
-		if err := launch(m, stream, m.k.tFill, b.NumDst, 256, a); err != nil {
+		a.TEnd, a.TDst, a.Weights = p.at(p.tEnd), p.at(p.tDst), p.at(p.weights)
+		// A block reads all edges, so there are no more of them than run at one time.
+		per := max(4096, (b.NumSrc+int64(m.grid)/4-1)/max(1, int64(m.grid)/4))
+		if err := launch(m, stream, m.k.transpose, b.NumSrc, per, a); err != nil {
 			return err
 		}
 		if err := launch(m, stream, m.k.aggBwd, b.NumSrc, 64, a); err != nil {
@@ -636,10 +645,12 @@ func (m *Model) adam(stream cuda.Stream, st *Step) error {
 	t := float64(m.step)
 	a := adamParams{
 		P: m.ptr(0), G: m.grad(0), M: m.ptr(2 * m.n), V: m.ptr(3 * m.n), N: m.n,
-		B1: b1, C1: float32(1 - float64(b1)), B2: b2, C2: float32(1 - float64(b2)),
-		StepSize: float32(float64(st.LR) / (1 - math.Pow(float64(b1), t))),
-		RootC2:   float32(1 / math.Sqrt(1-math.Pow(float64(b2), t))),
-		Eps:      eps,
+		AdamStep: simd.AdamStep{
+			B1: b1, C1: float32(1 - float64(b1)), B2: b2, C2: float32(1 - float64(b2)),
+			StepSize: float32(float64(st.LR) / (1 - math.Pow(float64(b1), t))),
+			RootC2:   float32(1 / math.Sqrt(1-math.Pow(float64(b2), t))),
+			Eps:      eps,
+		},
 	}
 	if st.Decoupled {
 		a.Decay = st.LR * st.WeightDecay

@@ -1,0 +1,483 @@
+// Command rows generates the loops over feature rows (internal/simd/rows.go): weighted sums of rows named by a
+// list, sums of columns, Adam, and copies of rows.
+//
+// A sum keeps a stripe of its result in registers over the whole list, so that it is stored once, and asks for
+// the stripe of a row some places further on in the list while it adds one: the rows are all over memory.
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// Offsets of rowsArgs, colsArgs, adamArgs and copyArgs in rows.go.
+const (
+	rowsOut, rowsX, rowsIdx, rowsN, rowsTable, rowsInit       = 0, 8, 16, 24, 32, 40
+	rowsDim, rowsLeft, rowsFactor, rowsStart, rowsScale, mode = 48, 56, 64, 68, 72, 76
+	colsOut, colsX, colsRows, colsN, colsStride               = 0, 8, 16, 24, 32
+	adamP, adamG, adamM, adamV, adamN, adamB1                 = 0, 8, 16, 24, 32, 40
+	copyDst, copySrc, copyPos, copySlot, copyN                = 0, 8, 16, 24, 32
+	copyLeft, copyBytes, copyStride                           = 40, 48, 56
+)
+
+// Values of mode.
+const (
+	modeGate   = 1 // out = out > 0 ? Scale · sum : 0
+	modeStream = 2 // store around the caches
+)
+
+// ahead is how many places further on in a list rows are asked for.
+const ahead = 8
+
+const line = 64 // bytes that one prefetch fetches
+
+// level is a vector width and the stripes that its registers hold.
+type level struct {
+	name    string
+	lanes   int
+	stripes []int // in vectors, widest first; 0 is the masked rest
+	vec     func() reg.VecVirtual
+}
+
+func (l level) bytes() int { return 4 * l.lanes }
+
+func main() {
+	ConstraintExpr("amd64")
+	tailMasks()
+	for _, l := range []level{
+		{"AVX2", 8, []int{8, 4, 1, 0}, func() reg.VecVirtual { return YMM() }},
+		{"AVX512", 16, []int{16, 8, 4, 1, 0}, func() reg.VecVirtual { return ZMM() }},
+	} {
+		sumRows(l)
+		sumColumns(l)
+		adam(l)
+		copyRows(l)
+	}
+	TEXT("storeFence", NOSPLIT, "func()")
+	Doc("storeFence orders the stores around the caches before all later ones.")
+	SFENCE()
+	RET()
+	Generate()
+}
+
+var masks Mem
+
+// tailMasks is 8 times all ones and 8 times 0: a window of it masks the last elements at AVX2.
+func tailMasks() {
+	masks = GLOBL("tailMasks", RODATA|NOPTR)
+	for i := range 16 {
+		v := uint32(0)
+		if i < 8 {
+			v = 0xffffffff
+		}
+		DATA(4*i, U32(v))
+	}
+}
+
+// rest is a vector's worth of memory access that stops after n elements, for the end of a row.
+type rest struct {
+	l level
+	k reg.Register // AVX512
+	m reg.VecVirtual
+}
+
+func (l level) rest(n reg.Register) rest {
+	r := rest{l: l}
+	at := GP64()
+	if l.lanes == 16 {
+		r.k = K()
+		MOVQ(I32(-1), at)
+		BZHIQ(n, at, at)
+		KMOVW(at.As32(), r.k)
+		return r
+	}
+	r.m = YMM()
+	base := GP64()
+	LEAQ(masks, base)
+	MOVQ(U32(8), at)
+	SUBQ(n, at)
+	VMOVDQU(Mem{Base: base, Index: at, Scale: 4}, r.m)
+	return r
+}
+
+func (r rest) load(m Mem, v reg.VecVirtual) {
+	if r.l.lanes == 16 {
+		VMOVUPS_Z(m, r.k, v)
+	} else {
+		VMASKMOVPS(m, r.m, v)
+	}
+}
+
+func (r rest) store(v reg.VecVirtual, m Mem) {
+	if r.l.lanes == 16 {
+		VMOVUPS(v, r.k, m)
+	} else {
+		VMASKMOVPS(v, r.m, m)
+	}
+}
+
+func field(args reg.Register, offset int) Mem { return Mem{Base: args, Disp: offset} }
+
+func load(args reg.Register, offset int) reg.GPVirtual {
+	r := GP64()
+	MOVQ(field(args, offset), r)
+	return r
+}
+
+func zero(l level, v reg.VecVirtual) {
+	if l.lanes == 16 {
+		VPXORD(v, v, v)
+	} else {
+		VXORPS(v, v, v)
+	}
+}
+
+// sumRows makes out = start·init + Σ w_e·x[idx[e]], each product and each sum rounded, in the list's order;
+// w_e = factor·table[idx[e]], or factor without a table.
+func sumRows(l level) {
+	TEXT("sumRows"+l.name, NOSPLIT, "func(a *byte)")
+	Pragma("noescape")
+	Doc("sumRows" + l.name + " is SumRows for one list.")
+	args := Load(Param("a"), GP64())
+	out, x, init := load(args, rowsOut), load(args, rowsX), load(args, rowsInit)
+	idx, n := load(args, rowsIdx), load(args, rowsN)
+	todo := load(args, rowsDim) // columns
+	pitch := GP64()             // of x
+	MOVQ(todo, pitch)
+	SHLQ(U8(2), pitch)
+	e, row, far := GP64(), GP64(), GP64()
+	sums := make([]reg.VecVirtual, l.stripes[0])
+	for v := range sums {
+		sums[v] = l.vec()
+	}
+	w := l.vec()
+	tmp := []reg.VecVirtual{l.vec(), l.vec(), l.vec(), l.vec()}
+	for s, vectors := range l.stripes {
+		name := fmt.Sprintf("stripe%d", vectors)
+		next := "done"
+		if s+1 < len(l.stripes) {
+			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
+		}
+		Label(name)
+		count := max(vectors, 1)
+		width := count * l.lanes
+		var tail rest
+		at := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.bytes()} }
+		get := func(m Mem, v reg.VecVirtual) {
+			if vectors > 0 {
+				VMOVUPS(m, v)
+			} else {
+				tail.load(m, v)
+			}
+		}
+		if vectors > 0 {
+			CMPQ(todo, U32(uint32(width)))
+			JL(LabelRef(next))
+		} else {
+			TESTQ(todo, todo)
+			JE(LabelRef("done"))
+			tail = l.rest(todo)
+		}
+		sums := sums[:count]
+		TESTQ(init, init)
+		JE(LabelRef(name + "zero"))
+		VBROADCASTSS(field(args, rowsStart), w)
+		for v := range sums {
+			get(at(init, v), sums[v])
+			VMULPS(sums[v], w, sums[v])
+		}
+		if vectors > 0 {
+			ADDQ(U32(uint32(width*4)), init)
+		}
+		JMP(LabelRef(name + "list"))
+		Label(name + "zero")
+		for v := range sums {
+			zero(l, sums[v])
+		}
+		Label(name + "list")
+		XORQ(e, e)
+		TESTQ(n, n)
+		JE(LabelRef(name + "end"))
+		VBROADCASTSS(field(args, rowsFactor), w)
+		Label(name + "edge")
+		MOVL(Mem{Base: idx, Index: e, Scale: 4}, row.As32())
+		MOVQ(field(args, rowsTable), far)
+		TESTQ(far, far)
+		JE(LabelRef(name + "weighed"))
+		{
+			f := w.AsX()
+			VMOVSS(Mem{Base: far, Index: row, Scale: 4}, f)
+			VMULSS(field(args, rowsFactor), f, f)
+			VBROADCASTSS(f, w)
+		}
+		Label(name + "weighed")
+		LEAQ(Mem{Base: e, Disp: ahead}, far)
+		CMPQ(far, field(args, rowsLeft))
+		CMOVQGE(e, far) // past the end: this row again
+		MOVL(Mem{Base: idx, Index: far, Scale: 4}, far.As32())
+		IMULQ(pitch, row)
+		IMULQ(pitch, far)
+		ADDQ(x, row)
+		ADDQ(x, far)
+		asked := -line
+		for v := range sums {
+			t := tmp[v%len(tmp)]
+			if v*l.bytes() >= asked+line {
+				asked = v * l.bytes()
+				PREFETCHT0(at(far, v))
+			}
+			if vectors > 0 {
+				VMULPS(at(row, v), w, t)
+			} else {
+				tail.load(at(row, v), t)
+				VMULPS(t, w, t)
+			}
+			VADDPS(t, sums[v], sums[v])
+		}
+		INCQ(e)
+		CMPQ(e, n)
+		JL(LabelRef(name + "edge"))
+		Label(name + "end")
+		// Gate, where asked for.
+		TESTL(U32(modeGate), field(args, mode))
+		JE(LabelRef(name + "store"))
+		VBROADCASTSS(field(args, rowsScale), w)
+		zero(l, tmp[0])
+		for v := range sums {
+			h := tmp[1+v%3]
+			get(at(out, v), h)
+			VMULPS(w, sums[v], sums[v])
+			if l.lanes == 16 {
+				k := K()
+				VCMPPS(U8(0x1e), tmp[0], h, k) // h > 0, false for NaN
+				VMOVUPS_Z(sums[v], k, sums[v])
+			} else {
+				VCMPPS(U8(0x1e), tmp[0], h, h)
+				VANDPS(h, sums[v], sums[v])
+			}
+		}
+		Label(name + "store")
+		if vectors > 0 {
+			TESTL(U32(modeStream), field(args, mode))
+			JE(LabelRef(name + "plain"))
+			for v := range sums {
+				VMOVNTPS(sums[v], at(out, v))
+			}
+			JMP(LabelRef(name + "stored"))
+			Label(name + "plain")
+			for v := range sums {
+				VMOVUPS(sums[v], at(out, v))
+			}
+			Label(name + "stored")
+			ADDQ(U32(uint32(width*4)), out)
+			ADDQ(U32(uint32(width*4)), x)
+			SUBQ(U32(uint32(width)), todo)
+			JMP(LabelRef(name))
+		} else {
+			tail.store(sums[0], at(out, 0))
+		}
+	}
+	Label("done")
+	VZEROUPPER()
+	RET()
+}
+
+// sumColumns makes out[c] = Σ_r x[r, c], rows in order.
+func sumColumns(l level) {
+	TEXT("sumColumns"+l.name, NOSPLIT, "func(a *byte)")
+	Pragma("noescape")
+	Doc("sumColumns" + l.name + " is SumColumns.")
+	args := Load(Param("a"), GP64())
+	out, x, todo := load(args, colsOut), load(args, colsX), load(args, colsN)
+	rows, pitch := load(args, colsRows), load(args, colsStride)
+	SHLQ(U8(2), pitch)
+	for s, vectors := range l.stripes {
+		name := fmt.Sprintf("stripe%d", vectors)
+		next := "done"
+		if s+1 < len(l.stripes) {
+			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
+		}
+		Label(name)
+		count := max(vectors, 1)
+		width := count * l.lanes
+		var tail rest
+		if vectors > 0 {
+			CMPQ(todo, U32(uint32(width)))
+			JL(LabelRef(next))
+		} else {
+			TESTQ(todo, todo)
+			JE(LabelRef("done"))
+			tail = l.rest(todo)
+		}
+		at := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.bytes()} }
+		sums := make([]reg.VecVirtual, count)
+		for v := range sums {
+			sums[v] = l.vec()
+			zero(l, sums[v])
+		}
+		row, far, left := GP64(), GP64(), GP64()
+		MOVQ(x, row)
+		LEAQ(Mem{Base: x, Index: pitch, Scale: 8}, far)
+		MOVQ(rows, left)
+		Label(name + "row")
+		asked := -line
+		t := l.vec()
+		for v := range sums {
+			if v*l.bytes() >= asked+line {
+				asked = v * l.bytes()
+				PREFETCHT0(at(far, v))
+			}
+			if vectors > 0 {
+				VADDPS(at(row, v), sums[v], sums[v])
+			} else {
+				tail.load(at(row, v), t)
+				VADDPS(t, sums[v], sums[v])
+			}
+		}
+		ADDQ(pitch, row)
+		ADDQ(pitch, far)
+		DECQ(left)
+		JNE(LabelRef(name + "row"))
+		if vectors > 0 {
+			for v := range sums {
+				VMOVUPS(sums[v], at(out, v))
+			}
+			ADDQ(U32(uint32(width*4)), out)
+			ADDQ(U32(uint32(width*4)), x)
+			SUBQ(U32(uint32(width)), todo)
+			JMP(LabelRef(name))
+		} else {
+			tail.store(sums[0], at(out, 0))
+		}
+	}
+	Label("done")
+	VZEROUPPER()
+	RET()
+}
+
+// adam makes one step of the optimiser.
+func adam(l level) {
+	TEXT("adam"+l.name, NOSPLIT, "func(a *byte)")
+	Pragma("noescape")
+	Doc("adam" + l.name + " is Adam.")
+	args := Load(Param("a"), GP64())
+	p, g, m, v := load(args, adamP), load(args, adamG), load(args, adamM), load(args, adamV)
+	n := load(args, adamN)
+	var c [9]reg.VecVirtual // B1, C1, B2, C2, step, root, eps, L2, decay
+	for i := range c {
+		c[i] = l.vec()
+		if l.lanes == 16 {
+			VBROADCASTSS(field(args, adamB1+4*i), c[i])
+		}
+	}
+	// AVX2 has too few registers for all of them.
+	times := func(i int, x, dst reg.VecVirtual) {
+		if l.lanes == 8 {
+			t := l.vec()
+			VBROADCASTSS(field(args, adamB1+4*i), t)
+			VMULPS(t, x, dst)
+			return
+		}
+		VMULPS(c[i], x, dst)
+	}
+	step := func(load func(reg.Register, reg.VecVirtual), store func(reg.VecVirtual, reg.Register)) {
+		x, d, mi, vi, t := l.vec(), l.vec(), l.vec(), l.vec(), l.vec()
+		load(p, x)
+		load(g, d)
+		load(m, mi)
+		load(v, vi)
+		times(7, x, t)
+		VADDPS(t, d, d)
+		times(8, x, t)
+		VSUBPS(t, x, x)
+		times(0, mi, mi)
+		times(1, d, t)
+		VADDPS(t, mi, mi)
+		times(2, vi, vi)
+		VMULPS(d, d, t)
+		times(3, t, t)
+		VADDPS(t, vi, vi)
+		store(mi, m)
+		store(vi, v)
+		VSQRTPS(vi, t)
+		times(5, t, t)
+		if l.lanes == 8 {
+			e := l.vec()
+			VBROADCASTSS(field(args, adamB1+4*6), e)
+			VADDPS(e, t, t)
+		} else {
+			VADDPS(c[6], t, t)
+		}
+		times(4, mi, mi)
+		VDIVPS(t, mi, mi)
+		VSUBPS(mi, x, x)
+		store(x, p)
+	}
+	Label("loop")
+	CMPQ(n, U32(uint32(l.lanes)))
+	JL(LabelRef("rest"))
+	step(func(b reg.Register, r reg.VecVirtual) { VMOVUPS(Mem{Base: b}, r) },
+		func(r reg.VecVirtual, b reg.Register) { VMOVUPS(r, Mem{Base: b}) })
+	for _, b := range []reg.Register{p, g, m, v} {
+		ADDQ(U32(uint32(l.bytes())), b)
+	}
+	SUBQ(U32(uint32(l.lanes)), n)
+	JMP(LabelRef("loop"))
+	Label("rest")
+	TESTQ(n, n)
+	JE(LabelRef("done"))
+	tail := l.rest(n)
+	step(func(b reg.Register, r reg.VecVirtual) { tail.load(Mem{Base: b}, r) },
+		func(r reg.VecVirtual, b reg.Register) { tail.store(r, Mem{Base: b}) })
+	Label("done")
+	VZEROUPPER()
+	RET()
+}
+
+// copyRows copies row slot[i] of src to row pos[i] of dst around the caches, 64 bytes at a time.
+func copyRows(l level) {
+	TEXT("copyRows"+l.name, NOSPLIT, "func(a *byte)")
+	Pragma("noescape")
+	Doc("copyRows" + l.name + " is CopyRows.")
+	args := Load(Param("a"), GP64())
+	pos, slot, n, left := load(args, copyPos), load(args, copySlot), load(args, copyN), load(args, copyLeft)
+	src, dst := load(args, copySrc), load(args, copyDst)
+	size, stride := load(args, copyBytes), load(args, copyStride)
+	i := GP64()
+	XORQ(i, i)
+	Label("row")
+	CMPQ(i, n)
+	JGE(LabelRef("done"))
+	from, to, far, at := GP64(), GP64(), GP64(), GP64()
+	MOVL(Mem{Base: slot, Index: i, Scale: 4}, from.As32())
+	LEAQ(Mem{Base: i, Disp: ahead}, far)
+	CMPQ(far, left)
+	CMOVQGE(i, far)
+	MOVL(Mem{Base: slot, Index: far, Scale: 4}, far.As32())
+	MOVL(Mem{Base: pos, Index: i, Scale: 4}, to.As32())
+	IMULQ(size, from)
+	IMULQ(size, far)
+	IMULQ(stride, to)
+	ADDQ(src, from)
+	ADDQ(src, far)
+	ADDQ(dst, to)
+	XORQ(at, at)
+	Label("line")
+	PREFETCHT0(Mem{Base: far, Index: at, Scale: 1})
+	for b := 0; b < line; b += l.bytes() {
+		v := l.vec()
+		VMOVUPS(Mem{Base: from, Index: at, Scale: 1, Disp: b}, v)
+		VMOVNTPS(v, Mem{Base: to, Index: at, Scale: 1, Disp: b})
+	}
+	ADDQ(U32(line), at)
+	CMPQ(at, size)
+	JL(LabelRef("line"))
+	INCQ(i)
+	JMP(LabelRef("row"))
+	Label("done")
+	VZEROUPPER()
+	RET()
+}

@@ -1,0 +1,259 @@
+package simd
+
+import (
+	"math"
+	"unsafe"
+)
+
+//go:generate go run ./gen/rows -out rows_amd64.s -stubs rows_amd64.go -pkg simd
+
+// RowSum is a weighted sum of rows of X, each Dim float32s and adjacent, over parts of one list of
+// row numbers. Every product and every sum is rounded to float32, in the order of the list, so all levels give the
+// same bits.
+type RowSum struct {
+	X    []float32
+	Dim  int
+	List []uint32 // all of it: what is behind a part is prefetched
+	// Table has a weight for each row of X; nil for 1.
+	Table []float32
+	// Gate: the result is multiplied by Scale where the element of out that it replaces is greater than 0,
+	// and 0 elsewhere.
+	Gate  bool
+	Scale float32
+	// Stream stores around the caches, which pays when out is larger than they are. The caller ends with
+	// StoreFence.
+	Stream bool
+}
+
+// rowsArgs is the assembly's view of one sum; gen/rows has the offsets.
+type rowsArgs struct {
+	out, x               *float32
+	idx                  *uint32
+	n                    int64
+	table, init          *float32
+	dim, left            int64
+	factor, start, scale float32
+	mode                 uint32
+}
+
+const (
+	modeGate   = 1
+	modeStream = 2
+)
+
+const (
+	_ = -(unsafe.Offsetof(rowsArgs{}.dim) ^ 48)
+	_ = -(unsafe.Offsetof(rowsArgs{}.mode) ^ 76)
+)
+
+// SumRows sets out to start·init plus the sum of factor·Table[j]·X[j] over the rows j in List[lo:hi]. init may be nil
+// for 0, and may not overlap out. It panics on a row that X does not have.
+func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, init []float32, start float32) {
+	out = out[:s.Dim]
+	list := s.List[lo:hi]
+	if s.Dim == 0 {
+		return
+	}
+	if init != nil {
+		init = init[:s.Dim]
+	}
+	top := uint32(0)
+	for _, j := range list {
+		top = max(top, j)
+	}
+	if len(list) > 0 {
+		_ = s.X[int(top)*s.Dim : (int(top)+1)*s.Dim]
+		if s.Table != nil {
+			_ = s.Table[top]
+		}
+	}
+	if l < AVX2 {
+		s.sum(out, list, factor, init, start)
+		return
+	}
+	a := rowsArgs{
+		out: unsafe.SliceData(out), x: unsafe.SliceData(s.X), idx: unsafe.SliceData(list), n: int64(len(list)),
+		table: unsafe.SliceData(s.Table), init: unsafe.SliceData(init), dim: int64(s.Dim), left: int64(len(s.List) - lo),
+		factor: factor, start: start, scale: s.Scale,
+	}
+	if s.Gate {
+		a.mode = modeGate
+	}
+	if s.Stream && uintptr(unsafe.Pointer(a.out))%64 == 0 {
+		a.mode |= modeStream
+	}
+	if l == AVX2 {
+		sumRowsAVX2((*byte)(unsafe.Pointer(&a)))
+	} else {
+		sumRowsAVX512((*byte)(unsafe.Pointer(&a)))
+	}
+}
+
+// sum is SumRows in Go: four rows at a time, which saves loads and stores of the result.
+func (s *RowSum) sum(out []float32, list []uint32, factor float32, init []float32, start float32) {
+	var buf [256]float32
+	row := func(j uint32, c int) []float32 { return s.X[int(j)*s.Dim+c : (int(j)+1)*s.Dim] }
+	weight := func(j uint32) float32 {
+		if s.Table == nil {
+			return factor
+		}
+		return factor * s.Table[j]
+	}
+	for c := 0; c < s.Dim; c += len(buf) {
+		n := min(len(buf), s.Dim-c)
+		h := out[c : c+n]
+		o := h
+		if s.Gate {
+			o = buf[:n]
+		}
+		if init != nil {
+			for k, v := range init[c : c+n] {
+				o[k] = start * v
+			}
+		} else {
+			clear(o)
+		}
+		l := list
+		for ; len(l) >= 4; l = l[4:] {
+			axpy4(o, row(l[0], c), row(l[1], c), row(l[2], c), row(l[3], c), weight(l[0]), weight(l[1]), weight(l[2]), weight(l[3]))
+		}
+		for _, j := range l {
+			x, w := row(j, c)[:n], weight(j)
+			for k := range o {
+				o[k] += float32(w * x[k])
+			}
+		}
+		if s.Gate {
+			for k, v := range o {
+				if h[k] > 0 {
+					h[k] = v * s.Scale
+				} else {
+					h[k] = 0
+				}
+			}
+		}
+	}
+}
+
+// axpy4 adds w0·x0 … w3·x3 to o in this order.
+func axpy4(o, x0, x1, x2, x3 []float32, w0, w1, w2, w3 float32) {
+	n := len(o)
+	x0, x1, x2, x3 = x0[:n], x1[:n], x2[:n], x3[:n]
+	for k := range o {
+		v := o[k] + float32(w0*x0[k])
+		v += float32(w1 * x1[k])
+		v += float32(w2 * x2[k])
+		o[k] = v + float32(w3*x3[k])
+	}
+}
+
+// colsArgs is the assembly's view of SumColumns.
+type colsArgs struct {
+	out, x          *float32
+	rows, n, stride int64
+}
+
+// SumColumns sets out[c] to the sum of x[r·stride+c] over so many rows, in order.
+func (l Level) SumColumns(out, x []float32, rows, stride int) {
+	if rows == 0 || len(out) == 0 {
+		clear(out)
+		return
+	}
+	x = x[:(rows-1)*stride+len(out)]
+	a := colsArgs{&out[0], &x[0], int64(rows), int64(len(out)), int64(stride)}
+	switch l {
+	case AVX2:
+		sumColumnsAVX2((*byte)(unsafe.Pointer(&a)))
+	case AVX512:
+		sumColumnsAVX512((*byte)(unsafe.Pointer(&a)))
+	default:
+		clear(out)
+		r := 0
+		at := func(r int) []float32 { return x[r*stride : r*stride+len(out)] }
+		for ; r+4 <= rows; r += 4 {
+			x0, x1, x2, x3 := at(r), at(r+1), at(r+2), at(r+3)
+			for c := range out {
+				out[c] = out[c] + x0[c] + x1[c] + x2[c] + x3[c]
+			}
+		}
+		for ; r < rows; r++ {
+			for c, v := range at(r) {
+				out[c] += v
+			}
+		}
+	}
+}
+
+// AdamStep has the constants of a step of Adam (Kingma and Ba, ICLR 2015, algorithm 1), see Level.Adam.
+type AdamStep struct {
+	B1, C1, B2, C2   float32 // C = 1 - B
+	StepSize, RootC2 float32
+	Eps, L2, Decay   float32
+}
+
+type adamArgs struct {
+	p, g, m, v *float32
+	n          int64
+	AdamStep
+}
+
+const _ = -(unsafe.Offsetof(adamArgs{}.AdamStep) ^ 40)
+
+// Adam updates parameters p and moments m and v by gradients g:
+//
+//	g += L2·p;  p -= Decay·p;  m = B1·m + C1·g;  v = B2·v + C2·g²
+//	p -= StepSize · m / (sqrt(v)·RootC2 + Eps)
+func (l Level) Adam(p, g, m, v []float32, q *AdamStep) {
+	if len(p) == 0 {
+		return
+	}
+	g, m, v = g[:len(p)], m[:len(p)], v[:len(p)]
+	a := adamArgs{&p[0], &g[0], &m[0], &v[0], int64(len(p)), *q}
+	switch l {
+	case AVX2:
+		adamAVX2((*byte)(unsafe.Pointer(&a)))
+	case AVX512:
+		adamAVX512((*byte)(unsafe.Pointer(&a)))
+	default:
+		for i, x := range p {
+			d := g[i] + float32(q.L2*x)
+			x -= float32(q.Decay * x)
+			mi := float32(q.B1*m[i]) + float32(q.C1*d)
+			vi := float32(q.B2*v[i]) + float32(q.C2*float32(d*d))
+			m[i], v[i] = mi, vi
+			root := float32(math.Sqrt(float64(vi)))
+			p[i] = x - float32(q.StepSize*mi)/(float32(root*q.RootC2)+q.Eps)
+		}
+	}
+}
+
+// copyArgs is the assembly's view of CopyRows.
+type copyArgs struct {
+	dst, src                  *byte
+	pos, slot                 *uint32
+	n, left, rowBytes, stride int64
+}
+
+// CopyRows copies row slot[i] of src to row pos[i] of dst for the first n, where rows of src are rowBytes long and adjacent,
+// those of dst stride bytes apart. The rest of slot is prefetched. The stores go around the caches:
+// the caller ends with StoreFence. It reports false and copies nothing where that is not possible: at
+// Generic, or when rows do not fill aligned lines of 64 bytes. The caller has checked that the rows are there.
+func (l Level) CopyRows(dst, src []byte, pos, slot []uint32, n, rowBytes, stride int) bool {
+	if l < AVX2 || n == 0 || rowBytes%64 != 0 || stride%64 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(dst)))%64 != 0 {
+		return false
+	}
+	a := copyArgs{&dst[0], &src[0], &pos[:n][0], &slot[:n][0], int64(n), int64(len(slot)), int64(rowBytes), int64(stride)}
+	if l == AVX2 {
+		copyRowsAVX2((*byte)(unsafe.Pointer(&a)))
+	} else {
+		copyRowsAVX512((*byte)(unsafe.Pointer(&a)))
+	}
+	return true
+}
+
+// StoreFence orders the stores around the caches before all later ones.
+func (l Level) StoreFence() {
+	if l >= AVX2 {
+		storeFence()
+	}
+}

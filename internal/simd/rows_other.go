@@ -1,0 +1,15 @@
+//go:build !amd64
+
+package simd
+
+// No level above Generic is to be had here, so none of these is called.
+
+func sumRowsAVX2(*byte)      {}
+func sumRowsAVX512(*byte)    {}
+func sumColumnsAVX2(*byte)   {}
+func sumColumnsAVX512(*byte) {}
+func adamAVX2(*byte)         {}
+func adamAVX512(*byte)       {}
+func copyRowsAVX2(*byte)     {}
+func copyRowsAVX512(*byte)   {}
+func storeFence()            {}
