@@ -60,7 +60,7 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// backing is the medium: an open, locked file or block device, or mapped memory.
+// backing is the medium: an open, locked file or block device, mapped memory, or content that is computed.
 type backing struct {
 	file   *os.File
 	fd     int
@@ -69,10 +69,17 @@ type backing struct {
 	// What O_DIRECT asks for: memory addresses, and file offsets with lengths, are multiples
 	// of these. 1 when not direct.
 	memAlign, offAlign int64
-	mem                []byte // RAM: the whole file, mapped
+	mem                []byte      // RAM: the whole file, mapped
+	calc               io.ReaderAt // computed: there is no file
 }
 
 func openBacking(cfg *Config) (_ *backing, err error) {
+	if cfg.Content != nil {
+		if cfg.Bytes < int64(cfg.LBABytes) {
+			return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Name, cfg.Bytes, cfg.LBABytes)
+		}
+		return &backing{fd: -1, bytes: cfg.Bytes - cfg.Bytes%int64(cfg.LBABytes), memAlign: 1, offAlign: 1, calc: cfg.Content}, nil
+	}
 	flags := os.O_RDWR
 	if cfg.ReadOnly {
 		flags = os.O_RDONLY

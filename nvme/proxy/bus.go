@@ -86,7 +86,7 @@ func Open(cfg Config) (_ *Bus, err error) {
 		return nil, err
 	}
 	b.blocks = uint64(b.back.bytes) >> b.lbaShift
-	b.sync = cfg.NoIOUring || cfg.RAM
+	b.sync = cfg.NoIOUring || cfg.RAM || cfg.Content != nil
 	b.react, err = newReactor(!b.sync, cfg.PollDoorbells)
 	if errs.ClassOf(err) == errs.Capability { // forbidden or too old: the slower way works everywhere
 		b.sync = true
@@ -107,11 +107,13 @@ func Open(cfg Config) (_ *Bus, err error) {
 // Name implements nvme.Bus.
 func (b *Bus) Name() string { return b.name }
 
-// Engine names how the medium is reached: "io_uring", "pread" or "memory".
+// Engine names how the medium is reached: "io_uring", "pread", "memory" or "computed".
 func (b *Bus) Engine() string {
 	switch {
 	case b.back.mem != nil:
 		return "memory"
+	case b.back.calc != nil:
+		return "computed"
 	case b.sync:
 		return "pread"
 	}

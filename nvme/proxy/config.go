@@ -31,6 +31,7 @@ package proxy
 import (
 	"fmt"
 	"hash/fnv"
+	"io"
 	"math/bits"
 	"path/filepath"
 
@@ -48,6 +49,11 @@ type Config struct {
 	Buffered bool   // through the page cache instead of O_DIRECT
 	ReadOnly bool   // write-protected namespace; several read-only users may share the backing
 	Serial   string // default from the path
+
+	// Content computes what the SSD holds, in place of a backing that stores it: Bytes of it. ReadAt is
+	// called from several goroutines, with any offset and length inside; an error of it is an unrecovered
+	// read error. The namespace is write-protected. Path is then only a name, and may be shared.
+	Content io.ReaderAt
 
 	MaxQueuePairs   int // I/O queue pairs; default 64
 	MaxQueueEntries int // largest queue; default 1024
@@ -69,7 +75,15 @@ func (c *Config) defaults() error {
 	bad := func(format string, a ...any) error {
 		return errs.New(errs.Usage, "SSD %s: %s", c.Path, fmt.Sprintf(format, a...))
 	}
-	if c.Path == "" {
+	if c.Content != nil {
+		c.ReadOnly = true
+		switch {
+		case c.RAM || c.Buffered:
+			return bad("content that is computed has no file: drop RAM and Buffered")
+		case c.Serial == "" || c.Name == "":
+			return bad("content that is computed has no path to be named after: give Name and Serial")
+		}
+	} else if c.Path == "" {
 		return errs.New(errs.Usage, "SSD without a backing file: give a path")
 	}
 	path, err := filepath.Abs(c.Path)

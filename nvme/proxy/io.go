@@ -113,6 +113,11 @@ func (c *cqueue) execute(q *squeue, cmd *nvme.Command) {
 	switch {
 	case b.back.mem != nil:
 		c.executeRAM(q, cmd, off, due)
+	case b.back.calc != nil:
+		if err := c.compute(q, cmd, off, due); err != nil {
+			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), due)
+			return
+		}
 	case b.sync || cmd.Opcode == nvme.OpWrite && b.back.offAlign > int64(b.cfg.LBABytes):
 		if err := b.transfer(cmd.Opcode, c.segs, off, n, c.durable(cmd)); err != nil {
 			c.finish(q, cmd, 0, b.mediaStatus(cmd.Opcode, err), due)
@@ -174,6 +179,25 @@ func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64) {
 		off += g.n
 	}
 	c.copying = nil
+}
+
+// compute carries out a read of content that is computed. Writes were refused; a flush has nothing to do.
+func (c *cqueue) compute(q *squeue, cmd *nvme.Command, off, due int64) error {
+	if cmd.Opcode != nvme.OpRead {
+		return nil
+	}
+	c.copying, c.copyCmd, c.copyDue = q, *cmd, due // a fault ends in turnOverRAM
+	var err error
+	for _, g := range c.segs {
+		var n int
+		if n, err = c.bus.back.calc.ReadAt(g.bytes(), off); int64(n) < g.n {
+			err = errors.Join(io.ErrUnexpectedEOF, err)
+			break
+		}
+		off, err = off+g.n, nil
+	}
+	c.copying = nil
+	return err
 }
 
 // prps translates the data pointer of a transfer of n bytes to c.segs, neighbours merged

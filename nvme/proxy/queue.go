@@ -199,7 +199,7 @@ func (c *cqueue) serve() {
 	if c.dead || c.bus.stopped() {
 		return
 	}
-	if c.bus.back.mem == nil {
+	if c.bus.back.mem == nil && c.bus.back.calc == nil {
 		c.turn()
 		return
 	}
@@ -207,7 +207,7 @@ func (c *cqueue) serve() {
 	}
 }
 
-// turnOverRAM is a turn whose copies may fault: a page of the file is not there any more when
+// turnOverRAM is a turn whose copies may fault, over memory or computed content: a page of the file is not there any more when
 // somebody truncated it, or when its filesystem is full (SIGBUS). That is an error of the command,
 // after which the turn goes on (true), and not the end of the process.
 func (c *cqueue) turnOverRAM() (again bool) {
@@ -224,7 +224,7 @@ func (c *cqueue) turnOverRAM() (again bool) {
 			panic(x)
 		}
 		var err error = unix.EFAULT // the host took its memory away
-		if mem := c.bus.back.mem; at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
+		if mem := c.bus.back.mem; len(mem) > 0 && at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
 			err = io.ErrUnexpectedEOF
 		}
 		cmd, due := c.copyCmd, c.copyDue
