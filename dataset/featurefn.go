@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"helios/internal/errs"
+	"helios/internal/simd"
 )
 
 // A feature function makes rows from their numbers, so that a dataset of any size needs no features.npy,
@@ -232,4 +233,42 @@ func (s *staging) featureFn(m *Meta, fn string, dim int) {
 type fnState struct {
 	fnOnce  sync.Once
 	fnTable *featureFn
+}
+
+// hashFeatures makes a feature function the features of an import, in place of a matrix: fn is
+// --feature-fn's value, and --dim the number of features.
+func (im *importer) hashFeatures(fn string) error {
+	fn, err := featureFnFlag(fn, im.o.Seed)
+	if err != nil {
+		return err
+	}
+	im.m.Source.Options["feature-fn"] = fn
+	im.s.featureFn(&im.m, fn, im.o.Dim)
+	return nil
+}
+
+// Rows reads the feature rows first, first+1, … as float32 into dst, whose length must be a whole number of
+// rows.
+func (d *Dataset) Rows(first int64, dst []float32) error {
+	n := int64(len(dst)) / int64(d.Meta.Dim)
+	if int64(len(dst))%int64(d.Meta.Dim) != 0 || first < 0 || first+n > d.Meta.Nodes {
+		return fmt.Errorf("dataset %s: rows %d..%d (%d numbers) are not rows of %d in 0..%d", d.dir, first, first+n-1, len(dst), d.Meta.Dim, d.Meta.Nodes-1)
+	}
+	if fn := d.fn(); fn != nil {
+		scratch := make([]byte, 4*d.Meta.Dim)
+		for ; len(dst) > 0; dst = dst[d.Meta.Dim:] {
+			fn.floats(first, dst[:d.Meta.Dim], scratch)
+			first++
+		}
+		return nil
+	}
+	t, row := d.Meta.RowType(), d.Meta.RowBytes()
+	buf := make([]byte, int(n)*row)
+	if err := d.ReadRows(first, buf); err != nil {
+		return err
+	}
+	for ; len(dst) > 0; dst, buf = dst[d.Meta.Dim:], buf[row:] {
+		t.Decode(simd.Auto, dst[:d.Meta.Dim], buf[:row])
+	}
+	return nil
 }

@@ -83,7 +83,7 @@ func TestFeatureFnSpread(t *testing.T) {
 func hashed(t testing.TB, nodes int64, dim int, seed uint64, fn string) *Dataset {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "d")
-	require.NoError(t, Generate(bg, GenerateOptions{Kind: "sbm", Nodes: nodes, Dim: dim, Classes: 4, AvgDegree: 3, Seed: seed, FeatureFn: fn, Out: out}))
+	require.NoError(t, Generate(bg, GenerateOptions{Kind: "sbm", Nodes: nodes, Dim: dim, Classes: int(min(nodes, 4)), AvgDegree: 3, Seed: seed, FeatureFn: fn, Out: out}))
 	d, err := Open(out)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
