@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"helios/internal/errs"
 	"helios/internal/simd"
@@ -127,35 +128,28 @@ func (f *featureFn) row(r int64, dst []byte) {
 // xorRows writes from ^ a ^ b ^ c ^ d to dst; from nil means dst, and the last ones may be nil.
 func xorRows(dst []byte, from, a, b, c, d []uint64) {
 	n := len(dst) / 8
-	le := binary.LittleEndian
-	get := func(i int) uint64 {
-		if from != nil {
-			return from[i]
-		}
-		return le.Uint64(dst[8*i:])
-	}
-	switch {
-	case d != nil && from != nil:
-		from, a, b, c, d := from[:n], a[:n], b[:n], c[:n], d[:n]
-		for i := range from {
-			le.PutUint64(dst[8*i:], from[i]^a[i]^b[i]^c[i]^d[i])
-		}
-	case d != nil:
-		a, b, c, d := a[:n], b[:n], c[:n], d[:n]
-		for i := range a {
-			le.PutUint64(dst[8*i:], le.Uint64(dst[8*i:])^a[i]^b[i]^c[i]^d[i])
-		}
-	case c != nil:
-		for i := range n {
-			le.PutUint64(dst[8*i:], get(i)^a[i]^b[i]^c[i])
-		}
-	case b != nil:
-		for i := range n {
-			le.PutUint64(dst[8*i:], get(i)^a[i]^b[i])
-		}
-	default:
-		for i := range n {
-			le.PutUint64(dst[8*i:], get(i)^a[i])
+	if n > 0 && uintptr(unsafe.Pointer(&dst[0]))%8 == 0 {
+		xorWords(unsafe.Slice((*uint64)(unsafe.Pointer(&dst[0])), n), from, a, b, c, d)
+	} else {
+		var part [64]uint64
+		for at := 0; at < n; at += len(part) {
+			p := part[:min(len(part), n-at)]
+			cut := func(t []uint64) []uint64 {
+				if t == nil {
+					return nil
+				}
+				return t[at:][:len(p)]
+			}
+			f := cut(from)
+			for i := range p {
+				if from == nil {
+					p[i] = binary.LittleEndian.Uint64(dst[8*(at+i):])
+				}
+			}
+			xorWords(p, f, cut(a), cut(b), cut(c), cut(d))
+			for i, x := range p {
+				binary.LittleEndian.PutUint64(dst[8*(at+i):], x)
+			}
 		}
 	}
 	if len(dst)%8 == 0 {
@@ -166,14 +160,45 @@ func xorRows(dst []byte, from, a, b, c, d []uint64) {
 	if from != nil {
 		x = uint32(from[n])
 	} else {
-		x = le.Uint32(tail)
+		x = binary.LittleEndian.Uint32(tail)
 	}
 	for _, t := range [][]uint64{a, b, c, d} {
 		if t != nil {
 			x ^= uint32(t[n])
 		}
 	}
-	le.PutUint32(tail, x)
+	binary.LittleEndian.PutUint32(tail, x)
+}
+
+// xorWords is xorRows of whole words.
+func xorWords(dst, from, a, b, c, d []uint64) {
+	if from == nil {
+		from = dst
+	}
+	n := len(dst)
+	from = from[:n]
+	switch {
+	case d != nil:
+		a, b, c, d := a[:n], b[:n], c[:n], d[:n]
+		for i := range dst {
+			dst[i] = from[i] ^ a[i] ^ b[i] ^ c[i] ^ d[i]
+		}
+	case c != nil:
+		a, b, c := a[:n], b[:n], c[:n]
+		for i := range dst {
+			dst[i] = from[i] ^ a[i] ^ b[i] ^ c[i]
+		}
+	case b != nil:
+		a, b := a[:n], b[:n]
+		for i := range dst {
+			dst[i] = from[i] ^ a[i] ^ b[i]
+		}
+	default:
+		a := a[:n]
+		for i := range dst {
+			dst[i] = from[i] ^ a[i]
+		}
+	}
 }
 
 // rows writes rows first, first+1, … that fill dst.

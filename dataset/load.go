@@ -62,6 +62,7 @@ type LoadReport struct {
 	MarkSeconds  float64       `json:"mark_seconds"`           // they took, on the SSD where they took longest
 	OnFlash      int64         `json:"-"`                      // of an interrupted load: bytes of DataBytes that the next one need not write
 	Extents      []SSDExtents  `json:"extents"`                // all that a load of this layout writes
+	Computed     bool          `json:"computed,omitempty"`     // nothing was loaded: the SSDs compute the dataset
 	Seconds      float64       `json:"seconds"`
 	Layout       gpuio.Layout  `json:"-"`
 	Duration     time.Duration `json:"-"`

@@ -22,6 +22,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/pci"
+	"helios/internal/rowtype"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/units"
@@ -41,6 +42,8 @@ func bindCommand() *cli.Command {
 			"Behind software controllers: files that are not there are created at --size; files that are there keep\n" +
 			"size and content. With --ssd-model the controllers play an SSD from the figures of its data sheet: no\n" +
 			"command completes earlier than the model says, and later only where the CPU or the file is slower.\n\n" +
+			"With --computed the SSDs store nothing: they hold the given dataset, made with --feature-fn, as if it had been\n" +
+			"loaded onto them, and compute its superblocks, rows and checksums when they are read. They cannot be written.\n\n" +
 			"Nothing is written to any SSD before \"heliosctl load\".",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "all-unused", Usage: "every NVMe SSD that nobody uses and that holds nobody's data"},
@@ -49,7 +52,10 @@ func bindCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be done to NVMe SSDs, and change nothing"},
 			&cli.StringFlag{Name: "proxy", Usage: "files or block devices `PATH[,PATH…]`, a software controller for each"},
 			&cli.IntFlag{Name: "proxy-ram", Usage: "`N` software SSDs in shared memory (/dev/shm)"},
-			&cli.StringFlag{Name: "size", Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
+			&cli.StringFlag{Name: "computed", Usage: "software SSDs that hold `DATASET`, which has a feature function, and compute it"},
+			&cli.IntFlag{Name: "count", Value: 1, Usage: "`N` SSDs that share the --computed dataset"},
+			oneOf("row-dtype", "how --computed SSDs hold the rows", "float32", rowtype.Names(), nil),
+			&cli.StringFlag{Name: "size", DefaultText: "computed: as small as can be", Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
 			&cli.IntFlag{Name: "lba", Value: 512, Usage: "bytes of a software SSD's logical block: 512 or 4096"},
 			&cli.BoolFlag{Name: "buffered", Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
 			&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " + strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
@@ -65,7 +71,7 @@ const minSSD = 1 << 20
 var wholeSSD = regexp.MustCompile(`^(/dev/)?nvme[0-9]+$`)
 
 // bindKinds are the flags for software SSDs and for controllers of the machine.
-var bindKinds = [2][]string{{"proxy", "proxy-ram", "size", "lba", "buffered", "ssd-model"}, {"all-unused", "force", "group", "dry-run"}}
+var bindKinds = [2][]string{{"proxy", "proxy-ram", "computed", "count", "row-dtype", "size", "lba", "buffered", "ssd-model"}, {"all-unused", "force", "group", "dry-run"}}
 
 func runBind(ctx context.Context, e *env) error {
 	paths, err := list("proxy", e.c.String("proxy"))
@@ -96,11 +102,22 @@ func runBind(ctx context.Context, e *env) error {
 		}
 	}
 	ram := e.c.Int("proxy-ram")
+	computed := e.c.IsSet("computed")
+	for _, f := range []string{"count", "row-dtype"} {
+		if e.c.IsSet(f) && !computed {
+			return errs.New(errs.Usage, "--%s is for --computed DATASET", f)
+		}
+	}
 	switch {
+	case computed && (len(paths) > 0 || e.c.IsSet("proxy-ram")):
+		return errs.New(errs.Usage, "--computed together with --proxy or --proxy-ram; bind them one after the other")
+	case computed && e.c.Bool("buffered"):
+		return errs.New(errs.Usage, "--buffered is for --proxy; what is computed has no page cache beneath it")
+	case computed:
 	case len(paths) > 0 && e.c.IsSet("proxy-ram"):
 		return errs.New(errs.Usage, "--proxy and --proxy-ram together; bind them one after the other")
 	case len(paths) == 0 && !e.c.IsSet("proxy-ram"):
-		return errs.New(errs.Usage, "no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…] or --proxy-ram N")
+		return errs.New(errs.Usage, "no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…], --proxy-ram N or --computed DATASET")
 	case len(paths) == 0 && (ram < 1 || ram > 64):
 		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", ram)
 	case len(paths) == 0 && e.c.Bool("buffered"):
@@ -122,6 +139,9 @@ func runBind(ctx context.Context, e *env) error {
 	model, err := modelToBind(e.c.String("ssd-model"), e.c.IsSet("ssd-model"), lba)
 	if err != nil {
 		return err
+	}
+	if computed {
+		return e.bindComputed(ctx, size, lba, model)
 	}
 	kind := state.KindProxy
 	if len(paths) == 0 {
@@ -162,11 +182,18 @@ func runBind(ctx context.Context, e *env) error {
 		}
 		return err
 	}
+	return e.showSoftware(bound)
+}
+
+// showSoftware lists software SSDs that were just bound.
+func (e *env) showSoftware(bound []state.SSD) error {
 	rows := make([][]string, len(bound))
 	for i, d := range bound {
 		what := "as it was"
 		if d.Created {
 			what = "created"
+		} else if d.Kind == state.KindComputed {
+			what = "none"
 		}
 		rows[i] = []string{d.Name, d.Kind, d.Serial, units.FormatBytes(d.Bytes), strconv.Itoa(d.LBABytes), modelName(d), what, d.Path}
 		if err := e.ui.Event("bound", d); err != nil {
@@ -203,6 +230,9 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 	}
 	fi, err := os.Stat(abs)
 	for _, d := range st.SSDs {
+		if d.Kind == state.KindComputed {
+			continue // its path is a dataset
+		}
 		if d.Path == abs || err == nil && sameFile(fi, d.Path) {
 			if slices.ContainsFunc(now, func(n state.SSD) bool { return n.Name == d.Name }) {
 				return state.SSD{}, errs.New(errs.Usage, "--proxy %s names the same file twice; name each once", path)

@@ -63,6 +63,9 @@ func runLoad(ctx context.Context, e *env) (err error) {
 		return whenStopped(err, "nothing was read or written: run it again")
 	}
 	defer closing(&err, set.close)
+	if done, err := e.loadComputed(ctx, d, set); done || err != nil {
+		return err
+	}
 	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), RowType: e.c.String("row-dtype"), NoRowChecksums: !e.c.Bool("row-checksums"),
 		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
 	e.showFaults(set, &results{ui: e.ui})

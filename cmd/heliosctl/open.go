@@ -141,7 +141,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 			return nil, err
 		}
 		ssd := &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path}
-		if d.Kind == state.KindVFIO {
+		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {
 			ssd.BackingPath = "" // the kernel has no file for it
 		}
 		s.ssds = append(s.ssds, ssd)
@@ -204,6 +204,9 @@ func (e *env) openSSD(ctx context.Context, s *ssdSet, d state.SSD) (*nvme.Contro
 
 // proxyBus opens the bus of a software controller.
 func (e *env) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error) {
+	if d.Kind == state.KindComputed {
+		return e.computedBus(ctx, d)
+	}
 	fi, err := os.Stat(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.New(errs.Device, "its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Path, d.Name)

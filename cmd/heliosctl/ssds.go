@@ -142,7 +142,7 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 		if err := e.inspectController(d, &r); err != nil {
 			return r, err
 		}
-	} else if fi, err := os.Stat(d.Path); err == nil {
+	} else if fi, err := os.Stat(d.Path); err == nil && d.Kind != state.KindComputed {
 		r.Allocated = allocated(fi)
 	}
 	set, err := e.openThese(ctx, []state.SSD{d})
@@ -160,7 +160,7 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 	if err != nil {
 		return r, err
 	}
-	r.SMART, r.Health = smart(log), health(log)
+	r.SMART, r.Health = smart(log), health(log, d.Kind == state.KindComputed)
 	sb, err := dataset.ReadSuperblock(ctx, s)
 	if err != nil && !errors.Is(err, dataset.ErrNoSuperblock) {
 		return r, err
@@ -193,8 +193,12 @@ func (r *ssdReport) content(sb dataset.Superblock, there bool) {
 }
 
 // health is the SMART log in words (NVMe base specification, Get Log Page 02h).
-func health(l nvme.SMARTLog) string {
+// readOnly is for an SSD that is meant to be.
+func health(l nvme.SMARTLog, readOnly bool) string {
 	var bad []string
+	if l.CriticalWarning == nvme.WarnReadOnly && l.MediaErrors == (nvme.Uint128{}) && readOnly {
+		return "good, read-only"
+	}
 	for i, w := range []string{"spare below threshold", "temperature out of range", "reliability degraded", "read-only", "volatile memory backup failed"} {
 		if l.CriticalWarning&(1<<i) != 0 {
 			bad = append(bad, w)

@@ -171,7 +171,7 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	case err != nil:
 		r.Health = "unknown: " + err.Error()
 	default:
-		r.SMART, r.Health = smart(log), health(log)
+		r.SMART, r.Health = smart(log), health(log, false)
 	}
 	if len(c.Kernel.Namespaces) == 0 {
 		r.Content = "no namespace"

@@ -100,6 +100,8 @@ func (e *env) unbindOwn(ctx context.Context, want []string, all bool) error {
 		switch {
 		case r.Deleted:
 			e.ui.Printf("%s: unbound, %s deleted", r.Name, r.Path)
+		case r.Kind == state.KindComputed:
+			e.ui.Printf("%s: unbound; it stored nothing", r.Name)
 		case r.Created && r.Kind == state.KindRAM && !e.c.Bool("delete"):
 			e.ui.Printf("%s: unbound; %s still takes memory, remove it when its data is not needed", r.Name, r.Path)
 		default:

@@ -35,13 +35,15 @@ const (
 	KindProxy = "proxy" // a software controller over a file or block device
 	KindRAM   = "ram"   // a software controller over a file in shared memory
 	KindVFIO  = "vfio"  // an NVMe controller that vfio-pci holds for us
+	// KindComputed is a software controller that stores nothing: its content is computed from a dataset.
+	KindComputed = "computed"
 )
 
 // SSD is one bound SSD, with all that a later command needs to open it again.
 type SSD struct {
 	Name     string    `json:"name"` // ssd0, ssd1, …: how --ssds chooses it
-	Kind     string    `json:"kind"` // KindProxy, KindRAM or KindVFIO
-	Path     string    `json:"path"` // absolute path of the backing file or block device; of a controller its folder in sysfs, which ends in its PCI address
+	Kind     string    `json:"kind"` // KindProxy, KindRAM, KindVFIO or KindComputed
+	Path     string    `json:"path"` // absolute path of the backing file or block device; of a controller its folder in sysfs, which ends in its PCI address; of computed content the dataset
 	Serial   string    `json:"serial"`
 	Bytes    int64     `json:"bytes"`
 	LBABytes int       `json:"lba_bytes"`
@@ -54,6 +56,17 @@ type SSD struct {
 	Group    *int      `json:"iommu_group,omitempty"`
 	Driver   string    `json:"previous_driver,omitempty"` // which unbind-ssds gives the controller back to
 	Bound    time.Time `json:"bound,omitzero"`
+	Computed *Computed `json:"computed,omitempty"` // of KindComputed
+}
+
+// Computed is what a computed SSD holds, with what takes time to find out.
+type Computed struct {
+	UUID        string `json:"dataset_uuid"`
+	Stripe      int    `json:"stripe"`
+	Stripes     int    `json:"stripes"`
+	RowDType    string `json:"row_dtype"`
+	TableCRC    uint32 `json:"table_crc"`
+	RowTableCRC uint32 `json:"row_table_crc"`
 }
 
 // State is the content of the file.
