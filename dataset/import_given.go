@@ -34,9 +34,12 @@ func (im *importer) around(ctx context.Context, file string, edges edgeSource) e
 			return err
 		}
 	}
-	splits, err := im.givenSplits()
-	if err != nil {
-		return err
+	var splits []splitSet
+	if o.SplitDir != "" {
+		var err error
+		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
+			return err
+		}
 	}
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
@@ -50,24 +53,4 @@ func (im *importer) around(ctx context.Context, file string, edges edgeSource) e
 		}
 	}
 	return im.labelsAndSplits(labels, o.Labels, splits)
-}
-
-// givenSplits reads the splits of --splits, where it is given.
-func (im *importer) givenSplits() ([]splitSet, error) {
-	if im.o.SplitDir == "" {
-		return nil, nil
-	}
-	var splits []splitSet
-	for i, names := range splitFiles {
-		path := findText(im.o.SplitDir, append(names, splitNames[i]...))
-		if path == "" {
-			return nil, errs.New(errs.Usage, "%s has no split %q; give all three splits or none", im.o.SplitDir, names[0])
-		}
-		ids, err := im.textSplit(path)
-		if err != nil {
-			return nil, err
-		}
-		splits = append(splits, splitSet{path, ids})
-	}
-	return splits, nil
 }

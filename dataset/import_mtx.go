@@ -349,7 +349,7 @@ func (m *mtx) entry(t *mtxText) (i, j int64, err error) {
 	switch {
 	case m.symmetry == "general":
 	case j > i:
-		return 0, 0, t.bad("entry (%d, %d) is above the diagonal, a %s matrix holds the lower triangle only; call it general and give --reverse --dedup", i+1, j+1, m.symmetry)
+		return 0, 0, t.bad("entry (%d, %d) is above the diagonal, a %s matrix holds the lower triangle only; call it general and give --undirected", i+1, j+1, m.symmetry)
 	case i == j && m.symmetry == "skew-symmetric":
 		return 0, 0, t.bad("entry (%d, %d) is on the diagonal of a skew-symmetric matrix, which is 0", i+1, j+1)
 	}

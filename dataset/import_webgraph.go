@@ -26,6 +26,9 @@ func ImportWebGraph(ctx context.Context, o ImportOptions) (err error) {
 		}
 		base = webgraphBase(names[0])
 	}
+	if _, err := os.Stat(o.In); err != nil {
+		o.In = filepath.Dir(base) // so that it names something
+	}
 	g, err := webgraph.Open(ctx, base)
 	if err != nil {
 		return err
