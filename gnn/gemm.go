@@ -1,12 +1,11 @@
 package gnn
 
 import (
-	"math"
 	"sync"
 	"unsafe"
 
 	"helios/cuda"
-	"helios/internal/philox"
+	"helios/internal/simd"
 )
 
 // gemmParams is the parameter block of gemm_nn, gemm_nt and gemm_tn. All matrices are row-major
@@ -17,8 +16,8 @@ import (
 //	gemm_tn  C[M,N] = A[K,M]ᵀ · B[K,N]
 //
 // then, as flags say: + Bias[N], ReLU, dropout. Every element is one sum over k in index order
-// (first all of A·B, then all of A2·B2), rounded to float32 after each multiplication and each
-// addition, so neither tiles nor workers change a bit. The grid is ceil(M/MB) × ceil(N/NB) blocks; block i has
+// (first all of A·B, then all of A2·B2), rounded to float32 after each step (at level Generic also
+// before each addition), so neither tiles nor workers change a bit. The grid is ceil(M/MB) × ceil(N/NB) blocks; block i has
 // row tile i / ceil(N/NB).
 //
 // The sum over a row of inputs and a row of neighbour means (GraphSAGE) is one launch with two
@@ -54,7 +53,7 @@ const (
 	_ = uint(136 - unsafe.Offsetof(gemmParams{}.Drop))
 )
 
-// The host kernels are a scalar GEMM after Goto and van de Geijn ("Anatomy of high-performance
+// Above Generic the host kernels are simd's. At Generic they are a scalar GEMM after Goto and van de Geijn ("Anatomy of high-performance
 // matrix multiplication", TOMS 34(3), 2008): panels of B for a tile's columns and gemmKC rows
 // stay in L2, panels of A in L1, and a 2×4 tile of C in registers. (Go has 15 free SSE
 // registers: 8 sums, 2 of A, 1 of B and 1 product; larger tiles spill.)
@@ -63,7 +62,7 @@ const (
 	gemmNR = 4
 	gemmMC = 32
 	gemmKC = 256
-	gemmNB = 128 // largest NB
+	gemmNB = 128 // columns at a time
 )
 
 type gemmScratch struct {
@@ -87,6 +86,8 @@ func matrix(p cuda.DevicePtr, rows, cols, ld int64) []float32 {
 	return cuda.View[float32](p, (rows-1)*ld+cols)
 }
 
+// gemm computes a block's tile. Above Generic the sums are fused multiply-adds, still one chain an element:
+// then all levels, tiles and workers agree to the bit.
 func gemm(blk *cuda.Block, p *gemmParams, transA, transB bool) error {
 	nTiles := (p.N + p.NB - 1) / p.NB
 	i0, j0 := int64(blk.Index)/nTiles*p.MB, int64(blk.Index)%nTiles*p.NB
@@ -94,13 +95,20 @@ func gemm(blk *cuda.Block, p *gemmParams, transA, transB bool) error {
 	if i0 >= i1 || j0 >= j1 {
 		return nil
 	}
-	c := matrix(p.C, p.M, p.N, p.LDC)
-	for i := i0; i < i1; i++ {
-		clear(c[i*p.LDC+j0 : i*p.LDC+j1])
+	if l := blk.SIMD(); l > simd.Generic {
+		p.vector(l, transA, transB, i0, i1, j0, j1)
+		return nil
 	}
-	s := gemmPool.Get().(*gemmScratch)
-	defer gemmPool.Put(s)
-	for seg := range 2 {
+	for ; j0 < j1; j0 += gemmNB {
+		p.scalar(transA, transB, i0, i1, j0, min(j0+gemmNB, j1))
+	}
+	return nil
+}
+
+// terms gives the operands that tile (i0, j0) begins with.
+func (p *gemmParams) terms(transA, transB bool, i0, j0 int64) [2]simd.Term {
+	var terms [2]simd.Term
+	for seg := range terms {
 		k, lda, ldb, pa, pb := p.K, p.LDA, p.LDB, p.A, p.B
 		if seg == 1 {
 			k, lda, ldb, pa, pb = p.K2, p.LDA2, p.LDB2, p.A2, p.B2
@@ -108,46 +116,97 @@ func gemm(blk *cuda.Block, p *gemmParams, transA, transB bool) error {
 		if k == 0 {
 			continue
 		}
-		var a, b []float32
+		t := simd.Term{LDA: int(lda), LDB: int(ldb), K: int(k)}
 		if transA {
-			a = matrix(pa, k, p.M, lda)
+			t.A = matrix(pa, k, p.M, lda)[i0:]
 		} else {
-			a = matrix(pa, p.M, k, lda)
+			t.A = matrix(pa, p.M, k, lda)[i0*lda:]
 		}
 		if transB {
-			b = matrix(pb, p.N, k, ldb)
+			t.B = matrix(pb, p.N, k, ldb)[j0*ldb:]
 		} else {
-			b = matrix(pb, k, p.N, ldb)
+			t.B = matrix(pb, k, p.N, ldb)[j0:]
 		}
-		for k0 := int64(0); k0 < k; k0 += gemmKC {
-			kc := min(gemmKC, k-k0)
-			if transB {
-				packB(s.b[:], b[j0*ldb+k0:], int(j1-j0), int(kc), int(ldb))
-			} else {
-				packRows(s.b[:], b[k0*ldb+j0:], int(j1-j0), int(kc), int(ldb), gemmNR)
-			}
-			for i := i0; i < i1; i += gemmMC {
-				mc := min(gemmMC, i1-i)
-				if transA {
-					packRows(s.a[:], a[k0*lda+i:], int(mc), int(kc), int(lda), gemmMR)
-				} else {
-					packA(s.a[:], a[i*lda+k0:], int(mc), int(kc), int(lda))
-				}
-				gemmTile(s, c[i*p.LDC+j0:], int(mc), int(j1-j0), int(kc), int(p.LDC))
-			}
-		}
+		terms[seg] = t
 	}
-	if p.Bias == 0 && p.Flags == 0 {
+	return terms
+}
+
+// bias is that of columns j0 to j1, or nil.
+func (p *gemmParams) bias(j0, j1 int64) []float32 {
+	if p.Bias == 0 {
 		return nil
 	}
-	var bias []float32
-	if p.Bias != 0 {
-		bias = cuda.View[float32](p.Bias, p.N)[j0:j1]
-	}
+	return cuda.View[float32](p.Bias, p.N)[j0:j1]
+}
+
+func (p *gemmParams) vector(l simd.Level, transA, transB bool, i0, i1, j0, j1 int64) {
+	c := matrix(p.C, p.M, p.N, p.LDC)[i0*p.LDC+j0:]
+	bias := p.bias(j0, j1)
+	l.Multiply(&simd.Product{
+		M: int(i1 - i0), N: int(j1 - j0), TransA: transA, TransB: transB, Terms: p.terms(transA, transB, i0, j0), C: c, LDC: int(p.LDC),
+		Finish: func(from, to int) { // while the rows are in L1 and L2
+			for i := int64(from); i < int64(to); i++ {
+				p.epilogue(l, c[i*p.LDC:][:j1-j0], bias, i0+i, j0)
+			}
+		},
+	})
+}
+
+func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
+	c := matrix(p.C, p.M, p.N, p.LDC)
 	for i := i0; i < i1; i++ {
-		epilogue(c[i*p.LDC+j0:i*p.LDC+j1], bias, p, i, j0)
+		clear(c[i*p.LDC+j0 : i*p.LDC+j1])
 	}
-	return nil
+	s := gemmPool.Get().(*gemmScratch)
+	defer gemmPool.Put(s)
+	for _, t := range p.terms(transA, transB, i0, j0) {
+		for k0 := 0; k0 < t.K; k0 += gemmKC {
+			kc := min(gemmKC, t.K-k0)
+			if transB {
+				packB(s.b[:], t.B[k0:], int(j1-j0), kc, t.LDB)
+			} else {
+				packRows(s.b[:], t.B[k0*t.LDB:], int(j1-j0), kc, t.LDB, gemmNR)
+			}
+			for i := i0; i < i1; i += gemmMC {
+				mc := int(min(gemmMC, i1-i))
+				if at := int(i - i0); transA {
+					packRows(s.a[:], t.A[k0*t.LDA+at:], mc, kc, t.LDA, gemmMR)
+				} else {
+					packA(s.a[:], t.A[at*t.LDA+k0:], mc, kc, t.LDA)
+				}
+				gemmTile(s, c[i*p.LDC+j0:], mc, int(j1-j0), kc, int(p.LDC))
+			}
+		}
+	}
+	bias := p.bias(j0, j1)
+	for i := i0; i < i1; i++ {
+		p.epilogue(simd.Generic, c[i*p.LDC+j0:i*p.LDC+j1], bias, i, j0)
+	}
+}
+
+// gemmTiles are the rows and columns of the blocks of a launch with some SMs: blocks enough for all of
+// them, halving the longer side, and otherwise large, because each block packs its operands for itself.
+// A block ends after about a millisecond where K allows it: others wait for its slot.
+func gemmTiles(m, n, k, sms int64) (mb, nb int64) {
+	want := 4 * sms
+	if k > m && k > n {
+		want = 2 * sms // gradients of weights: each split reads an operand once more
+	}
+	rows, cols := int64(1), (n+511)/512
+	for rows*cols < want {
+		r, c := m/rows, n/cols
+		switch {
+		case r >= 96 && (r >= c || c < 128):
+			rows *= 2
+		case c >= 128:
+			cols *= 2
+		default:
+			want = 0
+		}
+	}
+	rows = max(rows, (m+1023)/1024)
+	return ((m+rows-1)/rows + 11) / 12 * 12, ((n+cols-1)/cols + 31) &^ 31
 }
 
 // gemmTile adds the product of the packed panels to mc × nc elements of C.
@@ -246,42 +305,16 @@ func packRows(dst, b []float32, nc, kc, ldb, w int) {
 }
 
 // epilogue finishes columns j0… of row i of C. j0 is a multiple of 4.
-func epilogue(c, bias []float32, p *gemmParams, i, j0 int64) {
-	relu := p.Flags&gemmReLU != 0
-	switch {
-	case bias != nil && relu:
-		for j, v := range bias[:len(c)] {
-			c[j] = max(c[j]+v, 0)
-		}
-	case bias != nil:
-		for j, v := range bias[:len(c)] {
-			c[j] += v
-		}
-	case relu:
-		for j, v := range c {
-			c[j] = max(v, 0)
-		}
-	}
+func (p *gemmParams) epilogue(l simd.Level, c, bias []float32, i, j0 int64) {
+	l.BiasReLU(c, bias, p.Flags&gemmReLU != 0)
 	if p.Flags&gemmDropout != 0 {
-		p.Drop.apply(c, i, j0)
+		p.Drop.apply(l, c, i, j0)
 	}
 }
 
-// apply drops and scales columns j0… of row i. Its choices are bit masks: a branch would be
-// mispredicted every other time.
-func (d *dropout) apply(c []float32, i, j0 int64) {
-	// philox.Float32(w) < P exactly when w>>8 < P·2^24.
-	limit := uint32(math.Ceil(float64(d.P) * (1 << 24)))
-	group := func(w [4]uint32, c []float32) {
-		for j := range c {
-			dropped := uint32(int32(w[j&3]>>8-limit) >> 31)
-			c[j] = math.Float32frombits(math.Float32bits(c[j]*d.Scale) &^ dropped)
-		}
-	}
-	for g := 0; g < len(c); g += 4 {
-		w := philox.Block(d.Key, [4]uint32{d.Layer<<24 | uint32((j0+int64(g))/4), uint32(i), d.Epoch, d.Batch})
-		group(w, c[g:min(g+4, len(c))])
-	}
+// apply drops and scales columns j0… of row i.
+func (d *dropout) apply(l simd.Level, c []float32, i, j0 int64) {
+	l.Dropout(c, d.Key, [4]uint32{d.Layer<<24 | uint32(j0/4), uint32(i), d.Epoch, d.Batch}, d.P, d.Scale)
 }
 
 // micro adds to a 2×4 tile of C the product of a panel of A (2 × k) and one of B (k × 4). The

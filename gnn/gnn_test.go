@@ -16,10 +16,13 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/simd"
 )
 
-func host(t testing.TB, sms int) cuda.Device {
-	dev, err := cuda.NewHost(cuda.HostOptions{SMs: sms})
+func host(t testing.TB, sms int) cuda.Device { return hostAt(t, sms, simd.Auto) }
+
+func hostAt(t testing.TB, sms int, l simd.Level) cuda.Device {
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: sms, Kernels: l})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	return dev
@@ -429,7 +432,8 @@ func randomFloats(n int, seed uint64) []float32 {
 }
 
 // Every product against float64 sums, for odd shapes and strides, two products, bias and ReLU,
-// with tiles of several sizes; and the same bits for every tiling and worker count.
+// with tiles of several sizes; and the same bits for every tiling and worker count, and for all levels
+// above Generic.
 func TestGEMM(t *testing.T) {
 	sizes := []int64{1, 3, 47, 100, 602}
 	if testing.Short() {
@@ -437,9 +441,11 @@ func TestGEMM(t *testing.T) {
 	}
 	var devs []cuda.Device
 	var streams []cuda.Stream
-	for w := 1; w <= 4; w++ {
-		devs = append(devs, host(t, w))
-		streams = append(streams, newStream(t, devs[w-1]))
+	for _, l := range simd.Levels() {
+		for w := 1; w <= 4; w += 2 {
+			devs = append(devs, hostAt(t, w, l))
+			streams = append(streams, newStream(t, devs[len(devs)-1]))
+		}
 	}
 	for _, name := range []string{"gemm_nn", "gemm_nt", "gemm_tn"} {
 		for _, M := range sizes {
@@ -469,6 +475,7 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 	}
 	a, b, a2, b2, bias := randomFloats(int(ra*p.LDA), 1), randomFloats(int(rb*p.LDB), 2), randomFloats(int(M*6), 3), randomFloats(int(5*N), 4), randomFloats(int(N), 5)
 	var first []float32
+	class := ""
 	for w, dev := range devs {
 		k, err := dev.Kernel(name)
 		require.NoError(t, err)
@@ -484,7 +491,7 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 		if p.K2 > 0 {
 			p.A2, p.B2 = buf(a2), buf(b2)
 		}
-		p.MB, p.NB = []int64{512, 32, 7, 16}[w], []int64{128, 64, 4, 32}[w]
+		p.MB, p.NB = []int64{512, 7, 32, 16, 1024, 13}[w], []int64{256, 4, 64, 32, 640, 20}[w]
 		grid := int((M + p.MB - 1) / p.MB * ((N + p.NB - 1) / p.NB))
 		require.NoError(t, cuda.Launch(streams[w], k, cuda.LaunchConfig{Blocks: grid, Threads: 256}, p))
 		require.NoError(t, streams[w].Synchronize(t.Context()))
@@ -492,11 +499,15 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 		for _, x := range bufs {
 			require.NoError(t, x.Free())
 		}
-		if w > 0 {
-			require.Equal(t, first, got, "%s %dx%dx%d differs with tile %dx%d", name, M, N, K, p.MB, p.NB)
+		now := "generic"
+		if dev.Info().Kernels != now {
+			now = "fused"
+		}
+		if now == class {
+			require.Equal(t, first, got, "%s %dx%dx%d differs at level %s with tile %dx%d", name, M, N, K, dev.Info().Kernels, p.MB, p.NB)
 			continue
 		}
-		first = got
+		first, class = got, now
 		for i := range M {
 			for j := range p.LDC {
 				if j >= N {
@@ -721,7 +732,7 @@ func TestAdam(t *testing.T) {
 func TestDropoutMask(t *testing.T) {
 	mask := func(d dropout, row, col, n int64) []float32 {
 		v := slices.Repeat([]float32{1}, int(n))
-		d.apply(v, row, col)
+		d.apply(simd.Best(), v, row, col)
 		return v
 	}
 	base := dropout{Key: philox.Key(1, philox.StreamDropout), P: 0.3, Scale: 1 / 0.7, Layer: 1, Epoch: 2, Batch: 3}
@@ -860,7 +871,7 @@ func BenchmarkGEMM(b *testing.B) {
 				s := newStream(b, dev)
 				k, err := dev.Kernel(name)
 				require.NoError(b, err)
-				m := &Model{grid: 4 * workers}
+				m := &Model{dev: dev}
 				const big, small = 11000, 128
 				x, w, y := floats(b, dev, randomFloats(big*small, 1)), floats(b, dev, randomFloats(small*small, 2)), floats(b, dev, randomFloats(big*small, 3))
 				p := gemmParams{M: big, N: small, K: small, LDA: small, LDB: small, LDC: small, A: x.Ptr(), B: w.Ptr(), C: y.Ptr()}

@@ -31,7 +31,7 @@ func dropInput(b *cuda.Block, p *dropInputParams) error {
 	x := cuda.View[float32](p.X, p.Rows*p.Cols)
 	lo, hi := b.Range(p.Rows)
 	for i := lo; i < hi; i++ {
-		p.Drop.apply(x[i*p.Cols:(i+1)*p.Cols], i, 0)
+		p.Drop.apply(b.SIMD(), x[i*p.Cols:(i+1)*p.Cols], i, 0)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/simd"
 )
 
 // A step with input dropout is a step without on features that the same mask has gone over, with any number of
@@ -24,7 +25,7 @@ func TestInputDropout(t *testing.T) {
 		masked := f32(g.x)
 		d := plain.drop(&st, p, inputLayer)
 		for i := range len(masked) / 21 {
-			d.apply(masked[i*21:(i+1)*21], int64(i), 0)
+			d.apply(simd.Generic, masked[i*21:(i+1)*21], int64(i), 0)
 		}
 		dropped := 0
 		for i, v := range masked {

@@ -472,20 +472,13 @@ func launch[T any](m *Model, s cuda.Stream, k cuda.Kernel, n, per int64, p T) er
 	return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: 256}, p)
 }
 
-// gemm chooses tiles: enough of them to keep the SMs busy, and as large as that allows, because a
-// tile's operands are packed once for the tile.
+// gemm launches a product.
 func (m *Model) gemm(s cuda.Stream, k cuda.Kernel, p *gemmParams) error {
 	if p.M == 0 || p.N == 0 {
 		return nil
 	}
-	want := int64(m.grid)
-	p.NB = min(gemmNB, (p.N+3)&^3)
-	for p.NB > 32 && (p.M+31)/32*((p.N+p.NB-1)/p.NB) < want {
-		p.NB = (p.NB/2 + 3) &^ 3
-	}
-	cols := (p.N + p.NB - 1) / p.NB
-	p.MB = min(512, max(32, ((p.M*cols+want-1)/want+15)&^15))
-	blocks := (p.M + p.MB - 1) / p.MB * cols
+	p.MB, p.NB = gemmTiles(p.M, p.N, p.K+p.K2, int64(m.dev.Info().SMs))
+	blocks := (p.M + p.MB - 1) / p.MB * ((p.N + p.NB - 1) / p.NB)
 	return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
 }
 

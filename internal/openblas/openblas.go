@@ -1,0 +1,107 @@
+// Package openblas opens an OpenBLAS library at run time, to compare products of matrices with it.
+// Nothing is computed with it otherwise.
+package openblas
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/ebitengine/purego"
+
+	"helios/internal/errs"
+)
+
+// names are looked for in the loader's places, the plain library first.
+var names = []string{"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libopenblas64.so.0", "libscipy_openblas.so"}
+
+// decorations are what builds put around the names of functions: plain, with 64-bit integers, and
+// those of the wheels of NumPy and SciPy.
+var decorations = [][2]string{{"", ""}, {"", "64_"}, {"scipy_", ""}, {"scipy_", "64_"}}
+
+// Library is an OpenBLAS. Its threads are a setting of the whole process.
+type Library struct {
+	Path   string // as it was asked for
+	Config string // what the library says of itself: version, options and core
+
+	sgemm      func(order, transA, transB int, m, n, k int, alpha float32, a *float32, lda int, b *float32, ldb int, beta float32, c *float32, ldc int)
+	setThreads func(n int)
+	threads    func() int32
+}
+
+// Open opens the library at path, or for "auto" one with a usual name.
+func Open(path string) (*Library, error) {
+	tried := []string{path}
+	if path == "auto" {
+		tried = names
+	}
+	var failed []error
+	for _, name := range tried {
+		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		l, err := bind(h, name)
+		if err != nil {
+			failed = append(failed, errors.Join(err, purego.Dlclose(h)))
+			continue
+		}
+		return l, nil
+	}
+	if path == "auto" {
+		return nil, errs.New(errs.Capability, "OpenBLAS: no %s in the loader's places; install it (Debian: libopenblas0-pthread), name a library with --openblas PATH, or do without by --openblas off",
+			strings.Join(names, ", "))
+	}
+	return nil, errs.New(errs.Capability, "OpenBLAS: %w; name another library or use --openblas off", errors.Join(failed...))
+}
+
+func bind(h uintptr, name string) (*Library, error) {
+	l := &Library{Path: name}
+	for _, d := range decorations {
+		find := func(symbol string) uintptr {
+			p, err := purego.Dlsym(h, d[0]+symbol+d[1])
+			if err != nil {
+				return 0
+			}
+			return p
+		}
+		sgemm, set, get, config := find("cblas_sgemm"), find("openblas_set_num_threads"), find("openblas_get_num_threads"), find("openblas_get_config")
+		if sgemm == 0 || set == 0 || get == 0 || config == 0 {
+			continue
+		}
+		purego.RegisterFunc(&l.sgemm, sgemm)
+		purego.RegisterFunc(&l.setThreads, set)
+		purego.RegisterFunc(&l.threads, get)
+		var text func() string
+		purego.RegisterFunc(&text, config)
+		l.Config = strings.TrimSpace(text())
+		return l, nil
+	}
+	return nil, fmt.Errorf("%s has no cblas_sgemm and openblas_set_num_threads: it is no OpenBLAS", name)
+}
+
+// SetThreads says how many threads products use from now on, and returns how many it is.
+func (l *Library) SetThreads(n int) int {
+	l.setThreads(n)
+	return int(l.threads())
+}
+
+// Matrix is a row-major matrix, used as its transpose where Trans is set; rows are LD elements apart.
+type Matrix struct {
+	Data  []float32
+	LD    int
+	Trans bool
+}
+
+// Multiply sets C[m,n] to A[m,k]·B[k,n].
+func (l *Library) Multiply(m, n, k int, a, b, c Matrix) {
+	const rowMajor, plain, transposed = 101, 111, 112
+	trans := func(x Matrix) int {
+		if x.Trans {
+			return transposed
+		}
+		return plain
+	}
+	l.sgemm(rowMajor, trans(a), trans(b), m, n, k, 1, &a.Data[0], a.LD, &b.Data[0], b.LD, 0, &c.Data[0], c.LD)
+}

@@ -1,0 +1,325 @@
+package simd
+
+import (
+	"math"
+	"sync"
+	"unsafe"
+
+	"helios/internal/philox"
+)
+
+//go:generate go run ./gen/gemm -out gemm_amd64.s -stubs gemm_amd64.go -pkg simd
+
+// Product is a sum of products of float32 matrices, C[M,N] = Σ A·B over Terms. A and B are row-major or,
+// as TransA and TransB say, given as their transposes (A[K,M], B[N,K]).
+type Product struct {
+	M, N           int
+	TransA, TransB bool
+	Terms          [2]Term
+	C              []float32
+	LDC            int
+	Finish         func(i0, i1 int) // called when rows i0 to i1 of C are complete, or nil
+}
+
+// Term is one product of K steps. Its slices begin with the first element that is used, rows are LDA
+// and LDB apart.
+type Term struct {
+	A, B     []float32
+	LDA, LDB int
+	K        int
+}
+
+// The blocks are those of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication",
+// TOMS 34(3), 2008): a panel of gemmKC steps of the vectors' side for all of gemmNC columns stays in L2,
+// one of the rows' side in L1, the tile of C in registers. C is stored between blocks of steps and loaded
+// again, so each element is one chain of fused multiply-adds over k in index order, whatever the blocks
+// and tiles are: AVX2 and AVX512 agree to the bit.
+const (
+	gemmKC = 320
+	gemmNC = 512
+	gemmMC = 96
+	// From here on both sides are packed. A side whose elements lie in order of k is used where it
+	// is if fewer rows or columns than that want it.
+	gemmPackRows = 24
+	gemmPad      = 80 // floats between panels: a power of two would put all of them into one set of L1
+	gemmThin     = 8  // up to so many columns, C is computed as its transpose
+	gemmThinRows = 1024
+)
+
+// side is the operand of one side of the tile: major says that elements for one k lie together.
+type side struct {
+	p     *float32
+	ld    int
+	major bool
+}
+
+func at(p *float32, i int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), i*4)) }
+
+// from is the operand beginning at step k, row or column i.
+func (s side) from(k, i int) side {
+	if s.major {
+		s.p = at(s.p, k*s.ld+i)
+	} else {
+		s.p = at(s.p, i*s.ld+k)
+	}
+	return s
+}
+
+type gemmScratch struct {
+	x    [gemmMC*(gemmKC+32) + 16*gemmPad]float32
+	y    [gemmNC*(gemmKC+32) + 64*gemmPad]float32
+	thin [gemmThin * gemmThinRows]float32
+	zero [gemmKC + 32]float32
+	rows [32]*float32
+}
+
+var gemmPool = sync.Pool{New: func() any { return new(gemmScratch) }}
+
+// micro is the kernels of one level.
+type micro struct {
+	lanes, rows int
+	sizes       []int // rows of the tiles there are, largest first
+	tile        [13][9]func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int)
+	transpose   func(dst *float32, ds int, rows **float32, k int)
+	panels      func(dst *float32, ps int, src *float32, ld, k, n int)
+	columns     func(dst *float32, ps int, src *float32, ld, k, n int)
+	finish      func(c, bias *float32, n, relu int)
+	dropout     func(c *float32, n int, p *uint32, limit uint32, scale float32)
+}
+
+// Multiply computes g's product. It is for levels above Generic.
+func (l Level) Multiply(g *Product) {
+	if g.M == 0 || g.N == 0 {
+		return
+	}
+	m := microOf(l)
+	s := gemmPool.Get().(*gemmScratch)
+	defer gemmPool.Put(s)
+	var terms []thinTerm
+	var room [2]thinTerm
+	terms = room[:0]
+	for _, t := range g.Terms {
+		if t.K > 0 {
+			terms = append(terms, thinTerm{side{&t.A[0], t.LDA, g.TransA}, side{&t.B[0], t.LDB, !g.TransB}, t.K})
+		}
+	}
+	switch {
+	case len(terms) == 0:
+		for i := range g.M {
+			clear(g.C[i*g.LDC:][:g.N])
+		}
+		if g.Finish != nil {
+			g.Finish(0, g.M)
+		}
+	case g.N <= gemmThin && g.M > g.N:
+		for i := 0; i < g.M; i += gemmThinRows {
+			n := min(gemmThinRows, g.M-i)
+			for j := range terms {
+				terms[j].x, terms[j].y = terms[j].y, terms[j].x
+			}
+			m.thin(s, terms, i, g.N, n)
+			for j := range terms {
+				terms[j].x, terms[j].y = terms[j].y, terms[j].x
+			}
+			for j := range g.N {
+				t, c := s.thin[j*gemmThinRows:][:n], g.C[i*g.LDC+j:]
+				for r, v := range t {
+					c[r*g.LDC] = v
+				}
+			}
+			if g.Finish != nil {
+				g.Finish(i, i+n)
+			}
+		}
+	default:
+		for j := 0; j < g.N; j += gemmNC {
+			n := min(gemmNC, g.N-j)
+			finish := g.Finish
+			if j+n < g.N {
+				finish = nil
+			}
+			m.block(s, terms, 0, j, g.M, n, &g.C[j], g.LDC, finish)
+		}
+	}
+}
+
+type thinTerm struct {
+	x, y side
+	k    int
+}
+
+// thin computes columns j0 to j0+n of a product of few rows into s.thin.
+func (m *micro) thin(s *gemmScratch, terms []thinTerm, j0, rows, n int) {
+	for j := 0; j < n; j += gemmNC {
+		m.block(s, terms, 0, j0+j, rows, min(gemmNC, n-j), &s.thin[j], gemmThinRows, nil)
+	}
+}
+
+// block computes rows × cols elements of C (at c) from row i0 and column j0 of the operands.
+func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, c *float32, ldc int, finish func(i0, i1 int)) {
+	nr := 2 * m.lanes
+	load := 0
+	for ti, t := range terms {
+		blocks := (t.k + gemmKC - 1) / gemmKC
+		for b := range blocks {
+			k0, k1 := t.k*b/blocks, t.k*(b+1)/blocks
+			kc := k1 - k0
+			last := ti == len(terms)-1 && b == blocks-1
+			// The vectors' side.
+			y := t.y.from(k0, j0)
+			direct := y.major && rows <= gemmPackRows
+			yp := nr*((kc+15)&^15) + gemmPad // from panel to panel
+			packed := 0                      // the first column that is in s.y
+			if direct {
+				packed = cols / nr * nr
+			}
+			if packed < cols {
+				m.packY(s, y.from(0, packed), cols-packed, kc, yp)
+			}
+			for i := 0; i < rows; i += gemmMC {
+				mc := min(gemmMC, rows-i)
+				x := t.x.from(k0, i0+i)
+				xs, xp := x.ld*4, m.rows
+				xbase := x.p
+				if !x.major || cols > nr {
+					xs, xp, xbase = m.rows*4, m.rows*((kc+15)&^15)+gemmPad, &s.x[0]
+					m.packX(s, x, mc, kc, xp)
+				}
+				for j, n := 0, 0; j < cols; j += n {
+					n = min(nr, cols-j)
+					v := 2
+					switch {
+					case j+8*m.lanes <= packed && m.tile[min(mc, 12)][8] != nil:
+						v, n = 8, 8*m.lanes // a few rows: longer pieces of the operand's
+					case n <= m.lanes:
+						v = 1
+					}
+					py, ys := at(&s.y[0], (j-packed)/nr*yp), nr*4
+					if j < packed {
+						py, ys = at(y.p, j), y.ld*4
+					}
+					for q := 0; q < mc; q += m.rows {
+						px := at(xbase, q/m.rows*xp)
+						pc := at(c, (i+q)*ldc+j)
+						if mr := mc - q; mr < m.rows {
+							for _, size := range m.sizes {
+								for mr >= size {
+									m.tile[size][v](kc, px, xs, py, ys, pc, ldc*4, n, load)
+									px, pc, mr = at(px, size), at(pc, size*ldc), mr-size
+								}
+							}
+							break
+						}
+						m.tile[m.rows][v](kc, px, xs, py, ys, pc, ldc*4, n, load)
+					}
+				}
+				if last && finish != nil {
+					finish(i, i+mc)
+				}
+			}
+			load = 1
+		}
+	}
+}
+
+// packY makes panels of two vectors of columns, ps floats apart.
+func (m *micro) packY(s *gemmScratch, y side, n, kc, ps int) {
+	if y.major {
+		m.panels(&s.y[0], ps*4, y.p, y.ld*4, kc, n)
+		return
+	}
+	w := 2 * m.lanes
+	for j := 0; j < n; j += w {
+		for h := 0; h < w; h += m.lanes {
+			for r := range m.lanes {
+				s.rows[r] = &s.zero[0]
+				if j+h+r < n {
+					s.rows[r] = at(y.p, (j+h+r)*y.ld)
+				}
+			}
+			m.transpose(&s.y[j/w*ps+h], w*4, &s.rows[0], kc)
+		}
+	}
+}
+
+// packX makes panels of m.rows rows.
+func (m *micro) packX(s *gemmScratch, x side, n, kc, ps int) {
+	if x.major {
+		m.columns(&s.x[0], ps*4, x.p, x.ld*4, kc, n)
+		return
+	}
+	for i := 0; i < n; i += m.rows {
+		for r := range m.lanes {
+			s.rows[r] = &s.zero[0]
+			if r < m.rows && i+r < n {
+				s.rows[r] = at(x.p, (i+r)*x.ld)
+			}
+		}
+		m.transpose(&s.x[i/m.rows*ps], m.rows*4, &s.rows[0], kc)
+	}
+}
+
+// BiasReLU adds bias (nil for none) to c, then with relu sets what is below 0 to 0. NaN stays NaN. The
+// same bits at every level.
+func (l Level) BiasReLU(c, bias []float32, relu bool) {
+	if len(c) == 0 || bias == nil && !relu {
+		return
+	}
+	if bias != nil {
+		bias = bias[:len(c)]
+	}
+	if l > Generic {
+		cut := 0
+		if relu {
+			cut = 1
+		}
+		microOf(l).finish(&c[0], unsafe.SliceData(bias), len(c), cut)
+		return
+	}
+	switch {
+	case bias != nil && relu:
+		for j, v := range bias {
+			c[j] = max(c[j]+v, 0)
+		}
+	case bias != nil:
+		for j, v := range bias {
+			c[j] += v
+		}
+	default:
+		for j, v := range c {
+			c[j] = max(v, 0)
+		}
+	}
+}
+
+// Dropout sets element j of c to 0 where philox.Float32 of word j&3 of the Philox block with counter
+// ctr + (j/4, 0, 0, 0) is below p, and multiplies the others by scale. The same bits at every level.
+func (l Level) Dropout(c []float32, key [2]uint32, ctr [4]uint32, p, scale float32) {
+	// philox.Float32(w) < p exactly when w>>8 < p·2^24.
+	limit := uint32(math.Ceil(float64(p) * (1 << 24)))
+	if l > Generic && len(c) > 0 {
+		m := microOf(l)
+		words := [6]uint32{key[0], key[1], ctr[0], ctr[1], ctr[2], ctr[3]}
+		n := len(c) / (4 * m.lanes) * (4 * m.lanes)
+		if n > 0 {
+			m.dropout(&c[0], n, &words[0], limit, scale)
+			words[2] += uint32(n / 4)
+		}
+		if c = c[n:]; len(c) > 0 {
+			var rest [64]float32
+			copy(rest[:], c)
+			m.dropout(&rest[0], 4*m.lanes, &words[0], limit, scale)
+			copy(c, rest[:])
+		}
+		return
+	}
+	for g := 0; g < len(c); g += 4 {
+		w := philox.Block(key, ctr)
+		ctr[0]++
+		for j, v := range c[g:min(g+4, len(c))] {
+			// A branch would be mispredicted every other time.
+			dropped := uint32(int32(w[j&3]>>8-limit) >> 31)
+			c[g+j] = math.Float32frombits(math.Float32bits(v*scale) &^ dropped)
+		}
+	}
+}
