@@ -13,6 +13,7 @@ import (
 
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 	"helios/internal/timeline"
 	"helios/internal/units"
 )
@@ -83,8 +84,11 @@ type Config struct {
 	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs: 0
 	// leaves it to the stack (async and cpu), negative is a command for each row.
 	CoalesceBytes int
-	CheckReads    bool // every row is held against the checksum that load has written
-	SMs           SMBudget
+	// RowType is the type that the rows on the SSDs must have, by name; empty: whatever they have. On the
+	// virtual clock it is the type they are taken to have; empty: the dataset's.
+	RowType    string
+	CheckReads bool // every row is held against the checksum that load has written
+	SMs        SMBudget
 
 	// OpTimeout bounds each single wait for an operator; 5 minutes.
 	OpTimeout time.Duration
@@ -168,6 +172,11 @@ func (c Config) check() error {
 	} {
 		if e != nil {
 			return e
+		}
+	}
+	if c.RowType != "" {
+		if _, err := rowtype.Parse(c.RowType); err != nil {
+			return fmt.Errorf("--row-dtype: %w", err)
 		}
 	}
 	if c.CoalesceBytes > 0 && c.IOStack != StackAsync && c.IOStack != StackCPU {

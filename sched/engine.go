@@ -15,6 +15,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/rowtype"
 	"helios/internal/units"
 )
 
@@ -45,21 +46,29 @@ type engine struct {
 	// grace is how long reads may go on after an interrupt.
 	grace time.Duration
 
-	rows, rowBytes int64
-	dim            int
-	layout         gpuio.Layout
-	ssds           []*gpuio.SSD
-	topo           *graph.Topology
-	dtopo          *graph.DeviceTopology
-	labels         []int32
-	sampler        *graph.Sampler
-	model          *gnn.Model
-	copier         *paramCopier
-	het            *cache.Hetero
-	reader         gpuio.Reader // nil when every row is in a tier
-	readStats      gpuio.Stats  // of a reader that is closed
-	slots          []*slot
-	trace          *tracer // nil without a timeline
+	rows     int64
+	rowType  rowtype.Type // of the rows on the SSDs, in the slots and in the tiers
+	rowBytes int64        // of one of them
+	dim      int
+	// Training takes float32. Rows of another type are widened for one batch at a time, right before its
+	// training and by its stream: wide is the run's, not the slots', so a batch in flight costs its stored
+	// bytes. Both nil for float32.
+	wide      cuda.Buffer
+	converter *cache.Converter
+
+	layout    gpuio.Layout
+	ssds      []*gpuio.SSD
+	topo      *graph.Topology
+	dtopo     *graph.DeviceTopology
+	labels    []int32
+	sampler   *graph.Sampler
+	model     *gnn.Model
+	copier    *paramCopier
+	het       *cache.Hetero
+	reader    gpuio.Reader // nil when every row is in a tier
+	readStats gpuio.Stats  // of a reader that is closed
+	slots     []*slot
+	trace     *tracer // nil without a timeline
 
 	sampleS, lookupS, gatherS, trainS cuda.Stream
 
@@ -174,20 +183,22 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	if err := interrupted(ctx); err != nil {
 		return err
 	}
-	e.sizes(in)
-	b, err := e.budgets()
+	a, err := dataset.Find(ctx, in.Dataset, in.SSDs, dataset.AttachOptions{})
 	if err != nil {
-		return err
-	}
-	if e.layout, e.ssds, err = dataset.Attach(ctx, in.Dataset, in.SSDs); err != nil {
 		if stopped := interrupted(ctx); stopped != nil {
 			return stopped
 		}
 		return err
 	}
-	if int64(e.layout.RowBytes) != e.rowBytes || e.layout.Rows != e.rows {
-		return errs.New(errs.Device, "the SSDs hold %d rows of %d bytes, dataset %s has %d of %d; load it again",
-			e.layout.Rows, e.layout.RowBytes, in.Dataset.Meta.Name, e.rows, e.rowBytes)
+	e.layout, e.ssds = a.Layout, a.SSDs
+	if want := e.cfg.RowType; want != "" && want != a.RowType.String() {
+		return errs.New(errs.Usage, "--row-dtype %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave the flag out",
+			want, a.RowType, in.Dataset.Dir(), want)
+	}
+	e.sizes(in, a.RowType)
+	b, err := e.budgets()
+	if err != nil {
+		return err
 	}
 	if err := e.openGraph(in); err != nil {
 		return err
@@ -209,10 +220,10 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	return e.place(ctx, b, in)
 }
 
-// sizes takes over the shape of the features.
-func (e *engine) sizes(in Inputs) {
+// sizes takes over the shape of the features, stored as t.
+func (e *engine) sizes(in Inputs, t rowtype.Type) {
 	m := in.Dataset.Meta
-	e.rows, e.dim, e.rowBytes = m.Nodes, m.Dim, int64(m.Dim)*4
+	e.rows, e.dim, e.rowType, e.rowBytes = m.Nodes, m.Dim, t, int64(t.RowBytes(m.Dim))
 }
 
 // openGraph opens what sampling needs, and the streams.
@@ -282,14 +293,28 @@ func (e *engine) maxFrontier(batch int) int64 {
 
 // newSlots allocates the credits.
 func (e *engine) newSlots() error {
-	bytes := max(e.maxFrontier(e.cfg.Batch)*e.rowBytes, 1)
+	rows := max(e.maxFrontier(e.cfg.Batch), 1)
 	// With every neighbour (-1) the bound is the whole graph, which need not be what a batch
 	// takes: the slots share what memory there is, and sample says when that was too little.
 	avail, err := hostmem.AvailableBytes()
 	if err != nil {
 		return err
 	}
-	bytes = min(bytes, max(avail/int64(2*e.plan.credits), e.rowBytes))
+	perRow := int64(e.plan.credits) * e.rowBytes
+	if e.rowType != rowtype.Float32 {
+		perRow += int64(e.dim) * 4
+	}
+	rows = min(rows, max(avail/2/perRow, 1))
+	bytes := rows * e.rowBytes
+	if e.rowType != rowtype.Float32 {
+		if e.converter, err = cache.NewConverter(e.dev, e.rowType, e.dim); err != nil {
+			return err
+		}
+		if e.wide, err = e.dev.Alloc(cuda.MemDevice, rows*int64(e.dim)*4, "float32 features"); err != nil {
+			return fmt.Errorf("feature tensor of training (%s of address space): %w; lower --batch-size or --fanout", units.FormatBytes(rows*int64(e.dim)*4), err)
+		}
+		e.onClose(e.wide.Free)
+	}
 	for i := 0; i < e.plan.credits; i++ {
 		s := &slot{segs: make([]segment, len(e.cfg.Fanouts)+1)}
 		e.slots = append(e.slots, s)
@@ -335,6 +360,22 @@ func (e *engine) openReader(ctx context.Context, in Inputs) (gpuio.Reader, error
 		return nil, errors.Join(err, r.Close(op))
 	}
 	return checked, nil
+}
+
+// widen enqueues what makes a batch's rows float32. They are in features(s) then.
+func (e *engine) widen(s *slot) error {
+	if e.converter == nil {
+		return nil
+	}
+	return e.converter.Convert(e.trainS, e.wide.Ptr(), s.x.Ptr(), s.mb.HopEnd[len(e.cfg.Fanouts)])
+}
+
+// features is the feature tensor of a batch that trains: float32.
+func (e *engine) features(s *slot) cuda.Buffer {
+	if e.converter == nil {
+		return s.x
+	}
+	return e.wide
 }
 
 // newReader opens an I/O stack by name.

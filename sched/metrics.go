@@ -1,9 +1,12 @@
 package sched
 
+import "helios/internal/hostmem"
+
 // StageSeconds is the time in which each operator's own resource was busy: for sample, lookup,
 // gather and train the SMs that its stream held (not its waits for SMs that others held, or the
 // stages of a device with one SM would seem to overlap); for submit the submitting kernel; for
-// complete the SSDs, from a read's submission to its end. An operator with several instances in
+// complete the SSDs, from a read's submission to its end; train includes the widening of rows that are
+// not stored as float32. An operator with several instances in
 // flight (reads of several hops) counts the time once.
 type StageSeconds struct {
 	Sample   float64 `json:"sample"`
@@ -63,6 +66,7 @@ type EpochResult struct {
 	SSDBytesPerSecond float64      `json:"ssd_bytes_per_second"` // over seconds, as the next
 	SSDIOPS           float64      `json:"ssd_iops"`
 	StageSeconds      StageSeconds `json:"stage_seconds"`
+	MemoryBytes       int64        `json:"memory_bytes"` // resident at the end of the epoch, without pages of files
 }
 
 // Result is a finished run: the last line of "train --json".
@@ -80,10 +84,13 @@ type Result struct {
 	Epochs          []EpochResult `json:"epochs"`
 	BestEpoch       int           `json:"best_epoch"` // the earliest with the best validation accuracy
 	TestAcc         *float64      `json:"test_acc"`   // with that epoch's parameters; null without a test
+	RowDType        string        `json:"row_dtype"`  // of the rows on the SSDs, in the slots and in the tiers
+	RowBytes        int64         `json:"row_bytes"`  // of one of them
 	GPUCacheBytes   int64         `json:"gpu_cache_bytes"`
 	CPUCacheBytes   int64         `json:"cpu_cache_bytes"`
 	TopologyBytes   int64         `json:"topology_bytes"`
 	PeakMemoryBytes int64         `json:"peak_memory_bytes"`
+	Memory          []hostmem.Use `json:"memory"` // at the end, by purpose, the largest first
 	PresampleSecs   float64       `json:"presample_seconds"`
 	FillSeconds     float64       `json:"fill_seconds"`
 	ParamsSHA256    string        `json:"params_sha256"` // after the last epoch

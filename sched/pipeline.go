@@ -347,8 +347,14 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	rows := s.mb.HopEnd[len(e.cfg.Fanouts)]
+	if err := e.widen(s); err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
 	if f := e.cfg.OnRows; f != nil {
-		f(hostmem.View[int64](s.mb.Nodes.Bytes())[:rows], hostmem.View[float32](s.x.Bytes())[:rows*int64(e.dim)])
+		if err := e.trainS.Synchronize(op); err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+		f(hostmem.View[int64](s.mb.Nodes.Bytes())[:rows], hostmem.View[float32](e.features(s).Bytes())[:rows*int64(e.dim)])
 	}
 	if p.onBatch != nil {
 		p.onBatch(s.index, s.mb)

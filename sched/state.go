@@ -14,6 +14,7 @@ import (
 	"helios/cuda"
 	"helios/gnn"
 	"helios/internal/errs"
+	"helios/internal/rowtype"
 	"helios/sched/checkpoint"
 )
 
@@ -40,6 +41,23 @@ type fingerprint struct {
 	FeatureDropout float64 `json:"feature-dropout,omitempty"`
 	WeightDecay    float64 `json:"weight-decay"`
 	Seed           uint64  `json:"seed"`
+	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
+	RowDType string `json:"row-dtype,omitempty"`
+}
+
+func (f *fingerprint) setRowType(t rowtype.Type) {
+	f.RowDType = ""
+	if t != rowtype.Float32 {
+		f.RowDType = t.String()
+	}
+}
+
+// rowType is RowDType, float32 where it is empty.
+func (f *fingerprint) rowType() string {
+	if f.RowDType == "" {
+		return rowtype.Float32.String()
+	}
+	return f.RowDType
 }
 
 // differs names the first field in which a resumed run would be another one.

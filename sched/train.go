@@ -65,6 +65,13 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	defer func() { err = errors.Join(err, e.close()) }()
 	t.e = e
 	if from != nil {
+		if was := t.state.Print.rowType(); was != e.rowType.String() {
+			return nil, errs.New(errs.Usage, "checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; load them as they were, or give another --checkpoint folder",
+				t.path, was, e.rowType)
+		}
+	}
+	t.state.Print.setRowType(e.rowType)
+	if from != nil {
 		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
 			return nil, err
 		}
@@ -72,6 +79,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	res = &Result{
 		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
 		Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(), MemoryRung: memoryRung(in.SSDs), Pipeline: cfg.Pipeline,
+		RowDType: e.rowType.String(), RowBytes: e.rowBytes,
 		GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes,
 		CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
 		TopologyBytes: e.topo.Bytes(), PresampleSecs: e.presample.Seconds(), FillSeconds: e.fill.Seconds(),
@@ -87,6 +95,9 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	res.Epochs, res.IO = t.state.Epochs, e.io()
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
+		return res, err
+	}
+	if res.Memory, err = hostmem.Uses(); err != nil {
 		return res, err
 	}
 	res.BestEpoch, res.TestAcc = t.state.BestEpoch+1, t.testAcc
@@ -214,7 +225,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
-		err := e.model.Train(e.trainS, s.mb, s.x.Ptr(), s.labels.Ptr(), gnn.Step{
+		err := e.model.Train(e.trainS, s.mb, e.features(s).Ptr(), s.labels.Ptr(), gnn.Step{
 			Seed: t.cfg.Seed, Epoch: ep, Batch: s.index,
 			LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon, WeightDecay: float32(t.cfg.WeightDecay),
 		})
@@ -258,6 +269,11 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 			t.state.BestAcc = *r.ValAcc
 		}
 	}
+	rss, err := hostmem.ReadRSS()
+	if err != nil {
+		return err
+	}
+	r.MemoryBytes = rss.Counted()
 	t.state.Epochs = append(t.state.Epochs, r)
 	t.state.Epoch, t.state.Batch, t.state.Partial = ep+1, 0, partial{}
 	if err := t.save(ctx); err != nil {
@@ -311,7 +327,7 @@ func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64
 	n := batches(len(nodes), e.cfg.Batch)
 	p := &pass{name: stage, epoch: key, order: nodes, sampler: e.sampler}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
-		if err := e.model.Infer(e.trainS, s.mb, s.x.Ptr(), s.labels.Ptr()); err != nil {
+		if err := e.model.Infer(e.trainS, s.mb, e.features(s).Ptr(), s.labels.Ptr()); err != nil {
 			return outcome{}, err
 		}
 		out, err := e.outcome(op)

@@ -15,6 +15,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/hostmem"
+	"helios/internal/rowtype"
 )
 
 // The clocks of a run.
@@ -117,6 +118,7 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 		Result: Result{
 			Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
 			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), MemoryRung: "modelled", Pipeline: cfg.Pipeline,
+			RowDType: e.rowType.String(), RowBytes: e.rowBytes,
 			GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes, CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
 			TopologyBytes: e.topo.Bytes(), PresampleSecs: float64(v.presampleNS) / 1e9, FillSeconds: float64(v.fillNS) / 1e9,
 		},
@@ -146,7 +148,14 @@ type virtual struct {
 // tiers.
 func (v *virtual) open(ctx context.Context, in Inputs) error {
 	e, p := v.e, v.hw.Profile
-	e.sizes(in)
+	t := in.Dataset.Meta.RowType()
+	if e.cfg.RowType != "" {
+		var err error
+		if t, err = rowtype.Parse(e.cfg.RowType); err != nil {
+			return err
+		}
+	}
+	e.sizes(in, t)
 	sim := des.New()
 	machine, err := iosim.NewMachine(sim, p, v.hw.SSDs)
 	if err != nil {
@@ -178,7 +187,7 @@ func (v *virtual) open(ctx context.Context, in Inputs) error {
 	gpu := newVGPU(machine)
 	v.m = &vmachine{
 		sim: sim, m: machine, gpu: gpu, plan: e.plan, rec: e.cfg.Timeline,
-		work:    newVWork(&p.GPU.Ops, e.cfg, e.dim, in.Dataset.Meta.Classes, e.topo.Wide()),
+		work:    newVWork(&p.GPU.Ops, e.cfg, e.dim, e.rowType, in.Dataset.Meta.Classes, e.topo.Wide()),
 		sampleS: gpu.stream(1, e.cfg.SMs.Sample), lookupS: gpu.stream(2, e.cfg.SMs.Lookup),
 		gatherS: gpu.stream(2, e.cfg.SMs.Gather), trainS: gpu.stream(0, e.cfg.SMs.Train),
 	}

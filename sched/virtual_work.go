@@ -4,6 +4,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/hardware"
+	"helios/internal/rowtype"
 )
 
 // What each operator asks of the GPU, from a real batch's shapes. Launches are those of packages
@@ -41,6 +42,7 @@ type vwork struct {
 	idBytes  int64 // of a neighbour in the topology
 	gcn      bool
 	rowBytes int64
+	widen    bool    // rows become float32 before they are trained on
 	dims     []int64 // input width of layer l; the last is the number of classes
 	params   int64
 }
@@ -48,8 +50,8 @@ type vwork struct {
 // sector is what a kernel's read of a few bytes of the CPU's memory moves over the link.
 const sector = 32
 
-func newVWork(ops *hardware.Ops, cfg Config, dim, classes int, wideIDs bool) *vwork {
-	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, gcn: cfg.Model == "gcn", rowBytes: int64(dim) * 4}
+func newVWork(ops *hardware.Ops, cfg Config, dim int, t rowtype.Type, classes int, wideIDs bool) *vwork {
+	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, gcn: cfg.Model == "gcn", rowBytes: int64(t.RowBytes(dim)), widen: t != rowtype.Float32}
 	if wideIDs {
 		w.idBytes = 8
 	}
@@ -143,6 +145,9 @@ func (w *vwork) model(s *vshape, train bool) []vkernel {
 	var out []vkernel
 	add := func(k ...vkernel) { out = append(out, k...) }
 	block := func(l int) vblock { return s.blocks[L-1-l] }
+	if w.widen { // convert_rows
+		add(w.bytes(s.hopEnd[L] * (w.rowBytes + 4*w.dims[0])))
+	}
 	for l := range L {
 		b := block(l)
 		add(w.aggregate(b.edges, b.dst, w.dims[l]), w.gemm(b.dst, w.dims[l+1], w.dims[l], w.weights()))
