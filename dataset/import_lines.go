@@ -88,13 +88,13 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 				buf = make([]byte, blockBytes)
 			}
 			if len(rest) >= len(buf) {
-				buf = make([]byte, 2*len(rest))
+				buf = make([]byte, len(rest)+blockBytes)
 			}
 			n := copy(buf, rest)
 			end := -1 // behind the last whole line
 			for end < 0 && more {
 				if n == len(buf) { // a line of more than a block
-					buf = append(buf, make([]byte, len(buf))...)
+					buf = append(buf, make([]byte, min(len(buf), maxLine+blockBytes-len(buf)))...)
 				}
 				k, rerr := io.ReadFull(r, buf[n:])
 				n += k
@@ -104,7 +104,7 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 				switch {
 				case errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF) && gzipWhole(r):
 					more, end = false, n
-				case rerr != nil || end < 0 && n > maxLine:
+				case rerr != nil || end < 0 && n >= maxLine:
 					lines := line + int64(bytes.Count(buf[:n], []byte{'\n'}))
 					err := errs.New(errs.Usage, "%s:%d: line of more than %d bytes; is it a text file?", path, lines, maxLine)
 					if rerr != nil {
@@ -368,12 +368,13 @@ func csvEdges(path string, nodes, want int64, inverse bool) edgeSource {
 		err := eachBlock(ctx, path, func(b lineBlock) (p pairs, err error) {
 			p.src = make([]int64, 0, len(b.text)/6)
 			p.dst = make([]int64, 0, len(b.text)/6)
-			err = b.each(func(t []byte, line int64) error {
+			err = b.each(func(s []byte, line int64) error {
+				t := s
 				var id [2]int64
 				for i := range id {
 					f, rest, more := cutComma(t)
 					if more != (i == 0) {
-						return b.bad(line, "%q is not an edge; two node ids with a comma between them are needed", clip(t))
+						return b.bad(line, "%q is not an edge; two node ids with a comma between them are needed", clip(s))
 					}
 					t = rest
 					v, ok := parseID(f)

@@ -138,7 +138,7 @@ func (im *importer) ogbBinary(ctx context.Context, raw string) (err error) {
 		return errs.New(errs.Usage, "%s has shape %s, num_edges_list says (2, %d)", index.Name, index.Header.ShapeString(), edges)
 	}
 	if o.Format.AddInverse == "yes" {
-		return errs.New(errs.Usage, "--add-inverse-edge yes: OGB adds no edges to datasets in data.npz; use --reverse")
+		return errs.New(errs.Usage, "--add-inverse-edge yes: OGB adds no edges to datasets in data.npz; take it away")
 	}
 	labels, labelFile, err := im.ogbBinaryLabels(ctx, raw)
 	if err != nil {
