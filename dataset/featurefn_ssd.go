@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -247,7 +248,7 @@ func (c *Computed) chunkCRC(i int64) uint32 {
 	lo := i * chunkBytes
 	hi := min(lo+chunkBytes, c.g.dataBytes)
 	s := ^uint32(0)
-	bytes := func(to int64) {
+	byBytes := func(to int64) {
 		for lo < to {
 			b := c.pieces.Get().(*[]byte)
 			n := min(to-lo, c.unit)
@@ -257,9 +258,9 @@ func (c *Computed) chunkCRC(i int64) uint32 {
 			lo += n
 		}
 	}
-	bytes(min((lo+c.unit-1)/c.unit*c.unit, hi))
+	byBytes(min((lo+c.unit-1)/c.unit*c.unit, hi))
 	if c.enc.slow() { // by the bytes is no slower
-		bytes(hi)
+		byBytes(hi)
 		return ^s
 	}
 	for ; hi-lo >= c.unit; lo += c.unit {
@@ -271,7 +272,7 @@ func (c *Computed) chunkCRC(i int64) uint32 {
 		}
 		s = c.unitTail.apply(s)
 	}
-	bytes(hi)
+	byBytes(hi)
 	return ^s
 }
 
@@ -405,3 +406,45 @@ func (e *rowEncoder) raw(r int64) uint32 {
 
 // crc is the CRC32C of row r.
 func (e *rowEncoder) crc(r int64) uint32 { return ^(e.shift.apply(^uint32(0)) ^ e.raw(r)) }
+
+// RowVerifier checks rows that were gathered from anywhere against the dataset's feature function, to the
+// bit. It is safe for concurrent use.
+type RowVerifier struct {
+	enc  *rowEncoder
+	name string
+}
+
+// NewRowVerifier is for rows stored as t. A dataset whose rows are stored in features.npy has nothing to check
+// against: an error of class usage.
+func (d *Dataset) NewRowVerifier(t rowtype.Type) (*RowVerifier, error) {
+	fn := d.fn()
+	if fn == nil {
+		return nil, errs.New(errs.Usage, "dataset %s has no feature function to check rows against; make one with --feature-fn hash, or check reads by checksums (--check-reads)", d.dir)
+	}
+	return &RowVerifier{newRowEncoder(fn, t), d.Meta.FeatureFn}, nil
+}
+
+// Check returns the index of the first of nodes whose row is not what it must be, or -1. rows holds
+// the rows of all nodes, one behind the other.
+func (v *RowVerifier) Check(nodes []int64, rows []byte) int {
+	n := v.enc.bytes
+	buf := make([]byte, n)
+	for i, node := range nodes {
+		v.enc.encode(node, buf)
+		if !bytes.Equal(buf, rows[i*n:(i+1)*n]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// Wrong describes what is wrong with a row that Check has found.
+func (v *RowVerifier) Wrong(node int64, row []byte) string {
+	buf := make([]byte, v.enc.bytes)
+	v.enc.encode(node, buf)
+	at := 0
+	for at < len(row)-1 && buf[at] == row[at] {
+		at++
+	}
+	return fmt.Sprintf("row of node %d is not what %s says: byte %d is %02x, not %02x", node, v.name, at, row[at], buf[at])
+}

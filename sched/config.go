@@ -88,6 +88,7 @@ type Config struct {
 	// virtual clock it is the type they are taken to have; empty: the dataset's.
 	RowType    string
 	CheckReads bool // every row is held against the checksum that load has written
+	VerifyRows bool // every row that was gathered is held against the dataset's feature function
 	SMs        SMBudget
 
 	// OpTimeout bounds each single wait for an operator; 5 minutes.

@@ -56,6 +56,8 @@ type engine struct {
 	wide      cuda.Buffer
 	converter *cache.Converter
 
+	verify *rowVerifier // of cfg.VerifyRows, else nil
+
 	layout    gpuio.Layout
 	ssds      []*gpuio.SSD
 	topo      *graph.Topology
@@ -196,6 +198,9 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 			want, a.RowType, in.Dataset.Dir(), want)
 	}
 	e.sizes(in, a.RowType)
+	if err := e.openVerify(in); err != nil {
+		return err
+	}
 	b, err := e.budgets()
 	if err != nil {
 		return err

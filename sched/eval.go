@@ -29,6 +29,7 @@ type EvalResult struct {
 	Kernels         string       `json:"kernels"`
 	IOStack         string       `json:"io_stack"`
 	RowDType        string       `json:"row_dtype"`
+	RowsVerified    *int64       `json:"rows_verified,omitempty"`
 	RowBytes        int64        `json:"row_bytes"`
 	RowsGPU         int64        `json:"rows_gpu"`
 	RowsCPU         int64        `json:"rows_cpu"`
@@ -165,7 +166,7 @@ func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, ob
 		Event: "result", Mode: e.cfg.Mode, Model: e.cfg.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.cfg.Fanouts, Nodes: r.Seeds,
 		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(),
-		RowDType: e.rowType.String(), RowBytes: e.rowBytes, RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD, SSDCommands: r.SSDCommands,
+		RowDType: e.rowType.String(), RowBytes: e.rowBytes, RowsVerified: e.verified(), RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD, SSDCommands: r.SSDCommands,
 		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha, IO: e.io(),
 	}, nil
 }

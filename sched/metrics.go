@@ -82,10 +82,11 @@ type Result struct {
 	MemoryRung      string        `json:"memory_rung"`
 	Pipeline        string        `json:"pipeline"`
 	Epochs          []EpochResult `json:"epochs"`
-	BestEpoch       int           `json:"best_epoch"` // the earliest with the best validation accuracy
-	TestAcc         *float64      `json:"test_acc"`   // with that epoch's parameters; null without a test
-	RowDType        string        `json:"row_dtype"`  // of the rows on the SSDs, in the slots and in the tiers
-	RowBytes        int64         `json:"row_bytes"`  // of one of them
+	BestEpoch       int           `json:"best_epoch"`              // the earliest with the best validation accuracy
+	TestAcc         *float64      `json:"test_acc"`                // with that epoch's parameters; null without a test
+	RowDType        string        `json:"row_dtype"`               // of the rows on the SSDs, in the slots and in the tiers
+	RowBytes        int64         `json:"row_bytes"`               // of one of them
+	RowsVerified    *int64        `json:"rows_verified,omitempty"` // against the feature function, in training and evaluation
 	GPUCacheBytes   int64         `json:"gpu_cache_bytes"`
 	CPUCacheBytes   int64         `json:"cpu_cache_bytes"`
 	TopologyBytes   int64         `json:"topology_bytes"`

@@ -347,6 +347,9 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	rows := s.mb.HopEnd[len(e.cfg.Fanouts)]
+	if err := e.verifyRows(s); err != nil {
+		return err
+	}
 	if err := e.widen(s); err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}

@@ -92,7 +92,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 		obs.note("inmem keeps every row in memory: --cpu-cache has no effect")
 	}
 	err = t.train(ctx, in)
-	res.Epochs, res.IO = t.state.Epochs, e.io()
+	res.Epochs, res.IO, res.RowsVerified = t.state.Epochs, e.io(), e.verified()
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err

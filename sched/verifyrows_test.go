@@ -1,0 +1,87 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/faultinject"
+	"helios/internal/rowtype"
+	"helios/internal/units"
+	"helios/nvme"
+	"helios/nvme/faultbus"
+	"helios/nvme/proxy"
+)
+
+// computedInputs is a dataset with a feature function on SSDs that compute it.
+func computedInputs(t *testing.T, typ rowtype.Type, faults string) Inputs {
+	t.Helper()
+	ctx := context.Background()
+	out := filepath.Join(t.TempDir(), "d")
+	require.NoError(t, dataset.Generate(ctx, dataset.GenerateOptions{Nodes: 3000, Dim: 33, Classes: 4, AvgDegree: 6, Seed: 3, FeatureFn: "hash", Out: out}))
+	d, err := dataset.Open(out)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	in := Inputs{Dataset: d, Dev: dev}
+	for i := range 2 {
+		m, err := dataset.NewComputed(ctx, d, dataset.ComputedOptions{Stripe: i, Stripes: 2, LBABytes: 512, Type: typ})
+		require.NoError(t, err)
+		var bus nvme.Bus
+		bus, err = proxy.Open(proxy.Config{Name: fmt.Sprintf("c%d", i), Serial: fmt.Sprintf("C%d", i), Content: m, Bytes: m.Size()})
+		require.NoError(t, err)
+		if f, err := faultinject.Parse(faults); faults != "" {
+			require.NoError(t, err)
+			bus = faultbus.New(bus, f, faultbus.Options{})
+		}
+		c, err := nvme.Open(ctx, bus, nvme.Options{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close(ctx)) })
+		in.SSDs = append(in.SSDs, &gpuio.SSD{Ctrl: c, Name: fmt.Sprintf("c%d", i)})
+	}
+	return in
+}
+
+// TestVerifyRows: every gathered row is held against the function, from SSD and from the tiers, of every
+// type; and a wrong one is found.
+func TestVerifyRows(t *testing.T) {
+	cfg := Config{Fanouts: []int{3, 3}, Batch: 128, Hidden: 8, VerifyRows: true, CPUCache: units.Budget{Percent: 20}, GPUCache: units.Budget{Percent: 10}}
+	for _, typ := range rowtype.Types() {
+		if testing.Short() && typ != rowtype.Int8 {
+			continue
+		}
+		in := computedInputs(t, typ, "")
+		res, err := Train(context.Background(), cfg, in, Observer{})
+		require.NoError(t, err)
+		require.Equal(t, typ.String(), res.RowDType)
+		e := res.Epochs[0]
+		require.NotNil(t, res.RowsVerified)
+		require.Greater(t, *res.RowsVerified, e.RowsGPU+e.RowsCPU+e.RowsSSD) // those of validation, too
+		require.NotZero(t, e.RowsGPU)
+		require.NotZero(t, e.RowsCPU)
+		require.NotZero(t, e.RowsSSD)
+	}
+	// A bit that flips on its way is not seen by the SSD, nor by checksums that nobody asks for.
+	in := computedInputs(t, rowtype.Float32, "flip(op=read,byte=9,bit=3,after=300,times=1)")
+	_, err := Train(context.Background(), cfg, in, Observer{})
+	require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "row of node ")
+	require.ErrorContains(t, err, "hash:3")
+}
+
+func TestVerifyRowsNeedsAFunction(t *testing.T) {
+	in := computedInputs(t, rowtype.Float32, "")
+	in.Dataset.Meta.FeatureFn = ""
+	_, err := Train(context.Background(), Config{VerifyRows: true}, in, Observer{})
+	require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "--feature-fn")
+}
