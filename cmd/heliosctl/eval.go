@@ -91,7 +91,7 @@ func runEval(ctx context.Context, e *env) (err error) {
 	e.ui.Table([]string{"", ""}, append([][]string{
 		{"checkpoint", fmt.Sprintf("%s, parameters of epoch %d", r.Checkpoint, r.Epoch)},
 		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes, r.Split, r.Loss)},
-		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows)))},
+		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows))) + fmt.Sprintf(", of %s as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
 		{"time", fmt.Sprintf("%.2f s", r.Seconds)},
 		{"parameters", "sha256 " + r.ParamsSHA256},
 	}, ioRows(r.IO)...))

@@ -70,7 +70,11 @@ func runVerify(ctx context.Context, e *env) (err error) {
 		if r.RowsCompared > 0 {
 			compared += fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
 		}
-		e.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s; %.2f s", name, r.Chunks, units.FormatBytes(r.Bytes), r.SSDs, compared, r.Seconds)
+		rows := ""
+		if r.RowBytes > 0 {
+			rows = fmt.Sprintf(", rows of %s (%s)", units.FormatBytes(int64(r.RowBytes)), r.RowDType)
+		}
+		e.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s%s; %.2f s", name, r.Chunks, units.FormatBytes(r.Bytes), r.SSDs, rows, compared, r.Seconds)
 	} else if r.BadCount == 0 {
 		return verr // nothing was found out
 	}

@@ -95,6 +95,7 @@ func (e *env) showModelled(r *sched.ModelledResult) {
 	sum, seconds := epochsOf(&r.Result)
 	rows := [][]string{
 		{"modelled run", fmt.Sprintf("%s, %s; hardware profile %s with %d %s; I/O stack %s, pipeline %s", r.Mode, r.Model, r.Hardware, r.SSDs, r.SSDModel, r.IOStack, r.Pipeline)},
+		{"modelled rows", fmt.Sprintf("%s, stored as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
 	}
 	if seconds > 0 {
 		rows = append(rows, []string{"modelled time", fmt.Sprintf("%.6g s for %d epochs; before them presampling %.3g s, filling the tiers %.3g s", seconds, len(r.Epochs), r.PresampleSecs, r.FillSeconds)})
