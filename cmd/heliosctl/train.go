@@ -56,6 +56,7 @@ func pathFlags() []cli.Flag {
 		&cli.StringFlag{Name: "on-ssd-failure", Value: "retry=3", Usage: "when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"},
 		&cli.StringFlag{Name: "coalesce", Value: "auto", Usage: "one command for rows on equal and adjacent LBAs (async and cpu stacks): auto, off, or up to `SIZE` a command"},
 		&cli.BoolFlag{Name: "check-reads", Usage: "hold every row that is read against the checksum that load has written; read it again, then stop, where they differ"},
+		&cli.BoolFlag{Name: "verify-rows", Usage: "hold every row that a mini-batch has gathered, from wherever, against the dataset's feature function (generate --feature-fn); stop at the first wrong one"},
 		&cli.StringFlag{Name: "row-dtype", DefaultText: "whatever is there", Usage: "stop unless the SSDs hold rows of `TYPE` (" + strings.Join(rowtype.Names(), ", ") + "; load --row-dtype makes them); with --clock virtual, the type they are taken to have"},
 		&cli.StringFlag{Name: "timeline", Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
@@ -125,6 +126,7 @@ func (e *env) dataPath() (sched.Config, error) {
 		Depth: c.Int("prefetch-depth"), Presample: c.Int("presample-epochs"), Workers: c.Int("workers"),
 		Blocks: c.Int("io-blocks"), QueueDepth: c.Int("depth"),
 		ReadTimeout: c.Duration("read-timeout"), ReadRetries: c.Int("read-retries"), CPUEngine: c.String("cpu-engine"), CheckReads: c.Bool("check-reads"),
+		VerifyRows: c.Bool("verify-rows"),
 	}
 	if err := e.notZero("prefetch-depth", "presample-epochs", "workers", "io-blocks", "depth"); err != nil {
 		return cfg, err
@@ -259,6 +261,9 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	hw, virtual, err := e.hardware()
 	if err != nil {
 		return err
+	}
+	if virtual && cfg.VerifyRows {
+		return errs.New(errs.Usage, "--verify-rows: no row is gathered on the virtual clock; leave one of the two out")
 	}
 	if virtual {
 		return e.trainVirtual(ctx, cfg, hw)
@@ -397,6 +402,9 @@ func (e *env) showResult(r *sched.Result) {
 	}
 	if seconds > 0 {
 		rows = append(rows, pathRows(sum, seconds)...)
+	}
+	if r.RowsVerified != nil {
+		rows = append(rows, []string{"verified", fmt.Sprintf("%d gathered rows, each equal to what the feature function says", *r.RowsVerified)})
 	}
 	rows = append(rows,
 		[]string{"memory", fmt.Sprintf("peak %s; GPU tier %s, CPU tier %s, topology %s", units.FormatBytes(r.PeakMemoryBytes), units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes), units.FormatBytes(r.TopologyBytes))},
