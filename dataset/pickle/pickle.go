@@ -267,8 +267,8 @@ func (p *parser) run() (any, error) {
 func (p *parser) opcode(c byte) {
 	switch c {
 	case 0x80: // PROTO
-		if v := p.u8(); p.err == nil && (v < 2 || v > 5) {
-			p.fail("pickle protocol %d; protocols 2 to 5 are read", v)
+		if v := p.u8(); p.err == nil && (v < 2 || v > 4) {
+			p.fail("pickle protocol %d; protocols 2 to 4 are read", v)
 		}
 	case 0x95: // FRAME: how much to read ahead
 		p.take(8)
