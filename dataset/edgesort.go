@@ -1,429 +1,653 @@
 package dataset
 
 import (
-	"bufio"
-	"container/heap"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"math/bits"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
 
-	"helios/dataset/npy"
+	"golang.org/x/sync/errgroup"
+
 	"helios/internal/hostmem"
 )
 
-// DefaultMemory is the memory that an import's external sort may use.
-const DefaultMemory = 256 << 20
-
-// edge points from src to dst: dst aggregates src.
-type edge struct{ dst, src uint64 }
-
-func (a edge) less(b edge) bool { return a.dst < b.dst || a.dst == b.dst && a.src < b.src }
+// DefaultMemory is the memory that an import may use, where more than twice as much is available.
+const DefaultMemory = 2 << 30
 
 const (
-	edgeBytes = 16
-	maxRuns   = 64 // runs merged at once
-	minChunk  = 1 << 10
+	minChunk = 1 << 10 // keys of a chunk
+	maxChunk = 32 << 20
+	// fixedMemory is what a process that imports holds beside the edges: the program, Go's
+	// runtime, and readers' buffers for each core.
+	fixedMemory   = 40 << 20
+	readerMemory  = 6 << 20
+	wideKeyWords  = 2
+	pendingCommit = 2 // runs written and not yet on the disk
 )
 
-// edgeSorter orders any number of edges by (dst, src) in bounded memory: chunks are radix
-// sorted and spilled as runs, and runs are merged, in several passes when there are many.
+// edgeRules say what becomes of the edges of an import.
+type edgeRules struct {
+	dedup    bool // repeated edges are stored once
+	noSelf   bool // self loops are dropped
+	addSelf  bool // each node gets one self loop; those that are there are dropped
+	opposite bool // the opposite of each edge is added, not of self loops
+	none     bool // no edge is stored
+}
+
+// edgeCounts say what became of the edges: stored = taken + opposite + added - self - duplicates.
+type edgeCounts struct {
+	Stored     int64 `json:"stored"`
+	Taken      int64 `json:"taken"` // from the source
+	Duplicates int64 `json:"duplicates"`
+	Self       int64 `json:"self"`     // self loops that were dropped
+	Kept       int64 `json:"kept"`     // self loops that were not
+	Added      int64 `json:"added"`    // self loops
+	Opposite   int64 `json:"opposite"` // edges
+	Nodes      int64 `json:"nodes"`
+}
+
+// span is a range of a part's edges, counted as they are emitted.
+type span struct {
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
+}
+
+// runPiece is what a run holds of a part of a source.
+type runPiece struct {
+	Source int `json:"source"`
+	Part   int `json:"part"`
+	span
+	End   bool  `json:"end,omitempty"` // the part has To edges and Units units
+	Units int64 `json:"units,omitempty"`
+}
+
+// run is a sorted spill file: what the journal says of it.
+type run struct {
+	ID     int        `json:"id"`
+	Keys   int64      `json:"keys"`  // stored
+	Wide   bool       `json:"wide"`  // see edgekeys.go
+	Group  int        `json:"group"` // keys in a group
+	Bytes  int64      `json:"bytes"` // of all groups; the index follows
+	MaxID  int64      `json:"max_id"`
+	Taken  int64      `json:"taken"`
+	Self   int64      `json:"self"`
+	Kept   int64      `json:"kept"`
+	Extra  int64      `json:"opposite"`
+	Pieces []runPiece `json:"pieces,omitempty"`
+
+	index []groupStart
+}
+
+type groupStart struct {
+	first edge
+	at    int64
+}
+
+// chunk is a part of the sorter's memory, with as much beside it to sort into.
+type chunk struct {
+	keys, tmp []uint64
+	n         int // words of keys in use
+	wide      bool
+	run       // counts and pieces
+}
+
+func (c *chunk) reset(wide bool) {
+	c.n, c.wide = 0, wide
+	c.run = run{MaxID: -1, Wide: wide, Pieces: c.Pieces[:0]}
+}
+
+// edgeSorter orders any number of edges by (dst, src) in bounded memory, on all cores: chunks are
+// filled by readers of different parts, radix sorted and spilled as runs, and runs are merged by
+// ranges of keys.
 type edgeSorter struct {
 	s       *staging
-	chunk   []edge // both off Go's heap, so that the collector does not double them
-	scratch []edge
-	mem     []byte // behind both; pages that are not reached are never there
-	max     int    // edges in a chunk
-	memory  int64  // budget
-	maxID   uint64
-	runs    []run
-	seq     int
-	total   int64
+	rules   edgeRules
+	mem     []byte // behind all chunks, off Go's heap; pages that are not reached are never there
+	chunks  int
+	words   int         // of keys in a chunk
+	free    chan *chunk // to fill
+	partial []*chunk    // filled in part
+	wide    atomic.Bool // an id beyond 32 bits was seen
+	sources int
+
+	spills sync.WaitGroup
+	commit chan struct{} // bounds the runs that wait for the disk
+	mu     sync.Mutex
+	runs   []run
+	seq    int
+	err    error // of a spill
+	failed atomic.Bool
+	done   edgeCounts // of runs
+	maxID  int64
 }
 
-// run is a sorted spill file. Ids are stored in 4 bytes each where they fit.
-type run struct {
-	path string
-	n    int64
-	wide bool
-}
-
-func newEdgeSorter(s *staging, memory int64) *edgeSorter {
-	if memory <= 0 {
-		memory = DefaultMemory
-		if free, err := hostmem.AvailableBytes(); err == nil { // the order does not depend on it
-			memory = min(memory, free/2)
+// newEdgeSorter takes its memory at once: what memory leaves beside everything else.
+func newEdgeSorter(s *staging, memory int64, rules edgeRules) (*edgeSorter, error) {
+	workers := runtime.GOMAXPROCS(0)
+	var heap runtime.MemStats
+	runtime.ReadMemStats(&heap)
+	off := int64(0)
+	for _, n := range hostmem.Usage() {
+		off += n
+	}
+	arena := max(memory-fixedMemory-int64(workers)*readerMemory-int64(heap.HeapAlloc)*5/4-off, memory/4)
+	e := &edgeSorter{s: s, rules: rules, chunks: workers + 1, maxID: -1}
+	e.words = int(min(max(arena/int64(e.chunks)/16, minChunk), maxChunk)) &^ 127
+	mem, err := hostmem.Alloc(int64(e.chunks)*int64(e.words)*16, "edge sort")
+	if err != nil {
+		return nil, fmt.Errorf("memory for sorting edges: %w", err)
+	}
+	e.mem = mem
+	e.free = make(chan *chunk, e.chunks)
+	e.commit = make(chan struct{}, pendingCommit)
+	all := hostmem.View[uint64](mem)
+	for range e.chunks {
+		c := &chunk{keys: all[:e.words:e.words], tmp: all[e.words : 2*e.words : 2*e.words]}
+		all = all[2*e.words:]
+		c.reset(false)
+		e.free <- c
+	}
+	if j := s.journal; j != nil {
+		for _, r := range j.runs {
+			e.add(r)
+			e.wide.Store(e.wide.Load() || r.Wide)
 		}
+		e.seq = j.lastRun
 	}
-	// Radix sort needs a second buffer of the same size.
-	return &edgeSorter{s: s, memory: memory, max: max(int(memory/(2*edgeBytes)), minChunk)}
+	return e, nil
 }
 
-func (e *edgeSorter) add(src, dst int64) error {
-	if len(e.chunk) == e.max {
-		if err := e.spill(); err != nil {
-			return err
-		}
-	}
-	if e.mem == nil {
-		mem, err := hostmem.Alloc(int64(e.max)*2*edgeBytes, "edge sort")
-		if err != nil {
-			return fmt.Errorf("memory for sorting edges: %w", err)
-		}
-		e.mem = mem
-		both := hostmem.View[edge](mem)
-		e.chunk, e.scratch = both[:0:e.max], both[e.max:2*e.max]
-	}
-	e.chunk = append(e.chunk, edge{uint64(dst), uint64(src)})
-	e.maxID = max(e.maxID, uint64(src), uint64(dst))
-	e.total++
-	return nil
+// add counts a run in. Call with mu held, or before the sorter is used.
+func (e *edgeSorter) add(r run) {
+	e.runs = append(e.runs, r)
+	e.count(&r)
 }
 
-// sortChunk is a least-significant-digit radix sort over only the bits that ids have.
-func (e *edgeSorter) sortChunk() {
-	a, b := e.chunk, e.scratch[:len(e.chunk)]
-	const digit = 11
-	var count [1 << digit]int
-	for key := range 2 { // src first, then dst
-		for shift := 0; shift < bits.Len64(e.maxID); shift += digit {
-			clear(count[:])
-			for i := range a {
-				v := a[i].src
-				if key == 1 {
-					v = a[i].dst
-				}
-				count[v>>shift&(1<<digit-1)]++
-			}
-			sum := 0
-			for i, c := range count {
-				count[i] = sum
-				sum += c
-			}
-			for i := range a {
-				v := a[i].src
-				if key == 1 {
-					v = a[i].dst
-				}
-				k := v >> shift & (1<<digit - 1)
-				b[count[k]] = a[i]
-				count[k]++
-			}
-			a, b = b, a
-		}
-	}
-	if len(a) > 0 && &a[0] != &e.chunk[0] {
-		copy(e.chunk, a)
-	}
+func (e *edgeSorter) count(r *run) {
+	e.done.Taken += r.Taken
+	e.done.Self += r.Self
+	e.done.Kept += r.Kept
+	e.done.Opposite += r.Extra
+	e.maxID = max(e.maxID, r.MaxID)
 }
 
-// free gives the memory back; the sorter is then only good for merging. It may be called again.
-func (e *edgeSorter) free() error {
+// largest is the largest id so far, -1 for none. Call it between sources.
+func (e *edgeSorter) largest() int64 {
+	e.spills.Wait()
+	id := e.maxID
+	for _, c := range e.partial {
+		id = max(id, c.MaxID)
+	}
+	return id
+}
+
+// close gives the memory back. It may be called again.
+func (e *edgeSorter) close() error {
+	e.spills.Wait()
 	mem := e.mem
-	e.mem, e.chunk, e.scratch = nil, nil, nil
+	e.mem = nil
 	if mem == nil {
 		return nil
 	}
 	return hostmem.Free(mem)
 }
 
-func (e *edgeSorter) spill() error {
-	e.sortChunk()
-	w, err := e.newRun(e.maxID > math.MaxUint32)
-	if err != nil {
-		return err
+// read takes all edges of a source, but those that the journal has in runs.
+func (e *edgeSorter) read(ctx context.Context, src edgeSource, p Progress) error {
+	id := e.sources
+	e.sources++
+	var covered map[int]*partMark
+	if j := e.s.journal; j != nil {
+		if err := j.source(id, src); err != nil {
+			return err
+		}
+		covered = j.parts[id]
 	}
-	for _, x := range e.chunk {
-		if err := w.put(x); err != nil {
-			return errors.Join(err, w.f.discard())
+	var mu sync.Mutex
+	at, parts := int64(0), []int(nil)
+	for part := range src.Parts {
+		if c := covered[part]; c != nil && c.ended() {
+			at += c.units
+		} else {
+			parts = append(parts, part)
 		}
 	}
-	e.chunk = e.chunk[:0]
-	return e.endRun(w)
-}
-
-type runWriter struct {
-	run
-	f *outFile
-}
-
-func (e *edgeSorter) newRun(wide bool) (*runWriter, error) {
-	e.seq++
-	f, err := e.s.create(fmt.Sprintf("sort-%d.tmp", e.seq))
-	if err != nil {
-		return nil, err
+	report := func(n int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		at += n
+		p.report("edges", at, src.Total)
 	}
-	return &runWriter{run{path: filepath.Join(e.s.dir, filepath.Base(f.path)), wide: wide}, f}, nil
-}
-
-func (w *runWriter) put(x edge) error {
-	var b [edgeBytes]byte
-	n := edgeBytes
-	if w.wide {
-		binary.LittleEndian.PutUint64(b[:], x.dst)
-		binary.LittleEndian.PutUint64(b[8:], x.src)
-	} else {
-		binary.LittleEndian.PutUint32(b[:], uint32(x.dst))
-		binary.LittleEndian.PutUint32(b[4:], uint32(x.src))
-		n = edgeBytes / 2
+	report(0)
+	g, ctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range min(e.chunks-1, len(parts)) {
+		g.Go(func() error {
+			t := &taker{e: e, ctx: ctx, source: id}
+			defer t.leave()
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(parts) {
+					return nil
+				}
+				t.part, t.at, t.skip = parts[i], 0, nil
+				if c := covered[t.part]; c != nil {
+					t.skip = c.spans
+				}
+				units := int64(0)
+				if err := src.Read(ctx, t.part, t.take, func(n int64) { units += n; report(n) }); err != nil {
+					return err
+				}
+				if err := t.end(units); err != nil {
+					return err
+				}
+			}
+		})
 	}
-	w.n++
-	_, err := w.f.Write(b[:n])
+	err := g.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.err != nil { // the cause: readers only saw that they could not go on
+		return e.err
+	}
 	return err
 }
 
-func (e *edgeSorter) endRun(w *runWriter) error {
-	if err := w.f.bw.Flush(); err != nil {
-		return errors.Join(err, w.f.discard())
+// taker puts the edges of one part after the other into chunks.
+type taker struct {
+	e      *edgeSorter
+	ctx    context.Context
+	source int
+	part   int
+	at     int64  // edges of the part that were emitted
+	skip   []span // of the part, that runs have
+	c      *chunk
+}
+
+var errSpill = errors.New("a spill failed")
+
+// chunk gets room for an edge and its opposite.
+func (t *taker) room(wide bool) error {
+	e := t.e
+	if e.failed.Load() {
+		return errSpill
 	}
-	if err := w.f.discard(); err != nil { // a spill file need not survive a crash: no fsync
-		return err
+	words := 1
+	if wide {
+		words = wideKeyWords
 	}
-	e.runs = append(e.runs, w.run)
+	if t.c != nil && (t.c.wide == wide || t.c.wide) && t.c.n+2*words <= len(t.c.keys) {
+		return nil
+	}
+	if t.c != nil {
+		e.spill(t.c)
+		t.c = nil
+	}
+	e.mu.Lock()
+	for i, c := range e.partial {
+		if c.wide == wide && c.n+2*words <= len(c.keys) {
+			t.c = c
+			e.partial = append(e.partial[:i], e.partial[i+1:]...)
+			break
+		}
+	}
+	if t.c == nil && len(e.partial) > 0 { // of the other width, or full
+		c := e.partial[0]
+		e.partial = e.partial[1:]
+		e.mu.Unlock()
+		e.spill(c)
+		e.mu.Lock()
+	}
+	e.mu.Unlock()
+	if t.c == nil {
+		select {
+		case t.c = <-e.free:
+			t.c.reset(wide)
+		case <-t.ctx.Done():
+			return t.ctx.Err()
+		}
+	}
 	return nil
 }
 
-// each calls fn with every edge in order, duplicates included, and removes the spill files.
-func (e *edgeSorter) each(ctx context.Context, fn func(edge) error) error {
-	if len(e.runs) == 0 {
-		e.sortChunk()
-		for i, x := range e.chunk {
-			if i&0xffff == 0 && ctx.Err() != nil {
-				return ctx.Err()
+func (t *taker) piece(n int64) *runPiece {
+	ps := t.c.Pieces
+	if len(ps) > 0 {
+		if l := &ps[len(ps)-1]; l.Source == t.source && l.Part == t.part && l.To == t.at {
+			l.To += n
+			return l
+		}
+	}
+	t.c.Pieces = append(ps, runPiece{Source: t.source, Part: t.part, span: span{t.at, t.at + n}})
+	return &t.c.Pieces[len(ps)]
+}
+
+func (t *taker) take(src, dst []int64) error {
+	if err := t.ctx.Err(); err != nil {
+		return err
+	}
+	for len(src) > 0 {
+		n := int64(len(src))
+		covered := false
+		for _, s := range t.skip {
+			switch {
+			case t.at >= s.To:
+			case t.at >= s.From:
+				n, covered = min(n, s.To-t.at), true
+			default:
+				n = min(n, s.From-t.at)
 			}
-			if err := fn(x); err != nil {
+		}
+		if covered {
+			t.at += n
+			src, dst = src[n:], dst[n:]
+			continue
+		}
+		var top int64
+		for i, s := range src[:n] {
+			top = max(top, s, dst[i])
+		}
+		if top > math.MaxUint32 {
+			t.e.wide.Store(true)
+		}
+		wide := t.e.wide.Load()
+		if err := t.room(wide); err != nil {
+			return err
+		}
+		c := t.c
+		words := 1
+		if c.wide {
+			words = wideKeyWords
+		}
+		per := words
+		if t.e.rules.opposite {
+			per *= 2
+		}
+		n = min(n, int64((len(c.keys)-c.n)/per))
+		t.piece(n)
+		c.MaxID = max(c.MaxID, top) // of a little more than is put: the rest follows
+		c.Taken += n
+		c.put(src[:n], dst[:n], t.e.rules)
+		t.at += n
+		src, dst = src[n:], dst[n:]
+	}
+	return nil
+}
+
+// put packs edges for which there is room.
+func (c *chunk) put(src, dst []int64, rules edgeRules) {
+	dst = dst[:len(src)]
+	k := c.keys[c.n:]
+	n := 0
+	if rules.none {
+		return
+	}
+	drop := rules.noSelf || rules.addSelf
+	if !c.wide {
+		if !drop && !rules.opposite {
+			k = k[:len(src)]
+			self := 0
+			for i, s := range src {
+				d := dst[i]
+				if s == d {
+					self++
+				}
+				k[i] = uint64(d)<<32 | uint64(s)
+			}
+			c.n += len(src)
+			c.Kept += int64(self)
+			return
+		}
+		for i, s := range src {
+			d := dst[i]
+			if s == d {
+				if drop {
+					c.Self++
+					continue
+				}
+				c.Kept++
+			}
+			k[n] = uint64(d)<<32 | uint64(s)
+			n++
+			if rules.opposite && s != d {
+				k[n] = uint64(s)<<32 | uint64(d)
+				n++
+				c.Extra++
+			}
+		}
+		c.n += n
+		return
+	}
+	for i, s := range src {
+		d := dst[i]
+		if s == d {
+			if drop {
+				c.Self++
+				continue
+			}
+			c.Kept++
+		}
+		k[n], k[n+1] = uint64(d), uint64(s)
+		n += wideKeyWords
+		if rules.opposite && s != d {
+			k[n], k[n+1] = uint64(s), uint64(d)
+			n += wideKeyWords
+			c.Extra++
+		}
+	}
+	c.n += n
+}
+
+// end notes that a part is read to its end.
+func (t *taker) end(units int64) error {
+	if err := t.room(t.c != nil && t.c.wide); err != nil {
+		return err
+	}
+	p := t.piece(0)
+	p.End, p.Units = true, units
+	return nil
+}
+
+// leave keeps what is in the chunk for the next reader, or the end.
+func (t *taker) leave() {
+	if t.c == nil {
+		return
+	}
+	t.e.mu.Lock()
+	t.e.partial = append(t.e.partial, t.c)
+	t.e.mu.Unlock()
+	t.c = nil
+}
+
+// spill sorts a chunk and writes it as a run, beside the caller; the first error stays in e.err.
+func (e *edgeSorter) spill(c *chunk) {
+	e.spills.Add(1)
+	go func() {
+		defer e.spills.Done()
+		if err := e.spillNow(c); err != nil {
+			e.mu.Lock()
+			if e.err == nil {
+				e.err = err
+			}
+			e.mu.Unlock()
+			e.failed.Store(true)
+		}
+	}()
+}
+
+func (e *edgeSorter) spillNow(c *chunk) error {
+	keys := c.sorted(e.rules.dedup)
+	w, err := e.newRun(c.run, e.groupKeys())
+	if err == nil {
+		err = w.put(keys, c.tmp)
+	}
+	if err == nil {
+		w.r.Pieces = append([]runPiece(nil), c.Pieces...)
+	}
+	e.commit <- struct{}{}
+	defer func() { <-e.commit }()
+	e.free <- c
+	if err != nil {
+		if w != nil {
+			err = errors.Join(err, w.f.discard())
+		}
+		return err
+	}
+	r, err := w.close()
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if j := e.s.journal; j != nil {
+		if err := j.ran(r, nil); err != nil {
+			return err
+		}
+	}
+	e.add(r)
+	return nil
+}
+
+// sorted puts a chunk in order.
+func (c *chunk) sorted(dedup bool) []uint64 {
+	a := c.keys[:c.n]
+	sortAny(a, c.tmp[:c.n], c.wide)
+	if dedup {
+		a = compactAny(a, c.wide)
+	}
+	return a
+}
+
+// groupKeys is how many keys lie between two entries of a run's index.
+func (e *edgeSorter) groupKeys() int {
+	return min(max(e.words/4096&^(packKeys-1), packKeys), maxGroup)
+}
+
+func (s *staging) runPath(id int) string {
+	return filepath.Join(s.dir, runName(id))
+}
+
+func runName(id int) string { return fmt.Sprintf("sort-%d.tmp", id) }
+
+type runWriter struct {
+	f    *outFile
+	s    *staging
+	r    run
+	buf  []byte
+	have int
+	held []uint64 // of merges: keys of a group that is not whole
+}
+
+func (e *edgeSorter) newRun(of run, group int) (*runWriter, error) {
+	e.mu.Lock()
+	e.seq++
+	of.ID = e.seq
+	e.mu.Unlock()
+	f, err := e.s.create(runName(of.ID))
+	if err != nil {
+		return nil, err
+	}
+	of.Group, of.Keys, of.Bytes, of.index, of.Pieces = group, 0, 0, nil, nil
+	return &runWriter{f: f, s: e.s, r: of}, nil
+}
+
+// put writes sorted keys, of which all but the last call's are whole groups. tmp is memory to
+// encode in; if it is too small for that, some is made.
+func (w *runWriter) put(keys, tmp []uint64) error {
+	if w.buf == nil {
+		if w.buf = wordBytes(tmp); len(w.buf) < 2*groupRoom {
+			w.buf = make([]byte, 2*groupRoom)
+		} else if len(w.buf) > 1<<20 {
+			w.buf = w.buf[:1<<20]
+		}
+	}
+	words := 1
+	if w.r.Wide {
+		words = wideKeyWords
+	}
+	for len(keys) > 0 {
+		part := keys[:min(len(keys), w.r.Group*words)]
+		keys = keys[len(part):]
+		first := edge{}
+		if w.r.Wide {
+			first = pairs(part)[0]
+		} else {
+			first = edgeOf(part[0])
+		}
+		w.r.index = append(w.r.index, groupStart{first, w.r.Bytes})
+		n := encodeGroup(w.buf[w.have:], part, w.r.Wide)
+		w.have += n
+		w.r.Bytes += int64(n)
+		w.r.Keys += int64(len(part) / words)
+		if w.have+groupRoom > len(w.buf) {
+			if err := w.flush(); err != nil {
 				return err
 			}
 		}
-		return e.free()
 	}
-	if len(e.chunk) > 0 {
-		if err := e.spill(); err != nil {
-			return err
-		}
-	}
-	if err := e.free(); err != nil { // readers of runs take its place
-		return err
-	}
-	for len(e.runs) > maxRuns {
-		group := e.runs[:maxRuns]
-		e.runs = append([]run(nil), e.runs[maxRuns:]...)
-		wide := false
-		for _, r := range group {
-			wide = wide || r.wide
-		}
-		w, err := e.newRun(wide)
-		if err != nil {
-			return err
-		}
-		if err := e.merge(ctx, group, w.put); err != nil {
-			return errors.Join(err, w.f.discard())
-		}
-		if err := e.endRun(w); err != nil {
-			return err
-		}
-	}
-	return e.merge(ctx, e.runs, fn)
+	return w.flush()
 }
 
-type runReader struct {
-	run
-	head edge
-	left int64
-	f    *os.File
-	br   *bufio.Reader
-}
-
-func (r *runReader) next() error {
-	var b [edgeBytes]byte
-	n := edgeBytes
-	if !r.wide {
-		n /= 2
-	}
-	if _, err := io.ReadFull(r.br, b[:n]); err != nil {
-		return fmt.Errorf("read back %s: %w", r.path, err)
-	}
-	if r.wide {
-		r.head = edge{binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])}
-	} else {
-		r.head = edge{uint64(binary.LittleEndian.Uint32(b[:])), uint64(binary.LittleEndian.Uint32(b[4:]))}
-	}
-	r.left--
-	return nil
-}
-
-type runHeap []*runReader
-
-func (h runHeap) Len() int           { return len(h) }
-func (h runHeap) Less(i, j int) bool { return h[i].head.less(h[j].head) }
-func (h runHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *runHeap) Push(x any)        { *h = append(*h, x.(*runReader)) }
-func (h *runHeap) Pop() any {
-	old := *h
-	x := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return x
-}
-
-func (e *edgeSorter) merge(ctx context.Context, runs []run, fn func(edge) error) (err error) {
-	var h runHeap
-	var open []*runReader
-	defer func() {
-		for _, r := range open {
-			err = errors.Join(err, r.f.Close(), os.Remove(r.path))
-		}
-	}()
-	buf := int(min(max(e.memory/int64(len(runs)), 4096), 1<<20))
-	for _, r := range runs {
-		f, err := os.Open(r.path)
-		if err != nil {
-			return err
-		}
-		rr := &runReader{run: r, left: r.n, f: f, br: bufio.NewReaderSize(f, buf)}
-		open = append(open, rr)
-		if err := rr.next(); err != nil { // runs are never empty
-			return err
-		}
-		h = append(h, rr)
-	}
-	heap.Init(&h)
-	for n := 0; len(h) > 0; n++ {
-		if n&0xffff == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		r := h[0]
-		if err := fn(r.head); err != nil {
-			return err
-		}
-		if r.left == 0 {
-			heap.Pop(&h)
-			continue
-		}
-		if err := r.next(); err != nil {
-			return err
-		}
-		heap.Fix(&h, 0)
-	}
-	return nil
-}
-
-// cscWriter writes indptr.npy and indices.npy from edges that come in (dst, src) order.
-type cscWriter struct {
-	indptr, indices *arrayOut
-	nodes           int64
-	wide            bool
-	next            int64 // nodes whose start is written
-	edges           int64
-	idx             []byte
-}
-
-// wideFrom is the number of nodes from which ids need 64 bits; a variable for tests.
-var wideFrom int64 = 1 << 32
-
-func (s *staging) csc(nodes int64) (*cscWriter, error) {
-	w := &cscWriter{nodes: nodes, wide: nodes > wideFrom}
-	dt := npy.Uint32
-	if w.wide {
-		dt = npy.Int64
-	}
-	var err error
-	if w.indptr, err = s.array("indptr", npy.Int64, 0); err != nil {
-		return nil, err
-	}
-	if w.indices, err = s.array("indices", dt, 0); err != nil {
-		return nil, errors.Join(err, w.indptr.discard())
-	}
-	return w, nil
-}
-
-func (w *cscWriter) put(x edge) error {
-	if err := w.startUpTo(int64(x.dst)); err != nil {
-		return err
-	}
-	if w.wide {
-		w.idx = binary.LittleEndian.AppendUint64(w.idx, x.src)
-	} else {
-		w.idx = binary.LittleEndian.AppendUint32(w.idx, uint32(x.src))
-	}
-	w.edges++
-	if len(w.idx) >= 64<<10 {
-		return w.flush()
-	}
-	return nil
-}
-
-func (w *cscWriter) flush() error {
-	_, err := w.indices.Write(w.idx)
-	w.idx = w.idx[:0]
+func (w *runWriter) flush() error {
+	_, err := w.f.Write(w.buf[:w.have])
+	w.have = 0
 	return err
 }
 
-// startUpTo writes the offsets of all nodes up to v.
-func (w *cscWriter) startUpTo(v int64) error {
-	var b [8]byte
-	for ; w.next <= v; w.next++ {
-		binary.LittleEndian.PutUint64(b[:], uint64(w.edges))
-		if _, err := w.indptr.Write(b[:]); err != nil {
-			return err
+// close writes the index and, where a journal will name the run, waits for the disk.
+func (w *runWriter) close() (run, error) {
+	if w.s.journal == nil {
+		if err := w.f.bw.Flush(); err != nil {
+			return w.r, errors.Join(err, w.f.discard())
 		}
+		return w.r, w.f.discard() // an import without a journal starts over after a crash
 	}
-	return nil
+	if _, err := w.f.Write(encodeIndex(w.r.index)); err != nil {
+		return w.r, errors.Join(err, w.f.discard())
+	}
+	return w.r, w.f.finish()
 }
 
-func (w *cscWriter) close() error {
-	err := w.startUpTo(w.nodes)
-	if err == nil {
-		err = w.flush()
-	}
+// finish waits for all spills. Where nothing was spilled, the sorted chunks are returned: the edges fit in memory.
+func (e *edgeSorter) finish(spill bool) ([]*chunk, error) {
+	e.spills.Wait()
+	e.mu.Lock()
+	err, parts := e.err, e.partial
+	e.partial = nil
+	runs := len(e.runs)
+	e.mu.Unlock()
 	if err != nil {
-		return errors.Join(err, w.discard())
+		return nil, err
 	}
-	return errors.Join(w.indptr.close(), w.indices.close())
+	if runs == 0 && !spill {
+		var wg sync.WaitGroup
+		for _, c := range parts {
+			wg.Go(func() { c.n = len(c.sorted(e.rules.dedup)) })
+			e.count(&c.run)
+		}
+		wg.Wait()
+		return parts, nil
+	}
+	for _, c := range parts {
+		e.spill(c)
+	}
+	e.spills.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return nil, e.err
 }
 
-func (w *cscWriter) discard() error { return errors.Join(w.indptr.discard(), w.indices.discard()) }
-
-// edgeRules say what becomes of the edges of an import.
-type edgeRules struct {
-	dedup, noSelf bool
-}
-
-type edgeCounts struct{ stored, duplicates, self int64 }
-
-// writeCSC drains the sorter into the topology files.
-func (s *staging) writeCSC(ctx context.Context, e *edgeSorter, nodes int64, rules edgeRules, p Progress) (edgeCounts, error) {
-	var c edgeCounts
-	w, err := s.csc(nodes)
-	if err != nil {
-		return c, err
-	}
-	var last edge
-	var seen int64
-	err = e.each(ctx, func(x edge) error {
-		if seen&0xfffff == 0 {
-			p.report("topology", seen, e.total)
+func (e *edgeSorter) removeRuns(runs []run) error {
+	var err error
+	for _, r := range runs {
+		if rerr := os.Remove(e.s.runPath(r.ID)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
 		}
-		seen++
-		switch {
-		case rules.noSelf && x.src == x.dst:
-			c.self++
-			return nil
-		case rules.dedup && c.stored > 0 && x == last:
-			c.duplicates++
-			return nil
-		}
-		last = x
-		c.stored++
-		return w.put(x)
-	})
-	if err != nil {
-		return c, errors.Join(err, w.discard())
 	}
-	p.report("topology", seen, e.total)
-	return c, w.close()
+	return err
 }

@@ -1,7 +1,10 @@
 package dataset
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -10,9 +13,84 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"helios/dataset/npy"
 	"helios/internal/hostmem"
 )
+
+// reference is what the rules make of edges, by sorting in memory.
+func reference(edges []edge, nodes int64, r edgeRules) []edge {
+	var want []edge
+	if r.none {
+		return nil
+	}
+	for _, x := range edges {
+		if x.src == x.dst && (r.noSelf || r.addSelf) {
+			continue
+		}
+		want = append(want, x)
+		if r.opposite && x.src != x.dst {
+			want = append(want, edge{x.src, x.dst})
+		}
+	}
+	for v := range nodes {
+		if r.addSelf {
+			want = append(want, edge{uint64(v), uint64(v)})
+		}
+	}
+	slices.SortFunc(want, func(a, b edge) int {
+		return cmp.Or(cmp.Compare(a.dst, b.dst), cmp.Compare(a.src, b.src))
+	})
+	if r.dedup {
+		want = slices.Compact(want)
+	}
+	return want
+}
+
+// edgesAsSource deals edges to parts of different lengths, and emits them in batches.
+func edgesAsSource(edges []edge, parts, batch int) edgeSource {
+	cut := func(p int) int { return len(edges) * p * (p + 1) / (parts * (parts + 1)) }
+	return edgeSource{Name: "test", Unit: "edges", Total: int64(len(edges)), Parts: parts, Read: func(_ context.Context, p int, emit func(src, dst []int64) error, done func(int64)) error {
+		for mine := edges[cut(p):cut(p+1)]; len(mine) > 0; {
+			n := min(batch, len(mine))
+			var src, dst []int64
+			for _, x := range mine[:n] {
+				src, dst = append(src, int64(x.src)), append(dst, int64(x.dst))
+			}
+			if err := emit(src, dst); err != nil {
+				return err
+			}
+			done(int64(n))
+			mine = mine[n:]
+		}
+		return nil
+	}}
+}
+
+// stored reads the topology of a staging directory.
+func stored(t testing.TB, s *staging) []edge {
+	t.Helper()
+	read := func(name string) []int64 {
+		a, err := npy.Open(filepath.Join(s.dir, name))
+		require.NoError(t, err)
+		r, err := a.Reader(0)
+		require.NoError(t, err)
+		defer r.Close()
+		v := make([]int64, a.Header.Elements())
+		require.NoError(t, fill(r, v))
+		return v
+	}
+	ptr, idx := read(indptrName), read(indicesName)
+	var got []edge
+	for v := range len(ptr) - 1 {
+		for _, u := range idx[ptr[v]:ptr[v+1]] {
+			got = append(got, edge{uint64(v), uint64(u)})
+		}
+	}
+	require.EqualValues(t, len(idx), ptr[len(ptr)-1])
+	return got
+}
 
 func TestEdgeSorter(t *testing.T) {
 	for _, c := range []struct {
@@ -25,78 +103,204 @@ func TestEdgeSorter(t *testing.T) {
 		{"none", 0, 10, 1, 0},
 		{"one", 1, 10, 1, 0},
 		{"in memory", 5000, 100, 1 << 20, 0},
-		{"exactly one chunk", minChunk, 1 << 20, 1, 0},
-		{"two chunks", minChunk + 1, 1 << 20, 1, 1},
+		{"two chunks", 8 * minChunk, 1 << 16, 1, 2},
 		{"several passes", 70*minChunk + 5, 3000, 1, 65},
-		{"64 bit ids", 5000, 1 << 40, 1, 4},
-		{"all alike", 3000, 1, 1, 2},
+		{"all alike", 9000, 1, 1, 2},
+		{"two keys", 9000, 2, 1, 2},
+		{"large", 400_000, 50_000, 5 << 20, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := newStaging(filepath.Join(t.TempDir(), "g"))
-			require.NoError(t, err)
-			defer func() { require.NoError(t, s.abort()) }()
-			e := newEdgeSorter(s, c.memory)
-			var want []edge
+			rng := rand.New(rand.NewPCG(7, uint64(c.edges)))
+			var edges []edge
 			for range c.edges {
-				x := edge{rand.Uint64N(c.ids), rand.Uint64N(c.ids)}
-				want = append(want, x)
-				require.NoError(t, e.add(int64(x.src), int64(x.dst)))
+				edges = append(edges, edge{rng.Uint64N(c.ids), rng.Uint64N(c.ids)})
 			}
-			require.GreaterOrEqual(t, e.seq, c.runs)
-			slices.SortFunc(want, func(a, b edge) int {
-				if a.less(b) {
-					return -1
-				} else if b.less(a) {
-					return 1
+			for _, rules := range []edgeRules{{}, {dedup: true}, {dedup: true, opposite: true}, {opposite: true, noSelf: true}, {addSelf: true}, {addSelf: true, dedup: true, opposite: true}, {none: true}} {
+				s, err := newStaging(filepath.Join(t.TempDir(), "g"))
+				require.NoError(t, err)
+				e, err := newEdgeSorter(s, c.memory, rules)
+				require.NoError(t, err)
+				require.NoError(t, e.read(bg, edgesAsSource(edges, 5, 777), nil))
+				e.spills.Wait()
+				if rules == (edgeRules{}) {
+					require.GreaterOrEqual(t, e.seq, c.runs)
 				}
-				return 0
-			})
-			var got []edge
-			require.NoError(t, e.each(bg, func(x edge) error { got = append(got, x); return nil }))
-			require.Equal(t, want, got)
-			left, err := os.ReadDir(s.dir)
-			require.NoError(t, err)
-			require.Empty(t, left, "spill files stay")
-			require.Zero(t, hostmem.Usage()["edge sort"])
+				counts, err := s.writeCSC(bg, e, int64(c.ids), nil)
+				require.NoError(t, err)
+				require.NoError(t, e.close())
+				want := reference(edges, int64(c.ids), rules)
+				require.Equal(t, want, stored(t, s), "%+v", rules)
+				require.EqualValues(t, len(want), counts.Stored)
+				require.EqualValues(t, c.edges, counts.Taken)
+				if !rules.none {
+					require.Equal(t, counts.Stored, counts.Taken+counts.Opposite+counts.Added-counts.Self-counts.Duplicates)
+					all := rules
+					all.dedup = false
+					require.EqualValues(t, len(reference(edges, int64(c.ids), all))-len(want), counts.Duplicates)
+				}
+				left, err := filepath.Glob(filepath.Join(s.dir, "sort-*"))
+				require.NoError(t, err)
+				require.Empty(t, left, "spill files stay")
+				require.Zero(t, hostmem.Usage()["edge sort"])
+				require.NoError(t, s.abort())
+				if c.edges > 100_000 {
+					break
+				}
+			}
 		})
 	}
 }
 
-// TestEdgeSorterNarrowThenWide: small ids in early runs, large in later ones.
-func TestEdgeSorterNarrowThenWide(t *testing.T) {
+// TestEdgeSorterWide: small ids in early runs, ids beyond 32 bits in later ones.
+func TestEdgeSorterWide(t *testing.T) {
 	s, err := newStaging(filepath.Join(t.TempDir(), "g"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.abort()) }()
-	e := newEdgeSorter(s, 1)
-	for i := range int64(66 * minChunk) {
-		id := i
-		if i > 65*minChunk {
-			id += 1 << 33
+	for _, dedup := range []bool{false, true} {
+		e, err := newEdgeSorter(s, 1, edgeRules{dedup: dedup})
+		require.NoError(t, err)
+		var edges []edge
+		for i := range uint64(30 * minChunk) {
+			x := edge{mix(i) % 9, mix(i) % 70_000}
+			if i > 20*minChunk {
+				x.src += 1 << 33
+			}
+			if i%7 == 0 {
+				x = edge{3, 3}
+			}
+			edges = append(edges, x)
 		}
-		require.NoError(t, e.add(id, 5))
+		require.NoError(t, e.read(bg, edgesAsSource(edges, 4, 500), nil))
+		held, err := e.finish(true)
+		require.NoError(t, err)
+		require.Empty(t, held)
+		require.NoError(t, e.fewer(bg, true, nil))
+		sources, closeAll, err := e.openRuns(e.runs)
+		require.NoError(t, err)
+		m := e.newMerger(sources, true, false)
+		var got []edge
+		require.NoError(t, m.each(bg, m.ranges(edge{}), true, func(out *merged) error {
+			for range out.times {
+				got = append(got, out.lo)
+			}
+			got = append(got, pairs(out.keys)...)
+			return nil
+		}))
+		require.NoError(t, closeAll())
+		require.NoError(t, e.close())
+		require.Equal(t, reference(edges, 9, edgeRules{dedup: dedup}), got)
 	}
-	n, last := 0, edge{}
-	require.NoError(t, e.each(bg, func(x edge) error {
-		require.True(t, n == 0 || last.less(x))
-		last = x
-		n++
-		return nil
-	}))
-	require.Equal(t, 66*minChunk, n)
-	require.EqualValues(t, 66*minChunk-1+1<<33, last.src)
+}
 
+func TestEdgeSorterStops(t *testing.T) {
+	s, err := newStaging(filepath.Join(t.TempDir(), "g"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.abort()) }()
+	edges := make([]edge, 50*minChunk)
 	ctx, cancel := context.WithCancel(bg)
 	cancel()
-	e = newEdgeSorter(s, 1)
-	require.NoError(t, e.add(1, 2))
-	require.ErrorIs(t, e.each(ctx, func(edge) error { return nil }), context.Canceled)
-	require.NoError(t, e.free())
+	_, err = s.sortEdges(ctx, edgesAsSource(edges, 3, 100), sortOptions{Memory: 1, Nodes: 5})
+	require.ErrorIs(t, err, context.Canceled)
 	require.Zero(t, hostmem.Usage()["edge sort"])
 
-	e = newEdgeSorter(s, 1<<60)
-	err = e.add(1, 2)
-	require.ErrorContains(t, err, "lower the budgets")
-	require.NotContains(t, err.Error(), "\n")
+	writeFault = func(path string) error {
+		if strings.Contains(path, "sort-5") {
+			return unix.ENOSPC
+		}
+		return nil
+	}
+	defer func() { writeFault = nil }()
+	_, err = s.sortEdges(bg, edgesAsSource(edges, 3, 100), sortOptions{Memory: 1, Nodes: 5})
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "free some space")
+	require.Zero(t, hostmem.Usage()["edge sort"])
+}
+
+// TestDamagedRun: a bit that flips on the disk is an error, not an edge.
+func TestDamagedRun(t *testing.T) {
+	s, err := newStaging(filepath.Join(t.TempDir(), "g"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.abort()) }()
+	e, err := newEdgeSorter(s, 1, edgeRules{})
+	require.NoError(t, err)
+	var edges []edge
+	for i := range uint64(9 * minChunk) {
+		edges = append(edges, edge{mix(i) % 1000, mix(i) >> 40})
+	}
+	require.NoError(t, e.read(bg, edgesAsSource(edges, 1, 500), nil))
+	_, err = e.finish(true)
+	require.NoError(t, err)
+	path := s.runPath(e.runs[1].ID)
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	b[len(b)/2] ^= 4
+	require.NoError(t, os.WriteFile(path, b, 0o644))
+	_, err = s.writeCSC(bg, e, 1<<25, nil)
+	require.ErrorContains(t, err, "damaged")
+	require.ErrorContains(t, err, "--restart")
+	require.NoError(t, e.close())
+}
+
+func TestRadix(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, n := range []int{0, 1, 2, 30, 150, 1000, 5000, 300_000} {
+		for _, mask := range []uint64{0, 1, 0xff, 0x00ffffff_07ffffff, 0x7_00000fff, ^uint64(0), 3 << 62} {
+			a := make([]uint64, n)
+			for i := range a {
+				a[i] = rng.Uint64() & mask
+				if i%3 == 0 {
+					a[i] &= 0xf0000000f
+				}
+			}
+			want := slices.Sorted(slices.Values(a))
+			sortKeys(a, make([]uint64, n))
+			require.True(t, slices.Equal(want, a), "%d keys of %x", n, mask)
+		}
+	}
+}
+
+func FuzzGroup(f *testing.F) {
+	f.Add([]byte("0123456789abcdef"), false)
+	f.Fuzz(func(t *testing.T, b []byte, wide bool) {
+		// Any keys come back; any bytes are refused or decoded, without a crash.
+		keys := make([]uint64, min(len(b)/8, maxGroup)&^1)
+		for i := range keys {
+			keys[i] = binary.LittleEndian.Uint64(b[8*i:])
+		}
+		slices.Sort(keys)
+		buf := make([]byte, groupRoom)
+		n := len(keys)
+		if wide {
+			n /= 2
+		}
+		if n > 0 {
+			size := encodeGroup(buf, keys, wide)
+			got := make([]uint64, len(keys))
+			used, err := decodeGroup(got, buf[:size+8], n, wide)
+			require.NoError(t, err)
+			require.Equal(t, size, used)
+			require.Equal(t, keys, got)
+		}
+		_, _ = decodeGroup(make([]uint64, 2*maxGroup), b, 64, wide)
+	})
+}
+
+func BenchmarkSortKeys(b *testing.B) {
+	for _, n := range []int{1 << 20, 1 << 24} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			from, a, tmp := make([]uint64, n), make([]uint64, n), make([]uint64, n)
+			for i := range from {
+				x := mix(uint64(i))
+				from[i] = x&(1<<27-1) | x>>37<<32
+			}
+			b.SetBytes(int64(8 * n))
+			for b.Loop() {
+				copy(a, from)
+				sortKeys(a, tmp)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n)/float64(b.N), "ns/key")
+		})
+	}
 }
 
 // TestWideIndices: graphs beyond 2^32 nodes have 64-bit ids; here the limit is lowered.

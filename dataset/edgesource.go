@@ -17,24 +17,25 @@ type edgeSource struct {
 	Read func(ctx context.Context, part int, emit func(src, dst []int64) error, done func(n int64)) error
 }
 
-// edgesFrom takes all edges of a source, with what the options add.
-func (im *importer) edgesFrom(ctx context.Context, s edgeSource) error {
-	at := int64(0)
-	for part := range s.Parts {
-		err := s.Read(ctx, part, func(src, dst []int64) error {
-			for i := range src {
-				if err := im.edge(src[i], dst[i]); err != nil {
-					return err
-				}
-			}
-			return ctx.Err()
-		}, func(n int64) {
-			at += n
-			im.o.Progress.report("edges", at, s.Total)
-		})
-		if err != nil {
+// edgesFrom takes all edges of a source, with what the options add. It may be called for several
+// sources. Where the number of nodes is not known it is that of the largest id, plus 1.
+func (im *importer) edgesFrom(ctx context.Context, s edgeSource) (err error) {
+	j := im.s.journal
+	if j != nil && j.topology != nil {
+		im.m.Nodes = j.topology.Nodes
+		return nil
+	}
+	if im.sorter == nil {
+		if im.sorter, err = newEdgeSorter(im.s, im.o.Memory, im.o.rules()); err != nil {
 			return err
 		}
+		im.nodesOpen = im.m.Nodes == 0
+	}
+	if err := im.sorter.read(ctx, s, im.o.Progress); err != nil {
+		return err
+	}
+	if im.nodesOpen {
+		im.m.Nodes = im.sorter.largest() + 1
 	}
 	return nil
 }

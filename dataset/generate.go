@@ -378,61 +378,24 @@ func (g *generator) sbmEdges(ctx context.Context, s *staging) (int64, error) {
 	return w.edges, w.close()
 }
 
-// rmatEdge draws edge number n: one quadrant of the adjacency matrix for each bit of the ids,
-// 16 random bits a level. Positions outside the matrix are drawn again.
-func (g *generator) rmatEdge(n uint64, levels int) edge {
-	const a, b, c = 37356, 37356 + 12452, 37356 + 2*12452 // 0.57, +0.19, +0.19 of 65536
-	for try := uint32(0); ; try++ {
-		var src, dst uint64
-		var w [4]uint32
-		for l := range levels {
-			if l%8 == 0 {
-				w = g.words(n, try<<8|uint32(l/8), genRMAT)
-			}
-			r := w[l%8/2] >> (16 * (l % 2)) & 0xffff
-			src, dst = src<<1, dst<<1
-			switch {
-			case r < a:
-			case r < b:
-				dst |= 1
-			case r < c:
-				src |= 1
-			default:
-				src, dst = src|1, dst|1
-			}
-		}
-		if src < uint64(g.Nodes) && dst < uint64(g.Nodes) {
-			return edge{uint64(g.id(int64(dst))), uint64(g.id(int64(src)))}
-		}
-	}
-}
-
 func (g *generator) rmatEdges(ctx context.Context, s *staging) (_ int64, _ map[string]int64, err error) {
-	const perChunk = 1 << 15
+	const perChunk, perPart = 1 << 13, 1 << 20
 	total := int64(float64(g.Nodes) * g.AvgDegree)
-	levels := bits.Len64(uint64(g.Nodes - 1))
-	sorter := newEdgeSorter(s, g.Memory)
-	defer func() { err = errors.Join(err, sorter.free()) }()
-	err = ordered(ctx, (total+perChunk-1)/perChunk, func(c int64) []edge {
-		var p []edge
-		for n := c * perChunk; n < min((c+1)*perChunk, total); n++ {
-			p = append(p, g.rmatEdge(uint64(n), levels))
-		}
-		return p
-	}, func(c int64, p []edge) error {
-		for _, x := range p {
-			if err := sorter.add(int64(x.src), int64(x.dst)); err != nil {
-				return err
+	counts, err := s.sortEdges(ctx, edgeSource{Name: "rmat", Unit: "edges", Total: total, Parts: int((total + perPart - 1) / perPart),
+		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error, done func(int64)) error {
+			src, dst := make([]int64, perChunk), make([]int64, perChunk)
+			var again []int32
+			for n, end := int64(part)*perPart, min(int64(part+1)*perPart, total); n < end; n += perChunk {
+				k := min(perChunk, end-n)
+				g.rmatBatch(n, src[:k], dst[:k], &again)
+				if err := emit(src[:k], dst[:k]); err != nil {
+					return err
+				}
+				done(k)
 			}
-		}
-		g.Progress.report("edges", min((c+1)*perChunk, total), total)
-		return nil
-	})
-	if err != nil {
-		return 0, nil, err
-	}
-	counts, err := s.writeCSC(ctx, sorter, g.Nodes, edgeRules{dedup: true, noSelf: true}, g.Progress)
-	return counts.stored, map[string]int64{"drawn": total, "duplicates": counts.duplicates, "self-loops": counts.self}, err
+			return nil
+		}}, sortOptions{Memory: g.Memory, Nodes: g.Nodes, Rules: edgeRules{dedup: true, noSelf: true}, Progress: g.Progress})
+	return counts.Stored, map[string]int64{"drawn": total, "duplicates": counts.Duplicates, "self-loops": counts.Self}, err
 }
 
 func (g *generator) features(ctx context.Context, s *staging) error {
@@ -475,16 +438,32 @@ func (g *generator) labelsAndSplits(ctx context.Context, s *staging) (train, val
 	if err != nil {
 		return 0, 0, 0, errors.Join(err, labels.discard())
 	}
-	buf := make([]int32, 0, nodesPerChunk)
-	for v := int64(0); v < g.Nodes && err == nil; v++ {
-		buf = append(buf, int32(g.class(g.rank(v))))
-		err = sp.put(v, uint64(v))
-		if len(buf) == cap(buf) || v == g.Nodes-1 {
-			err = errors.Join(err, labels.int32s(buf), ctx.Err())
-			buf = buf[:0]
-			g.Progress.report("labels", v+1, g.Nodes)
-		}
+	const perChunk = 64 << 10
+	type part struct {
+		labels []int32
+		nodes  [3][]int64
 	}
+	err = ordered(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) (p part) {
+		lo, hi := c*perChunk, min((c+1)*perChunk, g.Nodes)
+		p.labels = make([]int32, 0, hi-lo)
+		for v := lo; v < hi; v++ {
+			p.labels = append(p.labels, int32(g.class(g.rank(v))))
+			if i := sp.deal(uint64(v)); i >= 0 {
+				p.nodes[i] = append(p.nodes[i], v)
+			}
+		}
+		return p
+	}, func(c int64, p part) error {
+		err := labels.int32s(p.labels)
+		for i, v := range p.nodes {
+			if err == nil {
+				sp.n[i] += int64(len(v))
+				err = sp.out[i].int64s(v)
+			}
+		}
+		g.Progress.report("labels", min((c+1)*perChunk, g.Nodes), g.Nodes)
+		return err
+	})
 	if err != nil {
 		return 0, 0, 0, errors.Join(err, labels.discard(), sp.discard())
 	}
@@ -518,16 +497,24 @@ func newSplitter(s *staging, seed uint64, train, val float64) (*splitter, error)
 	return sp, nil
 }
 
-// put deals node v, whose stable key is k.
-func (sp *splitter) put(v int64, k uint64) error {
+// deal is the split of the node whose stable key is k; -1 for none.
+func (sp *splitter) deal(k uint64) int {
 	w := philox.Block(sp.key, [4]uint32{uint32(k), uint32(k >> 32), 0, genSplit})
 	switch u := unit(w[0], w[1]); {
 	case u < sp.train:
-		return sp.place(0, v)
+		return 0
 	case u < sp.trainVal:
-		return sp.place(1, v)
+		return 1
 	case u < sp.all:
-		return sp.place(2, v)
+		return 2
+	}
+	return -1
+}
+
+// put deals node v, whose stable key is k.
+func (sp *splitter) put(v int64, k uint64) error {
+	if i := sp.deal(k); i >= 0 {
+		return sp.place(i, v)
 	}
 	return nil
 }

@@ -3,11 +3,14 @@ package dataset
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 )
 
 // ImportOptions are common to imports of arrays and of edge lists.
@@ -27,8 +30,13 @@ type ImportOptions struct {
 	// of the splits. Without it they are an error where a label is needed: everywhere, or in
 	// the given splits.
 	UnlabelledOK bool
-	// Reverse adds the opposite of each edge, and drops repeated edges.
-	Reverse bool
+	// Undirected stores each edge both ways, and drops repeated edges.
+	Undirected bool
+	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
+	AddReverse bool
+	// SelfLoops says what becomes of edges from a node to itself: "keep" (or ""), "drop", or
+	// "add": one for each node, whether it had some or none.
+	SelfLoops string
 	// Dedup drops repeated edges.
 	Dedup bool
 	// NoEdges keeps the nodes and drops all edges.
@@ -40,10 +48,38 @@ type ImportOptions struct {
 
 	Seed                       uint64  // of the splits, and of made-up features
 	TrainFraction, ValFraction float64 // when no splits are given: 0.6 and 0.2, rest test
-	Memory                     int64   // for sorting edges: DefaultMemory
-	Progress                   Progress
+
+	// Memory bounds what the import takes: DefaultMemory, or half of what is available.
+	Memory int64
+	// Restart starts over where an interrupted import with the same input and options could be gone on with.
+	Restart  bool
+	Progress Progress
+	Note     func(text string) // hears of what is chosen or odd; may be nil
 
 	Format FormatOptions // of single formats
+}
+
+func (o *ImportOptions) note(format string, args ...any) {
+	if o.Note != nil {
+		o.Note(fmt.Sprintf(format, args...))
+	}
+}
+
+func (o *ImportOptions) rules() edgeRules {
+	return edgeRules{dedup: o.Dedup || o.Undirected, opposite: o.Undirected || o.AddReverse, noSelf: o.SelfLoops == "drop",
+		addSelf: o.SelfLoops == "add" && !o.NoEdges, none: o.NoEdges}
+}
+
+// memoryBudget is the budget that a user gave, or one that fits the machine. The result does not depend on it.
+func memoryBudget(given int64) int64 {
+	if given > 0 {
+		return given
+	}
+	given = DefaultMemory
+	if free, err := hostmem.AvailableBytes(); err == nil {
+		given = min(given, free/2)
+	}
+	return given
 }
 
 func (o *ImportOptions) fill() error {
@@ -71,6 +107,11 @@ func (o *ImportOptions) fill() error {
 	if err := o.checkFeatureDType(); err != nil {
 		return err
 	}
+	switch o.SelfLoops {
+	case "", "keep", "drop", "add":
+	default:
+		return errs.New(errs.Usage, "--self-loops %q is unknown; use keep, drop or add", o.SelfLoops)
+	}
 	for _, p := range [][2]string{{"--in", o.In}, {"--features", o.Features}, {"--labels", o.Labels}, {"--splits", o.SplitDir}} {
 		if err := readable(p[0], p[1]); err != nil {
 			return err
@@ -97,10 +138,13 @@ func (o *ImportOptions) source(kind string, files ...string) Source {
 			s.From = append(s.From, filepath.Base(f))
 		}
 	}
-	for name, set := range map[string]bool{"unlabelled-ok": o.UnlabelledOK, "reverse": o.Reverse, "dedup": o.Dedup, "no-edges": o.NoEdges} {
+	for name, set := range map[string]bool{"unlabelled-ok": o.UnlabelledOK, "undirected": o.Undirected, "add-reverse": o.AddReverse, "dedup": o.Dedup, "no-edges": o.NoEdges} {
 		if set {
 			s.Options[name] = "true"
 		}
+	}
+	if o.SelfLoops != "" && o.SelfLoops != "keep" {
+		s.Options["self-loops"] = o.SelfLoops
 	}
 	s.Options["seed"] = strconv.FormatUint(o.Seed, 10)
 	return s
@@ -108,10 +152,11 @@ func (o *ImportOptions) source(kind string, files ...string) Source {
 
 // importer collects the parts of an import.
 type importer struct {
-	o      ImportOptions
-	s      *staging
-	m      Meta
-	sorter *edgeSorter
+	o         ImportOptions
+	s         *staging
+	m         Meta
+	sorter    *edgeSorter // made by the first edgesFrom
+	nodesOpen bool        // the largest id tells how many there are
 	// splitKey is a stable key of a node for dealing it to a split; nil means its id.
 	splitKey func(v int64) uint64
 	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
@@ -120,42 +165,73 @@ type importer struct {
 
 // runImport does what all imports share: the staging directory and its end.
 func runImport(o ImportOptions, kind string, fn func(*importer) error) (err error) {
-	s, err := newStaging(o.Out)
+	old := debug.SetGCPercent(gcPercent)
+	defer debug.SetGCPercent(old)
+	var s *staging
+	if kind == "debian" { // seconds of work, from an input that is not one file
+		s, err = newStaging(o.Out)
+		o.Memory = memoryBudget(o.Memory)
+	} else {
+		s, err = importStaging(&o, kind)
+	}
 	if err != nil {
 		return err
 	}
+	im := &importer{o: o, s: s, m: Meta{Name: o.Name, DType: "float32", Source: o.source(kind)}}
 	defer func() {
-		if err != nil {
+		err = errors.Join(err, im.freeSorter())
+		switch {
+		case err == nil:
+		case s.kept(err):
+			err = errors.Join(&KeptError{s.journal.where(), err}, s.leave())
+		default:
 			err = errors.Join(err, s.abort())
 		}
 	}()
-	im := &importer{o: o, s: s, sorter: newEdgeSorter(s, o.Memory), m: Meta{Name: o.Name, DType: "float32", Source: o.source(kind)}}
-	defer func() { err = errors.Join(err, im.sorter.free()) }()
 	if err := fn(im); err != nil {
 		return err
 	}
 	return s.commit(im.m)
 }
 
-// edge takes one edge whose ids are checked.
-func (im *importer) edge(src, dst int64) error {
-	if im.o.NoEdges {
+// gcPercent keeps Go's heap, on which labels are, near what is in use.
+const gcPercent = 25
+
+func (im *importer) freeSorter() error {
+	e := im.sorter
+	im.sorter = nil
+	if e == nil {
 		return nil
 	}
-	if err := im.sorter.add(src, dst); err != nil {
-		return err
-	}
-	if im.o.Reverse && src != dst {
-		return im.sorter.add(dst, src)
-	}
-	return nil
+	return e.close()
 }
 
-func (im *importer) topology(ctx context.Context) error {
-	c, err := im.s.writeCSC(ctx, im.sorter, im.m.Nodes, edgeRules{dedup: im.o.Dedup || im.o.Reverse}, im.o.Progress)
-	im.m.Edges = c.stored
-	if c.duplicates > 0 {
-		im.m.Source.Counts["duplicate-edges"] = c.duplicates
+// topology writes what edgesFrom took.
+func (im *importer) topology(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, im.freeSorter()) }()
+	var c edgeCounts
+	if j := im.s.journal; j != nil && j.topology != nil {
+		c = *j.topology
+	} else {
+		if im.sorter == nil {
+			if im.sorter, err = newEdgeSorter(im.s, im.o.Memory, im.o.rules()); err != nil {
+				return err
+			}
+		}
+		if c, err = im.s.writeCSC(ctx, im.sorter, im.m.Nodes, im.o.Progress); err != nil {
+			return err
+		}
 	}
-	return err
+	im.m.Edges, im.m.Nodes = c.Stored, c.Nodes
+	for name, n := range map[string]int64{"duplicate-edges": c.Duplicates, "self-loops": c.Kept, "self-loops-dropped": c.Self,
+		"self-loops-added": c.Added, "opposite-edges": c.Opposite} {
+		if n > 0 {
+			im.m.Source.Counts[name] = n
+		}
+	}
+	// Each edge gives at most two nodes neighbours.
+	if ends := 2 * (c.Taken + 1); c.Nodes/8 > ends && !im.o.NoEdges {
+		im.o.note("at most %d of %d nodes have an edge: ids are sparse; renumber them from 0 without gaps, or the others cost memory and disk for nothing", ends, c.Nodes)
+	}
+	return nil
 }

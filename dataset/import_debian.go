@@ -65,7 +65,7 @@ func ImportDebian(ctx context.Context, o DebianOptions) (DebianReport, error) {
 		o.Dim = DebianDim
 	}
 	io := ImportOptions{In: string(filepath.Separator), Out: o.Out, Name: o.Name, Seed: o.Seed, Dim: o.Dim,
-		TrainFraction: o.TrainFraction, ValFraction: o.ValFraction, NoEdges: o.NoEdges, Reverse: !o.OneWay, Dedup: true, UnlabelledOK: true, Progress: o.Progress, FeatureDType: o.FeatureDType}
+		TrainFraction: o.TrainFraction, ValFraction: o.ValFraction, NoEdges: o.NoEdges, Undirected: !o.OneWay, Dedup: true, UnlabelledOK: true, Progress: o.Progress, FeatureDType: o.FeatureDType}
 	if err := io.fill(); err != nil {
 		return r, err
 	}
@@ -189,21 +189,32 @@ func (im *importer) fromPackages(ctx context.Context, o DebianOptions, packages 
 	sections = slices.Compact(sections)
 
 	seen := map[int64]bool{}
-	for i, p := range packages {
-		clear(seen)
-		for _, field := range p.Relations {
-			for _, name := range debian.Targets(field) {
-				dep, ok := node[name]
-				if !ok || dep == int64(i) || seen[dep] { // a virtual or foreign package, itself, again
-					continue
-				}
-				seen[dep] = true
-				r.Dependencies++
-				if err := im.edge(dep, int64(i)); err != nil { // i listens to what it needs
-					return err
+	if err := im.edgesFrom(ctx, edgeSource{Name: "dependencies", Unit: "packages", Total: im.m.Nodes, Parts: 1, Read: func(_ context.Context, _ int, emit func(src, dst []int64) error, done func(int64)) error {
+		var src, dst []int64
+		for i, p := range packages {
+			clear(seen)
+			for _, field := range p.Relations {
+				for _, name := range debian.Targets(field) {
+					dep, ok := node[name]
+					if !ok || dep == int64(i) || seen[dep] { // a virtual or foreign package, itself, again
+						continue
+					}
+					seen[dep] = true
+					r.Dependencies++
+					src, dst = append(src, dep), append(dst, int64(i)) // i listens to what it needs
 				}
 			}
+			if len(src) >= 1<<12 || i == len(packages)-1 {
+				if err := emit(src, dst); err != nil {
+					return err
+				}
+				src, dst = src[:0], dst[:0]
+			}
+			done(1)
 		}
+		return nil
+	}}); err != nil {
+		return err
 	}
 	if err := im.topology(ctx); err != nil {
 		return err

@@ -179,7 +179,12 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 	return im.labelsAndSplits(labels, labelsFile, splits)
 }
 
-// edgeIndex streams an edge list array.
+const (
+	edgesPerPart = 1 << 22 // of arrays
+	idsPerRead   = 32 << 10
+)
+
+// edgeIndex takes the edges of an edge list array.
 func (im *importer) edgeIndex(ctx context.Context, a *npy.Array) error {
 	sh := a.Header.Shape
 	if len(sh) != 2 || sh[0] != 2 && sh[1] != 2 {
@@ -195,80 +200,106 @@ func (im *importer) edgeIndex(ctx context.Context, a *npy.Array) error {
 	if a.Header.Fortran {
 		rows = !rows
 	}
-	if !rows {
-		r, err := a.Reader(0)
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		buf := make([]int64, 64<<10) // even: pairs are not cut
-		for at := int64(0); at < n; {
-			k, err := r.Ints(buf)
-			if err != nil {
-				return err
-			}
-			for i := 0; i < k; i += 2 {
-				if err := im.checkedEdge(a.Name, buf[i], buf[i+1], 2*at, 2*at+1); err != nil {
-					return err
-				}
-				at++
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			im.o.Progress.report("edges", at, n)
-		}
-		return nil
+	per := n // a compressed array is read from its start only
+	if a.Seekable() {
+		per = edgesPerPart
 	}
-	rs, err := a.Reader(0)
+	nodes := im.m.Nodes
+	s := edgeSource{Name: a.Name, Unit: "edges", Total: n, Parts: int((n + per - 1) / max(per, 1))}
+	if rows {
+		s.Read = func(_ context.Context, part int, emit func(src, dst []int64) error, done func(int64)) error {
+			return readRows(a, nodes, n, int64(part)*per, min(int64(part+1)*per, n), emit, done)
+		}
+	} else {
+		s.Read = func(_ context.Context, part int, emit func(src, dst []int64) error, done func(int64)) error {
+			return readPairs(a, nodes, int64(part)*per, min(int64(part+1)*per, n), emit, done)
+		}
+	}
+	return im.edgesFrom(ctx, s)
+}
+
+// readRows reads edges from..to of an array whose first n ids are the sources.
+func readRows(a *npy.Array, nodes, n, from, to int64, emit func(src, dst []int64) error, done func(int64)) error {
+	rs, err := a.Reader(from)
 	if err != nil {
 		return err
 	}
 	defer rs.Close()
-	rd, err := a.Reader(n)
+	rd, err := a.Reader(n + from)
 	if err != nil {
 		return err
 	}
 	defer rd.Close()
-	src, dst := make([]int64, 64<<10), make([]int64, 64<<10)
-	for at := int64(0); at < n; {
-		k := min(int64(len(src)), n-at)
-		for _, x := range []struct {
-			r *npy.Reader
-			b []int64
-		}{{rs, src[:k]}, {rd, dst[:k]}} {
-			if got, err := x.r.Ints(x.b); err != nil {
-				return err
-			} else if int64(got) != k {
-				return errs.New(errs.Usage, "%s: short read at edge %d", a.Name, at)
-			}
+	src, dst := make([]int64, idsPerRead), make([]int64, idsPerRead)
+	for at := from; at < to; {
+		k := min(int64(len(src)), to-at)
+		if err := fill(rs, src[:k]); err != nil {
+			return err
+		}
+		if err := fill(rd, dst[:k]); err != nil {
+			return err
 		}
 		for i := range k {
-			if err := im.checkedEdge(a.Name, src[i], dst[i], at, n+at); err != nil {
-				return err
+			if uint64(src[i]) >= uint64(nodes) {
+				return badID(a.Name, at+i, src[i], nodes)
 			}
-			at++
+			if uint64(dst[i]) >= uint64(nodes) {
+				return badID(a.Name, n+at+i, dst[i], nodes)
+			}
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if err := emit(src[:k], dst[:k]); err != nil {
+			return err
 		}
-		im.o.Progress.report("edges", at, n)
+		at += k
+		done(k)
 	}
 	return nil
 }
 
-// checkedEdge takes an edge whose ids stood at the given positions of file.
-func (im *importer) checkedEdge(file string, src, dst, srcPos, dstPos int64) error {
-	if uint64(src) >= uint64(im.m.Nodes) {
-		return badID(file, srcPos, src, im.m.Nodes)
+// readPairs reads edges from..to of an array of pairs.
+func readPairs(a *npy.Array, nodes, from, to int64, emit func(src, dst []int64) error, done func(int64)) error {
+	r, err := a.Reader(2 * from)
+	if err != nil {
+		return err
 	}
-	if uint64(dst) >= uint64(im.m.Nodes) {
-		return badID(file, dstPos, dst, im.m.Nodes)
+	defer r.Close()
+	both := make([]int64, 2*idsPerRead)
+	src, dst := make([]int64, idsPerRead), make([]int64, idsPerRead)
+	for at := from; at < to; {
+		k := min(int64(len(src)), to-at)
+		if err := fill(r, both[:2*k]); err != nil {
+			return err
+		}
+		for i := range 2 * k {
+			if uint64(both[i]) >= uint64(nodes) {
+				return badID(a.Name, 2*at+i, both[i], nodes)
+			}
+		}
+		for i := range k {
+			src[i], dst[i] = both[2*i], both[2*i+1]
+		}
+		if err := emit(src[:k], dst[:k]); err != nil {
+			return err
+		}
+		at += k
+		done(k)
 	}
-	return im.edge(src, dst)
+	return nil
 }
 
-// cscArrays streams indptr and indices.
+// fill reads as many integers as dst has.
+func fill(r *npy.Reader, dst []int64) error {
+	for len(dst) > 0 {
+		n, err := r.Ints(dst)
+		if err != nil {
+			return err
+		}
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// cscArrays takes the edges of indptr and indices.
 func (im *importer) cscArrays(ctx context.Context, in *arrays) error {
 	ptr, err := in.find("indptr")
 	if err != nil {
@@ -281,59 +312,93 @@ func (im *importer) cscArrays(ctx context.Context, in *arrays) error {
 	if ptr == nil || idx == nil {
 		return errs.New(errs.Usage, "%s has no edges (looked for %s, or indptr and indices)", in.where(), strings.Join(edgeNames, ", "))
 	}
-	if len(ptr.Header.Shape) != 1 || ptr.Header.Shape[0] != im.m.Nodes+1 {
-		return errs.New(errs.Usage, "%s has shape %s, the %d nodes need (%d,)", ptr.Name, ptr.Header.ShapeString(), im.m.Nodes, im.m.Nodes+1)
+	nodes := im.m.Nodes
+	if len(ptr.Header.Shape) != 1 || ptr.Header.Shape[0] != nodes+1 {
+		return errs.New(errs.Usage, "%s has shape %s, the %d nodes need (%d,)", ptr.Name, ptr.Header.ShapeString(), nodes, nodes+1)
 	}
 	if len(idx.Header.Shape) != 1 {
 		return errs.New(errs.Usage, "%s has shape %s, must be one-dimensional", idx.Name, idx.Header.ShapeString())
 	}
+	per := int64(1) << 20 // nodes
+	if !ptr.Seekable() || !idx.Seekable() {
+		per = nodes
+	}
+	return im.edgesFrom(ctx, edgeSource{Name: idx.Name, Unit: "edges", Total: idx.Header.Shape[0], Parts: int((nodes + per - 1) / max(per, 1)),
+		Read: func(_ context.Context, part int, emit func(src, dst []int64) error, done func(int64)) error {
+			return readCSC(ptr, idx, nodes, int64(part)*per, min(int64(part+1)*per, nodes), emit, done)
+		}})
+}
+
+// readCSC reads the edges to the nodes from..to.
+func readCSC(ptr, idx *npy.Array, nodes, from, to int64, emit func(src, dst []int64) error, done func(int64)) error {
 	total := idx.Header.Shape[0]
-	rp, err := ptr.Reader(0)
+	rp, err := ptr.Reader(from)
 	if err != nil {
 		return err
 	}
 	defer rp.Close()
-	ri, err := idx.Reader(0)
+	bad := func(end, at int64) error {
+		return errs.New(errs.Usage, "%s: offset %d at position %d does not rise from 0 to the %d entries of %s", ptr.Name, end, at, total, idx.Name)
+	}
+	offs := make([]int64, min(to-from+1, idsPerRead))
+	if err := fill(rp, offs[:1]); err != nil {
+		return err
+	}
+	pos := offs[0]
+	if from == 0 && pos != 0 || pos < 0 || pos > total {
+		return bad(pos, from)
+	}
+	ri, err := idx.Reader(pos)
 	if err != nil {
 		return err
 	}
 	defer ri.Close()
-	offs, ids := make([]int64, 16<<10), make([]int64, 64<<10)
-	var left []int64 // of ids
-	pos, v := int64(0), int64(-1)
-	for v < im.m.Nodes {
-		k, err := rp.Ints(offs)
-		if err != nil {
+	src, dst := make([]int64, 0, idsPerRead), make([]int64, 0, idsPerRead)
+	flush := func() error {
+		if err := fill(ri, src); err != nil {
+			return err
+		}
+		first := pos - int64(len(src))
+		for i, v := range src {
+			if uint64(v) >= uint64(nodes) {
+				return badID(idx.Name, first+int64(i), v, nodes)
+			}
+		}
+		if err := emit(src, dst); err != nil {
+			return err
+		}
+		done(int64(len(src)))
+		src, dst = src[:0], dst[:0]
+		return nil
+	}
+	for v := from; v < to; {
+		k := min(to-v, int64(len(offs)))
+		if err := fill(rp, offs[:k]); err != nil {
 			return err
 		}
 		for _, end := range offs[:k] {
-			if v < 0 && end != 0 || end < pos || end > total {
-				return errs.New(errs.Usage, "%s: offset %d at position %d does not rise from 0 to the %d entries of %s", ptr.Name, end, v+1, total, idx.Name)
+			if end < pos || end > total {
+				return bad(end, v+1)
 			}
-			for ; pos < end; pos++ {
-				if len(left) == 0 {
-					n, err := ri.Ints(ids)
-					if err != nil {
+			for pos < end {
+				n := min(end-pos, int64(cap(dst)-len(dst)))
+				for range n {
+					dst = append(dst, v)
+				}
+				src = src[:len(dst)]
+				if pos += n; len(dst) == cap(dst) {
+					if err := flush(); err != nil {
 						return err
 					}
-					left = ids[:n]
 				}
-				if err := im.checkedEdge(idx.Name, left[0], v, pos, pos); err != nil {
-					return err
-				}
-				left = left[1:]
 			}
 			v++
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		im.o.Progress.report("edges", pos, total)
 	}
-	if pos != total {
+	if to == nodes && pos != total {
 		return errs.New(errs.Usage, "%s ends with %d, but %s has %d entries", ptr.Name, pos, idx.Name, total)
 	}
-	return nil
+	return flush()
 }
 
 // splitArrays reads the three splits; none is fine, some is not.

@@ -39,7 +39,7 @@ func ImportPlanetoid(ctx context.Context, o ImportOptions) error {
 	if err != nil {
 		return err
 	}
-	o.Reverse = true
+	o.Undirected = true
 	return runImport(o, "planetoid", func(im *importer) error { return im.fromPlanetoid(ctx, prefix) })
 }
 

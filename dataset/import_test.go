@@ -181,7 +181,7 @@ func TestImportNPYForms(t *testing.T) {
 	}
 	v := imp(ImportOptions{Dedup: true}, nil)
 	require.Equal(t, []uint32{1, 0, 0, 3, 4}, v.indices)
-	v = imp(ImportOptions{Reverse: true}, nil)
+	v = imp(ImportOptions{Undirected: true}, nil)
 	require.Equal(t, []uint32{1, 2, 0, 0, 3, 2, 4}, v.indices)
 	require.Equal(t, []int64{0, 2, 3, 5, 6, 7}, v.indptr)
 	v = imp(ImportOptions{NoEdges: true}, nil)
@@ -312,8 +312,8 @@ func TestImportBoundedMemory(t *testing.T) {
 		"labels":     {dt: "<i4", shape: []int64{nodes}, data: make([]int32, nodes)},
 	})
 	a, b := filepath.Join(t.TempDir(), "g"), filepath.Join(t.TempDir(), "g")
-	require.NoError(t, ImportNPY(bg, ImportOptions{In: dir, Out: a, Reverse: true}))
-	require.NoError(t, ImportNPY(bg, ImportOptions{In: dir, Out: b, Reverse: true, Memory: 1}))
+	require.NoError(t, ImportNPY(bg, ImportOptions{In: dir, Out: a, Undirected: true}))
+	require.NoError(t, ImportNPY(bg, ImportOptions{In: dir, Out: b, Undirected: true, Memory: 1}))
 	require.Equal(t, digest(t, a), digest(t, b))
 
 	// A cancelled import leaves nothing.

@@ -3,11 +3,13 @@ package dataset
 import (
 	"bufio"
 	"crypto/sha256"
+	"encoding"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
+	"io"
 	"os"
 	"path/filepath"
 	"sort"
@@ -34,22 +36,35 @@ type staging struct {
 	lock     *os.File
 	sums     map[string][]byte // payload hash of each array, for the UUID
 	rows     map[string]int64
+	journal  *journal // of an import that can go on; else nil
 }
 
 func newStaging(out string) (*staging, error) {
+	out, err := checkOut(out)
+	if err != nil {
+		return nil, err
+	}
+	_ = eachStale(out, func(string, *os.File) bool { return false })
+	return makeStaging(out)
+}
+
+func checkOut(out string) (string, error) {
 	out = filepath.Clean(out)
 	if out == "." || out == "" || out == string(filepath.Separator) {
-		return nil, errs.New(errs.Usage, "--out must name a new directory")
+		return "", errs.New(errs.Usage, "--out must name a new directory")
 	}
 	if strings.Contains(filepath.Base(out), partialMark) {
-		return nil, errs.New(errs.Usage, "--out %s: a name with %q marks unfinished output; choose another", out, partialMark)
+		return "", errs.New(errs.Usage, "--out %s: a name with %q marks unfinished output; choose another", out, partialMark)
 	}
 	if _, err := os.Lstat(out); err == nil {
-		return nil, errs.New(errs.Refused, "%s already exists and is not overwritten; choose another --out or remove it", out)
+		return "", errs.New(errs.Refused, "%s already exists and is not overwritten; choose another --out or remove it", out)
 	} else if !errors.Is(err, os.ErrNotExist) {
-		return nil, errs.With(errs.Usage, err)
+		return "", errs.With(errs.Usage, err)
 	}
-	removeStale(out)
+	return out, nil
+}
+
+func makeStaging(out string) (*staging, error) {
 	dir, err := os.MkdirTemp(filepath.Dir(out), filepath.Base(out)+partialMark)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "cannot create %s: %w; choose a writable --out", out, err)
@@ -81,11 +96,12 @@ func enoughDisk(out string, bytes float64) error {
 	return nil
 }
 
-// removeStale removes what a killed run for the same output left behind.
-func removeStale(out string) {
+// eachStale looks at what killed runs for the same output left behind, of which nobody holds the
+// lock. keep gets each directory, locked; what it does not keep is removed.
+func eachStale(out string, keep func(dir string, lock *os.File) bool) error {
 	entries, err := os.ReadDir(filepath.Dir(out))
 	if err != nil {
-		return // MkdirTemp will say it better
+		return err // making the directory will say it better
 	}
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), filepath.Base(out)+partialMark) {
@@ -97,16 +113,21 @@ func removeStale(out string) {
 			continue
 		}
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			if keep(path, f) {
+				continue // and keeps the lock
+			}
 			_ = os.RemoveAll(path) // best effort: only disk space is at stake
 		}
 		_ = f.Close()
 	}
+	return nil
 }
 
 // abort removes everything. It returns nil so that it can be joined to the cause only when
 // the removal itself fails.
 func (s *staging) abort() error {
-	err := os.RemoveAll(s.dir)
+	err := s.journal.close()
+	err = errors.Join(err, os.RemoveAll(s.dir))
 	if s.lock != nil {
 		_ = s.lock.Close()
 		s.lock = nil
@@ -155,6 +176,9 @@ func (s *staging) commit(m Meta) error {
 	if err := f.finish(); err != nil {
 		return err
 	}
+	if err := s.journal.remove(); err != nil {
+		return err
+	}
 	if err := s.lock.Sync(); err != nil {
 		return fmt.Errorf("sync %s: %w", s.dir, err)
 	}
@@ -193,13 +217,17 @@ type outFile struct {
 
 func (s *staging) create(name string) (*outFile, error) {
 	path := filepath.Join(s.dir, name)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, explainWrite(filepath.Join(s.out, name), err)
 	}
+	return s.buffered(name, f), nil
+}
+
+func (s *staging) buffered(name string, f *os.File) *outFile {
 	o := &outFile{path: filepath.Join(s.out, name), f: f}
 	o.bw = bufio.NewWriterSize(rawWriter{o}, 1<<20)
-	return o, nil
+	return o
 }
 
 func explainWrite(path string, err error) error {
@@ -262,6 +290,11 @@ type arrayOut struct {
 
 // array creates name.npy with rows of the given width; width 0 makes it one-dimensional.
 func (s *staging) array(name string, dt npy.DType, width int64) (*arrayOut, error) {
+	if j := s.journal; j != nil {
+		if err := j.anew(name); err != nil {
+			return nil, err
+		}
+	}
 	f, err := s.create(name + ".npy")
 	if err != nil {
 		return nil, err
@@ -278,6 +311,69 @@ func (s *staging) array(name string, dt npy.DType, width int64) (*arrayOut, erro
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.discard())
+	}
+	return a, nil
+}
+
+// long says whether an array can be so long that it is worth a line in the journal.
+func (a *arrayOut) long() bool {
+	return a.name == "indptr" || a.name == "indices" || a.name == "features"
+}
+
+// arrayMark is how far an array is on the disk, with the state of its running hash.
+type arrayMark struct {
+	Bytes int64  `json:"bytes"` // of rows
+	Hash  []byte `json:"hash"`
+}
+
+// mark makes what was written durable.
+func (a *arrayOut) mark() (arrayMark, error) {
+	if err := a.bw.Flush(); err != nil {
+		return arrayMark{}, err
+	}
+	if err := a.f.Sync(); err != nil {
+		return arrayMark{}, explainWrite(a.path, err)
+	}
+	state, err := a.sum.(encoding.BinaryMarshaler).MarshalBinary()
+	return arrayMark{a.n, state}, err
+}
+
+// arrayFrom goes on with an array at a mark, or creates it where that is nil.
+func (s *staging) arrayFrom(name string, dt npy.DType, width int64, at *arrayMark) (*arrayOut, error) {
+	if at == nil {
+		return s.array(name, dt, width)
+	}
+	path := filepath.Join(s.dir, name+".npy")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	a := &arrayOut{outFile: s.buffered(name+".npy", f), s: s, name: name, sum: sha256.New(), row: int64(dt.Size), n: at.Bytes}
+	a.h = npy.Header{DType: dt, Shape: []int64{0}}
+	if width > 0 {
+		a.h.Shape = append(a.h.Shape, width)
+		a.row *= width
+	}
+	head, err := npy.EncodeHeader(a.h)
+	end := int64(len(head)) + at.Bytes
+	var st os.FileInfo
+	if err == nil {
+		st, err = f.Stat()
+	}
+	if err == nil && st.Size() < end {
+		err = fmt.Errorf("has %d bytes, the journal says %d; run the import again with --restart", st.Size(), end)
+	}
+	if err == nil {
+		err = f.Truncate(end)
+	}
+	if err == nil {
+		_, err = f.Seek(end, io.SeekStart)
+	}
+	if err == nil {
+		err = a.sum.(encoding.BinaryUnmarshaler).UnmarshalBinary(at.Hash)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), a.discard())
 	}
 	return a, nil
 }
@@ -323,7 +419,17 @@ func (a *arrayOut) close() error {
 	if err != nil {
 		return errors.Join(explainWrite(a.path, err), a.discard())
 	}
+	if err := a.finish(); err != nil {
+		return err
+	}
 	a.s.sums[a.name] = a.sum.Sum(nil)
 	a.s.rows[a.name] = a.h.Shape[0]
-	return a.finish()
+	if j := a.s.journal; j != nil && a.long() {
+		d := arrayDone{Sum: a.s.sums[a.name], Rows: a.h.Shape[0]}
+		if len(a.h.Shape) > 1 {
+			d.Width = a.h.Shape[1]
+		}
+		return j.write(journalLine{Array: a.name, Done: &d})
+	}
+	return nil
 }

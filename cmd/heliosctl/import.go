@@ -113,7 +113,7 @@ func runImport(ctx context.Context, e *env, f func(context.Context, dataset.Impo
 	c := e.c
 	o := dataset.ImportOptions{
 		In: c.String("in"), Out: out, Name: c.String("name"), Features: c.String("features"), Labels: c.String("labels"), SplitDir: c.String("splits"),
-		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Reverse: c.Bool("reverse"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
+		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Undirected: c.Bool("reverse"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
 		Dim: c.Int("dim"), Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
 		FeatureDType: c.String("feature-dtype"),
 	}
