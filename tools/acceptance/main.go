@@ -2,7 +2,8 @@
 //
 //	edges    GraphSAGE on the Debian graph against the same model without edges, by paired seeds
 //	memory   features several times both cache budgets: the peak against budgets + topology + 400 MiB
-//	same     one seed in every mode, cache, pipeline, worker and SSD count: equal parameters
+//	same     one seed in every mode, cache, pipeline, worker and SSD count, with AVX2 and AVX-512: equal parameters
+//	growth   30 epochs: the memory after the last within 1 % of that after the third
 //	kills    a run killed with SIGKILL at random moments and resumed: equal parameters
 //
 //	make build && go run ./tools/acceptance -heliosctl bin/heliosctl
@@ -47,7 +48,9 @@ type result struct {
 		RowsGPU int64   `json:"rows_gpu"`
 		RowsCPU int64   `json:"rows_cpu"`
 		RowsSSD int64   `json:"rows_ssd"`
+		Memory  int64   `json:"memory_bytes"`
 	} `json:"epochs"`
+	Kernels  string  `json:"kernels"`
 	TestAcc  float64 `json:"test_acc"`
 	GPU      int64   `json:"gpu_cache_bytes"`
 	CPU      int64   `json:"cpu_cache_bytes"`
@@ -58,7 +61,7 @@ type result struct {
 
 func main() {
 	r := &runner{}
-	only := flag.String("only", "edges,memory,same,kills", "claims to run")
+	only := flag.String("only", "edges,memory,same,growth,kills", "claims to run")
 	parent := flag.String("dir", os.TempDir(), "folder for the work; needs 6 GB free")
 	flag.StringVar(&r.bin, "heliosctl", "bin/heliosctl", "binary to run")
 	flag.IntVar(&r.seeds, "seeds", 5, "paired seeds of edges")
@@ -82,12 +85,12 @@ func run(r *runner, only, parent string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
-	claims := map[string]func() error{"edges": r.edges, "memory": r.memory, "same": r.same, "kills": r.killed}
+	claims := map[string]func() error{"edges": r.edges, "memory": r.memory, "same": r.same, "growth": r.growth, "kills": r.killed}
 	var failed []string
 	for _, name := range strings.Split(only, ",") {
 		claim, ok := claims[name]
 		if !ok {
-			return fmt.Errorf("unknown claim %q: choose edges, memory, same or kills", name)
+			return fmt.Errorf("unknown claim %q: choose edges, memory, same, growth or kills", name)
 		}
 		fmt.Printf("== %s\n", name)
 		began := time.Now()
@@ -269,6 +272,44 @@ func (r *runner) same() error {
 		}
 	}
 	fmt.Println("60 runs: equal parameters")
+	work := filepath.Join(r.dir, "same4")
+	for _, level := range []string{"avx2", "avx512"} {
+		args := []string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01", "--kernels", level}
+		res, err := r.train(work, args...)
+		if err != nil && strings.Contains(err.Error(), "has no such instructions") {
+			fmt.Printf("%s: this CPU does not have it\n", level)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if res.SHA != want || res.Kernels != level {
+			return fmt.Errorf("kernels %s (asked for %s): params_sha256 %s", res.Kernels, level, res.SHA)
+		}
+		fmt.Printf("kernels %s: the same\n", level)
+	}
+	return nil
+}
+
+// growth holds the memory at the end of the epochs together.
+func (r *runner) growth() error {
+	work, err := r.setUp("growth", 2, "256MiB", "generate", "--nodes", "200000", "--avg-degree", "12", "--classes", "16", "--dim", "128", "--seed", "4")
+	if err != nil {
+		return err
+	}
+	for _, mode := range []string{"helios", "inmem"} {
+		res, err := r.train(work, "--dataset", "g", "--mode", mode, "--fanout", "10,5", "--hidden", "32", "--batch-size", "4096", "--epochs", "30", "--seed", "2")
+		if err != nil {
+			return err
+		}
+		third, last := res.Epochs[2].Memory, res.Epochs[29].Memory
+		change := 100 * float64(last-third) / float64(third)
+		fmt.Printf("%-6s %.1f MiB after epoch 3, %.1f MiB after epoch 30: %+.2f %%; peak %.1f MiB\n", mode,
+			float64(third)/(1<<20), float64(last)/(1<<20), change, float64(res.Peak)/(1<<20))
+		if math.Abs(change) > 1 {
+			return fmt.Errorf("mode %s: the memory changed by %.2f %%", mode, change)
+		}
+	}
 	return nil
 }
 

@@ -26,7 +26,7 @@ func init() {
 const (
 	crashMB       = 64 // Disk.MB's default
 	crashGenerate = "generate --kind sbm --nodes 4500 --avg-degree 4 --classes 6 --dim 2000 --seed 11 --out graph --quiet"
-	crashTrain    = "train graph --model sage --fanout 3,3 --batch-size 128 --hidden 8 --epochs 2 --seed 5 --lr 0.003" +
+	crashTrain    = "train graph --kernels generic --model sage --fanout 3,3 --batch-size 128 --hidden 8 --epochs 2 --seed 5 --lr 0.003" +
 		" --gpu-cache 0 --cpu-cache 5% --workers 2 --no-eval --quiet --json"
 	crashSlow = 2 << 20 // bytes a second and SSD, so that there is a middle to kill in
 )
@@ -250,7 +250,7 @@ func crash(t *T) {
 		quiet(5, "verify graph", "did not finish (", "% of its stripe is there")
 	}
 	rebound()
-	quiet(5, "train graph --epochs 1 --quiet", "did not finish")
+	quiet(5, "train graph --kernels generic --epochs 1 --quiet", "did not finish")
 	marked := uint64(0)
 	for i := range disks {
 		_, c := t.mark(i)

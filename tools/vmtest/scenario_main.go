@@ -28,7 +28,7 @@ func init() {
 const (
 	jobGenerate = "generate --kind sbm --nodes 4000 --avg-degree 8 --classes 8 --dim 128 --seed 7 --out graph --quiet"
 	jobLoad     = "load graph --quiet --json"
-	jobTrain    = "train graph --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 2 --seed 3 --lr 0.003" +
+	jobTrain    = "train graph --kernels generic --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 2 --seed 3 --lr 0.003" +
 		" --gpu-cache 3% --cpu-cache 5% --workers 2 --check-reads --quiet --json"
 	jobVerify = "verify graph --quiet --json"
 )

@@ -79,7 +79,7 @@ func mixed(t *T, most int) {
 				continue
 			}
 			// One epoch: every row that it gathers is held against its checksum.
-			got, err := lastTrained(t.OK("root", fmt.Sprintf("heliosctl train %s %s --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 1 --seed 3 --gpu-cache 0 --cpu-cache 0 --check-reads --sq auto --quiet --json",
+			got, err := lastTrained(t.OK("root", fmt.Sprintf("heliosctl train %s %s --kernels generic --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 1 --seed 3 --gpu-cache 0 --cpu-cache 0 --check-reads --sq auto --quiet --json",
 				s.name, use)))
 			if err != nil {
 				t.Fatalf("train: %v", err)
