@@ -101,6 +101,7 @@ type Dataset struct {
 	features *os.File
 	dataOff  int64 // of the rows in features
 	closed   bool
+	maps     []*mapping
 	fnState
 }
 
@@ -234,7 +235,8 @@ func (d *Dataset) WithoutEdges() *Dataset {
 	return n
 }
 
-// Topology reads the graph into memory off Go's heap, checks it, and keeps it until Close.
+// Topology reads the graph into memory off Go's heap, or maps it from its files where it is as large as half
+// of the memory that can be had, checks it, and keeps it until Close.
 func (d *Dataset) Topology() (*graph.Topology, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -256,7 +258,12 @@ func (d *Dataset) Topology() (*graph.Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := graph.Alloc(d.Meta.Nodes, d.Meta.Edges, a.Header.DType == npy.Int64)
+	wide := a.Header.DType == npy.Int64
+	if tooLarge((d.Meta.Nodes+1)*8+a.Header.Bytes(), mapTopologyFrom) {
+		d.topology, err = d.mapTopology(wide)
+		return d.topology, err
+	}
+	t, err := graph.Alloc(d.Meta.Nodes, d.Meta.Edges, wide)
 	if err != nil {
 		return nil, fmt.Errorf("dataset %s: %w", d.dir, err)
 	}
@@ -343,15 +350,20 @@ func (d *Dataset) readArray(name string, dst []byte) error {
 	return nil
 }
 
-// Labels are the classes of all nodes; -1 means unlabelled.
+// Labels are the classes of all nodes; -1 means unlabelled. They are to be read only: those of a large graph are
+// mapped from their file until Close.
 func (d *Dataset) Labels() ([]int32, error) {
-	path := d.path(labelsName)
-	return readInts(path, func(i int, x int64) (int32, error) {
-		if x < -1 || x >= int64(d.Meta.Classes) {
-			return 0, errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", path, x, i, d.Meta.Classes-1)
-		}
-		return int32(x), nil
-	})
+	if tooLarge(4*d.Meta.Nodes, mapLabelsFrom) {
+		return d.mapLabels()
+	}
+	return readInts(d.path(labelsName), func(i int, x int64) (int32, error) { return int32(x), d.checkLabel(x, int64(i)) })
+}
+
+func (d *Dataset) checkLabel(x, node int64) error {
+	if x < -1 || x >= int64(d.Meta.Classes) {
+		return errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", d.path(labelsName), x, node, d.Meta.Classes-1)
+	}
+	return nil
 }
 
 // Split returns the node ids of "train", "val" or "test", ascending.
@@ -455,6 +467,7 @@ func (d *Dataset) Close() error {
 		err = d.topology.Close()
 		d.topology = nil
 	}
+	err = errors.Join(err, d.unmap())
 	if d.features != nil {
 		err = errors.Join(err, d.features.Close())
 	}

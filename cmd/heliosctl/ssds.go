@@ -45,9 +45,11 @@ type ssdReport struct {
 	DatasetUUID string       `json:"dataset_uuid,omitempty"`
 	Stripe      *int         `json:"stripe,omitempty"`  // from 0, as in every message
 	Stripes     int          `json:"stripes,omitempty"` // of the dataset
-	Loaded      bool         `json:"loaded"`            // the load was finished
-	Content     string       `json:"content"`           // for people
-	InUse       bool         `json:"in_use"`            // by another heliosctl
+	RowDType    string       `json:"row_dtype,omitempty"`
+	RowBytes    int          `json:"row_bytes,omitempty"`
+	Loaded      bool         `json:"loaded"`  // the load was finished
+	Content     string       `json:"content"` // for people
+	InUse       bool         `json:"in_use"`  // by another heliosctl
 }
 
 type smartReport struct {
@@ -185,8 +187,9 @@ func (r *ssdReport) content(sb dataset.Superblock, there bool) {
 		return
 	}
 	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), &sb.StripeIndex, sb.StripeCount
+	r.RowDType, r.RowBytes = sb.RowType.String(), sb.RowBytes
 	r.Loaded = sb.State == dataset.StateComplete
-	r.Content = fmt.Sprintf("%s, stripe %d of %d", sb.Name, sb.StripeIndex, r.Stripes)
+	r.Content = fmt.Sprintf("%s, stripe %d of %d, rows of %d B (%s)", sb.Name, sb.StripeIndex, r.Stripes, sb.RowBytes, sb.RowType)
 	if !r.Loaded {
 		r.Content += ", load unfinished"
 	}

@@ -1,0 +1,154 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"helios/dataset/npy"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// Arrays are copied to memory where that leaves room for the rest of a run, and mapped from their files where
+// it does not: a mapped page is memory that the kernel can take back, and reads again when it is needed. These are the shares of
+// the memory that can be had from which on that is done; variables for tests.
+var (
+	mapTopologyFrom = 0.5
+	mapLabelsFrom   = 0.125
+)
+
+// tooLarge tells whether so many bytes are at least a share of the memory that can be had.
+func tooLarge(bytes int64, share float64) bool {
+	free, err := hostmem.AvailableBytes()
+	return err == nil && float64(bytes) >= share*float64(free)
+}
+
+// mapping is a file's pages, read-only.
+type mapping struct {
+	mem  []byte
+	data []byte // the array's payload
+}
+
+// mapArray maps an array of this directory. The caller holds d.mu; Close ends the mapping.
+func (d *Dataset) mapArray(name string) (*mapping, error) {
+	path := d.path(name)
+	a, err := npy.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	defer func() { _ = f.Close() }() // the mapping stays
+	n := a.DataOffset() + a.Header.Bytes()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() < n {
+		return nil, errs.New(errs.Usage, "%s: has %d bytes, its header says %d; import again", path, st.Size(), n)
+	}
+	m := &mapping{}
+	if m.mem, err = unix.Mmap(int(f.Fd()), 0, int(n), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		return nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	m.data = m.mem[a.DataOffset():]
+	m.advise(unix.MADV_SEQUENTIAL) // it is checked first, from front to back
+	d.maps = append(d.maps, m)
+	return m, nil
+}
+
+// advise tells the kernel how pages will be needed; where it does not listen nothing is lost.
+func (m *mapping) advise(how int) {
+	if len(m.mem) > 0 {
+		_ = unix.Madvise(m.mem, how)
+	}
+}
+
+// unmap ends all mappings. The caller holds d.mu.
+func (d *Dataset) unmap() error {
+	var all []error
+	for _, m := range d.maps {
+		if err := unix.Munmap(m.mem); err != nil {
+			all = append(all, err)
+		}
+	}
+	d.maps = nil
+	return errors.Join(all...)
+}
+
+// numbers views a payload as little-endian numbers. Payloads start on multiples of 64 bytes (npy), or are
+// refused.
+func numbers[T int32 | int64 | uint32](file string, b []byte) ([]T, error) {
+	var x T
+	if len(b) == 0 {
+		return []T{}, nil
+	}
+	if uintptr(unsafe.Pointer(&b[0]))%unsafe.Sizeof(x) != 0 {
+		return nil, errs.New(errs.Usage, "%s: its data are not aligned, and there is not enough memory to copy them; import again", file)
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(x))), nil
+}
+
+// mapTopology is Topology over mapped files.
+func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
+	indptr, err := d.mapArray(indptrName)
+	if err != nil {
+		return nil, err
+	}
+	indices, err := d.mapArray(indicesName)
+	if err != nil {
+		return nil, err
+	}
+	t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
+	if t.Indptr, err = numbers[int64](d.path(indptrName), indptr.data); err != nil {
+		return nil, err
+	}
+	if wide {
+		t.Indices64, err = numbers[int64](d.path(indicesName), indices.data)
+	} else {
+		t.Indices32, err = numbers[uint32](d.path(indicesName), indices.data)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
+		return nil, err
+	}
+	if err := t.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path(indicesName), err)
+	}
+	indptr.advise(unix.MADV_RANDOM) // from now on samplers jump
+	indices.advise(unix.MADV_RANDOM)
+	return t, nil
+}
+
+// mapLabels is Labels over the mapped file.
+func (d *Dataset) mapLabels() ([]int32, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("dataset %s is closed", d.dir)
+	}
+	m, err := d.mapArray(labelsName)
+	if err != nil {
+		return nil, err
+	}
+	v, err := numbers[int32](d.path(labelsName), m.data)
+	if err != nil {
+		return nil, err
+	}
+	for i, x := range v {
+		if err := d.checkLabel(int64(x), int64(i)); err != nil {
+			return nil, err
+		}
+	}
+	m.advise(unix.MADV_RANDOM)
+	return v, nil
+}
