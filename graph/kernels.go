@@ -129,12 +129,13 @@ func (t *table) pos(s uint64) uint64 { return atomic.LoadUint64(&t.vals[s]) & 0x
 
 // neighbours is where node v's in-neighbours stand, and how many there are. A bad node, or offsets
 // that are none, come from a topology that was not validated or has been overwritten.
-func (p *sampleParams) neighbours(indptr []int64, v int64) (first, degree int64, err error) {
-	if uint64(v) >= uint64(p.NumNodes) {
-		return 0, 0, fmt.Errorf("sample: node %d: nodes are 0 to %d", v, p.NumNodes-1)
+func neighbours(indptr []int64, numEdges, v int64) (first, degree int64, err error) {
+	numNodes := int64(len(indptr) - 1)
+	if uint64(v) >= uint64(numNodes) {
+		return 0, 0, fmt.Errorf("sample: node %d: nodes are 0 to %d", v, numNodes-1)
 	}
 	first, end := indptr[v], indptr[v+1]
-	if first < 0 || end < first || end > p.NumEdges {
+	if first < 0 || end < first || end > numEdges {
 		return 0, 0, fmt.Errorf("sample: node %d: %d to %d are no offsets of the topology", v, first, end)
 	}
 	return first, end - first, nil
@@ -160,7 +161,7 @@ func sampleBegin(b *cuda.Block, p *sampleParams) error {
 		indptr := p.indptr()
 		deg := cuda.View[uint32](p.Degrees, p.NumDst)
 		for i := lo; i < hi; i++ {
-			_, d, err := p.neighbours(indptr, nodes[i])
+			_, d, err := neighbours(indptr, p.NumEdges, nodes[i])
 			if err != nil {
 				return err
 			}
@@ -179,7 +180,7 @@ func sampleCount(b *cuda.Block, p *sampleParams) error {
 	lo, hi := b.Range(p.NumDst)
 	sum := int64(0)
 	for i := lo; i < hi; i++ {
-		_, d, err := p.neighbours(indptr, nodes[i])
+		_, d, err := neighbours(indptr, p.NumEdges, nodes[i])
 		if err != nil {
 			return err
 		}
@@ -242,7 +243,7 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 	e := base
 	for i := lo; i < hi; i++ {
 		v := nodes[i]
-		first, d, err := p.neighbours(indptr, v)
+		first, d, err := neighbours(indptr, p.NumEdges, v)
 		if err != nil {
 			return err
 		}
@@ -370,7 +371,7 @@ func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 		indptr := p.indptr()
 		deg := cuda.View[uint32](p.Degrees, p.NodesLen)
 		for i := first; i < at; i++ {
-			_, d, err := p.neighbours(indptr, nodes[i])
+			_, d, err := neighbours(indptr, p.NumEdges, nodes[i])
 			if err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -94,9 +95,10 @@ type MiniBatch struct {
 }
 
 // Sampler draws neighbours uniformly without replacement and numbers the frontier. It owns the
-// position table that makes ids unique: up to directNodes nodes a table of 8 bytes per node of
-// the graph (at most 32 MiB), for larger graphs a hash table of 16 bytes per slot that holds
-// 4/3 to 8/3 slots per sampled edge of the largest hop. MemUsage shows it as "sampler position table".
+// position table that makes ids unique: for graphs of up to directNodes nodes a table with an entry per node
+// (8 bytes on a GPU, at most 32 MiB; 4 on the host), for larger ones a hash table. On a GPU that has 4/3 to 8/3 slots of
+// 16 bytes per sampled edge of the largest hop, on the host 2 to 4 of 8 bytes per node of the largest mini-batch.
+// MemUsage shows it as "sampler position table".
 //
 // Hops of different mini-batches may alternate and come from several goroutines: calls take turns.
 // Batches that strictly follow one another are cheapest.
@@ -107,6 +109,7 @@ type Sampler struct {
 	key  [2]uint32
 
 	kBegin, kCount, kFill, kUniqueCount, kAssign, kRelabel cuda.Kernel
+	kHostBegin, kHostHop, kHostDegrees                     cuda.Kernel
 
 	mu     sync.Mutex
 	owner  *MiniBatch // whose frontier the table holds
@@ -117,6 +120,13 @@ type Sampler struct {
 	keys   cuda.Buffer // hashed: uint64[slots]: stamp<<48 | node
 	blocks int         // grid of the largest launches
 	grain  int64       // items that make another block worth its launch
+
+	// The host's way (hop.go): vals is uint32[slots], or, hashed, uint64[slots], keys is not used, and stamps
+	// count up.
+	host          bool
+	workers       int
+	posBits       uint32
+	ring, control cuda.Buffer
 }
 
 // directNodes is the largest graph whose position table has an entry for every node.
@@ -147,13 +157,22 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 	if g, ok := dev.(interface{ Grain(usual int64) int64 }); ok { // a device with a mind of its own
 		s.grain = max(g.Grain(s.grain), 1)
 	}
-	for _, k := range []struct {
+	kernels := []struct {
 		dst  *cuda.Kernel
 		name string
 	}{
 		{&s.kBegin, "sample_begin"}, {&s.kCount, "sample_count"}, {&s.kFill, "sample_fill"},
 		{&s.kUniqueCount, "unique_count"}, {&s.kAssign, "unique_assign"}, {&s.kRelabel, "unique_relabel"},
-	} {
+	}
+	s.workers = dev.Info().SMs
+	s.host = dev.Info().Backend == "host" && topo.Host.NumNodes <= 1<<32
+	if s.host {
+		kernels = append(kernels[:0], []struct {
+			dst  *cuda.Kernel
+			name string
+		}{{&s.kHostBegin, "host_sample_begin"}, {&s.kHostHop, "host_sample_hop"}, {&s.kHostDegrees, "host_sample_degrees"}}...)
+	}
+	for _, k := range kernels {
 		var err error
 		if *k.dst, err = dev.Kernel(k.name); err != nil {
 			return nil, fmt.Errorf("sampler: %w", err)
@@ -165,6 +184,15 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 			return nil, err
 		}
 	}
+	if s.host {
+		var err error
+		if s.ring, err = dev.Alloc(cuda.MemDevice, hostRing(s.workers)*slotBytes, ringPurpose); err == nil {
+			s.control, err = dev.Alloc(cuda.MemDevice, int64(unsafe.Sizeof(hopControl{})), ringPurpose)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("sampler: %w", err), s.freeTable())
+		}
+	}
 	return s, nil
 }
 
@@ -172,12 +200,14 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 func (s *Sampler) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.freeTable()
+	return errors.Join(s.freeTable(), free(&s.ring, &s.control))
 }
 
-func (s *Sampler) freeTable() error {
+func (s *Sampler) freeTable() error { return free(&s.vals, &s.keys) }
+
+func free(bufs ...*cuda.Buffer) error {
 	var err error
-	for _, b := range []*cuda.Buffer{&s.vals, &s.keys} {
+	for _, b := range bufs {
 		if *b != nil {
 			if e := (*b).Free(); err == nil {
 				err = e
@@ -193,12 +223,16 @@ func (s *Sampler) allocTable() error {
 	if err := s.freeTable(); err != nil {
 		return err
 	}
-	s.owner, s.stamp = nil, 0
+	s.owner, s.stamp, s.posBits = nil, 0, 0
+	width := int64(8)
+	if s.host && s.direct {
+		width = 4
+	}
 	var err error
-	if s.vals, err = s.dev.Alloc(cuda.MemDevice, s.slots*8, tablePurpose); err != nil {
+	if s.vals, err = s.dev.Alloc(cuda.MemDevice, s.slots*width, tablePurpose); err != nil {
 		return fmt.Errorf("sampler: %w", err)
 	}
-	if !s.direct {
+	if !s.direct && !s.host {
 		if s.keys, err = s.dev.Alloc(cuda.MemDevice, s.slots*8, tablePurpose); err != nil {
 			return fmt.Errorf("sampler: %w", err)
 		}
@@ -215,7 +249,7 @@ func (s *Sampler) NewMiniBatch() (*MiniBatch, error) {
 	}
 	var err error
 	if mb.sums, err = s.dev.Alloc(cuda.MemPinned, int64(s.blocks)*8, "sampler counts"); err == nil {
-		mb.totals, err = s.dev.Alloc(cuda.MemPinned, 16, "sampler counts")
+		mb.totals, err = s.dev.Alloc(cuda.MemPinned, 32, "sampler counts")
 	}
 	if err != nil {
 		_ = mb.Close()
@@ -313,7 +347,9 @@ func (s *Sampler) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, len(seeds)
 	mb.HopEnd = append(mb.HopEnd[:0], n)
 	mb.Blocks = mb.Blocks[:0]
-	mb.distinct = mb.allDifferent(seeds)
+	if !s.host {
+		mb.distinct = mb.allDifferent(seeds)
+	}
 	if err := mb.grow(stream, &mb.stage, cuda.MemPinned, n*8, 0, "seed staging"); err != nil {
 		return err
 	}
@@ -329,8 +365,17 @@ func (s *Sampler) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 	if err := stream.Copy(mb.Nodes.Ptr(), mb.stage.Ptr(), n*8); err != nil {
 		return err
 	}
-	if err := s.own(stream, mb, n); err != nil {
+	own := s.own
+	if s.host {
+		own = s.hostOwn
+	}
+	if err := own(stream, mb, n); err != nil {
 		return err
+	}
+	if s.host {
+		if err := s.hostDegrees(stream, mb, 0, n); err != nil {
+			return err
+		}
 	}
 	return stream.Synchronize(ctx)
 }
@@ -448,6 +493,9 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 }
 
 func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	if s.host {
+		return s.hostHop(ctx, stream, mb, hop)
+	}
 	n := mb.HopEnd[hop]
 	fanout := s.cfg.Fanouts[hop]
 	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 2)
