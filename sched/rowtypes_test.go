@@ -1,0 +1,137 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/dataset"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/rowtype"
+	"helios/internal/simd"
+	"helios/internal/units"
+)
+
+// odd has rows that no type stores in a whole number of words without padding but float32.
+var odd = graphSpec{nodes: 1500, dim: 33, degree: 6}
+
+// as loads the dataset again with rows of a type, and returns what training must see of them.
+func (s *ssdSet) as(t testing.TB, d *dataset.Dataset, feat []byte, rt rowtype.Type) []byte {
+	t.Helper()
+	r, err := dataset.Load(context.Background(), d, s.ssds, dataset.LoadOptions{RowType: rt.String()})
+	require.NoError(t, err)
+	require.Equal(t, rt.RowBytes(d.Meta.Dim), r.RowBytes)
+	src := hostmem.View[float32](feat)
+	out := make([]byte, len(feat))
+	dst := hostmem.View[float32](out)
+	row := make([]byte, rt.RowBytes(d.Meta.Dim))
+	for v := 0; v < len(src); v += d.Meta.Dim {
+		require.NoError(t, rt.Encode(row, src[v:v+d.Meta.Dim]))
+		rt.Decode(simd.Generic, dst[v:v+d.Meta.Dim], row)
+	}
+	return out
+}
+
+// For each type of rows, every mode, stack, cache, pipeline and number of workers trains on the same rows, to
+// the same parameters; those of types that lose precision differ from float32's.
+func TestRowTypesEveryWay(t *testing.T) {
+	variants := append([]variant{}, sameWays[1:8]...)
+	variants = append(variants, variant{"checked", modePipe(ModeHelios, PipelineIntra, func(c *Config) { c.CheckReads = true }), 2, 2},
+		variant{"few bytes of tiers", modePipe(ModeHelios, PipelineDeep, func(c *Config) {
+			c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}
+		}), 2, 1})
+	shapes := []graphSpec{odd, tiny}
+	if testing.Short() {
+		shapes, variants = shapes[:1], []variant{variants[0], variants[4], variants[6], variants[7]}
+	}
+	shas := map[string]string{}
+	for _, g := range shapes {
+		d, feat := g.open(t)
+		sets := map[int]*ssdSet{}
+		for _, rt := range rowtype.Types() {
+			var first record
+			feats := map[int][]byte{}
+			for i, v := range variants {
+				if sets[v.ssds] == nil {
+					sets[v.ssds] = bind(t, d, v.ssds, "")
+				}
+				if feats[v.ssds] == nil {
+					feats[v.ssds] = sets[v.ssds].as(t, d, feat, rt)
+				}
+				cfg := small()
+				cfg.Epochs, cfg.RowType = 1, rt.String()
+				v.set(&cfg)
+				r := train(t, context.Background(), cfg, d, feats[v.ssds], sets[v.ssds], v.workers, Observer{})
+				name := fmt.Sprintf("%d features of %s, %s", g.dim, rt, v.name)
+				require.NoError(t, r.err, name)
+				require.Equal(t, rt.String(), r.res.RowDType)
+				require.EqualValues(t, rt.RowBytes(g.dim), r.res.RowBytes)
+				if i == 0 {
+					first = r
+				}
+				require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, name)
+				require.Equal(t, first.res.Epochs[0].Loss, r.res.Epochs[0].Loss, name)
+				require.Equal(t, first.res.TestAcc, r.res.TestAcc, name)
+				require.Equal(t, first.blocks, r.blocks, name)
+				if v.name == "few bytes of tiers" { // budgets are in stored bytes
+					row := r.res.RowBytes
+					require.Equal(t, 10_000/row*row, r.res.GPUCacheBytes, name)
+					require.Equal(t, 20_001/row*row, r.res.CPUCacheBytes, name)
+				}
+				if v.name != "mmap prefetch" && i > 0 { // a model of it counts faults
+					model := playVirtual(t, cfg, d, "a100-p5510x12", v.ssds)
+					require.Equal(t, r.res.GPUCacheBytes, model.GPUCacheBytes, name)
+					require.Equal(t, rt.String(), model.RowDType)
+					require.Equal(t, r.res.Epochs[0].RowsSSD, model.Epochs[0].RowsSSD, name)
+					require.Equal(t, r.res.Epochs[0].BytesSSD, model.Epochs[0].BytesSSD, name)
+				}
+			}
+			key := fmt.Sprint(g.dim, first.res.ParamsSHA256)
+			require.Empty(t, shas[key], "%s trains to the parameters of another type", rt)
+			shas[key] = rt.String()
+		}
+	}
+}
+
+// TestRowTypeMismatch: --row-dtype and checkpoints hold a run to a type.
+func TestRowTypeMismatch(t *testing.T) {
+	d, feat := odd.open(t)
+	s := bind(t, d, 2, "")
+	narrow := s.as(t, d, feat, rowtype.Int8)
+	cfg := small()
+	cfg.Epochs, cfg.CheckpointDir, cfg.RowType = 1, t.TempDir(), "float16"
+	r := train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
+	require.ErrorContains(t, r.err, "--row-dtype float16: the SSDs hold rows of int8; run \"heliosctl load")
+	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+	cfg.RowType = "float8"
+	r = train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
+	require.ErrorContains(t, r.err, "--row-dtype: unknown row dtype")
+
+	cfg.RowType = ""
+	r = train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
+	require.NoError(t, r.err)
+	cfg.Epochs, cfg.Resume = 2, true
+	r = train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
+	require.NoError(t, r.err)
+	whole := cfg
+	whole.CheckpointDir, whole.Resume = "", false
+	require.Equal(t, train(t, context.Background(), whole, d, narrow, s, 2, Observer{}).res.ParamsSHA256, r.res.ParamsSHA256, "resumed to the bit")
+
+	half := s.as(t, d, feat, rowtype.Float16)
+	cfg.Epochs = 3
+	r = train(t, context.Background(), cfg, d, half, s, 2, Observer{})
+	require.ErrorContains(t, r.err, "was made with row-dtype int8, the SSDs hold rows of float16")
+	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+	// Evaluation takes what is there: the model is float32.
+	dev, err := cuda.NewHost(cuda.HostOptions{})
+	require.NoError(t, err)
+	ev, err := Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	require.NoError(t, err)
+	require.Equal(t, "float16", ev.RowDType)
+	require.EqualValues(t, 68, ev.RowBytes)
+	require.NoError(t, dev.Close())
+}
