@@ -31,6 +31,9 @@ type Library struct {
 
 // Open opens the library at path, or for "auto" one with a usual name.
 func Open(path string) (*Library, error) {
+	if path == "" { // the loader would take it for this program
+		return nil, errs.New(errs.Capability, "OpenBLAS: no library is named; give auto, off or a path")
+	}
 	tried := []string{path}
 	if path == "auto" {
 		tried = names

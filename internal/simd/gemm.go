@@ -3,6 +3,7 @@ package simd
 import (
 	"math"
 	"sync"
+	"time"
 	"unsafe"
 
 	"helios/internal/philox"
@@ -85,6 +86,7 @@ type micro struct {
 	columns     func(dst *float32, ps int, src *float32, ld, k, n int)
 	finish      func(c, bias *float32, n, relu int)
 	dropout     func(c *float32, n int, p *uint32, limit uint32, scale float32)
+	peak        func(n int)
 }
 
 // Multiply computes g's product. It is for levels above Generic.
@@ -322,4 +324,25 @@ func (l Level) Dropout(c []float32, key [2]uint32, ctr [4]uint32, p, scale float
 			c[g+j] = math.Float32frombits(math.Float32bits(v*scale) &^ dropped)
 		}
 	}
+}
+
+// PeakFLOPS measures what one thread can do at most at this level: fused multiply-adds on registers, the
+// best of some short runs. 0 for Generic, which has none.
+func (l Level) PeakFLOPS() float64 {
+	if l <= Generic {
+		return 0
+	}
+	m := microOf(l)
+	chains := 14 // registers of gen/gemm's peak
+	if m.lanes == 16 {
+		chains = 30
+	}
+	const steps = 100_000
+	best := time.Duration(math.MaxInt64)
+	for range 20 {
+		start := time.Now()
+		m.peak(steps)
+		best = min(best, time.Since(start))
+	}
+	return float64(2*steps*chains*m.lanes) / best.Seconds()
 }

@@ -67,6 +67,8 @@ func gemmFinishZ(c *float32, bias *float32, n int, relu int)
 //go:noescape
 func gemmDropoutZ(c *float32, n int, p *uint32, limit uint32, scale float32)
 
+func gemmPeakZ(n int)
+
 //go:noescape
 func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 
@@ -114,3 +116,5 @@ func gemmFinishY(c *float32, bias *float32, n int, relu int)
 
 //go:noescape
 func gemmDropoutY(c *float32, n int, p *uint32, limit uint32, scale float32)
+
+func gemmPeakY(n int)

@@ -54,6 +54,7 @@ func main() {
 		s.copyColumns()
 		s.finish()
 		s.dropout()
+		s.peak()
 	}
 	Generate()
 }
@@ -634,6 +635,25 @@ func (s *isa) dropout() {
 	VPADDD(t, base, base)
 	ADDQ(U32(uint32(4*s.size())), c)
 	SUBQ(U8(uint8(4*s.lanes)), n)
+	JNE(LabelRef("loop"))
+	VZEROUPPER()
+	RET()
+}
+
+// peak does n times one fused multiply-add on each register but the last two, none of which waits for
+// another: what the processor can do at most.
+func (s *isa) peak() {
+	TEXT("gemmPeak"+s.tag, NOSPLIT, "func(n int)")
+	n := Load(Param("n"), GP64())
+	for _, v := range s.vec {
+		s.zero(v)
+	}
+	Label("loop")
+	last := len(s.vec) - 2
+	for _, v := range s.vec[:last] {
+		VFMADD231PS(s.vec[last], s.vec[last+1], v)
+	}
+	DECQ(n)
 	JNE(LabelRef("loop"))
 	VZEROUPPER()
 	RET()
