@@ -43,6 +43,8 @@ type ImportOptions struct {
 	NoEdges bool
 	// FeatureDType is the type of features.npy, float32 or float16; empty: float16 where the source is float16.
 	FeatureDType string
+	// FeatureFn, such as "hash:7", computes the features from the node's number, in place of Features.
+	FeatureFn string
 	// Dim is the number of features to make up for an edge list that has none (64).
 	Dim int
 
@@ -106,6 +108,9 @@ func (o *ImportOptions) fill() error {
 	}
 	if err := o.checkFeatureDType(); err != nil {
 		return err
+	}
+	if o.FeatureFn != "" && o.Features != "" {
+		return errs.New(errs.Usage, "--feature-fn %s and --features %s: give one of them", o.FeatureFn, o.Features)
 	}
 	switch o.SelfLoops {
 	case "", "keep", "drop", "add":

@@ -48,7 +48,7 @@ func ImportEdges(ctx context.Context, o ImportOptions) error {
 		if edges = findText(o.In, edgeFiles); edges == "" {
 			return errs.New(errs.Usage, "%s has no edge list (looked for %s with %s)", o.In, strings.Join(edgeFiles, ", "), strings.Join(textEndings, ", "))
 		}
-		if o.Features == "" {
+		if o.Features == "" && o.FeatureFn == "" {
 			o.Features = findText(o.In, featureFiles)
 		}
 		if o.Labels == "" {
@@ -116,7 +116,11 @@ func (im *importer) fromText(ctx context.Context, edges string) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if o.Features == "" {
+	if o.FeatureFn != "" {
+		if err := im.hashFeatures(o.FeatureFn); err != nil {
+			return err
+		}
+	} else if o.Features == "" {
 		if err := im.randomFeatures(ctx); err != nil {
 			return err
 		}

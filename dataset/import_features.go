@@ -27,25 +27,29 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 		return errs.New(errs.Usage, "%s: %d features per node, at most %d", a.Name, sh[1], maxDim)
 	}
 	im.m.Dim = int(sh[1])
-	r, err := a.Reader(0)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
 	if a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 {
 		im.m.DType = rowtype.Float16.String()
 	}
-	w, err := im.featureWriter(a.Name, sh[1])
-	if err != nil {
+	w, whole, err := im.featureWriterFrom(a.Name, sh[1], sh[0])
+	if err != nil || whole {
 		return err
 	}
+	r, err := a.Reader(w.n)
+	if err != nil {
+		return errors.Join(err, w.out.discard())
+	}
+	defer r.Close()
 	buf := make([]float32, 64<<10)
 	total := a.Header.Elements()
-	for done := int64(0); ; {
+	t := newMarkTimer()
+	for done := w.n; ; {
 		n, err := r.Float32s(buf)
 		if err == nil {
 			err = w.put(buf[:n])
 			done += int64(n)
+		}
+		if j := im.s.journal; err == nil && j != nil && t.due() {
+			err = t.mark(func() error { return j.arrayTo(w.out) })
 		}
 		if err == nil {
 			err = ctx.Err()
@@ -61,6 +65,37 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	return w.out.close()
 }
 
+// featureWriterFrom goes on where an interrupted import was: with n elements written, or with all rows (whole).
+func (im *importer) featureWriterFrom(from string, dim, rows int64) (w *featureWriter, whole bool, err error) {
+	j := im.s.journal
+	if j == nil {
+		w, err = im.featureWriter(from, dim)
+		return w, false, err
+	}
+	t, dt := im.featureType()
+	if d, ok := j.done["features"]; ok && d.Rows == rows && d.Width == dim {
+		return nil, true, nil
+	}
+	at, ok := j.partial["features"]
+	if !ok {
+		w, err = im.featureWriter(from, dim)
+		return w, false, err
+	}
+	out, err := im.s.arrayFrom("features", dt, dim, &at)
+	if err != nil {
+		return nil, false, err
+	}
+	return &featureWriter{out: out, from: from, dim: dim, t: t, n: at.Bytes / int64(dt.Size)}, false, nil
+}
+
+// featureType is the type of features.npy.
+func (im *importer) featureType() (rowtype.Type, npy.DType) {
+	if im.o.FeatureDType != "" {
+		im.m.DType, im.m.Source.Options["feature-dtype"] = im.o.FeatureDType, im.o.FeatureDType
+	}
+	return im.m.RowType(), im.m.fileDType()
+}
+
 // featureWriter writes features.npy and rejects what a model cannot train on, or the type cannot hold.
 type featureWriter struct {
 	out  *arrayOut
@@ -73,11 +108,9 @@ type featureWriter struct {
 
 // featureWriter makes features.npy of the type that FeatureDType or else Meta.DType says.
 func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error) {
-	if im.o.FeatureDType != "" {
-		im.m.DType, im.m.Source.Options["feature-dtype"] = im.o.FeatureDType, im.o.FeatureDType
-	}
-	out, err := im.s.array("features", im.m.fileDType(), dim)
-	return &featureWriter{out: out, from: from, dim: dim, t: im.m.RowType()}, err
+	t, dt := im.featureType()
+	out, err := im.s.array("features", dt, dim)
+	return &featureWriter{out: out, from: from, dim: dim, t: t}, err
 }
 
 // checkFeatureDType checks the option.

@@ -251,6 +251,15 @@ func (j *journal) mergedTo(to edge, done int64, csc cscMark) error {
 
 func (j *journal) topologyDone(c edgeCounts) error { return j.write(journalLine{Topology: &c}) }
 
+// arrayTo notes how far an array is.
+func (j *journal) arrayTo(a *arrayOut) error {
+	at, err := a.mark()
+	if err != nil {
+		return err
+	}
+	return j.write(journalLine{Array: a.name, Partial: &at})
+}
+
 // anew says that an array is written from its start.
 func (j *journal) anew(name string) error {
 	_, done := j.done[name]

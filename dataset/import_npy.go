@@ -121,9 +121,13 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 		}
 		return in.find(names...)
 	}
-	feat, err := get(o.Features, featureNames)
-	if feat, err = need(feat, err, "features", featureNames); err != nil {
-		return err
+	var feat *npy.Array
+	var err error
+	if o.FeatureFn == "" {
+		feat, err = get(o.Features, featureNames)
+		if feat, err = need(feat, err, "features", featureNames); err != nil {
+			return err
+		}
 	}
 	lab, err := get(o.Labels, labelNames)
 	if err == nil && lab == nil && !o.UnlabelledOK {
@@ -133,7 +137,10 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 		return err
 	}
 	nodesFrom := ""
-	if len(feat.Header.Shape) > 0 {
+	if o.Nodes > 0 {
+		im.m.Nodes, nodesFrom = o.Nodes, "--nodes"
+	}
+	if feat != nil && len(feat.Header.Shape) > 0 {
 		if err := im.sameRows(feat.Header.Shape[0], feat.Name, &nodesFrom); err != nil {
 			return err
 		}
@@ -148,6 +155,9 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 		if err := im.sameRows(int64(len(labels)), lab.Name, &nodesFrom); err != nil {
 			return err
 		}
+	}
+	if nodesFrom == "" {
+		return errs.New(errs.Usage, "%s: nothing tells the number of nodes; give --nodes", in.where())
 	}
 	splitsIn := in
 	if o.SplitDir != "" {
@@ -173,7 +183,12 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if err := im.matrix(ctx, feat); err != nil {
+	if feat == nil {
+		err = im.hashFeatures(o.FeatureFn)
+	} else {
+		err = im.matrix(ctx, feat)
+	}
+	if err != nil {
 		return err
 	}
 	return im.labelsAndSplits(labels, labelsFile, splits)

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 
@@ -386,21 +387,29 @@ func (a *arrayOut) Write(b []byte) (int, error) {
 }
 
 func (a *arrayOut) int64s(v []int64) error {
-	a.tmp = a.tmp[:0]
-	for _, x := range v {
-		a.tmp = binary.LittleEndian.AppendUint64(a.tmp, uint64(x))
+	for part := range slices.Chunk(v, 1<<14) {
+		a.tmp = a.tmp[:0]
+		for _, x := range part {
+			a.tmp = binary.LittleEndian.AppendUint64(a.tmp, uint64(x))
+		}
+		if _, err := a.Write(a.tmp); err != nil {
+			return err
+		}
 	}
-	_, err := a.Write(a.tmp)
-	return err
+	return nil
 }
 
 func (a *arrayOut) int32s(v []int32) error {
-	a.tmp = a.tmp[:0]
-	for _, x := range v {
-		a.tmp = binary.LittleEndian.AppendUint32(a.tmp, uint32(x))
+	for part := range slices.Chunk(v, 1<<14) {
+		a.tmp = a.tmp[:0]
+		for _, x := range part {
+			a.tmp = binary.LittleEndian.AppendUint32(a.tmp, uint32(x))
+		}
+		if _, err := a.Write(a.tmp); err != nil {
+			return err
+		}
 	}
-	_, err := a.Write(a.tmp)
-	return err
+	return nil
 }
 
 // close fills in the shape and makes the file durable.

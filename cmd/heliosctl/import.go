@@ -2,12 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/units"
 )
 
 // importFormat is a format that "import NAME" reads: each has a file of its own that adds it to importFormats.
@@ -38,12 +44,20 @@ func importCommand() *cli.Command {
 		&cli.StringFlag{Name: "splits", Usage: "`DIR` with train, val (or valid) and test, where it is not found in --in"},
 		&cli.Int64Flag{Name: "nodes", DefaultText: "found in the input", Usage: "number of nodes"},
 		&cli.BoolFlag{Name: "unlabelled-ok", Usage: "take nodes without a label (NaN or -1) as unlabelled, out of the splits"},
-		&cli.BoolFlag{Name: "reverse", Usage: "add the opposite of each edge"},
+		&cli.BoolFlag{Name: "undirected", Aliases: []string{"reverse"}, Usage: "store each edge both ways, and drop repeated edges"},
+		&cli.BoolFlag{Name: "add-reverse", Usage: "add the opposite of each edge that is no self loop; repeated edges stay, unless --dedup"},
+		oneOf("self-loops", "edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there", "keep", []string{"keep", "drop", "add"}, nil),
 		&cli.BoolFlag{Name: "dedup", Usage: "drop repeated edges"},
+		&cli.StringFlag{Name: "feature-fn", Usage: "`FN`, \"hash\" or \"hash:SEED\", computes the features (--dim many) from the node's number; none are stored"},
+		&cli.StringFlag{Name: "memory", DefaultText: "half of what is available, at most 2GiB", Usage: "`SIZE` that the import may take; sorted parts of the edges lie beside --out meanwhile"},
+		&cli.BoolFlag{Name: "restart", Usage: "start over, not where an interrupted import was"},
 	}, out...)
 	cmd := &cli.Command{
 		Name:  "import",
 		Usage: "make a dataset from what is there: Debian's package index, NumPy arrays, edge lists",
+		Description: "An import that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one with the\n" +
+			"same --out, options and input: what it reads, by names, sizes and times. It starts over where these are\n" +
+			"others, or with --restart. Until it ends, its files are in a folder beside --out.",
 		Subcommands: []*cli.Command{
 			{
 				Name:  "debian",
@@ -111,16 +125,66 @@ func runImport(ctx context.Context, e *env, f func(context.Context, dataset.Impo
 		return err
 	}
 	c := e.c
+	memory, err := e.importMemory()
+	if err != nil {
+		return err
+	}
 	o := dataset.ImportOptions{
 		In: c.String("in"), Out: out, Name: c.String("name"), Features: c.String("features"), Labels: c.String("labels"), SplitDir: c.String("splits"),
-		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Undirected: c.Bool("reverse"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
+		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Undirected: c.Bool("undirected"), AddReverse: c.Bool("add-reverse"), SelfLoops: c.String("self-loops"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
 		Dim: c.Int("dim"), Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
-		FeatureDType: c.String("feature-dtype"),
+		FeatureDType: c.String("feature-dtype"), FeatureFn: c.String("feature-fn"),
+		Memory: memory, Restart: c.Bool("restart"), Note: func(s string) { e.ui.Note("%s", s) },
 	}
 	if err := f(ctx, o); err != nil {
+		var kept *dataset.KeptError
+		if errors.As(err, &kept) {
+			return whenStopped(err, kept.Where+" are done: the same command goes on there")
+		}
 		return whenStopped(err, "nothing was kept; run it again")
 	}
-	return e.showDataset("imported", out)
+	if err := e.showDataset("imported", out); err != nil {
+		return err
+	}
+	return e.showImport(out)
+}
+
+// importMemory reads --memory; 0 leaves it to the import.
+func (e *env) importMemory() (int64, error) {
+	if !e.c.IsSet("memory") {
+		return 0, nil
+	}
+	m, err := units.ParseBytes(e.c.String("memory"))
+	if err != nil {
+		return 0, errs.New(errs.Usage, "--memory: %w", err)
+	}
+	if m < 64<<20 {
+		return 0, errs.New(errs.Usage, "--memory %s is too little to import in; give at least 64MiB", e.c.String("memory"))
+	}
+	return m, nil
+}
+
+// showImport tells what became of the edges, and the most memory that the process held.
+func (e *env) showImport(out string) error {
+	d, err := dataset.Open(out)
+	if err != nil {
+		return err
+	}
+	counts := d.Meta.Source.Counts
+	if err := d.Close(); err != nil {
+		return err
+	}
+	r := map[string]any{"counts": counts}
+	var text []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		text = append(text, fmt.Sprintf("%d %s", counts[name], name))
+	}
+	if peak, err := hostmem.PeakRSS(); err == nil {
+		r["peak_memory_bytes"] = peak
+		text = append(text, "memory at most "+units.FormatBytes(peak))
+	}
+	e.ui.Printf("%s", strings.Join(text, ", "))
+	return e.ui.Event("import", r)
 }
 
 func runImportDebian(ctx context.Context, e *env) error {

@@ -229,3 +229,18 @@ func inactiveFile(stat string) int64 {
 	}
 	return 0
 }
+
+// PeakRSS is the most memory that the process ever had in use at once, files that it mapped
+// included: VmHWM of /proc/self/status.
+func PeakRSS() (int64, error) {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			return parseKB(strings.TrimSpace(v))
+		}
+	}
+	return 0, errors.New("/proc/self/status has no VmHWM")
+}

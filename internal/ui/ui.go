@@ -17,6 +17,8 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
+
+	"helios/internal/units"
 )
 
 // Plain progress lines: the first only once a stage has lasted so long, so that short work
@@ -39,6 +41,7 @@ type UI struct {
 	stage   string
 	started time.Time
 	last    time.Time
+	first   int64 // done when the stage began: what an earlier run did is no measure of the rate
 	bar     *progressbar.ProgressBar
 	outErr  error
 }
@@ -69,7 +72,7 @@ func (u *UI) Progress(stage string, done, total int64) {
 	now := u.now()
 	if stage != u.stage {
 		u.endStage()
-		u.stage, u.started, u.last = stage, now, time.Time{}
+		u.stage, u.started, u.last, u.first = stage, now, time.Time{}, done
 		if u.term {
 			u.bar = newBar(u.err, stage, total)
 		}
@@ -85,10 +88,16 @@ func (u *UI) Progress(stage string, done, total int64) {
 		return
 	}
 	u.last = now
+	took := now.Sub(u.started)
+	rate := float64(done-u.first) / took.Seconds()
 	if total > 0 {
-		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s\n", stage, done, total, 100*float64(done)/float64(total), now.Sub(u.started).Round(time.Second))
+		left := ""
+		if rate > 0 && done < total {
+			left = fmt.Sprintf(", %s left", time.Duration(float64(total-done)/rate*float64(time.Second)).Round(time.Second))
+		}
+		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s, %s/s%s\n", stage, done, total, 100*float64(done)/float64(total), took.Round(time.Second), units.FormatCount(rate), left)
 	} else {
-		fmt.Fprintf(u.err, "%s: %d, %s\n", stage, done, now.Sub(u.started).Round(time.Second))
+		fmt.Fprintf(u.err, "%s: %d, %s, %s/s\n", stage, done, took.Round(time.Second), units.FormatCount(rate))
 	}
 }
 
@@ -99,7 +108,7 @@ func newBar(w io.Writer, stage string, total int64) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(total,
 		progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(stage),
 		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true), progressbar.OptionShowCount())
+		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true), progressbar.OptionShowCount(), progressbar.OptionShowIts())
 }
 
 // endStage takes the bar away, so that the next line starts on a clean one. Call with mu held.

@@ -77,7 +77,7 @@ func TestPlainProgress(t *testing.T) {
 	require.NoError(t, u.Close())
 	lines := strings.Split(strings.TrimSpace(errw.String()), "\n")
 	require.Len(t, lines, 6, "%q", lines)
-	require.Equal(t, "load: 2 of 30 (7%), 2s", lines[0])
+	require.Equal(t, "load: 2 of 30 (7%), 2s, 1/s, 28s left", lines[0])
 	require.Empty(t, out.String())
 
 	errw.Reset()
