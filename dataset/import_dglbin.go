@@ -229,8 +229,8 @@ func (im *importer) dglEdges(path string, g dglGraph) (s edgeSource, err error) 
 	return offsetEdges(best.a, best.b, nodes, best.bit == dglCSC), nil
 }
 
-// partEdges is how many edges a part of an array has: many times a batch, and enough parts for all cores.
-const partEdges = 4 << 20
+// partEdges is how many edges a part of an array has: many times a batch, and enough parts for all cores. Tests make it small.
+var partEdges int64 = 4 << 20
 
 // pairEdges are the edges src[i] → dst[i] of two seekable arrays.
 func pairEdges(src, dst *npy.Array, nodes int64) edgeSource {
