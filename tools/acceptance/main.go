@@ -293,12 +293,12 @@ func (r *runner) same() error {
 
 // growth holds the memory at the end of the epochs together.
 func (r *runner) growth() error {
-	work, err := r.setUp("growth", 2, "256MiB", "generate", "--nodes", "200000", "--avg-degree", "12", "--classes", "16", "--dim", "128", "--seed", "4")
+	work, err := r.setUp("growth", 2, "256MiB", "generate", "--nodes", "60000", "--avg-degree", "12", "--classes", "16", "--dim", "128", "--seed", "4")
 	if err != nil {
 		return err
 	}
 	for _, mode := range []string{"helios", "inmem"} {
-		res, err := r.train(work, "--dataset", "g", "--mode", mode, "--fanout", "10,5", "--hidden", "32", "--batch-size", "4096", "--epochs", "30", "--seed", "2")
+		res, err := r.train(work, "--dataset", "g", "--mode", mode, "--fanout", "8,4", "--hidden", "16", "--batch-size", "2048", "--epochs", "30", "--seed", "2")
 		if err != nil {
 			return err
 		}
