@@ -16,6 +16,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/internal/hostmem"
+	"helios/internal/simd"
 )
 
 func device(t testing.TB, sms int) cuda.Device {
@@ -383,6 +384,36 @@ func same(a, b result) error {
 // Lookup against the map and gather against the rows, on 1 to 4 workers, with every share of
 // the tiers, odd ranges and odd row sizes.
 func TestLookupAndGather(t *testing.T) { checkLookupAndGather(t, device, 1, 2, 3, 4) }
+
+// Stores around the caches, which small gathers do without, at every level; rows of 100 bytes can't have them.
+func TestGatherAroundCaches(t *testing.T) {
+	defer func(old int64) { streamBytes = old }(streamBytes)
+	streamBytes = 0
+	rng := seeded(t)
+	nodes := make([]int64, 700)
+	for i := range nodes {
+		nodes[i] = rng.Int64N(500)
+	}
+	for _, l := range simd.Levels() {
+		dev := must(cuda.NewHost(cuda.HostOptions{SMs: 2, Kernels: l}))(t)
+		st := stream(t, dev)
+		for _, rowBytes := range []int64{64, 100, 512} {
+			h := must(NewHetero(dev, 500, rowBytes, 1, randomPlacement(rng, 500, 0.3, 0.4)))(t)
+			fill(t, h, st)
+			b := must(h.NewBuckets())(t)
+			buf := upload(t, dev, nodes)
+			ok(t, h.Lookup(limit(t), st, buf.Ptr(), 0, int64(len(nodes)), b))
+			for _, gap := range []int64{0, 4, 64} {
+				checkGather(t, dev, st, h, b, nodes, [2]int64{0, int64(len(nodes))}, rowBytes+gap)
+			}
+			ok(t, buf.Free())
+			ok(t, b.Close())
+			ok(t, h.Close())
+		}
+		ok(t, st.Close())
+		ok(t, dev.Close())
+	}
+}
 
 func checkLookupAndGather(t *testing.T, open opener, workers ...int) {
 	rng := seeded(t)

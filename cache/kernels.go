@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"helios/cuda"
+	"helios/internal/simd"
 )
 
 // maxSSDs bounds the miss buckets: a block counts them in its own memory.
@@ -195,20 +196,29 @@ func lookupScatter(b *cuda.Block, p *lookupParams) {
 func gatherKernel(b *cuda.Block, p *gatherParams) error {
 	lo, hi := b.Range(p.NGPU + p.NCPU)
 	dst := cuda.View[byte](p.Dst, (p.DstRows-1)*p.Stride+p.RowBytes)
+	level := simd.Generic
+	if (p.NGPU+p.NCPU)*p.RowBytes >= streamBytes && (p.RowBytes|p.Stride|int64(p.Dst))%64 == 0 {
+		level = b.SIMD()
+	}
+	defer level.StoreFence()
 	if at, end := lo, min(hi, p.NGPU); at < end {
-		_, err := gatherTier(dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes), p.GPUTotal,
+		_, err := gatherTier(level, dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes), p.GPUTotal,
 			cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:], at, p)
 		if err != nil {
 			return err
 		}
 	}
 	if at, end := max(lo-p.NGPU, 0), hi-p.NGPU; at < end {
-		_, err := gatherTier(dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes), p.CPUTotal,
+		_, err := gatherTier(level, dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes), p.CPUTotal,
 			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:], p.NGPU+at, p)
 		return err
 	}
 	return nil
 }
+
+// streamBytes is the size from which a gather's rows are stored around the caches, which would not keep them
+// until they are trained on: they need not be read before they are written. Tests change it.
+var streamBytes int64 = 16 << 20
 
 // touchAhead is how many random accesses a kernel starts before it needs the first: enough to
 // keep the memory busy, few enough to stay in the first-level cache.
@@ -217,22 +227,28 @@ const touchAhead = 16
 // gatherTier copies rows in groups: first a load from each row of the group, which do not
 // depend on one another and so miss the cache and the TLB together, then the copies. The first
 // line is enough (measured from 128 to 4096 bytes): the rest follows it in order. hit is the
-// number of the first one.
-func gatherTier(dst, rows []byte, total int64, pos, slot []uint32, hit int64, p *gatherParams) (touched byte, err error) {
+// number of the first one. Above Generic level copies, which prefetches the next group itself.
+func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uint32, hit int64, p *gatherParams) (touched byte, err error) {
 	for len(pos) > 0 {
 		n := min(touchAhead, len(pos))
 		for i, s := range slot[:n] {
 			if int64(s) >= total {
 				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s, hit+int64(i), total)
 			}
-			touched |= rows[int64(s)*p.RowBytes]
+			if level == simd.Generic {
+				touched |= rows[int64(s)*p.RowBytes]
+			}
 		}
 		for i, at := range pos[:n] {
 			if int64(at) >= p.DstRows {
 				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at, hit+int64(i), p.DstRows)
 			}
-			d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
-			copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
+		}
+		if !level.CopyRows(dst, rows, pos, slot, n, int(p.RowBytes), int(p.Stride)) {
+			for i, at := range pos[:n] {
+				d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
+				copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
+			}
 		}
 		pos, slot = pos[n:], slot[n:]
 		hit += int64(n)
