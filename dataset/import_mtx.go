@@ -83,7 +83,7 @@ type mtxText struct {
 
 // text reads size bytes from begin.
 func (m *mtx) text(f *os.File, begin, size int64) (*mtxText, error) {
-	t := &mtxText{path: m.path, at: begin, br: bufio.NewReaderSize(io.NewSectionReader(f, begin, size), 1<<20)}
+	t := &mtxText{path: m.path, at: begin, br: bufio.NewReaderSize(io.NewSectionReader(f, begin, size), int(min(1<<20, size+1)))}
 	if m.gz {
 		z, err := gzip.NewReader(t.br)
 		if err != nil {
