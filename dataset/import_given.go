@@ -6,6 +6,14 @@ import (
 	"helios/internal/errs"
 )
 
+// madeFeatures are those of a graph that has none: a function of the node's number, or made up.
+func (im *importer) madeFeatures(ctx context.Context) error {
+	if im.o.FeatureFn != "" {
+		return im.hashFeatures(im.o.FeatureFn)
+	}
+	return im.randomFeatures(ctx)
+}
+
 // around imports a graph that comes without features, labels and splits: those that the flags name are
 // read beside it, the rest is as for an edge list. im.m.Nodes is known; file is where from.
 func (im *importer) around(ctx context.Context, file string, edges edgeSource) error {
@@ -48,7 +56,7 @@ func (im *importer) around(ctx context.Context, file string, edges edgeSource) e
 		return err
 	}
 	if o.Features == "" {
-		if err := im.randomFeatures(ctx); err != nil {
+		if err := im.madeFeatures(ctx); err != nil {
 			return err
 		}
 	}

@@ -271,7 +271,7 @@ func (m *mtx) edges() edgeSource {
 
 // read emits the entries whose lines begin before end.
 func (m *mtx) read(ctx context.Context, t *mtxText, end int64, whole bool, emit func(src, dst []int64) error, done func(int64)) error {
-	const batch = 32 << 10
+	const batch = 8 << 10
 	src, dst := make([]int64, 0, 2*batch), make([]int64, 0, 2*batch)
 	n, total := int64(0), int64(0)
 	flush := func() error {

@@ -3,7 +3,6 @@ package dataset
 import (
 	"context"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -21,10 +20,10 @@ const planetoidVal = 500
 // zeros and no label. The splits are the public ones: as many training nodes as y has rows, the 500 nodes after
 // them, and test.index. The graph is undirected: each edge gets its opposite, repeated ones go.
 func ImportPlanetoid(ctx context.Context, o ImportOptions) error {
-	if err := o.fill(); err != nil {
+	if err := o.fillFor(o.In + ".graph"); err != nil {
 		return err
 	}
-	for _, f := range [][2]string{{"--features", o.Features}, {"--labels", o.Labels}, {"--splits", o.SplitDir}} {
+	for _, f := range [][2]string{{"--features", o.Features}, {"--labels", o.Labels}, {"--splits", o.SplitDir}, {"--feature-fn", o.FeatureFn}} {
 		if f[1] != "" {
 			return errs.New(errs.Usage, "%s: planetoid files hold features, labels and splits; leave the flag out", f[0])
 		}
@@ -39,15 +38,18 @@ func ImportPlanetoid(ctx context.Context, o ImportOptions) error {
 	if err != nil {
 		return err
 	}
+	o.In = filepath.Dir(prefix)
 	o.Undirected = true
 	return runImport(o, "planetoid", func(im *importer) error { return im.fromPlanetoid(ctx, prefix) })
 }
 
 // planetoidPrefix finds dir/ind.NAME.
 func planetoidPrefix(in string) (string, error) {
-	st, err := os.Stat(in)
-	if err == nil && !st.IsDir() {
-		return strings.TrimSuffix(in, filepath.Ext(in)), nil // one of the files
+	if isFile(in + ".graph") {
+		return in, nil
+	}
+	if isFile(in) { // one of the files
+		return strings.TrimSuffix(strings.TrimSuffix(in, ".index"), filepath.Ext(strings.TrimSuffix(in, ".index"))), nil
 	}
 	names, err := filepath.Glob(filepath.Join(in, "ind.*.graph"))
 	if err != nil || len(names) == 0 {

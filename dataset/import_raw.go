@@ -72,6 +72,7 @@ type rawIn struct {
 	split        [3]string // files of ids
 	splitLen     [3]int64  // -1 = not known
 	unreadable   string    // splits in PyTorch's format
+	madeUp       bool      // the features are computed
 }
 
 // The parts and the names of their files.
@@ -104,7 +105,7 @@ func (r *rawIn) find(names ...string) string {
 
 func openRaw(o *ImportOptions) (*rawIn, error) {
 	opt := &o.Format.Raw
-	r := &rawIn{dir: o.In, layout: opt.Layout, file: map[string]string{}, dtype: map[string]npy.DType{}, splitLen: [3]int64{-1, -1, -1}}
+	r := &rawIn{dir: o.In, layout: opt.Layout, file: map[string]string{}, dtype: map[string]npy.DType{}, madeUp: o.FeatureFn != "", splitLen: [3]int64{-1, -1, -1}}
 	switch {
 	case r.layout != "":
 		if !slices.Contains(RawLayouts, r.layout) {
@@ -409,7 +410,7 @@ func (r *rawIn) measure() error {
 			return errs.New(errs.Usage, "%s: %d bytes hold no graph", r.file["indptr"], size)
 		}
 	}
-	if f := r.file["features"]; f != "" && r.dim == 0 {
+	if f := r.file["features"]; f != "" && r.dim == 0 && !r.madeUp {
 		a, err := r.withHeader("features")
 		if err != nil {
 			return err
@@ -525,7 +526,7 @@ func (im *importer) fromRaw(ctx context.Context, r *rawIn) error {
 		return err
 	}
 	var feat *npy.Array
-	if f := r.file["features"]; f != "" {
+	if f := r.file["features"]; f != "" && o.FeatureFn == "" {
 		if feat, err = r.array("features", f, []int64{r.nodes, r.dim}, rawFloats); err != nil {
 			return err
 		}
@@ -562,7 +563,7 @@ func (im *importer) fromRaw(ctx context.Context, r *rawIn) error {
 	if feat != nil {
 		err = im.features(ctx, feat)
 	} else {
-		err = im.randomFeatures(ctx)
+		err = im.madeFeatures(ctx)
 	}
 	if err != nil {
 		return err
