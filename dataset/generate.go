@@ -111,7 +111,8 @@ func (o *GenerateOptions) fill() error {
 const generateMemory = 8 << 30
 
 // bytes is about what the dataset takes on disk, rather less than more: features, labels and
-// offsets of the nodes, and half the neighbours, since R-MAT drops repeated ones.
+// offsets of the nodes, and half the neighbours, since R-MAT drops repeated ones; and what sorting needs
+// beside it.
 func (o *GenerateOptions) bytes() float64 {
 	nodes := float64(o.Nodes)
 	row := 4 * float64(o.Dim)
@@ -125,7 +126,11 @@ func (o *GenerateOptions) bytes() float64 {
 	case o.TestFraction < 0:
 		splits = o.TrainFraction + o.ValFraction
 	}
-	return nodes*(row+12+8*splits) + nodes*o.AvgDegree*4/2
+	edges := nodes * o.AvgDegree
+	if o.Kind == "rmat" && edges*16 > float64(o.Memory) { // sorted runs, 5 bytes an edge, lie beside what is merged from them
+		edges *= 1 + 5.0/2
+	}
+	return nodes*(row+12+8*splits) + edges*4/2
 }
 
 // Generate makes a dataset from a seed. Every part of it is a function of the seed and the
