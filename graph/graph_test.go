@@ -690,33 +690,59 @@ func checkSteadyStateAllocatesNoBuffers(t *testing.T, open opener) {
 	}
 }
 
-// skewedGraph has R-MAT edges (Chakrabarti et al., SDM 2004), hubs all over the numbers.
-func skewedGraph(t testing.TB, scale int, avg int64) *Topology {
-	r := rand.New(rand.NewPCG(3, 1))
-	nodes := int64(1) << scale
-	src, dst := make([]int64, nodes*avg), make([]int64, nodes*avg)
-	for e := range src {
-		var u, v int64
-		for range scale {
-			x := r.Float64()
-			u, v = 2*u, 2*v
-			switch {
-			case x < 0.57:
-			case x < 0.76:
-				v++
-			case x < 0.95:
-				u++
-			default:
-				u, v = u+1, v+1
-			}
+func TestSynthetic(t *testing.T) {
+	for _, skewed := range []bool{false, true} {
+		topo, err := Synthetic(1<<14, 15, skewed, 1)
+		require.NoError(t, err)
+		require.NoError(t, topo.Validate())
+		require.InEpsilon(t, 15, float64(topo.NumEdges)/float64(topo.NumNodes), 0.05)
+		in, out := int64(0), make([]int, topo.NumNodes)
+		for v := range topo.NumNodes {
+			in = max(in, topo.InDegree(v))
 		}
-		const mix = 0x9E3779B1
-		src[e], dst[e] = u*mix&(nodes-1), v*mix&(nodes-1)
+		for _, u := range topo.Indices32 {
+			out[u]++
+		}
+		require.Equal(t, skewed, in > 1000)
+		require.Equal(t, skewed, slices.Max(out) > 1000)
+		require.NoError(t, topo.Close())
 	}
-	topo, err := FromEdges(nodes, src, dst, false)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, topo.Close()) })
-	return topo
+	_, err := Synthetic(1, 15, false, 1)
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+// The audit passes what was sampled and finds what was spoilt.
+func TestAudit(t *testing.T) {
+	topo := randomGraph(t, 2000, 20, false, 9)
+	cfg := SamplerConfig{Fanouts: []int{5, -1}, Seed: 3}
+	seeds := append(someSeeds(50, 2000, 1), 1999, 1999)
+	for name, spoil := range map[string]func(mb *MiniBatch){
+		"":                         func(*MiniBatch) {},
+		"frontier index 3 is node": func(mb *MiniBatch) { view[int64](mb.Nodes, 4)[3]++ },
+		"in the frontier twice":    func(mb *MiniBatch) { n := view[int64](mb.Nodes, 100); n[90] = n[91] },
+		"offsets go from 1":        func(mb *MiniBatch) { view[int64](mb.Blocks[1].Indptr, 1)[0] = 1 },
+		"got 6 edges, not 5":       func(mb *MiniBatch) { view[int64](mb.Blocks[0].Indptr, 53)[51]++ },
+		"nodes have appeared":      func(mb *MiniBatch) { view[uint32](mb.Blocks[0].Src, 1)[0] = 1 << 20 },
+		"edges of node 1999 are not": func(mb *MiniBatch) {
+			view[uint32](mb.Blocks[0].Src, mb.Blocks[0].NumEdges)[mb.Blocks[0].NumEdges-1] = 0
+		},
+	} {
+		r := newRig(t, host, topo, 2, cfg, directNodes)
+		mb := r.sample(t, 0, 0, seeds)
+		spoil(mb)
+		checked, digest, err := Audit(topo, cfg, mb, seeds, 1<<30)
+		if name != "" {
+			require.ErrorContains(t, err, name)
+			continue
+		}
+		require.NoError(t, err)
+		require.NotZero(t, digest)
+		require.Equal(t, mb.Blocks[0].NumEdges+mb.Blocks[1].NumEdges, checked)
+		some, same, err := Audit(topo, cfg, mb, seeds, checked/10)
+		require.NoError(t, err)
+		require.Equal(t, digest, same)
+		require.InDelta(t, checked/10, some, float64(checked)/20)
+	}
 }
 
 func cpuSeconds(t testing.TB) float64 {
@@ -726,7 +752,10 @@ func cpuSeconds(t testing.TB) float64 {
 }
 
 func BenchmarkSample(b *testing.B) {
-	for name, topo := range map[string]*Topology{"even": randomGraph(b, 1<<20, 15, false, 5), "skewed": skewedGraph(b, 20, 15)} {
+	for _, name := range []string{"even", "skewed"} {
+		topo, err := Synthetic(1<<20, 15, name == "skewed", 5)
+		require.NoError(b, err)
+		b.Cleanup(func() { require.NoError(b, topo.Close()) })
 		for _, limit := range []int64{directNodes, 0} {
 			for _, sms := range []int{1, 2} {
 				b.Run(fmt.Sprintf("%s/direct=%v/workers=%d", name, limit > 0, sms), func(b *testing.B) {

@@ -1,0 +1,441 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/simd"
+	"helios/internal/units"
+)
+
+func benchSampleCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "sample",
+		Usage:     "neighbour sampling on the host device: edges a second, audited",
+		ArgsUsage: "[DATASET]",
+		Description: "Samples mini-batches and does nothing with them. Needs no SSDs. Without a dataset the graph is made in\n" +
+			"memory: even (nodes of about the same degree) or skewed (the degrees of R-MAT; the number of nodes is\n" +
+			"rounded up to a power of two).\n" +
+			"Lists of --workers and --kernels give a row for each combination. They take turns: each samples the\n" +
+			"same --batches mini-batches, --turns times; a rate is the median over the turns, with its range.\n" +
+			"After that each row's audit samples some batches again and compares them with the topology (edges\n" +
+			"there, none drawn twice, as many as degree and fanout allow); all rows must give the same bytes.\n" +
+			"\"distinct\" is the new nodes over the edges.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "dataset", Usage: "sample the topology of this dataset `DIR` from its training nodes; may also be given as an argument"},
+			oneOf("graph", "without a dataset", "even", []string{"even", "skewed"}, nil),
+			&cli.Int64Flag{Name: "nodes", Value: 1_000_000, Usage: "its nodes"},
+			&cli.Float64Flag{Name: "avg-degree", Value: 15, Usage: "its mean number of in-neighbours"},
+			&cli.StringFlag{Name: "fanout", Value: "15,10,5", Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"},
+			&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seeds of a mini-batch"},
+			&cli.StringFlag{Name: "workers", DefaultText: "1 and one per CPU", Usage: "worker slots of the host device `N[,N…]`"},
+			&cli.StringFlag{Name: "kernels", Value: "auto", Usage: "instructions `LEVEL[,LEVEL…]`: " + strings.Join(simd.Names(), ", ")},
+			&cli.IntFlag{Name: "batches", Value: 20, Usage: "mini-batches of a turn"},
+			&cli.Float64Flag{Name: "seconds", DefaultText: "by --batches", Usage: "instead, about how long a row samples in all its turns"},
+			&cli.IntFlag{Name: "turns", Value: 5, Usage: "turns of each row"},
+			&cli.BoolFlag{Name: "degrees", Usage: "look up the degrees of all nodes too, as GCN needs them"},
+			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the graph, of the batches and of the draws"},
+			resultsFlag(),
+		},
+		Action: action(1, runBenchSample),
+	}
+}
+
+// samplePlan is what "bench sample" is asked for.
+type samplePlan struct {
+	cfg                   graph.SamplerConfig
+	workers               []int
+	levels                []simd.Level
+	batch, batches, turns int
+	seconds               float64 // 0: by batches
+}
+
+func (e *env) samplePlan() (*samplePlan, error) {
+	c := e.c
+	p := &samplePlan{cfg: graph.SamplerConfig{Seed: c.Uint64("seed"), Degrees: c.Bool("degrees")}}
+	var err error
+	if p.cfg.Fanouts, err = units.ParseInts(c.String("fanout"), -1); err != nil {
+		return nil, errs.New(errs.Usage, "--fanout: %w", err)
+	}
+	p.workers = []int{1}
+	if n := runtime.NumCPU(); n > 1 {
+		p.workers = append(p.workers, n)
+	}
+	if c.IsSet("workers") {
+		if p.workers, err = e.numbers("workers"); err != nil {
+			return nil, err
+		}
+	}
+	if most := slices.Max(p.workers); most > 4096 {
+		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", most)
+	}
+	names, err := list("kernels", c.String("kernels"))
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range names {
+		l, err := simd.Parse(n)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(p.levels, l) {
+			p.levels = append(p.levels, l)
+		}
+	}
+	if len(p.levels) == 0 {
+		return nil, errs.New(errs.Usage, "--kernels is empty; choose among %s", strings.Join(simd.Names(), ", "))
+	}
+	for _, n := range []struct {
+		flag string
+		to   *int
+	}{{"batch-size", &p.batch}, {"batches", &p.batches}, {"turns", &p.turns}} {
+		if *n.to = c.Int(n.flag); *n.to < 1 || *n.to > 1<<24 {
+			return nil, errs.New(errs.Usage, "--%s %d is not between 1 and %d", n.flag, *n.to, 1<<24)
+		}
+	}
+	if c.IsSet("seconds") {
+		if c.IsSet("batches") {
+			return nil, errs.New(errs.Usage, "--batches and --seconds: give one of them")
+		}
+		if p.seconds = c.Float64("seconds"); !(p.seconds >= 0.001 && p.seconds <= 86400) {
+			return nil, errs.New(errs.Usage, "--seconds %v is not between 0.001 and 86400", p.seconds)
+		}
+	}
+	given := c.IsSet("dataset") || c.NArg() > 0
+	for _, f := range []string{"graph", "nodes", "avg-degree"} {
+		if given && c.IsSet(f) {
+			return nil, errs.New(errs.Usage, "--%s is for a graph made in memory; leave it out, or the dataset", f)
+		}
+	}
+	return p, nil
+}
+
+// sampleRow is a row of results.
+type sampleRow struct {
+	Graph      string  `json:"graph"`
+	Nodes      int64   `json:"nodes"`
+	Edges      int64   `json:"edges"`
+	Kernels    string  `json:"kernels"`
+	Workers    int     `json:"workers"`
+	Fanouts    []int   `json:"fanouts"`
+	BatchSize  int     `json:"batch_size"`
+	Batches    int     `json:"batches"` // of a turn
+	Turns      int     `json:"turns"`
+	Rate       float64 `json:"edges_per_second"` // the median over the turns
+	Min        float64 `json:"edges_per_second_min"`
+	Max        float64 `json:"edges_per_second_max"`
+	NodeRate   float64 `json:"nodes_per_second"` // of frontiers
+	NSPerEdge  float64 `json:"ns_per_edge"`
+	CPUPerEdge float64 `json:"cpu_ns_per_edge"` // of the whole process
+	PerBatch   float64 `json:"edges_per_batch"`
+	Distinct   float64 `json:"distinct_fraction"` // new nodes over edges
+	// Bytes by purpose, the topology included.
+	Memory     map[string]int64 `json:"memory"`
+	Checked    int64            `json:"checked_edges"` // by the audit
+	Digest     string           `json:"digest"`        // of the audited mini-batches
+	Audited    bool             `json:"audited"`
+	AuditError string           `json:"audit_error,omitempty"`
+}
+
+// sampleRig is what a row samples with.
+type sampleRig struct {
+	row      sampleRow
+	dev      *cuda.Host
+	topo     *graph.DeviceTopology
+	stream   cuda.Stream
+	sampler  *graph.Sampler
+	mb       *graph.MiniBatch
+	rates    []float64
+	seconds  float64
+	cpu      float64
+	edges    int64
+	nodes    int64
+	batches  int64
+	counts   uint64 // digest of the numbers of nodes and edges of all batches
+	closures []func() error
+}
+
+func (r *sampleRig) close() (err error) {
+	for _, f := range slices.Backward(r.closures) {
+		closing(&err, f)
+	}
+	r.closures = nil
+	return err
+}
+
+func openSampleRig(t *graph.Topology, cfg graph.SamplerConfig, workers int, level simd.Level) (_ *sampleRig, err error) {
+	r := &sampleRig{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	if r.dev, err = cuda.NewHost(cuda.HostOptions{SMs: workers, Kernels: level}); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.dev.Close)
+	if r.topo, err = graph.Attach(r.dev, t); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.topo.Close)
+	if r.stream, err = r.dev.NewStream(cuda.StreamOptions{Name: "sample"}); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.stream.Close)
+	if r.sampler, err = graph.NewSampler(r.dev, r.topo, cfg); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.sampler.Close)
+	if r.mb, err = r.sampler.NewMiniBatch(); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.mb.Close)
+	return r, nil
+}
+
+// sample makes one mini-batch.
+func (r *sampleRig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch, index int, seeds []int64) error {
+	if err := r.sampler.Begin(ctx, r.stream, r.mb, epoch, index, seeds); err != nil {
+		return err
+	}
+	for h := range cfg.Fanouts {
+		if err := r.sampler.Hop(ctx, r.stream, r.mb, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// turn samples n batches of an epoch and counts them when counted is set.
+func (r *sampleRig) turn(ctx context.Context, p *samplePlan, epoch, n int, order []int64, counted bool) error {
+	var edges, nodes int64
+	start, cpu := time.Now(), cpuTime()
+	for i := range n {
+		if err := r.sample(ctx, &p.cfg, epoch, i, batchOf(order, i, p.batch)); err != nil {
+			return err
+		}
+		for _, b := range r.mb.Blocks {
+			edges += b.NumEdges
+		}
+		last := r.mb.HopEnd[len(r.mb.HopEnd)-1]
+		nodes += last
+		r.counts = (r.counts ^ uint64(edges)<<32 ^ uint64(last)) * 0x9E3779B97F4A7C15
+	}
+	if !counted {
+		return nil
+	}
+	took := time.Since(start).Seconds()
+	r.cpu += (cpuTime() - cpu).Seconds()
+	r.seconds += took
+	r.edges, r.nodes, r.batches = r.edges+edges, r.nodes+nodes, r.batches+int64(n)
+	r.rates = append(r.rates, float64(edges)/took)
+	return nil
+}
+
+// batchOf is the i-th batch of an order that is gone through again and again.
+func batchOf(order []int64, i, size int) []int64 {
+	size = min(size, len(order))
+	per := len(order) / size
+	return order[i%per*size:][:size]
+}
+
+// sampleTopology is the graph to sample and the nodes to start from.
+func (e *env) sampleTopology() (t *graph.Topology, seeds []int64, name string, done func() error, err error) {
+	c := e.c
+	if c.IsSet("dataset") || c.NArg() > 0 {
+		d, err := e.openDataset()
+		if err != nil {
+			return nil, nil, "", nil, err
+		}
+		if t, err = d.Topology(); err == nil {
+			seeds, err = d.Split("train")
+		}
+		if err != nil {
+			return nil, nil, "", nil, errors.Join(err, d.Close())
+		}
+		name, done = d.Meta.Name, d.Close
+		if len(seeds) > 0 {
+			return t, seeds, name, done, nil
+		}
+	} else {
+		name = c.String("graph")
+		if t, err = graph.Synthetic(c.Int64("nodes"), c.Float64("avg-degree"), name == "skewed", c.Uint64("seed")); err != nil {
+			return nil, nil, "", nil, err
+		}
+		done = t.Close
+	}
+	seeds = make([]int64, min(t.NumNodes, 1<<22)) // all of them, or enough that are spread over the graph
+	step := t.NumNodes / int64(len(seeds))
+	for i := range seeds {
+		seeds[i] = int64(i) * step
+	}
+	return t, seeds, name, done, nil
+}
+
+const (
+	auditBatches = 2
+	auditBudget  = 20_000_000 // neighbours that are compared per mini-batch
+)
+
+func runBenchSample(ctx context.Context, e *env) (err error) {
+	p, err := e.samplePlan()
+	if err != nil {
+		return err
+	}
+	out, err := e.openResults()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.close)
+	t, seeds, name, done, err := e.sampleTopology()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, done)
+	var rigs []*sampleRig
+	for _, level := range p.levels {
+		for _, workers := range p.workers {
+			r, err := openSampleRig(t, p.cfg, workers, level)
+			if err != nil {
+				return err
+			}
+			defer closing(&err, r.close)
+			r.row = sampleRow{Graph: name, Nodes: t.NumNodes, Edges: t.NumEdges, Kernels: level.String(), Workers: workers,
+				Fanouts: p.cfg.Fanouts, BatchSize: min(p.batch, len(seeds)), Turns: p.turns}
+			rigs = append(rigs, r)
+		}
+	}
+	order := make([]int64, len(seeds))
+	batches := p.batches
+	if err := p.measure(ctx, e, rigs, seeds, order, &batches); err != nil {
+		return whenStopped(err, "the rows are incomplete: run it again, with fewer --turns or --batches")
+	}
+	table, failed := [][]string{}, 0
+	for _, r := range rigs {
+		if err := r.audit(ctx, p, t, order, rigs[0]); err != nil {
+			return err
+		}
+		r.row.Batches = batches
+		out.object(r.row)
+		audit := "passed"
+		if !r.row.Audited {
+			failed++
+			audit = "FAILED: " + r.row.AuditError
+		}
+		own := int64(0)
+		for purpose, n := range r.row.Memory {
+			if !strings.HasPrefix(purpose, "topology") {
+				own += n
+			}
+		}
+		table = append(table, []string{
+			r.row.Kernels, strconv.Itoa(r.row.Workers), units.FormatCount(r.row.Rate), units.FormatCount(r.row.Min) + "-" + units.FormatCount(r.row.Max),
+			units.FormatCount(r.row.NodeRate), fmt.Sprintf("%.1f", r.row.NSPerEdge), fmt.Sprintf("%.1f", r.row.CPUPerEdge), units.FormatCount(r.row.PerBatch),
+			fmt.Sprintf("%.2f", r.row.Distinct), units.FormatBytes(own), audit,
+		})
+	}
+	e.ui.Printf("%s: %d nodes, %d edges, topology of %s; fanout %s, %d seeds, %d turns of %d batches", name, t.NumNodes, t.NumEdges, units.FormatBytes(t.Bytes()),
+		e.c.String("fanout"), rigs[0].row.BatchSize, p.turns, batches)
+	e.ui.Table([]string{"kernels", "workers", "edges/s", "range", "nodes/s", "ns/edge", "CPU ns/edge", "edges/batch", "distinct", "memory", "audit"}, table)
+	if err := out.commit(); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, len(rigs))
+	}
+	return nil
+}
+
+// measure lets the rows take turns. The first, uncounted, makes room and says how long a batch takes.
+func (p *samplePlan) measure(ctx context.Context, e *env, rigs []*sampleRig, seeds, order []int64, batches *int) error {
+	graph.Shuffle(order, seeds, p.cfg.Seed, 0)
+	slowest := 0.0
+	for _, r := range rigs {
+		warm := min(*batches, 3)
+		if err := r.turn(ctx, p, 0, warm, order, false); err != nil {
+			return err
+		}
+		start := time.Now()
+		if err := r.turn(ctx, p, 0, warm, order, false); err != nil {
+			return err
+		}
+		slowest = max(slowest, time.Since(start).Seconds()/float64(warm))
+		r.counts = 0
+	}
+	if p.seconds > 0 {
+		*batches = min(max(int(p.seconds/float64(p.turns)/slowest), 1), 1<<24)
+	}
+	for turn := range p.turns {
+		graph.Shuffle(order, seeds, p.cfg.Seed, turn+1)
+		for i := range rigs {
+			e.ui.Progress("bench sample", int64(turn*len(rigs)+i), int64(p.turns*len(rigs)))
+			r := rigs[(turn+i)%len(rigs)]
+			if err := r.turn(ctx, p, turn+1, *batches, order, true); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// audit samples some batches of the last turn again, compares them with the topology and with what
+// the first row got, and fills the row.
+func (r *sampleRig) audit(ctx context.Context, p *samplePlan, t *graph.Topology, order []int64, first *sampleRig) error {
+	slices.Sort(r.rates)
+	row := &r.row
+	row.Rate, row.Min, row.Max = median(r.rates), r.rates[0], r.rates[len(r.rates)-1]
+	row.NodeRate = row.Rate * float64(r.nodes) / float64(max(r.edges, 1))
+	row.NSPerEdge, row.CPUPerEdge = 1e9/row.Rate, r.cpu*1e9/float64(max(r.edges, 1))
+	row.PerBatch = float64(r.edges) / float64(r.batches)
+	row.Distinct = float64(r.nodes-r.batches*int64(row.BatchSize)) / float64(max(r.edges, 1))
+	row.Memory = r.dev.MemUsage()
+	maps.DeleteFunc(row.Memory, func(purpose string, _ int64) bool { return strings.HasPrefix(purpose, "topology") })
+	row.Memory["topology"] = t.Bytes()
+	digest := r.counts
+	var failure error
+	for i := 0; i < auditBatches && failure == nil; i++ {
+		seeds := batchOf(order, i, p.batch)
+		if err := r.sample(ctx, &p.cfg, p.turns, i, seeds); err != nil {
+			return err
+		}
+		n, d, err := graph.Audit(t, p.cfg, r.mb, seeds, auditBudget)
+		row.Checked += n
+		digest = (digest ^ d) * 0x9E3779B97F4A7C15
+		failure = err
+	}
+	row.Digest = fmt.Sprintf("%016x", digest)
+	if failure == nil && row.Digest != first.row.Digest {
+		failure = fmt.Errorf("the mini-batches differ from those of %s with %d workers (digest %s, %s there)",
+			first.row.Kernels, first.row.Workers, row.Digest, first.row.Digest)
+	}
+	row.Audited = failure == nil
+	if failure != nil {
+		row.AuditError = failure.Error()
+	}
+	return nil
+}
+
+// median of sorted values.
+func median(v []float64) float64 { return (v[(len(v)-1)/2] + v[len(v)/2]) / 2 }
+
+// cpuTime is what all threads have used.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0 // it cannot fail for the process itself
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
