@@ -41,7 +41,7 @@ func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GP
 func addr(name string) operand.Mem {
 	a, err := Param(name).Resolve()
 	if err != nil {
-		panic(err)
+		panic("no parameter " + name)
 	}
 	return a.Addr
 }
