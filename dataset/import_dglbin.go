@@ -98,8 +98,8 @@ func (im *importer) dgl(ctx context.Context, path string, g dglGraph) error {
 		}
 	}
 	feat := find(dglFeatureNames)
-	if feat == nil && o.Features == "" {
-		return errs.New(errs.Usage, "%s: the graph has no node data %s (it has %s); give features with --features FILE", path, strings.Join(dglFeatureNames, ", "), orNone(have))
+	if feat == nil && o.Features == "" && o.FeatureFn == "" {
+		return errs.New(errs.Usage, "%s: the graph has no node data %s (it has %s); give features with --features FILE, or --feature-fn", path, strings.Join(dglFeatureNames, ", "), orNone(have))
 	}
 	var labels []int32
 	labelFile := path
@@ -127,12 +127,7 @@ func (im *importer) dgl(ctx context.Context, path string, g dglGraph) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if o.Features != "" {
-		err = im.featureFile(ctx, o.Features)
-	} else {
-		err = im.features(ctx, feat)
-	}
-	if err != nil {
+	if err := im.featuresOr(ctx, func() error { return im.features(ctx, feat) }); err != nil {
 		return err
 	}
 	return im.labelsAndSplits(labels, labelFile, splits)

@@ -57,7 +57,26 @@ func (im *importer) features(ctx context.Context, a *npy.Array) error {
 	if err := im.oneRowEach(a, "features"); err != nil {
 		return err
 	}
+	if j := im.s.journal; j != nil && a.Seekable() {
+		// Gone on with, a member of an archive is not read from its start, so no checksum covers what is.
+		if _, ok := j.partial["features"]; ok {
+			if err := a.Check(ctx); err != nil {
+				return err
+			}
+		}
+	}
 	return im.matrix(ctx, a)
+}
+
+// featuresOr makes the features that --feature-fn or --features says, or else those of own.
+func (im *importer) featuresOr(ctx context.Context, own func() error) error {
+	switch {
+	case im.o.FeatureFn != "":
+		return im.hashFeatures(im.o.FeatureFn)
+	case im.o.Features != "":
+		return im.featureFile(ctx, im.o.Features)
+	}
+	return own()
 }
 
 // oneRowEach checks that an array has a row for each node.

@@ -711,3 +711,65 @@ func TestImportGraphBoltBad(t *testing.T) {
 		"seeds of torch":     {change: inMeta("{name: seeds, format: numpy", "{name: seeds, format: torch"), want: []string{"the seeds of train_set is of format torch"}},
 	})
 }
+
+// TestImportFormatsFeatureFn: features that are computed need none in the input.
+func TestImportFormatsFeatureFn(t *testing.T) {
+	smallIGB(t)
+	dgl := goodDGL()
+	delete(dgl.data, "feat")
+	raw := igbTree(t, true)
+	for name, c := range map[string]struct {
+		imp    importFunc
+		f      tree
+		drop   string
+		folder string
+	}{
+		"ogb":        {ImportOGB, ogbTree(t), "raw/node-feat.csv.gz", "x"},
+		"papers":     {ImportOGB, papersTree(t, zip.Store, func(m map[string]arr) { delete(m, "node_feat") }), "", "x"},
+		"mag240m":    {ImportMAG240M, magTree(t, nil), "processed/paper/node_feat.npy", "x"},
+		"igb":        {ImportIGB, igbTree(t, false), "processed/paper/node_feat.npy", "x"},
+		"igb, large": {ImportIGB, raw, "processed/paper/node_feat.npy", "large"},
+		"graphbolt":  {ImportGraphBolt, boltTree(t), "data/feat.npy", "x"},
+		"dgl":        {ImportDGL, tree{"g.bin": dgl.bytes()}, "", "x"},
+	} {
+		delete(c.f, c.drop)
+		_, out := imported(t, c.imp, c.f, c.folder, ImportOptions{FeatureFn: "hash:3", Dim: 4})
+		d := open(t, out)
+		require.Equal(t, "hash:3", d.FeatureFn(), name)
+		require.Equal(t, 4, d.Meta.Dim, name)
+		require.Equal(t, int64(6), d.Meta.Edges, name)
+	}
+	err := ImportIGB(bg, ImportOptions{In: raw.write(t, filepath.Join(t.TempDir(), "copy")), Out: filepath.Join(t.TempDir(), "g"), FeatureFn: "hash:3"})
+	require.ErrorContains(t, err, "nothing tells the number of papers; give --nodes")
+}
+
+// TestImportFormatsStopped: an import that is stopped while it reads the features gives the same when it is run again.
+func TestImportFormatsStopped(t *testing.T) {
+	for name, c := range map[string]struct {
+		imp importFunc
+		f   tree
+	}{
+		"ogb":     {ImportOGB, ogbTree(t)},
+		"papers":  {ImportOGB, papersTree(t, zip.Deflate, nil)},
+		"mag240m": {ImportMAG240M, magTree(t, nil)},
+		"dgl":     {ImportDGL, tree{"g.bin": goodDGL().bytes()}},
+	} {
+		in := c.f.write(t, t.TempDir())
+		ctx, cancel := context.WithCancel(bg)
+		o := ImportOptions{In: in, Out: filepath.Join(t.TempDir(), "g"), Progress: func(stage string, _, _ int64) {
+			if stage == "features" {
+				cancel()
+			}
+		}}
+		err := c.imp(ctx, o)
+		cancel()
+		if err == nil { // it was at the end already
+			require.NoError(t, os.RemoveAll(o.Out))
+		}
+		o.Progress = nil
+		require.NoError(t, c.imp(bg, o), name)
+		again := ImportOptions{In: in, Out: filepath.Join(t.TempDir(), "g")}
+		require.NoError(t, c.imp(bg, again))
+		require.Equal(t, digest(t, again.Out), digest(t, o.Out), name)
+	}
+}

@@ -123,22 +123,22 @@ func (im *importer) graphbolt(ctx context.Context, path string, m *graphboltMeta
 		return errs.New(errs.Usage, "--nodes %d, but %s says %d", o.Nodes, path, n)
 	}
 	im.m.Nodes = n
-	feat := o.Features
-	if feat == "" {
+	var features *npy.Array
+	if o.Features == "" && o.FeatureFn == "" { // else they are looked at later
 		d, err := graphboltFeature(path, m, o.Format.Feature)
 		if err != nil {
 			return err
 		}
-		if feat, err = im.graphboltPath(path, "feature_data "+d.Name, d); err != nil {
+		file, err := im.graphboltPath(path, "feature_data "+d.Name, d)
+		if err != nil {
 			return err
 		}
-	}
-	features, err := npy.Open(feat)
-	if err != nil {
-		return err
-	}
-	if err := im.oneRowEach(features, "features"); err != nil {
-		return err
+		if features, err = npy.Open(file); err != nil {
+			return err
+		}
+		if err := im.oneRowEach(features, "features"); err != nil {
+			return err
+		}
 	}
 	labels, labelFile, splits, err := im.graphboltSets(ctx, path, m)
 	if err != nil {
@@ -150,7 +150,7 @@ func (im *importer) graphbolt(ctx context.Context, path string, m *graphboltMeta
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if err := im.matrix(ctx, features); err != nil {
+	if err := im.featuresOr(ctx, func() error { return im.features(ctx, features) }); err != nil {
 		return err
 	}
 	return im.labelsAndSplits(labels, labelFile, splits)

@@ -44,7 +44,7 @@ func ImportIGB(ctx context.Context, o ImportOptions) error {
 		return errs.New(errs.Usage, "--classes %s: IGB has labels of 19 and of 2K classes", o.Format.Classes)
 	}
 	files := []string{filepath.Join("processed", "paper__cites__paper", "edge_index.npy")}
-	if o.Features == "" {
+	if o.Features == "" && o.FeatureFn == "" {
 		o.Features = filepath.Join(o.In, "processed", "paper", "node_feat.npy")
 		files = append(files, filepath.Join("processed", "paper", "node_feat.npy"))
 	}
@@ -62,14 +62,27 @@ func ImportIGB(ctx context.Context, o ImportOptions) error {
 func (im *importer) igb(ctx context.Context) error {
 	o := &im.o
 	im.m.Source.Options["classes"] = o.Format.Classes
-	feat, err := im.igbFeatures(o.Features)
-	if err != nil {
-		return err
-	}
-	if err := im.nodesFrom(feat); err != nil {
-		return err
-	}
 	lab, err := npy.Open(o.Labels)
+	var feat *npy.Array
+	switch {
+	case o.FeatureFn == "":
+		var ferr error
+		if feat, ferr = im.igbFeatures(o.Features); ferr == nil {
+			ferr = im.nodesFrom(feat)
+		}
+		if ferr != nil {
+			return ferr
+		}
+	case err == nil:
+		if err := im.nodesFrom(lab); err != nil {
+			return err
+		}
+	default:
+		var known bool
+		if im.m.Nodes, known = im.igbNodes(); !known {
+			return errs.New(errs.Usage, "%s has no .npy header and %s is no size of IGB, so nothing tells the number of papers; give --nodes", o.Labels, o.In)
+		}
+	}
 	if errors.Is(err, npy.ErrNotNPY) {
 		lab, err = npy.Section("", o.Labels, 0, npy.Header{DType: npy.Float32, Shape: []int64{im.m.Nodes}}, true)
 	}
@@ -120,7 +133,12 @@ func (im *importer) igb(ctx context.Context) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if err := im.matrix(ctx, feat); err != nil {
+	if feat == nil {
+		err = im.hashFeatures(o.FeatureFn)
+	} else {
+		err = im.features(ctx, feat)
+	}
+	if err != nil {
 		return err
 	}
 	return im.labelsAndSplits(labels, o.Labels, splits)
@@ -141,6 +159,15 @@ func (im *importer) igbLabels(a *npy.Array) ([]int32, error) {
 	return labels, err
 }
 
+// igbNodes is the number of papers that --nodes or the folder's name says.
+func (im *importer) igbNodes() (n int64, known bool) {
+	if im.o.Nodes > 0 {
+		return im.o.Nodes, true
+	}
+	n, known = igb.sizes[strings.ToLower(filepath.Base(im.absIn()))]
+	return n, known
+}
+
 // igbFeatures opens the features. Without a header, their number of rows is that of the size that the folder's name,
 // or --nodes, says, and the file must be exactly as long as that; with another name, it must be one of the known sizes.
 func (im *importer) igbFeatures(path string) (*npy.Array, error) {
@@ -153,10 +180,7 @@ func (im *importer) igbFeatures(path string) (*npy.Array, error) {
 		return nil, errs.With(errs.Usage, err)
 	}
 	row := 4 * igb.dim
-	rows, known := im.o.Nodes, im.o.Nodes > 0
-	if !known {
-		rows, known = igb.sizes[strings.ToLower(filepath.Base(im.absIn()))]
-	}
+	rows, known := im.igbNodes()
 	var tried []string
 	for name, n := range igb.sizes {
 		tried = append(tried, strconv.FormatInt(n*row, 10)+" ("+name+")")

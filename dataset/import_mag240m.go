@@ -30,7 +30,7 @@ func ImportMAG240M(ctx context.Context, o ImportOptions) error {
 	if o.Labels == "" {
 		files = append(files, filepath.Join(paper, "node_label.npy"))
 	}
-	if o.Features == "" {
+	if o.Features == "" && o.FeatureFn == "" {
 		files = append(files, filepath.Join(paper, "node_feat.npy"))
 	}
 	if err := o.inFolder(mag240mFolder, files...); err != nil {
@@ -53,16 +53,14 @@ func (im *importer) mag240m(ctx context.Context) error {
 	if err := im.nodesFrom(lab); err != nil {
 		return err
 	}
-	featFile := o.Features
-	if featFile == "" {
-		featFile = filepath.Join(paper, "node_feat.npy")
-	}
-	feat, err := npy.Open(featFile)
-	if err != nil {
-		return err
-	}
-	if err := im.oneRowEach(feat, "features"); err != nil {
-		return err
+	var feat *npy.Array
+	if o.Features == "" && o.FeatureFn == "" { // else it is looked at later
+		if feat, err = npy.Open(filepath.Join(paper, "node_feat.npy")); err == nil {
+			err = im.oneRowEach(feat, "features")
+		}
+		if err != nil {
+			return err
+		}
 	}
 	labels, err := im.nodeLabels(lab)
 	if err != nil {
@@ -90,7 +88,7 @@ func (im *importer) mag240m(ctx context.Context) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if err := im.matrix(ctx, feat); err != nil {
+	if err := im.featuresOr(ctx, func() error { return im.features(ctx, feat) }); err != nil {
 		return err
 	}
 	return im.labelsAndSplits(labels, labelFile, splits)

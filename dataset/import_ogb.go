@@ -90,13 +90,14 @@ func (im *importer) ogbText(ctx context.Context, raw string) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	feat := o.Features
-	if feat == "" {
-		if feat = filepath.Join(raw, "node-feat.csv.gz"); !isFile(feat) {
-			return errs.New(errs.Usage, "%s has no node-feat.csv.gz: this dataset comes without features; give some with --features FILE (.npy, or .csv with a row for each node)", raw)
+	err = im.featuresOr(ctx, func() error {
+		own := filepath.Join(raw, "node-feat.csv.gz")
+		if !isFile(own) {
+			return errs.New(errs.Usage, "%s has no node-feat.csv.gz: this dataset comes without features; give some with --features FILE (.npy, or .csv with a row for each node), or --feature-fn", raw)
 		}
-	}
-	if err := im.featureFile(ctx, feat); err != nil {
+		return im.csvMatrix(ctx, own)
+	})
+	if err != nil {
 		return err
 	}
 	return im.labelsAndSplits(labels, labelFile, splits)
@@ -162,14 +163,13 @@ func (im *importer) ogbBinary(ctx context.Context, raw string) (err error) {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if o.Features != "" {
-		err = im.featureFile(ctx, o.Features)
-	} else {
-		var feat *npy.Array
-		if feat, err = data.Array("node_feat"); err == nil {
-			err = im.features(ctx, feat)
+	err = im.featuresOr(ctx, func() error {
+		feat, err := data.Array("node_feat")
+		if err != nil {
+			return err
 		}
-	}
+		return im.features(ctx, feat)
+	})
 	if err != nil {
 		return err
 	}

@@ -13,12 +13,13 @@ func init() {
 		description: "--in is the .bin file, or a folder with one, whose graph has the node data feat and label and, where the splits are\n" +
 			"given, train_mask, val_mask and test_mask.",
 		flags: []cli.Flag{
+			fnDim(),
 			&cli.StringFlag{Name: "graph", DefaultText: "the only one", Usage: "`NUMBER` of the graph, from 0, where the file holds several"},
 		},
 		run: dataset.ImportDGL,
 		options: func(e *env, o *dataset.ImportOptions) error {
 			o.Format.Graph = e.c.String("graph")
-			return nil
+			return checkFnDim(e)
 		},
 	})
 }

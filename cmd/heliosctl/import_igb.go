@@ -15,12 +15,13 @@ func init() {
 			"without a header, as large and full have them, are known by their missing magic. The split is that of the benchmark's\n" +
 			"loader, 60/20/20 by position; the loader also gives each node one edge to itself, which the import leaves to you.",
 		flags: []cli.Flag{
+			fnDim(),
 			&cli.StringFlag{Name: "classes", Value: "19", Usage: "labels to take: of 19 or of 2K classes"},
 		},
 		run: dataset.ImportIGB,
 		options: func(e *env, o *dataset.ImportOptions) error {
 			o.Format.Classes = e.c.String("classes")
-			return nil
+			return checkFnDim(e)
 		},
 	})
 }

@@ -1,6 +1,10 @@
 package main
 
-import "helios/dataset"
+import (
+	"github.com/urfave/cli/v2"
+
+	"helios/dataset"
+)
 
 func init() {
 	importFormats = append(importFormats, importFormat{
@@ -9,6 +13,8 @@ func init() {
 		description: "--in is the folder that OGB unpacks (mag240m_kddcup2021): processed/paper with node_feat.npy, node_label.npy and\n" +
 			"node_year.npy, and processed/paper___cites___paper/edge_index.npy. Labelled papers until 2018 are for\n" +
 			"training, those of 2019 for validation and those of 2020 for the test, as the dataset defines it.",
-		run: dataset.ImportMAG240M,
+		flags:   []cli.Flag{fnDim()},
+		options: func(e *env, _ *dataset.ImportOptions) error { return checkFnDim(e) },
+		run:     dataset.ImportMAG240M,
 	})
 }
