@@ -53,6 +53,18 @@ struct GatherParams {
 static_assert(sizeof(GatherParams) == 112, "cache.gatherParams");
 static_assert(__builtin_offsetof(GatherParams, NGPU) == 56, "cache.gatherParams");
 
+constexpr u32 rowFloat16 = 1, rowBFloat16 = 2, rowInt8 = 3;
+
+// go: cache.convertParams
+struct ConvertParams {
+	u64 Src, Dst;
+	i64 Rows, RowBytes, Dim;
+	u32 Type;
+	u32 _;
+};
+static_assert(sizeof(ConvertParams) == 48, "cache.convertParams");
+static_assert(__builtin_offsetof(ConvertParams, Type) == 40, "cache.convertParams");
+
 // go: cache.hotnessParams
 struct HotnessParams {
 	u64 Nodes, Counts;

@@ -22,6 +22,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"helios/cuda"
 	"helios/dataset"
 	"helios/gpuio"
@@ -36,6 +38,8 @@ type options struct {
 	dataset, dir  string
 	seeds, epochs int
 	ssds          int
+	fanout        string
+	hops          []int
 	budget        float64
 	asJSON        bool
 }
@@ -49,6 +53,7 @@ type run struct {
 	Read     int64     `json:"bytes_ssd"` // an epoch, the mean
 	RowsSSD  int64     `json:"rows_ssd"`
 	Seconds  []float64 `json:"epoch_seconds"`
+	CPU      float64   `json:"cpu_seconds"` // of the whole run: on a busy machine it tells more than wall time
 	Loss     float64   `json:"loss"`
 	TestAcc  float64   `json:"test_acc"`
 }
@@ -59,6 +64,7 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "", "`DIR` for SSD files and the imported dataset (default: a temporary one)")
 	flag.IntVar(&o.seeds, "seeds", 5, "paired runs")
 	flag.IntVar(&o.epochs, "epochs", 8, "epochs of each run")
+	flag.StringVar(&o.fanout, "fanout", "10,10", "neighbours sampled per hop")
 	flag.IntVar(&o.ssds, "ssds", 2, "software SSDs")
 	flag.Float64Var(&o.budget, "cpu-cache", 10, "CPU tier in percent of the stored features; the GPU tier takes half of it")
 	flag.BoolVar(&o.asJSON, "json", false, "also print each run as a line of JSON")
@@ -72,6 +78,9 @@ func main() {
 }
 
 func compare(ctx context.Context, o options) (err error) {
+	if o.hops, err = units.ParseInts(o.fanout, -1); err != nil {
+		return fmt.Errorf("-fanout: %w", err)
+	}
 	if o.dir == "" {
 		if o.dir, err = os.MkdirTemp("", "helios-rowtypes-"); err != nil {
 			return err
@@ -101,8 +110,8 @@ func compare(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	fmt.Printf("%s: %d nodes, %d edges, %d features of %s; %d seeds, %d epochs, fanout 10,10, hidden 128, batch 1024\n",
-		d.Meta.Name, d.Meta.Nodes, d.Meta.Edges, d.Meta.Dim, d.Meta.RowType(), o.seeds, o.epochs)
+	fmt.Printf("%s: %d nodes, %d edges, %d features of %s; %d seeds, %d epochs, fanout %s, hidden 128, batch 1024\n",
+		d.Meta.Name, d.Meta.Nodes, d.Meta.Edges, d.Meta.Dim, d.Meta.RowType(), o.seeds, o.epochs, o.fanout)
 	all := map[rowtype.Type][]run{}
 	for seed := 1; seed <= o.seeds; seed++ {
 		order := slices.Clone(rowtype.Types())
@@ -112,7 +121,14 @@ func compare(ctx context.Context, o options) (err error) {
 		for _, t := range order {
 			r, err := train(ctx, d, ssds[t], o, uint64(seed))
 			if err != nil {
-				return fmt.Errorf("%s, seed %d: %w", t, seed, err)
+				err = fmt.Errorf("%s, seed %d: %w", t, seed, err)
+				if seed > 1 { // the seeds before are whole
+					for _, t := range order {
+						all[t] = all[t][:seed-1]
+					}
+					err = errors.Join(err, show(all))
+				}
+				return err
 			}
 			r.Disk = loads[t].DataBytes
 			all[t] = append(all[t], r)
@@ -154,8 +170,9 @@ func train(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o options
 		return r, err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
+	cpu := cpuSeconds()
 	res, err := sched.Train(ctx, sched.Config{
-		Fanouts: []int{10, 10}, Batch: 1024, Hidden: 128, Epochs: o.epochs, Seed: seed, Dropout: 0.3,
+		Fanouts: o.hops, Batch: 1024, Hidden: 128, Epochs: o.epochs, Seed: seed, Dropout: 0.3,
 		GPUCache: units.Budget{Percent: o.budget / 2}, CPUCache: units.Budget{Percent: o.budget},
 	}, sched.Inputs{Dev: dev, Dataset: d, SSDs: ssds}, sched.Observer{})
 	if err != nil {
@@ -164,7 +181,7 @@ func train(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o options
 	if res.TestAcc == nil {
 		return r, errors.New("the dataset has no test nodes")
 	}
-	r = run{RowDType: res.RowDType, Seed: seed, RowBytes: res.RowBytes, TestAcc: *res.TestAcc}
+	r = run{RowDType: res.RowDType, Seed: seed, RowBytes: res.RowBytes, TestAcc: *res.TestAcc, CPU: cpuSeconds() - cpu}
 	for _, e := range res.Epochs {
 		r.Read += e.BytesSSD
 		r.RowsSSD += e.RowsSSD
@@ -178,24 +195,34 @@ func train(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o options
 
 func show(all map[rowtype.Type][]run) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "rows\trow bytes\ton SSDs\tread an epoch\tof float32\tepoch s (median)\tof float32\ttest acc\tdifference to float32 (mean ± sd, points)")
+	fmt.Fprintln(w, "rows\trow bytes\ton SSDs\tread an epoch\tof float32\tepoch s (median)\tof float32\tCPU of float32\ttest acc\tdifference to float32 (mean ± sd, points)")
 	base := all[rowtype.Float32]
 	for _, t := range rowtype.Types() {
 		runs := all[t]
-		var acc, diff, ratio []float64
+		var acc, diff, ratio, cpu []float64
 		for i, r := range runs {
 			acc = append(acc, 100*r.TestAcc)
 			diff = append(diff, 100*(r.TestAcc-base[i].TestAcc))
 			ratio = append(ratio, median(r.Seconds)/median(base[i].Seconds))
+			cpu = append(cpu, r.CPU/base[i].CPU)
 		}
 		m, sd := spread(acc)
 		dm, dsd := spread(diff)
 		rm, rsd := spread(ratio)
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%.3f\t%.3f\t%.3f ± %.3f\t%.2f ± %.2f\t%+.3f ± %.3f\n", t, runs[0].RowBytes, units.FormatBytes(runs[0].Disk), units.FormatBytes(runs[0].Read),
-			float64(runs[0].Read)/float64(base[0].Read), median(seconds(runs)), rm, rsd, m, sd, dm, dsd)
+		cm, csd := spread(cpu)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%.3f\t%.3f\t%.3f ± %.3f\t%.3f ± %.3f\t%.2f ± %.2f\t%+.3f ± %.3f\n", t, runs[0].RowBytes, units.FormatBytes(runs[0].Disk), units.FormatBytes(runs[0].Read),
+			float64(runs[0].Read)/float64(base[0].Read), median(seconds(runs)), rm, rsd, cm, csd, m, sd, dm, dsd)
 	}
 	fmt.Fprintf(w, "%s\n", time.Now().UTC().Format(time.DateOnly))
 	return w.Flush()
+}
+
+func cpuSeconds() float64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
 func seconds(runs []run) (all []float64) {

@@ -57,7 +57,7 @@ func generate(l level, name, what string, size int, widen func(m operand.Mem, v,
 	if scaled {
 		a, err := Param("scale").Resolve()
 		if err != nil {
-			panic(err)
+			panic("scale is a plain argument: " + err.Error())
 		}
 		VBROADCASTSS(a.Addr, scale)
 	}

@@ -1,0 +1,75 @@
+package difftest_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/cuda/difftest"
+	"helios/internal/rowtype"
+)
+
+// Rows of every type, of every length around a word and a warp, and of every bit pattern (int8's scales are
+// numbers) become the same float32 in both kernels; also at destinations that allow no wide store.
+func TestConvertEveryType(t *testing.T) {
+	dev := difftest.Open(t, difftest.Options{Seed: 9, SMs: 2, Grain: 400, RandomThreads: true})
+	ctx := within(t)
+	st, err := dev.NewStream(cuda.StreamOptions{Name: "rows"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 9))
+	dims := []int{1, 2, 3, 4, 5, 8, 31, 33, 64, 100, 129}
+	if testing.Short() {
+		dims = []int{1, 4, 33, 129}
+	}
+	for _, rt := range rowtype.Types()[1:] {
+		for _, dim := range dims {
+			const rows = 75
+			size := rt.RowBytes(dim)
+			mem := make([]byte, rows*size)
+			for i := range mem {
+				mem[i] = byte(r.Uint32())
+			}
+			for v := 0; rt == rowtype.Int8 && v < rows; v++ {
+				binary.LittleEndian.PutUint32(mem[v*size:], math.Float32bits(float32(r.NormFloat64())))
+			}
+			src, err := dev.Alloc(cuda.MemDevice, int64(len(mem)), "stored rows")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := difftest.Upload(ctx, dev, st, src.Ptr(), mem); err != nil {
+				t.Fatal(err)
+			}
+			c, err := cache.NewConverter(dev, rt, dim)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, at := range []cuda.DevicePtr{0, 4, 8} {
+				dst, err := dev.Alloc(cuda.MemDevice, rows*int64(dim)*4+8, "float32 rows")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(c.Convert(st, dst.Ptr()+at, src.Ptr(), rows), st.Synchronize(ctx)); err != nil {
+					t.Fatalf("%d values of %s at %d: %v", dim, rt, at, err)
+				}
+				if err := dst.Free(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := src.Free(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := dev.Launches()["convert_rows"]; n != 3*3*len(dims) {
+		t.Errorf("%d launches of convert_rows were compared", n)
+	}
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
