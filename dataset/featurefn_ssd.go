@@ -382,7 +382,7 @@ func (e *rowEncoder) encode(r int64, b []byte) {
 	s := e.scratch.Get().(*rowScratch)
 	e.fn.floats(r, s.floats, s.raw)
 	if err := e.typ.Encode(b, s.floats); err != nil {
-		panic(err) // all values are within ±1, which every type holds
+		panic("feature function: a value within ±1 that " + e.typ.String() + " does not hold: " + err.Error())
 	}
 	e.scratch.Put(s)
 }
