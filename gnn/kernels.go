@@ -227,6 +227,9 @@ type sumParams struct {
 	Rows, Cols int64
 }
 
+// colSumPer is how many columns make a block: part of a row by each of several costs more than whole rows by one.
+const colSumPer = 256
+
 func colSum(b *cuda.Block, p *sumParams) error {
 	lo, hi := b.Range(p.Cols)
 	if lo == hi {

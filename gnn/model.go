@@ -587,7 +587,7 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 		if err := m.gemm(stream, m.k.gemmTN, &tn); err != nil {
 			return err
 		}
-		if err := launch(m, stream, m.k.colSum, out, 256, sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}); err != nil {
+		if err := launch(m, stream, m.k.colSum, out, colSumPer, sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}); err != nil {
 			return err
 		}
 		if l == 0 {
