@@ -882,7 +882,7 @@ func (s *staging) writeCSC(ctx context.Context, e *edgeSorter, nodes int64, p Pr
 		return c, err
 	}
 	if j := s.journal; j != nil {
-		if err := j.topologyDone(c); err != nil {
+		if err := j.topologyDone(c, s); err != nil {
 			return c, err
 		}
 	}

@@ -12,11 +12,11 @@ import (
 	"helios/internal/errs"
 )
 
-const (
-	// textPart is a part of a text file; it must not depend on the machine, since an import
-	// may go on on another.
-	textPart  = 16 << 20
-	textBlock = 1 << 20 // read at once
+// textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
+// must not depend on the machine, since an import may go on on another.
+var (
+	textPart  int64 = 16 << 20
+	textBlock       = 1 << 20
 )
 
 // textEdges takes the edges of a text file. known says that the number of nodes is.

@@ -29,6 +29,7 @@ type journalLine struct {
 	Replaces []int         `json:"replaces,omitempty"` // by Run: these are merged into it
 	Merged   *mergedMark   `json:"merged,omitempty"`
 	Topology *edgeCounts   `json:"topology,omitempty"` // is whole
+	Arrays   []arrayDone   `json:"arrays,omitempty"`   // of Topology: indptr and indices
 	Array    string        `json:"array,omitempty"`
 	Done     *arrayDone    `json:"done,omitempty"`    // the array is whole
 	Partial  *arrayMark    `json:"partial,omitempty"` // the array is there up to here; neither: it begins anew
@@ -219,6 +220,9 @@ func (j *journal) take(l journalLine) {
 		j.merged = l.Merged
 	case l.Topology != nil:
 		j.topology = l.Topology
+		for i, name := range topologyArrays {
+			j.done[name] = l.Arrays[i]
+		}
 	case l.Done != nil:
 		j.done[l.Array] = *l.Done
 		delete(j.partial, l.Array)
@@ -249,7 +253,15 @@ func (j *journal) mergedTo(to edge, done int64, csc cscMark) error {
 	return j.write(journalLine{Merged: &mergedMark{to.dst, to.src, done, csc}})
 }
 
-func (j *journal) topologyDone(c edgeCounts) error { return j.write(journalLine{Topology: &c}) }
+var topologyArrays = []string{"indptr", "indices"}
+
+func (j *journal) topologyDone(c edgeCounts, s *staging) error {
+	l := journalLine{Topology: &c}
+	for _, name := range topologyArrays {
+		l.Arrays = append(l.Arrays, arrayDone{Sum: s.sums[name], Rows: s.rows[name]})
+	}
+	return j.write(l)
+}
 
 // arrayTo notes how far an array is.
 func (j *journal) arrayTo(a *arrayOut) error {
@@ -298,7 +310,7 @@ func readJournal(dir, out string) (*journal, error) {
 	for {
 		line, rest, whole := bytes.Cut(text, []byte{'\n'})
 		var l journalLine
-		if !whole || json.Unmarshal(line, &l) != nil {
+		if !whole || json.Unmarshal(line, &l) != nil || l.Topology != nil && len(l.Arrays) != len(topologyArrays) {
 			break
 		}
 		j.take(l)

@@ -316,11 +316,6 @@ func (s *staging) array(name string, dt npy.DType, width int64) (*arrayOut, erro
 	return a, nil
 }
 
-// long says whether an array can be so long that it is worth a line in the journal.
-func (a *arrayOut) long() bool {
-	return a.name == "indptr" || a.name == "indices" || a.name == "features"
-}
-
 // arrayMark is how far an array is on the disk, with the state of its running hash.
 type arrayMark struct {
 	Bytes int64  `json:"bytes"` // of rows
@@ -433,11 +428,8 @@ func (a *arrayOut) close() error {
 	}
 	a.s.sums[a.name] = a.sum.Sum(nil)
 	a.s.rows[a.name] = a.h.Shape[0]
-	if j := a.s.journal; j != nil && a.long() {
-		d := arrayDone{Sum: a.s.sums[a.name], Rows: a.h.Shape[0]}
-		if len(a.h.Shape) > 1 {
-			d.Width = a.h.Shape[1]
-		}
+	if j := a.s.journal; j != nil && a.name == "features" { // the topology has a line of its own
+		d := arrayDone{Sum: a.s.sums[a.name], Rows: a.h.Shape[0], Width: a.h.Shape[1]}
 		return j.write(journalLine{Array: a.name, Done: &d})
 	}
 	return nil
