@@ -75,7 +75,6 @@ var globals = map[string]global{
 
 // Objects on their way: made by a call, filled by BUILD.
 type (
-	mark  struct{}
 	dtype struct {
 		kind string // as in "i4"
 		dt   npy.DType
