@@ -1,10 +1,6 @@
 package dataset
 
-import (
-	"math/bits"
-
-	"helios/internal/philox"
-)
+import "math/bits"
 
 // Thresholds of R-MAT's quadrants among 16 random bits: 0.57, +0.19, +0.19 of 65536.
 const (
@@ -114,5 +110,3 @@ func (g *generator) ids(v []int64, again *[]int32) {
 		}
 	}
 }
-
-var _ = philox.Block // rmatWords is it, twice
