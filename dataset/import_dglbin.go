@@ -46,7 +46,7 @@ func ImportDGL(ctx context.Context, o ImportOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	return runImport(o, "dgl", func(im *importer) error {
+	return runFormat(o, "dgl", func(im *importer) error {
 		if want >= 0 {
 			im.m.Source.Options["graph"] = o.Format.Graph
 		}

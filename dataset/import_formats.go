@@ -47,6 +47,14 @@ func (o *ImportOptions) inFolder(must string, files ...string) error {
 	return nil
 }
 
+// runFormat is runImport of a format whose input is a folder, or a file.
+func runFormat(o ImportOptions, kind string, fn func(*importer) error) error {
+	return runImport(o, kind, func(im *importer) error {
+		im.m.Source.From = o.source(kind, im.absIn(), o.Features, o.Labels, o.SplitDir).From
+		return fn(im)
+	})
+}
+
 func isFile(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && !st.IsDir()

@@ -140,6 +140,7 @@ func TestImportOGB(t *testing.T) {
 	require.Equal(t, goodView, v)
 	m := open(t, out).Meta
 	require.Equal(t, "ogb", m.Source.Kind)
+	require.Equal(t, []string{"ogbn_arxiv"}, m.Source.From)
 	require.Equal(t, "time", m.Source.Options["split"])
 	require.Empty(t, m.Source.Options["add-inverse-edge"])
 

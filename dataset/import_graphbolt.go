@@ -65,7 +65,7 @@ func ImportGraphBolt(ctx context.Context, o ImportOptions) error {
 	if err != nil {
 		return err
 	}
-	return runImport(o, "graphbolt", func(im *importer) error { return im.graphbolt(ctx, path, m) })
+	return runFormat(o, "graphbolt", func(im *importer) error { return im.graphbolt(ctx, path, m) })
 }
 
 const metaYAML = "metadata.yaml"

@@ -56,7 +56,7 @@ func ImportIGB(ctx context.Context, o ImportOptions) error {
 	if err := o.inFolder(igbFolder, files...); err != nil {
 		return err
 	}
-	return runImport(o, "igb", func(im *importer) error { return im.igb(ctx) })
+	return runFormat(o, "igb", func(im *importer) error { return im.igb(ctx) })
 }
 
 func (im *importer) igb(ctx context.Context) error {

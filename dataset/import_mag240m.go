@@ -36,7 +36,7 @@ func ImportMAG240M(ctx context.Context, o ImportOptions) error {
 	if err := o.inFolder(mag240mFolder, files...); err != nil {
 		return err
 	}
-	return runImport(o, "mag240m", func(im *importer) error { return im.mag240m(ctx) })
+	return runFormat(o, "mag240m", func(im *importer) error { return im.mag240m(ctx) })
 }
 
 func (im *importer) mag240m(ctx context.Context) error {

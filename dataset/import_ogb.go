@@ -43,7 +43,7 @@ func ImportOGB(ctx context.Context, o ImportOptions) error {
 		}
 		return errs.New(errs.Usage, "%s has several types of edges (%s); graphs with one type of nodes and edges can be imported", o.In, strings.Join(names, "; "))
 	}
-	return runImport(o, "ogb", func(im *importer) error {
+	return runFormat(o, "ogb", func(im *importer) error {
 		switch {
 		case isFile(filepath.Join(raw, "data.npz")):
 			return im.ogbBinary(ctx, raw)
