@@ -36,9 +36,9 @@ type Term struct {
 // again, so each element is one chain of fused multiply-adds over k in index order, whatever the blocks
 // and tiles are: AVX2 and AVX512 agree to the bit.
 const (
-	gemmKC = 320
+	gemmKC = 512
 	gemmNC = 512
-	gemmMC = 96
+	gemmMC = 48 // whole tiles of both levels
 	// From here on both sides are packed. A side whose elements lie in order of k is used where it
 	// is if fewer rows or columns than that want it.
 	gemmPackRows = 24
@@ -169,10 +169,9 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, 
 			last := ti == len(terms)-1 && b == blocks-1
 			// The vectors' side.
 			y := t.y.from(k0, j0)
-			direct := y.major && rows <= gemmPackRows
 			yp := nr*((kc+15)&^15) + gemmPad // from panel to panel
 			packed := 0                      // the first column that is in s.y
-			if direct {
+			if y.major && rows <= gemmPackRows {
 				packed = cols / nr * nr
 			}
 			if packed < cols {
@@ -196,23 +195,23 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, 
 					case n <= m.lanes:
 						v = 1
 					}
-					py, ys := at(&s.y[0], (j-packed)/nr*yp), nr*4
+					var py *float32
+					ys := nr * 4
 					if j < packed {
 						py, ys = at(y.p, j), y.ld*4
+					} else {
+						py = &s.y[(j-packed)/nr*yp]
 					}
-					for q := 0; q < mc; q += m.rows {
-						px := at(xbase, q/m.rows*xp)
-						pc := at(c, (i+q)*ldc+j)
-						if mr := mc - q; mr < m.rows {
-							for _, size := range m.sizes {
-								for mr >= size {
-									m.tile[size][v](kc, px, xs, py, ys, pc, ldc*4, n, load)
-									px, pc, mr = at(px, size), at(pc, size*ldc), mr-size
-								}
+					for q := 0; q < mc; {
+						size := m.rows
+						for _, z := range m.sizes {
+							if size = z; size <= mc-q {
+								break
 							}
-							break
 						}
-						m.tile[m.rows][v](kc, px, xs, py, ys, pc, ldc*4, n, load)
+						px := at(xbase, q/m.rows*xp+q%m.rows)
+						m.tile[size][v](kc, px, xs, py, ys, at(c, (i+q)*ldc+j), ldc*4, n, load)
+						q += size
 					}
 				}
 				if last && finish != nil {

@@ -133,18 +133,18 @@ func TestMultiply(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(6, 1))
 	sizes := []int{1, 2, 3, 7, 8, 9, 12, 13, 15, 16, 17, 24, 25, 31, 32, 33, 47, 48, 63, 64, 65, 96, 97, 100}
-	rounds := 700
+	rounds := 500
 	if testing.Short() {
 		rounds = 150
 	}
 	for round := range rounds {
 		pick := func() int { return sizes[r.IntN(len(sizes))] }
 		m, n, k, k2 := pick(), pick(), pick(), 0
-		switch r.IntN(12) {
+		switch r.IntN(13) {
 		case 0:
 			k = 0
 		case 1:
-			k = 320 + r.IntN(400)
+			k = 500 + r.IntN(600)
 		case 2:
 			m = 100 + r.IntN(200)
 		case 3:
@@ -153,6 +153,8 @@ func TestMultiply(t *testing.T) {
 			k, m, n = 602, 47, 1+r.IntN(8)
 		case 5:
 			m, n = 1020+r.IntN(20), 1+r.IntN(9)
+		case 6:
+			m, n = 1+r.IntN(3), 128*(1+r.IntN(3))+r.IntN(40) // the long tiles
 		}
 		if r.IntN(2) == 0 {
 			k2 = pick()
