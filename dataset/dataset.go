@@ -235,7 +235,7 @@ func (d *Dataset) WithoutEdges() *Dataset {
 	return n
 }
 
-// Topology reads the graph into memory off Go's heap, or maps it from its files where it is as large as half
+// Topology reads the graph into memory off Go's heap, or maps it from its files where it is as large as 40 %
 // of the memory that can be had, checks it, and keeps it until Close.
 func (d *Dataset) Topology() (*graph.Topology, error) {
 	d.mu.Lock()

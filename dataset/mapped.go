@@ -18,7 +18,7 @@ import (
 // it does not: a mapped page is memory that the kernel can take back, and reads again when it is needed. These are the shares of
 // the memory that can be had from which on that is done; variables for tests.
 var (
-	mapTopologyFrom = 0.5
+	mapTopologyFrom = 0.4
 	mapLabelsFrom   = 0.125
 )
 
