@@ -111,7 +111,6 @@ type hopBlock struct {
 	ctl     *hopControl
 	level   simd.Level
 	tiles   int64
-	slots   []tile
 	nodes   []int64
 	indptr  []int64
 	narrow  []uint32
