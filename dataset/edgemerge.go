@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"sort"
-	"sync"
 	"time"
 	"unsafe"
 
@@ -891,7 +890,6 @@ func (s *staging) writeCSC(ctx context.Context, e *edgeSorter, nodes int64, p Pr
 
 // markTimer spaces marks so that waiting for the disk stays a small part of the time.
 type markTimer struct {
-	mu    sync.Mutex
 	last  time.Time
 	every time.Duration
 }

@@ -236,7 +236,7 @@ func runImport(o options, list, out string, killAt int) (r result, err error) {
 				return r, nil
 			}
 			if err != nil {
-				return r, fmt.Errorf("%v: %w: %s", args, err, strings.Join(text, "; "))
+				return r, fmt.Errorf("%s %s: %w: %s", o.heliosctl, strings.Join(args, " "), err, strings.Join(text, "; "))
 			}
 			return r, r.read(stdout.Bytes(), text)
 		case <-tick.C:
