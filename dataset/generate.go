@@ -582,7 +582,11 @@ func ordered[T any](ctx context.Context, n int64, produce func(int64) T, consume
 	}()
 	i := int64(0)
 	for res := range queue {
-		if err := consume(i, <-res); err != nil {
+		err := consume(i, <-res)
+		if err == nil {
+			err = ctx.Err() // what waits in the queue is not wanted any more
+		}
+		if err != nil {
 			cancel()
 			for res := range queue { // wait for what runs, so that nothing outlives the call
 				<-res
