@@ -106,6 +106,9 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	if err != nil {
 		return &opened{e: e}, err
 	}
+	if was := fp.rowType(); was != e.rowType.String() {
+		obs.note(fmt.Sprintf("checkpoint %s was trained on rows of %s, these are of %s: results need not be those of training", file, was, e.rowType))
+	}
 	o := &opened{e: e, st: st, path: file, from: st.Epoch + 1}
 	prefix := groupModel
 	if st.BestEpoch >= 0 {

@@ -15,17 +15,22 @@ import (
 	"helios/gnn"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
+	"helios/internal/simd"
 	"helios/sched/checkpoint"
 )
 
 // checkpointName is the file in a checkpoint folder.
 const checkpointName = "checkpoint.safetensors"
 
-// stateFormat is the version of what a checkpoint's metadata means.
-const stateFormat = 1
+// Versions of what a checkpoint's metadata means. The second is of runs with a setting that a program of the
+// first does not know, and would drop without a word when it goes on.
+const (
+	stateFormat         = 1
+	stateFormatSettings = 2
+)
 
 // fingerprint is every setting that decides the parameters. A run resumes only under an equal
-// one. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they do not
+// one, Kernels aside. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they do not
 // change what batch n computes.
 type fingerprint struct {
 	Dataset        string  `json:"dataset"` // UUID
@@ -43,6 +48,30 @@ type fingerprint struct {
 	Seed           uint64  `json:"seed"`
 	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
 	RowDType string `json:"row-dtype,omitempty"`
+	// Kernels is the level of the host kernels; empty: generic, the only one there once was. A machine may lack
+	// the level of another, so a run may go on at any; where the bits will differ it is told.
+	Kernels string `json:"kernels,omitempty"`
+}
+
+// format is the version that a checkpoint with these settings needs.
+func (f *fingerprint) format() string {
+	if f.FeatureDropout != 0 || f.RowDType != "" {
+		return strconv.Itoa(stateFormatSettings)
+	}
+	return strconv.Itoa(stateFormat)
+}
+
+// rounding is what is to be said where kernels of another level than the checkpoint's go on; empty where both
+// give the same bits.
+func (f *fingerprint) rounding(now string) string {
+	was, generic := f.Kernels, simd.Generic.String()
+	if was == "" {
+		was = generic
+	}
+	if (was == generic) == (now == generic) {
+		return ""
+	}
+	return fmt.Sprintf("was made with --kernels %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped", was, now)
 }
 
 func (f *fingerprint) setRowType(t rowtype.Type) {
@@ -183,7 +212,7 @@ const (
 
 // encodeState builds a checkpoint's content from the model as it is on the device.
 func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state, best tensors) (*checkpoint.File, error) {
-	f := &checkpoint.File{Metadata: map[string]string{"helios.format": strconv.Itoa(stateFormat)}}
+	f := &checkpoint.File{Metadata: map[string]string{"helios.format": st.Print.format()}}
 	for key, v := range map[string]any{
 		"helios.config": st.Print, "helios.position": position{st.Epoch, st.Batch, st.AdamStep},
 		"helios.partial": st.Partial, "helios.epochs": st.Epochs,
@@ -231,8 +260,8 @@ func f32(name string, p gnn.Param, b []byte) checkpoint.Tensor {
 // decodeState reads the metadata; the tensors stay in f.
 func decodeState(path string, f *checkpoint.File) (state, error) {
 	var st state
-	if v := f.Metadata["helios.format"]; v != strconv.Itoa(stateFormat) {
-		return st, errs.New(errs.Usage, "checkpoint %s: format %q is not %d; it was written by another program or version", path, v, stateFormat)
+	if v := f.Metadata["helios.format"]; v != strconv.Itoa(stateFormat) && v != strconv.Itoa(stateFormatSettings) {
+		return st, errs.New(errs.Usage, "checkpoint %s: format %q is neither %d nor %d; it was written by another program or version", path, v, stateFormat, stateFormatSettings)
 	}
 	var pos position
 	var best bestMark

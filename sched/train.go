@@ -66,11 +66,15 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	t.e = e
 	if from != nil {
 		if was := t.state.Print.rowType(); was != e.rowType.String() {
-			return nil, errs.New(errs.Usage, "checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; load them as they were, or give another --checkpoint folder",
-				t.path, was, e.rowType)
+			return nil, errs.New(errs.Usage, "checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another --checkpoint folder",
+				t.path, was, e.rowType, in.Dataset.Dir(), was)
+		}
+		if s := t.state.Print.rounding(e.dev.Info().Kernels); s != "" {
+			obs.note("checkpoint " + t.path + " " + s)
 		}
 	}
 	t.state.Print.setRowType(e.rowType)
+	t.state.Print.Kernels = e.dev.Info().Kernels
 	if from != nil {
 		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
 			return nil, err

@@ -1,0 +1,64 @@
+package sched
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/rowtype"
+	"helios/internal/simd"
+	"helios/sched/checkpoint"
+)
+
+// A checkpoint that goes on at a level which rounds otherwise says so; levels of the same bits are silent, and one
+// from before levels counts as generic.
+func TestResumeAtAnotherLevel(t *testing.T) {
+	d, _ := tiny.open(t)
+	s := bind(t, d, 1, "")
+	dir := t.TempDir()
+	run := func(l simd.Level, epochs int) (notes string) {
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2, Kernels: l})
+		require.NoError(t, err)
+		cfg := small()
+		cfg.Epochs, cfg.CheckpointDir, cfg.Resume, cfg.NoEval = epochs, dir, true, true
+		_, err = Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{Note: func(s string) { notes += s + "\n" }})
+		require.NoError(t, err)
+		require.NoError(t, dev.Close())
+		return notes
+	}
+	require.NotContains(t, run(simd.Generic, 1), "--kernels")
+	path := filepath.Join(dir, checkpointName)
+	f, err := checkpoint.Load(path)
+	require.NoError(t, err)
+	require.Equal(t, "1", f.Metadata["helios.format"])
+	old := strings.Replace(f.Metadata["helios.config"], `,"kernels":"generic"`, "", 1)
+	require.NotEqual(t, old, f.Metadata["helios.config"])
+	f.Metadata["helios.config"] = old
+	require.NoError(t, checkpoint.Save(path, f))
+	require.NotContains(t, run(simd.Generic, 2), "--kernels")
+	if simd.Best() == simd.Generic {
+		t.Skip("this machine has generic kernels only")
+	}
+	n := run(simd.AVX2, 3)
+	require.Contains(t, n, path)
+	require.Contains(t, n, "--kernels generic and goes on with avx2")
+	require.NotContains(t, run(simd.Best(), 4), "--kernels", "AVX2 and AVX-512 give the same bits")
+	require.Contains(t, run(simd.Generic, 5), "goes on with generic")
+}
+
+// A checkpoint with a setting that programs of format 1 would drop is none of theirs.
+func TestCheckpointFormat(t *testing.T) {
+	for want, f := range map[string]fingerprint{"1": {Dropout: 0.5, Kernels: "avx2"}, "2": {FeatureDropout: 0.1}} {
+		require.Equal(t, want, f.format())
+	}
+	f := fingerprint{}
+	f.setRowType(rowtype.Int8)
+	require.Equal(t, "2", f.format())
+	_, err := decodeState("x", &checkpoint.File{Metadata: map[string]string{"helios.format": "3"}})
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
