@@ -125,6 +125,10 @@ func (e *env) loadComputed(ctx context.Context, d *dataset.Dataset, set *ssdSet)
 	if err != nil {
 		return true, errs.New(errs.Refused, "SSD %s is computed and cannot be written: %w; bind SSDs that compute this dataset with \"heliosctl bind-ssds --computed %s\", or others", computed[0], err, d.Dir())
 	}
+	if want := e.c.String("row-dtype"); want != "" && want != a.RowType.String() {
+		return true, errs.New(errs.Refused, "--row-dtype %s: the SSDs compute rows of %s and cannot be written; \"heliosctl unbind-ssds\" them, and bind them with \"heliosctl bind-ssds --computed %s --count %d --row-dtype %s\"",
+			want, a.RowType, d.Dir(), len(a.SSDs), want)
+	}
 	e.ui.Printf("%s: nothing to load: the %d SSDs compute its %d rows as %s", d.Meta.Name, len(a.SSDs), a.Layout.Rows, a.RowType)
 	return true, e.ui.Event("result", dataset.LoadReport{SSDs: len(a.SSDs), Rows: a.Layout.Rows, RowDType: a.RowType.String(), RowBytes: int(a.Layout.RowBytes),
 		RowsPerLBA: int(a.Layout.RowsPerLBA), LBAsPerRow: int(a.Layout.LBAsPerRow), PaddingBytes: a.Layout.PaddingBytes(), Computed: true, Extents: []dataset.SSDExtents{}})

@@ -41,7 +41,13 @@ func TestComputedSSDs(t *testing.T) {
 		require.Greater(t, r["rows_verified"], float64(10000))
 	}
 
-	fails(t, hc(t, trainArgs("--io-stack", "cpu")...), 3, "train", "no file behind it", "async")
+	fails(t, hc(t, "load", "g", "--row-dtype", "int8"), 4, "load", "--row-dtype int8", "float32", "--computed g --count 3")
+	ok(t, "load", "g", "--row-dtype", "float32")
+	fails(t, hc(t, trainArgs("--io-stack", "cpu")...), 3, "train", "ssd0 is computed", "no file behind it", "--io-stack async")
+	for _, mode := range []string{"mmap", "cpu"} {
+		fails(t, hc(t, trainArgs("--mode", mode)...), 3, "train", "--mode "+mode, "ssd0 is computed", "--mode helios")
+	}
+	fails(t, hc(t, "bench", "io", "g", "--stack", "async,mmap", "--seconds", "0.05"), 3, "bench io", "ssd0 is computed", "--stack async")
 	fails(t, hc(t, "bind-ssds", "--computed", "g"), 2, "bind-ssds", "holds it already", "unbind-ssds")
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")
 	fails(t, hc(t, "load", "g"), 2, "load", "computed", "--ssds")

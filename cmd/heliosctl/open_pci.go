@@ -92,7 +92,7 @@ func sameSSD(d state.SSD, c *nvme.Controller) error {
 }
 
 // refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that were
-// taken from it.
+// taken from it, nor those that it has never had.
 func (e *env) refuseKernelStacks(chosen []state.SSD) error {
 	asked, flag := []string{e.c.String("io-stack")}, "io-stack"
 	if asked[0] == "" {
@@ -106,9 +106,12 @@ func (e *env) refuseKernelStacks(chosen []state.SSD) error {
 		if !slices.Contains([]string{sched.StackCPU, sched.StackMmap}, s) {
 			continue
 		}
+		way := map[string]string{"mode": "--mode helios", "io-stack": "--io-stack async", "stack": "--stack async"}[flag]
 		for _, d := range chosen {
-			if d.Kind == state.KindVFIO {
-				way := map[string]string{"mode": "--mode helios", "io-stack": "--io-stack async", "stack": "--stack async"}[flag]
+			switch d.Kind {
+			case state.KindComputed:
+				return errs.New(errs.Capability, "--%s %s reads through the kernel, and SSD %s is computed: there is no file behind it; use %s, or bind files with --proxy and load the dataset onto them", flag, s, d.Name, way)
+			case state.KindVFIO:
 				return errs.New(errs.Capability, "--%s %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with --proxy", flag, s, d.Name, d.PCI, way, d.Name)
 			}
 		}
