@@ -89,11 +89,32 @@ type micro struct {
 	peak        func(n int)
 }
 
-// Multiply computes g's product. It is for levels above Generic.
+// check panics where an operand is too short: the loops in assembly do not look.
+func (g *Product) check() {
+	whole := func(v []float32, rows, cols, ld int, turned bool) {
+		if turned {
+			rows, cols = cols, rows
+		}
+		if ld < cols {
+			panic("simd: rows of a matrix overlap")
+		}
+		_ = v[(rows-1)*ld+cols-1]
+	}
+	whole(g.C, g.M, g.N, g.LDC, false)
+	for _, t := range g.Terms {
+		if t.K > 0 {
+			whole(t.A, g.M, t.K, t.LDA, g.TransA)
+			whole(t.B, t.K, g.N, t.LDB, g.TransB)
+		}
+	}
+}
+
+// Multiply computes g's product. It is for levels above Generic. It panics where an operand is too short.
 func (l Level) Multiply(g *Product) {
 	if g.M == 0 || g.N == 0 {
 		return
 	}
+	g.check()
 	m := microOf(l)
 	s := gemmPool.Get().(*gemmScratch)
 	defer gemmPool.Put(s)

@@ -196,6 +196,35 @@ func TestMultiply(t *testing.T) {
 	}
 }
 
+// Operands that are too short are refused at once.
+func TestMultiplyRefuses(t *testing.T) {
+	good := func() *Product {
+		v := func(n int) []float32 { return make([]float32, n) }
+		p := &Product{M: 5, N: 20, C: v(4*22 + 20), LDC: 22}
+		for i := range p.Terms {
+			p.Terms[i] = Term{A: v(4*9 + 7), B: v(6*20 + 20), LDA: 9, LDB: 20, K: 7}
+		}
+		return p
+	}
+	for _, l := range Levels()[1:] {
+		require.NotPanics(t, func() { l.Multiply(good()) })
+		for i, spoil := range []func(p *Product){
+			func(p *Product) { p.C = p.C[1:] },
+			func(p *Product) { p.LDC = 19 },
+			func(p *Product) { p.Terms[0].A = p.Terms[0].A[1:] },
+			func(p *Product) { p.Terms[0].LDA = 6 },
+			func(p *Product) { p.Terms[1].B = p.Terms[1].B[1:] },
+			func(p *Product) { p.Terms[1].LDB = 19 },
+			func(p *Product) { p.TransA = true },
+			func(p *Product) { p.TransB = true },
+		} {
+			p := good()
+			spoil(p)
+			require.Panics(t, func() { l.Multiply(p) }, "%v, %d", l, i)
+		}
+	}
+}
+
 // What follows a product: the same bits at every level, for any length, and the masks that the counters say.
 func TestBiasReLUAndDropout(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 2))

@@ -237,9 +237,9 @@ type copyArgs struct {
 // CopyRows copies row slot[i] of src to row pos[i] of dst for the first n, where rows of src are rowBytes long and adjacent,
 // those of dst stride bytes apart. The rest of slot is prefetched. The stores go around the caches:
 // the caller ends with StoreFence. It reports false and copies nothing where that is not possible: at
-// Generic, or when rows do not fill aligned lines of 64 bytes. The caller has checked that the rows are there.
+// Generic, or when rows do not fill one or more aligned lines of 64 bytes. The caller has checked that the rows are there.
 func (l Level) CopyRows(dst, src []byte, pos, slot []uint32, n, rowBytes, stride int) bool {
-	if l < AVX2 || n == 0 || rowBytes%64 != 0 || stride%64 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(dst)))%64 != 0 {
+	if l < AVX2 || n == 0 || rowBytes < 64 || rowBytes%64 != 0 || stride%64 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(dst)))%64 != 0 {
 		return false
 	}
 	a := copyArgs{&dst[0], &src[0], &pos[:n][0], &slot[:n][0], int64(n), int64(len(slot)), int64(rowBytes), int64(stride)}

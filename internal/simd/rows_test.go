@@ -196,6 +196,7 @@ func TestCopyRows(t *testing.T) {
 				require.True(t, bytes.Equal(bytesOf(want), bytesOf(dst)), "%v, %d columns", l, dim)
 			}
 			require.False(t, l.CopyRows(bytesOf(dst)[4:], bytesOf(src), pos, slot, 13, dim*4, stride*4), "not aligned")
+			require.False(t, l.CopyRows(bytesOf(dst), bytesOf(src), pos, slot, 13, 0, stride*4), "nothing to copy")
 		}
 	}
 }
