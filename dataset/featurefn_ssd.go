@@ -72,9 +72,9 @@ func NewComputed(ctx context.Context, d *Dataset, o ComputedOptions) (*Computed,
 		return nil, err
 	}
 	if c.size = o.Bytes; c.size == 0 {
-		g, err := newGeometry(c.l, o.Stripe, o.LBABytes, 1<<60/uint64(o.LBABytes), !o.NoRowChecksums) // as large as can be, to learn the need
+		g, err := newGeometry(c.l, o.Stripe, o.LBABytes, maxStripe/uint64(o.LBABytes), !o.NoRowChecksums) // as large as can be, to learn the need
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("stripe %d of %d of %s: %w", o.Stripe, o.Stripes, d.dir, err)
 		}
 		c.size = g.needBytes
 	}

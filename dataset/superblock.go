@@ -48,6 +48,9 @@ const (
 	superblockMagic   = "HeliosSB"
 )
 
+// maxStripe is the largest SSD. Twice as many bytes are still within an int64.
+const maxStripe = 1 << 61
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // State tells whether a stripe can be used.
@@ -329,8 +332,14 @@ type geometry struct {
 func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSums bool) (geometry, error) {
 	g := geometry{lbaBytes: lbaBytes, rows: l.RowsOn(stripe)}
 	lba := int64(lbaBytes)
-	if lba < 512 || lba > alignBytes || deviceLBAs > 1<<54 {
+	if lba < 512 || lba > alignBytes {
 		return g, errs.New(errs.Capability, "LBAs of %d bytes are not supported, only 512 to 4096", lbaBytes)
+	}
+	if deviceLBAs > maxStripe/uint64(lba) {
+		return g, errs.New(errs.Capability, "SSDs of more than %d bytes are not supported", int64(maxStripe))
+	}
+	if g.rows > maxStripe/int64(l.ReadBytes()) { // the sums below would overflow
+		return g, errs.New(errs.Usage, "its %d rows take more than the %d bytes that an SSD may have; use more SSDs", g.rows, int64(maxStripe))
 	}
 	up := func(n int64) int64 { return (n + alignBytes - 1) / alignBytes * alignBytes }
 	g.dataLBA = nvme.LBA(headBytes / lba)
