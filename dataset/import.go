@@ -59,6 +59,8 @@ type ImportOptions struct {
 	Note     func(text string) // hears of what is chosen or odd; may be nil
 
 	Format FormatOptions // of single formats
+
+	inputs []string // files that a format reads beside those that the fields name, for the fingerprint
 }
 
 func (o *ImportOptions) note(format string, args ...any) {

@@ -6,15 +6,20 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/rowtype"
+	"helios/internal/units"
 )
 
 // What a directory of text files is searched for: OGB's names and the obvious ones.
@@ -56,6 +61,25 @@ func ImportEdges(ctx context.Context, o ImportOptions) error {
 		}
 	}
 	return runImport(o, "edges", func(im *importer) error { return im.fromText(ctx, edges) })
+}
+
+// roomFor refuses what the largest id in the edges asks for where the disk cannot hold it, before the disk is full: the
+// id may be a stray one.
+func (im *importer) roomFor(edges string) error {
+	if j := im.s.journal; j != nil && (j.topology != nil || j.merged != nil) {
+		return nil // an interrupted import that has had the room
+	}
+	o := &im.o
+	row := 0.0
+	if o.Features == "" && o.FeatureFn == "" {
+		if row = 4 * float64(o.Dim); o.FeatureDType == rowtype.Float16.String() {
+			row /= 2
+		}
+	}
+	if err := enoughDisk(o.Out, float64(im.m.Nodes)*(8+4+row)); err != nil {
+		return fmt.Errorf("%s: the largest id is %d, so there are %d nodes: %w; if ids have gaps, renumber the nodes from 0", edges, im.m.Nodes-1, im.m.Nodes, err)
+	}
+	return nil
 }
 
 func findText(dir string, names []string) string {
@@ -113,6 +137,11 @@ func (im *importer) fromText(ctx context.Context, edges string) error {
 	if im.m.Nodes < 1 {
 		return errs.New(errs.Usage, "%s holds no edges", edges)
 	}
+	if nodesFrom == "" {
+		if err := im.roomFor(edges); err != nil {
+			return err
+		}
+	}
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
@@ -157,6 +186,9 @@ type lines struct {
 	long   []byte
 }
 
+// byteOrderMark is what Windows programs begin text in UTF-8 with.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
 // maxLine bounds a line: 16 MiB holds a row of maxDim features in text.
 const maxLine = 16 << 20
 
@@ -198,7 +230,9 @@ func (l *lines) next() (bool, error) {
 		if len(text) == 0 && err != nil {
 			return false, nil
 		}
-		l.n++
+		if l.n++; l.n == 1 {
+			text = bytes.TrimPrefix(text, byteOrderMark)
+		}
 		l.text = bytes.TrimSpace(text)
 		if len(l.text) == 0 || l.text[0] == '#' || l.text[0] == '%' {
 			continue
@@ -254,6 +288,9 @@ func parseID(b []byte) (id int64, ok bool) {
 // stray number would make features and offsets of terabytes.
 const maxTextNodes = 1 << 36
 
+// heading says whether the line may be one: the first, without a number.
+func (l *lines) heading() bool { return l.n == 1 && !slices.ContainsFunc(l.fields, isNumber) }
+
 // isNumber tells a bad edge (1,-2 or 1,x) from a heading, which has no number.
 func isNumber(b []byte) bool {
 	_, err := strconv.ParseFloat(string(b), 64)
@@ -303,7 +340,7 @@ func (im *importer) textFeatures(ctx context.Context, path string) (int64, error
 	for {
 		more, err := l.next()
 		if err == nil && more {
-			if row, err = l.numbers(row); err != nil && w == nil && l.n == 1 {
+			if row, err = l.numbers(row); err != nil && w == nil && l.heading() {
 				continue // a heading
 			}
 		}
@@ -370,7 +407,7 @@ func (im *importer) textLabels(path string) ([]int32, error) {
 		last := l.fields[len(l.fields)-1]
 		x, err := strconv.ParseFloat(string(last), 64)
 		if err != nil {
-			if l.n == 1 { // a heading
+			if l.heading() {
 				continue
 			}
 			return nil, l.bad("label %q is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled", clip(last))
@@ -393,6 +430,11 @@ func (im *importer) textLabels(path string) ([]int32, error) {
 		c, ok := labelOf(x)
 		if !ok {
 			return nil, l.bad("label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled", x, node)
+		}
+		if node >= int64(cap(labels)) && im.m.Nodes == 0 { // a stray number must not take all memory
+			if free, err := hostmem.AvailableBytes(); err == nil && node >= free/8 {
+				return nil, l.bad("node id %d is so large that a label for each node takes more than half of the %s of memory; renumber the nodes from 0, or give --nodes", node, units.FormatBytes(free))
+			}
 		}
 		for int64(len(labels)) <= node {
 			labels = append(labels, unset)
@@ -437,8 +479,8 @@ func (im *importer) textSplit(path string) ([]int64, error) {
 			return ids, nil
 		}
 		id, ok := parseID(l.fields[0])
-		if !ok && l.n == 1 {
-			continue // a heading
+		if !ok && l.heading() {
+			continue
 		}
 		if !ok {
 			return nil, l.bad("%q is not a node id; ids are whole numbers from 0", clip(l.fields[0]))

@@ -58,8 +58,13 @@ func firstData(f *os.File) (int64, error) {
 	at, start, lead := int64(0), int64(0), true // lead: only white space so far in the line
 	for {
 		n, err := f.ReadAt(buf, at)
+		mark := 0
+		if at == 0 && bytes.HasPrefix(buf[:n], byteOrderMark) {
+			mark = len(byteOrderMark)
+		}
 		for i, c := range buf[:n] {
 			switch {
+			case i < mark:
 			case c == '\n':
 				start, lead = at+int64(i)+1, true
 			case !lead || c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f':
@@ -177,6 +182,9 @@ func (t *edgeText) lines(b []byte) error {
 
 // odd parses a line that is not as usual: a comment, a heading, many separators, or wrong.
 func (t *edgeText) odd(line []byte, at int64, before []byte) error {
+	if at == 0 {
+		line = bytes.TrimPrefix(line, byteOrderMark)
+	}
 	l := &lines{path: t.path, text: bytes.TrimSpace(line)}
 	if len(line) <= maxLine && (len(l.text) == 0 || l.text[0] == '#' || l.text[0] == '%') {
 		return nil
@@ -260,6 +268,9 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText, fi
 		eof := errors.Is(err, io.EOF)
 		if err != nil && !eof {
 			return errs.New(errs.Usage, "%s, byte %d: %w", t.path, t.at+int64(have), err)
+		}
+		if eof && t.at+int64(have) < size {
+			return errs.New(errs.Usage, "%s ends at byte %d; it had %d when the import began, so it was changed meanwhile; run the import again", t.path, t.at+int64(have), size)
 		}
 		use := bytes.LastIndexByte(buf[:have], '\n') + 1
 		if eof {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -65,6 +66,7 @@ func ImportGraphBolt(ctx context.Context, o ImportOptions) error {
 	if err != nil {
 		return err
 	}
+	o.inputs = m.files(o.In)
 	return runFormat(o, "graphbolt", func(im *importer) error { return im.graphbolt(ctx, path, m) })
 }
 
@@ -111,6 +113,36 @@ func readGraphBolt(path string) (*graphboltMeta, error) {
 		return nil, errs.New(errs.Usage, "%s: \"graph\" must list nodes and edges", path)
 	}
 	return &m, nil
+}
+
+// files are those that the description names and that are there; they may lie outside the folder.
+func (m *graphboltMeta) files(dir string) (names []string) {
+	all := slices.Concat(m.Graph.Edges, m.Features)
+	for _, t := range m.Tasks {
+		if t == nil {
+			continue
+		}
+		for _, s := range slices.Concat(t.Train, t.Val, t.Test) {
+			all = append(all, s.Data...)
+		}
+	}
+	for _, d := range all {
+		if d == nil || d.Path == "" {
+			continue
+		}
+		if p := d.in(dir); isFile(p) {
+			names = append(names, p)
+		}
+	}
+	return names
+}
+
+// in is where the entry's file is.
+func (d *graphboltData) in(dir string) string {
+	if filepath.IsAbs(d.Path) {
+		return d.Path
+	}
+	return filepath.Join(dir, d.Path)
 }
 
 func (im *importer) graphbolt(ctx context.Context, path string, m *graphboltMeta) error {
@@ -172,10 +204,7 @@ func (im *importer) graphboltFile(meta, what string, d *graphboltData) (string, 
 	if d.Path == "" {
 		return "", errs.New(errs.Usage, "%s: %s has no path", meta, what)
 	}
-	p := d.Path
-	if !filepath.IsAbs(p) {
-		p = filepath.Join(im.o.In, p)
-	}
+	p := d.in(im.o.In)
 	if !isFile(p) {
 		return "", errs.New(errs.Usage, "%s: %s is in %s, which is not there", meta, what, p)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -491,7 +492,7 @@ func fingerprint(o *ImportOptions, kind string) (string, error) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
 		switch {
-		case f.Type.Kind() == reflect.Func, f.Name == "Memory", f.Name == "Restart", f.Name == "Out":
+		case !f.IsExported(), f.Type.Kind() == reflect.Func, f.Name == "Memory", f.Name == "Restart", f.Name == "Out":
 			continue
 		}
 		b, err := json.Marshal(v.Field(i).Interface())
@@ -500,33 +501,53 @@ func fingerprint(o *ImportOptions, kind string) (string, error) {
 		}
 		fmt.Fprintf(h, "%s %s\n", f.Name, b)
 	}
-	for _, path := range []string{o.In, o.Features, o.Labels, o.SplitDir} {
+	for _, path := range slices.Concat([]string{o.In, o.Features, o.Labels, o.SplitDir}, o.inputs) {
 		if path == "" {
 			continue
 		}
+		if abs, err := filepath.Abs(path); err == nil {
+			path = abs
+		}
 		n := 0
-		err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
-			if err != nil || n >= maxListed {
-				return err
-			}
-			st, err := os.Stat(p) // of what a link points to
-			if err != nil {
-				return nil //nolint:nilerr // a dangling link is no input; what is needed says so when it is opened
-			}
-			n++
-			if abs, err := filepath.Abs(p); err == nil {
-				p = abs
-			}
+		if err := listed(path, &n, nil, func(p string, st fs.FileInfo) {
 			if st.IsDir() {
 				fmt.Fprintf(h, "%q\n", p)
 			} else {
 				fmt.Fprintf(h, "%q %d %d\n", p, st.Size(), st.ModTime().UnixNano())
 			}
-			return nil
-		})
-		if err != nil {
+		}); err != nil {
 			return "", err
 		}
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)), nil
+}
+
+// listed calls fn with a file, or a folder and what is in it, up to maxListed of them. Links are followed, since
+// datasets often are some; above are the folders on the way.
+func listed(path string, n *int, above []fs.FileInfo, fn func(path string, st fs.FileInfo)) error {
+	st, err := os.Stat(path)
+	switch {
+	case *n >= maxListed || err != nil && len(above) > 0:
+		return nil //nolint:nilerr // a dangling link is no input; what is needed says so when it is opened
+	case err != nil:
+		return err
+	}
+	*n++
+	fn(path, st)
+	if !st.IsDir() || slices.ContainsFunc(above, func(a fs.FileInfo) bool { return os.SameFile(a, st) }) {
+		return nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil && len(above) > 0 {
+		return nil //nolint:nilerr // such as lost+found
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := listed(filepath.Join(path, e.Name()), n, append(slices.Clip(above), st), fn); err != nil {
+			return err
+		}
+	}
+	return nil
 }

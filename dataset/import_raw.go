@@ -58,6 +58,7 @@ func ImportRaw(ctx context.Context, o ImportOptions) error {
 	if err != nil {
 		return err
 	}
+	o.inputs = []string{o.Format.Raw.Indptr, o.Format.Raw.Indices}
 	return runImport(o, "raw", func(im *importer) error { return im.fromRaw(ctx, r) })
 }
 

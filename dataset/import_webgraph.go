@@ -34,6 +34,10 @@ func ImportWebGraph(ctx context.Context, o ImportOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
+	o.inputs = []string{base + ".graph", base + ".properties"}
+	if offsets := base + ".offsets"; isFile(offsets) {
+		o.inputs = append(o.inputs, offsets)
+	}
 	return runImport(o, "webgraph", func(im *importer) error {
 		im.m.Nodes = g.Nodes
 		return im.around(ctx, g.Name, webgraphEdges(g))

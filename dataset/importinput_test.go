@@ -1,0 +1,147 @@
+package dataset
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// TestFingerprintFiles: what tells one input from another covers files behind links and files outside --in.
+func TestFingerprintFiles(t *testing.T) {
+	root := t.TempDir()
+	real, in := filepath.Join(root, "real"), filepath.Join(root, "in")
+	require.NoError(t, os.MkdirAll(filepath.Join(real, "raw"), 0o755))
+	require.NoError(t, os.Mkdir(in, 0o755))
+	file, other := filepath.Join(real, "raw", "x"), filepath.Join(root, "other")
+	require.NoError(t, os.WriteFile(file, []byte("a"), 0o644))
+	require.NoError(t, os.WriteFile(other, []byte("a"), 0o644))
+	require.NoError(t, os.Symlink(real, filepath.Join(root, "link")))
+	require.NoError(t, os.Symlink(filepath.Join(real, "raw"), filepath.Join(in, "raw")))
+	require.NoError(t, os.Symlink(in, filepath.Join(in, "loop")))
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(in, "dangling")))
+	for name, c := range map[string]struct {
+		o       ImportOptions
+		changes string
+	}{
+		"folder": {ImportOptions{In: real}, file}, "link": {ImportOptions{In: filepath.Join(root, "link")}, file}, "linked folder in it": {ImportOptions{In: in}, file},
+		"beside": {ImportOptions{In: in, inputs: []string{"", other}}, other},
+	} {
+		print := func() string {
+			p, err := fingerprint(&c.o, "k")
+			require.NoError(t, err, name)
+			return p
+		}
+		was := print()
+		require.Equal(t, was, print(), name)
+		require.NoError(t, os.Chtimes(c.changes, time.Time{}, time.Now().Add(time.Hour)))
+		require.NotEqual(t, was, print(), name)
+		require.NoError(t, os.Chtimes(c.changes, time.Time{}, time.Now()))
+	}
+}
+
+// TestStartsOverForFilesBeside: formats name the files that they read outside --in, or beside it.
+func TestStartsOverForFilesBeside(t *testing.T) {
+	defer func() { journalStep = nil }()
+	fingerprintOf := func(imp importFunc, o ImportOptions) string {
+		o.Out = filepath.Join(t.TempDir(), "g")
+		var text string
+		journalStep = func(line []byte, _ bool) error {
+			if text == "" {
+				text = string(line)
+			}
+			return context.Canceled
+		}
+		require.ErrorIs(t, imp(bg, o), context.Canceled)
+		return text
+	}
+	base := writeBV(t)
+	raw := writeFolder(t, rawFolder(t, "plain"))
+	indptr := filepath.Join(t.TempDir(), "ptr")
+	require.NoError(t, os.Rename(filepath.Join(raw, "indptr.bin"), indptr))
+	bolt := boltTree(t).write(t, t.TempDir())
+	features := filepath.Join(t.TempDir(), "f.npy")
+	require.NoError(t, os.Rename(filepath.Join(bolt, "data", "feat.npy"), features))
+	meta, err := os.ReadFile(filepath.Join(bolt, metaYAML))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(bolt, metaYAML), bytes.Replace(meta, []byte("path: data/feat.npy"), []byte("path: "+features), 1), 0o644))
+	for _, c := range []struct {
+		imp  importFunc
+		o    ImportOptions
+		file string
+	}{
+		{ImportWebGraph, ImportOptions{In: base + ".graph"}, base + ".properties"},
+		{ImportRaw, ImportOptions{In: raw, Format: FormatOptions{Raw: RawOptions{Indptr: indptr, IndexDType: "int64", Dim: 2}}}, indptr},
+		{ImportGraphBolt, ImportOptions{In: bolt}, features},
+	} {
+		was := fingerprintOf(c.imp, c.o)
+		require.Equal(t, was, fingerprintOf(c.imp, c.o), c.file)
+		require.NoError(t, os.Chtimes(c.file, time.Time{}, time.Now().Add(time.Hour)))
+		require.NotEqual(t, was, fingerprintOf(c.imp, c.o), c.file)
+	}
+}
+
+// TestFirstLine: a first line that has a number is no heading, so it is taken or refused; a byte order mark is skipped.
+func TestFirstLine(t *testing.T) {
+	const mark = "\xef\xbb\xbf"
+	edges := writeText(t, "e.txt", mark+"0 1\n1 2\n2 0\n")
+	splits := func(train string) string {
+		dir := t.TempDir()
+		for name, text := range map[string]string{"train": train, "val": "1\n", "test": "2\n"} {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name+".txt"), []byte(text), 0o644))
+		}
+		return dir
+	}
+	for _, c := range []struct{ features, labels, train, want string }{
+		{"1 2\n3 4\n5 6\n", "0\n1\n0\n", "0\n", ""},
+		{mark + "1 2\n3 4\n5 6\n", mark + "0\n1\n0\n", mark + "0\n", ""},
+		{mark + "a b\n1 2\n3 4\n5 6\n", "class\n0\n1\n0\n", "node\n0\n", ""},
+		{"x 2\n1 2\n3 4\n5 6\n", "0\n1\n0\n", "0\n", `x.txt:1: "x" in column 1 is not a number`},
+		{"1 2\n3 4\n5 6\n", "0 ?\n0 1\n1 0\n2 0\n", "0\n", `y.txt:1: label "?"`},
+		{"1 2\n3 4\n5 6\n", "0\n1\n0\n", "0.0\n", `train.txt:1: "0.0" is not a node id`},
+		{"1 2\n3 4\n5 6\n", "0\n1\n0\n", "-1\n0\n", `train.txt:1: "-1" is not a node id`},
+	} {
+		out := filepath.Join(t.TempDir(), "g")
+		err := ImportEdges(bg, ImportOptions{In: edges, Out: out, Features: writeText(t, "x.txt", c.features), Labels: writeText(t, "y.txt", c.labels), SplitDir: splits(c.train)})
+		if c.want != "" {
+			requireUsage(t, err)
+			require.ErrorContains(t, err, c.want)
+			continue
+		}
+		require.NoError(t, err)
+		m := open(t, out).Meta
+		require.Equal(t, []int64{3, 3, 1}, []int64{m.Nodes, m.Edges, m.Train}, "%+v", c)
+	}
+}
+
+// TestStrayID: a number that is far too large is refused, before it takes the disk or the memory.
+func TestStrayID(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "g")
+	o := ImportOptions{In: writeText(t, "e.txt", "0 1\n60000000000 1\n"), Out: out, Dim: 4096, Note: func(string) {}}
+	err := ImportEdges(bg, o)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "e.txt: the largest id is 60000000000")
+	o.In, o.Labels = writeText(t, "e.txt", "0 1\n"), writeText(t, "y.txt", "0 1\n68000000000 1\n")
+	err = ImportEdges(bg, o)
+	requireUsage(t, err)
+	require.ErrorContains(t, err, "y.txt:2: node id 68000000000 is so large")
+	requireEmpty(t, filepath.Dir(out))
+}
+
+// TestEdgesCutWhileRead: a file that gets shorter under an import is an error, not fewer edges.
+func TestEdgesCutWhileRead(t *testing.T) {
+	path := writeText(t, "e.txt", "0 1\n1 2\n2 3\n")
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, os.Truncate(path, 8))
+	x := &edgeText{path: "e.txt", limit: 9, emit: func(_, _ []int64) error { return nil }}
+	err = readPart(bg, f, 12, 0, x, 0, func(int64) {})
+	requireUsage(t, err)
+	require.ErrorContains(t, err, "e.txt ends at byte 8; it had 12")
+}
