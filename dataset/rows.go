@@ -124,18 +124,22 @@ func (d *Dataset) ReadRowsAs(t rowtype.Type, first int64, dst []byte) error {
 	return d.rowsAs(t).read(first, dst)
 }
 
+// rowSource is what the dataset's rows come from, for messages.
+func (d *Dataset) rowSource() string {
+	if d.Meta.FeatureFn != "" {
+		return d.Meta.FeatureFn
+	}
+	return d.path(featuresName)
+}
+
 func (d *Dataset) outOfRange(row int64, err error) error {
 	var re *rowtype.RangeError
 	if !errors.As(err, &re) {
 		return err
 	}
-	from := d.path(featuresName)
-	if d.Meta.FeatureFn != "" {
-		from = d.Meta.FeatureFn
-	}
 	next := "replace it with a number and import again"
 	if wider, ok := re.Wider(); ok {
 		next = fmt.Sprintf("use --row-dtype %s", wider)
 	}
-	return errs.New(errs.Usage, "%s: row %d: %w; %s", from, row, err, next)
+	return errs.New(errs.Usage, "%s: row %d: %w; %s", d.rowSource(), row, err, next)
 }

@@ -369,7 +369,7 @@ func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
 	}
 	switch {
 	case first >= 0:
-		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "row %d differs from %s", first, c.v.d.path(featuresName))
+		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "row %d differs from %s", first, c.v.d.rowSource())
 	case !bytes.Equal(c.want, b):
 		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "padding is not zero")
 	}

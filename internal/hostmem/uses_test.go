@@ -2,8 +2,10 @@ package hostmem
 
 import (
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestUses(t *testing.T) {
@@ -33,6 +35,15 @@ func TestUses(t *testing.T) {
 		a[i] = 1
 	}
 	require.Equal(t, Use{"test uses", 2 * size, size / 2}, get())
+	was := mincore
+	mincore = func(at, bytes uintptr, vec []byte) unix.Errno {
+		if at == uintptr(unsafe.Pointer(&b[0])) {
+			return unix.EPERM
+		}
+		return was(at, bytes, vec)
+	}
+	require.Equal(t, Use{"test uses", 2 * size, -1}, get(), "a sandbox that forbids the question costs the figure, not the result")
+	mincore = was
 	require.NoError(t, Free(a))
 	require.Equal(t, Use{"test uses", size, 0}, get())
 	require.NoError(t, Free(b))
