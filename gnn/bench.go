@@ -387,6 +387,9 @@ func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
 				out.Inexact++
 				out.Where = fmt.Sprintf("C[%d,%d] is %v, the sum in order of k is %v", i, j, c[at], chain)
 			}
+			if size == 0 { // all terms are 0, and so must the sums be
+				size = 1
+			}
 			if d := math.Abs(float64(c[at])-sum) / size; d > out.Error || math.IsNaN(d) {
 				out.Error, out.Where = d, fmt.Sprintf("C[%d,%d] is %v, expected %v", i, j, c[at], sum)
 			}

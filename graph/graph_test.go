@@ -781,3 +781,30 @@ func BenchmarkSample(b *testing.B) {
 		}
 	}
 }
+
+// A table that does not fit is an error of that batch and of those after it, not a crash.
+func TestTableOutOfMemory(t *testing.T) {
+	for name, open := range map[string]func(cuda.Device) cuda.Device{
+		"host":    func(d cuda.Device) cuda.Device { return d },
+		"general": func(d cuda.Device) cuda.Device { return general{d} },
+	} {
+		topo := randomGraph(t, 20000, 5, false, 1)
+		r := newRig(t, func(t testing.TB, sms int) cuda.Device {
+			dev, err := cuda.NewHost(cuda.HostOptions{SMs: sms, MemLimit: 4 << 20})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, dev.Close()) })
+			return open(dev)
+		}, topo, 1, SamplerConfig{Fanouts: []int{5}, Seed: 1}, 0)
+		filler, err := r.dev.Alloc(cuda.MemDevice, 4<<20-r.dev.MemUsage()[ringPurpose]-100<<10, "filler")
+		require.NoError(t, err)
+		seeds := someSeeds(9000, 20000, 1)
+		for range 2 {
+			var full *cuda.OutOfMemoryError
+			err := r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, seeds)
+			require.ErrorAs(t, err, &full, name)
+			require.Equal(t, tablePurpose, full.Purpose)
+		}
+		require.NoError(t, filler.Free())
+		require.Equal(t, reference(topo, r.s.cfg, 0, seeds[:100]), r.plain(t, r.sample(t, 0, 0, seeds[:100])))
+	}
+}

@@ -229,13 +229,12 @@ func (s *Sampler) allocTable() error {
 		width = 4
 	}
 	var err error
-	if s.vals, err = s.dev.Alloc(cuda.MemDevice, s.slots*width, tablePurpose); err != nil {
-		return fmt.Errorf("sampler: %w", err)
+	if s.vals, err = s.dev.Alloc(cuda.MemDevice, s.slots*width, tablePurpose); err == nil && !s.direct && !s.host {
+		s.keys, err = s.dev.Alloc(cuda.MemDevice, s.slots*8, tablePurpose)
 	}
-	if !s.direct && !s.host {
-		if s.keys, err = s.dev.Alloc(cuda.MemDevice, s.slots*8, tablePurpose); err != nil {
-			return fmt.Errorf("sampler: %w", err)
-		}
+	if err != nil {
+		s.slots = 0 // there is no table: the next batch asks again
+		return errors.Join(fmt.Errorf("sampler: %w", err), s.freeTable())
 	}
 	return nil
 }

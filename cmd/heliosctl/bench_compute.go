@@ -86,6 +86,9 @@ func (e *env) computePlan() (*computePlan, error) {
 			return nil, errs.New(errs.Usage, "--workers: %w", err)
 		}
 	}
+	if most := slices.Max(p.workers); most > 4096 {
+		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", most)
+	}
 	only := computeGroups()
 	if c.String("only") != "" {
 		only = strings.Split(c.String("only"), ",")

@@ -43,6 +43,7 @@ func TestBenchComputeBadInput(t *testing.T) {
 		{"no such group", nil, "bench compute --only gem", 2, []string{"--only", "did you mean gemm"}, ""},
 		{"no time", nil, "bench compute --seconds 0", 2, []string{"--seconds 0"}, ""},
 		{"no workers", nil, "bench compute --workers 0", 2, []string{"--workers"}, ""},
+		{"too many workers", nil, "bench compute --workers 5000", 2, []string{"--workers 5000"}, ""},
 		{"no such library", nil, "bench compute --openblas none.so", 3, []string{"none.so", "--openblas off"}, ""},
 		{"no OpenBLAS", nil, "bench compute --openblas libc.so.6", 3, []string{"libc.so.6", "no OpenBLAS"}, ""},
 	})

@@ -308,9 +308,9 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 	var rigs []*sampleRig
 	for _, level := range p.levels {
 		for _, workers := range p.workers {
-			r, err := openSampleRig(t, p.cfg, workers, level)
-			if err != nil {
-				return err
+			r, failure := openSampleRig(t, p.cfg, workers, level)
+			if failure != nil {
+				return failure
 			}
 			defer closing(&err, r.close)
 			r.row = sampleRow{Graph: name, Nodes: t.NumNodes, Edges: t.NumEdges, Kernels: level.String(), Workers: workers,
