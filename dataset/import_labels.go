@@ -2,10 +2,11 @@ package dataset
 
 import (
 	"errors"
-	"helios/dataset/npy"
-	"helios/internal/errs"
 	"io"
 	"math"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
 )
 
 // noLabel marks an unlabelled node.
@@ -79,10 +80,7 @@ type splitSet struct {
 // splits; labels is nil when there are none.
 func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []splitSet) error {
 	if labels == nil {
-		labels = make([]int32, im.m.Nodes)
-		for i := range labels {
-			labels[i] = noLabel
-		}
+		im.m.Unlabelled = im.m.Nodes
 	} else if err := im.checkLabels(labels, labelsFile, given); err != nil {
 		return err
 	}
@@ -96,7 +94,10 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	if err != nil {
 		return err
 	}
-	if err := out.int32s(labels); err != nil {
+	if err = out.int32s(labels); labels == nil {
+		err = unlabelled(out, im.m.Nodes)
+	}
+	if err != nil {
 		return errors.Join(err, out.discard())
 	}
 	if err := out.close(); err != nil {
@@ -111,6 +112,21 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	}
 	im.m.Train, im.m.Val, im.m.Test, err = sp.close()
 	return err
+}
+
+// unlabelled writes n nodes without a label, of which no array is made: without labels, the number of nodes has no bound.
+func unlabelled(out *arrayOut, n int64) error {
+	part := make([]int32, min(n, 1<<14))
+	for i := range part {
+		part[i] = noLabel
+	}
+	for ; n > 0; n -= int64(len(part)) {
+		part = part[:min(n, int64(len(part)))]
+		if err := out.int32s(part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkLabels finds nodes that need a label and have none.
@@ -160,7 +176,7 @@ func (im *importer) deal(sp *splitter, labels []int32, given []splitSet) error {
 		}
 		return nil
 	}
-	owner := make([]byte, len(labels))
+	owner := make([]byte, im.m.Nodes)
 	for i, g := range given {
 		for pos, v := range g.ids {
 			if o := owner[v]; o != 0 {
@@ -173,7 +189,7 @@ func (im *importer) deal(sp *splitter, labels []int32, given []splitSet) error {
 		}
 	}
 	for v, o := range owner {
-		if o != 0 && labels[v] != noLabel {
+		if o != 0 && labels != nil && labels[v] != noLabel {
 			if err := sp.place(int(o-1), int64(v)); err != nil {
 				return err
 			}

@@ -3,13 +3,17 @@ package dataset
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"helios/dataset/npy"
 )
 
 // TestFingerprintFiles: what tells one input from another covers files behind links and files outside --in.
@@ -144,4 +148,45 @@ func TestEdgesCutWhileRead(t *testing.T) {
 	err = readPart(bg, f, 12, 0, x, 0, func(int64) {})
 	requireUsage(t, err)
 	require.ErrorContains(t, err, "e.txt ends at byte 8; it had 12")
+}
+
+// TestStagingTaken: another run for the same output may remove a directory that is not locked yet.
+func TestStagingTaken(t *testing.T) {
+	defer func() { stagingMade = nil }()
+	out := filepath.Join(t.TempDir(), "g")
+	made := 0
+	stagingMade = func(string) {
+		if made++; made < 3 {
+			require.NoError(t, eachStale(out, func(string, *os.File) bool { return false }))
+		}
+	}
+	require.NoError(t, Generate(bg, GenerateOptions{Nodes: 50, Out: out}))
+	require.Equal(t, 3, made)
+	open(t, out)
+	entries, err := os.ReadDir(filepath.Dir(out))
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+// TestUnlabelledTakesNoMemory: nodes without labels are not kept in memory, however many there are.
+func TestUnlabelledTakesNoMemory(t *testing.T) {
+	const nodes = 4 << 20
+	var before, after runtime.MemStats
+	out := filepath.Join(t.TempDir(), "g")
+	o := ImportOptions{In: writeText(t, "e.txt", "0 1\n"), Out: out, Nodes: nodes, FeatureFn: "hash", Dim: 1, Memory: 1, Note: func(string) {}}
+	runtime.ReadMemStats(&before)
+	require.NoError(t, ImportEdges(bg, o))
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4*nodes))
+	d := open(t, out)
+	require.Equal(t, []int64{nodes, nodes, 0, 0, 0, 0}, []int64{d.Meta.Nodes, d.Meta.Unlabelled, int64(d.Meta.Classes), d.Meta.Train, d.Meta.Val, d.Meta.Test})
+	a, err := npy.Open(filepath.Join(out, "labels.npy"))
+	require.NoError(t, err)
+	require.Equal(t, []int64{nodes}, a.Header.Shape)
+	require.NoError(t, eachInt(a, func(v, x int64) error {
+		if x != noLabel {
+			return fmt.Errorf("node %d has label %d", v, x)
+		}
+		return nil
+	}))
 }

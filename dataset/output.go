@@ -65,20 +65,45 @@ func checkOut(out string) (string, error) {
 	return out, nil
 }
 
-func makeStaging(out string) (*staging, error) {
+// makeStaging makes and locks a directory. Until it has the lock, another run for the same output may take the
+// directory for one that was left behind, and remove it: then it makes another.
+func makeStaging(out string) (s *staging, err error) {
+	for range 10 {
+		if s, err = tryStaging(out); !errors.Is(err, errStagingTaken) {
+			break
+		}
+	}
+	return s, err
+}
+
+var errStagingTaken = errors.New("another run for the same --out removed it; run it again")
+
+// stagingMade lets tests come between a directory and its lock.
+var stagingMade func(dir string)
+
+func tryStaging(out string) (*staging, error) {
 	dir, err := os.MkdirTemp(filepath.Dir(out), filepath.Base(out)+partialMark)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "cannot create %s: %w; choose a writable --out", out, err)
 	}
 	s := &staging{dir: dir, out: out, sums: map[string][]byte{}, rows: map[string]int64{}}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return nil, errors.Join(err, s.abort())
+	if stagingMade != nil {
+		stagingMade(dir)
 	}
 	// The lock tells a later run that this directory is in use; the kernel drops it if we die.
-	if s.lock, err = os.Open(dir); err != nil {
-		return nil, errors.Join(err, s.abort())
+	if err = os.Chmod(dir, 0o755); err == nil {
+		s.lock, err = os.Open(dir)
 	}
-	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err == nil {
+		err = unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err == nil {
+		_, err = os.Stat(dir) // with the lock, nobody else removes it
+	}
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EWOULDBLOCK) {
+		err = errStagingTaken
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), s.abort())
 	}
 	return s, nil
