@@ -808,3 +808,32 @@ func TestTableOutOfMemory(t *testing.T) {
 		require.Equal(t, reference(topo, r.s.cfg, 0, seeds[:100]), r.plain(t, r.sample(t, 0, 0, seeds[:100])))
 	}
 }
+
+// The room for edges, the frontier and a hashed table ends in the midst of hops, and two mini-batches take
+// turns in it: the launches that go on give what one launch gives.
+func TestRoomEndsWithinHop(t *testing.T) {
+	topo := randomGraph(t, 40000, 12, false, 3)
+	cfg := SamplerConfig{Fanouts: []int{9, -1}, Seed: 5, Degrees: true}
+	a, b := append(someSeeds(900, 40000, 1), 39999, 39999), someSeeds(1500, 40000, 2)
+	wantA, wantB := reference(topo, cfg, 0, a), reference(topo, cfg, 0, b)
+	for _, sms := range []int{1, 2, 7} {
+		for _, limit := range []int64{directNodes, 0} {
+			r := newRig(t, host, topo, sms, cfg, limit)
+			other, err := r.s.NewMiniBatch()
+			require.NoError(t, err)
+			for round := range 2 { // with old buffers and entries too
+				require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, a))
+				require.NoError(t, r.s.Begin(r.ctx, r.stream, other, 0, 1, b))
+				slots := r.s.slots
+				for h := range cfg.Fanouts {
+					require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, h))
+					require.NoError(t, r.s.Hop(r.ctx, r.stream, other, h))
+				}
+				require.Equal(t, wantA, r.plain(t, r.mb))
+				require.Equal(t, wantB, r.plain(t, other))
+				require.Equal(t, limit == 0 && round == 0, slots != r.s.slots, "a hashed table is to grow in the first round")
+			}
+			require.NoError(t, other.Close())
+		}
+	}
+}
