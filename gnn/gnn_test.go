@@ -68,6 +68,7 @@ type rigConfig struct {
 	src, dst                          []int64 // instead of random edges
 	batchSeeds                        []int64 // instead of 0 … seeds-1
 	sms                               int
+	level                             simd.Level
 }
 
 func newRig(t testing.TB, c rigConfig) *rig {
@@ -82,7 +83,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	t.Cleanup(func() { require.NoError(t, topo.Close()) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
-	g := &rig{ctx: ctx, dev: host(t, max(c.sms, 1)), topo: topo}
+	g := &rig{ctx: ctx, dev: hostAt(t, max(c.sms, 1), c.level), topo: topo}
 	g.stream = newStream(t, g.dev)
 	dt, err := graph.Attach(g.dev, topo)
 	require.NoError(t, err)
@@ -612,14 +613,31 @@ func TestAggregateBackward(t *testing.T) {
 	}
 }
 
-// Some steps of both models give the same bits on 1 to 4 workers and when repeated.
+// Some steps of both models give the same bits on 1 to 7 workers and when repeated; so do all levels that
+// fuse multiply and add, with widths that end within vectors.
 func TestWorkersChangeNothing(t *testing.T) {
-	for _, kind := range []string{"sage", "gcn"} {
+	type run struct {
+		level simd.Level
+		sms   int
+	}
+	groups := [][]run{{{simd.Generic, 1}, {simd.Generic, 3}}}
+	if levels := simd.Levels()[1:]; len(levels) > 0 {
+		var fused []run
+		for _, l := range levels {
+			for _, sms := range []int{1, 2, 3, 7, 2} {
+				fused = append(fused, run{l, sms})
+			}
+		}
+		groups = append(groups, fused)
+	}
+	for i := range 2 * len(groups) {
+		kind := []string{"sage", "gcn"}[i%2]
 		var want string
 		var wantLoss float64
-		for run, sms := range []int{1, 2, 3, 4, 2} {
-			g := newRig(t, rigConfig{nodes: 2000, edges: 20000, dim: 20, classes: 7, seeds: 200, fanouts: []int{5, 5, 3}, sms: sms})
-			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3, Dropout: 0.3, Seed: 1})
+		for run, at := range groups[i/2] {
+			sms := at.sms
+			g := newRig(t, rigConfig{nodes: 2000, edges: 20000, dim: 20, classes: 7, seeds: 200, fanouts: []int{5, 5, 3}, sms: sms, level: at.level})
+			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3, Dropout: 0.3, FeatureDropout: 0.1, Seed: 1})
 			for i := range 3 {
 				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
 			}
@@ -630,7 +648,7 @@ func TestWorkersChangeNothing(t *testing.T) {
 			if run == 0 {
 				want, wantLoss = sum, loss
 			}
-			require.Equal(t, want, sum, "%s with %d workers", kind, sms)
+			require.Equal(t, want, sum, "%s with %d workers at level %v", kind, sms, at.level)
 			require.Equal(t, wantLoss, loss)
 		}
 	}

@@ -35,7 +35,7 @@ func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topol
 	degree := func(v uint64) int64 {
 		r := float64(word(seed+v*mix)>>11) / (1 << 53)
 		if !skewed {
-			return int64(avgDegree*(0.5+r) + 0.5)
+			return int64(float64(avgDegree*(0.5+r)) + 0.5) // rounded twice on every processor
 		}
 		// v = rank × odd, so its inverse would be wanted; any fixed shuffle serves, this one is cheap.
 		return int64(expect[bits.OnesCount64(id(v))] + r)
