@@ -11,6 +11,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/rowtype"
 )
 
 // ImportOptions are common to imports of arrays and of edge lists.
@@ -108,6 +109,9 @@ func (o *ImportOptions) fill() error {
 	if o.Nodes < 0 || o.Memory < 0 {
 		return errs.New(errs.Usage, "--nodes %d: a number of nodes (or a memory budget, here %d) cannot be negative", o.Nodes, o.Memory)
 	}
+	if o.Nodes > maxTextNodes {
+		return errs.New(errs.Usage, "--nodes %d: at most %d nodes can be imported", o.Nodes, int64(maxTextNodes))
+	}
 	if err := o.checkFeatureDType(); err != nil {
 		return err
 	}
@@ -164,6 +168,7 @@ type importer struct {
 	m         Meta
 	sorter    *edgeSorter // made by the first edgesFrom
 	nodesOpen bool        // the largest id tells how many there are
+	madeUp    bool        // so are the features
 	// splitKey is a stable key of a node for dealing it to a split; nil means its id.
 	splitKey func(v int64) uint64
 	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
@@ -213,6 +218,29 @@ func (im *importer) freeSorter() error {
 	return e.close()
 }
 
+// room refuses more nodes than the disk can hold before the disk is full: an id, or a number in a heading, may be a stray one.
+func (im *importer) room() error {
+	if j := im.s.journal; j != nil && j.merged != nil {
+		return nil // an interrupted import that has had the room
+	}
+	row := 8 + 4.0 // offset and label
+	if im.madeUp {
+		size := 4.0
+		if im.o.FeatureDType == rowtype.Float16.String() {
+			size = 2
+		}
+		row += size * float64(im.o.Dim)
+	}
+	err := enoughDisk(im.o.Out, row*float64(im.m.Nodes))
+	switch {
+	case err == nil:
+		return nil
+	case im.nodesOpen:
+		return fmt.Errorf("the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, renumber the nodes from 0", im.m.Nodes-1, im.m.Nodes, err)
+	}
+	return fmt.Errorf("there are %d nodes, as --nodes or the input says: %w", im.m.Nodes, err)
+}
+
 // topology writes what edgesFrom took.
 func (im *importer) topology(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, im.freeSorter()) }()
@@ -224,6 +252,9 @@ func (im *importer) topology(ctx context.Context) (err error) {
 			if im.sorter, err = newEdgeSorter(im.s, im.o.Memory, im.o.rules()); err != nil {
 				return err
 			}
+		}
+		if err = im.room(); err != nil {
+			return err
 		}
 		if c, err = im.s.writeCSC(ctx, im.sorter, im.m.Nodes, im.o.Progress); err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"os"
@@ -18,7 +17,6 @@ import (
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/rowtype"
 	"helios/internal/units"
 )
 
@@ -61,25 +59,6 @@ func ImportEdges(ctx context.Context, o ImportOptions) error {
 		}
 	}
 	return runImport(o, "edges", func(im *importer) error { return im.fromText(ctx, edges) })
-}
-
-// roomFor refuses what the largest id in the edges asks for where the disk cannot hold it, before the disk is full: the
-// id may be a stray one.
-func (im *importer) roomFor(edges string) error {
-	if j := im.s.journal; j != nil && (j.topology != nil || j.merged != nil) {
-		return nil // an interrupted import that has had the room
-	}
-	o := &im.o
-	row := 0.0
-	if o.Features == "" && o.FeatureFn == "" {
-		if row = 4 * float64(o.Dim); o.FeatureDType == rowtype.Float16.String() {
-			row /= 2
-		}
-	}
-	if err := enoughDisk(o.Out, float64(im.m.Nodes)*(8+4+row)); err != nil {
-		return fmt.Errorf("%s: the largest id is %d, so there are %d nodes: %w; if ids have gaps, renumber the nodes from 0", edges, im.m.Nodes-1, im.m.Nodes, err)
-	}
-	return nil
 }
 
 func findText(dir string, names []string) string {
@@ -137,11 +116,7 @@ func (im *importer) fromText(ctx context.Context, edges string) error {
 	if im.m.Nodes < 1 {
 		return errs.New(errs.Usage, "%s holds no edges", edges)
 	}
-	if nodesFrom == "" {
-		if err := im.roomFor(edges); err != nil {
-			return err
-		}
-	}
+	im.madeUp = o.Features == "" && o.FeatureFn == ""
 	if err := im.topology(ctx); err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ func (im *importer) around(ctx context.Context, file string, edges edgeSource) e
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}
+	im.madeUp = o.Features == "" && o.FeatureFn == ""
 	if err := im.topology(ctx); err != nil {
 		return err
 	}

@@ -558,6 +558,7 @@ func (im *importer) fromRaw(ctx context.Context, r *rawIn) error {
 	if err := im.edgesFrom(ctx, offsetEdges(ptr, idx, r.nodes, r.in)); err != nil {
 		return err
 	}
+	im.madeUp = feat == nil && o.FeatureFn == ""
 	if err := im.topology(ctx); err != nil {
 		return err
 	}

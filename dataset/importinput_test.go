@@ -129,7 +129,15 @@ func TestStrayID(t *testing.T) {
 	o := ImportOptions{In: writeText(t, "e.txt", "0 1\n60000000000 1\n"), Out: out, Dim: 4096, Note: func(string) {}}
 	err := ImportEdges(bg, o)
 	require.ErrorIs(t, err, unix.ENOSPC)
-	require.ErrorContains(t, err, "e.txt: the largest id is 60000000000")
+	require.ErrorContains(t, err, "the largest id in the edges is 60000000000")
+	mtx := ImportOptions{In: writeText(t, "m.mtx", "%%MatrixMarket matrix coordinate pattern general\n60000000000 60000000000 1\n1 2\n"), Out: out, Dim: 4096}
+	err = ImportMTX(bg, mtx)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "there are 60000000000 nodes")
+	raw := ImportOptions{In: writeFolder(t, rawFolder(t, "plain")), Out: out, Nodes: 1 << 62, Format: FormatOptions{Raw: RawOptions{FeatureDType: "float32"}}}
+	err = ImportRaw(bg, raw)
+	requireUsage(t, err)
+	require.ErrorContains(t, err, "--nodes 4611686018427387904: at most")
 	o.In, o.Labels = writeText(t, "e.txt", "0 1\n"), writeText(t, "y.txt", "0 1\n68000000000 1\n")
 	err = ImportEdges(bg, o)
 	requireUsage(t, err)

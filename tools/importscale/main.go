@@ -62,13 +62,20 @@ func run(o options, out io.Writer) (err error) {
 	if err := os.MkdirAll(o.dir, 0o755); err != nil {
 		return err
 	}
+	if there, err := os.ReadDir(o.dir); err != nil {
+		return err
+	} else if len(there) > 0 {
+		return fmt.Errorf("--dir %s holds %s; give an empty or new directory, since what is made in it is removed", o.dir, there[0].Name())
+	}
 	list := filepath.Join(o.dir, "edges.txt")
 	if o.format == "npy" {
 		list = filepath.Join(o.dir, "edges.npy")
 	}
 	a, b := filepath.Join(o.dir, "whole"), filepath.Join(o.dir, "killed")
 	defer func() {
-		for _, p := range []string{list, a, b} {
+		left, gerr := filepath.Glob(b + ".partial-*") // of an import that was killed and not gone on with
+		err = errors.Join(err, gerr)
+		for _, p := range append(left, list, a, b) {
 			err = errors.Join(err, os.RemoveAll(p))
 		}
 	}()
