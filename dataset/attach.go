@@ -94,7 +94,8 @@ func attach(ctx context.Context, d *Dataset, ts []*target, o AttachOptions) ([]s
 			found = append(found, stripe{t, sb})
 		}
 	}
-	reload := fmt.Sprintf("run \"heliosctl load --dataset %s\"", d.dir)
+	load := "heliosctl load --dataset " + d.dir
+	reload := fmt.Sprintf("run %q", load)
 	if len(found) == 0 {
 		if foreign {
 			return nil, errs.New(errs.Refused, "the SSDs hold another dataset than %s (%s): %s; bind the right SSDs or %s", d.dir, d.id, strings.Join(others, ", "), reload)
@@ -105,7 +106,14 @@ func attach(ctx context.Context, d *Dataset, ts []*target, o AttachOptions) ([]s
 	first := found[0]
 	for _, f := range found {
 		if f.sb.State != StateComplete {
-			return nil, errs.New(errs.Device, "ssd %s: loading dataset %s onto it did not finish%s; %s", f.t.name, d.dir, f.sb.howFar(), reload)
+			again := load // as it was begun, or it starts over
+			if f.sb.RowType != d.Meta.RowType() {
+				again += " --row-dtype " + f.sb.RowType.String()
+			}
+			if !f.sb.hasRowSums() {
+				again += " --row-checksums=false"
+			}
+			return nil, errs.New(errs.Device, "ssd %s: loading dataset %s onto it did not finish%s; run %q", f.t.name, d.dir, f.sb.howFar(), again)
 		}
 		if f.sb.DType != d.Meta.RowType() {
 			return nil, errs.New(errs.Device, "ssd %s holds rows that were made from %s, those of dataset %s are %s; %s",

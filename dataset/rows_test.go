@@ -181,6 +181,8 @@ func TestResumeRowType(t *testing.T) {
 	must(load(bg, d, targetsOf(whole...), LoadOptions{Force: "SER0,SER1", RowType: "float16"}))
 	for _, next := range []string{"float16", "bfloat16", "float32"} {
 		s := interrupted(t, d, 1, LoadOptions{RowType: "float16"})
+		_, err := attach(bg, d, targetsOf(s...), AttachOptions{})
+		require.ErrorContains(t, err, `run "heliosctl load --dataset `+d.dir+` --row-dtype float16"`)
 		r, err := load(bg, d, targetsOf(s...), often(LoadOptions{RowType: next}))
 		require.NoError(t, err)
 		if next == "float16" {

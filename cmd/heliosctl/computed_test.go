@@ -87,6 +87,8 @@ func TestComputedBadFlags(t *testing.T) {
 		{"--train-fraction", "--train-fraction", "0.9", "--val-fraction", "0.2"},
 		{"--train-fraction", "--train-fraction", "0", "--val-fraction", "0"},
 		{"--memory", "--memory", "1KiB"},
+		{"--signal", "--feature-fn", "hash", "--signal", "2"},
+		{"--homophily", "--kind", "rmat", "--homophily", "0.9"},
 		{"--memory", "--memory", "much"},
 	} {
 		fails(t, hc(t, append([]string{"generate", "--nodes", "50", "--out", "x"}, c[1:]...)...), 2, "generate", c[0])

@@ -24,7 +24,7 @@ func generateCommand() *cli.Command {
 			&cli.IntFlag{Name: "dim", Value: 128, Usage: "features of a node (float32)"},
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices"},
 			&cli.Float64Flag{Name: "homophily", DefaultText: "0.8", Usage: "sbm: share of neighbours of a node's own class"},
-			&cli.Float64Flag{Name: "signal", DefaultText: "1", Usage: "sbm: distance of class centres, in standard deviations of a feature"},
+			&cli.Float64Flag{Name: "signal", DefaultText: "1", Usage: "distance of class centres, in standard deviations of a feature"},
 			&cli.StringFlag{Name: "feature-fn", Usage: "rows computed from their numbers, none stored: `hash[:SEED]` (default seed: --seed); they say nothing about the class"},
 			&cli.Float64Flag{Name: "train-fraction", DefaultText: "0.6", Usage: "share of the nodes to train on"},
 			&cli.Float64Flag{Name: "val-fraction", DefaultText: "0.2", Usage: "share of the nodes to validate on"},
@@ -69,6 +69,12 @@ func runGenerate(ctx context.Context, e *env) error {
 			return errs.New(errs.Usage, "--memory %s is too little to sort in; give at least 16MiB", e.c.String("memory"))
 		}
 		o.Memory = m
+	}
+	if e.c.IsSet("signal") && o.FeatureFn != "" {
+		return errs.New(errs.Usage, "--signal is the distance of classes in stored features; rows of --feature-fn say nothing about the class; leave one of the two out")
+	}
+	if e.c.IsSet("homophily") && o.Kind != "sbm" {
+		return errs.New(errs.Usage, "--homophily is for --kind sbm; the edges of %s know no classes; leave it out", o.Kind)
 	}
 	if o.Out == "" {
 		return errs.New(errs.Usage, "no --out DIR to create the dataset in")

@@ -70,11 +70,18 @@ func runLoad(ctx context.Context, e *env) (err error) {
 		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
 	e.showFaults(set, &results{ui: e.ui})
 	if err != nil {
-		if all := max(r.DataBytes, 1); r.OnFlash > 0 {
-			return whenStopped(err, fmt.Sprintf("%.0f %% of it are on the SSDs: the next \"heliosctl load --dataset %s\" goes on there, and until it has ended no dataset can be used from them",
-				100*float64(r.OnFlash)/float64(all), d.Dir()))
+		again := "heliosctl load --dataset " + d.Dir() // with other options it would start over
+		if t := e.c.String("row-dtype"); t != "" {
+			again += " --row-dtype " + t
 		}
-		return whenStopped(err, fmt.Sprintf("no dataset can be used from these SSDs until a load has ended: run \"heliosctl load --dataset %s\"", d.Dir()))
+		if !e.c.Bool("row-checksums") {
+			again += " --row-checksums=false"
+		}
+		if all := max(r.DataBytes, 1); r.OnFlash > 0 {
+			return whenStopped(err, fmt.Sprintf("%.0f %% of it are on the SSDs: the next \"%s\" goes on there, and until it has ended no dataset can be used from them",
+				100*float64(r.OnFlash)/float64(all), again))
+		}
+		return whenStopped(err, fmt.Sprintf("no dataset can be used from these SSDs until a load has ended: run \"%s\"", again))
 	}
 	packing := "one row to a block"
 	if r.LBAsPerRow > 1 {

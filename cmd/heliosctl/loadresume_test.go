@@ -122,7 +122,7 @@ func TestInterruptedLoad(t *testing.T) {
 		return outcome{c.ProcessState.ExitCode(), "", errOut.String()}
 	}
 	// Sooner than a first mark is due.
-	fails(t, stop(700*time.Millisecond, "load", "g", "--quiet"), 130, "load", "interrupted", "% of it are on the SSDs", "the next \"heliosctl load --dataset g\" goes on there")
+	fails(t, stop(700*time.Millisecond, "load", "g", "--quiet", "--row-dtype", "float32"), 130, "load", "interrupted", "% of it are on the SSDs", "the next \"heliosctl load --dataset g --row-dtype float32\" goes on there")
 	require.Contains(t, ok(t, "load", "g"), ", resumed at ")
 	fails(t, stop(300*time.Millisecond, "verify", "g", "--quiet", "--source", "--fault", "late(op=read,ms=100)"), 130, "verify", "interrupted", "run it again")
 
