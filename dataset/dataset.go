@@ -237,7 +237,13 @@ func (d *Dataset) WithoutEdges() *Dataset {
 
 // Topology reads the graph into memory off Go's heap, or maps it from its files where it is as large as 40 %
 // of the memory that can be had, checks it, and keeps it until Close.
-func (d *Dataset) Topology() (*graph.Topology, error) {
+func (d *Dataset) Topology() (*graph.Topology, error) { return d.readTopology(true) }
+
+// TopologyInMemory is Topology, always in memory of its own: what a GPU registers must be, since a driver
+// refuses to pin read-only pages of a file. Both give the topology that the first of them has read.
+func (d *Dataset) TopologyInMemory() (*graph.Topology, error) { return d.readTopology(false) }
+
+func (d *Dataset) readTopology(mayMap bool) (*graph.Topology, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -259,7 +265,7 @@ func (d *Dataset) Topology() (*graph.Topology, error) {
 		return nil, err
 	}
 	wide := a.Header.DType == npy.Int64
-	if tooLarge((d.Meta.Nodes+1)*8+a.Header.Bytes(), mapTopologyFrom) {
+	if mayMap && tooLarge((d.Meta.Nodes+1)*8+a.Header.Bytes(), mapTopologyFrom) {
 		d.topology, err = d.mapTopology(wide)
 		return d.topology, err
 	}

@@ -38,6 +38,13 @@ func TestMappedTopology(t *testing.T) {
 	require.Equal(t, labels, l)
 	require.Equal(t, before, total(hostmem.Usage()))
 	require.Len(t, m.maps, 3)
+	pinned, err := Open(d.Dir()) // for a GPU nothing is mapped
+	require.NoError(t, err)
+	topo, err = pinned.TopologyInMemory()
+	require.NoError(t, err)
+	require.Equal(t, copied.Indices32, topo.Indices32)
+	require.Empty(t, pinned.maps)
+	require.NoError(t, pinned.Close())
 	require.NoError(t, m.Close())
 	require.Empty(t, m.maps)
 	_, err = m.Labels()

@@ -233,7 +233,11 @@ func (e *engine) sizes(in Inputs, t rowtype.Type) {
 
 // openGraph opens what sampling needs, and the streams.
 func (e *engine) openGraph(in Inputs) (err error) {
-	if e.topo, err = in.Dataset.Topology(); err != nil {
+	topology := in.Dataset.Topology
+	if e.dev.Info().Backend != "host" {
+		topology = in.Dataset.TopologyInMemory
+	}
+	if e.topo, err = topology(); err != nil {
 		return err
 	}
 	if e.labels, err = in.Dataset.Labels(); err != nil {
