@@ -30,6 +30,9 @@ func (im *importer) textEdges(ctx context.Context, path string, known bool) erro
 	if err != nil {
 		return err
 	}
+	if !st.Mode().IsRegular() { // it is read in parts, and again
+		return errs.New(errs.Usage, "%s is no regular file; --in must be a file of edges, plain or .gz, or a folder with one", path)
+	}
 	limit := int64(maxTextNodes)
 	if known {
 		limit = im.m.Nodes

@@ -57,6 +57,9 @@ func openMTX(path string) (*mtx, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !st.Mode().IsRegular() { // it is read in parts, and again
+		return nil, errs.New(errs.Usage, "%s is no regular file; --in must be a MatrixMarket file, plain or .gz", path)
+	}
 	m.size = st.Size()
 	t, err := m.text(f, 0, m.size)
 	if err != nil {

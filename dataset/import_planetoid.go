@@ -49,7 +49,11 @@ func planetoidPrefix(in string) (string, error) {
 		return in, nil
 	}
 	if isFile(in) { // one of the files
-		return strings.TrimSuffix(strings.TrimSuffix(in, ".index"), filepath.Ext(strings.TrimSuffix(in, ".index"))), nil
+		name := strings.TrimSuffix(in, ".index")
+		if p := strings.TrimSuffix(name, filepath.Ext(name)); isFile(p + ".graph") {
+			return p, nil
+		}
+		return "", errs.New(errs.Usage, "%s: there is no ind.NAME.graph beside it; give the folder of a Planetoid dataset", in)
 	}
 	names, err := filepath.Glob(filepath.Join(in, "ind.*.graph"))
 	if err != nil || len(names) == 0 {

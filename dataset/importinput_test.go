@@ -198,3 +198,24 @@ func TestUnlabelledTakesNoMemory(t *testing.T) {
 		return nil
 	}))
 }
+
+// TestNotThatKindOfFile: pipes and folders, which cannot be read in parts, and files of something else, are refused by name.
+func TestNotThatKindOfFile(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	hold, err := os.OpenFile(pipe, os.O_RDWR, 0) // so that opening it does not wait
+	require.NoError(t, err)
+	defer hold.Close()
+	for _, c := range []struct {
+		imp      importFunc
+		in, want string
+	}{
+		{ImportEdges, pipe, "pipe is no regular file"}, {ImportMTX, pipe, "pipe is no regular file"}, {ImportMTX, dir, "is no regular file; --in must be a MatrixMarket file"},
+		{ImportPlanetoid, writeText(t, "x", "?"), "no ind.NAME.graph beside it"},
+	} {
+		err := c.imp(bg, ImportOptions{In: c.in, Out: filepath.Join(t.TempDir(), "g")})
+		requireUsage(t, err)
+		require.ErrorContains(t, err, c.want)
+	}
+}
