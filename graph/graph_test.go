@@ -15,6 +15,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/philox"
 	"helios/internal/simd"
 )
@@ -835,5 +836,37 @@ func TestRoomEndsWithinHop(t *testing.T) {
 			}
 			require.NoError(t, other.Close())
 		}
+	}
+}
+
+// A block that faults, as on a mapped file that has become shorter, ends the launch: no other one waits for
+// its tile.
+func TestFaultEndsLaunch(t *testing.T) {
+	const nodes, degree = 20000, 16 // a page of ids is half a tile's
+	mem, err := unix.Mmap(-1, 0, nodes*degree*4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(mem)) })
+	topo, err := Alloc(nodes, 0, false)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, topo.Close()) })
+	for v := range int64(nodes) {
+		topo.Indptr[v+1] = (v + 1) * degree
+	}
+	topo.NumEdges, topo.Indices32 = nodes*degree, hostmem.View[uint32](mem)
+	at := int64(tileNodes*degree*4) * 3
+	seeds := make([]int64, nodes)
+	for i := range seeds {
+		seeds[i] = int64(i)
+	}
+	for _, fanout := range []int{5, 70} {
+		require.NoError(t, unix.Mprotect(mem[at:at+4096], unix.PROT_READ|unix.PROT_WRITE))
+		r := newRig(t, host, topo, 3, SamplerConfig{Fanouts: []int{fanout}, Seed: 1}, directNodes)
+		require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, seeds))
+		require.NoError(t, unix.Mprotect(mem[at:at+4096], unix.PROT_NONE))
+		ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
+		defer cancel()
+		var failed *cuda.KernelError
+		require.ErrorAs(t, r.s.Hop(ctx, r.stream, r.mb, 0), &failed)
+		require.ErrorContains(t, failed, "panic")
 	}
 }

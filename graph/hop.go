@@ -175,15 +175,25 @@ func hostDegrees(b *cuda.Block, p *hopParams) error {
 	return nil
 }
 
-// hostHop samples a hop.
-func hostHop(b *cuda.Block, p *hopParams) (err error) {
+// hostHop samples a hop. A block that fails, or panics because a mapped file has become shorter, stops the
+// others, which would wait for its tile.
+func hostHop(b *cuda.Block, p *hopParams) error {
 	h := p.block(b)
 	h.ctl = &cuda.View[hopControl](p.Control, 1)[0]
+	done := false
 	defer func() {
-		if err != nil {
+		if !done {
 			h.ctl.stop.Store(1)
 		}
 	}()
+	err := h.work(b)
+	done = err == nil
+	return err
+}
+
+// work draws and enters tiles until all are entered, there is no room for one, or nothing is left for this block.
+func (h *hopBlock) work(b *cuda.Block) error {
+	p := h.hopParams
 	h.start, h.src = cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
 	if p.Wide != 0 {
 		h.wide = cuda.View[int64](p.Indices, p.NumEdges)

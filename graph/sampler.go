@@ -90,7 +90,7 @@ type MiniBatch struct {
 	dev     cuda.Device
 	stage   cuda.Buffer // pinned int64[NumSeeds], the seeds on their way to the device
 	sums    cuda.Buffer // pinned int64[blocks]: per-block totals between the phases of a scan
-	totals  cuda.Buffer // pinned int64[2]: edges and new nodes of the hop
+	totals  cuda.Buffer // pinned: sampleParams.Totals or hopParams.Totals of the hop
 	retired []cuda.Buffer
 }
 
