@@ -38,6 +38,9 @@ func rowSums(ctx context.Context, d *Dataset, stripes []stripe) ([]uint32, error
 				s.t.name, s.sb.StripeIndex, d.dir, d.dir)
 		}
 	}
+	if err := roomForSums(stripes[0].sb.Rows); err != nil {
+		return nil, fmt.Errorf("%w; read without checking, or free memory", err)
+	}
 	sums := make([]uint32, stripes[0].sb.Rows)
 	n := len(stripes)
 	g, gctx := errgroup.WithContext(ctx)
@@ -57,6 +60,17 @@ func rowSums(ctx context.Context, d *Dataset, stripes []stripe) ([]uint32, error
 		return nil, err
 	}
 	return sums, nil
+}
+
+// refuseSumsFrom is the share of the memory that can be had from which on row checksums are refused; a variable for tests.
+var refuseSumsFrom = 1.0
+
+// roomForSums refuses checksums of more rows than memory has room for: Go's heap would end the process.
+func roomForSums(rows int64) error {
+	if tooLarge(4*rows, refuseSumsFrom) {
+		return errs.New(errs.Capability, "the checksums of %d rows take %d bytes, which memory has no room for", rows, 4*rows)
+	}
+	return nil
 }
 
 // errRowTable is a row table that is not the one that its superblock describes.

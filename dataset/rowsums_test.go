@@ -25,6 +25,25 @@ func wantSums(t testing.TB, d *Dataset) []uint32 {
 	return sums
 }
 
+// Where memory has no room for the checksums of rows, they are not read, and verify says that it does without.
+func TestRowSumsNeedMemory(t *testing.T) {
+	d := small(t, 3000, 16, 1)
+	ts := targetsOf(sealed(t, d, 2)...)
+	was := refuseSumsFrom
+	refuseSumsFrom = 0
+	t.Cleanup(func() { refuseSumsFrom = was })
+	stripes, err := attach(bg, d, ts, AttachOptions{})
+	require.NoError(t, err)
+	_, err = rowSums(bg, d, stripes)
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	require.ErrorContains(t, err, "3000 rows take 12000 bytes")
+	v, err := verify(bg, d, ts, VerifyOptions{})
+	require.NoError(t, err)
+	require.Zero(t, v.RowsChecked)
+	require.NotZero(t, v.Chunks)
+	require.Contains(t, v.Notes[0], "by the checksums of their chunks only")
+}
+
 // TestRowSums: what load has written is what attach gives, for every layout and order of SSDs; the
 // tables are where the superblock says and take no more than 4 bytes a row, rounded up to 4 KiB.
 func TestRowSums(t *testing.T) {

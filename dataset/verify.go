@@ -118,6 +118,8 @@ type verifier struct {
 	l     gpuio.Layout // of the dataset, for comparing rows
 	start time.Time
 
+	noRows bool // memory has no room for the checksums of rows
+
 	mu    sync.Mutex
 	r     VerifyReport
 	done  int64
@@ -156,6 +158,16 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 		}
 		v.r.Extents = append(v.r.Extents, e)
 		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
+	}
+	var sums int64
+	for _, s := range stripes {
+		if l := s.sb.layout(); s.sb.hasRowSums() {
+			sums += l.RowsOn(s.sb.StripeIndex)
+		}
+	}
+	if err := roomForSums(sums); err != nil { // chunks have theirs
+		v.noRows = true
+		v.r.Notes = append(v.r.Notes, fmt.Sprintf("rows are checked by the checksums of their chunks only: %v", err))
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, s := range stripes {
@@ -197,7 +209,7 @@ func (v *verifier) badRows(s stripe, chunk int64, lba nvme.LBA, blocks int64, ro
 
 // rowSums is the stripe's row table; nil where it has none, or none that can be used.
 func (v *verifier) rowSums(ctx context.Context, s stripe) ([]uint32, error) {
-	if !s.sb.hasRowSums() {
+	if !s.sb.hasRowSums() || v.noRows {
 		return nil, nil
 	}
 	l := s.sb.layout()

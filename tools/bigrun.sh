@@ -36,10 +36,14 @@ if [ -z "$ctl" ]; then
 fi
 export HELIOS_STATE=$dir/state
 
+pid=
 cleanup() {
+	if [ -n "$pid" ] && kill "$pid" 2>/dev/null; then # a step that was interrupted
+		wait "$pid" || true
+	fi
 	"$ctl" unbind-ssds >/dev/null 2>&1 || true
 	if [ -z "${KEEP:-}" ]; then
-		rm -rf "$dir/rmat" "$dir/billion" "$dir/state" "$dir/out" "$dir/heliosctl"
+		rm -rf "$dir/rmat" "$dir/billion" "$dir/state" "$dir/out" "$dir/err" "$dir/result.json" "$dir/heliosctl"
 		rmdir "$dir" 2>/dev/null || true
 	fi
 }
@@ -52,7 +56,7 @@ gib() { awk -v k="$1" 'BEGIN { printf "%.2f GiB", k / 1048576 }'; }
 # step NAME COMMAND…: runs it and prints its time, the peak of its resident memory (VmHWM; anonymous and shared memory, which
 # it owns, and pages of files, which the kernel may take back, sampled), and the most that $dir took on disk.
 step() {
-	local name=$1 pid t0 t1 hwm=0 own=0 file=0 disk=0 a b c n=0
+	local name=$1 t0 t1 hwm=0 own=0 file=0 disk=0 a b c n=0
 	shift
 	t0=$(date +%s.%N)
 	"$@" >"$dir/out" 2>"$dir/err" &
@@ -73,10 +77,12 @@ step() {
 		sleep 0.2
 	done
 	if ! wait "$pid"; then
+		pid=
 		cat "$dir/out" "$dir/err" >&2
 		echo "$name failed" >&2
 		exit 1
 	fi
+	pid=
 	t1=$(date +%s.%N)
 	a=$(du -sk "$dir" | cut -f1)
 	disk=$((a > disk ? a : disk))
