@@ -161,7 +161,8 @@ func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, blas *openblas
 	if run.Rival != nil {
 		sides = 2
 	}
-	r.RunsPerRound = max(1, int(d.Seconds()/sides/20/max(one, 1e-9)))
+	// At most a second: closing the stream, after an interrupt too, waits for what is launched.
+	r.RunsPerRound = max(1, int(min(d.Seconds()/sides/20, 1)/max(one, 1e-9)))
 	var wall, cpu, rival, ratio, ratioCPU []float64
 	for end := time.Now().Add(d); r.Rounds < minRounds || time.Now().Before(end); r.Rounds++ {
 		w, c, err := ours(r.RunsPerRound)

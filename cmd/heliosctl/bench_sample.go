@@ -206,8 +206,17 @@ func openSampleRig(t *graph.Topology, cfg graph.SamplerConfig, workers int, leve
 	return r, nil
 }
 
-// sample makes one mini-batch.
+// batchTimeout bounds the sampling of one mini-batch.
+const batchTimeout = 10 * time.Minute
+
+// sample makes one mini-batch. It ends when that is done, not when the user interrupts: a kernel still writes to
+// what the rig frees.
 func (r *sampleRig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch, index int, seeds []int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+	defer cancel()
 	if err := r.sampler.Begin(ctx, r.stream, r.mb, epoch, index, seeds); err != nil {
 		return err
 	}
