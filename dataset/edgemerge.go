@@ -857,7 +857,7 @@ func (s *staging) writeCSC(ctx context.Context, e *edgeSorter, nodes int64, p Pr
 					if err != nil {
 						return err
 					}
-					return j.mergedTo(out.hi, done, csc)
+					return j.mergedTo(out.hi, done, total, csc)
 				})
 			}
 			return ctx.Err()

@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // An import that is killed goes on where it was. Its directory has a journal: a line of JSON for
@@ -51,10 +52,12 @@ type sourceMark struct {
 }
 
 type mergedMark struct {
-	Dst  uint64  `json:"dst"`
-	Src  uint64  `json:"src"`
-	Done int64   `json:"done"` // keys
-	CSC  cscMark `json:"csc"`
+	Dst  uint64 `json:"dst"`
+	Src  uint64 `json:"src"`
+	Done int64  `json:"done"` // keys
+	// Total is how many keys there are, with the self loops that are added.
+	Total int64   `json:"total"`
+	CSC   cscMark `json:"csc"`
 }
 
 func (m *mergedMark) from() edge { return edge{m.Dst, m.Src} }
@@ -124,23 +127,25 @@ func (j *journal) where() string {
 			return "the edges and the features"
 		}
 		return "the edges"
-	case j.merged != nil:
-		keys := int64(0)
-		for _, r := range j.runs {
-			keys += r.Keys
-		}
-		return fmt.Sprintf("%.0f %% of the merge of edges", 100*float64(j.merged.Done)/float64(max(keys, 1)))
+	case j.merged != nil: // repeated edges that went between two marks make Total smaller than what is done
+		return fmt.Sprintf("%.0f %% of the merge of edges", 100*float64(j.merged.Done)/float64(max(j.merged.Total, j.merged.Done, 1)))
 	}
-	units, total := int64(0), int64(0)
+	units, total, edges := int64(0), int64(0), int64(0)
 	for id, s := range j.sources {
 		total += s.Total
 		for _, p := range j.parts[id] {
 			if p.ended() {
 				units += p.units
 			}
+			for _, s := range p.spans {
+				edges += s.To - s.From
+			}
 		}
 	}
-	if total > 0 {
+	switch {
+	case units == 0 && edges > 0: // of parts that are not at their end, such as the only one of a .gz file
+		return fmt.Sprintf("%d of the edges", edges)
+	case total > 0:
 		return fmt.Sprintf("%.0f %% of the edges", 100*float64(units)/float64(total))
 	}
 	return "a part of the edges"
@@ -250,8 +255,8 @@ func (j *journal) ran(r run, replaces []int) error {
 	return j.write(journalLine{Run: &r, Replaces: replaces})
 }
 
-func (j *journal) mergedTo(to edge, done int64, csc cscMark) error {
-	return j.write(journalLine{Merged: &mergedMark{to.dst, to.src, done, csc}})
+func (j *journal) mergedTo(to edge, done, total int64, csc cscMark) error {
+	return j.write(journalLine{Merged: &mergedMark{to.dst, to.src, done, total, csc}})
 }
 
 var topologyArrays = []string{"indptr", "indices"}
@@ -513,7 +518,12 @@ func fingerprint(o *ImportOptions, kind string) (string, error) {
 			if st.IsDir() {
 				fmt.Fprintf(h, "%q\n", p)
 			} else {
-				fmt.Fprintf(h, "%q %d %d\n", p, st.Size(), st.ModTime().UnixNano())
+				// A file that is put in another's place, or written without a change of its time, has another time of change.
+				changed := int64(0)
+				if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+					changed = sys.Ctim.Nano()
+				}
+				fmt.Fprintf(h, "%q %d %d %d\n", p, st.Size(), st.ModTime().UnixNano(), changed)
 			}
 		}); err != nil {
 			return "", err

@@ -47,6 +47,18 @@ func TestFingerprintFiles(t *testing.T) {
 		require.NotEqual(t, was, print(), name)
 		require.NoError(t, os.Chtimes(c.changes, time.Time{}, time.Now()))
 	}
+	// The same name, size and time, but other content.
+	o := ImportOptions{In: file}
+	was, err := fingerprint(&o, "k")
+	require.NoError(t, err)
+	st, err := os.Stat(file)
+	require.NoError(t, err)
+	time.Sleep(20 * time.Millisecond) // more than a tick of the kernel's clock
+	require.NoError(t, os.WriteFile(file, []byte("b"), 0o644))
+	require.NoError(t, os.Chtimes(file, st.ModTime(), st.ModTime()))
+	now, err := fingerprint(&o, "k")
+	require.NoError(t, err)
+	require.NotEqual(t, was, now)
 }
 
 // TestStartsOverForFilesBeside: formats name the files that they read outside --in, or beside it.
@@ -218,4 +230,20 @@ func TestNotThatKindOfFile(t *testing.T) {
 		requireUsage(t, err)
 		require.ErrorContains(t, err, c.want)
 	}
+}
+
+// TestJournalWhere: what a user hears of what is done is never nothing, and never more than all.
+func TestJournalWhere(t *testing.T) {
+	j := newJournal(nil, "g")
+	j.take(journalLine{Source: &sourceMark{Total: 1000, Parts: 2}})
+	piece := runPiece{Part: 1, span: span{0, 70}}
+	j.take(journalLine{Run: &run{ID: 1, Keys: 70, Pieces: []runPiece{piece}}})
+	require.Equal(t, "70 of the edges", j.where(), "no part is at its end")
+	piece.span, piece.End, piece.Units = span{70, 90}, true, 500
+	j.take(journalLine{Run: &run{ID: 2, Keys: 20, Pieces: []runPiece{piece}}})
+	require.Equal(t, "50 % of the edges", j.where())
+	j.take(journalLine{Merged: &mergedMark{Done: 110, Total: 120}})
+	require.Equal(t, "92 % of the merge of edges", j.where(), "with 30 self loops that were added")
+	j.take(journalLine{Merged: &mergedMark{Done: 130, Total: 120}})
+	require.Equal(t, "100 % of the merge of edges", j.where())
 }

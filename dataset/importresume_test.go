@@ -83,6 +83,7 @@ func TestImportResume(t *testing.T) {
 	require.Greater(t, steps, 20)
 	require.Equal(t, want, digest(t, o.Out))
 	require.Contains(t, strings.Join(notes, "\n"), "% of the edges")
+	require.NotRegexp(t, "(10[1-9]|1[1-9][0-9]) %", strings.Join(notes, "\n"))
 	require.Contains(t, strings.Join(notes, "\n"), "% of the merge of edges")
 	require.Contains(t, strings.Join(notes, "\n"), "of the features")
 
