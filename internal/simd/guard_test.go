@@ -163,7 +163,7 @@ func guardSample(f *fence, l Level, n int) {
 	require.Equal(f.t, n, l.SampleRows(seeds, n, indptr, int64(edges), k, first, deg, local))
 	keys := SampleKeys([2]uint32{1, 2})
 	total := int(local[n])
-	ids := guarded[uint32](f, total+k+SampleAhead)
+	ids := guarded[uint32](f, total+k)
 	for g := 0; g < n; g += SampleGroup {
 		m := min(SampleGroup, n-g)
 		nodes, degrees, draws := guarded[int64](f, SampleGroup), guarded[uint32](f, SampleGroup), guarded[uint32](f, (k+1)*SampleGroup)
@@ -174,7 +174,7 @@ func guardSample(f *fence, l Level, n int) {
 		require.Zero(f.t, l.SampleGather64(first[g:], deg[g:], m, k, draws, wide, numNodes, ids[local[g]:]))
 		require.Zero(f.t, l.SampleGather32(first[g:], deg[g:], m, k, draws, narrow, numNodes, ids[local[g]:]))
 	}
-	ids = ids[:total+SampleAhead]
+	ids = append(guarded[uint32](f, total+SampleAhead)[:0], ids[:total]...)[:total+SampleAhead]
 	for i := range SampleAhead {
 		ids[total+i] = math.MaxUint32 // prefetched at most
 	}
