@@ -555,6 +555,9 @@ func listed(path string, n *int, above []fs.FileInfo, fn func(path string, st fs
 		return err
 	}
 	for _, e := range entries {
+		if strings.Contains(e.Name(), partialMark) { // --out may be in --in
+			continue
+		}
 		if err := listed(filepath.Join(path, e.Name()), n, append(slices.Clip(above), st), fn); err != nil {
 			return err
 		}

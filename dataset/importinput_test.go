@@ -247,3 +247,24 @@ func TestJournalWhere(t *testing.T) {
 	j.take(journalLine{Merged: &mergedMark{Done: 130, Total: 120}})
 	require.Equal(t, "100 % of the merge of edges", j.where())
 }
+
+// TestResumeInsideInput: an import goes on with --out in --in too, where its own files are beside the input.
+func TestResumeInsideInput(t *testing.T) {
+	defer func() { journalStep = nil }()
+	in := resumeInput(t)
+	o := ImportOptions{In: in, Out: filepath.Join(in, "g"), Memory: 1}
+	n := 0
+	journalStep = func([]byte, bool) error {
+		if n++; n > 12 {
+			return context.Canceled
+		}
+		return nil
+	}
+	require.ErrorIs(t, ImportNPY(bg, o), context.Canceled)
+	journalStep = nil
+	var notes []string
+	o.Note = func(s string) { notes = append(notes, s) }
+	require.NoError(t, ImportNPY(bg, o))
+	require.Len(t, notes, 1)
+	require.Contains(t, notes[0], "going on")
+}
