@@ -303,6 +303,7 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText, fi
 		if skip {
 			i := bytes.IndexByte(b, '\n') + 1
 			if i == 0 { // the file ends in the line of a part before
+				done(end - told)
 				return t.flush()
 			}
 			b, skip = b[i:], false

@@ -276,7 +276,7 @@ func fastEdges(t testing.TB, text []byte, limit int64) ([]edge, error) {
 // and blocks so small that they end anywhere.
 func FuzzEdgeText(f *testing.F) {
 	for _, s := range []string{"0 1\n2,3\n", "# c\nsrc;dst\n5;6\n", "1\t2\r\n3 4", "1 2\n\n%x\n 7 , 8 ,9\n", "1,2\n3\n", "0 99999999999999999999\n", "1  2\n1 \t 2\n1 2 \n",
-		"a,b\nc,d\n", "1,2,x y\n3,4,", "1,\n", "12345678\n1 2\n", "18446744073709551617 1\n", "\xef\xbb\xbf0 1\n2 3\n", "\xef\xbb\xbf# c\na,b\n1,2\n", " \xef\xbb\xbf1 2\n", strings.Repeat("# long comment line\n", 9) + "x y\n1 2\n"} {
+		"a,b\nc,d\n", "1,2,x y\n3,4,", "1,\n", "12345678\n1 2\n", "18446744073709551617 1\n", "#23456789", "\xef\xbb\xbf0 1\n2 3\n", "\xef\xbb\xbf# c\na,b\n1,2\n", " \xef\xbb\xbf1 2\n", strings.Repeat("# long comment line\n", 9) + "x y\n1 2\n"} {
 		f.Add([]byte(s), uint8(3), uint8(9), uint16(50))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, part, block uint8, nodes uint16) {
