@@ -38,7 +38,8 @@ func modelFlags() []cli.Flag {
 	}
 }
 
-// pathFlags decide how the rows come, which never changes a result.
+// pathFlags decide how the rows come, which never changes a result, and by which instructions is computed (--kernels),
+// which rounds otherwise where it is generic.
 func pathFlags() []cli.Flag {
 	return append([]cli.Flag{
 		oneOf("mode", "data path", sched.ModeHelios, sched.Modes, laterModes),
@@ -87,7 +88,7 @@ func trainCommand() *cli.Command {
 	c.Flags = append(c.Flags,
 		&cli.StringFlag{Name: "checkpoint", Usage: "`DIR` for the checkpoint, written after each epoch and on Ctrl-C"},
 		&cli.IntFlag{Name: "checkpoint-every", Usage: "also write it after every `N` mini-batches"},
-		&cli.BoolFlag{Name: "resume", Usage: "go on from the checkpoint in --checkpoint, to the bit; start where there is none"},
+		&cli.BoolFlag{Name: "resume", Usage: "go on from the checkpoint in --checkpoint, to the bit where --kernels is as it was; start where there is none"},
 		&cli.BoolFlag{Name: "no-eval", Usage: "skip validation and test"},
 		resultsFlag(),
 	)
