@@ -129,8 +129,10 @@ func TestRowTypeMismatch(t *testing.T) {
 	// Evaluation takes what is there: the model is float32.
 	dev, err := cuda.NewHost(cuda.HostOptions{})
 	require.NoError(t, err)
-	ev, err := Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	said := ""
+	ev, err := Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{Note: func(s string) { said += s }})
 	require.NoError(t, err)
+	require.Contains(t, said, "was trained on rows of int8, these are of float16")
 	require.Equal(t, "float16", ev.RowDType)
 	require.EqualValues(t, 68, ev.RowBytes)
 	require.NoError(t, dev.Close())
