@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/ebitengine/purego"
-
 	"helios/internal/errs"
 )
 
@@ -31,6 +29,9 @@ type Library struct {
 
 // Open opens the library at path, or for "auto" one with a usual name.
 func Open(path string) (*Library, error) {
+	if !haveLoader {
+		return nil, errs.New(errs.Capability, "OpenBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use a build without the tag, or --openblas off")
+	}
 	if path == "" { // the loader would take it for this program
 		return nil, errs.New(errs.Capability, "OpenBLAS: no library is named; give auto, off or a path")
 	}
@@ -40,14 +41,14 @@ func Open(path string) (*Library, error) {
 	}
 	var failed []error
 	for _, name := range tried {
-		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		h, err := dlopen(name)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", name, err))
 			continue
 		}
 		l, err := bind(h, name)
 		if err != nil {
-			failed = append(failed, errors.Join(err, purego.Dlclose(h)))
+			failed = append(failed, errors.Join(err, dlclose(h)))
 			continue
 		}
 		return l, nil
@@ -63,7 +64,7 @@ func bind(h uintptr, name string) (*Library, error) {
 	l := &Library{Path: name}
 	for _, d := range decorations {
 		find := func(symbol string) uintptr {
-			p, err := purego.Dlsym(h, d[0]+symbol+d[1])
+			p, err := dlsym(h, d[0]+symbol+d[1])
 			if err != nil {
 				return 0
 			}
@@ -73,11 +74,11 @@ func bind(h uintptr, name string) (*Library, error) {
 		if sgemm == 0 || set == 0 || get == 0 || config == 0 {
 			continue
 		}
-		purego.RegisterFunc(&l.sgemm, sgemm)
-		purego.RegisterFunc(&l.setThreads, set)
-		purego.RegisterFunc(&l.threads, get)
+		register(&l.sgemm, sgemm)
+		register(&l.setThreads, set)
+		register(&l.threads, get)
 		var text func() string
-		purego.RegisterFunc(&text, config)
+		register(&text, config)
 		l.Config = strings.TrimSpace(text())
 		return l, nil
 	}
