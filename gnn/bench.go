@@ -104,6 +104,10 @@ type BenchResult struct {
 	OK bool `json:"ok"`
 }
 
+// blasSpin is how long OpenBLAS's idle threads are given to fall asleep after a product: they spin on the CPUs that
+// our turn would get, those of the wheels for more than 80 ms (seen; OPENBLAS_THREAD_TIMEOUT sets it).
+const blasSpin = 250 * time.Millisecond
+
 // minRounds is how often a case and its rival take turns at least.
 const minRounds = 5
 
@@ -176,7 +180,7 @@ func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, blas *openblas
 		rw, rc := theirs(r.RunsPerRound)
 		rival, ratio, ratioCPU = append(rival, rw), append(ratio, rw/w), append(ratioCPU, rc/c)
 		if r.OpenBLASThreads > 1 {
-			time.Sleep(20 * time.Millisecond) // its threads spin for a while
+			time.Sleep(blasSpin)
 		}
 	}
 	r.Seconds, r.CPUSeconds = spread(wall), spread(cpu)
