@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"helios/gnn"
@@ -273,6 +274,9 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 			t.state.BestAcc = *r.ValAcc
 		}
 	}
+	// What an epoch leaves on Go's heap (a few hundred bytes a launch) must not add up over epochs until the
+	// collector finds it worth its while. The heap is small, so this takes a few milliseconds.
+	runtime.GC()
 	rss, err := hostmem.ReadRSS()
 	if err != nil {
 		return err
