@@ -28,6 +28,7 @@ p.add_argument("--batches", type=int, default=20, help="of an epoch: the trainin
 p.add_argument("--loss-seeds", type=int, default=5)
 p.add_argument("--loss-nodes", type=int, default=100_000)
 p.add_argument("--work", help="folder for the datasets; kept (default: a temporary one)")
+p.add_argument("--ways", help="skip the search for each framework's best way: pyg=pyg:2,dgl=dgl:0 (worker.py's name : loader processes)")
 p.add_argument("--json", help="write all results to this file")
 a = p.parse_args()
 heliosctl = os.path.realpath(a.heliosctl)
@@ -35,6 +36,7 @@ work = a.work or tempfile.mkdtemp(prefix="heliosctl-frameworks-")
 os.makedirs(work, exist_ok=True)
 env = dict(os.environ, HELIOS_STATE=os.path.join(work, "state"))
 results = []
+given = {f: (w.split(":")[0], int(w.split(":")[1])) for f, w in (x.split("=") for x in (a.ways or "").split(",") if x)}
 
 
 def run(argv, threads=0):
@@ -102,6 +104,9 @@ def measure(task, data, threads):
 
     best = {}
     for f in a.frameworks.split(","):
+        if f in given:
+            best[f] = given[f]
+            continue
         tried = {w: value(worker(w[0], task, data, threads, w[1], "--batches", "6", "--warm", "2")) for w in ways(f, threads)}
         best[f] = min(tried, key=tried.get)
         print(f"  {f}: " + ", ".join(f"{n} with {w} loader processes {v:.3g}" for (n, w), v in tried.items()), flush=True)
@@ -110,6 +115,8 @@ def measure(task, data, threads):
         got["heliosctl"].append(ours())
         for f, (name, w) in best.items():
             got[f].append(value(worker(name, task, data, threads, w, "--batches", str(a.batches))))
+    for f, (name, w) in best.items():
+        print(f"  {f}: {name} with {w} loader processes" + (" (as told)" if f in given else " (the fastest)"), flush=True)
     unit = "s a batch" if task == "epoch" else "s for 1e6 edges"
     for k, v in got.items():
         ratio = ""
