@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"helios/internal/dl"
 	"helios/internal/errs"
 )
 
@@ -71,7 +72,7 @@ func openLibrary(path string) (api, error) {
 	if name == "" {
 		name = defaultLibrary
 	}
-	h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	h, err := dl.Open(name)
 	if err != nil {
 		return nil, errs.New(errs.Capability, "no CUDA driver: %w; install NVIDIA's driver, or in a container pass the GPU in (it brings %s)", err, defaultLibrary)
 	}
@@ -79,7 +80,7 @@ func openLibrary(path string) (api, error) {
 	table := p.fn.table()
 	var missing []string
 	for _, s := range requiredSymbols {
-		if *table[s], err = purego.Dlsym(h, s); err != nil {
+		if *table[s], err = dl.Symbol(h, s); err != nil {
 			missing = append(missing, s)
 		}
 		p.has_[s] = err == nil
@@ -88,7 +89,7 @@ func openLibrary(path string) (api, error) {
 		return nil, errs.New(errs.Capability, "CUDA driver %s lacks %s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later", name, strings.Join(missing, ", "))
 	}
 	for _, s := range optionalSymbols {
-		a, err := purego.Dlsym(h, s)
+		a, err := dl.Symbol(h, s)
 		if err == nil {
 			*table[s] = a
 		}

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"helios/internal/dl"
 )
 
 var handles sync.Map // library → address of hx_fake_control
@@ -20,11 +22,11 @@ var handles sync.Map // library → address of hx_fake_control
 func Do(path, command string) (string, error) {
 	fn, ok := handles.Load(path)
 	if !ok {
-		h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		h, err := dl.Open(path)
 		if err != nil {
 			return "", err
 		}
-		a, err := purego.Dlsym(h, "hx_fake_control")
+		a, err := dl.Symbol(h, "hx_fake_control")
 		if err != nil {
 			return "", err
 		}

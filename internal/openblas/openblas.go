@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"helios/internal/dl"
 	"helios/internal/errs"
 )
 
@@ -29,7 +30,7 @@ type Library struct {
 
 // Open opens the library at path, or for "auto" one with a usual name.
 func Open(path string) (*Library, error) {
-	if !haveLoader {
+	if !dl.Have {
 		return nil, errs.New(errs.Capability, "OpenBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use a build without the tag, or --openblas off")
 	}
 	if path == "" { // the loader would take it for this program
@@ -41,14 +42,14 @@ func Open(path string) (*Library, error) {
 	}
 	var failed []error
 	for _, name := range tried {
-		h, err := dlopen(name)
+		h, err := dl.Open(name)
 		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", name, err))
+			failed = append(failed, err)
 			continue
 		}
 		l, err := bind(h, name)
 		if err != nil {
-			failed = append(failed, errors.Join(err, dlclose(h)))
+			failed = append(failed, errors.Join(err, dl.Close(h)))
 			continue
 		}
 		return l, nil
@@ -64,7 +65,7 @@ func bind(h uintptr, name string) (*Library, error) {
 	l := &Library{Path: name}
 	for _, d := range decorations {
 		find := func(symbol string) uintptr {
-			p, err := dlsym(h, d[0]+symbol+d[1])
+			p, err := dl.Symbol(h, d[0]+symbol+d[1])
 			if err != nil {
 				return 0
 			}
@@ -74,11 +75,11 @@ func bind(h uintptr, name string) (*Library, error) {
 		if sgemm == 0 || set == 0 || get == 0 || config == 0 {
 			continue
 		}
-		register(&l.sgemm, sgemm)
-		register(&l.setThreads, set)
-		register(&l.threads, get)
+		dl.Register(&l.sgemm, sgemm)
+		dl.Register(&l.setThreads, set)
+		dl.Register(&l.threads, get)
 		var text func() string
-		register(&text, config)
+		dl.Register(&text, config)
 		l.Config = strings.TrimSpace(text())
 		return l, nil
 	}

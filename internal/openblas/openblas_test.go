@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/dl"
 	"helios/internal/errs"
 )
 
@@ -17,9 +18,9 @@ func TestMultiply(t *testing.T) {
 		path = "auto"
 	}
 	l, err := Open(path)
-	if err != nil && (path == "auto" || !haveLoader) {
+	if err != nil && (path == "auto" || !dl.Have) {
 		require.Equal(t, errs.Capability, errs.ClassOf(err))
-		if haveLoader {
+		if dl.Have {
 			require.ErrorContains(t, err, "libopenblas0-pthread")
 		}
 		t.Skip(err)
@@ -44,7 +45,7 @@ func TestMultiply(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	if !haveLoader {
+	if !dl.Have {
 		_, err := Open("auto")
 		require.ErrorContains(t, err, "opens no libraries")
 		require.Equal(t, errs.Capability, errs.ClassOf(err))
