@@ -31,6 +31,10 @@ type ModelConfig struct {
 	Dropout                        float32 // of hidden activations: probability, 0 to below 1
 	FeatureDropout                 float32 // of the model's input; Train then changes x in place
 	Seed                           uint64  // of the initial parameters
+
+	// Of devices that are no host device. They change how products are computed, not what a checkpoint holds.
+	Precision cuda.Precision
+	BLAS      cuda.BLAS // nil: our own kernels. The model does not close it.
 }
 
 // Step says how one training step is done. Zero Beta1, Beta2 and Eps mean 0.9, 0.999 and 1e-8.
@@ -69,6 +73,7 @@ type Model struct {
 	step   int64
 	grid   int
 	k      kernels
+	named  map[string]cuda.Kernel // see gpuKernel
 
 	last lastRun
 }
