@@ -65,12 +65,12 @@ const (
 	gemmNB = 128 // columns at a time
 )
 
-type gemmScratch struct {
+type gemmPanels struct {
 	a [gemmMC * gemmKC]float32
 	b [gemmNB * gemmKC]float32
 }
 
-var gemmPool = sync.Pool{New: func() any { return new(gemmScratch) }}
+var gemmPool = sync.Pool{New: func() any { return new(gemmPanels) }}
 
 func init() {
 	cuda.RegisterHost("gemm_nn", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, false) })
@@ -158,7 +158,7 @@ func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
 	for i := i0; i < i1; i++ {
 		clear(c[i*p.LDC+j0 : i*p.LDC+j1])
 	}
-	s := gemmPool.Get().(*gemmScratch)
+	s := gemmPool.Get().(*gemmPanels)
 	defer gemmPool.Put(s)
 	for _, t := range p.terms(transA, transB, i0, j0) {
 		for k0 := 0; k0 < t.K; k0 += gemmKC {
@@ -210,7 +210,7 @@ func gemmTiles(m, n, k, sms int64) (mb, nb int64) {
 }
 
 // gemmTile adds the product of the packed panels to mc × nc elements of C.
-func gemmTile(s *gemmScratch, c []float32, mc, nc, kc, ldc int) {
+func gemmTile(s *gemmPanels, c []float32, mc, nc, kc, ldc int) {
 	for j := 0; j < nc; j += gemmNR {
 		pb := s.b[j*kc:][:gemmNR*kc]
 		for i := 0; i < mc; i += gemmMR {
