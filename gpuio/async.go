@@ -31,6 +31,8 @@ type AsyncOptions struct {
 	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs. 0: up to
 	// 128 KiB, where it is expected to save commands; negative: a command for each row.
 	CoalesceBytes int
+	// Memory is where queues and data go, by ChooseRung for this device and these SSDs. nil: RungPinned, without a proof.
+	Memory *Memory
 }
 
 const (

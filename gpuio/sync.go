@@ -22,6 +22,7 @@ type SyncOptions struct {
 	Resets     int           // resets of an SSD's controller before it is given up; negative: none (3)
 	// CoalesceBytes is not used: one warp reads one row.
 	CoalesceBytes int
+	Memory        *Memory // as in AsyncOptions
 }
 
 // syncOptions are what the engine keeps of SyncOptions.

@@ -1,0 +1,135 @@
+package gpuio
+
+import (
+	"strings"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/nvme"
+)
+
+// The memory ladder (DESIGN section 4): where queues and data live, and who rings the doorbells, when kernels of a GPU
+// drive the SSDs. The best rung that a proof on these very SSDs bears out is taken (prove.go):
+//
+//	p2p             SQ, CQ, PRP lists, staging slots and destinations are in the device's memory, which the SSDs reach
+//	                through a mapping of it. Kernels ring.
+//	pinned          all of it is in locked CPU memory that the SSDs reach by the IOMMU and kernels by UVA. Kernels ring, by
+//	                a registration of the doorbells' BAR. Destinations in the device's memory are reached by a copy.
+//	pinned-cpubell  as pinned, but kernels ring bells in locked memory and a CPU thread hands them on (bell.go).
+//	proxy           as pinned, and the controllers are software, which looks at its doorbells.
+//
+// A CQ and the data that it announces are on the same side of PCIe on every rung: PCIe orders writes to one
+// destination only (FACTS section 1). So on p2p a destination in CPU memory gets its rows by a copy, and on the others one
+// in device memory does.
+
+// Rung is a step of the ladder.
+type Rung uint8
+
+// The rungs, the best first.
+const (
+	RungP2P Rung = iota
+	RungPinned
+	RungPinnedCPUBell
+	RungProxy
+	rungMixed // host device: some SSDs are software
+)
+
+var rungNames = [...]string{RungP2P: "p2p", RungPinned: "pinned", RungPinnedCPUBell: "pinned-cpubell", RungProxy: "proxy", rungMixed: "mixed"}
+
+// String gives the name that users know.
+func (r Rung) String() string {
+	if int(r) < len(rungNames) {
+		return rungNames[r]
+	}
+	return "unknown"
+}
+
+// RungAuto asks ChooseRung for the best rung that works.
+const RungAuto = "auto"
+
+// Rungs are the names that ChooseRung takes besides RungAuto, the best rung first.
+func Rungs() []string { return rungNames[:rungMixed] }
+
+// ParseRung finds a rung by its name.
+func ParseRung(name string) (Rung, error) {
+	for i, n := range Rungs() {
+		if n == name {
+			return Rung(i), nil
+		}
+	}
+	return 0, errs.New(errs.Usage, "memory rung %q: choose %s or %s", name, RungAuto, strings.Join(Rungs(), ", "))
+}
+
+// RungTried is a rung that was not taken.
+type RungTried struct {
+	Rung string `json:"rung"`
+	Why  string `json:"why"`
+}
+
+// RungReport says where queues and data are, and why nowhere better.
+type RungReport struct {
+	Rung  string      `json:"rung"`
+	How   string      `json:"how,omitempty"`   // how device memory is mapped: a name of cuda.PeerMethod
+	Tried []RungTried `json:"tried,omitempty"` // better rungs, the best first
+}
+
+// Memory is a rung that was chosen for a device and SSDs. It holds nothing open, and any number of readers may use it at a time.
+type Memory struct {
+	rung   Rung
+	method string // of cuda.PeerMapper, on p2p
+	tried  []RungTried
+}
+
+// Rung is the rung.
+func (m *Memory) Rung() Rung { return m.rung }
+
+// Report is the choice and its reasons.
+func (m *Memory) Report() RungReport {
+	return RungReport{Rung: m.rung.String(), How: m.method, Tried: m.tried}
+}
+
+// ChooseRung takes the best rung that works for kernels of dev and these SSDs, or the one that is wanted by name: an
+// error of class Capability says why that cannot be had. On the host device, whose kernels are Go functions, there is
+// nothing to choose and nothing is proved.
+func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
+	if want != "" && want != RungAuto {
+		if _, err := ParseRung(want); err != nil {
+			return nil, err
+		}
+	}
+	soft := 0
+	for s, d := range ssds {
+		if d == nil || d.Ctrl == nil {
+			return nil, errs.New(errs.Usage, "SSD %d has no controller: bind it first", s)
+		}
+		if software(d) {
+			soft++
+		}
+	}
+	if dev.Info().Backend == "host" {
+		return hostRung(soft, len(ssds), want)
+	}
+	return &Memory{rung: RungPinned}, nil
+}
+
+// software tells whether an SSD's controller is played by the CPU: it may be kicked after a doorbell.
+func software(d *SSD) bool {
+	_, ok := nvme.As[nvme.Kicker](d.Ctrl.Bus())
+	return ok
+}
+
+// hostRung is where memory is on the host device.
+func hostRung(soft, all int, want string) (*Memory, error) {
+	m := &Memory{rung: rungMixed}
+	switch soft {
+	case all:
+		m.rung = RungProxy
+	case 0:
+		m.rung = RungPinned
+	}
+	if want == "" || want == RungAuto || want == m.rung.String() {
+		return m, nil
+	}
+	return nil, errs.New(errs.Capability, "memory rung %s: the host device has no memory but the CPU's, and its kernels ring by themselves: with these SSDs its rung is %s; use --memory-rung %s",
+		want, m.rung, RungAuto)
+}
