@@ -79,6 +79,20 @@ type PeerMapping interface {
 	Close() error
 }
 
+// PeerExtender is the PeerMapping of a Growable. Its Bytes are all addresses of the reservation, of which the first ones
+// can be accessed.
+type PeerExtender interface {
+	// Extend makes at least the first bytes accessible, which must be backed. What is accessible does not move.
+	Extend(bytes int64) error
+}
+
+// PeerOrder is a PeerMapper that knows whether writes of other devices to its memory become visible to its kernels in the
+// order in which they arrive: a completion after the data that it announces.
+type PeerOrder interface {
+	// PeerWritesOrdered is nil when they do, else why they do not, of class Capability.
+	PeerWritesOrdered() error
+}
+
 // Step is one launch of Steps.
 type Step struct {
 	Kernel Kernel

@@ -39,7 +39,10 @@ func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
 }
 
 func (c *Controller) freeDMA(b dmaBuf) error {
-	if b.mem == nil {
+	if b.mem == nil { // the caller's own, but for pages of the controller's
+		if b.cmb != nil {
+			b.cmb.free(b.pages)
+		}
 		return nil
 	}
 	if err := c.bus.UnmapDMA(b.iova, int64(len(b.mem))); err != nil {

@@ -68,6 +68,13 @@ type WindowMapper interface {
 	ExtendWindow(iova IOVA, bytes int64) error
 }
 
+// PeerDMA is what a Bus has that maps the memory of other devices by other ways than MapDMA.
+type PeerDMA interface {
+	// MapPeerDMA is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf, when it is not -1,
+	// an export of it that starts at offset. UnmapDMA takes it back.
+	MapPeerDMA(mem []byte, dmabuf int, offset int64) (IOVA, error)
+}
+
 // ErrNoWindows is the answer of a WindowMapper in front of a bus that is none.
 var ErrNoWindows = errors.New("the bus maps memory only as a whole")
 

@@ -620,6 +620,15 @@ func (c *Controller) ExtendWindow(iova IOVA, bytes int64) error {
 	return nil
 }
 
+// MapPeer is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf, when it is not -1, an export
+// of it that starts at offset.
+func (c *Controller) MapPeer(mem []byte, dmabuf int, offset int64) (IOVA, error) {
+	if p, ok := c.bus.(PeerDMA); ok {
+		return p.MapPeerDMA(mem, dmabuf, offset)
+	}
+	return c.bus.MapDMA(mem)
+}
+
 // UnmapDMA takes back a mapping of MapDMA.
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 

@@ -27,9 +27,34 @@ type QueuePair struct {
 	generation uint64 // Controller.generation at creation
 }
 
+// QueueMemory is memory for a queue pair that its creator gives, such as another device's. Both rings begin on a page of the
+// controller, and the completion ring is zero. The giver keeps it mapped and gives it to no other queue until DeleteQueuePair,
+// Reset, Disable or Close has returned nil.
+type QueueMemory struct {
+	SQ, CQ         []byte // as the CPU reaches them: perhaps I/O memory
+	SQAddr, CQAddr IOVA
+}
+
+// QueueBytes is how much memory the rings of a queue pair take, each in whole pages.
+func (c *Controller) QueueBytes(entries int) (sq, cq int) {
+	page := c.pageBytes
+	return (entries*CommandBytes + page - 1) &^ (page - 1), (entries*CompletionBytes + page - 1) &^ (page - 1)
+}
+
 // CreateQueuePair creates an I/O queue pair of entries ring entries (2 to MaxQueueEntries).
 // There can be MaxQueuePairs at a time.
 func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePair, error) {
+	return c.CreateQueuePairIn(ctx, entries, nil)
+}
+
+// CreateQueuePairIn is CreateQueuePair in memory of the caller's; nil: of the Controller's own. A submission ring that
+// Options.SQ puts into the controller's memory is there all the same.
+func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int, given *QueueMemory) (*QueuePair, error) {
+	if given != nil {
+		if err := c.checkQueueMemory(entries, given); err != nil {
+			return nil, err
+		}
+	}
 	if entries < 2 || entries > c.MaxQueueEntries() {
 		return nil, errs.New(errs.Usage, "nvme %s: queues of %d entries; use 2 to %d", c.bus.Name(), entries, c.MaxQueueEntries())
 	}
@@ -64,15 +89,27 @@ func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePa
 	if err != nil {
 		return nil, err
 	}
-	if err := c.createQueues(ctx, qp); err != nil {
+	if err := c.createQueues(ctx, qp, given); err != nil {
 		return nil, err
 	}
 	return qp, nil
 }
 
+func (c *Controller) checkQueueMemory(entries int, m *QueueMemory) error {
+	page := IOVA(c.pageBytes)
+	switch {
+	case len(m.SQ) < entries*CommandBytes || len(m.CQ) < entries*CompletionBytes:
+		return errs.New(errs.Usage, "nvme %s: %d and %d bytes of memory for queues of %d entries: want %d and %d", c.bus.Name(),
+			len(m.SQ), len(m.CQ), entries, entries*CommandBytes, entries*CompletionBytes)
+	case m.SQAddr%page != 0 || m.CQAddr%page != 0:
+		return errs.New(errs.Usage, "nvme %s: memory for queues at %#x and %#x: want multiples of %d", c.bus.Name(), uint64(m.SQAddr), uint64(m.CQAddr), page)
+	}
+	return nil
+}
+
 // createQueues makes qp, whose ID is reserved. On error the ID is free again unless the
 // controller may still hold the queue.
-func (c *Controller) createQueues(ctx context.Context, qp *QueuePair) error {
+func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *QueueMemory) error {
 	giveUp := func(err error) error {
 		c.mu.Lock()
 		delete(c.queues, qp.ID)
@@ -96,22 +133,27 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair) error {
 	if cmb == nil {
 		sq = (qp.Entries*CommandBytes + page - 1) &^ (page - 1)
 	}
-	mem, err := c.allocDMA(int64(sq+qp.Entries*CompletionBytes), "nvme queue pairs")
-	if err != nil {
-		if cmb != nil {
-			cmb.free(pages)
+	var mem dmaBuf
+	var cqAddr IOVA
+	if given != nil {
+		qp.SQ, qp.SQAddr, qp.CQ, cqAddr = given.SQ, given.SQAddr, given.CQ, given.CQAddr
+	} else {
+		if mem, err = c.allocDMA(int64(sq+qp.Entries*CompletionBytes), "nvme queue pairs"); err != nil {
+			if cmb != nil {
+				cmb.free(pages)
+			}
+			return giveUp(err)
 		}
-		return giveUp(err)
+		qp.SQ, qp.SQAddr, qp.CQ, cqAddr = mem.mem[:sq], mem.iova, mem.mem[sq:], mem.iova+IOVA(sq)
 	}
-	qp.SQ, qp.SQAddr = mem.mem[:sq], mem.iova
 	if cmb != nil {
 		mem.cmb, mem.pages = cmb, pages
 		qp.SQ, qp.SQAddr, qp.InCMB = cmb.mem[pages.at*page:], cmb.Addr+IOVA(pages.at*page), true
 	}
 	qp.SQ = qp.SQ[: qp.Entries*CommandBytes : qp.Entries*CommandBytes]
-	qp.CQ = mem.mem[sq : sq+qp.Entries*CompletionBytes : sq+qp.Entries*CompletionBytes]
+	qp.CQ = qp.CQ[: qp.Entries*CompletionBytes : qp.Entries*CompletionBytes]
 
-	_, err = c.exec(ctx, false, fmt.Sprintf("create completion queue %d", qp.ID), CreateCQCommand(0, qp.ID, qp.Entries, mem.iova+IOVA(sq)), nil)
+	_, err = c.exec(ctx, false, fmt.Sprintf("create completion queue %d", qp.ID), CreateCQCommand(0, qp.ID, qp.Entries, cqAddr), nil)
 	if err != nil {
 		var se *StatusError
 		if errors.As(err, &se) { // refused: the controller does not know the memory
