@@ -79,18 +79,14 @@ type PeerMapping interface {
 	Close() error
 }
 
-// PeerExtender is the PeerMapping of a Growable. Its Bytes are all addresses of the reservation, of which the first ones
-// can be accessed.
-type PeerExtender interface {
-	// Extend makes at least the first bytes accessible, which must be backed. What is accessible does not move.
-	Extend(bytes int64) error
-}
-
-// PeerOrder is a PeerMapper that knows whether writes of other devices to its memory become visible to its kernels in the
-// order in which they arrive: a completion after the data that it announces.
-type PeerOrder interface {
-	// PeerWritesOrdered is nil when they do, else why they do not, of class Capability.
-	PeerWritesOrdered() error
+// PeerGrower is a PeerMapping of a Growable: Bytes has all addresses from the beginning, and the memory behind them
+// follows by these calls. Addresses without memory fault.
+type PeerGrower interface {
+	PeerMapping
+	// Extend maps what Grow has made usable since.
+	Extend() error
+	// Cut ends the mapping of what lies behind the first bytes. Call it before Shrink, when no DMA goes there any more.
+	Cut(bytes int64) error
 }
 
 // Step is one launch of Steps.
