@@ -71,7 +71,8 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-func spread(v []float64) Spread {
+// SpreadOf is the spread of at least one value.
+func SpreadOf(v []float64) Spread {
 	v = slices.Sorted(slices.Values(v))
 	n := len(v)
 	return Spread{(v[(n-1)/2] + v[n/2]) / 2, v[0], v[n-1]}
@@ -183,14 +184,14 @@ func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, blas *openblas
 			time.Sleep(blasSpin)
 		}
 	}
-	r.Seconds, r.CPUSeconds = spread(wall), spread(cpu)
+	r.Seconds, r.CPUSeconds = SpreadOf(wall), SpreadOf(cpu)
 	r.FLOPS, r.BytesPerSecond = b.Flops/r.Seconds.Median, b.Bytes/r.Seconds.Median
 	if r.Peak = peak * float64(info.SMs); r.Peak > 0 {
 		r.PeakShare = r.FLOPS / r.Peak
 	}
 	if run.Rival != nil {
-		r.OpenBLASFLOPS = b.Flops / spread(rival).Median
-		a, b := spread(ratio), spread(ratioCPU)
+		r.OpenBLASFLOPS = b.Flops / SpreadOf(rival).Median
+		a, b := SpreadOf(ratio), SpreadOf(ratioCPU)
 		r.Ratio, r.RatioCPU = &a, &b
 	}
 	r.Checked = run.Check()

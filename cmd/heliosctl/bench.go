@@ -68,7 +68,7 @@ func benchCommand() *cli.Command {
 				deviceFlag(), kernelsFlag(), sqFlag(), faultFlag(), resultsFlag(),
 			},
 			Action: action(1, runBenchIO),
-		}, benchSampleCommand(), benchComputeCommand()},
+		}, benchSampleCommand(), benchComputeCommand(), benchMemoryCommand()},
 	}
 }
 

@@ -24,16 +24,17 @@ import (
 func benchSampleCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "sample",
-		Usage:     "neighbour sampling on the host device: edges a second, audited",
+		Usage:     "neighbour sampling: edges a second, audited",
 		ArgsUsage: "[DATASET]",
 		Description: "Samples mini-batches and does nothing with them. Needs no SSDs. Without a dataset the graph is made in\n" +
 			"memory: even (nodes of about the same degree) or skewed (the degrees of R-MAT; the number of nodes is\n" +
 			"rounded up to a power of two).\n" +
-			"Lists of --workers and --kernels give a row for each combination. They take turns: each samples the\n" +
-			"same --batches mini-batches, --turns times; a rate is the median over the turns, with its range.\n" +
+			"Lists of --workers and --kernels give a row for each combination on the host device, and each GPU of\n" +
+			"--device one more (it reads the topology in CPU memory). They take turns: each samples the same\n" +
+			"--batches mini-batches, --turns times; a rate is the median over the turns, with its range.\n" +
 			"After that each row's audit samples some batches again and compares them with the topology (edges\n" +
 			"there, none drawn twice, as many as degree and fanout allow); all rows must give the same bytes.\n" +
-			"\"distinct\" is the new nodes over the edges.",
+			"\"distinct\" is the new nodes over the edges, \"busy\" the share of the time in which kernels ran.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "dataset", Usage: "sample the topology of this dataset `DIR` from its training nodes; may also be given as an argument"},
 			oneOf("graph", "without a dataset", "even", []string{"even", "skewed"}, nil),
@@ -41,6 +42,7 @@ func benchSampleCommand() *cli.Command {
 			&cli.Float64Flag{Name: "avg-degree", Value: 15, Usage: "its mean number of in-neighbours"},
 			&cli.StringFlag{Name: "fanout", Value: "15,10,5", Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"},
 			&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seeds of a mini-batch"},
+			devicesFlag(),
 			&cli.StringFlag{Name: "workers", DefaultText: "1 and one per CPU", Usage: "worker slots of the host device `N[,N…]`"},
 			&cli.StringFlag{Name: "kernels", Value: "auto", Usage: "instructions `LEVEL[,LEVEL…]`: " + strings.Join(simd.Names(), ", ")},
 			&cli.IntFlag{Name: "batches", Value: 20, Usage: "mini-batches of a turn"},
@@ -57,6 +59,7 @@ func benchSampleCommand() *cli.Command {
 // samplePlan is what "bench sample" is asked for.
 type samplePlan struct {
 	cfg                   graph.SamplerConfig
+	devices               []string
 	workers               []int
 	levels                []simd.Level
 	batch, batches, turns int
@@ -81,6 +84,12 @@ func (e *env) samplePlan() (*samplePlan, error) {
 	}
 	if most := slices.Max(p.workers); most > 4096 {
 		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", most)
+	}
+	if p.devices, err = e.devices(); err != nil {
+		return nil, err
+	}
+	if gpuOnly(p.devices) && (c.IsSet("workers") || c.IsSet("kernels")) {
+		return nil, errs.New(errs.Usage, "--workers and --kernels are for the host device; add host to --device, or leave them out")
 	}
 	names, err := list("kernels", c.String("kernels"))
 	if err != nil {
@@ -128,6 +137,7 @@ type sampleRow struct {
 	Graph      string  `json:"graph"`
 	Nodes      int64   `json:"nodes"`
 	Edges      int64   `json:"edges"`
+	Device     string  `json:"device"`
 	Kernels    string  `json:"kernels"`
 	Workers    int     `json:"workers"`
 	Fanouts    []int   `json:"fanouts"`
@@ -140,6 +150,7 @@ type sampleRow struct {
 	NodeRate   float64 `json:"nodes_per_second"` // of frontiers
 	NSPerEdge  float64 `json:"ns_per_edge"`
 	CPUPerEdge float64 `json:"cpu_ns_per_edge"` // of the whole process
+	Busy       float64 `json:"busy_share"`      // of the time in turns: a kernel ran
 	PerBatch   float64 `json:"edges_per_batch"`
 	Distinct   float64 `json:"distinct_fraction"` // new nodes over edges
 	// Bytes by purpose, the topology included.
@@ -153,7 +164,7 @@ type sampleRow struct {
 // sampleRig is what a row samples with.
 type sampleRig struct {
 	row      sampleRow
-	dev      *cuda.Host
+	dev      cuda.Device
 	topo     *graph.DeviceTopology
 	stream   cuda.Stream
 	sampler  *graph.Sampler
@@ -161,6 +172,7 @@ type sampleRig struct {
 	rates    []float64
 	seconds  float64
 	cpu      float64
+	busy     float64
 	edges    int64
 	nodes    int64
 	batches  int64
@@ -176,17 +188,14 @@ func (r *sampleRig) close() (err error) {
 	return err
 }
 
-func openSampleRig(t *graph.Topology, cfg graph.SamplerConfig, workers int, level simd.Level) (_ *sampleRig, err error) {
-	r := &sampleRig{}
+// openSampleRig takes the device over, also when it fails.
+func openSampleRig(t *graph.Topology, cfg graph.SamplerConfig, dev cuda.Device) (_ *sampleRig, err error) {
+	r := &sampleRig{dev: dev, closures: []func() error{dev.Close}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
 		}
 	}()
-	if r.dev, err = cuda.NewHost(cuda.HostOptions{SMs: workers, Kernels: level}); err != nil {
-		return nil, err
-	}
-	r.closures = append(r.closures, r.dev.Close)
 	if r.topo, err = graph.Attach(r.dev, t); err != nil {
 		return nil, err
 	}
@@ -231,7 +240,7 @@ func (r *sampleRig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch,
 // turn samples n batches of an epoch and counts them when counted is set.
 func (r *sampleRig) turn(ctx context.Context, p *samplePlan, epoch, n int, order []int64, counted bool) error {
 	var edges, nodes int64
-	start, cpu := time.Now(), cpuTime()
+	start, cpu, busy := time.Now(), cpuTime(), r.stream.Busy()
 	for i := range n {
 		if err := r.sample(ctx, &p.cfg, epoch, i, batchOf(order, i, p.batch)); err != nil {
 			return err
@@ -248,6 +257,7 @@ func (r *sampleRig) turn(ctx context.Context, p *samplePlan, epoch, n int, order
 	}
 	took := time.Since(start).Seconds()
 	r.cpu += (cpuTime() - cpu).Seconds()
+	r.busy += (r.stream.Busy() - busy).Seconds()
 	r.seconds += took
 	r.edges, r.nodes, r.batches = r.edges+edges, r.nodes+nodes, r.batches+int64(n)
 	r.rates = append(r.rates, float64(edges)/took)
@@ -315,16 +325,39 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 	}
 	defer closing(&err, done)
 	var rigs []*sampleRig
-	for _, level := range p.levels {
-		for _, workers := range p.workers {
-			r, failure := openSampleRig(t, p.cfg, workers, level)
-			if failure != nil {
-				return failure
+	open := func(dev cuda.Device, failure error) error {
+		if failure != nil {
+			return failure
+		}
+		r, failure := openSampleRig(t, p.cfg, dev)
+		if failure != nil {
+			return failure
+		}
+		info := dev.Info()
+		r.row = sampleRow{Graph: name, Nodes: t.NumNodes, Edges: t.NumEdges, Device: info.Name, Kernels: info.Kernels, Workers: info.SMs,
+			Fanouts: p.cfg.Fanouts, BatchSize: min(p.batch, len(seeds)), Turns: p.turns}
+		rigs = append(rigs, r)
+		return nil
+	}
+	defer closing(&err, func() (err error) {
+		for _, r := range slices.Backward(rigs) {
+			closing(&err, r.close)
+		}
+		return err
+	})
+	for _, d := range p.devices {
+		if d != "host" {
+			if err := open(openGPU(d)); err != nil {
+				return err
 			}
-			defer closing(&err, r.close)
-			r.row = sampleRow{Graph: name, Nodes: t.NumNodes, Edges: t.NumEdges, Kernels: level.String(), Workers: workers,
-				Fanouts: p.cfg.Fanouts, BatchSize: min(p.batch, len(seeds)), Turns: p.turns}
-			rigs = append(rigs, r)
+			continue
+		}
+		for _, level := range p.levels {
+			for _, workers := range p.workers {
+				if err := open(openHost(workers, level)); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	order := make([]int64, len(seeds))
@@ -351,14 +384,14 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 			}
 		}
 		table = append(table, []string{
-			r.row.Kernels, strconv.Itoa(r.row.Workers), units.FormatCount(r.row.Rate), units.FormatCount(r.row.Min) + "-" + units.FormatCount(r.row.Max),
-			units.FormatCount(r.row.NodeRate), fmt.Sprintf("%.1f", r.row.NSPerEdge), fmt.Sprintf("%.1f", r.row.CPUPerEdge), units.FormatCount(r.row.PerBatch),
+			r.row.Device, r.row.Kernels, strconv.Itoa(r.row.Workers), units.FormatCount(r.row.Rate), units.FormatCount(r.row.Min) + "-" + units.FormatCount(r.row.Max),
+			units.FormatCount(r.row.NodeRate), fmt.Sprintf("%.1f", r.row.NSPerEdge), fmt.Sprintf("%.1f", r.row.CPUPerEdge), share100(r.row.Busy), units.FormatCount(r.row.PerBatch),
 			fmt.Sprintf("%.2f", r.row.Distinct), units.FormatBytes(own), audit,
 		})
 	}
 	e.ui.Printf("%s: %d nodes, %d edges, topology of %s; fanout %s, %d seeds, %d turns of %d batches", name, t.NumNodes, t.NumEdges, units.FormatBytes(t.Bytes()),
 		e.c.String("fanout"), rigs[0].row.BatchSize, p.turns, batches)
-	e.ui.Table([]string{"kernels", "workers", "edges/s", "range", "nodes/s", "ns/edge", "CPU ns/edge", "edges/batch", "distinct", "memory", "audit"}, table)
+	e.ui.Table([]string{"device", "kernels", "workers", "edges/s", "range", "nodes/s", "ns/edge", "CPU ns/edge", "busy", "edges/batch", "distinct", "memory", "audit"}, table)
 	if err := out.commit(); err != nil {
 		return err
 	}
@@ -408,6 +441,7 @@ func (r *sampleRig) audit(ctx context.Context, p *samplePlan, t *graph.Topology,
 	row.Rate, row.Min, row.Max = median(r.rates), r.rates[0], r.rates[len(r.rates)-1]
 	row.NodeRate = row.Rate * float64(r.nodes) / float64(max(r.edges, 1))
 	row.NSPerEdge, row.CPUPerEdge = 1e9/row.Rate, r.cpu*1e9/float64(max(r.edges, 1))
+	row.Busy = r.busy / r.seconds
 	row.PerBatch = float64(r.edges) / float64(r.batches)
 	row.Distinct = float64(r.nodes-r.batches*int64(row.BatchSize)) / float64(max(r.edges, 1))
 	row.Memory = r.dev.MemUsage()
@@ -420,21 +454,72 @@ func (r *sampleRig) audit(ctx context.Context, p *samplePlan, t *graph.Topology,
 		if err := r.sample(ctx, &p.cfg, p.turns, i, seeds); err != nil {
 			return err
 		}
-		n, d, err := graph.Audit(t, p.cfg, r.mb, seeds, auditBudget)
+		mb, free, err := r.visible(ctx)
+		if err != nil {
+			return err
+		}
+		n, d, err := graph.Audit(t, p.cfg, mb, seeds, auditBudget)
+		if ferr := free(); ferr != nil {
+			return ferr
+		}
 		row.Checked += n
 		digest = (digest ^ d) * 0x9E3779B97F4A7C15
 		failure = err
 	}
 	row.Digest = fmt.Sprintf("%016x", digest)
 	if failure == nil && row.Digest != first.row.Digest {
-		failure = fmt.Errorf("the mini-batches differ from those of %s with %d workers (digest %s, %s there)",
-			first.row.Kernels, first.row.Workers, row.Digest, first.row.Digest)
+		failure = fmt.Errorf("the mini-batches differ from those of %s, %s with %d workers (digest %s, %s there)",
+			first.row.Device, first.row.Kernels, first.row.Workers, row.Digest, first.row.Digest)
 	}
 	row.Audited = failure == nil
 	if failure != nil {
 		row.AuditError = failure.Error()
 	}
 	return nil
+}
+
+// visible is the mini-batch where the CPU can read it: a copy, if it is in a GPU's memory.
+func (r *sampleRig) visible(ctx context.Context) (_ *graph.MiniBatch, free func() error, err error) {
+	var copies []cuda.Buffer
+	free = func() (err error) {
+		for _, b := range copies {
+			closing(&err, b.Free)
+		}
+		return err
+	}
+	if r.dev.Info().Backend == "host" {
+		return r.mb, free, nil
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, free())
+		}
+	}()
+	get := func(b cuda.Buffer, bytes int64) cuda.Buffer {
+		if err != nil {
+			return nil
+		}
+		var to cuda.Buffer
+		if to, err = r.dev.Alloc(cuda.MemPinned, bytes, "audit"); err != nil {
+			return nil
+		}
+		copies = append(copies, to)
+		err = r.stream.Copy(to.Ptr(), b.Ptr(), bytes)
+		return to
+	}
+	mb := *r.mb
+	mb.Nodes = get(mb.Nodes, 8*mb.HopEnd[len(mb.HopEnd)-1])
+	mb.Blocks = slices.Clone(mb.Blocks)
+	for i := range mb.Blocks {
+		b := &mb.Blocks[i]
+		b.Indptr, b.Src = get(b.Indptr, 8*(b.NumDst+1)), get(b.Src, 4*b.NumEdges)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+	defer cancel()
+	if serr := r.stream.Synchronize(ctx); err == nil {
+		err = serr
+	}
+	return &mb, free, err
 }
 
 // median of sorted values.
