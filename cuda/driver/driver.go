@@ -69,6 +69,7 @@ type Device struct {
 	events  eventPool // of the primary context
 	green   greenPool
 	house   housekeeper
+	peers   peerTable
 }
 
 var (
@@ -242,7 +243,7 @@ func (d *Device) Capabilities() Capabilities { return d.caps }
 // Close implements cuda.Device. Streams still open are drained for as long as CloseTimeout and
 // closed, buffers still open are freed, and both are named in the error. A kernel that does not
 // end keeps its memory and the context: pulling them away would block in the driver for as long
-// as the kernel runs.
+// as the kernel runs. So does a peer mapping that is still open.
 func (d *Device) Close() error {
 	d.memMu.Lock()
 	d.streamMu.Lock()
@@ -266,6 +267,9 @@ func (d *Device) Close() error {
 			stuck = true
 			failed = append(failed, fmt.Sprintf("stream %q still runs %s", s.opt.Name, s.runningText()))
 		}
+	}
+	if p := d.peers.open(); len(p) > 0 { // SSDs may be writing there: the memory stays
+		leaks, stuck = append(leaks, p...), true
 	}
 	d.memMu.Lock()
 	bufs := make([]*buffer, 0, len(d.buffers))
@@ -319,6 +323,7 @@ func (d *Device) Close() error {
 
 // release gives back what the device itself holds in the context.
 func (d *Device) release() {
+	_ = d.peers.close()
 	d.green.close()
 	d.house.close(d)
 	d.faults.close(d)

@@ -73,10 +73,14 @@ func (b *buffer) Bytes() []byte {
 }
 
 // Free implements cuda.Buffer. The driver waits for kernels that are running before it takes
-// memory away.
+// memory away. Memory that is mapped for other devices is not freed.
 func (b *buffer) Free() error {
 	if b.freed.Swap(true) {
 		return nil
+	}
+	if err := b.d.peers.busy(b); err != nil { // after the swap, for MapPeer looks at it last
+		b.freed.Store(false)
+		return err
 	}
 	d := b.d
 	d.memMu.Lock()

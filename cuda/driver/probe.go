@@ -19,6 +19,14 @@ type Capabilities struct {
 	DirectRDMA    bool // other devices can reach its memory
 	WritesOrdered bool // and their writes are seen in order by kernels of this GPU at least
 	HostAtomics   bool // atomics on CPU memory are atomic with the CPU's
+	GrowingMemory bool // addresses can be reserved without memory (virtual memory management)
+	Graphs        bool // many launches can be one
+
+	ComputeCapability int // times 10: 80 is 8.0
+	// What peaks are made of; 0 where the driver does not say (CUDA 13 has no clock rates).
+	ClockKHz, MemoryClockKHz int
+	MemoryBusBits            int
+	L2Bytes                  int
 }
 
 // GPU is one device of a Report.
@@ -225,6 +233,9 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 	}
 	if c.DirectRDMA {
 		out = append(out, yes("ordered peer writes", c.WritesOrdered, "", "writes of SSDs need a flush before kernels read", ""))
+	}
+	if d, r := a.DeviceGet(g.Index); r == success {
+		out = append(out, peerFinding(a, d, c))
 	}
 	// Whether I/O memory registers depends on rights and mapping; only a real one tells.
 	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown, Detail: "only registering an SSD's registers tells, and this version drives software SSDs"})
