@@ -362,5 +362,13 @@ func (h *Hotness) Counts(ctx context.Context, st cuda.Stream) ([]uint32, error) 
 	return counts, nil
 }
 
+// DeviceBytes is what the counts hold of the device's own memory.
+func (h *Hotness) DeviceBytes() int64 {
+	if h.counts == nil || h.counts.Kind() != cuda.MemDevice {
+		return 0
+	}
+	return h.counts.Size()
+}
+
 // Close frees the counts.
 func (h *Hotness) Close() error { return h.counts.Free() }

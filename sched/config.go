@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"helios/cuda"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -68,19 +69,22 @@ type Config struct {
 	Epochs         int // 1
 
 	// How it is computed: these never change a result.
-	IOStack     string       // by mode
-	Pipeline    string       // by mode
-	GPUCache    units.Budget // share or bytes of the features in the device's memory
-	CPUCache    units.Budget // the same in pinned CPU memory; inmem takes every row instead
-	Depth       int          // mini-batches prepared ahead under prefetch and deep; 2
-	Presample   int          // epochs of sampling that count accesses to place rows; 1
-	Workers     int          // threads of the cpu stack; the device's SMs
-	Blocks      int          // thread blocks of the I/O kernels; 32, sync: as many as the device keeps resident
-	QueueDepth  int          // reads outstanding per SSD; the stack's default
-	ReadTimeout time.Duration
-	ReadRetries int    // -1 for none; the stack's default
-	ReadResets  int    // controller resets before an SSD is given up, -1 for none; the stack's default
-	CPUEngine   string // io_uring or pread, for the cpu stack
+	IOStack  string       // by mode
+	Pipeline string       // by mode
+	GPUCache units.Budget // share or bytes of the features in the device's memory
+	// GPUCacheAuto sets GPUCache on a GPU: what its memory has free less what the run needs, measured. The host device,
+	// whose memory is the CPU's, takes 5% in helios and inmem then.
+	GPUCacheAuto bool
+	CPUCache     units.Budget // the same in pinned CPU memory; inmem takes every row instead
+	Depth        int          // mini-batches prepared ahead under prefetch and deep; 2
+	Presample    int          // epochs of sampling that count accesses to place rows; 1
+	Workers      int          // threads of the cpu stack; the device's SMs
+	Blocks       int          // thread blocks of the I/O kernels; 32, sync: as many as the device keeps resident
+	QueueDepth   int          // reads outstanding per SSD; the stack's default
+	ReadTimeout  time.Duration
+	ReadRetries  int    // -1 for none; the stack's default
+	ReadResets   int    // controller resets before an SSD is given up, -1 for none; the stack's default
+	CPUEngine    string // io_uring or pread, for the cpu stack
 	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs: 0
 	// leaves it to the stack (async and cpu), negative is a command for each row.
 	CoalesceBytes int
@@ -155,6 +159,29 @@ func (c Config) withDefaults() Config {
 		def(&c.Pipeline, PipelineDeep)
 	}
 	return c
+}
+
+// onDevice settles what depends on the device.
+func (c Config) onDevice(dev cuda.Info) (Config, error) {
+	if dev.Backend == "host" {
+		if c.GPUCacheAuto {
+			c.GPUCacheAuto, c.GPUCache = false, units.Budget{}
+			if c.Mode == ModeHelios || c.Mode == ModeInmem {
+				c.GPUCache.Percent = 5
+			}
+		}
+		return c, nil
+	}
+	if c.SMs.IO == 0 && c.IOStack == StackAsync {
+		// As many SMs as hold the blocks of an I/O kernel (32 to start with, DESIGN section 7): the fewest that any GPU
+		// from sm_75 on keeps resident on an SM are 16 (CUDA C++ programming guide, table of technical specifications).
+		blocks := c.Blocks
+		if blocks == 0 {
+			blocks = 32
+		}
+		c.SMs.IO = min((blocks+15)/16, dev.SMs)
+	}
+	return c, nil
 }
 
 // check refuses what can't be meant; each error names the flag.
@@ -256,7 +283,10 @@ func (c Config) plan() plan {
 }
 
 // budgets are the tiers' sizes in rows.
-type budgets struct{ gpuRows, cpuRows int64 }
+type budgets struct {
+	gpuRows, cpuRows int64
+	auto             bool // what the tiers get is measured once the rest is there
+}
 
 // slack is what a run needs beside its caches: slots, activations, the program itself.
 const slack = 64 << 20
@@ -268,8 +298,15 @@ const slack = 64 << 20
 func (c Config) tierRows(rows, rowBytes, available, deviceFree int64) (budgets, error) {
 	total := rows * rowBytes
 	gpu, cpu := c.GPUCache.Of(total), c.CPUCache.Of(total)
+	auto := c.GPUCacheAuto && deviceFree >= 0
+	if auto {
+		gpu = 0
+	}
 	if c.Mode == ModeInmem {
 		cpu = max(total-gpu/rowBytes*rowBytes, 0)
+		if auto { // at best the device takes all it has
+			cpu = max(total-deviceFree/rowBytes*rowBytes, 0)
+		}
 	}
 	fits := max(available-slack, 0)
 	refuse := func(flag string, want, fits int64, where string) error {
@@ -279,7 +316,7 @@ func (c Config) tierRows(rows, rowBytes, available, deviceFree int64) (budgets, 
 	onCPU := cpu
 	if deviceFree >= 0 {
 		if gpu > deviceFree {
-			return budgets{}, refuse("--gpu-cache "+c.GPUCache.String(), gpu, deviceFree, "the device")
+			return budgets{}, refuse("--gpu-cache "+c.GPUCache.String(), gpu, deviceFree, "device memory")
 		}
 	} else {
 		if gpu > fits {
@@ -298,9 +335,9 @@ func (c Config) tierRows(rows, rowBytes, available, deviceFree int64) (budgets, 
 		}
 		return budgets{}, refuse("--cpu-cache "+c.CPUCache.String(), onCPU, fits, what)
 	}
-	b := budgets{gpuRows: min(gpu/rowBytes, rows)}
+	b := budgets{gpuRows: min(gpu/rowBytes, rows), auto: auto}
 	b.cpuRows = min(cpu/rowBytes, rows-b.gpuRows)
-	if c.Mode == ModeInmem {
+	if c.Mode == ModeInmem && !auto {
 		b.cpuRows = rows - b.gpuRows
 	}
 	return b, nil

@@ -70,17 +70,17 @@ func TestTierRows(t *testing.T) {
 		want       budgets
 		err        string
 	}{
-		{"none", "", b(0), b(0), gib, -1, budgets{0, 0}, ""},
-		{"percent", "", percent(5), percent(10), gib, -1, budgets{50, 100}, ""},
-		{"bytes round down to rows", "", b(1023), b(1536), gib, -1, budgets{1, 3}, ""},
-		{"more than everything", "", b(600 * 512), b(gib / 2), gib, -1, budgets{600, 400}, ""},
-		{"inmem", ModeInmem, b(0), b(0), gib, -1, budgets{0, 1000}, ""},
-		{"inmem with a gpu tier", ModeInmem, percent(30), b(0), gib, -1, budgets{300, 700}, ""},
+		{"none", "", b(0), b(0), gib, -1, budgets{gpuRows: 0, cpuRows: 0}, ""},
+		{"percent", "", percent(5), percent(10), gib, -1, budgets{gpuRows: 50, cpuRows: 100}, ""},
+		{"bytes round down to rows", "", b(1023), b(1536), gib, -1, budgets{gpuRows: 1, cpuRows: 3}, ""},
+		{"more than everything", "", b(600 * 512), b(gib / 2), gib, -1, budgets{gpuRows: 600, cpuRows: 400}, ""},
+		{"inmem", ModeInmem, b(0), b(0), gib, -1, budgets{gpuRows: 0, cpuRows: 1000}, ""},
+		{"inmem with a gpu tier", ModeInmem, percent(30), b(0), gib, -1, budgets{gpuRows: 300, cpuRows: 700}, ""},
 		{"gpu too large", "", b(2 * gib), b(0), gib, -1, budgets{}, "--gpu-cache 2147483648 asks for 2 GiB, but memory"},
 		{"cpu too large", "", b(0), b(2 * gib), gib, -1, budgets{}, "--cpu-cache 2147483648 asks for 2 GiB"},
 		{"both too large", "", b(gib / 2), b(gib / 2), gib, -1, budgets{}, "beside the --gpu-cache of 512 MiB has room for 448 MiB"},
-		{"own memory", "", b(gib / 2), b(gib / 2), gib, gib, budgets{1000, 0}, ""},
-		{"own memory too small", "", b(gib / 2), b(0), gib, gib / 4, budgets{}, "the device has room for 256 MiB"},
+		{"own memory", "", b(gib / 2), b(gib / 2), gib, gib, budgets{gpuRows: 1000, cpuRows: 0}, ""},
+		{"own memory too small", "", b(gib / 2), b(0), gib, gib / 4, budgets{}, "device memory has room for 256 MiB"},
 		{"inmem too large", ModeInmem, b(0), b(0), slack + 1000, -1, budgets{}, "--mode inmem needs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

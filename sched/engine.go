@@ -53,7 +53,7 @@ type engine struct {
 	// Training takes float32. Rows of another type are widened for one batch at a time, right before its
 	// training and by its stream: wide is the run's, not the slots', so a batch in flight costs its stored
 	// bytes. Both nil for float32.
-	wide      cuda.Buffer
+	wide      cuda.Growable
 	converter *cache.Converter
 
 	verify *rowVerifier // of cfg.VerifyRows, else nil
@@ -76,6 +76,12 @@ type engine struct {
 
 	presampled func(*graph.MiniBatch) // optional: sees what presampling samples
 
+	tiers     budgets // as they are placed
+	gpuShrunk int64   // bytes that the GPU tier has given back
+	seen      frontier
+	in        Inputs
+	look      [2]stager // nodes, rows
+
 	placement cache.Placement
 	presample time.Duration
 	fill      time.Duration
@@ -89,11 +95,11 @@ type engine struct {
 // The feature tensor x is one reservation of address space for the most rows a batch can have:
 // min(seeds * product(1 + fanout), nodes). The frontier grows while reads into x are in flight,
 // so x must never move; a kernel takes x as one pointer, so it can't be in segments either; and
-// pages that no batch touches cost nothing. (A backend whose memory is not lazy reserves
-// addresses and maps the pages as HopEnd grows, which happens between the hops.)
+// pages that no batch touches cost nothing. A device whose memory is not lazy reserves
+// addresses and gets the memory as HopEnd grows, between the hops.
 type slot struct {
 	mb     *graph.MiniBatch
-	x      cuda.Buffer
+	x      cuda.Growable
 	labels cuda.Buffer // int32[batch], written by the CPU
 	segs   []segment   // one per hop and one for the seeds
 	used   int         // segments of this batch
@@ -160,18 +166,14 @@ func interrupted(ctx context.Context) error {
 	return errs.New(errs.Interrupted, "interrupted: %w", context.Cause(ctx))
 }
 
-// checkDevice refuses a device that cannot compute a model, before anything is opened or changed.
-func checkDevice(d cuda.Device) error {
-	if i := d.Info(); i.Backend != "host" {
-		return errs.New(errs.Capability, "device %s cannot compute a model: the kernels of package gnn have no CUDA version yet; use a host device", i.Name)
-	}
-	return nil
-}
-
 // newEngine opens what every kind of run needs. On error nothing stays open; the engine that comes
 // with it says only what was read until then.
 func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (*engine, error) {
-	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev, grace: interruptGrace}
+	cfg, err := cfg.onDevice(in.Dev.Info())
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev, in: in, grace: interruptGrace}
 	if err := e.open(ctx, in, mc); err != nil {
 		return e, errors.Join(err, e.close())
 	}
@@ -179,9 +181,6 @@ func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.
 }
 
 func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error {
-	if err := checkDevice(in.Dev); err != nil {
-		return err
-	}
 	if err := interrupted(ctx); err != nil {
 		return err
 	}
@@ -201,8 +200,7 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	if err := e.openVerify(in); err != nil {
 		return err
 	}
-	b, err := e.budgets()
-	if err != nil {
+	if e.tiers, err = e.budgets(); err != nil {
 		return err
 	}
 	if err := e.openGraph(in); err != nil {
@@ -222,7 +220,10 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	if err := e.newTracer(); err != nil {
 		return err
 	}
-	return e.place(ctx, b, in)
+	e.onClose(func() error { return errors.Join(e.look[0].close(), e.look[1].close()) })
+	e.onClose(e.closeTiers)
+	e.onClose(e.closeReader) // before the tiers, which it may still write to
+	return e.place(ctx)
 }
 
 // sizes takes over the shape of the features, stored as t.
@@ -234,7 +235,7 @@ func (e *engine) sizes(in Inputs, t rowtype.Type) {
 // openGraph opens what sampling needs, and the streams.
 func (e *engine) openGraph(in Inputs) (err error) {
 	topology := in.Dataset.Topology
-	if e.dev.Info().Backend != "host" {
+	if e.onGPU() {
 		topology = in.Dataset.TopologyInMemory
 	}
 	if e.topo, err = topology(); err != nil {
@@ -281,11 +282,11 @@ func (e *engine) budgets() (budgets, error) {
 	if err != nil {
 		return budgets{}, err
 	}
-	deviceFree := int64(-1) // the host device's memory is the CPU's
-	if info := e.dev.Info(); info.Backend != "host" {
-		deviceFree = info.MemTotal
+	free, err := deviceFree(e.dev)
+	if err != nil {
+		return budgets{}, err
 	}
-	return e.cfg.tierRows(e.rows, e.rowBytes, avail, deviceFree)
+	return e.cfg.tierRows(e.rows, e.rowBytes, avail, free)
 }
 
 // maxFrontier is the most rows a batch can need.
@@ -313,13 +314,17 @@ func (e *engine) newSlots() error {
 	if e.rowType != rowtype.Float32 {
 		perRow += int64(e.dim) * 4
 	}
-	rows = min(rows, max(avail/2/perRow, 1))
+	if total := e.dev.Info().MemTotal; e.onGPU() {
+		rows = min(rows, max(total/e.rowBytes, 1)) // of addresses: what is mapped is what batches take
+	} else {
+		rows = min(rows, max(avail/2/perRow, 1))
+	}
 	bytes := rows * e.rowBytes
 	if e.rowType != rowtype.Float32 {
 		if e.converter, err = cache.NewConverter(e.dev, e.rowType, e.dim); err != nil {
 			return err
 		}
-		if e.wide, err = e.dev.Alloc(cuda.MemDevice, rows*int64(e.dim)*4, "float32 features"); err != nil {
+		if e.wide, err = cuda.Reserve(e.dev, rows*int64(e.dim)*4, "float32 features"); err != nil {
 			return fmt.Errorf("feature tensor of training (%s of address space): %w; lower --batch-size or --fanout", units.FormatBytes(rows*int64(e.dim)*4), err)
 		}
 		e.onClose(e.wide.Free)
@@ -331,7 +336,7 @@ func (e *engine) newSlots() error {
 			return err
 		}
 		e.onClose(s.mb.Close)
-		if s.x, err = e.dev.Alloc(cuda.MemDevice, bytes, "mini-batch features"); err != nil {
+		if s.x, err = cuda.Reserve(e.dev, bytes, "mini-batch features"); err != nil {
 			return fmt.Errorf("feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower --batch-size, --fanout or --prefetch-depth",
 				i+1, e.plan.credits, units.FormatBytes(bytes), err)
 		}
@@ -376,7 +381,11 @@ func (e *engine) widen(s *slot) error {
 	if e.converter == nil {
 		return nil
 	}
-	return e.converter.Convert(e.trainS, e.wide.Ptr(), s.x.Ptr(), s.mb.HopEnd[len(e.cfg.Fanouts)])
+	rows := s.mb.HopEnd[len(e.cfg.Fanouts)]
+	if err := e.wide.Grow(rows * int64(e.dim) * 4); err != nil {
+		return err
+	}
+	return e.converter.Convert(e.trainS, e.wide.Ptr(), s.x.Ptr(), rows)
 }
 
 // features is the feature tensor of a batch that trains: float32.
@@ -428,37 +437,64 @@ func (e *engine) closeReader() error {
 	return r.Close(ctx)
 }
 
-// place decides where each row lives and fills the tiers from the SSDs.
-func (e *engine) place(ctx context.Context, b budgets, in Inputs) error {
-	var err error
-	if e.placement, err = e.choose(ctx, b, in); err != nil {
-		return err
+// closeTiers frees the tiers and what looks rows up in them. Nothing may be in flight.
+func (e *engine) closeTiers() error {
+	var all []error
+	for _, s := range e.slots {
+		for i := range s.segs {
+			if b := s.segs[i].buckets; b != nil {
+				all = append(all, b.Close())
+				s.segs[i].buckets = nil
+			}
+		}
 	}
+	if e.het != nil {
+		all = append(all, e.het.Close())
+		e.het = nil
+	}
+	return errors.Join(all...)
+}
+
+// place decides where each row lives, by e.tiers, and fills the tiers from the SSDs. Where the device's memory does not
+// suffice the GPU tier gets smaller.
+func (e *engine) place(ctx context.Context) error {
+	err := e.tryPlace(ctx)
+	if err != nil && interrupted(ctx) == nil {
+		return e.shrink(ctx, err)
+	}
+	return err
+}
+
+func (e *engine) tryPlace(ctx context.Context) (err error) {
+	// The stack comes first: the tiers get what it leaves of the device's memory.
+	if e.reader == nil {
+		if e.reader, err = e.openReader(ctx, e.in); err != nil {
+			return untiered{err}
+		}
+	}
+	if e.placement, err = e.choose(ctx, e.tiers, e.in); err != nil {
+		return untiered{err}
+	}
+	e.tiers = budgets{gpuRows: int64(len(e.placement.GPU)), cpuRows: int64(len(e.placement.CPU))}
 	if e.het, err = cache.NewHetero(e.dev, e.rows, e.rowBytes, len(e.ssds), e.placement); err != nil {
 		return err
 	}
-	e.onClose(e.het.Close)
 	for _, s := range e.slots {
 		for i := range s.segs {
 			if s.segs[i].buckets, err = e.het.NewBuckets(); err != nil {
 				return err
 			}
-			e.onClose(s.segs[i].buckets.Close)
 		}
 	}
-	if e.reader, err = e.openReader(ctx, in); err != nil {
-		return err
-	}
-	e.onClose(e.closeReader)
 	start := time.Now()
 	for _, t := range []cache.Tier{cache.GPU, cache.CPU} {
 		if err := e.fillTier(ctx, t); err != nil {
 			return err
 		}
 	}
-	e.fill = time.Since(start)
+	e.fill += time.Since(start)
 	e.trace.run("fill tiers", start)
-	if b.gpuRows+b.cpuRows == e.rows { // inmem, or budgets that hold everything
+	if e.tiers.gpuRows+e.tiers.cpuRows == e.rows { // inmem, or budgets that hold everything
 		return e.closeReader()
 	}
 	return nil
@@ -474,7 +510,7 @@ func (e *engine) stack() string {
 
 // choose presamples where that matters: when a tier has room for some of the rows.
 func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Placement, err error) {
-	if b.gpuRows+b.cpuRows == 0 {
+	if b.gpuRows+b.cpuRows == 0 && !b.auto {
 		return p, nil
 	}
 	h, err := cache.NewHotness(e.dev, e.rows)
@@ -482,13 +518,18 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 		return p, err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
-	if b.gpuRows < e.rows && b.cpuRows < e.rows {
+	if b.auto || b.gpuRows < e.rows && b.cpuRows < e.rows {
 		start := time.Now()
 		if err := e.countAccesses(ctx, in, h); err != nil {
 			return p, err
 		}
-		e.presample = time.Since(start)
+		e.presample += time.Since(start)
 		e.trace.run("presample", start)
+	}
+	if b.auto {
+		if b, err = e.measured(b, h); err != nil {
+			return p, err
+		}
 	}
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
@@ -518,6 +559,7 @@ func (e *engine) countAccesses(ctx context.Context, in Inputs, h *cache.Hotness)
 			if err := h.Add(e.sampleS, mb.Nodes.Ptr(), mb.HopEnd[last]); err != nil {
 				return err
 			}
+			e.seen.add(mb)
 			if e.presampled != nil {
 				e.presampled(mb)
 			}

@@ -30,6 +30,7 @@ type pass struct {
 
 	stats partial // of the batches for which step has returned
 	clock *clock
+	shown int // batches that the observers have seen
 }
 
 type outcome struct {
@@ -105,16 +106,42 @@ type work struct {
 //
 // When run returns, also by error or interrupt, no stage runs and nothing is in flight. An
 // interrupt ends it between two steps, with errs.Interrupted.
+//
+// When the device's memory runs out, in whichever stage, the walk stops, the GPU tier gives back what is missing, and it
+// goes on with the first batch that has not been through step: a batch that was sampled before is sampled again, to the
+// same blocks.
 func (e *engine) run(ctx context.Context, p *pass) error {
 	n := batches(len(p.order), e.cfg.Batch)
 	if p.first > n {
 		return fmt.Errorf("pass of %d batches can't begin with batch %d", n, p.first)
 	}
-	if err := e.beginPass(ctx); err != nil {
+	p.clock = &clock{start: time.Now(), before: e.streamSeconds()}
+	p.shown = p.first
+	defer func() { e.trace.run(p.name, p.clock.start) }()
+	for {
+		err, still := e.walk(ctx, p, n)
+		if err == nil {
+			err = still
+		} else if still == nil && interrupted(ctx) == nil {
+			if err = e.shrink(ctx, err); err == nil {
+				continue
+			}
+		} else {
+			err = errors.Join(err, still)
+		}
+		if stopped := interrupted(ctx); stopped != nil && errs.ClassOf(err) != errs.Interrupted {
+			// A wait that the interrupt cut short is no error of what it waited for.
+			return stopped
+		}
 		return err
 	}
-	p.clock = &clock{start: time.Now(), before: e.streamSeconds()}
-	defer func() { e.trace.run(p.name, p.clock.start) }()
+}
+
+// walk is run until the first error. still is what could not be brought to an end after it.
+func (e *engine) walk(ctx context.Context, p *pass, n int) (err, still error) {
+	if err := e.beginPass(ctx); err != nil {
+		return nil, err
+	}
 
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -194,12 +221,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	}
 	cancel(nil)
 	wg.Wait()
-	err := errors.Join(failure, e.drain(ctx, failure == nil))
-	if stopped != nil && errs.ClassOf(err) != errs.Interrupted {
-		// A wait that the interrupt cut short is no error of what it waited for.
-		return stopped
-	}
-	return err
+	return failure, e.drain(ctx, failure == nil)
 }
 
 // sample runs S_1..S_h for batch i and hands the parts of its frontier on.
@@ -230,6 +252,10 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 			if to*e.rowBytes > s.x.Size() {
 				return errs.New(errs.Capability, "batch %d needs %d rows of features, a mini-batch slot has room for %d; lower --batch-size, --fanout or --prefetch-depth",
 					i, to, s.x.Size()/e.rowBytes)
+			}
+			// The reads of earlier hops are in flight: what is behind x grows, and x stays where it is.
+			if err := s.x.Grow(to * e.rowBytes); err != nil {
+				return fmt.Errorf("batch %d: features of %d rows: %w", i, to, err)
 			}
 			parts <- work{s, s.mb.Nodes.Ptr(), from, to - from, h == hops}
 			from = to
@@ -347,20 +373,17 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	rows := s.mb.HopEnd[len(e.cfg.Fanouts)]
-	if err := e.verifyRows(s); err != nil {
+	if err := e.verifyRows(op, s); err != nil {
 		return err
 	}
 	if err := e.widen(s); err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}
-	if f := e.cfg.OnRows; f != nil {
-		if err := e.trainS.Synchronize(op); err != nil {
+	if s.index >= p.shown {
+		p.shown = s.index + 1
+		if err := e.show(op, p, s, rows); err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
-		f(hostmem.View[int64](s.mb.Nodes.Bytes())[:rows], hostmem.View[float32](e.features(s).Bytes())[:rows*int64(e.dim)])
-	}
-	if p.onBatch != nil {
-		p.onBatch(s.index, s.mb)
 	}
 	begin := e.trace.now()
 	out, err := p.step(op, s)
@@ -389,8 +412,28 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 		t.Retries += g.stats.Retries
 		t.Timeouts += g.stats.Timeouts
 	}
+	p.first = s.index + 1
 	if p.after != nil {
 		return p.after(s.index)
+	}
+	return nil
+}
+
+// show lets the observers see a batch that is about to be trained on.
+func (e *engine) show(op context.Context, p *pass, s *slot, rows int64) error {
+	if f := e.cfg.OnRows; f != nil {
+		nodes, err := e.look[0].view(op, e.dev, e.trainS, s.mb.Nodes, 0, rows*8)
+		if err != nil {
+			return err
+		}
+		x, err := e.look[1].view(op, e.dev, e.trainS, e.features(s), 0, rows*int64(e.dim)*4)
+		if err != nil {
+			return err
+		}
+		f(hostmem.View[int64](nodes), hostmem.View[float32](x))
+	}
+	if p.onBatch != nil {
+		p.onBatch(s.index, s.mb)
 	}
 	return nil
 }

@@ -35,9 +35,6 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if err := checkDevice(in.Dev); err != nil {
-		return nil, err
-	}
 	peak := hostmem.StartPeakMeter(peakEvery)
 	defer peak.Stop()
 

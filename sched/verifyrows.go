@@ -1,6 +1,8 @@
 package sched
 
 import (
+	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -29,14 +31,42 @@ func (e *engine) openVerify(in Inputs) error {
 	return nil
 }
 
+// verifyChunk bounds what is copied from a GPU at one time.
+const verifyChunk = 32 << 20
+
 // verifyRows checks a batch whose rows are in place, as they are stored, on all cores.
-func (e *engine) verifyRows(s *slot) error {
+func (e *engine) verifyRows(ctx context.Context, s *slot) error {
 	if e.verify == nil {
 		return nil
 	}
 	n := s.mb.HopEnd[len(e.cfg.Fanouts)]
-	nodes := hostmem.View[int64](s.mb.Nodes.Bytes())[:n]
-	rows := s.x.Bytes()[:n*e.rowBytes]
+	step := n
+	if e.onGPU() {
+		step = max(verifyChunk/e.rowBytes, 1)
+	}
+	for at := int64(0); at < n; at += step {
+		count := min(step, n-at)
+		raw, err := e.look[0].view(ctx, e.dev, e.trainS, s.mb.Nodes, at*8, count*8)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+		rows, err := e.look[1].view(ctx, e.dev, e.trainS, s.x, at*e.rowBytes, count*e.rowBytes)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+		nodes := hostmem.View[int64](raw)
+		if i := e.firstWrong(nodes, rows); i >= 0 {
+			return errs.New(errs.Device, "batch %d: row %d of %d: %s; run \"heliosctl verify\", and with --check-reads to see whether it came so from the SSD", s.index, at+i, n,
+				e.verify.Wrong(nodes[i], rows[i*e.rowBytes:(i+1)*e.rowBytes]))
+		}
+	}
+	e.verify.rows.Add(n)
+	return nil
+}
+
+// firstWrong is the index of a row that is not that of its node; -1 where all are.
+func (e *engine) firstWrong(nodes []int64, rows []byte) int64 {
+	n := int64(len(nodes))
 	workers := min(int64(runtime.GOMAXPROCS(0)), n/64+1)
 	bad := make([]int64, workers)
 	var wg sync.WaitGroup
@@ -51,12 +81,10 @@ func (e *engine) verifyRows(s *slot) error {
 	wg.Wait()
 	for _, i := range bad {
 		if i >= 0 {
-			return errs.New(errs.Device, "batch %d: row %d of %d: %s; run \"heliosctl verify\", and with --check-reads to see whether it came so from the SSD", s.index, i, n,
-				e.verify.Wrong(nodes[i], rows[i*e.rowBytes:(i+1)*e.rowBytes]))
+			return i
 		}
 	}
-	e.verify.rows.Add(n)
-	return nil
+	return -1
 }
 
 // verified is how many rows were verified; nil where none is.

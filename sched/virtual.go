@@ -108,6 +108,9 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 	if i := in.Dev.Info(); i.Backend != "host" {
 		return nil, errs.New(errs.Capability, "--clock virtual samples on the host device, not on %s; use --device host", i.Name)
 	}
+	if cfg, err = cfg.onDevice(in.Dev.Info()); err != nil {
+		return nil, err
+	}
 	v := &virtual{e: &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev}, hw: hw}
 	defer func() { err = errors.Join(err, v.e.close()) }()
 	if err := v.open(ctx, in); err != nil {
