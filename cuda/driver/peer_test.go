@@ -71,4 +71,3 @@ func TestPeerOutlivesClose(t *testing.T) {
 	require.Contains(t, fakecuda.Control(t, lib, "live"), "device=1 ")
 	require.NoError(t, m.Close())
 }
-
