@@ -151,7 +151,10 @@ func transpose(b *cuda.Block, p *aggParams, gcn bool) error {
 	weights := cuda.View[float32](p.Weights, p.NumDst)
 	first, last := b.Range(p.NumDst)
 	for i := first; i < last; i++ {
-		weights[i] = w.dst(i) // nobody asks for that of an empty list
+		weights[i] = 0 // nobody asks for that of an empty list
+		if w.indptr[i+1] > w.indptr[i] {
+			weights[i] = w.dst(i)
+		}
 	}
 	lo, hi := b.Range(p.NumSrc)
 	at := cuda.View[uint32](p.TEnd, p.NumSrc)[lo:hi]
@@ -221,11 +224,16 @@ func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	return nil
 }
 
-// sumParams is the parameter block of col_sum: Out[c] = Σ_r X[r,c], rows in order.
+// sumParams is the parameter block of col_sum: Out[c] = Σ_r X[r,c]. The sum is a tree, the same on every device: sumLeaf rows
+// in order make one row of partial sums, sumLeaf of those one of the next level, until there is only one. So no error grows
+// with the number of rows, and a GPU can do the groups of a level at one time.
 type sumParams struct {
 	X, Out     cuda.DevicePtr
 	Rows, Cols int64
 }
+
+// sumLeaf is how many rows of a level of col_sum make one of the next.
+const sumLeaf = 64
 
 // colSumPer is how many columns make a block: part of a row by each of several costs more than whole rows by one.
 const colSumPer = 256
@@ -236,8 +244,27 @@ func colSum(b *cuda.Block, p *sumParams) error {
 		return nil
 	}
 	x := cuda.View[float32](p.X, p.Rows*p.Cols)
-	b.SIMD().SumColumns(cuda.View[float32](p.Out, p.Cols)[lo:hi], x[min(lo, int64(len(x))):], int(p.Rows), int(p.Cols))
+	sumTree(b.SIMD(), cuda.View[float32](p.Out, p.Cols)[lo:hi], x[min(lo, int64(len(x))):], p.Rows, p.Cols)
 	return nil
+}
+
+// sumTree sets out to the sums of the columns of some rows of x, stride apart.
+func sumTree(l simd.Level, out, x []float32, rows, stride int64) {
+	if rows <= sumLeaf {
+		l.SumColumns(out, x, int(rows), int(stride))
+		return
+	}
+	per := int64(sumLeaf) // rows below one of the top level
+	for per*sumLeaf < rows {
+		per *= sumLeaf
+	}
+	n := len(out)
+	two := make([]float32, 2*n) // the sum so far and the next one
+	for r := int64(0); r < rows; r += per {
+		sumTree(l, two[n:], x[r*stride:], min(per, rows-r), stride)
+		l.SumColumns(two[:n], two, 2, n)
+	}
+	copy(out, two)
 }
 
 // xentParams is the parameter block of the loss kernels.
@@ -351,7 +378,11 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 	return nil
 }
 
-// xentSum adds up the rows in order. One block.
+// xentLeaf is how many rows' losses are summed before their sum is added to that of the rows before: the rows that
+// one thread of a GPU does.
+const xentLeaf = 64
+
+// xentSum adds up the rows in order, xentLeaf at a time. One block.
 func xentSum(b *cuda.Block, p *xentParams) error {
 	if b.Index != 0 || p.Labels == 0 {
 		return nil
@@ -359,15 +390,19 @@ func xentSum(b *cuda.Block, p *xentParams) error {
 	o := &cuda.View[outcome](p.Outcome, 1)[0]
 	loss := cuda.View[float64](p.Loss, p.Rows)
 	pred := cuda.View[int32](p.Pred, p.Rows)
-	sum, correct := 0.0, int64(0)
+	sum, leaf, correct := 0.0, 0.0, int64(0)
 	for i, y := range cuda.View[int32](p.Labels, p.Rows) {
 		if y >= 0 {
-			sum += loss[i]
+			leaf += loss[i]
 			if pred[i] == y {
 				correct++
 			}
 		}
+		if i%xentLeaf == xentLeaf-1 {
+			sum, leaf = sum+leaf, 0
+		}
 	}
+	sum += leaf
 	if o.Counted > 0 {
 		o.Loss = sum / float64(o.Counted)
 	}

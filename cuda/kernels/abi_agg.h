@@ -1,0 +1,113 @@
+// The parameter blocks of the kernels of a training step other than products: aggregation, transpose, column
+// sums, loss, Adam, dropout of the input. Same names, same order, same bytes as in Go (gnn/kernels.go, inputdrop.go,
+// agg_cuda.go); the Go structs win, and abi_test.go compares them. Addresses are u64.
+#pragma once
+
+#include "abi_gemm.h"
+#include "types.h"
+
+// go: gnn.aggParams
+struct AggParams {
+	u64 Indptr;
+	u64 Src;
+	u64 Degrees;
+	u64 X;
+	u64 Out;
+	u64 Grad;
+	u64 Self;
+	u64 Weights;
+	u64 TEnd;
+	u64 TDst;
+	i64 NumDst;
+	i64 NumSrc;
+	i64 Edges;
+	i64 Dim;
+	float Scale;
+	u32 _;
+};
+static_assert(sizeof(AggParams) == 120, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, NumDst) == 80, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, Scale) == 112, "gnn.aggParams");
+
+constexpr u32 radixBits = 9, radixBins = 1 << radixBits;
+
+// go: gnn.transposeParams
+struct TransposeParams {
+	AggParams Agg;
+	u64 KeysIn, ValsIn;
+	u64 KeysOut, ValsOut;
+	u64 Hist;
+	u64 Totals;
+	u32 Shift, Bits;
+	u32 Grid;
+	u32 GCN;
+};
+static_assert(sizeof(TransposeParams) == 184, "gnn.transposeParams");
+static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 120, "gnn.transposeParams");
+
+constexpr i64 sumLeaf = 64, xentLeaf = 64;
+
+// go: gnn.sumParams
+struct SumParams {
+	u64 X, Out;
+	i64 Rows, Cols;
+};
+static_assert(sizeof(SumParams) == 32, "gnn.sumParams");
+
+// go: gnn.outcome
+struct Outcome {
+	double Loss;
+	i64 Correct;
+	i64 Counted;
+};
+static_assert(sizeof(Outcome) == 24, "gnn.outcome");
+
+// go: gnn.xentParams
+struct XentParams {
+	u64 Logits;
+	u64 Labels;
+	u64 Grad;
+	u64 Loss;
+	u64 Pred;
+	u64 Outcome;
+	i64 Rows;
+	i64 Classes;
+};
+static_assert(sizeof(XentParams) == 64, "gnn.xentParams");
+
+// go: simd.AdamStep
+struct AdamConstants {
+	float B1, C1, B2, C2;
+	float StepSize, RootC2;
+	float Eps, L2, Decay;
+};
+static_assert(sizeof(AdamConstants) == 36, "simd.AdamStep");
+
+// go: gnn.adamParams
+struct AdamParams {
+	u64 P, G, M, V;
+	i64 N;
+	AdamConstants AdamStep;
+	u32 _;
+};
+static_assert(sizeof(AdamParams) == 80, "gnn.adamParams");
+static_assert(__builtin_offsetof(AdamParams, AdamStep) == 40, "gnn.adamParams");
+
+// go: gnn.dropInputParams
+struct DropInputParams {
+	u64 X;
+	i64 Rows, Cols;
+	Dropout Drop;
+};
+static_assert(sizeof(DropInputParams) == 56, "gnn.dropInputParams");
+
+// go: gnn.biasActParams
+struct BiasActParams {
+	u64 C, Bias;
+	i64 Rows, Cols, LDC;
+	Dropout Drop;
+	u32 Flags;
+	u32 _;
+};
+static_assert(sizeof(BiasActParams) == 80, "gnn.biasActParams");
+static_assert(__builtin_offsetof(BiasActParams, Drop) == 40, "gnn.biasActParams");
