@@ -317,10 +317,6 @@ func devicePtr(v []float32) cuda.DevicePtr {
 }
 
 func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
-	k, err := dev.Kernel("gemm_" + s.Kind)
-	if err != nil {
-		return nil, err
-	}
 	mem := &buffers{dev: dev}
 	a, b, c := mem.floats(s.M*s.K), mem.floats(s.K*s.N), mem.floats(s.M*s.N)
 	rival := c
@@ -341,9 +337,19 @@ func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
 	if transB {
 		p.LDB = s.K
 	}
-	m := &Model{dev: dev}
+	op := opNN
+	if transA {
+		op = opTN
+	} else if transB {
+		op = opNT
+	}
+	m := newModel(dev)
+	if err := m.findProducts(); err != nil {
+		_ = mem.close()
+		return nil, err
+	}
 	run := &BenchRun{
-		Launch: func(st cuda.Stream) error { return m.gemm(st, k, &p) },
+		Launch: func(st cuda.Stream) error { return m.gemm(&stepSink{stream: st}, op, &p, 0) },
 		Close:  mem.close,
 	}
 	if cfg.BLAS != nil {

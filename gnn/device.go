@@ -13,6 +13,8 @@ import (
 type stepSink struct {
 	stream cuda.Stream
 	steps  *cuda.Steps // nil: launch at once
+	begun  bool        // something was enqueued
+	again  bool        // the step may be done again after it has begun, see half
 }
 
 // put appends a launch of k with the parameter block p, which must hold no Go pointers.
@@ -36,6 +38,29 @@ func (q *stepSink) flush() error {
 	}
 	err := cuda.LaunchSteps(q.stream, q.steps)
 	q.steps.Reset()
+	if err == nil {
+		q.begun = true
+	}
+	return q.half(err)
+}
+
+// sink is where a step's launches go.
+func (m *Model) sink(stream cuda.Stream) stepSink {
+	if !m.gpu {
+		return stepSink{stream: stream}
+	}
+	m.steps.Reset()
+	return stepSink{stream: stream, steps: &m.steps, again: m.cfg.FeatureDropout == 0}
+}
+
+// end flushes when all of the step could be written, and forgets it when not.
+func (q *stepSink) end(err error) error {
+	if err == nil {
+		return q.flush()
+	}
+	if q.steps != nil {
+		q.steps.Reset()
+	}
 	return err
 }
 

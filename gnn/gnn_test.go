@@ -724,7 +724,8 @@ func TestAdam(t *testing.T) {
 		for step := 1; step <= 5; step++ {
 			g := randomFloats(n, uint64(step)+10)
 			copy(f32(m.store)[n:], g)
-			require.NoError(t, m.adam(s, &st))
+			require.NoError(t, m.adam(&stepSink{stream: s}, &st))
+			m.step++ // as Train does when all of a step is enqueued
 			require.NoError(t, s.Synchronize(t.Context()))
 			for i := range p {
 				d := float64(g[i])
@@ -882,23 +883,22 @@ func TestWorkspace(t *testing.T) {
 }
 
 func BenchmarkGEMM(b *testing.B) {
-	for _, name := range []string{"gemm_nn", "gemm_nt", "gemm_tn"} {
+	for _, op := range []gemmOp{opNN, opNT, opTN} {
 		for _, workers := range []int{1, 2} {
-			b.Run(fmt.Sprintf("%s/11000x128x128/workers=%d", name, workers), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/11000x128x128/workers=%d", op, workers), func(b *testing.B) {
 				dev := host(b, workers)
 				s := newStream(b, dev)
-				k, err := dev.Kernel(name)
-				require.NoError(b, err)
-				m := &Model{dev: dev}
+				m := newModel(dev)
+				require.NoError(b, m.findProducts())
 				const big, small = 11000, 128
 				x, w, y := floats(b, dev, randomFloats(big*small, 1)), floats(b, dev, randomFloats(small*small, 2)), floats(b, dev, randomFloats(big*small, 3))
 				p := gemmParams{M: big, N: small, K: small, LDA: small, LDB: small, LDC: small, A: x.Ptr(), B: w.Ptr(), C: y.Ptr()}
-				if name == "gemm_tn" {
+				if op == opTN {
 					p.M, p.K, p.B, p.C = small, big, y.Ptr(), w.Ptr()
 				}
 				b.ReportAllocs()
 				for b.Loop() {
-					require.NoError(b, m.gemm(s, k, &p))
+					require.NoError(b, m.gemm(&stepSink{stream: s}, op, &p, 0))
 					require.NoError(b, s.Synchronize(b.Context()))
 				}
 				b.ReportMetric(float64(b.N)*2*big*small*small/b.Elapsed().Seconds()/1e9, "GFLOP/s")

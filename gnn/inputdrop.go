@@ -37,8 +37,8 @@ func dropInput(b *cuda.Block, p *dropInputParams) error {
 }
 
 // dropInput enqueues the dropout of the model's input x.
-func (m *Model) dropInput(stream cuda.Stream, x cuda.DevicePtr, rows int64, st *Step) error {
-	return launch(m, stream, m.k.dropInput, rows, 16, dropInputParams{
+func (m *Model) dropInput(q *stepSink, x cuda.DevicePtr, rows int64, st *Step) error {
+	return enqueue(m, q, m.k.dropInput, rows, m.items(16, gpuWarps), dropInputParams{
 		X: x, Rows: rows, Cols: m.dims[0], Drop: m.drop(st, m.cfg.FeatureDropout, inputLayer),
 	})
 }

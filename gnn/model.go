@@ -2,8 +2,9 @@
 // aggregation (Hamilton et al., NeurIPS 2017) and GCN (Kipf and Welling, ICLR 2017), with ReLU and dropout between
 // layers, softmax cross-entropy and Adam.
 //
-// A step is a sequence of named kernels on one stream (DESIGN section 5); this package has
-// their host versions. Every sum has a fixed order, so results do not depend on workers.
+// A step is a sequence of named kernels on one stream (DESIGN section 5). This package has their host
+// versions and says which ones a GPU needs in their place (files *_cuda.go). Every sum has a fixed order, so results do not
+// depend on workers or SMs.
 package gnn
 
 import (
@@ -11,8 +12,10 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -71,7 +74,9 @@ type Model struct {
 	stage  cuda.Buffer // pinned, of downloads
 	old    []cuda.Buffer
 	step   int64
-	grid   int
+	gpu    bool // no host device: kernels of its own, steps enqueued as a whole
+	grid   int  // most blocks of a launch
+	steps  cuda.Steps
 	k      kernels
 	named  map[string]cuda.Kernel // see gpuKernel
 
@@ -116,8 +121,15 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 		return nil, errs.New(errs.Usage, "dropout %v: must be at least 0 and below 1", cfg.Dropout)
 	case !(cfg.FeatureDropout >= 0 && cfg.FeatureDropout < 1):
 		return nil, errs.New(errs.Usage, "feature dropout %v: must be at least 0 and below 1", cfg.FeatureDropout)
+	case cfg.Precision > cuda.BF16:
+		return nil, errs.New(errs.Usage, "precision %v is unknown; choose %s", cfg.Precision, strings.Join(cuda.Precisions(), ", "))
 	}
-	m := &Model{dev: dev, cfg: cfg, grid: max(1, 4*dev.Info().SMs)}
+	m := newModel(dev)
+	m.cfg = cfg
+	if !m.gpu && (cfg.Precision != cuda.FP32 || cfg.BLAS != nil) {
+		return nil, errs.New(errs.Usage, "device %s computes products in fp32 by its own kernels; precision %v and a BLAS are for --device cuda",
+			dev.Info().Name, cfg.Precision)
+	}
 	for l := range cfg.Layers + 1 {
 		switch l {
 		case cfg.Layers:
@@ -138,7 +150,25 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 	return m, nil
 }
 
+// newModel is what launches need of a model.
+func newModel(dev cuda.Device) *Model {
+	info := dev.Info()
+	m := &Model{dev: dev, gpu: info.Backend != "host"}
+	if m.gpu {
+		m.grid = max(1, gpuBlocksPerSM*info.SMs)
+	} else {
+		m.grid = max(1, 4*info.SMs)
+	}
+	return m
+}
+
 func (m *Model) findKernels() error {
+	if m.gpu {
+		return m.findGPUKernels()
+	}
+	if err := m.findProducts(); err != nil {
+		return err
+	}
 	agg, bwd, transpose := "sage_mean", "sage_mean_bwd", "sage_transpose"
 	if m.cfg.Kind == "gcn" {
 		agg, bwd, transpose = "gcn_agg", "gcn_agg_bwd", "gcn_transpose"
@@ -151,13 +181,25 @@ func (m *Model) findKernels() error {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&m.k.gemmNN, "gemm_nn"}, {&m.k.gemmNT, "gemm_nt"}, {&m.k.gemmTN, "gemm_tn"}, {&m.k.agg, agg}, {&m.k.aggBwd, bwd},
-		{&m.k.transpose, transpose},
+		{&m.k.agg, agg}, {&m.k.aggBwd, bwd}, {&m.k.transpose, transpose},
 		{&m.k.colSum, "col_sum"}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
 		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
 		var err error
 		if *k.dst, err = m.dev.Kernel(k.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findProducts finds the host's kernels of products.
+func (m *Model) findProducts() (err error) {
+	for _, k := range []struct {
+		dst *cuda.Kernel
+		op  gemmOp
+	}{{&m.k.gemmNN, opNN}, {&m.k.gemmNT, opNT}, {&m.k.gemmTN, opTN}} {
+		if *k.dst, err = m.dev.Kernel(k.op.String()); err != nil {
 			return err
 		}
 	}
@@ -345,6 +387,7 @@ type plan struct {
 	tEnd, tDst       int64
 	weights          int64 // of edges, see aggParams
 	loss, pred       int64
+	scratch          int64 // of kernels that only GPUs have, used by one launch after the other; -1: none
 	size             int64
 	base             cuda.DevicePtr
 	fixedH, fixedAgg [8]int64 // backing of h and agg for the usual depths
@@ -359,28 +402,29 @@ func (p *plan) take(n int64) int64 {
 
 func (p *plan) at(offset int64) cuda.DevicePtr { return p.base + cuda.DevicePtr(offset*4) }
 
-// prepare checks the mini-batch against the model and lays the workspace out.
-func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
+// scratchAt is the scratch memory, or 0.
+func (p *plan) scratchAt() cuda.DevicePtr {
+	if p.scratch < 0 {
+		return 0
+	}
+	return p.at(p.scratch)
+}
+
+// layout places what a step over blocks (hop 0 first, as in a mini-batch) needs.
+func (m *Model) layout(blocks []graph.Block, seeds int64, train bool, p *plan) {
 	L := m.cfg.Layers
-	if len(mb.Blocks) != L || len(mb.HopEnd) != L+1 {
-		return errs.New(errs.Usage, "the mini-batch has %d of %d hops; give as many fanouts as layers and sample all hops", len(mb.Blocks), L)
-	}
-	if m.cfg.Kind == "gcn" && mb.Degrees == nil {
-		return errs.New(errs.Failed, "gcn needs in-degrees: make the sampler with Degrees set")
-	}
 	p.h, p.agg = p.fixedH[:0], p.fixedAgg[:0]
-	seeds := int64(mb.NumSeeds)
 	// Forward only, the aggregate of one layer is dead in the next.
 	shared := int64(0)
 	for l := range L {
-		shared = max(shared, m.block(mb, l).NumDst*m.dims[l])
+		shared = max(shared, blocks[L-1-l].NumDst*m.dims[l])
 	}
 	sharedAt := int64(-1)
 	if !train {
 		sharedAt = p.take(shared)
 	}
 	for l := range L {
-		b := m.block(mb, l)
+		b := &blocks[L-1-l]
 		p.h = append(p.h, p.take(b.NumDst*m.dims[l+1]))
 		if train {
 			p.agg = append(p.agg, p.take(b.NumDst*m.dims[l]))
@@ -389,9 +433,9 @@ func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
 		}
 	}
 	if m.cfg.Kind == "gcn" {
-		p.weights = p.take(m.block(mb, 0).NumSrc)
+		p.weights = p.take(blocks[L-1].NumSrc)
 	} else if train {
-		p.weights = p.take(m.block(mb, 0).NumDst)
+		p.weights = p.take(blocks[L-1].NumDst)
 	}
 	p.loss = p.take(2 * seeds)
 	p.pred = p.take(seeds)
@@ -400,10 +444,7 @@ func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
 		p.logitGrad = p.take(seeds * m.dims[L])
 		var dst, src, edges int64
 		for l := 1; l < L; l++ {
-			b := m.block(mb, l)
-			if b.NumEdges > math.MaxUint32 {
-				return errs.New(errs.Usage, "a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts", b.NumEdges)
-			}
+			b := &blocks[L-1-l]
 			dst, src, edges = max(dst, b.NumDst*m.dims[l]), max(src, b.NumSrc), max(edges, b.NumEdges)
 		}
 		p.dAgg = p.take(dst)
@@ -412,21 +453,82 @@ func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
 		}
 		p.tEnd, p.tDst = p.take(src), p.take(edges)
 	}
-	need := p.size * 4
-	if m.work == nil || m.work.Size() < need {
+	p.scratch = -1
+	if m.gpu {
+		if n := m.scratchBytes(blocks, train); n > 0 {
+			p.scratch = p.take((n + 3) / 4)
+		}
+	}
+}
+
+// WorkspaceBytes is how much device memory a step takes beside the parameters, whether it trains or infers, for a mini-batch
+// with these numbers: hopEnd as in graph.MiniBatch (its first is that of the seeds), and edges[h] of Blocks[h].
+func (m *Model) WorkspaceBytes(hopEnd, edges []int64) int64 {
+	blocks := make([]graph.Block, m.cfg.Layers)
+	for h := range min(len(blocks), len(edges), len(hopEnd)-1) {
+		blocks[h] = graph.Block{NumDst: hopEnd[h], NumSrc: hopEnd[h+1], NumEdges: edges[h]}
+	}
+	var train, infer plan
+	m.layout(blocks, blocks[0].NumDst, true, &train)
+	m.layout(blocks, blocks[0].NumDst, false, &infer)
+	return workBytes(max(train.size, infer.size) * 4)
+}
+
+// workBytes rounds up to what the workspace is allocated in.
+func workBytes(n int64) int64 { return (n + 4095) &^ 4095 }
+
+// prepare checks the mini-batch against the model and lays the workspace out. All memory of a step is allocated here, so an
+// *cuda.OutOfMemoryError comes before anything is launched: parameters, inputs and the number of steps are as they were, and the
+// step can be done again.
+func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
+	L := m.cfg.Layers
+	if len(mb.Blocks) != L || len(mb.HopEnd) != L+1 {
+		return errs.New(errs.Usage, "the mini-batch has %d of %d hops; give as many fanouts as layers and sample all hops", len(mb.Blocks), L)
+	}
+	if m.cfg.Kind == "gcn" && mb.Degrees == nil {
+		return errs.New(errs.Failed, "gcn needs in-degrees: make the sampler with Degrees set")
+	}
+	if train {
+		for l := 1; l < L; l++ {
+			if b := m.block(mb, l); b.NumEdges > math.MaxUint32 {
+				return errs.New(errs.Usage, "a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts", b.NumEdges)
+			}
+		}
+	}
+	m.layout(mb.Blocks, int64(mb.NumSeeds), train, p)
+	if need := p.size * 4; m.work == nil || m.work.Size() < need {
 		size := need
 		if m.work != nil {
 			size += size / 4
-			m.old = append(m.old, m.work) // launched steps may still use it
-			m.work = nil
 		}
-		var err error
-		if m.work, err = m.dev.Alloc(cuda.MemDevice, (size+4095)&^4095, "activations"); err != nil {
+		work, err := m.dev.Alloc(cuda.MemDevice, workBytes(size), "activations")
+		if oom := (*cuda.OutOfMemoryError)(nil); errors.As(err, &oom) && size > need {
+			work, err = m.dev.Alloc(cuda.MemDevice, workBytes(need), "activations")
+		}
+		if err != nil {
 			return err
 		}
+		if m.work != nil {
+			m.old = append(m.old, m.work) // launched steps may still use it
+		}
+		m.work = work
 	}
 	p.base = m.work.Ptr()
 	return nil
+}
+
+// ReleaseWorkspace gives back the memory of activations, which the next step allocates anew at the size that it needs. It is
+// for a device that has run out of memory. No step may be in flight; results of the last one are gone.
+func (m *Model) ReleaseWorkspace() error {
+	err := m.freeOld()
+	if m.work != nil {
+		if e := m.work.Free(); err == nil {
+			err = e
+		}
+		m.work = nil
+	}
+	m.last = lastRun{}
+	return err
 }
 
 // block is the sampled block of layer l.
@@ -444,13 +546,18 @@ func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	}
 	err := m.prepare(mb, true, &p)
 	if err == nil {
-		err = m.forward(stream, mb, x, labels, &p, &st)
-	}
-	if err == nil {
-		err = m.backward(stream, mb, x, &p)
-	}
-	if err == nil {
-		err = m.adam(stream, &st)
+		q := m.sink(stream)
+		var last lastRun
+		if last, err = m.forward(&q, mb, x, labels, &p, &st); err == nil {
+			err = m.backward(&q, mb, x, &p)
+		}
+		if err == nil {
+			err = m.adam(&q, &st)
+		}
+		if err = q.end(err); err == nil {
+			m.step++
+			m.last = last
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("train batch %d of epoch %d: %w", st.Batch, st.Epoch, err)
@@ -463,7 +570,12 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	var p plan
 	err := m.prepare(mb, false, &p)
 	if err == nil {
-		err = m.forward(stream, mb, x, labels, &p, nil)
+		q := m.sink(stream)
+		var last lastRun
+		last, err = m.forward(&q, mb, x, labels, &p, nil)
+		if err = q.end(err); err == nil {
+			m.last = last
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("infer batch %d of epoch %d: %w", mb.Index, mb.Epoch, err)
@@ -473,18 +585,48 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 
 // launch runs k with a grid that gives a block at least per of n items.
 func launch[T any](m *Model, s cuda.Stream, k cuda.Kernel, n, per int64, p T) error {
-	blocks := min(int64(m.grid), (n+per-1)/per)
-	return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: 256}, p)
+	return enqueue(m, &stepSink{stream: s}, k, n, per, p)
 }
 
-// gemm launches a product.
-func (m *Model) gemm(s cuda.Stream, k cuda.Kernel, p *gemmParams) error {
+// enqueue is launch into a sink.
+func enqueue[T any](m *Model, q *stepSink, k cuda.Kernel, n, per int64, p T) error {
+	return put(q, k, m.blocksFor(n, per), p)
+}
+
+func (m *Model) blocksFor(n, per int64) cuda.LaunchConfig {
+	blocks := min(int64(m.grid), (n+per-1)/per)
+	return cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: gpuThreads}
+}
+
+// items is how many items a block takes at least: on the host device enough to be worth a worker's turn, on a GPU what
+// its warps or threads take in one round.
+func (m *Model) items(host, gpu int64) int64 {
+	if m.gpu {
+		return gpu
+	}
+	return host
+}
+
+// rowBlocks is the launch of an aggregate over rows, of which a block of the host takes at least per.
+func (m *Model) rowBlocks(rows, per, dim int64) cuda.LaunchConfig {
+	if m.gpu {
+		return m.aggBlocks(rows, dim)
+	}
+	return m.blocksFor(rows, per)
+}
+
+// gemm enqueues a product.
+func (m *Model) gemm(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.DevicePtr) error {
 	if p.M == 0 || p.N == 0 {
 		return nil
 	}
+	if m.gpu {
+		return m.productGPU(q, op, p, scratch)
+	}
+	k := [...]cuda.Kernel{opNN: m.k.gemmNN, opNT: m.k.gemmNT, opTN: m.k.gemmTN}[op]
 	p.MB, p.NB = gemmTiles(p.M, p.N, p.K+p.K2, int64(m.dev.Info().SMs))
 	blocks := (p.M + p.MB - 1) / p.MB * ((p.N + p.NB - 1) / p.NB)
-	return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
+	return put(q, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
 }
 
 func (m *Model) aggParams(mb *graph.MiniBatch, l int) aggParams {
@@ -497,12 +639,12 @@ func (m *Model) aggParams(mb *graph.MiniBatch, l int) aggParams {
 }
 
 // forward enqueues the layers and the loss; st is nil outside training.
-func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, p *plan, st *Step) error {
+func (m *Model) forward(q *stepSink, mb *graph.MiniBatch, x, labels cuda.DevicePtr, p *plan, st *Step) (last lastRun, err error) {
 	L := m.cfg.Layers
 	in := x
 	if st != nil && m.cfg.FeatureDropout > 0 {
-		if err := m.dropInput(stream, x, m.block(mb, 0).NumSrc, st); err != nil {
-			return err
+		if err := m.dropInput(q, x, m.block(mb, 0).NumSrc, st); err != nil {
+			return last, err
 		}
 	}
 	for l := range L {
@@ -510,12 +652,12 @@ func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.
 		a := m.aggParams(mb, l)
 		a.X, a.Out, a.Weights = in, p.at(p.agg[l]), p.at(p.weights)
 		if m.cfg.Kind == "gcn" {
-			if err := launch(m, stream, m.k.weights, b.NumSrc, 4096, a); err != nil {
-				return err
+			if err := enqueue(m, q, m.k.weights, b.NumSrc, m.items(4096, 1024), a); err != nil {
+				return last, err
 			}
 		}
-		if err := launch(m, stream, m.k.agg, b.NumDst, 16, a); err != nil {
-			return err
+		if err := put(q, m.k.agg, m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+			return last, err
 		}
 		w := m.layers[l]
 		g := gemmParams{
@@ -535,28 +677,28 @@ func (m *Model) forward(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.
 				g.Drop = m.drop(st, m.cfg.Dropout, uint32(l))
 			}
 		}
-		if err := m.gemm(stream, m.k.gemmNN, &g); err != nil {
-			return err
+		if err := m.gemm(q, opNN, &g, p.scratchAt()); err != nil {
+			return last, err
 		}
 		in = p.at(p.h[l])
 	}
 	seeds := int64(mb.NumSeeds)
-	q := xentParams{
+	xp := xentParams{
 		Logits: in, Labels: labels, Loss: p.at(p.loss), Pred: p.at(p.pred), Outcome: m.result.Ptr(),
 		Rows: seeds, Classes: m.dims[L],
 	}
-	m.last = lastRun{seeds: seeds, pred: q.Pred, embedding: p.at(p.embedAt)}
+	last = lastRun{seeds: seeds, pred: xp.Pred, embedding: p.at(p.embedAt)}
 	if st != nil {
-		q.Grad = p.at(p.logitGrad)
-		m.last.embedding = 0
+		xp.Grad = p.at(p.logitGrad)
+		last.embedding = 0
 	}
-	if err := launch(m, stream, m.k.xentCount, 1, 1, q); err != nil {
-		return err
+	if err := enqueue(m, q, m.k.xentCount, 1, 1, xp); err != nil {
+		return last, err
 	}
-	if err := launch(m, stream, m.k.xent, seeds, 64, q); err != nil {
-		return err
+	if err := enqueue(m, q, m.k.xent, seeds, m.items(64, gpuWarps), xp); err != nil {
+		return last, err
 	}
-	return launch(m, stream, m.k.xentSum, 1, 1, q)
+	return last, enqueue(m, q, m.k.xentSum, 1, 1, xp)
 }
 
 // drop is the dropout of a step with probability p, for the given layer's counters.
@@ -569,7 +711,7 @@ func (m *Model) drop(st *Step, p float32, layer uint32) dropout {
 
 // backward enqueues the gradients of all parameters. dz, the gradient by a layer's outputs
 // before activation, takes the place of the layer's activations on its way down.
-func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DevicePtr, p *plan) error {
+func (m *Model) backward(q *stepSink, mb *graph.MiniBatch, x cuda.DevicePtr, p *plan) error {
 	L := m.cfg.Layers
 	dz := p.at(p.logitGrad)
 	for l := L - 1; l >= 0; l-- {
@@ -584,15 +726,15 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 		tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out, A: agg, B: dz, C: m.grad(w.self)}
 		if w.neigh >= 0 {
 			tn.C = m.grad(w.neigh)
-			if err := m.gemm(stream, m.k.gemmTN, &tn); err != nil {
+			if err := m.gemm(q, opTN, &tn, p.scratchAt()); err != nil {
 				return err
 			}
 			tn.A, tn.C = h, m.grad(w.self)
 		}
-		if err := m.gemm(stream, m.k.gemmTN, &tn); err != nil {
+		if err := m.gemm(q, opTN, &tn, p.scratchAt()); err != nil {
 			return err
 		}
-		if err := launch(m, stream, m.k.colSum, out, colSumPer, sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}); err != nil {
+		if err := m.colSum(q, &sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}, p.scratchAt()); err != nil {
 			return err
 		}
 		if l == 0 {
@@ -601,12 +743,12 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 		nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: m.ptr(w.self), C: p.at(p.dAgg)}
 		if w.neigh >= 0 {
 			nt.C = p.at(p.dSelf)
-			if err := m.gemm(stream, m.k.gemmNT, &nt); err != nil {
+			if err := m.gemm(q, opNT, &nt, p.scratchAt()); err != nil {
 				return err
 			}
 			nt.B, nt.C = m.ptr(w.neigh), p.at(p.dAgg)
 		}
-		if err := m.gemm(stream, m.k.gemmNT, &nt); err != nil {
+		if err := m.gemm(q, opNT, &nt, p.scratchAt()); err != nil {
 			return err
 		}
 		a := m.aggParams(mb, l)
@@ -615,12 +757,10 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 			a.Scale = 1 / (1 - m.cfg.Dropout)
 		}
 		a.TEnd, a.TDst, a.Weights = p.at(p.tEnd), p.at(p.tDst), p.at(p.weights)
-		// A block reads all edges, so there are no more of them than run at one time.
-		per := max(4096, (b.NumSrc+int64(m.grid)/4-1)/max(1, int64(m.grid)/4))
-		if err := launch(m, stream, m.k.transpose, b.NumSrc, per, a); err != nil {
+		if err := m.transpose(q, &a, p.scratchAt()); err != nil {
 			return err
 		}
-		if err := launch(m, stream, m.k.aggBwd, b.NumSrc, 64, a); err != nil {
+		if err := put(q, m.k.aggBwd, m.rowBlocks(b.NumSrc, 64, a.Dim), a); err != nil {
 			return err
 		}
 		dz = h
@@ -628,7 +768,25 @@ func (m *Model) backward(stream cuda.Stream, mb *graph.MiniBatch, x cuda.DeviceP
 	return nil
 }
 
-func (m *Model) adam(stream cuda.Stream, st *Step) error {
+// transpose enqueues the lists of the backward pass.
+func (m *Model) transpose(q *stepSink, a *aggParams, scratch cuda.DevicePtr) error {
+	if m.gpu {
+		return m.transposeGPU(q, a, scratch)
+	}
+	// A block reads all edges, so there are no more of them than run at one time.
+	per := max(4096, (a.NumSrc+int64(m.grid)/4-1)/max(1, int64(m.grid)/4))
+	return enqueue(m, q, m.k.transpose, a.NumSrc, per, *a)
+}
+
+func (m *Model) colSum(q *stepSink, p *sumParams, scratch cuda.DevicePtr) error {
+	if m.gpu {
+		return m.colSumGPU(q, p, scratch)
+	}
+	return enqueue(m, q, m.k.colSum, p.Cols, colSumPer, *p)
+}
+
+// adam enqueues the optimiser's step number m.step+1.
+func (m *Model) adam(q *stepSink, st *Step) error {
 	b1, b2, eps := st.Beta1, st.Beta2, st.Eps
 	if b1 == 0 {
 		b1 = 0.9
@@ -639,8 +797,7 @@ func (m *Model) adam(stream cuda.Stream, st *Step) error {
 	if eps == 0 {
 		eps = 1e-8
 	}
-	m.step++
-	t := float64(m.step)
+	t := float64(m.step + 1)
 	a := adamParams{
 		P: m.ptr(0), G: m.grad(0), M: m.ptr(2 * m.n), V: m.ptr(3 * m.n), N: m.n,
 		AdamStep: simd.AdamStep{
@@ -655,7 +812,7 @@ func (m *Model) adam(stream cuda.Stream, st *Step) error {
 	} else {
 		a.L2 = st.WeightDecay
 	}
-	return launch(m, stream, m.k.adamK, m.n, 4096, a)
+	return enqueue(m, q, m.k.adamK, m.n, m.items(4096, 1024), a)
 }
 
 // Outcome waits for the last Train or Infer and returns its mean loss over the labelled seeds, how

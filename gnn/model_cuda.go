@@ -1,0 +1,162 @@
+package gnn
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/errs"
+)
+
+const (
+	// gpuThreads is the block of all launches of this package.
+	gpuThreads = 256
+	// gpuWarps is how many rows a block takes in one round where a warp takes a row.
+	gpuWarps = gpuThreads / 32
+	// gpuBlocksPerSM bounds a grid: eight blocks of gpuThreads fill an SM (2048 threads, CUDA programming guide, Compute
+	// Capabilities), and four rounds of them even out rows of different length.
+	gpuBlocksPerSM = 4 * 8
+)
+
+// findGPUKernels finds what the steps use on a GPU. Kernels of other precisions are not loaded: compiling them for nothing
+// takes seconds.
+func (m *Model) findGPUKernels() error {
+	agg, bwd := "sage_mean", "sage_mean_bwd"
+	if m.cfg.Kind == "gcn" {
+		agg, bwd = "gcn_agg", "gcn_agg_bwd"
+		var err error
+		if m.k.weights, err = m.gpuKernel("gcn_weights"); err != nil {
+			return err
+		}
+	}
+	for _, k := range []struct {
+		dst  *cuda.Kernel
+		name string
+	}{
+		{&m.k.agg, agg}, {&m.k.aggBwd, bwd}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
+		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
+	} {
+		var err error
+		if *k.dst, err = m.gpuKernel(k.name); err != nil {
+			return err
+		}
+	}
+	names := aggGPUKernels(m.cfg.Kind)
+	if m.cfg.BLAS == nil {
+		names = append(names, gemmGPUKernels(m.cfg.Precision)...)
+	}
+	for _, name := range names {
+		if _, err := m.gpuKernel(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// products calls f with each product of a step over blocks, of which only the shapes are set.
+func (m *Model) products(blocks []graph.Block, train bool, f func(op gemmOp, p *gemmParams)) {
+	L := m.cfg.Layers
+	for l := range L {
+		b := &blocks[L-1-l]
+		in, out := m.dims[l], m.dims[l+1]
+		p := gemmParams{M: b.NumDst, N: out, K: in, LDA: in, LDB: out, LDC: out}
+		if m.cfg.Kind == "sage" {
+			p.K2, p.LDA2, p.LDB2 = in, in, out
+		}
+		f(opNN, &p)
+		if !train {
+			continue
+		}
+		f(opTN, &gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out})
+		if l > 0 {
+			f(opNT, &gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in})
+		}
+	}
+}
+
+// scratchBytes is the most that a kernel of a step over blocks takes beside its operands.
+func (m *Model) scratchBytes(blocks []graph.Block, train bool) int64 {
+	L, n := m.cfg.Layers, int64(0)
+	if m.cfg.BLAS == nil {
+		sms := m.dev.Info().SMs
+		m.products(blocks, train, func(op gemmOp, p *gemmParams) {
+			if p.M > 0 && p.N > 0 {
+				n = max(n, gemmScratch(op, p, m.cfg.Precision, sms))
+			}
+		})
+	}
+	for l := range L {
+		if b := &blocks[L-1-l]; train {
+			n = max(n, colSumScratch(b.NumDst, m.dims[l+1]))
+			if l > 0 {
+				n = max(n, transposeScratch(b.NumSrc, b.NumEdges))
+			}
+		}
+	}
+	return n
+}
+
+// productGPU enqueues a product on a GPU, by the BLAS where there is one.
+func (m *Model) productGPU(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.DevicePtr) error {
+	if m.cfg.BLAS == nil {
+		return m.gemmGPU(q, op, p, m.cfg.Precision, scratch)
+	}
+	if p.K == 0 {
+		// The gradient of weights that nothing was computed with. What a BLAS does for K = 0 is its own affair.
+		if err := q.flush(); err != nil {
+			return err
+		}
+		return q.stream.Fill(p.C, 0, p.M*p.LDC*4)
+	}
+	if err := q.flush(); err != nil {
+		return err
+	}
+	b := cuda.BLASProduct{
+		M: p.M, N: p.N, K: p.K, A: p.A, B: p.B, C: p.C, LDA: p.LDA, LDB: p.LDB, LDC: p.LDC,
+		TransA: op == opTN, TransB: op == opNT, Precision: m.cfg.Precision,
+	}
+	if err := m.multiply(q, &b); err != nil {
+		return err
+	}
+	if p.K2 > 0 {
+		b.A, b.B, b.K, b.LDA, b.LDB, b.Add = p.A2, p.B2, p.K2, p.LDA2, p.LDB2, true
+		if err := m.multiply(q, &b); err != nil {
+			return err
+		}
+	}
+	if p.Bias == 0 && p.Flags == 0 {
+		return nil
+	}
+	k, err := m.gpuKernel("bias_act")
+	if err != nil {
+		return err
+	}
+	// A thread takes four columns of a row, those of one block of the mask.
+	return enqueue(m, q, k, p.M*((p.N+3)/4), gpuThreads, biasActParams{
+		C: p.C, Bias: p.Bias, Rows: p.M, Cols: p.N, LDC: p.LDC, Drop: p.Drop, Flags: p.Flags,
+	})
+}
+
+// multiply has the BLAS compute a product. Its stream is the sink's, of which all launches so far are enqueued.
+func (m *Model) multiply(q *stepSink, b *cuda.BLASProduct) error {
+	if big := max(b.M, b.N, b.K, b.LDA, b.LDB, b.LDC); big > math.MaxInt32 {
+		return errs.New(errs.Usage, "a product of %d×%d×%d passes the limits of a BLAS: lower the batch size or the fanouts, or use --blas off",
+			b.M, b.N, b.K)
+	}
+	err := m.cfg.BLAS.Multiply(q.stream, b)
+	if err == nil {
+		q.begun = true
+	}
+	return q.half(err)
+}
+
+// half keeps a step that has begun from being taken for one that can be done again, where that is not so: dropout of the input
+// would change it once more. All other kernels write what a new try writes again, and the parameters change in the last one.
+func (q *stepSink) half(err error) error {
+	if oom := (*cuda.OutOfMemoryError)(nil); !q.begun || q.again || !errors.As(err, &oom) {
+		return err
+	}
+	return errs.New(errs.Device, "in the middle of a step, which cannot be done again because it has dropped inputs in place: %s; go on from the last checkpoint with smaller caches", fmt.Sprint(err))
+}
