@@ -73,6 +73,9 @@ type PeerDMA interface {
 	// MapPeerDMA is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf, when it is not -1,
 	// an export of it that starts at offset. UnmapDMA takes it back.
 	MapPeerDMA(mem []byte, dmabuf int, offset int64) (IOVA, error)
+	// MapPeerWindow is WindowMapper's MapWindow of another device's memory whose mapping grows. ExtendWindow maps no
+	// more of it than it is asked for. ErrNoWindows means that this bus has none.
+	MapPeerWindow(mem []byte) (IOVA, error)
 }
 
 // ErrNoWindows is the answer of a WindowMapper in front of a bus that is none.

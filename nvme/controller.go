@@ -629,6 +629,17 @@ func (c *Controller) MapPeer(mem []byte, dmabuf int, offset int64) (IOVA, error)
 	return c.bus.MapDMA(mem)
 }
 
+// MapPeerWindow is MapWindow of another device's memory whose mapping for the CPU grows: ExtendWindow never goes beyond
+// the bytes that it is asked for. Call it when the mapping has them.
+func (c *Controller) MapPeerWindow(mem []byte) (IOVA, error) {
+	if p, ok := c.bus.(PeerDMA); ok {
+		if iova, err := p.MapPeerWindow(mem); !errors.Is(err, ErrNoWindows) {
+			return iova, err
+		}
+	}
+	return c.MapWindow(mem)
+}
+
 // UnmapDMA takes back a mapping of MapDMA.
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 

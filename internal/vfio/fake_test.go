@@ -34,6 +34,10 @@ type fake struct {
 	cards   map[string]*card
 	mapped  map[unsafe.Pointer]int64
 	type1   int // the answer to CHECK_EXTENSION
+	files   []ioasMapFile
+	// noRAM is memory behind another device's BAR: not counted, and refused by iommufd.
+	noRAM []byte
+	holes []byte // of it
 }
 
 type fakeFile struct {
@@ -188,6 +192,8 @@ func (k *fake) open(path string) (int, error) {
 	return k.newFD(f), nil
 }
 
+func (k *fake) raise(fd int) int { return fd }
+
 func (k *fake) close(fd int) error {
 	k.mu.Lock()
 	f := k.fds[fd]
@@ -225,7 +231,7 @@ func (k *fake) close(fd int) error {
 
 func (k *fake) drop(f *fakeFile) {
 	for _, m := range f.maps {
-		k.used -= int64(m.Size)
+		k.used -= k.counted(m)
 	}
 	f.maps = map[uint64]dmaMap{}
 }
@@ -414,6 +420,16 @@ func (k *fake) ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error) {
 			return -1, unix.EINVAL
 		}
 		return 0, k.mapInto(f, dmaMap{Vaddr: a.UserVA, IOVA: a.IOVA, Size: a.Length})
+	case iommuIOASMapFile:
+		a := (*ioasMapFile)(arg)
+		if err := k.hit("MAP_FILE"); err != nil {
+			return -1, err
+		}
+		if a.Size != 40 || a.Flags != 7 || a.IOASID != 7 || a.Start%4096 != 0 {
+			return -1, unix.EINVAL
+		}
+		k.files = append(k.files, *a)
+		return 0, k.mapInto(f, dmaMap{Vaddr: 4096, IOVA: a.IOVA, Size: a.Length})
 	case iommuIOASUnmap:
 		a := (*ioasUnmap)(arg)
 		if err := k.hit("UNMAP_DMA"); err != nil {
@@ -446,6 +462,16 @@ func (k *fake) mapInto(f *fakeFile, a dmaMap) error {
 	if len(f.maps) >= k.maxMaps {
 		return unix.ENOSPC
 	}
+	switch in := func(b []byte) bool {
+		lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+		return len(b) > 0 && a.Vaddr < lo+uint64(len(b)) && lo < a.Vaddr+a.Size
+	}; {
+	case in(k.holes), in(k.noRAM) && f.ioas:
+		return unix.EFAULT
+	case in(k.noRAM):
+		f.maps[a.IOVA] = a
+		return nil
+	}
 	if k.limit >= 0 && k.used+int64(a.Size) > k.limit {
 		return unix.ENOMEM
 	}
@@ -469,10 +495,22 @@ func (k *fake) unmapFrom(f *fakeFile, iova, size uint64) uint64 {
 		}
 	}
 	for _, at := range in {
+		k.used -= k.counted(f.maps[at])
 		delete(f.maps, at)
 	}
-	k.used -= int64(n)
 	return n
+}
+
+// counted is how much of a mapping is RAM.
+func (k *fake) counted(m dmaMap) int64 {
+	if len(k.noRAM) == 0 {
+		return int64(m.Size)
+	}
+	lo := va(k.noRAM)
+	if m.Vaddr >= lo && m.Vaddr < lo+uint64(len(k.noRAM)) {
+		return 0
+	}
+	return int64(m.Size)
 }
 
 // maps lists the kernel's mappings of the one address space there is.

@@ -146,6 +146,23 @@ func (s *iommufd) mapMem(va uintptr, iova IOVA, size uint64) error {
 	return err
 }
 
+// mapPeer maps an export by IOMMU_IOAS_MAP_FILE. IOAS_MAP of the addresses, which is left for memory
+// without one, is known to refuse page frames that are no RAM (EFAULT), and is asked all the same.
+func (s *iommufd) mapPeer(va uintptr, iova IOVA, size uint64, dmabuf int, offset int64) error {
+	if dmabuf < 0 || offset < 0 {
+		return s.mapMem(va, iova, size)
+	}
+	_, err := s.m.k.ioctl(s.fd, iommuIOASMapFile, unsafe.Pointer(s.fileMap(dmabuf, offset, iova, size)))
+	return err
+}
+
+func (s *iommufd) fileMap(fd int, offset int64, iova IOVA, size uint64) *ioasMapFile {
+	return &ioasMapFile{
+		Size: uint32(unsafe.Sizeof(ioasMapFile{})), Flags: ioasMapFixedIOVA | ioasMapReadable | ioasMapWriteable,
+		IOASID: s.ioas, FD: int32(fd), Start: uint64(offset), Length: size, IOVA: uint64(iova),
+	}
+}
+
 func (s *iommufd) unmapMem(iova IOVA, size uint64) error {
 	a := ioasUnmap{Size: uint32(unsafe.Sizeof(ioasUnmap{})), IOASID: s.ioas, IOVA: uint64(iova), Length: size}
 	if _, err := s.m.k.ioctl(s.fd, iommuIOASUnmap, unsafe.Pointer(&a)); err != nil {

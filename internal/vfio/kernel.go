@@ -19,6 +19,8 @@ import (
 type kernel interface {
 	open(path string) (int, error)
 	close(fd int) error
+	// raise gives a descriptor a high number, where there is one.
+	raise(fd int) int
 	// ioctl passes a structure, ioctlInt a number.
 	ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error)
 	ioctlInt(fd int, req, arg uintptr) (int, error)
@@ -74,6 +76,23 @@ func (linux) open(path string) (int, error) {
 
 // close is not repeated: the descriptor is gone whatever close says.
 func (linux) close(fd int) error { return unix.Close(fd) }
+
+// highFD is above what other parts of the process are likely to use.
+const highFD = 512
+
+// When a process is killed its files are released the highest number first: close_files of fs/file.c goes
+// up, each last fput is a task_work, and those run in the reverse order of their coming since Linux 4.3
+// (kernel/task_work.c). A device must be silent, as its release makes it, before the files of a GPU's
+// driver are released, and with them the GPU's memory that type1 has mapped for the device: so its number
+// is above theirs.
+func (linux) raise(fd int) int {
+	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, highFD)
+	if err != nil { // RLIMIT_NOFILE is lower
+		return fd
+	}
+	_ = unix.Close(fd) // its file lives on
+	return high
+}
 
 func (linux) ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error) {
 	for {

@@ -29,6 +29,8 @@ type addressSpace interface {
 	// ranges is known while there is a device.
 	ranges() ([]Range, error)
 	mapMem(va uintptr, iova IOVA, size uint64) error
+	// mapPeer maps another device's memory, by its addresses or by its export.
+	mapPeer(va uintptr, iova IOVA, size uint64, dmabuf int, offset int64) error
 	unmapMem(iova IOVA, size uint64) error
 	close() error
 }
@@ -148,6 +150,25 @@ func (m machine) mapError(size uint64, err error) error {
 	}
 	return fmt.Errorf("vfio: map %d bytes: %w", size, err)
 }
+
+// peerError explains a refused mapping of another device's memory.
+func (m machine) peerError(backend string, size uint64, err error) error {
+	head := fmt.Sprintf("vfio: map %d bytes of another device's memory", size)
+	switch {
+	case backend == "iommufd":
+		return errs.New(errs.Capability, "%s: %w: this kernel's iommufd takes no GPU's memory (from Linux 6.19 on it takes dma-bufs, of vfio-pci only); use the backend type1", head, err)
+	case errors.Is(err, unix.EFAULT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		if !m.nativeType1() {
+			return errs.New(errs.Capability, "%s: %w: this kernel's /dev/vfio/vfio is iommufd's imitation, which maps RAM only; it takes a kernel with CONFIG_VFIO_CONTAINER and the module vfio_iommu_type1", head, err)
+		}
+		return errs.New(errs.Capability, "%s: %w: some of its addresses have no page frame behind them, or none that may be written", head, err)
+	}
+	return errs.New(errs.Capability, "%s: %w", head, err)
+}
+
+// nativeType1 tells the type1 driver from iommufd's imitation of it, by its folder in sysfs, which also
+// drivers that are built in have when they have parameters, as this one has.
+func (m machine) nativeType1() bool { return m.exists("/sys/module/vfio_iommu_type1") }
 
 func (m machine) memlockError(size uint64, used, limit int64) error {
 	return errs.New(errs.Capability, "vfio: pin %d bytes: RLIMIT_MEMLOCK is %d bytes, %d of them in use, %d needed; %s (it raises the limit), or lower the buffer budgets",

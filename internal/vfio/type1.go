@@ -218,6 +218,12 @@ func (t *type1) mapMem(va uintptr, iova IOVA, size uint64) error {
 	return err
 }
 
+// mapPeer maps the page frames behind the addresses (vfio_iommu_type1 follows VM_PFNMAP areas, and counts
+// no frame that is not RAM against RLIMIT_MEMLOCK). All of it is one of the container's 65,535 mappings.
+func (t *type1) mapPeer(va uintptr, iova IOVA, size uint64, _ int, _ int64) error {
+	return t.mapMem(va, iova, size)
+}
+
 func (t *type1) unmapMem(iova IOVA, size uint64) error {
 	a := dmaUnmap{Argsz: uint32(unsafe.Sizeof(dmaUnmap{})), IOVA: uint64(iova), Size: size}
 	if _, err := t.m.k.ioctl(t.fd, vfioIOMMUUnmapDMA, unsafe.Pointer(&a)); err != nil {

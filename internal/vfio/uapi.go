@@ -28,6 +28,7 @@ const (
 	iommuIOASIOVARanges     = 0x3b84
 	iommuIOASMap            = 0x3b85
 	iommuIOASUnmap          = 0x3b86
+	iommuIOASMapFile        = 0x3b8f
 	vfioAPIVersion          = 0
 	vfioType1v2IOMMU        = 3
 	groupViable             = 1 << 0
@@ -110,6 +111,12 @@ type ioasMap struct {
 	UserVA, Length, IOVA   uint64
 }
 
+type ioasMapFile struct {
+	Size, Flags, IOASID uint32
+	FD                  int32
+	Start, Length, IOVA uint64
+}
+
 type ioasUnmap struct {
 	Size, IOASID uint32
 	IOVA, Length uint64
@@ -132,6 +139,7 @@ var (
 	_ [12]byte = [unsafe.Sizeof(ioasAlloc{})]byte{}
 	_ [32]byte = [unsafe.Sizeof(ioasIOVARanges{})]byte{}
 	_ [40]byte = [unsafe.Sizeof(ioasMap{})]byte{}
+	_ [40]byte = [unsafe.Sizeof(ioasMapFile{})]byte{}
 	_ [24]byte = [unsafe.Sizeof(ioasUnmap{})]byte{}
 	_ [8]byte  = [unsafe.Sizeof(ioasDestroy{})]byte{}
 )

@@ -210,7 +210,7 @@ func TestAgainstIOMMUFDHeader(t *testing.T) {
 	}
 	h.compare(t, numbers{
 		"IOMMU_DESTROY": iommuDestroy, "IOMMU_IOAS_ALLOC": iommuIOASAlloc, "IOMMU_IOAS_IOVA_RANGES": iommuIOASIOVARanges,
-		"IOMMU_IOAS_MAP": iommuIOASMap, "IOMMU_IOAS_UNMAP": iommuIOASUnmap,
+		"IOMMU_IOAS_MAP": iommuIOASMap, "IOMMU_IOAS_UNMAP": iommuIOASUnmap, "IOMMU_IOAS_MAP_FILE": iommuIOASMapFile,
 		"IOMMU_IOAS_MAP_FIXED_IOVA": ioasMapFixedIOVA, "IOMMU_IOAS_MAP_WRITEABLE": ioasMapWriteable, "IOMMU_IOAS_MAP_READABLE": ioasMapReadable,
 	}, offsets{
 		"iommu_ioas_alloc.out_ioas_id":              unsafe.Offsetof(ioasAlloc{}.OutIOASID),
@@ -221,6 +221,9 @@ func TestAgainstIOMMUFDHeader(t *testing.T) {
 		"iommu_ioas_map.user_va":                    unsafe.Offsetof(ioasMap{}.UserVA),
 		"iommu_ioas_map.length":                     unsafe.Offsetof(ioasMap{}.Length),
 		"iommu_ioas_map.iova":                       unsafe.Offsetof(ioasMap{}.IOVA),
+		"iommu_ioas_map_file.fd":                    unsafe.Offsetof(ioasMapFile{}.FD),
+		"iommu_ioas_map_file.start":                 unsafe.Offsetof(ioasMapFile{}.Start),
+		"iommu_ioas_map_file.iova":                  unsafe.Offsetof(ioasMapFile{}.IOVA),
 		"iommu_ioas_unmap.ioas_id":                  unsafe.Offsetof(ioasUnmap{}.IOASID),
 		"iommu_ioas_unmap.length":                   unsafe.Offsetof(ioasUnmap{}.Length),
 	})

@@ -54,6 +54,7 @@ type mapping struct {
 	iova  IOVA
 	reach uint64       // bytes that the kernel has mapped: all of a Map, the beginning of a Window
 	users map[span]int // Maps and Windows that were not taken back, by their addresses
+	peer  bool         // another device's memory
 	// stuck: the kernel refused to unmap it. Its memory may be other memory by now, so no Map shares it.
 	stuck bool
 }
@@ -120,7 +121,7 @@ func (d *Domain) Attach(addr string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	dev := newDevice(d, pd, fd)
+	dev := newDevice(d, pd, d.m.k.raise(fd))
 	if err := d.join(fresh); err != nil {
 		return nil, errors.Join(fmt.Errorf("vfio %s: %w", pd.Addr, err), d.leave(dev))
 	}
@@ -147,6 +148,12 @@ func (d *Domain) join(fresh bool) error {
 			break
 		}
 		if m.reach == 0 {
+			continue
+		}
+		if m.peer {
+			if err := d.space.mapPeer(m.va, m.iova, m.reach, -1, 0); err != nil {
+				return d.m.peerError(d.space.name(), m.reach, err)
+			}
 			continue
 		}
 		if err := d.space.mapMem(m.va, m.iova, m.reach); err != nil {
@@ -182,14 +189,38 @@ func (d *Domain) leave(dev *Device) error {
 // must be a multiple of 4096; the length is rounded up to it. The same memory mapped again, or a
 // part of it, gets the same address and counts; mem[i] is at the returned address plus i. A device
 // must be attached.
-func (d *Domain) Map(mem []byte) (IOVA, error) { return d.enter(mem, uint64(len(mem))) }
+func (d *Domain) Map(mem []byte) (IOVA, error) {
+	return d.enter(mem, uint64(len(mem)), source{dmabuf: -1})
+}
 
 // Window is Map for memory of which perhaps only the beginning will be used: it takes addresses for all
 // of mem, but pins and maps nothing before Extend. Unmap of all of it takes it back.
-func (d *Domain) Window(mem []byte) (IOVA, error) { return d.enter(mem, 0) }
+func (d *Domain) Window(mem []byte) (IOVA, error) { return d.enter(mem, 0, source{dmabuf: -1}) }
+
+// MapPeer is Map of another device's memory, such as a GPU's: mem is its mapping for the CPU (page frames
+// behind a BAR, which type1 takes as they are), and dmabuf, when it is not -1, an export of it, in which
+// mem starts at offset, for iommufd. Nothing is pinned and no limit of locked memory applies. type1 keeps
+// the frames, also when their owner ends the mapping or gives the memory to somebody else, so Unmap comes
+// before that, and the devices' silence before Unmap.
+func (d *Domain) MapPeer(mem []byte, dmabuf int, offset int64) (IOVA, error) {
+	return d.enter(mem, uint64(len(mem)), source{peer: true, dmabuf: dmabuf, offset: offset})
+}
+
+// WindowPeer is Window of another device's memory, whose mapping grows: behind what it has, addresses
+// fault, so Extend maps just what it is asked for.
+func (d *Domain) WindowPeer(mem []byte) (IOVA, error) {
+	return d.enter(mem, 0, source{peer: true, dmabuf: -1})
+}
+
+// source is what else is known of memory.
+type source struct {
+	peer   bool
+	dmabuf int
+	offset int64 // of the memory in dmabuf
+}
 
 // enter takes addresses for mem and maps its first bytes.
-func (d *Domain) enter(mem []byte, bytes uint64) (IOVA, error) {
+func (d *Domain) enter(mem []byte, bytes uint64, src source) (IOVA, error) {
 	va, size := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), roundUp(uint64(len(mem)))
 	if len(mem) == 0 || va%pageBytes != 0 {
 		return 0, fmt.Errorf("vfio: map %d bytes at %#x: not whole pages of memory", len(mem), va)
@@ -200,10 +231,11 @@ func (d *Domain) enter(mem []byte, bytes uint64) (IOVA, error) {
 	if d.closed {
 		return 0, errDomainClosed
 	}
-	if m := d.covering(va, size); m != nil {
+	if m := d.covering(va, size, src.peer); m != nil {
 		iova := m.iova + IOVA(va-m.va)
 		if bytes > 0 {
-			if err := d.extend(m, uint64(va-m.va)+bytes); err != nil {
+			src.offset -= int64(va - m.va)
+			if err := d.extend(m, uint64(va-m.va)+bytes, src); err != nil {
 				return 0, err
 			}
 		}
@@ -213,7 +245,8 @@ func (d *Domain) enter(mem []byte, bytes uint64) (IOVA, error) {
 	if !d.live {
 		return 0, fmt.Errorf("vfio: map %d bytes: no device is attached", len(mem))
 	}
-	// Where memory is in huge pages, equal low bits let the IOMMU use huge pages too.
+	// Where memory is in huge pages, equal low bits let the IOMMU use huge pages too. A BAR is one piece of
+	// addresses, and its mapping is usually placed so that this holds there as well.
 	align := uint64(pageBytes)
 	if size >= hugeBytes {
 		align = hugeBytes
@@ -225,8 +258,8 @@ func (d *Domain) enter(mem []byte, bytes uint64) (IOVA, error) {
 	if err != nil {
 		return 0, err
 	}
-	m := &mapping{va: va, size: size, iova: iova, users: map[span]int{{iova, iova + IOVA(size)}: 1}}
-	if err := d.extend(m, bytes); err != nil {
+	m := &mapping{va: va, size: size, iova: iova, peer: src.peer, users: map[span]int{{iova, iova + IOVA(size)}: 1}}
+	if err := d.extend(m, bytes, src); err != nil {
 		d.iovas.give(iova, size)
 		return 0, err
 	}
@@ -244,7 +277,8 @@ func (d *Domain) enter(mem []byte, bytes uint64) (IOVA, error) {
 }
 
 // Extend makes at least the first bytes of a Window reachable, some more than asked for so that a
-// window that grows takes few mappings. It never shrinks.
+// window that grows takes few mappings. Of other devices' memory it maps no more than that. It never
+// shrinks.
 func (d *Domain) Extend(iova IOVA, bytes int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -263,22 +297,34 @@ func (d *Domain) Extend(iova IOVA, bytes int64) error {
 			if !d.live {
 				return fmt.Errorf("vfio: extend the window at %#x: no device is attached", iova)
 			}
+			src := source{dmabuf: -1}
 			ample := min(m.size, (max(want, m.reach+m.reach/4)+hugeBytes-1)&^(hugeBytes-1))
-			if err := d.extend(m, ample); err == nil || ample == want {
+			if m.peer {
+				ample = want
+			}
+			if err := d.extend(m, ample, src); err == nil || ample == want {
 				return err
 			}
-			return d.extend(m, want) // a limit may leave room for just that
+			return d.extend(m, want, src) // a limit may leave room for just that
 		}
 	}
 	return fmt.Errorf("vfio: extend the window at %#x: there is none", iova)
 }
 
 // extend maps what is missing of a mapping's first bytes.
-func (d *Domain) extend(m *mapping, bytes uint64) error {
+func (d *Domain) extend(m *mapping, bytes uint64, src source) error {
 	if bytes <= m.reach {
 		return nil
 	}
 	more := bytes - m.reach
+	if m.peer {
+		err := d.space.mapPeer(m.va+uintptr(m.reach), m.iova+IOVA(m.reach), more, src.dmabuf, src.offset+int64(m.reach))
+		if err != nil {
+			return d.m.peerError(d.space.name(), more, err)
+		}
+		m.reach = bytes
+		return nil
+	}
 	used, limit, err := d.m.k.memlock()
 	if err != nil {
 		return fmt.Errorf("vfio: the limit of locked memory: %w", err)
@@ -305,11 +351,12 @@ func cmpUint(a, b uint64) int {
 
 func roundUp(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 
-// covering finds a mapping that holds all of [va, va+size).
-func (d *Domain) covering(va uintptr, size uint64) *mapping {
+// covering finds a mapping that holds all of [va, va+size). What is told to be another device's memory
+// shares no mapping that is not: its addresses were other memory's when that was mapped.
+func (d *Domain) covering(va uintptr, size uint64, peer bool) *mapping {
 	n, _ := slices.BinarySearchFunc(d.maps, va+1, func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })
 	for i := n - 1; i >= 0; i-- { // maps that start at or below va, the nearest first
-		if m := d.maps[i]; !m.stuck && uint64(va)+size <= uint64(m.va)+m.size {
+		if m := d.maps[i]; !m.stuck && (m.peer || !peer) && uint64(va)+size <= uint64(m.va)+m.size {
 			return m
 		}
 	}

@@ -50,6 +50,36 @@ func (b *Bus) ExtendWindow(iova nvme.IOVA, bytes int64) error {
 	return w.ExtendWindow(iova, bytes)
 }
 
+// MapPeerDMA implements nvme.PeerDMA.
+func (b *Bus) MapPeerDMA(mem []byte, dmabuf int, offset int64) (nvme.IOVA, error) {
+	p, ok := b.inner.(nvme.PeerDMA)
+	if !ok {
+		return b.MapDMA(mem)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	iova, err := p.MapPeerDMA(mem, dmabuf, offset)
+	if err == nil {
+		b.note(mem, iova)
+	}
+	return iova, err
+}
+
+// MapPeerWindow implements nvme.PeerDMA.
+func (b *Bus) MapPeerWindow(mem []byte) (nvme.IOVA, error) {
+	p, ok := b.inner.(nvme.PeerDMA)
+	if !ok {
+		return 0, nvme.ErrNoWindows
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	iova, err := p.MapPeerWindow(mem)
+	if err == nil {
+		b.note(mem, iova)
+	}
+	return iova, err
+}
+
 // note keeps a mapping; the caller holds mu.
 func (b *Bus) note(mem []byte, iova nvme.IOVA) {
 	m := mapping{uint64(iova), uint64(iova) + uint64(len(mem)), mem}

@@ -52,6 +52,8 @@ type device interface {
 type domain interface {
 	Map(mem []byte) (vfio.IOVA, error)
 	Window(mem []byte) (vfio.IOVA, error)
+	MapPeer(mem []byte, dmabuf int, offset int64) (vfio.IOVA, error)
+	WindowPeer(mem []byte) (vfio.IOVA, error)
 	Extend(iova vfio.IOVA, bytes int64) error
 	Unmap(iova vfio.IOVA, bytes int64) error
 	Reserve(bytes, align int64) (vfio.IOVA, error)
@@ -459,6 +461,17 @@ func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 // is reachable for the SSD too.
 func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) { return b.enter(mem, b.dom.Map) }
 
+// MapPeerDMA implements nvme.PeerDMA. The mapping that mem is of must outlive it: what the SSD reaches is
+// the page frames, which nobody takes from it when their device frees them.
+func (b *Bus) MapPeerDMA(mem []byte, dmabuf int, offset int64) (nvme.IOVA, error) {
+	return b.enter(mem, func(pages []byte) (vfio.IOVA, error) {
+		return b.dom.MapPeer(pages, dmabuf, offset-int64(len(pages)-len(mem)))
+	})
+}
+
+// MapPeerWindow implements nvme.PeerDMA.
+func (b *Bus) MapPeerWindow(mem []byte) (nvme.IOVA, error) { return b.enter(mem, b.dom.WindowPeer) }
+
 // MapWindow implements nvme.WindowMapper.
 func (b *Bus) MapWindow(mem []byte) (nvme.IOVA, error) { return b.enter(mem, b.dom.Window) }
 
@@ -667,4 +680,6 @@ var _ interface {
 	nvme.Leaver
 	nvme.BARMapper
 	nvme.DoorbellMapper
+	nvme.WindowMapper
+	nvme.PeerDMA
 } = (*Bus)(nil)

@@ -389,6 +389,33 @@ func TestMapDMA(t *testing.T) {
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
 
+// Other devices' memory: whole pages, and where they are in its export.
+func TestMapPeer(t *testing.T) {
+	f := newFake(t)
+	b := newBus(t, f)
+	mem, err := hostmem.Alloc(4*4096, "test")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(mem)) }()
+	a, err := b.MapPeerDMA(mem[5000:9000], 7, 65536+5000)
+	require.NoError(t, err)
+	require.EqualValues(t, 5000%4096, a%4096)
+	w, err := b.MapPeerWindow(mem)
+	require.NoError(t, err)
+	require.Equal(t, []peer{{4000 + 5000%4096, 7, 65536 + 4096}, {len(mem), -2, 0}}, f.peers)
+	require.NoError(t, errors.Join(b.UnmapDMA(a, 4000), b.UnmapDMA(w, int64(len(mem)))))
+	_, err = b.MapPeerDMA(nil, -1, 0)
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	// Through a bus that injects faults, and over one that knows no such thing.
+	fb := faultbus.New(b, faults(t, ""), faultbus.Options{})
+	a, err = fb.MapPeerDMA(mem, 8, 0)
+	require.NoError(t, err)
+	require.NoError(t, fb.UnmapDMA(a, int64(len(mem))))
+	w, err = fb.MapPeerWindow(mem)
+	require.NoError(t, err)
+	require.NoError(t, fb.UnmapDMA(w, int64(len(mem))))
+	require.Len(t, f.peers, 4)
+}
+
 // Submission queues in the controller's memory: in the range that it was told, and commands complete.
 func TestCMB(t *testing.T) {
 	for _, kind := range []string{"at its bus address", "anywhere", "without CMBMSC"} {

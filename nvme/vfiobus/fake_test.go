@@ -55,6 +55,7 @@ type fake struct {
 	cba      vfio.IOVA // where the proxy finds cmb
 	badCBA   bool
 	extended []span
+	peers    []peer
 	reserved []span
 }
 
@@ -264,6 +265,19 @@ func (f *fake) Map(mem []byte) (vfio.IOVA, error) {
 
 // Window maps at once; extended notes what was asked for.
 func (f *fake) Window(mem []byte) (vfio.IOVA, error) { return f.Map(mem) }
+
+// peers are what was mapped as other devices' memory.
+func (f *fake) MapPeer(mem []byte, fd int, off int64) (vfio.IOVA, error) {
+	f.with(func() { f.peers = append(f.peers, peer{len(mem), fd, off}) })
+	return f.Map(mem)
+}
+
+func (f *fake) WindowPeer(mem []byte) (vfio.IOVA, error) { return f.MapPeer(mem, -2, 0) }
+
+type peer struct {
+	bytes, fd int
+	offset    int64
+}
 
 func (f *fake) Extend(iova vfio.IOVA, n int64) error {
 	f.with(func() { f.extended = append(f.extended, span{int64(iova), n}) })
