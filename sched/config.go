@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"helios/cuda"
+	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -94,6 +95,13 @@ type Config struct {
 	CheckReads bool // every row is held against the checksum that load has written
 	VerifyRows bool // every row that was gathered is held against the dataset's feature function
 	SMs        SMBudget
+	// MemoryRung is where the I/O kernels' queues and data are (gpuio.Rungs); empty or "auto": the best that proves itself.
+	MemoryRung string
+	// Precision of the model's products (cuda.Precisions); empty: fp32. It changes results, by rounding.
+	Precision string
+	// BLAS computes the products on a GPU in place of our kernels: empty or "off", "auto" (where it is installed), or the
+	// library's path. It changes results, by rounding.
+	BLAS string
 
 	// OpTimeout bounds each single wait for an operator; 5 minutes.
 	OpTimeout time.Duration
@@ -170,7 +178,7 @@ func (c Config) onDevice(dev cuda.Info) (Config, error) {
 				c.GPUCache.Percent = 5
 			}
 		}
-		return c, nil
+		return c, c.hostOnly()
 	}
 	if c.SMs.IO == 0 && c.IOStack == StackAsync {
 		// As many SMs as hold the blocks of an I/O kernel (32 to start with, DESIGN section 7): the fewest that any GPU
@@ -183,6 +191,31 @@ func (c Config) onDevice(dev cuda.Info) (Config, error) {
 	}
 	return c, nil
 }
+
+// hostOnly refuses what the host device lacks.
+func (c Config) hostOnly() error {
+	if c.precision() != cuda.FP32 {
+		return errs.New(errs.Capability, "--precision %s: the host device computes in fp32 alone; leave it out, or use --device cuda", c.Precision)
+	}
+	if c.BLAS != "" && c.BLAS != BLASOff && c.BLAS != BLASAuto {
+		return errs.New(errs.Capability, "--blas %s: the host device computes with its own kernels; leave it out, or use --device cuda", c.BLAS)
+	}
+	return nil
+}
+
+// Values of Config.BLAS beside a path.
+const (
+	BLASOff  = "off"
+	BLASAuto = "auto"
+)
+
+// precision is c.Precision, which check has looked at.
+func (c Config) precision() cuda.Precision {
+	return cuda.Precision(max(slices.Index(cuda.Precisions(), c.Precision), 0))
+}
+
+// queued tells whether the stack's reads go through NVMe queues of ours.
+func (c Config) queued() bool { return c.IOStack == StackAsync || c.IOStack == StackSync }
 
 // check refuses what can't be meant; each error names the flag.
 func (c Config) check() error {
@@ -209,6 +242,19 @@ func (c Config) check() error {
 	}
 	if c.CoalesceBytes > 0 && c.IOStack != StackAsync && c.IOStack != StackCPU {
 		return errs.New(errs.Usage, "--coalesce: stack %s reads each row by itself; leave it out, or use --io-stack async or cpu", c.IOStack)
+	}
+	if c.Precision != "" {
+		if err := oneOf("precision", c.Precision, cuda.Precisions()); err != nil {
+			return err
+		}
+	}
+	if rung := c.MemoryRung; rung != "" && rung != gpuio.RungAuto {
+		if err := oneOf("memory-rung", rung, append([]string{gpuio.RungAuto}, gpuio.Rungs()...)); err != nil {
+			return err
+		}
+		if !c.queued() {
+			return errs.New(errs.Usage, "--memory-rung %s: stack %s has no queues in memory of ours; leave it out, or use --io-stack async or sync", rung, c.IOStack)
+		}
 	}
 	for _, f := range c.Fanouts {
 		if f == 0 || f < -1 {

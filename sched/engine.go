@@ -76,8 +76,10 @@ type engine struct {
 
 	presampled func(*graph.MiniBatch) // optional: sees what presampling samples
 
-	tiers     budgets // as they are placed
-	gpuShrunk int64   // bytes that the GPU tier has given back
+	memory    *gpuio.Memory // of the I/O kernels; nil: as the stack does without
+	blas      cuda.BLAS     // nil: our kernels
+	tiers     budgets       // as they are placed
+	gpuShrunk int64         // bytes that the GPU tier has given back
 	seen      frontier
 	in        Inputs
 	look      [2]stager // nodes, rows
@@ -169,10 +171,6 @@ func interrupted(ctx context.Context) error {
 // newEngine opens what every kind of run needs. On error nothing stays open; the engine that comes
 // with it says only what was read until then.
 func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (*engine, error) {
-	cfg, err := cfg.onDevice(in.Dev.Info())
-	if err != nil {
-		return nil, err
-	}
 	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev, in: in, grace: interruptGrace}
 	if err := e.open(ctx, in, mc); err != nil {
 		return e, errors.Join(err, e.close())
@@ -206,6 +204,13 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	if err := e.openGraph(in); err != nil {
 		return err
 	}
+	if err := e.openMemory(); err != nil {
+		return err
+	}
+	if err := e.openBLAS(); err != nil {
+		return err
+	}
+	mc.Precision, mc.BLAS = e.cfg.precision(), e.blas
 	if e.model, err = gnn.NewModel(e.dev, mc); err != nil {
 		return err
 	}
@@ -411,12 +416,12 @@ func (e *engine) newReader(stack string) (gpuio.Reader, error) {
 	case StackSync:
 		return gpuio.NewSync(e.dev, e.ssds, e.layout, gpuio.SyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
-			Resets: c.ReadResets, SMs: c.SMs.IO, Priority: 3,
+			Resets: c.ReadResets, SMs: c.SMs.IO, Priority: 3, Memory: e.memory,
 		})
 	default:
 		return gpuio.NewAsync(e.dev, e.ssds, e.layout, gpuio.AsyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
-			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO, Priority: 3,
+			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO, Priority: 3, Memory: e.memory,
 		})
 	}
 }

@@ -39,7 +39,14 @@ type EvalResult struct {
 	StageSeconds    StageSeconds `json:"stage_seconds"`
 	PeakMemoryBytes int64        `json:"peak_memory_bytes"`
 	ParamsSHA256    string       `json:"params_sha256"`
-	IO              IOResult     `json:"io"`
+	RunInfo
+	IO IOResult `json:"io"`
+}
+
+// PredictResult is what Predict leaves beside the predictions.
+type PredictResult struct {
+	RunInfo
+	IO IOResult `json:"io"`
 }
 
 // Prediction is one batch of Predict's output. The slices are valid during the call.
@@ -100,6 +107,9 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if cfg, err = cfg.onDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
 	e, err := newEngine(ctx, cfg, in, obs, modelConfig(fp))
@@ -170,30 +180,30 @@ func Evaluate(ctx context.Context, cfg Config, in Inputs, path, split string, ob
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.cfg.Fanouts, Nodes: r.Seeds,
 		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(),
 		RowDType: e.rowType.String(), RowBytes: e.rowBytes, RowsVerified: e.verified(), RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD, SSDCommands: r.SSDCommands,
-		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha, IO: e.io(),
+		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha, RunInfo: e.info(), IO: e.io(),
 	}, nil
 }
 
 // Predict classifies nodes, in their order, with a checkpoint's parameters and hands the results
 // to emit batch by batch. embeddings asks for the logits too. It returns what the SSDs did, also after
 // a failure.
-func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []int64, embeddings bool, emit func(Prediction) error, obs Observer) (io IOResult, err error) {
+func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []int64, embeddings bool, emit func(Prediction) error, obs Observer) (r PredictResult, err error) {
 	for _, v := range nodes {
 		if v < 0 || v >= in.Dataset.Meta.Nodes {
-			return io, errs.New(errs.Usage, "node %d is not in dataset %s, whose nodes are 0 to %d", v, in.Dataset.Meta.Name, in.Dataset.Meta.Nodes-1)
+			return r, errs.New(errs.Usage, "node %d is not in dataset %s, whose nodes are 0 to %d", v, in.Dataset.Meta.Name, in.Dataset.Meta.Nodes-1)
 		}
 	}
 	o, err := open(ctx, cfg, in, path, obs)
 	if err != nil {
 		if o != nil {
-			io = o.e.io()
+			r.IO = o.e.io()
 		}
-		return io, err
+		return r, err
 	}
 	e := o.e
 	defer func() { err = errors.Join(err, e.close()) }()
 	if err := checkSeeds(nodes, e.cfg.Batch); err != nil {
-		return io, err
+		return r, err
 	}
 	classes := make([]int32, e.cfg.Batch)
 	dim := e.model.EmbeddingDim()
@@ -218,7 +228,7 @@ func Predict(ctx context.Context, cfg Config, in Inputs, path string, nodes []in
 		}
 		return nil
 	})
-	return e.io(), err
+	return PredictResult{e.info(), e.io()}, err
 }
 
 // checkSeeds refuses a batch with the same node twice, which the frontier could not tell apart.

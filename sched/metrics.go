@@ -77,9 +77,8 @@ type Result struct {
 	Dataset         string        `json:"dataset"`
 	Seed            uint64        `json:"seed"`
 	Device          string        `json:"device"`
-	Kernels         string        `json:"kernels"` // of the host device: generic, avx2 or avx512
+	Kernels         string        `json:"kernels"` // of the host device: generic, avx2 or avx512; of a GPU: ptx
 	IOStack         string        `json:"io_stack"`
-	MemoryRung      string        `json:"memory_rung"`
 	Pipeline        string        `json:"pipeline"`
 	Epochs          []EpochResult `json:"epochs"`
 	BestEpoch       int           `json:"best_epoch"`              // the earliest with the best validation accuracy
@@ -95,9 +94,10 @@ type Result struct {
 	PresampleSecs   float64       `json:"presample_seconds"`
 	FillSeconds     float64       `json:"fill_seconds"`
 	ParamsSHA256    string        `json:"params_sha256"` // after the last epoch
-	IO              IOResult      `json:"io"`
-	Checkpoint      string        `json:"checkpoint,omitempty"`
-	ResumedAt       string        `json:"resumed_at,omitempty"`
+	RunInfo
+	IO         IOResult `json:"io"`
+	Checkpoint string   `json:"checkpoint,omitempty"`
+	ResumedAt  string   `json:"resumed_at,omitempty"`
 }
 
 // Observer hears how a run goes. Nil functions are not called; all calls come from the

@@ -177,7 +177,7 @@ func TestEvaluateAndPredict(t *testing.T) {
 		return nil
 	}, Observer{})
 	require.NoError(t, err)
-	require.Len(t, io.SSDs, len(in.SSDs))
+	require.Len(t, io.IO.SSDs, len(in.SSDs))
 	require.Equal(t, test, got)
 	require.Equal(t, full.Accuracy, float64(right)/float64(len(test)))
 

@@ -1,7 +1,11 @@
 package sched
 
 import (
+	"fmt"
+
+	"helios/cuda"
 	"helios/gpuio"
+	"helios/internal/errs"
 	"helios/nvme"
 )
 
@@ -11,6 +15,90 @@ const (
 	rungProxy  = "proxy"  // software controllers, or reads through the kernel
 	rungMixed  = "mixed"  // some of each
 )
+
+// RunInfo says how a run got at its rows and computed.
+type RunInfo struct {
+	MemoryRung string `json:"memory_rung"`
+	// MemoryRungTried is why no better rung was taken, the best first.
+	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
+	Precision       string            `json:"precision"` // of products
+	BLAS            string            `json:"blas"`      // the library that computed them; "off": our kernels
+	// GPUCacheShrunkBytes is what the GPU tier gave back because the device's memory ran out.
+	GPUCacheShrunkBytes int64 `json:"gpu_cache_shrunk_bytes"`
+}
+
+// openMemory chooses where the I/O kernels' queues and data are.
+func (e *engine) openMemory() (err error) {
+	want := e.cfg.MemoryRung
+	if !e.cfg.queued() || !e.onGPU() && (want == "" || want == gpuio.RungAuto) {
+		return nil
+	}
+	if e.memory, err = gpuio.ChooseRung(e.dev, e.ssds, want); err != nil {
+		return err
+	}
+	if e.onGPU() {
+		r := e.memory.Report()
+		s := "I/O memory: rung " + r.Rung
+		for _, t := range r.Tried {
+			s += "; not " + t.Rung + ": " + t.Why
+		}
+		e.obs.note(s)
+	}
+	return nil
+}
+
+// openBLAS opens the library of Config.BLAS.
+func (e *engine) openBLAS() error {
+	want := e.cfg.BLAS
+	if want == "" || want == BLASOff || !e.onGPU() {
+		return nil
+	}
+	library := want
+	if want == BLASAuto {
+		library = ""
+	}
+	var err error
+	if o, ok := e.dev.(cuda.BLASOpener); ok {
+		e.blas, err = o.OpenBLAS(library)
+	} else {
+		err = errs.New(errs.Capability, "device %s knows of none", e.dev.Info().Name)
+	}
+	switch {
+	case err == nil:
+		e.onClose(e.blas.Close)
+		return nil
+	case want == BLASAuto && errs.ClassOf(err) == errs.Capability:
+		e.blas = nil
+		e.obs.note(fmt.Sprintf("products by our own kernels, for no BLAS can be used: %v", err))
+		return nil
+	}
+	return fmt.Errorf("--blas %s: %w", want, err)
+}
+
+// info is what the run says of itself.
+func (e *engine) info() RunInfo {
+	r := RunInfo{MemoryRung: memoryRung(e.ssds), Precision: e.cfg.precision().String(), BLAS: BLASOff, GPUCacheShrunkBytes: e.gpuShrunk}
+	if e.memory != nil {
+		m := e.memory.Report()
+		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried
+	}
+	if e.blas != nil {
+		r.BLAS = e.blas.Name()
+	}
+	return r
+}
+
+// arithmetic names what computes and rounds: the host's kernels by their level, a GPU's by precision and BLAS.
+func (e *engine) arithmetic() string {
+	k := e.dev.Info().Kernels
+	if p := e.cfg.precision(); p != cuda.FP32 {
+		k += " " + p.String()
+	}
+	if e.blas != nil {
+		k += " " + e.blas.Name()
+	}
+	return k
+}
 
 func memoryRung(ssds []*gpuio.SSD) string {
 	var buses []nvme.Bus

@@ -48,8 +48,9 @@ type fingerprint struct {
 	Seed           uint64  `json:"seed"`
 	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
 	RowDType string `json:"row-dtype,omitempty"`
-	// Kernels is the level of the host kernels; empty: generic, the only one there once was. A machine may lack
-	// the level of another, so a run may go on at any; where the bits will differ it is told.
+	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic); empty: generic, the only
+	// one there once was. A machine may lack the level of another, or a GPU, so a run may go on at any; where the bits will
+	// differ it is told.
 	Kernels string `json:"kernels,omitempty"`
 }
 
@@ -61,17 +62,34 @@ func (f *fingerprint) format() string {
 	return strconv.Itoa(stateFormat)
 }
 
-// rounding is what is to be said where kernels of another level than the checkpoint's go on; empty where both
-// give the same bits.
+// rounding is what is to be said where kernels of another level than the checkpoint's go on, or another device; empty where
+// both give the same bits.
 func (f *fingerprint) rounding(now string) string {
 	was, generic := f.Kernels, simd.Generic.String()
 	if was == "" {
 		was = generic
 	}
-	if (was == generic) == (now == generic) {
+	// The vector levels of the host give the same bits.
+	bits := func(k string) string {
+		if k != generic && slices.Contains(simd.Names(), k) {
+			return "vector"
+		}
+		return k
+	}
+	if bits(was) == bits(now) {
 		return ""
 	}
-	return fmt.Sprintf("was made with --kernels %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped", was, now)
+	name := func(k string) string {
+		if slices.Contains(simd.Names(), k) {
+			return "--kernels " + k
+		}
+		return "a GPU's kernels (" + k + ")"
+	}
+	with := now
+	if bits(now) == now && now != generic || bits(was) == was && was != generic {
+		with = name(now) // another device
+	}
+	return fmt.Sprintf("was made with %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped", name(was), with)
 }
 
 func (f *fingerprint) setRowType(t rowtype.Type) {

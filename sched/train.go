@@ -35,6 +35,9 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	if cfg, err = cfg.onDevice(in.Dev.Info()); err != nil {
+		return nil, err
+	}
 	peak := hostmem.StartPeakMeter(peakEvery)
 	defer peak.Stop()
 
@@ -67,12 +70,12 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 			return nil, errs.New(errs.Usage, "checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another --checkpoint folder",
 				t.path, was, e.rowType, in.Dataset.Dir(), was)
 		}
-		if s := t.state.Print.rounding(e.dev.Info().Kernels); s != "" {
+		if s := t.state.Print.rounding(e.arithmetic()); s != "" {
 			obs.note("checkpoint " + t.path + " " + s)
 		}
 	}
 	t.state.Print.setRowType(e.rowType)
-	t.state.Print.Kernels = e.dev.Info().Kernels
+	t.state.Print.Kernels = e.arithmetic()
 	if from != nil {
 		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
 			return nil, err
@@ -80,7 +83,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	}
 	res = &Result{
 		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-		Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(), MemoryRung: memoryRung(in.SSDs), Pipeline: cfg.Pipeline,
+		Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(), RunInfo: e.info(), Pipeline: cfg.Pipeline,
 		RowDType: e.rowType.String(), RowBytes: e.rowBytes,
 		GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes,
 		CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
@@ -94,7 +97,8 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 		obs.note("inmem keeps every row in memory: --cpu-cache has no effect")
 	}
 	err = t.train(ctx, in)
-	res.Epochs, res.IO, res.RowsVerified = t.state.Epochs, e.io(), e.verified()
+	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.io(), e.verified(), e.info()
+	res.GPUCacheBytes, res.CPUCacheBytes = int64(len(e.placement.GPU))*e.rowBytes, int64(len(e.placement.CPU))*e.rowBytes
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err

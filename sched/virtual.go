@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"helios/cache"
+	"helios/cuda"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/graph"
@@ -120,7 +121,7 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 	res = &ModelledResult{
 		Result: Result{
 			Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), MemoryRung: "modelled", Pipeline: cfg.Pipeline,
+			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), RunInfo: RunInfo{MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: BLASOff}, Pipeline: cfg.Pipeline,
 			RowDType: e.rowType.String(), RowBytes: e.rowBytes,
 			GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes, CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
 			TopologyBytes: e.topo.Bytes(), PresampleSecs: float64(v.presampleNS) / 1e9, FillSeconds: float64(v.fillNS) / 1e9,

@@ -215,6 +215,10 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"unknown SSD", two, "train g --ssds ssd7", 2, []string{"--ssds", "ssd7", "ssd0, ssd1"}, ""},
 		{"CPU cache beyond memory", two, "train g --cpu-cache 9000TiB", 2, []string{"--cpu-cache"}, ""},
 		{"GPU cache beyond memory", two, "train g --gpu-cache 9000TiB", 2, []string{"--gpu-cache"}, ""},
+		{"a rung without queues", two, "train g --io-stack cpu --memory-rung pinned", 2, []string{"--memory-rung pinned", "stack cpu"}, ""},
+		{"p2p without a GPU", two, "train g --device host --memory-rung p2p", 3, []string{"p2p", "host device"}, ""},
+		{"precision without a GPU", two, "train g --device host --precision tf32", 3, []string{"--precision tf32", "--device cuda"}, ""},
+		{"a BLAS without a GPU", two, "train g --device host --blas libcublas.so", 3, []string{"--blas libcublas.so", "--device cuda"}, ""},
 		{"no checkpoint", two, "eval g --checkpoint none", 2, []string{"none", "train"}, ""},
 		{"checkpoint is a text", func(t *testing.T) {
 			two(t)
@@ -243,8 +247,9 @@ func TestBadFlags(t *testing.T) {
 		{"unknown clock", nil, "train g --clock sun", 2, []string{"--clock", "wall, virtual"}, ""},
 		{"timeline in no folder", nil, "train g --timeline no/where.json", 2, []string{"--timeline", "folder"}, "no/where.json"},
 		{"unknown pipeline", nil, "train g --pipeline shallow", 2, []string{"--pipeline", "deep"}, ""},
-		{"no model on a GPU", nil, "train g --device cuda --checkpoint ck", 3, []string{"--device cuda", "train", "no CUDA version yet", "--device host"}, "ck"},
-		{"no model on that GPU", nil, "eval g --device cuda:1 --checkpoint ck", 3, []string{"--device cuda:1", "eval", "no CUDA version yet"}, ""},
+		{"no GPU to train on", func(t *testing.T) { ok(t, "generate", "--nodes", "50", "--classes", "2", "--out", "g") }, "train g --device cuda --checkpoint ck", 3, []string{"--device cuda", "train", "no CUDA driver", "install"}, "ck"},
+		{"no GPU to evaluate on", func(t *testing.T) { ok(t, "generate", "--nodes", "50", "--classes", "2", "--out", "g") }, "eval g --device cuda:1 --checkpoint ck", 3, []string{"--device cuda:1", "eval", "no CUDA driver"}, ""},
+		{"unknown rung", nil, "train g --memory-rung peer", 2, []string{"--memory-rung", "p2p"}, ""},
 		{"unknown device", nil, "train g --device gpu", 2, []string{"--device", "gpu", "cuda"}, ""},
 		{"misspelt device", nil, "bench io --device cuad", 2, []string{"cuad", "did you mean cuda"}, ""},
 		{"no number of a GPU", nil, "bench io --device cuda:one", 2, []string{"cuda:one", "cuda:0"}, ""},

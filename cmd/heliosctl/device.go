@@ -13,30 +13,12 @@ import (
 	"helios/internal/simd"
 )
 
-// modelGap is why verbs that compute a model stay on the host device in this version.
-const modelGap = "the model's kernels (gnn) have no CUDA version yet"
-
 // deviceFlag chooses the compute device.
 func deviceFlag() cli.Flag {
 	return &cli.StringFlag{
 		Name: "device", Value: "auto", Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`",
 		Action: func(_ *cli.Context, v string) error {
 			_, _, err := parseDevice(v)
-			return err
-		},
-	}
-}
-
-// hostDeviceFlag is deviceFlag for verbs that compute a model. It refuses a GPU while the arguments
-// are read, before anything is opened.
-func hostDeviceFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "device", Value: "auto", Usage: "compute device: auto, host (cuda: not in this version)",
-		Action: func(c *cli.Context, v string) error {
-			kind, _, err := parseDevice(v)
-			if err == nil && kind == "cuda" {
-				err = errs.New(errs.Capability, "--device %s: %s cannot run there: %s; use --device host", v, c.Command.Name, modelGap)
-			}
 			return err
 		},
 	}
@@ -69,9 +51,9 @@ func parseDevice(v string) (kind string, index int, err error) {
 }
 
 // openDevice opens the compute device that --device names. With auto a GPU that is not there or
-// cannot run our kernels is no error: the verb says so and takes the host device. gap, unless empty,
-// is why the verb takes no GPU at all.
-func (e *env) openDevice(gap string) (cuda.Device, error) {
+// cannot run our kernels is no error: the verb says so and takes the host device. hostOnly is for verbs that take no GPU:
+// unless empty, it says why.
+func (e *env) openDevice(hostOnly string) (cuda.Device, error) {
 	v := e.c.String("device")
 	if v == "" {
 		v = "auto"
@@ -84,10 +66,10 @@ func (e *env) openDevice(gap string) (cuda.Device, error) {
 	if workers < 0 || workers > 4096 {
 		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", workers)
 	}
-	if kind == "cuda" && gap != "" {
-		return nil, errs.New(errs.Capability, "--device %s: %s cannot run there: %s; use --device host", v, e.c.Command.Name, gap)
+	if kind == "cuda" && hostOnly != "" {
+		return nil, errs.New(errs.Usage, "--device %s: %s; use --device host", v, hostOnly)
 	}
-	if kind != "host" && gap == "" {
+	if kind != "host" && hostOnly == "" {
 		dev, err := driver.Open(driver.Options{Index: index})
 		switch {
 		case err == nil:
@@ -103,8 +85,6 @@ func (e *env) openDevice(gap string) (cuda.Device, error) {
 			return nil, err
 		}
 		e.ui.Note("device: host, for a GPU cannot be used: %v", err)
-	} else if kind == "auto" {
-		e.ui.Note("device: host, for %s", gap)
 	}
 	level := simd.Auto
 	if v := e.c.String("kernels"); v != "" {

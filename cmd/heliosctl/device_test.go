@@ -135,19 +135,6 @@ func TestDoctor(t *testing.T) {
 	require.Equal(t, before, after, "doctor leaves files")
 }
 
-// A verb that computes a model says why it takes the host device.
-func TestModelsStayOnTheHost(t *testing.T) {
-	fake := fakeGPU(t)
-	ok(t, "generate", "--nodes", "60", "--classes", "2", "--out", "g")
-	bindSSDs(t)
-	ok(t, "load", "g")
-	fake("sms=2")
-	r := hc(t, "train", "g", "--fanout", "2", "--batch-size", "16")
-	require.Equal(t, 0, r.code, r.errOut)
-	require.Equal(t, "device: host, for the model's kernels (gnn) have no CUDA version yet\n", r.errOut)
-	require.Contains(t, r.out, "on host")
-}
-
 func TestNoDriver(t *testing.T) {
 	runBad(t, []badCase{
 		{"no CUDA driver", func(t *testing.T) { t.Setenv(driver.EnvLibrary, "no-such-libcuda.so") }, "bench io --device cuda --results r.json", 3, []string{"--device cuda", "no CUDA driver", "no-such-libcuda.so", "install"}, "r.json"},

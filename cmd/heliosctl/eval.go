@@ -88,13 +88,16 @@ func runEval(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
-	e.ui.Table([]string{"", ""}, append([][]string{
+	table := [][]string{
 		{"checkpoint", fmt.Sprintf("%s, parameters of epoch %d", r.Checkpoint, r.Epoch)},
 		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes, r.Split, r.Loss)},
 		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows))) + fmt.Sprintf(", of %s as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
 		{"time", fmt.Sprintf("%.2f s", r.Seconds)},
+		{"device", fmt.Sprintf("%s; I/O stack %s, memory rung %s", r.Device, r.IOStack, r.MemoryRung)},
 		{"parameters", "sha256 " + r.ParamsSHA256},
-	}, ioRows(r.IO)...))
+	}
+	table = append(table, runInfoRows(r.RunInfo)...)
+	e.ui.Table([]string{"", ""}, append(table, ioRows(r.IO)...))
 	e.showSSDs(r.IO)
 	out.object(r)
 	return out.commit()

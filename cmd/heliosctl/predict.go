@@ -115,7 +115,7 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	}
 
 	var n int64
-	io, err := sched.Predict(ctx, cfg, in, checkpoint, nodes, emb != nil, func(p sched.Prediction) error {
+	res, err := sched.Predict(ctx, cfg, in, checkpoint, nodes, emb != nil, func(p sched.Prediction) error {
 		for i, v := range p.Nodes {
 			c := p.Classes[i]
 			rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
@@ -143,9 +143,9 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	}, e.observer())
 	out := &results{ui: e.ui}
 	e.showFaults(set, out)
-	set.markModelled(&io, cfg)
+	set.markModelled(&res.IO, cfg)
 	if err != nil {
-		e.showTrouble(io, out)
+		e.showTrouble(res.IO, out)
 		return err
 	}
 	if rows != nil {
@@ -161,7 +161,8 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		}
 		e.ui.Printf("embeddings in %s", emb.a.path)
 	}
-	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings"), "io": io})
+	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings"), "io": res.IO,
+		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried, "precision": res.Precision, "blas": res.BLAS, "gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes})
 }
 
 // csvFile keeps its first error for commit, as csv.Writer does.

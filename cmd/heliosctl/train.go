@@ -12,6 +12,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"helios/cuda"
+	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/timeline"
@@ -45,7 +47,7 @@ func pathFlags() []cli.Flag {
 		oneOf("mode", "data path", sched.ModeHelios, sched.Modes, laterModes),
 		oneOf("io-stack", "who reads the SSDs (default: by mode)", "", sched.Stacks, nil),
 		oneOf("pipeline", "what overlaps (default: by mode)", "", sched.Pipelines, nil),
-		&cli.StringFlag{Name: "gpu-cache", DefaultText: "5% in helios and inmem, else 0", Usage: "`BUDGET` of the device memory tier, as 256MiB or as a share of the features"},
+		&cli.StringFlag{Name: "gpu-cache", DefaultText: "auto in helios and inmem, else 0", Usage: "`BUDGET` of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU what is free there less what the run needs, measured; 5% on the host device"},
 		&cli.StringFlag{Name: "cpu-cache", DefaultText: "10% in helios and cpu, else 0", Usage: "`BUDGET` of the CPU memory tier"},
 		&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
 		&cli.IntFlag{Name: "io-blocks", DefaultText: "32; sync: a full grid", Usage: "thread blocks of each I/O kernel"},
@@ -61,8 +63,11 @@ func pathFlags() []cli.Flag {
 		&cli.StringFlag{Name: "row-dtype", DefaultText: "whatever is there", Usage: "stop unless the SSDs hold rows of `TYPE` (" + strings.Join(rowtype.Names(), ", ") + "; load --row-dtype makes them); with --clock virtual, the type they are taken to have"},
 		&cli.StringFlag{Name: "timeline", Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 		oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "", []string{"io_uring", "pread"}, nil),
-		&cli.StringFlag{Name: "sm-budget", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train)"},
-		hostDeviceFlag(), kernelsFlag(),
+		&cli.StringFlag{Name: "sm-budget", DefaultText: "all; on a GPU io has as many SMs as hold the blocks of --io-blocks", Usage: "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train); on a GPU SMs, in steps of its green contexts, where the driver has them"},
+		oneOf("memory-rung", "where the I/O kernels' queues and data are on a GPU; auto takes the best that a pattern read both ways proves", gpuio.RungAuto, append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
+		oneOf("precision", "of the model's products on a GPU (tf32 and bf16 round their factors, on tensor cores)", cuda.FP32.String(), cuda.Precisions(), nil),
+		&cli.StringFlag{Name: "blas", Value: sched.BLASOff, Usage: "who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the `PATH` of libcublas"},
+		deviceFlag(), kernelsFlag(),
 	}, ssdFlags()...)
 }
 
@@ -152,8 +157,15 @@ func (e *env) dataPath() (sched.Config, error) {
 	if cfg.CoalesceBytes, err = coalesceFlag(c.String("coalesce")); err != nil {
 		return cfg, err
 	}
-	if cfg.GPUCache, err = cacheBudget(c, "gpu-cache", map[string]string{sched.ModeHelios: "5%", sched.ModeInmem: "5%"}[cfg.Mode]); err != nil {
+	tiered := cfg.Mode == sched.ModeHelios || cfg.Mode == sched.ModeInmem
+	if v := c.String("gpu-cache"); v == "auto" || tiered && !c.IsSet("gpu-cache") {
+		cfg.GPUCacheAuto = true
+	} else if cfg.GPUCache, err = cacheBudget(c, "gpu-cache", ""); err != nil {
 		return cfg, err
+	}
+	cfg.MemoryRung, cfg.Precision = c.String("memory-rung"), c.String("precision")
+	if cfg.BLAS = c.String("blas"); cfg.BLAS == "" {
+		return cfg, errs.New(errs.Usage, "--blas: empty; give off, auto or the path of libcublas")
 	}
 	if cfg.CPUCache, err = cacheBudget(c, "cpu-cache", map[string]string{sched.ModeHelios: "10%", sched.ModeCPU: "10%"}[cfg.Mode]); err != nil {
 		return cfg, err
@@ -205,8 +217,8 @@ func smBudget(s string) (b sched.SMBudget, err error) {
 	return b, nil
 }
 
-// graphInputs opens what a run works on without the SSDs; done closes it all.
-func (e *env) graphInputs() (in sched.Inputs, done func() error, err error) {
+// graphInputs opens what a run works on without the SSDs; done closes it all. hostOnly is as for openDevice.
+func (e *env) graphInputs(hostOnly string) (in sched.Inputs, done func() error, err error) {
 	var closers []func() error
 	done = func() error {
 		var err error
@@ -233,7 +245,7 @@ func (e *env) graphInputs() (in sched.Inputs, done func() error, err error) {
 		d = d.WithoutEdges()
 		closers = append(closers, d.Close)
 	}
-	dev, err := e.openDevice(modelGap)
+	dev, err := e.openDevice(hostOnly)
 	if err != nil {
 		return in, done, err
 	}
@@ -243,7 +255,7 @@ func (e *env) graphInputs() (in sched.Inputs, done func() error, err error) {
 
 // inputs opens what a run works on; done closes it all.
 func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done func() error, err error) {
-	in, graph, err := e.graphInputs()
+	in, graph, err := e.graphInputs("")
 	if err != nil {
 		return in, nil, graph, err
 	}
@@ -391,12 +403,31 @@ func pathRows(sum sched.EpochResult, seconds float64) [][]string {
 	}
 }
 
+// runInfoRows are the lines of a summary about how a GPU got at its rows and computed; none where there is nothing to say.
+func runInfoRows(r sched.RunInfo) (rows [][]string) {
+	for _, t := range r.MemoryRungTried {
+		rows = append(rows, []string{"not " + t.Rung, t.Why})
+	}
+	if r.Precision != cuda.FP32.String() || r.BLAS != sched.BLASOff {
+		by := "our kernels"
+		if r.BLAS != sched.BLASOff {
+			by = r.BLAS
+		}
+		rows = append(rows, []string{"products", fmt.Sprintf("%s by %s", r.Precision, by)})
+	}
+	if r.GPUCacheShrunkBytes > 0 {
+		rows = append(rows, []string{"GPU tier", fmt.Sprintf("gave back %s when the device's memory ran out", units.FormatBytes(r.GPUCacheShrunkBytes))})
+	}
+	return rows
+}
+
 // showResult is the summary for people.
 func (e *env) showResult(r *sched.Result) {
 	sum, seconds := epochsOf(r)
 	rows := [][]string{
 		{"mode", fmt.Sprintf("%s, %s on %s; I/O stack %s, pipeline %s, memory rung %s", r.Mode, r.Model, r.Device, r.IOStack, r.Pipeline, r.MemoryRung)},
 	}
+	rows = append(rows, runInfoRows(r.RunInfo)...)
 	rows = append(rows, []string{"rows", fmt.Sprintf("%s, stored as %s", units.FormatBytes(r.RowBytes), r.RowDType)})
 	if r.TestAcc != nil {
 		rows = append(rows, []string{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation)", 100**r.TestAcc, r.BestEpoch)})

@@ -26,6 +26,7 @@ func clockFlags() []cli.Flag {
 // noVirtual are flags that mean nothing where nothing is read and nothing is computed.
 var noVirtual = []string{
 	"checkpoint", "checkpoint-every", "resume", "ssds", "sq", "fault", "on-ssd-failure", "read-timeout", "read-retries", "cpu-engine", "check-reads",
+	"memory-rung", "precision", "blas",
 }
 
 // hardware reads the flags of the virtual clock; ok is false under the wall clock.
@@ -70,7 +71,7 @@ func (e *env) trainVirtual(ctx context.Context, cfg sched.Config, hw sched.Hardw
 	}
 	defer closing(&err, tl.close)
 	cfg.Timeline = tl.rec
-	in, done, err := e.graphInputs()
+	in, done, err := e.graphInputs("--clock virtual samples on the host device")
 	if err != nil {
 		return err
 	}
