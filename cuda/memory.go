@@ -16,11 +16,18 @@ type OutOfMemoryError struct {
 	Device     string
 	Purpose    string
 	Want, Free int64 // bytes
+	// Others is what was held beside this process's buffers, by other processes and by the device's own
+	// software; 0 where nobody counts it.
+	Others int64
 }
 
 func (e *OutOfMemoryError) Error() string {
-	return fmt.Sprintf("device %s: out of memory for %s: %d bytes wanted, %d bytes free; lower the budgets",
-		e.Device, e.Purpose, e.Want, e.Free)
+	others := ""
+	if e.Others > 0 {
+		others = fmt.Sprintf(", %d bytes held by other processes and the driver (see \"nvidia-smi\")", e.Others)
+	}
+	return fmt.Sprintf("device %s: out of memory for %s: %d bytes wanted, %d bytes free%s; lower the budgets",
+		e.Device, e.Purpose, e.Want, e.Free, others)
 }
 
 // hostBuffer is memory of a host device.
@@ -97,7 +104,7 @@ func (h *Host) Alloc(kind MemKind, size int64, purpose string) (Buffer, error) {
 	if kind == MemDevice {
 		if free := h.info.MemTotal - h.devBytes; size > free {
 			h.memMu.Unlock()
-			return nil, errs.With(errs.Capability, &OutOfMemoryError{h.info.Name, purpose, size, max(free, 0)})
+			return nil, errs.With(errs.Capability, &OutOfMemoryError{Device: h.info.Name, Purpose: purpose, Want: size, Free: max(free, 0)})
 		}
 		h.devBytes += size
 	}

@@ -22,6 +22,10 @@ type (
 	greenCtx  uint64 // CUgreenCtx
 	resDesc   uint64 // CUdevResourceDesc
 	devicePtr uint64 // CUdeviceptr
+	memHandle uint64 // CUmemGenericAllocationHandle
+	graph     uint64 // CUgraph
+	graphNode uint64 // CUgraphNode
+	graphExec uint64 // CUgraphExec
 )
 
 // devResource is CUdevResource of RESOURCE_ABI_VERSION 1: a type, space of the driver's own and a
@@ -35,6 +39,58 @@ type devResource struct {
 
 const _ = -(unsafe.Sizeof(devResource{}) ^ 144)
 const _ = -(unsafe.Offsetof(devResource{}.SMs) ^ 96)
+
+// memLocation is CUmemLocation.
+type memLocation struct {
+	Type, ID int32
+}
+
+// memProp is CUmemAllocationProp.
+type memProp struct {
+	Type, HandleTypes int32
+	Location          memLocation
+	Win32             uint64
+	Compression, RDMA uint8
+	Usage             uint16
+	_                 [4]byte
+}
+
+// memAccess is CUmemAccessDesc.
+type memAccess struct {
+	Location memLocation
+	Flags    int32
+}
+
+// nodeParams is CUDA_KERNEL_NODE_PARAMS_v2. What Params points to is read by the call.
+type nodeParams struct {
+	Func                   function
+	GridX, GridY, GridZ    uint32
+	BlockX, BlockY, BlockZ uint32
+	SharedBytes            uint32
+	Params                 *unsafe.Pointer
+	Extra                  uintptr
+	Kern                   function // where Func is 0
+	Ctx                    cuContext
+}
+
+const (
+	_ = -(unsafe.Sizeof(memLocation{}) ^ 8)
+	_ = -(unsafe.Sizeof(memProp{}) ^ 32)
+	_ = -(unsafe.Offsetof(memProp{}.Location) ^ 8)
+	_ = -(unsafe.Offsetof(memProp{}.Win32) ^ 16)
+	_ = -(unsafe.Offsetof(memProp{}.RDMA) ^ 25)
+	_ = -(unsafe.Offsetof(memProp{}.Usage) ^ 26)
+	_ = -(unsafe.Sizeof(memAccess{}) ^ 12)
+	_ = -(unsafe.Offsetof(memAccess{}.Flags) ^ 8)
+	_ = -(unsafe.Sizeof(nodeParams{}) ^ 72)
+	_ = -(unsafe.Offsetof(nodeParams{}.GridX) ^ 8)
+	_ = -(unsafe.Offsetof(nodeParams{}.BlockX) ^ 20)
+	_ = -(unsafe.Offsetof(nodeParams{}.SharedBytes) ^ 32)
+	_ = -(unsafe.Offsetof(nodeParams{}.Params) ^ 40)
+	_ = -(unsafe.Offsetof(nodeParams{}.Extra) ^ 48)
+	_ = -(unsafe.Offsetof(nodeParams{}.Kern) ^ 56)
+	_ = -(unsafe.Offsetof(nodeParams{}.Ctx) ^ 64)
+)
 
 // jitLog receives what the PTX compiler says. Both texts are cut at the buffers' size.
 type jitLog struct {
@@ -90,6 +146,16 @@ type api interface {
 	// MemGetHandleForAddressRange exports a dma-buf; its handle is a file descriptor.
 	MemGetHandleForAddressRange(p devicePtr, bytes int64, handleType uint32, flags uint64) (fd int32, r result) // optional, 11.7
 
+	// Virtual memory management, all optional, 10.2.
+	MemGetAllocationGranularity(prop *memProp, option int32) (int64, result)
+	MemAddressReserve(bytes, alignment int64) (devicePtr, result)
+	MemAddressFree(p devicePtr, bytes int64) result
+	MemCreate(bytes int64, prop *memProp) (memHandle, result)
+	MemRelease(h memHandle) result
+	MemMap(p devicePtr, bytes int64, h memHandle) result // from offset 0 of h, the only one there is
+	MemUnmap(p devicePtr, bytes int64) result
+	MemSetAccess(p devicePtr, bytes int64, access *memAccess) result
+
 	MemcpyAsync(dst, src devicePtr, bytes int64, s stream) result
 	MemsetD8Async(dst devicePtr, value byte, bytes int64, s stream) result
 
@@ -106,6 +172,16 @@ type api interface {
 	// LaunchKernel starts a one-dimensional grid. params points to as many pointers as the kernel
 	// has parameters; they and what they point to must not move, and are read before it returns.
 	LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream, params *unsafe.Pointer) result
+
+	// Graphs, all optional: the v2 of kernel nodes is of 12.0.
+	GraphCreate() (graph, result)
+	GraphDestroy(g graph) result
+	// GraphAddKernelNode puts a node behind after, which is 0 for the first.
+	GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result) // cuGraphAddKernelNode_v2
+	GraphInstantiate(g graph) (graphExec, result)                                        // cuGraphInstantiateWithFlags, 11.4
+	GraphExecKernelNodeSetParams(x graphExec, n graphNode, params *nodeParams) result    // cuGraphExecKernelNodeSetParams_v2
+	GraphLaunch(x graphExec, s stream) result
+	GraphExecDestroy(x graphExec) result
 
 	// Green contexts, all optional, 12.4.
 	DeviceGetDevResource(d ordinal, out *devResource, kind uint32) result
@@ -137,6 +213,8 @@ var optionalSymbols = []string{
 	"cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuFuncGetParamInfo", "cuMemGetHandleForAddressRange",
 	"cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc",
 	"cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxStreamCreate", "cuCtxFromGreenCtx",
+	"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
+	"cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy",
 }
 
 // Results that the device tells apart (CUresult of cuda.h).
@@ -188,15 +266,21 @@ type attribute int32
 
 // CUdevice_attribute.
 const (
+	attrClockRate         attribute = 13 // kHz
 	attrMultiprocessors   attribute = 16
 	attrCanMapHost        attribute = 19
 	attrComputeMode       attribute = 20
+	attrMemoryClock       attribute = 36 // kHz
+	attrMemoryBus         attribute = 37 // bits
+	attrL2Bytes           attribute = 38
 	attrUnifiedAddressing attribute = 41
 	attrMajor             attribute = 75
 	attrMinor             attribute = 76
 	attrHostAtomics       attribute = 86
 	attrHostPointer       attribute = 91
 	attrHostRegister      attribute = 99
+	attrVMM               attribute = 102
+	attrVMMDirectRDMA     attribute = 110
 	attrDirectRDMA        attribute = 116
 	attrRDMAOrdering      attribute = 118
 	attrDMABuf            attribute = 124
@@ -221,6 +305,10 @@ const (
 	handleDMABuf      = 0x1 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 	greenDefault      = 0x1 // CU_GREEN_CTX_DEFAULT_STREAM
 	resourceSM        = 1   // CU_DEV_RESOURCE_TYPE_SM
+	memPinned         = 1   // CU_MEM_ALLOCATION_TYPE_PINNED
+	locationDevice    = 1   // CU_MEM_LOCATION_TYPE_DEVICE
+	accessReadWrite   = 3   // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	granularityLeast  = 0   // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 	jitInfoLog        = 3   // CU_JIT_*
 	jitInfoLogBytes   = 4
 	jitErrorLog       = 5

@@ -25,7 +25,10 @@ type Options struct {
 	Library      string        // path of libcuda; "" = $HELIOS_LIBCUDA, else libcuda.so.1
 	Index        int           // of the device, as the driver counts (CUDA_VISIBLE_DEVICES applies)
 	QueueTimeout time.Duration // how long an enqueue blocks on a full stream; 0 = a minute
-	CloseTimeout time.Duration // how long Close waits for running kernels; 0 = ten seconds
+	CloseTimeout time.Duration // how long Close and Free wait for running kernels; 0 = ten seconds
+	// KernelTimeout is after how long a kernel that runs, or a graph of them, is taken for one that does not
+	// end: its stream and all waits fail then. 0 = two minutes, < 0 = never.
+	KernelTimeout time.Duration
 }
 
 // Device is a GPU. It is safe for concurrent use.
@@ -46,12 +49,15 @@ type Device struct {
 	ctx      cuContext
 	cc       int // compute capability times 10
 	driver   int // driver's CUDA version
+	vmmRDMA  bool
 	priority struct{ least, greatest int }
 
 	life    sync.RWMutex // held for reading within a call of the library
 	closing atomic.Bool  // nothing new is made; set under memMu and streamMu
 	closed  atomic.Bool
 	lost    atomic.Pointer[LostError]
+	hung    atomic.Pointer[TimeoutError]
+	watched atomic.Int64 // when watch last looked at all streams, Unix nanoseconds
 
 	regions region.Table
 	memMu   sync.Mutex // of the next three; never taken under streamMu, which an error takes within it
@@ -107,6 +113,9 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 	if opt.CloseTimeout == 0 {
 		opt.CloseTimeout = 10 * time.Second
 	}
+	if opt.KernelTimeout == 0 {
+		opt.KernelTimeout = 2 * time.Minute
+	}
 	version, count, err := start(a)
 	if err != nil {
 		return nil, err
@@ -127,6 +136,9 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 		return nil, err
 	}
 	d.caps, d.cc = rep.Capabilities, rep.ComputeCapability
+	if v, r := a.DeviceGetAttribute(attrVMMDirectRDMA, d.ord); r == success && v == 1 {
+		d.vmmRDMA = true
+	}
 	d.info = cuda.Info{Name: fmt.Sprintf("cuda:%d (%s)", opt.Index, rep.Name), Backend: "driver", SMs: rep.SMs, MemTotal: rep.MemTotal, Kernels: "ptx"}
 	if err := usable(a, rep, version, list); err != nil {
 		return nil, err
@@ -261,9 +273,10 @@ func (d *Device) Close() error {
 
 	var leaks, failed []string
 	stuck := false
+	end := time.Now().Add(d.opt.CloseTimeout) // of all streams together: they may wait for one another
 	for _, s := range open {
 		leaks = append(leaks, fmt.Sprintf("stream %q", s.opt.Name))
-		if !s.shutdown(d.opt.CloseTimeout) {
+		if !s.shutdown(max(time.Until(end), time.Millisecond)) {
 			stuck = true
 			failed = append(failed, fmt.Sprintf("stream %q still runs %s", s.opt.Name, s.runningText()))
 		}
@@ -279,24 +292,19 @@ func (d *Device) Close() error {
 	d.memMu.Unlock()
 	for _, b := range bufs {
 		leaks = append(leaks, fmt.Sprintf("buffer %q (%d bytes)", b.purpose, b.size))
-		if stuck {
-			continue
-		}
-		if err := b.Free(); err != nil && d.lost.Load() == nil {
-			failed = append(failed, err.Error())
-		}
 	}
-	if !stuck {
-		d.release()
-	}
-	// Nobody is inside the library any more after this, and nobody gets in.
-	d.life.Lock()
-	d.closed.Store(true)
-	d.life.Unlock()
-	if !stuck {
-		if r := d.api.DevicePrimaryCtxRelease(d.ord); r != success && d.lost.Load() == nil {
-			failed = append(failed, callError(d.api, "cuDevicePrimaryCtxRelease_v2", r).Error())
-		}
+	// The driver's calls have no limits. One that does not come back, on a GPU that is gone, must not hold the
+	// program up.
+	done := make(chan []string, 1)
+	go func() { done <- d.giveBack(bufs, stuck) }()
+	limit := time.NewTimer(max(time.Until(end), 0) + d.opt.CloseTimeout)
+	defer limit.Stop()
+	select {
+	case f := <-done:
+		failed = append(failed, f...)
+	case <-limit.C:
+		d.closed.Store(true)
+		failed = append(failed, fmt.Sprintf("the driver has not answered for %v and keeps the context until the process ends; see \"dmesg | grep -i nvrm\"", d.opt.CloseTimeout))
 	}
 	if l := d.lost.Load(); l != nil {
 		return errs.With(errs.Device, l)
@@ -319,6 +327,28 @@ func (d *Device) Close() error {
 		msg += "; " + strings.Join(failed, "; ")
 	}
 	return errors.New(msg)
+}
+
+// giveBack is the part of Close that calls the driver. It says what failed.
+func (d *Device) giveBack(bufs []*buffer, stuck bool) (failed []string) {
+	if !stuck {
+		for _, b := range bufs {
+			if err := b.Free(); err != nil && d.lost.Load() == nil {
+				failed = append(failed, err.Error())
+			}
+		}
+		d.release()
+	}
+	// Nobody is inside the library any more after this, and nobody gets in.
+	d.life.Lock()
+	d.closed.Store(true)
+	d.life.Unlock()
+	if !stuck {
+		if r := d.api.DevicePrimaryCtxRelease(d.ord); r != success && d.lost.Load() == nil {
+			failed = append(failed, callError(d.api, "cuDevicePrimaryCtxRelease_v2", r).Error())
+		}
+	}
+	return failed
 }
 
 // release gives back what the device itself holds in the context.

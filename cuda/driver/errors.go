@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"helios/cuda"
 	"helios/internal/errs"
 )
 
@@ -36,8 +38,38 @@ func (e *LostError) Error() string {
 	if len(e.Running) > 0 {
 		running = "running: " + strings.Join(e.Running, ", ")
 	}
-	return fmt.Sprintf("device %s: its CUDA context is lost, %v; %s; its memory is gone: close the device and start again, and see \"dmesg | grep -i xid\" if it comes back",
-		e.Device, e.Cause, running)
+	return fmt.Sprintf("device %s: its CUDA context is lost, %v; %s; its memory is gone: close the device and start again; %s",
+		e.Device, e.Cause, running, afterLoss(result(e.Cause.Code)))
+}
+
+// afterLoss is where to look next, by how the context went (CUresult in cuda.h).
+func afterLoss(r result) string {
+	switch r {
+	case errECC:
+		return "the GPU's memory has errors that it cannot correct: see \"nvidia-smi -q -d ECC\" and reset or replace the GPU"
+	case errNVLink:
+		return "NVLink failed: see \"nvidia-smi nvlink -e\""
+	case errMPSTerminated:
+		return "a client of the MPS server faulted, or the server ended: see its log, or run without it"
+	case errDeviceUnavailable, errDeinitialized, errNoDevice, errSystemNotReady, errDriverMismatch:
+		return "the driver let the GPU go (reset, unloaded or updated under the program): see \"nvidia-smi\" and \"dmesg | grep -i nvrm\""
+	case errLaunchTimeout:
+		return "the driver's watchdog ends long kernels on GPUs with a display: use another GPU, or run without the display server"
+	}
+	return "see \"dmesg | grep -i xid\" if it comes back"
+}
+
+// TimeoutError says that a kernel does not end. The GPU cannot be told to stop one: it runs until the
+// process ends, and what it may use is not freed before.
+type TimeoutError struct {
+	Device, Stream string
+	Kernel         string // or the kernels of a graph
+	After          time.Duration
+}
+
+func (e *TimeoutError) Error() string {
+	return fmt.Sprintf("device %s: kernel %q on stream %q has not ended after %v; only the end of this process stops it: start again (a checkpoint is kept), and see \"nvidia-smi\" for who else uses the GPU",
+		e.Device, e.Kernel, e.Stream, e.After)
 }
 
 func (e *LostError) Unwrap() error { return e.Cause }
@@ -46,7 +78,7 @@ func (e *LostError) Unwrap() error { return e.Cause }
 // these that "the process must be terminated and relaunched" or that the context was destroyed.
 func fatal(r result) bool {
 	switch r {
-	case errDeinitialized, errDeviceUnavailable, errECC, errNVLink, errContained, errIllegalAddress, errLaunchTimeout, errContextDestroyed,
+	case errDeinitialized, errNotInitialized, errNoDevice, errInvalidDevice, errSystemNotReady, errDriverMismatch, errDeviceUnavailable, errECC, errNVLink, errContained, errIllegalAddress, errLaunchTimeout, errContextDestroyed,
 		errAssert, errHardwareStack, errIllegalInstruction, errMisaligned, errAddressSpace, errInvalidPC, errLaunchFailed, errTensorMemory, errMPSTerminated, errUnknown:
 		return true
 	}
@@ -61,6 +93,9 @@ func callError(a api, call string, r result) *CallError {
 	return e
 }
 
+// littleBytes is an estimate of what a call needs that is no allocation of ours.
+const littleBytes = 64 << 20
+
 // failed makes an error of a result that is not success, and notes when it means that the
 // context is lost.
 func (d *Device) failed(call string, r result) error {
@@ -68,6 +103,16 @@ func (d *Device) failed(call string, r result) error {
 		return errs.With(errs.Device, l)
 	}
 	e := callError(d.api, call, r)
+	if r == errOutOfMemory {
+		// Also what only needs a little, such as a stream or a graph: the caller can give memory back and try
+		// again. The driver does not say how much it wanted.
+		free, _, ir := d.api.MemGetInfo()
+		if ir != success {
+			free = 0
+		}
+		oom := &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: call, Want: littleBytes, Free: max(min(free, littleBytes-1), 0)}
+		return errs.With(errs.Capability, fmt.Errorf("%w (%w)", oom, e))
+	}
 	if !fatal(r) {
 		return e
 	}

@@ -145,9 +145,14 @@ func waitedFor(s *gpuStream, err error) error {
 	return fmt.Errorf("stream %q waited for an event of a failed stream: %w", s.opt.Name, err)
 }
 
-// wait polls until the recording has happened or ctx ends. It never blocks in the driver, which
-// has no waits with a limit.
-func (r *recording) wait(ctx context.Context) error {
+// wait polls until the recording has happened or ctx ends, or some kernel is found not to end. It never
+// blocks in the driver, which has no waits with a limit.
+func (r *recording) wait(ctx context.Context) error { return r.pollUntil(ctx, true) }
+
+// waitOnly is wait for who only asks whether it has happened.
+func (r *recording) waitOnly(ctx context.Context) error { return r.pollUntil(ctx, false) }
+
+func (r *recording) pollUntil(ctx context.Context, watch bool) error {
 	var b backoff
 	for {
 		if done, err := r.poll(); done {
@@ -155,6 +160,11 @@ func (r *recording) wait(ctx context.Context) error {
 		}
 		if err := b.pause(ctx); err != nil {
 			return &waitError{err}
+		}
+		if watch && b.looks > quickLooks {
+			if err := r.s.d.watch(); err != nil {
+				return err
+			}
 		}
 	}
 }

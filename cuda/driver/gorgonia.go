@@ -19,6 +19,8 @@ package driver
 //   - cuLibraryLoadData, cuLibraryUnload, cuLibraryGetKernel, cuFuncGetParamInfo
 //   - green contexts: cuDeviceGetDevResource, cuDevSmResourceSplitByCount,
 //     cuDevResourceGenerateDesc, cuGreenCtx…, cuCtxFromGreenCtx
+//   - virtual memory management: cuMemAddressReserve, cuMemCreate, cuMemMap and the like
+//   - graphs: the module has cuGraphCreate, but no kernel nodes that can be changed (and hides its handles)
 //   - cuDeviceGetPCIBusId, and the driver's own words for an error
 //   - cuLaunchKernel: Function.Launch copies exactly eight bytes for each argument, and ours are
 //     structs by value; it also allocates twice for each launch
@@ -66,6 +68,21 @@ HX_OPTIONAL(cuGreenCtxCreate, (void *out, uintptr_t desc, CUdevice d, unsigned f
 HX_OPTIONAL(cuGreenCtxDestroy, (uintptr_t g), (g))
 HX_OPTIONAL(cuGreenCtxStreamCreate, (void *out, uintptr_t g, unsigned flags, int priority), (out, g, flags, priority))
 HX_OPTIONAL(cuCtxFromGreenCtx, (void *out, uintptr_t g), (out, g))
+HX_OPTIONAL(cuMemGetAllocationGranularity, (size_t *out, const void *prop, int option), (out, prop, option))
+HX_OPTIONAL(cuMemAddressReserve, (void *out, size_t n, size_t alignment, CUdeviceptr at, unsigned long long flags), (out, n, alignment, at, flags))
+HX_OPTIONAL(cuMemAddressFree, (CUdeviceptr p, size_t n), (p, n))
+HX_OPTIONAL(cuMemCreate, (void *out, size_t n, const void *prop, unsigned long long flags), (out, n, prop, flags))
+HX_OPTIONAL(cuMemRelease, (unsigned long long h), (h))
+HX_OPTIONAL(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long h, unsigned long long flags), (p, n, offset, h, flags))
+HX_OPTIONAL(cuMemUnmap, (CUdeviceptr p, size_t n), (p, n))
+HX_OPTIONAL(cuMemSetAccess, (CUdeviceptr p, size_t n, const void *access, size_t count), (p, n, access, count))
+HX_OPTIONAL(cuGraphCreate, (void *out, unsigned flags), (out, flags))
+HX_OPTIONAL(cuGraphDestroy, (uintptr_t g), (g))
+HX_OPTIONAL(cuGraphAddKernelNode_v2, (void *out, uintptr_t g, const void *deps, size_t n, uintptr_t params), (out, g, deps, n, params))
+HX_OPTIONAL(cuGraphInstantiateWithFlags, (void *out, uintptr_t g, unsigned long long flags), (out, g, flags))
+HX_OPTIONAL(cuGraphExecKernelNodeSetParams_v2, (uintptr_t x, uintptr_t node, uintptr_t params), (x, node, params))
+HX_OPTIONAL(cuGraphLaunch, (uintptr_t x, uintptr_t stream), (x, stream))
+HX_OPTIONAL(cuGraphExecDestroy, (uintptr_t x), (x))
 */
 import "C"
 
@@ -306,6 +323,86 @@ func (l *linked) MemGetHandleForAddressRange(p devicePtr, n int64, handleType ui
 	fd := int32(-1)
 	r := C.helios_cuMemGetHandleForAddressRange(unsafe.Pointer(&fd), C.CUdeviceptr(p), C.size_t(n), C.int(handleType), C.ulonglong(flags))
 	return fd, result(r)
+}
+
+func (l *linked) MemGetAllocationGranularity(prop *memProp, option int32) (int64, result) {
+	var n C.size_t
+	r := C.helios_cuMemGetAllocationGranularity(&n, unsafe.Pointer(prop), C.int(option))
+	return int64(n), result(r)
+}
+
+func (l *linked) MemAddressReserve(n, alignment int64) (devicePtr, result) {
+	var p devicePtr
+	r := C.helios_cuMemAddressReserve(unsafe.Pointer(&p), C.size_t(n), C.size_t(alignment), 0, 0)
+	return p, result(r)
+}
+
+func (l *linked) MemAddressFree(p devicePtr, n int64) result {
+	return result(C.helios_cuMemAddressFree(C.CUdeviceptr(p), C.size_t(n)))
+}
+
+func (l *linked) MemCreate(n int64, prop *memProp) (memHandle, result) {
+	var h memHandle
+	r := C.helios_cuMemCreate(unsafe.Pointer(&h), C.size_t(n), unsafe.Pointer(prop), 0)
+	return h, result(r)
+}
+
+func (l *linked) MemRelease(h memHandle) result {
+	return result(C.helios_cuMemRelease(C.ulonglong(h)))
+}
+
+func (l *linked) MemMap(p devicePtr, n int64, h memHandle) result {
+	return result(C.helios_cuMemMap(C.CUdeviceptr(p), C.size_t(n), 0, C.ulonglong(h), 0))
+}
+
+func (l *linked) MemUnmap(p devicePtr, n int64) result {
+	return result(C.helios_cuMemUnmap(C.CUdeviceptr(p), C.size_t(n)))
+}
+
+func (l *linked) MemSetAccess(p devicePtr, n int64, access *memAccess) result {
+	return result(C.helios_cuMemSetAccess(C.CUdeviceptr(p), C.size_t(n), unsafe.Pointer(access), 1))
+}
+
+func (l *linked) GraphCreate() (graph, result) {
+	var g graph
+	r := C.helios_cuGraphCreate(unsafe.Pointer(&g), 0)
+	return g, result(r)
+}
+
+func (l *linked) GraphDestroy(g graph) result {
+	return result(C.helios_cuGraphDestroy(C.uintptr_t(g)))
+}
+
+// The parameters go as a number, as those of a launch do: what they point to are pointers again.
+func (l *linked) GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result) {
+	var n graphNode
+	deps := C.size_t(1)
+	if after == 0 {
+		deps = 0
+	}
+	r := C.helios_cuGraphAddKernelNode_v2(unsafe.Pointer(&n), C.uintptr_t(g), unsafe.Pointer(&after), deps, C.uintptr_t(uintptr(unsafe.Pointer(params))))
+	runtime.KeepAlive(params)
+	return n, result(r)
+}
+
+func (l *linked) GraphInstantiate(g graph) (graphExec, result) {
+	var x graphExec
+	r := C.helios_cuGraphInstantiateWithFlags(unsafe.Pointer(&x), C.uintptr_t(g), 0)
+	return x, result(r)
+}
+
+func (l *linked) GraphExecKernelNodeSetParams(x graphExec, n graphNode, params *nodeParams) result {
+	r := C.helios_cuGraphExecKernelNodeSetParams_v2(C.uintptr_t(x), C.uintptr_t(n), C.uintptr_t(uintptr(unsafe.Pointer(params))))
+	runtime.KeepAlive(params)
+	return result(r)
+}
+
+func (l *linked) GraphLaunch(x graphExec, s stream) result {
+	return result(C.helios_cuGraphLaunch(C.uintptr_t(x), C.uintptr_t(s)))
+}
+
+func (l *linked) GraphExecDestroy(x graphExec) result {
+	return result(C.helios_cuGraphExecDestroy(C.uintptr_t(x)))
 }
 
 func (l *linked) MemcpyAsync(dst, src devicePtr, n int64, s stream) result {

@@ -28,6 +28,7 @@ const (
 	fromPinned          // hostmem, registered
 	fromRegister        // the caller's memory
 	fromIO              // the caller's I/O memory
+	fromReserve         // cuMemAddressReserve, with memory mapped as it grows
 )
 
 type buffer struct {
@@ -42,6 +43,7 @@ type buffer struct {
 	kept    bool
 	region  *region.Region
 	pins    []*pin
+	grows   *growth // of fromReserve
 	freed   atomic.Bool
 }
 
@@ -72,8 +74,9 @@ func (b *buffer) Bytes() []byte {
 	return b.mem
 }
 
-// Free implements cuda.Buffer. The driver waits for kernels that are running before it takes
-// memory away. Memory that is mapped for other devices is not freed.
+// Free implements cuda.Buffer. It waits for all work that is enqueued on the device, as cuMemFree does
+// by itself and cuMemUnmap does not; but no longer than CloseTimeout, and then the memory stays with the
+// context. Memory that is mapped for other devices is not freed.
 func (b *buffer) Free() error {
 	if b.freed.Swap(true) {
 		return nil
@@ -83,34 +86,37 @@ func (b *buffer) Free() error {
 		return err
 	}
 	d := b.d
+	var busy error
+	if b.size > 0 {
+		busy = d.quiet()
+	}
 	d.memMu.Lock()
 	delete(d.buffers, b)
 	if b.kept && b.counted {
-		if d.usage[b.purpose] -= b.size; d.usage[b.purpose] == 0 {
-			delete(d.usage, b.purpose)
-		}
+		d.countLocked(b.purpose, -b.size)
 	}
 	if b.region != nil {
-		d.regions.Drop(b.region, b.origin == fromDevice || b.origin == fromPinned)
+		d.regions.Drop(b.region, b.origin != fromRegister && b.origin != fromIO)
 	}
-	inside := b.size > 0 && d.enterToFree() // else it went with the context
 	var err error
-	if inside && b.origin != fromDevice {
+	if busy == nil && len(b.pins) > 0 && d.enterToFree() { // else they went with the context
 		err = d.unpin(b)
-	}
-	d.memMu.Unlock()
-	if inside {
-		if b.origin == fromDevice {
-			// Not under the lock: it waits for every kernel that runs, and one of those may wait for
-			// what another goroutine takes memory for.
-			err = d.freed("cuMemFree_v2", d.api.MemFree(b.base))
-		}
 		d.leave()
 	}
-	if b.origin == fromPinned {
+	d.memMu.Unlock()
+	switch {
+	case b.origin == fromReserve:
+		err = b.unreserve(busy == nil)
+	case busy != nil: // nothing is pulled from under a kernel
+	case b.origin == fromDevice && d.enterToFree():
+		// Not under the lock: it may wait for kernels, and one of those for what another goroutine takes
+		// memory for.
+		err = d.freed("cuMemFree_v2", d.api.MemFree(b.base))
+		d.leave()
+	case b.origin == fromPinned:
 		err = errors.Join(err, hostmem.Free(b.mem))
 	}
-	if err != nil {
+	if err = errors.Join(busy, err); err != nil {
 		return fmt.Errorf("device %s: free %s: %w", d.info.Name, b.purpose, err)
 	}
 	return nil
@@ -159,7 +165,14 @@ func (d *Device) keepLocked(b *buffer) {
 	d.buffers[b] = struct{}{}
 	b.kept = true
 	if b.counted {
-		d.usage[b.purpose] += b.size
+		d.countLocked(b.purpose, b.size)
+	}
+}
+
+// countLocked adds to what a purpose uses. d.memMu is held.
+func (d *Device) countLocked(purpose string, bytes int64) {
+	if d.usage[purpose] += bytes; d.usage[purpose] == 0 {
+		delete(d.usage, purpose)
 	}
 }
 
@@ -168,7 +181,7 @@ func (d *Device) keepLocked(b *buffer) {
 func (d *Device) allocDevice(b *buffer) error {
 	b.origin = fromDevice
 	if b.size > d.info.MemTotal {
-		return d.outOfMemory(b)
+		return d.outOfMemory(b.purpose, b.size)
 	}
 	whole := (b.size + pageBytes - 1) &^ (pageBytes - 1)
 	if err := d.enter(); err != nil {
@@ -183,7 +196,7 @@ func (d *Device) allocDevice(b *buffer) error {
 	switch r {
 	case success:
 	case errOutOfMemory:
-		return fmt.Errorf("%w (%w)", d.outOfMemory(b), d.failed("cuMemAlloc_v2", r))
+		return fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, b.size), d.failed("cuMemAlloc_v2", r))
 	default:
 		return d.failed("cuMemAlloc_v2", r)
 	}
@@ -199,18 +212,30 @@ func (d *Device) allocDevice(b *buffer) error {
 	return err
 }
 
-// outOfMemory says how much would have fitted. Free memory that is in pieces counts as less
-// than what was wanted, for it did not fit.
-func (d *Device) outOfMemory(b *buffer) error {
-	if err := d.enter(); err != nil {
+// outOfMemory says how much would have fitted, and what others hold. Free memory that is in pieces
+// counts as less than what was wanted, for it did not fit.
+func (d *Device) outOfMemory(purpose string, want int64) error {
+	free, total, err := d.FreeMemory()
+	if err != nil {
 		return err
 	}
-	free, _, r := d.api.MemGetInfo()
-	d.leave()
-	if r != success {
-		return d.failed("cuMemGetInfo_v2", r)
+	own := int64(0)
+	d.memMu.Lock()
+	for b := range d.buffers {
+		switch b.origin {
+		case fromDevice:
+			own += b.size
+		case fromReserve:
+			own += b.grows.mapped.Load()
+		}
 	}
-	return errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: b.purpose, Want: b.size, Free: min(free, b.size-1)})
+	d.memMu.Unlock()
+	// A GPU's driver holds some 500 MB beside our buffers; other processes matter when they hold more than a little.
+	others := total - free - own
+	if others < total/16 {
+		others = 0
+	}
+	return errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: purpose, Want: want, Free: max(min(free, want-1), 0), Others: others})
 }
 
 // allocPinned takes CPU memory of our own and registers it. cuMemHostAlloc's would be a mapping of
@@ -284,7 +309,8 @@ func (d *Device) registerPages(lo, hi uint64, flags uint32) (uint64, error) {
 	switch r := d.api.MemHostRegister(p, int64(hi-lo), flags); r {
 	case success:
 	case errOutOfMemory:
-		return 0, errs.With(errs.Capability, fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", hi-lo, d.failed("cuMemHostRegister_v2", r)))
+		// It is the CPU's memory that is short: no *cuda.OutOfMemoryError, which is of the GPU's.
+		return 0, errs.With(errs.Capability, fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", hi-lo, callError(d.api, "cuMemHostRegister_v2", r)))
 	default:
 		return 0, d.failed("cuMemHostRegister_v2", r)
 	}
@@ -401,10 +427,11 @@ func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
 	return b, nil
 }
 
-// ExportDMABuf implements cuda.Exporter.
+// ExportDMABuf implements cuda.Exporter. Of a buffer that grows it exports what has memory now: "it must
+// be fully mapped" (cuMemGetHandleForAddressRange).
 func (d *Device) ExportDMABuf(b cuda.Buffer) (fd int, offset int64, err error) {
 	gb, ok := b.(*buffer)
-	if !ok || gb.d != d || gb.origin != fromDevice || gb.freed.Load() {
+	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) || gb.freed.Load() {
 		return -1, 0, fmt.Errorf("device %s: export of %s: not a live buffer of the GPU's memory", d.info.Name, b.Purpose())
 	}
 	if !d.caps.DMABuf {
@@ -415,6 +442,11 @@ func (d *Device) ExportDMABuf(b cuda.Buffer) (fd int, offset int64, err error) {
 	}
 	defer d.leave()
 	whole := (gb.size + pageBytes - 1) &^ (pageBytes - 1)
+	if gb.origin == fromReserve {
+		if whole = gb.grows.mapped.Load(); whole == 0 {
+			return -1, 0, fmt.Errorf("device %s: export of %s: it has no memory yet; grow it first", d.info.Name, gb.purpose)
+		}
+	}
 	h, r := d.api.MemGetHandleForAddressRange(gb.ptr, whole, handleDMABuf, 0)
 	if r != success {
 		return -1, 0, fmt.Errorf("device %s: export of %s: %w", d.info.Name, gb.purpose, d.failed("cuMemGetHandleForAddressRange", r))

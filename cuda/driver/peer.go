@@ -42,11 +42,6 @@ var _ cuda.PeerMapper = (*Device)(nil)
 // peerPiece is a physical allocation behind a part of a buffer, in bytes from the buffer's Ptr.
 type peerPiece struct{ at, bytes int64 }
 
-// peerPieces are the physical allocations that are behind a buffer now, in order.
-func (b *buffer) peerPieces() []peerPiece {
-	return []peerPiece{{0, (b.size + pageBytes - 1) &^ (pageBytes - 1)}}
-}
-
 // peerTable is a device's peer mappings.
 type peerTable struct {
 	mu   sync.Mutex
@@ -124,6 +119,28 @@ func (t *peerTable) busy(b *buffer) error {
 	for m := range t.live {
 		if m.b == b {
 			return fmt.Errorf("device %s: %s is mapped for the DMA of other devices (%s); end that and close the mapping before its memory goes", b.d.info.Name, b.purpose, m.method)
+		}
+	}
+	return nil
+}
+
+// busyFrom is why a buffer's memory behind the first bytes cannot go now.
+func (t *peerTable) busyFrom(b *buffer, bytes int64) error {
+	t.mu.Lock()
+	var all []*peerMapping
+	for m := range t.live {
+		if m.b == b {
+			all = append(all, m)
+		}
+	}
+	t.mu.Unlock()
+	for _, m := range all {
+		m.mu.Lock()
+		n := len(m.pieces)
+		mapped := !m.closed && n > 0 && m.pieces[n-1].at >= bytes
+		m.mu.Unlock()
+		if mapped {
+			return fmt.Errorf("it is mapped for the DMA of other devices (%s) there; end that and Cut the mapping before", m.method)
 		}
 	}
 	return nil
@@ -244,7 +261,7 @@ func (d *Device) MapPeer(b cuda.Buffer, method string) (cuda.PeerMapping, error)
 		return nil, fmt.Errorf("device %s: map %s for other devices by %s: %w", d.info.Name, b.Purpose(), method, err)
 	}
 	gb, ok := b.(*buffer)
-	if !ok || gb.d != d || gb.origin != fromDevice || gb.freed.Load() {
+	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) || gb.freed.Load() {
 		return fail(errors.New("not a live buffer of the GPU's memory"))
 	}
 	if method != peerDMABuf && method != peerGDR {

@@ -174,8 +174,25 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 		DirectRDMA:    may(attrDirectRDMA) == 1,
 		WritesOrdered: may(attrRDMAOrdering) >= 100, // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 		HostAtomics:   may(attrHostAtomics) == 1,
+		GrowingMemory: all(a, "cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess") && may(attrVMM) == 1,
+		Graphs: all(a, "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+			"cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy"),
+		ComputeCapability: g.ComputeCapability,
+		ClockKHz:          may(attrClockRate),
+		MemoryClockKHz:    may(attrMemoryClock),
+		MemoryBusBits:     may(attrMemoryBus),
+		L2Bytes:           may(attrL2Bytes),
 	}
 	return g, err
+}
+
+func all(a api, symbols ...string) bool {
+	for _, s := range symbols {
+		if !a.has(s) {
+			return false
+		}
+	}
+	return true
 }
 
 // usable says why a device cannot run the kernels of this binary, or nil.
@@ -228,6 +245,8 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 	out := []probe.Finding{
 		yes("runs the kernels", unusable == nil, "", fmt.Sprint(unusable), ""),
 		yes("SM budgets", c.GreenContexts, "green contexts", "no green contexts: budgets only choose grid sizes", "a driver of CUDA 12.4 or later"),
+		yes("growing memory", c.GrowingMemory, "virtual memory management", "buffers that grow take all of their memory at once", "a driver of CUDA 10.2 or later"),
+		yes("graphs", c.Graphs, "", "each kernel of a step is a launch of its own", "a driver of CUDA 12.0 or later"),
 		yes("dma-buf export", c.DMABuf, "", "its memory cannot be mapped for an SSD's DMA", "the open kernel modules of driver 515 or later on Linux 5.12 or later"),
 		yes("GPUDirect RDMA", c.DirectRDMA, "", "other devices cannot reach its memory", "a data-centre or workstation GPU"),
 	}

@@ -40,6 +40,8 @@ type entryPoints struct {
 	streamCreate, streamDestroy, streamQuery, streamWait                                       uintptr
 	eventCreate, eventDestroy, eventRecord, eventQuery, eventElapsed                           uintptr
 	launch                                                                                     uintptr
+	vmGranularity, vmReserve, vmFree, vmCreate, vmRelease, vmMap, vmUnmap, vmAccess            uintptr
+	graphCreate, graphDestroy, graphNode, graphMake, graphSet, graphLaunch, graphDrop          uintptr
 	devResource, smSplit, resDesc, greenCreate, greenDestroy, greenStream, greenCtx            uintptr
 }
 
@@ -60,6 +62,10 @@ func (f *entryPoints) table() map[string]*uintptr {
 		"cuStreamCreateWithPriority": &f.streamCreate, "cuStreamDestroy_v2": &f.streamDestroy, "cuStreamQuery": &f.streamQuery, "cuStreamWaitEvent": &f.streamWait,
 		"cuEventCreate": &f.eventCreate, "cuEventDestroy_v2": &f.eventDestroy, "cuEventRecord": &f.eventRecord,
 		"cuEventQuery": &f.eventQuery, "cuEventElapsedTime": &f.eventElapsed,
+		"cuMemGetAllocationGranularity": &f.vmGranularity, "cuMemAddressReserve": &f.vmReserve, "cuMemAddressFree": &f.vmFree,
+		"cuMemCreate": &f.vmCreate, "cuMemRelease": &f.vmRelease, "cuMemMap": &f.vmMap, "cuMemUnmap": &f.vmUnmap, "cuMemSetAccess": &f.vmAccess,
+		"cuGraphCreate": &f.graphCreate, "cuGraphDestroy": &f.graphDestroy, "cuGraphAddKernelNode_v2": &f.graphNode,
+		"cuGraphInstantiateWithFlags": &f.graphMake, "cuGraphExecKernelNodeSetParams_v2": &f.graphSet, "cuGraphLaunch": &f.graphLaunch, "cuGraphExecDestroy": &f.graphDrop,
 		"cuLaunchKernel":         &f.launch,
 		"cuDeviceGetDevResource": &f.devResource, "cuDevSmResourceSplitByCount": &f.smSplit, "cuDevResourceGenerateDesc": &f.resDesc,
 		"cuGreenCtxCreate": &f.greenCreate, "cuGreenCtxDestroy": &f.greenDestroy, "cuGreenCtxStreamCreate": &f.greenStream, "cuCtxFromGreenCtx": &f.greenCtx,
@@ -118,6 +124,9 @@ type words [11]uintptr
 var wordLists = sync.Pool{New: func() any { return new(words) }}
 
 func plain(fn uintptr, n int, w words) result {
+	if fn == 0 {
+		return errNotFound
+	}
 	l := wordLists.Get().(*words)
 	*l = w
 	r, _, _ := purego.SyscallN(fn, l[:n]...)
@@ -304,6 +313,78 @@ func (p *pure) MemGetHandleForAddressRange(a devicePtr, n int64, handleType uint
 	r := cu(p.fn.memHandle, uintptr(unsafe.Pointer(&fd)), uintptr(a), uintptr(n), uintptr(handleType), uintptr(flags))
 	return fd, r
 }
+
+func (p *pure) MemGetAllocationGranularity(prop *memProp, option int32) (int64, result) {
+	var n uint64
+	r := cu(p.fn.vmGranularity, uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(prop)), uintptr(option))
+	return int64(n), r
+}
+
+func (p *pure) MemAddressReserve(n, alignment int64) (devicePtr, result) {
+	var a devicePtr
+	r := cu(p.fn.vmReserve, uintptr(unsafe.Pointer(&a)), uintptr(n), uintptr(alignment), 0, 0)
+	return a, r
+}
+
+func (p *pure) MemAddressFree(a devicePtr, n int64) result {
+	return cu(p.fn.vmFree, uintptr(a), uintptr(n))
+}
+
+func (p *pure) MemCreate(n int64, prop *memProp) (memHandle, result) {
+	var h memHandle
+	r := cu(p.fn.vmCreate, uintptr(unsafe.Pointer(&h)), uintptr(n), uintptr(unsafe.Pointer(prop)), 0)
+	return h, r
+}
+
+func (p *pure) MemRelease(h memHandle) result { return cu(p.fn.vmRelease, uintptr(h)) }
+
+func (p *pure) MemMap(a devicePtr, n int64, h memHandle) result {
+	return cu(p.fn.vmMap, uintptr(a), uintptr(n), 0, uintptr(h), 0)
+}
+
+func (p *pure) MemUnmap(a devicePtr, n int64) result {
+	return cu(p.fn.vmUnmap, uintptr(a), uintptr(n))
+}
+
+func (p *pure) MemSetAccess(a devicePtr, n int64, access *memAccess) result {
+	return cu(p.fn.vmAccess, uintptr(a), uintptr(n), uintptr(unsafe.Pointer(access)), 1)
+}
+
+func (p *pure) GraphCreate() (graph, result) {
+	var g graph
+	r := cu(p.fn.graphCreate, uintptr(unsafe.Pointer(&g)), 0)
+	return g, r
+}
+
+func (p *pure) GraphDestroy(g graph) result { return cu(p.fn.graphDestroy, uintptr(g)) }
+
+func (p *pure) GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result) {
+	var n graphNode
+	deps := uintptr(1)
+	if after == 0 {
+		deps = 0
+	}
+	r := cu(p.fn.graphNode, uintptr(unsafe.Pointer(&n)), uintptr(g), uintptr(unsafe.Pointer(&after)), deps, uintptr(unsafe.Pointer(params)))
+	return n, r
+}
+
+func (p *pure) GraphInstantiate(g graph) (graphExec, result) {
+	var x graphExec
+	r := cu(p.fn.graphMake, uintptr(unsafe.Pointer(&x)), uintptr(g), 0)
+	return x, r
+}
+
+func (p *pure) GraphExecKernelNodeSetParams(x graphExec, n graphNode, params *nodeParams) result {
+	r := plain(p.fn.graphSet, 3, words{uintptr(x), uintptr(n), uintptr(unsafe.Pointer(params))})
+	runtime.KeepAlive(params)
+	return r
+}
+
+func (p *pure) GraphLaunch(x graphExec, s stream) result {
+	return plain(p.fn.graphLaunch, 2, words{uintptr(x), uintptr(s)})
+}
+
+func (p *pure) GraphExecDestroy(x graphExec) result { return cu(p.fn.graphDrop, uintptr(x)) }
 
 func (p *pure) MemcpyAsync(dst, src devicePtr, n int64, s stream) result {
 	return plain(p.fn.memcpy, 4, words{uintptr(dst), uintptr(src), uintptr(n), uintptr(s)})

@@ -1,9 +1,14 @@
 package driver
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"helios/cuda"
+	"helios/internal/errs"
 )
 
 var (
@@ -25,30 +30,334 @@ func (d *Device) FreeMemory() (free, total int64, err error) {
 	return free, total, nil
 }
 
-// Reserve implements cuda.Reserver.
+// growth is the memory behind a buffer that grows: pieces of physical memory (cuMemCreate) mapped one
+// behind the other from the beginning of its addresses. A piece goes as a whole (cuMemUnmap "cannot unmap
+// a sub-range"), so large ones are not made: then little is kept when it shrinks.
+type growth struct {
+	mu      sync.Mutex // held while it grows or shrinks; taken before all others
+	span    int64      // bytes of addresses
+	granule int64      // of pieces and of where they start
+	pieces  []int64    // sizes, in order
+	mapped  atomic.Int64
+	gone    bool
+}
+
+// pieceBytes is the most that one piece has.
+const pieceBytes = 64 << 20
+
+func (d *Device) memProp() *memProp {
+	p := &memProp{Type: memPinned, Location: memLocation{locationDevice, int32(d.ord)}}
+	if d.vmmRDMA {
+		p.RDMA = 1 // SSDs reach it (rung p2p)
+	}
+	return p
+}
+
+// Reserve implements cuda.Reserver. Where the driver cannot reserve addresses alone, it is memory of
+// that size from the beginning.
 func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
-	b, err := d.Alloc(cuda.MemDevice, size, purpose)
-	if err != nil {
+	if !d.caps.GrowingMemory || size <= 0 {
+		b, err := d.Alloc(cuda.MemDevice, size, purpose)
+		if oom := (*cuda.OutOfMemoryError)(nil); errors.As(err, &oom) {
+			return nil, fmt.Errorf("%w; its driver cannot reserve addresses without memory (virtual memory management, CUDA 10.2), so the worst case has to fit", err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return b.(*buffer), nil
+	}
+	fail := func(err error) (cuda.Growable, error) {
+		return nil, fmt.Errorf("device %s: reserve %d bytes for %s: %w", d.info.Name, size, purpose, err)
+	}
+	if err := d.accepting(); err != nil {
 		return nil, err
 	}
-	return b.(*buffer), nil
+	b := &buffer{d: d, size: size, purpose: purpose, origin: fromReserve, grows: &growth{}}
+	g := b.grows
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	n, r := d.api.MemGetAllocationGranularity(d.memProp(), granularityLeast)
+	if r != success || n < pageBytes || n&(n-1) != 0 {
+		d.leave()
+		if r == success {
+			return fail(fmt.Errorf("cuMemGetAllocationGranularity: %d bytes: want a power of two of whole pages", n))
+		}
+		return fail(d.failed("cuMemGetAllocationGranularity", r))
+	}
+	if size > 1<<48 { // more than any GPU has addresses; sums of it must not overflow
+		d.leave()
+		return fail(errs.New(errs.Usage, "more than GPUs can address"))
+	}
+	g.granule, g.span = n, (size+n-1)&^(n-1)
+	b.base, r = d.api.MemAddressReserve(g.span, n)
+	if r != success {
+		err := d.failed("cuMemAddressReserve", r)
+		d.leave()
+		return fail(err)
+	}
+	d.leave()
+	b.ptr = b.base
+	var err error
+	if b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(size), purpose); err != nil {
+		return fail(errors.Join(err, b.Free()))
+	}
+	b.region.Back(0)
+	d.memMu.Lock()
+	late := d.closing.Load()
+	if !late {
+		d.keepLocked(b)
+	}
+	d.memMu.Unlock()
+	if late {
+		return nil, errors.Join(d.errClosed(), b.Free())
+	}
+	return b, nil
 }
 
 // Backed implements cuda.Growable.
-func (b *buffer) Backed() int64 { return b.size }
+func (b *buffer) Backed() int64 {
+	switch {
+	case b.freed.Load():
+		return 0
+	case b.grows != nil:
+		return min(b.grows.mapped.Load(), b.size)
+	}
+	return b.size
+}
 
-// Grow implements cuda.Growable.
+// back sets what has memory, for the checks of copies and for MemUsage. b.grows.mu is held.
+func (b *buffer) back(mapped int64) {
+	g := b.grows
+	before := min(g.mapped.Load(), b.size)
+	g.mapped.Store(mapped)
+	now := min(mapped, b.size)
+	if b.region != nil {
+		b.region.Back(uint64(now))
+	}
+	b.d.memMu.Lock()
+	b.d.countLocked(b.purpose, now-before)
+	b.d.memMu.Unlock()
+}
+
+// Grow implements cuda.Growable. It works beside kernels that use what is there already.
 func (b *buffer) Grow(bytes int64) error {
+	d, g := b.d, b.grows
+	fail := func(err error) error {
+		return fmt.Errorf("device %s: grow %s to %d bytes: %w", d.info.Name, b.purpose, bytes, err)
+	}
 	if bytes < 0 || bytes > b.size {
-		return fmt.Errorf("device %s: grow %s to %d bytes: %d are reserved", b.d.info.Name, b.purpose, bytes, b.size)
+		return fail(fmt.Errorf("%d are reserved", b.size))
+	}
+	if b.freed.Load() {
+		return fail(errors.New("it is freed"))
+	}
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	have := g.mapped.Load()
+	if bytes <= have {
+		return nil
+	}
+	if g.gone {
+		return fail(errors.New("it is freed"))
+	}
+	if err := d.accepting(); err != nil {
+		return err
+	}
+	at, end := have, (bytes+g.granule-1)&^(g.granule-1)
+	kept := len(g.pieces)
+	err := func() error {
+		if err := d.enter(); err != nil {
+			return err
+		}
+		defer d.leave()
+		most := max(pieceBytes&^(g.granule-1), g.granule)
+		for at < end {
+			n := min(end-at, most)
+			if err := d.mapPiece(b.base+devicePtr(at), n); err != nil {
+				return err
+			}
+			g.pieces = append(g.pieces, n)
+			at += n
+		}
+		access := &memAccess{Location: memLocation{locationDevice, int32(d.ord)}, Flags: accessReadWrite}
+		return d.check("cuMemSetAccess", d.api.MemSetAccess(b.base+devicePtr(have), end-have, access))
+	}()
+	if err == nil {
+		err = d.house.zero(d, b.base+devicePtr(have), end-have)
+	}
+	if err != nil {
+		if ce := (*CallError)(nil); errors.As(err, &ce) && result(ce.Code) == errOutOfMemory {
+			err = fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, end-have), err)
+		}
+		// What could not be given back now goes with the buffer.
+		_, uerr := b.unmapTo(have, kept)
+		return fail(errors.Join(err, uerr))
+	}
+	b.back(end)
+	return nil
+}
+
+// mapPiece puts new memory behind n bytes from p. It runs within enter. The handle is given back at
+// once: "the memory allocation will be freed when all outstanding mappings to the memory are unmapped"
+// (cuMemRelease).
+func (d *Device) mapPiece(p devicePtr, n int64) error {
+	h, r := d.api.MemCreate(n, d.memProp())
+	if r != success {
+		return d.failed("cuMemCreate", r)
+	}
+	r = d.api.MemMap(p, n, h)
+	released := d.api.MemRelease(h)
+	if r != success {
+		return d.failed("cuMemMap", r)
+	}
+	if released != success {
+		d.api.MemUnmap(p, n)
+		return d.failed("cuMemRelease", released)
 	}
 	return nil
 }
 
-// Shrink implements cuda.Growable.
+// unmapTo takes memory away from the end until the first keep pieces are left, which have bytes. It
+// says how many bytes still have memory: more than bytes where the driver refused.
+func (b *buffer) unmapTo(bytes int64, keep int) (int64, error) {
+	d, g := b.d, b.grows
+	end := int64(0)
+	for _, n := range g.pieces {
+		end += n
+	}
+	if !d.enterToFree() {
+		g.pieces = g.pieces[:keep]
+		return bytes, nil // it went with the context
+	}
+	defer d.leave()
+	for len(g.pieces) > keep {
+		n := g.pieces[len(g.pieces)-1]
+		if err := d.freed("cuMemUnmap", d.api.MemUnmap(b.base+devicePtr(end-n), n)); err != nil {
+			return end, err
+		}
+		g.pieces = g.pieces[:len(g.pieces)-1]
+		end -= n
+	}
+	return end, nil
+}
+
+// Shrink implements cuda.Growable. Unmapping does not wait for kernels, as freeing does: the caller knows
+// that none uses it.
 func (b *buffer) Shrink(bytes int64) error {
+	d, g := b.d, b.grows
+	fail := func(err error) error {
+		return fmt.Errorf("device %s: shrink %s to %d bytes: %w", d.info.Name, b.purpose, bytes, err)
+	}
 	if bytes < 0 || bytes > b.size {
-		return fmt.Errorf("device %s: shrink %s to %d bytes: %d are reserved", b.d.info.Name, b.purpose, bytes, b.size)
+		return fail(fmt.Errorf("%d are reserved", b.size))
+	}
+	if g == nil || b.freed.Load() {
+		return nil
+	}
+	if err := d.peers.busyFrom(b, bytes); err != nil {
+		return fail(err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	keep, left := 0, int64(0)
+	for keep < len(g.pieces) && left < bytes {
+		left += g.pieces[keep]
+		keep++
+	}
+	if left >= g.mapped.Load() {
+		return nil
+	}
+	b.back(left) // before it goes, so that no copy is let through
+	if _, err := b.unmapTo(left, keep); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// unreserve gives the memory and the addresses back. Where kernels may still use them (idle is false)
+// they stay with the process.
+func (b *buffer) unreserve(idle bool) error {
+	d, g := b.d, b.grows
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.gone = true
+	var err error
+	if idle {
+		if _, err = b.unmapTo(0, 0); err == nil && d.enterToFree() {
+			err = d.freed("cuMemAddressFree", d.api.MemAddressFree(b.base, g.span))
+			d.leave()
+		}
+	}
+	if b.kept {
+		b.back(0)
+	}
+	return err
+}
+
+// peerPieces are the physical allocations that are behind a buffer now, in order.
+func (b *buffer) peerPieces() []peerPiece {
+	end := (b.size + pageBytes - 1) &^ (pageBytes - 1)
+	if b.grows == nil {
+		return []peerPiece{{0, end}}
+	}
+	b.grows.mu.Lock()
+	defer b.grows.mu.Unlock()
+	var out []peerPiece
+	at := int64(0)
+	for _, n := range b.grows.pieces {
+		out = append(out, peerPiece{at, min(n, end-at)})
+		at += n
+	}
+	return out
+}
+
+// quiet waits until the work that is enqueued on all streams is done, for CloseTimeout at most.
+func (d *Device) quiet() error {
+	d.streamMu.Lock()
+	list := make([]*gpuStream, 0, len(d.streams))
+	for s := range d.streams {
+		list = append(list, s)
+	}
+	d.streamMu.Unlock()
+	limit := d.opt.CloseTimeout
+	if d.hung.Load() != nil {
+		limit = hungPatience
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for _, s := range list {
+		if err := s.quiet(ctx); err != nil {
+			return fmt.Errorf("it stays where it is, for after %v %w", limit, err)
+		}
+	}
+	return nil
+}
+
+// quiet waits for the stream's work so far. On a lost device nothing runs.
+func (s *gpuStream) quiet(ctx context.Context) error {
+	s.mu.Lock()
+	if s.closed || s.h == 0 || s.d.enter() != nil {
+		s.mu.Unlock()
+		return nil
+	}
+	r := s.d.api.StreamQuery(s.h)
+	s.d.leave()
+	if r != errNotReady { // an error other calls tell of
+		s.mu.Unlock()
+		return nil
+	}
+	rec, err := s.fence()
+	s.mu.Unlock()
+	if err != nil {
+		return nil // the driver waits by itself
+	}
+	defer rec.drop()
+	if w := (*waitError)(nil); errors.As(rec.waitOnly(ctx), &w) {
+		return fmt.Errorf("stream %q still runs %s", s.opt.Name, s.runningText())
 	}
 	return nil
 }

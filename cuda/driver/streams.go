@@ -24,6 +24,8 @@ const (
 	inFlight = 192
 	// markEvery is after how many commands without a launch a mark is set.
 	markEvery = 4
+	// mostLoad bounds the commands in all marks of a stream: graphs are many in one.
+	mostLoad = 3 * inFlight
 	// maxWaits bounds the recordings that a stream has waited for and not looked at since.
 	maxWaits = 64
 )
@@ -42,13 +44,27 @@ type launchArgs struct {
 	params [2]unsafe.Pointer
 	hx     hxLaunch
 	block  [maxParams / 8]uint64
+	node   nodeParams
 }
 
 // mark is a place in a stream's work that an event tells to be done.
 type mark struct {
-	kernel     *kernel // nil: after copies, fills and waits
-	seq        uint64
-	start, end event // start only around kernels; both stay with the place in the ring
+	kernel     *kernel   // nil: after copies, fills and waits; of a graph, its label
+	steps      []*kernel // of a graph, in order; nil for one launch
+	first, seq uint64    // launches first … seq
+	load       int       // commands
+	start, end event     // start only around kernels; both stay with the place in the ring
+}
+
+// launched is the kernel of launch number seq, or nil when that is not of this mark.
+func (m *mark) launched(seq uint64) *kernel {
+	switch {
+	case m.kernel == nil || seq < m.first || seq > m.seq:
+		return nil
+	case m.steps != nil:
+		return m.steps[seq-m.first]
+	}
+	return m.kernel
 }
 
 // gpuStream is cuda.Stream.
@@ -73,7 +89,11 @@ type gpuStream struct {
 	ring     []mark // marks head … tail-1, each at its number modulo the size
 	head     uint64
 	tail     uint64
-	unmarked int // commands since the latest mark
+	unmarked int       // commands since the latest mark
+	load     int       // commands in marks that are not known to be done
+	oldest   uint64    // mark that watch has seen started, plus 1
+	since    time.Time // when it first did
+	graphs   graphCache
 	busy     time.Duration
 	waits    []*recording // waited for, not known to have gone well; held
 }
@@ -147,6 +167,7 @@ func (s *gpuStream) SMs() int {
 func (s *gpuStream) free() {
 	d := s.d
 	if s.h != 0 && d.enterToFree() {
+		s.graphs.close(d)
 		d.api.StreamDestroy(s.h)
 		d.leave()
 	}
@@ -219,8 +240,8 @@ func (s *gpuStream) fault(seq uint64) {
 	f := *s.slot.mirror
 	name := "(unknown)"
 	for i := s.head; i != s.tail; i++ {
-		if m := &s.ring[i%inFlight]; m.kernel != nil && m.seq == seq {
-			name = m.kernel.name
+		if k := s.ring[i%inFlight].launched(seq); k != nil {
+			name = k.name
 		}
 	}
 	s.faultSeq = seq
@@ -258,10 +279,11 @@ func (s *gpuStream) reap() error {
 			}
 			s.busy += time.Duration(float64(ms) * float64(time.Millisecond))
 			// The kernel wrote the record with a fence for the system before it ended.
-			if s.faultSeq == 0 && s.slot.mirror.seq() == m.seq {
-				s.fault(m.seq)
+			if seq := s.slot.mirror.seq(); s.faultSeq == 0 && m.launched(seq) != nil {
+				s.fault(seq)
 			}
 		}
+		s.load -= m.load
 		s.head++
 		s.showRunning()
 	}
@@ -276,10 +298,11 @@ func (s *gpuStream) showRunning() {
 	s.running.Store(k)
 }
 
-// room waits until the ring has a place. s.mu is held and given up meanwhile. A full queue blocks
-// its caller, but not for ever.
-func (s *gpuStream) room() error {
-	if s.tail-s.head < inFlight {
+// room waits until the ring has a place, for so many commands. s.mu is held and given up meanwhile. A
+// full queue blocks its caller, but not for ever.
+func (s *gpuStream) room(load int) error {
+	fits := func() bool { return s.tail-s.head < inFlight && (s.load+load <= mostLoad || s.head == s.tail) }
+	if fits() {
 		return nil
 	}
 	var b backoff
@@ -295,16 +318,22 @@ func (s *gpuStream) room() error {
 			s.look()
 			err = s.failed()
 		}
-		if err != nil || s.tail-s.head < inFlight {
+		if err != nil || fits() {
 			return err
 		}
 		s.mu.Unlock()
 		perr := b.pause(ctx)
+		if b.looks > quickLooks {
+			err = s.d.watch()
+		}
 		s.mu.Lock()
+		if err != nil {
+			return err
+		}
 		if s.closing {
 			return fmt.Errorf("stream %q: %w", s.opt.Name, cuda.ErrClosed)
 		}
-		if perr != nil && s.tail-s.head >= inFlight {
+		if perr != nil && !fits() {
 			return fmt.Errorf("stream %q: its queue of %d has been full for %v while it runs %s", s.opt.Name, inFlight, s.d.opt.QueueTimeout, s.runningText())
 		}
 	}
@@ -323,28 +352,52 @@ func (s *gpuStream) place(timed bool) (*mark, error) {
 	if m.end == 0 {
 		m.end, err = s.events.take()
 	}
-	m.kernel = nil
+	m.kernel, m.steps, m.load = nil, nil, markEvery
 	return m, err
 }
 
-// LaunchRaw implements cuda.Stream.
-func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) error {
+// launchable checks what a launch is given.
+func (s *gpuStream) launchable(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) (*kernel, error) {
 	gk, ok := k.(*kernel)
 	if !ok || gk == nil || gk.d != s.d {
-		return fmt.Errorf("stream %q: launch: the kernel is not of this device", s.opt.Name)
+		return nil, fmt.Errorf("stream %q: launch: the kernel is not of this device", s.opt.Name)
 	}
 	if size != gk.size {
-		return fmt.Errorf("stream %q: launch of kernel %q: parameter block of %d bytes, the kernel's has %d", s.opt.Name, gk.name, size, gk.size)
+		return nil, fmt.Errorf("stream %q: launch of kernel %q: parameter block of %d bytes, the kernel's has %d", s.opt.Name, gk.name, size, gk.size)
 	}
 	if cfg.Blocks < 1 || cfg.Blocks > math.MaxInt32 || cfg.Threads < 1 || cfg.Threads > gk.maxThreads {
-		return fmt.Errorf("stream %q: launch of kernel %q: %d blocks of %d threads: want 1 or more blocks of 1 to %d threads", s.opt.Name, gk.name, cfg.Blocks, cfg.Threads, gk.maxThreads)
+		return nil, fmt.Errorf("stream %q: launch of kernel %q: %d blocks of %d threads: want 1 or more blocks of 1 to %d threads", s.opt.Name, gk.name, cfg.Blocks, cfg.Threads, gk.maxThreads)
 	}
 	if params == nil && size > 0 {
-		return fmt.Errorf("stream %q: launch of kernel %q: no parameters", s.opt.Name, gk.name)
+		return nil, fmt.Errorf("stream %q: launch of kernel %q: no parameters", s.opt.Name, gk.name)
+	}
+	return gk, nil
+}
+
+// setParams writes what a launch points the driver to. s.mu is held.
+func (s *gpuStream) setParams(params unsafe.Pointer, size uintptr, seq uint64) {
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&s.args.block)), maxParams), unsafe.Slice((*byte)(params), size))
+	s.args.hx.Seq = seq
+}
+
+// marked counts the mark that place gave. s.mu is held.
+func (s *gpuStream) marked(m *mark) {
+	s.tail++
+	s.load += m.load
+	s.unmarked = 0
+}
+
+// launchLoad is the commands of a launch, with its events.
+const launchLoad = 3
+
+// LaunchRaw implements cuda.Stream.
+func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) error {
+	gk, err := s.launchable(k, cfg, params, size)
+	if err != nil {
+		return err
 	}
 	fn := gk.fn
 	if s.green != nil {
-		var err error
 		if fn, err = gk.contextless(); err != nil {
 			return fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, err)
 		}
@@ -353,7 +406,7 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 		return err
 	}
 	defer s.mu.Unlock()
-	if err := s.room(); err != nil {
+	if err := s.room(launchLoad); err != nil {
 		return err
 	}
 	d := s.d
@@ -365,8 +418,7 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 	if err != nil {
 		return fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, err)
 	}
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&s.args.block)), maxParams), unsafe.Slice((*byte)(params), size))
-	s.args.hx.Seq = s.seq + 1
+	s.setParams(params, size, s.seq+1)
 	call, r := "cuEventRecord", d.api.EventRecord(m.start, s.h)
 	if r == success {
 		call, r = "cuLaunchKernel", d.api.LaunchKernel(fn, uint32(cfg.Blocks), uint32(cfg.Threads), 0, s.h, &s.args.params[0])
@@ -374,12 +426,11 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 	if r == success {
 		// From here on the launch has happened, and whatever comes is in its mark.
 		s.seq++
-		m.kernel, m.seq = gk, s.seq
+		m.kernel, m.first, m.seq, m.load = gk, s.seq, s.seq, launchLoad
 		s.running.CompareAndSwap(nil, gk)
 		call, r = "cuEventRecord", d.api.EventRecord(m.end, s.h)
 		if r == success {
-			s.tail++
-			s.unmarked = 0
+			s.marked(m)
 			if s.tail-s.head >= inFlight/2 {
 				return s.reap()
 			}
@@ -404,7 +455,7 @@ func (s *gpuStream) command(f func() error) error {
 
 // locked is command with s.mu held.
 func (s *gpuStream) locked(f func() error) error {
-	if err := s.room(); err != nil {
+	if err := s.room(markEvery); err != nil {
 		return err
 	}
 	d := s.d
@@ -786,8 +837,11 @@ func (s *gpuStream) shutdown(limit time.Duration) bool {
 		rec, err := s.fence()
 		s.mu.Unlock()
 		if err == nil {
+			if s.d.hung.Load() != nil {
+				limit = min(limit, hungPatience)
+			}
 			ctx, cancel := context.WithTimeout(context.Background(), limit)
-			err = rec.wait(ctx)
+			err = rec.waitOnly(ctx)
 			cancel()
 			rec.drop()
 			if w := (*waitError)(nil); errors.As(err, &w) {

@@ -13,8 +13,15 @@ import (
 type Region struct {
 	Lo, Hi  uint64
 	Purpose string
-	refs    int // registrations of it, or of a part of it, that are not freed yet
+	refs    int           // registrations of it, or of a part of it, that are not freed yet
+	missing atomic.Uint64 // bytes at its end that have addresses and no memory
 }
+
+// Back says how many bytes from the beginning have memory behind them. New regions have it all.
+func (r *Region) Back(bytes uint64) { r.missing.Store(r.Hi - r.Lo - min(bytes, r.Hi-r.Lo)) }
+
+// End is where the memory ends: at Hi, or before it in a region that grows.
+func (r *Region) End() uint64 { return r.Hi - r.missing.Load() }
 
 // Table holds regions sorted by address; they do not overlap. Readers take a snapshot without a
 // lock: every copy and every view asks.
@@ -54,7 +61,7 @@ func (t *Table) Add(lo, hi uint64, purpose string) (r *Region, fresh bool, err e
 		}
 		return nil, false, fmt.Errorf("memory for %s overlaps that of %s", purpose, s[i].Purpose)
 	}
-	r = &Region{lo, hi, purpose, 1}
+	r = &Region{Lo: lo, Hi: hi, Purpose: purpose, refs: 1}
 	n := make([]*Region, 0, len(s)+1)
 	n = append(append(append(n, s[:i]...), r), s[i:]...)
 	t.live.Store(&n)
@@ -91,6 +98,10 @@ func (t *Table) Check(op, side string, p uint64, n int64) error {
 	r := t.Find(p)
 	if r == nil {
 		return fmt.Errorf("%s of %d bytes: %s address %#x is in no live buffer of the device", op, n, side, p)
+	}
+	if end := r.End(); end < r.Hi && p+uint64(n) > end && uint64(n) <= r.Hi-p {
+		return fmt.Errorf("%s of %d bytes: %s offset %d of %s: %d of its %d bytes have memory; grow it first",
+			op, n, side, p-r.Lo, r.Purpose, end-r.Lo, r.Hi-r.Lo)
 	}
 	if left := r.Hi - p; uint64(n) > left {
 		return fmt.Errorf("%s of %d bytes: %s offset %d of %s (%d bytes): out of bounds by %d bytes",
