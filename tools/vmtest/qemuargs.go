@@ -33,6 +33,9 @@ type Config struct {
 	// SharedGroup puts the first two disks into one IOMMU group: two functions of one slot, which
 	// without ACS may reach each other.
 	SharedGroup bool
+	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its memory is a
+	// file of the host.
+	PeerMB int
 	// Files go into the guest: path there to path here. Tests are packages (./nvme/walk) whose test
 	// binaries T.GoTest runs.
 	Files map[string]string
@@ -93,8 +96,14 @@ func (c Config) check() error {
 	if c.SharedGroup && len(c.Disks) < 2 {
 		return fmt.Errorf("a shared group needs two disks")
 	}
+	if c.PeerMB < 0 || c.PeerMB&(c.PeerMB-1) != 0 {
+		return fmt.Errorf("a BAR of %d MiB: a power of two", c.PeerMB)
+	}
 	return nil
 }
+
+// peerAddr is where the device with memory is.
+const peerAddr = "0000:00:1e.0"
 
 // bootArgs are the kernel's arguments. no_timer_check: on a busy host a virtual CPU may starve while the
 // kernel tests its timer interrupt, and it panics then.
@@ -111,6 +120,7 @@ type places struct {
 func (p places) disk(i int) string     { return filepath.Join(p.dir, fmt.Sprintf("disk%d", i)) }
 func (p places) console() string       { return filepath.Join(p.dir, "console") }
 func (p places) blkdebug(i int) string { return filepath.Join(p.dir, fmt.Sprintf("blkdebug%d", i)) }
+func (p places) peer() string          { return filepath.Join(p.dir, "peer") }
 func (p places) qmp() string           { return filepath.Join(p.dir, "q") }
 func (p places) channel() string       { return filepath.Join(p.dir, "c") }
 
@@ -172,6 +182,10 @@ func qemuArgs(c Config, p places) []string {
 		"-chardev", "socket,id=ch,path=" + comma(p.channel()), "-serial", "chardev:ch",
 		"-chardev", "socket,id=qmp,path=" + comma(p.qmp()), "-mon", "chardev=qmp,mode=control",
 		"-device", "intel-iommu,intremap=on,caching-mode=on",
+	}
+	if c.PeerMB > 0 {
+		a = append(a, "-object", fmt.Sprintf("memory-backend-file,id=peer,size=%dM,share=on,mem-path=%s", c.PeerMB, comma(p.peer())),
+			"-device", "ivshmem-plain,memdev=peer,addr=1e.0")
 	}
 	for i, d := range c.Disks {
 		file := "file.driver=file,file.filename=" + comma(p.disk(i)) + ",file.aio=" + p.aio
