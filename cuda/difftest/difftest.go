@@ -7,6 +7,9 @@
 // kernels must find their memory by their parameters alone (those of cache and graph do; the queues
 // of gpuio hold addresses themselves, and gpuio compares them its own way). Memory of Register is
 // one memory for both, and must only be read.
+//
+// A kernel that only CUDA has (a part of what Go does in one launch) runs on the driver's side, and what it leaves is
+// copied to the twins; Mirrored counts those launches. What a whole workload computes with them is compared by its tests.
 package difftest
 
 import (
@@ -15,6 +18,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -39,9 +44,45 @@ type Options struct {
 	// Normalise rewrites copies of what a kernel has left before they are compared, once for each
 	// side: what the two may do differently becomes the same.
 	Normalise map[string]func(params []byte, mem Memory)
+	// Tolerance says by kernel how far the CUDA side's floats may be from Go's: where the order of a sum is another, or
+	// a function of the host's is not the GPU's. Kernels that are not in it must agree to the bit. The twins
+	// then get the CUDA side's memory, so that no later launch starts from different inputs.
+	Tolerance map[string]Tolerance
 	// Spoil changes the CUDA side's copies before they are compared: tests of the test use it. param
 	// is 8-byte word i of the parameter block.
 	Spoil func(l Launch, param func(i int) cuda.DevicePtr, mem Memory)
+}
+
+// Tolerance accepts words that are float32, or float64 where Wide, and within Abs + Rel·|Go's| of Go's. The other words
+// must be equal.
+type Tolerance struct {
+	Abs, Rel float64
+	Wide     bool
+}
+
+// near reports whether got is near enough to want in each word, or the offset of the first that is not.
+func (t Tolerance) near(want, got []byte) (at int64, ok bool) {
+	close := func(a, b float64) bool { return math.Abs(a-b) <= t.Abs+t.Rel*math.Abs(a) } // false for NaN
+	for i := 0; i < len(want); i += 8 {
+		w, g := want[i:min(i+8, len(want))], got[i:min(i+8, len(got))]
+		if bytes.Equal(w, g) {
+			continue
+		}
+		wide := func(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(b)) }
+		if t.Wide && len(w) == 8 && close(wide(w), wide(g)) {
+			continue
+		}
+		for k := 0; k < len(w); k += 4 {
+			if k+4 > len(w) {
+				return int64(i + k), false
+			}
+			narrow := func(b []byte) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[k:]))) }
+			if !bytes.Equal(w[k:k+4], g[k:k+4]) && !close(narrow(w), narrow(g)) {
+				return int64(i + k), false
+			}
+		}
+	}
+	return 0, true
 }
 
 // Launch is what a message says of a launch.
@@ -85,6 +126,7 @@ type Device struct {
 	bufs     []*buffer  // by address
 	rng      *rand.Rand
 	launches map[string]int
+	mirrored map[string]int
 	number   int
 	found    []error
 	work     cuda.Stream // for the device's own copies
@@ -104,7 +146,8 @@ func New(gpu cuda.Device, opt Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{gpu: gpu, host: host, opt: opt, info: info, rng: rand.New(rand.NewPCG(opt.Seed, 0xd1ff)), launches: map[string]int{}}
+	d := &Device{gpu: gpu, host: host, opt: opt, info: info, rng: rand.New(rand.NewPCG(opt.Seed, 0xd1ff)), launches: map[string]int{},
+		mirrored: map[string]int{}}
 	if d.work, err = gpu.NewStream(cuda.StreamOptions{Name: "difftest"}); err != nil {
 		return nil, errors.Join(err, host.Close())
 	}
@@ -126,11 +169,14 @@ func (d *Device) Grain(usual int64) int64 {
 func (d *Device) Launches() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	m := make(map[string]int, len(d.launches))
-	for k, n := range d.launches {
-		m[k] = n
-	}
-	return m
+	return maps.Clone(d.launches)
+}
+
+// Mirrored is how many launches there were of each kernel that only CUDA has.
+func (d *Device) Mirrored() map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.mirrored)
 }
 
 // Err is every difference found so far. A launch that finds one also returns it.
@@ -166,12 +212,15 @@ func (d *Device) MemUsage() map[string]int64 {
 // NewEvent implements cuda.Device.
 func (d *Device) NewEvent() (cuda.Event, error) { return d.gpu.NewEvent() }
 
-type kernel struct{ gpu, host cuda.Kernel }
+type kernel struct {
+	gpu  cuda.Kernel
+	host cuda.Kernel // nil: only CUDA has it
+}
 
 func (k *kernel) Name() string       { return k.gpu.Name() }
 func (k *kernel) ParamSize() uintptr { return k.gpu.ParamSize() }
 
-// Kernel implements cuda.Device. Both sides must have the kernel, with parameter blocks of one size.
+// Kernel implements cuda.Device. Where both sides have the kernel, their parameter blocks must have one size.
 func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	g, err := d.gpu.Kernel(name)
 	if err != nil {
@@ -179,7 +228,7 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	}
 	h, err := d.host.Kernel(name)
 	if err != nil {
-		return nil, err
+		return &kernel{gpu: g}, nil
 	}
 	if g.ParamSize() != h.ParamSize() {
 		return nil, fmt.Errorf("kernel %q: the CUDA kernel takes %d bytes of parameters, Go's %d", name, g.ParamSize(), h.ParamSize())
@@ -381,7 +430,11 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 		return fmt.Errorf("launch of %s: the kernel is of another device", k.Name())
 	}
 	d.number++
-	d.launches[k.Name()]++
+	if pair.host != nil {
+		d.launches[k.Name()]++
+	} else {
+		d.mirrored[k.Name()]++
+	}
 	l := Launch{d.number, k.Name(), cfg.Blocks, cfg.Threads}
 	if d.opt.RandomThreads {
 		l.Threads = cuda.WarpSize * (1 + d.rng.IntN(8))
@@ -406,9 +459,12 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	hostErr := s.host.LaunchRaw(pair.host, cfg, unsafe.Pointer(unsafe.SliceData(twins)), size)
-	if hostErr == nil {
-		hostErr = s.host.Synchronize(ctx)
+	var hostErr error
+	if pair.host != nil {
+		hostErr = s.host.LaunchRaw(pair.host, cfg, unsafe.Pointer(unsafe.SliceData(twins)), size)
+		if hostErr == nil {
+			hostErr = s.host.Synchronize(ctx)
+		}
 	}
 	var bufs []*buffer
 	for _, b := range reached {
@@ -422,6 +478,16 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 	}
 	if gpuErr == nil {
 		gpuErr = s.Stream.Synchronize(ctx)
+	}
+	if pair.host == nil {
+		if gpuErr != nil {
+			s.err = gpuErr
+			return nil // Synchronize says it, as on any device
+		}
+		for i, mem := range d.fetched(bufs) {
+			copy(bufs[i].host.Bytes(), mem)
+		}
+		return nil
 	}
 	if hostErr != nil || gpuErr != nil {
 		same := false
@@ -492,6 +558,9 @@ func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []by
 			d.found = append(d.found, m)
 			return m
 		}
+		if _, ok := d.opt.Tolerance[l.Kernel]; ok && normalise == nil {
+			copy(b.host.Bytes(), gpu.copies[i])
+		}
 	}
 	return nil
 }
@@ -501,6 +570,13 @@ func (d *Device) differ(l Launch, b *buffer, want, got []byte) error {
 		return nil
 	}
 	m := &Mismatch{Launch: l, Seed: d.opt.Seed, Buffer: b.Purpose(), Offset: -1, Size: b.size}
+	if t, ok := d.opt.Tolerance[l.Kernel]; ok {
+		at, near := t.near(want, got)
+		if near {
+			return nil
+		}
+		m.Offset = at
+	}
 	for i := range want {
 		if want[i] != got[i] {
 			if m.Offset < 0 {

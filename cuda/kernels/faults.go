@@ -17,6 +17,13 @@ var faults = map[string][]string{
 	"gather":       {"gather: slot %d of hit %d: the tier has %d rows", "gather: position %d of hit %d: the tensor has %d rows"},
 	"convert_rows": {"convert_rows: rows of type %d with %d bytes for %d features"},
 
+	"sage_mean":         aggFaults,
+	"gcn_agg":           aggFaults,
+	"sage_mean_bwd":     aggFaults,
+	"gcn_agg_bwd":       aggFaults,
+	"transpose_scatter": {"transpose: source %d of edge %d: the block has sources 0 to %d"},
+	"xent_count":        {"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels"},
+
 	"hotness": {"hotness: row %d at position %d: the dataset has rows 0 to %d"},
 
 	"check_rows": {"check_rows: row %d at index %d: the layout has %d rows", "check_rows: position %d at index %d is outside the destination of %d bytes"},
@@ -25,6 +32,12 @@ var faults = map[string][]string{
 	"sample_count":  sampleFaults[:2],
 	"sample_fill":   sampleFaults[:5],
 	"unique_assign": sampleFaults,
+}
+
+// aggFaults are shared by the aggregations.
+var aggFaults = []string{
+	"aggregation: row %d at edge %d: rows are 0 to %d",
+	"aggregation: row %d: %d to %d are no edges of the block",
 }
 
 // sampleFaults are shared by the kernels of the sampler; each uses its part.
