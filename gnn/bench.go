@@ -4,15 +4,18 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
+	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/openblas"
 	"helios/internal/philox"
@@ -22,35 +25,73 @@ import (
 // Benchmark is a group of kernels that "bench compute" measures.
 type Benchmark struct {
 	Name, About string
+	GPU         bool // by default on GPUs only
 	Cases       func(c *BenchConfig) ([]BenchCase, error)
 }
 
 // Benchmarks are all groups.
 var Benchmarks = []Benchmark{
-	{"gemm", "products of matrices (--shapes)", gemmCases},
+	{"gemm", "products of matrices (--shapes)", false, gemmCases},
 }
 
 // BenchConfig is what cases are made for.
 type BenchConfig struct {
 	Seed   uint64
 	Shapes []Shape
-	BLAS   *openblas.Library // nil: no comparison
+	Rows   int64             // destinations of the aggregates, and half the rows of other matrices; 0: benchDst
+	BLAS   *openblas.Library // on the CPU, for the host device; nil: no comparison
+	Vendor cuda.BLAS         // of the GPU; nil: no comparison
+	// Precisions of products on a GPU; none: fp32. The host device knows no others.
+	Precisions []cuda.Precision
+	Step       StepShape
+
+	topo *graph.Topology
+}
+
+// Close frees what cases have in common.
+func (c *BenchConfig) Close() error {
+	if c.topo == nil {
+		return nil
+	}
+	t := c.topo
+	c.topo = nil
+	return t.Close()
+}
+
+func (c *BenchConfig) precisions() []cuda.Precision {
+	if len(c.Precisions) == 0 {
+		return []cuda.Precision{cuda.FP32}
+	}
+	return c.Precisions
+}
+
+// BenchMachine is what a device can do at most.
+type BenchMachine struct {
+	Peak [3]float64 // operations a second by precision; 0: not known
+	Copy float64    // bytes a second, read and written, of a copy within its memory; 0: not measured
 }
 
 // BenchCase is one piece of work. Open makes its data on a device.
 type BenchCase struct {
 	Name, Kernel string
 	M, N, K      int64 // of a product
+	Precision    cuda.Precision
 	Flops, Bytes float64
-	Open         func(dev cuda.Device) (*BenchRun, error)
+	// Sum: the floor is the time of Bytes and that of Flops, one after the other, as in a step of many kernels; else
+	// the longer of them.
+	Sum  bool
+	Open func(dev cuda.Device) (*BenchRun, error)
 }
 
 // BenchRun is a case with its data.
 type BenchRun struct {
-	Launch func(s cuda.Stream) error
-	Rival  func()         // the same work by OpenBLAS, or nil
-	Check  func() Checked // after Launch, and Rival where there is one
-	Close  func() error
+	Launch    func(s cuda.Stream) error
+	Rival     func(s cuda.Stream) error // the same work by RivalName, or nil; one of the CPU's is done when it returns
+	RivalName string
+	// Check does the work once more, with nothing of before left in the results, and looks at them.
+	Check        func(ctx context.Context, s cuda.Stream) (Checked, error)
+	Flops, Bytes float64 // those of the case, where only Open knows them
+	Close        func() error
 }
 
 // Checked is how far results are from float64 references: the largest error in the elements looked
@@ -59,8 +100,9 @@ type Checked struct {
 	Elements   int     `json:"elements"`
 	Error      float64 `json:"error"`
 	Bound      float64 `json:"error_bound"` // what rounding alone can give
-	RivalError float64 `json:"openblas_error"`
-	Inexact    int     `json:"inexact"` // elements that are not the sum that the level promises, to the bit
+	RivalError float64 `json:"rival_error"`
+	RivalBound float64 `json:"-"`       // 0: Bound
+	Inexact    int     `json:"inexact"` // elements that are not the sum that the kernel promises
 	Where      string  `json:"-"`       // of the largest error
 }
 
@@ -82,25 +124,33 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f-%.2f)", s.Media
 
 // BenchResult is a row of "bench compute".
 type BenchResult struct {
-	Case            string  `json:"case"`
-	Kernel          string  `json:"kernel"`
-	M               int64   `json:"m,omitempty"`
-	N               int64   `json:"n,omitempty"`
-	K               int64   `json:"k,omitempty"`
-	Kernels         string  `json:"kernels"`
-	Workers         int     `json:"workers"`
-	Rounds          int     `json:"rounds"`
-	RunsPerRound    int     `json:"runs_per_round"`
-	Seconds         Spread  `json:"seconds_per_run"`
-	CPUSeconds      Spread  `json:"cpu_seconds_per_run"`
-	FLOPS           float64 `json:"flops_per_second"`
-	BytesPerSecond  float64 `json:"bytes_per_second"`
-	Peak            float64 `json:"peak_flops_per_second"` // measured for one worker, times workers; 0 for generic
-	PeakShare       float64 `json:"peak_share"`
-	OpenBLASThreads int     `json:"openblas_threads,omitempty"`
-	OpenBLASFLOPS   float64 `json:"openblas_flops_per_second,omitempty"`
-	Ratio           *Spread `json:"ratio,omitempty"`     // OpenBLAS's time by ours, round by round
-	RatioCPU        *Spread `json:"ratio_cpu,omitempty"` // the same in CPU time, which others on the machine disturb less
+	Case           string  `json:"case"`
+	Kernel         string  `json:"kernel"`
+	M              int64   `json:"m,omitempty"`
+	N              int64   `json:"n,omitempty"`
+	K              int64   `json:"k,omitempty"`
+	Device         string  `json:"device"`
+	Precision      string  `json:"precision"`
+	Kernels        string  `json:"kernels"`
+	Workers        int     `json:"workers"` // or SMs
+	Rounds         int     `json:"rounds"`
+	RunsPerRound   int     `json:"runs_per_round"`
+	Seconds        Spread  `json:"seconds_per_run"`
+	CPUSeconds     Spread  `json:"cpu_seconds_per_run"`
+	FLOPS          float64 `json:"flops_per_second"`
+	BytesPerSecond float64 `json:"bytes_per_second"`
+	Peak           float64 `json:"peak_flops_per_second"` // host: measured for one worker, times workers; GPU: of its clock; 0: not known
+	PeakShare      float64 `json:"peak_share"`
+	CopyRate       float64 `json:"copy_bytes_per_second"` // measured, see BenchMachine; 0: not measured
+	CopyShare      float64 `json:"copy_share"`
+	// Floor is the least time for the operations at Peak and the bytes at CopyRate; FloorShare what it is of the time taken.
+	Floor        float64 `json:"floor_seconds"`
+	FloorShare   float64 `json:"floor_share"`
+	Rival        string  `json:"rival,omitempty"`
+	RivalThreads int     `json:"rival_threads,omitempty"`
+	RivalFLOPS   float64 `json:"rival_flops_per_second,omitempty"`
+	Ratio        *Spread `json:"ratio,omitempty"`     // the rival's time by ours, round by round
+	RatioCPU     *Spread `json:"ratio_cpu,omitempty"` // the same in CPU time, which others on the machine disturb less
 	Checked
 	OK bool `json:"ok"`
 }
@@ -113,9 +163,10 @@ const blasSpin = 250 * time.Millisecond
 const minRounds = 5
 
 // Measure runs a case for about a time, in turns with its rival, and checks what it computed.
-func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, blas *openblas.Library, peak float64, d time.Duration) (r BenchResult, err error) {
+func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, cfg *BenchConfig, most BenchMachine, d time.Duration) (r BenchResult, err error) {
 	info := dev.Info()
-	r = BenchResult{Case: b.Name, Kernel: b.Kernel, M: b.M, N: b.N, K: b.K, Kernels: info.Kernels, Workers: info.SMs}
+	r = BenchResult{Case: b.Name, Kernel: b.Kernel, M: b.M, N: b.N, K: b.K, Device: info.Name, Precision: b.Precision.String(),
+		Kernels: info.Kernels, Workers: info.SMs}
 	run, err := b.Open(dev)
 	if err != nil {
 		return r, fmt.Errorf("%s: %w", b.Name, err)
@@ -134,43 +185,40 @@ func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, blas *openblas
 			err = e
 		}
 	}()
-	ours := func(n int) (wall, cpu float64, err error) {
+	timed := func(n int, do func(cuda.Stream) error) (wall, cpu float64, err error) {
 		start, busy := time.Now(), cpuTime()
 		for range n {
-			if err := run.Launch(s); err != nil {
+			if err := do(s); err != nil {
 				return 0, 0, err
 			}
 		}
 		err = s.Synchronize(ctx)
 		return time.Since(start).Seconds() / float64(n), (cpuTime() - busy) / float64(n), err
 	}
-	theirs := func(n int) (wall, cpu float64) {
-		start, busy := time.Now(), cpuTime()
-		for range n {
-			run.Rival()
-		}
-		return time.Since(start).Seconds() / float64(n), (cpuTime() - busy) / float64(n)
-	}
-	if run.Rival != nil {
-		r.OpenBLASThreads = blas.SetThreads(info.SMs)
-		theirs(1)
-	}
-	if _, _, err = ours(1); err != nil { // warm: pages, panels
-		return r, err
-	}
-	one, _, err := ours(1)
-	if err != nil {
-		return r, err
-	}
+	host := info.Backend == "host"
 	sides := 1.0
 	if run.Rival != nil {
+		r.Rival = run.RivalName
+		if host {
+			r.RivalThreads = cfg.BLAS.SetThreads(info.SMs)
+		}
+		if _, _, err = timed(1, run.Rival); err != nil {
+			return r, err
+		}
 		sides = 2
+	}
+	if _, _, err = timed(1, run.Launch); err != nil { // warm: pages, panels, modules
+		return r, err
+	}
+	one, _, err := timed(1, run.Launch)
+	if err != nil {
+		return r, err
 	}
 	// At most a second: closing the stream, after an interrupt too, waits for what is launched.
 	r.RunsPerRound = max(1, int(min(d.Seconds()/sides/20, 1)/max(one, 1e-9)))
 	var wall, cpu, rival, ratio, ratioCPU []float64
 	for end := time.Now().Add(d); r.Rounds < minRounds || time.Now().Before(end); r.Rounds++ {
-		w, c, err := ours(r.RunsPerRound)
+		w, c, err := timed(r.RunsPerRound, run.Launch)
 		if err != nil {
 			return r, err
 		}
@@ -178,28 +226,59 @@ func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, blas *openblas
 		if run.Rival == nil {
 			continue
 		}
-		rw, rc := theirs(r.RunsPerRound)
+		rw, rc, err := timed(r.RunsPerRound, run.Rival)
+		if err != nil {
+			return r, err
+		}
 		rival, ratio, ratioCPU = append(rival, rw), append(ratio, rw/w), append(ratioCPU, rc/c)
-		if r.OpenBLASThreads > 1 {
+		if r.RivalThreads > 1 {
 			time.Sleep(blasSpin)
 		}
 	}
 	r.Seconds, r.CPUSeconds = SpreadOf(wall), SpreadOf(cpu)
-	r.FLOPS, r.BytesPerSecond = b.Flops/r.Seconds.Median, b.Bytes/r.Seconds.Median
-	if r.Peak = peak * float64(info.SMs); r.Peak > 0 {
-		r.PeakShare = r.FLOPS / r.Peak
+	flops, bytes := b.Flops, b.Bytes
+	if run.Flops > 0 {
+		flops, bytes = run.Flops, run.Bytes
 	}
+	r.FLOPS, r.BytesPerSecond = flops/r.Seconds.Median, bytes/r.Seconds.Median
+	r.limits(flops, bytes, most, b)
 	if run.Rival != nil {
-		r.OpenBLASFLOPS = b.Flops / SpreadOf(rival).Median
-		a, b := SpreadOf(ratio), SpreadOf(ratioCPU)
-		r.Ratio, r.RatioCPU = &a, &b
+		r.RivalFLOPS = flops / SpreadOf(rival).Median
+		a := SpreadOf(ratio)
+		if r.Ratio = &a; host {
+			b := SpreadOf(ratioCPU)
+			r.RatioCPU = &b
+		}
 	}
-	r.Checked = run.Check()
-	r.OK = r.Error <= r.Bound && r.RivalError <= r.Bound && r.Inexact == 0 // false for NaN too
-	if !r.OK && !(r.RivalError <= r.Bound) {
-		r.Where = "OpenBLAS computed something else"
+	if r.Checked, err = run.Check(ctx, s); err != nil {
+		return r, err
+	}
+	if r.RivalBound == 0 {
+		r.RivalBound = r.Bound
+	}
+	r.OK = r.Error <= r.Bound && r.RivalError <= r.RivalBound && r.Inexact == 0 // false for NaN too
+	if !(r.RivalError <= r.RivalBound) {
+		r.Where = fmt.Sprintf("%s computed something else: its error is %.2g", run.RivalName, r.RivalError)
 	}
 	return r, nil
+}
+
+// limits compares what was reached with what the device can do.
+func (r *BenchResult) limits(flops, bytes float64, most BenchMachine, b *BenchCase) {
+	r.Peak, r.CopyRate = most.Peak[b.Precision], most.Copy
+	compute, move := 0.0, 0.0
+	if r.Peak > 0 {
+		r.PeakShare, compute = r.FLOPS/r.Peak, flops/r.Peak
+	}
+	if r.CopyRate > 0 {
+		r.CopyShare, move = r.BytesPerSecond/r.CopyRate, bytes/r.CopyRate
+	}
+	if r.CopyRate > 0 && (r.Peak > 0 || flops == 0) {
+		if r.Floor = max(compute, move); b.Sum {
+			r.Floor = compute + move
+		}
+		r.FloorShare = r.Floor / r.Seconds.Median
+	}
 }
 
 // cpuTime is the CPU time of the process in seconds.
@@ -224,6 +303,10 @@ func (s Shape) String() string { return fmt.Sprintf("%s:%dx%dx%d", s.Kind, s.M, 
 // of the weights.
 const DefaultShapes = "nn:4096x1024x256,nn:4096x256x1024,nn:4096x256x100,nn:4096x256x602,nn:4096x47x256,nn:4096x1x256,nn:1x1024x256,nn:1024x1024x1," +
 	"nt:4096x256x47,tn:100x256x4096,tn:602x256x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000"
+
+// GPUShapes are the products of a step of GraphSAGE with a batch of 8000, fanout 25,10, 1024 features and 256 hidden units, and
+// usual ones.
+const GPUShapes = "nn:180000x256x1024,tn:1024x256x180000,nn:8000x47x256,nt:8000x256x47,tn:256x47x8000,nn:4096x4096x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000,nn:4096x256x100"
 
 // maxShape bounds the bytes of the three matrices of a shape.
 const maxShape = 8 << 30
@@ -261,12 +344,33 @@ func gemmCases(c *BenchConfig) ([]BenchCase, error) {
 	var out []BenchCase
 	for _, s := range c.Shapes {
 		m, n, k := float64(s.M), float64(s.N), float64(s.K)
-		out = append(out, BenchCase{
-			Name: s.String(), Kernel: "gemm_" + s.Kind, M: s.M, N: s.N, K: s.K, Flops: 2 * m * n * k, Bytes: 4 * (m*k + k*n + m*n),
-			Open: func(dev cuda.Device) (*BenchRun, error) { return s.open(dev, c) },
-		})
+		for _, prec := range c.precisions() {
+			out = append(out, BenchCase{
+				Name: s.String(), Kernel: "gemm_" + s.Kind, M: s.M, N: s.N, K: s.K, Precision: prec, Flops: 2 * m * n * k, Bytes: 4 * (m*k + k*n + m*n),
+				Open: func(dev cuda.Device) (*BenchRun, error) { return s.open(dev, c, prec) },
+			})
+		}
 	}
 	return out, nil
+}
+
+// benchTimeout bounds transfers of data for checks.
+const benchTimeout = 5 * time.Minute
+
+// array is memory of a device and what the CPU sees of it: on a GPU a copy in pinned memory.
+type array struct {
+	v     []float32
+	p     cuda.DevicePtr
+	stage cuda.DevicePtr // of v; p where they are one
+}
+
+// view is the CPU's side of a as other elements of 4 bytes.
+func view32[T uint32 | int32](a array) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(a.v))), len(a.v))
+}
+
+func view64(a array) []int64 {
+	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.v))), len(a.v)/2)
 }
 
 // buffers allocates for a case; close frees all.
@@ -276,18 +380,90 @@ type buffers struct {
 	err error
 }
 
-// floats allocates n float32.
-func (b *buffers) floats(n int64) []float32 {
+func (b *buffers) alloc(kind cuda.MemKind, bytes int64) cuda.DevicePtr {
 	if b.err != nil {
-		return make([]float32, n)
+		return 0
 	}
-	x, err := b.dev.Alloc(cuda.MemDevice, n*4, "bench compute")
+	x, err := b.dev.Alloc(kind, bytes, "bench compute")
 	if err != nil {
 		b.err = err
-		return make([]float32, n)
+		return 0
 	}
 	b.all = append(b.all, x)
-	return cuda.View[float32](x.Ptr(), n)
+	return x.Ptr()
+}
+
+// floats allocates n float32.
+func (b *buffers) floats(n int64) array {
+	a := array{p: b.alloc(cuda.MemDevice, n*4)}
+	if a.stage = a.p; b.dev.Info().Backend != "host" {
+		a.stage = b.alloc(cuda.MemPinned, n*4)
+	}
+	if b.err != nil {
+		return array{v: make([]float32, n)}
+	}
+	if a.stage == a.p {
+		a.v = cuda.View[float32](a.p, n)
+	} else if mem := b.all[len(b.all)-1].Bytes(); n > 0 {
+		a.v = unsafe.Slice((*float32)(unsafe.Pointer(&mem[0])), n)
+	}
+	return a
+}
+
+// move copies arrays between the CPU's side and the device's, where they are not one, and waits.
+func (b *buffers) move(ctx context.Context, s cuda.Stream, toDevice bool, list ...array) error {
+	for _, a := range list {
+		if a.stage == a.p || len(a.v) == 0 {
+			continue
+		}
+		dst, src := a.stage, a.p
+		if toDevice {
+			dst, src = src, dst
+		}
+		if err := s.Copy(dst, src, int64(len(a.v))*4); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, benchTimeout)
+	defer cancel()
+	return s.Synchronize(ctx)
+}
+
+// upload is move to the device, by a stream of its own.
+func (b *buffers) upload(list ...array) (err error) {
+	if b.err != nil || b.dev.Info().Backend == "host" {
+		return b.err
+	}
+	s, err := b.dev.NewStream(cuda.StreamOptions{Name: "bench data"})
+	if err != nil {
+		return err
+	}
+	err = b.move(context.Background(), s, true, list...)
+	if e := s.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// again spoils results, does the work once more and brings the results to the CPU.
+func (b *buffers) again(ctx context.Context, s cuda.Stream, run *BenchRun, results ...array) error {
+	for _, a := range results {
+		if err := s.Fill(a.p, 0xFF, int64(len(a.v))*4); err != nil { // NaN
+			return err
+		}
+	}
+	if err := s.Synchronize(ctx); err != nil { // the CPU's rival does not go through the stream
+		return err
+	}
+	if err := run.Launch(s); err != nil {
+		return err
+	}
+	if run.Rival != nil {
+		if err := run.Rival(s); err != nil {
+			return err
+		}
+	}
+	return b.move(ctx, s, false, results...)
 }
 
 func (b *buffers) close() error {
@@ -304,69 +480,125 @@ func (b *buffers) close() error {
 // fill draws uniform values of [-1, 1).
 func (c *BenchConfig) fill(v []float32, stream uint32) {
 	key := philox.Key(c.Seed, philox.StreamBench)
-	for i := 0; i < len(v); i += 4 {
-		w := philox.Block(key, [4]uint32{uint32(i / 4), uint32(i / 4 >> 32), stream, 0xc0})
-		for j := range v[i:min(i+4, len(v))] {
-			v[i+j] = 2*philox.Float32(w[j]) - 1
+	parts := min((len(v)+1<<20-1)>>20, runtime.GOMAXPROCS(0))
+	var wg sync.WaitGroup
+	for part := range parts {
+		lo, hi := len(v)*part/parts&^3, len(v)*(part+1)/parts&^3
+		if part == parts-1 {
+			hi = len(v)
 		}
+		wg.Go(func() {
+			for i := lo; i < hi; i += 4 {
+				w := philox.Block(key, [4]uint32{uint32(i / 4), uint32(i / 4 >> 32), stream, 0xc0})
+				for j := range v[i:min(i+4, hi)] {
+					v[i+j] = 2*philox.Float32(w[j]) - 1
+				}
+			}
+		})
 	}
+	wg.Wait()
 }
 
-func devicePtr(v []float32) cuda.DevicePtr {
-	return cuda.DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(v))))
+// rounded is a factor of a product as a precision takes it (PTX ISA, cvt: .rna for tf32, .rn for bf16).
+func rounded(v float32, prec cuda.Precision) float64 {
+	b := math.Float32bits(v)
+	switch prec {
+	case cuda.TF32:
+		b = (b + 1<<12) &^ (1<<13 - 1)
+	case cuda.BF16:
+		b = (b + 1<<15 - 1 + b>>16&1) &^ (1<<16 - 1)
+	}
+	return float64(math.Float32frombits(b))
 }
 
-func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
+// unit is the largest relative error of a factor rounded to a precision.
+func unit(prec cuda.Precision) float64 { return [...]float64{cuda.FP32: 0, cuda.TF32: 0x1p-11, cuda.BF16: 0x1p-8}[prec] }
+
+func (s Shape) open(dev cuda.Device, cfg *BenchConfig, prec cuda.Precision) (*BenchRun, error) {
 	mem := &buffers{dev: dev}
 	a, b, c := mem.floats(s.M*s.K), mem.floats(s.K*s.N), mem.floats(s.M*s.N)
-	rival := c
-	if cfg.BLAS != nil {
-		rival = mem.floats(s.M * s.N)
-	}
-	if mem.err != nil {
-		_ = mem.close()
-		return nil, mem.err
-	}
-	cfg.fill(a, 1)
-	cfg.fill(b, 2)
-	p := gemmParams{M: s.M, N: s.N, K: s.K, LDA: s.K, LDB: s.N, LDC: s.N, A: devicePtr(a), B: devicePtr(b), C: devicePtr(c)}
-	transA, transB := s.Kind == "tn", s.Kind == "nt"
+	gpu := dev.Info().Backend != "host"
+	op := map[string]gemmOp{"nn": opNN, "nt": opNT, "tn": opTN}[s.Kind]
+	transA, transB := op == opTN, op == opNT
+	p := gemmParams{M: s.M, N: s.N, K: s.K, LDA: s.K, LDB: s.N, LDC: s.N, A: a.p, B: b.p, C: c.p}
 	if transA {
 		p.LDA = s.M
 	}
 	if transB {
 		p.LDB = s.K
 	}
-	op := opNN
-	if transA {
-		op = opTN
-	} else if transB {
-		op = opNT
+	results := []array{c}
+	if gpu && cfg.Vendor != nil || !gpu && cfg.BLAS != nil {
+		results = append(results, mem.floats(s.M*s.N))
 	}
-	m := newModel(dev)
-	if err := m.findProducts(); err != nil {
+	rival := results[len(results)-1]
+	scratch := cuda.DevicePtr(0)
+	if gpu {
+		if n := gemmScratch(op, &p, prec, dev.Info().SMs); n > 0 {
+			scratch = mem.alloc(cuda.MemDevice, n)
+		}
+	}
+	fail := func(err error) (*BenchRun, error) {
 		_ = mem.close()
 		return nil, err
 	}
-	run := &BenchRun{
-		Launch: func(st cuda.Stream) error { return m.gemm(&stepSink{stream: st}, op, &p, 0) },
-		Close:  mem.close,
+	if mem.err != nil {
+		return fail(mem.err)
 	}
-	if cfg.BLAS != nil {
-		run.Rival = func() {
-			cfg.BLAS.Multiply(int(s.M), int(s.N), int(s.K), openblas.Matrix{Data: a, LD: int(p.LDA), Trans: transA},
-				openblas.Matrix{Data: b, LD: int(p.LDB), Trans: transB}, openblas.Matrix{Data: rival, LD: int(p.LDC)})
+	cfg.fill(a.v, 1)
+	cfg.fill(b.v, 2)
+	if err := mem.upload(a, b); err != nil {
+		return fail(err)
+	}
+	m := newModel(dev)
+	m.cfg.Precision = prec
+	if !gpu {
+		if err := m.findProducts(); err != nil {
+			return fail(err)
 		}
 	}
-	run.Check = func() Checked {
+	run := &BenchRun{
+		Launch: func(st cuda.Stream) error { return m.gemm(&stepSink{stream: st}, op, &p, scratch) },
+		Close:  mem.close,
+	}
+	switch {
+	case gpu && cfg.Vendor != nil:
+		run.RivalName = cfg.Vendor.Name()
+		run.Rival = func(st cuda.Stream) error {
+			return cfg.Vendor.Multiply(st, &cuda.BLASProduct{M: s.M, N: s.N, K: s.K, A: a.p, B: b.p, C: rival.p, LDA: p.LDA, LDB: p.LDB, LDC: p.LDC,
+				TransA: transA, TransB: transB, Precision: prec})
+		}
+	case !gpu && cfg.BLAS != nil:
+		run.RivalName = "OpenBLAS"
+		run.Rival = func(cuda.Stream) error {
+			cfg.BLAS.Multiply(int(s.M), int(s.N), int(s.K), openblas.Matrix{Data: a.v, LD: int(p.LDA), Trans: transA},
+				openblas.Matrix{Data: b.v, LD: int(p.LDB), Trans: transB}, openblas.Matrix{Data: rival.v, LD: int(p.LDC)})
+			return nil
+		}
+	}
+	// In fp32 kernels promise a chain of (on the host's generic level not fused) multiply-adds, unless the GPU splits K.
+	chained := prec == cuda.FP32
+	if gpu {
+		_, chunk := gemmPick(op, &p, prec)
+		chained = chained && chunk == 0
+	}
+	run.Check = func(ctx context.Context, st cuda.Stream) (Checked, error) {
+		if err := mem.again(ctx, st, run, results...); err != nil {
+			return Checked{}, err
+		}
 		// |error| <= K·u·Σ|a·b|, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1),
-		// to first order.
-		out := Checked{Bound: float64(s.K) * 0x1p-24 * 1.001}
+		// to first order. Tensor cores may cut sums off instead of rounding them, and a library factors.
+		sums := float64(s.K) * 0x1p-24 * 1.001
+		out := Checked{Bound: sums}
+		if prec != cuda.FP32 {
+			sums = float64(s.K+8) * 0x1p-22
+			out.Bound, out.RivalBound = 2.01*unit(prec)+sums, 4.02*unit(prec)+sums
+		}
 		key := philox.Key(cfg.Seed, philox.StreamBench)
 		// All corners, and elements all over C; of few they are all.
 		total := s.M * s.N
 		samples := min(4000, max(64, 8_000_000/s.K))
-		fused := dev.Info().Kernels != simd.Generic.String()
+		fused := gpu || dev.Info().Kernels != simd.Generic.String()
 		for e := range min(total, samples) {
 			at := e
 			if total > samples {
@@ -377,7 +609,7 @@ func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
 				}
 			}
 			i, j := at/s.N, at%s.N
-			sum, size, chain := 0.0, 0.0, float32(0)
+			sum, near, size, chain := 0.0, 0.0, 0.0, float32(0)
 			for q := range s.K {
 				ai, bi := i*p.LDA+q, q*p.LDB+j
 				if transA {
@@ -386,7 +618,7 @@ func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
 				if transB {
 					bi = j*p.LDB + q
 				}
-				x := float64(a[ai]) * float64(b[bi])
+				x := float64(a.v[ai]) * float64(b.v[bi])
 				sum += x
 				size += math.Abs(x)
 				if fused {
@@ -394,23 +626,34 @@ func (s Shape) open(dev cuda.Device, cfg *BenchConfig) (*BenchRun, error) {
 				} else {
 					chain += float32(x)
 				}
+				if prec != cuda.FP32 {
+					near += rounded(a.v[ai], prec) * rounded(b.v[bi], prec)
+				}
 			}
-			if c[at] != chain {
+			got := c.v[at]
+			if chained && got != chain {
 				out.Inexact++
-				out.Where = fmt.Sprintf("C[%d,%d] is %v, the sum in order of k is %v", i, j, c[at], chain)
+				out.Where = fmt.Sprintf("C[%d,%d] is %v, the sum in order of k is %v", i, j, got, chain)
 			}
 			if size == 0 { // all terms are 0, and so must the sums be
 				size = 1
 			}
-			if d := math.Abs(float64(c[at])-sum) / size; d > out.Error || math.IsNaN(d) {
-				out.Error, out.Where = d, fmt.Sprintf("C[%d,%d] is %v, expected %v", i, j, c[at], sum)
+			if prec != cuda.FP32 && !(math.Abs(float64(got)-near)/size <= sums) {
+				out.Inexact++
+				out.Where = fmt.Sprintf("C[%d,%d] is %v, the sum of the rounded factors is %v", i, j, got, near)
 			}
-			if cfg.BLAS != nil {
-				out.RivalError = max(out.RivalError, math.Abs(float64(rival[at])-sum)/size) // NaN stays
+			if d := math.Abs(float64(got)-sum) / size; d > out.Error || math.IsNaN(d) {
+				out.Error = d
+				if out.Inexact == 0 {
+					out.Where = fmt.Sprintf("C[%d,%d] is %v, expected %v", i, j, got, sum)
+				}
+			}
+			if run.Rival != nil {
+				out.RivalError = max(out.RivalError, math.Abs(float64(rival.v[at])-sum)/size) // NaN stays
 			}
 			out.Elements++
 		}
-		return out
+		return out, nil
 	}
 	return run, nil
 }
@@ -432,11 +675,24 @@ func addRounded(x float64, s float32) float32 {
 	return float32(sum)
 }
 
-// BenchPeak measures the most that one worker of dev can do in float32 operations a second; 0 for level generic.
-func BenchPeak(dev cuda.Device) (float64, error) {
-	l, err := simd.Parse(dev.Info().Kernels)
-	if err != nil {
-		return 0, err
+// BenchLimits says what a device can do at most. On the host device the peak is measured for one worker, times their
+// number. On a GPU copies are measured, and peak has what its clock gives, by precision.
+func BenchLimits(ctx context.Context, dev cuda.Device, cfg *BenchConfig, peak [3]float64) (m BenchMachine, err error) {
+	info := dev.Info()
+	if info.Backend == "host" {
+		l, err := simd.Parse(info.Kernels)
+		if err != nil {
+			return m, err
+		}
+		m.Peak[cuda.FP32] = l.PeakFLOPS() * float64(info.SMs)
+		return m, nil
 	}
-	return l.PeakFLOPS(), nil
+	m.Peak = peak
+	c := copyCase(cfg)
+	r, err := c.Measure(ctx, dev, cfg, m, 200*time.Millisecond)
+	if err == nil && !r.OK {
+		err = fmt.Errorf("device %s: a copy within its memory: %s", info.Name, r.Where)
+	}
+	m.Copy = r.BytesPerSecond
+	return m, err
 }

@@ -28,7 +28,8 @@ func TestParseShapes(t *testing.T) {
 func TestBenchmarks(t *testing.T) {
 	shapes, err := ParseShapes("nn:50x47x100,nt:50x33x602,tn:31x1x700,nn:1x200x9")
 	require.NoError(t, err)
-	cfg := &BenchConfig{Seed: 3, Shapes: shapes}
+	cfg := &BenchConfig{Seed: 3, Shapes: shapes, Rows: 2000, Step: StepShape{Nodes: 2000, AvgDegree: 6, Batch: 40, Fanouts: []int{4, 3}, Dim: 20, Hidden: 16, Classes: 5}}
+	defer func() { require.NoError(t, cfg.Close()) }()
 	for _, l := range simd.Levels() {
 		dev := hostAt(t, 2, l)
 		for _, b := range Benchmarks {
@@ -36,7 +37,7 @@ func TestBenchmarks(t *testing.T) {
 			require.NoError(t, err)
 			require.NotEmpty(t, cases)
 			for _, c := range cases {
-				r, err := c.Measure(t.Context(), dev, nil, 1e9, time.Millisecond)
+				r, err := c.Measure(t.Context(), dev, cfg, BenchMachine{Peak: [3]float64{1e9}}, time.Millisecond)
 				require.NoError(t, err)
 				require.True(t, r.OK, "%s at %v: error %g, bound %g, inexact %d: %s", c.Name, l, r.Error, r.Bound, r.Inexact, r.Where)
 				require.Positive(t, r.Seconds.Min)
@@ -48,13 +49,13 @@ func TestBenchmarks(t *testing.T) {
 		require.NoError(t, err)
 		lost := cases[0]
 		lost.Open = func(dev cuda.Device) (*BenchRun, error) {
-			run, err := shapes[0].open(dev, cfg)
+			run, err := shapes[0].open(dev, cfg, cuda.FP32)
 			if err == nil {
 				run.Launch = func(cuda.Stream) error { return nil }
 			}
 			return run, err
 		}
-		r, err := lost.Measure(t.Context(), dev, nil, 0, time.Millisecond)
+		r, err := lost.Measure(t.Context(), dev, cfg, BenchMachine{}, time.Millisecond)
 		require.NoError(t, err)
 		require.False(t, r.OK, "a kernel that did nothing passed")
 		require.Contains(t, r.Where, "C[")

@@ -262,9 +262,9 @@ func sumTree(l simd.Level, out, x []float32, rows, stride int64) {
 	two := make([]float32, 2*n) // the sum so far and the next one
 	for r := int64(0); r < rows; r += per {
 		sumTree(l, two[n:], x[r*stride:], min(per, rows-r), stride)
-		l.SumColumns(two[:n], two, 2, n)
+		l.SumColumns(out, two, 2, n) // not in place: the generic level clears its output first
+		copy(two, out)
 	}
-	copy(out, two)
 }
 
 // xentParams is the parameter block of the loss kernels.

@@ -13,7 +13,7 @@ import (
 func TestBenchCompute(t *testing.T) {
 	isolate(t)
 	for _, l := range simd.Levels() {
-		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds", "0.01", "--workers", "1,2", "--kernels", l.String(), "--results", "out.json"}
+		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds", "0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--results", "out.json"}
 		rows := lines(t, ok(t, append(args, "--json")...))
 		saved, err := os.ReadFile("out.json")
 		require.NoError(t, err)
@@ -33,7 +33,7 @@ func TestBenchCompute(t *testing.T) {
 		}
 		require.Equal(t, 4, products)
 	}
-	require.Regexp(t, `nn:8x8x8 +\S+ +1 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8", "--seconds", "0.01", "--workers", "1"))
+	require.Regexp(t, `nn:8x8x8 +\S+ +1 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8", "--rows", "100", "--seconds", "0.01", "--workers", "1"))
 }
 
 func TestBenchComputeBadInput(t *testing.T) {
