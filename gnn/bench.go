@@ -512,7 +512,9 @@ func rounded(v float32, prec cuda.Precision) float64 {
 }
 
 // unit is the largest relative error of a factor rounded to a precision.
-func unit(prec cuda.Precision) float64 { return [...]float64{cuda.FP32: 0, cuda.TF32: 0x1p-11, cuda.BF16: 0x1p-8}[prec] }
+func unit(prec cuda.Precision) float64 {
+	return [...]float64{cuda.FP32: 0, cuda.TF32: 0x1p-11, cuda.BF16: 0x1p-8}[prec]
+}
 
 func (s Shape) open(dev cuda.Device, cfg *BenchConfig, prec cuda.Precision) (*BenchRun, error) {
 	mem := &buffers{dev: dev}

@@ -180,7 +180,7 @@ func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
 		bytes += 4 * (2*dst*in + 2*dst*out + 2*in*out + dst*out)
 		if l > 0 { // of the inputs
 			flops += product + sum
-			bytes += 4 * (2*dst*out + 2*in*out + 2*dst*in)                       // by self and by neighbours
+			bytes += 4 * (2*dst*out + 2*in*out + 2*dst*in)                        // by self and by neighbours
 			bytes += 4 * (edges*in + dst*in + 2*src*in + 2*edges + src + 2*edges) // gathered; lists made and read
 		}
 	}
