@@ -284,7 +284,8 @@ func (b *cublas) Multiply(s cuda.Stream, p *cuda.BLASProduct) error {
 		return fmt.Errorf("stream %q: %s: a product of %d×%d×%d: rows of %d, %d and %d overlap", gs.opt.Name, b.name, p.M, p.N, p.K, p.LDA, p.LDB, p.LDC)
 	case int(p.Precision) >= len(computeTypes):
 		return errs.New(errs.Usage, "%s: %v is unknown", b.name, p.Precision)
-	case p.M == 0 || p.N == 0:
+	}
+	if p.M == 0 || p.N == 0 {
 		return nil
 	}
 	for _, m := range []struct {
