@@ -26,10 +26,9 @@ import (
 //
 // type1 keeps page frames, not the mapping that it read them from, and nobody tells it when they go back
 // to the GPU's allocator. So a mapping is a hold on its buffer: Free, Shrink and the device's Close refuse
-// as long as it is open, and who opened it ends the SSDs' DMA before. When the process dies the kernel
-// closes its files in the order of their numbers, at best; that an SSD is silent by then is VFIO's doing
-// (it clears bus mastering and resets the function when the device's file goes, before the container's
-// mappings end), and the ladder opens VFIO before CUDA.
+// as long as it is open, and who opened it ends the SSDs' DMA before. When the process dies, the kernel
+// does the same by the order in which it releases files: internal/vfio gives its devices the highest
+// numbers, whose release makes them silent, and libcuda's files go after them.
 
 // Names of the ways.
 const (
@@ -214,19 +213,24 @@ func byDMABuf(a api, d ordinal, c Capabilities) error {
 
 // PeerMethods implements cuda.PeerMapper.
 func (d *Device) PeerMethods() []cuda.PeerMethod {
-	gerr := func() error {
-		if !d.caps.DirectRDMA {
-			return errs.New(errs.Capability, "the GPU has no GPUDirect RDMA; it takes a data-centre or workstation GPU")
-		}
-		if err := unordered(d.caps); err != nil {
-			return err
-		}
-		d.peers.mu.Lock()
-		defer d.peers.mu.Unlock()
-		_, err := d.peers.module()
+	return []cuda.PeerMethod{{Name: peerDMABuf, Err: d.peerError(peerDMABuf)}, {Name: peerGDR, Err: d.peerError(peerGDR)}}
+}
+
+// peerError is why a way cannot be tried, or nil.
+func (d *Device) peerError(method string) error {
+	if method == peerDMABuf {
+		return byDMABuf(d.api, d.ord, d.caps)
+	}
+	if !d.caps.DirectRDMA {
+		return errs.New(errs.Capability, "the GPU has no GPUDirect RDMA; it takes a data-centre or workstation GPU")
+	}
+	if err := unordered(d.caps); err != nil {
 		return err
-	}()
-	return []cuda.PeerMethod{{Name: peerDMABuf, Err: byDMABuf(d.api, d.ord, d.caps)}, {Name: peerGDR, Err: gerr}}
+	}
+	d.peers.mu.Lock()
+	defer d.peers.mu.Unlock()
+	_, err := d.peers.module()
+	return err
 }
 
 // peerMapping is a buffer at addresses of this process. All of its addresses are reserved from the
@@ -267,10 +271,8 @@ func (d *Device) MapPeer(b cuda.Buffer, method string) (cuda.PeerMapping, error)
 	if method != peerDMABuf && method != peerGDR {
 		return fail(errs.New(errs.Usage, "no such way; there are %s and %s", peerDMABuf, peerGDR))
 	}
-	for _, m := range d.PeerMethods() {
-		if m.Name == method && m.Err != nil {
-			return fail(m.Err)
-		}
+	if err := d.peerError(method); err != nil {
+		return fail(err)
 	}
 	sys := d.peers.sys()
 	// Room before the first byte: gdrdrv maps from a multiple of the GPU's page on.

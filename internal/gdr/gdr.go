@@ -27,7 +27,6 @@ const pageShift = 12 // the kernel's pages on x86-64; offsets of mmap count in t
 const (
 	iocPin     = 0xc028da01
 	iocUnpin   = 0xc008da02
-	iocRevoked = 0xc008da03 // GET_CB_FLAG
 	iocInfo    = 0xc008da04
 	iocVersion = 0xc008daff
 )
@@ -40,12 +39,6 @@ type pinArgs struct {
 }
 
 type unpinArgs struct{ Handle uint64 }
-
-type revokedArgs struct {
-	Handle uint64
-	Flag   uint32
-	_      uint32
-}
 
 type infoArgs struct {
 	Handle, VA, Size uint64
@@ -60,7 +53,6 @@ type versionArgs struct{ Version, MinimumAPI uint32 }
 var (
 	_ [40]byte = [unsafe.Sizeof(pinArgs{})]byte{}
 	_ [8]byte  = [unsafe.Sizeof(unpinArgs{})]byte{}
-	_ [16]byte = [unsafe.Sizeof(revokedArgs{})]byte{}
 	_ [48]byte = [unsafe.Sizeof(infoArgs{})]byte{}
 	_ [8]byte  = [unsafe.Sizeof(versionArgs{})]byte{}
 )
@@ -116,13 +108,13 @@ type Driver struct {
 
 // Pin is a range of GPU memory that the module holds.
 type Pin struct {
-	handle uint64
+	Handle uint64 // the module's
 	Addr   uint64 // on the GPU
 	Bytes  int64  // whole pages of the GPU
 }
 
 // Offset is where the range is in the module's file, for mmap. It is mapped once, from its beginning.
-func (p Pin) Offset() int64 { return int64(p.handle << pageShift) }
+func (p Pin) Offset() int64 { return int64(p.Handle << pageShift) }
 
 // Open opens the module. Errors are of class Capability: it is missing, not ours to use, or of another
 // age than this program.
@@ -137,7 +129,7 @@ func open(k kernel) (*Driver, error) {
 		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 			return nil, errs.New(errs.Capability, "%s: no right to open it: %w; let your group have it (chgrp, chmod g+rw)", Node, err)
 		}
-		return nil, errs.New(errs.Capability, "%s: %w", Node, err)
+		return nil, fmt.Errorf("%s: %w", Node, err)
 	}
 	d := &Driver{k: k, fd: fd, pins: map[uint64]bool{}}
 	if err := d.hello(); err != nil {
@@ -172,7 +164,7 @@ func (d *Driver) FD() int { return d.fd }
 
 // Pin holds a range of the GPU's memory, which starts at a multiple of PageBytes; its end is rounded up.
 // The context that owns the memory must be current to nobody in particular. What is pinned stays at its
-// place behind the GPU's BAR until Unpin, or until the memory is freed, which Revoked tells.
+// place behind the GPU's BAR until Unpin, or until the memory is freed, when the module takes the mapping away.
 func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
 	if addr == 0 || addr%PageBytes != 0 || bytes <= 0 {
 		return Pin{}, fmt.Errorf("gdrdrv: pin %d bytes at %#x: want whole pages of %d bytes", bytes, addr, PageBytes)
@@ -184,9 +176,9 @@ func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
 	}
 	p := Pin{a.Handle, addr, whole}
 	d.mu.Lock()
-	d.pins[p.handle] = true
+	d.pins[p.Handle] = true
 	d.mu.Unlock()
-	info := infoArgs{Handle: p.handle}
+	info := infoArgs{Handle: p.Handle}
 	err := d.k.ioctl(d.fd, iocInfo, unsafe.Pointer(&info))
 	if err == nil && (info.VA != addr || info.Size < uint64(whole) || info.PageSize != PageBytes) {
 		err = fmt.Errorf("it pinned %d bytes at %#x in pages of %d bytes", info.Size, info.VA, info.PageSize)
@@ -197,25 +189,16 @@ func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
 	return p, nil
 }
 
-// Revoked tells whether the GPU's memory went away under a pin; its mapping faults then.
-func (d *Driver) Revoked(p Pin) (bool, error) {
-	a := revokedArgs{Handle: p.handle}
-	if err := d.k.ioctl(d.fd, iocRevoked, unsafe.Pointer(&a)); err != nil {
-		return false, fmt.Errorf("gdrdrv: state of a pin: %w", err)
-	}
-	return a.Flag != 0, nil
-}
-
 // Unpin lets go of a range. Its mapping should be gone; the module takes away what is left of it.
 func (d *Driver) Unpin(p Pin) error {
 	d.mu.Lock()
-	had := d.pins[p.handle]
-	delete(d.pins, p.handle)
+	had := d.pins[p.Handle]
+	delete(d.pins, p.Handle)
 	d.mu.Unlock()
 	if !had {
 		return fmt.Errorf("gdrdrv: unpin %d bytes at %#x, which are not pinned", p.Bytes, p.Addr)
 	}
-	a := unpinArgs{p.handle}
+	a := unpinArgs{p.Handle}
 	if err := d.k.ioctl(d.fd, iocUnpin, unsafe.Pointer(&a)); err != nil {
 		return fmt.Errorf("gdrdrv: unpin %d bytes at %#x: %w", p.Bytes, p.Addr, err)
 	}
