@@ -84,9 +84,10 @@ func (o *AsyncOptions) fill() error {
 // async is the engine of the stacks in which kernels on the device drive the NVMe queues: async
 // itself, and sync, which differs in what is launched for a set.
 type async struct {
-	name         string
-	sync         *syncOptions // of stack sync; nil: async
-	dev          cuda.Device
+	name string
+	sync *syncOptions // of stack sync; nil: async
+	side
+	rung         Rung
 	ssds         []*SSD
 	layout       Layout
 	opt          AsyncOptions
@@ -125,7 +126,9 @@ type async struct {
 	submitEv [maxSets]cuda.Event
 	complEv  [maxSets]cuda.Event
 
-	bells       []cuda.Buffer // doorbells by SSD, where the device needs them registered
+	doorbells   []cuda.Buffer // by SSD, where the device needs them registered
+	bells       *bells        // rung pinned-cpubell: in their place
+	ringsAt     []int         // p2p: where in listBuf the rings begin, by SSD
 	gate        chan struct{} // see enter; nil on the host device
 	clockOffset int64         // of the device's clock, once known; guarded by gate
 	clockKnown  bool
@@ -152,12 +155,6 @@ type pairState struct {
 	idle   uint64 // its completions when it was replaced, plus 1; 0: it was not
 }
 
-// dmaArea is device memory that one SSD reaches.
-type dmaArea struct {
-	buf  cuda.Buffer
-	iova nvme.IOVA
-}
-
 // NewAsync makes the async stack over ssds, which hold a layout's rows: queue pairs, the kernels'
 // state and streams.
 func NewAsync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, error) {
@@ -171,7 +168,10 @@ func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l L
 	if err := checkSSDs(ssds, l, true); err != nil {
 		return nil, err
 	}
-	e := &async{name: name, sync: sync, dev: dev, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), rec: make([]ssdRecovery, len(ssds))}
+	e := &async{name: name, sync: sync, side: side{dev: dev}, rung: RungPinned, ssds: ssds, layout: l, opt: o, free: make(chan uint32, maxSets), rec: make([]ssdRecovery, len(ssds))}
+	if err := e.useMemory(o.Memory); err != nil {
+		return nil, err
+	}
 	e.life, e.endLife = context.WithCancel(context.Background())
 	e.abort = func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error {
 		_, err := c.Abort(ctx, sqid, cid)
@@ -217,8 +217,22 @@ func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 	return nil
 }
 
-// onHost tells whether the device's kernels are Go functions of this process.
-func (e *async) onHost() bool { return e.dev.Info().Backend == "host" }
+// useMemory takes a rung; nil: what needs no proof.
+func (e *async) useMemory(m *Memory) error {
+	if m == nil || e.onHost() {
+		return nil
+	}
+	e.rung = m.rung
+	if m.rung != RungP2P {
+		return nil
+	}
+	p, ok := e.dev.(cuda.PeerMapper)
+	if !ok {
+		return errs.New(errs.Usage, "gpuio %s: memory rung %s was chosen for another device than %s", e.name, m.rung, e.dev.Info().Name)
+	}
+	e.peer, e.method = p, m.method
+	return nil
+}
 
 func (e *async) queues() int { return len(e.ssds) * e.perSSD }
 
@@ -367,7 +381,12 @@ func (e *async) open(ctx context.Context) error {
 	}
 	if !e.onHost() {
 		e.gate = make(chan struct{}, 1)
-		if err := e.registerDoorbells(); err != nil {
+		if e.rung == RungPinnedCPUBell {
+			e.bells, err = newBells(&e.side, e.queues())
+		} else {
+			err = e.registerDoorbells()
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -388,13 +407,20 @@ func (e *async) open(ctx context.Context) error {
 	}
 	e.listBuf = make([]dmaArea, len(e.ssds))
 	e.stageBuf = make([]dmaArea, len(e.ssds))
+	e.ringsAt = make([]int, len(e.ssds))
 	e.pairs = make([]pairState, nq)
 	blocks := e.commandBlocks()
 	read := blocks * int(e.layout.LBABytes)
 	for s, d := range e.ssds {
 		page := d.Ctrl.PageBytes()
 		lb := listBytes(read, page)
-		if e.listBuf[s], err = e.allocDMA(s, e.perSSD*per*lb, "gpuio prp lists"); err != nil {
+		lists, purpose := (e.perSSD*per*lb+page-1)/page*page, "gpuio prp lists"
+		e.ringsAt[s] = lists
+		if e.peer != nil {
+			sq, cq := d.Ctrl.QueueBytes(per + 1)
+			lists, purpose = lists+e.perSSD*(sq+cq), "gpuio queues and prp lists"
+		}
+		if e.listBuf[s], err = e.area(d, lists, purpose); err != nil {
 			return err
 		}
 		for i := range e.perSSD {
@@ -428,7 +454,7 @@ func (e *async) open(ctx context.Context) error {
 	if err := e.openHostSide(); err != nil {
 		return err
 	}
-	e.dma.init(e.ssds)
+	e.dma.init(e.ssds, &e.side)
 	return nil
 }
 
@@ -441,22 +467,9 @@ func (e *async) commandsOf(i int) int {
 	return n
 }
 
-// alloc takes kernel state from memory that the host can reach too, for recovery.
-func (e *async) alloc(n int64, purpose string) (cuda.Buffer, error) {
-	if e.onHost() {
-		return e.dev.Alloc(cuda.MemDevice, max(n, 1), purpose)
-	}
-	b, err := e.dev.Alloc(cuda.MemPinned, max(n, 1), purpose)
-	if err == nil && addr(b.Bytes()) != b.Ptr() {
-		err = errs.New(errs.Capability, "device %s does not use pinned memory at the CPU's address: it lacks unified addressing; use --device host", e.dev.Info().Name)
-		return nil, errors.Join(err, b.Free())
-	}
-	return b, err
-}
-
 // registerDoorbells makes the SSDs' doorbells writable for the device's kernels.
 func (e *async) registerDoorbells() error {
-	e.bells = make([]cuda.Buffer, len(e.ssds))
+	e.doorbells = make([]cuda.Buffer, len(e.ssds))
 	for s, d := range e.ssds {
 		m, ok := d.Ctrl.Bus().(nvme.DoorbellMapper)
 		if !ok {
@@ -474,45 +487,51 @@ func (e *async) registerDoorbells() error {
 			}
 			register = r.RegisterIO
 		}
-		if e.bells[s], err = register(mem, "gpuio doorbells"); err != nil {
+		if e.doorbells[s], err = register(mem, "gpuio doorbells"); err != nil {
 			return fmt.Errorf("nvme %s: doorbells: %w", d.name(), err)
 		}
 	}
 	return nil
 }
 
-// doorbell is a doorbell's address for the device.
-func (e *async) doorbell(ssd uint32, bell *uint32) cuda.DevicePtr {
-	p := cuda.DevicePtr(uintptr(unsafe.Pointer(bell)))
-	if e.bells == nil {
-		return p
+// ring points queue g's state at the doorbells of its pair, as kernels reach them.
+func (e *async) ring(g int, q *queueState, qp *nvme.QueuePair) {
+	bus := e.ssds[q.SSD].Ctrl.Bus()
+	if e.bells != nil {
+		k, _ := bus.(nvme.Kicker)
+		e.bells.attach(g, qp, k)
+		q.SQDoorbell, q.CQDoorbell = e.bells.at(g), e.bells.at(g)+4
+		return
 	}
-	return e.bells[ssd].Ptr() + p - addr(e.bells[ssd].Bytes())
+	for _, x := range []struct {
+		to   *cuda.DevicePtr
+		bell *uint32
+	}{{&q.SQDoorbell, qp.SQDoorbell}, {&q.CQDoorbell, qp.CQDoorbell}} {
+		*x.to = cuda.DevicePtr(uintptr(unsafe.Pointer(x.bell)))
+		if e.doorbells != nil {
+			*x.to += e.doorbells[q.SSD].Ptr() - addr(e.doorbells[q.SSD].Bytes())
+		}
+	}
 }
 
-func (e *async) allocDMA(ssd, bytes int, purpose string) (dmaArea, error) {
-	page := e.ssds[ssd].Ctrl.PageBytes()
-	b, err := e.alloc(int64((bytes+page-1)/page*page), purpose)
-	if err != nil {
-		return dmaArea{}, err
+// silence keeps doorbells of an SSD's queues from being rung by the CPU's thread. No kernel is inside one of them.
+func (e *async) silence(ssd int) {
+	for g := ssd * e.perSSD; e.bells != nil && g < (ssd+1)*e.perSSD; g++ {
+		e.bells.detach(g)
 	}
-	iova, err := e.ssds[ssd].Ctrl.MapDMA(b.Bytes())
-	if err != nil {
-		return dmaArea{}, errors.Join(fmt.Errorf("nvme %s: map %s: %w", e.ssds[ssd].name(), purpose, err), b.Free())
-	}
-	return dmaArea{b, iova}, nil
 }
 
-func (e *async) freeDMA(ssd int, a *dmaArea) error {
-	if a.buf == nil {
-		return nil
+// rings is the memory of queue g's rings, on p2p. Its queue pair does not exist, or not any more.
+func (e *async) rings(g int) (m *nvme.QueueMemory, sq, cq cuda.DevicePtr) {
+	s := g / e.perSSD
+	a := &e.listBuf[s]
+	sqBytes, cqBytes := e.ssds[s].Ctrl.QueueBytes(e.commandsOf(0) + 1)
+	at := e.ringsAt[s] + g%e.perSSD*(sqBytes+cqBytes)
+	m = &nvme.QueueMemory{
+		SQ: a.mem[at : at+sqBytes], SQAddr: a.iova + nvme.IOVA(at),
+		CQ: a.mem[at+sqBytes : at+sqBytes+cqBytes], CQAddr: a.iova + nvme.IOVA(at+sqBytes),
 	}
-	if err := e.ssds[ssd].Ctrl.UnmapDMA(a.iova, a.buf.Size()); err != nil {
-		return err // the SSD may still write there: better a leak than somebody else's memory
-	}
-	err := a.buf.Free()
-	*a = dmaArea{}
-	return err
+	return m, a.buf.Ptr() + cuda.DevicePtr(at), a.buf.Ptr() + cuda.DevicePtr(at+sqBytes)
 }
 
 // ensureStaging gives each CID a slot for reads that cannot go to their final place. No kernel
@@ -524,7 +543,7 @@ func (e *async) ensureStaging() error {
 			continue
 		}
 		sb := stageBytes(e.commandBlocks()*int(e.layout.LBABytes), d.Ctrl.PageBytes())
-		a, err := e.allocDMA(s, e.perSSD*per*sb, "gpuio staging")
+		a, err := e.area(d, e.perSSD*per*sb, "gpuio staging")
 		if err != nil {
 			return err
 		}
@@ -544,7 +563,13 @@ func (e *async) createPair(ctx context.Context, g int) error {
 	q := e.queue(g)
 	p := &e.pairs[g]
 	d := e.ssds[q.SSD]
-	qp, err := d.Ctrl.CreateQueuePair(ctx, int(q.NumCommands)+1)
+	var given *nvme.QueueMemory
+	var sqPtr, cqPtr cuda.DevicePtr
+	if e.peer != nil {
+		given, sqPtr, cqPtr = e.rings(g)
+		ioFill(given.CQ, 0) // phase tags of an earlier pair's completions
+	}
+	qp, err := d.Ctrl.CreateQueuePairIn(ctx, int(q.NumCommands)+1, given)
 	if err != nil {
 		return err
 	}
@@ -557,14 +582,20 @@ func (e *async) createPair(ctx context.Context, g int) error {
 		}
 		register = r.RegisterIO
 	}
-	if p.sq, err = register(qp.SQ, "gpuio sq"); err != nil {
-		return err
+	if given == nil || qp.InCMB {
+		if p.sq, err = register(qp.SQ, "gpuio sq"); err != nil {
+			return err
+		}
+		sqPtr = p.sq.Ptr()
 	}
-	if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
-		return err
+	if given == nil {
+		if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
+			return err
+		}
+		cqPtr = p.cq.Ptr()
 	}
-	q.SQ, q.CQ = p.sq.Ptr(), p.cq.Ptr()
-	q.SQDoorbell, q.CQDoorbell = e.doorbell(q.SSD, qp.SQDoorbell), e.doorbell(q.SSD, qp.CQDoorbell)
+	q.SQ, q.CQ = sqPtr, cqPtr
+	e.ring(g, q, qp)
 	atomic.StoreUint32(&q.QID, uint32(qp.ID))
 	q.Entries = uint32(qp.Entries)
 	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
@@ -578,6 +609,9 @@ func (e *async) deletePair(ctx context.Context, g int) error {
 		return nil
 	}
 	qp := p.qp
+	if e.bells != nil {
+		e.bells.detach(g)
+	}
 	p.qp = nil // on an error the controller keeps its memory until Reset or Close
 	return errors.Join(e.unregister(g), e.deleteQueue(ctx, e.ssds[g/e.perSSD].Ctrl, qp))
 }
@@ -695,6 +729,9 @@ func (e *async) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
 	e.sets.Add(1)
 	e.slots[p.slot] = p
 	e.live = append(e.live, p)
+	if e.bells != nil {
+		e.bells.begin()
+	}
 	return p, nil
 }
 
@@ -744,9 +781,10 @@ func checkSet(rs *ReadSet, l Layout) (int64, error) {
 		return 0, errs.New(errs.Usage, "read set of %d rows without rows, positions or destination", n)
 	}
 	// 32-bit positions times the stride must not wrap: the kernels check only the product.
-	if rs.DstStride < int64(l.RowBytes) || rs.DstStride > math.MaxInt32 || rs.DstOffset < 0 || rs.DstOffset > rs.Dst.Size()-int64(l.RowBytes) {
+	size := backedBytes(rs.Dst)
+	if rs.DstStride < int64(l.RowBytes) || rs.DstStride > math.MaxInt32 || rs.DstOffset < 0 || rs.DstOffset > size-int64(l.RowBytes) {
 		return 0, errs.New(errs.Usage, "read set: rows of %d bytes do not fit stride %d at offset %d of a buffer of %d bytes",
-			l.RowBytes, rs.DstStride, rs.DstOffset, rs.Dst.Size())
+			l.RowBytes, rs.DstStride, rs.DstOffset, size)
 	}
 	if rs.DstBytes < 0 || rs.DstBytes > rs.Dst.Size()-rs.DstOffset || rs.DstBytes > 0 && rs.DstBytes < int64(l.RowBytes) {
 		return 0, errs.New(errs.Usage, "read set: rows of %d bytes in %d bytes from offset %d of a buffer of %d bytes", l.RowBytes, rs.DstBytes, rs.DstOffset, rs.Dst.Size())
@@ -966,6 +1004,9 @@ func (e *async) forgetLive(p *asyncPending) {
 	for i, x := range e.live {
 		if x == p {
 			e.live = append(e.live[:i], e.live[i+1:]...)
+			if e.bells != nil {
+				e.bells.end()
+			}
 			return
 		}
 	}
@@ -1045,6 +1086,9 @@ func (e *async) statsLocked() Stats {
 			Submit: time.Duration(e.submitNS.Load()), Complete: time.Duration(e.completeNS.Load()),
 		},
 		Sets: e.sets.Load(), Failed: e.failed.Load(),
+	}
+	if e.dma.why != nil {
+		st.NotInPlace = e.dma.why.Error()
 	}
 	for s, d := range e.ssds {
 		per := SSDStats{Name: d.name()}
@@ -1128,6 +1172,9 @@ func (e *async) teardown(ctx context.Context) error {
 			err = errors.Join(err, s.Close())
 		}
 	}
+	if e.bells != nil {
+		e.bells.close()
+	}
 	if !quiet {
 		// Kernels still run: their memory must stay.
 		return errors.Join(err, errs.New(errs.Device, "gpuio %s: kernels did not end within %v; the engine's memory is not freed", e.name, closeTimeout))
@@ -1154,14 +1201,17 @@ func (e *async) teardown(ctx context.Context) error {
 	}
 	err = errors.Join(err, e.endDMA(ctx))
 	err = errors.Join(err, e.dma.close())
-	for _, b := range e.bells {
+	for _, b := range e.doorbells {
 		if b != nil {
 			err = errors.Join(err, b.Free())
 		}
 	}
+	if e.bells != nil {
+		err = errors.Join(err, e.bells.buf.Free())
+	}
 	for s := range e.ssds {
 		if e.listBuf != nil {
-			err = errors.Join(err, e.freeDMA(s, &e.listBuf[s]), e.freeDMA(s, &e.stageBuf[s]))
+			err = errors.Join(err, e.giveBack(e.ssds[s], &e.listBuf[s]), e.giveBack(e.ssds[s], &e.stageBuf[s]))
 		}
 	}
 	e.mu.Lock()

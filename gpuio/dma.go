@@ -13,10 +13,18 @@ import (
 // read. The engine's lock guards it. A mapping ends by Forget, when its buffer is found freed or
 // its memory in another buffer, when it is the longest unused of too many, and at Close; never
 // while a set that writes to it is in flight.
+//
+// On rung p2p destinations are device memory, which is mapped for the CPU first. One that cannot be, as when
+// there is no room left behind the device's BAR, gets its rows by a copy, and so does one in CPU memory: its data would be on
+// the other side of PCIe than the CQ.
 type dmaCache struct {
 	ssds []*SSD
+	side *side
 	m    map[cuda.Buffer]*dmaMapping
 	tick uint64
+	// Of device memory that could not be mapped: since when it has been so large, and why not, the first time.
+	refused map[cuda.Buffer]int64
+	why     error
 }
 
 type dmaMapping struct {
@@ -27,19 +35,25 @@ type dmaMapping struct {
 	reach int64       // bytes from base that SSDs can reach, where mapping pins memory
 	refs  int
 	used  uint64
+	peer  cuda.PeerMapping // of device memory
+	grows cuda.PeerGrower  // the same, when more of it may become usable
 }
 
 // dmaCacheMax bounds the mappings of idle buffers.
 const dmaCacheMax = 64
 
-func (c *dmaCache) init(ssds []*SSD) {
-	c.ssds = ssds
+func (c *dmaCache) init(ssds []*SSD, s *side) {
+	c.ssds, c.side = ssds, s
 	c.m = map[cuda.Buffer]*dmaMapping{}
+	c.refused = map[cuda.Buffer]int64{}
 }
 
 // acquire returns the mapping of a buffer with its first need bytes in reach of the SSDs, or nil when
 // they cannot reach it. Buffers are sized for the worst case; what no set uses is not pinned.
 func (c *dmaCache) acquire(b cuda.Buffer, need int64) (*dmaMapping, error) {
+	if c.side.peer != nil {
+		return c.acquirePeer(b, need)
+	}
 	m, err := c.find(b)
 	if m == nil || err != nil {
 		return nil, err
@@ -86,6 +100,109 @@ func (c *dmaCache) find(b cuda.Buffer) (*dmaMapping, error) {
 	return m, nil
 }
 
+// acquirePeer is acquire for destinations in device memory. What it cannot map is refused: nil.
+func (c *dmaCache) acquirePeer(b cuda.Buffer, need int64) (*dmaMapping, error) {
+	c.tick++
+	backed := backedBytes(b)
+	if b.Kind() != cuda.MemDevice || uint64(b.Ptr())%4096 != 0 || need > backed || c.refused[b] >= backed {
+		return nil, nil
+	}
+	m := c.m[b]
+	if m == nil {
+		m = &dmaMapping{buf: b, base: b.Ptr(), size: b.Size(), used: c.tick}
+		if err := c.evict(m); err != nil {
+			return nil, err
+		}
+		if err := c.mapPeer(m, backed); err != nil {
+			c.refuse(b, backed, err)
+			return nil, c.unmap(m)
+		}
+		c.m[b] = m
+	}
+	if need > m.reach {
+		if err := c.growPeer(m, backed); err != nil { // what was mapped stays so
+			c.refuse(b, backed, err)
+			return nil, nil
+		}
+	}
+	m.refs++
+	m.used = c.tick
+	return m, nil
+}
+
+// refuse notes why a buffer of that much memory is not written in place.
+func (c *dmaCache) refuse(b cuda.Buffer, backed int64, err error) {
+	if len(c.refused) >= dmaCacheMax {
+		clear(c.refused) // others are tried again
+	}
+	c.refused[b] = backed
+	if c.why == nil {
+		c.why = fmt.Errorf("%s of %d bytes: %w", b.Purpose(), backed, err)
+	}
+}
+
+// backedBytes is how much of a buffer is usable, from its beginning.
+func backedBytes(b cuda.Buffer) int64 {
+	if g, ok := b.(cuda.Growable); ok {
+		return g.Backed()
+	}
+	return b.Size()
+}
+
+// mapPeer maps device memory for the CPU and for the SSDs. On an error, what has been mapped is m's.
+func (c *dmaCache) mapPeer(m *dmaMapping, backed int64) error {
+	var err error
+	if m.peer, err = c.side.peer.MapPeer(m.buf, c.side.method); err != nil {
+		return err
+	}
+	mem := m.peer.Bytes()
+	if int64(len(mem)) < m.size {
+		return errs.New(errs.Capability, "its mapping has %d of %d bytes", len(mem), m.size)
+	}
+	mem = mem[:m.size]
+	if backed < m.size {
+		// IOVAs of all of it, so that places follow from one address, and memory behind these as it comes.
+		var ok bool
+		if m.grows, ok = m.peer.(cuda.PeerGrower); !ok {
+			return errs.New(errs.Capability, "its mapping cannot grow")
+		}
+	}
+	fd, off := m.peer.DMABuf()
+	for _, s := range c.ssds {
+		var iova nvme.IOVA
+		if m.grows != nil {
+			iova, err = s.Ctrl.MapPeerWindow(mem)
+		} else {
+			iova, err = s.Ctrl.MapPeer(mem, fd, off)
+		}
+		if err != nil {
+			return fmt.Errorf("nvme %s: map it for DMA: %w", s.name(), err)
+		}
+		m.iovas = append(m.iovas, iova)
+	}
+	if m.grows == nil {
+		m.reach = m.size
+	}
+	return nil
+}
+
+// growPeer has the SSDs reach all that is usable now.
+func (c *dmaCache) growPeer(m *dmaMapping, backed int64) error {
+	if m.grows == nil {
+		return errs.New(errs.Capability, "it grew after it was mapped")
+	}
+	if err := m.grows.Extend(); err != nil {
+		return err
+	}
+	for s, iova := range m.iovas {
+		if err := c.ssds[s].Ctrl.ExtendWindow(iova, backed); err != nil {
+			return fmt.Errorf("nvme %s: map it for DMA: %w", c.ssds[s].name(), err)
+		}
+	}
+	m.reach = backed
+	return nil
+}
+
 func (c *dmaCache) release(m *dmaMapping) { m.refs-- }
 
 // evict drops idle mappings that are stale or too many, before fresh joins.
@@ -99,7 +216,7 @@ func (c *dmaCache) evict(fresh *dmaMapping) error {
 		// Two owners of one range: the older buffer was freed. (Or one was registered over
 		// the other; then dropping the idle one is harmless.)
 		overlaps := m.base < fresh.base+cuda.DevicePtr(fresh.size) && fresh.base < m.base+cuda.DevicePtr(m.size)
-		if overlaps || m.buf.Bytes() == nil {
+		if overlaps || m.peer == nil && m.buf.Bytes() == nil {
 			err = errors.Join(err, c.drop(m))
 			continue
 		}
@@ -124,10 +241,15 @@ func (c *dmaCache) unmap(m *dmaMapping) error {
 		err = errors.Join(err, c.ssds[s].Ctrl.UnmapDMA(iova, m.size))
 	}
 	m.iovas = nil
+	if m.peer != nil && err == nil { // else an SSD may still write there: its device keeps mapped memory
+		err = m.peer.Close()
+		m.peer, m.grows = nil, nil
+	}
 	return err
 }
 
 func (c *dmaCache) forget(b cuda.Buffer) error {
+	delete(c.refused, b)
 	m := c.m[b]
 	if m == nil {
 		return nil

@@ -55,10 +55,11 @@ type ReadSet struct {
 
 // extent is where positions may lie: bytes from DstOffset.
 func (rs *ReadSet) extent() int64 {
+	rest := backedBytes(rs.Dst) - rs.DstOffset
 	if rs.DstBytes > 0 {
-		return rs.DstBytes
+		return min(rs.DstBytes, rest)
 	}
-	return rs.Dst.Size() - rs.DstOffset
+	return rest
 }
 
 // Reader is an I/O stack over a set of SSDs and a layout. It is safe for concurrent use.
@@ -108,8 +109,11 @@ type Stats struct {
 	Resets    int64 // controller resets
 	Coalesced int64 // rows that shared a command with another
 	Mismatch  int64 // rows whose checksum was wrong, each time it was
-	Latency   Histogram
-	PerSSD    []SSDStats
+	// NotInPlace is why a destination in device memory that should have been written in place (rung p2p) was not;
+	// "": all were.
+	NotInPlace string
+	Latency    Histogram
+	PerSSD     []SSDStats
 }
 
 // SSDStats are one SSD's share of Stats.

@@ -157,14 +157,14 @@ func TestMappedMemoryIsNotFreed(t *testing.T) {
 
 	rd := r.async(AsyncOptions{Depth: 8})
 	e := rd.(*async)
-	area, err := e.allocDMA(0, 4096, "test area")
+	area, err := e.area(r.ssds[0], 4096, "test area")
 	require.NoError(t, err)
 	mem = area.buf.Bytes()
 	bus.noUnmap.Store(true)
-	require.Error(t, e.freeDMA(0, &area))
+	require.Error(t, e.giveBack(r.ssds[0], &area))
 	mem[0] = 1
 	bus.noUnmap.Store(false)
-	require.NoError(t, e.freeDMA(0, &area))
+	require.NoError(t, e.giveBack(r.ssds[0], &area))
 }
 
 // TestCloseDuringRecovery: a recovery that is under way when the reader is closed must not bring its

@@ -150,6 +150,7 @@ func (e *async) heal(ctx context.Context, ssd int, cause error) {
 				return err
 			}
 		}
+		e.silence(ssd)
 		return nil
 	})
 	if err != nil {

@@ -1,6 +1,9 @@
 package gpuio
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"strings"
 
 	"helios/cuda"
@@ -109,7 +112,69 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 	if dev.Info().Backend == "host" {
 		return hostRung(soft, len(ssds), want)
 	}
-	return &Memory{rung: RungPinned}, nil
+	ctx, cancel := context.WithTimeout(context.Background(), proveLimit)
+	defer cancel()
+	p, err := newProver(ctx, dev, ssds)
+	if err != nil {
+		return nil, fmt.Errorf("memory ladder: what the SSDs hold: %w", err)
+	}
+	var tried []RungTried
+	for r := RungP2P; r < rungMixed; r++ {
+		if want != "" && want != RungAuto && want != r.String() {
+			continue
+		}
+		m, err := p.try(ctx, r, soft)
+		if err == nil {
+			m.tried = tried
+			return m, nil
+		}
+		if want == r.String() {
+			return nil, errs.New(errs.Capability, "memory rung %s: %w; use --memory-rung %s for the best that works", r, err, RungAuto)
+		}
+		tried = append(tried, RungTried{r.String(), err.Error()})
+	}
+	var all []string
+	for _, t := range tried {
+		all = append(all, t.Rung+": "+t.Why)
+	}
+	return nil, errs.New(errs.Capability, "no memory rung works for device %s and these SSDs; %s; use --device host", dev.Info().Name, strings.Join(all, "; "))
+}
+
+// try proves a rung, of which soft SSDs are software.
+func (p *prover) try(ctx context.Context, r Rung, soft int) (*Memory, error) {
+	m := &Memory{rung: r}
+	switch {
+	case r != RungProxy && soft == len(p.ssds):
+		return nil, errors.New("the SSDs are software controllers, which work in the CPU's memory and look at their doorbells there")
+	case r == RungProxy && soft < len(p.ssds):
+		return nil, errors.New("the SSDs are no software controllers")
+	case r == RungP2P && soft > 0:
+		return nil, fmt.Errorf("%d of %d SSDs are software controllers, which work in the CPU's memory", soft, len(p.ssds))
+	case r != RungP2P:
+		if err := p.prove(ctx, m); err != nil {
+			return nil, err
+		}
+		return m, nil
+	}
+	d, ok := p.dev.(cuda.PeerMapper)
+	if !ok {
+		return nil, fmt.Errorf("the memory of device %s cannot be mapped for other devices", p.dev.Info().Name)
+	}
+	var why []string
+	for _, way := range d.PeerMethods() {
+		err := way.Err
+		if err == nil {
+			m.method = way.Name
+			if err = p.prove(ctx, m); err == nil {
+				return m, nil
+			}
+		}
+		why = append(why, fmt.Sprintf("by %s: %v", way.Name, err))
+	}
+	if why == nil {
+		why = []string{"the device knows no way to map its memory"}
+	}
+	return nil, errors.New(strings.Join(why, "; "))
 }
 
 // software tells whether an SSD's controller is played by the CPU: it may be kicked after a doorbell.
