@@ -53,6 +53,7 @@ constexpr u32 full_mask = 0xffffffffu;
 //
 //   HX_KERNEL(name, Params) { … p.Field … }     a kernel; hx is the hx_launch
 //   HX_THREADS(name, Params, n)                 before a kernel: blocks have at most n threads, whose registers must fit
+//   HX_RESIDENT(name, Params, n, m)             the same, for m blocks on an SM at one time
 //   HX_DEVICE                                   before every function that kernels call
 //   HX_SHARED(T, name, n)                       T name[n] in shared memory (declared in the kernel body)
 //
@@ -62,11 +63,16 @@ constexpr u32 full_mask = 0xffffffffu;
 //   dev::ballot(mask, pred) shfl(mask, v, src) any(mask, pred) all(mask, pred)
 //   dev::reduce_add(mask, u32)
 //   dev::ld(p) st(p, v) ld16(p) st16(p, u32x4)  weak; T of 1, 2, 4 or 8 bytes, or 16 aligned
+//   dev::ld16_global(p)                         ld16 of global memory, never split
 //   dev::ld_relaxed_{gpu,sys}(p) ld_acquire_{gpu,sys}(p)                  u32, u64, i64
 //   dev::st_relaxed_{gpu,sys}(p, v) st_release_{gpu,sys}(p, v)
 //   dev::add_{gpu,sys}<order>(p, v) or_ and_ min_ max_ exch_ cas_         value before; u32, u64, i64
 //                                               global memory only, as ld_relaxed to st_release
 //   dev::add_shared(p, v)                       u32 in shared memory, relaxed
+//   dev::to_tf32(v) to_bf16x2(low, high)        rounded as tensor cores take them (sm_80, as the next three)
+//   dev::mma_tf32(d, a, b) mma_bf16(d, a, b)    d += a · b by a whole warp: 16×8 += 16×8 · 8×8, 16×16 · 16×8
+//   dev::Pipe pipe; pipe.copy<N>(dst, src, n)   to shared memory: N = 4, 8 or 16 bytes, 0 from byte n (a multiple of 4) on
+//   pipe.commit() pipe.wait<N>()                ends a group; waits for all but the last N groups of this thread
 //   dev::fence_gpu() fence_sys()                acquire and release
 //   dev::ring(u32 *doorbell, v)                 relaxed MMIO store, after what a fence ordered
 //   dev::now_ns()                               one clock for all SMs, ns

@@ -12,6 +12,7 @@
 	static const shim::Registrar NAME##_registrar(#NAME, sizeof(PARAMS), NAME##_shim);                    \
 	static void NAME([[maybe_unused]] const PARAMS &p, [[maybe_unused]] const hx_launch &hx)
 #define HX_THREADS(NAME, PARAMS, N)
+#define HX_RESIDENT(NAME, PARAMS, N, PER_SM)
 #define HX_SHARED(T, NAME, N)         \
 	static const char NAME##_key = 0; \
 	T(&NAME)[N] = *static_cast<T(*)[N]>(shim::shared(&NAME##_key, sizeof(T) * (N), alignof(T)))
@@ -200,6 +201,7 @@ template <typename T> inline void st(T *p, T v) {
 }
 
 inline u32x4 ld16(const void *p) { return ld(static_cast<const u32x4 *>(p)); }
+inline u32x4 ld16_global(const void *p) { return ld16(p); }
 inline void st16(void *p, u32x4 v) { st(static_cast<u32x4 *>(p), v); }
 
 template <typename T> inline T *global(u64 address) { return reinterpret_cast<T *>(address); }
@@ -273,5 +275,124 @@ inline u32 ctz(u64 v) { return (u32)__builtin_ctzll(v); }
 inline u32 clz(u64 v) { return (u32)__builtin_clzll(v); } // v != 0
 inline u32 mulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 inline u64 mulhi(u64 a, u64 b) { return (u64)((shim_detail::u128)a * b >> 64); }
+
+// What tensor cores do, by the fragment layouts of the PTX ISA (9.7.14.5, "Matrix Fragments"). With g = lane / 4 and
+// t = lane % 4, a lane holds of A[16, K], B[K, 8] and D[16, 8]
+//
+//	m16n8k8, tf32: a0 A[g][t], a1 A[g+8][t], a2 A[g][t+4], a3 A[g+8][t+4]; b0 B[t][g], b1 B[t+4][g]
+//	m16n8k16, bf16, two to a register, the lower k in the lower half: a0 A[g][2t…], a1 A[g+8][2t…], a2 A[g][2t+8…],
+//	         a3 A[g+8][2t+8…]; b0 B[2t…][g], b1 B[2t+8…][g]
+//	both:    d0 D[g][2t], d1 D[g][2t+1], d2 D[g+8][2t], d3 D[g+8][2t+1]
+//
+// The GPU's sums over k have an order of their own; here they are exact but for their last rounding.
+inline u32 to_tf32(float v) {
+	u32 b = __builtin_bit_cast(u32, v);
+	if ((b & 0x7f800000) == 0x7f800000) return (b & 0x7fffff) != 0 ? 0x7fffffffu : b;
+	return (b + 0x1000) & ~0x1fffu;
+}
+inline u32 to_bf16x2(float low, float high) {
+	u32 r = 0;
+	float v[2] = {low, high};
+	for (u32 i = 0; i < 2; i++) {
+		u32 b = __builtin_bit_cast(u32, v[i]);
+		u32 h = (b & 0x7fffffff) > 0x7f800000 ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+		r |= h << (16 * i);
+	}
+	return r;
+}
+
+namespace shim_detail {
+
+// A warp's operands, as lanes bring them to Op::warp.
+struct Mma {
+	void (*run)(u64 *lanes); // first, see shim::Op
+	float *d;
+	const u32 *a, *b;
+};
+
+template <u32 K> __attribute__((no_sanitize("thread"))) inline void mma(u64 *lanes) {
+	float a[16][K], b[8][K]; // b by columns
+	for (u32 l = 0; l < 32; l++) {
+		const Mma *m = reinterpret_cast<const Mma *>(lanes[l]);
+		u32 g = l / 4, t = l % 4;
+		for (u32 r = 0; r < 4; r++) {
+			u32 row = g + r % 2 * 8, half = r / 2;
+			if constexpr (K == 8) {
+				a[row][t + 4 * half] = __builtin_bit_cast(float, m->a[r] & ~0x1fffu);
+				if (r % 2 == 0) b[g][t + 4 * half] = __builtin_bit_cast(float, m->b[half] & ~0x1fffu);
+			} else {
+				for (u32 e = 0; e < 2; e++) {
+					u32 k = 2 * t + 8 * half + e, cut = 16 * (1 - e);
+					a[row][k] = __builtin_bit_cast(float, m->a[r] << cut & 0xffff0000u);
+					if (r % 2 == 0) b[g][k] = __builtin_bit_cast(float, m->b[half] << cut & 0xffff0000u);
+				}
+			}
+		}
+	}
+	for (u32 l = 0; l < 32; l++) {
+		float *d = reinterpret_cast<const Mma *>(lanes[l])->d;
+		for (u32 i = 0; i < 4; i++) {
+			const float *x = a[l / 4 + i / 2 * 8], *y = b[l % 4 * 2 + i % 2];
+			double s = d[i];
+			for (u32 k = 0; k < K; k++) s += (double)x[k] * y[k];
+			d[i] = (float)s;
+		}
+	}
+}
+
+} // namespace shim_detail
+
+inline void mma_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+	shim_detail::Mma m = {shim_detail::mma<8>, d, a, b};
+	shim::collective(shim::Op::warp, full_mask, reinterpret_cast<u64>(&m), 0);
+}
+inline void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+	shim_detail::Mma m = {shim_detail::mma<16>, d, a, b};
+	shim::collective(shim::Op::warp, full_mask, reinterpret_cast<u64>(&m), 0);
+}
+
+// Copies are made as late as they may be, so that a kernel that does not wait for them finds out.
+class Pipe {
+  public:
+	Pipe() = default;
+	Pipe(const Pipe &) = delete;
+	Pipe &operator=(const Pipe &) = delete;
+	~Pipe() { __builtin_free(list_); }
+	template <u32 N> void copy(void *dst, const void *src, u32 bytes) {
+		static_assert(N == 4 || N == 8 || N == 16, "what cp.async moves");
+		shim_detail::aligned(dst, N);
+		shim_detail::aligned(src, N);
+		if (count_ == room_) {
+			room_ = room_ == 0 ? 32 : 2 * room_;
+			list_ = static_cast<Copy *>(__builtin_realloc(list_, room_ * sizeof(Copy)));
+		}
+		list_[count_++] = {dst, src, N, bytes < N ? bytes : N, group_};
+	}
+	void commit() { group_++; }
+	template <u32 N> void wait() {
+		u32 kept = 0;
+		for (u32 i = 0; i < count_; i++) {
+			const Copy c = list_[i];
+			if (c.group + N >= group_) {
+				list_[kept++] = c;
+				continue;
+			}
+			for (u32 at = 0; at < c.size; at += 4) {
+				const u32 *from = reinterpret_cast<const u32 *>(static_cast<const char *>(c.src) + at);
+				st(reinterpret_cast<u32 *>(static_cast<char *>(c.dst) + at), at < c.bytes ? ld(from) : 0);
+			}
+		}
+		count_ = kept;
+	}
+
+  private:
+	struct Copy {
+		void *dst;
+		const void *src;
+		u32 size, bytes, group;
+	};
+	Copy *list_ = nullptr;
+	u32 count_ = 0, room_ = 0, group_ = 0;
+};
 
 } // namespace dev

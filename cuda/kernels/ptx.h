@@ -11,6 +11,7 @@
 #define HX_DEVICE __device__
 #define HX_KERNEL(NAME, PARAMS) extern "C" __global__ void NAME(const PARAMS p, const hx_launch hx)
 #define HX_THREADS(NAME, PARAMS, N) extern "C" __global__ __attribute__((launch_bounds(N))) void NAME(const PARAMS p, const hx_launch hx);
+#define HX_RESIDENT(NAME, PARAMS, N, PER_SM) extern "C" __global__ __attribute__((launch_bounds(N, PER_SM))) void NAME(const PARAMS p, const hx_launch hx);
 #define HX_SHARED(T, NAME, N) static __shared__ T NAME[N]
 
 namespace dev {
@@ -61,6 +62,13 @@ typedef u32 vector16 __attribute__((ext_vector_type(4)));
 HX_DEVICE __forceinline__ u32x4 ld16(const void *p) {
 	vector16 v = *static_cast<const vector16 *>(p);
 	return {v.x, v.y, v.z, v.w};
+}
+// The same of global memory, as one instruction whatever other loads are near: the optimiser has split it to share words
+// with them.
+HX_DEVICE __forceinline__ u32x4 ld16_global(const void *p) {
+	u32x4 v;
+	asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+	return v;
 }
 HX_DEVICE __forceinline__ void st16(void *p, u32x4 v) { *static_cast<vector16 *>(p) = vector16{v.x, v.y, v.z, v.w}; }
 
@@ -170,6 +178,46 @@ HX_DEVICE __forceinline__ void add_shared(u32 *p, u32 v) {
 	u32 at = (u32)(u64)(__attribute__((address_space(3))) u32 *)p;
 	asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
+
+// Tensor cores, and copies to shared memory that a thread does not wait for: modules of sm_80 only (compile.go of
+// tools/kernels).
+
+// PTX ISA, "cvt": round to nearest, ties away from zero, the only mode that tf32 has.
+HX_DEVICE __forceinline__ u32 to_tf32(float v) {
+	u32 r;
+	asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+	return r;
+}
+// Round to nearest even. The instruction's first operand becomes the upper half.
+HX_DEVICE __forceinline__ u32 to_bf16x2(float low, float high) {
+	u32 r;
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+	return r;
+}
+HX_DEVICE __forceinline__ void mma_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+	asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+HX_DEVICE __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// PTX ISA, "cp.async": bytes from `bytes` on are filled with zeros and not read; .cg goes around L1.
+struct Pipe {
+	template <u32 N> HX_DEVICE __forceinline__ void copy(void *dst, const void *src, u32 bytes) {
+		static_assert(N == 4 || N == 8 || N == 16, "what cp.async moves");
+		u32 to = (u32)(u64)(__attribute__((address_space(3))) void *)dst;
+		if constexpr (N == 16)
+			asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(src), "r"(bytes) : "memory");
+		else
+			asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(src), "r"(bytes), "n"(N) : "memory");
+	}
+	HX_DEVICE __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+	template <u32 N> HX_DEVICE __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+};
 
 HX_DEVICE __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 HX_DEVICE __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }

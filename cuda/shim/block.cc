@@ -97,7 +97,7 @@ static std::string lanes_text(u32 lanes) {
 }
 
 static std::string op_text(Op op, u32 mask) {
-	static const char *const names[] = {"syncwarp", "ballot", "shfl", "shfl", "reduce_add"};
+	static const char *const names[] = {"syncwarp", "ballot", "shfl", "shfl", "reduce_add", "mma"};
 	char text[64];
 	snprintf(text, sizeof text, "%s(0x%08x)", names[(u32)op], mask);
 	return text;
@@ -448,6 +448,14 @@ static void complete(Block *b, Warp *w, Group *g, Fiber *last) {
 		for (u32 l = 0; l < warp_size; l++) {
 			if (mask >> l & 1) lanes[l].value = r;
 		}
+		break;
+	}
+	case Op::warp: {
+		u64 in[warp_size] = {};
+		for (u32 l = 0; l < warp_size; l++) {
+			if (mask >> l & 1) in[l] = lanes[l].value;
+		}
+		(*reinterpret_cast<void (*const *)(u64 *)>(last->value))(in);
 		break;
 	}
 	case Op::shfl32:

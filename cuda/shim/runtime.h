@@ -37,7 +37,9 @@ enum : u32 {
 // must not allocate.
 extern __thread Thread *self __attribute__((tls_model("initial-exec")));
 
-enum class Op : u32 { syncwarp, ballot, shfl32, shfl64, reduce_add };
+// warp: a lane's value is the address of a struct that begins with a function, and the last lane to come calls its own with
+// all lanes' values. It orders no memory.
+enum class Op : u32 { syncwarp, ballot, shfl32, shfl64, reduce_add, warp };
 
 u64 collective(Op op, u32 mask, u64 value, u32 arg);
 void barrier();

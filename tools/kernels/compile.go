@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -14,9 +15,9 @@ import (
 
 // The lowest architecture and PTX version that every kernel gets: scoped loads, stores, fences and
 // atomics of the PTX memory model come with sm_70, st.mmio with PTX 8.2, which
-// drivers from CUDA 12.2 on (535) compile.
+// drivers from CUDA 12.2 on (535) compile. A module that needs more says so in a line of its source, "// arch: sm_80".
 const (
-	arch       = "sm_70"
+	lowestArch = "sm_70"
 	isa        = "ptx82"
 	clangMajor = "19" // another major version gives other bytes
 )
@@ -74,19 +75,33 @@ func execute(dir, name string, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+var archLine = regexp.MustCompile(`(?m)^// arch: (sm_\d+)$`)
+
+// archOf is the architecture that a source is compiled for.
+func archOf(source []byte) string {
+	if m := archLine.FindSubmatch(source); m != nil {
+		return string(m[1])
+	}
+	return lowestArch
+}
+
 // cudaFlags are common to compiling and to preprocessing. File names are relative, and no name is
 // made from a hash of the path, so the output does not depend on where the checkout is.
-func cudaFlags() []string {
+func cudaFlags(arch string) []string {
 	return []string{"-nocudalib", "-nocudainc", "-x", "cuda", "--cuda-device-only", "-std=c++17", "-fuse-cuid=none",
 		"--cuda-gpu-arch=" + arch, "--cuda-feature=+" + isa, "-I", ".", "-Wall", "-Wextra", "-Werror"}
 }
 
 // compile turns dir/name.cu into PTX.
 func compile(clang, dir, name string) ([]byte, error) {
-	return execute(dir, clang, append(cudaFlags(), "-O3", "-S", name+".cu", "-o", "-")...)
+	source, err := os.ReadFile(filepath.Join(dir, name+".cu"))
+	if err != nil {
+		return nil, err
+	}
+	return execute(dir, clang, append(cudaFlags(archOf(source)), "-O3", "-S", name+".cu", "-o", "-")...)
 }
 
 // preprocess expands a header.
 func preprocess(clang, dir, file string) ([]byte, error) {
-	return execute(dir, clang, append(cudaFlags(), "-E", "-P", "-include", file, os.DevNull, "-o", "-")...)
+	return execute(dir, clang, append(cudaFlags(lowestArch), "-E", "-P", "-include", file, os.DevNull, "-o", "-")...)
 }

@@ -33,14 +33,14 @@ func TestOpcodeTableIsPtxas(t *testing.T) {
 	dir := t.TempDir()
 	assemble := func(isa, sm int, statement string) (string, error) {
 		text := fmt.Sprintf(".version %d.%d\n.target sm_%d\n.address_size 64\n.visible .entry f(.param .u64 a)\n{\n"+
-			".reg .b64 %%rd<4>;\n.reg .b32 %%r<4>;\n.reg .pred %%p<2>;\nld.param.u64 %%rd1, [a];\n%s\nret;\n}\n", isa/10, isa%10, sm, statement)
+			".reg .b64 %%rd<4>;\n.reg .b32 %%r<4>;\n.reg .f32 %%f<4>;\n.reg .pred %%p<2>;\nld.param.u64 %%rd1, [a];\n%s\nret;\n}\n", isa/10, isa%10, sm, statement)
 		file := filepath.Join(dir, "one.ptx")
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o666))
-		out, err := exec.CommandContext(t.Context(), ptxas, "-arch=sm_70", file, "-o", filepath.Join(dir, "one.cubin")).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), ptxas, fmt.Sprintf("-arch=sm_%d", max(sm, 70)), file, "-o", filepath.Join(dir, "one.cubin")).CombinedOutput()
 		return string(out), err
 	}
 	versions := []int{40, 41, 42, 43, 50, 60, 61, 62, 63, 64, 65, 70, 71, 72, 73, 74, 75, 76, 77, 78, 80, 81, 82, 83}
-	first := map[int]int{50: 40, 60: 50, 70: 60} // the version that a target came with
+	first := map[int]int{50: 40, 60: 50, 70: 60, 80: 70} // the version that a target came with
 	checked := 0
 	for _, s := range []string{
 		"bar.warp.sync %r1;",
@@ -54,6 +54,11 @@ func TestOpcodeTableIsPtxas(t *testing.T) {
 		"red.relaxed.cta.shared.add.u32 [%r1], %r2;",
 		"fence.acq_rel.gpu;", "fence.acq_rel.sys;",
 		"nanosleep.u32 %r1;",
+		"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%f0, %f1, %f2, %f3};",
+		"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%f0, %f1, %f2, %f3};",
+		"cvt.rna.tf32.f32 %r1, %f1;", "cvt.rn.bf16x2.f32 %r1, %f1, %f2;",
+		"cp.async.cg.shared.global [%r1], [%rd1], 16, %r2;", "cp.async.ca.shared.global [%r1], [%rd1], 4, %r2;",
+		"cp.async.commit_group;", "cp.async.wait_group 1;",
 	} {
 		op := strings.TrimSuffix(strings.Fields(s)[0], ";")
 		o := table.find(op, true)
@@ -75,10 +80,10 @@ func TestOpcodeTableIsPtxas(t *testing.T) {
 				checked++
 			}
 		}
-		if o.sm == 70 {
-			out, err := assemble(max(o.isa, 60), 60, s)
-			require.Error(t, err, "%s: the table says sm_70, and ptxas takes it on sm_60", op)
-			require.Contains(t, out, "sm_70", op)
+		if o.sm >= 70 {
+			out, err := assemble(max(o.isa, 60), o.sm-10, s)
+			require.Error(t, err, "%s: the table says sm_%d, and ptxas takes it on sm_%d", op, o.sm, o.sm-10)
+			require.Contains(t, out, fmt.Sprintf("sm_%d", o.sm), op)
 			checked++
 		}
 	}
