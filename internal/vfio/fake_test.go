@@ -192,6 +192,15 @@ func (k *fake) open(path string) (int, error) {
 	return k.newFD(f), nil
 }
 
+func (k *fake) memfd(int64) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.hit("memfd"); err != nil {
+		return -1, err
+	}
+	return k.newFD(&fakeFile{path: "memfd"}), nil
+}
+
 func (k *fake) raise(fd int) int { return fd }
 
 func (k *fake) close(fd int) error {

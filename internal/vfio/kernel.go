@@ -24,6 +24,8 @@ type kernel interface {
 	// ioctl passes a structure, ioctlInt a number.
 	ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error)
 	ioctlInt(fd int, req, arg uintptr) (int, error)
+	// memfd makes a file of memory.
+	memfd(size int64) (int, error)
 	pread(fd int, b []byte, off int64) (int, error)
 	pwrite(fd int, b []byte, off int64) (int, error)
 	mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error)
@@ -116,6 +118,18 @@ func (linux) ioctlInt(fd int, req, arg uintptr) (int, error) {
 			return -1, e
 		}
 	}
+}
+
+func (linux) memfd(size int64) (int, error) {
+	fd, err := unix.MemfdCreate("heliosctl probe", unix.MFD_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 func (linux) pread(fd int, b []byte, off int64) (int, error) {

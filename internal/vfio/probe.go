@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/probe"
 	"helios/internal/units"
@@ -19,11 +20,12 @@ import (
 const lockedEnough = 256 << 20
 
 // Probe looks at what driving SSDs in user space needs: the IOMMU, VFIO with its two backends, the
-// driver vfio-pci, the limit of locked memory, and huge pages. It opens no device.
+// driver vfio-pci, the limit of locked memory, huge pages, and whether SSDs can be given a GPU's memory. It
+// opens no device.
 func Probe() []probe.Finding { return realMachine().probe() }
 
 func (m machine) probe() []probe.Finding {
-	return []probe.Finding{m.probeIOMMU(), m.probeVFIO(), m.probeType1(), m.probeIOMMUFD(), m.probeDriver(), m.probeLocked(), m.probeHuge()}
+	return []probe.Finding{m.probeIOMMU(), m.probeVFIO(), m.probeType1(), m.probeIOMMUFD(), m.probeDriver(), m.probeLocked(), m.probeHuge(), m.probePeer(), m.probeMapFile()}
 }
 
 // entries counts what a folder holds; a missing folder holds nothing.
@@ -176,6 +178,57 @@ func (m machine) probeHuge() probe.Finding {
 	default:
 		f.Answer, f.Next = probe.There, ""
 		f.Detail = fmt.Sprintf("%s reserved, %s free", units.FormatBytes(total), units.FormatBytes(free))
+	}
+	return f
+}
+
+// probePeer is about the page frames of other devices: what rung p2p of the memory ladder maps.
+func (m machine) probePeer() probe.Finding {
+	f := probe.Finding{Name: "other devices' memory", Next: "only for SSDs that read into a GPU's memory: a kernel with CONFIG_VFIO_CONTAINER, which Debian's and most others have"}
+	switch t := m.probeType1(); {
+	case t.Answer == probe.NotThere:
+		f.Answer, f.Detail = probe.NotThere, "takes type1: "+t.Detail
+	case t.Answer != probe.There:
+		f.Detail = t.Detail
+	case !m.nativeType1():
+		f.Answer, f.Detail = probe.NotThere, "/dev/vfio/vfio is iommufd's imitation of type1, which maps RAM only"
+	default:
+		f.Answer, f.Next = probe.There, ""
+		f.Detail = "type1 maps what is behind their BARs; that the machine's PCIe passes it on only a proof with both devices tells"
+	}
+	return f
+}
+
+// probeMapFile tries IOMMU_IOAS_MAP_FILE on a page of a memory file, in an address space without devices.
+func (m machine) probeMapFile() probe.Finding {
+	f := probe.Finding{Name: "dma-buf import", Next: "not needed where type1 maps other devices' memory"}
+	s, err := openIOMMUFD(m)
+	if err != nil {
+		f.Detail = err.Error()
+		if errs.ClassOf(err) == errs.Capability {
+			f.Answer = probe.NotThere
+		}
+		return f
+	}
+	defer func() { _ = s.close() }()
+	fd, err := m.k.memfd(pageBytes)
+	if err != nil {
+		f.Detail = "a memory file to try it on: " + err.Error()
+		return f
+	}
+	defer func() { _ = m.k.close(fd) }()
+	err = s.mapPeer(0, lowestIOVA, pageBytes, fd, 0)
+	switch {
+	case err == nil:
+		// What the driver of a GPU exports is another matter.
+		f.Detail = "iommufd takes files (IOMMU_IOAS_MAP_FILE), and from Linux 6.19 on dma-bufs of vfio-pci; of a GPU only a try tells"
+		if err := s.unmapMem(lowestIOVA, pageBytes); err != nil {
+			f.Detail += "; unmap: " + err.Error()
+		}
+	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EOPNOTSUPP):
+		f.Answer, f.Detail = probe.NotThere, "iommufd takes no files (IOMMU_IOAS_MAP_FILE, Linux 6.13)"
+	default:
+		f.Detail = "IOMMU_IOAS_MAP_FILE: " + err.Error()
 	}
 	return f
 }

@@ -43,6 +43,9 @@ func runPeer(t *T) {
 	t.OK("root", toVFIO)
 	dev := "/sys/bus/pci/devices/" + peerAddr
 	t.OK("root", "echo 1 >"+dev+"/enable && chown 1000 "+dev+"/resource2_wc")
+	if said := t.OK("user", "heliosctl doctor"); !regexp.MustCompile(`other devices' memory +there `).MatchString(said) {
+		t.Errorf("doctor does not say that type1 maps other devices' memory:\n%s", said)
+	}
 	env := "HELIOS_VFIO_TEST=" + addr + " HELIOS_VFIO_PEER=" + dev + "/resource2_wc "
 	whole := func(tell func(string, ...any)) {
 		out := t.run("user", time.Minute, "ulimit -l 8192 && cd /tmp && "+env+testPath("./nvme/vfiobus")+" -test.v -test.run '^TestVFIOPeer$'")
