@@ -52,12 +52,13 @@ type Device struct {
 	vmmRDMA  bool
 	priority struct{ least, greatest int }
 
-	life    sync.RWMutex // held for reading within a call of the library
-	closing atomic.Bool  // nothing new is made; set under memMu and streamMu
-	closed  atomic.Bool
-	lost    atomic.Pointer[LostError]
-	hung    atomic.Pointer[TimeoutError]
-	watched atomic.Int64 // when watch last looked at all streams, Unix nanoseconds
+	life     sync.RWMutex // held for reading within a call of the library
+	closing  atomic.Bool  // nothing new is made; set under memMu and streamMu
+	closed   atomic.Bool
+	lost     atomic.Pointer[LostError]
+	hung     atomic.Pointer[TimeoutError]
+	gaveBack atomic.Bool  // Close is through with the driver
+	watched  atomic.Int64 // when watch last looked at all streams, Unix nanoseconds
 
 	regions region.Table
 	memMu   sync.Mutex // of the next three; never taken under streamMu, which an error takes within it
@@ -296,7 +297,10 @@ func (d *Device) Close() error {
 	// The driver's calls have no limits. One that does not come back, on a GPU that is gone, must not hold the
 	// program up.
 	done := make(chan []string, 1)
-	go func() { done <- d.giveBack(bufs, stuck) }()
+	go func() {
+		done <- d.giveBack(bufs, stuck)
+		d.gaveBack.Store(true)
+	}()
 	limit := time.NewTimer(max(time.Until(end), 0) + d.opt.CloseTimeout)
 	defer limit.Stop()
 	select {

@@ -107,6 +107,13 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 		s.fail_with = (CUresult)code;
 		return "";
 	}
+	if (key == "hang") { // symbol; none: all go on
+		if (value.empty())
+			for (auto &s : d.sites) s.second->hang = false;
+		else
+			site(value).hang = true;
+		return "";
+	}
 	if (key == "crash") { // launch[:code]
 		u64 nth, code = CUDA_ERROR_LAUNCH_FAILED;
 		if (!number(parts[0], &nth) || nth == 0 || (parts.size() > 1 && !number(parts[1], &code))) return "crash wants launch[:code]";
@@ -127,7 +134,7 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 		int *at;
 	} ints[] = {{"devices", &k.devices},   {"sms", &k.sms},         {"driver", &k.driver},         {"blocks_per_sm", &k.blocks_per_sm},
 	            {"threads_per_sm", &k.threads_per_sm}, {"green", &k.green},     {"sm_min", &k.sm_min},         {"sm_step", &k.sm_step},
-	            {"iomem", &k.iomem},       {"dmabuf", &k.dmabuf},   {"hostreg", &k.hostreg},       {"free_waits", &k.free_waits},
+	            {"vmm", &k.vmm},           {"graphs", &k.graphs},   {"iomem", &k.iomem},       {"dmabuf", &k.dmabuf},   {"hostreg", &k.hostreg},       {"free_waits", &k.free_waits},
 	            {"init", &k.init},         {"jitter", &k.jitter},   {"compute_mode", &k.compute_mode}};
 	for (auto &i : ints)
 		if (key == i.key) {
@@ -136,6 +143,7 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 		}
 	if (key == "mem") return k.mem = v, "";
 	if (key == "used") return k.used = v, "";
+	if (key == "granule") return (v < 4096 || (v & (v - 1))) ? "granule: a power of two, a page or more" : (k.granule = v, "");
 	if (key == "launch_ns") return k.launch_ns = v, "";
 	if (key == "queue") return k.queue = (u32)(v ? v : 1), "";
 	if (key == "seed") return k.seed = v, "";
@@ -164,6 +172,7 @@ std::string command(const std::string &all) {
 			for (auto &s : d.sites) {
 				s.second->calls = 0;
 				s.second->fail_from = s.second->fail_to = s.second->failed = 0;
+				s.second->hang = false;
 			}
 		} else if (key == "calls") {
 			out += std::to_string((unsigned long long)site(value).calls.load()) + "\n";
@@ -211,6 +220,7 @@ Site::Site(const char *name) : name(name) {
 		fail_from = s->fail_from;
 		fail_to = s->fail_to;
 		fail_with = s->fail_with;
+		hang = s->hang;
 	}
 	s = this;
 }
@@ -218,7 +228,13 @@ Site::Site(const char *name) : name(name) {
 CUresult Site::enter(bool needs_init) {
 	u64 n = ++calls;
 	auto &d = g();
-	std::lock_guard<std::mutex> lk(d.mu);
+	std::unique_lock<std::mutex> lk(d.mu);
+	for (i64 end = now_ns() + 60'000'000'000; hang && now_ns() < end;) { // as a driver that lost its GPU
+		lk.unlock();
+		timespec t{0, 200000};
+		nanosleep(&t, nullptr);
+		lk.lock();
+	}
 	if (needs_init && !d.ready) return CUDA_ERROR_NOT_INITIALIZED;
 	if (n >= fail_from && n < fail_to) {
 		failed++;
@@ -299,6 +315,8 @@ void abandon() {
 			if (c->root == c && !c->destroyed) roots.push_back(c);
 	}
 	for (CUcontext c : roots) destroy(c);
+	std::lock_guard<std::mutex> lk(d.mu);
+	drop_reserved();
 }
 
 // The context behind a handle that a caller gave.
@@ -574,7 +592,9 @@ HX_API cuDeviceGetAttribute(int *v, CUdevice_attribute attribute, CUdevice dev) 
 	case 75: *v = k.cc / 10; break;
 	case 76: *v = k.cc % 10; break;
 	case 81: *v = 228 << 10; break;                     // shared memory of an SM
-	case 95: case 102: case 103: case 115: case 122: case 123: *v = 1; break; // cooperative, VMM, fd handles, pools, 64-bit and NOR stream waits
+	case 95: case 103: case 115: case 122: case 123: *v = 1; break; // cooperative, fd handles, pools, 64-bit and NOR stream waits
+	case 102: *v = k.vmm; break;
+	case 110: *v = k.vmm && k.dmabuf; break;            // VMM with GPUDirect RDMA
 	case 97: *v = 227 << 10; break;                     // shared memory, opt in
 	case 99: *v = k.hostreg; break;
 	case 106: *v = k.blocks_per_sm; break;

@@ -77,6 +77,51 @@ typedef struct CUlaunchConfig_st {
 } CUlaunchConfig;
 static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
 
+// Virtual memory management.
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef int CUmemAllocationType;
+typedef int CUmemAllocationHandleType;
+typedef int CUmemLocationType;
+typedef int CUmemAccess_flags;
+typedef int CUmemAllocationGranularity_flags;
+typedef struct CUmemLocation_st {
+	CUmemLocationType type;
+	int id;
+} CUmemLocation;
+static_assert(sizeof(CUmemLocation) == 8, "CUmemLocation");
+typedef struct CUmemAllocationProp_st {
+	CUmemAllocationType type;
+	CUmemAllocationHandleType requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	struct {
+		unsigned char compressionType;
+		unsigned char gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
+typedef struct CUmemAccessDesc_st {
+	CUmemLocation location;
+	CUmemAccess_flags flags;
+} CUmemAccessDesc;
+static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
+
+// Graphs.
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUDA_KERNEL_NODE_PARAMS_v2_st {
+	CUfunction func;
+	unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+	void **kernelParams;
+	void **extra;
+	CUkernel kern;
+	CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS_v2;
+static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v2) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
+
 typedef enum cudaError_enum {
 #define X(NAME, VALUE, WORDS) NAME = VALUE,
 	HX_RESULTS(X)
@@ -93,6 +138,14 @@ enum {
 	CU_EVENT_INTERPROCESS = 4,
 	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 	CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE = 1,
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_HANDLE_TYPE_NONE = 0,
+	CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+	CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
 	CU_JIT_WALL_TIME = 2,
 	CU_JIT_INFO_LOG_BUFFER = 3,
 	CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES = 4,

@@ -45,6 +45,8 @@ struct Knobs {
 	u64 mem = 256ull << 20, used = 0; // bytes of the device, and those that others hold
 	int green = 1, sm_min = 0, sm_step = 0; // green contexts: there; SM granularity, 0: by compute capability
 	int iomem = 1, dmabuf = 1, hostreg = 1; // what the device can register and export
+	int vmm = 1, graphs = 1;                // virtual memory management; graphs
+	u64 granule = 64 << 10;                 // of virtual memory management; 2 MiB on GPUs so far
 	int free_waits = 1;                     // cuMemFree waits for the context's work, as the real one does
 	u64 launch_ns = 0;                      // latency before a kernel starts
 	u32 queue = 1024;                       // launches that wait in one stream before the caller does
@@ -62,6 +64,7 @@ struct Site {
 	const char *name;
 	std::atomic<u64> calls{0};
 	u64 fail_from = 0, fail_to = 0; // calls that fail: [from, to)
+	bool hang = false;              // calls do not come back until told otherwise
 	u64 failed = 0;
 	CUresult fail_with = CUDA_SUCCESS;
 	explicit Site(const char *name);
@@ -133,6 +136,27 @@ struct Alloc {
 	std::map<u64, std::pair<u64, int>> exported; // dma-buf stand-ins: start → size, file
 };
 
+// Physical memory of cuMemCreate: bytes of the device's account, and real memory only where it is mapped.
+struct Physical {
+	u64 size = 0;
+	int device = 0;
+	bool released = false, mapped = false;
+};
+
+// A mapping in a reservation of addresses.
+struct Mapped {
+	u64 size = 0, handle = 0;
+	bool access = false;
+};
+
+struct Reserved {
+	u64 lo = 0, size = 0;
+	void *map = nullptr;
+	u64 map_size = 0;
+	std::map<u64, Mapped> parts;                 // by address
+	std::map<u64, std::pair<u64, int>> exported; // as Alloc's
+};
+
 struct Driver {
 	std::mutex mu;
 	bool ready = false;
@@ -142,6 +166,9 @@ struct Driver {
 	std::set<CUcontext> contexts;
 	std::unordered_set<const void *> live; // every live handle
 	std::map<u64, Alloc> mem;              // by address
+	std::map<u64, Reserved> reserved;      // by address
+	std::map<u64, Physical> physical;      // by handle
+	u64 graphs = 0, execs = 0;             // live ones
 	std::deque<std::pair<void *, u64>> graves; // freed ranges that stay reserved, so that no other memory takes their addresses
 	u64 ids = 0, launches = 0;
 	u64 crash_at = 0; // the launch that fails, and how
@@ -164,7 +191,21 @@ i64 now_ns();
 CUresult drop_memory(CUcontext root); // everything that the context owns; with g().mu held
 std::string live_memory();
 
+// vmm.cc
+enum class Backed { no, elsewhere, all }; // not accessible; not of a reservation
+Backed backed(u64 p, u64 n);              // with g().mu held
+bool touches_reserved(u64 p, u64 n);      // with g().mu held
+void drop_reserved();                     // everything; with g().mu held
+
 // stream.cc
+struct Dim {
+	unsigned gx, gy, gz, bx, by, bz;
+};
+struct Launch;
+// A launch that is checked and has its parameters; it runs in s's thread.
+CUresult prepare(CUfunction f, Dim d, unsigned smem, CUstream s, void **params, void **extra, std::shared_ptr<Launch> *out);
+CUresult check_grid(CUfunction f, Dim d, unsigned smem); // with g().mu held
+void run(Launch &l);
 CUstream new_stream(CUcontext ctx, unsigned flags, int priority); // with g().mu held
 CUresult submit(CUstream s, std::function<void()> op);
 CUresult wait_idle(CUcontext root, bool ignore_errors);

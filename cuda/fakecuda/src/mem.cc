@@ -110,12 +110,13 @@ void forget(std::map<u64, Alloc>::iterator it) { // with mu held
 // know is pageable memory of the host and must at least be there.
 CUresult check_range(u64 p, u64 n, bool *pageable) { // with mu held
 	*pageable = false;
+	if (Backed b = backed(p, n); b != Backed::elsewhere) return b == Backed::all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	if (Alloc *a = find_alloc(p)) {
 		if (n <= a->addr + a->size - p) return CUDA_SUCCESS;
 		if (a->type == MemType::device) return CUDA_ERROR_INVALID_VALUE;
 		// The rest of a registered page range may go on as pageable memory.
 	}
-	if (p == 0 || p + n < p || in_grave(p, n)) return CUDA_ERROR_INVALID_VALUE;
+	if (p == 0 || p + n < p || in_grave(p, n) || touches_reserved(p, n)) return CUDA_ERROR_INVALID_VALUE;
 	// Nor is the space around device memory the host's.
 	auto it = g().mem.lower_bound(p);
 	if (it != g().mem.begin()) --it;
@@ -215,7 +216,9 @@ std::string live_memory() { // with mu held
 	auto one = [&](const char *name, int i) {
 		return std::string(name) + "=" + std::to_string((unsigned long long)n[i]) + " " + name + "_bytes=" + std::to_string((unsigned long long)bytes[i]);
 	};
-	return one("device", 0) + " " + one("host", 1) + " " + one("registered", 2);
+	auto num = [](u64 v) { return std::to_string((unsigned long long)v); };
+	return one("device", 0) + " " + one("host", 1) + " " + one("registered", 2) + " reserved=" + num(g().reserved.size()) + " physical=" + num(g().physical.size()) +
+	       " graphs=" + num(g().graphs + g().execs);
 }
 
 } // namespace fake
@@ -309,6 +312,7 @@ HX_API cuMemHostRegister_v2(void *p, size_t size, unsigned int flags) {
 	if (!d.knobs.hostreg || (flags & CU_MEMHOSTREGISTER_READ_ONLY)) return CUDA_ERROR_NOT_SUPPORTED;
 	if ((flags & CU_MEMHOSTREGISTER_IOMEMORY) && !d.knobs.iomem) return CUDA_ERROR_NOT_PERMITTED;
 	if (overlaps((u64)p, size)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	if (touches_reserved((u64)p, size)) return CUDA_ERROR_INVALID_VALUE;
 	if (!mapped((u64)p, size)) return CUDA_ERROR_INVALID_VALUE;
 	Alloc a;
 	a.addr = (u64)p;
@@ -388,15 +392,23 @@ HX_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr p, size_t size, C
 	if (p % page != 0 || size % page != 0) return CUDA_ERROR_INVALID_VALUE; // "must be aligned to the host page size"
 	std::lock_guard<std::mutex> lk(d.mu);
 	if (!d.knobs.dmabuf) return CUDA_ERROR_NOT_SUPPORTED;
-	Alloc *a = find_alloc(p);
-	// The range may end in the allocation's last page, which belongs to it alone here.
-	if (a == nullptr || a->type != MemType::device || p + size > a->hi || p < a->addr) return CUDA_ERROR_INVALID_VALUE;
-	auto known = a->exported.find(p);
+	std::map<u64, std::pair<u64, int>> *exported = nullptr;
+	if (Backed b = backed(p, size); b == Backed::no) {
+		return CUDA_ERROR_INVALID_VALUE; // "it must be fully mapped via cuMemMap"
+	} else if (b == Backed::all) {
+		exported = &std::prev(d.reserved.upper_bound(p))->second.exported;
+	} else {
+		Alloc *a = find_alloc(p);
+		// The range may end in the allocation's last page, which belongs to it alone here.
+		if (a == nullptr || a->type != MemType::device || p + size > a->hi || p < a->addr) return CUDA_ERROR_INVALID_VALUE;
+		exported = &a->exported;
+	}
+	auto known = exported->find(p);
 	int fd;
-	if (known != a->exported.end() && known->second.first == size) {
+	if (known != exported->end() && known->second.first == size) {
 		fd = known->second.second;
 	} else {
-		for (auto &x : a->exported)
+		for (auto &x : *exported)
 			if (x.first < p + size && p < x.first + x.second.first) return CUDA_ERROR_NOT_SUPPORTED; // a part of two files
 		fd = memfd_create("fake dma-buf", MFD_CLOEXEC);
 		if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -405,7 +417,7 @@ HX_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr p, size_t size, C
 			close(fd);
 			return CUDA_ERROR_OPERATING_SYSTEM;
 		}
-		a->exported[p] = {size, fd};
+		(*exported)[p] = {size, fd};
 	}
 	int mine = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (mine < 0) return CUDA_ERROR_OPERATING_SYSTEM;

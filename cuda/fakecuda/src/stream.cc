@@ -246,8 +246,6 @@ void SMs::leave(int sm, u32 threads) {
 	grant();
 }
 
-namespace {
-
 // A grid on its way.
 struct Launch {
 	const shim::Kernel *kernel;
@@ -296,26 +294,24 @@ struct Launch {
 	}
 };
 
-struct Dim {
-	unsigned gx, gy, gz, bx, by, bz;
-};
+void run(Launch &l) { l.run(); }
 
-CUresult launch(CUfunction f, Dim d, unsigned smem, CUstream h, void **params, void **extra, const int *priority) {
-	CUcontext c;
-	HX_TRY(current(&c));
-	CUstream s;
-	HX_TRY(find_stream(h, &s));
+CUresult check_grid(CUfunction f, Dim d, unsigned smem) { // with mu held
+	if (f == nullptr || g().live.count(f) == 0) return CUDA_ERROR_INVALID_HANDLE;
+	if (d.gx == 0 || d.gy == 0 || d.gz == 0 || d.bx == 0 || d.by == 0 || d.bz == 0) return CUDA_ERROR_INVALID_VALUE;
+	if (d.gx > 0x7fffffff || d.gy > 65535 || d.gz > 65535 || d.bx > 1024 || d.by > 1024 || d.bz > 64) return CUDA_ERROR_INVALID_VALUE;
+	if ((u64)d.bx * d.by * d.bz > 1024 || smem > (unsigned)f->max_dynamic_smem) return CUDA_ERROR_INVALID_VALUE;
+	if (d.gy != 1 || d.gz != 1 || d.by != 1 || d.bz != 1 || smem != 0) return CUDA_ERROR_NOT_SUPPORTED; // the shim's grids are lines
+	return CUDA_SUCCESS;
+}
+
+CUresult prepare(CUfunction f, Dim d, unsigned smem, CUstream s, void **params, void **extra, std::shared_ptr<Launch> *out) {
 	auto l = std::make_shared<Launch>();
 	{
 		std::lock_guard<std::mutex> lk(g().mu);
-		if (f == nullptr || g().live.count(f) == 0) return CUDA_ERROR_INVALID_HANDLE;
+		HX_TRY(check_grid(f, d, smem));
 		// A module's function is its context's; a library's kernel is everybody's.
 		if (f->module->ctx != nullptr && f->module->ctx != s->ctx) return CUDA_ERROR_INVALID_HANDLE;
-		if (s->ctx->root != c->root) return CUDA_ERROR_INVALID_HANDLE;
-		if (d.gx == 0 || d.gy == 0 || d.gz == 0 || d.bx == 0 || d.by == 0 || d.bz == 0) return CUDA_ERROR_INVALID_VALUE;
-		if (d.gx > 0x7fffffff || d.gy > 65535 || d.gz > 65535 || d.bx > 1024 || d.by > 1024 || d.bz > 64) return CUDA_ERROR_INVALID_VALUE;
-		if ((u64)d.bx * d.by * d.bz > 1024 || smem > (unsigned)f->max_dynamic_smem) return CUDA_ERROR_INVALID_VALUE;
-		if (d.gy != 1 || d.gz != 1 || d.by != 1 || d.bz != 1 || smem != 0) return CUDA_ERROR_NOT_SUPPORTED; // the shim's grids are lines
 		l->sms = g().devices[s->ctx->device]->sms;
 	}
 	l->params.resize((f->params[0].second + 7) / 8);
@@ -342,8 +338,23 @@ CUresult launch(CUfunction f, Dim d, unsigned smem, CUstream h, void **params, v
 	l->kernel = f->kernel;
 	l->blocks = d.gx;
 	l->threads = d.bx;
-	l->priority = priority ? *priority : s->priority;
+	l->priority = s->priority;
 	l->ctx = s->ctx;
+	*out = l;
+	return CUDA_SUCCESS;
+}
+
+namespace {
+
+CUresult launch(CUfunction f, Dim d, unsigned smem, CUstream h, void **params, void **extra, const int *priority) {
+	CUcontext c;
+	HX_TRY(current(&c));
+	CUstream s;
+	HX_TRY(find_stream(h, &s));
+	if (s->ctx->root != c->root) return CUDA_ERROR_INVALID_HANDLE;
+	std::shared_ptr<Launch> l;
+	HX_TRY(prepare(f, d, smem, s, params, extra, &l));
+	if (priority) l->priority = *priority;
 	return submit(s, [l] { l->run(); });
 }
 
