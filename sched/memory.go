@@ -32,7 +32,10 @@ func deviceFree(dev cuda.Device) (int64, error) {
 
 // deviceSlack is what a GPU tier leaves free beside what was counted: rounding of allocations, the driver's own, batches
 // that are larger than those that were sampled beforehand.
-func deviceSlack(total int64) int64 { return min(max(total/32, 8<<20), 1<<30) }
+func deviceSlack(total int64) int64 { return min(max(total/32, leastSlack), 1<<30) }
+
+// leastSlack is of the smallest devices. Tests lower it.
+var leastSlack int64 = 8 << 20
 
 // frontier is the largest of the mini-batches that were sampled beforehand, hop by hop.
 type frontier struct {
@@ -72,11 +75,7 @@ func (e *engine) workingSet(f *frontier) int64 {
 		mb += (f.hopEnd[h]+1)*8 + edges*4
 	}
 	n += credits * mb * 5 / 4 // one is there; when it grows it is there twice for a while
-	if w, ok := any(e.model).(interface {
-		WorkspaceBytes(hopEnd, edges []int64) int64
-	}); ok {
-		n += w.WorkspaceBytes(f.hopEnd, f.edges)
-	}
+	n += e.model.WorkspaceBytes(f.hopEnd, f.edges)
 	n += cache.IndexBytes(e.rows)
 	// Batches differ a little, and buffers that grow take a quarter more than they need.
 	return n + n/8
@@ -148,7 +147,8 @@ func (e *engine) shrink(ctx context.Context, cause error) error {
 	e.gpuShrunk += was - b.gpuRows*e.rowBytes
 	b.auto = false
 	e.tiers = b
-	if err := e.closeTiers(); err != nil {
+	// The activations too: to grow they would be there twice for a moment.
+	if err := errors.Join(e.closeTiers(), e.model.ReleaseWorkspace()); err != nil {
 		return err
 	}
 	return e.place(ctx)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -102,6 +103,7 @@ var atExit []string
 // ssdSet is n RAM-backed SSDs that hold a dataset.
 type ssdSet struct {
 	file   bool // file-backed, O_DIRECT; else RAM
+	poll   bool // for kernels that cannot wake who serves them
 	paths  []string
 	ssds   []*gpuio.SSD
 	faults []*faultinject.Set
@@ -150,14 +152,18 @@ func (s *ssdSet) power(t testing.TB, faults string) {
 	for _, p := range s.paths {
 		f, err := faultinject.Parse(faults)
 		require.NoError(t, err)
-		ssd, err := openSSD(p, !s.file, f)
+		ssd, err := openPolled(p, !s.file, s.poll, f)
 		require.NoError(t, err)
 		s.ssds, s.faults = append(s.ssds, ssd), append(s.faults, f)
 	}
 }
 
 func openSSD(path string, ram bool, f *faultinject.Set) (*gpuio.SSD, error) {
-	bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram})
+	return openPolled(path, ram, false, f)
+}
+
+func openPolled(path string, ram, poll bool, f *faultinject.Set) (*gpuio.SSD, error) {
+	bus, err := proxy.Open(proxy.Config{Path: path, RAM: ram, PollDoorbells: poll})
 	if err != nil {
 		return nil, err
 	}
@@ -187,6 +193,7 @@ type record struct {
 	res    *Result
 	err    error
 	blocks string // hash of every batch's frontier and blocks, in order
+	seen   string // hash of every batch's rows, as training got them
 	rows   int64  // rows compared with the source
 	busy   []time.Duration
 }
@@ -197,17 +204,47 @@ func train(t testing.TB, ctx context.Context, cfg Config, d *dataset.Dataset, fe
 	t.Helper()
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
 	require.NoError(t, err)
+	r := trainOn(t, ctx, dev, cfg, d, feat, s, obs)
+	r.busy = dev.BusyWorkers()
+	return r
+}
+
+// readBack is the first n bytes of a buffer wherever it is.
+func readBack(t testing.TB, dev cuda.Device, b cuda.Buffer, n int64) []byte {
+	t.Helper()
+	if n == 0 {
+		return nil
+	}
+	if mem := b.Bytes(); mem != nil {
+		return mem[:n]
+	}
+	var g stager
+	st, err := dev.NewStream(cuda.StreamOptions{Name: "test"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	v, err := g.view(ctx, dev, st, b, 0, n)
+	require.NoError(t, err)
+	v = append([]byte(nil), v...)
+	require.NoError(t, g.close())
+	require.NoError(t, st.Close())
+	return v
+}
+
+// trainOn is train on a device, which it closes.
+func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg Config, d *dataset.Dataset, feat []byte, s *ssdSet, obs Observer) record {
+	t.Helper()
 	before := hostmem.Usage()
 	r := record{}
-	h := sha256.New()
+	h, seen := sha256.New(), sha256.New()
 	onBatch := cfg.OnBatch
 	cfg.OnBatch = func(epoch, index int, mb *graph.MiniBatch) {
 		_, _ = fmt.Fprintln(h, epoch, index, mb.HopEnd)
-		h.Write(mb.Nodes.Bytes()[:8*mb.HopEnd[len(mb.HopEnd)-1]])
+		h.Write(readBack(t, dev, mb.Nodes, 8*mb.HopEnd[len(mb.HopEnd)-1]))
 		for _, b := range mb.Blocks {
-			h.Write(b.Indptr.Bytes()[:8*(b.NumDst+1)])
+			h.Write(readBack(t, dev, b.Indptr, 8*(b.NumDst+1)))
 			if b.NumEdges > 0 {
-				h.Write(b.Src.Bytes()[:4*b.NumEdges])
+				h.Write(readBack(t, dev, b.Src, 4*b.NumEdges))
 			}
 		}
 		if onBatch != nil {
@@ -217,6 +254,7 @@ func train(t testing.TB, ctx context.Context, cfg Config, d *dataset.Dataset, fe
 	rowBytes := d.Meta.RowBytes()
 	bad := 0
 	cfg.OnRows = func(nodes []int64, rows []float32) {
+		seen.Write(unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), 4*len(rows)))
 		for i, v := range nodes { // every row: the graphs are tiny
 			got := rows[i*d.Meta.Dim : (i+1)*d.Meta.Dim]
 			want := hostmem.View[float32](feat[v*int64(rowBytes):][:rowBytes])
@@ -231,8 +269,7 @@ func train(t testing.TB, ctx context.Context, cfg Config, d *dataset.Dataset, fe
 	}
 	r.res, r.err = Train(ctx, cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, obs)
 	require.Zero(t, bad, "rows that differ from features.npy")
-	r.busy = dev.BusyWorkers()
-	r.blocks = hex.EncodeToString(h.Sum(nil))
+	r.blocks, r.seen = hex.EncodeToString(h.Sum(nil)), hex.EncodeToString(seen.Sum(nil))
 	require.NoError(t, dev.Close(), "streams or buffers were left open")
 	after := hostmem.Usage()
 	for k, v := range after {
