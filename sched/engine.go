@@ -291,6 +291,13 @@ func (e *engine) budgets() (budgets, error) {
 	if err != nil {
 		return budgets{}, err
 	}
+	if m := e.in.Dataset.Meta; e.onGPU() { // the topology is still to be read into memory
+		width := int64(4)
+		if m.Nodes > math.MaxUint32 {
+			width = 8
+		}
+		avail = max(avail-(m.Nodes+1)*8-m.Edges*width, 0)
+	}
 	return e.cfg.tierRows(e.rows, e.rowBytes, avail, free)
 }
 
@@ -465,7 +472,7 @@ func (e *engine) closeTiers() error {
 func (e *engine) place(ctx context.Context) error {
 	err := e.tryPlace(ctx)
 	if err != nil && interrupted(ctx) == nil {
-		return e.shrink(ctx, err)
+		return overdue(e.shrink(ctx, err))
 	}
 	return err
 }

@@ -133,8 +133,16 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 			// A wait that the interrupt cut short is no error of what it waited for.
 			return stopped
 		}
-		return err
+		return overdue(err)
 	}
+}
+
+// overdue attaches class Device to a wait for an operator that took too long.
+func overdue(err error) error {
+	if errs.ClassOf(err) == errs.Failed && errors.Is(err, context.DeadlineExceeded) {
+		return errs.With(errs.Device, err)
+	}
+	return err
 }
 
 // walk is run until the first error. still is what could not be brought to an end after it.

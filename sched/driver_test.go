@@ -1,0 +1,299 @@
+//go:build linux && (amd64 || arm64) && !nocuda
+
+package sched
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/cuda/difftest"
+	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+	"helios/dataset"
+	"helios/internal/errs"
+	"helios/internal/rowtype"
+	"helios/internal/units"
+)
+
+// small enough for kernels whose every thread is a fiber.
+var fibers = graphSpec{nodes: 300, dim: 16, degree: 5, train: 0.25}
+
+// lossTolerance is how far a GPU's losses may be from the host device's: sums in float32 may be taken in another order.
+const lossTolerance = 1e-4
+
+// gpu is a device of the driver: the machine's with HELIOS_GPU=1, else the fake, with these knobs.
+func gpu(t testing.TB, knobs string) (dev cuda.Device, library string) {
+	t.Helper()
+	library = difftest.Library(t)
+	if library == "" && knobs != "" {
+		t.Skip("needs the fake libcuda")
+	}
+	if library != "" {
+		fakecuda.Control(t, library, "reset,sms=2,"+knobs)
+	}
+	dev, err := driver.Open(driver.Options{Library: library, CloseTimeout: 3 * time.Second})
+	require.NoError(t, err)
+	return dev, library
+}
+
+// onFibers is a configuration for them.
+func onFibers() Config {
+	return Config{
+		Mode: ModeHelios, Fanouts: []int{4, 3}, Batch: 32, Hidden: 8, LR: 0.01, Seed: 3, Epochs: 2, Dropout: 0.1,
+		Blocks: 2, QueueDepth: 32, OpTimeout: time.Minute, Depth: 1,
+	}
+}
+
+// fiberRig is the dataset on SSDs that kernels of a GPU can drive.
+func fiberRig(t testing.TB) (*dataset.Dataset, []byte, *ssdSet) {
+	t.Helper()
+	d, feat := fibers.open(t)
+	s := bind(t, d, 2, "")
+	s.off(t)
+	s.poll = true
+	s.power(t, "")
+	return d, feat, s
+}
+
+// near holds a run on a GPU against the same one on the host device and returns the largest difference of losses.
+func near(t testing.TB, host, gpu record) float64 {
+	t.Helper()
+	require.NoError(t, host.err)
+	require.NoError(t, gpu.err)
+	require.Equal(t, host.blocks, gpu.blocks, "blocks")
+	require.Equal(t, host.seen, gpu.seen, "rows")
+	require.Len(t, gpu.res.Epochs, len(host.res.Epochs))
+	most := 0.0
+	for i, h := range host.res.Epochs {
+		g := gpu.res.Epochs[i]
+		most = max(most, math.Abs(h.Loss-g.Loss))
+		require.Equal(t, h.Batches, g.Batches)
+		require.Equal(t, h.Seeds, g.Seeds)
+		require.Equal(t, h.RowsGPU+h.RowsCPU+h.RowsSSD, g.RowsGPU+g.RowsCPU+g.RowsSSD)
+	}
+	require.LessOrEqual(t, most, lossTolerance, "losses")
+	if most == 0 && host.res.ParamsSHA256 != gpu.res.ParamsSHA256 {
+		t.Logf("equal losses, other parameters")
+	}
+	return most
+}
+
+// TestTrainOnGPU: sampling, reads, caches, gathers and the model on a device of the driver do what the host device does:
+// the same blocks and rows to the byte, losses within the tolerance.
+func TestTrainOnGPU(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	cached := func(c *Config) { c.GPUCache, c.CPUCache = percent(10), percent(20) }
+	for i, v := range []struct {
+		name string
+		row  rowtype.Type
+		set  func(*Config)
+	}{
+		{"helios sage", rowtype.Float32, cached},
+		{"gcn inmem", rowtype.Float32, func(c *Config) { c.Mode, c.Model, c.GPUCache = ModeInmem, "gcn", percent(30) }},
+		{"cpu", rowtype.Float32, func(c *Config) { c.Mode, c.CPUCache = ModeCPU, percent(10) }},
+		{"mmap", rowtype.Float32, func(c *Config) { c.Mode, c.Epochs = ModeMmap, 1 }},
+		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *Config) {
+			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs = "gcn", []int{-1}, StackSync, PipelineNone, 1
+		}},
+		{"float16 rows, features dropped", rowtype.Float16, func(c *Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
+	} {
+		if testing.Short() && i > 1 {
+			break
+		}
+		t.Run(v.name, func(t *testing.T) {
+			if v.row != rowtype.Float32 {
+				feat = s.as(t, d, feat, v.row)
+			}
+			cfg := onFibers()
+			v.set(&cfg)
+			host := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			dev, _ := gpu(t, "")
+			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+			diff := near(t, host, g)
+			t.Logf("largest difference of losses %.2g; parameters equal: %v", diff, host.res.ParamsSHA256 == g.res.ParamsSHA256)
+			require.Equal(t, "ptx", g.res.Kernels)
+			require.Equal(t, "fp32", g.res.Precision)
+			require.Zero(t, g.res.GPUCacheShrunkBytes)
+			if cfg.Mode == ModeHelios {
+				require.NotEqual(t, "", g.res.MemoryRung)
+			}
+		})
+	}
+}
+
+// TestGPUTierIsMeasured: auto takes what the device has free and leaves what the run needs.
+func TestGPUTierIsMeasured(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = 1, true, true
+	dev, _ := gpu(t, "mem=268435456")
+	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	require.NoError(t, r.err)
+	require.EqualValues(t, fibers.nodes*64, r.res.GPUCacheBytes, "all rows fit")
+	require.Zero(t, r.res.Epochs[0].RowsSSD)
+	require.Equal(t, StackNone, r.res.IOStack)
+	require.Zero(t, r.res.GPUCacheShrunkBytes)
+
+	cfg = cfg.withDefaults()
+	cfg.GPUCacheAuto, cfg.GPUCache = false, units.Budget{Bytes: 1 << 40}
+	dev, _ = gpu(t, "mem=268435456,used=134217728")
+	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	require.Equal(t, errs.Usage, errs.ClassOf(r.err), "%v", r.err)
+	require.ErrorContains(t, r.err, "device memory has room for")
+}
+
+// TestOutOfGPUMemory: when another process takes what is left, or an allocation fails, the run gives up some or all of its
+// GPU tier and goes on at the same batch, to the same losses.
+func TestOutOfGPUMemory(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.GPUCache, cfg.CPUCache, cfg.NoEval = percent(50), percent(20), true
+	dev, lib := gpu(t, "mem=268435456")
+	want := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	require.NoError(t, want.err)
+	run := func(t *testing.T, cfg Config, then string) (record, string) {
+		t.Helper()
+		dev, _ := gpu(t, "mem=268435456")
+		var notes []string
+		obs := Observer{Note: func(s string) { notes = append(notes, s) }, Step: func(stage string, done, total int) {
+			if stage == "fill cpu cache" && done == total && then != "" {
+				fakecuda.Control(t, lib, then)
+				then = ""
+			}
+		}}
+		return trainOn(t, context.Background(), dev, cfg, d, feat, s, obs), strings.Join(notes, "\n")
+	}
+	for i, call := range []string{"cuMemAlloc_v2:1", "cuMemCreate:1", "cuMemAlloc_v2:3", "cuMemAlloc_v2:7", "cuMemAlloc_v2:12"} {
+		if i > 0 && testing.Short() {
+			break
+		}
+		t.Run(call, func(t *testing.T) {
+			got, notes := run(t, cfg, "fail="+call+":2")
+			require.NoError(t, got.err)
+			require.Equal(t, want.blocks, got.blocks)
+			require.Equal(t, want.seen, got.seen)
+			require.Equal(t, want.res.ParamsSHA256, got.res.ParamsSHA256)
+			for i := range want.res.Epochs {
+				require.Equal(t, want.res.Epochs[i].Loss, got.res.Epochs[i].Loss)
+				require.Equal(t, want.res.Epochs[i].Batches, got.res.Epochs[i].Batches)
+			}
+			require.Positive(t, got.res.GPUCacheShrunkBytes)
+			require.Equal(t, want.res.GPUCacheBytes-got.res.GPUCacheShrunkBytes, got.res.GPUCacheBytes)
+			require.Contains(t, notes, "out of device memory")
+		})
+	}
+	t.Run("nothing left to give", func(t *testing.T) {
+		got, notes := run(t, cfg, "used=268435456")
+		require.Equal(t, errs.Capability, errs.ClassOf(got.err), "%v", got.err)
+		require.ErrorContains(t, got.err, "lower --batch-size")
+		require.Contains(t, notes, "the GPU tier shrinks from 9.375 KiB to 0 B")
+	})
+}
+
+// What an error takes from the GPU tier: what was missing and some slack, at most all of it.
+func TestShrunk(t *testing.T) {
+	h, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, h.Close()) }()
+	slack := deviceSlack(8 << 30)
+	require.EqualValues(t, 256<<20, slack)
+	oom := func(want, free int64) error {
+		return fmt.Errorf("batch 3: %w", errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "d", Purpose: "p", Want: want, Free: free}))
+	}
+	e := &engine{cfg: Config{}.withDefaults(), dev: gpuLike{h}, rows: 10 << 20, rowBytes: 1024, tiers: budgets{gpuRows: 4 << 20, cpuRows: 1 << 20}}
+	b, err := e.shrunk(oom(300<<20, 44<<20))
+	require.NoError(t, err)
+	require.Equal(t, budgets{gpuRows: 4<<20 - (256<<20+slack)/1024, cpuRows: 1 << 20}, b)
+	b, err = e.shrunk(oom(16<<30, 0))
+	require.NoError(t, err)
+	require.Zero(t, b.gpuRows)
+	e.cfg.Mode, e.tiers = ModeInmem, budgets{gpuRows: 1 << 10, cpuRows: 10<<20 - 1<<10}
+	b, err = e.shrunk(oom(1, 0))
+	require.NoError(t, err)
+	require.Equal(t, budgets{cpuRows: 10 << 20}, b, "in CPU memory then")
+	for name, cause := range map[string]error{"another error": errs.New(errs.Device, "x"), "no tier yet": untiered{oom(1, 0)}} {
+		_, err = e.shrunk(cause)
+		require.ErrorContains(t, err, cause.Error(), name)
+	}
+	e.tiers = budgets{}
+	_, err = e.shrunk(oom(1, 0))
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	require.ErrorContains(t, err, "lower --batch-size")
+	e.dev = h
+	_, err = e.shrunk(oom(1, 0))
+	require.ErrorContains(t, err, "out of memory for p")
+}
+
+// gpuLike is a host device that says it is none.
+type gpuLike struct{ cuda.Device }
+
+func (gpuLike) Info() cuda.Info {
+	return cuda.Info{Name: "cuda:0 (test)", Backend: "driver", SMs: 4, MemTotal: 8 << 30}
+}
+
+// TestResumeOnAnotherDevice: a checkpoint of the host device goes on on a GPU, with a word on rounding.
+func TestResumeOnAnotherDevice(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.GPUCache = percent(10)
+	whole := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	require.NoError(t, whole.err)
+	cfg.CheckpointDir, cfg.Epochs = filepath.Join(t.TempDir(), "ck"), 1
+	first := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	require.NoError(t, first.err)
+	cfg.Resume, cfg.Epochs = true, 2
+	var notes []string
+	dev, _ := gpu(t, "")
+	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{Note: func(s string) { notes = append(notes, s) }})
+	require.NoError(t, r.err)
+	require.Len(t, r.res.Epochs, 2)
+	require.InDelta(t, whole.res.Epochs[1].Loss, r.res.Epochs[1].Loss, lossTolerance)
+	require.Contains(t, strings.Join(notes, "\n"), "goes on with a GPU's kernels (ptx), which rounds otherwise")
+
+	dev, _ = gpu(t, "")
+	ev, err := Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	require.NoError(t, err)
+	require.InDelta(t, *r.res.TestAcc, ev.Accuracy, 1e-9)
+	require.NoError(t, dev.Close())
+	host, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
+	require.NoError(t, err)
+	he, err := Evaluate(context.Background(), Config{}, Inputs{Dev: host, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	require.NoError(t, err)
+	require.InDelta(t, he.Loss, ev.Loss, lossTolerance)
+	require.NoError(t, host.Close())
+}
+
+// TestLostContext: a GPU that is lost ends the run with class Device, and the last checkpoint stays.
+func TestLostContext(t *testing.T) {
+	d, _, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.CheckpointDir, cfg.NoEval = filepath.Join(t.TempDir(), "ck"), true
+	dev, lib := gpu(t, "mem=268435456")
+	obs := Observer{Epoch: func(EpochResult) { fakecuda.Control(t, lib, "crash=2") }}
+	res, err := Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, obs)
+	require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "context is lost")
+	require.Len(t, res.Epochs, 1)
+	_ = dev.Close()
+	s.off(t)
+	s.power(t, "")
+	st, err := os.Stat(filepath.Join(cfg.CheckpointDir, checkpointName))
+	require.NoError(t, err)
+	require.Positive(t, st.Size())
+	dev, _ = gpu(t, "")
+	cfg.Resume = true
+	res, err = Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{})
+	require.NoError(t, err)
+	require.Equal(t, "epoch 2 batch 0", res.ResumedAt)
+	require.Len(t, res.Epochs, 2)
+	require.NoError(t, dev.Close())
+}
