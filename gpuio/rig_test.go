@@ -49,6 +49,9 @@ const rigDataStart = 5
 // rigDevice makes the device of new rigs; nil: the host device.
 var rigDevice func(testing.TB) cuda.Device
 
+// rigMemory is the memory rung of the rigs' async readers; nil: what the options say.
+var rigMemory *Memory
+
 // fillRow writes row r's content.
 func fillRow(r int64, b []byte) {
 	x := uint64(r)*0x9E3779B97F4A7C15 + 1
@@ -194,6 +197,9 @@ func (r *rig) reader(rd Reader, err error) Reader {
 func (r *rig) async(o AsyncOptions) Reader {
 	if o.CoalesceBytes == 0 {
 		o.CoalesceBytes = -1
+	}
+	if o.Memory == nil {
+		o.Memory = rigMemory
 	}
 	return r.reader(NewAsync(r.dev, r.ssds, r.layout, o))
 }

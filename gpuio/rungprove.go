@@ -28,10 +28,12 @@ import (
 // it finds flushes of no namespace.
 
 const (
-	proveRows    = 8                // of each SSD
-	proveTimeout = time.Second      // of a command
-	proveLimit   = 60 * time.Second // of all proofs together
+	proveRows  = 8                // of each SSD
+	proveLimit = 60 * time.Second // of all proofs together
 )
+
+// proveTimeout is of a command of a proof. Tests shorten it.
+var proveTimeout = time.Second
 
 // prover knows what SSDs hold.
 type prover struct {
@@ -70,7 +72,7 @@ func newProver(ctx context.Context, dev cuda.Device, ssds []*SSD) (*prover, erro
 			return nil, err
 		}
 		data := make([]byte, int(n)*row)
-		b, err := NewBulk(ctx, d.Ctrl, 1)
+		b, err := NewBulk(ctx, d.Ctrl, 1, BulkTimeout(5*proveTimeout), BulkRetries(1), BulkResets(-1))
 		if err != nil {
 			return nil, err
 		}

@@ -16,7 +16,12 @@ import (
 	"helios/nvme/proxy"
 )
 
-func (r *rig) sync(o SyncOptions) Reader { return r.reader(NewSync(r.dev, r.ssds, r.layout, o)) }
+func (r *rig) sync(o SyncOptions) Reader {
+	if o.Memory == nil {
+		o.Memory = rigMemory
+	}
+	return r.reader(NewSync(r.dev, r.ssds, r.layout, o))
+}
 
 // TestSyncStatusIsNoDeadline: a completion's status takes the place of its command's deadline before the
 // command is marked as done. Once a warp that looked in between took it for a deadline long past,
