@@ -46,7 +46,7 @@ func Reserve(d Device, size int64, purpose string) (Growable, error) {
 type whole struct{ Buffer }
 
 func (w whole) Grow(bytes int64) error {
-	if bytes > w.Size() {
+	if bytes < 0 || bytes > w.Size() {
 		return fmt.Errorf("%s: grow to %d bytes: %d are reserved", w.Purpose(), bytes, w.Size())
 	}
 	return nil

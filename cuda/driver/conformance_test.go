@@ -40,6 +40,9 @@ func empty(t *testing.T, lib string) {
 	if live := fakecuda.Control(t, lib, "live"); !strings.HasPrefix(live, "contexts=0 streams=0 events=0 modules=0 device=0 device_bytes=0 host=0 host_bytes=0 registered=0 ") {
 		t.Errorf("left in the driver: %s", live)
 	}
+	if live := fakecuda.Control(t, lib, "live"); !strings.HasSuffix(live, " reserved=0 physical=0 graphs=0") {
+		t.Errorf("left in the driver: %s", live)
+	}
 	if v := fakecuda.Control(t, lib, "violations"); v != "" {
 		t.Errorf("rules broken: %s", v)
 	}

@@ -646,27 +646,311 @@ func TestUseDuringClose(t *testing.T) {
 	}
 }
 
-// Freeing waits in the driver for kernels that run, and nobody else waits for that.
+// Freeing waits for kernels that run, and nobody else waits for that.
 func TestFreeWhileAKernelRuns(t *testing.T) {
 	d, lib := device(t, "", Options{})
 	s := streamOf(t, d, cuda.StreamOptions{Name: "busy"})
 	b, err := d.Alloc(cuda.MemDevice, 4096, "old")
 	require.NoError(t, err)
+	g, err := d.Reserve(1<<20, "growing")
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(4096))
 	open, words := held(t, d, s)
-	freed, before := make(chan error, 1), fakecuda.Control(t, lib, "calls=cuMemFree_v2")
+	calls := func() string { return fakecuda.Control(t, lib, "calls=cuMemFree_v2,calls=cuMemUnmap") }
+	before := calls()
+	freed := make(chan error, 2)
 	go func() { freed <- b.Free() }()
-	for end := time.Now().Add(patience); fakecuda.Control(t, lib, "calls=cuMemFree_v2") == before; time.Sleep(50 * time.Microsecond) {
-		require.True(t, time.Now().Before(end), "no call")
-	}
+	go func() { freed <- g.Free() }()
+	time.Sleep(5 * time.Millisecond)
 	other, err := d.Alloc(cuda.MemPinned, 4096, "new")
 	require.NoError(t, err)
-	require.Equal(t, map[string]int64{"gate": 32, "new": 4096}, d.MemUsage())
-	require.Empty(t, freed, "the fake does not wait")
+	require.Empty(t, freed, "it is freed under a kernel")
+	// Which would hold its thread for as long as the kernel runs, or pull memory away.
+	require.Equal(t, before, calls())
 	open()
-	require.NoError(t, <-freed)
+	require.NoError(t, errors.Join(<-freed, <-freed))
+	require.Equal(t, map[string]int64{"gate": 32, "new": 4096}, d.MemUsage())
 	require.NoError(t, s.Close())
 	require.NoError(t, other.Free())
 	require.NoError(t, words.Free())
+}
+
+// A kernel that does not end is an error that names it, its stream and how long it ran; the waits of others end,
+// too, and closing and freeing take no longer than they may.
+func TestKernelThatDoesNotEnd(t *testing.T) {
+	lib := fake(t, "")
+	d, err := Open(Options{Library: lib, CloseTimeout: 50 * time.Millisecond, KernelTimeout: 100 * time.Millisecond})
+	require.NoError(t, err)
+	s, behind := streamOf(t, d, cuda.StreamOptions{Name: "endless"}), streamOf(t, d, cuda.StreamOptions{Name: "behind"})
+	dev, err := d.Alloc(cuda.MemDevice, 4096, "rows")
+	require.NoError(t, err)
+	g, err := d.Reserve(1<<20, "slots")
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(1))
+	open, words := held(t, d, s)
+	e, err := d.NewEvent()
+	require.NoError(t, err)
+	require.NoError(t, s.Record(e))
+	require.NoError(t, behind.Wait(e))
+	began := time.Now()
+	for _, wait := range []func() error{
+		func() error { return behind.Synchronize(soon(t, patience)) },
+		func() error { return s.Synchronize(soon(t, patience)) },
+		func() error { return e.Synchronize(soon(t, patience)) },
+	} {
+		err := wait()
+		var late *TimeoutError
+		require.ErrorAs(t, err, &late)
+		require.Equal(t, errs.Device, errs.ClassOf(err))
+		require.Equal(t, []string{"conf_gate", "endless"}, []string{late.Kernel, late.Stream})
+		require.Greater(t, late.After, 100*time.Millisecond)
+		require.ErrorContains(t, err, `kernel "conf_gate" on stream "endless" has not ended after`)
+	}
+	require.ErrorContains(t, s.Fill(dev.Ptr(), 0, 8), "has not ended after") // at once
+	require.ErrorContains(t, dev.Free(), `stream "endless" still runs kernel "conf_gate"`)
+	require.ErrorContains(t, g.Free(), "it stays where it is")
+	require.ErrorContains(t, s.Close(), "still runs")
+	require.ErrorContains(t, d.Close(), `stream "endless" still runs kernel "conf_gate"`)
+	require.Less(t, time.Since(began), patience/2)
+	open()
+	w := hostmem.View[uint64](words.Bytes())
+	for end := time.Now().Add(patience); atomic.LoadUint64(&w[2]) == 0; {
+		require.True(t, time.Now().Before(end), "the kernel does not end")
+		time.Sleep(100 * time.Microsecond)
+	}
+	fakecuda.Control(t, lib, "reset")
+	require.NoError(t, words.Free())
+	require.NoError(t, hostmem.Free(d.faults.slabs[0].host))
+}
+
+// A driver that does not answer any more does not keep the program from ending.
+func TestDriverThatHangs(t *testing.T) {
+	lib := fake(t, "")
+	d, err := Open(Options{Library: lib, CloseTimeout: 30 * time.Millisecond})
+	require.NoError(t, err)
+	_, err = d.Alloc(cuda.MemDevice, 4096, "forgotten")
+	require.NoError(t, err)
+	fakecuda.Control(t, lib, "hang=cuMemFree_v2")
+	err = d.Close()
+	require.ErrorContains(t, err, "the driver has not answered for 30ms")
+	require.ErrorContains(t, err, `buffer "forgotten" (4096 bytes)`)
+	_, err = d.Alloc(cuda.MemDevice, 4096, "more")
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	fakecuda.Control(t, lib, "hang=")
+	for end := time.Now().Add(patience); !d.gaveBack.Load(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "it does not come back")
+	}
+	fakecuda.Control(t, lib, "reset")
+	for _, s := range d.faults.slabs {
+		require.NoError(t, hostmem.Free(s.host))
+	}
+}
+
+// What the driver does of itself with memory, and what an error says of who has it.
+func TestMemoryThatOthersHold(t *testing.T) {
+	d, lib := device(t, "used=50331648", Options{}) // 48 of 64 MiB
+	free, total, err := d.FreeMemory()
+	require.NoError(t, err)
+	require.EqualValues(t, 64<<20, total)
+	require.Greater(t, free, int64(15<<20))
+	require.LessOrEqual(t, free, int64(16<<20))
+	for name, call := range map[string]func() error{
+		"alloc": func() error { _, err := d.Alloc(cuda.MemDevice, 32<<20, "rows"); return err },
+		"grow": func() error {
+			g, err := d.Reserve(1<<40, "rows")
+			if err != nil {
+				return err
+			}
+			return errors.Join(g.Grow(32<<20), g.Free())
+		},
+	} {
+		err := call()
+		refused(t, err, "rows", "33554432 bytes wanted", "held by other processes", "nvidia-smi")
+		var oom *cuda.OutOfMemoryError
+		require.ErrorAs(t, err, &oom, name)
+		require.InDelta(t, 48<<20, oom.Others, 1<<16, name)
+		require.InDelta(t, 16<<20, oom.Free, 1<<16, name)
+	}
+	// A call that only needs a little says it in the same way: the caller can give memory back.
+	fakecuda.Control(t, lib, "fail=cuStreamCreateWithPriority:1:2")
+	_, err = d.NewStream(cuda.StreamOptions{Name: "unlucky"})
+	var oom *cuda.OutOfMemoryError
+	require.ErrorAs(t, err, &oom)
+	require.ErrorContains(t, err, "cuStreamCreateWithPriority")
+}
+
+// Each call that growing takes fails at each of its times: the buffer is as it was, nothing is left behind, and the
+// next try works.
+func TestGrowFails(t *testing.T) {
+	const granule = 64 << 10
+	calls := []string{"cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemsetD8Async"}
+	for _, call := range calls {
+		for n := 1; n <= 2; n++ {
+			d, lib := device(t, "mem=268435456", Options{})
+			s := streamOf(t, d, cuda.StreamOptions{Name: "s"})
+			g, err := d.Reserve(1<<30, "slots")
+			require.NoError(t, err)
+			require.NoError(t, g.Grow(1))
+			require.NoError(t, s.Fill(g.Ptr(), 7, granule))
+			require.NoError(t, s.Synchronize(soon(t, patience)))
+			fakecuda.Control(t, lib, "fail="+call+":"+string(rune('0'+n))+":304")
+			// Two pieces, so that the second fails after the first has come.
+			if err := g.Grow(pieceBytes + 3*granule); err != nil {
+				require.ErrorContains(t, err, "grow slots to")
+				require.ErrorContains(t, err, call)
+				require.EqualValues(t, granule, g.Backed())
+				require.EqualValues(t, granule, d.MemUsage()["slots"])
+				require.ErrorContains(t, s.Fill(g.Ptr(), 7, granule+1), "have memory; grow it first")
+				require.Contains(t, fakecuda.Control(t, lib, "live"), " reserved=1 physical=1 ")
+			} else {
+				require.Equal(t, 2, n, call)
+			}
+			fakecuda.Control(t, lib, "fail="+call+":1:0:0")
+			require.NoError(t, g.Grow(pieceBytes+3*granule))
+			require.Equal(t, []byte{7, 0}, fetch(t, d, s, g.Ptr()+granule-1, 2))
+			require.NoError(t, errors.Join(g.Free(), s.Close()))
+			require.Contains(t, fakecuda.Control(t, lib, "live"), " reserved=0 physical=0 ")
+			require.NoError(t, d.Close())
+		}
+	}
+	// No addresses, or a driver that has none of it: the whole, or why not.
+	d, lib := device(t, "fail=cuMemAddressReserve:1:2", Options{})
+	_, err := d.Reserve(1<<20, "slots")
+	require.ErrorContains(t, err, "cuMemAddressReserve")
+	fakecuda.Control(t, lib, "fail=cuMemAddressReserve:1:0:0")
+	_, err = d.Reserve(1<<50, "slots")
+	require.ErrorContains(t, err, "more than GPUs can address")
+	require.NoError(t, d.Close())
+	d, _ = device(t, "vmm=0", Options{})
+	g, err := d.Reserve(1<<20, "slots")
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<20, g.Backed())
+	require.NoError(t, errors.Join(g.Grow(1<<20), g.Shrink(0), g.Free()))
+	_, err = d.Reserve(1<<30, "slots")
+	refused(t, err, "out of memory for slots", "so the worst case has to fit")
+}
+
+// fetch reads device memory.
+func fetch(t *testing.T, d *Device, s cuda.Stream, p cuda.DevicePtr, n int64) []byte {
+	t.Helper()
+	b, err := d.Alloc(cuda.MemPinned, n, "fetched")
+	require.NoError(t, err)
+	require.NoError(t, s.Copy(b.Ptr(), p, n))
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	out := append([]byte(nil), b.Bytes()...)
+	require.NoError(t, b.Free())
+	return out
+}
+
+// What is exported of a buffer that grows is the memory itself, and a peer mapping holds it.
+func TestGrowingExport(t *testing.T) {
+	const granule = 64 << 10
+	d, _ := device(t, "", Options{})
+	s := streamOf(t, d, cuda.StreamOptions{Name: "s"})
+	g, err := d.Reserve(1<<20, "slots")
+	require.NoError(t, err)
+	_, _, err = d.ExportDMABuf(g)
+	require.ErrorContains(t, err, "grow it first")
+	require.NoError(t, g.Grow(1))
+	m, err := d.MapPeer(g, peerDMABuf)
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(3*granule))
+	require.NoError(t, m.(cuda.PeerGrower).Extend())
+	require.NoError(t, s.Fill(g.Ptr()+granule-1, 9, 2))
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	require.Equal(t, []byte{0, 9, 9, 0}, m.Bytes()[granule-2:granule+2])
+	m.Bytes()[3*granule-1] = 5
+	require.Equal(t, []byte{5}, fetch(t, d, s, g.Ptr()+3*granule-1, 1))
+	require.ErrorContains(t, g.Shrink(granule), "Cut the mapping before")
+	require.ErrorContains(t, g.Free(), "mapped for the DMA")
+	require.NoError(t, m.(cuda.PeerGrower).Cut(granule))
+	require.NoError(t, g.Shrink(granule))
+	require.EqualValues(t, granule, g.Backed())
+	require.NoError(t, errors.Join(m.Close(), g.Free(), s.Close()))
+}
+
+// Steps that come again are one launch; a fault in one names its kernel, and only that and later work are failed.
+func TestStepsAreGraphs(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	s := streamOf(t, d, cuda.StreamOptions{Name: "train"})
+	b, err := d.Alloc(cuda.MemDevice, 80, "rows")
+	require.NoError(t, err)
+	ran, err := d.Alloc(cuda.MemPinned, 8, "ran")
+	require.NoError(t, err)
+	ka, kf := kernelOf(t, d, "conf_affine"), kernelOf(t, d, "conf_fail")
+	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
+	var q cuda.Steps
+	send := func(at int64, adds ...uint64) error {
+		q.Reset()
+		for _, a := range adds {
+			cuda.Add(&q, ka, cuda.LaunchConfig{Blocks: 1 + int(a%3), Threads: 64}, affine{b.Ptr(), 10, 3, a})
+		}
+		if at >= 0 {
+			cuda.Add(&q, kf, one, failing{ran.Ptr(), at})
+			cuda.Add(&q, ka, one, affine{b.Ptr(), 10, 3, 1})
+		}
+		return cuda.LaunchSteps(s, &q)
+	}
+	count := func(call string) string { return strings.TrimSpace(fakecuda.Control(t, lib, "calls="+call)) }
+	want := uint64(0)
+	for i := range uint64(20) {
+		require.NoError(t, send(-1, i, i+1, i+2))
+		for j := range uint64(3) {
+			want = want*3 + i + j
+		}
+	}
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	got := fetch(t, d, s, b.Ptr(), 80)
+	require.Equal(t, want, *(*uint64)(unsafe.Pointer(&got[72])))
+	require.Equal(t, []string{"3", "19", "1"}, []string{count("cuLaunchKernel"), count("cuGraphLaunch"), count("cuGraphInstantiateWithFlags")})
+	require.Positive(t, s.Busy())
+
+	// Many sequences: a bound on graphs, and all are right.
+	for round := range 3 {
+		for n := 3; n < 3+2*mostGraphs; n++ {
+			require.NoError(t, send(-1, make([]uint64, n)...), round)
+		}
+	}
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	require.LessOrEqual(t, len(s.graphs.list), mostGraphs)
+
+	// No memory for a graph, an update or a launch of one: launches.
+	for _, call := range []string{"cuGraphCreate:1:2", "cuGraphAddKernelNode_v2:2:2", "cuGraphInstantiateWithFlags:1:2", "cuGraphLaunch:1:2", "cuGraphExecKernelNodeSetParams_v2:2:1"} {
+		s.mu.Lock()
+		require.NoError(t, d.enter())
+		s.graphs.close(d)
+		d.leave()
+		s.mu.Unlock()
+		fakecuda.Control(t, lib, "fail="+call)
+		require.NoError(t, s.Fill(b.Ptr(), 0, 80))
+		for range 4 {
+			require.NoError(t, send(-1, 1, 1, 1))
+		}
+		got := fetch(t, d, s, b.Ptr(), 8)
+		require.EqualValues(t, (531441-1)/2, *(*uint64)(unsafe.Pointer(&got[0])), call)
+		name, _, _ := strings.Cut(call, ":")
+		require.Equal(t, "1", strings.TrimSpace(fakecuda.Control(t, lib, "failed="+name)), call)
+	}
+
+	// The third time the second kernel of the graph fails. What was recorded before is good.
+	require.NoError(t, s.Fill(b.Ptr(), 0, 80))
+	for range 3 {
+		require.NoError(t, send(5, 1))
+	}
+	e, err := d.NewEvent()
+	require.NoError(t, err)
+	require.NoError(t, s.Record(e))
+	require.NoError(t, send(0, 1))
+	err = s.Synchronize(soon(t, patience))
+	var ke *cuda.KernelError
+	require.ErrorAs(t, err, &ke)
+	require.Equal(t, []string{"conf_fail", "train"}, []string{ke.Kernel, ke.Stream})
+	require.NoError(t, e.Synchronize(soon(t, patience)))
+	fresh := streamOf(t, d, cuda.StreamOptions{Name: "fresh"})
+	got = fetch(t, d, fresh, b.Ptr(), 8)
+	require.EqualValues(t, (3*3*3*3*3*3*3-1)/2, *(*uint64)(unsafe.Pointer(&got[0])), "the kernels behind the one that failed ran")
+	require.NoError(t, errors.Join(s.Close(), fresh.Close(), e.Close(), b.Free(), ran.Free()))
+	require.Contains(t, fakecuda.Control(t, lib, "live"), " graphs=0")
 }
 
 // No launch loads anything: a load may wait for kernels, and ours wait for each other.

@@ -61,6 +61,11 @@ func workload(lib string) (err error) {
 		return err
 	}
 	later(out.Free)
+	grow, err := d.Reserve(1<<20, "growing")
+	if err != nil {
+		return err
+	}
+	later(grow.Free)
 	a, err := d.NewStream(cuda.StreamOptions{Name: "a"})
 	if err != nil {
 		return err
@@ -90,8 +95,22 @@ func workload(lib string) (err error) {
 			return cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 3, Threads: 64}, conformance.Affine(p, n, mul, add))
 		}
 	}
+	var q cuda.Steps
+	steps := func() error { // three launches that come to x*1+0
+		q.Reset()
+		for _, p := range []conformance.AffineParams{conformance.Affine(grow.Ptr(), n, 1, 1), conformance.Affine(grow.Ptr(), n, 1, 2), conformance.Affine(grow.Ptr(), n, 1, ^uint64(2))} {
+			cuda.Add(&q, k, cuda.LaunchConfig{Blocks: 2, Threads: 64}, p)
+		}
+		return cuda.LaunchSteps(a, &q)
+	}
 	for _, step := range []func() error{
 		func() error { return a.Fill(dev.Ptr(), 1, n*8) },
+		func() error { return grow.Grow(n * 8) },
+		func() error { return a.Copy(grow.Ptr(), dev.Ptr(), n*8) },
+		steps, steps, steps,
+		func() error { return a.Copy(dev.Ptr(), grow.Ptr(), n*8) },
+		func() error { return grow.Grow(200_000) },
+		func() error { return a.Fill(grow.Ptr(), 0, 200_000) },
 		affine(a, dev.Ptr(), 3, 1),
 		func() error { return a.Record(e) },
 		func() error { return b.Wait(e) },
@@ -140,6 +159,9 @@ func TestEveryCallFails(t *testing.T) {
 		"cuDeviceGetDevResource": true, "cuDevSmResourceSplitByCount": true,
 		"cuStreamDestroy_v2": true, "cuEventDestroy_v2": true, "cuModuleUnload": true, "cuLibraryUnload": true,
 		"cuMemFree_v2": true, "cuMemHostUnregister": true, "cuCtxSetCurrent": true, "cuStreamQuery": true,
+		"cuMemUnmap": true, "cuMemAddressFree": true, "cuGraphDestroy": true, "cuGraphExecDestroy": true,
+		// Without a graph there are launches.
+		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true, "cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
 	}
 	most := 6
 	if testing.Short() {
@@ -241,22 +263,31 @@ func TestLossAtEveryLaunch(t *testing.T) {
 // the shim's kernels take.
 func TestAllKernelsLoad(t *testing.T) {
 	lib := fakecuda.Build(t)
-	fakecuda.Control(t, lib, "reset,cc=7.0,driver=12020")
-	d := openDevice(t, lib)
-	list, err := kernels.List()
+	modules, err := kernels.Modules()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range list {
-		got, err := d.Kernel(k.Name)
-		if err != nil {
-			t.Error(err)
-		} else if int(got.ParamSize()) != k.ParamBytes {
-			t.Errorf("kernel %s takes %d bytes, its PTX %d", k.Name, got.ParamSize(), k.ParamBytes)
+	for _, cc := range []int{70, 80} {
+		fakecuda.Control(t, lib, fmt.Sprintf("reset,cc=%d.%d,driver=12020", cc/10, cc%10))
+		d := openDevice(t, lib)
+		for _, m := range modules {
+			for _, k := range m.Kernels {
+				got, err := d.Kernel(k.Name)
+				switch {
+				case m.SM > cc:
+					if errs.ClassOf(err) != errs.Capability || !strings.Contains(err.Error(), "compute capability") {
+						t.Errorf("kernel %s of module %s on a GPU that is too old for it: %v", k.Name, m.Name, err)
+					}
+				case err != nil:
+					t.Error(err)
+				case int(got.ParamSize()) != k.ParamBytes:
+					t.Errorf("kernel %s takes %d bytes, its PTX %d", k.Name, got.ParamSize(), k.ParamBytes)
+				}
+			}
 		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		empty(t, lib)
 	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
-	empty(t, lib)
 }

@@ -74,6 +74,9 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 		slices.Sort(known)
 		return nil, errs.New(errs.Capability, "device %s: no CUDA kernel %q in this binary (there are: %s)", d.info.Name, name, strings.Join(known, ", "))
 	}
+	if d.cc < mod.SM {
+		return nil, errs.New(errs.Capability, "device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use --precision fp32 on it", d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
+	}
 	if spec.ParamBytes > maxParams {
 		return nil, fmt.Errorf("device %s: kernel %q takes %d bytes of parameters; CUDA has room for %d", d.info.Name, name, spec.ParamBytes, maxParams)
 	}

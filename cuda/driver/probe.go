@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strings"
 
@@ -218,8 +219,13 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 	if v, r := a.DeviceGetAttribute(attrComputeMode, d); r == success && v == prohibited {
 		return errs.New(errs.Capability, "%s is closed to all processes (compute mode \"prohibited\"); open it with \"nvidia-smi -c 0\"", name)
 	}
+	// Modules for newer GPUs (tensor cores) have kernels that others do the work of; Kernel refuses those.
+	least := math.MaxInt
 	for _, m := range list {
-		if g.ComputeCapability < m.SM {
+		least = min(least, m.SM)
+	}
+	for _, m := range list {
+		if m.SM == least && g.ComputeCapability < m.SM {
 			return errs.New(errs.Capability, "%s is too old: it has compute capability %d.%d, and kernel module %s needs %d.%d; use a newer GPU or --device host",
 				name, g.ComputeCapability/10, g.ComputeCapability%10, m.Name, m.SM/10, m.SM%10)
 		}
@@ -252,9 +258,6 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 	}
 	if c.DirectRDMA {
 		out = append(out, yes("ordered peer writes", c.WritesOrdered, "", "writes of SSDs need a flush before kernels read", ""))
-	}
-	if d, r := a.DeviceGet(g.Index); r == success {
-		out = append(out, peerFinding(a, d, c))
 	}
 	// Whether I/O memory registers depends on rights and mapping; only a real one tells.
 	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown, Detail: "only registering an SSD's registers tells, and this version drives software SSDs"})

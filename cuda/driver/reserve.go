@@ -216,6 +216,7 @@ func (d *Device) mapPiece(p devicePtr, n int64) error {
 	}
 	if released != success {
 		d.api.MemUnmap(p, n)
+		d.api.MemRelease(h) // or the memory is lost until the process ends
 		return d.failed("cuMemRelease", released)
 	}
 	return nil

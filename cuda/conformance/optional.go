@@ -1,0 +1,292 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"helios/cuda"
+	"helios/internal/errs"
+)
+
+// What is free is told by devices with a memory of their own, and goes down and up by what is taken and
+// given back; others may take some meanwhile.
+func testFreeMemory(s *suite) {
+	m, ok := s.dev.(cuda.MemoryMeter)
+	if !ok {
+		s.Skip("the device does not know what memory is free")
+	}
+	read := func() int64 {
+		s.Helper()
+		free, total, err := m.FreeMemory()
+		s.ok(err)
+		if free < 0 || free > total || total > s.dev.Info().MemTotal {
+			s.Fatalf("%d bytes free of %d on a device of %d", free, total, s.dev.Info().MemTotal)
+		}
+		return free
+	}
+	before := read()
+	size := min(before/4, 256<<20)
+	b := s.alloc(cuda.MemDevice, size, "taken")
+	if now := read(); now > before-size/2 {
+		s.Errorf("%d bytes free before and %d after %d were taken", before, now, size)
+	}
+	s.free(b)
+	if now := read(); now < before-size/2 {
+		s.Errorf("%d bytes free before and %d after %d were given back", before, now, size)
+	}
+	s.ok(s.dev.Close())
+	if _, _, err := m.FreeMemory(); err == nil {
+		s.Error("a closed device tells what is free")
+	}
+}
+
+func (s *suite) reserve(size int64, purpose string) cuda.Growable {
+	s.Helper()
+	g, err := cuda.Reserve(s.dev, size, purpose)
+	s.ok(err)
+	return g
+}
+
+// Memory that grows never moves, keeps what is in it, is zero where it is new, and is memory like any other.
+func testGrowable(s *suite) {
+	st := s.stream(cuda.StreamOptions{Name: "growing"})
+	const size = 8<<20 + 12345
+	g := s.reserve(size, "slot")
+	at := g.Ptr()
+	if g.Size() != size || g.Kind() != cuda.MemDevice || g.Purpose() != "slot" || at == 0 || at%4096 != 0 || g.Backed() < 0 || g.Backed() > size {
+		s.Fatalf("%d of %d bytes at %#x, kind %d for %s", g.Backed(), g.Size(), at, g.Kind(), g.Purpose())
+	}
+	lazy := g.Backed() < size
+	usage := func() {
+		s.Helper()
+		if got := s.dev.MemUsage()["slot"]; got != g.Backed() {
+			s.Fatalf("usage %d with %d bytes behind it", got, g.Backed())
+		}
+	}
+	usage()
+	if lazy {
+		s.fails(st.Fill(at, 1, g.Backed()+1), "slot", "grow it first")
+		s.fails(st.Copy(at, at, g.Backed()+1), "slot", "grow it first")
+	}
+	var written int64
+	for _, want := range []int64{0, 1, 4096, 100_000, 3 << 20, 1000, 3<<20 + 1, size} {
+		had := g.Backed()
+		s.ok(g.Grow(want))
+		now := g.Backed()
+		if g.Ptr() != at || now < want || now < had || now > size {
+			s.Fatalf("grown to %d: %d bytes at %#x, %d at %#x before", want, now, g.Ptr(), had, at)
+		}
+		usage()
+		if now > written { // what is new is zero, what was there is there
+			for i, c := range s.read(st, at, now) {
+				if w := byte(0xa5); int64(i) < written && c != w || int64(i) >= written && c != 0 {
+					s.Fatalf("grown to %d: byte %d is %#x, %d were written", want, i, c, written)
+				}
+			}
+			s.ok(st.Fill(at, 0xa5, now))
+			s.sync(st)
+			written = now
+		}
+	}
+	// A kernel across all of it.
+	s.ok(st.Fill(at, 1, size))
+	launch(s, st, "conf_affine", 7, affineParams{at, size / 8, 3, 1})
+	v := s.readWords(st, at, size/8)
+	for _, i := range []int{0, 1, len(v) / 2, len(v) - 1} {
+		if v[i] != 0x0101010101010101*3+1 {
+			s.Fatalf("word %d of %d is %#x", i, len(v), v[i])
+		}
+	}
+	s.fails(g.Grow(size+1), "slot", fmt.Sprint(size+1), fmt.Sprint(size))
+	s.fails(g.Grow(-1), "slot")
+	s.ok(st.Fill(at, 0xa5, size))
+	s.sync(st)
+	for _, want := range []int64{5 << 20, 5 << 20, 4097, 0} {
+		had := g.Backed()
+		s.ok(g.Shrink(want))
+		if now := g.Backed(); now < want || now > had {
+			s.Fatalf("shrunk to %d: %d bytes, %d before", want, now, had)
+		}
+		usage()
+		if n := g.Backed(); n > 0 && s.read(st, at, n)[n-1] != 0xa5 {
+			s.Fatalf("shrunk to %d: what stays has changed", want)
+		}
+		if lazy && g.Backed() < size {
+			s.fails(st.Fill(at, 1, g.Backed()+1), "slot", "grow it first")
+		}
+	}
+	kept := g.Backed()
+	s.ok(g.Grow(2 << 20))
+	for i, c := range s.read(st, at, 2<<20) {
+		if w := byte(0xa5); int64(i) < kept && c != w || int64(i) >= kept && c != 0 {
+			s.Fatalf("grown again: byte %d is %#x, %d were kept", i, c, kept)
+		}
+	}
+	s.free(g)
+	s.free(g)
+	if u := s.dev.MemUsage(); len(u) != 0 {
+		s.Fatalf("usage %v after free", u)
+	}
+	s.fails(st.Fill(at, 1, 8))
+	// Growing beside work that uses what is there, and others that do the same.
+	var wg sync.WaitGroup
+	failed := make([]error, 3)
+	k := s.kernel("conf_affine")
+	for i := range failed {
+		own, st := s.reserve(4<<20, "own"), s.stream(cuda.StreamOptions{Name: fmt.Sprint("own ", i)})
+		defer func() { s.close(st); s.free(own) }()
+		wg.Go(func() {
+			failed[i] = func() error {
+				for n := int64(1); n <= 16; n++ {
+					if err := own.Grow(n << 18); err != nil {
+						return err
+					}
+					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 2, Threads: 64}, affineParams{own.Ptr(), n << 15, 1, 1}); err != nil {
+						return err
+					}
+				}
+				return st.Synchronize(s.ctx(patience))
+			}()
+		})
+		defer func() {
+			if v := s.readWords(st, own.Ptr(), 1<<19); v[0] != 16 || v[len(v)-1] != 1 || v[len(v)/2-1] != 9 {
+				s.Errorf("words %d, %d and %d", v[0], v[len(v)/2-1], v[len(v)-1])
+			}
+		}()
+	}
+	wg.Wait()
+	s.ok(errors.Join(failed...))
+	s.close(st)
+}
+
+// Memory runs out while it grows: the error says so, and the buffer is as it was.
+func testGrowableOutOfMemory(s *suite) {
+	total := s.dev.Info().MemTotal
+	g, err := cuda.Reserve(s.dev, 2*total, "too much in the worst case")
+	var oom *cuda.OutOfMemoryError
+	if err != nil { // a device without it
+		if !errors.As(err, &oom) || errs.ClassOf(err) != errs.Capability {
+			s.Fatalf("not an OutOfMemoryError: %v", err)
+		}
+		return
+	}
+	st := s.stream(cuda.StreamOptions{Name: "midway"})
+	s.ok(g.Grow(4096))
+	s.ok(st.Fill(g.Ptr(), 3, 4096))
+	s.sync(st)
+	had := g.Backed()
+	if err := g.Grow(2 * total); !errors.As(err, &oom) || errs.ClassOf(err) != errs.Capability || !strings.Contains(err.Error(), "too much in the worst case") {
+		s.Fatalf("not an OutOfMemoryError with the facts: %v", err)
+	}
+	if oom.Want > 2*total || oom.Want < total || oom.Free >= oom.Want {
+		s.Fatalf("%d bytes wanted and %d free, says the error", oom.Want, oom.Free)
+	}
+	if g.Backed() != had || s.dev.MemUsage()["too much in the worst case"] != had {
+		s.Fatalf("%d bytes behind it after a refusal, %d before", g.Backed(), had)
+	}
+	if b := s.read(st, g.Ptr(), had); b[0] != 3 || b[4095] != 3 {
+		s.Fatal("what was there has changed")
+	}
+	s.ok(g.Grow(max(had, min(1<<20, total/16))))
+	s.free(g, s.alloc(cuda.MemDevice, min(1<<20, total/16), "still works"))
+	s.close(st)
+}
+
+// steps sends one sequence: each of the launches makes *3+add of the words.
+func (s *suite) steps(st cuda.Stream, q *cuda.Steps, p cuda.DevicePtr, n int64, adds ...uint64) error {
+	q.Reset()
+	k := s.kernel("conf_affine")
+	for i, a := range adds {
+		cuda.Add(q, k, cuda.LaunchConfig{Blocks: 1 + i%3, Threads: 32 * (1 + i%4)}, affineParams{p, n, 3, a})
+	}
+	return cuda.LaunchSteps(st, q)
+}
+
+// Steps run in order, with the parameters of their time, between other work; again and again, and in many
+// lengths.
+func testSteps(s *suite) {
+	for _, sms := range []int{0, 1} { // a stream with a budget, too
+		st := s.stream(cuda.StreamOptions{Name: "steps", SMs: sms})
+		const n = 40
+		b, c := s.alloc(cuda.MemDevice, n*8, "steps"), s.alloc(cuda.MemDevice, n*8, "copy")
+		var q cuda.Steps
+		want := uint64(0)
+		for round := range uint64(60) {
+			adds := make([]uint64, 1+round%7)
+			for i := range adds {
+				adds[i] = 10*round + uint64(i)
+				want = want*3 + adds[i]
+			}
+			s.ok(s.steps(st, &q, b.Ptr(), n, adds...))
+			if round%5 == 0 {
+				launch(s, st, "conf_move", 2, moveParams{c.Ptr(), b.Ptr(), n, 1})
+				s.ok(st.Copy(b.Ptr(), c.Ptr(), n*8))
+				want++
+			}
+		}
+		for i, v := range s.readWords(st, b.Ptr(), n) {
+			if v != want {
+				s.Fatalf("word %d is %#x, want %#x", i, v, want)
+			}
+		}
+		if st.Busy() <= 0 {
+			s.Error("not busy with steps")
+		}
+		q.Reset()
+		s.ok(cuda.LaunchSteps(st, &q))
+		// More than a queue holds.
+		adds := make([]uint64, 50)
+		s.ok(st.Fill(b.Ptr(), 0, n*8))
+		for i := range uint64(40) {
+			adds[7] = i
+			s.ok(s.steps(st, &q, b.Ptr(), 1, adds...))
+		}
+		s.sync(st)
+		s.close(st)
+		s.fails(s.steps(st, &q, b.Ptr(), n, 1, 2, 3, 4), "steps")
+		s.free(b, c)
+	}
+}
+
+// A kernel in the middle fails, the third time: the error names it, what stands behind it is dropped, what was
+// recorded before is good, and other streams go on.
+func testStepsThatFail(s *suite) {
+	st, other := s.stream(cuda.StreamOptions{Name: "doomed"}), s.stream(cuda.StreamOptions{Name: "other"})
+	b, w := s.alloc(cuda.MemDevice, 8, "sum"), s.words(1, "ran")
+	ka, kf := s.kernel("conf_affine"), s.kernel("conf_fail")
+	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
+	var q cuda.Steps
+	send := func(at int64) error {
+		q.Reset()
+		cuda.Add(&q, ka, one, affineParams{b.Ptr(), 1, 1, 1})
+		cuda.Add(&q, kf, one, failParams{w.Ptr(), at})
+		cuda.Add(&q, ka, one, affineParams{b.Ptr(), 1, 1, 100})
+		return cuda.LaunchSteps(st, &q)
+	}
+	e := s.event()
+	for range 3 {
+		s.ok(send(5))
+	}
+	s.ok(st.Record(e))
+	err := send(0)
+	if err == nil {
+		err = st.Synchronize(s.ctx(patience))
+	}
+	var ke *cuda.KernelError
+	if !errors.As(err, &ke) || ke.Kernel != "conf_fail" || ke.Stream != "doomed" {
+		s.Fatalf("not a KernelError with the facts: %v", err)
+	}
+	s.ok(e.Synchronize(s.ctx(patience)))
+	s.fails(send(5), "conf_fail")
+	if got := s.readWords(other, b.Ptr(), 1)[0]; got != 3*101+1 || w.get(0) != 4 {
+		s.Fatalf("sum %d after %d runs", got, w.get(0))
+	}
+	if err := st.Close(); err != nil {
+		s.Logf("close of the failed stream: %v", err)
+	}
+	s.close(other)
+	s.ok(e.Close())
+	s.free(b, w)
+}
