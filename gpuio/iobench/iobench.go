@@ -46,6 +46,9 @@ type Config struct {
 	WarmUp   time.Duration // before it (a quarter of Duration)
 	Seed     uint64
 	Timeout  time.Duration // deadline of one read
+	// Memory is where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at least these SSDs; nil: as
+	// AsyncOptions.Memory.
+	Memory *gpuio.Memory
 	// Layout of loaded SSDs, read at their DataStart. Its zero value reads raw SSDs: rows all
 	// over the namespaces, whatever they hold.
 	Layout gpuio.Layout
@@ -142,6 +145,10 @@ type Row struct {
 	SetRows           int      `json:"set_rows"`
 	Sets              int      `json:"sets_in_flight"`
 	Histogram         []Bucket `json:"latency_histogram"`
+	// Where queues and data were, and why nowhere better; "" where nothing was chosen.
+	MemoryRung      string            `json:"memory_rung,omitempty"`
+	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
+	NotInPlace      string            `json:"not_in_place,omitempty"` // gpuio.Stats.NotInPlace
 	Open              *Open    `json:"open_loop,omitempty"`
 	// Virtual clock: the most that SSDs or the GPU's link allow, and the times before and after a
 	// set's reads.
@@ -315,8 +322,13 @@ const (
 
 // row is what the configuration says of its result.
 func (c *Config) row() Row {
-	return Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil, CoalesceBytes: c.Coalesce,
+	row := Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil, CoalesceBytes: c.Coalesce,
 		Histogram: []Bucket{}, PerSSD: []SSDRow{}}
+	if c.Memory != nil && (c.Stack == "async" || c.Stack == "sync") {
+		rep := c.Memory.Report()
+		row.MemoryRung, row.MemoryRungTried = rep.Rung, rep.Tried
+	}
+	return row
 }
 
 // layout is the loaded one, or as many rows as the smallest SSD holds on each.
@@ -369,9 +381,9 @@ func (c *Config) checked(r gpuio.Reader, l gpuio.Layout) (gpuio.Reader, error) {
 func (c *Config) stack(l gpuio.Layout) (gpuio.Reader, error) {
 	switch c.Stack {
 	case "async":
-		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout, CoalesceBytes: c.Coalesce})
+		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout, CoalesceBytes: c.Coalesce, Memory: c.Memory})
 	case "sync":
-		return gpuio.NewSync(c.Dev, c.SSDs, l, gpuio.SyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout})
+		return gpuio.NewSync(c.Dev, c.SSDs, l, gpuio.SyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout, Memory: c.Memory})
 	case "cpu":
 		return gpuio.NewCPU(c.Dev, c.SSDs, l, gpuio.CPUOptions{Threads: c.Threads, Depth: c.Depth, Engine: c.Engine, Timeout: c.Timeout, CoalesceBytes: c.Coalesce})
 	}
@@ -423,6 +435,7 @@ func (b *bench) totals(t *gpuio.Stats) {
 	row := b.row
 	row.Commands = t.Commands
 	row.Retries = t.Retries
+	row.NotInPlace = t.NotInPlace
 	row.Errors = t.Errors + t.Timeouts + t.Failed
 	for _, s := range t.PerSSD {
 		row.PerSSD = append(row.PerSSD, SSDRow{Name: s.Name, Commands: s.Commands, Bytes: s.Bytes, Errors: s.Errors, Timeouts: s.Timeouts, Retries: s.Retries, Resets: s.Resets, GivenUp: s.GivenUp})
