@@ -149,7 +149,7 @@ type Row struct {
 	MemoryRung      string            `json:"memory_rung,omitempty"`
 	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
 	NotInPlace      string            `json:"not_in_place,omitempty"` // gpuio.Stats.NotInPlace
-	Open              *Open    `json:"open_loop,omitempty"`
+	Open            *Open             `json:"open_loop,omitempty"`
 	// Virtual clock: the most that SSDs or the GPU's link allow, and the times before and after a
 	// set's reads.
 	BoundIOPS  float64 `json:"bound_iops,omitempty"`
