@@ -118,6 +118,12 @@ func TestDoctor(t *testing.T) {
 	require.Equal(t, "there", f["cuda:0/kernels load"]["answer"])
 	require.Contains(t, f["cuda:0/kernels load"]["detail"], "steps of 8 SMs")
 	require.Equal(t, "could not tell", f["cuda:0/doorbells from kernels"]["answer"])
+	require.Equal(t, "there", f["cuda:0/memory for SSDs' DMA"]["answer"])
+	require.Contains(t, f["cuda:0/memory for SSDs' DMA"]["detail"], "mapped by dma-buf")
+	fake("dmabuf=0")
+	f = findings(t)
+	require.Equal(t, "not there", f["cuda:0/memory for SSDs' DMA"]["answer"])
+	require.Contains(t, f["cuda:0/memory for SSDs' DMA"]["detail"], "gdrdrv: the GPU has no GPUDirect RDMA")
 
 	fake("cc=5.2,dmabuf=0,green=0")
 	f = findings(t)

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -16,6 +18,7 @@ import (
 	"helios/cuda/kernels"
 	"helios/internal/errs"
 	"helios/internal/iouring"
+	"helios/internal/pci"
 	"helios/internal/probe"
 	"helios/internal/state"
 	"helios/internal/units"
@@ -58,6 +61,7 @@ func runDoctor(ctx context.Context, e *env) error {
 				g.Name, g.PCI, g.SMs, units.FormatBytes(g.MemTotal), g.ComputeCapability/10, g.ComputeCapability%10)})
 			add(part, g.Findings...)
 			add(part, kernelFindings(g.Index)...)
+			add(part, e.wayFindings(g.PCI)...)
 		}
 	}
 	var rows [][]string
@@ -232,9 +236,102 @@ func kernelFindings(index int) []probe.Finding {
 	if c.SMGranularity > 0 {
 		detail += fmt.Sprintf("; budgets in steps of %d SMs", c.SMGranularity)
 	}
+	peer := peerFinding(dev)
 	f := answer("kernels load", err, detail)
 	if cerr := dev.Close(); cerr != nil && err == nil {
 		f = answer("kernels load", cerr, "")
+	}
+	return []probe.Finding{f, peer}
+}
+
+// peerFinding maps a little of a GPU's memory as rung p2p does for SSDs, and compares what the CPU stores
+// there with what the GPU has.
+func peerFinding(dev *driver.Device) (f probe.Finding) {
+	f.Name, f.Next = "memory for SSDs' DMA", "without it SSDs read into pinned CPU memory"
+	var why []string
+	for _, m := range dev.PeerMethods() {
+		err := m.Err
+		if err == nil {
+			err = tryPeer(dev, m.Name)
+		}
+		if err == nil {
+			f.Answer, f.Next = probe.There, ""
+			f.Detail = "mapped by " + m.Name + "; that an SSD reaches it a run proves (--memory-rung p2p)"
+			return f
+		}
+		if errs.ClassOf(err) == errs.Capability {
+			f.Answer = probe.NotThere
+		}
+		why = append(why, m.Name+": "+err.Error())
+	}
+	f.Detail = strings.Join(why, "; ")
+	return f
+}
+
+// tryPeer maps memory of a GPU by one of its ways.
+func tryPeer(dev *driver.Device, method string) (err error) {
+	const size = 64 << 10
+	b, err := dev.Alloc(cuda.MemDevice, size, "doctor")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, b.Free)
+	back, err := dev.Alloc(cuda.MemPinned, size, "doctor")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, back.Free)
+	m, err := dev.MapPeer(b, method)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, m.Close)
+	s, err := dev.NewStream(cuda.StreamOptions{Name: "doctor"})
+	if err != nil {
+		return err
+	}
+	defer closing(&err, s.Close)
+	mem := m.Bytes()
+	for i := range mem {
+		mem[i] = byte(i*7 + i>>8)
+	}
+	if err := s.Copy(back.Ptr(), b.Ptr(), size); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := s.Synchronize(ctx); err != nil {
+		return err
+	}
+	if !bytes.Equal(mem, back.Bytes()) {
+		return errs.New(errs.Capability, "what the CPU stores in the mapping is not what the GPU has")
+	}
+	return nil
+}
+
+// wayFindings tell how the SSDs lie to a GPU.
+func (e *env) wayFindings(gpu string) []probe.Finding {
+	ssds, err := e.machine.sys.Devices(pci.NVMeClass)
+	if err != nil || len(ssds) == 0 {
+		return nil
+	}
+	f := probe.Finding{Name: "way from SSDs"}
+	best := pci.BetweenHostBridges
+	var text []string
+	for _, d := range ssds {
+		w, err := e.machine.sys.Way(gpu, d.Addr)
+		if err != nil {
+			f.Detail = err.Error()
+			return []probe.Finding{f}
+		}
+		best = min(best, w)
+		text = append(text, fmt.Sprintf("%s %s", d.Addr, w))
+	}
+	f.Detail = strings.Join(text, ", ")
+	if best < pci.BetweenHostBridges {
+		f.Answer = probe.There
+	} else {
+		f.Next = "direct reads into its memory may not pass, or slowly: an SSD at the GPU's own processor"
 	}
 	return []probe.Finding{f}
 }

@@ -525,31 +525,3 @@ func (m *peerMapping) Close() error {
 	m.d.peers.mu.Unlock()
 	return err
 }
-
-// peerFinding says in a report whether SSDs can reach a GPU's memory.
-func peerFinding(a api, d ordinal, c Capabilities) probe.Finding {
-	f := probe.Finding{Name: "memory for SSDs' DMA"}
-	err := byDMABuf(a, d, c)
-	switch {
-	case err == nil && mmapSupport(a, d) == probe.There:
-		f.Answer, f.Detail = probe.There, "its dma-bufs can be mapped"
-		return f
-	case c.DirectRDMA && c.WritesOrdered:
-		g := gdr.Probe()
-		if g.Answer == probe.There {
-			f.Answer, f.Detail = probe.There, g.Detail
-			return f
-		}
-		if err == nil { // only a try tells
-			f.Detail, f.Next = "the driver does not say whether its dma-bufs can be mapped; gdrdrv: "+g.Detail, mmapHint
-			return f
-		}
-		f.Answer, f.Detail, f.Next = probe.NotThere, fmt.Sprintf("%v; gdrdrv: %s", err, g.Detail), g.Next
-		return f
-	case err == nil:
-		f.Detail, f.Next = "the driver does not say whether its dma-bufs can be mapped", mmapHint
-		return f
-	}
-	f.Answer, f.Detail = probe.NotThere, err.Error()
-	return f
-}

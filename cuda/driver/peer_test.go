@@ -349,27 +349,3 @@ func TestPeerRefusals(t *testing.T) {
 	require.Equal(t, errs.Capability, errs.ClassOf(d.PeerMethods()[1].Err))
 	require.NoError(t, d.Close())
 }
-
-func TestPeerFinding(t *testing.T) {
-	d, _ := device(t, "", Options{})
-	all := d.caps
-	for _, c := range []struct {
-		mmap, want string
-		caps       func(*Capabilities)
-	}{
-		{"there", "there", func(*Capabilities) {}},
-		{"unknown", "could not tell", func(*Capabilities) {}},
-		{"unknown", "could not tell", func(c *Capabilities) { c.DirectRDMA = false }},
-		{"not", "not there", func(*Capabilities) {}},
-		{"there", "not there", func(c *Capabilities) { c.WritesOrdered = false }},
-		{"there", "not there", func(c *Capabilities) { c.DMABuf, c.DirectRDMA = false, false }},
-	} {
-		caps := all
-		c.caps(&caps)
-		a := attributes{d.api, map[attribute]int{attrDMABufMmap: map[string]int{"there": 1, "unknown": -1, "not": 0}[c.mmap]}}
-		f := peerFinding(a, d.ord, caps)
-		require.Equal(t, c.want, f.Answer.String(), "%+v", f)
-		require.NotEmpty(t, f.Detail)
-	}
-	require.NoError(t, d.Close())
-}

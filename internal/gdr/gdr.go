@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
-	"helios/internal/probe"
 )
 
 // PageBytes is the size of the GPU's pages that the module pins (nvidia_p2p_get_pages has them in 64 KiB).
@@ -211,22 +210,4 @@ func (d *Driver) Close() error {
 		return fmt.Errorf("gdrdrv: close: %w", err)
 	}
 	return nil
-}
-
-// Probe looks for the module.
-func Probe() probe.Finding { return probeWith(linux{}) }
-
-func probeWith(k kernel) probe.Finding {
-	f := probe.Finding{Name: "gdrdrv"}
-	d, err := open(k)
-	if err != nil {
-		f.Detail = err.Error()
-		if errs.ClassOf(err) == errs.Capability {
-			f.Answer, f.Next = probe.NotThere, "needed only where the GPU's driver maps no dma-bufs: "+install
-		}
-		return f
-	}
-	f.Answer, f.Detail = probe.There, "gdrdrv "+d.Version()
-	_ = d.Close()
-	return f
 }
