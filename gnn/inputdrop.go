@@ -38,7 +38,7 @@ func dropInput(b *cuda.Block, p *dropInputParams) error {
 
 // dropInput enqueues the dropout of the model's input x.
 func (m *Model) dropInput(q *stepSink, x cuda.DevicePtr, rows int64, st *Step) error {
-	return enqueue(m, q, m.k.dropInput, rows, m.items(16, gpuWarps), dropInputParams{
+	return put(q, m.k.dropInput, m.blocks(rows, 16, rows*m.dims[0]/gpuItems), dropInputParams{
 		X: x, Rows: rows, Cols: m.dims[0], Drop: m.drop(st, m.cfg.FeatureDropout, inputLayer),
 	})
 }

@@ -75,7 +75,7 @@ type Model struct {
 	old    []cuda.Buffer
 	step   int64
 	gpu    bool // no host device: kernels of its own, steps enqueued as a whole
-	grid   int  // most blocks of a launch
+	grid   int  // most blocks of a launch on the host
 	steps  cuda.Steps
 	k      kernels
 	named  map[string]cuda.Kernel // see gpuKernel
@@ -153,13 +153,7 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 // newModel is what launches need of a model.
 func newModel(dev cuda.Device) *Model {
 	info := dev.Info()
-	m := &Model{dev: dev, gpu: info.Backend != "host"}
-	if m.gpu {
-		m.grid = max(1, gpuBlocksPerSM*info.SMs)
-	} else {
-		m.grid = max(1, 4*info.SMs)
-	}
-	return m
+	return &Model{dev: dev, gpu: info.Backend != "host", grid: max(1, 4*info.SMs)}
 }
 
 func (m *Model) findKernels() error {
@@ -595,16 +589,24 @@ func enqueue[T any](m *Model, q *stepSink, k cuda.Kernel, n, per int64, p T) err
 
 func (m *Model) blocksFor(n, per int64) cuda.LaunchConfig {
 	blocks := min(int64(m.grid), (n+per-1)/per)
-	return cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: gpuThreads}
+	return cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: aggThreads}
 }
 
-// items is how many items a block takes at least: on the host device enough to be worth a worker's turn, on a GPU what
-// its warps or threads take in one round.
-func (m *Model) items(host, gpu int64) int64 {
+// blocks is the launch of a kernel over n items, of which a block of the host takes at least per, and which are work for so
+// many warps on a GPU.
+func (m *Model) blocks(n, per, warps int64) cuda.LaunchConfig {
 	if m.gpu {
-		return gpu
+		return m.warpBlocks(warps)
 	}
-	return host
+	return m.blocksFor(n, per)
+}
+
+// oneBlock is the launch of a kernel that makes one result of many.
+func (m *Model) oneBlock() cuda.LaunchConfig {
+	if m.gpu {
+		return cuda.LaunchConfig{Blocks: 1, Threads: 1024}
+	}
+	return cuda.LaunchConfig{Blocks: 1, Threads: aggThreads}
 }
 
 // rowBlocks is the launch of an aggregate over rows, of which a block of the host takes at least per.
@@ -652,7 +654,7 @@ func (m *Model) forward(q *stepSink, mb *graph.MiniBatch, x, labels cuda.DeviceP
 		a := m.aggParams(mb, l)
 		a.X, a.Out, a.Weights = in, p.at(p.agg[l]), p.at(p.weights)
 		if m.cfg.Kind == "gcn" {
-			if err := enqueue(m, q, m.k.weights, b.NumSrc, m.items(4096, 1024), a); err != nil {
+			if err := put(q, m.k.weights, m.blocks(b.NumSrc, 4096, b.NumSrc/gpuItems), a); err != nil {
 				return last, err
 			}
 		}
@@ -692,13 +694,13 @@ func (m *Model) forward(q *stepSink, mb *graph.MiniBatch, x, labels cuda.DeviceP
 		xp.Grad = p.at(p.logitGrad)
 		last.embedding = 0
 	}
-	if err := enqueue(m, q, m.k.xentCount, 1, 1, xp); err != nil {
+	if err := put(q, m.k.xentCount, m.oneBlock(), xp); err != nil {
 		return last, err
 	}
-	if err := enqueue(m, q, m.k.xent, seeds, m.items(64, gpuWarps), xp); err != nil {
+	if err := put(q, m.k.xent, m.blocks(seeds, 64, seeds), xp); err != nil {
 		return last, err
 	}
-	return last, enqueue(m, q, m.k.xentSum, 1, 1, xp)
+	return last, put(q, m.k.xentSum, m.oneBlock(), xp)
 }
 
 // drop is the dropout of a step with probability p, for the given layer's counters.
@@ -812,7 +814,7 @@ func (m *Model) adam(q *stepSink, st *Step) error {
 	} else {
 		a.L2 = st.WeightDecay
 	}
-	return enqueue(m, q, m.k.adamK, m.n, m.items(4096, 1024), a)
+	return put(q, m.k.adamK, m.blocks(m.n, 4096, m.n/gpuItems), a)
 }
 
 // Outcome waits for the last Train or Infer and returns its mean loss over the labelled seeds, how

@@ -10,15 +10,8 @@ import (
 	"helios/internal/errs"
 )
 
-const (
-	// gpuThreads is the block of all launches of this package.
-	gpuThreads = 256
-	// gpuWarps is how many rows a block takes in one round where a warp takes a row.
-	gpuWarps = gpuThreads / 32
-	// gpuBlocksPerSM bounds a grid: eight blocks of gpuThreads fill an SM (2048 threads, CUDA programming guide, Compute
-	// Capabilities), and four rounds of them even out rows of different length.
-	gpuBlocksPerSM = 4 * 8
-)
+// gpuItems is how many elements a warp takes in one round of the kernels that work element by element: four for each lane.
+const gpuItems = 128
 
 // findGPUKernels finds what the steps use on a GPU. Kernels of other precisions are not loaded: compiling them for nothing
 // takes seconds.
@@ -133,8 +126,7 @@ func (m *Model) productGPU(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.D
 	if err != nil {
 		return err
 	}
-	// A thread takes four columns of a row, those of one block of the mask.
-	return enqueue(m, q, k, p.M*((p.N+3)/4), gpuThreads, biasActParams{
+	return put(q, k, m.warpBlocks(p.M*((p.N+3)/4)*4/gpuItems), biasActParams{
 		C: p.C, Bias: p.Bias, Rows: p.M, Cols: p.N, LDC: p.LDC, Drop: p.Drop, Flags: p.Flags,
 	})
 }

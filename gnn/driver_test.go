@@ -1,0 +1,327 @@
+package gnn
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/simd"
+)
+
+// fakeGPU is the fake libcuda as a device, or with HELIOS_GPU=1 the machine's GPU.
+func fakeGPU(t *testing.T) (dev *driver.Device, lib string) {
+	t.Helper()
+	if os.Getenv("HELIOS_GPU") != "1" {
+		lib = fakecuda.Build(t)
+		fakecuda.Control(t, lib, "reset,sms=2,cc=9.0")
+	}
+	dev, err := driver.Open(driver.Options{Library: lib})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	return dev, lib
+}
+
+// driverRig is a rig's mini-batch, features and labels in a GPU's memory.
+type driverRig struct {
+	*rig
+	dev       cuda.Device
+	stream    cuda.Stream
+	mb        *graph.MiniBatch
+	x, labels cuda.Buffer
+	stage     cuda.Buffer
+}
+
+func (g *rig) onGPU(t *testing.T, dev cuda.Device) *driverRig {
+	d := &driverRig{rig: g, dev: dev, stream: newStream(t, dev)}
+	var err error
+	d.stage, err = dev.Alloc(cuda.MemPinned, 1<<20, "test staging")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.stage.Free()) })
+	mb := *g.mb
+	mb.Blocks = nil
+	for _, b := range g.mb.Blocks {
+		b.Indptr, b.Src = d.copyOf(t, b.Indptr.Ptr(), (b.NumDst+1)*8), d.copyOf(t, b.Src.Ptr(), b.NumEdges*4)
+		mb.Blocks = append(mb.Blocks, b)
+	}
+	nodes := g.mb.HopEnd[len(g.mb.Blocks)]
+	mb.Degrees = d.copyOf(t, g.mb.Degrees.Ptr(), nodes*4)
+	d.mb = &mb
+	d.x, d.labels = d.copyOf(t, g.x.Ptr(), g.x.Size()), d.copyOf(t, g.labels.Ptr(), g.labels.Size())
+	return d
+}
+
+func (d *driverRig) copyOf(t *testing.T, p cuda.DevicePtr, n int64) cuda.Buffer {
+	b := alloc(t, d.dev, n)
+	d.upload(t, b.Ptr(), cuda.View[byte](p, n))
+	return b
+}
+
+func (d *driverRig) upload(t *testing.T, p cuda.DevicePtr, v []byte) {
+	for len(v) > 0 {
+		n := copy(d.stage.Bytes(), v)
+		require.NoError(t, d.stream.Copy(p, d.stage.Ptr(), int64(n)))
+		require.NoError(t, d.stream.Synchronize(d.ctx))
+		v, p = v[n:], p+cuda.DevicePtr(n)
+	}
+}
+
+// read is n floats of the device.
+func (d *driverRig) read(t *testing.T, p cuda.DevicePtr, n int64) []float32 {
+	require.LessOrEqual(t, n*4, d.stage.Size())
+	require.NoError(t, d.stream.Copy(d.stage.Ptr(), p, n*4))
+	require.NoError(t, d.stream.Synchronize(d.ctx))
+	return append([]float32(nil), unsafe.Slice((*float32)(unsafe.Pointer(&d.stage.Bytes()[0])), n)...)
+}
+
+// near wants values that differ by no more than a share of the largest one.
+func near(t *testing.T, want, got []float32, share float64, what string) {
+	t.Helper()
+	require.Len(t, got, len(want), what)
+	most := 0.0
+	for _, v := range want {
+		most = max(most, math.Abs(float64(v)))
+	}
+	for i, v := range want {
+		if d := math.Abs(float64(v) - float64(got[i])); !(d <= share*most) {
+			t.Fatalf("%s: element %d is %v on the GPU and %v on the host, a difference of %.2g of the largest; the bound is %.2g", what, i, got[i], v, d/most, share)
+		}
+	}
+}
+
+// gpuCase is a model that is trained on both devices. share 0 wants the same bits.
+type gpuCase struct {
+	name  string
+	cfg   ModelConfig
+	rig   rigConfig
+	share float64
+	blas  bool
+	steps int
+}
+
+func gpuCases() []gpuCase {
+	small := rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, sms: 2}
+	of := func(kind string, layers int, drop, input float32, prec cuda.Precision) ModelConfig {
+		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers, Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
+	}
+	with := func(r rigConfig, fanouts ...int) rigConfig { r.fanouts = fanouts; return r }
+	list := []gpuCase{
+		{"sage 2 layers, dropout of both kinds", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
+		{"gcn 2 layers, dropout of both kinds", of("gcn", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
+		{"sage 1 layer", of("sage", 1, 0, 0, cuda.FP32), with(small, 5), 0, false, 2},
+		{"gcn 1 layer, all neighbours", of("gcn", 1, 0, 0.5, cuda.FP32), with(small, -1), 0, false, 2},
+		{"sage 3 layers", of("sage", 3, 0.2, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
+		{"gcn 3 layers", of("gcn", 3, 0, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
+		// tf32 keeps 10 bits of mantissa and bf16 7: relative errors of 2^-11 and 2^-8 a factor, over some products.
+		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), 4e-3, false, 1},
+		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), 3e-2, false, 1},
+		{"sage blas", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 1e-5, true, 1},
+		{"gcn blas tf32", of("gcn", 2, 0, 0, cuda.TF32), with(small, 4, 3), 4e-3, true, 1},
+		// Where an activation is near 0, ReLU may be open in one and not in the other.
+		{"sage blas bf16", of("sage", 3, 0, 0, cuda.BF16), with(small, 2, 2, 2), 1e-1, true, 1},
+	}
+	// More destinations than one chain of a weight's gradient has on a GPU (gemmSplitLeast).
+	long := rigConfig{nodes: 900, edges: 2700, dim: 10, classes: 5, seeds: 700, sms: 2}
+	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32), with(long, 2), 1e-5, false, 1})
+}
+
+// Whole training steps and inference on the fake libcuda, whose kernels are the real ones on the CPU shim, against the host device:
+// losses, gradients, parameters and moments, predictions and embeddings. In fp32 by our own kernels all of them are the same bits
+// wherever no gradient is split.
+func TestDriverSteps(t *testing.T) {
+	gpu, lib := fakeGPU(t)
+	for _, c := range gpuCases() {
+		t.Run(c.name, func(t *testing.T) {
+			if testing.Short() && c.name != "sage 2 layers, dropout of both kinds" && c.name != "gcn blas tf32" {
+				t.Skip("long")
+			}
+			share := c.share
+			if share == 0 && simd.Best() == simd.Generic {
+				share = 1e-5 // its products round before each addition
+			}
+			g := newRig(t, c.rig)
+			d := g.onGPU(t, gpu)
+			hostCfg := c.cfg
+			hostCfg.Precision = cuda.FP32
+			if c.blas {
+				b, err := gpu.OpenBLAS(blasPath(t, lib))
+				if lib == "" && errs.ClassOf(err) == errs.Capability {
+					t.Skip(err)
+				}
+				require.NoError(t, err)
+				defer func() { require.NoError(t, b.Close()) }()
+				c.cfg.BLAS = b
+			}
+			want := g.model(t, hostCfg)
+			m, err := NewModel(gpu, c.cfg)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, m.Close()) }()
+			compare := func(what string, w, got []float32) {
+				t.Helper()
+				if share == 0 {
+					require.Equal(t, w, got, what)
+				} else {
+					near(t, w, got, share, what)
+				}
+			}
+			for step := range c.steps {
+				st := Step{Seed: 3, Epoch: 1, Batch: step, LR: 0.01, WeightDecay: 0.01, Decoupled: step%2 == 1}
+				if step > 0 && c.cfg.FeatureDropout > 0 { // x is another one after a step
+					near(t, f32(g.x), d.read(t, d.x.Ptr(), d.x.Size()/4), 0, "input")
+				}
+				require.NoError(t, want.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), st))
+				require.NoError(t, m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), st))
+				wl, wc, wn, err := want.Outcome(g.ctx, g.stream)
+				require.NoError(t, err)
+				l, correct, n, err := m.Outcome(d.ctx, d.stream)
+				require.NoError(t, err)
+				require.Equal(t, wn, n)
+				if share == 0 {
+					require.Equal(t, wl, l, "loss of step %d", step)
+					require.Equal(t, wc, correct)
+				} else {
+					require.InDelta(t, wl, l, share*wl, "loss of step %d", step)
+				}
+				at := int64(0)
+				for i, p := range want.Params() {
+					n := int64(p.Rows) * int64(p.Cols)
+					compare("gradient of "+p.Name, cuda.View[float32](want.grad(at), n), d.read(t, m.grad(at), n))
+					at += align(n)
+					q := m.Params()[i]
+					require.Equal(t, p.Name, q.Name)
+					if share == 0 { // Adam makes steps of the same size of gradients of all sizes
+						compare(p.Name, f32(p.Value), d.read(t, q.Value.Ptr(), n))
+						compare("m of "+p.Name, f32(p.M), d.read(t, q.M.Ptr(), n))
+						compare("v of "+p.Name, f32(p.V), d.read(t, q.V.Ptr(), n))
+					}
+				}
+				require.Equal(t, want.AdamStep(), m.AdamStep())
+			}
+			if share == 0 {
+				a, err := want.ParamsSHA256()
+				require.NoError(t, err)
+				b, err := m.ParamsSHA256()
+				require.NoError(t, err)
+				require.Equal(t, a, b)
+			} else { // go on from the same parameters
+				d.upload(t, m.ptr(0), cuda.View[byte](want.ptr(0), want.n*4))
+			}
+			require.NoError(t, want.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr()))
+			require.NoError(t, m.Infer(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr()))
+			seeds := g.mb.NumSeeds
+			wantEmb, emb := make([]float32, seeds*want.EmbeddingDim()), make([]float32, seeds*m.EmbeddingDim())
+			require.NoError(t, want.Embeddings(g.ctx, g.stream, wantEmb))
+			require.NoError(t, m.Embeddings(d.ctx, d.stream, emb))
+			compare("embeddings", wantEmb, emb)
+			wantPred, pred := make([]int32, seeds), make([]int32, seeds)
+			require.NoError(t, want.Predictions(g.ctx, g.stream, wantPred))
+			require.NoError(t, m.Predictions(d.ctx, d.stream, pred))
+			if share == 0 {
+				require.Equal(t, wantPred, pred)
+			}
+		})
+	}
+	if lib != "" {
+		require.Empty(t, fakecuda.Control(t, lib, "violations"))
+	}
+}
+
+func blasPath(t *testing.T, lib string) string {
+	if lib == "" {
+		return ""
+	}
+	p := fakecuda.BuildBLAS(t)
+	fakecuda.Control(t, p, "reset,libcuda="+lib)
+	t.Cleanup(func() { require.Empty(t, fakecuda.Control(t, p, "violations")) })
+	return p
+}
+
+// A step that found no memory for its activations has changed nothing, and is the same step when it is done again, whichever
+// allocation it was.
+func TestDriverOutOfMemory(t *testing.T) {
+	gpu, lib := fakeGPU(t)
+	if lib == "" {
+		t.Skip("the fake's failures")
+	}
+	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, fanouts: []int{3, 3}, sms: 2})
+	cfg := ModelConfig{Kind: "sage", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4, FeatureDropout: 0.3, Seed: 7}
+	run := func(fail bool) (string, float64) {
+		d := g.onGPU(t, gpu)
+		m, err := NewModel(gpu, cfg)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, m.Close()) }()
+		var loss float64
+		for step := range 2 {
+			st := Step{Seed: 3, Batch: step, LR: 0.01}
+			if fail {
+				require.NoError(t, m.ReleaseWorkspace())
+				fakecuda.Control(t, lib, "fail=cuMemAlloc_v2:1:2:2") // CUDA_ERROR_OUT_OF_MEMORY
+				before, err := m.ParamsSHA256()
+				require.NoError(t, err)
+				err = m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), st)
+				var oom *cuda.OutOfMemoryError
+				require.ErrorAs(t, err, &oom)
+				require.Equal(t, "activations", oom.Purpose)
+				require.Equal(t, m.WorkspaceBytes(d.mb.HopEnd, edgesOf(d.mb)), oom.Want)
+				require.Equal(t, int64(step), m.AdamStep())
+				fakecuda.Control(t, lib, "fail=cuMemAlloc_v2:1000000000")
+				after, err := m.ParamsSHA256()
+				require.NoError(t, err)
+				require.Equal(t, before, after)
+			}
+			require.NoError(t, m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), st))
+			loss, _, _, err = m.Outcome(d.ctx, d.stream)
+			require.NoError(t, err)
+		}
+		sum, err := m.ParamsSHA256()
+		require.NoError(t, err)
+		return sum, loss
+	}
+	wantSum, wantLoss := run(false)
+	sum, loss := run(true)
+	require.Equal(t, wantSum, sum)
+	require.Equal(t, wantLoss, loss)
+}
+
+func edgesOf(mb *graph.MiniBatch) []int64 {
+	var n []int64
+	for i := range mb.Blocks {
+		n = append(n, mb.Blocks[i].NumEdges)
+	}
+	return n
+}
+
+// What a host device does not have is refused, and models of kernels that fail name them.
+func TestDriverMistakes(t *testing.T) {
+	dev := host(t, 1)
+	_, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1, Precision: cuda.TF32})
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	require.ErrorContains(t, err, "--device cuda")
+	_, err = NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1, Precision: 9})
+	require.ErrorContains(t, err, "fp32, tf32, bf16")
+	// A label out of range on the GPU: the same words as on the host, at the next synchronisation.
+	gpu, _ := fakeGPU(t)
+	g := newRig(t, rigConfig{nodes: 30, edges: 100, dim: 4, classes: 3, seeds: 5, fanouts: []int{2}, sms: 1})
+	g.y[2] = 17
+	d := g.onGPU(t, gpu)
+	s, err := gpu.NewStream(cuda.StreamOptions{Name: "bad"})
+	require.NoError(t, err)
+	m, err := NewModel(gpu, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, m.Close()) }()
+	require.NoError(t, m.Train(s, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{LR: 0.1}))
+	_, _, _, err = m.Outcome(d.ctx, s)
+	var ke *cuda.KernelError
+	require.ErrorAs(t, err, &ke)
+	require.Equal(t, "xent_count", ke.Kernel)
+	require.ErrorContains(t, err, fmt.Sprintf("label %d of seed %d is out of range", 17, 2))
+	_ = s.Close()
+}
