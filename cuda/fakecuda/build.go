@@ -8,8 +8,10 @@
 //
 //	devices=1 sms=4 cc=9.0 driver=12090 mem=268435456 used=0 name=…   the device
 //	blocks_per_sm=16 threads_per_sm=2048 sm_min=0 sm_step=0           its SMs; granularity of green contexts, 0: as cc has it
-//	green=1 iomem=1 dmabuf=1 hostreg=1                                what it can do
+//	green=1 iomem=1 dmabuf=1 hostreg=1 vmm=1 graphs=1                 what it can do
+//	granule=65536                                                     of virtual memory management (GPUs: 2 MiB)
 //	fail=cuMemAlloc_v2:3[:code[:times]]                               the third call from now fails
+//	hang=cuMemFree_v2                                                 calls do not come back until "hang=", or a minute later
 //	crash=2[:719]                                                     the second launch from now fails, and takes its context along
 //	lose=719                                                          all contexts are lost now
 //	missing=cuGreenCtxCreate+…                                        for cuGetProcAddress; dlsym: option Missing

@@ -655,6 +655,162 @@ func TestDMABuf(t *testing.T) {
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
 }
 
+func put(b []byte, words ...uint32) {
+	for i, w := range words {
+		binary.NativeEndian.PutUint32(b[4*i:], w)
+	}
+}
+
+// Addresses, memory and mappings by themselves, with all the mistakes that there are.
+func TestVirtualMemory(t *testing.T) {
+	l := started(t, "mem=1048576,used=262144,granule=65536")
+	const g = 65536
+	prop, access, out := l.space(32), l.space(16), l.slot()
+	put(prop.b, 1, 0, 1, 0) // pinned, no handle, device 0
+	put(access.b, 1, 0, 3)
+	l.want(ok, "cuMemGetAllocationGranularity", out.at(), prop.at(), 0)
+	if out.get() != g {
+		t.Fatalf("granularity %d", out.get())
+	}
+	l.want(invalidValue, "cuMemAddressReserve", out.at(), g+1, 0, 0, 0)
+	l.want(invalidValue, "cuMemAddressReserve", out.at(), g, 3, 0, 0)
+	l.want(ok, "cuMemAddressReserve", out.at(), 1<<40, 1<<20, 0, 0) // more than there is memory
+	at := out.get()
+	if at%(1<<20) != 0 {
+		t.Fatalf("reserved at %#x", at)
+	}
+	create := func(code int32, n uintptr) uintptr {
+		t.Helper()
+		l.want(code, "cuMemCreate", out.at(), n, prop.at(), 0)
+		return out.get()
+	}
+	create(invalidValue, g-4096)
+	create(outOfMemory, 13*g)
+	h := create(ok, 2*g)
+	free, total := l.slot(), l.slot()
+	l.want(ok, "cuMemGetInfo_v2", free.at(), total.at())
+	if free.get() != 10*g || total.get() != 16*g {
+		t.Fatalf("%d of %d bytes free", free.get(), total.get())
+	}
+	l.want(invalidValue, "cuMemMap", at+4096, 2*g, 0, h, 0)
+	l.want(invalidValue, "cuMemMap", at, 3*g, 0, h, 0)
+	l.want(invalidValue, "cuMemMap", at, g, g, h, 0)
+	l.want(invalidValue, "cuMemMap", at-g, 2*g, 0, h, 0)
+	l.want(ok, "cuMemMap", at, 2*g, 0, h, 0)
+	other := create(ok, g)
+	l.want(invalidValue, "cuMemMap", at+g, g, 0, other, 0) // there is memory already
+	l.want(invalidValue, "cuMemsetD8_v2", at, 1, g)        // and no access to it
+	l.want(invalidValue, "cuMemSetAccess", at, 3*g, access.at(), 1)
+	l.want(invalidValue, "cuMemSetAccess", at, g+1, access.at(), 1)
+	l.want(ok, "cuMemSetAccess", at, 2*g, access.at(), 1)
+	if v := l.read(at+g, 1)[0]; v == 0 {
+		t.Fatal("new memory is zero")
+	}
+	l.want(ok, "cuMemMap", at+2*g, g, 0, other, 0)
+	l.want(ok, "cuMemSetAccess", at+2*g, g, access.at(), 1)
+	l.want(ok, "cuMemsetD8_v2", at, 5, 3*g) // across both
+	l.want(invalidValue, "cuMemsetD8_v2", at, 5, 3*g+1)
+	l.want(invalidValue, "cuMemHostRegister_v2", at+8*g, g, 3)
+	l.want(ok, "cuMemRelease", h)
+	l.want(ok, "cuMemRelease", other)
+	l.want(invalidValue, "cuMemRelease", other)
+	// An export is the memory, over two mappings; what has none cannot be exported.
+	fd := l.slot()
+	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at, 4*g, 1, 0)
+	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), at+g, 2*g, 1, 0)
+	m, err := syscall.Mmap(int(fd.i32()), 0, 2*g, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m[g] = 99
+	if v := l.read(at+2*g, 1)[0]; byte(v) != 99 || m[g-1] != 5 {
+		t.Fatalf("%#x after a write through the export", v)
+	}
+	if err := syscall.Munmap(m); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Close(int(fd.i32())); err != nil {
+		t.Fatal(err)
+	}
+	l.want(invalidValue, "cuMemUnmap", at, g) // a part
+	l.want(invalidValue, "cuMemUnmap", at+g, 2*g)
+	l.want(ok, "cuMemUnmap", at, 2*g)
+	l.want(invalidValue, "cuMemAddressFree", at, 1<<40) // with memory
+	if v := l.control("violations"); !strings.Contains(v, "freed with memory mapped") {
+		t.Fatalf("violations: %q", v)
+	}
+	if live := l.control("live"); !strings.Contains(live, " reserved=1 physical=1 ") {
+		t.Fatal(live)
+	}
+	// A kernel finds nothing where nothing is, and the memory that is left is good up to then.
+	l.launch(ok, l.kernel("conf_affine"), 1, 32, 0, uint64(at+2*g), g/8, 2, 1)
+	l.want(ok, "cuCtxSynchronize")
+	l.launch(ok, l.kernel("conf_affine"), 1, 32, 0, uint64(at), 1, 2, 1)
+	l.want(illegalAddress, "cuCtxSynchronize")
+	l.want(ok, "cuMemUnmap", at+2*g, g)
+	l.want(invalidValue, "cuMemAddressFree", at, g)
+	l.want(ok, "cuMemAddressFree", at, 1<<40)
+	if live := l.control("live"); !strings.Contains(live, " reserved=0 physical=0 ") {
+		t.Fatal(live)
+	}
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+	l.control("reset,vmm=0")
+	l.want(ok, "cuInit", 0)
+	l.want(notSupported, "cuMemAddressReserve", out.at(), g, 0, 0, 0)
+}
+
+// Nodes run after those that they name and otherwise in any order; what they get is what was given last before the
+// launch.
+func TestGraphs(t *testing.T) {
+	l := started(t, "")
+	f, p := l.kernel("conf_affine"), l.alloc(8)
+	l.want(ok, "cuMemsetD8_v2", p, 0, 8)
+	node := func(mul, add uint64) slot { // CUDA_KERNEL_NODE_PARAMS_v2
+		b, words, hx, list := l.space(72), l.space(32), l.space(16), l.space(16)
+		for i, w := range []uint64{uint64(p), 1, mul, add} {
+			binary.NativeEndian.PutUint64(words.b[8*i:], w)
+		}
+		binary.NativeEndian.PutUint64(list.b, uint64(words.at()))
+		binary.NativeEndian.PutUint64(list.b[8:], uint64(hx.at()))
+		binary.NativeEndian.PutUint64(b.b, uint64(f))
+		put(b.b[8:], 1, 1, 1, 32, 1, 1, 0)
+		binary.NativeEndian.PutUint64(b.b[40:], uint64(list.at()))
+		return b
+	}
+	graph, a, b, c, x := l.slot(), l.slot(), l.slot(), l.slot(), l.slot()
+	l.want(ok, "cuGraphCreate", graph.at(), 0)
+	l.want(invalidValue, "cuGraphAddKernelNode_v2", a.at(), graph.at(), 0, 0, node(1, 1).at()) // no graph
+	bad := node(1, 1)
+	put(bad.b[20:], 2000) // threads
+	l.want(invalidValue, "cuGraphAddKernelNode_v2", a.at(), graph.get(), 0, 0, bad.at())
+	l.want(ok, "cuGraphAddKernelNode_v2", a.at(), graph.get(), 0, 0, node(1, 1).at())
+	l.want(ok, "cuGraphAddKernelNode_v2", b.at(), graph.get(), a.at(), 1, node(2, 0).at())
+	l.want(ok, "cuGraphAddKernelNode_v2", c.at(), graph.get(), 0, 0, node(10, 3).at()) // forgets that it comes last
+	l.want(ok, "cuGraphInstantiateWithFlags", x.at(), graph.get(), 0)
+	s := l.stream()
+	l.want(ok, "cuGraphLaunch", x.get(), s)
+	l.want(ok, "cuGraphExecKernelNodeSetParams_v2", x.get(), a.get(), node(1, 7).at()) // of later launches
+	l.want(ok, "cuStreamSynchronize", s)
+	if v := l.read(p, 1)[0]; v != ((0*10+3)+1)*2 {
+		t.Fatalf("%d", v)
+	}
+	l.want(ok, "cuGraphLaunch", x.get(), s)
+	l.want(ok, "cuStreamSynchronize", s)
+	if v := l.read(p, 1)[0]; v != ((8*10+3)+7)*2 {
+		t.Fatalf("%d", v)
+	}
+	l.want(invalidValue, "cuGraphExecKernelNodeSetParams_v2", x.get(), x.get(), node(1, 7).at())
+	l.want(invalidValue, "cuGraphLaunch", graph.get(), s)
+	l.want(ok, "cuGraphExecDestroy", x.get())
+	l.want(invalidValue, "cuGraphLaunch", x.get(), s)
+	l.want(ok, "cuGraphDestroy", graph.get())
+	l.want(invalidValue, "cuGraphDestroy", graph.get())
+	if live := l.control("live"); !strings.HasSuffix(live, " graphs=0") {
+		t.Fatal(live)
+	}
+	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
+}
+
 // Two builds at one time give one library, and another set of missing symbols another one.
 func TestBuildIsShared(t *testing.T) {
 	a := fakecuda.Build(t)
@@ -678,7 +834,7 @@ func TestHeaders(t *testing.T) {
 	if cxx == "" {
 		cxx = "g++"
 	}
-	for _, src := range []string{"check.cc", "core.cc", "mem.cc", "module.cc", "stream.cc"} {
+	for _, src := range []string{"check.cc", "core.cc", "graph.cc", "mem.cc", "module.cc", "stream.cc", "vmm.cc"} {
 		cmd := exec.Command(cxx, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-DHX_CUDA_H", "-DHX_SHIM",
 			"-isystem", filepath.Join(tools, "include"), "-I", "../kernels", "-I", "../shim", filepath.Join("src", src))
 		if out, err := cmd.CombinedOutput(); err != nil {
