@@ -2,8 +2,10 @@ package gnn
 
 import (
 	"fmt"
+	"math"
 
 	"helios/cuda"
+	"helios/internal/errs"
 )
 
 // gemmOp says which operand of a product is stored as its transpose, see gemmParams.
@@ -112,9 +114,13 @@ func gemmScratch(op gemmOp, p *gemmParams, prec cuda.Precision, _ int) int64 {
 
 // gemmGPU enqueues a product on a GPU. In fp32 every element is the same chain of fused multiply-adds as in the host's vector
 // kernels, bit by bit, but for an opTN of more than gemmSplitLeast steps: that one is summed in parts, whose number depends on the
-// shape only, so it is the same on every GPU, and within (parts + 1) · 2⁻²⁴ · Σ|a·b| of the host's. tf32 and bf16 round the
-// factors first.
+// shape only, so it is the same on every GPU, and within (steps of a part + parts) · 2⁻²⁴ · Σ|a·b| of the exact sum, which is closer
+// than the host's one chain (K · 2⁻²⁴ · Σ|a·b|). tf32 and bf16 round the factors first.
 func (m *Model) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precision, scratch cuda.DevicePtr) error {
+	if max(p.M, p.N, p.K, p.K2, p.LDA, p.LDB, p.LDA2, p.LDB2, p.LDC) > math.MaxInt32 {
+		return errs.New(errs.Usage, "a product of %d×%d by %d×%d passes the limit of 2^31 rows or columns: lower the batch size or the fanouts",
+			p.M, p.K+p.K2, p.K+p.K2, p.N)
+	}
 	t, chunk := gemmPick(op, p, prec)
 	k, err := m.gpuKernel(gemmName(op, chunk != 0, prec, t))
 	if err != nil {

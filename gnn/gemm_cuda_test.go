@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 	"unsafe"
@@ -13,6 +14,8 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/cuda/driver"
+	"helios/cuda/fakecuda"
+	"helios/internal/errs"
 	"helios/internal/philox"
 )
 
@@ -336,6 +339,36 @@ func TestGemmGPUTensorCores(t *testing.T) {
 				c.near(t, gpu, &p[0], prec, c.k+c.k2+1, 0x1p-22)
 			}
 		}
+	}
+}
+
+// With stores that wait for a barrier, and copies that wait for theirs (the shim's Pipe always makes them as late as it may), a
+// missing one shows.
+func TestGemmGPUWithHeldStores(t *testing.T) {
+	if os.Getenv("HELIOS_GPU") == "1" {
+		t.Skip("knobs of the fake libcuda")
+	}
+	host, gpu := gemmSides(t)
+	fakecuda.Control(t, difftest.Library(t), "seed=3,store_buffer=16,jitter=1")
+	t.Cleanup(func() { fakecuda.Control(t, difftest.Library(t), "seed=1,store_buffer=0,jitter=0") })
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, c := range []gemmShape{
+		{op: opNN, m: 60, n: 40, k: 50, k2: 33, bias: true, flags: gemmAll},
+		{op: opTN, m: 40, n: 60, k: 600},
+	} {
+		for _, prec := range []cuda.Precision{cuda.FP32, cuda.TF32, cuda.BF16} {
+			p := c.lay(r, host, gpu)
+			gpu.gpu(t, c.op, &p[1], prec)
+			c.near(t, gpu, &p[1], prec, c.k+c.k2+1, 0x1p-22)
+		}
+	}
+}
+
+// Products that the kernels' 32-bit indices cannot name are refused.
+func TestGemmGPULimit(t *testing.T) {
+	err := (&Model{}).gemmGPU(nil, opNN, &gemmParams{M: 1 << 31, N: 2, K: 3}, cuda.TF32, 0)
+	if errs.ClassOf(err) != errs.Usage {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -77,6 +77,7 @@ constexpr u32 full_mask = 0xffffffffu;
 //   dev::ring(u32 *doorbell, v)                 relaxed MMIO store, after what a fence ordered
 //   dev::now_ns()                               one clock for all SMs, ns
 //   dev::pause(ns)                              in loops that poll
+//   dev::again(v)                               v, as if it were new: to compute again rather than to keep in registers
 //   dev::popc ctz (u32, u64) clz(u64) mulhi(u32,u32) mulhi(u64,u64)
 //   dev::at<T>(u64 address, i64 index)          T* from an address of the ABI
 

@@ -268,6 +268,8 @@ inline void ring(u32 *doorbell, u32 v) { shim_detail::store<relaxed>(doorbell, v
 inline i64 now_ns() { return shim::now(); }
 inline void pause(u32 ns) { shim::pause(ns); }
 
+inline u32 again(u32 v) { return v; }
+
 inline u32 popc(u32 v) { return (u32)__builtin_popcount(v); }
 inline u32 popc(u64 v) { return (u32)__builtin_popcountll(v); }
 inline u32 ctz(u32 v) { return (u32)__builtin_ctz(v); } // v != 0

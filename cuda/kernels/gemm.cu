@@ -12,19 +12,21 @@
 // A block computes a tile of 128×128, 128×64 or 64×64 (the names' endings) for 16 steps of K at a time; each thread has 8×8, 8×4
 // or 4×4 elements in registers, in quads of 4×4 so that a warp's loads from shared memory are without conflicts (A: four
 // different addresses, the rest is broadcast; B: 128 adjacent bytes). Both operands lie in shared memory with k as the slow index; rows
-// of memory that run along k are turned when they are stored there. While one half of shared memory is used, the next step's values
-// are on their way to registers and go to the other half afterwards: one barrier a step. Rows that are not 16-byte aligned are
-// read by single words (K = 47, 602, 1433).
+// of memory that run along k are turned when they are stored there. While a quarter of the 16 steps is computed, a quad of each
+// thread for the next 16 is on its way to four registers, and goes to the other half of shared memory after it: one barrier for 16
+// steps, and 1,024 cycles of multiply-adds of an SM's warps to hide each load behind. Blocks of fewer warps load without overlap.
+// Rows that are not 16-byte aligned are read by single words (K = 47, 602, 1433).
 //
 // gemm_tn_split: the gradient of weights has few tiles and hundreds of thousands of steps. Parts of Chunk steps (a multiple of 32, by
 // the shape alone: gnn/gemm_cuda.go) go to different blocks, which leave their sums in Parts; gemm_sum adds these in order and
-// finishes. Equal to the bit for one part; otherwise within (parts + 1) · 2^-24 · Σ|a·b| of one chain, and the same on every GPU.
+// finishes. The result is the same on every GPU, and within (Chunk + parts) · 2^-24 · Σ|a·b| of the exact sum (the one chain of the
+// host: K · 2^-24 · Σ|a·b|).
 //
 // Expected, not measured (no GPU was at hand). 128×128: per 16 steps a warp issues 1,024 FFMA and 64 LDS.128 plus ~60 others, so
-// at best 0.89 of the cores' peak; 2 blocks (16 warps) on an SM by registers (launch bounds: 128) cover the latency of shared memory,
-// 25 % occupancy. With the barrier we expect 0.70 to 0.80 of peak: A100 (19.5 TFLOP/s) 14, H100 SXM (67) 45 or more; bytes per step:
-// 16 KiB read for 512 Ki flop, 32 flop/byte, mostly of L2: 1.4 TB/s at 45 TFLOP/s. 128×64 about 0.6 and 64×64 about 0.5 (half
-// an LDS for each FFMA more).
+// at best 0.89 of the cores' peak; 2 blocks (16 warps) on an SM by registers (128 by launch bounds, no spills on sm_80 and sm_90; 80 and 3
+// blocks for 64×64) cover the latency of shared memory: occupancy 25 % (38 %). With the barrier we expect 0.70 to 0.80
+// of peak: A100 (19.5 TFLOP/s) 14, H100 SXM (67) 45 or more; 16 KiB are read for 512 Ki flop, 32 flop/byte, mostly of L2: 1.4 TB/s at
+// 45 TFLOP/s. 128×64 about 0.6 and 64×64 about 0.5 (more LDS for each FFMA).
 #include "gemm.h"
 
 namespace {
@@ -79,8 +81,8 @@ template <u32 BM, u32 BN> struct Sums {
 	static constexpr u32 rows = BM / 16, cols = BN / 16;
 	float v[rows][cols];
 
-	GEMM_STATIC u32 row(u32 warp, u32 i) { return warp / 2 * (BM / 4) + i / 4 * 16 + dev::lane() / 8 * 4 + i % 4; }
-	GEMM_STATIC u32 col(u32 warp, u32 j) { return warp % 2 * (BN / 2) + j / 4 * 32 + dev::lane() % 8 * 4 + j % 4; }
+	GEMM_STATIC u32 row(u32 thread, u32 i) { return thread / 64 * (BM / 4) + i / 4 * 16 + thread % 32 / 8 * 4 + i % 4; }
+	GEMM_STATIC u32 col(u32 thread, u32 j) { return thread / 32 % 2 * (BN / 2) + j / 4 * 32 + thread % 8 * 4 + j % 4; }
 
 	GEMM_INLINE void clear() {
 #pragma GCC unroll 8
@@ -120,35 +122,32 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 	HX_SHARED(u32x4, shared, 2 * (A::floats + B::floats) / 4);
 	float *base = reinterpret_cast<float *>(&shared[0]);
 	constexpr u32 half = A::floats + B::floats;
-	const u32 warps = dev::threads() / 32;
-	for (u32 first = 0; first < gemm_warps; first += warps) {
-		const u32 warp = first + dev::tid() / 32;
+	for (u32 first = 0; first < gemm_threads; first += dev::threads()) {
+		const u32 thread = first + dev::tid(); // of 256; the last round may have more than there is work for
 		Sums<BM, BN> sums;
 		sums.clear();
 #pragma GCC unroll 1
 		for (u32 term = 0; term < 2; term++) {
 			const Term s = term_of(p, t, term);
 			const bool wa = wide(s.a, s.lda), wb = wide(s.b, s.ldb);
-			u32x4 v0, v1 = {}; // of one operand on its way
-			auto fetch = [&](auto op, u64 from, u32 ld, bool w, u32 at, i64 n, u32 thread, u32 k) __attribute__((always_inline)) {
-				auto to = op.place(thread, 0);
-				v0 = op.load(from, ld, w, at + to.i, (u32)n, k + to.k, s.end);
-				if (op.quads > 1) {
-					to = op.place(thread, 1);
-					v1 = op.load(from, ld, w, at + to.i, (u32)n, k + to.k, s.end);
-				}
+			u32x4 held = {}; // a quad on its way
+			auto fetch = [&](auto op, u32 q, u64 from, u32 ld, bool w, u32 at, i64 n, u32 thread, u32 k) __attribute__((always_inline)) {
+				auto to = op.place(thread, q);
+				if (q < op.quads) held = op.load(from, ld, w, at + to.i, (u32)n, k + to.k, s.end);
 			};
-			auto keep = [&](auto op, u32 thread, float *to) __attribute__((always_inline)) {
-				op.store(to, op.place(thread, 0), v0);
-				if (op.quads > 1) op.store(to, op.place(thread, 1), v1);
+			auto keep = [&](auto op, u32 q, u32 thread, float *to) __attribute__((always_inline)) {
+				if (q < op.quads) op.store(to, op.place(thread, q), held);
 			};
 			auto fill = [&](u32 k, float *to) __attribute__((always_inline)) { // without overlap, by any number of warps
 #pragma GCC unroll 1
-				for (u32 v = dev::tid(); v < gemm_threads && k < s.end; v += dev::threads()) {
-					fetch(A(), s.a, s.lda, wa, t.row, p.M, v, k);
-					keep(A(), v, to);
-					fetch(B(), s.b, s.ldb, wb, t.col, p.N, v, k);
-					keep(B(), v, to + A::floats);
+				for (u32 v = dev::again(dev::tid()); v < gemm_threads && k < s.end; v += dev::threads()) {
+#pragma GCC unroll 2
+					for (u32 q = 0; q < 2; q++) {
+						fetch(A(), q, s.a, s.lda, wa, t.row, p.M, v, k);
+						keep(A(), q, v, to);
+						fetch(B(), q, s.b, s.ldb, wb, t.col, p.N, v, k);
+						keep(B(), q, v, to + A::floats);
+					}
 				}
 			};
 			fill(s.k, base);
@@ -156,28 +155,26 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 			u32 now = 0; // the half that is used
 			for (u32 k = s.k; k < s.end; k += gemm_bk) {
 				const u32 next = k + gemm_bk;
-				const bool ahead = next < s.end && warps == gemm_warps;
-				const float *a = base + now + Sums<BM, BN>::row(warp, 0);
-				const float *b = base + now + A::floats + Sums<BM, BN>::col(warp, 0);
+				const bool ahead = next < s.end && dev::threads() == gemm_threads;
+				const float *a = base + now + Sums<BM, BN>::row(dev::again(thread), 0);
+				const float *b = base + now + A::floats + Sums<BM, BN>::col(dev::again(thread), 0);
 				now ^= half;
 				if (next > s.end) {
 #pragma GCC unroll 1
-					for (u32 i = 0; i < s.end - k && warp < gemm_warps; i++) sums.step(a + i * A::stride, b + i * B::stride);
+					for (u32 i = 0; i < s.end - k && thread < gemm_threads; i++) sums.step(a + i * A::stride, b + i * B::stride);
 				} else {
-					if (ahead) fetch(A(), s.a, s.lda, wa, t.row, p.M, dev::tid(), next);
-					if (warp < gemm_warps) { // the last round may have work for fewer than there are
-#pragma GCC unroll 8
-						for (u32 i = 0; i < gemm_bk / 2; i++) sums.step(a + i * A::stride, b + i * B::stride);
+#pragma GCC unroll 4
+					for (u32 part = 0; part < 4; part++) { // while a quarter is used, a quad of the next step is on its way
+						const u32 me = dev::again(dev::tid()), q = part % 2;
+						if (ahead && part < 2) fetch(A(), q, s.a, s.lda, wa, t.row, p.M, me, next);
+						if (ahead && part >= 2) fetch(B(), q, s.b, s.ldb, wb, t.col, p.N, me, next);
+						if (thread < gemm_threads) {
+#pragma GCC unroll 2 // more of them want more registers than there are
+							for (u32 i = part * 4; i < part * 4 + 4; i++) sums.step(a + i * A::stride, b + i * B::stride);
+						}
+						if (ahead && part < 2) keep(A(), q, me, base + now);
+						if (ahead && part >= 2) keep(B(), q, me, base + now + A::floats);
 					}
-					if (ahead) {
-						keep(A(), dev::tid(), base + now);
-						fetch(B(), s.b, s.ldb, wb, t.col, p.N, dev::tid(), next);
-					}
-					if (warp < gemm_warps) {
-#pragma GCC unroll 8
-						for (u32 i = gemm_bk / 2; i < gemm_bk; i++) sums.step(a + i * A::stride, b + i * B::stride);
-					}
-					if (ahead) keep(B(), dev::tid(), base + now + A::floats);
 				}
 				if (!ahead) fill(next, base + now);
 				dev::syncthreads();
@@ -188,7 +185,7 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 		static_assert(2 * half >= sums.cols * 4 * gemm_threads, "room for four rows of each thread");
 		u32x4 *mine = &shared[dev::tid()];
 #pragma GCC unroll 2
-		for (u32 i = 0; i < sums.rows && warp < gemm_warps; i += 4) {
+		for (u32 i = 0; i < sums.rows && thread < gemm_threads; i += 4) {
 #pragma GCC unroll 4
 			for (u32 e = 0; e < 4; e++) {
 #pragma GCC unroll 2
@@ -200,7 +197,7 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 #pragma GCC unroll 1
 			for (u32 q = 0; q < sums.cols; q++) {
 				u32 r = i + q / (sums.cols / 4), c = q % (sums.cols / 4) * 4;
-				store(t.row + sums.row(warp, r), t.col + sums.col(warp, c), quad_of(dev::ld16(mine + q * gemm_threads)));
+				store(t.row + sums.row(thread, r), t.col + sums.col(thread, c), quad_of(dev::ld16(mine + q * gemm_threads)));
 			}
 		}
 		dev::syncthreads();
@@ -218,8 +215,9 @@ template <u32 BM, u32 BN, bool TA, bool TB> GEMM_INLINE void product(const GemmP
 template <u32 BM, u32 BN> GEMM_INLINE void split(const GemmSplitParams &s, const hx_launch &hx) {
 	if (dev::dropped(hx)) return;
 	for (u32 i = dev::bid(); i < tiles_of(s.P, BM, BN) * over(s.P.K, (u32)s.Chunk); i += dev::blocks()) {
-		const Tile t = tile_at(s.P, i, BM, BN, (u32)s.Chunk);
-		compute<BM, BN, true, false>(s.P, t, [&](u32 row, u32 col, const Quad &q) __attribute__((always_inline)) { store_part(s, t, row, col, q); });
+		compute<BM, BN, true, false>(s.P, tile_at(s.P, i, BM, BN, (u32)s.Chunk), [&](u32 row, u32 col, const Quad &q) __attribute__((always_inline)) {
+			store_part(s, dev::again(i) / tiles_of(s.P, BM, BN), row, col, q);
+		});
 	}
 }
 

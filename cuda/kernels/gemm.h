@@ -17,7 +17,6 @@ constexpr u32 gemm_bk = 16;
 struct Tile {
 	u32 row, col;
 	u32 from, to; // of K
-	u32 part;
 };
 
 GEMM_INLINE u32 over(i64 n, u32 by) { return ((u32)n + by - 1) / by; }
@@ -26,12 +25,11 @@ GEMM_INLINE u32 tiles_of(const GemmParams &p, u32 bm, u32 bn) { return over(p.M,
 // Item i of a grid's work: columns first, so that blocks that run at one time read the same rows of A.
 GEMM_INLINE Tile tile_at(const GemmParams &p, u32 i, u32 bm, u32 bn, u32 chunk) {
 	u32 cols = over(p.N, bn);
-	Tile t = {0, 0, 0, (u32)p.K, 0};
+	Tile t = {0, 0, 0, (u32)p.K};
 	if (chunk != 0) {
 		u32 tiles = tiles_of(p, bm, bn);
-		t.part = i / tiles;
-		i -= t.part * tiles;
-		t.from = t.part * chunk;
+		t.from = i / tiles * chunk;
+		i %= tiles;
 		if (t.from + chunk < t.to) t.to = t.from + chunk;
 	}
 	t.row = i / cols * bm;
@@ -60,6 +58,6 @@ GEMM_INLINE Term term_of(const GemmParams &p, const Tile &t, u32 second) {
 GEMM_INLINE float *element(u64 p, u32 row, u32 ld, u32 col) { return dev::at<float>(p, (i64)((u64)row * ld + col)); }
 
 // A quad of a part's sum. Columns from N to LDP are there, and nobody reads them.
-GEMM_INLINE void store_part(const GemmSplitParams &s, const Tile &t, u32 row, u32 col, const Quad &q) {
-	if (row < (u32)s.P.M && col < (u32)s.P.N) dev::st16(dev::at<float>(s.Parts, (t.part * s.P.M + row) * s.LDP + col), words_of(q));
+GEMM_INLINE void store_part(const GemmSplitParams &s, u32 part, u32 row, u32 col, const Quad &q) {
+	if (row < (u32)s.P.M && col < (u32)s.P.N) dev::st16(dev::at<float>(s.Parts, ((i64)part * s.P.M + row) * s.LDP + col), words_of(q));
 }

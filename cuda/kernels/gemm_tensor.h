@@ -132,11 +132,10 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 	constexpr u32 stage = A::floats + B::floats;
 	HX_SHARED(u32x4, shared, gemm_stages * stage / 4);
 	float *base = reinterpret_cast<float *>(&shared[0]);
-	const u32 warps = dev::threads() / 32, lane = dev::lane(), g = lane / 4, k4 = lane % 4 * 4;
+	const u32 warps = dev::threads() / 32;
 	const u32 first_steps = over(t.to - t.from, gemm_bk), steps = first_steps + over(p.K2, gemm_bk);
 	for (u32 round = 0; round < gemm_warps; round += warps) {
 		const u32 warp = round + dev::tid() / 32;
-		const u32 row = warp / across * wm, col = warp % across * 32;
 		float d[mt][4][4];
 #pragma GCC unroll 4
 		for (u32 i = 0; i < mt; i++) {
@@ -154,7 +153,7 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 				x.k += (s - (term ? first_steps : 0)) * gemm_bk;
 				float *to = base + slot * stage;
 #pragma GCC unroll 1
-				for (u32 v = dev::tid(); v < gemm_threads; v += dev::threads()) {
+				for (u32 v = dev::again(dev::tid()); v < gemm_threads; v += dev::threads()) {
 					A::bring(pipe, to, x.a, x.lda, t.row, (u32)p.M, x.k, x.end, v);
 					B::bring(pipe, to + A::floats, x.b, x.ldb, t.col, (u32)p.N, x.k, x.end, v);
 				}
@@ -172,6 +171,8 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 			const float *a = base + slot * stage, *b = a + A::floats;
 			slot = slot == 2 ? 0 : slot + 1;
 			if (warp >= gemm_warps) continue; // the last round may have work for fewer than there are
+			const u32 w = dev::again(warp), lane = dev::again(dev::lane());
+			const u32 row = w / across * wm, col = w % across * 32, g = lane / 4, k4 = lane % 4 * 4;
 			u32 fb[4][Math::b_words];
 			Fragment y;
 			if constexpr (TB) {
@@ -208,15 +209,17 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 		// finishes a quad is too long to be there for each of them.
 		static_assert(gemm_stages * stage >= 16 * gemm_threads, "room for a tile of each thread");
 		u32x4 *mine = &shared[dev::tid()];
-		if (warp < gemm_warps)
+		if (warp < gemm_warps) {
 #pragma GCC unroll 4
-		for (u32 i = 0; i < mt; i++) {
+			for (u32 i = 0; i < mt; i++) {
 #pragma GCC unroll 4
-			for (u32 e = 0; e < 4; e++) dev::st16(mine + e * gemm_threads, words_of({{d[i][0][e], d[i][1][e], d[i][2][e], d[i][3][e]}}));
+				for (u32 e = 0; e < 4; e++) dev::st16(mine + e * gemm_threads, words_of({{d[i][0][e], d[i][1][e], d[i][2][e], d[i][3][e]}}));
 #pragma GCC unroll 1
-			for (u32 e = 0; e < 4; e++) {
-				const u32 h = e / 2, r = TA ? 32 * (i / 2) + 4 * g + 2 * (i % 2) + h : 16 * i + 8 * h + g;
-				store(t.row + row + r, t.col + col + 2 * k4 + e % 2 * 4, quad_of(dev::ld16(mine + e * gemm_threads)));
+				for (u32 e = 0; e < 4; e++) {
+					const u32 w = dev::again(warp), lane = dev::again(dev::lane()), g = lane / 4, h = e / 2;
+					const u32 r = TA ? 32 * (i / 2) + 4 * g + 2 * (i % 2) + h : 16 * i + 8 * h + g;
+					store(t.row + w / across * wm + r, t.col + w % across * 32 + lane % 4 * 8 + e % 2 * 4, quad_of(dev::ld16(mine + e * gemm_threads)));
+				}
 			}
 		}
 		dev::syncthreads();
@@ -234,7 +237,8 @@ template <typename Math, u32 BM, u32 BN, bool TA, bool TB> GEMM_INLINE void prod
 template <typename Math, u32 BM, u32 BN> GEMM_INLINE void split(const GemmSplitParams &s, const hx_launch &hx) {
 	if (dev::dropped(hx)) return;
 	for (u32 i = dev::bid(); i < tiles_of(s.P, BM, BN) * over(s.P.K, (u32)s.Chunk); i += dev::blocks()) {
-		const Tile t = tile_at(s.P, i, BM, BN, (u32)s.Chunk);
-		compute<Math, BM, BN, true, false>(s.P, t, [&](u32 row, u32 col, const Quad &q) __attribute__((always_inline)) { store_part(s, t, row, col, q); });
+		compute<Math, BM, BN, true, false>(s.P, tile_at(s.P, i, BM, BN, (u32)s.Chunk), [&](u32 row, u32 col, const Quad &q) __attribute__((always_inline)) {
+			store_part(s, dev::again(i) / tiles_of(s.P, BM, BN), row, col, q);
+		});
 	}
 }

@@ -219,6 +219,12 @@ struct Pipe {
 	template <u32 N> HX_DEVICE __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 };
 
+// v, of which the compiler knows nothing: what is computed from it is computed again, and takes no registers meanwhile.
+HX_DEVICE __forceinline__ u32 again(u32 v) {
+	asm volatile("" : "+r"(v));
+	return v;
+}
+
 HX_DEVICE __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 HX_DEVICE __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
