@@ -27,6 +27,8 @@ var testBinaries = []struct{ name, pkg string }{
 	{"graph.test", "./graph"},
 	{"cache.test", "./cache"},
 	{"gpuio.test", "./gpuio"},
+	{"gnn.test", "./gnn"},
+	{"sched.test", "./sched"},
 }
 
 // manifest says what was packed.

@@ -54,6 +54,10 @@ type results struct {
 	Steps     []step            `json:"steps"`
 	Bench     []json.RawMessage `json:"bench"`
 	Summaries []json.RawMessage `json:"summaries"`
+	// Figures are the rows of bench memory, sample and compute by step, Torch those of PyTorch's step.
+	Figures  map[string][]json.RawMessage `json:"figures"`
+	Torch    []json.RawMessage            `json:"torch,omitempty"`
+	Training []trained                    `json:"training"`
 }
 
 // benchRow is what the table shows of a row of "bench io --json".
@@ -81,6 +85,9 @@ type runner struct {
 	log   *os.File
 	res   results
 	rows  []benchRow
+	// Tables of figures as heliosctl printed them, and the states (HELIOS_STATE=…) with SSDs of our own.
+	tables []string
+	bound  []string
 }
 
 func runVerb(ctx context.Context, args []string) (err error) {
@@ -150,15 +157,18 @@ type job struct {
 	limit time.Duration
 	env   []string
 	args  []string
-	codes []int                                     // exit codes that are right (0)
-	then  func(stdout, both []byte) (string, error) // detail; an error fails the step
+	codes []int // exit codes that are right (0)
+	// prepare may complete the arguments by what earlier steps found; its error means that the step cannot be done.
+	prepare func(*job) error
+	absent  int                                       // exit code that says that what it needs is not there
+	then    func(stdout, both []byte) (string, error) // detail; an error fails the step
 }
 
 func (r *runner) bin(name string) string { return filepath.Join(r.pack, "bin", name) }
 
-// all runs the steps, what matters most first.
+// all runs the steps: what says that the GPU computes right, the figures, training, and what takes long last.
 func (r *runner) all(only string) {
-	batches, bench, seconds, io := "2000", "1,2,4,8,16,32,64,128", "0.25", "^TestGPU"
+	batches, bench, seconds, io := "1000", "1,4,16,32,128", "0.25", "^TestGPU"
 	counts := []int{1, 2, 4, 8, 12}
 	size := int64(64 << 20)
 	if r.small {
@@ -171,39 +181,62 @@ func (r *runner) all(only string) {
 		list = append(list, strconv.Itoa(n))
 	}
 	ssds := strings.Join(list, ",")
-	test := func(name, binary, run string, limit time.Duration, env ...string) job {
-		return job{name: name, limit: limit, env: env, then: lastLine("ok"),
-			args: []string{r.bin(binary), "-test.run", run, "-test.count=1", "-test.v", "-test.timeout", limit.String()}}
+	again := ssds
+	if r.small {
+		again = list[0]
 	}
+	test := func(name, binary, run string, limit time.Duration, env ...string) job {
+		args := []string{r.bin(binary), "-test.run", run, "-test.count=1", "-test.v", "-test.timeout", limit.String()}
+		if r.small {
+			args = append(args, "-test.short")
+		}
+		return job{name: name, limit: limit, env: env, then: lastLine("ok"), args: args}
+	}
+	hc := r.bin("heliosctl")
+	r.bound = append(r.bound, "HELIOS_STATE="+filepath.Join(r.dir, "state"))
 	jobs := []job{
 		{name: "nvidia-smi", limit: 20 * time.Second, args: []string{"nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"}, then: lastLine("")},
 		{name: "driver", limit: 30 * time.Second, args: []string{r.bin("gputier"), "probe"}, then: r.probed},
-		{name: "heliosctl", limit: 20 * time.Second, args: []string{r.bin("heliosctl"), "version"}, then: lastLine("")},
+		{name: "heliosctl", limit: 20 * time.Second, args: []string{hc, "version"}, then: lastLine("")},
+		{name: "doctor", limit: 30 * time.Second, args: []string{hc, "doctor"}, then: lastLine("")},
 		test("conformance", "driver.test", "^TestConformance$", 60*time.Second),
-		test("I/O kernels", "gpuio.test", io, 90*time.Second),
-		test("differential", "difftest.test", "^TestTrace$", 80*time.Second, "DIFF_BATCHES="+batches),
+	}
+	jobs = append(jobs, r.computeJobs()...)
+	jobs = append(jobs, r.trainings()...)
+	// The whole suites of these run on the fake library in CI; what the small tier proves of them is that they travel.
+	gnn, sched := "^Test.*(GPU|Driver)", "^(TestTrainOnGPU|TestResumeOnAnotherDevice)$"
+	if r.small {
+		gnn, sched = "^TestGemmGPUSplit$", "^TestTrainOnGPU$/^helios_sage$"
+	}
+	jobs = append(jobs,
+		test("model kernels", "gnn.test", gnn, 60*time.Second),
+		test("training", "sched.test", sched, 40*time.Second),
+		test("I/O kernels", "gpuio.test", io, 60*time.Second),
+		test("differential", "difftest.test", "^TestTrace$", 60*time.Second, "DIFF_BATCHES="+batches),
 		test("sampling", "graph.test", "^TestDriver$", 40*time.Second),
 		test("cache", "cache.test", "^TestDriver$", 40*time.Second),
-		{name: "launches", limit: 20 * time.Second, then: benchmarks,
+		job{name: "launches", limit: 20 * time.Second, then: benchmarks,
 			args: []string{r.bin("driver.test"), "-test.run", "^$", "-test.bench", "^BenchmarkLaunch", "-test.benchtime", "200ms"}},
-		{name: "bad: no such GPU", limit: 20 * time.Second, codes: []int{3}, args: []string{r.bin("heliosctl"), "bench", "io", "--device", "cuda:99"}},
-		{name: "bad: 0 blocks", limit: 20 * time.Second, codes: []int{2}, args: []string{r.bin("heliosctl"), "bench", "io", "--device", "cuda", "--blocks", "0"}},
-		{name: "RAM SSDs", limit: 60 * time.Second, args: []string{r.bin("heliosctl"), "bind-ssds", "--proxy-ram", list[len(list)-1], "--size", each}, then: r.fill},
-		{name: "bad: no memory", limit: 60 * time.Second, codes: []int{3}, args: r.benchArgs("--device", "cuda", "--ssds", "1", "--row-bytes", "64KiB", "--depth", "1024", "--seconds", "0.01")},
-		{name: "I/O at 80 us", limit: 150 * time.Second, then: r.benched,
+		job{name: "bad: no such GPU", limit: 20 * time.Second, codes: []int{3}, args: []string{hc, "bench", "io", "--device", "cuda:99"}},
+		job{name: "bad: 0 blocks", limit: 20 * time.Second, codes: []int{2}, args: []string{hc, "bench", "io", "--device", "cuda", "--blocks", "0"}},
+		job{name: "RAM SSDs", limit: 60 * time.Second, args: []string{hc, "bind-ssds", "--proxy-ram", list[len(list)-1], "--size", each}, then: r.fill},
+		job{name: "bad: no memory", limit: 60 * time.Second, codes: []int{3}, args: r.benchArgs("--device", "cuda", "--ssds", "1", "--row-bytes", "64KiB", "--depth", "1024", "--seconds", "0.01")},
+		job{name: "I/O at 80 us", limit: 90 * time.Second, then: r.benched,
 			args: r.benchArgs("--device", "cuda", "--json", "--stack", "async,sync", "--ssds", ssds, "--blocks", bench, "--threads", "128", "--seconds", seconds, "--ssd-latency", "80us")},
-		{name: "I/O from RAM", limit: 120 * time.Second, then: r.benched,
-			args: r.benchArgs("--device", "cuda", "--json", "--stack", "async,sync", "--ssds", ssds, "--blocks", bench, "--threads", "128", "--seconds", seconds)},
-		{name: "I/O on the CPU", limit: 60 * time.Second, then: r.benched,
+		job{name: "I/O from RAM", limit: 90 * time.Second, then: r.benched,
+			args: r.benchArgs("--device", "cuda", "--json", "--stack", "async,sync", "--ssds", again, "--blocks", bench, "--threads", "128", "--seconds", seconds)},
+		job{name: "I/O on the CPU", limit: 60 * time.Second, then: r.benched,
 			args: r.benchArgs("--device", "host", "--json", "--stack", "async,sync", "--ssds", list[0], "--blocks", "1,32", "--threads", "128", "--seconds", seconds, "--ssd-latency", "80us")},
-	}
+	)
 	// Real GPUs have room for that; only the fake one is small.
 	if !r.small {
 		jobs = slices.DeleteFunc(jobs, func(j job) bool { return j.name == "bad: no memory" })
 	}
 	for _, tool := range []string{"memcheck", "racecheck", "synccheck"} {
-		for _, what := range []struct{ name, binary, run string }{{"data", "difftest.test", "^TestTrace$"}, {"I/O", "gpuio.test", "^TestGPUReads$/^(packed|one_command)$"}} {
-			j := test(tool+": "+what.name, what.binary, what.run, 60*time.Second, "DIFF_BATCHES=20")
+		for _, what := range []struct{ name, binary, run string }{
+			{"data", "difftest.test", "^TestTrace$"}, {"I/O", "gpuio.test", "^TestGPUReads$/^(packed|one_command)$"}, {"products", "gnn.test", "^TestGemmGPUSplit$"}, {"training", "sched.test", "^TestTrainOnGPU$/^helios_sage$"},
+		} {
+			j := test(tool+": "+what.name, what.binary, what.run, 40*time.Second, "DIFF_BATCHES=20")
 			j.args = append([]string{"compute-sanitizer", "--tool", tool, "--error-exitcode", "99", "--target-processes", "all"}, j.args...)
 			j.then = lastLine("ERROR SUMMARY")
 			jobs = append(jobs, j)
@@ -215,6 +248,35 @@ func (r *runner) all(only string) {
 		}
 	}
 	r.cleanUp()
+}
+
+// computeJobs are the figures of single kernels and of a step.
+func (r *runner) computeJobs() []job {
+	devices := []string{"--device", "host,cuda"}
+	cuda := []string{"--device", "cuda"}
+	memory := []string{"memory", "--row-bytes", "4096,512", "--seconds", "1"}
+	sample := []string{"sample", "--nodes", "4000000", "--fanout", "25,10", "--batch-size", "8000", "--batches", "10", "--turns", "5"}
+	products := []string{"compute", "--only", "gemm", "--seconds", "0.4"}
+	rows := []string{"compute", "--only", "rows", "--seconds", "0.3"}
+	dim, hidden, classes, seconds := 1024, 256, 47, 3.0
+	step := []string{"compute", "--only", "step", "--seconds", "1.5", "--nodes", "1000000", "--batch-size", "8000", "--fanout", "25,10"}
+	if r.small {
+		memory = []string{"memory", "--row-bytes", "4096", "--seconds", "0.01", "--tier", "1MiB", "--set", "256KiB"}
+		sample = []string{"sample", "--nodes", "3000", "--fanout", "5,3", "--batch-size", "32", "--batches", "1", "--turns", "1", "--workers", "1"}
+		products = []string{"compute", "--only", "gemm", "--seconds", "0.01", "--shapes", "nn:130x33x40,tn:40x33x600", "--rows", "100"}
+		rows = []string{"compute", "--only", "rows", "--seconds", "0.01", "--rows", "100"}
+		dim, hidden, classes, seconds = 24, 16, 5, 0.1
+		step = []string{"compute", "--only", "step", "--seconds", "0.01", "--nodes", "1000", "--batch-size", "40", "--fanout", "3,2", "--precision", "fp32", "--rows", "100"}
+	}
+	step = append(step, "--dim", strconv.Itoa(dim), "--hidden", strconv.Itoa(hidden), "--classes", strconv.Itoa(classes))
+	return []job{
+		r.figures("bench memory", 60*time.Second, append(memory, cuda...)...),
+		r.figures("bench sample", 60*time.Second, append(sample, devices...)...),
+		r.figures("bench step", 90*time.Second, append(step, cuda...)...),
+		r.torchJob(dim, hidden, classes, seconds),
+		r.figures("bench products", 90*time.Second, append(products, cuda...)...),
+		r.figures("bench rows", 60*time.Second, append(rows, cuda...)...),
+	}
 }
 
 // room is the size of each of n RAM SSDs: want, or what half of the shared memory gives.
@@ -233,17 +295,22 @@ func (r *runner) benchArgs(args ...string) []string {
 
 // cleanUp takes the RAM SSDs away, also when their step failed halfway.
 func (r *runner) cleanUp() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), 20*time.Second)
-	defer cancel()
-	c := exec.CommandContext(ctx, r.bin("heliosctl"), "unbind-ssds", "--delete")
-	c.Env = r.environ(nil)
-	if out, err := c.CombinedOutput(); err != nil {
-		r.res.Steps = append(r.res.Steps, step{Name: "cleaning up", Status: failed, Detail: fmt.Sprintf("%v: %s", err, oneLine(string(out)))})
+	for _, state := range r.bound {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), 20*time.Second)
+		c := exec.CommandContext(ctx, r.bin("heliosctl"), "unbind-ssds", "--delete")
+		c.Env = r.environ([]string{state})
+		if out, err := c.CombinedOutput(); err != nil {
+			r.res.Steps = append(r.res.Steps, step{Name: "cleaning up", Status: failed, Detail: fmt.Sprintf("%v: %s", err, oneLine(string(out)))})
+		}
+		cancel()
 	}
 }
 
 func (r *runner) environ(extra []string) []string {
-	return append(append(os.Environ(), "HELIOS_GPU=1", "HELIOS_STATE="+filepath.Join(r.dir, "state"), "TMPDIR="+r.dir), extra...)
+	// The driver compiles our PTX once for all steps: the machine may have no home for its cache (CUDA programming guide,
+	// environment variables).
+	return append(append(os.Environ(), "HELIOS_GPU=1", "HELIOS_STATE="+filepath.Join(r.dir, "state"), "TMPDIR="+r.dir,
+		"CUDA_CACHE_PATH="+filepath.Join(r.dir, "cuda-cache"), "CUDA_CACHE_MAXSIZE=1073741824"), extra...)
 }
 
 // find looks for a program: in PATH, where CUDA is installed, in the pack.
@@ -286,6 +353,13 @@ func (r *runner) do(j job) {
 		s.Status, s.Detail = notThere, j.args[0]+" is not on this machine"
 		return
 	}
+	if j.prepare != nil {
+		if err := j.prepare(&j); err != nil {
+			s.Status, s.Detail = failed, oneLine(err.Error())
+			return
+		}
+		s.Command = j.args
+	}
 	ctx, cancel := context.WithTimeout(r.ctx, j.limit)
 	defer cancel()
 	c := exec.CommandContext(ctx, prog, j.args[1:]...)
@@ -324,6 +398,8 @@ func (r *runner) do(j job) {
 		s.Status, s.Detail = failed, fmt.Sprintf("over its limit of %v", j.limit)
 	case c.ProcessState == nil:
 		s.Status, s.Detail = failed, oneLine(err.Error())
+	case j.absent != 0 && code == j.absent:
+		s.Status, s.Detail = notThere, oneLine(last(both.String()))
 	case !slices.Contains(want, code):
 		s.Status, s.Detail = failed, fmt.Sprintf("exit code %d, not %d: %s", code, want[0], oneLine(why(both.String())))
 	default:

@@ -89,7 +89,7 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		}
 		return res, rerr
 	}
-	res, err := run(out, "sms=8,mem=134217728")
+	res, err := run(out, "sms=4,mem=268435456")
 	if err != nil {
 		return fmt.Errorf("on the fake libcuda: %w", err)
 	}
@@ -97,10 +97,11 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 	for _, s := range res.Steps {
 		count[s.Status]++
 	}
-	if len(res.Bench) == 0 || len(res.Summaries) == 0 || len(res.Probe) == 0 || count[passed] < 12 {
-		return fmt.Errorf("results.json lacks something: %d rows, %d summaries, %d steps passed", len(res.Bench), len(res.Summaries), count[passed])
+	if len(res.Bench) == 0 || len(res.Summaries) == 0 || len(res.Probe) == 0 || len(res.Figures) < 5 || len(res.Training) < 7 || count[passed] < 30 {
+		return fmt.Errorf("results.json lacks something: %d rows, %d summaries, figures of %d benchmarks, %d training runs, %d steps passed",
+			len(res.Bench), len(res.Summaries), len(res.Figures), len(res.Training), count[passed])
 	}
-	bad, err := run(filepath.Join(dir, "failing"), "sms=8,mem=134217728,crash=1", "-only", "driver,heliosctl,sampling,bad,RAM,I/O at")
+	bad, err := run(filepath.Join(dir, "failing"), "sms=4,mem=268435456,crash=1", "-only", "driver,heliosctl,sampling,bad,RAM,I/O at")
 	if err == nil {
 		return errors.New("a driver whose launches fail passed")
 	}

@@ -27,6 +27,10 @@ func (r *runner) table() string {
 	if err := w.Flush(); err != nil { // of a strings.Builder
 		panic(err)
 	}
+	r.showTraining(&out)
+	for _, t := range r.tables {
+		out.WriteString(t)
+	}
 	r.sweeps(&out)
 	return out.String()
 }
