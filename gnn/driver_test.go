@@ -1,9 +1,13 @@
+//go:build linux && (amd64 || arm64) && !nocuda
+
 package gnn
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -82,18 +86,17 @@ func (d *driverRig) read(t *testing.T, p cuda.DevicePtr, n int64) []float32 {
 	return append([]float32(nil), unsafe.Slice((*float32)(unsafe.Pointer(&d.stage.Bytes()[0])), n)...)
 }
 
-// near wants values that differ by no more than a share of the largest one.
+// near wants values whose differences are, by their norms, no more than a share of them.
 func near(t *testing.T, want, got []float32, share float64, what string) {
 	t.Helper()
 	require.Len(t, got, len(want), what)
-	most := 0.0
-	for _, v := range want {
-		most = max(most, math.Abs(float64(v)))
-	}
+	off, all := 0.0, 0.0
 	for i, v := range want {
-		if d := math.Abs(float64(v) - float64(got[i])); !(d <= share*most) {
-			t.Fatalf("%s: element %d is %v on the GPU and %v on the host, a difference of %.2g of the largest; the bound is %.2g", what, i, got[i], v, d/most, share)
-		}
+		d := float64(v) - float64(got[i])
+		off, all = off+d*d, all+float64(v)*float64(v)
+	}
+	if off, all = math.Sqrt(off), math.Sqrt(all); !(off <= share*all) {
+		t.Fatalf("%s: differs by %.2g of its norm %.3g; the bound is %.2g", what, off/all, all, share)
 	}
 }
 
@@ -113,6 +116,9 @@ func gpuCases() []gpuCase {
 		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers, Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
 	}
 	with := func(r rigConfig, fanouts ...int) rigConfig { r.fanouts = fanouts; return r }
+	// tf32 keeps 10 bits of mantissa and bf16 7: a factor is off by 2^-11 or 2^-8 of itself at most, there are some in a row, and
+	// where an activation is near 0, ReLU may be open in one run and not in the other.
+	const tf32, bf16 = 5e-3, 1e-1
 	list := []gpuCase{
 		{"sage 2 layers, dropout of both kinds", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
 		{"gcn 2 layers, dropout of both kinds", of("gcn", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
@@ -120,16 +126,22 @@ func gpuCases() []gpuCase {
 		{"gcn 1 layer, all neighbours", of("gcn", 1, 0, 0.5, cuda.FP32), with(small, -1), 0, false, 2},
 		{"sage 3 layers", of("sage", 3, 0.2, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
 		{"gcn 3 layers", of("gcn", 3, 0, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
-		// tf32 keeps 10 bits of mantissa and bf16 7: relative errors of 2^-11 and 2^-8 a factor, over some products.
-		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), 4e-3, false, 1},
-		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), 3e-2, false, 1},
+		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), tf32, false, 1},
+		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), bf16, false, 1},
 		{"sage blas", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 1e-5, true, 1},
-		{"gcn blas tf32", of("gcn", 2, 0, 0, cuda.TF32), with(small, 4, 3), 4e-3, true, 1},
-		// Where an activation is near 0, ReLU may be open in one and not in the other.
-		{"sage blas bf16", of("sage", 3, 0, 0, cuda.BF16), with(small, 2, 2, 2), 1e-1, true, 1},
+		{"gcn blas tf32", of("gcn", 2, 0, 0, cuda.TF32), with(small, 4, 3), tf32, true, 1},
+		{"sage blas bf16", of("sage", 2, 0, 0, cuda.BF16), with(small, 4, 3), bf16, true, 1},
 	}
 	// More destinations than one chain of a weight's gradient has on a GPU (gemmSplitLeast).
 	long := rigConfig{nodes: 900, edges: 2700, dim: 10, classes: 5, seeds: 700, sms: 2}
+	// Seeds without neighbours, a hop without edges, rows of no whole vector.
+	sparse := rigConfig{nodes: 40, src: []int64{1, 2, 3, 3}, dst: []int64{0, 0, 1, 0}, dim: 7, classes: 3, seeds: 9, fanouts: []int{4, 1, 1}, sms: 1}
+	for _, kind := range []string{"sage", "gcn"} {
+		list = append(list, gpuCase{kind + " almost without edges", ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 3, Layers: 3, Seed: 2}, sparse, 0, false, 1})
+	}
+	lonely := sparse
+	lonely.src, lonely.dst, lonely.fanouts = []int64{30}, []int64{31}, []int{2, 2}
+	list = append(list, gpuCase{"sage without edges", ModelConfig{Kind: "sage", InDim: 7, Hidden: 9, Classes: 3, Layers: 2, Seed: 2}, lonely, 0, false, 2})
 	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32), with(long, 2), 1e-5, false, 1})
 }
 
@@ -144,8 +156,8 @@ func TestDriverSteps(t *testing.T) {
 				t.Skip("long")
 			}
 			share := c.share
-			if share == 0 && simd.Best() == simd.Generic {
-				share = 1e-5 // its products round before each addition
+			if share == 0 && (simd.Best() == simd.Generic || runtime.GOARCH != "amd64") {
+				share = 1e-5 // the scalar products round before each addition, and Go's exponential differs by processor
 			}
 			g := newRig(t, c.rig)
 			d := g.onGPU(t, gpu)
@@ -291,6 +303,53 @@ func TestDriverOutOfMemory(t *testing.T) {
 	require.Equal(t, wantLoss, loss)
 }
 
+// Memory that a BLAS finds missing in the middle of a step: the step can be done again, unless it has dropped its input in place.
+func TestDriverOutOfMemoryInBLAS(t *testing.T) {
+	gpu, lib := fakeGPU(t)
+	if lib == "" {
+		t.Skip("the fake's failures")
+	}
+	path := blasPath(t, lib)
+	blas, err := gpu.OpenBLAS(path)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, blas.Close()) }()
+	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, fanouts: []int{3, 3}, sms: 2})
+	for _, input := range []float32{0, 0.3} {
+		cfg := ModelConfig{Kind: "gcn", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4, FeatureDropout: input, Seed: 7, BLAS: blas}
+		var sums []string
+		for _, fail := range []int{0, 1, 2, 5} {
+			d := g.onGPU(t, gpu)
+			m, err := NewModel(gpu, cfg)
+			require.NoError(t, err)
+			train := func() error {
+				return m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{Seed: 3, LR: 0.01})
+			}
+			if fail > 0 {
+				fakecuda.Control(t, path, fmt.Sprintf("fail=cublasGemmEx:%d:3", fail)) // CUBLAS_STATUS_ALLOC_FAILED
+				err := train()
+				var oom *cuda.OutOfMemoryError
+				require.ErrorContains(t, err, "out of memory for cuBLAS")
+				require.Equal(t, int64(0), m.AdamStep())
+				if input > 0 {
+					require.False(t, errors.As(err, &oom), "%v", err)
+					require.Equal(t, errs.Device, errs.ClassOf(err))
+					require.NoError(t, m.Close())
+					continue
+				}
+				require.ErrorAs(t, err, &oom)
+			}
+			require.NoError(t, train())
+			_, _, _, err = m.Outcome(d.ctx, d.stream)
+			require.NoError(t, err)
+			sum, err := m.ParamsSHA256()
+			require.NoError(t, err)
+			sums = append(sums, sum)
+			require.Equal(t, sums[0], sum)
+			require.NoError(t, m.Close())
+		}
+	}
+}
+
 func edgesOf(mb *graph.MiniBatch) []int64 {
 	var n []int64
 	for i := range mb.Blocks {
@@ -317,11 +376,13 @@ func TestDriverMistakes(t *testing.T) {
 	m, err := NewModel(gpu, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
-	require.NoError(t, m.Train(s, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{LR: 0.1}))
-	_, _, _, err = m.Outcome(d.ctx, s)
+	err = m.Train(s, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{LR: 0.1})
+	if err == nil { // which may be told already by who enqueues what comes after it
+		_, _, _, err = m.Outcome(d.ctx, s)
+	}
+	_ = s.Close()
 	var ke *cuda.KernelError
 	require.ErrorAs(t, err, &ke)
 	require.Equal(t, "xent_count", ke.Kernel)
-	require.ErrorContains(t, err, fmt.Sprintf("label %d of seed %d is out of range", 17, 2))
-	_ = s.Close()
+	require.ErrorContains(t, err, "label 17 of seed 2 is out of range")
 }
