@@ -219,7 +219,7 @@ func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 
 // useMemory takes a rung; nil: what needs no proof.
 func (e *async) useMemory(m *Memory) error {
-	if m == nil || e.onHost() {
+	if m == nil {
 		return nil
 	}
 	e.rung = m.rung
@@ -381,14 +381,15 @@ func (e *async) open(ctx context.Context) error {
 	}
 	if !e.onHost() {
 		e.gate = make(chan struct{}, 1)
-		if e.rung == RungPinnedCPUBell {
-			e.bells, err = newBells(&e.side, e.queues())
-		} else {
-			err = e.registerDoorbells()
-		}
-		if err != nil {
-			return err
-		}
+	}
+	switch {
+	case e.rung == RungPinnedCPUBell:
+		e.bells, err = newBells(&e.side, e.queues())
+	case !e.onHost():
+		err = e.registerDoorbells()
+	}
+	if err != nil {
+		return err
 	}
 	nq := e.queues()
 	per := e.commandsOf(0)

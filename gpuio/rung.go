@@ -100,6 +100,9 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 			return nil, err
 		}
 	}
+	if len(ssds) == 0 {
+		return nil, errs.New(errs.Usage, "memory ladder: no SSDs: bind some first")
+	}
 	soft := 0
 	for s, d := range ssds {
 		if d == nil || d.Ctrl == nil {

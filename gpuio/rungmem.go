@@ -71,7 +71,7 @@ func (s *side) area(d *SSD, bytes int, purpose string) (dmaArea, error) {
 	}
 	m, err := s.peer.MapPeer(b, s.method)
 	if err != nil {
-		return dmaArea{}, errors.Join(err, b.Free())
+		return dmaArea{}, errors.Join(fmt.Errorf("%w; use less --depth or a smaller --coalesce, or --memory-rung %s", err, RungPinned), b.Free())
 	}
 	a := dmaArea{buf: b, peer: m, mem: m.Bytes()}
 	if int64(len(a.mem)) < b.Size() {

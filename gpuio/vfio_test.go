@@ -50,12 +50,18 @@ func TestVFIO(t *testing.T) {
 			t.Run(fmt.Sprintf("rows of %d on %d LBAs of %d", rowBytes, len(group), lba), func(t *testing.T) {
 				r := loadReal(t, group, lba, rowBytes)
 				rng := rand.New(rand.NewPCG(uint64(rowBytes), uint64(lba)))
-				for _, o := range []AsyncOptions{{Depth: 64}, {Depth: 256, CoalesceBytes: -1}, {Depth: 3, QueuePairs: 1, CoalesceBytes: -1}} {
+				m, err := ChooseRung(r.dev, r.ssds, RungAuto)
+				require.NoError(t, err)
+				require.Equal(t, RungPinned, m.Rung())
+				bells := &Memory{rung: RungPinnedCPUBell}
+				for _, o := range []AsyncOptions{{Depth: 64, Memory: m}, {Depth: 256, CoalesceBytes: -1}, {Depth: 3, QueuePairs: 1, CoalesceBytes: -1}, {Depth: 64, Memory: bells}} {
 					rd, err := NewAsync(r.dev, r.ssds, r.layout, o)
 					r.readAll(rng, rd, err)
 				}
-				rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64})
-				r.readAll(rng, rd, err)
+				for _, m := range []*Memory{nil, bells} {
+					rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64, Memory: m})
+					r.readAll(rng, rd, err)
+				}
 			})
 		}
 		t.Run(fmt.Sprintf("death of a controller among %d", len(group)), func(t *testing.T) {
@@ -63,9 +69,10 @@ func TestVFIO(t *testing.T) {
 			for _, kill := range []struct {
 				how string
 				fn  func() error
-			}{{"bus master off", group[0].dev.DisableDMA}, {"function reset", group[0].dev.Reset}} {
+				m   *Memory
+			}{{"bus master off", group[0].dev.DisableDMA, nil}, {"function reset", group[0].dev.Reset, nil}, {"bus master off, bells", group[0].dev.DisableDMA, &Memory{rung: RungPinnedCPUBell}}} {
 				began := time.Now()
-				rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Timeout: time.Second})
+				rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Timeout: time.Second, Memory: kill.m})
 				require.NoError(t, err)
 				rng := rand.New(rand.NewPCG(1, 2))
 				var sets []*testSet
