@@ -90,14 +90,18 @@ func testGrowable(s *suite) {
 			written = now
 		}
 	}
-	// A kernel across all of it.
+	// Kernels at both ends of it, and where the first pages end.
 	s.ok(st.Fill(at, 1, size))
-	launch(s, st, "conf_affine", 7, affineParams{at, size / 8, 3, 1})
-	v := s.readWords(st, at, size/8)
-	for _, i := range []int{0, 1, len(v) / 2, len(v) - 1} {
-		if v[i] != 0x0101010101010101*3+1 {
-			s.Fatalf("word %d of %d is %#x", i, len(v), v[i])
+	const some = 2048
+	for _, off := range []cuda.DevicePtr{0, 4096 - 8*some/2 + 8*some, 2<<20 - 8*some/2, size/8*8 - 8*some} {
+		launch(s, st, "conf_affine", 3, affineParams{at + off, some, 3, 1})
+		v := s.readWords(st, at+off, some)
+		for _, i := range []int{some / 2, some - 1} {
+			if v[i] != 0x0101010101010101*3+1 {
+				s.Fatalf("word %d from %d is %#x", i, off, v[i])
+			}
 		}
+		s.ok(st.Fill(at+off, 1, 8*some))
 	}
 	s.fails(g.Grow(size+1), "slot", fmt.Sprint(size+1), fmt.Sprint(size))
 	s.fails(g.Grow(-1), "slot")
@@ -133,6 +137,7 @@ func testGrowable(s *suite) {
 	// Growing beside work that uses what is there, and others that do the same.
 	var wg sync.WaitGroup
 	failed := make([]error, 3)
+	const tail = 256 // words at the end of what is there
 	k := s.kernel("conf_affine")
 	for i := range failed {
 		own, st := s.reserve(4<<20, "own"), s.stream(cuda.StreamOptions{Name: fmt.Sprint("own ", i)})
@@ -143,7 +148,7 @@ func testGrowable(s *suite) {
 					if err := own.Grow(n << 18); err != nil {
 						return err
 					}
-					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 2, Threads: 64}, affineParams{own.Ptr(), n << 15, 1, 1}); err != nil {
+					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 2, Threads: 64}, affineParams{own.Ptr() + cuda.DevicePtr(n<<18) - 8*tail, tail, 1, uint64(n)}); err != nil {
 						return err
 					}
 				}
@@ -151,8 +156,15 @@ func testGrowable(s *suite) {
 			}()
 		})
 		defer func() {
-			if v := s.readWords(st, own.Ptr(), 1<<19); v[0] != 16 || v[len(v)-1] != 1 || v[len(v)/2-1] != 9 {
-				s.Errorf("words %d, %d and %d", v[0], v[len(v)/2-1], v[len(v)-1])
+			for i, v := range s.readWords(st, own.Ptr(), 1<<19) {
+				want := uint64(0)
+				if i%(1<<15) >= 1<<15-tail {
+					want = uint64(i>>15) + 1
+				}
+				if v != want {
+					s.Errorf("word %d is %d, want %d", i, v, want)
+					return
+				}
 			}
 		}()
 	}

@@ -159,7 +159,6 @@ func TestEveryCallFails(t *testing.T) {
 		"cuDeviceGetDevResource": true, "cuDevSmResourceSplitByCount": true,
 		"cuStreamDestroy_v2": true, "cuEventDestroy_v2": true, "cuModuleUnload": true, "cuLibraryUnload": true,
 		"cuMemFree_v2": true, "cuMemHostUnregister": true, "cuCtxSetCurrent": true, "cuStreamQuery": true,
-		"cuMemUnmap": true, "cuMemAddressFree": true, "cuGraphDestroy": true, "cuGraphExecDestroy": true,
 		// Without a graph there are launches.
 		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true, "cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
 	}
@@ -175,8 +174,9 @@ func TestEveryCallFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(line)
 		}
-		if name == "cuDevicePrimaryCtxRelease_v2" || name == "cuGreenCtxDestroy" {
-			continue // its failure leaves a context alive, so it comes last
+		switch name {
+		case "cuDevicePrimaryCtxRelease_v2", "cuGreenCtxDestroy", "cuMemUnmap", "cuMemAddressFree", "cuGraphDestroy", "cuGraphExecDestroy":
+			continue // its failure leaves something alive, so it comes last
 		}
 		sites = append(sites, fmt.Sprintf("%s:%d", name, calls))
 		for n := 1; n <= min(calls, most); n++ {
@@ -223,6 +223,18 @@ func TestEveryCallFails(t *testing.T) {
 		}
 		if empty(t, lib); t.Failed() {
 			t.Fatalf("seed %d, round %d: %s", seed, round, knobs)
+		}
+	}
+	for _, call := range []string{"cuMemUnmap", "cuMemAddressFree"} {
+		fakecuda.Control(t, lib, sweepKnobs+",fail="+call+":1")
+		if err := workload(lib); err == nil || !strings.Contains(err.Error(), call) {
+			t.Errorf("%s failed: %v", call, err)
+		}
+	}
+	for _, call := range []string{"cuGraphDestroy", "cuGraphExecDestroy"} {
+		fakecuda.Control(t, lib, sweepKnobs+",fail="+call+":1")
+		if err := workload(lib); err != nil {
+			t.Errorf("%s failed: %v", call, err)
 		}
 	}
 	fakecuda.Control(t, lib, sweepKnobs+",fail=cuGreenCtxDestroy:1")
