@@ -130,6 +130,37 @@ func TestTrainOnGPU(t *testing.T) {
 	}
 }
 
+// TestPrecisions: products with rounded factors, and by a BLAS, learn nearly the same.
+func TestPrecisions(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the products have tests of their own")
+	}
+	d, feat, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.NoEval = true
+	host := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	blas := BLASAuto
+	if os.Getenv("HELIOS_GPU") != "1" {
+		blas = fakecuda.BuildBLAS(t)
+	}
+	for _, c := range []struct {
+		precision, blas string
+		tolerance       float64
+	}{{"tf32", "", 1e-2}, {"bf16", "", 5e-2}, {"fp32", blas, lossTolerance}} {
+		cfg.Precision, cfg.BLAS = c.precision, c.blas
+		dev, _ := gpu(t, "")
+		g := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+		require.NoError(t, g.err)
+		require.Equal(t, host.blocks, g.blocks)
+		for i := range host.res.Epochs {
+			require.InDelta(t, host.res.Epochs[i].Loss, g.res.Epochs[i].Loss, c.tolerance, c.precision)
+		}
+		t.Logf("%s, %s: last loss %v, on the host %v", g.res.Precision, g.res.BLAS, g.res.Epochs[1].Loss, host.res.Epochs[1].Loss)
+		require.Equal(t, c.precision, g.res.Precision)
+		require.Equal(t, c.blas == "", g.res.BLAS == BLASOff)
+	}
+}
+
 // TestGPUTierIsMeasured: auto takes what the device has free and leaves what the run needs.
 func TestGPUTierIsMeasured(t *testing.T) {
 	d, feat, s := fiberRig(t)
@@ -195,7 +226,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 		got, notes := run(t, cfg, "used=268435456")
 		require.Equal(t, errs.Capability, errs.ClassOf(got.err), "%v", got.err)
 		require.ErrorContains(t, got.err, "lower --batch-size")
-		require.Contains(t, notes, "the GPU tier shrinks from 9.375 KiB to 0 B")
+		require.Contains(t, notes, "the GPU tier shrinks from 9.4 KiB to 0 B")
 	})
 }
 

@@ -142,8 +142,10 @@ func (e *engine) shrink(ctx context.Context, cause error) error {
 		return err
 	}
 	was := e.tiers.gpuRows * e.rowBytes
-	e.obs.note(fmt.Sprintf("out of device memory: %v; the GPU tier shrinks from %s to %s, and the run goes on at the same batch",
-		cause, units.FormatBytes(was), units.FormatBytes(b.gpuRows*e.rowBytes)))
+	var oom *cuda.OutOfMemoryError
+	errors.As(cause, &oom)
+	e.obs.note(fmt.Sprintf("out of device memory (%v): the GPU tier shrinks from %s to %s, and the run goes on at the same batch",
+		oom, units.FormatBytes(was), units.FormatBytes(b.gpuRows*e.rowBytes)))
 	e.gpuShrunk += was - b.gpuRows*e.rowBytes
 	b.auto = false
 	e.tiers = b

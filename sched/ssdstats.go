@@ -66,10 +66,12 @@ type IOResult struct {
 	Coalesced int64       `json:"rows_coalesced"`  // rows that shared a command with another
 	Mismatch  int64       `json:"rows_mismatched"` // with --check-reads: rows whose checksum was wrong, each time it was
 	Latency   *Latency    `json:"latency_us"`      // null where the stack does not know it
+	// NotInPlace is why rows for the GPU's memory took a copy although the SSDs reach it; empty: none did, or they don't.
+	NotInPlace string `json:"rows_not_in_place,omitempty"`
 }
 
 func ioResult(st gpuio.Stats) IOResult {
-	r := IOResult{SSDs: []SSDResult{}, Coalesced: st.Coalesced, Mismatch: st.Mismatch, Latency: latencyOf(&st.Latency)}
+	r := IOResult{SSDs: []SSDResult{}, Coalesced: st.Coalesced, Mismatch: st.Mismatch, Latency: latencyOf(&st.Latency), NotInPlace: st.NotInPlace}
 	for _, s := range st.PerSSD {
 		r.SSDs = append(r.SSDs, SSDResult{
 			Name: s.Name, Commands: s.Commands, Bytes: s.Bytes, Errors: s.Errors, Timeouts: s.Timeouts, Retries: s.Retries,

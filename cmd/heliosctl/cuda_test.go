@@ -17,7 +17,7 @@ func TestMainJobOnAGPU(t *testing.T) {
 	ok(t, "load", "g")
 	args := func(device string, more ...string) []string {
 		return append([]string{
-			"train", "g", "--device", device, "--fanout", "4,3", "--batch-size", "32", "--hidden", "8", "--lr", "0.01", "--json", "--quiet",
+			"train", "g", "--device", device, "--fanout", "4,3", "--batch-size", "32", "--hidden", "8", "--lr", "0.01", "--json",
 			"--io-blocks", "2", "--depth", "32",
 		}, more...)
 	}
@@ -54,5 +54,5 @@ func TestMainJobOnAGPU(t *testing.T) {
 	require.Len(t, strings.Split(strings.TrimSpace(text), "\n"), 4)
 	require.FileExists(t, "e.npy")
 
-	fails(t, hc(t, args("cuda", "--gpu-cache", "1TiB")...), 2, "train", "--gpu-cache 1TiB", "device memory has room for")
+	fails(t, hc(t, args("cuda", "--gpu-cache", "1TiB")...), 2, "train", "--gpu-cache", "device memory has room for")
 }

@@ -95,6 +95,9 @@ func ioRows(io sched.IOResult) [][]string {
 	if io.Coalesced > 0 {
 		rows = append(rows, []string{"coalesced", units.FormatCount(float64(io.Coalesced)) + " rows shared a command with another"})
 	}
+	if io.NotInPlace != "" {
+		rows = append(rows, []string{"not in place", "rows for the GPU's memory took a copy: " + io.NotInPlace})
+	}
 	if io.Mismatch > 0 {
 		rows = append(rows, []string{"checksums", fmt.Sprintf("%d rows came with a wrong checksum and were read again", io.Mismatch)})
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
+	"helios/internal/state"
 	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/sched"
@@ -255,15 +257,48 @@ func (e *env) graphInputs(hostOnly string) (in sched.Inputs, done func() error, 
 
 // inputs opens what a run works on; done closes it all.
 func (e *env) inputs(ctx context.Context) (in sched.Inputs, set *ssdSet, done func() error, err error) {
+	done = func() error { return nil }
+	first, err := e.ssdsFirst()
+	if err != nil {
+		return in, nil, done, err
+	}
+	if first {
+		if set, err = e.openSSDs(ctx, "ssds"); err != nil {
+			return in, nil, done, err
+		}
+	}
 	in, graph, err := e.graphInputs("")
 	if err != nil {
+		if first {
+			err = errors.Join(err, set.close())
+		}
 		return in, nil, graph, err
 	}
-	if set, err = e.openSSDs(ctx, "ssds"); err != nil {
-		return in, nil, graph, errors.Join(err, graph())
+	if !first {
+		if set, err = e.openSSDs(ctx, "ssds"); err != nil {
+			return in, nil, graph, errors.Join(err, graph())
+		}
 	}
 	in.SSDs = set.ssds
 	return in, set, func() error { return errors.Join(set.close(), graph()) }, nil
+}
+
+// ssdsFirst tells whether SSDs are opened before the device: where vfio-pci holds one that a GPU may be told of. A process
+// that dies has its files closed in the order of their numbers, and closing a VFIO device ends its DMA: that must come
+// before the driver gives the GPU's memory to somebody else.
+func (e *env) ssdsFirst() (bool, error) {
+	if kind, _, err := parseDevice(cmp.Or(e.c.String("device"), "auto")); err != nil || kind == "host" {
+		return false, err
+	}
+	st, err := e.store.Load()
+	if err != nil {
+		return false, err
+	}
+	first := slices.ContainsFunc(st.SSDs, func(d state.SSD) bool { return d.Kind == state.KindVFIO })
+	if first {
+		e.pollDoorbells = true // for software SSDs beside them: kernels of a GPU could not wake those
+	}
+	return first, nil
 }
 
 func runTrain(ctx context.Context, e *env) (err error) {
