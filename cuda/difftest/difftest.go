@@ -528,7 +528,7 @@ func (m *side) Bytes(p cuda.DevicePtr, n int64) []byte {
 		if m.host {
 			lo = b.host.Ptr()
 		}
-		if p >= lo && p+cuda.DevicePtr(n) <= lo+cuda.DevicePtr(b.size) {
+		if p >= lo && p+cuda.DevicePtr(n) <= lo+cuda.DevicePtr(b.live()) {
 			return m.copies[i][p-lo:][:n:n]
 		}
 	}
@@ -540,7 +540,7 @@ func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []by
 	normalise := d.opt.Normalise[l.Kernel]
 	host := &side{bufs: bufs, host: true}
 	for _, b := range bufs {
-		mem := b.host.Bytes()
+		mem := b.host.Bytes()[:b.live()]
 		if normalise != nil {
 			mem = bytes.Clone(mem)
 		}
@@ -559,7 +559,7 @@ func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []by
 			return m
 		}
 		if _, ok := d.opt.Tolerance[l.Kernel]; ok && normalise == nil {
-			copy(b.host.Bytes(), gpu.copies[i])
+			copy(b.host.Bytes()[:b.live()], gpu.copies[i])
 		}
 	}
 	return nil
@@ -569,7 +569,7 @@ func (d *Device) differ(l Launch, b *buffer, want, got []byte) error {
 	if bytes.Equal(want, got) {
 		return nil
 	}
-	m := &Mismatch{Launch: l, Seed: d.opt.Seed, Buffer: b.Purpose(), Offset: -1, Size: b.size}
+	m := &Mismatch{Launch: l, Seed: d.opt.Seed, Buffer: b.Purpose(), Offset: -1, Size: b.live()}
 	if t, ok := d.opt.Tolerance[l.Kernel]; ok {
 		at, near := t.near(want, got)
 		if near {
@@ -586,7 +586,7 @@ func (d *Device) differ(l Launch, b *buffer, want, got []byte) error {
 		}
 	}
 	lo := m.Offset &^ 7
-	hi := min(lo+8, b.size)
+	hi := min(lo+8, b.live())
 	m.Go, m.CUDA = slices.Clone(want[lo:hi]), slices.Clone(got[lo:hi])
 	return m
 }
@@ -598,7 +598,7 @@ const stagePurpose = "difftest staging"
 func (d *Device) fetch(st cuda.Stream, bufs []*buffer) error {
 	var room int64
 	for _, b := range bufs {
-		room += b.size
+		room += b.live()
 	}
 	if d.stage == nil || d.stage.Size() < room {
 		if d.stage != nil {
@@ -615,11 +615,11 @@ func (d *Device) fetch(st cuda.Stream, bufs []*buffer) error {
 	at := int64(0)
 	for _, b := range bufs {
 		if b.gpu.Bytes() == nil {
-			if err := st.Copy(d.stage.Ptr()+cuda.DevicePtr(at), b.ptr, b.size); err != nil {
+			if err := st.Copy(d.stage.Ptr()+cuda.DevicePtr(at), b.ptr, b.live()); err != nil {
 				return err
 			}
 		}
-		at += b.size
+		at += b.live()
 	}
 	return nil
 }
@@ -629,12 +629,12 @@ func (d *Device) fetched(bufs []*buffer) [][]byte {
 	var out [][]byte
 	at := int64(0)
 	for _, b := range bufs {
-		part := d.stage.Bytes()[at:][:b.size:b.size]
+		part := d.stage.Bytes()[at:][:b.live():b.live()]
 		if mem := b.gpu.Bytes(); mem != nil {
 			copy(part, mem)
 		}
 		out = append(out, part)
-		at += b.size
+		at += b.live()
 	}
 	return out
 }
@@ -657,7 +657,7 @@ func (d *Device) CheckAll() error {
 	}
 	got := d.fetched(bufs)
 	for i, b := range bufs {
-		if m := d.differ(Launch{Number: d.number, Kernel: "at the end"}, b, b.host.Bytes(), got[i]); m != nil {
+		if m := d.differ(Launch{Number: d.number, Kernel: "at the end"}, b, b.host.Bytes()[:b.live()], got[i]); m != nil {
 			d.found = append(d.found, m)
 			return m
 		}
