@@ -3,11 +3,13 @@
 package sched
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +23,7 @@ import (
 	"helios/dataset"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
+	"helios/internal/timeline"
 	"helios/internal/units"
 )
 
@@ -102,7 +105,7 @@ func TestTrainOnGPU(t *testing.T) {
 		{"cpu", rowtype.Float32, func(c *Config) { c.Mode, c.CPUCache = ModeCPU, percent(10) }},
 		{"mmap", rowtype.Float32, func(c *Config) { c.Mode, c.Epochs = ModeMmap, 1 }},
 		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *Config) {
-			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs = "gcn", []int{-1}, StackSync, PipelineNone, 1
+			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs, c.CheckReads = "gcn", []int{-1}, StackSync, PipelineNone, 1, true
 		}},
 		{"float16 rows, features dropped", rowtype.Float16, func(c *Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
 	} {
@@ -159,6 +162,27 @@ func TestPrecisions(t *testing.T) {
 		require.Equal(t, c.precision, g.res.Precision)
 		require.Equal(t, c.blas == "", g.res.BLAS == BLASOff)
 	}
+}
+
+// TestVerifyRowsOnGPU: rows in the GPU's memory are held against the feature function in chunks, and drawn in the timeline.
+func TestVerifyRowsOnGPU(t *testing.T) {
+	was := verifyChunk
+	verifyChunk = 1000
+	defer func() { verifyChunk = was }()
+	dev, _ := gpu(t, "")
+	in := computedOn(t, dev, 300, rowtype.Float16, "")
+	cfg := onFibers()
+	var trace bytes.Buffer
+	cfg.Epochs, cfg.NoEval, cfg.VerifyRows, cfg.GPUCache, cfg.Timeline = 1, true, true, percent(20), timeline.New(&trace, timeline.Wall)
+	res, err := Train(context.Background(), cfg, in, Observer{})
+	require.NoError(t, err)
+	e := res.Epochs[0]
+	require.Equal(t, e.RowsGPU+e.RowsCPU+e.RowsSSD, *res.RowsVerified)
+	require.Positive(t, e.RowsGPU)
+	require.NoError(t, cfg.Timeline.Close())
+	spans, _, _ := readTimeline(t, trace.Bytes())
+	require.True(t, slices.ContainsFunc(spans, func(d drawn) bool { return d.track == trackGather }))
+	require.NoError(t, dev.Close())
 }
 
 // TestGPUTierIsMeasured: auto takes what the device has free and leaves what the run needs.

@@ -23,21 +23,27 @@ import (
 // computedInputs is a dataset with a feature function on SSDs that compute it.
 func computedInputs(t *testing.T, typ rowtype.Type, faults string) Inputs {
 	t.Helper()
-	ctx := context.Background()
-	out := filepath.Join(t.TempDir(), "d")
-	require.NoError(t, dataset.Generate(ctx, dataset.GenerateOptions{Nodes: 3000, Dim: 33, Classes: 4, AvgDegree: 6, Seed: 3, FeatureFn: "hash", Out: out}))
-	d, err := dataset.Open(out)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	return computedOn(t, dev, 3000, typ, faults)
+}
+
+// computedOn is computedInputs on a device and with so many nodes.
+func computedOn(t *testing.T, dev cuda.Device, nodes int64, typ rowtype.Type, faults string) Inputs {
+	t.Helper()
+	ctx := context.Background()
+	out := filepath.Join(t.TempDir(), "d")
+	require.NoError(t, dataset.Generate(ctx, dataset.GenerateOptions{Nodes: nodes, Dim: 33, Classes: 4, AvgDegree: 6, Seed: 3, FeatureFn: "hash", Out: out}))
+	d, err := dataset.Open(out)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	in := Inputs{Dataset: d, Dev: dev}
 	for i := range 2 {
 		m, err := dataset.NewComputed(ctx, d, dataset.ComputedOptions{Stripe: i, Stripes: 2, LBABytes: 512, Type: typ})
 		require.NoError(t, err)
 		var bus nvme.Bus
-		bus, err = proxy.Open(proxy.Config{Name: fmt.Sprintf("c%d", i), Serial: fmt.Sprintf("C%d", i), Content: m, Bytes: m.Size()})
+		bus, err = proxy.Open(proxy.Config{Name: fmt.Sprintf("c%d", i), Serial: fmt.Sprintf("C%d", i), Content: m, Bytes: m.Size(), PollDoorbells: dev.Info().Backend != "host"})
 		require.NoError(t, err)
 		if f, err := faultinject.Parse(faults); faults != "" {
 			require.NoError(t, err)
