@@ -139,8 +139,9 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 				if (q < op.quads) op.store(to, op.place(thread, q), held);
 			};
 			auto fill = [&](u32 k, float *to) __attribute__((always_inline)) { // without overlap, by any number of warps
+				const u32 all = k < s.end ? gemm_threads : 0;
 #pragma GCC unroll 1
-				for (u32 v = dev::again(dev::tid()); v < gemm_threads && k < s.end; v += dev::threads()) {
+				for (u32 v = dev::again(dev::tid()); v < all; v += dev::threads()) {
 #pragma GCC unroll 2
 					for (u32 q = 0; q < 2; q++) {
 						fetch(A(), q, s.a, s.lda, wa, t.row, p.M, v, k);
@@ -160,8 +161,9 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 				const float *b = base + now + A::floats + Sums<BM, BN>::col(dev::again(thread), 0);
 				now ^= half;
 				if (next > s.end) {
+					const u32 rest = thread < gemm_threads ? s.end - k : 0;
 #pragma GCC unroll 1
-					for (u32 i = 0; i < s.end - k && thread < gemm_threads; i++) sums.step(a + i * A::stride, b + i * B::stride);
+					for (u32 i = 0; i < rest; i++) sums.step(a + i * A::stride, b + i * B::stride);
 				} else {
 #pragma GCC unroll 4
 					for (u32 part = 0; part < 4; part++) { // while a quarter is used, a quad of the next step is on its way
@@ -184,20 +186,22 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 		// finishes a quad is too long to be there for each of them.
 		static_assert(2 * half >= sums.cols * 4 * gemm_threads, "room for four rows of each thread");
 		u32x4 *mine = &shared[dev::tid()];
+		if (thread < gemm_threads) {
 #pragma GCC unroll 2
-		for (u32 i = 0; i < sums.rows && thread < gemm_threads; i += 4) {
+			for (u32 i = 0; i < sums.rows; i += 4) {
 #pragma GCC unroll 4
-			for (u32 e = 0; e < 4; e++) {
+				for (u32 e = 0; e < 4; e++) {
 #pragma GCC unroll 2
-				for (u32 j = 0; j < sums.cols; j += 4) {
-					dev::st16(mine + (e * (sums.cols / 4) + j / 4) * gemm_threads,
-					          words_of({{sums.v[i + e][j], sums.v[i + e][j + 1], sums.v[i + e][j + 2], sums.v[i + e][j + 3]}}));
+					for (u32 j = 0; j < sums.cols; j += 4) {
+						dev::st16(mine + (e * (sums.cols / 4) + j / 4) * gemm_threads,
+						          words_of({{sums.v[i + e][j], sums.v[i + e][j + 1], sums.v[i + e][j + 2], sums.v[i + e][j + 3]}}));
+					}
 				}
-			}
 #pragma GCC unroll 1
-			for (u32 q = 0; q < sums.cols; q++) {
-				u32 r = i + q / (sums.cols / 4), c = q % (sums.cols / 4) * 4;
-				store(t.row + sums.row(thread, r), t.col + sums.col(thread, c), quad_of(dev::ld16(mine + q * gemm_threads)));
+				for (u32 q = 0; q < sums.cols; q++) {
+					u32 r = i + q / (sums.cols / 4), c = q % (sums.cols / 4) * 4;
+					store(t.row + sums.row(thread, r), t.col + sums.col(thread, c), quad_of(dev::ld16(mine + q * gemm_threads)));
+				}
 			}
 		}
 		dev::syncthreads();
