@@ -54,12 +54,16 @@ func TestVFIO(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, RungPinned, m.Rung())
 				bells := &Memory{rung: RungPinnedCPUBell}
-				for _, o := range []AsyncOptions{{Depth: 64, Memory: m}, {Depth: 256, CoalesceBytes: -1}, {Depth: 3, QueuePairs: 1, CoalesceBytes: -1}, {Depth: 64, Memory: bells}} {
+				for _, o := range []AsyncOptions{{Depth: 64, Memory: m}, {Depth: 256, CoalesceBytes: -1}, {Depth: 3, QueuePairs: 1, CoalesceBytes: -1}} {
 					rd, err := NewAsync(r.dev, r.ssds, r.layout, o)
 					r.readAll(rng, rd, err)
 				}
-				for _, m := range []*Memory{nil, bells} {
-					rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64, Memory: m})
+				rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64})
+				r.readAll(rng, rd, err)
+				if rowBytes == 4096 { // doorbells of a real BAR by the CPU's thread
+					rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Memory: bells})
+					r.readAll(rng, rd, err)
+					rd, err = NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64, Memory: bells})
 					r.readAll(rng, rd, err)
 				}
 			})
@@ -70,7 +74,7 @@ func TestVFIO(t *testing.T) {
 				how string
 				fn  func() error
 				m   *Memory
-			}{{"bus master off", group[0].dev.DisableDMA, nil}, {"function reset", group[0].dev.Reset, nil}, {"bus master off, bells", group[0].dev.DisableDMA, &Memory{rung: RungPinnedCPUBell}}} {
+			}{{"bus master off", group[0].dev.DisableDMA, nil}, {"function reset, bells by the CPU", group[0].dev.Reset, &Memory{rung: RungPinnedCPUBell}}} {
 				began := time.Now()
 				rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Timeout: time.Second, Memory: kill.m})
 				require.NoError(t, err)
