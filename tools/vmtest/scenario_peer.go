@@ -13,8 +13,8 @@ import (
 func init() {
 	scenarios = append(scenarios, Scenario{
 		Name:   "peer",
-		Limit:  90 * time.Second,
-		Config: Config{Tests: []string{"./nvme/vfiobus"}, Disks: []Disk{{MB: 16}}, PeerMB: 16},
+		Limit:  2 * time.Minute,
+		Config: Config{Tests: []string{"./nvme/vfiobus", "./gpuio"}, Disks: []Disk{{MB: 16}}, PeerMB: 32},
 		Run:    runPeer,
 	})
 }
@@ -23,9 +23,10 @@ var peerLine = regexp.MustCompile(`peer: .*`)
 
 // runPeer is the kernel's part of rung p2p of the memory ladder: an SSD whose queues, PRP lists and data are
 // in the memory of another PCI device, which type1 maps from that device's BAR. The device is an ivshmem
-// whose memory is a file here, so that the host sees what the SSD wrote without asking the guest. Everything
-// runs as the ordinary user, whose limit of locked memory is below the size of the BAR. Then a process
-// is killed with reads in flight, after which nothing may change in the other device's memory.
+// whose memory is a file here, so that the host sees what the SSD wrote without asking the guest. That
+// runs as the ordinary user, whose limit of locked memory is below the size of the BAR. gpuio's rung runs over it
+// with Go kernels and that memory in place of a GPU's. Then a process is killed with reads in flight, after which
+// nothing may change in the other device's memory.
 func runPeer(t *T) {
 	image := t.image(0, os.O_WRONLY)
 	random := make([]byte, t.VM.cfg.Disks[0].MB<<20)
@@ -67,6 +68,12 @@ func runPeer(t *T) {
 		}
 	}
 	whole(t.Notef)
+
+	// The whole rung over it: proof, both stacks, recovery. As root, for its pinned memory is above the limit.
+	out := t.GoTest("./gpuio", "^TestVFIOPeer$", strings.Fields(env)...)
+	for _, line := range peerLine.FindAllString(out, -1) {
+		t.Notef("%s", line)
+	}
 
 	// Slow enough that reads are in flight at any time.
 	t.throttle(2<<20, 0)
