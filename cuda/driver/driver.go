@@ -145,7 +145,11 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 		return nil, err
 	}
 	if d.ctx, r = a.DevicePrimaryCtxRetain(d.ord); r != success {
-		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: no context: %w; is another process using it exclusively (nvidia-smi)?", d.info.Name, callError(a, "cuDevicePrimaryCtxRetain", r)))
+		next := "is another process using it exclusively (\"nvidia-smi\" shows who uses it)?"
+		if r == errOutOfMemory {
+			next = "other processes hold its memory: end them (\"nvidia-smi\" shows who), or choose another GPU with CUDA_VISIBLE_DEVICES"
+		}
+		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: no context: %w; %s", d.info.Name, callError(a, "cuDevicePrimaryCtxRetain", r), next))
 	}
 	defer func() {
 		if err != nil {

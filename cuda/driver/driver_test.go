@@ -771,6 +771,9 @@ func TestMemoryThatOthersHold(t *testing.T) {
 		require.InDelta(t, 48<<20, oom.Others, 1<<16, name)
 		require.InDelta(t, 16<<20, oom.Free, 1<<16, name)
 	}
+	fakecuda.Control(t, lib, "fail=cuDevicePrimaryCtxRetain:1:2")
+	_, err = Open(Options{Library: lib})
+	refused(t, err, "no context", "other processes hold its memory", "nvidia-smi")
 	// A call that only needs a little says it in the same way: the caller can give memory back.
 	fakecuda.Control(t, lib, "fail=cuStreamCreateWithPriority:1:2")
 	_, err = d.NewStream(cuda.StreamOptions{Name: "unlucky"})

@@ -196,7 +196,7 @@ func (d *Device) allocDevice(b *buffer) error {
 	switch r {
 	case success:
 	case errOutOfMemory:
-		return fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, b.size), d.failed("cuMemAlloc_v2", r))
+		return fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, b.size), callError(d.api, "cuMemAlloc_v2", r))
 	default:
 		return d.failed("cuMemAlloc_v2", r)
 	}
@@ -517,6 +517,11 @@ func (h *housekeeper) zero(d *Device, p devicePtr, n int64) error {
 		}
 		if r != errNotReady {
 			return d.failed("cuEventQuery", r)
+		}
+		if b.looks > quickLooks {
+			if err := d.watch(); err != nil {
+				return err
+			}
 		}
 		if b.pause(ctx) != nil {
 			return fmt.Errorf("clearing %d bytes took more than %v: kernels hold the GPU", n, zeroLimit)

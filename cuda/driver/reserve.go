@@ -191,7 +191,7 @@ func (b *buffer) Grow(bytes int64) error {
 	}
 	if err != nil {
 		if ce := (*CallError)(nil); errors.As(err, &ce) && result(ce.Code) == errOutOfMemory {
-			err = fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, end-have), err)
+			err = fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, end-have), ce)
 		}
 		// What could not be given back now goes with the buffer.
 		_, uerr := b.unmapTo(have, kept)
