@@ -1,4 +1,4 @@
-package driver
+//go:build linux && (amd64 || arm64) && !nocuda && !gorgonia
 
 import (
 	"bytes"
