@@ -1,5 +1,7 @@
 //go:build linux && (amd64 || arm64) && !nocuda && !gorgonia
 
+package driver
+
 import (
 	"bytes"
 	"errors"
