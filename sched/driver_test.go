@@ -246,6 +246,29 @@ func TestOutOfGPUMemory(t *testing.T) {
 			require.Contains(t, notes, "out of device memory")
 		})
 	}
+	t.Run("inmem", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("the same way as above")
+		}
+		cfg := cfg
+		cfg.Mode, cfg.Epochs = ModeInmem, 1
+		read := func(r record) (n int64) {
+			for _, s := range r.res.IO.SSDs {
+				n += s.Bytes
+			}
+			return n
+		}
+		clean, _ := run(t, cfg, "")
+		require.NoError(t, clean.err)
+		got, notes := run(t, cfg, "fail=cuMemAlloc_v2:2:2")
+		require.NoError(t, got.err)
+		require.Contains(t, notes, "out of device memory")
+		require.Equal(t, clean.res.ParamsSHA256, got.res.ParamsSHA256)
+		require.Zero(t, got.res.Epochs[0].RowsSSD)
+		require.Zero(t, got.res.GPUCacheBytes)
+		require.Equal(t, int64(len(feat)), got.res.CPUCacheBytes)
+		require.Greater(t, read(got), read(clean), "the tiers were filled twice")
+	})
 	t.Run("nothing left to give", func(t *testing.T) {
 		got, notes := run(t, cfg, "used=268435456")
 		require.Equal(t, errs.Capability, errs.ClassOf(got.err), "%v", got.err)

@@ -445,7 +445,7 @@ func (e *engine) closeReader() error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	r := e.reader
-	e.readStats, e.reader = r.Stats(), nil
+	e.readStats, e.reader = together(e.readStats, r.Stats()), nil
 	return r.Close(ctx)
 }
 

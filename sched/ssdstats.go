@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"slices"
 	"time"
 
 	"helios/gpuio"
@@ -86,7 +87,34 @@ func ioResult(st gpuio.Stats) IOResult {
 func (e *engine) io() IOResult {
 	st := e.readStats
 	if e.reader != nil {
-		st = e.reader.Stats()
+		st = together(st, e.reader.Stats())
 	}
 	return ioResult(st)
+}
+
+// together is what two readers did over the same SSDs, one after the other, as far as a result tells it.
+func together(a, b gpuio.Stats) gpuio.Stats {
+	if len(a.PerSSD) == 0 {
+		return b
+	}
+	b.Coalesced += a.Coalesced
+	b.Mismatch += a.Mismatch
+	b.Latency.Merge(&a.Latency)
+	if b.NotInPlace == "" {
+		b.NotInPlace = a.NotInPlace
+	}
+	b.PerSSD = slices.Clone(b.PerSSD)
+	for i := range min(len(a.PerSSD), len(b.PerSSD)) {
+		x, y := &b.PerSSD[i], &a.PerSSD[i]
+		x.Commands += y.Commands
+		x.Bytes += y.Bytes
+		x.Errors += y.Errors
+		x.Timeouts += y.Timeouts
+		x.Retries += y.Retries
+		x.Aborts += y.Aborts
+		x.Recreated += y.Recreated
+		x.Resets += y.Resets
+		x.Foreign += y.Foreign
+	}
+	return b
 }
