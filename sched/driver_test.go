@@ -198,7 +198,13 @@ func TestGPUTierIsMeasured(t *testing.T) {
 	require.Equal(t, StackNone, r.res.IOStack)
 	require.Zero(t, r.res.GPUCacheShrunkBytes)
 
-	cfg = cfg.withDefaults()
+	// Others hold nearly all of it: no tier, and the run goes on.
+	dev, _ = gpu(t, "mem=268435456,used=260046848")
+	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	require.NoError(t, r.err)
+	require.Zero(t, r.res.GPUCacheBytes+r.res.GPUCacheShrunkBytes)
+	require.Positive(t, r.res.Epochs[0].RowsSSD)
+
 	cfg.GPUCacheAuto, cfg.GPUCache = false, units.Budget{Bytes: 1 << 40}
 	dev, _ = gpu(t, "mem=268435456,used=134217728")
 	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
