@@ -12,13 +12,13 @@ import (
 )
 
 // The memory ladder (DESIGN section 4): where queues and data live, and who rings the doorbells, when kernels of a GPU
-// drive the SSDs. The best rung that a proof on these very SSDs bears out is taken (prove.go):
+// drive the SSDs. The best rung that a proof on these very SSDs bears out is taken (rungprove.go):
 //
 //	p2p             SQ, CQ, PRP lists, staging slots and destinations are in the device's memory, which the SSDs reach
 //	                through a mapping of it. Kernels ring.
 //	pinned          all of it is in locked CPU memory that the SSDs reach by the IOMMU and kernels by UVA. Kernels ring, by
 //	                a registration of the doorbells' BAR. Destinations in the device's memory are reached by a copy.
-//	pinned-cpubell  as pinned, but kernels ring bells in locked memory and a CPU thread hands them on (bell.go).
+//	pinned-cpubell  as pinned, but kernels ring bells in locked memory and a CPU thread hands them on (rungbell.go).
 //	proxy           as pinned, and the controllers are software, which looks at its doorbells.
 //
 // A CQ and the data that it announces are on the same side of PCIe on every rung: PCIe orders writes to one
