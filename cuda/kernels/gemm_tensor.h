@@ -98,7 +98,7 @@ template <u32 W, bool along, bool columns> struct Panel {
 	}
 
 	GEMM_STATIC void bring(dev::Pipe &pipe, float *to, u64 from, u32 ld, u32 i, u32 n, u32 k, u32 end, u32 v) {
-		const u32 odd = ((u32)from | ld * 4) % 16;
+		const u32 odd = (dev::again((u32)from) | ld * 4) % 16;
 		if (odd == 0) {
 			bring<16>(pipe, to, from, ld, i, n, k, end, v);
 		} else if (odd == 8) {
@@ -148,7 +148,7 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 		dev::Pipe pipe;
 		auto bring = [&](u32 s, u32 slot) __attribute__((always_inline)) {
 			if (s < steps) {
-				const u32 term = s >= first_steps;
+				const u32 term = dev::again(s >= first_steps); // or a register keeps it
 				Term x = term_of(p, t, term);
 				x.k += (s - (term ? first_steps : 0)) * gemm_bk;
 				float *to = base + slot * stage;
@@ -167,7 +167,7 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 		for (u32 s = 0; s < steps; s++) {
 			pipe.wait<1>();
 			dev::syncthreads(); // step s is here for all, and step s-1 is done with
-			bring(s + 2, slot == 0 ? 2 : slot - 1);
+			bring(s + 2, dev::again(slot) == 0 ? 2 : dev::again(slot) - 1);
 			const float *a = base + slot * stage, *b = a + A::floats;
 			slot = slot == 2 ? 0 : slot + 1;
 			if (warp >= gemm_warps) continue; // the last round may have work for fewer than there are
