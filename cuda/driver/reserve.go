@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -331,34 +334,45 @@ func (d *Device) quiet() error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for _, s := range list {
-		if err := s.quiet(ctx); err != nil {
-			return fmt.Errorf("it stays where it is, for after %v %w", limit, err)
+		if s.quiet(ctx) {
+			continue
 		}
+		// Others may be what this one waits for: all that run are named.
+		var running []string
+		for _, o := range list {
+			if o.running.Load() != nil {
+				running = append(running, fmt.Sprintf("stream %q still runs %s", o.opt.Name, o.runningText()))
+			}
+		}
+		if len(running) == 0 {
+			running = append(running, fmt.Sprintf("stream %q is not done", s.opt.Name))
+		}
+		slices.Sort(running)
+		return fmt.Errorf("it stays where it is, for after %v %s", limit, strings.Join(running, ", "))
 	}
 	return nil
 }
 
 // quiet waits for the stream's work so far. On a lost device nothing runs.
-func (s *gpuStream) quiet(ctx context.Context) error {
+func (s *gpuStream) quiet(ctx context.Context) bool {
 	s.mu.Lock()
 	if s.closed || s.h == 0 || s.d.enter() != nil {
 		s.mu.Unlock()
-		return nil
+		return true
 	}
 	r := s.d.api.StreamQuery(s.h)
 	s.d.leave()
-	if r != errNotReady { // an error other calls tell of
+	if r == success {
 		s.mu.Unlock()
-		return nil
+		return true
 	}
 	rec, err := s.fence()
 	s.mu.Unlock()
 	if err != nil {
-		return nil // the driver waits by itself
+		end, _ := ctx.Deadline()
+		return s.idle(time.Until(end)) // without an event
 	}
 	defer rec.drop()
-	if w := (*waitError)(nil); errors.As(rec.waitOnly(ctx), &w) {
-		return fmt.Errorf("stream %q still runs %s", s.opt.Name, s.runningText())
-	}
-	return nil
+	w := (*waitError)(nil)
+	return !errors.As(rec.waitOnly(ctx), &w)
 }

@@ -31,6 +31,19 @@ struct CUgraphExec_st {
 namespace fake {
 namespace {
 
+// The live handles, by kind; guarded by g().mu.
+struct Handles {
+	std::unordered_set<const void *> graphs, nodes, execs;
+};
+Handles &all() {
+	static Handles *h = new Handles;
+	return *h;
+}
+void count() { // for "live"
+	g().graphs = all().graphs.size();
+	g().execs = all().execs.size();
+}
+
 CUresult fill(CUgraphNode_st *n, const CUDA_KERNEL_NODE_PARAMS_v2 *p, CUcontext c) { // with mu held
 	if (p == nullptr) return CUDA_ERROR_INVALID_VALUE;
 	CUfunction f = p->func ? p->func : (CUfunction)p->kern;
@@ -46,8 +59,8 @@ CUresult fill(CUgraphNode_st *n, const CUDA_KERNEL_NODE_PARAMS_v2 *p, CUcontext 
 	return CUDA_SUCCESS;
 }
 
-CUresult good(CUgraph g_) { return g_ != nullptr && g().live.count(g_) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
-CUresult good(CUgraphExec x) { return x != nullptr && g().live.count(x) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+CUresult good(CUgraph h) { return h != nullptr && all().graphs.count(h) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+CUresult good(CUgraphExec x) { return x != nullptr && all().execs.count(x) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
 
 CUresult ready(CUcontext *c) {
 	HX_TRY(current(c));
@@ -56,6 +69,12 @@ CUresult ready(CUcontext *c) {
 }
 
 } // namespace
+
+void drop_graphs() { // with mu held
+	all() = Handles();
+	count();
+}
+
 } // namespace fake
 
 using namespace fake;
@@ -67,8 +86,8 @@ HX_API cuGraphCreate(CUgraph *out, unsigned int flags) {
 	if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
 	std::lock_guard<std::mutex> lk(g().mu);
 	*out = new CUgraph_st;
-	g().live.insert(*out);
-	g().graphs++;
+	all().graphs.insert(*out);
+	count();
 	return CUDA_SUCCESS;
 }
 
@@ -76,9 +95,9 @@ HX_API cuGraphDestroy(CUgraph h) {
 	HX_ENTER(cuGraphDestroy);
 	std::lock_guard<std::mutex> lk(g().mu);
 	HX_TRY(good(h));
-	for (auto n : h->nodes) g().live.erase(n);
-	g().live.erase(h);
-	g().graphs--;
+	for (auto n : h->nodes) all().nodes.erase(n);
+	all().graphs.erase(h);
+	count();
 	return CUDA_SUCCESS;
 }
 
@@ -92,13 +111,13 @@ HX_API cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph h, const CUgraphNode *a
 	auto node = std::make_unique<CUgraphNode_st>();
 	node->graph = h;
 	for (size_t i = 0; i < n; i++) {
-		if (after[i] == nullptr || g().live.count(after[i]) == 0 || after[i]->graph != h) return CUDA_ERROR_INVALID_VALUE;
+		if (after[i] == nullptr || all().nodes.count(after[i]) == 0 || after[i]->graph != h) return CUDA_ERROR_INVALID_VALUE;
 		if (std::find(node->after.begin(), node->after.end(), after[i]) != node->after.end()) return CUDA_ERROR_INVALID_VALUE; // "no duplicate entries"
 		node->after.push_back(after[i]);
 	}
 	HX_TRY(fill(node.get(), params, c));
 	*out = node.release();
-	g().live.insert(*out);
+	all().nodes.insert(*out);
 	h->nodes.push_back(*out);
 	return CUDA_SUCCESS;
 }
@@ -127,8 +146,8 @@ HX_API cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph h, unsigned long lo
 			break;
 		}
 	}
-	g().live.insert(x);
-	g().execs++;
+	all().execs.insert(x);
+	count();
 	*out = x;
 	return CUDA_SUCCESS;
 }
@@ -139,7 +158,7 @@ HX_API cuGraphExecKernelNodeSetParams_v2(CUgraphExec x, CUgraphNode node, const 
 	HX_TRY(ready(&c));
 	std::lock_guard<std::mutex> lk(g().mu);
 	HX_TRY(good(x));
-	if (node == nullptr || g().live.count(node) == 0 || node->graph != x->graph) return CUDA_ERROR_INVALID_VALUE;
+	if (node == nullptr || all().nodes.count(node) == 0 || node->graph != x->graph) return CUDA_ERROR_INVALID_VALUE;
 	auto it = std::find(x->names.begin(), x->names.end(), node);
 	if (it == x->names.end()) return CUDA_ERROR_INVALID_VALUE;
 	CUgraphNode_st &own = x->own[(size_t)(it - x->names.begin())];
@@ -165,18 +184,18 @@ HX_API cuGraphLaunch(CUgraphExec x, CUstream h) {
 		nodes = x->own;
 		order = x->order;
 	}
-	std::vector<std::shared_ptr<Launch>> all;
+	std::vector<std::shared_ptr<Launch>> launches;
 	for (size_t i : order) {
 		CUgraphNode_st &n = nodes[i];
 		void *params[2] = {n.params.data(), &n.hx};
 		std::shared_ptr<Launch> l;
 		HX_TRY(prepare(n.func, n.dim, n.smem, s, params, nullptr, &l));
-		all.push_back(l);
+		launches.push_back(l);
 	}
 	CUcontext root = s->ctx->root;
-	return submit(s, [all, root, x] {
+	return submit(s, [launches, root, x] {
 		std::lock_guard<std::mutex> one(x->running); // objects are never freed
-		for (auto &l : all)
+		for (auto &l : launches)
 			if (root->error == 0) run(*l);
 	});
 }
@@ -185,7 +204,7 @@ HX_API cuGraphExecDestroy(CUgraphExec x) {
 	HX_ENTER(cuGraphExecDestroy);
 	std::lock_guard<std::mutex> lk(g().mu);
 	HX_TRY(good(x));
-	g().live.erase(x);
-	g().execs--;
+	all().execs.erase(x);
+	count();
 	return CUDA_SUCCESS;
 }

@@ -9,6 +9,9 @@
 #include <unistd.h>
 
 namespace fake {
+
+void drop_graphs(); // graph.cc
+
 namespace {
 
 constexpr unsigned char junk = 0xcb;
@@ -87,7 +90,7 @@ void drop_reserved() { // with mu held
 	}
 	d.reserved.clear();
 	d.physical.clear();
-	d.graphs = d.execs = 0;
+	drop_graphs();
 }
 
 } // namespace fake
@@ -191,9 +194,17 @@ HX_API cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocatio
 	return CUDA_SUCCESS;
 }
 
-// Does not wait for kernels: one that uses the memory faults.
+// Does not wait for kernels: one that uses the memory faults. Only what still runs in a lost context is let
+// end, for copies are this process's own code.
 HX_API cuMemUnmap(CUdeviceptr p, size_t size) {
 	HX_ENTER(cuMemUnmap);
+	std::vector<CUcontext> lost;
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
+		for (CUcontext c : g().contexts)
+			if (c->root == c && c->error) lost.push_back(c);
+	}
+	for (CUcontext c : lost) wait_idle(c, true);
 	std::lock_guard<std::mutex> lk(g().mu);
 	Reserved *r = find(p);
 	if (r == nullptr || size == 0 || p + size > r->lo + r->size) return CUDA_ERROR_INVALID_VALUE;
