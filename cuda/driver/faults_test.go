@@ -175,7 +175,7 @@ func TestEveryCallFails(t *testing.T) {
 			t.Fatal(line)
 		}
 		switch name {
-		case "cuDevicePrimaryCtxRelease_v2", "cuGreenCtxDestroy", "cuMemUnmap", "cuMemAddressFree", "cuGraphDestroy", "cuGraphExecDestroy":
+		case "cuDevicePrimaryCtxRelease_v2", "cuGreenCtxDestroy", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuGraphDestroy", "cuGraphExecDestroy":
 			continue // its failure leaves something alive, so it comes last
 		}
 		sites = append(sites, fmt.Sprintf("%s:%d", name, calls))
@@ -225,7 +225,7 @@ func TestEveryCallFails(t *testing.T) {
 			t.Fatalf("seed %d, round %d: %s", seed, round, knobs)
 		}
 	}
-	for _, call := range []string{"cuMemUnmap", "cuMemAddressFree"} {
+	for _, call := range []string{"cuMemUnmap", "cuMemAddressFree", "cuMemRelease"} {
 		fakecuda.Control(t, lib, sweepKnobs+",fail="+call+":1")
 		if err := workload(lib); err == nil || !strings.Contains(err.Error(), call) {
 			t.Errorf("%s failed: %v", call, err)

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 namespace fake {
@@ -129,6 +130,13 @@ CUresult check_range(u64 p, u64 n, bool *pageable) { // with mu held
 	return CUDA_SUCCESS;
 }
 
+// Copies and fills that are enqueued. They are this process's own code, which a fault would end.
+std::atomic<int> copies{0};
+struct Copying {
+	Copying() { copies++; }
+	~Copying() { copies--; }
+};
+
 CUresult copy(u64 dst, u64 src, u64 n, CUstream h, bool wait) {
 	CUcontext c;
 	HX_TRY(current(&c));
@@ -143,10 +151,10 @@ CUresult copy(u64 dst, u64 src, u64 n, CUstream h, bool wait) {
 	}
 	if (src_pageable && !dst_pageable && n <= (64 << 10)) { // staged: the caller may reuse its memory at once
 		auto stage = std::make_shared<std::vector<char>>((char *)src, (char *)src + n);
-		HX_TRY(submit(s, [=] { memcpy((void *)dst, stage->data(), n); }));
+		HX_TRY(submit(s, [=, live = std::make_shared<Copying>()] { memcpy((void *)dst, stage->data(), n); }));
 		return wait ? wait_stream(s) : CUDA_SUCCESS;
 	}
-	HX_TRY(submit(s, [=] { memmove((void *)dst, (void *)src, n); }));
+	HX_TRY(submit(s, [=, live = std::make_shared<Copying>()] { memmove((void *)dst, (void *)src, n); }));
 	return wait || src_pageable || dst_pageable ? wait_stream(s) : CUDA_SUCCESS;
 }
 
@@ -163,7 +171,7 @@ template <typename T> CUresult set(u64 dst, T v, u64 n, CUstream h, bool wait) {
 		HX_TRY(check_range(dst, n * sizeof(T), &pageable));
 		if (pageable) return CUDA_ERROR_INVALID_VALUE;
 	}
-	HX_TRY(submit(s, [=] { std::fill_n((T *)dst, n, v); }));
+	HX_TRY(submit(s, [=, live = std::make_shared<Copying>()] { std::fill_n((T *)dst, n, v); }));
 	return wait ? wait_stream(s) : CUDA_SUCCESS;
 }
 
@@ -196,6 +204,14 @@ bool overlaps(u64 p, u64 n) { // with mu held
 }
 
 } // namespace
+
+// Waits until no copy is enqueued, but not for ever: one may stand behind a kernel that waits for the caller.
+void copies_done() {
+	for (i64 end = now_ns() + 2'000'000'000; copies > 0 && now_ns() < end;) {
+		timespec t{0, 50000};
+		nanosleep(&t, nullptr);
+	}
+}
 
 CUresult drop_memory(CUcontext root) { // with mu held
 	auto &m = g().mem;

@@ -11,6 +11,7 @@
 namespace fake {
 
 void drop_graphs(); // graph.cc
+void copies_done(); // mem.cc
 
 namespace {
 
@@ -194,17 +195,11 @@ HX_API cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocatio
 	return CUDA_SUCCESS;
 }
 
-// Does not wait for kernels: one that uses the memory faults. Only what still runs in a lost context is let
-// end, for copies are this process's own code.
+// Does not wait for kernels: one that uses the memory faults. Copies are let end, for they are this process's
+// own code.
 HX_API cuMemUnmap(CUdeviceptr p, size_t size) {
 	HX_ENTER(cuMemUnmap);
-	std::vector<CUcontext> lost;
-	{
-		std::lock_guard<std::mutex> lk(g().mu);
-		for (CUcontext c : g().contexts)
-			if (c->root == c && c->error) lost.push_back(c);
-	}
-	for (CUcontext c : lost) wait_idle(c, true);
+	copies_done();
 	std::lock_guard<std::mutex> lk(g().mu);
 	Reserved *r = find(p);
 	if (r == nullptr || size == 0 || p + size > r->lo + r->size) return CUDA_ERROR_INVALID_VALUE;
