@@ -65,6 +65,7 @@ func benchCommand() *cli.Command {
 				&cli.BoolFlag{Name: "check-reads", Usage: "check every row of a dataset against its checksum, not only a sample"},
 				&cli.BoolFlag{Name: "histogram", Usage: "print the latencies of each row of results"},
 				&cli.StringFlag{Name: "timeline", Usage: "write when each set was read to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
+				oneOf("memory-rung", "where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves", gpuio.RungAuto, append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
 				deviceFlag(), kernelsFlag(), sqFlag(), faultFlag(), resultsFlag(),
 			},
 			Action: action(1, runBenchIO),

@@ -95,8 +95,11 @@ func (e *env) numbers(flag string) ([]int, error) {
 // notVirtual are flags that mean nothing where nothing is read.
 var notVirtual = map[string]string{
 	"dataset": "nothing is loaded there; give its --row-bytes", "only": "no SSD is opened there; choose their number with --ssds", "fault": "its SSDs are healthy models; inject faults with --clock wall", "sq": "its queues are modelled in host memory",
-	"device": "the profile has the device", "cpu-engine": "the profile has the cost of a read", "read-timeout": "no modelled read fails", "check-reads": "no data moves there",
+	"device": "the profile has the device", "memory-rung": "the profile says where queues are", "cpu-engine": "the profile has the cost of a read", "read-timeout": "no modelled read fails", "check-reads": "no data moves there",
 }
+
+// queues says whether some stack drives NVMe queues from kernels.
+func (p *benchPlan) queues() bool { return slices.Contains(p.stacks, "async") || slices.Contains(p.stacks, "sync") }
 
 func (e *env) benchPlan() (*benchPlan, error) {
 	c := e.c
@@ -115,6 +118,9 @@ func (e *env) benchPlan() (*benchPlan, error) {
 		if nearest(s, benchStacks) != s {
 			return nil, errs.New(errs.Usage, "unknown --stack %q; %s", s, meant(s, benchStacks, "choose one of "+strings.Join(benchStacks, ", ")))
 		}
+	}
+	if c.IsSet("memory-rung") && !p.queues() {
+		return nil, errs.New(errs.Usage, "--memory-rung %s is for the stacks async and sync, and --stack %s has no queues of its own; leave it out", c.String("memory-rung"), c.String("stack"))
 	}
 	sizes, err := list("row-bytes", c.String("row-bytes"))
 	if err != nil {

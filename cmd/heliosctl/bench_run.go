@@ -263,6 +263,18 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 			}
 		}
 	}
+	var memory *gpuio.Memory
+	if p.queues() && (dev.Info().Backend != "host" || e.c.IsSet("memory-rung")) {
+		if memory, err = gpuio.ChooseRung(dev, ssds[:slices.Max(p.ssds)], e.c.String("memory-rung")); err != nil {
+			return err
+		}
+		if rep := memory.Report(); dev.Info().Backend != "host" {
+			e.ui.Printf("memory rung %s", rep.Rung)
+			for _, t := range rep.Tried {
+				e.ui.Printf("  not %s: %s", t.Rung, t.Why)
+			}
+		}
+	}
 	limits := map[string]iobench.ServeLimit{}
 	// Who waits on the host device plays the SSDs; for a GPU each SSD has one thread that does.
 	serving := 1
@@ -280,7 +292,7 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 		}
 		e.ui.Progress("bench io", int64(i), int64(o.total))
 		cfg := o.config(p, at)
-		cfg.Dev, cfg.SSDs, cfg.Layout, cfg.Sums = dev, ssds[:n], loaded.layout, loaded.sums
+		cfg.Dev, cfg.SSDs, cfg.Layout, cfg.Sums, cfg.Memory = dev, ssds[:n], loaded.layout, loaded.sums, memory
 		row, err := iobench.Run(ctx, cfg)
 		if err != nil {
 			return err

@@ -74,11 +74,15 @@ func TestBenchOnGPU(t *testing.T) {
 		require.Equal(t, true, r["audited"], r["audit_error"])
 		require.Contains(t, r["device"], "cuda:0")
 		require.Equal(t, r["commands"], r["smart_reads"])
+		require.Equal(t, "proxy", r["memory_rung"])
+		require.Contains(t, r["memory_rung_tried"].([]any)[0].(map[string]any)["why"], "software")
 	}
 	for args, want := range map[string]string{
 		"--device cuda --row-bytes 64KiB --depth 1024": "--depth 64 fits",
-		"--device cuda:3":          "no CUDA device 3",
-		"--device cuda --blocks 0": "below 1",
+		"--device cuda --memory-rung p2p":              "p2p",
+		"--stack cpu --memory-rung p2p":                "no queues",
+		"--device cuda:3":                              "no CUDA device 3",
+		"--device cuda --blocks 0":                     "below 1",
 	} {
 		r := hc(t, append([]string{"bench", "io"}, strings.Fields(args)...)...)
 		require.NotZero(t, r.code)

@@ -184,15 +184,17 @@ func (r *runner) trainings() []job {
 	}
 	jobs := r.dataset("same", same)
 	limit := 40 * time.Second
-	jobs = append(jobs, r.train("host", "same", same, limit, "--device", "host"))
+	// Both devices read the same rows from the SSDs, through the same tiers.
+	tiers := func(more ...string) []string { return append(more, "--gpu-cache", "5%", "--cpu-cache", "10%") }
+	jobs = append(jobs, r.train("host", "same", same, limit, tiers("--device", "host")...))
 	for _, p := range []string{"fp32", "tf32", "bf16"} {
-		jobs = append(jobs, r.compared(r.train("cuda "+p, "same", same, limit, "--device", "cuda", "--precision", p), "host"))
+		jobs = append(jobs, r.compared(r.train("cuda "+p, "same", same, limit, tiers("--device", "cuda", "--precision", p)...), "host"))
 		if r.small {
 			break
 		}
 	}
 	if !r.small {
-		blas := r.compared(r.train("cuda cuBLAS", "same", same, limit, "--device", "cuda", "--blas", "auto"), "host")
+		blas := r.compared(r.train("cuda cuBLAS", "same", same, limit, tiers("--device", "cuda", "--blas", "auto")...), "host")
 		jobs = append(jobs, blas)
 	}
 	jobs = append(jobs, r.dataset("modes", modes)...)
