@@ -51,7 +51,7 @@ func TestBLAS(t *testing.T) {
 		require.NoError(t, err)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	for i, c := range []struct{ m, n, k int64 }{{1, 1, 1}, {5, 3, 70}, {33, 17, 9}, {64, 32, 128}} {
+	for i, c := range []struct{ m, n, k int64 }{{1, 1, 1}, {5, 3, 70}, {33, 17, 9}} {
 		for way := range 8 {
 			for prec, eps := range []float64{cuda.FP32: 0x1p-24, cuda.TF32: 0x1p-10, cuda.BF16: 0x1p-7} {
 				p := cuda.BLASProduct{
@@ -108,10 +108,12 @@ func TestBLAS(t *testing.T) {
 							x := float64(floatsOf(a)[ia]) * float64(floatsOf(b)[ib])
 							want, size = want+x, size+math.Abs(x)
 						}
-						got := float64(floatsOf(out)[i*p.LDC+j])
-						require.InDelta(t, want, got, size*(eps+float64(c.k+2)*0x1p-24), "%+v %d %d", p, i, j)
+						bound := size * (eps + float64(c.k+2)*0x1p-24)
 						if j >= c.n {
-							require.Equal(t, want, got)
+							bound = 0
+						}
+						if got := float64(floatsOf(out)[i*p.LDC+j]); !(math.Abs(got-want) <= bound) {
+							t.Fatalf("%+v: element (%d, %d) is %v, want %v within %v", p, i, j, got, want, bound)
 						}
 					}
 				}
