@@ -8,11 +8,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 )
+
+// stepBarriers are as barriers, of kernels of a training step.
+var stepBarriers = []struct{ kernel, file, right, wrong string }{
+	{"transpose_scatter", "transpose.cu", "\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n\t\tdev::syncthreads();", "\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n"},
+	{"transpose_scatter", "transpose.cu", "\t\t\tdev::syncwarp(); // all have read the place before it moves on\n", ""},
+	{"xent_sum", "loss.cu", "\t\tdev::st(&parts[dev::tid()], leaf);\n\t\tdev::syncthreads();", "\t\tdev::st(&parts[dev::tid()], leaf);"},
+}
 
 // raceProgram builds src/race.cc with the kernels under root, under ThreadSanitizer. It skips where
 // the compiler or its ThreadSanitizer is not there.
@@ -51,7 +59,7 @@ func raceProgram(t *testing.T, root string) string {
 	for _, f := range runtimeFiles { // never instrumented: internal.h of the shim says why
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
 	}
-	for _, k := range []string{"lookup", "gather", "sample", "unique", "hotness"} {
+	for _, k := range []string{"lookup", "gather", "sample", "unique", "hotness", "aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
 		jobs = append(jobs, append([]string{"-fsanitize=thread", "-DHX_SHIM", "-x", "c++"}, common...), []string{filepath.Join(root, "cuda/kernels", k+".cu")})
 	}
 	jobs = append(jobs, append([]string{"-fsanitize=thread"}, common...), []string{"src/race.cc"})
@@ -85,7 +93,7 @@ func race(t *testing.T, program string, seed uint64, rounds int) (string, error)
 	return string(text), err
 }
 
-// TestRace: ThreadSanitizer has nothing to say about the data kernels, and does about copies that
+// TestRace: ThreadSanitizer has nothing to say about the data kernels and those of a training step, and does about copies that
 // lack a barrier. It is part of make test-shim, which sets DIFF_BATCHES.
 func TestRace(t *testing.T) {
 	if os.Getenv("DIFF_BATCHES") == "" {
@@ -102,7 +110,7 @@ func TestRace(t *testing.T) {
 		t.Fatalf("seed %d: %v\n%s", s, err, text)
 	}
 	t.Log(strings.TrimSpace(text))
-	for _, p := range barriers {
+	for _, p := range slices.Concat(barriers, stepBarriers) {
 		t.Run("without a barrier in "+p.kernel, func(t *testing.T) {
 			text, err := race(t, raceProgram(t, plantedRoot(t, p.file, p.right, p.wrong)), 1, 5)
 			if err == nil || !strings.Contains(text, "data race") {

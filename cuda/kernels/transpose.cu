@@ -21,7 +21,8 @@
 // In the first pass the keys are Src, and an edge's destination is found in Indptr by binary search, narrowed to the warp's
 // part; later ones carry pairs. The last one writes the values to TDst.
 //
-// Memory order: shared memory between barriers; cursor[w] is warp w's, with a syncwarp between its readers and its writer.
+// Memory order: shared memory between barriers. The cursors of warp w are its own but for the sums over warps, which stand
+// between two barriers; a syncwarp is between its readers and its writer.
 // Global memory is handed on by the end of a launch.
 //
 // Bytes per edge and pass: 4 (count) + 16 (scatter reads and writes a pair) + the sectors of scattered writes, mostly whole
@@ -148,7 +149,6 @@ HX_KERNEL(transpose_scatter, TransposeParams) {
 				dev::st(dev::at<u32>(p.ValsOut, to), value);
 			}
 		}
-		dev::syncthreads(); // other warps have moved this one's cursors: not before it is done with the next share's
 	}
 }
 

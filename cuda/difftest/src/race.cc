@@ -1,4 +1,4 @@
-// Runs the data kernels on random batches under ThreadSanitizer: race SEED ROUNDS. What they compute
+// Runs the data kernels and those of training steps on random batches under ThreadSanitizer: race SEED ROUNDS. What they compute
 // is compared elsewhere (cuda/difftest); here only that no two threads meet on a plain
 // access without a barrier between them, with blocks on OS threads of their own.
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "abi_agg.h"
 #include "abi_data.h"
 #include "shim.h"
 
@@ -173,6 +174,89 @@ void round() {
 	}
 }
 
+// The kernels of a training step, products aside, on a random block.
+void step() {
+	i64 dst = (i64)(1 + below(150)), sources = dst + (i64)below(300), dim = (i64)(4 + 4 * below(40));
+	std::vector<i64> indptr(dst + 1);
+	std::vector<u32> src;
+	for (i64 i = 0; i < dst; i++) {
+		for (u64 d = below(20); d > 0; d--) src.push_back(below(3) ? (u32)below((u64)sources) : 0);
+		indptr[i + 1] = (i64)src.size();
+	}
+	i64 edges = indptr[dst];
+	std::vector<u32> degrees(sources, 7), ends(sources), lists(edges), keys[2], values(edges), totals(radixBins);
+	for (auto &k : keys) k.resize(edges);
+	auto quads = [](i64 n) { return std::vector<u32x4>((u64)(n + 3) / 4); }; // 16-byte loads
+	auto x = quads(sources * dim), out = quads(sources * dim), grad = quads(dst * dim), self = quads(dst * dim);
+	std::vector<float> weights(sources);
+	TransposeParams t = {};
+	AggParams &a = t.Agg;
+	a.Indptr = address(indptr);
+	a.Src = address(src);
+	a.Degrees = address(degrees);
+	a.X = address(x);
+	a.Out = address(out);
+	a.Grad = address(grad);
+	a.Self = address(self);
+	a.Weights = address(weights);
+	a.TEnd = address(ends);
+	a.TDst = address(lists);
+	a.NumDst = dst;
+	a.NumSrc = sources;
+	a.Edges = edges;
+	a.Dim = dim;
+	a.Scale = 1;
+	u32 grid = (u32)(1 + below(5));
+	launch("sage_mean", grid, &a);
+	launch("gcn_weights", grid, &a);
+	launch("gcn_agg", grid, &a);
+	u32 bits = 0;
+	while (sources >> bits != 0) bits++;
+	t.Bits = 1 + (u32)below(radixBits);
+	t.Grid = (u32)(1 + below(12)); // also more shares than blocks
+	t.KeysIn = a.Src;
+	std::vector<u32> hist((u64)t.Grid << t.Bits);
+	t.Hist = address(hist);
+	t.Totals = address(totals);
+	u32 passes = (bits + t.Bits - 1) / t.Bits;
+	for (u32 i = 0; i < passes; i++) {
+		t.Shift = i * t.Bits;
+		t.KeysOut = address(keys[i % 2]);
+		t.ValsOut = (passes - i) % 2 == 1 ? a.TDst : address(values);
+		launch("transpose_count", grid, &t);
+		launch("transpose_scan", grid, &t);
+		launch("transpose_scatter", grid, &t);
+		t.KeysIn = t.KeysOut;
+		t.ValsIn = t.ValsOut;
+	}
+	t.GCN = (u32)below(2);
+	launch("transpose_ends", grid, &t);
+	launch(t.GCN ? "gcn_agg_bwd" : "sage_mean_bwd", grid, &a);
+
+	auto sums = quads((dst / sumLeaf + 1) * dim);
+	SumParams sum = {a.Grad, address(sums), dst, dim};
+	launch("col_sum_part", grid, &sum);
+	launch("col_sum", grid, &sum);
+
+	std::vector<i32> labels(dst), pred(dst);
+	for (auto &y : labels) y = (i32)below((u64)dim + 1) - 1;
+	std::vector<double> loss(dst);
+	std::vector<Outcome> outcome(1);
+	XentParams l = {a.Grad, address(labels), a.Self, address(loss), address(pred), address(outcome), dst, dim};
+	for (const char *k : {"xent_count", "softmax_xent", "xent_sum"}) launch(k, grid, &l);
+
+	AdamParams adam = {};
+	adam.P = a.X;
+	adam.G = a.Out;
+	auto m = quads(sources * dim), v = quads(sources * dim);
+	adam.M = address(m);
+	adam.V = address(v);
+	adam.N = sources * dim;
+	launch("adam", grid, &adam);
+	BiasActParams act = {a.X, 0, sources, dim, dim, {}, gemmReLU | gemmDropout, 0};
+	launch("bias_act", grid, &act);
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -182,7 +266,10 @@ int main(int argc, char **argv) {
 	}
 	rng.seed(std::strtoull(argv[1], nullptr, 10));
 	u64 rounds = std::strtoull(argv[2], nullptr, 10);
-	for (u64 i = 0; i < rounds; i++) round();
+	for (u64 i = 0; i < rounds; i++) {
+		round();
+		step();
+	}
 	std::printf("%llu rounds, %llu launches\n", rounds, launches);
 	return 0;
 }
