@@ -91,7 +91,15 @@ type BenchRun struct {
 	// Check does the work once more, with nothing of before left in the results, and looks at them.
 	Check        func(ctx context.Context, s cuda.Stream) (Checked, error)
 	Flops, Bytes float64 // those of the case, where only Open knows them
+	Blocks       []BenchBlock
 	Close        func() error
+}
+
+// BenchBlock is the shape of a sampled block.
+type BenchBlock struct {
+	Dst   int64 `json:"dst"`
+	Src   int64 `json:"src"`
+	Edges int64 `json:"edges"`
 }
 
 // Checked is how far results are from float64 references: the largest error in the elements looked
@@ -144,13 +152,14 @@ type BenchResult struct {
 	CopyRate       float64 `json:"copy_bytes_per_second"` // measured, see BenchMachine; 0: not measured
 	CopyShare      float64 `json:"copy_share"`
 	// Floor is the least time for the operations at Peak and the bytes at CopyRate; FloorShare what it is of the time taken.
-	Floor        float64 `json:"floor_seconds"`
-	FloorShare   float64 `json:"floor_share"`
-	Rival        string  `json:"rival,omitempty"`
-	RivalThreads int     `json:"rival_threads,omitempty"`
-	RivalFLOPS   float64 `json:"rival_flops_per_second,omitempty"`
-	Ratio        *Spread `json:"ratio,omitempty"`     // the rival's time by ours, round by round
-	RatioCPU     *Spread `json:"ratio_cpu,omitempty"` // the same in CPU time, which others on the machine disturb less
+	Floor        float64      `json:"floor_seconds"`
+	FloorShare   float64      `json:"floor_share"`
+	Rival        string       `json:"rival,omitempty"`
+	RivalThreads int          `json:"rival_threads,omitempty"`
+	RivalFLOPS   float64      `json:"rival_flops_per_second,omitempty"`
+	Ratio        *Spread      `json:"ratio,omitempty"`     // the rival's time by ours, round by round
+	RatioCPU     *Spread      `json:"ratio_cpu,omitempty"` // the same in CPU time, which others on the machine disturb less
+	Blocks       []BenchBlock `json:"blocks,omitempty"`    // of a step, the first layer's first
 	Checked
 	OK bool `json:"ok"`
 }
@@ -237,6 +246,7 @@ func (b *BenchCase) Measure(ctx context.Context, dev cuda.Device, cfg *BenchConf
 	}
 	r.Seconds, r.CPUSeconds = SpreadOf(wall), SpreadOf(cpu)
 	flops, bytes := b.Flops, b.Bytes
+	r.Blocks = run.Blocks
 	if run.Flops > 0 {
 		flops, bytes = run.Flops, run.Bytes
 	}

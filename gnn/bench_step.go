@@ -227,6 +227,9 @@ func (s *StepShape) open(dev cuda.Device, cfg *BenchConfig, prec cuda.Precision)
 	}
 	run := &BenchRun{Launch: train(own), Close: closeAll}
 	run.Flops, run.Bytes = s.work(d.mb)
+	for _, b := range slices.Backward(d.mb.Blocks) {
+		run.Blocks = append(run.Blocks, BenchBlock{b.NumDst, b.NumSrc, b.NumEdges})
+	}
 	if cfg.Vendor != nil && own.gpu {
 		rival, err := add(cfg.Vendor)
 		if err != nil {
