@@ -99,7 +99,9 @@ var notVirtual = map[string]string{
 }
 
 // queues says whether some stack drives NVMe queues from kernels.
-func (p *benchPlan) queues() bool { return slices.Contains(p.stacks, "async") || slices.Contains(p.stacks, "sync") }
+func (p *benchPlan) queues() bool {
+	return slices.Contains(p.stacks, "async") || slices.Contains(p.stacks, "sync")
+}
 
 func (e *env) benchPlan() (*benchPlan, error) {
 	c := e.c
