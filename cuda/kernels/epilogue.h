@@ -7,6 +7,13 @@
 
 // Everything is inlined: what is called keeps its arguments in local memory, the parameter block too.
 #define GEMM_INLINE HX_DEVICE inline __attribute__((always_inline))
+// For the GPU: on the shim it would only make compiling slow.
+#ifdef __CUDA__
+#define GEMM_PRAGMA(TEXT) _Pragma(#TEXT)
+#define GEMM_UNROLL(N) GEMM_PRAGMA(GCC unroll N)
+#else
+#define GEMM_UNROLL(N)
+#endif
 #define GEMM_STATIC HX_DEVICE static inline __attribute__((always_inline))
 
 // The numbers below which an element is dropped: philox.Float32(w) < P exactly when w>>8 < P·2^24.

@@ -85,9 +85,9 @@ template <u32 BM, u32 BN> struct Sums {
 	GEMM_STATIC u32 col(u32 thread, u32 j) { return thread / 32 % 2 * (BN / 2) + j / 4 * 32 + thread % 8 * 4 + j % 4; }
 
 	GEMM_INLINE void clear() {
-#pragma GCC unroll 8
+GEMM_UNROLL(8)
 		for (u32 i = 0; i < rows; i++) {
-#pragma GCC unroll 8
+GEMM_UNROLL(8)
 			for (u32 j = 0; j < cols; j++) v[i][j] = 0;
 		}
 	}
@@ -95,21 +95,21 @@ template <u32 BM, u32 BN> struct Sums {
 	// One step of K; a and b point to this thread's first row and column.
 	GEMM_INLINE void step(const float *a, const float *b) {
 		float x[rows], y[cols];
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 		for (u32 i = 0; i < rows; i += 4) {
 			Quad q = quad_of(dev::ld16(a + i / 4 * 16));
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 			for (u32 e = 0; e < 4; e++) x[i + e] = q.v[e];
 		}
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 		for (u32 j = 0; j < cols; j += 4) {
 			Quad q = quad_of(dev::ld16(b + j / 4 * 32));
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 			for (u32 e = 0; e < 4; e++) y[j + e] = q.v[e];
 		}
-#pragma GCC unroll 8
+GEMM_UNROLL(8)
 		for (u32 i = 0; i < rows; i++) {
-#pragma GCC unroll 8
+GEMM_UNROLL(8)
 			for (u32 j = 0; j < cols; j++) v[i][j] = __builtin_fmaf(x[i], y[j], v[i][j]);
 		}
 	}
@@ -126,7 +126,7 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 		const u32 thread = first + dev::tid(); // of 256; the last round may have more than there is work for
 		Sums<BM, BN> sums;
 		sums.clear();
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 		for (u32 term = 0; term < 2; term++) {
 			const Term s = term_of(p, t, term);
 			const bool wa = wide(s.a, s.lda), wb = wide(s.b, s.ldb);
@@ -140,9 +140,9 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 			};
 			auto fill = [&](u32 k, float *to) __attribute__((always_inline)) { // without overlap, by any number of warps
 				const u32 all = k < s.end ? gemm_threads : 0;
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 				for (u32 v = dev::again(dev::tid()); v < all; v += dev::threads()) {
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 					for (u32 q = 0; q < 2; q++) {
 						fetch(A(), q, s.a, s.lda, wa, t.row, p.M, v, k);
 						keep(A(), q, v, to);
@@ -162,16 +162,16 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 				now ^= half;
 				if (next > s.end) {
 					const u32 rest = thread < gemm_threads ? s.end - k : 0;
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 					for (u32 i = 0; i < rest; i++) sums.step(a + i * A::stride, b + i * B::stride);
 				} else {
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 					for (u32 part = 0; part < 4; part++) { // while a quarter is used, a quad of the next step is on its way
 						const u32 me = dev::again(dev::tid()), q = part % 2;
 						if (ahead && part < 2) fetch(A(), q, s.a, s.lda, wa, t.row, p.M, me, next);
 						if (ahead && part >= 2) fetch(B(), q, s.b, s.ldb, wb, t.col, p.N, me, next);
 						if (thread < gemm_threads) {
-#pragma GCC unroll 2 // more of them want more registers than there are
+GEMM_UNROLL(2) // more of them want more registers than there are
 							for (u32 i = part * 4; i < part * 4 + 4; i++) sums.step(a + i * A::stride, b + i * B::stride);
 						}
 						if (ahead && part < 2) keep(A(), q, me, base + now);
@@ -187,17 +187,17 @@ template <u32 BM, u32 BN, bool TA, bool TB, typename F> GEMM_INLINE void compute
 		static_assert(2 * half >= sums.cols * 4 * gemm_threads, "room for four rows of each thread");
 		u32x4 *mine = &shared[dev::tid()];
 		if (thread < gemm_threads) {
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 			for (u32 i = 0; i < sums.rows; i += 4) {
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 				for (u32 e = 0; e < 4; e++) {
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 					for (u32 j = 0; j < sums.cols; j += 4) {
 						dev::st16(mine + (e * (sums.cols / 4) + j / 4) * gemm_threads,
 						          words_of({{sums.v[i + e][j], sums.v[i + e][j + 1], sums.v[i + e][j + 2], sums.v[i + e][j + 3]}}));
 					}
 				}
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 				for (u32 q = 0; q < sums.cols; q++) {
 					u32 r = i + q / (sums.cols / 4), c = q % (sums.cols / 4) * 4;
 					store(t.row + sums.row(thread, r), t.col + sums.col(thread, c), quad_of(dev::ld16(mine + q * gemm_threads)));
@@ -263,7 +263,7 @@ HX_KERNEL(gemm_sum, GemmSplitParams) {
 	for (i64 i = (i64)dev::bid() * dev::threads() + dev::tid(); i < all; i += (i64)dev::blocks() * dev::threads()) {
 		const i64 row = i / across, col = (i - row * across) * 4;
 		Quad sum = {{0, 0, 0, 0}};
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 		for (i64 part = 0; part < parts; part++) {
 			Quad q = quad_of(dev::ld16(dev::at<float>(p.Parts, (part * p.P.M + row) * p.LDP + col)));
 			for (u32 j = 0; j < 4; j++) sum.v[j] += q.v[j];

@@ -80,7 +80,7 @@ template <u32 W, bool along, bool columns> struct Panel {
 	// how many bytes a copy may have.
 	template <u32 unit> GEMM_STATIC void bring(dev::Pipe &pipe, float *to, u64 from, u32 ld, u32 i, u32 n, u32 k, u32 end, u32 v) {
 		static_assert(quads % gemm_threads == 0, "whole quads for each thread");
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 		for (u32 c = 0; c < quads / gemm_threads; c++) {
 			const u32 q = v + c * gemm_threads;
 			const u32 qi = along ? q / (gemm_bk / 4) : q % (W / 4) * 4, qk = along ? q % (gemm_bk / 4) * 4 : q / (W / 4);
@@ -89,7 +89,7 @@ template <u32 W, bool along, bool columns> struct Panel {
 			const u32 bytes = row < rows && col < cols ? (cols - col < 4 ? cols - col : 4) * 4 : 0;
 			const char *src = reinterpret_cast<const char *>(bytes != 0 ? element(from, row, ld, col) : dev::at<float>(from));
 			char *dst = reinterpret_cast<char *>(to + at(qi, qk));
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 			for (u32 o = 0; o < 16; o += unit) {
 				const u32 left = bytes > o ? bytes - o : 0;
 				pipe.copy<unit>(dst + o, left != 0 ? src + o : reinterpret_cast<const char *>(dev::at<float>(from)), left < unit ? left : unit);
@@ -137,11 +137,11 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 	for (u32 round = 0; round < gemm_warps; round += warps) {
 		const u32 warp = round + dev::tid() / 32;
 		float d[mt][4][4];
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 		for (u32 i = 0; i < mt; i++) {
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 			for (u32 j = 0; j < 4; j++) {
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 				for (u32 e = 0; e < 4; e++) d[i][j][e] = 0;
 			}
 		}
@@ -152,7 +152,7 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 				Term x = term_of(p, t, term);
 				x.k += (s - (term ? first_steps : 0)) * gemm_bk;
 				float *to = base + slot * stage;
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 				for (u32 v = dev::again(dev::tid()); v < gemm_threads; v += dev::threads()) {
 					A::bring(pipe, to, x.a, x.lda, t.row, (u32)p.M, x.k, x.end, v);
 					B::bring(pipe, to + A::floats, x.b, x.ldb, t.col, (u32)p.N, x.k, x.end, v);
@@ -163,7 +163,7 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 		bring(0, 0);
 		bring(1, 1);
 		u32 slot = 0;
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 		for (u32 s = 0; s < steps; s++) {
 			pipe.wait<1>();
 			dev::syncthreads(); // step s is here for all, and step s-1 is done with
@@ -183,7 +183,7 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 				y.step(2, b + B::at(col + 4 * g, k4 + 2)), y.step(3, b + B::at(col + 4 * g, k4 + 3));
 			}
 			Math::b(fb[0], y.v[0]), Math::b(fb[1], y.v[1]), Math::b(fb[2], y.v[2]), Math::b(fb[3], y.v[3]);
-#pragma GCC unroll 2
+GEMM_UNROLL(2)
 			for (u32 i = 0; i < mt; i += 2) {
 				Fragment x; // rows g and g+8 of tile i, then of tile i+1
 				const u32 r = row + 16 * i;
@@ -210,11 +210,11 @@ GEMM_INLINE void compute(const GemmParams &p, const Tile &t, F store) {
 		static_assert(gemm_stages * stage >= 16 * gemm_threads, "room for a tile of each thread");
 		u32x4 *mine = &shared[dev::tid()];
 		if (warp < gemm_warps) {
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 			for (u32 i = 0; i < mt; i++) {
-#pragma GCC unroll 4
+GEMM_UNROLL(4)
 				for (u32 e = 0; e < 4; e++) dev::st16(mine + e * gemm_threads, words_of({{d[i][0][e], d[i][1][e], d[i][2][e], d[i][3][e]}}));
-#pragma GCC unroll 1
+GEMM_UNROLL(1)
 				for (u32 e = 0; e < 4; e++) {
 					const u32 w = dev::again(warp), lane = dev::again(dev::lane()), g = lane / 4, h = e / 2;
 					const u32 r = TA ? 32 * (i / 2) + 4 * g + 2 * (i % 2) + h : 16 * i + 8 * h + g;
