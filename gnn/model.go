@@ -577,12 +577,7 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	return nil
 }
 
-// launch runs k with a grid that gives a block at least per of n items.
-func launch[T any](m *Model, s cuda.Stream, k cuda.Kernel, n, per int64, p T) error {
-	return enqueue(m, &stepSink{stream: s}, k, n, per, p)
-}
-
-// enqueue is launch into a sink.
+// enqueue puts k into a sink with a grid that gives a block at least per of n items.
 func enqueue[T any](m *Model, q *stepSink, k cuda.Kernel, n, per int64, p T) error {
 	return put(q, k, m.blocksFor(n, per), p)
 }

@@ -346,7 +346,7 @@ func TestPeerRefusals(t *testing.T) {
 	require.ErrorContains(t, err, "not a live buffer of the GPU's memory")
 	require.NoError(t, errors.Join(pinned.Free(), b.Free(), d.Close()))
 
-	d, f = peers(t, "dmabuf=0")
+	d, _ = peers(t, "dmabuf=0")
 	require.Equal(t, errs.Capability, errs.ClassOf(d.PeerMethods()[0].Err))
 	require.Equal(t, errs.Capability, errs.ClassOf(d.PeerMethods()[1].Err))
 	require.NoError(t, d.Close())
