@@ -362,9 +362,6 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 		stripes[i] = newStripeWriter(w.l, w.geo[i], !w.o.NoRowChecksums)
 	}
 	g.Go(func() (err error) {
-		for _, s := range stripes {
-			defer close(s.full)
-		}
 		row := int64(w.l.RowBytes)
 		n := int64(len(stripes))
 		buf := make([]byte, max(w.o.read/row, 1)*row)
@@ -395,6 +392,10 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 			if err := s.end(ctx); err != nil {
 				return err
 			}
+		}
+		// Only now: a writer that sees its stripe end early would take that for the failure.
+		for _, s := range stripes {
+			close(s.full)
 		}
 		return nil
 	})
