@@ -37,10 +37,8 @@ func (q *stepSink) flush() error {
 		return nil
 	}
 	err := cuda.LaunchSteps(q.stream, q.steps)
+	q.begun = q.begun || q.steps.Begun > 0
 	q.steps.Reset()
-	if err == nil {
-		q.begun = true
-	}
 	return q.half(err)
 }
 

@@ -29,7 +29,7 @@ HX_DEVICE inline void finish_all(const Finish &f, const Dropout &d) {
 		const float *c = dev::at<float>(f.c, (i64)row * f.ld + col);
 		Quad q = {};
 		if (f.wide && col + 4 <= f.n) {
-			q = quad_of(dev::ld16(c));
+			q = quad_of(dev::ld16_global(c));
 		} else {
 #pragma GCC unroll 4
 			for (u32 k = 0; k < 4; k++) {

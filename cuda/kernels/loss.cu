@@ -50,6 +50,8 @@ HX_DEVICE inline Best largest(const float *z, i64 classes) {
 
 } // namespace
 
+// The largest block, which gnn launches: whichever compiler the driver has, it must find registers for that.
+HX_THREADS(xent_count, XentParams, 1024)
 HX_KERNEL(xent_count, XentParams) {
 	HX_SHARED(i64, sums, 32);
 	if (dev::dropped(hx) || dev::bid() != 0) return;
@@ -119,6 +121,7 @@ HX_KERNEL(softmax_xent, XentParams) {
 	}
 }
 
+HX_THREADS(xent_sum, XentParams, 1024)
 HX_KERNEL(xent_sum, XentParams) {
 	HX_SHARED(double, parts, 1024);
 	HX_SHARED(i64, sums, 32);
