@@ -104,10 +104,10 @@ func (c *dmaCache) find(b cuda.Buffer) (*dmaMapping, error) {
 func (c *dmaCache) acquirePeer(b cuda.Buffer, need int64) (*dmaMapping, error) {
 	c.tick++
 	backed := backedBytes(b)
-	if b.Kind() != cuda.MemDevice || uint64(b.Ptr())%4096 != 0 || need > backed || c.refused[b] >= backed {
+	m := c.m[b]
+	if b.Kind() != cuda.MemDevice || uint64(b.Ptr())%4096 != 0 || need > backed || (m == nil || need > m.reach) && c.refused[b] >= backed {
 		return nil, nil
 	}
-	m := c.m[b]
 	if m == nil {
 		m = &dmaMapping{buf: b, base: b.Ptr(), size: b.Size(), used: c.tick}
 		if err := c.evict(m); err != nil {

@@ -66,7 +66,11 @@ func fillRow(r int64, b []byte) {
 }
 
 func testCtx(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	limit := 60 * time.Second
+	if raceEnabled || rigDevice != nil { // a hundred times slower than alone beside other tests of the kind
+		limit *= 4
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -256,6 +257,26 @@ func TestRungFailures(t *testing.T) {
 	}
 }
 
+// TestRungZeroRows: SSDs that hold zeros prove something too: what new memory holds is no row.
+func TestRungZeroRows(t *testing.T) {
+	onGPU(t)
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 200, ram: true, wrap: hard, proxy: func(c *proxy.Config) {
+		require.NoError(t, os.WriteFile(c.Path, make([]byte, 256<<10), 0o600))
+	}})
+	decoy, err := hostmem.Alloc(8<<20, "test decoy")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(decoy)) }()
+	_, err = ChooseRung(r.dev, r.ssds, "p2p")
+	require.NoError(t, err)
+	_, err = ChooseRung(&trickDevice{Device: r.dev, mapPeer: func(b cuda.Buffer) (cuda.PeerMapping, error) {
+		if b.Purpose() == "gpuio staging" {
+			return elsewhere{decoy[:b.Size()]}, nil
+		}
+		return nil, nil
+	}}, r.ssds, "p2p")
+	require.ErrorContains(t, err, "rows read by queues there")
+}
+
 // TestRungSoftware: software controllers are the last rung, whatever the device can.
 func TestRungSoftware(t *testing.T) {
 	onGPU(t)
@@ -333,6 +354,14 @@ func TestRungGrowable(t *testing.T) {
 	st := rd.Stats()
 	require.Zero(t, st.Staged)
 	require.Empty(t, st.NotInPlace)
+	// What could not be mapped lately takes nothing from what is.
+	e.mu.Lock()
+	e.dma.refused[g] = g.Backed()
+	m, err := e.dma.acquire(g, e.dma.m[g].reach)
+	require.NoError(t, err)
+	require.NotNil(t, m)
+	e.dma.release(m)
+	e.mu.Unlock()
 	// Behind what is there.
 	s := r.newSet(rand.New(rand.NewPCG(8, 8)), 10, 4096, 0)
 	own := s.rs.Dst

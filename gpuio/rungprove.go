@@ -1,6 +1,7 @@
 package gpuio
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,9 @@ type prover struct {
 	dev      cuda.Device
 	ssds     []*SSD
 	layout   Layout
-	identify [][]byte // by SSD
-	rows     [][]byte // by SSD: the first rows of its namespace
+	identify [][]byte      // by SSD
+	rows     [][]byte      // by SSD: the first rows of its namespace
+	bufs     []cuda.Buffer // of the engine that is being tried: freed when it is closed
 }
 
 // newProver asks the SSDs what they hold.
@@ -146,6 +148,11 @@ func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 	defer func() {
 		st := e.Stats()
 		err = errors.Join(err, e.Close(ctx))
+		// Not before: an SSD may still write to what a read that failed was given.
+		for _, b := range p.bufs {
+			err = errors.Join(err, b.Free())
+		}
+		p.bufs = nil
 		for s := range st.PerSSD {
 			if st.PerSSD[s].GivenUp == "" {
 				continue
@@ -166,23 +173,31 @@ func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 	if st := e.Stats(); st.Direct == 0 {
 		return fmt.Errorf("destinations of the device's side are not written in place: %s", st.NotInPlace)
 	}
+	if err := p.junkStaging(ctx, e); err != nil {
+		return err
+	}
 	return p.readsTo(ctx, e, there)
 }
 
+// junkStaging fills the staging slots, which are zero when they are new, as rows may be. No set is in flight.
+func (p *prover) junkStaging(ctx context.Context, e *async) error {
+	e.mu.Lock()
+	err := e.ensureStaging()
+	e.mu.Unlock()
+	for s := 0; s < len(e.stageBuf) && err == nil; s++ {
+		err = p.toDevice(ctx, e.stageBuf[s].buf.Ptr(), bytes.Repeat([]byte{0x5a}, int(e.stageBuf[s].buf.Size())))
+	}
+	return err
+}
+
 // readsTo reads all rows to a destination and looks at all of it.
-func (p *prover) readsTo(ctx context.Context, e *async, kind cuda.MemKind) (err error) {
+func (p *prover) readsTo(ctx context.Context, e *async, kind cuda.MemKind) error {
 	l := &p.layout
 	n, row := int(l.Rows), int(l.RowBytes)
 	places := n + n/2
-	var bufs []cuda.Buffer
-	defer func() {
-		for _, b := range bufs {
-			err = errors.Join(err, e.Forget(b), b.Free())
-		}
-	}()
 	alloc := func(kind cuda.MemKind, bytes int) (b cuda.Buffer, err error) {
 		if b, err = p.dev.Alloc(kind, int64(bytes), "gpuio proof"); err == nil {
-			bufs = append(bufs, b)
+			p.bufs = append(p.bufs, b)
 		}
 		return b, err
 	}
