@@ -42,13 +42,13 @@ func (q *stepSink) flush() error {
 	return q.half(err)
 }
 
-// sink is where a step's launches go.
-func (m *Model) sink(stream cuda.Stream) stepSink {
+// sink is where a step's launches go; again as in stepSink.
+func (m *Model) sink(stream cuda.Stream, again bool) stepSink {
 	if !m.gpu {
 		return stepSink{stream: stream}
 	}
 	m.steps.Reset()
-	return stepSink{stream: stream, steps: &m.steps, again: m.cfg.FeatureDropout == 0}
+	return stepSink{stream: stream, steps: &m.steps, again: again}
 }
 
 // end flushes when all of the step could be written, and forgets it when not.

@@ -369,8 +369,10 @@ func TestDriverOutOfMemoryInLaunch(t *testing.T) {
 			}
 			again := fail == 0
 			if fail > 0 {
-				fakecuda.Control(t, lib, fmt.Sprintf("fail=cuLaunchKernel:%d:2", fail)) // CUDA_ERROR_OUT_OF_MEMORY
 				var oom *cuda.OutOfMemoryError
+				fakecuda.Control(t, lib, "fail=cuLaunchKernel:2:2")                          // CUDA_ERROR_OUT_OF_MEMORY
+				require.ErrorAs(t, m.Infer(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr()), &oom) // changes no inputs
+				fakecuda.Control(t, lib, fmt.Sprintf("fail=cuLaunchKernel:%d:2", fail))
 				err := train()
 				require.Error(t, err)
 				require.Equal(t, int64(0), m.AdamStep())

@@ -540,7 +540,7 @@ func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	}
 	err := m.prepare(mb, true, &p)
 	if err == nil {
-		q := m.sink(stream)
+		q := m.sink(stream, m.cfg.FeatureDropout == 0)
 		var last lastRun
 		if last, err = m.forward(&q, mb, x, labels, &p, &st); err == nil {
 			err = m.backward(&q, mb, x, &p)
@@ -564,7 +564,7 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	var p plan
 	err := m.prepare(mb, false, &p)
 	if err == nil {
-		q := m.sink(stream)
+		q := m.sink(stream, true)
 		var last lastRun
 		last, err = m.forward(&q, mb, x, labels, &p, nil)
 		if err = q.end(err); err == nil {
