@@ -582,6 +582,10 @@ func (e *async) createPair(ctx context.Context, g int) error {
 			return errs.New(errs.Capability, "nvme %s: device %s cannot reach submission queues in controller memory; use --sq host", d.name(), e.dev.Info().Name)
 		}
 		register = r.RegisterIO
+		if e.bells != nil {
+			// The device's stores and the CPU's doorbell take different ways to the SSD, and nothing orders them.
+			return errs.New(errs.Capability, "nvme %s: doorbells that the CPU rings could overtake commands on their way to the controller's memory; use --sq host", d.name())
+		}
 	}
 	if given == nil || qp.InCMB {
 		if p.sq, err = register(qp.SQ, "gpuio sq"); err != nil {

@@ -684,7 +684,7 @@ func TestKernelThatDoesNotEnd(t *testing.T) {
 	s, behind := streamOf(t, d, cuda.StreamOptions{Name: "endless"}), streamOf(t, d, cuda.StreamOptions{Name: "behind"})
 	dev, err := d.Alloc(cuda.MemDevice, 4096, "rows")
 	require.NoError(t, err)
-	g, err := d.Reserve(1<<20, "slots")
+	g, err := d.Reserve(8<<20, "slots")
 	require.NoError(t, err)
 	require.NoError(t, g.Grow(1))
 	open, words := held(t, d, s)
@@ -707,6 +707,14 @@ func TestKernelThatDoesNotEnd(t *testing.T) {
 		require.ErrorContains(t, err, `kernel "conf_gate" on stream "endless" has not ended after`)
 	}
 	require.ErrorContains(t, s.Fill(dev.Ptr(), 0, 8), "has not ended after") // at once
+	// Memory that cannot be cleared is not waited for either.
+	for range 2 {
+		fakecuda.Control(t, lib, "fail=cuMemsetD8Async:1:1")
+		_, err = d.Alloc(cuda.MemDevice, 4096, "more rows")
+		require.ErrorContains(t, err, "cuMemsetD8Async")
+		fakecuda.Control(t, lib, "fail=cuMemsetD8Async:1:1")
+		require.ErrorContains(t, g.Grow(8<<20), "cuMemsetD8Async")
+	}
 	require.ErrorContains(t, dev.Free(), `stream "endless" still runs kernel "conf_gate"`)
 	require.ErrorContains(t, g.Free(), "it stays where it is")
 	require.ErrorContains(t, s.Close(), "still runs")

@@ -176,6 +176,9 @@ func (d *Device) countLocked(purpose string, bytes int64) {
 	}
 }
 
+// exact is what GPUs have memory in (FACTS section 1).
+const exact = 2 << 20
+
 // allocDevice takes memory of the GPU. cuMemAlloc aligns to 256 bytes ("any kind of variable"), and
 // leaves in the memory what was there.
 func (d *Device) allocDevice(b *buffer) error {
@@ -187,8 +190,14 @@ func (d *Device) allocDevice(b *buffer) error {
 	if err := d.enter(); err != nil {
 		return err
 	}
-	p, r := d.api.MemAlloc(whole)
-	if r == success && p%pageBytes != 0 {
+	// Whole pages of ours within it, without giving anything back: cuMemFree waits for all kernels. Large allocations are
+	// pages of 2 MiB, which have room at their end or begin where ours do.
+	n := whole
+	if n%exact != 0 {
+		n += pageBytes
+	}
+	p, r := d.api.MemAlloc(n)
+	if r == success && p%pageBytes != 0 && n == whole {
 		d.api.MemFree(p)
 		p, r = d.api.MemAlloc(whole + pageBytes)
 	}
@@ -205,7 +214,8 @@ func (d *Device) allocDevice(b *buffer) error {
 	if err == nil {
 		b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(b.size), b.purpose)
 	}
-	if err != nil && d.enterToFree() {
+	// cuMemFree waits for all that runs. Behind a kernel that does not end the memory stays with the context.
+	if err != nil && d.quiet() == nil && d.enterToFree() {
 		d.api.MemFree(p)
 		d.leave()
 	}
@@ -527,6 +537,17 @@ func (h *housekeeper) zero(d *Device, p devicePtr, n int64) error {
 			return fmt.Errorf("clearing %d bytes took more than %v: kernels hold the GPU", n, zeroLimit)
 		}
 	}
+}
+
+// done tells whether nothing is being cleared, as far as the driver says.
+func (h *housekeeper) done(d *Device) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if d.enter() != nil {
+		return true // nothing runs on a lost device
+	}
+	defer d.leave()
+	return d.api.StreamQuery(h.s) != errNotReady
 }
 
 func (h *housekeeper) close(d *Device) {

@@ -171,7 +171,10 @@ func (b *buffer) Grow(bytes int64) error {
 		return err
 	}
 	at, end := have, (bytes+g.granule-1)&^(g.granule-1)
-	kept := len(g.pieces)
+	kept := g.count(have)
+	if err := b.cutBack(have, kept); err != nil { // what an earlier call could not give back
+		return fail(err)
+	}
 	err := func() error {
 		if err := d.enter(); err != nil {
 			return err
@@ -196,12 +199,32 @@ func (b *buffer) Grow(bytes int64) error {
 		if ce := (*CallError)(nil); errors.As(err, &ce) && result(ce.Code) == errOutOfMemory {
 			err = fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, end-have), ce)
 		}
-		// What could not be given back now goes with the buffer.
-		_, uerr := b.unmapTo(have, kept)
-		return fail(errors.Join(err, uerr))
+		return fail(errors.Join(err, b.cutBack(have, kept)))
 	}
 	b.back(end)
 	return nil
+}
+
+// count is how many pieces the first bytes have, which end with one. g.mu is held.
+func (g *growth) count(bytes int64) int {
+	n := 0
+	for at := int64(0); n < len(g.pieces) && at < bytes; n++ {
+		at += g.pieces[n]
+	}
+	return n
+}
+
+// cutBack is unmapTo for memory that nothing uses but what clears it, for which cuMemUnmap does not wait. What cannot be
+// given back now goes by a later Grow, or with the buffer. g.mu is held.
+func (b *buffer) cutBack(bytes int64, keep int) error {
+	if len(b.grows.pieces) == keep {
+		return nil
+	}
+	if !b.d.house.done(b.d) {
+		return errors.New("memory that was not used after all is still being cleared")
+	}
+	_, err := b.unmapTo(bytes, keep)
+	return err
 }
 
 // mapPiece puts new memory behind n bytes from p. It runs within enter. The handle is given back at
