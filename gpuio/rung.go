@@ -131,16 +131,31 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 			m.tried = tried
 			return m, nil
 		}
+		if gone := alive(dev); gone != nil { // no rung's fault, and no other will do
+			return nil, fmt.Errorf("memory rung %s: %w", r, gone)
+		}
 		if want == r.String() {
 			return nil, errs.New(errs.Capability, "memory rung %s: %w; use --memory-rung %s for the best that works", r, err, RungAuto)
 		}
 		tried = append(tried, RungTried{r.String(), err.Error()})
 	}
 	var all []string
-	for _, t := range tried {
+	for _, t := range Together(tried) {
 		all = append(all, t.Rung+": "+t.Why)
 	}
 	return nil, errs.New(errs.Capability, "no memory rung works for device %s and these SSDs; %s; use --device host", dev.Info().Name, strings.Join(all, "; "))
+}
+
+// alive is why a device does nothing any more, as after a lost context; nil for one that still works.
+func alive(dev cuda.Device) error {
+	b, err := dev.Alloc(cuda.MemPinned, 4096, "gpuio proof")
+	if err != nil {
+		if errs.ClassOf(err) == errs.Device {
+			return err
+		}
+		return nil // short of memory
+	}
+	return b.Free()
 }
 
 // try proves a rung, of which soft SSDs are software.

@@ -39,7 +39,10 @@ func (e *engine) openMemory() (err error) {
 	if e.onGPU() {
 		r := e.memory.Report()
 		s := "I/O memory: rung " + r.Rung
-		for _, t := range r.Tried {
+		if r.How != "" {
+			s += " (" + r.How + ")"
+		}
+		for _, t := range gpuio.Together(r.Tried) {
 			s += "; not " + t.Rung + ": " + t.Why
 		}
 		e.obs.note(s)
@@ -50,7 +53,11 @@ func (e *engine) openMemory() (err error) {
 // openBLAS opens the library of Config.BLAS.
 func (e *engine) openBLAS() error {
 	want := e.cfg.BLAS
-	if want == "" || want == BLASOff || !e.onGPU() {
+	if want == "" || want == BLASOff {
+		return nil
+	}
+	if !e.onGPU() { // auto: hostOnly has refused the rest
+		e.obs.note("products by our own kernels: --blas is for a GPU, and this is the host device")
 		return nil
 	}
 	library := want

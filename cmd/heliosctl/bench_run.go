@@ -270,7 +270,7 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 		}
 		if rep := memory.Report(); dev.Info().Backend != "host" {
 			e.ui.Printf("memory rung %s", rep.Rung)
-			for _, t := range rep.Tried {
+			for _, t := range gpuio.Together(rep.Tried) {
 				e.ui.Printf("  not %s: %s", t.Rung, t.Why)
 			}
 		}

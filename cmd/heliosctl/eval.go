@@ -94,9 +94,8 @@ func runEval(ctx context.Context, e *env) (err error) {
 		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows))) + fmt.Sprintf(", of %s as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
 		{"time", fmt.Sprintf("%.2f s", r.Seconds)},
 		{"device", fmt.Sprintf("%s; I/O stack %s, memory rung %s", r.Device, r.IOStack, r.MemoryRung)},
-		{"parameters", "sha256 " + r.ParamsSHA256},
 	}
-	table = append(table, runInfoRows(r.RunInfo)...)
+	table = append(append(table, runInfoRows(r.RunInfo)...), []string{"parameters", "sha256 " + r.ParamsSHA256})
 	e.ui.Table([]string{"", ""}, append(table, ioRows(r.IO)...))
 	e.showSSDs(r.IO)
 	out.object(r)

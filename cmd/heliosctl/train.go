@@ -440,7 +440,7 @@ func pathRows(sum sched.EpochResult, seconds float64) [][]string {
 
 // runInfoRows are the lines of a summary about how a GPU got at its rows and computed; none where there is nothing to say.
 func runInfoRows(r sched.RunInfo) (rows [][]string) {
-	for _, t := range r.MemoryRungTried {
+	for _, t := range gpuio.Together(r.MemoryRungTried) {
 		rows = append(rows, []string{"not " + t.Rung, t.Why})
 	}
 	if r.Precision != cuda.FP32.String() || r.BLAS != sched.BLASOff {
