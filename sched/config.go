@@ -74,7 +74,7 @@ type Config struct {
 	Pipeline string       // by mode
 	GPUCache units.Budget // share or bytes of the features in the device's memory
 	// GPUCacheAuto sets GPUCache on a GPU: what its memory has free less what the run needs, measured. The host device,
-	// whose memory is the CPU's, takes 5% in helios and inmem then.
+	// whose memory is the CPU's, takes 5% then.
 	GPUCacheAuto bool
 	CPUCache     units.Budget // the same in pinned CPU memory; inmem takes every row instead
 	Depth        int          // mini-batches prepared ahead under prefetch and deep; 2
@@ -173,10 +173,7 @@ func (c Config) withDefaults() Config {
 func (c Config) onDevice(dev cuda.Info) (Config, error) {
 	if dev.Backend == "host" {
 		if c.GPUCacheAuto {
-			c.GPUCacheAuto, c.GPUCache = false, units.Budget{}
-			if c.Mode == ModeHelios || c.Mode == ModeInmem {
-				c.GPUCache.Percent = 5
-			}
+			c.GPUCacheAuto, c.GPUCache = false, units.Budget{Percent: 5}
 		}
 		return c, c.hostOnly()
 	}

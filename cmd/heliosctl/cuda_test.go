@@ -54,5 +54,14 @@ func TestMainJobOnAGPU(t *testing.T) {
 	require.Len(t, strings.Split(strings.TrimSpace(text), "\n"), 4)
 	require.FileExists(t, "e.npy")
 
+	// Flags of the other device.
+	fails(t, hc(t, args("cuda", "--kernels", "generic")...), 2, "train", "--kernels generic is for the host device")
+	r = hc(t, args("host", "--blas", "auto")...)
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Contains(t, r.errOut, "--blas is for a GPU")
+	// A reason that several rungs share is told once.
+	r = hc(t, args("cuda", "--gpu-cache", "10%")...)
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Equal(t, 1, strings.Count(r.errOut, "not p2p, pinned or pinned-cpubell: the SSDs are software controllers"), r.errOut)
 	fails(t, hc(t, args("cuda", "--gpu-cache", "1TiB")...), 2, "train", "--gpu-cache", "device memory has room for")
 }

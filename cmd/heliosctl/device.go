@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"runtime"
 	"strconv"
 	"strings"
@@ -73,6 +74,9 @@ func (e *env) openDevice(hostOnly string) (cuda.Device, error) {
 		dev, err := driver.Open(driver.Options{Index: index})
 		switch {
 		case err == nil:
+			if err := e.gpuFlags(kind, v); err != nil {
+				return nil, errors.Join(err, dev.Close())
+			}
 			// Kernels on a GPU ring doorbells by writing them, and cannot call who serves them.
 			e.pollDoorbells = true
 			if kind == "auto" {
@@ -93,6 +97,18 @@ func (e *env) openDevice(hostOnly string) (cuda.Device, error) {
 		}
 	}
 	return openHost(workers, level)
+}
+
+// gpuFlags looks at flags that mean nothing on a GPU: refused where a GPU was asked for, told where auto took it.
+func (e *env) gpuFlags(kind, device string) error {
+	if !e.c.IsSet("kernels") {
+		return nil
+	}
+	if kind == "auto" {
+		e.ui.Note("--kernels %s has no effect: it is for the host device", e.c.String("kernels"))
+		return nil
+	}
+	return errs.New(errs.Usage, "--kernels %s is for the host device, and --device is %s; leave it out", e.c.String("kernels"), device)
 }
 
 // deviceError is why a device that was asked for could not be opened.
