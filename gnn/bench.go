@@ -700,7 +700,17 @@ func BenchLimits(ctx context.Context, dev cuda.Device, cfg *BenchConfig, peak [3
 		return m, nil
 	}
 	m.Peak = peak
-	c := copyCase(cfg)
+	own := *cfg
+	if meter, ok := dev.(cuda.MemoryMeter); ok {
+		free, _, err := meter.FreeMemory()
+		if err != nil {
+			return m, err
+		}
+		for own.Rows = cfg.destinations(); own.Rows > 1 && int64(copyCase(&own).Bytes) > free/2; {
+			own.Rows /= 2
+		}
+	}
+	c := copyCase(&own)
 	r, err := c.Measure(ctx, dev, cfg, m, 200*time.Millisecond)
 	if err == nil && !r.OK {
 		err = fmt.Errorf("device %s: a copy within its memory: %s", info.Name, r.Where)

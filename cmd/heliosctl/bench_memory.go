@@ -238,6 +238,22 @@ func fillRows(mem []byte, first, rowBytes int64) {
 // memoryStage is how many bytes of a destination are compared at a time, and in all of a large one.
 const memoryStage = 16 << 20
 
+// fits refuses tiers of n rows that are more than CPU memory has: Go's own allocations cannot fail.
+func (p *memoryPlan) fits(dev cuda.Device, n int64) error {
+	avail, err := hostmem.AvailableBytes()
+	if err != nil {
+		return err
+	}
+	need := p.tier + n*48 // the rows' numbers, shuffled once more, and where they are
+	if dev.Info().Backend == "host" {
+		need += p.tier + p.set
+	}
+	if need > avail {
+		return errs.New(errs.Capability, "--tier %s takes %s of CPU memory, and %s are available; give a smaller one", units.FormatBytes(p.tier), units.FormatBytes(need), units.FormatBytes(avail))
+	}
+	return nil
+}
+
 // openMemoryRig takes the device over, also when it fails. Rows 0… are in the GPU tier, as many more in the CPU tier.
 func openMemoryRig(ctx context.Context, dev cuda.Device, p *memoryPlan, rowBytes int64) (_ *memoryRig, err error) {
 	r := &memoryRig{dev: dev, rowBytes: rowBytes, rows: p.set / rowBytes, closures: []func() error{dev.Close}}
@@ -247,6 +263,9 @@ func openMemoryRig(ctx context.Context, dev cuda.Device, p *memoryPlan, rowBytes
 		}
 	}()
 	n := p.tier / rowBytes
+	if err := p.fits(dev, n); err != nil {
+		return nil, err
+	}
 	place := cache.Placement{GPU: make([]int64, n), CPU: make([]int64, n)}
 	for i := range n {
 		place.GPU[i], place.CPU[i] = i, n+i
@@ -299,6 +318,10 @@ func (e *env) memoryRows(ctx context.Context, p *memoryPlan, device string, rowB
 		return nil, err
 	}
 	r, err := openMemoryRig(ctx, dev, p, rowBytes)
+	var full *cuda.OutOfMemoryError
+	if errors.As(err, &full) {
+		err = fmt.Errorf("%w; give smaller sizes (--tier, --set)", err)
+	}
 	if err != nil {
 		return nil, err
 	}
