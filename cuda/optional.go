@@ -99,12 +99,11 @@ type Step struct {
 // Steps is a sequence of launches that is enqueued as a whole. Its memory is reused.
 type Steps struct {
 	List  []Step
-	Begun int // how many of List the last LaunchSteps has enqueued, which after an error may be some of them
 	arena []uint64
 }
 
 // Reset empties q. The steps of before must have been enqueued.
-func (q *Steps) Reset() { q.List, q.Begun, q.arena = q.List[:0], 0, q.arena[:0] }
+func (q *Steps) Reset() { q.List, q.arena = q.List[:0], q.arena[:0] }
 
 // Add appends a launch of k with the parameter block p, which must hold no Go pointers.
 func Add[T any](q *Steps, k Kernel, cfg LaunchConfig, p T) {
@@ -117,14 +116,13 @@ func Add[T any](q *Steps, k Kernel, cfg LaunchConfig, p T) {
 	q.List = append(q.List, Step{k, cfg, b})
 }
 
-// StepLauncher is a stream that enqueues steps for less than a launch each (CUDA graphs). It counts in Begun.
+// StepLauncher is a stream that enqueues steps for less than a launch each (CUDA graphs).
 type StepLauncher interface {
 	LaunchSteps(q *Steps) error
 }
 
 // LaunchSteps enqueues all of q in order. Failures are those of launches, also within a graph: the error names the kernel.
 func LaunchSteps(s Stream, q *Steps) error {
-	q.Begun = 0
 	if l, ok := s.(StepLauncher); ok {
 		return l.LaunchSteps(q)
 	}
@@ -133,7 +131,6 @@ func LaunchSteps(s Stream, q *Steps) error {
 		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params))); err != nil {
 			return err
 		}
-		q.Begun++
 	}
 	return nil
 }

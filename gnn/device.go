@@ -13,8 +13,6 @@ import (
 type stepSink struct {
 	stream cuda.Stream
 	steps  *cuda.Steps // nil: launch at once
-	begun  bool        // something was enqueued
-	again  bool        // the step may be done again after it has begun, see half
 }
 
 // put appends a launch of k with the parameter block p, which must hold no Go pointers.
@@ -37,18 +35,17 @@ func (q *stepSink) flush() error {
 		return nil
 	}
 	err := cuda.LaunchSteps(q.stream, q.steps)
-	q.begun = q.begun || q.steps.Begun > 0
 	q.steps.Reset()
-	return q.half(err)
+	return err
 }
 
-// sink is where a step's launches go; again as in stepSink.
-func (m *Model) sink(stream cuda.Stream, again bool) stepSink {
+// sink is where a step's launches go.
+func (m *Model) sink(stream cuda.Stream) stepSink {
 	if !m.gpu {
 		return stepSink{stream: stream}
 	}
 	m.steps.Reset()
-	return stepSink{stream: stream, steps: &m.steps, again: again}
+	return stepSink{stream: stream, steps: &m.steps}
 }
 
 // end flushes when all of the step could be written, and forgets it when not.

@@ -471,9 +471,8 @@ func (m *Model) WorkspaceBytes(hopEnd, edges []int64) int64 {
 // workBytes rounds up to what the workspace is allocated in.
 func workBytes(n int64) int64 { return (n + 4095) &^ 4095 }
 
-// prepare checks the mini-batch against the model and lays the workspace out. All memory of a step is allocated here, so an
-// *cuda.OutOfMemoryError comes before anything is launched: parameters, inputs and the number of steps are as they were, and the
-// step can be done again.
+// prepare checks the mini-batch against the model and lays the workspace out. All memory of a step is allocated here, before
+// anything is launched.
 func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
 	L := m.cfg.Layers
 	if len(mb.Blocks) != L || len(mb.HopEnd) != L+1 {
@@ -533,6 +532,10 @@ func (m *Model) block(mb *graph.MiniBatch, l int) *graph.Block {
 // Train enqueues forward pass, backward pass and an Adam step. x is float32[HopEnd[last], InDim]
 // in frontier order, which FeatureDropout changes in place; labels is int32[NumSeeds] with -1 for
 // seeds that do not count. The mini-batch, x and labels must stay until the stream has done the step.
+//
+// After an *cuda.OutOfMemoryError parameters and optimiser are as they were, and the step can be done again. A BLAS and launches may
+// find memory missing in the middle of a step, too: what was enqueued until then changes activations, gradients and x, which
+// must be filled once more if FeatureDropout is set.
 func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, st Step) error {
 	var p plan
 	if labels == 0 {
@@ -540,7 +543,7 @@ func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	}
 	err := m.prepare(mb, true, &p)
 	if err == nil {
-		q := m.sink(stream, m.cfg.FeatureDropout == 0)
+		q := m.sink(stream)
 		var last lastRun
 		if last, err = m.forward(&q, mb, x, labels, &p, &st); err == nil {
 			err = m.backward(&q, mb, x, &p)
@@ -564,7 +567,7 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	var p plan
 	err := m.prepare(mb, false, &p)
 	if err == nil {
-		q := m.sink(stream, true)
+		q := m.sink(stream)
 		var last lastRun
 		last, err = m.forward(&q, mb, x, labels, &p, nil)
 		if err = q.end(err); err == nil {

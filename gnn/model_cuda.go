@@ -1,8 +1,6 @@
 package gnn
 
 import (
-	"errors"
-	"fmt"
 	"math"
 
 	"helios/cuda"
@@ -137,18 +135,5 @@ func (m *Model) multiply(q *stepSink, b *cuda.BLASProduct) error {
 		return errs.New(errs.Usage, "a product of %d×%d×%d passes the limits of a BLAS: lower the batch size or the fanouts, or use --blas off",
 			b.M, b.N, b.K)
 	}
-	err := m.cfg.BLAS.Multiply(q.stream, b)
-	if err == nil {
-		q.begun = true
-	}
-	return q.half(err)
-}
-
-// half keeps a step that has begun from being taken for one that can be done again, where that is not so: dropout of the input
-// would change it once more. All other kernels write what a new try writes again, and the parameters change in the last one.
-func (q *stepSink) half(err error) error {
-	if oom := (*cuda.OutOfMemoryError)(nil); !q.begun || q.again || !errors.As(err, &oom) {
-		return err
-	}
-	return errs.New(errs.Device, "in the middle of a step, which cannot be done again because it has dropped inputs in place: %s; go on from the last checkpoint with smaller caches", fmt.Sprint(err))
+	return m.cfg.BLAS.Multiply(q.stream, b)
 }

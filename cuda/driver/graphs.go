@@ -93,9 +93,6 @@ func (s *gpuStream) LaunchSteps(q *cuda.Steps) error {
 	n := len(q.List)
 	if n >= leastSteps && n <= mostSteps && s.green == nil && s.d.caps.Graphs {
 		done, err := s.launchGraph(q)
-		if done {
-			q.Begun = n
-		}
 		if done || err != nil {
 			return err
 		}
@@ -105,7 +102,6 @@ func (s *gpuStream) LaunchSteps(q *cuda.Steps) error {
 		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params))); err != nil {
 			return err
 		}
-		q.Begun++
 	}
 	return nil
 }
