@@ -566,7 +566,7 @@ func (e *engine) countAccesses(ctx context.Context, in Inputs, h *cache.Hotness)
 				return err
 			}
 			if err := e.sampleWhole(ctx, mb, presampleEpoch+p, i, seedsOf(order, i, e.cfg.Batch)); err != nil {
-				return err
+				return fmt.Errorf("presampling, before the first epoch: %w", err)
 			}
 			if err := h.Add(e.sampleS, mb.Nodes.Ptr(), mb.HopEnd[last]); err != nil {
 				return err

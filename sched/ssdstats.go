@@ -115,6 +115,9 @@ func together(a, b gpuio.Stats) gpuio.Stats {
 		x.Recreated += y.Recreated
 		x.Resets += y.Resets
 		x.Foreign += y.Foreign
+		if x.GivenUp == "" {
+			x.GivenUp = y.GivenUp
+		}
 	}
 	return b
 }
