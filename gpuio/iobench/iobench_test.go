@@ -96,7 +96,7 @@ func TestRunAudits(t *testing.T) {
 func TestAuditFails(t *testing.T) {
 	ctx := context.Background()
 	t.Run("errors", func(t *testing.T) {
-		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=2,sc=0x81,dnr=1,after=100,times=1)")
+		dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=2,sc=0x81,dnr=1,after=5,times=1)")
 		row, err := Run(ctx, Config{Dev: dev, SSDs: disks, Duration: 50 * time.Millisecond})
 		require.NoError(t, err)
 		require.False(t, row.Audited)
