@@ -290,3 +290,16 @@ func TestCrash(t *testing.T) {
 		t.Errorf("alive: %q", got)
 	}
 }
+
+// A guest that hangs is our failure, unless its kernel says that the emulator lost its timer.
+func TestLostTimer(t *testing.T) {
+	log := "--- end of the guest's kernel log\n[  134.1] rcu: rcu_preempt kthread timer wakeup didn't happen for 5252 jiffies! g741"
+	if !lostTimer("killed after its time limit of 4m0s\n" + log) {
+		t.Error("a lost timer was not seen")
+	}
+	for _, s := range []string{"", "killed after its time limit of 4m0s", "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks"} {
+		if lostTimer(s) {
+			t.Errorf("%q is no lost timer", s)
+		}
+	}
+}

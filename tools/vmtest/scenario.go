@@ -337,7 +337,7 @@ type outcome struct {
 	took    time.Duration
 	boot    time.Duration
 	failure string
-	crash   string // how QEMU died by itself, "" when it did not
+	crash   string // how QEMU failed by itself, "" when it did not
 	notes   []string
 }
 
@@ -347,10 +347,10 @@ func runScenario(whole context.Context, in *inputs, s Scenario, verbose, keep bo
 	if o.crash == "" || whole.Err() != nil {
 		return o
 	}
-	// The emulator itself died, which no guest should be able to make it do. Once, and it is told; a
-	// crash that comes of what we do comes again.
+	// The emulator itself died or lost an interrupt, which no guest should be able to make it do. Once, and it
+	// is told; what comes of what we do comes again.
 	again := runOnce(whole, in, s, verbose, keep)
-	again.notes = append([]string{"QEMU crashed (" + o.crash + "), so it ran a second time; the first time: " + firstLine(o.failure)}, again.notes...)
+	again.notes = append([]string{"QEMU failed (" + o.crash + "), so it ran a second time; the first time: " + firstLine(o.failure)}, again.notes...)
 	again.took += o.took
 	return again
 }
@@ -427,7 +427,16 @@ func runOnce(whole context.Context, in *inputs, s Scenario, verbose, keep bool) 
 		o.crash = vm.crash()
 	}
 	o.failure, o.notes = strings.Join(t.failures, "\n"), append(o.notes, t.notes...)
+	if o.crash == "" && lostTimer(o.failure) {
+		o.crash = "the guest's kernel waited for a timer interrupt that never came"
+	}
 	return o
+}
+
+// lostTimer tells from the guest's words that an emulated CPU sleeps on and on although a timer was set: the kernel finds
+// its own grace-period thread not woken. Everything in the guest that sleeps hangs then.
+func lostTimer(failure string) bool {
+	return strings.Contains(failure, "rcu_preempt kthread timer wakeup didn't happen")
 }
 
 // finish reads the kernel's log and powers off. A machine that a scenario broke gives what it can.
