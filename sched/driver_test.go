@@ -304,10 +304,13 @@ func TestShrunk(t *testing.T) {
 	b, err = e.shrunk(oom(1, 0))
 	require.NoError(t, err)
 	require.Equal(t, budgets{cpuRows: 10 << 20}, b, "in CPU memory then")
-	for name, cause := range map[string]error{"another error": errs.New(errs.Device, "x"), "no tier yet": untiered{oom(1, 0)}} {
+	for name, cause := range map[string]error{"another error": errs.New(errs.Device, "x"), "no tier yet": untiered{oom(1, 0)}, "a step that is under way": fmt.Errorf("batch 3: %w", applied{oom(1, 0)})} {
 		_, err = e.shrunk(cause)
 		require.ErrorContains(t, err, cause.Error(), name)
 	}
+	e.tiers = budgets{gpuRows: 4 << 20}
+	_, err = e.shrunk(applied{oom(1, 0)})
+	require.ErrorContains(t, err, "cannot be done again", "the parameters may have it already, though the tier could shrink")
 	e.tiers = budgets{}
 	_, err = e.shrunk(oom(1, 0))
 	require.Equal(t, errs.Capability, errs.ClassOf(err))

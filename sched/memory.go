@@ -108,6 +108,9 @@ func (e *engine) shrunk(cause error) (budgets, error) {
 	if !e.onGPU() || !errors.As(cause, &oom) {
 		return budgets{}, cause
 	}
+	if errors.As(cause, new(applied)) {
+		return budgets{}, errs.New(errs.Capability, "%w; the step was under way, so it cannot be done again: go on from the last checkpoint (--checkpoint, --resume), with a smaller --gpu-cache", cause)
+	}
 	have := e.tiers.gpuRows
 	if have == 0 || errors.As(cause, new(untiered)) {
 		return budgets{}, errs.New(errs.Capability, "%w; the GPU tier holds nothing, so no device memory can be given back for it: lower --batch-size, --fanout, --prefetch-depth or --hidden, or end what else uses the GPU", cause)
@@ -133,6 +136,12 @@ func (e *engine) shrunk(cause error) (budgets, error) {
 type untiered struct{ error }
 
 func (u untiered) Unwrap() error { return u.error }
+
+// applied is an error of a time in which a training step may have changed the parameters: doing the batch again would
+// change them twice.
+type applied struct{ error }
+
+func (a applied) Unwrap() error { return a.error }
 
 // shrink makes room after an out-of-memory error: nothing may be in flight. The tiers are placed anew, so their rows are
 // what a run with the smaller budget would have had from its beginning. It returns cause where that is another error.

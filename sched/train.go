@@ -238,7 +238,11 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 		if err != nil {
 			return outcome{}, err
 		}
-		return e.outcome(op)
+		out, err := e.outcome(op)
+		if err != nil {
+			err = applied{err}
+		}
+		return out, err
 	}
 	p.after = func(index int) error {
 		t.state.Batch = index + 1
