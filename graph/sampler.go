@@ -61,6 +61,9 @@ type SamplerConfig struct {
 	Fanouts []int  // neighbours per node and hop, the hop next to the seeds first; -1 = all
 	Seed    uint64 // of the run
 	Degrees bool   // fill MiniBatch.Degrees (GCN needs it)
+	// Layerwise samples nodes per layer (LADIES): Fanouts are how many nodes each layer adds at most, and blocks have
+	// Weights.
+	Layerwise bool
 }
 
 // Block is the bipartite graph of one hop. Its destinations are the first NumDst nodes of the frontier,
@@ -70,6 +73,9 @@ type Block struct {
 	NumDst, NumSrc, NumEdges int64
 	Indptr                   cuda.Buffer // int64[NumDst+1]
 	Src                      cuda.Buffer // uint32[NumEdges], index into the frontier
+	// Weights is float32[NumSrc], or nil: destination i aggregates sum(Weights[j]·x_j) / sum(Weights[j]) over its
+	// sampled in-neighbours j (layer-wise sampling), in place of their mean.
+	Weights cuda.Buffer
 }
 
 // MiniBatch is what sampling makes from a batch of seed nodes. Its buffers grow as needed and

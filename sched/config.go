@@ -26,6 +26,8 @@ const (
 	ModeInmem  = "inmem"  // every row in memory before the first batch
 	ModeCPU    = "cpu"    // CPU-managed reads, static CPU tier
 	ModeMmap   = "mmap"   // the kernel's page cache
+	ModeBaM    = "bam"    // synchronous stack, dynamic GPU tier
+	ModeGIDS   = "gids"   // bam with window buffer, constant CPU buffer and accumulator
 )
 
 // Pipelines: which operators may overlap.
@@ -34,7 +36,43 @@ const (
 	PipelineIntra    = "intra"    // reads for hop h go out while hop h+1 is sampled
 	PipelinePrefetch = "prefetch" // whole batches are prepared while one trains
 	PipelineDeep     = "deep"     // both
+	// PipelineSeries is the paper's NoPipe: one operator at a time, each with all SMs.
+	PipelineSeries = "series"
+	// PipelineRunAhead samples ahead and merges the reads of coming batches; else one operator at a time.
+	PipelineRunAhead = "run-ahead"
 )
+
+// PolicyStatic places rows once, by hotness; the others are package policy's.
+const PolicyStatic = "static"
+
+// Samplers.
+const (
+	SamplerNeighbor = "neighbor"
+	SamplerLadies   = "ladies" // layer-wise; Fanouts are nodes per layer
+)
+
+// Where the topology is.
+const (
+	TopologyMemory = "memory" // the CPU's, read in place by the device
+	TopologySSD    = "ssd"    // in-neighbour lists are read as they are needed, through a cache of lists
+)
+
+// What rows' hotness is from, beside a file.
+const (
+	HotnessPresample = "presample"
+	HotnessDegree    = "degree"
+	HotnessPageRank  = "pagerank"
+)
+
+// How the tuner measures.
+const (
+	TuneOff   = "off"
+	TuneQuick = "quick"
+	TuneFull  = "full"
+)
+
+// LineRow as Config.CacheLine: a line of a dynamic tier is a row.
+const LineRow = -1
 
 // I/O stacks: who drives the SSDs.
 const (
@@ -97,6 +135,28 @@ type Config struct {
 	SMs        SMBudget
 	// MemoryRung is where the I/O kernels' queues and data are (gpuio.Rungs); empty or "auto": the best that proves itself.
 	MemoryRung string
+	// Policy of the GPU tier: PolicyStatic or one of policy.Online(); empty: by mode.
+	Policy string
+	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids 4096, else a row).
+	CacheLine int64
+	// Window is how many coming batches' lines a dynamic tier keeps (window buffer of GIDS); 0: none.
+	Window int
+	// Accumulate is the share of the SSDs' peak rate that merging the reads of coming batches aims at (accumulator of
+	// GIDS); 0: reads are not merged.
+	Accumulate float64
+	// Sampler is SamplerNeighbor or SamplerLadies. It changes results.
+	Sampler string
+	// Topology is TopologyMemory or TopologySSD; NeighborCache is the memory for the lists of hot nodes under the latter.
+	Topology      string
+	NeighborCache units.Budget
+	// Hotness is what places the static tiers: HotnessPresample, HotnessDegree, HotnessPageRank, or a file's path.
+	Hotness string
+	// HotnessDir is where it is kept and found again; empty: nowhere.
+	HotnessDir string
+	// Tune lets the first batches choose budgets, depth and the accumulator's target.
+	Tune string
+	// Trace is a file for the run's accesses ("cache replay"); empty: none.
+	Trace string
 	// Precision of the model's products (cuda.Precisions); empty: fp32. It changes results, by rounding.
 	Precision string
 	// BLAS computes the products on a GPU in place of our kernels: empty or "off", "auto" (where it is installed), or the
