@@ -131,10 +131,23 @@ func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
 				f = lookup(c.Flags, name)
 			}
 		}
-		if f == nil {
-			return 0, unknownFlag(name, "", leaves(cmds)...)
+		takes := true
+		if _, ok := f.(*cli.BoolFlag); ok {
+			takes = false
 		}
-		if _, ok := f.(*cli.BoolFlag); !ok {
+		if f == nil {
+			var theirs *gidsFlag
+			for _, c := range leaves(cmds) {
+				if theirs == nil {
+					theirs = findGIDS(c.Flags, name)
+				}
+			}
+			if theirs == nil {
+				return 0, unknownFlag(name, "", leaves(cmds)...)
+			}
+			takes = theirs.value
+		}
+		if takes {
 			i++
 		}
 	}
@@ -188,6 +201,14 @@ func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 
 // parse splits the arguments of c, called verb, into flags and positional arguments.
 func parse(c *cli.Command, verb string, args []string) (flags flagValues, positional []string, help bool, err error) {
+	var theirs flagValues // of GIDS's scripts
+	defer func() {
+		if err == nil && len(theirs) > 0 {
+			var more flagValues
+			more, err = fromGIDS(c.Flags, theirs, flags)
+			flags = append(flags, more...)
+		}
+	}()
 	for i := 0; i < len(args); i++ {
 		a := args[i]
 		if a == "--" {
@@ -203,10 +224,13 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 		}
 		name, value, given := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
 		f := lookup(c.Flags, name)
+		alias := (*gidsFlag)(nil)
 		if f == nil {
-			return nil, nil, false, unknownFlag(name, verb, c)
+			if alias = findGIDS(c.Flags, name); alias == nil {
+				return nil, nil, false, unknownFlag(name, verb, c)
+			}
 		}
-		if _, ok := f.(*cli.BoolFlag); ok {
+		if _, ok := f.(*cli.BoolFlag); ok || alias != nil && !alias.value {
 			if !given {
 				value = "true"
 			}
@@ -215,6 +239,10 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 				return nil, nil, false, errs.New(errs.Usage, "flag --%s needs a value; see \"heliosctl %s --help\"", name, verb)
 			}
 			value = args[i]
+		}
+		if alias != nil {
+			theirs = append(theirs, flagValue{alias.name, value})
+			continue
 		}
 		if err := checkValue(f, name, value); err != nil {
 			return nil, nil, false, err

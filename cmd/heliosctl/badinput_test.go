@@ -235,7 +235,7 @@ func TestBadFlags(t *testing.T) {
 	runBad(t, []badCase{
 		{"unknown flag", nil, "train --gpu-cach 5% g", 2, []string{"--gpu-cach;", "--gpu-cache"}, ""},
 		{"unknown mode", nil, "train g --mode helois", 2, []string{"--mode", "helois", "did you mean helios"}, ""},
-		{"mode of a later version", nil, "train g --mode bam", 3, []string{"--mode bam", "helios"}, ""},
+		{"mode of a later version", nil, "train g --mode ginex", 3, []string{"--mode ginex", "helios"}, ""},
 		{"unknown stack", nil, "train g --io-stack asynk", 2, []string{"--io-stack", "did you mean async"}, ""},
 		{"bad --on-ssd-failure", nil, "train g --on-ssd-failure retry", 2, []string{"--on-ssd-failure", "retry=N"}, ""},
 		{"bad --coalesce", nil, "eval g --checkpoint ck --coalesce some", 2, []string{"--coalesce", "auto"}, ""},

@@ -22,6 +22,7 @@ func inferFlags() []cli.Flag {
 		&cli.StringFlag{Name: "fanout", DefaultText: "the checkpoint's", Usage: "neighbours sampled per hop `F1,F2,…`; -1 takes all"},
 		&cli.IntFlag{Name: "batch-size", DefaultText: "the checkpoint's", Usage: "seed nodes in a mini-batch"},
 		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges"},
+		samplerFlag("the checkpoint's"),
 	}, pathFlags()...)
 }
 

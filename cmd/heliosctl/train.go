@@ -39,6 +39,7 @@ func modelFlags() []cli.Flag {
 		&cli.Float64Flag{Name: "weight-decay", Usage: "L2 penalty"},
 		&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices; equal seeds give equal parameters in every mode"},
 		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges: what the model learns from a node's own features"},
+		samplerFlag(sched.SamplerNeighbor),
 	}
 }
 
@@ -49,13 +50,13 @@ func pathFlags() []cli.Flag {
 		oneOf("mode", "data path", sched.ModeHelios, sched.Modes, laterModes),
 		oneOf("io-stack", "who reads the SSDs (default: by mode)", "", sched.Stacks, nil),
 		oneOf("pipeline", "what overlaps (default: by mode)", "", sched.Pipelines, nil),
-		&cli.StringFlag{Name: "gpu-cache", DefaultText: "auto in helios and inmem, else 0", Usage: "`BUDGET` of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU what is free there less what the run needs, measured; 5% on the host device"},
-		&cli.StringFlag{Name: "cpu-cache", DefaultText: "10% in helios and cpu, else 0", Usage: "`BUDGET` of the CPU memory tier"},
+		&cli.StringFlag{Name: "gpu-cache", DefaultText: "auto in helios, inmem, bam and gids, else 0", Usage: "`BUDGET` of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU what is free there less what the run needs, measured; 5% on the host device"},
+		&cli.StringFlag{Name: "cpu-cache", DefaultText: "10% in helios, cpu and gids, else 0", Usage: "`BUDGET` of the CPU memory tier"},
 		&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, and threads of the cpu stack"},
 		&cli.IntFlag{Name: "io-blocks", DefaultText: "32; sync: a full grid", Usage: "thread blocks of each I/O kernel"},
 		&cli.IntFlag{Name: "depth", DefaultText: "256", Usage: "reads in flight per SSD"},
 		&cli.IntFlag{Name: "prefetch-depth", DefaultText: "2", Usage: "mini-batches prepared ahead"},
-		&cli.IntFlag{Name: "presample-epochs", DefaultText: "1", Usage: "epochs sampled beforehand to find the hottest rows"},
+		&cli.IntFlag{Name: "presample-epochs", DefaultText: "4", Usage: "epochs sampled beforehand to find the hottest rows (--hotness presample)"},
 		&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's", Usage: "`TIME` after which a read is aborted and tried again"},
 		&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's", Usage: "how often a failed read is tried again; -1 for never"},
 		&cli.StringFlag{Name: "on-ssd-failure", Value: "retry=3", Usage: "when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"},
@@ -70,13 +71,13 @@ func pathFlags() []cli.Flag {
 		oneOf("precision", "of the model's products on a GPU (tf32 and bf16 round their factors, on tensor cores)", cuda.FP32.String(), cuda.Precisions(), nil),
 		&cli.StringFlag{Name: "blas", Value: sched.BLASOff, Usage: "who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the `PATH` of libcublas"},
 		deviceFlag(), kernelsFlag(),
-	}, ssdFlags()...)
+	}, append(tierFlags(), ssdFlags()...)...)
 }
 
 // laterModes are those of DESIGN section 10 that this version does not have.
 var laterModes = func() map[string]error {
 	m := map[string]error{}
-	for _, name := range []string{"bam", "gids", "ginex", "diskgnn", "hier", "marius"} {
+	for _, name := range []string{"ginex", "diskgnn", "hier", "marius"} {
 		m[name] = errs.New(errs.Capability, "--mode %s is not in this version yet; choose one of %s", name, strings.Join(sched.Modes, ", "))
 	}
 	return m
@@ -97,6 +98,9 @@ func trainCommand() *cli.Command {
 		&cli.IntFlag{Name: "checkpoint-every", Usage: "also write it after every `N` mini-batches"},
 		&cli.BoolFlag{Name: "resume", Usage: "go on from the checkpoint in --checkpoint, to the bit where --kernels is as it was; start where there is none"},
 		&cli.BoolFlag{Name: "no-eval", Usage: "skip validation and test"},
+		oneOf("tune", "measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result", sched.TuneOff, tunings, nil),
+		&cli.StringFlag{Name: "trace", Usage: "record which rows each mini-batch needs in `FILE`, for \"cache replay\" and \"cache plan\""},
+		&cli.BoolFlag{Name: "explain", Usage: "print the operators, what each waits for, their streams, budgets and credits, before training"},
 		resultsFlag(),
 	)
 	return c
@@ -117,6 +121,7 @@ func (e *env) trainConfig() (sched.Config, error) {
 	cfg.FeatureDropout = c.Float64("feature-dropout")
 	cfg.CheckpointDir, cfg.CheckpointEvery = c.String("checkpoint"), c.Int("checkpoint-every")
 	cfg.Resume, cfg.NoEval = c.Bool("resume"), c.Bool("no-eval")
+	cfg.Tune, cfg.Trace = c.String("tune"), c.String("trace")
 	if cfg.CheckpointEvery > 0 && cfg.CheckpointDir == "" {
 		return cfg, errs.New(errs.Usage, "--checkpoint-every needs --checkpoint DIR, the folder to write to")
 	}
@@ -159,7 +164,7 @@ func (e *env) dataPath() (sched.Config, error) {
 	if cfg.CoalesceBytes, err = coalesceFlag(c.String("coalesce")); err != nil {
 		return cfg, err
 	}
-	tiered := cfg.Mode == sched.ModeHelios || cfg.Mode == sched.ModeInmem
+	tiered := slices.Contains([]string{sched.ModeHelios, sched.ModeInmem, sched.ModeBaM, sched.ModeGIDS}, cfg.Mode)
 	if v := c.String("gpu-cache"); v == "auto" || tiered && !c.IsSet("gpu-cache") {
 		cfg.GPUCacheAuto = true
 	} else if cfg.GPUCache, err = cacheBudget(c, "gpu-cache", ""); err != nil {
@@ -169,11 +174,13 @@ func (e *env) dataPath() (sched.Config, error) {
 	if cfg.BLAS = c.String("blas"); cfg.BLAS == "" {
 		return cfg, errs.New(errs.Usage, "--blas: empty; give off, auto or the path of libcublas")
 	}
-	if cfg.CPUCache, err = cacheBudget(c, "cpu-cache", map[string]string{sched.ModeHelios: "10%", sched.ModeCPU: "10%"}[cfg.Mode]); err != nil {
+	if cfg.CPUCache, err = cacheBudget(c, "cpu-cache", map[string]string{sched.ModeHelios: "10%", sched.ModeCPU: "10%", sched.ModeGIDS: "10%"}[cfg.Mode]); err != nil {
 		return cfg, err
 	}
-	cfg.SMs, err = smBudget(c.String("sm-budget"))
-	return cfg, err
+	if cfg.SMs, err = smBudget(c.String("sm-budget")); err != nil {
+		return cfg, err
+	}
+	return cfg, e.tierConfig(&cfg)
 }
 
 // notZero refuses a 0 that was typed where the library takes 0 for its default.
