@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"helios/cache/policy"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
@@ -83,11 +84,28 @@ const (
 	StackNone  = "none" // reported where no batch reads
 )
 
+// The defaults of GIDS (its evaluation, section 4): the window's depth, the accumulator's target, lines of BaM's page size,
+// and (for who turns flags into a Config, since an empty Budget is none) the constant CPU buffer's share of the features.
+const (
+	GIDSWindow     = 8
+	GIDSAccumulate = 0.95
+	GIDSCPUPercent = 10
+	BaMLine        = 4096
+)
+
+// maxWindow is the deepest window: each batch in it keeps its sample in memory.
+const maxWindow = 64
+
 // Modes, Pipelines and Stacks list the accepted values, for usage text.
 var (
-	Modes     = []string{ModeHelios, ModeInmem, ModeCPU, ModeMmap}
-	Pipelines = []string{PipelineDeep, PipelineIntra, PipelineNone, PipelinePrefetch}
+	Modes     = []string{ModeHelios, ModeInmem, ModeCPU, ModeMmap, ModeBaM, ModeGIDS}
+	Pipelines = []string{PipelineDeep, PipelineIntra, PipelineNone, PipelinePrefetch, PipelineSeries, PipelineRunAhead}
 	Stacks    = []string{StackAsync, StackSync, StackCPU, StackMmap}
+	// Policies of the GPU tier; Samplers, Topologies and Tunes are what their fields accept.
+	Policies   = append([]string{PolicyStatic}, policy.Online()...)
+	Samplers   = []string{SamplerNeighbor, SamplerLadies}
+	Topologies = []string{TopologyMemory, TopologySSD}
+	Tunes      = []string{TuneOff, TuneQuick, TuneFull}
 )
 
 // Config is a training run. Its zero values mean the defaults given here.
@@ -116,7 +134,7 @@ type Config struct {
 	GPUCacheAuto bool
 	CPUCache     units.Budget // the same in pinned CPU memory; inmem takes every row instead
 	Depth        int          // mini-batches prepared ahead under prefetch and deep; 2
-	Presample    int          // epochs of sampling that count accesses to place rows; 1
+	Presample    int          // epochs of sampling that count accesses to place rows; 4
 	Workers      int          // threads of the cpu stack; the device's SMs
 	Blocks       int          // thread blocks of the I/O kernels; 32, sync: as many as the device keeps resident
 	QueueDepth   int          // reads outstanding per SSD; the stack's default
@@ -211,7 +229,7 @@ func (c Config) withDefaults() Config {
 	}
 	defInt(&c.Epochs, 1)
 	defInt(&c.Depth, 2)
-	defInt(&c.Presample, 1)
+	defInt(&c.Presample, 4)
 	if c.OpTimeout == 0 {
 		c.OpTimeout = 5 * time.Minute
 	}
@@ -222,11 +240,66 @@ func (c Config) withDefaults() Config {
 	case ModeMmap:
 		def(&c.IOStack, StackMmap)
 		def(&c.Pipeline, PipelinePrefetch)
+	case ModeBaM:
+		def(&c.IOStack, StackSync)
+		def(&c.Pipeline, PipelineNone)
+		def(&c.Policy, policy.Random)
+	case ModeGIDS:
+		def(&c.IOStack, StackSync)
+		def(&c.Policy, policy.Random)
+		def(&c.Hotness, HotnessPageRank)
+		if c.dynamic() { // a static tier has neither
+			defInt(&c.Window, GIDSWindow)
+			if c.Accumulate == 0 && c.IOStack != StackAsync && (c.Pipeline == "" || !c.perHop()) {
+				c.Accumulate = GIDSAccumulate
+			}
+		}
+		c = c.settled()
+		if c.Window == 0 && c.Accumulate == 0 { // nothing to run ahead for
+			def(&c.Pipeline, PipelineNone)
+		}
+		def(&c.Pipeline, PipelineRunAhead)
 	default:
 		def(&c.IOStack, StackAsync)
 		def(&c.Pipeline, PipelineDeep)
 	}
+	def(&c.Policy, PolicyStatic)
+	def(&c.Hotness, HotnessPresample)
+	def(&c.Sampler, SamplerNeighbor)
+	def(&c.Topology, TopologyMemory)
+	def(&c.Tune, TuneOff)
+	if c.CacheLine == 0 && c.dynamic() {
+		c.CacheLine = LineRow
+		if c.Mode == ModeBaM || c.Mode == ModeGIDS {
+			c.CacheLine = BaMLine
+			if c.CheckReads { // checksums are of rows
+				c.CacheLine = LineRow
+			}
+		}
+	}
+	return c.settled()
+}
+
+// settled takes what was asked not to be (negative: none) for none.
+func (c Config) settled() Config {
+	if c.Window == Off {
+		c.Window = 0
+	}
+	if c.Accumulate == Off {
+		c.Accumulate = 0
+	}
 	return c
+}
+
+// Off as Config.Window or Config.Accumulate: none, whatever the mode has.
+const Off = -1
+
+// dynamic tells whether the GPU tier's lines come and go.
+func (c Config) dynamic() bool { return c.Policy != "" && c.Policy != PolicyStatic }
+
+// perHop tells whether the pipeline looks rows up hop by hop.
+func (c Config) perHop() bool {
+	return c.Pipeline == PipelineDeep || c.Pipeline == PipelineIntra
 }
 
 // onDevice settles what depends on the device.
@@ -237,7 +310,10 @@ func (c Config) onDevice(dev cuda.Info) (Config, error) {
 		}
 		return c, c.hostOnly()
 	}
-	if c.SMs.IO == 0 && c.IOStack == StackAsync {
+	if c.Pipeline == PipelineSeries && c.Blocks == 0 && c.IOStack == StackAsync {
+		c.Blocks = max(32, 16*dev.SMs) // alone on the device, an I/O kernel has all of it
+	}
+	if c.SMs.IO == 0 && c.IOStack == StackAsync && c.Pipeline != PipelineSeries {
 		// As many SMs as hold the blocks of an I/O kernel (32 to start with, DESIGN section 7): the fewest that any GPU
 		// from sm_75 on keeps resident on an SM are 16 (CUDA C++ programming guide, table of technical specifications).
 		blocks := c.Blocks
@@ -287,6 +363,9 @@ func (c Config) check() error {
 		oneOf("pipeline", c.Pipeline, Pipelines),
 		oneOf("io-stack", c.IOStack, Stacks),
 		oneOf("model", c.Model, []string{"sage", "gcn"}),
+		oneOf("sampler", c.Sampler, Samplers),
+		oneOf("topology", c.Topology, Topologies),
+		oneOf("tune", c.Tune, Tunes),
 	} {
 		if e != nil {
 			return e
@@ -338,6 +417,9 @@ func (c Config) check() error {
 			return errs.New(errs.Usage, "--%s %d is not between %d and %d", n.flag, n.v, n.lo, n.hi)
 		}
 	}
+	if err := c.checkCache(); err != nil {
+		return err
+	}
 	if !(c.LR > 0) || math.IsInf(c.LR, 0) {
 		return errs.New(errs.Usage, "--lr %v is not a positive number", c.LR)
 	}
@@ -356,7 +438,7 @@ func (c Config) check() error {
 	for _, b := range []struct {
 		flag string
 		v    units.Budget
-	}{{"gpu-cache", c.GPUCache}, {"cpu-cache", c.CPUCache}} {
+	}{{"gpu-cache", c.GPUCache}, {"cpu-cache", c.CPUCache}, {"neighbor-cache", c.NeighborCache}} {
 		if b.v.Bytes < 0 || !(b.v.Percent >= 0 && b.v.Percent <= 100) {
 			return errs.New(errs.Usage, "--%s %v is not a size or a share of 0%% to 100%%", b.flag, b.v)
 		}
@@ -364,17 +446,67 @@ func (c Config) check() error {
 	return nil
 }
 
+// checkCache refuses parts of the dynamic tier, the accumulator and the sampler that can't go together.
+func (c Config) checkCache() error {
+	if c.Policy == policy.Belady {
+		return errs.New(errs.Usage, "--policy %s needs to know every later access: record a run with --trace FILE, and see what it would have done with \"heliosctl cache replay\"; for a run choose one of %v", c.Policy, Policies)
+	}
+	if !slices.Contains(Policies, c.Policy) {
+		return errs.New(errs.Usage, "--policy %q is not known; choose one of %v", c.Policy, Policies)
+	}
+	switch {
+	case c.CacheLine != 0 && !c.dynamic():
+		return errs.New(errs.Usage, "--cache-line is of a GPU tier whose lines come and go; give a --policy other than %s, or leave it out", PolicyStatic)
+	case c.CacheLine != 0 && c.CacheLine != LineRow && (c.CacheLine < 512 || c.CacheLine > maxLine):
+		return errs.New(errs.Usage, "--cache-line %d is not \"row\" or 512 to %d bytes", c.CacheLine, maxLine)
+	case c.Window < 0 || c.Window > maxWindow:
+		return errs.New(errs.Usage, "--window %d is not between 0 and %d batches", c.Window, maxWindow)
+	case c.Window > 0 && !c.dynamic():
+		return errs.New(errs.Usage, "--window %d keeps the lines of coming batches from eviction, and static tiers evict none; give a --policy other than %s, or leave it out", c.Window, PolicyStatic)
+	case c.dynamic() && c.Mode == ModeInmem:
+		return errs.New(errs.Usage, "--policy %s: --mode inmem has every row in memory, so that nothing comes or goes; leave it out, or use --mode helios", c.Policy)
+	case !(c.Accumulate >= 0 && c.Accumulate < 1):
+		return errs.New(errs.Usage, "--accumulate %v is not a share in [0, 1) of the SSDs' peak rate", c.Accumulate)
+	case c.Accumulate > 0 && !c.dynamic():
+		return errs.New(errs.Usage, "--accumulate merges the reads of several batches in the staging of a GPU tier whose lines come and go; give a --policy other than %s, or leave it out", PolicyStatic)
+	case c.Accumulate > 0 && c.IOStack == StackAsync:
+		return errs.New(errs.Usage, "--accumulate merges the reads of coming batches for stacks whose launches wait for their reads; stack %s has several sets in flight anyhow: leave it out, or use --io-stack sync", c.IOStack)
+	case c.Accumulate > 0 && c.perHop():
+		return errs.New(errs.Usage, "--accumulate merges the reads of whole batches, --pipeline %s reads hop by hop; use --pipeline %s, %s, %s or %s",
+			c.Pipeline, PipelineRunAhead, PipelinePrefetch, PipelineNone, PipelineSeries)
+	case c.Pipeline == PipelineRunAhead && c.Accumulate == 0 && c.Window == 0:
+		return errs.New(errs.Usage, "--pipeline %s samples ahead for --window and --accumulate, and neither is given; give one, or use --pipeline %s", PipelineRunAhead, PipelineNone)
+	case c.Pipeline == PipelineSeries && (c.SMs.Sample != 0 || c.SMs.Lookup != 0 || c.SMs.IO != 0 || c.SMs.Gather != 0 || c.SMs.Train != 0):
+		return errs.New(errs.Usage, "--pipeline %s gives each operator all SMs; leave the SM budgets out, or use --pipeline %s", PipelineSeries, PipelineNone)
+	case c.CheckReads && c.dynamic() && c.CacheLine != LineRow:
+		return errs.New(errs.Usage, "--check-reads holds rows against their checksums, and a line of --cache-line %d holds several; use --cache-line row", c.CacheLine)
+	case c.Topology == TopologyMemory && (c.NeighborCache.Bytes != 0 || c.NeighborCache.Percent != 0):
+		return errs.New(errs.Usage, "--neighbor-cache is of a topology that stays on storage; use --topology %s, or leave it out", TopologySSD)
+	}
+	if c.Sampler == SamplerLadies {
+		for _, f := range c.Fanouts {
+			if f < 0 {
+				return errs.New(errs.Usage, "--fanout %v: --sampler %s draws so many nodes for a layer, and %d is not a number of nodes", c.Fanouts, c.Sampler, f)
+			}
+		}
+	}
+	return nil
+}
+
+// maxLine is the largest line of a dynamic tier, in bytes.
+const maxLine = 1 << 20
+
 // plan is what a pipeline name means: the two kinds of overlap, and how many batches may be in
 // flight.
 type plan struct {
-	credits int  // mini-batch slots
+	credits int  // mini-batches whose rows are on their way or in place: feature tensors
 	perHop  bool // rows of hop h are looked up and read while hop h+1 is sampled
 	serial  bool // one operator at a time: gather waits for the reads
 }
 
 func (c Config) plan() plan {
 	switch c.Pipeline {
-	case PipelineNone:
+	case PipelineNone, PipelineSeries, PipelineRunAhead:
 		return plan{credits: 1, serial: true}
 	case PipelineIntra:
 		return plan{credits: 1, perHop: true}

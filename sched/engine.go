@@ -294,6 +294,12 @@ func (e *engine) budgets() (budgets, error) {
 // maxFrontier is the most rows a batch can need.
 func (e *engine) maxFrontier(batch int) int64 {
 	n := int64(batch)
+	if e.cfg.Sampler == SamplerLadies { // so many nodes a layer
+		for _, f := range e.cfg.Fanouts {
+			n += int64(f)
+		}
+		return min(n, e.rows)
+	}
 	for _, f := range e.cfg.Fanouts {
 		if f < 0 || n > math.MaxInt64/int64(1+f) {
 			return e.rows

@@ -104,6 +104,9 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	}
 	cfg.FeatureDropout = fp.FeatureDropout
 	cfg.Model, cfg.Hidden, cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = fp.Model, fp.Hidden, fp.LR, fp.Dropout, fp.WeightDecay, fp.Seed
+	if cfg.Sampler == "" {
+		cfg.Sampler = fp.sampler()
+	}
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {

@@ -46,6 +46,7 @@ type fingerprint struct {
 	FeatureDropout float64 `json:"feature-dropout,omitempty"`
 	WeightDecay    float64 `json:"weight-decay"`
 	Seed           uint64  `json:"seed"`
+	Sampler        string  `json:"sampler,omitempty"` // empty: by neighbours
 	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
 	RowDType string `json:"row-dtype,omitempty"`
 	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic); empty: generic, the only
@@ -56,7 +57,7 @@ type fingerprint struct {
 
 // format is the version that a checkpoint with these settings needs.
 func (f *fingerprint) format() string {
-	if f.FeatureDropout != 0 || f.RowDType != "" {
+	if f.FeatureDropout != 0 || f.RowDType != "" || f.Sampler != "" {
 		return strconv.Itoa(stateFormatSettings)
 	}
 	return strconv.Itoa(stateFormat)
@@ -99,6 +100,22 @@ func (f *fingerprint) setRowType(t rowtype.Type) {
 	}
 }
 
+// setSampler takes over a Config's sampler.
+func (f *fingerprint) setSampler(s string) {
+	f.Sampler = ""
+	if s != SamplerNeighbor {
+		f.Sampler = s
+	}
+}
+
+// sampler is Sampler, SamplerNeighbor where it is empty.
+func (f *fingerprint) sampler() string {
+	if f.Sampler == "" {
+		return SamplerNeighbor
+	}
+	return f.Sampler
+}
+
 // rowType is RowDType, float32 where it is empty.
 func (f *fingerprint) rowType() string {
 	if f.RowDType == "" {
@@ -125,6 +142,7 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"feature-dropout", f.FeatureDropout, was.FeatureDropout},
 		{"weight-decay", f.WeightDecay, was.WeightDecay},
 		{"seed", f.Seed, was.Seed},
+		{"sampler", f.sampler(), was.sampler()},
 	} {
 		if x.is != x.old {
 			return x.name, x.is, x.old, true

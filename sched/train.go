@@ -116,10 +116,12 @@ const peakEvery = 20 * time.Millisecond
 
 func fingerprintOf(c Config, in Inputs) fingerprint {
 	m := in.Dataset.Meta
-	return fingerprint{
+	f := fingerprint{
 		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model, Fanouts: c.Fanouts,
 		Batch: c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout, FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed,
 	}
+	f.setSampler(c.Sampler)
+	return f
 }
 
 func modelConfig(f fingerprint) gnn.ModelConfig {
