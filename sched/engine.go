@@ -75,6 +75,7 @@ type engine struct {
 	sampleS, lookupS, gatherS, trainS cuda.Stream
 
 	presampled func(*graph.MiniBatch) // optional: sees what presampling samples
+	hotness    *HotnessInfo             // what placed the tiers; nil: nothing had to
 
 	memory    *gpuio.Memory // of the I/O kernels; nil: as the stack does without
 	blas      cuda.BLAS     // nil: our kernels
@@ -245,21 +246,12 @@ func (e *engine) openGraph(in Inputs) (err error) {
 	if e.labels, err = in.Dataset.Labels(); err != nil {
 		return err
 	}
+	g := e.cfg.graph(true)
 	for _, s := range []struct {
 		to   *cuda.Stream
 		name string
-		sms  int
-		prio int
-	}{
-		// The earlier an operator in a batch's way, the sooner the SSDs have work; the credits
-		// bound how far it runs ahead. Training takes what is left: it never waits for a
-		// worker that could have prepared its next batch meanwhile.
-		{&e.sampleS, "sample", e.cfg.SMs.Sample, 1},
-		{&e.lookupS, "lookup", e.cfg.SMs.Lookup, 2},
-		{&e.gatherS, "gather", e.cfg.SMs.Gather, 2},
-		{&e.trainS, "train", e.cfg.SMs.Train, 0},
-	} {
-		if *s.to, err = e.dev.NewStream(cuda.StreamOptions{Name: s.name, SMs: s.sms, Priority: s.prio}); err != nil {
+	}{{&e.sampleS, OpSample}, {&e.lookupS, OpLookup}, {&e.gatherS, OpGather}, {&e.trainS, OpTrain}} {
+		if *s.to, err = e.dev.NewStream(g.options(s.name)); err != nil {
 			return err
 		}
 		e.onClose((*s.to).Close)
@@ -419,12 +411,12 @@ func (e *engine) newReader(stack string) (gpuio.Reader, error) {
 	case StackSync:
 		return gpuio.NewSync(e.dev, e.ssds, e.layout, gpuio.SyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
-			Resets: c.ReadResets, SMs: c.SMs.IO, Priority: 3, Memory: e.memory,
+			Resets: c.ReadResets, SMs: c.SMs.IO, Priority: ioPriority, Memory: e.memory,
 		})
 	default:
 		return gpuio.NewAsync(e.dev, e.ssds, e.layout, gpuio.AsyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
-			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO, Priority: 3, Memory: e.memory,
+			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO, Priority: ioPriority, Memory: e.memory,
 		})
 	}
 }

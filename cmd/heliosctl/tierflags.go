@@ -15,33 +15,26 @@ import (
 	"helios/sched"
 )
 
-// samplers, topologies and tunings are what the flags of those names take.
-var (
-	samplers   = []string{sched.SamplerNeighbor, sched.SamplerLadies}
-	topologies = []string{sched.TopologyMemory, sched.TopologySSD}
-	hotnesses  = []string{sched.HotnessPresample, sched.HotnessDegree, sched.HotnessPageRank}
-	tunings    = []string{sched.TuneOff, sched.TuneQuick, sched.TuneFull}
-)
+// hotnesses are what --hotness takes beside a file.
+var hotnesses = []string{sched.HotnessPresample, sched.HotnessDegree, sched.HotnessPageRank}
 
-// policies are the values of --policy; an offline one gets told where it belongs.
-func policies() []string { return append([]string{sched.PolicyStatic}, policy.Online()...) }
-
+// offlinePolicies are told where they belong.
 var offlinePolicies = map[string]error{
-	policy.Belady: errs.New(errs.Usage, "--policy belady needs to know the future: record a run with --trace FILE and give \"cache replay --policies belady\", or choose one of %s", strings.Join(policies(), ", ")),
+	policy.Belady: errs.New(errs.Usage, "--policy belady needs to know the future: record a run with --trace FILE and give \"cache replay --policies belady\", or choose one of %s", strings.Join(sched.Policies, ", ")),
 }
 
 // samplerFlag is of verbs that sample; text says what a run without it takes.
 func samplerFlag(text string) cli.Flag {
-	f := oneOf("sampler", "how mini-batches are drawn (ladies: layer-wise, --fanout is then nodes a layer; other results)", "", samplers, nil)
+	f := oneOf("sampler", "how mini-batches are drawn (ladies: layer-wise, --fanout is then nodes a layer; other results)", "", sched.Samplers, nil)
 	f.DefaultText = text
 	return f
 }
 
 // tierFlags decide what the caches keep and how reads are merged. They never change a result.
 func tierFlags() []cli.Flag {
-	policyFlag := oneOf("policy", "what the GPU tier keeps; static places rows once, by hotness", "", policies(), offlinePolicies)
+	policyFlag := oneOf("policy", "what the GPU tier keeps; static places rows once, by hotness", "", sched.Policies, offlinePolicies)
 	policyFlag.DefaultText = "random in bam and gids, else static"
-	topology := oneOf("topology", "where the neighbour lists are: in memory, or read as they are needed, through a cache of lists", sched.TopologyMemory, topologies, nil)
+	topology := oneOf("topology", "where the neighbour lists are: in memory, or read as they are needed, through a cache of lists", sched.TopologyMemory, sched.Topologies, nil)
 	return []cli.Flag{
 		policyFlag,
 		&cli.StringFlag{Name: "cache-line", DefaultText: "4096 in bam and gids, else row", Usage: "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},
@@ -65,13 +58,13 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 		return errs.New(errs.Usage, "--window %d is below 0 (none)", cfg.Window)
 	}
 	if c.IsSet("window") && cfg.Window == 0 {
-		cfg.Window = -1 // the library takes 0 for the mode's default; so for the next
+		cfg.Window = sched.Off // the library takes 0 for the mode's default; so for the next
 	}
 	if cfg.Accumulate = c.Float64("accumulate"); !(cfg.Accumulate >= 0 && cfg.Accumulate < 1) {
 		return errs.New(errs.Usage, "--accumulate %v is not in [0, 1): the whole of the peak would take infinitely many reads in flight; 0.95 is usual", cfg.Accumulate)
 	}
 	if c.IsSet("accumulate") && cfg.Accumulate == 0 {
-		cfg.Accumulate = -1
+		cfg.Accumulate = sched.Off
 	}
 	if cfg.Hotness = c.String("hotness"); cfg.Hotness != "" && !slices.Contains(hotnesses, cfg.Hotness) {
 		if fi, err := os.Stat(cfg.Hotness); err != nil || !fi.Mode().IsRegular() {

@@ -98,7 +98,7 @@ func trainCommand() *cli.Command {
 		&cli.IntFlag{Name: "checkpoint-every", Usage: "also write it after every `N` mini-batches"},
 		&cli.BoolFlag{Name: "resume", Usage: "go on from the checkpoint in --checkpoint, to the bit where --kernels is as it was; start where there is none"},
 		&cli.BoolFlag{Name: "no-eval", Usage: "skip validation and test"},
-		oneOf("tune", "measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result", sched.TuneOff, tunings, nil),
+		oneOf("tune", "measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result", sched.TuneOff, sched.Tunes, nil),
 		&cli.StringFlag{Name: "trace", Usage: "record which rows each mini-batch needs in `FILE`, for \"cache replay\" and \"cache plan\""},
 		&cli.BoolFlag{Name: "explain", Usage: "print the operators, what each waits for, their streams, budgets and credits, before training"},
 		resultsFlag(),

@@ -1,0 +1,70 @@
+package sched
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The graph of every pipeline: acyclic, each operator once, training last; what the pipeline is for is in its edges.
+func TestOpGraph(t *testing.T) {
+	for _, pipeline := range Pipelines {
+		for _, stack := range Stacks {
+			for hops := 1; hops <= 4; hops++ {
+				c := Config{Pipeline: pipeline, IOStack: stack, Fanouts: slices.Repeat([]int{3}, hops), Batch: 10}.withDefaults()
+				if c.check() != nil {
+					continue
+				}
+				g := c.graph(true)
+				name := fmt.Sprintf("%s %s %d", pipeline, stack, hops)
+				seen := map[string]bool{}
+				for _, o := range g.Ops {
+					require.False(t, seen[o.Name], name)
+					for _, a := range o.After {
+						require.True(t, seen[a], "%s: %s after %s", name, o.Name, a)
+					}
+					seen[o.Name] = true
+					require.Contains(t, g.Streams, g.stream(o.Stream), name)
+				}
+				require.Equal(t, "T", g.Ops[len(g.Ops)-1].Name)
+				parts := 1
+				if g.PerHop {
+					parts = hops + 1
+				}
+				require.Len(t, g.Ops, hops+4*parts+1, name)
+				require.Len(t, c.graph(false).Ops, hops+2*parts+1, name)
+				if g.Serial {
+					for i, o := range g.Ops[1:] {
+						require.Equal(t, []string{g.Ops[i].Name}, o.After, name)
+					}
+					continue
+				}
+				// Gathering does not wait for reads, nor sampling for lookups.
+				last := fmt.Sprint(hops)
+				require.Equal(t, []string{"L" + last}, g.Op("G"+last).After, name)
+				if hops > 1 {
+					require.Equal(t, []string{"S" + fmt.Sprint(hops-1)}, g.Op("S"+last).After, name)
+				}
+				require.Equal(t, c.plan().credits, g.Credits)
+				require.Equal(t, int64(40), g.Op("S1").Rows)
+				require.Equal(t, hops, g.Op("S1").Layer)
+				require.Equal(t, 1, g.Op("S"+last).Layer)
+			}
+		}
+	}
+	c := Config{Policy: "lru", Batch: 10, Fanouts: []int{5, -1}}.withDefaults()
+	require.Equal(t, []string{"C2"}, c.graph(true).Op("G2").After, "a dynamic tier moves data in the order of its decisions")
+	require.Zero(t, c.graph(true).Op("T").Rows)
+	c = Config{Sampler: SamplerLadies, Batch: 10, Fanouts: []int{7, 8}}.withDefaults()
+	require.Equal(t, int64(25), c.graph(true).Op("T").Rows)
+
+	c = Config{Pipeline: PipelineSeries, SMs: SMBudget{Sample: 1, Train: 2}}.withDefaults()
+	for _, s := range c.graph(true).Streams {
+		require.Zero(t, s.SMs, "alone, an operator has every SM")
+	}
+	c.Pipeline = PipelineDeep
+	require.Equal(t, 1, c.graph(true).options(OpSample).SMs)
+	require.Equal(t, 2, c.graph(true).options(OpTrain).SMs)
+}
