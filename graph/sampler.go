@@ -61,8 +61,8 @@ type SamplerConfig struct {
 	Fanouts []int  // neighbours per node and hop, the hop next to the seeds first; -1 = all
 	Seed    uint64 // of the run
 	Degrees bool   // fill MiniBatch.Degrees (GCN needs it)
-	// Layerwise samples nodes per layer (LADIES): Fanouts are how many nodes each layer adds at most, and blocks have
-	// Weights.
+	// Layerwise samples nodes per layer (LADIES, ladies.go): Fanouts are how many nodes each layer adds at most, and blocks
+	// have Weights.
 	Layerwise bool
 }
 
@@ -73,8 +73,8 @@ type Block struct {
 	NumDst, NumSrc, NumEdges int64
 	Indptr                   cuda.Buffer // int64[NumDst+1]
 	Src                      cuda.Buffer // uint32[NumEdges], index into the frontier
-	// Weights is float32[NumSrc], or nil: destination i aggregates sum(Weights[j]·x_j) / sum(Weights[j]) over its
-	// sampled in-neighbours j (layer-wise sampling), in place of their mean.
+	// Weights is float32[NumSrc], each above 0, or nil: destination i aggregates sum(Weights[j]·x_j) / sum(Weights[j]) over
+	// its sampled in-neighbours j (layer-wise sampling), in place of their mean.
 	Weights cuda.Buffer
 }
 
@@ -116,6 +116,7 @@ type Sampler struct {
 
 	kBegin, kCount, kFill, kUniqueCount, kAssign, kRelabel cuda.Kernel
 	kHostBegin, kHostHop, kHostDegrees                     cuda.Kernel
+	layers                                                 layerSampler
 
 	mu     sync.Mutex
 	owner  *MiniBatch // whose frontier the table holds
@@ -150,6 +151,12 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 		return nil, errs.New(errs.Usage, "fanout: %d hops; give 1 to 255 numbers, as in --fanout 10,10", len(cfg.Fanouts))
 	}
 	for i, f := range cfg.Fanouts {
+		if cfg.Layerwise {
+			if f == 0 || f < -1 || f > layerMost {
+				return nil, errs.New(errs.Usage, "%d nodes for layer %d: must be 1 to %d, or -1 for all that the layer needs", f, i, layerMost)
+			}
+			continue
+		}
 		if f == 0 || f < -1 || f > 1<<20 {
 			return nil, errs.New(errs.Usage, "fanout %d of hop %d: must be 1 to %d, or -1 for all neighbours", f, i, 1<<20)
 		}
@@ -171,7 +178,8 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 		{&s.kUniqueCount, "unique_count"}, {&s.kAssign, "unique_assign"}, {&s.kRelabel, "unique_relabel"},
 	}
 	s.workers = dev.Info().SMs
-	s.host = dev.Info().Backend == "host" && topo.Host.NumNodes <= 1<<32
+	// Layers are sampled in one way on all devices, that of a GPU.
+	s.host = dev.Info().Backend == "host" && topo.Host.NumNodes <= 1<<32 && !cfg.Layerwise
 	if s.host {
 		kernels = append(kernels[:0], []struct {
 			dst  *cuda.Kernel
@@ -184,10 +192,15 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 			return nil, fmt.Errorf("sampler: %w", err)
 		}
 	}
+	if cfg.Layerwise {
+		if err := s.newLayers(); err != nil {
+			return nil, fmt.Errorf("sampler: %w", err)
+		}
+	}
 	if s.direct {
 		s.slots = max(topo.Host.NumNodes, 1)
 		if err := s.allocTable(); err != nil {
-			return nil, err
+			return nil, errors.Join(err, free(s.layers.buffers()...))
 		}
 	}
 	if s.host {
@@ -206,7 +219,7 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 func (s *Sampler) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Join(s.freeTable(), free(&s.ring, &s.control))
+	return errors.Join(s.freeTable(), free(&s.ring, &s.control), free(s.layers.buffers()...))
 }
 
 func (s *Sampler) freeTable() error { return free(&s.vals, &s.keys) }
@@ -267,7 +280,7 @@ func (s *Sampler) NewMiniBatch() (*MiniBatch, error) {
 func (mb *MiniBatch) Close() error {
 	bufs := append(mb.retired, mb.Nodes, mb.Degrees, mb.stage, mb.sums, mb.totals)
 	for _, b := range mb.Blocks[:cap(mb.Blocks)] {
-		bufs = append(bufs, b.Indptr, b.Src)
+		bufs = append(bufs, b.Indptr, b.Src, b.Weights)
 	}
 	var err error
 	for _, b := range bufs {
@@ -479,7 +492,7 @@ func (s *Sampler) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams, n i
 }
 
 // Hop samples in-neighbours of all frontier nodes (of the seeds and of all earlier hops, as
-// DGL does), makes mb.Blocks[hop] and appends the nodes not seen before to the frontier. Hops go in order
+// DGL does; for a layer-wise sampler see ladies.go), makes mb.Blocks[hop] and appends the nodes not seen before to the frontier. Hops go in order
 // from 0. On return all counts are valid and the buffers can be read.
 func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	if hop != len(mb.Blocks) || hop >= len(s.cfg.Fanouts) || len(mb.HopEnd) != hop+1 {
@@ -498,6 +511,9 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 }
 
 func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	if s.cfg.Layerwise {
+		return s.layerHop(ctx, stream, mb, hop)
+	}
 	if s.host {
 		return s.hostHop(ctx, stream, mb, hop)
 	}

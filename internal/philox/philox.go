@@ -38,6 +38,7 @@ const (
 	StreamGenerate Stream = 5 // generated graphs and features
 	StreamSplit    Stream = 6
 	StreamBench    Stream = 7
+	StreamLayer    Stream = 8 // layer-wise sampling
 )
 
 // Key derives the Philox key of a seed for one use. (Two rounds of splitmix64's finaliser
