@@ -28,6 +28,7 @@ func TestDriver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Run("EmptyBudgets", func(t *testing.T) { checkEmptyBudgets(t, open) })
+			t.Run("Dynamic", func(t *testing.T) { checkDynamic(t, open, 4) })
 			t.Run("Hotness", func(t *testing.T) { checkHotness(t, open) })
 			if name == "compared" && testing.Short() {
 				return

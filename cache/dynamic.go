@@ -2,10 +2,16 @@ package cache
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
 
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 )
 
 // Lines is how rows lie in the lines of a dynamic cache: row r is on SSD s = r mod SSDs at slot q = r div
@@ -19,6 +25,27 @@ type Lines struct {
 func (l Lines) Of(row int64) (line, index int64) {
 	ssd, slot := row%l.SSDs, row/l.SSDs
 	return slot/l.RowsPerLine*l.SSDs + ssd, slot % l.RowsPerLine
+}
+
+// Count is the number of lines that rows of that number need: line numbers are below it.
+func (l Lines) Count(rows int64) int64 {
+	if rows <= 0 {
+		return 0
+	}
+	full := (rows - 1) / l.SSDs / l.RowsPerLine // lines on each SSD before those that may not be on all
+	return full*l.SSDs + min(rows-full*l.RowsPerLine*l.SSDs, l.SSDs)
+}
+
+func (l Lines) check(rowBytes int64) error {
+	switch {
+	case l.SSDs < 1 || l.SSDs > 1<<16:
+		return errs.New(errs.Usage, "lines over %d SSDs: want 1 to %d", l.SSDs, 1<<16)
+	case rowBytes < 1 || l.RowStride < rowBytes:
+		return errs.New(errs.Usage, "lines with a row of %d bytes every %d bytes: want a row of 1 byte or more, and no overlap", rowBytes, l.RowStride)
+	case l.RowsPerLine < 1 || l.RowsPerLine > math.MaxUint16 || l.LineBytes > 1<<24 || l.LineBytes < (l.RowsPerLine-1)*l.RowStride+rowBytes:
+		return errs.New(errs.Usage, "lines of %d bytes with %d rows every %d bytes: want lines of up to %d bytes that hold their rows", l.LineBytes, l.RowsPerLine, l.RowStride, 1<<24)
+	}
+	return nil
 }
 
 // DynamicConfig is a dynamic cache's.
@@ -36,78 +63,675 @@ type DynamicConfig struct {
 // Dynamic is a GPU tier whose lines come and go by a policy, over a constant CPU tier. What is in it is
 // decided in the order of Admit, by one goroutine; what is moved follows in that same order, however late:
 // a Ticket is a batch's lease on the lines that it found and on the slots that it will fill.
-type Dynamic struct{}
+//
+// A line is in the directory from the Admit that promises it a slot. Its bytes come into the slot in the
+// Finish of that ticket, on the one stream that all copies run on, from a staging buffer that the caller has
+// filled and checked. So a later batch's hits, whose copies come after it on that stream, never meet a line
+// that is on its way, and a slot keeps its old line until the copies of all earlier batches are done with it.
+//
+// Announce, NextBatch and Admit are one goroutine's, in the order of the batches. Plan, Finish, Release and
+// Abandon may be others'.
+type Dynamic struct {
+	c    DynamicConfig
+	dev  cuda.Device
+	host bool // the CPU sees device memory
+	// lines of the index of the CPU tier; nil without one.
+	cpuIndex []line
+	slots    cuda.Buffer
+	cpu      cuda.Buffer
+	gather   cuda.Kernel
 
-// NewDynamic allocates the tiers.
-func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
-	return nil, errs.New(errs.Capability, "dynamic cache")
+	dirMu  sync.Mutex
+	dir    *policy.Directory
+	seen   lineSet // of one part, or of an announcement
+	lines  []int64
+	answer []policy.Answer
+
+	mu      sync.Mutex
+	stream  cuda.Stream // of the copies
+	next    uint64      // number of the next ticket
+	waiting []*Ticket   // admitted and not finished, in order
+	used    map[*Ticket]struct{}
+	closed  bool
 }
 
-// CPUBuffer is the constant CPU tier's memory, rows in the order of DynamicConfig.CPU: the caller fills it.
-func (d *Dynamic) CPUBuffer() cuda.Buffer { return nil }
+// NewDynamic allocates the tiers. The CPU buffer holds zeros until the caller fills it.
+func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
+	if err := c.Lines.check(c.RowBytes); err != nil {
+		return nil, fmt.Errorf("dynamic cache: %w", err)
+	}
+	switch {
+	case c.Rows < 0 || c.Rows > math.MaxInt64/c.RowBytes:
+		return nil, errs.New(errs.Usage, "dynamic cache: %d rows of %d bytes", c.Rows, c.RowBytes)
+	case c.Slots < 0 || c.Slots > math.MaxInt32 || c.Slots*c.Lines.RowsPerLine > math.MaxUint32:
+		return nil, errs.New(errs.Usage, "dynamic cache: %d lines of %d rows: want at most %d lines, and less than 2^32 rows; use longer lines or a smaller --gpu-cache",
+			c.Slots, c.Lines.RowsPerLine, math.MaxInt32)
+	}
+	d := &Dynamic{c: c, dev: dev, host: dev.Info().Backend == "host", used: map[*Ticket]struct{}{}}
+	if len(c.CPU) > 0 {
+		d.cpuIndex = make([]line, (c.Rows+RowsPerLine-1)/RowsPerLine)
+		if err := fillLines(d.cpuIndex, c.Rows, Placement{CPU: c.CPU}); err != nil {
+			return nil, fmt.Errorf("dynamic cache: %w", err)
+		}
+	}
+	var err error
+	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Slots: c.Slots, Seed: c.Seed}); err != nil {
+		return nil, fmt.Errorf("dynamic cache: %w", err)
+	}
+	if c.NoData {
+		return d, nil
+	}
+	if d.gather, err = dev.Kernel("gather"); err != nil {
+		return nil, fmt.Errorf("dynamic cache: %w", err)
+	}
+	if d.slots, err = dev.Alloc(cuda.MemDevice, c.Slots*c.Lines.LineBytes, "gpu cache"); err != nil {
+		return nil, fmt.Errorf("dynamic cache: %w", err)
+	}
+	if d.cpu, err = dev.Alloc(cuda.MemPinned, int64(len(c.CPU))*c.RowBytes, "cpu cache"); err != nil {
+		return nil, errors.Join(fmt.Errorf("dynamic cache: %w", err), d.slots.Free())
+	}
+	return d, nil
+}
+
+// Config is what the cache was made with.
+func (d *Dynamic) Config() DynamicConfig { return d.c }
+
+// CPUBuffer is the constant CPU tier's memory, rows in the order of DynamicConfig.CPU: the caller fills it. It is nil
+// with NoData.
+func (d *Dynamic) CPUBuffer() cuda.Buffer { return d.cpu }
 
 // Stats are the directory's.
-func (d *Dynamic) Stats() policy.Stats { return policy.Stats{} }
+func (d *Dynamic) Stats() policy.Stats {
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	return d.dir.Stats()
+}
 
-// MetadataBytes is what the policy keeps.
-func (d *Dynamic) MetadataBytes() int64 { return 0 }
+// MetadataBytes is what the policy keeps, by cached line and announced line.
+func (d *Dynamic) MetadataBytes() int64 {
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	return d.dir.Bytes()
+}
+
+// IndexBytes is the index of the CPU tier, in the CPU's memory: 64 bytes for 224 rows of the dataset, none without
+// such a tier.
+func (d *Dynamic) IndexBytes() int64 { return int64(len(d.cpuIndex)) * lineBytes }
 
 // Announce tells the rows (host memory) of a batch that will be admitted, for the window; in the order of
 // admission, each batch once.
-func (d *Dynamic) Announce(rows []int64) error { return nil }
+func (d *Dynamic) Announce(rows []int64) error {
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	d.lines = d.lines[:0]
+	several := d.c.Lines.RowsPerLine > 1
+	if several {
+		d.seen.reset(int64(len(rows)))
+	}
+	for i, row := range rows {
+		if uint64(row) >= uint64(d.c.Rows) {
+			return fmt.Errorf("dynamic cache: announced row %d at position %d: the dataset has rows 0 to %d", row, i, d.c.Rows-1)
+		}
+		if d.inCPU(row) {
+			continue
+		}
+		l, _ := d.c.Lines.Of(row)
+		if several {
+			if _, fresh := d.seen.add(l, uint32(len(d.lines))); !fresh {
+				continue
+			}
+		}
+		d.lines = append(d.lines, l)
+	}
+	d.dir.Announce(d.lines)
+	return nil
+}
+
+func (d *Dynamic) inCPU(row int64) bool {
+	return d.cpuIndex != nil && d.cpuIndex[row/RowsPerLine].code[row%RowsPerLine/rowsPerWord]>>(row%rowsPerWord*2)&3 != 0
+}
 
 // NextBatch begins a batch.
-func (d *Dynamic) NextBatch() {}
+func (d *Dynamic) NextBatch() {
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	d.dir.NextBatch()
+}
 
 // Close frees everything. A ticket that was not released is an error that names it.
-func (d *Dynamic) Close() error { return nil }
+func (d *Dynamic) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	var all []error
+	if len(d.used) > 0 {
+		var left []*Ticket
+		for t := range d.used {
+			left = append(left, t)
+		}
+		slices.SortFunc(left, func(a, b *Ticket) int { return int(int64(a.number) - int64(b.number)) })
+		all = append(all, fmt.Errorf("dynamic cache: closed with %d tickets out, the first of which is %v", len(left), left[0]))
+	}
+	for _, b := range []cuda.Buffer{d.slots, d.cpu} {
+		if b != nil {
+			all = append(all, b.Free())
+		}
+	}
+	return errors.Join(all...)
+}
+
+// Where a ticket is in its life.
+type ticketState uint8
+
+const (
+	ticketFree ticketState = iota
+	ticketAdmitted
+	ticketFinished
+)
+
+var ticketStates = [...]string{"free", "admitted", "finished"}
 
 // Ticket is one lookup's answer and lease.
 type Ticket struct {
 	NGPU, NCPU, NMiss int64 // rows: found in the GPU tier, in the CPU tier, on lines to be read
 	NLines            int64 // lines to be read
+
+	d        *Dynamic
+	number   uint64
+	state    ticketState
+	planned  bool
+	base     int64 // of its lines in the staging buffer
+	dstRows  int64 // highest position + 1
+	fills    int64
+	capacity int64
+	nodes    cuda.Buffer // pinned: what Admit copied from the device
+	lists    cuda.Buffer // pinned: uint32[capacity] for each of the below
+	// Rows by where they come from: position in the batch and row in the tier (or in the staging lines).
+	gpuPos, gpuRow, cpuPos, cpuRow, missPos, missRow []uint32
+	fillLine, fillSlot                               []uint32 // staging line, slot
+	lines                                            []int64  // to be read
 }
 
-// NewTicket makes a ticket to be used again and again.
-func (d *Dynamic) NewTicket() (*Ticket, error) { return nil, nil }
+const ticketLists = 8
 
-// Admit looks positions first..first+count-1 of nodes (device memory) up: on return the policy has decided,
-// and t says what has to be read. It waits for st no longer than ctx.
+func (t *Ticket) String() string {
+	return fmt.Sprintf("ticket %d (%s: %d rows, %d lines to read)", t.number, ticketStates[t.state], t.NGPU+t.NCPU+t.NMiss, t.NLines)
+}
+
+// NewTicket makes a ticket to be used again and again. Its memory grows with the largest lookup.
+func (d *Dynamic) NewTicket() (*Ticket, error) { return &Ticket{d: d}, nil }
+
+// reserve makes room for count positions.
+func (t *Ticket) reserve(count int64) (err error) {
+	if count <= t.capacity {
+		return nil
+	}
+	if err := t.free(); err != nil {
+		return fmt.Errorf("dynamic cache: %w", err)
+	}
+	count = max(count+count/4, 2048)
+	if t.lists, err = t.d.dev.Alloc(cuda.MemPinned, count*ticketLists*4, "cache lookup"); err != nil {
+		return fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err)
+	}
+	if !t.d.host {
+		if t.nodes, err = t.d.dev.Alloc(cuda.MemPinned, count*8, "cache lookup"); err != nil {
+			return errors.Join(fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err), t.free())
+		}
+	}
+	mem := hostmem.View[uint32](t.lists.Bytes())
+	for i, l := range []*[]uint32{&t.gpuPos, &t.gpuRow, &t.cpuPos, &t.cpuRow, &t.missPos, &t.missRow, &t.fillLine, &t.fillSlot} {
+		*l = mem[int64(i)*count:][:count:count]
+	}
+	t.capacity = count
+	return nil
+}
+
+func (t *Ticket) free() error {
+	t.capacity = 0
+	var all []error
+	for _, b := range []*cuda.Buffer{&t.lists, &t.nodes} {
+		if *b != nil {
+			all = append(all, (*b).Free())
+			*b = nil
+		}
+	}
+	return errors.Join(all...)
+}
+
+// list is a list's address on the device, in the order of reserve.
+func (t *Ticket) list(i int64) cuda.DevicePtr { return t.lists.Ptr() + cuda.DevicePtr(i*t.capacity*4) }
+
+func (t *Ticket) clear() {
+	t.NGPU, t.NCPU, t.NMiss, t.NLines, t.fills, t.dstRows, t.base, t.planned = 0, 0, 0, 0, 0, 0, 0, false
+	t.lines = t.lines[:0]
+}
+
+// Admit looks positions first..first+count-1 of nodes (int64 rows in device memory, indexed by position) up: on
+// return the policy has decided, and t says what has to be read. It waits for st no longer than ctx. No row may stand
+// twice in a lookup. On an error the directory and t are as before.
 func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first, count int64, t *Ticket) error {
+	if first < 0 || count < 0 || first+count > math.MaxUint32 || count*d.c.Lines.RowsPerLine > math.MaxUint32 {
+		return fmt.Errorf("dynamic cache: lookup of %d positions from %d with %d rows to a line: want positions and rows of lines below 2^32",
+			count, first, d.c.Lines.RowsPerLine)
+	}
+	d.mu.Lock()
+	err := t.in(d, ticketFree)
+	if err == nil && d.closed {
+		err = errors.New("dynamic cache: lookup in a closed cache")
+	}
+	d.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := t.reserve(count); err != nil {
+		return err
+	}
+	rows, err := d.toCPU(ctx, st, nodes, first, count, t)
+	if err != nil {
+		return fmt.Errorf("dynamic cache: lookup of %d rows: %w", count, err)
+	}
+	t.clear()
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	if err := d.sort(rows, first, t); err != nil {
+		t.clear()
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t.state, t.number = ticketAdmitted, d.next
+	d.next++
+	d.used[t] = struct{}{}
+	d.waiting = append(d.waiting, t)
+	return nil
+}
+
+// toCPU is the rows where the CPU can read them.
+func (d *Dynamic) toCPU(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first, count int64, t *Ticket) ([]int64, error) {
+	if count == 0 {
+		return nil, nil
+	}
+	if d.host {
+		if err := st.Synchronize(ctx); err != nil {
+			return nil, err
+		}
+		return cuda.View[int64](nodes, first+count)[first:], nil
+	}
+	if err := st.Copy(t.nodes.Ptr(), nodes+cuda.DevicePtr(first*8), count*8); err != nil {
+		return nil, err
+	}
+	if err := st.Synchronize(ctx); err != nil {
+		return nil, err
+	}
+	return hostmem.View[int64](t.nodes.Bytes())[:count], nil
+}
+
+// sort asks the directory and fills t's lists.
+func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
+	total := uint64(d.c.Rows)
+	for i, row := range rows {
+		if uint64(row) >= total {
+			return fmt.Errorf("dynamic cache: row %d at position %d: the dataset has rows 0 to %d", row, first+int64(i), d.c.Rows-1)
+		}
+	}
+	// First the CPU tier; the others' lines, each once in order of appearance. Meanwhile missRow is the number of a row's
+	// line among them and gpuRow its place in the line.
+	d.lines = d.lines[:0]
+	several := d.c.Lines.RowsPerLine > 1
+	if several {
+		d.seen.reset(int64(len(rows)))
+	}
+	n, pos := 0, uint32(first)
+	for _, row := range rows {
+		if d.cpuIndex != nil {
+			if tier, slot := d.cpuIndex[row/RowsPerLine].find(uint64(row % RowsPerLine)); tier != SSD {
+				t.cpuPos[t.NCPU], t.cpuRow[t.NCPU] = pos, uint32(slot)
+				t.NCPU++
+				pos++
+				continue
+			}
+		}
+		l, index := d.c.Lines.Of(row)
+		k, fresh := uint32(len(d.lines)), true
+		if several {
+			k, fresh = d.seen.add(l, k)
+		}
+		if fresh {
+			d.lines = append(d.lines, l)
+		}
+		t.missPos[n], t.missRow[n], t.gpuRow[n] = pos, k, uint32(index)
+		n++
+		pos++
+	}
+	if cap(d.answer) < len(d.lines) {
+		d.answer = make([]policy.Answer, len(d.lines)+len(d.lines)/4)
+	}
+	answers := d.answer[:len(d.lines)]
+	d.dir.Access(d.lines, answers)
+	// Lines that have to be read get numbers in the same order; a hit's answer keeps its slot, a miss's becomes its number.
+	for i := range answers {
+		a := &answers[i]
+		if a.Hit {
+			continue
+		}
+		k := uint32(len(t.lines))
+		if a.Slot >= 0 {
+			t.fillLine[t.fills], t.fillSlot[t.fills] = k, uint32(a.Slot)
+			t.fills++
+		}
+		t.lines = append(t.lines, d.lines[i])
+		a.Slot = int32(k)
+	}
+	per := uint32(d.c.Lines.RowsPerLine)
+	for i := range n {
+		pos, a := t.missPos[i], answers[t.missRow[i]]
+		at := uint32(a.Slot)*per + t.gpuRow[i]
+		if a.Hit { // never ahead of what is still to be read
+			t.gpuPos[t.NGPU], t.gpuRow[t.NGPU] = pos, at
+			t.NGPU++
+		} else {
+			t.missPos[t.NMiss], t.missRow[t.NMiss] = pos, at
+			t.NMiss++
+		}
+	}
+	t.NLines = int64(len(t.lines))
+	t.dstRows = first + int64(len(rows))
+	return nil
+}
+
+// in checks a ticket's state. The caller holds mu.
+func (t *Ticket) in(d *Dynamic, want ticketState) error {
+	switch {
+	case t.d != d:
+		return errors.New("dynamic cache: a ticket of another cache")
+	case t.state != want:
+		return fmt.Errorf("dynamic cache: %v: want it %s", t, ticketStates[want])
+	}
 	return nil
 }
 
 // ReadPlan is the lines of one or several tickets as one set of reads of the layout of lines: Rows, Pos and
-// SSDOffset of a gpuio.ReadSet; line Pos[i] of the staging buffer is line Rows[i].
+// SSDOffset of a gpuio.ReadSet; line Pos[i] of the staging buffer, LineBytes apart, is line Rows[i].
 type ReadPlan struct {
 	Rows, Pos cuda.Buffer
 	SSDOffset []int64
 	Lines     int64
+
+	d        *Dynamic
+	capacity int64
+	rows     []int64
+	pos      []uint32
+	at       []int64
 }
 
-// NewReadPlan makes an empty plan to be used again and again.
-func (d *Dynamic) NewReadPlan() (*ReadPlan, error) { return nil, nil }
+// NewReadPlan makes an empty plan to be used again and again. Its memory grows with the largest one.
+func (d *Dynamic) NewReadPlan() (*ReadPlan, error) {
+	n := d.c.Lines.SSDs
+	return &ReadPlan{d: d, SSDOffset: make([]int64, n+1), at: make([]int64, n)}, nil
+}
+
+func (p *ReadPlan) reserve(lines int64) (err error) {
+	if lines <= p.capacity {
+		return nil
+	}
+	if err := p.Close(); err != nil {
+		return fmt.Errorf("dynamic cache: %w", err)
+	}
+	lines = max(lines+lines/4, 2048)
+	if p.Rows, err = p.d.dev.Alloc(cuda.MemPinned, lines*8, "cache lookup"); err == nil {
+		p.Pos, err = p.d.dev.Alloc(cuda.MemPinned, lines*4, "cache lookup")
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("dynamic cache: reads of %d lines: %w", lines, err), p.Close())
+	}
+	p.rows, p.pos, p.capacity = hostmem.View[int64](p.Rows.Bytes()), hostmem.View[uint32](p.Pos.Bytes()), lines
+	return nil
+}
 
 // Close frees the plan.
-func (p *ReadPlan) Close() error { return nil }
+func (p *ReadPlan) Close() error {
+	p.Lines, p.capacity, p.rows, p.pos = 0, 0, nil, nil
+	clear(p.SSDOffset)
+	var all []error
+	for _, b := range []*cuda.Buffer{&p.Rows, &p.Pos} {
+		if *b != nil {
+			all = append(all, (*b).Free())
+			*b = nil
+		}
+	}
+	return errors.Join(all...)
+}
 
 // Plan merges the reads of tickets, which must be admitted and not finished. A line that two of them miss
-// (bypass) is read twice.
-func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error { return nil }
+// (bypass) is read twice. p must not be in use by reads under way. With NoData only SSDOffset and Lines are set.
+func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
+	if p.d != d {
+		return errors.New("dynamic cache: a read plan of another cache")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	total := int64(0)
+	for _, t := range tickets {
+		if err := t.in(d, ticketAdmitted); err != nil {
+			return err
+		}
+		total += t.NLines
+	}
+	if total > math.MaxUint32 {
+		return fmt.Errorf("dynamic cache: %d tickets read %d lines: want less than 2^32; lower --batch-size", len(tickets), total)
+	}
+	if !d.c.NoData {
+		if err := p.reserve(total); err != nil {
+			return err
+		}
+	}
+	ssds := uint64(d.c.Lines.SSDs)
+	clear(p.SSDOffset)
+	for _, t := range tickets {
+		for _, l := range t.lines {
+			p.SSDOffset[uint64(l)%ssds+1]++
+		}
+	}
+	for s := range p.at {
+		p.at[s] = p.SSDOffset[s]
+		p.SSDOffset[s+1] += p.SSDOffset[s]
+	}
+	base := int64(0)
+	for _, t := range tickets {
+		t.base, t.planned = base, true
+		if !d.c.NoData {
+			for k, l := range t.lines {
+				at := &p.at[uint64(l)%ssds]
+				p.rows[*at], p.pos[*at] = l, uint32(base+int64(k))
+				*at++
+			}
+		}
+		base += t.NLines
+	}
+	p.Lines = total
+	return nil
+}
 
 // Finish enqueues on st what a ticket's rows need once its reads are whole and checked: hits, CPU hits and
 // rows of staging go to dst + position·dstStride, then the lines of staging to their slots. Tickets must be
-// finished in the order of their admission; another order is an error and moves nothing.
+// finished in the order of their admission, and all on one stream; another order is an error and moves nothing.
+// staging may be nil where nothing was read, and is the buffer of the whole plan. Everything must stay as it is until
+// the stream is done; then the ticket is released.
 func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cuda.DevicePtr, dstStride int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := t.in(d, ticketAdmitted); err != nil {
+		return err
+	}
+	if d.waiting[0] != t {
+		return fmt.Errorf("dynamic cache: %v: finished before %v", t, d.waiting[0])
+	}
+	if d.c.NoData {
+		d.finished(t)
+		return nil
+	}
+	if d.stream != nil && d.stream != st {
+		return fmt.Errorf("dynamic cache: %v: finished on another stream than the tickets before", t)
+	}
+	if dstStride < d.c.RowBytes || t.dstRows > math.MaxInt64/dstStride {
+		return fmt.Errorf("dynamic cache: rows of %d bytes with a stride of %d", d.c.RowBytes, dstStride)
+	}
+	l := d.c.Lines
+	from := cuda.DevicePtr(0)
+	if t.NLines > 0 {
+		if !t.planned {
+			return fmt.Errorf("dynamic cache: %v: finished before its reads were planned", t)
+		}
+		size := int64(0)
+		if g, ok := staging.(cuda.Growable); ok {
+			size = g.Backed()
+		} else if staging != nil {
+			size = staging.Size()
+		}
+		if want := (t.base + t.NLines) * l.LineBytes; size < want {
+			return fmt.Errorf("dynamic cache: %v: a staging buffer of %d bytes: want %d", t, size, want)
+		}
+		from = staging.Ptr() + cuda.DevicePtr(t.base*l.LineBytes)
+	}
+	d.stream = st
+	if err := d.copies(st, t, from, dst, dstStride); err != nil {
+		return err
+	}
+	d.finished(t)
+	return nil
+}
+
+func (d *Dynamic) finished(t *Ticket) {
+	t.state = ticketFinished
+	d.waiting = d.waiting[1:]
+}
+
+func (d *Dynamic) copies(st cuda.Stream, t *Ticket, staging, dst cuda.DevicePtr, stride int64) error {
+	l := d.c.Lines
+	// Lines without a gap at their end are rows at one distance: no division by the kernel.
+	per, lineAt := l.RowsPerLine, l.LineBytes
+	if lineAt == per*l.RowStride {
+		per, lineAt = 1, l.RowStride
+	}
+	rows := gatherParams{
+		Dst: dst, DstRows: t.dstRows, RowBytes: d.c.RowBytes, Stride: stride, GPUPerLine: per, GPULine: lineAt, GPUStride: l.RowStride,
+	}
+	if t.NGPU+t.NCPU > 0 {
+		p := rows
+		p.GPURows, p.GPUPos, p.GPUSlot, p.NGPU, p.GPUTotal = d.slots.Ptr(), t.list(0), t.list(1), t.NGPU, d.c.Slots*l.RowsPerLine
+		p.CPURows, p.CPUPos, p.CPUSlot, p.NCPU, p.CPUTotal = d.cpu.Ptr(), t.list(2), t.list(3), t.NCPU, int64(len(d.c.CPU))
+		if err := launchGather(d.dev, d.gather, st, p); err != nil {
+			return err
+		}
+	}
+	if t.NMiss > 0 {
+		p := rows
+		p.GPURows, p.GPUPos, p.GPUSlot, p.NGPU, p.GPUTotal = staging, t.list(4), t.list(5), t.NMiss, t.NLines*l.RowsPerLine
+		if err := launchGather(d.dev, d.gather, st, p); err != nil {
+			return err
+		}
+	}
+	if t.fills > 0 {
+		return launchGather(d.dev, d.gather, st, gatherParams{
+			GPURows: staging, GPUPos: t.list(7), GPUSlot: t.list(6), NGPU: t.fills, GPUTotal: t.NLines,
+			Dst: d.slots.Ptr(), DstRows: d.c.Slots, RowBytes: l.LineBytes, Stride: l.LineBytes,
+			GPUPerLine: 1, GPULine: l.LineBytes, GPUStride: l.LineBytes,
+		})
+	}
 	return nil
 }
 
 // Release ends a ticket whose work on the stream is done.
-func (d *Dynamic) Release(t *Ticket) error { return nil }
+func (d *Dynamic) Release(t *Ticket) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := t.in(d, ticketFinished); err != nil {
+		return err
+	}
+	d.end(t)
+	return nil
+}
+
+func (d *Dynamic) end(t *Ticket) {
+	delete(d.used, t)
+	t.state = ticketFree
+	t.clear()
+}
 
 // Abandon ends a ticket whose reads failed, and all later ones that were admitted: their promised lines
-// leave the directory.
-func (d *Dynamic) Abandon(t *Ticket) error { return nil }
+// leave the directory. None of their reads may be under way. Earlier ones are finished as ever.
+func (d *Dynamic) Abandon(t *Ticket) error {
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := t.in(d, ticketAdmitted); err != nil {
+		return err
+	}
+	at := slices.Index(d.waiting, t)
+	for _, w := range d.waiting[at:] {
+		for i := range w.fills {
+			// A later ticket may have the slot, which is then its line's to leave.
+			if slot := int32(w.fillSlot[i]); d.dir.Find(w.lines[w.fillLine[i]]) == slot {
+				d.dir.Drop(slot)
+			}
+		}
+		d.end(w)
+	}
+	d.waiting = d.waiting[:at]
+	return nil
+}
 
-// Close frees a ticket's buffers.
-func (t *Ticket) Close() error { return nil }
+// Close frees a ticket's buffers. It must not be out.
+func (t *Ticket) Close() error {
+	t.d.mu.Lock()
+	defer t.d.mu.Unlock()
+	if err := t.in(t.d, ticketFree); err != nil {
+		return err
+	}
+	return t.free()
+}
+
+// lineSet numbers the lines of a part: open addressing, emptied by a new stamp.
+type lineSet struct {
+	slots []lineEntry
+	shift uint
+	stamp uint32
+}
+
+type lineEntry struct {
+	line          int64
+	stamp, number uint32
+}
+
+// reset empties the set and makes room for n lines.
+func (s *lineSet) reset(n int64) {
+	size, shift := int64(1024), uint(54)
+	for size < 2*n {
+		size, shift = size*2, shift-1
+	}
+	if size > int64(len(s.slots)) {
+		s.slots, s.shift, s.stamp = make([]lineEntry, size), shift, 0
+	}
+	if s.stamp++; s.stamp == 0 {
+		clear(s.slots)
+		s.stamp = 1
+	}
+}
+
+// add is a line's number, which is number if the line is fresh.
+func (s *lineSet) add(line int64, number uint32) (uint32, bool) {
+	mask := len(s.slots) - 1
+	for i := int(uint64(line) * 0x9e3779b97f4a7c15 >> s.shift); ; i = (i + 1) & mask {
+		switch e := &s.slots[i]; {
+		case e.stamp != s.stamp:
+			*e = lineEntry{line, s.stamp, number}
+			return number, true
+		case e.line == line:
+			return e.number, false
+		}
+	}
+}

@@ -124,7 +124,7 @@ func (h *Hetero) NewBuckets() (*Buckets, error) {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
 	b.total = hostmem.View[int64](b.totals.Bytes())
-	if b.counts, err = h.dev.Alloc(cuda.MemDevice, n*4*h.maxGrid(), "cache lookup"); err != nil {
+	if b.counts, err = h.dev.Alloc(cuda.MemDevice, n*4*maxGrid(h.dev), "cache lookup"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: %w", err), b.totals.Free())
 	}
 	if err := b.Reserve(2048); err != nil {
@@ -203,10 +203,10 @@ func grain(dev cuda.Device, usual int64) int64 {
 
 // maxGrid keeps a few blocks for each SM, so that those of other streams find a slot between
 // them.
-func (h *Hetero) maxGrid() int64 { return 4 * int64(h.dev.Info().SMs) }
+func maxGrid(dev cuda.Device) int64 { return 4 * int64(dev.Info().SMs) }
 
 func (h *Hetero) grid(count int64) int {
-	return int(min(max(count/rowsPerBlock(h.dev), 1), h.maxGrid()))
+	return int(min(max(count/rowsPerBlock(h.dev), 1), maxGrid(h.dev)))
 }
 
 // Lookup sorts positions first..first+count-1 of nodes (int64 row numbers in device memory,
@@ -274,15 +274,21 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 		GPUPos: b.GPUPos.Ptr(), GPUSlot: b.GPUSlot.Ptr(), CPUPos: b.CPUPos.Ptr(), CPUSlot: b.CPUSlot.Ptr(),
 		Dst: dst, NGPU: b.NGPU, NCPU: b.NCPU, GPUTotal: int64(len(h.place.GPU)), CPUTotal: int64(len(h.place.CPU)),
 		DstRows: b.dstRows, RowBytes: h.rowBytes, Stride: dstStride,
+		GPUPerLine: 1, GPULine: h.rowBytes, GPUStride: h.rowBytes,
 	}
+	return launchGather(h.dev, h.gather, st, p)
+}
+
+// launchGather enqueues a gather with a grid that suits it.
+func launchGather(dev cuda.Device, k cuda.Kernel, st cuda.Stream, p gatherParams) error {
 	// A block for each 64 KiB: enough to pay for its start. On a GPU 16 KiB, which its 8 warps
 	// have in flight at one time.
 	share := int64(16 << 10)
-	if h.dev.Info().Backend == "host" {
+	if dev.Info().Backend == "host" {
 		share = 64 << 10
 	}
-	blocks := min(max((b.NGPU+b.NCPU)*h.rowBytes/grain(h.dev, share), 1), h.maxGrid())
-	if err := cuda.Launch(st, h.gather, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
+	blocks := min(max((p.NGPU+p.NCPU)*p.RowBytes/grain(dev, share), 1), maxGrid(dev))
+	if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}
 	return nil

@@ -52,8 +52,10 @@ type lookupParams struct {
 }
 
 // gatherParams are the parameters of the kernel "gather": row GPUSlot[i] of GPURows goes to row
-// GPUPos[i] of Dst, likewise for the CPU tier. Rows are RowBytes long and adjacent in a tier,
-// Stride apart in Dst. Memory bound: 2×RowBytes + 8 bytes moved per row.
+// GPUPos[i] of Dst, likewise for the CPU tier. Rows are RowBytes long and Stride apart in Dst. In the CPU
+// tier they are adjacent; in the GPU tier, which may be one of lines, row k is row k mod GPUPerLine of line
+// k div GPUPerLine: lines are GPULine bytes apart, a line's rows GPUStride. A tier of rows has GPUPerLine 1
+// and GPULine RowBytes. Memory bound: 2×RowBytes + 8 bytes moved per row.
 type gatherParams struct {
 	GPURows, CPURows cuda.DevicePtr
 	GPUPos, GPUSlot,
@@ -63,6 +65,8 @@ type gatherParams struct {
 	GPUTotal, CPUTotal int64 // rows of the tiers
 	DstRows            int64
 	RowBytes, Stride   int64
+	GPUPerLine         int64
+	GPULine, GPUStride int64
 }
 
 // hotnessParams are the parameters of the kernel "hotness": Counts[Nodes[i]]++ for N nodes.
@@ -77,7 +81,7 @@ const (
 	_ = -(unsafe.Offsetof(lookupParams{}.MissRow) ^ 80)
 	_ = -(unsafe.Offsetof(lookupParams{}.Rows) ^ 88)
 	_ = -(unsafe.Offsetof(lookupParams{}.Phases) ^ 120)
-	_ = -(unsafe.Sizeof(gatherParams{}) ^ 112)
+	_ = -(unsafe.Sizeof(gatherParams{}) ^ 136)
 	_ = -(unsafe.Offsetof(gatherParams{}.NGPU) ^ 56)
 	_ = -(unsafe.Offsetof(gatherParams{}.Stride) ^ 104)
 	_ = -(unsafe.Sizeof(hotnessParams{}) ^ 32)
@@ -202,8 +206,13 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 	}
 	defer level.StoreFence()
 	if at, end := lo, min(hi, p.NGPU); at < end {
-		_, err := gatherTier(level, dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes), p.GPUTotal,
-			cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:], at, p)
+		pos, slot := cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:]
+		var err error
+		if p.GPUPerLine == 1 && p.GPULine == p.RowBytes {
+			_, err = gatherTier(level, dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes), p.GPUTotal, pos, slot, at, p)
+		} else {
+			_, err = gatherLines(dst, pos, slot, at, p)
+		}
 		if err != nil {
 			return err
 		}
@@ -249,6 +258,45 @@ func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uin
 				d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
 				copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
 			}
+		}
+		pos, slot = pos[n:], slot[n:]
+		hit += int64(n)
+	}
+	return touched, nil
+}
+
+// gatherLines is gatherTier for a GPU tier of lines.
+func gatherLines(dst []byte, pos, slot []uint32, hit int64, p *gatherParams) (touched byte, err error) {
+	if p.GPUPerLine < 1 || p.GPUTotal%p.GPUPerLine != 0 {
+		return 0, fmt.Errorf("gather: a tier of %d rows in lines of %d", p.GPUTotal, p.GPUPerLine)
+	}
+	if len(pos) == 0 {
+		return 0, nil
+	}
+	if p.GPUTotal == 0 {
+		return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has 0 rows", slot[0], hit)
+	}
+	rows := cuda.View[byte](p.GPURows, (p.GPUTotal/p.GPUPerLine-1)*p.GPULine+(p.GPUPerLine-1)*p.GPUStride+p.RowBytes)
+	per, one := uint32(p.GPUPerLine), p.GPUPerLine == 1
+	var from [touchAhead]int64
+	for len(pos) > 0 {
+		n := min(touchAhead, len(pos))
+		for i, s := range slot[:n] {
+			if int64(s) >= p.GPUTotal {
+				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s, hit+int64(i), p.GPUTotal)
+			}
+			if one {
+				from[i] = int64(s) * p.GPULine
+			} else {
+				from[i] = int64(s/per)*p.GPULine + int64(s%per)*p.GPUStride
+			}
+			touched |= rows[from[i]]
+		}
+		for i, at := range pos[:n] {
+			if int64(at) >= p.DstRows {
+				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at, hit+int64(i), p.DstRows)
+			}
+			copy(dst[int64(at)*p.Stride:][:p.RowBytes], rows[from[i]:][:p.RowBytes])
 		}
 		pos, slot = pos[n:], slot[n:]
 		hit += int64(n)

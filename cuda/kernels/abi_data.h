@@ -49,8 +49,10 @@ struct GatherParams {
 	i64 GPUTotal, CPUTotal;
 	i64 DstRows;
 	i64 RowBytes, Stride;
+	i64 GPUPerLine;
+	i64 GPULine, GPUStride;
 };
-static_assert(sizeof(GatherParams) == 112, "cache.gatherParams");
+static_assert(sizeof(GatherParams) == 136, "cache.gatherParams");
 static_assert(__builtin_offsetof(GatherParams, NGPU) == 56, "cache.gatherParams");
 
 constexpr u32 rowFloat16 = 1, rowBFloat16 = 2, rowInt8 = 3;

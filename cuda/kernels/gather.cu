@@ -2,7 +2,10 @@
 // (gatherKernel), to the bit, for any grid and any block of whole warps.
 //
 // Row GPUSlot[i] of GPURows goes to row GPUPos[i] of Dst (i < NGPU), then row CPUSlot[i] of CPURows
-// to row CPUPos[i] (i < NCPU). Rows are RowBytes long, adjacent in a tier, Stride apart in Dst.
+// to row CPUPos[i] (i < NCPU). Rows are RowBytes long and Stride apart in Dst, adjacent in CPURows. In
+// GPURows, a tier of lines, row k is row k mod GPUPerLine of line k div GPUPerLine, GPULine bytes apart, a
+// line's rows GPUStride. With a row to a line there is no division. A dynamic cache's fills are a gather, too:
+// of lines from the staging buffer to their slots.
 // GPURows is device memory; CPURows is pinned CPU memory that the loads reach over PCIe (UVA).
 // The third source of a mini-batch, rows that come from SSD, is not here: the SSD writes them in place
 // (direct placement), or `complete` copies them from their staging slot the moment they arrive,
@@ -54,7 +57,11 @@ template <bool told> HX_DEVICE inline Copy hit(const GatherParams &p, const hx_l
 		}
 		return {0, 0};
 	}
-	return {(gpu ? p.GPURows : p.CPURows) + (u64)(slot * p.RowBytes), p.Dst + (u64)(pos * p.Stride)};
+	u64 dst = p.Dst + (u64)(pos * p.Stride);
+	if (!gpu) return {p.CPURows + (u64)(slot * p.RowBytes), dst};
+	if (p.GPUPerLine == 1) return {p.GPURows + (u64)(slot * p.GPULine), dst};
+	u32 line = (u32)slot / (u32)p.GPUPerLine, row = (u32)slot % (u32)p.GPUPerLine;
+	return {p.GPURows + (u64)(line * p.GPULine + row * p.GPUStride), dst};
 }
 
 template <typename T> HX_DEVICE inline void copy_words(const GatherParams &p, const hx_launch &hx, Share s) {
@@ -121,7 +128,7 @@ HX_DEVICE inline void copy_odd(const GatherParams &p, const hx_launch &hx, Share
 HX_KERNEL(gather, GatherParams) {
 	if (dev::dropped(hx)) return;
 	Share s = block_share(p.NGPU + p.NCPU);
-	u32 odd = (u32)(p.GPURows | p.CPURows | p.Dst | (u64)p.RowBytes | (u64)p.Stride) % 16;
+	u32 odd = (u32)(p.GPURows | p.CPURows | p.Dst | (u64)p.RowBytes | (u64)p.Stride | (u64)p.GPULine | (u64)p.GPUStride) % 16;
 	if (odd == 0) {
 		copy_words<u32x4>(p, hx, s);
 	} else if (odd % 8 == 0) {

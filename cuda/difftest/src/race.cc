@@ -138,8 +138,10 @@ void round() {
 	i64 bytes = (i64)(1 + below(64)), stride = bytes + (i64)below(8);
 	std::vector<Row> gpu(in[0]), cpu(in[1]);
 	std::vector<u8> dst((u64)(count * stride + 64));
+	i64 perLine = (i64)(1 + below(4)); // of a tier whose lines, and maybe rows, have gaps
 	GatherParams g = {address(gpu), address(cpu), address(pos[0]), address(slot[0]), address(pos[1]), address(slot[1]),
-	                  address(dst), total[bucketGPU], total[bucketCPU], in[0], in[1], count, bytes, stride};
+	                  address(dst), total[bucketGPU], total[bucketCPU], in[0], in[1], count, bytes, stride,
+	                  perLine, perLine * (i64)sizeof(Row), bytes + (i64)below(sizeof(Row) - (u64)bytes + 1)};
 	launch("gather", grid, &g);
 
 	std::vector<u32> hot(nodes);
