@@ -155,6 +155,13 @@ func (r *reactor) submit() {
 	r.life.RUnlock()
 }
 
+// hand is submit by a party that does nothing else just then: its CPU time is the controllers'.
+func (r *reactor) hand() {
+	from := section()
+	r.submit()
+	ended(from)
+}
+
 // reap finishes the commands whose operations the kernel has completed. While a leader sleeps
 // in the kernel only it reaps: a completion that stays in the ring is what wakes it, and a
 // no-op that somebody else took away before the leader was asleep would not.
@@ -162,6 +169,7 @@ func (r *reactor) reap() {
 	if r.ring == nil || r.ring.Ready() == 0 || !r.reapMu.TryLock() {
 		return // whoever holds the lock wakes those concerned
 	}
+	from := section()
 	for !r.closed.Load() && !r.leader.Load() {
 		n := r.ring.Reap(r.reapBuf[:])
 		if n == 0 {
@@ -188,6 +196,7 @@ func (r *reactor) reap() {
 		}
 		r.inflight.Add(-int64(n))
 	}
+	ended(from)
 	r.reapMu.Unlock()
 }
 
@@ -207,7 +216,9 @@ func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 		noSlack()
 	}
 	if w == nil || w.sleepIn(stateEntered, due) {
+		from := section()
 		err := r.ring.SubmitAndWait(&r.wait, 1, d, 0)
+		ended(from)
 		if w != nil {
 			w.state.Store(stateAwake)
 		}
@@ -403,7 +414,9 @@ func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
 			}
 			c.mu.Lock()
 			before := c.nposted
+			from := section()
 			c.serve()
+			ended(from)
 			w, k, next := c.pending()
 			more, kernel, due = more || w || c.nposted != before, kernel || k, min(due, next)
 			c.unlock()
@@ -419,7 +432,7 @@ func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
 				d = min(d, max(restUntil(due, r.fake), time.Microsecond))
 			}
 			if !r.enter(nil, d, due) { // somebody leads, and reaps for all
-				r.submit()
+				r.hand()
 				r.arm()
 				return true, due
 			}
@@ -428,10 +441,10 @@ func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
 		case more:
 			runtime.Gosched()
 		case due != never && !r.poll:
-			r.submit()
+			r.hand()
 			r.rest(restUntil(due, r.fake), quit)
 		default:
-			r.submit()
+			r.hand()
 			if worked {
 				r.arm()
 			}
@@ -548,7 +561,9 @@ func (w *waiter) work(block bool) {
 		} else if !c.mu.TryLock() {
 			continue
 		}
+		from := section()
 		c.serve()
+		ended(from)
 		c.unlock()
 	}
 }
@@ -620,7 +635,7 @@ func (w *waiter) waitFor(d time.Duration) {
 			if r.enter(w, left, due) {
 				continue
 			}
-			r.submit()
+			r.hand()
 			r.follow(w)
 			w.sleep(left, due)
 			r.unfollow(w)
@@ -628,7 +643,7 @@ func (w *waiter) waitFor(d time.Duration) {
 		}
 		w.sleep(left, due)
 	}
-	r.submit()
+	r.hand()
 	if r.inflight.Load() > 0 {
 		r.arm()
 		r.handOff()
@@ -715,9 +730,11 @@ func (c *cqueue) kick() {
 	default:
 		// The party sleeps in the kernel: submit for it.
 		c.mu.Lock()
+		from := section()
 		c.serve()
+		ended(from)
 		c.unlock()
-		r.submit()
+		r.hand()
 	}
 }
 

@@ -1,0 +1,60 @@
+package proxy
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The CPU time of all software controllers of the process: carrying commands out, handing them to the kernel (which does
+// its part of a read in that call or when it is entered for completions) and posting completions. Goroutines share
+// threads, so a section of this work is tied to its thread while the thread's clock measures it. Two system calls a
+// section are not for every run: it is counted only while somebody asks.
+var (
+	metering  atomic.Int32
+	cpuSpent  atomic.Int64 // ns
+	noSection = int64(-1)
+)
+
+// MeterCPU has CPUTime count from here on, until stop is called.
+func MeterCPU() (stop func()) {
+	metering.Add(1)
+	var once atomic.Bool
+	return func() {
+		if !once.Swap(true) {
+			metering.Add(-1)
+		}
+	}
+}
+
+// CPUTime is what the controllers have spent while it was counted. Threads that the kernel lends to io_uring are not in
+// it; nor is the polling of those who wait.
+func CPUTime() time.Duration { return time.Duration(cpuSpent.Load()) }
+
+// section begins a piece of work that blocks at most in the kernel; ended takes what it returns.
+func section() int64 {
+	if metering.Load() == 0 {
+		return noSection
+	}
+	runtime.LockOSThread()
+	return threadNS()
+}
+
+func ended(from int64) {
+	if from == noSection {
+		return
+	}
+	cpuSpent.Add(threadNS() - from)
+	runtime.UnlockOSThread()
+}
+
+// threadNS is the CPU time of the calling thread.
+func threadNS() int64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) != nil {
+		return 0
+	}
+	return ts.Nano()
+}
