@@ -1,0 +1,75 @@
+package cache
+
+import (
+	"fmt"
+	"math"
+)
+
+// Costs are what one access of a row takes by the tier that it is in, all in one unit: time of a resource, or of the
+// whole path. They need not rise from GPU to CPU to SSD: with a dozen SSDs behind one link, reading a row from the CPU's
+// memory over that link may be no better than reading it from an SSD.
+type Costs struct{ GPU, CPU, SSD float64 }
+
+func (c Costs) check() error {
+	for _, v := range []float64{c.GPU, c.CPU, c.SSD} {
+		if !(v >= 0) || math.IsInf(v, 0) {
+			return fmt.Errorf("cache: costs of %+v for an access: want numbers of at least 0", c)
+		}
+	}
+	return nil
+}
+
+// Of is a tier's cost.
+func (c Costs) Of(t Tier) float64 {
+	switch t {
+	case GPU:
+		return c.GPU
+	case CPU:
+		return c.CPU
+	}
+	return c.SSD
+}
+
+// Place is the placement of at most gpuRows and cpuRows rows that makes the sum of all accesses' costs least, given
+// place, which puts the hottest first rows into the GPU list of a placement and the next into the CPU list (Place, or
+// Hotness.Place where the counts are on a device).
+//
+// The sum is least when the hottest rows are in the cheapest tier (an exchange of two rows that stand otherwise never
+// makes it worse), so the tiers are filled in the order of their costs. A tier that saves nothing over an SSD stays
+// empty. Of tiers with equal costs the GPU's comes first.
+func (c Costs) Place(gpuRows, cpuRows int64, place func(first, next int64) (Placement, error)) (Placement, error) {
+	if err := c.check(); err != nil {
+		return Placement{}, err
+	}
+	if c.GPU >= c.SSD {
+		gpuRows = 0
+	}
+	if c.CPU >= c.SSD {
+		cpuRows = 0
+	}
+	if c.GPU <= c.CPU {
+		return place(gpuRows, cpuRows)
+	}
+	p, err := place(cpuRows, gpuRows)
+	return Placement{GPU: p.CPU, CPU: p.GPU}, err
+}
+
+// PlaceByCost is Costs.Place over Place.
+func PlaceByCost(hotness []uint32, gpuRows, cpuRows int64, c Costs) (Placement, error) {
+	return c.Place(gpuRows, cpuRows, func(a, b int64) (Placement, error) { return Place(hotness, a, b), nil })
+}
+
+// Total is what a run's accesses cost under a placement.
+func (c Costs) Total(hotness []uint32, p Placement) float64 {
+	sum := 0.0
+	for _, h := range hotness {
+		sum += float64(h) * c.SSD
+	}
+	for _, r := range p.GPU {
+		sum += float64(hotness[r]) * (c.GPU - c.SSD)
+	}
+	for _, r := range p.CPU {
+		sum += float64(hotness[r]) * (c.CPU - c.SSD)
+	}
+	return sum
+}
