@@ -75,7 +75,7 @@ type engine struct {
 	sampleS, lookupS, gatherS, trainS cuda.Stream
 
 	presampled func(*graph.MiniBatch) // optional: sees what presampling samples
-	hotness    *HotnessInfo             // what placed the tiers; nil: nothing had to
+	hotness    *HotnessInfo           // what placed the tiers; nil: nothing had to
 
 	memory    *gpuio.Memory // of the I/O kernels; nil: as the stack does without
 	blas      cuda.BLAS     // nil: our kernels

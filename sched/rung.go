@@ -25,6 +25,8 @@ type RunInfo struct {
 	BLAS            string            `json:"blas"`      // the library that computed them; "off": our kernels
 	// GPUCacheShrunkBytes is what the GPU tier gave back because the device's memory ran out.
 	GPUCacheShrunkBytes int64 `json:"gpu_cache_shrunk_bytes"`
+	// Hotness is what placed the static tiers; absent where nothing had to.
+	Hotness *HotnessInfo `json:"hotness,omitempty"`
 }
 
 // openMemory chooses where the I/O kernels' queues and data are.
@@ -84,7 +86,7 @@ func (e *engine) openBLAS() error {
 
 // info is what the run says of itself.
 func (e *engine) info() RunInfo {
-	r := RunInfo{MemoryRung: memoryRung(e.ssds), Precision: e.cfg.precision().String(), BLAS: BLASOff, GPUCacheShrunkBytes: e.gpuShrunk}
+	r := RunInfo{MemoryRung: memoryRung(e.ssds), Precision: e.cfg.precision().String(), BLAS: BLASOff, GPUCacheShrunkBytes: e.gpuShrunk, Hotness: e.hotness}
 	if e.memory != nil {
 		m := e.memory.Report()
 		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried
