@@ -10,7 +10,6 @@ import (
 
 	"helios/cache"
 	"helios/graph"
-	"helios/internal/errs"
 )
 
 // HotnessOutDegree places rows by how many in-neighbour lists a node stands in, each drawn from as often as the other:
