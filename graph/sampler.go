@@ -19,10 +19,18 @@ import (
 type DeviceTopology struct {
 	Host            *Topology
 	indptr, indices cuda.Buffer
+
+	// Of a topology on storage: its cache's lines, starts and lists where they are not empty, and on a GPU the host device
+	// that samples in its place (outofcore_relay.go).
+	cache [3]cuda.Buffer
+	inner *innerHost
 }
 
 // Attach registers the slices of t, which must be outside Go's heap and stay until Close.
 func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
+	if t.OnStorage() {
+		return attachStorage(dev, t)
+	}
 	if int64(len(t.Indptr)) != t.NumNodes+1 || int64(len(t.Indices32)+len(t.Indices64)) != t.NumEdges {
 		return nil, errs.New(errs.Usage, "topology: %d offsets and %d ids for %d nodes and %d edges; run Validate on it first",
 			len(t.Indptr), len(t.Indices32)+len(t.Indices64), t.NumNodes, t.NumEdges)
@@ -47,11 +55,9 @@ func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 
 // Close ends the registrations; the topology's memory stays.
 func (d *DeviceTopology) Close() error {
-	err := d.indptr.Free()
-	if d.indices != nil {
-		if e := d.indices.Free(); err == nil {
-			err = e
-		}
+	err := free(&d.indptr, &d.indices, &d.cache[0], &d.cache[1], &d.cache[2])
+	if d.inner != nil {
+		err = errors.Join(err, d.inner.close())
 	}
 	return err
 }
@@ -98,6 +104,8 @@ type MiniBatch struct {
 	sums    cuda.Buffer // pinned int64[blocks]: per-block totals between the phases of a scan
 	totals  cuda.Buffer // pinned: sampleParams.Totals or hopParams.Totals of the hop
 	retired []cuda.Buffer
+
+	inner *MiniBatch // of the host device that samples in a GPU's place
 }
 
 // Sampler draws neighbours uniformly without replacement and numbers the frontier. It owns the
@@ -134,6 +142,9 @@ type Sampler struct {
 	workers       int
 	posBits       uint32
 	ring, control cuda.Buffer
+
+	far   *far   // of a topology on storage, on the host device
+	relay *relay // of one on a GPU
 }
 
 // directNodes is the largest graph whose position table has an entry for every node.
@@ -160,6 +171,12 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 		if f == 0 || f < -1 || f > 1<<20 {
 			return nil, errs.New(errs.Usage, "fanout %d of hop %d: must be 1 to %d, or -1 for all neighbours", f, i, 1<<20)
 		}
+	}
+	if topo.Host.OnStorage() && cfg.Layerwise {
+		return nil, errs.New(errs.Usage, "--topology ssd: layer-wise sampling takes all neighbours of a layer; use --sampler neighbor or --topology memory")
+	}
+	if topo.inner != nil {
+		return newRelay(dev, topo, cfg)
 	}
 	s := &Sampler{
 		dev: dev, topo: topo, cfg: cfg, key: philox.Key(cfg.Seed, philox.StreamSample),
@@ -212,6 +229,11 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 			return nil, errors.Join(fmt.Errorf("sampler: %w", err), s.freeTable())
 		}
 	}
+	if topo.Host.OnStorage() {
+		if err := s.newFar(); err != nil {
+			return nil, errors.Join(err, s.freeTable(), free(&s.ring, &s.control))
+		}
+	}
 	return s, nil
 }
 
@@ -219,7 +241,14 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 func (s *Sampler) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Join(s.freeTable(), free(&s.ring, &s.control), free(s.layers.buffers()...))
+	err := errors.Join(s.freeTable(), free(&s.ring, &s.control), free(s.layers.buffers()...))
+	if s.far != nil {
+		err = errors.Join(err, s.far.close())
+	}
+	if s.relay != nil {
+		err = errors.Join(err, s.relay.close())
+	}
+	return err
 }
 
 func (s *Sampler) freeTable() error { return free(&s.vals, &s.keys) }
@@ -266,6 +295,12 @@ func (s *Sampler) NewMiniBatch() (*MiniBatch, error) {
 		Blocks: make([]Block, 0, len(s.cfg.Fanouts)),
 	}
 	var err error
+	if s.relay != nil {
+		if mb.inner, err = s.relay.sampler.NewMiniBatch(); err != nil {
+			return nil, err
+		}
+		return mb, nil
+	}
 	if mb.sums, err = s.dev.Alloc(cuda.MemPinned, int64(s.blocks)*8, "sampler counts"); err == nil {
 		mb.totals, err = s.dev.Alloc(cuda.MemPinned, 32, "sampler counts")
 	}
@@ -283,6 +318,9 @@ func (mb *MiniBatch) Close() error {
 		bufs = append(bufs, b.Indptr, b.Src, b.Weights)
 	}
 	var err error
+	if mb.inner != nil {
+		err = mb.inner.Close()
+	}
 	for _, b := range bufs {
 		if b != nil {
 			if e := b.Free(); err == nil {
@@ -365,6 +403,9 @@ func (s *Sampler) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, len(seeds)
 	mb.HopEnd = append(mb.HopEnd[:0], n)
 	mb.Blocks = mb.Blocks[:0]
+	if s.relay != nil {
+		return s.relay.begin(ctx, stream, mb, epoch, index, seeds)
+	}
 	if !s.host {
 		mb.distinct = mb.allDifferent(seeds)
 	}
@@ -511,8 +552,14 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 }
 
 func (s *Sampler) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	if s.relay != nil {
+		return s.relay.hop(ctx, stream, mb, hop)
+	}
 	if s.cfg.Layerwise {
 		return s.layerHop(ctx, stream, mb, hop)
+	}
+	if s.far != nil {
+		return s.farHop(ctx, stream, mb, hop)
 	}
 	if s.host {
 		return s.hostHop(ctx, stream, mb, hop)

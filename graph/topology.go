@@ -7,6 +7,7 @@
 package graph
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -35,7 +36,8 @@ type Topology struct {
 	Indices32          []uint32
 	Indices64          []int64
 
-	mem []byte // backing memory of Alloc
+	mem []byte   // backing memory of Alloc
+	far *storage // of a topology on storage (OpenOutOfCore), which has no indices
 }
 
 const pageBytes = 4096
@@ -70,15 +72,19 @@ func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
 	return t, nil
 }
 
-// Close frees the memory of a topology made by Alloc or FromEdges; the slices must not be used
+// Close frees the memory of a topology made by Alloc, FromEdges or OpenOutOfCore; the slices must not be used
 // any more. It does nothing for others.
 func (t *Topology) Close() error {
+	var err error
+	if t.far != nil {
+		err, t.far = t.far.close(), nil
+	}
 	mem := t.mem
 	if mem == nil {
-		return nil
+		return err
 	}
 	t.mem, t.Indptr, t.Indices32, t.Indices64 = nil, nil, nil, nil
-	return hostmem.Free(mem)
+	return errors.Join(err, hostmem.Free(mem))
 }
 
 // Wide says whether ids are stored in 64 bits.
@@ -96,9 +102,13 @@ func (t *Topology) Neighbor(v NodeID, i int64) NodeID {
 	return NodeID(t.Indices32[e])
 }
 
-// Bytes is the memory that offsets and ids take.
+// Bytes is the memory that offsets and ids take, and of a topology on storage what it holds to read them.
 func (t *Topology) Bytes() int64 {
-	return int64(len(t.Indptr))*8 + int64(len(t.Indices32))*4 + int64(len(t.Indices64))*8
+	far := int64(0)
+	if t.far != nil {
+		far = t.far.bytes()
+	}
+	return far + int64(len(t.Indptr))*8 + int64(len(t.Indices32))*4 + int64(len(t.Indices64))*8
 }
 
 // Validate checks that the lengths agree, that the offsets start at 0, never fall and end at

@@ -1,0 +1,156 @@
+package graph
+
+import (
+	"errors"
+	"math"
+	"math/bits"
+	"unsafe"
+
+	"helios/internal/hostmem"
+)
+
+// The cache of in-neighbour lists: those with the most walks to expect for a byte of memory. A walk comes to a node along
+// one of its out-edges, and its list takes as much memory as it has in-edges, so the score is out-degree / in-degree
+// (Ginex, VLDB 2022, section 4.1). Ginex finds a list by a table with an address for every node, 8 bytes each; here a bit
+// says whether a node's list is there, and a rank where: 64 bytes for 384 nodes, and 4 for each list.
+
+// lineNodes is how many nodes a line of the table is about.
+const lineNodes = 384
+
+// cacheLine is about the lists of lineNodes nodes.
+type cacheLine struct {
+	base int64  // in lists, of the line's first
+	rank uint32 // lists before this line
+	_    uint32
+	bits [lineNodes / 64]uint64 // whose list is there
+}
+
+const (
+	_ = uint(unsafe.Sizeof(cacheLine{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(cacheLine{}))
+)
+
+// neighbourCache is the table and the packed lists, outside Go's heap. Without lines it is empty.
+type neighbourCache struct {
+	mem    [3][]byte
+	lines  []cacheLine
+	starts []uint32 // of each list, from the base of its line
+	lists  []uint32
+}
+
+const (
+	cachePurpose      = "neighbour cache"
+	cacheTablePurpose = "neighbour cache table"
+)
+
+func lineBytes(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
+
+func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + int64(len(c.starts))*4 }
+func (c *neighbourCache) bytes() int64    { return c.metadata() + int64(len(c.lists))*4 }
+
+// find is where v's list begins in lists.
+func (c *neighbourCache) find(v int64) (at int64, ok bool) {
+	if c.lines == nil {
+		return 0, false
+	}
+	l := &c.lines[uint64(v)/lineNodes]
+	r := uint64(v) % lineNodes
+	w, b := r/64, r%64
+	if l.bits[w]>>b&1 == 0 {
+		return 0, false
+	}
+	n := int(l.rank) + bits.OnesCount64(l.bits[w]&(1<<b-1))
+	for _, x := range l.bits[:w] {
+		n += bits.OnesCount64(x)
+	}
+	return l.base + int64(c.starts[n]), true
+}
+
+// score of a list, as bits that keep the order.
+func score(out uint32, in int64) uint32 {
+	return math.Float32bits(float32(float64(out) / float64(in)))
+}
+
+// choose marks the lists with the highest scores for which there is room, and of equal ones those of the first nodes, and makes
+// the tables. The lists are still to be filled.
+func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
+	room := budget - lineBytes(t.NumNodes)
+	cost := func(v int64) int64 { return 4 * (1 + t.InDegree(v)) }
+	// The threshold's upper half, then its lower one: the bytes of all lists by score.
+	above := func(n int, bin func(s uint32) (int, bool), room int64) (at int, left int64) {
+		sums := make([]int64, n)
+		for v := range t.NumNodes {
+			if d := t.InDegree(v); d > 0 {
+				if b, ok := bin(score(out[v], d)); ok {
+					sums[b] += cost(v)
+				}
+			}
+		}
+		for at = n - 1; at >= 0 && sums[at] <= room; at-- {
+			room -= sums[at]
+		}
+		return at, room
+	}
+	hi, room := above(1<<16, func(s uint32) (int, bool) { return int(s >> 16), true }, room)
+	limit := int64(-1) // lists of higher scores are taken
+	if hi >= 0 {
+		var lo int
+		lo, room = above(1<<16, func(s uint32) (int, bool) { return int(s & 0xffff), int(s>>16) == hi }, room)
+		limit = int64(hi)<<16 | int64(max(lo, 0))
+	}
+	mem, err := hostmem.Alloc(lineBytes(t.NumNodes), cacheTablePurpose)
+	if err != nil {
+		return err
+	}
+	c.mem[0], c.lines = mem, hostmem.View[cacheLine](mem)
+	var lists, ids int64
+	for i := range c.lines {
+		l := &c.lines[i]
+		l.base, l.rank = ids, uint32(lists)
+		for v := int64(i) * lineNodes; v < min(int64(i+1)*lineNodes, t.NumNodes); v++ {
+			d := t.InDegree(v)
+			if d == 0 || ids-l.base > math.MaxUint32 {
+				continue
+			}
+			s := int64(score(out[v], d))
+			if s < limit || s == limit && cost(v) > room {
+				continue
+			}
+			if s == limit {
+				room -= cost(v)
+			}
+			r := v % lineNodes
+			l.bits[r/64] |= 1 << (r % 64)
+			lists, ids = lists+1, ids+d
+		}
+	}
+	if c.mem[1], err = hostmem.Alloc(4*lists, cacheTablePurpose); err != nil {
+		return errors.Join(err, c.close())
+	}
+	if c.mem[2], err = hostmem.Alloc(4*ids, cachePurpose); err != nil {
+		return errors.Join(err, c.close())
+	}
+	c.starts, c.lists = hostmem.View[uint32](c.mem[1]), hostmem.View[uint32](c.mem[2])
+	n := 0
+	for i := range c.lines {
+		l := &c.lines[i]
+		at := uint32(0)
+		for w, x := range l.bits {
+			for ; x != 0; x &= x - 1 {
+				c.starts[n] = at
+				n++
+				at += uint32(t.InDegree(int64(i)*lineNodes + int64(w)*64 + int64(bits.TrailingZeros64(x))))
+			}
+		}
+	}
+	return nil
+}
+
+func (c *neighbourCache) close() error {
+	var all []error
+	for _, m := range c.mem {
+		all = append(all, hostmem.Free(m))
+	}
+	*c = neighbourCache{}
+	return errors.Join(all...)
+}
