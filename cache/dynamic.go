@@ -109,10 +109,11 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	}
 	d := &Dynamic{c: c, dev: dev, host: dev.Info().Backend == "host", used: map[*Ticket]struct{}{}}
 	if len(c.CPU) > 0 {
-		d.cpuIndex = make([]line, (c.Rows+RowsPerLine-1)/RowsPerLine)
-		if err := fillLines(d.cpuIndex, c.Rows, Placement{CPU: c.CPU}); err != nil {
+		w := &lineWriter{rows: c.Rows, window: make([]line, (c.Rows+RowsPerLine-1)/RowsPerLine)}
+		if err := errors.Join(w.placement(Placement{CPU: c.CPU}), w.finish()); err != nil {
 			return nil, fmt.Errorf("dynamic cache: %w", err)
 		}
+		d.cpuIndex = w.window
 	}
 	var err error
 	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Slots: c.Slots, Seed: c.Seed}); err != nil {

@@ -2,10 +2,11 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"math/bits"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -62,7 +63,6 @@ func (l *line) find(n uint64) (Tier, uint64) {
 type Index struct {
 	dev   cuda.Device
 	rows  int64
-	place Placement
 	buf   cuda.Buffer
 	lines []line // the CPU's view of buf, nil where it has none
 }
@@ -70,79 +70,178 @@ type Index struct {
 // BuildIndex puts the index of a placement into device memory. The placement's lists must be
 // ascending, without duplicates, disjoint, and within the rows.
 func BuildIndex(dev cuda.Device, rows int64, p Placement) (*Index, error) {
-	if rows < 0 {
-		return nil, fmt.Errorf("cache index: %d rows", rows)
-	}
 	if int64(len(p.GPU)) > math.MaxUint32 || int64(len(p.CPU)) > math.MaxUint32 {
 		return nil, fmt.Errorf("cache index: a tier of %d rows: at most %d fit a 32-bit rank", max(len(p.GPU), len(p.CPU)), uint32(math.MaxUint32))
+	}
+	return buildIndex(dev, rows, func(w *lineWriter) error { return w.placement(p) })
+}
+
+// BuildIndexOf is BuildIndex of cached rows that come one by one, in ascending order: it needs no memory but
+// the index itself, and where the CPU does not see that a window of it.
+func BuildIndexOf(dev cuda.Device, rows int64, cached iter.Seq2[int64, Tier]) (*Index, error) {
+	return buildIndex(dev, rows, func(w *lineWriter) error {
+		last := int64(-1)
+		for row, t := range cached {
+			if t != GPU && t != CPU {
+				return fmt.Errorf("row %d in tier %v: want it in GPU or CPU", row, t)
+			}
+			if row <= last || row >= w.rows {
+				return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d", t, row, last, w.rows)
+			}
+			last = row
+			if err := w.add(row, t); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func buildIndex(dev cuda.Device, rows int64, write func(*lineWriter) error) (i *Index, err error) {
+	if rows < 0 {
+		return nil, fmt.Errorf("cache index: %d rows", rows)
 	}
 	buf, err := dev.Alloc(cuda.MemDevice, IndexBytes(rows), "cache index")
 	if err != nil {
 		return nil, fmt.Errorf("cache index of %d rows: %w", rows, err)
 	}
-	i := &Index{dev: dev, rows: rows, place: p, buf: buf}
-	err = writeBuffer(dev, buf, func(mem []byte) error {
-		return fillLines(hostmem.View[line](mem), rows, p)
-	})
+	defer func() {
+		if err != nil {
+			_ = buf.Free() // the first error says more
+			i, err = nil, fmt.Errorf("cache index: %w", err)
+		}
+	}()
+	w := &lineWriter{rows: rows}
+	if mem := buf.Bytes(); mem != nil || rows == 0 {
+		w.window = hostmem.View[line](mem)
+		if err := errors.Join(write(w), w.finish()); err != nil {
+			return nil, err
+		}
+		return &Index{dev: dev, rows: rows, buf: buf, lines: w.window}, nil
+	}
+	stage, err := dev.Alloc(cuda.MemPinned, min(windowBytes, buf.Size()), "cache staging")
 	if err != nil {
-		_ = buf.Free() // the first error says more
-		return nil, fmt.Errorf("cache index: %w", err)
+		return nil, err
 	}
-	if buf.Bytes() != nil {
-		i.lines = hostmem.View[line](buf.Bytes())
+	w.window = hostmem.View[line](stage.Bytes())
+	w.flush = func(first int64, lines []line) error {
+		return move(dev, buf.Ptr()+cuda.DevicePtr(first*lineBytes), stage.Ptr(), int64(len(lines))*lineBytes)
 	}
-	return i, nil
+	if err := errors.Join(write(w), w.finish(), stage.Free()); err != nil {
+		return nil, err
+	}
+	return &Index{dev: dev, rows: rows, buf: buf}, nil
 }
 
-func fillLines(lines []line, rows int64, p Placement) error {
-	for _, tier := range []Tier{GPU, CPU} {
-		list := p.GPU
-		if tier == CPU {
-			list = p.CPU
-		}
-		last := int64(-1)
-		for _, r := range list {
-			if r <= last || r >= rows {
-				return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d", tier, r, last, rows)
-			}
-			last = r
-			l, n := &lines[r/RowsPerLine], uint64(r%RowsPerLine)
-			w, shift := &l.code[n/rowsPerWord], n%rowsPerWord*2
-			if *w>>shift&3 != 0 {
-				return fmt.Errorf("row %d is in both tiers", r)
-			}
-			*w |= uint64(tier) << shift
-			l.rank[tier-1]++ // for now: rows in this line
+// windowBytes is how much of an index is made at a time where the CPU does not see its memory. Tests lower it.
+var windowBytes int64 = 8 << 20
+
+// lineWriter makes the lines of an index from first to last.
+type lineWriter struct {
+	rows   int64
+	window []line // zeros from the current line on
+	first  int64  // line of window[0]
+	at     int64  // the current line
+	before [2]uint64
+	flush  func(first int64, lines []line) error // of a window that is not the last; nil: there is one only
+}
+
+// add sets the tier of a row at or behind the current line, within the rows.
+func (w *lineWriter) add(row int64, t Tier) error {
+	if l := row / RowsPerLine; l != w.at {
+		if err := w.forward(l); err != nil {
+			return err
 		}
 	}
-	var before [2]uint32
-	for i := range lines {
-		own := lines[i].rank
-		lines[i].rank = before
-		before[0] += own[0]
-		before[1] += own[1]
+	n := uint64(row % RowsPerLine)
+	w.window[w.at-w.first].code[n/rowsPerWord] |= uint64(t) << (n % rowsPerWord * 2)
+	w.before[t-1]++
+	return nil
+}
+
+// forward makes l the current line: it and all before it have their ranks.
+func (w *lineWriter) forward(l int64) error {
+	if max(w.before[0], w.before[1]) > math.MaxUint32 {
+		return fmt.Errorf("a tier of more than %d rows: at most so many fit a 32-bit rank", uint32(math.MaxUint32))
+	}
+	ranks := [2]uint32{uint32(w.before[0]), uint32(w.before[1])}
+	for w.at < l {
+		w.at++
+		if w.at-w.first == int64(len(w.window)) {
+			if w.flush == nil {
+				return fmt.Errorf("line %d of %d", w.at, len(w.window))
+			}
+			if err := w.flush(w.first, w.window); err != nil {
+				return err
+			}
+			w.first = w.at
+			clear(w.window)
+		}
+		w.window[w.at-w.first].rank = ranks
+	}
+	return nil
+}
+
+// finish completes the lines up to the last row's.
+func (w *lineWriter) finish() error {
+	if w.rows == 0 {
+		return nil
+	}
+	if err := w.forward((w.rows - 1) / RowsPerLine); err != nil {
+		return err
+	}
+	if w.flush == nil {
+		return nil
+	}
+	return w.flush(w.first, w.window[:w.at-w.first+1])
+}
+
+// placement adds the rows of both tiers in one pass.
+func (w *lineWriter) placement(p Placement) error {
+	lists, tiers, last := [2][]int64{p.GPU, p.CPU}, [2]Tier{GPU, CPU}, [2]int64{-1, -1}
+	for len(lists[0])+len(lists[1]) > 0 {
+		k := 0
+		if len(lists[0]) == 0 || len(lists[1]) > 0 && lists[1][0] < lists[0][0] {
+			k = 1
+		}
+		row := lists[k][0]
+		if row <= last[k] || row >= w.rows {
+			return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d", tiers[k], row, last[k], w.rows)
+		}
+		if row == last[1-k] {
+			return fmt.Errorf("row %d is in both tiers", row)
+		}
+		last[k], lists[k] = row, lists[k][1:]
+		if err := w.add(row, tiers[k]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // Lookup finds one row from the CPU, for tools and tests; kernels read the lines themselves. A
-// row outside the index is on no tier that a cache has: it answers SSD.
+// row outside the index is on no tier that a cache has: it answers SSD. Slot -1: the device's memory could
+// not be read.
 func (i *Index) Lookup(row int64) (Tier, int64) {
 	if row < 0 || row >= i.rows {
 		return SSD, 0
 	}
+	n := uint64(row % RowsPerLine)
 	if i.lines != nil {
-		t, slot := i.lines[row/RowsPerLine].find(uint64(row % RowsPerLine))
+		t, slot := i.lines[row/RowsPerLine].find(n)
 		return t, int64(slot)
 	}
-	// The lines are where the CPU cannot see them. The lists say the same.
-	if slot, ok := slices.BinarySearch(i.place.GPU, row); ok {
-		return GPU, int64(slot)
+	// The line is where the CPU cannot see it.
+	stage, err := i.dev.Alloc(cuda.MemPinned, lineBytes, "cache staging")
+	if err != nil {
+		return SSD, -1
 	}
-	if slot, ok := slices.BinarySearch(i.place.CPU, row); ok {
-		return CPU, int64(slot)
+	defer func() { _ = stage.Free() }()
+	if err := move(i.dev, stage.Ptr(), i.buf.Ptr()+cuda.DevicePtr(row/RowsPerLine*lineBytes), lineBytes); err != nil {
+		return SSD, -1
 	}
-	return SSD, 0
+	t, slot := hostmem.View[line](stage.Bytes())[0].find(n)
+	return t, int64(slot)
 }
 
 // Rows is how many rows the index covers.
@@ -159,29 +258,6 @@ func (i *Index) Close() error {
 
 // moveTimeout bounds the waits for copies between CPU and device memory at set-up.
 const moveTimeout = time.Minute
-
-// writeBuffer lets fill write a buffer's content: in place where the CPU sees it, else through
-// pinned memory.
-func writeBuffer(dev cuda.Device, buf cuda.Buffer, fill func(mem []byte) error) error {
-	if buf.Size() == 0 {
-		return fill(nil)
-	}
-	if mem := buf.Bytes(); mem != nil {
-		return fill(mem)
-	}
-	stage, err := dev.Alloc(cuda.MemPinned, buf.Size(), "cache staging")
-	if err != nil {
-		return err
-	}
-	err = fill(stage.Bytes())
-	if err == nil {
-		err = move(dev, buf.Ptr(), stage.Ptr(), buf.Size())
-	}
-	if e := stage.Free(); err == nil {
-		err = e
-	}
-	return err
-}
 
 func move(dev cuda.Device, dst, src cuda.DevicePtr, bytes int64) (err error) {
 	st, err := dev.NewStream(cuda.StreamOptions{Name: "cache set-up"})
