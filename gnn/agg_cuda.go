@@ -26,8 +26,8 @@ type transposeParams struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(transposeParams{}) - 184)
-	_ = uint(184 - unsafe.Sizeof(transposeParams{}))
+	_ = uint(unsafe.Sizeof(transposeParams{}) - 200)
+	_ = uint(200 - unsafe.Sizeof(transposeParams{}))
 )
 
 const (
@@ -58,9 +58,9 @@ func aggGPUKernels(kind string) []string {
 	names := []string{"transpose_count", "transpose_scan", "transpose_scatter", "transpose_ends", "col_sum", "col_sum_part",
 		"xent_count", "softmax_xent", "xent_sum", "adam", "drop_input"}
 	if kind == "gcn" {
-		return append(names, "gcn_weights", "gcn_agg", "gcn_agg_bwd")
+		return append(names, "agg_weights", "gcn_weights", "gcn_agg", "gcn_agg_bwd")
 	}
-	return append(names, "sage_mean", "sage_mean_bwd")
+	return append(names, "agg_weights", "sage_mean", "sage_weighted", "sage_mean_bwd")
 }
 
 // aggThreads is the block size of these kernels; those of the transpose take no more.

@@ -170,7 +170,7 @@ func (g *kernRig) checkTranspose(b *testBlock, a *aggParams, w edgeWeights) {
 	weights := make([]float32, a.NumDst)
 	for i := range a.NumDst {
 		if b.indptr[i+1] > b.indptr[i] {
-			weights[i] = w.dst(i)
+			weights[i] = w.ofDst(i)
 		}
 		for _, j := range b.src[b.indptr[i]:b.indptr[i+1]] {
 			lists[j] = append(lists[j], uint32(i))

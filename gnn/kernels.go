@@ -9,8 +9,8 @@ import (
 	"helios/internal/simd"
 )
 
-// aggParams is the parameter block of sage_mean, gcn_agg, gcn_weights, transpose and the backward
-// kernels. The block of the mini-batch is in CSC form; see graph.Block.
+// aggParams is the parameter block of sage_mean, sage_weighted, gcn_agg, gcn_weights, agg_weights, transpose and the
+// backward kernels. The block of the mini-batch is in CSC form; see graph.Block.
 type aggParams struct {
 	Indptr  cuda.DevicePtr // int64[NumDst+1]
 	Src     cuda.DevicePtr // uint32[NumEdges]
@@ -22,25 +22,30 @@ type aggParams struct {
 	Weights cuda.DevicePtr // see edgeWeights: forward of GCN float32[NumSrc], backward float32[NumDst]
 	TEnd    cuda.DevicePtr // uint32[NumSrc]: end of each source's list in TDst
 	TDst    cuda.DevicePtr // uint32[NumEdges]: destinations by source
-	NumDst  int64
-	NumSrc  int64
-	Edges   int64
-	Dim     int64
-	Scale   float32 // backward: of what dropout kept, 1 without
-	_       uint32
+	// Blocks with weights (graph.Block); else 0.
+	SrcWeights cuda.DevicePtr // float32[NumSrc], the block's
+	DstWeights cuda.DevicePtr // float32[NumDst], by agg_weights: the destinations' parts of the edges' weights
+	NumDst     int64
+	NumSrc     int64
+	Edges      int64
+	Dim        int64
+	Scale      float32 // backward: of what dropout kept, 1 without
+	_          uint32
 }
 
 const (
-	_ = uint(unsafe.Sizeof(aggParams{}) - 120)
-	_ = uint(120 - unsafe.Sizeof(aggParams{}))
+	_ = uint(unsafe.Sizeof(aggParams{}) - 136)
+	_ = uint(136 - unsafe.Sizeof(aggParams{}))
 )
 
 func init() {
 	cuda.RegisterHost("sage_mean", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
+	cuda.RegisterHost("sage_weighted", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
 	cuda.RegisterHost("gcn_agg", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, true) })
 	cuda.RegisterHost("sage_mean_bwd", func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, false) })
 	cuda.RegisterHost("gcn_agg_bwd", func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, true) })
 	cuda.RegisterHost("gcn_weights", gcnWeights)
+	cuda.RegisterHost("agg_weights", aggWeights)
 	cuda.RegisterHost("sage_transpose", func(b *cuda.Block, p *aggParams) error { return transpose(b, p, false) })
 	cuda.RegisterHost("gcn_transpose", func(b *cuda.Block, p *aggParams) error { return transpose(b, p, true) })
 	cuda.RegisterHost("col_sum", colSum)
@@ -58,10 +63,13 @@ func init() {
 //
 // so the sum over samples has the sum over all neighbours as its mean, and equals it when all
 // were taken.
+//
+// In a block with weights b (layer-wise sampling) b_j / Σ b over i's sampled neighbours stands in the place of 1/s.
 type edgeWeights struct {
-	gcn    bool
-	indptr []int64
-	deg    []uint32
+	gcn      bool
+	indptr   []int64
+	deg      []uint32
+	src, dst []float32 // of blocks with weights: b, and what agg_weights made of it
 }
 
 func (p *aggParams) weights(gcn bool) edgeWeights {
@@ -69,26 +77,41 @@ func (p *aggParams) weights(gcn bool) edgeWeights {
 	if gcn {
 		w.deg = cuda.View[uint32](p.Degrees, p.NumSrc)
 	}
+	if p.SrcWeights != 0 {
+		w.src, w.dst = cuda.View[float32](p.SrcWeights, p.NumSrc), cuda.View[float32](p.DstWeights, p.NumDst)
+	}
 	return w
 }
 
 func rsqrt1(d uint32) float32 { return 1 / float32(math.Sqrt(float64(float32(d)+1))) }
 
-// dst is the part of the weight that a destination with edges has in common for all of them.
-func (w *edgeWeights) dst(i int64) float32 {
-	s := float32(w.indptr[i+1] - w.indptr[i])
+// ofDst is the part of the weight that a destination with edges has in common for all of them.
+func (w *edgeWeights) ofDst(i int64) float32 {
+	if w.dst != nil {
+		return w.dst[i]
+	}
+	return w.over(i, float32(w.indptr[i+1]-w.indptr[i]))
+}
+
+// over is ofDst for s sampled neighbours, or for a sum of their weights.
+func (w *edgeWeights) over(i int64, s float32) float32 {
 	if !w.gcn {
 		return 1 / s
 	}
 	return float32(float32(w.deg[i])/s) * rsqrt1(w.deg[i])
 }
 
-// src is the other part.
-func (w *edgeWeights) src(j int64) float32 {
-	if !w.gcn {
-		return 1
+// ofSrc is the other part.
+func (w *edgeWeights) ofSrc(j int64) float32 {
+	switch {
+	case w.gcn && w.src != nil:
+		return w.src[j] * rsqrt1(w.deg[j])
+	case w.gcn:
+		return rsqrt1(w.deg[j])
+	case w.src != nil:
+		return w.src[j]
 	}
-	return rsqrt1(w.deg[j])
+	return 1
 }
 
 func (w *edgeWeights) self(i int64) float32 { return 1 / (float32(w.deg[i]) + 1) }
@@ -99,7 +122,25 @@ func gcnWeights(b *cuda.Block, p *aggParams) error {
 	weights := cuda.View[float32](p.Weights, p.NumSrc)
 	lo, hi := b.Range(p.NumSrc)
 	for j := lo; j < hi; j++ {
-		weights[j] = w.src(j)
+		weights[j] = w.ofSrc(j)
+	}
+	return nil
+}
+
+// aggWeights writes the destinations' parts of the edges' weights of a block with weights: sums over the edges in order.
+func aggWeights(b *cuda.Block, p *aggParams) error {
+	w := p.weights(p.Degrees != 0)
+	src := cuda.View[uint32](p.Src, p.Edges)
+	lo, hi := b.Range(p.NumDst)
+	for i := lo; i < hi; i++ {
+		w.dst[i] = 0 // nobody asks for that of an empty list
+		if list := src[w.indptr[i]:w.indptr[i+1]]; len(list) > 0 {
+			sum := float32(0)
+			for _, j := range list {
+				sum += w.src[j]
+			}
+			w.dst[i] = w.over(i, sum)
+		}
 	}
 	return nil
 }
@@ -109,7 +150,7 @@ func gcnWeights(b *cuda.Block, p *aggParams) error {
 const streamBytes = 16 << 20
 
 // aggregate computes Out[i] = Σ_j w_ij X[j] over the edges in order, for GCN after the self
-// loop. It reads (edges + GCN's NumDst) rows and writes NumDst.
+// loop (sage_mean, gcn_agg; sage_weighted, of which a GPU has a kernel of its own, for blocks with weights). It reads (edges + GCN's NumDst) rows and writes NumDst.
 func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	w := p.weights(gcn)
 	out := cuda.View[float32](p.Out, p.NumDst*p.Dim)
@@ -120,13 +161,15 @@ func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	}
 	if gcn {
 		sum.Table = cuda.View[float32](p.Weights, p.NumSrc)
+	} else if w.src != nil {
+		sum.Table = w.src
 	}
 	lo, hi := b.Range(p.NumDst)
 	for i := lo; i < hi; i++ {
 		from, to := w.indptr[i], w.indptr[i+1]
 		wi := float32(0)
 		if to > from {
-			wi = w.dst(i)
+			wi = w.ofDst(i)
 		}
 		if gcn {
 			level.SumRows(&sum, out[i*d:(i+1)*d], int(from), int(to), wi, sum.X[i*d:], w.self(i))
@@ -153,7 +196,7 @@ func transpose(b *cuda.Block, p *aggParams, gcn bool) error {
 	for i := first; i < last; i++ {
 		weights[i] = 0 // nobody asks for that of an empty list
 		if w.indptr[i+1] > w.indptr[i] {
-			weights[i] = w.dst(i)
+			weights[i] = w.ofDst(i)
 		}
 	}
 	lo, hi := b.Range(p.NumSrc)
@@ -218,7 +261,7 @@ func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 				start = w.self(j)
 			}
 		}
-		level.SumRows(&sum, out[j*d:(j+1)*d], int(from), int(to), w.src(j), init, start)
+		level.SumRows(&sum, out[j*d:(j+1)*d], int(from), int(to), w.ofSrc(j), init, start)
 		from = to
 	}
 	return nil

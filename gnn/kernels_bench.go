@@ -265,7 +265,7 @@ func openAggregate(dev cuda.Device, cfg *BenchConfig, kind string, n, dim int64,
 							sum.add(1, self.v[at])
 						}
 						for _, i := range targets[j] {
-							sum.add(w.src(j)*w.dst(int64(i)), y.v[int64(i)*dim+c])
+							sum.add(w.ofSrc(j)*w.ofDst(int64(i)), y.v[int64(i)*dim+c])
 						}
 					}
 					out.add(x.v[at], sum.chain, sum.sum, sum.size, "element", int(at))
@@ -283,7 +283,7 @@ func openAggregate(dev cuda.Device, cfg *BenchConfig, kind string, n, dim int64,
 						sum.add(w.self(i), x.v[i*dim+c])
 					}
 					for _, j := range src[indptr[i]:indptr[i+1]] {
-						sum.add(w.dst(i)*w.src(int64(j)), x.v[int64(j)*dim+c])
+						sum.add(w.ofDst(i)*w.ofSrc(int64(j)), x.v[int64(j)*dim+c])
 					}
 					out.add(y.v[i*dim+c], sum.chain, sum.sum, sum.size, "element", int(i*dim+c))
 				}

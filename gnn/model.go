@@ -96,6 +96,7 @@ type lastRun struct {
 type kernels struct {
 	gemmNN, gemmNT, gemmTN, agg, aggBwd     cuda.Kernel
 	weights, transpose                      cuda.Kernel // weights: GCN only
+	aggWeighted, aggWeights                 cuda.Kernel // of blocks with weights
 	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
 	dropInput                               cuda.Kernel
 }
@@ -163,9 +164,9 @@ func (m *Model) findKernels() error {
 	if err := m.findProducts(); err != nil {
 		return err
 	}
-	agg, bwd, transpose := "sage_mean", "sage_mean_bwd", "sage_transpose"
+	agg, weighted, bwd, transpose := "sage_mean", "sage_weighted", "sage_mean_bwd", "sage_transpose"
 	if m.cfg.Kind == "gcn" {
-		agg, bwd, transpose = "gcn_agg", "gcn_agg_bwd", "gcn_transpose"
+		agg, weighted, bwd, transpose = "gcn_agg", "gcn_agg", "gcn_agg_bwd", "gcn_transpose"
 		var err error
 		if m.k.weights, err = m.dev.Kernel("gcn_weights"); err != nil {
 			return err
@@ -175,7 +176,7 @@ func (m *Model) findKernels() error {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&m.k.agg, agg}, {&m.k.aggBwd, bwd}, {&m.k.transpose, transpose},
+		{&m.k.agg, agg}, {&m.k.aggWeighted, weighted}, {&m.k.aggWeights, "agg_weights"}, {&m.k.aggBwd, bwd}, {&m.k.transpose, transpose},
 		{&m.k.colSum, "col_sum"}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
 		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
@@ -380,6 +381,7 @@ type plan struct {
 	dSelf, dAgg      int64
 	tEnd, tDst       int64
 	weights          int64 // of edges, see aggParams
+	dstWeights       int64 // of blocks with weights
 	loss, pred       int64
 	scratch          int64 // of kernels that only GPUs have, used by one launch after the other; -1: none
 	size             int64
@@ -431,6 +433,7 @@ func (m *Model) layout(blocks []graph.Block, seeds int64, train bool, p *plan) {
 	} else if train {
 		p.weights = p.take(blocks[L-1].NumDst)
 	}
+	p.dstWeights = p.take(blocks[L-1].NumDst) // for all blocks, so that nobody needs to know which they are
 	p.loss = p.take(2 * seeds)
 	p.pred = p.take(seeds)
 	p.embedAt = p.h[max(0, L-2)]
@@ -638,6 +641,15 @@ func (m *Model) aggParams(mb *graph.MiniBatch, l int) aggParams {
 	return a
 }
 
+// weigh enqueues what a block with weights needs before its aggregation or transpose.
+func (m *Model) weigh(q *stepSink, b *graph.Block, a *aggParams, p *plan) error {
+	if b.Weights == nil {
+		return nil
+	}
+	a.SrcWeights, a.DstWeights = b.Weights.Ptr(), p.at(p.dstWeights)
+	return put(q, m.k.aggWeights, m.blocks(b.NumDst, 256, b.NumDst/32), *a)
+}
+
 // forward enqueues the layers and the loss; st is nil outside training.
 func (m *Model) forward(q *stepSink, mb *graph.MiniBatch, x, labels cuda.DevicePtr, p *plan, st *Step) (last lastRun, err error) {
 	L := m.cfg.Layers
@@ -651,12 +663,19 @@ func (m *Model) forward(q *stepSink, mb *graph.MiniBatch, x, labels cuda.DeviceP
 		b := m.block(mb, l)
 		a := m.aggParams(mb, l)
 		a.X, a.Out, a.Weights = in, p.at(p.agg[l]), p.at(p.weights)
+		if err := m.weigh(q, b, &a, p); err != nil {
+			return last, err
+		}
 		if m.cfg.Kind == "gcn" {
 			if err := put(q, m.k.weights, m.blocks(b.NumSrc, 4096, b.NumSrc/gpuItems), a); err != nil {
 				return last, err
 			}
 		}
-		if err := put(q, m.k.agg, m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+		k := m.k.agg
+		if b.Weights != nil {
+			k = m.k.aggWeighted
+		}
+		if err := put(q, k, m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
 			return last, err
 		}
 		w := m.layers[l]
@@ -757,6 +776,9 @@ func (m *Model) backward(q *stepSink, mb *graph.MiniBatch, x cuda.DevicePtr, p *
 			a.Scale = 1 / (1 - m.cfg.Dropout)
 		}
 		a.TEnd, a.TDst, a.Weights = p.at(p.tEnd), p.at(p.tDst), p.at(p.weights)
+		if err := m.weigh(q, b, &a, p); err != nil {
+			return err
+		}
 		if err := m.transpose(q, &a, p.scratchAt()); err != nil {
 			return err
 		}

@@ -14,9 +14,9 @@ const gpuItems = 128
 // findGPUKernels finds what the steps use on a GPU. Kernels of other precisions are not loaded: compiling them for nothing
 // takes seconds.
 func (m *Model) findGPUKernels() error {
-	agg, bwd := "sage_mean", "sage_mean_bwd"
+	agg, weighted, bwd := "sage_mean", "sage_weighted", "sage_mean_bwd"
 	if m.cfg.Kind == "gcn" {
-		agg, bwd = "gcn_agg", "gcn_agg_bwd"
+		agg, weighted, bwd = "gcn_agg", "gcn_agg", "gcn_agg_bwd"
 		var err error
 		if m.k.weights, err = m.gpuKernel("gcn_weights"); err != nil {
 			return err
@@ -26,7 +26,7 @@ func (m *Model) findGPUKernels() error {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&m.k.agg, agg}, {&m.k.aggBwd, bwd}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
+		{&m.k.agg, agg}, {&m.k.aggWeighted, weighted}, {&m.k.aggWeights, "agg_weights"}, {&m.k.aggBwd, bwd}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
 		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
 		var err error

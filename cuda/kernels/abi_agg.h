@@ -18,6 +18,8 @@ struct AggParams {
 	u64 Weights;
 	u64 TEnd;
 	u64 TDst;
+	u64 SrcWeights;
+	u64 DstWeights;
 	i64 NumDst;
 	i64 NumSrc;
 	i64 Edges;
@@ -25,9 +27,9 @@ struct AggParams {
 	float Scale;
 	u32 _;
 };
-static_assert(sizeof(AggParams) == 120, "gnn.aggParams");
-static_assert(__builtin_offsetof(AggParams, NumDst) == 80, "gnn.aggParams");
-static_assert(__builtin_offsetof(AggParams, Scale) == 112, "gnn.aggParams");
+static_assert(sizeof(AggParams) == 136, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, NumDst) == 96, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, Scale) == 128, "gnn.aggParams");
 
 constexpr u32 radixBits = 9, radixBins = 1 << radixBits;
 
@@ -42,8 +44,8 @@ struct TransposeParams {
 	u32 Grid;
 	u32 GCN;
 };
-static_assert(sizeof(TransposeParams) == 184, "gnn.transposeParams");
-static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 120, "gnn.transposeParams");
+static_assert(sizeof(TransposeParams) == 200, "gnn.transposeParams");
+static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 136, "gnn.transposeParams");
 
 constexpr i64 sumLeaf = 64, xentLeaf = 64;
 

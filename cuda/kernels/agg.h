@@ -11,11 +11,26 @@
 // same: 53 bits are more than twice 24 and two (Figueroa, "When is double rounding innocuous?", SIGNUM 30(3), 1995).
 HX_DEVICE inline float inverse_root(u32 degree) { return fp::div(1.0f, fp::root(fp::add((float)degree, 1.0f))); }
 
-// The part of an edge's weight that all edges of a destination with that many of them have in common.
-HX_DEVICE inline float weight_of_destination(const AggParams &p, bool gcn, i64 i, i64 edges) {
-	if (!gcn) return fp::div(1.0f, (float)edges);
+// The part of an edge's weight that all edges of a destination have in common, s sampled neighbours or the sum of their
+// weights.
+HX_DEVICE inline float weight_over(const AggParams &p, bool gcn, i64 i, float s) {
+	if (!gcn) return fp::div(1.0f, s);
 	u32 degree = dev::ld(dev::at<u32>(p.Degrees, i));
-	return fp::mul(fp::div((float)degree, (float)edges), inverse_root(degree));
+	return fp::mul(fp::div((float)degree, s), inverse_root(degree));
+}
+
+// The same for a destination with that many edges; agg_weights has made it where the block has weights.
+HX_DEVICE inline float weight_of_destination(const AggParams &p, bool gcn, i64 i, i64 edges) {
+	if (p.DstWeights != 0) return dev::ld(dev::at<float>(p.DstWeights, i));
+	return weight_over(p, gcn, i, (float)edges);
+}
+
+// The part that all edges of a source have in common.
+HX_DEVICE inline float weight_of_source(const AggParams &p, bool gcn, i64 j) {
+	float w = gcn ? inverse_root(dev::ld(dev::at<u32>(p.Degrees, j))) : 1.0f;
+	if (p.SrcWeights == 0) return w;
+	float own = dev::ld(dev::at<float>(p.SrcWeights, j));
+	return gcn ? fp::mul(own, w) : own;
 }
 
 HX_DEVICE inline float weight_of_self(const AggParams &p, i64 i) {

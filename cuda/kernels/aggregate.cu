@@ -1,12 +1,13 @@
-// sage_mean, gcn_agg, sage_mean_bwd, gcn_agg_bwd, gcn_weights: weighted sums of rows over the edges of a block, forward
-// and backward. Reference: gnn/kernels.go (aggregate, aggregateBwd, gcnWeights) at every level of internal/simd, to the
+// sage_mean, sage_weighted, gcn_agg, sage_mean_bwd, gcn_agg_bwd, gcn_weights, agg_weights: weighted sums of rows over the edges of a block, forward
+// and backward. Reference: gnn/kernels.go (aggregate, aggregateBwd, gcnWeights, aggWeights) at every level of internal/simd, to the
 // bit, for any grid and any block of whole warps.
 //
 // Forward, E edges in CSC form (Indptr, Src), X float32[NumSrc, Dim]:
 //
 //	Out[i] = self_i X[i] + Σ_e w_i table[Src[e]] X[Src[e]]         e = Indptr[i] … Indptr[i+1]-1, in order
 //
-// SAGE: no self part, w_i = 1/edges, no table. GCN: table is Weights, which gcn_weights made. Backward is the same sum over the
+// SAGE: no self part, w_i = 1/edges, no table. GCN: table is Weights, which gcn_weights made. Of a block with weights
+// (SrcWeights) agg_weights makes w_i, DstWeights, by their sum; their table is sage_weighted's. Backward is the same sum over the
 // lists that the transpose made (TEnd, TDst; each in order of destination), of rows of Grad, with ReLU and dropout of the
 // layer below in the same pass: Out holds that layer's activations h and becomes h > 0 ? Scale · sum : 0.
 //
@@ -91,8 +92,8 @@ template <u32 n> HX_DEVICE inline Floats<n> begin(u64 init, i64 at, float start)
 	return acc;
 }
 
-template <u32 n, bool gcn> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
-	const Rows r = {p.X, p.Src, p.Weights, p.NumSrc, p.Dim};
+template <u32 n, bool gcn, bool weighted> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
+	const Rows r = {p.X, p.Src, gcn ? p.Weights : p.SrcWeights, p.NumSrc, p.Dim};
 	const Cut c = cut_rows(p.NumDst, p.Dim / n);
 	Share s = block_share(c.units);
 	for (i64 unit = s.lo + dev::tid() / 32; unit < s.hi; unit += dev::threads() / 32) {
@@ -106,7 +107,7 @@ template <u32 n, bool gcn> HX_DEVICE inline void forward(const AggParams &p, con
 		}
 		float w = to > from ? weight_of_destination(p, gcn, i, to - from) : 0;
 		Floats<n> acc = begin<n>(gcn ? p.X : 0, i * p.Dim + column, gcn ? weight_of_self(p, i) : 0);
-		sum<n, gcn>(r, hx, acc, from, to, column, w);
+		sum<n, gcn || weighted>(r, hx, acc, from, to, column, w);
 		store_floats<n>(dev::at<float>(p.Out, i * p.Dim + column), acc);
 	}
 }
@@ -133,21 +134,21 @@ template <u32 n, bool gcn> HX_DEVICE inline void backward(const AggParams &p, co
 			if (gcn) start = weight_of_self(p, j);
 		}
 		Floats<n> acc = begin<n>(init, j * p.Dim + column, start);
-		sum<n, true>(r, hx, acc, from, to, column, gcn ? inverse_root(dev::ld(dev::at<u32>(p.Degrees, j))) : 1.0f);
+		sum<n, true>(r, hx, acc, from, to, column, weight_of_source(p, gcn, j));
 #pragma GCC unroll 4
 		for (u32 k = 0; k < n; k++) acc.v[k] = h.v[k] > 0 ? fp::mul(acc.v[k], p.Scale) : 0;
 		store_floats<n>(out, acc);
 	}
 }
 
-template <bool gcn> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
+template <bool gcn, bool weighted = false> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
 	u32 n = floats_at_once(p.X | p.Out, p.Dim);
 	if (n == 4) {
-		forward<4, gcn>(p, hx);
+		forward<4, gcn, weighted>(p, hx);
 	} else if (n == 2) {
-		forward<2, gcn>(p, hx);
+		forward<2, gcn, weighted>(p, hx);
 	} else {
-		forward<1, gcn>(p, hx);
+		forward<1, gcn, weighted>(p, hx);
 	}
 }
 
@@ -168,6 +169,10 @@ HX_KERNEL(sage_mean, AggParams) {
 	if (!dev::dropped(hx)) forward<false>(p, hx);
 }
 
+HX_KERNEL(sage_weighted, AggParams) {
+	if (!dev::dropped(hx)) forward<false, true>(p, hx);
+}
+
 HX_KERNEL(gcn_agg, AggParams) {
 	if (!dev::dropped(hx)) forward<true>(p, hx);
 }
@@ -185,6 +190,40 @@ HX_KERNEL(gcn_weights, AggParams) {
 	if (dev::dropped(hx)) return;
 	Share s = block_share(p.NumSrc);
 	for (i64 j = s.lo + dev::tid(); j < s.hi; j += dev::threads()) {
-		dev::st(dev::at<float>(p.Weights, j), inverse_root(dev::ld(dev::at<u32>(p.Degrees, j))));
+		dev::st(dev::at<float>(p.Weights, j), weight_of_source(p, true, j));
+	}
+}
+
+// Each destination's part, a thread for each, the sum in the order of its edges: eight weights of 4 bytes (mostly from L2) are in
+// flight for each thread. 8 bytes an edge.
+HX_KERNEL(agg_weights, AggParams) {
+	if (dev::dropped(hx)) return;
+	Share s = block_share(p.NumDst);
+	for (i64 i = s.lo + dev::tid(); i < s.hi; i += dev::threads()) {
+		i64 from = dev::ld(dev::at<i64>(p.Indptr, i)), to = dev::ld(dev::at<i64>(p.Indptr, i + 1));
+		if (from < 0 || from > to || to > p.Edges) {
+			dev::fail(hx, 2, (u64)i, (u64)from, (u64)to);
+			continue;
+		}
+		float sum = 0;
+		for (i64 e = from; e < to; e += ahead) {
+			float w[ahead];
+#pragma GCC unroll 8
+			for (u32 u = 0; u < ahead; u++) {
+				w[u] = 0;
+				if (e + u >= to) continue;
+				u32 j = dev::ld(dev::at<u32>(p.Src, e + u));
+				if (j >= p.NumSrc) {
+					dev::fail(hx, 1, j, (u64)(e + u), (u64)(p.NumSrc - 1));
+					continue;
+				}
+				w[u] = dev::ld(dev::at<float>(p.SrcWeights, j));
+			}
+#pragma GCC unroll 8
+			for (u32 u = 0; u < ahead; u++) {
+				if (e + u < to) sum = fp::add(sum, w[u]);
+			}
+		}
+		dev::st(dev::at<float>(p.DstWeights, i), to > from ? weight_over(p, p.Degrees != 0, i, sum) : 0);
 	}
 }

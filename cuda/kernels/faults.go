@@ -18,6 +18,8 @@ var faults = map[string][]string{
 	"convert_rows": {"convert_rows: rows of type %d with %d bytes for %d features"},
 
 	"sage_mean":         aggFaults,
+	"sage_weighted":     aggFaults,
+	"agg_weights":       aggFaults,
 	"gcn_agg":           aggFaults,
 	"sage_mean_bwd":     aggFaults,
 	"gcn_agg_bwd":       aggFaults,
