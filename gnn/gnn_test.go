@@ -65,6 +65,7 @@ type rig struct {
 type rigConfig struct {
 	nodes, edges, dim, classes, seeds int
 	fanouts                           []int
+	layerwise                         bool
 	src, dst                          []int64 // instead of random edges
 	batchSeeds                        []int64 // instead of 0 … seeds-1
 	sms                               int
@@ -88,7 +89,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	dt, err := graph.Attach(g.dev, topo)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
-	s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: c.fanouts, Seed: 1, Degrees: true})
+	s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: c.fanouts, Seed: 1, Degrees: true, Layerwise: c.layerwise})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	g.mb, err = s.NewMiniBatch()
@@ -155,10 +156,18 @@ func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (l
 		for i := range next {
 			agg := make([]float64, len(h[i]))
 			list := src[indptr[i]:indptr[i+1]]
+			share := func(uint32) float64 { return 1 / float64(len(list)) }
+			if b.Weights != nil {
+				weights, all := cuda.View[float32](b.Weights.Ptr(), b.NumSrc), 0.0
+				for _, j := range list {
+					all += float64(weights[j])
+				}
+				share = func(j uint32) float64 { return float64(weights[j]) / all }
+			}
 			for _, j := range list {
-				w := 1 / float64(len(list))
+				w := share(j)
 				if cfg.Kind == "gcn" {
-					w = deg(i) / float64(len(list)) / math.Sqrt((deg(i)+1)*(deg(int(j))+1))
+					w *= deg(i) / math.Sqrt((deg(i)+1)*(deg(int(j))+1))
 				}
 				for k, f := range h[j] {
 					agg[k] += w * f
@@ -239,9 +248,17 @@ func paramValues(m *Model) map[string]tensor64 {
 func TestGradients(t *testing.T) {
 	for _, kind := range []string{"sage", "gcn"} {
 		for _, layers := range []int{1, 2, 3} {
-			for _, drop := range []float32{0, 0.4} {
-				t.Run(fmt.Sprintf("%s/%d layers/dropout %v", kind, layers, drop), func(t *testing.T) {
-					g := newRig(t, rigConfig{nodes: 60, edges: 250, dim: 5, classes: 3, seeds: 9, fanouts: []int{3, 4, 2}[:layers], sms: 2})
+			for i, drop := range []float32{0, 0.4, 0.2} {
+				layerwise := i == 2
+				if layerwise && layers == 2 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%d layers/dropout %v/layer-wise %v", kind, layers, drop, layerwise), func(t *testing.T) {
+					c := rigConfig{nodes: 60, edges: 250, dim: 5, classes: 3, seeds: 9, fanouts: []int{3, 4, 2}[:layers], sms: 2, layerwise: layerwise}
+					if layerwise {
+						c.fanouts = []int{7, 6, 8}[:layers]
+					}
+					g := newRig(t, c)
 					cfg := ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3, Layers: layers, Dropout: drop, Seed: 11}
 					m := g.model(t, cfg)
 					for _, p := range m.Params() { // biases that are not 0
@@ -290,8 +307,8 @@ func TestGradients(t *testing.T) {
 // Infer against the reference: no dropout, predictions, embeddings, full fanout.
 func TestInfer(t *testing.T) {
 	for _, kind := range []string{"sage", "gcn"} {
-		for _, fanouts := range [][]int{{-1, -1}, {3, 2}, {-1}} {
-			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40, fanouts: fanouts, sms: 2})
+		for _, fanouts := range [][]int{{-1, -1}, {3, 2}, {-1}, {60, 50}} {
+			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40, fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60})
 			cfg := ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 5, Layers: len(fanouts), Dropout: 0.5, Seed: 3}
 			m := g.model(t, cfg)
 			require.ErrorContains(t, m.Predictions(g.ctx, g.stream, nil), "nothing was computed")
@@ -613,8 +630,8 @@ func TestAggregateBackward(t *testing.T) {
 	}
 }
 
-// Some steps of both models give the same bits on 1 to 7 workers and when repeated; so do all levels that
-// fuse multiply and add, with widths that end within vectors.
+// Some steps of both models give the same bits on 1 to 7 workers and when repeated, of blocks with weights too; so do all
+// levels that fuse multiply and add, with widths that end within vectors.
 func TestWorkersChangeNothing(t *testing.T) {
 	type run struct {
 		level simd.Level
@@ -630,13 +647,17 @@ func TestWorkersChangeNothing(t *testing.T) {
 		}
 		groups = append(groups, fused)
 	}
-	for i := range 2 * len(groups) {
-		kind := []string{"sage", "gcn"}[i%2]
+	for i := range 4 * len(groups) {
+		kind, c := []string{"sage", "gcn"}[i%2], rigConfig{nodes: 2000, edges: 20000, dim: 20, classes: 7, seeds: 200, fanouts: []int{5, 5, 3}}
+		if i >= 2*len(groups) {
+			c.fanouts, c.layerwise = []int{300, 200, 500}, true
+		}
 		var want string
 		var wantLoss float64
-		for run, at := range groups[i/2] {
+		for run, at := range groups[i/2%len(groups)] {
 			sms := at.sms
-			g := newRig(t, rigConfig{nodes: 2000, edges: 20000, dim: 20, classes: 7, seeds: 200, fanouts: []int{5, 5, 3}, sms: sms, level: at.level})
+			c.sms, c.level = sms, at.level
+			g := newRig(t, c)
 			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3, Dropout: 0.3, FeatureDropout: 0.1, Seed: 1})
 			for i := range 3 {
 				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
@@ -651,6 +672,27 @@ func TestWorkersChangeNothing(t *testing.T) {
 			require.Equal(t, want, sum, "%s with %d workers at level %v", kind, sms, at.level)
 			require.Equal(t, wantLoss, loss)
 		}
+	}
+}
+
+// A layer that takes all candidates is full-neighbour training, to the bit.
+func TestLayerwiseOfAllIsFullNeighbours(t *testing.T) {
+	for _, kind := range []string{"sage", "gcn"} {
+		var sums []string
+		for _, layerwise := range []bool{false, true} {
+			g := newRig(t, rigConfig{nodes: 400, edges: 2000, dim: 20, classes: 7, seeds: 50, fanouts: []int{-1, -1}, sms: 2, layerwise: layerwise})
+			require.Equal(t, layerwise, g.mb.Blocks[1].Weights != nil)
+			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 2, Dropout: 0.3, Seed: 1})
+			for i := range 3 {
+				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{Seed: 2, Batch: i, LR: 0.01}))
+			}
+			_, _, _, err := m.Outcome(g.ctx, g.stream)
+			require.NoError(t, err)
+			sum, err := m.ParamsSHA256()
+			require.NoError(t, err)
+			sums = append(sums, sum)
+		}
+		require.Equal(t, sums[0], sums[1])
 	}
 }
 
