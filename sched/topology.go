@@ -1,14 +1,27 @@
 package sched
 
-import "helios/graph"
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"helios/graph"
+	"helios/internal/units"
+)
 
 // openTopology opens what sampling reads.
 func (e *engine) openTopology(in Inputs) (err error) {
-	topology := in.Dataset.Topology
-	if e.onGPU() {
-		topology = in.Dataset.TopologyInMemory
+	switch {
+	case e.cfg.Topology == TopologySSD:
+		if err := e.openStorage(in); err != nil {
+			return err
+		}
+	case e.onGPU():
+		e.topo, err = in.Dataset.TopologyInMemory()
+	default:
+		e.topo, err = in.Dataset.Topology()
 	}
-	if e.topo, err = topology(); err != nil {
+	if err != nil {
 		return err
 	}
 	if e.dtopo, err = graph.Attach(e.dev, e.topo); err != nil {
@@ -18,9 +31,75 @@ func (e *engine) openTopology(in Inputs) (err error) {
 	return nil
 }
 
+// openStorage opens a topology whose lists stay on storage. It is the engine's own: what a neighbour cache holds is the run's.
+func (e *engine) openStorage(in Inputs) error {
+	bytes, err := in.Dataset.TopologyBytes()
+	if err != nil {
+		return err
+	}
+	// The file is checked and the cache filled: the longest single wait of a run's beginning.
+	e.obs.step("open topology", 0, 1)
+	t, err := in.Dataset.TopologyOnSSD(context.Background(), graph.OutOfCoreOptions{CacheBytes: e.cfg.NeighborCache.Of(bytes)})
+	if err != nil {
+		return err
+	}
+	e.onClose(t.Close)
+	e.obs.step("open topology", 1, 1)
+	e.topo = t
+	if i := t.StorageInfo(); !i.Direct || !i.IOUring {
+		how := "the page cache"
+		if i.Direct {
+			how = "threads, as there is no io_uring"
+		}
+		e.obs.note(fmt.Sprintf("--topology ssd: the lists of %s are read through %s", in.Dataset.Dir(), how))
+	}
+	return nil
+}
+
+// topologyNeeds is the CPU memory that opening the topology will take; 0 where that is counted already or can be given
+// back at any time.
+func (e *engine) topologyNeeds() int64 {
+	m := e.in.Dataset.Meta
+	width := int64(4)
+	if m.Nodes > math.MaxUint32 {
+		width = 8
+	}
+	switch {
+	case e.topo != nil:
+		return 0
+	case e.cfg.Topology == TopologySSD:
+		// Offsets, checksums, and the neighbour cache. What reads go to is little.
+		return (m.Nodes+1)*8 + m.Edges*width/1024 + e.cfg.NeighborCache.Of(m.Edges*width)
+	case e.onGPU():
+		return (m.Nodes+1)*8 + m.Edges*width
+	}
+	return 0
+}
+
 // newSampler makes a sampler of the run's kind.
 func (e *engine) newSampler(fanouts []int) (*graph.Sampler, error) {
 	return graph.NewSampler(e.dev, e.dtopo, graph.SamplerConfig{
 		Fanouts: fanouts, Seed: e.cfg.Seed, Degrees: e.cfg.Model == "gcn", Layerwise: e.cfg.Sampler == SamplerLadies,
 	})
+}
+
+// topologyReads is what sampling has read of a topology on storage since an earlier time, as before says; nil for one in memory.
+func (e *engine) topologyReads(before *graph.StorageStats) *graph.StorageStats {
+	if e.topo == nil || !e.topo.OnStorage() {
+		return nil
+	}
+	s := e.topo.Storage()
+	if before != nil {
+		s = s.Sub(*before)
+	}
+	return &s
+}
+
+// topologyInfo says how a topology on storage is held; nil for one in memory.
+func (e *engine) topologyInfo() *graph.StorageInfo {
+	if e.topo == nil || !e.topo.OnStorage() {
+		return nil
+	}
+	i := e.topo.StorageInfo()
+	return &i
 }

@@ -1,0 +1,85 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"helios/dataset/npy"
+	"helios/graph"
+)
+
+// TopologyOnSSD opens the topology with its in-neighbour lists left in their file, from which sampling reads what it needs
+// (graph.OpenOutOfCore). The offsets are read to memory, 8 bytes a node, or mapped from their file where they are as large as
+// 40 % of the memory that can be had. The caller closes it, before the dataset. A dataset without edges has an empty
+// topology, in memory.
+func (d *Dataset) TopologyOnSSD(ctx context.Context, o graph.OutOfCoreOptions) (*graph.Topology, error) {
+	if d.noEdges {
+		return graph.Alloc(d.Meta.Nodes, 0, false)
+	}
+	a, err := npy.Open(d.path(indicesName))
+	if err != nil {
+		return nil, err
+	}
+	t, err := d.offsets()
+	if err != nil {
+		return nil, err
+	}
+	f := graph.IndexFile{Path: d.path(indicesName), Offset: a.DataOffset(), Wide: a.Header.DType == npy.Int64}
+	far, err := graph.OpenOutOfCore(ctx, t, f, o)
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return far, nil
+}
+
+// offsets is a topology of offsets alone, checked.
+func (d *Dataset) offsets() (*graph.Topology, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("dataset %s is closed", d.dir)
+	}
+	if tooLarge((d.Meta.Nodes+1)*8, mapTopologyFrom) {
+		m, err := d.mapArray(indptrName)
+		if err != nil {
+			return nil, err
+		}
+		t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
+		if t.Indptr, err = numbers[int64](d.path(indptrName), m.data); err != nil {
+			return nil, err
+		}
+		if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
+			return nil, err
+		}
+		m.advise(unix.MADV_RANDOM)
+		return t, nil
+	}
+	t, err := graph.Alloc(d.Meta.Nodes, 0, false)
+	if err != nil {
+		return nil, fmt.Errorf("dataset %s: offsets of the topology: %w", d.dir, err)
+	}
+	t.NumEdges = d.Meta.Edges
+	err = d.readArray(indptrName, rawBytes(t.Indptr))
+	if err == nil {
+		err = checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges)
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// TopologyBytes is the size of the ids as they stand in their file.
+func (d *Dataset) TopologyBytes() (int64, error) {
+	if d.noEdges {
+		return 0, nil
+	}
+	a, err := npy.Open(d.path(indicesName))
+	if err != nil {
+		return 0, err
+	}
+	return a.Header.Bytes(), nil
+}
