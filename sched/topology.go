@@ -6,7 +6,6 @@ import (
 	"math"
 
 	"helios/graph"
-	"helios/internal/units"
 )
 
 // openTopology opens what sampling reads.
