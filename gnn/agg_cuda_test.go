@@ -121,7 +121,7 @@ func (g *kernRig) block(numDst, numSrc int64, most int, hub uint32) testBlock {
 	return b
 }
 
-// The aggregations, the transpose and the gradients are the host's to the bit, for rows of every width around a word, a warp
+// The aggregations, of blocks with weights too, the transpose and the gradients are the host's to the bit, for rows of every width around a word, a warp
 // and a stripe, at addresses that allow no wide access, with hubs and empty lists. The transpose has no twin: it is compared
 // with lists made here.
 func TestGPUAggregation(t *testing.T) {
@@ -142,11 +142,30 @@ func TestGPUAggregation(t *testing.T) {
 		both(g, "sage_mean", a)
 		both(g, "gcn_weights", a)
 		both(g, "gcn_agg", a)
-		for _, model := range []string{"sage", "gcn"} {
+		shares := make([]float32, b.numSrc)
+		for j := range shares {
+			shares[j] = float32(math.Exp(3 * g.rng.NormFloat64()))
+		}
+		weighted := a
+		weighted.SrcWeights, weighted.DstWeights = given(g, shares), blank[float32](g, numDst)
+		both(g, "agg_weights", weighted)
+		both(g, "gcn_weights", weighted)
+		both(g, "gcn_agg", weighted)
+		for i, model := range []string{"sage", "gcn", "sage", "gcn"} {
 			w := edgeWeights{gcn: model == "gcn", indptr: b.indptr, deg: b.degrees}
 			back := a
+			if i >= 2 {
+				back = weighted
+			}
 			if model == "sage" {
 				back.Degrees = 0
+			}
+			if i >= 2 {
+				both(g, "agg_weights", back)
+				w.dst = got[float32](g, back.DstWeights, numDst)
+				if model == "sage" {
+					both(g, "sage_weighted", back)
+				}
 			}
 			back.TEnd, back.TDst = blank[uint32](g, b.numSrc), blank[uint32](g, edges)
 			scratch := blank[byte](g, transposeScratch(b.numSrc, edges))
@@ -162,7 +181,9 @@ func TestGPUAggregation(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, 2*len(dims), g.dev.Launches()["sage_mean"]+g.dev.Launches()["gcn_agg_bwd"])
+	for kernel, times := range map[string]int{"sage_mean": 1, "sage_weighted": 1, "gcn_agg": 2, "sage_mean_bwd": 2, "gcn_agg_bwd": 2, "agg_weights": 3} {
+		require.Equal(t, times*len(dims), g.dev.Launches()[kernel], kernel)
+	}
 }
 
 func (g *kernRig) checkTranspose(b *testBlock, a *aggParams, w edgeWeights) {
@@ -360,6 +381,11 @@ func TestGPUFaults(t *testing.T) {
 	}
 	fails(t, "aggregation: row 3 at edge 1: rows are 0 to 2", func(g *kernRig) error {
 		return one(g, "sage_mean", block(g, []int64{0, 1, 3}, []uint32{0, 3, 2}))
+	})
+	fails(t, "aggregation: row 5 at edge 2: rows are 0 to 2", func(g *kernRig) error {
+		a := block(g, []int64{0, 1, 3}, []uint32{0, 1, 5})
+		a.SrcWeights, a.DstWeights = given(g, g.floats(3)), blank[float32](g, 2)
+		return one(g, "agg_weights", a)
 	})
 	fails(t, "aggregation: row 1: 2 to 4 are no edges of the block", func(g *kernRig) error {
 		return one(g, "sage_mean", block(g, []int64{0, 2, 4}, []uint32{0, 1, 2}))

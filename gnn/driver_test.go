@@ -53,6 +53,9 @@ func (g *rig) onGPU(t *testing.T, dev cuda.Device) *driverRig {
 	mb.Blocks = nil
 	for _, b := range g.mb.Blocks {
 		b.Indptr, b.Src = d.copyOf(t, b.Indptr.Ptr(), (b.NumDst+1)*8), d.copyOf(t, b.Src.Ptr(), b.NumEdges*4)
+		if b.Weights != nil {
+			b.Weights = d.copyOf(t, b.Weights.Ptr(), b.NumSrc*4)
+		}
 		mb.Blocks = append(mb.Blocks, b)
 	}
 	nodes := g.mb.HopEnd[len(g.mb.Blocks)]
@@ -115,6 +118,7 @@ func gpuCases() []gpuCase {
 		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers, Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
 	}
 	with := func(r rigConfig, fanouts ...int) rigConfig { r.fanouts = fanouts; return r }
+	layers := func(r rigConfig, nodes ...int) rigConfig { r.layerwise = true; return with(r, nodes...) }
 	// tf32 keeps 10 bits of mantissa and bf16 7: a factor is off by 2^-11 or 2^-8 of itself at most, there are some in a row, and
 	// where an activation is near 0, ReLU may be open in one run and not in the other.
 	const tf32, bf16 = 5e-3, 1e-1
@@ -125,6 +129,8 @@ func gpuCases() []gpuCase {
 		{"gcn 1 layer, all neighbours", of("gcn", 1, 0, 0.5, cuda.FP32), with(small, -1), 0, false, 2},
 		{"sage 3 layers", of("sage", 3, 0.2, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
 		{"gcn 3 layers", of("gcn", 3, 0, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
+		{"sage by layers", of("sage", 3, 0.2, 0, cuda.FP32), layers(small, 20, 15, 30), 0, false, 2},
+		{"gcn by layers", of("gcn", 2, 0.4, 0.3, cuda.FP32), layers(small, 20, 15), 0, false, 2},
 		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), tf32, false, 1},
 		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), bf16, false, 1},
 		{"sage blas", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 1e-5, true, 1},
@@ -151,7 +157,7 @@ func TestDriverSteps(t *testing.T) {
 	gpu, lib := fakeGPU(t)
 	for _, c := range gpuCases() {
 		t.Run(c.name, func(t *testing.T) {
-			if testing.Short() && c.name != "sage 2 layers, dropout of both kinds" && c.name != "gcn blas tf32" {
+			if testing.Short() && c.name != "sage 2 layers, dropout of both kinds" && c.name != "gcn blas tf32" && c.name != "gcn by layers" {
 				t.Skip("long")
 			}
 			share := c.share
