@@ -500,21 +500,26 @@ const maxLine = 1 << 20
 // flight.
 type plan struct {
 	credits int  // mini-batches whose rows are on their way or in place: feature tensors
+	samples int  // mini-batches that are sampled and not trained, to begin with; a dynamic tier may have more than credits
 	perHop  bool // rows of hop h are looked up and read while hop h+1 is sampled
 	serial  bool // one operator at a time: gather waits for the reads
+	group   bool // the reads of several batches are merged
 }
 
 func (c Config) plan() plan {
+	p := plan{credits: 1, group: c.Accumulate > 0}
 	switch c.Pipeline {
 	case PipelineNone, PipelineSeries, PipelineRunAhead:
-		return plan{credits: 1, serial: true}
+		p.serial = true
 	case PipelineIntra:
-		return plan{credits: 1, perHop: true}
+		p.perHop = true
 	case PipelinePrefetch:
-		return plan{credits: c.Depth + 1}
+		p.credits = c.Depth + 1
 	default:
-		return plan{credits: c.Depth + 1, perHop: true}
+		p.credits, p.perHop = c.Depth+1, true
 	}
+	p.samples = p.credits + c.Window
+	return p
 }
 
 // budgets are the tiers' sizes in rows.
@@ -572,6 +577,9 @@ func (c Config) tierRows(rows, rowBytes, available, deviceFree int64) (budgets, 
 	}
 	b := budgets{gpuRows: min(gpu/rowBytes, rows), auto: auto}
 	b.cpuRows = min(cpu/rowBytes, rows-b.gpuRows)
+	if c.dynamic() { // any row may come into the GPU tier
+		b.cpuRows = min(cpu/rowBytes, rows)
+	}
 	if c.Mode == ModeInmem && !auto {
 		b.cpuRows = rows - b.gpuRows
 	}

@@ -66,9 +66,14 @@ type engine struct {
 	sampler   *graph.Sampler
 	model     *gnn.Model
 	copier    *paramCopier
-	het       *cache.Hetero
-	reader    gpuio.Reader // nil when every row is in a tier
-	readStats gpuio.Stats  // of a reader that is closed
+	het       *cache.Hetero // of static tiers
+	dyn       dynTier       // of a dynamic one
+	acc       AccumulatorInfo
+	rec       recording
+	ahead     stager        // announced rows
+	turn      chan struct{} // whose operator runs, where one does at a time
+	reader    gpuio.Reader  // nil when every row is in a tier
+	readStats gpuio.Stats   // of a reader that is closed
 	slots     []*slot
 	trace     *tracer // nil without a timeline
 
@@ -93,7 +98,8 @@ type engine struct {
 }
 
 // slot is a credit: what one mini-batch in flight needs, from its first sample to the end of
-// its training.
+// its training. Over a dynamic tier the feature tensor x is a credit of its own, which a batch has from the arrival of
+// its rows on: more batches may be sampled and read than have one.
 //
 // The feature tensor x is one reservation of address space for the most rows a batch can have:
 // min(seeds * product(1 + fanout), nodes). The frontier grows while reads into x are in flight,
@@ -114,14 +120,22 @@ type slot struct {
 
 // segment is a contiguous part of a frontier whose rows are looked up, read and gathered together.
 type segment struct {
-	buckets              *cache.Buckets
-	pending              gpuio.Pending // nil when nothing is in flight
-	submitted            time.Time
-	ngpu, ncpu           int64
-	nmiss                int64
-	first, count         int64
-	stats                gpuio.ReadStats
-	gatherFrom, gatherTo cuda.Event // nil without a timeline
+	buckets      *cache.Buckets
+	pending      gpuio.Pending // nil when nothing is in flight
+	submitted    time.Time
+	ngpu, ncpu   int64
+	nmiss        int64
+	first, count int64
+	stats        gpuio.ReadStats
+	// Over a dynamic tier:
+	ticket                      *cache.Ticket
+	out                         int // where it is
+	seq                         uint64
+	slot                        *slot
+	last                        bool  // the batch's last
+	nlines                      int64 // to be read
+	inserted, evicted, bypassed int64
+	gatherFrom, gatherTo        cuda.Event // nil without a timeline
 }
 
 // onClose adds f to what close does, in reverse order.
@@ -172,7 +186,7 @@ func interrupted(ctx context.Context) error {
 // newEngine opens what every kind of run needs. On error nothing stays open; the engine that comes
 // with it says only what was read until then.
 func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.ModelConfig) (*engine, error) {
-	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev, in: in, grace: interruptGrace}
+	e := &engine{cfg: cfg, plan: cfg.plan(), obs: obs, dev: in.Dev, in: in, grace: interruptGrace, turn: make(chan struct{}, 1)}
 	if err := e.open(ctx, in, mc); err != nil {
 		return e, errors.Join(err, e.close())
 	}
@@ -198,6 +212,11 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	e.sizes(in, a.RowType)
 	if err := e.openVerify(in); err != nil {
 		return err
+	}
+	if e.cfg.dynamic() {
+		if err := e.setLines(); err != nil {
+			return err
+		}
 	}
 	if e.tiers, err = e.budgets(); err != nil {
 		return err
@@ -226,7 +245,10 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	if err := e.newTracer(); err != nil {
 		return err
 	}
-	e.onClose(func() error { return errors.Join(e.look[0].close(), e.look[1].close()) })
+	e.onClose(func() error {
+		return errors.Join(e.look[0].close(), e.look[1].close(), e.ahead.close(), e.rec.rows.close())
+	})
+	e.onClose(e.closeTrace)
 	e.onClose(e.closeTiers)
 	e.onClose(e.closeReader) // before the tiers, which it may still write to
 	return e.place(ctx)
@@ -329,45 +351,70 @@ func (e *engine) newSlots() error {
 		}
 		e.onClose(e.wide.Free)
 	}
-	for i := 0; i < e.plan.credits; i++ {
-		s := &slot{segs: make([]segment, len(e.cfg.Fanouts)+1)}
-		e.slots = append(e.slots, s)
-		if s.mb, err = e.sampler.NewMiniBatch(); err != nil {
-			return err
-		}
-		e.onClose(s.mb.Close)
-		if s.x, err = cuda.Reserve(e.dev, bytes, "mini-batch features"); err != nil {
+	for i := range e.plan.credits {
+		x, err := cuda.Reserve(e.dev, bytes, "mini-batch features")
+		if err != nil {
 			return fmt.Errorf("feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower --batch-size, --fanout or --prefetch-depth",
 				i+1, e.plan.credits, units.FormatBytes(bytes), err)
 		}
-		e.onClose(s.x.Free)
-		if s.labels, err = e.dev.Alloc(cuda.MemPinned, int64(e.cfg.Batch)*4, "labels"); err != nil {
+		e.onClose(x.Free)
+		if e.cfg.dynamic() {
+			e.dyn.xs = append(e.dyn.xs, x)
+			continue
+		}
+		s, err := e.newSlot()
+		if err != nil {
 			return err
 		}
-		e.onClose(s.labels.Free)
-		if s.ready, err = e.dev.NewEvent(); err != nil {
+		s.x = x
+	}
+	for e.cfg.dynamic() && len(e.slots) < e.plan.samples {
+		if _, err := e.newSlot(); err != nil {
 			return err
 		}
-		e.onClose(s.ready.Close)
 	}
 	return nil
 }
 
+// newSlot makes a slot without a feature tensor.
+func (e *engine) newSlot() (s *slot, err error) {
+	s = &slot{segs: make([]segment, len(e.cfg.Fanouts)+1)}
+	if s.mb, err = e.sampler.NewMiniBatch(); err != nil {
+		return nil, err
+	}
+	e.onClose(s.mb.Close)
+	if s.labels, err = e.dev.Alloc(cuda.MemPinned, int64(e.cfg.Batch)*4, "labels"); err != nil {
+		return nil, err
+	}
+	e.onClose(s.labels.Free)
+	if s.ready, err = e.dev.NewEvent(); err != nil {
+		return nil, err
+	}
+	e.onClose(s.ready.Close)
+	if e.trace != nil {
+		if err := e.traceSlot(s); err != nil {
+			return nil, err
+		}
+	}
+	e.slots = append(e.slots, s)
+	return s, nil
+}
+
 // openReader opens the run's I/O stack, and what checks its rows where that was asked for.
-func (e *engine) openReader(ctx context.Context, in Inputs) (gpuio.Reader, error) {
+func (e *engine) openReader(ctx context.Context, in Inputs, l gpuio.Layout) (gpuio.Reader, error) {
 	if !e.cfg.CheckReads {
-		return e.newReader(e.cfg.IOStack)
+		return e.newReader(e.cfg.IOStack, l)
 	}
 	// The checksums are read before the stack takes the SSDs' queues.
 	sums, err := dataset.RowSums(ctx, in.Dataset, e.ssds)
 	if err != nil {
 		return nil, fmt.Errorf("--check-reads: %w", err)
 	}
-	r, err := e.newReader(e.cfg.IOStack)
+	r, err := e.newReader(e.cfg.IOStack, l)
 	if err != nil {
 		return nil, err
 	}
-	checked, err := gpuio.NewChecked(e.dev, r, e.ssds, e.layout, sums)
+	checked, err := gpuio.NewChecked(e.dev, r, e.ssds, l, sums)
 	if err != nil {
 		op, cancel := context.WithTimeout(context.Background(), e.cfg.OpTimeout)
 		defer cancel()
@@ -396,8 +443,8 @@ func (e *engine) features(s *slot) cuda.Buffer {
 	return e.wide
 }
 
-// newReader opens an I/O stack by name.
-func (e *engine) newReader(stack string) (gpuio.Reader, error) {
+// newReader opens an I/O stack by name, for rows or lines that lie as l says.
+func (e *engine) newReader(stack string, l gpuio.Layout) (gpuio.Reader, error) {
 	c := e.cfg
 	switch stack {
 	case StackCPU:
@@ -405,16 +452,16 @@ func (e *engine) newReader(stack string) (gpuio.Reader, error) {
 		if c.CPUEngine != "pread" { // there a thread is one read in flight
 			o.Threads = c.Workers
 		}
-		return gpuio.NewCPU(e.dev, e.ssds, e.layout, o)
+		return gpuio.NewCPU(e.dev, e.ssds, l, o)
 	case StackMmap: // the page cache takes no options
-		return gpuio.NewMmap(e.dev, e.ssds, e.layout)
+		return gpuio.NewMmap(e.dev, e.ssds, l)
 	case StackSync:
-		return gpuio.NewSync(e.dev, e.ssds, e.layout, gpuio.SyncOptions{
+		return gpuio.NewSync(e.dev, e.ssds, l, gpuio.SyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
 			Resets: c.ReadResets, SMs: c.SMs.IO, Priority: ioPriority, Memory: e.memory,
 		})
 	default:
-		return gpuio.NewAsync(e.dev, e.ssds, e.layout, gpuio.AsyncOptions{
+		return gpuio.NewAsync(e.dev, e.ssds, l, gpuio.AsyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
 			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO, Priority: ioPriority, Memory: e.memory,
 		})
@@ -439,7 +486,7 @@ func (e *engine) closeReader() error {
 
 // closeTiers frees the tiers and what looks rows up in them. Nothing may be in flight.
 func (e *engine) closeTiers() error {
-	var all []error
+	all := []error{e.closeDynamic()}
 	for _, s := range e.slots {
 		for i := range s.segs {
 			if b := s.segs[i].buckets; b != nil {
@@ -458,7 +505,11 @@ func (e *engine) closeTiers() error {
 // place decides where each row lives, by e.tiers, and fills the tiers from the SSDs. Where the device's memory does not
 // suffice the GPU tier gets smaller.
 func (e *engine) place(ctx context.Context) error {
-	err := e.tryPlace(ctx)
+	try := e.tryPlace
+	if e.cfg.dynamic() {
+		try = e.placeDynamic
+	}
+	err := try(ctx)
 	if err != nil && interrupted(ctx) == nil {
 		return overdue(e.shrink(ctx, err))
 	}
@@ -468,7 +519,7 @@ func (e *engine) place(ctx context.Context) error {
 func (e *engine) tryPlace(ctx context.Context) (err error) {
 	// The stack comes first: the tiers get what it leaves of the device's memory.
 	if e.reader == nil {
-		if e.reader, err = e.openReader(ctx, e.in); err != nil {
+		if e.reader, err = e.openReader(ctx, e.in, e.layout); err != nil {
 			return untiered{err}
 		}
 	}
@@ -494,10 +545,21 @@ func (e *engine) tryPlace(ctx context.Context) (err error) {
 	}
 	e.fill += time.Since(start)
 	e.trace.run("fill tiers", start)
+	if err := e.beginTrace(); err != nil {
+		return err
+	}
 	if e.tiers.gpuRows+e.tiers.cpuRows == e.rows { // inmem, or budgets that hold everything
 		return e.closeReader()
 	}
 	return nil
+}
+
+// gpuCacheBytes is the GPU tier's size.
+func (e *engine) gpuCacheBytes() int64 {
+	if e.dyn.Dynamic != nil {
+		return e.dyn.Config().Slots * e.dyn.lines.LineBytes
+	}
+	return int64(len(e.placement.GPU)) * e.rowBytes
 }
 
 // stack is the I/O stack that batches read through.
@@ -534,7 +596,12 @@ var fillRows = 1 << 15
 
 // fillTier reads a tier's rows to their slots through the stack that the run uses.
 func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
-	rows := e.het.TierRows(t)
+	name := map[cache.Tier]string{cache.GPU: "fill gpu cache", cache.CPU: "fill cpu cache"}[t]
+	return e.fillRowsTo(ctx, e.het.TierRows(t), e.het.TierBuffer(t), name)
+}
+
+// fillRowsTo reads rows one after the other into a buffer.
+func (e *engine) fillRowsTo(ctx context.Context, rows []int64, dst cuda.Buffer, name string) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -551,7 +618,6 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 	defer func() { _ = pos.Free() }()
 	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
 	ssds := len(e.ssds)
-	name := map[cache.Tier]string{cache.GPU: "fill gpu cache", cache.CPU: "fill cpu cache"}[t]
 	for at := 0; at < len(rows); at += n {
 		if err := interrupted(ctx); err != nil {
 			return err
@@ -572,7 +638,7 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 		}
 		op, cancel := e.readCtx(ctx)
 		p, err := e.reader.Submit(op, &gpuio.ReadSet{
-			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: e.het.TierBuffer(t), DstStride: e.rowBytes, DstBytes: int64(at+len(part)) * e.rowBytes,
+			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: dst, DstStride: e.rowBytes, DstBytes: int64(at+len(part)) * e.rowBytes,
 		})
 		if err == nil {
 			_, err = p.Wait(op)
@@ -589,7 +655,7 @@ func (e *engine) fillTier(ctx context.Context, t cache.Tier) error {
 		}
 		e.obs.step(name, at+len(part), len(rows))
 	}
-	return gpuio.Forget(e.reader, e.het.TierBuffer(t)) // no SSD writes there again
+	return gpuio.Forget(e.reader, dst) // no SSD writes there again
 }
 
 // readError attaches class Device to a failed read that has no class yet.

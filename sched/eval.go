@@ -107,7 +107,7 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	if cfg.Sampler == "" {
 		cfg.Sampler = fp.sampler()
 	}
-	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
+	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
 		return nil, err

@@ -67,6 +67,13 @@ func (e *engine) workingSet(f *frontier) int64 {
 		n += rows * int64(e.dim) * 4
 	}
 	n += credits * rows * bucketBytes * 9 / 8
+	samples := credits
+	if e.cfg.dynamic() {
+		// In the worst case each row is on a line of its own. Of what the accumulator reads beside a batch, and of the
+		// tier's own lists (pinned memory), there is nothing here: its staging grows later, and the tier then shrinks.
+		n += credits * rows * e.dyn.lines.LineBytes
+		samples = int64(e.plan.samples)
+	}
 	mb := rows * 8
 	if e.cfg.Model == "gcn" {
 		mb += rows * 4
@@ -74,7 +81,7 @@ func (e *engine) workingSet(f *frontier) int64 {
 	for h, edges := range f.edges {
 		mb += (f.hopEnd[h]+1)*8 + edges*4
 	}
-	n += credits * mb * 5 / 4 // one is there; when it grows it is there twice for a while
+	n += samples * mb * 5 / 4 // one is there; when it grows it is there twice for a while
 	n += e.model.WorkspaceBytes(f.hopEnd, f.edges)
 	n += cache.IndexBytes(e.rows)
 	// Batches differ a little, and buffers that grow take a quarter more than they need.
@@ -186,6 +193,11 @@ func (g *stager) view(ctx context.Context, dev cuda.Device, st cuda.Stream, b cu
 	if mem := b.Bytes(); mem != nil {
 		return mem[at : at+n], st.Synchronize(ctx)
 	}
+	return g.copy(ctx, dev, st, b.Ptr()+cuda.DevicePtr(at), n)
+}
+
+// copy is a copy of n bytes of device memory that lasts until the next one.
+func (g *stager) copy(ctx context.Context, dev cuda.Device, st cuda.Stream, from cuda.DevicePtr, n int64) ([]byte, error) {
 	if g.buf == nil || g.buf.Size() < n {
 		if err := g.close(); err != nil {
 			return nil, err
@@ -195,7 +207,7 @@ func (g *stager) view(ctx context.Context, dev cuda.Device, st cuda.Stream, b cu
 			return nil, err
 		}
 	}
-	if err := st.Copy(g.buf.Ptr(), b.Ptr()+cuda.DevicePtr(at), n); err != nil {
+	if err := st.Copy(g.buf.Ptr(), from, n); err != nil {
 		return nil, err
 	}
 	return g.buf.Bytes()[:n], st.Synchronize(ctx)

@@ -67,6 +67,15 @@ type EpochResult struct {
 	SSDIOPS           float64      `json:"ssd_iops"`
 	StageSeconds      StageSeconds `json:"stage_seconds"`
 	MemoryBytes       int64        `json:"memory_bytes"` // resident at the end of the epoch, without pages of files
+	// Lines that a dynamic GPU tier took in, those that it let go for them, and those that found no place; 0 in a static one.
+	LinesInserted int64 `json:"lines_inserted"`
+	LinesEvicted  int64 `json:"lines_evicted"`
+	LinesBypassed int64 `json:"lines_bypassed"`
+	// HitRatio is the share of rows that no SSD had to give.
+	HitRatio float64 `json:"hit_ratio"`
+	// ReadGroups are the sets of reads that the accumulator merged, of GroupBatches batches in the mean; 0 without it.
+	ReadGroups   int     `json:"read_groups"`
+	GroupBatches float64 `json:"group_batches"`
 }
 
 // Result is a finished run: the last line of "train --json".
@@ -106,6 +115,15 @@ type Observer struct {
 	Epoch func(EpochResult)
 	Step  func(stage string, done, total int)
 	Note  func(string)
+	// Plan hears of the run's operators: once, when all is open and the first batch is about to be sampled, and again where
+	// the tuner chose other bounds.
+	Plan func(*OpGraph)
+}
+
+func (o Observer) plan(g *OpGraph) {
+	if o.Plan != nil {
+		o.Plan(g)
+	}
 }
 
 func (o Observer) epoch(e EpochResult) {
@@ -144,6 +162,12 @@ type partial struct {
 	Retries  int64        `json:"retries"`
 	Timeouts int64        `json:"timeouts"`
 	Stages   StageSeconds `json:"stages"`
+	// Of a dynamic tier, in lines, and of the accumulator: sets of merged reads, and the batches in them.
+	Inserted int64 `json:"inserted,omitempty"`
+	Evicted  int64 `json:"evicted,omitempty"`
+	Bypassed int64 `json:"bypassed,omitempty"`
+	Groups   int   `json:"groups,omitempty"`
+	Grouped  int   `json:"grouped,omitempty"`
 }
 
 // result turns the sums into an epoch's line. epoch counts from 0.
@@ -153,6 +177,13 @@ func (p partial) result(epoch int, rowBytes int64) EpochResult {
 		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
 		BytesSSD: p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
 		StageSeconds: p.Stages,
+	}
+	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted, p.Bypassed, p.Groups
+	if p.Groups > 0 {
+		r.GroupBatches = float64(p.Grouped) / float64(p.Groups)
+	}
+	if all := p.RowsGPU + p.RowsCPU + p.RowsSSD; all > 0 {
+		r.HitRatio = float64(p.RowsGPU+p.RowsCPU) / float64(all)
 	}
 	if p.Counted > 0 {
 		r.Loss = p.LossSum / float64(p.Counted)

@@ -19,8 +19,11 @@ import (
 type pass struct {
 	name    string // for the timeline
 	epoch   int    // sampling key
+	kind    int    // trace.Train, trace.Validate or trace.Test
+	number  int    // of the epoch, from 0, in the trace
 	order   []int64
-	first   int // batch to begin with
+	first   int // batch to begin with; run leaves it at the next one
+	end     int // where run stops; 0: with the last batch. It may be called again to go on
 	sampler *graph.Sampler
 	onBatch func(index int, mb *graph.MiniBatch) // optional
 	// step trains or infers with a whole batch. It runs in order, on run's goroutine.
@@ -29,8 +32,15 @@ type pass struct {
 	after func(index int) error
 
 	stats partial // of the batches for which step has returned
+	base  partial // of those before this run
 	clock *clock
 	shown int // batches that the observers have seen
+	n     int // batches
+
+	// Under a window: parts of batches that are announced and not looked up, how many batches they are, and the first
+	// batch that is not announced. They outlive a walk that stops before the pass's end.
+	waiting            []work
+	announced, sampled int
 }
 
 type outcome struct {
@@ -47,6 +57,17 @@ type clock struct {
 	submit, complete time.Duration
 	completeEnd      time.Time
 	waited           time.Duration
+	groups, grouped  int // sets of merged reads, and the batches in them
+}
+
+// group counts a set of reads.
+func (c *clock) group(g *readGroup) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g.batches > 0 {
+		c.groups++
+		c.grouped += g.batches
+	}
 }
 
 // streamSeconds is how long the operators on streams have been busy since the run began.
@@ -80,6 +101,9 @@ func (e *engine) snapshot(p *pass, base partial) partial {
 	s.Waited = base.Waited + c.waited.Seconds()
 	c.mu.Lock()
 	own := StageSeconds{Submit: c.submit.Seconds(), Complete: c.complete.Seconds()}
+	if e.plan.group {
+		s.Groups, s.Grouped = base.Groups+c.groups, base.Grouped+c.grouped
+	}
 	c.mu.Unlock()
 	s.Stages = base.Stages
 	s.Stages.add(own, 1)
@@ -104,6 +128,11 @@ type work struct {
 // for work or for a credit. Under a plan without perHop a batch travels as one piece; with one
 // credit the next batch waits for training.
 //
+// Over a dynamic tier lookups are an admission (dynamic.go): a window makes them wait for the samples of coming batches,
+// the accumulator merges their reads, and what is read is gathered when it is whole:
+//
+//	sample ──work──▶ announce, look up, submit ──group──▶ complete, gather ──slot──▶ train ──▶ free slots
+//
 // When run returns, also by error or interrupt, no stage runs and nothing is in flight. An
 // interrupt ends it between two steps, with errs.Interrupted.
 //
@@ -111,27 +140,41 @@ type work struct {
 // goes on with the first batch that has not been through step: a batch that was sampled before is sampled again, to the
 // same blocks.
 func (e *engine) run(ctx context.Context, p *pass) error {
-	n := batches(len(p.order), e.cfg.Batch)
-	if p.first > n {
-		return fmt.Errorf("pass of %d batches can't begin with batch %d", n, p.first)
+	p.n = batches(len(p.order), e.cfg.Batch)
+	end := p.n
+	if p.end > 0 {
+		end = min(p.end, p.n)
 	}
-	p.clock = &clock{start: time.Now(), before: e.streamSeconds()}
-	p.shown = p.first
-	defer func() { e.trace.run(p.name, p.clock.start) }()
+	if p.first > p.n {
+		return fmt.Errorf("pass of %d batches can't begin with batch %d", p.n, p.first)
+	}
+	begin := time.Now()
+	if p.clock == nil {
+		p.clock = &clock{start: begin, before: e.streamSeconds()}
+		p.shown, p.base = p.first, p.stats
+	}
+	p.sampled = max(p.sampled, p.first)
+	defer func() { e.trace.run(p.name, begin) }()
 	for {
-		err, still := e.walk(ctx, p, n)
+		err, still := e.walk(ctx, p, end)
 		if err == nil {
 			err = still
-		} else if still == nil && interrupted(ctx) == nil {
-			if err = e.shrink(ctx, err); err == nil {
-				continue
-			}
 		} else {
-			err = errors.Join(err, still)
+			p.waiting, p.announced, p.sampled = nil, 0, p.first
+			if still == nil && interrupted(ctx) == nil {
+				if err = e.shrink(ctx, err); err == nil {
+					continue
+				}
+			} else {
+				err = errors.Join(err, still)
+			}
 		}
 		if stopped := interrupted(ctx); stopped != nil && errs.ClassOf(err) != errs.Interrupted {
 			// A wait that the interrupt cut short is no error of what it waited for.
 			return stopped
+		}
+		if err == nil && p.first == p.n {
+			err = e.traceLive(p)
 		}
 		return overdue(err)
 	}
@@ -145,11 +188,12 @@ func overdue(err error) error {
 	return err
 }
 
-// walk is run until the first error. still is what could not be brought to an end after it.
-func (e *engine) walk(ctx context.Context, p *pass, n int) (err, still error) {
+// walk is run until the first error or batch end. still is what could not be brought to an end after an error.
+func (e *engine) walk(ctx context.Context, p *pass, end int) (err, still error) {
 	if err := e.beginPass(ctx); err != nil {
 		return nil, err
 	}
+	dynamic := e.cfg.dynamic()
 
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -158,18 +202,40 @@ func (e *engine) walk(ctx context.Context, p *pass, n int) (err, still error) {
 	fail := func(err error) {
 		once.Do(func() { failure = err; cancel(err) })
 	}
-	free := make(chan *slot, len(e.slots))
-	for _, s := range e.slots {
-		free <- s
+	most := max(len(e.slots), e.plan.samples+maxGroup)
+	free := make(chan *slot, most)
+	held := map[*slot]bool{}
+	for _, w := range p.waiting {
+		held[w.s] = true
 	}
-	parts := make(chan work, len(e.slots)*(len(e.cfg.Fanouts)+1))
-	submitted := make(chan *slot, len(e.slots))
-	ready := make(chan *slot, len(e.slots))
+	for _, s := range e.slots {
+		// Slots may be more than the plan has now; what the accumulator has made is its own.
+		if !held[s] && (e.plan.group || len(free)+len(held) < e.plan.samples) {
+			free <- s
+		}
+	}
+	parts := make(chan work, most*(len(e.cfg.Fanouts)+1))
+	submitted := make(chan *slot, most)
+	ready := make(chan *slot, most)
+	// Of a dynamic tier:
+	groups := make(chan *readGroup, len(e.dyn.groups))
+	reading := make(chan *readGroup, len(e.dyn.groups))
+	xs := make(chan cuda.Growable, len(e.dyn.xs))
+	for _, g := range e.dyn.groups {
+		groups <- g
+	}
+	for _, x := range e.dyn.xs[:min(len(e.dyn.xs), e.plan.credits)] {
+		xs <- x
+	}
 
+	from, to := p.first, end
+	if e.cfg.Window > 0 { // the window looks beyond where this walk ends
+		from, to = p.sampled, min(end+e.cfg.Window, p.n)
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(parts)
-		for i := p.first; i < n; i++ {
+		for i := from; i < to; i++ {
 			select {
 			case s := <-free:
 				e.trace.credit(1)
@@ -182,44 +248,71 @@ func (e *engine) walk(ctx context.Context, p *pass, n int) (err, still error) {
 			}
 		}
 	})
-	wg.Go(func() {
-		defer close(submitted)
-		for w := range parts {
-			if inner.Err() != nil {
-				continue // drain: the sampler never blocks on us
-			}
-			if err := e.lookup(inner, p, w); err != nil {
+	if dynamic {
+		wg.Go(func() {
+			defer close(reading)
+			a := &admission{e: e, p: p, end: end, free: free, groups: groups, out: reading}
+			if err := a.run(inner, parts); err != nil {
 				fail(err)
-			} else if w.last {
-				submitted <- w.s
 			}
-		}
-	})
-	wg.Go(func() {
-		defer close(ready)
-		for s := range submitted {
-			if inner.Err() != nil {
-				continue
+		})
+		wg.Go(func() {
+			defer close(ready)
+			var held []*readGroup
+			for g := range reading {
+				if inner.Err() == nil {
+					if err := e.finish(inner, p, g, xs, groups, ready, &held); err != nil {
+						fail(err)
+					}
+				}
 			}
-			if err := e.complete(inner, p, s); err != nil {
-				fail(err)
-			} else {
-				ready <- s
+		})
+	} else {
+		wg.Go(func() {
+			defer close(submitted)
+			for w := range parts {
+				if inner.Err() != nil {
+					continue // drain: the sampler never blocks on us
+				}
+				if err := e.lookup(inner, p, w); err != nil {
+					fail(err)
+				} else if w.last {
+					submitted <- w.s
+				}
 			}
-		}
-	})
+		})
+		wg.Go(func() {
+			defer close(ready)
+			for s := range submitted {
+				if inner.Err() != nil {
+					continue
+				}
+				if err := e.complete(inner, p, s); err != nil {
+					fail(err)
+				} else {
+					ready <- s
+				}
+			}
+		})
+	}
 
 	for waitFrom := time.Now(); ; waitFrom = time.Now() {
 		s, ok := <-ready
 		p.clock.waited += time.Since(waitFrom)
-		if !ok || inner.Err() != nil {
+		if !ok || inner.Err() != nil || !e.takeTurn(inner) {
 			break
 		}
-		if err := e.step(inner, p, s); err != nil {
+		err := e.step(inner, p, s)
+		e.endTurn()
+		if err != nil {
 			fail(err)
 			break
 		}
 		e.trace.credit(-1)
+		if dynamic {
+			xs <- s.x
+			s.x = nil
+		}
 		free <- s
 	}
 	stopped := interrupted(ctx)
@@ -236,6 +329,10 @@ func (e *engine) walk(ctx context.Context, p *pass, n int) (err, still error) {
 func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan<- work) error {
 	s.index, s.seeds, s.used = i, seedsOf(p.order, i, e.cfg.Batch), 0
 	e.labelsOf(s)
+	if !e.takeTurn(ctx) {
+		return nil // stopped: run knows why
+	}
+	defer e.endTurn()
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	begin := e.trace.now()
@@ -244,6 +341,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 	}
 	hops := len(e.cfg.Fanouts)
 	from := int64(0)
+	var later []work
 	for h := 0; h <= hops; h++ {
 		if h > 0 {
 			if ctx.Err() != nil {
@@ -257,19 +355,38 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 		}
 		if e.plan.perHop || h == hops {
 			to := s.mb.HopEnd[h]
-			if to*e.rowBytes > s.x.Size() {
-				return errs.New(errs.Capability, "batch %d needs %d rows of features, a mini-batch slot has room for %d; lower --batch-size, --fanout or --prefetch-depth",
-					i, to, s.x.Size()/e.rowBytes)
+			if s.x != nil { // else there is a tensor when the rows are
+				if err := e.fits(i, to, s.x.Size()); err != nil {
+					return err
+				}
+				// The reads of earlier hops are in flight: what is behind x grows, and x stays where it is.
+				if err := s.x.Grow(to * e.rowBytes); err != nil {
+					return fmt.Errorf("batch %d: features of %d rows: %w", i, to, err)
+				}
 			}
-			// The reads of earlier hops are in flight: what is behind x grows, and x stays where it is.
-			if err := s.x.Grow(to * e.rowBytes); err != nil {
-				return fmt.Errorf("batch %d: features of %d rows: %w", i, to, err)
+			w := work{s, s.mb.Nodes.Ptr(), from, to - from, h == hops}
+			if e.cfg.Window > 0 { // a batch is looked up when it has been announced, and that is as a whole
+				later = append(later, w)
+			} else {
+				parts <- w
 			}
-			parts <- work{s, s.mb.Nodes.Ptr(), from, to - from, h == hops}
 			from = to
 		}
 	}
+	for _, w := range later {
+		w.nodes = s.mb.Nodes.Ptr()
+		parts <- w
+	}
 	return nil
+}
+
+// fits refuses a batch with more rows than a feature tensor of so many bytes holds.
+func (e *engine) fits(batch int, rows, bytes int64) error {
+	if rows*e.rowBytes <= bytes {
+		return nil
+	}
+	return errs.New(errs.Capability, "batch %d needs %d rows of features, a mini-batch slot has room for %d; lower --batch-size, --fanout or --prefetch-depth",
+		batch, rows, bytes/e.rowBytes)
 }
 
 // labelsOf writes the labels of a slot's seeds.
@@ -284,9 +401,21 @@ func (e *engine) labelsOf(s *slot) {
 // out, and the cached ones are gathered meanwhile.
 func (e *engine) lookup(ctx context.Context, p *pass, w work) error {
 	s := w.s
+	if !e.takeTurn(ctx) {
+		return nil
+	}
+	defer e.endTurn()
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	if w.count > 0 {
+		if s.used == 0 {
+			if err := e.traceBegin(p, s.index); err != nil {
+				return err
+			}
+		}
+		if err := e.tracePart(op, w.nodes, w.first, w.count); err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
 		g := &s.segs[s.used]
 		s.used++
 		b := g.buckets
@@ -415,6 +544,9 @@ func (e *engine) step(ctx context.Context, p *pass, s *slot) error {
 		t.RowsGPU += g.ngpu
 		t.RowsCPU += g.ncpu
 		t.RowsSSD += g.nmiss
+		t.Inserted += g.inserted
+		t.Evicted += g.evicted
+		t.Bypassed += g.bypassed
 		t.BytesSSD += g.stats.Bytes
 		t.Commands += g.stats.Commands
 		t.Retries += g.stats.Retries
@@ -454,6 +586,15 @@ func (e *engine) drain(ctx context.Context, clean bool) error {
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	var all []error
+	for _, g := range e.dyn.groups {
+		if g.pending != nil {
+			_, err := g.pending.Wait(rd)
+			if err != nil && rd.Err() != nil {
+				all = append(all, fmt.Errorf("merged reads still in flight: %w", err))
+			}
+			g.pending = nil
+		}
+	}
 	for _, s := range e.slots {
 		for i := range s.segs {
 			if g := &s.segs[i]; g.pending != nil {
@@ -470,6 +611,14 @@ func (e *engine) drain(ctx context.Context, clean bool) error {
 		Synchronize(context.Context) error
 	}{e.sampleS, e.lookupS, e.gatherS, e.trainS} {
 		if err := st.Synchronize(op); err != nil && clean {
+			all = append(all, err)
+		}
+	}
+	if e.cfg.dynamic() {
+		for _, s := range e.slots {
+			s.x = nil
+		}
+		if err := e.settleTickets(); err != nil {
 			all = append(all, err)
 		}
 	}

@@ -25,6 +25,16 @@ type RunInfo struct {
 	BLAS            string            `json:"blas"`      // the library that computed them; "off": our kernels
 	// GPUCacheShrunkBytes is what the GPU tier gave back because the device's memory ran out.
 	GPUCacheShrunkBytes int64 `json:"gpu_cache_shrunk_bytes"`
+	// Policy of the GPU tier; with another than "static" its lines are CacheLineBytes long, PolicyBytes is what the policy
+	// keeps of them in the CPU's memory, and Window how many coming batches' lines stay.
+	Policy         string `json:"policy"`
+	CacheLineBytes int64  `json:"cache_line_bytes,omitempty"`
+	PolicyBytes    int64  `json:"policy_bytes,omitempty"`
+	Window         int    `json:"window"`
+	// Accumulator is absent where reads are not merged.
+	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
+	Sampler     string           `json:"sampler"`
+	Topology    string           `json:"topology"`
 	// Hotness is what placed the static tiers; absent where nothing had to.
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
 }
@@ -87,6 +97,17 @@ func (e *engine) openBLAS() error {
 // info is what the run says of itself.
 func (e *engine) info() RunInfo {
 	r := RunInfo{MemoryRung: memoryRung(e.ssds), Precision: e.cfg.precision().String(), BLAS: BLASOff, GPUCacheShrunkBytes: e.gpuShrunk, Hotness: e.hotness}
+	r.Policy, r.Window, r.Sampler, r.Topology = e.cfg.Policy, e.cfg.Window, e.cfg.Sampler, e.cfg.Topology
+	if e.cfg.dynamic() {
+		r.CacheLineBytes = e.dyn.lines.LineBytes
+		if e.dyn.Dynamic != nil {
+			r.PolicyBytes = e.dyn.MetadataBytes()
+		}
+	}
+	if e.acc.MaxBatches > 0 {
+		a := e.acc
+		r.Accumulator = &a
+	}
 	if e.memory != nil {
 		m := e.memory.Report()
 		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried

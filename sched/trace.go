@@ -47,22 +47,30 @@ func (e *engine) newTracer() (err error) {
 	}
 	e.cfg.Timeline.Tracks(tracks...)
 	t := &tracer{rec: e.cfg.Timeline}
-	event := func(ev *cuda.Event) {
-		if err == nil {
-			if *ev, err = e.dev.NewEvent(); err == nil {
-				e.onClose((*ev).Close)
-			}
-		}
+	if t.ref, err = e.dev.NewEvent(); err != nil {
+		return err
 	}
-	event(&t.ref)
+	e.onClose(t.ref.Close)
 	for _, s := range e.slots {
-		for i := range s.segs {
-			event(&s.segs[i].gatherFrom)
-			event(&s.segs[i].gatherTo)
+		if err := e.traceSlot(s); err != nil {
+			return err
 		}
 	}
 	e.trace = t
-	return err
+	return nil
+}
+
+// traceSlot makes the events of a slot's segments.
+func (e *engine) traceSlot(s *slot) (err error) {
+	for i := range s.segs {
+		for _, ev := range []*cuda.Event{&s.segs[i].gatherFrom, &s.segs[i].gatherTo} {
+			if *ev, err = e.dev.NewEvent(); err != nil {
+				return err
+			}
+			e.onClose((*ev).Close)
+		}
+	}
+	return nil
 }
 
 func (t *tracer) now() time.Time {
@@ -136,7 +144,11 @@ func (e *engine) drawGathers(p *pass, s *slot) error {
 	}
 	for i := range s.segs[:s.used] {
 		g := &s.segs[i]
-		if g.ngpu+g.ncpu == 0 {
+		moved := g.ngpu + g.ncpu
+		if e.cfg.dynamic() { // what was read goes on from its staging
+			moved = g.count
+		}
+		if moved == 0 {
 			continue
 		}
 		from, err := g.gatherFrom.Since(e.trace.ref)
@@ -147,7 +159,7 @@ func (e *engine) drawGathers(p *pass, s *slot) error {
 		if err != nil {
 			return err
 		}
-		e.trace.span(trackGather, "G", e.trace.refAt.Add(from), took, p, s.index, g.ngpu+g.ncpu)
+		e.trace.span(trackGather, "G", e.trace.refAt.Add(from), took, p, s.index, moved)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"time"
 
+	"helios/cache/trace"
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
@@ -85,7 +86,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
 		Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(), RunInfo: e.info(), Pipeline: cfg.Pipeline,
 		RowDType: e.rowType.String(), RowBytes: e.rowBytes,
-		GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes,
+		GPUCacheBytes: e.gpuCacheBytes(),
 		CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
 		TopologyBytes: e.topo.Bytes(), PresampleSecs: e.presample.Seconds(), FillSeconds: e.fill.Seconds(),
 		Checkpoint: t.path,
@@ -96,9 +97,10 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	if cfg.Mode == ModeInmem && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
 		obs.note("inmem keeps every row in memory: --cpu-cache has no effect")
 	}
-	err = t.train(ctx, in)
+	obs.plan(e.cfg.graph(e.reader != nil))
+	err = e.endTrace(t.train(ctx, in))
 	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.io(), e.verified(), e.info()
-	res.GPUCacheBytes, res.CPUCacheBytes = int64(len(e.placement.GPU))*e.rowBytes, int64(len(e.placement.CPU))*e.rowBytes
+	res.GPUCacheBytes, res.CPUCacheBytes = e.gpuCacheBytes(), int64(len(e.placement.CPU))*e.rowBytes
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err
@@ -228,7 +230,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	e := t.e
 	base := t.state.Partial
 	n := batches(len(order), t.cfg.Batch)
-	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: ep, order: order, first: t.state.Batch, sampler: e.sampler, stats: base}
+	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: ep, kind: trace.Train, number: ep, order: order, first: t.state.Batch, sampler: e.sampler, stats: base}
 	if f := t.cfg.OnBatch; f != nil {
 		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
@@ -340,7 +342,10 @@ func (e *engine) outcome(op context.Context) (outcome, error) {
 // accuracy and Loss their mean loss. each, when given, is called after every batch.
 func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64, each func(op context.Context, s *slot) error) (EpochResult, error) {
 	n := batches(len(nodes), e.cfg.Batch)
-	p := &pass{name: stage, epoch: key, order: nodes, sampler: e.sampler}
+	p := &pass{name: stage, epoch: key, kind: trace.Test, order: nodes, sampler: e.sampler}
+	if key >= valEpoch && key < valEpoch+maxEpochs {
+		p.kind, p.number = trace.Validate, key-valEpoch
+	}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
 		if err := e.model.Infer(e.trainS, s.mb, e.features(s).Ptr(), s.labels.Ptr()); err != nil {
 			return outcome{}, err
