@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/bits"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -90,9 +91,14 @@ func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]flo
 		}
 	})
 	for i := range o.Iterations {
-		if t.Wide() {
+		switch {
+		case t.OnStorage():
+			if err := r.giveScanned(); err != nil {
+				return nil, err
+			}
+		case t.Wide():
 			give(&r, t.Indices64)
-		} else {
+		default:
 			give(&r, t.Indices32)
 		}
 		r.nodes(func(lo, hi int64) {
@@ -167,6 +173,39 @@ func give[T uint32 | int64](r *pageRank, indices []T) {
 	})
 }
 
+// giveScanned is give over a topology that is read from storage, front to back: pieces of the edges begin and end anywhere.
+func (r *pageRank) giveScanned() error {
+	return r.t.Scan(r.ctx, func(first int64, ids []uint32) error {
+		r.split(int64(len(ids)), func(lo, hi int64) {
+			// The first node whose list ends behind the edge.
+			v, _ := slices.BinarySearch(r.t.Indptr, first+lo+1)
+			for v--; lo < hi; v++ {
+				end := min(r.t.Indptr[v+1]-first, hi)
+				if end <= lo {
+					continue
+				}
+				if share := r.cur[v] / uint64(r.t.Indptr[v+1]-r.t.Indptr[v]); share > 0 {
+					for _, u := range ids[lo:end] {
+						atomic.AddUint64(&r.next[u], share)
+					}
+				}
+				lo = end
+			}
+		})
+		return nil
+	})
+}
+
+// split runs f over parts of [0, n), one a worker where they are worth it.
+func (r *pageRank) split(n int64, f func(lo, hi int64)) {
+	parts := min(int64(r.workers), n>>12+1)
+	var wg sync.WaitGroup
+	for i := range parts {
+		wg.Go(func() { f(n*i/parts, n*(i+1)/parts) })
+	}
+	wg.Wait()
+}
+
 // OutDegrees counts the edges that leave each node: in how many in-neighbour lists it stands. Counts stop a little below
 // 2^32. It reads the lists once; workers 0 means as many goroutines as there are cores.
 func OutDegrees(ctx context.Context, t *Topology, workers int) ([]uint32, error) {
@@ -175,6 +214,12 @@ func OutDegrees(ctx context.Context, t *Topology, workers int) ([]uint32, error)
 	}
 	out := make([]uint32, t.NumNodes)
 	r := pageRank{ctx: ctx, t: t, workers: workers}
+	if t.OnStorage() {
+		return out, t.Scan(ctx, func(_ int64, ids []uint32) error {
+			r.split(int64(len(ids)), func(lo, hi int64) { countIDs(out, ids[lo:hi]) })
+			return nil
+		})
+	}
 	r.nodes(func(lo, hi int64) {
 		from, to := t.Indptr[lo], t.Indptr[hi]
 		if t.Wide() {

@@ -46,6 +46,7 @@ func TestReversePageRank(t *testing.T) {
 			train[i] = r.Int64N(topo.NumNodes)
 		}
 		train[1] = train[0] // starts twice
+		far := farOf(t, topo, OutOfCoreOptions{})
 		for _, c := range []struct {
 			o PageRankOptions
 			d float64
@@ -66,6 +67,9 @@ func TestReversePageRank(t *testing.T) {
 			five, err := ReversePageRank(ctx, topo, c.o)
 			require.NoError(t, err)
 			require.Equal(t, one, five)
+			got, err := ReversePageRank(ctx, far, c.o)
+			require.NoError(t, err)
+			require.Equal(t, one, got, "from storage")
 		}
 		out, err := OutDegrees(ctx, topo, 3)
 		require.NoError(t, err)
@@ -76,6 +80,9 @@ func TestReversePageRank(t *testing.T) {
 			}
 		}
 		require.Equal(t, count, out)
+		out, err = OutDegrees(ctx, far, 2)
+		require.NoError(t, err)
+		require.Equal(t, count, out, "from storage")
 	}
 }
 

@@ -75,6 +75,15 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 			return p, err
 		}
 	}
+	if e.tracing() {
+		scores, err := e.counts(ctx, h)
+		if err == nil {
+			err = e.recordScores(scores)
+		}
+		if err != nil {
+			return p, err
+		}
+	}
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	return h.Place(op, e.sampleS, b.gpuRows, b.cpuRows)

@@ -1,0 +1,141 @@
+package sched
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/dataset"
+	"helios/graph"
+	"helios/internal/errs"
+)
+
+// hotRun trains one epoch on s and returns the result and what was noted.
+func hotRun(t *testing.T, s *ssdSet, d *dataset.Dataset, cfg Config) (*Result, []string) {
+	t.Helper()
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	var notes []string
+	cfg.Fanouts, cfg.Batch, cfg.Hidden, cfg.NoEval, cfg.Seed = []int{4, 3}, 100, 8, true, 5
+	cfg.GPUCache, cfg.CPUCache = percent(5), percent(10)
+	r, err := Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{Note: func(n string) { notes = append(notes, n) }})
+	require.NoError(t, err)
+	return r, notes
+}
+
+// Every source places rows, none changes a result, and what is kept is found again.
+func TestHotnessSources(t *testing.T) {
+	d := tiny.generate(t)
+	s := bind(t, d, 2, "")
+	list := filepath.Join(t.TempDir(), "hot.txt")
+	require.NoError(t, os.WriteFile(list, []byte("# hottest\n7\n\n 1499 # last\n7\n3\n"), 0o644))
+	dir := filepath.Join(t.TempDir(), "kept")
+	sha := ""
+	hits := map[string]int64{}
+	for _, by := range append(slices.Clone(Hotnesses), list) {
+		cfg := Config{Hotness: by, HotnessDir: dir}
+		r, notes := hotRun(t, s, d, cfg)
+		require.Equal(t, by, r.Hotness.By)
+		require.False(t, r.Hotness.Reused)
+		require.Empty(t, notes)
+		e := r.Epochs[0]
+		hits[by] = e.RowsGPU + e.RowsCPU
+		if sha == "" {
+			sha = r.ParamsSHA256
+		}
+		require.Equal(t, sha, r.ParamsSHA256, by)
+		if kept := by == HotnessPresample || by == HotnessPageRank || by == HotnessOutDegree; !kept {
+			require.Empty(t, r.Hotness.File)
+			continue
+		}
+		require.FileExists(t, r.Hotness.File)
+		again, notes := hotRun(t, s, d, cfg)
+		require.True(t, again.Hotness.Reused)
+		require.Equal(t, r.Hotness.File, again.Hotness.File)
+		require.Len(t, notes, 1)
+		require.Contains(t, notes[0], "reused from "+r.Hotness.File)
+		g := again.Epochs[0]
+		require.Equal(t, [3]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD}, [3]int64{g.RowsGPU, g.RowsCPU, g.RowsSSD})
+		require.Equal(t, sha, again.ParamsSHA256)
+	}
+	for by, n := range hits {
+		if by != list && by != HotnessDegree { // the list names three rows
+			require.Greater(t, n, hits[list], by)
+		}
+	}
+	require.GreaterOrEqual(t, hits[HotnessPresample], hits[HotnessPageRank]*9/10)
+}
+
+func TestHotnessThatCannotBeKept(t *testing.T) {
+	d := tiny.generate(t)
+	s := bind(t, d, 2, "")
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o644))
+	r, notes := hotRun(t, s, d, Config{HotnessDir: filepath.Join(file, "x")})
+	require.Empty(t, r.Hotness.File)
+	require.Len(t, notes, 2) // it can be neither looked for nor made
+	require.Contains(t, notes[1], "not kept for later runs")
+
+	dir := t.TempDir()
+	r, notes = hotRun(t, s, d, Config{HotnessDir: dir})
+	require.Empty(t, notes)
+	text, err := os.ReadFile(r.Hotness.File)
+	require.NoError(t, err)
+	text[len(text)/2] ^= 1
+	require.NoError(t, os.WriteFile(r.Hotness.File, text, 0o644))
+	again, notes := hotRun(t, s, d, Config{HotnessDir: dir})
+	require.False(t, again.Hotness.Reused)
+	require.Len(t, notes, 1)
+	require.Contains(t, notes[0], "checksum")
+	require.Equal(t, r.Epochs[0].RowsGPU, again.Epochs[0].RowsGPU)
+	third, _ := hotRun(t, s, d, Config{HotnessDir: dir}) // it was written anew
+	require.True(t, third.Hotness.Reused)
+}
+
+func TestHotList(t *testing.T) {
+	dir := t.TempDir()
+	read := func(text string) ([]uint32, error) {
+		p := filepath.Join(dir, "l")
+		require.NoError(t, os.WriteFile(p, []byte(text), 0o644))
+		return readHotList(p, 5)
+	}
+	const top = math.MaxUint32
+	for _, text := range []string{
+		"3\n0\n3\n4", "\n# a\n 3 \n0#b\r\n4\n3\n",
+		"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }            \n" +
+			"\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00",
+	} {
+		got, err := read(text)
+		require.NoError(t, err)
+		require.Equal(t, []uint32{top - 1, 0, 0, top, top - 2}, got)
+		require.Equal(t, cache.Placement{GPU: []int64{3}, CPU: []int64{0, 4}}, cache.Place(got, 1, 2))
+	}
+	for text, want := range map[string]string{
+		"5\n": "line 1 is node 5", "1\n-1\n": "line 2 is node -1", "1\nx\n": `line 2: "x"`, "PK\x03\x04": "PyTorch", "\x80\x02": "PyTorch",
+		"1 2\n": "no node number", "\x93NUMPY\x01": "l:", strings.Repeat("1", 1<<17): "l:",
+		"\x93NUMPY\x01\x00\x46\x00{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }            \n": "",
+		"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1,1),}            \n" + strings.Repeat("\x00", 8): "shape",
+	} {
+		_, err := read(text)
+		if want == "" {
+			continue // an empty array has nothing to be wrong
+		}
+		require.ErrorContains(t, err, want)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), text)
+	}
+	_, err := readHotList(filepath.Join(dir, "none"), 5)
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+var _ = rand.IntN
+var _ = graph.Shuffle
