@@ -32,6 +32,19 @@ var Clocks = []string{ClockWall, ClockVirtual}
 type Hardware struct {
 	Profile *hardware.Profile
 	SSDs    int // 0: as many as the profile has
+	// Warm batches at the start of each epoch go through sampling and the caches in no time and are counted nowhere, so
+	// that what follows meets caches that have filled; Batches after them are played, 0: all that are left.
+	Warm, Batches int
+}
+
+// limit is which batches of n are played: from first on, up to end.
+func (h Hardware) limit(n int) (first, end int) {
+	first = min(max(h.Warm, 0), max(n-1, 0))
+	end = n
+	if h.Batches > 0 {
+		end = min(n, first+h.Batches)
+	}
+	return first, end
 }
 
 // modelledTransfer is the largest transfer of a modelled SSD, of which the models say nothing; it is
@@ -145,7 +158,26 @@ type virtual struct {
 	stack   *iosim.Stack
 	perSSD  []gpuio.Planned // what was read so far
 
+	mbs []*graph.MiniBatch // one more than the window's depth
+	src source
+	acc Calibration // of the accumulator
+	// filled is the commands of a stack before the present one.
+	filled int64
+	// A dynamic GPU tier, in place of e.het.
+	dyn    *cache.Dynamic
+	ticket *cache.Ticket
+	lines  cache.Lines
+	rows   []int64 // scratch: lines to be read, by SSD
+	off    []int64
+
 	presampleNS, fillNS int64
+}
+
+// source samples a pass's batches for real, as far ahead as the window has it.
+type source struct {
+	key, next, n int
+	order        []int64
+	lines, count int64 // to be read for the group, batches in it
 }
 
 // open makes the machine, samples to place the rows, and plays presampling and the filling of the
@@ -183,26 +215,54 @@ func (v *virtual) open(ctx context.Context, in Inputs) error {
 	}
 	s := &slot{segs: make([]segment, 1)}
 	e.slots = []*slot{s}
-	if s.mb, err = e.sampler.NewMiniBatch(); err != nil {
-		return err
+	for range e.cfg.Window + 1 {
+		mb, err := e.sampler.NewMiniBatch()
+		if err != nil {
+			return err
+		}
+		e.onClose(mb.Close)
+		v.mbs = append(v.mbs, mb)
 	}
-	e.onClose(s.mb.Close)
+	s.mb = v.mbs[0]
 
 	gpu := newVGPU(machine)
 	v.m = &vmachine{
 		sim: sim, m: machine, gpu: gpu, plan: e.plan, rec: e.cfg.Timeline,
-		work:    newVWork(&p.GPU.Ops, e.cfg, e.dim, e.rowType, in.Dataset.Meta.Classes, e.topo.Wide()),
-		sampleS: gpu.stream(1, e.cfg.SMs.Sample), lookupS: gpu.stream(2, e.cfg.SMs.Lookup),
-		gatherS: gpu.stream(2, e.cfg.SMs.Gather), trainS: gpu.stream(0, e.cfg.SMs.Train),
+		work: newVWork(&p.GPU.Ops, e.cfg, e.dim, e.rowType, in.Dataset.Meta.Classes, e.topo.Wide()),
+	}
+	ops := e.cfg.graph(true)
+	for name, to := range map[string]**vstream{OpSample: &v.m.sampleS, OpLookup: &v.m.lookupS, OpGather: &v.m.gatherS, OpTrain: &v.m.trainS} {
+		s := ops.stream(name)
+		*to = gpu.stream(s.Priority, s.SMs)
 	}
 	v.m.rec.Tracks(tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
 	e.presampled = func(mb *graph.MiniBatch) { v.presample(shapeOf(mb)) }
-	if e.placement, err = e.choose(ctx, b, in); err != nil {
+	placed := b
+	if e.cfg.dynamic() { // lines come into the GPU tier by themselves
+		placed.gpuRows, placed.auto = 0, false
+	}
+	if e.placement, err = e.choose(ctx, placed, in); err != nil {
 		return err
 	}
 	v.span("presample", 0)
 	v.presampleNS = sim.Now()
+	if e.cfg.dynamic() {
+		if err := v.openStack(); err != nil { // the CPU buffer is filled row by row
+			return err
+		}
+		v.fill(ctx)
+		if err := v.openDynamic(b); err != nil {
+			return err
+		}
+		if err := v.openStack(); err != nil {
+			return err
+		}
+		if err := v.calibrate(); err != nil {
+			return err
+		}
+		return interrupted(ctx)
+	}
 	// The tiers hold no features here: a byte for each row is enough for lookups.
 	if e.het, err = cache.NewHetero(e.dev, e.rows, 1, ssds, e.placement); err != nil {
 		return err
@@ -242,6 +302,12 @@ func (v *virtual) openStack() (err error) {
 	}
 	if c.IOStack != StackCPU && c.IOStack != StackMmap && int(l.RowBytes) != l.ReadBytes() {
 		ic.StagedBytes = int64(l.RowBytes)
+	}
+	if c.Pipeline == PipelineSeries && c.IOStack == StackAsync && ic.Blocks == 0 { // alone on the GPU
+		ic.Blocks = max(32, 16*v.hw.Profile.GPU.SMs.Int())
+	}
+	if v.stack != nil {
+		v.filled += v.stack.Stats().Commands
 	}
 	if v.m.stack, err = iosim.New(v.m.m, ic); err != nil {
 		return err
@@ -292,8 +358,7 @@ func (v *virtual) fill(ctx context.Context) {
 	start := m.sim.Now()
 	ssds := m.m.SSDs()
 	rows, off := make([]int64, fillRows), make([]int64, ssds+1)
-	for _, t := range []cache.Tier{cache.GPU, cache.CPU} {
-		all := e.het.TierRows(t)
+	for _, all := range [][]int64{e.placement.GPU, e.placement.CPU} {
 		for at := 0; at < len(all) && ctx.Err() == nil; at += fillRows {
 			part := all[at:min(at+fillRows, len(all))]
 			stripe(part, rows, off)
@@ -346,14 +411,39 @@ func (v *virtual) span(name string, start int64) {
 	}
 }
 
-// shape samples a batch and looks its rows up.
-func (v *virtual) shape(ctx context.Context, epoch, index int, seeds []int64) (*vshape, error) {
+// sampleTo samples the batches up to i and those that the window wants beyond, and announces them.
+func (v *virtual) sampleTo(ctx context.Context, i int) error {
+	e, s := v.e, &v.src
+	for last := min(i+e.cfg.Window, s.n-1); s.next <= last; s.next++ {
+		mb := v.mbs[s.next%len(v.mbs)]
+		if err := e.sampleWhole(ctx, mb, s.key, s.next, seedsOf(s.order, s.next, e.cfg.Batch)); err != nil {
+			return err
+		}
+		if e.cfg.Window == 0 {
+			continue
+		}
+		if err := v.dyn.Announce(hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-1]]); err != nil {
+			return fmt.Errorf("batch %d: %w", s.next, err)
+		}
+	}
+	return nil
+}
+
+// shape looks the next batch's rows up.
+func (v *virtual) shape(ctx context.Context, i int) (*vshape, error) {
 	e := v.e
-	mb, b := e.slots[0].mb, e.slots[0].segs[0].buckets
-	if err := e.sampleWhole(ctx, mb, epoch, index, seeds); err != nil {
+	if err := v.sampleTo(ctx, i); err != nil {
 		return nil, err
 	}
+	mb := v.mbs[i%len(v.mbs)]
 	s := shapeOf(mb)
+	s.at, s.announced = i, e.cfg.Window > 0
+	if e.cfg.Sampler == SamplerLadies {
+		s.lists(e.topo.Indptr, hostmem.View[int64](mb.Nodes.Bytes()))
+	}
+	if v.dyn != nil {
+		v.dyn.NextBatch()
+	}
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	from := int64(0)
@@ -363,21 +453,41 @@ func (v *virtual) shape(ctx context.Context, epoch, index int, seeds []int64) (*
 		}
 		part := vpart{count: to - from}
 		if part.count > 0 {
-			if err := e.het.Lookup(op, e.lookupS, mb.Nodes.Ptr(), from, part.count, b); err != nil {
-				return nil, fmt.Errorf("batch %d: %w", index, err)
+			look := v.look
+			if v.dyn != nil {
+				look = v.admit
 			}
-			part.ngpu, part.ncpu, part.nmiss = b.NGPU, b.NCPU, b.NMiss
-			if part.nmiss > 0 {
-				if v.m.stack == nil {
-					return nil, fmt.Errorf("batch %d: %d rows are in no tier and no SSD is there", index, part.nmiss)
-				}
-				part.reads, _, _ = v.plan(hostmem.View[int64](b.MissRow.Bytes())[:part.nmiss], b.SSDOffset)
+			if err := look(op, mb, from, &part); err != nil {
+				return nil, fmt.Errorf("batch %d: %w", i, err)
 			}
 		}
 		s.parts = append(s.parts, part)
 		from = to
 	}
+	if e.cfg.Accumulate > 0 {
+		g := &v.src
+		g.count++
+		if s.closes = g.lines >= v.acc.Target || g.count >= maxGroup || i == g.n-1; s.closes {
+			g.lines, g.count = 0, 0
+		}
+	}
 	return &s, nil
+}
+
+// look looks a part up in static tiers.
+func (v *virtual) look(ctx context.Context, mb *graph.MiniBatch, from int64, part *vpart) error {
+	e, b := v.e, v.e.slots[0].segs[0].buckets
+	if err := e.het.Lookup(ctx, e.lookupS, mb.Nodes.Ptr(), from, part.count, b); err != nil {
+		return err
+	}
+	part.ngpu, part.ncpu, part.nmiss = b.NGPU, b.NCPU, b.NMiss
+	if part.nmiss > 0 {
+		if v.m.stack == nil {
+			return fmt.Errorf("%d rows are in no tier and no SSD is there", part.nmiss)
+		}
+		part.reads, _, _ = v.plan(hostmem.View[int64](b.MissRow.Bytes())[:part.nmiss], b.SSDOffset)
+	}
+	return nil
 }
 
 // train plays all epochs.
@@ -425,10 +535,26 @@ func (v *virtual) stopped(epoch int, err error) error {
 func (v *virtual) pass(ctx context.Context, name string, key, epoch int, order []int64, train bool) (EpochResult, error) {
 	e := v.e
 	var sum partial
-	p := &vpass{vmachine: v.m, name: name, n: batches(len(order), e.cfg.Batch), train: train}
-	p.shape = func(i int) (*vshape, error) {
-		return v.shape(ctx, key, i, seedsOf(order, i, e.cfg.Batch))
+	p := &vpass{
+		vmachine: v.m, name: name, n: batches(len(order), e.cfg.Batch), train: train,
+		window: e.cfg.Window, grouped: e.cfg.Accumulate > 0, staged: v.dyn != nil,
 	}
+	if train {
+		p.first, p.n = v.hw.limit(p.n)
+	}
+	v.src = source{key: key, n: p.n, order: order}
+	for i := range p.first { // caches that have filled
+		if err := interrupted(ctx); err != nil {
+			return EpochResult{}, err
+		}
+		planned := append([]gpuio.Planned(nil), v.perSSD...)
+		if _, err := v.shape(ctx, i); err != nil {
+			return EpochResult{}, err
+		}
+		v.perSSD = planned
+	}
+	v.src.lines, v.src.count = 0, 0
+	p.shape = func(i int) (*vshape, error) { return v.shape(ctx, i) }
 	p.after = func(b *vbatch) {
 		sum.Batches++
 		sum.Seeds += b.seeds
@@ -457,7 +583,7 @@ func (v *virtual) conserved() error {
 	for _, p := range v.perSSD {
 		planned += p.Commands
 	}
-	if did := v.stack.Stats().Commands; did != planned || v.stack.InFlight() != 0 || v.m.credits != 0 || v.m.reads != 0 {
+	if did := v.filled + v.stack.Stats().Commands; did != planned || v.stack.InFlight() != 0 || v.m.credits != 0 || v.m.reads != 0 {
 		return fmt.Errorf("the modelled run lost track: %d of %d commands done, %d sets, %d batches and %d rows still in flight; this is a bug",
 			did, planned, v.stack.InFlight(), v.m.credits, v.m.reads)
 	}

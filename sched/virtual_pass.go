@@ -22,6 +22,8 @@ type vmachine struct {
 	rec   *timeline.Recorder
 
 	sampleS, lookupS, gatherS, trainS *vstream
+	// directory is the CPU thread that a dynamic tier's policy runs on; nil: rows are looked up by kernels.
+	directory *des.Pool
 
 	credits, reads int64 // in use, in flight: for the timeline
 }
@@ -31,20 +33,33 @@ type vmachine struct {
 type vpass struct {
 	*vmachine
 	name  string
-	first int
-	n     int
+	first int // batch
+	n     int // end
 	train bool
+	// window is how many batches after one that is looked up have been sampled by then. grouped: the reads of several
+	// batches are merged, up to one whose shape closes the group. staged: rows are read beside their places, and all of a
+	// part are put there once its reads are whole, part after part.
+	window          int
+	grouped, staged bool
 	// shape samples batch i and looks its rows up, for real.
 	shape func(i int) (*vshape, error)
 	after func(b *vbatch)
 
 	err      error
 	next     int // batch to sample
+	sampled  int // batches that are
 	sampling bool
-	free     int // credits
+	free     int // credits for samples
 
 	parts   []vpending // for lookup, in order
 	looking bool
+	looks   int // batches looked up
+
+	group     *vgroup   // that is being gathered
+	groups    []*vgroup // handed to the SSDs, in order
+	finishing bool
+	features  int // credits for rows, where they are not those for samples
+	out       int // batches handed to the SSDs, or past them, and not trained
 
 	flying   []*vbatch // sampled or being sampled, in order
 	training bool
@@ -61,8 +76,9 @@ type vpass struct {
 // vbatch is a mini-batch in flight.
 type vbatch struct {
 	*vshape
-	open  int  // parts that are not in place
-	whole bool // all its parts have been looked up
+	open    int  // parts that are not in place
+	whole   bool // all its parts have been looked up
+	hasRows bool // it has a credit for rows
 }
 
 type vpending struct {
@@ -71,12 +87,26 @@ type vpending struct {
 	last bool
 }
 
+// vgroup is parts that are read as one set.
+type vgroup struct {
+	parts   []vpending
+	arrived bool
+	at      int // part that is next put in its place
+}
+
+// groupAhead is how many batches beyond the credits may be sampled so that groups of reads can fill.
+const groupAhead = maxGroup
+
 // run plays the pass to its end. It returns with nothing in flight.
 func (p *vpass) run(ctx context.Context) error {
 	p.start = p.sim.Now()
 	p.idle = p.start
 	p.before = p.streams()
-	p.next, p.free = p.first, p.plan.credits
+	p.next, p.sampled, p.looks, p.end = p.first, p.first, p.first, p.start
+	p.free, p.features = p.plan.credits+p.window, p.plan.credits
+	if p.grouped {
+		p.free += groupAhead
+	}
 	shape := p.shape
 	p.shape = func(i int) (*vshape, error) {
 		if err := interrupted(ctx); err != nil {
@@ -98,6 +128,10 @@ func (p *vpass) run(ctx context.Context) error {
 // sample takes a credit and samples the next batch.
 func (p *vpass) sample() {
 	if p.sampling || p.err != nil || p.next == p.n || p.free == 0 {
+		return
+	}
+	// One operator at a time: a batch is sampled when what is looked up next needs it, and only between groups.
+	if p.plan.serial && p.staged && (p.out > 0 || p.next > p.looks+p.window) {
 		return
 	}
 	s, err := p.shape(p.next)
@@ -125,32 +159,58 @@ func (p *vpass) hop(b *vbatch, h int, begin int64) {
 	p.sampleS.launch(p.work.hop(b.vshape, h), nil, func(now int64) {
 		p.span(trackSample, hopNames[h+1], begin, now, b, b.hopEnd[h+1])
 		last := h+1 == len(b.blocks)
-		switch {
-		case p.plan.perHop:
-			p.hand(b, h+1, last)
-		case last:
-			p.hand(b, 0, true)
-		}
 		if !last {
+			if p.plan.perHop {
+				p.hand(b, h+1, false)
+			}
 			p.hop(b, h+1, now)
 			return
 		}
-		p.sampling = false
-		p.sample()
+		free := func() {
+			p.sampling = false
+			p.sample()
+		}
+		p.announce(b.vshape, func() {
+			p.sampled++
+			if p.plan.perHop {
+				p.hand(b, h+1, true)
+			} else {
+				p.hand(b, 0, true)
+			}
+			if p.plan.serial {
+				free()
+			}
+			p.lookNext()
+		})
+		if !p.plan.serial {
+			free()
+		}
 	})
 }
 
 // hand passes a part of a batch on to lookup.
 func (p *vpass) hand(b *vbatch, part int, last bool) {
 	p.parts = append(p.parts, vpending{b, part, last})
+	p.lookNext()
+}
+
+func (p *vpass) lookNext() {
 	if !p.looking {
 		p.lookup()
 	}
 }
 
+// ready tells whether a part may be looked up now.
+func (p *vpass) ready(w vpending) bool {
+	if p.sampled <= min(w.b.at+p.window, p.n-1) && p.window > 0 {
+		return false
+	}
+	return !p.plan.serial || !p.staged || p.out == 0 && !p.sampling
+}
+
 // lookup runs L, I and G for the next part in line.
 func (p *vpass) lookup() {
-	if p.looking = len(p.parts) > 0; !p.looking {
+	if p.looking = len(p.parts) > 0 && p.ready(p.parts[0]); !p.looking {
 		return
 	}
 	w := p.parts[0]
@@ -158,14 +218,23 @@ func (p *vpass) lookup() {
 	part := &w.b.parts[w.part]
 	if part.count == 0 { // a hop that found no new node
 		p.lookedUp(w)
-		p.placed(w.b)
+		if p.staged {
+			p.stage(w)
+		} else {
+			p.placed(w.b)
+		}
 		p.lookup()
 		return
 	}
 	begin := p.sim.Now()
-	p.lookupS.launch(p.work.lookup(part), nil, func(now int64) {
+	p.find(part, func(now int64) {
 		p.span(trackLookup, "L", begin, now, w.b, part.count)
 		p.lookedUp(w)
+		if p.staged {
+			p.stage(w)
+			p.lookup()
+			return
+		}
 		waits := 1 // for the gather
 		in := func() {
 			if waits--; waits == 0 {
@@ -189,7 +258,7 @@ func (p *vpass) lookup() {
 			return
 		}
 		waits++
-		p.read(w.b, part, func() {
+		p.read([]vpending{w}, func() {
 			in()
 			if p.plan.serial {
 				gather()
@@ -206,26 +275,98 @@ func (p *vpass) lookup() {
 func (p *vpass) lookedUp(w vpending) {
 	if w.last {
 		w.b.whole = true
+		p.looks++
+		if p.plan.serial && p.staged && !(p.grouped && w.b.closes) { // the group goes on with a batch that may have to be sampled
+			p.sim.After(0, p.sample)
+		}
 	}
 }
 
-// read reads a part's misses.
-func (p *vpass) read(b *vbatch, part *vpart, done func()) {
-	per := make([]int64, len(part.reads))
-	var commands, bytes int64
-	for s, r := range part.reads {
-		per[s] = r.Commands
-		commands += r.Commands
-		bytes += r.Bytes
+// stage adds a part to the group, and hands the group to the SSDs when it is whole.
+func (p *vpass) stage(w vpending) {
+	if p.group == nil {
+		p.group = &vgroup{}
 	}
-	p.flight(part.nmiss)
+	g := p.group
+	g.parts = append(g.parts, w)
+	if p.grouped && !(w.last && w.b.closes) {
+		return
+	}
+	p.group = nil
+	for _, w := range g.parts {
+		if w.last {
+			p.out++
+		}
+	}
+	p.groups = append(p.groups, g)
+	p.read(g.parts, func() {
+		g.arrived = true
+		p.finish()
+	})
+}
+
+// finish puts the next part in its place: all of its rows at once, in the order of the lookups.
+func (p *vpass) finish() {
+	if p.finishing || len(p.groups) == 0 || !p.groups[0].arrived {
+		return
+	}
+	g := p.groups[0]
+	w := g.parts[g.at]
+	if !w.b.hasRows {
+		if p.features == 0 {
+			return
+		}
+		p.features--
+		w.b.hasRows = true
+	}
+	if g.at++; g.at == len(g.parts) {
+		p.groups = p.groups[1:]
+	}
+	part := &w.b.parts[w.part]
+	if part.count == 0 {
+		p.placed(w.b)
+		p.finish()
+		return
+	}
+	p.finishing = true
+	var from int64
+	p.gatherS.launch(p.work.finish(part), func(now int64) { from = now }, func(now int64) {
+		p.span(trackGather, "G", from, now, w.b, part.count)
+		p.finishing = false
+		p.placed(w.b)
+		p.finish()
+	})
+}
+
+// read reads the misses of parts as one set.
+func (p *vpass) read(parts []vpending, done func()) {
+	var per []int64
+	var commands, bytes, rows int64
+	for _, w := range parts {
+		part := &w.b.parts[w.part]
+		rows += part.nmiss
+		if per == nil && part.reads != nil {
+			per = make([]int64, len(part.reads))
+		}
+		for s, r := range part.reads {
+			per[s] += r.Commands
+			commands += r.Commands
+			bytes += r.Bytes
+		}
+	}
+	if commands == 0 {
+		p.sim.After(0, done)
+		return
+	}
+	b := parts[0].b
+	p.flight(rows)
 	p.stack.SubmitSized(per, (bytes+commands/2)/commands, func(t iosim.Times) {
 		p.gpu.changed()
-		p.flight(-part.nmiss)
+		p.flight(-rows)
 		p.submit += t.SubmitEndNS - t.SubmitNS
 		p.completes = append(p.completes, [2]int64{t.SubmitEndNS, t.DoneNS})
-		p.span(trackSubmit, "I", t.SubmitNS, t.SubmitEndNS, b, part.nmiss)
-		p.span(trackComplete, "C", t.SubmitEndNS, t.DoneNS, b, part.nmiss)
+		p.span(trackSubmit, "I", t.SubmitNS, t.SubmitEndNS, b, rows)
+		p.span(trackComplete, "C", t.SubmitEndNS, t.DoneNS, b, rows)
 		done()
 	})
 	p.gpu.changed()
@@ -255,8 +396,14 @@ func (p *vpass) step() {
 		p.training, p.idle, p.end = false, now, now
 		p.free++
 		p.credit(-1)
+		if p.staged {
+			p.out--
+			p.features++
+		}
 		p.after(b)
 		p.sample()
+		p.lookNext()
+		p.finish()
 		p.step()
 	})
 }
@@ -265,6 +412,32 @@ func (p *vpass) span(track, name string, from, to int64, b *vbatch, rows int64) 
 	if p.rec.On() {
 		p.rec.Span(track, name, from, to-from, map[string]any{"pass": p.name, "batch": b.index, "rows": rows})
 	}
+}
+
+// find looks a part's rows up: with kernels, or by the directory, to which the row numbers are copied and which leaves
+// its answers in memory that the GPU reads.
+func (m *vmachine) find(part *vpart, done func(now int64)) {
+	if m.directory == nil {
+		m.lookupS.launch(m.work.lookup(part), nil, done)
+		return
+	}
+	p := m.m.Profile
+	m.sim.After(p.PCIe.CopyNS.NS()+int64(float64(part.count*8)/p.PCIe.CopyGBs.Value), func() {
+		m.directory.Do(1, int64(float64(part.count)*p.CPU.DirectoryNS.Value), func(start int64) {
+			m.lookupS.busy += float64(m.sim.Now() - start)
+			done(m.sim.Now())
+		})
+	})
+}
+
+// announce tells the directory of a coming batch's lines.
+func (m *vmachine) announce(s *vshape, done func()) {
+	if m.directory == nil || !s.announced {
+		done()
+		return
+	}
+	rows := s.hopEnd[len(s.hopEnd)-1]
+	m.directory.Do(1, int64(float64(rows)*m.m.Profile.CPU.DirectoryNS.Value), func(int64) { done() })
 }
 
 func (m *vmachine) credit(d int64) {

@@ -17,22 +17,40 @@ type vshape struct {
 	hopEnd []int64
 	blocks []vblock // by hop
 	parts  []vpart
+	at     int  // batch of the pass
+	closes bool // it is the last of a group of batches whose reads are merged
+	// announced: a window buffer has heard of it before it is looked up.
+	announced bool
 }
 
-type vblock struct{ dst, src, edges int64 }
+// vblock is a hop. listed is how many in-neighbours its destinations have: layer-wise sampling reads them all.
+type vblock struct{ dst, src, edges, listed int64 }
 
 // vpart is a part of a frontier, looked up in the real caches.
 type vpart struct {
 	count, ngpu, ncpu, nmiss int64
 	reads                    []gpuio.Planned // by SSD
+	fills                    int64           // lines that go from what was read into a dynamic tier
 }
 
 func shapeOf(mb *graph.MiniBatch) vshape {
 	s := vshape{index: mb.Index, seeds: int64(mb.NumSeeds), hopEnd: append([]int64(nil), mb.HopEnd...)}
 	for _, b := range mb.Blocks {
-		s.blocks = append(s.blocks, vblock{b.NumDst, b.NumSrc, b.NumEdges})
+		s.blocks = append(s.blocks, vblock{dst: b.NumDst, src: b.NumSrc, edges: b.NumEdges})
 	}
 	return s
+}
+
+// lists fills in how many in-neighbours each hop's destinations have.
+func (s *vshape) lists(indptr, nodes []int64) {
+	var sum, at int64
+	for h := range s.blocks {
+		for ; at < s.blocks[h].dst; at++ {
+			v := nodes[at]
+			sum += indptr[v+1] - indptr[v]
+		}
+		s.blocks[h].listed = sum
+	}
 }
 
 // vwork turns shapes into kernels.
@@ -41,6 +59,8 @@ type vwork struct {
 	fanouts  []int
 	idBytes  int64 // of a neighbour in the topology
 	gcn      bool
+	ladies   bool
+	lines    int64 // bytes of a line of a dynamic tier
 	rowBytes int64
 	widen    bool    // rows become float32 before they are trained on
 	dims     []int64 // input width of layer l; the last is the number of classes
@@ -51,7 +71,7 @@ type vwork struct {
 const sector = 32
 
 func newVWork(ops *hardware.Ops, cfg Config, dim int, t rowtype.Type, classes int, wideIDs bool) *vwork {
-	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, gcn: cfg.Model == "gcn", rowBytes: int64(t.RowBytes(dim)), widen: t != rowtype.Float32}
+	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, gcn: cfg.Model == "gcn", ladies: cfg.Sampler == SamplerLadies, rowBytes: int64(t.RowBytes(dim)), widen: t != rowtype.Float32}
 	if wideIDs {
 		w.idBytes = 8
 	}
@@ -88,13 +108,17 @@ func (w *vwork) hop(s *vshape, h int) []vkernel {
 	if w.fanouts[h] < 0 {
 		ids = b.edges * w.idBytes
 	}
+	items := b.edges
+	if w.ladies { // whole lists, once for the probabilities and once for the edges between the layers
+		ids, items = 2*b.listed*w.idBytes, 2*b.listed
+	}
 	assign := vkernel{}
 	if w.gcn { // the new nodes' degrees
 		assign.uva = (b.src - b.dst) * sector
 	}
 	return []vkernel{
 		{uva: offsets}, // sample_count
-		{op: &w.ops.Sample, work: hardware.Work{Items: b.edges}, uva: ids}, // sample_fill
+		{op: &w.ops.Sample, work: hardware.Work{Items: items}, uva: ids}, // sample_fill
 		{}, assign, {}, // unique_count, unique_assign, unique_relabel: their time is in sample's item
 	}
 }
@@ -120,6 +144,20 @@ func (w *vwork) gather(p *vpart) []vkernel {
 		work: hardware.Work{Items: p.ngpu + p.ncpu, Bytes: (2*p.ngpu + p.ncpu) * w.rowBytes},
 		uva:  p.ncpu * w.rowBytes,
 	}}
+}
+
+// finish copies what a staged part needs to its places: cached rows, those that were read, and from there the lines that
+// a dynamic tier takes.
+func (w *vwork) finish(p *vpart) []vkernel {
+	k := vkernel{
+		op:   &w.ops.Gather,
+		work: hardware.Work{Items: p.count + p.fills, Bytes: (2*(p.ngpu+p.nmiss)+p.ncpu)*w.rowBytes + 2*p.fills*w.lines},
+		uva:  p.ncpu * w.rowBytes,
+	}
+	if p.fills > 0 {
+		return []vkernel{k, {}} // hits and rows, then fills
+	}
+	return []vkernel{k}
 }
 
 func (w *vwork) bytes(n int64) vkernel {

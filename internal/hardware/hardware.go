@@ -138,11 +138,14 @@ type PCIe struct {
 
 // CPU is the host's side.
 type CPU struct {
-	Cores       Figure `yaml:"cores"`
-	MemoryGBs   Figure `yaml:"memory_gbs"`
-	GatherGBs   Figure `yaml:"gather_gbs"`    // one core copying rows to their place
-	UringNS     Figure `yaml:"uring_ns"`      // CPU time of one read through io_uring, O_DIRECT
-	FaultNS     Figure `yaml:"fault_ns"`      // CPU time of one page fault that reads
+	Cores     Figure `yaml:"cores"`
+	MemoryGBs Figure `yaml:"memory_gbs"`
+	GatherGBs Figure `yaml:"gather_gbs"` // one core copying rows to their place
+	UringNS   Figure `yaml:"uring_ns"`   // CPU time of one read through io_uring, O_DIRECT
+	FaultNS   Figure `yaml:"fault_ns"`   // CPU time of one page fault that reads
+	// DirectoryNS is what a dynamic tier's directory takes one core for a row, looked up or announced; 0: kernels do it, in
+	// GPU memory, as BaM's.
+	DirectoryNS Figure `yaml:"directory_ns"`
 	ReadAheadKB Figure `yaml:"read_ahead_kb"` // what one such fault reads at random access (MADV_RANDOM: a page)
 }
 

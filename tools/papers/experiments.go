@@ -1,0 +1,331 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"helios/internal/units"
+	"helios/sched"
+)
+
+// experiment is one claim of a paper.
+type experiment struct {
+	name, title, setting, paper string
+	least                       float64 // that a factor is at any size
+	play                        func(*lab, *table) error
+}
+
+func names() (out []string) {
+	for _, x := range experiments {
+		out = append(out, x.name)
+	}
+	return out
+}
+
+// What the papers report is from FACTS.md section 2.
+var experiments = []experiment{
+	{
+		name: "cpu-cache-ssds", title: "Helios: CPU cache on and off, by number of SSDs.",
+		setting: "Rows of 4 KiB (dim 1024), GPU cache 1 %, CPU cache 0 or 10 %; ms a batch.",
+		paper:   "10 % of the rows serve some 70 % of the bytes; up to 1.73× over the numbers of SSDs", least: 0.9, play: cpuCacheSSDs,
+	},
+	{
+		name: "cpu-cache-dim", title: "Helios: CPU cache on and off, by dim.",
+		setting: "GPU cache 1 %, CPU cache 0 or 10 %; ms a batch.",
+		paper:   "up to 2.91× over the dims", least: 0.7, play: cpuCacheDim,
+	},
+	{
+		name: "gpu-cache", title: "Helios: GPU cache on and off.", setting: "12 SSDs, CPU cache 10 %, GPU cache 0 or 5 %; ms a batch.",
+		paper: "1.09–1.48×", least: 0.9, play: gpuCache,
+	},
+	{
+		name: "pipeline", title: "Helios: deep pipeline against every operator alone with all SMs.",
+		setting: "12 SSDs, GPU cache 5 %, CPU cache 10 %, the paper's hidden 256; \"all in GPU\" is dim 128 with every row in the GPU tier; ms a batch.",
+		paper:   "1.49× SAGE, 1.29× GCN; where the GPU cache has 99 % the pipeline loses slightly", least: 0.5, play: pipeline,
+	},
+	{
+		name: "modes", title: "Helios against the others.", setting: "Batch and caches as above, 12 SSDs, SAGE, dim 1024, GPU cache 5 %, CPU cache 10 % (bam: none); ms a batch, and how many times helios's.",
+		paper: "up to 6.43× GIDS, 91–99 % of in memory; GIDS 1.3–3.1× BaM", least: 0.2, play: modes,
+	},
+	{
+		name: "window", title: "GIDS: window depth and cache size.",
+		setting: "Batch 4,096 and caches of 4, 8 and 16 GB scaled by nodes over 269 M, fanout 10,5,5, lines of 4 KiB, random policy, no CPU buffer; hit ratio of the GPU tier.",
+		paper:   "depth 8 raises the hit ratio 2.19×", least: 0.9, play: window,
+	},
+	{
+		name: "accumulator", title: "GIDS: accumulator on and off.", setting: "Fanout 5,5, one Optane SSD, GPU cache 8 GB scaled, CPU buffer 10 % for gids, window 8 for gids; GB/s into the GPU.",
+		paper: "at batch 32 1.25× (BaM) and 1.95× (GIDS) the ingress", least: 0.9, play: accumulator,
+	},
+	{
+		name: "cpu-buffer", title: "GIDS: constant CPU buffer.", setting: "One Optane SSD, scaled batch, fanout 10,5,5, GPU cache 8 GB scaled, window and accumulator off; ms a batch, and effective GB/s of rows (which caches serve besides).",
+		paper: "a buffer of 20 % by reverse PageRank 3.53× (of the bandwidth without)", least: 0.8, play: cpuBuffer,
+	},
+	{
+		name: "ladies", title: "GIDS: LADIES sampling.", setting: "Scaled batch, 512 nodes a layer, 3 layers, one Optane SSD, GPU cache 8 GB scaled; ms a batch.",
+		paper: "GIDS 1.92× BaM, 412× DGL-mmap", least: 0.8, play: ladies,
+	},
+}
+
+func (l *lab) helios(set func(*sched.Config)) sched.Config {
+	c := sched.Config{
+		Mode: sched.ModeHelios, Model: "sage", Fanouts: []int{25, 10}, Batch: l.size.batch, Hidden: 256,
+		GPUCache: share(1),
+	}
+	if set != nil {
+		set(&c)
+	}
+	return c
+}
+
+// onOff plays two setups and adds a line with their times.
+func (l *lab) onOff(t *table, label string, off, on setup) (a, b sched.EpochResult, err error) {
+	if a, err = l.play(off); err != nil {
+		return a, b, err
+	}
+	if b, err = l.play(on); err != nil {
+		return a, b, err
+	}
+	t.factor(ms(a) / ms(b))
+	return a, b, nil
+}
+
+func spread(f []float64) string {
+	return fmt.Sprintf("%.2f–%.2f×", slices.Min(f), slices.Max(f))
+}
+
+func cpuCacheSSDs(l *lab, t *table) error {
+	t.Columns = []string{"SSDs", "without", "with", "factor", "rows from the CPU tier, of those that the GPU tier lacks"}
+	for _, n := range []int{1, 2, 4, 6, 8, 12} {
+		off, on := l.helios(nil), l.helios(func(c *sched.Config) { c.CPUCache = share(10) })
+		a, b, err := l.onOff(t, "", setup{cfg: off, ssds: n}, setup{cfg: on, ssds: n})
+		if err != nil {
+			return err
+		}
+		t.add(n, ms(a), ms(b), ms(a)/ms(b), float64(b.RowsCPU)/float64(max(b.RowsCPU+b.RowsSSD, 1)))
+	}
+	t.Ours = spread(t.Factors)
+	return nil
+}
+
+func cpuCacheDim(l *lab, t *table) error {
+	t.Columns = []string{"dim", "SSDs", "without", "with", "factor"}
+	for _, n := range []int{1, 12} {
+		for _, dim := range []int{128, 256, 512, 1024} {
+			off, on := l.helios(nil), l.helios(func(c *sched.Config) { c.CPUCache = share(10) })
+			a, b, err := l.onOff(t, "", setup{cfg: off, ssds: n, dim: dim}, setup{cfg: on, ssds: n, dim: dim})
+			if err != nil {
+				return err
+			}
+			t.add(dim, n, ms(a), ms(b), ms(a)/ms(b))
+		}
+	}
+	t.Ours = spread(t.Factors)
+	return nil
+}
+
+func gpuCache(l *lab, t *table) error {
+	t.Columns = []string{"dim", "without", "with", "factor", "rows from the GPU tier"}
+	for _, dim := range []int{128, 1024} {
+		with := func(p float64) setup {
+			return setup{dim: dim, cfg: l.helios(func(c *sched.Config) { c.CPUCache, c.GPUCache = share(10), share(p) })}
+		}
+		a, b, err := l.onOff(t, "", with(0), with(5))
+		if err != nil {
+			return err
+		}
+		t.add(dim, ms(a), ms(b), ms(a)/ms(b), float64(b.RowsGPU)/float64(b.RowsGPU+b.RowsCPU+b.RowsSSD))
+	}
+	t.Ours = spread(t.Factors)
+	return nil
+}
+
+func pipeline(l *lab, t *table) error {
+	t.Columns = []string{"model", "rows", "series", "deep", "factor", "overlap of deep"}
+	for _, x := range []struct {
+		model, rows string
+		dim         int
+		gpu, cpu    float64
+	}{{"sage", "out of core", 1024, 5, 10}, {"gcn", "out of core", 1024, 5, 10}, {"sage", "all in GPU", 128, 100, 0}} {
+		with := func(pipe string) setup {
+			return setup{dim: x.dim, cfg: l.helios(func(c *sched.Config) {
+				c.Model, c.Pipeline, c.GPUCache, c.CPUCache = x.model, pipe, share(x.gpu), share(x.cpu)
+			})}
+		}
+		a, b, err := l.onOff(t, "", with(sched.PipelineSeries), with(sched.PipelineDeep))
+		if err != nil {
+			return err
+		}
+		t.add(x.model, x.rows, ms(a), ms(b), ms(a)/ms(b), b.Overlap)
+	}
+	t.Ours = fmt.Sprintf("%.2f× SAGE, %.2f× GCN, %.2f× with all rows in the GPU tier", t.Factors[0], t.Factors[1], t.Factors[2])
+	return nil
+}
+
+func modes(l *lab, t *table) error {
+	t.Columns = []string{"mode", "ms a batch", "times helios", "GB/s into the GPU", "rows from SSD", "stall"}
+	var first float64
+	at := map[string]float64{}
+	for _, mode := range []string{sched.ModeHelios, sched.ModeInmem, sched.ModeGIDS, sched.ModeBaM, sched.ModeCPU, sched.ModeMmap} {
+		s := setup{cfg: l.helios(func(c *sched.Config) { c.Mode, c.GPUCache, c.CPUCache = mode, share(5), share(10) })}
+		switch mode {
+		case sched.ModeBaM:
+			s.cfg.CPUCache = units.Budget{}
+			s.warm = min(l.size.warm, 24)
+		case sched.ModeGIDS:
+			s.warm = min(l.size.warm, 24)
+		case sched.ModeMmap:
+			s.cfg.GPUCache, s.cfg.CPUCache, s.cfg.Workers = units.Budget{}, units.Budget{}, 32
+			s.batches = 2
+		case sched.ModeCPU:
+			s.cfg.GPUCache, s.cfg.Workers = units.Budget{}, 32
+		}
+		e, err := l.play(s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", mode, err)
+		}
+		if first == 0 {
+			first = ms(e)
+		}
+		at[mode] = t.factor(ms(e) / first)
+		t.add(mode, ms(e), ms(e)/first, ingress(e, 4096), e.RowsSSD, e.Stall)
+	}
+	t.Ours = fmt.Sprintf("%.2f× GIDS, %.0f %% of in memory, GIDS %.2f× BaM, cpu %.1f×, mmap %.0f×", at[sched.ModeGIDS], 100*at[sched.ModeInmem], at[sched.ModeBaM]/at[sched.ModeGIDS], at[sched.ModeCPU], at[sched.ModeMmap])
+	return nil
+}
+
+// gb is so many GB of a cache beside IGB-full's features, as bytes beside this graph's.
+func (l *lab) gb(n float64) units.Budget {
+	return units.Budget{Bytes: max(int64(n*1e9*float64(l.size.nodes)/paperNodes), 64<<10)}
+}
+
+func (l *lab) gids(mode string, set func(*sched.Config)) sched.Config {
+	c := sched.Config{
+		Mode: mode, Model: "sage", Fanouts: []int{10, 5, 5}, Batch: l.size.gids, Hidden: 128,
+		GPUCache: l.gb(8), Window: sched.Off, Accumulate: sched.Off,
+	}
+	if set != nil {
+		set(&c)
+	}
+	return c
+}
+
+func window(l *lab, t *table) error {
+	t.Columns = []string{"cache, GB", "depth 0", "4", "8", "16", "depth 8 over 0", "ms a batch, depth 0", "depth 8"}
+	for _, gb := range []float64{4, 8, 16} {
+		cells := []any{gb}
+		var hit, time [4]float64
+		for i, depth := range []int{0, 4, 8, 16} {
+			e, err := l.play(setup{warm: l.size.warm, batches: 2 * l.size.batches, cfg: l.gids(sched.ModeBaM, func(c *sched.Config) {
+				if c.GPUCache = l.gb(gb); depth > 0 {
+					c.Window = depth
+				}
+			})})
+			if err != nil {
+				return err
+			}
+			hit[i], time[i] = hits(e), ms(e)
+			cells = append(cells, hit[i])
+		}
+		t.add(append(cells, t.factor(hit[2]/hit[0]), time[0], time[2])...)
+	}
+	t.Ours = spread(t.Factors) + " the hit ratio"
+	return nil
+}
+
+func accumulator(l *lab, t *table) error {
+	t.Columns = []string{"mode", "SSD", "batch", "off", "on", "factor", "batches a group"}
+	for _, hw := range []string{"a100-optane", "a100-980pro"} {
+		for _, mode := range []string{sched.ModeBaM, sched.ModeGIDS} {
+			for _, batch := range []int{32, 64, 128} {
+				with := func(a float64) setup {
+					return setup{hardware: hw, ssds: 1, warm: l.size.warm, batches: 8 * l.size.batches, cfg: l.gids(mode, func(c *sched.Config) {
+						c.Fanouts, c.Batch, c.Accumulate = []int{5, 5}, batch, a
+						if mode == sched.ModeGIDS {
+							c.CPUCache, c.Window = share(10), sched.GIDSWindow
+						} else if a > 0 {
+							c.Pipeline = sched.PipelineRunAhead
+						}
+					})}
+				}
+				a, err := l.play(with(sched.Off))
+				if err != nil {
+					return err
+				}
+				b, err := l.play(with(sched.GIDSAccumulate))
+				if err != nil {
+					return err
+				}
+				x, y := ingress(a, 4096), ingress(b, 4096)
+				t.add(mode, hw[len("a100-"):], batch, x, y, t.factor(y/x), groups(b))
+			}
+		}
+	}
+	t.Ours = fmt.Sprintf("at batch 32 %.2f× (BaM) and %.2f× (GIDS) with Optane, %.2f× and %.2f× with 980 Pro", t.Factors[0], t.Factors[3], t.Factors[6], t.Factors[9])
+	return nil
+}
+
+func cpuBuffer(l *lab, t *table) error {
+	t.Columns = []string{"buffer", "hottest by", "ms a batch", "rows from the buffer", "factor"}
+	base := 0.0
+	for _, x := range []struct {
+		percent float64
+		by      string
+	}{{0, "–"}, {10, "random"}, {20, "random"}, {10, sched.HotnessPageRank}, {20, sched.HotnessPageRank}} {
+		s := setup{hardware: "a100-optane", ssds: 1, warm: l.size.warm, batches: 2 * l.size.batches, cfg: l.gids(sched.ModeGIDS, func(c *sched.Config) {
+			c.CPUCache, c.Hotness = share(x.percent), x.by
+		})}
+		switch x.by {
+		case "–":
+			s.cfg.Hotness = ""
+		case "random":
+			f, err := l.randomRows()
+			if err != nil {
+				return err
+			}
+			s.cfg.Hotness = f
+		}
+		e, err := l.play(s)
+		if err != nil {
+			return err
+		}
+		if base == 0 {
+			base = ms(e)
+		}
+		t.add(fmt.Sprintf("%g %%", x.percent), x.by, ms(e), float64(e.RowsCPU)/float64(e.RowsGPU+e.RowsCPU+e.RowsSSD), t.factor(base/ms(e)))
+	}
+	t.Ours = fmt.Sprintf("20 %% by reverse PageRank %.2f×, random %.2f×; 10 %% %.2f× and %.2f×", t.Factors[4], t.Factors[2], t.Factors[3], t.Factors[1])
+	return nil
+}
+
+func ladies(l *lab, t *table) error {
+	t.Columns = []string{"mode", "ms a batch", "factor over bam", "rows a batch"}
+	base := 0.0
+	for _, mode := range []string{sched.ModeBaM, sched.ModeGIDS, sched.ModeMmap} {
+		s := setup{hardware: "a100-optane", ssds: 1, warm: l.size.warm, batches: 2 * l.size.batches, cfg: l.gids(mode, func(c *sched.Config) {
+			c.Sampler, c.Fanouts = sched.SamplerLadies, []int{512, 512, 512}
+			switch mode {
+			case sched.ModeGIDS:
+				c.CPUCache, c.Window, c.Accumulate = share(10), 0, 0
+			case sched.ModeMmap:
+				c.GPUCache, c.Window, c.Accumulate, c.Workers = units.Budget{}, 0, 0, 32
+			}
+		})}
+		if mode == sched.ModeMmap {
+			s.warm = 0
+		}
+		e, err := l.play(s)
+		if err != nil {
+			return err
+		}
+		if base == 0 {
+			base = ms(e)
+		}
+		f := base / ms(e)
+		if mode != sched.ModeMmap {
+			t.factor(f)
+		}
+		t.add(mode, ms(e), f, float64(e.RowsGPU+e.RowsCPU+e.RowsSSD)/float64(e.Batches))
+	}
+	t.Ours = fmt.Sprintf("GIDS %.2f× BaM", t.Factors[1])
+	return nil
+}
