@@ -512,6 +512,11 @@ func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		return err
 	}
 	s.owner = nil
+	if s.lists != nil {
+		if err := s.lists.stage(ctx, view[int64](mb.Nodes, n)); err != nil {
+			return err
+		}
+	}
 	p = s.params(mb, n)
 	p.EdgeStart, p.Fanout = l.start.Ptr(), -1
 	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)

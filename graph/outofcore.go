@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
-	"slices"
+	"sort"
 	"sync"
 	"time"
 	"unsafe"
@@ -240,18 +240,29 @@ func (s *storage) load(ctx context.Context) error {
 
 // fill reads the chosen lists.
 func (s *storage) fill(ctx context.Context) error {
-	c, t := &s.cache, s.t
-	node := int64(0) // the next to look at
-	last := int64(-1)
+	c := &s.cache
+	return s.readLists(ctx, s.t.NumNodes, func(i int64) int64 { return i }, func(v int64) []uint32 {
+		at, ok := c.find(v)
+		if !ok {
+			return nil
+		}
+		return c.lists[at : at+s.t.InDegree(v)]
+	})
+}
+
+// readLists reads whole lists: of nodes node(0) < … < node(n-1), those for which dst gives memory.
+func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int64, dst func(v int64) []uint32) error {
+	t := s.t
+	i, last := int64(0), int64(-1) // the next to look at, the last page that was given
 	next := func(u *pageRun) bool {
 		u.pages = 0
-		for ; node < t.NumNodes; node++ {
-			if _, ok := c.find(node); !ok {
+		for ; i < n; i++ {
+			v := node(i)
+			if len(dst(v)) == 0 {
 				continue
 			}
-			lo := s.page(t.Indptr[node])
-			hi := s.page(t.Indptr[node+1] - 1)
-			lo = max(lo, last+1)
+			lo := max(s.page(t.Indptr[v]), last+1)
+			hi := s.page(t.Indptr[v+1] - 1)
 			if lo > hi {
 				continue
 			}
@@ -261,9 +272,9 @@ func (s *storage) fill(ctx context.Context) error {
 			if u.pages == 0 {
 				u.page = lo
 			}
-			n := min(hi-lo+1, unitPages-int64(u.pages))
-			u.pages += int(n)
-			last = lo + n - 1
+			k := min(hi-lo+1, unitPages-int64(u.pages))
+			u.pages += int(k)
+			last = lo + k - 1
 			if last < hi {
 				return true // the list goes on in the next run
 			}
@@ -273,26 +284,23 @@ func (s *storage) fill(ctx context.Context) error {
 	return s.reader.read(ctx, next, func(u *pageRun, data []byte) error {
 		first, narrow, wide := s.ids(u.page*filePage, data)
 		end := first + int64(len(narrow)+len(wide))
-		// The first node whose list ends behind first.
-		v, _ := slices.BinarySearchFunc(t.Indptr[1:], first, func(e, at int64) int {
-			if e <= at {
-				return -1
+		for i := int64(sort.Search(int(n), func(i int) bool { return t.Indptr[node(int64(i))+1] > first })); i < n; i++ {
+			v := node(i)
+			if t.Indptr[v] >= end {
+				break
 			}
-			return 1
-		})
-		for v := int64(v); v < t.NumNodes && t.Indptr[v] < end; v++ {
-			at, ok := c.find(v)
-			if !ok {
+			to := dst(v)
+			if len(to) == 0 {
 				continue
 			}
 			lo, hi := max(t.Indptr[v], first), min(t.Indptr[v+1], end)
-			dst := c.lists[at+lo-t.Indptr[v]:][:hi-lo]
+			to = to[lo-t.Indptr[v]:]
 			if wide != nil {
 				for i, id := range wide[lo-first : hi-first] {
-					dst[i] = uint32(id)
+					to[i] = uint32(id)
 				}
 			} else {
-				copy(dst, narrow[lo-first:hi-first])
+				copy(to, narrow[lo-first:hi-first])
 			}
 		}
 		return nil

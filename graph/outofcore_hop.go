@@ -415,21 +415,26 @@ func (f *far) fetch(ctx context.Context, x *farSet, n, grid int64) error {
 	s := f.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	begin := time.Now()
-	pages, err := s.fetch(ctx, f.sorted, pos, ids)
-	r := s.reader
-	s.stats.Edges += n
-	s.stats.CachedEdges += n - missing
-	s.stats.Pages += pages
-	s.stats.Reads, s.stats.Bytes, s.stats.Retries = r.reads, r.bytes, r.retries
+	begin, pages := time.Now(), s.reader.pagesRead
+	err := s.fetch(ctx, f.sorted, pos, ids)
+	s.count(n, n-missing, s.reader.pagesRead-pages)
 	if len(f.sorted) > 0 {
 		s.stats.Wait += time.Since(begin)
 	}
 	return err
 }
 
+// count adds to what has been done.
+func (s *storage) count(edges, cached, pages int64) {
+	r := s.reader
+	s.stats.Edges += edges
+	s.stats.CachedEdges += cached
+	s.stats.Pages += pages
+	s.stats.Reads, s.stats.Bytes, s.stats.Retries = r.reads, r.bytes, r.retries
+}
+
 // fetch reads the pages of sorted keys, and writes the ids of the edges behind each key.
-func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []uint32) (pages int64, err error) {
+func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []uint32) error {
 	const mask = 1<<chunkBits - 1
 	at := 0
 	next := func(u *pageRun) bool {
@@ -445,11 +450,10 @@ func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []u
 			}
 		}
 		u.hi = at
-		pages += int64(u.pages)
 		return true
 	}
 	limit := uint64(s.t.NumNodes)
-	err = s.reader.read(ctx, next, func(u *pageRun, data []byte) error {
+	return s.reader.read(ctx, next, func(u *pageRun, data []byte) error {
 		base := unsafe.Pointer(&data[0])
 		off := s.file.Offset - u.page*filePage
 		for _, k := range keys[u.lo:u.hi] {
@@ -473,5 +477,4 @@ func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []u
 		}
 		return nil
 	})
-	return pages, err
 }

@@ -95,7 +95,7 @@ type pageReader struct {
 
 	sums []uint32 // of each page's part of the payload; nil until known
 
-	reads, bytes, retries int64
+	reads, bytes, retries, pagesRead int64
 }
 
 // openPages opens path, whose payload ends at byte end.
@@ -296,6 +296,7 @@ func (r *pageReader) arrived(slot int32, res int, done func(*pageRun, []byte) er
 		bad := r.checked(u, data)
 		if bad < 0 {
 			r.bytes += int64(n)
+			r.pagesRead += int64(u.pages)
 			return false, done(u, data)
 		}
 		off, n, cause = off+int64(bad)*filePage, filePage, ErrTopologyChanged

@@ -143,8 +143,9 @@ type Sampler struct {
 	posBits       uint32
 	ring, control cuda.Buffer
 
-	far   *far   // of a topology on storage, on the host device
-	relay *relay // of one on a GPU
+	far   *far      // of a topology on storage, on the host device
+	lists *farLists // of one that is sampled by layer
+	relay *relay    // of one on a GPU
 }
 
 // directNodes is the largest graph whose position table has an entry for every node.
@@ -171,9 +172,6 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 		if f == 0 || f < -1 || f > 1<<20 {
 			return nil, errs.New(errs.Usage, "fanout %d of hop %d: must be 1 to %d, or -1 for all neighbours", f, i, 1<<20)
 		}
-	}
-	if topo.Host.OnStorage() && cfg.Layerwise {
-		return nil, errs.New(errs.Usage, "--topology ssd: layer-wise sampling takes all neighbours of a layer; use --sampler neighbor or --topology memory")
 	}
 	if topo.inner != nil {
 		return newRelay(dev, topo, cfg)
@@ -230,8 +228,12 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 		}
 	}
 	if topo.Host.OnStorage() {
-		if err := s.newFar(); err != nil {
-			return nil, errors.Join(err, s.freeTable(), free(&s.ring, &s.control))
+		open := s.newFar
+		if cfg.Layerwise {
+			open = s.newFarLists
+		}
+		if err := open(); err != nil {
+			return nil, errors.Join(err, s.freeTable(), free(&s.ring, &s.control), free(s.layers.buffers()...))
 		}
 	}
 	return s, nil
@@ -244,6 +246,9 @@ func (s *Sampler) Close() error {
 	err := errors.Join(s.freeTable(), free(&s.ring, &s.control), free(s.layers.buffers()...))
 	if s.far != nil {
 		err = errors.Join(err, s.far.close())
+	}
+	if s.lists != nil {
+		err = errors.Join(err, s.lists.close())
 	}
 	if s.relay != nil {
 		err = errors.Join(err, s.relay.close())
@@ -511,6 +516,9 @@ func (s *Sampler) params(mb *MiniBatch, n int64) sampleParams {
 	}
 	if s.topo.indices != nil {
 		p.Indices = s.topo.indices.Ptr()
+	}
+	if s.lists != nil {
+		p.Indices = s.lists.ptr()
 	}
 	if s.topo.Host.Wide() {
 		p.Wide = 1
