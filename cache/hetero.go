@@ -30,20 +30,11 @@ type Hetero struct {
 // caller fills them: slot i of a tier is for row TierRows(t)[i]. ssds is over how many SSDs
 // misses are striped (row r is on SSD r mod ssds), 1 to 256; 0 counts as one.
 func NewHetero(dev cuda.Device, rows, rowBytes int64, ssds int, p Placement) (*Hetero, error) {
-	if rowBytes < 1 || ssds < 0 || ssds > maxSSDs {
-		return nil, fmt.Errorf("cache: rows of %d bytes over %d SSDs: want 1 byte or more over at most %d", rowBytes, ssds, maxSSDs)
+	h, err := openHetero(dev, rows, rowBytes, ssds)
+	if err != nil {
+		return nil, err
 	}
-	if rows > math.MaxInt64/rowBytes {
-		return nil, fmt.Errorf("cache: %d rows of %d bytes", rows, rowBytes)
-	}
-	h := &Hetero{dev: dev, rowBytes: rowBytes, ssds: max(ssds, 1), place: p}
-	var err error
-	if h.lookup, err = dev.Kernel("lookup"); err != nil {
-		return nil, fmt.Errorf("cache: %w", err)
-	}
-	if h.gather, err = dev.Kernel("gather"); err != nil {
-		return nil, fmt.Errorf("cache: %w", err)
-	}
+	h.place = p
 	// The index checks the placement, so it comes before the memory for its rows.
 	if h.index, err = BuildIndex(dev, rows, p); err != nil {
 		return nil, err
@@ -54,6 +45,35 @@ func NewHetero(dev cuda.Device, rows, rowBytes int64, ssds int, p Placement) (*H
 	if h.cpu, err = dev.Alloc(cuda.MemPinned, int64(len(p.CPU))*rowBytes, "cpu cache"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: %w", err), h.Close())
 	}
+	return h, nil
+}
+
+func openHetero(dev cuda.Device, rows, rowBytes int64, ssds int) (*Hetero, error) {
+	if rowBytes < 1 || ssds < 0 || ssds > maxSSDs {
+		return nil, fmt.Errorf("cache: rows of %d bytes over %d SSDs: want 1 byte or more over at most %d", rowBytes, ssds, maxSSDs)
+	}
+	if rows > math.MaxInt64/rowBytes {
+		return nil, fmt.Errorf("cache: %d rows of %d bytes", rows, rowBytes)
+	}
+	h := &Hetero{dev: dev, rowBytes: rowBytes, ssds: max(ssds, 1)}
+	var err error
+	if h.lookup, err = dev.Kernel("lookup"); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if h.gather, err = dev.Kernel("gather"); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	return h, nil
+}
+
+// NewLookup is a cache of tiers without memory over an index, which it takes over: it looks rows up, over so many SSDs, and
+// has nothing to gather.
+func NewLookup(dev cuda.Device, i *Index, ssds int) (*Hetero, error) {
+	h, err := openHetero(dev, i.rows, 1, ssds)
+	if err != nil {
+		return nil, err
+	}
+	h.index = i
 	return h, nil
 }
 
@@ -72,7 +92,7 @@ func (h *Hetero) Close() error {
 func (h *Hetero) Index() *Index { return h.index }
 
 // TierBuffer is the memory of the GPU or the CPU tier, rows in slot order without gaps; nil for
-// SSD.
+// SSD and with NewLookup.
 func (h *Hetero) TierBuffer(t Tier) cuda.Buffer {
 	switch t {
 	case GPU:
@@ -83,7 +103,7 @@ func (h *Hetero) TierBuffer(t Tier) cuda.Buffer {
 	return nil
 }
 
-// TierRows is the rows of a tier in slot order; nil for SSD. The caller must not change it.
+// TierRows is the rows of a tier in slot order; nil for SSD and with NewLookup. The caller must not change it.
 func (h *Hetero) TierRows(t Tier) []int64 {
 	switch t {
 	case GPU:
@@ -268,6 +288,9 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 	}
 	if b.NGPU+b.NCPU == 0 {
 		return nil
+	}
+	if h.gpu == nil {
+		return errors.New("cache: gather from tiers without memory")
 	}
 	p := gatherParams{
 		GPURows: h.gpu.Ptr(), CPURows: h.cpu.Ptr(),

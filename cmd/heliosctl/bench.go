@@ -69,7 +69,7 @@ func benchCommand() *cli.Command {
 				deviceFlag(), kernelsFlag(), sqFlag(), faultFlag(), resultsFlag(),
 			},
 			Action: action(1, runBenchIO),
-		}, benchSampleCommand(), benchComputeCommand(), benchMemoryCommand()},
+		}, benchSampleCommand(), benchComputeCommand(), benchMemoryCommand(), benchCacheCommand()},
 	}
 }
 
