@@ -136,3 +136,38 @@ struct SampleParams {
 };
 static_assert(sizeof(SampleParams) == 168, "graph.sampleParams");
 static_assert(__builtin_offsetof(SampleParams, Key) == 136, "graph.sampleParams");
+
+constexpr u32 layerBits = 11, layerBins = 1 << layerBits;
+
+// go: graph.layerState
+struct LayerState {
+	u64 Tau;
+	i64 Left;
+};
+static_assert(sizeof(LayerState) == 16, "graph.layerState");
+
+// go: graph.layerParams
+struct LayerParams {
+	SampleParams Sample;
+	u64 Pos;
+	u64 Mass;
+	u64 Rank;
+	u64 Hist;
+	u64 State;
+	u64 News;
+	u64 OutStart;
+	u64 OutSrc;
+	u64 Weights;
+	i64 Edges;
+	i64 OutLen;
+	i64 WeightLen;
+	i64 Take;
+	u32 Key[2];
+	u32 Batch;
+	u32 Bits;
+	u32 Shift;
+	u32 _;
+};
+static_assert(sizeof(LayerParams) == 296, "graph.layerParams");
+static_assert(__builtin_offsetof(LayerParams, Pos) == 168, "graph.layerParams");
+static_assert(__builtin_offsetof(LayerParams, Key) == 272, "graph.layerParams");

@@ -34,6 +34,7 @@ var faults = map[string][]string{
 	"sample_count":  sampleFaults[:2],
 	"sample_fill":   sampleFaults[:5],
 	"unique_assign": sampleFaults,
+	"layer_assign":  sampleFaults,
 }
 
 // aggFaults are shared by the aggregations.
