@@ -29,7 +29,7 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 		Commands: []*cli.Command{
 			bindCommand(), unbindCommand(), ssdsCommand(),
 			generateCommand(), importCommand(), loadCommand(), verifyCommand(),
-			trainCommand(), evalCommand(), predictCommand(),
+			trainCommand(), evalCommand(), predictCommand(), compareCommand(),
 			benchCommand(),
 			doctorCommand(), versionCommand(),
 		},

@@ -15,9 +15,6 @@ import (
 	"helios/sched"
 )
 
-// hotnesses are what --hotness takes beside a file.
-var hotnesses = []string{sched.HotnessPresample, sched.HotnessDegree, sched.HotnessPageRank}
-
 // offlinePolicies are told where they belong.
 var offlinePolicies = map[string]error{
 	policy.Belady: errs.New(errs.Usage, "--policy belady needs to know the future: record a run with --trace FILE and give \"cache replay --policies belady\", or choose one of %s", strings.Join(sched.Policies, ", ")),
@@ -40,7 +37,7 @@ func tierFlags() []cli.Flag {
 		&cli.StringFlag{Name: "cache-line", DefaultText: "4096 in bam and gids, else row", Usage: "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},
 		&cli.IntFlag{Name: "window", DefaultText: "8 in gids, else 0", Usage: "coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"},
 		&cli.Float64Flag{Name: "accumulate", DefaultText: "0.95 in gids, else 0", Usage: "merge the reads of coming mini-batches until they reach this `SHARE` of the SSDs' peak rate (GIDS's accumulator), 0 for never"},
-		&cli.StringFlag{Name: "hotness", DefaultText: "pagerank in gids, else presample", Usage: "what rows are placed by: " + strings.Join(hotnesses, ", ") + ", or a `FILE` of node numbers, hottest first (.npy or text)"},
+		&cli.StringFlag{Name: "hotness", DefaultText: "pagerank in gids, else presample", Usage: "what rows are placed by: " + strings.Join(sched.Hotnesses, ", ") + ", or a `FILE` of node numbers, hottest first (.npy or text)"},
 		&cli.StringFlag{Name: "hotness-dir", DefaultText: "the dataset's folder hotness", Usage: "`DIR` that keeps hotness for later runs of the same graph and batches; off for none"},
 		topology,
 		&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd", Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
@@ -66,10 +63,10 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 	if c.IsSet("accumulate") && cfg.Accumulate == 0 {
 		cfg.Accumulate = sched.Off
 	}
-	if cfg.Hotness = c.String("hotness"); cfg.Hotness != "" && !slices.Contains(hotnesses, cfg.Hotness) {
+	if cfg.Hotness = c.String("hotness"); cfg.Hotness != "" && !slices.Contains(sched.Hotnesses, cfg.Hotness) {
 		if fi, err := os.Stat(cfg.Hotness); err != nil || !fi.Mode().IsRegular() {
-			return errs.New(errs.Usage, "--hotness %q is neither one of %s nor a file that is there; %s", cfg.Hotness, strings.Join(hotnesses, ", "),
-				meant(cfg.Hotness, hotnesses, "name a .npy or text file of node numbers, hottest first"))
+			return errs.New(errs.Usage, "--hotness %q is neither one of %s nor a file that is there; %s", cfg.Hotness, strings.Join(sched.Hotnesses, ", "),
+				meant(cfg.Hotness, sched.Hotnesses, "name a .npy or text file of node numbers, hottest first"))
 		}
 	}
 	switch dir := c.String("hotness-dir"); {

@@ -349,6 +349,7 @@ func runTrain(ctx context.Context, e *env) (err error) {
 		}
 		e.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss, 100*r.TrainAcc, val, r.Seconds, tierLine(r))
 	}
+	obs.Plan = e.explain(out)
 	res, err := sched.Train(ctx, cfg, in, obs)
 	e.showFaults(set, out)
 	if res != nil {
@@ -370,6 +371,21 @@ func (e *env) observer() sched.Observer {
 	return sched.Observer{
 		Step: func(stage string, done, total int) { e.ui.Progress(stage, int64(done), int64(total)) },
 		Note: func(s string) { e.ui.Note("%s", s) },
+	}
+}
+
+// explain prints a run's operators, where that was asked for.
+func (e *env) explain(out *results) func(*sched.OpGraph) {
+	if !e.c.Bool("explain") {
+		return nil
+	}
+	return func(g *sched.OpGraph) {
+		out.event("plan", g)
+		t := g.Table()
+		e.ui.Table(t[0], t[1:])
+		for _, b := range g.Bounds() {
+			e.ui.Printf("%s", b)
+		}
 	}
 }
 

@@ -81,6 +81,7 @@ func (e *env) trainVirtual(ctx context.Context, cfg sched.Config, hw sched.Hardw
 		out.event("epoch", sched.ModelledEpoch{EpochResult: r})
 		e.ui.Printf("modelled epoch %d: %.6g s; %s", r.Epoch, r.Seconds, tierLine(r))
 	}
+	obs.Plan = e.explain(out)
 	res, err := sched.Virtual(ctx, cfg, in, hw, obs)
 	if err != nil {
 		return err

@@ -1,0 +1,475 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+	"helios/nvme/proxy"
+	"helios/sched"
+)
+
+// defaultModes are compared where nothing else is asked for: ours first, as everything is told relative to the first.
+var defaultModes = []string{sched.ModeHelios, sched.ModeGIDS, sched.ModeBaM, sched.ModeCPU, sched.ModeMmap, sched.ModeInmem}
+
+// How the kernel's page cache stands when a run begins.
+const (
+	pageCacheCold = "cold"
+	pageCacheWarm = "warm"
+)
+
+func compareCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "compare",
+		Usage:     "train the same model by several data paths in turns, and tell their times, bytes, hits and bottlenecks",
+		ArgsUsage: "[DATASET]",
+		Description: "Each variant trains from the same seed, without evaluation; then the next one does, and all of them again, --repeats times.\n" +
+			"Times are of an epoch's training after the first, where --epochs has more than one: the first fills dynamic tiers.\n" +
+			"Ratios are to the first variant, by repeat: the median and, in brackets, the least and the most. Losses must be the same.\n" +
+			"Flags of train hold for all variants; --gpu-cache and --cpu-cache for those modes that have that tier.",
+		Flags: append(compareTrainFlags(),
+			&cli.StringFlag{Name: "modes", Value: strings.Join(defaultModes, ","), Usage: "data paths to compare `MODE,…`; the first is what the others are told relative to"},
+			&cli.StringFlag{Name: "variants", Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
+			&cli.IntFlag{Name: "repeats", Value: 3, Usage: "how often each is run, in turns"},
+			oneOf("page-cache", "the kernel's page cache of software SSDs' files before each run; cold drops them from it", pageCacheCold, []string{pageCacheCold, pageCacheWarm}, nil),
+			&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
+			&cli.StringFlag{Name: "html", Usage: "also write a report with plots to `FILE`, which needs no other"},
+			resultsFlag(),
+		),
+		Action: action(1, runCompare),
+	}
+}
+
+// compareTrainFlags are train's that make sense for all variants. Two epochs by default.
+func compareTrainFlags() []cli.Flag {
+	flags := append([]cli.Flag{datasetFlag}, modelFlags()...)
+	for i, f := range flags {
+		if n, ok := f.(*cli.IntFlag); ok && n.Name == "epochs" {
+			two := *n
+			two.Value = 2
+			flags[i] = &two
+		}
+	}
+	for _, f := range pathFlags() {
+		if n := f.Names()[0]; n != "mode" && n != "timeline" && n != "fault" {
+			flags = append(flags, f)
+		}
+	}
+	return flags
+}
+
+// variant is one of the ways to train.
+type variant struct {
+	name string
+	cfg  sched.Config
+	// optional: left out with a note where the machine has no room for it, since nobody asked for it by name.
+	optional bool
+}
+
+// tiersOf tells which tier budgets a mode takes over from the flags for all.
+var tiersOf = map[string][]string{
+	sched.ModeHelios: {"gpu-cache", "cpu-cache"}, sched.ModeInmem: {"gpu-cache"}, sched.ModeBaM: {"gpu-cache"},
+	sched.ModeGIDS: {"gpu-cache", "cpu-cache"}, sched.ModeCPU: {"cpu-cache"},
+}
+
+// variants reads what is to be compared.
+func (e *env) variants() ([]variant, error) {
+	var out []variant
+	add := func(name string, optional bool, args ...string) error {
+		if slices.ContainsFunc(out, func(v variant) bool { return v.name == name }) {
+			return errs.New(errs.Usage, "two variants are called %q; give each a name of its own", name)
+		}
+		cfg, err := e.variantConfig(args)
+		if err != nil {
+			return fmt.Errorf("variant %s: %w", name, err)
+		}
+		out = append(out, variant{name, cfg, optional})
+		return nil
+	}
+	spec := e.c.String("variants")
+	if spec == "" || e.c.IsSet("modes") {
+		modes, err := list("modes", e.c.String("modes"))
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range modes {
+			if err := add(m, !e.c.IsSet("modes"), "--mode", m); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for part := range strings.SplitSeq(spec, ";") {
+		if strings.TrimSpace(part) == "" {
+			continue
+		}
+		name, flags, ok := strings.Cut(part, "=")
+		if name = strings.TrimSpace(name); !ok || name == "" || strings.HasPrefix(name, "-") {
+			return nil, errs.New(errs.Usage, "--variants: %q is not NAME=FLAGS", strings.TrimSpace(part))
+		}
+		if err := add(name, false, strings.Fields(flags)...); err != nil {
+			return nil, err
+		}
+	}
+	if len(out) < 2 {
+		return nil, errs.New(errs.Usage, "--modes and --variants name %d of what is to be compared; give at least two", len(out))
+	}
+	return out, nil
+}
+
+// variantConfig is train's configuration from the flags for all and a variant's own, which win.
+func (e *env) variantConfig(args []string) (sched.Config, error) {
+	modeFlag := lookup(pathFlags(), "mode")
+	flags := append(compareTrainFlags(), modeFlag)
+	own, positional, _, err := parse(&cli.Command{Flags: flags}, "compare", args)
+	if err != nil {
+		return sched.Config{}, err
+	}
+	if len(positional) > 0 {
+		return sched.Config{}, errs.New(errs.Usage, "%q is no flag", positional[0])
+	}
+	mode, ok := own.get("mode")
+	if !ok {
+		mode = sched.ModeHelios
+	}
+	set := flag.NewFlagSet("compare", flag.ContinueOnError)
+	for _, f := range flags {
+		if err := f.Apply(set); err != nil {
+			return sched.Config{}, err
+		}
+	}
+	for _, f := range flags {
+		name := f.Names()[0]
+		if !e.c.IsSet(name) || name == "mode" || (name == "gpu-cache" || name == "cpu-cache") && !slices.Contains(tiersOf[mode], name) {
+			continue
+		}
+		if err := set.Set(name, fmt.Sprint(e.c.Value(name))); err != nil {
+			return sched.Config{}, errs.New(errs.Usage, "--%s: %w", name, err)
+		}
+	}
+	for _, f := range own {
+		if err := set.Set(f.name, f.value); err != nil {
+			return sched.Config{}, errs.New(errs.Usage, "--%s: %w", f.name, err)
+		}
+	}
+	if err := set.Parse(append([]string{"--"}, e.c.Args().Slice()...)); err != nil {
+		return sched.Config{}, err
+	}
+	c := cli.NewContext(e.c.App, set, nil)
+	c.Command = e.c.Command
+	for _, f := range flags {
+		if s, ok := f.(*cli.StringFlag); ok && s.Action != nil && c.IsSet(s.Name) {
+			if err := s.Action(c, c.String(s.Name)); err != nil {
+				return sched.Config{}, err
+			}
+		}
+	}
+	other := *e
+	other.c = c
+	cfg, err := other.trainConfig()
+	cfg.NoEval = true
+	if !c.IsSet("hotness-dir") {
+		cfg.HotnessDir = "" // each run finds its own: set-up times are compared too
+	}
+	return cfg, err
+}
+
+// comparedRun is one run of a variant.
+type comparedRun struct {
+	Variant string `json:"variant"`
+	Repeat  int    `json:"repeat"` // from 1
+	Mode    string `json:"mode"`
+	IOStack string `json:"io_stack"`
+	// Pipeline and Policy as they were by mode or by flag.
+	Pipeline string `json:"pipeline"`
+	// Epochs whose means the figures are; the first one is left out where there are more.
+	Epochs  int     `json:"epochs_measured"`
+	Seconds float64 `json:"epoch_seconds"`
+	First   float64 `json:"first_epoch_seconds"`
+	Setup   float64 `json:"setup_seconds"` // presampling and the filling of the tiers
+
+	RowsGPU           float64            `json:"rows_gpu"`
+	RowsCPU           float64            `json:"rows_cpu"`
+	RowsSSD           float64            `json:"rows_ssd"`
+	BytesSSD          float64            `json:"bytes_ssd"`
+	Commands          float64            `json:"ssd_commands"`
+	ReadAmplification float64            `json:"read_amplification"`
+	Stall             float64            `json:"stall"`
+	Overlap           float64            `json:"overlap"`
+	Stages            sched.StageSeconds `json:"stage_seconds"`
+	// CPU time of an epoch: the process's, and of it the software controllers'.
+	CPUSeconds   float64   `json:"cpu_seconds"`
+	ProxySeconds float64   `json:"proxy_cpu_seconds"`
+	PeakMemory   int64     `json:"peak_memory_bytes"`
+	GPUCache     int64     `json:"gpu_cache_bytes"`
+	CPUCache     int64     `json:"cpu_cache_bytes"`
+	Losses       []float64 `json:"losses"`
+	Params       string    `json:"params_sha256"`
+	Bottleneck   string    `json:"bottleneck"`
+	Modelled     bool      `json:"ssds_modelled"` // software SSDs played a model: times are no measurement of real ones
+}
+
+// usage is CPU time of the process and of its software controllers.
+type usage struct{ process, proxy time.Duration }
+
+func usageNow() usage {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // fails for bad arguments only
+	return usage{time.Duration(u.Utime.Nano() + u.Stime.Nano()), proxy.CPUTime()}
+}
+
+func runCompare(ctx context.Context, e *env) (err error) {
+	vs, err := e.variants()
+	if err != nil {
+		return err
+	}
+	if err := e.notZero("repeats"); err != nil {
+		return err
+	}
+	repeats := e.c.Int("repeats")
+	if repeats < 0 || repeats > 1000 {
+		return errs.New(errs.Usage, "--repeats %d is not between 1 and 1000", repeats)
+	}
+	out, err := e.openResults()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.close)
+	files := map[string]*atomicFile{}
+	for _, name := range []string{"csv", "html"} {
+		if path := e.c.String(name); path != "" {
+			if files[name], err = createAtomic(name, path); err != nil {
+				return err
+			}
+			defer closing(&err, files[name].discard)
+		}
+	}
+	in, set, done, err := e.inputs(ctx)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, done)
+	stop := proxy.MeterCPU()
+	defer stop()
+
+	r := &comparison{names: variantNames(vs), cores: runtime.GOMAXPROCS(0), device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
+	r.note(e, in)
+	keys := map[string]string{} // of results that must be the same → the variant that had it first
+	left := map[string]bool{}
+	for repeat := range repeats {
+		for i := range vs {
+			v := vs[(i+repeat)%len(vs)] // no variant always follows the same one
+			if left[v.name] {
+				continue
+			}
+			if e.c.String("page-cache") == pageCacheCold {
+				dropPages(set)
+			}
+			run, err := e.compareOne(ctx, v, in, set, repeat+1)
+			if err != nil {
+				if v.optional && repeat == 0 && errs.ClassOf(err) == errs.Usage && ctx.Err() == nil {
+					left[v.name] = true
+					r.leave(e, v.name, err)
+					continue
+				}
+				return whenStopped(fmt.Errorf("%s, repeat %d: %w", v.name, repeat+1, err), "a comparison saves nothing: start it again")
+			}
+			r.runs = append(r.runs, run)
+			out.event("run", run)
+			e.ui.Printf("%s, repeat %d: %.4g s an epoch; %s", v.name, repeat+1, run.Seconds, run.Bottleneck)
+			key := resultKey(v.cfg)
+			if first, ok := keys[key]; !ok {
+				keys[key] = v.name
+			} else if err := r.same(first, run); err != nil {
+				return err
+			}
+		}
+	}
+	r.names = slices.DeleteFunc(r.names, func(n string) bool { return left[n] })
+	sum := r.summary()
+	e.showComparison(sum)
+	out.event("compare", sum)
+	if f := files["csv"]; f != nil {
+		if err := f.commit(r.writeCSV(f.f)); err != nil {
+			return err
+		}
+	}
+	if f := files["html"]; f != nil {
+		if err := f.commit(writeCompareHTML(f.f, sum)); err != nil {
+			return err
+		}
+	}
+	return out.commit()
+}
+
+func variantNames(vs []variant) []string {
+	out := make([]string, len(vs))
+	for i, v := range vs {
+		out[i] = v.name
+	}
+	return out
+}
+
+// resultKey is equal where losses must be.
+func resultKey(c sched.Config) string {
+	return fmt.Sprint(c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout, c.WeightDecay, c.Seed, c.Epochs,
+		cmp.Or(c.Sampler, sched.SamplerNeighbor), c.Precision, c.BLAS)
+}
+
+// dropPages takes the files behind software SSDs out of the page cache: what one run has read must not be a present to the
+// next. Best effort: pages that are being written stay.
+func dropPages(set *ssdSet) {
+	for _, s := range set.ssds {
+		if s.BackingPath == "" {
+			continue
+		}
+		if f, err := os.Open(s.BackingPath); err == nil {
+			_ = unix.Fdatasync(int(f.Fd()))
+			_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+			_ = f.Close() // only read
+		}
+	}
+}
+
+// compareOne trains one variant once.
+func (e *env) compareOne(ctx context.Context, v variant, in sched.Inputs, set *ssdSet, repeat int) (comparedRun, error) {
+	obs := e.observer()
+	step := obs.Step
+	obs.Step = func(stage string, done, total int) {
+		step(fmt.Sprintf("%s, repeat %d: %s", v.name, repeat, stage), done, total)
+	}
+	var at []usage // when training begins, and after each epoch
+	obs.Plan = func(*sched.OpGraph) {
+		if len(at) == 0 {
+			at = append(at, usageNow())
+		}
+	}
+	obs.Epoch = func(sched.EpochResult) { at = append(at, usageNow()) }
+	res, err := sched.Train(ctx, v.cfg, in, obs)
+	if err != nil {
+		return comparedRun{}, err
+	}
+	set.markModelled(&res.IO, v.cfg)
+	run := comparedRun{
+		Variant: v.name, Repeat: repeat, Mode: res.Mode, IOStack: res.IOStack, Pipeline: res.Pipeline,
+		First: res.Epochs[0].Seconds, Setup: res.PresampleSecs + res.FillSeconds,
+		PeakMemory: res.PeakMemoryBytes, GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes, Params: res.ParamsSHA256,
+		Modelled: slices.ContainsFunc(res.IO.SSDs, func(s sched.SSDResult) bool { return s.Model != "" }),
+	}
+	for _, ep := range res.Epochs {
+		run.Losses = append(run.Losses, ep.Loss)
+	}
+	from := min(1, len(res.Epochs)-1)
+	part := *res
+	part.Epochs = res.Epochs[from:]
+	sum, seconds := epochsOf(&part)
+	n := float64(len(part.Epochs))
+	run.Epochs, run.Seconds = len(part.Epochs), seconds/n
+	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(sum.RowsGPU)/n, float64(sum.RowsCPU)/n, float64(sum.RowsSSD)/n
+	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n, float64(sum.SSDCommands)/n, sum.ReadAmplification
+	run.Stall, run.Overlap = sum.Stall, sum.Overlap
+	st := sum.StageSeconds
+	run.Stages = sched.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n, Train: st.Train / n}
+	if len(at) == len(res.Epochs)+1 {
+		a, b := at[from], at[len(at)-1]
+		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n, (b.proxy-a.proxy).Seconds()/n
+	}
+	run.Bottleneck = bottleneck(run, runtime.GOMAXPROCS(0))
+	return run, nil
+}
+
+// enoughStall is the share of an epoch in which training may wait without the data path being called its bottleneck.
+const enoughStall = 0.10
+
+// bottleneck names what an epoch's time went into, with figures: training where it hardly waited; else the stage that took
+// longest, and whether the CPUs that play SSDs and GPU were themselves what ran out.
+func bottleneck(r comparedRun, cores int) string {
+	if r.Seconds <= 0 {
+		return "nothing was measured"
+	}
+	s := r.Stages
+	stages := []struct {
+		name string
+		t    float64
+	}{{"sampling", s.Sample}, {"lookup", s.Lookup}, {"submission", s.Submit}, {"the SSDs", s.Complete}, {"gathering", s.Gather}}
+	slowest := stages[0]
+	for _, x := range stages[1:] {
+		if x.t > slowest.t {
+			slowest = x
+		}
+	}
+	of := func(t float64) string { return fmt.Sprintf("%.0f%%", 100*t/r.Seconds) }
+	cpu := ""
+	if busy := r.CPUSeconds / (r.Seconds * float64(cores)); busy >= 0.9 {
+		cpu = fmt.Sprintf("; the CPUs, which play what is not there, are busy %.0f%% of the time", 100*math.Min(busy, 1))
+		if r.ProxySeconds > 0 {
+			cpu += fmt.Sprintf(" (software SSDs %.0f%%)", 100*r.ProxySeconds/(r.Seconds*float64(cores)))
+		}
+	}
+	switch {
+	case r.Stall <= enoughStall:
+		return fmt.Sprintf("training: it waits %.0f%% of the time", 100*r.Stall) + cpu
+	case slowest.t < 0.6*r.Seconds && r.Overlap < 0.1:
+		return fmt.Sprintf("nothing overlaps: training waits %.0f%% of the time, longest for %s (%s)", 100*r.Stall, slowest.name, of(slowest.t)) + cpu
+	case slowest.name == "the SSDs":
+		return fmt.Sprintf("the SSDs: reads are in flight %s of the time, %s/s", of(slowest.t), units.FormatBytes(int64(r.BytesSSD/r.Seconds))) + cpu
+	}
+	return fmt.Sprintf("%s: %s of the time", slowest.name, of(slowest.t)) + cpu
+}
+
+// comparison is what was run.
+type comparison struct {
+	names   []string
+	runs    []comparedRun
+	cores   int
+	device  string
+	dataset string
+	notes   []string
+}
+
+// leave notes a variant that there is no room for.
+func (r *comparison) leave(e *env, name string, err error) {
+	r.notes = append(r.notes, fmt.Sprintf("%s is left out: %v", name, err))
+	e.ui.Note("%s is left out: %v", name, err)
+}
+
+// note says what a reader must know of the machine.
+func (r *comparison) note(e *env, in sched.Inputs) {
+	m := in.Dataset.Meta
+	bytes := m.Nodes * int64(m.RowType().RowBytes(m.Dim))
+	if free, err := hostmem.AvailableBytes(); err == nil && free > bytes {
+		r.notes = append(r.notes, fmt.Sprintf("memory has room (%s) for all features (%s): what mmap has read once it finds in the page cache, so its later epochs read no SSD", units.FormatBytes(free), units.FormatBytes(bytes)))
+	}
+}
+
+// same holds a run against the first one of the same results.
+func (r *comparison) same(first string, run comparedRun) error {
+	i := slices.IndexFunc(r.runs, func(x comparedRun) bool { return x.Variant == first })
+	was := r.runs[i]
+	for ep := range was.Losses {
+		if ep >= len(run.Losses) || was.Losses[ep] != run.Losses[ep] {
+			return errs.New(errs.Failed, "%s, repeat %d: the loss of epoch %d differs from that of %s: the same seed must give the same losses by every data path; this is a bug, please report it with both commands",
+				run.Variant, run.Repeat, ep+1, first)
+		}
+	}
+	if was.Params != run.Params {
+		return errs.New(errs.Failed, "%s, repeat %d: its parameters differ from those of %s although all losses agree; this is a bug, please report it with both commands", run.Variant, run.Repeat, first)
+	}
+	return nil
+}
+
+// errNoRuns cannot come from a comparison that ended.
+var errNoRuns = errors.New("nothing was run")

@@ -1,0 +1,328 @@
+package main
+
+import (
+	"encoding/csv"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strconv"
+
+	"helios/internal/units"
+)
+
+// span3 is a figure over the repeats.
+type span3 struct {
+	Median float64 `json:"median"`
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+}
+
+func spanOf(v []float64) span3 {
+	if len(v) == 0 {
+		return span3{}
+	}
+	s := slices.Clone(v)
+	slices.Sort(s)
+	m := s[len(s)/2]
+	if len(s)%2 == 0 {
+		m = (s[len(s)/2-1] + s[len(s)/2]) / 2
+	}
+	return span3{m, s[0], s[len(s)-1]}
+}
+
+func (s span3) text(format string) string {
+	if s.Min == s.Max {
+		return fmt.Sprintf(format, s.Median)
+	}
+	return fmt.Sprintf(format+" ("+format+"–"+format+")", s.Median, s.Min, s.Max)
+}
+
+// comparedVariant is a variant over its repeats.
+type comparedVariant struct {
+	Name     string `json:"name"`
+	Mode     string `json:"mode"`
+	IOStack  string `json:"io_stack"`
+	Pipeline string `json:"pipeline"`
+	Seconds  span3  `json:"epoch_seconds"`
+	// Ratio is the epoch's time over that of the first variant in the same repeat.
+	Ratio        span3   `json:"ratio"`
+	First        span3   `json:"first_epoch_seconds"`
+	Setup        span3   `json:"setup_seconds"`
+	Stall        span3   `json:"stall"`
+	Overlap      span3   `json:"overlap"`
+	CPUSeconds   span3   `json:"cpu_seconds"`
+	ProxySeconds span3   `json:"proxy_cpu_seconds"`
+	BytesSSD     span3   `json:"bytes_ssd"`
+	Commands     span3   `json:"ssd_commands"`
+	RowsGPU      float64 `json:"rows_gpu"`
+	RowsCPU      float64 `json:"rows_cpu"`
+	RowsSSD      float64 `json:"rows_ssd"`
+	PeakMemory   int64   `json:"peak_memory_bytes"`
+	Bottleneck   string  `json:"bottleneck"` // of the run whose time is nearest to the median
+}
+
+// comparisonSummary is the result of compare.
+type comparisonSummary struct {
+	Dataset  string            `json:"dataset"`
+	Device   string            `json:"device"`
+	CPUs     int               `json:"cpus"`
+	Base     string            `json:"base"`
+	Modelled bool              `json:"ssds_modelled"`
+	Variants []comparedVariant `json:"variants"`
+	Notes    []string          `json:"notes"`
+	// SameLosses: all that had to agree did; a comparison where they do not ends with an error.
+	SameLosses bool          `json:"same_losses"`
+	Runs       []comparedRun `json:"-"`
+}
+
+func (r *comparison) summary() comparisonSummary {
+	s := comparisonSummary{Dataset: r.dataset, Device: r.device, CPUs: r.cores, Notes: append([]string{}, r.notes...), SameLosses: true, Runs: r.runs, Variants: []comparedVariant{}}
+	if len(r.names) == 0 {
+		return s
+	}
+	s.Base = r.names[0]
+	base := map[int]float64{}
+	for _, x := range r.runs {
+		if x.Variant == s.Base {
+			base[x.Repeat] = x.Seconds
+		}
+		s.Modelled = s.Modelled || x.Modelled
+	}
+	for _, name := range r.names {
+		var mine []comparedRun
+		var ratios []float64
+		for _, x := range r.runs {
+			if x.Variant != name {
+				continue
+			}
+			mine = append(mine, x)
+			if b := base[x.Repeat]; b > 0 {
+				ratios = append(ratios, x.Seconds/b)
+			}
+		}
+		if len(mine) == 0 {
+			continue
+		}
+		of := func(f func(comparedRun) float64) span3 {
+			v := make([]float64, len(mine))
+			for i, x := range mine {
+				v[i] = f(x)
+			}
+			return spanOf(v)
+		}
+		v := comparedVariant{
+			Name: name, Mode: mine[0].Mode, IOStack: mine[0].IOStack, Pipeline: mine[0].Pipeline, Ratio: spanOf(ratios),
+			Seconds: of(func(x comparedRun) float64 { return x.Seconds }), First: of(func(x comparedRun) float64 { return x.First }),
+			Setup: of(func(x comparedRun) float64 { return x.Setup }), Stall: of(func(x comparedRun) float64 { return x.Stall }),
+			Overlap: of(func(x comparedRun) float64 { return x.Overlap }), CPUSeconds: of(func(x comparedRun) float64 { return x.CPUSeconds }),
+			ProxySeconds: of(func(x comparedRun) float64 { return x.ProxySeconds }), BytesSSD: of(func(x comparedRun) float64 { return x.BytesSSD }),
+			Commands: of(func(x comparedRun) float64 { return x.Commands }),
+			RowsGPU:  of(func(x comparedRun) float64 { return x.RowsGPU }).Median, RowsCPU: of(func(x comparedRun) float64 { return x.RowsCPU }).Median,
+			RowsSSD:    of(func(x comparedRun) float64 { return x.RowsSSD }).Median,
+			PeakMemory: int64(of(func(x comparedRun) float64 { return float64(x.PeakMemory) }).Median),
+		}
+		near := slices.MinFunc(mine, func(a, b comparedRun) int {
+			da, db := a.Seconds-v.Seconds.Median, b.Seconds-v.Seconds.Median
+			switch {
+			case da*da < db*db:
+				return -1
+			case da*da > db*db:
+				return 1
+			}
+			return 0
+		})
+		v.Bottleneck = near.Bottleneck
+		s.Variants = append(s.Variants, v)
+	}
+	return s
+}
+
+// share3 is how an epoch's rows divide over GPU tier, CPU tier and SSDs.
+func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
+	all := v.RowsGPU + v.RowsCPU + v.RowsSSD
+	if all == 0 {
+		return 0, 0, 0
+	}
+	return v.RowsGPU / all, v.RowsCPU / all, v.RowsSSD / all
+}
+
+// rows are the table for people and for the report; the first is its header.
+func (s comparisonSummary) rows() [][]string {
+	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "stall", "overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
+	for _, v := range s.Variants {
+		g, c, d := v.share3()
+		proxy := "–"
+		if v.ProxySeconds.Max > 0 {
+			proxy = fmt.Sprintf("%.3g", v.ProxySeconds.Median)
+		}
+		t = append(t, []string{
+			v.Name, v.Seconds.text("%.3g"), v.Ratio.text("%.2f"), fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
+			units.FormatBytes(int64(v.BytesSSD.Median)), fmt.Sprintf("%.0f%%", 100*v.Stall.Median), fmt.Sprintf("%.2f", v.Overlap.Median),
+			fmt.Sprintf("%.3g", v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median), fmt.Sprintf("%.3g", v.Setup.Median), units.FormatBytes(v.PeakMemory),
+		})
+	}
+	return t
+}
+
+func (e *env) showComparison(s comparisonSummary) {
+	t := s.rows()
+	e.ui.Table(t[0], t[1:])
+	for _, v := range s.Variants {
+		e.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
+	}
+	e.ui.Printf("losses and parameters are the same in all runs that must agree")
+	if s.Modelled {
+		e.ui.Printf("software SSDs played a model: times are no measurement of real SSDs")
+	}
+	for _, n := range s.Notes {
+		e.ui.Printf("note: %s", n)
+	}
+}
+
+// writeCSV writes a line for each run.
+func (r *comparison) writeCSV(w io.Writer) error {
+	if len(r.runs) == 0 {
+		return errNoRuns
+	}
+	c := csv.NewWriter(w)
+	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured", "epoch_seconds", "first_epoch_seconds", "setup_seconds",
+		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap",
+		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds", "train_seconds",
+		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256", "bottleneck"}) // its error comes again from Error
+	for _, x := range r.runs {
+		st := x.Stages
+		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline, strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
+			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.Commands), f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
+			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
+			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), f(x.Losses[len(x.Losses)-1]), x.Params, x.Bottleneck})
+	}
+	c.Flush()
+	return c.Error()
+}
+
+// bar is one of the report's: a line of rectangles, and whiskers from the least to the most.
+type bar struct {
+	Y            int
+	Name, Label  string
+	Parts        []barPart
+	LabelX       float64
+	Low, High    float64
+	MidY, TextY  int
+	HasWhiskers  bool
+	WhiskA, WhsB int
+}
+
+type barPart struct {
+	X, W  float64
+	Class string
+	Title string
+}
+
+const (
+	barHeight = 22
+	barStep   = 32
+	barWidth  = 520.0
+)
+
+// plot is one of the report's plots.
+type plot struct {
+	Title  string
+	Bars   []bar
+	Height int
+	Legend []string
+}
+
+func newBar(i int, name, label string) bar {
+	y := i * barStep
+	return bar{Y: y, Name: name, Label: label, MidY: y + barHeight/2, TextY: y + barHeight/2 + 4, WhiskA: y + barHeight/2 - 4, WhsB: y + barHeight/2 + 4}
+}
+
+// timePlot draws a bar for each variant's epoch, with whiskers over the repeats.
+func timePlot(s comparisonSummary) plot {
+	p := plot{Title: "Seconds for an epoch (median; whiskers: least and most)"}
+	most := 0.0
+	for _, v := range s.Variants {
+		most = max(most, v.Seconds.Max)
+	}
+	for i, v := range s.Variants {
+		b := newBar(i, v.Name, v.Seconds.text("%.3g")+" s, ×"+v.Ratio.text("%.2f"))
+		scale := 0.0
+		if most > 0 {
+			scale = barWidth / most
+		}
+		b.Parts = []barPart{{0, v.Seconds.Median * scale, "time", v.Bottleneck}}
+		b.Low, b.High, b.HasWhiskers = v.Seconds.Min*scale, v.Seconds.Max*scale, v.Seconds.Max > v.Seconds.Min
+		b.LabelX = b.High + 8
+		p.Bars = append(p.Bars, b)
+	}
+	p.Height = len(p.Bars) * barStep
+	return p
+}
+
+// rowsPlot draws where each variant's rows came from.
+func rowsPlot(s comparisonSummary) plot {
+	p := plot{Title: "Where an epoch's rows came from", Legend: []string{"gpu GPU tier", "cpu CPU tier", "ssd SSDs"}}
+	for i, v := range s.Variants {
+		g, c, d := v.share3()
+		b := newBar(i, v.Name, fmt.Sprintf("%.1f / %.1f / %.1f%%; %s read", 100*g, 100*c, 100*d, units.FormatBytes(int64(v.BytesSSD.Median))))
+		x := 0.0
+		for _, part := range []struct {
+			share float64
+			class string
+		}{{g, "gpu"}, {c, "cpu"}, {d, "ssd"}} {
+			w := part.share * barWidth
+			b.Parts = append(b.Parts, barPart{x, w, part.class, fmt.Sprintf("%.2f%%", 100*part.share)})
+			x += w
+		}
+		b.LabelX = barWidth + 8
+		p.Bars = append(p.Bars, b)
+	}
+	p.Height = len(p.Bars) * barStep
+	return p
+}
+
+// stallPlot draws the share of an epoch in which training waited.
+func stallPlot(s comparisonSummary) plot {
+	p := plot{Title: "Share of the epoch in which training waited"}
+	for i, v := range s.Variants {
+		b := newBar(i, v.Name, fmt.Sprintf("%.0f%%; %s", 100*v.Stall.Median, v.Bottleneck))
+		w := v.Stall.Median * barWidth
+		b.Parts = []barPart{{0, w, "stall", v.Bottleneck}}
+		b.LabelX = w + 8
+		p.Bars = append(p.Bars, b)
+	}
+	p.Height = len(p.Bars) * barStep
+	return p
+}
+
+// writeCompareHTML writes a report that needs no other file.
+func writeCompareHTML(w io.Writer, s comparisonSummary) error {
+	return compareHTML.Execute(w, map[string]any{"S": s, "Rows": s.rows(), "Plots": []plot{timePlot(s), rowsPlot(s), stallPlot(s)}})
+}
+
+var compareHTML = template.Must(template.New("compare").Funcs(template.FuncMap{
+	"first": func(s string) string { return s[:3] },
+	"rest":  func(s string) string { return s[4:] },
+}).Parse(`<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>heliosctl compare: {{.S.Dataset}}</title>
+<style>
+body { font: 14px/1.5 sans-serif; margin: 2em; max-width: 1200px; color: #222; }
+table { border-collapse: collapse; } th, td { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd; }
+.time { fill: #4477aa; } .gpu { fill: #228833; } .cpu { fill: #ccbb44; } .ssd { fill: #cc6677; } .stall { fill: #aa3377; }
+line { stroke: #222; stroke-width: 1.5; } text { font: 12px sans-serif; }
+</style></head><body>
+<h1>{{.S.Dataset}}: the same training by {{len .S.Variants}} data paths</h1>
+<p>{{.S.Device}}, {{.S.CPUs}} CPUs. Times are wall clock, of an epoch's training; ratios are to {{.S.Base}}, by repeat. Losses and parameters are the same in all runs that must agree.{{if .S.Modelled}} <b>Software SSDs played a model: times are no measurement of real SSDs.</b>{{end}}</p>
+<table>{{range $i, $r := .Rows}}<tr>{{range $r}}{{if eq $i 0}}<th>{{.}}</th>{{else}}<td>{{.}}</td>{{end}}{{end}}</tr>{{end}}</table>
+{{range .Plots}}<h2>{{.Title}}</h2>
+{{with .Legend}}<p>{{range .}}<svg width="12" height="12"><rect width="12" height="12" class="{{first .}}"/></svg> {{rest .}} &nbsp; {{end}}</p>{{end}}
+<svg width="1150" height="{{.Height}}" role="img">{{range .Bars}}
+<text x="0" y="{{.TextY}}">{{.Name}}</text><g transform="translate(120,0)">{{$b := .}}{{range .Parts}}<rect x="{{.X}}" y="{{$b.Y}}" width="{{.W}}" height="22" class="{{.Class}}"><title>{{.Title}}</title></rect>{{end}}
+{{if .HasWhiskers}}<line x1="{{.Low}}" x2="{{.High}}" y1="{{.MidY}}" y2="{{.MidY}}"/><line x1="{{.Low}}" x2="{{.Low}}" y1="{{.WhiskA}}" y2="{{.WhsB}}"/><line x1="{{.High}}" x2="{{.High}}" y1="{{.WhiskA}}" y2="{{.WhsB}}"/>{{end}}
+<text x="{{.LabelX}}" y="{{.TextY}}">{{.Label}}</text></g>{{end}}
+</svg>{{end}}
+{{with .S.Notes}}<h2>Notes</h2><ul>{{range .}}<li>{{.}}</li>{{end}}</ul>{{end}}
+</body></html>
+`))

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/csv"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Variants train in turns from the same seed: each run is told, losses agree, and the files are whole.
+func TestCompare(t *testing.T) {
+	loaded(t, 2)
+	out := ok(t, "compare", "g", "--modes", "helios,cpu,inmem", "--variants", "small=--mode helios --gpu-cache 0 --cpu-cache 0 --pipeline none", "--repeats", "2",
+		"--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--gpu-cache", "5%", "--csv", "c.csv", "--html", "c.html", "--results", "c.jsonl", "--json", "--quiet")
+	got := lines(t, out)
+	require.Len(t, got, 4*2+1)
+	order := ""
+	for _, r := range got[:8] {
+		require.Equal(t, "run", r["event"])
+		require.Equal(t, got[0]["params_sha256"], r["params_sha256"])
+		require.Equal(t, got[0]["losses"], r["losses"])
+		require.Len(t, r["losses"], 2, "two epochs by default")
+		require.Equal(t, 1.0, r["epochs_measured"])
+		require.Positive(t, r["epoch_seconds"])
+		require.Positive(t, r["cpu_seconds"])
+		require.NotEmpty(t, r["bottleneck"])
+		order += r["variant"].(string) + " "
+	}
+	require.Equal(t, "helios cpu inmem small cpu inmem small helios ", order)
+	proxied, kernel := got[0], got[1]
+	require.Positive(t, proxied["proxy_cpu_seconds"], "software SSDs serve the async stack")
+	require.Zero(t, kernel["proxy_cpu_seconds"], "the cpu stack reads the files itself")
+	sum := got[8]
+	require.Equal(t, "compare", sum["event"])
+	require.Equal(t, true, sum["same_losses"])
+	require.Equal(t, "helios", sum["base"])
+	vs := sum["variants"].([]any)
+	require.Len(t, vs, 4)
+	require.Equal(t, map[string]any{"median": 1.0, "min": 1.0, "max": 1.0}, vs[0].(map[string]any)["ratio"])
+	small := vs[3].(map[string]any)
+	require.Equal(t, "none", small["pipeline"])
+	require.Zero(t, small["rows_gpu"])
+	require.Zero(t, small["rows_cpu"])
+	require.Zero(t, vs[1].(map[string]any)["rows_gpu"], "--gpu-cache is of no use to mode cpu")
+	require.Positive(t, vs[2].(map[string]any)["rows_gpu"])
+
+	f, err := os.Open("c.csv")
+	require.NoError(t, err)
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	require.NoError(t, err)
+	require.Len(t, rows, 9)
+	html, err := os.ReadFile("c.html")
+	require.NoError(t, err)
+	require.Equal(t, 3, strings.Count(string(html), `role="img"`))
+	require.Contains(t, string(html), "</html>")
+	require.NotContains(t, string(html), "http", "the report needs nothing from elsewhere")
+	file, err := os.ReadFile("c.jsonl")
+	require.NoError(t, err)
+	require.Equal(t, out, string(file))
+}
+
+func TestCompareArguments(t *testing.T) {
+	runBad(t, []badCase{
+		{"one mode", nil, "compare g --modes helios", 2, []string{"--modes", "at least two"}, ""},
+		{"a mode twice", nil, "compare g --modes helios,cpu,helios", 2, []string{"helios", "name of its own"}, ""},
+		{"unknown mode", nil, "compare g --modes helios,helois", 2, []string{"did you mean helios"}, ""},
+		{"variant without a name", nil, "compare g --variants --mode=bam", 2, []string{"--variants", "NAME=FLAGS"}, ""},
+		{"no repeats", nil, "compare g --repeats 0", 2, []string{"--repeats"}, ""},
+		{"offline policy", nil, "train g --policy belady", 2, []string{"belady", "cache replay"}, ""},
+		{"bad line", nil, "train g --cache-line wide", 2, []string{"--cache-line", "row"}, ""},
+		{"all of the peak", nil, "train g --accumulate 1", 2, []string{"--accumulate", "0.95"}, ""},
+		{"window below none", nil, "train g --window -1", 2, []string{"--window"}, ""},
+		{"no such hotness", nil, "train g --hotness pagerink", 2, []string{"--hotness", "did you mean pagerank"}, ""},
+		{"neighbour cache of what is in memory", nil, "train g --neighbor-cache 1GiB", 2, []string{"--neighbor-cache", "--topology ssd"}, ""},
+		{"unknown tuning", nil, "train g --tune fast", 2, []string{"--tune", "quick"}, ""},
+	})
+	for _, c := range []struct{ flags, want string }{
+		{"a=--mod bam;b=", "did you mean --mode"},
+		{"a=--window x;b=", "whole number"},
+		{"a=stray;b=", "is no flag"},
+		{"a=--timeline t.json;b=", "unknown flag --timeline"},
+	} {
+		r := hc(t, "compare", "g", "--variants", c.flags)
+		require.Equal(t, 2, r.code, c.flags)
+		require.Contains(t, r.errOut, c.want)
+	}
+}
+
+// The bottleneck is what an epoch's time went into.
+func TestBottleneck(t *testing.T) {
+	r := comparedRun{Seconds: 10, Stall: 0.05}
+	r.Stages.Train = 9.5
+	require.Equal(t, "training: it waits 5% of the time", bottleneck(r, 2))
+	r.Stall, r.Overlap, r.Stages.Complete, r.BytesSSD = 0.6, 0.4, 9.7, 10<<30
+	require.Equal(t, "the SSDs: reads are in flight 97% of the time, 1 GiB/s", bottleneck(r, 2))
+	r.CPUSeconds, r.ProxySeconds = 19, 5
+	require.Contains(t, bottleneck(r, 2), "the CPUs, which play what is not there, are busy 95% of the time (software SSDs 25%)")
+	r.CPUSeconds, r.Overlap, r.Stages.Complete = 5, 0.0, 5
+	require.Equal(t, "nothing overlaps: training waits 60% of the time, longest for the SSDs (50%)", bottleneck(r, 2))
+	r.Overlap, r.Stages.Sample = 0.5, 9.9
+	require.Equal(t, "sampling: 99% of the time", bottleneck(r, 2))
+	require.Equal(t, "nothing was measured", bottleneck(comparedRun{}, 2))
+}
