@@ -250,8 +250,8 @@ func (e *engine) hostRows(ctx context.Context, g *stager, st cuda.Stream, nodes 
 type admission struct {
 	e      *engine
 	p      *pass
-	end    int           // batches of this walk
-	free   chan<- *slot  // for slots that are made later
+	end    int               // batches of this walk
+	free   chan<- *slot      // for slots that are made later
 	groups chan *readGroup   // not in use
 	out    chan<- *readGroup // with reads under way
 	open   *readGroup        // being filled; nil: none

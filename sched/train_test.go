@@ -222,12 +222,29 @@ func TestMetamorphic(t *testing.T) {
 		cfg.QueueDepth = []int{0, 2, 7, 64}[rng.IntN(4)]
 		cfg.CPUEngine = []string{"", "pread", "io_uring"}[rng.IntN(3)]
 		cfg.SMs = SMBudget{Sample: rng.IntN(3), Lookup: rng.IntN(3), Gather: rng.IntN(3), Train: rng.IntN(3)}
+		cfg.Policy = Policies[rng.IntN(len(Policies))]
+		if cfg.Mode == ModeInmem {
+			cfg.Policy = PolicyStatic
+		}
+		if cfg.Window, cfg.Accumulate = Off, Off; cfg.Policy != PolicyStatic {
+			cfg.CacheLine = []int64{LineRow, 512, 4096, 5000}[rng.IntN(4)]
+			cfg.Window = []int{Off, 1, 3, 20}[rng.IntN(4)]
+			if cfg.IOStack != StackAsync && cfg.Pipeline != PipelineDeep && cfg.Pipeline != PipelineIntra {
+				cfg.Accumulate = []float64{Off, 0.5, 0.95}[rng.IntN(3)]
+			}
+		}
+		if cfg.Pipeline == PipelineSeries {
+			cfg.SMs = SMBudget{}
+		}
+		if cfg.Pipeline == PipelineRunAhead && cfg.Window == Off && cfg.Accumulate == Off {
+			cfg.Pipeline = PipelineNone
+		}
 		workers, ssds := 1+rng.IntN(3), 1+rng.IntN(4)
 		if sets[ssds] == nil {
 			sets[ssds] = bind(t, d, ssds, "")
 		}
-		name := fmt.Sprintf("%s %s %s gpu %v cpu %v depth %d queue %d %s, %d workers, %d SSDs",
-			cfg.Mode, cfg.IOStack, cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine, workers, ssds)
+		name := fmt.Sprintf("%s %s lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, %d workers, %d SSDs",
+			cfg.Mode, cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack, cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine, workers, ssds)
 		r := train(t, context.Background(), cfg, d, feat, sets[ssds], workers, Observer{})
 		require.NoError(t, r.err, name)
 		if i == 0 {

@@ -60,7 +60,7 @@ func computedOn(t *testing.T, dev cuda.Device, nodes int64, typ rowtype.Type, fa
 // TestVerifyRows: every gathered row is held against the function, from SSD and from the tiers, of every
 // type; and a wrong one is found.
 func TestVerifyRows(t *testing.T) {
-	cfg := Config{Fanouts: []int{3, 3}, Batch: 128, Hidden: 8, VerifyRows: true, CPUCache: units.Budget{Percent: 20}, GPUCache: units.Budget{Percent: 10}}
+	cfg := Config{Fanouts: []int{3, 3}, Batch: 128, Hidden: 8, VerifyRows: true, Presample: 1, CPUCache: units.Budget{Percent: 20}, GPUCache: units.Budget{Percent: 10}}
 	for _, typ := range rowtype.Types() {
 		if testing.Short() && typ != rowtype.Int8 {
 			continue
