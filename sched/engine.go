@@ -60,6 +60,7 @@ type engine struct {
 
 	layout    gpuio.Layout
 	ssds      []*gpuio.SSD
+	opening   context.Context // ends the opening of a topology on storage; nil: nothing does
 	topo      *graph.Topology
 	dtopo     *graph.DeviceTopology
 	labels    []int32
@@ -194,6 +195,7 @@ func newEngine(ctx context.Context, cfg Config, in Inputs, obs Observer, mc gnn.
 }
 
 func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error {
+	e.opening = ctx
 	if err := interrupted(ctx); err != nil {
 		return err
 	}
@@ -295,13 +297,7 @@ func (e *engine) budgets() (budgets, error) {
 	if err != nil {
 		return budgets{}, err
 	}
-	if m := e.in.Dataset.Meta; e.onGPU() { // the topology is still to be read into memory
-		width := int64(4)
-		if m.Nodes > math.MaxUint32 {
-			width = 8
-		}
-		avail = max(avail-(m.Nodes+1)*8-m.Edges*width, 0)
-	}
+	avail = max(avail-e.topologyNeeds(), 0)
 	return e.cfg.tierRows(e.rows, e.rowBytes, avail, free)
 }
 

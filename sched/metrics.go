@@ -1,6 +1,9 @@
 package sched
 
-import "helios/internal/hostmem"
+import (
+	"helios/graph"
+	"helios/internal/hostmem"
+)
 
 // StageSeconds is the time in which each operator's own resource was busy: for sample, lookup,
 // gather and train the SMs that its stream held (not its waits for SMs that others held, or the
@@ -76,6 +79,8 @@ type EpochResult struct {
 	// ReadGroups are the sets of reads that the accumulator merged, of GroupBatches batches in the mean; 0 without it.
 	ReadGroups   int     `json:"read_groups"`
 	GroupBatches float64 `json:"group_batches"`
+	// TopologyReads is what sampling read of a topology on storage, run-ahead included; absent for one in memory.
+	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
 }
 
 // Result is a finished run: the last line of "train --json".
@@ -168,6 +173,8 @@ type partial struct {
 	Bypassed int64 `json:"bypassed,omitempty"`
 	Groups   int   `json:"groups,omitempty"`
 	Grouped  int   `json:"grouped,omitempty"`
+	// Of a topology on storage.
+	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
 }
 
 // result turns the sums into an epoch's line. epoch counts from 0.
@@ -176,7 +183,7 @@ func (p partial) result(epoch int, rowBytes int64) EpochResult {
 		Epoch: epoch + 1, Seconds: p.Seconds, Batches: p.Batches, Seeds: p.Seeds,
 		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
 		BytesSSD: p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
-		StageSeconds: p.Stages,
+		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
 	}
 	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted, p.Bypassed, p.Groups
 	if p.Groups > 0 {

@@ -58,6 +58,7 @@ type clock struct {
 	completeEnd      time.Time
 	waited           time.Duration
 	groups, grouped  int // sets of merged reads, and the batches in them
+	topology         *graph.StorageStats
 }
 
 // group counts a set of reads.
@@ -109,6 +110,12 @@ func (e *engine) snapshot(p *pass, base partial) partial {
 	s.Stages.add(own, 1)
 	s.Stages.add(e.streamSeconds(), 1)
 	s.Stages.add(c.before, -1)
+	if r := e.topologyReads(c.topology); r != nil {
+		if base.TopologyReads != nil {
+			*r = r.Add(*base.TopologyReads)
+		}
+		s.TopologyReads = r
+	}
 	return s
 }
 
@@ -150,7 +157,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	}
 	begin := time.Now()
 	if p.clock == nil {
-		p.clock = &clock{start: begin, before: e.streamSeconds()}
+		p.clock = &clock{start: begin, before: e.streamSeconds(), topology: e.topologyReads(nil)}
 		p.shown, p.base = p.first, p.stats
 	}
 	p.sampled = max(p.sampled, p.first)

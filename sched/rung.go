@@ -5,6 +5,7 @@ import (
 
 	"helios/cuda"
 	"helios/gpuio"
+	"helios/graph"
 	"helios/internal/errs"
 	"helios/nvme"
 )
@@ -35,6 +36,8 @@ type RunInfo struct {
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
 	Sampler     string           `json:"sampler"`
 	Topology    string           `json:"topology"`
+	// TopologyStorage says how a topology on storage is held; absent for one in memory.
+	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
 	// Hotness is what placed the static tiers; absent where nothing had to.
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
 }
@@ -108,6 +111,7 @@ func (e *engine) info() RunInfo {
 		a := e.acc
 		r.Accumulator = &a
 	}
+	r.TopologyStorage = e.topologyInfo()
 	if e.memory != nil {
 		m := e.memory.Report()
 		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried

@@ -38,8 +38,15 @@ func (e *engine) openStorage(in Inputs) error {
 	}
 	// The file is checked and the cache filled: the longest single wait of a run's beginning.
 	e.obs.step("open topology", 0, 1)
-	t, err := in.Dataset.TopologyOnSSD(context.Background(), graph.OutOfCoreOptions{CacheBytes: e.cfg.NeighborCache.Of(bytes)})
+	ctx := e.opening
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: e.cfg.NeighborCache.Of(bytes)})
 	if err != nil {
+		if stopped := interrupted(ctx); stopped != nil {
+			return stopped
+		}
 		return err
 	}
 	e.onClose(t.Close)
