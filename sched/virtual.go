@@ -119,6 +119,12 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	switch {
+	case cfg.Topology == TopologySSD:
+		return nil, errs.New(errs.Capability, "--clock virtual has no times for sampling from storage, which the CPU does; use --topology %s", TopologyMemory)
+	case cfg.Trace != "":
+		return nil, errs.New(errs.Usage, "--trace records a run that reads, to hold replays against; under --clock virtual nothing is read: leave one of them out")
+	}
 	if i := in.Dev.Info(); i.Backend != "host" {
 		return nil, errs.New(errs.Capability, "--clock virtual samples on the host device, not on %s; use --device host", i.Name)
 	}
@@ -134,15 +140,15 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 	res = &ModelledResult{
 		Result: Result{
 			Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), RunInfo: RunInfo{MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: BLASOff}, Pipeline: cfg.Pipeline,
+			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), RunInfo: v.info(), Pipeline: cfg.Pipeline,
 			RowDType: e.rowType.String(), RowBytes: e.rowBytes,
-			GPUCacheBytes: int64(len(e.placement.GPU)) * e.rowBytes, CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
+			GPUCacheBytes: v.gpuCacheBytes(), CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
 			TopologyBytes: e.topo.Bytes(), PresampleSecs: float64(v.presampleNS) / 1e9, FillSeconds: float64(v.fillNS) / 1e9,
 		},
 		Hardware: hw.Profile.Name, SSDModel: v.m.m.Model().Name, SSDs: v.m.m.SSDs(),
 	}
 	err = v.train(ctx, in, res)
-	res.IO = v.io()
+	res.IO, res.RunInfo = v.io(), v.info()
 	if err == nil {
 		err = v.conserved()
 	}
@@ -160,7 +166,7 @@ type virtual struct {
 
 	mbs []*graph.MiniBatch // one more than the window's depth
 	src source
-	acc Calibration // of the accumulator
+	acc AccumulatorInfo
 	// filled is the commands of a stack before the present one.
 	filled int64
 	// A dynamic GPU tier, in place of e.het.
@@ -566,11 +572,17 @@ func (v *virtual) pass(ctx context.Context, name string, key, epoch int, order [
 				sum.BytesSSD += r.Bytes
 				sum.Commands += r.Commands
 			}
+			sum.Inserted += part.fills
+			sum.Evicted += part.evicted
+			sum.Bypassed += part.bypassed
 		}
 		e.obs.step("modelled "+name, b.index+1, p.n)
 	}
 	if err := p.run(ctx); err != nil {
 		return EpochResult{}, err
+	}
+	if p.grouped {
+		sum.Groups, sum.Grouped = p.merged, sum.Batches
 	}
 	sum.Seconds, sum.Waited, sum.Stages = float64(p.end-p.start)/1e9, float64(p.waited)/1e9, p.stages()
 	return sum.result(epoch, e.rowBytes), nil
@@ -588,6 +600,36 @@ func (v *virtual) conserved() error {
 			did, planned, v.stack.InFlight(), v.m.credits, v.m.reads)
 	}
 	return nil
+}
+
+// info is what RunInfo says of a modelled run.
+func (v *virtual) info() RunInfo {
+	e := v.e
+	r := RunInfo{
+		MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: BLASOff,
+		Policy: e.cfg.Policy, Window: e.cfg.Window, Sampler: e.cfg.Sampler, Topology: e.cfg.Topology,
+	}
+	if e.hotness != nil {
+		h := *e.hotness
+		h.Seconds = float64(v.presampleNS) / 1e9 // and not this machine's
+		r.Hotness = &h
+	}
+	if v.dyn != nil {
+		r.CacheLineBytes, r.PolicyBytes = v.lines.LineBytes, v.dyn.MetadataBytes()
+	}
+	if v.acc.MaxBatches > 0 {
+		a := v.acc
+		r.Accumulator = &a
+	}
+	return r
+}
+
+// gpuCacheBytes is the GPU tier's size.
+func (v *virtual) gpuCacheBytes() int64 {
+	if v.dyn != nil {
+		return v.dyn.Config().Slots * v.lines.LineBytes
+	}
+	return int64(len(v.e.placement.GPU)) * v.e.rowBytes
 }
 
 func (v *virtual) stackName() string {

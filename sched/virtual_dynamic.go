@@ -43,10 +43,13 @@ func (v *virtual) openDynamic(b budgets) (err error) {
 // admit looks a part up in the dynamic tier.
 func (v *virtual) admit(ctx context.Context, mb *graph.MiniBatch, from int64, part *vpart) error {
 	e, t := v.e, v.ticket
+	before := v.dyn.Stats()
 	if err := v.dyn.Admit(ctx, e.lookupS, mb.Nodes.Ptr(), from, part.count, t); err != nil {
 		return err
 	}
 	part.ngpu, part.ncpu, part.nmiss, part.fills = t.NGPU, t.NCPU, t.NMiss, t.Fills()
+	after := v.dyn.Stats()
+	part.evicted, part.bypassed = after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
 	v.src.lines += t.NLines
 	if t.NLines > 0 {
 		all := t.Lines()
@@ -104,7 +107,7 @@ func (v *virtual) calibrate() error {
 		return err
 	}
 	ssds := float64(v.m.m.SSDs())
-	v.acc = calibration(a, ssds*calibrateFew, few, ssds*calibrateMany, many, ssds)
+	v.acc = AccumulatorInfo{Calibration: calibration(a, ssds*calibrateFew, few, ssds*calibrateMany, many, ssds), MaxBatches: maxGroup}
 	if v.acc.Target < 1 {
 		return errs.New(errs.Failed, "the modelled SSDs read %.0f commands in %.3g s and %.0f in %.3g s, which gives no rate; choose --accumulate 0",
 			ssds*calibrateFew, few, ssds*calibrateMany, many)

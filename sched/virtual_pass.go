@@ -59,6 +59,7 @@ type vpass struct {
 	groups    []*vgroup // handed to the SSDs, in order
 	finishing bool
 	features  int // credits for rows, where they are not those for samples
+	merged    int // groups that were handed to them
 	out       int // batches handed to the SSDs, or past them, and not trained
 
 	flying   []*vbatch // sampled or being sampled, in order
@@ -94,18 +95,15 @@ type vgroup struct {
 	at      int // part that is next put in its place
 }
 
-// groupAhead is how many batches beyond the credits may be sampled so that groups of reads can fill.
-const groupAhead = maxGroup
-
 // run plays the pass to its end. It returns with nothing in flight.
 func (p *vpass) run(ctx context.Context) error {
 	p.start = p.sim.Now()
 	p.idle = p.start
 	p.before = p.streams()
 	p.next, p.sampled, p.looks, p.end = p.first, p.first, p.first, p.start
-	p.free, p.features = p.plan.credits+p.window, p.plan.credits
-	if p.grouped {
-		p.free += groupAhead
+	p.free, p.features = p.plan.samples, p.plan.credits
+	if p.grouped { // so that a group can fill
+		p.free += maxGroup
 	}
 	shape := p.shape
 	p.shape = func(i int) (*vshape, error) {
@@ -293,6 +291,7 @@ func (p *vpass) stage(w vpending) {
 		return
 	}
 	p.group = nil
+	p.merged++
 	for _, w := range g.parts {
 		if w.last {
 			p.out++

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cache/policy"
 	"helios/cuda"
 	"helios/dataset"
 	"helios/gpuio/iosim"
@@ -84,6 +85,108 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 			}
 		}
 	}
+}
+
+// So it is with dynamic tiers: a policy's answers depend on the order of lookups alone. How many batches the accumulator
+// merges depends on the SSDs, and with it only how the cpu stack's reads share commands.
+func TestVirtualCountsOfDynamicTiers(t *testing.T) {
+	shapes := []graphSpec{tiny, packed, padded}
+	if testing.Short() {
+		shapes = shapes[:1]
+	}
+	for _, g := range shapes {
+		d, feat := g.open(t)
+		s := bind(t, d, 3, "")
+		for i, v := range dynamicWays {
+			if testing.Short() && i > 5 {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			real := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			require.NoError(t, real.err, v.name)
+			model := playVirtual(t, cfg, d, "a100-optane", 3)
+			name := fmt.Sprintf("%+v %s", g, v.name)
+			require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, name)
+			require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, name)
+			require.Equal(t, real.res.PolicyBytes, model.PolicyBytes, name)
+			require.Equal(t, real.res.CacheLineBytes, model.CacheLineBytes, name)
+			require.Equal(t, real.res.Accumulator != nil, model.Accumulator != nil, name)
+			require.Len(t, model.Epochs, len(real.res.Epochs))
+			for i, e := range real.res.Epochs {
+				m := model.Epochs[i]
+				e, m = counts(e), counts(m)
+				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.ReadGroups, e.GroupBatches, m.ReadGroups, m.GroupBatches = 0, 0, 0, 0
+				if cfg.IOStack == StackCPU || cfg.IOStack == StackMmap {
+					e.BytesSSD, e.SSDCommands, e.ReadAmplification = m.BytesSSD, m.SSDCommands, m.ReadAmplification
+				}
+				require.Equal(t, e, m, name)
+			}
+		}
+	}
+}
+
+// The accumulator's groups grow with its target, and each operator still has its place.
+func TestVirtualAccumulator(t *testing.T) {
+	d := large.generate(t)
+	seconds := map[string]float64{}
+	for name, set := range map[string]func(*Config){
+		"none": func(c *Config) { c.Accumulate = Off },
+		"0.8":  func(c *Config) { c.Accumulate = 0.8 },
+		"0.95": func(c *Config) { c.Accumulate = 0.95 },
+	} {
+		if testing.Short() && name == "0.8" {
+			continue
+		}
+		var b bytes.Buffer
+		cfg := largeConfig("")
+		cfg.Mode, cfg.Batch, cfg.Fanouts, cfg.CPUCache = ModeGIDS, 16, []int{5, 5}, percent(10)
+		set(&cfg)
+		cfg.Timeline = timeline.New(&b, timeline.Virtual)
+		r := playVirtual(t, cfg, d, "a100-optane", 1)
+		require.NoError(t, cfg.Timeline.Close())
+		e := r.Epochs[0]
+		seconds[name] = e.Seconds
+		t.Logf("%s: %.6f s, %d groups of %.1f, %+v", name, e.Seconds, e.ReadGroups, e.GroupBatches, r.Accumulator)
+		spans, _, _ := readTimeline(t, b.Bytes())
+		checkOrder(t, spans, PipelineRunAhead, 0.001)
+		if name == "none" {
+			require.Zero(t, e.ReadGroups)
+			require.Nil(t, r.Accumulator)
+			continue
+		}
+		require.Greater(t, e.GroupBatches, 1.0)
+		require.InDelta(t, 1.5e6, r.Accumulator.IOPS, 1e5)
+		require.InDelta(t, 54e-6, r.Accumulator.OverheadSeconds, 20e-6, "25 and 5 us of a launch, the SSD's 11, and the kernel's own (BENCHMARKS.md)")
+	}
+	require.Less(t, seconds["0.95"], seconds["none"])
+	if !testing.Short() {
+		require.Less(t, seconds["0.95"], seconds["0.8"])
+		require.Less(t, seconds["0.8"], seconds["none"])
+	}
+}
+
+// What passes before the first batch that is played fills the caches and is counted nowhere.
+func TestVirtualWarm(t *testing.T) {
+	d := large.generate(t)
+	play := func(warm, n int) EpochResult {
+		cfg := largeConfig("")
+		cfg.Mode, cfg.Batch, cfg.Policy, cfg.GPUCache = ModeBaM, 64, policy.LRU, percent(20)
+		hw, err := hardware.Load("a100-optane")
+		require.NoError(t, err)
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		r, err := Virtual(context.Background(), cfg, Inputs{Dev: dev, Dataset: d}, Hardware{Profile: hw, Warm: warm, Batches: n}, Observer{})
+		require.NoError(t, err)
+		require.NoError(t, dev.Close())
+		return r.Epochs[0]
+	}
+	cold, warm := play(0, 5), play(20, 5)
+	require.Equal(t, 5, cold.Batches)
+	require.Equal(t, 5, warm.Batches)
+	require.Greater(t, warm.HitRatio, cold.HitRatio)
+	require.Equal(t, play(0, 0).Batches-70, play(70, 0).Batches)
 }
 
 // Equal seeds give equal results, to the byte, and another seed another result.

@@ -30,7 +30,8 @@ type vblock struct{ dst, src, edges, listed int64 }
 type vpart struct {
 	count, ngpu, ncpu, nmiss int64
 	reads                    []gpuio.Planned // by SSD
-	fills                    int64           // lines that go from what was read into a dynamic tier
+	// Lines that a dynamic tier takes from what was read, those it lets go for them, and those it takes not.
+	fills, evicted, bypassed int64
 }
 
 func shapeOf(mb *graph.MiniBatch) vshape {
