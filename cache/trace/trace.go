@@ -121,6 +121,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // nothing. After an error every call returns it. It is for one goroutine at a time.
 type Writer struct {
 	path    string
+	header  Header
 	f       *os.File
 	w       *bufio.Writer
 	err     error
@@ -146,7 +147,7 @@ func Create(path string, h Header) (*Writer, error) {
 	if err != nil {
 		return nil, errs.New(errs.Usage, "trace %s can't be written: %w; name a file in a folder that you may write to", path, err)
 	}
-	w := &Writer{path: path, f: f, w: bufio.NewWriterSize(f, 1<<18)}
+	w := &Writer{path: path, header: h, f: f, w: bufio.NewWriterSize(f, 1<<18)}
 	if w.deflate, err = flate.NewWriter(&w.packed, flate.BestSpeed); err != nil {
 		return nil, errors.Join(err, w.Discard())
 	}
@@ -232,8 +233,12 @@ func (w *Writer) rows(rows []int64) {
 // Hotness records what the static tiers were placed by: a score for each row; rows of equal score go by
 // number. Before the first batch.
 func (w *Writer) Hotness(scores []uint32) error {
-	if w == nil {
-		return nil
+	if w == nil || w.err != nil || len(scores) == 0 {
+		return w.failed()
+	}
+	if int64(len(scores)) != w.header.Rows || w.totals.Batches > 0 {
+		w.err = fmt.Errorf("trace %s: hotness of %d rows for %d, after %d batches", w.path, len(scores), w.header.Rows, w.totals.Batches)
+		return w.err
 	}
 	w.totals.Hotness = true
 	for len(scores) > 0 && w.err == nil {

@@ -1,0 +1,551 @@
+// Package replay plays the accesses of a recorded run (cache/trace) on other policies, sizes, lines and
+// windows, beside the offline optimum of each: what a run would have hit, and how far that is from the best
+// that any policy could. It also plays the run's own configuration and holds it against the run's counters.
+//
+// A trace is streamed: what is in memory at once is a few mini-batches, the directories of the caches that
+// are played, and for the optimum four bytes a line that is met; the next accesses of all lines lie in a
+// file. So traces may be much larger than memory.
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"helios/cache"
+	"helios/cache/policy"
+	"helios/cache/trace"
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+// The offline policies, which only a replay can play.
+const (
+	// Belady is MIN with bypass by part: of what is cached and what the part brings, the lines stay whose next
+	// accesses are the nearest. No policy of demand fetches reads fewer lines.
+	Belady = policy.Belady
+	// Static places rows once by the hotness that the trace holds, as the run would.
+	Static = "static"
+	// Oracle is Static by each pass's own counts: what perfect foresight of the pass would place.
+	Oracle = "oracle"
+)
+
+// Policies lists what can be played.
+func Policies() []string { return append(policy.Online(), Static, Belady, Oracle) }
+
+// LineRow as a line size: a line is a row.
+const LineRow = -1
+
+// Size is a GPU tier's: a share or bytes of the features, or a number of lines.
+type Size struct {
+	Budget units.Budget
+	Lines  int64 // where it was given so
+}
+
+// ParseSize reads 5%, 256MiB or "1000lines".
+func ParseSize(s string) (Size, error) {
+	if n, ok := strings.CutSuffix(strings.TrimSpace(s), "lines"); ok {
+		v, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64)
+		if err != nil || v < 0 {
+			return Size{}, errs.New(errs.Usage, "%q is not a number of lines; write it like 5000lines", s)
+		}
+		return Size{Lines: v}, nil
+	}
+	b, err := units.ParseBudget(s)
+	if err != nil {
+		return Size{}, errs.New(errs.Usage, "%w, or 5000lines", err)
+	}
+	return Size{Budget: b}, nil
+}
+
+// of is the size in lines of a geometry.
+func (s Size) of(h trace.Header, l cache.Lines) int64 {
+	n := s.Lines
+	if n == 0 && s.Budget.Percent != 0 {
+		n = int64(s.Budget.Percent / 100 * float64(h.Rows) / float64(l.RowsPerLine))
+	} else if n == 0 {
+		n = s.Budget.Bytes / l.LineBytes
+	}
+	return min(n, l.Count(h.Rows))
+}
+
+// Config says what to play: every policy with every size, line and window that means something to it.
+type Config struct {
+	Policies []string
+	Sizes    []Size
+	Lines    []int64 // bytes of a line, or LineRow
+	Windows  []int   // of the online policies
+	CPURows  int64   // of the constant CPU buffer, the hottest rows; static: those after the GPU tier's. -1: as the run
+	Workers  int     // 0: as many as there are CPUs
+	TempDir  string  // for the next accesses; empty: the system's
+	// Progress hears how many batches of all have been played.
+	Progress func(stage string, done, total int64)
+}
+
+// Counts are what caches came to.
+type Counts struct {
+	Batches  int64 `json:"batches"`
+	Rows     int64 `json:"rows"`
+	RowsGPU  int64 `json:"rows_gpu"` // on lines that were cached before their lookup
+	RowsCPU  int64 `json:"rows_cpu"`
+	RowsSSD  int64 `json:"rows_ssd"`  // on lines that had to be read
+	Accesses int64 `json:"accesses"`  // of lines, once for each lookup; constant buffer not counted
+	Reads    int64 `json:"reads"`     // lines read
+	BytesSSD int64 `json:"bytes_ssd"` // of a command for each line read
+	Inserted int64 `json:"inserted"`
+	Evicted  int64 `json:"evicted"`
+	Bypassed int64 `json:"bypassed"`
+}
+
+func (c *Counts) add(o Counts, sign int64) {
+	c.Batches += sign * o.Batches
+	c.Rows += sign * o.Rows
+	c.RowsGPU += sign * o.RowsGPU
+	c.RowsCPU += sign * o.RowsCPU
+	c.RowsSSD += sign * o.RowsSSD
+	c.Accesses += sign * o.Accesses
+	c.Reads += sign * o.Reads
+	c.BytesSSD += sign * o.BytesSSD
+	c.Inserted += sign * o.Inserted
+	c.Evicted += sign * o.Evicted
+	c.Bypassed += sign * o.Bypassed
+}
+
+// Pass is a pass's counts, or those of all.
+type Pass struct {
+	Kind  string `json:"kind"`
+	Epoch int    `json:"epoch"` // as the run counts, from 0; of a total -1
+	Counts
+	HitRatio    float64 `json:"hit_ratio"`     // rows that did not come from SSDs, of all
+	GPUHitRatio float64 `json:"gpu_hit_ratio"` // rows found in the GPU tier, of all
+	// The optimum: Belady of the same size, and for static tiers the pass's own hottest rows.
+	OptimumHitRatio float64 `json:"optimum_hit_ratio"`
+	GapPoints       float64 `json:"gap_points"` // percentage points of hits below the optimum
+	// ReadsOverOptimum is lines read over those that the optimum reads; below 1 is possible within a pass, as the
+	// optimum is the best for the whole trace.
+	ReadsOverOptimum float64 `json:"reads_over_optimum"`
+}
+
+// Play is one cache that was played.
+type Play struct {
+	Policy        string  `json:"policy"`
+	Window        int     `json:"window"`
+	LineBytes     int64   `json:"line_bytes"`
+	RowsPerLine   int64   `json:"rows_per_line"`
+	Lines         int64   `json:"lines"`       // slots
+	CacheBytes    int64   `json:"cache_bytes"` // Lines · LineBytes
+	Share         float64 `json:"share"`       // of all lines of the features
+	CPURows       int64   `json:"cpu_rows"`
+	MetadataBytes int64   `json:"metadata_bytes"` // of an online policy's directory, at its end
+	Passes        []Pass  `json:"passes"`
+	Total         Pass    `json:"total"`
+}
+
+// Result is a replay.
+type Result struct {
+	Trace   string       `json:"trace"`
+	Header  trace.Header `json:"header"`
+	Totals  trace.Totals `json:"totals"`
+	CPURows int64        `json:"cpu_rows"`
+	Plays   []Play       `json:"plays"`
+}
+
+// linesOf is how rows lie in lines of about lineBytes, as a run lays them (sched): a line is a run of adjacent
+// slots of an SSD with rows at one stride, so an LBA where LBAs of several rows have padding at their end.
+func linesOf(h trace.Header, lineBytes int64) cache.Lines {
+	l := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
+	slot, lba := max(h.SlotBytes, 1), max(h.LBABytes, 1)
+	per := max(lba/slot, 1)
+	switch {
+	case lineBytes == LineRow:
+	case per == 1:
+		l.RowsPerLine = max(lineBytes/slot, 1)
+		l.RowStride, l.LineBytes = slot, l.RowsPerLine*slot
+	case per*h.RowBytes == lba:
+		k := max(lineBytes/lba, 1)
+		l.RowsPerLine, l.LineBytes = k*per, k*lba
+	default:
+		l.RowsPerLine, l.LineBytes = per, lba
+	}
+	if l.RowsPerLine == 1 {
+		l.LineBytes, l.RowStride = h.RowBytes, h.RowBytes
+	}
+	return l
+}
+
+// commandBytes is what a command for a line moves.
+func commandBytes(h trace.Header, l cache.Lines) int64 {
+	if l.RowsPerLine > 1 {
+		return l.LineBytes
+	}
+	return max(h.SlotBytes, h.LBABytes)
+}
+
+// Run plays a trace. It needs no more memory than a few batches, a directory for each cache, a score for
+// each row, and a bit for each row in static tiers.
+func Run(ctx context.Context, r *trace.Reader, c Config) (*Result, error) {
+	p, err := newPlan(r, c)
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+	if err := p.future(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.play(ctx); err != nil {
+		return nil, err
+	}
+	return p.result(), nil
+}
+
+// simulator plays one cache. Calls come in order, from one goroutine.
+type simulator interface {
+	batch(b *batch)
+	passEnds()
+	// passes are the counts of the passes played, in order.
+	passes() []Counts
+}
+
+// job is a simulator and what it plays.
+type job struct {
+	sim  simulator
+	play Play
+	best *job // whose counts are the optimum; nil: its own
+	show bool
+}
+
+type plan struct {
+	r       *trace.Reader
+	h       trace.Header
+	c       Config
+	views   []*view
+	jobs    []*job
+	counter *counter
+	kinds   []Pass // kind and epoch of the passes
+}
+
+func newPlan(r *trace.Reader, c Config) (*plan, error) {
+	h := r.Header()
+	p := &plan{r: r, h: h, c: c}
+	if len(c.Policies) == 0 || len(c.Sizes) == 0 || len(c.Lines) == 0 {
+		return nil, errs.New(errs.Usage, "nothing to play: name at least one policy, one size and one line")
+	}
+	if len(c.Windows) == 0 {
+		p.c.Windows = []int{0}
+	}
+	if p.c.Workers <= 0 {
+		p.c.Workers = runtime.GOMAXPROCS(0)
+	}
+	if p.c.CPURows < 0 {
+		p.c.CPURows = h.CPURows
+	}
+	p.c.CPURows = min(p.c.CPURows, h.Rows)
+	for _, name := range c.Policies {
+		if !slices.Contains(Policies(), name) {
+			return nil, errs.New(errs.Usage, "policy %q is not known; choose of %s", name, strings.Join(Policies(), ", "))
+		}
+	}
+	for _, w := range p.c.Windows {
+		if w < 0 || w > 1<<12 {
+			return nil, errs.New(errs.Usage, "a window of %d batches: choose 0 to %d", w, 1<<12)
+		}
+	}
+	wants := func(name string) bool { return slices.Contains(c.Policies, name) }
+	online := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool { return s == Static || s == Oracle })
+
+	hot, err := r.Hotness()
+	if err != nil {
+		return nil, err
+	}
+	if hot == nil && (wants(Static) || p.c.CPURows > 0 && p.c.CPURows != h.CPURows) {
+		return nil, errs.New(errs.Usage, "the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier", r.Path())
+	}
+	if wants(Static) || wants(Oracle) {
+		p.counter = &counter{}
+		seen := map[int64]bool{}
+		rows := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
+		for _, s := range c.Sizes {
+			n := s.of(h, rows)
+			if seen[n] {
+				continue
+			}
+			seen[n] = true
+			cpu := min(p.c.CPURows, h.Rows-n)
+			play := Play{LineBytes: h.RowBytes, RowsPerLine: 1, Lines: n, CPURows: cpu}
+			o := &job{sim: p.counter.want(n, cpu, commandBytes(h, rows)), play: play, show: wants(Oracle)}
+			o.play.Policy = Oracle
+			p.jobs = append(p.jobs, o)
+			if wants(Static) {
+				place := cache.Place(hot, n, cpu)
+				st := &job{sim: &static{gpu: newBits(place.GPU), cpu: newBits(place.CPU), bytes: commandBytes(h, rows)}, play: play, best: o, show: true}
+				st.play.Policy = Static
+				p.jobs = append(p.jobs, st)
+			}
+		}
+	}
+	if len(online) == 0 {
+		return p, nil
+	}
+	cpu, err := p.constant(hot)
+	if err != nil {
+		return nil, err
+	}
+	for _, bytes := range c.Lines {
+		if bytes != LineRow && bytes < 1 {
+			return nil, errs.New(errs.Usage, "a line of %d bytes: give a size such as 4096, or row", bytes)
+		}
+		l := linesOf(h, bytes)
+		if slices.ContainsFunc(p.views, func(v *view) bool { return v.lines == l }) {
+			continue
+		}
+		v := &view{lines: l, cpu: cpu, bytes: commandBytes(h, l)}
+		p.views = append(p.views, v)
+		number := len(p.views) - 1
+		seen := map[int64]bool{}
+		for _, s := range c.Sizes {
+			n := s.of(h, l)
+			if seen[n] {
+				continue
+			}
+			seen[n] = true
+			play := Play{LineBytes: l.LineBytes, RowsPerLine: l.RowsPerLine, Lines: n, CPURows: p.c.CPURows}
+			best := &job{sim: newBelady(number, v, n), play: play, show: wants(Belady)}
+			best.play.Policy = Belady
+			p.jobs = append(p.jobs, best)
+			for _, name := range online {
+				if name == Belady {
+					continue
+				}
+				for _, w := range slices.Compact(slices.Sorted(slices.Values(p.c.Windows))) {
+					d, err := policy.New(policy.Config{Policy: name, Slots: n, Seed: h.Seed})
+					if err != nil {
+						return nil, err
+					}
+					v.union = v.union || w > 0
+					j := &job{sim: &dynamic{d: d, view: number, v: v, window: w}, play: play, best: best, show: true}
+					j.play.Policy, j.play.Window = name, w
+					p.jobs = append(p.jobs, j)
+				}
+			}
+		}
+	}
+	return p, nil
+}
+
+// constant is the constant CPU buffer of the dynamic caches: the hottest rows, as a run takes them.
+func (p *plan) constant(hot []uint32) (bitset, error) {
+	if p.c.CPURows == 0 {
+		return nil, nil
+	}
+	if hot != nil {
+		return newBits(cache.Place(hot, 0, p.c.CPURows).CPU), nil
+	}
+	var cpu bitset
+	err := p.r.Play(trace.Visitor{Place: func(tier int, rows []int64) error {
+		if tier == 1 {
+			cpu = newBits(rows)
+			return errFound
+		}
+		return nil
+	}, Batch: func(*trace.Batch) error { return errFound }})
+	if err != nil && !errors.Is(err, errFound) {
+		return nil, err
+	}
+	if cpu == nil {
+		return nil, errs.New(errs.Usage, "the trace %s does not say which %d rows were in CPU memory; give --cpu-cache 0", p.r.Path(), p.c.CPURows)
+	}
+	return cpu, nil
+}
+
+var errFound = errors.New("found")
+
+func (p *plan) close() {
+	for _, v := range p.views {
+		v.future.close()
+	}
+}
+
+// future finds each line's next accesses, for the optimum.
+func (p *plan) future(ctx context.Context) error {
+	if len(p.views) == 0 {
+		return nil
+	}
+	all := make([]*nextWriter, len(p.views))
+	for i, v := range p.views {
+		w, err := newNextWriter(p.c.TempDir, v, p.r.Totals().Parts)
+		if err != nil {
+			return err
+		}
+		v.future = w.file
+		all[i] = w
+	}
+	done := int64(0)
+	err := p.r.Backwards(func(rows []int64) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		for _, w := range all {
+			if err := w.part(rows); err != nil {
+				return err
+			}
+		}
+		if done++; p.c.Progress != nil && done%64 == 0 {
+			p.c.Progress("next accesses", done, p.r.Totals().Parts)
+		}
+		return nil
+	})
+	for _, w := range all {
+		if err == nil {
+			err = w.end()
+		}
+	}
+	return err
+}
+
+// play streams the trace to the workers, each of which has some of the simulators.
+func (p *plan) play(ctx context.Context) error {
+	workers := min(p.c.Workers, max(len(p.jobs), 1))
+	type message struct {
+		b    *batch
+		ends bool
+	}
+	queues := make([]chan message, workers)
+	var wg sync.WaitGroup
+	for w := range queues {
+		queues[w] = make(chan message, 4)
+		var mine []simulator
+		for i, j := range p.jobs {
+			if i%workers == w {
+				mine = append(mine, j.sim)
+			}
+		}
+		wg.Go(func() {
+			for m := range queues[w] {
+				for _, s := range mine {
+					if m.ends {
+						s.passEnds()
+					} else {
+						s.batch(m.b)
+					}
+				}
+			}
+		})
+	}
+	send := func(m message) {
+		if m.ends && p.counter != nil {
+			p.counter.ends()
+		}
+		for _, q := range queues {
+			q <- m
+		}
+	}
+	open := false
+	ends := func() {
+		if open {
+			open = false
+			send(message{ends: true})
+		}
+	}
+	done := int64(0)
+	reset := false
+	err := p.r.Play(trace.Visitor{
+		Batch: func(b *trace.Batch) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if open && (p.kinds[len(p.kinds)-1].Kind != trace.KindName(b.Kind) || p.kinds[len(p.kinds)-1].Epoch != b.Epoch) {
+				ends()
+			}
+			if !open {
+				open, reset = true, false
+				p.kinds = append(p.kinds, Pass{Kind: trace.KindName(b.Kind), Epoch: b.Epoch})
+			}
+			x := &batch{index: b.Index, again: reset, parts: b.Parts, seen: make([]seen, len(p.views))}
+			reset = false
+			for i, v := range p.views {
+				if err := v.see(b.Parts, &x.seen[i]); err != nil {
+					return err
+				}
+			}
+			if p.counter != nil {
+				p.counter.count(x)
+			}
+			send(message{b: x})
+			if done++; p.c.Progress != nil && done%16 == 0 {
+				p.c.Progress("replay", done, p.r.Totals().Batches)
+			}
+			return nil
+		},
+		// The caches that are played keep what they have: only the run's own lost it. But batches come again.
+		Reset: func(int64) error { reset = true; return nil },
+		Live:  func(trace.Live) error { ends(); return nil },
+	})
+	if err == nil {
+		ends()
+	}
+	for _, q := range queues {
+		close(q)
+	}
+	wg.Wait()
+	return err
+}
+
+func (p *plan) result() *Result {
+	r := &Result{Trace: p.r.Path(), Header: p.h, Totals: p.r.Totals(), CPURows: p.c.CPURows, Plays: []Play{}}
+	for _, j := range p.jobs {
+		if !j.show {
+			continue
+		}
+		best := j.best
+		if best == nil {
+			best = j
+		}
+		mine, optimum := j.sim.passes(), best.sim.passes()
+		play := j.play
+		play.CacheBytes = play.Lines * play.LineBytes
+		lines := cache.Lines{SSDs: p.h.SSDs, RowsPerLine: play.RowsPerLine, LineBytes: play.LineBytes, RowStride: 1}
+		play.Share = ratio(play.Lines, lines.Count(p.h.Rows))
+		if d, ok := j.sim.(*dynamic); ok {
+			play.MetadataBytes = d.d.Bytes()
+		}
+		var sum, sumBest Counts
+		for i, c := range mine {
+			sum.add(c, 1)
+			sumBest.add(optimum[i], 1)
+			play.Passes = append(play.Passes, compare(p.kinds[i], c, optimum[i]))
+		}
+		play.Total = compare(Pass{Kind: "all", Epoch: -1}, sum, sumBest)
+		r.Plays = append(r.Plays, play)
+	}
+	return r
+}
+
+func compare(p Pass, c, best Counts) Pass {
+	p.Counts = c
+	p.HitRatio = ratio(c.RowsGPU+c.RowsCPU, c.Rows)
+	p.GPUHitRatio = ratio(c.RowsGPU, c.Rows)
+	p.OptimumHitRatio = ratio(best.RowsGPU+best.RowsCPU, best.Rows)
+	p.GapPoints = 100 * (p.OptimumHitRatio - p.HitRatio)
+	p.ReadsOverOptimum = ratio(c.Reads, best.Reads)
+	if best.Reads == 0 && c.Reads == 0 {
+		p.ReadsOverOptimum = 1
+	}
+	return p
+}
+
+func ratio(a, b int64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}
+
+func (c Counts) String() string {
+	return fmt.Sprintf("%d batches, rows gpu %d cpu %d ssd %d, bytes %d, lines inserted %d evicted %d bypassed %d",
+		c.Batches, c.RowsGPU, c.RowsCPU, c.RowsSSD, c.BytesSSD, c.Inserted, c.Evicted, c.Bypassed)
+}
