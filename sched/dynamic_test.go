@@ -2,11 +2,16 @@ package sched
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/policy"
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/nvme"
 )
 
 // dyn is a configuration with a dynamic GPU tier.
@@ -69,5 +74,167 @@ func TestSameParametersByDynamicTiers(t *testing.T) {
 			t.Logf("%s: hits %.3f lines of %d, groups %d of %.1f, %+v", v.name, r.res.Epochs[1].HitRatio, r.res.CacheLineBytes,
 				r.res.Epochs[1].ReadGroups, r.res.Epochs[1].GroupBatches, r.res.Accumulator)
 		}
+	}
+}
+
+// A read that cannot be healed ends the run with class Device, whatever merges and stages it, and leaves nothing behind.
+func TestFaultsInDynamicTiers(t *testing.T) {
+	d, feat := tiny.open(t)
+	for i, v := range dynamicWays[:4] {
+		if testing.Short() && i%2 == 0 {
+			continue
+		}
+		s := bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=700)")
+		leaks := leakCheck(t)
+		cfg := small()
+		v.set(&cfg)
+		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		require.Error(t, r.err, v.name)
+		require.Equal(t, errs.Device, errs.ClassOf(r.err), "%s: %v", v.name, r.err)
+		var st *nvme.StatusError
+		require.ErrorAs(t, r.err, &st, v.name)
+		leaks()
+	}
+}
+
+// Stopped in the middle of an epoch and resumed under another policy: the parameters are those of an undisturbed run.
+func TestResumeWithDynamicTiers(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	want := train(t, context.Background(), small(), d, feat, s, 2, Observer{})
+	require.NoError(t, want.err)
+	dir := t.TempDir()
+	for i, v := range append(slices.Clone(dynamicWays[:5]), variant{name: "static", set: func(*Config) {}}) {
+		cfg := small()
+		v.set(&cfg)
+		cfg.CheckpointDir, cfg.Resume = dir, true
+		ctx, cancel := context.WithCancel(context.Background())
+		steps := 0
+		r := train(t, ctx, cfg, d, feat, s, 2, Observer{Step: func(stage string, done, total int) {
+			if strings.HasPrefix(stage, "epoch") {
+				if steps++; steps == 2 && i < 5 {
+					cancel()
+				}
+			}
+		}})
+		cancel()
+		if i < 5 {
+			require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%s: %v", v.name, r.err)
+			continue
+		}
+		require.NoError(t, r.err)
+		require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
+	}
+}
+
+// An epoch walked in pieces, drained between, has the counts of one that is not: the window looks beyond a piece's end.
+func TestPiecesOfAPass(t *testing.T) {
+	d, _ := tiny.open(t)
+	s := bind(t, d, 2, "")
+	for _, v := range dynamicWays[:5] {
+		var got []EpochResult
+		for _, step := range []int{0, 1, 2} {
+			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+			require.NoError(t, err)
+			cfg := small()
+			cfg.Batch = 64
+			v.set(&cfg)
+			cfg = cfg.withDefaults()
+			require.NoError(t, cfg.check())
+			ctx := context.Background()
+			in := Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+			e, err := newEngine(ctx, cfg, in, Observer{}, modelConfig(fingerprintOf(cfg, in)))
+			require.NoError(t, err)
+			order, err := d.Split("train")
+			require.NoError(t, err)
+			p := &pass{name: "pieces", order: order, sampler: e.sampler, step: func(context.Context, *slot) (outcome, error) { return outcome{}, nil }}
+			for p.end = step; ; p.end += step {
+				require.NoError(t, e.run(ctx, p))
+				if p.first == p.n {
+					break
+				}
+			}
+			r := e.snapshot(p, partial{}).result(0, e.rowBytes)
+			require.Equal(t, p.n, r.Batches)
+			got = append(got, EpochResult{RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD,
+				LinesInserted: r.LinesInserted, LinesEvicted: r.LinesEvicted, LinesBypassed: r.LinesBypassed})
+			require.NoError(t, e.close())
+			require.NoError(t, dev.Close())
+		}
+		require.Equal(t, got[0], got[1], v.name)
+		require.Equal(t, got[0], got[2], v.name)
+		require.Positive(t, got[0].LinesInserted, v.name)
+	}
+}
+
+// What a run of so many reads and their times say of the target; that memory bounds it is said.
+func TestAccumulatorAims(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	cfg := small()
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Batch, cfg.Epochs = ModeGIDS, percent(5), percent(10), 16, 1
+	var notes []string
+	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{Note: func(n string) { notes = append(notes, n) }})
+	require.NoError(t, r.err)
+	a := r.res.Accumulator
+	require.NotNil(t, a)
+	require.Equal(t, 0.95, a.Share)
+	require.Equal(t, maxGroup, a.MaxBatches)
+	require.Positive(t, a.IOPS)
+	require.InDelta(t, a.OverheadSeconds, a.InitiateSeconds+a.TerminateSeconds, 1e-12)
+	if a.Capped == "" {
+		require.InDelta(t, 2*0.95*a.IOPS*a.OverheadSeconds/0.05, a.Target, 1)
+	}
+	require.Contains(t, strings.Join(notes, "\n"), "accumulator: ")
+	e := r.res.Epochs[0]
+	require.Positive(t, e.ReadGroups)
+	require.InDelta(t, e.Batches, e.GroupBatches*float64(e.ReadGroups), 1e-6)
+	require.Equal(t, int64(4096), r.res.CacheLineBytes)
+	require.Equal(t, GIDSWindow, r.res.Window)
+	require.Positive(t, r.res.PolicyBytes)
+}
+
+func TestDynamicRefusals(t *testing.T) {
+	for want, set := range map[string]func(*Config){
+		"--policy belady needs to know":    func(c *Config) { c.Policy = policy.Belady },
+		"--policy \"arc\" is not known":    func(c *Config) { c.Policy = "arc" },
+		"--cache-line is of":               func(c *Config) { c.CacheLine = 4096 },
+		"--cache-line 100 is not":          func(c *Config) { c.Policy, c.CacheLine = policy.LRU, 100 },
+		"--window 65 is not":               func(c *Config) { c.Policy, c.Window = policy.LRU, 65 },
+		"--window 4 keeps":                 func(c *Config) { c.Window = 4 },
+		"--mode inmem has every row":       func(c *Config) { c.Mode, c.Policy = ModeInmem, policy.LRU },
+		"--accumulate 1 is not":            func(c *Config) { c.Policy, c.Accumulate = policy.LRU, 1 },
+		"give a --policy other":            func(c *Config) { c.Accumulate = 0.5 },
+		"stack async has several sets":     func(c *Config) { c.Policy, c.Accumulate, c.Pipeline = policy.LRU, 0.5, PipelineNone },
+		"--pipeline deep reads hop by hop": func(c *Config) { c.Policy, c.Accumulate, c.IOStack = policy.LRU, 0.5, StackSync },
+		"neither is given":                 func(c *Config) { c.Pipeline = PipelineRunAhead },
+		"gives each operator all SMs":      func(c *Config) { c.Pipeline, c.SMs.Train = PipelineSeries, 2 },
+		"--check-reads holds rows":         func(c *Config) { c.Policy, c.CacheLine, c.CheckReads = policy.LRU, 4096, true },
+		"--neighbor-cache is of":           func(c *Config) { c.NeighborCache = percent(5) },
+		"-1 is not a number of nodes":      func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{-1} },
+		"--sampler \"x\" is not known":     func(c *Config) { c.Sampler = "x" },
+		"--topology \"x\" is not known":    func(c *Config) { c.Topology = "x" },
+		"--tune \"x\" is not known":        func(c *Config) { c.Tune = "x" },
+	} {
+		c := Config{}
+		set(&c)
+		err := c.withDefaults().check()
+		require.ErrorContains(t, err, want)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
+	}
+	c := Config{Mode: ModeGIDS}.withDefaults()
+	require.NoError(t, c.check())
+	require.Equal(t, []any{StackSync, PipelineRunAhead, policy.Random, int64(BaMLine), GIDSWindow, GIDSAccumulate, HotnessPageRank},
+		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate, c.Hotness})
+	c = Config{Mode: ModeBaM, CheckReads: true}.withDefaults()
+	require.NoError(t, c.check())
+	require.Equal(t, []any{StackSync, PipelineNone, policy.Random, int64(LineRow), 0, 0.0}, []any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate})
+	for _, f := range []func(*Config){
+		func(c *Config) { c.IOStack = StackAsync }, func(c *Config) { c.Pipeline = PipelineDeep }, func(c *Config) { c.Policy = PolicyStatic },
+		func(c *Config) { c.Window, c.Accumulate = Off, Off },
+	} {
+		c := Config{Mode: ModeGIDS}
+		f(&c)
+		require.NoError(t, c.withDefaults().check(), "each part can be set by itself")
 	}
 }
