@@ -1,0 +1,128 @@
+package policy
+
+// s3fifo is S3-FIFO (Yang et al., SOSP '23): a small queue of a tenth of the cache takes new lines, the main
+// queue those that were accessed more than once there or that come back while the ghost queue, as long as
+// the main one, still remembers them. The main queue gives a line as many further rounds as it was accessed,
+// up to three. A pinned slot that stands at the end of its queue is parked until its pin ends and then stands
+// there again; it still counts as a member of its queue.
+type s3fifo struct {
+	d           *Directory
+	links       links
+	small, main queue
+	parkedSmall int64
+	target      int64 // slots of the small queue
+	ghost       []int64
+	ghosts      table
+	next        int // place in ghost of the next line
+}
+
+func newS3FIFO(d *Directory, slots int64) *s3fifo {
+	p := &s3fifo{d: d, links: newLinks(slots), target: max(1, slots/10)}
+	p.small, p.main = newQueue(&p.links), newQueue(&p.links)
+	p.ghost = make([]int64, max(0, slots-p.target))
+	for i := range p.ghost {
+		p.ghost[i] = -1
+	}
+	p.ghosts = newTable(int64(len(p.ghost)))
+	return p
+}
+
+func (p *s3fifo) insert(slot int32) {
+	line := p.d.lineOf[slot]
+	if at := p.ghosts.get(line, p.ghost); at >= 0 {
+		p.ghosts.del(line, at)
+		p.ghost[at] = -1
+		p.d.flags[slot] |= inMain
+		p.main.add(slot)
+		return
+	}
+	p.small.add(slot)
+}
+
+func (p *s3fifo) hit(slot int32) {
+	if p.d.flags[slot]&freqMask != freqMask {
+		p.d.flags[slot] += once
+	}
+}
+
+func (p *s3fifo) pin(int32) {}
+
+func (p *s3fifo) unpin(slot int32) {
+	flags := p.d.flags[slot]
+	if flags&parked == 0 {
+		return
+	}
+	p.d.flags[slot] = flags &^ parked
+	if flags&inMain != 0 {
+		p.main.after(slot, -1)
+	} else {
+		p.small.after(slot, -1)
+		p.parkedSmall--
+	}
+}
+
+func (p *s3fifo) remove(slot int32) {
+	flags := p.d.flags[slot]
+	switch {
+	case flags&parked != 0 && flags&inMain == 0:
+		p.parkedSmall--
+	case flags&parked != 0:
+	case flags&inMain != 0:
+		p.main.take(slot)
+	default:
+		p.small.take(slot)
+	}
+}
+
+func (p *s3fifo) victim() int32 {
+	for {
+		full := p.small.n+p.parkedSmall >= p.target
+		if slot := p.small.oldest; slot >= 0 && (full || p.main.n == 0) {
+			p.small.take(slot)
+			flags := p.d.flags[slot]
+			switch {
+			case flags&freqMask > once:
+				p.d.flags[slot] = flags&^freqMask | inMain
+				p.main.add(slot)
+			case flags&pinned != 0:
+				p.d.flags[slot] |= parked
+				p.parkedSmall++
+			default:
+				p.remember(p.d.lineOf[slot])
+				return slot
+			}
+			continue
+		}
+		slot := p.main.oldest
+		p.main.take(slot)
+		flags := p.d.flags[slot]
+		switch {
+		case flags&freqMask != 0:
+			p.d.flags[slot] -= once
+			p.main.add(slot)
+		case flags&pinned != 0:
+			p.d.flags[slot] |= parked
+		default:
+			return slot
+		}
+	}
+}
+
+// remember puts a line that the small queue lost into the ghost queue, in the place of its oldest.
+func (p *s3fifo) remember(line int64) {
+	if len(p.ghost) == 0 {
+		return
+	}
+	if old := p.ghost[p.next]; old >= 0 {
+		p.ghosts.del(old, int32(p.next))
+	}
+	p.ghost[p.next] = line
+	p.ghosts.put(line, int32(p.next))
+	if p.next++; p.next == len(p.ghost) {
+		p.next = 0
+	}
+}
+
+func (p *s3fifo) bytes() int64 {
+	return p.links.bytes() + int64(cap(p.ghost))*8 + p.ghosts.bytes()
+}

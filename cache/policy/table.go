@@ -1,0 +1,183 @@
+package policy
+
+import "math/bits"
+
+// mix spreads line numbers, which come in runs and strides (the finaliser of splitmix64).
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// table finds a line's slot: open addressing with linear probes, at most 5/8 full. An entry is 32 bits of
+// the line's hash, which give its home and tell nearly all other lines from it, over 32 bits of its slot + 1.
+type table struct{ entries []uint64 }
+
+func newTable(n int64) table { return table{make([]uint64, n+n*3/5+8)} }
+
+func (t *table) home(hash uint32) int {
+	hi, _ := bits.Mul64(uint64(hash)<<32, uint64(len(t.entries)))
+	return int(hi)
+}
+
+func (t *table) get(line int64, lineOf []int64) int32 {
+	hash := uint32(mix(uint64(line)) >> 32)
+	for i := t.home(hash); ; {
+		e := t.entries[i]
+		if e == 0 {
+			return -1
+		}
+		if uint32(e>>32) == hash {
+			if slot := int32(uint32(e)) - 1; lineOf[slot] == line {
+				return slot
+			}
+		}
+		if i++; i == len(t.entries) {
+			i = 0
+		}
+	}
+}
+
+func (t *table) put(line int64, slot int32) {
+	hash := uint32(mix(uint64(line)) >> 32)
+	i := t.home(hash)
+	for t.entries[i] != 0 {
+		if i++; i == len(t.entries) {
+			i = 0
+		}
+	}
+	t.entries[i] = uint64(hash)<<32 | uint64(uint32(slot+1))
+}
+
+// del takes a slot's entry out and moves later ones of the run up, so that no mark of it stays.
+func (t *table) del(line int64, slot int32) {
+	hash := uint32(mix(uint64(line)) >> 32)
+	want := uint64(hash)<<32 | uint64(uint32(slot+1))
+	n := len(t.entries)
+	hole := t.home(hash)
+	for t.entries[hole] != want {
+		if t.entries[hole] == 0 {
+			panic("policy: a cached line is not in the table")
+		}
+		if hole++; hole == n {
+			hole = 0
+		}
+	}
+	for i := hole; ; {
+		if i++; i == n {
+			i = 0
+		}
+		e := t.entries[i]
+		if e == 0 {
+			break
+		}
+		// e may move to the hole unless its home lies behind it: (hole, i], around the end.
+		home := t.home(uint32(e >> 32))
+		behind := hole < home && home <= i
+		if i < hole {
+			behind = hole < home || home <= i
+		}
+		if !behind {
+			t.entries[hole] = e
+			hole = i
+		}
+	}
+	t.entries[hole] = 0
+}
+
+func (t *table) bytes() int64 { return int64(cap(t.entries)) * 8 }
+
+// uses counts the announced batches that will access a line. It grows with the lines of a window.
+type uses struct {
+	keys   []int64 // line + 1; 0: none
+	counts []use
+	n      int
+}
+
+// use is a line's count and the batch that lowered it last: a batch does so once.
+type use struct{ count, by uint32 }
+
+func (u *uses) home(key int64) int {
+	hi, _ := bits.Mul64(mix(uint64(key)), uint64(len(u.keys)))
+	return int(hi)
+}
+
+// at is a key's place, or the empty one where it would go.
+func (u *uses) at(key int64) int {
+	i := u.home(key)
+	for u.keys[i] != 0 && u.keys[i] != key {
+		if i++; i == len(u.keys) {
+			i = 0
+		}
+	}
+	return i
+}
+
+func (u *uses) has(line int64) bool { return u.n > 0 && u.keys[u.at(line+1)] != 0 }
+
+func (u *uses) add(line int64) {
+	if u.n*8 >= len(u.keys)*5 {
+		old := *u
+		n := max(64, 2*len(old.keys))
+		u.keys, u.counts = make([]int64, n), make([]use, n)
+		for i, key := range old.keys {
+			if key != 0 {
+				at := u.at(key)
+				u.keys[at], u.counts[at] = key, old.counts[i]
+			}
+		}
+	}
+	i := u.at(line + 1)
+	if u.keys[i] == 0 {
+		u.keys[i], u.counts[i] = line+1, use{}
+		u.n++
+	}
+	u.counts[i].count++
+}
+
+// end lowers a line's count for a batch and says whether another batch will access the line.
+func (u *uses) end(line int64, batch uint32) bool {
+	i := u.at(line + 1)
+	if u.keys[i] == 0 {
+		return false
+	}
+	if u.counts[i].by == batch {
+		return true
+	}
+	if u.counts[i].count > 1 {
+		u.counts[i].count--
+		u.counts[i].by = batch
+		return true
+	}
+	u.n--
+	n := len(u.keys)
+	hole := i
+	for j := hole; ; {
+		if j++; j == n {
+			j = 0
+		}
+		if u.keys[j] == 0 {
+			break
+		}
+		home := u.home(u.keys[j])
+		behind := hole < home && home <= j
+		if j < hole {
+			behind = hole < home || home <= j
+		}
+		if !behind {
+			u.keys[hole], u.counts[hole] = u.keys[j], u.counts[j]
+			hole = j
+		}
+	}
+	u.keys[hole] = 0
+	return false
+}
+
+func (u *uses) clear() {
+	clear(u.keys)
+	u.n = 0
+}
+
+func (u *uses) bytes() int64 { return int64(cap(u.keys))*8 + int64(cap(u.counts))*8 }
