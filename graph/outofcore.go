@@ -395,7 +395,7 @@ func (s *storage) scan(ctx context.Context, see func(first int64, narrow []uint3
 	const pages = 64 * unitPages
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	mem, err := hostmem.Alloc(pages*filePage, "topology scan")
+	mem, err := hostmem.Alloc(pages*filePage, "neighbour list scan")
 	if err != nil {
 		return err
 	}

@@ -29,8 +29,8 @@ const (
 	readSlots   = 256
 	readThreads = 32 // without io_uring
 	readTries   = 3
-	readPurpose = "topology read slots"
-	sumPurpose  = "topology checksums"
+	readPurpose = "neighbour list reads"
+	sumPurpose  = "neighbour list checksums"
 )
 
 // Time limits of reads; tests shorten them.
