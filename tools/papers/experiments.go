@@ -35,7 +35,7 @@ var experiments = []experiment{
 		paper:   "up to 2.91× over the dims", least: 0.7, play: cpuCacheDim,
 	},
 	{
-		name: "gpu-cache", title: "Helios: GPU cache on and off.", setting: "12 SSDs, CPU cache 10 %, GPU cache 0 or 5 %; ms a batch.",
+		name: "gpu-cache", title: "Helios: GPU cache on and off.", setting: "12 SSDs, CPU cache 10 %; ms a batch.",
 		paper: "1.09–1.48×", least: 0.9, play: gpuCache,
 	},
 	{
@@ -44,13 +44,13 @@ var experiments = []experiment{
 		paper:   "1.49× SAGE, 1.29× GCN; where the GPU cache has 99 % the pipeline loses slightly", least: 0.5, play: pipeline,
 	},
 	{
-		name: "modes", title: "Helios against the others.", setting: "Batch and caches as above, 12 SSDs, SAGE, dim 1024, GPU cache 5 %, CPU cache 10 % (bam: none); ms a batch, and how many times helios's.",
+		name: "modes", title: "Helios against the others.", setting: "SAGE, dim 1024, GPU cache 5 %, CPU cache 10 % (bam: none; cpu: no GPU cache; mmap: neither).",
 		paper: "up to 6.43× GIDS, 91–99 % of in memory; GIDS 1.3–3.1× BaM", least: 0.2, play: modes,
 	},
 	{
 		name: "window", title: "GIDS: window depth and cache size.",
 		setting: "Batch 4,096 and caches of 4, 8 and 16 GB scaled by nodes over 269 M, fanout 10,5,5, lines of 4 KiB, random policy, no CPU buffer; hit ratio of the GPU tier.",
-		paper:   "depth 8 raises the hit ratio 2.19×", least: 0.9, play: window,
+		paper:   "depth 8 raises the hit ratio 2.19×", least: 0.8, play: window,
 	},
 	{
 		name: "accumulator", title: "GIDS: accumulator on and off.", setting: "Fanout 5,5, one Optane SSD, GPU cache 8 GB scaled, CPU buffer 10 % for gids, window 8 for gids; GB/s into the GPU.",
@@ -77,8 +77,8 @@ func (l *lab) helios(set func(*sched.Config)) sched.Config {
 	return c
 }
 
-// onOff plays two setups and adds a line with their times.
-func (l *lab) onOff(t *table, label string, off, on setup) (a, b sched.EpochResult, err error) {
+// onOff plays two setups and notes how many times as long the first one takes.
+func (l *lab) onOff(t *table, off, on setup) (a, b sched.EpochResult, err error) {
 	if a, err = l.play(off); err != nil {
 		return a, b, err
 	}
@@ -97,7 +97,7 @@ func cpuCacheSSDs(l *lab, t *table) error {
 	t.Columns = []string{"SSDs", "without", "with", "factor", "rows from the CPU tier, of those that the GPU tier lacks"}
 	for _, n := range []int{1, 2, 4, 6, 8, 12} {
 		off, on := l.helios(nil), l.helios(func(c *sched.Config) { c.CPUCache = share(10) })
-		a, b, err := l.onOff(t, "", setup{cfg: off, ssds: n}, setup{cfg: on, ssds: n})
+		a, b, err := l.onOff(t, setup{cfg: off, ssds: n}, setup{cfg: on, ssds: n})
 		if err != nil {
 			return err
 		}
@@ -112,7 +112,7 @@ func cpuCacheDim(l *lab, t *table) error {
 	for _, n := range []int{1, 12} {
 		for _, dim := range []int{128, 256, 512, 1024} {
 			off, on := l.helios(nil), l.helios(func(c *sched.Config) { c.CPUCache = share(10) })
-			a, b, err := l.onOff(t, "", setup{cfg: off, ssds: n, dim: dim}, setup{cfg: on, ssds: n, dim: dim})
+			a, b, err := l.onOff(t, setup{cfg: off, ssds: n, dim: dim}, setup{cfg: on, ssds: n, dim: dim})
 			if err != nil {
 				return err
 			}
@@ -124,16 +124,18 @@ func cpuCacheDim(l *lab, t *table) error {
 }
 
 func gpuCache(l *lab, t *table) error {
-	t.Columns = []string{"dim", "without", "with", "factor", "rows from the GPU tier"}
+	t.Columns = []string{"dim", "GPU cache", "without", "with", "factor", "rows from the GPU tier"}
 	for _, dim := range []int{128, 1024} {
-		with := func(p float64) setup {
-			return setup{dim: dim, cfg: l.helios(func(c *sched.Config) { c.CPUCache, c.GPUCache = share(10), share(p) })}
+		for _, p := range []float64{0.25, 1, 5} {
+			with := func(p float64) setup {
+				return setup{dim: dim, cfg: l.helios(func(c *sched.Config) { c.CPUCache, c.GPUCache = share(10), share(p) })}
+			}
+			a, b, err := l.onOff(t, with(0), with(p))
+			if err != nil {
+				return err
+			}
+			t.add(dim, fmt.Sprintf("%g %%", p), ms(a), ms(b), ms(a)/ms(b), float64(b.RowsGPU)/float64(b.RowsGPU+b.RowsCPU+b.RowsSSD))
 		}
-		a, b, err := l.onOff(t, "", with(0), with(5))
-		if err != nil {
-			return err
-		}
-		t.add(dim, ms(a), ms(b), ms(a)/ms(b), float64(b.RowsGPU)/float64(b.RowsGPU+b.RowsCPU+b.RowsSSD))
 	}
 	t.Ours = spread(t.Factors)
 	return nil
@@ -151,7 +153,7 @@ func pipeline(l *lab, t *table) error {
 				c.Model, c.Pipeline, c.GPUCache, c.CPUCache = x.model, pipe, share(x.gpu), share(x.cpu)
 			})}
 		}
-		a, b, err := l.onOff(t, "", with(sched.PipelineSeries), with(sched.PipelineDeep))
+		a, b, err := l.onOff(t, with(sched.PipelineSeries), with(sched.PipelineDeep))
 		if err != nil {
 			return err
 		}
@@ -162,40 +164,50 @@ func pipeline(l *lab, t *table) error {
 }
 
 func modes(l *lab, t *table) error {
-	t.Columns = []string{"mode", "ms a batch", "times helios", "GB/s into the GPU", "rows from SSD", "stall"}
-	var first float64
+	t.Columns = []string{"SSDs", "mode", "ms a batch", "times helios", "GB/s into the GPU", "share of rows from GPU, CPU, SSD", "stall"}
 	at := map[string]float64{}
-	for _, mode := range []string{sched.ModeHelios, sched.ModeInmem, sched.ModeGIDS, sched.ModeBaM, sched.ModeCPU, sched.ModeMmap} {
-		s := setup{cfg: l.helios(func(c *sched.Config) { c.Mode, c.GPUCache, c.CPUCache = mode, share(5), share(10) })}
-		switch mode {
-		case sched.ModeBaM:
-			s.cfg.CPUCache = units.Budget{}
-			s.warm = min(l.size.warm, 24)
-		case sched.ModeGIDS:
-			s.warm = min(l.size.warm, 24)
-		case sched.ModeMmap:
-			s.cfg.GPUCache, s.cfg.CPUCache, s.cfg.Workers = units.Budget{}, units.Budget{}, 32
-			s.batches = 2
-		case sched.ModeCPU:
-			s.cfg.GPUCache, s.cfg.Workers = units.Budget{}, 32
+	for _, n := range []int{2, 12} {
+		first := 0.0
+		for _, mode := range []string{sched.ModeHelios, sched.ModeInmem, sched.ModeGIDS, sched.ModeBaM, sched.ModeCPU, sched.ModeMmap} {
+			s := setup{ssds: n, cfg: l.helios(func(c *sched.Config) { c.Mode, c.GPUCache, c.CPUCache = mode, share(5), share(10) })}
+			switch mode {
+			case sched.ModeInmem:
+				s.cfg.CPUCache = units.Budget{}
+			case sched.ModeBaM:
+				s.cfg.CPUCache = units.Budget{}
+				s.warm = 4
+			case sched.ModeGIDS:
+				s.warm = 4
+			case sched.ModeMmap:
+				s.cfg.GPUCache, s.cfg.CPUCache, s.cfg.Workers = units.Budget{}, units.Budget{}, 32
+				s.batches = 2
+			case sched.ModeCPU:
+				s.cfg.GPUCache, s.cfg.Workers = units.Budget{}, 32
+			}
+			e, err := l.play(s)
+			if err != nil {
+				return fmt.Errorf("%s: %w", mode, err)
+			}
+			if first == 0 {
+				first = ms(e)
+			}
+			at[fmt.Sprint(mode, n)] = t.factor(ms(e) / first)
+			all := float64(e.RowsGPU + e.RowsCPU + e.RowsSSD)
+			t.add(n, mode, ms(e), ms(e)/first, ingress(e, 4096), fmt.Sprintf("%.2f, %.2f, %.2f", float64(e.RowsGPU)/all, float64(e.RowsCPU)/all, float64(e.RowsSSD)/all), e.Stall)
 		}
-		e, err := l.play(s)
-		if err != nil {
-			return fmt.Errorf("%s: %w", mode, err)
-		}
-		if first == 0 {
-			first = ms(e)
-		}
-		at[mode] = t.factor(ms(e) / first)
-		t.add(mode, ms(e), ms(e)/first, ingress(e, 4096), e.RowsSSD, e.Stall)
 	}
-	t.Ours = fmt.Sprintf("%.2f× GIDS, %.0f %% of in memory, GIDS %.2f× BaM, cpu %.1f×, mmap %.0f×", at[sched.ModeGIDS], 100*at[sched.ModeInmem], at[sched.ModeBaM]/at[sched.ModeGIDS], at[sched.ModeCPU], at[sched.ModeMmap])
+	say := func(n int) string {
+		f := func(mode string) float64 { return at[fmt.Sprint(mode, n)] }
+		return fmt.Sprintf("with %d SSDs %.2f× GIDS, %.0f %% of in memory, GIDS %.2f× BaM, cpu %.1f×, mmap %.0f×",
+			n, f(sched.ModeGIDS), 100*f(sched.ModeInmem), f(sched.ModeBaM)/f(sched.ModeGIDS), f(sched.ModeCPU), f(sched.ModeMmap))
+	}
+	t.Ours = say(2) + "; " + say(12)
 	return nil
 }
 
 // gb is so many GB of a cache beside IGB-full's features, as bytes beside this graph's.
 func (l *lab) gb(n float64) units.Budget {
-	return units.Budget{Bytes: max(int64(n*1e9*float64(l.size.nodes)/paperNodes), 64<<10)}
+	return units.Budget{Bytes: max(int64(n*1e9*float64(l.size.nodes)/paperNodes), 1<<20)}
 }
 
 func (l *lab) gids(mode string, set func(*sched.Config)) sched.Config {
@@ -256,7 +268,7 @@ func accumulator(l *lab, t *table) error {
 					return err
 				}
 				x, y := ingress(a, 4096), ingress(b, 4096)
-				t.add(mode, hw[len("a100-"):], batch, x, y, t.factor(y/x), groups(b))
+				t.add(mode, hw[len("a100-"):], batch, x, y, t.factor(y/x), b.GroupBatches)
 			}
 		}
 	}

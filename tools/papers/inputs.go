@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-
-	"helios/sched"
 )
 
 // randomRows is a file with all rows in an order of chance, for a buffer that knows nothing of the graph.
@@ -38,9 +36,4 @@ func (l *lab) randomRows() (path string, err error) {
 		return "", err
 	}
 	return path, os.Rename(path+".part", path)
-}
-
-// groups is how many batches the accumulator merged at a time, in the mean; a dash without it.
-func groups(e sched.EpochResult) string {
-	return "–"
 }

@@ -67,7 +67,7 @@ func main() {
 type size struct {
 	nodes   int64
 	degree  float64
-	batch   int // of the Helios experiments (there 8,000)
+	batch   int // of the Helios experiments
 	batches int // played
 	gids    int // batch of the GIDS experiments where it is scaled (there 4,096)
 	warm    int // batches that fill a dynamic tier first
@@ -80,7 +80,7 @@ func (o *options) size() size {
 	if o.selftest {
 		return size{nodes: 20_000, degree: 12, batch: 64, batches: 3, gids: 16, warm: 8}
 	}
-	return size{nodes: o.nodes, degree: o.degree, batch: 1000, batches: 6, gids: max(int(4096*float64(o.nodes)/paperNodes), 16), warm: 150}
+	return size{nodes: o.nodes, degree: o.degree, batch: 8000, batches: 5, gids: max(int(4096*float64(o.nodes)/paperNodes), 16), warm: 150}
 }
 
 func run(ctx context.Context, o options) (err error) {
