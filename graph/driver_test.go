@@ -28,6 +28,7 @@ func TestDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if name == "compared" && testing.Short() {
 				checkRepeatedSeedsAndSelfLoops(t, open)
+				checkLayerwise(t, open, 300, []int{20, 30})
 				return
 			}
 			t.Run("BlocksEqualReference", func(t *testing.T) { checkBlocksEqualReference(t, open, 600, []int{60, 1, 150, 60}, 3) })
@@ -38,6 +39,7 @@ func TestDriver(t *testing.T) {
 			t.Run("ConcurrentBatches", func(t *testing.T) { checkConcurrentBatches(t, open) })
 			t.Run("OldFrontierStaysReadable", func(t *testing.T) { checkOldFrontierStaysReadable(t, open) })
 			t.Run("StampsWrap", func(t *testing.T) { checkStampsWrap(t, open) })
+			t.Run("Layerwise", func(t *testing.T) { checkLayerwise(t, open, 600, []int{40, 90}) })
 			t.Run("Misuse", func(t *testing.T) { checkMisuse(t, open) })
 			t.Run("SteadyState", func(t *testing.T) { checkSteadyStateAllocatesNoBuffers(t, open) })
 		})

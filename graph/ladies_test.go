@@ -161,6 +161,23 @@ func TestLayerwiseIsTheDefinition(t *testing.T) {
 	}
 }
 
+// checkLayerwise compares batches on a device, direct and hashed, with those of the host, to the bit.
+func checkLayerwise(t *testing.T, open opener, nodes int64, takes []int) {
+	for _, limit := range []int64{directNodes, 1} {
+		t.Run(fmt.Sprintf("direct up to %d", limit), func(t *testing.T) {
+			topo := randomGraph(t, nodes, 8, nodes%200 == 0, 3)
+			cfg := SamplerConfig{Fanouts: takes, Seed: 12, Degrees: limit == 1, Layerwise: true}
+			r, want := newRig(t, open, topo, 3, cfg, limit), newRig(t, host, topo, 1, cfg, directNodes)
+			for batch := range 2 {
+				seeds := []int64{nodes - 1, 3, nodes / 2, nodes - 1, 10}
+				mb, ref := r.sample(t, 1, batch, seeds), want.sample(t, 1, batch, seeds)
+				require.Equal(t, want.plain(t, ref), r.plain(t, mb))
+				require.Equal(t, weightsOf(t, want, ref), weightsOf(t, r, mb))
+			}
+		})
+	}
+}
+
 // With room for all candidates a layer is the whole neighbourhood, with equal weights.
 func TestLayerwiseOfAllIsFullNeighbourhood(t *testing.T) {
 	topo := randomGraph(t, 500, 5, false, 8)

@@ -716,6 +716,20 @@ func NormaliseTables() map[string]func([]byte, Memory) {
 		}
 	}
 	m["unique_relabel"] = func(params []byte, mem Memory) { normaliseTable(params, mem, false) }
+	for _, k := range []string{"layer_weigh", "layer_rank", "layer_hist", "layer_pick", "layer_count", "layer_assign", "layer_relabel"} {
+		m[k] = func(params []byte, mem Memory) {
+			if len(params) != layerParamsSize {
+				return
+			}
+			params = params[:sampleParamsSize]
+			// From layer_assign on some slots of the edge list are indices; layer_relabel's result has these.
+			mixed := k == "layer_assign" || k == "layer_relabel"
+			if mixed && hashedTable(params) {
+				clear(edgeList(params, mem))
+			}
+			normaliseTable(params, mem, !mixed)
+		}
+	}
 	return m
 }
 
@@ -725,14 +739,28 @@ const (
 	offEdgeStart, offSrc, offVals, offKeys = 32, 40, 48, 56
 	offSlots, offNumDst, offStamp          = 96, 120, 152
 	sampleParamsSize                       = 168
+	layerParamsSize                        = sampleParamsSize + 128 // graph.layerParams, which begins with the other
 )
+
+func hashedTable(params []byte) bool { return binary.LittleEndian.Uint64(params[offKeys:]) != 0 }
+
+// edgeList is the Src of a launch, by what its EdgeStart says; nil where it was not reached.
+func edgeList(params []byte, mem Memory) []byte {
+	word := func(at int) uint64 { return binary.LittleEndian.Uint64(params[at:]) }
+	numDst := int64(word(offNumDst))
+	start := mem.Bytes(cuda.DevicePtr(word(offEdgeStart)), (numDst+1)*8)
+	if start == nil {
+		return nil
+	}
+	return mem.Bytes(cuda.DevicePtr(word(offSrc)), int64(binary.LittleEndian.Uint64(start[numDst*8:]))*4)
+}
 
 func normaliseTable(params []byte, mem Memory, slots bool) {
 	if len(params) != sampleParamsSize {
 		return // a block that this code does not know: its launches will be found different
 	}
 	word := func(at int) uint64 { return binary.LittleEndian.Uint64(params[at:]) }
-	if word(offKeys) == 0 {
+	if !hashedTable(params) {
 		return // a direct table has its nodes for slots
 	}
 	n := int64(word(offSlots))
@@ -744,10 +772,7 @@ func normaliseTable(params []byte, mem Memory, slots bool) {
 	stamp := uint64(binary.LittleEndian.Uint32(params[offStamp:])) & 0xffff
 	key := func(s uint64) uint64 { return binary.LittleEndian.Uint64(keys[8*s:]) }
 	if slots {
-		numDst := int64(word(offNumDst))
-		start := mem.Bytes(cuda.DevicePtr(word(offEdgeStart)), (numDst+1)*8)
-		edges := int64(binary.LittleEndian.Uint64(start[numDst*8:]))
-		src := mem.Bytes(cuda.DevicePtr(word(offSrc)), edges*4)
+		src := edgeList(params, mem)
 		for e := range int64(len(src) / 4) {
 			if s := uint64(binary.LittleEndian.Uint32(src[4*e:])); s < uint64(n) {
 				binary.LittleEndian.PutUint32(src[4*e:], uint32(key(s)&nodeMask))

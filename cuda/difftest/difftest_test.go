@@ -41,6 +41,7 @@ func TestFlippedBitsAreFound(t *testing.T) {
 		{"sample_count", "block offsets", 4, 8}, {"sample_fill", "block sources", 5, 13},
 		{"unique_assign", "frontier", 2, 641}, {"unique_relabel", "block sources", 5, 2},
 		{"lookup", "cache lookup", 2, 77}, {"gather", "rows", 6, 3}, {"hotness", "hotness", 1, 5}, {"hotness_rank", "hotness ranking", 4, 8},
+		{"layer_rank", "layer sampling", 23, 9}, {"layer_assign", "block weights", 29, 241},
 	} {
 		t.Run(w.kernel, func(t *testing.T) {
 			spoilt := 0
@@ -52,7 +53,9 @@ func TestFlippedBitsAreFound(t *testing.T) {
 					spoilt = l.Number
 				}
 			}
-			err := fixed().run(within(t), difftest.Open(t, opt), 2)
+			g := fixed()
+			g.layers = strings.HasPrefix(w.kernel, "layer_")
+			err := g.run(within(t), difftest.Open(t, opt), 2)
 			var m *difftest.Mismatch
 			if !errors.As(err, &m) {
 				t.Fatalf("spoilt launch %d, got %v", spoilt, err)
@@ -76,6 +79,9 @@ var plants = []struct{ kernel, file, right, wrong string }{
 	{"sample_fill", "sample.cu", "philox_bounded(r, j + 1)", "philox_bounded(r, j)"},
 	{"unique_assign", "unique.cu", "if (i < w) index += n;", "if (i <= w) index += n;"},
 	{"hotness_rank", "hotness.cu", "v == threshold[k] && rank < left[k]", "v == threshold[k] && rank <= left[k]"},
+	{"layer_weigh", "ladies.cu", "((u64)1 << p.Bits) / degree / degree", "((u64)1 << p.Bits) / degree / (degree + 1)"},
+	{"layer_pick", "ladies.cu", "if (below <= left && left < below + n) {", "if (below < left && left <= below + n) {"},
+	{"layer_assign", "ladies.cu", "fp::sub(1.0, fp::exp_down(-x))", "1.0 - fp::exp_down(-x * 1.00001)"},
 }
 
 // barriers of the kernels, each with what is left when it is taken out.
@@ -127,7 +133,9 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, p.file, p.right, p.wrong)))
 			opt := fixed().options()
 			opt.Spoil = func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
-			err := fixed().run(within(t), difftest.OpenLibrary(t, lib, opt), 10)
+			g := fixed()
+			g.layers = strings.HasPrefix(p.kernel, "layer_")
+			err := g.run(within(t), difftest.OpenLibrary(t, lib, opt), 10)
 			var m *difftest.Mismatch
 			if !errors.As(err, &m) || m.Kernel != p.kernel {
 				t.Fatalf("%s with %q: %v", p.kernel, p.wrong, err)

@@ -62,6 +62,7 @@ type group struct {
 	degree       float64
 	wide         bool
 	fanouts      []int
+	layers       bool // fanouts are nodes of layers
 	degrees      bool
 	gpu, cpu     float64 // shares of the tiers
 	ssds         int
@@ -73,8 +74,8 @@ type group struct {
 }
 
 func (g group) String() string {
-	return fmt.Sprintf("nodes %d degree %.1f wide %v fanouts %v degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
-		g.nodes, g.degree, g.wide, g.fanouts, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes, g.stride, g.sms, g.grain, g.batch)
+	return fmt.Sprintf("nodes %d degree %.1f wide %v fanouts %v layers %v degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
+		g.nodes, g.degree, g.wide, g.fanouts, g.layers, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes, g.stride, g.sms, g.grain, g.batch)
 }
 
 // hashNodes is above graph's limit for a table with an entry per node.
@@ -119,6 +120,14 @@ func newGroup(seed, number uint64) group {
 	if number%20 == 7 {
 		g.nodes = hashNodes
 		g.batch = max(g.batch, 20)
+	}
+	if number%4 == 3 {
+		g.layers = true
+		for i, f := range g.fanouts {
+			if f > 0 && f < 1<<20 {
+				g.fanouts[i] = f * (1 + g.batch/4)
+			}
+		}
 	}
 	return g
 }
@@ -184,7 +193,7 @@ func (g group) run(ctx context.Context, dev *difftest.Device, count int) (err er
 		return err
 	}
 	onClose(st.Close)
-	s, err := graph.NewSampler(dev, dt, graph.SamplerConfig{Fanouts: g.fanouts, Seed: g.seed, Degrees: g.degrees})
+	s, err := graph.NewSampler(dev, dt, graph.SamplerConfig{Fanouts: g.fanouts, Seed: g.seed, Degrees: g.degrees, Layerwise: g.layers})
 	if err != nil {
 		return err
 	}
@@ -388,7 +397,8 @@ func TestTrace(t *testing.T) {
 		return
 	}
 	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel",
-		"lookup", "gather", "hotness", "hotness_rank"} {
+		"lookup", "gather", "hotness", "hotness_rank", "layer_weigh", "layer_rank", "layer_hist", "layer_pick", "layer_count", "layer_assign",
+		"layer_relabel"} {
 		if launches[k] == 0 && only == "" && n >= 100 {
 			t.Errorf("kernel %s was never launched", k)
 		}

@@ -44,6 +44,61 @@ struct alignas(64) Row {
 	u8 bytes[64];
 };
 
+// Layer-wise sampling from the frontier of a hop that has been sampled, with a table of its own.
+void layers(SampleParams s) {
+	i64 n = s.NumDst, edges = 0;
+	const i64 *nodes = dev::at<i64>(s.Nodes), *indptr = dev::at<i64>(s.Indptr);
+	for (i64 i = 0; i < n; i++) edges += indptr[nodes[i] + 1] - indptr[nodes[i]];
+	std::vector<u64> vals((u64)s.Slots, ~0ull), keys(s.Keys ? (u64)s.Slots : 0, ~0ull);
+	std::vector<u32> slots(edges + 1), pos(edges + 1), out(edges + 1), hist(layerBins), degrees(n + edges);
+	std::vector<i64> start(n + 1), sums(64), news(64), totals(2), outStart(n + 1), frontier(nodes, nodes + n);
+	std::vector<u64> mass(n + edges), rank(n + edges);
+	std::vector<float> weights(n + edges);
+	frontier.resize(n + edges);
+	LayerState state = {};
+	s.Nodes = address(frontier);
+	s.Degrees = address(degrees);
+	s.EdgeStart = address(start);
+	s.Src = address(slots);
+	s.Vals = address(vals);
+	s.Keys = address(keys);
+	s.Sums = address(sums);
+	s.Totals = address(totals);
+	s.SrcLen = edges;
+	s.NodesLen = n + edges;
+	s.Fanout = -1;
+	u32 grid = (u32)(1 + below(5));
+	for (const char *k : {"sample_begin", "sample_count", "sample_fill"}) launch(k, grid, &s);
+	LayerParams p = {};
+	p.Sample = s;
+	p.Pos = address(pos);
+	p.Mass = address(mass);
+	p.Rank = address(rank);
+	p.Hist = address(hist);
+	p.State = (u64)(uintptr_t)&state;
+	p.News = address(news);
+	p.OutStart = address(outStart);
+	p.OutSrc = address(out);
+	p.Weights = address(weights);
+	p.Edges = edges;
+	p.OutLen = edges;
+	p.WeightLen = n + edges;
+	p.Take = (i64)below((u64)(n + edges));
+	p.Bits = 40;
+	launch("layer_weigh", grid, &p);
+	launch("layer_rank", grid, &p);
+	for (i32 shift = 55; shift >= 0; shift -= (i32)layerBits) {
+		p.Shift = (u32)shift;
+		launch("layer_hist", grid, &p);
+		launch("layer_pick", 1, &p);
+	}
+	for (const char *k : {"layer_count", "layer_assign", "layer_relabel"}) launch(k, grid, &p);
+	if (totals[1] > p.Take || totals[0] != outStart[n]) {
+		std::fprintf(stderr, "layers: %lld new nodes of %lld, %lld edges, %lld\n", totals[1], p.Take, totals[0], outStart[n]);
+		std::exit(1);
+	}
+}
+
 void round() {
 	i64 nodes = (i64)(1 + below(800));
 	bool wide = below(2), hashed = below(2);
@@ -93,6 +148,7 @@ void round() {
 	u32 grid = (u32)(1 + below(5));
 	for (const char *k : {"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel"}) launch(k, grid, &s);
 	i64 count = seeds + totals[1];
+	if (below(2)) layers(s);
 
 	// Every row is in a random tier; ranks are counts of the lines before.
 	std::vector<Line> lines((nodes + rowsPerLine - 1) / rowsPerLine);
