@@ -384,3 +384,67 @@ func TestLostContext(t *testing.T) {
 	require.Len(t, res.Epochs, 2)
 	require.NoError(t, dev.Close())
 }
+
+// TestDynamicTiersOnGPU: a GPU tier whose lines come and go, on a device of the driver: the rows and counts of the host
+// device.
+func TestDynamicTiersOnGPU(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	for i, v := range []variant{
+		{name: "gids", set: func(c *Config) { c.Mode, c.GPUCache, c.CPUCache, c.Window = ModeGIDS, percent(50), percent(10), 2 }},
+		{name: "sieve deep by rows", set: func(c *Config) { c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), LineRow }},
+		{name: "lru lines prefetch", set: func(c *Config) {
+			c.Policy, c.GPUCache, c.CacheLine, c.Pipeline, c.Window = "lru", percent(20), 1024, PipelinePrefetch, 1
+		}},
+	} {
+		if testing.Short() && i > 0 {
+			break
+		}
+		t.Run(v.name, func(t *testing.T) {
+			cfg := onFibers()
+			cfg.NoEval = true
+			v.set(&cfg)
+			host := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			dev, _ := gpu(t, "")
+			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+			near(t, host, g)
+			for i, h := range host.res.Epochs {
+				e := g.res.Epochs[i]
+				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD, h.LinesInserted, h.LinesEvicted, h.LinesBypassed},
+					[]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.LinesInserted, e.LinesEvicted, e.LinesBypassed})
+			}
+			require.Positive(t, g.res.Epochs[1].RowsGPU)
+		})
+	}
+}
+
+// TestOutOfGPUMemoryWithDynamicTiers: the tier is emptied, gets smaller, and the run goes on at the same batch.
+func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Window, cfg.NoEval = ModeGIDS, percent(50), percent(20), 2, true
+	want := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	require.NoError(t, want.err)
+	for i, call := range []string{"cuMemAlloc_v2:2", "cuMemCreate:2", "cuMemAlloc_v2:5"} {
+		if i > 0 && testing.Short() {
+			break
+		}
+		t.Run(call, func(t *testing.T) {
+			dev, lib := gpu(t, "mem=268435456")
+			var notes []string
+			failed := false
+			obs := Observer{Note: func(s string) { notes = append(notes, s) }, Step: func(stage string, done, total int) {
+				if stage == "fill cpu cache" && done == total && !failed {
+					failed = true
+					fakecuda.Control(t, lib, "fail="+call+":2")
+				}
+			}}
+			cfg := cfg
+			cfg.Trace = filepath.Join(t.TempDir(), "trace")
+			got := trainOn(t, context.Background(), dev, cfg, d, feat, s, obs)
+			near(t, want, got)
+			require.Contains(t, strings.Join(notes, "\n"), "out of device memory")
+			require.Positive(t, got.res.GPUCacheShrunkBytes)
+			replayed(t, cfg.Trace, cfg.Epochs)
+		})
+	}
+}

@@ -40,13 +40,16 @@ func (e *engine) beginTrace() (err error) {
 		gpuLines = e.dyn.Config().Slots
 	}
 	if e.rec.w != nil {
-		return e.traced(e.rec.w.Reset(gpuLines))
+		if err := e.rec.w.Reset(gpuLines); err != nil {
+			return e.traced(err)
+		}
+		return e.tracePlacement()
 	}
 	l := e.layout
 	h := trace.Header{
 		Dataset: e.in.Dataset.Meta.UUID, Name: e.in.Dataset.Meta.Name, Rows: e.rows, RowBytes: e.rowBytes, SSDs: int64(l.SSDs),
 		SlotBytes: int64(l.LBABytes) * int64(l.LBAsPerRow) / int64(l.RowsPerLBA), LBABytes: int64(l.LBABytes),
-		Seed: e.cfg.Seed, Sampler: e.cfg.Sampler, Batch: int64(e.cfg.Batch), Mode: e.cfg.Mode, Policy: e.cfg.Policy,
+		Seed: e.cfg.Seed, Sampler: e.cfg.Sampler, Batch: int64(e.cfg.Batch), Mode: e.cfg.Mode, IOStack: e.cfg.IOStack, Policy: e.cfg.Policy,
 		GPULines: gpuLines, RowsPerLine: 1, CPURows: e.tiers.cpuRows, Window: int64(e.cfg.Window),
 	}
 	for _, f := range e.cfg.Fanouts {
@@ -64,10 +67,18 @@ func (e *engine) beginTrace() (err error) {
 	}
 	scores := e.rec.scores
 	e.rec.scores = nil
-	if scores == nil {
-		return nil
+	if err := e.rec.w.Hotness(scores); err != nil {
+		return e.traced(err)
 	}
-	return e.traced(e.rec.w.Hotness(scores))
+	return e.tracePlacement()
+}
+
+// tracePlacement records what the static tiers hold.
+func (e *engine) tracePlacement() error {
+	if e.cfg.dynamic() {
+		return e.traced(e.rec.w.Place(nil, e.dyn.Config().CPU))
+	}
+	return e.traced(e.rec.w.Place(e.placement.GPU, e.placement.CPU))
 }
 
 // traced names the file.
@@ -104,9 +115,13 @@ func (e *engine) traceLive(p *pass) error {
 		return nil
 	}
 	s, b := p.stats, p.base
+	bytes := s.BytesSSD - b.BytesSSD
+	if s.Retries != b.Retries { // what was read again is no part of what the accesses ask for
+		bytes = 0
+	}
 	return e.traced(e.rec.w.Live(trace.Live{
 		Kind: p.kind, Epoch: p.number, Batches: int64(s.Batches - b.Batches),
-		RowsGPU: s.RowsGPU - b.RowsGPU, RowsCPU: s.RowsCPU - b.RowsCPU, RowsSSD: s.RowsSSD - b.RowsSSD, BytesSSD: s.BytesSSD - b.BytesSSD,
+		RowsGPU: s.RowsGPU - b.RowsGPU, RowsCPU: s.RowsCPU - b.RowsCPU, RowsSSD: s.RowsSSD - b.RowsSSD, BytesSSD: bytes,
 		Inserted: s.Inserted - b.Inserted, Evicted: s.Evicted - b.Evicted, Bypassed: s.Bypassed - b.Bypassed,
 	}))
 }

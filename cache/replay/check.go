@@ -28,7 +28,8 @@ func Check(ctx context.Context, r *trace.Reader, progress func(stage string, don
 	h := r.Header()
 	c := &checker{h: h, gpuLines: h.GPULines}
 	dynamicTier := h.Policy != Static
-	bytes := h.SlotBytes%max(h.LBABytes, 1) == 0 && h.Mode != "mmap"
+	files := h.IOStack == "cpu" || h.IOStack == "mmap" // read what a file's direct I/O allows, or by pages
+	bytes := h.SlotBytes%max(h.LBABytes, 1) == 0 && !files
 	if dynamicTier {
 		l := linesOf(h, h.LineBytes)
 		if h.RowsPerLine == 1 {
@@ -37,7 +38,7 @@ func Check(ctx context.Context, r *trace.Reader, progress func(stage string, don
 		if l.RowsPerLine != max(h.RowsPerLine, 1) || l.LineBytes != h.LineBytes {
 			return nil, errs.New(errs.Usage, "the trace %s tells of lines of %d bytes with %d rows, and its layout gives %d and %d; it was written by another version", r.Path(), h.LineBytes, h.RowsPerLine, l.LineBytes, l.RowsPerLine)
 		}
-		bytes = bytes || l.RowsPerLine > 1
+		bytes = bytes || l.RowsPerLine > 1 && !files
 		c.view = &view{lines: l, bytes: commandBytes(h, l), union: h.Window > 0}
 		d, err := c.directory()
 		if err != nil {
@@ -72,7 +73,7 @@ func Check(ctx context.Context, r *trace.Reader, progress func(stage string, don
 				Inserted: l.Inserted, Evicted: l.Evicted, Bypassed: l.Bypassed}
 			got := x.Replayed
 			got.Rows, got.Accesses, got.Reads = 0, 0, 0
-			if !bytes {
+			if !bytes || l.BytesSSD == 0 { // 0: some reads were repeated
 				got.BytesSSD = l.BytesSSD
 			}
 			x.Equal = got == x.Live && (!open || kind == l.Kind && epoch == l.Epoch)

@@ -58,6 +58,7 @@ type Header struct {
 	Sampler     string  `json:"sampler"`
 	Batch       int64   `json:"batch"`
 	Mode        string  `json:"mode"`
+	IOStack     string  `json:"io_stack"`       // cpu and mmap widen reads to what their files allow
 	Policy      string  `json:"policy"`         // of the run
 	GPULines    int64   `json:"gpu_lines"`      // lines (dynamic) or rows (static) of the GPU tier
 	LineBytes   int64   `json:"line_bytes"`     // of a line of a dynamic GPU tier; 0: static

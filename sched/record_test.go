@@ -1,0 +1,96 @@
+package sched
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/replay"
+	"helios/cache/trace"
+	"helios/internal/errs"
+)
+
+// replayed holds a trace's live counters against its replay; passes is how many had to be there.
+func replayed(t testing.TB, path string, passes int) []replay.Checked {
+	t.Helper()
+	r, err := trace.Open(path)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	all, err := replay.Check(context.Background(), r, nil)
+	require.NoError(t, err)
+	compared := 0
+	for _, c := range all {
+		if c.Compared {
+			compared++
+			require.True(t, c.Equal, "%s %d: live %v, replayed %v", c.Kind, c.Epoch, c.Live, c.Replayed)
+		}
+	}
+	require.Equal(t, passes, compared, "passes")
+	return all
+}
+
+// The replay of a run's trace comes to the run's own counters, pass by pass, for static tiers and every policy.
+func TestReplayAgrees(t *testing.T) {
+	for _, g := range []graphSpec{tiny, packed, padded} {
+		d, feat := g.open(t)
+		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
+		ways := append([]variant{
+			{"static", caches(10, 10), 2, 2},
+			{"nothing cached", caches(0, 0), 2, 2},
+		}, dynamicWays...)
+		for i, v := range ways {
+			if testing.Short() && (i > 7 || g != tiny && i%3 != 0) {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			cfg.CoalesceBytes = -1
+			if cfg.Mode != ModeHelios || cfg.IOStack != "" && cfg.IOStack != StackAsync && cfg.IOStack != StackCPU {
+				cfg.CoalesceBytes = 0
+			}
+			cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
+			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
+			require.NoError(t, r.err, v.name)
+			all := replayed(t, cfg.Trace, 2*cfg.Epochs+1) // each with its validation, and the test
+			for e, x := range r.res.Epochs {
+				c := all[2*e]
+				require.Equal(t, "train", c.Kind, v.name)
+				require.Equal(t, []int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.LinesInserted}, []int64{c.Replayed.RowsGPU, c.Replayed.RowsCPU, c.Replayed.RowsSSD, c.Replayed.Inserted}, v.name)
+			}
+		}
+	}
+}
+
+// An interrupted run leaves a trace whose whole passes agree; a failed one leaves none; neither does it leave a part of one.
+func TestTraceOfRunsThatEndEarly(t *testing.T) {
+	d, feat := tiny.open(t)
+	dir := t.TempDir()
+	cfg := small()
+	dynamicWays[1].set(&cfg)
+	cfg.Trace = filepath.Join(dir, "run.trace")
+	ctx, cancel := context.WithCancel(context.Background())
+	epochs := 0
+	r := train(t, ctx, cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, total int) {
+		if stage == "epoch 2" {
+			epochs++
+			cancel()
+		}
+	}})
+	cancel()
+	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
+	replayed(t, cfg.Trace, 2)
+
+	require.NoError(t, os.Remove(cfg.Trace))
+	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=700)"), 2, Observer{})
+	require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+
+	cfg.Trace = filepath.Join(dir, "no", "such", "folder")
+	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
+	require.ErrorContains(t, r.err, "--trace "+cfg.Trace)
+}
