@@ -316,13 +316,17 @@ func (c Config) onDevice(dev cuda.Info) (Config, error) {
 	if c.SMs.IO == 0 && c.IOStack == StackAsync && c.Pipeline != PipelineSeries {
 		// As many SMs as hold the blocks of an I/O kernel (32 to start with, DESIGN section 7): the fewest that any GPU
 		// from sm_75 on keeps resident on an SM are 16 (CUDA C++ programming guide, table of technical specifications).
-		blocks := c.Blocks
-		if blocks == 0 {
-			blocks = 32
-		}
-		c.SMs.IO = min((blocks+15)/16, dev.SMs)
+		c.SMs.IO = ioSMs(c.Blocks, dev.SMs)
 	}
 	return c, nil
+}
+
+// ioSMs is how many of a GPU's SMs hold an I/O kernel of so many blocks, 0 for the default.
+func ioSMs(blocks, sms int) int {
+	if blocks == 0 {
+		blocks = ioBlocks
+	}
+	return min((blocks+15)/16, sms)
 }
 
 // hostOnly refuses what the host device lacks.

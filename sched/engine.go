@@ -79,6 +79,8 @@ type engine struct {
 	trace     *tracer // nil without a timeline
 
 	sampleS, lookupS, gatherS, trainS cuda.Stream
+	busyBefore                        StageSeconds // of streams that the tuner has replaced
+	tuned                             *TuneResult  // nil: not yet, or not asked for
 
 	presampled func(*graph.MiniBatch) // optional: sees what presampling samples
 	hotness    *HotnessInfo           // what placed the tiers; nil: nothing had to
@@ -278,7 +280,7 @@ func (e *engine) openGraph(in Inputs) (err error) {
 		if *s.to, err = e.dev.NewStream(g.options(s.name)); err != nil {
 			return err
 		}
-		e.onClose((*s.to).Close)
+		e.onClose(func() error { return (*s.to).Close() }) // the tuner may have made another
 	}
 	if e.sampler, err = e.newSampler(e.cfg.Fanouts); err != nil {
 		return err

@@ -65,7 +65,7 @@ type OpGraph struct {
 func (c Config) graph(reads bool) *OpGraph {
 	p := c.plan()
 	g := &OpGraph{
-		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.credits, Samples: p.credits + c.Window, PerHop: p.perHop, Serial: p.serial,
+		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.credits, Samples: p.samples, PerHop: p.perHop, Serial: p.serial,
 		Window: c.Window, Accumulate: c.Accumulate,
 	}
 	budget := c.SMs

@@ -73,10 +73,12 @@ func (c *clock) group(g *readGroup) {
 
 // streamSeconds is how long the operators on streams have been busy since the run began.
 func (e *engine) streamSeconds() StageSeconds {
-	return StageSeconds{
+	s := StageSeconds{
 		Sample: e.sampleS.Busy().Seconds(), Lookup: e.lookupS.Busy().Seconds(),
 		Gather: e.gatherS.Busy().Seconds(), Train: e.trainS.Busy().Seconds(),
 	}
+	s.add(e.busyBefore, 1)
+	return s
 }
 
 func (c *clock) read(submitted time.Time, st gpuio.ReadStats) {

@@ -40,6 +40,8 @@ type RunInfo struct {
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
 	// Hotness is what placed the static tiers; absent where nothing had to.
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
+	// Tuned is what the tuner measured and chose; absent without it.
+	Tuned *TuneResult `json:"tuned,omitempty"`
 }
 
 // openMemory chooses where the I/O kernels' queues and data are.
@@ -111,7 +113,7 @@ func (e *engine) info() RunInfo {
 		a := e.acc
 		r.Accumulator = &a
 	}
-	r.TopologyStorage = e.topologyInfo()
+	r.TopologyStorage, r.Tuned = e.topologyInfo(), e.tuned
 	if e.memory != nil {
 		m := e.memory.Report()
 		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried

@@ -60,12 +60,14 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 			return nil, err
 		}
 	}
-	e, err := newEngine(ctx, cfg, in, obs, modelConfig(t.state.Print))
+	e, err := newEngine(ctx, cfg.forTuning(), in, obs, modelConfig(t.state.Print))
 	if err != nil {
 		return &Result{IO: e.io()}, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
 	t.e = e
+	e.cfg.Depth = cfg.Depth
+	e.plan = e.cfg.plan()
 	if from != nil {
 		if was := t.state.Print.rowType(); was != e.rowType.String() {
 			return nil, errs.New(errs.Usage, "checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another --checkpoint folder",
@@ -257,7 +259,17 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 		}
 		return nil
 	}
-	err := e.run(ctx, p)
+	var err error
+	if t.cfg.tuning() && e.tuned == nil {
+		e.tuned, err = e.tune(ctx, p, t.cfg)
+		if err == nil {
+			t.obs.plan(e.cfg.graph(e.reader != nil))
+		}
+		p.end = 0
+	}
+	if err == nil {
+		err = e.run(ctx, p)
+	}
 	t.state.Partial = e.snapshot(p, base)
 	if err != nil {
 		return t.stopped(ctx, err)

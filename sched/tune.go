@@ -1,0 +1,385 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"helios/cuda"
+)
+
+// The tuner measures the first mini-batches that a run trains under other settings and keeps the best: how many batches
+// are prepared ahead, how many SMs each operator gets, how many blocks the I/O kernels have, what the accumulator aims at.
+// The batches are those of the first epoch, in their order, each trained once: cutting the epoch into segments, between
+// which the pipeline drains, changes no result.
+//
+// One setting is changed at a time, from the most telling to the least (coordinate descent). Its values are measured in
+// turns, the present one among them, so that what drifts (a page cache that fills, a machine that warms up) meets all of
+// them; another value is taken only when it is better by more than tuneGain. A segment's time has the filling of its
+// pipeline in it, which is the same for all: differences are a little smaller than they will be.
+
+// tuneGain is how much less time a value must take than the present one: less is not told from noise.
+const tuneGain = 0.03
+
+const (
+	// tuneBatches is the least number of batches that one value is measured with.
+	tuneBatches = 4
+	// tuneTime is how long a segment lasts, where the epoch has batches enough.
+	tuneTime = 150 * time.Millisecond
+	// tuneShare is the most of an epoch that is spent on measuring.
+	tuneShare = 0.75
+)
+
+// tuneLeast is how long a segment must last for its time to tell settings apart. Tests lower it.
+var tuneLeast = 10 * time.Millisecond
+
+// TuneTrial is one value of a setting as it was measured.
+type TuneTrial struct {
+	Setting string `json:"setting"` // a flag of train
+	Value   string `json:"value"`
+	Batches int    `json:"batches"`
+	// Seconds of one mini-batch, the best of the rounds.
+	Seconds float64 `json:"seconds_per_batch"`
+	Before  bool    `json:"before,omitempty"` // the value before
+	Chosen  bool    `json:"chosen,omitempty"`
+}
+
+// TuneResult is what the tuner did.
+type TuneResult struct {
+	Level   string      `json:"level"` // quick or full
+	Batches int         `json:"batches"`
+	Seconds float64     `json:"seconds"`
+	Trials  []TuneTrial `json:"trials"`
+	// Flags are what the run goes on with, where that differs from what it was told.
+	Flags string `json:"flags"`
+	// Skipped is why less was measured than could have been; empty: nothing was left out.
+	Skipped string `json:"skipped,omitempty"`
+}
+
+// tuneKnob is a setting with its candidates.
+type tuneKnob struct {
+	name   string
+	values []string
+	now    int // index of the present one
+	set    func(ctx context.Context, i int) error
+}
+
+// tuning tells whether the run's first batches are measured.
+func (c Config) tuning() bool { return c.Tune == TuneQuick || c.Tune == TuneFull }
+
+// tuneDepths are the depths that are tried.
+func (c Config) tuneDepths() []int {
+	if !c.tuning() || c.Pipeline != PipelineDeep && c.Pipeline != PipelinePrefetch {
+		return nil
+	}
+	d := []int{1, 2, 4}
+	if c.Tune == TuneFull {
+		d = []int{1, 2, 3, 4, 6, 8}
+	}
+	if !slices.Contains(d, c.Depth) {
+		d = append(d, c.Depth)
+		slices.Sort(d)
+	}
+	return d
+}
+
+// forTuning is the configuration that the engine is made with: room for the deepest pipeline that is tried, which stays
+// with the run whatever is chosen.
+func (c Config) forTuning() Config {
+	if d := c.tuneDepths(); len(d) > 0 {
+		c.Depth = d[len(d)-1]
+	}
+	return c
+}
+
+// tuner is the tuner at work.
+type tuner struct {
+	e     *engine
+	p     *pass
+	res   *TuneResult
+	level int // rounds
+	each  int // batches of a segment
+	most  int // batches that may be used up
+	// train trains n batches and says how many seconds that took.
+	train func(ctx context.Context, n int) (float64, error)
+}
+
+// tune measures with the first batches of p and leaves the engine with what was best. before is the configuration as it
+// was asked for: the depth that the tuner begins with.
+func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult, error) {
+	t := &tuner{e: e, p: p, res: &TuneResult{Level: before.Tune, Trials: []TuneTrial{}}, level: 1}
+	if before.Tune == TuneFull {
+		t.level = 2
+	}
+	t.train = t.segment
+	start := time.Now()
+	e.cfg.Depth = before.Depth
+	e.plan = e.cfg.plan()
+	knobs := e.tuneKnobs(before)
+	n := batches(len(p.order), e.cfg.Batch)
+	first := p.first
+	t.most = first + int(float64(n-first)*tuneShare)
+	if len(knobs) == 0 {
+		t.res.Skipped = fmt.Sprintf("pipeline %s on this device has nothing to choose", e.cfg.Pipeline)
+		return t.res, nil
+	}
+	// The first batches make buffers and warm caches; they tell how many a segment needs.
+	warm := min(2, t.most-first)
+	took, err := t.train(ctx, warm)
+	if err != nil {
+		return t.res, err
+	}
+	if warm > 0 && took > 0 {
+		t.each = int(tuneTime.Seconds() / (took / float64(warm)))
+	}
+	segments := 0
+	for _, k := range knobs {
+		segments += t.level * len(k.values)
+	}
+	t.each = max(tuneBatches, min(t.each, (t.most-p.first)/max(segments, 1)))
+	if each := took / float64(max(warm, 1)); each*float64(t.each) < tuneLeast.Seconds() && t.each < t.most-p.first {
+		t.each = max(t.each, int(tuneLeast.Seconds()/max(each, 1e-9))+1)
+	}
+	var flags, budgets, skipped []string
+	for i := range knobs {
+		k := &knobs[i]
+		if len(k.values)*t.level*t.each > t.most-p.first {
+			skipped = append(skipped, "--"+k.name)
+			continue
+		}
+		was := k.now
+		if err := t.choose(ctx, k); err != nil {
+			return t.res, err
+		}
+		switch v := k.values[k.now]; {
+		case k.now == was:
+		case k.name != "sm-budget":
+			flags = append(flags, "--"+k.name+" "+v)
+		case !strings.HasSuffix(v, "=all"):
+			budgets = append(budgets, v)
+		}
+	}
+	if len(budgets) > 0 {
+		flags = append(flags, "--sm-budget "+strings.Join(budgets, ","))
+	}
+	t.res.Batches, t.res.Seconds, t.res.Flags = p.first-first, time.Since(start).Seconds(), strings.Join(flags, " ")
+	if len(skipped) > 0 {
+		t.res.Skipped = fmt.Sprintf("%d mini-batches of the epoch are too few to measure %s with %d for each value", n-first, strings.Join(skipped, ", "), t.each)
+	}
+	return t.res, nil
+}
+
+// segment trains n batches and says how long they took.
+func (t *tuner) segment(ctx context.Context, n int) (float64, error) {
+	if n < 1 {
+		return 0, nil
+	}
+	t.p.end = t.p.first + n
+	start := time.Now()
+	err := t.e.run(ctx, t.p)
+	return time.Since(start).Seconds(), err
+}
+
+// choose measures a knob's values in turns and leaves it at the best.
+func (t *tuner) choose(ctx context.Context, k *tuneKnob) error {
+	best := make([]float64, len(k.values))
+	for round := range t.level {
+		for j := range k.values {
+			i := (j + k.now) % len(k.values) // the present one first
+			if round%2 == 1 {
+				i = (len(k.values) - 1 - j + k.now + 1) % len(k.values)
+			}
+			if err := k.set(ctx, i); err != nil {
+				return fmt.Errorf("tuning --%s %s: %w", k.name, k.values[i], err)
+			}
+			took, err := t.train(ctx, t.each)
+			if err != nil {
+				return err
+			}
+			if took /= float64(t.each); best[i] == 0 || took < best[i] {
+				best[i] = took
+			}
+		}
+	}
+	was := k.now
+	for i, s := range best {
+		if s < best[k.now] && s < best[was]*(1-tuneGain) {
+			k.now = i
+		}
+	}
+	var parts []string
+	for i, v := range k.values {
+		t.res.Trials = append(t.res.Trials, TuneTrial{Setting: k.name, Value: v, Batches: t.level * t.each, Seconds: best[i], Before: i == was, Chosen: i == k.now})
+		parts = append(parts, fmt.Sprintf("%s: %.4g ms", v, 1e3*best[i]))
+	}
+	why := fmt.Sprintf("none gains more than %.0f%%, so it stays", 100*tuneGain)
+	if k.now != was {
+		why = fmt.Sprintf("%.0f%% less than %s", 100*(1-best[k.now]/best[was]), k.values[was])
+	}
+	t.e.obs.note(fmt.Sprintf("tune --%s, time of a mini-batch: %s; takes %s: %s", k.name, strings.Join(parts, ", "), k.values[k.now], why))
+	if err := k.set(ctx, k.now); err != nil {
+		return fmt.Errorf("tuning --%s %s: %w", k.name, k.values[k.now], err)
+	}
+	return nil
+}
+
+// tuneKnobs are the settings that can be tried in this run, the most telling first.
+func (e *engine) tuneKnobs(before Config) []tuneKnob {
+	var out []tuneKnob
+	add := func(name string, n, now int, text func(i int) string, set func(ctx context.Context, i int) error) {
+		if n < 2 {
+			return
+		}
+		k := tuneKnob{name: name, now: now, set: set}
+		for i := range n {
+			k.values = append(k.values, text(i))
+		}
+		out = append(out, k)
+	}
+	full := before.Tune == TuneFull
+
+	depths := before.tuneDepths()
+	add("prefetch-depth", len(depths), slices.Index(depths, before.Depth), func(i int) string { return fmt.Sprint(depths[i]) },
+		func(_ context.Context, i int) error {
+			e.cfg.Depth = depths[i]
+			e.plan = e.cfg.plan()
+			return nil
+		})
+
+	if e.plan.group && e.acc.Target > 0 && e.acc.IOPS > 0 {
+		shares := []float64{0.8, 0.95}
+		if full {
+			shares = []float64{0.5, 0.7, 0.8, 0.9, 0.95, 0.98}
+		}
+		if !slices.Contains(shares, e.cfg.Accumulate) {
+			shares = append(shares, e.cfg.Accumulate)
+			slices.Sort(shares)
+		}
+		add("accumulate", len(shares), slices.Index(shares, e.cfg.Accumulate), func(i int) string { return fmt.Sprint(shares[i]) },
+			func(_ context.Context, i int) error { return e.aim(shares[i]) })
+	}
+
+	if e.plan.serial { // operators that run alone want all there is
+		return out
+	}
+	sms := e.dev.Info().SMs
+	parts := []int{2}
+	if full {
+		parts = []int{4, 2}
+	}
+	for _, s := range []struct {
+		op     string
+		stream *cuda.Stream
+		budget *int
+		quick  bool
+	}{
+		{OpTrain, &e.trainS, &e.cfg.SMs.Train, true}, {OpSample, &e.sampleS, &e.cfg.SMs.Sample, true},
+		{OpGather, &e.gatherS, &e.cfg.SMs.Gather, false}, {OpLookup, &e.lookupS, &e.cfg.SMs.Lookup, false},
+	} {
+		if !full && !s.quick {
+			continue
+		}
+		budgets := []int{0}
+		for _, d := range parts {
+			if b := sms / d; b >= 1 && b < sms && !slices.Contains(budgets, b) {
+				budgets = append(budgets, b)
+			}
+		}
+		now := *s.budget
+		if !slices.Contains(budgets, now) {
+			budgets = append(budgets, now)
+		}
+		text := func(i int) string {
+			if budgets[i] == 0 {
+				return s.op + "=all"
+			}
+			return fmt.Sprintf("%s=%d", s.op, budgets[i])
+		}
+		add("sm-budget", len(budgets), slices.Index(budgets, now), text, func(_ context.Context, i int) error {
+			if *s.budget == budgets[i] {
+				return nil
+			}
+			*s.budget = budgets[i]
+			return e.renewStream(s.op, s.stream)
+		})
+	}
+
+	if full && e.reader != nil && e.cfg.IOStack == StackAsync {
+		blocks := []int{8, 16, 32, 64}
+		now := e.cfg.Blocks
+		if now == 0 {
+			now = ioBlocks
+		}
+		if !slices.Contains(blocks, now) {
+			blocks = append(blocks, now)
+			slices.Sort(blocks)
+		}
+		add("io-blocks", len(blocks), slices.Index(blocks, now), func(i int) string { return fmt.Sprint(blocks[i]) },
+			func(ctx context.Context, i int) error {
+				if e.cfg.Blocks == blocks[i] || e.cfg.Blocks == 0 && blocks[i] == ioBlocks {
+					return nil
+				}
+				if e.onGPU() && e.cfg.SMs.IO == ioSMs(e.cfg.Blocks, sms) { // it went by the blocks
+					e.cfg.SMs.IO = ioSMs(blocks[i], sms)
+				}
+				e.cfg.Blocks = blocks[i]
+				return e.renewReader(ctx)
+			})
+	}
+	return out
+}
+
+// ioBlocks is the default of Config.Blocks under stack async.
+const ioBlocks = 32
+
+// aim gives the accumulator another share of the SSDs' rate to aim at.
+func (e *engine) aim(share float64) error {
+	a := e.acc
+	a.Share, e.cfg.Accumulate = share, share
+	a.Target, a.Capped = a.target(float64(len(e.ssds))), ""
+	most, err := e.mostGrouped()
+	if err != nil {
+		return err
+	}
+	if a.Target > most {
+		a.Target, a.Capped = most, "memory has no room for more"
+	}
+	e.acc = a
+	return nil
+}
+
+// renewStream makes an operator's stream anew, with the budget that it has now. Nothing may be in flight.
+func (e *engine) renewStream(op string, at *cuda.Stream) error {
+	s, err := e.dev.NewStream(e.cfg.graph(true).options(op))
+	if err != nil {
+		return err
+	}
+	old := *at
+	busy := old.Busy().Seconds()
+	*map[string]*float64{OpSample: &e.busyBefore.Sample, OpLookup: &e.busyBefore.Lookup, OpGather: &e.busyBefore.Gather, OpTrain: &e.busyBefore.Train}[op] += busy
+	*at = s
+	if e.copier != nil && op == OpTrain {
+		e.copier.stream = s
+	}
+	return old.Close()
+}
+
+// renewReader opens the I/O stack anew, as the configuration has it now. Nothing may be in flight.
+func (e *engine) renewReader(ctx context.Context) error {
+	layout := e.layout
+	if e.cfg.dynamic() {
+		layout = e.dyn.layout
+	}
+	if err := e.closeReader(); err != nil {
+		return err
+	}
+	r, err := e.openReader(ctx, e.in, layout)
+	if err != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	e.reader = r
+	return nil
+}

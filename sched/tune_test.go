@@ -1,0 +1,138 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/policy"
+)
+
+// tuned is a run with many small batches.
+func tuned(level string, f func(*Config)) Config {
+	c := small()
+	c.Batch, c.Tune, c.Epochs, c.NoEval = 3, level, 2, true
+	if f != nil {
+		f(&c)
+	}
+	return c
+}
+
+// Whatever the tuner tries and chooses, the run is the same to the bit, and it tells what it did.
+func TestTune(t *testing.T) {
+	least := tuneLeast
+	tuneLeast = 0
+	defer func() { tuneLeast = least }()
+	d, feat := tiny.open(t)
+	set := bind(t, d, 2, "")
+	plain := train(t, context.Background(), tuned(TuneOff, nil), d, feat, set, 2, Observer{})
+	require.NoError(t, plain.err)
+	require.Nil(t, plain.res.Tuned)
+	for _, c := range []struct {
+		name  string
+		cfg   Config
+		knobs []string
+	}{
+		{"quick", tuned(TuneQuick, nil), []string{"prefetch-depth", "sm-budget"}},
+		{"full", tuned(TuneFull, nil), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
+		{"full over windows and merged reads", tuned(TuneFull, func(c *Config) {
+			c.Mode, c.GPUCache, c.CPUCache = ModeGIDS, percent(10), percent(10)
+		}), []string{"accumulate"}},
+		{"dynamic", tuned(TuneQuick, dyn(policy.LRU, LineRow, func(c *Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget"}},
+		{"nothing to choose", tuned(TuneFull, func(c *Config) { c.Pipeline = PipelineSeries }), nil},
+	} {
+		if testing.Short() && c.name == "full" {
+			continue
+		}
+		var plans []*OpGraph
+		var notes []string
+		r := train(t, context.Background(), c.cfg, d, feat, set, 4, Observer{
+			Plan: func(g *OpGraph) { plans = append(plans, g) }, Note: func(s string) { notes = append(notes, s) },
+		})
+		require.NoError(t, r.err, c.name)
+		require.Equal(t, plain.res.ParamsSHA256, r.res.ParamsSHA256, c.name)
+		require.Equal(t, plain.blocks, r.blocks, c.name)
+		for e := range r.res.Epochs {
+			require.Equal(t, plain.res.Epochs[e].Loss, r.res.Epochs[e].Loss, c.name)
+			require.Equal(t, plain.res.Epochs[e].Batches, r.res.Epochs[e].Batches, c.name)
+		}
+		u := r.res.Tuned
+		require.NotNil(t, u, c.name)
+		require.Equal(t, c.cfg.Tune, u.Level)
+		require.Len(t, plans, 2, "before and after tuning")
+		var knobs []string
+		chosen := map[string]int{}
+		for _, x := range u.Trials {
+			if !slices.Contains(knobs, x.Setting) {
+				knobs = append(knobs, x.Setting)
+			}
+			require.Positive(t, x.Seconds, "%s: %+v", c.name, x)
+			op, _, _ := strings.Cut(x.Value, "=") // each operator's budget is a setting
+			if x.Setting != "sm-budget" {
+				op = ""
+			}
+			if x.Chosen {
+				chosen[x.Setting+op]++
+			}
+		}
+		require.Equal(t, c.knobs, knobs, c.name)
+		for k, n := range chosen {
+			require.Equal(t, 1, n, "%s: %s", c.name, k)
+		}
+		if c.knobs == nil {
+			require.Contains(t, u.Skipped, "nothing to choose")
+			continue
+		}
+		require.Empty(t, u.Skipped, c.name)
+		require.Less(t, u.Batches, r.res.Epochs[0].Batches)
+		require.Contains(t, strings.Join(notes, "\n"), "tune --"+c.knobs[0])
+		t.Logf("%s: %d of %d batches in %.3f s: %q", c.name, u.Batches, r.res.Epochs[0].Batches, u.Seconds, u.Flags)
+	}
+
+	// Few batches: what cannot be measured is left out, and that is said.
+	few := tuned(TuneFull, func(c *Config) { c.Batch = 32 })
+	r := train(t, context.Background(), few, d, feat, set, 4, Observer{})
+	require.NoError(t, r.err)
+	require.Contains(t, r.res.Tuned.Skipped, "too few to measure")
+	require.Empty(t, r.res.Tuned.Trials)
+	require.Empty(t, r.res.Tuned.Flags)
+}
+
+// A value is taken when it is better by more than noise, and only then.
+func TestTuneChoice(t *testing.T) {
+	for _, c := range []struct {
+		times []float64 // of the values; the second is the present one
+		want  int
+	}{
+		{[]float64{2, 1, 0.9}, 2},
+		{[]float64{0.98, 1, 0.985}, 1},
+		{[]float64{0.5, 1, 0.6}, 0},
+		{[]float64{2, 1, 3}, 1},
+	} {
+		for rounds := 1; rounds <= 2; rounds++ {
+			var at int
+			var sets []int
+			k := tuneKnob{name: "x", values: []string{"a", "b", "c"}, now: 1, set: func(_ context.Context, i int) error {
+				at = i
+				sets = append(sets, i)
+				return nil
+			}}
+			tn := &tuner{e: &engine{}, res: &TuneResult{}, level: rounds, each: 2}
+			measured := map[int]int{}
+			tn.train = func(_ context.Context, n int) (float64, error) {
+				measured[at]++
+				slow := float64(measured[at]) // a second measurement that is worse changes nothing
+				return c.times[at] * float64(n) * slow, nil
+			}
+			require.NoError(t, tn.choose(context.Background(), &k))
+			require.Equal(t, c.want, k.now, fmt.Sprint(c.times))
+			require.Equal(t, c.want, at, "the engine is left with it")
+			require.Equal(t, map[int]int{0: rounds, 1: rounds, 2: rounds}, measured)
+			require.Equal(t, 1, sets[0], "the present value comes first")
+		}
+	}
+}
