@@ -30,7 +30,7 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 			bindCommand(), unbindCommand(), ssdsCommand(),
 			generateCommand(), importCommand(), loadCommand(), verifyCommand(),
 			trainCommand(), evalCommand(), predictCommand(), compareCommand(),
-			benchCommand(),
+			benchCommand(), cacheCommand(),
 			doctorCommand(), versionCommand(),
 		},
 		Writer:          stdout,
