@@ -30,6 +30,9 @@ func (c Costs) Of(t Tier) float64 {
 	return c.SSD
 }
 
+// GPUFirst says which tier gets the hottest rows.
+func (c Costs) GPUFirst() bool { return c.GPU <= c.CPU }
+
 // Place is the placement of at most gpuRows and cpuRows rows that makes the sum of all accesses' costs least, given
 // place, which puts the hottest first rows into the GPU list of a placement and the next into the CPU list (Place, or
 // Hotness.Place where the counts are on a device).
@@ -47,7 +50,7 @@ func (c Costs) Place(gpuRows, cpuRows int64, place func(first, next int64) (Plac
 	if c.CPU >= c.SSD {
 		cpuRows = 0
 	}
-	if c.GPU <= c.CPU {
+	if c.GPUFirst() {
 		return place(gpuRows, cpuRows)
 	}
 	p, err := place(cpuRows, gpuRows)

@@ -16,8 +16,13 @@ import (
 // one pass over the edges. HotnessDegree (in-degree) needs none, and is the same on graphs whose edges go both ways.
 const HotnessOutDegree = "out-degree"
 
+// HotnessForesight counts Presample epochs as HotnessPresample does, but the run's own, from the first on (no more than it
+// has): samples are a function of the seed, so what is counted is what training will access. Where all epochs are counted
+// no static placement has more hits.
+const HotnessForesight = "foresight"
+
 // Hotnesses lists the accepted values of Config.Hotness beside the path of a file.
-var Hotnesses = []string{HotnessPresample, HotnessDegree, HotnessOutDegree, HotnessPageRank}
+var Hotnesses = []string{HotnessPresample, HotnessDegree, HotnessOutDegree, HotnessPageRank, HotnessForesight}
 
 // HotnessInfo says what placed the static tiers.
 type HotnessInfo struct {
@@ -100,10 +105,13 @@ func (e *engine) findHotness(ctx context.Context, in Inputs, h *cache.Hotness, s
 	if info.By == "" {
 		info.By = HotnessPresample
 	}
-	if info.By == HotnessPresample {
+	switch info.By {
+	case HotnessPresample:
 		info.Epochs = e.cfg.Presample
+	case HotnessForesight:
+		info.Epochs = min(e.cfg.Presample, e.cfg.Epochs)
 	}
-	key, keep := e.hotnessKey(in, info.By, train)
+	key, keep := e.hotnessKey(in, &info, train)
 	keep = keep && e.cfg.HotnessDir != ""
 	var saved *cache.SavedHotness
 	if keep {
@@ -125,7 +133,7 @@ func (e *engine) findHotness(ctx context.Context, in Inputs, h *cache.Hotness, s
 			return err
 		}
 	} else {
-		scores, err := e.newScores(ctx, in, h, info.By, train)
+		scores, err := e.newScores(ctx, in, h, &info, train)
 		if err != nil {
 			return err
 		}
@@ -146,7 +154,7 @@ func (e *engine) findHotness(ctx context.Context, in Inputs, h *cache.Hotness, s
 		}
 	}
 	if sizes && len(e.seen.hopEnd) == 0 {
-		if err := e.presampleBatches(ctx, train, 1, sampledForAuto, nil); err != nil {
+		if err := e.presampleBatches(ctx, train, false, 1, sampledForAuto, nil); err != nil {
 			return err
 		}
 	}
@@ -171,13 +179,17 @@ func (f *frontier) addSizes(hopEnd, edges []int64) {
 }
 
 // hotnessKey is what hotness by a source depends on; ok is false where it is not worth keeping.
-func (e *engine) hotnessKey(in Inputs, by string, train []int64) (key cache.HotnessKey, ok bool) {
+func (e *engine) hotnessKey(in Inputs, by *HotnessInfo, train []int64) (key cache.HotnessKey, ok bool) {
 	m := in.Dataset.Meta
-	key = cache.HotnessKey{Source: by, Dataset: in.Dataset.UUID().String(), Rows: e.rows, Edges: m.Edges}
-	switch by {
-	case HotnessPresample:
+	key = cache.HotnessKey{Source: by.By, Dataset: in.Dataset.UUID().String(), Rows: e.rows, Edges: m.Edges}
+	switch by.By {
+	case HotnessPresample, HotnessForesight:
 		key.Train = cache.HashNodes(train)
-		key.Seed, key.Fanouts, key.Batch, key.Sampler, key.Epochs = e.cfg.Seed, e.cfg.Fanouts, e.cfg.Batch, e.cfg.Sampler, e.cfg.Presample
+		key.Method = "draws by batch"
+		if by.By == HotnessForesight {
+			key.Method = "the run's own"
+		}
+		key.Seed, key.Fanouts, key.Batch, key.Sampler, key.Epochs = e.cfg.Seed, e.cfg.Fanouts, e.cfg.Batch, e.cfg.Sampler, by.Epochs
 		if key.Sampler == "" {
 			key.Sampler = SamplerNeighbor
 		}
@@ -192,9 +204,13 @@ func (e *engine) hotnessKey(in Inputs, by string, train []int64) (key cache.Hotn
 }
 
 // newScores finds hotness by a source. The scores are in h, and also returned where they were in memory anyhow.
-func (e *engine) newScores(ctx context.Context, in Inputs, h *cache.Hotness, by string, train []int64) (scores []uint32, err error) {
-	if by == HotnessPresample {
-		return nil, e.presampleBatches(ctx, train, e.cfg.Presample, math.MaxInt, h)
+func (e *engine) newScores(ctx context.Context, in Inputs, h *cache.Hotness, info *HotnessInfo, train []int64) (scores []uint32, err error) {
+	by := info.By
+	switch by {
+	case HotnessPresample:
+		return nil, e.presampleBatches(ctx, train, false, info.Epochs, math.MaxInt, h)
+	case HotnessForesight:
+		return nil, e.presampleBatches(ctx, train, true, info.Epochs, math.MaxInt, h)
 	}
 	workers := e.dev.Info().SMs
 	if e.onGPU() {
@@ -238,21 +254,34 @@ func (e *engine) counts(ctx context.Context, h *cache.Hotness) ([]uint32, error)
 	return h.Counts(op, e.sampleS)
 }
 
-// presampleBatches samples epochs of their own, of each no more than so many batches, and adds to h, where given, how
-// often each row is needed.
-func (e *engine) presampleBatches(ctx context.Context, train []int64, epochs, most int, h *cache.Hotness) error {
+// presampleNumber is what batch i of pass p of presampling draws by, of n batches in a pass. Each batch has an epoch number of
+// its own: in one epoch a node draws the same neighbours in all batches, so a whole pass under one number would show one
+// draw of each node where this shows as many as batches that meet it, and says more of the epochs to come.
+func presampleNumber(p, i, n int) int { return presampleEpoch + (p*n+i)%(valEpoch-presampleEpoch) }
+
+// presampleBatches samples epochs of their own, or with own the run's from the first on, of each no more than so many
+// batches, and adds to h, where given, how often each row is needed.
+func (e *engine) presampleBatches(ctx context.Context, train []int64, own bool, epochs, most int, h *cache.Hotness) error {
 	mb := e.slots[0].mb
 	order := make([]int64, len(train))
 	last := len(e.cfg.Fanouts)
 	n := min(batches(len(train), e.cfg.Batch), most)
 	done := 0
 	for p := range epochs {
-		graph.Shuffle(order, train, e.cfg.Seed, presampleEpoch+p)
+		shuffle := presampleEpoch + p
+		if own {
+			shuffle = p
+		}
+		graph.Shuffle(order, train, e.cfg.Seed, shuffle)
 		for i := range n {
+			number := p
+			if !own {
+				number = presampleNumber(p, i, n)
+			}
 			if err := interrupted(ctx); err != nil {
 				return err
 			}
-			if err := e.sampleWhole(ctx, mb, presampleEpoch+p, i, seedsOf(order, i, e.cfg.Batch)); err != nil {
+			if err := e.sampleWhole(ctx, mb, number, i, seedsOf(order, i, e.cfg.Batch)); err != nil {
 				return fmt.Errorf("presampling, before the first epoch: %w", err)
 			}
 			if h != nil {

@@ -3,7 +3,6 @@ package sched
 import (
 	"context"
 	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,8 +14,8 @@ import (
 	"helios/cache"
 	"helios/cuda"
 	"helios/dataset"
-	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/units"
 )
 
 // hotRun trains one epoch on s and returns the result and what was noted.
@@ -54,7 +53,7 @@ func TestHotnessSources(t *testing.T) {
 			sha = r.ParamsSHA256
 		}
 		require.Equal(t, sha, r.ParamsSHA256, by)
-		if kept := by == HotnessPresample || by == HotnessPageRank || by == HotnessOutDegree; !kept {
+		if kept := by == HotnessPresample || by == HotnessPageRank || by == HotnessOutDegree || by == HotnessForesight; !kept {
 			require.Empty(t, r.Hotness.File)
 			continue
 		}
@@ -73,7 +72,9 @@ func TestHotnessSources(t *testing.T) {
 			require.Greater(t, n, hits[list], by)
 		}
 	}
-	require.GreaterOrEqual(t, hits[HotnessPresample], hits[HotnessPageRank]*9/10)
+	for by, n := range hits { // of all placements of this size
+		require.GreaterOrEqual(t, hits[HotnessForesight], n, by)
+	}
 }
 
 func TestHotnessThatCannotBeKept(t *testing.T) {
@@ -123,7 +124,7 @@ func TestHotList(t *testing.T) {
 	for text, want := range map[string]string{
 		"5\n": "line 1 is node 5", "1\n-1\n": "line 2 is node -1", "1\nx\n": `line 2: "x"`, "PK\x03\x04": "PyTorch", "\x80\x02": "PyTorch",
 		"1 2\n": "no node number", "\x93NUMPY\x01": "l:", strings.Repeat("1", 1<<17): "l:",
-		"\x93NUMPY\x01\x00\x46\x00{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }            \n": "",
+		"\x93NUMPY\x01\x00\x46\x00{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }            \n":                             "",
 		"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1,1),}            \n" + strings.Repeat("\x00", 8): "shape",
 	} {
 		_, err := read(text)
@@ -137,5 +138,56 @@ func TestHotList(t *testing.T) {
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
 
-var _ = rand.IntN
-var _ = graph.Shuffle
+// rmat is a small R-MAT graph.
+func rmat(t *testing.T, nodes int64, train float64) *dataset.Dataset {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "g")
+	require.NoError(t, dataset.Generate(context.Background(), dataset.GenerateOptions{
+		Kind: "rmat", Nodes: nodes, AvgDegree: 10, Classes: 4, Dim: 4, Seed: 3, Out: dir, TrainFraction: train, ValFraction: 0.01, FeatureFn: "hash",
+	}))
+	d, err := dataset.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	return d
+}
+
+// The issue's bound: at a cache of 10 % and seeds of 10 %, presampling comes within 2 points of the next epoch's own
+// optimum, where batches draw for themselves. Where a node draws the same all through an epoch, as in our training, the
+// epoch's own optimum knows these draws, and nothing that has not seen them comes near.
+func TestHotnessOnTheNextEpoch(t *testing.T) {
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	nodes := int64(100_000)
+	if testing.Short() {
+		nodes = 30_000
+	}
+	sizes := []units.Budget{percent(5), percent(10), percent(100)}
+	sources := []string{"presample:1", HotnessPresample, HotnessDegree, HotnessOutDegree, HotnessPageRank, HotnessForesight}
+	for _, train := range []float64{0.1, 0.01} {
+		d := rmat(t, nodes, train)
+		for _, draws := range []string{DrawsBatch, DrawsEpoch} {
+			// A batch meets about as small a part of the graph as 8,000 seeds of a hundred million nodes do.
+			r, err := CompareHotness(context.Background(), Config{Fanouts: []int{25, 10}, Batch: 20, Seed: 1}, Inputs{Dev: dev, Dataset: d}, sources, sizes, draws, Observer{})
+			require.NoError(t, err)
+			gap := map[string]float64{}
+			for _, s := range r.Sources {
+				at := s.Sizes[1]
+				t.Logf("%g of the nodes are seeds, draws by %s, %-12s hit %.4f of at best %.4f: %.2f points, %.3f of it", train, draws, s.By, at.Hit, at.Best, at.Gap, at.OfBest)
+				gap[s.By] = at.Gap
+				for i, h := range s.Sizes {
+					require.GreaterOrEqual(t, h.Gap, 0.0)
+					if i > 0 {
+						require.GreaterOrEqual(t, h.Hit, s.Sizes[i-1].Hit)
+					}
+				}
+				require.Equal(t, 1.0, s.Sizes[2].Hit)
+			}
+			require.Zero(t, gap[HotnessForesight])
+			require.Less(t, gap[HotnessPresample], gap["presample:1"])
+			if train == 0.1 && draws == DrawsBatch {
+				require.LessOrEqual(t, gap[HotnessPresample], 2.0)
+			}
+		}
+	}
+}

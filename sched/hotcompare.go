@@ -1,0 +1,149 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+// HotnessReport says how good sources of hotness are: what tiers placed by each would have served of an epoch that none
+// of them has seen.
+type HotnessReport struct {
+	Event    string          `json:"event"` // "hotness"
+	Dataset  string          `json:"dataset"`
+	Rows     int64           `json:"rows"`
+	Seeds    int             `json:"seeds"` // training nodes
+	Fanouts  []int           `json:"fanouts"`
+	Batch    int             `json:"batch_size"`
+	Sampler  string          `json:"sampler"`
+	Draws    string          `json:"draws"`    // DrawsEpoch or DrawsBatch
+	Accesses int64           `json:"accesses"` // of that epoch
+	Met      int64           `json:"rows_met"` // rows that it accesses at all
+	Sources  []HotnessSource `json:"sources"`
+}
+
+// HotnessSource is one of them.
+type HotnessSource struct {
+	By      string       `json:"by"`
+	Seconds float64      `json:"seconds"` // to find it
+	Reused  bool         `json:"reused"`
+	Sizes   []HotnessHit `json:"sizes"`
+}
+
+// HotnessHit is a tier of one size.
+type HotnessHit struct {
+	Size string  `json:"size"`
+	Rows int64   `json:"rows"`
+	Hit  float64 `json:"hit"`
+	// Best is the hit ratio of the rows that the epoch accesses most: no static placement has more.
+	Best float64 `json:"best"`
+	// Gap is Best - Hit in points of a hundred, and OfBest is Hit / Best.
+	Gap    float64 `json:"gap_points"`
+	OfBest float64 `json:"of_best"`
+}
+
+// Whether a node draws the same neighbours in all batches of an epoch.
+const (
+	DrawsEpoch = "epoch" // it does, as in our training
+	DrawsBatch = "batch" // each batch draws for itself, as DGL and PyG do
+)
+
+// CompareHotness measures sources (Config.Hotness; "presample:K" counts K epochs) at tiers of some sizes on the first
+// epoch of training, which only HotnessForesight samples. draws is DrawsEpoch or DrawsBatch. It needs no SSDs.
+func CompareHotness(ctx context.Context, cfg Config, in Inputs, sources []string, sizes []units.Budget, draws string, obs Observer) (r *HotnessReport, err error) {
+	e, err := openSampling(cfg, in, obs)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	train, err := trainSplit(in)
+	if err != nil {
+		return nil, err
+	}
+	r = &HotnessReport{
+		Event: "hotness", Dataset: in.Dataset.Meta.Name, Rows: e.rows, Seeds: len(train), Fanouts: e.cfg.Fanouts, Batch: e.cfg.Batch, Sampler: e.cfg.Sampler, Draws: draws,
+	}
+	// Presampling draws by batch anyhow (presampleNumber).
+	n := batches(len(train), e.cfg.Batch)
+	var number func(int) int
+	if draws == DrawsBatch {
+		if n > maxEpochs {
+			return nil, errs.New(errs.Usage, "%d batches that all draw for themselves: the sampler has numbers for %d; give a larger --batch-size", n, maxEpochs)
+		}
+		number = func(i int) int { return i }
+	}
+	counts := make([]uint32, e.rows)
+	if r.Accesses, err = e.countEpoch(ctx, 0, number, train, counts, nil); err != nil {
+		return nil, err
+	}
+	for _, n := range counts {
+		if n > 0 {
+			r.Met++
+		}
+	}
+	var cuts []int64
+	for _, s := range sizes {
+		cuts = append(cuts, min(s.Of(e.rows*e.rowBytes)/e.rowBytes, e.rows))
+	}
+	best := hitsAt(counts, counts, sorted(cuts), 1)
+	for _, by := range sources {
+		src := HotnessSource{By: by}
+		start := time.Now()
+		scores := counts // HotnessForesight
+		epochs, counted, err := presampled(by, e.cfg.withDefaults().Presample)
+		switch {
+		case err != nil:
+			return nil, err
+		case counted:
+			scores = make([]uint32, e.rows)
+			for p := range epochs {
+				if _, err := e.countEpoch(ctx, presampleEpoch+p, func(i int) int { return presampleNumber(p, i, n) }, train, scores, nil); err != nil {
+					return nil, err
+				}
+			}
+			src.Seconds = time.Since(start).Seconds()
+		case by != HotnessForesight:
+			e.cfg.Hotness = by
+			if scores, err = e.scoresOf(ctx, in); err != nil {
+				return nil, err
+			}
+			src.Seconds, src.Reused = e.hotness.Seconds, e.hotness.Reused
+		}
+		at := hitsAt(scores, counts, sorted(cuts), 1)
+		for i, n := range cuts {
+			h := HotnessHit{Size: sizes[i].String(), Rows: n}
+			h.Hit, h.Best = share(at[n].hits, r.Accesses), share(best[n].hits, r.Accesses)
+			h.Gap, h.OfBest = 100*(h.Best-h.Hit), share(at[n].hits, best[n].hits)
+			src.Sizes = append(src.Sizes, h)
+		}
+		r.Sources = append(r.Sources, src)
+	}
+	return r, nil
+}
+
+// presampled tells how many epochs a source counts, if it is presampling.
+func presampled(by string, usual int) (epochs int, ok bool, err error) {
+	if by == HotnessPresample {
+		return usual, true, nil
+	}
+	k, ok := strings.CutPrefix(by, HotnessPresample+":")
+	if !ok {
+		return 0, false, nil
+	}
+	if epochs, err = strconv.Atoi(k); err != nil || epochs < 1 || epochs > 1<<10 {
+		return 0, false, errs.New(errs.Usage, "%s: give 1 to %d epochs", by, 1<<10)
+	}
+	return epochs, true, nil
+}
+
+func share(part, all int64) float64 {
+	if all == 0 {
+		return 0
+	}
+	return float64(part) / float64(all)
+}
