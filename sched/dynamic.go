@@ -125,7 +125,7 @@ func (e *engine) measuredDynamic(ctx context.Context, b budgets) (budgets, error
 		if err != nil {
 			return b, err
 		}
-		if err := e.presampleBatches(ctx, train, 1, sampledForAuto, nil); err != nil {
+		if err := e.presampleBatches(ctx, train, false, 1, sampledForAuto, nil); err != nil {
 			return b, err
 		}
 	}
