@@ -56,6 +56,10 @@ func TestMainJob(t *testing.T) {
 		{"--mode", "inmem", "--pipeline", "intra"},
 		{"--mode", "cpu", "--cpu-cache", "10%"},
 		{"--mode", "mmap"},
+		{"--mode", "bam", "--gpu-cache", "10%", "--accumulate", "0.8", "--pipeline", "run-ahead"},
+		{"--GIDS", "--window_buffer", "--wb_size", "4", "--cpu_buffer", "--tune", "quick"},
+		{"--policy", "sieve", "--cache-line", "4096", "--window", "2", "--gpu-cache", "10%", "--hotness", "degree", "--topology", "ssd"},
+		{"--pipeline", "series", "--hotness-dir", "off"},
 	} {
 		out := ok(t, trainArgs(mode...)...)
 		r := last(t, out)
@@ -66,9 +70,10 @@ func TestMainJob(t *testing.T) {
 		for _, k := range []string{"mode", "model", "dataset", "seed", "device", "io_stack", "memory_rung", "epochs", "test_acc", "gpu_cache_bytes", "cpu_cache_bytes", "topology_bytes", "peak_memory_bytes", "params_sha256"} {
 			require.Contains(t, r, k)
 		}
-		for _, k := range []string{"epoch", "seconds", "loss", "train_acc", "val_acc", "batches", "seeds", "rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap", "stage_seconds"} {
+		for _, k := range []string{"epoch", "seconds", "loss", "train_acc", "val_acc", "batches", "seeds", "rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap", "stage_seconds", "hit_ratio", "lines_inserted", "lines_evicted", "lines_bypassed", "read_groups", "group_batches"} {
 			require.Contains(t, first, k)
 		}
+		require.Contains(t, r, "policy")
 		for _, k := range []string{"sample", "lookup", "submit", "complete", "gather", "train"} {
 			require.Contains(t, first["stage_seconds"], k)
 		}

@@ -162,7 +162,8 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		e.ui.Printf("embeddings in %s", emb.a.path)
 	}
 	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings"), "io": res.IO,
-		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried, "precision": res.Precision, "blas": res.BLAS, "gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes})
+		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried, "precision": res.Precision, "blas": res.BLAS, "gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes,
+		"policy": res.Policy, "window": res.Window, "sampler": res.Sampler, "topology": res.Topology})
 }
 
 // csvFile keeps its first error for commit, as csv.Writer does.

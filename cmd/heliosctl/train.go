@@ -417,6 +417,9 @@ func tierLine(r sched.EpochResult) string {
 		s += fmt.Sprintf(" (%s/s)", units.FormatBytes(int64(float64(r.BytesSSD)/r.Seconds)))
 	}
 	s += fmt.Sprintf("; overlap %.2f, stall %.2f", r.Overlap, r.Stall)
+	if r.ReadGroups > 0 {
+		s += fmt.Sprintf("; %.1f mini-batches read at a time", r.GroupBatches)
+	}
 	if r.Retries > 0 || r.Timeouts > 0 {
 		s += fmt.Sprintf("; %d retries, %d timeouts", r.Retries, r.Timeouts)
 	}
@@ -435,10 +438,25 @@ func epochsOf(r *sched.Result) (sum sched.EpochResult, seconds float64) {
 		sum.Overlap += p.Overlap * p.Seconds
 		sum.Stall += p.Stall * p.Seconds
 		sum.StageSeconds.Add(p.StageSeconds)
+		sum.LinesInserted += p.LinesInserted
+		sum.LinesEvicted += p.LinesEvicted
+		sum.LinesBypassed += p.LinesBypassed
+		sum.GroupBatches += p.GroupBatches * float64(p.ReadGroups)
+		sum.ReadGroups += p.ReadGroups
+		if p.TopologyReads != nil {
+			all := *p.TopologyReads
+			if sum.TopologyReads != nil {
+				all = all.Add(*sum.TopologyReads)
+			}
+			sum.TopologyReads = &all
+		}
 		seconds += p.Seconds
 		if p.ReadAmplification > 0 {
 			needed += float64(p.BytesSSD) / p.ReadAmplification
 		}
+	}
+	if sum.ReadGroups > 0 {
+		sum.GroupBatches /= float64(sum.ReadGroups)
 	}
 	if seconds > 0 {
 		sum.Overlap /= seconds
@@ -453,12 +471,24 @@ func epochsOf(r *sched.Result) (sum sched.EpochResult, seconds float64) {
 // pathRows are the lines of a summary about where rows came from and how well the stages overlapped.
 func pathRows(sum sched.EpochResult, seconds float64) [][]string {
 	all := sum.RowsGPU + sum.RowsCPU + sum.RowsSSD
-	return [][]string{
+	rows := [][]string{
 		{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows", share(sum.RowsGPU, all), share(sum.RowsCPU, all), share(sum.RowsSSD, all), units.FormatCount(float64(all)))},
 		{"SSD", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time", units.FormatBytes(sum.BytesSSD), units.FormatCount(float64(sum.SSDCommands)),
 			units.FormatBytes(int64(float64(sum.BytesSSD)/seconds)), units.FormatCount(float64(sum.SSDCommands)/seconds))},
 		{"overlap", fmt.Sprintf("%.2f; training waited %.0f%% of the time", sum.Overlap, 100*sum.Stall)},
 	}
+	if n := sum.LinesInserted + sum.LinesBypassed; n > 0 {
+		rows = append(rows, []string{"GPU tier's lines", fmt.Sprintf("%s taken in, %s let go for them, %s found no place", units.FormatCount(float64(sum.LinesInserted)),
+			units.FormatCount(float64(sum.LinesEvicted)), units.FormatCount(float64(sum.LinesBypassed)))})
+	}
+	if sum.ReadGroups > 0 {
+		rows = append(rows, []string{"merged reads", fmt.Sprintf("%s sets of %.1f mini-batches in the mean", units.FormatCount(float64(sum.ReadGroups)), sum.GroupBatches)})
+	}
+	if t := sum.TopologyReads; t != nil {
+		rows = append(rows, []string{"topology", fmt.Sprintf("%s of %s neighbours drawn from lists in memory; %s in %s reads from storage, sampling waited %.3g s for them",
+			share(t.CachedEdges, t.Edges), units.FormatCount(float64(t.Edges)), units.FormatBytes(t.Bytes), units.FormatCount(float64(t.Reads)), t.Wait.Seconds())})
+	}
+	return rows
 }
 
 // runInfoRows are the lines of a summary about how a GPU got at its rows and computed; none where there is nothing to say.
@@ -472,6 +502,31 @@ func runInfoRows(r sched.RunInfo) (rows [][]string) {
 			by = r.BLAS
 		}
 		rows = append(rows, []string{"products", fmt.Sprintf("%s by %s", r.Precision, by)})
+	}
+	if r.Sampler == sched.SamplerLadies {
+		rows = append(rows, []string{"sampler", "layer-wise (LADIES)"})
+	}
+	if r.Policy != "" && r.Policy != sched.PolicyStatic {
+		rows = append(rows, []string{"GPU tier", fmt.Sprintf("policy %s, lines of %s, window %d; the policy keeps %s of them", r.Policy, units.FormatBytes(r.CacheLineBytes), r.Window, units.FormatBytes(r.PolicyBytes))})
+	}
+	if r.Accumulator != nil {
+		rows = append(rows, []string{"accumulator", strings.TrimPrefix(r.Accumulator.String(), "accumulator: ")})
+	}
+	if r.Hotness != nil {
+		rows = append(rows, []string{"hotness", r.Hotness.String()})
+	}
+	if t := r.TopologyStorage; t != nil {
+		rows = append(rows, []string{"topology", fmt.Sprintf("on storage; in memory offsets of %s and %s lists of hot nodes in %s", units.FormatBytes(t.OffsetBytes), units.FormatCount(float64(t.CacheLists)), units.FormatBytes(t.CacheBytes))})
+	}
+	if t := r.Tuned; t != nil {
+		flags := t.Flags
+		if flags == "" {
+			flags = "nothing gained enough: all stays as it was"
+		}
+		rows = append(rows, []string{"tuned", fmt.Sprintf("%s (%s, %d mini-batches)", flags, t.Level, t.Batches)})
+		if t.Skipped != "" {
+			rows = append(rows, []string{"not tuned", t.Skipped})
+		}
 	}
 	if r.GPUCacheShrunkBytes > 0 {
 		rows = append(rows, []string{"GPU tier", fmt.Sprintf("gave back %s when the device's memory ran out", units.FormatBytes(r.GPUCacheShrunkBytes))})

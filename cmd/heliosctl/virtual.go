@@ -99,6 +99,9 @@ func (e *env) showModelled(r *sched.ModelledResult) {
 		{"modelled run", fmt.Sprintf("%s, %s; hardware profile %s with %d %s; I/O stack %s, pipeline %s", r.Mode, r.Model, r.Hardware, r.SSDs, r.SSDModel, r.IOStack, r.Pipeline)},
 		{"modelled rows", fmt.Sprintf("%s, stored as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
 	}
+	for _, l := range runInfoRows(r.RunInfo) {
+		rows = append(rows, []string{"modelled " + l[0], l[1]})
+	}
 	if seconds > 0 {
 		rows = append(rows, []string{"modelled time", fmt.Sprintf("%.6g s for %d epochs; before them presampling %.3g s, filling the tiers %.3g s", seconds, len(r.Epochs), r.PresampleSecs, r.FillSeconds)})
 		for _, l := range pathRows(sum, seconds) {
