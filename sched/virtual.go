@@ -122,6 +122,8 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 	switch {
 	case cfg.Topology == TopologySSD:
 		return nil, errs.New(errs.Capability, "--clock virtual has no times for sampling from storage, which the CPU does; use --topology %s", TopologyMemory)
+	case cfg.Tune != TuneOff:
+		return nil, errs.New(errs.Usage, "--tune measures the first batches of a run that reads; under --clock virtual play other --prefetch-depth, SM budgets or --accumulate instead")
 	case cfg.Trace != "":
 		return nil, errs.New(errs.Usage, "--trace records a run that reads, to hold replays against; under --clock virtual nothing is read: leave one of them out")
 	}

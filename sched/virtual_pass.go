@@ -157,10 +157,13 @@ func (p *vpass) hop(b *vbatch, h int, begin int64) {
 	p.sampleS.launch(p.work.hop(b.vshape, h), nil, func(now int64) {
 		p.span(trackSample, hopNames[h+1], begin, now, b, b.hopEnd[h+1])
 		last := h+1 == len(b.blocks)
+		switch { // in the order of the batches, whenever they are announced
+		case p.plan.perHop:
+			p.hand(b, h+1, last)
+		case last:
+			p.hand(b, 0, true)
+		}
 		if !last {
-			if p.plan.perHop {
-				p.hand(b, h+1, false)
-			}
 			p.hop(b, h+1, now)
 			return
 		}
@@ -170,11 +173,6 @@ func (p *vpass) hop(b *vbatch, h int, begin int64) {
 		}
 		p.announce(b.vshape, func() {
 			p.sampled++
-			if p.plan.perHop {
-				p.hand(b, h+1, true)
-			} else {
-				p.hand(b, 0, true)
-			}
 			if p.plan.serial {
 				free()
 			}

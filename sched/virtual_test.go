@@ -254,6 +254,8 @@ func TestVirtualRefusals(t *testing.T) {
 		"--checkpoint": func(c *Config) { c.CheckpointDir = t.TempDir() },
 		"--pipeline":   func(c *Config) { c.Pipeline = "x" },
 		"--gpu-cache":  func(c *Config) { c.GPUCache.Bytes = 200 << 30 },
+		"--trace":      func(c *Config) { c.Trace = "t" },
+		"--tune":       func(c *Config) { c.Tune = TuneQuick },
 	} {
 		cfg := small()
 		set(&cfg)
@@ -261,6 +263,11 @@ func TestVirtualRefusals(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
+	stored := small()
+	stored.Topology = TopologySSD
+	_, err = Virtual(context.Background(), stored, Inputs{Dev: dev, Dataset: d}, Hardware{Profile: hw}, Observer{})
+	require.ErrorContains(t, err, "--topology")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3
