@@ -364,7 +364,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 		}
 		if e.plan.perHop || h == hops {
 			to := s.mb.HopEnd[h]
-			if s.x != nil { // else there is a tensor when the rows are
+			if !e.cfg.dynamic() { // else there is a tensor when the rows are
 				if err := e.fits(i, to, s.x.Size()); err != nil {
 					return err
 				}
