@@ -98,7 +98,7 @@ func TestVirtualCountsOfDynamicTiers(t *testing.T) {
 		d, feat := g.open(t)
 		s := bind(t, d, 3, "")
 		for i, v := range dynamicWays {
-			if testing.Short() && i > 5 {
+			if testing.Short() && i > 3 {
 				continue
 			}
 			cfg := small()
