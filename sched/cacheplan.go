@@ -24,7 +24,7 @@ import (
 // PlanOptions ask for a split of memory between the tiers.
 type PlanOptions struct {
 	Budget units.Budget // of both tiers together: bytes, or a share of the features
-	// GPUMax and CPUMax bound the tiers in bytes; 0: the GPU's memory, and nothing.
+	// GPUMax and CPUMax bound the tiers in bytes; 0: the GPU's memory, and nothing; Off: the tier stays empty.
 	GPUMax, CPUMax int64
 	Steps          int // splits tried beside the first; 100
 	Hardware       Hardware
@@ -67,7 +67,7 @@ type CachePlan struct {
 	Costs       map[string]float64 `json:"access_ns"`
 	BudgetBytes int64              `json:"budget_bytes"`
 	GPUMaxBytes int64              `json:"gpu_max_bytes"`
-	CPUMaxBytes int64              `json:"cpu_max_bytes,omitempty"`
+	CPUMaxBytes *int64             `json:"cpu_max_bytes,omitempty"` // absent: no bound
 	Best        PlanPoint          `json:"best"`
 	// Flat is how many of the splits take as long as the best, to a thousandth.
 	Flat  int         `json:"splits_as_good"`
@@ -359,10 +359,14 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o PlanOptions) (*C
 	p := &CachePlan{
 		Event: "cache plan", Modelled: true, Dataset: dataset, Hardware: hw.Name, SSDModel: machine.Model().Name, SSDs: ssds, From: from, Hotness: w.by,
 		Rows: rows, RowBytes: rowBytes, Epochs: w.epochs, Batches: w.batches, Accesses: w.accesses, Notes: w.notes,
-		BudgetBytes: min(o.Budget.Of(total), total), GPUMaxBytes: o.GPUMax, CPUMaxBytes: o.CPUMax,
+		BudgetBytes: min(o.Budget.Of(total), total), GPUMaxBytes: max(o.GPUMax, 0),
 	}
-	if p.GPUMaxBytes == 0 {
+	if o.GPUMax == 0 {
 		p.GPUMaxBytes = int64(hw.GPU.MemoryGiB.Value * (1 << 30))
+	}
+	if o.CPUMax != 0 {
+		most := max(o.CPUMax, 0)
+		p.CPUMaxBytes = &most
 	}
 	steps := int64(o.Steps)
 	if steps == 0 {
@@ -387,8 +391,8 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o PlanOptions) (*C
 	budget := p.BudgetBytes / rowBytes
 	gpuMost := min(budget, p.GPUMaxBytes/rowBytes)
 	cpuMost := budget
-	if p.CPUMaxBytes > 0 {
-		cpuMost = min(cpuMost, p.CPUMaxBytes/rowBytes)
+	if p.CPUMaxBytes != nil {
+		cpuMost = min(cpuMost, *p.CPUMaxBytes/rowBytes)
 	}
 	type split struct{ gpu, cpu int64 }
 	var splits []split

@@ -63,6 +63,22 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 	if c.IsSet("accumulate") && cfg.Accumulate == 0 {
 		cfg.Accumulate = sched.Off
 	}
+	if err := e.hotnessConfig(cfg); err != nil {
+		return err
+	}
+	def := ""
+	if cfg.Topology == sched.TopologySSD {
+		def = "10%"
+	} else if c.IsSet("neighbor-cache") {
+		return errs.New(errs.Usage, "--neighbor-cache: all of the topology is in memory; leave it out, or add --topology ssd")
+	}
+	cfg.NeighborCache, err = cacheBudget(c, "neighbor-cache", def)
+	return err
+}
+
+// hotnessConfig reads --hotness and --hotness-dir.
+func (e *env) hotnessConfig(cfg *sched.Config) error {
+	c := e.c
 	if cfg.Hotness = c.String("hotness"); cfg.Hotness != "" && !slices.Contains(sched.Hotnesses, cfg.Hotness) {
 		if fi, err := os.Stat(cfg.Hotness); err != nil || !fi.Mode().IsRegular() {
 			return errs.New(errs.Usage, "--hotness %q is neither one of %s nor a file that is there; %s", cfg.Hotness, strings.Join(sched.Hotnesses, ", "),
@@ -80,14 +96,7 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 			cfg.HotnessDir = filepath.Join(d, "hotness")
 		}
 	}
-	def := ""
-	if cfg.Topology == sched.TopologySSD {
-		def = "10%"
-	} else if c.IsSet("neighbor-cache") {
-		return errs.New(errs.Usage, "--neighbor-cache: all of the topology is in memory; leave it out, or add --topology ssd")
-	}
-	cfg.NeighborCache, err = cacheBudget(c, "neighbor-cache", def)
-	return err
+	return nil
 }
 
 // datasetDir is the dataset's folder where one was given; env.dataset says what is wrong where not.
