@@ -28,7 +28,7 @@ func Online() []string { return []string{Random, LRU, Clock, Sieve, S3FIFO} }
 // Config is a directory's.
 type Config struct {
 	Policy string // one of Online
-	Slots  int64  // lines that the cache holds, below 2^31
+	Slots  int64  // lines that the cache holds, below 2^31; line numbers are below 2^55
 	Seed   uint64 // of Random's draws
 }
 
@@ -57,6 +57,23 @@ const (
 	freqMask = once | twice
 )
 
+// slot is what is kept of one: 16 bytes, so that a line's access meets one cache line of them.
+type slot struct {
+	word int64 // line << 8 | flags
+	// The neighbours in the policy's queue; -1: none. Random: older is the place in its array.
+	older, newer int32
+}
+
+const noLine = -1
+
+func (s *slot) line() int64  { return s.word >> 8 }
+func (s *slot) flags() uint8 { return uint8(s.word) }
+
+func (s *slot) hold(line int64, flags uint8) { s.word = line<<8 | int64(flags) }
+
+func (s *slot) set(flags uint8)   { s.word |= int64(flags) }
+func (s *slot) unset(flags uint8) { s.word &^= int64(flags) }
+
 // evictor is a policy: it orders the slots that hold a line. A slot is pinned when it is inserted. Every
 // method takes O(1) time, victim amortised: what it steps over is paid for by an access or by a pin.
 type evictor interface {
@@ -74,9 +91,8 @@ type evictor interface {
 // (the window buffer of GIDS). What finds no slot then bypasses the cache. A batch is one moment for the
 // policy: a line that two parts of a batch access was accessed once. It is not safe for concurrent use.
 type Directory struct {
-	table   table   // line -> slot
-	lineOf  []int64 // by slot; -1: empty
-	flags   []uint8 // by slot
+	table   table // line -> slot
+	slots   []slot
 	free    []int32 // emptied slots
 	fresh   int32   // slots from here on were never used
 	batch   []int32 // slots that the current batch accessed, by first access
@@ -88,6 +104,7 @@ type Directory struct {
 	ending    bool  // the current batch was announced
 	began     uint32
 	stats     Stats
+	touched   uint64 // keeps find's early loads from being optimised away
 }
 
 // New makes the directory of an empty cache.
@@ -95,21 +112,19 @@ func New(c Config) (*Directory, error) {
 	if c.Slots < 0 || c.Slots >= math.MaxInt32 {
 		return nil, errs.New(errs.Usage, "a dynamic cache of %d lines: at least 0 and below 2^31 are possible; use larger lines or a smaller cache", c.Slots)
 	}
-	d := &Directory{
-		table: newTable(c.Slots), lineOf: make([]int64, c.Slots), flags: make([]uint8, c.Slots),
-	}
-	for i := range d.lineOf {
-		d.lineOf[i] = -1
+	d := &Directory{table: newTable(c.Slots), slots: make([]slot, c.Slots)}
+	for i := range d.slots {
+		d.slots[i].hold(noLine, 0)
 	}
 	switch c.Policy {
 	case Random:
-		d.evictor = newRandom(c.Slots, c.Seed)
+		d.evictor = newRandom(d, c.Slots, c.Seed)
 	case LRU:
-		d.evictor = newLRU(c.Slots)
+		d.evictor = newLRU(d)
 	case Clock:
-		d.evictor = newClock(d, c.Slots)
+		d.evictor = newClock(d)
 	case Sieve:
-		d.evictor = newSieve(d, c.Slots)
+		d.evictor = newSieve(d)
 	case S3FIFO:
 		d.evictor = newS3FIFO(d, c.Slots)
 	case Belady:
@@ -131,22 +146,23 @@ func (d *Directory) Announce(lines []int64) {
 		if slot < 0 {
 			continue
 		}
-		if d.flags[slot]&pinned == 0 {
+		s := &d.slots[slot]
+		if s.flags()&pinned == 0 {
 			d.evictable--
 			d.evictor.pin(slot)
 		}
-		d.flags[slot] |= wanted
+		s.set(wanted)
 	}
 }
 
 // Forget ends all announcements: a pass that stops early will not make their accesses.
 func (d *Directory) Forget() {
-	for slot := range d.flags[:d.fresh] {
-		was := d.flags[slot]
-		d.flags[slot] = was &^ wanted
+	for slot := range d.fresh {
+		was := d.slots[slot].flags()
+		d.slots[slot].unset(wanted)
 		if was&pinned == wanted {
 			d.evictable++
-			d.evictor.unpin(int32(slot))
+			d.evictor.unpin(slot)
 		}
 	}
 	d.uses.clear()
@@ -156,8 +172,9 @@ func (d *Directory) Forget() {
 // NextBatch begins a batch: what the last one accessed may be evicted again.
 func (d *Directory) NextBatch() {
 	for _, slot := range d.batch {
-		d.flags[slot] &^= current
-		if d.flags[slot]&wanted == 0 {
+		s := &d.slots[slot]
+		s.unset(current)
+		if s.flags()&wanted == 0 {
 			d.evictable++
 			d.evictor.unpin(slot)
 		}
@@ -175,10 +192,7 @@ func (d *Directory) NextBatch() {
 // slot of another; the misses then get their slots in order.
 func (d *Directory) Access(lines []int64, out []Answer) {
 	out = out[:len(lines)]
-	for i, line := range lines {
-		slot := d.Find(line)
-		out[i] = Answer{Slot: slot, Hit: slot >= 0}
-	}
+	d.find(lines, out)
 	d.stats.Accesses += int64(len(lines))
 	for i, line := range lines {
 		slot := out[i].Slot
@@ -187,7 +201,8 @@ func (d *Directory) Access(lines []int64, out []Answer) {
 			continue
 		}
 		d.stats.Hits++
-		was := d.flags[slot]
+		s := &d.slots[slot]
+		was := s.flags()
 		if was&pinned == 0 {
 			d.evictable--
 			d.evictor.pin(slot)
@@ -196,9 +211,9 @@ func (d *Directory) Access(lines []int64, out []Answer) {
 			d.evictor.hit(slot)
 			d.batch = append(d.batch, slot)
 		}
-		d.flags[slot] |= current
+		s.set(current)
 		if !more {
-			d.flags[slot] &^= wanted
+			s.unset(wanted)
 		}
 	}
 	for i, line := range lines {
@@ -212,10 +227,11 @@ func (d *Directory) Access(lines []int64, out []Answer) {
 			continue
 		}
 		d.stats.Inserted++
-		d.lineOf[slot], d.flags[slot] = line, current
+		flags := uint8(current)
 		if d.uses.has(line) {
-			d.flags[slot] |= wanted
+			flags |= wanted
 		}
+		d.slots[slot].hold(line, flags)
 		d.table.put(line, slot)
 		d.evictor.insert(slot)
 		d.batch = append(d.batch, slot)
@@ -229,7 +245,7 @@ func (d *Directory) slot() int32 {
 		d.free = d.free[:n-1]
 		return slot
 	}
-	if int(d.fresh) < len(d.lineOf) {
+	if int(d.fresh) < len(d.slots) {
 		d.fresh++
 		return d.fresh - 1
 	}
@@ -239,7 +255,7 @@ func (d *Directory) slot() int32 {
 	slot := d.evictor.victim()
 	d.evictable--
 	d.stats.Evicted++
-	d.table.del(d.lineOf[slot], slot)
+	d.table.del(d.slots[slot].line(), slot)
 	return slot
 }
 
@@ -256,28 +272,49 @@ func (d *Directory) endUse(line int64) bool {
 
 // Drop empties a slot whose filling failed. An empty one stays so.
 func (d *Directory) Drop(slot int32) {
-	if d.lineOf[slot] < 0 {
+	s := &d.slots[slot]
+	if s.line() == noLine {
 		return
 	}
-	if d.flags[slot]&pinned == 0 {
+	if s.flags()&pinned == 0 {
 		d.evictable--
 	}
-	if d.flags[slot]&current != 0 {
+	if s.flags()&current != 0 {
 		// Its next line stands where it is inserted. Failures are rare.
 		at := slices.Index(d.batch, slot)
 		d.batch = slices.Delete(d.batch, at, at+1)
 	}
 	d.evictor.remove(slot)
-	d.table.del(d.lineOf[slot], slot)
-	d.lineOf[slot], d.flags[slot] = -1, 0
+	d.table.del(s.line(), slot)
+	s.hold(noLine, 0)
 	d.free = append(d.free, slot)
 }
 
 // Find is a line's slot without an access, -1 for none.
-func (d *Directory) Find(line int64) int32 { return d.table.get(line, d.lineOf) }
+func (d *Directory) Find(line int64) int32 { return d.table.get(line, tag(line), d.slots) }
+
+// find answers for many lines. Memory is what it waits for, so the places of some lines in the table are
+// asked for at once before any of them is looked at.
+func (d *Directory) find(lines []int64, out []Answer) {
+	var tags [64]uint32
+	for len(lines) > 0 {
+		n := min(len(lines), len(tags))
+		touched := uint64(0)
+		for i, line := range lines[:n] {
+			tags[i] = tag(line)
+			touched ^= d.table.entries[d.table.home(tags[i])]
+		}
+		d.touched = touched
+		for i, line := range lines[:n] {
+			slot := d.table.get(line, tags[i], d.slots)
+			out[i] = Answer{Slot: slot, Hit: slot >= 0}
+		}
+		lines, out = lines[n:], out[n:]
+	}
+}
 
 // Line is the line that a slot holds, -1 for none.
-func (d *Directory) Line(slot int32) int64 { return d.lineOf[slot] }
+func (d *Directory) Line(slot int32) int64 { return d.slots[slot].line() }
 
 // Stats are the totals since New.
 func (d *Directory) Stats() Stats { return d.stats }
@@ -285,6 +322,6 @@ func (d *Directory) Stats() Stats { return d.stats }
 // Bytes is the directory's memory: per cached line, and per line that a batch of the window announced;
 // never per row of the dataset.
 func (d *Directory) Bytes() int64 {
-	return d.table.bytes() + int64(cap(d.lineOf))*8 + int64(cap(d.flags)) + int64(cap(d.free)+cap(d.batch))*4 +
+	return d.table.bytes() + int64(cap(d.slots))*16 + int64(cap(d.free)+cap(d.batch))*4 +
 		d.uses.bytes() + d.evictor.bytes()
 }

@@ -5,8 +5,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
 )
 
 // play runs a directory and the naive model over random batches, with a window of announcements, parts, and
@@ -128,4 +131,124 @@ func ExampleDirectory() {
 	}
 	fmt.Printf("%+v\n", d.Stats())
 	// Output: {Accesses:5 Hits:1 Inserted:4 Evicted:2 Bypassed:0}
+}
+
+// With all but eight slots pinned for long, an access takes no longer in a large cache than in a small one:
+// what a policy steps over once it does not meet again.
+func TestAllButAFewPinned(t *testing.T) {
+	const accesses = 4000
+	cost := func(name string, slots int64) time.Duration {
+		d, err := New(Config{Policy: name, Slots: slots})
+		require.NoError(t, err)
+		lines, out := make([]int64, slots), make([]Answer, slots)
+		for i := range lines {
+			lines[i] = int64(i)
+		}
+		d.NextBatch()
+		d.Access(lines, out)
+		for i := range int64(accesses) {
+			d.Announce([]int64{slots + i})
+		}
+		d.Announce(lines[:slots-8])
+		next := func(i int64) {
+			d.NextBatch()
+			d.Access([]int64{slots + i}, out)
+			require.GreaterOrEqual(t, out[0].Slot, int32(0))
+		}
+		next(0) // meets whatever is pinned
+		start := time.Now()
+		for i := int64(1); i < accesses; i++ {
+			next(i)
+		}
+		took := time.Since(start)
+		d.NextBatch()
+		d.Access(lines[:slots-8], out)
+		for _, a := range out[:slots-8] {
+			require.True(t, a.Hit, "a pinned line was evicted")
+		}
+		return took
+	}
+	for _, name := range Online() {
+		small, large := cost(name, 1<<10), cost(name, 1<<17)
+		require.Less(t, large, 40*small+100*time.Millisecond, "%s: %v in 2^17 slots, %v in 2^10", name, large, small)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, c := range []Config{{Policy: Belady}, {Policy: "best"}, {Policy: LRU, Slots: -1}, {Policy: LRU, Slots: 1 << 31}} {
+		_, err := New(c)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
+	}
+}
+
+// A cache of no slots lets everything pass; one that a pass leaves early keeps no pins.
+func TestNoSlotsAndForget(t *testing.T) {
+	for _, name := range Online() {
+		d, err := New(Config{Policy: name})
+		require.NoError(t, err)
+		out := make([]Answer, 3)
+		d.Announce([]int64{1, 2, 3})
+		d.NextBatch()
+		d.Access([]int64{1, 2, 3}, out)
+		require.Equal(t, Stats{Accesses: 3, Bypassed: 3}, d.Stats())
+
+		d, err = New(Config{Policy: name, Slots: 2})
+		require.NoError(t, err)
+		d.Announce([]int64{1, 2})
+		d.Announce([]int64{1, 2})
+		d.Announce([]int64{1, 2})
+		d.NextBatch()
+		d.Access([]int64{1, 2}, out)
+		d.NextBatch()
+		d.Access([]int64{1}, out)
+		d.Forget()
+		d.NextBatch()
+		d.Access([]int64{3, 4}, out)
+		require.Equal(t, Stats{Accesses: 5, Hits: 1, Inserted: 4, Evicted: 2}, d.Stats(), name)
+	}
+}
+
+func BenchmarkAccess(b *testing.B) {
+	for _, name := range Online() {
+		for _, window := range []int{0, 8} {
+			b.Run(fmt.Sprintf("%s/window%d", name, window), func(b *testing.B) {
+				const slots, batch = 1 << 20, 1 << 14
+				d, err := New(Config{Policy: name, Slots: slots})
+				require.NoError(b, err)
+				r := rand.New(rand.NewPCG(1, 1))
+				// Distinct lines of a skewed draw, about half of them hits; drawn ahead of the clock.
+				batches := make([][]int64, 512)
+				for i := range batches {
+					seen := map[int64]bool{}
+					for len(seen) < batch {
+						seen[int64(8*slots*r.Float64()*r.Float64()*r.Float64())] = true
+					}
+					for l := range seen {
+						batches[i] = append(batches[i], l)
+					}
+				}
+				out := make([]Answer, batch)
+				told, done := 0, 0
+				step := func() {
+					for window > 0 && told <= done+window {
+						d.Announce(batches[told%len(batches)])
+						told++
+					}
+					d.NextBatch()
+					d.Access(batches[done%len(batches)], out)
+					done++
+				}
+				for range 128 {
+					step()
+				}
+				b.ResetTimer()
+				for b.Loop() {
+					step()
+				}
+				b.ReportMetric(float64(b.N)*batch/b.Elapsed().Seconds()/1e6, "Mlines/s")
+				b.ReportMetric(float64(d.Stats().Hits)/float64(d.Stats().Accesses), "hits")
+				b.ReportMetric(float64(d.Bytes())/slots, "bytes/line")
+			})
+		}
+	}
 }

@@ -7,32 +7,30 @@ package policy
 // there again; it still counts as a member of its queue.
 type s3fifo struct {
 	d           *Directory
-	links       links
 	small, main queue
 	parkedSmall int64
-	target      int64 // slots of the small queue
-	ghost       []int64
+	target      int64   // slots of the small queue
+	ghost       []int64 // lines in the order of their eviction, from next on around; -1: taken back
 	ghosts      table
 	next        int // place in ghost of the next line
 }
 
 func newS3FIFO(d *Directory, slots int64) *s3fifo {
-	p := &s3fifo{d: d, links: newLinks(slots), target: max(1, slots/10)}
-	p.small, p.main = newQueue(&p.links), newQueue(&p.links)
+	p := &s3fifo{d: d, small: newQueue(d), main: newQueue(d), target: max(1, slots/10)}
 	p.ghost = make([]int64, max(0, slots-p.target))
 	for i := range p.ghost {
-		p.ghost[i] = -1
+		p.ghost[i] = noLine
 	}
 	p.ghosts = newTable(int64(len(p.ghost)))
 	return p
 }
 
 func (p *s3fifo) insert(slot int32) {
-	line := p.d.lineOf[slot]
-	if at := p.ghosts.get(line, p.ghost); at >= 0 {
+	line := p.d.slots[slot].line()
+	if at := p.ghosts.among(line, p.ghost); at >= 0 {
 		p.ghosts.del(line, at)
-		p.ghost[at] = -1
-		p.d.flags[slot] |= inMain
+		p.ghost[at] = noLine
+		p.d.slots[slot].set(inMain)
 		p.main.add(slot)
 		return
 	}
@@ -40,19 +38,19 @@ func (p *s3fifo) insert(slot int32) {
 }
 
 func (p *s3fifo) hit(slot int32) {
-	if p.d.flags[slot]&freqMask != freqMask {
-		p.d.flags[slot] += once
+	if p.d.slots[slot].flags()&freqMask != freqMask {
+		p.d.slots[slot].word += once
 	}
 }
 
 func (p *s3fifo) pin(int32) {}
 
 func (p *s3fifo) unpin(slot int32) {
-	flags := p.d.flags[slot]
+	flags := p.d.slots[slot].flags()
 	if flags&parked == 0 {
 		return
 	}
-	p.d.flags[slot] = flags &^ parked
+	p.d.slots[slot].unset(parked)
 	if flags&inMain != 0 {
 		p.main.after(slot, -1)
 	} else {
@@ -62,7 +60,7 @@ func (p *s3fifo) unpin(slot int32) {
 }
 
 func (p *s3fifo) remove(slot int32) {
-	flags := p.d.flags[slot]
+	flags := p.d.slots[slot].flags()
 	switch {
 	case flags&parked != 0 && flags&inMain == 0:
 		p.parkedSmall--
@@ -79,29 +77,30 @@ func (p *s3fifo) victim() int32 {
 		full := p.small.n+p.parkedSmall >= p.target
 		if slot := p.small.oldest; slot >= 0 && (full || p.main.n == 0) {
 			p.small.take(slot)
-			flags := p.d.flags[slot]
+			flags := p.d.slots[slot].flags()
 			switch {
 			case flags&freqMask > once:
-				p.d.flags[slot] = flags&^freqMask | inMain
+				p.d.slots[slot].unset(freqMask)
+				p.d.slots[slot].set(inMain)
 				p.main.add(slot)
 			case flags&pinned != 0:
-				p.d.flags[slot] |= parked
+				p.d.slots[slot].set(parked)
 				p.parkedSmall++
 			default:
-				p.remember(p.d.lineOf[slot])
+				p.remember(p.d.slots[slot].line())
 				return slot
 			}
 			continue
 		}
 		slot := p.main.oldest
 		p.main.take(slot)
-		flags := p.d.flags[slot]
+		flags := p.d.slots[slot].flags()
 		switch {
 		case flags&freqMask != 0:
-			p.d.flags[slot] -= once
+			p.d.slots[slot].word -= once
 			p.main.add(slot)
 		case flags&pinned != 0:
-			p.d.flags[slot] |= parked
+			p.d.slots[slot].set(parked)
 		default:
 			return slot
 		}
@@ -124,5 +123,5 @@ func (p *s3fifo) remember(line int64) {
 }
 
 func (p *s3fifo) bytes() int64 {
-	return p.links.bytes() + int64(cap(p.ghost))*8 + p.ghosts.bytes()
+	return int64(cap(p.ghost))*8 + p.ghosts.bytes()
 }

@@ -22,15 +22,17 @@ func (t *table) home(hash uint32) int {
 	return int(hi)
 }
 
-func (t *table) get(line int64, lineOf []int64) int32 {
-	hash := uint32(mix(uint64(line)) >> 32)
+// tag is a line's 32 bits of hash.
+func tag(line int64) uint32 { return uint32(mix(uint64(line)) >> 32) }
+
+func (t *table) get(line int64, hash uint32, slots []slot) int32 {
 	for i := t.home(hash); ; {
 		e := t.entries[i]
 		if e == 0 {
 			return -1
 		}
 		if uint32(e>>32) == hash {
-			if slot := int32(uint32(e)) - 1; lineOf[slot] == line {
+			if slot := int32(uint32(e)) - 1; slots[slot].line() == line {
 				return slot
 			}
 		}
@@ -40,8 +42,22 @@ func (t *table) get(line int64, lineOf []int64) int32 {
 	}
 }
 
+// among is get where a slot is a place in lines.
+func (t *table) among(line int64, lines []int64) int32 {
+	hash := tag(line)
+	for i := t.home(hash); t.entries[i] != 0; {
+		if e := t.entries[i]; uint32(e>>32) == hash && lines[uint32(e)-1] == line {
+			return int32(uint32(e)) - 1
+		}
+		if i++; i == len(t.entries) {
+			i = 0
+		}
+	}
+	return -1
+}
+
 func (t *table) put(line int64, slot int32) {
-	hash := uint32(mix(uint64(line)) >> 32)
+	hash := tag(line)
 	i := t.home(hash)
 	for t.entries[i] != 0 {
 		if i++; i == len(t.entries) {
@@ -53,7 +69,7 @@ func (t *table) put(line int64, slot int32) {
 
 // del takes a slot's entry out and moves later ones of the run up, so that no mark of it stays.
 func (t *table) del(line int64, slot int32) {
-	hash := uint32(mix(uint64(line)) >> 32)
+	hash := tag(line)
 	want := uint64(hash)<<32 | uint64(uint32(slot+1))
 	n := len(t.entries)
 	hole := t.home(hash)
@@ -91,93 +107,93 @@ func (t *table) bytes() int64 { return int64(cap(t.entries)) * 8 }
 
 // uses counts the announced batches that will access a line. It grows with the lines of a window.
 type uses struct {
-	keys   []int64 // line + 1; 0: none
-	counts []use
-	n      int
+	all []use
+	n   int
 }
 
 // use is a line's count and the batch that lowered it last: a batch does so once.
-type use struct{ count, by uint32 }
+type use struct {
+	key       int64 // line + 1; 0: none
+	count, by uint32
+}
 
 func (u *uses) home(key int64) int {
-	hi, _ := bits.Mul64(mix(uint64(key)), uint64(len(u.keys)))
+	hi, _ := bits.Mul64(mix(uint64(key)), uint64(len(u.all)))
 	return int(hi)
 }
 
 // at is a key's place, or the empty one where it would go.
 func (u *uses) at(key int64) int {
 	i := u.home(key)
-	for u.keys[i] != 0 && u.keys[i] != key {
-		if i++; i == len(u.keys) {
+	for u.all[i].key != 0 && u.all[i].key != key {
+		if i++; i == len(u.all) {
 			i = 0
 		}
 	}
 	return i
 }
 
-func (u *uses) has(line int64) bool { return u.n > 0 && u.keys[u.at(line+1)] != 0 }
+func (u *uses) has(line int64) bool { return u.n > 0 && u.all[u.at(line+1)].key != 0 }
 
 func (u *uses) add(line int64) {
-	if u.n*8 >= len(u.keys)*5 {
-		old := *u
-		n := max(64, 2*len(old.keys))
-		u.keys, u.counts = make([]int64, n), make([]use, n)
-		for i, key := range old.keys {
-			if key != 0 {
-				at := u.at(key)
-				u.keys[at], u.counts[at] = key, old.counts[i]
+	if u.n*8 >= len(u.all)*5 {
+		old := u.all
+		u.all = make([]use, max(64, 2*len(old)))
+		for _, x := range old {
+			if x.key != 0 {
+				u.all[u.at(x.key)] = x
 			}
 		}
 	}
-	i := u.at(line + 1)
-	if u.keys[i] == 0 {
-		u.keys[i], u.counts[i] = line+1, use{}
+	x := &u.all[u.at(line+1)]
+	if x.key == 0 {
+		*x = use{key: line + 1}
 		u.n++
 	}
-	u.counts[i].count++
+	x.count++
 }
 
 // end lowers a line's count for a batch and says whether another batch will access the line.
 func (u *uses) end(line int64, batch uint32) bool {
-	i := u.at(line + 1)
-	if u.keys[i] == 0 {
+	hole := u.at(line + 1)
+	x := &u.all[hole]
+	if x.key == 0 {
 		return false
 	}
-	if u.counts[i].by == batch {
+	if x.by == batch {
 		return true
 	}
-	if u.counts[i].count > 1 {
-		u.counts[i].count--
-		u.counts[i].by = batch
+	if x.count > 1 {
+		x.count--
+		x.by = batch
 		return true
 	}
 	u.n--
-	n := len(u.keys)
-	hole := i
+	n := len(u.all)
 	for j := hole; ; {
 		if j++; j == n {
 			j = 0
 		}
-		if u.keys[j] == 0 {
+		if u.all[j].key == 0 {
 			break
 		}
-		home := u.home(u.keys[j])
+		home := u.home(u.all[j].key)
 		behind := hole < home && home <= j
 		if j < hole {
 			behind = hole < home || home <= j
 		}
 		if !behind {
-			u.keys[hole], u.counts[hole] = u.keys[j], u.counts[j]
+			u.all[hole] = u.all[j]
 			hole = j
 		}
 	}
-	u.keys[hole] = 0
+	u.all[hole].key = 0
 	return false
 }
 
 func (u *uses) clear() {
-	clear(u.keys)
+	clear(u.all)
 	u.n = 0
 }
 
-func (u *uses) bytes() int64 { return int64(cap(u.keys))*8 + int64(cap(u.counts))*8 }
+func (u *uses) bytes() int64 { return int64(cap(u.all)) * 16 }
