@@ -256,6 +256,12 @@ type Ticket struct {
 	lines                                            []int64  // to be read
 }
 
+// Lines are the lines to be read, valid until Release.
+func (t *Ticket) Lines() []int64 { return t.lines }
+
+// Fills is how many of them go to slots.
+func (t *Ticket) Fills() int64 { return t.fills }
+
 const ticketLists = 8
 
 func (t *Ticket) String() string {
