@@ -104,7 +104,7 @@ type Directory struct {
 	ending    bool  // the current batch was announced
 	began     uint32
 	stats     Stats
-	touched   uint64 // keeps find's early loads from being optimised away
+	touched   uint64 // keeps touch's loads from being optimised away
 }
 
 // New makes the directory of an empty cache.
@@ -140,18 +140,25 @@ func New(c Config) (*Directory, error) {
 // ends line by line as it does. The current batch cannot be announced any more.
 func (d *Directory) Announce(lines []int64) {
 	d.announced++
-	for _, line := range lines {
-		d.uses.add(line)
-		slot := d.Find(line)
-		if slot < 0 {
-			continue
+	var tags [ahead]uint32
+	for len(lines) > 0 {
+		n := min(len(lines), ahead)
+		d.uses.reserve(n)
+		d.touch(lines[:n], &tags)
+		for i, line := range lines[:n] {
+			d.uses.add(line)
+			slot := d.table.get(line, tags[i], d.slots)
+			if slot < 0 {
+				continue
+			}
+			s := &d.slots[slot]
+			if s.flags()&pinned == 0 {
+				d.evictable--
+				d.evictor.pin(slot)
+			}
+			s.set(wanted)
 		}
-		s := &d.slots[slot]
-		if s.flags()&pinned == 0 {
-			d.evictable--
-			d.evictor.pin(slot)
-		}
-		s.set(wanted)
+		lines = lines[n:]
 	}
 }
 
@@ -293,18 +300,31 @@ func (d *Directory) Drop(slot int32) {
 // Find is a line's slot without an access, -1 for none.
 func (d *Directory) Find(line int64) int32 { return d.table.get(line, tag(line), d.slots) }
 
-// find answers for many lines. Memory is what it waits for, so the places of some lines in the table are
-// asked for at once before any of them is looked at.
-func (d *Directory) find(lines []int64, out []Answer) {
-	var tags [64]uint32
-	for len(lines) > 0 {
-		n := min(len(lines), len(tags))
-		touched := uint64(0)
-		for i, line := range lines[:n] {
-			tags[i] = tag(line)
-			touched ^= d.table.entries[d.table.home(tags[i])]
+// ahead is how many lines' places are asked for at once.
+const ahead = 64
+
+// touch loads where up to ahead lines stand in the tables, all of them before any is looked at: memory is what a
+// directory waits for. It tells the lines' tags.
+func (d *Directory) touch(lines []int64, tags *[ahead]uint32) {
+	touched := uint64(0)
+	for i, line := range lines {
+		tags[i] = tag(line)
+		touched ^= d.table.entries[d.table.home(tags[i])]
+	}
+	if d.uses.n > 0 {
+		for _, line := range lines {
+			touched ^= uint64(d.uses.all[d.uses.home(line+1)].key)
 		}
-		d.touched = touched
+	}
+	d.touched = touched
+}
+
+// find answers for many lines.
+func (d *Directory) find(lines []int64, out []Answer) {
+	var tags [ahead]uint32
+	for len(lines) > 0 {
+		n := min(len(lines), ahead)
+		d.touch(lines[:n], &tags)
 		for i, line := range lines[:n] {
 			slot := d.table.get(line, tags[i], d.slots)
 			out[i] = Answer{Slot: slot, Hit: slot >= 0}

@@ -135,16 +135,22 @@ func (u *uses) at(key int64) int {
 
 func (u *uses) has(line int64) bool { return u.n > 0 && u.all[u.at(line+1)].key != 0 }
 
-func (u *uses) add(line int64) {
-	if u.n*8 >= len(u.all)*5 {
-		old := u.all
-		u.all = make([]use, max(64, 2*len(old)))
-		for _, x := range old {
-			if x.key != 0 {
-				u.all[u.at(x.key)] = x
-			}
+// reserve makes room for n more lines.
+func (u *uses) reserve(n int) {
+	if (u.n+n)*8 < len(u.all)*5 {
+		return
+	}
+	old := u.all
+	u.all = make([]use, max(256, 2*len(old)))
+	for _, x := range old {
+		if x.key != 0 {
+			u.all[u.at(x.key)] = x
 		}
 	}
+}
+
+// add counts a batch for a line, for which there is room.
+func (u *uses) add(line int64) {
 	x := &u.all[u.at(line+1)]
 	if x.key == 0 {
 		*x = use{key: line + 1}
