@@ -70,9 +70,11 @@ type CachePlan struct {
 	CPUMaxBytes *int64             `json:"cpu_max_bytes,omitempty"` // absent: no bound
 	Best        PlanPoint          `json:"best"`
 	// Flat is how many of the splits take as long as the best, to a thousandth.
-	Flat  int         `json:"splits_as_good"`
-	Curve []PlanPoint `json:"curve"`
-	Notes []string    `json:"notes,omitempty"`
+	Flat int `json:"splits_as_good"`
+	// LeastGPUBytes is the smallest GPU tier among those.
+	LeastGPUBytes int64       `json:"least_gpu_bytes"`
+	Curve         []PlanPoint `json:"curve"`
+	Notes         []string    `json:"notes,omitempty"`
 }
 
 // planWork is what an epoch takes whatever the tiers hold, and what it accesses.
@@ -449,9 +451,11 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o PlanOptions) (*C
 	p.Best = slices.MinFunc(p.Curve, func(a, b PlanPoint) int {
 		return cmp.Or(cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.sum(), b.sum()), cmp.Compare(a.GPUBytes, b.GPUBytes))
 	})
+	p.LeastGPUBytes = p.Best.GPUBytes
 	for _, c := range p.Curve {
 		if c.Seconds <= p.Best.Seconds*1.001 {
 			p.Flat++
+			p.LeastGPUBytes = min(p.LeastGPUBytes, c.GPUBytes)
 		}
 	}
 	return p, nil

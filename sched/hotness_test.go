@@ -140,10 +140,14 @@ func TestHotList(t *testing.T) {
 
 // rmat is a small R-MAT graph.
 func rmat(t *testing.T, nodes int64, train float64) *dataset.Dataset {
+	return rmatDim(t, nodes, train, 4)
+}
+
+func rmatDim(t *testing.T, nodes int64, train float64, dim int) *dataset.Dataset {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "g")
 	require.NoError(t, dataset.Generate(context.Background(), dataset.GenerateOptions{
-		Kind: "rmat", Nodes: nodes, AvgDegree: 10, Classes: 4, Dim: 4, Seed: 3, Out: dir, TrainFraction: train, ValFraction: 0.01, FeatureFn: "hash",
+		Kind: "rmat", Nodes: nodes, AvgDegree: 10, Classes: 4, Dim: dim, Seed: 3, Out: dir, TrainFraction: train, ValFraction: 0.01, FeatureFn: "hash",
 	}))
 	d, err := dataset.Open(dir)
 	require.NoError(t, err)

@@ -173,8 +173,8 @@ func (e *env) showCachePlan(p *sched.CachePlan) {
 		}
 	}
 	e.ui.Table(header, rows)
-	e.ui.Printf("modelled best of %d splits: --gpu-cache %d --cpu-cache %d, %.4g s an epoch, %s is the limit; %d splits take as long, to a thousandth",
-		len(p.Curve), p.Best.GPUBytes, p.Best.CPUBytes, p.Best.Seconds, p.Best.Bottleneck, p.Flat)
+	e.ui.Printf("modelled best of %d splits: --gpu-cache %d --cpu-cache %d, %.4g s an epoch, %s is the limit; %d splits take as long (to a thousandth), from %s in the GPU on",
+		len(p.Curve), p.Best.GPUBytes, p.Best.CPUBytes, p.Best.Seconds, p.Best.Bottleneck, p.Flat, units.FormatBytes(p.LeastGPUBytes))
 }
 
 func cacheHotnessCommand() *cli.Command {
