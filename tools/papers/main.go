@@ -89,6 +89,7 @@ func run(ctx context.Context, o options) (err error) {
 		return fmt.Errorf("-only: %w", err)
 	}
 	if o.selftest {
+		o.md, o.json = "", ""
 		if o.dir, err = os.MkdirTemp("", "papers-selftest"); err != nil {
 			return err
 		}
@@ -99,6 +100,14 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
+	out, err := create(o.md)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	if _, err := fmt.Fprintf(out, "R-MAT, %d nodes, %d edges; every time is modelled.\n", l.ds.Meta.Nodes, l.ds.Meta.Edges); err != nil {
+		return err
+	}
 	var tables []table
 	for _, x := range experiments {
 		if !only.MatchString(x.name) {
@@ -111,6 +120,9 @@ func run(ctx context.Context, o options) (err error) {
 		}
 		fmt.Fprintf(os.Stderr, "%s: %.0f s, %d runs so far\n", x.name, time.Since(from).Seconds(), l.played)
 		tables = append(tables, t)
+		if err := t.markdown(out); err != nil {
+			return err
+		}
 		if o.selftest {
 			if err := t.check(x); err != nil {
 				return fmt.Errorf("%s: %w", x.name, err)
@@ -124,40 +136,31 @@ func run(ctx context.Context, o options) (err error) {
 		fmt.Printf("selftest: %d experiments, %d runs: ok\n", len(tables), l.played)
 		return nil
 	}
-	if err := to(o.json, func(w io.Writer) error {
-		e := json.NewEncoder(w)
-		e.SetIndent("", " ")
-		return e.Encode(map[string]any{"modelled": true, "nodes": l.ds.Meta.Nodes, "edges": l.ds.Meta.Edges, "tables": tables})
-	}); err != nil {
-		return err
-	}
-	return to(o.md, func(w io.Writer) error {
-		if _, err := fmt.Fprintf(w, "R-MAT, %d nodes, %d edges; every time is modelled. %d runs in %.0f s.\n", l.ds.Meta.Nodes, l.ds.Meta.Edges, l.played, time.Since(l.started).Seconds()); err != nil {
-			return err
-		}
-		for _, t := range tables {
-			if err := t.markdown(w); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// to writes to a file, or standard output; nowhere for "".
-func to(path string, f func(io.Writer) error) error {
-	switch path {
-	case "":
-		return nil
-	case "-":
-		return f(os.Stdout)
-	}
-	w, err := os.Create(path)
+	fmt.Fprintf(os.Stderr, "%d runs in %.0f s\n", l.played, time.Since(l.started).Seconds())
+	w, err := create(o.json)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(w), w.Close())
+	e := json.NewEncoder(w)
+	e.SetIndent("", " ")
+	return errors.Join(e.Encode(map[string]any{"modelled": true, "nodes": l.ds.Meta.Nodes, "edges": l.ds.Meta.Edges, "tables": tables}), w.Close())
 }
+
+// create opens a file for writing, or standard output for "-"; what goes to "" is lost.
+func create(path string) (io.WriteCloser, error) {
+	switch path {
+	case "":
+		return nowhere{io.Discard}, nil
+	case "-":
+		return nowhere{os.Stdout}, nil
+	}
+	return os.Create(path)
+}
+
+// nowhere is a writer that is not to be closed.
+type nowhere struct{ io.Writer }
+
+func (nowhere) Close() error { return nil }
 
 // lab is what all experiments share.
 type lab struct {
