@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/bits"
 	"sync"
+	"time"
 	"unsafe"
 
 	"helios/cuda"
@@ -254,6 +255,15 @@ func (s *Sampler) Close() error {
 		err = errors.Join(err, s.relay.close())
 	}
 	return err
+}
+
+// Busy is how long a host device has sampled in a GPU's place, where it did (a topology on storage): the time is on none of
+// the GPU's streams.
+func (s *Sampler) Busy() time.Duration {
+	if s.relay == nil {
+		return 0
+	}
+	return s.relay.stream.Busy()
 }
 
 func (s *Sampler) freeTable() error { return free(&s.vals, &s.keys) }

@@ -18,11 +18,13 @@ type StageSeconds struct {
 	Complete float64 `json:"complete"`
 	Gather   float64 `json:"gather"`
 	Train    float64 `json:"train"`
+	// Topology is what sampling waited for lists of a topology on storage.
+	Topology float64 `json:"topology,omitempty"`
 }
 
 // Sum is the time that the operators would take one after the other.
 func (s StageSeconds) Sum() float64 {
-	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train
+	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train + s.Topology
 }
 
 // Add adds o, stage by stage.
@@ -36,6 +38,7 @@ func (s *StageSeconds) add(o StageSeconds, sign float64) {
 	s.Complete += sign * o.Complete
 	s.Gather += sign * o.Gather
 	s.Train += sign * o.Train
+	s.Topology += sign * o.Topology
 }
 
 // EpochResult is one epoch of training and its validation. Seconds, stall, overlap and

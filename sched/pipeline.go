@@ -77,6 +77,7 @@ func (e *engine) streamSeconds() StageSeconds {
 		Sample: e.sampleS.Busy().Seconds(), Lookup: e.lookupS.Busy().Seconds(),
 		Gather: e.gatherS.Busy().Seconds(), Train: e.trainS.Busy().Seconds(),
 	}
+	s.Sample += e.sampler.Busy().Seconds()
 	s.add(e.busyBefore, 1)
 	return s
 }
@@ -113,6 +114,7 @@ func (e *engine) snapshot(p *pass, base partial) partial {
 	s.Stages.add(e.streamSeconds(), 1)
 	s.Stages.add(c.before, -1)
 	if r := e.topologyReads(c.topology); r != nil {
+		s.Stages.Topology += r.Wait.Seconds()
 		if base.TopologyReads != nil {
 			*r = r.Add(*base.TopologyReads)
 		}

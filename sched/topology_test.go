@@ -83,6 +83,7 @@ func TestTopologyOnSSD(t *testing.T) {
 						require.Less(t, r.CachedEdges, r.Edges)
 					}
 					require.Positive(t, r.Bytes)
+					require.InDelta(t, r.Wait.Seconds(), e.StageSeconds.Topology, 1e-6)
 				}
 				info := got.res.TopologyStorage
 				require.LessOrEqual(t, info.CacheBytes, lists.Of(4*d.Meta.Edges))

@@ -41,6 +41,7 @@ func TestTopologyOnSSDOnGPU(t *testing.T) {
 			require.NotNil(t, r)
 			require.Positive(t, r.Bytes)
 			require.Positive(t, r.CachedEdges)
+			require.Positive(t, got.res.Epochs[0].StageSeconds.Sample)
 			require.Equal(t, "ptx", got.res.Kernels)
 		})
 	}

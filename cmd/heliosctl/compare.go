@@ -382,7 +382,7 @@ func (e *env) compareOne(ctx context.Context, v variant, in sched.Inputs, set *s
 	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n, float64(sum.SSDCommands)/n, sum.ReadAmplification
 	run.Stall, run.Overlap = sum.Stall, sum.Overlap
 	st := sum.StageSeconds
-	run.Stages = sched.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n, Train: st.Train / n}
+	run.Stages = sched.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n, Train: st.Train / n, Topology: st.Topology / n}
 	if len(at) == len(res.Epochs)+1 {
 		a, b := at[from], at[len(at)-1]
 		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n, (b.proxy-a.proxy).Seconds()/n
