@@ -340,11 +340,12 @@ func (a *admission) admit(ctx context.Context, w work) error {
 				return fmt.Errorf("batch %d: %w", s.index, err)
 			}
 		}
-		begin := e.trace.now()
+		begin := time.Now()
 		before := e.dyn.Stats()
 		if err := e.dyn.Admit(op, e.lookupS, w.nodes, w.first, w.count, g.ticket); err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
+		a.p.clock.lookedUp(time.Since(begin))
 		after := e.dyn.Stats()
 		g.out, g.seq = segAdmitted, e.dyn.seq
 		e.dyn.seq++

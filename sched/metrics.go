@@ -7,7 +7,7 @@ import (
 
 // StageSeconds is the time in which each operator's own resource was busy: for sample, lookup,
 // gather and train the SMs that its stream held (not its waits for SMs that others held, or the
-// stages of a device with one SM would seem to overlap); for submit the submitting kernel; for
+// stages of a device with one SM would seem to overlap), and for lookups in a dynamic tier the CPU; for submit the submitting kernel; for
 // complete the SSDs, from a read's submission to its end; train includes the widening of rows that are
 // not stored as float32. An operator with several instances in
 // flight (reads of several hops) counts the time once.

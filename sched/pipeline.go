@@ -55,10 +55,18 @@ type clock struct {
 	before           StageSeconds // of the streams, when the pass began
 	mu               sync.Mutex
 	submit, complete time.Duration
+	lookup           time.Duration // by the CPU, over a dynamic tier
 	completeEnd      time.Time
 	waited           time.Duration
 	groups, grouped  int // sets of merged reads, and the batches in them
 	topology         *graph.StorageStats
+}
+
+// lookedUp counts a lookup of a dynamic tier.
+func (c *clock) lookedUp(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lookup += d
 }
 
 // group counts a set of reads.
@@ -104,7 +112,7 @@ func (e *engine) snapshot(p *pass, base partial) partial {
 	s.Seconds = base.Seconds + time.Since(c.start).Seconds()
 	s.Waited = base.Waited + c.waited.Seconds()
 	c.mu.Lock()
-	own := StageSeconds{Submit: c.submit.Seconds(), Complete: c.complete.Seconds()}
+	own := StageSeconds{Lookup: c.lookup.Seconds(), Submit: c.submit.Seconds(), Complete: c.complete.Seconds()}
 	if e.plan.group {
 		s.Groups, s.Grouped = base.Groups+c.groups, base.Grouped+c.grouped
 	}
