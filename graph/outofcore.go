@@ -37,7 +37,7 @@ type OutOfCoreOptions struct {
 	PageCache bool
 	// Threads reads with pread and threads in place of io_uring, as is done where there is none.
 	Threads bool
-	// Chunk is how many draws of a hop are dealt with at a time, 40 bytes of memory each; 262144.
+	// Chunk is how many draws of a hop are dealt with at a time, 40 bytes of memory each for those that there are: a page is read once for each that needs it; 1048576.
 	Chunk int
 }
 
@@ -115,7 +115,7 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 		return nil, errs.New(errs.Usage, "topology on storage: ids of %s begin at byte %d, which is no multiple of their width; import the dataset again", f.Path, f.Offset)
 	}
 	if s.opt.Chunk <= 0 {
-		s.opt.Chunk = 1 << 18
+		s.opt.Chunk = 1 << chunkBits
 	}
 	s.opt.Chunk = min(s.opt.Chunk, 1<<chunkBits)
 	if err := s.checkOffsets(); err != nil {

@@ -1,9 +1,11 @@
 package graph
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +20,7 @@ import (
 	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/simd"
 )
 
 // idFile writes the ids of topo behind offset bytes of something else.
@@ -429,6 +432,117 @@ func TestOutOfCoreLayers(t *testing.T) {
 			require.Greater(t, s.CachedEdges, int64(0))
 			require.Greater(t, s.Pages, int64(0))
 			require.Less(t, s.CachedEdges, s.Edges)
+		}
+	}
+}
+
+// Random graphs, fanouts, caches, chunks and instruction sets: a file gives what memory gives.
+func TestOutOfCoreRandom(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	runs := 25
+	if testing.Short() {
+		runs = 6
+	}
+	for i := range runs {
+		nodes := 1 + r.Int64N(3000)
+		topo := randomGraph(t, nodes, r.Float64()*60, r.IntN(2) == 0, r.Uint64())
+		cfg := SamplerConfig{Seed: r.Uint64(), Degrees: r.IntN(2) == 0}
+		for range 1 + r.IntN(3) {
+			cfg.Fanouts = append(cfg.Fanouts, []int{-1, 1, 2, 5, 15, 64, 65}[r.IntN(7)])
+		}
+		o := OutOfCoreOptions{Chunk: 1 + r.IntN(5000), Threads: r.IntN(4) == 0, PageCache: r.IntN(2) == 0}
+		if r.IntN(3) > 0 {
+			o.CacheBytes = cacheTableBytes(nodes) + r.Int64N(4*(nodes+topo.NumEdges)+1)
+		}
+		f := idFile(t, topo, 8*r.Int64N(700))
+		far, err := openFar(topo, f, o)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, far.Close()) })
+		level := simd.Levels()[r.IntN(len(simd.Levels()))]
+		open := func(t testing.TB, sms int) cuda.Device {
+			dev, err := cuda.NewHost(cuda.HostOptions{SMs: sms, Kernels: level})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, dev.Close()) })
+			return dev
+		}
+		limit := int64(r.IntN(2)) * directNodes
+		a, b := newRig(t, open, topo, 2, cfg, limit), newRig(t, open, far, 1+r.IntN(3), cfg, limit)
+		for batch := range 3 {
+			seeds := someSeeds(1+r.IntN(int(nodes)), nodes, r.Uint64())
+			require.Equal(t, a.plain(t, a.sample(t, batch, 0, seeds)), b.plain(t, b.sample(t, batch, 0, seeds)),
+				"run %d: %d nodes, %d edges, %+v %+v %v", i, nodes, topo.NumEdges, cfg, o, level)
+		}
+	}
+}
+
+// A graph without edges, whose file has none.
+func TestOutOfCoreNoEdges(t *testing.T) {
+	topo, err := FromEdges(10, nil, nil, false)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, topo.Close()) })
+	far := farOf(t, topo, OutOfCoreOptions{CacheBytes: 1 << 20})
+	r := newRig(t, host, far, 1, SamplerConfig{Fanouts: []int{3, -1}, Seed: 1}, directNodes)
+	p := r.plain(t, r.sample(t, 0, 0, []int64{3, 4}))
+	require.Equal(t, []int64{3, 4}, p.nodes)
+	require.Zero(t, far.Storage().Reads)
+	l := newRig(t, host, far, 1, SamplerConfig{Fanouts: []int{3}, Seed: 1, Layerwise: true}, directNodes)
+	require.Equal(t, []int64{3, 4}, l.plain(t, l.sample(t, 0, 0, []int64{3, 4})).nodes)
+}
+
+// Pages read in any number at once are the file's, to its last byte.
+func TestPageReader(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	data := make([]byte, 5000*filePage+1234)
+	for i := range data {
+		data[i] = byte(r.Uint32())
+	}
+	path := filepath.Join(t.TempDir(), "f")
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	for _, ring := range []bool{true, false} {
+		for _, direct := range []bool{true, false} {
+			p, err := openPages(path, int64(len(data)), direct, ring)
+			require.NoError(t, err)
+			require.NoError(t, p.sum(t.Context(), func(int64, []byte) error { return nil }))
+			require.EqualValues(t, 5001, p.pages)
+			want, got := 0, 0
+			at := int64(0)
+			next := func(u *pageRun) bool {
+				at += 1 + r.Int64N(4)
+				n := min(1+r.Int64N(unitPages), p.pages-at)
+				if n <= 0 {
+					return false
+				}
+				*u = pageRun{page: at, pages: int(n), lo: want}
+				want++
+				at += n - 1
+				return true
+			}
+			seen := map[int]bool{}
+			require.NoError(t, p.read(t.Context(), next, func(u *pageRun, b []byte) error {
+				off := u.page * filePage
+				if !bytes.Equal(b, data[off:min(off+int64(u.pages)*filePage, int64(len(data)))]) || seen[u.lo] {
+					return fmt.Errorf("page %d differs, or comes twice", u.page)
+				}
+				seen[u.lo] = true
+				got++
+				return nil
+			}))
+			require.Equal(t, want, got)
+			// An owner's error ends it, and what is in flight with it.
+			mine := errors.New("mine")
+			require.ErrorIs(t, p.read(t.Context(), p.all(0, p.pages), func(u *pageRun, _ []byte) error {
+				if u.page > 1000 {
+					return mine
+				}
+				return nil
+			}), mine)
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.ErrorIs(t, p.read(ctx, p.all(0, p.pages), func(*pageRun, []byte) error { return nil }), context.Canceled)
+			require.Len(t, p.free, readSlots)
+			require.NoError(t, p.close())
 		}
 	}
 }
