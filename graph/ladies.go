@@ -45,7 +45,7 @@ import (
 // that names it.
 type layerParams struct {
 	Sample    sampleParams
-	Pos       cuda.DevicePtr // uint32[E]: each edge's candidate
+	Pos       cuda.DevicePtr // uint32[E]: each edge's candidate; from layer_count on noPos where that is no source of the block
 	Mass      cuda.DevicePtr // uint64[NumDst+E]: q by candidate in units of 2^-Bits; 0 = no candidate. Zeroed
 	Rank      cuda.DevicePtr // uint64[NumDst+E]: the bits of the exponential variable; all ones = no candidate
 	Hist      cuda.DevicePtr // uint32[layerBins], zeroed
@@ -83,6 +83,7 @@ const (
 	layerBits = 11 // of a digit; 64 bits are six of them
 	layerBins = 1 << layerBits
 	noRank    = math.MaxUint64
+	noPos     = math.MaxUint32
 	// layerMost is the most nodes that a hop may be asked to draw.
 	layerMost    = 1 << 30
 	layerPurpose = "layer sampling"
@@ -243,20 +244,21 @@ func layerPick(b *cuda.Block, p *layerParams) error {
 	return nil
 }
 
-// in says whether an edge's candidate is a source of the block.
-func (v *layerView) in(tau uint64, pos uint32) bool { return int64(pos) < v.n || v.rank[pos] < tau }
-
-// layerCount counts the edges of the block, and the nodes that are new in the frontier, in the launch block's share.
+// layerCount counts the edges of the block, and the nodes that are new in the frontier, in the launch block's share, and
+// strikes out the other edges.
 func layerCount(b *cuda.Block, p *layerParams) error {
 	v, tau := p.view(), p.state().Tau
 	lo, hi := b.Range(p.Edges)
 	kept, news := int64(0), int64(0)
 	for e := lo; e < hi; e++ {
-		if pos := v.pos[e]; v.in(tau, pos) {
-			kept++
-			if int64(pos) == v.n+e {
-				news++
-			}
+		pos := v.pos[e]
+		if int64(pos) >= v.n && v.rank[pos] >= tau {
+			v.pos[e] = noPos
+			continue
+		}
+		kept++
+		if int64(pos) == v.n+e {
+			news++
 		}
 	}
 	cuda.View[int64](p.Sample.Sums, int64(b.Blocks))[b.Index] = kept
@@ -284,7 +286,7 @@ func layerAssign(b *cuda.Block, p *layerParams) error {
 			outStart[i] = to
 		}
 		pos := v.pos[e]
-		if !v.in(tau, pos) {
+		if pos == noPos {
 			continue
 		}
 		if to >= p.OutLen {
@@ -412,22 +414,27 @@ func expDown(x float64) float64 {
 // layerSampler is the part of a Sampler that samples by layer.
 type layerSampler struct {
 	kWeigh, kRank, kHist, kPick, kCount, kAssign, kRelabel cuda.Kernel
+	kEnter                                                 cuda.Kernel // in the place of kWeigh, on the host
 
-	start, slots, pos, mass, rank, hist, state, news cuda.Buffer // of one hop at a time
+	start, slots, pos, mass, rank, hist, state, news, table cuda.Buffer // of one hop at a time
 }
 
 func (l *layerSampler) buffers() []*cuda.Buffer {
-	return []*cuda.Buffer{&l.start, &l.slots, &l.pos, &l.mass, &l.rank, &l.hist, &l.state, &l.news}
+	return []*cuda.Buffer{&l.start, &l.slots, &l.pos, &l.mass, &l.rank, &l.hist, &l.state, &l.news, &l.table}
 }
 
 // newLayers finds the kernels and takes the buffers whose sizes are known.
 func (s *Sampler) newLayers() error {
 	l := &s.layers
+	first, name := &l.kWeigh, "layer_weigh"
+	if s.hostLayers() {
+		first, name = &l.kEnter, "host_layer_enter"
+	}
 	for _, k := range []struct {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&l.kWeigh, "layer_weigh"}, {&l.kRank, "layer_rank"}, {&l.kHist, "layer_hist"}, {&l.kPick, "layer_pick"},
+		{first, name}, {&l.kRank, "layer_rank"}, {&l.kHist, "layer_hist"}, {&l.kPick, "layer_pick"},
 		{&l.kCount, "layer_count"}, {&l.kAssign, "layer_assign"}, {&l.kRelabel, "layer_relabel"},
 	} {
 		var err error
@@ -502,16 +509,18 @@ func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		return err
 	}
 	distinct := min(n+edges, max(s.topo.Host.NumNodes, n))
-	if !s.direct && 3*s.slots/4 < distinct {
-		if err := s.growHash(distinct); err != nil {
+	if l.kEnter == nil {
+		if !s.direct && 3*s.slots/4 < distinct {
+			if err := s.growHash(distinct); err != nil {
+				return err
+			}
+		}
+		// Candidates that were not drawn are no part of the frontier: each hop has a stamp of its own.
+		if err := s.own(stream, mb, n); err != nil {
 			return err
 		}
+		s.owner = nil
 	}
-	// Candidates that were not drawn are no part of the frontier: each hop has a stamp of its own.
-	if err := s.own(stream, mb, n); err != nil {
-		return err
-	}
-	s.owner = nil
 	if s.lists != nil {
 		if err := s.lists.stage(ctx, view[int64](mb.Nodes, n)); err != nil {
 			return err
@@ -521,10 +530,6 @@ func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 	p.EdgeStart, p.Fanout = l.start.Ptr(), -1
 	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
 	p.Src, p.SrcLen = l.slots.Ptr(), edges
-	if err := s.launch(stream, s.kFill, &p, n); err != nil {
-		return err
-	}
-
 	q := layerParams{
 		Sample: p, Pos: l.pos.Ptr(), Mass: l.mass.Ptr(), Rank: l.rank.Ptr(), Hist: l.hist.Ptr(), State: l.state.Ptr(), News: l.news.Ptr(),
 		Edges: edges, Take: take, Key: s.layerKey(), Batch: uint32(mb.Index), Bits: uint32(63 - bits.Len64(uint64(n))),
@@ -532,8 +537,17 @@ func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 	if err := stream.Fill(q.Mass, 0, (n+edges)*8); err != nil {
 		return err
 	}
-	if err := s.launchLayer(stream, l.kWeigh, &q, edges); err != nil {
-		return err
+	if l.kEnter != nil {
+		if err := s.enterOnHost(stream, &q, distinct); err != nil {
+			return err
+		}
+	} else {
+		if err := s.launch(stream, s.kFill, &p, n); err != nil {
+			return err
+		}
+		if err := s.launchLayer(stream, l.kWeigh, &q, edges); err != nil {
+			return err
+		}
 	}
 	if err := s.launchLayer(stream, l.kRank, &q, n+edges); err != nil {
 		return err

@@ -338,3 +338,30 @@ func TestLayerArithmetic(t *testing.T) {
 	}
 	require.EqualValues(t, 1, layerWeight(1, noRank))
 }
+
+func BenchmarkLayerwise(b *testing.B) {
+	for _, name := range []string{"even", "skewed"} {
+		topo, err := Synthetic(1<<20, 15, name == "skewed", 5)
+		require.NoError(b, err)
+		b.Cleanup(func() { require.NoError(b, topo.Close()) })
+		for _, limit := range []int64{directNodes, 0} {
+			for _, sms := range []int{1, 2} {
+				b.Run(fmt.Sprintf("%s/direct=%v/workers=%d", name, limit > 0, sms), func(b *testing.B) {
+					r := newRig(b, host, topo, sms, SamplerConfig{Fanouts: []int{4096, 4096, 4096}, Seed: 7, Layerwise: true}, limit)
+					seeds := someSeeds(1<<16, topo.NumNodes, 1)
+					edges := int64(0)
+					b.ReportAllocs()
+					cpu := cpuSeconds(b)
+					for i := 0; b.Loop(); i++ {
+						mb := r.sample(b, i, 0, seeds[i%64*1024:][:1024])
+						for _, v := range r.plain(b, mb).nodes[:mb.HopEnd[2]] { // of all hops, the last one's destinations
+							edges += topo.InDegree(v)
+						}
+					}
+					b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Mlists/s")
+					b.ReportMetric(float64(edges)/(cpuSeconds(b)-cpu)/1e6, "Mlists/cpu-s")
+				})
+			}
+		}
+	}
+}

@@ -128,6 +128,9 @@ func newGroup(seed, number uint64) group {
 				g.fanouts[i] = f * (1 + g.batch/4)
 			}
 		}
+		if number%8 == 3 {
+			g.fanouts[0] = 1 + r.IntN(5) // fewer than there are, mostly
+		}
 	}
 	return g
 }
@@ -399,7 +402,8 @@ func TestTrace(t *testing.T) {
 	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel",
 		"lookup", "gather", "hotness", "hotness_rank", "layer_weigh", "layer_rank", "layer_hist", "layer_pick", "layer_count", "layer_assign",
 		"layer_relabel"} {
-		if launches[k] == 0 && only == "" && n >= 100 {
+		few := n < 1000 && (k == "layer_hist" || k == "layer_pick") // where a layer takes all that there are, neither is
+		if launches[k] == 0 && only == "" && n >= 100 && !few {
 			t.Errorf("kernel %s was never launched", k)
 		}
 	}

@@ -16,7 +16,7 @@
 //   layer_pick     one block: the digit of the (Take+1)-th smallest variable; Hist is zero again. After six pairs of the two,
 //                  Tau is that variable, or all ones where there are no more than Take.
 //   layer_count    each block's share of the edges: those whose source is a destination or has a variable below Tau (Sums), and
-//                  those of them that name their node first (News).
+//                  those of them that name their node first (News). The others are struck out of Pos.
 //   layer_assign   the same shares: the block's edges in order to OutSrc (candidates), where each destination's begin to
 //                  OutStart, new nodes to the frontier with weights 1 / (1 - exp(-Mass Tau)), and each one's index in the place of its
 //                  first edge's slot in Sample.Src. A tile of an edge per thread at a time, ranks by block sums.
@@ -25,8 +25,8 @@
 // Each destination, edge, candidate and new node is written by one thread, Mass and Hist by relaxed atomics; what another
 // thread reads, later launches read.
 //
-// Bytes per edge of the E: weigh 4 + 32 (a sector of the table) + 4 + 32 read and written of Mass, rank 16, hist 6 × 8, count and
-// assign 4 + 8 (a sector of Rank where it is no destination) each: about 200, 7 G edges a second at 1.5 TB/s, beside
+// Bytes per edge of the E: weigh 4 + 32 (a sector of the table) + 4 + 32 read and written of Mass, rank 16, hist 6 × 8, count
+// 8 + 32 (a sector of Rank where it is no destination), assign 8: about 200, 7 G edges a second at 1.5 TB/s, beside
 // sample_fill, which reads the edges over PCIe. Not measured: no GPU was at hand.
 #include "abi_data.h"
 #include "device.h"
@@ -38,6 +38,7 @@
 namespace {
 
 constexpr u64 noRank = ~(u64)0;
+constexpr u32 noPos = ~(u32)0;
 
 HX_DEVICE inline i64 edge_start(const LayerParams &p, i64 i) { return dev::ld(dev::at<i64>(p.Sample.EdgeStart, i)); }
 
@@ -57,11 +58,6 @@ HX_DEVICE inline i64 first_from(const LayerParams &p, i64 lo, i64 hi, i64 e) {
 HX_DEVICE inline u32 slot_of(const LayerParams &p, i64 e) { return dev::ld(dev::at<u32>(p.Sample.Src, e)); }
 
 HX_DEVICE inline u64 tau_of(const LayerParams &p) { return dev::ld(&dev::at<LayerState>(p.State)->Tau); }
-
-// Is an edge's candidate a source of the block?
-HX_DEVICE inline bool is_in(const LayerParams &p, u64 tau, u32 pos) {
-	return (i64)pos < p.Sample.NumDst || dev::ld(dev::at<u64>(p.Rank, pos)) < tau;
-}
 
 HX_DEVICE inline float weight_of(u64 mass, u64 tau) {
 	if (tau == noRank) return 1;
@@ -172,10 +168,13 @@ HX_KERNEL(layer_count, LayerParams) {
 	Share s = block_share(p.Edges);
 	i64 kept = 0, news = 0;
 	for (i64 e = s.lo + dev::tid(); e < s.hi; e += dev::threads()) {
-		u32 pos = dev::ld(dev::at<u32>(p.Pos, e));
-		bool in = is_in(p, tau, pos);
-		kept += in;
-		news += in && (i64)pos == p.Sample.NumDst + e;
+		u32 *at = dev::at<u32>(p.Pos, e), pos = dev::ld(at);
+		if ((i64)pos >= p.Sample.NumDst && dev::ld(dev::at<u64>(p.Rank, pos)) >= tau) {
+			dev::st(at, noPos);
+			continue;
+		}
+		kept++;
+		news += (i64)pos == p.Sample.NumDst + e;
 	}
 	kept = block_sum(sums, kept);
 	news = block_sum(sums, news);
@@ -204,8 +203,8 @@ HX_KERNEL(layer_assign, LayerParams) {
 	i64 lo = first_from(p, 0, g.NumDst, s.lo), hi = first_from(p, lo, g.NumDst, s.hi); // destinations that begin in the share
 	for (i64 base = s.lo; base < s.hi; base += threads) {
 		i64 e = base + tid;
-		u32 pos = e < s.hi ? dev::ld(dev::at<u32>(p.Pos, e)) : 0;
-		bool in = e < s.hi && is_in(p, tau, pos), isNew = in && (i64)pos == g.NumDst + e;
+		u32 pos = e < s.hi ? dev::ld(dev::at<u32>(p.Pos, e)) : noPos;
+		bool in = pos != noPos, isNew = in && (i64)pos == g.NumDst + e;
 		i64 allIn, allNew;
 		i64 out = to + block_scan(sums, (i64)in, &allIn), index = at + block_scan(sums, (i64)isNew, &allNew);
 		to += allIn;
