@@ -15,7 +15,10 @@ import (
 // tuned is a run with many small batches.
 func tuned(level string, f func(*Config)) Config {
 	c := small()
-	c.Batch, c.Tune, c.Epochs, c.NoEval = 3, level, 2, true
+	c.Batch, c.Tune, c.Epochs, c.NoEval, c.Presample = 3, level, 2, true, 1
+	if testing.Short() {
+		c.Batch, c.Epochs = 10, 1
+	}
 	if f != nil {
 		f(&c)
 	}
@@ -45,7 +48,7 @@ func TestTune(t *testing.T) {
 		{"dynamic", tuned(TuneQuick, dyn(policy.LRU, LineRow, func(c *Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget"}},
 		{"nothing to choose", tuned(TuneFull, func(c *Config) { c.Pipeline = PipelineSeries }), nil},
 	} {
-		if testing.Short() && c.name == "full" {
+		if testing.Short() && (c.name == "full" || c.name == "dynamic") {
 			continue
 		}
 		var plans []*OpGraph

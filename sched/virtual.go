@@ -149,6 +149,7 @@ func Virtual(ctx context.Context, cfg Config, in Inputs, hw Hardware, obs Observ
 		},
 		Hardware: hw.Profile.Name, SSDModel: v.m.m.Model().Name, SSDs: v.m.m.SSDs(),
 	}
+	e.obs.plan(e.cfg.graph(v.m.stack != nil))
 	err = v.train(ctx, in, res)
 	res.IO, res.RunInfo = v.io(), v.info()
 	if err == nil {

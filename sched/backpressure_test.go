@@ -1,0 +1,192 @@
+package sched
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/policy"
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/hardware"
+	"helios/internal/timeline"
+)
+
+// Whichever stage is slow, the credits bound what is in flight: with SSDs that take their time, as many batches wait for
+// rows as there are credits, and no more are sampled; with slow training as many are prepared.
+func TestBackPressure(t *testing.T) {
+	d, feat := tiny.open(t)
+	for _, c := range []struct {
+		name  string
+		set   func(*Config)
+		short bool
+	}{
+		{"deep, depth 1", func(c *Config) { c.Depth = 1 }, true},
+		{"deep, depth 3", func(c *Config) { c.Depth = 3 }, false},
+		{"prefetch, depth 2, sync", func(c *Config) { c.Pipeline, c.IOStack = PipelinePrefetch, StackSync }, false},
+		{"none", func(c *Config) { c.Pipeline = PipelineNone }, false},
+		{"dynamic, window", dyn(policy.LRU, LineRow, func(c *Config) { c.Window, c.Depth = 2, 1 }), true},
+		{"gids", func(c *Config) { c.Mode, c.GPUCache = ModeGIDS, percent(10) }, true},
+	} {
+		if testing.Short() && !c.short {
+			continue
+		}
+		for _, slow := range []string{"SSDs", "training"} {
+			name := c.name + ", slow " + slow
+			var b bytes.Buffer
+			cfg := small()
+			cfg.Epochs, cfg.NoEval, cfg.Batch, cfg.Fanouts = 1, true, 32, []int{3, 2}
+			c.set(&cfg)
+			cfg.Timeline = timeline.New(&b, timeline.Wall)
+			faults := ""
+			if slow == "SSDs" {
+				faults = "slow(us=1000,op=read)"
+			}
+			obs := Observer{}
+			var plan *OpGraph
+			obs.Plan = func(g *OpGraph) { plan = g }
+			s := bind(t, d, 2, faults)
+			if slow == "training" {
+				cfg.OnBatch = func(int, int, *graph.MiniBatch) { time.Sleep(2 * time.Millisecond) }
+			}
+			r := train(t, context.Background(), cfg, d, feat, s, 2, obs)
+			require.NoError(t, r.err, name)
+			require.NoError(t, cfg.Timeline.Close())
+			spans, counters, _ := readTimeline(t, b.Bytes())
+			e := r.res.Epochs[0]
+			credits, reads := slices.Max(counters[trackCredits]), slices.Max(counters[trackReads])
+			most, rows := plan.Samples, int64(0)
+			for _, s := range spans {
+				rows = max(rows, s.rows)
+			}
+			sets := plan.Credits
+			if a := r.res.Accumulator; a != nil {
+				most += maxGroup
+				rows += a.Target
+				sets = 2
+			}
+			t.Logf("%s: %v of %d batches in flight, at most %v rows; stall %.2f", name, credits, most, reads, e.Stall)
+			require.LessOrEqual(t, credits, float64(most), name)
+			require.LessOrEqual(t, reads, float64(int64(sets)*rows), name)
+			if !plan.Serial || cfg.Window > 0 {
+				require.GreaterOrEqual(t, credits, float64(plan.Credits), "%s: what may run ahead does", name)
+			}
+			if slow == "SSDs" {
+				require.Positive(t, e.Stall, name)
+			}
+			require.Zero(t, counters[trackCredits][len(counters[trackCredits])-1], name)
+			require.Zero(t, counters[trackReads][len(counters[trackReads])-1], name)
+		}
+	}
+}
+
+// The spans of a run keep the edges of its operator graph, on the wall clock as on the virtual one.
+func TestTimelineKeepsTheGraph(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	for _, pipe := range Pipelines {
+		if testing.Short() && pipe != PipelineDeep && pipe != PipelineRunAhead {
+			continue
+		}
+		cfg := small()
+		cfg.Pipeline, cfg.Epochs, cfg.NoEval, cfg.Presample = pipe, 1, true, 1
+		if pipe == PipelineRunAhead {
+			cfg.Mode, cfg.GPUCache = ModeGIDS, percent(10)
+		}
+		check := func(clock string, slack float64, run func(cfg Config, obs Observer)) {
+			var b bytes.Buffer
+			cfg := cfg
+			cfg.Timeline = timeline.New(&b, clock)
+			var g *OpGraph
+			run(cfg, Observer{Plan: func(p *OpGraph) { g = p }})
+			require.NoError(t, cfg.Timeline.Close())
+			require.NotNil(t, g, clock)
+			spans, _, _ := readTimeline(t, b.Bytes())
+			checkGraph(t, g, spans, slack, clock+" "+pipe)
+		}
+		check(timeline.Wall, 50, func(cfg Config, obs Observer) {
+			require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, obs).err)
+		})
+		check(timeline.Virtual, 0.001, func(cfg Config, obs Observer) {
+			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+			require.NoError(t, err)
+			hw, err := hardware.Load("a100-p5510x12")
+			require.NoError(t, err)
+			_, err = Virtual(context.Background(), cfg, Inputs{Dev: dev, Dataset: d}, Hardware{Profile: hw, SSDs: 2}, obs)
+			require.NoError(t, err)
+			require.NoError(t, dev.Close())
+		})
+	}
+}
+
+// checkGraph holds each batch's spans against the graph's edges: the k-th span of a kind is the k-th operator of it.
+// slack is in microseconds.
+func checkGraph(t *testing.T, g *OpGraph, spans []drawn, slack float64, name string) {
+	t.Helper()
+	tracksOf := map[string]string{OpSample: trackSample, OpLookup: trackLookup, OpSubmit: trackSubmit, OpComplete: trackComplete, OpGather: trackGather, OpTrain: trackTrain}
+	by := map[int]map[string][]drawn{}
+	for _, s := range spans {
+		if s.batch < 0 {
+			continue
+		}
+		if by[s.batch] == nil {
+			by[s.batch] = map[string][]drawn{}
+		}
+		by[s.batch][s.track] = append(by[s.batch][s.track], s)
+	}
+	require.NotEmpty(t, by, name)
+	edges := 0
+	for batch, tracks := range by {
+		at := map[string]drawn{}
+		for _, kind := range []string{OpSample, OpLookup, OpSubmit, OpComplete, OpGather, OpTrain} {
+			track := tracksOf[kind]
+			var ops []Operator
+			for _, o := range g.Ops {
+				if o.Kind == kind {
+					ops = append(ops, o)
+				}
+			}
+			ss := tracks[track]
+			slices.SortFunc(ss, func(a, b drawn) int {
+				if a.from < b.from {
+					return -1
+				}
+				return 1
+			})
+			if kind == OpSample || kind == OpLookup || kind == OpTrain {
+				require.Len(t, ss, len(ops), "%s: batch %d: %s", name, batch, kind)
+			}
+			if len(ss) != len(ops) { // parts that nothing had to be read or gathered for
+				continue
+			}
+			for i, o := range ops {
+				at[o.Name] = ss[i]
+				if kind == OpComplete && len(tracks[trackSubmit]) == len(ss) {
+					// Two parts' submissions may end in another order than they began: a part's completion follows its own.
+					own := tracks[trackSubmit][i]
+					at[o.Name] = slices.MinFunc(ss, func(a, b drawn) int {
+						return cmp.Compare(math.Abs(a.from-own.to)+1e9*float64(max(a.rows-own.rows, own.rows-a.rows)),
+							math.Abs(b.from-own.to)+1e9*float64(max(b.rows-own.rows, own.rows-b.rows)))
+					})
+				}
+			}
+		}
+		for _, o := range g.Ops {
+			s, ok := at[o.Name]
+			for _, after := range o.After {
+				if a, there := at[after]; ok && there {
+					edges++
+					require.LessOrEqual(t, a.to, s.from+slack, fmt.Sprintf("%s: batch %d: %s begins before %s has ended", name, batch, o.Name, after))
+				}
+			}
+		}
+	}
+	require.Greater(t, edges, 3*len(by), "%s: edges that were looked at", name)
+}
