@@ -612,6 +612,7 @@ func (b *cacheBench) dynamic(ctx context.Context, name string) (err error) {
 		Lines: cache.Lines{SSDs: int64(b.ssds), RowsPerLine: b.lineRows, LineBytes: b.lineRows * rowBytes, RowStride: rowBytes},
 	}
 	b.row.LineRows, b.row.Slots, b.row.Window = b.lineRows, c.Slots, b.window
+	b.row.Workers = 1 // the policy decides in order
 	var d *cache.Dynamic
 	if err := b.built(func() (err error) {
 		d, err = cache.NewDynamic(b.dev, c)
