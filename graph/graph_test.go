@@ -140,8 +140,9 @@ func (r *rig) plain(t testing.TB, mb *MiniBatch) plain {
 	return p
 }
 
-// reference samples with maps, and draws by its own reading of Floyd's algorithm.
-func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64) plain {
+// reference samples with maps, and draws by its own reading of Floyd's algorithm, for batch 0 or the one that is given (below 0:
+// draws that batches share).
+func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64, batch ...int) plain {
 	p := plain{nodes: slices.Clone(seeds), hopEnd: []int64{int64(len(seeds))}}
 	at := map[int64]int{}
 	for i, v := range seeds {
@@ -149,7 +150,15 @@ func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64) plai
 			at[v] = i
 		}
 	}
+	var index uint32
 	key := philox.Key(cfg.Seed, philox.StreamSample)
+	if len(batch) > 0 {
+		index = uint32(batch[0])
+	}
+	if len(batch) == 0 || batch[0] >= 0 {
+		w := philox.Block(philox.Key(cfg.Seed, philox.StreamBatch), [4]uint32{index, 0, 0, 0})
+		key = [2]uint32{w[0], w[1]}
+	}
 	for hop, fanout := range cfg.Fanouts {
 		indptr, src := []int64{0}, []uint32{}
 		for _, v := range slices.Clone(p.nodes) {
@@ -313,7 +322,7 @@ func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches [
 						for batch, n := range batches {
 							seeds := someSeeds(n, nodes, uint64(batch%4))
 							got := r.plain(t, r.sample(t, 1+batch/4, batch, seeds))
-							want := reference(topo, cfg, 1+batch/4, seeds)
+							want := reference(topo, cfg, 1+batch/4, seeds, batch)
 							require.Equal(t, want, got)
 						}
 					})
@@ -350,7 +359,7 @@ func checkManyRepeatedSeeds(t *testing.T, open opener) {
 			cfg := SamplerConfig{Fanouts: []int{fanout, fanout}, Seed: 1, Degrees: true}
 			r := newRig(t, open, topo, 2, cfg, directNodes)
 			for batch, seeds := range [][]int64{{3, 4}, slices.Repeat([]int64{3, 19, 4}, 300), {19}} {
-				require.Equal(t, reference(topo, cfg, 0, seeds), r.plain(t, r.sample(t, 0, batch, seeds)))
+				require.Equal(t, reference(topo, cfg, 0, seeds, batch), r.plain(t, r.sample(t, 0, batch, seeds)))
 			}
 		})
 	}
@@ -393,7 +402,7 @@ func checkAlternatingBatches(t *testing.T, open opener) {
 				require.NoError(t, r.s.Hop(r.ctx, r.stream, other, h))
 			}
 			require.Equal(t, reference(topo, cfg, 0, a), r.plain(t, r.mb))
-			require.Equal(t, reference(topo, cfg, 0, b), r.plain(t, other))
+			require.Equal(t, reference(topo, cfg, 0, b, 1), r.plain(t, other))
 			require.NoError(t, other.Close())
 		})
 	}
@@ -446,7 +455,7 @@ func checkConcurrentBatches(t *testing.T, open opener) {
 	for w := range got {
 		require.NoError(t, failed[w])
 		for i, p := range got[w] {
-			require.Equal(t, reference(topo, cfg, i, someSeeds(64, 2000, uint64(w))), p)
+			require.Equal(t, reference(topo, cfg, i, someSeeds(64, 2000, uint64(w)), w), p)
 		}
 	}
 }
@@ -495,7 +504,7 @@ func checkStampsWrap(t *testing.T, open opener) {
 				require.NoError(t, r.stream.Fill(r.s.vals.Ptr(), fresh, r.s.vals.Size()))
 				for batch := range 6 {
 					seeds := someSeeds(50, 1000, uint64(batch))
-					require.Equal(t, reference(topo, cfg, 0, seeds), r.plain(t, r.sample(t, 0, batch, seeds)))
+					require.Equal(t, reference(topo, cfg, 0, seeds, batch), r.plain(t, r.sample(t, 0, batch, seeds)))
 				}
 			}
 		})
@@ -676,7 +685,7 @@ func checkSteadyStateAllocatesNoBuffers(t *testing.T, open opener) {
 	for _, limit := range []int64{directNodes, 0} {
 		t.Run(fmt.Sprintf("direct=%v", limit > 0), func(t *testing.T) {
 			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{8, 8}, Seed: 1, Degrees: true}, limit)
-			for i := range 3 {
+			for i := range 5 {
 				r.sample(t, i, 0, someSeeds(300, 5000, 1))
 			}
 			before := r.dev.MemUsage()
@@ -816,7 +825,7 @@ func TestRoomEndsWithinHop(t *testing.T) {
 	topo := randomGraph(t, 40000, 12, false, 3)
 	cfg := SamplerConfig{Fanouts: []int{9, -1}, Seed: 5, Degrees: true}
 	a, b := append(someSeeds(900, 40000, 1), 39999, 39999), someSeeds(1500, 40000, 2)
-	wantA, wantB := reference(topo, cfg, 0, a), reference(topo, cfg, 0, b)
+	wantA, wantB := reference(topo, cfg, 0, a), reference(topo, cfg, 0, b, 1)
 	for _, sms := range []int{1, 2, 7} {
 		for _, limit := range []int64{directNodes, 0} {
 			r := newRig(t, host, topo, sms, cfg, limit)
@@ -868,5 +877,22 @@ func TestFaultEndsLaunch(t *testing.T) {
 		var failed *cuda.KernelError
 		require.ErrorAs(t, r.s.Hop(ctx, r.stream, r.mb, 0), &failed)
 		require.ErrorContains(t, failed, "panic")
+	}
+}
+
+// Batches draw for themselves, and alike where they share draws.
+func TestDrawsByBatch(t *testing.T) {
+	topo := randomGraph(t, 2000, 30, false, 4)
+	cfg := SamplerConfig{Fanouts: []int{4, 3}, Seed: 7}
+	r := newRig(t, host, topo, 2, cfg, directNodes)
+	seeds := someSeeds(100, 2000, 1)
+	first := r.plain(t, r.sample(t, 1, 0, seeds))
+	second := r.plain(t, r.sample(t, 1, 1, seeds))
+	require.NotEqual(t, first.src, second.src)
+	require.Equal(t, reference(topo, cfg, 1, seeds, 1), second)
+	for i := range 3 {
+		got := r.plain(t, r.sample(t, 1, SharedDraws(i), seeds))
+		require.Equal(t, i, r.mb.Index)
+		require.Equal(t, reference(topo, cfg, 1, seeds, -1), got)
 	}
 }

@@ -461,7 +461,7 @@ func (s *Sampler) hostParams(mb *MiniBatch, n int64) hopParams {
 	p := hopParams{
 		Indptr: s.topo.indptr.Ptr(), Nodes: mb.Nodes.Ptr(), Table: s.vals.Ptr(), Ring: s.ring.Ptr(), Control: s.control.Ptr(), Totals: mb.totals.Ptr(),
 		NumNodes: t.NumNodes, NumEdges: t.NumEdges, Slots: s.slots, NodesLen: mb.Nodes.Size() / 8, NumDst: n, Frontier: n,
-		MaxNodes: t.NumNodes + int64(mb.NumSeeds), Key: s.key, Epoch: uint32(mb.Epoch),
+		MaxNodes: t.NumNodes + int64(mb.NumSeeds), Key: mb.key, Epoch: uint32(mb.Epoch),
 		PosBits: s.posBits, IDBits: s.idBits(), Stamp: s.stamp, RingSlots: uint32(s.ring.Size() / slotBytes),
 	}
 	if s.topo.indices != nil {

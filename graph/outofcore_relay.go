@@ -81,6 +81,9 @@ func (r *relay) close() error {
 }
 
 func (r *relay) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int, seeds []int64) error {
+	if mb.key == r.sampler.key {
+		index = SharedDraws(index)
+	}
 	if err := r.sampler.Begin(ctx, r.stream, mb.inner, epoch, index, seeds); err != nil {
 		return err
 	}

@@ -97,8 +97,9 @@ type MiniBatch struct {
 	Blocks       []Block     // Blocks[h] made by hop h
 	Degrees      cuda.Buffer // uint32[HopEnd[last]] in-degree of each frontier node, when asked for
 
-	distinct bool    // no seed stands twice
-	seen     []int64 // scratch of that question
+	key      [2]uint32 // of the batch's draws
+	distinct bool      // no seed stands twice
+	seen     []int64   // scratch of that question
 
 	dev     cuda.Device
 	stage   cuda.Buffer // pinned int64[NumSeeds], the seeds on their way to the device
@@ -388,10 +389,28 @@ func (mb *MiniBatch) freeRetired() error {
 	return err
 }
 
+// SharedDraws is a batch's index for Begin where a node shall draw the same neighbours in every batch of the epoch: what is
+// found out about a node by evaluation or prediction then does not depend on the batch that it is in.
+func SharedDraws(index int) int { return ^index }
+
+// batchKey is what batch index draws by: batches of an epoch draw for themselves, as in DGL and PyG, or they would all meet
+// the same few neighbours of a node for a whole epoch. The run's own key is that of SharedDraws.
+func (s *Sampler) batchKey(index int) [2]uint32 {
+	if index < 0 {
+		return s.key
+	}
+	w := philox.Block(philox.Key(s.cfg.Seed, philox.StreamBatch), [4]uint32{uint32(index), uint32(uint64(index) >> 32)})
+	return [2]uint32{w[0], w[1]}
+}
+
 // Begin starts a batch: the frontier is the seeds. Work of mb's previous batch must be done. A seed
 // that stands twice gets two rows, of which edges use the first. On return the
-// seeds slice is free to change.
+// seeds slice is free to change. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws.
 func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int, seeds []int64) error {
+	mb.key = s.batchKey(index)
+	if index < 0 {
+		index = ^index
+	}
 	if len(seeds) == 0 {
 		return errs.New(errs.Usage, "batch %d of epoch %d has no seed nodes", index, epoch)
 	}
@@ -521,7 +540,7 @@ func (s *Sampler) params(mb *MiniBatch, n int64) sampleParams {
 	p := sampleParams{
 		Indptr: s.topo.indptr.Ptr(), Nodes: mb.Nodes.Ptr(), NumDst: n,
 		Vals: s.vals.Ptr(), Sums: mb.sums.Ptr(), Totals: mb.totals.Ptr(),
-		Key: s.key, Stamp: s.stamp,
+		Key: mb.key, Stamp: s.stamp,
 		NumNodes: s.topo.Host.NumNodes, NumEdges: s.topo.Host.NumEdges, Slots: s.slots,
 	}
 	if s.topo.indices != nil {

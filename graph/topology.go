@@ -1,7 +1,7 @@
 // Package graph holds the topology of a graph in compressed sparse column form and samples
 // mini-batches from it on the compute device.
 //
-// Sampling is a pure function of (seed, epoch, hop, node), and the frontier is numbered in the
+// Sampling is a pure function of (seed, epoch, batch, hop, node), and the frontier is numbered in the
 // order in which nodes first appear, so that a mini-batch does not depend on the device, on the
 // number of its workers or on what else is in flight.
 package graph

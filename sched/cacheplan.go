@@ -128,21 +128,17 @@ func openSampling(cfg Config, in Inputs, obs Observer) (*engine, error) {
 	return e, nil
 }
 
-// countEpoch samples one epoch and counts its rows; key is the number that a batch's draws have, where they are not the
-// epoch's. each, where given, sees the batches.
-func (e *engine) countEpoch(ctx context.Context, epoch int, key func(batch int) int, train []int64, counts []uint32, each func(*graph.MiniBatch)) (accesses int64, err error) {
+// countEpoch samples one epoch and counts its rows; each, where given, sees the batches.
+func (e *engine) countEpoch(ctx context.Context, epoch int, train []int64, counts []uint32, each func(*graph.MiniBatch)) (accesses int64, err error) {
 	mb := e.slots[0].mb
 	order := make([]int64, len(train))
 	graph.Shuffle(order, train, e.cfg.Seed, epoch)
 	n := batches(len(order), e.cfg.Batch)
-	if key == nil {
-		key = func(int) int { return epoch }
-	}
 	for i := range n {
 		if err := interrupted(ctx); err != nil {
 			return 0, err
 		}
-		if err := e.sampleWhole(ctx, mb, key(i), i, seedsOf(order, i, e.cfg.Batch)); err != nil {
+		if err := e.sampleWhole(ctx, mb, epoch, i, seedsOf(order, i, e.cfg.Batch)); err != nil {
 			return 0, err
 		}
 		for _, v := range hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-1]] {
@@ -256,7 +252,7 @@ func planSampled(ctx context.Context, cfg Config, in Inputs, o PlanOptions, obs 
 		return nil, err
 	}
 	w.by = e.hotness.String()
-	if w.accesses, err = e.countEpoch(ctx, 0, nil, train, w.counts, w.adder(e, in, o.Hardware.Profile)); err != nil {
+	if w.accesses, err = e.countEpoch(ctx, 0, train, w.counts, w.adder(e, in, o.Hardware.Profile)); err != nil {
 		return nil, err
 	}
 	return w.plan(in.Dataset.Meta.Name, "an epoch that was sampled", e.rowBytes, o)
@@ -270,7 +266,7 @@ func (w *planWork) compute(ctx context.Context, cfg Config, in Inputs, hw *hardw
 	}
 	train, err := trainSplit(in)
 	if err == nil {
-		_, err = e.countEpoch(ctx, 0, nil, train, make([]uint32, e.rows), w.adder(e, in, hw))
+		_, err = e.countEpoch(ctx, 0, train, make([]uint32, e.rows), w.adder(e, in, hw))
 	}
 	return errors.Join(err, e.close())
 }

@@ -571,7 +571,7 @@ func (e *engine) stack() string {
 func (e *engine) sampleWhole(ctx context.Context, mb *graph.MiniBatch, epoch, index int, seeds []int64) error {
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
-	if err := e.sampler.Begin(op, e.sampleS, mb, epoch, index, seeds); err != nil {
+	if err := e.sampler.Begin(op, e.sampleS, mb, epoch, drawsOf(epoch, index), seeds); err != nil {
 		return err
 	}
 	for h := range e.cfg.Fanouts {
@@ -580,6 +580,15 @@ func (e *engine) sampleWhole(ctx context.Context, mb *graph.MiniBatch, epoch, in
 		}
 	}
 	return nil
+}
+
+// drawsOf is a batch's index for the sampler. Batches of training draw for themselves; what evaluation and prediction
+// find out about a node must not depend on the batch that it is in.
+func drawsOf(epoch, index int) int {
+	if epoch >= valEpoch {
+		return graph.SharedDraws(index)
+	}
+	return index
 }
 
 func batches(n, batch int) int { return (n + batch - 1) / batch }

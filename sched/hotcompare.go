@@ -47,15 +47,9 @@ type HotnessHit struct {
 	OfBest float64 `json:"of_best"`
 }
 
-// Whether a node draws the same neighbours in all batches of an epoch.
-const (
-	DrawsEpoch = "epoch" // it does, as in our training
-	DrawsBatch = "batch" // each batch draws for itself, as DGL and PyG do
-)
-
 // CompareHotness measures sources (Config.Hotness; "presample:K" counts K epochs) at tiers of some sizes on the first
-// epoch of training, which only HotnessForesight samples. draws is DrawsEpoch or DrawsBatch. It needs no SSDs.
-func CompareHotness(ctx context.Context, cfg Config, in Inputs, sources []string, sizes []units.Budget, draws string, obs Observer) (r *HotnessReport, err error) {
+// epoch of training, which only HotnessForesight samples. It needs no SSDs.
+func CompareHotness(ctx context.Context, cfg Config, in Inputs, sources []string, sizes []units.Budget, obs Observer) (r *HotnessReport, err error) {
 	e, err := openSampling(cfg, in, obs)
 	if err != nil {
 		return nil, err
@@ -66,19 +60,10 @@ func CompareHotness(ctx context.Context, cfg Config, in Inputs, sources []string
 		return nil, err
 	}
 	r = &HotnessReport{
-		Event: "hotness", Dataset: in.Dataset.Meta.Name, Rows: e.rows, Seeds: len(train), Fanouts: e.cfg.Fanouts, Batch: e.cfg.Batch, Sampler: e.cfg.Sampler, Draws: draws,
-	}
-	// Presampling draws by batch anyhow (presampleNumber).
-	n := batches(len(train), e.cfg.Batch)
-	var number func(int) int
-	if draws == DrawsBatch {
-		if n > maxEpochs {
-			return nil, errs.New(errs.Usage, "%d batches that all draw for themselves: the sampler has numbers for %d; give a larger --batch-size", n, maxEpochs)
-		}
-		number = func(i int) int { return i }
+		Event: "hotness", Dataset: in.Dataset.Meta.Name, Rows: e.rows, Seeds: len(train), Fanouts: e.cfg.Fanouts, Batch: e.cfg.Batch, Sampler: e.cfg.Sampler,
 	}
 	counts := make([]uint32, e.rows)
-	if r.Accesses, err = e.countEpoch(ctx, 0, number, train, counts, nil); err != nil {
+	if r.Accesses, err = e.countEpoch(ctx, 0, train, counts, nil); err != nil {
 		return nil, err
 	}
 	for _, n := range counts {
@@ -102,7 +87,7 @@ func CompareHotness(ctx context.Context, cfg Config, in Inputs, sources []string
 		case counted:
 			scores = make([]uint32, e.rows)
 			for p := range epochs {
-				if _, err := e.countEpoch(ctx, presampleEpoch+p, func(i int) int { return presampleNumber(p, i, n) }, train, scores, nil); err != nil {
+				if _, err := e.countEpoch(ctx, presampleEpoch+p, train, scores, nil); err != nil {
 					return nil, err
 				}
 			}

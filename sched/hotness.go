@@ -254,11 +254,6 @@ func (e *engine) counts(ctx context.Context, h *cache.Hotness) ([]uint32, error)
 	return h.Counts(op, e.sampleS)
 }
 
-// presampleNumber is what batch i of pass p of presampling draws by, of n batches in a pass. Each batch has an epoch number of
-// its own: in one epoch a node draws the same neighbours in all batches, so a whole pass under one number would show one
-// draw of each node where this shows as many as batches that meet it, and says more of the epochs to come.
-func presampleNumber(p, i, n int) int { return presampleEpoch + (p*n+i)%(valEpoch-presampleEpoch) }
-
 // presampleBatches samples epochs of their own, or with own the run's from the first on, of each no more than so many
 // batches, and adds to h, where given, how often each row is needed.
 func (e *engine) presampleBatches(ctx context.Context, train []int64, own bool, epochs, most int, h *cache.Hotness) error {
@@ -268,16 +263,12 @@ func (e *engine) presampleBatches(ctx context.Context, train []int64, own bool, 
 	n := min(batches(len(train), e.cfg.Batch), most)
 	done := 0
 	for p := range epochs {
-		shuffle := presampleEpoch + p
+		number := presampleEpoch + p
 		if own {
-			shuffle = p
+			number = p
 		}
-		graph.Shuffle(order, train, e.cfg.Seed, shuffle)
+		graph.Shuffle(order, train, e.cfg.Seed, number)
 		for i := range n {
-			number := p
-			if !own {
-				number = presampleNumber(p, i, n)
-			}
 			if err := interrupted(ctx); err != nil {
 				return err
 			}

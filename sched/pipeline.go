@@ -355,7 +355,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
 	begin := e.trace.now()
-	if err := p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, i, s.seeds); err != nil {
+	if err := p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, drawsOf(p.epoch, i), s.seeds); err != nil {
 		return fmt.Errorf("batch %d: %w", i, err)
 	}
 	hops := len(e.cfg.Fanouts)

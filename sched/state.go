@@ -47,6 +47,8 @@ type fingerprint struct {
 	WeightDecay    float64 `json:"weight-decay"`
 	Seed           uint64  `json:"seed"`
 	Sampler        string  `json:"sampler,omitempty"` // empty: by neighbours
+	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same in all batches of an epoch.
+	Draws string `json:"draws,omitempty"`
 	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
 	RowDType string `json:"row-dtype,omitempty"`
 	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic); empty: generic, the only
@@ -57,7 +59,7 @@ type fingerprint struct {
 
 // format is the version that a checkpoint with these settings needs.
 func (f *fingerprint) format() string {
-	if f.FeatureDropout != 0 || f.RowDType != "" || f.Sampler != "" {
+	if f.Draws != "" || f.FeatureDropout != 0 || f.RowDType != "" || f.Sampler != "" {
 		return strconv.Itoa(stateFormatSettings)
 	}
 	return strconv.Itoa(stateFormat)
@@ -98,6 +100,16 @@ func (f *fingerprint) setRowType(t rowtype.Type) {
 	if t != rowtype.Float32 {
 		f.RowDType = t.String()
 	}
+}
+
+// drawsByBatch is fingerprint.Draws of this program: each batch draws for itself.
+const drawsByBatch = "batch"
+
+func (f *fingerprint) draws() string {
+	if f.Draws == "" {
+		return "epoch"
+	}
+	return f.Draws
 }
 
 // setSampler takes over a Config's sampler.
@@ -143,6 +155,7 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"weight-decay", f.WeightDecay, was.WeightDecay},
 		{"seed", f.Seed, was.Seed},
 		{"sampler", f.sampler(), was.sampler()},
+		{"draws", f.draws(), was.draws()},
 	} {
 		if x.is != x.old {
 			return x.name, x.is, x.old, true

@@ -122,7 +122,7 @@ func fingerprintOf(c Config, in Inputs) fingerprint {
 	m := in.Dataset.Meta
 	f := fingerprint{
 		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model, Fanouts: c.Fanouts,
-		Batch: c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout, FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed,
+		Batch: c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout, FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed, Draws: drawsByBatch,
 	}
 	f.setSampler(c.Sampler)
 	return f
@@ -166,7 +166,10 @@ func (t *trainer) find() (*checkpoint.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if field, is, was, ok := t.state.Print.differs(st.Print); ok {
+	if field, is, was, ok := t.state.Print.differs(st.Print); ok && field == "draws" {
+		return nil, errs.New(errs.Usage, "checkpoint %s was made with neighbours drawn by %v, this program draws them by %v: the run would be another from here on; start anew in another --checkpoint folder, or finish it with the heliosctl that began it (eval and predict read it as it is)",
+			path, was, is)
+	} else if ok {
 		return nil, errs.New(errs.Usage, "checkpoint %s was made with %s %v, this run has %v; give the same, or another --checkpoint folder",
 			path, field, was, is)
 	}

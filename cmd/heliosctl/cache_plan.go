@@ -184,14 +184,11 @@ func cacheHotnessCommand() *cli.Command {
 		ArgsUsage: "[DATASET]",
 		Description: "For tiers of some sizes: the share of an epoch's accesses that the rows placed by each source serve, next to the most that\n" +
 			"any static placement could (the epoch's own hottest rows). Needs no SSDs.\n" +
-			"Our sampler draws the same neighbours of a node in all batches of an epoch, so that an epoch's own optimum knows more than\n" +
-			"any source can; --draws batch has each batch draw for itself, as DGL and PyG do, in the measured epoch.\n" +
 			"presample:K counts K epochs; foresight counts the very epochs that are trained, so here it is the optimum.",
 		Flags: append([]cli.Flag{
 			datasetFlag,
 			&cli.StringFlag{Name: "by", Value: "presample:1,presample,degree,out-degree,pagerank", Usage: "sources `NAME[,NAME…]`: " + strings.Join(sched.Hotnesses, ", ") + ", presample:K, or files of node numbers"},
 			&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%", Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
-			oneOf("draws", "whether a node draws the same neighbours in all batches of the measured epoch", sched.DrawsEpoch, []string{sched.DrawsEpoch, sched.DrawsBatch}, nil),
 			resultsFlag(),
 		}, samplingFlags()...),
 		Action: action(1, runCacheHotness),
@@ -229,12 +226,12 @@ func runCacheHotness(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, out.close)
-	r, err := sched.CompareHotness(ctx, cfg, in, by, sizes, e.c.String("draws"), e.observer())
+	r, err := sched.CompareHotness(ctx, cfg, in, by, sizes, e.observer())
 	if err != nil {
 		return err
 	}
-	e.ui.Printf("%s: an epoch of %d seeds (batch %d, fanout %v, draws by %s) looks up %d rows, %d different ones of %d",
-		r.Dataset, r.Seeds, r.Batch, r.Fanouts, r.Draws, r.Accesses, r.Met, r.Rows)
+	e.ui.Printf("%s: an epoch of %d seeds (batch %d, fanout %v) looks up %d rows, %d different ones of %d",
+		r.Dataset, r.Seeds, r.Batch, r.Fanouts, r.Accesses, r.Met, r.Rows)
 	var rows [][]string
 	for _, s := range r.Sources {
 		for _, h := range s.Sizes {

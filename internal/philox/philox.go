@@ -39,6 +39,7 @@ const (
 	StreamSplit    Stream = 6
 	StreamBench    Stream = 7
 	StreamLayer    Stream = 8 // layer-wise sampling
+	StreamBatch    Stream = 9 // keys of the mini-batches' neighbour sampling
 )
 
 // Key derives the Philox key of a seed for one use. (Two rounds of splitmix64's finaliser
