@@ -448,3 +448,21 @@ func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 		})
 	}
 }
+
+// TestDynamicTierIsMeasured: auto takes what the device has free and leaves what the run needs, its staging included.
+func TestDynamicTierIsMeasured(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.Mode, cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = ModeBaM, 1, true, true
+	dev, _ := gpu(t, "mem=268435456")
+	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	require.NoError(t, r.err)
+	require.EqualValues(t, 16384, r.res.GPUCacheBytes, "whole lines of the features' 19200 bytes")
+	require.Zero(t, r.res.GPUCacheShrunkBytes)
+	require.Positive(t, r.res.Epochs[0].RowsGPU)
+	dev, _ = gpu(t, "mem=268435456,used=260046848")
+	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	require.NoError(t, r.err)
+	require.Zero(t, r.res.GPUCacheBytes)
+	require.Zero(t, r.res.Epochs[0].RowsGPU)
+}

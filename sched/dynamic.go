@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"helios/cache"
-	"helios/cache/policy"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -43,7 +42,6 @@ type dynTier struct {
 	groups []*readGroup
 	xs     []cuda.Growable // feature tensors, by credit
 	seq    uint64          // of admitted segments
-	total  policy.Stats    // of tiers that a shrink has closed
 }
 
 // setLines settles the geometry.
@@ -165,10 +163,6 @@ func (e *engine) closeDynamic() error {
 	}
 	e.dyn.groups = nil
 	if e.dyn.Dynamic != nil {
-		s := e.dyn.Stats()
-		e.dyn.total.Inserted += s.Inserted
-		e.dyn.total.Evicted += s.Evicted
-		e.dyn.total.Bypassed += s.Bypassed
 		all = append(all, e.dyn.Close())
 		e.dyn.Dynamic = nil
 	}

@@ -45,6 +45,7 @@ var dynamicWays = []variant{
 	{"bam accumulated", func(c *Config) {
 		c.Mode, c.GPUCache, c.Accumulate, c.Pipeline = ModeBaM, percent(10), 0.95, PipelineRunAhead
 	}, 2, 2},
+	{"bam checked", func(c *Config) { c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = ModeBaM, percent(10), percent(5), true }, 2, 2},
 	{"gids without its parts", func(c *Config) {
 		c.Mode, c.GPUCache, c.Window, c.Accumulate = ModeGIDS, percent(5), Off, Off
 	}, 2, 2},
@@ -236,5 +237,42 @@ func TestDynamicRefusals(t *testing.T) {
 		c := Config{Mode: ModeGIDS}
 		f(&c)
 		require.NoError(t, c.withDefaults().check(), "each part can be set by itself")
+	}
+}
+
+// Layer-wise sampling is another batching with losses of its own, the same by every tier, window and pipeline.
+func TestLadiesEveryWay(t *testing.T) {
+	d, feat := tiny.open(t)
+	sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
+	ladies := func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{200, 150} }
+	for _, model := range []string{"sage", "gcn"} {
+		cfg := small()
+		ladies(&cfg)
+		cfg.Model, cfg.CPUCache = model, percent(10)
+		first := train(t, context.Background(), cfg, d, feat, sets[2], 2, Observer{})
+		require.NoError(t, first.err)
+		require.Less(t, first.res.Epochs[1].Loss, first.res.Epochs[0].Loss, "the loss fell")
+		other := cfg
+		other.Sampler, other.Fanouts = "", []int{4, 3}
+		r := train(t, context.Background(), other, d, feat, sets[2], 2, Observer{})
+		require.NoError(t, r.err)
+		require.NotEqual(t, first.res.ParamsSHA256, r.res.ParamsSHA256)
+		for i, v := range dynamicWays {
+			if i > 5 || testing.Short() && i != 1 && i != 3 {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			ladies(&cfg)
+			cfg.Model = model
+			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
+			require.NoError(t, r.err, v.name)
+			require.Equal(t, first.blocks, r.blocks, v.name)
+			require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
+			require.Equal(t, SamplerLadies, r.res.Sampler)
+		}
+		if testing.Short() {
+			break
+		}
 	}
 }

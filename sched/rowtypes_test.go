@@ -43,7 +43,7 @@ func TestRowTypesEveryWay(t *testing.T) {
 	variants = append(variants, variant{"checked", modePipe(ModeHelios, PipelineIntra, func(c *Config) { c.CheckReads = true }), 2, 2},
 		variant{"few bytes of tiers", modePipe(ModeHelios, PipelineDeep, func(c *Config) {
 			c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}
-		}), 2, 1})
+		}), 2, 1}, dynamicWays[1], dynamicWays[2])
 	shapes := []graphSpec{odd, tiny}
 	if testing.Short() {
 		shapes, variants = shapes[:1], []variant{variants[0], variants[4], variants[6], variants[7]}
