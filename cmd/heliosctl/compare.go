@@ -404,7 +404,7 @@ func bottleneck(r comparedRun, cores int) string {
 	stages := []struct {
 		name string
 		t    float64
-	}{{"sampling", s.Sample}, {"lookup", s.Lookup}, {"submission", s.Submit}, {"the SSDs", s.Complete}, {"gathering", s.Gather}}
+	}{{"sampling", s.Sample}, {"lookup", s.Lookup}, {"submission", s.Submit}, {"the SSDs", s.Complete}, {"gathering", s.Gather}, {"the topology on storage", s.Topology}}
 	slowest := stages[0]
 	for _, x := range stages[1:] {
 		if x.t > slowest.t {

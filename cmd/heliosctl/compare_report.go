@@ -189,13 +189,13 @@ func (r *comparison) writeCSV(w io.Writer) error {
 	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured", "epoch_seconds", "first_epoch_seconds", "setup_seconds",
 		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap",
-		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds", "train_seconds",
+		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds", "train_seconds", "topology_seconds",
 		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256", "bottleneck"}) // its error comes again from Error
 	for _, x := range r.runs {
 		st := x.Stages
 		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline, strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
 			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.Commands), f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
-			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
+			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train), f(st.Topology),
 			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), f(x.Losses[len(x.Losses)-1]), x.Params, x.Bottleneck})
 	}
 	c.Flush()
