@@ -192,6 +192,13 @@ func (d *Dynamic) inCPU(row int64) bool {
 	return d.cpuIndex != nil && d.cpuIndex[row/RowsPerLine].code[row%RowsPerLine/rowsPerWord]>>(row%rowsPerWord*2)&3 != 0
 }
 
+// Forget ends all announcements: of a pass that stops early, whose other batches will not be admitted.
+func (d *Dynamic) Forget() {
+	d.dirMu.Lock()
+	defer d.dirMu.Unlock()
+	d.dir.Forget()
+}
+
 // NextBatch begins a batch.
 func (d *Dynamic) NextBatch() {
 	d.dirMu.Lock()

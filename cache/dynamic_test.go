@@ -487,3 +487,49 @@ func TestDynamicNoData(t *testing.T) {
 	}
 	ok(t, x.Free())
 }
+
+func BenchmarkAdmit(b *testing.B) {
+	const rows, count = 100_000_000, 500_000
+	dev := device(b, 1)
+	st := stream(b, dev)
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, name := range policy.Online() {
+		b.Run(name, func(b *testing.B) {
+			d := must(NewDynamic(dev, DynamicConfig{
+				Rows: rows, RowBytes: 512, Lines: Lines{SSDs: 12, RowsPerLine: 1, LineBytes: 512, RowStride: 512}, Slots: rows / 10, Policy: name, NoData: true,
+			}))(b)
+			t, p := must(d.NewTicket())(b), must(d.NewReadPlan())(b)
+			nodes := must(dev.Alloc(cuda.MemDevice, count*8, "nodes"))(b)
+			list := hostmem.View[int64](nodes.Bytes())
+			turn := func() {
+				d.NextBatch()
+				ok(b, d.Admit(context.Background(), st, nodes.Ptr(), 0, count, t))
+				ok(b, d.Plan(p, t))
+				ok(b, d.Finish(nil, t, nil, 0, 0))
+				ok(b, d.Release(t))
+			}
+			next := func() { // distinct: a stride through the rows from somewhere
+				at, by := rng.Int64N(rows), rows/7+2*rng.Int64N(rows/7)+1
+				for i := range list {
+					list[i] = at
+					at = (at + by) % rows
+				}
+			}
+			for d.Stats().Evicted == 0 {
+				next()
+				turn()
+			}
+			for b.Loop() {
+				b.StopTimer()
+				next()
+				b.StartTimer()
+				turn()
+			}
+			b.ReportMetric(count*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mrows/s")
+			for _, c := range []interface{ Close() error }{t, p, d} {
+				ok(b, c.Close())
+			}
+			ok(b, nodes.Free())
+		})
+	}
+}

@@ -186,7 +186,7 @@ func (s *leaseStress) lookup(ctx context.Context, rng *rand.Rand, nodes cuda.Buf
 }
 
 // admit looks the batches up in groups and starts their reads. After a failure it still looks those up that it has
-// announced, for the window to end as it should; their tickets are spare.
+// announced, for the window to end as it should, or has that forgotten; their tickets are spare.
 func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, failAt int, seed uint64, stop chan struct{}, admitted chan *leaseGroup, readers *sync.WaitGroup, spare *[]*Ticket) (err error) {
 	announced, at := 0, 0
 	for at < len(all) {
@@ -234,6 +234,10 @@ func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, 
 		own := rand.New(rand.NewPCG(seed, uint64(at)))
 		readers.Go(func() { s.read(g, own, fails) })
 		admitted <- g
+	}
+	if at < announced && rng.IntN(2) == 0 {
+		s.d.Forget()
+		return nil
 	}
 	for ; at < announced; at++ {
 		if *spare, err = s.lookup(ctx, rng, s.nodes, all[at], *spare); err != nil {
