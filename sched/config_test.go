@@ -107,7 +107,7 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"batch-size": func(f *fingerprint) { f.Batch++ }, "hidden": func(f *fingerprint) { f.Hidden++ },
 		"lr": func(f *fingerprint) { f.LR++ }, "dropout": func(f *fingerprint) { f.Dropout = 0.5 },
 		"feature-dropout": func(f *fingerprint) { f.FeatureDropout = 0.5 },
-		"weight-decay":    func(f *fingerprint) { f.WeightDecay = 0.5 }, "seed": func(f *fingerprint) { f.Seed++ },
+		"draws":           func(f *fingerprint) { f.Draws = drawsByBatch }, "weight-decay": func(f *fingerprint) { f.WeightDecay = 0.5 }, "seed": func(f *fingerprint) { f.Seed++ },
 	} {
 		b := a
 		set(&b)

@@ -51,7 +51,7 @@ func TestResumeMidEpoch(t *testing.T) {
 		c.Resume = true
 		c.CheckpointEvery = rng.IntN(3)
 		c.Pipeline = Pipelines[rng.IntN(len(Pipelines)-1)] // the last, run-ahead, is for tiers whose counts a stop changes
-		stopAt := 1 + rng.IntN(7) // 36 steps in all: five stops always fit
+		stopAt := 1 + rng.IntN(7)                          // 36 steps in all: five stops always fit
 		ctx, cancel := context.WithCancel(context.Background())
 		left := stopAt
 		obs := Observer{Step: func(string, int, int) {
@@ -85,6 +85,36 @@ func TestInterruptWithoutCheckpoint(t *testing.T) {
 	require.ErrorContains(t, r.err, "nothing is saved without --checkpoint")
 	r = train(t, ctx, small(), d, feat, s, 2, Observer{})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "also before the first batch")
+}
+
+// A checkpoint of the time when all batches of an epoch drew alike: going on would train on other samples; what it holds can be
+// evaluated as ever.
+func TestResumeOfOlderDraws(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 1, "")
+	cfg := small()
+	cfg.Epochs, cfg.CheckpointDir = 1, t.TempDir()
+	require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, Observer{}).err)
+	path := filepath.Join(cfg.CheckpointDir, checkpointName)
+	f, err := checkpoint.Load(path)
+	require.NoError(t, err)
+	const draws = `"draws":"batch"`
+	require.Contains(t, f.Metadata["helios.config"], draws)
+	for _, part := range []string{draws + ",", "," + draws, draws} {
+		f.Metadata["helios.config"] = strings.Replace(f.Metadata["helios.config"], part, "", 1)
+	}
+	f.Metadata["helios.format"] = "1"
+	require.NoError(t, checkpoint.Save(path, f))
+	cfg.Epochs, cfg.Resume = 2, true
+	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+	require.ErrorContains(t, r.err, "drawn by epoch")
+	require.ErrorContains(t, r.err, "start anew")
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	_, err = Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	require.NoError(t, err)
 }
 
 func TestResumeRefusesAnotherRun(t *testing.T) {

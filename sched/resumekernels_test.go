@@ -35,7 +35,7 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	path := filepath.Join(dir, checkpointName)
 	f, err := checkpoint.Load(path)
 	require.NoError(t, err)
-	require.Equal(t, "1", f.Metadata["helios.format"])
+	require.Equal(t, "2", f.Metadata["helios.format"])
 	old := strings.Replace(f.Metadata["helios.config"], `,"kernels":"generic"`, "", 1)
 	require.NotEqual(t, old, f.Metadata["helios.config"])
 	f.Metadata["helios.config"] = old
@@ -53,8 +53,8 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 
 // A checkpoint with a setting that programs of format 1 would drop is none of theirs.
 func TestCheckpointFormat(t *testing.T) {
-	for want, f := range map[string]fingerprint{"1": {Dropout: 0.5, Kernels: "avx2"}, "2": {FeatureDropout: 0.1}} {
-		require.Equal(t, want, f.format())
+	for want, f := range map[string]fingerprint{"1": {Dropout: 0.5, Kernels: "avx2"}, "2": {FeatureDropout: 0.1}, "2 ": {Draws: drawsByBatch}} {
+		require.Equal(t, strings.TrimSpace(want), f.format())
 	}
 	f := fingerprint{}
 	f.setRowType(rowtype.Int8)
