@@ -87,8 +87,11 @@ type Live struct {
 
 // Totals are what the index says of the file.
 type Totals struct {
-	Blocks, Batches, Parts, Rows int64
-	Hotness                      bool // there are scores
+	Blocks  int64 `json:"blocks"`
+	Batches int64 `json:"batches"`
+	Parts   int64 `json:"lookups"`
+	Rows    int64 `json:"row_accesses"`
+	Hotness bool  `json:"hotness"` // there are scores
 }
 
 const (

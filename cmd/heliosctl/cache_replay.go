@@ -35,7 +35,7 @@ func cacheReplayCommand() *cli.Command {
 			&cli.StringFlag{Name: "line", DefaultText: "the run's", Usage: "lines of the dynamic policies `SIZE[,SIZE…]`: row, or bytes such as 4096"},
 			&cli.StringFlag{Name: "window", DefaultText: "the run's", Usage: "coming batches whose lines stay `N[,N…]`: of the policies that know no future"},
 			&cli.StringFlag{Name: "cpu-cache", DefaultText: "the run's", Usage: "constant CPU buffer of the hottest rows, a `SIZE` or share; static: rows after those in the GPU tier"},
-			&cli.BoolFlag{Name: "check", Usage: "hold a replay of the run's own cache against its counters, and nothing else unless --policies or --sizes is given"},
+			&cli.BoolFlag{Name: "check", Usage: "hold a replay of the run's own cache against its counters, and play others only where flags about them are given"},
 			&cli.BoolFlag{Name: "passes", Usage: "show every epoch and evaluation, not only their sum"},
 			&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "caches that are played at once"},
 			&cli.StringFlag{Name: "csv", Usage: "also write a line for each cache and pass to `FILE`"},
@@ -61,9 +61,13 @@ func runCacheReplay(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, r.Close)
-	c, err := e.replayConfig(r)
-	if err != nil {
-		return err
+	// alone: nothing but the run's own cache.
+	alone := e.c.Bool("check") && !slices.ContainsFunc([]string{"policies", "sizes", "line", "window", "cpu-cache", "passes", "workers", "csv", "plot"}, e.c.IsSet)
+	var c replay.Config
+	if !alone {
+		if c, err = e.replayConfig(r); err != nil {
+			return err
+		}
 	}
 	files := map[string]*atomicFile{}
 	defer func() {
@@ -94,16 +98,15 @@ func runCacheReplay(ctx context.Context, e *env) (err error) {
 			return whenStopped(err, "nothing was written: run it again")
 		}
 	}
-	if e.c.Bool("check") && !e.c.IsSet("policies") && !e.c.IsSet("sizes") {
-		for name := range files {
-			return errs.New(errs.Usage, "--%s: --check alone plays no other cache; give --policies too", name)
-		}
-	} else {
+	if !alone {
 		res, err := replay.Run(ctx, r, c)
 		if err != nil {
 			return whenStopped(err, "nothing was written: run it again")
 		}
 		e.showReplay(res, out)
+		if !e.c.IsSet("policies") && !totals.Hotness {
+			e.ui.Note("static is left out: the trace has no hotness of rows, as the run had no static tier")
+		}
 		if f := files["csv"]; f != nil {
 			if err := f.commit(replayCSV(f.f, res)); err != nil {
 				return err
@@ -136,9 +139,6 @@ func (e *env) replayConfig(r *trace.Reader) (c replay.Config, err error) {
 			if p != replay.Static || r.Totals().Hotness {
 				c.Policies = append(c.Policies, p)
 			}
-		}
-		if !r.Totals().Hotness {
-			e.ui.Note("static is left out: the trace has no hotness of rows, as the run had no static tier")
 		}
 	}
 	for _, p := range c.Policies {

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"encoding/csv"
+	"encoding/xml"
+	"io"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/policy"
+	"helios/cache/trace"
+)
+
+// writeTrace records a run of lru over lines of eight rows, with the counters that it must have come to, or wrong ones.
+func writeTrace(t *testing.T, path string, wrong int64) {
+	h := trace.Header{Name: "graph", Rows: 4000, RowBytes: 512, SSDs: 2, SlotBytes: 512, LBABytes: 512, Mode: "bam", IOStack: "sync", Policy: policy.LRU,
+		GPULines: 50, LineBytes: 4096, RowsPerLine: 8, Window: 1}
+	w, err := trace.Create(path, h)
+	require.NoError(t, err)
+	d, err := policy.New(policy.Config{Policy: policy.LRU, Slots: 50})
+	require.NoError(t, err)
+	r := rand.New(rand.NewPCG(1, 1))
+	batches := make([][]int64, 20)
+	for i := range batches {
+		for len(batches[i]) < 60 { // one row of a line, so lines are counted by rows
+			line := int64(250 * r.Float64() * r.Float64())
+			row := line*16 + r.Int64N(2)
+			if !containsLine(batches[i], row) {
+				batches[i] = append(batches[i], row)
+			}
+		}
+	}
+	lineOf := func(rows []int64) (out []int64) {
+		for _, row := range rows {
+			out = append(out, row/16*2+row%2)
+		}
+		return out
+	}
+	l := trace.Live{Batches: 20}
+	out := make([]policy.Answer, 60)
+	d.Announce(lineOf(batches[0]))
+	for i, b := range batches {
+		if i+1 < len(batches) {
+			d.Announce(lineOf(batches[i+1]))
+		}
+		d.NextBatch()
+		d.Access(lineOf(b), out)
+		require.NoError(t, w.Begin(trace.Train, 0, i))
+		require.NoError(t, w.Part(b))
+		for _, a := range out {
+			if a.Hit {
+				l.RowsGPU++
+			} else {
+				l.RowsSSD++
+				l.BytesSSD += 4096
+			}
+		}
+	}
+	s := d.Stats()
+	l.Inserted, l.Evicted, l.Bypassed = s.Inserted, s.Evicted+wrong, s.Bypassed
+	require.NoError(t, w.Live(l))
+	require.NoError(t, w.Close())
+}
+
+func containsLine(rows []int64, row int64) bool {
+	for _, r := range rows {
+		if r/16 == row/16 && r%2 == row%2 {
+			return true
+		}
+	}
+	return false
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestCacheReplay(t *testing.T) {
+	isolate(t)
+	writeTrace(t, "run.trace", 0)
+	text := ok(t, "cache", "replay", "run.trace", "--sizes", "2%,5%,200lines", "--line", "row,4096", "--window", "0,2", "--csv", "out.csv", "--plot", "out.html", "--results", "out.json")
+	require.Contains(t, text, "s3fifo")
+	rows := lines(t, readFile(t, "out.json"))
+	// Belady and five policies with two windows, for two sizes of rows (200 are 5 %, which is there) and three of lines;
+	// the oracle for the former; the result.
+	require.Equal(t, (2+3)*11+2+1, len(rows))
+	f, err := os.Open("out.csv")
+	require.NoError(t, err)
+	table, err := csv.NewReader(f).ReadAll()
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.Equal(t, 1+2*(len(rows)-1), len(table)) // the pass and the sum
+	for i, r := range rows[:len(rows)-1] {
+		total := r["total"].(map[string]any)
+		require.Equal(t, r["policy"], table[2+2*i][0])
+		require.Equal(t, strconv.FormatInt(int64(total["bytes_ssd"].(float64)), 10), table[2+2*i][17])
+		require.EqualValues(t, 1200, total["rows"])
+		require.GreaterOrEqual(t, total["reads_over_optimum"], 1.0)
+		require.GreaterOrEqual(t, total["gap_points"], -1e-9)
+	}
+	// The page is well formed, needs no other, and every point lies on its chart.
+	page := readFile(t, "out.html")
+	require.NotRegexp(t, `(src|href)=|https?://`, page)
+	charts := regexp.MustCompile(`(?s)<svg.*?</svg>`).FindAllString(page, -1)
+	require.Len(t, charts, 3)
+	for _, c := range charts {
+		d := xml.NewDecoder(strings.NewReader(c))
+		dots := 0
+		for {
+			tok, err := d.Token()
+			if err == io.EOF {
+				break
+			}
+			require.NoError(t, err)
+			if e, is := tok.(xml.StartElement); is && e.Name.Local == "circle" {
+				dots++
+				for _, a := range e.Attr {
+					v, err := strconv.ParseFloat(a.Value, 64)
+					switch a.Name.Local {
+					case "cx":
+						require.NoError(t, err)
+						require.True(t, v >= 60 && v <= 620, "x %g", v)
+					case "cy":
+						require.NoError(t, err)
+						require.True(t, v >= 40 && v <= 340, "y %g", v)
+					}
+				}
+			}
+		}
+		require.Equal(t, len(rows)-1, dots)
+	}
+	require.Regexp(t, `lru +0 +4096 +10 % +50 +train 1 +\d+\.\d\d %`, ok(t, "cache", "replay", "--trace", "run.trace", "--policies", "lru", "--sizes", "50lines", "--window", "0", "--passes"))
+}
+
+func TestCacheReplayCheck(t *testing.T) {
+	isolate(t)
+	writeTrace(t, "run.trace", 0)
+	require.Contains(t, ok(t, "cache", "replay", "run.trace", "--check"), "1 of 1 passes are equal")
+	rows := lines(t, ok(t, "cache", "replay", "run.trace", "--check", "--json", "--policies", "lru", "--sizes", "10%"))
+	require.Equal(t, true, rows[0]["equal"])
+	require.Equal(t, true, rows[0]["bytes_compared"])
+	require.Equal(t, "play", rows[1]["event"])
+	writeTrace(t, "wrong.trace", 1)
+	whole := []byte(readFile(t, "run.trace"))
+	require.NoError(t, os.WriteFile("cut.trace", whole[:len(whole)-100], 0o600))
+	whole[len(whole)/2]++
+	require.NoError(t, os.WriteFile("bad.trace", whole, 0o600))
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"", 2, "--trace"},
+		{"none.trace", 2, "none.trace"},
+		{"wrong.trace --check", 1, "in 1 passes"},
+		{"cut.trace --check", 5, "cut short"},
+		{"bad.trace", 5, "damaged"},
+		{"run.trace --policies lur", 2, "did you mean lru"},
+		{"run.trace --policies static", 2, "no hotness"},
+		{"run.trace --sizes 50", 2, "--sizes"},
+		{"run.trace --line 0", 2, "--line 0"},
+		{"run.trace --window 65", 2, "--window 65"},
+		{"run.trace --cpu-cache 10%", 2, "hotness"},
+		{"run.trace --csv no/x.csv", 2, "--csv"},
+		{"run.trace --workers 0", 2, "--workers 0"},
+	} {
+		fails(t, hc(t, append([]string{"cache", "replay"}, strings.Fields(c.args)...)...), c.code, "cache replay", c.says)
+	}
+}
