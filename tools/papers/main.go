@@ -280,6 +280,12 @@ func hits(e sched.EpochResult) float64 {
 	return float64(e.RowsGPU) / float64(max(e.RowsGPU+e.RowsSSD, 1))
 }
 
+// fetching is the seconds that a serial run spent on rows: looked up, read and gathered.
+func fetching(e sched.EpochResult) float64 {
+	s := e.StageSeconds
+	return s.Lookup + s.Submit + s.Complete + s.Gather
+}
+
 // ingress is the data rate into the GPU, in GB/s: what came from SSDs and from the CPU tier.
 func ingress(e sched.EpochResult, rowBytes int64) float64 {
 	return float64(e.BytesSSD+e.RowsCPU*rowBytes) / e.Seconds / 1e9
