@@ -16,6 +16,7 @@ import (
 	"helios/cuda/difftest"
 	"helios/cuda/fakecuda"
 	"helios/graph"
+	"helios/internal/hostmem"
 )
 
 // fixed is a group in which every kernel has work, on several blocks.
@@ -314,6 +315,88 @@ func sampleDamaged(t *testing.T, ctx context.Context, dev *difftest.Device, st c
 		err = s.Hop(ctx, st, mb, 0)
 	}
 	return errors.Join(err, mb.Close(), s.Close(), dt.Close(), topo.Close())
+}
+
+// Lines of rows of every alignment, with gaps and without, go through gather's paths: from staging, to slots, from slots.
+func TestGatherFromLinesEveryAlignment(t *testing.T) {
+	dev := difftest.Open(t, difftest.Options{Seed: 6, SMs: 2, Grain: 300, RandomThreads: true})
+	ctx := within(t)
+	st, err := dev.NewStream(cuda.StreamOptions{Name: "rows"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows = 60
+	nodes, err := dev.Alloc(cuda.MemPinned, rows*8, "nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range hostmem.View[int64](nodes.Bytes()) {
+		hostmem.View[int64](nodes.Bytes())[i] = int64(i*37+5) % rows
+	}
+	sizes := []int64{1, 3, 4, 8, 12, 16, 17, 24, 31, 33, 48, 64, 100, 127, 256, 400, 513, 1000, 1024}
+	if testing.Short() {
+		sizes = []int64{3, 16, 100}
+	}
+	for _, size := range sizes {
+		for k, l := range []cache.Lines{
+			{SSDs: 2, RowsPerLine: 1, LineBytes: size + 4, RowStride: size}, {SSDs: 1, RowsPerLine: 3, LineBytes: 3 * size, RowStride: size},
+			{SSDs: 3, RowsPerLine: 4, LineBytes: 4*size + 12, RowStride: size}, {SSDs: 1, RowsPerLine: 2, LineBytes: 2*size + 32, RowStride: size + 16},
+		} {
+			d, err := cache.NewDynamic(dev, cache.DynamicConfig{Rows: rows, RowBytes: size, Lines: l, Slots: l.Count(rows) * 2 / 3, Policy: "lru", CPU: []int64{7, 20}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ticket, err := d.NewTicket()
+			if err != nil {
+				t.Fatal(err)
+			}
+			plan, err := d.NewReadPlan()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dst, err := dev.Alloc(cuda.MemDevice, rows*(size+5)+16, "rows")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for batch := range int64(3) { // all misses, then hits among them
+				d.NextBatch()
+				err := d.Admit(ctx, st, nodes.Ptr(), 10*batch, 25, ticket)
+				if err == nil {
+					err = d.Plan(plan, ticket)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want := batch > 0; ticket.NGPU > 0 != want || ticket.NLines == 0 {
+					t.Fatalf("batch %d: %v", batch, ticket)
+				}
+				staging, err := dev.Alloc(cuda.MemDevice, plan.Lines*l.LineBytes, "staging")
+				if err != nil {
+					t.Fatal(err)
+				}
+				mem := make([]byte, staging.Size())
+				for i := range mem {
+					mem[i] = byte(math.Sqrt(float64(int64(i)*7919 + batch)))
+				}
+				if err := difftest.Upload(ctx, dev, st, staging.Ptr(), mem); err != nil {
+					t.Fatal(err)
+				}
+				at, stride := int64(k%2)*batch, size+int64(k)
+				if err := d.Finish(st, ticket, staging, dst.Ptr()+cuda.DevicePtr(at), stride); err != nil {
+					t.Fatalf("rows of %d bytes in %+v, stride %d, at %d: %v", size, l, stride, at, err)
+				}
+				if err := errors.Join(st.Synchronize(ctx), d.Release(ticket), staging.Free()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(ticket.Close(), plan.Close(), d.Close(), dst.Free()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := errors.Join(st.Close(), nodes.Free()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Row sizes and strides of every alignment go through gather's paths, with both tiers.
