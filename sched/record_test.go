@@ -32,38 +32,6 @@ func replayed(t testing.TB, path string, passes int) []replay.Checked {
 	return all
 }
 
-// The replay of a run's trace comes to the run's own counters, pass by pass, for static tiers and every policy.
-func TestReplayAgrees(t *testing.T) {
-	for _, g := range []graphSpec{tiny, packed, padded} {
-		d, feat := g.open(t)
-		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
-		ways := append([]variant{
-			{"static", caches(10, 10), 2, 2},
-			{"nothing cached", caches(0, 0), 2, 2},
-		}, dynamicWays...)
-		for i, v := range ways {
-			if testing.Short() && (i > 7 || g != tiny && i%3 != 0) {
-				continue
-			}
-			cfg := small()
-			v.set(&cfg)
-			cfg.CoalesceBytes = -1
-			if cfg.Mode != ModeHelios || cfg.IOStack != "" && cfg.IOStack != StackAsync && cfg.IOStack != StackCPU {
-				cfg.CoalesceBytes = 0
-			}
-			cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
-			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
-			require.NoError(t, r.err, v.name)
-			all := replayed(t, cfg.Trace, 2*cfg.Epochs+1) // each with its validation, and the test
-			for e, x := range r.res.Epochs {
-				c := all[2*e]
-				require.Equal(t, "train", c.Kind, v.name)
-				require.Equal(t, []int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.LinesInserted}, []int64{c.Replayed.RowsGPU, c.Replayed.RowsCPU, c.Replayed.RowsSSD, c.Replayed.Inserted}, v.name)
-			}
-		}
-	}
-}
-
 // An interrupted run leaves a trace whose whole passes agree; a failed one leaves none; neither does it leave a part of one.
 func TestTraceOfRunsThatEndEarly(t *testing.T) {
 	d, feat := tiny.open(t)
