@@ -11,7 +11,7 @@ import (
 
 // The cache of in-neighbour lists: those with the most walks to expect for a byte of memory. A walk comes to a node along
 // one of its out-edges, and its list takes as much memory as it has in-edges, so the score is out-degree / in-degree
-// (Ginex, VLDB 2022, section 4.1). Ginex finds a list by a table with an address for every node, 8 bytes each; here a bit
+// (Ginex, PVLDB 15(11), 2022). Ginex finds a list by a table with an address for every node, 8 bytes each; here a bit
 // says whether a node's list is there, and a rank where: 64 bytes for 384 nodes, and 4 for each list.
 
 // lineNodes is how many nodes a line of the table is about.

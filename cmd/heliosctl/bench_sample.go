@@ -15,10 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
+	"helios/dataset"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/simd"
 	"helios/internal/units"
+	"helios/sched"
 )
 
 func benchSampleCommand() *cli.Command {
@@ -34,7 +36,10 @@ func benchSampleCommand() *cli.Command {
 			"--batches mini-batches, --turns times; a rate is the median over the turns, with its range.\n" +
 			"After that each row's audit samples some batches again and compares them with the topology (edges\n" +
 			"there, none drawn twice, as many as degree and fanout allow); all rows must give the same bytes.\n" +
-			"\"distinct\" is the new nodes over the edges, \"busy\" the share of the time in which kernels ran.",
+			"\"distinct\" is the new nodes over the edges, \"busy\" the share of the time in which kernels ran.\n" +
+			"With ssd in --topology each row comes with the neighbour lists left in the dataset's file, too, through a cache of lists\n" +
+			"(--neighbor-cache): \"from memory\" is the share of the edges that it had, \"read\" what a mini-batch read. The audit has\n" +
+			"the topology in memory all the same.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "dataset", Usage: "sample the topology of this dataset `DIR` from its training nodes; may also be given as an argument"},
 			oneOf("graph", "without a dataset", "even", []string{"even", "skewed"}, nil),
@@ -42,6 +47,8 @@ func benchSampleCommand() *cli.Command {
 			&cli.Float64Flag{Name: "avg-degree", Value: 15, Usage: "its mean number of in-neighbours"},
 			&cli.StringFlag{Name: "fanout", Value: "15,10,5", Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"},
 			&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seeds of a mini-batch"},
+			&cli.StringFlag{Name: "topology", Value: sched.TopologyMemory, Usage: "where a dataset's neighbour lists are, `WHERE[,WHERE]`: " + strings.Join(sched.Topologies, ", ")},
+			&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd", Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
 			devicesFlag(),
 			&cli.StringFlag{Name: "workers", DefaultText: "1 and one per CPU", Usage: "worker slots of the host device `N[,N…]`"},
 			&cli.StringFlag{Name: "kernels", Value: "auto", Usage: "instructions `LEVEL[,LEVEL…]`: " + strings.Join(simd.Names(), ", ")},
@@ -64,6 +71,8 @@ type samplePlan struct {
 	levels                []simd.Level
 	batch, batches, turns int
 	seconds               float64 // 0: by batches
+	topologies            []string
+	lists                 units.Budget // of a topology on storage
 }
 
 func (e *env) samplePlan() (*samplePlan, error) {
@@ -124,6 +133,25 @@ func (e *env) samplePlan() (*samplePlan, error) {
 		}
 	}
 	given := c.IsSet("dataset") || c.NArg() > 0
+	if p.topologies, err = list("topology", c.String("topology")); err != nil {
+		return nil, err
+	}
+	for i, t := range p.topologies {
+		if !slices.Contains(sched.Topologies, t) || slices.Contains(p.topologies[:i], t) {
+			return nil, errs.New(errs.Usage, "--topology %q: choose among %v, each once", c.String("topology"), sched.Topologies)
+		}
+	}
+	switch ssd := slices.Contains(p.topologies, sched.TopologySSD); {
+	case len(p.topologies) == 0:
+		return nil, errs.New(errs.Usage, "--topology is empty; choose among %v", sched.Topologies)
+	case ssd && !given:
+		return nil, errs.New(errs.Usage, "--topology %s: a graph made in memory has no file; give a dataset, or leave it out", sched.TopologySSD)
+	case !ssd && c.IsSet("neighbor-cache"):
+		return nil, errs.New(errs.Usage, "--neighbor-cache: all of the topology is in memory; leave it out, or add --topology %s", sched.TopologySSD)
+	}
+	if p.lists, err = cacheBudget(c, "neighbor-cache", "10%"); err != nil {
+		return nil, err
+	}
 	for _, f := range []string{"graph", "nodes", "avg-degree"} {
 		if given && c.IsSet(f) {
 			return nil, errs.New(errs.Usage, "--%s is for a graph made in memory; leave it out, or the dataset", f)
@@ -135,6 +163,7 @@ func (e *env) samplePlan() (*samplePlan, error) {
 // sampleRow is a row of results.
 type sampleRow struct {
 	Graph      string  `json:"graph"`
+	Topology   string  `json:"topology"`
 	Nodes      int64   `json:"nodes"`
 	Edges      int64   `json:"edges"`
 	Device     string  `json:"device"`
@@ -154,17 +183,21 @@ type sampleRow struct {
 	PerBatch   float64 `json:"edges_per_batch"`
 	Distinct   float64 `json:"distinct_fraction"` // new nodes over edges
 	// Bytes by purpose, the topology included.
-	Memory     map[string]int64 `json:"memory"`
-	Checked    int64            `json:"checked_edges"` // by the audit
-	Digest     string           `json:"digest"`        // of the audited mini-batches
-	Audited    bool             `json:"audited"`
-	AuditError string           `json:"audit_error,omitempty"`
+	Memory map[string]int64 `json:"memory"`
+	// Of a topology on storage: what was read in the turns, and how it is held.
+	Reads      *graph.StorageStats `json:"topology_reads,omitempty"`
+	Storage    *graph.StorageInfo  `json:"topology_storage,omitempty"`
+	Checked    int64               `json:"checked_edges"` // by the audit
+	Digest     string              `json:"digest"`        // of the audited mini-batches
+	Audited    bool                `json:"audited"`
+	AuditError string              `json:"audit_error,omitempty"`
 }
 
 // sampleRig is what a row samples with.
 type sampleRig struct {
 	row      sampleRow
 	dev      cuda.Device
+	host     *graph.Topology
 	topo     *graph.DeviceTopology
 	stream   cuda.Stream
 	sampler  *graph.Sampler
@@ -176,6 +209,7 @@ type sampleRig struct {
 	edges    int64
 	nodes    int64
 	batches  int64
+	reads    graph.StorageStats
 	counts   uint64 // digest of the numbers of nodes and edges of all batches
 	closures []func() error
 }
@@ -190,7 +224,7 @@ func (r *sampleRig) close() (err error) {
 
 // openSampleRig takes the device over, also when it fails.
 func openSampleRig(t *graph.Topology, cfg graph.SamplerConfig, dev cuda.Device) (_ *sampleRig, err error) {
-	r := &sampleRig{dev: dev, closures: []func() error{dev.Close}}
+	r := &sampleRig{dev: dev, host: t, closures: []func() error{dev.Close}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -240,7 +274,7 @@ func (r *sampleRig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch,
 // turn samples n batches of an epoch and counts them when counted is set.
 func (r *sampleRig) turn(ctx context.Context, p *samplePlan, epoch, n int, order []int64, counted bool) error {
 	var edges, nodes int64
-	start, cpu, busy := time.Now(), cpuTime(), r.stream.Busy()
+	start, cpu, busy, reads := time.Now(), cpuTime(), r.stream.Busy()+r.sampler.Busy(), r.host.Storage()
 	for i := range n {
 		if err := r.sample(ctx, &p.cfg, epoch, i, batchOf(order, i, p.batch)); err != nil {
 			return err
@@ -257,7 +291,8 @@ func (r *sampleRig) turn(ctx context.Context, p *samplePlan, epoch, n int, order
 	}
 	took := time.Since(start).Seconds()
 	r.cpu += (cpuTime() - cpu).Seconds()
-	r.busy += (r.stream.Busy() - busy).Seconds()
+	r.busy += (r.stream.Busy() + r.sampler.Busy() - busy).Seconds()
+	r.reads = r.reads.Add(r.host.Storage().Sub(reads))
 	r.seconds += took
 	r.edges, r.nodes, r.batches = r.edges+edges, r.nodes+nodes, r.batches+int64(n)
 	r.rates = append(r.rates, float64(edges)/took)
@@ -272,27 +307,26 @@ func batchOf(order []int64, i, size int) []int64 {
 }
 
 // sampleTopology is the graph to sample and the nodes to start from.
-func (e *env) sampleTopology() (t *graph.Topology, seeds []int64, name string, done func() error, err error) {
+func (e *env) sampleTopology() (t *graph.Topology, seeds []int64, name string, d *dataset.Dataset, done func() error, err error) {
 	c := e.c
 	if c.IsSet("dataset") || c.NArg() > 0 {
-		d, err := e.openDataset()
-		if err != nil {
-			return nil, nil, "", nil, err
+		if d, err = e.openDataset(); err != nil {
+			return nil, nil, "", nil, nil, err
 		}
 		if t, err = d.Topology(); err == nil {
 			seeds, err = d.Split("train")
 		}
 		if err != nil {
-			return nil, nil, "", nil, errors.Join(err, d.Close())
+			return nil, nil, "", nil, nil, errors.Join(err, d.Close())
 		}
 		name, done = d.Meta.Name, d.Close
 		if len(seeds) > 0 {
-			return t, seeds, name, done, nil
+			return t, seeds, name, d, done, nil
 		}
 	} else {
 		name = c.String("graph")
 		if t, err = graph.Synthetic(c.Int64("nodes"), c.Float64("avg-degree"), name == "skewed", c.Uint64("seed")); err != nil {
-			return nil, nil, "", nil, err
+			return nil, nil, "", nil, nil, err
 		}
 		done = t.Close
 	}
@@ -301,7 +335,7 @@ func (e *env) sampleTopology() (t *graph.Topology, seeds []int64, name string, d
 	for i := range seeds {
 		seeds[i] = int64(i) * step
 	}
-	return t, seeds, name, done, nil
+	return t, seeds, name, d, done, nil
 }
 
 const (
@@ -319,22 +353,35 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, out.close)
-	t, seeds, name, done, err := e.sampleTopology()
+	t, seeds, name, d, done, err := e.sampleTopology()
 	if err != nil {
 		return err
 	}
 	defer closing(&err, done)
+	where := map[string]*graph.Topology{sched.TopologyMemory: t}
+	if slices.Contains(p.topologies, sched.TopologySSD) {
+		bytes, err := d.TopologyBytes()
+		if err != nil {
+			return err
+		}
+		far, err := d.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: p.lists.Of(bytes)})
+		if err != nil {
+			return err
+		}
+		defer closing(&err, far.Close)
+		where[sched.TopologySSD] = far
+	}
 	var rigs []*sampleRig
-	open := func(dev cuda.Device, failure error) error {
+	open := func(topology string, dev cuda.Device, failure error) error {
 		if failure != nil {
 			return failure
 		}
-		r, failure := openSampleRig(t, p.cfg, dev)
+		r, failure := openSampleRig(where[topology], p.cfg, dev)
 		if failure != nil {
 			return failure
 		}
 		info := dev.Info()
-		r.row = sampleRow{Graph: name, Nodes: t.NumNodes, Edges: t.NumEdges, Device: info.Name, Kernels: info.Kernels, Workers: info.SMs,
+		r.row = sampleRow{Graph: name, Topology: topology, Nodes: t.NumNodes, Edges: t.NumEdges, Device: info.Name, Kernels: info.Kernels, Workers: info.SMs,
 			Fanouts: p.cfg.Fanouts, BatchSize: min(p.batch, len(seeds)), Turns: p.turns}
 		rigs = append(rigs, r)
 		return nil
@@ -346,16 +393,20 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 		return err
 	})
 	for _, d := range p.devices {
-		if d != "host" {
-			if err := open(openGPU(d)); err != nil {
-				return err
-			}
-			continue
-		}
-		for _, level := range p.levels {
-			for _, workers := range p.workers {
-				if err := open(openHost(workers, level)); err != nil {
+		for _, topology := range p.topologies {
+			if d != "host" {
+				dev, err := openGPU(d)
+				if err := open(topology, dev, err); err != nil {
 					return err
+				}
+				continue
+			}
+			for _, level := range p.levels {
+				for _, workers := range p.workers {
+					dev, err := openHost(workers, level)
+					if err := open(topology, dev, err); err != nil {
+						return err
+					}
 				}
 			}
 		}
@@ -386,12 +437,29 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 		table = append(table, []string{
 			r.row.Device, r.row.Kernels, strconv.Itoa(r.row.Workers), units.FormatCount(r.row.Rate), units.FormatCount(r.row.Min) + "-" + units.FormatCount(r.row.Max),
 			units.FormatCount(r.row.NodeRate), fmt.Sprintf("%.1f", r.row.NSPerEdge), fmt.Sprintf("%.1f", r.row.CPUPerEdge), share100(r.row.Busy), units.FormatCount(r.row.PerBatch),
-			fmt.Sprintf("%.2f", r.row.Distinct), units.FormatBytes(own), audit,
+			fmt.Sprintf("%.2f", r.row.Distinct), units.FormatBytes(own),
 		})
+		if len(where) > 1 {
+			more := []string{r.row.Topology, "", ""}
+			if s := r.row.Reads; s != nil {
+				more[1] = share100(float64(s.CachedEdges) / float64(max(s.Edges, 1)))
+				more[2] = units.FormatBytes(s.Bytes / max(r.batches, 1))
+			}
+			table[len(table)-1] = append(table[len(table)-1], more...)
+		}
+		table[len(table)-1] = append(table[len(table)-1], audit)
 	}
 	e.ui.Printf("%s: %d nodes, %d edges, topology of %s; fanout %s, %d seeds, %d turns of %d batches", name, t.NumNodes, t.NumEdges, units.FormatBytes(t.Bytes()),
 		e.c.String("fanout"), rigs[0].row.BatchSize, p.turns, batches)
-	e.ui.Table([]string{"device", "kernels", "workers", "edges/s", "range", "nodes/s", "ns/edge", "CPU ns/edge", "busy", "edges/batch", "distinct", "memory", "audit"}, table)
+	if far := where[sched.TopologySSD]; far != nil {
+		i := far.StorageInfo()
+		e.ui.Printf("on storage: in memory offsets of %s and %d lists of hot nodes in %s", units.FormatBytes(i.OffsetBytes), i.CacheLists, units.FormatBytes(i.CacheBytes))
+	}
+	head := []string{"device", "kernels", "workers", "edges/s", "range", "nodes/s", "ns/edge", "CPU ns/edge", "busy", "edges/batch", "distinct", "memory"}
+	if len(where) > 1 {
+		head = append(head, "topology", "from memory", "read")
+	}
+	e.ui.Table(append(head, "audit"), table)
 	if err := out.commit(); err != nil {
 		return err
 	}
@@ -446,7 +514,11 @@ func (r *sampleRig) audit(ctx context.Context, p *samplePlan, t *graph.Topology,
 	row.Distinct = float64(r.nodes-r.batches*int64(row.BatchSize)) / float64(max(r.edges, 1))
 	row.Memory = r.dev.MemUsage()
 	maps.DeleteFunc(row.Memory, func(purpose string, _ int64) bool { return strings.HasPrefix(purpose, "topology") })
-	row.Memory["topology"] = t.Bytes()
+	row.Memory["topology"] = r.host.Bytes()
+	if r.host.OnStorage() {
+		reads, info := r.reads, r.host.StorageInfo()
+		row.Reads, row.Storage = &reads, &info
+	}
 	digest := r.counts
 	var failure error
 	for i := 0; i < auditBatches && failure == nil; i++ {

@@ -41,6 +41,18 @@ func TestBenchSample(t *testing.T) {
 			require.Contains(t, r["memory"], "sampler position table")
 		}
 	}
+	// Lists on storage give the same mini-batches.
+	rows := lines(t, ok(t, "bench", "sample", "g", "--workers", "2", "--batches", "2", "--turns", "1", "--batch-size", "64", "--topology", "memory,ssd", "--neighbor-cache", "40%", "--json"))
+	require.Len(t, rows, 2)
+	require.Equal(t, rows[0]["digest"], rows[1]["digest"])
+	require.Equal(t, true, rows[1]["audited"])
+	require.Equal(t, "ssd", rows[1]["topology"])
+	require.NotContains(t, rows[0], "topology_reads")
+	reads := rows[1]["topology_reads"].(map[string]any)
+	require.Positive(t, reads["bytes"])
+	require.Positive(t, reads["cached_edges"])
+	require.Regexp(t, `on storage: in memory offsets of .*\n(.*\n)*.* ssd +\d+% .* passed`,
+		ok(t, "bench", "sample", "g", "--workers", "1", "--batches", "2", "--turns", "1", "--topology", "memory,ssd"))
 	require.Regexp(t, `even: 2000 nodes, .* 1 turns of \d+ batches\n(.*\n)*.* passed`,
 		ok(t, "bench", "sample", "--nodes", "2000", "--seconds", "0.01", "--turns", "1", "--workers", "1"))
 }
@@ -54,6 +66,9 @@ func TestBenchSampleBadInput(t *testing.T) {
 		{"no such kernels", nil, "bench sample --kernels sse9", 2, []string{"sse9", "choose one of"}, ""},
 		{"no batches", nil, "bench sample --batches 0", 2, []string{"--batches 0"}, ""},
 		{"a dataset and a graph", nil, "bench sample --dataset d --nodes 10", 2, []string{"--nodes", "leave it out"}, ""},
+		{"nowhere", nil, "bench sample --topology disk", 2, []string{"--topology", "memory ssd"}, ""},
+		{"lists of no file", nil, "bench sample --topology ssd", 2, []string{"give a dataset"}, ""},
+		{"a cache of nothing", nil, "bench sample --neighbor-cache 5%", 2, []string{"--neighbor-cache", "--topology ssd"}, ""},
 		{"no dataset", nil, "bench sample d", 2, []string{"d"}, ""},
 	})
 }
