@@ -180,6 +180,9 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 			err = still
 		} else {
 			p.waiting, p.announced, p.sampled = nil, 0, p.first
+			if e.dyn.Dynamic != nil { // what was announced is sampled again
+				e.dyn.Forget()
+			}
 			if still == nil && interrupted(ctx) == nil {
 				if err = e.shrink(ctx, err); err == nil {
 					continue
