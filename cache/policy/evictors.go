@@ -44,6 +44,15 @@ func (r *random) victim() int32 {
 	return slot
 }
 
+func (r *random) likely(into []int32) int {
+	n := min(len(into), len(r.slots))
+	for i := range n {
+		at, _ := bits.Mul64(mix(r.state+uint64(i+1)*0x9e3779b97f4a7c15), uint64(len(r.slots)-i))
+		into[i] = r.slots[at]
+	}
+	return n
+}
+
 func (r *random) bytes() int64 { return int64(cap(r.slots)) * 4 }
 
 // queue runs from the oldest slot to the newest. A slot is in one queue at a time.
@@ -90,6 +99,18 @@ func (q *queue) take(slot int32) {
 	q.n--
 }
 
+// likely walks from a slot to newer ones.
+func (q *queue) likely(from int32, into []int32) int {
+	for i := range into {
+		if from < 0 {
+			return i
+		}
+		into[i] = from
+		from = q.slots[from].newer
+	}
+	return len(into)
+}
+
 // lru evicts the slot whose last access is the longest ago. Pinned slots are not in the queue: a pin ends
 // at the end of a batch that accessed the line, so the slot then belongs at the newest end.
 type lru struct {
@@ -116,6 +137,8 @@ func (p *lru) victim() int32 {
 	p.queue.take(slot)
 	return slot
 }
+
+func (p *lru) likely(into []int32) int { return p.queue.likely(p.queue.oldest, into) }
 
 func (p *lru) bytes() int64 { return 0 }
 
@@ -163,6 +186,8 @@ func (p *clock) victim() int32 {
 		}
 	}
 }
+
+func (p *clock) likely(into []int32) int { return p.queue.likely(p.queue.oldest, into) }
 
 func (p *clock) bytes() int64 { return 0 }
 
@@ -227,6 +252,13 @@ func (p *sieve) victim() int32 {
 			return slot
 		}
 	}
+}
+
+func (p *sieve) likely(into []int32) int {
+	if p.hand < 0 {
+		return p.queue.likely(p.queue.oldest, into)
+	}
+	return p.queue.likely(p.hand, into)
 }
 
 func (p *sieve) bytes() int64 { return 0 }

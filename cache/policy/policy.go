@@ -83,6 +83,9 @@ type evictor interface {
 	unpin(slot int32)  // may be evicted
 	victim() int32     // takes out a slot that is not pinned; there is one
 	remove(slot int32) // is emptied
+	// likely guesses which slots the next victims are, as many as into has room for, and says how many it
+	// put there. It is a hint: nothing but time depends on it.
+	likely(into []int32) int
 	bytes() int64
 }
 
@@ -223,25 +226,50 @@ func (d *Directory) Access(lines []int64, out []Answer) {
 			s.unset(wanted)
 		}
 	}
-	for i, line := range lines {
-		if out[i].Hit {
-			continue
+	d.insert(lines, out)
+}
+
+// insert gives the lines that were not hit their slots, in order. What a group of them will need of the table is
+// asked for before the first: their own places, and those of the lines that are likely to go.
+func (d *Directory) insert(lines []int64, out []Answer) {
+	var (
+		group [ahead]int32
+		tags  [ahead]uint32
+		going [ahead]int32
+	)
+	for next := 0; next < len(lines); {
+		n, touched := 0, uint64(0)
+		for ; next < len(lines) && n < ahead; next++ {
+			if !out[next].Hit {
+				group[n], tags[n] = int32(next), tag(lines[next])
+				touched ^= d.table.entries[d.table.home(tags[n])]
+				n++
+			}
 		}
-		slot := d.slot()
-		out[i].Slot = slot
-		if slot < 0 {
-			d.stats.Bypassed++
-			continue
+		if evict := n - len(d.free) - (len(d.slots) - int(d.fresh)); evict > 0 && d.evictable > 0 {
+			for _, slot := range going[:d.evictor.likely(going[:evict])] {
+				touched ^= d.table.entries[d.table.home(tag(d.slots[slot].line()))]
+			}
 		}
-		d.stats.Inserted++
-		flags := uint8(current)
-		if d.uses.has(line) {
-			flags |= wanted
+		d.touched = touched
+		for i, at := range group[:n] {
+			line := lines[at]
+			slot := d.slot()
+			out[at].Slot = slot
+			if slot < 0 {
+				d.stats.Bypassed++
+				continue
+			}
+			d.stats.Inserted++
+			flags := uint8(current)
+			if d.uses.has(line) {
+				flags |= wanted
+			}
+			d.slots[slot].hold(line, flags)
+			d.table.put(tags[i], slot)
+			d.evictor.insert(slot)
+			d.batch = append(d.batch, slot)
 		}
-		d.slots[slot].hold(line, flags)
-		d.table.put(line, slot)
-		d.evictor.insert(slot)
-		d.batch = append(d.batch, slot)
 	}
 }
 
@@ -262,7 +290,7 @@ func (d *Directory) slot() int32 {
 	slot := d.evictor.victim()
 	d.evictable--
 	d.stats.Evicted++
-	d.table.del(d.slots[slot].line(), slot)
+	d.table.del(tag(d.slots[slot].line()), slot)
 	return slot
 }
 
@@ -292,7 +320,7 @@ func (d *Directory) Drop(slot int32) {
 		d.batch = slices.Delete(d.batch, at, at+1)
 	}
 	d.evictor.remove(slot)
-	d.table.del(s.line(), slot)
+	d.table.del(tag(s.line()), slot)
 	s.hold(noLine, 0)
 	d.free = append(d.free, slot)
 }

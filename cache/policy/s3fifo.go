@@ -28,7 +28,7 @@ func newS3FIFO(d *Directory, slots int64) *s3fifo {
 func (p *s3fifo) insert(slot int32) {
 	line := p.d.slots[slot].line()
 	if at := p.ghosts.among(line, p.ghost); at >= 0 {
-		p.ghosts.del(line, at)
+		p.ghosts.del(tag(line), at)
 		p.ghost[at] = noLine
 		p.d.slots[slot].set(inMain)
 		p.main.add(slot)
@@ -113,13 +113,20 @@ func (p *s3fifo) remember(line int64) {
 		return
 	}
 	if old := p.ghost[p.next]; old >= 0 {
-		p.ghosts.del(old, int32(p.next))
+		p.ghosts.del(tag(old), int32(p.next))
 	}
 	p.ghost[p.next] = line
-	p.ghosts.put(line, int32(p.next))
+	p.ghosts.put(tag(line), int32(p.next))
 	if p.next++; p.next == len(p.ghost) {
 		p.next = 0
 	}
+}
+
+func (p *s3fifo) likely(into []int32) int {
+	if p.small.n+p.parkedSmall >= p.target {
+		return p.small.likely(p.small.oldest, into)
+	}
+	return p.main.likely(p.main.oldest, into)
 }
 
 func (p *s3fifo) bytes() int64 {

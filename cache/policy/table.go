@@ -56,8 +56,7 @@ func (t *table) among(line int64, lines []int64) int32 {
 	return -1
 }
 
-func (t *table) put(line int64, slot int32) {
-	hash := tag(line)
+func (t *table) put(hash uint32, slot int32) {
 	i := t.home(hash)
 	for t.entries[i] != 0 {
 		if i++; i == len(t.entries) {
@@ -68,8 +67,7 @@ func (t *table) put(line int64, slot int32) {
 }
 
 // del takes a slot's entry out and moves later ones of the run up, so that no mark of it stays.
-func (t *table) del(line int64, slot int32) {
-	hash := tag(line)
+func (t *table) del(hash uint32, slot int32) {
 	want := uint64(hash)<<32 | uint64(uint32(slot+1))
 	n := len(t.entries)
 	hole := t.home(hash)
