@@ -268,6 +268,15 @@ void step() {
 	launch("sage_mean", grid, &a);
 	launch("gcn_weights", grid, &a);
 	launch("gcn_agg", grid, &a);
+	std::vector<float> shares(sources, 0.5f), parts(dst);
+	if (below(2)) { // a block with weights
+		a.SrcWeights = address(shares);
+		a.DstWeights = address(parts);
+		launch("agg_weights", grid, &a);
+		launch("sage_weighted", grid, &a);
+		launch("gcn_weights", grid, &a);
+		launch("gcn_agg", grid, &a);
+	}
 	u32 bits = 0;
 	while (sources >> bits != 0) bits++;
 	t.Bits = 1 + (u32)below(radixBits);
