@@ -114,7 +114,7 @@ func run(ctx context.Context, o options) (err error) {
 			continue
 		}
 		from := time.Now()
-		t := table{Name: x.name, Title: x.title, Paper: x.paper, Setting: x.setting}
+		t := table{Name: x.name, Title: x.title, Paper: x.paper, Setting: x.setting, Remark: x.remark}
 		if err := x.play(l, &t); err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
