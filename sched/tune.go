@@ -17,24 +17,28 @@ import (
 // which the pipeline drains, changes no result.
 //
 // One setting is changed at a time, from the most telling to the least (coordinate descent). Its values are measured in
-// turns, the present one among them, so that what drifts (a page cache that fills, a machine that warms up) meets all of
-// them; another value is taken only when it is better by more than tuneGain. A segment's time has the filling of its
-// pipeline in it, which is the same for all: differences are a little smaller than they will be.
+// turns, the present one first and last, so that what drifts (a page cache that fills, a machine that warms up) shows; another
+// value is taken only when it is better by more than tuneGain, and by more than the present one's own times differ. A
+// segment's time has the filling of its pipeline in it, which is the same for all: differences are a little smaller than they
+// will be.
 
 // tuneGain is how much less time a value must take than the present one: less is not told from noise.
 const tuneGain = 0.03
 
 const (
-	// tuneBatches is the least number of batches that one value is measured with.
-	tuneBatches = 4
 	// tuneTime is how long a segment lasts, where the epoch has batches enough.
 	tuneTime = 150 * time.Millisecond
 	// tuneShare is the most of an epoch that is spent on measuring.
 	tuneShare = 0.75
 )
 
-// tuneLeast is how long a segment must last for its time to tell settings apart. Tests lower it.
-var tuneLeast = 10 * time.Millisecond
+// Tests lower these.
+var (
+	// tuneBatches is the least number of batches that one value is measured with.
+	tuneBatches = 4
+	// tuneLeast is how long a segment must last for its time to tell settings apart.
+	tuneLeast = 10 * time.Millisecond
+)
 
 // TuneTrial is one value of a setting as it was measured.
 type TuneTrial struct {
@@ -137,7 +141,7 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 	}
 	segments := 0
 	for _, k := range knobs {
-		segments += t.level * len(k.values)
+		segments += t.level * (len(k.values) + 1)
 	}
 	t.each = max(tuneBatches, min(t.each, (t.most-p.first)/max(segments, 1)))
 	if each := took / float64(max(warm, 1)); each*float64(t.each) < tuneLeast.Seconds() && t.each < t.most-p.first {
@@ -146,7 +150,7 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 	var flags, budgets, skipped []string
 	for i := range knobs {
 		k := &knobs[i]
-		if len(k.values)*t.level*t.each > t.most-p.first {
+		if (len(k.values)+1)*t.level*t.each > t.most-p.first {
 			skipped = append(skipped, "--"+k.name)
 			continue
 		}
@@ -186,12 +190,16 @@ func (t *tuner) segment(ctx context.Context, n int) (float64, error) {
 // choose measures a knob's values in turns and leaves it at the best.
 func (t *tuner) choose(ctx context.Context, k *tuneKnob) error {
 	best := make([]float64, len(k.values))
+	var present []float64
 	for round := range t.level {
-		for j := range k.values {
-			i := (j + k.now) % len(k.values) // the present one first
-			if round%2 == 1 {
-				i = (len(k.values) - 1 - j + k.now + 1) % len(k.values)
-			}
+		order := []int{k.now}
+		for j := 1; j < len(k.values); j++ {
+			order = append(order, (j+k.now)%len(k.values))
+		}
+		if round%2 == 1 {
+			slices.Reverse(order[1:])
+		}
+		for _, i := range append(order, k.now) {
 			if err := k.set(ctx, i); err != nil {
 				return fmt.Errorf("tuning --%s %s: %w", k.name, k.values[i], err)
 			}
@@ -199,23 +207,35 @@ func (t *tuner) choose(ctx context.Context, k *tuneKnob) error {
 			if err != nil {
 				return err
 			}
-			if took /= float64(t.each); best[i] == 0 || took < best[i] {
+			took /= float64(t.each)
+			if i == k.now {
+				present = append(present, took)
+			}
+			if best[i] == 0 || took < best[i] {
 				best[i] = took
 			}
 		}
 	}
 	was := k.now
+	gain := max(tuneGain, 1-slices.Min(present)/slices.Max(present))
 	for i, s := range best {
-		if s < best[k.now] && s < best[was]*(1-tuneGain) {
+		if s < best[k.now] && s < best[was]*(1-gain) {
 			k.now = i
 		}
 	}
 	var parts []string
 	for i, v := range k.values {
-		t.res.Trials = append(t.res.Trials, TuneTrial{Setting: k.name, Value: v, Batches: t.level * t.each, Seconds: best[i], Before: i == was, Chosen: i == k.now})
+		n := t.level * t.each
+		if i == was {
+			n *= 2
+		}
+		t.res.Trials = append(t.res.Trials, TuneTrial{Setting: k.name, Value: v, Batches: n, Seconds: best[i], Before: i == was, Chosen: i == k.now})
 		parts = append(parts, fmt.Sprintf("%s: %.4g ms", v, 1e3*best[i]))
 	}
-	why := fmt.Sprintf("none gains more than %.0f%%, so it stays", 100*tuneGain)
+	why := fmt.Sprintf("none gains more than %.0f%%, so it stays", 100*gain)
+	if gain > tuneGain {
+		why = fmt.Sprintf("its own times differ by %.0f%%, and none gains more, so it stays", 100*gain)
+	}
 	if k.now != was {
 		why = fmt.Sprintf("%.0f%% less than %s", 100*(1-best[k.now]/best[was]), k.values[was])
 	}

@@ -15,7 +15,7 @@ import (
 // tuned is a run with many small batches.
 func tuned(level string, f func(*Config)) Config {
 	c := small()
-	c.Batch, c.Tune, c.Epochs, c.NoEval, c.Presample = 3, level, 2, true, 1
+	c.Batch, c.Tune, c.Epochs, c.NoEval, c.Presample = 2, level, 2, true, 1
 	if testing.Short() {
 		c.Batch, c.Epochs = 10, 1
 	}
@@ -27,9 +27,12 @@ func tuned(level string, f func(*Config)) Config {
 
 // Whatever the tuner tries and chooses, the run is the same to the bit, and it tells what it did.
 func TestTune(t *testing.T) {
-	least := tuneLeast
+	least, batches := tuneLeast, tuneBatches
 	tuneLeast = 0
-	defer func() { tuneLeast = least }()
+	if testing.Short() {
+		tuneBatches = 1
+	}
+	defer func() { tuneLeast, tuneBatches = least, batches }()
 	d, feat := tiny.open(t)
 	set := bind(t, d, 2, "")
 	plain := train(t, context.Background(), tuned(TuneOff, nil), d, feat, set, 2, Observer{})
@@ -97,7 +100,7 @@ func TestTune(t *testing.T) {
 	}
 
 	// Few batches: what cannot be measured is left out, and that is said.
-	few := tuned(TuneFull, func(c *Config) { c.Batch = 32 })
+	few := tuned(TuneFull, func(c *Config) { c.Batch = 128 })
 	r := train(t, context.Background(), few, d, feat, set, 4, Observer{})
 	require.NoError(t, r.err)
 	require.Contains(t, r.res.Tuned.Skipped, "too few to measure")
@@ -109,12 +112,15 @@ func TestTune(t *testing.T) {
 func TestTuneChoice(t *testing.T) {
 	for _, c := range []struct {
 		times []float64 // of the values; the second is the present one
+		noise float64   // of its second time
 		want  int
 	}{
-		{[]float64{2, 1, 0.9}, 2},
-		{[]float64{0.98, 1, 0.985}, 1},
-		{[]float64{0.5, 1, 0.6}, 0},
-		{[]float64{2, 1, 3}, 1},
+		{[]float64{2, 1, 0.9}, 0, 2},
+		{[]float64{0.98, 1, 0.985}, 0, 1},
+		{[]float64{0.5, 1, 0.6}, 0, 0},
+		{[]float64{2, 1, 3}, 0, 1},
+		{[]float64{2, 1, 0.9}, 0.2, 1}, // its own times differ by more
+		{[]float64{2, 1, 0.5}, 0.2, 2},
 	} {
 		for rounds := 1; rounds <= 2; rounds++ {
 			var at int
@@ -128,13 +134,16 @@ func TestTuneChoice(t *testing.T) {
 			measured := map[int]int{}
 			tn.train = func(_ context.Context, n int) (float64, error) {
 				measured[at]++
-				slow := float64(measured[at]) // a second measurement that is worse changes nothing
-				return c.times[at] * float64(n) * slow, nil
+				took := c.times[at]
+				if at == 1 && measured[1]%2 == 0 {
+					took += c.noise
+				}
+				return took * float64(n), nil
 			}
 			require.NoError(t, tn.choose(context.Background(), &k))
-			require.Equal(t, c.want, k.now, fmt.Sprint(c.times))
+			require.Equal(t, c.want, k.now, fmt.Sprint(c))
 			require.Equal(t, c.want, at, "the engine is left with it")
-			require.Equal(t, map[int]int{0: rounds, 1: rounds, 2: rounds}, measured)
+			require.Equal(t, map[int]int{0: rounds, 1: 2 * rounds, 2: rounds}, measured)
 			require.Equal(t, 1, sets[0], "the present value comes first")
 		}
 	}

@@ -1,0 +1,43 @@
+//go:build linux && (amd64 || arm64) && !nocuda
+
+package sched
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// On a device of the driver too, streams made anew with other budgets and a stack opened anew with other blocks leave the
+// run as it was to the bit.
+func TestTuneOnGPU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many launches, each of them fibers on the fake")
+	}
+	least, batches := tuneLeast, tuneBatches
+	tuneLeast, tuneBatches = 0, 1
+	defer func() { tuneLeast, tuneBatches = least, batches }()
+	d, feat, s := fiberRig(t)
+	for _, set := range []func(*Config){
+		func(*Config) {},
+		func(c *Config) { c.Mode, c.Batch = ModeGIDS, 2 },
+	} {
+		cfg := onFibers()
+		cfg.Batch, cfg.Epochs, cfg.NoEval, cfg.GPUCache, cfg.CPUCache, cfg.Presample = 1, 1, true, percent(10), percent(10), 1
+		set(&cfg)
+		dev, _ := gpu(t, "")
+		plain := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+		require.NoError(t, plain.err)
+		cfg.Tune = TuneFull
+		dev, _ = gpu(t, "")
+		r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{Note: func(s string) { t.Log(s) }})
+		require.NoError(t, r.err)
+		require.Equal(t, plain.res.ParamsSHA256, r.res.ParamsSHA256)
+		require.Equal(t, plain.res.Epochs[0].Loss, r.res.Epochs[0].Loss)
+		require.Equal(t, plain.blocks, r.blocks)
+		require.Equal(t, plain.seen, r.seen)
+		require.Empty(t, r.res.Tuned.Skipped)
+		require.NotEmpty(t, r.res.Tuned.Trials)
+	}
+}
