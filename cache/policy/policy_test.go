@@ -105,7 +105,11 @@ func play(t testing.TB, policy string, slots int, seed uint64, batches, window, 
 func TestAgainstNaive(t *testing.T) {
 	for _, policy := range Online() {
 		t.Run(policy, func(t *testing.T) {
-			for seed := range uint64(40) {
+			seeds := uint64(40)
+			if testing.Short() {
+				seeds = 12
+			}
+			for seed := range seeds {
 				slots := []int{1, 2, 5, 12, 31}[seed%5]
 				play(t, policy, slots, seed, 30, []int{0, 1, 3, 8}[seed%4], 1+int(seed%3), seed%7 == 0)
 			}

@@ -272,7 +272,11 @@ func (x run) naiveMin(l cache.Lines, slots int64, cpu []int64) (reads, accesses 
 
 // On small traces the optimum is what trying every choice of every lookup finds.
 func TestBeladyIsOptimal(t *testing.T) {
-	for seed := range uint64(60) {
+	seeds := uint64(60)
+	if testing.Short() {
+		seeds = 20
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 4))
 		rows, slots := 2+r.Int64N(6), r.Int64N(4)
 		x := randomRun(seed, rows, 2+r.IntN(8), 2, 6)

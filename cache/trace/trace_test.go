@@ -48,8 +48,8 @@ func random(seed uint64, batches int) []event {
 		b := &Batch{Kind: r.IntN(3), Epoch: r.IntN(5), Index: i}
 		for range r.IntN(4) {
 			n := r.IntN(500)
-			if r.IntN(50) == 0 {
-				n = 3*partRows + r.IntN(10)
+			if r.IntN(80) == 0 {
+				n = partRows + 1 + r.IntN(10)
 			}
 			part := make([]int64, n)
 			for j := range part {
@@ -178,7 +178,7 @@ func TestDamage(t *testing.T) {
 		require.NoError(t, r.Close())
 		return err
 	}
-	step := max(1, len(whole)/100)
+	step := max(1, len(whole)/60)
 	for n := 0; n < len(whole); n += step {
 		err := try(whole[:n])
 		require.Error(t, err, "cut to %d bytes of %d", n, len(whole))
