@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -283,6 +284,34 @@ func TestLadiesEveryWay(t *testing.T) {
 		}
 		if testing.Short() {
 			break
+		}
+	}
+}
+
+// Reads that are tried again leave no torn line behind: the rows, the parameters and, bytes aside, the replay are those of
+// a run without faults.
+func TestFaultsThatHealInDynamicTiers(t *testing.T) {
+	d, feat := tiny.open(t)
+	clean := train(t, context.Background(), small(), d, feat, bind(t, d, 2, ""), 2, Observer{})
+	require.NoError(t, clean.err)
+	for i, fault := range []string{"error(op=read,sct=2,sc=0x81,times=3,after=900)", "late(op=read,ms=700,times=1,after=900)"} {
+		if testing.Short() && i > 0 {
+			break
+		}
+		for _, v := range []variant{dynamicWays[1], dynamicWays[3]} {
+			s := bind(t, d, 2, fault)
+			cfg := small()
+			v.set(&cfg)
+			cfg.ReadTimeout, cfg.ReadRetries, cfg.Trace = 300*time.Millisecond, 4, filepath.Join(t.TempDir(), "run.trace")
+			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			require.NoError(t, r.err, v.name)
+			require.Equal(t, clean.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
+			retries := int64(0)
+			for _, x := range r.res.IO.SSDs {
+				retries += x.Retries
+			}
+			require.Positive(t, retries, "%s: the fault struck", v.name)
+			replayed(t, cfg.Trace, 2*cfg.Epochs+1)
 		}
 	}
 }
