@@ -112,7 +112,12 @@ func TestTopologyFaults(t *testing.T) {
 			for i := 200; i < len(other); i += 512 {
 				other[i] ^= 1
 			}
-			return os.WriteFile(path, other, 0o600)
+			f, err := os.OpenFile(path, os.O_WRONLY, 0) // in place: a shorter file would be another fault
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt(other, 0)
+			return errors.Join(err, f.Close())
 		}, graph.ErrTopologyChanged},
 	} {
 		t.Run(name, func(t *testing.T) {
