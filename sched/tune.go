@@ -151,7 +151,11 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 	for i := range knobs {
 		k := &knobs[i]
 		if (len(k.values)+1)*t.level*t.each > t.most-p.first {
-			skipped = append(skipped, "--"+k.name)
+			name := "--" + k.name
+			if op, _, ok := strings.Cut(k.values[0], "="); ok {
+				name += " " + op
+			}
+			skipped = append(skipped, name)
 			continue
 		}
 		was := k.now

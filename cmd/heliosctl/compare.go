@@ -40,8 +40,9 @@ func compareCommand() *cli.Command {
 		Description: "Each variant trains from the same seed, without evaluation; then the next one does, and all of them again, --repeats times.\n" +
 			"Times are of an epoch's training after the first, where --epochs has more than one: the first fills dynamic tiers.\n" +
 			"Ratios are to the first variant, by repeat: the median and, in brackets, the least and the most. Losses must be the same.\n" +
-			"Flags of train hold for all variants; --gpu-cache and --cpu-cache for those modes that have that tier.",
-		Flags: append(compareTrainFlags(),
+			"Flags of train hold for all variants; --gpu-cache and --cpu-cache for those modes that have that tier.\n" +
+			"With --clock virtual each variant is played once, and all figures are modelled.",
+		Flags: append(append(compareTrainFlags(),
 			&cli.StringFlag{Name: "modes", Value: strings.Join(defaultModes, ","), Usage: "data paths to compare `MODE,…`; the first is what the others are told relative to"},
 			&cli.StringFlag{Name: "variants", Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
 			&cli.IntFlag{Name: "repeats", Value: 3, Usage: "how often each is run, in turns"},
@@ -49,7 +50,7 @@ func compareCommand() *cli.Command {
 			&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
 			&cli.StringFlag{Name: "html", Usage: "also write a report with plots to `FILE`, which needs no other"},
 			resultsFlag(),
-		),
+		), clockFlags()...),
 		Action: action(1, runCompare),
 	}
 }
@@ -216,10 +217,10 @@ type comparedRun struct {
 	PeakMemory   int64     `json:"peak_memory_bytes"`
 	GPUCache     int64     `json:"gpu_cache_bytes"`
 	CPUCache     int64     `json:"cpu_cache_bytes"`
-	Losses       []float64 `json:"losses"`
-	Params       string    `json:"params_sha256"`
+	Losses       []float64 `json:"losses,omitempty"` // absent where nothing was computed, as the next
+	Params       string    `json:"params_sha256,omitempty"`
 	Bottleneck   string    `json:"bottleneck"`
-	Modelled     bool      `json:"ssds_modelled"` // software SSDs played a model: times are no measurement of real ones
+	Modelled     bool      `json:"modelled"` // software SSDs played a model, or all times are the virtual clock's
 }
 
 // usage is CPU time of the process and of its software controllers.
@@ -243,6 +244,16 @@ func runCompare(ctx context.Context, e *env) (err error) {
 	if repeats < 0 || repeats > 1000 {
 		return errs.New(errs.Usage, "--repeats %d is not between 1 and 1000", repeats)
 	}
+	hw, virtual, err := e.hardware()
+	if err != nil {
+		return err
+	}
+	if virtual { // equal arguments give equal results
+		if e.c.IsSet("repeats") && repeats > 1 {
+			return errs.New(errs.Usage, "--repeats %d: under --clock virtual each run would be the same; leave it out", repeats)
+		}
+		repeats = 1
+	}
 	out, err := e.openResults()
 	if err != nil {
 		return err
@@ -257,7 +268,14 @@ func runCompare(ctx context.Context, e *env) (err error) {
 			defer closing(&err, files[name].discard)
 		}
 	}
-	in, set, done, err := e.inputs(ctx)
+	var in sched.Inputs
+	var set *ssdSet
+	var done func() error
+	if virtual {
+		in, done, err = e.graphInputs("--clock virtual samples on the host device")
+	} else {
+		in, set, done, err = e.inputs(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -266,7 +284,11 @@ func runCompare(ctx context.Context, e *env) (err error) {
 	defer stop()
 
 	r := &comparison{names: variantNames(vs), cores: runtime.GOMAXPROCS(0), device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
-	r.note(e, in)
+	if virtual {
+		r.hardware, r.device, r.cores = hw.Profile.Name, hw.Profile.GPU.Name+" (modelled)", 0
+	} else {
+		r.note(in)
+	}
 	keys := map[string]string{} // of results that must be the same → the variant that had it first
 	left := map[string]bool{}
 	for repeat := range repeats {
@@ -275,10 +297,16 @@ func runCompare(ctx context.Context, e *env) (err error) {
 			if left[v.name] {
 				continue
 			}
-			if e.c.String("page-cache") == pageCacheCold {
+			if set != nil && e.c.String("page-cache") == pageCacheCold {
 				dropPages(set)
 			}
-			run, err := e.compareOne(ctx, v, in, set, repeat+1)
+			var run comparedRun
+			var err error
+			if virtual {
+				run, err = e.playOne(ctx, v, in, hw)
+			} else {
+				run, err = e.compareOne(ctx, v, in, set, repeat+1)
+			}
 			if err != nil {
 				if v.optional && repeat == 0 && errs.ClassOf(err) == errs.Usage && ctx.Err() == nil {
 					left[v.name] = true
@@ -289,6 +317,10 @@ func runCompare(ctx context.Context, e *env) (err error) {
 			}
 			r.runs = append(r.runs, run)
 			out.event("run", run)
+			if virtual {
+				e.ui.Printf("%s: modelled %.4g s an epoch; %s", v.name, run.Seconds, run.Bottleneck)
+				continue
+			}
 			e.ui.Printf("%s, repeat %d: %.4g s an epoch; %s", v.name, repeat+1, run.Seconds, run.Bottleneck)
 			key := resultKey(v.cfg)
 			if first, ok := keys[key]; !ok {
@@ -363,16 +395,42 @@ func (e *env) compareOne(ctx context.Context, v variant, in sched.Inputs, set *s
 		return comparedRun{}, err
 	}
 	set.markModelled(&res.IO, v.cfg)
-	run := comparedRun{
-		Variant: v.name, Repeat: repeat, Mode: res.Mode, IOStack: res.IOStack, Pipeline: res.Pipeline,
-		First: res.Epochs[0].Seconds, Setup: res.PresampleSecs + res.FillSeconds,
-		PeakMemory: res.PeakMemoryBytes, GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes, Params: res.ParamsSHA256,
-		Modelled: slices.ContainsFunc(res.IO.SSDs, func(s sched.SSDResult) bool { return s.Model != "" }),
-	}
+	run, from := runOf(v.name, repeat, res)
 	for _, ep := range res.Epochs {
 		run.Losses = append(run.Losses, ep.Loss)
 	}
-	from := min(1, len(res.Epochs)-1)
+	run.Params, run.PeakMemory = res.ParamsSHA256, res.PeakMemoryBytes
+	if len(at) == len(res.Epochs)+1 {
+		a, b, n := at[from], at[len(at)-1], float64(run.Epochs)
+		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n, (b.proxy-a.proxy).Seconds()/n
+	}
+	run.Bottleneck = bottleneck(run, runtime.GOMAXPROCS(0))
+	return run, nil
+}
+
+// playOne plays one variant on the virtual clock.
+func (e *env) playOne(ctx context.Context, v variant, in sched.Inputs, hw sched.Hardware) (comparedRun, error) {
+	obs := e.observer()
+	step := obs.Step
+	obs.Step = func(stage string, done, total int) { step(v.name+": "+stage, done, total) }
+	res, err := sched.Virtual(ctx, v.cfg, in, hw, obs)
+	if err != nil {
+		return comparedRun{}, err
+	}
+	run, _ := runOf(v.name, 1, &res.Result)
+	run.Modelled = true
+	run.Bottleneck = bottleneck(run, 1)
+	return run, nil
+}
+
+// runOf is what a result says of a run: means over its epochs from the second on, or of its only one, which from tells.
+func runOf(name string, repeat int, res *sched.Result) (run comparedRun, from int) {
+	run = comparedRun{
+		Variant: name, Repeat: repeat, Mode: res.Mode, IOStack: res.IOStack, Pipeline: res.Pipeline,
+		First: res.Epochs[0].Seconds, Setup: res.PresampleSecs + res.FillSeconds, GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes,
+		Modelled: slices.ContainsFunc(res.IO.SSDs, func(s sched.SSDResult) bool { return s.Model != "" }),
+	}
+	from = min(1, len(res.Epochs)-1)
 	part := *res
 	part.Epochs = res.Epochs[from:]
 	sum, seconds := epochsOf(&part)
@@ -383,12 +441,7 @@ func (e *env) compareOne(ctx context.Context, v variant, in sched.Inputs, set *s
 	run.Stall, run.Overlap = sum.Stall, sum.Overlap
 	st := sum.StageSeconds
 	run.Stages = sched.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n, Train: st.Train / n, Topology: st.Topology / n}
-	if len(at) == len(res.Epochs)+1 {
-		a, b := at[from], at[len(at)-1]
-		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n, (b.proxy-a.proxy).Seconds()/n
-	}
-	run.Bottleneck = bottleneck(run, runtime.GOMAXPROCS(0))
-	return run, nil
+	return run, from
 }
 
 // enoughStall is the share of an epoch in which training may wait without the data path being called its bottleneck.
@@ -437,7 +490,9 @@ type comparison struct {
 	cores   int
 	device  string
 	dataset string
-	notes   []string
+	// hardware is the profile of a modelled comparison; empty: it was measured.
+	hardware string
+	notes    []string
 }
 
 // leave notes a variant that there is no room for.
@@ -447,7 +502,7 @@ func (r *comparison) leave(e *env, name string, err error) {
 }
 
 // note says what a reader must know of the machine.
-func (r *comparison) note(e *env, in sched.Inputs) {
+func (r *comparison) note(in sched.Inputs) {
 	m := in.Dataset.Meta
 	bytes := m.Nodes * int64(m.RowType().RowBytes(m.Dim))
 	if free, err := hostmem.AvailableBytes(); err == nil && free > bytes {

@@ -68,16 +68,17 @@ type comparisonSummary struct {
 	Device   string            `json:"device"`
 	CPUs     int               `json:"cpus"`
 	Base     string            `json:"base"`
-	Modelled bool              `json:"ssds_modelled"`
+	Modelled bool              `json:"modelled"`           // at least of the SSDs
+	Hardware string            `json:"hardware,omitempty"` // profile: all times are the virtual clock's
 	Variants []comparedVariant `json:"variants"`
 	Notes    []string          `json:"notes"`
 	// SameLosses: all that had to agree did; a comparison where they do not ends with an error.
-	SameLosses bool          `json:"same_losses"`
+	SameLosses bool          `json:"same_losses"` // false under --clock virtual, which has none
 	Runs       []comparedRun `json:"-"`
 }
 
 func (r *comparison) summary() comparisonSummary {
-	s := comparisonSummary{Dataset: r.dataset, Device: r.device, CPUs: r.cores, Notes: append([]string{}, r.notes...), SameLosses: true, Runs: r.runs, Variants: []comparedVariant{}}
+	s := comparisonSummary{Dataset: r.dataset, Device: r.device, CPUs: r.cores, Notes: append([]string{}, r.notes...), SameLosses: r.hardware == "", Hardware: r.hardware, Runs: r.runs, Variants: []comparedVariant{}}
 	if len(r.names) == 0 {
 		return s
 	}
@@ -159,10 +160,25 @@ func (s comparisonSummary) rows() [][]string {
 		t = append(t, []string{
 			v.Name, v.Seconds.text("%.3g"), v.Ratio.text("%.2f"), fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
 			units.FormatBytes(int64(v.BytesSSD.Median)), fmt.Sprintf("%.0f%%", 100*v.Stall.Median), fmt.Sprintf("%.2f", v.Overlap.Median),
-			fmt.Sprintf("%.3g", v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median), fmt.Sprintf("%.3g", v.Setup.Median), units.FormatBytes(v.PeakMemory),
+			figure(v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median), fmt.Sprintf("%.3g", v.Setup.Median), memory(v.PeakMemory),
 		})
 	}
 	return t
+}
+
+// figure and memory are a dash for what the virtual clock does not have.
+func figure(v float64) string {
+	if v == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+func memory(n int64) string {
+	if n == 0 {
+		return "–"
+	}
+	return units.FormatBytes(n)
 }
 
 func (e *env) showComparison(s comparisonSummary) {
@@ -171,8 +187,12 @@ func (e *env) showComparison(s comparisonSummary) {
 	for _, v := range s.Variants {
 		e.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
 	}
-	e.ui.Printf("losses and parameters are the same in all runs that must agree")
-	if s.Modelled {
+	if s.SameLosses {
+		e.ui.Printf("losses and parameters are the same in all runs that must agree")
+	}
+	if s.Hardware != "" {
+		e.ui.Printf("all times are modelled, of hardware profile %s", s.Hardware)
+	} else if s.Modelled {
 		e.ui.Printf("software SSDs played a model: times are no measurement of real SSDs")
 	}
 	for _, n := range s.Notes {
@@ -190,13 +210,16 @@ func (r *comparison) writeCSV(w io.Writer) error {
 	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured", "epoch_seconds", "first_epoch_seconds", "setup_seconds",
 		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap",
 		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds", "train_seconds", "topology_seconds",
-		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256", "bottleneck"}) // its error comes again from Error
+		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256", "bottleneck", "modelled"}) // its error comes again from Error
 	for _, x := range r.runs {
-		st := x.Stages
+		st, loss := x.Stages, ""
+		if n := len(x.Losses); n > 0 {
+			loss = f(x.Losses[n-1])
+		}
 		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline, strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
 			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.Commands), f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
 			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train), f(st.Topology),
-			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), f(x.Losses[len(x.Losses)-1]), x.Params, x.Bottleneck})
+			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), loss, x.Params, x.Bottleneck, strconv.FormatBool(x.Modelled)})
 	}
 	c.Flush()
 	return c.Error()
@@ -314,7 +337,7 @@ table { border-collapse: collapse; } th, td { text-align: left; padding: .2em .8
 line { stroke: #222; stroke-width: 1.5; } text { font: 12px sans-serif; }
 </style></head><body>
 <h1>{{.S.Dataset}}: the same training by {{len .S.Variants}} data paths</h1>
-<p>{{.S.Device}}, {{.S.CPUs}} CPUs. Times are wall clock, of an epoch's training; ratios are to {{.S.Base}}, by repeat. Losses and parameters are the same in all runs that must agree.{{if .S.Modelled}} <b>Software SSDs played a model: times are no measurement of real SSDs.</b>{{end}}</p>
+<p>{{.S.Device}}{{with .S.CPUs}}, {{.}} CPUs{{end}}. {{if .S.Hardware}}<b>All times are modelled, of hardware profile {{.S.Hardware}}.</b>{{else}}Times are wall clock, of an epoch's training.{{end}} Ratios are to {{.S.Base}}, by repeat.{{if .S.SameLosses}} Losses and parameters are the same in all runs that must agree.{{end}}{{if and .S.Modelled (not .S.Hardware)}} <b>Software SSDs played a model: times are no measurement of real SSDs.</b>{{end}}</p>
 <table>{{range $i, $r := .Rows}}<tr>{{range $r}}{{if eq $i 0}}<th>{{.}}</th>{{else}}<td>{{.}}</td>{{end}}{{end}}</tr>{{end}}</table>
 {{range .Plots}}<h2>{{.Title}}</h2>
 {{with .Legend}}<p>{{range .}}<svg width="12" height="12"><rect width="12" height="12" class="{{first .}}"/></svg> {{rest .}} &nbsp; {{end}}</p>{{end}}

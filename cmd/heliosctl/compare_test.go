@@ -62,6 +62,28 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, out, string(file))
 }
 
+// On the virtual clock each variant is played once and nothing is called measured.
+func TestCompareVirtual(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "rmat", "--nodes", "2000", "--avg-degree", "8", "--classes", "5", "--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
+	args := []string{"compare", "g", "--modes", "helios,bam,gids,mmap", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count", "2",
+		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--html", "c.html", "--csv", "c.csv", "--quiet"}
+	got := lines(t, ok(t, append(args, "--json")...))
+	require.Len(t, got, 5)
+	for _, r := range got {
+		require.Equal(t, true, r["modelled"])
+		require.NotContains(t, r, "losses")
+	}
+	require.Equal(t, "a100-p5510x12", got[4]["hardware"])
+	require.Equal(t, false, got[4]["same_losses"])
+	html, err := os.ReadFile("c.html")
+	require.NoError(t, err)
+	require.Contains(t, string(html), "All times are modelled")
+	require.NotContains(t, string(html), "wall clock")
+	require.Contains(t, ok(t, args...), "all times are modelled, of hardware profile a100-p5510x12")
+	require.Equal(t, 2, hc(t, append(args, "--repeats", "3")...).code)
+}
+
 func TestCompareArguments(t *testing.T) {
 	runBad(t, []badCase{
 		{"one mode", nil, "compare g --modes helios", 2, []string{"--modes", "at least two"}, ""},
