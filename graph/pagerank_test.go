@@ -2,6 +2,7 @@ package graph
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -40,7 +41,10 @@ func TestReversePageRank(t *testing.T) {
 	ctx := context.Background()
 	r := rand.New(rand.NewPCG(3, 3))
 	for _, wide := range []bool{false, true} {
-		topo := randomGraph(t, 30_000, 4, wide, 9)
+		if testing.Short() && wide {
+			continue
+		}
+		topo := randomGraph(t, 10_000, 4, wide, 9)
 		train := make([]NodeID, 300)
 		for i := range train {
 			train[i] = r.Int64N(topo.NumNodes)
@@ -61,7 +65,9 @@ func TestReversePageRank(t *testing.T) {
 			one, err := ReversePageRank(ctx, topo, c.o)
 			require.NoError(t, err)
 			for v, w := range want {
-				require.InDelta(t, w, one[v], 1e-12+w*1e-6, "node %d", v)
+				if d := math.Abs(w - float64(one[v])); d > 1e-12+w*1e-6 {
+					t.Fatalf("node %d has %v, want %v", v, one[v], w)
+				}
 			}
 			c.o.Workers = 5
 			five, err := ReversePageRank(ctx, topo, c.o)
