@@ -60,7 +60,7 @@ var experiments = []experiment{
 		least: 0.8, play: window,
 	},
 	{
-		name: "accumulator", title: "GIDS: accumulator on and off.", setting: "Fanout 5,5, one Optane SSD, GPU cache 8 GB scaled, CPU buffer 10 % and window 8 for gids; GB/s into the GPU while rows are looked up, read and gathered.",
+		name: "accumulator", title: "GIDS: accumulator on and off.", setting: "Fanout 5,5, one SSD (Optane, 980 Pro), GPU cache 8 GB scaled, CPU buffer 10 % and window 8 for gids; GB/s into the GPU while rows are looked up, read and gathered.",
 		paper: "at batch 32 1.25× (BaM) and 1.95× (GIDS) the ingress", remark: "GIDS's batches need fewer reads of the SSD (the CPU buffer has the hottest rows), so more of them fit into one launch and the gain is larger, as in the paper; a group is at most 32 batches.",
 		least: 0.9, play: accumulator,
 	},
