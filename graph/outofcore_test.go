@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -439,7 +440,12 @@ func TestOutOfCoreLayers(t *testing.T) {
 // Random graphs, fanouts, caches, chunks and instruction sets: a file gives what memory gives.
 func TestOutOfCoreRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	if v := os.Getenv("HELIOS_SEED"); v != "" {
+		var err error
+		seed, err = strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Logf("replay with HELIOS_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	runs := 25
 	if testing.Short() {

@@ -239,12 +239,15 @@ func TestMetamorphic(t *testing.T) {
 		if cfg.Pipeline == PipelineRunAhead && cfg.Window == Off && cfg.Accumulate == Off {
 			cfg.Pipeline = PipelineNone
 		}
+		if rng.IntN(2) == 0 {
+			cfg.Topology, cfg.NeighborCache = TopologySSD, percent([]float64{0, 10, 60}[rng.IntN(3)])
+		}
 		workers, ssds := 1+rng.IntN(3), 1+rng.IntN(4)
 		if sets[ssds] == nil {
 			sets[ssds] = bind(t, d, ssds, "")
 		}
-		name := fmt.Sprintf("%s %s lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, %d workers, %d SSDs",
-			cfg.Mode, cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack, cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine, workers, ssds)
+		name := fmt.Sprintf("%s %s lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, topology %s %v, %d workers, %d SSDs",
+			cfg.Mode, cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack, cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine, cfg.Topology, cfg.NeighborCache, workers, ssds)
 		r := train(t, context.Background(), cfg, d, feat, sets[ssds], workers, Observer{})
 		require.NoError(t, r.err, name)
 		if i == 0 {
