@@ -210,6 +210,14 @@ func star(t *testing.T, degrees ...int) *Topology {
 	return topo
 }
 
+// shortened is n, or a quarter of it in short tests.
+func shortened(n int) int {
+	if testing.Short() {
+		return n / 4
+	}
+	return n
+}
+
 // A single draw takes each candidate with probability q / Σ q.
 func TestLayerwiseDrawsByMass(t *testing.T) {
 	topo := star(t, 2, 4, 8)
@@ -222,7 +230,7 @@ func TestLayerwiseDrawsByMass(t *testing.T) {
 			total += 1 / float64(d*d)
 		}
 	}
-	const batches = 4000
+	batches := shortened(4000)
 	counts := make([]int, 8)
 	for i := range batches {
 		mb := r.sample(t, 0, i, []int64{0, 1, 2})
@@ -230,7 +238,7 @@ func TestLayerwiseDrawsByMass(t *testing.T) {
 	}
 	chi := 0.0
 	for k, n := range counts {
-		want := batches * mass[k] / total
+		want := float64(batches) * mass[k] / total
 		chi += (float64(n) - want) * (float64(n) - want) / want
 	}
 	require.Less(t, chi, 24.3, "chi-square of 7 degrees of freedom, 1 in 1000: %v", counts)
@@ -241,7 +249,7 @@ func TestLayerwiseWeightsAreUnbiased(t *testing.T) {
 	topo := star(t, 3, 9, 27)
 	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{6}, Seed: 4, Layerwise: true}, directNodes)
 	x := func(v int64) float64 { return math.Sin(float64(v)) + 2 }
-	const batches = 4000
+	batches := shortened(4000)
 	var sum, square [3]float64
 	for i := range batches {
 		mb := r.sample(t, 1, i, []int64{0, 1, 2})
@@ -260,8 +268,8 @@ func TestLayerwiseWeightsAreUnbiased(t *testing.T) {
 		for k := range degree {
 			want += x(3 + k)
 		}
-		mean := sum[d] / batches
-		sigma := math.Sqrt((square[d]/batches - mean*mean) / batches)
+		mean := sum[d] / float64(batches)
+		sigma := math.Sqrt((square[d]/float64(batches) - mean*mean) / float64(batches))
 		require.InDelta(t, want, mean, 4*sigma, "destination of %d in-neighbours", degree)
 	}
 }
