@@ -19,17 +19,6 @@ func (c Costs) check() error {
 	return nil
 }
 
-// Of is a tier's cost.
-func (c Costs) Of(t Tier) float64 {
-	switch t {
-	case GPU:
-		return c.GPU
-	case CPU:
-		return c.CPU
-	}
-	return c.SSD
-}
-
 // GPUFirst says which tier gets the hottest rows.
 func (c Costs) GPUFirst() bool { return c.GPU <= c.CPU }
 
@@ -55,24 +44,4 @@ func (c Costs) Place(gpuRows, cpuRows int64, place func(first, next int64) (Plac
 	}
 	p, err := place(cpuRows, gpuRows)
 	return Placement{GPU: p.CPU, CPU: p.GPU}, err
-}
-
-// PlaceByCost is Costs.Place over Place.
-func PlaceByCost(hotness []uint32, gpuRows, cpuRows int64, c Costs) (Placement, error) {
-	return c.Place(gpuRows, cpuRows, func(a, b int64) (Placement, error) { return Place(hotness, a, b), nil })
-}
-
-// Total is what a run's accesses cost under a placement.
-func (c Costs) Total(hotness []uint32, p Placement) float64 {
-	sum := 0.0
-	for _, h := range hotness {
-		sum += float64(h) * c.SSD
-	}
-	for _, r := range p.GPU {
-		sum += float64(hotness[r]) * (c.GPU - c.SSD)
-	}
-	for _, r := range p.CPU {
-		sum += float64(hotness[r]) * (c.CPU - c.SSD)
-	}
-	return sum
 }

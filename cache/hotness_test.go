@@ -36,6 +36,26 @@ func leastCost(h []uint32, g, c int, cost Costs) float64 {
 	return try(0, g, c)
 }
 
+// total is what a run's accesses cost under a placement.
+func (c Costs) total(hotness []uint32, p Placement) float64 {
+	sum := 0.0
+	for _, h := range hotness {
+		sum += float64(h) * c.SSD
+	}
+	for _, r := range p.GPU {
+		sum += float64(hotness[r]) * (c.GPU - c.SSD)
+	}
+	for _, r := range p.CPU {
+		sum += float64(hotness[r]) * (c.CPU - c.SSD)
+	}
+	return sum
+}
+
+// placeByCost is Costs.Place over Place.
+func placeByCost(hotness []uint32, gpuRows, cpuRows int64, c Costs) (Placement, error) {
+	return c.Place(gpuRows, cpuRows, func(a, b int64) (Placement, error) { return Place(hotness, a, b), nil })
+}
+
 func TestPlaceByCostIsTheBest(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	level := func() float64 { return float64(r.IntN(5)) } // ties and useless tiers come up
@@ -46,7 +66,7 @@ func TestPlaceByCostIsTheBest(t *testing.T) {
 		}
 		c := Costs{GPU: level(), CPU: level(), SSD: level()}
 		g, n := r.IntN(len(h)+2), r.IntN(len(h)+2)
-		p, err := PlaceByCost(h, int64(g), int64(n), c)
+		p, err := placeByCost(h, int64(g), int64(n), c)
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(p.GPU), g)
 		require.LessOrEqual(t, len(p.CPU), n)
@@ -56,10 +76,10 @@ func TestPlaceByCostIsTheBest(t *testing.T) {
 			in[v] = true
 		}
 		require.True(t, slices.IsSorted(p.GPU) && slices.IsSorted(p.CPU))
-		require.InDelta(t, leastCost(h, g, n, c), c.Total(h, p), 1e-9, "case %d: %v, %d and %d rows, %+v: %+v", i, h, g, n, c, p)
+		require.InDelta(t, leastCost(h, g, n, c), c.total(h, p), 1e-9, "case %d: %v, %d and %d rows, %+v: %+v", i, h, g, n, c, p)
 	}
 	for _, c := range []Costs{{GPU: -1}, {CPU: math.NaN()}, {SSD: math.Inf(1)}} {
-		_, err := PlaceByCost([]uint32{1}, 1, 0, c)
+		_, err := placeByCost([]uint32{1}, 1, 0, c)
 		require.Error(t, err)
 	}
 }

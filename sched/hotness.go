@@ -53,6 +53,10 @@ func (i HotnessInfo) String() string {
 	return s
 }
 
+// tierCosts are in the order of every device that there is: the tiers' budgets are the user's, so none is left empty. What
+// an access costs on a machine in figures is for PlanCache.
+var tierCosts = cache.Costs{GPU: 1, CPU: 2, SSD: 3}
+
 // sampledForAuto is how many batches are sampled to measure what a batch needs where presampling has not.
 const sampledForAuto = 8
 
@@ -91,7 +95,9 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 	}
 	op, cancel := e.opCtx(ctx)
 	defer cancel()
-	return h.Place(op, e.sampleS, b.gpuRows, b.cpuRows)
+	return tierCosts.Place(b.gpuRows, b.cpuRows, func(first, next int64) (cache.Placement, error) {
+		return h.Place(op, e.sampleS, first, next)
+	})
 }
 
 // findHotness makes h the rows' hotness by cfg.Hotness: from a file of an earlier run where its key is the same, else
