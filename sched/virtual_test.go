@@ -58,6 +58,7 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 			{"mmap", modePipe(ModeMmap, PipelinePrefetch, nil), 2, 3},
 			{"inmem", modePipe(ModeInmem, PipelineDeep, caches(20, 0)), 2, 3},
 			{"gcn", modePipe(ModeHelios, PipelineDeep, func(c *Config) { c.Model, c.Fanouts = "gcn", []int{-1, 2} }), 2, 3},
+			{"ladies", modePipe(ModeHelios, PipelineDeep, func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{40, 30} }), 2, 3},
 		} {
 			cfg := small()
 			v.set(&cfg)
