@@ -7,6 +7,7 @@ import (
 	"iter"
 	"math"
 	"math/bits"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -63,6 +64,7 @@ func (l *line) find(n uint64) (Tier, uint64) {
 type Index struct {
 	dev   cuda.Device
 	rows  int64
+	place *Placement // what it was built from; nil: streamed
 	buf   cuda.Buffer
 	lines []line // the CPU's view of buf, nil where it has none
 }
@@ -73,7 +75,11 @@ func BuildIndex(dev cuda.Device, rows int64, p Placement) (*Index, error) {
 	if int64(len(p.GPU)) > math.MaxUint32 || int64(len(p.CPU)) > math.MaxUint32 {
 		return nil, fmt.Errorf("cache index: a tier of %d rows: at most %d fit a 32-bit rank", max(len(p.GPU), len(p.CPU)), uint32(math.MaxUint32))
 	}
-	return buildIndex(dev, rows, func(w *lineWriter) error { return w.placement(p) })
+	i, err := buildIndex(dev, rows, func(w *lineWriter) error { return w.placement(p) })
+	if err == nil {
+		i.place = &p
+	}
+	return i, err
 }
 
 // BuildIndexOf is BuildIndex of cached rows that come one by one, in ascending order: it needs no memory but
@@ -231,7 +237,16 @@ func (i *Index) Lookup(row int64) (Tier, int64) {
 		t, slot := i.lines[row/RowsPerLine].find(n)
 		return t, int64(slot)
 	}
-	// The line is where the CPU cannot see it.
+	// The line is where the CPU cannot see it. The lists say the same.
+	if i.place != nil {
+		if slot, ok := slices.BinarySearch(i.place.GPU, row); ok {
+			return GPU, int64(slot)
+		}
+		if slot, ok := slices.BinarySearch(i.place.CPU, row); ok {
+			return CPU, int64(slot)
+		}
+		return SSD, 0
+	}
 	stage, err := i.dev.Alloc(cuda.MemPinned, lineBytes, "cache staging")
 	if err != nil {
 		return SSD, -1

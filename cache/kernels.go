@@ -111,16 +111,25 @@ func lookupKernel(b *cuda.Block, p *lookupParams) error {
 	return nil
 }
 
-// lookupCount works in groups as gatherTier does: without the loads ahead, a mispredicted tier
-// would hold the next row's cache miss up.
+// byLine divides rows by those of an index line.
+var byLine = simd.DivisorOf(RowsPerLine)
+
+// linesAhead is how many rows' lines are asked for before the first of them is looked at, above Generic.
+const linesAhead = 32
+
+// lookupCount asks for lines long before it needs them: by prefetches, or at Generic in groups as gatherTier does. Without
+// that a mispredicted tier would hold the next row's cache miss up.
 func lookupCount(b *cuda.Block, p *lookupParams) (touched uint64, err error) {
 	lo, hi := b.Range(p.Count)
 	nodes := cuda.View[int64](p.Nodes, p.First+p.Count)[p.First:]
 	code := cuda.View[uint64](p.Code, p.Count)
-	lines := cuda.View[line](p.Lines, (p.Rows+RowsPerLine-1)/RowsPerLine)
+	numLines := (p.Rows + RowsPerLine - 1) / RowsPerLine
+	lines, mem := cuda.View[line](p.Lines, numLines), cuda.View[byte](p.Lines, numLines*lineBytes)
 	rows, ssds := uint64(p.Rows), uint64(p.SSDs)
 	var count [bucketMiss + maxSSDs]uint32
 	nodes, code = nodes[lo:hi], code[lo:hi]
+	level := b.SIMD()
+	level.PrefetchParts(mem, nodes[:min(linesAhead, len(nodes))], byLine)
 	for at := 0; at < len(nodes); at += touchAhead {
 		group := nodes[at:min(at+touchAhead, len(nodes))]
 		for i, node := range group {
@@ -128,7 +137,12 @@ func lookupCount(b *cuda.Block, p *lookupParams) (touched uint64, err error) {
 				return 0, fmt.Errorf("lookup: row %d at position %d: the dataset has rows 0 to %d",
 					node, p.First+lo+int64(at+i), p.Rows-1)
 			}
-			touched |= lines[uint64(node)/RowsPerLine].code[0]
+			if level == simd.Generic {
+				touched |= lines[uint64(node)/RowsPerLine].code[0]
+			}
+		}
+		if far := at + linesAhead; far < len(nodes) {
+			level.PrefetchParts(mem, nodes[far:min(far+touchAhead, len(nodes))], byLine)
 		}
 		for i, node := range group {
 			row := uint64(node)

@@ -2,6 +2,7 @@ package simd
 
 import (
 	"math"
+	"math/bits"
 	"unsafe"
 )
 
@@ -249,6 +250,37 @@ func (l Level) CopyRows(dst, src []byte, pos, slot []uint32, n, rowBytes, stride
 		copyRowsAVX512((*byte)(unsafe.Pointer(&a)))
 	}
 	return true
+}
+
+// Divisor divides by a number without a division: rows below 2^48, by 2 to the Shift times an odd number below 2^12.
+type Divisor struct{ Shift, Magic uint64 }
+
+// DivisorOf is the divisor of n: the high half of Magic times a shifted row is the quotient.
+func DivisorOf(n uint64) Divisor {
+	shift := uint64(bits.TrailingZeros64(n))
+	odd := n >> shift
+	if odd == 1 && shift > 0 { // 2^64 does not fit: halve once less
+		shift, odd = shift-1, 2
+	}
+	return Divisor{shift, ^uint64(0)/odd + 1}
+}
+
+// prefetchArgs is the assembly's view of PrefetchParts.
+type prefetchArgs struct {
+	base           *byte
+	rows           *int64
+	n              int64
+	shift, divisor uint64
+}
+
+// PrefetchParts asks memory for the 64-byte part row/d of mem for each of rows, and does not wait. Rows may be outside.
+// It does nothing at Generic.
+func (l Level) PrefetchParts(mem []byte, rows []int64, d Divisor) {
+	if l < AVX2 || len(rows) == 0 || len(mem) == 0 {
+		return
+	}
+	a := prefetchArgs{&mem[0], &rows[0], int64(len(rows)), d.Shift, d.Magic}
+	prefetchParts((*byte)(unsafe.Pointer(&a)))
 }
 
 // StoreFence orders the stores around the caches before all later ones.

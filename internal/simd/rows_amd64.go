@@ -44,5 +44,10 @@ func adamAVX512(a *byte)
 //go:noescape
 func copyRowsAVX512(a *byte)
 
+// prefetchParts is PrefetchParts.
+//
+//go:noescape
+func prefetchParts(a *byte)
+
 // storeFence orders the stores around the caches before all later ones.
 func storeFence()

@@ -1713,6 +1713,31 @@ done:
 	VZEROUPPER
 	RET
 
+// func prefetchParts(a *byte)
+// Requires: BMI2, MMX+
+TEXT ·prefetchParts(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), DX
+	MOVQ (DX), AX
+	MOVQ 8(DX), CX
+	MOVQ 16(DX), BX
+	MOVQ 24(DX), SI
+	MOVQ 32(DX), DX
+	XORQ DI, DI
+
+part:
+	CMPQ       DI, BX
+	JGE        end
+	MOVQ       (CX)(DI*8), R8
+	SHRXQ      SI, R8, R8
+	MULXQ      R8, R9, R8
+	SHLQ       $0x06, R8
+	PREFETCHT0 (AX)(R8*1)
+	INCQ       DI
+	JMP        part
+
+end:
+	RET
+
 // func storeFence()
 // Requires: MMX+
 TEXT ·storeFence(SB), NOSPLIT, $0

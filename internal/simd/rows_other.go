@@ -12,4 +12,5 @@ func adamAVX2(*byte)         {}
 func adamAVX512(*byte)       {}
 func copyRowsAVX2(*byte)     {}
 func copyRowsAVX512(*byte)   {}
+func prefetchParts(*byte)    {}
 func storeFence()            {}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"testing"
 	"unsafe"
@@ -198,5 +199,30 @@ func TestCopyRows(t *testing.T) {
 			require.False(t, l.CopyRows(bytesOf(dst)[4:], bytesOf(src), pos, slot, 13, dim*4, stride*4), "not aligned")
 			require.False(t, l.CopyRows(bytesOf(dst), bytesOf(src), pos, slot, 13, 0, stride*4), "nothing to copy")
 		}
+	}
+}
+
+// The quotients that prefetches go by are those of the division; a prefetch itself shows nothing but that it does no harm.
+func TestPrefetchParts(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	for _, n := range []uint64{1, 2, 3, 7, 32, 64, 96, 224, 1000, 4096, 4095 << 5} {
+		d := DivisorOf(n)
+		for range 2000 {
+			x := r.Uint64N(1 << 48)
+			if r.IntN(2) == 0 { // around a multiple
+				x = max(x/n*n, 1) - r.Uint64N(2)
+			}
+			q, _ := bits.Mul64(x>>d.Shift, d.Magic)
+			if n == 1 {
+				q = x // Magic is 0: every row asks for the first part
+			}
+			require.Equal(t, x/n, q, "%d by %d", x, n)
+		}
+	}
+	mem := make([]byte, 640)
+	for _, l := range Levels() {
+		l.PrefetchParts(mem, []int64{0, 100, 2239, -1, 1 << 60}, DivisorOf(224))
+		l.PrefetchParts(mem, nil, DivisorOf(224))
+		l.PrefetchParts(nil, []int64{1}, DivisorOf(224))
 	}
 }

@@ -56,6 +56,7 @@ func main() {
 		adam(l)
 		copyRows(l)
 	}
+	prefetchParts()
 	TEXT("storeFence", NOSPLIT, "func()")
 	Doc("storeFence orders the stores around the caches before all later ones.")
 	SFENCE()
@@ -479,5 +480,33 @@ func copyRows(l level) {
 	JMP(LabelRef("row"))
 	Label("done")
 	VZEROUPPER()
+	RET()
+}
+
+// Offsets in prefetchArgs.
+const prefetchBase, prefetchRows, prefetchN, prefetchShift, prefetchMagic = 0, 8, 16, 24, 32
+
+// prefetchParts asks for one line of 64 bytes a row, of which it needs the number only: mulx and shrx are AVX2's companions.
+func prefetchParts() {
+	TEXT("prefetchParts", NOSPLIT, "func(a *byte)")
+	Pragma("noescape")
+	Doc("prefetchParts is PrefetchParts.")
+	args := Load(Param("a"), GP64())
+	base, rows, n, shift := load(args, prefetchBase), load(args, prefetchRows), load(args, prefetchN), load(args, prefetchShift)
+	MOVQ(field(args, prefetchMagic), reg.RDX)
+	i := GP64()
+	XORQ(i, i)
+	Label("part")
+	CMPQ(i, n)
+	JGE(LabelRef("end"))
+	at, low := GP64(), GP64()
+	MOVQ(Mem{Base: rows, Index: i, Scale: 8}, at)
+	SHRXQ(shift, at, at)
+	MULXQ(at, low, at)
+	SHLQ(U8(6), at)
+	PREFETCHT0(Mem{Base: base, Index: at, Scale: 1})
+	INCQ(i)
+	JMP(LabelRef("part"))
+	Label("end")
 	RET()
 }
