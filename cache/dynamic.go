@@ -88,7 +88,7 @@ type Dynamic struct {
 	answer []policy.Answer
 
 	mu      sync.Mutex
-	stream  cuda.Stream // of the copies
+	stream  cuda.Stream // of the last copies
 	next    uint64      // number of the next ticket
 	waiting []*Ticket   // admitted and not finished, in order
 	used    map[*Ticket]struct{}
@@ -571,7 +571,8 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 
 // Finish enqueues on st what a ticket's rows need once its reads are whole and checked: hits, CPU hits and
 // rows of staging go to dst + position·dstStride, then the lines of staging to their slots. Tickets must be
-// finished in the order of their admission, and all on one stream; another order is an error and moves nothing.
+// finished in the order of their admission, and all on one stream (another one when each finished ticket has been
+// released); another order is an error and moves nothing.
 // staging may be nil where nothing was read, and is the buffer of the whole plan. Everything must stay as it is until
 // the stream is done; then the ticket is released.
 func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cuda.DevicePtr, dstStride int64) error {
@@ -587,7 +588,7 @@ func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cud
 		d.finished(t)
 		return nil
 	}
-	if d.stream != nil && d.stream != st {
+	if d.stream != nil && d.stream != st && len(d.used) > len(d.waiting) { // work of finished tickets may still be on it
 		return fmt.Errorf("dynamic cache: %v: finished on another stream than the tickets before", t)
 	}
 	if dstStride < d.c.RowBytes || t.dstRows > math.MaxInt64/dstStride {

@@ -368,6 +368,13 @@ func TestDynamicErrors(t *testing.T) {
 	want(d.Finish(st2, b, x, x.Ptr(), 8), "another stream")
 	ok(t, st.Synchronize(ctx))
 	ok(t, d.Release(a))
+	ok(t, d.Admit(ctx, st, nodes.Ptr(), 0, 1, a))
+	ok(t, d.Finish(st2, b, x, x.Ptr(), 8)) // nothing is left to do on the other
+	want(d.Finish(st, a, x, x.Ptr(), 8), "another stream")
+	ok(t, d.Abandon(a))
+	ok(t, st2.Synchronize(ctx))
+	ok(t, d.Release(b))
+	ok(t, d.Admit(ctx, st, nodes.Ptr(), 2, 1, b))
 	want(d.Close(), "closed with 1 tickets out, the first of which is ticket")
 	want(d.Admit(ctx, st, nodes.Ptr(), 0, 3, a), "closed cache")
 	ok(t, d.Abandon(b))

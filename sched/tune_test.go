@@ -48,10 +48,10 @@ func TestTune(t *testing.T) {
 		{"full over windows and merged reads", tuned(TuneFull, func(c *Config) {
 			c.Mode, c.GPUCache, c.CPUCache = ModeGIDS, percent(10), percent(10)
 		}), []string{"accumulate"}},
-		{"dynamic", tuned(TuneQuick, dyn(policy.LRU, LineRow, func(c *Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget"}},
+		{"full over a dynamic tier", tuned(TuneFull, dyn(policy.LRU, LineRow, func(c *Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
 		{"nothing to choose", tuned(TuneFull, func(c *Config) { c.Pipeline = PipelineSeries }), nil},
 	} {
-		if testing.Short() && (c.name == "full" || c.name == "dynamic") {
+		if testing.Short() && (c.name == "full" || c.name == "quick") {
 			continue
 		}
 		var plans []*OpGraph
