@@ -90,11 +90,7 @@ func (e *engine) calibrate(ctx context.Context) error {
 	if a.Target == 0 {
 		a.Capped = fmt.Sprintf("%d reads took no longer than %d, so that there is no rate to aim at: each batch is read by itself", many, few)
 	}
-	most, err := e.mostGrouped()
-	if err != nil {
-		return err
-	}
-	if a.Target > most {
+	if most := e.dyn.most; a.Target > most {
 		a.Capped = fmt.Sprintf("the formula says %d, and memory has room for %d lines of %s", a.Target, most, units.FormatBytes(e.dyn.lines.LineBytes))
 		a.Target = most
 	}

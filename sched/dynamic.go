@@ -40,6 +40,7 @@ type dynTier struct {
 	layout gpuio.Layout // of the lines: what the reader reads
 	byRow  bool         // lines are rows, in the features' own layout
 	groups []*readGroup
+	most   int64 // lines that a group may aim at: its staging has room for these and a batch beside them
 	xs     []cuda.Growable // feature tensors, by credit
 	seq    uint64          // of admitted segments
 }
@@ -210,6 +211,7 @@ func (e *engine) stagingLines(n int) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
+		e.dyn.most = most
 		lines += most
 	}
 	if e.onGPU() { // of addresses

@@ -55,6 +55,8 @@ type OpGraph struct {
 	// PerHop: the rows of a hop are looked up and read while the next is sampled. Serial: one operator at a time.
 	PerHop bool `json:"per_hop"`
 	Serial bool `json:"serial"`
+	// Dynamic: lines of the GPU tier come and go. A batch has its feature tensor from G on, not from its lookup.
+	Dynamic bool `json:"dynamic,omitempty"`
 	// Window and Accumulate are Config's.
 	Window     int     `json:"window"`
 	Accumulate float64 `json:"accumulate"`
@@ -66,7 +68,7 @@ func (c Config) graph(reads bool) *OpGraph {
 	p := c.plan()
 	g := &OpGraph{
 		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.credits, Samples: p.samples, PerHop: p.perHop, Serial: p.serial,
-		Window: c.Window, Accumulate: c.Accumulate,
+		Dynamic: c.dynamic(), Window: c.Window, Accumulate: c.Accumulate,
 	}
 	budget := c.SMs
 	if c.Pipeline == PipelineSeries {
@@ -132,16 +134,20 @@ func (c Config) graph(reads bool) *OpGraph {
 		trainAfter = append(trainAfter, name("G"))
 	}
 	sampled := ""
-	if g.PerHop {
+	early := g.PerHop && g.Window == 0 // a window wants to know all of a batch, and of coming ones, before it is looked up
+	if early {
 		part(0, "")
 	}
 	for h := 1; h <= hops; h++ {
 		name := fmt.Sprintf("S%d", h)
 		add(Operator{Name: name, Kind: OpSample, Hop: h, Layer: hops - h + 1, Rows: rows(h), Stream: OpSample}, sampled)
 		sampled = name
-		if g.PerHop || h == hops {
+		if early || h == hops && !g.PerHop {
 			part(h, name)
 		}
+	}
+	for h := 0; h <= hops && g.PerHop && !early; h++ {
+		part(h, sampled)
 	}
 	add(Operator{Name: "T", Kind: OpTrain, Hop: hops, Rows: rows(hops), Stream: OpTrain}, trainAfter...)
 	return g
@@ -195,12 +201,19 @@ func (g *OpGraph) Op(name string) *Operator {
 
 // Bounds says in words what bounds the batches in flight and how they follow each other.
 func (g *OpGraph) Bounds() []string {
-	out := []string{fmt.Sprintf("at most %d mini-batches hold a feature tensor, from their lookup to the end of T", g.Credits)}
-	if g.Credits == 1 {
-		out[0] = "one mini-batch holds a feature tensor, from its lookup to the end of T"
+	from := "lookup"
+	if g.Dynamic {
+		from = "gather"
 	}
-	if g.Samples > g.Credits {
-		out = append(out, fmt.Sprintf("at most %d are sampled ahead", g.Samples))
+	out := []string{fmt.Sprintf("at most %d mini-batches hold a feature tensor, from their %s to the end of T", g.Credits, from)}
+	if g.Credits == 1 {
+		out[0] = fmt.Sprintf("one mini-batch holds a feature tensor, from its %s to the end of T", from)
+	}
+	switch {
+	case g.Accumulate > 0:
+		out = append(out, fmt.Sprintf("at most %d are sampled and not trained, %d of them in a set of merged reads", g.Samples+maxGroup, maxGroup))
+	case g.Samples > g.Credits:
+		out = append(out, fmt.Sprintf("at most %d are sampled and not trained", g.Samples))
 	}
 	if g.Serial {
 		out = append(out, "one operator of a batch at a time")

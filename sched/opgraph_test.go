@@ -57,6 +57,14 @@ func TestOpGraph(t *testing.T) {
 	c := Config{Policy: "lru", Batch: 10, Fanouts: []int{5, -1}}.withDefaults()
 	require.Equal(t, []string{"C2"}, c.graph(true).Op("G2").After, "a dynamic tier moves data in the order of its decisions")
 	require.Zero(t, c.graph(true).Op("T").Rows)
+	require.Empty(t, c.graph(true).Op("L0").After)
+	require.Contains(t, c.graph(true).Bounds()[0], "from their gather")
+	c.Window = 2
+	require.Equal(t, []string{"S2"}, c.graph(true).Op("L0").After, "a window looks a batch up when all of it is sampled")
+	require.Equal(t, []string{"S2"}, c.graph(true).Op("L1").After)
+	c = Config{Mode: ModeGIDS}.withDefaults()
+	require.Contains(t, c.graph(true).Bounds()[1], "at most 41 are sampled and not trained, 32 of them")
+	require.Contains(t, Config{}.withDefaults().graph(true).Bounds()[0], "from their lookup")
 	c = Config{Sampler: SamplerLadies, Batch: 10, Fanouts: []int{7, 8}}.withDefaults()
 	require.Equal(t, int64(25), c.graph(true).Op("T").Rows)
 

@@ -364,11 +364,7 @@ func (e *engine) aim(share float64) error {
 	a := e.acc
 	a.Share, e.cfg.Accumulate = share, share
 	a.Target, a.Capped = a.target(float64(len(e.ssds))), ""
-	most, err := e.mostGrouped()
-	if err != nil {
-		return err
-	}
-	if a.Target > most {
+	if most := e.dyn.most; a.Target > most {
 		a.Target, a.Capped = most, "memory has no room for more"
 	}
 	e.acc = a
