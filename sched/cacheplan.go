@@ -204,13 +204,18 @@ func PlanCache(ctx context.Context, cfg Config, in Inputs, o PlanOptions, obs Ob
 
 // fromTrace counts the accesses of a trace's training and finds what its rows were placed by.
 func (w *planWork) fromTrace(ctx context.Context, r *trace.Reader) (err error) {
-	epoch := -1
-	err = r.Play(trace.Visitor{Batch: func(b *trace.Batch) error {
+	epoch, first, whole := -1, 0, 0
+	err = r.Play(trace.Visitor{Live: func(l trace.Live) error {
+		if l.Kind == trace.Train && first == 0 {
+			whole++
+		}
+		return nil
+	}, Batch: func(b *trace.Batch) error {
 		if b.Kind != trace.Train {
 			return interrupted(ctx)
 		}
 		if b.Epoch != epoch {
-			epoch = b.Epoch
+			epoch, first = b.Epoch, b.Index
 			w.epochs++
 		}
 		w.batches++
@@ -226,6 +231,12 @@ func (w *planWork) fromTrace(ctx context.Context, r *trace.Reader) (err error) {
 	}})
 	if err != nil {
 		return err
+	}
+	if part := w.epochs - whole; part > 0 {
+		w.notes = append(w.notes, fmt.Sprintf("%d of the trace's %d epochs are not whole (the run was interrupted or resumed), and count as if they were: an epoch takes longer than is said here", part, w.epochs))
+	}
+	if r.Totals().Resets > 0 {
+		w.notes = append(w.notes, "the traced run placed its rows anew, and what it then looked up again counts twice here")
 	}
 	if w.scores, err = r.Hotness(); err != nil || w.scores != nil {
 		w.by = cmp.Or(r.Header().HotnessBy, "the trace's scores")

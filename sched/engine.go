@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"helios/cache"
+	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset"
 	"helios/gnn"
@@ -245,6 +246,11 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 	e.onClose(e.copier.close)
 	if err := e.newSlots(); err != nil {
 		return err
+	}
+	if e.tracing() { // the trace begins once rows are placed, which may take long
+		if err := e.traced(trace.Writable(e.cfg.Trace)); err != nil {
+			return err
+		}
 	}
 	if err := e.newTracer(); err != nil {
 		return err
@@ -569,13 +575,16 @@ func (e *engine) stack() string {
 }
 
 func (e *engine) sampleWhole(ctx context.Context, mb *graph.MiniBatch, epoch, index int, seeds []int64) error {
-	op, cancel := e.opCtx(ctx)
+	op, cancel := e.sampleCtx(ctx)
 	defer cancel()
 	if err := e.sampler.Begin(op, e.sampleS, mb, epoch, drawsOf(epoch, index), seeds); err != nil {
 		return err
 	}
 	for h := range e.cfg.Fanouts {
 		if err := e.sampler.Hop(op, e.sampleS, mb, h); err != nil {
+			if stopped := interrupted(ctx); stopped != nil && op.Err() != nil {
+				return stopped
+			}
 			return err
 		}
 	}

@@ -21,7 +21,6 @@ type HotnessReport struct {
 	Fanouts  []int           `json:"fanouts"`
 	Batch    int             `json:"batch_size"`
 	Sampler  string          `json:"sampler"`
-	Draws    string          `json:"draws"`    // DrawsEpoch or DrawsBatch
 	Accesses int64           `json:"accesses"` // of that epoch
 	Met      int64           `json:"rows_met"` // rows that it accesses at all
 	Sources  []HotnessSource `json:"sources"`
@@ -61,6 +60,11 @@ func CompareHotness(ctx context.Context, cfg Config, in Inputs, sources []string
 	}
 	r = &HotnessReport{
 		Event: "hotness", Dataset: in.Dataset.Meta.Name, Rows: e.rows, Seeds: len(train), Fanouts: e.cfg.Fanouts, Batch: e.cfg.Batch, Sampler: e.cfg.Sampler,
+	}
+	for _, by := range sources { // before the long work
+		if _, _, err := presampled(by, 1); err != nil {
+			return nil, err
+		}
 	}
 	counts := make([]uint32, e.rows)
 	if r.Accesses, err = e.countEpoch(ctx, 0, train, counts, nil); err != nil {

@@ -71,7 +71,9 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 		return p, err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
+	found := false
 	if b.auto || b.gpuRows < e.rows && b.cpuRows < e.rows {
+		found = true
 		start := time.Now()
 		if err := e.findHotness(ctx, in, h, b.auto); err != nil {
 			return p, err
@@ -84,7 +86,7 @@ func (e *engine) choose(ctx context.Context, b budgets, in Inputs) (p cache.Plac
 			return p, err
 		}
 	}
-	if e.tracing() {
+	if e.tracing() && found { // a tier for all rows needs no scores, and a replay must not take zeros for some
 		scores, err := e.counts(ctx, h)
 		if err == nil {
 			err = e.recordScores(scores)

@@ -11,6 +11,7 @@ import (
 	"helios/cache/replay"
 	"helios/cache/trace"
 	"helios/internal/errs"
+	"helios/internal/units"
 )
 
 // replayed holds a trace's live counters against its replay; passes is how many had to be there.
@@ -61,4 +62,31 @@ func TestTraceOfRunsThatEndEarly(t *testing.T) {
 	cfg.Trace = filepath.Join(dir, "no", "such", "folder")
 	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
 	require.ErrorContains(t, r.err, "--trace "+cfg.Trace)
+}
+
+// A trace that cannot be written is told before there is work, and one of a run that placed nothing by hotness has no scores.
+func TestTraceBeginsAndScores(t *testing.T) {
+	d, feat := tiny.open(t)
+	dir := t.TempDir()
+	cfg := small()
+	cfg.Epochs, cfg.NoEval, cfg.GPUCache, cfg.CPUCache = 1, true, percent(5), percent(5)
+	cfg.Trace = filepath.Join(dir, "none", "run.trace")
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, total int) {
+		require.Fail(t, "work before the error", "%s %d of %d", stage, done, total)
+	}})
+	require.Equal(t, errs.Usage, errs.ClassOf(r.err), "%v", r.err)
+
+	for _, scores := range []bool{true, false} {
+		cfg.Trace = filepath.Join(dir, "run.trace")
+		if !scores {
+			cfg.GPUCache, cfg.CPUCache = percent(100), units.Budget{}
+		}
+		r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
+		require.NoError(t, r.err)
+		replayed(t, cfg.Trace, 1)
+		f, err := trace.Open(cfg.Trace)
+		require.NoError(t, err)
+		require.Equal(t, scores, f.Totals().Hotness)
+		require.NoError(t, f.Close())
+	}
 }

@@ -44,7 +44,7 @@ func Check(ctx context.Context, r *trace.Reader, progress func(stage string, don
 		if err != nil {
 			return nil, err
 		}
-		c.dyn = &dynamic{d: d, v: c.view, window: int(h.Window)}
+		c.dyn = &dynamic{d: d, v: c.view, window: int(h.Window), again: r.Totals().Resets > 0}
 		c.sim = c.dyn
 	} else {
 		c.static = &static{bytes: commandBytes(h, cache.Lines{RowsPerLine: 1})}

@@ -125,7 +125,9 @@ type Pass struct {
 	GPUHitRatio float64 `json:"gpu_hit_ratio"` // rows found in the GPU tier, of all
 	// The optimum: Belady of the same size, and for static tiers the pass's own hottest rows.
 	OptimumHitRatio float64 `json:"optimum_hit_ratio"`
-	GapPoints       float64 `json:"gap_points"` // percentage points of hits below the optimum
+	// GapPoints are percentage points of hits below the optimum. Where lines hold several rows Belady reads the fewest lines,
+	// and others may find a few more rows: the gap is then below 0.
+	GapPoints float64 `json:"gap_points"`
 	// ReadsOverOptimum is lines read over those that the optimum reads; below 1 is possible within a pass, as the
 	// optimum is the best for the whole trace.
 	ReadsOverOptimum float64 `json:"reads_over_optimum"`
@@ -258,6 +260,7 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 	wants := func(name string) bool { return slices.Contains(c.Policies, name) }
 	online := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool { return s == Static || s == Oracle })
 
+	again := r.Totals().Resets > 0
 	hot, err := r.Hotness()
 	if err != nil {
 		return nil, err
@@ -266,7 +269,7 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 		return nil, errs.New(errs.Usage, "the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier", r.Path())
 	}
 	if wants(Static) || wants(Oracle) {
-		p.counter = &counter{}
+		p.counter = &counter{again: again}
 		seen := map[int64]bool{}
 		rows := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
 		for _, s := range c.Sizes {
@@ -327,7 +330,7 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 						return nil, err
 					}
 					v.union = v.union || w > 0
-					j := &job{sim: &dynamic{d: d, view: number, v: v, window: w}, play: play, best: best, show: true}
+					j := &job{sim: &dynamic{d: d, view: number, v: v, window: w, again: again}, play: play, best: best, show: true}
 					j.play.Policy, j.play.Window = name, w
 					p.jobs = append(p.jobs, j)
 				}

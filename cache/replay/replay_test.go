@@ -515,3 +515,26 @@ func BenchmarkReplay(b *testing.B) {
 		require.NoError(b, err)
 	}
 }
+
+// A replay keeps a window of batches, and no more of a trace in which none stands twice.
+func TestMemoryOfLongPasses(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		v := &view{lines: cache.Lines{SSDs: 1, RowsPerLine: 1, LineBytes: 512, RowStride: 512}, bytes: 512, union: true}
+		d, err := policy.New(policy.Config{Policy: policy.LRU, Slots: 10})
+		require.NoError(t, err)
+		s := &dynamic{d: d, v: v, window: 4, again: again}
+		c := &counter{again: again}
+		for i := range 3 * maxAgain {
+			b := &batch{index: i, parts: [][]int64{{int64(i % 7)}}, seen: make([]seen, 1)}
+			require.NoError(t, v.see(b.parts, &b.seen[0]))
+			s.batch(b)
+			c.count(b)
+		}
+		most, kept := s.window, 0
+		if again {
+			most, kept = maxAgain+s.window, maxAgain
+		}
+		require.LessOrEqual(t, len(s.known), most+1)
+		require.Len(t, c.recent, kept)
+	}
+}

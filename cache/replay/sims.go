@@ -19,7 +19,7 @@ type batch struct {
 type tally struct {
 	done   []Counts
 	sum    Counts
-	recent []counted // the last batches
+	recent []counted // the last batches, in case they stand again
 }
 
 type counted struct {
@@ -27,8 +27,9 @@ type counted struct {
 	c     Counts
 }
 
-// maxAgain bounds how many batches a run looks up ahead of training.
-const maxAgain = 1024
+// maxAgain bounds how many batches a run looks up ahead of training, so how many stand again after a Reset. What is
+// large is kept of them only where the trace has one.
+const maxAgain = 256
 
 func (t *tally) batch(index int, again bool, c Counts) {
 	if again {
@@ -87,8 +88,9 @@ type dynamic struct {
 	view   int
 	v      *view
 	window int
+	again  bool // batches may stand again
 	queue  []queued
-	known  map[int]*batch // of the pass, from the batch to play next on
+	known  map[int]*batch // of the pass, from the batch to play next on, and what may stand again
 	most   int            // the highest index of the pass so far, plus 1
 	told   int            // batches of the pass below this index were announced
 	out    []policy.Answer
@@ -137,7 +139,11 @@ func (s *dynamic) next() {
 		}
 	}
 	s.play(q.b)
-	delete(s.known, q.b.index-maxAgain)
+	if s.again {
+		delete(s.known, q.b.index-maxAgain)
+	} else {
+		delete(s.known, q.b.index)
+	}
 }
 
 // reset empties the cache where it stands in the trace.
@@ -364,7 +370,14 @@ type counter struct {
 	counts paged
 	total  Counts
 	wants  []*wanted
-	recent []*batch
+	again  bool // batches may stand again
+	recent []lookedUp
+}
+
+// lookedUp is a batch that may stand again.
+type lookedUp struct {
+	index int
+	parts [][]int64
 }
 
 // wanted is a size of the oracle's tiers.
@@ -388,22 +401,21 @@ func (w *wanted) passEnds() {}
 func (c *counter) count(b *batch) {
 	if b.again {
 		for len(c.recent) > 0 && c.recent[len(c.recent)-1].index >= b.index {
-			c.addRows(c.recent[len(c.recent)-1], -1)
+			c.addRows(c.recent[len(c.recent)-1].parts, -1)
 			c.recent = c.recent[:len(c.recent)-1]
 		}
 	}
-	if len(c.recent) >= 2*recentBatches {
-		c.recent = append(c.recent[:0], c.recent[recentBatches:]...)
+	if c.again {
+		if len(c.recent) == maxAgain {
+			c.recent = append(c.recent[:0], c.recent[1:]...)
+		}
+		c.recent = append(c.recent, lookedUp{b.index, b.parts})
 	}
-	c.recent = append(c.recent, b)
-	c.addRows(b, 1)
+	c.addRows(b.parts, 1)
 }
 
-// recentBatches are kept whole in case they stand again.
-const recentBatches = 64
-
-func (c *counter) addRows(b *batch, sign int64) {
-	for _, rows := range b.parts {
+func (c *counter) addRows(parts [][]int64, sign int64) {
+	for _, rows := range parts {
 		for _, r := range rows {
 			*c.counts.at(r) += uint32(sign)
 		}

@@ -112,7 +112,7 @@ func (r *Reader) open() error {
 		return r.damaged("the index's checksum is wrong")
 	}
 	d := decoder{b: index}
-	r.totals = Totals{Blocks: d.int(), Batches: d.int(), Parts: d.int(), Rows: d.int(), Hotness: d.int() != 0}
+	r.totals = Totals{Blocks: d.int(), Batches: d.int(), Parts: d.int(), Rows: d.int(), Resets: d.int(), Hotness: d.int() != 0}
 	if d.bad || r.totals.Blocks > size {
 		return r.damaged("the index is not whole")
 	}
@@ -239,7 +239,7 @@ func (r *Reader) Play(v Visitor) error {
 	var batch *Batch
 	var place []int64
 	placing := -1
-	var batches, parts, rows int64
+	var batches, parts, rows, resets int64
 	ended := func() error {
 		if placing >= 0 {
 			tier, rows := placing, place
@@ -292,6 +292,7 @@ func (r *Reader) Play(v Visitor) error {
 				rows += int64(len(batch.Parts[last]) - before)
 			case recReset:
 				lines := d.int()
+				resets++
 				if v.Reset != nil && !d.bad {
 					if err := v.Reset(lines); err != nil {
 						return err
@@ -339,7 +340,7 @@ func (r *Reader) Play(v Visitor) error {
 	if err := ended(); err != nil {
 		return err
 	}
-	if batches != r.totals.Batches || parts != r.totals.Parts || rows != r.totals.Rows {
+	if batches != r.totals.Batches || parts != r.totals.Parts || rows != r.totals.Rows || resets != r.totals.Resets {
 		return r.damaged("the index tells of %d batches and %d rows, and %d and %d are there", r.totals.Batches, r.totals.Rows, batches, rows)
 	}
 	return nil

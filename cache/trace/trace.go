@@ -91,6 +91,7 @@ type Totals struct {
 	Batches int64 `json:"batches"`
 	Parts   int64 `json:"lookups"`
 	Rows    int64 `json:"row_accesses"`
+	Resets  int64 `json:"resets"`  // Writer.Reset: only where there are some does a batch stand twice
 	Hotness bool  `json:"hotness"` // there are scores
 }
 
@@ -98,7 +99,7 @@ const (
 	magic    = "HELTRACE"
 	endMagic = "HELTREND"
 	// Version is the format's.
-	Version = 1
+	Version = 2
 	// blockBytes of records make a block full; a record is at most partRows rows.
 	blockBytes = 1 << 20
 	partRows   = 1 << 16
@@ -138,18 +139,35 @@ type Writer struct {
 	packed  bytes.Buffer
 }
 
-// Create begins a trace.
-func Create(path string, h Header) (*Writer, error) {
-	head, err := json.Marshal(h)
+// Writable is the error that Create would have, for those who have long work to do before it.
+func Writable(path string) error {
+	f, err := create(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+func create(path string) (*os.File, error) {
 	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
 		return nil, errs.New(errs.Usage, "trace %s is not a regular file; name another", path)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".partial-*")
 	if err != nil {
 		return nil, errs.New(errs.Usage, "trace %s can't be written: %w; name a file in a folder that you may write to", path, err)
+	}
+	return f, nil
+}
+
+// Create begins a trace.
+func Create(path string, h Header) (*Writer, error) {
+	head, err := json.Marshal(h)
+	if err != nil {
+		return nil, err
+	}
+	f, err := create(path)
+	if err != nil {
+		return nil, err
 	}
 	w := &Writer{path: path, header: h, f: f, w: bufio.NewWriterSize(f, 1<<18)}
 	if w.deflate, err = flate.NewWriter(&w.packed, flate.BestSpeed); err != nil {
@@ -168,11 +186,15 @@ func Create(path string, h Header) (*Writer, error) {
 func (w *Writer) write(b []byte) error {
 	if w.err == nil {
 		if _, err := w.w.Write(b); err != nil {
-			w.err = fmt.Errorf("trace %s: %w", w.path, err)
+			w.err = w.unwritten(err)
 		}
 		w.off += int64(len(b))
 	}
 	return w.err
+}
+
+func (w *Writer) unwritten(err error) error {
+	return fmt.Errorf("trace %s: %w; make room there (a row access takes about 4 bytes), or name a file elsewhere", w.path, err)
 }
 
 // flush ends the block.
@@ -331,6 +353,7 @@ func (w *Writer) Reset(gpuLines int64) error {
 		return w.failed()
 	}
 	w.begun = false
+	w.totals.Resets++
 	w.record(recReset, uint64(gpuLines))
 	return w.full()
 }
@@ -367,7 +390,7 @@ func (w *Writer) Close() error {
 	if w.totals.Hotness {
 		hot = 1
 	}
-	w.record(uint64(w.totals.Blocks), uint64(w.totals.Batches), uint64(w.totals.Parts), uint64(w.totals.Rows), hot)
+	w.record(uint64(w.totals.Blocks), uint64(w.totals.Batches), uint64(w.totals.Parts), uint64(w.totals.Rows), uint64(w.totals.Resets), hot)
 	last := int64(0)
 	for _, off := range w.blocks {
 		w.record(uint64(off - last))
@@ -397,7 +420,10 @@ func (w *Writer) Close() error {
 		err = os.Rename(w.f.Name(), w.path)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("trace %s: %w", w.path, err), w.Discard())
+		if w.err == nil {
+			err = w.unwritten(err)
+		}
+		return errors.Join(err, w.Discard())
 	}
 	dir, err := os.Open(filepath.Dir(w.path))
 	if err != nil {

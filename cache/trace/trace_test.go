@@ -3,6 +3,7 @@ package trace
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -117,6 +118,13 @@ func TestRoundTrip(t *testing.T) {
 		got, err := read(r)
 		require.NoError(t, err)
 		require.Equal(t, want, got, "seed %d", seed)
+		resets := int64(0)
+		for _, e := range want {
+			if e.reset != 0 {
+				resets++
+			}
+		}
+		require.Equal(t, resets, r.Totals().Resets)
 
 		var parts [][]int64
 		for _, e := range want {
@@ -197,7 +205,7 @@ func TestDamage(t *testing.T) {
 	binary.LittleEndian.PutUint32(newer[len(magic):], Version+1)
 	err = try(newer)
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	require.ErrorContains(t, err, "version 2")
+	require.ErrorContains(t, err, fmt.Sprintf("has version %d; this heliosctl reads version %d", Version+1, Version))
 	require.Equal(t, errs.Usage, errs.ClassOf(try([]byte("something else entirely"))))
 	_, err = Open(filepath.Join(dir, "none"))
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
@@ -234,6 +242,10 @@ func TestWriter(t *testing.T) {
 
 	_, err = Create(filepath.Join(dir, "no", "trace"), header)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	require.Equal(t, errs.Usage, errs.ClassOf(Writable(filepath.Join(dir, "no", "trace"))))
+	require.Equal(t, errs.Usage, errs.ClassOf(Writable(dir)))
+	require.NoError(t, Writable(path))
+	require.Empty(t, names())
 
 	var none *Writer
 	require.NoError(t, none.Hotness(nil))

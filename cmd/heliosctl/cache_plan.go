@@ -111,9 +111,14 @@ func runCachePlan(ctx context.Context, e *env) (err error) {
 	}
 	cfg.Model, cfg.Hidden, cfg.RowType = c.String("model"), c.Int("hidden"), c.String("row-dtype")
 	if o.Trace != "" {
-		for _, f := range []string{"fanout", "batch-size", "seed", "sampler", "presample-epochs", "hotness", "row-dtype"} {
+		for _, f := range []string{"fanout", "batch-size", "seed", "sampler", "presample-epochs", "hotness", "hotness-dir", "row-dtype"} {
 			if c.IsSet(f) {
 				return errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
+			}
+		}
+		for _, f := range []string{"model", "hidden", "workers", "kernels"} {
+			if c.IsSet(f) && datasetDir(c) == "" {
+				return errs.New(errs.Usage, "--%s: a trace holds accesses alone, so nothing is sampled or trained; leave it out, or give the dataset as well", f)
 			}
 		}
 	}
@@ -203,6 +208,14 @@ func runCacheHotness(ctx context.Context, e *env) (err error) {
 	by, err := list("by", e.c.String("by"))
 	if err != nil {
 		return err
+	}
+	for _, name := range by {
+		if strings.HasPrefix(name, sched.HotnessPresample+":") {
+			continue
+		}
+		if err := hotnessSource("by", name); err != nil {
+			return err
+		}
 	}
 	texts, err := list("sizes", e.c.String("sizes"))
 	if err != nil {

@@ -29,6 +29,8 @@ func TestCachePlanVerb(t *testing.T) {
 		"--hardware":          {"cache", "plan", "g", "--budget", "1MiB"},
 		"--steps 0":           {"cache", "plan", "g", "--budget", "1MiB", "--hardware", "host", "--steps", "0"},
 		"a trace has its own": {"cache", "plan", "--trace", "x", "--seed", "3", "--budget", "1MiB", "--hardware", "host"},
+		"--hidden":            {"cache", "plan", "--trace", "x", "--hidden", "3", "--budget", "1MiB", "--hardware", "host"},
+		"--hotness-dir":       {"cache", "plan", "--trace", "x", "--hotness-dir", "x", "--budget", "1MiB", "--hardware", "host"},
 		"--gpu-max":           {"cache", "plan", "g", "--budget", "1MiB", "--hardware", "host", "--gpu-max", "x"},
 		"nosuch":              {"cache", "plan", "g", "--budget", "1MiB", "--hardware", "host", "--hotness", "nosuch"},
 	} {
@@ -50,5 +52,5 @@ func TestCacheHotnessVerb(t *testing.T) {
 	require.Contains(t, ok(t, "cache", "hotness", "g", "--quiet", "--by", "degree"), "points below")
 	fails(t, hc(t, "cache", "hotness", "g", "--by", "presample:0"), 2, "cache hotness", "1 to 1024 epochs")
 	fails(t, hc(t, "cache", "hotness", "g", "--sizes", "x%"), 2, "cache hotness", "--sizes")
-	fails(t, hc(t, "cache", "hotness", "g", "--by", "nosuch"), 2, "cache hotness", "nosuch")
+	fails(t, hc(t, "cache", "hotness", "g", "--by", "degre"), 2, "cache hotness", "did you mean degree")
 }

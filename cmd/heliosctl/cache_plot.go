@@ -54,7 +54,7 @@ func replayPlot(w io.Writer, res *replay.Result) error {
 			fmt.Sprintf("%.2f %%", 100*p.Total.HitRatio), fmt.Sprintf("%.2f %%", 100*p.Total.GPUHitRatio), units.FormatBytes(p.Total.BytesSSD),
 			fmt.Sprintf("%.2f", p.Total.GapPoints), fmt.Sprintf("%.3f", p.Total.ReadsOverOptimum)}})
 	}
-	return plotPage.Execute(w, map[string]any{"Result": res, "Charts": charts, "Table": table})
+	return plotPage.Execute(w, map[string]any{"Result": res, "Charts": charts, "Table": table, "Notes": gapNotes(res)})
 }
 
 func plotChart(res *replay.Result, title string, value func(replay.Play) float64, text func(float64) string) chart {
@@ -139,7 +139,7 @@ var plotPage = template.Must(template.New("plot").Parse(`<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>cache replay: {{.Result.Header.Name}}</title>
 <style>body{font:14px sans-serif;margin:2em;color:#222}svg text{font:12px sans-serif;fill:#222}table{border-collapse:collapse}td,th{padding:2px 10px;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}</style>
 <h1>Cache replay: {{.Result.Header.Name}}</h1>
-<p>{{.Result.Trace}}: {{.Result.Header.Rows}} rows of {{.Result.Header.RowBytes}} bytes on {{.Result.Header.SSDs}} SSDs; {{.Result.Totals.Batches}} mini-batches with {{.Result.Totals.Rows}} row accesses, recorded in mode {{.Result.Header.Mode}} with policy {{.Result.Header.Policy}}. Constant CPU buffer: {{.Result.CPURows}} rows. The optimum is Belady's MIN with bypass of the same size; for static tiers each pass's own hottest rows.</p>
+<p>{{.Result.Trace}}: {{.Result.Header.Rows}} rows of {{.Result.Header.RowBytes}} bytes on {{.Result.Header.SSDs}} SSDs; {{.Result.Totals.Batches}} mini-batches with {{.Result.Totals.Rows}} row accesses, recorded in mode {{.Result.Header.Mode}} with policy {{.Result.Header.Policy}}. Constant CPU buffer: {{.Result.CPURows}} rows.{{range .Notes}}<br>{{.}}.{{end}}</p>
 {{range .Charts}}<h2>{{.Title}}</h2>
 <svg width="{{.W}}" height="{{.H}}" role="img" aria-label="{{.Title}} by size of the GPU tier">
 {{range .Ticks}}<line x1="{{.X1}}" y1="{{.Y1}}" x2="{{.X2}}" y2="{{.Y2}}" stroke="#ddd"/><text x="{{.TX}}" y="{{.TY}}" text-anchor="{{.Anchor}}">{{.Text}}</text>

@@ -285,10 +285,40 @@ func (e *env) showReplay(res *replay.Result, out *results) {
 		header = append(header, "pass")
 	}
 	e.ui.Table(append(header, "hits", "in GPU", "from SSDs", "gap (points)", "reads/optimum", "metadata B/line"), rows)
+	for _, text := range gapNotes(res) {
+		e.ui.Printf("%s", text)
+	}
 	if res.CPURows > 0 {
 		e.ui.Printf("constant CPU buffer: %d rows (%s)", res.CPURows, units.FormatBytes(res.CPURows*res.Header.RowBytes))
 	}
 	out.event("result", map[string]any{"trace": res.Trace, "header": res.Header, "totals": res.Totals, "cpu_rows": res.CPURows, "plays": len(res.Plays)})
+}
+
+// gapNotes say what the gaps are from, by what was played.
+func gapNotes(res *replay.Result) (notes []string) {
+	still, moving, several := false, false, false
+	for _, p := range res.Plays {
+		if p.Policy == replay.Static || p.Policy == replay.Oracle {
+			still = true
+			continue
+		}
+		moving = true
+		several = several || p.RowsPerLine > 1
+	}
+	if moving {
+		notes = append(notes, "gap and reads/optimum of policies whose lines come and go: from belady of the same size, which begins empty, as they do")
+	}
+	if several {
+		notes = append(notes, "with several rows a line belady is what reads the fewest lines: others may find a few more rows (a gap below 0), and read more")
+	}
+	if still {
+		text := "gap and reads/optimum of static: from oracle, each pass's own hottest rows"
+		if moving {
+			text += "; both are filled before the first access, which is not counted, so they may show more hits than belady"
+		}
+		notes = append(notes, text)
+	}
+	return notes
 }
 
 // replayCSV writes a line for each pass of each cache, and one for their sum.

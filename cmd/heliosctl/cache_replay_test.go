@@ -89,6 +89,8 @@ func TestCacheReplay(t *testing.T) {
 	writeTrace(t, "run.trace", 0)
 	text := ok(t, "cache", "replay", "run.trace", "--sizes", "2%,5%,200lines", "--line", "row,4096", "--window", "0,2", "--csv", "out.csv", "--plot", "out.html", "--results", "out.json")
 	require.Contains(t, text, "s3fifo")
+	require.Contains(t, text, "belady is what reads the fewest lines")
+	require.Contains(t, text, "may show more hits than belady")
 	rows := lines(t, readFile(t, "out.json"))
 	// Belady and five policies with two windows, for two sizes of rows (200 are 5 %, which is there) and three of lines;
 	// the oracle for the former; the result.

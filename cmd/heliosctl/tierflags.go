@@ -66,6 +66,12 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 	if err := e.hotnessConfig(cfg); err != nil {
 		return err
 	}
+	if c.IsSet("presample-epochs") && (cfg.Hotness != "" && cfg.Hotness != sched.HotnessPresample) {
+		return errs.New(errs.Usage, "--presample-epochs: --hotness %s counts no epochs beforehand; leave one of the two out", cfg.Hotness)
+	}
+	if cfg.Policy != "" && cfg.Policy != sched.PolicyStatic && !cfg.GPUCacheAuto && !c.IsSet("gpu-cache") {
+		return errs.New(errs.Usage, "--policy %s: --mode %s has no GPU tier by itself; add --gpu-cache, or leave it out", cfg.Policy, cfg.Mode)
+	}
 	def := ""
 	if cfg.Topology == sched.TopologySSD {
 		def = "10%"
@@ -79,10 +85,9 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 // hotnessConfig reads --hotness and --hotness-dir.
 func (e *env) hotnessConfig(cfg *sched.Config) error {
 	c := e.c
-	if cfg.Hotness = c.String("hotness"); cfg.Hotness != "" && !slices.Contains(sched.Hotnesses, cfg.Hotness) {
-		if fi, err := os.Stat(cfg.Hotness); err != nil || !fi.Mode().IsRegular() {
-			return errs.New(errs.Usage, "--hotness %q is neither one of %s nor a file that is there; %s", cfg.Hotness, strings.Join(sched.Hotnesses, ", "),
-				meant(cfg.Hotness, sched.Hotnesses, "name a .npy or text file of node numbers, hottest first"))
+	if cfg.Hotness = c.String("hotness"); cfg.Hotness != "" {
+		if err := hotnessSource("hotness", cfg.Hotness); err != nil {
+			return err
 		}
 	}
 	switch dir := c.String("hotness-dir"); {
@@ -95,6 +100,18 @@ func (e *env) hotnessConfig(cfg *sched.Config) error {
 		if d := datasetDir(c); d != "" {
 			cfg.HotnessDir = filepath.Join(d, "hotness")
 		}
+	}
+	return nil
+}
+
+// hotnessSource is the error of a flag that names neither a source of hotness nor a file.
+func hotnessSource(flag, name string) error {
+	if slices.Contains(sched.Hotnesses, name) {
+		return nil
+	}
+	if fi, err := os.Stat(name); err != nil || !fi.Mode().IsRegular() {
+		return errs.New(errs.Usage, "--%s %q is neither one of %s nor a file that is there; %s", flag, name, strings.Join(sched.Hotnesses, ", "),
+			meant(name, sched.Hotnesses, "name a .npy or text file of node numbers, hottest first"))
 	}
 	return nil
 }
