@@ -40,7 +40,7 @@ type dynTier struct {
 	layout gpuio.Layout // of the lines: what the reader reads
 	byRow  bool         // lines are rows, in the features' own layout
 	groups []*readGroup
-	most   int64 // lines that a group may aim at: its staging has room for these and a batch beside them
+	most   int64           // lines that a group may aim at: its staging has room for these and a batch beside them
 	xs     []cuda.Growable // feature tensors, by credit
 	seq    uint64          // of admitted segments
 }
@@ -51,6 +51,10 @@ func (e *engine) setLines() (err error) {
 		return err
 	}
 	e.dyn.byRow = e.dyn.layout == e.layout
+	if asked, is := e.cfg.CacheLine, e.dyn.lines.LineBytes; asked != LineRow && asked != is {
+		e.obs.note(fmt.Sprintf("cache lines: %s in place of %s: lines are whole rows of %d bytes, and of whole LBAs of %d or a single one that rows do not fill",
+			units.FormatBytes(is), units.FormatBytes(asked), e.rowBytes, e.layout.LBABytes))
+	}
 	return nil
 }
 
@@ -84,6 +88,10 @@ func (e *engine) placeDynamic(ctx context.Context) (err error) {
 	}
 	if e.placement, err = e.choose(ctx, budgets{cpuRows: b.cpuRows}, e.in); err != nil {
 		return untiered{err}
+	}
+	if bytes := b.gpuRows * e.rowBytes; bytes > 0 && e.lineSlots(bytes) == 0 {
+		e.obs.note(fmt.Sprintf("the GPU tier of %s has no room for a line of %s, so nothing is cached in it; give a larger --gpu-cache or a smaller --cache-line",
+			units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes)))
 	}
 	cpu := slices.Clone(e.placement.CPU)
 	slices.Sort(cpu)

@@ -13,6 +13,7 @@ import (
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/units"
 	"helios/nvme"
 )
 
@@ -314,4 +315,19 @@ func TestFaultsThatHealInDynamicTiers(t *testing.T) {
 			replayed(t, cfg.Trace, 2*cfg.Epochs+1)
 		}
 	}
+}
+
+// Lines of another size than was asked for, and a tier without room for one, are said.
+func TestLinesAreTold(t *testing.T) {
+	d, feat := packed.open(t)
+	cfg := small()
+	cfg.Policy, cfg.CacheLine, cfg.GPUCache, cfg.Epochs, cfg.NoEval = policy.LRU, 4096, units.Budget{Bytes: 500}, 1, true
+	var notes []string
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, Observer{Note: func(n string) { notes = append(notes, n) }})
+	require.NoError(t, r.err)
+	require.Equal(t, int64(512), r.res.CacheLineBytes)
+	require.Zero(t, r.res.GPUCacheBytes)
+	all := strings.Join(notes, "\n")
+	require.Contains(t, all, "cache lines: 512 B in place of 4 KiB: lines are whole rows of 80 bytes")
+	require.Contains(t, all, "the GPU tier of 480 B has no room for a line of 512 B")
 }
