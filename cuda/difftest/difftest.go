@@ -97,6 +97,8 @@ type Memory interface {
 	// Bytes is n bytes from p, an address of that side's parameter block; nil where the launch
 	// could not reach it.
 	Bytes(p cuda.DevicePtr, n int64) []byte
+	// Rest is what a buffer of that purpose has from p on; nil for another one.
+	Rest(p cuda.DevicePtr, purpose string) []byte
 }
 
 // Mismatch is a difference between the two kernels.
@@ -535,6 +537,19 @@ func (m *side) Bytes(p cuda.DevicePtr, n int64) []byte {
 	return nil
 }
 
+func (m *side) Rest(p cuda.DevicePtr, purpose string) []byte {
+	for i, b := range m.bufs {
+		lo := b.ptr
+		if m.host {
+			lo = b.host.Ptr()
+		}
+		if p >= lo && p < lo+cuda.DevicePtr(b.live()) && b.Purpose() == purpose {
+			return m.copies[i][p-lo:]
+		}
+	}
+	return nil
+}
+
 func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []byte) error {
 	gpu := &side{bufs: bufs, copies: d.fetched(bufs)}
 	normalise := d.opt.Normalise[l.Kernel]
@@ -742,6 +757,9 @@ const (
 	layerParamsSize                        = sampleParamsSize + 128 // graph.layerParams, which begins with the other
 )
 
+// layerScratch is the purpose of what layer-wise sampling works in (graph/ladies.go).
+const layerScratch = "layer sampling"
+
 func hashedTable(params []byte) bool { return binary.LittleEndian.Uint64(params[offKeys:]) != 0 }
 
 // edgeList is the Src of a launch, by what its EdgeStart says; nil where it was not reached.
@@ -771,8 +789,10 @@ func normaliseTable(params []byte, mem Memory, slots bool) {
 	const nodeMask = 1<<48 - 1
 	stamp := uint64(binary.LittleEndian.Uint32(params[offStamp:])) & 0xffff
 	key := func(s uint64) uint64 { return binary.LittleEndian.Uint64(keys[8*s:]) }
+	src := edgeList(params, mem)
+	// A layer's list is scratch: behind it are slots of the lists before it, which relabelling leaves there.
+	clear(mem.Rest(cuda.DevicePtr(word(offSrc)+uint64(len(src))), layerScratch))
 	if slots {
-		src := edgeList(params, mem)
 		for e := range int64(len(src) / 4) {
 			if s := uint64(binary.LittleEndian.Uint32(src[4*e:])); s < uint64(n) {
 				binary.LittleEndian.PutUint32(src[4*e:], uint32(key(s)&nodeMask))
