@@ -354,6 +354,9 @@ func (c Config) precision() cuda.Precision {
 // queued tells whether the stack's reads go through NVMe queues of ours.
 func (c Config) queued() bool { return c.IOStack == StackAsync || c.IOStack == StackSync }
 
+// Check refuses, as Train does, what can't be meant together on any device or dataset.
+func (c Config) Check() error { return c.withDefaults().check() }
+
 // check refuses what can't be meant; each error names the flag.
 func (c Config) check() error {
 	oneOf := func(flag, v string, all []string) error {

@@ -40,7 +40,9 @@ func compareCommand() *cli.Command {
 		Description: "Each variant trains from the same seed, without evaluation; then the next one does, and all of them again, --repeats times.\n" +
 			"Times are of an epoch's training after the first, where --epochs has more than one: the first fills dynamic tiers.\n" +
 			"Ratios are to the first variant, by repeat: the median and, in brackets, the least and the most. Losses must be the same.\n" +
-			"Flags of train hold for all variants; --gpu-cache and --cpu-cache for those modes that have that tier.\n" +
+			"Flags of train hold for all variants; --cpu-cache for those modes that have that tier; --gpu-cache, --policy, --cache-line and\n" +
+			"--window for those whose GPU tier can have them. A variant of its own can say anything but what all runs share: the dataset,\n" +
+			"its edges, the SSDs and the device.\n" +
 			"With --clock virtual each variant is played once, and all figures are modelled.",
 		Flags: append(append(compareTrainFlags(),
 			&cli.StringFlag{Name: "modes", Value: strings.Join(defaultModes, ","), Usage: "data paths to compare `MODE,…`; the first is what the others are told relative to"},
@@ -81,11 +83,17 @@ type variant struct {
 	optional bool
 }
 
-// tiersOf tells which tier budgets a mode takes over from the flags for all.
-var tiersOf = map[string][]string{
-	sched.ModeHelios: {"gpu-cache", "cpu-cache"}, sched.ModeInmem: {"gpu-cache"}, sched.ModeBaM: {"gpu-cache"},
-	sched.ModeGIDS: {"gpu-cache", "cpu-cache"}, sched.ModeCPU: {"cpu-cache"},
-}
+// ofTiers are the flags about tiers that not every mode has; tiersOf tells which of them a mode takes over from the flags for all.
+var (
+	ofTiers = []string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window"}
+	tiersOf = map[string][]string{
+		sched.ModeHelios: ofTiers, sched.ModeInmem: {"gpu-cache"}, sched.ModeBaM: {"gpu-cache", "policy", "cache-line", "window"},
+		sched.ModeGIDS: ofTiers, sched.ModeCPU: {"cpu-cache"},
+	}
+)
+
+// sharedFlags decide what all runs work on, which is opened once.
+var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels", "ssds", "sq"}
 
 // variants reads what is to be compared.
 func (e *env) variants() ([]variant, error) {
@@ -95,6 +103,9 @@ func (e *env) variants() ([]variant, error) {
 			return errs.New(errs.Usage, "two variants are called %q; give each a name of its own", name)
 		}
 		cfg, err := e.variantConfig(args)
+		if err == nil && !optional { // before hours of the other variants
+			err = cfg.Check()
+		}
 		if err != nil {
 			return fmt.Errorf("variant %s: %w", name, err)
 		}
@@ -154,7 +165,7 @@ func (e *env) variantConfig(args []string) (sched.Config, error) {
 	}
 	for _, f := range flags {
 		name := f.Names()[0]
-		if !e.c.IsSet(name) || name == "mode" || (name == "gpu-cache" || name == "cpu-cache") && !slices.Contains(tiersOf[mode], name) {
+		if !e.c.IsSet(name) || name == "mode" || slices.Contains(ofTiers, name) && !slices.Contains(tiersOf[mode], name) {
 			continue
 		}
 		if err := set.Set(name, fmt.Sprint(e.c.Value(name))); err != nil {
@@ -162,6 +173,9 @@ func (e *env) variantConfig(args []string) (sched.Config, error) {
 		}
 	}
 	for _, f := range own {
+		if slices.Contains(sharedFlags, f.name) {
+			return sched.Config{}, errs.New(errs.Usage, "--%s is the same for all runs, which share dataset, device and SSDs; give it outside --variants, or compare two runs of train", f.name)
+		}
 		if err := set.Set(f.name, f.value); err != nil {
 			return sched.Config{}, errs.New(errs.Usage, "--%s: %w", f.name, err)
 		}
@@ -286,8 +300,6 @@ func runCompare(ctx context.Context, e *env) (err error) {
 	r := &comparison{names: variantNames(vs), cores: runtime.GOMAXPROCS(0), device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
 	if virtual {
 		r.hardware, r.device, r.cores = hw.Profile.Name, hw.Profile.GPU.Name+" (modelled)", 0
-	} else {
-		r.note(in)
 	}
 	keys := map[string]string{} // of results that must be the same → the variant that had it first
 	left := map[string]bool{}
@@ -331,6 +343,9 @@ func runCompare(ctx context.Context, e *env) (err error) {
 		}
 	}
 	r.names = slices.DeleteFunc(r.names, func(n string) bool { return left[n] })
+	if !virtual && slices.ContainsFunc(r.runs, func(x comparedRun) bool { return x.IOStack == sched.StackMmap }) {
+		r.note(in)
+	}
 	sum := r.summary()
 	e.showComparison(sum)
 	out.event("compare", sum)
@@ -501,7 +516,7 @@ func (r *comparison) leave(e *env, name string, err error) {
 	e.ui.Note("%s is left out: %v", name, err)
 }
 
-// note says what a reader must know of the machine.
+// note says what a reader must know of the machine where a stack reads through the page cache.
 func (r *comparison) note(in sched.Inputs) {
 	m := in.Dataset.Meta
 	bytes := m.Nodes * int64(m.RowType().RowBytes(m.Dim))

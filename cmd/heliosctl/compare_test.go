@@ -94,6 +94,8 @@ func TestCompareArguments(t *testing.T) {
 		{"offline policy", nil, "train g --policy belady", 2, []string{"belady", "cache replay"}, ""},
 		{"bad line", nil, "train g --cache-line wide", 2, []string{"--cache-line", "row"}, ""},
 		{"all of the peak", nil, "train g --accumulate 1", 2, []string{"--accumulate", "0.95"}, ""},
+		{"policy of no tier", nil, "train g --mode cpu --policy lru", 2, []string{"--policy lru", "--gpu-cache"}, ""},
+		{"epochs that nobody counts", nil, "train g --hotness degree --presample-epochs 3", 2, []string{"--presample-epochs", "degree"}, ""},
 		{"window below none", nil, "train g --window -1", 2, []string{"--window"}, ""},
 		{"no such hotness", nil, "train g --hotness pagerink", 2, []string{"--hotness", "did you mean pagerank"}, ""},
 		{"neighbour cache of what is in memory", nil, "train g --neighbor-cache 1GiB", 2, []string{"--neighbor-cache", "--topology ssd"}, ""},
@@ -104,6 +106,9 @@ func TestCompareArguments(t *testing.T) {
 		{"a=--window x;b=", "whole number"},
 		{"a=stray;b=", "is no flag"},
 		{"a=--timeline t.json;b=", "unknown flag --timeline"},
+		{"a=;b=--no-edges", "--no-edges is the same for all runs"},
+		{"a=--kernels generic;b=", "--kernels is the same for all runs"},
+		{"a=;b=--mode inmem --policy lru", "variant b: --policy lru"}, // before any of them runs
 	} {
 		r := hc(t, "compare", "g", "--variants", c.flags)
 		require.Equal(t, 2, r.code, c.flags)

@@ -66,9 +66,6 @@ func (e *env) tierConfig(cfg *sched.Config) (err error) {
 	if err := e.hotnessConfig(cfg); err != nil {
 		return err
 	}
-	if c.IsSet("presample-epochs") && (cfg.Hotness != "" && cfg.Hotness != sched.HotnessPresample) {
-		return errs.New(errs.Usage, "--presample-epochs: --hotness %s counts no epochs beforehand; leave one of the two out", cfg.Hotness)
-	}
 	if cfg.Policy != "" && cfg.Policy != sched.PolicyStatic && !cfg.GPUCacheAuto && !c.IsSet("gpu-cache") {
 		return errs.New(errs.Usage, "--policy %s: --mode %s has no GPU tier by itself; add --gpu-cache, or leave it out", cfg.Policy, cfg.Mode)
 	}
@@ -89,6 +86,9 @@ func (e *env) hotnessConfig(cfg *sched.Config) error {
 		if err := hotnessSource("hotness", cfg.Hotness); err != nil {
 			return err
 		}
+	}
+	if c.IsSet("presample-epochs") && cfg.Hotness != "" && cfg.Hotness != sched.HotnessPresample {
+		return errs.New(errs.Usage, "--presample-epochs: --hotness %s counts no epochs beforehand; leave one of the two out", cfg.Hotness)
 	}
 	switch dir := c.String("hotness-dir"); {
 	case dir == "off":
