@@ -11,7 +11,9 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/philox"
+	"helios/internal/units"
 )
 
 // Layer-wise importance sampling: LADIES (Zou et al., "Layer-Dependent Importance Sampling for Training Deep and
@@ -454,24 +456,44 @@ func (s *Sampler) newLayers() error {
 	return nil
 }
 
+// What memory is free, and from how much on it is asked; tests have both otherwise.
+var (
+	availableBytes       = hostmem.AvailableBytes
+	layerCheck     int64 = 64 << 20
+)
+
 // room makes the buffers of a hop hold n destinations with so many in-edges. Hops take turns and wait for their kernels, so
-// nobody uses the old ones.
-func (l *layerSampler) room(dev cuda.Device, n, edges int64) error {
-	for _, b := range []struct {
+// nobody uses the old ones. On the host device they are held against free memory together, and with more that the hop takes:
+// each by itself would be granted, and all of them end in the kernel's OOM killer.
+func (l *layerSampler) room(dev cuda.Device, n, edges, more int64) error {
+	wants := []struct {
 		dst  *cuda.Buffer
 		size int64
 	}{
 		{&l.start, (n + 1) * 8}, {&l.slots, edges * 4}, {&l.pos, edges * 4}, {&l.mass, (n + edges) * 8}, {&l.rank, (n + edges) * 8},
-	} {
-		if *b.dst != nil && (*b.dst).Size() >= b.size {
-			continue
+	}
+	total := more
+	for _, b := range wants {
+		if *b.dst == nil || (*b.dst).Size() < b.size {
+			if err := free(b.dst); err != nil {
+				return err
+			}
+			total += b.size + b.size/4
 		}
-		if err := free(b.dst); err != nil {
-			return err
+	}
+	if dev.Info().Backend == "host" && total >= layerCheck {
+		if left, err := availableBytes(); err == nil && total > left {
+			return errs.New(errs.Usage, "layer-wise sampling reads the whole lists of a layer, %d in-edges of %d nodes: that takes %s, and %s of memory are free; lower --batch-size or the nodes of a layer (--fanout), or use --sampler neighbor",
+				edges, n, units.FormatBytes(total), units.FormatBytes(left))
+		}
+	}
+	for _, b := range wants {
+		if *b.dst != nil {
+			continue
 		}
 		var err error
 		if *b.dst, err = dev.Alloc(cuda.MemDevice, (max(b.size+b.size/4, 1)+4095)&^4095, layerPurpose); err != nil {
-			return err
+			return fmt.Errorf("layer-wise sampling of %d nodes with %d in-edges: %w", n, edges, err)
 		}
 	}
 	return nil
@@ -485,7 +507,7 @@ func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 	}
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
 	b := &mb.Blocks[hop]
-	if err := l.room(s.dev, n, 0); err != nil {
+	if err := l.room(s.dev, n, 0, 0); err != nil {
 		return err
 	}
 	p := s.params(mb, n)
@@ -505,10 +527,22 @@ func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 	if n+edges > math.MaxUint32 {
 		return errs.New(errs.Usage, "%d nodes with %d in-neighbours pass the limit of 2^32: lower the batch size or the nodes of a layer", n, edges)
 	}
-	if err := l.room(s.dev, n, edges); err != nil {
+	distinct := min(n+edges, max(s.topo.Host.NumNodes, n))
+	more := int64(0)
+	if l.kEnter != nil {
+		if size := enterTable(distinct) * 8; l.table == nil || l.table.Size() < size {
+			more = size
+		}
+	}
+	if s.lists != nil {
+		if err := s.lists.drop(); err != nil {
+			return err
+		}
+		more += 4 * edges
+	}
+	if err := l.room(s.dev, n, edges, more); err != nil {
 		return err
 	}
-	distinct := min(n+edges, max(s.topo.Host.NumNodes, n))
 	if l.kEnter == nil {
 		if !s.direct && 3*s.slots/4 < distinct {
 			if err := s.growHash(distinct); err != nil {

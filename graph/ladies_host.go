@@ -173,13 +173,19 @@ func (h *enterBlock) flush() {
 	h.count = 0
 }
 
-// enterOnHost launches host_layer_enter for distinct nodes at most, at a load of up to 1/2.
-func (s *Sampler) enterOnHost(stream cuda.Stream, q *layerParams, distinct int64) error {
-	l := &s.layers
+// enterTable is the slots of a table for so many nodes.
+func enterTable(distinct int64) int64 {
 	slots := int64(enterSlots)
 	for slots < 2*distinct {
 		slots *= 2
 	}
+	return slots
+}
+
+// enterOnHost launches host_layer_enter for distinct nodes at most, at a load of up to 1/2.
+func (s *Sampler) enterOnHost(stream cuda.Stream, q *layerParams, distinct int64) error {
+	l := &s.layers
+	slots := enterTable(distinct)
 	if l.table == nil || l.table.Size() < slots*8 {
 		if err := free(&l.table); err != nil {
 			return err

@@ -313,6 +313,34 @@ func TestLayerwiseErrors(t *testing.T) {
 	topo.Indptr[99] = was
 }
 
+// Lists of hubs that memory has no room for are refused as a whole, with what to do; and the next batch is sampled as ever.
+func TestLayerwiseMemory(t *testing.T) {
+	defer func(was func() (int64, error), from int64) { availableBytes, layerCheck = was, from }(availableBytes, layerCheck)
+	const edges = 1 << 12
+	layerCheck = 1
+	topo, err := Alloc(edges+1, edges, false)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, topo.Close()) })
+	for i := range topo.Indices32 {
+		topo.Indptr[i+1], topo.Indices32[i] = edges, uint32(i+1)
+	}
+	topo.Indptr[edges+1] = edges
+	for name, topo := range map[string]*Topology{"memory": topo, "storage": farOf(t, topo, OutOfCoreOptions{})} {
+		r := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{5}, Layerwise: true}, directNodes)
+		// 24 bytes an in-edge and a quarter more, the table, and 4 for lists that are read from storage.
+		for _, free := range []int64{edges, 24 * edges, 30 * edges} {
+			availableBytes = func() (int64, error) { return free, nil }
+			require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, []int64{0}))
+			err := r.s.Hop(r.ctx, r.stream, r.mb, 0)
+			require.Equal(t, errs.Usage, errs.ClassOf(err), name)
+			require.ErrorContains(t, err, "4096 in-edges of 1 nodes")
+			require.ErrorContains(t, err, "--batch-size")
+		}
+		availableBytes = func() (int64, error) { return 100 * edges, nil }
+		require.Equal(t, []int64{1, 6}, r.sample(t, 0, 0, []int64{0}).HopEnd)
+	}
+}
+
 // Nodes without in-neighbours alone make an empty block.
 func TestLayerwiseOfNothing(t *testing.T) {
 	topo := star(t, 0, 0, 2)

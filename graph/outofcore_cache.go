@@ -43,7 +43,8 @@ const (
 	cacheTablePurpose = "neighbour cache table"
 )
 
-func cacheTableBytes(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
+// LeastNeighborCache is the memory of a neighbour cache before it holds a list: a bit for each node, and ranks.
+func LeastNeighborCache(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
 
 func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + int64(len(c.starts))*4 }
 func (c *neighbourCache) bytes() int64    { return c.metadata() + int64(len(c.lists))*4 }
@@ -74,7 +75,7 @@ func score(out uint32, in int64) uint32 {
 // choose marks the lists with the highest scores for which there is room, and of equal ones those of the first nodes, and makes
 // the tables. The lists are still to be filled.
 func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
-	room := budget - cacheTableBytes(t.NumNodes)
+	room := budget - LeastNeighborCache(t.NumNodes)
 	cost := func(v int64) int64 { return 4 * (1 + t.InDegree(v)) }
 	// The threshold's upper half, then its lower one: the bytes of all lists by score.
 	above := func(n int, bin func(s uint32) (int, bool), room int64) (at int, left int64) {
@@ -98,7 +99,7 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 		lo, room = above(1<<16, func(s uint32) (int, bool) { return int(s & 0xffff), int(s>>16) == hi }, room)
 		limit = int64(hi)<<16 | int64(max(lo, 0))
 	}
-	mem, err := hostmem.Alloc(cacheTableBytes(t.NumNodes), cacheTablePurpose)
+	mem, err := hostmem.Alloc(LeastNeighborCache(t.NumNodes), cacheTablePurpose)
 	if err != nil {
 		return err
 	}

@@ -248,7 +248,7 @@ func (s *Sampler) room(b *cuda.Buffer, bytes int64) error {
 }
 
 // farHop is hostHop over a topology on storage.
-func (s *Sampler) farHop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) (err error) {
+func (s *Sampler) farHop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	f := s.far
 	n := mb.HopEnd[hop]
 	mb.Blocks = mb.Blocks[:hop+1]
@@ -299,12 +299,6 @@ func (s *Sampler) farHop(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 		return err
 	}
 
-	// Whatever fails, no kernel may still be using what is freed then.
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, stream.Synchronize(ctx))
-		}
-	}()
 	chunk := int64(f.store.opt.Chunk)
 	chunks := (edges + chunk - 1) / chunk
 	bounds := func(c int64) (from, to int64) { return c * chunk, min((c+1)*chunk, edges) }

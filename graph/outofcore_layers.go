@@ -54,14 +54,19 @@ func (l *farLists) ptr() cuda.DevicePtr {
 	return cuda.DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(l.mem))))
 }
 
-// stage brings the lists of nodes in, and lets those of the hop before go. No kernel may be reading them.
+// drop lets the lists of the hop before go. No kernel may be reading them.
+func (l *farLists) drop() error {
+	if l.mem == nil {
+		return nil
+	}
+	return unix.Madvise(l.mem, unix.MADV_DONTNEED)
+}
+
+// stage brings the lists of nodes in, after drop.
 func (l *farLists) stage(ctx context.Context, nodes []int64) error {
 	s, t := l.store, l.store.t
 	if l.mem == nil {
 		return nil
-	}
-	if err := unix.Madvise(l.mem, unix.MADV_DONTNEED); err != nil {
-		return err
 	}
 	l.nodes = append(l.nodes[:0], nodes...)
 	slices.Sort(l.nodes)

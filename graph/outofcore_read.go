@@ -77,6 +77,15 @@ func (r *pageReader) failed(off int64, n int, cause error) error {
 	return errs.With(errs.Device, &StorageError{r.path, off, n, cause})
 }
 
+// ended is the error of reads that go on no longer.
+func ended(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("read the topology: %w", cause)
+	}
+	return errs.New(errs.Device, "read the topology: a hop's reads are too many for the storage to answer in time: %w; lower --batch-size or --fanout, raise --neighbor-cache, or use --topology memory",
+		context.DeadlineExceeded)
+}
+
 // pageReader reads pages of one file. One read call at a time.
 type pageReader struct {
 	path   string
@@ -255,7 +264,7 @@ func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool, done fu
 			}
 		}
 		if ctx.Err() != nil {
-			fail(fmt.Errorf("read the topology: %w", context.Cause(ctx)))
+			fail(ended(ctx))
 		}
 		if got > 0 {
 			continue
@@ -319,7 +328,7 @@ func (r *pageReader) readThreads(ctx context.Context, next func(*pageRun) bool, 
 			for redo := false; ; {
 				mu.Lock()
 				if failure == nil && ctx.Err() != nil {
-					failure = fmt.Errorf("read the topology: %w", context.Cause(ctx))
+					failure = ended(ctx)
 				}
 				if failure != nil || !redo && !next(u) {
 					mu.Unlock()

@@ -84,9 +84,9 @@ func TestOutOfCoreBlocks(t *testing.T) {
 		topo, err := FromEdges(nodes, src, dst, wide)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, topo.Close()) })
-		all := cacheTableBytes(nodes) + 4*(nodes+topo.NumEdges)
+		all := LeastNeighborCache(nodes) + 4*(nodes+topo.NumEdges)
 		for i, o := range []OutOfCoreOptions{
-			{}, {CacheBytes: all / 10, Chunk: 1000}, {CacheBytes: all}, {CacheBytes: all / 2, PageCache: true, Threads: true}, {CacheBytes: cacheTableBytes(nodes), Chunk: 64},
+			{}, {CacheBytes: all / 10, Chunk: 1000}, {CacheBytes: all}, {CacheBytes: all / 2, PageCache: true, Threads: true}, {CacheBytes: LeastNeighborCache(nodes), Chunk: 64},
 		} {
 			if wide && i != 1 || testing.Short() && i > 1 {
 				continue
@@ -199,12 +199,12 @@ func TestNeighborCache(t *testing.T) {
 		}
 		return 0
 	})
-	most := cacheTableBytes(topo.NumNodes) + 4*(topo.NumNodes+topo.NumEdges)
-	for _, budget := range []int64{cacheTableBytes(topo.NumNodes), cacheTableBytes(topo.NumNodes) + 400, most / 20, most / 3, most * 9 / 10, most} {
+	most := LeastNeighborCache(topo.NumNodes) + 4*(topo.NumNodes+topo.NumEdges)
+	for _, budget := range []int64{LeastNeighborCache(topo.NumNodes), LeastNeighborCache(topo.NumNodes) + 400, most / 20, most / 3, most * 9 / 10, most} {
 		far := farOf(t, topo, OutOfCoreOptions{CacheBytes: budget})
 		c := &far.far.cache
 		require.LessOrEqual(t, c.bytes(), budget)
-		room := budget - cacheTableBytes(topo.NumNodes)
+		room := budget - LeastNeighborCache(topo.NumNodes)
 		full := false // the first score whose lists do not all fit has been met
 		limit := -1.0
 		for _, l := range lists {
@@ -365,6 +365,42 @@ func TestOutOfCoreLateRead(t *testing.T) {
 	require.NoError(t, far.Close())
 }
 
+// An interrupt ends a hop whose reads are in flight, and the reads too: the next hop goes on.
+func TestOutOfCoreInterruptedHop(t *testing.T) {
+	topo := randomGraph(t, 5000, 30, false, 4)
+	far, err := openFar(topo, idFile(t, topo, 0), OutOfCoreOptions{})
+	require.NoError(t, err)
+	r := far.far.reader
+	if r.ring == nil {
+		t.Skip("without io_uring reads are waited for by threads")
+	}
+	var pipe [2]int
+	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	was := r.fd
+	r.fd = int32(pipe[0])
+	rig := newRig(t, host, far, 2, SamplerConfig{Fanouts: []int{10}, Seed: 1}, directNodes)
+	require.NoError(t, rig.s.Begin(rig.ctx, rig.stream, rig.mb, 1, 0, []int64{4999, 4000}))
+	ctx, cancel := context.WithCancelCause(rig.ctx)
+	enough := errors.New("enough")
+	time.AfterFunc(20*time.Millisecond, func() {
+		cancel(enough)
+		_ = unix.Close(pipe[1]) // ends the reads
+	})
+	err = rig.s.Hop(ctx, rig.stream, rig.mb, 0)
+	require.ErrorIs(t, err, enough)
+	require.NoError(t, r.broken)
+	r.fd = was
+	require.NoError(t, unix.Close(pipe[0]))
+	require.NoError(t, rig.s.Begin(rig.ctx, rig.stream, rig.mb, 1, 0, []int64{4999, 4000}))
+	require.NoError(t, rig.s.Hop(rig.ctx, rig.stream, rig.mb, 0))
+	late, cancel2 := context.WithTimeout(rig.ctx, time.Nanosecond)
+	defer cancel2()
+	err = ended(late)
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	require.ErrorContains(t, err, "--neighbor-cache")
+	require.NoError(t, far.Close())
+}
+
 func TestOutOfCoreBudgets(t *testing.T) {
 	topo := randomGraph(t, 5000, 30, false, 4)
 	f := idFile(t, topo, 0)
@@ -460,7 +496,7 @@ func TestOutOfCoreRandom(t *testing.T) {
 		}
 		o := OutOfCoreOptions{Chunk: 1 + r.IntN(5000), Threads: r.IntN(4) == 0, PageCache: r.IntN(2) == 0}
 		if r.IntN(3) > 0 {
-			o.CacheBytes = cacheTableBytes(nodes) + r.Int64N(4*(nodes+topo.NumEdges)+1)
+			o.CacheBytes = LeastNeighborCache(nodes) + r.Int64N(4*(nodes+topo.NumEdges)+1)
 		}
 		f := idFile(t, topo, 8*r.Int64N(700))
 		far, err := openFar(topo, f, o)

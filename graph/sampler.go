@@ -580,6 +580,12 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.hop(ctx, stream, mb, hop); err != nil {
+		if s.far != nil || s.lists != nil {
+			// Reads fail, or an interrupt ends them, with kernels under way: these must not use what is let go next.
+			after, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
+			err = errors.Join(err, stream.Synchronize(after))
+			cancel()
+		}
 		s.owner = nil // what the table holds now is unknown
 		mb.HopEnd = mb.HopEnd[:0]
 		mb.Blocks = mb.Blocks[:0]

@@ -355,7 +355,7 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 		return nil // stopped: run knows why
 	}
 	defer e.endTurn()
-	op, cancel := e.opCtx(ctx)
+	op, cancel := e.sampleCtx(ctx)
 	defer cancel()
 	begin := e.trace.now()
 	if err := p.sampler.Begin(op, e.sampleS, s.mb, p.epoch, drawsOf(p.epoch, i), s.seeds); err != nil {
@@ -370,6 +370,9 @@ func (e *engine) sample(ctx context.Context, p *pass, s *slot, i int, parts chan
 				return nil // stopped: run knows why
 			}
 			if err := p.sampler.Hop(op, e.sampleS, s.mb, h-1); err != nil {
+				if ctx.Err() != nil && op.Err() != nil {
+					return nil // stopped, too
+				}
 				return fmt.Errorf("batch %d hop %d: %w", i, h, err)
 			}
 			e.trace.op(trackSample, hopNames[h], begin, p, i, s.mb.HopEnd[h])

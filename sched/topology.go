@@ -42,7 +42,11 @@ func (e *engine) openStorage(in Inputs) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: e.cfg.NeighborCache.Of(bytes)})
+	cache := e.cfg.NeighborCache.Of(bytes)
+	if e.cfg.NeighborCache.Percent != 0 && cache < graph.LeastNeighborCache(in.Dataset.Meta.Nodes) {
+		cache = 0 // so few edges that a share of them holds nothing: nobody has asked for a cache that can't be
+	}
+	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache})
 	if err != nil {
 		if stopped := interrupted(ctx); stopped != nil {
 			return stopped
@@ -80,6 +84,15 @@ func (e *engine) topologyNeeds() int64 {
 		return (m.Nodes+1)*8 + m.Edges*width
 	}
 	return 0
+}
+
+// sampleCtx is opCtx for sampling, which over a topology on storage reads: a hop may take long then, so after an interrupt
+// it goes on for e.grace only.
+func (e *engine) sampleCtx(ctx context.Context) (context.Context, context.CancelFunc) {
+	if e.topo != nil && e.topo.OnStorage() {
+		return e.readCtx(ctx)
+	}
+	return e.opCtx(ctx)
 }
 
 // newSampler makes a sampler of the run's kind.

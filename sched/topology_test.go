@@ -155,6 +155,10 @@ func TestTopologyFaults(t *testing.T) {
 		r := train(t, context.Background(), few, d, feat, s, 2, Observer{})
 		require.ErrorContains(t, r.err, "--neighbor-cache")
 		require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+		few.NeighborCache = percent(0.01) // nobody's wish for a cache of a few bytes: the default is a share, too
+		r = train(t, context.Background(), few, d, feat, s, 2, Observer{})
+		require.NoError(t, r.err)
+		require.Zero(t, r.res.TopologyStorage.CacheBytes)
 		require.NoError(t, os.Remove(filepath.Join(d.Dir(), "indices.npy")))
 		r = train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
 		require.ErrorIs(t, r.err, fs.ErrNotExist)

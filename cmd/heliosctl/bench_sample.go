@@ -364,7 +364,11 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 		if err != nil {
 			return err
 		}
-		far, err := d.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: p.lists.Of(bytes)})
+		cache := p.lists.Of(bytes)
+		if p.lists.Percent != 0 && cache < graph.LeastNeighborCache(d.Meta.Nodes) {
+			cache = 0 // as in training
+		}
+		far, err := d.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache})
 		if err != nil {
 			return err
 		}
