@@ -89,9 +89,9 @@ func (e *engine) placeDynamic(ctx context.Context) (err error) {
 	if e.placement, err = e.choose(ctx, budgets{cpuRows: b.cpuRows}, e.in); err != nil {
 		return untiered{err}
 	}
-	if bytes := b.gpuRows * e.rowBytes; bytes > 0 && e.lineSlots(bytes) == 0 {
-		e.obs.note(fmt.Sprintf("the GPU tier of %s has no room for a line of %s, so nothing is cached in it; give a larger --gpu-cache or a smaller --cache-line",
-			units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes)))
+	if bytes := b.gpuRows * e.rowBytes; e.lineSlots(bytes) == 0 {
+		e.obs.note(fmt.Sprintf("the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; give a larger --gpu-cache",
+			units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes), e.cfg.Policy))
 	}
 	cpu := slices.Clone(e.placement.CPU)
 	slices.Sort(cpu)

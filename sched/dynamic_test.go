@@ -329,5 +329,5 @@ func TestLinesAreTold(t *testing.T) {
 	require.Zero(t, r.res.GPUCacheBytes)
 	all := strings.Join(notes, "\n")
 	require.Contains(t, all, "cache lines: 512 B in place of 4 KiB: lines are whole rows of 80 bytes")
-	require.Contains(t, all, "the GPU tier of 480 B has no room for a line of 512 B")
+	require.Contains(t, all, "the GPU tier of 480 B has no room for a line of 512 B, so policy lru keeps nothing")
 }

@@ -104,9 +104,10 @@ type tuner struct {
 	e     *engine
 	p     *pass
 	res   *TuneResult
-	level int // rounds
-	each  int // batches of a segment
-	most  int // batches that may be used up
+	level int           // rounds
+	each  int           // batches of a segment
+	most  int           // batches that may be used up
+	aside time.Duration // of a segment, for what comes after batches
 	// train trains n batches and says how many seconds that took.
 	train func(ctx context.Context, n int) (float64, error)
 }
@@ -119,6 +120,14 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 		t.level = 2
 	}
 	t.train = t.segment
+	if after := p.after; after != nil { // checkpoints, which some segments have and others have not
+		p.after = func(index int) error {
+			begin := time.Now()
+			defer func() { t.aside += time.Since(begin) }()
+			return after(index)
+		}
+		defer func() { p.after = after }()
+	}
 	start := time.Now()
 	e.cfg.Depth = before.Depth
 	e.plan = e.cfg.plan()
@@ -180,15 +189,15 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 	return t.res, nil
 }
 
-// segment trains n batches and says how long they took.
+// segment trains n batches and says how long they took, checkpoints aside.
 func (t *tuner) segment(ctx context.Context, n int) (float64, error) {
 	if n < 1 {
 		return 0, nil
 	}
-	t.p.end = t.p.first + n
+	t.p.end, t.aside = t.p.first+n, 0
 	start := time.Now()
 	err := t.e.run(ctx, t.p)
-	return time.Since(start).Seconds(), err
+	return (time.Since(start) - t.aside).Seconds(), err
 }
 
 // choose measures a knob's values in turns and leaves it at the best.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -106,6 +107,26 @@ func TestTune(t *testing.T) {
 	require.Contains(t, r.res.Tuned.Skipped, "too few to measure")
 	require.Empty(t, r.res.Tuned.Trials)
 	require.Empty(t, r.res.Tuned.Flags)
+}
+
+// What comes after a batch, such as a checkpoint, is no part of a segment's time: it would decide by where it falls.
+func TestTuneWithoutCheckpoints(t *testing.T) {
+	least, batches := tuneLeast, tuneBatches
+	tuneLeast, tuneBatches = 0, 1
+	defer func() { tuneLeast, tuneBatches = least, batches }()
+	d, feat := tiny.open(t)
+	cfg := tuned(TuneQuick, func(c *Config) { c.Batch, c.Epochs = 60, 1 })
+	const long = 500 * time.Millisecond
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, _ int) {
+		if stage == "epoch 1" && done == 4 { // of the first value beside the present one, which is measured once
+			time.Sleep(long)
+		}
+	}})
+	require.NoError(t, r.err)
+	require.NotEmpty(t, r.res.Tuned.Trials)
+	for _, x := range r.res.Tuned.Trials {
+		require.Less(t, x.Seconds, long.Seconds(), "%+v", x)
+	}
 }
 
 // A value is taken when it is better by more than noise, and only then.
