@@ -86,8 +86,8 @@ const (
 	layerBins = 1 << layerBits
 	noRank    = math.MaxUint64
 	noPos     = math.MaxUint32
-	// layerMost is the most nodes that a hop may be asked to draw.
-	layerMost    = 1 << 30
+	// MostLayer is the most nodes that a hop may be asked to draw.
+	MostLayer    = 1 << 30
 	layerPurpose = "layer sampling"
 )
 

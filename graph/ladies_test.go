@@ -298,7 +298,7 @@ func TestLayerwiseErrors(t *testing.T) {
 	dt, err := Attach(dev, topo)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
-	for _, f := range []int{0, -2, layerMost + 1} {
+	for _, f := range []int{0, -2, MostLayer + 1} {
 		_, err := NewSampler(dev, dt, SamplerConfig{Fanouts: []int{5, f}, Layerwise: true})
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
 		require.ErrorContains(t, err, fmt.Sprintf("%d nodes for layer 1", f))

@@ -168,7 +168,7 @@ func (s *storage) fits() error {
 			units.FormatBytes(s.opt.CacheBytes), t.NumNodes, units.FormatBytes(least))
 	}
 	// Counting out-degrees takes 4 bytes a node for a while.
-	need := min(s.opt.CacheBytes, LeastNeighborCache(t.NumNodes)+4*(t.NumEdges+t.NumNodes)) + 4*t.NumNodes + readSlots*unitBytes
+	need := min(s.opt.CacheBytes, MostNeighborCache(t.NumNodes, t.NumEdges)) + 4*t.NumNodes + readSlots*unitBytes
 	if free, err := hostmem.AvailableBytes(); err == nil && need > free {
 		return errs.New(errs.Usage, "--neighbor-cache %s: with %s to choose the lists by it passes the %s of memory that are free; give less",
 			units.FormatBytes(s.opt.CacheBytes), units.FormatBytes(4*t.NumNodes), units.FormatBytes(free))

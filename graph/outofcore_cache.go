@@ -46,6 +46,9 @@ const (
 // LeastNeighborCache is the memory of a neighbour cache before it holds a list: a bit for each node, and ranks.
 func LeastNeighborCache(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
 
+// MostNeighborCache is what a neighbour cache of all lists takes.
+func MostNeighborCache(nodes, edges int64) int64 { return LeastNeighborCache(nodes) + 4*(nodes+edges) }
+
 func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + int64(len(c.starts))*4 }
 func (c *neighbourCache) bytes() int64    { return c.metadata() + int64(len(c.lists))*4 }
 

@@ -166,8 +166,8 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig, direct
 	}
 	for i, f := range cfg.Fanouts {
 		if cfg.Layerwise {
-			if f == 0 || f < -1 || f > layerMost {
-				return nil, errs.New(errs.Usage, "%d nodes for layer %d: must be 1 to %d, or -1 for all that the layer needs", f, i, layerMost)
+			if f == 0 || f < -1 || f > MostLayer {
+				return nil, errs.New(errs.Usage, "%d nodes for layer %d: must be 1 to %d, or -1 for all that the layer needs", f, i, MostLayer)
 			}
 			continue
 		}

@@ -492,15 +492,16 @@ func (c Config) checkCache() error {
 	}
 	if c.Sampler == SamplerLadies {
 		for _, f := range c.Fanouts {
-			if f < 0 {
-				return errs.New(errs.Usage, "--fanout %v: --sampler %s draws so many nodes for a layer, and %d is not a number of nodes", c.Fanouts, c.Sampler, f)
+			if f < 1 || f > graph.MostLayer {
+				return errs.New(errs.Usage, "--fanout %v: --sampler %s draws so many nodes for a layer, and %d is not from 1 to %d", c.Fanouts, c.Sampler, f, graph.MostLayer)
 			}
 		}
 	}
 	return nil
 }
 
-// maxLine is the largest line of a dynamic tier, in bytes.
+// maxLine is the largest line of a dynamic tier, in bytes: no more than a superblock's format leaves behind the rows, as the
+// last line of an SSD, where it is not full, is read beyond them.
 const maxLine = 1 << 20
 
 // plan is what a pipeline name means: the two kinds of overlap, and how many batches may be in

@@ -224,7 +224,7 @@ func TestDynamicRefusals(t *testing.T) {
 		"gives each operator all SMs":      func(c *Config) { c.Pipeline, c.SMs.Train = PipelineSeries, 2 },
 		"--check-reads holds rows":         func(c *Config) { c.Policy, c.CacheLine, c.CheckReads = policy.LRU, 4096, true },
 		"--neighbor-cache is of":           func(c *Config) { c.NeighborCache = percent(5) },
-		"-1 is not a number of nodes":      func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{-1} },
+		"-1 is not from 1 to":              func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{-1} },
 		"--sampler \"x\" is not known":     func(c *Config) { c.Sampler = "x" },
 		"--topology \"x\" is not known":    func(c *Config) { c.Topology = "x" },
 		"--tune \"x\" is not known":        func(c *Config) { c.Tune = "x" },

@@ -305,7 +305,12 @@ func (e *engine) budgets() (budgets, error) {
 	if err != nil {
 		return budgets{}, err
 	}
-	avail = max(avail-e.topologyNeeds(), 0)
+	need := e.topologyNeeds()
+	if lists := e.neighborCacheNeeds(); lists > 0 && need > avail && need-lists < avail {
+		return budgets{}, errs.New(errs.Usage, "--neighbor-cache %v: the lists of this topology take %s of it, and with offsets that is %s; %s of memory are free, give less",
+			e.cfg.NeighborCache, units.FormatBytes(lists), units.FormatBytes(need), units.FormatBytes(avail))
+	}
+	avail = max(avail-need, 0)
 	return e.cfg.tierRows(e.rows, e.rowBytes, avail, free)
 }
 

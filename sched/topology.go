@@ -79,11 +79,24 @@ func (e *engine) topologyNeeds() int64 {
 		return 0
 	case e.cfg.Topology == TopologySSD:
 		// Offsets, checksums, and the neighbour cache. What reads go to is little.
-		return (m.Nodes+1)*8 + m.Edges*width/1024 + e.cfg.NeighborCache.Of(m.Edges*width)
+		return (m.Nodes+1)*8 + m.Edges*width/1024 + e.neighborCacheNeeds()
 	case e.onGPU():
 		return (m.Nodes+1)*8 + m.Edges*width
 	}
 	return 0
+}
+
+// neighborCacheNeeds is what a neighbour cache will take, which is no more than all lists do.
+func (e *engine) neighborCacheNeeds() int64 {
+	m := e.in.Dataset.Meta
+	width := int64(4)
+	if m.Nodes > math.MaxUint32 {
+		width = 8
+	}
+	if e.topo != nil || e.cfg.Topology != TopologySSD {
+		return 0
+	}
+	return min(e.cfg.NeighborCache.Of(m.Edges*width), graph.MostNeighborCache(m.Nodes, m.Edges))
 }
 
 // sampleCtx is opCtx for sampling, which over a topology on storage reads: a hop may take long then, so after an interrupt

@@ -177,8 +177,8 @@ func TestTopologyNeeds(t *testing.T) {
 	for _, c := range []struct {
 		topology string
 		lists    units.Budget
-	}{{TopologyMemory, units.Budget{}}, {TopologySSD, percent(50)}} {
-		t.Run(fmt.Sprint(c.topology), func(t *testing.T) {
+	}{{TopologyMemory, units.Budget{}}, {TopologySSD, percent(50)}, {TopologySSD, units.Budget{Bytes: 1 << 50}}} {
+		t.Run(fmt.Sprint(c.topology, c.lists), func(t *testing.T) {
 			e := &engine{in: Inputs{Dataset: d}, cfg: Config{Topology: c.topology, NeighborCache: c.lists}}
 			var err error
 			e.dev, err = cuda.NewHost(cuda.HostOptions{SMs: 1})

@@ -26,7 +26,9 @@ func predictCommand() *cli.Command {
 		Usage:     "classify nodes with a checkpoint",
 		ArgsUsage: "[DATASET]",
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
-			"or as CSV to --out. --embeddings writes the last layer's outputs, one row for each node.",
+			"or as CSV to --out. --embeddings writes the last layer's outputs, one row for each node.\n" +
+			"What is found out about a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
+			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
 		Flags: append(inferFlags(),
 			oneOf("split", "nodes to classify", "all", append([]string{"all"}, dataset.Splits...), nil),
 			&cli.StringFlag{Name: "nodes", Usage: "classify these instead `ID,ID…`"},
