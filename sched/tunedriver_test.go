@@ -21,7 +21,7 @@ func TestTuneOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	for _, set := range []func(*Config){
 		func(*Config) {},
-		func(c *Config) { c.Mode, c.Batch = ModeGIDS, 2 },
+		func(c *Config) { c.Mode, c.Batch, c.GPUCache = ModeGIDS, 2, percent(50) },
 	} {
 		cfg := onFibers()
 		cfg.Batch, cfg.Epochs, cfg.NoEval, cfg.GPUCache, cfg.CPUCache, cfg.Presample = 1, 1, true, percent(10), percent(10), 1
