@@ -32,6 +32,12 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 		}
 		return nil
 	}
+	named := func(err error) ([]uint32, error) {
+		if err == nil && next == math.MaxUint32 {
+			err = errs.New(errs.Usage, "%s names no node; give node numbers, the hottest first", path)
+		}
+		return scores, err
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
@@ -40,7 +46,7 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 	r := bufio.NewReader(f)
 	switch start, _ := r.Peek(6); {
 	case bytes.HasPrefix(start, []byte("\x93NUMPY")):
-		return scores, readHotArray(path, add)
+		return named(readHotArray(path, add))
 	case bytes.HasPrefix(start, []byte("PK")), bytes.HasPrefix(start, []byte("\x80")):
 		return nil, errs.New(errs.Usage, "%s looks like a file of PyTorch; save the list as an array: numpy.save(\"hot.npy\", torch.load(%q).numpy())", path, path)
 	}
@@ -61,7 +67,7 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 	if err := lines.Err(); err != nil {
 		return nil, errs.New(errs.Usage, "%s: %w; give a .npy array or a text file with a node number on each line", path, err)
 	}
-	return scores, nil
+	return named(nil)
 }
 
 func readHotArray(path string, add func(v int64, where string, n int64) error) error {
