@@ -243,7 +243,7 @@ func (w *planWork) fromTrace(ctx context.Context, r *trace.Reader) (err error) {
 		return err
 	}
 	w.scores, w.by = w.counts, "the trace's own accesses"
-	w.notes = append(w.notes, "the traced run had no static tier, so rows are placed by what the trace itself accesses: hits are the most that could be")
+	w.notes = append(w.notes, "the trace has no hotness (the run had no static tier, or one for all rows), so rows are placed by what the trace itself accesses: hits are the most that could be")
 	return nil
 }
 

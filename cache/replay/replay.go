@@ -266,7 +266,7 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 		return nil, err
 	}
 	if hot == nil && (wants(Static) || p.c.CPURows > 0 && p.c.CPURows != h.CPURows) {
-		return nil, errs.New(errs.Usage, "the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier", r.Path())
+		return nil, errs.New(errs.Usage, "the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier for some of the rows", r.Path())
 	}
 	if wants(Static) || wants(Oracle) {
 		p.counter = &counter{again: again}

@@ -105,7 +105,7 @@ func runCacheReplay(ctx context.Context, e *env) (err error) {
 		}
 		e.showReplay(res, out)
 		if !e.c.IsSet("policies") && !totals.Hotness {
-			e.ui.Note("static is left out: the trace has no hotness of rows, as the run had no static tier")
+			e.ui.Note("static is left out: the trace has no hotness of rows, as the run had no static tier, or one for all rows")
 		}
 		if f := files["csv"]; f != nil {
 			if err := f.commit(replayCSV(f.f, res)); err != nil {
