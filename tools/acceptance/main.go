@@ -2,7 +2,7 @@
 //
 //	edges    GraphSAGE on the Debian graph against the same model without edges, by paired seeds
 //	memory   features several times both cache budgets: the peak against budgets + topology + 400 MiB
-//	same     one seed in every mode, cache, pipeline, worker and SSD count, with AVX2 and AVX-512: equal parameters
+//	same     one seed in every mode, cache, policy, pipeline, topology, worker and SSD count, with AVX2 and AVX-512: equal parameters
 //	growth   30 epochs: the memory after the last within 1 % of that after the third
 //	kills    a run killed with SIGKILL at random moments and resumed: equal parameters
 //
@@ -242,36 +242,45 @@ func (r *runner) memory() error {
 var small = []string{"generate", "--kind", "sbm", "--nodes", "20000", "--avg-degree", "12", "--classes", "8", "--dim", "64", "--seed", "3"}
 
 func (r *runner) same() error {
-	want := ""
+	want, runs := "", 0
 	for _, ssds := range []int{1, 4} {
 		work, err := r.setUp(fmt.Sprintf("same%d", ssds), ssds, "64MiB", small...)
 		if err != nil {
 			return err
 		}
+		var variants []string
 		for _, mode := range []string{"helios --gpu-cache 0 --cpu-cache 0", "helios --gpu-cache 5% --cpu-cache 10%", "inmem", "cpu", "mmap"} {
 			for _, pipeline := range []string{"deep", "intra", "none"} {
 				for _, workers := range []string{"1", "2"} {
-					args := append([]string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01",
-						"--pipeline", pipeline, "--workers", workers, "--mode"}, strings.Fields(mode)...)
-					res, err := r.train(work, args...)
-					if err != nil {
-						return err
-					}
-					if want == "" {
-						want = res.SHA
-						fmt.Printf("params_sha256 %s, loss %.4f then %.4f\n", want, res.Epochs[0].Loss, res.Epochs[1].Loss)
-					}
-					if res.SHA != want {
-						return fmt.Errorf("%d SSDs, %s, %s, %s workers: params_sha256 %s", ssds, mode, pipeline, workers, res.SHA)
-					}
-					if res.Epochs[1].Loss >= res.Epochs[0].Loss {
-						return fmt.Errorf("the loss did not fall: %v", res.Epochs)
-					}
+					variants = append(variants, mode+" --pipeline "+pipeline+" --workers "+workers)
 				}
 			}
 		}
+		if ssds == 4 {
+			variants = append(variants, "gids", "gids --gpu-cache 10% --cache-line row", "bam", "bam --accumulate 0.9 --pipeline run-ahead",
+				"helios --policy lru", "helios --policy sieve --cache-line 4096 --window 4", "helios --policy clock --pipeline intra", "cpu --gpu-cache 5% --policy s3fifo",
+				"helios --pipeline series", "helios --tune full", "helios --topology ssd", "helios --hotness degree")
+		}
+		for _, v := range variants {
+			res, err := r.train(work, append([]string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01",
+				"--mode"}, strings.Fields(v)...)...)
+			if err != nil {
+				return fmt.Errorf("%d SSDs, %s: %w", ssds, v, err)
+			}
+			if want == "" {
+				want = res.SHA
+				fmt.Printf("params_sha256 %s, loss %.4f then %.4f\n", want, res.Epochs[0].Loss, res.Epochs[1].Loss)
+			}
+			if res.SHA != want {
+				return fmt.Errorf("%d SSDs, %s: params_sha256 %s", ssds, v, res.SHA)
+			}
+			if res.Epochs[1].Loss >= res.Epochs[0].Loss {
+				return fmt.Errorf("the loss did not fall: %v", res.Epochs)
+			}
+			runs++
+		}
 	}
-	fmt.Println("60 runs: equal parameters")
+	fmt.Printf("%d runs: equal parameters\n", runs)
 	work := filepath.Join(r.dir, "same4")
 	for _, level := range []string{"avx2", "avx512"} {
 		args := []string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01", "--kernels", level}
