@@ -69,6 +69,9 @@ func TestTune(t *testing.T) {
 		}
 		u := r.res.Tuned
 		require.NotNil(t, u, c.name)
+		if a := r.res.Accumulator; a != nil && a.IOPS == 0 {
+			continue // a busy machine read the longer set no later than the shorter: there is no target to choose
+		}
 		require.Equal(t, c.cfg.Tune, u.Level)
 		require.Len(t, plans, 2, "before and after tuning")
 		var knobs []string
@@ -116,7 +119,7 @@ func TestTuneWithoutCheckpoints(t *testing.T) {
 	defer func() { tuneLeast, tuneBatches = least, batches }()
 	d, feat := tiny.open(t)
 	cfg := tuned(TuneQuick, func(c *Config) { c.Batch, c.Epochs = 60, 1 })
-	const long = 500 * time.Millisecond
+	const long = 1500 * time.Millisecond
 	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, _ int) {
 		if stage == "epoch 1" && done == 4 { // of the first value beside the present one, which is measured once
 			time.Sleep(long)
