@@ -165,10 +165,7 @@ func (d *Dynamic) Announce(rows []int64) error {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
 	d.lines = d.lines[:0]
-	several := d.c.Lines.RowsPerLine > 1
-	if several {
-		d.seen.reset(int64(len(rows)))
-	}
+	d.seen.reset(int64(len(rows)))
 	for i, row := range rows {
 		if uint64(row) >= uint64(d.c.Rows) {
 			return fmt.Errorf("dynamic cache: announced row %d at position %d: the dataset has rows 0 to %d", row, i, d.c.Rows-1)
@@ -177,12 +174,9 @@ func (d *Dynamic) Announce(rows []int64) error {
 			continue
 		}
 		l, _ := d.c.Lines.Of(row)
-		if several {
-			if _, fresh := d.seen.add(l, uint32(len(d.lines))); !fresh {
-				continue
-			}
+		if _, fresh := d.seen.add(l, uint32(len(d.lines))); fresh {
+			d.lines = append(d.lines, l)
 		}
-		d.lines = append(d.lines, l)
 	}
 	d.dir.Announce(d.lines)
 	return nil
@@ -324,8 +318,8 @@ func (t *Ticket) clear() {
 }
 
 // Admit looks positions first..first+count-1 of nodes (int64 rows in device memory, indexed by position) up: on
-// return the policy has decided, and t says what has to be read. It waits for st no longer than ctx. No row may stand
-// twice in a lookup. On an error the directory and t are as before.
+// return the policy has decided, and t says what has to be read. It waits for st no longer than ctx. A row may stand
+// twice (a split that names a node twice). On an error the directory and t are as before.
 func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first, count int64, t *Ticket) error {
 	if first < 0 || count < 0 || first+count > math.MaxUint32 || count*d.c.Lines.RowsPerLine > math.MaxUint32 {
 		return fmt.Errorf("dynamic cache: lookup of %d positions from %d with %d rows to a line: want positions and rows of lines below 2^32",
@@ -394,10 +388,7 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 	// First the CPU tier; the others' lines, each once in order of appearance. Meanwhile missRow is the number of a row's
 	// line among them and gpuRow its place in the line.
 	d.lines = d.lines[:0]
-	several := d.c.Lines.RowsPerLine > 1
-	if several {
-		d.seen.reset(int64(len(rows)))
-	}
+	d.seen.reset(int64(len(rows)))
 	n, pos := 0, uint32(first)
 	for _, row := range rows {
 		if d.cpuIndex != nil {
@@ -409,10 +400,7 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 			}
 		}
 		l, index := d.c.Lines.Of(row)
-		k, fresh := uint32(len(d.lines)), true
-		if several {
-			k, fresh = d.seen.add(l, k)
-		}
+		k, fresh := d.seen.add(l, uint32(len(d.lines)))
 		if fresh {
 			d.lines = append(d.lines, l)
 		}

@@ -174,6 +174,9 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 	all := make([][]int64, batches)
 	for i := range all {
 		all[i] = someRows(rng, c.Rows, 1+rng.IntN(200))
+		if rng.IntN(4) == 0 { // a seed that stands twice
+			all[i] = slices.Insert(all[i], 1, all[i][0])
+		}
 	}
 	announced := 0
 	var tickets []*Ticket
