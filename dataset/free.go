@@ -11,12 +11,22 @@ import (
 	"helios/nvme"
 )
 
+// forceName is what --force calls a device: its serial number, or its name where it has none.
+func (t *target) forceName() string {
+	if serial := strings.TrimSpace(t.serial); serial != "" {
+		return serial
+	}
+	return t.name
+}
+
 // checkFree refuses a device that holds something which is not this dataset, unless force
-// names its serial number. It returns what the superblocks say.
+// names it. A device is free where it carries this dataset, or where nothing is recognised on it and
+// both its ends are blank: unknown content is somebody's, too. It returns what the superblocks say.
+// Every write to an SSD comes after this check (load is the only writer).
 func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copies, error) {
 	forced := false
 	for _, f := range strings.Split(force, ",") {
-		forced = forced || f != "" && strings.TrimSpace(f) == t.serial
+		forced = forced || strings.TrimSpace(f) == t.forceName()
 	}
 	c, err := t.readCopies(ctx)
 	if err != nil {
@@ -27,14 +37,14 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copie
 			if forced {
 				continue
 			}
-			return c, errs.New(errs.Device, "ssd %s: cannot read superblock %d of 2, so it may hold data: %w; --force %s overwrites it anyway", t.name, i+1, rerr, t.serial)
+			return c, errs.New(errs.Device, "ssd %s: cannot read superblock %d of 2, so it may hold data: %w; --force %s overwrites it anyway", t.name, i+1, rerr, t.forceName())
 		}
 	}
 	if forced {
 		return c, nil
 	}
 	refuse := func(what string) (copies, error) {
-		return c, errs.New(errs.Refused, "ssd %s (serial %s) holds %s; loading would destroy it; to do so, add --force %s", t.name, t.serial, what, t.serial)
+		return c, errs.New(errs.Refused, "ssd %s (serial %s) holds %s; loading would destroy it; to do so, add --force %s", t.name, t.serial, what, t.forceName())
 	}
 	ours := false
 	for i := range c.sb {
@@ -54,7 +64,7 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copie
 		}
 	}
 	bytesAll := int64(t.lbas) * int64(t.lbaBytes)
-	n := min(int64(signatures.ProbeBytes), bytesAll)
+	n := min(max(int64(signatures.ProbeBytes), signatures.BlankBytes), bytesAll)
 	head, tail := make([]byte, n), make([]byte, n)
 	if err := t.dev.ReadAt(ctx, 0, head); err != nil {
 		return c, errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
@@ -63,6 +73,9 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copie
 		return c, errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
 	}
 	if what := signatures.Find(head, tail, bytesAll); what != "" {
+		return refuse(what)
+	}
+	if what := signatures.Unknown(head, tail); what != "" {
 		return refuse(what)
 	}
 	return c, nil

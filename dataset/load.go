@@ -207,7 +207,7 @@ func checkAllFree(ctx context.Context, d *Dataset, ts []*target, force string) (
 			return nil, err
 		}
 		if err != nil {
-			serial = append(serial, t.serial)
+			serial = append(serial, t.forceName())
 			if taken == nil {
 				taken = err
 			}

@@ -95,7 +95,7 @@ func TestLoadAttachVerify(t *testing.T) {
 					}
 					ts := targetsOf(s...)
 					var last, total int64
-					r, err := load(bg, d, ts, LoadOptions{Progress: func(_ string, done, all int64) { last, total = done, all }})
+					r, err := load(bg, d, ts, LoadOptions{Force: "SER0,SER1,SER2,SER3", Progress: func(_ string, done, all int64) { last, total = done, all }})
 					require.NoError(t, err)
 					require.Equal(t, c.nodes, last)
 					require.Equal(t, c.nodes, total)
@@ -164,11 +164,27 @@ func TestRefuses(t *testing.T) {
 		dirty func(*simSSD)
 		want  string
 	}{
-		"MBR":             {mbr, "MBR partition table"},
-		"empty MBR":       {put(510, "\x55\xaa"), "boot sector"},
-		"raid 1.0":        {func(s *simSSD) { put((int64(len(s.durable))/512-16)&^7*512, "\xfc\x4e\x2b\xa9")(s) }, "RAID"},
-		"raid 0.90":       {func(s *simSSD) { put(int64(len(s.durable))&^0xffff-0x10000, "\xfc\x4e\x2b\xa9")(s) }, "RAID"},
-		"zfs":             {put(128<<10+3*1024, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "ZFS"},
+		"MBR":       {mbr, "MBR partition table"},
+		"empty MBR": {put(510, "\x55\xaa"), "boot sector"},
+		"raid 1.0":  {func(s *simSSD) { put((int64(len(s.durable))/512-16)&^7*512, "\xfc\x4e\x2b\xa9")(s) }, "RAID"},
+		"raid 0.90": {func(s *simSSD) { put(int64(len(s.durable))&^0xffff-0x10000, "\xfc\x4e\x2b\xa9")(s) }, "RAID"},
+		"zfs":       {put(128<<10+3*1024, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "ZFS"},
+		// Nothing that we know, and somebody's all the same.
+		"text":          {put(0, "Dear diary,\x1b[2J"), `not empty: byte 0 and the next look like "Dear diary,`},
+		"SQLite":        {put(0, "SQLite format 3\x00\x10\x00"), `look like "SQLite format 3"`},
+		"tar":           {put(0, "letters/\x00"), `look like "letters/"`},
+		"tar's magic":   {put(257, "ustar\x0000"), `byte 257 and the next look like "ustar"`},
+		"zip":           {put(0, "PK\x03\x04\x14\x00"), "look like 50 4b 03 04"},
+		"qcow2":         {put(0, "QFI\xfb\x00\x00\x00\x03"), `look like "QFI"`},
+		"random data":   {func(s *simSSD) { rand.NewChaCha8([32]byte{1}).Read(s.durable) }, "byte 0 and the next look like"},
+		"one byte":      {func(s *simSSD) { s.durable[1<<20-1] = 1 }, "byte 1048575 and the next look like 01"},
+		"the end":       {put(-1<<20, "x"), "from 1048576 before its end look like 78 00"},
+		"the last byte": {put(-1, "x"), "from 1 before its end look like 78"},
+		"zeros and ones": {func(s *simSSD) {
+			for i := range 4096 {
+				s.durable[i] = 0xff
+			}
+		}, "byte 4096 and the next look like 00 00"},
 		"another dataset": {func(s *simSSD) { must(load(bg, other, targetsOf(s), LoadOptions{})) }, "another dataset, \"g\" (" + other.Meta.UUID},
 		"another dataset, first superblock gone": {func(s *simSSD) {
 			must(load(bg, other, targetsOf(s), LoadOptions{}))
@@ -212,6 +228,39 @@ func TestRefuses(t *testing.T) {
 			require.Empty(t, signatures.Find(image[:signatures.ProbeBytes], image[len(image)-signatures.ProbeBytes:], int64(len(image))), "the old signature survived")
 		})
 	}
+}
+
+// A blank SSD needs no --force: zeroes or ones at both ends, whatever lies between them.
+func TestLoadTakesBlankSSDs(t *testing.T) {
+	d := small(t, 200, 16, 1)
+	erased := newSim(5<<19/512, 512)
+	for i := range erased.durable {
+		erased.durable[i] = 0xff
+	}
+	old := newSim(5<<19/512, 512) // what a discard of both ends leaves
+	copy(old.durable[1<<20+4096:], "SQLite format 3")
+	_, err := load(bg, d, targetsOf(newSim(5<<19/512, 512), erased, old), LoadOptions{})
+	require.NoError(t, err)
+}
+
+// An SSD without a serial number is forced by its name, never by an empty word.
+func TestForceWithoutSerial(t *testing.T) {
+	d := small(t, 200, 16, 1)
+	dirty := newSim(5<<19/512, 512)
+	dirty.durable[0] = 'x'
+	for _, serial := range []string{"", "  "} {
+		for _, force := range []string{"", " ", ",", " , "} {
+			ts := targetsOf(dirty)
+			ts[0].serial = serial
+			_, err := load(bg, d, ts, LoadOptions{Force: force})
+			require.Equal(t, errs.Refused, errs.ClassOf(err), "serial %q, --force %q", serial, force)
+			require.ErrorContains(t, err, "--force sim0")
+		}
+	}
+	ts := targetsOf(dirty)
+	ts[0].serial = ""
+	_, err := load(bg, d, ts, LoadOptions{Force: "sim0"})
+	require.NoError(t, err)
 }
 
 func must(_ LoadReport, err error) {
