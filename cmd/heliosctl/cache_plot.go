@@ -54,7 +54,7 @@ func replayPlot(w io.Writer, res *replay.Result) error {
 			fmt.Sprintf("%.2f %%", 100*p.Total.HitRatio), fmt.Sprintf("%.2f %%", 100*p.Total.GPUHitRatio), units.FormatBytes(p.Total.BytesSSD),
 			fmt.Sprintf("%.2f", p.Total.GapPoints), fmt.Sprintf("%.3f", p.Total.ReadsOverOptimum)}})
 	}
-	return plotPage.Execute(w, map[string]any{"Result": res, "Charts": charts, "Table": table, "Notes": gapNotes(res)})
+	return writePage(w, plotPage, map[string]any{"Result": res, "Charts": charts, "Table": table, "Notes": gapNotes(res)})
 }
 
 func plotChart(res *replay.Result, title string, value func(replay.Play) float64, text func(float64) string) chart {

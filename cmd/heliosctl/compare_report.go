@@ -7,7 +7,9 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 
+	"helios/internal/ui"
 	"helios/internal/units"
 )
 
@@ -320,9 +322,20 @@ func stallPlot(s comparisonSummary) plot {
 	return p
 }
 
+// writePage writes an HTML page. The template escapes what HTML acts on; what a terminal acts on, should
+// the page be printed there, goes as well.
+func writePage(w io.Writer, page *template.Template, data any) error {
+	var b strings.Builder
+	if err := page.Execute(&b, data); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, ui.Lines(b.String()))
+	return err
+}
+
 // writeCompareHTML writes a report that needs no other file.
 func writeCompareHTML(w io.Writer, s comparisonSummary) error {
-	return compareHTML.Execute(w, map[string]any{"S": s, "Rows": s.rows(), "Plots": []plot{timePlot(s), rowsPlot(s), stallPlot(s)}})
+	return writePage(w, compareHTML, map[string]any{"S": s, "Rows": s.rows(), "Plots": []plot{timePlot(s), rowsPlot(s), stallPlot(s)}})
 }
 
 var compareHTML = template.Must(template.New("compare").Funcs(template.FuncMap{

@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if verb != "" {
 		name += " " + verb
 	}
-	fmt.Fprintf(stderr, "%s: %s\n", name, text)
+	e.ui.Error(name, text)
 	return int(class)
 }
 

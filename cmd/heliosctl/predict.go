@@ -17,6 +17,7 @@ import (
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/timeline"
+	"helios/internal/ui"
 	"helios/sched"
 )
 
@@ -131,6 +132,9 @@ func runPredict(ctx context.Context, e *env) (err error) {
 			if rows != nil {
 				rows.write(rec)
 				continue
+			}
+			for j := range rec {
+				rec[j] = ui.Text(rec[j]) // a name may hold a tab
 			}
 			e.ui.Printf("%s", strings.Join(rec, "\t"))
 			if err := e.ui.Object(obj); err != nil {

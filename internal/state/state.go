@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/lockowner"
 )
 
 // version is the state file's format. A file with a higher one is refused, not guessed at.
@@ -361,7 +362,7 @@ type Lease struct{ files []*os.File }
 // InUseError is that of an SSD that another process has leased.
 type InUseError struct {
 	SSD string
-	By  string // "heliosctl train (process 4711)"
+	By  string // "heliosctl train (process 4711)", or what is known of another process
 }
 
 func (e *InUseError) Error() string {
@@ -413,7 +414,7 @@ func (s *Store) take(name, what string) (*os.File, error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			break
 		}
-		b := make([]byte, 256)
+		b := make([]byte, noteBytes)
 		n, _ := f.ReadAt(b, 0)
 		// Who has just taken the lease has not written its name yet; who gives it up has wiped it out.
 		if who = strings.TrimSpace(string(b[:n])); who != "" || time.Since(begin) > nameTimeout {
@@ -422,10 +423,8 @@ func (s *Store) take(name, what string) (*os.File, error) {
 	}
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
+		who = holder(who, lockowner.Of(int(f.Fd())), lockowner.Look)
 		_ = f.Close()
-		if who == "" {
-			who = "another heliosctl"
-		}
 		return nil, errs.With(errs.Refused, &InUseError{SSD: name, By: who})
 	case err != nil:
 		_ = f.Close()
@@ -435,9 +434,8 @@ func (s *Store) take(name, what string) (*os.File, error) {
 		return nil, errs.New(errs.Usage, "SSD %s is not bound any more; \"heliosctl ssds\" lists what there is", name)
 	}
 	// The text only serves the other command's error; the lock itself is the flock.
-	note := fmt.Sprintf("%s (process %d)\n", what, os.Getpid())
 	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt([]byte(note), 0)
+		_, _ = f.WriteAt([]byte(note(what)), 0)
 	}
 	return f, nil
 }

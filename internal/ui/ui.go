@@ -67,6 +67,7 @@ func (u *UI) Progress(stage string, done, total int64) {
 	if u.Quiet {
 		return
 	}
+	stage = lineText(stage)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	now := u.now()
@@ -131,7 +132,7 @@ func (u *UI) Note(format string, args ...any) {
 	if u.bar != nil {
 		_ = u.bar.Clear()
 	}
-	fmt.Fprintln(u.err, OneLine(fmt.Sprintf(format, args...)))
+	fmt.Fprintln(u.err, lineText(OneLine(fmt.Sprintf(format, args...))))
 }
 
 // Printf writes a line of a result for people; with JSON it writes nothing.
@@ -139,7 +140,7 @@ func (u *UI) Printf(format string, args ...any) {
 	if u.JSON {
 		return
 	}
-	u.write([]byte(fmt.Sprintf(format, args...) + "\n"))
+	u.write([]byte(lineText(fmt.Sprintf(format, args...)) + "\n"))
 }
 
 // Object writes v as one JSON line; without JSON it writes nothing. Floats that JSON can't
@@ -152,7 +153,7 @@ func (u *UI) Object(v any) error {
 	if err != nil {
 		return fmt.Errorf("json: %w", err)
 	}
-	u.write(append(b, '\n'))
+	u.write(append(escapeJSON(b), '\n'))
 	return nil
 }
 
@@ -177,7 +178,7 @@ func (u *UI) Event(event string, v any) error {
 		line = append(line, ',')
 	}
 	line = append(line, b[1:]...)
-	u.write(append(line, '\n'))
+	u.write(append(escapeJSON(line), '\n'))
 	return nil
 }
 
@@ -190,7 +191,11 @@ func (u *UI) Table(header []string, rows [][]string) {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, strings.Join(header, "\t"))
 	for _, r := range rows {
-		fmt.Fprintln(w, strings.Join(r, "\t"))
+		cells := make([]string, len(r))
+		for i, c := range r {
+			cells[i] = bound(Text(c), maxCell)
+		}
+		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
 	if err := w.Flush(); err != nil {
 		u.fail(err)
@@ -230,6 +235,14 @@ func (u *UI) Close() error {
 		return fmt.Errorf("write results: %w", u.outErr)
 	}
 	return nil
+}
+
+// Error writes the line that says why a command failed, to standard error whatever the flags say.
+func (u *UI) Error(name, text string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.endStage()
+	fmt.Fprintf(u.err, "%s: %s\n", name, lineText(text))
 }
 
 // OneLine folds a text of several lines into one.

@@ -1,18 +1,16 @@
 package proxy
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/lockowner"
 )
 
 // Create makes the backing file of a new SSD: bytes long, all zeroes, with its space
@@ -191,37 +189,18 @@ func (b *backing) close() error {
 	return err
 }
 
-// lockHolder finds out who holds the lock on an open file, from /proc/locks.
+// lockHolder names the process that holds the lock on an open file.
 func lockHolder(fd int) string {
-	const unknown = "another process"
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil {
-		return unknown
-	}
-	f, err := os.Open("/proc/locks")
-	if err != nil {
-		return unknown
-	}
-	defer func() { _ = f.Close() }()
-	want := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for sc := bufio.NewScanner(f); sc.Scan(); {
-		// 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
-		w := strings.Fields(sc.Text())
-		if len(w) < 6 || w[1] != "FLOCK" || w[5] != want {
-			continue
-		}
-		pid, err := strconv.Atoi(w[4])
-		switch {
-		case err != nil || pid <= 0:
-			return unknown
-		case pid == os.Getpid():
-			return fmt.Sprintf("this process (pid %d)", pid)
-		}
+	switch pid := lockowner.Of(fd); pid {
+	case 0:
+		return "another process"
+	case os.Getpid():
+		return fmt.Sprintf("this process (pid %d)", pid)
+	default:
 		name := ""
-		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
-			name = " " + strings.TrimSpace(string(comm))
+		if p, ok := lockowner.Look(pid); ok {
+			name = fmt.Sprintf(" (%q)", p.Comm)
 		}
 		return fmt.Sprintf("process %d%s", pid, name)
 	}
-	return unknown
 }

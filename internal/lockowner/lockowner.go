@@ -1,0 +1,74 @@
+// Package lockowner finds out which process holds the flock on a file, by the kernel's word: what a file
+// says about its own lock anybody may have written who can write the file.
+package lockowner
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of is the process that holds the exclusive flock on the file behind fd, as /proc/locks has it; 0 where
+// the kernel does not say: the lock is gone, or its owner lives in another PID namespace.
+func Of(fd int) int {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return 0
+	}
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }()
+	want := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		if pid := parse(sc.Text(), want); pid > 0 {
+			return pid
+		}
+	}
+	return 0
+}
+
+// parse is the owner that a line of /proc/locks names for a file, or 0.
+//
+//	1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
+func parse(line, file string) int {
+	w := strings.Fields(line)
+	if len(w) < 6 || w[1] != "FLOCK" || w[5] != file {
+		return 0
+	}
+	pid, err := strconv.Atoi(w[4])
+	if err != nil || pid < 0 {
+		return 0
+	}
+	return pid
+}
+
+// Process is what the kernel says about a running process.
+type Process struct {
+	Comm  string // its name, which it chooses itself: at most 15 bytes of anything
+	Start string // when it began, in ticks since boot: a number that is used again has another one
+}
+
+// Look reads /proc/PID/stat; ok is false where there is no such process, or it may not be seen.
+func Look(pid int) (p Process, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return p, false
+	}
+	// 4711 (comm, which may hold spaces and brackets) R ppid …; starttime is field 22 (proc_pid_stat(5)).
+	s := string(b)
+	from, to := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
+	if from < 0 || to < from {
+		return p, false
+	}
+	rest := strings.Fields(s[to+1:])
+	if len(rest) < 20 {
+		return p, false
+	}
+	return Process{Comm: s[from+1 : to], Start: rest[19]}, true
+}
