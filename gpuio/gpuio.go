@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"helios/cuda"
+	"helios/internal/fileid"
 	"helios/nvme"
 )
 
@@ -29,7 +30,8 @@ type SSD struct {
 	// BackingPath is the file or block device behind a software controller, "" when there is
 	// none. The cpu and mmap stacks read it.
 	BackingPath string
-	DataStart   nvme.LBA // first LBA of the feature extent
+	Backing     fileid.ID // what is behind BackingPath, where that is known: another file is not read
+	DataStart   nvme.LBA  // first LBA of the feature extent
 }
 
 func (s *SSD) name() string {

@@ -16,6 +16,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/internal/hostmem"
 )
 
@@ -147,9 +148,14 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 	}
 	b.fd = int32(fd)
 	b.f = os.NewFile(uintptr(fd), d.BackingPath)
-	if b.size, err = b.f.Seek(0, 2); err != nil {
-		return nil, errors.Join(errs.New(errs.Device, "SSD %s: size of %s: %w", d.name(), d.BackingPath, err), b.f.Close())
+	id, size, err := fileid.Of(b.f)
+	if err != nil {
+		return nil, errors.Join(errs.New(errs.Device, "SSD %s: %w", d.name(), err), b.f.Close())
 	}
+	if how := id.Differs(d.Backing); d.Backing.Known() && how != "" {
+		return nil, errors.Join(errs.New(errs.Refused, "SSD %s: %s is not what was bound: %s; unbind it and bind it anew", d.name(), d.BackingPath, how), b.f.Close())
+	}
+	b.size = size
 	if need := b.base + l.LBAsOn(index)*int64(l.LBABytes); need > b.size {
 		err := &BackingError{SSD: b.ssd, Path: b.path, Offset: b.base, Bytes: int(need - b.base), Err: fmt.Errorf("%w: it has %d bytes", ErrShort, b.size)}
 		return nil, errors.Join(errs.With(errs.Device, err), b.f.Close())

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/internal/pci"
 	"helios/internal/rowtype"
 	"helios/internal/ssdmodel"
@@ -258,20 +259,19 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 			}
 			return state.SSD{}, err
 		}
-		if fi, err = os.Stat(abs); err != nil {
-			return state.SSD{}, err
+		d.Created = true
+		if d.ID, d.Bytes, err = identify(abs, 0); err != nil {
+			err = errors.Join(err, os.Remove(abs))
 		}
-		d.Created, d.Bytes = true, size
-		if s, ok := fi.Sys().(*syscall.Stat_t); ok {
-			d.Device, d.Inode = uint64(s.Dev), s.Ino
-		}
-		return d, nil
+		return d, err
 	case err != nil:
 		return state.SSD{}, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
 	case fi.Mode().IsRegular():
-		d.Bytes = fi.Size()
+		if d.ID, d.Bytes, err = identify(abs, 0); err != nil {
+			return state.SSD{}, err
+		}
 	case fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0:
-		if d.Bytes, err = claimBlockDevice(abs); err != nil {
+		if d.ID, d.Bytes, err = claimBlockDevice(abs); err != nil {
 			return state.SSD{}, err
 		}
 	default:
@@ -286,27 +286,36 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 	return d, nil
 }
 
-// claimBlockDevice returns the size of a block device that nobody uses. O_EXCL asks the kernel,
-// which says EBUSY for a device (or one with a partition) that is mounted, swapped to, or held
-// by RAID, LVM or another device.
-func claimBlockDevice(path string) (int64, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+// identify opens a file or block device and says what it is and how large.
+func identify(path string, flags int) (fileid.ID, int64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return 0, errs.New(errs.Refused, "block device %s is in use: mounted, swap, or held by RAID or LVM; choose one that nobody uses", path)
+		return fileid.ID{}, 0, errs.New(errs.Refused, "block device %s is in use: mounted, swap, or held by RAID or LVM; choose one that nobody uses", path)
 	}
 	if err != nil {
-		return 0, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
+		return fileid.ID{}, 0, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
 	}
 	defer f.Close() //nolint:errcheck // only read
+	id, bytes, err := fileid.Of(f)
+	if err != nil {
+		return id, 0, errs.New(errs.Usage, "--proxy: %w", err)
+	}
+	return id, bytes, nil
+}
+
+// claimBlockDevice identifies a block device that nobody uses. O_EXCL asks the kernel,
+// which says EBUSY for a device (or one with a partition) that is mounted, swapped to, or held
+// by RAID, LVM or another device.
+func claimBlockDevice(path string) (fileid.ID, int64, error) {
+	id, n, err := identify(path, unix.O_EXCL)
+	if err != nil {
+		return id, 0, err
+	}
 	base := filepath.Base(path)
 	if held, err := os.ReadDir("/sys/class/block/" + base + "/holders"); err == nil && len(held) > 0 {
-		return 0, errs.New(errs.Refused, "block device %s is held by %s; choose one that nobody uses", path, held[0].Name())
+		return id, 0, errs.New(errs.Refused, "block device %s is held by %s; choose one that nobody uses", path, held[0].Name())
 	}
-	n, err := f.Seek(0, 2)
-	if err != nil {
-		return 0, fmt.Errorf("size of %s: %w", path, err)
-	}
-	return n, nil
+	return id, n, nil
 }
 
 // ramPaths names n files in shared memory that no file and no bound SSD has yet. The state

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -140,7 +141,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 		if err != nil {
 			return nil, err
 		}
-		ssd := &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path}
+		ssd := &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path, Backing: d.ID}
 		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {
 			ssd.BackingPath = "" // the kernel has no file for it
 		}
@@ -211,17 +212,36 @@ func (e *env) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.New(errs.Device, "its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Path, d.Name)
 	}
-	if err == nil && fi.Mode().IsRegular() && fi.Size() != d.Bytes {
+	// Another file of that name is refused when it is open.
+	if s, ok := sysStat(fi); ok && fi.Mode().IsRegular() && fi.Size() != d.Bytes && (!d.Known() || s.Ino == d.Inode) {
 		return nil, errs.New(errs.Device, "its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew", d.Path, fi.Size(), d.Bytes)
 	}
 	model, err := e.ssdModel(d)
 	if err != nil {
 		return nil, err
 	}
-	return openBus(ctx, proxy.Config{
-		Name: d.Name, Path: d.Path, Bytes: d.Bytes, LBABytes: d.LBABytes,
+	bus, err := openBus(ctx, proxy.Config{
+		Name: d.Name, Path: d.Path, Bytes: d.Bytes, File: d.ID, LBABytes: d.LBABytes,
 		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model, PollDoorbells: e.pollDoorbells,
 	})
+	var other *proxy.ReplacedError
+	if errors.As(err, &other) {
+		return nil, fmt.Errorf("%w; bring the old one back, or look at what is there, then \"heliosctl unbind-ssds %s\" and bind it again", err, d.Name)
+	}
+	if err == nil && !d.Known() {
+		e.ui.Note("SSD %s: an older heliosctl bound %s and did not record which file that is, so another one of that name would go unnoticed; \"heliosctl unbind-ssds %s\" and bind it again to record it",
+			d.Name, d.Path, d.Name)
+	}
+	return bus, err
+}
+
+// sysStat is what stat(2) says, where there is something.
+func sysStat(fi fs.FileInfo) (*syscall.Stat_t, bool) {
+	if fi == nil {
+		return nil, false
+	}
+	s, ok := fi.Sys().(*syscall.Stat_t)
+	return s, ok
 }
 
 func openBus(ctx context.Context, cfg proxy.Config) (nvme.Bus, error) {
@@ -229,7 +249,8 @@ func openBus(ctx context.Context, cfg proxy.Config) (nvme.Bus, error) {
 	defer tick.Stop()
 	for end := time.Now().Add(dyingTimeout); ; {
 		bus, err := proxy.Open(cfg)
-		if errs.ClassOf(err) != errs.Refused || time.Now().After(end) {
+		var other *proxy.ReplacedError
+		if errs.ClassOf(err) != errs.Refused || errors.As(err, &other) || time.Now().After(end) {
 			return bus, err
 		}
 		select {

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/internal/state"
 )
 
@@ -144,7 +145,8 @@ func removeCreated(d state.SSD) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if s, ok := fi.Sys().(*syscall.Stat_t); !ok || !fi.Mode().IsRegular() || uint64(s.Dev) != d.Device || s.Ino != d.Inode {
+	s, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok || !fi.Mode().IsRegular() || (fileid.ID{Device: uint64(s.Dev), Inode: s.Ino}).Differs(d.ID) != "" {
 		return false, errs.New(errs.Refused, "%s is not the file that bind-ssds created for %s; unbind without --delete and look at it", d.Path, d.Name)
 	}
 	if err := os.Remove(d.Path); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/nvme"
 )
 
@@ -153,6 +154,11 @@ func (b *bench) compare(ctx context.Context) error {
 			return err
 		}
 		defer f.Close()
+		if id, _, err := fileid.Of(f); err != nil {
+			return err
+		} else if how := id.Differs(d.Backing); d.Backing.Known() && how != "" {
+			return errs.New(errs.Refused, "SSD %s: %s is not what was bound: %s; unbind it and bind it anew", d.Name, d.BackingPath, how)
+		}
 		read[i] = func(lba nvme.LBA, dst []byte) error {
 			_, err := f.ReadAt(dst, int64(lba)*int64(b.l.LBABytes))
 			return err

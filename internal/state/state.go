@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/internal/lockowner"
 )
 
@@ -51,13 +52,14 @@ type SSD struct {
 	Buffered bool      `json:"buffered,omitempty"`  // through the page cache, not O_DIRECT
 	Model    string    `json:"ssd_model,omitempty"` // SSD model to play: a built-in name, or the absolute path of a file
 	Created  bool      `json:"created,omitempty"`   // bind-ssds made the file, so unbind-ssds --delete may remove it
-	Device   uint64    `json:"device,omitempty"`    // st_dev and st_ino of a created file: --delete
-	Inode    uint64    `json:"inode,omitempty"`     // removes that very file, not one that took its name
 	PCI      string    `json:"pci,omitempty"`       // address of a controller, such as 0000:00:04.0
 	Group    *int      `json:"iommu_group,omitempty"`
 	Driver   string    `json:"previous_driver,omitempty"` // which unbind-ssds gives the controller back to
 	Bound    time.Time `json:"bound,omitzero"`
 	Computed *Computed `json:"computed,omitempty"` // of KindComputed
+	// The backing file or block device, whatever its name: another that takes the name is neither used
+	// nor deleted. Not known for files that an older heliosctl bound as they were.
+	fileid.ID
 }
 
 // Computed is what a computed SSD holds, with what takes time to find out.

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/internal/lockowner"
 )
 
@@ -48,6 +49,16 @@ func Create(path string, bytes int64) (err error) {
 		return fmt.Errorf("reserve %d bytes for %s: %w", bytes, path, err)
 	}
 	return nil
+}
+
+// ReplacedError is that of a backing which is another file or disk than Config.File.
+type ReplacedError struct {
+	Path string
+	How  string // it differs
+}
+
+func (e *ReplacedError) Error() string {
+	return fmt.Sprintf("%s is not what was bound: %s", e.Path, e.How)
 }
 
 func ignoringEINTR(f func() error) error {
@@ -119,6 +130,19 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 			err = errors.Join(err, b.close())
 		}
 	}()
+	// The open file is looked at, not its name: that may stand for another by now.
+	id, size, err := fileid.Of(f)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "SSD backing: %w", err)
+	}
+	if isBlock != (id.Rdev != 0) {
+		return nil, errs.New(errs.Refused, "%s was replaced while it was opened: look at what it is, then try again", cfg.Path)
+	}
+	if cfg.File.Known() {
+		if how := id.Differs(cfg.File); how != "" {
+			return nil, errs.With(errs.Refused, &ReplacedError{Path: cfg.Path, How: how})
+		}
+	}
 	how := unix.LOCK_EX
 	if cfg.ReadOnly {
 		how = unix.LOCK_SH
@@ -128,10 +152,6 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 			return nil, errs.New(errs.Refused, "SSD %s is in use by %s: wait for it, stop it, or choose another SSD", cfg.Path, lockHolder(b.fd))
 		}
 		return nil, fmt.Errorf("lock %s: %w", cfg.Path, err)
-	}
-	size, err := f.Seek(0, io.SeekEnd) // Stat gives 0 for block devices
-	if err != nil {
-		return nil, fmt.Errorf("size of %s: %w", cfg.Path, err)
 	}
 	b.bytes = size
 	if cfg.Bytes != 0 {

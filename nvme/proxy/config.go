@@ -36,14 +36,18 @@ import (
 	"path/filepath"
 
 	"helios/internal/errs"
+	"helios/internal/fileid"
 	"helios/internal/ssdmodel"
 )
 
 // Config describes an SSD in software. The zero value of a field is its default.
 type Config struct {
-	Name     string // in messages; default "proxy:" and the path
-	Path     string // backing file or block device; see Create
-	Bytes    int64  // capacity; default all of the backing
+	Name  string // in messages; default "proxy:" and the path
+	Path  string // backing file or block device; see Create
+	Bytes int64  // capacity; default all of the backing
+	// File is what the backing must be, whatever its name; default: what has the name. Another file is
+	// an error of class Refused.
+	File     fileid.ID
 	LBABytes int    // logical block: 512 (default) or 4096
 	RAM      bool   // serve from memory: Path is mapped, and lies in /dev/shm to stay in memory
 	Buffered bool   // through the page cache instead of O_DIRECT

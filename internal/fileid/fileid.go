@@ -1,0 +1,100 @@
+// Package fileid tells one file or block device from another that took its name.
+package fileid
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ID is what a file or block device is known by, whatever its name. The zero value is not known.
+type ID struct {
+	Device uint64 `json:"device,omitempty"`  // of a file: its file system (st_dev) …
+	Inode  uint64 `json:"inode,omitempty"`   // … and its number there
+	Rdev   uint64 `json:"rdev,omitempty"`    // of a block device: its number (st_rdev)
+	Disk   string `json:"disk_id,omitempty"` // and what the kernel says of the disk: a WWN, serial number or UUID
+}
+
+// Known tells whether there is anything to compare with.
+func (id ID) Known() bool { return id.Inode != 0 || id.Rdev != 0 }
+
+// maxDisk bounds what a disk says of itself.
+const maxDisk = 256
+
+// Of is the identity of an open file or block device, and its size.
+func Of(f *os.File) (id ID, bytes int64, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return id, 0, fmt.Errorf("fstat %s: %w", f.Name(), err)
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return ID{Device: uint64(st.Dev), Inode: st.Ino}, st.Size, nil
+	case unix.S_IFBLK:
+		n, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return id, 0, fmt.Errorf("size of %s: %w", f.Name(), err)
+		}
+		return ID{Rdev: uint64(st.Rdev), Disk: disk("/sys", uint64(st.Rdev))}, n, nil
+	}
+	return id, 0, fmt.Errorf("%s is neither a file nor a block device", f.Name())
+}
+
+// disk is what sysfs says about the disk of a block device, or "". A partition is its disk's number n,
+// from where it begins.
+func disk(sys string, rdev uint64) string {
+	dir := filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev)))
+	attr := func(name string) string {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return ""
+		}
+		s := strings.Join(strings.Fields(string(b)), " ")
+		return s[:min(len(s), maxDisk)]
+	}
+	part := ""
+	if n := attr("partition"); n != "" {
+		part = fmt.Sprintf(", partition %s at %s", n, attr("start"))
+		real, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			return ""
+		}
+		dir = filepath.Dir(real)
+	}
+	for _, name := range []string{"wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "md/uuid", "loop/backing_file"} {
+		if s := attr(name); s != "" {
+			return name + " " + s + part
+		}
+	}
+	return ""
+}
+
+// Differs says how id is another than was, or "" where they are the same.
+func (id ID) Differs(was ID) string {
+	switch {
+	case (id.Rdev != 0) != (was.Rdev != 0):
+		return fmt.Sprintf("it is %s now and was %s", id.kind(), was.kind())
+	case id.Rdev != was.Rdev:
+		return fmt.Sprintf("it is block device %s now and was %s", number(id.Rdev), number(was.Rdev))
+	case id.Disk != was.Disk:
+		return fmt.Sprintf("the disk is another one: %q now, %q before", id.Disk, was.Disk)
+	case id.Inode != was.Inode:
+		return fmt.Sprintf("it is another file of that name: inode %d now, %d before", id.Inode, was.Inode)
+	case id.Device != was.Device:
+		return fmt.Sprintf("its file system is another one, or got another number when it was mounted: %s now, %s before", number(id.Device), number(was.Device))
+	}
+	return ""
+}
+
+func (id ID) kind() string {
+	if id.Rdev != 0 {
+		return "a block device"
+	}
+	return "a file"
+}
+
+func number(dev uint64) string { return fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev)) }
