@@ -922,8 +922,13 @@ do_setup() {
 
 # --- bind, unbind, reset
 
-# find_heliosctl: beside the script, in bin beside it, or in PATH.
+# find_heliosctl: the one that runs this script (heliosctl vfio-setup), else beside the script, in bin
+# beside it, or in PATH.
 find_heliosctl() {
+	if [ -n "${HELIOSCTL:-}" ]; then
+		printf '%s\n' "$HELIOSCTL"
+		return 0
+	fi
 	case $0 in
 	*/*) here=${0%/*} ;;
 	*) here=. ;;

@@ -31,7 +31,7 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 			generateCommand(), importCommand(), loadCommand(), verifyCommand(),
 			trainCommand(), evalCommand(), predictCommand(), compareCommand(),
 			benchCommand(), cacheCommand(),
-			doctorCommand(), versionCommand(),
+			doctorCommand(), vfioSetupCommand(), versionCommand(),
 		},
 		Writer:          stdout,
 		ErrWriter:       stderr,

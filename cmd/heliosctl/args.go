@@ -57,6 +57,9 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 	}
 	c := path[len(path)-1]
 	verb = strings.Join(names(path), " ")
+	if c.SkipFlagParsing {
+		return append(names(path), rest...), verb, nil
+	}
 	flags, positional, help, err := parse(c, verb, rest)
 	if err != nil {
 		return nil, verb, err

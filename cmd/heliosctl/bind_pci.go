@@ -116,7 +116,7 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		return nil
 	}
 	if who == "" {
-		e.ui.Note("only root will be able to use these SSDs, for there is no group helios; \"sudo vfio-setup.sh setup\" makes it, --group NAME names another")
+		e.ui.Note("only root will be able to use these SSDs, for there is no group helios; \"sudo heliosctl vfio-setup setup\" makes it, --group NAME names another")
 	}
 	return e.bindGroups(ctx, plan, gid)
 }
@@ -391,7 +391,7 @@ func (e *env) nodeGroup() (gid int, name string, err error) {
 		if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 			return int(n), name, nil
 		}
-		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo vfio-setup.sh setup\" makes helios), or name another with --group", name)
+		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo heliosctl vfio-setup setup\" makes helios), or name another with --group", name)
 	}
 	if n, err := strconv.ParseUint(os.Getenv("SUDO_GID"), 10, 31); err == nil && n > 0 {
 		return int(n), strconv.Itoa(int(n)), nil

@@ -239,12 +239,12 @@ func TestBindRefusals(t *testing.T) {
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
 		}, addrC, 3, []string{"AMD-Vi"}},
 		{"not root", func(t *testing.T, r *rig) { r.m.root = func() bool { return false } }, "nvme0", 3, []string{"root", "sudo"}},
-		{"no module", func(t *testing.T, r *rig) { r.Remove("/sys/bus/pci/drivers/vfio-pci") }, "nvme0", 3, []string{"vfio-pci", "vfio-setup.sh setup"}},
+		{"no module", func(t *testing.T, r *rig) { r.Remove("/sys/bus/pci/drivers/vfio-pci") }, "nvme0", 3, []string{"vfio-pci", "heliosctl vfio-setup setup"}},
 		{"shared group", func(t *testing.T, r *rig) {
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 1})
 			r.Add(fakesys.SSD{Addr: "0000:00:07.0", Class: 0x020000, Group: 1, Driver: "e1000e"})
 		}, "nvme0", 4, []string{"IOMMU group 1", addrC, "/dev/nvme2", "0000:00:07.0", "e1000e"}},
-		{"no such group of users", nil, "nvme0 --group no-such-group", 2, []string{"no-such-group", "vfio-setup.sh setup"}},
+		{"no such group of users", nil, "nvme0 --group no-such-group", 2, []string{"no-such-group", "heliosctl vfio-setup setup"}},
 		{"no NVMe", func(t *testing.T, r *rig) {
 			r.Add(fakesys.SSD{Addr: addrC, Class: 0x020000, Group: 3, Driver: "e1000e"})
 		}, addrC, 2, []string{addrC, "020000"}},

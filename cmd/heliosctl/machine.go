@@ -213,7 +213,7 @@ func (m *machine) ready(chosen []candidate) error {
 		return errs.New(errs.Capability, "changing a device's driver needs root: run the same command with sudo; using bound SSDs does not")
 	}
 	if _, err := os.Stat(m.sys.Path("/sys/bus/pci/drivers", vfioDriver)); err != nil {
-		return errs.New(errs.Capability, "the kernel module vfio-pci is not loaded: run \"sudo vfio-setup.sh setup\" once, or \"sudo modprobe vfio-pci\"")
+		return errs.New(errs.Capability, "the kernel module vfio-pci is not loaded: run \"sudo heliosctl vfio-setup setup\" once, or \"sudo modprobe vfio-pci\"")
 	}
 	return nil
 }

@@ -69,6 +69,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = errs.With(errs.Interrupted, err)
 	}
 	class := errs.ClassOf(err)
+	if errors.Is(err, errScript) {
+		return int(class) // it has said why
+	}
 	text := ui.OneLine(err.Error())
 	if class == errs.Interrupted {
 		// In the user's words, and once.

@@ -45,7 +45,7 @@ func (s Sys) Bind(addr, driver string) error {
 		return err
 	}
 	if strings.HasPrefix(driver, "vfio") && d.Group < 0 {
-		return errs.New(errs.Capability, "%s is in no IOMMU group: the IOMMU is off; \"vfio-setup.sh status\" says which kernel argument turns it on", d.Addr)
+		return errs.New(errs.Capability, "%s is in no IOMMU group: the IOMMU is off; \"heliosctl vfio-setup status\" says which kernel argument turns it on", d.Addr)
 	}
 	err = s.move(d, driver, driver)
 	var stuck *stuckError
@@ -91,7 +91,7 @@ func (s Sys) haveDriver(d Device, driver string) error {
 	}
 	next := "modprobe " + driver
 	if strings.HasPrefix(driver, "vfio") {
-		next = "vfio-setup.sh setup"
+		next = "heliosctl vfio-setup setup"
 	}
 	return errs.New(errs.Capability, "%s: the kernel has no driver %s loaded; run \"%s\"", d.Addr, driver, next)
 }

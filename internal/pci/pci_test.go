@@ -347,7 +347,7 @@ func TestBindRefuses(t *testing.T) {
 		require.Equal(t, c.class, errs.ClassOf(err))
 	}
 	m.Remove("/sys/bus/pci/drivers/vfio-pci")
-	require.ErrorContains(t, m.Sys().Bind(addrA, "vfio-pci"), "vfio-setup.sh setup")
+	require.ErrorContains(t, m.Sys().Bind(addrA, "vfio-pci"), "heliosctl vfio-setup setup")
 	m.Remove("/sys/bus/pci/drivers/nvme")
 	require.ErrorContains(t, m.Sys().Restore(addrA, "nvme"), "modprobe nvme")
 	require.Empty(t, m.Writes(), "nothing was touched")

@@ -168,7 +168,7 @@ func TestNotPermittedSaysWhichGroup(t *testing.T) {
 	f := filepath.Join(t.TempDir(), "vfio0.lock")
 	require.NoError(t, os.WriteFile(f, nil, 0o600))
 	require.Contains(t, NotPermitted(f), "only root may use it")
-	require.Contains(t, NotPermitted(f), "vfio-setup.sh setup")
+	require.Contains(t, NotPermitted(f), "heliosctl vfio-setup setup")
 	if os.Getuid() != 0 {
 		return // only root gives files to groups that it is not in
 	}

@@ -166,7 +166,7 @@ func (m machine) probeLocked() probe.Finding {
 }
 
 func (m machine) probeHuge() probe.Finding {
-	f := probe.Finding{Name: "huge pages", Next: `not needed; "sudo ./vfio-setup.sh setup --hugepages 2GiB" reserves some`}
+	f := probe.Finding{Name: "huge pages", Next: `not needed; "sudo heliosctl vfio-setup setup --hugepages 2GiB" reserves some`}
 	total, free, err := hostmem.HugePool(m.root)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

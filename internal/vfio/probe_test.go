@@ -38,7 +38,7 @@ func TestProbe(t *testing.T) {
 			k.huge("0", "0", "0")
 		}, []probe.Answer{not, not, not, not, not, not, not, not, not}, map[string]string{
 			"other devices' memory": "takes type1",
-			"IOMMU":                 "vfio-setup.sh status", "VFIO": "vfio-setup.sh setup", "vfio-pci": "not loaded", "locked memory": "8 MiB", "huge pages": "none reserved",
+			"IOMMU":                 "heliosctl vfio-setup status", "VFIO": "heliosctl vfio-setup setup", "vfio-pci": "not loaded", "locked memory": "8 MiB", "huge pages": "none reserved",
 		}},
 		{"no rights", func(k *fake) {
 			k.failNext("open /dev/vfio/vfio", unix.EACCES, unix.EACCES, unix.EACCES)

@@ -36,8 +36,8 @@ type addressSpace interface {
 }
 
 const (
-	setupHint   = `run "sudo ./vfio-setup.sh setup", then log in again`
-	statusHint  = `"./vfio-setup.sh status" says what is missing`
+	setupHint   = `run "sudo heliosctl vfio-setup setup", then log in again`
+	statusHint  = `"heliosctl vfio-setup status" says what is missing`
 	bindHint    = `heliosctl bind-ssds`
 	vfioDriver  = "vfio-pci"
 	deviceNodes = "/dev/vfio/"

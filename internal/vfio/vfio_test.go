@@ -303,7 +303,7 @@ func TestMapErrors(t *testing.T) {
 		mem := pages(t, 64)
 		k.limit = 10 * 4096
 		_, err := d.Map(mem)
-		wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is 40960 bytes", "262144 needed", "vfio-setup.sh setup")
+		wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is 40960 bytes", "262144 needed", "heliosctl vfio-setup setup")
 		if k.count("MAP_DMA") != 0 {
 			t.Error("the kernel was asked although the limit is known")
 		}
@@ -501,14 +501,14 @@ func TestAttachErrors(t *testing.T) {
 		{"no address", backends, func(*fake) {}, "nvme0", errs.Usage, []string{"nvme0"}},
 		{"kernel driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "nvme") }, "0000:01:00.0", errs.Usage, []string{"kernel driver nvme", "heliosctl bind-ssds 0000:01:00.0"}},
 		{"no driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "-") }, "0000:01:00.0", errs.Usage, []string{"no kernel driver"}},
-		{"no group", backends, func(k *fake) { k.add("0000:01:00.0", -1, "vfio-pci") }, "0000:01:00.0", errs.Capability, []string{"IOMMU is off", "vfio-setup.sh status"}},
+		{"no group", backends, func(k *fake) { k.add("0000:01:00.0", -1, "vfio-pci") }, "0000:01:00.0", errs.Capability, []string{"IOMMU is off", "heliosctl vfio-setup status"}},
 		{"shared group", backends, func(k *fake) {
 			k.add("0000:00:04.1", 10, "nvme")
 			k.failNext("BIND_IOMMUFD", unix.EPERM)
 		}, cardA, errs.Refused, []string{cardA + " (vfio-pci)", "0000:00:04.1 (nvme)", "bind-ssds 0000:00:04.1", "another slot"}},
 		{"group taken while joining", []string{"type1"}, func(k *fake) { k.failNext("SET_CONTAINER", unix.EBUSY) }, cardA, errs.Refused, []string{"group 10", cardA}},
-		{"rights", []string{"type1"}, func(k *fake) { k.failNext("open /dev/vfio/10", unix.EACCES) }, cardA, errs.Capability, []string{"/dev/vfio/10", "vfio-setup.sh setup"}},
-		{"rights to the device", []string{"iommufd"}, func(k *fake) { k.failNext("open /dev/vfio/devices/vfio0", unix.EACCES) }, cardA, errs.Capability, []string{"/dev/vfio/devices/vfio0", "vfio-setup.sh setup"}},
+		{"rights", []string{"type1"}, func(k *fake) { k.failNext("open /dev/vfio/10", unix.EACCES) }, cardA, errs.Capability, []string{"/dev/vfio/10", "heliosctl vfio-setup setup"}},
+		{"rights to the device", []string{"iommufd"}, func(k *fake) { k.failNext("open /dev/vfio/devices/vfio0", unix.EACCES) }, cardA, errs.Capability, []string{"/dev/vfio/devices/vfio0", "heliosctl vfio-setup setup"}},
 		{"other program", []string{"type1"}, func(k *fake) {
 			k.failNext("open /dev/vfio/10", unix.EBUSY)
 			k.Process(99, "qemu-system-x86")
@@ -567,7 +567,7 @@ func TestNewErrors(t *testing.T) {
 		words   []string
 	}{
 		{"vfio", func(*fake) {}, errs.Usage, []string{`"vfio"`, "type1 and iommufd"}},
-		{"", func(k *fake) { k.Remove("/dev/vfio/vfio") }, errs.Capability, []string{"vfio-setup.sh setup"}},
+		{"", func(k *fake) { k.Remove("/dev/vfio/vfio") }, errs.Capability, []string{"heliosctl vfio-setup setup"}},
 		{"", func(k *fake) { k.failNext("open /dev/vfio/vfio", unix.EACCES) }, errs.Capability, []string{"no right"}},
 		{"", func(k *fake) { k.type1 = 0 }, errs.Capability, []string{"vfio_iommu_type1"}},
 		{"", func(k *fake) { k.failNext("API_VERSION", unix.EINVAL) }, errs.Capability, []string{"version"}},

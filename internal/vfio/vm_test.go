@@ -142,7 +142,7 @@ func TestRealMemlock(t *testing.T) {
 	mem := pages(t, n+1)
 	iova := mapped(t, dom, mem[:n*pageBytes])
 	_, err = dom.Map(mem[n*pageBytes:])
-	wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is "+strconv.FormatInt(limit, 10), "vfio-setup.sh setup")
+	wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is "+strconv.FormatInt(limit, 10), "heliosctl vfio-setup setup")
 	if err := dom.space.mapMem(uintptr(va(mem))+uintptr(n*pageBytes), 1<<32, pageBytes); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("the kernel answers %v to a page beyond the limit", err)
 	}

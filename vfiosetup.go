@@ -1,0 +1,9 @@
+// Package helios carries the files at the module's root that heliosctl needs where it runs.
+package helios
+
+import _ "embed"
+
+// VFIOSetup is vfio-setup.sh, which prepares a machine for SSDs by VFIO: "heliosctl vfio-setup" runs it.
+//
+//go:embed vfio-setup.sh
+var VFIOSetup string
