@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/cuda/driver"
+	"helios/internal/licenses"
 )
 
 // version is set by the Makefile to what git describes.
@@ -18,11 +19,42 @@ func versionCommand() *cli.Command {
 	return &cli.Command{
 		Name:   "version",
 		Usage:  "print the version of heliosctl and what this build can do",
+		Flags:  []cli.Flag{&cli.BoolFlag{Name: "licenses", Usage: "print the licences of everything that is linked into heliosctl"}},
 		Action: action(0, runVersion),
 	}
 }
 
+// printLicenses prints the licences and notices of the modules in this binary.
+func (e *env) printLicenses() error {
+	all, err := licenses.All()
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		name := m.Path + " " + m.Version
+		if m.Path == licenses.Std {
+			m.Version = runtime.Version()
+			name = "Go's standard library and runtime, " + m.Version
+		}
+		for _, f := range m.Files {
+			e.ui.Printf("==== %s: %s", name, f.Name)
+			e.ui.Printf("")
+			for l := range strings.Lines(f.Text) {
+				e.ui.Printf("%s", strings.TrimRight(l, "\r\n"))
+			}
+			e.ui.Printf("")
+		}
+		if err := e.ui.Event("license", m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func runVersion(_ context.Context, e *env) error {
+	if e.c.Bool("licenses") {
+		return e.printLicenses()
+	}
 	v, revision := version, ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v == "" {
