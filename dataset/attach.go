@@ -59,6 +59,23 @@ func Find(ctx context.Context, d *Dataset, ssds []*gpuio.SSD, o AttachOptions) (
 	return a, nil
 }
 
+// MissingError is that of a dataset of which some stripes are on none of the SSDs.
+type MissingError struct {
+	Dataset string
+	Stripes int      // it has
+	Missing []string // their numbers
+	Seen    []string // what the other SSDs hold
+	Advice  string   // what to do; the text ends in it
+}
+
+func (e *MissingError) Error() string {
+	seen := strings.Join(e.Seen, ", ")
+	if seen != "" {
+		seen = " (" + seen + ")"
+	}
+	return fmt.Sprintf("dataset %s has %d stripes, stripe %s is missing%s; %s", e.Dataset, e.Stripes, strings.Join(e.Missing, ", "), seen, e.Advice)
+}
+
 // stripe is an SSD with the superblock that it carries.
 type stripe struct {
 	t  *target
@@ -142,12 +159,8 @@ func attach(ctx context.Context, d *Dataset, ts []*target, o AttachOptions) ([]s
 		}
 	}
 	if len(missing) > 0 {
-		hint := strings.Join(append(others, unusable...), ", ")
-		if hint != "" {
-			hint = " (" + hint + ")"
-		}
-		return nil, errs.New(errs.Device, "dataset %s has %d stripes, stripe %s is missing%s; bind the SSD that holds it or %s",
-			d.dir, first.sb.StripeCount, strings.Join(missing, ", "), hint, reload)
+		return nil, errs.With(errs.Device, &MissingError{Dataset: d.dir, Stripes: first.sb.StripeCount, Missing: missing,
+			Seen: append(others, unusable...), Advice: "bind the SSD that holds it or " + reload})
 	}
 	for _, s := range append(others, unusable...) {
 		note("not used: %s", s)

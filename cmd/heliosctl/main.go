@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
 	"helios/internal/ssdmodel"
@@ -56,6 +57,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	argv, verb, err := arrange(app, args)
 	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine()}
 	if err == nil {
+		err = enoughFiles(unix.Getrlimit)
+	}
+	if err == nil {
 		app.Metadata = map[string]any{envKey: e}
 		err = app.RunContext(ctx, append([]string{app.Name}, argv...))
 	}
@@ -68,10 +72,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if context.Cause(ctx) == errSignal && (errors.Is(err, context.Canceled) || errors.Is(err, errSignal)) {
 		err = errs.With(errs.Interrupted, err)
 	}
-	class := errs.ClassOf(err)
 	if errors.Is(err, errScript) {
-		return int(class) // it has said why
+		return int(errs.ClassOf(err)) // it has said why
 	}
+	err = e.advise(err)
+	class := errs.ClassOf(err)
 	text := ui.OneLine(err.Error())
 	if class == errs.Interrupted {
 		// In the user's words, and once.
@@ -100,6 +105,9 @@ type env struct {
 	c     *cli.Context
 	ui    *ui.UI
 	store *state.Store
+	// The bound SSDs that a flag left out, and the flag.
+	leftOut     []string
+	leftOutFlag string
 	// What the verb sees of the computer that it runs on.
 	machine *machine
 	// How the verb wants software controllers: playing another model than the one they were bound

@@ -83,6 +83,8 @@ func (e *env) openSSDs(ctx context.Context, flag string) (*ssdSet, error) {
 	}
 	if len(want) == 0 {
 		chosen = e.permitted(chosen)
+	} else {
+		e.leftOutFlag, e.leftOut = flag, namesExcept(st.SSDs, chosen)
 	}
 	if err := e.refuseKernelStacks(chosen); err != nil {
 		return nil, err

@@ -118,20 +118,24 @@ func (e *env) unbindOwn(ctx context.Context, want []string, all bool) error {
 	return nil
 }
 
-// choose finds the SSDs of want, all when it is empty; an SSD named twice counts once.
+// choose finds the SSDs of want, all when it is empty. An SSD that is named twice is an error: the user
+// counts on one more than there is.
 func choose(st *state.State, flag string, want []string) ([]state.SSD, error) {
 	if len(want) == 0 {
 		return slices.Clone(st.SSDs), nil
 	}
 	var out []state.SSD
+	called := map[string]string{}
 	for _, w := range want {
 		d, err := st.Find(w)
 		if err != nil {
 			return nil, errs.New(errs.Usage, "--%s: %w", flag, err)
 		}
-		if !slices.ContainsFunc(out, func(o state.SSD) bool { return o.Name == d.Name }) {
-			out = append(out, d)
+		if before, twice := called[d.Name]; twice {
+			return nil, errs.New(errs.Usage, "--%s names SSD %s twice, as %q and %q; name each once", flag, d.Name, before, w)
 		}
+		called[d.Name] = w
+		out = append(out, d)
 	}
 	return out, nil
 }

@@ -120,7 +120,10 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 	case direct && errors.Is(err, unix.EINVAL):
 		return nil, errs.New(errs.Capability, "the filesystem of %s has no direct I/O: use the buffered option", cfg.Path)
 	case errors.Is(err, unix.EROFS), errors.Is(err, fs.ErrPermission):
-		return nil, errs.New(errs.Usage, "open SSD backing: %w; give write permission or choose another file", err)
+		// A right that is missing, as with the node of a controller that VFIO has.
+		return nil, errs.New(errs.Capability, "open SSD backing: %w; give write permission or choose another file", err)
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return nil, errs.New(errs.Capability, "open SSD backing: %w", err)
 	default:
 		return nil, errs.New(errs.Usage, "open SSD backing: %w", err)
 	}
