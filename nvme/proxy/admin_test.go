@@ -457,7 +457,7 @@ func TestLockHolder(t *testing.T) {
 	_, err = Open(Config{Path: path})
 	require.Error(t, err)
 	assert.Equal(t, errs.Refused, errs.ClassOf(err))
-	assert.Contains(t, err.Error(), fmt.Sprintf("process %d flock", cmd.Process.Pid))
+	assert.Contains(t, err.Error(), fmt.Sprintf("process %d (\"flock\")", cmd.Process.Pid))
 	require.NoError(t, in.Close())
 	require.NoError(t, cmd.Wait())
 	b, err := Open(Config{Path: path})

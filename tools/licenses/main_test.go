@@ -31,7 +31,9 @@ func TestLicensesAreThoseOfTheBinary(t *testing.T) {
 
 func TestModuleNeedsALicence(t *testing.T) {
 	dir := t.TempDir()
-	put := func(name string) { require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("text of "+name), 0o600)) }
+	put := func(name string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("text of "+name), 0o600))
+	}
 	for _, name := range []string{"README.md", "licenses.go", "NOTICE", "PATENTS"} {
 		put(name)
 	}
