@@ -30,7 +30,7 @@ func enoughFiles(getrlimit func(int, *unix.Rlimit) error) error {
 func (e *env) advise(err error) error {
 	var missing *dataset.MissingError
 	switch {
-	case errors.As(err, &missing) && len(e.leftOut) > 0:
+	case errors.As(err, &missing) && len(e.leftOut) > 0 && errs.ClassOf(err) == errs.Device:
 		text := strings.Replace(err.Error(), missing.Advice, fmt.Sprintf("--%s leaves out %s: add the SSDs that hold it, or leave --%s out",
 			e.leftOutFlag, strings.Join(e.leftOut, ", "), e.leftOutFlag), 1)
 		return errs.New(errs.Usage, "%s", text)
