@@ -1,15 +1,38 @@
 #!/usr/bin/env bash
 # Fetches what checks of the CUDA side need and no distribution packages: ptxas and the headers of
 # CUDA 12, out of the Python wheels that carry them. tools/cudatools.sh DIR leaves DIR/bin/ptxas and
-# DIR/include/cuda.h; a DIR that has them is left alone. Needs python3 with pip, and x86-64.
+# DIR/include/cuda.h; a DIR that has them is left alone. Needs python3 with pip, and x86-64. We run what
+# is in DIR, so it refuses (exit code 4) a DIR that another user could have filled, or can.
 set -euo pipefail
 dir=${1:?usage: tools/cudatools.sh DIR}
 version=12.9.86-12.9.79
+
+# owned FOLDER: ends unless it is a folder of this user's, or root's, that no one else may write to.
+owned() {
+	local uid mode
+	if [ -L "$1" ] || [ ! -d "$1" ]; then
+		echo "cudatools: $1 is not a folder; move it away or name another DIR" >&2
+		exit 4
+	fi
+	uid=$(stat -c %u "$1") mode=$(stat -c %a "$1")
+	if { [ "$uid" -ne "$(id -u)" ] && [ "$uid" -ne 0 ]; } || [ $((8#$mode & 8#022)) -ne 0 ]; then
+		echo "cudatools: $1 belongs to user $uid with mode $mode: others can put programs there that we would run;" \
+			"remove it or name a DIR below a folder that only you can write to" >&2
+		exit 4
+	fi
+}
+
+parent=$(dirname "$dir")
+if [ ! -e "$parent" ]; then
+	mkdir -p "$(dirname "$parent")"
+	mkdir -m 0700 "$parent"
+fi
+owned "$parent"
+if [ -e "$dir" ] || [ -L "$dir" ]; then owned "$dir"; fi
 if [ -f "$dir/version" ] && [ "$(cat "$dir/version")" = "$version" ]; then
 	echo "cudatools: $dir has $version"
 	exit 0
 fi
-mkdir -p "$(dirname "$dir")"
 new=$(mktemp -d "$dir.XXXXXX")
 trap 'rm -rf "$new"' EXIT
 cat >"$new/requirements" <<'END'
@@ -20,7 +43,7 @@ python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary :
 for wheel in "$new"/wheels/*.whl; do
 	python3 -m zipfile -e "$wheel" "$new/unpacked"
 done
-mkdir -p "$new/tools/bin"
+mkdir -p "$new/tools/bin" && chmod 0700 "$new/tools"
 mv "$new/unpacked/nvidia/cuda_nvcc/bin/ptxas" "$new/tools/bin/"
 mv "$new/unpacked/nvidia/cuda_runtime/include" "$new/tools/include"
 chmod +x "$new/tools/bin/ptxas"
@@ -31,5 +54,5 @@ fi
 grep -q 'define CUDA_VERSION 12090' "$new/tools/include/cuda.h"
 echo "$version" >"$new/tools/version"
 rm -rf "$dir"
-mv "$new/tools" "$dir"
+mv -T "$new/tools" "$dir"
 echo "cudatools: $version in $dir"

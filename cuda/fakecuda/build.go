@@ -38,6 +38,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"helios/internal/privatedir"
 )
 
 // ErrNoCompiler is returned where there is no C++ compiler.
@@ -74,7 +76,7 @@ func Root(dir string) Option { return func(o *options) { o.root = dir } }
 // sources come from a cache. Without a C++ compiler it skips the test.
 func Build(t testing.TB, opts ...Option) string {
 	t.Helper()
-	dir, err := cacheDir()
+	dir, err := privatedir.Cache("helios-fakecuda")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,21 +108,6 @@ func collect(opts []Option) options {
 	slices.Sort(o.missing)
 	o.missing = slices.Compact(o.missing)
 	return o
-}
-
-func cacheDir() (string, error) {
-	base, err := os.UserCacheDir()
-	if err != nil {
-		base = os.TempDir()
-	}
-	dir := filepath.Join(base, "helios-fakecuda")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		dir = filepath.Join(os.TempDir(), fmt.Sprintf("helios-fakecuda-%d", os.Getuid()))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", fmt.Errorf("cache of the fake libcuda: %w", err)
-		}
-	}
-	return dir, nil
 }
 
 // BuildIn builds in a directory of the caller's, which also keeps objects for the next time.

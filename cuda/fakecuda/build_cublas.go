@@ -8,13 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"helios/internal/privatedir"
 )
 
 // BuildBLAS is Build for a libcublas that works with the fake libcuda; cublas/cublas.cc has its commands. It finds the libcuda
 // that the process has loaded; where there are several, one must be named by the command libcuda=PATH.
 func BuildBLAS(t testing.TB) string {
 	t.Helper()
-	dir, err := cacheDir()
+	dir, err := privatedir.Cache("helios-fakecuda")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"helios/cuda/fakecuda"
+	"helios/internal/privatedir"
 )
 
 // selftestLimit bounds each of the two runs of the script.
@@ -32,12 +33,8 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	base, err := os.UserCacheDir()
+	cache, err := privatedir.Cache("helios-fakecuda")
 	if err != nil {
-		base = dir
-	}
-	cache := filepath.Join(base, "helios-fakecuda")
-	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return err
 	}
 	lib, err := fakecuda.BuildIn(cache)
