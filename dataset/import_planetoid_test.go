@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/realdata"
 )
 
 // Python 2's pickles of protocol 2.
@@ -170,12 +172,9 @@ func TestImportPlanetoidRefuses(t *testing.T) {
 // CiteSeer as published: the counts are those of the paper's reference code; the label histogram and degrees are our
 // own reading of the files.
 func TestImportCiteSeer(t *testing.T) {
-	dir := os.Getenv("HELIOS_TESTDATA")
-	if dir == "" {
-		t.Skip("HELIOS_TESTDATA is not set: CiteSeer is not read")
-	}
+	dir := realdata.Dir(t, "citeseer", "ind.citeseer.allx", "ind.citeseer.test.index")
 	out := filepath.Join(t.TempDir(), "d")
-	o := ImportOptions{In: filepath.Join(dir, "citeseer"), Out: out}
+	o := ImportOptions{In: dir, Out: out}
 	o.Format.NormalizeFeatures = "row"
 	require.NoError(t, ImportPlanetoid(context.Background(), o))
 	m := open(t, out).Meta

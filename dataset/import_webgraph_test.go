@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/realdata"
+	"helios/internal/wide"
 )
 
 // A graph of four nodes in the BV format, by hand: 0 → 1 2 3, 1 → (a copy of 0's) 1 2 3, 3 → 0. Codes: γ(3)=00100, γ(0)=1,
@@ -59,15 +62,12 @@ func TestImportWebGraph(t *testing.T) {
 
 // The whole of cnr-2000 through the importer: the edge list that dataset/webgraph's test has a second decoder for.
 func TestImportCNR2000(t *testing.T) {
-	dir := os.Getenv("HELIOS_TESTDATA")
-	if dir == "" {
-		t.Skip("HELIOS_TESTDATA is not set: cnr-2000 is not read")
-	}
-	if testing.Short() {
+	dir := realdata.Dir(t, "webgraph", "cnr-2000.graph", "cnr-2000.properties")
+	if wide.Lean() {
 		t.Skip("dataset/webgraph reads it")
 	}
 	out := filepath.Join(t.TempDir(), "d")
-	require.NoError(t, ImportWebGraph(context.Background(), ImportOptions{In: filepath.Join(dir, "webgraph"), Out: out, Dim: 1}))
+	require.NoError(t, ImportWebGraph(context.Background(), ImportOptions{In: dir, Out: out, Dim: 1}))
 	d := open(t, out)
 	require.Equal(t, int64(325_557), d.Meta.Nodes)
 	require.Equal(t, int64(3_216_152), d.Meta.Edges)

@@ -1,22 +1,20 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/realdata"
+	"helios/internal/wide"
 )
 
 // CiteSeer from Planetoid's files to a trained GCN, on two proxied SSDs. 200 epochs of ten seeds, which reach the published
 // 70.3 %, are tools/citeseer's; here it is fewer epochs of one seed.
 func TestCiteSeer(t *testing.T) {
-	data := os.Getenv("HELIOS_TESTDATA")
-	if data == "" {
-		t.Skip("HELIOS_TESTDATA is not set: CiteSeer is not read")
-	}
+	data := realdata.Dir(t, "citeseer", "ind.citeseer.allx", "ind.citeseer.test.index")
 	isolate(t)
-	ok(t, "import", "planetoid", "--in", filepath.Join(data, "citeseer"), "--out", "g", "--normalize-features", "row")
+	ok(t, "import", "planetoid", "--in", data, "--out", "g", "--normalize-features", "row")
 	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--size", "64MiB")
 	ok(t, "load", "g")
 	train := func(epochs string, extra ...string) []string {
@@ -29,7 +27,7 @@ func TestCiteSeer(t *testing.T) {
 	require.Equal(t, first["params_sha256"], second["params_sha256"])
 	require.NotEqual(t, first["params_sha256"], last(t, ok(t, train("2", "--no-eval")...))["params_sha256"])
 	fails(t, hc(t, train("3", "--checkpoint", "ckpt", "--resume")...), 2, "train", "feature-dropout")
-	if testing.Short() {
+	if wide.Lean() {
 		return
 	}
 	r := last(t, ok(t, train("30", "--feature-dropout", "0.5")...))

@@ -19,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/realdata"
+	"helios/internal/wide"
 )
 
 // bitWriter is the reverse of bitReader.
@@ -322,7 +324,7 @@ func small(t testing.TB, nodes int) (lists [][]int64, g *Graph, graph, offsets [
 
 func TestParts(t *testing.T) {
 	nodes := 250_000
-	if testing.Short() {
+	if wide.Lean() {
 		nodes = 100_000
 	}
 	lists, g, graph, offsets := small(t, nodes)
@@ -428,24 +430,11 @@ func FuzzGraph(f *testing.F) {
 	})
 }
 
-// testdata is the folder of real data (see .ci/run).
-func testdata(t *testing.T, name string) string {
-	dir := os.Getenv("HELIOS_TESTDATA")
-	if dir == "" {
-		t.Skip("HELIOS_TESTDATA is not set: cnr-2000 is not read")
-	}
-	path := filepath.Join(dir, name)
-	if _, err := os.Stat(path + ".graph"); err != nil {
-		t.Skipf("no %s.graph in HELIOS_TESTDATA", name)
-	}
-	return path
-}
-
 // The edge list of cnr-2000, source and destination as little-endian uint32, by source and destination.
 const cnrSHA256 = "7856e31dcb1db3a792f66b82e8bb34f0a952db829013eea7434b3f9c3c832220"
 
 func TestCNR2000(t *testing.T) {
-	base := testdata(t, "webgraph/cnr-2000")
+	base := filepath.Join(realdata.Dir(t, "webgraph", "cnr-2000.graph", "cnr-2000.properties"), "cnr-2000")
 	lists, parts, err := all(base)
 	require.NoError(t, err)
 	require.Greater(t, parts, 1)
@@ -492,7 +481,7 @@ func TestCNR2000(t *testing.T) {
 	want := property("successorexpstats")
 	require.Equal(t, want, exp[:len(want)])
 
-	if testing.Short() {
+	if wide.Lean() {
 		return
 	}
 	graph, err := os.ReadFile(base + ".graph")

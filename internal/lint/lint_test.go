@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -34,16 +35,27 @@ func (s *source) at(p token.Pos) string {
 	return fmt.Sprintf("%s:%d", s.path, s.fset.Position(p).Line)
 }
 
-// sources parses every Go file of the module, whatever its build tags.
+// sources returns every Go file of the module, whatever its build tags.
 func sources(t *testing.T) []*source {
 	t.Helper()
+	out, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) < 10 {
+		t.Fatalf("found only %d Go files", len(out))
+	}
+	return out
+}
+
+// parsed parses them, once for all tests.
+var parsed = sync.OnceValues(func() (out []*source, err error) {
 	root := "../.."
 	if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
-		t.Fatalf("module root: %v", err)
+		return nil, fmt.Errorf("module root: %w", err)
 	}
-	var out []*source
 	fset := token.NewFileSet()
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -73,14 +85,8 @@ func sources(t *testing.T) []*source {
 		out = append(out, &source{rel, path.Dir(rel), strings.HasSuffix(name, "_test.go"), text, f, fset})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(out) < 10 {
-		t.Fatalf("found only %d Go files under %s", len(out), root)
-	}
-	return out
-}
+	return out, err
+})
 
 func report(t *testing.T, found []string, rule string) {
 	t.Helper()
@@ -113,6 +119,10 @@ var testSupport = map[string][]string{
 	"cuda/fakecuda": {},
 	// a machine of files for the tests of pci, diskuse and the verbs
 	"internal/pci/fakesys": {},
+	// published data sets, where a machine has them
+	"internal/realdata": {},
+	// the split between make test and make test-wide
+	"internal/wide": {},
 }
 
 // importBreach says why a package of folder from may not import path, or "".
