@@ -15,6 +15,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/cuda/fakecuda"
+	"helios/internal/wide"
 )
 
 // checkCase is a launch of check_rows on memory of its own.
@@ -118,8 +119,12 @@ func TestDriverCheckRows(t *testing.T) {
 			cases = append(cases, checkCase{rowBytes: n, lanes: lanes})
 		}
 	}
+	bytes := int64(1 << 20)
+	if wide.Lean() {
+		bytes = 1 << 15
+	}
 	for i, c := range cases {
-		c.count = max(1, min(rng.Int64N(200), 1<<20/int64(c.rowBytes)))
+		c.count = max(1, min(rng.Int64N(200), bytes/int64(c.rowBytes)))
 		c.rows = c.count + rng.Int64N(5)
 		c.stride = int64(c.rowBytes) + []int64{0, 0, 1, 4, 13}[i%5]
 		if i%3 == 0 {

@@ -18,6 +18,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/ssdmodel"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -138,7 +139,7 @@ var unitRowBytes = []int{16, 64, 100, 128, 400, 512, 602 * 4, 768 * 4, 1024, 240
 func TestUnits(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 4 * len(unitRowBytes)
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = len(unitRowBytes)
 	}
 	var saved, parts int64
@@ -249,7 +250,7 @@ func TestUnits(t *testing.T) {
 func TestUnitsOnCPU(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 3 * len(unitRowBytes)
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = len(unitRowBytes)
 	}
 	for round := range rounds {
@@ -642,7 +643,7 @@ func TestCoalesceConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	var sets []*testSet
 	rounds := 12
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 5
 	}
 	for g := range 4 {
@@ -681,7 +682,7 @@ func TestCoalesceConcurrent(t *testing.T) {
 func TestUnitChaos(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 12
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 5
 	}
 	for round := range rounds {

@@ -19,6 +19,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 	"helios/nvme"
 )
 
@@ -960,7 +961,7 @@ func TestDifferentialOnHost(t *testing.T) {
 		devs[i] = d
 	}
 	n := 300
-	if testing.Short() {
+	if wide.Lean() {
 		n = 60
 	}
 	runDiff(t, devs[0], devs[1], n)

@@ -17,6 +17,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -263,7 +264,7 @@ func TestAbortDoesNothing(t *testing.T) {
 func TestChaos(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 5
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 3
 	}
 	for round := range rounds {

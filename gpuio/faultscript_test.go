@@ -22,6 +22,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 	"helios/nvme"
 )
 
@@ -547,7 +548,7 @@ var faultAbandoned atomic.Int64
 // TestFaultScripts: see above.
 func TestFaultScripts(t *testing.T) {
 	count, base := 300, uint64(1)
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		count = 40
 	}
 	env := func(name string, v *uint64) bool {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -37,7 +38,7 @@ func TestAsyncSimple(t *testing.T) {
 func TestStacksRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 28
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 10
 	}
 	for round := range rounds {

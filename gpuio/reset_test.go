@@ -17,6 +17,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -546,7 +547,7 @@ func TestWaitLeavesReset(t *testing.T) {
 func TestCloseDuringReset(t *testing.T) {
 	bothStacks(t, func(t *testing.T, mk func(*rig, AsyncOptions) Reader) {
 		at := []time.Duration{0, time.Millisecond, 20 * time.Millisecond, 520 * time.Millisecond}
-		if testing.Short() {
+		if wide.Lean() {
 			at = at[1:2]
 		}
 		for _, after := range at {
@@ -635,7 +636,7 @@ func TestResetUnderLoad(t *testing.T) {
 // nothing is lost. RESET_SEEDS says how many seeds.
 func TestResetChaos(t *testing.T) {
 	seeds := 24
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		seeds = 8
 	}
 	if v := os.Getenv("RESET_SEEDS"); v != "" {

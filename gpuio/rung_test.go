@@ -14,6 +14,7 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -440,7 +441,7 @@ func TestRungRecovery(t *testing.T) {
 			quick bool
 			test  func(*testing.T)
 		}{{"faults surface", false, TestFaultsSurface}, {"reset", true, TestQueueCannotBeReplaced}, {"foreign", true, TestForeignCompletion}, {"sync", false, TestSyncFaultsSurface}} {
-			if c.quick || !testing.Short() && !raceEnabled {
+			if c.quick || !wide.Lean() && !raceEnabled {
 				t.Run(m.rung.String()+"/"+c.name, c.test)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/driver"
 	"helios/cuda/fakecuda"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -163,7 +164,7 @@ func TestGPUDifferential(t *testing.T) {
 	gpu := openGPU(t)
 	t.Cleanup(func() { require.NoError(t, gpu.Close()) })
 	n := uint64(600)
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		n = 100
 	}
 	n = envNumber(t, "DIFF_BATCHES", n)

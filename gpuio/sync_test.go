@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -28,7 +29,7 @@ func (r *rig) sync(o SyncOptions) Reader {
 // and froze a healthy queue: one read at a time on many queues, and no row may come from elsewhere.
 func TestSyncStatusIsNoDeadline(t *testing.T) {
 	rounds := 60
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 10
 	}
 	for round := range rounds {
@@ -61,7 +62,7 @@ func TestSyncStatusIsNoDeadline(t *testing.T) {
 func TestSyncRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 16
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 6
 	}
 	for round := range rounds {
@@ -367,7 +368,7 @@ func TestSyncFaultsSurface(t *testing.T) {
 func TestSyncChaos(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 5
-	if testing.Short() || raceEnabled {
+	if wide.Lean() || raceEnabled {
 		rounds = 3
 	}
 	for round := range rounds {
