@@ -17,6 +17,7 @@ import (
 	"helios/graph"
 	"helios/internal/hardware"
 	"helios/internal/timeline"
+	"helios/internal/wide"
 )
 
 // Whichever stage is slow, the credits bound what is in flight: with SSDs that take their time, as many batches wait for
@@ -35,7 +36,7 @@ func TestBackPressure(t *testing.T) {
 		{"dynamic, window", dyn(policy.LRU, LineRow, func(c *Config) { c.Window, c.Depth = 2, 1 }), true},
 		{"gids", func(c *Config) { c.Mode, c.GPUCache = ModeGIDS, percent(10) }, true},
 	} {
-		if testing.Short() && !c.short {
+		if wide.Lean() && !c.short {
 			continue
 		}
 		for _, slow := range []string{"SSDs", "training"} {
@@ -92,7 +93,7 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	for _, pipe := range Pipelines {
-		if testing.Short() && pipe != PipelineDeep && pipe != PipelineRunAhead {
+		if wide.Lean() && pipe != PipelineDeep && pipe != PipelineRunAhead {
 			continue
 		}
 		cfg := small()

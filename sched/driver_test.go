@@ -25,6 +25,7 @@ import (
 	"helios/internal/rowtype"
 	"helios/internal/timeline"
 	"helios/internal/units"
+	"helios/internal/wide"
 )
 
 // small enough for kernels whose every thread is a fiber.
@@ -109,7 +110,7 @@ func TestTrainOnGPU(t *testing.T) {
 		}},
 		{"float16 rows, features dropped", rowtype.Float16, func(c *Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
 	} {
-		if testing.Short() && i > 1 {
+		if wide.Lean() && i > 1 {
 			break
 		}
 		t.Run(v.name, func(t *testing.T) {
@@ -135,7 +136,7 @@ func TestTrainOnGPU(t *testing.T) {
 
 // TestPrecisions: products with rounded factors, and by a BLAS, learn nearly the same.
 func TestPrecisions(t *testing.T) {
-	if testing.Short() {
+	if wide.Lean() {
 		t.Skip("the products have tests of their own")
 	}
 	d, feat, s := fiberRig(t)
@@ -234,7 +235,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 		return trainOn(t, context.Background(), dev, cfg, d, feat, s, obs), strings.Join(notes, "\n")
 	}
 	for i, call := range []string{"cuMemAlloc_v2:1", "cuMemCreate:1", "cuMemAlloc_v2:3", "cuMemAlloc_v2:7", "cuMemAlloc_v2:12"} {
-		if i > 0 && testing.Short() {
+		if i > 0 && wide.Lean() {
 			break
 		}
 		t.Run(call, func(t *testing.T) {
@@ -253,7 +254,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 		})
 	}
 	t.Run("inmem", func(t *testing.T) {
-		if testing.Short() {
+		if wide.Lean() {
 			t.Skip("the same way as above")
 		}
 		cfg := cfg
@@ -396,7 +397,7 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 			c.Policy, c.GPUCache, c.CacheLine, c.Pipeline, c.Window = "lru", percent(20), 1024, PipelinePrefetch, 1
 		}},
 	} {
-		if testing.Short() && i > 0 {
+		if wide.Lean() && i > 0 {
 			break
 		}
 		t.Run(v.name, func(t *testing.T) {
@@ -425,7 +426,7 @@ func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 	want := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
 	require.NoError(t, want.err)
 	for i, call := range []string{"cuMemAlloc_v2:2", "cuMemCreate:2", "cuMemAlloc_v2:5"} {
-		if i > 0 && testing.Short() {
+		if i > 0 && wide.Lean() {
 			break
 		}
 		t.Run(call, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/internal/wide"
 	"helios/nvme"
 )
 
@@ -63,7 +64,7 @@ func TestSameParametersByDynamicTiers(t *testing.T) {
 		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
 		var first record
 		for i, v := range ways {
-			if i > 0 && n > 0 && i%3 != n || testing.Short() && i > 7 { // tiny has all, the others a third each
+			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 7 { // tiny has all, the others a third each
 				continue
 			}
 			cfg := small()
@@ -94,7 +95,7 @@ func TestSameParametersByDynamicTiers(t *testing.T) {
 func TestFaultsInDynamicTiers(t *testing.T) {
 	d, feat := tiny.open(t)
 	for i, v := range dynamicWays[:4] {
-		if testing.Short() && i%2 == 0 {
+		if wide.Lean() && i%2 == 0 {
 			continue
 		}
 		s := bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=700)")
@@ -270,7 +271,7 @@ func TestLadiesEveryWay(t *testing.T) {
 		require.NoError(t, r.err)
 		require.NotEqual(t, first.res.ParamsSHA256, r.res.ParamsSHA256)
 		for i, v := range dynamicWays {
-			if i > 5 || (testing.Short() || model == "gcn") && i != 1 && i != 3 {
+			if i > 5 || (wide.Lean() || model == "gcn") && i != 1 && i != 3 {
 				continue
 			}
 			cfg := small()
@@ -283,7 +284,7 @@ func TestLadiesEveryWay(t *testing.T) {
 			require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
 			require.Equal(t, SamplerLadies, r.res.Sampler)
 		}
-		if testing.Short() {
+		if wide.Lean() {
 			break
 		}
 	}
@@ -296,7 +297,7 @@ func TestFaultsThatHealInDynamicTiers(t *testing.T) {
 	clean := train(t, context.Background(), small(), d, feat, bind(t, d, 2, ""), 2, Observer{})
 	require.NoError(t, clean.err)
 	for i, fault := range []string{"error(op=read,sct=2,sc=0x81,times=3,after=900)", "late(op=read,ms=700,times=1,after=900)"} {
-		if testing.Short() && i > 0 {
+		if wide.Lean() && i > 0 {
 			break
 		}
 		for _, v := range []variant{dynamicWays[1], dynamicWays[3]} {

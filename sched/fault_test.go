@@ -14,6 +14,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/wide"
 	"helios/nvme"
 )
 
@@ -171,7 +172,7 @@ func TestInterruptWithLostReads(t *testing.T) {
 	defer func(d time.Duration) { interruptGrace = d }(interruptGrace)
 	interruptGrace = 200 * time.Millisecond
 	for name, fault := range map[string]string{"attach": "lost(op=read)", "fill": "lost(op=read,after=20)", "epoch": "lost(op=read,after=400)"} {
-		if name == "attach" && testing.Short() { // takes the 10 s of a read of the superblock
+		if name == "attach" && wide.Lean() { // takes the 10 s of a read of the superblock
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

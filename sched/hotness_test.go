@@ -16,6 +16,7 @@ import (
 	"helios/dataset"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/internal/wide"
 )
 
 // hotRun trains one epoch on s and returns the result and what was noted.
@@ -159,7 +160,7 @@ func TestHotnessOnTheNextEpoch(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.Close()) }()
 	nodes := int64(100_000)
-	if testing.Short() {
+	if wide.Lean() {
 		nodes = 30_000
 	}
 	sizes := []units.Budget{percent(5), percent(10), percent(100)}

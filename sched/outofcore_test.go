@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 )
 
 // outOfCore is an epoch of the reference model with caches of 15 % of the features. It
@@ -54,7 +55,7 @@ func outOfCore(mode string, in Inputs) error {
 // Features of more than six times the caches, on file-backed SSDs: memory stays below budgets +
 // topology + 400 MiB. Each mode runs in a process of its own, whose memory it is that counts.
 func TestOutOfCoreMemory(t *testing.T) {
-	if testing.Short() {
+	if wide.Lean() {
 		t.Skip("writes a gigabyte and trains an epoch on it twice")
 	}
 	d := graphSpec{nodes: 500_000, dim: 256, degree: 10, train: 0.025}.generate(t)

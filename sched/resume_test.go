@@ -20,6 +20,7 @@ import (
 	"helios/dataset"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/wide"
 	"helios/sched/checkpoint"
 )
 
@@ -308,7 +309,7 @@ func childMain() int {
 // Killed with SIGKILL at random moments and resumed: the parameters are those of an undisturbed run.
 func TestKilledAndResumed(t *testing.T) {
 	kills := 20
-	if testing.Short() {
+	if wide.Lean() {
 		kills = 8
 	}
 	d, feat := tiny.open(t)

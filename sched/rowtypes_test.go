@@ -14,6 +14,7 @@ import (
 	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/internal/units"
+	"helios/internal/wide"
 )
 
 // odd has rows that no type stores in a whole number of words without padding but float32.
@@ -45,7 +46,7 @@ func TestRowTypesEveryWay(t *testing.T) {
 			c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}
 		}), 2, 1}, dynamicWays[1], dynamicWays[2])
 	shapes := []graphSpec{odd, tiny}
-	if testing.Short() {
+	if wide.Lean() {
 		shapes, variants = shapes[:1], []variant{variants[0], variants[4], variants[6], variants[7]}
 	}
 	shas := map[string]string{}

@@ -16,6 +16,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/internal/wide"
 )
 
 // copyOf is a dataset of its own files, that a test may damage.
@@ -43,7 +44,7 @@ func TestTopologyOnSSD(t *testing.T) {
 		{"ladies", func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{64, 64} }},
 		{"gids", func(c *Config) { c.Mode, c.GPUCache, c.CPUCache, c.Epochs = ModeGIDS, percent(10), percent(10), 1 }},
 	} {
-		if testing.Short() && i > 1 {
+		if wide.Lean() && i > 1 {
 			break
 		}
 		t.Run(v.name, func(t *testing.T) {
@@ -55,7 +56,7 @@ func TestTopologyOnSSD(t *testing.T) {
 			require.Nil(t, want.res.Epochs[0].TopologyReads)
 			require.Nil(t, want.res.TopologyStorage)
 			for _, lists := range []units.Budget{{}, percent(40), all} {
-				if testing.Short() && lists == all || i > 0 && lists.Percent == 0 {
+				if wide.Lean() && lists == all || i > 0 && lists.Percent == 0 {
 					continue
 				}
 				leaks := leakCheck(t)

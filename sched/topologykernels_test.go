@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // TestTopologyOnSSDOnGPU: on a GPU the lists on storage are sampled by the host device beside it: the blocks that reach the
@@ -20,7 +22,7 @@ func TestTopologyOnSSDOnGPU(t *testing.T) {
 		{"gcn", func(c *Config) { c.Model, c.GPUCache, c.Epochs = "gcn", percent(10), 1 }},
 		{"ladies", func(c *Config) { c.Sampler, c.Fanouts, c.Epochs = SamplerLadies, []int{24, 24}, 1 }},
 	} {
-		if testing.Short() && i > 0 {
+		if wide.Lean() && i > 0 {
 			break
 		}
 		t.Run(v.name, func(t *testing.T) {

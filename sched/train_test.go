@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 // variant is a way to run the same training.
@@ -68,7 +69,7 @@ var sameWays = []variant{
 func TestSameParametersEveryWay(t *testing.T) {
 	for _, model := range []string{"sage", "gcn"} {
 		variants := sameWays
-		if testing.Short() {
+		if wide.Lean() {
 			variants = sameWays[:8]
 		}
 		t.Run(model, func(t *testing.T) {
@@ -198,7 +199,7 @@ func TestMetamorphic(t *testing.T) {
 	t.Logf("replay with HELIOS_SEED=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	rounds := 12
-	if testing.Short() {
+	if wide.Lean() {
 		rounds = 4
 	}
 	g := []graphSpec{tiny, packed, padded}[rng.IntN(3)]

@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/policy"
+	"helios/internal/wide"
 )
 
 // tuned is a run with many small batches.
 func tuned(level string, f func(*Config)) Config {
 	c := small()
 	c.Batch, c.Tune, c.Epochs, c.NoEval, c.Presample = 2, level, 2, true, 1
-	if testing.Short() {
+	if wide.Lean() {
 		c.Batch, c.Epochs = 10, 1
 	}
 	if f != nil {
@@ -30,7 +31,7 @@ func tuned(level string, f func(*Config)) Config {
 func TestTune(t *testing.T) {
 	least, batches := tuneLeast, tuneBatches
 	tuneLeast = 0
-	if testing.Short() {
+	if wide.Lean() {
 		tuneBatches = 1
 	}
 	defer func() { tuneLeast, tuneBatches = least, batches }()
@@ -52,7 +53,7 @@ func TestTune(t *testing.T) {
 		{"full over a dynamic tier", tuned(TuneFull, dyn(policy.LRU, LineRow, func(c *Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
 		{"nothing to choose", tuned(TuneFull, func(c *Config) { c.Pipeline = PipelineSeries }), nil},
 	} {
-		if testing.Short() && (c.name == "full" || c.name == "quick") {
+		if wide.Lean() && (c.name == "full" || c.name == "quick") {
 			continue
 		}
 		var plans []*OpGraph

@@ -7,12 +7,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // On a device of the driver too, streams made anew with other budgets and a stack opened anew with other blocks leave the
 // run as it was to the bit.
 func TestTuneOnGPU(t *testing.T) {
-	if testing.Short() {
+	if wide.Lean() {
 		t.Skip("many launches, each of them fibers on the fake")
 	}
 	least, batches := tuneLeast, tuneBatches

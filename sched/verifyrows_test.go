@@ -15,6 +15,7 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/rowtype"
 	"helios/internal/units"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -62,7 +63,7 @@ func computedOn(t *testing.T, dev cuda.Device, nodes int64, typ rowtype.Type, fa
 func TestVerifyRows(t *testing.T) {
 	cfg := Config{Fanouts: []int{3, 3}, Batch: 128, Hidden: 8, VerifyRows: true, Presample: 1, CPUCache: units.Budget{Percent: 20}, GPUCache: units.Budget{Percent: 10}}
 	for _, typ := range rowtype.Types() {
-		if testing.Short() && typ != rowtype.Int8 {
+		if wide.Lean() && typ != rowtype.Int8 {
 			continue
 		}
 		in := computedInputs(t, typ, "")

@@ -19,6 +19,7 @@ import (
 	"helios/internal/hardware"
 	"helios/internal/hostmem"
 	"helios/internal/timeline"
+	"helios/internal/wide"
 )
 
 // playVirtual plays a run on the virtual clock of a fresh host device, which it wants to get back whole.
@@ -44,7 +45,7 @@ func playVirtual(t testing.TB, cfg Config, d *dataset.Dataset, profile string, s
 // not depend on time is equal, the commands of the SSDs included.
 func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 	shapes := []graphSpec{packed, tiny, padded}
-	if testing.Short() {
+	if wide.Lean() {
 		shapes = shapes[:1]
 	}
 	for _, g := range shapes {
@@ -92,14 +93,14 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 // merges depends on the SSDs, and with it only how the cpu stack's reads share commands.
 func TestVirtualCountsOfDynamicTiers(t *testing.T) {
 	shapes := []graphSpec{tiny, packed, padded}
-	if testing.Short() {
+	if wide.Lean() {
 		shapes = shapes[:1]
 	}
 	for n, g := range shapes {
 		d, feat := g.open(t)
 		s := bind(t, d, 3, "")
 		for i, v := range dynamicWays {
-			if n > 0 && i%2 != n-1 || testing.Short() && i > 3 { // the first layout has all, the others half of them each
+			if n > 0 && i%2 != n-1 || wide.Lean() && i > 3 { // the first layout has all, the others half of them each
 				continue
 			}
 			cfg := small()
@@ -137,7 +138,7 @@ func TestVirtualAccumulator(t *testing.T) {
 		"0.8":  func(c *Config) { c.Accumulate = 0.8 },
 		"0.95": func(c *Config) { c.Accumulate = 0.95 },
 	} {
-		if testing.Short() && name == "0.8" {
+		if wide.Lean() && name == "0.8" {
 			continue
 		}
 		var b bytes.Buffer
@@ -162,7 +163,7 @@ func TestVirtualAccumulator(t *testing.T) {
 		require.InDelta(t, 54e-6, r.Accumulator.OverheadSeconds, 20e-6, "25 and 5 us of a launch, the SSD's 11, and the kernel's own (BENCHMARKS.md)")
 	}
 	require.Less(t, seconds["0.95"], seconds["none"])
-	if !testing.Short() {
+	if !wide.Lean() {
 		require.Less(t, seconds["0.95"], seconds["0.8"])
 		require.Less(t, seconds["0.8"], seconds["none"])
 	}
