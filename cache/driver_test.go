@@ -6,6 +6,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/cuda/driver"
+	"helios/internal/wide"
 )
 
 // TestDriver runs the cache's tests on a device of the driver, whose memory the CPU cannot see (the
@@ -30,7 +31,7 @@ func TestDriver(t *testing.T) {
 			t.Run("EmptyBudgets", func(t *testing.T) { checkEmptyBudgets(t, open) })
 			t.Run("Dynamic", func(t *testing.T) { checkDynamic(t, open, 4) })
 			t.Run("Hotness", func(t *testing.T) { checkHotness(t, open) })
-			if name == "compared" && testing.Short() {
+			if name == "compared" && wide.Lean() {
 				return
 			}
 			t.Run("LookupAndGather", func(t *testing.T) { checkLookupAndGather(t, open, 2) })

@@ -14,6 +14,7 @@ import (
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 )
 
 // A kernel that takes a while, so that copies come long after the decisions that they follow from.
@@ -392,7 +393,7 @@ func (s *leaseStress) slots() error {
 // torn, every failure's lines are gone, and nothing is left at the end.
 func TestLeasesUnderStress(t *testing.T) {
 	total := int64(1_000_000)
-	if testing.Short() {
+	if wide.Lean() {
 		total = 20_000
 	}
 	rng := seeded(t)
@@ -403,14 +404,14 @@ func TestLeasesUnderStress(t *testing.T) {
 			ok(t, s.pass(rng, 1+rng.IntN(60), rng.IntN(3) == 0))
 			ok(t, s.slots())
 		}
-		if st := s.d.Stats(); st.Hits == 0 || st.Evicted == 0 || s.faults == 0 && !testing.Short() {
+		if st := s.d.Stats(); st.Hits == 0 || st.Evicted == 0 || s.faults == 0 && !wide.Lean() {
 			t.Errorf("%s: %+v with %d faults: nothing was tried", name, st, s.faults)
 		}
 		s.close()
 		ops, faults, passes = ops+s.ops.Load(), faults+s.faults, passes+s.passes
 	}
 	t.Logf("%d rows leased in %d passes, %d of which failed", ops, passes, faults)
-	if !testing.Short() && ops < total {
+	if !wide.Lean() && ops < total {
 		t.Errorf("%d rows", ops)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"helios/cuda/difftest"
 	"helios/internal/philox"
 	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 // kernRig launches the CUDA kernels of this package beside Go's on a comparing device: what differs by a bit fails.
@@ -127,7 +128,7 @@ func (g *kernRig) block(numDst, numSrc int64, most int, hub uint32) testBlock {
 func TestGPUAggregation(t *testing.T) {
 	g := newKernRig(t, 3, difftest.Options{})
 	dims := []int64{1, 2, 3, 4, 6, 31, 64, 66, 100, 129, 300}
-	if testing.Short() {
+	if wide.Lean() {
 		dims = []int64{3, 6, 64, 129}
 	}
 	for n, dim := range dims {
@@ -212,7 +213,7 @@ func (g *kernRig) checkTranspose(b *testBlock, a *aggParams, w edgeWeights) {
 func TestGPUTranspose(t *testing.T) {
 	g := newKernRig(t, 5, difftest.Options{})
 	sizes := [][3]int64{{1, 1, 0}, {1, 1, 3}, {3, 512, 40}, {200, 513, 30}, {300, 5000, 25}, {40, 262145, 200}}
-	if testing.Short() {
+	if wide.Lean() {
 		sizes = sizes[2:5]
 	}
 	for _, s := range sizes {
@@ -233,7 +234,7 @@ func TestGPUColumnSums(t *testing.T) {
 	g := newKernRig(t, 7, difftest.Options{})
 	for _, s := range [][2]int64{{0, 5}, {1, 1}, {63, 47}, {64, 128}, {65, 130}, {257, 4}, {4097, 2}, {16385, 3}} {
 		rows, cols := s[0], s[1]
-		if testing.Short() && rows*cols > 10000 {
+		if wide.Lean() && rows*cols > 10000 {
 			continue
 		}
 		p := sumParams{X: given(g, g.floats(rows*cols)), Out: blank[float32](g, cols), Rows: rows, Cols: cols}
@@ -250,7 +251,7 @@ func TestGPUColumnSums(t *testing.T) {
 func TestGPULoss(t *testing.T) {
 	g := newKernRig(t, 9, difftest.Options{})
 	sizes := [][2]int64{{1, 1}, {70, 2}, {300, 47}, {131, 600}, {4500, 3}}
-	if testing.Short() {
+	if wide.Lean() {
 		sizes = sizes[1:3]
 	}
 	for _, s := range sizes {

@@ -18,6 +18,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 // fakeGPU is the fake libcuda as a device, or with HELIOS_GPU=1 the machine's GPU.
@@ -157,7 +158,7 @@ func TestDriverSteps(t *testing.T) {
 	gpu, lib := fakeGPU(t)
 	for _, c := range gpuCases() {
 		t.Run(c.name, func(t *testing.T) {
-			if testing.Short() && c.name != "sage 2 layers, dropout of both kinds" && c.name != "gcn blas tf32" && c.name != "gcn by layers" {
+			if wide.Lean() && c.name != "sage 2 layers, dropout of both kinds" && c.name != "gcn blas tf32" && c.name != "gcn by layers" {
 				t.Skip("long")
 			}
 			share := c.share

@@ -17,6 +17,7 @@ import (
 	"helios/cuda/fakecuda"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/wide"
 )
 
 // gemmSide is a device with memory for the operands of one product. Both sides of a comparison have the same
@@ -307,7 +308,7 @@ func gemmShapes(short bool) []gemmShape {
 func TestGemmGPUIsTheHosts(t *testing.T) {
 	host, gpu := gemmSides(t)
 	r := rand.New(rand.NewPCG(1, 2))
-	for _, c := range gemmShapes(testing.Short()) {
+	for _, c := range gemmShapes(wide.Lean()) {
 		p := c.lay(r, host, gpu)
 		host.host(t, c.op, p[0])
 		gpu.gpu(t, c.op, &p[1], cuda.FP32)

@@ -17,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/philox"
 	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 func host(t testing.TB, sms int) cuda.Device { return hostAt(t, sms, simd.Auto) }
@@ -454,7 +455,7 @@ func randomFloats(n int, seed uint64) []float32 {
 // above Generic.
 func TestGEMM(t *testing.T) {
 	sizes := []int64{1, 3, 47, 100, 602}
-	if testing.Short() {
+	if wide.Lean() {
 		sizes = []int64{1, 3, 47, 130}
 	}
 	var devs []cuda.Device

@@ -8,6 +8,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/cuda/driver"
+	"helios/internal/wide"
 )
 
 // TestDriver runs the sampler's tests on a device of the driver, whose memory the CPU cannot see
@@ -26,7 +27,7 @@ func TestDriver(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name == "compared" && testing.Short() {
+			if name == "compared" && wide.Lean() {
 				checkRepeatedSeedsAndSelfLoops(t, open)
 				checkLayerwise(t, open, 300, []int{20, 30})
 				return

@@ -18,6 +18,7 @@ import (
 	"helios/internal/hostmem"
 	"helios/internal/philox"
 	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 // randomGraph has skewed degrees: node v gets about avg*2*v/nodes in-edges, every tenth node none.
@@ -246,12 +247,12 @@ func TestLevels(t *testing.T) {
 		}
 	}
 	seeds := append(someSeeds(300, nodes, 3), 5, 5, 9, 107, 5)
-	for _, wide := range []bool{false, true} {
-		topo, err := FromEdges(nodes, src, dst, wide)
+	for _, wideIDs := range []bool{false, true} {
+		topo, err := FromEdges(nodes, src, dst, wideIDs)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, topo.Close()) })
 		for _, fanouts := range [][]int{{15, 10, 5}, {64, 7}, {65}, {-1}, {200}, {70000}} {
-			if testing.Short() && wide {
+			if wide.Lean() && wideIDs {
 				continue
 			}
 			cfg := SamplerConfig{Fanouts: fanouts, Seed: 7, Degrees: true}
@@ -265,7 +266,7 @@ func TestLevels(t *testing.T) {
 						return dev
 					}
 					rig := newRig(t, open, topo, 2, cfg, limit)
-					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)), "%v %v wide=%v direct=%v", level, fanouts, wide, limit > 0)
+					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)), "%v %v wide=%v direct=%v", level, fanouts, wideIDs, limit > 0)
 				}
 			}
 		}
@@ -308,15 +309,15 @@ func TestDamagedTopology(t *testing.T) {
 func ptr[T any](v T) *T { return &v }
 
 func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches []int, workers ...int) {
-	for _, wide := range []bool{false, true} {
-		topo := randomGraph(t, nodes, 15, wide, 5)
+	for _, wideIDs := range []bool{false, true} {
+		topo := randomGraph(t, nodes, 15, wideIDs, 5)
 		for _, fanouts := range [][]int{{10, 10}, {3}, {-1, -1}, {5, -1, 2}, {40, 1}} {
 			for _, limit := range []int64{directNodes, 0} {
 				for _, sms := range workers {
-					if len(workers) > 1 && (testing.Short() || wide) && sms%3 != 1 {
+					if len(workers) > 1 && (wide.Lean() || wideIDs) && sms%3 != 1 {
 						continue // 1 and 4 remain
 					}
-					t.Run(fmt.Sprintf("wide=%v fanouts=%v direct=%v sms=%d", wide, fanouts, limit > 0, sms), func(t *testing.T) {
+					t.Run(fmt.Sprintf("wide=%v fanouts=%v direct=%v sms=%d", wideIDs, fanouts, limit > 0, sms), func(t *testing.T) {
 						cfg := SamplerConfig{Fanouts: fanouts, Seed: 7, Degrees: true}
 						r := newRig(t, open, topo, sms, cfg, limit)
 						for batch, n := range batches {

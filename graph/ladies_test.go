@@ -13,6 +13,7 @@ import (
 	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/wide"
 )
 
 // layerModel samples a hop by the definition: maps, a sort, and the library's logarithm.
@@ -212,7 +213,7 @@ func star(t *testing.T, degrees ...int) *Topology {
 
 // shortened is n, or a quarter of it in short tests.
 func shortened(n int) int {
-	if testing.Short() {
+	if wide.Lean() {
 		return n / 4
 	}
 	return n

@@ -22,6 +22,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 // idFile writes the ids of topo behind offset bytes of something else.
@@ -80,15 +81,15 @@ func TestOutOfCoreBlocks(t *testing.T) {
 	}
 	seeds := append(someSeeds(100, nodes, 3), 7, 7, 9, 50, 7)
 	wants := map[string]plain{}
-	for _, wide := range []bool{false, true} {
-		topo, err := FromEdges(nodes, src, dst, wide)
+	for _, wideIDs := range []bool{false, true} {
+		topo, err := FromEdges(nodes, src, dst, wideIDs)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, topo.Close()) })
 		all := LeastNeighborCache(nodes) + 4*(nodes+topo.NumEdges)
 		for i, o := range []OutOfCoreOptions{
 			{}, {CacheBytes: all / 10, Chunk: 1000}, {CacheBytes: all}, {CacheBytes: all / 2, PageCache: true, Threads: true}, {CacheBytes: LeastNeighborCache(nodes), Chunk: 64},
 		} {
-			if wide && i != 1 || testing.Short() && i > 1 {
+			if wideIDs && i != 1 || wide.Lean() && i > 1 {
 				continue
 			}
 			far := farOf(t, topo, o)
@@ -119,7 +120,7 @@ func TestOutOfCoreBlocks(t *testing.T) {
 				want := wants[key]
 				rig := newRig(t, v.open, far, v.sms, cfg, v.limit)
 				for range 2 {
-					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)), "wide=%v %+v %+v", wide, o, v.fanouts)
+					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)), "wide=%v %+v %+v", wideIDs, o, v.fanouts)
 				}
 				s := far.Storage().Sub(before)
 				edges := int64(0)
@@ -484,7 +485,7 @@ func TestOutOfCoreRandom(t *testing.T) {
 	t.Logf("replay with HELIOS_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	runs := 25
-	if testing.Short() {
+	if wide.Lean() {
 		runs = 6
 	}
 	for i := range runs {

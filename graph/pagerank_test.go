@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 // naivePageRank is the formula in float64, edge by edge.
@@ -40,11 +41,11 @@ func naivePageRank(t *Topology, teleport []NodeID, d float64, iterations int) []
 func TestReversePageRank(t *testing.T) {
 	ctx := context.Background()
 	r := rand.New(rand.NewPCG(3, 3))
-	for _, wide := range []bool{false, true} {
-		if testing.Short() && wide {
+	for _, wideIDs := range []bool{false, true} {
+		if wide.Lean() && wideIDs {
 			continue
 		}
-		topo := randomGraph(t, 10_000, 4, wide, 9)
+		topo := randomGraph(t, 10_000, 4, wideIDs, 9)
 		train := make([]NodeID, 300)
 		for i := range train {
 			train[i] = r.Int64N(topo.NumNodes)

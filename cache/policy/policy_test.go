@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 // play runs a directory and the naive model over random batches, with a window of announcements, parts, and
@@ -106,7 +107,7 @@ func TestAgainstNaive(t *testing.T) {
 	for _, policy := range Online() {
 		t.Run(policy, func(t *testing.T) {
 			seeds := uint64(40)
-			if testing.Short() {
+			if wide.Lean() {
 				seeds = 12
 			}
 			for seed := range seeds {

@@ -14,6 +14,7 @@ import (
 	"helios/cache/policy"
 	"helios/cache/trace"
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 // run is a recorded run: passes of batches of parts.
@@ -273,7 +274,7 @@ func (x run) naiveMin(l cache.Lines, slots int64, cpu []int64) (reads, accesses 
 // On small traces the optimum is what trying every choice of every lookup finds.
 func TestBeladyIsOptimal(t *testing.T) {
 	seeds := uint64(60)
-	if testing.Short() {
+	if wide.Lean() {
 		seeds = 20
 	}
 	for seed := range seeds {
