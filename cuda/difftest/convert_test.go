@@ -11,6 +11,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/internal/rowtype"
+	"helios/internal/wide"
 )
 
 // Rows of every type, of every length around a word and a warp, and of every bit pattern (int8's scales are
@@ -24,7 +25,7 @@ func TestConvertEveryType(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(1, 9))
 	dims := []int{1, 2, 3, 4, 5, 8, 31, 33, 64, 100, 129}
-	if testing.Short() {
+	if wide.Lean() {
 		dims = []int{1, 4, 33, 129}
 	}
 	for _, rt := range rowtype.Types()[1:] {

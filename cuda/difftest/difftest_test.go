@@ -17,6 +17,7 @@ import (
 	"helios/cuda/fakecuda"
 	"helios/graph"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 )
 
 // fixed is a group in which every kernel has work, on several blocks.
@@ -99,7 +100,7 @@ func TestMissingBarriersAreFound(t *testing.T) {
 	}
 	fakecuda.Build(t) // or skip
 	few := barriers
-	if os.Getenv("DIFF_BATCHES") == "" || testing.Short() {
+	if os.Getenv("DIFF_BATCHES") == "" || wide.Lean() {
 		few = few[:1]
 	}
 	for _, p := range few {
@@ -126,7 +127,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 	}
 	fakecuda.Build(t) // or skip
 	few := plants
-	if os.Getenv("DIFF_BATCHES") == "" || testing.Short() {
+	if os.Getenv("DIFF_BATCHES") == "" || wide.Lean() {
 		few = slices.Concat(plants[:1], plants[4:5])
 	}
 	for _, p := range few {
@@ -334,7 +335,7 @@ func TestGatherFromLinesEveryAlignment(t *testing.T) {
 		hostmem.View[int64](nodes.Bytes())[i] = int64(i*37+5) % rows
 	}
 	sizes := []int64{1, 3, 4, 8, 12, 16, 17, 24, 31, 33, 48, 64, 100, 127, 256, 400, 513, 1000, 1024}
-	if testing.Short() {
+	if wide.Lean() {
 		sizes = []int64{3, 16, 100}
 	}
 	for _, size := range sizes {
@@ -419,7 +420,7 @@ func TestGatherEveryAlignment(t *testing.T) {
 		}
 	}
 	sizes := []int64{1, 2, 3, 4, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 100, 127, 128, 255, 256, 257, 400, 512, 513, 1000, 1024, 4095, 4096}
-	if testing.Short() {
+	if wide.Lean() {
 		sizes = []int64{1, 3, 16, 17, 100, 513}
 	}
 	for _, size := range sizes {

@@ -19,6 +19,7 @@ import (
 	"helios/cuda/driver"
 	"helios/cuda/fakecuda"
 	"helios/graph"
+	"helios/internal/wide"
 )
 
 // The trace is cut into groups: a graph, a cache, a sampler and a device of its own for each, and then
@@ -28,7 +29,7 @@ const perGroup = 25
 // batches is how many the test replays: a few hundred, or DIFF_BATCHES.
 func batches(t *testing.T) int {
 	n := 300
-	if testing.Short() {
+	if wide.Lean() {
 		n = 100
 	}
 	if s := os.Getenv("DIFF_BATCHES"); s != "" {

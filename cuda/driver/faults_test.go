@@ -20,6 +20,7 @@ import (
 	"helios/cuda/kernels"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 )
 
 // workload uses every part of a device once, in two streams of which one has a budget, and
@@ -163,7 +164,7 @@ func TestEveryCallFails(t *testing.T) {
 		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true, "cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
 	}
 	most := 6
-	if testing.Short() {
+	if wide.Lean() {
 		most = 2
 	}
 	surfaced := 0

@@ -21,6 +21,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // The structs that kernels and Go share are declared twice. Here the C++ declarations are laid out by
@@ -939,7 +941,7 @@ func TestFaultWordsFindCalls(t *testing.T) {
 
 // The shim's compilers take every kernel without a warning, and lay the structs out as Go does.
 func TestShimCompilersAgree(t *testing.T) {
-	if testing.Short() {
+	if wide.Lean() {
 		t.Skip("compiles every kernel")
 	}
 	g := newGoSide("../..")

@@ -26,6 +26,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"helios/internal/privatedir"
+	"helios/internal/wide"
 )
 
 // The sources, relative to this folder. A change of any makes a new build.
@@ -58,12 +61,8 @@ type builder struct {
 func newBuilder(t *testing.T) *builder {
 	t.Helper()
 	b := &builder{t: t, cxx: compiler(t)}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	b.dir = filepath.Join(cache, "helios-iotest")
-	if err := os.MkdirAll(b.dir, 0o755); err != nil {
+	var err error
+	if b.dir, err = privatedir.Cache("helios-iotest"); err != nil {
 		t.Fatal(err)
 	}
 	b.prune()
@@ -296,7 +295,7 @@ func TestSchedules(t *testing.T) {
 		return
 	}
 	n := 50
-	if testing.Short() {
+	if wide.Lean() {
 		n = 10
 	}
 	n = number(t, "SEEDS", n)

@@ -26,6 +26,9 @@ import (
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/privatedir"
+	"helios/internal/wide"
 )
 
 func seeds(t *testing.T, usual int) int {
@@ -90,12 +93,8 @@ func build(t *testing.T, what kind, extra ...string) string {
 	}
 	base := h.Sum(nil)
 
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	dir := filepath.Join(cache, "helios-shim-selftest")
-	require.NoError(t, os.MkdirAll(dir, 0o755))
+	dir, err := privatedir.Cache("helios-shim-selftest")
+	require.NoError(t, err)
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	for _, f := range files { // else it grows with each edit
@@ -238,6 +237,7 @@ func TestShimUcontext(t *testing.T) {
 }
 
 func TestThreadSanitizer(t *testing.T) {
+	wide.Only(t)
 	program := build(t, underTSan)
 	fixed := []string{program} // what to run
 	if text, err := run(t, program, "tsan", "1", "t_locals"); err != nil && strings.Contains(text, "unexpected memory mapping") {
