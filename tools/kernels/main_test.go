@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // compiler skips the test only where clang 19 is not there.
@@ -40,7 +42,9 @@ func checkout(t *testing.T, at string) string {
 }
 
 // The committed PTX is what the sources give, from any folder.
+// make kernels-check does it too, as a step of .ci/run.
 func TestCommittedPTX(t *testing.T) {
+	wide.Only(t)
 	clang := compiler(t)
 	b, err := build(options{root: checkout(t, "some where/else"), clang: clang, ptxas: "no-ptxas"}, io.Discard)
 	require.NoError(t, err)

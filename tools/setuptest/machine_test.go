@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"helios/internal/wide"
 )
 
 // shell is one interpreter, and the folders that its commands come from.
@@ -67,7 +69,7 @@ var shells = sync.OnceValues(func() ([]shell, error) {
 	return out, nil
 })
 
-// eachShell runs a test under every shell.
+// eachShell runs a test under every shell, or under the first.
 func eachShell(t *testing.T, f func(t *testing.T, sh shell)) {
 	if testing.Short() {
 		t.Skip("-short: the code under test is a shell script; the race detector sees nothing of it")
@@ -75,6 +77,9 @@ func eachShell(t *testing.T, f func(t *testing.T, sh shell)) {
 	all, err := shells()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if wide.Lean() {
+		all = all[:1]
 	}
 	for _, sh := range all {
 		t.Run(sh.name, func(t *testing.T) {
