@@ -13,6 +13,7 @@ import (
 
 	"helios/dataset/debian"
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 const debianSample = `Package: app
@@ -158,7 +159,7 @@ func TestImportDebianBad(t *testing.T) {
 // archive, and checks that the graph is worth training on: the class means of a package's own
 // words, smoothed over its neighbours, must place many more packages than its words alone.
 func TestImportDebianForReal(t *testing.T) {
-	if testing.Short() {
+	if wide.Lean() {
 		t.Skip("-short")
 	}
 	lists, _ := debian.FindLists(debian.ListsDir)

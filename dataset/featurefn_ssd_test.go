@@ -16,6 +16,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/rowtype"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -58,7 +59,7 @@ func TestComputedEqualsLoaded(t *testing.T) {
 		{3000, 601, 4096, 2, rowtype.Float16, false},
 		{3000, 129, 512, 2, rowtype.BFloat16, true},
 	}
-	if !testing.Short() {
+	if !wide.Lean() {
 		for range 12 {
 			cases = append(cases, c{1 + rng.Int64N(4000), 1 + rng.IntN(1400), []int{512, 4096}[rng.IntN(2)], 1 + rng.IntN(4), rowtype.Types()[rng.IntN(4)], rng.IntN(3) == 0})
 		}

@@ -18,6 +18,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 // tree is the files of a fixture by their paths.
@@ -273,7 +274,7 @@ func TestTextBlocks(t *testing.T) {
 	require.ErrorContains(t, err, `a.csv:31235: "x" in column 3 is not a number`)
 	// A line of more than a block, one of more than is accepted, and none.
 	for n, want := range map[int]string{0: "", blockBytes: "", 3 * blockBytes: "", maxLine + 2*blockBytes: "a.csv:2: line of more than"} {
-		if testing.Short() && n > 3*blockBytes {
+		if wide.Lean() && n > 3*blockBytes {
 			continue
 		}
 		text := "1\n" + strings.Repeat("5", n) + "\n2\n"

@@ -17,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -74,7 +75,7 @@ func TestThroughTheNVMeStack(t *testing.T) {
 		for _, lba := range []int{512, 4096} {
 			for n := 1; n <= 4; n++ {
 				for _, ram := range []bool{true, false} {
-					if !ram && (n == 2 || n == 3 || dim == 1024 || testing.Short()) {
+					if !ram && (n == 2 || n == 3 || dim == 1024 || wide.Lean()) {
 						continue
 					}
 					t.Run(fmt.Sprintf("dim %d/LBA %d/%d SSDs/ram=%v", dim, lba, n, ram), func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/wide"
 	"helios/nvme"
 )
 
@@ -171,7 +172,7 @@ func TestPowerLossAndResume(t *testing.T) {
 			must(load(bg, d, targetsOf(whole...), LoadOptions{Force: o.Force, NoRowChecksums: !c.row}))
 			w := watched(t, d, start, c.row)
 			step := c.step
-			if testing.Short() && step < 6 {
+			if wide.Lean() && step < 6 {
 				step = 6
 			}
 			resumed, most, before := 0, int64(0), 0

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // loaded makes a small graph and puts it on n proxied SSDs.
@@ -217,7 +219,7 @@ func TestKillAndResume(t *testing.T) {
 	want := last(t, ok(t, args...))
 	args = append(args, "--checkpoint", "ck", "--checkpoint-every", "2", "--resume")
 	kills := 20
-	if testing.Short() {
+	if wide.Lean() {
 		kills = 4
 	}
 	seed := uint64(time.Now().UnixNano())

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // slowSSD plays an SSD on which a load lasts long enough to be killed in.
@@ -80,7 +82,7 @@ func marked(t *testing.T) uint64 {
 func TestKilledLoadGoesOn(t *testing.T) {
 	pattern := slowly(t, 4)
 	kills := 3
-	if testing.Short() {
+	if wide.Lean() {
 		kills = 1
 	}
 	seed := uint64(time.Now().UnixNano())

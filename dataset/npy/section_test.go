@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/wide"
 )
 
 func TestSection(t *testing.T) {
@@ -167,7 +168,7 @@ func (h *holes) Write(b []byte) (int, error) {
 
 // TestArchive64: members of more than 4 GiB, as papers100M's have, and one behind them (zip64).
 func TestArchive64(t *testing.T) {
-	if testing.Short() {
+	if wide.Lean() {
 		t.Skip("writes an archive of 5 GiB, as a hole")
 	}
 	const n = 5 << 30 / 8
