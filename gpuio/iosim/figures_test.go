@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/hardware"
+	cases "helios/internal/wide"
 )
 
 // The papers' figures in shape. The tests assert shapes; IOSIM_FIGURES=FILE go test -run
@@ -122,6 +123,7 @@ var gids = Config{Stack: Sync, QueuePairs: 64, Depth: 16384}
 func gidsFormula(a, iops, seconds float64) float64 { return a * iops * seconds / (1 - a) }
 
 func TestShapeOfTheAccumulator(t *testing.T) {
+	cases.Only(t)
 	require.InDelta(t, 855, gidsFormula(0.95, 1.5e6, 30e-6), 1)
 	require.InDelta(t, 1168, gidsFormula(0.95, 1.5e6, 41e-6), 2)
 
