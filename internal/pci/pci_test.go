@@ -412,7 +412,10 @@ func TestWaitNVMe(t *testing.T) {
 	m.Put(state, "connecting\n")
 	go func() {
 		time.Sleep(20 * time.Millisecond)
-		_ = os.WriteFile(filepath.Join(m.Root, state), []byte("live\n"), 0o600)
+		// In one step, as the kernel does: a file that is written in place is empty for a moment, which is "no state".
+		at := filepath.Join(m.Root, state)
+		_ = os.WriteFile(at+".new", []byte("live\n"), 0o600)
+		_ = os.Rename(at+".new", at)
 	}()
 	c, err := s.WaitNVMe(context.Background(), addrA)
 	require.NoError(t, err)
