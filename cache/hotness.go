@@ -18,6 +18,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/hostmem"
+	"helios/internal/outfile"
 )
 
 // HotnessScores are scores as Hotness ranks them: the bits of a float32 that is not negative are in the order of its
@@ -142,16 +143,13 @@ func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	f, err := os.CreateTemp(dir, ".hotness-*.part")
+	outfile.Sweep(dir, ".hotness-", ".part") // of earlier versions
+	// Replaced where it is there: whoever saves it found that file damaged, or knows better.
+	f, err := outfile.Create("hotness", path, true)
 	if err != nil {
 		return "", err
 	}
-	defer func() {
-		if err != nil {
-			_ = f.Close() // a second time is harmless
-			_ = os.Remove(f.Name())
-		}
-	}()
+	defer func() { err = errors.Join(err, f.Discard()) }()
 	w := bufio.NewWriterSize(f, 1<<20)
 	head := binary.LittleEndian.AppendUint32([]byte(hotMagic), hotVersion)
 	head = binary.LittleEndian.AppendUint32(head, uint32(len(header)))
@@ -175,26 +173,7 @@ func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 	if _, err = w.Write(binary.LittleEndian.AppendUint32(nil, sum)); err == nil {
 		err = w.Flush()
 	}
-	if err == nil {
-		err = f.Chmod(0o644)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return "", err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return path, err
-	}
-	return path, errors.Join(d.Sync(), d.Close())
+	return path, f.Commit(err)
 }
 
 const hotChunk = 1 << 16 // bytes of scores at a time

@@ -175,6 +175,14 @@ type Config struct {
 	Tune string
 	// Trace is a file for the run's accesses ("cache replay"); empty: none.
 	Trace string
+	// Overwrite lets another run's checkpoint and a trace that is there be replaced.
+	Overwrite bool
+	// Run is the identity of a new run, which its checkpoint keeps; may be empty. One that goes on has its checkpoint's.
+	Run string
+	// LastParameters has Evaluate and Predict take the parameters that training stopped with instead of the best epoch's.
+	LastParameters bool
+	// OtherDataset lets them use a checkpoint on a dataset that it was not trained on.
+	OtherDataset bool
 	// Precision of the model's products (cuda.Precisions); empty: fp32. It changes results, by rounding.
 	Precision string
 	// BLAS computes the products on a GPU in place of our kernels: empty or "off", "auto" (where it is installed), or the

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"helios/cache"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset"
 	"helios/gnn"
@@ -16,6 +15,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/outfile"
 	"helios/internal/rowtype"
 	"helios/internal/units"
 )
@@ -248,7 +248,7 @@ func (e *engine) open(ctx context.Context, in Inputs, mc gnn.ModelConfig) error 
 		return err
 	}
 	if e.tracing() { // the trace begins once rows are placed, which may take long
-		if err := e.traced(trace.Writable(e.cfg.Trace)); err != nil {
+		if err := e.traced(outfile.Check("trace", e.cfg.Trace, e.cfg.Overwrite)); err != nil {
 			return err
 		}
 	}

@@ -92,6 +92,13 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 		return nil, errs.New(errs.Usage, "checkpoint %s is for %d features and %d classes, dataset %s has %d and %d; give the dataset it was trained on",
 			file, fp.InDim, fp.Classes, m.Name, m.Dim, m.Classes)
 	}
+	if err := otherDataset(file, st, m.UUID, m.Name); err != nil {
+		if !cfg.OtherDataset {
+			return nil, err
+		}
+		obs.note(err.Error())
+	}
+	unsealed(file, f, obs)
 	if len(cfg.Fanouts) > 0 && len(cfg.Fanouts) != len(fp.Fanouts) {
 		return nil, errs.New(errs.Usage, "--fanout %v names %d hops, the model in %s has %d layers; give as many, -1 for every neighbour",
 			cfg.Fanouts, len(cfg.Fanouts), file, len(fp.Fanouts))
@@ -123,8 +130,11 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 		obs.note(fmt.Sprintf("checkpoint %s was trained on rows of %s, these are of %s: results need not be those of training", file, was, e.rowType))
 	}
 	o := &opened{e: e, st: st, path: file, from: st.Epoch + 1}
+	if st.Batch == 0 && st.Epoch > 0 {
+		o.from = st.Epoch // whole
+	}
 	prefix := groupModel
-	if st.BestEpoch >= 0 {
+	if st.BestEpoch >= 0 && !cfg.LastParameters {
 		prefix, o.from = groupBest, st.BestEpoch+1
 	}
 	t, err := group(file, f, e.model, prefix)

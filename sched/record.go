@@ -61,7 +61,7 @@ func (e *engine) beginTrace() (err error) {
 	if e.cfg.dynamic() {
 		h.LineBytes, h.RowsPerLine = e.dyn.lines.LineBytes, e.dyn.lines.RowsPerLine
 	}
-	if e.rec.w, err = trace.Create(e.cfg.Trace, h); err != nil {
+	if e.rec.w, err = trace.Create(e.cfg.Trace, h, e.cfg.Overwrite); err != nil {
 		e.rec.w = nil
 		return e.traced(err)
 	}

@@ -76,6 +76,7 @@ func TestTraceBeginsAndScores(t *testing.T) {
 	}})
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err), "%v", r.err)
 
+	cfg.Overwrite = true
 	for _, scores := range []bool{true, false} {
 		cfg.Trace = filepath.Join(dir, "run.trace")
 		if !scores {

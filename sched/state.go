@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,11 +23,16 @@ import (
 // checkpointName is the file in a checkpoint folder.
 const checkpointName = "checkpoint.safetensors"
 
-// Versions of what a checkpoint's metadata means. The second is of runs with a setting that a program of the
-// first does not know, and would drop without a word when it goes on.
+// bestName is the file with the best epoch's parameters alone, for other programs and for "eval". A run goes on without
+// it: the checkpoint holds them as well, so that one rename moves all of a run's state.
+const bestName = "best.safetensors"
+
+// stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum over their header; the
+// second was of runs with a setting that a program of the first does not know.
 const (
-	stateFormat         = 1
-	stateFormatSettings = 2
+	stateFormat      = 3
+	oldestFormat     = 1
+	lastUnsealedHead = 2
 )
 
 // fingerprint is every setting that decides the parameters. A run resumes only under an equal
@@ -55,14 +61,6 @@ type fingerprint struct {
 	// one there once was. A machine may lack the level of another, or a GPU, so a run may go on at any; where the bits will
 	// differ it is told.
 	Kernels string `json:"kernels,omitempty"`
-}
-
-// format is the version that a checkpoint with these settings needs.
-func (f *fingerprint) format() string {
-	if f.Draws != "" || f.FeatureDropout != 0 || f.RowDType != "" || f.Sampler != "" {
-		return strconv.Itoa(stateFormatSettings)
-	}
-	return strconv.Itoa(stateFormat)
 }
 
 // rounding is what is to be said where kernels of another level than the checkpoint's go on, or another device; empty where
@@ -177,6 +175,11 @@ type state struct {
 	Epochs    []EpochResult
 	BestEpoch int // from 0; -1 = none yet
 	BestAcc   float64
+
+	// Of version 3 on.
+	Run     string // the run's identity, which it keeps when it goes on; may be empty
+	Name    string // the dataset's
+	Written string // when, RFC 3339
 }
 
 // tensors is parameters by name, as float32 bytes.
@@ -261,17 +264,9 @@ const (
 
 // encodeState builds a checkpoint's content from the model as it is on the device.
 func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state, best tensors) (*checkpoint.File, error) {
-	f := &checkpoint.File{Metadata: map[string]string{"helios.format": st.Print.format()}}
-	for key, v := range map[string]any{
-		"helios.config": st.Print, "helios.position": position{st.Epoch, st.Batch, st.AdamStep},
-		"helios.partial": st.Partial, "helios.epochs": st.Epochs,
-		"helios.best": bestMark{st.BestEpoch, st.BestAcc},
-	} {
-		b, err := json.Marshal(v) // float64 survives: Go prints the shortest text that reads back equal
-		if err != nil {
-			return nil, err
-		}
-		f.Metadata[key] = string(b)
+	f, err := describeState(st)
+	if err != nil {
+		return nil, err
 	}
 	for _, p := range m.Params() {
 		for _, g := range []struct {
@@ -287,6 +282,39 @@ func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state, be
 		if b, ok := best[p.Name]; ok {
 			f.Tensors = append(f.Tensors, f32(groupBest+p.Name, p, b))
 		}
+	}
+	return f, nil
+}
+
+// describeState makes a file that holds a state and no tensors yet.
+func describeState(st state) (*checkpoint.File, error) {
+	f := &checkpoint.File{Metadata: map[string]string{
+		"helios.format": strconv.Itoa(stateFormat), "helios.run": st.Run, "helios.dataset_name": st.Name, "helios.written": st.Written,
+	}}
+	for key, v := range map[string]any{
+		"helios.config": st.Print, "helios.position": position{st.Epoch, st.Batch, st.AdamStep},
+		"helios.partial": st.Partial, "helios.epochs": st.Epochs,
+		"helios.best": bestMark{st.BestEpoch, st.BestAcc},
+	} {
+		b, err := json.Marshal(v) // float64 survives: Go prints the shortest text that reads back equal
+		if err != nil {
+			return nil, err
+		}
+		f.Metadata[key] = string(b)
+	}
+	return f, nil
+}
+
+// encodeBest builds the content of bestName: the best epoch's parameters, as those of a run that has just ended it.
+func encodeBest(m *gnn.Model, st state, best tensors) (*checkpoint.File, error) {
+	st.Epoch, st.Batch, st.AdamStep, st.Partial = st.BestEpoch+1, 0, 0, partial{}
+	st.Epochs = st.Epochs[:st.Epoch]
+	f, err := describeState(st)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range m.Params() {
+		f.Tensors = append(f.Tensors, f32(groupBest+p.Name, p, best[p.Name]))
 	}
 	return f, nil
 }
@@ -309,8 +337,12 @@ func f32(name string, p gnn.Param, b []byte) checkpoint.Tensor {
 // decodeState reads the metadata; the tensors stay in f.
 func decodeState(path string, f *checkpoint.File) (state, error) {
 	var st state
-	if v := f.Metadata["helios.format"]; v != strconv.Itoa(stateFormat) && v != strconv.Itoa(stateFormatSettings) {
-		return st, errs.New(errs.Usage, "checkpoint %s: format %q is neither %d nor %d; it was written by another program or version", path, v, stateFormat, stateFormatSettings)
+	v, err := strconv.Atoi(f.Metadata["helios.format"])
+	if err != nil || v < oldestFormat || v > stateFormat {
+		return st, errs.New(errs.Usage, "checkpoint %s: format %q is none of %d to %d; it was written by another program or version", path, f.Metadata["helios.format"], oldestFormat, stateFormat)
+	}
+	if v > lastUnsealedHead && !f.Sealed {
+		return st, errs.New(errs.Device, "checkpoint %s: the checksum of format %d is missing: it is damaged; give an intact one, or train anew", path, v)
 	}
 	var pos position
 	var best bestMark
@@ -323,10 +355,50 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 		}
 	}
 	st.Epoch, st.Batch, st.AdamStep, st.BestEpoch, st.BestAcc = pos.Epoch, pos.Batch, pos.AdamStep, best.Epoch, best.Acc
-	if st.Epoch < 0 || st.Batch < 0 || st.AdamStep < 0 || len(st.Epochs) != st.Epoch || st.BestEpoch < -1 || st.BestEpoch >= max(st.Epoch, 1) {
-		return st, errs.New(errs.Device, "checkpoint %s: position epoch %d batch %d does not agree with its history; train anew", path, st.Epoch, st.Batch)
+	st.Run, st.Name, st.Written = f.Metadata["helios.run"], f.Metadata["helios.dataset_name"], f.Metadata["helios.written"]
+	if why := st.contradiction(); why != "" {
+		return st, errs.New(errs.Device, "checkpoint %s: %s; give an intact one, or train anew", path, why)
 	}
 	return st, nil
+}
+
+// contradiction says what of a state can't be, whatever the dataset; empty: nothing.
+func (st *state) contradiction() string {
+	p := &st.Print
+	switch {
+	case p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 || p.Edges < 0:
+		return fmt.Sprintf("no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges", p.InDim, p.Classes, p.Hidden, p.Batch, p.Fanouts, p.Edges)
+	case st.Epoch < 0 || st.Epoch > maxEpochs || st.Batch < 0 || st.AdamStep < 0:
+		return fmt.Sprintf("no position is epoch %d, batch %d, Adam step %d", st.Epoch, st.Batch, st.AdamStep)
+	case len(st.Epochs) != st.Epoch:
+		return fmt.Sprintf("position epoch %d does not agree with a history of %d epochs", st.Epoch, len(st.Epochs))
+	case st.BestEpoch < -1 || st.BestEpoch >= st.Epoch || st.BestEpoch < 0 && st.Epoch > 0:
+		return fmt.Sprintf("best epoch %d is none of the %d behind it", st.BestEpoch+1, st.Epoch)
+	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 || st.BestAcc > 1:
+		return fmt.Sprintf("best accuracy %v is none", st.BestAcc)
+	case st.Partial.Batches != st.Batch:
+		return fmt.Sprintf("batch %d does not agree with the figures of %d batches", st.Batch, st.Partial.Batches)
+	}
+	for i, e := range st.Epochs {
+		if e.Epoch != i+1 || e.Batches < 0 || i > 0 && e.Batches != st.Epochs[0].Batches {
+			return fmt.Sprintf("its history names epoch %d of %d batches where epoch %d was", e.Epoch, e.Batches, i+1)
+		}
+	}
+	return ""
+}
+
+// misplaced says why a state can't be one of a run with so many training nodes; empty: it can.
+func (st *state) misplaced(nodes int) string {
+	n := batches(nodes, st.Print.Batch)
+	switch steps := int64(st.Epoch)*int64(n) + int64(st.Batch); {
+	case st.Batch > n:
+		return fmt.Sprintf("batch %d is beyond the %d of an epoch", st.Batch, n)
+	case st.Epoch > 0 && st.Epochs[0].Batches != n:
+		return fmt.Sprintf("its epochs had %d batches, this dataset makes %d", st.Epochs[0].Batches, n)
+	case st.AdamStep != steps:
+		return fmt.Sprintf("Adam step %d does not agree with %d trained batches", st.AdamStep, steps)
+	}
+	return ""
 }
 
 // group returns the tensors of one group, checked against the model's shapes.

@@ -1,9 +1,12 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -43,7 +46,7 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	defer peak.Stop()
 
 	meta := in.Dataset.Meta
-	t := &trainer{cfg: cfg, obs: obs, state: state{
+	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, state: state{
 		Print: fingerprintOf(cfg, in), BestEpoch: -1,
 	}}
 	if cfg.CheckpointDir != "" {
@@ -56,10 +59,19 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	}
 	var from *checkpoint.File
 	if cfg.Resume {
-		if from, err = t.find(); err != nil {
+		if from, err = t.find(in); err != nil {
 			return nil, err
 		}
+	} else if t.path != "" && !cfg.Overwrite {
+		held, err := HeldIn(cfg.CheckpointDir)
+		if err != nil {
+			return nil, err
+		}
+		if held != nil {
+			return nil, errs.With(errs.Refused, &HeldError{cfg.CheckpointDir, held})
+		}
 	}
+	t.state.Run, t.state.Name = cmp.Or(t.state.Run, cfg.Run), meta.Name
 	e, err := newEngine(ctx, cfg.forTuning(), in, obs, modelConfig(t.state.Print))
 	if err != nil {
 		return &Result{IO: e.io()}, err
@@ -81,6 +93,10 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 	t.state.Print.Kernels = e.arithmetic()
 	if from != nil {
 		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
+			return nil, err
+		}
+		// A kill may have come between the checkpoint and the best epoch's own file.
+		if err := t.saveBest(); err != nil {
 			return nil, err
 		}
 	}
@@ -143,13 +159,15 @@ type trainer struct {
 	path  string // checkpoint, "" for none
 	state state
 	best  tensors // parameters of the best epoch so far
+	// bestSaved is the best epoch, counted from 1, whose parameters bestName holds; -1 before this run has looked after it.
+	bestSaved int
 
 	testAcc *float64
 	sha     string
 }
 
 // find reads the checkpoint to resume from and checks that it is of this run.
-func (t *trainer) find() (*checkpoint.File, error) {
+func (t *trainer) find(in Inputs) (*checkpoint.File, error) {
 	path, ok, err := findCheckpoint(t.cfg.CheckpointDir)
 	if err != nil {
 		return nil, err
@@ -177,8 +195,19 @@ func (t *trainer) find() (*checkpoint.File, error) {
 		return nil, errs.New(errs.Usage, "checkpoint %s has %d epochs behind it, --epochs asks for %d; give at least as many",
 			path, st.Epoch, t.cfg.Epochs)
 	}
+	if why := st.misplaced(int(in.Dataset.Meta.Train)); why != "" {
+		return nil, errs.New(errs.Device, "checkpoint %s: %s; give an intact one, or train anew", path, why)
+	}
+	unsealed(path, f, t.obs)
 	t.state = st
 	return f, nil
+}
+
+// unsealed says what an older checkpoint can't prove.
+func unsealed(path string, f *checkpoint.File, obs Observer) {
+	if !f.Sealed {
+		obs.note("checkpoint " + path + " is of an older version: its header has no checksum, so damage there may go unnoticed; train --resume writes it anew with one")
+	}
 }
 
 // train goes from the state's position to the end.
@@ -340,11 +369,42 @@ func (t *trainer) save(ctx context.Context) error {
 	begin := t.e.trace.now()
 	defer func() { t.e.trace.run("checkpoint", begin) }()
 	t.state.AdamStep = t.e.model.AdamStep()
+	t.state.Written = time.Now().UTC().Format(time.RFC3339)
 	f, err := encodeState(op, t.e.copier, t.e.model, t.state, t.best)
 	if err != nil {
 		return err
 	}
-	return checkpoint.Save(t.path, f)
+	if err := checkpoint.Save(t.path, f); err != nil {
+		return err
+	}
+	return t.saveBest()
+}
+
+// saveBest writes the best epoch's parameters to their own file where that is not there yet. It comes after the checkpoint,
+// which holds them too: what a run goes on from is never of two times. A file of the run before, which is overwritten, goes.
+func (t *trainer) saveBest() error {
+	best := t.state.BestEpoch + 1
+	if t.bestSaved == best {
+		return nil
+	}
+	path := filepath.Join(t.cfg.CheckpointDir, bestName)
+	if t.best == nil {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("checkpoint %s of another run: %w", path, err)
+		}
+	} else {
+		st := t.state
+		st.Written = time.Now().UTC().Format(time.RFC3339)
+		f, err := encodeBest(t.e.model, st, t.best)
+		if err == nil {
+			err = checkpoint.Save(path, f)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	t.bestSaved = best
+	return nil
 }
 
 // outcome waits for the training stream and reads the last step's figures.

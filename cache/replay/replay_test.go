@@ -56,7 +56,7 @@ func randomRun(seed uint64, rows int64, batches, parts, per int) run {
 
 func (x run) open(t testing.TB) *trace.Reader {
 	path := filepath.Join(t.TempDir(), "trace")
-	w, err := trace.Create(path, x.h)
+	w, err := trace.Create(path, x.h, false)
 	require.NoError(t, err)
 	require.NoError(t, w.Hotness(x.hot))
 	for _, b := range x.batches {
@@ -336,7 +336,7 @@ func TestCheck(t *testing.T) {
 		x.h.Policy, x.h.GPULines, x.h.Window, x.h.CPURows = name, slots, int64(window), 10
 		x.h.LineBytes, x.h.RowsPerLine = l.LineBytes, l.RowsPerLine
 		path := filepath.Join(t.TempDir(), "trace")
-		w, err := trace.Create(path, x.h)
+		w, err := trace.Create(path, x.h, false)
 		require.NoError(t, err)
 		require.NoError(t, w.Hotness(x.hot))
 		require.NoError(t, w.Place(nil, cpu))
@@ -437,7 +437,7 @@ func TestCheckStatic(t *testing.T) {
 	x := randomRun(5, 200, 12, 2, 40)
 	x.h.Policy, x.h.GPULines, x.h.CPURows, x.h.LineBytes, x.h.RowsPerLine = Static, 20, 30, 0, 1
 	path := filepath.Join(t.TempDir(), "trace")
-	w, err := trace.Create(path, x.h)
+	w, err := trace.Create(path, x.h, false)
 	require.NoError(t, err)
 	require.NoError(t, w.Hotness(x.hot))
 	g, c := hottest(x.hot, 0, 20), hottest(x.hot, 20, 50)

@@ -18,10 +18,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
-	"path/filepath"
 
-	"helios/internal/errs"
+	"helios/internal/outfile"
 )
 
 // Kinds of passes.
@@ -127,7 +125,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type Writer struct {
 	path    string
 	header  Header
-	f       *os.File
+	f       *outfile.File
 	w       *bufio.Writer
 	err     error
 	off     int64
@@ -139,33 +137,13 @@ type Writer struct {
 	packed  bytes.Buffer
 }
 
-// Writable is the error that Create would have, for those who have long work to do before it.
-func Writable(path string) error {
-	f, err := create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
-}
-
-func create(path string) (*os.File, error) {
-	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
-		return nil, errs.New(errs.Usage, "trace %s is not a regular file; name another", path)
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".partial-*")
-	if err != nil {
-		return nil, errs.New(errs.Usage, "trace %s can't be written: %w; name a file in a folder that you may write to", path, err)
-	}
-	return f, nil
-}
-
-// Create begins a trace.
-func Create(path string, h Header) (*Writer, error) {
+// Create begins a trace; replace allows it to take the place of a file that is there.
+func Create(path string, h Header, replace bool) (*Writer, error) {
 	head, err := json.Marshal(h)
 	if err != nil {
 		return nil, err
 	}
-	f, err := create(path)
+	f, err := outfile.Create("trace", path, replace)
 	if err != nil {
 		return nil, err
 	}
@@ -377,7 +355,7 @@ func (w *Writer) Bytes() int64 {
 	return w.off
 }
 
-// Close makes the file whole and gives it its name, in the place of another one of it.
+// Close makes the file whole and gives it its name.
 func (w *Writer) Close() error {
 	if w == nil {
 		return nil
@@ -407,29 +385,10 @@ func (w *Writer) Close() error {
 	if err == nil {
 		err = w.w.Flush()
 	}
-	if err == nil {
-		err = w.f.Chmod(0o644)
+	if err = w.f.Commit(err); err != nil && w.err == nil {
+		err = w.unwritten(err)
 	}
-	if err == nil {
-		err = w.f.Sync()
-	}
-	if err == nil {
-		err = w.f.Close()
-	}
-	if err == nil {
-		err = os.Rename(w.f.Name(), w.path)
-	}
-	if err != nil {
-		if w.err == nil {
-			err = w.unwritten(err)
-		}
-		return errors.Join(err, w.Discard())
-	}
-	dir, err := os.Open(filepath.Dir(w.path))
-	if err != nil {
-		return fmt.Errorf("trace %s: %w", w.path, err)
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return err
 }
 
 // Discard ends a trace that is not to be kept.
@@ -440,13 +399,5 @@ func (w *Writer) Discard() error {
 	if w.err == nil {
 		w.err = fmt.Errorf("trace %s was discarded", w.path)
 	}
-	err := w.f.Close()
-	if errors.Is(err, os.ErrClosed) {
-		err = nil
-	}
-	rerr := os.Remove(w.f.Name())
-	if errors.Is(rerr, os.ErrNotExist) {
-		rerr = nil
-	}
-	return errors.Join(err, rerr)
+	return w.f.Discard()
 }

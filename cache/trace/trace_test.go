@@ -71,7 +71,7 @@ func random(seed uint64, batches int) []event {
 }
 
 func write(t testing.TB, path string, h Header, scores []uint32, all []event) {
-	w, err := Create(path, h)
+	w, err := Create(path, h, false)
 	require.NoError(t, err)
 	if scores != nil {
 		require.NoError(t, w.Hotness(scores))
@@ -224,7 +224,7 @@ func TestWriter(t *testing.T) {
 		}
 		return all
 	}
-	w, err := Create(path, header)
+	w, err := Create(path, header, false)
 	require.NoError(t, err)
 	require.NoError(t, w.Begin(Train, 0, 0))
 	require.NoError(t, w.Part([]int64{1}))
@@ -234,17 +234,14 @@ func TestWriter(t *testing.T) {
 	require.Error(t, w.Part([]int64{1}), "after Discard")
 	require.Error(t, w.Close())
 
-	w, err = Create(path, header)
+	w, err = Create(path, header, false)
 	require.NoError(t, err)
 	require.Error(t, w.Part([]int64{1}), "no batch")
 	require.Error(t, w.Close())
 	require.Empty(t, names())
 
-	_, err = Create(filepath.Join(dir, "no", "trace"), header)
+	_, err = Create(filepath.Join(dir, "no", "trace"), header, false)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.Equal(t, errs.Usage, errs.ClassOf(Writable(filepath.Join(dir, "no", "trace"))))
-	require.Equal(t, errs.Usage, errs.ClassOf(Writable(dir)))
-	require.NoError(t, Writable(path))
 	require.Empty(t, names())
 
 	var none *Writer
@@ -264,7 +261,7 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte{recPlace, 0, 1, 1, 4, recHotness, 1, 9})
 	f.Fuzz(func(t *testing.T, content []byte) {
 		path := filepath.Join(t.TempDir(), "trace")
-		w, err := Create(path, header)
+		w, err := Create(path, header, false)
 		require.NoError(t, err)
 		w.block = append(w.block, content...)
 		require.NoError(t, w.Close())
@@ -283,7 +280,7 @@ func BenchmarkWrite(b *testing.B) {
 	for i := range rows {
 		rows[i] = int64(float64(100_000_000) * r.Float64() * r.Float64() * r.Float64())
 	}
-	w, err := Create(filepath.Join(b.TempDir(), "trace"), header)
+	w, err := Create(filepath.Join(b.TempDir(), "trace"), header, false)
 	require.NoError(b, err)
 	require.NoError(b, w.Begin(0, 0, 0))
 	b.SetBytes(int64(len(rows)))

@@ -21,7 +21,7 @@ import (
 func writeTrace(t *testing.T, path string, wrong int64) {
 	h := trace.Header{Name: "graph", Rows: 4000, RowBytes: 512, SSDs: 2, SlotBytes: 512, LBABytes: 512, Mode: "bam", IOStack: "sync", Policy: policy.LRU,
 		GPULines: 50, LineBytes: 4096, RowsPerLine: 8, Window: 1}
-	w, err := trace.Create(path, h)
+	w, err := trace.Create(path, h, false)
 	require.NoError(t, err)
 	d, err := policy.New(policy.Config{Policy: policy.LRU, Slots: 50})
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestCacheReplay(t *testing.T) {
 	require.Contains(t, text, "s3fifo")
 	require.Contains(t, text, "belady is what reads the fewest lines")
 	require.Contains(t, text, "may show more hits than belady")
-	rows := lines(t, readFile(t, "out.json"))
+	rows := lines(t, kept(t, "out.json"))
 	// Belady and five policies with two windows, for two sizes of rows (200 are 5 %, which is there) and three of lines;
 	// the oracle for the former; the result.
 	require.Equal(t, (2+3)*11+2+1, len(rows))

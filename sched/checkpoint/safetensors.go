@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -27,9 +28,16 @@ import (
 // MaxHeaderBytes bounds the header, as the reference implementation does.
 const MaxHeaderBytes = 100_000_000
 
-// crcKey is the metadata entry that holds the CRC32C of the tensors' bytes. The format has no
-// checksum of its own; files of other writers have no such entry and are read without it.
-const crcKey = "helios.data_crc32c"
+// The format has no checksum of its own, so we put one among the metadata, which other readers ignore. Files of other
+// writers have none and are read without.
+const (
+	// sumKey is the CRC32C of the whole file, in eight hexadecimal digits, with these digits taken as zeros.
+	sumKey = "helios.file_crc32c"
+	// dataKey is that of the tensors' bytes alone, of earlier versions of this program.
+	dataKey = "helios.data_crc32c"
+)
+
+const noSum = "00000000"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -51,6 +59,8 @@ type Tensor struct {
 type File struct {
 	Metadata map[string]string
 	Tensors  []Tensor // in the order of their bytes in the file
+	// Sealed tells that the file that this was read from has a checksum over all of it. Write always makes one.
+	Sealed bool
 }
 
 // Tensor finds a tensor by name.
@@ -95,7 +105,6 @@ func Write(w io.Writer, f *File) error {
 	for k, v := range f.Metadata {
 		meta[k] = v
 	}
-	sum := uint32(0)
 	// The header is assembled by hand so that equal contents give equal bytes: the tensors in
 	// their order, the metadata sorted (encoding/json sorts map keys).
 	var hdr bytes.Buffer
@@ -125,9 +134,8 @@ func Write(w io.Writer, f *File) error {
 		}
 		entries = append(entries, append(append(name, ':'), body...))
 		at += n
-		sum = crc32.Update(sum, castagnoli, t.Data)
 	}
-	meta[crcKey] = fmt.Sprintf("%08x", sum)
+	meta[sumKey] = noSum
 	m, err := json.Marshal(meta)
 	if err != nil {
 		return err
@@ -147,6 +155,15 @@ func Write(w io.Writer, f *File) error {
 	}
 	var n [8]byte
 	binary.LittleEndian.PutUint64(n[:], uint64(hdr.Len()))
+	digits, err := findSum(hdr.Bytes())
+	if err != nil {
+		return err
+	}
+	sum := crc32.Update(crc32.Checksum(n[:], castagnoli), castagnoli, hdr.Bytes())
+	for _, t := range f.Tensors {
+		sum = crc32.Update(sum, castagnoli, t.Data)
+	}
+	copy(hdr.Bytes()[digits:], fmt.Sprintf("%08x", sum))
 	if _, err := w.Write(n[:]); err != nil {
 		return err
 	}
@@ -175,13 +192,39 @@ func Decode(b []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if want, ok := f.Metadata[crcKey]; ok {
+	if want, ok := f.Metadata[sumKey]; ok {
+		at, err := findSum(b[8 : 8+n])
+		if err != nil {
+			return nil, err
+		}
+		sum := crc32.Checksum(b[:8+at], castagnoli)
+		for _, part := range [][]byte{[]byte(noSum), b[8+at+len(noSum):]} {
+			sum = crc32.Update(sum, castagnoli, part)
+		}
+		if got := fmt.Sprintf("%08x", sum); got != want {
+			return nil, fmt.Errorf("CRC32C of the file is %s, its header says %s: it is damaged", got, want)
+		}
+		delete(f.Metadata, sumKey)
+		f.Sealed = true
+	}
+	if want, ok := f.Metadata[dataKey]; ok {
 		if got := fmt.Sprintf("%08x", crc32.Checksum(data, castagnoli)); got != want {
 			return nil, fmt.Errorf("CRC32C of the tensors is %s, the header says %s: the file is damaged", got, want)
 		}
-		delete(f.Metadata, crcKey)
+		delete(f.Metadata, dataKey)
 	}
 	return f, nil
+}
+
+// findSum is where a header holds the digits of the whole file's checksum. They stand after the key as Write puts it; a
+// file in which the key stands twice, or otherwise, is none of ours.
+func findSum(hdr []byte) (at int, err error) {
+	key := []byte(`"` + sumKey + `":"`)
+	at = bytes.Index(hdr, key)
+	if at < 0 || bytes.LastIndex(hdr, key) != at || at+len(key)+len(noSum) >= len(hdr) || hdr[at+len(key)+len(noSum)] != '"' {
+		return 0, fmt.Errorf("the checksum of the file is not where its writer puts it: it is damaged")
+	}
+	return at + len(key), nil
 }
 
 func decodeHeader(hdr, data []byte) (*File, error) {
@@ -261,6 +304,9 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 
 // Load reads a file that Save or another writer made. The error names the file.
 func Load(path string) (*File, error) {
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() { // a pipe would be waited for
+		return nil, errs.New(errs.Usage, "checkpoint %s is no regular file; give a checkpoint", path)
+	}
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "checkpoint %s: %w", path, err)
@@ -280,7 +326,7 @@ func Save(path string, f *File) (err error) {
 	if dir == "" {
 		dir = "."
 	}
-	tmp := filepath.Join(dir, "."+base+".partial")
+	tmp := filepath.Join(dir, "."+base+partial)
 	state := "the one before it is untouched"
 	defer func() {
 		if err != nil {
@@ -326,6 +372,9 @@ func syncDir(dir string) error {
 	return err
 }
 
+// partial ends the temporary names.
+const partial = ".partial"
+
 // Lock is the right to write a folder's checkpoints.
 type Lock struct{ f *os.File }
 
@@ -342,6 +391,16 @@ func LockDir(dir string) (*Lock, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
 		return nil, errs.New(errs.Refused, "checkpoint folder %s is in use by another run; wait for it, or give another folder", dir)
+	}
+	// What a Save left that was killed; no other writer is there.
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") && strings.HasSuffix(e.Name(), partial) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(errs.New(errs.Usage, "--checkpoint: %w; name a folder that can be written", err), f.Close())
 	}
 	return &Lock{f}, nil
 }

@@ -3,6 +3,9 @@ package checkpoint
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
 	"math"
 	"os"
 	"path/filepath"
@@ -185,4 +188,94 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal("tensors lost")
 		}
 	})
+}
+
+// Each bit of a file counts: the length, the header with the checksum itself, and the tensors.
+func TestEveryFlippedBitIsFound(t *testing.T) {
+	good := encode(t, sample())
+	f, err := Decode(good)
+	require.NoError(t, err)
+	require.True(t, f.Sealed)
+	for i := range good {
+		for bit := range 8 {
+			bad := bytes.Clone(good)
+			bad[i] ^= 1 << bit
+			// A flip in the checksum's key makes a file without one, which is for the caller to refuse.
+			if f, err := Decode(bad); err == nil && f.Sealed {
+				t.Fatalf("bit %d of byte %d of %d: not found", bit, i, len(good))
+			}
+		}
+	}
+	for n := range good {
+		_, err := Decode(good[:n])
+		require.Error(t, err, "%d of %d bytes", n, len(good))
+	}
+	for _, more := range [][]byte{{0}, make([]byte, 400), []byte("  "), good} {
+		_, err := Decode(append(bytes.Clone(good), more...))
+		require.Error(t, err, "%d bytes behind it", len(more))
+	}
+	// The checksum's digits may stand elsewhere too; a second key may not.
+	twice := sample()
+	twice.Metadata["x"] = `"` + sumKey + `":"00000000"`
+	_, err = Decode(encode(t, twice))
+	require.NoError(t, err, "escaped in a value it is another text")
+}
+
+// What another program's reader sees: the length, JSON, names with ranges that cover the rest, and metadata of strings.
+func TestOtherReadersTakeOurFiles(t *testing.T) {
+	b := encode(t, sample())
+	n := binary.LittleEndian.Uint64(b)
+	var header map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(b[8:8+n], &header))
+	var meta map[string]string
+	require.NoError(t, json.Unmarshal(header["__metadata__"], &meta))
+	require.Equal(t, "quote \" and 日本", meta["z"])
+	require.Regexp(t, "^[0-9a-f]{8}$", meta[sumKey])
+	delete(header, "__metadata__")
+	require.Len(t, header, 3)
+	var all int
+	for name, raw := range header {
+		var e struct {
+			DType   string `json:"dtype"`
+			Shape   []int  `json:"shape"`
+			Offsets []int  `json:"data_offsets"`
+		}
+		require.NoError(t, json.Unmarshal(raw, &e), name)
+		size := map[string]int{"F32": 4, "I64": 8}[e.DType]
+		for _, d := range e.Shape {
+			size *= d
+		}
+		require.Equal(t, size, e.Offsets[1]-e.Offsets[0], name)
+		all += size
+	}
+	require.Equal(t, len(b), 8+int(n)+all)
+}
+
+// A file of an earlier version has a checksum over its tensors alone.
+func TestEarlierVersionsAreRead(t *testing.T) {
+	old := raw(`{"__metadata__":{"a":"1","helios.data_crc32c":"527d5351"},"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, 0)
+	old = append(old, 1, 2, 3, 4)
+	sum := fmt.Sprintf("%08x", crc32.Checksum([]byte{1, 2, 3, 4}, castagnoli))
+	old = bytes.Replace(old, []byte("527d5351"), []byte(sum), 1)
+	f, err := Decode(old)
+	require.NoError(t, err)
+	require.False(t, f.Sealed)
+	require.Equal(t, map[string]string{"a": "1"}, f.Metadata)
+	old[len(old)-1] ^= 1
+	_, err = Decode(old)
+	require.ErrorContains(t, err, "damaged")
+}
+
+func TestLockDirRemovesLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{".checkpoint.safetensors.partial", ".best.safetensors.partial", "mine.partial"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("torn"), 0o644))
+	}
+	l, err := LockDir(dir)
+	require.NoError(t, err)
+	require.NoError(t, l.Unlock())
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	require.FileExists(t, filepath.Join(dir, "mine.partial"))
 }

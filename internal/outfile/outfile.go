@@ -1,0 +1,288 @@
+// Package outfile is the one rule for files that a verb writes.
+//
+// A file that is there is not replaced, unless the caller says so. A new one is written under a temporary name beside its
+// place and renamed when it is whole, so that no reader takes a part of it for all. What is no regular file (a pipe, a
+// terminal, /dev/null) is written straight. Lines is for files that grow by whole lines.
+//
+// A process that dies leaves its temporary file behind. The next one that writes the same name removes it, once the kernel
+// says that nobody has it open.
+package outfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+)
+
+// Exists is the refusal to replace a file. Its class is errs.Refused.
+type Exists struct{ What, Path string }
+
+func (e *Exists) Error() string { return e.What + " " + e.Path + " is there already" }
+
+// File is an output that is being written.
+type File struct {
+	what, path string
+	f          *os.File
+	place      string // what the temporary file becomes; "" where the target is written straight
+	replace    bool
+	err        error // the first of writing
+}
+
+// Check is the error that Create would have, for those who have long work to do before it. It leaves nothing behind.
+func Check(what, path string, replace bool) error {
+	t, err := find(what, path, replace)
+	if err != nil || t.straight() {
+		return err
+	}
+	f, err := t.create()
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// Create begins path; what names it in errors ("--out"). Unless replace is set, a regular file that is there is an Exists.
+func Create(what, path string, replace bool) (*File, error) {
+	t, err := find(what, path, replace)
+	if err != nil {
+		return nil, err
+	}
+	if t.straight() {
+		f, err := t.open()
+		if err != nil {
+			return nil, errs.New(errs.Usage, "%s %s can't be written: %w; name another", what, path, err)
+		}
+		return &File{what: what, path: path, f: f}, nil
+	}
+	f, err := t.create()
+	if err != nil {
+		return nil, err
+	}
+	return &File{what: what, path: path, f: f, place: t.real, replace: replace}, nil
+}
+
+// Path is the name that was given.
+func (f *File) Path() string { return f.path }
+
+// Write keeps its first error, which Commit returns as well.
+func (f *File) Write(b []byte) (int, error) {
+	n, err := f.f.Write(b)
+	if err != nil && f.err == nil {
+		f.err = err
+	}
+	return n, err
+}
+
+// Commit gives a file that is whole its name. err is what went wrong before; with one, nothing is kept. A file that is
+// written straight is only closed.
+func (f *File) Commit(err error) error {
+	if f.err != nil {
+		err = f.err
+	}
+	if f.place == "" {
+		cerr := f.f.Close()
+		f.f = nil
+		if err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", f.what, f.path, err)
+		}
+		return nil
+	}
+	if err == nil {
+		err = f.put()
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("%s %s: %w; nothing was kept of it: free some space there or name another file", f.what, f.path, err), f.Discard())
+	}
+	err = f.f.Close()
+	f.f = nil
+	return err
+}
+
+// put renames the temporary file. It stays open.
+func (f *File) put() error {
+	err := f.f.Chmod(0o644)
+	if err == nil {
+		err = f.f.Sync()
+	}
+	if err == nil && f.replace {
+		err = os.Rename(f.f.Name(), f.place)
+	} else if err == nil {
+		err = renameNew(f.f.Name(), f.place)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		err = fmt.Errorf("it came to be there meanwhile: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(f.place))
+}
+
+// Discard removes what was not committed.
+func (f *File) Discard() error {
+	if f == nil || f.f == nil {
+		return nil
+	}
+	err := f.f.Close()
+	if f.place != "" {
+		err = errors.Join(err, os.Remove(f.f.Name()))
+	}
+	f.f = nil
+	return err
+}
+
+// renameNew renames where nothing is.
+func renameNew(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // file systems that can't
+		if _, serr := os.Lstat(to); serr == nil {
+			return &os.LinkError{Op: "rename", Old: from, New: to, Err: unix.EEXIST}
+		}
+		return os.Rename(from, to)
+	}
+	return err
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// target is where an output goes.
+type target struct {
+	what, path string
+	fd         int    // of this process, for /dev/stdout and its like; else -1
+	device     bool   // there, and no regular file
+	real       string // the file with links followed, which a rename must not replace
+}
+
+func (t *target) straight() bool { return t.fd >= 0 || t.device }
+
+func find(what, path string, replace bool) (*target, error) {
+	t := &target{what: what, path: path, fd: descriptor(path)}
+	if path == "" {
+		return nil, errs.New(errs.Usage, "%s: no file is named", what)
+	}
+	if t.fd >= 0 {
+		return t, nil
+	}
+	st, err := os.Stat(path)
+	switch {
+	case err == nil && st.IsDir():
+		return nil, errs.New(errs.Usage, "%s %s is a folder; name a file", what, path)
+	case err == nil && !st.Mode().IsRegular():
+		t.device = true
+		return t, nil
+	case err == nil:
+		if !replace {
+			return nil, errs.With(errs.Refused, &Exists{what, path})
+		}
+		if t.real, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, errs.New(errs.Usage, "%s: %w; name another file", what, err)
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		if _, lerr := os.Lstat(path); lerr == nil && !replace { // a link to nothing
+			return nil, errs.With(errs.Refused, &Exists{what, path})
+		}
+		dir, derr := filepath.EvalSymlinks(filepath.Dir(path))
+		if derr != nil || strings.HasSuffix(path, "/") {
+			return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that is there", what, err)
+		}
+		t.real = filepath.Join(dir, filepath.Base(path))
+	default:
+		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written", what, err)
+	}
+	return t, nil
+}
+
+// descriptor is N for the names that Linux gives to this process's file N, else -1. Opening them again would begin at
+// the file's start, and renaming would replace the link in /dev.
+func descriptor(path string) int {
+	switch path = filepath.Clean(path); path {
+	case "/dev/stdout":
+		return 1
+	case "/dev/stderr":
+		return 2
+	}
+	for _, dir := range []string{"/dev/fd/", "/proc/self/fd/"} {
+		if n, ok := strings.CutPrefix(path, dir); ok {
+			if fd, err := strconv.Atoi(n); err == nil && fd >= 0 {
+				return fd
+			}
+		}
+	}
+	return -1
+}
+
+func (t *target) open() (*os.File, error) {
+	if t.fd < 0 {
+		return os.OpenFile(t.path, os.O_WRONLY, 0)
+	}
+	fd, err := unix.FcntlInt(uintptr(t.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), t.path), nil
+}
+
+// partialMark stands in temporary names, before a random number.
+const partialMark = ".partial-"
+
+// create makes the temporary file, and removes those of processes that died.
+func (t *target) create() (*os.File, error) {
+	dir, base := filepath.Split(t.real)
+	Sweep(dir, "."+base+partialMark, "")
+	f, err := os.CreateTemp(dir, "."+base+partialMark+"*")
+	if err != nil {
+		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written", t.what, err)
+	}
+	return f, nil
+}
+
+// Sweep removes what dead processes left in dir: regular files whose names are prefix, a number and suffix, and that nobody
+// has open. It is best effort; what it can't be sure of stays.
+func Sweep(dir, prefix, suffix string) {
+	if dir == "" {
+		dir = "."
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		n, ok := strings.CutPrefix(e.Name(), prefix)
+		n, end := strings.CutSuffix(n, suffix)
+		if _, err := strconv.ParseUint(n, 10, 64); !ok || !end || err != nil || !e.Type().IsRegular() {
+			continue
+		}
+		if path := filepath.Join(dir, e.Name()); unused(path) {
+			_ = os.Remove(path) // another run's Sweep may have been faster
+		}
+	}
+}
+
+// unused tells whether no process has a file open for writing. The kernel grants a write lease (fcntl(2), F_SETLEASE) only
+// then, whoever the writer is and whatever program; where the file system has no leases the answer is no.
+func unused(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close() //nolint:errcheck // only read
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	return err == nil
+}

@@ -1,0 +1,274 @@
+package outfile
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+)
+
+// asWriter makes the test binary write a file or lines and wait to be killed.
+const asWriter = "HELIOS_OUTFILE_TEST"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(asWriter); path != "" {
+		f, err := Create("--out", path, false)
+		if err == nil {
+			_, err = f.Write([]byte("part"))
+		}
+		if err != nil {
+			panic("the child can't write: " + err.Error())
+		}
+		_, _ = os.Stdout.WriteString("ready\n")
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+func names(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func write(t *testing.T, path string, replace bool, text string) error {
+	t.Helper()
+	f, err := Create("--out", path, replace)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte(text))
+	return f.Commit(err)
+}
+
+func text(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestFileIsThereWholeOrNotAtAll(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	f, err := Create("--out", path, false)
+	require.NoError(t, err)
+	_, err = f.Write([]byte("1"))
+	require.NoError(t, err)
+	require.NoFileExists(t, path)
+	require.NoError(t, f.Commit(nil))
+	require.NoError(t, f.Discard(), "after Commit it does nothing")
+	require.Equal(t, "1", text(t, path))
+
+	f, err = Create("--out", path, true)
+	require.NoError(t, err)
+	require.ErrorContains(t, f.Commit(errors.New("no idea")), "no idea; nothing was kept")
+	f, err = Create("--out", path, true)
+	require.NoError(t, err)
+	require.NoError(t, f.Discard())
+	require.Equal(t, "1", text(t, path))
+	require.Equal(t, []string{"a"}, names(t, dir))
+}
+
+func TestNothingIsReplacedUnasked(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	require.NoError(t, write(t, path, false, "1"))
+	for _, name := range []string{path, filepath.Join(dir, ".", "a"), filepath.Join(dir, "link"), filepath.Join(dir, "dangling")} {
+		switch filepath.Base(name) {
+		case "link":
+			require.NoError(t, os.Symlink("a", name))
+		case "dangling":
+			require.NoError(t, os.Symlink("nothing", name))
+		}
+		err := write(t, name, false, "2")
+		require.Equal(t, errs.Refused, errs.ClassOf(err), name)
+		exists := (*Exists)(nil)
+		require.ErrorAs(t, err, &exists)
+	}
+	require.NoError(t, write(t, filepath.Join(dir, "link"), true, "3"))
+	require.Equal(t, "3", text(t, path), "the link stays, what it names is replaced")
+	// A file that comes to be there while another one is being written is kept.
+	f, err := Create("--out", filepath.Join(dir, "b"), false)
+	require.NoError(t, err)
+	require.NoError(t, write(t, filepath.Join(dir, "b"), false, "first"))
+	require.ErrorContains(t, f.Commit(nil), "meanwhile")
+	require.Equal(t, "first", text(t, filepath.Join(dir, "b")))
+	require.Equal(t, []string{"a", "b", "dangling", "link"}, names(t, dir))
+}
+
+func TestBadTargets(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	for _, path := range []string{"", dir, filepath.Join(dir, "no", "a"), filepath.Join(dir, "file", "a"), filepath.Join(dir, "a") + "/"} {
+		require.Equal(t, errs.Usage, errs.ClassOf(write(t, path, true, "x")), path)
+		require.Equal(t, errs.Usage, errs.ClassOf(Check("--out", path, true)), path)
+	}
+	require.NoError(t, Check("--out", filepath.Join(dir, "a"), false))
+	require.Equal(t, []string{"file"}, names(t, dir))
+}
+
+func TestStraightTargets(t *testing.T) {
+	require.NoError(t, write(t, "/dev/null", false, "x"))
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	got := make(chan string)
+	go func() {
+		b, err := os.ReadFile(pipe)
+		if err != nil {
+			b = []byte(err.Error())
+		}
+		got <- string(b)
+	}()
+	require.NoError(t, write(t, pipe, false, "through"))
+	require.Equal(t, "through", <-got)
+	// A descriptor is written where it stands, whatever file it is.
+	f, err := os.Create(filepath.Join(t.TempDir(), "redirected"))
+	require.NoError(t, err)
+	_, err = f.WriteString("before ")
+	require.NoError(t, err)
+	require.NoError(t, write(t, "/dev/fd/"+itoa(f.Fd()), false, "after"))
+	require.Equal(t, "before after", text(t, f.Name()))
+	require.NoError(t, f.Close())
+	// The disk is full: an error, not silence.
+	require.ErrorContains(t, write(t, "/dev/full", false, "x"), "no space left")
+}
+
+func itoa(n uintptr) string {
+	if n < 10 {
+		return string(rune('0' + n))
+	}
+	return itoa(n/10) + itoa(n%10)
+}
+
+func TestSetRefusesOneFileTwice(t *testing.T) {
+	dir := t.TempDir()
+	there := filepath.Join(dir, "there")
+	require.NoError(t, os.WriteFile(there, nil, 0o600))
+	require.NoError(t, os.Link(there, filepath.Join(dir, "hard")))
+	s := &Set{Replace: true}
+	require.NoError(t, s.Claim("--trace", filepath.Join(dir, "new")))
+	require.NoError(t, s.Claim("--csv", there))
+	for _, path := range []string{filepath.Join(dir, "x", "..", "new"), filepath.Join(dir, "hard")} {
+		_, err := s.Create("--out", path)
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+	require.NoError(t, os.Symlink(dir, filepath.Join(dir, "same")))
+	_, err := s.Create("--out", filepath.Join(dir, "same", "new"))
+	require.ErrorContains(t, err, "--trace and --out both name")
+	read := filepath.Join(dir, "read")
+	require.NoError(t, os.WriteFile(read, []byte("input"), 0o600))
+	s.Reads("the trace", read)
+	_, err = s.Create("--out", read)
+	require.ErrorContains(t, err, "the trace and --out both name", "also where it may be replaced")
+	for range 2 {
+		f, err := s.Create("--out", "/dev/null")
+		require.NoError(t, err, "which any number may name")
+		require.NoError(t, f.Commit(nil))
+	}
+}
+
+// What a killed writer leaves is removed by the next one, and what a writer still has open is not.
+func TestLeftoversOfTheDead(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), asWriter+"="+path)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	b := make([]byte, 6)
+	_, err = out.Read(b)
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", string(b))
+	left := names(t, dir)
+	require.Len(t, left, 1)
+	require.NoError(t, Check("--out", path, false))
+	require.Equal(t, left, names(t, dir), "its writer lives")
+	require.NoError(t, c.Process.Kill())
+	require.Error(t, c.Wait())
+	// Names that are none of ours stay.
+	other := []string{".a.partial-1x", ".b.partial-1"}
+	for _, n := range other {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, n), nil, 0o600))
+	}
+	require.NoError(t, Check("--out", path, false))
+	require.Equal(t, other, names(t, dir))
+}
+
+func lines(t *testing.T, path string) (*Lines, []string, error) {
+	t.Helper()
+	var got []string
+	l, err := Continue("--results", path, func(b []byte) error {
+		got = append(got, string(b))
+		return nil
+	})
+	return l, got, err
+}
+
+func TestLines(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "r")
+	f, err := Create("--results", path, false)
+	require.NoError(t, err)
+	require.NoFileExists(t, path)
+	l, err := Begin(f, []byte("1\n"))
+	require.NoError(t, err)
+	require.Equal(t, "1\n", text(t, path), "there with its first line")
+	_, _, err = lines(t, path)
+	require.Equal(t, errs.Refused, errs.ClassOf(err), "one writer at a time")
+	require.NoError(t, l.Append([]byte("2\n")))
+	require.Equal(t, "1\n2\n", text(t, path))
+	require.NoError(t, l.Close())
+	require.Equal(t, []string{"r"}, names(t, dir))
+
+	// A torn last line goes.
+	require.NoError(t, os.WriteFile(path, []byte("1\n2\n{\"torn"), 0o644))
+	l, got, err := lines(t, path)
+	require.NoError(t, err)
+	require.Equal(t, []string{"1", "2"}, got)
+	require.NoError(t, l.Append([]byte("3\n")))
+	require.NoError(t, l.Close())
+	require.Equal(t, "1\n2\n3\n", text(t, path))
+	// A file that each refuses is left as it is.
+	require.NoError(t, os.WriteFile(path, []byte("not ours\nto"), 0o644))
+	_, err = Continue("--results", path, func([]byte) error { return errors.New("no") })
+	require.Error(t, err)
+	require.Equal(t, "not ours\nto", text(t, path))
+}
+
+// Of a line that the disk has no room for nothing stays, and none comes after it.
+func TestLinesOnAFullDisk(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r")
+	require.NoError(t, os.WriteFile(path, []byte("1\n"), 0o644))
+	c := exec.Command(os.Args[0], "-test.run", "^TestLinesUnderALimit$")
+	c.Env = append(os.Environ(), "HELIOS_OUTFILE_LIMIT="+path)
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "1\n", text(t, path))
+}
+
+// TestLinesUnderALimit is the child of TestLinesOnAFullDisk, which bounds its files' size.
+func TestLinesUnderALimit(t *testing.T) {
+	path := os.Getenv("HELIOS_OUTFILE_LIMIT")
+	if path == "" {
+		return
+	}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 10, Max: 10}))
+	l, _, err := lines(t, path)
+	require.NoError(t, err)
+	require.ErrorContains(t, l.Append([]byte(strings.Repeat("x", 20)+"\n")), "lacks the lines from here on")
+	require.Error(t, l.Append([]byte("2\n")))
+	require.Error(t, l.Close())
+}
