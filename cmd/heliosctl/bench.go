@@ -66,7 +66,7 @@ func benchCommand() *cli.Command {
 				&cli.BoolFlag{Name: "histogram", Usage: "print the latencies of each row of results"},
 				&cli.StringFlag{Name: "timeline", Usage: "write when each set was read to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 				oneOf("memory-rung", "where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves", gpuio.RungAuto, append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
-				deviceFlag(), kernelsFlag(), sqFlag(), faultFlag(), resultsFlag(),
+				deviceFlag(), kernelsFlag(), sqFlag(), faultFlag(), resultsFlag(), overwriteFlag(),
 			},
 			Action: action(1, runBenchIO),
 		}, benchSampleCommand(), benchComputeCommand(), benchMemoryCommand(), benchCacheCommand()},

@@ -54,7 +54,7 @@ func benchCacheCommand() *cli.Command {
 			&cli.Float64Flag{Name: "seconds", Value: 1, Usage: "length of a row's measurement"},
 			&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device"},
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of tiers, rows and random eviction"},
-			kernelsFlag(), resultsFlag(),
+			kernelsFlag(), resultsFlag(), overwriteFlag(),
 		},
 		Action: action(0, runBenchCache),
 	}
@@ -190,7 +190,7 @@ func runBenchCache(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	var rows []cacheRow
 	failed := 0
 	total := len(p.devices) * len(p.nodes) * len(p.policies)
@@ -211,9 +211,6 @@ func runBenchCache(ctx context.Context, e *env) (err error) {
 		}
 	}
 	e.showCache(rows)
-	if err := out.commit(); err != nil {
-		return err
-	}
 	if failed > 0 {
 		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, len(rows))
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,9 +16,7 @@ func TestBenchCache(t *testing.T) {
 	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
 	rows := lines(t, ok(t, "bench", "cache", "--device", "host,cuda", "--nodes", "20K", "--rows", "1K", "--policies", "static,random,sieve", "--line-rows", "3", "--window", "2",
 		"--gpu-share", "0.3", "--seconds", "0.001", "--results", "out.json", "--json"))
-	saved, err := os.ReadFile("out.json")
-	require.NoError(t, err)
-	require.Equal(t, rows, lines(t, string(saved)))
+	require.Equal(t, rows, lines(t, kept(t, "out.json")))
 	require.Len(t, rows, 6)
 	for i, r := range rows {
 		require.Equal(t, true, r["audited"], r["audit_error"])

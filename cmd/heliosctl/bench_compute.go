@@ -64,7 +64,7 @@ func benchComputeCommand() *cli.Command {
 			&cli.IntFlag{Name: "hidden", Value: 256, Usage: "hidden units of a step"},
 			&cli.IntFlag{Name: "classes", Value: 47, Usage: "classes of a step"},
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the values"},
-			kernelsFlag(), resultsFlag(),
+			kernelsFlag(), resultsFlag(), overwriteFlag(),
 		},
 		Action: action(0, runBenchCompute),
 	}
@@ -223,7 +223,7 @@ func runBenchCompute(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	if p.cfg.BLAS != nil {
 		out.event("openblas", map[string]string{"path": p.cfg.BLAS.Path, "config": p.cfg.BLAS.Config})
 		e.ui.Printf("%s (%s)", p.cfg.BLAS.Config, p.cfg.BLAS.Path)
@@ -247,9 +247,6 @@ func runBenchCompute(ctx context.Context, e *env) (err error) {
 		}
 	}
 	e.showCompute(rows)
-	if err := out.commit(); err != nil {
-		return err
-	}
 	for _, r := range rows {
 		if !r.OK {
 			return errs.New(errs.Failed, "bench compute: wrong results: %s in %s on %s with %d workers: %s; the list says where", r.Case, r.Precision, r.Device, r.Workers, r.Where)

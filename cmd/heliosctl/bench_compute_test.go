@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,11 +13,9 @@ import (
 func TestBenchCompute(t *testing.T) {
 	isolate(t)
 	for _, l := range simd.Levels() {
-		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds", "0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--results", "out.json"}
+		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds", "0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--overwrite", "--results", "out.json"}
 		rows := lines(t, ok(t, append(args, "--json")...))
-		saved, err := os.ReadFile("out.json")
-		require.NoError(t, err)
-		require.Equal(t, rows, lines(t, string(saved)))
+		require.Equal(t, rows, lines(t, kept(t, "out.json")))
 		products := 0
 		for _, r := range rows {
 			require.Equal(t, true, r["ok"])
@@ -47,7 +44,7 @@ func TestBenchComputeOnGPU(t *testing.T) {
 	fakecuda.Control(t, blas, "reset,libcuda="+lib)
 	args := []string{"bench", "compute", "--device", "cuda", "--shapes", "nn:70x33x40,tn:33x20x600", "--rows", "90", "--seconds", "0.001", "--nodes", "500", "--batch-size", "20",
 		"--fanout", "3,2", "--dim", "20", "--hidden", "12", "--classes", "4", "--json", "--blas", blas}
-	rows := lines(t, ok(t, append(args, "--results", "out.json")...))
+	rows := lines(t, ok(t, append(args, "--overwrite", "--results", "out.json")...))
 	require.Equal(t, "peak", rows[0]["event"])
 	rows = rows[1:]
 	kernels := map[string]int{}

@@ -42,7 +42,7 @@ func benchMemoryCommand() *cli.Command {
 			&cli.Float64Flag{Name: "seconds", Value: 1, Usage: "length of a row's measurement"},
 			&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device"},
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the order of rows"},
-			kernelsFlag(), resultsFlag(),
+			kernelsFlag(), resultsFlag(), overwriteFlag(),
 		},
 		Action: action(0, runBenchMemory),
 	}
@@ -132,7 +132,7 @@ func runBenchMemory(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	var rows []memoryRow
 	failed := 0
 	total := len(p.devices) * len(p.rowBytes)
@@ -153,9 +153,6 @@ func runBenchMemory(ctx context.Context, e *env) (err error) {
 		}
 	}
 	e.showMemory(rows)
-	if err := out.commit(); err != nil {
-		return err
-	}
 	if failed > 0 {
 		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, len(rows))
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,9 +15,7 @@ func TestBenchMemory(t *testing.T) {
 	t.Setenv("HELIOS_LIBCUDA", lib)
 	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
 	rows := lines(t, ok(t, "bench", "memory", "--device", "host,cuda", "--tier", "640KiB", "--set", "256KiB", "--row-bytes", "4096,100", "--seconds", "0.01", "--results", "out.json", "--json"))
-	saved, err := os.ReadFile("out.json")
-	require.NoError(t, err)
-	require.Equal(t, rows, lines(t, string(saved)))
+	require.Equal(t, rows, lines(t, kept(t, "out.json")))
 	require.Len(t, rows, 8)
 	for i, r := range rows {
 		require.Equal(t, true, r["audited"], r["audit_error"])

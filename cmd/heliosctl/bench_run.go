@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -137,9 +136,6 @@ func (o *benchOutput) show() error {
 		o.out.object(s)
 		e.ui.Printf("%s", s)
 	}
-	if err := o.out.commit(); err != nil {
-		return err
-	}
 	if o.failed > 0 {
 		class := errs.Device
 		if o.class == errs.Capability {
@@ -176,12 +172,17 @@ func (e *env) openBench(clock string) (*benchOutput, error) {
 	}
 	tl, err := e.openTimeline(clock)
 	if err != nil {
-		return nil, errors.Join(err, out.close())
+		out.end(&err)
+		return nil, err
 	}
 	return &benchOutput{e: e, out: out, tl: tl}, nil
 }
 
-func (o *benchOutput) close() error { return errors.Join(o.tl.close(), o.out.close()) }
+// end ends both files; err is what the run returns.
+func (o *benchOutput) end(err *error) {
+	closing(err, o.tl.close)
+	o.out.end(err)
+}
 
 // sized refuses sweeps that nobody waits for.
 func (o *benchOutput) sized(points []point) error {
@@ -197,7 +198,7 @@ func (e *env) benchVirtual(ctx context.Context, p *benchPlan) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, o.close)
+	defer o.end(&err)
 	points := p.points()
 	if err := o.sized(points); err != nil {
 		return err
@@ -222,7 +223,7 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, o.close)
+	defer o.end(&err)
 	dev, err := e.openDevice("")
 	if err != nil {
 		return err
@@ -309,7 +310,7 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 		o.add(benchRow{row, share, limit.Threads, limit.IOPS, e.c.Duration("ssd-latency").Seconds() * 1e6})
 	}
 	err = o.show()
-	e.showFaults(set, &results{ui: e.ui})
+	e.showFaults(set, &results{e: e})
 	return err
 }
 

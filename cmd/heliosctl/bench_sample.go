@@ -57,7 +57,7 @@ func benchSampleCommand() *cli.Command {
 			&cli.IntFlag{Name: "turns", Value: 5, Usage: "turns of each row"},
 			&cli.BoolFlag{Name: "degrees", Usage: "look up the degrees of all nodes too, as GCN needs them"},
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the graph, of the batches and of the draws"},
-			resultsFlag(),
+			resultsFlag(), overwriteFlag(),
 		},
 		Action: action(1, runBenchSample),
 	}
@@ -352,7 +352,7 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	t, seeds, name, d, done, err := e.sampleTopology()
 	if err != nil {
 		return err
@@ -464,9 +464,6 @@ func runBenchSample(ctx context.Context, e *env) (err error) {
 		head = append(head, "topology", "from memory", "read")
 	}
 	e.ui.Table(append(head, "audit"), table)
-	if err := out.commit(); err != nil {
-		return err
-	}
 	if failed > 0 {
 		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, len(rigs))
 	}

@@ -33,9 +33,7 @@ func TestBenchVirtual(t *testing.T) {
 		ssds = append(ssds, r["ssds"].(float64))
 	}
 	require.Equal(t, []float64{1, 1, 2, 2, 4, 4}, ssds[:6])
-	kept, err := os.ReadFile("r.jsonl")
-	require.NoError(t, err)
-	require.Equal(t, out, string(kept))
+	require.Equal(t, out, kept(t, "r.jsonl"))
 	trace, err := os.ReadFile("t.json")
 	require.NoError(t, err)
 	require.True(t, json.Valid(trace))

@@ -51,7 +51,7 @@ func cachePlanCommand() *cli.Command {
 			&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
 			&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's", Usage: "`TYPE` that rows are stored as"},
 			&cli.StringFlag{Name: "hotness", DefaultText: "presample", Usage: "what rows are placed by: " + strings.Join(sched.Hotnesses, ", ") + ", or a `FILE` of node numbers, hottest first (.npy or text)"},
-			resultsFlag(),
+			resultsFlag(), overwriteFlag(),
 		}, samplingFlags()...),
 		Action: action(1, runCachePlan),
 	}
@@ -134,14 +134,14 @@ func runCachePlan(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	p, err := sched.PlanCache(ctx, cfg, in, o, e.observer())
 	if err != nil {
 		return err
 	}
 	e.showCachePlan(p)
 	out.object(p)
-	return out.commit()
+	return nil
 }
 
 // shownSplits is how many splits the table has; --json has all.
@@ -194,7 +194,7 @@ func cacheHotnessCommand() *cli.Command {
 			datasetFlag,
 			&cli.StringFlag{Name: "by", Value: "presample:1,presample,degree,out-degree,pagerank", Usage: "sources `NAME[,NAME…]`: " + strings.Join(sched.Hotnesses, ", ") + ", presample:K, or files of node numbers"},
 			&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%", Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
-			resultsFlag(),
+			resultsFlag(), overwriteFlag(),
 		}, samplingFlags()...),
 		Action: action(1, runCacheHotness),
 	}
@@ -238,7 +238,7 @@ func runCacheHotness(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	r, err := sched.CompareHotness(ctx, cfg, in, by, sizes, e.observer())
 	if err != nil {
 		return err
@@ -253,5 +253,5 @@ func runCacheHotness(ctx context.Context, e *env) (err error) {
 	}
 	e.ui.Table([]string{"hotness", "tier", "hits", "optimum", "points below", "of 100", "seconds"}, rows)
 	out.object(r)
-	return out.commit()
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"helios/cache/replay"
 	"helios/cache/trace"
 	"helios/internal/errs"
+	"helios/internal/outfile"
 	"helios/internal/units"
 )
 
@@ -40,7 +41,7 @@ func cacheReplayCommand() *cli.Command {
 			&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "caches that are played at once"},
 			&cli.StringFlag{Name: "csv", Usage: "also write a line for each cache and pass to `FILE`"},
 			&cli.StringFlag{Name: "plot", Usage: "also draw hits and bytes by size into `FILE`, a web page that needs no other"},
-			resultsFlag(),
+			resultsFlag(), overwriteFlag(),
 		},
 		Action: action(1, runCacheReplay),
 	}
@@ -61,6 +62,7 @@ func runCacheReplay(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, r.Close)
+	e.outputs().Reads("the trace", path)
 	// alone: nothing but the run's own cache.
 	alone := e.c.Bool("check") && !slices.ContainsFunc([]string{"policies", "sizes", "line", "window", "cpu-cache", "passes", "workers", "csv", "plot"}, e.c.IsSet)
 	var c replay.Config
@@ -69,25 +71,22 @@ func runCacheReplay(ctx context.Context, e *env) (err error) {
 			return err
 		}
 	}
-	files := map[string]*atomicFile{}
+	files := map[string]*outfile.File{}
 	defer func() {
 		for _, f := range files {
-			err = errors.Join(err, f.discard())
+			err = errors.Join(err, f.Discard())
 		}
 	}()
 	for _, name := range []string{"csv", "plot"} {
-		if file := e.c.String(name); file != "" {
-			if files[name], err = createAtomic(name, file); err != nil {
-				delete(files, name)
-				return err
-			}
+		if files[name], err = e.createOutput(name); err != nil {
+			return err
 		}
 	}
 	out, err := e.openResults()
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 
 	h, totals := r.Header(), r.Totals()
 	e.ui.Printf("%s: %s (%d rows of %s), mode %s, policy %s, %d mini-batches, %s row accesses",
@@ -108,20 +107,20 @@ func runCacheReplay(ctx context.Context, e *env) (err error) {
 			e.ui.Note("static is left out: the trace has no hotness of rows, as the run had no static tier, or one for all rows")
 		}
 		if f := files["csv"]; f != nil {
-			if err := f.commit(replayCSV(f.f, res)); err != nil {
+			if err := f.Commit(replayCSV(f, res)); err != nil {
 				return err
 			}
 		}
 		if f := files["plot"]; f != nil {
-			if err := f.commit(replayPlot(f.f, res)); err != nil {
+			if err := f.Commit(replayPlot(f, res)); err != nil {
 				return err
 			}
 		}
 	}
 	if wrong > 0 {
-		return errors.Join(errs.New(errs.Failed, "%s: in %d passes the replay does not come to what the run counted; please report it with the trace", path, wrong), out.commit())
+		return errs.New(errs.Failed, "%s: in %d passes the replay does not come to what the run counted; please report it with the trace", path, wrong)
 	}
-	return out.commit()
+	return nil
 }
 
 // replayConfig reads the flags. What is not given is the run's.

@@ -18,6 +18,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/outfile"
 	"helios/internal/units"
 	"helios/nvme/proxy"
 	"helios/sched"
@@ -51,7 +52,7 @@ func compareCommand() *cli.Command {
 			oneOf("page-cache", "the kernel's page cache of software SSDs' files before each run; cold drops them from it", pageCacheCold, []string{pageCacheCold, pageCacheWarm}, nil),
 			&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
 			&cli.StringFlag{Name: "html", Usage: "also write a report with plots to `FILE`, which needs no other"},
-			resultsFlag(),
+			resultsFlag(), overwriteFlag(),
 		), clockFlags()...),
 		Action: action(1, runCompare),
 	}
@@ -272,15 +273,13 @@ func runCompare(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
-	files := map[string]*atomicFile{}
+	defer out.end(&err)
+	files := map[string]*outfile.File{}
 	for _, name := range []string{"csv", "html"} {
-		if path := e.c.String(name); path != "" {
-			if files[name], err = createAtomic(name, path); err != nil {
-				return err
-			}
-			defer closing(&err, files[name].discard)
+		if files[name], err = e.createOutput(name); err != nil {
+			return err
 		}
+		defer closing(&err, files[name].Discard)
 	}
 	var in sched.Inputs
 	var set *ssdSet
@@ -350,16 +349,16 @@ func runCompare(ctx context.Context, e *env) (err error) {
 	e.showComparison(sum)
 	out.event("compare", sum)
 	if f := files["csv"]; f != nil {
-		if err := f.commit(r.writeCSV(f.f)); err != nil {
+		if err := f.Commit(r.writeCSV(f)); err != nil {
 			return err
 		}
 	}
 	if f := files["html"]; f != nil {
-		if err := f.commit(writeCompareHTML(f.f, sum)); err != nil {
+		if err := f.Commit(writeCompareHTML(f, sum)); err != nil {
 			return err
 		}
 	}
-	return out.commit()
+	return nil
 }
 
 func variantNames(vs []variant) []string {

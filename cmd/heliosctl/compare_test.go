@@ -57,9 +57,7 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, 3, strings.Count(string(html), `role="img"`))
 	require.Contains(t, string(html), "</html>")
 	require.NotContains(t, string(html), "http", "the report needs nothing from elsewhere")
-	file, err := os.ReadFile("c.jsonl")
-	require.NoError(t, err)
-	require.Equal(t, out, string(file))
+	require.Equal(t, out, kept(t, "c.jsonl"))
 }
 
 // On the virtual clock each variant is played once and nothing is called measured.
@@ -67,7 +65,7 @@ func TestCompareVirtual(t *testing.T) {
 	isolate(t)
 	ok(t, "generate", "--kind", "rmat", "--nodes", "2000", "--avg-degree", "8", "--classes", "5", "--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
 	args := []string{"compare", "g", "--modes", "helios,bam,gids,mmap", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count", "2",
-		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--html", "c.html", "--csv", "c.csv", "--quiet"}
+		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--html", "c.html", "--csv", "c.csv", "--quiet", "--overwrite"}
 	got := lines(t, ok(t, append(args, "--json")...))
 	require.Len(t, got, 5)
 	for _, r := range got {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
@@ -22,6 +23,8 @@ func inferFlags() []cli.Flag {
 		&cli.StringFlag{Name: "fanout", DefaultText: "the checkpoint's", Usage: "neighbours sampled per hop `F1,F2,…`; -1 takes all"},
 		&cli.IntFlag{Name: "batch-size", DefaultText: "the checkpoint's", Usage: "seed nodes in a mini-batch"},
 		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges"},
+		oneOf("parameters", "which of the checkpoint's: those of the best epoch in validation, or the last", "best", []string{"best", "last"}, nil),
+		&cli.BoolFlag{Name: "other-dataset", Usage: "use a checkpoint of another dataset, whose training nodes may be test nodes of this one"},
 		samplerFlag("the checkpoint's"),
 	}, pathFlags()...)
 }
@@ -31,7 +34,7 @@ func evalCommand() *cli.Command {
 		Name:      "eval",
 		Usage:     "measure a checkpoint's accuracy on a split",
 		ArgsUsage: "[DATASET]",
-		Flags:     append(inferFlags(), oneOf("split", "nodes to classify", "test", dataset.Splits, nil), resultsFlag()),
+		Flags:     append(inferFlags(), oneOf("split", "nodes to classify", "test", dataset.Splits, nil), resultsFlag(), overwriteFlag()),
 		Action:    action(1, runEval),
 	}
 }
@@ -53,7 +56,16 @@ func (e *env) inferConfig() (cfg sched.Config, checkpoint string, err error) {
 		return cfg, "", err
 	}
 	cfg.Batch = e.c.Int("batch-size")
+	cfg.LastParameters, cfg.OtherDataset = e.c.String("parameters") == "last", e.c.Bool("other-dataset")
 	return cfg, checkpoint, nil
+}
+
+// orOtherDataset adds the way out to the refusal of another dataset's checkpoint.
+func orOtherDataset(err error) error {
+	if other := (*sched.OtherDataset)(nil); errors.As(err, &other) {
+		return fmt.Errorf("%w; give the dataset it was trained on, or --other-dataset where that is meant", err)
+	}
+	return err
 }
 
 func runEval(ctx context.Context, e *env) (err error) {
@@ -65,7 +77,7 @@ func runEval(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	tl, err := e.openTimeline(timeline.Wall)
 	if err != nil {
 		return err
@@ -78,6 +90,7 @@ func runEval(ctx context.Context, e *env) (err error) {
 	}
 	defer closing(&err, done)
 	r, err := sched.Evaluate(ctx, cfg, in, checkpoint, e.c.String("split"), e.observer())
+	err = orOtherDataset(err)
 	e.showFaults(set, out)
 	if r != nil {
 		set.markModelled(&r.IO, cfg)
@@ -100,5 +113,5 @@ func runEval(ctx context.Context, e *env) (err error) {
 	e.ui.Table([]string{"", ""}, append(table, ioRows(r.IO)...))
 	e.showSSDs(r.IO)
 	out.object(r)
-	return out.commit()
+	return nil
 }

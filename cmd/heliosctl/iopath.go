@@ -3,12 +3,12 @@ package main
 import (
 	"fmt"
 	"math"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"helios/internal/errs"
+	"helios/internal/outfile"
 	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/sched"
@@ -45,22 +45,18 @@ func coalesceFlag(s string) (int, error) {
 // timelineFile is the file of --timeline; without the flag its recorder is nil, which records nothing.
 type timelineFile struct {
 	rec  *timeline.Recorder
-	file *atomicFile
+	file *outfile.File
 }
 
 func (e *env) openTimeline(clock string) (*timelineFile, error) {
-	path := e.c.String("timeline")
-	if path == "" {
+	if e.c.String("timeline") == "" {
 		return &timelineFile{}, nil
 	}
-	if r := e.c.String("results"); r != "" && filepath.Clean(r) == filepath.Clean(path) {
-		return nil, errs.New(errs.Usage, "--timeline and --results both name %s; give each its own file", path)
-	}
-	a, err := createAtomic("timeline", path)
+	f, err := e.createOutput("timeline")
 	if err != nil {
 		return nil, err
 	}
-	return &timelineFile{rec: timeline.New(a.f, clock), file: a}, nil
+	return &timelineFile{rec: timeline.New(f, clock), file: f}, nil
 }
 
 // close keeps the file also when the run failed: what happened until then is what one wants to see.
@@ -68,11 +64,7 @@ func (t *timelineFile) close() error {
 	if t.rec == nil {
 		return nil
 	}
-	if err := t.file.commit(t.rec.Close()); err != nil {
-		_ = t.file.discard()
-		return err
-	}
-	return nil
+	return t.file.Commit(t.rec.Close())
 }
 
 // ioRows are the lines of a summary about a run's reads.

@@ -68,7 +68,7 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	}
 	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), RowType: e.c.String("row-dtype"), NoRowChecksums: !e.c.Bool("row-checksums"),
 		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
-	e.showFaults(set, &results{ui: e.ui})
+	e.showFaults(set, &results{e: e})
 	if err != nil {
 		again := "heliosctl load --dataset " + d.Dir() // with other options it would start over
 		if t := e.c.String("row-dtype"); t != "" {

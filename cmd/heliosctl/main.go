@@ -12,13 +12,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"helios/dataset"
 	"helios/internal/errs"
+	"helios/internal/outfile"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/ui"
@@ -31,15 +32,24 @@ func main() {
 	os.Exit(code)
 }
 
-// errSignal is the cause of a context that a signal ended.
-var errSignal = errors.New("interrupted")
+// errSignal is the cause of a context that a signal ended, errOutputClosed of one that ended because nobody reads
+// standard output any more.
+var (
+	errSignal       = errors.New("interrupted")
+	errOutputClosed = errors.New("the reader of standard output closed it")
+)
 
-// interruptible returns a context that the first SIGINT or SIGTERM cancels, so that the verb
-// saves what it has. The second one ends the process at once.
+// interruptible returns a context that the first SIGINT, SIGTERM or SIGHUP cancels, so that the verb
+// saves what it has. The second one ends the process at once. Without SIGPIPE a closed pipe is an error of the write
+// that meets it, which run takes for a stop as well.
 func interruptible() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	sig := make(chan os.Signal, 2)
 	signal.Notify(sig, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup(1)
+		signal.Notify(sig, syscall.SIGHUP)
+	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
 		for range sig {
 			if ctx.Err() != nil {
@@ -55,7 +65,10 @@ func interruptible() (context.Context, func()) {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	app := newApp(stdout, stderr)
 	argv, verb, err := arrange(app, args)
-	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine()}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine(), ctx: ctx, verb: verb, args: args}
+	e.ui.Closed = func() { stop(errOutputClosed) }
 	if err == nil {
 		err = enoughFiles(unix.Getrlimit)
 	}
@@ -69,20 +82,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	if context.Cause(ctx) == errSignal && (errors.Is(err, context.Canceled) || errors.Is(err, errSignal)) {
-		err = errs.With(errs.Interrupted, err)
-	}
 	if errors.Is(err, errScript) {
 		return int(errs.ClassOf(err)) // it has said why
 	}
-	err = e.advise(err)
-	class := errs.ClassOf(err)
-	text := ui.OneLine(err.Error())
-	if class == errs.Interrupted {
-		// In the user's words, and once.
-		text = strings.ReplaceAll(text, context.Canceled.Error(), errSignal.Error())
-		text = strings.ReplaceAll(text, "interrupted: interrupted", "interrupted")
+	if errors.Is(err, syscall.EPIPE) && context.Cause(ctx) == errOutputClosed {
+		err = errs.With(errs.Interrupted, errOutputClosed) // all but the output was done
 	}
+	class, text := e.classify(err)
 	if e.ui.JSON {
 		// The same for a program that reads standard output, so that what it has read so far
 		// does not look whole.
@@ -114,6 +120,12 @@ type env struct {
 	// with, and looking at their doorbells for a device that cannot call them.
 	playModel     *ssdmodel.Model
 	pollDoorbells bool
+
+	ctx      context.Context // the verb's, whose cause says why it was stopped
+	verb     string
+	args     []string // as they were typed
+	outs     *outfile.Set
+	dataMeta dataset.Meta // of the dataset that the verb opened
 }
 
 // action wraps a verb: it reads the common flags and refuses arguments that the verb does not

@@ -76,6 +76,20 @@ func last(t *testing.T, s string) map[string]any {
 	return l
 }
 
+// kept is what a file of --results holds between its first line, which identifies the run, and its last, which calls the run
+// whole.
+func kept(t *testing.T, file string) string {
+	t.Helper()
+	all := readFile(t, file)
+	rows := lines(t, all)
+	require.Equal(t, "begin", rows[0]["event"])
+	require.NotEmpty(t, rows[0]["run"])
+	end := rows[len(rows)-1]
+	require.Equal(t, []any{"end", true}, []any{end["event"], end["whole"]}, "%v", end)
+	all = all[strings.Index(all, "\n")+1:]
+	return all[:strings.LastIndex(strings.TrimSuffix(all, "\n"), "\n")+1]
+}
+
 // fails wants an exit code and exactly one line on standard error that starts with heliosctl
 // and the verb and holds all of want. Before it may come the note which device was taken.
 func fails(t *testing.T, r outcome, code int, verb string, want ...string) {

@@ -300,7 +300,11 @@ func (e *env) openDataset() (*dataset.Dataset, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dataset.Open(dir)
+	d, err := dataset.Open(dir)
+	if err == nil {
+		e.dataMeta = d.Meta
+	}
+	return d, err
 }
 
 // closing runs a deferred close and keeps its error unless there is one already.

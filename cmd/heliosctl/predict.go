@@ -16,6 +16,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/outfile"
 	"helios/internal/timeline"
 	"helios/internal/ui"
 	"helios/sched"
@@ -35,6 +36,7 @@ func predictCommand() *cli.Command {
 			&cli.StringFlag{Name: "nodes", Usage: "classify these instead `ID,ID…`"},
 			&cli.StringFlag{Name: "out", Usage: "CSV `FILE` to write"},
 			&cli.StringFlag{Name: "embeddings", Usage: ".npy `FILE` (float32, nodes × classes) to write"},
+			overwriteFlag(),
 		),
 		Action: action(1, runPredict),
 	}
@@ -73,6 +75,16 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	if err != nil {
 		return err
 	}
+	csvOut, err := e.createOutput("out")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, csvOut.Discard)
+	npyOut, err := e.createOutput("embeddings")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, npyOut.Discard)
 	tl, err := e.openTimeline(timeline.Wall)
 	if err != nil {
 		return err
@@ -95,11 +107,8 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	classes := in.Dataset.Meta.ClassNames
 
 	var rows *csvFile
-	if path := e.c.String("out"); path != "" {
-		if rows, err = newCSV(path); err != nil {
-			return err
-		}
-		defer closing(&err, rows.a.discard)
+	if csvOut != nil {
+		rows = &csvFile{f: csvOut, w: csv.NewWriter(csvOut)}
 		head := []string{"node", "class"}
 		if len(names) > 0 {
 			head = append(head, "name")
@@ -110,11 +119,8 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		rows.write(head)
 	}
 	var emb *npyFile
-	if path := e.c.String("embeddings"); path != "" {
-		if emb, err = newNPY(path, int64(len(nodes))); err != nil {
-			return err
-		}
-		defer closing(&err, emb.a.discard)
+	if npyOut != nil {
+		emb = &npyFile{f: npyOut, w: bufio.NewWriterSize(npyOut, 1<<20), rows: int64(len(nodes))}
 	}
 
 	var n int64
@@ -147,7 +153,8 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		}
 		return nil
 	}, e.observer())
-	out := &results{ui: e.ui}
+	err = orOtherDataset(err)
+	out := &results{e: e}
 	e.showFaults(set, out)
 	set.markModelled(&res.IO, cfg)
 	if err != nil {
@@ -156,16 +163,16 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	}
 	if rows != nil {
 		rows.w.Flush()
-		if err := rows.a.commit(rows.w.Error()); err != nil {
+		if err := rows.f.Commit(rows.w.Error()); err != nil {
 			return err
 		}
-		e.ui.Printf("%d nodes classified in %s", n, rows.a.path)
+		e.ui.Printf("%d nodes classified in %s", n, rows.f.Path())
 	}
 	if emb != nil {
-		if err := emb.a.commit(emb.w.Flush()); err != nil {
+		if err := emb.f.Commit(emb.w.Flush()); err != nil {
 			return err
 		}
-		e.ui.Printf("embeddings in %s", emb.a.path)
+		e.ui.Printf("embeddings in %s", emb.f.Path())
 	}
 	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings"), "io": res.IO,
 		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried, "precision": res.Precision, "blas": res.BLAS, "gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes,
@@ -174,34 +181,18 @@ func runPredict(ctx context.Context, e *env) (err error) {
 
 // csvFile keeps its first error for commit, as csv.Writer does.
 type csvFile struct {
-	a *atomicFile
+	f *outfile.File
 	w *csv.Writer
-}
-
-func newCSV(path string) (*csvFile, error) {
-	a, err := createAtomic("out", path)
-	if err != nil {
-		return nil, err
-	}
-	return &csvFile{a: a, w: csv.NewWriter(a.f)}, nil
 }
 
 func (c *csvFile) write(rec []string) { _ = c.w.Write(rec) } // the error comes again from w.Error
 
 // npyFile writes rows × dim float32; dim is known with the first rows.
 type npyFile struct {
-	a    *atomicFile
+	f    *outfile.File
 	w    *bufio.Writer
 	rows int64
 	head bool
-}
-
-func newNPY(path string, rows int64) (*npyFile, error) {
-	a, err := createAtomic("embeddings", path)
-	if err != nil {
-		return nil, err
-	}
-	return &npyFile{a: a, w: bufio.NewWriterSize(a.f, 1<<20), rows: rows}, nil
 }
 
 func (f *npyFile) write(v []float32, dim int) error {
@@ -211,7 +202,7 @@ func (f *npyFile) write(v []float32, dim int) error {
 			return err
 		}
 		if _, err := f.w.Write(h); err != nil {
-			return fmt.Errorf("--embeddings %s: %w", f.a.path, err)
+			return fmt.Errorf("--embeddings %s: %w", f.f.Path(), err)
 		}
 		f.head = true
 	}

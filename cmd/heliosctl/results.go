@@ -1,103 +1,215 @@
 package main
 
 import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"path/filepath"
+	"strings"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/errs"
+	"helios/internal/outfile"
 	"helios/internal/ui"
+	"helios/sched"
 )
 
 func resultsFlag() cli.Flag {
-	return &cli.StringFlag{Name: "results", Usage: "also write the --json lines to `FILE`, whole or not at all"}
+	return &cli.StringFlag{Name: "results", Usage: "also write the --json lines to `FILE`, each as it comes, between a line that identifies the run and one that says whether it was whole"}
 }
 
-// atomicFile is written beside its place and renamed when it is whole, so that no reader takes a
-// part of it for all.
-type atomicFile struct {
-	f    *os.File
-	flag string // for errors
-	path string
+func overwriteFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "overwrite", Usage: "replace outputs that are there; without it they are refused"}
 }
 
-func createAtomic(flag, path string) (*atomicFile, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".partial-*")
-	if err != nil {
-		return nil, errs.New(errs.Usage, "--%s: %w; name a file in a folder that can be written", flag, err)
+// outputs are the files that this run writes.
+func (e *env) outputs() *outfile.Set {
+	if e.outs == nil {
+		e.outs = &outfile.Set{Replace: e.c.Bool("overwrite")}
 	}
-	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
-		return nil, errors.Join(errs.New(errs.Usage, "--%s %s is there and no file; name another", flag, path), f.Close(), os.Remove(f.Name()))
-	}
-	return &atomicFile{f: f, flag: flag, path: path}, nil
+	return e.outs
 }
 
-// commit puts the file in its place; err is what went wrong in writing it.
-func (a *atomicFile) commit(err error) error {
-	if err == nil {
-		err = a.f.Chmod(0o644)
+// createOutput begins the file of a flag; nil without the flag.
+func (e *env) createOutput(flag string) (*outfile.File, error) {
+	path := e.c.String(flag)
+	if path == "" {
+		return nil, nil
 	}
-	if err == nil {
-		err = a.f.Sync()
+	f, err := e.outputs().Create("--"+flag, path)
+	return f, orOverwrite(err)
+}
+
+// orOverwrite adds the way out to the refusal of a file that is there.
+func orOverwrite(err error) error {
+	if exists := (*outfile.Exists)(nil); errors.As(err, &exists) {
+		return fmt.Errorf("%w; --overwrite replaces it, or name another file", err)
 	}
-	if err == nil {
-		err = os.Rename(a.f.Name(), a.path)
-	}
-	if err != nil {
-		return fmt.Errorf("--%s %s: %w; nothing was kept of it: free some space there or name another file", a.flag, a.path, err)
-	}
-	err = a.f.Close()
-	a.f = nil
 	return err
 }
 
-// discard removes what was not committed.
-func (a *atomicFile) discard() error {
-	if a == nil || a.f == nil {
-		return nil
-	}
-	err := errors.Join(a.f.Close(), os.Remove(a.f.Name()))
-	a.f = nil
-	return err
-}
-
-// results writes a verb's JSON lines to standard output, with --json, and to the file of
-// --results.
+// results writes a verb's JSON lines to standard output, with --json, and to the file of --results. There they stand
+// between an event "begin", which identifies the run, and an event "end", which says whether it was whole.
 type results struct {
-	ui   *ui.UI
-	file *atomicFile // nil without --results
-	w    *ui.UI      // over file
-	err  error
+	e     *env
+	run   string // its identity; a run that is resumed keeps it
+	file  *outfile.File
+	lines *outfile.Lines // file from the first line on, or a file that is continued
+	w     *ui.UI         // over lines
+	err   error
+
+	continued bool
+	dataset   string       // UUID in the line "begin" of a file that is continued
+	epochs    map[int]bool // that it has
 }
 
+// runLine identifies a run, in the events "begin" and "resume".
+type runLine struct {
+	Run     string   `json:"run"`
+	Verb    string   `json:"verb"`
+	Command []string `json:"command"`
+	Dataset string   `json:"dataset"`      // its UUID; empty where there is none
+	Name    string   `json:"dataset_name"` // likewise
+	Time    string   `json:"time"`
+}
+
+func (e *env) runLine(run string) runLine {
+	return runLine{run, e.verb, append([]string{"heliosctl"}, e.args...), e.dataMeta.UUID, e.dataMeta.Name, time.Now().UTC().Format(time.RFC3339)}
+}
+
+// newRun makes a run's identity.
+func newRun() string {
+	id := uuid.New()
+	return hex.EncodeToString(id[:8])
+}
+
+// openResults refuses a file that is there, but writes nothing yet: the first line comes with the first event, or with
+// begin.
 func (e *env) openResults() (*results, error) {
-	r := &results{ui: e.ui}
+	r := &results{e: e, run: newRun()}
+	var err error
+	r.file, err = e.createOutput("results")
+	return r, err
+}
+
+// resumeResults is openResults for a run that goes on: it adds to its own file, where that is there. run is the identity
+// in the run's checkpoint; with none there, it is the file's.
+func (e *env) resumeResults(run string) (*results, error) {
 	path := e.c.String("results")
 	if path == "" {
-		return r, nil
+		r, err := e.openResults()
+		if run != "" && err == nil {
+			r.run = run
+		}
+		return r, err
 	}
-	var err error
-	if r.file, err = createAtomic("results", path); err != nil {
-		return nil, err
+	r := &results{e: e, run: run, epochs: map[int]bool{}}
+	first := true
+	refuse := func(why string) error {
+		return errs.New(errs.Refused, "--results %s %s; --overwrite replaces it, or name another file", path, why)
 	}
-	r.w = ui.New(r.file.f, r.file.f)
+	st, err := os.Stat(path)
+	fresh := errors.Is(err, fs.ErrNotExist) || err == nil && !st.Mode().IsRegular()
+	if !fresh {
+		r.lines, err = e.outputs().Continue("--results", path, func(line []byte) error {
+			var l struct {
+				Event   string `json:"event"`
+				Run     string `json:"run"`
+				Dataset string `json:"dataset"`
+				Epoch   int    `json:"epoch"`
+			}
+			err := json.Unmarshal(line, &l)
+			switch {
+			case err != nil || first && (l.Event != "begin" || l.Run == ""):
+				return refuse("is there and no run's results")
+			case first && run != "" && l.Run != run:
+				return refuse("holds the results of run " + l.Run + ", the checkpoint is of run " + run)
+			case first:
+				first, r.run, r.dataset = false, l.Run, l.Dataset
+			case l.Event == "epoch":
+				r.epochs[l.Epoch] = true
+			}
+			return nil
+		})
+		if err == nil && first {
+			err = errors.Join(refuse("is there and no run's results"), r.lines.Close())
+		}
+		if fresh = errs.ClassOf(err) == errs.Refused && e.c.Bool("overwrite"); !fresh {
+			r.continued = err == nil
+			if err == nil {
+				r.render()
+			}
+			return r, err
+		}
+	}
+	o, err := e.openResults()
+	if run != "" && err == nil {
+		o.run = run
+	}
+	return o, err
+}
+
+func (r *results) render() {
+	r.w = ui.New(r.lines, r.lines)
 	r.w.JSON, r.w.Quiet = true, true
-	return r, nil
+}
+
+// begin writes the file's first line, once.
+func (r *results) begin() {
+	if r.file == nil || r.err != nil {
+		return
+	}
+	var first strings.Builder
+	w := ui.New(&first, &first)
+	w.JSON = true
+	r.keep(w.Event("begin", r.e.runLine(r.run)))
+	lines, err := outfile.Begin(r.file, []byte(first.String()))
+	r.file = nil
+	if r.keep(err); err == nil {
+		r.lines = lines
+		r.render()
+	}
+}
+
+// start begins the results of a training run. What is continued gets a line "resume" and the epochs that it lacks of
+// those that the checkpoint has behind it: a run may die after it has saved an epoch and before it says so.
+func (r *results) start(held *sched.Held) error {
+	if !r.continued {
+		r.begin()
+	} else {
+		if r.dataset != r.e.dataMeta.UUID {
+			return errs.New(errs.Refused, "--results %s holds the results of dataset %s, this is %s; --overwrite replaces it, or name another file", r.e.c.String("results"), r.dataset, r.e.dataMeta.UUID)
+		}
+		r.keep(r.w.Event("resume", r.e.runLine(r.run)))
+	}
+	if held != nil && r.w != nil {
+		for _, ep := range held.Epochs {
+			if !r.epochs[ep.Epoch] {
+				r.keep(r.w.Event("epoch", ep))
+			}
+		}
+	}
+	return r.err
 }
 
 // event and object keep their first error for commit, so that callbacks can use them.
 func (r *results) event(name string, v any) {
-	r.keep(r.ui.Event(name, v))
+	r.begin()
+	r.keep(r.e.ui.Event(name, v))
 	if r.w != nil {
 		r.keep(r.w.Event(name, v))
 	}
 }
 
 func (r *results) object(v any) {
-	r.keep(r.ui.Object(v))
+	r.begin()
+	r.keep(r.e.ui.Object(v))
 	if r.w != nil {
 		r.keep(r.w.Object(v))
 	}
@@ -109,12 +221,40 @@ func (r *results) keep(err error) {
 	}
 }
 
-// commit ends the results; without it, close leaves no file.
-func (r *results) commit() error {
-	if r.file == nil || r.err != nil {
-		return r.err
+// end says how the run ended: err is what it returns. A run that fails before its first line leaves no file.
+func (r *results) end(err *error) {
+	if *err == nil {
+		r.begin()
+		*err = r.err
 	}
-	return r.file.commit(r.w.Close())
+	if r.lines == nil {
+		*err = errors.Join(*err, r.file.Discard())
+		return
+	}
+	last := map[string]any{"run": r.run, "whole": *err == nil, "time": time.Now().UTC().Format(time.RFC3339)}
+	if *err != nil {
+		class, text := r.e.classify(*err)
+		last["reason"], last["exit_code"] = text, int(class)
+	}
+	werr := errors.Join(r.w.Event("end", last), r.lines.Close())
+	if *err == nil {
+		*err = werr
+	}
 }
 
-func (r *results) close() error { return r.file.discard() }
+// classify is an error's class and its text for people. What a stop has ended is called by its cause.
+func (e *env) classify(err error) (errs.Class, string) {
+	cause := context.Cause(e.ctx)
+	stopped := errors.Is(cause, errSignal) || errors.Is(cause, errOutputClosed)
+	if stopped && (errors.Is(err, context.Canceled) || errors.Is(err, cause)) {
+		err = errs.With(errs.Interrupted, err)
+	}
+	err = e.advise(err)
+	class, text := errs.ClassOf(err), ui.OneLine(err.Error())
+	if class == errs.Interrupted && stopped {
+		// In the user's words, and once.
+		text = strings.ReplaceAll(text, context.Canceled.Error(), cause.Error())
+		text = strings.ReplaceAll(text, cause.Error()+": "+cause.Error(), cause.Error())
+	}
+	return class, text
+}

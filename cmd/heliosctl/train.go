@@ -101,7 +101,7 @@ func trainCommand() *cli.Command {
 		oneOf("tune", "measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result", sched.TuneOff, sched.Tunes, nil),
 		&cli.StringFlag{Name: "trace", Usage: "record which rows each mini-batch needs in `FILE`, for \"cache replay\" and \"cache plan\""},
 		&cli.BoolFlag{Name: "explain", Usage: "print the operators, what each waits for, their streams, budgets and credits, before training"},
-		resultsFlag(),
+		resultsFlag(), overwriteFlag(),
 	)
 	return c
 }
@@ -121,7 +121,7 @@ func (e *env) trainConfig() (sched.Config, error) {
 	cfg.FeatureDropout = c.Float64("feature-dropout")
 	cfg.CheckpointDir, cfg.CheckpointEvery = c.String("checkpoint"), c.Int("checkpoint-every")
 	cfg.Resume, cfg.NoEval = c.Bool("resume"), c.Bool("no-eval")
-	cfg.Tune, cfg.Trace = c.String("tune"), c.String("trace")
+	cfg.Tune, cfg.Trace, cfg.Overwrite = c.String("tune"), c.String("trace"), c.Bool("overwrite")
 	if cfg.CheckpointEvery > 0 && cfg.CheckpointDir == "" {
 		return cfg, errs.New(errs.Usage, "--checkpoint-every needs --checkpoint DIR, the folder to write to")
 	}
@@ -323,11 +323,11 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	if virtual {
 		return e.trainVirtual(ctx, cfg, hw)
 	}
-	out, err := e.openResults()
+	out, held, err := e.openRun(&cfg)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	tl, err := e.openTimeline(timeline.Wall)
 	if err != nil {
 		return err
@@ -339,6 +339,9 @@ func runTrain(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer closing(&err, done)
+	if err := out.start(held); err != nil {
+		return err
+	}
 
 	obs := e.observer()
 	obs.Epoch = func(r sched.EpochResult) {
@@ -351,6 +354,7 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	}
 	obs.Plan = e.explain(out)
 	res, err := sched.Train(ctx, cfg, in, obs)
+	err = orResume(err)
 	e.showFaults(set, out)
 	if res != nil {
 		set.markModelled(&res.IO, cfg)
@@ -363,7 +367,47 @@ func runTrain(ctx context.Context, e *env) (err error) {
 	}
 	e.showResult(res)
 	out.object(res)
-	return out.commit()
+	return nil
+}
+
+// openRun looks after what the run leaves before any work is done: its checkpoint folder, the trace and the results.
+// held is what the folder holds that the run goes on from, nil where there is nothing.
+func (e *env) openRun(cfg *sched.Config) (out *results, held *sched.Held, err error) {
+	if cfg.CheckpointDir != "" {
+		if held, err = sched.HeldIn(cfg.CheckpointDir); err != nil {
+			return nil, nil, err
+		}
+	}
+	if held != nil && !cfg.Resume {
+		if !cfg.Overwrite {
+			return nil, nil, orResume(errs.With(errs.Refused, &sched.HeldError{Dir: cfg.CheckpointDir, Held: held}))
+		}
+		held = nil
+	}
+	if cfg.Trace != "" { // the run itself makes it
+		if err := orOverwrite(e.outputs().Claim("--trace", cfg.Trace)); err != nil {
+			return nil, nil, err
+		}
+	}
+	if !cfg.Resume {
+		out, err = e.openResults()
+	} else if held != nil {
+		out, err = e.resumeResults(held.Run)
+	} else {
+		out, err = e.resumeResults("")
+	}
+	if err == nil {
+		cfg.Run = out.run
+	}
+	return out, held, err
+}
+
+// orResume adds the ways out to the refusal of a folder that holds a checkpoint.
+func orResume(err error) error {
+	if held := (*sched.HeldError)(nil); errors.As(err, &held) {
+		return fmt.Errorf("--checkpoint %w; --resume goes on from it, --overwrite replaces it, or name another folder", err)
+	}
+	return err
 }
 
 // observer shows how a run goes.

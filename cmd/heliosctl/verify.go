@@ -51,7 +51,7 @@ func runVerify(ctx context.Context, e *env) (err error) {
 	defer closing(&err, set.close)
 	r, verr := check(set)
 	verr = whenStopped(verr, "what was read until then is counted nowhere and nothing was written: run it again")
-	e.showFaults(set, &results{ui: e.ui})
+	e.showFaults(set, &results{e: e})
 	for _, n := range r.Notes {
 		e.ui.Note("%s", n)
 	}

@@ -64,7 +64,7 @@ func (e *env) trainVirtual(ctx context.Context, cfg sched.Config, hw sched.Hardw
 	if err != nil {
 		return err
 	}
-	defer closing(&err, out.close)
+	defer out.end(&err)
 	tl, err := e.openTimeline(timeline.Virtual)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (e *env) trainVirtual(ctx context.Context, cfg sched.Config, hw sched.Hardw
 	}
 	e.showModelled(res)
 	out.object(res)
-	return out.commit()
+	return nil
 }
 
 // showModelled is the summary for people. Each line says that its figures are modelled, so that none

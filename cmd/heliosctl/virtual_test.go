@@ -26,9 +26,7 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 	require.Equal(t, "result", r["event"])
 	require.Equal(t, 6.0, r["ssd_count"])
 	require.Len(t, r["io"].(map[string]any)["ssds"], 6)
-	file, err := os.ReadFile("r.jsonl")
-	require.NoError(t, err)
-	require.Equal(t, out, string(file))
+	require.Equal(t, out, kept(t, "r.jsonl"))
 	require.Equal(t, out, ok(t, args...), "equal arguments, equal output")
 
 	b, err := os.ReadFile("t.json")

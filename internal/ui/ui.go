@@ -5,6 +5,7 @@ package ui
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -32,6 +33,8 @@ const (
 type UI struct {
 	JSON  bool // results as JSON lines; tables and text are left out
 	Quiet bool // no progress, no notes
+	// Closed, where it is set, is called when the reader of results has closed its pipe.
+	Closed func()
 
 	mu      sync.Mutex
 	out     io.Writer
@@ -212,8 +215,11 @@ func (u *UI) write(b []byte) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.endStage()
-	if _, err := u.out.Write(b); err != nil && u.outErr == nil {
-		u.outErr = err
+	if u.outErr != nil {
+		return
+	}
+	if _, u.outErr = u.out.Write(b); errors.Is(u.outErr, unix.EPIPE) && u.Closed != nil {
+		u.Closed()
 	}
 }
 
