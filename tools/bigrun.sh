@@ -93,7 +93,7 @@ step() {
 
 # memory of a run by purpose, from its JSON result: what is resident at the end, from 1 MiB on.
 purposes() {
-	tail -n 1 "$1" | sed -n 's/.*"memory":\[\([^]]*\)\].*/\1/p' | tr '{' '\n' |
+	grep '"event":"result"' "$1" | tail -n 1 | sed -n 's/.*"memory":\[\([^]]*\)\].*/\1/p' | tr '{' '\n' |
 		sed -n 's/"purpose":"\([^"]*\)".*"resident_bytes":\([0-9]*\).*/\1:\2/p' |
 		awk -F: '$2 >= 1048576 { printf "    memory for %-24s %8.1f MiB\n", $1, $2 / 1048576 }'
 }
@@ -102,7 +102,7 @@ purposes() {
 run() {
 	step "bind" "$ctl" bind-ssds --computed "$1" --count "$ssds" --lba 4096
 	step "train" "$ctl" train "$1" --no-eval --verify-rows --batch-size "$batch" --fanout "$fanout" --hidden 32 \
-		--gpu-cache "${GPU_CACHE:-0}" --cpu-cache "${CPU_CACHE:-256MiB}" --results "$dir/result.json"
+		--gpu-cache "${GPU_CACHE:-0}" --cpu-cache "${CPU_CACHE:-256MiB}" --overwrite --results "$dir/result.json"
 	purposes "$dir/result.json"
 	step "unbind" "$ctl" unbind-ssds
 	rm -f "$dir/result.json"

@@ -28,8 +28,8 @@ cd "$out"
 export HELIOS_STATE=$PWD/state
 
 say() { printf '\n== %s\n' "$*"; }
-# field FILE KEY: a scalar of the last JSON line of FILE.
-field() { tail -n 1 "$1" | grep -oE "\"$2\":(\"[^\"]*\"|[^],}]*)" | tail -n 1 | cut -d: -f2- | tr -d '"'; }
+# field FILE KEY: a scalar of the result in FILE.
+field() { grep '"event":"result"' "$1" | tail -n 1 | grep -oE "\"$2\":(\"[^\"]*\"|[^],}]*)" | tail -n 1 | cut -d: -f2- | tr -d '"'; }
 # total FILE KEY: the sum of a number over the epochs in FILE.
 total() { grep '"event":"epoch"' "$1" | grep -oE "\"$2\":[0-9.eE+-]+" | cut -d: -f2 | awk '{ s += $1 } END { printf "%.17g", s }'; }
 # calc FORMAT EXPRESSION: arithmetic, the same in every locale.

@@ -4,7 +4,8 @@
 //	memory   features several times both cache budgets: the peak against budgets + topology + 400 MiB
 //	same     one seed in every mode, cache, policy, pipeline, topology, worker and SSD count, with AVX2 and AVX-512: equal parameters
 //	growth   30 epochs: the memory after the last within 1 % of that after the third
-//	kills    a run killed with SIGKILL at random moments and resumed: equal parameters
+//	kills    a run killed with SIGKILL at random moments: its checkpoint is the old or the new one, each line of its results
+//	         parses, and resumed it comes to equal parameters
 //
 //	make build && go run ./tools/acceptance -heliosctl bin/heliosctl
 //
@@ -20,7 +21,6 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -65,7 +65,7 @@ func main() {
 	parent := flag.String("dir", os.TempDir(), "folder for the work; needs 6 GB free")
 	flag.StringVar(&r.bin, "heliosctl", "bin/heliosctl", "binary to run")
 	flag.IntVar(&r.seeds, "seeds", 5, "paired seeds of edges")
-	flag.IntVar(&r.kills, "kills", 20, "kills of kills")
+	flag.IntVar(&r.kills, "kills", 20, "kills of kills; 200 take about a minute on an idle machine")
 	flag.IntVar(&r.nodes, "nodes", 1_000_000, "nodes of memory")
 	flag.Parse()
 	if err := run(r, *only, *parent); err != nil {
@@ -238,7 +238,7 @@ func (r *runner) memory() error {
 	return nil
 }
 
-// small is the dataset of same and kills.
+// small is the dataset of same.
 var small = []string{"generate", "--kind", "sbm", "--nodes", "20000", "--avg-degree", "12", "--classes", "8", "--dim", "64", "--seed", "3"}
 
 func (r *runner) same() error {
@@ -322,62 +322,4 @@ func (r *runner) growth() error {
 		}
 	}
 	return nil
-}
-
-func (r *runner) killed() error {
-	work, err := r.setUp("kills", 2, "64MiB", small...)
-	if err != nil {
-		return err
-	}
-	args := []string{"--dataset", "g", "--epochs", "6", "--hidden", "48", "--batch-size", "128", "--seed", "9", "--dropout", "0.3"}
-	began := time.Now()
-	whole, err := r.train(work, args...)
-	if err != nil {
-		return err
-	}
-	length := time.Since(began)
-	rng := rand.New(rand.NewPCG(uint64(began.UnixNano()), 1))
-	args = append([]string{"train", "--json", "--quiet"}, append(args, "--checkpoint", "ck", "--checkpoint-every", "2", "--resume")...)
-	kills, runs := 0, 0
-	for {
-		if runs++; runs > 10*r.kills {
-			return fmt.Errorf("no end after %d runs", runs)
-		}
-		c, stderr := r.command(work, args...)
-		var out bytes.Buffer
-		c.Stdout = &out
-		if err := c.Start(); err != nil {
-			return err
-		}
-		if kills < r.kills {
-			// Short lives early in the count, so that there is work left for all kills.
-			after := time.Duration(rng.Float64() * float64(length) * 2 / float64(r.kills))
-			timer := time.AfterFunc(50*time.Millisecond+after, func() { _ = c.Process.Kill() })
-			err = c.Wait()
-			if !timer.Stop() && err != nil && c.ProcessState.ExitCode() == -1 {
-				kills++
-				continue
-			}
-		} else {
-			err = c.Wait()
-		}
-		if err != nil {
-			return fmt.Errorf("run %d after %d kills: %w: %s", runs, kills, err, strings.TrimSpace(stderr.String()))
-		}
-		res, err := lastLine(out.Bytes())
-		if err != nil {
-			return err
-		}
-		if res.SHA != whole.SHA {
-			return fmt.Errorf("after %d kills params_sha256 is %s, without %s", kills, res.SHA, whole.SHA)
-		}
-		if kills >= r.kills {
-			fmt.Printf("%d kills at random moments in %d runs: params_sha256 %s, as without kills\n", kills, runs, whole.SHA)
-			return nil
-		}
-		// It ended before all kills: begin again, keeping the count.
-		if err := os.RemoveAll(filepath.Join(work, "ck")); err != nil {
-			return err
-		}
-	}
 }

@@ -261,6 +261,16 @@ func (r *runner) figures(name string, limit time.Duration, args ...string) job {
 			} else if err != nil {
 				return "", err
 			}
+			var frame struct {
+				Event string `json:"event"`
+			}
+			if err := json.Unmarshal(raw, &frame); err != nil {
+				return "", err
+			}
+			if frame.Event == "begin" || frame.Event == "end" { // around the rows
+				rows--
+				continue
+			}
 			if r.res.Figures == nil {
 				r.res.Figures = map[string][]json.RawMessage{}
 			}
