@@ -378,6 +378,15 @@ func (d *Device) command(set, wish, clear uint16) error {
 	return nil
 }
 
+// EnableMemory sets memory space and interrupt disable in the command register (bits 1 and 10), clears
+// bus master (bit 2), and wakes the device to D0: its registers answer, and it reaches no memory.
+func (d *Device) EnableMemory() error {
+	if err := d.wakeUp(); err != nil {
+		return err
+	}
+	return d.command(commandMemory, commandNoINTx, commandMaster)
+}
+
 // EnableDMA sets memory space, bus master and interrupt disable in the command register (bits 1, 2
 // and 10), and wakes the device to D0. After Reset it is needed again.
 func (d *Device) EnableDMA() error {

@@ -521,6 +521,9 @@ func TestAttachErrors(t *testing.T) {
 		{"no status", []string{"type1"}, func(k *fake) { k.failNext("GROUP_GET_STATUS", unix.EIO) }, cardA, errs.Capability, []string{"status"}},
 		{"container", []string{"type1"}, func(k *fake) { k.failNext("SET_CONTAINER", unix.EIO) }, cardA, errs.Capability, []string{"container", "group 10"}},
 		{"interrupt remapping", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping"}},
+		{"interrupt remapping at the bind", []string{"iommufd"}, func(k *fake) { k.failNext("BIND_IOMMUFD", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping", "firmware"}},
+		{"interrupt remapping at the attach", []string{"iommufd"}, func(k *fake) { k.failNext("ATTACH_IOMMUFD_PT", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping", "firmware"}},
+		{"no IOMMU", backends, func(k *fake) { k.Put("/sys/kernel/iommu_groups/10/name", "vfio-noiommu\n") }, cardA, errs.Capability, []string{"without an IOMMU", "vfio-setup.sh status"}},
 		{"IOMMU", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.ENODEV) }, cardA, errs.Capability, []string{"type1v2"}},
 		{"device is open", []string{"type1"}, func(k *fake) { k.cards[cardA].open = true }, cardA, errs.Refused, []string{"somebody else"}},
 		{"device left", []string{"type1"}, func(k *fake) { k.failNext("GET_DEVICE_FD", unix.ENODEV) }, cardA, errs.Device, []string{"left"}},
@@ -542,6 +545,7 @@ func TestAttachErrors(t *testing.T) {
 				if n := openFDs(t); n != before {
 					t.Errorf("%d descriptors before, %d after", before, n)
 				}
+				k.Remove("/sys/kernel/iommu_groups/10/name")
 				k.cards[cardA].open, k.cards[cardA].flags = false, deviceFlagPCI|deviceFlagReset
 				if c.name != "shared group" && c.name != "no node" && c.name != "no device node" {
 					ok(t, attach(t, d, cardA).Close()) // nothing stuck
@@ -934,6 +938,11 @@ func TestDMASwitch(t *testing.T) {
 		if got := k.command(cardA); got != 0x0506 || c.config[0x64] != 0 {
 			t.Errorf("command %#x, power %d", got, c.config[0x64])
 		}
+		ok(t, dev.EnableMemory())
+		if got := k.command(cardA); got != 0x0502 {
+			t.Errorf("command %#x: memory space alone", got)
+		}
+		ok(t, dev.EnableDMA())
 		ok(t, dev.DisableDMA())
 		if got := k.command(cardA); got != 0x0502 {
 			t.Errorf("command %#x", got)

@@ -20,6 +20,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"helios/internal/errs"
@@ -40,6 +41,7 @@ type device interface {
 	UnmapRegion(b []byte) error
 	ReadAt(index int, b []byte, off int64) error
 	WriteAt(index int, b []byte, off int64) error
+	EnableMemory() error
 	EnableDMA() error
 	DisableDMA() error
 	Reset() error
@@ -127,8 +129,9 @@ func open(dev device, dom domain, opt Options) (_ *Bus, err error) {
 		return nil, errs.New(errs.Usage, "%s: BAR 0 has %d bytes and is no NVMe register file; choose an NVMe controller (heliosctl ssds)", b.name, r.Size)
 	}
 	b.size = r.Size
-	// Memory space is needed for what follows, also for who looks at the registers before a bring-up.
-	if err := b.Prepare(); err != nil {
+	// Registers need memory space, and no more. Bus mastering waits for Prepare: a controller that somebody
+	// left enabled would go on with his queues, whose addresses are ours in this address space.
+	if err := b.answerOnly(); err != nil {
 		return nil, err
 	}
 	if err := b.mapRegisters(r.Mappable, 0, nvme.RegDoorbells); err != nil {
@@ -136,6 +139,9 @@ func open(dev device, dom domain, opt Options) (_ *Bus, err error) {
 	}
 	v, err := b.Read64(nvme.RegCAP)
 	if err != nil {
+		return nil, err
+	}
+	if err := b.disable(nvme.CAP(v)); err != nil {
 		return nil, err
 	}
 	b.stride = 4 << nvme.CAP(v).DSTRD()
@@ -146,6 +152,75 @@ func open(dev device, dom domain, opt Options) (_ *Bus, err error) {
 		return nil, err
 	}
 	return b, nil
+}
+
+// answerOnly lets the registers answer, and keeps the device from memory.
+func (b *Bus) answerOnly() error {
+	if err := b.dev.EnableMemory(); err != nil {
+		if b.dev.Gone() {
+			return b.gone(err.Error())
+		}
+		return fmt.Errorf("%s: %w", b.name, err)
+	}
+	return nil
+}
+
+// disable brings CC.EN to 0 and waits for CSTS.RDY to follow, while the controller cannot reach memory.
+// One that does not follow gets a function reset; one that ignores that too is not used. The controller
+// is not asked to finish anything: what it had to do is nobody's here.
+func (b *Bus) disable(cap nvme.CAP) error {
+	cc, err := b.Read32(nvme.RegCC)
+	if err != nil {
+		return err
+	}
+	csts, err := b.Read32(nvme.RegCSTS)
+	if err != nil {
+		return err
+	}
+	if !nvme.CC(cc).EN() && !nvme.CSTS(csts).RDY() {
+		return nil
+	}
+	if nvme.CC(cc).EN() {
+		if err := b.Write32(nvme.RegCC, cc&^uint32(nvme.CCEnable)&^uint32(nvme.CCShutdownMask)); err != nil {
+			return err
+		}
+	}
+	// One unit of CAP.TO more for rounding.
+	idle, err := b.idle(time.Duration(cap.TO()+1) * 500 * time.Millisecond)
+	if err != nil || idle {
+		return err
+	}
+	if err := b.HardReset(); err != nil {
+		return errs.New(errs.ClassOf(err), "%s: somebody left it enabled and it cannot be disabled, so it gets no access to memory: %w; power-cycle the SSD", b.name, err)
+	}
+	if err := b.answerOnly(); err != nil {
+		return err
+	}
+	if idle, err = b.idle(time.Duration(cap.TO()+1) * 500 * time.Millisecond); err == nil && !idle {
+		err = errs.New(errs.Device, "%s: somebody left it enabled and a reset does not disable it, so it gets no access to memory; power-cycle the SSD", b.name)
+	}
+	return err
+}
+
+// idle waits until CC.EN and CSTS.RDY are 0.
+func (b *Bus) idle(limit time.Duration) (bool, error) {
+	for end := time.Now().Add(limit); ; {
+		cc, err := b.Read32(nvme.RegCC)
+		if err != nil {
+			return false, err
+		}
+		csts, err := b.Read32(nvme.RegCSTS)
+		if err != nil {
+			return false, err
+		}
+		if !nvme.CC(cc).EN() && !nvme.CSTS(csts).RDY() {
+			return true, nil
+		}
+		if time.Now().After(end) {
+			return false, nil
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // mapRegisters maps what can be mapped of [lo, hi) of BAR 0.

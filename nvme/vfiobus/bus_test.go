@@ -294,6 +294,40 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
+// A controller that somebody left enabled is disabled before it may reach memory.
+func TestLeftEnabled(t *testing.T) {
+	enabled := func(t *testing.T) *fake {
+		f := newFake(t)
+		require.NoError(t, f.inner.Write32(nvme.RegAQA, nvme.MakeAQA(8, 8)))
+		require.NoError(t, f.inner.Write64(nvme.RegASQ, uint64(f.cba)))
+		require.NoError(t, f.inner.Write64(nvme.RegACQ, uint64(f.cba)+4096))
+		require.NoError(t, f.inner.Write32(nvme.RegCC, uint32(nvme.MakeCC(12, 6, 4)|nvme.CCEnable)))
+		csts, err := f.inner.Read32(nvme.RegCSTS)
+		require.NoError(t, err)
+		require.True(t, nvme.CSTS(csts).RDY())
+		return shorten(f)
+	}
+	for _, stuck := range []bool{false, true} {
+		f := enabled(t)
+		f.stuck = stuck
+		b := newBus(t, f)
+		cc, err := b.Read32(nvme.RegCC)
+		require.NoError(t, err)
+		require.False(t, nvme.CC(cc).EN())
+		require.False(t, f.master)
+		require.Equal(t, stuck, f.resets == 1)
+		require.NoError(t, b.Prepare())
+		require.True(t, f.master)
+	}
+	f := enabled(t)
+	f.stuck, f.resetErr = true, errors.New("fake: FLR timed out")
+	_, err := open(f, f, Options{})
+	require.ErrorContains(t, err, "gets no access to memory")
+	require.ErrorContains(t, err, "fake: FLR timed out")
+	require.False(t, f.master)
+	f.check()
+}
+
 func TestHardReset(t *testing.T) {
 	for _, s := range []struct {
 		name  string

@@ -29,7 +29,9 @@ type fake struct {
 	bells []byte
 
 	mu       sync.Mutex
-	enabled  bool // memory space and bus master
+	enabled  bool // memory space
+	master   bool // bus master
+	early    bool // bus master was set while CC.EN was 1
 	stuck    bool // CC.EN does not go to 0 by a write
 	fatal    bool // CSTS.CFS stays up until a function reset
 	quick    bool // CAP.TO is 0
@@ -207,10 +209,21 @@ func (f *fake) WriteAt(i int, b []byte, off int64) error {
 	return f.inner.Write32(uint32(off), v)
 }
 
+func (f *fake) EnableMemory() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.enabled, f.master = !f.away, false
+	return nil
+}
+
 func (f *fake) EnableDMA() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.enabled = !f.away
+	if !f.master && f.enabled {
+		f.early = f.early || nvme.CC(f.register(nvme.RegCC)).EN() || nvme.CSTS(f.register(nvme.RegCSTS)).RDY()
+	}
+	f.master = f.enabled
 	return nil
 }
 
@@ -228,7 +241,7 @@ func (f *fake) Reset() error {
 	if f.resetErr != nil {
 		return f.resetErr
 	}
-	f.enabled, f.stuck, f.fatal, f.noReady, f.cmbmsc = false, false, false, false, 0
+	f.enabled, f.master, f.stuck, f.fatal, f.noReady, f.cmbmsc = false, false, false, false, false, 0
 	return f.inner.Write32(nvme.RegCC, 0)
 }
 
@@ -322,6 +335,7 @@ func (f *fake) check() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	require.True(f.t, f.closed, "device not closed")
+	require.False(f.t, f.early, "it could reach memory while somebody else's queues were enabled")
 	require.Empty(f.t, f.maps, "mappings left")
 	require.Empty(f.t, f.reserved, "addresses left reserved")
 	for _, n := range f.mapped {

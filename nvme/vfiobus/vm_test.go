@@ -150,6 +150,49 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		require.NoError(t, c.DeleteQueuePair(ctx, q.qp))
 		r.verify(r.queue(16))
 	})
+	t.Run("left enabled", func(t *testing.T) {
+		methods := "/sys/bus/pci/devices/" + addr + "/reset_method"
+		// Else the kernel resets it between two owners.
+		require.NoError(t, os.WriteFile(methods, []byte("\n"), 0))
+		defer func() { require.NoError(t, os.WriteFile(methods, []byte("default\n"), 0)) }()
+		b := openDevice(t, dom, addr)
+		require.NoError(t, b.Prepare())
+		mem, err := hostmem.Alloc(8192, "queues of a former owner")
+		require.NoError(t, err)
+		iova, err := b.MapDMA(mem)
+		require.NoError(t, err)
+		require.NoError(t, b.Write32(nvme.RegAQA, nvme.MakeAQA(8, 8)))
+		require.NoError(t, b.Write64(nvme.RegASQ, uint64(iova)))
+		require.NoError(t, b.Write64(nvme.RegACQ, uint64(iova)+4096))
+		require.NoError(t, b.Write32(nvme.RegCC, uint32(nvme.MakeCC(12, 6, 4)|nvme.CCEnable)))
+		ready := func(b *Bus) (enabled, ready bool) {
+			cc, err := b.Read32(nvme.RegCC)
+			require.NoError(t, err)
+			csts, err := b.Read32(nvme.RegCSTS)
+			require.NoError(t, err)
+			return nvme.CC(cc).EN(), nvme.CSTS(csts).RDY()
+		}
+		require.Eventually(t, func() bool { _, r := ready(b); return r }, 10*time.Second, time.Millisecond)
+		require.NoError(t, b.Close()) // as a process that is killed does: CC.EN stays
+		require.NoError(t, hostmem.Free(mem))
+
+		dev, err := dom.Attach(addr)
+		require.NoError(t, err)
+		raw := &Bus{dev: dev, dom: dom, name: addr, size: 0x2000, maps: map[mapping]int{}}
+		require.NoError(t, raw.answerOnly())
+		enabled, _ := ready(raw)
+		require.True(t, enabled, "with memory space alone it answers, and is as it was left")
+		require.NoError(t, raw.Close())
+
+		b = openDevice(t, dom, addr)
+		var command [2]byte
+		require.NoError(t, b.dev.ReadAt(vfio.RegionConfig, command[:], 4))
+		require.EqualValues(t, 2, command[0]&6, "memory space without bus master")
+		enabled, rdy := ready(b)
+		require.False(t, enabled || rdy, "disabled before it may reach memory")
+		require.NoError(t, b.Close())
+		start(t, nvme.Options{})
+	})
 	t.Run("queues in controller memory", func(t *testing.T) {
 		if !cmb {
 			b := openDevice(t, dom, addr)

@@ -37,8 +37,8 @@ func runBus(t *T) {
 	for _, line := range controllerLine.FindAllString(out, -1) {
 		t.Notef("%s", line)
 	}
-	if n := strings.Count(out, "        --- PASS: TestVFIO/"); n != 7*len(addrs) {
-		t.Errorf("%d of %d parts passed:\n%s", n, 7*len(addrs), out)
+	if n := strings.Count(out, "        --- PASS: TestVFIO/"); n != 8*len(addrs) {
+		t.Errorf("%d of %d parts passed:\n%s", n, 8*len(addrs), out)
 	}
 	t.Logf("%s", out)
 }
