@@ -426,6 +426,9 @@ func (c *Controller) identify(ctx context.Context) error {
 		}
 		want = nsids[0]
 	}
+	if err := c.checkCommandSet(ctx, want); err != nil {
+		return err
+	}
 	if _, err := c.exec(ctx, true, fmt.Sprintf("identify namespace %d", want), IdentifyCommand(0, CNSNamespace, want, 0, 0), page); err != nil {
 		return err
 	}
@@ -446,6 +449,28 @@ func (c *Controller) identify(ctx context.Context) error {
 	c.id, c.ns, c.nsids = id, ns, nsids
 	if c.aborts == nil {
 		c.aborts = make(chan struct{}, int(id.ACL)+1)
+	}
+	return nil
+}
+
+// checkCommandSet refuses a namespace of another command set than NVM. Its Identify data (CNS 00h) may
+// look like any other's, and its reads and writes fail, or worse. Only controllers that say so in CAP
+// have such namespaces (CAP.CSS bit 6).
+func (c *Controller) checkCommandSet(ctx context.Context, nsid uint32) error {
+	if c.cap.CSS()&(1<<6) == 0 {
+		return nil
+	}
+	page := make([]byte, IdentifyBytes)
+	if _, err := c.exec(ctx, true, fmt.Sprintf("identify descriptors of namespace %d", nsid), IdentifyCommand(0, CNSNSDescriptors, nsid, 0, 0), page); err != nil {
+		return err
+	}
+	set, err := DecodeCommandSet(page)
+	if err != nil {
+		return &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
+	}
+	if set != CommandSetNVM {
+		return errs.New(errs.Capability, "nvme %s: namespace %d has the %s command set and is no ordinary block storage; use another SSD, or make a namespace of the NVM command set with \"nvme create-ns\"",
+			c.bus.Name(), nsid, set)
 	}
 	return nil
 }

@@ -152,6 +152,37 @@ func TestOpenWithoutNamespaceList(t *testing.T) {
 	}
 }
 
+// A controller with several command sets is used through a namespace of the NVM one.
+func TestCommandSets(t *testing.T) {
+	for _, list := range [][]byte{nil, {4, 1, 0, 0, 0}, {1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 4, 1, 0, 0, 0}} {
+		f := newFake()
+		f.cap |= 1 << 43
+		f.descriptors = list
+		if c := open(t, f, Options{}); c.Namespace().ID != 1 {
+			t.Error(c.Namespace())
+		}
+	}
+	f := newFake() // one that has no such list is not asked for it
+	f.handle = func(c Command) (*Completion, bool) {
+		if c.Opcode == AdminIdentify && c.CDW10 == CNSNSDescriptors {
+			t.Error("asked for descriptors")
+		}
+		return nil, false
+	}
+	open(t, f, Options{})
+	page := make([]byte, IdentifyBytes)
+	for n := range page { // no list makes it read beyond the page
+		page[n] = 1
+	}
+	if _, err := DecodeCommandSet(page); err != nil {
+		t.Error(err)
+	}
+	page[0], page[1] = 9, 255
+	if _, err := DecodeCommandSet(page[:200]); err == nil {
+		t.Error("a descriptor that ends behind the list")
+	}
+}
+
 func TestOpenFails(t *testing.T) {
 	boom := errors.New("register access refused")
 	for _, s := range []struct {
@@ -174,7 +205,13 @@ func TestOpenFails(t *testing.T) {
 		{"administrative controller", func(f *fakeBus) { f.id.CNTRLTYPE = 3 }, nil, errs.Capability, "type 3", 0},
 		{"no namespace", func(f *fakeBus) { f.nsids = nil }, nil, errs.Device, "no active namespace", 0},
 		{"empty namespace", func(f *fakeBus) { f.ns.NSZE = 0 }, nil, errs.Device, "has no blocks", 0},
-		{"strange blocks", func(f *fakeBus) { f.ns.LBAF[0].LBADS = 13 }, nil, errs.Capability, "blocks of 2^13 bytes", 0},
+		{"strange blocks", func(f *fakeBus) { f.ns.LBAF[0].LBADS = 13 }, nil, errs.Capability, "LBAs of 8192 bytes are not supported, only 512 and 4096", 0},
+		{"zoned", func(f *fakeBus) {
+			f.cap |= 1 << 43
+			f.descriptors = []byte{1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 4, 1, 0, 0, 2}
+		}, nil, errs.Capability, "namespace 1 has the zoned namespace command set", 0},
+		{"key value", func(f *fakeBus) { f.cap |= 1 << 43; f.descriptors = []byte{4, 1, 0, 0, 1} }, nil, errs.Capability, "the key value command set", 0},
+		{"descriptors without length", func(f *fakeBus) { f.cap |= 1 << 43; f.descriptors = []byte{4, 0, 0, 0, 1} }, ErrProtocol, errs.Device, "descriptor of type 4 has length 0", 0},
 		{"metadata", func(f *fakeBus) { f.ns.LBAF[0].MetadataBytes = 8 }, nil, errs.Capability, "8 bytes of metadata", 0},
 		{"namespace list out of order", func(f *fakeBus) {
 			f.handle = func(c Command) (*Completion, bool) {

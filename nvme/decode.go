@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/big"
 	"unsafe"
 
 	"helios/internal/errs"
@@ -77,6 +78,23 @@ func DecodeActiveNamespaces(b []byte) ([]uint32, error) {
 	return ids, nil
 }
 
+// DecodeCommandSet reads a namespace identification descriptor list (Identify, CNS 03h) and returns the
+// namespace's I/O command set. A list without that descriptor is of the NVM command set.
+func DecodeCommandSet(b []byte) (CommandSet, error) {
+	const header = 4 // type, length, two reserved bytes
+	for len(b) >= header && b[0] != 0 {
+		n := int(b[1])
+		if n == 0 || header+n > len(b) {
+			return 0, fmt.Errorf("nvme: namespace identification descriptor of type %d has length %d", b[0], n)
+		}
+		if b[0] == CommandSetDescriptor {
+			return CommandSet(b[header]), nil
+		}
+		b = b[header+n:]
+	}
+	return CommandSetNVM, nil
+}
+
 // Namespace is the part of a namespace's identity that I/O needs.
 type Namespace struct {
 	ID       uint32
@@ -99,7 +117,7 @@ func MakeNamespace(id uint32, n *IdentifyNamespace) (Namespace, error) {
 		return Namespace{}, errs.New(errs.Device, "namespace %d has no blocks; create or attach a namespace with \"nvme create-ns\"", id)
 	}
 	if f.LBADS != 9 && f.LBADS != 12 {
-		return Namespace{}, errs.New(errs.Capability, "namespace %d: blocks of 2^%d bytes; format it to 512 or 4096 bytes with \"nvme format\"", id, f.LBADS)
+		return Namespace{}, errs.New(errs.Capability, "namespace %d: LBAs of %s bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", id, new(big.Int).Lsh(big.NewInt(1), uint(f.LBADS)))
 	}
 	// Metadata would need a buffer of its own per command, or lies between the blocks.
 	if f.MetadataBytes != 0 {

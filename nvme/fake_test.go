@@ -31,6 +31,7 @@ type fakeBus struct {
 	id             IdentifyController
 	ns             IdentifyNamespace
 	nsids          []uint32
+	descriptors    []byte // namespace identification descriptors
 	features       map[uint8]uint32
 	smart          SMARTLog
 	errlog         []ErrorLogEntry
@@ -326,6 +327,8 @@ func (f *fakeBus) answer(c Command) (Completion, bool) {
 				}
 			}
 			send(raw(&list))
+		case CNSNSDescriptors:
+			send(append(f.descriptors, make([]byte, IdentifyBytes-len(f.descriptors))...))
 		default:
 			e = *failed(c, StatusInvalidField)
 		}

@@ -7,6 +7,7 @@
 package nvme
 
 import (
+	"fmt"
 	"math/big"
 	"strings"
 )
@@ -266,6 +267,32 @@ const (
 	CNSNSDescriptors   = 0x03
 	MaxActiveNSPerList = 1024
 )
+
+// CommandSet is a Command Set Identifier (NVMe base specification 2.0, figure 274).
+type CommandSet uint8
+
+// I/O command sets. This package speaks the first one only.
+const (
+	CommandSetNVM      CommandSet = 0
+	CommandSetKeyValue CommandSet = 1
+	CommandSetZoned    CommandSet = 2
+)
+
+func (s CommandSet) String() string {
+	switch s {
+	case CommandSetNVM:
+		return "NVM"
+	case CommandSetKeyValue:
+		return "key value"
+	case CommandSetZoned:
+		return "zoned namespace"
+	}
+	return fmt.Sprintf("number %d", uint8(s))
+}
+
+// CommandSetDescriptor is the type (NIDT) of the namespace identification descriptor that holds a
+// Command Set Identifier.
+const CommandSetDescriptor = 4
 
 // Log page identifiers (figure 195).
 const (

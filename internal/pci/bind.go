@@ -15,6 +15,10 @@ import (
 
 const driversDir = "/sys/bus/pci/drivers"
 
+// NoDriver stands for the driver of a device that had none: Restore takes the present driver away and
+// gives the device to nobody.
+const NoDriver = "none"
+
 func (s Sys) wait() time.Duration {
 	if s.Wait > 0 {
 		return s.Wait
@@ -58,9 +62,10 @@ func (s Sys) Bind(addr, driver string) error {
 	return fmt.Errorf("%w; nothing has changed: %s", err, s.where(d.Addr))
 }
 
-// Restore gives a device back to driver ("" lets the kernel choose): clears the override, unbinds,
-// binds, and waits until the driver has it. It goes on where a killed Bind or Restore stopped. On
-// error the error says where the device is.
+// Restore gives a device back to driver: clears the override, unbinds, binds, and waits until the
+// driver has it. "" lets the kernel choose, which may find no driver; with NoDriver the device is left
+// without one. It goes on where a killed Bind or Restore stopped. On error the error says where the
+// device is.
 func (s Sys) Restore(addr, driver string) error {
 	d, err := s.Device(addr)
 	if err != nil {
@@ -68,6 +73,12 @@ func (s Sys) Restore(addr, driver string) error {
 	}
 	if strings.ContainsAny(driver, "/\n") {
 		return errs.New(errs.Usage, "%s: %q is not the name of a kernel driver", d.Addr, driver)
+	}
+	if driver == NoDriver {
+		if err := s.strip(d); err != nil {
+			return fmt.Errorf("%w; %s", err, s.where(d.Addr))
+		}
+		return nil
 	}
 	if driver != "" {
 		if err := s.haveDriver(d, driver); err != nil {
@@ -149,6 +160,20 @@ func (s Sys) undo(d Device) error {
 	return s.setOverride(d.Addr, override)
 }
 
+// strip takes a device from its driver and clears the override. The override goes last: until then no
+// other driver takes the device.
+func (s Sys) strip(d Device) error {
+	if now := s.driver(d.Addr); now != "" {
+		if err := s.unbind(d.Addr, now); err != nil {
+			return err
+		}
+	}
+	if now, busy := s.override(d.Addr); !busy && now == "" {
+		return nil
+	}
+	return s.setOverride(d.Addr, "")
+}
+
 func (s Sys) setOverride(addr, driver string) error {
 	err := s.write(devicesDir+"/"+addr+"/driver_override", driver+"\n")
 	if err != nil {
@@ -181,7 +206,7 @@ func (s Sys) bind(addr, driver string) error {
 		if err := s.write("/sys/bus/pci/drivers_probe", addr); err != nil {
 			return s.explain(addr, "probing for a driver", err)
 		}
-		return s.until(addr, "get a driver", func(now string) bool { return now != "" })
+		return nil // the kernel has asked every driver by now; it may be that none takes the device
 	}
 	// The driver's own bind says why it fails, which drivers_probe does not.
 	err := s.write(driversDir+"/"+driver+"/bind", addr)

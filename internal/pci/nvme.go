@@ -37,6 +37,7 @@ type Namespace struct {
 	NSID     int    // 0 when unknown
 	Bytes    int64
 	LBABytes int
+	Zoned    bool // host-managed or host-aware zones
 	// Paths are the names of all controllers that reach it; more than one is a shared namespace.
 	Paths []string
 }
@@ -48,6 +49,15 @@ func (c Controller) Bytes() int64 {
 		n += ns.Bytes
 	}
 	return n
+}
+
+// First is the namespace that we would use: the one with the lowest namespace ID. ok is false where
+// there is none.
+func (c Controller) First() (ns Namespace, ok bool) {
+	if len(c.Namespaces) == 0 {
+		return ns, false
+	}
+	return slices.MinFunc(c.Namespaces, func(a, b Namespace) int { return cmp.Compare(a.NSID, b.NSID) }), true
 }
 
 // Nodes are the device files that vanish with the controller. A namespace that other controllers
@@ -132,6 +142,9 @@ func (s Sys) namespace(name string) Namespace {
 	ns := Namespace{Name: name, Dev: s.text(dir + "/dev")}
 	ns.NSID, _ = strconv.Atoi(s.text(dir + "/nsid"))
 	ns.LBABytes, _ = strconv.Atoi(s.text(dir + "/queue/logical_block_size"))
+	if z := s.text(dir + "/queue/zoned"); z != "" && z != "none" {
+		ns.Zoned = true
+	}
 	if n, err := strconv.ParseInt(s.text(dir+"/size"), 10, 64); err == nil {
 		ns.Bytes = n * 512 // sysfs counts 512 byte sectors whatever the LBA size
 	}

@@ -45,6 +45,7 @@ type Device struct {
 	Driver    string // bound kernel driver, "" for none
 	Override  string // driver_override, "" for none
 	Group     int    // IOMMU group, -1 without one
+	NoIOMMU   bool   // the kernel's only group for it is one of VFIO's mode without an IOMMU
 	NUMANode  int    // -1 when unknown
 	LinkSpeed string // "16.0 GT/s PCIe", "" when unknown
 	LinkWidth int    // lanes, 0 when unknown
@@ -138,6 +139,9 @@ func (s Sys) Device(addr string) (Device, error) {
 			d.Group = n
 		}
 	}
+	if d.Group >= 0 && !s.Translates(d.Group) {
+		d.Group, d.NoIOMMU = -1, true
+	}
 	if n, err := strconv.Atoi(s.text(dir + "/numa_node")); err == nil {
 		d.NUMANode = n
 	}
@@ -178,6 +182,12 @@ func (s Sys) override(addr string) (name string, busy bool) {
 		name = ""
 	}
 	return name, false
+}
+
+// Translates tells a group of an IOMMU from one that VFIO makes up in its mode without an IOMMU (Linux,
+// CONFIG_VFIO_NOIOMMU), in which a device reaches all memory.
+func (s Sys) Translates(group int) bool {
+	return s.text(fmt.Sprintf("/sys/kernel/iommu_groups/%d/name", group)) != "vfio-noiommu"
 }
 
 // GroupMembers lists the functions of an IOMMU group other than PCI-to-PCI bridges, which VFIO

@@ -3,6 +3,7 @@ package pci_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -189,6 +190,56 @@ func TestBindAndRestore(t *testing.T) {
 
 // killed stops the process at one of its writes.
 type killed struct{}
+
+// A device that had no driver goes back to none, and one that no driver takes is not waited for.
+func TestRestoreToNoDriver(t *testing.T) {
+	m := machine(t)
+	s := m.Sys()
+	s.Wait = time.Hour // a wait for a driver would end the test
+	const bare = "0000:00:08.0"
+	m.Add(fakesys.SSD{Addr: bare, Serial: "BARE", Group: 3, Driver: "-"})
+	for range 2 {
+		require.NoError(t, s.Bind(bare, "vfio-pci"))
+		require.NoError(t, s.Restore(bare, pci.NoDriver))
+		d, err := s.Device(bare)
+		require.NoError(t, err)
+		require.Empty(t, d.Driver)
+		require.Empty(t, d.Override)
+	}
+	require.NoError(t, s.Restore(bare, pci.NoDriver), "again")
+	m.Remove("/sys/bus/pci/drivers/nvme")
+	require.NoError(t, s.Bind(bare, "vfio-pci"))
+	m.Fail = func(path, text string) error { // the kernel has no driver for it
+		if filepath.Base(path) == "drivers_probe" {
+			return syscall.EINVAL
+		}
+		return nil
+	}
+	require.ErrorContains(t, s.Restore(bare, ""), "probing for a driver")
+	m.Fail = nil
+	m.Add(fakesys.SSD{Addr: "0000:00:09.0", Class: 0x020000, Group: 4}) // a class without a driver
+	require.NoError(t, s.Bind("0000:00:09.0", "vfio-pci"))
+	require.NoError(t, s.Restore("0000:00:09.0", ""))
+	d, err := s.Device("0000:00:09.0")
+	require.NoError(t, err)
+	require.Empty(t, d.Driver)
+}
+
+// VFIO's groups of its mode without an IOMMU are no groups.
+func TestNoIOMMUGroup(t *testing.T) {
+	m := machine(t)
+	d, err := m.Sys().Device(addrA)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, d.Group, 0)
+	require.False(t, d.NoIOMMU)
+	m.Put(fmt.Sprintf("/sys/kernel/iommu_groups/%d/name", d.Group), "vfio-noiommu\n")
+	d, err = m.Sys().Device(addrA)
+	require.NoError(t, err)
+	require.Equal(t, -1, d.Group)
+	require.True(t, d.NoIOMMU)
+	err = m.Sys().Bind(addrA, "vfio-pci")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+}
 
 // From wherever a kill leaves a device, Bind and Restore go on.
 func TestKilledAnywhere(t *testing.T) {

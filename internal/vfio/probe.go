@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -39,15 +40,25 @@ func (m machine) entries(dir string) (int, error) {
 
 func (m machine) probeIOMMU() probe.Finding {
 	f := probe.Finding{Name: "IOMMU"}
-	groups, err := m.entries("/sys/kernel/iommu_groups")
-	if err != nil {
+	list, err := os.ReadDir(m.path("/sys/kernel/iommu_groups"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.Detail = err.Error()
 		return f
+	}
+	groups, without := 0, 0
+	for _, g := range list {
+		if n, err := strconv.Atoi(g.Name()); err != nil || m.sys().Translates(n) {
+			groups++
+		} else {
+			without++
+		}
 	}
 	devices, err := m.entries("/sys/class/iommu")
 	switch {
 	case groups > 0:
 		f.Answer, f.Detail = probe.There, fmt.Sprintf("%d groups", groups)
+	case without > 0:
+		f.Answer, f.Detail, f.Next = probe.NotThere, fmt.Sprintf("%d groups of VFIO's mode without an IOMMU, which protects no memory and is not used", without), statusHint
 	case devices > 0 && err == nil:
 		f.Answer, f.Detail, f.Next = probe.NotThere, "the IOMMU is there, but no device has a group", statusHint
 	default:
@@ -119,7 +130,7 @@ func (m machine) probeIOMMUFD() probe.Finding {
 		// The folder comes with the first device that is bound, so nothing follows from its absence.
 		f.Detail = iommuNode + " is there; " + deviceNodes + "devices shows nothing while no SSD is bound"
 	default:
-		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("%d device nodes; not tried on a real kernel by this version", n), ""
+		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("%d device nodes; used where type1 is not there", n), ""
 	}
 	return f
 }

@@ -40,6 +40,10 @@ func TestProbe(t *testing.T) {
 			"other devices' memory": "takes type1",
 			"IOMMU":                 "heliosctl vfio-setup status", "VFIO": "heliosctl vfio-setup setup", "vfio-pci": "not loaded", "locked memory": "8 MiB", "huge pages": "none reserved",
 		}},
+		{"groups without an IOMMU", func(k *fake) {
+			k.Remove("/sys/kernel/iommu_groups")
+			k.Put("/sys/kernel/iommu_groups/0/name", "vfio-noiommu\n")
+		}, []probe.Answer{not, there, there, not, there, there, not, not, not}, map[string]string{"IOMMU": "1 groups of VFIO's mode without an IOMMU"}},
 		{"no rights", func(k *fake) {
 			k.failNext("open /dev/vfio/vfio", unix.EACCES, unix.EACCES, unix.EACCES)
 			k.limit = 1 << 30

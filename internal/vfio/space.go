@@ -56,10 +56,19 @@ func (m machine) findDevice(addr string) (pci.Device, error) {
 		}
 		return dev, errs.New(errs.Usage, `vfio %s: %s has it, not %s; run "%s %s" as root`, dev.Addr, has, vfioDriver, bindHint, dev.Addr)
 	}
+	if dev.NoIOMMU {
+		return dev, errs.New(errs.Capability, "vfio %s: its group is of VFIO's mode without an IOMMU, which protects no memory and is not used; %s", dev.Addr, statusHint)
+	}
 	if dev.Group < 0 {
 		return dev, errs.New(errs.Capability, "vfio %s: no IOMMU group, so the IOMMU is off; %s", dev.Addr, statusHint)
 	}
 	return dev, nil
+}
+
+// noRemapping is the error of both backends where the kernel takes no device since its IOMMU does not
+// check interrupts: a device could raise any of them by a write.
+func noRemapping(dev pci.Device, err error) error {
+	return errs.New(errs.Capability, "vfio %s: the kernel refuses the IOMMU: %w: this machine has no interrupt remapping; turn on VT-d or AMD-Vi with interrupt remapping in the firmware's set-up", dev.Addr, err)
 }
 
 // groupText names every device of a group with its driver.

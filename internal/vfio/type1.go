@@ -121,7 +121,7 @@ func (t *type1) setIOMMU(dev pci.Device) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EPERM):
-		return errs.New(errs.Capability, "vfio %s: the kernel refuses the IOMMU: %w: this machine has no interrupt remapping; turn on VT-d or AMD-Vi with interrupt remapping in the firmware's set-up", dev.Addr, err)
+		return noRemapping(dev, err)
 	}
 	return errs.New(errs.Capability, "vfio %s: set the type1v2 IOMMU: %w; %s", dev.Addr, err, statusHint)
 }

@@ -212,6 +212,9 @@ func (b *Bus) identify(c *cqueue, cmd *nvme.Command) nvme.Status {
 		list := [nvme.IdentifyBytes]byte{0: 1, 1: 8} // NIDT 1h: EUI-64, 8 bytes
 		id := b.identifyNamespace()
 		copy(list[4:], id.EUI64[:])
+		if b.cfg.CommandSet != nvme.CommandSetNVM {
+			copy(list[12:], []byte{nvme.CommandSetDescriptor, 1, 0, 0, byte(b.cfg.CommandSet)})
+		}
 		return b.toHost(c, cmd, list[:])
 	}
 	return nvme.StatusInvalidField

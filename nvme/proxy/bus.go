@@ -81,6 +81,9 @@ func Open(cfg Config) (_ *Bus, err error) {
 		lbaShift: cfg.lbaShift(), maxTransfer: 4096 << cfg.MDTS,
 		model: play(cfg.Model, cfg.Serial),
 		cap:   nvme.MakeCAP(cfg.MaxQueueEntries, timeout500ms, dstrd, 0, 4)}
+	if cfg.CommandSet != nvme.CommandSetNVM {
+		b.cap |= 1 << (37 + 6) // CAP.CSS: I/O command sets
+	}
 	b.maps.Store(&dmaTable{})
 	if b.back, err = openBacking(&b.cfg); err != nil {
 		return nil, err

@@ -38,6 +38,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/fileid"
 	"helios/internal/ssdmodel"
+	"helios/nvme"
 )
 
 // Config describes an SSD in software. The zero value of a field is its default.
@@ -67,6 +68,10 @@ type Config struct {
 	// or when the medium is done, if that is later. Nil: as fast as the medium. Who waits for the
 	// queues sleeps while the next completion is far away and spins for the rest; see nap.go.
 	Model *ssdmodel.Model
+
+	// CommandSet is what the namespace says it speaks; it answers the NVM command set all the same. Hosts
+	// that look are tested with it.
+	CommandSet nvme.CommandSet
 
 	OutOfOrder    bool // complete in an order other than that of submission
 	PollDoorbells bool // serve clients that never call Kick
