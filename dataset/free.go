@@ -8,7 +8,6 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/signatures"
-	"helios/nvme"
 )
 
 // forceName is what --force calls a device: its serial number, or its name where it has none.
@@ -63,16 +62,11 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copie
 			return refuse(fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1, c.err[i]))
 		}
 	}
-	bytesAll := int64(t.lbas) * int64(t.lbaBytes)
-	n := min(max(int64(signatures.ProbeBytes), signatures.BlankBytes), bytesAll)
-	head, tail := make([]byte, n), make([]byte, n)
-	if err := t.dev.ReadAt(ctx, 0, head); err != nil {
-		return c, errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
+	head, tail, err := t.readEnds(ctx)
+	if err != nil {
+		return c, err
 	}
-	if err := t.dev.ReadAt(ctx, nvme.LBA((bytesAll-n)/int64(t.lbaBytes)), tail); err != nil {
-		return c, errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
-	}
-	if what := signatures.Find(head, tail, bytesAll); what != "" {
+	if what := signatures.Find(head, tail, t.bytes()); what != "" {
 		return refuse(what)
 	}
 	if what := signatures.Unknown(head, tail); what != "" {

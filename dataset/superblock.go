@@ -477,7 +477,10 @@ type copies struct {
 
 func (t *target) readCopies(ctx context.Context) (copies, error) {
 	var c copies
-	if t.lbaBytes < 512 || t.lbaBytes > alignBytes || int64(t.lbas)*int64(t.lbaBytes) < headBytes+tailBytes {
+	if t.lbaBytes < 512 || t.lbaBytes > alignBytes {
+		return c, errs.New(errs.Capability, "ssd %s: LBAs of %d bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", t.name, t.lbaBytes)
+	}
+	if int64(t.lbas)*int64(t.lbaBytes) < headBytes+tailBytes {
 		return c, errs.New(errs.Usage, "ssd %s: %d LBAs of %d bytes are too small for a dataset; bind a larger SSD", t.name, t.lbas, t.lbaBytes)
 	}
 	buf := make([]byte, superblockBytes)

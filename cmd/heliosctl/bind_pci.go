@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"helios/dataset"
+	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/pci"
 	"helios/internal/state"
@@ -23,8 +22,36 @@ import (
 type candidate struct {
 	controller
 	live    []string // uses that no --force ends
+	unfit   []string // why it cannot be used at all
 	content []string // what load would overwrite: --force SERIAL gives it up
 	done    bool     // bound already
+}
+
+// barred tells whether it is refused, whatever --force says.
+func (c *candidate) barred() bool { return len(c.live)+len(c.unfit) > 0 }
+
+// unseen tells whether nobody could look at what is on it yet: the kernel's NVMe driver does not have it.
+func (c *candidate) unseen() bool { return !c.done && c.Kernel.Name == "" }
+
+// forced tells whether --force, or what was typed, gives its content up.
+func (c *candidate) forced(force []string) bool {
+	return slices.Contains(force, contentKey(c.serial(), c.Addr))
+}
+
+// contentKey is what gives the content of an SSD up: its serial number, or the PCI address of one that
+// has none.
+func contentKey(serial, addr string) string {
+	if serial == "" {
+		return addr
+	}
+	return serial
+}
+
+func keyName(serial string) string {
+	if serial == "" {
+		return "PCI address"
+	}
+	return "serial number"
 }
 
 // foreign candidates have been at vfio-pci before us.
@@ -54,7 +81,7 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		return err
 	}
 	dry := e.c.Bool("dry-run")
-	gid, who, err := e.nodeGroup()
+	gid, alone, err := e.nodeGroup()
 	if err != nil {
 		return err
 	}
@@ -78,7 +105,8 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		}
 	}
 	for _, s := range force {
-		if !slices.ContainsFunc(plan, func(c candidate) bool { return c.serial() == s }) {
+		// The serial number of one that the kernel's driver does not have shows later.
+		if !slices.ContainsFunc(plan, func(c candidate) bool { return contentKey(c.serial(), c.Addr) == s || c.unseen() && c.serial() == "" }) {
 			return errs.New(errs.Usage, "--force %s: none of the chosen SSDs has that serial number", s)
 		}
 	}
@@ -115,10 +143,10 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		e.ui.Printf("dry run: nothing was changed")
 		return nil
 	}
-	if who == "" {
-		e.ui.Note("only root will be able to use these SSDs, for there is no group helios; \"sudo heliosctl vfio-setup setup\" makes it, --group NAME names another")
+	if gid < 0 {
+		e.ui.Note("only root will be able to use these SSDs, for %s; \"sudo vfio-setup.sh setup\" makes group helios, --group NAME names another", alone)
 	}
-	return e.bindGroups(ctx, plan, gid)
+	return e.bindGroups(ctx, plan, gid, force)
 }
 
 // lockTimeout is how long a bind waits for another bind or unbind of the machine.
@@ -182,6 +210,9 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 		if c.Busy {
 			c.live = append(c.live, "the kernel is still binding or unbinding it")
 		}
+		if why := e.machine.unfit(&c.controller); why != "" {
+			c.unfit = append(c.unfit, why)
+		}
 		switch {
 		case c.Driver != "" && c.Driver != kernelDriver && c.Driver != vfioDriver: // SPDK's uio, a vendor's VFIO driver, …
 			c.live = append(c.live, "driver "+c.Driver+" has it, and who uses it by that cannot be seen")
@@ -201,8 +232,8 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 	}
 	var out []candidate
 	for _, c := range plan {
-		against := slices.Clone(c.live)
-		if !slices.Contains(force, c.serial()) || c.serial() == "" {
+		against := slices.Concat(c.live, c.unfit)
+		if !c.forced(force) {
 			against = append(against, c.content...)
 		}
 		if len(against) == 0 {
@@ -227,7 +258,7 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 		again = false
 		for i := range plan {
 			c := &plan[i]
-			if c.done || c.Group < 0 || unused && len(c.live) > 0 {
+			if c.done || c.Group < 0 || unused && c.barred() {
 				continue
 			}
 			members, err := e.machine.sys.GroupMembers(c.Group)
@@ -236,7 +267,7 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 			}
 			var other []string
 			for _, d := range members {
-				chosen := slices.ContainsFunc(plan, func(o candidate) bool { return o.Addr == d.Addr && !(unused && len(o.live) > 0) })
+				chosen := slices.ContainsFunc(plan, func(o candidate) bool { return o.Addr == d.Addr && !(unused && o.barred()) })
 				if chosen || d.Driver == "" || d.Driver == vfioDriver {
 					continue
 				}
@@ -259,7 +290,7 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 func (e *env) showCandidates(plan []candidate, force []string) error {
 	var rows [][]string
 	for _, c := range plan {
-		held := append(append([]string{}, c.live...), c.content...)
+		held := append([]string{}, slices.Concat(c.live, c.unfit, c.content)...)
 		todo := "bind"
 		switch {
 		case c.done:
@@ -271,10 +302,12 @@ func (e *env) showCandidates(plan []candidate, force []string) error {
 		case c.foreign():
 			todo = "take over from whoever bound it to " + vfioDriver
 		}
-		if len(c.live) > 0 {
+		if c.barred() {
 			todo = "refused"
-		} else if len(c.content) > 0 && !slices.Contains(force, c.serial()) {
-			todo = "refused without --force " + c.serial()
+		} else if len(c.content) > 0 && !c.forced(force) {
+			todo = "refused without --force " + contentKey(c.serial(), c.Addr)
+		} else if c.unseen() {
+			todo += ", unless it holds data"
 		}
 		err := e.ui.Event("candidate", candidateReport{
 			PCI: c.Addr, Device: c.Kernel.Name, Disks: c.disks(), Driver: c.Driver, Model: c.model(), Serial: c.serial(), Bytes: c.bytes(),
@@ -285,6 +318,9 @@ func (e *env) showCandidates(plan []candidate, force []string) error {
 		}
 		if len(held) == 0 {
 			held = []string{"nobody"}
+			if c.unseen() {
+				held[0] = "nobody; what is on it shows once it is bound"
+			}
 		}
 		rows = append(rows, []string{c.Addr, dash(strings.Join(c.disks(), ",")), dash(c.model()), dash(c.serial()), sizeText(c.bytes()), dash(numberText(c.lbaBytes())),
 			groupText(c.Group), dash(c.Driver), strings.Join(held, ", "), todo})
@@ -326,6 +362,14 @@ func groupText(n int) string {
 func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry bool) (typed []string, err error) {
 	var refused []string
 	for _, c := range plan {
+		if len(c.unfit) > 0 {
+			refused = append(refused, c.text()+": "+strings.Join(c.unfit, ", "))
+		}
+	}
+	if len(refused) > 0 {
+		return nil, errs.New(errs.Capability, "nothing was changed: %s; choose other SSDs", strings.Join(refused, "; "))
+	}
+	for _, c := range plan {
 		if len(c.live) > 0 {
 			refused = append(refused, c.text()+": "+strings.Join(c.live, ", "))
 		}
@@ -335,7 +379,7 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 	}
 	var ask []candidate
 	for _, c := range plan {
-		if len(c.content) > 0 && !slices.Contains(force, c.serial()) {
+		if len(c.content) > 0 && !c.forced(force) {
 			ask = append(ask, c)
 		}
 	}
@@ -347,19 +391,20 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 		var serials []string
 		for _, c := range ask {
 			refused = append(refused, c.text()+": "+strings.Join(c.content, ", "))
-			serials = append(serials, c.serial())
+			serials = append(serials, contentKey(c.serial(), c.Addr))
 		}
 		return nil, errs.New(errs.Refused, "nothing was changed: %s; to give up what is there, add --force %s", strings.Join(refused, "; "), strings.Join(serials, ","))
 	}
 	answers := readLines(in)
 	for _, c := range ask {
-		e.ui.Note("%s, %s, serial %s: %s. Type its serial number to give that up:", c.text(), c.model(), c.serial(), strings.Join(c.content, ", "))
+		key, what := contentKey(c.serial(), c.Addr), keyName(c.serial())
+		e.ui.Note("%s, %s, serial %s: %s. Type its %s to give that up:", c.text(), c.model(), dash(c.serial()), strings.Join(c.content, ", "), what)
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w; nothing was changed", ctx.Err())
 		case got := <-answers:
-			if got != c.serial() {
-				return nil, errs.New(errs.Refused, "nothing was changed: %s: %q is not its serial number", c.text(), got)
+			if got != key {
+				return nil, errs.New(errs.Refused, "nothing was changed: %s: %q is not its %s", c.text(), got, what)
 			}
 			typed = append(typed, got)
 		}
@@ -367,41 +412,9 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 	return typed, nil
 }
 
-// nodeGroup is the group that will use the bound SSDs: --group, what vfio-setup.sh was told, helios,
-// or that of the user who called sudo. gid -1 and no name: root alone.
-func (e *env) nodeGroup() (gid int, name string, err error) {
-	name = e.c.String("group")
-	if name == "" {
-		for _, l := range strings.Split(e.machine.attr("/etc/heliosctl/vfio-setup.record"), "\n") {
-			if g, ok := strings.CutPrefix(strings.TrimSpace(l), "group "); ok {
-				name = strings.TrimSpace(g)
-			}
-		}
-	}
-	given := name != ""
-	if !given {
-		name = "helios"
-	}
-	if g, err := user.LookupGroup(name); err == nil {
-		if gid, err = strconv.Atoi(g.Gid); err == nil {
-			return gid, name, nil
-		}
-	}
-	if given {
-		if n, err := strconv.ParseUint(name, 10, 31); err == nil {
-			return int(n), name, nil
-		}
-		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo heliosctl vfio-setup setup\" makes helios), or name another with --group", name)
-	}
-	if n, err := strconv.ParseUint(os.Getenv("SUDO_GID"), 10, 31); err == nil && n > 0 {
-		return int(n), strconv.Itoa(int(n)), nil
-	}
-	return -1, "", nil
-}
-
 // bindGroups binds what is left to bind, an IOMMU group at a time: a group works as a whole or not at
 // all. What failed was given back; what succeeded stays.
-func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int) (err error) {
+func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force []string) (err error) {
 	var bound, already []state.Record
 	var failed []error
 	var order []int
@@ -431,7 +444,7 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int) (err er
 		if err == nil {
 			e.ui.Progress("bind", int64(i), int64(len(order)))
 			var now []state.Record
-			now, err = e.bindGroup(ctx, dom, byGroup[g], gid)
+			now, err = e.bindGroup(ctx, dom, byGroup[g], gid, force)
 			bound = append(bound, now...)
 		}
 		if err != nil {
@@ -500,7 +513,7 @@ func numberOf(n *int) string {
 }
 
 // bindGroup binds candidates that share an IOMMU group, or gives all of them back.
-func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int) (done []state.Record, err error) {
+func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int, force []string) (done []state.Record, err error) {
 	m, recs := e.machine, e.store.Machine()
 	taken := make([]state.Record, 0, len(cs))
 	defer func() {
@@ -539,14 +552,26 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 			return nil, err
 		}
 	}
-	if err := e.shareNode(ctx, cs[0].Group, gid); err != nil {
+	var addrs []string
+	for _, c := range cs {
+		addrs = append(addrs, c.Addr)
+	}
+	nodes, err := e.waitNodes(ctx, cs[0].Group, addrs)
+	if err != nil {
 		return nil, err
 	}
 	for i := range taken {
-		r := &taken[i]
-		if err := e.prove(ctx, dom, r); err != nil {
+		if err := e.prove(ctx, dom, &cs[i], &taken[i], force); err != nil {
 			return nil, err
 		}
+	}
+	if gid, err = e.onlyOurs(cs[0].Group, gid); err != nil {
+		return nil, err
+	}
+	if err := e.giveNodes(nodes, gid); err != nil {
+		return nil, err
+	}
+	for _, r := range taken {
 		if err := recs.Share(r.Name, gid); err != nil {
 			return nil, err
 		}
@@ -571,12 +596,15 @@ func (e *env) newRecord(c candidate) (state.Record, error) {
 		Name: state.NextMachineName(records), Kind: state.KindVFIO, Path: "/sys/bus/pci/devices/" + c.Addr, Serial: c.serial(), Bytes: c.bytes(), LBABytes: c.lbaBytes(),
 		PCI: c.Addr, Group: &group, Driver: c.Driver, Bound: time.Now().UTC().Truncate(time.Second),
 	}}
-	if r.Driver == vfioDriver {
+	switch r.Driver {
+	case vfioDriver:
 		r.Driver = "" // somebody else's bind: the kernel will choose
+	case "":
+		r.Driver = pci.NoDriver
 	}
 	if old := c.Record; old != nil { // one that was cut off
 		r.Name = old.Name
-		if r.Driver == "" {
+		if r.Driver == "" || r.Driver == pci.NoDriver {
 			r.Driver, r.Disks, r.Firmware = old.Driver, old.Disks, old.Firmware
 		}
 	}
@@ -607,65 +635,9 @@ func (e *env) giveBack(r state.Record, why error) error {
 	return fmt.Errorf("%w; %s is back with %s", why, r.PCI, to)
 }
 
-// udevTimeout bounds the wait for udev to be done with a new device node, nodeTimeout that for the node.
-const (
-	udevTimeout = 10 * time.Second
-	nodeTimeout = 5 * time.Second
-)
-
-// shareNode lets a group use a VFIO group's device node. udev, where it runs, sets owner and mode of a
-// new node by its own rules, so this waits until it has none left to do.
-func (e *env) shareNode(ctx context.Context, group, gid int) error {
-	m := e.machine
-	node := groupNode(group)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for begin := time.Now(); ; {
-		_, err := os.Stat(m.sys.Path(node))
-		_, qerr := os.Stat(m.sys.Path("/run/udev/queue")) // there while udev works on events
-		if err == nil && (qerr != nil || time.Since(begin) > udevTimeout) {
-			break
-		}
-		if err != nil && time.Since(begin) > nodeTimeout {
-			return errs.New(errs.Device, "%s did not appear after the bind: %w; see the kernel's log (dmesg)", node, err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-	if gid < 0 {
-		return nil
-	}
-	if err := os.Chown(m.sys.Path(node), -1, gid); err != nil {
-		return errs.New(errs.Capability, "group of %s: %w", node, err)
-	}
-	if err := os.Chmod(m.sys.Path(node), 0o660); err != nil {
-		return errs.New(errs.Capability, "mode of %s: %w", node, err)
-	}
-	return nil
-}
-
-// shareAgain gives an SSD that is bound already to a group: one that is named now, or the first one,
-// where only root could use it so far.
-func (e *env) shareAgain(ctx context.Context, r *state.Record, gid int) error {
-	fi, err := os.Stat(e.machine.sys.Path(r.Node))
-	if err != nil || r.Group == nil || gid < 0 {
-		return nil // nothing to share, or nobody to share it with
-	}
-	if s, ok := fi.Sys().(*syscall.Stat_t); !ok || s.Gid != 0 && !e.c.IsSet("group") {
-		return nil
-	}
-	if err := e.shareNode(ctx, *r.Group, gid); err != nil {
-		return err
-	}
-	return e.store.Machine().Share(r.Name, gid)
-}
-
 // prove brings a controller up once through our own queues, takes down what it says of itself, and
-// shuts it down again.
-func (e *env) prove(ctx context.Context, dom domain, r *state.Record) (err error) {
+// shuts it down again. It looks for content where the kernel's driver could not be asked.
+func (e *env) prove(ctx context.Context, dom domain, cand *candidate, r *state.Record, force []string) (err error) {
 	bus, err := openController(ctx, dom, r.PCI)
 	if err != nil {
 		return err
@@ -686,6 +658,16 @@ func (e *env) prove(ctx context.Context, dom domain, r *state.Record) (err error
 	r.Serial, r.Controller, r.Firmware, r.Bytes, r.LBABytes = c.Serial(), c.Model(), c.Firmware(), ns.Bytes(), ns.LBABytes
 	if n := len(c.Namespaces()); n > 1 {
 		e.ui.Note("%s has %d namespaces; the first one is used", r.PCI, n)
+	}
+	if !cand.unseen() || slices.Contains(force, contentKey(r.Serial, r.PCI)) {
+		return nil
+	}
+	marks, err := dataset.ForeignContent(ctx, &gpuio.SSD{Ctrl: c, Name: r.PCI})
+	if err != nil {
+		return err
+	}
+	if len(marks) > 0 {
+		return errs.New(errs.Refused, "%s holds %s; to give up what is there, add --force %s", r.PCI, strings.Join(marks, ", "), contentKey(r.Serial, r.PCI))
 	}
 	return nil
 }

@@ -35,6 +35,7 @@ type rig struct {
 	failOpen string // the address of one that does not open
 	serial   string // that controllers say is theirs
 	domains  int    // open now
+	set      nvme.CommandSet
 }
 
 const (
@@ -84,6 +85,7 @@ func (r *rig) Open(addr string) (nvme.Bus, error) {
 	case addrC:
 		cfg.Serial = serialC
 	}
+	cfg.CommandSet = r.set
 	if r.serial != "" {
 		cfg.Serial = r.serial
 	}
@@ -234,6 +236,21 @@ func TestBindRefusals(t *testing.T) {
 			r.Put("/proc/cmdline", "quiet intel_iommu=off\n")
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
 		}, addrC, 3, []string{"intel_iommu=off", "take it out"}},
+		{"no-IOMMU group", func(t *testing.T, r *rig) {
+			r.Put("/sys/kernel/iommu_groups/1/name", "vfio-noiommu\n")
+			r.Put("/proc/cpuinfo", "vendor_id : GenuineIntel\n")
+		}, "nvme0", 3, []string{addrA, "without an IOMMU", "intel_iommu=on"}},
+		{"AMD-Vi failed", func(t *testing.T, r *rig) {
+			r.Put("/proc/cpuinfo", "vendor_id : AuthenticAMD\n")
+			r.Put("/sys/firmware/acpi/tables/IVRS", "")
+			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
+		}, addrC, 3, []string{"the firmware offers the IOMMU (AMD-Vi)", "dmesg"}},
+		{"zones", func(t *testing.T, r *rig) { r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, Zoned: true}) }, addrC + " --force C", 3, []string{"/dev/nvme2n1 has zones"}},
+		{"large LBAs", func(t *testing.T, r *rig) { r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, LBABytes: 8192}) }, addrC, 3, []string{"LBAs of 8192 bytes", "only 512 and 4096"}},
+		{"large LBAs that the kernel hides", func(t *testing.T, r *rig) {
+			r.Put("/sys/devices/pci0000:00/"+addrA+"/nvme/nvme0/nvme0n1/size", "0\n")
+			r.m.identify = largeLBAs
+		}, "nvme0", 3, []string{"LBAs of 8192 bytes are not supported, only 512 and 4096"}},
 		{"AMD", func(t *testing.T, r *rig) {
 			r.Put("/proc/cpuinfo", "vendor_id : AuthenticAMD\n")
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
@@ -272,6 +289,199 @@ func TestBindRefusals(t *testing.T) {
 			require.Len(t, r.Writes(), n, "no driver was touched")
 			require.Empty(t, records(t))
 		})
+	}
+}
+
+func largeLBAs(ctrl string, nsid int) (id nvme.IdentifyNamespace, err error) {
+	if ctrl != "nvme0" || nsid != 1 {
+		return id, fmt.Errorf("asked %s for %d", ctrl, nsid)
+	}
+	id.NSZE, id.LBAF[0].LBADS = 4096, 13
+	return id, nil
+}
+
+// What the kernel shows as a disk of no bytes in blocks of 512 is listed as what it is.
+func TestListLargeLBAs(t *testing.T) {
+	r := newRig(t)
+	r.Put("/sys/devices/pci0000:00/"+addrA+"/nvme/nvme0/nvme0n1/size", "0\n")
+	r.m.identify = largeLBAs
+	l := lines(t, ok(t, "ssds", "--json"))[0]
+	require.Equal(t, float64(8192), l["lba_bytes"])
+	require.Equal(t, float64(8192*4096), l["bytes"])
+	require.Contains(t, l["content"], "unusable")
+	require.Contains(t, l["content"], "LBAs of 8192 bytes are not supported")
+}
+
+// A zoned SSD is left out, and one whose driver does not show it is found out by its own words.
+func TestCommandSetsAreRefused(t *testing.T) {
+	r := newRig(t)
+	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Zoned: true})
+	x := hc(t, "bind-ssds", "--all-unused")
+	require.Equal(t, 0, x.code, x.errOut)
+	require.Contains(t, x.errOut, "left out: "+addrC)
+	require.Contains(t, x.errOut, "has zones")
+	require.Len(t, records(t), 2)
+	ok(t, "unbind-ssds")
+	r.set = nvme.CommandSetKeyValue
+	fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 3, "bind-ssds", "key value command set", addrA+" is back with driver nvme")
+	require.Empty(t, records(t))
+}
+
+// A controller without a driver goes back to none, whether its bind worked or not.
+func TestNoFormerDriver(t *testing.T) {
+	r := newRig(t)
+	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
+	for range 2 {
+		ok(t, "bind-ssds", addrC)
+		require.Equal(t, "none", records(t)[0].Driver)
+		require.Contains(t, ok(t, "unbind-ssds", "vfio0"), "unbound, with no driver")
+		require.Empty(t, r.Driver(addrC))
+		require.Empty(t, records(t))
+	}
+	r.openErr = errs.New(errs.Device, "CSTS.RDY stays 0")
+	fails(t, hc(t, "bind-ssds", addrC, "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0", addrC+" is back with no driver")
+	require.Empty(t, records(t), "not half bound")
+	require.Empty(t, r.Driver(addrC))
+}
+
+// What is on a disk that no driver has is looked at before anybody gets it.
+func TestContentOfDriverlessDisk(t *testing.T) {
+	r := newRig(t)
+	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
+	disk := append(make([]byte, 1024+0x38), "\x53\xef"...)
+	require.NoError(t, proxy.Create(filepath.Join(r.serve, addrC), 64<<20))
+	f, err := os.OpenFile(filepath.Join(r.serve, addrC), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.Write(disk)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	shared := 0
+	r.Fail = func(path, text string) error {
+		if filepath.Base(path) == "unbind" { // on its way back: nobody had got it
+			fi, err := os.Stat(r.m.sys.Path("/dev/vfio/3"))
+			require.NoError(t, err)
+			require.Equal(t, os.FileMode(0o600), fi.Mode().Perm())
+			shared++
+		}
+		return nil
+	}
+	group := "--group=" + strconv.Itoa(os.Getgid())
+	for _, force := range []string{"", serialA} {
+		fails(t, hc(t, "bind-ssds", addrC, "--quiet", group, "--force", force), 4, "bind-ssds", "an ext2/3/4 file system", "--force "+serialC, "is back with no driver")
+		require.Empty(t, records(t))
+	}
+	require.Equal(t, 2, shared)
+	r.Fail = nil
+	ok(t, "bind-ssds", addrC, "--force", serialC)
+	require.Equal(t, "no dataset, but an ext2/3/4 file system", lines(t, ok(t, "ssds", "vfio0", "--json"))[0]["content"])
+	ok(t, "unbind-ssds")
+
+	// Another program's, whose disk the kernel does not show either.
+	r.Add(fakesys.SSD{Addr: "0000:00:08.0", Serial: "HYPER", Group: 4, Driver: vfioDriver})
+	require.NoError(t, os.Rename(filepath.Join(r.serve, addrC), filepath.Join(r.serve, "0000:00:08.0")))
+	fails(t, hc(t, "bind-ssds", "0000:00:08.0", "--quiet"), 4, "bind-ssds", "an ext2/3/4 file system")
+	require.Equal(t, vfioDriver, r.Driver("0000:00:08.0"), "nothing was done to it")
+	require.Empty(t, records(t))
+}
+
+// An SSD without a serial number is not given up by an empty line.
+func TestBlankSerial(t *testing.T) {
+	r := newRig(t)
+	r.Add(fakesys.SSD{Addr: addrC, Serial: "", Group: 3})
+	r.serial = " "
+	typed := func(text string) outcome {
+		r.Fill("nvme2n1", 0, "XFSB")
+		r.m.typed = func() io.Reader { return strings.NewReader(text) }
+		return hc(t, "bind-ssds", addrC)
+	}
+	for _, text := range []string{"\n", "", "yes\n"} {
+		x := typed(text)
+		require.Equal(t, 4, x.code, x.errOut)
+		require.Contains(t, x.errOut, "Type its PCI address")
+		require.Contains(t, x.errOut, "is not its PCI address")
+		require.Equal(t, "nvme", r.Driver(addrC))
+	}
+	require.Equal(t, 0, typed(addrC+"\n").code)
+	ok(t, "unbind-ssds")
+	r.m.typed = func() io.Reader { return nil }
+	r.Fill("nvme2n1", 0, "XFSB")
+	fails(t, hc(t, "bind-ssds", addrC, "--quiet"), 4, "bind-ssds", "XFS", "--force "+addrC)
+	ok(t, "bind-ssds", addrC, "--force", addrC)
+}
+
+// The nodes of a group that holds anything but SSDs that we bound stay root's.
+func TestGroupsThatAreNotGivenAway(t *testing.T) {
+	for name, c := range map[string]struct {
+		other fakesys.SSD
+		words string
+	}{
+		"a GPU at vfio-pci":           {fakesys.SSD{Addr: "0000:00:07.0", Class: 0x030000, Group: 1, Driver: vfioDriver}, "0000:00:07.0, which is no SSD (class 030000)"},
+		"a network card of nobody":    {fakesys.SSD{Addr: "0000:00:07.0", Class: 0x020000, Group: 1, Driver: "-"}, "0000:00:07.0, which is no SSD (class 020000)"},
+		"a virtual machine's own SSD": {fakesys.SSD{Addr: "0000:00:07.0", Serial: "VM", Group: 1, Driver: vfioDriver}, "0000:00:07.0, which heliosctl did not bind"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.DeviceNodes = true
+			r.Add(c.other)
+			group := "--group=" + strconv.Itoa(os.Getgid())
+			for range 2 { // and not when it is bound already
+				x := hc(t, "bind-ssds", addrA, addrB, group)
+				require.Equal(t, 0, x.code, x.errOut)
+				require.Contains(t, x.errOut, "/dev/vfio/1 stays root's: its IOMMU group also holds "+c.words)
+				for node, mode := range map[string]os.FileMode{"/dev/vfio/1": 0o600, "/dev/vfio/devices/vfio0": 0o600, "/dev/vfio/2": 0o660, "/dev/vfio/devices/vfio1": 0o660} {
+					fi, err := os.Stat(r.m.sys.Path(node))
+					require.NoError(t, err)
+					require.Equal(t, mode, fi.Mode().Perm(), node)
+				}
+			}
+			ok(t, "unbind-ssds")
+			require.NoFileExists(t, r.m.sys.Path("/dev/vfio/devices/vfio1"))
+		})
+	}
+}
+
+// A kernel that has iommufd alone offers no node of the group.
+func TestDeviceNodesAlone(t *testing.T) {
+	r := newRig(t)
+	r.DeviceNodes = true
+	was := r.m.bind
+	r.m.bind = func(addr, driver string) error {
+		err := was(addr, driver)
+		r.Remove("/dev/vfio/1")
+		return err
+	}
+	group := "--group=" + strconv.Itoa(os.Getgid())
+	ok(t, "bind-ssds", addrA, group)
+	node := r.m.sys.Path("/dev/vfio/devices/vfio0")
+	for range 2 {
+		fi, err := os.Stat(node)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o660), fi.Mode().Perm())
+		require.NoError(t, os.Chmod(node, 0o600))
+		ok(t, "bind-ssds", addrA, group)
+	}
+}
+
+func TestPrivateGroup(t *testing.T) {
+	const passwd = "root:x:0:0::/:/bin/sh\nann:x:1000:1000::/:/bin/sh\nbob:x:1001:100::/:/bin/sh\neve:x:1002:100::/:/bin/sh\ndan:x:1003:1003::/:/bin/sh\n"
+	const groups = "root:x:0:\nusers:x:100:\nann:x:1000:\ndan:x:1003:eve\nown:x:1004:ann\n"
+	for _, c := range []struct {
+		uid, gid string
+		want     int
+		words    string
+	}{
+		{"1000", "1000", 1000, ""},
+		{"1000", "1004", 1004, ""},
+		{"1001", "100", -1, "group users of the user who called sudo is not his alone"},
+		{"1003", "1003", -1, "group dan"},
+		{"1000", "7777", -1, "group 7777"},
+		{"", "1000", -1, "group ann"},
+		{"0", "0", -1, "there is no group helios"},
+		{"", "", -1, "there is no group helios"},
+	} {
+		gid, why := privateGroup(passwd, groups, c.uid, c.gid)
+		require.Equal(t, c.want, gid, c)
+		require.Contains(t, why, c.words)
 	}
 }
 

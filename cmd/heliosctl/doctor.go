@@ -160,6 +160,9 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 	case r != nil:
 		f.Answer, f.Next = probe.NotThere, r.NextStep()
 		text = append(text, fmt.Sprintf("half bound as %s: %s was cut off", r.Name, r.Phase))
+	case c.NoIOMMU:
+		f.Answer, f.Next = probe.NotThere, e.machine.noIOMMU()
+		text = append(text, "in a group of VFIO's mode without an IOMMU, which is not used")
 	case c.Group < 0:
 		f.Answer, f.Next = probe.NotThere, e.machine.noIOMMU()
 		text = append(text, "in no IOMMU group, so it cannot be bound")

@@ -17,6 +17,7 @@ import (
 	"helios/internal/pci"
 	"helios/internal/state"
 	"helios/internal/ui"
+	"helios/nvme"
 )
 
 // vfioDriver is the kernel driver that hands a device to user space.
@@ -34,7 +35,9 @@ type machine struct {
 	uses    func(addr string) ([]diskuse.Use, error) // for who wants to take it
 	seen    func(addr string) ([]diskuse.Use, error) // for who only lists it, in nobody's way
 	domain  func() (domain, error)
-	typed   func() io.Reader // where a serial number is asked for; nil where nobody sits
+	// identify asks the kernel's driver of a controller (nvme0) for a namespace's Identify data.
+	identify func(ctrl string, nsid int) (nvme.IdentifyNamespace, error)
+	typed    func() io.Reader // where a serial number is asked for; nil where nobody sits
 }
 
 // thisMachine makes the machine of a run; tests replace it.
@@ -49,6 +52,9 @@ func machineOf(sys pci.Sys) *machine {
 		uses:    func(addr string) ([]diskuse.Use, error) { return diskuse.OfController(sys, addr) },
 		seen:    func(addr string) ([]diskuse.Use, error) { return diskuse.LookAt(sys, addr) },
 		domain:  openDomain,
+		identify: func(ctrl string, nsid int) (nvme.IdentifyNamespace, error) {
+			return identifyOf(sys.Path("/dev", ctrl), uint32(nsid))
+		},
 		typed: func() io.Reader {
 			if ui.IsTerminal(os.Stderr) {
 				if _, err := unix.IoctlGetTermios(int(os.Stdin.Fd()), unix.TCGETS); err == nil {
@@ -125,6 +131,30 @@ func (c *controller) link() string {
 		return ""
 	}
 	return c.LinkSpeed + " x" + strconv.Itoa(c.LinkWidth)
+}
+
+// unfit says why the namespace that we would use cannot be used, as far as the kernel's driver shows it.
+func (m *machine) unfit(c *controller) string {
+	ns, there := c.Kernel.First()
+	switch {
+	case !there:
+		return ""
+	case ns.Zoned:
+		return "/dev/" + ns.Name + " has zones, which must be written in order; only the NVM command set is supported"
+	case ns.LBABytes > 4096:
+		return fmt.Sprintf("/dev/%s has LBAs of %d bytes, which are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", ns.Name, ns.LBABytes)
+	case ns.Bytes > 0:
+		return ""
+	}
+	// The kernel shows a format that it cannot use itself as a disk of no bytes. The controller tells it.
+	id, err := m.identify(c.Kernel.Name, ns.NSID)
+	if err == nil {
+		_, err = nvme.MakeNamespace(uint32(ns.NSID), &id)
+	}
+	if err == nil || errors.Is(err, os.ErrPermission) {
+		return ""
+	}
+	return fmt.Sprintf("/dev/%s has no bytes for the kernel: %v", ns.Name, err)
 }
 
 // attr reads a file of the kernel's, "" where there is none.
@@ -205,6 +235,9 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 // ready says what the machine lacks to bind the chosen controllers, nil for nothing.
 func (m *machine) ready(chosen []candidate) error {
 	for _, c := range chosen {
+		if c.NoIOMMU {
+			return errs.New(errs.Capability, "%s: its group is of VFIO's unsafe mode without an IOMMU (enable_unsafe_noiommu_mode), in which an SSD reaches all memory, and which heliosctl does not use: %s", c.text(), m.noIOMMU())
+		}
 		if c.Group < 0 {
 			return errs.New(errs.Capability, "%s is in no IOMMU group: %s", c.text(), m.noIOMMU())
 		}
@@ -225,6 +258,9 @@ func (m *machine) noIOMMU() string {
 		if strings.Contains(cmdline, " "+off+" ") {
 			return "the kernel argument " + off + " keeps the IOMMU off; take it out of the boot loader's command line, and reboot"
 		}
+	}
+	if _, err := os.Stat(m.sys.Path("/sys/firmware/acpi/tables/IVRS")); err == nil && strings.Contains(cpu, "AuthenticAMD") {
+		return "the firmware offers the IOMMU (AMD-Vi), but the kernel does not use it; its log says why (\"sudo dmesg | grep AMD-Vi\"): often a firmware update helps, or a kernel with CONFIG_AMD_IOMMU"
 	}
 	switch {
 	case strings.Contains(cpu, "GenuineIntel") && strings.Contains(cmdline, " intel_iommu=on"):

@@ -167,7 +167,17 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 	if err != nil && !errors.Is(err, dataset.ErrNoSuperblock) {
 		return r, err
 	}
-	r.content(sb, err == nil)
+	there := err == nil
+	r.content(sb, there)
+	if !there {
+		marks, err := dataset.ForeignContent(ctx, s)
+		if err != nil {
+			return r, err
+		}
+		if len(marks) > 0 {
+			r.Content = "no dataset, but " + strings.Join(marks, ", ")
+		}
+	}
 	return r, nil
 }
 

@@ -177,8 +177,30 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 		r.Content = "no namespace"
 		return r
 	}
-	e.describeContent(ctx, c, &r)
+	if !e.describeUnfit(c, &r) {
+		e.describeContent(ctx, c, &r)
+	}
 	return r
+}
+
+// describeUnfit shows a namespace that cannot be used as what it is. The kernel shows some as disks of no
+// bytes, in blocks of 512.
+func (e *env) describeUnfit(c *controller, r *ssdReport) bool {
+	why := e.machine.unfit(c)
+	if why == "" {
+		return false
+	}
+	r.Content = "unusable: " + why
+	ns, _ := c.Kernel.First()
+	if ns.Bytes > 0 {
+		return true
+	}
+	if id, err := e.machine.identify(c.Kernel.Name, ns.NSID); err == nil {
+		if f := id.Format(); f.LBADS >= 9 && f.LBADS < 31 && id.NSZE < 1<<31 {
+			r.LBABytes, r.Bytes = 1<<f.LBADS, int64(id.NSZE)<<f.LBADS
+		}
+	}
+	return true
 }
 
 // describeContent looks for our superblock on a disk that the kernel has.
@@ -220,29 +242,46 @@ const _ = uint(unsafe.Sizeof(adminCommand{})-72) + uint(72-unsafe.Sizeof(adminCo
 
 // smartOf asks the kernel's driver for a controller's SMART log (Get Log Page, 02h).
 func smartOf(node string) (nvme.SMARTLog, error) {
-	var none nvme.SMARTLog
+	const logBytes = 512
+	const retainEvent = 1 << 15 // RAE: events are the kernel's to acknowledge
+	b, err := adminRead(node, "SMART log", adminCommand{opcode: nvme.AdminGetLogPage, nsid: nvme.NSIDAll, bytes: logBytes, cdw10: nvme.LogSMART | retainEvent | (logBytes/4-1)<<16})
+	if err != nil {
+		return nvme.SMARTLog{}, err
+	}
+	return nvme.DecodeSMARTLog(b)
+}
+
+// identifyOf asks the kernel's driver for a namespace's Identify data (CNS 00h).
+func identifyOf(node string, nsid uint32) (nvme.IdentifyNamespace, error) {
+	b, err := adminRead(node, "Identify", adminCommand{opcode: nvme.AdminIdentify, nsid: nsid, bytes: nvme.IdentifyBytes, cdw10: nvme.CNSNamespace})
+	if err != nil {
+		return nvme.IdentifyNamespace{}, err
+	}
+	return nvme.DecodeIdentifyNamespace(b)
+}
+
+// adminRead sends an admin command that returns cmd.bytes through the kernel's driver.
+func adminRead(node, what string, cmd adminCommand) ([]byte, error) {
 	f, err := os.Open(node)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // only read
-	const logBytes = 512
-	buf := make([]byte, logBytes)
+	buf := make([]byte, cmd.bytes)
 	var pin runtime.Pinner // the kernel gets its address as a number
 	defer pin.Unpin()
 	pin.Pin(&buf[0])
-	const retainEvent = 1 << 15 // RAE: events are the kernel's to acknowledge
-	cmd := adminCommand{opcode: 0x02, nsid: 0xffffffff, addr: uint64(uintptr(unsafe.Pointer(&buf[0]))), bytes: logBytes, cdw10: 0x02 | retainEvent | (logBytes/4-1)<<16, timeoutMS: 5000}
+	cmd.addr, cmd.timeoutMS = uint64(uintptr(unsafe.Pointer(&buf[0]))), 5000
 	status, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), adminIoctl, uintptr(unsafe.Pointer(&cmd)))
 	switch {
 	case errno == unix.EACCES || errno == unix.EPERM:
-		return none, fs.ErrPermission
+		return nil, fs.ErrPermission
 	case errno != 0:
-		return none, fmt.Errorf("SMART log of %s: %w", node, errno)
+		return nil, fmt.Errorf("%s of %s: %w", what, node, errno)
 	case status != 0:
-		return none, errs.New(errs.Device, "SMART log of %s: %v", node, nvme.Status(status))
+		return nil, errs.New(errs.Device, "%s of %s: %v", what, node, nvme.Status(status))
 	}
-	return nvme.DecodeSMARTLog(buf)
+	return buf, nil
 }
 
 // controllerRow is the line of a controller in the table of the machine's NVMe devices.

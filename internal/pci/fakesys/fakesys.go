@@ -23,6 +23,7 @@ type SSD struct {
 	Multipath                     bool   // the block device hangs under the subsystem
 	Driver                        string // at first; "" is nvme, "-" none
 	Class                         uint32 // 0: an NVMe controller; others get no nvme driver
+	Zoned                         bool   // host-managed zones
 	Content                       []byte // the first bytes of its disk
 }
 
@@ -31,6 +32,8 @@ type Machine struct {
 	Root string
 	// Fail, where it is set, is asked before each write to sysfs; its error is the kernel's answer.
 	Fail func(path, text string) error
+	// DeviceNodes makes vfio-pci offer a node of each device, as kernels with iommufd do.
+	DeviceNodes bool
 
 	mu     sync.Mutex
 	ssds   map[string]*SSD
@@ -209,6 +212,13 @@ func (m *Machine) attach(addr, driver string) {
 	if driver != "nvme" {
 		if s.Group >= 0 {
 			m.Put(fmt.Sprintf("/dev/vfio/%d", s.Group), "")
+			must(os.Chmod(filepath.Join(m.Root, fmt.Sprintf("/dev/vfio/%d", s.Group)), 0o600))
+		}
+		if m.DeviceNodes {
+			node := fmt.Sprintf("vfio%d", m.number[addr])
+			m.Mkdir(device(addr) + "/vfio-dev/" + node)
+			m.Put("/dev/vfio/devices/"+node, "")
+			must(os.Chmod(filepath.Join(m.Root, "/dev/vfio/devices", node), 0o600))
 		}
 		return
 	}
@@ -227,6 +237,11 @@ func (m *Machine) attach(addr, driver string) {
 	}
 	m.block(head+"/"+m.Name(addr), s.Bytes, s.LBABytes)
 	m.Put(head+"/"+m.Name(addr)+"/nsid", "1\n")
+	zones := "none\n"
+	if s.Zoned {
+		zones = "host-managed\n"
+	}
+	m.Put(head+"/"+m.Name(addr)+"/queue/zoned", zones)
 	generic := fmt.Sprintf("ng%dn1", n)
 	m.Mkdir(head + "/" + generic)
 	m.Link("/sys/class/nvme-generic/"+generic, "../../"+strings.TrimPrefix(head, "/sys/")+"/"+generic)
@@ -240,6 +255,8 @@ func (m *Machine) detach(addr, driver string) {
 	m.Remove("/sys/bus/pci/drivers/" + driver + "/" + addr)
 	if driver != "nvme" {
 		m.Remove(fmt.Sprintf("/dev/vfio/%d", m.ssds[addr].Group))
+		m.Remove(device(addr) + "/vfio-dev")
+		m.Remove(fmt.Sprintf("/dev/vfio/devices/vfio%d", m.number[addr]))
 		return
 	}
 	n := m.number[addr]

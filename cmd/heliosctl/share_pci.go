@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/user"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"helios/internal/errs"
+	"helios/internal/state"
+)
+
+// A VFIO node gives whoever opens it every device of its IOMMU group. So a group of users gets the nodes
+// of IOMMU groups that hold SSDs which heliosctl bound, and nothing else but bridges.
+
+// nodeGroup is the group that will use the bound SSDs: --group, what vfio-setup.sh was told, helios, or
+// the private group of the user who called sudo. gid -1: root alone, and why says for what reason.
+func (e *env) nodeGroup() (gid int, why string, err error) {
+	name := e.c.String("group")
+	if name == "" {
+		for _, l := range strings.Split(e.machine.attr("/etc/heliosctl/vfio-setup.record"), "\n") {
+			if g, ok := strings.CutPrefix(strings.TrimSpace(l), "group "); ok {
+				name = strings.TrimSpace(g)
+			}
+		}
+	}
+	given := name != ""
+	if !given {
+		name = "helios"
+	}
+	if g, err := user.LookupGroup(name); err == nil {
+		if gid, err = strconv.Atoi(g.Gid); err == nil {
+			return gid, "", nil
+		}
+	}
+	if given {
+		if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+			return int(n), "", nil
+		}
+		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo vfio-setup.sh setup\" makes helios), or name another with --group", name)
+	}
+	gid, why = privateGroup(e.machine.attr("/etc/passwd"), e.machine.attr("/etc/group"), os.Getenv("SUDO_UID"), os.Getenv("SUDO_GID"))
+	return gid, why, nil
+}
+
+// privateGroup is the group of the user who called sudo, where nobody else is in it. What passwd(5) and
+// group(5) do not list is taken for shared.
+func privateGroup(passwd, groups, uid, gid string) (int, string) {
+	const none = "there is no group helios"
+	n, err := strconv.ParseUint(gid, 10, 31)
+	if err != nil || n == 0 {
+		return -1, none
+	}
+	name, there, members := gid, false, []string{}
+	for l := range strings.Lines(groups) {
+		if f := strings.Split(strings.TrimSpace(l), ":"); len(f) >= 4 && f[2] == gid {
+			name, there = f[0], true
+			members = append(members, strings.FieldsFunc(f[3], func(r rune) bool { return r == ',' })...)
+		}
+	}
+	caller := ""
+	for l := range strings.Lines(passwd) {
+		f := strings.Split(strings.TrimSpace(l), ":")
+		switch {
+		case len(f) < 4:
+		case f[2] == uid:
+			caller = f[0]
+		case f[3] == gid:
+			members = append(members, f[0])
+		}
+	}
+	if !there || caller == "" || slices.ContainsFunc(members, func(m string) bool { return m != caller }) {
+		return -1, none + ", and group " + name + " of the user who called sudo is not his alone"
+	}
+	return int(n), ""
+}
+
+// onlyOurs is gid where an IOMMU group holds SSDs that heliosctl bound and bridges alone, else -1 with a
+// note that says what else it holds.
+func (e *env) onlyOurs(group, gid int) (int, error) {
+	if gid < 0 {
+		return gid, nil
+	}
+	members, err := e.machine.sys.GroupMembers(group)
+	if err != nil {
+		return -1, err
+	}
+	records, err := e.store.Machine().Records()
+	if err != nil {
+		return -1, err
+	}
+	for _, d := range members {
+		var what string
+		switch {
+		case !d.NVMe():
+			what = fmt.Sprintf("%s, which is no SSD (class %06x)", d.Addr, d.Class)
+		case !slices.ContainsFunc(records, func(r state.Record) bool { return r.PCI == d.Addr }):
+			what = d.Addr + ", which heliosctl did not bind"
+		default:
+			continue
+		}
+		e.ui.Note("%s stays root's: its IOMMU group also holds %s", groupNode(group), what)
+		return -1, nil
+	}
+	return gid, nil
+}
+
+// udevTimeout bounds the wait for udev to be done with a new device node, nodeTimeout that for the node.
+const (
+	udevTimeout = 10 * time.Second
+	nodeTimeout = 5 * time.Second
+)
+
+// vfioNodes are the device nodes of an IOMMU group: the group's own, and those that iommufd uses of the
+// devices at addrs. Kernels have the one, the other, or both.
+func (m *machine) vfioNodes(group int, addrs []string) []string {
+	out := []string{groupNode(group)}
+	for _, a := range addrs {
+		names, _ := os.ReadDir(m.sys.Path("/sys/bus/pci/devices", a, "vfio-dev")) // none without iommufd
+		for _, n := range names {
+			out = append(out, path.Join("/dev/vfio/devices", n.Name()))
+		}
+	}
+	return out
+}
+
+// waitNodes waits for the device nodes of an IOMMU group. udev, where it runs, sets owner and mode of a
+// new node by its own rules, so this waits until it has none left to do.
+func (e *env) waitNodes(ctx context.Context, group int, addrs []string) ([]string, error) {
+	m := e.machine
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); ; {
+		var there []string
+		var missing error
+		all := m.vfioNodes(group, addrs)
+		for _, n := range all {
+			if _, err := os.Stat(m.sys.Path(n)); err == nil {
+				there = append(there, n)
+			} else if n != groupNode(group) || len(all) == 1 {
+				missing = err
+			}
+		}
+		_, queue := os.Stat(m.sys.Path("/run/udev/queue")) // there while udev works on events
+		if missing == nil && (queue != nil || time.Since(begin) > udevTimeout) {
+			return there, nil
+		}
+		if missing != nil && time.Since(begin) > nodeTimeout {
+			return nil, errs.New(errs.Device, "%s did not appear after the bind: %w; see the kernel's log (dmesg)", groupNode(group), missing)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// giveNodes lets a group use device nodes. With gid -1 they stay as they are.
+func (e *env) giveNodes(nodes []string, gid int) error {
+	if gid < 0 {
+		return nil
+	}
+	for _, n := range nodes {
+		if err := os.Chown(e.machine.sys.Path(n), -1, gid); err != nil {
+			return errs.New(errs.Capability, "group of %s: %w", n, err)
+		}
+		if err := os.Chmod(e.machine.sys.Path(n), 0o660); err != nil {
+			return errs.New(errs.Capability, "mode of %s: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// shareAgain gives an SSD that is bound already to a group: one that is named now, or the first one,
+// where only root could use it so far.
+func (e *env) shareAgain(ctx context.Context, r *state.Record, gid int) error {
+	if r.Group == nil || gid < 0 {
+		return nil // nothing to share, or nobody to share it with
+	}
+	node := e.machine.vfioNodes(*r.Group, []string{r.PCI})
+	fi, err := os.Stat(e.machine.sys.Path(node[0]))
+	if err != nil && len(node) > 1 {
+		fi, err = os.Stat(e.machine.sys.Path(node[1]))
+	}
+	if err != nil {
+		return nil
+	}
+	if s, ok := fi.Sys().(*syscall.Stat_t); !ok || s.Gid != 0 && !e.c.IsSet("group") {
+		return nil
+	}
+	if gid, err = e.onlyOurs(*r.Group, gid); err != nil || gid < 0 {
+		return err
+	}
+	nodes, err := e.waitNodes(ctx, *r.Group, []string{r.PCI})
+	if err != nil {
+		return err
+	}
+	if err := e.giveNodes(nodes, gid); err != nil {
+		return err
+	}
+	return e.store.Machine().Share(r.Name, gid)
+}
