@@ -40,7 +40,7 @@ vfio-setup.sh: prepare this machine for NVMe SSDs that heliosctl drives itself, 
       Loads vfio-pci and vfio_iommu_type1, now and at boot; reserves huge pages (at most 1 GiB and an
       eighth of the memory unless SIZE is given; 0: none); makes the group (helios) and adds the user
       (the one who called sudo); lifts the group's limit of locked memory; gives the group the VFIO
-      nodes of SSDs, now and by a udev rule. Running it again changes only what differs.
+      nodes of SSDs that heliosctl bound, now and by a udev rule. Running it again changes only what differs.
 
   vfio-setup.sh bind ARGUMENT…       heliosctl bind-ssds ARGUMENT…
   vfio-setup.sh unbind ARGUMENT…     heliosctl unbind-ssds ARGUMENT…
@@ -370,11 +370,15 @@ loaded() {
 	[ -d "$R/sys/module/$1" ] ||
 		grep -q "/$(printf '%s' "$1" | sed 's/_/[-_]/g')\.ko" "$R/lib/modules/$(word "$R/proc/sys/kernel/osrelease")/modules.builtin" 2>/dev/null
 }
-groups_there() {
+# translates GROUP: whether an IOMMU group is one. VFIO makes up groups in its mode without an IOMMU.
+translates() { [ "$(word "$R/sys/kernel/iommu_groups/$1/name")" != vfio-noiommu ]; }
+# count_groups: how many IOMMU groups there are.
+count_groups() {
+	k=0
 	for g in "$R"/sys/kernel/iommu_groups/[0-9]*; do
-		if [ -d "$g" ]; then return 0; fi
+		if [ -d "$g" ] && translates "${g##*/}"; then k=$((k + 1)); fi
 	done
-	return 1
+	say $k
 }
 # ssds_only GROUP: whether an IOMMU group holds NVMe controllers and PCI bridges only.
 ssds_only() {
@@ -388,18 +392,31 @@ ssds_only() {
 	done
 	return $any
 }
-# nodes: the device nodes that the group gets, those that are there.
-nodes() {
+# ours_only GROUP: the same, and heliosctl has bound each of them. Whoever opens a group's node has all
+# of its devices, and another program's SSDs are not the group's.
+ours_only() {
+	ssds_only "$1" || return 1
+	for c in "$R/sys/kernel/iommu_groups/$1/devices"/*/class; do
+		if [ "$(word "$c")" = "$nvme_class" ]; then
+			d=${c%/class}
+			[ -n "$(record_of "${d##*/}")" ] || return 1
+		fi
+	done
+}
+# nodes_of CHECK: the nodes of IOMMU groups for which CHECK succeeds, and of their devices.
+nodes_of() {
 	for n in "$R"/dev/vfio/[0-9]*; do
-		if [ -e "$n" ] && ssds_only "${n##*/}"; then printf '%s\n' "${n#"$R"}"; fi
+		if [ -e "$n" ] && "$1" "${n##*/}"; then printf '%s\n' "${n#"$R"}"; fi
 	done
 	for n in "$R"/dev/vfio/devices/vfio[0-9]*; do
-		if [ -e "$n" ] && [ "$(word "$R/sys/class/vfio-dev/${n##*/}/device/class")" = "$nvme_class" ]; then
+		if [ -e "$n" ] && "$1" "$(link "$R/sys/class/vfio-dev/${n##*/}/device/iommu_group")"; then
 			printf '%s\n' "${n#"$R"}"
 		fi
 	done
 	if [ -e "$R/dev/iommu" ] && iommu_free; then say /dev/iommu; fi
 }
+# nodes: the device nodes that the group gets, those that are there.
+nodes() { nodes_of ours_only; }
 # iommu_free: whether /dev/iommu has no owner but root and us; some distributions give it to kvm.
 iommu_free() {
 	[ -e "$R/dev/iommu" ] || return 0
@@ -483,10 +500,7 @@ status_iommu() {
 		*) iommu=${u##*/} ;;
 		esac
 	done
-	count=0
-	for g in "$R"/sys/kernel/iommu_groups/[0-9]*; do
-		if [ -d "$g" ]; then count=$((count + 1)); fi
-	done
+	count=$(count_groups)
 	iommu_on=0
 	if [ "$count" -gt 0 ]; then
 		iommu_on=1
@@ -498,6 +512,11 @@ status_iommu() {
 		return
 	fi
 	row IOMMU "off; kernel arguments: ${args:-none about it}"
+	for g in "$R"/sys/kernel/iommu_groups/[0-9]*; do
+		if [ -d "$g" ]; then
+			note "IOMMU group ${g##*/} is of VFIO's mode without an IOMMU, which protects no memory and is not used"
+		fi
+	done
 	firmware=unknown
 	if [ -d "$R/sys/firmware/acpi/tables" ]; then
 		firmware=0
@@ -515,6 +534,8 @@ status_iommu() {
 		*" intel_iommu=on"*) lack "the IOMMU is off, although intel_iommu=on is given" "$in_firmware" ;;
 		*) lack "the IOMMU is off: on Intel this kernel may need the argument intel_iommu=on" "add intel_iommu=on iommu=pt (pt: devices that VFIO does not have are not translated and keep their speed). $(how_to_add "intel_iommu=on iommu=pt")" ;;
 		esac
+	elif [ "$firmware" = 1 ] && [ "$cpu" = AuthenticAMD ]; then
+		lack "the IOMMU is off, although the firmware offers it (AMD-Vi) and this kernel would use it unasked" "see why in the kernel's log: \"sudo dmesg | grep AMD-Vi\"; often a firmware update helps, or a kernel with CONFIG_AMD_IOMMU"
 	elif [ "$cpu" = AuthenticAMD ] || [ "$cpu" = HygonGenuine ]; then
 		lack "the IOMMU is off: on AMD the kernel uses it unasked when the firmware offers it" "$in_firmware. iommu=pt is worth adding as well; $(how_to_add iommu=pt)"
 	else
@@ -813,13 +834,17 @@ give_back_huge() {
 	fi
 }
 
-# The program says whether all devices of the IOMMU group are SSDs or bridges: the group that a GPU
-# or a network card is in stays root's. $$ is udev's way to write $.
+# rule_program FOLDER: for udev, whether all devices of an IOMMU group are bridges or SSDs of which
+# heliosctl has a record, which it writes before it binds. Other groups stay root's. $$ is udev's way to
+# write $; it knows no double quotes in there.
+rule_program() {
+	printf '%s' "/bin/sh -c 'for d in $1/devices/*; do read v <\$\$d/class || exit 1; case \$\$v in $nvme_class) grep -qswF \$\${d##*/} /run/heliosctl/vfio*.json || exit 1 ;; 0x0604*) ;; *) exit 1 ;; esac; done'"
+}
 rules_text() {
 	cat <<END
-# Nodes of IOMMU groups that hold NVMe SSDs only (and PCI bridges).
-SUBSYSTEM=="vfio", KERNEL=="[0-9]*", PROGRAM=="/bin/sh -c 'for c in /sys/kernel/iommu_groups/%k/devices/*/class; do read v <\$\$c || exit 1; case \$\$v in $nvme_class|0x0604*) ;; *) exit 1 ;; esac; done'", GROUP="$group", MODE="0660"
-SUBSYSTEM=="vfio-dev", ATTRS{class}=="$nvme_class", GROUP="$group", MODE="0660"
+# Nodes of IOMMU groups that hold SSDs which heliosctl bound, and nothing else but PCI bridges.
+SUBSYSTEM=="vfio", KERNEL=="[0-9]*", PROGRAM=="$(rule_program /sys/kernel/iommu_groups/%k)", GROUP="$group", MODE="0660"
+SUBSYSTEM=="vfio-dev", PROGRAM=="$(rule_program /sys/class/vfio-dev/%k/device/iommu_group)", GROUP="$group", MODE="0660"
 # The container opens nothing by itself; the kernel's own mode for it is 0666.
 SUBSYSTEM=="misc", KERNEL=="vfio", MODE="0666"
 END
@@ -1004,7 +1029,7 @@ reset_nodes() {
 	done
 	# Nodes that came later, as the kernel makes them.
 	gid=$(group_id "$(rec_get group)")
-	for n in $(nodes); do
+	for n in $(nodes_of ssds_only); do
 		if [ -n "$gid" ] && ! rec_all node | grep -q "^$n " && owned "$n" "$gid"; then
 			change "$n: root's" "$(tool_or_own chgrp)" 0 "$R$n" && change "$n: mode 600" chmod 600 "$R$n"
 		fi

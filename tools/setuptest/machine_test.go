@@ -297,6 +297,12 @@ func (m *machine) bound(addr string, group int) {
 	m.mode(fmt.Sprintf("dev/vfio/%d", group), 0o600)
 }
 
+// ours is bound by heliosctl, which has a record of it.
+func (m *machine) ours(addr string, group int) {
+	m.write(fmt.Sprintf("run/heliosctl/vfio%d.json", group), fmt.Sprintf("{\n\t\"name\": \"vfio%d\",\n\t\"path\": \"/sys/bus/pci/devices/%s\",\n\t\"pci\": %q\n}\n", group, addr, addr))
+	m.bound(addr, group)
+}
+
 func (m *machine) mode(name string, mode fs.FileMode) {
 	m.t.Helper()
 	if err := os.Chmod(filepath.Join(m.root, name), mode); err != nil {

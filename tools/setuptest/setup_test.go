@@ -3,7 +3,9 @@ package setuptest
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -138,6 +140,7 @@ func TestResetOnOddFolders(t *testing.T) {
 			m.write("sys/module/"+mod+"/initstate", "live\n")
 		}
 		before := m.tree()
+		m.ours("0000:01:00.0", 11)
 		m.run("setup", "--user", "bob", "--hugepages", "0").want(0, "kept module vfio-pci", "kept 0 huge pages", "/dev/vfio/11: group helios", "/dev/vfio/vfio: mode 666").
 			not("/dev/vfio/13", "asked for")
 		if m.exists(sysctlFile) {
@@ -150,13 +153,17 @@ func TestResetOnOddFolders(t *testing.T) {
 			t.Errorf("node: %v %v", i.Mode(), err)
 		}
 		m.run("status", "--user", "bob").want(0, "no pam_limits")
-		// A second SSD comes by hand, and gets the group by the rule, as from udev.
+		// A second SSD is another program's, until heliosctl takes it.
 		m.bound("0000:02:00.0", 12)
+		m.run("status", "--user", "bob").want(0, "bound by another program, or heliosctl's record was lost").not("/dev/vfio/12 does not")
+		m.run("setup").want(0).not("/dev/vfio/12")
+		if got := m.read("gids"); got != "998 /dev/vfio/11\n" {
+			t.Errorf("groups of nodes: %q", got)
+		}
+		m.ours("0000:02:00.0", 12)
 		m.run("status", "--user", "bob").lacks("/dev/vfio/12 does not belong to group helios")
 		m.run("setup").want(0, "/dev/vfio/12: group helios")
-		m.run("status", "--user", "bob").want(0, "bound by another program, or heliosctl's record was lost")
-		m.write("run/heliosctl/vfio3.json", "{\n\t\"name\": \"vfio3\",\n\t\"pci\": \"0000:02:00.0\"\n}\n")
-		m.run("status", "--user", "bob").want(0, "0000:02:00.0  driver vfio-pci, IOMMU group 12, SSD vfio3 of heliosctl")
+		m.run("status", "--user", "bob").want(0, "0000:02:00.0  driver vfio-pci, IOMMU group 12, SSD vfio12 of heliosctl")
 		m.remove("run")
 		m.run("reset").want(0, "/dev/vfio/vfio: mode 600", "left the VFIO modules loaded", "vfio-pci still has: 0000:01:00.0 0000:02:00.0 0000:03:00.0", "sudo heliosctl unbind-ssds 0000:01:00.0 0000:02:00.0\n")
 		m.remove("dev/vfio/12", "sys/bus/pci/drivers/vfio-pci/0000:02:00.0")
@@ -188,7 +195,16 @@ func TestStatusNamesEachLack(t *testing.T) {
 			m.write("sys/firmware/acpi/tables/IVRS", "")
 			m.write("proc/cmdline", "quiet\n")
 			m.write("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
+		}, []string{off + ", although the firmware offers it (AMD-Vi)"}, []string{"dmesg | grep AMD-Vi"}},
+		{"amd, firmware unknown", func(m *machine) {
+			noGroups(m)
+			m.remove("sys/firmware")
+			m.write("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
 		}, []string{off + ": on AMD the kernel uses it unasked"}, []string{"AMD-Vi", "--args='iommu=pt'"}},
+		{"groups without an IOMMU", func(m *machine) {
+			noGroups(m)
+			m.write("sys/kernel/iommu_groups/0/name", "vfio-noiommu\n")
+		}, []string{off + ", although intel_iommu=on is given"}, []string{"IOMMU group 0 is of VFIO's mode without an IOMMU"}},
 		{"no firmware tables", func(m *machine) { noGroups(m); m.remove("sys/firmware/acpi/tables/DMAR") }, []string{off + ": the firmware reports none"}, []string{"QEMU: -device intel-iommu"}},
 		{"arm", func(m *machine) {
 			noGroups(m)
@@ -237,11 +253,14 @@ func TestStatusNamesEachLack(t *testing.T) {
 		}, nil, []string{"/dev/iommu is there"}},
 		{"closed container", func(m *machine) { m.mode("dev/vfio/vfio", 0o600) }, []string{"/dev/vfio/vfio is closed"}, nil},
 		{"nodes", func(m *machine) {
-			m.bound("0000:01:00.0", 11)
+			m.ours("0000:01:00.0", 11)
+			m.bound("0000:02:00.0", 12) // another program's
 			m.bound("0000:03:00.0", 13)
+			m.write("dev/vfio/devices/vfio1", "")
+			m.link("sys/class/vfio-dev/vfio1/device", "../../../bus/pci/devices/0000:02:00.0")
 			m.write("dev/vfio/devices/vfio0", "")
 			m.link("sys/class/vfio-dev/vfio0/device", "../../../bus/pci/devices/0000:01:00.0")
-		}, []string{"/dev/vfio/11 does not", "/dev/vfio/devices/vfio0 does not"}, []string{"groups: 11 13"}},
+		}, []string{"/dev/vfio/11 does not", "/dev/vfio/devices/vfio0 does not"}, []string{"groups: 11 12 13"}},
 		{"no huge pages", func(m *machine) { m.write("proc/meminfo", meminfo(0)) }, nil, []string{"no huge pages are reserved"}},
 		{"no-IOMMU mode", func(m *machine) { m.write("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n") }, nil, []string{"heliosctl does not use it", "take enable_unsafe_noiommu_mode out"}},
 		{"a shared group", func(m *machine) { m.pci("0000:02:00.0", "0x010802", 13, "nvme") }, nil, []string{"shares the group with 0000:03:00.0"}},
@@ -284,7 +303,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := newMachine(t, sh, groupTools["shadow"]...)
 		m.uid = "1000" // needs no root either
-		m.bound("0000:01:00.0", 11)
+		m.ours("0000:01:00.0", 11)
 		before := m.tree()
 		for _, args := range [][]string{{"--dry-run", "setup", "--user", "alice"}, {"setup", "--user=alice", "--dry-run"}} {
 			m.run(args...).want(0, "would run: '"+m.root+"/bin/modprobe' vfio-pci", "echo 512 >", "groupadd' -r helios", "gpasswd' -a alice helios",
@@ -292,6 +311,8 @@ func TestDryRunChangesNothing(t *testing.T) {
 				not("wrote", "loaded module", "made group")
 			m.same(before, strings.Join(args, " "))
 		}
+		m.remove("run")
+		before = m.tree()
 		m.run("--dry-run", "reset").want(0, "nothing to reset")
 		m.run("--dry-run", "status")
 		m.same(before, "dry runs")
@@ -368,6 +389,7 @@ func TestSetupAgainWithOtherValues(t *testing.T) {
 		m.write("proc/sys/vm/nr_hugepages", "10\n")
 		m.bound("0000:01:00.0", 11)
 		before := m.tree()
+		m.ours("0000:01:00.0", 11)
 		m.run("setup", "--user", "alice", "--hugepages", "100MiB", "--memlock", "2GiB").want(0, "asked for 50 huge pages")
 		m.run("setup").want(0, "kept 50 huge pages", "kept /"+limitsFile) // neither value goes back to its default
 		m.run("setup", "--hugepages=64MiB", "--group", "lab", "--user", "bob", "--memlock", "unlimited").want(0, "asked for 32 huge pages", "the group changes from helios to lab", "/dev/vfio/11: group lab")
@@ -383,6 +405,7 @@ func TestSetupAgainWithOtherValues(t *testing.T) {
 			t.Error("the sysctl file stays without our pages")
 		}
 		m.run("setup", "--hugepages", "1G").want(0, "got all 512")
+		m.remove("run") // the records are lost: rights go back all the same
 		m.run("reset").want(0, "huge pages back to 10", "removed group lab", "removed group helios")
 		// The stub of modprobe is not asked: a device is bound. What it made is taken away by hand.
 		m.remove("sys/module/vfio", "sys/module/vfio_pci", "sys/module/vfio_iommu_type1", "dev/vfio/vfio")
@@ -545,12 +568,14 @@ func TestSetupThatFailsOrDies(t *testing.T) {
 			m.bound("0000:01:00.0", 11)
 			m.env = []string{"SUDO_USER=alice"}
 			before := m.tree()
+			m.ours("0000:01:00.0", 11)
 			m.command(at, stubs[at]+"\nkill -9 $PPID")
 			if r := m.run("setup"); r.code != -1 {
 				t.Fatalf("%s: was not killed but ended with %d:\n%s%s", at, r.code, r.out, r.err)
 			}
 			m.command(at, stubs[at])
 			m.driver("0000:01:00.0", "nvme") // else the modules stay
+			m.remove("run")
 			m.run("reset").want(0)
 			m.driver("0000:01:00.0", "vfio-pci")
 			m.bound2(before)
@@ -588,5 +613,52 @@ func TestSetupWithoutIOMMU(t *testing.T) {
 		}
 		m.run("reset").want(0)
 		m.same(before, "reset")
+	})
+}
+
+// The udev rule's program, run as udev would run it, gives away what setup gives away.
+func TestRuleProgram(t *testing.T) {
+	eachShell(t, func(t *testing.T, sh shell) {
+		m := ready(t, sh)
+		programs := regexp.MustCompile(`PROGRAM=="/bin/sh -c '([^"']*)'"`).FindAllStringSubmatch(m.read(rulesFile), -1)
+		if len(programs) != 2 {
+			t.Fatalf("%d programs in %s", len(programs), m.read(rulesFile))
+		}
+		m.link("sys/class/vfio-dev/vfio0/device", "../../../bus/pci/devices/0000:01:00.0")
+		gives := func(program, kernel string) bool {
+			t.Helper()
+			// udev's substitutions (udev(7)), and the machine in its folder, whose name has a blank.
+			text := strings.NewReplacer("$$", "$", "%k", kernel, " /sys/", " ./sys/", " /run/", " ./run/").Replace(program)
+			c := exec.Command(sh.argv[0], append(sh.argv[1:], "-c", text)...)
+			c.Dir, c.Env = m.root, []string{"PATH=" + sh.path}
+			out, err := c.CombinedOutput()
+			if len(out) > 0 {
+				t.Errorf("it prints %s", out)
+			}
+			return err == nil
+		}
+		check := func(want bool, when string) {
+			t.Helper()
+			if got := gives(programs[0][1], "11"); got != want {
+				t.Errorf("%s: the group's node is given: %v", when, got)
+			}
+			if got := gives(programs[1][1], "vfio0"); got != want {
+				t.Errorf("%s: the device's node is given: %v", when, got)
+			}
+		}
+		check(false, "bound by somebody else")
+		m.write("run/heliosctl/vfio1.json", "{\n\t\"pci\": \"10000:01:00.0\"\n}\n")
+		check(false, "a record of another domain's")
+		m.write("run/heliosctl/vfio0.json", "{\n\t\"pci\": \"0000:01:00.0\"\n}\n")
+		check(true, "ours")
+		m.pci("0000:01:00.1", "0x010802", 11, "vfio-pci")
+		check(false, "with another program's SSD")
+		m.write("run/heliosctl/vfio2.json", "{\n\t\"pci\": \"0000:01:00.1\"\n}\n")
+		check(true, "two of ours")
+		m.pci("0000:01:00.2", "0x030000", 11, "vfio-pci")
+		check(false, "with a GPU")
+		if gives(programs[0][1], "13") {
+			t.Error("a GPU's group is given")
+		}
 	})
 }
