@@ -192,6 +192,9 @@ func TestLogCheckFindsEachPattern(t *testing.T) {
 		"DMAR: DRHD: handling fault status reg 3",
 		"DMAR: [INTR-REMAP] Request device [00:04.0] fault index 0x0",
 		"dmar0: DMAR: Fault something",
+		"nvme 0000:00:04.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000b address=0x1000 flags=0x0020]",
+		"AMD-Vi: Event logged [ILLEGAL_DEV_TABLE_ENTRY device=0000:00:04.0 pasid=0x00000 address=0x1000 flags=0x0080]",
+		"AMD-Vi: IO_PAGE_FAULT device=00:04.0 domain=0x000b",
 		"BUG: kernel NULL pointer dereference, address: 0000000000000000",
 		"watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [heliosctl:93]",
 		"kernel BUG at mm/slub.c:379!",
@@ -216,6 +219,8 @@ func TestLogCheckPassesAHealthyBoot(t *testing.T) {
 DMAR: Host address width 39
 DMAR: DRHD base: 0x000000fed90000 flags: 0x0
 DMAR: No ATSR found
+AMD-Vi: Interrupt remapping enabled
+pci 0000:00:02.0: AMD-Vi: Found IOMMU cap 0x40
 DMAR: Intel(R) Virtualization Technology for Directed I/O
 DMAR-IR: Enabled IRQ remapping in x2apic mode
 nvme nvme0: I/O 12 QID 1 timeout, aborting
@@ -386,5 +391,26 @@ func TestFailuresOfAScenario(t *testing.T) {
 	}
 	if got := end(func(t *T) { t.Fatalf("first"); t.Errorf("after") }); !slices.Equal(got, []string{"first"}) {
 		t.Errorf("%q", got)
+	}
+}
+
+// Limits grow with the time that a machine takes to boot, up to a bound.
+func TestLimitsScale(t *testing.T) {
+	for boot, want := range map[time.Duration]time.Duration{
+		0: time.Minute, idleBoot / 2: time.Minute, idleBoot: time.Minute, 2 * idleBoot: 2 * time.Minute, idleBoot * 5 / 2: 150 * time.Second, time.Hour: mostSlow * time.Minute,
+	} {
+		if got := stretch(time.Minute, slowness(boot)); got != want {
+			t.Errorf("boot of %v: %v, not %v", boot, got, want)
+		}
+	}
+	if got := stretch(5*time.Minute, mostSlow); got != hardCap {
+		t.Errorf("%v, not the hard cap", got)
+	}
+	if got := stretch(time.Hour, 2); got != time.Hour {
+		t.Errorf("a limit above the cap: %v", got)
+	}
+	q, limit := Cmd{Timeout: time.Minute}.request("exec", 3)
+	if q.TimeoutMS != 180_000 || limit != time.Minute+answerSlack {
+		t.Errorf("a command's limits are %d ms and %v", q.TimeoutMS, limit)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// badLog is what no guest's kernel log may hold. The first two matter most: QEMU's controllers complete
+// badLog is what no guest's kernel log may hold. DMA faults matter most: QEMU's controllers complete
 // a command whose DMA went to an unmapped address with success, and only the IOMMU's log tells.
 var badLog = []struct {
 	what string
@@ -14,6 +14,7 @@ var badLog = []struct {
 }{
 	{"DMA fault", regexp.MustCompile(`DMAR: \[(DMA|INTR)`)},
 	{"DMA fault", regexp.MustCompile(`(?i)DMAR:.*fault`)},
+	{"DMA fault", regexp.MustCompile(`AMD-Vi: Event logged|IO_PAGE_FAULT`)},
 	{"kernel bug", regexp.MustCompile(`\bBUG:|kernel BUG at`)},
 	{"kernel oops", regexp.MustCompile(`\bOops\b`)},
 	{"general protection fault", regexp.MustCompile(`general protection fault`)},

@@ -49,7 +49,7 @@ func main() {
 	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), fmt.Sprintf("heliosctl-vm-%d", os.Getuid())), "folder for packages")
 	flag.StringVar(&o.heliosctl, "heliosctl", "", "static heliosctl to use; default: built from the working tree")
 	flag.IntVar(&o.parallel, "parallel", 2, "machines at once; scenarios that measure run alone, first")
-	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "limit for everything, building included")
+	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "limit for everything, building included")
 	flag.Parse()
 	o.names = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)

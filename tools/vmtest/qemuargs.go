@@ -12,6 +12,7 @@ type Disk struct {
 	Serial string // default HELIOSn
 	MB     int64  // size; default 64
 	LBA    int    // bytes of a logical block; default 512
+	Zoned  bool   // a zoned namespace, in zones of 1 MiB
 	MDTS   int    // 0: QEMU's default (7: 512 KiB)
 	CMBMB  int    // controller memory buffer
 	// LegacyCMB makes the CMB that of NVMe 1.2 and 1.3: always on, without CMBMSC.
@@ -36,6 +37,8 @@ type Config struct {
 	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its memory is a
 	// file of the host.
 	PeerMB int
+	// NoIOMMU leaves the IOMMU away.
+	NoIOMMU bool
 	// Files go into the guest: path there to path here. Tests are packages (./nvme/walk) whose test
 	// binaries T.GoTest runs.
 	Files map[string]string
@@ -77,14 +80,14 @@ func (c Config) check() error {
 		if len(d.Serial) > 20 || strings.ContainsAny(d.Serial, ", =") {
 			return fmt.Errorf("disk %d: serial %q: at most 20 characters, none of them a comma, blank or =", i, d.Serial)
 		}
-		if d.LBA < 512 || d.LBA > 4096 || d.LBA&(d.LBA-1) != 0 {
-			return fmt.Errorf("disk %d: LBA of %d bytes: 512 to 4096, a power of two", i, d.LBA)
+		if d.LBA < 512 || d.LBA > 8192 || d.LBA&(d.LBA-1) != 0 {
+			return fmt.Errorf("disk %d: LBA of %d bytes: 512 to 8192, a power of two", i, d.LBA)
 		}
 		if d.Absent && !d.HotPlug {
 			return fmt.Errorf("disk %d: absent without a hot-plug port", i)
 		}
-		if d.HotPlug && d.LBA != 512 {
-			return fmt.Errorf("disk %d: hot plug takes 512-byte blocks only", i)
+		if d.HotPlug && d.ownNamespace() {
+			return fmt.Errorf("disk %d: hot plug takes 512-byte blocks without zones only", i)
 		}
 		if d.LegacyCMB && d.CMBMB == 0 {
 			return fmt.Errorf("disk %d: LegacyCMB without a CMB", i)
@@ -101,6 +104,10 @@ func (c Config) check() error {
 	}
 	return nil
 }
+
+// ownNamespace tells whether QEMU gets the namespace as a device of its own: it has what the controller's
+// own default lacks.
+func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned }
 
 // peerAddr is where the device with memory is.
 const peerAddr = "0000:00:1e.0"
@@ -130,7 +137,7 @@ const firstSlot = 4
 // nvmeDevice is the arguments of -device nvme for disk i; hot plug uses the same.
 func nvmeDevice(i int, d Disk) map[string]any {
 	a := map[string]any{"driver": "nvme", "id": fmt.Sprintf("nvme%d", i), "serial": d.Serial}
-	if d.LBA == 512 {
+	if !d.ownNamespace() {
 		a["drive"] = fmt.Sprintf("d%d", i)
 	}
 	if d.MDTS > 0 {
@@ -181,7 +188,9 @@ func qemuArgs(c Config, p places) []string {
 		"-chardev", "file,id=con,path=" + comma(p.console()), "-serial", "chardev:con",
 		"-chardev", "socket,id=ch,path=" + comma(p.channel()), "-serial", "chardev:ch",
 		"-chardev", "socket,id=qmp,path=" + comma(p.qmp()), "-mon", "chardev=qmp,mode=control",
-		"-device", "intel-iommu,intremap=on,caching-mode=on",
+	}
+	if !c.NoIOMMU {
+		a = append(a, "-device", "intel-iommu,intremap=on,caching-mode=on")
 	}
 	if c.PeerMB > 0 {
 		a = append(a, "-object", fmt.Sprintf("memory-backend-file,id=peer,size=%dM,share=on,mem-path=%s", c.PeerMB, comma(p.peer())),
@@ -212,8 +221,12 @@ func qemuArgs(c Config, p places) []string {
 			}
 		}
 		a = append(a, "-device", deviceText(dev))
-		if d.LBA != 512 {
-			a = append(a, "-device", fmt.Sprintf("nvme-ns,bus=nvme%d,drive=d%d,logical_block_size=%d,physical_block_size=%d", i, i, d.LBA, d.LBA))
+		if d.ownNamespace() {
+			ns := fmt.Sprintf("nvme-ns,bus=nvme%d,drive=d%d,logical_block_size=%d,physical_block_size=%d", i, i, d.LBA, d.LBA)
+			if d.Zoned {
+				ns += ",zoned=on,zoned.zone_size=1M,zoned.zone_capacity=1M"
+			}
+			a = append(a, "-device", ns)
 		}
 	}
 	return a

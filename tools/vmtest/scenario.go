@@ -24,14 +24,31 @@ type Scenario struct {
 	Name   string
 	Long   bool          // left out of -short
 	Alone  bool          // measures: nothing runs beside it
-	Limit  time.Duration // from boot to end; default 2 minutes
+	Limit  time.Duration // from the end of the boot, on an idle machine (see slowness); default 2 minutes
 	Config Config
 	Run    func(t *T)
 }
 
 var scenarios []Scenario
 
-const defaultLimit = 2 * time.Minute
+const (
+	defaultLimit = 2 * time.Minute
+	// idleBoot is how long a machine boots on two cores that have nothing else to do.
+	idleBoot = 8 * time.Second
+	mostSlow = 6
+	hardCap  = 20 * time.Minute // of a scenario, however slow the machine
+)
+
+// slowness is the factor for time limits that a boot of this length shows: the emulator runs code of all
+// kinds, so it measures what the host has to give, other machines beside it included.
+func slowness(boot time.Duration) float64 {
+	return min(max(float64(boot)/float64(idleBoot), 1), mostSlow)
+}
+
+// stretch makes a limit that is meant for an idle machine one for this machine.
+func stretch(limit time.Duration, slow float64) time.Duration {
+	return min(time.Duration(float64(limit)*max(slow, 1)), max(limit, hardCap))
+}
 
 // T is what a scenario works with. Fatalf and the methods that fail end the calling goroutine.
 type T struct {
@@ -48,6 +65,7 @@ type T struct {
 	// expectLog is the harness's test of the log check: a line that must be found was written by the test
 	expectLog bool
 	began     time.Time
+	slow      float64 // factor of all time limits
 }
 
 // Errorf records a failure and goes on.
@@ -100,7 +118,7 @@ type Result struct {
 var answerSlack = 15 * time.Second
 
 func (t *T) do(limit time.Duration, q agent.Request) (agent.Response, error) {
-	ctx, cancel := context.WithTimeout(t.Context, limit)
+	ctx, cancel := context.WithTimeout(t.Context, stretch(limit, t.slow))
 	defer cancel()
 	a, err := t.VM.agent.Do(ctx.Done(), q)
 	if err != nil && t.Err() != nil {
@@ -109,25 +127,26 @@ func (t *T) do(limit time.Duration, q agent.Request) (agent.Response, error) {
 	return a, err
 }
 
-func (c Cmd) request(op string) (agent.Request, time.Duration) {
+// request gives the limit without the machine's slowness, which do adds; the guest's has it already.
+func (c Cmd) request(op string, slow float64) (agent.Request, time.Duration) {
 	limit := c.Timeout
 	if limit <= 0 {
 		limit = time.Minute
 	}
-	return agent.Request{Op: op, Argv: c.Argv, User: c.User, Env: c.Env, Dir: c.Dir, Stdin: []byte(c.Stdin), TTY: c.TTY, TimeoutMS: limit.Milliseconds()}, limit + answerSlack
+	return agent.Request{Op: op, Argv: c.Argv, User: c.User, Env: c.Env, Dir: c.Dir, Stdin: []byte(c.Stdin), TTY: c.TTY, TimeoutMS: stretch(limit, slow).Milliseconds()}, limit + answerSlack
 }
 
 func (t *T) result(what string, limit time.Duration, a agent.Response) Result {
 	r := Result{a.Code, string(a.Out), string(a.Err)}
 	if a.TimedOut {
-		t.Fatalf("%s: killed after its time limit of %v; it printed:\n%s%s", what, limit-answerSlack, r.Out, r.Err)
+		t.Fatalf("%s: killed after its time limit of %v; it printed:\n%s%s", what, stretch(limit-answerSlack, t.slow), r.Out, r.Err)
 	}
 	return r
 }
 
 // Run runs a command to its end, with whatever exit code.
 func (t *T) Run(c Cmd) Result {
-	q, limit := c.request(agent.OpExec)
+	q, limit := c.request(agent.OpExec, t.slow)
 	what := strings.Join(c.Argv, " ")
 	began := time.Now()
 	a, err := t.do(limit, q)
@@ -176,7 +195,7 @@ type Proc struct {
 
 // Start begins a command; its time limit runs from now.
 func (t *T) Start(c Cmd) *Proc {
-	q, limit := c.request(agent.OpStart)
+	q, limit := c.request(agent.OpStart, t.slow)
 	what := strings.Join(c.Argv, " ")
 	a, err := t.do(answerSlack, q)
 	if err != nil {
@@ -316,7 +335,7 @@ func (t *T) HostBinary() string { return t.in.host }
 // GoTest runs tests of a package that Config.Tests names, as root in the guest; run is -test.run's pattern.
 func (t *T) GoTest(pkg, run string, env ...string) string {
 	const limit = 3 * time.Minute
-	r := t.Run(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout", limit.String()}, Env: env, Timeout: limit + 5*time.Second, Dir: "/tmp"})
+	r := t.Run(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout", stretch(limit, t.slow).String()}, Env: env, Timeout: limit + 5*time.Second, Dir: "/tmp"})
 	if r.Code != 0 {
 		t.Fatalf("%s -run %s: exit code %d:\n%s%s", pkg, run, r.Code, r.Out, r.Err)
 	}
@@ -363,9 +382,8 @@ func runOnce(whole context.Context, in *inputs, s Scenario, verbose, keep bool) 
 	if limit == 0 {
 		limit = defaultLimit
 	}
-	ctx, cancel := context.WithTimeoutCause(whole, limit, fmt.Errorf("the scenario is over its limit of %v", limit))
-	defer cancel()
 	var vm *VM
+	var up time.Time
 	for try := 1; ; try++ {
 		dir, err := os.MkdirTemp(in.work, "m")
 		if err != nil {
@@ -384,19 +402,24 @@ func runOnce(whole context.Context, in *inputs, s Scenario, verbose, keep bool) 
 			o.failure = err.Error()
 			return o
 		}
-		if vm, err = startVM(ctx, in, s.Config, dir, initrd); err == nil {
+		up = time.Now()
+		if vm, err = startVM(whole, in, s.Config, dir, initrd); err == nil {
 			break
 		}
 		// A host that is busy with other things can starve a guest's boot. Once, and it is told.
-		if !errors.Is(err, errBoot) || try == 2 || ctx.Err() != nil {
+		if !errors.Is(err, errBoot) || try == 2 || whole.Err() != nil {
 			o.failure = err.Error()
 			return o
 		}
 		o.notes = append(o.notes, "booted a second time: "+err.Error())
 	}
 	defer vm.kill()
-	o.boot = time.Since(began)
-	t := &T{Context: ctx, VM: vm, Name: s.Name, in: in, verbose: verbose, began: began}
+	o.boot = time.Since(up)
+	slow := slowness(o.boot)
+	limit = stretch(limit, slow)
+	ctx, cancel := context.WithTimeoutCause(whole, limit, fmt.Errorf("the scenario is over its limit of %v", limit))
+	defer cancel()
+	t := &T{Context: ctx, VM: vm, Name: s.Name, in: in, verbose: verbose, began: began, slow: slow}
 	t.Logf("booted")
 	done := make(chan struct{})
 	go func() {
@@ -415,7 +438,7 @@ func runOnce(whole context.Context, in *inputs, s Scenario, verbose, keep bool) 
 		t.Errorf("%v", context.Cause(ctx))
 		select {
 		case <-done:
-		case <-time.After(answerSlack):
+		case <-time.After(stretch(answerSlack, slow)):
 		}
 	}
 	if whole.Err() == nil { // else somebody waits for the end
@@ -441,7 +464,7 @@ func lostTimer(failure string) bool {
 
 // finish reads the kernel's log and powers off. A machine that a scenario broke gives what it can.
 func (t *T) finish() {
-	limit, cancel := context.WithTimeout(context.Background(), answerSlack)
+	limit, cancel := context.WithTimeout(context.Background(), stretch(answerSlack, t.slow))
 	defer cancel()
 	a, err := t.VM.agent.Do(limit.Done(), agent.Request{Op: agent.OpLog})
 	if err != nil {

@@ -79,7 +79,7 @@ func testWithHost(t *T, pkg, run string, env ...string) string {
 		limit   = 4 * time.Minute
 	)
 	t.OK("root", "rm -rf "+hostDir+"; mkdir -p "+hostDir)
-	p := t.Start(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout", limit.String()},
+	p := t.Start(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout", stretch(limit, t.slow).String()},
 		Env: append(env, "HELIOS_HOST_DIR="+hostDir), Timeout: limit + 5*time.Second, Dir: "/tmp"})
 	next := fmt.Sprintf("while [ -d /proc/%d ] && ! grep -q '^State:.Z' /proc/%d/status && [ ! -f %s/ask ]; do sleep 0.02; done; cat %s/ask 2>/dev/null && rm %s/ask; true",
 		p.PID, p.PID, hostDir, hostDir, hostDir)

@@ -30,8 +30,8 @@ type VM struct {
 	stderr *os.File
 }
 
-// bootLimit bounds the time from QEMU's start to the agent's hello.
-var bootLimit = 90 * time.Second
+// bootLimit bounds the time from QEMU's start to the agent's hello, on a busy machine too.
+var bootLimit = 3 * time.Minute
 
 // errBoot marks a guest that died or stood still between QEMU's start and the agent's hello.
 var errBoot = errors.New("the guest did not boot")
