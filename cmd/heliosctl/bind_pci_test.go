@@ -462,6 +462,13 @@ func TestDeviceNodesAlone(t *testing.T) {
 	}
 }
 
+// Kernels from 6.1 on list devices of VFIO without giving them nodes.
+func TestDevicesWithoutNodes(t *testing.T) {
+	r := newRig(t)
+	r.DevicesOnly = true
+	ok(t, "bind-ssds", addrA)
+}
+
 func TestPrivateGroup(t *testing.T) {
 	const passwd = "root:x:0:0::/:/bin/sh\nann:x:1000:1000::/:/bin/sh\nbob:x:1001:100::/:/bin/sh\neve:x:1002:100::/:/bin/sh\ndan:x:1003:1003::/:/bin/sh\n"
 	const groups = "root:x:0:\nusers:x:100:\nann:x:1000:\ndan:x:1003:eve\nown:x:1004:ann\n"

@@ -124,6 +124,10 @@ func (m *machine) vfioNodes(group int, addrs []string) []string {
 	for _, a := range addrs {
 		names, _ := os.ReadDir(m.sys.Path("/sys/bus/pci/devices", a, "vfio-dev")) // none without iommufd
 		for _, n := range names {
+			// Kernels from 6.1 on list the device here; one with CONFIG_VFIO_DEVICE_CDEV gives it a number and a node.
+			if m.attr(path.Join("/sys/bus/pci/devices", a, "vfio-dev", n.Name(), "dev")) == "" {
+				continue
+			}
 			out = append(out, path.Join("/dev/vfio/devices", n.Name()))
 		}
 	}

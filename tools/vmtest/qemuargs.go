@@ -37,8 +37,6 @@ type Config struct {
 	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its memory is a
 	// file of the host.
 	PeerMB int
-	// NoIOMMU leaves the IOMMU away.
-	NoIOMMU bool
 	// Files go into the guest: path there to path here. Tests are packages (./nvme/walk) whose test
 	// binaries T.GoTest runs.
 	Files map[string]string
@@ -188,9 +186,7 @@ func qemuArgs(c Config, p places) []string {
 		"-chardev", "file,id=con,path=" + comma(p.console()), "-serial", "chardev:con",
 		"-chardev", "socket,id=ch,path=" + comma(p.channel()), "-serial", "chardev:ch",
 		"-chardev", "socket,id=qmp,path=" + comma(p.qmp()), "-mon", "chardev=qmp,mode=control",
-	}
-	if !c.NoIOMMU {
-		a = append(a, "-device", "intel-iommu,intremap=on,caching-mode=on")
+		"-device", "intel-iommu,intremap=on,caching-mode=on",
 	}
 	if c.PeerMB > 0 {
 		a = append(a, "-object", fmt.Sprintf("memory-backend-file,id=peer,size=%dM,share=on,mem-path=%s", c.PeerMB, comma(p.peer())),

@@ -3,17 +3,12 @@ package main
 import "fmt"
 
 // odd: SSDs that heliosctl does not drive, or does not take without a word: other command sets, large
-// LBAs, content on a disk without a driver. Then a controller that had no driver, there and back; and a
-// machine whose IOMMU groups are VFIO's own.
+// LBAs, content on a disk without a driver. Then a controller that had no driver, there and back.
 func init() {
 	scenarios = append(scenarios, Scenario{
 		Name:   "odd",
 		Config: Config{Disks: []Disk{{MB: 16, Zoned: true}, {MB: 16, LBA: 8192}, {MB: 16}, {MB: 16}}},
 		Run:    runOdd,
-	}, Scenario{
-		Name:   "noiommu",
-		Config: Config{NoIOMMU: true, Disks: []Disk{{MB: 16}}},
-		Run:    runNoIOMMU,
 	})
 }
 
@@ -57,15 +52,4 @@ func runOdd(t *T) {
 	for i := range addr {
 		driver(i, "(null)")
 	}
-}
-
-func runNoIOMMU(t *T) {
-	a := t.Addr(0)
-	t.Exit(3, []string{a, "no IOMMU group"}, "root", "modprobe vfio-pci; heliosctl bind-ssds --quiet "+a)
-	t.OK("root", "echo Y >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode")
-	t.OK("root", fmt.Sprintf("cd /sys/bus/pci/devices/%s && echo vfio-pci >driver_override && echo %s >driver/unbind && echo %s >/sys/bus/pci/drivers_probe && ls /dev/vfio/noiommu-0", a, a, a))
-	t.Exit(3, []string{a, "without an IOMMU", "is not on"}, "root", "heliosctl bind-ssds --quiet "+a)
-	t.Exit(3, []string{"the IOMMU is off", "VFIO's mode without an IOMMU"}, "root", "vfio-setup.sh status")
-	out := t.Exit(0, []string{"without an IOMMU"}, "root", "heliosctl doctor || true")
-	t.Logf("%s", out)
 }

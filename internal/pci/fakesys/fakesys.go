@@ -34,6 +34,8 @@ type Machine struct {
 	Fail func(path, text string) error
 	// DeviceNodes makes vfio-pci offer a node of each device, as kernels with iommufd do.
 	DeviceNodes bool
+	// DevicesOnly makes it list its devices without such nodes, as kernels from 6.1 on do.
+	DevicesOnly bool
 
 	mu     sync.Mutex
 	ssds   map[string]*SSD
@@ -214,9 +216,12 @@ func (m *Machine) attach(addr, driver string) {
 			m.Put(fmt.Sprintf("/dev/vfio/%d", s.Group), "")
 			must(os.Chmod(filepath.Join(m.Root, fmt.Sprintf("/dev/vfio/%d", s.Group)), 0o600))
 		}
+		if m.DevicesOnly {
+			m.Mkdir(device(addr) + fmt.Sprintf("/vfio-dev/vfio%d", m.number[addr]))
+		}
 		if m.DeviceNodes {
 			node := fmt.Sprintf("vfio%d", m.number[addr])
-			m.Mkdir(device(addr) + "/vfio-dev/" + node)
+			m.Put(device(addr)+"/vfio-dev/"+node+"/dev", fmt.Sprintf("511:%d\n", m.number[addr]))
 			m.Put("/dev/vfio/devices/"+node, "")
 			must(os.Chmod(filepath.Join(m.Root, "/dev/vfio/devices", node), 0o600))
 		}
