@@ -156,7 +156,7 @@ func (e *env) waitNodes(ctx context.Context, group int, addrs []string) ([]strin
 			return there, nil
 		}
 		if missing != nil && time.Since(begin) > nodeTimeout {
-			return nil, errs.New(errs.Device, "%s did not appear after the bind: %w; see the kernel's log (dmesg)", groupNode(group), missing)
+			return nil, errs.New(errs.Device, "the device nodes did not appear after the bind: %w; see the kernel's log (dmesg)", missing)
 		}
 		select {
 		case <-ctx.Done():
