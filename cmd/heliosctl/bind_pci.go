@@ -144,7 +144,7 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		return nil
 	}
 	if gid < 0 {
-		e.ui.Note("only root will be able to use these SSDs, for %s; \"sudo vfio-setup.sh setup\" makes group helios, --group NAME names another", alone)
+		e.ui.Note("only root will be able to use these SSDs, for %s; \"sudo heliosctl vfio-setup setup\" makes group helios, --group NAME names another", alone)
 	}
 	return e.bindGroups(ctx, plan, gid, force)
 }

@@ -43,7 +43,7 @@ func (e *env) nodeGroup() (gid int, why string, err error) {
 		if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 			return int(n), "", nil
 		}
-		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo vfio-setup.sh setup\" makes helios), or name another with --group", name)
+		return -1, "", errs.New(errs.Usage, "there is no group %s; make it (\"sudo heliosctl vfio-setup setup\" makes helios), or name another with --group", name)
 	}
 	gid, why = privateGroup(e.machine.attr("/etc/passwd"), e.machine.attr("/etc/group"), os.Getenv("SUDO_UID"), os.Getenv("SUDO_GID"))
 	return gid, why, nil
