@@ -19,14 +19,18 @@ import (
 // drawn (outofcore_hop.go): a hop's reads go out together, sorted, each page once. Draws and numbers are those of a
 // topology in memory, so the blocks are the same to the bit.
 //
-// Each page read is held against a checksum of the pass in which the file was checked at first: sampling trusts ids
-// that it has not looked at, and a file that changes under a run must not pass for the graph that was opened.
+// Each page read is held against a checksum: that of IndexFile.PageSums, or else of the pass in which the file was checked
+// at first: sampling trusts ids that it has not looked at, and a file that changes under a run must not pass for the
+// graph that was opened.
 
 // IndexFile is where the ids of a topology's in-neighbour lists are: little-endian numbers, one list after the other.
 type IndexFile struct {
 	Path   string
 	Offset int64 // of the first id, in bytes; a multiple of the width of an id
 	Wide   bool  // int64, else uint32
+	// PageSums are CRC32Cs of the file's pages of 4096 bytes, its header included, from when it was made; nil: not known.
+	// They are only read, until the topology is closed.
+	PageSums []uint32
 }
 
 // OutOfCoreOptions shape a topology on storage. Zero values mean the defaults.
@@ -127,6 +131,11 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 	var err error
 	if s.reader, err = openPages(f.Path, f.Offset+t.NumEdges<<s.shift, !o.PageCache, !o.Threads); err != nil {
 		return nil, err
+	}
+	if f.PageSums != nil {
+		if err := s.reader.know(f.PageSums); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
 	}
 	if err := s.load(ctx); err != nil {
 		return nil, errors.Join(err, s.close())

@@ -67,8 +67,8 @@ func (e *StorageError) Unwrap() error { return e.Err }
 var (
 	// ErrTopologyShort is the cause when the file has become shorter.
 	ErrTopologyShort = errors.New("the file has become shorter; restore it, or import the dataset again")
-	// ErrTopologyChanged is the cause when a page has another checksum than at the start.
-	ErrTopologyChanged = errors.New("the file is not what it was when the run began: it was written to, or its storage damages data; restore it, or import the dataset again")
+	// ErrTopologyChanged is the cause when a page has another checksum than it was sealed with, or than at the start.
+	ErrTopologyChanged = errors.New("the file is not what it was when the dataset was made or the run began: it was written to, or its storage damages data; restore it, or import the dataset again, and run \"heliosctl verify\"")
 	// ErrTopologyLate is the cause when a read does not end.
 	ErrTopologyLate = errors.New("no answer in time; look at the kernel's log for the storage behind it")
 )
@@ -388,8 +388,25 @@ func (r *pageReader) all(from, to int64) func(*pageRun) bool {
 	}
 }
 
-// sum computes the checksums of all pages, and shows each page's bytes to see.
+// know takes over the checksums of all pages.
+func (r *pageReader) know(sums []uint32) error {
+	if int64(len(sums)) != r.pages {
+		return errs.New(errs.Device, "topology on storage: %s has %d pages and %d checksums; import the dataset again", r.path, r.pages, len(sums))
+	}
+	mem, err := hostmem.Alloc(r.pages*4, sumPurpose)
+	if err != nil {
+		return err
+	}
+	r.sums = hostmem.View[uint32](mem)
+	copy(r.sums, sums)
+	return nil
+}
+
+// sum shows each page's bytes to see, and computes the checksums of all pages where they are not known.
 func (r *pageReader) sum(ctx context.Context, see func(off int64, data []byte) error) error {
+	if r.sums != nil {
+		return r.read(ctx, r.all(0, r.pages), func(u *pageRun, data []byte) error { return see(u.page*filePage, data) })
+	}
 	mem, err := hostmem.Alloc(r.pages*4, sumPurpose)
 	if err != nil {
 		return err

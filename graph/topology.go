@@ -115,9 +115,19 @@ func (t *Topology) Bytes() int64 {
 // NumEdges, and that every id is a node. Its error (class Usage: the input is wrong) names the
 // first bad position. It reads everything once, on all cores.
 func (t *Topology) Validate() error {
-	bad := func(format string, a ...any) error {
-		return errs.New(errs.Usage, "topology: "+format+"; import or generate the dataset again", a...)
+	if err := t.ValidateOffsets(); err != nil {
+		return err
 	}
+	return t.validateIDs()
+}
+
+func (t *Topology) invalid(format string, a ...any) error {
+	return errs.New(errs.Usage, "topology: "+format+"; import or generate the dataset again", a...)
+}
+
+// ValidateOffsets is Validate without a look at the ids, for who has looked at them.
+func (t *Topology) ValidateOffsets() error {
+	bad := t.invalid
 	if t.NumNodes < 0 || t.NumEdges < 0 {
 		return bad("%d nodes and %d edges: counts must not be negative", t.NumNodes, t.NumEdges)
 	}
@@ -151,6 +161,10 @@ func (t *Topology) Validate() error {
 		return bad("indptr[%d] is %d after indptr[%d] = %d: offsets must not fall, nor rise by 2^32",
 			i+1, t.Indptr[i+1], i, t.Indptr[i])
 	}
+	return nil
+}
+
+func (t *Topology) validateIDs() error {
 	e := firstBad(t.NumEdges, func(lo, hi int64) int64 {
 		if t.Indices64 != nil {
 			for i, v := range t.Indices64[lo:hi] {
@@ -175,7 +189,7 @@ func (t *Topology) Validate() error {
 			id = int64(t.Indices32[e])
 		}
 		v, _ := slices.BinarySearch(t.Indptr, e+1)
-		return bad("indices[%d] (an in-neighbour of node %d) is %d, nodes are 0 to %d", e, v-1, id, t.NumNodes-1)
+		return t.invalid("indices[%d] (an in-neighbour of node %d) is %d, nodes are 0 to %d", e, v-1, id, t.NumNodes-1)
 	}
 	return nil
 }
