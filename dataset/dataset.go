@@ -12,13 +12,15 @@
 //	labels.npy     int32 [nodes], -1 = unlabelled
 //	train.npy, val.npy, test.npy   int64 node ids, ascending
 //	names.txt      optional: one name per node, in order
+//	dataset.seal   sizes and checksums of all of these (package seal); missing in a dataset of an older version
 package dataset
 
 import (
 	"bufio"
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -30,6 +32,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/dataset/npy"
+	"helios/dataset/seal"
 	"helios/graph"
 	"helios/internal/errs"
 )
@@ -68,6 +71,7 @@ type Meta struct {
 	ClassNames []string `yaml:"class_names,omitempty"`
 	Source     Source   `yaml:"source"`
 	CreatedBy  string   `yaml:"created_by"`
+	Sealed     bool     `yaml:"sealed,omitempty"` // there is a manifest beside this file
 }
 
 // Source says how a dataset was made.
@@ -95,10 +99,12 @@ type Dataset struct {
 	dir     string
 	id      uuid.UUID
 	noEdges bool
+	seal    *seal.Manifest // nil: the dataset is not sealed
+	checked seal.Counter
 
 	mu       sync.Mutex
 	topology *graph.Topology
-	features *os.File
+	features *seal.Reader
 	dataOff  int64 // of the rows in features
 	closed   bool
 	maps     []*mapping
@@ -107,7 +113,9 @@ type Dataset struct {
 
 // Open opens the dataset in dir and checks that its parts are there, whole and agree with
 // each other. Errors are of class usage and name the file.
-func Open(dir string) (*Dataset, error) {
+func Open(dir string) (*Dataset, error) { return openDir(dir, false) }
+
+func openDir(dir string, toSeal bool) (*Dataset, error) {
 	st, err := os.Stat(dir)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "dataset %s: %w; make one with \"heliosctl generate\" or \"heliosctl import\"", dir, err)
@@ -130,10 +138,16 @@ func Open(dir string) (*Dataset, error) {
 		return nil, errs.With(errs.Usage, err)
 	}
 	d := &Dataset{dir: dir}
+	if err := d.openSeal(text); err != nil {
+		return nil, err
+	}
 	if err := d.Meta.decode(text); err != nil {
 		return nil, errs.New(errs.Usage, "%s: %w", filepath.Join(dir, metaName), err)
 	}
 	d.id = uuid.MustParse(d.Meta.UUID) // decode has checked it
+	if err := d.checkSeal(toSeal); err != nil {
+		return nil, err
+	}
 	if err := d.check(); err != nil {
 		return nil, err
 	}
@@ -202,6 +216,10 @@ func (d *Dataset) check() error {
 		if err != nil {
 			return err
 		}
+		if st, err := os.Stat(path); err == nil && st.Size() != a.DataOffset()+a.Header.Bytes() {
+			return errs.New(errs.Usage, "%s: has %d bytes, its header says %d: something was written behind the array; restore the file or import the dataset again",
+				path, st.Size(), a.DataOffset()+a.Header.Bytes())
+		}
 		typeOK := false
 		for _, t := range w.types {
 			typeOK = typeOK || a.Header.DType == t
@@ -230,7 +248,7 @@ func (d *Dataset) UUID() uuid.UUID { return d.id }
 // the edges are worth. Nodes, features and the SSDs they are on stay the same. It is
 // independent of d and closed by itself.
 func (d *Dataset) WithoutEdges() *Dataset {
-	n := &Dataset{Meta: d.Meta, dir: d.dir, id: d.id, noEdges: true}
+	n := &Dataset{Meta: d.Meta, dir: d.dir, id: d.id, noEdges: true, seal: d.seal}
 	n.Meta.Edges = 0
 	return n
 }
@@ -281,7 +299,7 @@ func (d *Dataset) readTopology(mayMap bool) (*graph.Topology, error) {
 }
 
 func (d *Dataset) fillTopology(t *graph.Topology) error {
-	if err := d.readArray(indptrName, rawBytes(t.Indptr)); err != nil {
+	if err := d.readArray(indptrName, rawBytes(t.Indptr), nil); err != nil {
 		return err
 	}
 	if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
@@ -291,25 +309,35 @@ func (d *Dataset) fillTopology(t *graph.Topology) error {
 	if t.Wide() {
 		ids = rawBytes(t.Indices64)
 	}
-	if err := d.readArray(indicesName, ids); err != nil {
+	if err := d.readArray(indicesName, ids, d.idsWithin(t)); err != nil {
 		return err
 	}
-	for i, v := range t.Indices32 {
-		if int64(v) >= t.NumNodes {
-			return badID(d.path(indicesName), int64(i), int64(v), t.NumNodes)
+	return t.ValidateOffsets()
+}
+
+// idsWithin checks pieces of a topology's ids as they are read. Pieces end on multiples of an id's width.
+func (d *Dataset) idsWithin(t *graph.Topology) func(at int64, b []byte) error {
+	return func(at int64, b []byte) error {
+		if t.Wide() {
+			for i, v := range t.Indices64[at/8 : (at+int64(len(b)))/8] {
+				if v < 0 || v >= t.NumNodes {
+					return badID(d.path(indicesName), at/8+int64(i), v, t.NumNodes)
+				}
+			}
+			return nil
 		}
-	}
-	for i, v := range t.Indices64 {
-		if v < 0 || v >= t.NumNodes {
-			return badID(d.path(indicesName), int64(i), v, t.NumNodes)
+		for i, v := range t.Indices32[at/4 : (at+int64(len(b)))/4] {
+			if int64(v) >= t.NumNodes {
+				return badID(d.path(indicesName), at/4+int64(i), int64(v), t.NumNodes)
+			}
 		}
+		return nil
 	}
-	return t.Validate()
 }
 
 // rawBytes is the memory of a slice. The files hold little-endian numbers, as every machine
 // that Helios runs on does.
-func rawBytes[T int64 | uint32](v []T) []byte {
+func rawBytes[T int64 | int32 | uint32](v []T) []byte {
 	if len(v) == 0 {
 		return nil
 	}
@@ -335,8 +363,8 @@ func badID(file string, pos, v, nodes int64) error {
 	return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d", file, v, pos, nodes-1)
 }
 
-// readArray reads the whole payload of an array of this directory into dst.
-func (d *Dataset) readArray(name string, dst []byte) error {
+// readArray reads the whole payload of an array of this directory into dst and checks it, as seal.Reader.ReadAll does.
+func (d *Dataset) readArray(name string, dst []byte, see func(at int64, b []byte) error) error {
 	path := d.path(name)
 	a, err := npy.Open(path)
 	if err != nil {
@@ -345,15 +373,12 @@ func (d *Dataset) readArray(name string, dst []byte) error {
 	if int64(len(dst)) != a.Header.Bytes() {
 		return errs.New(errs.Usage, "%s: has %d bytes of data, expected %d; import again", path, a.Header.Bytes(), len(dst))
 	}
-	f, err := os.Open(path)
+	r, err := d.reader(name)
 	if err != nil {
-		return errs.With(errs.Usage, err)
+		return err
 	}
-	defer f.Close()
-	if _, err := io.ReadFull(io.NewSectionReader(f, a.DataOffset(), int64(len(dst))), dst); err != nil {
-		return errs.New(errs.Usage, "%s: %w", path, err)
-	}
-	return nil
+	defer func() { _ = r.Close() }() // read only
+	return r.ReadAll(context.Background(), dst, a.DataOffset(), see)
 }
 
 // Labels are the classes of all nodes; -1 means unlabelled. They are to be read only: those of a large graph are
@@ -362,7 +387,16 @@ func (d *Dataset) Labels() ([]int32, error) {
 	if tooLarge(4*d.Meta.Nodes, mapLabelsFrom) {
 		return d.mapLabels()
 	}
-	return readInts(d.path(labelsName), func(i int, x int64) (int32, error) { return int32(x), d.checkLabel(x, int64(i)) })
+	v := make([]int32, d.Meta.Nodes)
+	if err := d.readArray(labelsName, rawBytes(v), nil); err != nil {
+		return nil, err
+	}
+	for i, x := range v {
+		if err := d.checkLabel(int64(x), int64(i)); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
 }
 
 func (d *Dataset) checkLabel(x, node int64) error {
@@ -379,39 +413,13 @@ func (d *Dataset) Split(name string) ([]int64, error) {
 	default:
 		return nil, errs.New(errs.Usage, "unknown split %q; use train, val or test", name)
 	}
-	path := d.path(name + ".npy")
-	return readInts(path, func(i int, x int64) (int64, error) {
+	v := make([]int64, map[string]int64{"train": d.Meta.Train, "val": d.Meta.Val, "test": d.Meta.Test}[name])
+	if err := d.readArray(name+".npy", rawBytes(v), nil); err != nil {
+		return nil, err
+	}
+	for i, x := range v {
 		if x < 0 || x >= d.Meta.Nodes {
-			return 0, badID(path, int64(i), x, d.Meta.Nodes)
-		}
-		return x, nil
-	})
-}
-
-// readInts reads an array of integers and keeps what check makes of them. A part at a time: an
-// int64 for each of billions of nodes would be a memory budget of its own.
-func readInts[T int32 | int64](path string, check func(i int, x int64) (T, error)) ([]T, error) {
-	a, err := npy.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	r, err := a.Reader(0)
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	v := make([]T, a.Header.Elements())
-	part := make([]int64, min(len(v), 1<<16))
-	for got := 0; got < len(v); {
-		n, err := r.Ints(part[:min(len(part), len(v)-got)])
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range part[:n] {
-			if v[got], err = check(got, x); err != nil {
-				return nil, err
-			}
-			got++
+			return nil, badID(d.path(name+".npy"), int64(i), x, d.Meta.Nodes)
 		}
 	}
 	return v, nil
@@ -419,16 +427,20 @@ func readInts[T int32 | int64](path string, check func(i int, x int64) (T, error
 
 // Names are the nodes' names, or nil when the dataset has none.
 func (d *Dataset) Names() ([]string, error) {
-	f, err := os.Open(d.path(namesName))
-	if errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(d.path(namesName)); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
+	r, err := d.reader(namesName)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = r.Close() }() // read only
+	text := make([]byte, r.Size())
+	if err := r.ReadAt(text, 0); err != nil {
+		return nil, err
+	}
 	var names []string
-	sc := bufio.NewScanner(f)
+	sc := bufio.NewScanner(bytes.NewReader(text))
 	for sc.Scan() {
 		names = append(names, sc.Text())
 	}
@@ -441,7 +453,7 @@ func (d *Dataset) Names() ([]string, error) {
 	return names, nil
 }
 
-func (d *Dataset) featureFile() (*os.File, int64, error) {
+func (d *Dataset) featureFile() (*seal.Reader, int64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -452,8 +464,8 @@ func (d *Dataset) featureFile() (*os.File, int64, error) {
 		if err != nil {
 			return nil, 0, err
 		}
-		if d.features, err = os.Open(d.path(featuresName)); err != nil {
-			return nil, 0, errs.With(errs.Usage, err)
+		if d.features, err = d.reader(featuresName); err != nil {
+			return nil, 0, err
 		}
 		d.dataOff = a.DataOffset()
 	}

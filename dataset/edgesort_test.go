@@ -367,6 +367,8 @@ func TestOpenDamaged(t *testing.T) {
 		return err
 	}
 	require.NoError(t, use(good))
+	unseal(t, good) // sealed, each of these is found as a difference from the seal
+	require.NoError(t, use(good))
 	for name, c := range map[string]struct {
 		damage func(dir string) error
 		want   []string

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"helios/dataset/seal"
 )
 
 // An import that is killed goes on where it was. Its directory has a journal: a line of JSON for
@@ -405,7 +407,7 @@ func importStaging(o *ImportOptions, kind string) (*staging, error) {
 				_ = j.close()
 				break
 			}
-			s = &staging{dir: dir, out: out, lock: lock, sums: map[string][]byte{}, rows: map[string]int64{}, journal: j}
+			s = &staging{dir: dir, out: out, lock: lock, sums: map[string][]byte{}, rows: map[string]int64{}, sealed: map[string]seal.Sealed{}, journal: j}
 			return true
 		}
 		return false

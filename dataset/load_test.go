@@ -543,6 +543,8 @@ func TestVerifyFinds(t *testing.T) {
 	require.EqualValues(t, -1, r.Bad[0].Chunk)
 
 	// The source changed under the copy: only a comparison can tell.
+	unseal(t, d.Dir()) // or the seal would
+	d = open(t, d.Dir())
 	f, err := os.OpenFile(d.path(featuresName), os.O_RDWR, 0)
 	require.NoError(t, err)
 	_, err = f.WriteAt([]byte{1, 2, 3}, 128+10*1024)

@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -34,8 +35,9 @@ type mapping struct {
 	data []byte // the array's payload
 }
 
-// mapArray maps an array of this directory. The caller holds d.mu; Close ends the mapping.
-func (d *Dataset) mapArray(name string) (*mapping, error) {
+// mapArray maps an array of this directory and holds it against its checksums, once: the kernel may drop pages and read
+// them again. see is as in seal.Reader.CheckMapped. The caller holds d.mu; Close ends the mapping.
+func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64, b []byte) error) (*mapping, error) {
 	path := d.path(name)
 	a, err := npy.Open(path)
 	if err != nil {
@@ -51,7 +53,7 @@ func (d *Dataset) mapArray(name string) (*mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	if st.Size() < n {
+	if st.Size() != n {
 		return nil, errs.New(errs.Usage, "%s: has %d bytes, its header says %d; import again", path, st.Size(), n)
 	}
 	m := &mapping{}
@@ -61,6 +63,18 @@ func (d *Dataset) mapArray(name string) (*mapping, error) {
 	m.data = m.mem[a.DataOffset():]
 	m.advise(unix.MADV_SEQUENTIAL) // it is checked first, from front to back
 	d.maps = append(d.maps, m)
+	r, err := d.reader(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }() // read only
+	var each func(at int64, b []byte) error
+	if see != nil {
+		each = see(m)
+	}
+	if err := r.CheckMapped(context.Background(), m.mem, a.DataOffset(), each); err != nil {
+		return nil, err
+	}
 	return m, nil
 }
 
@@ -98,11 +112,7 @@ func numbers[T int32 | int64 | uint32](file string, b []byte) ([]T, error) {
 
 // mapTopology is Topology over mapped files.
 func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
-	indptr, err := d.mapArray(indptrName)
-	if err != nil {
-		return nil, err
-	}
-	indices, err := d.mapArray(indicesName)
+	indptr, err := d.mapArray(indptrName, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -110,18 +120,25 @@ func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
 	if t.Indptr, err = numbers[int64](d.path(indptrName), indptr.data); err != nil {
 		return nil, err
 	}
-	if wide {
-		t.Indices64, err = numbers[int64](d.path(indicesName), indices.data)
-	} else {
-		t.Indices32, err = numbers[uint32](d.path(indicesName), indices.data)
-	}
+	indices, err := d.mapArray(indicesName, func(m *mapping) func(int64, []byte) error {
+		var err error
+		if wide {
+			t.Indices64, err = numbers[int64](d.path(indicesName), m.data)
+		} else {
+			t.Indices32, err = numbers[uint32](d.path(indicesName), m.data)
+		}
+		if err != nil {
+			return func(int64, []byte) error { return err }
+		}
+		return d.idsWithin(t)
+	})
 	if err != nil {
 		return nil, err
 	}
 	if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
 		return nil, err
 	}
-	if err := t.Validate(); err != nil {
+	if err := t.ValidateOffsets(); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path(indicesName), err)
 	}
 	indptr.advise(unix.MADV_RANDOM) // from now on samplers jump
@@ -136,7 +153,7 @@ func (d *Dataset) mapLabels() ([]int32, error) {
 	if d.closed {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
-	m, err := d.mapArray(labelsName)
+	m, err := d.mapArray(labelsName, nil)
 	if err != nil {
 		return nil, err
 	}

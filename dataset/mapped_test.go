@@ -53,6 +53,7 @@ func TestMappedTopology(t *testing.T) {
 	require.ErrorContains(t, err, "closed")
 
 	// A neighbour that is no node, and a label that is no class.
+	unseal(t, d.Dir())
 	for name, bytes := range map[string][]byte{indicesName: {0xff, 0xff, 0xff, 0x7f}, labelsName: {0x77, 0, 0, 0}} {
 		f, err := os.OpenFile(d.path(name), os.O_RDWR, 0)
 		require.NoError(t, err)

@@ -28,6 +28,9 @@ func (d *Dataset) TopologyOnSSD(ctx context.Context, o graph.OutOfCoreOptions) (
 		return nil, err
 	}
 	f := graph.IndexFile{Path: d.path(indicesName), Offset: a.DataOffset(), Wide: a.Header.DType == npy.Int64}
+	if f.PageSums, err = d.pageSums(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
 	far, err := graph.OpenOutOfCore(ctx, t, f, o)
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -43,7 +46,7 @@ func (d *Dataset) offsets() (*graph.Topology, error) {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
 	if tooLarge((d.Meta.Nodes+1)*8, mapTopologyFrom) {
-		m, err := d.mapArray(indptrName)
+		m, err := d.mapArray(indptrName, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +65,7 @@ func (d *Dataset) offsets() (*graph.Topology, error) {
 		return nil, fmt.Errorf("dataset %s: offsets of the topology: %w", d.dir, err)
 	}
 	t.NumEdges = d.Meta.Edges
-	err = d.readArray(indptrName, rawBytes(t.Indptr))
+	err = d.readArray(indptrName, rawBytes(t.Indptr), nil)
 	if err == nil {
 		err = checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges)
 	}

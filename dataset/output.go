@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/dataset/npy"
+	"helios/dataset/seal"
 	"helios/internal/errs"
 )
 
@@ -37,7 +38,8 @@ type staging struct {
 	lock     *os.File
 	sums     map[string][]byte // payload hash of each array, for the UUID
 	rows     map[string]int64
-	journal  *journal // of an import that can go on; else nil
+	sealed   map[string]seal.Sealed // files that are written, by name
+	journal  *journal               // of an import that can go on; else nil
 }
 
 func newStaging(out string) (*staging, error) {
@@ -86,7 +88,7 @@ func tryStaging(out string) (*staging, error) {
 	if err != nil {
 		return nil, errs.New(errs.Usage, "cannot create %s: %w; choose a writable --out", out, err)
 	}
-	s := &staging{dir: dir, out: out, sums: map[string][]byte{}, rows: map[string]int64{}}
+	s := &staging{dir: dir, out: out, sums: map[string][]byte{}, rows: map[string]int64{}, sealed: map[string]seal.Sealed{}}
 	if stagingMade != nil {
 		stagingMade(dir)
 	}
@@ -166,15 +168,17 @@ func (s *staging) abort() error {
 
 // identity is a UUID of the content: the same arrays give the same dataset, wherever and
 // whenever they are made (RFC 9562 section 5.8, version 8).
-func (s *staging) identity() uuid.UUID {
-	names := make([]string, 0, len(s.sums))
-	for n := range s.sums {
+func (s *staging) identity() uuid.UUID { return identity(s.sums, s.rows) }
+
+func identity(sums map[string][]byte, rows map[string]int64) uuid.UUID {
+	names := make([]string, 0, len(sums))
+	for n := range sums {
 		names = append(names, n)
 	}
 	sort.Strings(names)
 	h := sha256.New()
 	for _, n := range names {
-		fmt.Fprintf(h, "%s %d %s\n", n, s.rows[n], hex.EncodeToString(s.sums[n]))
+		fmt.Fprintf(h, "%s %d %s\n", n, rows[n], hex.EncodeToString(sums[n]))
 	}
 	var id uuid.UUID
 	copy(id[:], h.Sum(nil))
@@ -183,11 +187,12 @@ func (s *staging) identity() uuid.UUID {
 	return id
 }
 
-// commit writes dataset.yaml and gives the directory its final name.
+// commit writes dataset.yaml and the seal, and gives the directory its final name.
 func (s *staging) commit(m Meta) error {
 	m.Format = FormatVersion
 	m.UUID = s.identity().String()
 	m.CreatedBy = "heliosctl"
+	m.Sealed = true
 	text, err := yaml.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", metaName, err)
@@ -200,6 +205,9 @@ func (s *staging) commit(m Meta) error {
 		return errors.Join(err, f.discard())
 	}
 	if err := f.finish(); err != nil {
+		return err
+	}
+	if err := s.writeSeal(m.UUID); err != nil {
 		return err
 	}
 	if err := s.journal.remove(); err != nil {
@@ -239,6 +247,8 @@ type outFile struct {
 	path string
 	f    *os.File
 	bw   *bufio.Writer
+	s    *staging
+	seal *seal.Sum // of a file of the dataset that is written from its start; else nil
 }
 
 func (s *staging) create(name string) (*outFile, error) {
@@ -247,11 +257,16 @@ func (s *staging) create(name string) (*outFile, error) {
 	if err != nil {
 		return nil, explainWrite(filepath.Join(s.out, name), err)
 	}
-	return s.buffered(name, f), nil
+	o := s.buffered(name, f)
+	delete(s.sealed, name)
+	if slices.Contains(datasetFiles, name) {
+		o.seal = seal.NewSum(name, sealBlock(name))
+	}
+	return o, nil
 }
 
 func (s *staging) buffered(name string, f *os.File) *outFile {
-	o := &outFile{path: filepath.Join(s.out, name), f: f}
+	o := &outFile{path: filepath.Join(s.out, name), f: f, s: s}
 	o.bw = bufio.NewWriterSize(rawWriter{o}, 1<<20)
 	return o
 }
@@ -278,7 +293,12 @@ func (w rawWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (o *outFile) Write(b []byte) (int, error) { return o.bw.Write(b) }
+func (o *outFile) Write(b []byte) (int, error) {
+	if o.seal != nil {
+		_, _ = o.seal.Write(b) // never fails; a file whose writing fails is not sealed
+	}
+	return o.bw.Write(b)
+}
 
 // finish flushes, syncs and closes.
 func (o *outFile) finish() error {
@@ -290,6 +310,10 @@ func (o *outFile) finish() error {
 	}
 	if err := o.f.Close(); err != nil {
 		return explainWrite(o.path, err)
+	}
+	if o.seal != nil {
+		f := o.seal.Sealed()
+		o.s.sealed[f.Name] = f
 	}
 	return nil
 }
@@ -305,7 +329,6 @@ func (o *outFile) discard() error {
 // arrayOut is a .npy file whose first dimension is known only at the end.
 type arrayOut struct {
 	*outFile
-	s    *staging
 	name string
 	h    npy.Header
 	row  int64 // bytes of one row
@@ -325,7 +348,7 @@ func (s *staging) array(name string, dt npy.DType, width int64) (*arrayOut, erro
 	if err != nil {
 		return nil, err
 	}
-	a := &arrayOut{outFile: f, s: s, name: name, sum: sha256.New(), row: int64(dt.Size)}
+	a := &arrayOut{outFile: f, name: name, sum: sha256.New(), row: int64(dt.Size)}
 	a.h = npy.Header{DType: dt, Shape: []int64{0}}
 	if width > 0 {
 		a.h.Shape = append(a.h.Shape, width)
@@ -369,7 +392,7 @@ func (s *staging) arrayFrom(name string, dt npy.DType, width int64, at *arrayMar
 	if err != nil {
 		return nil, err
 	}
-	a := &arrayOut{outFile: s.buffered(name+".npy", f), s: s, name: name, sum: sha256.New(), row: int64(dt.Size), n: at.Bytes}
+	a := &arrayOut{outFile: s.buffered(name+".npy", f), name: name, sum: sha256.New(), row: int64(dt.Size), n: at.Bytes}
 	a.h = npy.Header{DType: dt, Shape: []int64{0}}
 	if width > 0 {
 		a.h.Shape = append(a.h.Shape, width)
@@ -447,6 +470,9 @@ func (a *arrayOut) close() error {
 	}
 	if err != nil {
 		return errors.Join(explainWrite(a.path, err), a.discard())
+	}
+	if a.outFile.seal != nil {
+		a.outFile.seal.Patch(head)
 	}
 	if err := a.finish(); err != nil {
 		return err

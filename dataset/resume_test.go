@@ -295,6 +295,10 @@ func TestResumeInDoubt(t *testing.T) {
 			require.NoError(t, err)
 			_, err = f.WriteAt([]byte{1, 2, 3}, 128+row*2000)
 			require.NoError(t, err)
+			require.NoError(t, errors.Join(f.Close(), e.Close()))
+			unseal(t, e.Dir()) // another source, not a damaged one
+			e, err = Open(e.Dir())
+			require.NoError(t, err)
 			return e
 		}
 	}

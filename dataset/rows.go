@@ -62,8 +62,8 @@ func (d *Dataset) ReadRows(first int64, dst []byte) error {
 	}
 	inFile := int64(d.Meta.Dim) * int64(d.Meta.fileDType().Size)
 	b := dst[:n*inFile]
-	if _, err := f.ReadAt(b, off+first*inFile); err != nil {
-		return fmt.Errorf("%s: row %d: %w", d.path(featuresName), first, err)
+	if err := f.ReadAt(b, off+first*inFile); err != nil {
+		return fmt.Errorf("row %d: %w", first, err)
 	}
 	if inFile != row { // an odd number of halves: from the last row on, move each to its place and pad it
 		for i := n - 1; i >= 0; i-- {

@@ -145,6 +145,7 @@ func TestRowTypeFields(t *testing.T) {
 // nothing can be attached then.
 func TestLoadRefusesValues(t *testing.T) {
 	d := small(t, 300, 16, 1)
+	unseal(t, d.dir) // the values are not damage
 	b, err := os.ReadFile(d.path(featuresName))
 	require.NoError(t, err)
 	at := len(b) - 300*64 + 217*64 + 3*4

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"helios/cuda"
+	"helios/dataset"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -38,6 +39,8 @@ type RunInfo struct {
 	Topology    string           `json:"topology"`
 	// TopologyStorage says how a topology on storage is held; absent for one in memory.
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
+	// Seal says what was checked of the dataset's files; absent in a modelled run.
+	Seal *dataset.SealInfo `json:"seal,omitempty"`
 	// Hotness is what placed the static tiers; absent where nothing had to.
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
 	// Tuned is what the tuner measured and chose; absent without it.
@@ -114,6 +117,10 @@ func (e *engine) info() RunInfo {
 		r.Accumulator = &a
 	}
 	r.TopologyStorage, r.Tuned = e.topologyInfo(), e.tuned
+	if e.in.Dataset != nil {
+		s := e.in.Dataset.SealInfo()
+		r.Seal = &s
+	}
 	if e.memory != nil {
 		m := e.memory.Report()
 		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried
