@@ -158,13 +158,13 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"not a dataset", func(t *testing.T) { require.NoError(t, os.Mkdir("g", 0o755)) }, "train g", 2, []string{"g", "dataset.yaml"}, ""},
 		{"no such dataset", nil, "load g", 2, []string{"g", "generate"}, ""},
 		{"no SSDs", func(t *testing.T) { gen(t, "g", "1") }, "train g", 2, []string{"bind-ssds"}, ""},
-		{"features cut short", func(t *testing.T) { gen(t, "g", "1"); truncate(t, "g/features.npy", 4) }, "load g", 2, []string{"features.npy"}, ""},
-		{"topology cut short", func(t *testing.T) { two(t); truncate(t, "g/indices.npy", 4) }, "train g", 2, []string{"indices.npy"}, ""},
+		{"features cut short", func(t *testing.T) { gen(t, "g", "1"); truncate(t, "g/features.npy", 4) }, "load g", 5, []string{"features.npy", "restore the file"}, ""},
+		{"topology cut short", func(t *testing.T) { two(t); truncate(t, "g/indices.npy", 4) }, "train g", 5, []string{"indices.npy", "restore the file"}, ""},
 		{"not loaded", func(t *testing.T) {
 			gen(t, "g", "1")
 			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
 		}, "train g", 5, []string{"ssd0", "load"}, ""},
-		{"part of the dataset gone", func(t *testing.T) { two(t); require.NoError(t, os.Remove("g/labels.npy")) }, "train g", 2, []string{"g/labels.npy is missing", "import it again"}, ""},
+		{"part of the dataset gone", func(t *testing.T) { two(t); require.NoError(t, os.Remove("g/labels.npy")) }, "train g", 5, []string{"g/labels.npy is missing", "import the dataset again"}, ""},
 		{"checkpoint folder is a file", func(t *testing.T) {
 			two(t)
 			require.NoError(t, os.WriteFile("ck", nil, 0o644))

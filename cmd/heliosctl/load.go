@@ -66,6 +66,9 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	if done, err := e.loadComputed(ctx, d, set); done || err != nil {
 		return err
 	}
+	if _, err := dataset.VerifyAllButRows(ctx, d, e.ui.Progress); err != nil { // rows are checked while they are read
+		return whenStopped(err, "nothing was written: run it again")
+	}
 	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), RowType: e.c.String("row-dtype"), NoRowChecksums: !e.c.Bool("row-checksums"),
 		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
 	e.showFaults(set, &results{e: e})

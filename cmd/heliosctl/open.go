@@ -304,6 +304,9 @@ func (e *env) openDataset() (*dataset.Dataset, error) {
 	if err == nil {
 		e.dataMeta = d.Meta
 	}
+	if err == nil && !d.Sealed() {
+		e.ui.Note("dataset %s is not sealed: it was made by an older version; \"heliosctl verify --seal %s\" seals it after checking what can be checked", dir, dir)
+	}
 	return d, err
 }
 

@@ -556,6 +556,18 @@ func runInfoRows(r sched.RunInfo) (rows [][]string) {
 	if r.Accumulator != nil {
 		rows = append(rows, []string{"accumulator", strings.TrimPrefix(r.Accumulator.String(), "accumulator: ")})
 	}
+	if s := r.Seal; s != nil {
+		how := "each read is checked against the seal"
+		if r.Topology == sched.TopologySSD {
+			how += ", neighbour lists page by page"
+		}
+		if !s.Sealed {
+			how = "not sealed: what changed in them since the dataset was made is not found"
+		} else if s.CheckedBytes > 0 {
+			how += fmt.Sprintf(" (%s by now, %.3f s of all cores together)", units.FormatBytes(s.CheckedBytes), s.Seconds)
+		}
+		rows = append(rows, []string{"dataset files", how})
+	}
 	if r.Hotness != nil {
 		rows = append(rows, []string{"hotness", r.Hotness.String()})
 	}

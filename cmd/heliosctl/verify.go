@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -15,13 +16,18 @@ import (
 func verifyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "verify",
-		Usage:     "read a dataset back from the SSDs and check every checksum",
+		Usage:     "read a dataset's files, and its rows on the SSDs, and check every checksum",
 		ArgsUsage: "[DATASET]",
-		Description: "Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
+		Description: "The files of a dataset's folder are held against the checksums that were taken when it was made\n" +
+			"(dataset.seal), those of an older dataset, which has none, against the UUID in dataset.yaml. Where SSDs are bound,\n" +
+			"the rows on them are read, too. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
+			"says; what disagrees with its seal is never sealed again.\n\n" +
+			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
 			"written row checksums (its default), bad rows are named.",
 		Flags: []cli.Flag{
 			datasetFlag,
 			&cli.BoolFlag{Name: "source", Usage: "also compare every row with the dataset's features.npy"},
+			&cli.BoolFlag{Name: "seal", Usage: "check the files of a dataset that an older version made, and seal it; SSDs are left alone"},
 			&cli.StringFlag{Name: "ssds", Aliases: []string{"ssd"}, Usage: "only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
 			sqFlag(), faultFlag(),
 		},
@@ -30,6 +36,9 @@ func verifyCommand() *cli.Command {
 }
 
 func runVerify(ctx context.Context, e *env) (err error) {
+	if e.c.Bool("seal") {
+		return e.sealDataset(ctx)
+	}
 	o := dataset.VerifyOptions{Source: e.c.Bool("source"), Progress: e.ui.Progress}
 	name := "SSDs"
 	check := func(s *ssdSet) (dataset.VerifyReport, error) { return dataset.VerifySSDs(ctx, s.ssds, o) }
@@ -40,6 +49,9 @@ func runVerify(ctx context.Context, e *env) (err error) {
 		}
 		defer closing(&err, d.Close)
 		name = d.Meta.Name
+		if done, err := e.verifyFiles(ctx, d); done || err != nil {
+			return err
+		}
 		check = func(s *ssdSet) (dataset.VerifyReport, error) { return dataset.Verify(ctx, d, s.ssds, o) }
 	} else if o.Source {
 		return errs.New(errs.Usage, "--source compares with a dataset; give its folder with --dataset DIR")
@@ -82,4 +94,65 @@ func runVerify(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	return verr
+}
+
+// verifyFiles checks the files of a dataset. done says that there is nothing else: no SSD is bound, and none was asked for.
+func (e *env) verifyFiles(ctx context.Context, d *dataset.Dataset) (done bool, err error) {
+	r, err := dataset.VerifyFiles(ctx, d, e.ui.Progress)
+	if err := e.showFiles(d.Meta.Name, r, err); err != nil {
+		return true, whenStopped(err, "nothing was written: run it again")
+	}
+	if e.c.IsSet("ssds") || e.c.Bool("source") {
+		return false, nil
+	}
+	st, err := e.store.Load()
+	if err != nil || len(st.SSDs) > 0 {
+		return false, err
+	}
+	e.ui.Note("no SSD is bound: only the files were checked")
+	return true, nil
+}
+
+// showFiles tells what was checked; err is what the check gave.
+func (e *env) showFiles(name string, r dataset.FilesReport, err error) error {
+	if len(r.Bad) > 0 {
+		rows := make([][]string, len(r.Bad))
+		for i, b := range r.Bad {
+			rows[i] = []string{b.File, fmt.Sprintf("%d to %d", b.From, b.To-1), b.What}
+		}
+		e.ui.Table([]string{"file", "bytes", "what"}, rows)
+	}
+	if err == nil {
+		how := "their seal"
+		if !r.Sealed {
+			how = "the dataset's UUID"
+		}
+		e.ui.Printf("%s: %d files (%s) are good by %s; %.2f s", name, r.Files, units.FormatBytes(r.Bytes), how, r.Seconds)
+	} else if r.BadCount == 0 {
+		return err // there is nothing to list
+	}
+	return errors.Join(err, e.ui.Event("files", r))
+}
+
+// sealDataset is verify --seal.
+func (e *env) sealDataset(ctx context.Context) error {
+	for _, f := range []string{"source", "ssds", "fault"} {
+		if e.c.IsSet(f) {
+			return errs.New(errs.Usage, "--seal checks files and --%s is about SSDs; give one of them", f)
+		}
+	}
+	dir, err := e.dataset()
+	if err != nil {
+		return err
+	}
+	r, anew, err := dataset.Seal(ctx, dir, e.ui.Progress)
+	if err := e.showFiles(dir, r, err); err != nil {
+		return whenStopped(err, "nothing was sealed: run it again")
+	}
+	if anew {
+		e.ui.Printf("%s is sealed now: each read of its files is checked from here on", dir)
+	} else {
+		e.ui.Printf("%s is sealed already; nothing was written", dir)
+	}
+	return nil
 }

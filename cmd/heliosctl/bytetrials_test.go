@@ -1,0 +1,319 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Damage at random places of everything that a run reads, and verbs over it, by the number in HELIOS_BYTE_TRIALS (a few
+// without it) and the seed in HELIOS_BYTE_SEED. Each trial must end as one of
+//
+//	found      the verb fails, or says that it puts the file aside
+//	harmless   the verb's result is equal, to the bit
+//	checked    the result differs, and with --check-reads the verb fails or its result is equal
+//
+// A result that differs in any other way is a silent change, and there must be none.
+const (
+	byteTrialsEnv = "HELIOS_BYTE_TRIALS"
+	byteSeedEnv   = "HELIOS_BYTE_SEED"
+)
+
+// byteKinds change a file's bytes; nil says that nothing would be another.
+var byteKinds = []struct {
+	name string
+	do   func(r *rand.Rand, b []byte) []byte
+}{
+	{"bit", func(r *rand.Rand, b []byte) []byte {
+		if len(b) == 0 {
+			return nil
+		}
+		b[somewhere(r, b)] ^= 1 << r.IntN(8)
+		return b
+	}},
+	{"zeroed page", func(r *rand.Rand, b []byte) []byte {
+		if len(b) == 0 {
+			return nil
+		}
+		from := somewhere(r, b) &^ 4095
+		page := b[from:min(from+4096, len(b))]
+		if len(bytes.Trim(page, "\x00")) == 0 {
+			return nil
+		}
+		clear(page)
+		return b
+	}},
+	{"cut", func(r *rand.Rand, b []byte) []byte {
+		if len(b) == 0 {
+			return nil
+		}
+		return b[:r.IntN(len(b))]
+	}},
+	{"appended", func(r *rand.Rand, b []byte) []byte {
+		more := make([]byte, 1+r.IntN(5000))
+		for i := range more {
+			more[i] = byte(r.Uint32())
+		}
+		return append(b, more...)
+	}},
+}
+
+// somewhere is any byte of b, or, half of the time, one in a page that is not all zeros: an SSD is mostly empty.
+func somewhere(r *rand.Rand, b []byte) int {
+	for try, empty := 0, r.IntN(2) == 0; ; try++ {
+		at := r.IntN(len(b))
+		page := b[at&^4095 : min(at&^4095+4096, len(b))]
+		if empty || try == 10_000 || len(bytes.Trim(page, "\x00")) > 0 {
+			return at
+		}
+	}
+}
+
+// byteVerb is a use of files. Its result is what must not change.
+type byteVerb struct {
+	name  string
+	args  []string
+	out   string   // a file that it writes: its bytes are the result; else what --json says that does not depend on time
+	keep  []string // what it changes and needs as it was
+	aside string   // what it says, with a result that must be equal, where it does without a damaged file
+	reads bool     // of rows on SSDs: there is --check-reads
+}
+
+func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome) {
+	t.Helper()
+	if v.out != "" {
+		require.NoError(t, os.RemoveAll(v.out))
+	}
+	r = hc(t, append(slices.Clone(v.args), extra...)...)
+	if r.code != 0 {
+		return "", r
+	}
+	if v.out != "" {
+		b, err := os.ReadFile(v.out)
+		require.NoError(t, err)
+		return string(b), r
+	}
+	var keep []any
+	for _, l := range strings.Split(strings.TrimSpace(r.out), "\n") {
+		var m map[string]any
+		require.NoError(t, json.Unmarshal([]byte(l), &m), "%v: %s", v.args, l)
+		for _, k := range []string{"event", "epoch", "loss", "train_acc", "val_acc", "test_acc", "params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed"} {
+			keep = append(keep, m[k])
+		}
+	}
+	return fmt.Sprint(keep...), r
+}
+
+func TestByteTrials(t *testing.T) {
+	trials, seed := 26, uint64(1)
+	if s := os.Getenv(byteTrialsEnv); s != "" {
+		n, err := strconv.Atoi(s)
+		require.NoError(t, err)
+		trials, seed = n, uint64(time.Now().UnixNano())
+	}
+	if s := os.Getenv(byteSeedEnv); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		require.NoError(t, err)
+		seed = n
+	}
+	r := rand.New(rand.NewPCG(seed, 15))
+
+	isolate(t)
+	ok(t, "generate", "--nodes", "900", "--avg-degree", "12", "--classes", "4", "--dim", "24", "--seed", "3", "--out", "g")
+	// A dataset with names, sealed.
+	var names strings.Builder
+	for i := range 900 {
+		fmt.Fprintf(&names, "package-%d\n", i)
+	}
+	require.NoError(t, os.WriteFile("g/names.txt", []byte(names.String()), 0o644))
+	meta, err := os.ReadFile("g/dataset.yaml")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile("g/dataset.yaml", bytes.Replace(meta, []byte("sealed: true\n"), nil, 1), 0o644))
+	require.NoError(t, os.Remove("g/dataset.seal"))
+	ok(t, "verify", "--seal", "g")
+	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--size", "2500KiB")
+	ok(t, "load", "g")
+	model := []string{"--dataset", "g", "--fanout", "3,3", "--batch-size", "256", "--hidden", "8", "--lr", "0.01", "--workers", "1", "--json", "--quiet"}
+	train := func(more ...string) []string { return append(append([]string{"train"}, model...), more...) }
+	ok(t, train("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--hotness-dir", "hot", "--gpu-cache", "10%", "--cpu-cache", "10%")...)
+
+	plain := &byteVerb{name: "train", args: train("--epochs", "2", "--hotness-dir", "off"), reads: true}
+	bam := &byteVerb{name: "train --mode bam", args: train("--epochs", "2", "--mode", "bam", "--gpu-cache", "10%", "--hotness-dir", "off"), reads: true}
+	inmem := &byteVerb{name: "train --mode inmem", args: train("--epochs", "2", "--mode", "inmem", "--hotness-dir", "off"), reads: true}
+	storage := &byteVerb{name: "train --topology ssd", args: train("--epochs", "2", "--topology", "ssd", "--hotness-dir", "off"), reads: true}
+	kept := &byteVerb{name: "train --hotness-dir", args: slices.DeleteFunc(train("--epochs", "2", "--hotness-dir", "hot", "--gpu-cache", "10%", "--cpu-cache", "10%"),
+		func(a string) bool { return a == "--quiet" }), keep: []string{"hot"}, aside: "hotness cannot be used"}
+	resume := &byteVerb{name: "train --resume", args: train("--epochs", "2", "--checkpoint", "ck", "--resume", "--hotness-dir", "off"), keep: []string{"ck"}}
+	eval := &byteVerb{name: "eval", args: []string{"eval", "g", "--checkpoint", "ck", "--json", "--quiet", "--hotness-dir", "off"}, reads: true}
+	predict := &byteVerb{name: "predict", args: []string{"predict", "g", "--checkpoint", "ck", "--out", "p.csv", "--quiet", "--hotness-dir", "off"}, out: "p.csv", reads: true}
+	replay := &byteVerb{name: "cache replay", args: []string{"cache", "replay", "run.trace", "--csv", "replay.csv", "--quiet", "--workers", "1"}, out: "replay.csv"}
+	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"}, keep: []string{"ssd0.img", "ssd1.img"}}
+	verify := &byteVerb{name: "verify", args: []string{"verify", "g", "--json", "--quiet"}}
+
+	type target struct {
+		file  string
+		verbs []*byteVerb
+	}
+	var targets []target
+	files, err := os.ReadDir("g")
+	require.NoError(t, err)
+	for _, f := range files {
+		verbs := []*byteVerb{plain, storage, eval, predict, load, verify}
+		switch f.Name() {
+		case "features.npy": // read by two verbs alone, and by the others its header
+			verbs = append(verbs, load, verify, load, verify)
+		case "names.txt":
+			verbs = []*byteVerb{predict, load, verify}
+		}
+		targets = append(targets, target{filepath.Join("g", f.Name()), verbs})
+	}
+	for dir, v := range map[string]*byteVerb{"ck": resume, "hot": kept} {
+		require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() && filepath.Base(path) != ".lock" { // a lock has no bytes
+				verbs := []*byteVerb{v}
+				if v == resume {
+					verbs = []*byteVerb{resume, resume, eval, predict}
+				}
+				targets = append(targets, target{path, verbs})
+			}
+			return err
+		}))
+	}
+	targets = append(targets, target{"run.trace", []*byteVerb{replay}})
+	for _, img := range []string{"ssd0.img", "ssd1.img"} {
+		targets = append(targets, target{img, []*byteVerb{plain, bam, inmem, eval, predict, verify}})
+	}
+	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.file, b.file) })
+
+	good := keepFiles(t, "g", "ck", "hot", "run.trace", "ssd0.img", "ssd1.img")
+	want := map[*byteVerb]string{}
+	restore := func(v *byteVerb, file string) {
+		for _, k := range append([]string{file}, v.keep...) {
+			good.restore(t, k)
+		}
+	}
+	wanted := func(v *byteVerb) string {
+		if _, known := want[v]; !known {
+			result, out := v.run(t)
+			require.Equal(t, 0, out.code, "%v: %s", v.args, out.errOut)
+			want[v] = result
+			restore(v, "none")
+			if v.reads {
+				checked, out := v.run(t, "--check-reads")
+				require.Equal(t, 0, out.code, "%v: %s", v.args, out.errOut)
+				require.Equal(t, result, checked)
+				restore(v, "none")
+			}
+		}
+		return want[v]
+	}
+
+	const found, harmless, checked, silent = 0, 1, 2, 3
+	table := map[string]*[4]int{}
+	for i := range trials {
+		// Every file and kind in turn; the rest is drawn.
+		tg := targets[i%len(targets)]
+		kind := byteKinds[(i/len(targets))%len(byteKinds)]
+		v := tg.verbs[r.IntN(len(tg.verbs))]
+		what := wanted(v)
+		row := tg.file + "\x00" + kind.name
+		if table[row] == nil {
+			table[row] = &[4]int{}
+		}
+		b := kind.do(r, slices.Clone(good[tg.file]))
+		if b == nil {
+			table[row][harmless]++ // not a byte is another
+			continue
+		}
+		require.NoError(t, os.WriteFile(tg.file, b, 0o644))
+		result, out := v.run(t)
+		verdict := silent
+		switch {
+		case out.code != 0:
+			verdict = found
+			require.NotContains(t, out.errOut, "goroutine ", "a Go trace: seed %d, trial %d", seed, i)
+		case result == what && v.aside != "" && strings.Contains(out.errOut, v.aside):
+			verdict = found
+		case result == what:
+			verdict = harmless
+		case v.reads && strings.HasPrefix(tg.file, "ssd"):
+			if again, out := v.run(t, "--check-reads"); out.code != 0 || again == what {
+				verdict = checked
+			}
+		}
+		table[row][verdict]++
+		if verdict == silent {
+			t.Errorf("seed %d, trial %d: %s of %s changes what %s gives, and nobody says so", seed, i, kind.name, tg.file, v.name)
+		}
+		restore(v, tg.file)
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d trials, seed %d\n%-34s %-12s %8s %9s %14s %7s\n", trials, seed, "file", "damage", "found", "harmless", "--check-reads", "silent")
+	var sum [4]int
+	for _, tg := range targets {
+		for _, k := range byteKinds {
+			if n := table[tg.file+"\x00"+k.name]; n != nil {
+				fmt.Fprintf(&text, "%-34s %-12s %8d %9d %14d %7d\n", filepath.Base(tg.file), k.name, n[0], n[1], n[2], n[3])
+				for i := range sum {
+					sum[i] += n[i]
+				}
+			}
+		}
+	}
+	fmt.Fprintf(&text, "%-34s %-12s %8d %9d %14d %7d\n", "all", "", sum[0], sum[1], sum[2], sum[3])
+	t.Log("\n" + text.String())
+	for _, tg := range targets {
+		require.FileExists(t, tg.file)
+	}
+	ok(t, "unbind-ssds", "--delete")
+}
+
+// keptFiles are files' bytes.
+type keptFiles map[string][]byte
+
+// keepFiles reads files, and all that folders hold.
+func keepFiles(t *testing.T, paths ...string) keptFiles {
+	t.Helper()
+	k := keptFiles{}
+	for _, p := range paths {
+		require.NoError(t, filepath.WalkDir(p, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				k[path], err = os.ReadFile(path)
+			}
+			return err
+		}))
+	}
+	return k
+}
+
+// restore gives a file, or a folder's, their bytes, and removes what is new. A file stays the same inode, which a bound
+// SSD must.
+func (k keptFiles) restore(t *testing.T, path string) {
+	t.Helper()
+	_ = filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && k[p] == nil {
+			err = os.Remove(p)
+		}
+		return err
+	})
+	for p, b := range k {
+		if p != path && !strings.HasPrefix(p, path+"/") {
+			continue
+		}
+		if now, err := os.ReadFile(p); err == nil && bytes.Equal(now, b) {
+			continue
+		}
+		require.NoError(t, os.WriteFile(p, b, 0o644))
+	}
+}
