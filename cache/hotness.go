@@ -19,6 +19,7 @@ import (
 	"helios/cuda"
 	"helios/internal/hostmem"
 	"helios/internal/outfile"
+	"helios/internal/regular"
 )
 
 // HotnessScores are scores as Hotness ranks them: the bits of a float32 that is not negative are in the order of its
@@ -185,7 +186,7 @@ func LoadHotness(dir string, key HotnessKey) (s *SavedHotness, path string, err 
 	if path, err = HotnessPath(dir, key); err != nil {
 		return nil, "", err
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, path, err
 	}

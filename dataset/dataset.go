@@ -35,6 +35,7 @@ import (
 	"helios/dataset/seal"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // FormatVersion is the version of the directory format that this code writes and reads.
@@ -130,7 +131,7 @@ func openDir(dir string, toSeal bool) (*Dataset, error) {
 	if strings.Contains(filepath.Base(abs), partialMark) {
 		return nil, errs.New(errs.Usage, "dataset %s: unfinished output of a run that was interrupted; remove it and run that again", dir)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, metaName))
+	text, err := regular.Read(filepath.Join(dir, metaName), maxMetaYAML)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errs.New(errs.Usage, "%s: not a dataset directory: it has no %s; make one with \"heliosctl generate\" or \"heliosctl import\"", dir, metaName)
 	}

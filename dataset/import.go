@@ -31,6 +31,16 @@ type ImportOptions struct {
 	// of the splits. Without it they are an error where a label is needed: everywhere, or in
 	// the given splits.
 	UnlabelledOK bool
+	// MakeSplits deals new splits in place of those of the input.
+	MakeSplits bool
+	// SplitIndex chooses one of the splits of masks that hold several (10 × nodes), from 0; "" where there is one.
+	SplitIndex string
+	// Map gives the input's name for one of ours, such as "train": "my_train_ids"; see ArrayNames.
+	Map map[string]string
+	// IgnoreColumns takes the first two columns of an edge list that has more.
+	IgnoreColumns bool
+	// AllowOutside reads files that a description in the input names outside its own folder.
+	AllowOutside bool
 	// Undirected stores each edge both ways, and drops repeated edges.
 	Undirected bool
 	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
@@ -118,6 +128,14 @@ func (o *ImportOptions) fill() error {
 	if o.FeatureFn != "" && o.Features != "" {
 		return errs.New(errs.Usage, "--feature-fn %s and --features %s: give one of them", o.FeatureFn, o.Features)
 	}
+	if o.MakeSplits && o.SplitDir != "" {
+		return errs.New(errs.Usage, "--make-splits and --splits %s: give one of them", o.SplitDir)
+	}
+	if o.SplitIndex != "" {
+		if n, err := strconv.Atoi(o.SplitIndex); err != nil || n < 0 {
+			return errs.New(errs.Usage, "--split-index %q: give the number of a split, from 0", brief(o.SplitIndex))
+		}
+	}
 	switch o.SelfLoops {
 	case "", "keep", "drop", "add":
 	default:
@@ -169,6 +187,8 @@ type importer struct {
 	sorter    *edgeSorter // made by the first edgesFrom
 	nodesOpen bool        // the largest id tells how many there are
 	madeUp    bool        // so are the features
+	held      int64       // bytes of memory that were promised (needMemory)
+	indexed   bool        // SplitIndex chose a split
 	// splitKey is a stable key of a node for dealing it to a split; nil means its id.
 	splitKey func(v int64) uint64
 	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
@@ -203,6 +223,9 @@ func runImport(o ImportOptions, kind string, fn func(*importer) error) (err erro
 	if err := fn(im); err != nil {
 		return err
 	}
+	if o.SplitIndex != "" && !im.indexed {
+		return errs.New(errs.Usage, "--split-index %s: the input has no masks of several splits; leave the flag out", o.SplitIndex)
+	}
 	return s.commit(im.m)
 }
 
@@ -220,6 +243,13 @@ func (im *importer) freeSorter() error {
 
 // room refuses more nodes than the disk can hold before the disk is full: an id, or a number in a heading, may be a stray one.
 func (im *importer) room() error {
+	from := im.o.In + " or --nodes"
+	if im.nodesOpen {
+		from = "the largest id in the edges"
+	}
+	if err := im.checkNodes(from); err != nil {
+		return err
+	}
 	if j := im.s.journal; j != nil && j.merged != nil {
 		return nil // an interrupted import that has had the room
 	}
@@ -238,7 +268,7 @@ func (im *importer) room() error {
 	case im.nodesOpen:
 		return fmt.Errorf("the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, renumber the nodes from 0", im.m.Nodes-1, im.m.Nodes, err)
 	}
-	return fmt.Errorf("there are %d nodes, as --nodes or the input says: %w", im.m.Nodes, err)
+	return fmt.Errorf("there are %d nodes, as --nodes or %s says: %w", im.m.Nodes, im.o.In, err)
 }
 
 // topology writes what edgesFrom took.

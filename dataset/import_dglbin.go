@@ -3,6 +3,7 @@ package dataset
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,7 @@ import (
 var (
 	dglFeatureNames = []string{"feat", "features", "feats", "feature", "x"}
 	dglLabelNames   = []string{"label", "labels", "y"}
-	dglMaskNames    = [3][]string{{"train_mask"}, {"val_mask", "valid_mask"}, {"test_mask"}}
+	dglMaskNames    = [3][]string{{"train_mask", "train_masks"}, {"val_mask", "valid_mask", "val_masks", "valid_masks"}, {"test_mask", "test_masks"}}
 )
 
 // ImportDGL imports a homogeneous graph that dgl.save_graphs wrote, with its node data feat, label, train_mask, val_mask
@@ -78,32 +79,48 @@ func (im *importer) dgl(ctx context.Context, path string, g dglGraph) error {
 	if err != nil {
 		return err
 	}
-	find := func(names []string) *npy.Array {
+	have := make([]string, len(g.tensors))
+	for i, t := range g.tensors {
+		have[i] = t.name
+	}
+	for ours, theirs := range o.Map {
+		if !slices.Contains(have, theirs) || ours == "edge_index" || ours == "indptr" || ours == "indices" {
+			return errs.New(errs.Usage, "--map %s=%s: the graph has no such node data (it has %s)", brief(theirs), ours, briefNames(have))
+		}
+	}
+	used := map[string]bool{}
+	find := func(ours string, names []string) *npy.Array {
+		if theirs := o.Map[ours]; theirs != "" {
+			names = []string{theirs}
+		}
 		for _, n := range names {
 			for _, t := range g.tensors {
-				if t.name == n {
+				if t.name == n && !used[n] {
+					used[n] = true
 					return t.a
 				}
 			}
 		}
 		return nil
 	}
-	have := make([]string, len(g.tensors))
-	for i, t := range g.tensors {
-		have[i] = t.name
-	}
 	for _, t := range g.tensors {
-		if t.a.Header.DType.Size == 0 && (slices.Contains(dglFeatureNames, t.name) || slices.Contains(dglLabelNames, t.name) || strings.HasSuffix(t.name, "_mask")) {
+		if t.a.Header.DType.Size == 0 && (slices.Contains(dglFeatureNames, t.name) || slices.Contains(dglLabelNames, t.name) || looksLikeSplit(t.name) || slices.Contains(slices.Collect(maps.Values(o.Map)), t.name)) {
 			return errs.New(errs.Usage, "%s: node data %q holds elements of a type that cannot be read; save float, int or bool", path, t.name)
 		}
 	}
-	feat := find(dglFeatureNames)
+	var feat *npy.Array
+	if o.Features == "" && o.FeatureFn == "" {
+		feat = find("features", dglFeatureNames)
+	}
 	if feat == nil && o.Features == "" && o.FeatureFn == "" {
-		return errs.New(errs.Usage, "%s: the graph has no node data %s (it has %s); give features with --features FILE, or --feature-fn", path, strings.Join(dglFeatureNames, ", "), orNone(have))
+		return errs.New(errs.Usage, "%s: the graph has no node data %s (it has %s); give features with --features FILE, or --feature-fn", path, strings.Join(dglFeatureNames, ", "), briefNames(have))
 	}
 	var labels []int32
 	labelFile := path
-	lab := find(dglLabelNames)
+	var lab *npy.Array
+	if o.Labels == "" {
+		lab = find("labels", dglLabelNames)
+	}
 	switch {
 	case o.Labels != "":
 		labelFile = o.Labels
@@ -112,7 +129,7 @@ func (im *importer) dgl(ctx context.Context, path string, g dglGraph) error {
 		labelFile = lab.Name
 		labels, err = im.nodeLabels(lab)
 	case !o.UnlabelledOK:
-		err = errs.New(errs.Usage, "%s: the graph has no node data %s (it has %s); --unlabelled-ok imports it without labels", path, strings.Join(dglLabelNames, ", "), orNone(have))
+		err = errs.New(errs.Usage, "%s: the graph has no node data %s (it has %s); --unlabelled-ok imports it without labels", path, strings.Join(dglLabelNames, ", "), briefNames(have))
 	}
 	if err != nil {
 		return err
@@ -121,6 +138,15 @@ func (im *importer) dgl(ctx context.Context, path string, g dglGraph) error {
 	if err != nil {
 		return err
 	}
+	unused := slices.DeleteFunc(slices.Clone(have), func(n string) bool { return used[n] })
+	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(splits) == 0 && !o.MakeSplits {
+		return errs.New(errs.Usage, "%s: node data %s may be a split, and there is none that is known; name it with --map, as in --map %s=train, give --splits DIR, or --make-splits to deal new ones",
+			path, brief(unused[i]), brief(unused[i]))
+	}
+	for _, n := range g.edgeData {
+		unused = append(unused, "edge data "+n)
+	}
+	im.noteUnused(path, unused)
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}
@@ -133,40 +159,22 @@ func (im *importer) dgl(ctx context.Context, path string, g dglGraph) error {
 	return im.labelsAndSplits(labels, labelFile, splits)
 }
 
-func orNone(names []string) string {
-	if len(names) == 0 {
-		return "none"
+func (im *importer) dglSplits(ctx context.Context, path string, find func(string, []string) *npy.Array) ([]splitSet, error) {
+	if im.o.MakeSplits {
+		return nil, nil
 	}
-	return strings.Join(names, ", ")
-}
-
-func (im *importer) dglSplits(ctx context.Context, path string, find func([]string) *npy.Array) ([]splitSet, error) {
 	if im.o.SplitDir != "" {
 		return im.folderSplits(ctx, im.o.SplitDir)
 	}
 	var sets []splitSet
 	missing := ""
-	for _, names := range dglMaskNames {
-		a := find(names)
+	for i, names := range dglMaskNames {
+		a := find(Splits[i], names)
 		if a == nil {
 			missing = names[0]
 			continue
 		}
-		if d := a.Header.DType; d.Kind != 'f' {
-			if sh := a.Header.Shape; len(sh) != 1 || sh[0] != im.m.Nodes {
-				return nil, errs.New(errs.Usage, "%s: the mask has shape %s, there are %d nodes; several splits in columns must be saved apart", a.Name, a.Header.ShapeString(), im.m.Nodes)
-			}
-		}
-		var ids []int64
-		err := eachInt(a, func(v, x int64) error { // DGL saves bool as uint8
-			if x != 0 && x != 1 {
-				return errs.New(errs.Usage, "%s: %d for node %d; a mask holds 0 and 1", a.Name, x, v)
-			}
-			if x == 1 {
-				ids = append(ids, v)
-			}
-			return nil
-		})
+		ids, err := im.dglMask(a)
 		if err != nil {
 			return nil, err
 		}
@@ -178,11 +186,32 @@ func (im *importer) dglSplits(ctx context.Context, path string, find func([]stri
 	return sets, nil
 }
 
+// dglMask reads a mask; DGL saves bool as uint8.
+func (im *importer) dglMask(a *npy.Array) (ids []int64, err error) {
+	sh := a.Header.Shape
+	switch {
+	case len(sh) == 2:
+		return im.splitIDs(a)
+	case len(sh) != 1 || sh[0] != im.m.Nodes:
+		return nil, errs.New(errs.Usage, "%s: the mask has shape %s, there are %d nodes", a.Name, a.Header.ShapeString(), im.m.Nodes)
+	}
+	err = eachInt(a, func(v, x int64) (err error) {
+		if x != 0 && x != 1 {
+			return errs.New(errs.Usage, "%s: %d for node %d; a mask holds 0 and 1", a.Name, x, v)
+		}
+		if x == 1 {
+			ids, err = im.addID(ids, v, a.Name)
+		}
+		return err
+	})
+	return ids, err
+}
+
 // dglEdges checks that the graph is homogeneous, sets the nodes, and chooses the form that is nearest to ours.
 func (im *importer) dglEdges(path string, g dglGraph) (s edgeSource, err error) {
 	if len(g.nodes) != 1 || g.relations != 1 || g.nodeGroups != 1 {
 		return s, errs.New(errs.Usage, "%s: offset %d: a graph of %d types of nodes (%s) and %d of edges (%s); graphs with one of each can be imported: take dgl.to_homogeneous, or one relation",
-			path, g.at, len(g.nodes), strings.Join(g.nodeTypes, ", "), g.relations, strings.Join(g.edgeTypes, ", "))
+			path, g.at, len(g.nodes), briefNames(g.nodeTypes), g.relations, briefNames(g.edgeTypes))
 	}
 	nodes := g.nodes[0]
 	if nodes < 1 || nodes > maxTextNodes {

@@ -10,6 +10,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // The file of dgl.save_graphs, version 2, all little-endian:
@@ -55,6 +56,7 @@ type dglGraph struct {
 	tensors    []dglTensor
 	nodeTypes  []string
 	edgeTypes  []string
+	edgeData   []string
 	nodeGroups int64
 }
 
@@ -68,14 +70,11 @@ type dglReader struct {
 }
 
 func openDGL(path string) (*dglReader, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
 	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file", path)
-	}
 	if err != nil {
 		return nil, errors.Join(errs.With(errs.Usage, err), f.Close())
 	}
@@ -259,7 +258,7 @@ func (r *dglReader) tensors(what string) []dglTensor {
 	var out []dglTensor
 	for n := r.few(what, 56); n > 0 && r.err == nil; n-- {
 		name := r.str("the name of a tensor in " + what)
-		out = append(out, dglTensor{name, r.array(fmt.Sprintf("tensor %q", name))})
+		out = append(out, dglTensor{name, r.array(fmt.Sprintf("tensor %.40q", name))})
 	}
 	return out
 }
@@ -342,7 +341,9 @@ func (r *dglReader) graph() (g dglGraph) {
 		}
 	}
 	for n := r.few("the edge tensors", 8); n > 0 && r.err == nil; n-- {
-		r.tensors("the edge tensors")
+		for _, t := range r.tensors("the edge tensors") {
+			g.edgeData = append(g.edgeData, t.name)
+		}
 	}
 	g.nodeTypes, g.edgeTypes = r.strs("the names of node types"), r.strs("the names of edge types")
 	return g

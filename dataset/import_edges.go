@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -16,8 +17,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
-	"helios/internal/hostmem"
-	"helios/internal/units"
+	"helios/internal/regular"
 )
 
 // What a directory of text files is searched for: OGB's names and the obvious ones.
@@ -30,8 +30,8 @@ var (
 )
 
 // ImportEdges imports an edge list: a text file, plain or .gz, with one edge a line, source
-// first, split by commas, semicolons, tabs or spaces. Further columns, lines beginning with #
-// or %, and one heading line are skipped. In may also be a directory that holds edge(s) and,
+// first, split by commas, semicolons, tabs or spaces. Lines beginning with # or % and one
+// heading line are skipped, and with IgnoreColumns further columns, which are refused otherwise. In may also be a directory that holds edge(s) and,
 // if present, node-feat or features, node-label or labels, as .csv, .tsv, .txt (or .gz of
 // these), or .npy: so an OGB "raw" folder can be given as it is.
 //
@@ -58,7 +58,19 @@ func ImportEdges(ctx context.Context, o ImportOptions) error {
 			o.Labels = findText(o.In, labelFiles)
 		}
 	}
-	return runImport(o, "edges", func(im *importer) error { return im.fromText(ctx, edges) })
+	var unused []string
+	if st.IsDir() {
+		unused = unusedFiles(o.In, edges, o.Features, o.Labels)
+		if o.SplitDir == "" && o.Labels != "" && !o.MakeSplits {
+			if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 {
+				return errs.New(errs.Usage, "%s holds %s, which may be a split; give --splits DIR, or --make-splits to deal new ones", o.In, brief(unused[i]))
+			}
+		}
+	}
+	return runImport(o, "edges", func(im *importer) error {
+		im.noteUnused(o.In, unused)
+		return im.fromText(ctx, edges)
+	})
 }
 
 func findText(dir string, names []string) string {
@@ -120,6 +132,9 @@ func (im *importer) fromText(ctx context.Context, edges string) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
+	if im.m.Edges == 0 && !o.NoEdges && o.SelfLoops != "drop" {
+		return errs.New(errs.Usage, "%s holds no edges; give --no-edges, if that is right", edges)
+	}
 	if o.FeatureFn != "" {
 		if err := im.hashFeatures(o.FeatureFn); err != nil {
 			return err
@@ -168,7 +183,7 @@ var byteOrderMark = []byte("\xef\xbb\xbf")
 const maxLine = 16 << 20
 
 func openLines(path string) (*lines, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
@@ -284,6 +299,9 @@ func (l *lines) numbers(dst []float32) ([]float32, error) {
 	dst = dst[:0]
 	for i, f := range l.fields {
 		x, err := strconv.ParseFloat(string(f), 32)
+		if errors.Is(err, strconv.ErrRange) && math.IsInf(x, 0) {
+			return dst, l.bad("%q in column %d is more than float32 can hold; scale the features", clip(f), i+1)
+		}
 		if err != nil && !errors.Is(err, strconv.ErrRange) {
 			return dst, l.bad("%q in column %d is not a number", clip(f), i+1)
 		}
@@ -361,7 +379,7 @@ func (im *importer) textLabels(path string) ([]int32, error) {
 		if err != nil {
 			return nil, err
 		}
-		return labelArray(a)
+		return im.labelArray(a)
 	}
 	l, err := openLines(path)
 	if err != nil {
@@ -370,6 +388,7 @@ func (im *importer) textLabels(path string) ([]int32, error) {
 	defer l.close()
 	var labels []int32
 	const unset = math.MinInt32
+	room := int64(0) // nodes that there is memory for
 	columns := 0
 	for {
 		more, err := l.next()
@@ -406,10 +425,16 @@ func (im *importer) textLabels(path string) ([]int32, error) {
 		if !ok {
 			return nil, l.bad("label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled", x, node)
 		}
-		if node >= int64(cap(labels)) && im.m.Nodes == 0 { // a stray number must not take all memory
-			if free, err := hostmem.AvailableBytes(); err == nil && node >= free/8 {
-				return nil, l.bad("node id %d is so large that a label for each node takes more than half of the %s of memory; renumber the nodes from 0, or give --nodes", node, units.FormatBytes(free))
+		if need := node + 1; need > room { // a stray number must not take all memory
+			need = max(need, 2*room)
+			if im.m.Nodes > 0 {
+				need = im.m.Nodes
 			}
+			if err := im.needMemory(fmt.Sprintf("%s:%d: node id %d: a label for each node", l.path, l.n, node), need-room, 4); err != nil {
+				return nil, err
+			}
+			room = need
+			labels = slices.Grow(labels, int(room)-len(labels))
 		}
 		for int64(len(labels)) <= node {
 			labels = append(labels, unset)
@@ -418,6 +443,11 @@ func (im *importer) textLabels(path string) ([]int32, error) {
 			return nil, l.bad("node %d has a label already", node)
 		}
 		labels[node] = c
+	}
+	if columns == 2 && room < im.m.Nodes {
+		if err := im.needMemory(path+": a label for each node", im.m.Nodes-room, 4); err != nil {
+			return nil, err
+		}
 	}
 	for columns == 2 && int64(len(labels)) < im.m.Nodes {
 		labels = append(labels, unset)
@@ -460,9 +490,14 @@ func (im *importer) textSplit(path string) ([]int64, error) {
 		if !ok {
 			return nil, l.bad("%q is not a node id; ids are whole numbers from 0", clip(l.fields[0]))
 		}
+		if len(l.fields) > 1 {
+			return nil, l.bad("%d columns; a split has one, the node id", len(l.fields))
+		}
 		if id >= im.m.Nodes {
 			return nil, l.bad("node id %d is outside 0..%d", id, im.m.Nodes-1)
 		}
-		ids = append(ids, id)
+		if ids, err = im.addID(ids, id, path); err != nil {
+			return nil, err
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
@@ -21,17 +22,14 @@ var (
 
 // textEdges takes the edges of a text file. known says that the number of nodes is.
 func (im *importer) textEdges(ctx context.Context, path string, known bool) error {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return errs.With(errs.Usage, err)
+		return err
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return err
-	}
-	if !st.Mode().IsRegular() { // it is read in parts, and again
-		return errs.New(errs.Usage, "%s is no regular file; --in must be a file of edges, plain or .gz, or a folder with one", path)
 	}
 	limit := int64(maxTextNodes)
 	if known {
@@ -40,7 +38,7 @@ func (im *importer) textEdges(ctx context.Context, path string, known bool) erro
 	s := edgeSource{Name: path, Unit: "bytes", Total: st.Size(), Parts: 1}
 	if strings.HasSuffix(path, ".gz") {
 		s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error, done func(int64)) error {
-			return readZipped(ctx, path, &edgeText{path: path, limit: limit, known: known, heading: true, line: 1, emit: emit}, done)
+			return readZipped(ctx, path, &edgeText{path: path, limit: limit, known: known, more: im.o.IgnoreColumns, heading: true, line: 1, emit: emit}, done)
 		}
 		return im.edgesFrom(ctx, s)
 	}
@@ -50,7 +48,7 @@ func (im *importer) textEdges(ctx context.Context, path string, known bool) erro
 	}
 	s.Parts = int((st.Size() + textPart - 1) / textPart)
 	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error, done func(int64)) error {
-		return readPart(ctx, f, st.Size(), int64(part)*textPart, &edgeText{path: path, limit: limit, known: known, emit: emit}, first, done)
+		return readPart(ctx, f, st.Size(), int64(part)*textPart, &edgeText{path: path, limit: limit, known: known, more: im.o.IgnoreColumns, emit: emit}, first, done)
 	}
 	return im.edgesFrom(ctx, s)
 }
@@ -88,11 +86,12 @@ func firstData(f *os.File) (int64, error) {
 }
 
 // edgeText parses edges, one a line: two ids, split by white space, or a comma or semicolon
-// with or without white space; what follows is skipped.
+// with or without white space; what follows is skipped with more, and else an error.
 type edgeText struct {
 	path    string
 	limit   int64 // of ids
 	known   bool  // limit is the number of nodes
+	more    bool  // columns after the second are skipped
 	heading bool  // the first line that holds data may be one
 	line    int64 // of the next line, from 1; 0: count only for an error, from at
 	at      int64 // offset of the next line
@@ -146,7 +145,7 @@ func (t *edgeText) lines(b []byte) error {
 			case c == '\r' && e+1 < len(b) && b[e+1] == '\n':
 				e++
 				c = '\n'
-			case c == ' ' || c == '\t' || c == ',' || c == ';':
+			case t.more && (c == ' ' || c == '\t' || c == ',' || c == ';'):
 				n := bytes.IndexByte(b[e:], '\n')
 				if n < 0 {
 					n = len(b) - e
@@ -211,6 +210,9 @@ func (t *edgeText) odd(line []byte, at int64, before []byte) error {
 		return bad("line of more than %d bytes; is it a text file?", maxLine)
 	}
 	l.split()
+	if len(l.fields) > 2 && !t.more && !(t.heading && !isNumber(l.fields[0]) && !isNumber(l.fields[1])) {
+		return bad("%d columns; an edge is two node ids, and models take no weights or times; give --ignore-columns to take the first two", len(l.fields))
+	}
 	if len(l.fields) < 2 {
 		return bad("%q is not an edge; two node ids are needed", clip(l.text))
 	}
@@ -348,7 +350,7 @@ func (c *fileCounter) Read(b []byte) (int, error) {
 
 // readZipped parses a .gz file, which is unpacked ahead by a goroutine of its own.
 func readZipped(ctx context.Context, path string, t *edgeText, done func(int64)) error {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return errs.With(errs.Usage, err)
 	}

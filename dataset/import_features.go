@@ -3,6 +3,7 @@ package dataset
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"path/filepath"
@@ -44,6 +45,10 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	t := newMarkTimer()
 	for done := w.n; ; {
 		n, err := r.Float32s(buf)
+		var re *npy.RangeError
+		if errors.As(err, &re) {
+			err = errs.New(errs.Usage, "%s: feature %d of node %d is %g, which float32 cannot hold; scale the features", a.Name, re.Index%sh[1], re.Index/sh[1], re.Value)
+		}
 		if err == nil {
 			err = w.put(buf[:n])
 			done += int64(n)
@@ -109,6 +114,9 @@ type featureWriter struct {
 // featureWriter makes features.npy of the type that FeatureDType or else Meta.DType says.
 func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error) {
 	t, dt := im.featureType()
+	if err := enoughDisk(im.o.Out, float64(im.m.Nodes)*float64(dim)*float64(dt.Size)); err != nil {
+		return nil, fmt.Errorf("%s: features of %d numbers for %d nodes: %w", from, dim, im.m.Nodes, err)
+	}
 	out, err := im.s.array("features", dt, dim)
 	return &featureWriter{out: out, from: from, dim: dim, t: t}, err
 }

@@ -112,7 +112,7 @@ func (im *importer) nodeLabels(a *npy.Array) ([]int32, error) {
 	if err := im.oneRowEach(a, "labels"); err != nil {
 		return nil, err
 	}
-	return labelArray(a)
+	return im.labelArray(a)
 }
 
 // eachInt calls fn with the integers of an array of one dimension, in order.

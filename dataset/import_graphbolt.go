@@ -3,8 +3,6 @@ package dataset
 import (
 	"bytes"
 	"context"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +11,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 const graphboltFolder = "a GraphBolt OnDiskDataset: metadata.yaml and the files that it names"
@@ -66,6 +65,9 @@ func ImportGraphBolt(ctx context.Context, o ImportOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := m.inside(&o, path); err != nil {
+		return err
+	}
 	o.inputs = m.files(o.In)
 	return runFormat(o, "graphbolt", func(im *importer) error { return im.graphbolt(ctx, path, m) })
 }
@@ -76,26 +78,22 @@ const metaYAML = "metadata.yaml"
 const maxMetaYAML = 1 << 20
 
 func readGraphBolt(path string) (*graphboltMeta, error) {
-	f, err := os.Open(path)
+	text, err := regular.Read(path, maxMetaYAML)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxMetaYAML+1))
-	if err != nil {
-		return nil, errs.With(errs.Device, err)
-	}
-	if len(text) > maxMetaYAML {
-		return nil, errs.New(errs.Usage, "%s: more than %d bytes; it should be a short description", path, maxMetaYAML)
-	}
+	return parseGraphBolt(path, text)
+}
+
+func parseGraphBolt(path string, text []byte) (*graphboltMeta, error) {
 	var m graphboltMeta
 	if err := yaml.NewDecoder(bytes.NewReader(text)).Decode(&m); err != nil {
-		return nil, errs.New(errs.Usage, "%s: %s", path, strings.ReplaceAll(err.Error(), "\n", ";"))
+		return nil, errs.New(errs.Usage, "%s: %.300s", path, strings.ReplaceAll(err.Error(), "\n", ";"))
 	}
 	g := m.Graph
 	switch {
 	case g == nil && m.Topology != nil:
-		return nil, errs.New(errs.Usage, "%s describes a preprocessed graph (%s), which only PyTorch can read; give the folder above it, whose metadata.yaml has \"graph\"", path, m.Topology.Path)
+		return nil, errs.New(errs.Usage, "%s describes a preprocessed graph (%s), which only PyTorch can read; give the folder above it, whose metadata.yaml has \"graph\"", path, brief(m.Topology.Path))
 	case g == nil:
 		return nil, errs.New(errs.Usage, "%s has no \"graph\"; it must list nodes and edges there", path)
 	case len(g.Nodes) > 1 || len(g.Edges) > 1:
@@ -108,15 +106,15 @@ func readGraphBolt(path string) (*graphboltMeta, error) {
 				types = append(types, "edges "+e.Type)
 			}
 		}
-		return nil, errs.New(errs.Usage, "%s has several types (%s); graphs with one type of nodes and of edges can be imported", path, strings.Join(types, ", "))
+		return nil, errs.New(errs.Usage, "%s has several types (%s); graphs with one type of nodes and of edges can be imported", path, briefNames(types))
 	case len(g.Nodes) == 0 || len(g.Edges) == 0 || g.Edges[0] == nil:
 		return nil, errs.New(errs.Usage, "%s: \"graph\" must list nodes and edges", path)
 	}
 	return &m, nil
 }
 
-// files are those that the description names and that are there; they may lie outside the folder.
-func (m *graphboltMeta) files(dir string) (names []string) {
+// all lists the entries that name a file.
+func (m *graphboltMeta) all() []*graphboltData {
 	all := slices.Concat(m.Graph.Edges, m.Features)
 	for _, t := range m.Tasks {
 		if t == nil {
@@ -126,10 +124,22 @@ func (m *graphboltMeta) files(dir string) (names []string) {
 			all = append(all, s.Data...)
 		}
 	}
-	for _, d := range all {
-		if d == nil || d.Path == "" {
-			continue
+	return slices.DeleteFunc(all, func(d *graphboltData) bool { return d == nil || d.Path == "" })
+}
+
+// inside refuses entries whose file is outside the folder.
+func (m *graphboltMeta) inside(o *ImportOptions, meta string) error {
+	for _, d := range m.all() {
+		if _, err := o.inside(o.In, d.Path, meta); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// files are those that the description names and that are there.
+func (m *graphboltMeta) files(dir string) (names []string) {
+	for _, d := range m.all() {
 		if p := d.in(dir); isFile(p) {
 			names = append(names, p)
 		}
@@ -161,7 +171,14 @@ func (im *importer) graphbolt(ctx context.Context, path string, m *graphboltMeta
 		if err != nil {
 			return err
 		}
-		file, err := im.graphboltPath(path, "feature_data "+d.Name, d)
+		var unused []string
+		for _, f := range m.Features {
+			if f != nil && f != d {
+				unused = append(unused, strings.TrimSpace(f.Domain+" feature "+f.Name))
+			}
+		}
+		im.noteUnused(path, unused)
+		file, err := im.graphboltPath(path, "feature_data "+brief(d.Name), d)
 		if err != nil {
 			return err
 		}
@@ -170,6 +187,9 @@ func (im *importer) graphbolt(ctx context.Context, path string, m *graphboltMeta
 		}
 		if err := im.oneRowEach(features, "features"); err != nil {
 			return err
+		}
+		if sh := features.Header.Shape; len(sh) != 2 || sh[1] < 1 {
+			return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", features.Name, features.Header.ShapeString())
 		}
 	}
 	labels, labelFile, splits, err := im.graphboltSets(ctx, path, m)
@@ -193,9 +213,9 @@ func (im *importer) graphboltPath(meta, what string, d *graphboltData) (string, 
 	switch d.Format {
 	case "numpy":
 	case "torch":
-		return "", errs.New(errs.Usage, "%s: %s is of format torch (%s), which only PyTorch can read; write it with numpy.save(FILE, torch.load(…).numpy()) and say format: numpy", meta, what, d.Path)
+		return "", errs.New(errs.Usage, "%s: %s is of format torch (%s), which only PyTorch can read; write it with numpy.save(FILE, torch.load(…).numpy()) and say format: numpy", meta, what, brief(d.Path))
 	default:
-		return "", errs.New(errs.Usage, "%s: %s is of format %q, numpy is needed", meta, what, d.Format)
+		return "", errs.New(errs.Usage, "%s: %s is of format %.40q, numpy is needed", meta, what, d.Format)
 	}
 	return im.graphboltFile(meta, what, d)
 }
@@ -206,7 +226,7 @@ func (im *importer) graphboltFile(meta, what string, d *graphboltData) (string, 
 	}
 	p := d.in(im.o.In)
 	if !isFile(p) {
-		return "", errs.New(errs.Usage, "%s: %s is in %s, which is not there", meta, what, p)
+		return "", errs.New(errs.Usage, "%s: %s is in %s, which is not there or no file", meta, what, brief(d.Path))
 	}
 	return p, nil
 }
@@ -257,9 +277,9 @@ func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltDat
 	case len(names) == 0:
 		return nil, errs.New(errs.Usage, "%s has no feature_data of nodes; give features with --features FILE", path)
 	case len(found) == 0:
-		return nil, errs.New(errs.Usage, "--feature %s: %s has %s", want, path, strings.Join(names, ", "))
+		return nil, errs.New(errs.Usage, "--feature %s: %s has %s", want, path, briefNames(names))
 	case len(found) > 1:
-		return nil, errs.New(errs.Usage, "%s has several feature_data of nodes; choose one of %s with --feature", path, strings.Join(names, ", "))
+		return nil, errs.New(errs.Usage, "%s has several feature_data of nodes; choose one of %s with --feature", path, briefNames(names))
 	}
 	return found[0], nil
 }
@@ -281,11 +301,14 @@ func (im *importer) graphboltSets(ctx context.Context, path string, m *graphbolt
 	switch {
 	case len(tasks) == 1:
 	case o.Format.Task != "":
-		return nil, "", nil, errs.New(errs.Usage, "--task %s: %s has %s", o.Format.Task, path, orNone(names))
+		return nil, "", nil, errs.New(errs.Usage, "--task %s: %s has %s", o.Format.Task, path, briefNames(names))
 	case len(tasks) > 1:
-		return nil, "", nil, errs.New(errs.Usage, "%s has several tasks; choose one of %s with --task", path, strings.Join(names, ", "))
+		return nil, "", nil, errs.New(errs.Usage, "%s has several tasks; choose one of %s with --task", path, briefNames(names))
 	case !o.UnlabelledOK && o.Labels == "":
 		return nil, "", nil, errs.New(errs.Usage, "%s has no tasks, so no labels; --unlabelled-ok imports it without", path)
+	}
+	if err := im.needMemory(path+": a label for each of the \"num\" nodes", im.m.Nodes, 4); err != nil {
+		return nil, "", nil, err
 	}
 	labels = make([]int32, im.m.Nodes)
 	for v := range labels {
@@ -364,7 +387,7 @@ func (im *importer) graphboltSet(meta, name string, data []*graphboltData, label
 	if n := b.Header.Elements(); n != int64(len(set.ids)) {
 		return set, false, errs.New(errs.Usage, "%s has shape %s, %s has %d nodes; one label for each is needed", b.Name, b.Header.ShapeString(), a.Name, len(set.ids))
 	}
-	classes, err := labelArray(b)
+	classes, err := im.labelArray(b)
 	if err != nil {
 		return set, false, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -148,11 +149,15 @@ func (im *importer) igb(ctx context.Context) error {
 func (im *importer) igbLabels(a *npy.Array) ([]int32, error) {
 	n, labelled := im.m.Nodes, igb.labelled[im.o.Format.Classes]
 	if n != igb.full || labelled >= n {
-		return labelArray(a)
+		return im.labelArray(a)
 	}
 	first := *a
 	first.Header.Shape = []int64{labelled}
-	labels, err := labelArray(&first)
+	if err := im.needMemory(a.Name+": a label for each node", n-labelled, 4); err != nil {
+		return nil, err
+	}
+	labels, err := im.labelArray(&first)
+	labels = slices.Grow(labels, int(n)-len(labels))
 	for err == nil && int64(len(labels)) < n {
 		labels = append(labels, noLabel)
 	}

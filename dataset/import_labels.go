@@ -25,10 +25,13 @@ func labelOf(x float64) (int32, bool) {
 
 // labelArray reads labels: shape [nodes] or [nodes, 1]. Labels fit in memory at 4 bytes a node
 // beside the splits' bitmap; everything larger is streamed.
-func labelArray(a *npy.Array) ([]int32, error) {
+func (im *importer) labelArray(a *npy.Array) ([]int32, error) {
 	sh := a.Header.Shape
 	if len(sh) == 0 || len(sh) > 2 || len(sh) == 2 && sh[1] != 1 {
 		return nil, errs.New(errs.Usage, "%s: labels have shape %s, must be (nodes,) or (nodes, 1)", a.Name, a.Header.ShapeString())
+	}
+	if err := im.needMemory(a.Name+": a label for each node", sh[0], 4); err != nil {
+		return nil, err
 	}
 	r, err := a.Reader(0)
 	if err != nil {
@@ -79,6 +82,9 @@ type splitSet struct {
 // labelsAndSplits writes labels and the three splits. given is empty, or has the three
 // splits; labels is nil when there are none.
 func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []splitSet) error {
+	if im.o.MakeSplits {
+		given, im.splitOf = nil, nil
+	}
 	if labels == nil {
 		im.m.Unlabelled = im.m.Nodes
 	} else if err := im.checkLabels(labels, labelsFile, given); err != nil {
@@ -110,8 +116,18 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	if err := im.deal(sp, labels, given); err != nil {
 		return errors.Join(err, sp.discard())
 	}
-	im.m.Train, im.m.Val, im.m.Test, err = sp.close()
-	return err
+	if im.m.Train, im.m.Val, im.m.Test, err = sp.close(); err != nil {
+		return err
+	}
+	if len(given) == 0 && labels != nil && im.splitOf == nil {
+		why := "the input has no splits"
+		if im.o.MakeSplits {
+			why = "--make-splits"
+		}
+		im.m.Source.Options["split"] = "random"
+		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, at random by seed %d", why, im.m.Train, im.m.Val, im.m.Test, im.o.Seed)
+	}
+	return nil
 }
 
 // unlabelled writes n nodes without a label, of which no array is made: without labels, the number of nodes has no bound.
@@ -175,6 +191,9 @@ func (im *importer) deal(sp *splitter, labels []int32, given []splitSet) error {
 			}
 		}
 		return nil
+	}
+	if err := im.needMemory("the split of each node", im.m.Nodes, 1); err != nil {
+		return err
 	}
 	owner := make([]byte, im.m.Nodes)
 	for i, g := range given {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // lineBlock is some whole lines of a text file.
@@ -43,7 +45,7 @@ func (c *counted) Read(b []byte) (int, error) {
 // lines on all cores, and take gets the results in the order of the file, on the caller's goroutine. Memory is bounded by a
 // few blocks. What parse returns must not point into the block's text.
 func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T, error), take func(T, lineBlock) error) error {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return errs.With(errs.Usage, err)
 	}
@@ -217,7 +219,7 @@ func number(b []byte, bits int) (float64, bool) {
 		return 0, false
 	}
 	x, err := strconv.ParseFloat(unsafe.String(unsafe.SliceData(b), len(b)), bits)
-	return x, err == nil || errors.Is(err, strconv.ErrRange)
+	return x, err == nil || errors.Is(err, strconv.ErrRange) && !math.IsInf(x, 0)
 }
 
 // numberRows are rows of dim numbers each.
@@ -240,7 +242,7 @@ func parseRows(b lineBlock) (numberRows, error) {
 			f, s, more = cutComma(s)
 			x, ok := number(f, 32)
 			if !ok {
-				return b.bad(line, "%q in column %d is not a number", clip(f), len(out.v)-from+1)
+				return b.bad(line, "%q in column %d is not a number that float32 can hold", clip(f), len(out.v)-from+1)
 			}
 			out.v = append(out.v, float32(x))
 		}
@@ -323,6 +325,9 @@ func csvColumn(ctx context.Context, path string, take func(pos, line int64, x fl
 
 // csvLabels reads the classes of the nodes.
 func (im *importer) csvLabels(ctx context.Context, path string) ([]int32, error) {
+	if err := im.needMemory(path+": a label for each node", im.m.Nodes, 4); err != nil {
+		return nil, err
+	}
 	labels := make([]int32, 0, im.m.Nodes)
 	err := csvColumn(ctx, path, func(pos, line int64, x float64) error {
 		l, ok := labelOf(x)
@@ -349,8 +354,9 @@ func (im *importer) csvIDs(ctx context.Context, path string) ([]int64, error) {
 		if float64(v) != x || v < 0 || v >= im.m.Nodes {
 			return errs.New(errs.Usage, "%s:%d: %v is not a node id from 0 to %d", path, line, x, im.m.Nodes-1)
 		}
-		ids = append(ids, v)
-		return nil
+		var err error
+		ids, err = im.addID(ids, v, path)
+		return err
 	})
 	return ids, err
 }

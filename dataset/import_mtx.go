@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // ImportMTX imports the pattern of a sparse matrix in MatrixMarket's coordinate format, plain or .gz: entry
@@ -29,6 +30,9 @@ func ImportMTX(ctx context.Context, o ImportOptions) error {
 	return runImport(o, "mtx", func(im *importer) error {
 		im.m.Nodes = m.n
 		im.m.Source.Options["matrix"] = m.field + " " + m.symmetry
+		if m.values > 0 {
+			o.note("not used of %s: the values of its entries; models take no edge weights", m.path)
+		}
 		return im.around(ctx, m.path, m.edges())
 	})
 }
@@ -48,17 +52,14 @@ var mtxPartBytes int64 = 8 << 20
 
 func openMTX(path string) (*mtx, error) {
 	m := &mtx{path: path, gz: strings.HasSuffix(path, ".gz")}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
-	}
-	if !st.Mode().IsRegular() { // it is read in parts, and again
-		return nil, errs.New(errs.Usage, "%s is no regular file; --in must be a MatrixMarket file, plain or .gz", path)
 	}
 	m.size = st.Size()
 	t, err := m.text(f, 0, m.size)
@@ -131,7 +132,7 @@ func (m *mtx) heading(t *mtxText) error {
 		return t.bad("%q is not \"%%%%MatrixMarket matrix coordinate FIELD SYMMETRY\"", clip(t.text))
 	}
 	if b[1] != "matrix" || b[2] != "coordinate" {
-		return t.bad("a %s in %s format; only matrices in coordinate format are graphs", b[1], b[2])
+		return t.bad("a %s in %s format; only matrices in coordinate format are graphs", brief(b[1]), brief(b[2]))
 	}
 	m.field, m.symmetry = b[3], b[4]
 	var ok bool
@@ -240,7 +241,7 @@ func (m *mtx) edges() edgeSource {
 	return edgeSource{
 		Name: m.path, Unit: "edges", Total: m.entries, Parts: parts,
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error, done func(int64)) error {
-			f, err := os.Open(m.path)
+			f, err := regular.Open(m.path)
 			if err != nil {
 				return errs.With(errs.Usage, err)
 			}

@@ -3,49 +3,59 @@ package dataset
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
 )
 
-// The names under which arrays are looked for, in a directory (with ".npy") and in an archive.
+// The names under which arrays are looked for, in a directory (with ".npy") and in an archive. The first of each is ours;
+// the others are those of NumPy exports of PyTorch Geometric, DGL and OGB, and of the heterophilous graphs of
+// Platonov et al. (ICLR 2023).
 var (
-	edgeNames    = []string{"edge_index", "edges", "edge"}
-	featureNames = []string{"features", "node_feat", "feat", "feats", "x"}
-	labelNames   = []string{"labels", "node_label", "label", "y"}
+	edgeNames    = []string{"edge_index", "edges", "edge", "edge_list"}
+	featureNames = []string{"features", "node_feat", "feat", "feats", "x", "node_features", "node_feats"}
+	labelNames   = []string{"labels", "node_label", "label", "y", "node_labels"}
 	splitNames   = [3][]string{
-		{"train", "train_idx", "train_mask", "idx_train"},
-		{"val", "valid", "val_idx", "valid_idx", "val_mask", "idx_val"},
-		{"test", "test_idx", "test_mask", "idx_test"},
+		{"train", "train_idx", "train_mask", "idx_train", "train_masks", "train_ids", "train_index", "train_indices"},
+		{"val", "valid", "val_idx", "valid_idx", "val_mask", "idx_val", "val_masks", "valid_mask", "valid_masks", "val_ids", "val_index", "val_indices"},
+		{"test", "test_idx", "test_mask", "idx_test", "test_masks", "test_ids", "test_index", "test_indices"},
 	}
 )
+
+// ArrayNames are the names that ImportOptions.Map gives the input's names for.
+var ArrayNames = []string{"edge_index", "indptr", "indices", "features", "labels", "train", "val", "test"}
 
 // arrays finds arrays by name in a directory or an archive.
 type arrays struct {
 	dir     string
 	archive *npy.Archive
+	theirs  map[string]string // the input's name for one of ArrayNames
+	used    map[string]bool
 }
 
-func openArrays(in string) (*arrays, error) {
+func openArrays(in string, theirs map[string]string) (*arrays, error) {
+	a := &arrays{theirs: theirs, used: map[string]bool{}}
 	st, err := os.Stat(in)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
-	if st.IsDir() {
-		return &arrays{dir: in}, nil
-	}
-	if strings.HasSuffix(in, ".npz") {
-		a, err := npy.OpenArchive(in)
-		return &arrays{archive: a}, err
-	}
-	if strings.HasSuffix(in, ".npy") {
+	switch {
+	case st.IsDir():
+		a.dir = in
+	case strings.HasSuffix(in, ".npz"):
+		if a.archive, err = npy.OpenArchive(in); err != nil {
+			return nil, err
+		}
+	case strings.HasSuffix(in, ".npy"):
 		return nil, errs.New(errs.Usage, "%s is one array; give the directory that holds %s.npy, %s.npy and %s.npy, or an .npz", in, edgeNames[0], featureNames[0], labelNames[0])
+	default:
+		return nil, errs.New(errs.Usage, "%s: neither a directory of .npy files nor an .npz archive", in)
 	}
-	return nil, errs.New(errs.Usage, "%s: neither a directory of .npy files nor an .npz archive", in)
+	return a, nil
 }
 
 func (a *arrays) close() error {
@@ -55,27 +65,56 @@ func (a *arrays) close() error {
 	return nil
 }
 
-// find opens the first of names that is there, or returns nil.
+// find opens the array that Map names for the first of names, or else the first of names that is there, or returns nil.
 func (a *arrays) find(names ...string) (*npy.Array, error) {
-	if a.archive != nil {
-		for _, n := range names {
-			for _, have := range a.archive.Names() {
-				if have == n {
-					return a.archive.Array(n)
-				}
-			}
-		}
-		return nil, nil
+	mapped := a.theirs[names[0]]
+	if mapped != "" {
+		names = []string{mapped}
 	}
+	have := a.names()
 	for _, n := range names {
-		path := filepath.Join(a.dir, n+".npy")
-		if _, err := os.Stat(path); err == nil {
-			return npy.Open(path)
-		} else if !errors.Is(err, os.ErrNotExist) {
-			return nil, errs.With(errs.Usage, err)
+		if !slices.Contains(have, n) {
+			continue
 		}
+		a.used[n] = true
+		if a.archive != nil {
+			return a.archive.Array(n)
+		}
+		return npy.Open(filepath.Join(a.dir, n+".npy"))
+	}
+	if mapped != "" {
+		return nil, errs.New(errs.Usage, "--map: %s has no array %s (it has %s)", a.where(), brief(mapped), briefNames(have))
 	}
 	return nil, nil
+}
+
+// names lists the arrays.
+func (a *arrays) names() (names []string) {
+	if a.archive != nil {
+		return a.archive.Names()
+	}
+	for _, n := range unusedFiles(a.dir) {
+		if n, ok := strings.CutSuffix(n, ".npy"); ok {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// unused lists the arrays that nobody took, and in a folder also the files that are no arrays.
+func (a *arrays) unused() (names []string) {
+	all := a.names()
+	if a.archive != nil {
+		all = append(all, a.archive.Others()...)
+	} else {
+		all = unusedFiles(a.dir)
+	}
+	for _, n := range all {
+		if !a.used[strings.TrimSuffix(n, ".npy")] {
+			names = append(names, n)
+		}
+	}
+	return names
 }
 
 func (a *arrays) where() string {
@@ -91,14 +130,15 @@ func (a *arrays) where() string {
 //	indptr and indices                     CSC: in-neighbours of v at indices[indptr[v]:indptr[v+1]]
 //	features (node_feat, feat, feats, x)   [nodes, dim], floats of any width
 //	labels (node_label, label, y)          [nodes] or [nodes, 1], integers or floats, NaN or -1 = none
-//	train, val (valid), test               node ids, also as *_idx, idx_*; or bool masks, also as *_mask
+//	train, val (valid), test               node ids, also as *_idx, idx_*; or masks, also as *_mask, *_masks
 //
-// The splits are optional: all three or none. Every array is streamed.
+// The splits are optional: all three or none. Every array is streamed. Map gives other names. Arrays that nobody takes are
+// named, and where they look like splits, and there are no others, the import is refused.
 func ImportNPY(ctx context.Context, o ImportOptions) (err error) {
 	if err := o.fill(); err != nil {
 		return err
 	}
-	in, err := openArrays(o.In)
+	in, err := openArrays(o.In, o.Map)
 	if err != nil {
 		return err
 	}
@@ -111,7 +151,7 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 	im.m.Source.From = []string{filepath.Base(filepath.Clean(o.In))}
 	need := func(a *npy.Array, err error, what string, names []string) (*npy.Array, error) {
 		if err == nil && a == nil {
-			err = errs.New(errs.Usage, "%s has no %s (looked for %s)", in.where(), what, strings.Join(names, ", "))
+			err = errs.New(errs.Usage, "%s has no %s (looked for %s; it has %s); --map THEIRS=%s names them", in.where(), what, strings.Join(names, ", "), briefNames(in.names()), names[0])
 		}
 		return a, err
 	}
@@ -131,7 +171,7 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 	}
 	lab, err := get(o.Labels, labelNames)
 	if err == nil && lab == nil && !o.UnlabelledOK {
-		return errs.New(errs.Usage, "%s has no labels (looked for %s); --unlabelled-ok imports it without", in.where(), strings.Join(labelNames, ", "))
+		return errs.New(errs.Usage, "%s has no labels (looked for %s; it has %s); --map THEIRS=labels names them, --unlabelled-ok imports it without", in.where(), strings.Join(labelNames, ", "), briefNames(in.names()))
 	}
 	if err != nil {
 		return err
@@ -148,7 +188,7 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 	var labels []int32
 	labelsFile := ""
 	if lab != nil {
-		if labels, err = labelArray(lab); err != nil {
+		if labels, err = im.labelArray(lab); err != nil {
 			return err
 		}
 		labelsFile = lab.Name
@@ -159,23 +199,42 @@ func (im *importer) fromArrays(ctx context.Context, in *arrays) error {
 	if nodesFrom == "" {
 		return errs.New(errs.Usage, "%s: nothing tells the number of nodes; give --nodes", in.where())
 	}
+	if err := im.checkNodes(nodesFrom); err != nil {
+		return err
+	}
 	splitsIn := in
 	if o.SplitDir != "" {
-		splitsIn = &arrays{dir: o.SplitDir}
+		splitsIn = &arrays{dir: o.SplitDir, used: map[string]bool{}}
 	}
-	splits, err := im.splitArrays(splitsIn)
-	if err != nil {
-		return err
+	var splits []splitSet
+	if !o.MakeSplits {
+		if splits, err = im.splitArrays(splitsIn); err != nil {
+			return err
+		}
 	}
 	// The small and likely wrong things are checked by now; next the long ones.
 	edges, err := in.find(edgeNames...)
 	if err != nil {
 		return err
 	}
+	var ptr, idx *npy.Array
+	if edges == nil {
+		if ptr, idx, err = findCSC(in); err != nil {
+			return err
+		}
+	}
+	unused := in.unused()
+	if len(splits) == 0 && !o.MakeSplits {
+		if odd := slices.DeleteFunc(slices.Clone(unused), func(n string) bool { return !looksLikeSplit(n) }); len(odd) > 0 {
+			return errs.New(errs.Usage, "%s holds %s, which may be its splits, and none that is known; name them with --map, as in --map %s=train, give --splits DIR, or --make-splits to deal new ones",
+				in.where(), briefNames(odd), brief(odd[0]))
+		}
+	}
+	im.noteUnused(in.where(), unused)
 	if edges != nil {
 		err = im.edgeIndex(ctx, edges)
 	} else {
-		err = im.cscArrays(ctx, in)
+		err = im.cscArrays(ctx, ptr, idx)
 	}
 	if err != nil {
 		return err
@@ -314,19 +373,22 @@ func fill(r *npy.Reader, dst []int64) error {
 	return nil
 }
 
-// cscArrays takes the edges of indptr and indices.
-func (im *importer) cscArrays(ctx context.Context, in *arrays) error {
-	ptr, err := in.find("indptr")
-	if err != nil {
-		return err
+func findCSC(in *arrays) (ptr, idx *npy.Array, err error) {
+	if ptr, err = in.find("indptr"); err != nil {
+		return nil, nil, err
 	}
-	idx, err := in.find("indices")
-	if err != nil {
-		return err
+	if idx, err = in.find("indices"); err != nil {
+		return nil, nil, err
 	}
 	if ptr == nil || idx == nil {
-		return errs.New(errs.Usage, "%s has no edges (looked for %s, or indptr and indices)", in.where(), strings.Join(edgeNames, ", "))
+		return nil, nil, errs.New(errs.Usage, "%s has no edges (looked for %s, or indptr and indices; it has %s); --map THEIRS=edge_index names them",
+			in.where(), strings.Join(edgeNames, ", "), briefNames(in.names()))
 	}
+	return ptr, idx, nil
+}
+
+// cscArrays takes the edges of indptr and indices.
+func (im *importer) cscArrays(ctx context.Context, ptr, idx *npy.Array) error {
 	nodes := im.m.Nodes
 	if len(ptr.Header.Shape) != 1 || ptr.Header.Shape[0] != nodes+1 {
 		return errs.New(errs.Usage, "%s has shape %s, the %d nodes need (%d,)", ptr.Name, ptr.Header.ShapeString(), nodes, nodes+1)
@@ -439,43 +501,4 @@ func (im *importer) splitArrays(in *arrays) ([]splitSet, error) {
 		return nil, errs.New(errs.Usage, "%s has no split %q; give all three splits or none", in.where(), missing[0])
 	}
 	return sets, nil
-}
-
-// splitIDs reads a list of ids, or a mask.
-func (im *importer) splitIDs(a *npy.Array) ([]int64, error) {
-	if len(a.Header.Shape) != 1 {
-		return nil, errs.New(errs.Usage, "%s: a split has shape %s, must be one-dimensional", a.Name, a.Header.ShapeString())
-	}
-	r, err := a.Reader(0)
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	mask := a.Header.DType.Kind == 'b'
-	if mask && a.Header.Shape[0] != im.m.Nodes {
-		return nil, errs.New(errs.Usage, "%s is a mask of %d nodes, there are %d", a.Name, a.Header.Shape[0], im.m.Nodes)
-	}
-	var ids []int64
-	buf := make([]int64, 32<<10)
-	for pos := int64(0); ; {
-		n, err := r.Ints(buf)
-		if errors.Is(err, io.EOF) {
-			return ids, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range buf[:n] {
-			switch {
-			case mask && x != 0:
-				ids = append(ids, pos)
-			case mask:
-			case x < 0 || x >= im.m.Nodes:
-				return nil, badID(a.Name, pos, x, im.m.Nodes)
-			default:
-				ids = append(ids, x)
-			}
-			pos++
-		}
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/csv"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 const ogbFolder = "an OGB node dataset as it is unpacked: raw/edge.csv.gz and the files beside it, or raw/data.npz and raw/node-label.npz, and split/"
@@ -41,7 +43,7 @@ func ImportOGB(ctx context.Context, o ImportOptions) error {
 		if err != nil {
 			return err
 		}
-		return errs.New(errs.Usage, "%s has several types of edges (%s); graphs with one type of nodes and edges can be imported", o.In, strings.Join(names, "; "))
+		return errs.New(errs.Usage, "%s has several types of edges (%s); graphs with one type of nodes and edges can be imported", o.In, briefNames(names))
 	}
 	return runFormat(o, "ogb", func(im *importer) error {
 		switch {
@@ -83,6 +85,11 @@ func (im *importer) ogbText(ctx context.Context, raw string) error {
 	if err != nil {
 		return err
 	}
+	unused := unusedFiles(raw, "num-node-list.csv.gz", "num-edge-list.csv.gz", labelFile, "edge.csv.gz", "node-feat.csv.gz")
+	if o.Features != "" || o.FeatureFn != "" {
+		unused = append(unused, "node-feat.csv.gz")
+	}
+	im.noteUnused(raw, unused)
 	// The small and likely wrong things are checked by now; next the long ones.
 	if err := im.edgesFrom(ctx, csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, edges, inverse)); err != nil {
 		return err
@@ -141,6 +148,9 @@ func (im *importer) ogbBinary(ctx context.Context, raw string) (err error) {
 	if o.Format.AddInverse == "yes" {
 		return errs.New(errs.Usage, "--add-inverse-edge yes: OGB adds no edges to datasets in data.npz; take it away")
 	}
+	im.noteUnused(data.Path, slices.DeleteFunc(append(data.Names(), data.Others()...), func(n string) bool {
+		return n == "num_nodes_list" || n == "num_edges_list" || n == "edge_index" || n == "node_feat" && o.Features == "" && o.FeatureFn == ""
+	}))
 	labels, labelFile, err := im.ogbBinaryLabels(ctx, raw)
 	if err != nil {
 		return err
@@ -243,6 +253,9 @@ func (im *importer) ogbSplits(ctx context.Context) ([]splitSet, error) {
 	if o.SplitDir != "" {
 		return im.folderSplits(ctx, o.SplitDir)
 	}
+	if o.MakeSplits {
+		return nil, nil
+	}
 	dir := filepath.Join(o.In, "split")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) && o.Format.Split == "" {
@@ -308,12 +321,12 @@ func (im *importer) absIn() string {
 
 // ogbMaster reads add_inverse_edge from OGB's table of datasets, which has a column for each of them.
 func ogbMaster(path, folder string) (bool, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return false, errs.With(errs.Usage, err)
 	}
 	defer f.Close()
-	rows, err := csv.NewReader(f).ReadAll()
+	rows, err := csv.NewReader(io.LimitReader(f, maxMetaYAML)).ReadAll()
 	if err != nil {
 		return false, errs.New(errs.Usage, "%s: %w", path, err)
 	}
@@ -333,7 +346,7 @@ func ogbMaster(path, folder string) (bool, error) {
 			case "False":
 				return false, nil
 			}
-			return false, errs.New(errs.Usage, "%s: add_inverse_edge of %s is %q, must be True or False", path, rows[0][col], r[col])
+			return false, errs.New(errs.Usage, "%s: add_inverse_edge of %s is %.40q, must be True or False", path, brief(rows[0][col]), r[col])
 		}
 	}
 	return false, errs.New(errs.Usage, "%s does not say add_inverse_edge of %s; give --add-inverse-edge yes or no", path, folder)

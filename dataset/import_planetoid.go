@@ -20,6 +20,7 @@ const planetoidVal = 500
 // zeros and no label. The splits are the public ones: as many training nodes as y has rows, the 500 nodes after
 // them, and test.index. The graph is undirected: each edge gets its opposite, repeated ones go.
 func ImportPlanetoid(ctx context.Context, o ImportOptions) error {
+	name := o.Name
 	if err := o.fillFor(o.In + ".graph"); err != nil {
 		return err
 	}
@@ -34,7 +35,7 @@ func ImportPlanetoid(ctx context.Context, o ImportOptions) error {
 	if n := o.Format.NormalizeFeatures; n != "" && n != "row" {
 		return errs.New(errs.Usage, "--normalize-features %q is not known; give row, or leave it out", n)
 	}
-	prefix, err := planetoidPrefix(o.In)
+	prefix, err := planetoidPrefix(o.In, name)
 	if err != nil {
 		return err
 	}
@@ -43,8 +44,8 @@ func ImportPlanetoid(ctx context.Context, o ImportOptions) error {
 	return runImport(o, "planetoid", func(im *importer) error { return im.fromPlanetoid(ctx, prefix) })
 }
 
-// planetoidPrefix finds dir/ind.NAME.
-func planetoidPrefix(in string) (string, error) {
+// planetoidPrefix finds dir/ind.NAME; of several, the one that is called name.
+func planetoidPrefix(in, name string) (string, error) {
 	if isFile(in + ".graph") {
 		return in, nil
 	}
@@ -60,7 +61,15 @@ func planetoidPrefix(in string) (string, error) {
 		return "", errs.New(errs.Usage, "%s has no ind.NAME.graph; give the folder of a Planetoid dataset", in)
 	}
 	if len(names) > 1 {
-		return "", errs.New(errs.Usage, "%s has %d datasets; give the path of one, such as %s", in, len(names), names[0])
+		var have []string
+		for _, n := range names {
+			one := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(n), "ind."), ".graph")
+			if strings.EqualFold(one, name) {
+				return strings.TrimSuffix(n, ".graph"), nil
+			}
+			have = append(have, one)
+		}
+		return "", errs.New(errs.Usage, "%s has %d datasets; choose one of %s with --name, or give the path of one, such as %s", in, len(names), briefNames(have), names[0])
 	}
 	return strings.TrimSuffix(names[0], ".graph"), nil
 }
@@ -77,7 +86,7 @@ type planetoid struct {
 
 func (im *importer) fromPlanetoid(ctx context.Context, prefix string) error {
 	p := &planetoid{prefix: prefix}
-	if err := p.load(); err != nil {
+	if err := p.load(max(memoryBudget(im.o.Memory), leastMemory) / 8); err != nil {
 		return err
 	}
 	o := &im.o
@@ -120,19 +129,19 @@ func (p *planetoid) bad(part, format string, a ...any) error {
 	return errs.New(errs.Usage, "%s: "+format, append([]any{p.file(part)}, a...)...)
 }
 
-// load reads all files and checks them against each other.
-func (p *planetoid) load() error {
+// load reads all files, each in at most memory bytes, and checks them against each other.
+func (p *planetoid) load(memory int64) error {
 	for _, f := range []struct {
 		part string
 		to   **pickle.CSR
 	}{{"x", &p.x}, {"tx", &p.tx}, {"allx", &p.allx}} {
-		v, err := pickle.Load(p.file(f.part))
+		v, err := pickle.Load(p.file(f.part), memory)
 		if err != nil {
 			return err
 		}
 		m, ok := v.(*pickle.CSR)
 		if !ok {
-			return p.bad(f.part, "holds %T, not a csr_matrix of features", v)
+			return p.bad(f.part, "holds %s, not a csr_matrix of features", pickle.Describe(v))
 		}
 		if m.Cols < 1 || m.Cols > maxDim {
 			return p.bad(f.part, "%d features per node; 1 to %d are read", m.Cols, maxDim)
@@ -145,7 +154,7 @@ func (p *planetoid) load() error {
 		rows *pickle.CSR
 		x    string
 	}{{"y", &p.y, p.x, "x"}, {"ty", &p.ty, p.tx, "tx"}, {"ally", &p.ally, p.allx, "allx"}} {
-		v, err := pickle.Load(p.file(f.part))
+		v, err := pickle.Load(p.file(f.part), memory)
 		if err != nil {
 			return err
 		}
@@ -173,13 +182,13 @@ func (p *planetoid) load() error {
 	if p.x.Rows < 1 || p.x.Rows > p.allx.Rows {
 		return p.bad("x", "has %d rows, which must be the first of the %d of allx", p.x.Rows, p.allx.Rows)
 	}
-	v, err := pickle.Load(p.file("graph"))
+	v, err := pickle.Load(p.file("graph"), memory)
 	if err != nil {
 		return err
 	}
 	var ok bool
 	if p.graph, ok = v.(*pickle.Dict); !ok {
-		return p.bad("graph", "holds %T, not a dictionary of neighbours", v)
+		return p.bad("graph", "holds %s, not a dictionary of neighbours", pickle.Describe(v))
 	}
 	return p.testIndex()
 }
@@ -234,13 +243,13 @@ func (p *planetoid) edges() edgeSource {
 				v, ok := k.(int64)
 				l, ok2 := p.graph.Values[i].(*pickle.List)
 				if !ok || !ok2 || v < 0 || v >= p.nodes {
-					return p.bad("graph", "entry %d is %v: not a node id below %d with a list", i, k, p.nodes)
+					return p.bad("graph", "entry %d is %s: not a node id below %d with a list", i, pickle.Describe(k), p.nodes)
 				}
 				src, dst := make([]int64, len(l.Items)), make([]int64, len(l.Items))
 				for j, x := range l.Items {
 					u, ok := x.(int64)
 					if !ok || u < 0 || u >= p.nodes {
-						return p.bad("graph", "neighbour %d of node %d is %v: not a node id below %d", j, v, x, p.nodes)
+						return p.bad("graph", "neighbour %d of node %d is %s: not a node id below %d", j, v, pickle.Describe(x), p.nodes)
 					}
 					src[j], dst[j] = u, v
 				}
@@ -292,7 +301,12 @@ func (im *importer) planetoidFeatures(p *planetoid) error {
 				sum = 1
 			}
 			for i := lo; i < hi; i++ {
-				row[m.Indices[i]] += float32(m.Values[i] / sum)
+				x := m.Values[i] / sum
+				if f := float32(x); f-f != 0 && x-x == 0 {
+					_ = w.out.discard()
+					return errs.New(errs.Usage, "%s: feature %d of node %d is %g, which float32 cannot hold; scale the features", p.prefix, m.Indices[i], v, x)
+				}
+				row[m.Indices[i]] += float32(x)
 			}
 		} else {
 			gaps++
@@ -326,7 +340,7 @@ func (p *planetoid) labels() ([]int32, error) {
 				if int64(v) >= p.allx.Rows {
 					part = "ty"
 				}
-				return nil, p.bad(part, "row %d is not one-hot: %v", r, y[r])
+				return nil, p.bad(part, "row %d is not one-hot: class %d has %v", r, c, x)
 			}
 			labels[v] = int32(c)
 		}

@@ -120,7 +120,7 @@ func TestImportPlanetoidRefuses(t *testing.T) {
 		"truncated":             {"allx", planetoidFiles()["allx"][:200], "ind.toy.allx: offset "},
 		"other class":           {"graph", "\x80\x02cos\nsystem\nU\x02ls\x85R.", `ind.toy.graph: offset 2: "os system"`},
 		"text":                  {"x", "1 2 3\n", "ind.toy.x: offset 0: opcode 0x31"},
-		"no matrix":             {"x", pyOneHot(3, 1), "ind.toy.x: holds *pickle.Array, not a csr_matrix"},
+		"no matrix":             {"x", pyOneHot(3, 1), "ind.toy.x: holds an array, not a csr_matrix"},
 		"no labels":             {"ty", pyGraph(nil), "ind.toy.ty: holds no array"},
 		"rows differ":           {"ty", pyOneHot(3, 1), "ind.toy.ty: has 1 rows, "},
 		"classes differ":        {"ally", pyOneHot(4, 2, 0, 1, 1), "ind.toy.ally: has 4 classes"},
@@ -135,7 +135,7 @@ func TestImportPlanetoidRefuses(t *testing.T) {
 		"a neighbour far off":   {"graph", pyGraph(map[int][]int{0: {7}}, 0), "neighbour 0 of node 0 is 7"},
 		"a node far off":        {"graph", pyGraph(map[int][]int{9: {0}}, 9), "entry 0 is 9: not a node id below 7"},
 		"a negative neighbour":  {"graph", pyGraph(map[int][]int{0: {-1}}, 0), "neighbour 0 of node 0 is -1"},
-		"a graph that is none":  {"graph", pyOneHot(3, 1), "ind.toy.graph: holds *pickle.Array"},
+		"a graph that is none":  {"graph", pyOneHot(3, 1), "ind.toy.graph: holds an array"},
 		"a label that is empty": {"y", pyOneHot(3, 2, 9), "ind.toy.y: row 1 differs"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // RawOptions say what headerless arrays cannot: which files they are and how they are laid out. Empty
@@ -27,7 +29,6 @@ type RawOptions struct {
 	IndexDType      string // of indptr and indices
 	FeatureDType    string
 	LabelDType      string
-	MakeSplits      bool // deal new splits though the folder has some that cannot be read
 }
 
 // RawLayouts are the layouts that ImportRaw knows.
@@ -61,6 +62,9 @@ func ImportRaw(ctx context.Context, o ImportOptions) error {
 	o.inputs = []string{o.Format.Raw.Indptr, o.Format.Raw.Indices}
 	return runImport(o, "raw", func(im *importer) error { return im.fromRaw(ctx, r) })
 }
+
+// maxRawEdges bounds the edges that a configuration may claim.
+const maxRawEdges = 1 << 48
 
 // rawIn is a folder of arrays and what is known of them.
 type rawIn struct {
@@ -182,8 +186,11 @@ func openRaw(o *ImportOptions) (*rawIn, error) {
 			*f.known = f.given
 		}
 	}
+	if r.nodes > maxTextNodes || r.edges > maxRawEdges || r.dim > maxDim {
+		return nil, errs.New(errs.Usage, "%s: the configuration, or a flag, says %d nodes, %d edges and %d features; at most %d, %d and %d are read", r.dir, r.nodes, r.edges, r.dim, int64(maxTextNodes), int64(maxRawEdges), maxDim)
+	}
 	r.unreadable = r.find("split_idx.pth", "split_idx.pt")
-	if r.unreadable != "" && o.SplitDir == "" && !opt.MakeSplits {
+	if r.unreadable != "" && o.SplitDir == "" && !o.MakeSplits {
 		return nil, torchFile(r.unreadable, `for k, v in torch.load("`+filepath.Base(r.unreadable)+`").items(): numpy.save(k + ".npy", v.numpy())`, "--splits DIR, or give --make-splits to deal new ones")
 	}
 	for part, f := range r.file {
@@ -253,7 +260,7 @@ func (r *rawIn) configure() error {
 // confJSON reads the configuration of Ginex and DiskGNN.
 func (r *rawIn) confJSON(setType func(part, name string) error) error {
 	path := filepath.Join(r.dir, "conf.json")
-	b, err := os.ReadFile(path)
+	b, err := regular.Read(path, maxMetaYAML)
 	if err != nil {
 		return errs.With(errs.Usage, err)
 	}
@@ -276,7 +283,7 @@ func (r *rawIn) confJSON(setType func(part, name string) error) error {
 		return errs.New(errs.Usage, "%s: %w", path, err)
 	}
 	bad := func(what string, shape []int64) error {
-		return errs.New(errs.Usage, "%s: %s is %v, num_nodes is %d", path, what, shape, c.Nodes)
+		return errs.New(errs.Usage, "%s: %s is %.60s, num_nodes is %d", path, what, fmt.Sprint(shape), c.Nodes)
 	}
 	if c.Nodes < 1 || c.Nodes > maxTextNodes {
 		return errs.New(errs.Usage, "%s: num_nodes is %d", path, c.Nodes)
@@ -297,7 +304,7 @@ func (r *rawIn) confJSON(setType func(part, name string) error) error {
 		}
 		r.dim = c.Features[1]
 	}
-	if c.Labels != nil && (len(c.Labels) > 2 || c.Labels[0] != c.Nodes || len(c.Labels) == 2 && c.Labels[1] != 1) {
+	if c.Labels != nil && (len(c.Labels) < 1 || len(c.Labels) > 2 || c.Labels[0] != c.Nodes || len(c.Labels) == 2 && c.Labels[1] != 1) {
 		return bad("labels_shape", c.Labels)
 	}
 	for part, name := range map[string]string{"indptr": c.TIndptr, "indices": c.TIndices, "features": c.TFeat, "labels": c.TLabels} {
@@ -311,9 +318,9 @@ func (r *rawIn) confJSON(setType func(part, name string) error) error {
 // metaTxt reads GNNLab's lines "NUM_NODE 123".
 func (r *rawIn) metaTxt() error {
 	path := filepath.Join(r.dir, "meta.txt")
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return errs.With(errs.Usage, err)
+		return err
 	}
 	defer f.Close()
 	to := map[string]*int64{"NUM_NODE": &r.nodes, "NUM_EDGE": &r.edges, "FEAT_DIM": &r.dim,
@@ -329,7 +336,7 @@ func (r *rawIn) metaTxt() error {
 			v, ok = parseID([]byte(w[1]))
 		}
 		if !ok {
-			return errs.New(errs.Usage, "%s:%d: %q is not a name and a number", path, line, sc.Text())
+			return errs.New(errs.Usage, "%s:%d: %q is not a name and a number", path, line, clip(sc.Bytes()))
 		}
 		*to[w[0]] = v
 	}
@@ -345,7 +352,7 @@ func (r *rawIn) metaTxt() error {
 // metaConfig reads Legion's one line, where it is in the folder: path, batch, vertices, edges, dim, sizes of the splits, …
 func (r *rawIn) metaConfig() error {
 	path := filepath.Join(r.dir, "meta_config")
-	b, err := os.ReadFile(path)
+	b, err := regular.Read(path, maxMetaYAML)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -518,7 +525,7 @@ func (im *importer) fromRaw(ctx context.Context, r *rawIn) error {
 		if err = errors.Join(err, last.Close()); err != nil {
 			return err
 		}
-		if r.edges = v[0]; r.edges < 0 || r.edges > 1<<48 {
+		if r.edges = v[0]; r.edges < 0 || r.edges > maxRawEdges {
 			return errs.New(errs.Usage, "%s: the last offset is %d, which is no number of edges; are the offsets of type %s?", ptr.Name, v[0], ptr.Header.DType)
 		}
 	}
@@ -555,6 +562,11 @@ func (im *importer) fromRaw(ctx context.Context, r *rawIn) error {
 	if err != nil {
 		return err
 	}
+	unused := unusedFiles(r.dir, append(slices.Collect(maps.Values(r.file)), r.split[0], r.split[1], r.split[2], "conf.json", "meta.txt", "meta_config")...)
+	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(splits) == 0 && labels != nil && !o.MakeSplits {
+		return errs.New(errs.Usage, "%s holds %s, which may be a split, and none that is known; give --splits DIR, or --make-splits to deal new ones", r.dir, brief(unused[i]))
+	}
+	im.noteUnused(r.dir, unused)
 	if err := im.edgesFrom(ctx, offsetEdges(ptr, idx, r.nodes, r.in)); err != nil {
 		return err
 	}
@@ -578,7 +590,7 @@ func (im *importer) rawSplits(ctx context.Context, r *rawIn) ([]splitSet, error)
 	if im.o.SplitDir != "" {
 		return im.folderSplits(ctx, im.o.SplitDir)
 	}
-	if im.o.Format.Raw.MakeSplits || r.split == [3]string{} {
+	if im.o.MakeSplits || r.split == [3]string{} {
 		return nil, nil
 	}
 	var sets []splitSet

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +12,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/regular"
 )
 
 // Arrays are copied to memory where that leaves room for the rest of a run, and mapped from their files where
@@ -43,7 +43,7 @@ func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64, b []
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}

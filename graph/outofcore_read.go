@@ -17,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/iouring"
+	"helios/internal/regular"
 )
 
 // Reads of a file's pages, many at a time, into a fixed set of slots: io_uring with O_DIRECT, and where the machine
@@ -117,7 +118,7 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 		}
 	}
 	if r.file == nil {
-		f, err := os.Open(path)
+		f, err := regular.Open(path)
 		if err != nil {
 			return nil, errs.New(errs.Device, "topology on storage: %w; make it readable, or import the dataset again", err)
 		}
@@ -131,7 +132,7 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 		// A file system may take the flag and refuse the read.
 		if _, err := r.file.ReadAt(r.mem[:filePage], 0); errors.Is(err, unix.EINVAL) {
 			_ = r.file.Close()
-			if r.file, err = os.Open(path); err != nil {
+			if r.file, err = regular.Open(path); err != nil {
 				return nil, errors.Join(errs.With(errs.Device, err), hostmem.Free(r.mem))
 			}
 			r.direct = false

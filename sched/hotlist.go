@@ -6,11 +6,11 @@ import (
 	"errors"
 	"io"
 	"math"
-	"os"
 	"strconv"
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // readHotList reads a user's list of nodes, the hottest first, from a .npy array of whole numbers or a text file with a
@@ -38,7 +38,7 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 		}
 		return scores, err
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
@@ -58,7 +58,7 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 		}
 		v, err := strconv.ParseInt(string(text), 10, 64)
 		if err != nil {
-			return nil, errs.New(errs.Usage, "%s: line %d: %q is no node number; give one on each line, the hottest first", path, n, text)
+			return nil, errs.New(errs.Usage, "%s: line %d: %.40q is no node number; give one on each line, the hottest first", path, n, text)
 		}
 		if err := add(v, "line", n); err != nil {
 			return nil, err

@@ -3,13 +3,13 @@ package main
 import (
 	"errors"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 	"go.yaml.in/yaml/v3"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 	"helios/internal/ui"
 )
 
@@ -17,7 +17,7 @@ import (
 // scalars or lists of them. Flags of the command line win, and so does a dataset given as an
 // argument.
 func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool) (flagValues, error) {
-	f, err := os.Open(file)
+	f, err := regular.Open(file)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "--config: %w; name a readable YAML file", err)
 	}

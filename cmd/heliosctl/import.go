@@ -43,6 +43,8 @@ func importCommand() *cli.Command {
 		&cli.StringFlag{Name: "labels", Usage: "`FILE` of labels, where it is not found in --in"},
 		&cli.StringFlag{Name: "splits", Usage: "`DIR` with train, val (or valid) and test, where it is not found in --in"},
 		&cli.Int64Flag{Name: "nodes", DefaultText: "found in the input", Usage: "number of nodes"},
+		&cli.BoolFlag{Name: "make-splits", Usage: "deal new splits in place of the input's own"},
+		&cli.StringFlag{Name: "split-index", DefaultText: "the only one", Usage: "`NUMBER` of the split, from 0, where masks hold several"},
 		&cli.BoolFlag{Name: "unlabelled-ok", Usage: "take nodes without a label (NaN or -1) as unlabelled, out of the splits"},
 		&cli.BoolFlag{Name: "undirected", Aliases: []string{"reverse"}, Usage: "store each edge both ways, and drop repeated edges"},
 		&cli.BoolFlag{Name: "add-reverse", Usage: "add the opposite of each edge that is no self loop; repeated edges stay, unless --dedup"},
@@ -74,15 +76,16 @@ func importCommand() *cli.Command {
 				Name:        "npy",
 				Usage:       "NumPy arrays: features, labels and edges, in a folder or .npz archive",
 				Description: importNPYHelp,
-				Flags:       files,
+				Flags:       append([]cli.Flag{mapFlag()}, files...),
 				Action:      action(0, func(ctx context.Context, e *env) error { return runImport(ctx, e, dataset.ImportNPY) }),
 			},
 			{
 				Name:        "edges",
 				Usage:       "edge lists: CSV or TSV files of source and destination",
 				Description: importEdgesHelp,
-				Flags:       append([]cli.Flag{&cli.IntFlag{Name: "dim", DefaultText: "64", Usage: "features to make up where there are none"}}, files...),
-				Action:      action(0, func(ctx context.Context, e *env) error { return runImport(ctx, e, dataset.ImportEdges) }),
+				Flags: append([]cli.Flag{&cli.IntFlag{Name: "dim", DefaultText: "64", Usage: "features to make up where there are none"},
+					&cli.BoolFlag{Name: "ignore-columns", Usage: "take the first two columns of an edge list with more, such as weights"}}, files...),
+				Action: action(0, func(ctx context.Context, e *env) error { return runImport(ctx, e, dataset.ImportEdges) }),
 			},
 		},
 	}
@@ -106,8 +109,10 @@ func importCommand() *cli.Command {
 
 const (
 	importNPYHelp = "Arrays are found by their names: edge_index (2 × edges), features (nodes × dim), labels (nodes),\n" +
-		"and train, val and test where the splits are given."
-	importEdgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, plain or .gz; or a\n" +
+		"and train, val and test where the splits are given: ids, or masks, also several of them (10 × nodes; --split-index).\n" +
+		"--map gives other names, as in --map my_ids=train. Arrays that are not used are named."
+	importEdgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, plain or .gz (further\n" +
+		"columns are refused, or left out with --ignore-columns); or a\n" +
 		"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
 )
 
@@ -134,7 +139,11 @@ func runImport(ctx context.Context, e *env, f func(context.Context, dataset.Impo
 		Nodes: c.Int64("nodes"), UnlabelledOK: c.Bool("unlabelled-ok"), Undirected: c.Bool("undirected"), AddReverse: c.Bool("add-reverse"), SelfLoops: c.String("self-loops"), Dedup: c.Bool("dedup"), NoEdges: c.Bool("no-edges"),
 		Dim: c.Int("dim"), Seed: c.Uint64("seed"), TrainFraction: c.Float64("train-fraction"), ValFraction: c.Float64("val-fraction"), Progress: e.ui.Progress,
 		FeatureDType: c.String("feature-dtype"), FeatureFn: c.String("feature-fn"),
+		MakeSplits: c.Bool("make-splits"), SplitIndex: c.String("split-index"), IgnoreColumns: c.Bool("ignore-columns"), AllowOutside: c.Bool("allow-outside"),
 		Memory: memory, Restart: c.Bool("restart"), Note: func(s string) { e.ui.Note("%s", s) },
+	}
+	if o.Map, err = mapped(c.String("map")); err != nil {
+		return err
 	}
 	if err := f(ctx, o); err != nil {
 		var kept *dataset.KeptError
@@ -147,6 +156,34 @@ func runImport(ctx context.Context, e *env, f func(context.Context, dataset.Impo
 		return err
 	}
 	return e.showImport(out)
+}
+
+// mapFlag names the input's arrays.
+func mapFlag() cli.Flag {
+	return &cli.StringFlag{Name: "map", Usage: "`THEIRS=OURS[,…]`: names of the input's arrays; ours are " + strings.Join(dataset.ArrayNames, ", ")}
+}
+
+// mapped reads --map: the input's name by ours.
+func mapped(text string) (map[string]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	pairs, err := list("map", text)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, p := range pairs {
+		theirs, ours, _ := strings.Cut(p, "=")
+		if theirs == "" || !slices.Contains(dataset.ArrayNames, ours) {
+			return nil, errs.New(errs.Usage, "--map %q: give THEIRS=OURS, where ours is one of %s", p, strings.Join(dataset.ArrayNames, ", "))
+		}
+		if out[ours] != "" {
+			return nil, errs.New(errs.Usage, "--map: %s and %s are both to be %s; keep one", out[ours], theirs, ours)
+		}
+		out[ours] = theirs
+	}
+	return out, nil
 }
 
 // importMemory reads --memory; 0 leaves it to the import.

@@ -14,6 +14,7 @@ func init() {
 			"given, train_mask, val_mask and test_mask.",
 		flags: []cli.Flag{
 			fnDim(),
+			mapFlag(),
 			&cli.StringFlag{Name: "graph", DefaultText: "the only one", Usage: "`NUMBER` of the graph, from 0, where the file holds several"},
 		},
 		run: dataset.ImportDGL,

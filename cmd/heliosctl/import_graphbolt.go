@@ -14,6 +14,7 @@ func init() {
 			"a task (seeds and labels) as NumPy; a preprocessed graph and torch files can be read by PyTorch only.",
 		flags: []cli.Flag{
 			fnDim(),
+			&cli.BoolFlag{Name: "allow-outside", Usage: "read files that metadata.yaml names outside its folder"},
 			&cli.StringFlag{Name: "task", DefaultText: "the only one", Usage: "`NAME` of the task whose sets are taken"},
 			&cli.StringFlag{Name: "feature", DefaultText: "feat, or the only one", Usage: "`NAME` of the node feature_data to take"},
 		},

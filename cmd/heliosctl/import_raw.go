@@ -24,13 +24,12 @@ func init() {
 			&cli.StringFlag{Name: "index-dtype", DefaultText: "told by the length", Usage: "type of indptr and indices: int32, uint32 or int64"},
 			&cli.StringFlag{Name: "raw-dtype", DefaultText: "told by the length", Usage: "type of the features in the file: float16, float32 or float64"},
 			&cli.StringFlag{Name: "label-dtype", DefaultText: "the layout's", Usage: "type of the labels: int32, int64, float32, …"},
-			&cli.BoolFlag{Name: "make-splits", Usage: "deal new splits in place of the folder's own"},
 		},
 		options: func(e *env, o *dataset.ImportOptions) error {
 			c := e.c
 			o.Format.Raw = dataset.RawOptions{
 				Layout: c.String("layout"), Indptr: c.String("indptr"), Indices: c.String("indices"), Lists: c.String("lists"), Edges: c.Int64("edges"), Dim: c.Int("dim"),
-				IndexDType: c.String("index-dtype"), FeatureDType: c.String("raw-dtype"), LabelDType: c.String("label-dtype"), MakeSplits: c.Bool("make-splits"),
+				IndexDType: c.String("index-dtype"), FeatureDType: c.String("raw-dtype"), LabelDType: c.String("label-dtype"),
 			}
 			return e.notZero("edges")
 		},

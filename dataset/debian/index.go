@@ -16,9 +16,10 @@ import (
 	"strings"
 
 	"github.com/pierrec/lz4/v4"
-	"github.com/ulikunitz/xz"
+	"github.com/therootcompany/xz"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // Package is what a stanza says about one binary package.
@@ -35,7 +36,7 @@ type Package struct {
 // RelationFields are the dependencies that become edges.
 var RelationFields = [...]string{"Depends", "Pre-Depends", "Recommends", "Suggests", "Enhances"}
 
-// maxStanzaLine bounds a line of an index; the longest of Debian 12 has 30 KiB.
+// maxStanzaLine bounds a line of an index, and a field with its continuation lines; the longest of Debian 12 has 30 KiB.
 const maxStanzaLine = 4 << 20
 
 // Parse reads an index and calls fn for each package. Errors name the line.
@@ -44,10 +45,17 @@ func Parse(r io.Reader, fn func(Package) error) error {
 	var p Package
 	var field string
 	var target *string
-	var long []byte
+	var long, more []byte // more is the target's continuation lines
 	open := false
 	line := 0
+	joined := func() {
+		if target != nil && len(more) > 0 {
+			*target += string(more)
+		}
+		more = more[:0]
+	}
 	end := func() error {
+		joined()
 		if !open {
 			return nil
 		}
@@ -91,13 +99,17 @@ func Parse(r io.Reader, fn func(Package) error) error {
 				return fmt.Errorf("line %d: a continuation without a field; is it a package index?", line)
 			}
 			if target != nil {
-				*target += "\n" + string(bytes.TrimSpace(text))
+				more = append(append(more, '\n'), bytes.TrimSpace(text)...)
+				if len(more) > maxStanzaLine {
+					return fmt.Errorf("line %d: the field %s is longer than %d bytes; is it a package index?", line, clip([]byte(field)), maxStanzaLine)
+				}
 			}
 		default:
 			name, value, ok := bytes.Cut(text, []byte{':'})
 			if !ok || len(name) == 0 || bytes.ContainsAny(name, " \t") {
 				return fmt.Errorf("line %d: %q is no \"Field: value\"; is it a package index?", line, clip(text))
 			}
+			joined()
 			open = true
 			field = string(name)
 			if target = p.field(field); target != nil {
@@ -157,11 +169,27 @@ func Targets(relation string) []string {
 	return names
 }
 
+// maxDictionary is twice what "xz -9" uses: the file says how much memory its reader shall take.
+const maxDictionary = 128 << 20
+
+var errDictionary = fmt.Errorf("its dictionary has more than %d MiB; compress it again with xz -9 or less", maxDictionary>>20)
+
+// xzReader explains a later stream of the file with a dictionary that is too large.
+type xzReader struct{ r io.Reader }
+
+func (x xzReader) Read(b []byte) (int, error) {
+	n, err := x.r.Read(b)
+	if errors.Is(err, xz.ErrMemlimit) {
+		err = errDictionary
+	}
+	return n, err
+}
+
 // Open opens an index, decompressing .gz, .lz4 and .xz.
 func Open(path string) (io.ReadCloser, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
 	var r io.Reader = f
 	switch filepath.Ext(path) {
@@ -170,7 +198,11 @@ func Open(path string) (io.ReadCloser, error) {
 	case ".lz4":
 		r = lz4.NewReader(f)
 	case ".xz":
-		r, err = xz.NewReader(bufio.NewReader(f))
+		r, err = xz.NewReader(bufio.NewReader(f), maxDictionary)
+		if errors.Is(err, xz.ErrMemlimit) {
+			err = errDictionary
+		}
+		r = xzReader{r}
 	case ".bz2", ".zst", ".lzma":
 		err = fmt.Errorf("%s is not supported; decompress it first", filepath.Ext(path))
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // Array is one array in a file: a .npy file or a member of a .npz archive. It can be streamed
@@ -32,7 +33,7 @@ type Array struct {
 // Open reads the header of the .npy file and checks the file's length against its shape.
 // Errors name the file and are of class usage.
 func Open(path string) (*Array, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
@@ -75,20 +76,36 @@ func Section(name, path string, off int64, h Header, whole bool) (*Array, error)
 // Archive is an open .npz file.
 type Archive struct {
 	Path string
-	zr   *zip.ReadCloser
+	zr   *zip.Reader
+	f    *os.File
 }
 
 // OpenArchive opens a .npz file.
 func OpenArchive(path string) (*Archive, error) {
-	zr, err := zip.OpenReader(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "%s: not a .npz archive, or truncated: %w", path, err)
+		return nil, err
 	}
-	return &Archive{Path: path, zr: zr}, nil
+	st, err := f.Stat()
+	var zr *zip.Reader
+	if err == nil {
+		zr, err = zip.NewReader(f, st.Size())
+	}
+	if err != nil {
+		return nil, errors.Join(errs.New(errs.Usage, "%s: not a .npz archive, or truncated: %w", path, err), f.Close())
+	}
+	seen := map[string]bool{}
+	for _, m := range zr.File {
+		if seen[m.Name] {
+			return nil, errors.Join(errs.New(errs.Usage, "%s: %.60q stands in the archive twice", path, m.Name), f.Close())
+		}
+		seen[m.Name] = true
+	}
+	return &Archive{Path: path, zr: zr, f: f}, nil
 }
 
 // Close closes the archive; its arrays can no longer be streamed.
-func (a *Archive) Close() error { return a.zr.Close() }
+func (a *Archive) Close() error { return a.f.Close() }
 
 // Names lists the arrays, sorted, without ".npy".
 func (a *Archive) Names() []string {
@@ -99,6 +116,16 @@ func (a *Archive) Names() []string {
 		}
 	}
 	sort.Strings(names)
+	return names
+}
+
+// Others lists the members that are no arrays.
+func (a *Archive) Others() (names []string) {
+	for _, f := range a.zr.File {
+		if !strings.HasSuffix(f.Name, ".npy") {
+			names = append(names, f.Name)
+		}
+	}
 	return names
 }
 
@@ -132,7 +159,7 @@ func (a *Archive) Array(name string) (*Array, error) {
 		}
 		return arr, nil
 	}
-	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %s", full, strings.Join(a.Names(), ", "))
+	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %.400s", full, strings.Join(a.Names(), ", "))
 }
 
 // Base is the array's name without folder and ending.
@@ -206,7 +233,7 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 		skip += a.stored - a.start
 	}
 	if !member {
-		f, err := os.Open(a.file)
+		f, err := regular.Open(a.file)
 		if err != nil {
 			return nil, err
 		}
@@ -328,7 +355,18 @@ func (r *Reader) Ints(dst []int64) (int, error) {
 // Floats fills dst with any numbers as float64.
 func (r *Reader) Floats(dst []float64) (int, error) { return floats(r, dst) }
 
-// Float32s fills dst with any numbers, rounded to float32.
+// RangeError is a number that float32 cannot hold.
+type RangeError struct {
+	Name  string
+	Index int64 // of the element
+	Value float64
+}
+
+func (e *RangeError) Error() string {
+	return fmt.Sprintf("%s: element %d is %g, which float32 cannot hold", e.Name, e.Index, e.Value)
+}
+
+// Float32s fills dst with any numbers, rounded to float32. A float64 that becomes infinite by that is a *RangeError.
 func (r *Reader) Float32s(dst []float32) (int, error) { return floats(r, dst) }
 
 func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
@@ -345,7 +383,10 @@ func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
 		case r.dt.Size == 4:
 			dst[i] = T(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
 		default:
-			dst[i] = T(math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:])))
+			x := math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
+			if dst[i] = T(x); dst[i]-dst[i] != 0 && x-x == 0 {
+				return 0, errs.With(errs.Usage, &RangeError{r.name, r.total - r.left - int64(n-i), x})
+			}
 		}
 	}
 	return n, nil

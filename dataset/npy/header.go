@@ -56,7 +56,7 @@ func (d DType) String() string {
 
 // ParseDType reads a NumPy type string. Only numbers and bools are known.
 func ParseDType(s string) (DType, error) {
-	bad := fmt.Errorf("element type %q is not a number that Helios reads (f2, f4, f8, i1-i8, u1-u8, b1)", s)
+	bad := fmt.Errorf("element type %.20q is not a number that Helios reads (f2, f4, f8, i1-i8, u1-u8, b1)", s)
 	if len(s) != 3 || s[2] < '1' || s[2] > '8' {
 		return DType{}, bad
 	}
@@ -293,7 +293,7 @@ func (p *parser) shape() ([]int64, error) {
 		w := strings.TrimSuffix(p.word(), "L") // Python 2 wrote longs
 		d, err := strconv.ParseInt(w, 10, 64)
 		if err != nil || d < 0 || len(shape) == maxDims {
-			return nil, fmt.Errorf("the .npy shape holds %q, not a size", w)
+			return nil, fmt.Errorf("the .npy shape holds %.40q, not a size", w)
 		}
 		shape = append(shape, d)
 		if !p.take(',') {

@@ -1,7 +1,9 @@
 // Package pickle reads the few things that graph data sets keep in Python pickles: numbers, strings, lists,
 // dictionaries, NumPy arrays and SciPy CSR matrices. A pickle is a program that may call anything; this
 // reader knows the binary opcodes of protocols 2 to 4 and eight names, makes only its own types from
-// them, and refuses the rest with the offset. Nothing is ever run, and memory is bounded by the input.
+// them, and refuses the rest with the offset. Nothing is ever run. Each opcode is done once, so the steps are bounded by
+// the input; what they allocate is charged to a budget, since a memo lets a few bytes stand for many; and nothing walks
+// a value, since values can nest as deep as the file is long, and hold each other.
 package pickle
 
 import (
@@ -9,9 +11,11 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // MaxBytes is the largest file that Load reads.
@@ -19,6 +23,17 @@ const MaxBytes = 256 << 20
 
 // maxValues bounds what a file of one-byte opcodes can make.
 const maxValues = 1 << 24
+
+// What a pickle may allocate: perByte for each of its bytes (an opcode of two bytes makes a value, the room for it on the
+// stack, and its share of a list) and floor, or less where the caller has less.
+const (
+	perByte    = 64
+	floor      = 16 << 20
+	valueBytes = 32 // of a number in an interface, and the interface
+	// A tuple, list or dictionary costs more than an opcode of a byte brings in, so that the levels of nesting are bounded
+	// by the budget: Go's collector follows a chain of millions, again and again, one link after the other.
+	holderBytes = 192
+)
 
 // What Load returns is made of nil, bool, int64, float64, string and these types.
 type (
@@ -90,8 +105,8 @@ type (
 	}
 )
 
-// Load reads the pickle in a file.
-func Load(path string) (any, error) {
+// Load reads the pickle in a file and takes at most memory bytes for it; 0 leaves that to the size of the file.
+func Load(path string, memory int64) (any, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
@@ -99,17 +114,64 @@ func Load(path string) (any, error) {
 	if st.Size() > MaxBytes {
 		return nil, errs.New(errs.Usage, "%s: %d bytes; pickles of at most %d are read", path, st.Size(), MaxBytes)
 	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+	if memory > 0 && st.Size() >= memory {
+		return nil, errs.New(errs.Usage, "%s: %d bytes, there is memory for %d", path, st.Size(), memory)
 	}
-	return Parse(path, b)
+	b, err := regular.Read(path, MaxBytes)
+	if err != nil {
+		return nil, err
+	}
+	if memory > 0 {
+		memory -= int64(len(b))
+	}
+	return Parse(path, b, memory)
 }
 
-// Parse reads the pickle in b; name is for errors.
-func Parse(name string, b []byte) (any, error) {
-	p := &parser{name: name, b: b, memo: map[uint32]any{}}
+// Parse reads the pickle in b and allocates at most memory bytes for it, and never more than in proportion to
+// len(b), which is also the limit where memory is 0; name is for errors.
+func Parse(name string, b []byte, memory int64) (any, error) {
+	p := &parser{name: name, b: b, memo: map[uint32]any{}, left: int64(len(b))*perByte + floor}
+	if memory > 0 {
+		p.left = min(p.left, memory)
+	}
 	return p.run()
+}
+
+// Describe says what a value is, in a few words whatever it holds.
+func Describe(v any) string {
+	switch x := v.(type) {
+	case nil:
+		return "None"
+	case bool, int64, float64:
+		return fmt.Sprint(x)
+	case string:
+		return fmt.Sprintf("%.40q", x)
+	case Bytes:
+		return fmt.Sprintf("%d bytes", len(x))
+	case Tuple:
+		return fmt.Sprintf("a tuple of %d", len(x))
+	case *List:
+		return fmt.Sprintf("a list of %d", len(x.Items))
+	case *Dict:
+		return fmt.Sprintf("a dictionary of %d", len(x.Keys))
+	case *Array, *array:
+		return "an array"
+	case *CSR, *csr:
+		return "a csr_matrix"
+	}
+	return "a class"
+}
+
+// describeAll is Describe of the first few values.
+func describeAll(vs []any) string {
+	var words []string
+	for _, v := range vs[:min(len(vs), 4)] {
+		words = append(words, Describe(v))
+	}
+	if len(vs) > 4 {
+		words = append(words, fmt.Sprintf("and %d more", len(vs)-4))
+	}
+	return "(" + strings.Join(words, ", ") + ")"
 }
 
 type parser struct {
@@ -120,7 +182,32 @@ type parser struct {
 	marks  []int
 	memo   map[uint32]any
 	values int
+	left   int64 // bytes that may still be allocated
 	err    error
+}
+
+// charge takes bytes off the budget; false where it has not that many.
+func (p *parser) charge(bytes int64) bool {
+	if p.err != nil || bytes > p.left {
+		p.fail("the pickle takes more memory than %d times its size, or than there is", perByte)
+		return false
+	}
+	p.left -= bytes
+	return true
+}
+
+// str copies text.
+func (p *parser) str(b []byte) string {
+	if !p.charge(int64(len(b))) {
+		return ""
+	}
+	return string(b)
+}
+
+// numbers charges for the numbers that an array is converted to.
+func (p *parser) numbers(v any) bool {
+	a, ok := v.(*array)
+	return !ok || p.charge(8*a.Elements())
 }
 
 func (p *parser) fail(format string, a ...any) {
@@ -178,7 +265,14 @@ func (p *parser) push(v any) {
 		p.fail("more than %d values", maxValues)
 		return
 	}
-	p.stack = append(p.stack, v)
+	cost := int64(valueBytes)
+	switch v.(type) {
+	case Tuple, *List, *Dict:
+		cost += holderBytes
+	}
+	if p.charge(cost) {
+		p.stack = append(p.stack, v)
+	}
 }
 
 func (p *parser) pop() any {
@@ -208,7 +302,11 @@ func (p *parser) popMark() []any {
 	}
 	m := p.marks[len(p.marks)-1]
 	p.marks = p.marks[:len(p.marks)-1]
+	if !p.charge(16 * int64(len(p.stack)-m)) {
+		return nil
+	}
 	v := append([]any(nil), p.stack[m:]...)
+	clear(p.stack[m:])
 	p.stack = p.stack[:m]
 	return v
 }
@@ -218,7 +316,9 @@ func (p *parser) put(key uint32) {
 		if p.values++; p.values > maxValues {
 			p.fail("more than %d values", maxValues)
 		}
-		p.memo[key] = v
+		if p.charge(64) {
+			p.memo[key] = v
+		}
 	}
 }
 
@@ -227,13 +327,18 @@ func (p *parser) get(key uint32) {
 	if !ok {
 		p.fail("memo %d is used before it is set", key)
 	}
-	p.push(v)
+	if p.values++; p.values > maxValues {
+		p.fail("more than %d values", maxValues)
+	}
+	if p.charge(valueBytes) {
+		p.stack = append(p.stack, v)
+	}
 }
 
 func (p *parser) global(name string) {
 	g, ok := globals[name]
 	if !ok && p.err == nil {
-		p.fail("%q is not among the classes that this reader knows (NumPy arrays, SciPy csr_matrix, defaultdict of lists); save the data as .npy arrays and use \"import npy\"", name)
+		p.fail("%.80q is not among the classes that this reader knows (NumPy arrays, SciPy csr_matrix, defaultdict of lists); save the data as .npy arrays and use \"import npy\"", name)
 	}
 	p.push(g)
 }
@@ -310,11 +415,11 @@ func (p *parser) opcode(c byte) {
 	case 0x8e: // BINBYTES8
 		p.push(Bytes(p.take(p.u64())))
 	case 0x8c: // SHORT_BINUNICODE
-		p.push(string(p.take(p.u8())))
+		p.push(p.str(p.take(p.u8())))
 	case 'X': // BINUNICODE
-		p.push(string(p.take(uint64(p.u32()))))
+		p.push(p.str(p.take(uint64(p.u32()))))
 	case 0x8d: // BINUNICODE8
-		p.push(string(p.take(p.u64())))
+		p.push(p.str(p.take(p.u64())))
 	case '(':
 		p.marks = append(p.marks, len(p.stack))
 		if p.values++; p.values > maxValues {
@@ -346,7 +451,9 @@ func (p *parser) opcode(c byte) {
 			p.fail("items are added to something that is no list")
 			return
 		}
-		l.Items = append(l.Items, items...)
+		if p.charge(32 * int64(len(items))) {
+			l.Items = append(l.Items, items...)
+		}
 	case '}':
 		p.push(&Dict{})
 	case 's', 'u': // SETITEM, SETITEMS
@@ -360,6 +467,9 @@ func (p *parser) opcode(c byte) {
 		d, ok := p.top().(*Dict)
 		if !ok || len(items)%2 != 0 {
 			p.fail("entries are set in something that is no dictionary, or a key lacks its value")
+			return
+		}
+		if !p.charge(32 * int64(len(items))) {
 			return
 		}
 		for i := 0; i < len(items); i += 2 {
@@ -440,6 +550,9 @@ func (p *parser) call(fn global, args Tuple) {
 			s, ok := args[0].(string)
 			code, _ := text(args[1])
 			if ok && (code == "latin1" || code == "latin-1") {
+				if !p.charge(int64(len(s))) { // a memo can encode one text again and again
+					return
+				}
 				b := make(Bytes, 0, len(s))
 				for _, r := range s {
 					if r > 0xff {
@@ -488,6 +601,17 @@ func (p *parser) build() {
 			p.fail("%w", err)
 		}
 	case *csr:
+		// All three arrays are converted, each time that a matrix is made of them.
+		if d, ok := state.(*Dict); ok {
+			if !p.charge(64 * int64(len(d.Keys))) {
+				return
+			}
+			for _, v := range d.Values {
+				if !p.numbers(v) {
+					return
+				}
+			}
+		}
 		if err := o.build(state); err != nil {
 			p.fail("%w", err)
 		}
@@ -512,10 +636,13 @@ func (a *array) build(state any) error {
 		return fmt.Errorf("the state of an array is not (version, shape, dtype, order, data) of plain numbers")
 	}
 	size := int64(d.dt.Size)
+	if len(shape) > 32 { // NumPy's own limit was 32
+		return fmt.Errorf("an array has %d dimensions", len(shape))
+	}
 	for _, v := range shape {
 		n, ok := v.(int64)
 		if !ok || n < 0 || n > math.MaxInt32 || size > math.MaxInt32 {
-			return fmt.Errorf("an array has shape %v", shape)
+			return fmt.Errorf("an array has shape %s", describeAll(shape))
 		}
 		a.Shape = append(a.Shape, n)
 		size *= n
@@ -551,7 +678,7 @@ func (m *csr) build(state any) error {
 	m.Rows, ok1 = shape[0].(int64)
 	m.Cols, ok2 = shape[1].(int64)
 	if !ok1 || !ok2 || m.Rows < 0 || m.Cols < 0 {
-		return fmt.Errorf("a csr_matrix has shape %v", shape)
+		return fmt.Errorf("a csr_matrix has shape %s", describeAll(shape))
 	}
 	var err error
 	if m.Indptr, err = ints(part, "indptr"); err != nil {

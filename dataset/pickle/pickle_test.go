@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,7 +44,7 @@ func matrix(rows, cols int, indptr, indices []int32, data string) string {
 
 func TestParse(t *testing.T) {
 	parse := func(s string) any {
-		v, err := Parse("p", []byte("\x80\x02"+s+"."))
+		v, err := Parse("p", []byte("\x80\x02"+s+"."), 0)
 		require.NoError(t, err)
 		return v
 	}
@@ -99,7 +101,7 @@ func TestRefused(t *testing.T) {
 		"has no content":                                       "cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R.",
 		`element type "<O8"`:                                   arr("<O8", nil, 0) + ".",
 		"has 4 bytes of data, not 8":                           arr("<i4", i4(1), 2) + ".",
-		"shape [-1]":                                           arr("<i4", nil, -1) + ".",
+		"shape (-1)":                                           arr("<i4", nil, -1) + ".",
 		"row offset 1 of a csr_matrix is 3: offsets must rise": matrix(1, 3, []int32{0, 3}, []int32{1}, one) + ".",
 		"row offset 2 of a csr_matrix is 0: offsets must rise": matrix(2, 3, []int32{0, 1, 0}, []int32{1}, one) + ".",
 		"end at 0 of 1":                                        matrix(1, 3, []int32{0, 0}, []int32{1}, one) + ".",
@@ -113,7 +115,7 @@ func TestRefused(t *testing.T) {
 		if s == "" {
 			b = "\x80\x05N."
 		}
-		v, err := Parse("file.x", []byte(b))
+		v, err := Parse("file.x", []byte(b), 0)
 		require.Error(t, err, "%q gives %v", s, v)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "file.x: offset ")
@@ -122,7 +124,7 @@ func TestRefused(t *testing.T) {
 	// Every shorter piece of a good file is refused.
 	good := "\x80\x02" + matrix(2, 3, []int32{0, 1, 3}, []int32{2, 0, 1}, arr("<i4", i4(7, 8, 9), 3)) + "."
 	for i := range good {
-		_, err := Parse("x", []byte(good[:i]))
+		_, err := Parse("x", []byte(good[:i]), 0)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%d bytes", i)
 	}
 	path := filepath.Join(t.TempDir(), "big")
@@ -130,18 +132,68 @@ func TestRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Truncate(MaxBytes+1))
 	require.NoError(t, f.Close())
-	_, err = Load(path)
+	_, err = Load(path, 0)
 	require.ErrorContains(t, err, fmt.Sprint("pickles of at most ", MaxBytes))
-	_, err = Load(path + "er")
+	_, err = Load(path+"er", 0)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+// nested are small files that stand for much: the last levels of a shared tuple would be 2^60 words in a message.
+func nested() map[string]string {
+	pairs := "K\x01" + strings.Repeat("q\x00h\x00\x86", 60)
+	state := "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shape"
+	enc := "c_codecs\nencode\nq\x00X" + bin(1<<16) + strings.Repeat("a", 1<<16) + "q\x010U\x06latin1q\x02"
+	zeros := arr("|i1", make([]byte, 1<<16), 1<<16) + "q\x050" + arr("<i4", nil, 0) + "q\x060"
+	return map[string]string{
+		"has shape (a tuple of 2, 1)": state + pairs + "K\x01\x86ub.",
+		"has shape (a tuple of 1, 1)": state + "K\x01" + strings.Repeat("\x85", 1<<16) + "K\x01\x86ub.",
+		"than 64 times its size":      "K\x01" + strings.Repeat("\x85", 1<<19) + ".",
+		"takes more memory":           enc + strings.Repeat("h\x00h\x01h\x02\x86R0", 1<<12) + "N.",
+		"more memory than":            zeros + strings.Repeat("cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shapeJ"+bin(1<<16-1)+"K\x02\x86U\x06indptrh\x05U\x07indicesh\x06U\x04datah\x06ub0", 1<<10) + "N.",
+		"holds itself":                "]q\x00h\x00a.",
+	}
+}
+
+// TestBudget: what nests, or repeats itself by a memo, costs neither time nor memory out of proportion.
+func TestBudget(t *testing.T) {
+	for want, s := range nested() {
+		began := allocated()
+		v, err := Parse("x", []byte("\x80\x02"+s), 0)
+		require.Less(t, allocated()-began, uint64(perByte*len(s)+3*floor), want)
+		if want == "holds itself" {
+			require.NoError(t, err)
+			require.Equal(t, "a list of 1", Describe(v))
+			continue
+		}
+		require.ErrorContains(t, err, want)
+		require.Less(t, len(err.Error()), 300)
+	}
+	_, err := Parse("x", []byte("\x80\x02U\xff"+strings.Repeat("a", 255)+strings.Repeat("0N", 1000)+"."), 1<<10)
+	require.ErrorContains(t, err, "or than there is")
+}
+
+func allocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
 }
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("\x80\x02" + matrix(2, 3, []int32{0, 1, 3}, []int32{2, 0, 1}, arr("<i4", i4(7, 8, 9), 3)) + "."))
 	f.Add([]byte("\x80\x02ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(K\x05](K\x06K\x07eK\x08]u."))
 	f.Add([]byte("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05numpy\x8c\x05dtype\x93\x8c\x02i4\x89\x88\x87R."))
+	for _, s := range nested() {
+		if len(s) < 1<<12 {
+			f.Add([]byte("\x80\x02" + s))
+		}
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		v, err := Parse("x", b)
+		began := allocated()
+		v, err := Parse("x", b, 0)
+		if used := allocated() - began; used > uint64(perByte*len(b)+3*floor) {
+			t.Fatalf("%d bytes allocate %d", len(b), used)
+		}
+		_ = Describe(v)
 		if err != nil {
 			require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
 			return

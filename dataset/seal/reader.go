@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // Mismatch is a part of a file that is not what was sealed.
@@ -68,7 +69,7 @@ func NewReader(m *Manifest, dir, name string, count *Counter) (r *Reader, err er
 			return nil, err
 		}
 	}
-	if r.f, err = os.Open(r.path); err != nil {
+	if r.f, err = regular.Open(r.path); err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
 	st, err := r.f.Stat()

@@ -15,11 +15,11 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // Name is the manifest's file in a dataset's folder.
@@ -117,7 +117,7 @@ func Write(w io.Writer, uuid string, files []Sealed) error {
 // damaged one is an error of class device.
 func Open(dir string) (*Manifest, error) {
 	m := &Manifest{dir: dir}
-	f, err := os.Open(m.Path())
+	f, err := regular.Open(m.Path())
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (m *Manifest) damaged(what string) error {
 
 // checksums reads those of one file.
 func (m *Manifest) checksums(e *File) ([]uint32, error) {
-	f, err := os.Open(m.Path())
+	f, err := regular.Open(m.Path())
 	if err != nil {
 		return nil, errs.With(errs.Device, err)
 	}

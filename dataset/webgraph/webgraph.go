@@ -18,7 +18,11 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
+
+// maxProperties bounds the text of NAME.properties.
+const maxProperties = 1 << 20
 
 // MaxNodes bounds the nodes that a graph may claim.
 const MaxNodes = 1 << 36
@@ -66,14 +70,14 @@ type part struct {
 // Open reads the properties and the offsets of the graph whose files are called base plus an ending.
 func Open(ctx context.Context, base string) (g *Graph, err error) {
 	g = &Graph{Name: base + ".graph", props: base + ".properties"}
-	text, err := os.ReadFile(g.props)
+	text, err := regular.Read(g.props, maxProperties)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "%w; WebGraph needs NAME.properties beside NAME.graph", err)
 	}
 	if err := g.properties(string(text)); err != nil {
 		return nil, err
 	}
-	if g.file, err = os.Open(g.Name); err != nil {
+	if g.file, err = regular.Open(g.Name); err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
 	defer func() {
@@ -86,7 +90,7 @@ func Open(ctx context.Context, base string) (g *Graph, err error) {
 		return nil, err
 	}
 	g.r, g.size = g.file, st.Size()
-	off, err := os.Open(base + ".offsets")
+	off, err := regular.Open(base + ".offsets")
 	if errors.Is(err, os.ErrNotExist) {
 		g.parts = []part{{0, g.Nodes, -1, 0, []int64{0}}}
 		return g, nil
@@ -129,10 +133,10 @@ func (g *Graph) properties(text string) error {
 	}
 	class := strings.TrimPrefix(p["graphclass"], "class ")
 	if name := class[strings.LastIndexByte(class, '.')+1:]; name != "BVGraph" {
-		return g.bad("graphclass %q is not BVGraph; convert it with WebGraph: java it.unimi.dsi.webgraph.BVGraph SOURCE NAME", class)
+		return g.bad("graphclass %.80q is not BVGraph; convert it with WebGraph: java it.unimi.dsi.webgraph.BVGraph SOURCE NAME", class)
 	}
 	if v, ok := p["version"]; ok && v != "0" {
-		return g.bad("version %q of the BV format; 0 is read", v)
+		return g.bad("version %.20q of the BV format; 0 is read", v)
 	}
 	for _, f := range []struct {
 		key    string
@@ -146,7 +150,7 @@ func (g *Graph) properties(text string) error {
 	} {
 		n, err := strconv.ParseInt(p[f.key], 10, 64)
 		if err != nil || n < f.lo || n > f.hi {
-			return g.bad("%s=%q is not a number from %d to %d", f.key, p[f.key], f.lo, f.hi)
+			return g.bad("%s=%.40q is not a number from %d to %d", f.key, p[f.key], f.lo, f.hi)
 		}
 		*f.to = n
 	}
@@ -162,7 +166,7 @@ func (g *Graph) properties(text string) error {
 	}
 	n, err := strconv.Atoi(k)
 	if err != nil || n < 1 || n > 31 {
-		return g.bad("zetak=%q is not a number from 1 to 31", k)
+		return g.bad("zetak=%.40q is not a number from 1 to 31", k)
 	}
 	g.zetaK = uint(n)
 	g.outdegree, g.blockCount, g.block, g.offset, g.reference, g.residual = gamma, gamma, gamma, gamma, unary, zeta
@@ -177,7 +181,7 @@ func (g *Graph) properties(text string) error {
 		}[f[:max(i, 0)]]
 		c, ok := codeNames[f[i+1:]]
 		if to == nil || !ok {
-			return g.bad("compressionflags has %q; γ, δ, ζ, unary and nibble codes are read; convert the graph with WebGraph's default flags", f)
+			return g.bad("compressionflags has %.40q; γ, δ, ζ, unary and nibble codes are read; convert the graph with WebGraph's default flags", f)
 		}
 		*to = c
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 //go:embed profiles/*.yaml
@@ -62,7 +62,7 @@ func (p *Profile) read(nameOrPath, dir string, depth int) error {
 			path = filepath.Join(dir, path)
 		}
 		var err error
-		if text, err = os.ReadFile(path); err != nil {
+		if text, err = regular.Read(path, 1<<20); err != nil {
 			return errs.With(errs.Usage, fmt.Errorf("hardware profile: %w; built in are %s", err, strings.Join(Names(), ", ")))
 		}
 		dir = filepath.Dir(path)

@@ -24,6 +24,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/fileid"
 	"helios/internal/lockowner"
+	"helios/internal/regular"
 )
 
 // version is the state file's format. A file with a higher one is refused, not guessed at.
@@ -216,7 +217,7 @@ func (s *Store) Load() (*State, error) {
 
 // loadOwn reads the user's file; one that is not there is an empty state.
 func (s *Store) loadOwn() (*State, error) {
-	b, err := os.ReadFile(s.file())
+	b, err := regular.Read(s.file(), 64<<20)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &State{Version: version}, nil
 	}

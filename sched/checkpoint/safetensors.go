@@ -23,6 +23,7 @@ import (
 	"syscall"
 
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // MaxHeaderBytes bounds the header, as the reference implementation does.
@@ -304,10 +305,7 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 
 // Load reads a file that Save or another writer made. The error names the file.
 func Load(path string) (*File, error) {
-	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() { // a pipe would be waited for
-		return nil, errs.New(errs.Usage, "checkpoint %s is no regular file; give a checkpoint", path)
-	}
-	b, err := os.ReadFile(path)
+	b, err := regular.Read(path, 1<<40)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "checkpoint %s: %w", path, err)
 	}

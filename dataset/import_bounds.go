@@ -1,0 +1,149 @@
+package dataset
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+// leastMemory is the least budget: an import needs it anyway.
+const leastMemory = 64 << 20
+
+// needMemory takes room for count elements of width bytes off the memory budget before they are allocated, or refuses. A
+// number in a file must not make the import take memory that it was not given.
+func (im *importer) needMemory(what string, count, width int64) error {
+	hi, lo := bits.Mul64(uint64(max(count, 0)), uint64(width))
+	left := max(memoryBudget(im.o.Memory), leastMemory) - im.held
+	if hi == 0 && lo <= uint64(max(left, 0)) {
+		im.held += int64(lo)
+		return nil
+	}
+	need := "more than 8 EiB"
+	if hi == 0 && lo <= math.MaxInt64 {
+		need = units.FormatBytes(int64(lo))
+	}
+	return errs.New(errs.Usage, "%s needs %s of memory (%d × %d bytes), and %s of the budget are left; give more with --memory, if the number is right",
+		what, need, count, width, units.FormatBytes(max(left, 0)))
+}
+
+// checkNodes refuses a number of nodes that no dataset has.
+func (im *importer) checkNodes(from string) error {
+	if n := im.m.Nodes; n < 1 || n > maxTextNodes {
+		return errs.New(errs.Usage, "%s: %d nodes; 1 to %d can be imported", from, n, int64(maxTextNodes))
+	}
+	return nil
+}
+
+// maxNames and maxNameBytes bound what an error tells of names that a file holds.
+const (
+	maxNames     = 12
+	maxNameBytes = 40
+)
+
+// brief is text of a file for a message: escaped where it must be, and cut.
+func brief(s string) string {
+	cut := ""
+	if len(s) > maxNameBytes {
+		s, cut = s[:maxNameBytes], "…"
+	}
+	if q := fmt.Sprintf("%q", s); q != `"`+s+`"` {
+		s = q
+	}
+	return s + cut
+}
+
+// briefNames lists the first of the names.
+func briefNames(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	var out []string
+	for _, n := range names[:min(len(names), maxNames)] {
+		out = append(out, brief(n))
+	}
+	if more := len(names) - maxNames; more > 0 {
+		out = append(out, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(out, ", ")
+}
+
+// noteUnused names what the input holds and the import does not take.
+func (im *importer) noteUnused(where string, names []string) {
+	if len(names) == 0 {
+		return
+	}
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	weights := ""
+	for _, n := range names {
+		if l := strings.ToLower(n); strings.Contains(l, "weight") || strings.Contains(l, "edge_attr") {
+			weights = "; models take no edge weights"
+		}
+	}
+	im.o.note("not used of %s: %s%s", where, briefNames(names), weights)
+}
+
+// unusedFiles are the files of a folder, but for those that are used, hidden or READMEs.
+func unusedFiles(dir string, used ...string) (names []string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // reading what is needed has said so
+	}
+	for _, e := range entries {
+		n := e.Name()
+		if e.IsDir() || strings.HasPrefix(n, ".") || strings.HasPrefix(strings.ToLower(n), "readme") || strings.Contains(n, partialMark) {
+			continue
+		}
+		if !slices.ContainsFunc(used, func(u string) bool { return filepath.Base(u) == n }) {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// looksLikeSplit says whether a name is one that people give to splits: none of these may be replaced in silence.
+func looksLikeSplit(name string) bool {
+	name = strings.ToLower(name)
+	for _, w := range []string{"split", "train", "valid", "val_", "_val", "test", "fold", "mask"} {
+		if strings.Contains(name, w) {
+			return true
+		}
+	}
+	return name == "val"
+}
+
+// inside resolves a path that a foreign description gives, and refuses one that leads out of its folder, also by way
+// of links: else a description could have any file of this machine read.
+func (o *ImportOptions) inside(dir, path, from string) (string, error) {
+	full := path
+	if !filepath.IsAbs(path) {
+		full = filepath.Join(dir, path)
+	}
+	if o.AllowOutside {
+		return full, nil
+	}
+	root, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		root, err = filepath.Abs(root)
+	}
+	if err != nil {
+		return "", errs.With(errs.Usage, err)
+	}
+	real, err := filepath.EvalSymlinks(full)
+	if err != nil {
+		real = filepath.Clean(full) // not there: its opener says so, if it would be inside
+	}
+	if real, err = filepath.Abs(real); err != nil {
+		return "", errs.With(errs.Usage, err)
+	}
+	if rel, err := filepath.Rel(root, real); err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
+		return "", errs.New(errs.Usage, "%s names %s, which is outside its folder; give --allow-outside if you trust the file", from, brief(path))
+	}
+	return full, nil
+}
