@@ -180,6 +180,11 @@ func PlanCache(ctx context.Context, cfg Config, in Inputs, o PlanOptions, obs Ob
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	head := r.Header()
+	// A count and a score for each row, and their order.
+	if free, err := hostmem.AvailableBytes(); err == nil && head.Rows > free/16 {
+		return nil, errs.New(errs.Capability, "trace %s: a plan for its %d rows needs %s of memory, and %s can be had; use a machine with more, if the trace is right",
+			o.Trace, head.Rows, units.FormatBytes(16*head.Rows), units.FormatBytes(free))
+	}
 	w := &planWork{counts: make([]uint32, head.Rows)}
 	if err := w.fromTrace(ctx, r); err != nil {
 		return nil, err

@@ -9,16 +9,19 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 	"slices"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/regular"
 )
 
 // Reader reads a trace, a block at a time. Its methods may be called from several goroutines.
 type Reader struct {
 	path   string
-	f      *os.File
+	r      io.ReaderAt
+	size   int64
+	close  func() error
 	header Header
 	totals Totals
 	blocks []int64 // offsets, and where the index begins
@@ -27,11 +30,15 @@ type Reader struct {
 // Open looks at a trace's header and index. A file that was cut or damaged is an error of class Device that says so,
 // one of a newer version of class Capability.
 func Open(path string) (*Reader, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "trace %s: %w", path, err)
 	}
-	r := &Reader{path: path, f: f}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(errs.With(errs.Device, err), f.Close())
+	}
+	r := &Reader{path: path, r: f, size: st.Size(), close: f.Close}
 	if err := r.open(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -47,15 +54,8 @@ func (r *Reader) cut(what string) error {
 }
 
 func (r *Reader) open() error {
-	st, err := r.f.Stat()
-	if err != nil {
-		return errs.With(errs.Device, err)
-	}
-	if !st.Mode().IsRegular() {
-		return errs.New(errs.Usage, "trace %s is not a regular file", r.path)
-	}
 	var fixed [len(magic) + 8]byte
-	n, err := r.f.ReadAt(fixed[:], 0)
+	n, err := r.r.ReadAt(fixed[:], 0)
 	if n < len(magic) || string(fixed[:len(magic)]) != magic {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return errs.New(errs.Device, "trace %s: %w", r.path, err)
@@ -73,7 +73,7 @@ func (r *Reader) open() error {
 		return r.damaged("a header of %d bytes", length)
 	}
 	head := make([]byte, length+4)
-	if _, err := r.f.ReadAt(head, int64(len(fixed))); err != nil {
+	if _, err := r.r.ReadAt(head, int64(len(fixed))); err != nil {
 		return r.cut("it ends within its header")
 	}
 	sum := crc32.Update(crc32.Checksum(fixed[len(magic):], castagnoli), castagnoli, head[:length])
@@ -87,14 +87,22 @@ func (r *Reader) open() error {
 	if h.Rows <= 0 || h.RowBytes <= 0 || h.SSDs <= 0 || h.GPULines < 0 || h.CPURows < 0 || h.LineBytes < 0 || h.RowsPerLine < 0 || h.Window < 0 {
 		return r.damaged("the header makes no sense: %d rows of %d bytes on %d SSDs", h.Rows, h.RowBytes, h.SSDs)
 	}
+	for _, v := range []int64{h.Rows, h.RowBytes, h.SSDs, h.SlotBytes, h.LBABytes, h.Batch, h.GPULines, h.LineBytes, h.RowsPerLine, h.CPURows, h.Window} {
+		if v > maxNumber || v < 0 {
+			return r.damaged("the header makes no sense: %d is more than anything that a run has", v)
+		}
+	}
+	if h.Rows > maxRows || h.RowBytes > maxRowBytes || h.LineBytes > maxLineBytes || h.SSDs > maxSSDs || len(h.Fanouts) > maxHops {
+		return r.damaged("the header makes no sense: %d rows of %d bytes, lines of %d, %d SSDs, %d hops", h.Rows, h.RowBytes, h.LineBytes, h.SSDs, len(h.Fanouts))
+	}
 	begin := int64(len(fixed)) + length + 4
 
 	tail := make([]byte, tailBytes)
-	end := st.Size() - int64(tailBytes)
+	end := r.size - int64(tailBytes)
 	if end < begin {
 		return r.cut("there is no index")
 	}
-	if _, err := r.f.ReadAt(tail, end); err != nil {
+	if _, err := r.r.ReadAt(tail, end); err != nil {
 		return errs.New(errs.Device, "trace %s: %w", r.path, err)
 	}
 	if string(tail[16:]) != endMagic {
@@ -105,7 +113,7 @@ func (r *Reader) open() error {
 		return r.damaged("its index is not where it should be")
 	}
 	index := make([]byte, size)
-	if _, err := r.f.ReadAt(index, at); err != nil {
+	if _, err := r.r.ReadAt(index, at); err != nil {
 		return errs.New(errs.Device, "trace %s: %w", r.path, err)
 	}
 	if crc32.Checksum(index, castagnoli) != binary.LittleEndian.Uint32(tail[12:]) {
@@ -133,7 +141,7 @@ func (r *Reader) open() error {
 }
 
 // Close closes the file.
-func (r *Reader) Close() error { return r.f.Close() }
+func (r *Reader) Close() error { return r.close() }
 
 // Header says what was run.
 func (r *Reader) Header() Header { return r.header }
@@ -150,6 +158,19 @@ type inflated struct {
 	zr        io.ReadCloser
 }
 
+// What a trace may claim. A file of a megabyte unpacks to a gigabyte, and a number in it, with a right checksum, to any
+// length: a reader of ours makes room for rows, lines and batches by these.
+const (
+	maxNumber    = 1 << 40
+	maxRows      = 1 << 36 // as many nodes as an import takes
+	maxRowBytes  = 1 << 24
+	maxLineBytes = 1 << 30
+	maxSSDs      = 1 << 16
+	maxHops      = 64
+	maxParts     = 1 << 16 // lookups of a batch
+	maxBatchRows = 1 << 25
+)
+
 // block reads block i.
 func (r *Reader) block(i int, in *inflated) (err error) {
 	size := r.blocks[i+1] - r.blocks[i]
@@ -157,7 +178,7 @@ func (r *Reader) block(i int, in *inflated) (err error) {
 		return r.damaged("block %d of %d has %d bytes", i, r.totals.Blocks, size)
 	}
 	in.packed = slices.Grow(in.packed[:0], int(size))[:size]
-	if _, err := r.f.ReadAt(in.packed, r.blocks[i]); err != nil {
+	if _, err := r.r.ReadAt(in.packed, r.blocks[i]); err != nil {
 		return errs.New(errs.Device, "trace %s: block %d at byte %d: %w", r.path, i, r.blocks[i], err)
 	}
 	raw, length := binary.LittleEndian.Uint32(in.packed), binary.LittleEndian.Uint32(in.packed[4:])
@@ -240,6 +261,11 @@ func (r *Reader) Play(v Visitor) error {
 	var place []int64
 	placing := -1
 	var batches, parts, rows, resets int64
+	held := int64(0)           // rows of the batch
+	maxPlaced := r.header.Rows // of a static tier, in an eighth of the memory that can be had
+	if free, err := hostmem.AvailableBytes(); err == nil {
+		maxPlaced = min(maxPlaced, free/64)
+	}
 	ended := func() error {
 		if placing >= 0 {
 			tier, rows := placing, place
@@ -273,6 +299,7 @@ func (r *Reader) Play(v Visitor) error {
 			}
 			switch tag {
 			case recBegin:
+				held = 0
 				batch = &Batch{Kind: int(d.int()), Epoch: int(d.int()), Index: int(d.int())}
 				batches++
 			case recPart:
@@ -281,6 +308,8 @@ func (r *Reader) Play(v Visitor) error {
 				}
 				batch.Parts = append(batch.Parts, d.rows([]int64{}, r.header.Rows))
 				parts++
+				d.bad = d.bad || len(batch.Parts) > maxParts
+				held += int64(len(batch.Parts[len(batch.Parts)-1]))
 				rows += int64(len(batch.Parts[len(batch.Parts)-1]))
 			case recMore:
 				if d.bad = d.bad || batch == nil || len(batch.Parts) == 0; d.bad {
@@ -290,8 +319,10 @@ func (r *Reader) Play(v Visitor) error {
 				before := len(batch.Parts[last])
 				batch.Parts[last] = d.rows(batch.Parts[last], r.header.Rows)
 				rows += int64(len(batch.Parts[last]) - before)
+				held += int64(len(batch.Parts[last]) - before)
 			case recReset:
 				lines := d.int()
+				d.bad = d.bad || lines > maxNumber
 				resets++
 				if v.Reset != nil && !d.bad {
 					if err := v.Reset(lines); err != nil {
@@ -329,9 +360,11 @@ func (r *Reader) Play(v Visitor) error {
 				}
 				d.bad = d.bad || placing != int(tier)
 				place = d.rows(place, r.header.Rows)
+				d.bad = d.bad || int64(len(place)) > maxPlaced
 			default:
 				d.bad = true
 			}
+			d.bad = d.bad || held > maxBatchRows
 		}
 		if d.bad {
 			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i, r.totals.Blocks, r.blocks[i])
@@ -357,6 +390,7 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 	var pieces []piece
 	var later [][]int64 // pieces of a part whose beginning is still to come, the last first
 	var whole []int64
+	held := int64(0) // rows of later
 	for i := int(r.totals.Blocks) - 1; i >= 0; i-- {
 		if err := r.block(i, &in); err != nil {
 			return err
@@ -394,6 +428,9 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 		}
 		for _, p := range slices.Backward(pieces) {
 			later = append(later, p.rows)
+			if held += int64(len(p.rows)); held > maxBatchRows {
+				return r.damaged("a lookup of more than %d rows", int64(maxBatchRows))
+			}
 			if p.tag == recMore {
 				continue
 			}
@@ -401,7 +438,7 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 			for _, rows := range slices.Backward(later) {
 				whole = append(whole, rows...)
 			}
-			later = later[:0]
+			later, held = later[:0], 0
 			if err := part(whole); err != nil {
 				return err
 			}

@@ -2,11 +2,15 @@ package trace
 
 import (
 	"bytes"
+	"compress/flate"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -16,7 +20,7 @@ import (
 )
 
 var header = Header{
-	Dataset: "d", Name: "graph", Rows: 1 << 40, RowBytes: 512, SSDs: 2, SlotBytes: 512, LBABytes: 512, Seed: 7,
+	Dataset: "d", Name: "graph", Rows: 1 << 36, RowBytes: 512, SSDs: 2, SlotBytes: 512, LBABytes: 512, Seed: 7,
 	Fanouts: []int64{10, 5}, Sampler: "neighbor", Batch: 100, Mode: "gids", Policy: "random", GPULines: 10, LineBytes: 4096, RowsPerLine: 8,
 }
 
@@ -63,7 +67,7 @@ func random(seed uint64, batches int) []event {
 		case 0:
 			all = append(all, event{reset: 1 + r.Int64N(1000)})
 		case 1:
-			all = append(all, event{live: &Live{Kind: 1, Epoch: 2, Batches: r.Int64(), RowsGPU: 4, RowsCPU: 5, RowsSSD: 6, BytesSSD: 7, Inserted: 8, Evicted: 9, Bypassed: 1 << 40}})
+			all = append(all, event{live: &Live{Kind: 1, Epoch: 2, Batches: r.Int64(), RowsGPU: 4, RowsCPU: 5, RowsSSD: 6, BytesSSD: 7, Inserted: 8, Evicted: 9, Bypassed: 1 << 36}})
 			all[len(all)-1].live.Batches >>= 2
 		}
 	}
@@ -255,22 +259,93 @@ func TestWriter(t *testing.T) {
 	require.NoError(t, none.Discard())
 }
 
-// FuzzRead: a block with a right checksum and any content is read or refused, without a panic.
+// file is a trace of one block, with right checksums, in memory.
+func file(t testing.TB, head, content []byte) []byte {
+	b := []byte(magic)
+	fixed := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, Version), uint32(len(head)))
+	b = append(append(b, fixed...), head...)
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(append(fixed, head...), castagnoli))
+	at := len(b)
+	var packed bytes.Buffer
+	w, err := flate.NewWriter(&packed, flate.NoCompression)
+	require.NoError(t, err)
+	_, err = w.Write(content)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	lengths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(len(content))), uint32(packed.Len()))
+	sum := crc32.Update(crc32.Checksum(lengths, castagnoli), castagnoli, packed.Bytes())
+	b = append(binary.LittleEndian.AppendUint32(append(b, lengths...), sum), packed.Bytes()...)
+	var index []byte
+	for _, n := range []uint64{1, 1, 1, 1, 0, 1, uint64(at)} {
+		index = binary.AppendUvarint(index, n)
+	}
+	end := len(b)
+	b = append(b, index...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(end))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(index)))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(index, castagnoli))
+	return append(b, endMagic...)
+}
+
+func openBytes(b []byte) (*Reader, error) {
+	r := &Reader{path: "t", r: bytes.NewReader(b), size: int64(len(b)), close: func() error { return nil }}
+	return r, r.open()
+}
+
+// TestHeaderBounds: a right checksum makes no number right.
+func TestHeaderBounds(t *testing.T) {
+	text, err := json.Marshal(header)
+	require.NoError(t, err)
+	_, err = openBytes(file(t, text, nil))
+	require.NoError(t, err)
+	for _, field := range []string{"rows", "row_bytes", "ssds", "slot_bytes", "lba_bytes", "batch", "gpu_lines", "line_bytes", "rows_per_line", "cpu_rows", "window"} {
+		for _, v := range []int64{1 << 62, -1} {
+			var h map[string]any
+			require.NoError(t, json.Unmarshal(text, &h))
+			h[field] = v
+			b, err := json.Marshal(h)
+			require.NoError(t, err)
+			_, err = openBytes(file(t, b, nil))
+			require.ErrorContains(t, err, "t is damaged: the header makes no sense", "%s %d", field, v)
+		}
+	}
+	// Lookups of nothing: two bytes each in the file, much more in memory.
+	r, err := openBytes(file(t, text, append([]byte{recBegin, 0, 0, 0}, bytes.Repeat([]byte{recPart, 0}, maxParts+1)...)))
+	require.NoError(t, err)
+	require.ErrorContains(t, r.Play(Visitor{}), "is not what a writer writes")
+}
+
+// FuzzRead: a header and a block with right checksums and any content are read or refused, without a panic, and in memory
+// in proportion to the content.
 func FuzzRead(f *testing.F) {
-	f.Add([]byte{recBegin, 0, 0, 0, recPart, 2, 2, 2, recLive})
-	f.Add([]byte{recPlace, 0, 1, 1, 4, recHotness, 1, 9})
-	f.Fuzz(func(t *testing.T, content []byte) {
-		path := filepath.Join(t.TempDir(), "trace")
-		w, err := Create(path, header, false)
-		require.NoError(t, err)
-		w.block = append(w.block, content...)
-		require.NoError(t, w.Close())
-		r, err := Open(path)
-		require.NoError(t, err)
+	text, err := json.Marshal(header)
+	require.NoError(f, err)
+	f.Add([]byte{}, []byte{recBegin, 0, 0, 0, recPart, 2, 2, 2, recLive})
+	f.Add([]byte{}, []byte{recPlace, 0, 1, 1, 4, recHotness, 1, 9})
+	f.Add([]byte{}, append([]byte{recBegin, 0, 0, 0}, bytes.Repeat([]byte{recPart, 0}, 300)...))
+	f.Add([]byte(`{"rows":4611686018427387904,"row_bytes":512,"ssds":1}`), []byte{recBegin, 0, 0, 0, recPart, 1, 2})
+	f.Add([]byte(`{"rows":100,"row_bytes":512,"ssds":1,"gpu_lines":4611686018427387904}`), []byte{recReset, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f})
+	f.Fuzz(func(t *testing.T, head, content []byte) {
+		if len(head) == 0 {
+			head = text
+		}
+		if len(head) > 1<<12 || len(content) > 1<<16 {
+			return
+		}
+		r, err := openBytes(file(t, head, content))
+		if err != nil {
+			return
+		}
+		// Each byte of a block is at most one row, of 8 bytes, or one lookup; slices grow by doubling.
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
 		_, _ = read(r)
 		_ = r.Backwards(func([]int64) error { return nil })
 		_, _ = r.Hotness()
-		require.NoError(t, r.Close())
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; used > uint64(1024*len(content)+32<<20) {
+			t.Fatalf("%d bytes allocate %d", len(content), used)
+		}
 	})
 }
 
