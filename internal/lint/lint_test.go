@@ -205,7 +205,8 @@ var modules = []string{
 	"github.com/sbinet/npyio",
 	"github.com/schollz/progressbar/v3",
 	"github.com/stretchr/testify",
-	"github.com/ulikunitz/xz",
+	"github.com/therootcompany/xz", // reads; takes a limit for the dictionary
+	"github.com/ulikunitz/xz",      // writes what tests read
 	"github.com/urfave/cli/v2",
 	"go.yaml.in/yaml/v3",
 	"golang.org/x/sync",
