@@ -53,14 +53,9 @@ const (
 	_ = uint(80 - unsafe.Sizeof(biasActParams{}))
 )
 
-// aggGPUKernels are the kernels of a step of such a model on a GPU, products aside.
-func aggGPUKernels(kind string) []string {
-	names := []string{"transpose_count", "transpose_scan", "transpose_scatter", "transpose_ends", "col_sum", "col_sum_part",
-		"xent_count", "softmax_xent", "xent_sum", "adam", "drop_input"}
-	if kind == "gcn" {
-		return append(names, "agg_weights", "gcn_weights", "gcn_agg", "gcn_agg_bwd")
-	}
-	return append(names, "agg_weights", "sage_mean", "sage_weighted", "sage_mean_bwd")
+// gpuKernels are the kernels of a step of every model on a GPU, products aside.
+func gpuKernels() []string {
+	return []string{"transpose_count", "transpose_scan", "transpose_scatter", "transpose_ends", "col_sum", "col_sum_part"}
 }
 
 // aggThreads is the block size of these kernels; those of the transpose take no more.
@@ -109,7 +104,7 @@ func (m *Model) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePtr) 
 	var k [4]cuda.Kernel
 	for i, name := range []string{"transpose_count", "transpose_scan", "transpose_scatter", "transpose_ends"} {
 		var err error
-		if k[i], err = m.gpuKernel(name); err != nil {
+		if k[i], err = m.kernel(name); err != nil {
 			return err
 		}
 	}
@@ -167,11 +162,11 @@ func colSumScratch(rows, cols int64) int64 {
 
 // colSumGPU enqueues col_sum as one launch for each level of its tree of sums: the same bits.
 func (m *Model) colSumGPU(s *stepSink, p *sumParams, scratch cuda.DevicePtr) error {
-	whole, err := m.gpuKernel("col_sum")
+	whole, err := m.kernel("col_sum")
 	if err != nil {
 		return err
 	}
-	part, err := m.gpuKernel("col_sum_part")
+	part, err := m.kernel("col_sum_part")
 	if err != nil {
 		return err
 	}

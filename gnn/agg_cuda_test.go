@@ -86,7 +86,7 @@ func (g *kernRig) floats(n int64) []float32 {
 
 // both launches a kernel that both sides have, with any grid.
 func both[T any](g *kernRig, name string, p T) {
-	k, err := g.m.gpuKernel(name)
+	k, err := g.m.kernel(name)
 	require.NoError(g, err)
 	require.NoError(g, put(g.q, k, cuda.LaunchConfig{Blocks: 1 + g.rng.IntN(7), Threads: 256}, p))
 }
@@ -363,7 +363,7 @@ func TestGPUFaults(t *testing.T) {
 		})
 	}
 	one := func(g *kernRig, name string, p any) error {
-		k, err := g.m.gpuKernel(name)
+		k, err := g.m.kernel(name)
 		require.NoError(g, err)
 		cfg := cuda.LaunchConfig{Blocks: 2, Threads: 256}
 		switch p := p.(type) {
@@ -417,7 +417,7 @@ func TestGPUTolerance(t *testing.T) {
 				},
 			})
 			p := sumParams{X: given(g, []float32{1, 2, 3, 4, 5, 6}), Out: blank[float32](g, 2), Rows: 3, Cols: 2}
-			k, err := g.m.gpuKernel("col_sum")
+			k, err := g.m.kernel("col_sum")
 			require.NoError(t, err)
 			err = put(g.q, k, cuda.LaunchConfig{Blocks: 1, Threads: 256}, p)
 			require.Equal(t, want && kernel == "col_sum", err == nil, "%v of %s: %v", change, kernel, err)

@@ -190,7 +190,7 @@ func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
 }
 
 func (s *StepShape) model(dev cuda.Device, prec cuda.Precision, blas cuda.BLAS, seed uint64) (*Model, error) {
-	return NewModel(dev, ModelConfig{Kind: "sage", InDim: s.Dim, Hidden: s.Hidden, Classes: s.Classes, Layers: len(s.Fanouts), Seed: seed, Precision: prec, BLAS: blas})
+	return NewModel(dev, ModelConfig{Kind: DefaultArch, InDim: s.Dim, Hidden: s.Hidden, Classes: s.Classes, Layers: len(s.Fanouts), Seed: seed, Precision: prec, BLAS: blas})
 }
 
 func (s *StepShape) open(dev cuda.Device, cfg *BenchConfig, prec cuda.Precision) (_ *BenchRun, err error) {

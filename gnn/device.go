@@ -13,10 +13,24 @@ import (
 type stepSink struct {
 	stream cuda.Stream
 	steps  *cuda.Steps // nil: launch at once
+	// measure, where it is not nil, gets the most scratch memory that a part of the step needs, and nothing is launched.
+	measure *int64
+}
+
+// need tells whether the sink only measures, and notes n bytes of scratch memory if so.
+func (q *stepSink) need(n func() int64) bool {
+	if q.measure == nil {
+		return false
+	}
+	*q.measure = max(*q.measure, n())
+	return true
 }
 
 // put appends a launch of k with the parameter block p, which must hold no Go pointers.
 func put[T any](q *stepSink, k cuda.Kernel, cfg cuda.LaunchConfig, p T) error {
+	if q.measure != nil {
+		return nil
+	}
 	if q.steps == nil {
 		return cuda.Launch(q.stream, k, cfg, p)
 	}
@@ -59,10 +73,10 @@ func (q *stepSink) end(err error) error {
 	return err
 }
 
-// gpuKernel is a kernel of the device by name, remembered: backends other than the host's need kernels that no field of
-// kernels has (splits of products, the passes of the transpose). NewModel asks for all that a step can use, because loading a
+// kernel is a kernel of the device by name, remembered: an Arch has its own, and backends other than the host's need some that
+// no field of kernels has (splits of products, the passes of the transpose). NewModel asks for all that a step can use, because loading a
 // module may wait for what runs (CUDA programming guide, Lazy Loading).
-func (m *Model) gpuKernel(name string) (cuda.Kernel, error) {
+func (m *Model) kernel(name string) (cuda.Kernel, error) {
 	if k := m.named[name]; k != nil {
 		return k, nil
 	}

@@ -122,7 +122,7 @@ func (m *Model) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precisi
 			p.M, p.K+p.K2, p.K+p.K2, p.N)
 	}
 	t, chunk := gemmPick(op, p, prec)
-	k, err := m.gpuKernel(gemmName(op, chunk != 0, prec, t))
+	k, err := m.kernel(gemmName(op, chunk != 0, prec, t))
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (m *Model) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precisi
 	if scratch == 0 {
 		return fmt.Errorf("%s of %d steps: no memory for its parts", op, p.K)
 	}
-	sum, err := m.gpuKernel("gemm_sum")
+	sum, err := m.kernel("gemm_sum")
 	if err != nil {
 		return err
 	}

@@ -189,7 +189,7 @@ func (s *gemmSide) gpu(t *testing.T, op gemmOp, p *gemmParams, prec cuda.Precisi
 // variant launches one kernel by name with a grid and a block of its own.
 func (s *gemmSide) variant(t *testing.T, op gemmOp, p *gemmParams, prec cuda.Precision, v gemmVariant, cfg cuda.LaunchConfig) {
 	t.Helper()
-	k, err := s.m.gpuKernel(gemmName(op, false, prec, v))
+	k, err := s.m.kernel(gemmName(op, false, prec, v))
 	if err == nil {
 		err = cuda.Launch(s.st, k, cfg, *p)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 
 	"helios/cuda"
 	"helios/internal/philox"
@@ -43,7 +44,7 @@ func rowCases(c *BenchConfig) ([]BenchCase, error) {
 	for _, kind := range []string{"sage_mean", "gcn_agg", "sage_mean_bwd", "gcn_agg_bwd"} {
 		for _, dim := range []int64{100, 128, 256, 1024} {
 			n := n
-			gcn, bwd := kind[:3] == "gcn", kind != "sage_mean" && kind != "gcn_agg"
+			gcn, bwd := strings.HasPrefix(kind, "gcn_"), kind != "sage_mean" && kind != "gcn_agg"
 			if dim == 1024 && (gcn || bwd) {
 				continue // the first layer of a step with wide features has an aggregate, and no gradient of it
 			}
@@ -188,10 +189,6 @@ func openAggregate(dev cuda.Device, cfg *BenchConfig, kind string, n, dim int64,
 		p.X, p.Out, p.Grad, p.Self, p.TEnd, p.TDst = 0, x.p, y.p, self.p, ends.p, lists.p
 	}
 	m := newModel(dev)
-	m.cfg.Kind = "sage"
-	if gcn {
-		m.cfg.Kind = "gcn"
-	}
 	name := kind
 	if transposes {
 		name = "sage_mean_bwd" // not launched
@@ -200,12 +197,11 @@ func openAggregate(dev cuda.Device, cfg *BenchConfig, kind string, n, dim int64,
 	if err != nil {
 		return fail(err)
 	}
-	transpose := func(s cuda.Stream) error { return m.transpose(&stepSink{stream: s}, &p, scratch) }
-	if bwd && !m.gpu {
-		if m.k.transpose, err = dev.Kernel(m.cfg.Kind + "_transpose"); err != nil {
-			return fail(err)
-		}
+	lister := "sage_transpose"
+	if gcn {
+		lister = "gcn_transpose"
 	}
+	transpose := func(s cuda.Stream) error { return m.transpose(&stepSink{stream: s}, lister, &p, scratch) }
 	rows, per := n, int64(16)
 	if bwd {
 		rows, per = nSrc, 64

@@ -1,6 +1,5 @@
-// Package gnn trains graph neural networks on sampled mini-batches: GraphSAGE with mean
-// aggregation (Hamilton et al., NeurIPS 2017) and GCN (Kipf and Welling, ICLR 2017), with ReLU and dropout between
-// layers, softmax cross-entropy and Adam.
+// Package gnn trains graph neural networks on sampled mini-batches, with ReLU and dropout between layers, softmax
+// cross-entropy and Adam. Each kind of network is a file that registers an Arch.
 //
 // A step is a sequence of named kernels on one stream (DESIGN section 5). This package has their host
 // versions and says which ones a GPU needs in their place (files *_cuda.go). Every sum has a fixed order, so results do not
@@ -29,7 +28,7 @@ import (
 // ModelConfig shapes a model. Layer l maps InDim (l = 0) or Hidden features to Hidden or, in the
 // last layer, Classes.
 type ModelConfig struct {
-	Kind                           string // "sage" or "gcn"
+	Kind                           string // one of Archs
 	InDim, Hidden, Classes, Layers int
 	Dropout                        float32 // of hidden activations: probability, 0 to below 1
 	FeatureDropout                 float32 // of the model's input; Train then changes x in place
@@ -64,8 +63,9 @@ type Param struct {
 type Model struct {
 	dev    cuda.Device
 	cfg    ModelConfig
-	dims   []int64 // input width of layer l; dims[Layers] = Classes
-	layers []layer
+	arch   Arch
+	dims   []int64   // input width of layer l; dims[Layers] = Classes
+	layers [][]int64 // places in floats of each layer's parameters, as the Arch declared them
 	params []Param
 	n      int64       // floats of all parameters with padding
 	store  cuda.Buffer // values, gradients, m, v: 4 × n float32
@@ -78,13 +78,10 @@ type Model struct {
 	grid   int  // most blocks of a launch on the host
 	steps  cuda.Steps
 	k      kernels
-	named  map[string]cuda.Kernel // see gpuKernel
+	named  map[string]cuda.Kernel // see kernel
 
 	last lastRun
 }
-
-// layer holds offsets in floats into the parameters; neigh is -1 for GCN.
-type layer struct{ self, neigh, bias int64 }
 
 // lastRun is where the last Train or Infer left its results.
 type lastRun struct {
@@ -94,9 +91,7 @@ type lastRun struct {
 }
 
 type kernels struct {
-	gemmNN, gemmNT, gemmTN, agg, aggBwd     cuda.Kernel
-	weights, transpose                      cuda.Kernel // weights: GCN only
-	aggWeighted, aggWeights                 cuda.Kernel // of blocks with weights
+	gemmNN, gemmNT, gemmTN                  cuda.Kernel
 	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
 	dropInput                               cuda.Kernel
 }
@@ -109,9 +104,11 @@ func align(n int64) int64 { return (n + alignFloats - 1) &^ (alignFloats - 1) }
 // NewModel makes a model with weights from the uniform distribution of Glorot and Bengio
 // (AISTATS 2010), ±sqrt(6/(in+out)), drawn by Philox from cfg.Seed, and biases of 0.
 func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
+	arch, err := ArchOf(cfg.Kind)
+	if err != nil {
+		return nil, err
+	}
 	switch {
-	case cfg.Kind != "sage" && cfg.Kind != "gcn":
-		return nil, errs.New(errs.Usage, "model %q is unknown; choose sage or gcn", cfg.Kind)
 	case cfg.Layers < 1 || cfg.Layers > 255:
 		return nil, errs.New(errs.Usage, "model: %d layers; give a fanout for each of 1 to 255 layers", cfg.Layers)
 	case cfg.InDim < 1 || cfg.Classes < 1 || cfg.Layers > 1 && cfg.Hidden < 1:
@@ -125,21 +122,17 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 	case cfg.Precision > cuda.BF16:
 		return nil, errs.New(errs.Usage, "precision %v is unknown; choose %s", cfg.Precision, strings.Join(cuda.Precisions(), ", "))
 	}
+	if err := arch.Check(&cfg); err != nil {
+		return nil, err
+	}
 	m := newModel(dev)
-	m.cfg = cfg
+	m.cfg, m.arch = cfg, arch
 	if !m.gpu && (cfg.Precision != cuda.FP32 || cfg.BLAS != nil) {
 		return nil, errs.New(errs.Usage, "device %s computes products in fp32 by its own kernels; precision %v and a BLAS are for --device cuda",
 			dev.Info().Name, cfg.Precision)
 	}
 	for l := range cfg.Layers + 1 {
-		switch l {
-		case cfg.Layers:
-			m.dims = append(m.dims, int64(cfg.Classes))
-		case 0:
-			m.dims = append(m.dims, int64(cfg.InDim))
-		default:
-			m.dims = append(m.dims, int64(cfg.Hidden))
-		}
+		m.dims = append(m.dims, cfg.width(l))
 	}
 	if err := m.findKernels(); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
@@ -164,19 +157,10 @@ func (m *Model) findKernels() error {
 	if err := m.findProducts(); err != nil {
 		return err
 	}
-	agg, weighted, bwd, transpose := "sage_mean", "sage_weighted", "sage_mean_bwd", "sage_transpose"
-	if m.cfg.Kind == "gcn" {
-		agg, weighted, bwd, transpose = "gcn_agg", "gcn_agg", "gcn_agg_bwd", "gcn_transpose"
-		var err error
-		if m.k.weights, err = m.dev.Kernel("gcn_weights"); err != nil {
-			return err
-		}
-	}
 	for _, k := range []struct {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&m.k.agg, agg}, {&m.k.aggWeighted, weighted}, {&m.k.aggWeights, "agg_weights"}, {&m.k.aggBwd, bwd}, {&m.k.transpose, transpose},
 		{&m.k.colSum, "col_sum"}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
 		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
@@ -185,8 +169,21 @@ func (m *Model) findKernels() error {
 			return err
 		}
 	}
+	return m.findNamed(m.arch.kernels(false))
+}
+
+// findNamed loads kernels beforehand.
+func (m *Model) findNamed(names []string) error {
+	for _, name := range names {
+		if _, err := m.kernel(name); err != nil {
+			return err
+		}
+	}
 	return nil
 }
+
+// glorot is the limit of the uniform distribution of Glorot and Bengio (AISTATS 2010).
+func glorot(in, out int64) float64 { return math.Sqrt(6 / float64(in+out)) }
 
 // findProducts finds the host's kernels of products.
 func (m *Model) findProducts() (err error) {
@@ -202,31 +199,12 @@ func (m *Model) findProducts() (err error) {
 }
 
 func (m *Model) init() error {
-	type tensor struct {
-		name       string
-		rows, cols int64
-		at         int64
-		bias       bool
-	}
-	var tensors []tensor
-	add := func(name string, rows, cols int64, bias bool) int64 {
-		at := m.n
-		tensors = append(tensors, tensor{name, rows, cols, at, bias})
-		m.n += align(rows * cols)
-		return at
-	}
+	var all tensors
+	m.layers = make([][]int64, m.cfg.Layers)
 	for l := range m.cfg.Layers {
-		in, out := m.dims[l], m.dims[l+1]
-		w := layer{neigh: -1}
-		if m.cfg.Kind == "sage" {
-			w.self = add(fmt.Sprintf("layer%d.self.weight", l), in, out, false)
-			w.neigh = add(fmt.Sprintf("layer%d.neigh.weight", l), in, out, false)
-		} else {
-			w.self = add(fmt.Sprintf("layer%d.weight", l), in, out, false)
-		}
-		w.bias = add(fmt.Sprintf("layer%d.bias", l), 1, out, true)
-		m.layers = append(m.layers, w)
+		m.arch.declare(m, l, &all)
 	}
+	m.n = all.n
 	var err error
 	if m.store, err = m.dev.Alloc(cuda.MemDevice, 4*4*m.n, "model parameters"); err != nil {
 		return err
@@ -236,16 +214,15 @@ func (m *Model) init() error {
 	}
 	values := make([]float32, m.n)
 	key := philox.Key(m.cfg.Seed, philox.StreamInit)
-	for i, t := range tensors {
+	for i, t := range all.list {
 		m.params = append(m.params, Param{t.name, int(t.rows), int(t.cols),
 			m.part(t.at, t.rows*t.cols), m.part(2*m.n+t.at, t.rows*t.cols), m.part(3*m.n+t.at, t.rows*t.cols)})
-		if t.bias {
+		if t.limit == 0 {
 			continue
 		}
-		limit := math.Sqrt(6 / float64(t.rows+t.cols))
 		for e := range t.rows * t.cols {
 			w := philox.Block(key, [4]uint32{uint32(e / 4), uint32(e / 4 >> 32), uint32(i), 0})
-			values[t.at+e] = float32((2*float64(philox.Float32(w[e%4])) - 1) * limit)
+			values[t.at+e] = float32((2*float64(philox.Float32(w[e%4])) - 1) * t.limit)
 		}
 	}
 	return m.upload(m.ptr(0), values)
@@ -376,19 +353,22 @@ func (m *Model) freeOld() error {
 
 // plan is the layout of a step's workspace, in floats from its start.
 type plan struct {
-	h, agg           []int64 // per layer: outputs, aggregates
-	logitGrad        int64
-	dSelf, dAgg      int64
-	tEnd, tDst       int64
-	weights          int64 // of edges, see aggParams
-	dstWeights       int64 // of blocks with weights
-	loss, pred       int64
-	scratch          int64 // of kernels that only GPUs have, used by one launch after the other; -1: none
-	size             int64
-	base             cuda.DevicePtr
-	fixedH, fixedAgg [8]int64 // backing of h and agg for the usual depths
-	embedAt          int64
+	layers      []layerPlan
+	logitGrad   int64
+	dSelf, dAgg int64
+	tEnd, tDst  int64
+	weights     int64 // of edges, see aggParams
+	dstWeights  int64 // of blocks with weights
+	loss, pred  int64
+	scratch     int64 // of kernels that only GPUs have, used by one launch after the other; -1: none
+	size        int64
+	base        cuda.DevicePtr
+	fixed       [8]layerPlan // backing of layers for the usual depths
+	embedAt     int64
 }
+
+// layerPlan is what a layer keeps until its backward pass: its output, and what its Arch makes of agg and mid.
+type layerPlan struct{ h, agg, mid int64 }
 
 func (p *plan) take(n int64) int64 {
 	at := p.size
@@ -407,55 +387,45 @@ func (p *plan) scratchAt() cuda.DevicePtr {
 }
 
 // layout places what a step over blocks (hop 0 first, as in a mini-batch) needs.
-func (m *Model) layout(blocks []graph.Block, seeds int64, train bool, p *plan) {
-	L := m.cfg.Layers
-	p.h, p.agg = p.fixedH[:0], p.fixedAgg[:0]
-	// Forward only, the aggregate of one layer is dead in the next.
-	shared := int64(0)
+func (m *Model) layout(mb *graph.MiniBatch, train bool, s *step) {
+	L, blocks, p, seeds := m.cfg.Layers, mb.Blocks, &s.plan, int64(mb.NumSeeds)
+	s.mb = mb
+	p.layers = p.fixed[:0]
 	for l := range L {
-		shared = max(shared, blocks[L-1-l].NumDst*m.dims[l])
+		p.layers = append(p.layers, layerPlan{h: p.take(blocks[L-1-l].NumDst * m.dims[l+1])})
 	}
-	sharedAt := int64(-1)
-	if !train {
-		sharedAt = p.take(shared)
-	}
-	for l := range L {
-		b := &blocks[L-1-l]
-		p.h = append(p.h, p.take(b.NumDst*m.dims[l+1]))
-		if train {
-			p.agg = append(p.agg, p.take(b.NumDst*m.dims[l]))
-		} else {
-			p.agg = append(p.agg, sharedAt)
-		}
-	}
-	if m.cfg.Kind == "gcn" {
-		p.weights = p.take(blocks[L-1].NumSrc)
-	} else if train {
-		p.weights = p.take(blocks[L-1].NumDst)
-	}
-	p.dstWeights = p.take(blocks[L-1].NumDst) // for all blocks, so that nobody needs to know which they are
+	m.arch.layout(m, blocks, train, p)
 	p.loss = p.take(2 * seeds)
 	p.pred = p.take(seeds)
-	p.embedAt = p.h[max(0, L-2)]
+	p.embedAt = p.layers[max(0, L-2)].h
 	if train {
 		p.logitGrad = p.take(seeds * m.dims[L])
-		var dst, src, edges int64
-		for l := 1; l < L; l++ {
-			b := &blocks[L-1-l]
-			dst, src, edges = max(dst, b.NumDst*m.dims[l]), max(src, b.NumSrc), max(edges, b.NumEdges)
-		}
-		p.dAgg = p.take(dst)
-		if m.cfg.Kind == "sage" {
-			p.dSelf = p.take(dst)
-		}
-		p.tEnd, p.tDst = p.take(src), p.take(edges)
 	}
 	p.scratch = -1
 	if m.gpu {
-		if n := m.scratchBytes(blocks, train); n > 0 {
+		if n := m.scratchBytes(s, train); n > 0 {
 			p.scratch = p.take((n + 3) / 4)
 		}
 	}
+}
+
+// scratchBytes is the most that a kernel of a step takes beside its operands: the step is written once without a stream.
+func (m *Model) scratchBytes(s *step, train bool) (n int64) {
+	dry := step{stepSink: stepSink{measure: &n}, mb: s.mb, plan: s.plan}
+	if train {
+		dry.set = &Step{}
+	}
+	for l := range m.cfg.Layers {
+		if err := m.arch.forward(m, &dry, l, 0); err != nil {
+			return n // the step itself will say it
+		}
+	}
+	for l := m.cfg.Layers - 1; l >= 0 && train; l-- {
+		if err := m.arch.backward(m, &dry, l, 0, 0); err != nil {
+			return n
+		}
+	}
+	return n
 }
 
 // WorkspaceBytes is how much device memory a step takes beside the parameters, whether it trains or infers, for a mini-batch
@@ -465,10 +435,11 @@ func (m *Model) WorkspaceBytes(hopEnd, edges []int64) int64 {
 	for h := range min(len(blocks), len(edges), len(hopEnd)-1) {
 		blocks[h] = graph.Block{NumDst: hopEnd[h], NumSrc: hopEnd[h+1], NumEdges: edges[h]}
 	}
-	var train, infer plan
-	m.layout(blocks, blocks[0].NumDst, true, &train)
-	m.layout(blocks, blocks[0].NumDst, false, &infer)
-	return workBytes(max(train.size, infer.size) * 4)
+	mb := &graph.MiniBatch{Blocks: blocks, NumSeeds: int(blocks[0].NumDst)}
+	var train, infer step
+	m.layout(mb, true, &train)
+	m.layout(mb, false, &infer)
+	return workBytes(max(train.plan.size, infer.plan.size) * 4)
 }
 
 // workBytes rounds up to what the workspace is allocated in.
@@ -476,13 +447,13 @@ func workBytes(n int64) int64 { return (n + 4095) &^ 4095 }
 
 // prepare checks the mini-batch against the model and lays the workspace out. All memory of a step is allocated here, before
 // anything is launched.
-func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
+func (m *Model) prepare(mb *graph.MiniBatch, train bool, s *step) error {
 	L := m.cfg.Layers
 	if len(mb.Blocks) != L || len(mb.HopEnd) != L+1 {
 		return errs.New(errs.Usage, "the mini-batch has %d of %d hops; give as many fanouts as layers and sample all hops", len(mb.Blocks), L)
 	}
-	if m.cfg.Kind == "gcn" && mb.Degrees == nil {
-		return errs.New(errs.Failed, "gcn needs in-degrees: make the sampler with Degrees set")
+	if m.arch.Degrees() && mb.Degrees == nil {
+		return errs.New(errs.Failed, "%s needs in-degrees: make the sampler with Degrees set", m.arch.Name())
 	}
 	if train {
 		for l := 1; l < L; l++ {
@@ -491,7 +462,8 @@ func (m *Model) prepare(mb *graph.MiniBatch, train bool, p *plan) error {
 			}
 		}
 	}
-	m.layout(mb.Blocks, int64(mb.NumSeeds), train, p)
+	p := &s.plan
+	m.layout(mb, train, s)
 	if need := p.size * 4; m.work == nil || m.work.Size() < need {
 		size := need
 		if m.work != nil {
@@ -540,21 +512,21 @@ func (m *Model) block(mb *graph.MiniBatch, l int) *graph.Block {
 // find memory missing in the middle of a step, too: what was enqueued until then changes activations, gradients and x, which
 // must be filled once more if FeatureDropout is set.
 func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr, st Step) error {
-	var p plan
+	var s step
 	if labels == 0 {
 		return errs.New(errs.Failed, "train: no labels")
 	}
-	err := m.prepare(mb, true, &p)
+	err := m.prepare(mb, true, &s)
 	if err == nil {
-		q := m.sink(stream)
+		s.stepSink, s.set = m.sink(stream), &st
 		var last lastRun
-		if last, err = m.forward(&q, mb, x, labels, &p, &st); err == nil {
-			err = m.backward(&q, mb, x, &p)
+		if last, err = m.forward(&s, x, labels); err == nil {
+			err = m.backward(&s, x)
 		}
 		if err == nil {
-			err = m.adam(&q, &st)
+			err = m.adam(&s.stepSink, &st)
 		}
-		if err = q.end(err); err == nil {
+		if err = s.end(err); err == nil {
 			m.step++
 			m.last = last
 		}
@@ -567,13 +539,13 @@ func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 
 // Infer enqueues a forward pass without dropout. labels may be 0.
 func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr) error {
-	var p plan
-	err := m.prepare(mb, false, &p)
+	var s step
+	err := m.prepare(mb, false, &s)
 	if err == nil {
-		q := m.sink(stream)
+		s.stepSink = m.sink(stream)
 		var last lastRun
-		last, err = m.forward(&q, mb, x, labels, &p, nil)
-		if err = q.end(err); err == nil {
+		last, err = m.forward(&s, x, labels)
+		if err = s.end(err); err == nil {
 			m.last = last
 		}
 	}
@@ -623,6 +595,9 @@ func (m *Model) gemm(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.DeviceP
 	if p.M == 0 || p.N == 0 {
 		return nil
 	}
+	if q.measure != nil {
+		return m.measureProduct(q, op, p)
+	}
 	if m.gpu {
 		return m.productGPU(q, op, p, scratch)
 	}
@@ -632,82 +607,28 @@ func (m *Model) gemm(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.DeviceP
 	return put(q, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
 }
 
-func (m *Model) aggParams(mb *graph.MiniBatch, l int) aggParams {
-	b := m.block(mb, l)
-	a := aggParams{Indptr: b.Indptr.Ptr(), Src: b.Src.Ptr(), NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: m.dims[l]}
-	if m.cfg.Kind == "gcn" {
-		a.Degrees = mb.Degrees.Ptr()
-	}
-	return a
-}
-
-// weigh enqueues what a block with weights needs before its aggregation or transpose.
-func (m *Model) weigh(q *stepSink, b *graph.Block, a *aggParams, p *plan) error {
-	if b.Weights == nil {
-		return nil
-	}
-	a.SrcWeights, a.DstWeights = b.Weights.Ptr(), p.at(p.dstWeights)
-	return put(q, m.k.aggWeights, m.blocks(b.NumDst, 256, b.NumDst/32), *a)
-}
-
-// forward enqueues the layers and the loss; st is nil outside training.
-func (m *Model) forward(q *stepSink, mb *graph.MiniBatch, x, labels cuda.DevicePtr, p *plan, st *Step) (last lastRun, err error) {
-	L := m.cfg.Layers
+// forward enqueues the layers and the loss.
+func (m *Model) forward(s *step, x, labels cuda.DevicePtr) (last lastRun, err error) {
+	L, p, q := m.cfg.Layers, &s.plan, &s.stepSink
 	in := x
-	if st != nil && m.cfg.FeatureDropout > 0 {
-		if err := m.dropInput(q, x, m.block(mb, 0).NumSrc, st); err != nil {
+	if s.set != nil && m.cfg.FeatureDropout > 0 {
+		if err := m.dropInput(q, x, m.block(s.mb, 0).NumSrc, s.set); err != nil {
 			return last, err
 		}
 	}
 	for l := range L {
-		b := m.block(mb, l)
-		a := m.aggParams(mb, l)
-		a.X, a.Out, a.Weights = in, p.at(p.agg[l]), p.at(p.weights)
-		if err := m.weigh(q, b, &a, p); err != nil {
+		if err := m.arch.forward(m, s, l, in); err != nil {
 			return last, err
 		}
-		if m.cfg.Kind == "gcn" {
-			if err := put(q, m.k.weights, m.blocks(b.NumSrc, 4096, b.NumSrc/gpuItems), a); err != nil {
-				return last, err
-			}
-		}
-		k := m.k.agg
-		if b.Weights != nil {
-			k = m.k.aggWeighted
-		}
-		if err := put(q, k, m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
-			return last, err
-		}
-		w := m.layers[l]
-		g := gemmParams{
-			M: b.NumDst, N: m.dims[l+1], K: m.dims[l], LDA: m.dims[l], LDB: m.dims[l+1], LDC: m.dims[l+1],
-			B: m.ptr(w.self), C: p.at(p.h[l]), Bias: m.ptr(w.bias),
-		}
-		if w.neigh >= 0 {
-			g.A = in // destinations are the first sources
-			g.A2, g.B2, g.K2, g.LDA2, g.LDB2 = a.Out, m.ptr(w.neigh), g.K, g.LDA, g.LDB
-		} else {
-			g.A = a.Out
-		}
-		if l < L-1 {
-			g.Flags = gemmReLU
-			if st != nil && m.cfg.Dropout > 0 {
-				g.Flags |= gemmDropout
-				g.Drop = m.drop(st, m.cfg.Dropout, uint32(l))
-			}
-		}
-		if err := m.gemm(q, opNN, &g, p.scratchAt()); err != nil {
-			return last, err
-		}
-		in = p.at(p.h[l])
+		in = p.at(p.layers[l].h)
 	}
-	seeds := int64(mb.NumSeeds)
+	seeds := int64(s.mb.NumSeeds)
 	xp := xentParams{
 		Logits: in, Labels: labels, Loss: p.at(p.loss), Pred: p.at(p.pred), Outcome: m.result.Ptr(),
 		Rows: seeds, Classes: m.dims[L],
 	}
 	last = lastRun{seeds: seeds, pred: xp.Pred, embedding: p.at(p.embedAt)}
-	if st != nil {
+	if s.set != nil {
 		xp.Grad = p.at(p.logitGrad)
 		last.embedding = 0
 	}
@@ -730,59 +651,14 @@ func (m *Model) drop(st *Step, p float32, layer uint32) dropout {
 
 // backward enqueues the gradients of all parameters. dz, the gradient by a layer's outputs
 // before activation, takes the place of the layer's activations on its way down.
-func (m *Model) backward(q *stepSink, mb *graph.MiniBatch, x cuda.DevicePtr, p *plan) error {
-	L := m.cfg.Layers
-	dz := p.at(p.logitGrad)
-	for l := L - 1; l >= 0; l-- {
-		b := m.block(mb, l)
-		w := m.layers[l]
-		in, out := m.dims[l], m.dims[l+1]
+func (m *Model) backward(s *step, x cuda.DevicePtr) error {
+	dz := s.plan.at(s.plan.logitGrad)
+	for l := m.cfg.Layers - 1; l >= 0; l-- {
 		h := x // the layer's input
 		if l > 0 {
-			h = p.at(p.h[l-1])
+			h = s.plan.at(s.plan.layers[l-1].h)
 		}
-		agg := p.at(p.agg[l])
-		tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out, A: agg, B: dz, C: m.grad(w.self)}
-		if w.neigh >= 0 {
-			tn.C = m.grad(w.neigh)
-			if err := m.gemm(q, opTN, &tn, p.scratchAt()); err != nil {
-				return err
-			}
-			tn.A, tn.C = h, m.grad(w.self)
-		}
-		if err := m.gemm(q, opTN, &tn, p.scratchAt()); err != nil {
-			return err
-		}
-		if err := m.colSum(q, &sumParams{X: dz, Out: m.grad(w.bias), Rows: b.NumDst, Cols: out}, p.scratchAt()); err != nil {
-			return err
-		}
-		if l == 0 {
-			break // nobody wants the gradient of the features
-		}
-		nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: m.ptr(w.self), C: p.at(p.dAgg)}
-		if w.neigh >= 0 {
-			nt.C = p.at(p.dSelf)
-			if err := m.gemm(q, opNT, &nt, p.scratchAt()); err != nil {
-				return err
-			}
-			nt.B, nt.C = m.ptr(w.neigh), p.at(p.dAgg)
-		}
-		if err := m.gemm(q, opNT, &nt, p.scratchAt()); err != nil {
-			return err
-		}
-		a := m.aggParams(mb, l)
-		a.Out, a.Grad, a.Self, a.Scale = h, p.at(p.dAgg), p.at(p.dSelf), 1
-		if m.cfg.Dropout > 0 {
-			a.Scale = 1 / (1 - m.cfg.Dropout)
-		}
-		a.TEnd, a.TDst, a.Weights = p.at(p.tEnd), p.at(p.tDst), p.at(p.weights)
-		if err := m.weigh(q, b, &a, p); err != nil {
-			return err
-		}
-		if err := m.transpose(q, &a, p.scratchAt()); err != nil {
-			return err
-		}
-		if err := put(q, m.k.aggBwd, m.rowBlocks(b.NumSrc, 64, a.Dim), a); err != nil {
+		if err := m.arch.backward(m, s, l, h, dz); err != nil {
 			return err
 		}
 		dz = h
@@ -790,17 +666,23 @@ func (m *Model) backward(q *stepSink, mb *graph.MiniBatch, x cuda.DevicePtr, p *
 	return nil
 }
 
-// transpose enqueues the lists of the backward pass.
-func (m *Model) transpose(q *stepSink, a *aggParams, scratch cuda.DevicePtr) error {
+// transpose enqueues the lists of the backward pass; name is the host's kernel.
+func (m *Model) transpose(q *stepSink, name string, a *aggParams, scratch cuda.DevicePtr) error {
+	if q.need(func() int64 { return transposeScratch(a.NumSrc, a.Edges) }) {
+		return nil
+	}
 	if m.gpu {
 		return m.transposeGPU(q, a, scratch)
 	}
 	// A block reads all edges, so there are no more of them than run at one time.
 	per := max(4096, (a.NumSrc+int64(m.grid)/4-1)/max(1, int64(m.grid)/4))
-	return enqueue(m, q, m.k.transpose, a.NumSrc, per, *a)
+	return launch(m, q, name, m.blocksFor(a.NumSrc, per), *a)
 }
 
 func (m *Model) colSum(q *stepSink, p *sumParams, scratch cuda.DevicePtr) error {
+	if q.need(func() int64 { return colSumScratch(p.Rows, p.Cols) }) {
+		return nil
+	}
 	if m.gpu {
 		return m.colSumGPU(q, p, scratch)
 	}

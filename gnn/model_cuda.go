@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"helios/cuda"
-	"helios/graph"
 	"helios/internal/errs"
 )
 
@@ -14,79 +13,31 @@ const gpuItems = 128
 // findGPUKernels finds what the steps use on a GPU. Kernels of other precisions are not loaded: compiling them for nothing
 // takes seconds.
 func (m *Model) findGPUKernels() error {
-	agg, weighted, bwd := "sage_mean", "sage_weighted", "sage_mean_bwd"
-	if m.cfg.Kind == "gcn" {
-		agg, weighted, bwd = "gcn_agg", "gcn_agg", "gcn_agg_bwd"
-		var err error
-		if m.k.weights, err = m.gpuKernel("gcn_weights"); err != nil {
-			return err
-		}
-	}
 	for _, k := range []struct {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&m.k.agg, agg}, {&m.k.aggWeighted, weighted}, {&m.k.aggWeights, "agg_weights"}, {&m.k.aggBwd, bwd}, {&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
+		{&m.k.xentCount, "xent_count"}, {&m.k.xent, "softmax_xent"}, {&m.k.xentSum, "xent_sum"},
 		{&m.k.adamK, "adam"}, {&m.k.dropInput, "drop_input"},
 	} {
 		var err error
-		if *k.dst, err = m.gpuKernel(k.name); err != nil {
+		if *k.dst, err = m.kernel(k.name); err != nil {
 			return err
 		}
 	}
-	names := aggGPUKernels(m.cfg.Kind)
+	names := append(gpuKernels(), m.arch.kernels(true)...)
 	if m.cfg.BLAS == nil {
 		names = append(names, gemmGPUKernels(m.cfg.Precision)...)
 	}
-	for _, name := range names {
-		if _, err := m.gpuKernel(name); err != nil {
-			return err
-		}
+	return m.findNamed(names)
+}
+
+// measureProduct notes the scratch memory of a product.
+func (m *Model) measureProduct(q *stepSink, op gemmOp, p *gemmParams) error {
+	if m.cfg.BLAS == nil {
+		q.need(func() int64 { return gemmScratch(op, p, m.cfg.Precision, m.dev.Info().SMs) })
 	}
 	return nil
-}
-
-// products calls f with each product of a step over blocks, of which only the shapes are set.
-func (m *Model) products(blocks []graph.Block, train bool, f func(op gemmOp, p *gemmParams)) {
-	L := m.cfg.Layers
-	for l := range L {
-		b := &blocks[L-1-l]
-		in, out := m.dims[l], m.dims[l+1]
-		p := gemmParams{M: b.NumDst, N: out, K: in, LDA: in, LDB: out, LDC: out}
-		if m.cfg.Kind == "sage" {
-			p.K2, p.LDA2, p.LDB2 = in, in, out
-		}
-		f(opNN, &p)
-		if !train {
-			continue
-		}
-		f(opTN, &gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out})
-		if l > 0 {
-			f(opNT, &gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in})
-		}
-	}
-}
-
-// scratchBytes is the most that a kernel of a step over blocks takes beside its operands.
-func (m *Model) scratchBytes(blocks []graph.Block, train bool) int64 {
-	L, n := m.cfg.Layers, int64(0)
-	if m.cfg.BLAS == nil {
-		sms := m.dev.Info().SMs
-		m.products(blocks, train, func(op gemmOp, p *gemmParams) {
-			if p.M > 0 && p.N > 0 {
-				n = max(n, gemmScratch(op, p, m.cfg.Precision, sms))
-			}
-		})
-	}
-	for l := range L {
-		if b := &blocks[L-1-l]; train {
-			n = max(n, colSumScratch(b.NumDst, m.dims[l+1]))
-			if l > 0 {
-				n = max(n, transposeScratch(b.NumSrc, b.NumEdges))
-			}
-		}
-	}
-	return n
 }
 
 // productGPU enqueues a product on a GPU, by the BLAS where there is one.
@@ -120,7 +71,7 @@ func (m *Model) productGPU(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.D
 	if p.Bias == 0 && p.Flags == 0 {
 		return nil
 	}
-	k, err := m.gpuKernel("bias_act")
+	k, err := m.kernel("bias_act")
 	if err != nil {
 		return err
 	}

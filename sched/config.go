@@ -13,6 +13,7 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -113,7 +114,7 @@ type Config struct {
 	Mode string // helios
 
 	// What is computed: these decide the parameters that come out.
-	Model   string // sage
+	Model   string // one of gnn.Archs; gnn.DefaultArch
 	Fanouts []int  // 10,10; hop 1 first; -1 takes every neighbour; one model layer per hop
 	Batch   int    // seed nodes in a mini-batch; 1024
 	Hidden  int    // 128
@@ -226,7 +227,7 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	def(&c.Mode, ModeHelios)
-	def(&c.Model, "sage")
+	def(&c.Model, gnn.DefaultArch)
 	if len(c.Fanouts) == 0 {
 		c.Fanouts = []int{10, 10}
 	}
@@ -365,6 +366,15 @@ func (c Config) queued() bool { return c.IOStack == StackAsync || c.IOStack == S
 // Check refuses, as Train does, what can't be meant together on any device or dataset.
 func (c Config) Check() error { return c.withDefaults().check() }
 
+// arch is the kind of model; the default's where check would refuse it.
+func (c Config) arch() gnn.Arch {
+	a, err := gnn.ArchOf(c.Model)
+	if err != nil {
+		a, _ = gnn.ArchOf(gnn.DefaultArch)
+	}
+	return a
+}
+
 // check refuses what can't be meant; each error names the flag.
 func (c Config) check() error {
 	oneOf := func(flag, v string, all []string) error {
@@ -377,7 +387,7 @@ func (c Config) check() error {
 		oneOf("mode", c.Mode, Modes),
 		oneOf("pipeline", c.Pipeline, Pipelines),
 		oneOf("io-stack", c.IOStack, Stacks),
-		oneOf("model", c.Model, []string{"sage", "gcn"}),
+		oneOf("model", c.Model, gnn.Archs()),
 		oneOf("sampler", c.Sampler, Samplers),
 		oneOf("topology", c.Topology, Topologies),
 		oneOf("tune", c.Tune, Tunes),

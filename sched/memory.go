@@ -75,7 +75,7 @@ func (e *engine) workingSet(f *frontier) int64 {
 		samples = int64(e.plan.samples)
 	}
 	mb := rows * 8
-	if e.cfg.Model == "gcn" {
+	if e.cfg.arch().Degrees() {
 		mb += rows * 4
 	}
 	for h, edges := range f.edges {

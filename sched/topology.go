@@ -111,7 +111,7 @@ func (e *engine) sampleCtx(ctx context.Context) (context.Context, context.Cancel
 // newSampler makes a sampler of the run's kind.
 func (e *engine) newSampler(fanouts []int) (*graph.Sampler, error) {
 	return graph.NewSampler(e.dev, e.dtopo, graph.SamplerConfig{
-		Fanouts: fanouts, Seed: e.cfg.Seed, Degrees: e.cfg.Model == "gcn", Layerwise: e.cfg.Sampler == SamplerLadies,
+		Fanouts: fanouts, Seed: e.cfg.Seed, Degrees: e.cfg.arch().Degrees(), Layerwise: e.cfg.Sampler == SamplerLadies,
 	})
 }
 

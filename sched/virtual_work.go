@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/hardware"
@@ -59,12 +60,12 @@ type vwork struct {
 	ops      *hardware.Ops
 	fanouts  []int
 	idBytes  int64 // of a neighbour in the topology
-	gcn      bool
+	arch     gnn.Arch
+	shape    gnn.ModelConfig
 	ladies   bool
 	lines    int64 // bytes of a line of a dynamic tier
 	rowBytes int64
-	widen    bool    // rows become float32 before they are trained on
-	dims     []int64 // input width of layer l; the last is the number of classes
+	widen    bool // rows become float32 before they are trained on
 	params   int64
 }
 
@@ -72,30 +73,15 @@ type vwork struct {
 const sector = 32
 
 func newVWork(ops *hardware.Ops, cfg Config, dim int, t rowtype.Type, classes int, wideIDs bool) *vwork {
-	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, gcn: cfg.Model == "gcn", ladies: cfg.Sampler == SamplerLadies, rowBytes: int64(t.RowBytes(dim)), widen: t != rowtype.Float32}
+	w := &vwork{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, arch: cfg.arch(), ladies: cfg.Sampler == SamplerLadies, rowBytes: int64(t.RowBytes(dim)), widen: t != rowtype.Float32}
 	if wideIDs {
 		w.idBytes = 8
 	}
+	w.shape = gnn.ModelConfig{Kind: cfg.Model, InDim: dim, Hidden: cfg.Hidden, Classes: classes, Layers: len(cfg.Fanouts)}
 	for l := range cfg.Fanouts {
-		if l == 0 {
-			w.dims = append(w.dims, int64(dim))
-		} else {
-			w.dims = append(w.dims, int64(cfg.Hidden))
-		}
-	}
-	w.dims = append(w.dims, int64(classes))
-	for l := range cfg.Fanouts {
-		w.params += w.dims[l]*w.dims[l+1]*w.weights() + w.dims[l+1]
+		w.params += w.arch.Floats(&w.shape, l)
 	}
 	return w
-}
-
-// weights is how many matrices a layer has.
-func (w *vwork) weights() int64 {
-	if w.gcn {
-		return 1
-	}
-	return 2 // a node's own features, and its neighbours'
 }
 
 // begin copies the seeds and enters them in the position table.
@@ -114,7 +100,7 @@ func (w *vwork) hop(s *vshape, h int) []vkernel {
 		ids, items = 2*b.listed*w.idBytes, 2*b.listed
 	}
 	assign := vkernel{}
-	if w.gcn { // the new nodes' degrees
+	if w.arch.Degrees() { // the new nodes' degrees
 		assign.uva = (b.src - b.dst) * sector
 	}
 	return []vkernel{
@@ -165,17 +151,16 @@ func (w *vwork) bytes(n int64) vkernel {
 	return vkernel{op: &w.ops.Elementwise, work: hardware.Work{Bytes: n}}
 }
 
-// gemm multiplies m×k by k×n, pairs times into one result.
-func (w *vwork) gemm(m, n, k, pairs int64) vkernel {
-	return vkernel{op: &w.ops.GEMM, work: hardware.Work{
-		Flops: 2 * float64(m) * float64(n) * float64(k) * float64(pairs),
-		Bytes: 4 * ((m*k+k*n)*pairs + m*n),
-	}}
-}
-
-// aggregate reads the rows at both ends of a block's edges.
-func (w *vwork) aggregate(edges, rows, dim int64) vkernel {
-	return vkernel{op: &w.ops.Gather, work: hardware.Work{Items: edges, Bytes: 4 * dim * (edges + rows)}}
+// layer turns the kernels of a model's layer into those of the clock.
+func (w *vwork) layer(list []gnn.Work) []vkernel {
+	ops := map[gnn.WorkKind]*hardware.Op{gnn.WorkGather: &w.ops.Gather, gnn.WorkProduct: &w.ops.GEMM, gnn.WorkElementwise: &w.ops.Elementwise}
+	out := make([]vkernel, len(list))
+	for i, k := range list {
+		if op := ops[k.Kind]; op != nil {
+			out[i] = vkernel{op: op, work: hardware.Work{Items: k.Items, Bytes: k.Bytes, Flops: k.Flops}}
+		}
+	}
+	return out
 }
 
 // model is a step of training, or a forward pass.
@@ -183,34 +168,23 @@ func (w *vwork) model(s *vshape, train bool) []vkernel {
 	L := len(w.fanouts)
 	var out []vkernel
 	add := func(k ...vkernel) { out = append(out, k...) }
-	block := func(l int) vblock { return s.blocks[L-1-l] }
+	block := func(l int) gnn.BlockShape {
+		b := s.blocks[L-1-l]
+		return gnn.BlockShape{Dst: b.dst, Src: b.src, Edges: b.edges}
+	}
 	if w.widen { // convert_rows
-		add(w.bytes(s.hopEnd[L] * (w.rowBytes + 4*w.dims[0])))
+		add(w.bytes(s.hopEnd[L] * (w.rowBytes + 4*int64(w.shape.InDim))))
 	}
 	for l := range L {
-		b := block(l)
-		add(w.aggregate(b.edges, b.dst, w.dims[l]), w.gemm(b.dst, w.dims[l+1], w.dims[l], w.weights()))
+		add(w.layer(w.arch.Forward(&w.shape, l, block(l)))...)
 	}
-	classes := w.dims[L]
+	classes := int64(w.shape.Classes)
 	add(vkernel{}, w.bytes(4*s.seeds*classes*2), vkernel{}) // count, softmax cross-entropy, sum
 	if !train {
 		return out
 	}
 	for l := L - 1; l >= 0; l-- {
-		b := block(l)
-		in, to := w.dims[l], w.dims[l+1]
-		for range w.weights() {
-			add(w.gemm(in, to, b.dst, 1))
-		}
-		add(w.bytes(4 * b.dst * to)) // bias
-		if l == 0 {
-			break
-		}
-		for range w.weights() {
-			add(w.gemm(b.dst, in, to, 1))
-		}
-		// The block is transposed (fill, count, scan, fill), so that each source sums its own.
-		add(w.bytes(4*b.src), w.bytes(8*b.edges), vkernel{}, w.bytes(12*b.edges), w.aggregate(b.edges, 2*b.src, in))
+		add(w.layer(w.arch.Backward(&w.shape, l, block(l)))...)
 	}
 	return append(out, w.bytes(7*4*w.params)) // Adam: three read and written, the gradient read
 }

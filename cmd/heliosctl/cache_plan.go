@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"helios/gnn"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/units"
@@ -47,7 +48,7 @@ func cachePlanCommand() *cli.Command {
 			&cli.IntFlag{Name: "steps", Value: 100, Usage: "splits to look at, beside the first"},
 			&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" + strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
 			&cli.IntFlag{Name: "ssd-count", DefaultText: "the profile's", Usage: "number of SSDs of that machine"},
-			oneOf("model", "model", "sage", []string{"sage", "gcn"}, nil),
+			oneOf("model", "model", gnn.DefaultArch, gnn.Archs(), nil),
 			&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
 			&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's", Usage: "`TYPE` that rows are stored as"},
 			&cli.StringFlag{Name: "hotness", DefaultText: "presample", Usage: "what rows are placed by: " + strings.Join(sched.Hotnesses, ", ") + ", or a `FILE` of node numbers, hottest first (.npy or text)"},

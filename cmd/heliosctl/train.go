@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/cuda"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -28,7 +29,7 @@ var datasetFlag = &cli.StringFlag{Name: "dataset", Usage: "dataset `DIR`; may al
 // modelFlags decide what is computed.
 func modelFlags() []cli.Flag {
 	return []cli.Flag{
-		oneOf("model", "model", "sage", []string{"sage", "gcn"}, nil),
+		oneOf("model", "model", gnn.DefaultArch, gnn.Archs(), nil),
 		&cli.StringFlag{Name: "fanout", Value: "10,10", Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all; one layer per hop"},
 		&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seed nodes in a mini-batch"},
 		&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},

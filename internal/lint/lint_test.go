@@ -500,3 +500,60 @@ func TestNoStrayC(t *testing.T) {
 	}
 	report(t, found, "C++ source in the folder of a Go package; use a folder of its own")
 }
+
+// modelHomes are the files that may name a kind of model, each its own. Tests and tools, which are command lines written down,
+// may name all of them; everybody else asks gnn.Archs and gnn.ArchOf.
+var modelHomes = map[string]string{"gnn/sage.go": "sage", "gnn/gcn.go": "gcn"}
+
+// strayModel tells whether a file may not hold a literal.
+func strayModel(path, literal string) bool {
+	for home, name := range modelHomes {
+		if literal == name && path != home {
+			return true
+		}
+	}
+	return false
+}
+
+func TestModelsHaveAHome(t *testing.T) {
+	var found []string
+	homes := map[string]bool{}
+	for _, s := range sources(t) {
+		top, _, _ := strings.Cut(s.path, "/")
+		if s.test || top == "tools" {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			b, ok := n.(*ast.BasicLit)
+			if !ok || b.Kind != token.STRING {
+				return true
+			}
+			v, err := strconv.Unquote(b.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v == modelHomes[s.path] {
+				homes[s.path] = true
+			}
+			if strayModel(s.path, v) {
+				found = append(found, s.at(b.Pos())+": "+b.Value)
+			}
+			return true
+		})
+		// A file that registers a kind of model is a home: a new one is held to the rule as well.
+		if registers := bytes.Contains(s.text, []byte("registerArch(")) && s.path != "gnn/arch.go"; registers && modelHomes[s.path] == "" {
+			found = append(found, s.path+": registers a kind of model; add it to modelHomes")
+		}
+	}
+	report(t, found, "a kind of model is named in its own file of gnn only; use gnn.ArchOf, gnn.Archs or gnn.DefaultArch")
+	for path := range modelHomes {
+		if !homes[path] {
+			t.Errorf("%s does not name its kind of model: modelHomes in internal/lint is out of date", path)
+		}
+	}
+	for literal, path := range map[string]string{"sage": "sched/config.go", "gcn": "gnn/sage.go"} {
+		if !strayModel(path, literal) {
+			t.Errorf("the rule lets %q into %s", literal, path)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package gnn
+
+import (
+	"fmt"
+
+	"helios/cuda"
+	"helios/graph"
+)
+
+// DefaultArch is the kind of model where none is named.
+const DefaultArch = "sage"
+
+// sage is GraphSAGE with mean aggregation (Hamilton et al., NeurIPS 2017): W_self h_i + W_neigh mean(h_j) + b.
+type sage struct{}
+
+func init() { registerArch(sage{}) }
+
+func (sage) Name() string { return DefaultArch }
+func (sage) Summary() string {
+	return "GraphSAGE: a node's own features and the mean of its neighbours', a matrix for each"
+}
+func (sage) Degrees() bool            { return false }
+func (sage) Check(*ModelConfig) error { return nil }
+
+func (sage) Floats(c *ModelConfig, l int) int64 {
+	return c.width(l)*c.width(l+1)*2 + c.width(l+1)
+}
+
+func (sage) Forward(c *ModelConfig, l int, b BlockShape) []Work {
+	in, out := c.width(l), c.width(l+1)
+	return []Work{gatherWork(b.Edges, b.Dst, in), productWork(b.Dst, out, in, 2)}
+}
+
+func (sage) Backward(c *ModelConfig, l int, b BlockShape) []Work {
+	in, out := c.width(l), c.width(l+1)
+	w := []Work{productWork(in, out, b.Dst, 1), productWork(in, out, b.Dst, 1), bytesWork(4 * b.Dst * out)}
+	if l > 0 {
+		w = append(w, productWork(b.Dst, in, out, 1), productWork(b.Dst, in, out, 1))
+		w = append(append(w, transposeWork(b)...), gatherWork(b.Edges, 2*b.Src, in))
+	}
+	return w
+}
+
+func (sage) kernels(gpu bool) []string {
+	names := []string{"sage_mean", "sage_weighted", "agg_weights", "sage_mean_bwd"}
+	if !gpu {
+		names = append(names, "sage_transpose")
+	}
+	return names
+}
+
+func (sage) declare(m *Model, l int, t *tensors) {
+	in, out := m.dims[l], m.dims[l+1]
+	m.layers[l] = []int64{
+		t.add(fmt.Sprintf("layer%d.self.weight", l), in, out, glorot(in, out)),
+		t.add(fmt.Sprintf("layer%d.neigh.weight", l), in, out, glorot(in, out)),
+		t.add(fmt.Sprintf("layer%d.bias", l), 1, out, 0),
+	}
+}
+
+func (sage) layout(m *Model, blocks []graph.Block, train bool, p *plan) {
+	layoutAggregates(m, blocks, train, p)
+	most := blocks[m.cfg.Layers-1].NumDst
+	p.dstWeights = p.take(most) // for all blocks, so that nobody needs to know which they are
+	if !train {
+		return
+	}
+	p.weights = p.take(most)
+	p.dAgg, p.dSelf = p.take(inputGradient(m, blocks)), p.take(inputGradient(m, blocks))
+	layoutTranspose(m, blocks, 1, p)
+}
+
+func (sage) forward(m *Model, s *step, l int, in cuda.DevicePtr) error {
+	b, w := m.block(s.mb, l), m.layers[l]
+	a := m.aggParams(s, l)
+	a.X, a.Out = in, s.plan.at(s.plan.layers[l].agg)
+	if err := m.weigh(s, b, &a); err != nil {
+		return err
+	}
+	kernel := "sage_mean"
+	if b.Weights != nil {
+		kernel = "sage_weighted"
+	}
+	if err := launch(m, &s.stepSink, kernel, m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+		return err
+	}
+	g := m.layerProduct(s, l, w[2])
+	g.A, g.B = in, m.ptr(w[0]) // destinations are the first sources
+	g.A2, g.B2, g.K2, g.LDA2, g.LDB2 = a.Out, m.ptr(w[1]), g.K, g.LDA, g.LDB
+	return m.gemm(&s.stepSink, opNN, &g, s.plan.scratchAt())
+}
+
+func (sage) backward(m *Model, s *step, l int, h, dz cuda.DevicePtr) error {
+	b, w, scratch := m.block(s.mb, l), m.layers[l], s.plan.scratchAt()
+	in, out := m.dims[l], m.dims[l+1]
+	tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out, B: dz}
+	for _, f := range []struct {
+		a cuda.DevicePtr
+		c int64
+	}{{s.plan.at(s.plan.layers[l].agg), w[1]}, {h, w[0]}} {
+		tn.A, tn.C = f.a, m.grad(f.c)
+		if err := m.gemm(&s.stepSink, opTN, &tn, scratch); err != nil {
+			return err
+		}
+	}
+	if err := m.colSum(&s.stepSink, &sumParams{X: dz, Out: m.grad(w[2]), Rows: b.NumDst, Cols: out}, scratch); err != nil {
+		return err
+	}
+	if l == 0 {
+		return nil // nobody wants the gradient of the features
+	}
+	a := m.aggParams(s, l)
+	a.Out, a.Grad, a.Self, a.Scale = h, s.plan.at(s.plan.dAgg), s.plan.at(s.plan.dSelf), m.keptScale()
+	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst), s.plan.at(s.plan.weights)
+	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz}
+	for _, f := range []struct {
+		b int64
+		c cuda.DevicePtr
+	}{{w[0], a.Self}, {w[1], a.Grad}} {
+		nt.B, nt.C = m.ptr(f.b), f.c
+		if err := m.gemm(&s.stepSink, opNT, &nt, scratch); err != nil {
+			return err
+		}
+	}
+	if err := m.weigh(s, b, &a); err != nil {
+		return err
+	}
+	if err := m.transpose(&s.stepSink, "sage_transpose", &a, scratch); err != nil {
+		return err
+	}
+	return launch(m, &s.stepSink, "sage_mean_bwd", m.rowBlocks(b.NumSrc, 64, a.Dim), a)
+}
