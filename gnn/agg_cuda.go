@@ -26,8 +26,8 @@ type transposeParams struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(transposeParams{}) - 200)
-	_ = uint(200 - unsafe.Sizeof(transposeParams{}))
+	_ = uint(unsafe.Sizeof(transposeParams{}) - 208)
+	_ = uint(208 - unsafe.Sizeof(transposeParams{}))
 )
 
 const (

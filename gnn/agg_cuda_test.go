@@ -152,6 +152,15 @@ func TestGPUAggregation(t *testing.T) {
 		both(g, "agg_weights", weighted)
 		both(g, "gcn_weights", weighted)
 		both(g, "gcn_agg", weighted)
+		gin := a
+		gin.Eps, gin.Degrees = given(g, g.floats(1)), 0
+		both(g, "gin_sum", gin)
+		gin.SrcWeights = weighted.SrcWeights
+		both(g, "gin_weighted", gin)
+		rows := gin
+		rows.Out, rows.Grad = given(g, g.floats(numDst*dim+1))+odd, given(g, g.floats(numDst*dim+1))+odd
+		both(g, "relu_bwd", rows)
+		both(g, "row_dot", rows)
 		for i, model := range []string{"sage", "gcn", "sage", "gcn"} {
 			w := edgeWeights{gcn: model == "gcn", indptr: b.indptr, deg: b.degrees}
 			back := a
@@ -177,12 +186,14 @@ func TestGPUAggregation(t *testing.T) {
 			back.Scale = 1 / (1 - 0.3)
 			if model == "sage" {
 				both(g, "sage_mean_bwd", back)
+				back.Out, back.Eps = given(g, g.floats(b.numSrc*dim+1))+odd, gin.Eps
+				both(g, "gin_sum_bwd", back)
 			} else {
 				both(g, "gcn_agg_bwd", back)
 			}
 		}
 	}
-	for kernel, times := range map[string]int{"sage_mean": 1, "sage_weighted": 1, "gcn_agg": 2, "sage_mean_bwd": 2, "gcn_agg_bwd": 2, "agg_weights": 3} {
+	for kernel, times := range map[string]int{"sage_mean": 1, "sage_weighted": 1, "gin_sum": 1, "gin_weighted": 1, "gin_sum_bwd": 2, "relu_bwd": 1, "row_dot": 1, "gcn_agg": 2, "sage_mean_bwd": 2, "gcn_agg_bwd": 2, "agg_weights": 3} {
 		require.Equal(t, times*len(dims), g.dev.Launches()[kernel], kernel)
 	}
 }

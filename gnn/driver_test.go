@@ -118,6 +118,7 @@ func gpuCases() []gpuCase {
 	of := func(kind string, layers int, drop, input float32, prec cuda.Precision) ModelConfig {
 		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers, Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
 	}
+	learned := func(c ModelConfig) ModelConfig { c.LearnEps = true; return c }
 	with := func(r rigConfig, fanouts ...int) rigConfig { r.fanouts = fanouts; return r }
 	layers := func(r rigConfig, nodes ...int) rigConfig { r.layerwise = true; return with(r, nodes...) }
 	// tf32 keeps 10 bits of mantissa and bf16 7: a factor is off by 2^-11 or 2^-8 of itself at most, there are some in a row, and
@@ -132,6 +133,11 @@ func gpuCases() []gpuCase {
 		{"gcn 3 layers", of("gcn", 3, 0, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
 		{"sage by layers", of("sage", 3, 0.2, 0, cuda.FP32), layers(small, 20, 15, 30), 0, false, 2},
 		{"gcn by layers", of("gcn", 2, 0.4, 0.3, cuda.FP32), layers(small, 20, 15), 0, false, 2},
+		{"gin 2 layers, dropout of both kinds", of("gin", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
+		{"gin 3 layers, learned eps", learned(of("gin", 3, 0, 0, cuda.FP32)), with(small, 2, 2, 2), 0, false, 3},
+		{"gin 1 layer, learned eps", learned(of("gin", 1, 0, 0.5, cuda.FP32)), with(small, -1), 0, false, 2},
+		{"gin by layers", learned(of("gin", 2, 0.4, 0, cuda.FP32)), layers(small, 20, 15), 0, false, 2},
+		{"gin blas", learned(of("gin", 2, 0.4, 0, cuda.FP32)), with(small, 4, 3), 1e-5, true, 1},
 		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), tf32, false, 1},
 		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), bf16, false, 1},
 		{"sage blas", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 1e-5, true, 1},
@@ -142,7 +148,7 @@ func gpuCases() []gpuCase {
 	long := rigConfig{nodes: 900, edges: 2700, dim: 10, classes: 5, seeds: 700, sms: 2}
 	// Seeds without neighbours, a hop without edges, rows of no whole vector.
 	sparse := rigConfig{nodes: 40, src: []int64{1, 2, 3, 3}, dst: []int64{0, 0, 1, 0}, dim: 7, classes: 3, seeds: 9, fanouts: []int{4, 1, 1}, sms: 1}
-	for _, kind := range []string{"sage", "gcn"} {
+	for _, kind := range Archs() {
 		list = append(list, gpuCase{kind + " almost without edges", ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 3, Layers: 3, Seed: 2}, sparse, 0, false, 1})
 	}
 	lonely := sparse

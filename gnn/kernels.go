@@ -25,6 +25,7 @@ type aggParams struct {
 	// Blocks with weights (graph.Block); else 0.
 	SrcWeights cuda.DevicePtr // float32[NumSrc], the block's
 	DstWeights cuda.DevicePtr // float32[NumDst], by agg_weights: the destinations' parts of the edges' weights
+	Eps        cuda.DevicePtr // float32[1], the ε of GIN; 0: none
 	NumDst     int64
 	NumSrc     int64
 	Edges      int64
@@ -34,8 +35,8 @@ type aggParams struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(aggParams{}) - 136)
-	_ = uint(136 - unsafe.Sizeof(aggParams{}))
+	_ = uint(unsafe.Sizeof(aggParams{}) - 144)
+	_ = uint(144 - unsafe.Sizeof(aggParams{}))
 )
 
 func init() {

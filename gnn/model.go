@@ -32,6 +32,7 @@ type ModelConfig struct {
 	InDim, Hidden, Classes, Layers int
 	Dropout                        float32 // of hidden activations: probability, 0 to below 1
 	FeatureDropout                 float32 // of the model's input; Train then changes x in place
+	LearnEps                       bool    // of gin: ε is learned, else 0
 	Seed                           uint64  // of the initial parameters
 
 	// Of devices that are no host device. They change how products are computed, not what a checkpoint holds.
@@ -356,6 +357,7 @@ type plan struct {
 	layers      []layerPlan
 	logitGrad   int64
 	dSelf, dAgg int64
+	dMid        int64
 	tEnd, tDst  int64
 	weights     int64 // of edges, see aggParams
 	dstWeights  int64 // of blocks with weights

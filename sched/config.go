@@ -123,6 +123,7 @@ type Config struct {
 	// FeatureDropout is the share of the input features that a step of training drops; 0.
 	FeatureDropout float64
 	WeightDecay    float64 // 0
+	LearnEps       bool    // of gin: ε is learned, else 0
 	Seed           uint64
 	Epochs         int // 1
 

@@ -109,7 +109,7 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 	if cfg.Batch == 0 {
 		cfg.Batch = fp.Batch
 	}
-	cfg.FeatureDropout = fp.FeatureDropout
+	cfg.FeatureDropout, cfg.LearnEps = fp.FeatureDropout, fp.LearnEps
 	cfg.Model, cfg.Hidden, cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = fp.Model, fp.Hidden, fp.LR, fp.Dropout, fp.WeightDecay, fp.Seed
 	if cfg.Sampler == "" {
 		cfg.Sampler = fp.sampler()

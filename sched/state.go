@@ -51,6 +51,7 @@ type fingerprint struct {
 	Dropout        float64 `json:"dropout"`
 	FeatureDropout float64 `json:"feature-dropout,omitempty"`
 	WeightDecay    float64 `json:"weight-decay"`
+	LearnEps       bool    `json:"learn-eps,omitempty"`
 	Seed           uint64  `json:"seed"`
 	Sampler        string  `json:"sampler,omitempty"` // empty: by neighbours
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same in all batches of an epoch.
@@ -151,6 +152,7 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"dropout", f.Dropout, was.Dropout},
 		{"feature-dropout", f.FeatureDropout, was.FeatureDropout},
 		{"weight-decay", f.WeightDecay, was.WeightDecay},
+		{"learn-eps", f.LearnEps, was.LearnEps},
 		{"seed", f.Seed, was.Seed},
 		{"sampler", f.sampler(), was.sampler()},
 		{"draws", f.draws(), was.draws()},

@@ -20,6 +20,7 @@ struct AggParams {
 	u64 TDst;
 	u64 SrcWeights;
 	u64 DstWeights;
+	u64 Eps;
 	i64 NumDst;
 	i64 NumSrc;
 	i64 Edges;
@@ -27,9 +28,9 @@ struct AggParams {
 	float Scale;
 	u32 _;
 };
-static_assert(sizeof(AggParams) == 136, "gnn.aggParams");
-static_assert(__builtin_offsetof(AggParams, NumDst) == 96, "gnn.aggParams");
-static_assert(__builtin_offsetof(AggParams, Scale) == 128, "gnn.aggParams");
+static_assert(sizeof(AggParams) == 144, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, NumDst) == 104, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, Scale) == 136, "gnn.aggParams");
 
 constexpr u32 radixBits = 9, radixBins = 1 << radixBits;
 
@@ -44,8 +45,8 @@ struct TransposeParams {
 	u32 Grid;
 	u32 GCN;
 };
-static_assert(sizeof(TransposeParams) == 200, "gnn.transposeParams");
-static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 136, "gnn.transposeParams");
+static_assert(sizeof(TransposeParams) == 208, "gnn.transposeParams");
+static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 144, "gnn.transposeParams");
 
 constexpr i64 sumLeaf = 64, xentLeaf = 64;
 

@@ -1,13 +1,15 @@
-// sage_mean, sage_weighted, gcn_agg, sage_mean_bwd, gcn_agg_bwd, gcn_weights, agg_weights: weighted sums of rows over the edges of a block, forward
-// and backward. Reference: gnn/kernels.go (aggregate, aggregateBwd, gcnWeights, aggWeights) at every level of internal/simd, to the
-// bit, for any grid and any block of whole warps.
+// sage_mean, sage_weighted, gcn_agg, gin_sum, gin_weighted, sage_mean_bwd, gcn_agg_bwd, gin_sum_bwd, gcn_weights, agg_weights,
+// relu_bwd, row_dot: weighted sums of rows over the edges of a block, forward and backward, and what is done to rows beside them.
+// Reference: gnn/kernels.go (aggregate, aggregateBwd, gcnWeights, aggWeights) and gnn/gin.go (ginSum, ginSumBwd, reluBwd, rowDot) at
+// every level of internal/simd, to the bit, for any grid and any block of whole warps.
 //
 // Forward, E edges in CSC form (Indptr, Src), X float32[NumSrc, Dim]:
 //
 //	Out[i] = self_i X[i] + Σ_e w_i table[Src[e]] X[Src[e]]         e = Indptr[i] … Indptr[i+1]-1, in order
 //
 // SAGE: no self part, w_i = 1/edges, no table. GCN: table is Weights, which gcn_weights made. Of a block with weights
-// (SrcWeights) agg_weights makes w_i, DstWeights, by their sum; their table is sage_weighted's. Backward is the same sum over the
+// (SrcWeights) agg_weights makes w_i, DstWeights, by their sum; their table is sage_weighted's. GIN: self_i = 1 + Eps, w_i = 1, the
+// table is SrcWeights where there are any. Backward is the same sum over the
 // lists that the transpose made (TEnd, TDst; each in order of destination), of rows of Grad, with ReLU and dropout of the
 // layer below in the same pass: Out holds that layer's activations h and becomes h > 0 ? Scale · sum : 0.
 //
@@ -92,8 +94,16 @@ template <u32 n> HX_DEVICE inline Floats<n> begin(u64 init, i64 at, float start)
 	return acc;
 }
 
-template <u32 n, bool gcn, bool weighted> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
+// Whose weights a sum has.
+enum class Sum { mean, gcn, gin };
+
+// 1 + ε, the weight of GIN's self part.
+HX_DEVICE inline float weight_of_gin(const AggParams &p) { return p.Eps == 0 ? 1.0f : fp::add(1.0f, dev::ld(dev::at<float>(p.Eps))); }
+
+template <u32 n, Sum kind, bool weighted> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
+	constexpr bool gcn = kind == Sum::gcn, gin = kind == Sum::gin;
 	const Rows r = {p.X, p.Src, gcn ? p.Weights : p.SrcWeights, p.NumSrc, p.Dim};
+	const float eps = gin ? weight_of_gin(p) : 0;
 	const Cut c = cut_rows(p.NumDst, p.Dim / n);
 	Share s = block_share(c.units);
 	for (i64 unit = s.lo + dev::tid() / 32; unit < s.hi; unit += dev::threads() / 32) {
@@ -105,15 +115,18 @@ template <u32 n, bool gcn, bool weighted> HX_DEVICE inline void forward(const Ag
 			dev::fail(hx, 2, (u64)i, (u64)from, (u64)to);
 			continue;
 		}
-		float w = to > from ? weight_of_destination(p, gcn, i, to - from) : 0;
-		Floats<n> acc = begin<n>(gcn ? p.X : 0, i * p.Dim + column, gcn ? weight_of_self(p, i) : 0);
+		float w = 1;
+		if (!gin) w = to > from ? weight_of_destination(p, gcn, i, to - from) : 0;
+		Floats<n> acc = begin<n>(gcn || gin ? p.X : 0, i * p.Dim + column, gcn ? weight_of_self(p, i) : eps);
 		sum<n, gcn || weighted>(r, hx, acc, from, to, column, w);
 		store_floats<n>(dev::at<float>(p.Out, i * p.Dim + column), acc);
 	}
 }
 
-template <u32 n, bool gcn> HX_DEVICE inline void backward(const AggParams &p, const hx_launch &hx) {
+template <u32 n, Sum kind> HX_DEVICE inline void backward(const AggParams &p, const hx_launch &hx) {
+	constexpr bool gcn = kind == Sum::gcn, gin = kind == Sum::gin;
 	const Rows r = {p.Grad, p.TDst, p.Weights, p.NumDst, p.Dim};
+	const float eps = gin ? weight_of_gin(p) : 1;
 	const Cut c = cut_rows(p.NumSrc, p.Dim / n);
 	Share s = block_share(c.units);
 	for (i64 unit = s.lo + dev::tid() / 32; unit < s.hi; unit += dev::threads() / 32) {
@@ -128,61 +141,101 @@ template <u32 n, bool gcn> HX_DEVICE inline void backward(const AggParams &p, co
 		float *out = dev::at<float>(p.Out, j * p.Dim + column);
 		Floats<n> h = load_floats<n>(out);
 		u64 init = 0;
-		float start = 1;
+		float start = eps;
 		if (j < p.NumDst) {
-			init = gcn ? p.Grad : p.Self;
+			init = gcn || gin ? p.Grad : p.Self;
 			if (gcn) start = weight_of_self(p, j);
 		}
 		Floats<n> acc = begin<n>(init, j * p.Dim + column, start);
-		sum<n, true>(r, hx, acc, from, to, column, weight_of_source(p, gcn, j));
+		sum<n, !gin>(r, hx, acc, from, to, column, weight_of_source(p, gcn, j));
 #pragma GCC unroll 4
 		for (u32 k = 0; k < n; k++) acc.v[k] = h.v[k] > 0 ? fp::mul(acc.v[k], p.Scale) : 0;
 		store_floats<n>(out, acc);
 	}
 }
 
-template <bool gcn, bool weighted = false> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
+template <Sum kind, bool weighted = false> HX_DEVICE inline void forward(const AggParams &p, const hx_launch &hx) {
 	u32 n = floats_at_once(p.X | p.Out, p.Dim);
 	if (n == 4) {
-		forward<4, gcn, weighted>(p, hx);
+		forward<4, kind, weighted>(p, hx);
 	} else if (n == 2) {
-		forward<2, gcn, weighted>(p, hx);
+		forward<2, kind, weighted>(p, hx);
 	} else {
-		forward<1, gcn, weighted>(p, hx);
+		forward<1, kind, weighted>(p, hx);
 	}
 }
 
-template <bool gcn> HX_DEVICE inline void backward(const AggParams &p, const hx_launch &hx) {
-	u32 n = floats_at_once(p.Grad | p.Out | (gcn ? 0 : p.Self), p.Dim);
+template <Sum kind> HX_DEVICE inline void backward(const AggParams &p, const hx_launch &hx) {
+	u32 n = floats_at_once(p.Grad | p.Out | (kind == Sum::mean ? p.Self : 0), p.Dim);
 	if (n == 4) {
-		backward<4, gcn>(p, hx);
+		backward<4, kind>(p, hx);
 	} else if (n == 2) {
-		backward<2, gcn>(p, hx);
+		backward<2, kind>(p, hx);
 	} else {
-		backward<1, gcn>(p, hx);
+		backward<1, kind>(p, hx);
 	}
 }
 
 } // namespace
 
 HX_KERNEL(sage_mean, AggParams) {
-	if (!dev::dropped(hx)) forward<false>(p, hx);
+	if (!dev::dropped(hx)) forward<Sum::mean>(p, hx);
 }
 
 HX_KERNEL(sage_weighted, AggParams) {
-	if (!dev::dropped(hx)) forward<false, true>(p, hx);
+	if (!dev::dropped(hx)) forward<Sum::mean, true>(p, hx);
 }
 
 HX_KERNEL(gcn_agg, AggParams) {
-	if (!dev::dropped(hx)) forward<true>(p, hx);
+	if (!dev::dropped(hx)) forward<Sum::gcn>(p, hx);
 }
 
 HX_KERNEL(sage_mean_bwd, AggParams) {
-	if (!dev::dropped(hx)) backward<false>(p, hx);
+	if (!dev::dropped(hx)) backward<Sum::mean>(p, hx);
 }
 
 HX_KERNEL(gcn_agg_bwd, AggParams) {
-	if (!dev::dropped(hx)) backward<true>(p, hx);
+	if (!dev::dropped(hx)) backward<Sum::gcn>(p, hx);
+}
+
+HX_KERNEL(gin_sum, AggParams) {
+	if (!dev::dropped(hx)) forward<Sum::gin>(p, hx);
+}
+
+HX_KERNEL(gin_weighted, AggParams) {
+	if (!dev::dropped(hx)) forward<Sum::gin, true>(p, hx);
+}
+
+HX_KERNEL(gin_sum_bwd, AggParams) {
+	if (!dev::dropped(hx)) backward<Sum::gin>(p, hx);
+}
+
+// Out[NumDst, Dim] = Out > 0 ? Grad : 0: the gradient through a ReLU, a thread an element, neighbours side by side. 12 bytes an
+// element.
+HX_KERNEL(relu_bwd, AggParams) {
+	if (dev::dropped(hx)) return;
+	Share s = block_share(p.NumDst * p.Dim);
+	for (i64 e = s.lo + dev::tid(); e < s.hi; e += dev::threads()) {
+		float *out = dev::at<float>(p.Out, e);
+		float g = dev::ld(dev::at<float>(p.Grad, e));
+		dev::st(out, dev::ld(out) > 0 ? g : 0.0f);
+	}
+}
+
+// Out[i] = Σ_k Grad[i, k] X[i, k], a warp for each of NumDst rows: lane k mod 32 sums its products in order, then the lanes are
+// added as a tree, as internal/simd (Dot) does. 8 bytes an element.
+HX_KERNEL(row_dot, AggParams) {
+	if (dev::dropped(hx)) return;
+	Share s = block_share(p.NumDst);
+	for (i64 i = s.lo + dev::tid() / 32; i < s.hi; i += dev::threads() / 32) {
+		float d = 0;
+		for (i64 k = dev::lane(); k < p.Dim; k += 32) {
+			float g = dev::ld(dev::at<float>(p.Grad, i * p.Dim + k));
+			d = fp::add(d, fp::mul(g, dev::ld(dev::at<float>(p.X, i * p.Dim + k))));
+		}
+		for (u32 far = 16; far > 0; far /= 2) d = fp::add(d, fp::of_bits(dev::shfl(dev::full_mask, fp::bits(d), dev::lane() ^ far)));
+		if (dev::lane() == 0) dev::st(dev::at<float>(p.Out, i), d);
+	}
 }
 
 // Each source's part of its edges' weights, once a node. 8 bytes a node.

@@ -23,6 +23,9 @@ var faults = map[string][]string{
 	"gcn_agg":           aggFaults,
 	"sage_mean_bwd":     aggFaults,
 	"gcn_agg_bwd":       aggFaults,
+	"gin_sum":           aggFaults,
+	"gin_weighted":      aggFaults,
+	"gin_sum_bwd":       aggFaults,
 	"transpose_scatter": {"transpose: source %d of edge %d: the block has sources 0 to %d"},
 	"xent_count":        {"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels"},
 

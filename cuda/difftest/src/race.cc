@@ -268,6 +268,7 @@ void step() {
 	launch("sage_mean", grid, &a);
 	launch("gcn_weights", grid, &a);
 	launch("gcn_agg", grid, &a);
+	launch("gin_sum", grid, &a);
 	std::vector<float> shares(sources, 0.5f), parts(dst);
 	if (below(2)) { // a block with weights
 		a.SrcWeights = address(shares);
@@ -298,7 +299,10 @@ void step() {
 	}
 	t.GCN = (u32)below(2);
 	launch("transpose_ends", grid, &t);
-	launch(t.GCN ? "gcn_agg_bwd" : "sage_mean_bwd", grid, &a);
+	const char *backward[] = {"sage_mean_bwd", "gcn_agg_bwd", "gin_sum_bwd"};
+	launch(backward[below(3)], grid, &a);
+	launch("row_dot", grid, &a);
+	launch("relu_bwd", grid, &a);
 
 	auto sums = quads((dst / sumLeaf + 1) * dim);
 	SumParams sum = {a.Grad, address(sums), dst, dim};
