@@ -18,7 +18,8 @@ type Arch interface {
 	Summary() string
 	// Degrees tells whether mini-batches must carry the in-degrees of their nodes.
 	Degrees() bool
-	// Check refuses a configuration that this kind of model cannot have.
+	// Default fills in the options of this kind that are not set, and Check refuses a configuration that it cannot have.
+	Default(c *ModelConfig)
 	Check(c *ModelConfig) error
 	// Forward and Backward list the kernels of layer l over a block, for models of time; Floats counts the
 	// layer's parameters. Of c they read the shape only.
@@ -263,4 +264,19 @@ func layoutTranspose(m *Model, blocks []graph.Block, first int, p *plan) {
 		src, edges = max(src, b.NumSrc), max(edges, b.NumEdges)
 	}
 	p.tEnd, p.tDst = p.take(src), p.take(edges)
+}
+
+// noOptions refuses the options of kinds of models that have some.
+func (c *ModelConfig) noOptions() error {
+	if c.LearnEps {
+		return errs.New(errs.Usage, "a learned ε is an option of model gin")
+	}
+	return c.noAttention()
+}
+
+func (c *ModelConfig) noAttention() error {
+	if c.Heads != 0 || c.AttentionDropout != 0 {
+		return errs.New(errs.Usage, "heads and attention dropout are options of model gat")
+	}
+	return nil
 }

@@ -118,6 +118,10 @@ func gpuCases() []gpuCase {
 	of := func(kind string, layers int, drop, input float32, prec cuda.Precision) ModelConfig {
 		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers, Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
 	}
+	heads := func(c ModelConfig, n int, drop float32) ModelConfig {
+		c.Heads, c.AttentionDropout = n, drop
+		return c
+	}
 	learned := func(c ModelConfig) ModelConfig { c.LearnEps = true; return c }
 	with := func(r rigConfig, fanouts ...int) rigConfig { r.fanouts = fanouts; return r }
 	layers := func(r rigConfig, nodes ...int) rigConfig { r.layerwise = true; return with(r, nodes...) }
@@ -138,6 +142,11 @@ func gpuCases() []gpuCase {
 		{"gin 1 layer, learned eps", learned(of("gin", 1, 0, 0.5, cuda.FP32)), with(small, -1), 0, false, 2},
 		{"gin by layers", learned(of("gin", 2, 0.4, 0, cuda.FP32)), layers(small, 20, 15), 0, false, 2},
 		{"gin blas", learned(of("gin", 2, 0.4, 0, cuda.FP32)), with(small, 4, 3), 1e-5, true, 1},
+		{"gat 2 layers, dropout of all kinds", heads(of("gat", 2, 0.4, 0.3, cuda.FP32), 3, 0.3), with(small, 4, 3), 0, false, 3},
+		{"gat 3 layers", heads(of("gat", 3, 0, 0, cuda.FP32), 6, 0), with(small, 2, 2, 2), 0, false, 2},
+		{"gat 1 layer, one head", heads(of("gat", 1, 0, 0.5, cuda.FP32), 1, 0.5), with(small, -1), 0, false, 2},
+		{"gat by layers", heads(of("gat", 2, 0.4, 0, cuda.FP32), 2, 0), layers(small, 20, 15), 0, false, 2},
+		{"gat blas", heads(of("gat", 2, 0.4, 0, cuda.FP32), 2, 0.2), with(small, 4, 3), 1e-5, true, 1},
 		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), tf32, false, 1},
 		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), bf16, false, 1},
 		{"sage blas", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 1e-5, true, 1},

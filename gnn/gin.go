@@ -22,7 +22,12 @@ func (gin) Summary() string {
 }
 func (gin) Degrees() bool { return false }
 
+func (gin) Default(*ModelConfig) {}
+
 func (gin) Check(c *ModelConfig) error {
+	if err := c.noAttention(); err != nil {
+		return err
+	}
 	if c.Hidden < 1 {
 		return errs.New(errs.Usage, "model: %d hidden: a layer of gin needs at least 1", c.Hidden)
 	}
@@ -174,7 +179,7 @@ func (g gin) backward(m *Model, s *step, l int, h, dz cuda.DevicePtr) error {
 	if err := linear(hidden, dz, s.plan.at(s.plan.dMid), mid, out, w[ginW2], w[ginB2]); err != nil {
 		return err
 	}
-	gate := aggParams{Out: hidden, Grad: s.plan.at(s.plan.dMid), NumDst: b.NumDst, Dim: mid}
+	gate := aggParams{Out: hidden, Grad: s.plan.at(s.plan.dMid), NumDst: b.NumDst, Dim: mid, Scale: 1}
 	if err := launch(m, &s.stepSink, "relu_bwd", m.rowBlocks(b.NumDst, 16, mid), gate); err != nil {
 		return err
 	}
@@ -278,11 +283,11 @@ func ginSumBwd(b *cuda.Block, p *aggParams) error {
 	return nil
 }
 
-// reluBwd computes Out = Out > 0 ? Grad : 0 for NumDst rows: the gradient by what ReLU made Out of, in its place.
+// reluBwd computes Out = Out > 0 ? Scale · Grad : 0 for NumDst rows: the gradient by what ReLU made Out of, in its place.
 func reluBwd(b *cuda.Block, p *aggParams) error {
 	d, level := p.Dim, b.SIMD()
 	out, grad := cuda.View[float32](p.Out, p.NumDst*d), cuda.View[float32](p.Grad, p.NumDst*d)
-	sum := simd.RowSum{Dim: int(d), Gate: true, Scale: 1}
+	sum := simd.RowSum{Dim: int(d), Gate: true, Scale: p.Scale}
 	lo, hi := b.Range(p.NumDst)
 	for i := lo; i < hi; i++ {
 		level.SumRows(&sum, out[i*d:(i+1)*d], 0, 0, 1, grad[i*d:(i+1)*d], 1)

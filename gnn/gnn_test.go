@@ -155,6 +155,11 @@ func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (l
 		next := make([][]float64, b.NumDst)
 		bias := params[fmt.Sprintf("layer%d.bias", l)]
 		for i := range next {
+			if cfg.Kind == "gat" {
+				next[i] = referenceGAT(h, i, indptr[i], src[indptr[i]:indptr[i+1]], b, l, cfg, params, st)
+				referenceActivation(next[i], cfg, l, i, st)
+				continue
+			}
 			if cfg.Kind == "gin" {
 				next[i] = referenceGIN(h, i, src[indptr[i]:indptr[i+1]], b, l, params)
 				referenceActivation(next[i], cfg, l, i, st)
@@ -279,6 +284,80 @@ func referenceGIN(h [][]float64, i int, list []uint32, b graph.Block, l int, par
 	return times(mid, of("mlp1.weight"), of("mlp1.bias"))
 }
 
+func referenceGAT(h [][]float64, i int, first int64, list []uint32, b graph.Block, l int, cfg ModelConfig, params map[string]tensor64, st *Step) []float64 {
+	of := func(name string) tensor64 { return params[fmt.Sprintf("layer%d.%s", l, name)] }
+	w, attSrc, attDst := of("weight"), of("att_src"), of("att_dst")
+	heads, f := attSrc.rows, attSrc.cols
+	z := func(j uint32) []float64 { return times(h[j], w, tensor64{1, w.cols, make([]float64, w.cols)}) }
+	dropped := func(layer, row, k int) float64 {
+		if st == nil || cfg.AttentionDropout == 0 {
+			return 1
+		}
+		words := philox.Block(philox.Key(st.Seed, philox.StreamDropout),
+			[4]uint32{uint32(layer)<<24 | uint32(k/4), uint32(row), uint32(st.Epoch), uint32(st.Batch)})
+		if philox.Float32(words[k%4]) < cfg.AttentionDropout {
+			return 0
+		}
+		return 1 / (1 - float64(cfg.AttentionDropout))
+	}
+	all := append([]uint32{uint32(i)}, list...)
+	out := make([]float64, heads*f)
+	for k := range heads {
+		dot := func(a tensor64, z []float64) (s float64) {
+			for c := range f {
+				s += a.at(k, c) * z[k*f+c]
+			}
+			return s
+		}
+		own, sum := dot(attDst, z(uint32(i))), 0.0
+		parts := make([]float64, len(all))
+		for n, j := range all {
+			s := own + dot(attSrc, z(j))
+			if s < 0 {
+				s *= 0.2
+			}
+			parts[n] = math.Exp(s)
+			if n > 0 && b.Weights != nil {
+				parts[n] *= float64(cuda.View[float32](b.Weights.Ptr(), b.NumSrc)[j])
+			}
+			sum += parts[n]
+		}
+		for n, j := range all {
+			a := parts[n] / sum
+			if n == 0 {
+				a *= dropped(128+l, i, k)
+			} else {
+				a *= dropped(64+l, int(first)+n-1, k)
+			}
+			for c := range f {
+				out[k*f+c] += a * z(j)[k*f+c]
+			}
+		}
+	}
+	row := slices.Clone(of("bias").v)
+	for k := range heads {
+		for c := range f {
+			if l == cfg.Layers-1 {
+				row[c] += out[k*f+c] / float64(heads)
+			} else {
+				row[k*f+c] += out[k*f+c]
+			}
+		}
+	}
+	return row
+}
+
+// options are those that only some kinds of models have.
+func options(cfg ModelConfig, learn bool, heads int, attention float32) ModelConfig {
+	switch cfg.Kind {
+	case "gin":
+		cfg.LearnEps = learn
+	case "gat":
+		cfg.Heads, cfg.AttentionDropout = heads, attention
+	}
+	return cfg
+}
+
 func paramValues(m *Model) map[string]tensor64 {
 	out := map[string]tensor64{}
 	for _, p := range m.Params() {
@@ -307,7 +386,7 @@ func TestGradients(t *testing.T) {
 						c.fanouts = []int{7, 6, 8}[:layers]
 					}
 					g := newRig(t, c)
-					cfg := ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3, Layers: layers, Dropout: drop, Seed: 11, LearnEps: drop == 0.4 || layers == 1}
+					cfg := options(ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3, Layers: layers, Dropout: drop, Seed: 11}, drop == 0.4 || layers == 1, 1+i, drop)
 					m := g.model(t, cfg)
 					for _, p := range m.Params() { // biases that are not 0
 						if p.Rows == 1 {

@@ -33,6 +33,8 @@ type ModelConfig struct {
 	Dropout                        float32 // of hidden activations: probability, 0 to below 1
 	FeatureDropout                 float32 // of the model's input; Train then changes x in place
 	LearnEps                       bool    // of gin: ε is learned, else 0
+	Heads                          int     // of gat; 0: 1
+	AttentionDropout               float32 // of gat
 	Seed                           uint64  // of the initial parameters
 
 	// Of devices that are no host device. They change how products are computed, not what a checkpoint holds.
@@ -358,6 +360,7 @@ type plan struct {
 	logitGrad   int64
 	dSelf, dAgg int64
 	dMid        int64
+	gat         gatPlan
 	tEnd, tDst  int64
 	weights     int64 // of edges, see aggParams
 	dstWeights  int64 // of blocks with weights

@@ -19,8 +19,9 @@ func (sage) Name() string { return DefaultArch }
 func (sage) Summary() string {
 	return "GraphSAGE: a node's own features and the mean of its neighbours', a matrix for each"
 }
-func (sage) Degrees() bool            { return false }
-func (sage) Check(*ModelConfig) error { return nil }
+func (sage) Degrees() bool              { return false }
+func (sage) Default(*ModelConfig)       {}
+func (sage) Check(c *ModelConfig) error { return c.noOptions() }
 
 func (sage) Floats(c *ModelConfig, l int) int64 {
 	return c.width(l)*c.width(l+1)*2 + c.width(l+1)

@@ -67,7 +67,7 @@ func (d *DeviceTopology) Close() error {
 type SamplerConfig struct {
 	Fanouts []int  // neighbours per node and hop, the hop next to the seeds first; -1 = all
 	Seed    uint64 // of the run
-	Degrees bool   // fill MiniBatch.Degrees (GCN needs it)
+	Degrees bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
 	// Layerwise samples nodes per layer (LADIES, ladies.go): Fanouts are how many nodes each layer adds at most, and blocks
 	// have Weights.
 	Layerwise bool

@@ -124,8 +124,11 @@ type Config struct {
 	FeatureDropout float64
 	WeightDecay    float64 // 0
 	LearnEps       bool    // of gin: ε is learned, else 0
-	Seed           uint64
-	Epochs         int // 1
+	Heads          int     // of gat; 0: 8
+	// AttentionDropout is the share of the edges' attention that a step of training drops (gat); 0.
+	AttentionDropout float64
+	Seed             uint64
+	Epochs           int // 1
 
 	// How it is computed: these never change a result.
 	IOStack  string       // by mode
@@ -234,6 +237,9 @@ func (c Config) withDefaults() Config {
 	}
 	defInt(&c.Batch, 1024)
 	defInt(&c.Hidden, 128)
+	m := gnn.ModelConfig{Heads: c.Heads}
+	c.arch().Default(&m)
+	c.Heads = m.Heads
 	if c.LR == 0 {
 		c.LR = 0.003
 	}
@@ -454,6 +460,12 @@ func (c Config) check() error {
 	}
 	if !(c.FeatureDropout >= 0 && c.FeatureDropout < 1) {
 		return errs.New(errs.Usage, "--feature-dropout %v is not in [0, 1)", c.FeatureDropout)
+	}
+	m := gnn.ModelConfig{
+		Kind: c.Model, Hidden: c.Hidden, Layers: len(c.Fanouts), LearnEps: c.LearnEps, Heads: c.Heads, AttentionDropout: float32(c.AttentionDropout),
+	}
+	if err := c.arch().Check(&m); err != nil {
+		return err
 	}
 	if !(c.WeightDecay >= 0) || math.IsInf(c.WeightDecay, 0) {
 		return errs.New(errs.Usage, "--weight-decay %v is not a number of at least 0", c.WeightDecay)

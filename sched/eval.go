@@ -110,6 +110,7 @@ func open(ctx context.Context, cfg Config, in Inputs, path string, obs Observer)
 		cfg.Batch = fp.Batch
 	}
 	cfg.FeatureDropout, cfg.LearnEps = fp.FeatureDropout, fp.LearnEps
+	cfg.Heads, cfg.AttentionDropout = fp.Heads, fp.AttentionDropout
 	cfg.Model, cfg.Hidden, cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = fp.Model, fp.Hidden, fp.LR, fp.Dropout, fp.WeightDecay, fp.Seed
 	if cfg.Sampler == "" {
 		cfg.Sampler = fp.sampler()

@@ -39,21 +39,23 @@ const (
 // one, Kernels aside. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they do not
 // change what batch n computes.
 type fingerprint struct {
-	Dataset        string  `json:"dataset"` // UUID
-	Edges          int64   `json:"edges"`   // 0 for the same nodes without their edges
-	InDim          int     `json:"in_dim"`
-	Classes        int     `json:"classes"`
-	Model          string  `json:"model"`
-	Fanouts        []int   `json:"fanout"`
-	Batch          int     `json:"batch-size"`
-	Hidden         int     `json:"hidden"`
-	LR             float64 `json:"lr"`
-	Dropout        float64 `json:"dropout"`
-	FeatureDropout float64 `json:"feature-dropout,omitempty"`
-	WeightDecay    float64 `json:"weight-decay"`
-	LearnEps       bool    `json:"learn-eps,omitempty"`
-	Seed           uint64  `json:"seed"`
-	Sampler        string  `json:"sampler,omitempty"` // empty: by neighbours
+	Dataset          string  `json:"dataset"` // UUID
+	Edges            int64   `json:"edges"`   // 0 for the same nodes without their edges
+	InDim            int     `json:"in_dim"`
+	Classes          int     `json:"classes"`
+	Model            string  `json:"model"`
+	Fanouts          []int   `json:"fanout"`
+	Batch            int     `json:"batch-size"`
+	Hidden           int     `json:"hidden"`
+	LR               float64 `json:"lr"`
+	Dropout          float64 `json:"dropout"`
+	FeatureDropout   float64 `json:"feature-dropout,omitempty"`
+	WeightDecay      float64 `json:"weight-decay"`
+	LearnEps         bool    `json:"learn-eps,omitempty"`
+	Heads            int     `json:"heads,omitempty"`
+	AttentionDropout float64 `json:"attention-dropout,omitempty"`
+	Seed             uint64  `json:"seed"`
+	Sampler          string  `json:"sampler,omitempty"` // empty: by neighbours
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`
 	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
@@ -153,6 +155,8 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"feature-dropout", f.FeatureDropout, was.FeatureDropout},
 		{"weight-decay", f.WeightDecay, was.WeightDecay},
 		{"learn-eps", f.LearnEps, was.LearnEps},
+		{"heads", f.Heads, was.Heads},
+		{"attention-dropout", f.AttentionDropout, was.AttentionDropout},
 		{"seed", f.Seed, was.Seed},
 		{"sampler", f.sampler(), was.sampler()},
 		{"draws", f.draws(), was.draws()},

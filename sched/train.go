@@ -140,7 +140,7 @@ func fingerprintOf(c Config, in Inputs) fingerprint {
 		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model, Fanouts: c.Fanouts,
 		Batch: c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout, FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed, Draws: drawsByBatch,
 	}
-	f.LearnEps = c.LearnEps
+	f.LearnEps, f.Heads, f.AttentionDropout = c.LearnEps, c.Heads, c.AttentionDropout
 	f.setSampler(c.Sampler)
 	return f
 }
@@ -149,7 +149,7 @@ func modelConfig(f fingerprint) gnn.ModelConfig {
 	return gnn.ModelConfig{
 		Kind: f.Model, InDim: f.InDim, Hidden: f.Hidden, Classes: f.Classes,
 		Layers: len(f.Fanouts), Dropout: float32(f.Dropout), FeatureDropout: float32(f.FeatureDropout), Seed: f.Seed,
-		LearnEps: f.LearnEps,
+		LearnEps: f.LearnEps, Heads: f.Heads, AttentionDropout: float32(f.AttentionDropout),
 	}
 }
 

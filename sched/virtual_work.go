@@ -77,7 +77,7 @@ func newVWork(ops *hardware.Ops, cfg Config, dim int, t rowtype.Type, classes in
 	if wideIDs {
 		w.idBytes = 8
 	}
-	w.shape = gnn.ModelConfig{Kind: cfg.Model, InDim: dim, Hidden: cfg.Hidden, Classes: classes, Layers: len(cfg.Fanouts)}
+	w.shape = gnn.ModelConfig{Kind: cfg.Model, InDim: dim, Hidden: cfg.Hidden, Classes: classes, Layers: len(cfg.Fanouts), Heads: cfg.Heads, LearnEps: cfg.LearnEps}
 	for l := range cfg.Fanouts {
 		w.params += w.arch.Floats(&w.shape, l)
 	}

@@ -372,7 +372,7 @@ func variantNames(vs []variant) []string {
 // resultKey is equal where losses must be.
 func resultKey(c sched.Config) string {
 	return fmt.Sprint(c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout, c.WeightDecay, c.Seed, c.Epochs,
-		c.LearnEps, cmp.Or(c.Sampler, sched.SamplerNeighbor), c.Precision, c.BLAS)
+		c.LearnEps, c.Heads, c.AttentionDropout, cmp.Or(c.Sampler, sched.SamplerNeighbor), c.Precision, c.BLAS)
 }
 
 // dropPages takes the files behind software SSDs out of the page cache: what one run has read must not be a present to the

@@ -38,6 +38,8 @@ func modelFlags() []cli.Flag {
 		&cli.Float64Flag{Name: "dropout", Usage: "share of the hidden activations that training drops"},
 		&cli.Float64Flag{Name: "feature-dropout", Usage: "share of the input features that training drops"},
 		&cli.Float64Flag{Name: "weight-decay", Usage: "L2 penalty"},
+		&cli.IntFlag{Name: "heads", DefaultText: "8", Usage: "attention heads of each layer (model gat), which share --hidden; the last layer takes their mean"},
+		&cli.Float64Flag{Name: "attention-dropout", Usage: "share of the attention that training drops (model gat)"},
 		&cli.BoolFlag{Name: "learn-eps", Usage: "learn the weight of a node in its own sum (model gin), else 1"},
 		&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices; equal seeds give equal parameters in every mode"},
 		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges: what the model learns from a node's own features"},
@@ -115,12 +117,13 @@ func (e *env) trainConfig() (sched.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	if err := e.notZero("batch-size", "hidden", "epochs", "lr"); err != nil {
+	if err := e.notZero("batch-size", "hidden", "epochs", "lr", "heads"); err != nil {
 		return cfg, err
 	}
 	cfg.Model, cfg.Batch, cfg.Hidden, cfg.Epochs = c.String("model"), c.Int("batch-size"), c.Int("hidden"), c.Int("epochs")
 	cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = c.Float64("lr"), c.Float64("dropout"), c.Float64("weight-decay"), c.Uint64("seed")
 	cfg.FeatureDropout, cfg.LearnEps = c.Float64("feature-dropout"), c.Bool("learn-eps")
+	cfg.Heads, cfg.AttentionDropout = c.Int("heads"), c.Float64("attention-dropout")
 	cfg.CheckpointDir, cfg.CheckpointEvery = c.String("checkpoint"), c.Int("checkpoint-every")
 	cfg.Resume, cfg.NoEval = c.Bool("resume"), c.Bool("no-eval")
 	cfg.Tune, cfg.Trace, cfg.Overwrite = c.String("tune"), c.String("trace"), c.Bool("overwrite")

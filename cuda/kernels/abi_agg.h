@@ -32,6 +32,31 @@ static_assert(sizeof(AggParams) == 144, "gnn.aggParams");
 static_assert(__builtin_offsetof(AggParams, NumDst) == 104, "gnn.aggParams");
 static_assert(__builtin_offsetof(AggParams, Scale) == 136, "gnn.aggParams");
 
+// go: gnn.gatParams
+struct GatParams {
+	u64 Indptr, Src;
+	u64 SrcWeights;
+	u64 Z;
+	u64 AttSrc, AttDst;
+	u64 ScoreSrc, ScoreDst;
+	u64 Max, Inverse;
+	u64 Alpha, AlphaSelf;
+	u64 Out;
+	u64 Grad;
+	u64 Dot, DotSelf;
+	u64 DSrc, DDst;
+	u64 EdgePtr, EdgeDst;
+	u64 TEnd, TEdge;
+	u64 Scale;
+	i64 NumDst, NumSrc;
+	i64 Edges, Dim, Heads;
+	i64 Rows;
+	Dropout Drop;
+};
+static_assert(sizeof(GatParams) == 264, "gnn.gatParams");
+static_assert(__builtin_offsetof(GatParams, NumDst) == 184, "gnn.gatParams");
+static_assert(__builtin_offsetof(GatParams, Drop) == 232, "gnn.gatParams");
+
 constexpr u32 radixBits = 9, radixBins = 1 << radixBits;
 
 // go: gnn.transposeParams

@@ -210,7 +210,7 @@ HX_KERNEL(gin_sum_bwd, AggParams) {
 	if (!dev::dropped(hx)) backward<Sum::gin>(p, hx);
 }
 
-// Out[NumDst, Dim] = Out > 0 ? Grad : 0: the gradient through a ReLU, a thread an element, neighbours side by side. 12 bytes an
+// Out[NumDst, Dim] = Out > 0 ? Scale · Grad : 0: the gradient through a ReLU, a thread an element, neighbours side by side. 12 bytes an
 // element.
 HX_KERNEL(relu_bwd, AggParams) {
 	if (dev::dropped(hx)) return;
@@ -218,7 +218,7 @@ HX_KERNEL(relu_bwd, AggParams) {
 	for (i64 e = s.lo + dev::tid(); e < s.hi; e += dev::threads()) {
 		float *out = dev::at<float>(p.Out, e);
 		float g = dev::ld(dev::at<float>(p.Grad, e));
-		dev::st(out, dev::ld(out) > 0 ? g : 0.0f);
+		dev::st(out, dev::ld(out) > 0 ? fp::mul(g, p.Scale) : 0.0f);
 	}
 }
 

@@ -24,6 +24,7 @@ var faults = map[string][]string{
 	"sage_mean_bwd":     aggFaults,
 	"gcn_agg_bwd":       aggFaults,
 	"gin_sum":           aggFaults,
+	"gat_softmax":       aggFaults,
 	"gin_weighted":      aggFaults,
 	"gin_sum_bwd":       aggFaults,
 	"transpose_scatter": {"transpose: source %d of edge %d: the block has sources 0 to %d"},

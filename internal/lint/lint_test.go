@@ -503,7 +503,7 @@ func TestNoStrayC(t *testing.T) {
 
 // modelHomes are the files that may name a kind of model, each its own. Tests and tools, which are command lines written down,
 // may name all of them; everybody else asks gnn.Archs and gnn.ArchOf.
-var modelHomes = map[string]string{"gnn/sage.go": "sage", "gnn/gcn.go": "gcn", "gnn/gin.go": "gin"}
+var modelHomes = map[string]string{"gnn/sage.go": "sage", "gnn/gcn.go": "gcn", "gnn/gin.go": "gin", "gnn/gat.go": "gat"}
 
 // strayModel tells whether a file may not hold a literal.
 func strayModel(path, literal string) bool {
