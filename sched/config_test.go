@@ -15,7 +15,10 @@ func TestConfigRefusals(t *testing.T) {
 		"--mode \"gpu\" is not known":   func(c *Config) { c.Mode = "gpu" },
 		"--pipeline \"x\" is not known": func(c *Config) { c.Pipeline = "x" },
 		"--io-stack \"x\" is not known": func(c *Config) { c.IOStack = "x" },
-		"--model \"gat\" is not known":  func(c *Config) { c.Model = "gat" },
+		"--model \"mlp\" is not known":  func(c *Config) { c.Model = "mlp" },
+		"no multiple of 3 heads":        func(c *Config) { c.Model, c.Heads = "gat", 3 },
+		"options of model gat":          func(c *Config) { c.AttentionDropout = 0.5 },
+		"option of model gin":           func(c *Config) { c.LearnEps = true },
 		"--fanout [10 0]":               func(c *Config) { c.Fanouts = []int{10, 0} },
 		"--fanout names 9 hops":         func(c *Config) { c.Fanouts = make([]int, 9); fill(c.Fanouts, 1) },
 		"--batch-size -1":               func(c *Config) { c.Batch = -1 },
@@ -107,7 +110,9 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"batch-size": func(f *fingerprint) { f.Batch++ }, "hidden": func(f *fingerprint) { f.Hidden++ },
 		"lr": func(f *fingerprint) { f.LR++ }, "dropout": func(f *fingerprint) { f.Dropout = 0.5 },
 		"feature-dropout": func(f *fingerprint) { f.FeatureDropout = 0.5 },
-		"draws":           func(f *fingerprint) { f.Draws = drawsByBatch }, "weight-decay": func(f *fingerprint) { f.WeightDecay = 0.5 }, "seed": func(f *fingerprint) { f.Seed++ },
+		"heads":           func(f *fingerprint) { f.Heads = 4 }, "attention-dropout": func(f *fingerprint) { f.AttentionDropout = 0.5 },
+		"learn-eps": func(f *fingerprint) { f.LearnEps = true },
+		"draws":     func(f *fingerprint) { f.Draws = drawsByBatch }, "weight-decay": func(f *fingerprint) { f.WeightDecay = 0.5 }, "seed": func(f *fingerprint) { f.Seed++ },
 	} {
 		b := a
 		set(&b)

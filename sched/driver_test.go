@@ -103,6 +103,8 @@ func TestTrainOnGPU(t *testing.T) {
 	}{
 		{"helios sage", rowtype.Float32, cached},
 		{"gcn inmem", rowtype.Float32, func(c *Config) { c.Mode, c.Model, c.GPUCache = ModeInmem, "gcn", percent(30) }},
+		{"gat", rowtype.Float32, func(c *Config) { cached(c); c.Model, c.AttentionDropout, c.Epochs = "gat", 0.3, 1 }},
+		{"gin", rowtype.Float32, func(c *Config) { cached(c); c.Model, c.LearnEps, c.Epochs = "gin", true, 1 }},
 		{"cpu", rowtype.Float32, func(c *Config) { c.Mode, c.CPUCache = ModeCPU, percent(10) }},
 		{"mmap", rowtype.Float32, func(c *Config) { c.Mode, c.Epochs = ModeMmap, 1 }},
 		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *Config) {
