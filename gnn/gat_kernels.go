@@ -77,13 +77,13 @@ func (p *gatParams) kept(layer uint32, i, k int64, a float32) float32 {
 
 // gatViews is what the kernels of the softmax look at.
 type gatViews struct {
-	indptr                         []int64
-	src                            []uint32
-	weights, scoreSrc, scoreDst    []float32
-	most, inverse                  []float32
-	alpha, alphaSelf, dot, dotSelf []float32
-	edges, heads                   int64
-	layer, selfLayer               uint32
+	indptr                      []int64
+	src                         []uint32
+	weights, scoreSrc, scoreDst []float32
+	most, inverse               []float32
+	alpha, alphaSelf            []float32
+	edges, heads                int64
+	layer, selfLayer            uint32
 }
 
 func (p *gatParams) views() (v gatViews) {
