@@ -180,7 +180,7 @@ func TestImportCiteSeer(t *testing.T) {
 	m := open(t, out).Meta
 	m.Source, m.UUID, m.CreatedBy = Source{}, "", ""
 	require.Equal(t, Meta{Format: FormatVersion, Name: "d", Nodes: 3327, Edges: 2*4552 + 124, Dim: 3703, Classes: 6, DType: "float32",
-		Train: 120, Val: 500, Test: 1000, Unlabelled: 15}, m)
+		Train: 120, Val: 500, Test: 1000, Unlabelled: 15, Sealed: true}, m)
 	v := viewOf(t, out)
 	zero := 0
 	for n := range 3327 {

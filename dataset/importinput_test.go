@@ -153,7 +153,7 @@ func TestStrayID(t *testing.T) {
 	o.In, o.Labels = writeText(t, "e.txt", "0 1\n"), writeText(t, "y.txt", "0 1\n68000000000 1\n")
 	err = ImportEdges(bg, o)
 	requireUsage(t, err)
-	require.ErrorContains(t, err, "y.txt:2: node id 68000000000 is so large")
+	require.ErrorContains(t, err, "y.txt:2: node id 68000000000: a label for each node needs 253.3 GiB")
 	requireEmpty(t, filepath.Dir(out))
 }
 
@@ -223,7 +223,7 @@ func TestNotThatKindOfFile(t *testing.T) {
 		imp      importFunc
 		in, want string
 	}{
-		{ImportEdges, pipe, "pipe is no regular file"}, {ImportMTX, pipe, "pipe is no regular file"}, {ImportMTX, dir, "is no regular file; --in must be a MatrixMarket file"},
+		{ImportEdges, pipe, "pipe is a pipe; a regular file"}, {ImportMTX, pipe, "pipe is a pipe; a regular file"}, {ImportMTX, dir, "is no regular file; --in must be a MatrixMarket file"},
 		{ImportPlanetoid, writeText(t, "x", "?"), "no ind.NAME.graph beside it"},
 	} {
 		err := c.imp(bg, ImportOptions{In: c.in, Out: filepath.Join(t.TempDir(), "g")})

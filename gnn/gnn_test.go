@@ -992,7 +992,7 @@ func TestMisuse(t *testing.T) {
 		cfg  ModelConfig
 		want string
 	}{
-		{ModelConfig{Kind: "gat", InDim: 1, Classes: 1, Layers: 1}, `model "gat" is unknown`},
+		{ModelConfig{Kind: "mlp", InDim: 1, Classes: 1, Layers: 1}, `model "mlp" is unknown`},
 		{ModelConfig{Kind: "gcn", InDim: 1, Classes: 1, Layers: 0}, "0 layers"},
 		{ModelConfig{Kind: "gcn", InDim: 0, Classes: 1, Layers: 1}, "must be at least 1"},
 		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 2}, "must be at least 1"},

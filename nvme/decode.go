@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"math/big"
+	"strconv"
 	"unsafe"
 
 	"helios/internal/errs"
@@ -105,6 +105,14 @@ type Namespace struct {
 // Bytes is the namespace's size.
 func (n Namespace) Bytes() int64 { return int64(n.Blocks) * int64(n.LBABytes) }
 
+// lbaBytes writes 2^lbads: in full where a controller can mean it (512 bytes to 64 KiB), else as a power.
+func lbaBytes(lbads uint8) string {
+	if lbads < 9 || lbads > 16 {
+		return fmt.Sprintf("2^%d", lbads)
+	}
+	return strconv.Itoa(1 << lbads)
+}
+
 // MakeNamespace checks that the namespace's format is one that this package can read and
 // write, and returns its geometry.
 func MakeNamespace(id uint32, n *IdentifyNamespace) (Namespace, error) {
@@ -117,7 +125,7 @@ func MakeNamespace(id uint32, n *IdentifyNamespace) (Namespace, error) {
 		return Namespace{}, errs.New(errs.Device, "namespace %d has no blocks; create or attach a namespace with \"nvme create-ns\"", id)
 	}
 	if f.LBADS != 9 && f.LBADS != 12 {
-		return Namespace{}, errs.New(errs.Capability, "namespace %d: LBAs of %s bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", id, new(big.Int).Lsh(big.NewInt(1), uint(f.LBADS)))
+		return Namespace{}, errs.New(errs.Capability, "namespace %d: LBAs of %s bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", id, lbaBytes(f.LBADS))
 	}
 	// Metadata would need a buffer of its own per command, or lies between the blocks.
 	if f.MetadataBytes != 0 {

@@ -337,7 +337,7 @@ func TestMakeNamespace(t *testing.T) {
 		want string
 	}{
 		{ns(1<<51-1, 12, 0, 0, 0), ""}, {ns(1<<51, 12, 0, 0, 0), "cannot be"}, {ns(1<<54, 9, 0, 0, 0), "cannot be"}, {ns(1, 9, 0, 1, 0), "LBA format 1 is in use, but the last one is 0"},
-		{ns(1, 0, 0, 0, 0), "blocks of 2^0 bytes"}, {ns(1, 255, 0, 0, 0), "blocks of 2^255"}, {ns(1, 9, 0, 0, 64), "64 bytes of metadata"}, {ns(0, 9, 0, 0, 0), "no blocks"},
+		{ns(1, 0, 0, 0, 0), "LBAs of 2^0 bytes"}, {ns(1, 255, 0, 0, 0), "LBAs of 2^255 bytes"}, {ns(1, 9, 0, 0, 64), "64 bytes of metadata"}, {ns(0, 9, 0, 0, 0), "no blocks"},
 	} {
 		got, err := MakeNamespace(1, c.n)
 		if c.want == "" && (err != nil || got.Bytes() <= 0) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {

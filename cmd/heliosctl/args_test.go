@@ -127,7 +127,7 @@ func TestConfigFile(t *testing.T) {
 	}
 	require.NoError(t, os.Remove("c.yaml"))
 	_, err = args()
-	require.ErrorContains(t, err, "--config: open c.yaml")
+	require.ErrorContains(t, err, "--config: stat c.yaml: no such file")
 }
 
 func TestNearest(t *testing.T) {

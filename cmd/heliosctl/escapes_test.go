@@ -61,7 +61,7 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 		{"train", "g", "--epochs", "1", "--batch-size", "64", "--checkpoint", "ck", "--trace", "t.trace"}, {"train", "g", "--epochs", "1", "--explain"},
 		{"eval", "g", "--checkpoint", "ck"}, {"predict", "g", "--checkpoint", "ck", "--nodes", "1,2"}, {"train", "h", "--epochs", "1"}, {"eval", "h", "--checkpoint", "ck"},
 		{"cache", "replay", "t.trace"}, {"cache", "replay", "t.trace", "--plot", "plot.html"},
-		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--html", "cmp.html"},
+		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--html", "cmp.html", "--overwrite"},
 		{"doctor"}, {"version"}, {"train", "g", "--config", "bad.yaml"}, {"train", "g", "--config", "raw.yaml"}, {"train", evil}, {evil}, {"train", "--" + evil}, {"load", "g", "--ssds", evil},
 		{"import", "edges", "--in", "e.csv", "--out", "x"}, {"import", "graphbolt", "--in", "gb", "--out", "x"}, {"import", "npy", "--in", "no" + evil, "--out", "x"},
 		{"unbind-ssds", "--state", odd},

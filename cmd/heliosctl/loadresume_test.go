@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/signatures"
 	"helios/internal/wide"
 )
 
@@ -24,7 +25,8 @@ write: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed:
 flush: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed: a test"}}
 `
 
-// slowly binds two SSDs that play slowSSD, with something in every byte, and makes a dataset of 40 MB. They
+// slowly binds two SSDs that play slowSSD, with something in every byte but the
+// first and last MiB, which make them look blank, and makes a dataset of 40 MB. They
 // are in shared memory, where a flush costs nothing.
 func slowly(t *testing.T, mbs int) (pattern []byte) {
 	t.Helper()
@@ -35,8 +37,8 @@ func slowly(t *testing.T, mbs int) (pattern []byte) {
 	t.Chdir(shm)
 	require.NoError(t, os.WriteFile("slow.yaml", fmt.Appendf(nil, slowSSD, mbs), 0o644))
 	pattern = bytes.Repeat([]byte("what was there before. "), 24<<20/23+1)[:24<<20]
-	clear(pattern[:4096])
-	clear(pattern[len(pattern)-4096:])
+	clear(pattern[:signatures.BlankBytes])
+	clear(pattern[len(pattern)-signatures.BlankBytes:])
 	for i := range 2 {
 		require.NoError(t, os.WriteFile(fmt.Sprintf("ssd%d.img", i), pattern, 0o644))
 	}

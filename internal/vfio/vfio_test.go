@@ -523,7 +523,7 @@ func TestAttachErrors(t *testing.T) {
 		{"interrupt remapping", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping"}},
 		{"interrupt remapping at the bind", []string{"iommufd"}, func(k *fake) { k.failNext("BIND_IOMMUFD", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping", "firmware"}},
 		{"interrupt remapping at the attach", []string{"iommufd"}, func(k *fake) { k.failNext("ATTACH_IOMMUFD_PT", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping", "firmware"}},
-		{"no IOMMU", backends, func(k *fake) { k.Put("/sys/kernel/iommu_groups/10/name", "vfio-noiommu\n") }, cardA, errs.Capability, []string{"without an IOMMU", "vfio-setup.sh status"}},
+		{"no IOMMU", backends, func(k *fake) { k.Put("/sys/kernel/iommu_groups/10/name", "vfio-noiommu\n") }, cardA, errs.Capability, []string{"without an IOMMU", "heliosctl vfio-setup status"}},
 		{"IOMMU", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.ENODEV) }, cardA, errs.Capability, []string{"type1v2"}},
 		{"device is open", []string{"type1"}, func(k *fake) { k.cards[cardA].open = true }, cardA, errs.Refused, []string{"somebody else"}},
 		{"device left", []string{"type1"}, func(k *fake) { k.failNext("GET_DEVICE_FD", unix.ENODEV) }, cardA, errs.Device, []string{"left"}},
