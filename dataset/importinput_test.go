@@ -223,7 +223,7 @@ func TestNotThatKindOfFile(t *testing.T) {
 		imp      importFunc
 		in, want string
 	}{
-		{ImportEdges, pipe, "pipe is a pipe; a regular file"}, {ImportMTX, pipe, "pipe is a pipe; a regular file"}, {ImportMTX, dir, "is no regular file; --in must be a MatrixMarket file"},
+		{ImportEdges, pipe, "pipe is a pipe; a regular file"}, {ImportMTX, pipe, "pipe is a pipe; a regular file"}, {ImportMTX, dir, "is a folder; a regular file is needed"},
 		{ImportPlanetoid, writeText(t, "x", "?"), "no ind.NAME.graph beside it"},
 	} {
 		err := c.imp(bg, ImportOptions{In: c.in, Out: filepath.Join(t.TempDir(), "g")})
