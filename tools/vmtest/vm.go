@@ -114,7 +114,10 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 			}
 			return g.c, g.err
 		case <-v.exited:
-			return nil, fmt.Errorf("QEMU ended at once: %v", v.err)
+			if v.err == nil { // as after a panic of the guest's kernel, on a host too busy to see the connection before
+				return nil, fmt.Errorf("%w: QEMU ended before it was connected", errBoot)
+			}
+			return nil, fmt.Errorf("QEMU ended at once: %w", v.err)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(qmpLimit):
