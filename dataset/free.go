@@ -54,11 +54,11 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copie
 			ours = true
 		}
 	}
-	if ours {
+	if ours && c.err[0] == nil && c.err[1] == nil {
 		return c, nil
 	}
 	for i := range c.sb {
-		if c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock) {
+		if !ours && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock) {
 			return refuse(fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1, c.err[i]))
 		}
 	}
@@ -68,6 +68,16 @@ func (t *target) checkFree(ctx context.Context, d *Dataset, force string) (copie
 	}
 	if what := signatures.Find(head, tail, t.bytes()); what != "" {
 		return refuse(what)
+	}
+	if ours {
+		// One copy of the superblock is not there: not written yet, if its place is blank, else somebody has written there.
+		// A copy that is damaged is a load that was cut off.
+		for i, end := range [][]byte{head[:superblockBytes], tail[len(tail)-superblockBytes:]} {
+			if c.read[i] == nil && errors.Is(c.err[i], ErrNoSuperblock) && !signatures.Blank(end) {
+				return refuse(signatures.Unknown(end, nil) + ", where this dataset has a superblock")
+			}
+		}
+		return c, nil
 	}
 	if what := signatures.Unknown(head, tail); what != "" {
 		return refuse(what)

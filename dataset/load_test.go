@@ -190,6 +190,28 @@ func TestRefuses(t *testing.T) {
 			must(load(bg, other, targetsOf(s), LoadOptions{}))
 			clear(s.durable[:4096])
 		}, "another dataset"},
+		// Half of this dataset is there, and somebody wrote over the rest.
+		"this dataset under a file system": {func(s *simSSD) {
+			must(load(bg, d, targetsOf(newSim(5<<19/512, 512), s), LoadOptions{}))
+			*s = *s.clone()
+			clear(s.durable[:1<<20])
+			put(1080, "\x53\xef")(s)
+		}, "ext"},
+		"this dataset under LUKS": {func(s *simSSD) {
+			must(load(bg, d, targetsOf(newSim(5<<19/512, 512), s), LoadOptions{}))
+			*s = *s.clone()
+			put(0, "LUKS\xba\xbe\x00\x02")(s)
+		}, "LUKS"},
+		"this dataset under a partition table": {func(s *simSSD) {
+			must(load(bg, d, targetsOf(newSim(5<<19/512, 512), s), LoadOptions{}))
+			*s = *s.clone()
+			mbr(s)
+		}, "MBR partition table"},
+		"this dataset under something unknown": {func(s *simSSD) {
+			must(load(bg, d, targetsOf(newSim(5<<19/512, 512), s), LoadOptions{}))
+			*s = *s.clone()
+			put(-4096, "Dear diary")(s)
+		}, `look like "Dear diary", where this dataset has a superblock`},
 		"damaged superblock": {func(s *simSSD) {
 			must(load(bg, other, targetsOf(s), LoadOptions{}))
 			*s = *s.clone()
