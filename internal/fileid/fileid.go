@@ -13,14 +13,18 @@ import (
 
 // ID is what a file or block device is known by, whatever its name. The zero value is not known.
 type ID struct {
-	Device uint64 `json:"device,omitempty"`  // of a file: its file system (st_dev) …
-	Inode  uint64 `json:"inode,omitempty"`   // … and its number there
+	Device uint64 `json:"device,omitempty"`  // of a file: its file system's number (st_dev), which a reboot may change,
+	FS     uint64 `json:"fs,omitempty"`      // the file system's own name for itself (f_fsid), which few keep either,
+	Inode  uint64 `json:"inode,omitempty"`   // and the file's number there
 	Rdev   uint64 `json:"rdev,omitempty"`    // of a block device: its number (st_rdev)
 	Disk   string `json:"disk_id,omitempty"` // and what the kernel says of the disk: a WWN, serial number or UUID
 }
 
 // Known tells whether there is anything to compare with.
 func (id ID) Known() bool { return id.Inode != 0 || id.Rdev != 0 }
+
+// loopFile is where a loop device says which file it shows: a path, which is no identity.
+const loopFile = "loop/backing_file"
 
 // maxDisk bounds what a disk says of itself.
 const maxDisk = 256
@@ -33,7 +37,12 @@ func Of(f *os.File) (id ID, bytes int64, err error) {
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return ID{Device: uint64(st.Dev), Inode: st.Ino}, st.Size, nil
+		id = ID{Device: uint64(st.Dev), Inode: st.Ino}
+		var fs unix.Statfs_t
+		if unix.Fstatfs(int(f.Fd()), &fs) == nil {
+			id.FS = uint64(uint32(fs.Fsid.Val[0])) | uint64(uint32(fs.Fsid.Val[1]))<<32
+		}
+		return id, st.Size, nil
 	case unix.S_IFBLK:
 		n, err := f.Seek(0, io.SeekEnd)
 		if err != nil {
@@ -65,7 +74,7 @@ func disk(sys string, rdev uint64) string {
 		}
 		dir = filepath.Dir(real)
 	}
-	for _, name := range []string{"wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "md/uuid", "loop/backing_file"} {
+	for _, name := range []string{"wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "md/uuid", loopFile} {
 		if s := attr(name); s != "" {
 			return name + " " + s + part
 		}
@@ -73,18 +82,22 @@ func disk(sys string, rdev uint64) string {
 	return ""
 }
 
-// Differs says how id is another than was, or "" where they are the same.
+// Differs says how id is another than was, or "" where they are the same. The kernel numbers many devices and
+// file systems anew at each boot (partitions of NVMe SSDs, device mapper; btrfs, NFS, tmpfs), so a disk that has a name
+// of its own is known by that, and a file system by either of its two numbers.
 func (id ID) Differs(was ID) string {
 	switch {
 	case (id.Rdev != 0) != (was.Rdev != 0):
 		return fmt.Sprintf("it is %s now and was %s", id.kind(), was.kind())
+	case id.Rdev != 0 && id.Disk != "" && id.Disk == was.Disk && !strings.HasPrefix(id.Disk, loopFile):
+		return ""
 	case id.Rdev != was.Rdev:
 		return fmt.Sprintf("it is block device %s now and was %s", number(id.Rdev), number(was.Rdev))
 	case id.Disk != was.Disk:
 		return fmt.Sprintf("the disk is another one: %q now, %q before", id.Disk, was.Disk)
 	case id.Inode != was.Inode:
 		return fmt.Sprintf("it is another file of that name: inode %d now, %d before", id.Inode, was.Inode)
-	case id.Device != was.Device:
+	case id.Device != was.Device && (id.FS == 0 || id.FS != was.FS):
 		return fmt.Sprintf("its file system is another one, or got another number when it was mounted: %s now, %s before", number(id.Device), number(was.Device))
 	}
 	return ""

@@ -51,7 +51,12 @@ func TestDiffers(t *testing.T) {
 		{file, block, "it is a file now and was a block device"},
 		{block, file, "it is a block device now and was a file"},
 		{ID{Device: 6, Inode: 7}, file, "0:6 now, 0:5 before"},
-		{ID{Rdev: unix.Mkdev(259, 2), Disk: "wwid eui.1"}, block, "block device 259:2 now and was 259:1"},
+		{ID{Device: 6, FS: 9, Inode: 7}, ID{Device: 5, FS: 9, Inode: 7}, ""}, // mounted anew
+		{ID{Device: 6, FS: 9, Inode: 7}, ID{Device: 5, FS: 8, Inode: 7}, "0:6 now, 0:5 before"},
+		{ID{Device: 5, FS: 9, Inode: 7}, ID{Device: 5, FS: 8, Inode: 7}, ""},
+		{ID{Rdev: unix.Mkdev(259, 2), Disk: "wwid eui.1"}, block, ""}, // numbered anew
+		{ID{Rdev: unix.Mkdev(259, 2)}, ID{Rdev: unix.Mkdev(259, 1)}, "block device 259:2 now and was 259:1"},
+		{ID{Rdev: unix.Mkdev(7, 2), Disk: loopFile + " /x"}, ID{Rdev: unix.Mkdev(7, 1), Disk: loopFile + " /x"}, "block device 7:2 now and was 7:1"},
 		{ID{Rdev: unix.Mkdev(259, 1), Disk: "wwid \x1b[2J"}, block, `"wwid \x1b[2J" now, "wwid eui.1" before`},
 	} {
 		if c.want == "" {
