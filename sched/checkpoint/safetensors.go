@@ -23,6 +23,7 @@ import (
 	"syscall"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/regular"
 )
 
@@ -303,8 +304,34 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 	return f, nil
 }
 
+// readable refuses what is no checkpoint, or too large a one, before memory is taken for it: a sparse file may claim any size.
+func readable(path string) error {
+	f, err := regular.Open(path)
+	if err != nil {
+		return errs.New(errs.Usage, "checkpoint %s: %w", path, err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	st, err := f.Stat()
+	if err != nil {
+		return errs.New(errs.Device, "checkpoint %s: %w", path, err)
+	}
+	var n [8]byte
+	if _, err := f.ReadAt(n[:], 0); err == nil {
+		if h := binary.LittleEndian.Uint64(n[:]); h == 0 || h > MaxHeaderBytes || h > uint64(st.Size()-8) {
+			return errs.New(errs.Device, "checkpoint %s: no safetensors file: its header would have %d bytes; give an intact one, or train anew", path, h)
+		}
+	}
+	if free, err := hostmem.AvailableBytes(); err == nil && st.Size() > free {
+		return errs.New(errs.Capability, "checkpoint %s has %d bytes, and %d are free in memory; give an intact one, or more memory", path, st.Size(), free)
+	}
+	return nil
+}
+
 // Load reads a file that Save or another writer made. The error names the file.
 func Load(path string) (*File, error) {
+	if err := readable(path); err != nil {
+		return nil, err
+	}
 	b, err := regular.Read(path, 1<<40)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "checkpoint %s: %w", path, err)
@@ -393,7 +420,8 @@ func LockDir(dir string) (*Lock, error) {
 	// What a Save left that was killed; no other writer is there.
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") && strings.HasSuffix(e.Name(), partial) {
+		name, hidden := strings.CutPrefix(e.Name(), ".")
+		if name, ours := strings.CutSuffix(name, ".safetensors"+partial); hidden && ours && e.Type().IsRegular() && (name == "checkpoint" || name == "best") {
 			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}

@@ -151,6 +151,25 @@ func TestLoadErrors(t *testing.T) {
 	require.ErrorContains(t, err, p)
 }
 
+// A file may claim any size: nothing is allocated for what is no checkpoint.
+func TestSparseFileIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.NoError(t, os.Truncate(path, 1<<40))
+	_, err := Load(path)
+	require.ErrorContains(t, err, "its header would have 0 bytes")
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	head := []byte{2, 0, 0, 0, 0, 0, 0, 0, '{', '}'}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt(head, 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	_, err = Load(path)
+	require.ErrorContains(t, err, "free in memory")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+}
+
 func TestLockDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	l, err := LockDir(dir)
