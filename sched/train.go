@@ -175,6 +175,11 @@ func (t *trainer) find(in Inputs) (*checkpoint.File, error) {
 		return nil, err
 	}
 	if !ok {
+		if held, err := HeldIn(t.cfg.CheckpointDir); err != nil {
+			return nil, err
+		} else if held != nil && !t.cfg.Overwrite {
+			return nil, errs.With(errs.Refused, &HeldError{Dir: t.cfg.CheckpointDir, Held: held})
+		}
 		t.obs.note("no checkpoint in " + t.cfg.CheckpointDir + " yet: starting at epoch 1")
 		return nil, nil
 	}

@@ -51,8 +51,11 @@ func interruptible() (context.Context, func()) {
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
-		for range sig {
+		for s := range sig {
 			if ctx.Err() != nil {
+				if s == syscall.SIGHUP {
+					continue // a terminal that goes sends it twice, and systemd behind SIGTERM
+				}
 				os.Exit(int(errs.Interrupted))
 			}
 			cancel(errSignal)

@@ -91,6 +91,21 @@ func TestTrainKeepsAnothersCheckpoint(t *testing.T) {
 	for i, at := range []int{1, 3, 4} {
 		require.Equal(t, float64(i+1), got[at]["epoch"])
 	}
+	// Without a checkpoint nothing is gone on from: neither another run's results, nor the best parameters of a folder.
+	whole := readFile(t, "alien.jsonl")
+	fails(t, hc(t, trainArgs("--checkpoint", "new", "--resume", "--seed", "77", "--results", "alien.jsonl")...), 4, "train", "holds epochs of run ", "no checkpoint to go on from")
+	fails(t, hc(t, "train", "no-such", "--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "r.jsonl"), 2, "train", "no-such")
+	require.Equal(t, whole, readFile(t, "alien.jsonl"))
+	require.Equal(t, strings.Join(all, ""), readFile(t, "r.jsonl"), "a run that did not begin says nothing of it")
+	require.NoError(t, os.WriteFile("notes", []byte("my notes"), 0o644))
+	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "notes")...), 4, "train", "holds no whole line")
+	require.Equal(t, "my notes", readFile(t, "notes"))
+	require.NoError(t, os.Mkdir("kept", 0o755))
+	best := readFile(t, "ck/best.safetensors")
+	require.NoError(t, os.WriteFile("kept/best.safetensors", []byte(best), 0o644))
+	fails(t, hc(t, trainArgs("--checkpoint", "kept", "--resume", "--seed", "9")...), 4, "train", "in best.safetensors alone, which no run can go on from", "--overwrite")
+	require.Equal(t, best, readFile(t, "kept/best.safetensors"))
+
 	ok(t, trainArgs("--checkpoint", "ck", "--overwrite", "--model", "gcn")...)
 	require.NotEqual(t, before, readFile(t, "ck/checkpoint.safetensors"))
 }

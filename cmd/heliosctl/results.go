@@ -65,6 +65,7 @@ type results struct {
 	err   error
 
 	continued bool
+	silent    bool         // continued, and no line of this run is in it yet
 	dataset   string       // UUID in the line "begin" of a file that is continued
 	epochs    map[int]bool // that it has
 }
@@ -98,9 +99,14 @@ func (e *env) openResults() (*results, error) {
 	return r, err
 }
 
-// resumeResults is openResults for a run that goes on: it adds to its own file, where that is there. run is the identity
-// in the run's checkpoint; with none there, it is the file's.
-func (e *env) resumeResults(run string) (*results, error) {
+// resumeResults is openResults for a run that goes on: it adds to its own file, where that is there. held is the
+// checkpoint that it goes on from; with none, the file may hold no epochs, as a run that died early leaves it, and the
+// identity is the file's.
+func (e *env) resumeResults(held *sched.Held) (*results, error) {
+	run := ""
+	if held != nil {
+		run = held.Run
+	}
 	path := e.c.String("results")
 	if path == "" {
 		r, err := e.openResults()
@@ -132,16 +138,15 @@ func (e *env) resumeResults(run string) (*results, error) {
 				return refuse("holds the results of run " + l.Run + ", the checkpoint is of run " + run)
 			case first:
 				first, r.run, r.dataset = false, l.Run, l.Dataset
+			case l.Event == "epoch" && held == nil:
+				return refuse("holds epochs of run " + r.run + ", and there is no checkpoint to go on from")
 			case l.Event == "epoch":
 				r.epochs[l.Epoch] = true
 			}
 			return nil
 		})
-		if err == nil && first {
-			err = errors.Join(refuse("is there and no run's results"), r.lines.Close())
-		}
 		if fresh = errs.ClassOf(err) == errs.Refused && e.c.Bool("overwrite"); !fresh {
-			r.continued = err == nil
+			r.continued, r.silent = err == nil, err == nil
 			if err == nil {
 				r.render()
 			}
@@ -186,6 +191,7 @@ func (r *results) start(held *sched.Held) error {
 		if r.dataset != r.e.dataMeta.UUID {
 			return errs.New(errs.Refused, "--results %s holds the results of dataset %s, this is %s; --overwrite replaces it, or name another file", r.e.c.String("results"), r.dataset, r.e.dataMeta.UUID)
 		}
+		r.silent = false
 		r.keep(r.w.Event("resume", r.e.runLine(r.run)))
 	}
 	if held != nil && r.w != nil {
@@ -223,6 +229,16 @@ func (r *results) keep(err error) {
 
 // end says how the run ended: err is what it returns. A run that fails before its first line leaves no file.
 func (r *results) end(err *error) {
+	if p := recover(); p != nil { // else this would look whole
+		if r.lines != nil && !r.silent {
+			_ = r.w.Event("end", map[string]any{"run": r.run, "whole": false, "reason": "a fault of heliosctl", "time": time.Now().UTC().Format(time.RFC3339)})
+		}
+		panic(p)
+	}
+	if r.silent { // nothing of this run stands in the file
+		*err = errors.Join(*err, r.lines.Close())
+		return
+	}
 	if *err == nil {
 		r.begin()
 		*err = r.err

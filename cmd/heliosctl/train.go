@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -389,6 +390,12 @@ func (e *env) openRun(cfg *sched.Config) (out *results, held *sched.Held, err er
 		}
 		held = nil
 	}
+	if held != nil && !held.Resumable() {
+		if !cfg.Overwrite {
+			return nil, nil, errs.New(errs.Refused, "--checkpoint: folder %s %s, in %s alone, which no run can go on from; --overwrite replaces it, or name another folder", cfg.CheckpointDir, held, filepath.Base(held.Path))
+		}
+		held = nil
+	}
 	if cfg.Trace != "" { // the run itself makes it
 		if err := orOverwrite(e.outputs().Claim("--trace", cfg.Trace)); err != nil {
 			return nil, nil, err
@@ -396,10 +403,8 @@ func (e *env) openRun(cfg *sched.Config) (out *results, held *sched.Held, err er
 	}
 	if !cfg.Resume {
 		out, err = e.openResults()
-	} else if held != nil {
-		out, err = e.resumeResults(held.Run)
 	} else {
-		out, err = e.resumeResults("")
+		out, err = e.resumeResults(held)
 	}
 	if err == nil {
 		cfg.Run = out.run

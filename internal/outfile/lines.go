@@ -60,7 +60,10 @@ func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 		return fail(errs.New(errs.Refused, "%s %s is being written by another run; wait for it, or name another file", what, path))
 	}
 	for r := bufio.NewReaderSize(f, 1<<16); ; {
-		line, err := r.ReadBytes('\n')
+		line, err := readLine(r)
+		if errors.Is(err, errLong) {
+			return fail(errs.New(errs.Refused, "%s %s is there and has a line of more than %d bytes, which no run writes; name another file", what, path, maxLine))
+		}
 		if errors.Is(err, io.EOF) {
 			break
 		}
@@ -72,10 +75,32 @@ func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 		}
 		l.size += int64(len(line))
 	}
+	if l.size == 0 { // a file of ours has its first line before it has its name
+		return fail(errs.New(errs.Refused, "%s %s is there and holds no whole line; name another file", what, path))
+	}
 	if err := f.Truncate(l.size); err != nil {
 		return fail(errs.New(errs.Usage, "%s %s: %w; name another file", what, path, err))
 	}
 	return l, nil
+}
+
+// maxLine bounds a line that is read again.
+const maxLine = 64 << 20
+
+var errLong = errors.New("a line is too long")
+
+// readLine reads a line with its end.
+func readLine(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if line = append(line, part...); len(line) > maxLine {
+			return nil, errLong
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+	}
 }
 
 // lock keeps a second writer out, for as long as the file is open.

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -111,10 +112,7 @@ func (f *File) Commit(err error) error {
 
 // put renames the temporary file. It stays open.
 func (f *File) put() error {
-	err := f.f.Chmod(0o644)
-	if err == nil {
-		err = f.f.Sync()
-	}
+	err := f.f.Sync()
 	if err == nil && f.replace {
 		err = os.Rename(f.f.Name(), f.place)
 	} else if err == nil {
@@ -184,12 +182,17 @@ func find(what, path string, replace bool) (*target, error) {
 	switch {
 	case err == nil && st.IsDir():
 		return nil, errs.New(errs.Usage, "%s %s is a folder; name a file", what, path)
+	case err == nil && st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0:
+		return nil, errs.New(errs.Refused, "%s %s is a disk, which is never written over; name a file", what, path)
 	case err == nil && !st.Mode().IsRegular():
 		t.device = true
 		return t, nil
 	case err == nil:
 		if !replace {
 			return nil, errs.With(errs.Refused, &Exists{what, path})
+		}
+		if written(path) {
+			return nil, errs.New(errs.Refused, "%s %s is being written by another run; wait for it, or name another file", what, path)
 		}
 		if t.real, err = filepath.EvalSymlinks(path); err != nil {
 			return nil, errs.New(errs.Usage, "%s: %w; name another file", what, err)
@@ -207,6 +210,16 @@ func find(what, path string, replace bool) (*target, error) {
 		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written", what, err)
 	}
 	return t, nil
+}
+
+// written tells whether the Lines of another process are in a file: replaced, it would go on where nobody sees it.
+func written(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close() //nolint:errcheck // only read
+	return errors.Is(lock(f), unix.EWOULDBLOCK)
 }
 
 // descriptor is N for the names that Linux gives to this process's file N, else -1. Opening them again would begin at
@@ -246,7 +259,11 @@ const partialMark = ".partial-"
 func (t *target) create() (*os.File, error) {
 	dir, base := filepath.Split(t.real)
 	Sweep(dir, "."+base+partialMark, "")
-	f, err := os.CreateTemp(dir, "."+base+partialMark+"*")
+	var f *os.File
+	err := fs.ErrExist
+	for errors.Is(err, fs.ErrExist) { // os.CreateTemp would not heed the umask
+		f, err = os.OpenFile(filepath.Join(dir, "."+base+partialMark+strconv.FormatUint(rand.Uint64(), 10)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	}
 	if err != nil {
 		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written", t.what, err)
 	}

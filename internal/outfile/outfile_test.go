@@ -108,6 +108,67 @@ func TestNothingIsReplacedUnasked(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "dangling", "link"}, names(t, dir))
 }
 
+// A file without a whole line is nobody's lines: it is left as it is, and may be replaced when that is asked for.
+func TestContinueKeepsWhatIsNoLines(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{"notes": "my notes", "empty": "", "long": strings.Repeat("x", maxLine+1)} {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		s := Set{Replace: true}
+		_, err := s.Continue("--results", path, func([]byte) error { return nil })
+		require.Equal(t, errs.Refused, errs.ClassOf(err), name)
+		require.Equal(t, content, text(t, path), name)
+		f, err := s.Create("--results", path)
+		require.NoError(t, err, "the refusal has left a claim")
+		require.NoError(t, f.Discard())
+	}
+}
+
+// A file that another run is adding lines to is not replaced.
+func TestLinesInWorkAreNotReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	f, err := Create("--results", path, false)
+	require.NoError(t, err)
+	l, err := Begin(f, []byte("1\n"))
+	require.NoError(t, err)
+	require.ErrorContains(t, Check("--results", path, true), "is being written by another run")
+	require.NoError(t, l.Close())
+	require.NoError(t, Check("--results", path, true))
+}
+
+func TestDisksAreNotWrittenOver(t *testing.T) {
+	entries, err := os.ReadDir("/dev")
+	require.NoError(t, err)
+	disk := ""
+	for _, e := range entries {
+		if e.Type()&os.ModeDevice != 0 && e.Type()&os.ModeCharDevice == 0 {
+			disk = filepath.Join("/dev", e.Name())
+		}
+	}
+	if disk == "" {
+		disk = filepath.Join(t.TempDir(), "disk")
+		if err := unix.Mknod(disk, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 255))); err != nil {
+			t.Skipf("no block device is there, and none can be made: %v", err)
+		}
+	}
+	for _, replace := range []bool{false, true} {
+		err := Check("--out", disk, replace)
+		require.ErrorContains(t, err, "is a disk, which is never written over")
+		require.Equal(t, errs.Refused, errs.ClassOf(err))
+	}
+}
+
+func TestUmaskIsHeeded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	old := unix.Umask(0o077)
+	err := write(t, path, false, "1")
+	unix.Umask(old)
+	require.NoError(t, err)
+	st, err := os.Stat(path)
+	require.NoError(t, err)
+	require.EqualValues(t, 0o600, st.Mode().Perm())
+}
+
 func TestBadTargets(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))

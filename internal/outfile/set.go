@@ -3,6 +3,7 @@ package outfile
 import (
 	"os"
 	"path/filepath"
+	"slices"
 
 	"helios/internal/errs"
 )
@@ -47,7 +48,11 @@ func (s *Set) Continue(what, path string, each func(line []byte) error) (*Lines,
 	if err := s.claim(what, path, true); err != nil {
 		return nil, err
 	}
-	return Continue(what, path, each)
+	l, err := Continue(what, path, each)
+	if err != nil {
+		s.taken = slices.DeleteFunc(s.taken, func(c claim) bool { return c.what == what && c.path == path }) // nothing is written there
+	}
+	return l, err
 }
 
 // claim refuses a file that an earlier claim has named, by whatever name.
