@@ -128,6 +128,16 @@ func TestOthersSplits(t *testing.T) {
 }
 
 // FuzzGraphBolt: whatever the description, it is refused, or its entries can be gone through.
+// Names of splits are known in all their spellings, and ordinary words are none.
+func TestLooksLikeSplit(t *testing.T) {
+	for _, name := range []string{"train", "train.npy", "train_mask", "trainmask", "train_masks", "val", "val_idx", "valid", "test", "testing", "split_idx_train", "splits0", "10_fold", "trainids", "test_nid", "validation-index", "train1"} {
+		require.True(t, looksLikeSplit(name), name)
+	}
+	for _, name := range []string{"latest.npy", "contest", "pretrained.pt", "constraint", "strain.csv", "unmasked", "values", "interval", "attestation"} {
+		require.False(t, looksLikeSplit(name), name)
+	}
+}
+
 func FuzzGraphBolt(f *testing.F) {
 	f.Add([]byte("graph:\n  nodes: [{num: 68719476736}]\n  edges: [{format: csv, path: ../x}]\nfeature_data: [{domain: node, name: feat, path: /etc/passwd}]\ntasks: [{train_set: [{data: [null]}]}]\n"))
 	f.Add([]byte("graph: &a {nodes: *a}\n"))

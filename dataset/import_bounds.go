@@ -6,8 +6,10 @@ import (
 	"math/bits"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"helios/internal/errs"
 	"helios/internal/units"
@@ -107,15 +109,13 @@ func unusedFiles(dir string, used ...string) (names []string) {
 	return names
 }
 
+// splitWords are the words of names that people give to splits; "trainmask" and "val_idx" are made of them.
+var splitWords = regexp.MustCompile(`^((train(ing)?|val(id(ation)?)?|test(ing)?|split|fold|mask)s?)+(idx|ids?|ind(ex|ices)|n?ids?|nodes?|set|mask)?s?$`)
+
 // looksLikeSplit says whether a name is one that people give to splits: none of these may be replaced in silence.
 func looksLikeSplit(name string) bool {
-	name = strings.ToLower(name)
-	for _, w := range []string{"split", "train", "valid", "val_", "_val", "test", "fold", "mask"} {
-		if strings.Contains(name, w) {
-			return true
-		}
-	}
-	return name == "val"
+	words := strings.FieldsFunc(strings.ToLower(name), func(r rune) bool { return !unicode.IsLetter(r) })
+	return slices.ContainsFunc(words, splitWords.MatchString)
 }
 
 // inside resolves a path that a foreign description gives, and refuses one that leads out of its folder, also by way

@@ -2,11 +2,16 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestArrange(t *testing.T) {
@@ -128,6 +133,26 @@ func TestConfigFile(t *testing.T) {
 	require.NoError(t, os.Remove("c.yaml"))
 	_, err = args()
 	require.ErrorContains(t, err, "--config: stat c.yaml: no such file")
+}
+
+// What a shell makes of --config <(…).
+func TestConfigFromAPipe(t *testing.T) {
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	_, err = w.WriteString("mode: cpu\n")
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	f, err := openConfig(fmt.Sprintf("/dev/fd/%d", r.Fd()))
+	require.NoError(t, err)
+	text, err := io.ReadAll(f)
+	require.NoError(t, err)
+	require.Equal(t, "mode: cpu\n", string(text))
+	require.NoError(t, errors.Join(f.Close(), r.Close()))
+	// Another pipe may have nobody who writes to it.
+	fifo := filepath.Join(t.TempDir(), "p")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	_, err = openConfig(fifo)
+	require.ErrorContains(t, err, "is a pipe")
 }
 
 func TestNearest(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -17,7 +18,7 @@ import (
 // scalars or lists of them. Flags of the command line win, and so does a dataset given as an
 // argument.
 func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool) (flagValues, error) {
-	f, err := regular.Open(file)
+	f, err := openConfig(file)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "--config: %w; name a readable YAML file", err)
 	}
@@ -91,4 +92,14 @@ func scalar(n *yaml.Node) (string, bool) {
 		return scalar(n.Alias)
 	}
 	return "", false
+}
+
+// openConfig opens a regular file, or the pipe that a shell makes of --config <(…): its writer is there.
+func openConfig(file string) (*os.File, error) {
+	if strings.HasPrefix(file, "/dev/fd/") || strings.HasPrefix(file, "/proc/self/fd/") || file == "/dev/stdin" {
+		if st, err := os.Stat(file); err == nil && st.Mode()&os.ModeNamedPipe != 0 {
+			return os.Open(file)
+		}
+	}
+	return regular.Open(file)
 }

@@ -17,6 +17,7 @@ import (
 	"helios/internal/ui"
 	"helios/internal/units"
 	"helios/nvme"
+	"helios/nvme/proxy"
 )
 
 func ssdsCommand() *cli.Command {
@@ -148,7 +149,8 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 		r.Allocated = allocated(fi)
 	}
 	set, err := e.openThese(ctx, []state.SSD{d})
-	if errs.ClassOf(err) == errs.Refused {
+	var other *proxy.ReplacedError
+	if errs.ClassOf(err) == errs.Refused && !errors.As(err, &other) {
 		r.InUse, r.Health, r.Content = true, "in use", "in use by another heliosctl"
 		return r, nil
 	}
