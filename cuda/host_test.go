@@ -543,6 +543,15 @@ func TestSchedulerStress(t *testing.T) {
 		if ran.Load() != want || over.Load() != 0 || running.Load() != 0 {
 			t.Fatalf("seed %d, %d SMs: %d of %d blocks ran, %d times too many at once, %d left", seed, sms, ran.Load(), want, over.Load(), running.Load())
 		}
+		// A grid ends with its last block; a worker gives its slot back right after that.
+		settled := func() bool {
+			h.sched.mu.Lock()
+			defer h.sched.mu.Unlock()
+			return len(h.sched.free) == sms
+		}
+		for end := time.Now().Add(10 * time.Second); !settled() && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 		h.sched.mu.Lock()
 		if len(h.sched.free) != sms || h.sched.waiting.Load() != 0 || len(h.sched.claims)+len(h.sched.returns) != 0 {
 			t.Errorf("seed %d: %d of %d slots free, %d waiting", seed, len(h.sched.free), sms, h.sched.waiting.Load())

@@ -125,7 +125,7 @@ func (e *env) showFiles(name string, r dataset.FilesReport, err error) error {
 	if err == nil {
 		how := "their seal"
 		if !r.Sealed {
-			how = "the dataset's UUID"
+			how = "the dataset's UUID, which says nothing of dataset.yaml and names"
 		}
 		e.ui.Printf("%s: %d files (%s) are good by %s; %.2f s", name, r.Files, units.FormatBytes(r.Bytes), how, r.Seconds)
 	} else if r.BadCount == 0 {
