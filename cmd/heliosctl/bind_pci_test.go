@@ -344,6 +344,20 @@ func TestNoFormerDriver(t *testing.T) {
 	require.Empty(t, r.Driver(addrC))
 }
 
+// An SSD that had no driver and that an administrator gave to nvme since is not taken from it.
+func TestUnbindLeavesAMountedDisk(t *testing.T) {
+	r := newRig(t)
+	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
+	ok(t, "bind-ssds", addrC)
+	require.Equal(t, "none", records(t)[0].Driver)
+	require.NoError(t, r.m.sys.Restore(addrC, "nvme"))
+	n := len(r.Writes())
+	require.Contains(t, ok(t, "unbind-ssds", "vfio0"), "/dev/nvme2n1 again, driver nvme")
+	require.Equal(t, "nvme", r.Driver(addrC))
+	require.Empty(t, r.Writes()[n:], "the driver is left alone")
+	require.Empty(t, records(t))
+}
+
 // What is on a disk that no driver has is looked at before anybody gets it.
 func TestContentOfDriverlessDisk(t *testing.T) {
 	r := newRig(t)

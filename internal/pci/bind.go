@@ -64,8 +64,8 @@ func (s Sys) Bind(addr, driver string) error {
 
 // Restore gives a device back to driver: clears the override, unbinds, binds, and waits until the
 // driver has it. "" lets the kernel choose, which may find no driver; with NoDriver the device is left
-// without one. It goes on where a killed Bind or Restore stopped. On error the error says where the
-// device is.
+// without one. A driver that somebody gave the device to since keeps it: its disk may be mounted. Restore
+// goes on where a killed Bind or Restore stopped. On error the error says where the device is.
 func (s Sys) Restore(addr, driver string) error {
 	d, err := s.Device(addr)
 	if err != nil {
@@ -73,6 +73,9 @@ func (s Sys) Restore(addr, driver string) error {
 	}
 	if strings.ContainsAny(driver, "/\n") {
 		return errs.New(errs.Usage, "%s: %q is not the name of a kernel driver", d.Addr, driver)
+	}
+	if d.Driver != "" && d.Driver != d.Override && !strings.HasPrefix(d.Driver, "vfio") {
+		driver = d.Driver // never left it, or somebody gave it to that driver since
 	}
 	if driver == NoDriver {
 		if err := s.strip(d); err != nil {
@@ -84,8 +87,6 @@ func (s Sys) Restore(addr, driver string) error {
 		if err := s.haveDriver(d, driver); err != nil {
 			return err
 		}
-	} else if d.Driver != "" && d.Driver != d.Override && !strings.HasPrefix(d.Driver, "vfio") {
-		driver = d.Driver // never left it
 	}
 	if err := s.move(d, "", driver); err != nil {
 		return fmt.Errorf("%w; %s", err, s.where(d.Addr))
@@ -160,11 +161,11 @@ func (s Sys) undo(d Device) error {
 	return s.setOverride(d.Addr, override)
 }
 
-// strip takes a device from its driver and clears the override. The override goes last: until then no
-// other driver takes the device.
+// strip takes a device from the driver that d names, no other, and clears the override. The override
+// goes last: until then no other driver takes the device.
 func (s Sys) strip(d Device) error {
-	if now := s.driver(d.Addr); now != "" {
-		if err := s.unbind(d.Addr, now); err != nil {
+	if d.Driver != "" {
+		if err := s.unbind(d.Addr, d.Driver); err != nil {
 			return err
 		}
 	}

@@ -225,6 +225,30 @@ func TestRestoreToNoDriver(t *testing.T) {
 	require.Empty(t, d.Driver)
 }
 
+// A device that somebody gave to another driver since stays there, whoever had it before: its disk may be
+// mounted.
+func TestRestoreSparesAnotherDriver(t *testing.T) {
+	const moved = "0000:00:08.0"
+	for _, former := range []string{pci.NoDriver, "", "nvme"} {
+		for _, now := range []string{"nvme", "uio_pci_generic"} {
+			for _, override := range []string{"(null)", "vfio-pci"} { // a killed Bind leaves the latter
+				m := machine(t)
+				m.Mkdir("/sys/bus/pci/drivers/uio_pci_generic")
+				m.Add(fakesys.SSD{Addr: moved, Serial: "MOVED", Group: 3, Driver: now})
+				m.Put("/sys/devices/pci0000:00/"+moved+"/driver_override", override+"\n")
+				require.NoError(t, m.Sys().Restore(moved, former))
+				for _, w := range m.Writes() {
+					require.NotContains(t, w, "unbind", "former %q, now %s", former, now)
+				}
+				d, err := m.Sys().Device(moved)
+				require.NoError(t, err)
+				require.Equal(t, now, d.Driver)
+				require.Empty(t, d.Override)
+			}
+		}
+	}
+}
+
 // VFIO's groups of its mode without an IOMMU are no groups.
 func TestNoIOMMUGroup(t *testing.T) {
 	m := machine(t)
