@@ -392,14 +392,15 @@ ssds_only() {
 	done
 	return $any
 }
-# ours_only GROUP: the same, and heliosctl has bound each of them. Whoever opens a group's node has all
-# of its devices, and another program's SSDs are not the group's.
+# ours_only GROUP: the same, and heliosctl has finished the bind of each of them: before that nobody has
+# looked at what is on it. Whoever opens a group's node has all of its devices, and another program's SSDs
+# are not the group's.
 ours_only() {
 	ssds_only "$1" || return 1
 	for c in "$R/sys/kernel/iommu_groups/$1/devices"/*/class; do
 		if [ "$(word "$c")" = "$nvme_class" ]; then
 			d=${c%/class}
-			[ -n "$(record_of "${d##*/}")" ] || return 1
+			has_bound "${d##*/}" || return 1
 		fi
 	done
 }
@@ -834,11 +835,12 @@ give_back_huge() {
 	fi
 }
 
-# rule_program FOLDER: for udev, whether all devices of an IOMMU group are bridges or SSDs of which
-# heliosctl has a record, which it writes before it binds. Other groups stay root's. $$ is udev's way to
-# write $; it knows no double quotes in there.
+# rule_program FOLDER: for udev, whether all devices of an IOMMU group are bridges or SSDs that
+# heliosctl has bound (has_bound). Other groups stay root's; the nodes of an SSD that is being bound are
+# given by heliosctl itself. $$ is udev's way to write $; it knows no double quotes in there, so dots stand
+# for those of the record's lines.
 rule_program() {
-	printf '%s' "/bin/sh -c 'for d in $1/devices/*; do read v <\$\$d/class || exit 1; case \$\$v in $nvme_class) grep -qswF \$\${d##*/} /run/heliosctl/vfio*.json || exit 1 ;; 0x0604*) ;; *) exit 1 ;; esac; done'"
+	printf '%s' "/bin/sh -c 'for d in $1/devices/*; do read v <\$\$d/class || exit 1; case \$\$v in $nvme_class) f=\$\$(grep -lsx ...pci.:..\$\${d##*/}.. /run/heliosctl/vfio*.json) && grep -qsx ...phase.:..bound.. \$\$f || exit 1 ;; 0x0604*) ;; *) exit 1 ;; esac; done'"
 }
 rules_text() {
 	cat <<END
@@ -984,6 +986,11 @@ record_of() {
 	f=$(grep -sl "\"pci\": *\"$1\"" "$(run_dir)"/vfio*.json | head -n 1)
 	f=${f##*/}
 	printf '%s\n' "${f%.json}"
+}
+# has_bound ADDRESS: whether heliosctl has finished its bind.
+has_bound() {
+	rec=$(record_of "$1")
+	[ -n "$rec" ] && grep -qs '^ *"phase": *"bound"' "$(run_dir)/$rec.json"
 }
 # bound: the names of the SSDs that heliosctl has bound, machine-wide.
 bound() {

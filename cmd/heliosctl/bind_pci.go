@@ -560,12 +560,19 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 	if err != nil {
 		return nil, err
 	}
+	if err := e.holdNodes(cs, nodes); err != nil {
+		return nil, err
+	}
 	for i := range taken {
 		if err := e.prove(ctx, dom, &cs[i], &taken[i], force); err != nil {
 			return nil, err
 		}
 	}
 	if gid, err = e.onlyOurs(cs[0].Group, gid); err != nil {
+		return nil, err
+	}
+	// udev may have begun only now, and its rules would have the last word.
+	if nodes, err = e.waitNodes(ctx, cs[0].Group, addrs); err != nil {
 		return nil, err
 	}
 	if err := e.giveNodes(nodes, gid); err != nil {

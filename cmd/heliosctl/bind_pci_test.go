@@ -398,6 +398,49 @@ func TestContentOfDriverlessDisk(t *testing.T) {
 	require.Empty(t, records(t))
 }
 
+// A udev rule that gives the nodes away as soon as they appear gives nobody an SSD that is not proved yet.
+func TestNodesAreRootsUntilProved(t *testing.T) {
+	r := newRig(t)
+	r.DeviceNodes = true
+	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
+	nodes := []string{"/dev/vfio/3", "/dev/vfio/devices/vfio2"}
+	bind, domainOf := r.m.bind, r.m.domain
+	r.m.bind = func(addr, driver string) error {
+		err := bind(addr, driver)
+		for _, n := range nodes {
+			require.NoError(t, os.Chmod(r.m.sys.Path(n), 0o660))
+		}
+		return err
+	}
+	modes := func(want os.FileMode) {
+		t.Helper()
+		for _, n := range nodes {
+			fi, err := os.Stat(r.m.sys.Path(n))
+			require.NoError(t, err)
+			require.Equal(t, want, fi.Mode().Perm(), n)
+		}
+	}
+	opened := 0
+	r.m.domain = func() (domain, error) {
+		_, err := domainOf()
+		return interruptingDomain{r, func() { opened++; modes(0o600) }}, err
+	}
+	ok(t, "bind-ssds", addrC, "--group", strconv.Itoa(os.Getgid()))
+	require.Equal(t, 1, opened)
+	modes(0o660)
+
+	// One that another program had at vfio-pci stays as that program has it.
+	r.Add(fakesys.SSD{Addr: "0000:00:08.0", Serial: serialA, Group: 4, Driver: vfioDriver})
+	nodes = []string{"/dev/vfio/4"}
+	require.NoError(t, os.Chmod(r.m.sys.Path(nodes[0]), 0o640))
+	r.m.domain = func() (domain, error) {
+		_, err := domainOf()
+		return interruptingDomain{r, func() { opened++; modes(0o640) }}, err
+	}
+	ok(t, "bind-ssds", "0000:00:08.0", "--group", strconv.Itoa(os.Getgid()))
+	require.Equal(t, 2, opened)
+}
+
 // An SSD without a serial number is not given up by an empty line.
 func TestBlankSerial(t *testing.T) {
 	r := newRig(t)

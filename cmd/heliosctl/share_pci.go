@@ -166,6 +166,30 @@ func (e *env) waitNodes(ctx context.Context, group int, addrs []string) ([]strin
 	}
 }
 
+// holdNodes keeps the nodes of candidates that are being bound root's until prove has looked at what is on
+// them, whatever udev's rules say. Nodes that another program's device shares are left to that program.
+func (e *env) holdNodes(cs []candidate, nodes []string) error {
+	if cs[0].Group < 0 {
+		return nil
+	}
+	members, err := e.machine.sys.GroupMembers(cs[0].Group)
+	if err != nil {
+		return err
+	}
+	for _, d := range members {
+		ours := slices.ContainsFunc(cs, func(c candidate) bool { return c.Addr == d.Addr && !c.foreign() })
+		if d.Driver == vfioDriver && !ours {
+			return nil
+		}
+	}
+	for _, n := range nodes {
+		if err := os.Chmod(e.machine.sys.Path(n), 0o600); err != nil {
+			return errs.New(errs.Capability, "mode of %s: %w", n, err)
+		}
+	}
+	return nil
+}
+
 // giveNodes lets a group use device nodes. With gid -1 they stay as they are.
 func (e *env) giveNodes(nodes []string, gid int) error {
 	if gid < 0 {

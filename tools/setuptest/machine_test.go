@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"helios/internal/state"
 	"helios/internal/wide"
 )
 
@@ -299,8 +300,23 @@ func (m *machine) bound(addr string, group int) {
 
 // ours is bound by heliosctl, which has a record of it.
 func (m *machine) ours(addr string, group int) {
-	m.write(fmt.Sprintf("run/heliosctl/vfio%d.json", group), fmt.Sprintf("{\n\t\"name\": \"vfio%d\",\n\t\"path\": \"/sys/bus/pci/devices/%s\",\n\t\"pci\": %q\n}\n", group, addr, addr))
+	m.record(addr, group, state.Bound)
 	m.bound(addr, group)
+}
+
+// record is what heliosctl writes of vfioN.
+func (m *machine) record(addr string, n int, phase state.Phase) {
+	m.t.Helper()
+	dir := filepath.Join(m.root, "run/heliosctl")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	err := state.OpenMachine(dir).Put(&state.Record{Phase: phase, SSD: state.SSD{
+		Name: fmt.Sprintf("vfio%d", n), Kind: state.KindVFIO, Path: "/sys/bus/pci/devices/" + addr, PCI: addr,
+	}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
 }
 
 func (m *machine) mode(name string, mode fs.FileMode) {

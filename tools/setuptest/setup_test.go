@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"helios/internal/state"
 )
 
 const (
@@ -159,6 +161,11 @@ func TestResetOnOddFolders(t *testing.T) {
 		m.run("setup").want(0).not("/dev/vfio/12")
 		if got := m.read("gids"); got != "998 /dev/vfio/11\n" {
 			t.Errorf("groups of nodes: %q", got)
+		}
+		// While heliosctl is at it, it stays root's.
+		for _, phase := range []state.Phase{state.Binding, state.Unbinding} {
+			m.record("0000:02:00.0", 12, phase)
+			m.run("setup").want(0).not("/dev/vfio/12")
 		}
 		m.ours("0000:02:00.0", 12)
 		m.run("status", "--user", "bob").lacks("/dev/vfio/12 does not belong to group helios")
@@ -647,13 +654,19 @@ func TestRuleProgram(t *testing.T) {
 			}
 		}
 		check(false, "bound by somebody else")
-		m.write("run/heliosctl/vfio1.json", "{\n\t\"pci\": \"10000:01:00.0\"\n}\n")
+		m.record("10000:01:00.0", 1, state.Bound)
 		check(false, "a record of another domain's")
-		m.write("run/heliosctl/vfio0.json", "{\n\t\"pci\": \"0000:01:00.0\"\n}\n")
+		for _, phase := range []state.Phase{state.Binding, state.Unbinding} {
+			m.record("0000:01:00.0", 0, phase)
+			check(false, "ours, "+string(phase))
+		}
+		m.record("0000:01:00.0", 0, state.Bound)
 		check(true, "ours")
 		m.pci("0000:01:00.1", "0x010802", 11, "vfio-pci")
 		check(false, "with another program's SSD")
-		m.write("run/heliosctl/vfio2.json", "{\n\t\"pci\": \"0000:01:00.1\"\n}\n")
+		m.record("0000:01:00.1", 2, state.Binding)
+		check(false, "with one of ours that is not proved yet")
+		m.record("0000:01:00.1", 2, state.Bound)
 		check(true, "two of ours")
 		m.pci("0000:01:00.2", "0x030000", 11, "vfio-pci")
 		check(false, "with a GPU")
