@@ -700,8 +700,10 @@ status_ssds() {
 			fi
 		done
 		rec=$(record_of "${d##*/}")
-		if [ -n "$rec" ]; then
+		if has_bound "${d##*/}"; then
 			what="${what:+$what, }SSD $rec of heliosctl"
+		elif [ -n "$rec" ]; then
+			what="${what:+$what, }heliosctl's record $rec is unfinished or stale: \"heliosctl ssds\" says what to do"
 		elif [ "$drv" = vfio-pci ]; then
 			what="${what:+$what, }bound by another program, or heliosctl's record was lost"
 		fi
@@ -840,7 +842,7 @@ give_back_huge() {
 # given by heliosctl itself. $$ is udev's way to write $; it knows no double quotes in there, so dots stand
 # for those of the record's lines.
 rule_program() {
-	printf '%s' "/bin/sh -c 'for d in $1/devices/*; do read v <\$\$d/class || exit 1; case \$\$v in $nvme_class) f=\$\$(grep -lsx ...pci.:..\$\${d##*/}.. /run/heliosctl/vfio*.json) && grep -qsx ...phase.:..bound.. \$\$f || exit 1 ;; 0x0604*) ;; *) exit 1 ;; esac; done'"
+	printf '%s' "/bin/sh -c 'for d in $1/devices/*; do read v <\$\$d/class || exit 1; case \$\$v in $nvme_class) [ -e /sys/bus/pci/drivers/vfio-pci/\$\${d##*/} ] && f=\$\$(grep -lsx ...pci.:..\$\${d##*/}.. /run/heliosctl/vfio*.json) && grep -qsx ...phase.:..bound.. \$\$f || exit 1 ;; 0x0604*) ;; *) exit 1 ;; esac; done'"
 }
 rules_text() {
 	cat <<END
@@ -987,10 +989,11 @@ record_of() {
 	f=${f##*/}
 	printf '%s\n' "${f%.json}"
 }
-# has_bound ADDRESS: whether heliosctl has finished its bind.
+# has_bound ADDRESS: whether heliosctl has finished its bind and vfio-pci has it still. A record is stale
+# when somebody moved the SSD to another driver since.
 has_bound() {
 	rec=$(record_of "$1")
-	[ -n "$rec" ] && grep -qs '^ *"phase": *"bound"' "$(run_dir)/$rec.json"
+	[ -n "$rec" ] && [ -e "$R/sys/bus/pci/drivers/vfio-pci/$1" ] && grep -qs '^ *"phase": *"bound"' "$(run_dir)/$rec.json"
 }
 # bound: the names of the SSDs that heliosctl has bound, machine-wide.
 bound() {

@@ -568,7 +568,7 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 			return nil, err
 		}
 	}
-	if gid, err = e.onlyOurs(cs[0].Group, gid); err != nil {
+	if gid, err = e.onlyOurs(cs[0].Group, gid, addrs...); err != nil {
 		return nil, err
 	}
 	// udev may have begun only now, and its rules would have the last word.

@@ -497,6 +497,43 @@ func TestGroupsThatAreNotGivenAway(t *testing.T) {
 	}
 }
 
+// A record that another program's SSD has from before does not make it ours.
+func TestStaleRecordsShareNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		phase  state.Phase
+		driver string
+		words  string
+	}{
+		"unbinding was cut off": {state.Unbinding, vfioDriver, addrC + ", whose unbinding was cut off (vfio1)"},
+		"binding was cut off":   {state.Binding, vfioDriver, addrC + ", whose binding was cut off (vfio1)"},
+		"another driver":        {state.Bound, "nvme_vfio_pci", addrC + ", which vfio-pci has no more (vfio1 is a stale record)"},
+		"no driver":             {state.Bound, "-", addrC + ", which vfio-pci has no more (vfio1 is a stale record)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.Mkdir("/sys/bus/pci/drivers/nvme_vfio_pci")
+			group := "--group=" + strconv.Itoa(os.Getgid())
+			ok(t, "bind-ssds", addrA, group)
+			r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 1, Driver: c.driver})
+			one := 1
+			require.NoError(t, state.OpenMachine("").Put(&state.Record{Phase: c.phase, SSD: state.SSD{Name: "vfio1", Kind: state.KindVFIO, PCI: addrC, Group: &one, Serial: serialC}}))
+			require.NoError(t, os.Chmod(r.m.sys.Path("/dev/vfio/1"), 0o600))
+			x := hc(t, "bind-ssds", addrA, group)
+			require.Equal(t, 0, x.code, x.errOut)
+			require.Contains(t, x.errOut, "/dev/vfio/1 stays root's: its IOMMU group also holds "+c.words)
+			fi, err := os.Stat(r.m.sys.Path("/dev/vfio/1"))
+			require.NoError(t, err)
+			require.Equal(t, os.FileMode(0o600), fi.Mode().Perm())
+			if c.phase == state.Bound { // it is told
+				x := hc(t, "ssds", addrC)
+				require.Equal(t, 5, x.code, x.errOut)
+				require.Contains(t, x.out, "vfio-pci has it no more")
+				require.Contains(t, x.out, "sudo heliosctl unbind-ssds vfio1")
+			}
+		})
+	}
+}
+
 // A kernel that has iommufd alone offers no node of the group.
 func TestDeviceNodesAlone(t *testing.T) {
 	r := newRig(t)

@@ -82,8 +82,9 @@ func privateGroup(passwd, groups, uid, gid string) (int, string) {
 }
 
 // onlyOurs is gid where an IOMMU group holds SSDs that heliosctl bound and bridges alone, else -1 with a
-// note that says what else it holds.
-func (e *env) onlyOurs(group, gid int) (int, error) {
+// note that says what else it holds. The SSDs at proved are as good as bound: only their records are
+// unfinished yet.
+func (e *env) onlyOurs(group, gid int, proved ...string) (int, error) {
 	if gid < 0 {
 		return gid, nil
 	}
@@ -97,11 +98,16 @@ func (e *env) onlyOurs(group, gid int) (int, error) {
 	}
 	for _, d := range members {
 		var what string
+		i := slices.IndexFunc(records, func(r state.Record) bool { return r.PCI == d.Addr })
 		switch {
 		case !d.NVMe():
 			what = fmt.Sprintf("%s, which is no SSD (class %06x)", d.Addr, d.Class)
-		case !slices.ContainsFunc(records, func(r state.Record) bool { return r.PCI == d.Addr }):
+		case i < 0:
 			what = d.Addr + ", which heliosctl did not bind"
+		case d.Driver != vfioDriver:
+			what = fmt.Sprintf("%s, which vfio-pci has no more (%s is a stale record)", d.Addr, records[i].Name)
+		case records[i].Phase != state.Bound && !slices.Contains(proved, d.Addr):
+			what = fmt.Sprintf("%s, whose %s was cut off (%s)", d.Addr, records[i].Phase, records[i].Name)
 		default:
 			continue
 		}

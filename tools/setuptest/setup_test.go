@@ -165,8 +165,11 @@ func TestResetOnOddFolders(t *testing.T) {
 		// While heliosctl is at it, it stays root's.
 		for _, phase := range []state.Phase{state.Binding, state.Unbinding} {
 			m.record("0000:02:00.0", 12, phase)
-			m.run("setup").want(0).not("/dev/vfio/12")
+			m.run("setup").want(0, "heliosctl's record vfio12 is unfinished or stale").not("/dev/vfio/12")
 		}
+		m.record("0000:02:00.0", 12, state.Bound)
+		m.driver("0000:02:00.0", "nvme") // which somebody gave it back to
+		m.run("setup").want(0, "heliosctl's record vfio12 is unfinished or stale").not("/dev/vfio/12")
 		m.ours("0000:02:00.0", 12)
 		m.run("status", "--user", "bob").lacks("/dev/vfio/12 does not belong to group helios")
 		m.run("setup").want(0, "/dev/vfio/12: group helios")
@@ -653,6 +656,7 @@ func TestRuleProgram(t *testing.T) {
 				t.Errorf("%s: the device's node is given: %v", when, got)
 			}
 		}
+		m.driver("0000:01:00.0", "vfio-pci")
 		check(false, "bound by somebody else")
 		m.record("10000:01:00.0", 1, state.Bound)
 		check(false, "a record of another domain's")
@@ -662,6 +666,9 @@ func TestRuleProgram(t *testing.T) {
 		}
 		m.record("0000:01:00.0", 0, state.Bound)
 		check(true, "ours")
+		m.driver("0000:01:00.0", "nvme_vfio_pci")
+		check(false, "ours once, another driver's now")
+		m.driver("0000:01:00.0", "vfio-pci")
 		m.pci("0000:01:00.1", "0x010802", 11, "vfio-pci")
 		check(false, "with another program's SSD")
 		m.record("0000:01:00.1", 2, state.Binding)
