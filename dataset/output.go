@@ -258,8 +258,8 @@ func (s *staging) create(name string) (*outFile, error) {
 		return nil, explainWrite(filepath.Join(s.out, name), err)
 	}
 	o := s.buffered(name, f)
-	delete(s.sealed, name)
-	if slices.Contains(datasetFiles, name) {
+	if slices.Contains(datasetFiles, name) { // others are scratch, which several goroutines make at once
+		delete(s.sealed, name)
 		o.seal = seal.NewSum(name, sealBlock(name))
 	}
 	return o, nil

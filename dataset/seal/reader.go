@@ -50,6 +50,18 @@ type Reader struct {
 	block int64
 	sums  []uint32 // nil: the file is not sealed
 	count *Counter
+	// Blocks of which parts were read last, each in the place that its number gives: rows of a stripe are read one by one,
+	// and a block holds many. Several goroutines read, each near where it was before.
+	kept [keptBlocks]atomic.Pointer[keptBlock]
+}
+
+// keptBlocks times the largest block is 4 MiB.
+const keptBlocks = 64
+
+// keptBlock is a block that was checked. Nobody changes it.
+type keptBlock struct {
+	first int64
+	bytes []byte
 }
 
 // NewReader opens a file of the dataset in dir; m is nil where that is not sealed. A file that m does not name, that
@@ -172,11 +184,7 @@ func (r *Reader) ReadAt(dst []byte, off int64) error {
 	for off < end {
 		first := off / r.block * r.block
 		if last := min(first+r.block, r.size); first < off || last > end { // a part of a block
-			whole := make([]byte, last-first)
-			err := r.read(whole, first)
-			if err == nil {
-				err = r.check(whole, first)
-			}
+			whole, err := r.whole(first, last)
 			if err != nil {
 				return err
 			}
@@ -198,6 +206,23 @@ func (r *Reader) ReadAt(dst []byte, off int64) error {
 		dst, off = dst[n:], off+n
 	}
 	return nil
+}
+
+// whole is the block from first to last, checked.
+func (r *Reader) whole(first, last int64) ([]byte, error) {
+	place := &r.kept[first/r.block%keptBlocks]
+	if k := place.Load(); k != nil && k.first == first {
+		return k.bytes, nil
+	}
+	b := make([]byte, last-first)
+	if err := r.read(b, first); err != nil {
+		return nil, err
+	}
+	if err := r.check(b, first); err != nil {
+		return nil, err
+	}
+	place.Store(&keptBlock{first, b})
+	return b, nil
 }
 
 // pieceBytes are read and checked at a time: they stay in a core's cache from one to the other.

@@ -154,3 +154,21 @@ func TestManifestDamage(t *testing.T) {
 		require.Equal(t, errs.Device, errs.ClassOf(use()))
 	}
 }
+
+// Rows that are read one by one, as a stripe's are, cost one read and one check of the block that they are in.
+func TestPartsOfABlockAreCheckedOnce(t *testing.T) {
+	const size = 3*Block + 700
+	dir, data := made(t, size, Block)
+	m, err := Open(dir)
+	require.NoError(t, err)
+	var c Counter
+	r, err := NewReader(m, dir, "a", &c)
+	require.NoError(t, err)
+	row := make([]byte, 4)
+	for at := 0; at+4 <= size; at += 8 {
+		require.NoError(t, r.ReadAt(row, int64(at)))
+		require.Equal(t, data[at:at+4], row)
+	}
+	require.EqualValues(t, size, c.Checked())
+	require.NoError(t, r.Close())
+}
