@@ -303,3 +303,16 @@ func TestLostTimer(t *testing.T) {
 		}
 	}
 }
+
+// A time limit in a guest with a wrong clock is the emulator's failure; without the kernel's word for it, it is ours.
+func TestFastClock(t *testing.T) {
+	const limit, log = "killed after its time limit of 5m29s\n", "tsc: PIT calibration deviates from HPET: 226437 2299987"
+	if !fastClock(limit + log) {
+		t.Error("a wrong clock was not seen")
+	}
+	for _, s := range []string{"", limit, log} {
+		if fastClock(s) {
+			t.Errorf("%q shows no wrong clock", s)
+		}
+	}
+}
