@@ -89,7 +89,10 @@ type killing struct {
 	checkpoints, moved, lines int
 }
 
+// train is the next run's command. A run that was killed right after its end has left its timeline, which no later one
+// replaces unasked.
 func (k *killing) train(dir string) []string {
+	_ = os.Remove(filepath.Join(k.work, dir+".json")) // mostly not there
 	return append(append([]string{"train", "--quiet"}, k.args...), "--checkpoint", dir, "--checkpoint-every", "2", "--resume", "--results", dir+".jsonl", "--timeline", dir+".json")
 }
 
