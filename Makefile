@@ -11,7 +11,7 @@ export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -tr
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-SCRIPTS := .ci/run vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh)
+SCRIPTS := .ci/run vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh examples/*.sh)
 
 # Published data sets that some tests read: the folder beside the clone, where there is one. Where there is
 # none, or where HELIOS_TESTDATA is empty, those tests skip and say what lacks. A folder that someone names
@@ -27,10 +27,43 @@ else
 unexport HELIOS_TESTDATA
 endif
 
-.PHONY: build demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-faults test-vm test-gpu-pack clean
+# A folder of Dartagnan (tools/litmus), from beside the clone unless HELIOS_DARTAGNAN names one.
+ifeq ($(origin HELIOS_DARTAGNAN),undefined)
+ifneq ($(wildcard ../shared/gpu-evidence/dartagnan/.),)
+HELIOS_DARTAGNAN := $(abspath ../shared/gpu-evidence/dartagnan)
+endif
+endif
+ifneq ($(HELIOS_DARTAGNAN),)
+export HELIOS_DARTAGNAN
+else
+unexport HELIOS_DARTAGNAN
+endif
+
+.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-faults test-vm test-gpu-pack clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
+
+# The binary that "make build" made, its manual page, and what shells complete. DESTDIR is for packagers:
+# a folder to install into that is not the final one.
+PREFIX ?= /usr/local
+DESTDIR ?=
+HELIOSCTL ?= bin/heliosctl
+ROOT = $(DESTDIR)$(PREFIX)
+INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/heliosctl.1" \
+	"$(ROOT)/share/bash-completion/completions/heliosctl" \
+	"$(ROOT)/share/zsh/site-functions/_heliosctl" \
+	"$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish"
+install:
+	@test -x "$(HELIOSCTL)" || { echo 'install: $(HELIOSCTL) is not there; run "make build" first' >&2; exit 1; }
+	install -Dm755 "$(HELIOSCTL)" "$(ROOT)/bin/heliosctl"
+	"$(HELIOSCTL)" man | install -Dm644 /dev/stdin "$(ROOT)/share/man/man1/heliosctl.1"
+	"$(HELIOSCTL)" completion bash | install -Dm644 /dev/stdin "$(ROOT)/share/bash-completion/completions/heliosctl"
+	"$(HELIOSCTL)" completion zsh | install -Dm644 /dev/stdin "$(ROOT)/share/zsh/site-functions/_heliosctl"
+	"$(HELIOSCTL)" completion fish | install -Dm644 /dev/stdin "$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish"
+
+uninstall:
+	rm -f $(INSTALLED)
 
 # The main job from nothing to a comparison, in ./demo-out.
 demo: build
@@ -41,7 +74,7 @@ test:
 
 # All cases of the tests that "make test" runs on a few (internal/wide). Those of WIDE_SHIM, and those of
 # WIDE_IO that are named for the device, are test-shim's.
-WIDE := ./cache/policy ./cache/replay ./cmd/heliosctl ./dataset ./dataset/npy ./dataset/webgraph ./gnn ./gpuio/iosim ./sched ./tools/kernels ./tools/setuptest
+WIDE := ./cache/policy ./cache/replay ./cache/superbatch ./cmd/heliosctl ./dataset/importer ./dataset/npy ./dataset/stripe ./dataset/webgraph ./gnn ./gpuio/iosim ./sched ./tools/kernels ./tools/setuptest
 WIDE_IO := ./cache ./gpuio ./graph
 WIDE_SHIM := ./cuda/difftest ./cuda/driver ./cuda/kernels ./cuda/shim/iotest ./cuda/shim/selftest
 ON_SHIM := Driver|Shim|GPU
@@ -52,7 +85,7 @@ test-wide:
 # The tests of the published data sets, which are an error where they lack.
 test-realdata:
 	@if [ -z "$${HELIOS_TESTDATA:-}" ]; then echo "test-realdata: set HELIOS_TESTDATA to the folder of the data sets (internal/realdata)" >&2; exit 1; fi
-	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m -run 'CiteSeer|CNR2000' ./cmd/heliosctl ./dataset ./dataset/webgraph
+	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m -run 'CiteSeer|CNR2000' ./cmd/heliosctl ./dataset/importer ./dataset/webgraph
 
 # The race detector, on few cases.
 race:
@@ -73,6 +106,13 @@ test-shim:
 	$(GO) test -count=1 -timeout 15m ./cuda/fakecuda ./cuda/driver ./cuda/kernels
 	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 15m -run '$(ON_SHIM)' $(WIDE_IO)
 
+# The hand-overs of the GPU's side in NVIDIA's memory model (docs/architecture/memory-model.md). Needs
+# Java 17, Maven once, and HELIOS_DARTAGNAN; says so where they lack. TABLE=--table writes the results
+# into the chapter.
+TABLE ?=
+test-litmus:
+	$(GO) run ./tools/litmus run $(TABLE)
+
 # The fault table: every entry of docs/FAULTS.md against every stack, in virtual time and on the wall's
 # clock, and FAULT_SCRIPTS random scripts; a script is replayed with FAULT_SEED. Ends with a line of counts.
 FAULT_SCRIPTS ?= 10000
@@ -81,7 +121,7 @@ test-faults:
 	@sum=$$(mktemp); trap 'rm -f "$$sum"' EXIT; rc=0; \
 	FAULT_SCRIPTS=$(FAULT_SCRIPTS) FAULT_WALL=1 FAULT_SUMMARY=$$sum $(GO) test -count=1 -timeout 30m -run '^TestFault(Table|Scripts)$$' ./gpuio || rc=1; \
 	$(GO) test -count=1 -timeout 10m ./internal/faultinject ./nvme/faultbus || rc=1; \
-	$(GO) test -count=1 -timeout 10m -run 'Fault|FailedWrite|TornAndLost|LyingFlush|RowSums|VerifyNamesRows' ./dataset || rc=1; \
+	$(GO) test -count=1 -timeout 10m -run 'Fault|FailedWrite|TornAndLost|LyingFlush|RowSums|VerifyNamesRows' ./dataset/build ./dataset/importer ./dataset/stripe || rc=1; \
 	cat "$$sum"; exit $$rc
 
 # heliosctl on NVMe controllers that others wrote: QEMU's, behind an emulated IOMMU, in a guest with a

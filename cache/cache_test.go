@@ -150,9 +150,12 @@ func TestIndexAgainstMap(t *testing.T) {
 	rng := seeded(t)
 	for name, dev := range map[string]cuda.Device{"host": host, "blind": blind{host}} {
 		t.Run(name, func(t *testing.T) {
-			for _, rows := range []int64{0, 1, 31, 32, 33, 223, 224, 225, 447, 448, 449, 5000, 224 * 50} {
-				for k, share := range [][2]float64{{0, 0}, {1, 0}, {0, 1}, {0.5, 0.5}, {0.1, 0.3}, {0.02, 0}, {0, 0.9}, {0.001, 0.001}} {
-					if name == "blind" && rows > 449 && (k != 3 || rows > 5000) { // GPU and CPU rows in lines of three windows and more
+			for _, rows := range []int64{0, 1, 31, 32, 33, 223, 224, 225, 447, 448, 449, 5000,
+				224 * 50} {
+				for k, share := range [][2]float64{{0, 0}, {1, 0}, {0, 1}, {0.5, 0.5}, {0.1, 0.3},
+					{0.02, 0}, {0, 0.9}, {0.001, 0.001}} {
+					// GPU and CPU rows in lines of three windows and more
+					if name == "blind" && rows > 449 && (k != 3 || rows > 5000) {
 						continue // each answer is a copy of its own
 					}
 					p := randomPlacement(rng, rows, share[0], share[1])
@@ -161,14 +164,16 @@ func TestIndexAgainstMap(t *testing.T) {
 						ok(t, i.Close())
 						i = must(BuildIndexOf(dev, rows, streamed(p)))(t)
 					}
-					if want := (rows + 223) / 224 * 64; i.Bytes() != want || IndexBytes(rows) != want {
+					if want := (rows + 223) / 224 * 64; i.Bytes() != want ||
+						IndexBytes(rows) != want {
 						t.Fatalf("%d rows: %d bytes, want %d", rows, i.Bytes(), want)
 					}
 					m := naive(p)
 					for r := int64(-2); r < rows+300; r++ {
 						tier, slot := i.Lookup(r)
 						if tier != m[r].tier || slot != m[r].slot {
-							t.Fatalf("row %d of %d: %v slot %d, want %v slot %d", r, rows, tier, slot, m[r].tier, m[r].slot)
+							t.Fatalf("row %d of %d: %v slot %d, want %v slot %d", r, rows, tier,
+								slot, m[r].tier, m[r].slot)
 						}
 					}
 					ok(t, i.Close())
@@ -223,8 +228,10 @@ func TestIndexRefusesBadPlacements(t *testing.T) {
 			t.Errorf("%s: a cache was made", name)
 		}
 	}
-	for name, rows := range map[string]map[int64]Tier{"row 3 in tier ssd": {3: SSD}, "gpu tier: row 100 after row -1": {100: GPU}, "cpu tier: row -7 after": {-7: CPU}} {
-		if _, err := BuildIndexOf(dev, 100, maps.All(rows)); err == nil || !strings.Contains(err.Error(), name) {
+	for name, rows := range map[string]map[int64]Tier{"row 3 in tier ssd": {3: SSD},
+		"gpu tier: row 100 after row -1": {100: GPU}, "cpu tier: row -7 after": {-7: CPU}} {
+		if _, err := BuildIndexOf(dev, 100, maps.All(rows)); err == nil ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -289,9 +296,11 @@ func TestPlaceIsBest(t *testing.T) {
 			}
 		}
 		if gotGPU != bestGPU || gotAll != bestAll {
-			t.Fatalf("hotness %v, %d+%d rows: %v hits %d and %d, best %d and %d", hot, g, c, p, gotGPU, gotAll, bestGPU, bestAll)
+			t.Fatalf("hotness %v, %d+%d rows: %v hits %d and %d, best %d and %d", hot, g, c, p,
+				gotGPU, gotAll, bestGPU, bestAll)
 		}
-		if want := min(g, int64(n)); int64(len(p.GPU)) != want || int64(len(p.CPU)) != min(c, int64(n)-want) {
+		if want := min(g, int64(n)); int64(len(p.GPU)) != want ||
+			int64(len(p.CPU)) != min(c, int64(n)-want) {
 			t.Fatalf("hotness %v, %d+%d rows: %v", hot, g, c, p)
 		}
 		if !slices.IsSorted(p.GPU) || !slices.IsSorted(p.CPU) {
@@ -316,10 +325,12 @@ func TestPlaceAgainstSort(t *testing.T) {
 		order[i] = int64(i)
 	}
 	slices.SortStableFunc(order, func(a, b int64) int { return int(int64(hot[b]) - int64(hot[a])) })
-	for _, c := range [][2]int64{{0, 0}, {0, 500}, {500, 0}, {700, 2000}, {12000, 7999}, {n, 5}, {0, n}, {n / 2, n}, {-3, -1}} {
+	for _, c := range [][2]int64{{0, 0}, {0, 500}, {500, 0}, {700, 2000}, {12000, 7999}, {n, 5},
+		{0, n}, {n / 2, n}, {-3, -1}} {
 		g := min(max(c[0], 0), n)
 		k := min(max(c[1], 0), n-g)
-		want := Placement{slices.Sorted(slices.Values(order[:g])), slices.Sorted(slices.Values(order[g : g+k]))}
+		want := Placement{slices.Sorted(slices.Values(order[:g])),
+			slices.Sorted(slices.Values(order[g : g+k]))}
 		got := Place(hot, c[0], c[1])
 		if !slices.Equal(got.GPU, want.GPU) || !slices.Equal(got.CPU, want.CPU) {
 			t.Fatalf("%v: differs from the sort", c)
@@ -365,7 +376,8 @@ func snapshot(t testing.TB, st cuda.Stream, b *Buckets) result {
 	t.Helper()
 	u32 := func(buf cuda.Buffer, n int64) []uint32 { return download[uint32](t, b.dev, st, buf, n) }
 	return result{
-		u32(b.GPUPos, b.NGPU), u32(b.GPUSlot, b.NGPU), u32(b.CPUPos, b.NCPU), u32(b.CPUSlot, b.NCPU), u32(b.MissPos, b.NMiss),
+		u32(b.GPUPos, b.NGPU), u32(b.GPUSlot, b.NGPU), u32(b.CPUPos, b.NCPU),
+		u32(b.CPUSlot, b.NCPU), u32(b.MissPos, b.NMiss),
 		download[int64](t, b.dev, st, b.MissRow, b.NMiss), slices.Clone(b.SSDOffset),
 	}
 }
@@ -398,7 +410,9 @@ func same(a, b result) error {
 	for _, c := range []struct {
 		name string
 		a, b []uint32
-	}{{"gpu pos", a.gpuPos, b.gpuPos}, {"gpu slot", a.gpuSlot, b.gpuSlot}, {"cpu pos", a.cpuPos, b.cpuPos}, {"cpu slot", a.cpuSlot, b.cpuSlot}, {"miss pos", a.missPos, b.missPos}} {
+	}{{"gpu pos", a.gpuPos, b.gpuPos}, {"gpu slot", a.gpuSlot, b.gpuSlot},
+		{"cpu pos", a.cpuPos, b.cpuPos}, {"cpu slot", a.cpuSlot, b.cpuSlot},
+		{"miss pos", a.missPos, b.missPos}} {
 		if !slices.Equal(c.a, c.b) {
 			return fmt.Errorf("%s differ (%d and %d of them)", c.name, len(c.a), len(c.b))
 		}
@@ -413,7 +427,8 @@ func same(a, b result) error {
 // the tiers, odd ranges and odd row sizes.
 func TestLookupAndGather(t *testing.T) { checkLookupAndGather(t, device, 1, 2, 3, 4) }
 
-// Stores around the caches, which small gathers do without, at every level; rows of 100 bytes can't have them.
+// Stores around the caches, which small gathers do without, at every level; rows of 100 bytes can't
+// have them.
 func TestGatherAroundCaches(t *testing.T) {
 	defer func(old int64) { streamBytes = old }(streamBytes)
 	streamBytes = 0
@@ -472,12 +487,14 @@ func checkLookupAndGather(t *testing.T, open opener, workers ...int) {
 			b := must(h.NewBuckets())(t)
 			buf := upload(t, dev, nodes)
 			stride := c.rowBytes + rng.Int64N(3)*4
-			for _, span := range [][2]int64{{0, c.count}, {17, c.count}, {5, c.count / 2}, {3, 0}, {c.count, 1}} {
+			for _, span := range [][2]int64{{0, c.count}, {17, c.count}, {5, c.count / 2}, {3, 0},
+				{c.count, 1}} {
 				ok(t, h.Lookup(limit(t), st, buf.Ptr(), span[0], span[1], b))
 				if b.NGPU+b.NCPU+b.NMiss != span[1] {
 					t.Fatalf("%+v %v: %d+%d+%d rows", c, span, b.NGPU, b.NCPU, b.NMiss)
 				}
-				if err := same(snapshot(t, st, b), naiveLookup(p, nodes, span[0], span[1], max(c.ssds, 1))); err != nil {
+				if err := same(snapshot(t, st, b), naiveLookup(p, nodes, span[0], span[1],
+					max(c.ssds, 1))); err != nil {
 					t.Fatalf("%+v %v, %d workers: %v", c, span, workers, err)
 				}
 				checkGather(t, dev, st, h, b, nodes, span, stride)
@@ -490,7 +507,8 @@ func checkLookupAndGather(t *testing.T, open opener, workers ...int) {
 }
 
 // checkGather gathers and compares every byte of the destination: rows, gaps, misses.
-func checkGather(t testing.TB, dev cuda.Device, st cuda.Stream, h *Hetero, b *Buckets, nodes []int64, span [2]int64, stride int64) {
+func checkGather(t testing.TB, dev cuda.Device, st cuda.Stream, h *Hetero, b *Buckets,
+	nodes []int64, span [2]int64, stride int64) {
 	t.Helper()
 	const untouched = 0xee
 	size := (span[0] + span[1]) * stride
@@ -568,7 +586,8 @@ func TestErrors(t *testing.T) {
 	}
 	small := must(dev.Alloc(cuda.MemDevice, 16, "small tensor"))(t)
 	ok(t, h.Gather(st, b, small.Ptr(), 8)) // 3 rows into room for 2
-	if err := st.Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(), "small tensor") {
+	if err := st.Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(),
+		"small tensor") {
 		t.Errorf("gather past the end: %v", err)
 	}
 	for _, bad := range []struct {
@@ -632,7 +651,8 @@ func checkHotness(t *testing.T, open opener) {
 		t.Fatal("counts differ")
 	}
 	ok(t, h.Add(sts[0], upload(t, dev, []int64{rows}).Ptr(), 1))
-	if err := sts[0].Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(), "row 1000") {
+	if err := sts[0].Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(),
+		"row 1000") {
 		t.Errorf("a row out of range: %v", err)
 	}
 	for _, st := range sts {
@@ -669,7 +689,8 @@ func checkRank(t *testing.T, open opener) {
 			got := must(h.Place(limit(t), st, g, c))(t)
 			want := Place(hot, g, c)
 			if !slices.Equal(got.GPU, want.GPU) || !slices.Equal(got.CPU, want.CPU) {
-				t.Fatalf("%d rows, %d+%d taken: the device places other rows than the CPU", rows, g, c)
+				t.Fatalf("%d rows, %d+%d taken: the device places other rows than the CPU",
+					rows, g, c)
 			}
 		}
 		ok(t, h.Close())
@@ -697,7 +718,8 @@ func checkEmptyBudgets(t *testing.T, open opener) {
 	ok(t, st.Close())
 }
 
-func benchCache(b *testing.B, rows, rowBytes, count int64) (cuda.Device, cuda.Stream, *Hetero, *Buckets, cuda.Buffer) {
+func benchCache(b *testing.B, rows, rowBytes, count int64) (cuda.Device, cuda.Stream, *Hetero,
+	*Buckets, cuda.Buffer) {
 	dev := device(b, runtime.GOMAXPROCS(0))
 	st := stream(b, dev)
 	rng := rand.New(rand.NewPCG(1, 1))

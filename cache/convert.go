@@ -9,8 +9,9 @@ import (
 	"helios/internal/rowtype"
 )
 
-// convertParams are the parameters of the kernel "convert_rows": rows of RowBytes at Src, as rowtype
-// stores them, become Dim float32 each at Dst, adjacent. Memory bound: RowBytes + 4×Dim bytes moved per row.
+// convertParams are the parameters of the kernel "convert_rows": rows of RowBytes at Src, as
+// rowtype stores them, become Dim float32 each at Dst, adjacent. Memory bound: RowBytes + 4×Dim
+// bytes moved per row.
 type convertParams struct {
 	Src, Dst            cuda.DevicePtr
 	Rows, RowBytes, Dim int64
@@ -28,7 +29,8 @@ func init() { cuda.RegisterHost("convert_rows", convertKernel) }
 func convertKernel(b *cuda.Block, p *convertParams) error {
 	t := rowtype.Type(p.Type)
 	if t < rowtype.Float16 || t > rowtype.Int8 || p.RowBytes != int64(t.RowBytes(int(p.Dim))) {
-		return fmt.Errorf("convert_rows: rows of type %d with %d bytes for %d features", p.Type, p.RowBytes, p.Dim)
+		return fmt.Errorf("convert_rows: rows of type %d with %d bytes for %d features", p.Type,
+			p.RowBytes, p.Dim)
 	}
 	lo, hi := b.Range(p.Rows)
 	src := cuda.View[byte](p.Src, p.Rows*p.RowBytes)
@@ -61,8 +63,8 @@ func NewConverter(dev cuda.Device, t rowtype.Type, dim int) (*Converter, error) 
 	return &Converter{dev: dev, kernel: k, t: t, dim: dim, rowBytes: int64(t.RowBytes(dim))}, nil
 }
 
-// Convert enqueues the conversion of rows adjacent rows at src to dst, which has room for rows × dim
-// float32; both are aligned to 4 bytes.
+// Convert enqueues the conversion of rows adjacent rows at src to dst, which has room for rows ×
+// dim float32; both are aligned to 4 bytes.
 func (c *Converter) Convert(st cuda.Stream, dst, src cuda.DevicePtr, rows int64) error {
 	if rows < 0 || rows > math.MaxInt64/(4*int64(c.dim)) || (dst|src)%4 != 0 {
 		return fmt.Errorf("cache: conversion of %d rows from %#x to %#x", rows, src, dst)
@@ -70,13 +72,15 @@ func (c *Converter) Convert(st cuda.Stream, dst, src cuda.DevicePtr, rows int64)
 	if rows == 0 {
 		return nil
 	}
-	p := convertParams{Src: src, Dst: dst, Rows: rows, RowBytes: c.rowBytes, Dim: int64(c.dim), Type: uint32(c.t)}
+	p := convertParams{Src: src, Dst: dst, Rows: rows, RowBytes: c.rowBytes, Dim: int64(c.dim),
+		Type: uint32(c.t)}
 	share := int64(16 << 10) // as in Gather
 	if c.dev.Info().Backend == "host" {
 		share = 64 << 10
 	}
 	blocks := min(max(rows*4*int64(c.dim)/grain(c.dev, share), 1), 4*int64(c.dev.Info().SMs))
-	if err := cuda.Launch(st, c.kernel, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
+	if err := cuda.Launch(st, c.kernel, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads},
+		p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}
 	return nil

@@ -43,7 +43,8 @@ func TestConvert(t *testing.T) {
 				require.NoError(t, c.Convert(st, dst.Ptr(), src.Ptr(), 0))
 				require.NoError(t, c.Convert(st, dst.Ptr(), src.Ptr(), rows))
 				require.NoError(t, st.Synchronize(context.Background()))
-				require.Equal(t, want, hostmem.View[float32](dst.Bytes())[:rows*dim], "%s at %s", rt, l)
+				require.Equal(t, want, hostmem.View[float32](dst.Bytes())[:rows*dim],
+					"%s at %s", rt, l)
 				require.Error(t, c.Convert(st, dst.Ptr()+1, src.Ptr(), 1))
 				for _, f := range []func() error{src.Free, dst.Free, st.Close, dev.Close} {
 					require.NoError(t, f())

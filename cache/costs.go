@@ -5,9 +5,10 @@ import (
 	"math"
 )
 
-// Costs are what one access of a row takes by the tier that it is in, all in one unit: time of a resource, or of the
-// whole path. They need not rise from GPU to CPU to SSD: with a dozen SSDs behind one link, reading a row from the CPU's
-// memory over that link may be no better than reading it from an SSD.
+// Costs are what one access of a row takes by the tier that it is in, all in one unit: time of a
+// resource, or of the whole path. They need not rise from GPU to CPU to SSD: with a dozen SSDs
+// behind one link, reading a row from the CPU's memory over that link may be no better than reading
+// it from an SSD.
 type Costs struct{ GPU, CPU, SSD float64 }
 
 func (c Costs) check() error {
@@ -22,14 +23,15 @@ func (c Costs) check() error {
 // GPUFirst says which tier gets the hottest rows.
 func (c Costs) GPUFirst() bool { return c.GPU <= c.CPU }
 
-// Place is the placement of at most gpuRows and cpuRows rows that makes the sum of all accesses' costs least, given
-// place, which puts the hottest first rows into the GPU list of a placement and the next into the CPU list (Place, or
-// Hotness.Place where the counts are on a device).
+// Place is the placement of at most gpuRows and cpuRows rows that makes the sum of all accesses'
+// costs least, given place, which puts the hottest first rows into the GPU list of a placement and
+// the next into the CPU list (Place, or Hotness.Place where the counts are on a device).
 //
-// The sum is least when the hottest rows are in the cheapest tier (an exchange of two rows that stand otherwise never
-// makes it worse), so the tiers are filled in the order of their costs. A tier that saves nothing over an SSD stays
-// empty. Of tiers with equal costs the GPU's comes first.
-func (c Costs) Place(gpuRows, cpuRows int64, place func(first, next int64) (Placement, error)) (Placement, error) {
+// The sum is least when the hottest rows are in the cheapest tier (an exchange of two rows that
+// stand otherwise never makes it worse), so the tiers are filled in the order of their costs. A
+// tier that saves nothing over an SSD stays empty. Of tiers with equal costs the GPU's comes first.
+func (c Costs) Place(gpuRows, cpuRows int64, place func(first, next int64) (Placement,
+	error)) (Placement, error) {
 	if err := c.check(); err != nil {
 		return Placement{}, err
 	}

@@ -24,7 +24,8 @@ func TestDriver(t *testing.T) {
 			return dev
 		},
 		"compared": func(t testing.TB, sms int) cuda.Device {
-			return difftest.Open(t, difftest.Options{Seed: 1, SMs: sms, RandomThreads: true, Grain: 700})
+			return difftest.Open(t, difftest.Options{Seed: 1, SMs: sms, RandomThreads: true,
+				Grain: 700})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,11 +14,12 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Lines is how rows lie in the lines of a dynamic cache: row r is on SSD s = r mod SSDs at slot q = r div
-// SSDs; the SSD's line q div RowsPerLine holds it, which as a row of a layout of lines is
-// (q div RowsPerLine)·SSDs + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
+// Lines is how rows lie in the lines of a dynamic cache: row r is on SSD s = r mod SSDs at slot q =
+// r div SSDs; the SSD's line q div RowsPerLine holds it, which as a row of a layout of lines is (q
+// div RowsPerLine)·SSDs + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
 type Lines struct {
-	SSDs, RowsPerLine, LineBytes, RowStride int64 // RowStride: bytes from a row of a line to the next
+	// RowStride: bytes from a row of a line to the next
+	SSDs, RowsPerLine, LineBytes, RowStride int64
 }
 
 // Of is a row's line and its place in it.
@@ -32,7 +33,8 @@ func (l Lines) Count(rows int64) int64 {
 	if rows <= 0 {
 		return 0
 	}
-	full := (rows - 1) / l.SSDs / l.RowsPerLine // lines on each SSD before those that may not be on all
+	// lines on each SSD before those that may not be on all
+	full := (rows - 1) / l.SSDs / l.RowsPerLine
 	return full*l.SSDs + min(rows-full*l.RowsPerLine*l.SSDs, l.SSDs)
 }
 
@@ -41,9 +43,14 @@ func (l Lines) check(rowBytes int64) error {
 	case l.SSDs < 1 || l.SSDs > 1<<16:
 		return errs.New(errs.Usage, "lines over %d SSDs: want 1 to %d", l.SSDs, 1<<16)
 	case rowBytes < 1 || l.RowStride < rowBytes:
-		return errs.New(errs.Usage, "lines with a row of %d bytes every %d bytes: want a row of 1 byte or more, and no overlap", rowBytes, l.RowStride)
-	case l.RowsPerLine < 1 || l.RowsPerLine > math.MaxUint16 || l.LineBytes > 1<<24 || l.LineBytes < (l.RowsPerLine-1)*l.RowStride+rowBytes:
-		return errs.New(errs.Usage, "lines of %d bytes with %d rows every %d bytes: want lines of up to %d bytes that hold their rows", l.LineBytes, l.RowsPerLine, l.RowStride, 1<<24)
+		return errs.New(errs.Usage,
+			"lines with a row of %d bytes every %d bytes: want a row of 1 byte or more, and no overlap",
+			rowBytes, l.RowStride)
+	case l.RowsPerLine < 1 || l.RowsPerLine > math.MaxUint16 || l.LineBytes > 1<<24 ||
+		l.LineBytes < (l.RowsPerLine-1)*l.RowStride+rowBytes:
+		return errs.New(errs.Usage,
+			"lines of %d bytes with %d rows every %d bytes: want lines of up to %d bytes that hold their rows",
+			l.LineBytes, l.RowsPerLine, l.RowStride, 1<<24)
 	}
 	return nil
 }
@@ -60,17 +67,19 @@ type DynamicConfig struct {
 	NoData bool
 }
 
-// Dynamic is a GPU tier whose lines come and go by a policy, over a constant CPU tier. What is in it is
-// decided in the order of Admit, by one goroutine; what is moved follows in that same order, however late:
-// a Ticket is a batch's lease on the lines that it found and on the slots that it will fill.
+// Dynamic is a GPU tier whose lines come and go by a policy, over a constant CPU tier. What is in
+// it is decided in the order of Admit, by one goroutine; what is moved follows in that same order,
+// however late: a Ticket is a batch's lease on the lines that it found and on the slots that it
+// will fill.
 //
-// A line is in the directory from the Admit that promises it a slot. Its bytes come into the slot in the
-// Finish of that ticket, on the one stream that all copies run on, from a staging buffer that the caller has
-// filled and checked. So a later batch's hits, whose copies come after it on that stream, never meet a line
-// that is on its way, and a slot keeps its old line until the copies of all earlier batches are done with it.
+// A line is in the directory from the Admit that promises it a slot. Its bytes come into the slot
+// in the Finish of that ticket, on the one stream that all copies run on, from a staging buffer
+// that the caller has filled and checked. So a later batch's hits, whose copies come after it on
+// that stream, never meet a line that is on its way, and a slot keeps its old line until the copies
+// of all earlier batches are done with it.
 //
-// Announce, NextBatch and Admit are one goroutine's, in the order of the batches. Plan, Finish, Release and
-// Abandon may be others'.
+// Announce, NextBatch and Admit are one goroutine's, in the order of the batches. Plan, Finish,
+// Release and Abandon may be others'.
 type Dynamic struct {
 	c    DynamicConfig
 	dev  cuda.Device
@@ -104,7 +113,8 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	case c.Rows < 0 || c.Rows > math.MaxInt64/c.RowBytes:
 		return nil, errs.New(errs.Usage, "dynamic cache: %d rows of %d bytes", c.Rows, c.RowBytes)
 	case c.Slots < 0 || c.Slots > math.MaxInt32 || c.Slots*c.Lines.RowsPerLine > math.MaxUint32:
-		return nil, errs.New(errs.Usage, "dynamic cache: %d lines of %d rows: want at most %d lines, and less than 2^32 rows; use longer lines or a smaller --gpu-cache",
+		return nil, errs.New(errs.Usage,
+			"dynamic cache: %d lines of %d rows: want at most %d lines, and less than 2^32 rows; use longer lines or a smaller GPU tier (option gpu-cache)",
 			c.Slots, c.Lines.RowsPerLine, math.MaxInt32)
 	}
 	d := &Dynamic{c: c, dev: dev, host: dev.Info().Backend == "host", used: map[*Ticket]struct{}{}}
@@ -116,7 +126,8 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 		d.cpuIndex = w.window
 	}
 	var err error
-	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Slots: c.Slots, Seed: c.Seed}); err != nil {
+	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Slots: c.Slots,
+		Seed: c.Seed}); err != nil {
 		return nil, fmt.Errorf("dynamic cache: %w", err)
 	}
 	if c.NoData {
@@ -125,10 +136,12 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	if d.gather, err = dev.Kernel("gather"); err != nil {
 		return nil, fmt.Errorf("dynamic cache: %w", err)
 	}
-	if d.slots, err = dev.Alloc(cuda.MemDevice, c.Slots*c.Lines.LineBytes, "gpu cache"); err != nil {
+	if d.slots, err = dev.Alloc(cuda.MemDevice, c.Slots*c.Lines.LineBytes,
+		"gpu cache"); err != nil {
 		return nil, fmt.Errorf("dynamic cache: %w", err)
 	}
-	if d.cpu, err = dev.Alloc(cuda.MemPinned, int64(len(c.CPU))*c.RowBytes, "cpu cache"); err != nil {
+	if d.cpu, err = dev.Alloc(cuda.MemPinned, int64(len(c.CPU))*c.RowBytes,
+		"cpu cache"); err != nil {
 		return nil, errors.Join(fmt.Errorf("dynamic cache: %w", err), d.slots.Free())
 	}
 	return d, nil
@@ -137,8 +150,8 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 // Config is what the cache was made with.
 func (d *Dynamic) Config() DynamicConfig { return d.c }
 
-// CPUBuffer is the constant CPU tier's memory, rows in the order of DynamicConfig.CPU: the caller fills it. It is nil
-// with NoData.
+// CPUBuffer is the constant CPU tier's memory, rows in the order of DynamicConfig.CPU: the caller
+// fills it. It is nil with NoData.
 func (d *Dynamic) CPUBuffer() cuda.Buffer { return d.cpu }
 
 // Stats are the directory's.
@@ -155,12 +168,12 @@ func (d *Dynamic) MetadataBytes() int64 {
 	return d.dir.Bytes()
 }
 
-// IndexBytes is the index of the CPU tier, in the CPU's memory: 64 bytes for 224 rows of the dataset, none without
-// such a tier.
+// IndexBytes is the index of the CPU tier, in the CPU's memory: 64 bytes for 224 rows of the
+// dataset, none without such a tier.
 func (d *Dynamic) IndexBytes() int64 { return int64(len(d.cpuIndex)) * lineBytes }
 
-// Announce tells the rows (host memory) of a batch that will be admitted, for the window; in the order of
-// admission, each batch once.
+// Announce tells the rows (host memory) of a batch that will be admitted, for the window; in the
+// order of admission, each batch once.
 func (d *Dynamic) Announce(rows []int64) error {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
@@ -168,7 +181,9 @@ func (d *Dynamic) Announce(rows []int64) error {
 	d.seen.reset(int64(len(rows)))
 	for i, row := range rows {
 		if uint64(row) >= uint64(d.c.Rows) {
-			return fmt.Errorf("dynamic cache: announced row %d at position %d: the dataset has rows 0 to %d", row, i, d.c.Rows-1)
+			return fmt.Errorf(
+				"dynamic cache: announced row %d at position %d: the dataset has rows 0 to %d", row,
+				i, d.c.Rows-1)
 		}
 		if d.inCPU(row) {
 			continue
@@ -183,10 +198,12 @@ func (d *Dynamic) Announce(rows []int64) error {
 }
 
 func (d *Dynamic) inCPU(row int64) bool {
-	return d.cpuIndex != nil && d.cpuIndex[row/RowsPerLine].code[row%RowsPerLine/rowsPerWord]>>(row%rowsPerWord*2)&3 != 0
+	return d.cpuIndex != nil &&
+		d.cpuIndex[row/RowsPerLine].code[row%RowsPerLine/rowsPerWord]>>(row%rowsPerWord*2)&3 != 0
 }
 
-// Forget ends all announcements: of a pass that stops early, whose other batches will not be admitted.
+// Forget ends all announcements: of a pass that stops early, whose other batches will not be
+// admitted.
 func (d *Dynamic) Forget() {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
@@ -214,8 +231,11 @@ func (d *Dynamic) Close() error {
 		for t := range d.used {
 			left = append(left, t)
 		}
-		slices.SortFunc(left, func(a, b *Ticket) int { return int(int64(a.number) - int64(b.number)) })
-		all = append(all, fmt.Errorf("dynamic cache: closed with %d tickets out, the first of which is %v", len(left), left[0]))
+		slices.SortFunc(left,
+			func(a, b *Ticket) int { return int(int64(a.number) - int64(b.number)) })
+		all = append(all,
+			fmt.Errorf("dynamic cache: closed with %d tickets out, the first of which is %v",
+				len(left), left[0]))
 	}
 	for _, b := range []cuda.Buffer{d.slots, d.cpu} {
 		if b != nil {
@@ -251,7 +271,8 @@ type Ticket struct {
 	capacity int64
 	nodes    cuda.Buffer // pinned: what Admit copied from the device
 	lists    cuda.Buffer // pinned: uint32[capacity] for each of the below
-	// Rows by where they come from: position in the batch and row in the tier (or in the staging lines).
+	// Rows by where they come from: position in the batch and row in the tier (or in the staging
+	// lines).
 	gpuPos, gpuRow, cpuPos, cpuRow, missPos, missRow []uint32
 	fillLine, fillSlot                               []uint32 // staging line, slot
 	lines                                            []int64  // to be read
@@ -266,7 +287,8 @@ func (t *Ticket) Fills() int64 { return t.fills }
 const ticketLists = 8
 
 func (t *Ticket) String() string {
-	return fmt.Sprintf("ticket %d (%s: %d rows, %d lines to read)", t.number, ticketStates[t.state], t.NGPU+t.NCPU+t.NMiss, t.NLines)
+	return fmt.Sprintf("ticket %d (%s: %d rows, %d lines to read)", t.number, ticketStates[t.state],
+		t.NGPU+t.NCPU+t.NMiss, t.NLines)
 }
 
 // NewTicket makes a ticket to be used again and again. Its memory grows with the largest lookup.
@@ -281,16 +303,19 @@ func (t *Ticket) reserve(count int64) (err error) {
 		return fmt.Errorf("dynamic cache: %w", err)
 	}
 	count = max(count+count/4, 2048)
-	if t.lists, err = t.d.dev.Alloc(cuda.MemPinned, count*ticketLists*4, "cache lookup"); err != nil {
+	if t.lists, err = t.d.dev.Alloc(cuda.MemPinned, count*ticketLists*4,
+		"cache lookup"); err != nil {
 		return fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err)
 	}
 	if !t.d.host {
 		if t.nodes, err = t.d.dev.Alloc(cuda.MemPinned, count*8, "cache lookup"); err != nil {
-			return errors.Join(fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err), t.free())
+			return errors.Join(fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err),
+				t.free())
 		}
 	}
 	mem := hostmem.View[uint32](t.lists.Bytes())
-	for i, l := range []*[]uint32{&t.gpuPos, &t.gpuRow, &t.cpuPos, &t.cpuRow, &t.missPos, &t.missRow, &t.fillLine, &t.fillSlot} {
+	for i, l := range []*[]uint32{&t.gpuPos, &t.gpuRow, &t.cpuPos, &t.cpuRow, &t.missPos,
+		&t.missRow, &t.fillLine, &t.fillSlot} {
 		*l = mem[int64(i)*count:][:count:count]
 	}
 	t.capacity = count
@@ -310,19 +335,27 @@ func (t *Ticket) free() error {
 }
 
 // list is a list's address on the device, in the order of reserve.
-func (t *Ticket) list(i int64) cuda.DevicePtr { return t.lists.Ptr() + cuda.DevicePtr(i*t.capacity*4) }
+func (t *Ticket) list(
+	i int64) cuda.DevicePtr {
+	return t.lists.Ptr() + cuda.DevicePtr(i*t.capacity*4)
+}
 
 func (t *Ticket) clear() {
-	t.NGPU, t.NCPU, t.NMiss, t.NLines, t.fills, t.dstRows, t.base, t.planned = 0, 0, 0, 0, 0, 0, 0, false
+	t.NGPU, t.NCPU, t.NMiss, t.NLines, t.fills, t.dstRows, t.base, t.planned = 0, 0, 0, 0, 0, 0,
+		0, false
 	t.lines = t.lines[:0]
 }
 
-// Admit looks positions first..first+count-1 of nodes (int64 rows in device memory, indexed by position) up: on
-// return the policy has decided, and t says what has to be read. It waits for st no longer than ctx. A row may stand
-// twice (a split that names a node twice). On an error the directory and t are as before.
-func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first, count int64, t *Ticket) error {
-	if first < 0 || count < 0 || first+count > math.MaxUint32 || count*d.c.Lines.RowsPerLine > math.MaxUint32 {
-		return fmt.Errorf("dynamic cache: lookup of %d positions from %d with %d rows to a line: want positions and rows of lines below 2^32",
+// Admit looks positions first..first+count-1 of nodes (int64 rows in device memory, indexed by
+// position) up: on return the policy has decided, and t says what has to be read. It waits for st
+// no longer than ctx. A row may stand twice (a split that names a node twice). On an error the
+// directory and t are as before.
+func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first,
+	count int64, t *Ticket) error {
+	if first < 0 || count < 0 || first+count > math.MaxUint32 ||
+		count*d.c.Lines.RowsPerLine > math.MaxUint32 {
+		return fmt.Errorf(
+			"dynamic cache: lookup of %d positions from %d with %d rows to a line: want positions and rows of lines below 2^32",
 			count, first, d.c.Lines.RowsPerLine)
 	}
 	d.mu.Lock()
@@ -358,7 +391,8 @@ func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 }
 
 // toCPU is the rows where the CPU can read them.
-func (d *Dynamic) toCPU(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first, count int64, t *Ticket) ([]int64, error) {
+func (d *Dynamic) toCPU(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first,
+	count int64, t *Ticket) ([]int64, error) {
 	if count == 0 {
 		return nil, nil
 	}
@@ -382,17 +416,19 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 	total := uint64(d.c.Rows)
 	for i, row := range rows {
 		if uint64(row) >= total {
-			return fmt.Errorf("dynamic cache: row %d at position %d: the dataset has rows 0 to %d", row, first+int64(i), d.c.Rows-1)
+			return fmt.Errorf("dynamic cache: row %d at position %d: the dataset has rows 0 to %d",
+				row, first+int64(i), d.c.Rows-1)
 		}
 	}
-	// First the CPU tier; the others' lines, each once in order of appearance. Meanwhile missRow is the number of a row's
-	// line among them and gpuRow its place in the line.
+	// First the CPU tier; the others' lines, each once in order of appearance. Meanwhile missRow is
+	// the number of a row's line among them and gpuRow its place in the line.
 	d.lines = d.lines[:0]
 	d.seen.reset(int64(len(rows)))
 	n, pos := 0, uint32(first)
 	for _, row := range rows {
 		if d.cpuIndex != nil {
-			if tier, slot := d.cpuIndex[row/RowsPerLine].find(uint64(row % RowsPerLine)); tier != SSD {
+			if tier, slot := d.cpuIndex[row/RowsPerLine].find(
+				uint64(row % RowsPerLine)); tier != SSD {
 				t.cpuPos[t.NCPU], t.cpuRow[t.NCPU] = pos, uint32(slot)
 				t.NCPU++
 				pos++
@@ -413,7 +449,8 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 	}
 	answers := d.answer[:len(d.lines)]
 	d.dir.Access(d.lines, answers)
-	// Lines that have to be read get numbers in the same order; a hit's answer keeps its slot, a miss's becomes its number.
+	// Lines that have to be read get numbers in the same order; a hit's answer keeps its slot, a
+	// miss's becomes its number.
 	for i := range answers {
 		a := &answers[i]
 		if a.Hit {
@@ -455,8 +492,9 @@ func (t *Ticket) in(d *Dynamic, want ticketState) error {
 	return nil
 }
 
-// ReadPlan is the lines of one or several tickets as one set of reads of the layout of lines: Rows, Pos and
-// SSDOffset of a gpuio.ReadSet; line Pos[i] of the staging buffer, LineBytes apart, is line Rows[i].
+// ReadPlan is the lines of one or several tickets as one set of reads of the layout of lines: Rows,
+// Pos and SSDOffset of a gpuio.ReadSet; line Pos[i] of the staging buffer, LineBytes apart, is line
+// Rows[i].
 type ReadPlan struct {
 	Rows, Pos cuda.Buffer
 	SSDOffset []int64
@@ -469,7 +507,8 @@ type ReadPlan struct {
 	at       []int64
 }
 
-// NewReadPlan makes an empty plan to be used again and again. Its memory grows with the largest one.
+// NewReadPlan makes an empty plan to be used again and again. Its memory grows with the largest
+// one.
 func (d *Dynamic) NewReadPlan() (*ReadPlan, error) {
 	n := d.c.Lines.SSDs
 	return &ReadPlan{d: d, SSDOffset: make([]int64, n+1), at: make([]int64, n)}, nil
@@ -487,9 +526,11 @@ func (p *ReadPlan) reserve(lines int64) (err error) {
 		p.Pos, err = p.d.dev.Alloc(cuda.MemPinned, lines*4, "cache lookup")
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("dynamic cache: reads of %d lines: %w", lines, err), p.Close())
+		return errors.Join(fmt.Errorf("dynamic cache: reads of %d lines: %w", lines, err),
+			p.Close())
 	}
-	p.rows, p.pos, p.capacity = hostmem.View[int64](p.Rows.Bytes()), hostmem.View[uint32](p.Pos.Bytes()), lines
+	p.rows, p.pos, p.capacity = hostmem.View[int64](p.Rows.Bytes()),
+		hostmem.View[uint32](p.Pos.Bytes()), lines
 	return nil
 }
 
@@ -507,8 +548,9 @@ func (p *ReadPlan) Close() error {
 	return errors.Join(all...)
 }
 
-// Plan merges the reads of tickets, which must be admitted and not finished. A line that two of them miss
-// (bypass) is read twice. p must not be in use by reads under way. With NoData only SSDOffset and Lines are set.
+// Plan merges the reads of tickets, which must be admitted and not finished. A line that two of
+// them miss (bypass) is read twice. p must not be in use by reads under way. With NoData only
+// SSDOffset and Lines are set.
 func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 	if p.d != d {
 		return errors.New("dynamic cache: a read plan of another cache")
@@ -523,7 +565,9 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 		total += t.NLines
 	}
 	if total > math.MaxUint32 {
-		return fmt.Errorf("dynamic cache: %d tickets read %d lines: want less than 2^32; lower --batch-size", len(tickets), total)
+		return fmt.Errorf(
+			"dynamic cache: %d tickets read %d lines: want less than 2^32; lower option batch-size",
+			len(tickets), total)
 	}
 	if !d.c.NoData {
 		if err := p.reserve(total); err != nil {
@@ -557,13 +601,14 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 	return nil
 }
 
-// Finish enqueues on st what a ticket's rows need once its reads are whole and checked: hits, CPU hits and
-// rows of staging go to dst + position·dstStride, then the lines of staging to their slots. Tickets must be
-// finished in the order of their admission, and all on one stream (another one when each finished ticket has been
-// released); another order is an error and moves nothing.
-// staging may be nil where nothing was read, and is the buffer of the whole plan. Everything must stay as it is until
-// the stream is done; then the ticket is released.
-func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cuda.DevicePtr, dstStride int64) error {
+// Finish enqueues on st what a ticket's rows need once its reads are whole and checked: hits, CPU
+// hits and rows of staging go to dst + position·dstStride, then the lines of staging to their
+// slots. Tickets must be finished in the order of their admission, and all on one stream (another
+// one when each finished ticket has been released); another order is an error and moves nothing.
+// staging may be nil where nothing was read, and is the buffer of the whole plan. Everything must
+// stay as it is until the stream is done; then the ticket is released.
+func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cuda.DevicePtr,
+	dstStride int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := t.in(d, ticketAdmitted); err != nil {
@@ -576,11 +621,14 @@ func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cud
 		d.finished(t)
 		return nil
 	}
-	if d.stream != nil && d.stream != st && len(d.used) > len(d.waiting) { // work of finished tickets may still be on it
-		return fmt.Errorf("dynamic cache: %v: finished on another stream than the tickets before", t)
+	// work of finished tickets may still be on it
+	if d.stream != nil && d.stream != st && len(d.used) > len(d.waiting) {
+		return fmt.Errorf("dynamic cache: %v: finished on another stream than the tickets before",
+			t)
 	}
 	if dstStride < d.c.RowBytes || t.dstRows > math.MaxInt64/dstStride {
-		return fmt.Errorf("dynamic cache: rows of %d bytes with a stride of %d", d.c.RowBytes, dstStride)
+		return fmt.Errorf("dynamic cache: rows of %d bytes with a stride of %d", d.c.RowBytes,
+			dstStride)
 	}
 	l := d.c.Lines
 	from := cuda.DevicePtr(0)
@@ -595,7 +643,8 @@ func (d *Dynamic) Finish(st cuda.Stream, t *Ticket, staging cuda.Buffer, dst cud
 			size = staging.Size()
 		}
 		if want := (t.base + t.NLines) * l.LineBytes; size < want {
-			return fmt.Errorf("dynamic cache: %v: a staging buffer of %d bytes: want %d", t, size, want)
+			return fmt.Errorf("dynamic cache: %v: a staging buffer of %d bytes: want %d", t,
+				size, want)
 		}
 		from = staging.Ptr() + cuda.DevicePtr(t.base*l.LineBytes)
 	}
@@ -612,7 +661,8 @@ func (d *Dynamic) finished(t *Ticket) {
 	d.waiting = d.waiting[1:]
 }
 
-func (d *Dynamic) copies(st cuda.Stream, t *Ticket, staging, dst cuda.DevicePtr, stride int64) error {
+func (d *Dynamic) copies(st cuda.Stream, t *Ticket, staging, dst cuda.DevicePtr,
+	stride int64) error {
 	l := d.c.Lines
 	// Lines without a gap at their end are rows at one distance: no division by the kernel.
 	per, lineAt := l.RowsPerLine, l.LineBytes
@@ -620,27 +670,32 @@ func (d *Dynamic) copies(st cuda.Stream, t *Ticket, staging, dst cuda.DevicePtr,
 		per, lineAt = 1, l.RowStride
 	}
 	rows := gatherParams{
-		Dst: dst, DstRows: t.dstRows, RowBytes: d.c.RowBytes, Stride: stride, GPUPerLine: per, GPULine: lineAt, GPUStride: l.RowStride,
+		Dst: dst, DstRows: t.dstRows, RowBytes: d.c.RowBytes, Stride: stride, GPUPerLine: per,
+		GPULine: lineAt, GPUStride: l.RowStride,
 	}
 	if t.NGPU+t.NCPU > 0 {
 		p := rows
-		p.GPURows, p.GPUPos, p.GPUSlot, p.NGPU, p.GPUTotal = d.slots.Ptr(), t.list(0), t.list(1), t.NGPU, d.c.Slots*l.RowsPerLine
-		p.CPURows, p.CPUPos, p.CPUSlot, p.NCPU, p.CPUTotal = d.cpu.Ptr(), t.list(2), t.list(3), t.NCPU, int64(len(d.c.CPU))
+		p.GPURows, p.GPUPos, p.GPUSlot, p.NGPU, p.GPUTotal = d.slots.Ptr(), t.list(0), t.list(1),
+			t.NGPU, d.c.Slots*l.RowsPerLine
+		p.CPURows, p.CPUPos, p.CPUSlot, p.NCPU, p.CPUTotal = d.cpu.Ptr(), t.list(2), t.list(3),
+			t.NCPU, int64(len(d.c.CPU))
 		if err := launchGather(d.dev, d.gather, st, p); err != nil {
 			return err
 		}
 	}
 	if t.NMiss > 0 {
 		p := rows
-		p.GPURows, p.GPUPos, p.GPUSlot, p.NGPU, p.GPUTotal = staging, t.list(4), t.list(5), t.NMiss, t.NLines*l.RowsPerLine
+		p.GPURows, p.GPUPos, p.GPUSlot, p.NGPU, p.GPUTotal = staging, t.list(4), t.list(5), t.NMiss,
+			t.NLines*l.RowsPerLine
 		if err := launchGather(d.dev, d.gather, st, p); err != nil {
 			return err
 		}
 	}
 	if t.fills > 0 {
 		return launchGather(d.dev, d.gather, st, gatherParams{
-			GPURows: staging, GPUPos: t.list(7), GPUSlot: t.list(6), NGPU: t.fills, GPUTotal: t.NLines,
-			Dst: d.slots.Ptr(), DstRows: d.c.Slots, RowBytes: l.LineBytes, Stride: l.LineBytes,
+			GPURows: staging, GPUPos: t.list(7), GPUSlot: t.list(6), NGPU: t.fills,
+			GPUTotal: t.NLines,
+			Dst:      d.slots.Ptr(), DstRows: d.c.Slots, RowBytes: l.LineBytes, Stride: l.LineBytes,
 			GPUPerLine: 1, GPULine: l.LineBytes, GPUStride: l.LineBytes,
 		})
 	}
@@ -664,8 +719,9 @@ func (d *Dynamic) end(t *Ticket) {
 	t.clear()
 }
 
-// Abandon ends a ticket whose reads failed, and all later ones that were admitted: their promised lines
-// leave the directory. None of their reads may be under way. Earlier ones are finished as ever.
+// Abandon ends a ticket whose reads failed, and all later ones that were admitted: their promised
+// lines leave the directory. None of their reads may be under way. Earlier ones are finished as
+// ever.
 func (d *Dynamic) Abandon(t *Ticket) error {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"helios/internal/hostmem"
 )
 
-// lineShapes are the ways that rows lie in lines: a row to a line with odd and even sizes, 4 KiB lines full of rows, and
-// lines with gaps between rows and at the end.
+// lineShapes are the ways that rows lie in lines: a row to a line with odd and even sizes, 4 KiB
+// lines full of rows, and lines with gaps between rows and at the end.
 var lineShapes = []struct {
 	rowBytes int64
 	lines    Lines
@@ -48,7 +48,8 @@ func TestLines(t *testing.T) {
 			top := int64(-1)
 			for r := range rows {
 				l, k := s.lines.Of(r)
-				if other, twice := seen[[2]int64{l, k}]; twice || l < 0 || k < 0 || k >= s.lines.RowsPerLine || l%s.lines.SSDs != r%s.lines.SSDs {
+				if other, twice := seen[[2]int64{l, k}]; twice || l < 0 || k < 0 ||
+					k >= s.lines.RowsPerLine || l%s.lines.SSDs != r%s.lines.SSDs {
 					t.Fatalf("%+v: row %d is row %d of line %d (as is %d)", s.lines, r, k, l, other)
 				}
 				seen[[2]int64{l, k}] = r
@@ -61,7 +62,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// dynamicRig plays the reader for a dynamic cache: batches of one or several parts, announced or not, read in groups.
+// dynamicRig plays the reader for a dynamic cache: batches of one or several parts, announced or
+// not, read in groups.
 type dynamicRig struct {
 	dev  cuda.Device
 	st   cuda.Stream
@@ -99,7 +101,8 @@ func (r *dynamicRig) read(t testing.TB) cuda.Buffer {
 	seen := make([]bool, p.Lines)
 	for s := range r.c.Lines.SSDs {
 		for i := p.SSDOffset[s]; i < p.SSDOffset[s+1]; i++ {
-			row, pos := hostmem.View[int64](p.Rows.Bytes())[i], hostmem.View[uint32](p.Pos.Bytes())[i]
+			row, pos := hostmem.View[int64](p.Rows.Bytes())[i],
+				hostmem.View[uint32](p.Pos.Bytes())[i]
 			if row%r.c.Lines.SSDs != s || row < 0 || row >= r.c.Lines.Count(r.c.Rows) || seen[pos] {
 				t.Fatalf("read %d: line %d at %d among those of SSD %d", i, row, pos, s)
 			}
@@ -131,8 +134,9 @@ func someRows(rng *rand.Rand, rows int64, n int) []int64 {
 
 func TestDynamic(t *testing.T) { checkDynamic(t, device, 40) }
 
-// checkDynamic runs batches through a dynamic cache of every shape and policy, and compares what arrives with what the
-// rows are, the counters with a directory of the test's own, and, at the end, the slots with the lines they stand for.
+// checkDynamic runs batches through a dynamic cache of every shape and policy, and compares what
+// arrives with what the rows are, the counters with a directory of the test's own, and, at the end,
+// the slots with the lines they stand for.
 func checkDynamic(t *testing.T, open opener, batches int) {
 	rng := seeded(t)
 	for i, s := range lineShapes {
@@ -140,16 +144,18 @@ func checkDynamic(t *testing.T, open opener, batches int) {
 			if k > 0 && (i+k)%3 != 0 { // each policy with some shapes
 				continue
 			}
-			t.Run(fmt.Sprintf("%s/%d bytes by %d", name, s.rowBytes, s.lines.RowsPerLine), func(t *testing.T) {
-				rows := 300 + rng.Int64N(2000)
-				c := DynamicConfig{
-					Rows: rows, RowBytes: s.rowBytes, Lines: s.lines, Slots: rng.Int64N(s.lines.Count(rows)), Policy: name, Seed: rng.Uint64(),
-				}
-				if rng.IntN(3) > 0 {
-					c.CPU = randomPlacement(rng, rows, 0, .1).CPU
-				}
-				playDynamic(t, rng, newDynamicRig(t, open(t, 1+rng.IntN(3)), c), batches)
-			})
+			t.Run(fmt.Sprintf("%s/%d bytes by %d", name, s.rowBytes, s.lines.RowsPerLine),
+				func(t *testing.T) {
+					rows := 300 + rng.Int64N(2000)
+					c := DynamicConfig{
+						Rows: rows, RowBytes: s.rowBytes, Lines: s.lines,
+						Slots: rng.Int64N(s.lines.Count(rows)), Policy: name, Seed: rng.Uint64(),
+					}
+					if rng.IntN(3) > 0 {
+						c.CPU = randomPlacement(rng, rows, 0, .1).CPU
+					}
+					playDynamic(t, rng, newDynamicRig(t, open(t, 1+rng.IntN(3)), c), batches)
+				})
 		}
 	}
 }
@@ -206,7 +212,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 			x := must(r.dev.Alloc(cuda.MemDevice, int64(len(rows))*stride, "features"))(t)
 			ok(t, r.st.Fill(x.Ptr(), 0xaa, x.Size()))
 			for first := int64(0); first < int64(len(rows)); {
-				p := part{rows: rows, first: first, n: min(rng.Int64N(150), int64(len(rows))-first), nodes: nodes, x: x}
+				p := part{rows: rows, first: first, n: min(rng.Int64N(150), int64(len(rows))-first),
+					nodes: nodes, x: x}
 				if len(tickets) == 0 {
 					tickets = append(tickets, must(r.d.NewTicket())(t))
 				}
@@ -233,7 +240,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 						p.nmiss++
 					}
 				}
-				if got, want := [4]int64{p.tk.NGPU, p.tk.NCPU, p.tk.NMiss, p.tk.NLines}, [4]int64{p.ngpu, ncpu, p.nmiss, nlines}; got != want {
+				if got, want := [4]int64{p.tk.NGPU, p.tk.NCPU, p.tk.NMiss, p.tk.NLines},
+					[4]int64{p.ngpu, ncpu, p.nmiss, nlines}; got != want {
 					t.Fatalf("batch %d: GPU, CPU, missed rows and lines %v, want %v", at, got, want)
 				}
 				first += p.n
@@ -247,7 +255,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 		ok(t, r.d.Plan(r.plan, plan...))
 		staging := r.read(t)
 		if len(group) > 1 {
-			if err := r.d.Finish(r.st, group[1].tk, staging, group[1].x.Ptr(), stride); err == nil || !strings.Contains(err.Error(), "finished before ticket") {
+			if err := r.d.Finish(r.st, group[1].tk, staging, group[1].x.Ptr(),
+				stride); err == nil || !strings.Contains(err.Error(), "finished before ticket") {
 				t.Fatalf("out of order: %v", err)
 			}
 		}
@@ -256,7 +265,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 		}
 		ok(t, r.st.Synchronize(limit(t)))
 		for i, p := range group {
-			if p.first+p.n == int64(len(p.rows)) && (i+1 == len(group) || group[i+1].first == 0) { // the batch's last
+			// the batch's last
+			if p.first+p.n == int64(len(p.rows)) && (i+1 == len(group) || group[i+1].first == 0) {
 				x := download[byte](t, r.dev, r.st, p.x, p.x.Size())
 				for i, row := range p.rows {
 					for b := range stride {
@@ -265,7 +275,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 							want = rowByte(row, b)
 						}
 						if got := x[int64(i)*stride+b]; got != want {
-							t.Fatalf("row %d at position %d: byte %d is %#x, want %#x", row, i, b, got, want)
+							t.Fatalf("row %d at position %d: byte %d is %#x, want %#x", row, i, b,
+								got, want)
 						}
 					}
 				}
@@ -314,14 +325,20 @@ func TestDynamicErrors(t *testing.T) {
 	rowLines := Lines{SSDs: 1, RowsPerLine: 1, LineBytes: 8, RowStride: 8}
 	base := DynamicConfig{Rows: 100, RowBytes: 8, Lines: rowLines, Slots: 10, Policy: policy.LRU}
 	for name, c := range map[string]func(*DynamicConfig){
-		"lines over 0 SSDs":              func(c *DynamicConfig) { c.Lines.SSDs = 0 },
-		"a row of 8 bytes every 7":       func(c *DynamicConfig) { c.Lines.RowStride = 7 },
-		"lines of 8 bytes with 2 rows":   func(c *DynamicConfig) { c.Lines.RowsPerLine = 2 },
-		"-1 lines of 1 rows":             func(c *DynamicConfig) { c.Slots = -1 },
-		"-1 rows of 8 bytes":             func(c *DynamicConfig) { c.Rows = -1 },
-		"row 100 after row -1":           func(c *DynamicConfig) { c.CPU = []int64{100} },
-		"policy \"mru\"":                 func(c *DynamicConfig) { c.Policy = "mru" },
-		"policy belady needs the future": func(c *DynamicConfig) { c.Policy = policy.Belady },
+		"lines over 0 SSDs":        func(c *DynamicConfig) { c.Lines.SSDs = 0 },
+		"a row of 8 bytes every 7": func(c *DynamicConfig) { c.Lines.RowStride = 7 },
+		"lines of 8 bytes with 2 rows": func(
+			c *DynamicConfig) {
+			c.Lines.RowsPerLine = 2
+		},
+		"-1 lines of 1 rows":   func(c *DynamicConfig) { c.Slots = -1 },
+		"-1 rows of 8 bytes":   func(c *DynamicConfig) { c.Rows = -1 },
+		"row 100 after row -1": func(c *DynamicConfig) { c.CPU = []int64{100} },
+		"policy \"mru\"":       func(c *DynamicConfig) { c.Policy = "mru" },
+		"policy belady needs to know the future": func(
+			c *DynamicConfig) {
+			c.Policy = policy.Belady
+		},
 	} {
 		c2 := base
 		c(&c2)
@@ -343,14 +360,17 @@ func TestDynamicErrors(t *testing.T) {
 			t.Fatalf("%v: want %q", err, text)
 		}
 	}
-	want(d.Announce([]int64{5, 100}), "announced row 100 at position 1: the dataset has rows 0 to 99")
-	want(d.Admit(ctx, st, nodes.Ptr(), 0, 4, a), "row 100 at position 3: the dataset has rows 0 to 99")
+	want(d.Announce([]int64{5, 100}),
+		"announced row 100 at position 1: the dataset has rows 0 to 99")
+	want(d.Admit(ctx, st, nodes.Ptr(), 0, 4, a),
+		"row 100 at position 3: the dataset has rows 0 to 99")
 	want(d.Admit(ctx, st, nodes.Ptr(), -1, 4, a), "positions and rows of lines below 2^32")
 	want(other.Admit(ctx, st, nodes.Ptr(), 0, 3, a), "a ticket of another cache")
 	stopped, cancel := context.WithCancel(ctx)
 	cancel()
 	ok(t, st2.Synchronize(ctx))
-	if err := d.Admit(stopped, st2, nodes.Ptr(), 0, 3, a); err == nil { // the stream may have been idle
+	// the stream may have been idle
+	if err := d.Admit(stopped, st2, nodes.Ptr(), 0, 3, a); err == nil {
 		ok(t, d.Abandon(a))
 	}
 	d.NextBatch()
@@ -394,11 +414,13 @@ func TestDynamicErrors(t *testing.T) {
 	ok(t, small.Close())
 }
 
-// A failed read's lines leave the directory with those of all later tickets; earlier tickets are not touched.
+// A failed read's lines leave the directory with those of all later tickets; earlier tickets are
+// not touched.
 func TestDynamicAbandon(t *testing.T) {
 	rng := seeded(t)
 	r := newDynamicRig(t, device(t, 2), DynamicConfig{
-		Rows: 500, RowBytes: 24, Lines: Lines{SSDs: 2, RowsPerLine: 3, LineBytes: 80, RowStride: 24}, Slots: 20, Policy: policy.Random, Seed: 4,
+		Rows: 500, RowBytes: 24, Lines: Lines{SSDs: 2, RowsPerLine: 3, LineBytes: 80,
+			RowStride: 24}, Slots: 20, Policy: policy.Random, Seed: 4,
 	})
 	var free []*Ticket
 	for range 5 {
@@ -457,7 +479,8 @@ func TestDynamicAbandon(t *testing.T) {
 func TestDynamicNoData(t *testing.T) {
 	dev := device(t, 1)
 	c := DynamicConfig{
-		Rows: 1000, RowBytes: 512, Lines: Lines{SSDs: 2, RowsPerLine: 8, LineBytes: 4096, RowStride: 512}, Slots: 30, Policy: policy.Sieve, CPU: []int64{3, 17, 400},
+		Rows: 1000, RowBytes: 512, Lines: Lines{SSDs: 2, RowsPerLine: 8, LineBytes: 4096,
+			RowStride: 512}, Slots: 30, Policy: policy.Sieve, CPU: []int64{3, 17, 400},
 	}
 	with := must(NewDynamic(dev, c))(t)
 	c.NoData = true
@@ -475,7 +498,8 @@ func TestDynamicNoData(t *testing.T) {
 		without.NextBatch()
 		ok(t, with.Admit(limit(t), st, nodes.Ptr(), 10, 50, a))
 		ok(t, without.Admit(limit(t), st, nodes.Ptr(), 10, 50, b))
-		if got, want := [4]int64{b.NGPU, b.NCPU, b.NMiss, b.NLines}, [4]int64{a.NGPU, a.NCPU, a.NMiss, a.NLines}; got != want {
+		if got, want := [4]int64{b.NGPU, b.NCPU, b.NMiss, b.NLines},
+			[4]int64{a.NGPU, a.NCPU, a.NMiss, a.NLines}; got != want {
 			t.Fatalf("%v, want %v", got, want)
 		}
 		ok(t, with.Plan(p, a))
@@ -506,7 +530,8 @@ func BenchmarkAdmit(b *testing.B) {
 	for _, name := range policy.Online() {
 		b.Run(name, func(b *testing.B) {
 			d := must(NewDynamic(dev, DynamicConfig{
-				Rows: rows, RowBytes: 512, Lines: Lines{SSDs: 12, RowsPerLine: 1, LineBytes: 512, RowStride: 512}, Slots: rows / 10, Policy: name, NoData: true,
+				Rows: rows, RowBytes: 512, Lines: Lines{SSDs: 12, RowsPerLine: 1, LineBytes: 512,
+					RowStride: 512}, Slots: rows / 10, Policy: name, NoData: true,
 			}))(b)
 			t, p := must(d.NewTicket())(b), must(d.NewReadPlan())(b)
 			nodes := must(dev.Alloc(cuda.MemDevice, count*8, "nodes"))(b)

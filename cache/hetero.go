@@ -50,7 +50,9 @@ func NewHetero(dev cuda.Device, rows, rowBytes int64, ssds int, p Placement) (*H
 
 func openHetero(dev cuda.Device, rows, rowBytes int64, ssds int) (*Hetero, error) {
 	if rowBytes < 1 || ssds < 0 || ssds > maxSSDs {
-		return nil, fmt.Errorf("cache: rows of %d bytes over %d SSDs: want 1 byte or more over at most %d", rowBytes, ssds, maxSSDs)
+		return nil,
+			fmt.Errorf("cache: rows of %d bytes over %d SSDs: want 1 byte or more over at most %d",
+				rowBytes, ssds, maxSSDs)
 	}
 	if rows > math.MaxInt64/rowBytes {
 		return nil, fmt.Errorf("cache: %d rows of %d bytes", rows, rowBytes)
@@ -66,8 +68,8 @@ func openHetero(dev cuda.Device, rows, rowBytes int64, ssds int) (*Hetero, error
 	return h, nil
 }
 
-// NewLookup is a cache of tiers without memory over an index, which it takes over: it looks rows up, over so many SSDs, and
-// has nothing to gather.
+// NewLookup is a cache of tiers without memory over an index, which it takes over: it looks rows
+// up, over so many SSDs, and has nothing to gather.
 func NewLookup(dev cuda.Device, i *Index, ssds int) (*Hetero, error) {
 	h, err := openHetero(dev, i.rows, 1, ssds)
 	if err != nil {
@@ -103,7 +105,8 @@ func (h *Hetero) TierBuffer(t Tier) cuda.Buffer {
 	return nil
 }
 
-// TierRows is the rows of a tier in slot order; nil for SSD and with NewLookup. The caller must not change it.
+// TierRows is the rows of a tier in slot order; nil for SSD and with NewLookup. The caller must not
+// change it.
 func (h *Hetero) TierRows(t Tier) []int64 {
 	switch t {
 	case GPU:
@@ -165,7 +168,8 @@ func (b *Buckets) Reserve(count int64) error {
 	parts := []struct {
 		buf  *cuda.Buffer
 		size int64
-	}{{&b.GPUPos, 4}, {&b.GPUSlot, 4}, {&b.CPUPos, 4}, {&b.CPUSlot, 4}, {&b.MissPos, 4}, {&b.MissRow, 8}, {&b.code, 8}}
+	}{{&b.GPUPos, 4}, {&b.GPUSlot, 4}, {&b.CPUPos, 4}, {&b.CPUSlot, 4}, {&b.MissPos, 4},
+		{&b.MissRow, 8}, {&b.code, 8}}
 	for _, p := range parts {
 		if *p.buf != nil {
 			if err := (*p.buf).Free(); err != nil {
@@ -195,7 +199,8 @@ func (b *Buckets) Close() error {
 	b.clear()
 	b.capacity = 0
 	var errs []error
-	for _, p := range []cuda.Buffer{b.GPUPos, b.GPUSlot, b.CPUPos, b.CPUSlot, b.MissPos, b.MissRow, b.code, b.counts, b.totals} {
+	for _, p := range []cuda.Buffer{b.GPUPos, b.GPUSlot, b.CPUPos, b.CPUSlot, b.MissPos, b.MissRow,
+		b.code, b.counts, b.totals} {
 		if p != nil {
 			errs = append(errs, p.Free())
 		}
@@ -232,10 +237,12 @@ func (h *Hetero) grid(count int64) int {
 // Lookup sorts positions first..first+count-1 of nodes (int64 row numbers in device memory,
 // indexed by position) into b and waits for it, no longer than ctx. The result does not depend
 // on the number of workers. b must not be in use by work under way; after an error it is empty.
-func (h *Hetero) Lookup(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first, count int64, b *Buckets) error {
+func (h *Hetero) Lookup(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first,
+	count int64, b *Buckets) error {
 	b.clear()
 	if first < 0 || count < 0 || first+count > math.MaxUint32 {
-		return fmt.Errorf("cache: lookup of %d positions from %d: want positions below 2^32", count, first)
+		return fmt.Errorf("cache: lookup of %d positions from %d: want positions below 2^32",
+			count, first)
 	}
 	if count == 0 {
 		return nil
@@ -248,8 +255,10 @@ func (h *Hetero) Lookup(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 	}
 	grid := h.grid(count)
 	p := lookupParams{
-		Nodes: nodes, Lines: h.index.buf.Ptr(), Code: b.code.Ptr(), Counts: b.counts.Ptr(), Totals: b.totals.Ptr(),
-		GPUPos: b.GPUPos.Ptr(), GPUSlot: b.GPUSlot.Ptr(), CPUPos: b.CPUPos.Ptr(), CPUSlot: b.CPUSlot.Ptr(),
+		Nodes: nodes, Lines: h.index.buf.Ptr(), Code: b.code.Ptr(), Counts: b.counts.Ptr(),
+		Totals: b.totals.Ptr(),
+		GPUPos: b.GPUPos.Ptr(), GPUSlot: b.GPUSlot.Ptr(), CPUPos: b.CPUPos.Ptr(),
+		CPUSlot: b.CPUSlot.Ptr(),
 		MissPos: b.MissPos.Ptr(), MissRow: b.MissRow.Ptr(),
 		Rows: h.index.rows, First: first, Count: count, Grid: uint32(grid), SSDs: uint32(h.ssds),
 	}
@@ -263,7 +272,8 @@ func (h *Hetero) Lookup(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 	}
 	for _, pass := range passes {
 		p.Phases = pass.phases
-		if err := cuda.Launch(st, h.lookup, cuda.LaunchConfig{Blocks: pass.blocks, Threads: threads}, p); err != nil {
+		if err := cuda.Launch(st, h.lookup, cuda.LaunchConfig{Blocks: pass.blocks,
+			Threads: threads}, p); err != nil {
 			return fmt.Errorf("cache: %w", err)
 		}
 	}
@@ -284,7 +294,8 @@ func (h *Hetero) Lookup(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 // the copy is done.
 func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStride int64) error {
 	if dstStride < h.rowBytes || b.dstRows > math.MaxInt64/dstStride {
-		return fmt.Errorf("cache: gather of rows of %d bytes with a stride of %d", h.rowBytes, dstStride)
+		return fmt.Errorf("cache: gather of rows of %d bytes with a stride of %d", h.rowBytes,
+			dstStride)
 	}
 	if b.NGPU+b.NCPU == 0 {
 		return nil
@@ -294,9 +305,11 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 	}
 	p := gatherParams{
 		GPURows: h.gpu.Ptr(), CPURows: h.cpu.Ptr(),
-		GPUPos: b.GPUPos.Ptr(), GPUSlot: b.GPUSlot.Ptr(), CPUPos: b.CPUPos.Ptr(), CPUSlot: b.CPUSlot.Ptr(),
-		Dst: dst, NGPU: b.NGPU, NCPU: b.NCPU, GPUTotal: int64(len(h.place.GPU)), CPUTotal: int64(len(h.place.CPU)),
-		DstRows: b.dstRows, RowBytes: h.rowBytes, Stride: dstStride,
+		GPUPos: b.GPUPos.Ptr(), GPUSlot: b.GPUSlot.Ptr(), CPUPos: b.CPUPos.Ptr(),
+		CPUSlot: b.CPUSlot.Ptr(),
+		Dst:     dst, NGPU: b.NGPU, NCPU: b.NCPU, GPUTotal: int64(len(h.place.GPU)),
+		CPUTotal: int64(len(h.place.CPU)),
+		DstRows:  b.dstRows, RowBytes: h.rowBytes, Stride: dstStride,
 		GPUPerLine: 1, GPULine: h.rowBytes, GPUStride: h.rowBytes,
 	}
 	return launchGather(h.dev, h.gather, st, p)
@@ -311,7 +324,8 @@ func launchGather(dev cuda.Device, k cuda.Kernel, st cuda.Stream, p gatherParams
 		share = 64 << 10
 	}
 	blocks := min(max((p.NGPU+p.NCPU)*p.RowBytes/grain(dev, share), 1), maxGrid(dev))
-	if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
+	if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads},
+		p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}
 	return nil
@@ -328,13 +342,15 @@ type Hotness struct {
 	counts   cuda.Buffer
 }
 
-// NewHotness starts counts of zero for so many rows: 4 bytes a row of device memory, or of pinned memory
-// where that does not fit. Presampling comes before the tiers, so they do not compete for it.
+// NewHotness starts counts of zero for so many rows: 4 bytes a row of device memory, or of pinned
+// memory where that does not fit. Presampling comes before the tiers, so they do not compete for
+// it.
 func NewHotness(dev cuda.Device, rows int64) (*Hotness, error) {
 	if rows < 0 || rows > math.MaxInt64/4 {
 		return nil, fmt.Errorf("cache: hotness of %d rows", rows)
 	}
-	h := &Hotness{dev: dev, perBlock: rowsPerBlock(dev), blocks: 4 * int64(dev.Info().SMs), rows: rows}
+	h := &Hotness{dev: dev, perBlock: rowsPerBlock(dev), blocks: 4 * int64(dev.Info().SMs),
+		rows: rows}
 	var err error
 	if h.count, err = dev.Kernel("hotness"); err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
@@ -363,7 +379,8 @@ func (h *Hotness) Add(st cuda.Stream, nodes cuda.DevicePtr, n int64) error {
 	}
 	blocks := min(max(n/h.perBlock, 1), h.blocks)
 	p := hotnessParams{Nodes: nodes, Counts: h.counts.Ptr(), N: n, Rows: h.rows}
-	if err := cuda.Launch(st, h.count, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, p); err != nil {
+	if err := cuda.Launch(st, h.count, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads},
+		p); err != nil {
 		return fmt.Errorf("cache: %w", err)
 	}
 	return nil

@@ -22,8 +22,8 @@ import (
 	"helios/internal/regular"
 )
 
-// HotnessScores are scores as Hotness ranks them: the bits of a float32 that is not negative are in the order of its
-// value. Below 0 counts as 0.
+// HotnessScores are scores as Hotness ranks them: the bits of a float32 that is not negative are in
+// the order of its value. Below 0 counts as 0.
 func HotnessScores(scores []float32) []uint32 {
 	out := make([]uint32, len(scores))
 	for i, s := range scores {
@@ -32,8 +32,9 @@ func HotnessScores(scores []float32) []uint32 {
 	return out
 }
 
-// Set makes scores the counts, row by row, after the work of st so far and no longer than ctx: what is not counted but
-// known (degrees, reverse PageRank, a list, counts of an earlier run) is ranked by the same kernels.
+// Set makes scores the counts, row by row, after the work of st so far and no longer than ctx: what
+// is not counted but known (degrees, reverse PageRank, a list, counts of an earlier run) is ranked
+// by the same kernels.
 func (h *Hotness) Set(ctx context.Context, st cuda.Stream, scores []uint32) (err error) {
 	if int64(len(scores)) != h.rows {
 		return fmt.Errorf("cache: hotness of %d rows for a table of %d", len(scores), h.rows)
@@ -66,7 +67,8 @@ func (h *Hotness) Set(ctx context.Context, st cuda.Stream, scores []uint32) (err
 	return nil
 }
 
-// HotnessKey is everything that saved hotness depends on: where one of these differs, it is another hotness.
+// HotnessKey is everything that saved hotness depends on: where one of these differs, it is another
+// hotness.
 type HotnessKey struct {
 	Source  string `json:"source"`
 	Dataset string `json:"dataset"` // UUID
@@ -100,7 +102,8 @@ func HashNodes(nodes []int64) string {
 // SavedHotness is what a file of hotness holds.
 type SavedHotness struct {
 	Key HotnessKey `json:"key"`
-	// Nodes and Edges are the most that a sampled batch had, by hop; empty where nothing was sampled.
+	// Nodes and Edges are the most that a sampled batch had, by hop; empty where nothing was
+	// sampled.
 	Nodes []int64 `json:"nodes,omitempty"`
 	Edges []int64 `json:"edges,omitempty"`
 	// Seconds is how long it took to find.
@@ -109,8 +112,9 @@ type SavedHotness struct {
 	Scores []uint32 `json:"-"`
 }
 
-// A file of hotness: magic, version, length of the header (8 + 4 + 4 bytes), the header (SavedHotness as JSON), its
-// CRC32C, a score of 4 bytes for each row, their CRC32C; all little endian.
+// A file of hotness: magic, version, length of the header (8 + 4 + 4 bytes), the header
+// (SavedHotness as JSON), its CRC32C, a score of 4 bytes for each row, their CRC32C; all little
+// endian.
 const (
 	hotMagic     = "HELIOHOT"
 	hotVersion   = 1
@@ -129,13 +133,15 @@ func HotnessPath(dir string, key HotnessKey) (string, error) {
 	return filepath.Join(dir, key.Source+"-"+hex.EncodeToString(sum[:8])+".hotness"), nil
 }
 
-// SaveHotness writes s to dir, which it makes where it is missing. The file is there whole or not at all.
+// SaveHotness writes s to dir, which it makes where it is missing. The file is there whole or not
+// at all.
 func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 	if path, err = HotnessPath(dir, s.Key); err != nil {
 		return "", err
 	}
 	if int64(len(s.Scores)) != s.Key.Rows {
-		return "", fmt.Errorf("cache: hotness of %d rows under a key of %d", len(s.Scores), s.Key.Rows)
+		return "", fmt.Errorf("cache: hotness of %d rows under a key of %d", len(s.Scores),
+			s.Key.Rows)
 	}
 	header, err := json.Marshal(s)
 	if err != nil {
@@ -179,9 +185,9 @@ func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 
 const hotChunk = 1 << 16 // bytes of scores at a time
 
-// LoadHotness reads the file of a key from dir; path is where it is or would be. The error is an fs.ErrNotExist where
-// there is none, else it says what is wrong with it: it is damaged, or of another version. Whoever gets it finds the
-// scores anew.
+// LoadHotness reads the file of a key from dir; path is where it is or would be. The error is an
+// fs.ErrNotExist where there is none, else it says what is wrong with it: it is damaged, or of
+// another version. Whoever gets it finds the scores anew.
 func LoadHotness(dir string, key HotnessKey) (s *SavedHotness, path string, err error) {
 	if path, err = HotnessPath(dir, key); err != nil {
 		return nil, "", err

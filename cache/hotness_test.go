@@ -53,7 +53,10 @@ func (c Costs) total(hotness []uint32, p Placement) float64 {
 
 // placeByCost is Costs.Place over Place.
 func placeByCost(hotness []uint32, gpuRows, cpuRows int64, c Costs) (Placement, error) {
-	return c.Place(gpuRows, cpuRows, func(a, b int64) (Placement, error) { return Place(hotness, a, b), nil })
+	return c.Place(gpuRows, cpuRows, func(a, b int64) (Placement,
+		error) {
+		return Place(hotness, a, b), nil
+	})
 }
 
 func TestPlaceByCostIsTheBest(t *testing.T) {
@@ -76,7 +79,8 @@ func TestPlaceByCostIsTheBest(t *testing.T) {
 			in[v] = true
 		}
 		require.True(t, slices.IsSorted(p.GPU) && slices.IsSorted(p.CPU))
-		require.InDelta(t, leastCost(h, g, n, c), c.total(h, p), 1e-9, "case %d: %v, %d and %d rows, %+v: %+v", i, h, g, n, c, p)
+		require.InDelta(t, leastCost(h, g, n, c), c.total(h, p), 1e-9,
+			"case %d: %v, %d and %d rows, %+v: %+v", i, h, g, n, c, p)
 	}
 	for _, c := range []Costs{{GPU: -1}, {CPU: math.NaN()}, {SSD: math.Inf(1)}} {
 		_, err := placeByCost([]uint32{1}, 1, 0, c)
@@ -108,8 +112,11 @@ func TestHotnessSet(t *testing.T) {
 
 func TestSavedHotness(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "hotness")
-	key := HotnessKey{Source: "presample", Dataset: "d", Rows: 40_000, Edges: 7, Train: HashNodes([]int64{1, 2}), Seed: 3, Fanouts: []int{5, -1}, Batch: 8, Sampler: "neighbor", Epochs: 4}
-	s := &SavedHotness{Key: key, Nodes: []int64{8, 40}, Edges: []int64{32}, Seconds: 1.5, Scores: make([]uint32, key.Rows)}
+	key := HotnessKey{Source: "presample", Dataset: "d", Rows: 40_000, Edges: 7,
+		Train: HashNodes([]int64{1, 2}), Seed: 3, Fanouts: []int{5, -1}, Batch: 8,
+		Sampler: "neighbor", Epochs: 4}
+	s := &SavedHotness{Key: key, Nodes: []int64{8, 40}, Edges: []int64{32}, Seconds: 1.5,
+		Scores: make([]uint32, key.Rows)}
 	for i := range s.Scores {
 		s.Scores[i] = uint32(i * i)
 	}
@@ -125,9 +132,12 @@ func TestSavedHotness(t *testing.T) {
 	// Whatever differs is another file.
 	other := map[string]bool{path: true}
 	for _, change := range []func(*HotnessKey){
-		func(k *HotnessKey) { k.Source = "pagerank" }, func(k *HotnessKey) { k.Dataset = "e" }, func(k *HotnessKey) { k.Edges = 0 },
-		func(k *HotnessKey) { k.Train = HashNodes([]int64{2, 1}) }, func(k *HotnessKey) { k.Seed = 4 }, func(k *HotnessKey) { k.Fanouts = []int{-1, 5} },
-		func(k *HotnessKey) { k.Batch = 9 }, func(k *HotnessKey) { k.Sampler = "ladies" }, func(k *HotnessKey) { k.Epochs = 1 }, func(k *HotnessKey) { k.Method = "x" },
+		func(k *HotnessKey) { k.Source = "pagerank" }, func(k *HotnessKey) { k.Dataset = "e" },
+		func(k *HotnessKey) { k.Edges = 0 },
+		func(k *HotnessKey) { k.Train = HashNodes([]int64{2, 1}) },
+		func(k *HotnessKey) { k.Seed = 4 }, func(k *HotnessKey) { k.Fanouts = []int{-1, 5} },
+		func(k *HotnessKey) { k.Batch = 9 }, func(k *HotnessKey) { k.Sampler = "ladies" },
+		func(k *HotnessKey) { k.Epochs = 1 }, func(k *HotnessKey) { k.Method = "x" },
 	} {
 		k := key
 		change(&k)

@@ -73,7 +73,8 @@ type Index struct {
 // ascending, without duplicates, disjoint, and within the rows.
 func BuildIndex(dev cuda.Device, rows int64, p Placement) (*Index, error) {
 	if int64(len(p.GPU)) > math.MaxUint32 || int64(len(p.CPU)) > math.MaxUint32 {
-		return nil, fmt.Errorf("cache index: a tier of %d rows: at most %d fit a 32-bit rank", max(len(p.GPU), len(p.CPU)), uint32(math.MaxUint32))
+		return nil, fmt.Errorf("cache index: a tier of %d rows: at most %d fit a 32-bit rank",
+			max(len(p.GPU), len(p.CPU)), uint32(math.MaxUint32))
 	}
 	i, err := buildIndex(dev, rows, func(w *lineWriter) error { return w.placement(p) })
 	if err == nil {
@@ -82,8 +83,8 @@ func BuildIndex(dev cuda.Device, rows int64, p Placement) (*Index, error) {
 	return i, err
 }
 
-// BuildIndexOf is BuildIndex of cached rows that come one by one, in ascending order: it needs no memory but
-// the index itself, and where the CPU does not see that a window of it.
+// BuildIndexOf is BuildIndex of cached rows that come one by one, in ascending order: it needs no
+// memory but the index itself, and where the CPU does not see that a window of it.
 func BuildIndexOf(dev cuda.Device, rows int64, cached iter.Seq2[int64, Tier]) (*Index, error) {
 	return buildIndex(dev, rows, func(w *lineWriter) error {
 		last := int64(-1)
@@ -92,7 +93,8 @@ func BuildIndexOf(dev cuda.Device, rows int64, cached iter.Seq2[int64, Tier]) (*
 				return fmt.Errorf("row %d in tier %v: want it in GPU or CPU", row, t)
 			}
 			if row <= last || row >= w.rows {
-				return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d", t, row, last, w.rows)
+				return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d", t,
+					row, last, w.rows)
 			}
 			last = row
 			if err := w.add(row, t); err != nil {
@@ -131,7 +133,8 @@ func buildIndex(dev cuda.Device, rows int64, write func(*lineWriter) error) (i *
 	}
 	w.window = hostmem.View[line](stage.Bytes())
 	w.flush = func(first int64, lines []line) error {
-		return move(dev, buf.Ptr()+cuda.DevicePtr(first*lineBytes), stage.Ptr(), int64(len(lines))*lineBytes)
+		return move(dev, buf.Ptr()+cuda.DevicePtr(first*lineBytes), stage.Ptr(),
+			int64(len(lines))*lineBytes)
 	}
 	if err := errors.Join(write(w), w.finish(), stage.Free()); err != nil {
 		return nil, err
@@ -139,7 +142,8 @@ func buildIndex(dev cuda.Device, rows int64, write func(*lineWriter) error) (i *
 	return &Index{dev: dev, rows: rows, buf: buf}, nil
 }
 
-// windowBytes is how much of an index is made at a time where the CPU does not see its memory. Tests lower it.
+// windowBytes is how much of an index is made at a time where the CPU does not see its memory.
+// Tests lower it.
 var windowBytes int64 = 8 << 20
 
 // lineWriter makes the lines of an index from first to last.
@@ -149,7 +153,8 @@ type lineWriter struct {
 	first  int64  // line of window[0]
 	at     int64  // the current line
 	before [2]uint64
-	flush  func(first int64, lines []line) error // of a window that is not the last; nil: there is one only
+	// of a window that is not the last; nil: there is one only
+	flush func(first int64, lines []line) error
 }
 
 // add sets the tier of a row at or behind the current line, within the rows.
@@ -168,7 +173,8 @@ func (w *lineWriter) add(row int64, t Tier) error {
 // forward makes l the current line: it and all before it have their ranks.
 func (w *lineWriter) forward(l int64) error {
 	if max(w.before[0], w.before[1]) > math.MaxUint32 {
-		return fmt.Errorf("a tier of more than %d rows: at most so many fit a 32-bit rank", uint32(math.MaxUint32))
+		return fmt.Errorf("a tier of more than %d rows: at most so many fit a 32-bit rank",
+			uint32(math.MaxUint32))
 	}
 	ranks := [2]uint32{uint32(w.before[0]), uint32(w.before[1])}
 	for w.at < l {
@@ -212,7 +218,8 @@ func (w *lineWriter) placement(p Placement) error {
 		}
 		row := lists[k][0]
 		if row <= last[k] || row >= w.rows {
-			return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d", tiers[k], row, last[k], w.rows)
+			return fmt.Errorf("%v tier: row %d after row %d: want ascending rows below %d",
+				tiers[k], row, last[k], w.rows)
 		}
 		if row == last[1-k] {
 			return fmt.Errorf("row %d is in both tiers", row)
@@ -225,9 +232,9 @@ func (w *lineWriter) placement(p Placement) error {
 	return nil
 }
 
-// Lookup finds one row from the CPU, for tools and tests; kernels read the lines themselves. A
-// row outside the index is on no tier that a cache has: it answers SSD. Slot -1: the device's memory could
-// not be read.
+// Lookup finds one row from the CPU, for tools and tests; kernels read the lines themselves. A row
+// outside the index is on no tier that a cache has: it answers SSD. Slot -1: the device's memory
+// could not be read.
 func (i *Index) Lookup(row int64) (Tier, int64) {
 	if row < 0 || row >= i.rows {
 		return SSD, 0
@@ -252,7 +259,8 @@ func (i *Index) Lookup(row int64) (Tier, int64) {
 		return SSD, -1
 	}
 	defer func() { _ = stage.Free() }()
-	if err := move(i.dev, stage.Ptr(), i.buf.Ptr()+cuda.DevicePtr(row/RowsPerLine*lineBytes), lineBytes); err != nil {
+	if err := move(i.dev, stage.Ptr(), i.buf.Ptr()+cuda.DevicePtr(row/RowsPerLine*lineBytes),
+		lineBytes); err != nil {
 		return SSD, -1
 	}
 	t, slot := hostmem.View[line](stage.Bytes())[0].find(n)

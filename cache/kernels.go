@@ -52,10 +52,11 @@ type lookupParams struct {
 }
 
 // gatherParams are the parameters of the kernel "gather": row GPUSlot[i] of GPURows goes to row
-// GPUPos[i] of Dst, likewise for the CPU tier. Rows are RowBytes long and Stride apart in Dst. In the CPU
-// tier they are adjacent; in the GPU tier, which may be one of lines, row k is row k mod GPUPerLine of line
-// k div GPUPerLine: lines are GPULine bytes apart, a line's rows GPUStride. A tier of rows has GPUPerLine 1
-// and GPULine RowBytes. Memory bound: 2×RowBytes + 8 bytes moved per row.
+// GPUPos[i] of Dst, likewise for the CPU tier. Rows are RowBytes long and Stride apart in Dst. In
+// the CPU tier they are adjacent; in the GPU tier, which may be one of lines, row k is row k mod
+// GPUPerLine of line k div GPUPerLine: lines are GPULine bytes apart, a line's rows GPUStride. A
+// tier of rows has GPUPerLine 1 and GPULine RowBytes. Memory bound: 2×RowBytes + 8 bytes moved per
+// row.
 type gatherParams struct {
 	GPURows, CPURows cuda.DevicePtr
 	GPUPos, GPUSlot,
@@ -114,11 +115,12 @@ func lookupKernel(b *cuda.Block, p *lookupParams) error {
 // byLine divides rows by those of an index line.
 var byLine = simd.DivisorOf(RowsPerLine)
 
-// linesAhead is how many rows' lines are asked for before the first of them is looked at, above Generic.
+// linesAhead is how many rows' lines are asked for before the first of them is looked at, above
+// Generic.
 const linesAhead = 32
 
-// lookupCount asks for lines long before it needs them: by prefetches, or at Generic in groups as gatherTier does. Without
-// that a mispredicted tier would hold the next row's cache miss up.
+// lookupCount asks for lines long before it needs them: by prefetches, or at Generic in groups as
+// gatherTier does. Without that a mispredicted tier would hold the next row's cache miss up.
 func lookupCount(b *cuda.Block, p *lookupParams) (touched uint64, err error) {
 	lo, hi := b.Range(p.Count)
 	nodes := cuda.View[int64](p.Nodes, p.First+p.Count)[p.First:]
@@ -223,7 +225,8 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 		pos, slot := cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:]
 		var err error
 		if p.GPUPerLine == 1 && p.GPULine == p.RowBytes {
-			_, err = gatherTier(level, dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes), p.GPUTotal, pos, slot, at, p)
+			_, err = gatherTier(level, dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes),
+				p.GPUTotal, pos, slot, at, p)
 		} else {
 			_, err = gatherLines(dst, pos, slot, at, p)
 		}
@@ -232,15 +235,18 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 		}
 	}
 	if at, end := max(lo-p.NGPU, 0), hi-p.NGPU; at < end {
-		_, err := gatherTier(level, dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes), p.CPUTotal,
-			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:], p.NGPU+at, p)
+		_, err := gatherTier(level, dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes),
+			p.CPUTotal,
+			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:],
+			p.NGPU+at, p)
 		return err
 	}
 	return nil
 }
 
-// streamBytes is the size from which a gather's rows are stored around the caches, which would not keep them
-// until they are trained on: they need not be read before they are written. Tests change it.
+// streamBytes is the size from which a gather's rows are stored around the caches, which would not
+// keep them until they are trained on: they need not be read before they are written. Tests change
+// it.
 var streamBytes int64 = 16 << 20
 
 // touchAhead is how many random accesses a kernel starts before it needs the first: enough to
@@ -251,12 +257,14 @@ const touchAhead = 16
 // depend on one another and so miss the cache and the TLB together, then the copies. The first
 // line is enough (measured from 128 to 4096 bytes): the rest follows it in order. hit is the
 // number of the first one. Above Generic level copies, which prefetches the next group itself.
-func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uint32, hit int64, p *gatherParams) (touched byte, err error) {
+func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uint32, hit int64,
+	p *gatherParams) (touched byte, err error) {
 	for len(pos) > 0 {
 		n := min(touchAhead, len(pos))
 		for i, s := range slot[:n] {
 			if int64(s) >= total {
-				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s, hit+int64(i), total)
+				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s,
+					hit+int64(i), total)
 			}
 			if level == simd.Generic {
 				touched |= rows[int64(s)*p.RowBytes]
@@ -264,7 +272,8 @@ func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uin
 		}
 		for i, at := range pos[:n] {
 			if int64(at) >= p.DstRows {
-				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at, hit+int64(i), p.DstRows)
+				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at,
+					hit+int64(i), p.DstRows)
 			}
 		}
 		if !level.CopyRows(dst, rows, pos, slot, n, int(p.RowBytes), int(p.Stride)) {
@@ -280,7 +289,8 @@ func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uin
 }
 
 // gatherLines is gatherTier for a GPU tier of lines.
-func gatherLines(dst []byte, pos, slot []uint32, hit int64, p *gatherParams) (touched byte, err error) {
+func gatherLines(dst []byte, pos, slot []uint32, hit int64, p *gatherParams) (touched byte,
+	err error) {
 	if p.GPUPerLine < 1 || p.GPUTotal%p.GPUPerLine != 0 {
 		return 0, fmt.Errorf("gather: a tier of %d rows in lines of %d", p.GPUTotal, p.GPUPerLine)
 	}
@@ -290,14 +300,16 @@ func gatherLines(dst []byte, pos, slot []uint32, hit int64, p *gatherParams) (to
 	if p.GPUTotal == 0 {
 		return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has 0 rows", slot[0], hit)
 	}
-	rows := cuda.View[byte](p.GPURows, (p.GPUTotal/p.GPUPerLine-1)*p.GPULine+(p.GPUPerLine-1)*p.GPUStride+p.RowBytes)
+	rows := cuda.View[byte](p.GPURows, (p.GPUTotal/p.GPUPerLine-1)*p.GPULine+
+		(p.GPUPerLine-1)*p.GPUStride+p.RowBytes)
 	per, one := uint32(p.GPUPerLine), p.GPUPerLine == 1
 	var from [touchAhead]int64
 	for len(pos) > 0 {
 		n := min(touchAhead, len(pos))
 		for i, s := range slot[:n] {
 			if int64(s) >= p.GPUTotal {
-				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s, hit+int64(i), p.GPUTotal)
+				return 0, fmt.Errorf("gather: slot %d of hit %d: the tier has %d rows", s,
+					hit+int64(i), p.GPUTotal)
 			}
 			if one {
 				from[i] = int64(s) * p.GPULine
@@ -308,7 +320,8 @@ func gatherLines(dst []byte, pos, slot []uint32, hit int64, p *gatherParams) (to
 		}
 		for i, at := range pos[:n] {
 			if int64(at) >= p.DstRows {
-				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at, hit+int64(i), p.DstRows)
+				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at,
+					hit+int64(i), p.DstRows)
 			}
 			copy(dst[int64(at)*p.Stride:][:p.RowBytes], rows[from[i]:][:p.RowBytes])
 		}
@@ -323,7 +336,8 @@ func hotnessKernel(b *cuda.Block, p *hotnessParams) error {
 	counts := cuda.View[uint32](p.Counts, p.Rows)
 	for i, node := range cuda.View[int64](p.Nodes, p.N)[lo:hi] {
 		if uint64(node) >= uint64(p.Rows) {
-			return fmt.Errorf("hotness: row %d at position %d: the dataset has rows 0 to %d", node, lo+int64(i), p.Rows-1)
+			return fmt.Errorf("hotness: row %d at position %d: the dataset has rows 0 to %d", node,
+				lo+int64(i), p.Rows-1)
 		}
 		atomic.AddUint32(&counts[node], 1)
 	}

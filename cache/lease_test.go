@@ -27,9 +27,10 @@ func init() {
 	})
 }
 
-// leaseStress is a training's use of a dynamic cache with everything in flight at once: one goroutine announces and admits,
-// readers fill staging buffers in their own time or fail half-way, one finishes in order, one waits for the stream, looks
-// at every row and releases. A failure ends a pass: what was admitted is abandoned, and the next pass uses the same cache.
+// leaseStress is a training's use of a dynamic cache with everything in flight at once: one
+// goroutine announces and admits, readers fill staging buffers in their own time or fail half-way,
+// one finishes in order, one waits for the stream, looks at every row and releases. A failure ends
+// a pass: what was admitted is abandoned, and the next pass uses the same cache.
 type leaseStress struct {
 	t      *testing.T
 	dev    cuda.Device
@@ -76,7 +77,8 @@ const (
 func leaseWord(row int64, w int) uint64 { return uint64(row+1)*0x9e3779b97f4a7c15 ^ uint64(w)<<60 }
 
 func newLeaseStress(t *testing.T, name string, rng *rand.Rand) *leaseStress {
-	c := DynamicConfig{Rows: 600, RowBytes: leaseRowBytes, Lines: Lines{SSDs: 2, RowsPerLine: 1, LineBytes: leaseRowBytes, RowStride: leaseRowBytes}, Policy: name, Seed: rng.Uint64()}
+	c := DynamicConfig{Rows: 600, RowBytes: leaseRowBytes, Lines: Lines{SSDs: 2, RowsPerLine: 1,
+		LineBytes: leaseRowBytes, RowStride: leaseRowBytes}, Policy: name, Seed: rng.Uint64()}
 	if rng.IntN(2) == 0 {
 		c.Lines.RowsPerLine, c.Lines.LineBytes, c.Lines.RowStride = 3, 128, 40
 	}
@@ -84,20 +86,23 @@ func newLeaseStress(t *testing.T, name string, rng *rand.Rand) *leaseStress {
 	dev := must(cuda.NewHost(cuda.HostOptions{SMs: 3}))(t)
 	s := &leaseStress{t: t, dev: dev, c: c, d: must(NewDynamic(dev, c))(t), window: rng.IntN(4)}
 	s.dawdle = must(dev.Kernel("cache_test_dawdle"))(t)
-	s.st, s.look = must(dev.NewStream(cuda.StreamOptions{Name: "copies"}))(t), must(dev.NewStream(cuda.StreamOptions{Name: "lookups"}))(t)
+	s.st, s.look = must(dev.NewStream(cuda.StreamOptions{Name: "copies"}))(t),
+		must(dev.NewStream(cuda.StreamOptions{Name: "lookups"}))(t)
 	s.nodes = must(dev.Alloc(cuda.MemDevice, leaseRows*8, "nodes"))(t)
 	const groups, batches = 3, 9
 	s.groups, s.batches = make(chan *leaseGroup, groups), make(chan *leaseBatch, batches)
 	for range groups {
 		s.groups <- &leaseGroup{
 			plan: must(s.d.NewReadPlan())(t), read: make(chan error, 1),
-			staging: must(dev.Alloc(cuda.MemDevice, leaseGroupMax*leaseRows*c.Lines.LineBytes, "staging"))(t),
+			staging: must(dev.Alloc(cuda.MemDevice, leaseGroupMax*leaseRows*c.Lines.LineBytes,
+				"staging"))(t),
 		}
 	}
 	for range batches {
 		s.batches <- &leaseBatch{
-			nodes: must(dev.Alloc(cuda.MemDevice, leaseRows*8, "nodes"))(t), x: must(dev.Alloc(cuda.MemDevice, leaseRows*leaseRowBytes, "features"))(t),
-			done: must(dev.NewEvent())(t),
+			nodes: must(dev.Alloc(cuda.MemDevice, leaseRows*8, "nodes"))(t),
+			x:     must(dev.Alloc(cuda.MemDevice, leaseRows*leaseRowBytes, "features"))(t),
+			done:  must(dev.NewEvent())(t),
 		}
 	}
 	return s
@@ -146,7 +151,8 @@ func (s *leaseStress) read(g *leaseGroup, rng *rand.Rand, fail bool) {
 	l, mem := s.c.Lines, g.staging.Bytes()
 	rows, pos := []int64(nil), []uint32(nil)
 	if g.plan.Lines > 0 {
-		rows, pos = hostmem.View[int64](g.plan.Rows.Bytes()), hostmem.View[uint32](g.plan.Pos.Bytes())
+		rows, pos = hostmem.View[int64](g.plan.Rows.Bytes()),
+			hostmem.View[uint32](g.plan.Pos.Bytes())
 	}
 	for i := range g.plan.Lines {
 		if rng.IntN(400) == 0 {
@@ -158,7 +164,8 @@ func (s *leaseStress) read(g *leaseGroup, rng *rand.Rand, fail bool) {
 		for k := range l.RowsPerLine {
 			row := (rows[i]/l.SSDs*l.RowsPerLine+k)*l.SSDs + rows[i]%l.SSDs
 			for w := range leaseRowBytes / 8 {
-				binary.LittleEndian.PutUint64(mem[int64(pos[i])*l.LineBytes+k*l.RowStride+int64(w)*8:], leaseWord(row, w))
+				binary.LittleEndian.PutUint64(mem[int64(pos[i])*l.LineBytes+k*l.RowStride+
+					int64(w)*8:], leaseWord(row, w))
 			}
 		}
 	}
@@ -170,7 +177,8 @@ func (s *leaseStress) read(g *leaseGroup, rng *rand.Rand, fail bool) {
 }
 
 // lookup admits a batch in parts.
-func (s *leaseStress) lookup(ctx context.Context, rng *rand.Rand, nodes cuda.Buffer, rows []int64, tickets []*Ticket) ([]*Ticket, error) {
+func (s *leaseStress) lookup(ctx context.Context, rng *rand.Rand, nodes cuda.Buffer, rows []int64,
+	tickets []*Ticket) ([]*Ticket, error) {
 	s.d.NextBatch()
 	copy(hostmem.View[int64](nodes.Bytes()), rows)
 	for first := 0; first < len(rows); {
@@ -186,9 +194,12 @@ func (s *leaseStress) lookup(ctx context.Context, rng *rand.Rand, nodes cuda.Buf
 	return tickets, nil
 }
 
-// admit looks the batches up in groups and starts their reads. After a failure it still looks those up that it has
-// announced, for the window to end as it should, or has that forgotten; their tickets are spare.
-func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, failAt int, seed uint64, stop chan struct{}, admitted chan *leaseGroup, readers *sync.WaitGroup, spare *[]*Ticket) (err error) {
+// admit looks the batches up in groups and starts their reads. After a failure it still looks those
+// up that it has announced, for the window to end as it should, or has that forgotten; their
+// tickets are spare.
+func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, failAt int,
+	seed uint64, stop chan struct{}, admitted chan *leaseGroup, readers *sync.WaitGroup,
+	spare *[]*Ticket) (err error) {
 	announced, at := 0, 0
 	for at < len(all) {
 		var g *leaseGroup
@@ -260,7 +271,8 @@ func (s *leaseStress) pass(rng *rand.Rand, n int, faulty bool) error {
 	if faulty {
 		failAt = rng.IntN(n)
 	}
-	admitted, finished := make(chan *leaseGroup, cap(s.groups)), make(chan *leaseBatch, cap(s.batches))
+	admitted, finished := make(chan *leaseGroup, cap(s.groups)),
+		make(chan *leaseBatch, cap(s.batches))
 	stop := make(chan struct{}) // closed at the first failure
 	failed := sync.OnceFunc(func() { close(stop) })
 	var wg, readers sync.WaitGroup
@@ -294,12 +306,15 @@ func (s *leaseStress) pass(rng *rand.Rand, n int, faulty bool) error {
 			report(func() error {
 				for _, b := range g.batches {
 					if count++; count%4 == 0 {
-						if err := cuda.Launch(s.st, s.dawdle, cuda.LaunchConfig{Blocks: 1, Threads: 32}, dawdleParams{int64(count * 37 % 200)}); err != nil {
+						if err := cuda.Launch(s.st, s.dawdle,
+							cuda.LaunchConfig{Blocks: 1, Threads: 32},
+							dawdleParams{int64(count * 37 % 200)}); err != nil {
 							return err
 						}
 					}
 					for _, t := range b.tickets {
-						if err := s.d.Finish(s.st, t, g.staging, b.x.Ptr(), leaseRowBytes); err != nil {
+						if err := s.d.Finish(s.st, t, g.staging, b.x.Ptr(),
+							leaseRowBytes); err != nil {
 							return err
 						}
 					}
@@ -321,8 +336,10 @@ func (s *leaseStress) pass(rng *rand.Rand, n int, faulty bool) error {
 				x := b.x.Bytes()
 				for i, row := range b.rows {
 					for w := range leaseRowBytes / 8 {
-						if got := binary.LittleEndian.Uint64(x[i*leaseRowBytes+w*8:]); got != leaseWord(row, w) {
-							return fmt.Errorf("torn: word %d of row %d at position %d is %#x", w, row, i, got)
+						if got := binary.LittleEndian.Uint64(x[i*leaseRowBytes+
+							w*8:]); got != leaseWord(row, w) {
+							return fmt.Errorf("torn: word %d of row %d at position %d is %#x", w,
+								row, i, got)
 						}
 					}
 				}
@@ -380,8 +397,10 @@ func (s *leaseStress) slots() error {
 		for k := range l.RowsPerLine {
 			row := (n/l.SSDs*l.RowsPerLine+k)*l.SSDs + n%l.SSDs
 			for w := range leaseRowBytes / 8 {
-				if got := binary.LittleEndian.Uint64(mem[int64(slot)*l.LineBytes+k*l.RowStride+int64(w)*8:]); got != leaseWord(row, w) {
-					return fmt.Errorf("slot %d: word %d of row %d of line %d is %#x", slot, w, row, n, got)
+				if got := binary.LittleEndian.Uint64(mem[int64(slot)*l.LineBytes+k*l.RowStride+
+					int64(w)*8:]); got != leaseWord(row, w) {
+					return fmt.Errorf("slot %d: word %d of row %d of line %d is %#x", slot, w,
+						row, n, got)
 				}
 			}
 		}
@@ -389,8 +408,8 @@ func (s *leaseStress) slots() error {
 	return nil
 }
 
-// TestLeasesUnderStress: a million rows are leased, read, delivered and released while reads are late and fail. None is
-// torn, every failure's lines are gone, and nothing is left at the end.
+// TestLeasesUnderStress: a million rows are leased, read, delivered and released while reads are
+// late and fail. None is torn, every failure's lines are gone, and nothing is left at the end.
 func TestLeasesUnderStress(t *testing.T) {
 	total := int64(1_000_000)
 	if wide.Lean() {

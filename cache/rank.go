@@ -13,7 +13,8 @@ import (
 
 // Phases of "hotness_rank", one to a launch.
 const (
-	rankHist    = 1  // each block: rows by the digit at Shift, among those that Threshold's higher digits leave
+	// each block: rows by the digit at Shift, among those that Threshold's higher digits leave
+	rankHist    = 1
 	rankPick    = 2  // one block: the digit where the selection ends
 	rankCount   = 4  // each block: its rows above and at the thresholds
 	rankPrefix  = 8  // one block: from counts to places
@@ -147,10 +148,11 @@ func rankHistogram(counts []uint32, hist []uint64, state *rankState, shift uint3
 	}
 }
 
-// Place is Place of the counts, computed on the device: only the tiers' lists come to the CPU, not the
-// counts. It waits for the streams' Adds that st has seen, and for the result, no longer than
+// Place is Place of the counts, computed on the device: only the tiers' lists come to the CPU, not
+// the counts. It waits for the streams' Adds that st has seen, and for the result, no longer than
 // ctx.
-func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows int64) (p Placement, err error) {
+func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows int64) (p Placement,
+	err error) {
 	gpuRows = min(max(gpuRows, 0), h.rows)
 	cpuRows = min(max(cpuRows, 0), h.rows-gpuRows)
 	p = Placement{make([]int64, gpuRows), make([]int64, cpuRows)}
@@ -189,7 +191,8 @@ func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows in
 	if err != nil {
 		return p, err
 	}
-	hostmem.View[rankState](state.Bytes()[:unsafe.Sizeof(rankState{})])[0].Left = [2]int64{gpuRows, gpuRows + cpuRows}
+	hostmem.View[rankState](state.Bytes()[:unsafe.Sizeof(rankState{})])[0].Left = [2]int64{gpuRows,
+		gpuRows + cpuRows}
 	q := rankParams{
 		Counts: h.counts.Ptr(), Hist: hist.Ptr(), State: state.Ptr(), Parts: parts.Ptr(),
 		GPU: lists.Ptr(), CPU: lists.Ptr() + cuda.DevicePtr(gpuRows*8),
@@ -197,7 +200,8 @@ func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows in
 	}
 	launch := func(phase uint32, blocks int64) error {
 		q.Phase = phase
-		if err := cuda.Launch(st, h.rank, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads}, q); err != nil {
+		if err := cuda.Launch(st, h.rank, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads},
+			q); err != nil {
 			return fmt.Errorf("cache: %w", err)
 		}
 		return nil
@@ -208,7 +212,8 @@ func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows in
 			return p, err
 		}
 	}
-	if err := errors.Join(launch(rankCount, grid), launch(rankPrefix, 1), launch(rankScatter, grid)); err != nil {
+	if err := errors.Join(launch(rankCount, grid), launch(rankPrefix, 1),
+		launch(rankScatter, grid)); err != nil {
 		return p, err
 	}
 	if err := st.Synchronize(ctx); err != nil {

@@ -100,11 +100,13 @@ func (b *Block) call(g *grid) (failure *KernelError) {
 			if !ok {
 				err = fmt.Errorf("%v", r)
 			}
-			failure = &KernelError{g.kernel.name, g.stream.opt.Name, b.Index, fmt.Errorf("panic: %w", err), string(debug.Stack())}
+			failure = &KernelError{g.kernel.name, g.stream.opt.Name, b.Index,
+				fmt.Errorf("panic: %w", err), string(debug.Stack())}
 		}
 	}()
 	if err := g.kernel.run(b, g.params()); err != nil {
-		return &KernelError{Kernel: g.kernel.name, Stream: g.stream.opt.Name, Block: b.Index, Err: err}
+		return &KernelError{Kernel: g.kernel.name, Stream: g.stream.opt.Name, Block: b.Index,
+			Err: err}
 	}
 	return nil
 }

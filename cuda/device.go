@@ -21,7 +21,8 @@ type MemKind uint8
 
 const (
 	MemDevice MemKind = iota // the device's own memory (HBM); on the host device, ordinary memory
-	MemPinned                // CPU memory that the device reads in place (UVA) and that does not move
+	// CPU memory that the device reads in place (UVA) and that does not move
+	MemPinned
 )
 
 // Info describes a device.

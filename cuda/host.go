@@ -64,7 +64,8 @@ func NewHost(opt HostOptions) (*Host, error) {
 		opt.SMs = runtime.NumCPU()
 	}
 	if opt.Kernels = opt.Kernels.Resolve(); opt.Kernels > simd.Best() {
-		return nil, errs.New(errs.Capability, "host device: kernels %s: this machine has %s", opt.Kernels, simd.Best())
+		return nil, errs.New(errs.Capability, "host device: kernels %s: this machine has %s",
+			opt.Kernels, simd.Best())
 	}
 	if opt.QueueDepth == 0 {
 		opt.QueueDepth = 4096
@@ -87,7 +88,8 @@ func NewHost(opt HostOptions) (*Host, error) {
 		name = "host (" + brand + ")"
 	}
 	h := &Host{
-		info:    Info{Name: name, Backend: "host", SMs: opt.SMs, MemTotal: total, Kernels: opt.Kernels.String()},
+		info: Info{Name: name, Backend: "host", SMs: opt.SMs, MemTotal: total,
+			Kernels: opt.Kernels.String()},
 		opt:     opt,
 		buffers: map[*hostBuffer]struct{}{},
 		usage:   map[string]int64{},
@@ -168,7 +170,8 @@ func (h *Host) Close() error {
 		more = fmt.Sprintf(" and %d more", len(leaks)-show)
 		leaks = leaks[:show]
 	}
-	msg := fmt.Sprintf("device %s: closed with open %s%s", h.info.Name, strings.Join(leaks, ", "), more)
+	msg := fmt.Sprintf("device %s: closed with open %s%s", h.info.Name,
+		strings.Join(leaks, ", "), more)
 	if len(failed) > 0 {
 		msg += "; " + strings.Join(failed, "; ")
 	}

@@ -104,7 +104,8 @@ func TestHostAdd(t *testing.T) {
 		}
 		k := kernel(t, h, "test_add")
 		for i := range 300 {
-			if err := Launch(s, k, LaunchConfig{1 + i%7, 32}, addParams{b.Ptr(), 1000, 1}); err != nil {
+			if err := Launch(s, k, LaunchConfig{1 + i%7, 32},
+				addParams{b.Ptr(), 1000, 1}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -156,10 +157,12 @@ func TestOneSlotTwoStreams(t *testing.T) {
 					wait(b, &turns[0], (i+1)*blocks)
 				}
 			})
-			if err := Launch(complete, kernel(t, h, "test_hook"), LaunchConfig{blocks, 32}, struct{}{}); err != nil {
+			if err := Launch(complete, kernel(t, h, "test_hook"), LaunchConfig{blocks, 32},
+				struct{}{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := Launch(submit, kernel(t, h, "test_hook2"), LaunchConfig{blocks, 32}, struct{}{}); err != nil {
+			if err := Launch(submit, kernel(t, h, "test_hook2"), LaunchConfig{blocks, 32},
+				struct{}{}); err != nil {
 				t.Fatal(err)
 			}
 			for _, s := range []Stream{complete, submit} {
@@ -177,21 +180,33 @@ func TestOneSlotTwoStreams(t *testing.T) {
 func TestWildPointerIsAnError(t *testing.T) {
 	h := open(t, HostOptions{SMs: 2})
 	s := stream(t, h, StreamOptions{Name: "wild"})
-	err := errors.Join(Launch(s, kernel(t, h, "test_wild"), LaunchConfig{1, 32}, addParams{Dst: 0x10000}),
+	err := errors.Join(Launch(s, kernel(t, h, "test_wild"), LaunchConfig{1, 32},
+		addParams{Dst: 0x10000}),
 		s.Synchronize(limit(t)))
 	var ke *KernelError
-	if !errors.As(err, &ke) || ke.Kernel != "test_wild" || !strings.Contains(ke.Detail(), "host_test.go") {
+	if !errors.As(err, &ke) || ke.Kernel != "test_wild" || !strings.Contains(ke.Detail(),
+		"host_test.go") {
 		t.Fatalf("got %v", err)
 	}
 }
 
 func TestRegisterHostRefusesGoPointers(t *testing.T) {
 	for name, reg := range map[string]func(){
-		"slice":     func() { RegisterHost("t1", func(*Block, *struct{ A []int }) error { return nil }) },
-		"nested":    func() { RegisterHost("t2", func(*Block, *struct{ A [2]struct{ P *int } }) error { return nil }) },
-		"string":    func() { RegisterHost("t3", func(*Block, *struct{ S string }) error { return nil }) },
-		"unsafe":    func() { RegisterHost("t4", func(*Block, *struct{ P unsafe.Pointer }) error { return nil }) },
-		"duplicate": func() { RegisterHost("test_nop", func(*Block, *struct{}) error { return nil }) },
+		"slice": func() {
+			RegisterHost("t1", func(*Block, *struct{ A []int }) error { return nil })
+		},
+		"nested": func() {
+			RegisterHost("t2", func(*Block, *struct{ A [2]struct{ P *int } }) error { return nil })
+		},
+		"string": func() {
+			RegisterHost("t3", func(*Block, *struct{ S string }) error { return nil })
+		},
+		"unsafe": func() {
+			RegisterHost("t4", func(*Block, *struct{ P unsafe.Pointer }) error { return nil })
+		},
+		"duplicate": func() {
+			RegisterHost("test_nop", func(*Block, *struct{}) error { return nil })
+		},
 	} {
 		func() {
 			defer func() {
@@ -221,7 +236,8 @@ func TestPanicKeepsItsStack(t *testing.T) {
 	if !errors.As(err, &ke) || !errors.Is(err, cause) || ke.Block != 3 || ke.Stream != "panicking" {
 		t.Fatalf("got %v", err)
 	}
-	if !strings.Contains(ke.Stack, "host_test.go") || strings.Contains(ke.Error(), "\n") || !strings.Contains(ke.Detail(), "host_test.go") {
+	if !strings.Contains(ke.Stack, "host_test.go") || strings.Contains(ke.Error(), "\n") ||
+		!strings.Contains(ke.Detail(), "host_test.go") {
 		t.Fatalf("detail %q of %q", ke.Detail(), ke)
 	}
 	// The slot is back: the device goes on.
@@ -241,10 +257,12 @@ func TestKernelReadsPastABuffer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Launch(s, kernel(t, h, "test_add"), LaunchConfig{1, 32}, addParams{b.Ptr(), 11, 1}); err != nil {
+	if err := Launch(s, kernel(t, h, "test_add"), LaunchConfig{1, 32},
+		addParams{b.Ptr(), 11, 1}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(), "ten words") || !strings.Contains(err.Error(), "out of bounds") {
+	if err := s.Synchronize(limit(t)); err == nil || !strings.Contains(err.Error(), "ten words") ||
+		!strings.Contains(err.Error(), "out of bounds") {
 		t.Errorf("got %v", err)
 	}
 	if err := b.Free(); err != nil {
@@ -327,7 +345,8 @@ func TestBusyWorkers(t *testing.T) {
 // A stream is busy while it holds a slot: of two that share the only one, each for its part.
 func TestBusyIsTimeOnASlot(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})
-	low, high := stream(t, h, StreamOptions{Name: "low"}), stream(t, h, StreamOptions{Name: "high", Priority: 1})
+	low, high := stream(t, h, StreamOptions{Name: "low"}),
+		stream(t, h, StreamOptions{Name: "high", Priority: 1})
 	hook(t, &tBlock, func(*Block) {
 		for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
 			continue
@@ -336,7 +355,8 @@ func TestBusyIsTimeOnASlot(t *testing.T) {
 	began := time.Now()
 	for range 5 {
 		for _, s := range []Stream{low, high} {
-			if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{10, 32}, struct{}{}); err != nil {
+			if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{10, 32},
+				struct{}{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -347,7 +367,8 @@ func TestBusyIsTimeOnASlot(t *testing.T) {
 		}
 	}
 	took := time.Since(began)
-	if l, h := low.Busy(), high.Busy(); l < 50*time.Millisecond || h < 50*time.Millisecond || l+h > took {
+	if l, h := low.Busy(), high.Busy(); l < 50*time.Millisecond || h < 50*time.Millisecond ||
+		l+h > took {
 		t.Fatalf("busy %v and %v in %v on one slot", l, h, took)
 	}
 }
@@ -355,7 +376,8 @@ func TestBusyIsTimeOnASlot(t *testing.T) {
 // Streams of one priority share a slot by time: a long grid lets a short one in before its end.
 func TestEqualPrioritiesShare(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})
-	long, short := stream(t, h, StreamOptions{Name: "long"}), stream(t, h, StreamOptions{Name: "short"})
+	long, short := stream(t, h, StreamOptions{Name: "long"}),
+		stream(t, h, StreamOptions{Name: "short"})
 	var started, shortAt atomic.Int64
 	const blocks = 400
 	first, begun := make(chan struct{}), make(chan struct{})
@@ -364,16 +386,19 @@ func TestEqualPrioritiesShare(t *testing.T) {
 			close(first)
 			<-begun // until the short one is enqueued; the slot stays taken
 		}
-		for end := time.Now().Add(time.Millisecond); shortAt.Load() == 0 && time.Now().Before(end); {
+		for end := time.Now().Add(time.Millisecond); shortAt.Load() == 0 &&
+			time.Now().Before(end); {
 			continue
 		}
 	})
 	hook(t, &tBlock2, func(*Block) { shortAt.Store(started.Load()) })
-	if err := Launch(long, kernel(t, h, "test_hook"), LaunchConfig{blocks, 32}, struct{}{}); err != nil {
+	if err := Launch(long, kernel(t, h, "test_hook"), LaunchConfig{blocks, 32},
+		struct{}{}); err != nil {
 		t.Fatal(err)
 	}
 	<-first
-	if err := Launch(short, kernel(t, h, "test_hook2"), LaunchConfig{1, 32}, struct{}{}); err != nil {
+	if err := Launch(short, kernel(t, h, "test_hook2"), LaunchConfig{1, 32},
+		struct{}{}); err != nil {
 		t.Fatal(err)
 	}
 	close(begun)
@@ -400,7 +425,8 @@ func TestFullQueueHasADeadline(t *testing.T) {
 	for range 4 {
 		err = Launch(s, nop, LaunchConfig{1, 32}, struct{}{})
 	}
-	if err == nil || !strings.Contains(err.Error(), "full") || !strings.Contains(err.Error(), "test_hook") {
+	if err == nil || !strings.Contains(err.Error(), "full") || !strings.Contains(err.Error(),
+		"test_hook") {
 		t.Errorf("got %v", err)
 	}
 	close(gate)
@@ -447,7 +473,8 @@ func TestCloseWithAStuckKernel(t *testing.T) {
 
 func TestRegisterRules(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})
-	if _, err := h.Register(make([]byte, 4096), "go memory"); err == nil || !strings.Contains(err.Error(), "go memory") {
+	if _, err := h.Register(make([]byte, 4096), "go memory"); err == nil ||
+		!strings.Contains(err.Error(), "go memory") {
 		t.Errorf("memory of Go's heap: %v", err)
 	}
 	mem, err := hostmem.Alloc(1<<16, "test")
@@ -462,7 +489,8 @@ func TestRegisterRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Register(mem[:8192], "crossing"); err == nil || !strings.Contains(err.Error(), "whole") {
+	if _, err := h.Register(mem[:8192], "crossing"); err == nil || !strings.Contains(err.Error(),
+		"whole") {
 		t.Errorf("an overlap: %v", err)
 	}
 	if u := h.MemUsage(); u["whole"] != 36864 || u["part"] != 0 {
@@ -523,7 +551,9 @@ func TestSchedulerStress(t *testing.T) {
 		want := int64(0)
 		var streams []Stream
 		for i := range 6 {
-			streams = append(streams, stream(t, h, StreamOptions{Priority: rng.IntN(3), SMs: rng.IntN(3), Name: string(rune('a' + i))}))
+			streams = append(streams,
+				stream(t, h, StreamOptions{Priority: rng.IntN(3), SMs: rng.IntN(3),
+					Name: string(rune('a' + i))}))
 		}
 		for range 300 {
 			blocks := 1 + rng.IntN(6)
@@ -531,7 +561,8 @@ func TestSchedulerStress(t *testing.T) {
 				blocks = 100 // more than may be resident
 			}
 			want += int64(blocks)
-			if err := Launch(streams[rng.IntN(len(streams))], k, LaunchConfig{blocks, 32}, struct{}{}); err != nil {
+			if err := Launch(streams[rng.IntN(len(streams))], k, LaunchConfig{blocks, 32},
+				struct{}{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -541,7 +572,8 @@ func TestSchedulerStress(t *testing.T) {
 			}
 		}
 		if ran.Load() != want || over.Load() != 0 || running.Load() != 0 {
-			t.Fatalf("seed %d, %d SMs: %d of %d blocks ran, %d times too many at once, %d left", seed, sms, ran.Load(), want, over.Load(), running.Load())
+			t.Fatalf("seed %d, %d SMs: %d of %d blocks ran, %d times too many at once, %d left",
+				seed, sms, ran.Load(), want, over.Load(), running.Load())
 		}
 		// A grid ends with its last block; a worker gives its slot back right after that.
 		settled := func() bool {
@@ -553,12 +585,15 @@ func TestSchedulerStress(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		h.sched.mu.Lock()
-		if len(h.sched.free) != sms || h.sched.waiting.Load() != 0 || len(h.sched.claims)+len(h.sched.returns) != 0 {
-			t.Errorf("seed %d: %d of %d slots free, %d waiting", seed, len(h.sched.free), sms, h.sched.waiting.Load())
+		if len(h.sched.free) != sms || h.sched.waiting.Load() != 0 || len(h.sched.claims)+
+			len(h.sched.returns) != 0 {
+			t.Errorf("seed %d: %d of %d slots free, %d waiting", seed, len(h.sched.free), sms,
+				h.sched.waiting.Load())
 		}
 		for _, s := range streams {
 			if hs := s.(*hostStream); hs.held != 0 || hs.parked != 0 {
-				t.Errorf("seed %d: stream %q holds %d, parks %d", seed, hs.opt.Name, hs.held, hs.parked)
+				t.Errorf("seed %d: stream %q holds %d, parks %d", seed, hs.opt.Name, hs.held,
+					hs.parked)
 			}
 		}
 		h.sched.mu.Unlock()
@@ -614,7 +649,8 @@ func benchWait(b *testing.B, wait func(*Block)) {
 			blk.Yield()
 		}
 	})
-	if err := errors.Join(Launch(other, kernel(b, h, "test_hook2"), LaunchConfig{1, 32}, struct{}{}),
+	if err := errors.Join(Launch(other, kernel(b, h, "test_hook2"), LaunchConfig{1, 32},
+		struct{}{}),
 		Launch(s, kernel(b, h, "test_hook"), LaunchConfig{1, 32}, struct{}{}),
 		s.Synchronize(context.Background()), other.Synchronize(context.Background())); err != nil {
 		b.Fatal(err)

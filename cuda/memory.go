@@ -16,17 +16,19 @@ type OutOfMemoryError struct {
 	Device     string
 	Purpose    string
 	Want, Free int64 // bytes
-	// Others is what was held beside this process's buffers, by other processes and by the device's own
-	// software; 0 where nobody counts it.
+	// Others is what was held beside this process's buffers, by other processes and by the device's
+	// own software; 0 where nobody counts it.
 	Others int64
 }
 
 func (e *OutOfMemoryError) Error() string {
 	others := ""
 	if e.Others > 0 {
-		others = fmt.Sprintf(", %d bytes held by other processes and the driver (see \"nvidia-smi\")", e.Others)
+		others = fmt.Sprintf(
+			", %d bytes held by other processes and the driver (see \"nvidia-smi\")", e.Others)
 	}
-	return fmt.Sprintf("device %s: out of memory for %s: %d bytes wanted, %d bytes free%s; lower the budgets",
+	return fmt.Sprintf(
+		"device %s: out of memory for %s: %d bytes wanted, %d bytes free%s; lower the budgets",
 		e.Device, e.Purpose, e.Want, e.Free, others)
 }
 
@@ -90,10 +92,12 @@ func (b *hostBuffer) Free() error {
 // Alloc implements Device. Size 0 gives a buffer without memory, whose Ptr is 0.
 func (h *Host) Alloc(kind MemKind, size int64, purpose string) (Buffer, error) {
 	if kind != MemDevice && kind != MemPinned {
-		return nil, fmt.Errorf("device %s: allocate %s: unknown kind of memory %d", h.info.Name, purpose, kind)
+		return nil, fmt.Errorf("device %s: allocate %s: unknown kind of memory %d", h.info.Name,
+			purpose, kind)
 	}
 	if size < 0 {
-		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", h.info.Name, purpose, size)
+		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", h.info.Name,
+			purpose, size)
 	}
 	// Reserve before allocating: two callers must not pass the limit together.
 	h.memMu.Lock()
@@ -104,7 +108,8 @@ func (h *Host) Alloc(kind MemKind, size int64, purpose string) (Buffer, error) {
 	if kind == MemDevice {
 		if free := h.info.MemTotal - h.devBytes; size > free {
 			h.memMu.Unlock()
-			return nil, errs.With(errs.Capability, &OutOfMemoryError{Device: h.info.Name, Purpose: purpose, Want: size, Free: max(free, 0)})
+			return nil, errs.With(errs.Capability, &OutOfMemoryError{Device: h.info.Name,
+				Purpose: purpose, Want: size, Free: max(free, 0)})
 		}
 		h.devBytes += size
 	}
@@ -139,8 +144,10 @@ func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
 	}
 	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 	if region.OnGoHeap(lo) {
-		return nil, fmt.Errorf("device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
-			h.info.Name, purpose)
+		return nil,
+			fmt.Errorf(
+				"device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
+				h.info.Name, purpose)
 	}
 	if h.closed.Load() {
 		return nil, h.errClosed()
@@ -203,14 +210,17 @@ func View[T any](p DevicePtr, n int64) []T {
 	var t T
 	size := uint64(unsafe.Sizeof(t))
 	if p == 0 || n < 0 || uint64(p)%uint64(unsafe.Alignof(t)) != 0 {
-		panic(fmt.Sprintf("view of %d elements of %T at address %#x: nil, negative or not aligned", n, t, uint64(p)))
+		panic(fmt.Sprintf("view of %d elements of %T at address %#x: nil, negative or not aligned",
+			n, t, uint64(p)))
 	}
 	if list := openHosts.list.Load(); list != nil {
 		for _, h := range *list {
 			if r := h.regions.Find(uint64(p)); r != nil {
 				if size != 0 && uint64(n) > (r.Hi-uint64(p))/size {
-					panic(fmt.Sprintf("view of %d elements of %T at offset %d of %s (%d bytes): out of bounds",
-						n, t, uint64(p)-r.Lo, r.Purpose, r.Hi-r.Lo))
+					panic(
+						fmt.Sprintf(
+							"view of %d elements of %T at offset %d of %s (%d bytes): out of bounds",
+							n, t, uint64(p)-r.Lo, r.Purpose, r.Hi-r.Lo))
 				}
 				break
 			}

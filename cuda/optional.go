@@ -5,9 +5,11 @@ import (
 	"unsafe"
 )
 
-// What follows is what only some devices or streams have, and how all of them are used without asking.
+// What follows is what only some devices or streams have, and how all of them are used without
+// asking.
 
-// MemoryMeter is a device that knows how much of its memory is free now, also of what other processes hold.
+// MemoryMeter is a device that knows how much of its memory is free now, also of what other
+// processes hold.
 type MemoryMeter interface {
 	FreeMemory() (free, total int64, err error)
 }
@@ -17,11 +19,12 @@ type Reserver interface {
 	Reserve(size int64, purpose string) (Growable, error)
 }
 
-// Growable is memory of kind MemDevice whose addresses are all there and whose memory comes as it is needed, from the
-// beginning. It never moves.
+// Growable is memory of kind MemDevice whose addresses are all there and whose memory comes as it
+// is needed, from the beginning. It never moves.
 type Growable interface {
 	Buffer // of all addresses; kernels must only touch what is backed
-	// Grow makes at least the first bytes usable; new memory is zeroed. An *OutOfMemoryError leaves it as it was.
+	// Grow makes at least the first bytes usable; new memory is zeroed. An *OutOfMemoryError leaves
+	// it as it was.
 	Grow(bytes int64) error
 	// Shrink gives the memory behind at least the first bytes back. Nothing may be using it.
 	Shrink(bytes int64) error
@@ -29,8 +32,9 @@ type Growable interface {
 	Backed() int64
 }
 
-// Reserve is Alloc of device memory that is sized for the worst case and mostly used in part. Where the device is no
-// Reserver all of it is usable at once (the host device's memory is lazy by itself).
+// Reserve is Alloc of device memory that is sized for the worst case and mostly used in part. Where
+// the device is no Reserver all of it is usable at once (the host device's memory is lazy by
+// itself).
 func Reserve(d Device, size int64, purpose string) (Growable, error) {
 	if r, ok := d.(Reserver); ok {
 		return r.Reserve(size, purpose)
@@ -54,13 +58,14 @@ func (w whole) Grow(bytes int64) error {
 func (w whole) Shrink(int64) error { return nil }
 func (w whole) Backed() int64      { return w.Size() }
 
-// PeerMapper is a device whose memory can be made addressable for the CPU and, through its mapping, for the DMA of other
-// devices (rung p2p of DESIGN section 4).
+// PeerMapper is a device whose memory can be made addressable for the CPU and, through its mapping,
+// for the DMA of other devices (rung p2p of the memory ladder, gpuio/rung.go).
 type PeerMapper interface {
-	// PeerMethods are the ways that can be tried on this machine, the best first, with why others cannot.
+	// PeerMethods are the ways that can be tried on this machine, the best first, with why others
+	// cannot.
 	PeerMethods() []PeerMethod
-	// MapPeer maps a buffer of kind MemDevice, whole. method is a name of PeerMethods. End the mapping, and all DMA through
-	// it, before the buffer is freed.
+	// MapPeer maps a buffer of kind MemDevice, whole. method is a name of PeerMethods. End the
+	// mapping, and all DMA through it, before the buffer is freed.
 	MapPeer(b Buffer, method string) (PeerMapping, error)
 }
 
@@ -70,8 +75,8 @@ type PeerMethod struct {
 	Err  error  // why it cannot be tried here; nil: it can
 }
 
-// PeerMapping is device memory as the CPU sees it: I/O memory behind a BAR. Loads are slow, stores are write-combined;
-// no atomics.
+// PeerMapping is device memory as the CPU sees it: I/O memory behind a BAR. Loads are slow, stores
+// are write-combined; no atomics.
 type PeerMapping interface {
 	Bytes() []byte
 	// DMABuf is the export behind it, for IOMMUs that take one, or -1.
@@ -79,13 +84,14 @@ type PeerMapping interface {
 	Close() error
 }
 
-// PeerGrower is a PeerMapping of a Growable: Bytes has all addresses from the beginning, and the memory behind them
-// follows by these calls. Addresses without memory fault.
+// PeerGrower is a PeerMapping of a Growable: Bytes has all addresses from the beginning, and the
+// memory behind them follows by these calls. Addresses without memory fault.
 type PeerGrower interface {
 	PeerMapping
 	// Extend maps what Grow has made usable since.
 	Extend() error
-	// Cut ends the mapping of what lies behind the first bytes. Call it before Shrink, when no DMA goes there any more.
+	// Cut ends the mapping of what lies behind the first bytes. Call it before Shrink, when no DMA
+	// goes there any more.
 	Cut(bytes int64) error
 }
 
@@ -121,21 +127,24 @@ type StepLauncher interface {
 	LaunchSteps(q *Steps) error
 }
 
-// LaunchSteps enqueues all of q in order. Failures are those of launches, also within a graph: the error names the kernel.
+// LaunchSteps enqueues all of q in order. Failures are those of launches, also within a graph: the
+// error names the kernel.
 func LaunchSteps(s Stream, q *Steps) error {
 	if l, ok := s.(StepLauncher); ok {
 		return l.LaunchSteps(q)
 	}
 	for i := range q.List {
 		st := &q.List[i]
-		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params))); err != nil {
+		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)),
+			uintptr(len(st.Params))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Precision is how products of matrices are computed. Inputs, outputs and sums are float32 in all of them.
+// Precision is how products of matrices are computed. Inputs, outputs and sums are float32 in all
+// of them.
 type Precision uint8
 
 const (
@@ -158,20 +167,21 @@ func (p Precision) String() string {
 
 // BLASOpener is a device that can use a vendor's BLAS, opened at run time.
 type BLASOpener interface {
-	// OpenBLAS opens the library; "" = its usual name. An error of class Capability says what is missing.
+	// OpenBLAS opens the library; "" = its usual name. An error of class Capability says what is
+	// missing.
 	OpenBLAS(library string) (BLAS, error)
 }
 
-// BLAS multiplies matrices on streams of the device that opened it. Results need not be those of our kernels to the
-// bit, but are the same for the same call on the same GPU and library.
+// BLAS multiplies matrices on streams of the device that opened it. Results need not be those of
+// our kernels to the bit, but are the same for the same call on the same GPU and library.
 type BLAS interface {
 	Name() string // with its version
 	Multiply(s Stream, p *BLASProduct) error
 	Close() error
 }
 
-// BLASProduct is C[M,N] = op(A) · op(B), + C where Add. Matrices are row-major float32 with LD* elements between
-// rows: A is [M,K], or [K,M] where TransA; B is [K,N], or [N,K] where TransB.
+// BLASProduct is C[M,N] = op(A) · op(B), + C where Add. Matrices are row-major float32 with LD*
+// elements between rows: A is [M,K], or [K,M] where TransA; B is [K,N], or [N,K] where TransB.
 type BLASProduct struct {
 	M, N, K        int64
 	A, B, C        DevicePtr

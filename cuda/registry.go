@@ -35,10 +35,14 @@ var registry struct {
 func RegisterHost[T any](name string, fn func(b *Block, p *T) error) {
 	t := reflect.TypeFor[T]()
 	if where := goPointer(t); where != "" {
-		panic(fmt.Sprintf("cuda: kernel %q: parameter type %v holds a Go pointer at %s; use DevicePtr", name, t, where))
+		panic(
+			fmt.Sprintf(
+				"cuda: kernel %q: parameter type %v holds a Go pointer at %s; use DevicePtr", name,
+				t, where))
 	}
 	if t.Align() > 8 {
-		panic(fmt.Sprintf("cuda: kernel %q: parameter type %v needs alignment %d", name, t, t.Align()))
+		panic(fmt.Sprintf("cuda: kernel %q: parameter type %v needs alignment %d", name, t,
+			t.Align()))
 	}
 	registry.Lock()
 	defer registry.Unlock()
@@ -57,7 +61,8 @@ func RegisterHost[T any](name string, fn func(b *Block, p *T) error) {
 func goPointer(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64,
+		reflect.Uintptr,
 		reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128:
 		return ""
 	case reflect.Array:
@@ -91,6 +96,7 @@ func lookupHost(name string) (*hostKernel, error) {
 		}
 	}
 	slices.Sort(known)
-	return nil, errs.New(errs.Capability, "host device: no kernel %q is registered; import the package that has it (there are: %s)",
+	return nil, errs.New(errs.Capability,
+		"host device: no kernel %q is registered; import the package that has it (there are: %s)",
 		name, strings.Join(known, ", "))
 }

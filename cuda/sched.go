@@ -242,7 +242,8 @@ func (s *scheduler) best(yielding bool, except *grid) (*grid, *returner) {
 	}
 	for _, g := range s.claims {
 		st := g.stream
-		if g != except && st.held < st.budget && st.parked < st.maxParked && better(st.opt.Priority, false, false, g.seq) {
+		if g != except && st.held < st.budget && st.parked < st.maxParked &&
+			better(st.opt.Priority, false, false, g.seq) {
 			bg, br = g, nil
 		}
 	}

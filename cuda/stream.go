@@ -60,7 +60,8 @@ type hostStream struct {
 // NewStream implements Device.
 func (h *Host) NewStream(opt StreamOptions) (Stream, error) {
 	if opt.SMs < 0 {
-		return nil, fmt.Errorf("stream %q: budget of %d SMs: want 1 to %d, or 0 for all", opt.Name, opt.SMs, h.info.SMs)
+		return nil, fmt.Errorf("stream %q: budget of %d SMs: want 1 to %d, or 0 for all", opt.Name,
+			opt.SMs, h.info.SMs)
 	}
 	budget := h.info.SMs
 	if opt.SMs > 0 {
@@ -196,7 +197,8 @@ func (s *hostStream) do(o *op) {
 	case opWait:
 		o.rec.wait()
 		if o.rec.err != nil {
-			s.setErr(fmt.Errorf("stream %q waited for an event of a failed stream: %w", s.opt.Name, o.rec.err))
+			s.setErr(fmt.Errorf("stream %q waited for an event of a failed stream: %w", s.opt.Name,
+				o.rec.err))
 		}
 	}
 }
@@ -240,17 +242,20 @@ func (s *hostStream) checkMove(o *op) error {
 }
 
 // LaunchRaw implements Stream.
-func (s *hostStream) LaunchRaw(k Kernel, cfg LaunchConfig, params unsafe.Pointer, size uintptr) error {
+func (s *hostStream) LaunchRaw(k Kernel, cfg LaunchConfig, params unsafe.Pointer,
+	size uintptr) error {
 	hk, ok := k.(*hostKernel)
 	if !ok || hk == nil {
 		return fmt.Errorf("stream %q: launch: the kernel is not of the host device", s.opt.Name)
 	}
 	if size != hk.size {
-		return fmt.Errorf("stream %q: launch of kernel %q: parameter block of %d bytes, the kernel's has %d",
+		return fmt.Errorf(
+			"stream %q: launch of kernel %q: parameter block of %d bytes, the kernel's has %d",
 			s.opt.Name, hk.name, size, hk.size)
 	}
 	if cfg.Blocks < 1 || cfg.Blocks > math.MaxInt32 || cfg.Threads < 1 || cfg.Threads > 1024 {
-		return fmt.Errorf("stream %q: launch of kernel %q: %d blocks of %d threads: want 1 or more blocks of 1 to 1024 threads",
+		return fmt.Errorf(
+			"stream %q: launch of kernel %q: %d blocks of %d threads: want 1 or more blocks of 1 to 1024 threads",
 			s.opt.Name, hk.name, cfg.Blocks, cfg.Threads)
 	}
 	g := &grid{stream: s, kernel: hk, blocks: int32(cfg.Blocks), thread: int32(cfg.Threads)}
@@ -315,7 +320,8 @@ func (s *hostStream) settle(ctx context.Context, failure error) error {
 	}
 	s.mu.Unlock()
 	if err := rec.waitCtx(ctx); err != nil {
-		return errors.Join(failure, fmt.Errorf("stream %q: waiting while it runs %s: %w", s.opt.Name, s.running(), err))
+		return errors.Join(failure, fmt.Errorf("stream %q: waiting while it runs %s: %w",
+			s.opt.Name, s.running(), err))
 	}
 	return failure
 }
@@ -342,7 +348,8 @@ func (s *hostStream) Close() error {
 	}
 	if !s.shutdown(s.h.opt.CloseTimeout) {
 		// It stays with the device, whose Close must know that a kernel still uses memory.
-		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.running(), s.h.opt.CloseTimeout)
+		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.running(),
+			s.h.opt.CloseTimeout)
 	}
 	s.h.streamMu.Lock()
 	delete(s.h.streams, s)

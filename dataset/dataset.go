@@ -1,6 +1,6 @@
 // Package dataset is the form in which Helios keeps a graph: a directory with the topology,
-// labels and splits as .npy files, and features striped over SSDs behind a superblock
-// (DESIGN section 8). It generates, imports, loads, attaches and verifies datasets.
+// labels and splits as .npy files, and features striped over SSDs behind a superblock.
+// It generates, imports, loads, attaches and verifies datasets.
 //
 // A directory holds
 //
@@ -18,10 +18,8 @@ package dataset
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,20 +33,27 @@ import (
 	"helios/dataset/seal"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/regular"
 )
+
+// MaxDescription bounds a description that is read.
+const MaxDescription = 1 << 20
+
+// PartialMark is in the name of every directory that is being written. Open refuses such names.
+const PartialMark = ".partial-"
 
 // FormatVersion is the version of the directory format that this code writes and reads.
 const FormatVersion = 1
 
 // Names of the files in a dataset directory.
 const (
-	metaName     = "dataset.yaml"
-	indptrName   = "indptr.npy"
-	indicesName  = "indices.npy"
-	featuresName = "features.npy"
-	labelsName   = "labels.npy"
-	namesName    = "names.txt"
+	MetaName     = "dataset.yaml"
+	IndptrName   = "indptr.npy"
+	IndicesName  = "indices.npy"
+	FeaturesName = "features.npy"
+	LabelsName   = "labels.npy"
+	NamesName    = "names.txt"
 )
 
 // Splits are the names of the node sets.
@@ -56,16 +61,17 @@ var Splits = []string{"train", "val", "test"}
 
 // Meta is dataset.yaml.
 type Meta struct {
-	Format     int      `yaml:"format"`
-	UUID       string   `yaml:"uuid"` // of the content: equal arrays, equal UUID
-	Name       string   `yaml:"name"`
-	Nodes      int64    `yaml:"nodes"`
-	Edges      int64    `yaml:"edges"` // as stored, directed
-	Dim        int      `yaml:"dim"`   // features per node
-	Classes    int      `yaml:"classes"`
-	DType      string   `yaml:"dtype"`                // of the features: float32 or float16
-	FeatureFn  string   `yaml:"feature_fn,omitempty"` // makes the rows, as "hash:7"; there is no features.npy then
-	Train      int64    `yaml:"train"`                // nodes per split
+	Format  int    `yaml:"format"`
+	UUID    string `yaml:"uuid"` // of the content: equal arrays, equal UUID
+	Name    string `yaml:"name"`
+	Nodes   int64  `yaml:"nodes"`
+	Edges   int64  `yaml:"edges"` // as stored, directed
+	Dim     int    `yaml:"dim"`   // features per node
+	Classes int    `yaml:"classes"`
+	DType   string `yaml:"dtype"` // of the features: float32 or float16
+	// makes the rows, as "hash:7"; there is no features.npy then
+	FeatureFn  string   `yaml:"feature_fn,omitempty"`
+	Train      int64    `yaml:"train"` // nodes per split
 	Val        int64    `yaml:"val"`
 	Test       int64    `yaml:"test"`
 	Unlabelled int64    `yaml:"unlabelled,omitempty"`
@@ -83,25 +89,12 @@ type Source struct {
 	Counts  map[string]int64  `yaml:"counts,omitempty"`  // what was found on the way
 }
 
-// Progress is told how far a stage is; total 0 means unknown. It is called from one goroutine
-// at a time and must return quickly. A nil Progress is silent.
-type Progress func(stage string, done, total int64)
-
-func (p Progress) report(stage string, done, total int64) {
-	if p != nil {
-		p(stage, done, total)
-	}
-}
-
 // Dataset is an open dataset directory. It is safe for concurrent use.
 type Dataset struct {
 	Meta Meta
 
-	dir     string
-	id      uuid.UUID
+	folder
 	noEdges bool
-	seal    *seal.Manifest // nil: the dataset is not sealed
-	checked seal.Counter
 
 	mu       sync.Mutex
 	topology *graph.Topology
@@ -119,31 +112,39 @@ func Open(dir string) (*Dataset, error) { return openDir(dir, false) }
 func openDir(dir string, toSeal bool) (*Dataset, error) {
 	st, err := os.Stat(dir)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "dataset %s: %w; make one with \"heliosctl generate\" or \"heliosctl import\"", dir, err)
+		return nil, errs.New(errs.Usage,
+			"dataset %s: %w; make one with \"heliosctl generate\" or \"heliosctl import\"",
+			dir, err)
 	}
 	if !st.IsDir() {
-		return nil, errs.New(errs.Usage, "dataset %s: not a directory; a dataset is a directory with %s", dir, metaName)
+		return nil, errs.New(errs.Usage,
+			"dataset %s: not a directory; a dataset is a directory with %s", dir, MetaName)
 	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	if strings.Contains(filepath.Base(abs), partialMark) {
-		return nil, errs.New(errs.Usage, "dataset %s: unfinished output of a run that was interrupted; remove it and run that again", dir)
+	if strings.Contains(filepath.Base(abs), PartialMark) {
+		return nil, errs.New(errs.Usage,
+			"dataset %s: unfinished output of a run that was interrupted; remove it and run that again",
+			dir)
 	}
-	text, err := regular.Read(filepath.Join(dir, metaName), maxMetaYAML)
+	text, err := regular.Read(filepath.Join(dir, MetaName), MaxDescription)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, errs.New(errs.Usage, "%s: not a dataset directory: it has no %s; make one with \"heliosctl generate\" or \"heliosctl import\"", dir, metaName)
+		return nil, errs.New(errs.Usage,
+			"%s: not a dataset directory: it has no %s; make one with \"heliosctl generate\" or \"heliosctl import\"",
+			dir, MetaName)
 	}
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
-	d := &Dataset{dir: dir}
+	d := &Dataset{folder: folder{dir: dir}}
+	d.meta = &d.Meta
 	if err := d.openSeal(text); err != nil {
 		return nil, err
 	}
 	if err := d.Meta.decode(text); err != nil {
-		return nil, errs.New(errs.Usage, "%s: %w", filepath.Join(dir, metaName), err)
+		return nil, errs.New(errs.Usage, "%s: %w", filepath.Join(dir, MetaName), err)
 	}
 	d.id = uuid.MustParse(d.Meta.UUID) // decode has checked it
 	if err := d.checkSeal(toSeal); err != nil {
@@ -166,7 +167,9 @@ func (m *Meta) decode(text []byte) error {
 		return errors.New("no format version; this is not a Helios dataset")
 	}
 	if *probe.Format != FormatVersion {
-		return fmt.Errorf("format version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it or import again", *probe.Format, FormatVersion)
+		return fmt.Errorf(
+			"format version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it or import again",
+			*probe.Format, FormatVersion)
 	}
 	if err := yaml.Unmarshal(text, m); err != nil {
 		return fmt.Errorf("not readable: %w", err)
@@ -174,8 +177,9 @@ func (m *Meta) decode(text []byte) error {
 	if _, err := uuid.Parse(m.UUID); err != nil {
 		return fmt.Errorf("uuid %q: %w", m.UUID, err)
 	}
-	if m.Nodes < 1 || m.Edges < 0 || m.Dim < 1 || m.Dim > maxDim || m.Classes < 0 {
-		return fmt.Errorf("impossible counts: nodes %d, edges %d, dim %d, classes %d", m.Nodes, m.Edges, m.Dim, m.Classes)
+	if m.Nodes < 1 || m.Edges < 0 || m.Dim < 1 || m.Dim > MaxDim || m.Classes < 0 {
+		return fmt.Errorf("impossible counts: nodes %d, edges %d, dim %d, classes %d", m.Nodes,
+			m.Edges, m.Dim, m.Classes)
 	}
 	if err := m.checkDType(); err != nil {
 		return err
@@ -183,61 +187,11 @@ func (m *Meta) decode(text []byte) error {
 	return m.checkFeatureFn()
 }
 
-// maxDim keeps a row below 1 MiB, so that it fits one checksum chunk.
-const maxDim = 1 << 18
+// MaxDim keeps a row below 1 MiB, so that it fits one checksum chunk.
+const MaxDim = 1 << 18
 
-// check compares every array's header and length with the metadata.
-func (d *Dataset) check() error {
-	m := &d.Meta
-	want := []struct {
-		name  string
-		types []npy.DType
-		shape []int64
-	}{
-		{indptrName, []npy.DType{npy.Int64}, []int64{m.Nodes + 1}},
-		{indicesName, []npy.DType{npy.Uint32, npy.Int64}, []int64{m.Edges}},
-		{featuresName, []npy.DType{m.fileDType()}, []int64{m.Nodes, int64(m.Dim)}},
-		{labelsName, []npy.DType{npy.Int32}, []int64{m.Nodes}},
-		{"train.npy", []npy.DType{npy.Int64}, []int64{m.Train}},
-		{"val.npy", []npy.DType{npy.Int64}, []int64{m.Val}},
-		{"test.npy", []npy.DType{npy.Int64}, []int64{m.Test}},
-	}
-	for _, w := range want {
-		if w.name == featuresName && m.FeatureFn != "" {
-			continue
-		}
-		path := d.path(w.name)
-		a, err := npy.Open(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return errs.New(errs.Usage, "%s is missing: the dataset is not whole; make or import it again", path)
-		}
-		if errors.Is(err, fs.ErrPermission) {
-			return errs.New(errs.Usage, "%w; make it readable", err)
-		}
-		if err != nil {
-			return err
-		}
-		if st, err := os.Stat(path); err == nil && st.Size() != a.DataOffset()+a.Header.Bytes() {
-			return errs.New(errs.Usage, "%s: has %d bytes, its header says %d: something was written behind the array; restore the file or import the dataset again",
-				path, st.Size(), a.DataOffset()+a.Header.Bytes())
-		}
-		typeOK := false
-		for _, t := range w.types {
-			typeOK = typeOK || a.Header.DType == t
-		}
-		if !typeOK {
-			return errs.New(errs.Usage, "%s: holds %s, expected %v", path, a.Header.DType, w.types)
-		}
-		expect := npy.Header{Shape: w.shape}
-		if a.Header.ShapeString() != expect.ShapeString() || a.Header.Fortran && len(w.shape) > 1 {
-			return errs.New(errs.Usage, "%s has shape %s, %s says %s; the two do not belong together, import again",
-				path, a.Header.ShapeString(), d.path(metaName), expect.ShapeString())
-		}
-	}
-	return nil
-}
-
-func (d *Dataset) path(name string) string { return filepath.Join(d.dir, name) }
+// Path is where a file of the dataset lies.
+func (d *Dataset) Path(name string) string { return d.path(name) }
 
 // Dir is the directory as given to Open.
 func (d *Dataset) Dir() string { return d.dir }
@@ -249,17 +203,18 @@ func (d *Dataset) UUID() uuid.UUID { return d.id }
 // the edges are worth. Nodes, features and the SSDs they are on stay the same. It is
 // independent of d and closed by itself.
 func (d *Dataset) WithoutEdges() *Dataset {
-	n := &Dataset{Meta: d.Meta, dir: d.dir, id: d.id, noEdges: true, seal: d.seal}
-	n.Meta.Edges = 0
+	n := &Dataset{Meta: d.Meta, folder: folder{dir: d.dir, id: d.id, seal: d.seal}, noEdges: true}
+	n.meta, n.Meta.Edges = &n.Meta, 0
 	return n
 }
 
-// Topology reads the graph into memory off Go's heap, or maps it from its files where it is as large as 40 %
-// of the memory that can be had, checks it, and keeps it until Close.
+// Topology reads the graph into memory off Go's heap, or maps it from its files where it is as
+// large as 40 % of the memory that can be had, checks it, and keeps it until Close.
 func (d *Dataset) Topology() (*graph.Topology, error) { return d.readTopology(true) }
 
-// TopologyInMemory is Topology, always in memory of its own: what a GPU registers must be, since a driver
-// refuses to pin read-only pages of a file. Both give the topology that the first of them has read.
+// TopologyInMemory is Topology, always in memory of its own: what a GPU registers must be, since a
+// driver refuses to pin read-only pages of a file. Both give the topology that the first of them
+// has read.
 func (d *Dataset) TopologyInMemory() (*graph.Topology, error) { return d.readTopology(false) }
 
 func (d *Dataset) readTopology(mayMap bool) (*graph.Topology, error) {
@@ -279,12 +234,12 @@ func (d *Dataset) readTopology(mayMap bool) (*graph.Topology, error) {
 		d.topology = t
 		return t, nil
 	}
-	a, err := npy.Open(d.path(indicesName))
+	a, err := npy.Open(d.Path(IndicesName))
 	if err != nil {
 		return nil, err
 	}
 	wide := a.Header.DType == npy.Int64
-	if mayMap && tooLarge((d.Meta.Nodes+1)*8+a.Header.Bytes(), mapTopologyFrom) {
+	if mayMap && hostmem.Scarce((d.Meta.Nodes+1)*8+a.Header.Bytes(), mapTopologyFrom) {
 		d.topology, err = d.mapTopology(wide)
 		return d.topology, err
 	}
@@ -300,36 +255,38 @@ func (d *Dataset) readTopology(mayMap bool) (*graph.Topology, error) {
 }
 
 func (d *Dataset) fillTopology(t *graph.Topology) error {
-	if err := d.readArray(indptrName, rawBytes(t.Indptr), nil); err != nil {
+	if err := d.readArray(IndptrName, rawBytes(t.Indptr), nil); err != nil {
 		return err
 	}
-	if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
+	if err := checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr,
+		t.NumEdges); err != nil {
 		return err
 	}
 	ids := rawBytes(t.Indices32)
 	if t.Wide() {
 		ids = rawBytes(t.Indices64)
 	}
-	if err := d.readArray(indicesName, ids, d.idsWithin(t)); err != nil {
+	if err := d.readArray(IndicesName, ids, d.idsWithin(t)); err != nil {
 		return err
 	}
 	return t.ValidateOffsets()
 }
 
-// idsWithin checks pieces of a topology's ids as they are read. Pieces end on multiples of an id's width.
+// idsWithin checks pieces of a topology's ids as they are read. Pieces end on multiples of an id's
+// width.
 func (d *Dataset) idsWithin(t *graph.Topology) func(at int64, b []byte) error {
 	return func(at int64, b []byte) error {
 		if t.Wide() {
 			for i, v := range t.Indices64[at/8 : (at+int64(len(b)))/8] {
 				if v < 0 || v >= t.NumNodes {
-					return badID(d.path(indicesName), at/8+int64(i), v, t.NumNodes)
+					return BadID(d.Path(IndicesName), at/8+int64(i), v, t.NumNodes)
 				}
 			}
 			return nil
 		}
 		for i, v := range t.Indices32[at/4 : (at+int64(len(b)))/4] {
 			if int64(v) >= t.NumNodes {
-				return badID(d.path(indicesName), at/4+int64(i), int64(v), t.NumNodes)
+				return BadID(d.Path(IndicesName), at/4+int64(i), int64(v), t.NumNodes)
 			}
 		}
 		return nil
@@ -351,45 +308,32 @@ func checkIndptr(file, indices string, p []int64, edges int64) error {
 	}
 	for i := 1; i < len(p); i++ {
 		if p[i] < p[i-1] {
-			return errs.New(errs.Usage, "%s: falls from %d to %d at position %d; offsets must not fall", file, p[i-1], p[i], i)
+			return errs.New(errs.Usage,
+				"%s: falls from %d to %d at position %d; offsets must not fall", file, p[i-1],
+				p[i], i)
 		}
 	}
 	if last := p[len(p)-1]; last != edges {
-		return errs.New(errs.Usage, "%s: ends with %d, but %s has %d entries", file, last, indices, edges)
+		return errs.New(errs.Usage, "%s: ends with %d, but %s has %d entries", file, last,
+			indices, edges)
 	}
 	return nil
 }
 
-func badID(file string, pos, v, nodes int64) error {
-	return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d", file, v, pos, nodes-1)
+// BadID says that a file names a node that there is not.
+func BadID(file string, pos, v, nodes int64) error {
+	return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d", file, v, pos,
+		nodes-1)
 }
 
-// readArray reads the whole payload of an array of this directory into dst and checks it, as seal.Reader.ReadAll does.
-func (d *Dataset) readArray(name string, dst []byte, see func(at int64, b []byte) error) error {
-	path := d.path(name)
-	a, err := npy.Open(path)
-	if err != nil {
-		return err
-	}
-	if int64(len(dst)) != a.Header.Bytes() {
-		return errs.New(errs.Usage, "%s: has %d bytes of data, expected %d; import again", path, a.Header.Bytes(), len(dst))
-	}
-	r, err := d.reader(name)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = r.Close() }() // read only
-	return r.ReadAll(context.Background(), dst, a.DataOffset(), see)
-}
-
-// Labels are the classes of all nodes; -1 means unlabelled. They are to be read only: those of a large graph are
-// mapped from their file until Close.
+// Labels are the classes of all nodes; -1 means unlabelled. They are to be read only: those of a
+// large graph are mapped from their file until Close.
 func (d *Dataset) Labels() ([]int32, error) {
-	if tooLarge(4*d.Meta.Nodes, mapLabelsFrom) {
+	if hostmem.Scarce(4*d.Meta.Nodes, mapLabelsFrom) {
 		return d.mapLabels()
 	}
 	v := make([]int32, d.Meta.Nodes)
-	if err := d.readArray(labelsName, rawBytes(v), nil); err != nil {
+	if err := d.readArray(LabelsName, rawBytes(v), nil); err != nil {
 		return nil, err
 	}
 	for i, x := range v {
@@ -402,7 +346,8 @@ func (d *Dataset) Labels() ([]int32, error) {
 
 func (d *Dataset) checkLabel(x, node int64) error {
 	if x < -1 || x >= int64(d.Meta.Classes) {
-		return errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", d.path(labelsName), x, node, d.Meta.Classes-1)
+		return errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", d.Path(LabelsName),
+			x, node, d.Meta.Classes-1)
 	}
 	return nil
 }
@@ -414,13 +359,14 @@ func (d *Dataset) Split(name string) ([]int64, error) {
 	default:
 		return nil, errs.New(errs.Usage, "unknown split %q; use train, val or test", name)
 	}
-	v := make([]int64, map[string]int64{"train": d.Meta.Train, "val": d.Meta.Val, "test": d.Meta.Test}[name])
+	v := make([]int64, map[string]int64{"train": d.Meta.Train, "val": d.Meta.Val,
+		"test": d.Meta.Test}[name])
 	if err := d.readArray(name+".npy", rawBytes(v), nil); err != nil {
 		return nil, err
 	}
 	for i, x := range v {
 		if x < 0 || x >= d.Meta.Nodes {
-			return nil, badID(d.path(name+".npy"), int64(i), x, d.Meta.Nodes)
+			return nil, BadID(d.Path(name+".npy"), int64(i), x, d.Meta.Nodes)
 		}
 	}
 	return v, nil
@@ -428,10 +374,10 @@ func (d *Dataset) Split(name string) ([]int64, error) {
 
 // Names are the nodes' names, or nil when the dataset has none.
 func (d *Dataset) Names() ([]string, error) {
-	if _, err := os.Lstat(d.path(namesName)); errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(d.Path(NamesName)); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	r, err := d.reader(namesName)
+	r, err := d.reader(NamesName)
 	if err != nil {
 		return nil, err
 	}
@@ -446,10 +392,11 @@ func (d *Dataset) Names() ([]string, error) {
 		names = append(names, sc.Text())
 	}
 	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.path(namesName), err)
+		return nil, fmt.Errorf("%s: %w", d.Path(NamesName), err)
 	}
 	if int64(len(names)) != d.Meta.Nodes {
-		return nil, errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.path(namesName), len(names), d.path(metaName), d.Meta.Nodes)
+		return nil, errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.Path(NamesName),
+			len(names), d.Path(MetaName), d.Meta.Nodes)
 	}
 	return names, nil
 }
@@ -461,11 +408,11 @@ func (d *Dataset) featureFile() (*seal.Reader, int64, error) {
 		return nil, 0, fmt.Errorf("dataset %s is closed", d.dir)
 	}
 	if d.features == nil {
-		a, err := npy.Open(d.path(featuresName))
+		a, err := npy.Open(d.Path(FeaturesName))
 		if err != nil {
 			return nil, 0, err
 		}
-		if d.features, err = d.reader(featuresName); err != nil {
+		if d.features, err = d.reader(FeaturesName); err != nil {
 			return nil, 0, err
 		}
 		d.dataOff = a.DataOffset()

@@ -13,29 +13,33 @@ import (
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/philox"
 	"helios/internal/simd"
 )
 
-// A feature function makes rows from their numbers, so that a dataset of any size needs no features.npy,
-// and each row that was read from anywhere can be checked against what it must be.
+// A feature function makes rows from their numbers, so that a dataset of any size needs no
+// features.npy, and each row that was read from anywhere can be checked against what it must be.
 //
-// There is one, "hash:SEED". Column w of row r is a float32 in ±[0.5, 1): sign and 23 bits of mantissa
-// are
+// There is one, "hash:SEED". Column w of row r is a float32 in ±[0.5, 1): sign and 23 bits of
+// mantissa are
 //
 //	h(0, w) ^ h(1+i, w) ^ h(1+j, w) ^ …     for each bit i, j, … that is set in r
 //
-// where h(b, w) are the high 32 bits of mix(mix(seed + γ(b+1)) + γ(w+1)), γ the odd constant of splitmix64 and
-// mix its finaliser. All is integer arithmetic: the bytes are the same on every machine.
+// where h(b, w) are the high 32 bits of Mix(Mix(seed + γ(b+1)) + γ(w+1)), γ the odd constant of
+// splitmix64 and Mix its finaliser (package philox). All is integer arithmetic: the bytes are the
+// same on every machine.
 //
-// A hash that is linear in the bits of the row is chosen on purpose. Rows of distinct numbers differ as
-// random ones do (any set of rows that is not bound to sum up to 0 is independent), which is
-// all that telling them apart needs; and CRCs are linear, too: the checksum of a row follows from its number
-// in five table look-ups, that of a chunk of 1 MiB from those of its rows, so the tables and
-// superblocks of 4 TB are computed in seconds where hashing the bytes would take a quarter of an hour.
-type featureFn struct {
+// A hash that is linear in the bits of the row is chosen on purpose. Rows of distinct numbers
+// differ as random ones do (any set of rows that is not bound to sum up to 0 is independent), which
+// is all that telling them apart needs; and CRCs are linear, too: the checksum of a row follows
+// from its number in five table look-ups, that of a chunk of 1 MiB from those of its rows, so the
+// tables and superblocks of 4 TB are computed in seconds where hashing the bytes would take a
+// quarter of an hour.
+type FeatureFunc struct {
 	seed uint64
-	dim  int
-	base []uint64   // row 0; two columns a word, the first one in the low half; an odd dim leaves the last half 0
+	Dim  int
+	// row 0; two columns a word, the first one in the low half; an odd dim leaves the last half 0
+	base []uint64
 	nib  [][]uint64 // for each 4 bits of the row number: 16 rows, what each value adds
 }
 
@@ -47,20 +51,24 @@ const (
 
 // hashBits are bits b of column w; see featureFn.
 func hashBits(seed uint64, b, w int) uint32 {
-	return uint32(mix(mix(seed+hashGamma*uint64(b+1))+hashGamma*uint64(w+1))>>32) & hashMask
+	return uint32(philox.Mix(philox.Mix(seed+hashGamma*uint64(b+1))+
+		hashGamma*uint64(w+1))>>32) & hashMask
 }
 
 // parseFeatureFn reads "hash" and "hash:SEED"; without a seed it is def.
 func parseFeatureFn(s string, def uint64) (seed uint64, err error) {
 	name, num, given := strings.Cut(s, ":")
 	if name != "hash" {
-		return 0, fmt.Errorf("feature function %q is unknown; the one there is is hash, or hash:SEED", s)
+		return 0,
+			fmt.Errorf("feature function %q is unknown; the one there is is hash, or hash:SEED", s)
 	}
 	if !given {
 		return def, nil
 	}
 	if seed, err = strconv.ParseUint(num, 10, 64); err != nil {
-		return 0, fmt.Errorf("feature function %q: the seed is a number of at most 64 bits, as in hash:7", s)
+		return 0,
+			fmt.Errorf("feature function %q: the seed is a number of at most 64 bits, as in hash:7",
+				s)
 	}
 	return seed, nil
 }
@@ -68,18 +76,19 @@ func parseFeatureFn(s string, def uint64) (seed uint64, err error) {
 // featureFnText is how dataset.yaml names it.
 func featureFnText(seed uint64) string { return "hash:" + strconv.FormatUint(seed, 10) }
 
-// featureFnFlag reads --feature-fn for dim features.
-func featureFnFlag(s string, def uint64) (string, error) {
+// ParseFeatureFn reads --feature-fn for dim features.
+func ParseFeatureFn(s string, def uint64) (string, error) {
 	seed, err := parseFeatureFn(s, def)
 	if err != nil {
-		return "", errs.New(errs.Usage, "--feature-fn: %w", err)
+		return "", errs.New(errs.Usage, "option feature-fn: %w", err)
 	}
 	return featureFnText(seed), nil
 }
 
-// newFeatureFn makes the tables for rows 0 to rows-1: 16 rows for each 4 bits of the largest number.
-func newFeatureFn(seed uint64, dim int, rows int64) *featureFn {
-	f := &featureFn{seed: seed, dim: dim}
+// NewFeatureFunc makes the tables for rows 0 to rows-1: 16 rows for each 4 bits of the largest
+// number.
+func NewFeatureFunc(seed uint64, dim int, rows int64) *FeatureFunc {
+	f := &FeatureFunc{seed: seed, Dim: dim}
 	words := (dim + 1) / 2
 	make1 := func(b int) []uint64 {
 		row := make([]uint64, words)
@@ -108,8 +117,11 @@ func newFeatureFn(seed uint64, dim int, rows int64) *featureFn {
 	return f
 }
 
-// row writes row r, little-endian float32, to dst, which has 4·dim bytes.
-func (f *featureFn) row(r int64, dst []byte) {
+// Bits is how many bits of a row number count.
+func (f *FeatureFunc) Bits() int { return 4 * len(f.nib) }
+
+// Row writes row r, little-endian float32, to dst, which has 4·dim bytes.
+func (f *FeatureFunc) Row(r int64, dst []byte) {
 	words := len(f.base)
 	pick := func(k int) []uint64 {
 		if k >= len(f.nib) {
@@ -202,38 +214,38 @@ func xorWords(dst, from, a, b, c, d []uint64) {
 }
 
 // rows writes rows first, first+1, … that fill dst.
-func (f *featureFn) rows(first int64, dst []byte) {
-	n := 4 * f.dim
+func (f *FeatureFunc) rows(first int64, dst []byte) {
+	n := 4 * f.Dim
 	for ; len(dst) > 0; dst = dst[n:] {
-		f.row(first, dst[:n])
+		f.Row(first, dst[:n])
 		first++
 	}
 }
 
-// floats writes row r to dst, which has dim elements.
-func (f *featureFn) floats(r int64, dst []float32, scratch []byte) {
-	f.row(r, scratch)
+// Floats writes row r to dst, which has dim elements.
+func (f *FeatureFunc) Floats(r int64, dst []float32, scratch []byte) {
+	f.Row(r, scratch)
 	for i := range dst {
 		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(scratch[4*i:]))
 	}
 }
 
-// fn is the dataset's feature function; nil where its rows are in features.npy.
-func (d *Dataset) fn() *featureFn {
+// FeatureFunc is the dataset's feature function; nil where its rows are in features.npy.
+func (d *Dataset) FeatureFunc() *FeatureFunc {
 	if d.Meta.FeatureFn == "" {
 		return nil
 	}
 	d.fnOnce.Do(func() {
 		seed, err := parseFeatureFn(d.Meta.FeatureFn, 0)
 		if err == nil { // Meta.decode has checked it
-			d.fnTable = newFeatureFn(seed, d.Meta.Dim, d.Meta.Nodes)
+			d.fnTable = NewFeatureFunc(seed, d.Meta.Dim, d.Meta.Nodes)
 		}
 	})
 	return d.fnTable
 }
 
-// FeatureFn is the name of the function that makes the rows, such as "hash:7"; empty where they are stored
-// in features.npy.
+// FeatureFn is the name of the function that makes the rows, such as "hash:7"; empty where they are
+// stored in features.npy.
 func (d *Dataset) FeatureFn() string { return d.Meta.FeatureFn }
 
 // checkFeatureFn checks dataset.yaml.
@@ -241,48 +253,32 @@ func (m *Meta) checkFeatureFn() error {
 	if m.FeatureFn == "" {
 		return nil
 	}
-	if seed, err := parseFeatureFn(m.FeatureFn, 0); err != nil || m.FeatureFn != featureFnText(seed) {
-		return errors.Join(fmt.Errorf("feature_fn %q is unknown; this heliosctl knows hash:SEED", m.FeatureFn), err)
+	if seed, err := parseFeatureFn(m.FeatureFn, 0); err != nil ||
+		m.FeatureFn != featureFnText(seed) {
+		return errors.Join(fmt.Errorf("feature_fn %q is unknown; this heliosctl knows hash:SEED",
+			m.FeatureFn), err)
 	}
 	return nil
-}
-
-// featureFn makes a feature function the features of what is being written: they count in its identity.
-func (s *staging) featureFn(m *Meta, fn string, dim int) {
-	m.FeatureFn, m.Dim = fn, dim
-	sum := sha256.Sum256(fmt.Appendf(nil, "feature function %s float32 %d", fn, dim))
-	s.sums["features"], s.rows["features"] = sum[:], m.Nodes
 }
 
 // fnState is the part of a Dataset that is made when its feature function is first used.
 type fnState struct {
 	fnOnce  sync.Once
-	fnTable *featureFn
+	fnTable *FeatureFunc
 }
 
-// hashFeatures makes a feature function the features of an import, in place of a matrix: fn is
-// --feature-fn's value, and --dim the number of features.
-func (im *importer) hashFeatures(fn string) error {
-	fn, err := featureFnFlag(fn, im.o.Seed)
-	if err != nil {
-		return err
-	}
-	im.m.Source.Options["feature-fn"] = fn
-	im.s.featureFn(&im.m, fn, im.o.Dim)
-	return nil
-}
-
-// Rows reads the feature rows first, first+1, … as float32 into dst, whose length must be a whole number of
-// rows.
+// Rows reads the feature rows first, first+1, … as float32 into dst, whose length must be a whole
+// number of rows.
 func (d *Dataset) Rows(first int64, dst []float32) error {
 	n := int64(len(dst)) / int64(d.Meta.Dim)
 	if int64(len(dst))%int64(d.Meta.Dim) != 0 || first < 0 || first+n > d.Meta.Nodes {
-		return fmt.Errorf("dataset %s: rows %d..%d (%d numbers) are not rows of %d in 0..%d", d.dir, first, first+n-1, len(dst), d.Meta.Dim, d.Meta.Nodes-1)
+		return fmt.Errorf("dataset %s: rows %d..%d (%d numbers) are not rows of %d in 0..%d", d.dir,
+			first, first+n-1, len(dst), d.Meta.Dim, d.Meta.Nodes-1)
 	}
-	if fn := d.fn(); fn != nil {
+	if fn := d.FeatureFunc(); fn != nil {
 		scratch := make([]byte, 4*d.Meta.Dim)
 		for ; len(dst) > 0; dst = dst[d.Meta.Dim:] {
-			fn.floats(first, dst[:d.Meta.Dim], scratch)
+			fn.Floats(first, dst[:d.Meta.Dim], scratch)
 			first++
 		}
 		return nil
@@ -296,4 +292,10 @@ func (d *Dataset) Rows(first int64, dst []float32) error {
 		t.Decode(simd.Auto, dst[:d.Meta.Dim], buf[:row])
 	}
 	return nil
+}
+
+// FeatureFnSum stands for the rows of a feature function in a dataset's identity.
+func FeatureFnSum(fn string, dim int) []byte {
+	sum := sha256.Sum256(fmt.Appendf(nil, "feature function %s float32 %d", fn, dim))
+	return sum[:]
 }

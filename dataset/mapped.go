@@ -11,23 +11,17 @@ import (
 	"helios/dataset/npy"
 	"helios/graph"
 	"helios/internal/errs"
-	"helios/internal/hostmem"
 	"helios/internal/regular"
 )
 
-// Arrays are copied to memory where that leaves room for the rest of a run, and mapped from their files where
-// it does not: a mapped page is memory that the kernel can take back, and reads again when it is needed. These are the shares of
-// the memory that can be had from which on that is done; variables for tests.
+// Arrays are copied to memory where that leaves room for the rest of a run, and mapped from their
+// files where it does not: a mapped page is memory that the kernel can take back, and reads again
+// when it is needed. These are the shares of the memory that can be had from which on that is done;
+// variables for tests.
 var (
 	mapTopologyFrom = 0.4
 	mapLabelsFrom   = 0.125
 )
-
-// tooLarge tells whether so many bytes are at least a share of the memory that can be had.
-func tooLarge(bytes int64, share float64) bool {
-	free, err := hostmem.AvailableBytes()
-	return err == nil && float64(bytes) >= share*float64(free)
-}
 
 // mapping is a file's pages, read-only.
 type mapping struct {
@@ -35,10 +29,12 @@ type mapping struct {
 	data []byte // the array's payload
 }
 
-// mapArray maps an array of this directory and holds it against its checksums, once: the kernel may drop pages and read
-// them again. see is as in seal.Reader.CheckMapped. The caller holds d.mu; Close ends the mapping.
-func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64, b []byte) error) (*mapping, error) {
-	path := d.path(name)
+// mapArray maps an array of this directory and holds it against its checksums, once: the kernel may
+// drop pages and read them again. see is as in seal.Reader.CheckMapped. The caller holds d.mu;
+// Close ends the mapping.
+func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64,
+	b []byte) error) (*mapping, error) {
+	path := d.Path(name)
 	a, err := npy.Open(path)
 	if err != nil {
 		return nil, err
@@ -54,7 +50,8 @@ func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64, b []
 		return nil, err
 	}
 	if st.Size() != n {
-		return nil, errs.New(errs.Usage, "%s: has %d bytes, its header says %d; import again", path, st.Size(), n)
+		return nil, errs.New(errs.Usage, "%s: has %d bytes, its header says %d; import again", path,
+			st.Size(), n)
 	}
 	m := &mapping{}
 	if m.mem, err = unix.Mmap(int(f.Fd()), 0, int(n), unix.PROT_READ, unix.MAP_SHARED); err != nil {
@@ -97,35 +94,37 @@ func (d *Dataset) unmap() error {
 	return errors.Join(all...)
 }
 
-// numbers views a payload as little-endian numbers. Payloads start on multiples of 64 bytes (npy), or are
-// refused.
+// numbers views a payload as little-endian numbers. Payloads start on multiples of 64 bytes (npy),
+// or are refused.
 func numbers[T int32 | int64 | uint32](file string, b []byte) ([]T, error) {
 	var x T
 	if len(b) == 0 {
 		return []T{}, nil
 	}
 	if uintptr(unsafe.Pointer(&b[0]))%unsafe.Sizeof(x) != 0 {
-		return nil, errs.New(errs.Usage, "%s: its data are not aligned, and there is not enough memory to copy them; import again", file)
+		return nil, errs.New(errs.Usage,
+			"%s: its data are not aligned, and there is not enough memory to copy them; import again",
+			file)
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(x))), nil
 }
 
 // mapTopology is Topology over mapped files.
 func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
-	indptr, err := d.mapArray(indptrName, nil)
+	indptr, err := d.mapArray(IndptrName, nil)
 	if err != nil {
 		return nil, err
 	}
 	t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
-	if t.Indptr, err = numbers[int64](d.path(indptrName), indptr.data); err != nil {
+	if t.Indptr, err = numbers[int64](d.Path(IndptrName), indptr.data); err != nil {
 		return nil, err
 	}
-	indices, err := d.mapArray(indicesName, func(m *mapping) func(int64, []byte) error {
+	indices, err := d.mapArray(IndicesName, func(m *mapping) func(int64, []byte) error {
 		var err error
 		if wide {
-			t.Indices64, err = numbers[int64](d.path(indicesName), m.data)
+			t.Indices64, err = numbers[int64](d.Path(IndicesName), m.data)
 		} else {
-			t.Indices32, err = numbers[uint32](d.path(indicesName), m.data)
+			t.Indices32, err = numbers[uint32](d.Path(IndicesName), m.data)
 		}
 		if err != nil {
 			return func(int64, []byte) error { return err }
@@ -135,11 +134,12 @@ func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
+	if err := checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr,
+		t.NumEdges); err != nil {
 		return nil, err
 	}
 	if err := t.ValidateOffsets(); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.path(indicesName), err)
+		return nil, fmt.Errorf("%s: %w", d.Path(IndicesName), err)
 	}
 	indptr.advise(unix.MADV_RANDOM) // from now on samplers jump
 	indices.advise(unix.MADV_RANDOM)
@@ -153,11 +153,11 @@ func (d *Dataset) mapLabels() ([]int32, error) {
 	if d.closed {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
-	m, err := d.mapArray(labelsName, nil)
+	m, err := d.mapArray(LabelsName, nil)
 	if err != nil {
 		return nil, err
 	}
-	v, err := numbers[int32](d.path(labelsName), m.data)
+	v, err := numbers[int32](d.Path(LabelsName), m.data)
 	if err != nil {
 		return nil, err
 	}

@@ -1,33 +1,33 @@
-package dataset
+package dataset_test
 
 import (
+	"context"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/datasettest"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
 
-// mapped makes every array one that is too large to be copied.
-func mapped(t *testing.T) {
-	was := [2]float64{mapTopologyFrom, mapLabelsFrom}
-	mapTopologyFrom, mapLabelsFrom = 0, 0
-	t.Cleanup(func() { mapTopologyFrom, mapLabelsFrom = was[0], was[1] })
-}
-
-// TestMappedTopology: mapped arrays are those that are copied, take no memory of ours, and are checked.
+// TestMappedTopology: mapped arrays are those that are copied, take no memory of ours, and are
+// checked.
 func TestMappedTopology(t *testing.T) {
-	d := small(t, 3000, 4, 1)
+	d := datasettest.Open(t, generated(t, build.GenerateOptions{Nodes: 3000, Dim: 4, Classes: 3,
+		AvgDegree: 3, Seed: 1}))
 	copied, err := d.Topology()
 	require.NoError(t, err)
 	labels, err := d.Labels()
 	require.NoError(t, err)
 
-	mapped(t)
-	before := total(hostmem.Usage())
-	m, err := Open(d.Dir())
+	dataset.MapAlways(t)
+	before := inUse()
+	m, err := dataset.Open(d.Dir())
 	require.NoError(t, err)
 	topo, err := m.Topology()
 	require.NoError(t, err)
@@ -36,33 +36,34 @@ func TestMappedTopology(t *testing.T) {
 	l, err := m.Labels()
 	require.NoError(t, err)
 	require.Equal(t, labels, l)
-	require.Equal(t, before, total(hostmem.Usage()))
-	require.Len(t, m.maps, 3)
-	pinned, err := Open(d.Dir()) // for a GPU nothing is mapped
+	require.Equal(t, before, inUse())
+	require.Equal(t, 3, dataset.Maps(m))
+	pinned, err := dataset.Open(d.Dir()) // for a GPU nothing is mapped
 	require.NoError(t, err)
 	topo, err = pinned.TopologyInMemory()
 	require.NoError(t, err)
 	require.Equal(t, copied.Indices32, topo.Indices32)
-	require.Empty(t, pinned.maps)
+	require.Zero(t, dataset.Maps(pinned))
 	require.NoError(t, pinned.Close())
 	require.NoError(t, m.Close())
-	require.Empty(t, m.maps)
+	require.Zero(t, dataset.Maps(m))
 	_, err = m.Labels()
 	require.ErrorContains(t, err, "closed")
 	_, err = m.Topology()
 	require.ErrorContains(t, err, "closed")
 
 	// A neighbour that is no node, and a label that is no class.
-	unseal(t, d.Dir())
-	for name, bytes := range map[string][]byte{indicesName: {0xff, 0xff, 0xff, 0x7f}, labelsName: {0x77, 0, 0, 0}} {
-		f, err := os.OpenFile(d.path(name), os.O_RDWR, 0)
+	datasettest.Unseal(t, d.Dir())
+	for name, bytes := range map[string][]byte{dataset.IndicesName: {0xff, 0xff, 0xff, 0x7f},
+		dataset.LabelsName: {0x77, 0, 0, 0}} {
+		f, err := os.OpenFile(d.Path(name), os.O_RDWR, 0)
 		require.NoError(t, err)
 		_, err = f.WriteAt(bytes, 128+400)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
-		m, err := Open(d.Dir())
+		m, err := dataset.Open(d.Dir())
 		require.NoError(t, err)
-		if name == indicesName {
+		if name == dataset.IndicesName {
 			_, err = m.Topology()
 		} else {
 			_, err = m.Labels()
@@ -72,3 +73,23 @@ func TestMappedTopology(t *testing.T) {
 		require.NoError(t, m.Close())
 	}
 }
+
+// inUse is the memory off Go's heap.
+func inUse() (n int64) {
+	for _, v := range hostmem.Usage() {
+		n += v
+	}
+	return n
+}
+
+// generated makes a dataset and returns its folder.
+func generated(t testing.TB, o build.GenerateOptions) string {
+	t.Helper()
+	o.Out = filepath.Join(t.TempDir(), "g")
+	require.NoError(t, build.Generate(bg, o))
+	return o.Out
+}
+
+var bg = context.Background()
+
+func TestMain(m *testing.M) { os.Exit(datasettest.Main(m)) }

@@ -1,4 +1,4 @@
-package dataset
+package dataset_test
 
 import (
 	"context"
@@ -7,14 +7,18 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/dataset"
+	"helios/dataset/build"
 )
 
 // A label takes the four bytes that are kept, and a fixed amount to read them by.
 func TestLabelsTakeTheirSize(t *testing.T) {
 	const nodes = 300_000
 	dir := filepath.Join(t.TempDir(), "g")
-	require.NoError(t, Generate(context.Background(), GenerateOptions{Kind: "sbm", Nodes: nodes, AvgDegree: 1, Classes: 2, Dim: 2, Out: dir}))
-	d, err := Open(dir)
+	require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{Kind: "sbm",
+		Nodes: nodes, AvgDegree: 1, Classes: 2, Dim: 2, Out: dir}))
+	d, err := dataset.Open(dir)
 	require.NoError(t, err)
 	defer d.Close()
 	var before, after runtime.MemStats

@@ -9,17 +9,20 @@ import (
 
 	"helios/dataset/npy"
 	"helios/graph"
+	"helios/internal/hostmem"
 )
 
-// TopologyOnSSD opens the topology with its in-neighbour lists left in their file, from which sampling reads what it needs
-// (graph.OpenOutOfCore). The offsets are read to memory, 8 bytes a node, or mapped from their file where they are as large as
-// 40 % of the memory that can be had. The caller closes it, before the dataset. A dataset without edges has an empty
-// topology, in memory.
-func (d *Dataset) TopologyOnSSD(ctx context.Context, o graph.OutOfCoreOptions) (*graph.Topology, error) {
+// TopologyOnSSD opens the topology with its in-neighbour lists left in their file, from which
+// sampling reads what it needs (graph.OpenOutOfCore). The offsets are read to memory, 8 bytes a
+// node, or mapped from their file where they are as large as 40 % of the memory that can be had.
+// The caller closes it, before the dataset. A dataset without edges has an empty topology, in
+// memory.
+func (d *Dataset) TopologyOnSSD(ctx context.Context, o graph.OutOfCoreOptions) (*graph.Topology,
+	error) {
 	if d.noEdges {
 		return graph.Alloc(d.Meta.Nodes, 0, false)
 	}
-	a, err := npy.Open(d.path(indicesName))
+	a, err := npy.Open(d.Path(IndicesName))
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +30,8 @@ func (d *Dataset) TopologyOnSSD(ctx context.Context, o graph.OutOfCoreOptions) (
 	if err != nil {
 		return nil, err
 	}
-	f := graph.IndexFile{Path: d.path(indicesName), Offset: a.DataOffset(), Wide: a.Header.DType == npy.Int64}
+	f := graph.IndexFile{Path: d.Path(IndicesName), Offset: a.DataOffset(),
+		Wide: a.Header.DType == npy.Int64}
 	if f.PageSums, err = d.pageSums(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -45,16 +49,17 @@ func (d *Dataset) offsets() (*graph.Topology, error) {
 	if d.closed {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
-	if tooLarge((d.Meta.Nodes+1)*8, mapTopologyFrom) {
-		m, err := d.mapArray(indptrName, nil)
+	if hostmem.Scarce((d.Meta.Nodes+1)*8, mapTopologyFrom) {
+		m, err := d.mapArray(IndptrName, nil)
 		if err != nil {
 			return nil, err
 		}
 		t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
-		if t.Indptr, err = numbers[int64](d.path(indptrName), m.data); err != nil {
+		if t.Indptr, err = numbers[int64](d.Path(IndptrName), m.data); err != nil {
 			return nil, err
 		}
-		if err := checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges); err != nil {
+		if err := checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr,
+			t.NumEdges); err != nil {
 			return nil, err
 		}
 		m.advise(unix.MADV_RANDOM)
@@ -65,9 +70,9 @@ func (d *Dataset) offsets() (*graph.Topology, error) {
 		return nil, fmt.Errorf("dataset %s: offsets of the topology: %w", d.dir, err)
 	}
 	t.NumEdges = d.Meta.Edges
-	err = d.readArray(indptrName, rawBytes(t.Indptr), nil)
+	err = d.readArray(IndptrName, rawBytes(t.Indptr), nil)
 	if err == nil {
-		err = checkIndptr(d.path(indptrName), d.path(indicesName), t.Indptr, t.NumEdges)
+		err = checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr, t.NumEdges)
 	}
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -80,7 +85,7 @@ func (d *Dataset) TopologyBytes() (int64, error) {
 	if d.noEdges {
 		return 0, nil
 	}
-	a, err := npy.Open(d.path(indicesName))
+	a, err := npy.Open(d.Path(IndicesName))
 	if err != nil {
 		return 0, err
 	}

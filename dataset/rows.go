@@ -13,8 +13,8 @@ import (
 // float16DType is what features.npy holds in a dataset of float16.
 var float16DType = npy.DType{Kind: 'f', Size: 2}
 
-// RowType is the form in which the dataset's own rows are: float32 or float16. Those on SSDs may be of
-// another one (Attached).
+// RowType is the form in which the dataset's own rows are: float32 or float16. Those on SSDs may be
+// of another one (Attached).
 func (m *Meta) RowType() rowtype.Type {
 	if m.DType == rowtype.Float16.String() {
 		return rowtype.Float16
@@ -36,23 +36,24 @@ func (m *Meta) checkDType() error {
 	return nil
 }
 
-// fileDType is what features.npy must hold.
-func (m *Meta) fileDType() npy.DType {
+// FileDType is what features.npy must hold.
+func (m *Meta) FileDType() npy.DType {
 	if m.RowType() == rowtype.Float16 {
 		return float16DType
 	}
 	return npy.Float32
 }
 
-// ReadRows reads the feature rows first, first+1, … from features.npy, or computes them, into dst, whose length
-// must be a whole number of rows (Meta.RowBytes each, of Meta.RowType).
+// ReadRows reads the feature rows first, first+1, … from features.npy, or computes them, into dst,
+// whose length must be a whole number of rows (Meta.RowBytes each, of Meta.RowType).
 func (d *Dataset) ReadRows(first int64, dst []byte) error {
 	row := int64(d.Meta.RowBytes())
 	n := int64(len(dst)) / row
 	if int64(len(dst))%row != 0 || first < 0 || first+n > d.Meta.Nodes {
-		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d", d.path(featuresName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
+		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d",
+			d.Path(FeaturesName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
 	}
-	if fn := d.fn(); fn != nil {
+	if fn := d.FeatureFunc(); fn != nil {
 		fn.rows(first, dst)
 		return nil
 	}
@@ -60,12 +61,13 @@ func (d *Dataset) ReadRows(first int64, dst []byte) error {
 	if err != nil {
 		return err
 	}
-	inFile := int64(d.Meta.Dim) * int64(d.Meta.fileDType().Size)
+	inFile := int64(d.Meta.Dim) * int64(d.Meta.FileDType().Size)
 	b := dst[:n*inFile]
 	if err := f.ReadAt(b, off+first*inFile); err != nil {
 		return fmt.Errorf("row %d: %w", first, err)
 	}
-	if inFile != row { // an odd number of halves: from the last row on, move each to its place and pad it
+	// an odd number of halves: from the last row on, move each to its place and pad it
+	if inFile != row {
 		for i := n - 1; i >= 0; i-- {
 			to := dst[i*row : (i+1)*row]
 			copy(to, b[i*inFile:(i+1)*inFile])
@@ -75,8 +77,8 @@ func (d *Dataset) ReadRows(first int64, dst []byte) error {
 	return nil
 }
 
-// rowReader reads the dataset's rows as rows of a type. One goroutine uses it.
-type rowReader struct {
+// RowReader reads the dataset's rows as rows of a type. One goroutine uses it.
+type RowReader struct {
 	d    *Dataset
 	t    rowtype.Type
 	raw  []byte
@@ -86,17 +88,18 @@ type rowReader struct {
 // convertBytes of the dataset's own rows are converted at a time.
 const convertBytes = 256 << 10
 
-func (d *Dataset) rowsAs(t rowtype.Type) *rowReader { return &rowReader{d: d, t: t} }
+// RowsAs reads rows converted to a type.
+func (d *Dataset) RowsAs(t rowtype.Type) *RowReader { return &RowReader{d: d, t: t} }
 
-// read is ReadRows in the reader's type. A value that it cannot hold is an error of class usage.
-func (r *rowReader) read(first int64, dst []byte) error {
+// Read is ReadRows in the reader's type. A value that it cannot hold is an error of class usage.
+func (r *RowReader) Read(first int64, dst []byte) error {
 	from := r.d.Meta.RowType()
 	if r.t == from {
 		return r.d.ReadRows(first, dst)
 	}
 	in, out, dim := int64(r.d.Meta.RowBytes()), int64(r.t.RowBytes(r.d.Meta.Dim)), r.d.Meta.Dim
 	if int64(len(dst))%out != 0 {
-		return fmt.Errorf("%s: %d bytes are not rows of %d", r.d.path(featuresName), len(dst), out)
+		return fmt.Errorf("%s: %d bytes are not rows of %d", r.d.Path(FeaturesName), len(dst), out)
 	}
 	if r.wide == nil {
 		r.raw, r.wide = make([]byte, max(convertBytes/in, 1)*in), make([]float32, dim)
@@ -118,18 +121,18 @@ func (r *rowReader) read(first int64, dst []byte) error {
 	return nil
 }
 
-// ReadRowsAs is ReadRows with rows of type t (t.RowBytes(Meta.Dim) each). A value that t cannot hold is an
-// error of class usage that names its row and what to do.
+// ReadRowsAs is ReadRows with rows of type t (t.RowBytes(Meta.Dim) each). A value that t cannot
+// hold is an error of class usage that names its row and what to do.
 func (d *Dataset) ReadRowsAs(t rowtype.Type, first int64, dst []byte) error {
-	return d.rowsAs(t).read(first, dst)
+	return d.RowsAs(t).Read(first, dst)
 }
 
-// rowSource is what the dataset's rows come from, for messages.
-func (d *Dataset) rowSource() string {
+// RowSource is what the dataset's rows come from, for messages.
+func (d *Dataset) RowSource() string {
 	if d.Meta.FeatureFn != "" {
 		return d.Meta.FeatureFn
 	}
-	return d.path(featuresName)
+	return d.Path(FeaturesName)
 }
 
 func (d *Dataset) outOfRange(row int64, err error) error {
@@ -139,7 +142,7 @@ func (d *Dataset) outOfRange(row int64, err error) error {
 	}
 	next := "replace it with a number and import again"
 	if wider, ok := re.Wider(); ok {
-		next = fmt.Sprintf("use --row-dtype %s", wider)
+		next = fmt.Sprintf("use option row-dtype %s", wider)
 	}
-	return errs.New(errs.Usage, "%s: row %d: %w; %s", d.rowSource(), row, err, next)
+	return errs.New(errs.Usage, "%s: row %d: %w; %s", d.RowSource(), row, err, next)
 }

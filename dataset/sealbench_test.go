@@ -1,4 +1,4 @@
-package dataset
+package dataset_test
 
 import (
 	"os"
@@ -7,10 +7,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"helios/dataset"
 )
 
-// BenchmarkOpenSealed reads all that a run reads at its start of the dataset in HELIOS_SEAL_DATASET, with the checks and
-// without them.
+// BenchmarkOpenSealed reads all that a run reads at its start of the dataset in
+// HELIOS_SEAL_DATASET, with the checks and without them.
 func BenchmarkOpenSealed(b *testing.B) {
 	dir := os.Getenv("HELIOS_SEAL_DATASET")
 	if dir == "" {
@@ -22,20 +24,20 @@ func BenchmarkOpenSealed(b *testing.B) {
 			name = "checked"
 		}
 		b.Run(name, func(b *testing.B) {
-			var info SealInfo
+			var info dataset.SealInfo
 			before := processorTime(b)
 			for b.Loop() {
-				d, err := Open(dir)
+				d, err := dataset.Open(dir)
 				require.NoError(b, err)
 				require.True(b, d.Sealed())
 				if !sealed {
-					d.seal = nil
+					dataset.Uncheck(d)
 				}
 				_, err = d.TopologyInMemory()
 				require.NoError(b, err)
 				_, err = d.Labels()
 				require.NoError(b, err)
-				for _, s := range Splits {
+				for _, s := range dataset.Splits {
 					_, err = d.Split(s)
 					require.NoError(b, err)
 				}
@@ -44,12 +46,14 @@ func BenchmarkOpenSealed(b *testing.B) {
 			}
 			b.ReportMetric(float64(info.CheckedBytes)/1e6, "checked-MB")
 			b.ReportMetric(1e3*info.Seconds, "check-ms")
-			b.ReportMetric(float64((processorTime(b)-before).Milliseconds())/float64(b.N), "cpu-ms/op")
+			b.ReportMetric(float64((processorTime(b)-before).Milliseconds())/float64(b.N),
+				"cpu-ms/op")
 		})
 	}
 }
 
-// processorTime is what the process has taken so far; unlike wall time it says something on a busy machine.
+// processorTime is what the process has taken so far; unlike wall time it says something on a busy
+// machine.
 func processorTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))

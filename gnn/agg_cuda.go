@@ -7,12 +7,13 @@ import (
 	"helios/cuda"
 )
 
-// What a GPU does in another way than the host's kernels do: the transpose, which there is a radix sort in several
-// launches, sums over many rows, and bias, ReLU and dropout behind a BLAS.
+// What a GPU does in another way than the host's kernels do: the transpose, which there is a radix
+// sort in several launches, sums over many rows, and bias, ReLU and dropout behind a BLAS.
 
-// transposeParams is the parameter block of one pass of the transpose: a stable counting sort of (source, destination)
-// pairs by Bits bits of the source at Shift. Three launches make a pass: transpose_count, transpose_scan and
-// transpose_scatter; after the last one transpose_ends finds the ends of the lists.
+// transposeParams is the parameter block of one pass of the transpose: a stable counting sort of
+// (source, destination) pairs by Bits bits of the source at Shift. Three launches make a pass:
+// transpose_count, transpose_scan and transpose_scatter; after the last one transpose_ends finds
+// the ends of the lists.
 type transposeParams struct {
 	Agg            aggParams
 	KeysIn, ValsIn cuda.DevicePtr // uint32[Edges]: sources, destinations; ValsIn 0: by Agg.Indptr
@@ -33,13 +34,15 @@ const (
 const (
 	radixBits = 9 // of a digit at most: 2 passes up to 262144 sources
 	radixBins = 1 << radixBits
-	// radixShare is how many pairs make another share worth its counters, and radixGrid how many shares there are at most.
+	// radixShare is how many pairs make another share worth its counters, and radixGrid how many
+	// shares there are at most.
 	radixShare = 1024
 	radixGrid  = 1024
 )
 
-// biasActParams is the parameter block of bias_act, the end of gemm_* for products that a BLAS has made: C = dropout(relu(C + Bias)),
-// each where Flags says so, Bias where it is not 0. The masks are those of the products' kernels.
+// biasActParams is the parameter block of bias_act, the end of gemm_* for products that a BLAS has
+// made: C = dropout(relu(C + Bias)), each where Flags says so, Bias where it is not 0. The masks
+// are those of the products' kernels.
 type biasActParams struct {
 	C, Bias         cuda.DevicePtr // float32[Rows, LDC], float32[Cols]
 	Rows, Cols, LDC int64
@@ -53,32 +56,6 @@ const (
 	_ = uint(80 - unsafe.Sizeof(biasActParams{}))
 )
 
-// gpuKernels are the kernels of a step of every model on a GPU, products aside.
-func gpuKernels() []string {
-	return []string{"transpose_count", "transpose_scan", "transpose_scatter", "transpose_ends", "col_sum", "col_sum_part"}
-}
-
-// aggThreads is the block size of these kernels; those of the transpose take no more.
-const aggThreads = 256
-
-// warpBlocks is a launch for so many warps' worth of work: a few rounds for each warp, so that the GPU balances what
-// takes longer, and no more than 32 blocks for each SM.
-func (m *Model) warpBlocks(warps int64) cuda.LaunchConfig {
-	blocks := (warps + aggThreads/32 - 1) / (aggThreads / 32)
-	return cuda.LaunchConfig{Blocks: int(max(1, min(blocks, int64(32*max(1, m.dev.Info().SMs))))), Threads: aggThreads}
-}
-
-// aggBlocks is the launch of the aggregations and their gradients over so many rows of a width: a warp does 128 columns of
-// one row, or several rows where they are narrower.
-func (m *Model) aggBlocks(rows, dim int64) cuda.LaunchConfig {
-	words := (dim + 3) / 4
-	if words < 32 {
-		per := int64(32) >> bits.Len64(uint64(max(words-1, 0)))
-		return m.warpBlocks((rows + per - 1) / per)
-	}
-	return m.warpBlocks(rows * ((words + 31) / 32))
-}
-
 // radixPasses are the digits by which numSrc sources are sorted.
 func radixPasses(numSrc int64) (passes, width int) {
 	n := max(1, bits.Len64(uint64(max(numSrc-1, 0))))
@@ -86,7 +63,9 @@ func radixPasses(numSrc int64) (passes, width int) {
 	return passes, (n + passes - 1) / passes
 }
 
-func radixShares(edges int64) int64 { return max(1, min((edges+radixShare-1)/radixShare, radixGrid)) }
+func radixShares(edges int64) int64 {
+	return max(1, min((edges+radixShare-1)/radixShare, radixGrid))
+}
 
 // transposeScratch is how many bytes transposeGPU needs beside the results.
 func transposeScratch(numSrc, edges int64) int64 {
@@ -98,13 +77,15 @@ func transposeScratch(numSrc, edges int64) int64 {
 	return 4 * (words + align(radixShares(edges)<<width) + align(1<<width))
 }
 
-// transposeGPU enqueues what the host's transpose kernels do: the lists of destinations by source (a.TDst, a.TEnd), each in
-// order, and the destinations' parts of the edges' weights (a.Weights). a.Degrees says whether the model is GCN.
-func (m *Model) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePtr) error {
+// transposeGPU enqueues what the host's transpose kernels do: the lists of destinations by source
+// (a.TDst, a.TEnd), each in order, and the destinations' parts of the edges' weights (a.Weights).
+// a.Degrees says whether the model is GCN.
+func (o *launcher) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePtr) error {
 	var k [4]cuda.Kernel
-	for i, name := range []string{"transpose_count", "transpose_scan", "transpose_scatter", "transpose_ends"} {
+	for i, name := range []string{"transpose_count", "transpose_scan", "transpose_scatter",
+		"transpose_ends"} {
 		var err error
-		if k[i], err = m.kernel(name); err != nil {
+		if k[i], err = o.kernel(name); err != nil {
 			return err
 		}
 	}
@@ -136,7 +117,7 @@ func (m *Model) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePtr) 
 		if err := put(s, k[0], shares, p); err != nil {
 			return err
 		}
-		if err := put(s, k[1], m.warpBlocks(1<<width), p); err != nil {
+		if err := put(s, k[1], o.warpBlocks(1<<width), p); err != nil {
 			return err
 		}
 		if err := put(s, k[2], shares, p); err != nil {
@@ -144,7 +125,7 @@ func (m *Model) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePtr) 
 		}
 		p.KeysIn, p.ValsIn = p.KeysOut, p.ValsOut
 	}
-	return put(s, k[3], m.warpBlocks((a.NumSrc+31)/32), p)
+	return put(s, k[3], o.warpBlocks((a.NumSrc+31)/32), p)
 }
 
 // sumShort is up to how many rows a column is summed by one thread.
@@ -161,12 +142,12 @@ func colSumScratch(rows, cols int64) int64 {
 }
 
 // colSumGPU enqueues col_sum as one launch for each level of its tree of sums: the same bits.
-func (m *Model) colSumGPU(s *stepSink, p *sumParams, scratch cuda.DevicePtr) error {
-	whole, err := m.kernel("col_sum")
+func (o *launcher) colSumGPU(s *stepSink, p *sumParams, scratch cuda.DevicePtr) error {
+	whole, err := o.kernel("col_sum")
 	if err != nil {
 		return err
 	}
-	part, err := m.kernel("col_sum_part")
+	part, err := o.kernel("col_sum_part")
 	if err != nil {
 		return err
 	}
@@ -179,11 +160,11 @@ func (m *Model) colSumGPU(s *stepSink, p *sumParams, scratch cuda.DevicePtr) err
 		groups := (q.Rows + sumLeaf - 1) / sumLeaf
 		l := q
 		l.Out = scratch
-		if err := put(s, part, m.warpBlocks(groups*stripes), l); err != nil {
+		if err := put(s, part, o.warpBlocks(groups*stripes), l); err != nil {
 			return err
 		}
 		q.X, q.Rows = scratch, groups
 		scratch += cuda.DevicePtr(4 * align(groups*q.Cols))
 	}
-	return put(s, whole, m.warpBlocks((p.Cols+31)/32), q)
+	return put(s, whole, o.warpBlocks((p.Cols+31)/32), q)
 }

@@ -22,22 +22,25 @@ import (
 	"helios/internal/wide"
 )
 
-// kernRig launches the CUDA kernels of this package beside Go's on a comparing device: what differs by a bit fails.
+// kernRig launches the CUDA kernels of this package beside Go's on a comparing device: what differs
+// by a bit fails.
 type kernRig struct {
 	*testing.T
 	ctx context.Context
 	dev *difftest.Device
 	st  cuda.Stream
-	m   *Model
+	on  *launcher
 	q   *stepSink
 	rng *rand.Rand
 }
 
 func newKernRig(t *testing.T, seed uint64, opt difftest.Options) *kernRig {
 	opt.Seed, opt.SMs, opt.RandomThreads = seed, 3, true
-	if opt.Tolerance == nil && !(runtime.GOARCH == "amd64" && cpuid.CPU.Supports(cpuid.AVX, cpuid.FMA3)) {
+	if opt.Tolerance == nil && !(runtime.GOARCH == "amd64" && cpuid.CPU.Supports(cpuid.AVX,
+		cpuid.FMA3)) {
 		// Go's math.Exp is another here than the one that fp.h follows.
-		opt.Tolerance = map[string]difftest.Tolerance{"softmax_xent": {Abs: 1e-14, Rel: 2e-7, Wide: true}}
+		opt.Tolerance = map[string]difftest.Tolerance{"softmax_xent": {Abs: 1e-14, Rel: 2e-7,
+			Wide: true}}
 	}
 	g := &kernRig{T: t, dev: difftest.Open(t, opt), rng: rand.New(rand.NewPCG(seed, 7))}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -47,7 +50,7 @@ func newKernRig(t *testing.T, seed uint64, opt difftest.Options) *kernRig {
 	g.st, err = g.dev.NewStream(cuda.StreamOptions{Name: "kernels"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = g.st.Close() })
-	g.m, g.q = &Model{dev: g.dev}, &stepSink{stream: g.st}
+	g.on, g.q = newLauncher(g.dev), &stepSink{stream: g.st}
 	return g
 }
 
@@ -86,7 +89,7 @@ func (g *kernRig) floats(n int64) []float32 {
 
 // both launches a kernel that both sides have, with any grid.
 func both[T any](g *kernRig, name string, p T) {
-	k, err := g.m.kernel(name)
+	k, err := g.on.kernel(name)
 	require.NoError(g, err)
 	require.NoError(g, put(g.q, k, cuda.LaunchConfig{Blocks: 1 + g.rng.IntN(7), Threads: 256}, p))
 }
@@ -122,9 +125,10 @@ func (g *kernRig) block(numDst, numSrc int64, most int, hub uint32) testBlock {
 	return b
 }
 
-// The aggregations, of blocks with weights too, the transpose and the gradients are the host's to the bit, for rows of every width around a word, a warp
-// and a stripe, at addresses that allow no wide access, with hubs and empty lists. The transpose has no twin: it is compared
-// with lists made here.
+// The aggregations, of blocks with weights too, the transpose and the gradients are the host's to
+// the bit, for rows of every width around a word, a warp and a stripe, at addresses that allow no
+// wide access, with hubs and empty lists. The transpose has no twin: it is compared with lists made
+// here.
 func TestGPUAggregation(t *testing.T) {
 	g := newKernRig(t, 3, difftest.Options{})
 	dims := []int64{1, 2, 3, 4, 6, 31, 64, 66, 100, 129, 300}
@@ -136,9 +140,11 @@ func TestGPUAggregation(t *testing.T) {
 		b := g.block(numDst, numDst+g.rng.Int64N(200), 12, uint32(g.rng.Int64N(numDst)))
 		edges, odd := int64(len(b.src)), cuda.DevicePtr(n%3/2*4)
 		a := aggParams{
-			Indptr: given(g, b.indptr), Src: given(g, b.src), NumDst: numDst, NumSrc: b.numSrc, Edges: edges, Dim: dim,
-			Degrees: given(g, b.degrees), Weights: blank[float32](g, b.numSrc), Out: blank[float32](g, b.numSrc*dim+1) + odd,
-			X: given(g, g.floats(b.numSrc*dim+1)) + odd,
+			Indptr: given(g, b.indptr), Src: given(g, b.src), NumDst: numDst, NumSrc: b.numSrc,
+			Edges: edges, Dim: dim,
+			Degrees: given(g, b.degrees), Weights: blank[float32](g, b.numSrc),
+			Out: blank[float32](g, b.numSrc*dim+1) + odd,
+			X:   given(g, g.floats(b.numSrc*dim+1)) + odd,
 		}
 		both(g, "sage_mean", a)
 		both(g, "gcn_weights", a)
@@ -158,7 +164,8 @@ func TestGPUAggregation(t *testing.T) {
 		gin.SrcWeights = weighted.SrcWeights
 		both(g, "gin_weighted", gin)
 		rows := gin
-		rows.Out, rows.Grad = given(g, g.floats(numDst*dim+1))+odd, given(g, g.floats(numDst*dim+1))+odd
+		rows.Out, rows.Grad = given(g, g.floats(numDst*dim+1))+odd,
+			given(g, g.floats(numDst*dim+1))+odd
 		both(g, "relu_bwd", rows)
 		both(g, "row_dot", rows)
 		for i, model := range []string{"sage", "gcn", "sage", "gcn"} {
@@ -179,10 +186,11 @@ func TestGPUAggregation(t *testing.T) {
 			}
 			back.TEnd, back.TDst = blank[uint32](g, b.numSrc), blank[uint32](g, edges)
 			scratch := blank[byte](g, transposeScratch(b.numSrc, edges))
-			require.NoError(t, g.m.transposeGPU(g.q, &back, scratch))
+			require.NoError(t, g.on.transposeGPU(g.q, &back, scratch))
 			g.checkTranspose(&b, &back, w)
 			back.Out = given(g, g.floats(b.numSrc*dim+1)) + odd
-			back.Grad, back.Self = given(g, g.floats(numDst*dim+1))+odd, given(g, g.floats(numDst*dim+1))+odd
+			back.Grad, back.Self = given(g, g.floats(numDst*dim+1))+odd,
+				given(g, g.floats(numDst*dim+1))+odd
 			back.Scale = 1 / (1 - 0.3)
 			if model == "sage" {
 				both(g, "sage_mean_bwd", back)
@@ -193,7 +201,9 @@ func TestGPUAggregation(t *testing.T) {
 			}
 		}
 	}
-	for kernel, times := range map[string]int{"sage_mean": 1, "sage_weighted": 1, "gin_sum": 1, "gin_weighted": 1, "gin_sum_bwd": 2, "relu_bwd": 1, "row_dot": 1, "gcn_agg": 2, "sage_mean_bwd": 2, "gcn_agg_bwd": 2, "agg_weights": 3} {
+	for kernel, times := range map[string]int{"sage_mean": 1, "sage_weighted": 1, "gin_sum": 1,
+		"gin_weighted": 1, "gin_sum_bwd": 2, "relu_bwd": 1, "row_dot": 1, "gcn_agg": 2,
+		"sage_mean_bwd": 2, "gcn_agg_bwd": 2, "agg_weights": 3} {
 		require.Equal(t, times*len(dims), g.dev.Launches()[kernel], kernel)
 	}
 }
@@ -216,24 +226,29 @@ func (g *kernRig) checkTranspose(b *testBlock, a *aggParams, w edgeWeights) {
 		end = append(end, n)
 	}
 	require.Equal(g, end, got[uint32](g, a.TEnd, b.numSrc))
-	require.Equal(g, append([]uint32{}, slices.Concat(lists...)...), got[uint32](g, a.TDst, a.Edges))
+	require.Equal(g, append([]uint32{}, slices.Concat(lists...)...),
+		got[uint32](g, a.TDst, a.Edges))
 	require.Equal(g, weights, got[float32](g, a.Weights, a.NumDst))
 }
 
 // The transpose in passes of every width, with more shares than one, and of no edges at all.
 func TestGPUTranspose(t *testing.T) {
 	g := newKernRig(t, 5, difftest.Options{})
-	sizes := [][3]int64{{1, 1, 0}, {1, 1, 3}, {3, 512, 40}, {200, 513, 30}, {300, 5000, 25}, {40, 262145, 200}}
+	sizes := [][3]int64{{1, 1, 0}, {1, 1, 3}, {3, 512, 40}, {200, 513, 30}, {300, 5000, 25},
+		{40, 262145, 200}}
 	if wide.Lean() {
 		sizes = sizes[2:5]
 	}
 	for _, s := range sizes {
 		b := g.block(s[0], s[1], int(s[2]), uint32(s[1]-1))
 		a := aggParams{
-			Indptr: given(g, b.indptr), Src: given(g, b.src), NumDst: s[0], NumSrc: s[1], Edges: int64(len(b.src)),
-			Weights: blank[float32](g, s[0]), TEnd: blank[uint32](g, s[1]), TDst: blank[uint32](g, int64(len(b.src))),
+			Indptr: given(g, b.indptr), Src: given(g, b.src), NumDst: s[0], NumSrc: s[1],
+			Edges:   int64(len(b.src)),
+			Weights: blank[float32](g, s[0]), TEnd: blank[uint32](g, s[1]),
+			TDst: blank[uint32](g, int64(len(b.src))),
 		}
-		require.NoError(t, g.m.transposeGPU(g.q, &a, blank[byte](g, transposeScratch(a.NumSrc, a.Edges))))
+		require.NoError(t,
+			g.on.transposeGPU(g.q, &a, blank[byte](g, transposeScratch(a.NumSrc, a.Edges))))
 		g.checkTranspose(&b, &a, edgeWeights{indptr: b.indptr})
 	}
 	require.Empty(t, g.dev.Launches())
@@ -243,22 +258,25 @@ func TestGPUTranspose(t *testing.T) {
 // Sums of columns are one tree on the host, in one launch and in a launch for each level.
 func TestGPUColumnSums(t *testing.T) {
 	g := newKernRig(t, 7, difftest.Options{})
-	for _, s := range [][2]int64{{0, 5}, {1, 1}, {63, 47}, {64, 128}, {65, 130}, {257, 4}, {4097, 2}, {16385, 3}} {
+	for _, s := range [][2]int64{{0, 5}, {1, 1}, {63, 47}, {64, 128}, {65, 130}, {257, 4},
+		{4097, 2}, {16385, 3}} {
 		rows, cols := s[0], s[1]
 		if wide.Lean() && rows*cols > 10000 {
 			continue
 		}
-		p := sumParams{X: given(g, g.floats(rows*cols)), Out: blank[float32](g, cols), Rows: rows, Cols: cols}
+		p := sumParams{X: given(g, g.floats(rows*cols)), Out: blank[float32](g, cols), Rows: rows,
+			Cols: cols}
 		both(g, "col_sum", p) // the same as the host's: the comparing device says so
 		want := got[float32](g, p.Out, cols)
 		p.Out = blank[float32](g, cols)
-		require.NoError(t, g.m.colSumGPU(g.q, &p, blank[byte](g, colSumScratch(rows, cols))))
+		require.NoError(t, g.on.colSumGPU(g.q, &p, blank[byte](g, colSumScratch(rows, cols))))
 		require.Equal(t, want, got[float32](g, p.Out, cols))
 	}
 	require.NotZero(t, g.dev.Mirrored()["col_sum_part"])
 }
 
-// Losses, gradients, predictions and their sums, with ties, classes at infinity and seeds without labels.
+// Losses, gradients, predictions and their sums, with ties, classes at infinity and seeds without
+// labels.
 func TestGPULoss(t *testing.T) {
 	g := newKernRig(t, 9, difftest.Options{})
 	sizes := [][2]int64{{1, 1}, {70, 2}, {300, 47}, {131, 600}, {4500, 3}}
@@ -286,8 +304,10 @@ func TestGPULoss(t *testing.T) {
 			}
 		}
 		p := xentParams{
-			Logits: given(g, logits), Labels: given(g, labels), Grad: blank[float32](g, rows*classes), Loss: blank[float64](g, rows),
-			Pred: blank[int32](g, rows), Outcome: blank[float64](g, 3), Rows: rows, Classes: classes,
+			Logits: given(g, logits), Labels: given(g, labels),
+			Grad: blank[float32](g, rows*classes), Loss: blank[float64](g, rows),
+			Pred: blank[int32](g, rows), Outcome: blank[float64](g, 3), Rows: rows,
+			Classes: classes,
 		}
 		for _, p.Labels = range []cuda.DevicePtr{p.Labels, 0} {
 			both(g, "xent_count", p)
@@ -299,12 +319,14 @@ func TestGPULoss(t *testing.T) {
 	require.NoError(t, g.st.Synchronize(g.ctx))
 }
 
-// A row of NaNs has the prediction that Go finds: a NaN at class 0 stays, others are never the largest.
+// A row of NaNs has the prediction that Go finds: a NaN at class 0 stays, others are never the
+// largest.
 func TestGPUPredictionsOfNaN(t *testing.T) {
 	g := newKernRig(t, 10, difftest.Options{})
 	nan, rows := float32(math.NaN()), 4
 	logits := []float32{1, nan, 3, nan, 2, 3, nan, nan, nan, -1, -2, nan}
-	p := xentParams{Logits: given(g, logits), Loss: blank[float64](g, 4), Pred: blank[int32](g, 4), Rows: int64(rows), Classes: 3}
+	p := xentParams{Logits: given(g, logits), Loss: blank[float64](g, 4), Pred: blank[int32](g, 4),
+		Rows: int64(rows), Classes: 3}
 	both(g, "softmax_xent", p)
 	require.Equal(t, []int32{2, 0, 0, 0}, got[int32](g, p.Pred, 4))
 }
@@ -320,8 +342,10 @@ func TestGPUAdam(t *testing.T) {
 				v[i] *= v[i]
 			}
 			p := adamParams{
-				P: given(g, g.floats(n+1)) + at, G: given(g, g.floats(n+1)) + at, M: given(g, g.floats(n+1)) + at, V: given(g, v) + at, N: n,
-				AdamStep: simd.AdamStep{B1: 0.9, C1: 0.1, B2: 0.999, C2: 0.001, StepSize: 0.02, RootC2: 1.3, Eps: 1e-8, L2: 0.01},
+				P: given(g, g.floats(n+1)) + at, G: given(g, g.floats(n+1)) + at,
+				M: given(g, g.floats(n+1)) + at, V: given(g, v) + at, N: n,
+				AdamStep: simd.AdamStep{B1: 0.9, C1: 0.1, B2: 0.999, C2: 0.001, StepSize: 0.02,
+					RootC2: 1.3, Eps: 1e-8, L2: 0.01},
 			}
 			both(g, "adam", p)
 			p.L2, p.Decay = 0, 0.003
@@ -331,10 +355,12 @@ func TestGPUAdam(t *testing.T) {
 	require.NoError(t, g.st.Synchronize(g.ctx))
 }
 
-// Dropout of the input is the host's; bias, ReLU and dropout behind a product are those of the products' kernels.
+// Dropout of the input is the host's; bias, ReLU and dropout behind a product are those of the
+// products' kernels.
 func TestGPUDropout(t *testing.T) {
 	g := newKernRig(t, 13, difftest.Options{})
-	drop := dropout{Key: philox.Key(4, philox.StreamDropout), Epoch: 2, Batch: 9, Layer: inputLayer, P: 0.3, Scale: 1 / (1 - 0.3)}
+	drop := dropout{Key: philox.Key(4, philox.StreamDropout), Epoch: 2, Batch: 9, Layer: inputLayer,
+		P: 0.3, Scale: 1 / (1 - 0.3)}
 	level := simd.Auto.Resolve()
 	for _, s := range [][2]int64{{1, 1}, {7, 6}, {30, 128}, {9, 257}} {
 		rows, cols := s[0], s[1]
@@ -342,7 +368,8 @@ func TestGPUDropout(t *testing.T) {
 		both(g, "drop_input", dropInputParams{X: given(g, x), Rows: rows, Cols: cols, Drop: drop})
 		for flags := range uint32(8) {
 			ld := cols + int64(flags%3)*2
-			p := biasActParams{C: given(g, g.floats(rows*ld)), Rows: rows, Cols: cols, LDC: ld, Drop: drop, Flags: flags & 3}
+			p := biasActParams{C: given(g, g.floats(rows*ld)), Rows: rows, Cols: cols, LDC: ld,
+				Drop: drop, Flags: flags & 3}
 			p.Drop.Layer = 1
 			var bias []float32
 			if flags&4 != 0 {
@@ -355,14 +382,17 @@ func TestGPUDropout(t *testing.T) {
 			for i := range rows {
 				ref.epilogue(level, want[i*ld:i*ld+cols], bias, i, 0)
 			}
-			require.Equal(t, want, got[float32](g, p.C, rows*ld), "%d rows of %d, flags %d", rows, cols, flags)
+			require.Equal(t, want, got[float32](g, p.C, rows*ld), "%d rows of %d, flags %d", rows,
+				cols, flags)
 		}
 	}
 }
 
-// Numbers that are no rows, lists that are none and labels that do not exist are faults of the launch, in words.
+// Numbers that are no rows, lists that are none and labels that do not exist are faults of the
+// launch, in words.
 func TestGPUFaults(t *testing.T) {
-	ignore := func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // Go panics in other words
+	// Go panics in other words
+	ignore := func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {}
 	fails := func(t *testing.T, words string, launch func(g *kernRig) error) {
 		t.Run(words, func(t *testing.T) {
 			g := newKernRig(t, 15, difftest.Options{Spoil: ignore})
@@ -374,7 +404,7 @@ func TestGPUFaults(t *testing.T) {
 		})
 	}
 	one := func(g *kernRig, name string, p any) error {
-		k, err := g.m.kernel(name)
+		k, err := g.on.kernel(name)
 		require.NoError(g, err)
 		cfg := cuda.LaunchConfig{Blocks: 2, Threads: 256}
 		switch p := p.(type) {
@@ -387,8 +417,10 @@ func TestGPUFaults(t *testing.T) {
 	}
 	block := func(g *kernRig, indptr []int64, src []uint32) aggParams {
 		return aggParams{
-			Indptr: given(g, indptr), Src: given(g, src), X: given(g, g.floats(12)), Out: blank[float32](g, 12), NumDst: 2, NumSrc: 3,
-			Edges: 3, Dim: 4, TEnd: blank[uint32](g, 3), TDst: blank[uint32](g, 3), Weights: blank[float32](g, 3),
+			Indptr: given(g, indptr), Src: given(g, src), X: given(g, g.floats(12)),
+			Out: blank[float32](g, 12), NumDst: 2, NumSrc: 3,
+			Edges: 3, Dim: 4, TEnd: blank[uint32](g, 3), TDst: blank[uint32](g, 3),
+			Weights: blank[float32](g, 3),
 		}
 	}
 	fails(t, "aggregation: row 3 at edge 1: rows are 0 to 2", func(g *kernRig) error {
@@ -404,22 +436,24 @@ func TestGPUFaults(t *testing.T) {
 	})
 	fails(t, "transpose: source 7 of edge 2: the block has sources 0 to 2", func(g *kernRig) error {
 		a := block(g, []int64{0, 1, 3}, []uint32{0, 1, 7})
-		return g.m.transposeGPU(g.q, &a, blank[byte](g, transposeScratch(3, 3)))
+		return g.on.transposeGPU(g.q, &a, blank[byte](g, transposeScratch(3, 3)))
 	})
 	fails(t, "label 5 of seed 1 is out of range: -1 (none) to 4", func(g *kernRig) error {
-		return one(g, "xent_count", xentParams{Labels: given(g, []int32{0, 5, 7}), Outcome: blank[float64](g, 3), Rows: 3, Classes: 5})
+		return one(g, "xent_count", xentParams{Labels: given(g, []int32{0, 5, 7}),
+			Outcome: blank[float64](g, 3), Rows: 3, Classes: 5})
 	})
 }
 
-// A comparing device takes differences within a kernel's tolerance, and then goes on with the GPU's numbers on both sides;
-// it finds larger ones, and any in kernels that have no tolerance.
+// A comparing device takes differences within a kernel's tolerance, and then goes on with the GPU's
+// numbers on both sides; it finds larger ones, and any in kernels that have no tolerance.
 func TestGPUTolerance(t *testing.T) {
 	for change, want := range map[float32]bool{1e-7: true, 1e-3: false} {
 		for _, kernel := range []string{"col_sum", "adam"} {
 			spoilt := false
 			g := newKernRig(t, 17, difftest.Options{
 				Tolerance: map[string]difftest.Tolerance{kernel: {Rel: 1e-6}},
-				Spoil: func(_ difftest.Launch, param func(int) cuda.DevicePtr, mem difftest.Memory) {
+				Spoil: func(_ difftest.Launch, param func(int) cuda.DevicePtr,
+					mem difftest.Memory) {
 					if b := mem.Bytes(param(1), 4); b != nil && !spoilt {
 						spoilt = true
 						v := math.Float32frombits(binary.LittleEndian.Uint32(b))
@@ -427,11 +461,13 @@ func TestGPUTolerance(t *testing.T) {
 					}
 				},
 			})
-			p := sumParams{X: given(g, []float32{1, 2, 3, 4, 5, 6}), Out: blank[float32](g, 2), Rows: 3, Cols: 2}
-			k, err := g.m.kernel("col_sum")
+			p := sumParams{X: given(g, []float32{1, 2, 3, 4, 5, 6}), Out: blank[float32](g, 2),
+				Rows: 3, Cols: 2}
+			k, err := g.on.kernel("col_sum")
 			require.NoError(t, err)
 			err = put(g.q, k, cuda.LaunchConfig{Blocks: 1, Threads: 256}, p)
-			require.Equal(t, want && kernel == "col_sum", err == nil, "%v of %s: %v", change, kernel, err)
+			require.Equal(t, want && kernel == "col_sum", err == nil, "%v of %s: %v", change,
+				kernel, err)
 			require.True(t, spoilt)
 		}
 	}

@@ -53,7 +53,8 @@ func (g *rig) onGPU(t *testing.T, dev cuda.Device) *driverRig {
 	mb := *g.mb
 	mb.Blocks = nil
 	for _, b := range g.mb.Blocks {
-		b.Indptr, b.Src = d.copyOf(t, b.Indptr.Ptr(), (b.NumDst+1)*8), d.copyOf(t, b.Src.Ptr(), b.NumEdges*4)
+		b.Indptr, b.Src = d.copyOf(t, b.Indptr.Ptr(), (b.NumDst+1)*8),
+			d.copyOf(t, b.Src.Ptr(), b.NumEdges*4)
 		if b.Weights != nil {
 			b.Weights = d.copyOf(t, b.Weights.Ptr(), b.NumSrc*4)
 		}
@@ -86,7 +87,8 @@ func (d *driverRig) read(t *testing.T, p cuda.DevicePtr, n int64) []float32 {
 	require.LessOrEqual(t, n*4, d.stage.Size())
 	require.NoError(t, d.stream.Copy(d.stage.Ptr(), p, n*4))
 	require.NoError(t, d.stream.Synchronize(d.ctx))
-	return append([]float32(nil), unsafe.Slice((*float32)(unsafe.Pointer(&d.stage.Bytes()[0])), n)...)
+	return append([]float32(nil),
+		unsafe.Slice((*float32)(unsafe.Pointer(&d.stage.Bytes()[0])), n)...)
 }
 
 // near wants values whose differences are, by their norms, no more than a share of them.
@@ -99,7 +101,8 @@ func near(t *testing.T, want, got []float32, share float64, what string) {
 		off, all = off+d*d, all+float64(v)*float64(v)
 	}
 	if off, all = math.Sqrt(off), math.Sqrt(all); !(off <= share*all) {
-		t.Fatalf("%s: differs by %.2g of its norm %.3g; the bound is %.2g", what, off/all, all, share)
+		t.Fatalf("%s: differs by %.2g of its norm %.3g; the bound is %.2g", what, off/all,
+			all, share)
 	}
 }
 
@@ -116,37 +119,81 @@ type gpuCase struct {
 func gpuCases() []gpuCase {
 	small := rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, sms: 2}
 	of := func(kind string, layers int, drop, input float32, prec cuda.Precision) ModelConfig {
-		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers, Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
+		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers,
+			Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
 	}
 	heads := func(c ModelConfig, n int, drop float32) ModelConfig {
 		c.Heads, c.AttentionDropout = n, drop
 		return c
 	}
+	outHeads := func(c ModelConfig, n int) ModelConfig { c.OutHeads = n; return c }
+	between := func(c ModelConfig, activation, norm string, residual bool) ModelConfig {
+		c.Activation, c.Norm, c.Residual = activation, norm, residual
+		return c
+	}
 	learned := func(c ModelConfig) ModelConfig { c.LearnEps = true; return c }
 	with := func(r rigConfig, fanouts ...int) rigConfig { r.fanouts = fanouts; return r }
-	layers := func(r rigConfig, nodes ...int) rigConfig { r.layerwise = true; return with(r, nodes...) }
-	// tf32 keeps 10 bits of mantissa and bf16 7: a factor is off by 2^-11 or 2^-8 of itself at most, there are some in a row, and
-	// where an activation is near 0, ReLU may be open in one run and not in the other.
+	layers := func(r rigConfig,
+		nodes ...int) rigConfig {
+		r.layerwise = true
+		return with(r, nodes...)
+	}
+	// tf32 keeps 10 bits of mantissa and bf16 7: a factor is off by 2^-11 or 2^-8 of itself at
+	// most, there are some in a row, and where an activation is near 0, ReLU may be open in one run
+	// and not in the other.
 	const tf32, bf16 = 5e-3, 1e-1
 	list := []gpuCase{
-		{"sage 2 layers, dropout of both kinds", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
-		{"gcn 2 layers, dropout of both kinds", of("gcn", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
+		{"sage 2 layers, dropout of both kinds", of("sage", 2, 0.4, 0.3, cuda.FP32),
+			with(small, 4, 3), 0, false, 3},
+		{"gcn 2 layers, dropout of both kinds", of("gcn", 2, 0.4, 0.3, cuda.FP32),
+			with(small, 4, 3), 0, false, 3},
 		{"sage 1 layer", of("sage", 1, 0, 0, cuda.FP32), with(small, 5), 0, false, 2},
-		{"gcn 1 layer, all neighbours", of("gcn", 1, 0, 0.5, cuda.FP32), with(small, -1), 0, false, 2},
+		{"gcn 1 layer, all neighbours", of("gcn", 1, 0, 0.5, cuda.FP32), with(small, -1), 0,
+			false, 2},
 		{"sage 3 layers", of("sage", 3, 0.2, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
 		{"gcn 3 layers", of("gcn", 3, 0, 0, cuda.FP32), with(small, 2, 2, 2), 0, false, 2},
-		{"sage by layers", of("sage", 3, 0.2, 0, cuda.FP32), layers(small, 20, 15, 30), 0, false, 2},
+		{"sage by layers", of("sage", 3, 0.2, 0, cuda.FP32), layers(small, 20, 15, 30), 0,
+			false, 2},
 		{"gcn by layers", of("gcn", 2, 0.4, 0.3, cuda.FP32), layers(small, 20, 15), 0, false, 2},
-		{"gin 2 layers, dropout of both kinds", of("gin", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 0, false, 3},
-		{"gin 3 layers, learned eps", learned(of("gin", 3, 0, 0, cuda.FP32)), with(small, 2, 2, 2), 0, false, 3},
-		{"gin 1 layer, learned eps", learned(of("gin", 1, 0, 0.5, cuda.FP32)), with(small, -1), 0, false, 2},
-		{"gin by layers", learned(of("gin", 2, 0.4, 0, cuda.FP32)), layers(small, 20, 15), 0, false, 2},
+		{"gin 2 layers, dropout of both kinds", of("gin", 2, 0.4, 0.3, cuda.FP32),
+			with(small, 4, 3), 0, false, 3},
+		{"gin 3 layers, learned eps", learned(of("gin", 3, 0, 0, cuda.FP32)), with(small, 2, 2, 2),
+			0, false, 3},
+		{"gin 1 layer, learned eps", learned(of("gin", 1, 0, 0.5, cuda.FP32)), with(small, -1), 0,
+			false, 2},
+		{"gin by layers", learned(of("gin", 2, 0.4, 0, cuda.FP32)), layers(small, 20, 15), 0,
+			false, 2},
 		{"gin blas", learned(of("gin", 2, 0.4, 0, cuda.FP32)), with(small, 4, 3), 1e-5, true, 1},
-		{"gat 2 layers, dropout of all kinds", heads(of("gat", 2, 0.4, 0.3, cuda.FP32), 3, 0.3), with(small, 4, 3), 0, false, 3},
-		{"gat 3 layers", heads(of("gat", 3, 0, 0, cuda.FP32), 6, 0), with(small, 2, 2, 2), 0, false, 2},
-		{"gat 1 layer, one head", heads(of("gat", 1, 0, 0.5, cuda.FP32), 1, 0.5), with(small, -1), 0, false, 2},
-		{"gat by layers", heads(of("gat", 2, 0.4, 0, cuda.FP32), 2, 0), layers(small, 20, 15), 0, false, 2},
-		{"gat blas", heads(of("gat", 2, 0.4, 0, cuda.FP32), 2, 0.2), with(small, 4, 3), 1e-5, true, 1},
+		{"gat 2 layers, dropout of all kinds", heads(of("gat", 2, 0.4, 0.3, cuda.FP32), 3, 0.3),
+			with(small, 4, 3), 0, false, 3},
+		{"gat 3 layers", heads(of("gat", 3, 0, 0, cuda.FP32), 6, 0), with(small, 2, 2, 2), 0,
+			false, 2},
+		{"gat 1 layer, one head", heads(of("gat", 1, 0, 0.5, cuda.FP32), 1, 0.5), with(small, -1),
+			0, false, 2},
+		{"gat by layers", heads(of("gat", 2, 0.4, 0, cuda.FP32), 2, 0), layers(small, 20, 15), 0,
+			false, 2},
+		{"gat as in the paper", outHeads(between(heads(of("gat", 2, 0.4, 0.3, cuda.FP32), 3, 0.3),
+			"elu", "", false), 1), with(small, 4, 3), 0, false, 3},
+		{"gat, elu, residual", between(heads(of("gat", 3, 0.4, 0, cuda.FP32), 3, 0), "elu", "",
+			true), with(small, 2, 2, 2), 0, false, 2},
+		{"gat, relu, batch", between(heads(of("gat", 2, 0, 0, cuda.FP32), 3, 0), "relu", "batch",
+			false), with(small, 4, 3), 0, false, 2},
+		{"sage, gelu, layer, residual", between(of("sage", 3, 0.4, 0.3, cuda.FP32), "gelu", "layer",
+			true), with(small, 2, 2, 2), 0, false, 3},
+		{"sage, batch", between(of("sage", 2, 0.4, 0, cuda.FP32), "", "batch", false),
+			with(small, 4, 3), 0, false, 3},
+		{"gcn, elu, batch, residual", between(of("gcn", 3, 0.4, 0, cuda.FP32), "elu", "batch",
+			true), with(small, 2, 2, 2), 0, false, 3},
+		{"gcn, relu, residual", between(of("gcn", 2, 0.4, 0, cuda.FP32), "relu", "", true),
+			with(small, 4, 3), 0, false, 2},
+		{"gin, gelu, batch", between(learned(of("gin", 2, 0.4, 0, cuda.FP32)), "gelu", "batch",
+			false), with(small, 4, 3), 0, false, 3},
+		{"gin, elu, layer, residual", between(of("gin", 3, 0, 0, cuda.FP32), "elu", "layer", true),
+			with(small, 2, 2, 2), 0, false, 2},
+		{"sage blas, elu, layer, residual", between(of("sage", 2, 0.4, 0, cuda.FP32), "elu",
+			"layer", true), with(small, 4, 3), 1e-5, true, 1},
+		{"gat blas", heads(of("gat", 2, 0.4, 0, cuda.FP32), 2, 0.2), with(small, 4, 3), 1e-5,
+			true, 1},
 		{"sage tf32", of("sage", 2, 0.4, 0, cuda.TF32), with(small, 4, 3), tf32, false, 1},
 		{"gcn bf16", of("gcn", 2, 0.4, 0, cuda.BF16), with(small, 4, 3), bf16, false, 1},
 		{"sage blas", of("sage", 2, 0.4, 0.3, cuda.FP32), with(small, 4, 3), 1e-5, true, 1},
@@ -156,29 +203,38 @@ func gpuCases() []gpuCase {
 	// More destinations than one chain of a weight's gradient has on a GPU (gemmSplitLeast).
 	long := rigConfig{nodes: 900, edges: 2700, dim: 10, classes: 5, seeds: 700, sms: 2}
 	// Seeds without neighbours, a hop without edges, rows of no whole vector.
-	sparse := rigConfig{nodes: 40, src: []int64{1, 2, 3, 3}, dst: []int64{0, 0, 1, 0}, dim: 7, classes: 3, seeds: 9, fanouts: []int{4, 1, 1}, sms: 1}
+	sparse := rigConfig{nodes: 40, src: []int64{1, 2, 3, 3}, dst: []int64{0, 0, 1, 0}, dim: 7,
+		classes: 3, seeds: 9, fanouts: []int{4, 1, 1}, sms: 1}
 	for _, kind := range Archs() {
-		list = append(list, gpuCase{kind + " almost without edges", ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 3, Layers: 3, Seed: 2}, sparse, 0, false, 1})
+		list = append(list, gpuCase{kind + " almost without edges",
+			ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 3, Layers: 3, Seed: 2}, sparse, 0,
+			false, 1})
 	}
 	lonely := sparse
 	lonely.src, lonely.dst, lonely.fanouts = []int64{30}, []int64{31}, []int{2, 2}
-	list = append(list, gpuCase{"sage without edges", ModelConfig{Kind: "sage", InDim: 7, Hidden: 9, Classes: 3, Layers: 2, Seed: 2}, lonely, 0, false, 2})
-	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32), with(long, 2), 1e-5, false, 1})
+	list = append(list, gpuCase{"sage without edges", ModelConfig{Kind: "sage", InDim: 7, Hidden: 9,
+		Classes: 3, Layers: 2, Seed: 2}, lonely, 0, false, 2})
+	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32),
+		with(long, 2), 1e-5, false, 1})
 }
 
-// Whole training steps and inference on the fake libcuda, whose kernels are the real ones on the CPU shim, against the host device:
-// losses, gradients, parameters and moments, predictions and embeddings. In fp32 by our own kernels all of them are the same bits
-// wherever no gradient is split.
+// Whole training steps and inference on the fake libcuda, whose kernels are the real ones on the
+// CPU shim, against the host device: losses, gradients, parameters and moments, predictions and
+// embeddings. In fp32 by our own kernels all of them are the same bits wherever no gradient is
+// split.
 func TestDriverSteps(t *testing.T) {
 	gpu, lib := fakeGPU(t)
 	for _, c := range gpuCases() {
 		t.Run(c.name, func(t *testing.T) {
-			if wide.Lean() && c.name != "sage 2 layers, dropout of both kinds" && c.name != "gcn blas tf32" && c.name != "gcn by layers" {
+			if wide.Lean() && c.name != "sage 2 layers, dropout of both kinds" &&
+				c.name != "gcn blas tf32" && c.name != "gcn by layers" {
 				t.Skip("long")
 			}
 			share := c.share
 			if share == 0 && (simd.Best() == simd.Generic || runtime.GOARCH != "amd64") {
-				share = 1e-5 // the scalar products round before each addition, and Go's exponential differs by processor
+				// the scalar products round before each addition, and Go's exponential differs by
+				// processor
+				share = 1e-5
 			}
 			g := newRig(t, c.rig)
 			d := g.onGPU(t, gpu)
@@ -206,7 +262,8 @@ func TestDriverSteps(t *testing.T) {
 				}
 			}
 			for step := range c.steps {
-				st := Step{Seed: 3, Epoch: 1, Batch: step, LR: 0.01, WeightDecay: 0.01, Decoupled: step%2 == 1}
+				st := Step{Seed: 3, Epoch: 1, Batch: step, LR: 0.01, WeightDecay: 0.01,
+					Decoupled: step%2 == 1}
 				if step > 0 && c.cfg.FeatureDropout > 0 { // x is another one after a step
 					near(t, f32(g.x), d.read(t, d.x.Ptr(), d.x.Size()/4), 0, "input")
 				}
@@ -226,7 +283,8 @@ func TestDriverSteps(t *testing.T) {
 				at := int64(0)
 				for i, p := range want.Params() {
 					n := int64(p.Rows) * int64(p.Cols)
-					compare("gradient of "+p.Name, cuda.View[float32](want.grad(at), n), d.read(t, m.grad(at), n))
+					compare("gradient of "+p.Name, cuda.View[float32](want.params.grad(at), n),
+						d.read(t, m.params.grad(at), n))
 					at += align(n)
 					q := m.Params()[i]
 					require.Equal(t, p.Name, q.Name)
@@ -245,12 +303,13 @@ func TestDriverSteps(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, a, b)
 			} else { // go on from the same parameters
-				d.upload(t, m.ptr(0), cuda.View[byte](want.ptr(0), want.n*4))
+				d.upload(t, m.params.ptr(0), cuda.View[byte](want.params.ptr(0), want.params.n*4))
 			}
 			require.NoError(t, want.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr()))
 			require.NoError(t, m.Infer(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr()))
 			seeds := g.mb.NumSeeds
-			wantEmb, emb := make([]float32, seeds*want.EmbeddingDim()), make([]float32, seeds*m.EmbeddingDim())
+			wantEmb, emb := make([]float32, seeds*want.EmbeddingDim()),
+				make([]float32, seeds*m.EmbeddingDim())
 			require.NoError(t, want.Embeddings(g.ctx, g.stream, wantEmb))
 			require.NoError(t, m.Embeddings(d.ctx, d.stream, emb))
 			compare("embeddings", wantEmb, emb)
@@ -277,15 +336,17 @@ func blasPath(t *testing.T, lib string) string {
 	return p
 }
 
-// A step that found no memory for its activations has changed nothing, and is the same step when it is done again, whichever
-// allocation it was.
+// A step that found no memory for its activations has changed nothing, and is the same step when it
+// is done again, whichever allocation it was.
 func TestDriverOutOfMemory(t *testing.T) {
 	gpu, lib := fakeGPU(t)
 	if lib == "" {
 		t.Skip("the fake's failures")
 	}
-	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, fanouts: []int{3, 3}, sms: 2})
-	cfg := ModelConfig{Kind: "sage", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4, FeatureDropout: 0.3, Seed: 7}
+	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21,
+		fanouts: []int{3, 3}, sms: 2})
+	cfg := ModelConfig{Kind: "sage", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4,
+		FeatureDropout: 0.3, Seed: 7}
 	run := func(fail bool) (string, float64) {
 		d := g.onGPU(t, gpu)
 		m, err := NewModel(gpu, cfg)
@@ -324,7 +385,8 @@ func TestDriverOutOfMemory(t *testing.T) {
 	require.Equal(t, wantLoss, loss)
 }
 
-// Memory that a BLAS finds missing in the middle of a step: the step can be done again, with its input filled once more.
+// Memory that a BLAS finds missing in the middle of a step: the step can be done again, with its
+// input filled once more.
 func TestDriverOutOfMemoryInBLAS(t *testing.T) {
 	gpu, lib := fakeGPU(t)
 	if lib == "" {
@@ -334,9 +396,11 @@ func TestDriverOutOfMemoryInBLAS(t *testing.T) {
 	blas, err := gpu.OpenBLAS(path)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, blas.Close()) }()
-	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, fanouts: []int{3, 3}, sms: 2})
+	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21,
+		fanouts: []int{3, 3}, sms: 2})
 	for _, input := range []float32{0, 0.3} {
-		cfg := ModelConfig{Kind: "gcn", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4, FeatureDropout: input, Seed: 7, BLAS: blas}
+		cfg := ModelConfig{Kind: "gcn", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4,
+			FeatureDropout: input, Seed: 7, BLAS: blas}
 		var sums []string
 		for _, fail := range []int{0, 1, 2, 5} {
 			d := g.onGPU(t, gpu)
@@ -346,7 +410,8 @@ func TestDriverOutOfMemoryInBLAS(t *testing.T) {
 				return m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{Seed: 3, LR: 0.01})
 			}
 			if fail > 0 {
-				fakecuda.Control(t, path, fmt.Sprintf("fail=cublasGemmEx:%d:3", fail)) // CUBLAS_STATUS_ALLOC_FAILED
+				// CUBLAS_STATUS_ALLOC_FAILED
+				fakecuda.Control(t, path, fmt.Sprintf("fail=cublasGemmEx:%d:3", fail))
 				err := train()
 				var oom *cuda.OutOfMemoryError
 				require.ErrorContains(t, err, "out of memory for cuBLAS")
@@ -367,23 +432,27 @@ func TestDriverOutOfMemoryInBLAS(t *testing.T) {
 	}
 }
 
-// Memory that a launch finds missing, for a kernel that is loaded when it is first launched or for its stack: the same.
+// Memory that a launch finds missing, for a kernel that is loaded when it is first launched or for
+// its stack: the same.
 func TestDriverOutOfMemoryInLaunch(t *testing.T) {
 	gpu, lib := fakeGPU(t)
 	if lib == "" {
 		t.Skip("the fake's failures")
 	}
-	g := newRig(t, rigConfig{nodes: 30, edges: 100, dim: 4, classes: 3, seeds: 5, fanouts: []int{2}, sms: 1})
+	g := newRig(t, rigConfig{nodes: 30, edges: 100, dim: 4, classes: 3, seeds: 5, fanouts: []int{2},
+		sms: 1})
 	var want string
 	for _, fail := range []int{0, 1, 2, 6} {
 		d := g.onGPU(t, gpu)
-		m, err := NewModel(gpu, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1, FeatureDropout: 0.3, Seed: 7})
+		m, err := NewModel(gpu, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1,
+			FeatureDropout: 0.3, Seed: 7})
 		require.NoError(t, err)
 		train := func() error {
 			return m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{Seed: 3, LR: 0.01})
 		}
 		if fail > 0 {
-			fakecuda.Control(t, lib, fmt.Sprintf("fail=cuLaunchKernel:%d:2", fail)) // CUDA_ERROR_OUT_OF_MEMORY
+			// CUDA_ERROR_OUT_OF_MEMORY
+			fakecuda.Control(t, lib, fmt.Sprintf("fail=cuLaunchKernel:%d:2", fail))
 			var oom *cuda.OutOfMemoryError
 			require.ErrorAs(t, train(), &oom)
 			require.Equal(t, int64(0), m.AdamStep())
@@ -414,14 +483,16 @@ func edgesOf(mb *graph.MiniBatch) []int64 {
 // What a host device does not have is refused, and models of kernels that fail name them.
 func TestDriverMistakes(t *testing.T) {
 	dev := host(t, 1)
-	_, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1, Precision: cuda.TF32})
+	_, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1,
+		Precision: cuda.TF32})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	require.ErrorContains(t, err, "--device cuda")
 	_, err = NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1, Precision: 9})
 	require.ErrorContains(t, err, "fp32, tf32, bf16")
 	// A label out of range on the GPU: the same words as on the host, at the next synchronisation.
 	gpu, _ := fakeGPU(t)
-	g := newRig(t, rigConfig{nodes: 30, edges: 100, dim: 4, classes: 3, seeds: 5, fanouts: []int{2}, sms: 1})
+	g := newRig(t, rigConfig{nodes: 30, edges: 100, dim: 4, classes: 3, seeds: 5, fanouts: []int{2},
+		sms: 1})
 	g.y[2] = 17
 	d := g.onGPU(t, gpu)
 	s, err := gpu.NewStream(cuda.StreamOptions{Name: "bad"})

@@ -10,17 +10,20 @@ import (
 	"helios/internal/errs"
 )
 
-// gat is a graph attention network (Veličković et al., ICLR 2018). For each of K heads, with z = h·W:
+// gat is a graph attention network (Veličković et al., ICLR 2018). For each of K heads, with z =
+// h·W:
 //
 //	s_ij = LeakyReLU(a_dst·z_i + a_src·z_j)       j: the node itself and its sampled neighbours
 //	α_ij = exp(s_ij) / Σ_k exp(s_ik)              of a block with weights: each exp times its neighbour's
 //	out  = Σ_j dropout(α_ij) z_j + b
 //
-// Hidden layers put the heads' outputs side by side, so Hidden is K times the width of one; the last layer takes their mean.
-// An edge of a node to itself counts beside the self loop that every node has.
+// Hidden layers put the heads' outputs side by side, so Hidden is K times the width of one; the
+// last layer takes their mean. An edge of a node to itself counts beside the self loop that every
+// node has.
 //
-// Attention works edge by edge and head by head, so its arrays have an element for each. The backward pass gathers: lists of edges
-// by source come from the transpose of a block in which each edge is a destination.
+// Attention works edge by edge and head by head, so its arrays have an element for each. The
+// backward pass gathers: lists of edges by source come from the transpose of a block in which each
+// edge is a destination.
 type gat struct{}
 
 func init() { registerArch(gat{}) }
@@ -34,12 +37,15 @@ func (gat) Degrees() bool { return false }
 // leakySlope is LeakyReLU's below 0.
 const leakySlope = 0.2
 
-// Layer numbers in the counters of the masks of attention: of edges, and of the self loops. Hidden layers stay below them.
+// Layer numbers in the counters of the masks of attention: of edges, and of the self loops. Hidden
+// layers stay below them.
 const (
 	attentionLayer = 64
 	attentionSelf  = 128
 	mostGATLayers  = 32
 )
+
+const mostHeads = 1024
 
 // Default is the 8 heads of the paper.
 func (gat) Default(c *ModelConfig) {
@@ -54,14 +60,20 @@ func (gat) Check(c *ModelConfig) error {
 	}
 	heads := c.heads()
 	switch {
-	case heads < 1 || heads > 1024:
-		return errs.New(errs.Usage, "gat: %d heads; give 1 to 1024", heads)
+	case heads < 1 || heads > mostHeads:
+		return errs.New(errs.Usage, "gat: %d heads; give 1 to %d", heads, mostHeads)
+	case c.OutHeads < 0 || c.OutHeads > mostHeads:
+		return errs.New(errs.Usage, "gat: %d heads in the last layer; give 1 to %d", c.OutHeads,
+			mostHeads)
 	case c.Layers > 1 && c.Hidden%heads != 0:
-		return errs.New(errs.Usage, "gat: %d hidden are no multiple of %d heads, whose outputs stand side by side", c.Hidden, heads)
+		return errs.New(errs.Usage,
+			"gat: %d hidden are no multiple of %d heads, whose outputs stand side by side",
+			c.Hidden, heads)
 	case c.Layers > mostGATLayers:
 		return errs.New(errs.Usage, "gat: %d layers; at most %d", c.Layers, mostGATLayers)
 	case !(c.AttentionDropout >= 0 && c.AttentionDropout < 1):
-		return errs.New(errs.Usage, "attention dropout %v: must be at least 0 and below 1", c.AttentionDropout)
+		return errs.New(errs.Usage, "attention dropout %v: must be at least 0 and below 1",
+			c.AttentionDropout)
 	}
 	return nil
 }
@@ -74,6 +86,14 @@ func (c *ModelConfig) heads() int {
 	return c.Heads
 }
 
+// headsOf is the number of heads of layer l.
+func (c *ModelConfig) headsOf(l int) int64 {
+	if l == c.Layers-1 && c.OutHeads > 0 {
+		return int64(c.OutHeads)
+	}
+	return int64(c.heads())
+}
+
 // headWidth is the width of a head of layer l.
 func (gat) headWidth(c *ModelConfig, l int) int64 {
 	if l == c.Layers-1 {
@@ -83,28 +103,32 @@ func (gat) headWidth(c *ModelConfig, l int) int64 {
 }
 
 func (g gat) Floats(c *ModelConfig, l int) int64 {
-	wide := g.headWidth(c, l) * int64(c.heads())
+	wide := g.headWidth(c, l) * c.headsOf(l)
 	return c.width(l)*wide + 2*wide + c.width(l+1)
 }
 
 func (g gat) Forward(c *ModelConfig, l int, b BlockShape) []Work {
-	heads := int64(c.heads())
+	heads := c.headsOf(l)
 	wide := g.headWidth(c, l) * heads
 	return []Work{
-		productWork(b.Src, wide, c.width(l), 1), bytesWork(4 * (b.Src*(wide+heads) + b.Dst*(wide+heads))),
-		bytesWork(4 * heads * (4*b.Edges + 4*b.Dst)), gatherWork(b.Edges, 2*b.Dst, wide), bytesWork(8 * b.Dst * c.width(l+1)),
+		productWork(b.Src, wide, c.width(l), 1),
+		bytesWork(4 * (b.Src*(wide+heads) + b.Dst*(wide+heads))),
+		bytesWork(4 * heads * (4*b.Edges + 4*b.Dst)), gatherWork(b.Edges, 2*b.Dst, wide),
+		bytesWork(8 * b.Dst * c.width(l+1)),
 	}
 }
 
 func (g gat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
-	heads := int64(c.heads())
+	heads := c.headsOf(l)
 	wide := g.headWidth(c, l) * heads
 	w := []Work{
-		bytesWork(4 * b.Dst * c.width(l+1)), bytesWork(12 * b.Edges), gatherWork(2*b.Edges, 2*b.Dst, wide),
+		bytesWork(4 * b.Dst * c.width(l+1)), bytesWork(12 * b.Edges),
+		gatherWork(2*b.Edges, 2*b.Dst, wide),
 		bytesWork(4 * heads * (6*b.Edges + 6*b.Dst)),
 	}
 	w = append(append(w, transposeWork(BlockShape{b.Edges, b.Src, b.Edges})...),
-		bytesWork(4*heads*(b.Edges+b.Src)), gatherWork(b.Edges, 2*b.Src, wide), bytesWork(4*4*(b.Src+b.Dst)*wide),
+		bytesWork(4*heads*(b.Edges+b.Src)), gatherWork(b.Edges, 2*b.Src, wide),
+		bytesWork(4*4*(b.Src+b.Dst)*wide),
 		productWork(c.width(l), wide, b.Src, 1))
 	if l > 0 {
 		w = append(w, productWork(b.Src, c.width(l), wide, 1), bytesWork(3*4*b.Src*c.width(l)))
@@ -114,7 +138,8 @@ func (g gat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 
 // kernels that begin with gat_ take gatParams.
 func (gat) kernels(gpu bool) []string {
-	names := []string{"gat_score", "gat_softmax", "gat_sum", "gat_mean", "gat_spread", "gat_edges", "gat_dot", "gat_softmax_bwd",
+	names := []string{"gat_score", "gat_softmax", "gat_sum", "gat_mean", "gat_spread", "gat_edges",
+		"gat_dot", "gat_softmax_bwd",
 		"gat_score_bwd", "gat_sum_bwd", "gat_scale", "relu_bwd", "bias_act"}
 	if !gpu {
 		names = append(names, "sage_transpose")
@@ -122,7 +147,7 @@ func (gat) kernels(gpu bool) []string {
 	return names
 }
 
-// Places of a layer's parameters in m.layers.
+// Places of a layer's parameters in network.layers.
 const (
 	gatW = iota
 	gatSrc
@@ -130,13 +155,13 @@ const (
 	gatBias
 )
 
-func (g gat) declare(m *Model, l int, t *tensors) {
-	in, heads, f := m.dims[l], int64(m.cfg.heads()), g.headWidth(&m.cfg, l)
-	m.layers[l] = []int64{
+func (g gat) declare(n *network, l int, t *tensors) {
+	in, heads, f := n.dims[l], n.cfg.headsOf(l), g.headWidth(&n.cfg, l)
+	n.layers[l] = []int64{
 		gatW:    t.add(fmt.Sprintf("layer%d.weight", l), in, heads*f, glorot(in, heads*f)),
 		gatSrc:  t.add(fmt.Sprintf("layer%d.att_src", l), heads, f, glorot(2*f, 1)),
 		gatDst:  t.add(fmt.Sprintf("layer%d.att_dst", l), heads, f, glorot(2*f, 1)),
-		gatBias: t.add(fmt.Sprintf("layer%d.bias", l), 1, m.dims[l+1], 0),
+		gatBias: t.add(fmt.Sprintf("layer%d.bias", l), 1, n.dims[l+1], 0),
 	}
 }
 
@@ -151,16 +176,19 @@ type gatPlan struct {
 	dZ, dIn                int64
 }
 
-// A layer keeps z in mid, and in agg: scores of sources, scores of destinations, maxima and inverse sums.
-func (g gat) layout(m *Model, blocks []graph.Block, train bool, p *plan) {
-	L, heads := m.cfg.Layers, int64(m.cfg.heads())
-	var z, scores, edges, dsts, srcs, wide, dIn int64
+// A layer keeps z in mid, and in agg: scores of sources, scores of destinations, maxima and inverse
+// sums.
+func (g gat) layout(n *network, blocks []graph.Block, train bool, p *plan) {
+	L := n.cfg.Layers
+	var z, scores, edges, dsts, srcs, wide, dIn int64 // the most of all layers
 	for l := range L {
-		b, w := &blocks[L-1-l], g.headWidth(&m.cfg, l)*heads
-		z, scores = max(z, b.NumSrc*w), max(scores, g.scores(b, heads))
-		edges, dsts, srcs, wide = max(edges, b.NumEdges), max(dsts, b.NumDst), max(srcs, b.NumSrc), max(wide, b.NumDst*w)
+		b, heads := &blocks[L-1-l], n.cfg.headsOf(l)
+		w := g.headWidth(&n.cfg, l) * heads
+		z, scores, wide = max(z, b.NumSrc*w), max(scores, g.scores(b, heads)), max(wide, b.NumDst*w)
+		edges, dsts, srcs = max(edges, b.NumEdges*heads), max(dsts, b.NumDst*heads),
+			max(srcs, b.NumSrc*heads)
 		if l > 0 {
-			dIn = max(dIn, b.NumSrc*m.dims[l])
+			dIn = max(dIn, b.NumSrc*n.dims[l])
 		}
 		if train {
 			p.layers[l].mid, p.layers[l].agg = p.take(b.NumSrc*w), p.take(g.scores(b, heads))
@@ -173,18 +201,23 @@ func (g gat) layout(m *Model, blocks []graph.Block, train bool, p *plan) {
 		}
 	}
 	q := &p.gat
-	q.out = p.take(blocks[0].NumDst * heads * m.dims[L])
-	q.alpha, q.alphaSelf = p.take(edges*heads), p.take(dsts*heads)
+	out := blocks[0].NumDst * n.cfg.headsOf(L-1) * n.dims[L]
+	q.out = p.take(out)
+	q.alpha, q.alphaSelf = p.take(edges), p.take(dsts)
 	if !train {
 		return
 	}
-	q.grad = p.take(blocks[0].NumDst * heads * m.dims[L])
-	q.dot, q.dotSelf = p.take(edges*heads), p.take(dsts*heads)
-	q.dSrc, q.dDst = p.take(srcs*heads), p.take(dsts*heads)
-	q.edgePtr, q.edgeDst, q.part = p.take(2*(edges+1)), p.take(edges), p.take(wide)
+	q.grad = p.take(out)
+	q.dot, q.dotSelf = p.take(edges), p.take(dsts)
+	q.dSrc, q.dDst = p.take(srcs), p.take(dsts)
+	list := int64(0)
+	for l := range L {
+		list = max(list, blocks[L-1-l].NumEdges)
+	}
+	q.edgePtr, q.edgeDst, q.part = p.take(2*(list+1)), p.take(list), p.take(wide)
 	q.dZ, q.dIn = p.take(z), p.take(dIn)
-	p.weights = p.take(edges)
-	layoutTranspose(m, blocks, 0, p)
+	p.weights = p.take(list)
+	layoutTranspose(n, blocks, 0, p)
 }
 
 // scores is how many floats of scores a layer over b keeps.
@@ -192,7 +225,8 @@ func (gat) scores(b *graph.Block, heads int64) int64 {
 	return align(b.NumSrc*heads) + 3*align(b.NumDst*heads)
 }
 
-// gatParams is the parameter block of gat_*. N destinations, S sources, E edges, K heads of D floats.
+// gatParams is the parameter block of gat_*. N destinations, S sources, E edges, K heads of D
+// floats.
 type gatParams struct {
 	Indptr, Src        cuda.DevicePtr // int64[N+1], uint32[E]: the block
 	SrcWeights         cuda.DevicePtr // float32[S], or 0
@@ -203,15 +237,17 @@ type gatParams struct {
 	Alpha, AlphaSelf   cuda.DevicePtr // float32[E, K], float32[N, K]: attention behind its dropout
 	Out                cuda.DevicePtr // see each kernel
 	Grad               cuda.DevicePtr // float32[N, K, D], gradient by the sums
-	Dot, DotSelf       cuda.DevicePtr // float32[E, K], float32[N, K]: Grad · z, then the gradients by the scores
-	DSrc, DDst         cuda.DevicePtr // float32[S, K], float32[N, K]: gradients by ScoreSrc and ScoreDst
-	EdgePtr, EdgeDst   cuda.DevicePtr // int64[E+1]: e; uint32[E]: destination of e
-	TEnd, TEdge        cuda.DevicePtr // uint32[S], uint32[E]: edges by source
-	Scale              cuda.DevicePtr // float32[rows, K] of gat_scale
-	NumDst, NumSrc     int64
-	Edges, Dim, Heads  int64
-	Rows               int64 // of gat_scale
-	Drop               dropout
+	// float32[E, K], float32[N, K]: Grad · z, then the gradients by the scores
+	Dot, DotSelf cuda.DevicePtr
+	// float32[S, K], float32[N, K]: gradients by ScoreSrc and ScoreDst
+	DSrc, DDst        cuda.DevicePtr
+	EdgePtr, EdgeDst  cuda.DevicePtr // int64[E+1]: e; uint32[E]: destination of e
+	TEnd, TEdge       cuda.DevicePtr // uint32[S], uint32[E]: edges by source
+	Scale             cuda.DevicePtr // float32[rows, K] of gat_scale
+	NumDst, NumSrc    int64
+	Edges, Dim, Heads int64
+	Rows              int64 // of gat_scale
+	Drop              dropout
 }
 
 const (
@@ -220,111 +256,114 @@ const (
 )
 
 // params describes layer l of a step.
-func (g gat) params(m *Model, s *step, l int) gatParams {
-	b, w, at, q := m.block(s.mb, l), m.layers[l], &s.plan.layers[l], &s.plan.gat
-	heads := int64(m.cfg.heads())
+func (g gat) params(s *step, l int) gatParams {
+	b, w, at, q := s.block(l), s.layers[l], &s.plan.layers[l], &s.plan.gat
+	heads := s.cfg.headsOf(l)
 	p := gatParams{
-		Indptr: pointer(b.Indptr), Src: pointer(b.Src), SrcWeights: pointer(b.Weights), Z: s.plan.at(at.mid),
-		AttSrc: m.ptr(w[gatSrc]), AttDst: m.ptr(w[gatDst]),
+		Indptr: pointer(b.Indptr), Src: pointer(b.Src), SrcWeights: pointer(b.Weights),
+		Z:      s.plan.at(at.mid),
+		AttSrc: s.ptr(w[gatSrc]), AttDst: s.ptr(w[gatDst]),
 		Alpha: s.plan.at(q.alpha), AlphaSelf: s.plan.at(q.alphaSelf),
-		NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: g.headWidth(&m.cfg, l), Heads: heads,
+		NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: g.headWidth(&s.cfg, l),
+		Heads: heads,
 	}
 	of := at.agg
 	for _, f := range []struct {
 		p    *cuda.DevicePtr
 		rows int64
-	}{{&p.ScoreSrc, b.NumSrc}, {&p.ScoreDst, b.NumDst}, {&p.Max, b.NumDst}, {&p.Inverse, b.NumDst}} {
+	}{{&p.ScoreSrc, b.NumSrc}, {&p.ScoreDst, b.NumDst}, {&p.Max, b.NumDst},
+		{&p.Inverse, b.NumDst}} {
 		*f.p = s.plan.at(of)
 		of += align(f.rows * heads)
 	}
-	if s.set != nil && m.cfg.AttentionDropout > 0 {
-		p.Drop = m.drop(s.set, m.cfg.AttentionDropout, uint32(attentionLayer+l))
+	if s.set != nil && s.cfg.AttentionDropout > 0 {
+		p.Drop = s.drop(s.cfg.AttentionDropout, uint32(attentionLayer+l))
 	}
 	return p
 }
 
 // averages tells whether layer l takes the mean of several heads.
-func (gat) averages(m *Model, l int) bool { return l == m.cfg.Layers-1 && m.cfg.heads() > 1 }
+func (gat) averages(n *network, l int) bool { return l == n.cfg.Layers-1 && n.cfg.headsOf(l) > 1 }
 
-func (g gat) forward(m *Model, s *step, l int, in cuda.DevicePtr) error {
-	b, w, h := m.block(s.mb, l), m.layers[l], s.plan.at(s.plan.layers[l].h)
+func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
+	b, w, h := s.block(l), s.layers[l], s.plan.at(s.plan.layers[l].h)
 	if s.set != nil && b.NumEdges >= math.MaxUint32 {
-		return errs.New(errs.Usage, "a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts", b.NumEdges)
+		return errs.New(errs.Usage,
+			"a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts",
+			b.NumEdges)
 	}
-	p := g.params(m, s, l)
-	wide, depth := p.Heads*p.Dim, m.dims[l]
-	z := gemmParams{M: b.NumSrc, N: wide, K: depth, LDA: depth, LDB: wide, LDC: wide, A: in, B: m.ptr(w[gatW]), C: p.Z}
-	if err := m.gemm(&s.stepSink, opNN, &z, s.plan.scratchAt()); err != nil {
+	p := g.params(s, l)
+	wide, depth := p.Heads*p.Dim, s.dims[l]
+	z := gemmParams{M: b.NumSrc, N: wide, K: depth, LDA: depth, LDB: wide, LDC: wide, A: in,
+		B: s.ptr(w[gatW]), C: p.Z}
+	if err := s.gemm(opNN, &z); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gat_score", m.dotBlocks(p.NumSrc*p.Heads, p.Dim), p); err != nil {
+	if err := launch(s, "gat_score", s.dotBlocks(p.NumSrc*p.Heads, p.Dim),
+		p); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gat_softmax", m.blocks(p.NumDst, 16, p.NumDst*p.Heads/32), p); err != nil {
+	if err := launch(s, "gat_softmax", s.blocks(p.NumDst, 16, p.NumDst*p.Heads/32),
+		p); err != nil {
 		return err
 	}
-	if p.Out = h; g.averages(m, l) {
+	if p.Out = h; g.averages(s.network, l) {
 		p.Out = s.plan.at(s.plan.gat.out)
 	}
-	if err := launch(m, &s.stepSink, "gat_sum", m.headBlocks(p.NumDst, 16, p), p); err != nil {
+	if err := launch(s, "gat_sum", s.headBlocks(p.NumDst, 16, p.Heads, p.Dim), p); err != nil {
 		return err
 	}
-	if g.averages(m, l) {
+	if g.averages(s.network, l) {
 		mean := p
 		mean.Z, mean.Out = p.Out, h
-		if err := launch(m, &s.stepSink, "gat_mean", m.blocks(p.NumDst, 64, p.NumDst*p.Dim/32), mean); err != nil {
+		if err := launch(s, "gat_mean", s.blocks(p.NumDst, 64, p.NumDst*p.Dim/32),
+			mean); err != nil {
 			return err
 		}
 	}
-	flags, drop := m.activation(s, l)
-	out := m.dims[l+1]
-	return launch(m, &s.stepSink, "bias_act", m.blocks(b.NumDst, 64, b.NumDst*((out+3)/4)*4/gpuItems), biasActParams{
-		C: h, Bias: m.ptr(w[gatBias]), Rows: b.NumDst, Cols: out, LDC: out, Drop: drop, Flags: flags,
-	})
+	flags, drop := s.activation(l)
+	out := s.dims[l+1]
+	return launch(s, "bias_act",
+		s.blocks(b.NumDst, 64, b.NumDst*((out+3)/4)*4/gpuItems), biasActParams{
+			C: h, Bias: s.ptr(w[gatBias]), Rows: b.NumDst, Cols: out, LDC: out, Drop: drop,
+			Flags: flags,
+		})
 }
 
-// dotBlocks is the launch of dot products of so many rows of a width.
-func (m *Model) dotBlocks(rows, dim int64) cuda.LaunchConfig {
-	return m.blocks(rows, 256, rows*min(max(dim, 1), 32)/32)
-}
-
-// headBlocks is the launch of sums over so many rows of all heads.
-func (m *Model) headBlocks(rows, per int64, p gatParams) cuda.LaunchConfig {
-	if m.gpu {
-		return m.aggBlocks(rows*p.Heads, p.Dim)
-	}
-	return m.blocksFor(rows, per)
-}
-
-func (g gat) backward(m *Model, s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w, q, scratch := m.block(s.mb, l), m.layers[l], &s.plan.gat, s.plan.scratchAt()
+func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
+	b, w, q := s.block(l), s.layers[l], &s.plan.gat
 	at := s.plan.at
-	p := g.params(m, s, l)
-	wide, depth := p.Heads*p.Dim, m.dims[l]
+	p := g.params(s, l)
+	wide, depth := p.Heads*p.Dim, s.dims[l]
 	sum := func(x cuda.DevicePtr, rows, cols, to int64) error {
-		return m.colSum(&s.stepSink, &sumParams{X: x, Out: m.grad(to), Rows: rows, Cols: cols}, scratch)
+		return s.colSum(&sumParams{X: x, Out: s.grad(to), Rows: rows, Cols: cols})
 	}
-	if err := sum(dz, b.NumDst, m.dims[l+1], w[gatBias]); err != nil {
+	if err := sum(dz, b.NumDst, s.dims[l+1], w[gatBias]); err != nil {
 		return err
 	}
 	p.Grad, p.Dot, p.DotSelf, p.DSrc, p.DDst = dz, at(q.dot), at(q.dotSelf), at(q.dSrc), at(q.dDst)
-	p.EdgePtr, p.EdgeDst, p.TEnd, p.TEdge = at(q.edgePtr), at(q.edgeDst), at(s.plan.tEnd), at(s.plan.tDst)
-	if g.averages(m, l) {
+	p.EdgePtr, p.EdgeDst, p.TEnd, p.TEdge = at(q.edgePtr), at(q.edgeDst), at(s.plan.tEnd),
+		at(s.plan.tDst)
+	if g.averages(s.network, l) {
 		p.Grad = at(q.grad)
 		spread := p
 		spread.Z, spread.Out = dz, p.Grad
-		if err := launch(m, &s.stepSink, "gat_spread", m.blocks(p.NumDst, 64, p.NumDst*wide/32), spread); err != nil {
+		if err := launch(s, "gat_spread", s.blocks(p.NumDst, 64, p.NumDst*wide/32),
+			spread); err != nil {
 			return err
 		}
 	}
 	// Destinations: gradients by attention and by scores.
-	if err := launch(m, &s.stepSink, "gat_edges", m.blocks(p.NumDst, 256, (p.NumDst+p.Edges)/32), p); err != nil {
+	if err := launch(s, "gat_edges", s.blocks(p.NumDst, 256, (p.NumDst+p.Edges)/32),
+		p); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gat_dot", m.dotBlocks((p.NumDst+p.Edges)*p.Heads, p.Dim), p); err != nil {
+	if err := launch(s, "gat_dot", s.dotBlocks((p.NumDst+p.Edges)*p.Heads, p.Dim),
+		p); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gat_softmax_bwd", m.blocks(p.NumDst, 16, p.NumDst*p.Heads/32), p); err != nil {
+	if err := launch(s, "gat_softmax_bwd", s.blocks(p.NumDst, 16, p.NumDst*p.Heads/32),
+		p); err != nil {
 		return err
 	}
 	// Sources: lists of edges, and sums over them.
@@ -332,41 +371,49 @@ func (g gat) backward(m *Model, s *step, l int, h, dz cuda.DevicePtr) error {
 		Indptr: p.EdgePtr, Src: p.Src, NumDst: p.Edges, NumSrc: p.NumSrc, Edges: p.Edges,
 		TEnd: p.TEnd, TDst: p.TEdge, Weights: at(s.plan.weights),
 	}
-	if err := m.transpose(&s.stepSink, "sage_transpose", &lists, scratch); err != nil {
+	if err := s.transpose("sage_transpose", &lists); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gat_score_bwd", m.blocks(p.NumSrc, 64, p.NumSrc*p.Heads/32), p); err != nil {
+	if err := launch(s, "gat_score_bwd", s.blocks(p.NumSrc, 64, p.NumSrc*p.Heads/32),
+		p); err != nil {
 		return err
 	}
 	p.Out = at(q.dZ)
-	if err := launch(m, &s.stepSink, "gat_sum_bwd", m.headBlocks(p.NumSrc, 64, p), p); err != nil {
+	if err := launch(s, "gat_sum_bwd", s.headBlocks(p.NumSrc, 64, p.Heads, p.Dim), p); err != nil {
 		return err
 	}
-	// Parameters of attention: z times the gradients of its scores, summed. The second one takes the place of z.
+	// Parameters of attention: z times the gradients of its scores, summed. The second one takes
+	// the place of z.
 	for _, f := range []struct {
 		scale, out cuda.DevicePtr
 		rows, to   int64
 	}{{p.DDst, at(q.part), p.NumDst, w[gatDst]}, {p.DSrc, p.Z, p.NumSrc, w[gatSrc]}} {
 		scaled := p
 		scaled.Scale, scaled.Out, scaled.Rows = f.scale, f.out, f.rows
-		if err := launch(m, &s.stepSink, "gat_scale", m.blocks(f.rows, 64, f.rows*wide/32), scaled); err != nil {
+		if err := launch(s, "gat_scale", s.blocks(f.rows, 64, f.rows*wide/32),
+			scaled); err != nil {
 			return err
 		}
 		if err := sum(f.out, f.rows, wide, f.to); err != nil {
 			return err
 		}
 	}
-	tn := gemmParams{M: depth, N: wide, K: b.NumSrc, LDA: depth, LDB: wide, LDC: wide, A: h, B: p.Out, C: m.grad(w[gatW])}
-	if err := m.gemm(&s.stepSink, opTN, &tn, scratch); err != nil {
+	tn := gemmParams{M: depth, N: wide, K: b.NumSrc, LDA: depth, LDB: wide, LDC: wide, A: h,
+		B: p.Out, C: s.grad(w[gatW])}
+	if err := s.gemm(opTN, &tn); err != nil {
 		return err
 	}
 	if l == 0 {
 		return nil // nobody wants the gradient of the features
 	}
-	nt := gemmParams{M: b.NumSrc, N: depth, K: wide, LDA: wide, LDB: wide, LDC: depth, A: p.Out, B: m.ptr(w[gatW]), C: at(q.dIn)}
-	if err := m.gemm(&s.stepSink, opNT, &nt, scratch); err != nil {
+	nt := gemmParams{M: b.NumSrc, N: depth, K: wide, LDA: wide, LDB: wide, LDC: depth, A: p.Out,
+		B: s.ptr(w[gatW]), C: at(q.dIn)}
+	gate := aggParams{Out: h, Grad: nt.C, NumDst: b.NumSrc, Dim: depth}
+	if s.gate(&gate); gate.Open != 0 {
+		nt.C = h
+	}
+	if err := s.gemm(opNT, &nt); err != nil || gate.Open != 0 {
 		return err
 	}
-	gate := aggParams{Out: h, Grad: nt.C, NumDst: b.NumSrc, Dim: depth, Scale: m.keptScale()}
-	return launch(m, &s.stepSink, "relu_bwd", m.rowBlocks(b.NumSrc, 16, depth), gate)
+	return launch(s, "relu_bwd", s.rowBlocks(b.NumSrc, 16, depth), gate)
 }

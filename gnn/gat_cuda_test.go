@@ -11,8 +11,9 @@ import (
 	"helios/internal/philox"
 )
 
-// Attention and its gradients are the host's to the bit, for heads of every width around a word, a warp and a stripe, at addresses
-// that allow no wide access, with hubs, empty lists, parallel edges, blocks with weights, and dropout.
+// Attention and its gradients are the host's to the bit, for heads of every width around a word, a
+// warp and a stripe, at addresses that allow no wide access, with hubs, empty lists, parallel
+// edges, blocks with weights, and dropout.
 func TestGPUAttention(t *testing.T) {
 	g := newKernRig(t, 21, difftest.Options{})
 	shapes := [][2]int64{{1, 1}, {3, 2}, {8, 8}, {5, 3}, {2, 31}, {1, 64}, {4, 66}, {2, 129}}
@@ -28,17 +29,22 @@ func TestGPUAttention(t *testing.T) {
 		floats := func(n int64) cuda.DevicePtr { return given(g, g.floats(n+1)) + odd }
 		empty := func(n int64) cuda.DevicePtr { return blank[float32](g, n+1) + odd }
 		p := gatParams{
-			Indptr: given(g, b.indptr), Src: given(g, b.src), Z: floats(b.numSrc * wide), AttSrc: floats(wide), AttDst: floats(wide),
+			Indptr: given(g, b.indptr), Src: given(g, b.src), Z: floats(b.numSrc * wide),
+			AttSrc: floats(wide), AttDst: floats(wide),
 			ScoreSrc: blank[float32](g, b.numSrc*heads), ScoreDst: blank[float32](g, numDst*heads),
 			Max: blank[float32](g, numDst*heads), Inverse: blank[float32](g, numDst*heads),
-			Alpha: blank[float32](g, edges*heads), AlphaSelf: blank[float32](g, numDst*heads), Out: empty(b.numSrc * wide),
-			Grad: floats(numDst * wide), Dot: blank[float32](g, edges*heads), DotSelf: blank[float32](g, numDst*heads),
-			DSrc: blank[float32](g, b.numSrc*heads), DDst: blank[float32](g, numDst*heads),
-			EdgePtr: blank[int64](g, edges+1), EdgeDst: blank[uint32](g, edges), TEnd: blank[uint32](g, b.numSrc), TEdge: blank[uint32](g, edges),
+			Alpha: blank[float32](g, edges*heads), AlphaSelf: blank[float32](g, numDst*heads),
+			Out:  empty(b.numSrc * wide),
+			Grad: floats(numDst * wide), Dot: blank[float32](g, edges*heads),
+			DotSelf: blank[float32](g, numDst*heads),
+			DSrc:    blank[float32](g, b.numSrc*heads), DDst: blank[float32](g, numDst*heads),
+			EdgePtr: blank[int64](g, edges+1), EdgeDst: blank[uint32](g, edges),
+			TEnd: blank[uint32](g, b.numSrc), TEdge: blank[uint32](g, edges),
 			NumDst: numDst, NumSrc: b.numSrc, Edges: edges, Dim: dim, Heads: heads,
 		}
 		if n%2 == 1 {
-			p.Drop = dropout{Key: philox.Key(4, philox.StreamDropout), Epoch: 2, Batch: 9, Layer: attentionLayer, P: 0.3, Scale: 1 / (1 - 0.3)}
+			p.Drop = dropout{Key: philox.Key(4, philox.StreamDropout), Epoch: 2, Batch: 9,
+				Layer: attentionLayer, P: 0.3, Scale: 1 / (1 - 0.3)}
 		}
 		if n%3 == 1 {
 			shares := make([]float32, b.numSrc)
@@ -47,14 +53,17 @@ func TestGPUAttention(t *testing.T) {
 			}
 			p.SrcWeights = given(g, shares)
 		}
-		for _, k := range []string{"gat_score", "gat_softmax", "gat_sum", "gat_edges", "gat_dot", "gat_softmax_bwd"} {
+		for _, k := range []string{"gat_score", "gat_softmax", "gat_sum", "gat_edges", "gat_dot",
+			"gat_softmax_bwd"} {
 			both(g, k, p)
 		}
 		lists := aggParams{
-			Indptr: p.EdgePtr, Src: p.Src, NumDst: edges, NumSrc: b.numSrc, Edges: edges, TEnd: p.TEnd, TDst: p.TEdge,
+			Indptr: p.EdgePtr, Src: p.Src, NumDst: edges, NumSrc: b.numSrc, Edges: edges,
+			TEnd: p.TEnd, TDst: p.TEdge,
 			Weights: blank[float32](g, edges),
 		}
-		require.NoError(t, g.m.transposeGPU(g.q, &lists, blank[byte](g, transposeScratch(b.numSrc, edges))))
+		require.NoError(t, g.on.transposeGPU(g.q, &lists,
+			blank[byte](g, transposeScratch(b.numSrc, edges))))
 		var want [][]uint32 = make([][]uint32, b.numSrc)
 		for e, j := range b.src {
 			want[j] = append(want[j], uint32(e))
@@ -63,7 +72,8 @@ func TestGPUAttention(t *testing.T) {
 		for _, l := range want {
 			order = append(order, l...)
 		}
-		require.Equal(t, append([]uint32{}, order...), append([]uint32{}, got[uint32](g, p.TEdge, edges)...))
+		require.Equal(t, append([]uint32{}, order...),
+			append([]uint32{}, got[uint32](g, p.TEdge, edges)...))
 		both(g, "gat_score_bwd", p)
 		both(g, "gat_sum_bwd", p)
 		p.Scale, p.Rows = p.DSrc, b.numSrc
@@ -80,7 +90,8 @@ func TestGPUAttention(t *testing.T) {
 
 // A closed form: two nodes, one edge, one head and the identity as weights.
 func TestAttentionByHand(t *testing.T) {
-	g := newRig(t, rigConfig{nodes: 2, src: []int64{1}, dst: []int64{0}, dim: 2, classes: 2, seeds: 1, fanouts: []int{-1}})
+	g := newRig(t, rigConfig{nodes: 2, src: []int64{1}, dst: []int64{0}, dim: 2, classes: 2,
+		seeds: 1, fanouts: []int{-1}})
 	m := g.model(t, ModelConfig{Kind: "gat", InDim: 2, Classes: 2, Layers: 1, Heads: 1})
 	set := func(name string, v ...float32) {
 		for _, p := range m.Params() {
@@ -102,16 +113,20 @@ func TestAttentionByHand(t *testing.T) {
 	a, b := self/(self+other), other/(self+other)
 	require.InDelta(t, a*1+b*2+0.5, got[0], 1e-6)
 	require.InDelta(t, a*-3+b*4-0.5, got[1], 1e-6)
-	_, err := NewModel(g.dev, ModelConfig{Kind: "gat", InDim: 2, Hidden: 10, Classes: 2, Layers: 2, Heads: 3})
+	_, err := NewModel(g.dev, ModelConfig{Kind: "gat", InDim: 2, Hidden: 10, Classes: 2, Layers: 2,
+		Heads: 3})
 	require.ErrorContains(t, err, "no multiple of 3 heads")
-	_, err = NewModel(g.dev, ModelConfig{Kind: "sage", InDim: 2, Hidden: 10, Classes: 2, Layers: 2, Heads: 3})
+	_, err = NewModel(g.dev, ModelConfig{Kind: "sage", InDim: 2, Hidden: 10, Classes: 2, Layers: 2,
+		Heads: 3})
 	require.ErrorContains(t, err, "options of model gat")
 }
 
 // A closed form: the sum of a node, times 1 + ε, and its neighbour, through ReLU and the identity.
 func TestSumByHand(t *testing.T) {
-	g := newRig(t, rigConfig{nodes: 2, src: []int64{1}, dst: []int64{0}, dim: 2, classes: 2, seeds: 1, fanouts: []int{-1}})
-	m := g.model(t, ModelConfig{Kind: "gin", InDim: 2, Hidden: 2, Classes: 2, Layers: 1, LearnEps: true})
+	g := newRig(t, rigConfig{nodes: 2, src: []int64{1}, dst: []int64{0}, dim: 2, classes: 2,
+		seeds: 1, fanouts: []int{-1}})
+	m := g.model(t, ModelConfig{Kind: "gin", InDim: 2, Hidden: 2, Classes: 2, Layers: 1,
+		LearnEps: true})
 	for _, p := range m.Params() {
 		switch p.Name {
 		case "layer0.mlp0.weight", "layer0.mlp1.weight":

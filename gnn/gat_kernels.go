@@ -9,8 +9,9 @@ import (
 	"helios/internal/simd"
 )
 
-// The host's kernels of gat. Each product and each sum is rounded by itself and has an order of its own, which cuda/kernels/gat.cu
-// follows: over a list the self loop first, then the edges in order; dot products as simd's Dot.
+// The host's kernels of gat. Each product and each sum is rounded by itself and has an order of its
+// own, which cuda/kernels/gat.cu follows: over a list the self loop first, then the edges in order;
+// dot products as simd's Dot.
 
 func init() {
 	cuda.RegisterHost("gat_score", gatScore)
@@ -29,7 +30,8 @@ func init() {
 
 func view(p cuda.DevicePtr, n int64) []float32 { return cuda.View[float32](p, n) }
 
-// gatScore computes ScoreSrc[j, k] = AttSrc[k] · Z[j, k], and ScoreDst in the same way for destinations.
+// gatScore computes ScoreSrc[j, k] = AttSrc[k] · Z[j, k], and ScoreDst in the same way for
+// destinations.
 func gatScore(b *cuda.Block, p *gatParams) error {
 	z, d, level := view(p.Z, p.NumSrc*p.Heads*p.Dim), p.Dim, b.SIMD()
 	attSrc, attDst := view(p.AttSrc, p.Heads*d), view(p.AttDst, p.Heads*d)
@@ -53,7 +55,8 @@ func leaky(v float32) float32 {
 	return leakySlope * v
 }
 
-// attention is the exp of a score, as a share of what the largest one is, times the neighbour's weight.
+// attention is the exp of a score, as a share of what the largest one is, times the neighbour's
+// weight.
 func attention(score, most, weight float32) float32 {
 	return float32(float32(math.Exp(float64(score-most))) * weight)
 }
@@ -92,7 +95,8 @@ func (p *gatParams) views() (v gatViews) {
 		scoreSrc: view(p.ScoreSrc, p.NumSrc*p.Heads), scoreDst: view(p.ScoreDst, p.NumDst*p.Heads),
 		most: view(p.Max, p.NumDst*p.Heads), inverse: view(p.Inverse, p.NumDst*p.Heads),
 		alpha: view(p.Alpha, p.Edges*p.Heads), alphaSelf: view(p.AlphaSelf, p.NumDst*p.Heads),
-		edges: p.Edges, heads: p.Heads, layer: p.Drop.Layer, selfLayer: p.Drop.Layer - attentionLayer + attentionSelf,
+		edges: p.Edges, heads: p.Heads, layer: p.Drop.Layer, selfLayer: p.Drop.Layer -
+			attentionLayer + attentionSelf,
 	}
 	if p.SrcWeights != 0 {
 		v.weights = view(p.SrcWeights, p.NumSrc)
@@ -109,8 +113,8 @@ func (v *gatViews) edge(e, k int64, own float32) (score, weight float32) {
 	return leaky(own + v.scoreSrc[j*v.heads+k]), weight
 }
 
-// gatSoftmax computes attention for all edges of a destination and its self loop, behind dropout, and leaves the largest score
-// and the inverse of the sum for the backward pass.
+// gatSoftmax computes attention for all edges of a destination and its self loop, behind dropout,
+// and leaves the largest score and the inverse of the sum for the backward pass.
 func gatSoftmax(b *cuda.Block, p *gatParams) error {
 	v := p.views()
 	lo, hi := b.Range(p.NumDst)
@@ -150,7 +154,8 @@ func gatSoftmax(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// gatSum computes Out[i, k] = AlphaSelf[i, k] Z[i, k] + Σ_e Alpha[e, k] Z[Src[e], k], float32[N, K, D].
+// gatSum computes Out[i, k] = AlphaSelf[i, k] Z[i, k] + Σ_e Alpha[e, k] Z[Src[e], k], float32[N, K,
+// D].
 func gatSum(b *cuda.Block, p *gatParams) error {
 	z, out := view(p.Z, p.NumSrc*p.Heads*p.Dim), view(p.Out, p.NumDst*p.Heads*p.Dim)
 	indptr, src := cuda.View[int64](p.Indptr, p.NumDst+1), cuda.View[uint32](p.Src, p.Edges)
@@ -159,7 +164,8 @@ func gatSum(b *cuda.Block, p *gatParams) error {
 	lo, hi := b.Range(p.NumDst)
 	wide := p.Heads * p.Dim
 	for i := lo; i < hi; i++ {
-		b.SIMD().SumHeads(&s, out[i*wide:(i+1)*wide], src[indptr[i]:indptr[i+1]], int(indptr[i]), z[i*wide:], self[i*p.Heads:])
+		b.SIMD().SumHeads(&s, out[i*wide:(i+1)*wide], src[indptr[i]:indptr[i+1]], int(indptr[i]),
+			z[i*wide:], self[i*p.Heads:])
 	}
 	return nil
 }
@@ -190,7 +196,8 @@ func gatSpread(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// gatEdges writes what makes each edge a destination, EdgePtr[e] = e, and the one that it has, EdgeDst.
+// gatEdges writes what makes each edge a destination, EdgePtr[e] = e, and the one that it has,
+// EdgeDst.
 func gatEdges(b *cuda.Block, p *gatParams) error {
 	indptr := cuda.View[int64](p.Indptr, p.NumDst+1)
 	ptr, dst := cuda.View[int64](p.EdgePtr, p.Edges+1), cuda.View[uint32](p.EdgeDst, p.Edges)
@@ -206,7 +213,8 @@ func gatEdges(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// gatDot computes the gradients by attention: DotSelf[i, k] = Grad[i, k] · Z[i, k], Dot[e, k] = Grad[EdgeDst[e], k] · Z[Src[e], k].
+// gatDot computes the gradients by attention: DotSelf[i, k] = Grad[i, k] · Z[i, k], Dot[e, k] =
+// Grad[EdgeDst[e], k] · Z[Src[e], k].
 func gatDot(b *cuda.Block, p *gatParams) error {
 	d, level := p.Dim, b.SIMD()
 	z, grad := view(p.Z, p.NumSrc*p.Heads*d), view(p.Grad, p.NumDst*p.Heads*d)
@@ -226,11 +234,12 @@ func gatDot(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// gatSoftmaxBwd turns Dot and DotSelf into the gradients by the scores before LeakyReLU, whose sums are DDst, and computes Alpha
-// and AlphaSelf once more: other layers have used them since.
+// gatSoftmaxBwd turns Dot and DotSelf into the gradients by the scores before LeakyReLU, whose sums
+// are DDst, and computes Alpha and AlphaSelf once more: other layers have used them since.
 func gatSoftmaxBwd(b *cuda.Block, p *gatParams) error {
 	v := p.views()
-	dot, dotSelf, dDst := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads), view(p.DDst, p.NumDst*p.Heads)
+	dot, dotSelf, dDst := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads),
+		view(p.DDst, p.NumDst*p.Heads)
 	slope := func(s float32) float32 {
 		if s > 0 {
 			return 1
@@ -270,10 +279,12 @@ func gatSoftmaxBwd(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// gatScoreBwd computes DSrc[j, k] = DotSelf[j, k] (destinations) + Σ Dot[e, k] over the source's edges.
+// gatScoreBwd computes DSrc[j, k] = DotSelf[j, k] (destinations) + Σ Dot[e, k] over the source's
+// edges.
 func gatScoreBwd(b *cuda.Block, p *gatParams) error {
 	end, list := cuda.View[uint32](p.TEnd, p.NumSrc), cuda.View[uint32](p.TEdge, p.Edges)
-	dot, self, out := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads), view(p.DSrc, p.NumSrc*p.Heads)
+	dot, self, out := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads),
+		view(p.DSrc, p.NumSrc*p.Heads)
 	lo, hi := b.Range(p.NumSrc)
 	from := uint32(0)
 	if lo > 0 {
@@ -305,8 +316,10 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 	wide := heads * d
 	out, grad := view(p.Out, p.NumSrc*wide), view(p.Grad, p.NumDst*wide)
 	end, list := cuda.View[uint32](p.TEnd, p.NumSrc), cuda.View[uint32](p.TEdge, p.Edges)
-	dst, alpha, self := cuda.View[uint32](p.EdgeDst, p.Edges), view(p.Alpha, p.Edges*heads), view(p.AlphaSelf, p.NumDst*heads)
-	attSrc, attDst, dSrc, dDst := view(p.AttSrc, wide), view(p.AttDst, wide), view(p.DSrc, p.NumSrc*heads), view(p.DDst, p.NumDst*heads)
+	dst, alpha, self := cuda.View[uint32](p.EdgeDst, p.Edges), view(p.Alpha, p.Edges*heads),
+		view(p.AlphaSelf, p.NumDst*heads)
+	attSrc, attDst, dSrc, dDst := view(p.AttSrc, wide), view(p.AttDst, wide),
+		view(p.DSrc, p.NumSrc*heads), view(p.DDst, p.NumDst*heads)
 	s := simd.HeadSum{X: grad, Heads: int(heads), Dim: int(d), Weights: alpha, Rows: dst}
 	lo, hi := b.Range(p.NumSrc)
 	from := uint32(0)
@@ -340,7 +353,8 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 // gatScale computes Out[r, k] = Scale[r, k] Z[r, k] for Rows rows. Out may be Z.
 func gatScale(b *cuda.Block, p *gatParams) error {
 	d := p.Dim
-	z, out, scale := view(p.Z, p.Rows*p.Heads*d), view(p.Out, p.Rows*p.Heads*d), view(p.Scale, p.Rows*p.Heads)
+	z, out, scale := view(p.Z, p.Rows*p.Heads*d), view(p.Out, p.Rows*p.Heads*d),
+		view(p.Scale, p.Rows*p.Heads)
 	lo, hi := b.Range(p.Rows * p.Heads)
 	for r := lo; r < hi; r++ {
 		for f, v := range z[r*d : (r+1)*d] {

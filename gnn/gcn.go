@@ -7,8 +7,8 @@ import (
 	"helios/graph"
 )
 
-// gcn is a graph convolution with symmetric normalisation and self loops (Kipf and Welling, ICLR 2017): W Σ w_ij h_j + b,
-// with the weights of edgeWeights.
+// gcn is a graph convolution with symmetric normalisation and self loops (Kipf and Welling, ICLR
+// 2017): W Σ w_ij h_j + b, with the weights of edgeWeights.
 type gcn struct{}
 
 func init() { registerArch(gcn{}) }
@@ -46,68 +46,74 @@ func (gcn) kernels(gpu bool) []string {
 	return names
 }
 
-func (gcn) declare(m *Model, l int, t *tensors) {
-	in, out := m.dims[l], m.dims[l+1]
-	m.layers[l] = []int64{
+func (gcn) declare(n *network, l int, t *tensors) {
+	in, out := n.dims[l], n.dims[l+1]
+	n.layers[l] = []int64{
 		t.add(fmt.Sprintf("layer%d.weight", l), in, out, glorot(in, out)),
 		t.add(fmt.Sprintf("layer%d.bias", l), 1, out, 0),
 	}
 }
 
-func (gcn) layout(m *Model, blocks []graph.Block, train bool, p *plan) {
-	layoutAggregates(m, blocks, train, p)
-	b := &blocks[m.cfg.Layers-1]
+func (gcn) layout(n *network, blocks []graph.Block, train bool, p *plan) {
+	layoutAggregates(n, blocks, train, p)
+	b := &blocks[n.cfg.Layers-1]
 	p.weights = p.take(b.NumSrc)
 	p.dstWeights = p.take(b.NumDst) // for all blocks, so that nobody needs to know which they are
 	if train {
-		p.dAgg = p.take(inputGradient(m, blocks))
-		layoutTranspose(m, blocks, 1, p)
+		p.dAgg = p.take(inputGradient(n, blocks))
+		layoutTranspose(n, blocks, 1, p)
 	}
 }
 
-func (gcn) forward(m *Model, s *step, l int, in cuda.DevicePtr) error {
-	b, w := m.block(s.mb, l), m.layers[l]
-	a := m.aggParams(s, l)
+func (gcn) forward(s *step, l int, in cuda.DevicePtr) error {
+	b, w := s.block(l), s.layers[l]
+	a := s.aggParams(l)
 	a.X, a.Out, a.Weights = in, s.plan.at(s.plan.layers[l].agg), s.plan.at(s.plan.weights)
-	if err := m.weigh(s, b, &a); err != nil {
+	if err := s.weigh(b, &a); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gcn_weights", m.blocks(b.NumSrc, 4096, b.NumSrc/gpuItems), a); err != nil {
+	if err := launch(s, "gcn_weights", s.blocks(b.NumSrc, 4096, b.NumSrc/gpuItems),
+		a); err != nil {
 		return err
 	}
-	if err := launch(m, &s.stepSink, "gcn_agg", m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+	if err := launch(s, "gcn_agg", s.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
 		return err
 	}
-	g := m.layerProduct(s, l, w[1])
-	g.A, g.B = a.Out, m.ptr(w[0])
-	return m.gemm(&s.stepSink, opNN, &g, s.plan.scratchAt())
+	g := s.layerProduct(l, w[1])
+	g.A, g.B = a.Out, s.ptr(w[0])
+	return s.gemm(opNN, &g)
 }
 
-func (gcn) backward(m *Model, s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w, scratch := m.block(s.mb, l), m.layers[l], s.plan.scratchAt()
-	in, out := m.dims[l], m.dims[l+1]
-	tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out, A: s.plan.at(s.plan.layers[l].agg), B: dz, C: m.grad(w[0])}
-	if err := m.gemm(&s.stepSink, opTN, &tn, scratch); err != nil {
+func (gcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
+	b, w := s.block(l), s.layers[l]
+	in, out := s.dims[l], s.dims[l+1]
+	tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out,
+		A: s.plan.at(s.plan.layers[l].agg), B: dz, C: s.grad(w[0])}
+	if err := s.gemm(opTN, &tn); err != nil {
 		return err
 	}
-	if err := m.colSum(&s.stepSink, &sumParams{X: dz, Out: m.grad(w[1]), Rows: b.NumDst, Cols: out}, scratch); err != nil {
+	sum := sumParams{X: dz, Out: s.grad(w[1]), Rows: b.NumDst, Cols: out}
+	if err := s.colSum(&sum); err != nil {
 		return err
 	}
 	if l == 0 {
 		return nil // nobody wants the gradient of the features
 	}
-	a := m.aggParams(s, l)
-	a.Out, a.Grad, a.Scale = h, s.plan.at(s.plan.dAgg), m.keptScale()
-	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst), s.plan.at(s.plan.weights)
-	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: m.ptr(w[0]), C: a.Grad}
-	if err := m.gemm(&s.stepSink, opNT, &nt, scratch); err != nil {
+	a := s.aggParams(l)
+	a.Out, a.Grad = h, s.plan.at(s.plan.dAgg)
+	s.gate(&a)
+	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst),
+		s.plan.at(s.plan.weights)
+	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: s.ptr(w[0]),
+		C: a.Grad}
+	if err := s.gemm(opNT, &nt); err != nil {
 		return err
 	}
-	if err := m.weigh(s, b, &a); err != nil {
+	if err := s.weigh(b, &a); err != nil {
 		return err
 	}
-	if err := m.transpose(&s.stepSink, "gcn_transpose", &a, scratch); err != nil {
+	if err := s.transpose("gcn_transpose", &a); err != nil {
 		return err
 	}
-	return launch(m, &s.stepSink, "gcn_agg_bwd", m.rowBlocks(b.NumSrc, 64, a.Dim), a)
+	return launch(s, "gcn_agg_bwd", s.rowBlocks(b.NumSrc, 64, a.Dim), a)
 }

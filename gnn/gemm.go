@@ -17,8 +17,8 @@ import (
 //
 // then, as flags say: + Bias[N], ReLU, dropout. Every element is one sum over k in index order
 // (first all of A·B, then all of A2·B2), rounded to float32 after each step (at level Generic also
-// before each addition), so neither tiles nor workers change a bit. The grid is ceil(M/MB) × ceil(N/NB) blocks; block i has
-// row tile i / ceil(N/NB).
+// before each addition), so neither tiles nor workers change a bit. The grid is ceil(M/MB) ×
+// ceil(N/NB) blocks; block i has row tile i / ceil(N/NB).
 //
 // The sum over a row of inputs and a row of neighbour means (GraphSAGE) is one launch with two
 // products, which saves a pass over C and the concatenated input.
@@ -53,10 +53,10 @@ const (
 	_ = uint(136 - unsafe.Offsetof(gemmParams{}.Drop))
 )
 
-// Above Generic the host kernels are simd's. At Generic they are a scalar GEMM after Goto and van de Geijn ("Anatomy of high-performance
-// matrix multiplication", TOMS 34(3), 2008): panels of B for a tile's columns and gemmKC rows
-// stay in L2, panels of A in L1, and a 2×4 tile of C in registers. (Go has 15 free SSE
-// registers: 8 sums, 2 of A, 1 of B and 1 product; larger tiles spill.)
+// Above Generic the host kernels are simd's. At Generic they are a scalar GEMM after Goto and van
+// de Geijn ("Anatomy of high-performance matrix multiplication", TOMS 34(3), 2008): panels of B for
+// a tile's columns and gemmKC rows stay in L2, panels of A in L1, and a 2×4 tile of C in registers.
+// (Go has 15 free SSE registers: 8 sums, 2 of A, 1 of B and 1 product; larger tiles spill.)
 const (
 	gemmMR = 2
 	gemmNR = 4
@@ -73,9 +73,12 @@ type gemmPanels struct {
 var gemmPool = sync.Pool{New: func() any { return new(gemmPanels) }}
 
 func init() {
-	cuda.RegisterHost("gemm_nn", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, false) })
-	cuda.RegisterHost("gemm_nt", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, true) })
-	cuda.RegisterHost("gemm_tn", func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, true, false) })
+	cuda.RegisterHost("gemm_nn",
+		func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, false) })
+	cuda.RegisterHost("gemm_nt",
+		func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, true) })
+	cuda.RegisterHost("gemm_tn",
+		func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, true, false) })
 }
 
 // matrix views rows × cols elements at p.
@@ -86,8 +89,8 @@ func matrix(p cuda.DevicePtr, rows, cols, ld int64) []float32 {
 	return cuda.View[float32](p, (rows-1)*ld+cols)
 }
 
-// gemm computes a block's tile. Above Generic the sums are fused multiply-adds, still one chain an element:
-// then all levels, tiles and workers agree to the bit.
+// gemm computes a block's tile. Above Generic the sums are fused multiply-adds, still one chain an
+// element: then all levels, tiles and workers agree to the bit.
 func gemm(blk *cuda.Block, p *gemmParams, transA, transB bool) error {
 	nTiles := (p.N + p.NB - 1) / p.NB
 	i0, j0 := int64(blk.Index)/nTiles*p.MB, int64(blk.Index)%nTiles*p.NB
@@ -144,7 +147,8 @@ func (p *gemmParams) vector(l simd.Level, transA, transB bool, i0, i1, j0, j1 in
 	c := matrix(p.C, p.M, p.N, p.LDC)[i0*p.LDC+j0:]
 	bias := p.bias(j0, j1)
 	l.Multiply(&simd.Product{
-		M: int(i1 - i0), N: int(j1 - j0), TransA: transA, TransB: transB, Terms: p.terms(transA, transB, i0, j0), C: c, LDC: int(p.LDC),
+		M: int(i1 - i0), N: int(j1 - j0), TransA: transA, TransB: transB,
+		Terms: p.terms(transA, transB, i0, j0), C: c, LDC: int(p.LDC),
 		Finish: func(from, to int) { // while the rows are in L1 and L2
 			for i := int64(from); i < int64(to); i++ {
 				p.epilogue(l, c[i*p.LDC:][:j1-j0], bias, i0+i, j0)
@@ -185,9 +189,9 @@ func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
 	}
 }
 
-// gemmTiles are the rows and columns of the blocks of a launch with some SMs: blocks enough for all of
-// them, halving the longer side, and otherwise large, because each block packs its operands for itself.
-// A block ends after about a millisecond where K allows it: others wait for its slot.
+// gemmTiles are the rows and columns of the blocks of a launch with some SMs: blocks enough for all
+// of them, halving the longer side, and otherwise large, because each block packs its operands for
+// itself. A block ends after about a millisecond where K allows it: others wait for its slot.
 func gemmTiles(m, n, k, sms int64) (mb, nb int64) {
 	want := 4 * sms
 	if k > m && k > n {
@@ -276,8 +280,8 @@ func packB(dst, b []float32, nc, kc, ldb int) {
 }
 
 // packRows makes panels of w (2 or 4) columns from kc rows of nc elements: B as it is, or a
-// transposed A. It goes by 16 rows, because the panels are a multiple of 4 KiB apart and would evict each
-// other from L1 if every row wrote to all of them.
+// transposed A. It goes by 16 rows, because the panels are a multiple of 4 KiB apart and would
+// evict each other from L1 if every row wrote to all of them.
 func packRows(dst, b []float32, nc, kc, ldb, w int) {
 	full := nc / w
 	for k0 := 0; k0 < kc; k0 += 16 {
@@ -314,7 +318,8 @@ func (p *gemmParams) epilogue(l simd.Level, c, bias []float32, i, j0 int64) {
 
 // apply drops and scales columns j0… of row i.
 func (d *dropout) apply(l simd.Level, c []float32, i, j0 int64) {
-	l.Dropout(c, d.Key, [4]uint32{d.Layer<<24 | uint32(j0/4), uint32(i), d.Epoch, d.Batch}, d.P, d.Scale)
+	l.Dropout(c, d.Key, [4]uint32{d.Layer<<24 | uint32(j0/4), uint32(i), d.Epoch, d.Batch}, d.P,
+		d.Scale)
 }
 
 // micro adds to a 2×4 tile of C the product of a panel of A (2 × k) and one of B (k × 4). The

@@ -19,8 +19,9 @@ const (
 
 func (op gemmOp) String() string { return [...]string{"gemm_nn", "gemm_nt", "gemm_tn"}[op] }
 
-// gemmSplitParams is the parameter block of the kernels that compute a product in parts of Chunk steps of K, and of gemm_sum,
-// which adds the parts in their order and does what gemmParams says is done to C. Parts is float32[ceil(K/Chunk), M, LDP].
+// gemmSplitParams is the parameter block of the kernels that compute a product in parts of Chunk
+// steps of K, and of gemm_sum, which adds the parts in their order and does what gemmParams says is
+// done to C. Parts is float32[ceil(K/Chunk), M, LDP].
 type gemmSplitParams struct {
 	P     gemmParams
 	Parts cuda.DevicePtr
@@ -29,14 +30,16 @@ type gemmSplitParams struct {
 }
 
 const (
-	// gemmSplitBlocks is how many blocks a product is split for, 2 to 4 on each SM of an A100 or H100. It does not depend on
-	// the GPU at hand: the parts are roundings of the result.
+	// gemmSplitBlocks is how many blocks a product is split for, 2 to 4 on each SM of an A100 or
+	// H100. It does not depend on the GPU at hand: the parts are roundings of the result.
 	gemmSplitBlocks = 528
-	// gemmSplitLeast is the shortest part. Sums up to that long are one chain, equal to the bit with the host's.
+	// gemmSplitLeast is the shortest part. Sums up to that long are one chain, equal to the bit
+	// with the host's.
 	gemmSplitLeast = 512
 )
 
-// gemmVariant is a variant of the kernels: the tile of C that a block computes, and the name's ending.
+// gemmVariant is a variant of the kernels: the tile of C that a block computes, and the name's
+// ending.
 type gemmVariant struct {
 	m, n   int64
 	suffix string
@@ -54,7 +57,8 @@ func gemmVariantsOf(prec cuda.Precision) []gemmVariant {
 	return tilesTensor
 }
 
-// gemmName is the kernel of a variant. The fp32 kernels have no precision in their names, as the host's have none.
+// gemmName is the kernel of a variant. The fp32 kernels have no precision in their names, as the
+// host's have none.
 func gemmName(op gemmOp, split bool, prec cuda.Precision, t gemmVariant) string {
 	name := op.String()
 	if split {
@@ -78,8 +82,8 @@ func gemmGPUKernels(prec cuda.Precision) []string {
 	return names
 }
 
-// gemmPick chooses the variant and, for a split product, the steps of K in a part (0: not split). It looks at the shape
-// only.
+// gemmPick chooses the variant and, for a split product, the steps of K in a part (0: not split).
+// It looks at the shape only.
 func gemmPick(op gemmOp, p *gemmParams, prec cuda.Precision) (t gemmVariant, chunk int64) {
 	variants := gemmVariantsOf(prec)
 	t = variants[0]
@@ -104,7 +108,7 @@ func gemmPick(op gemmOp, p *gemmParams, prec cuda.Precision) (t gemmVariant, chu
 }
 
 // gemmScratch is how many bytes gemmGPU needs for a product, for the parts of one that is split.
-func gemmScratch(op gemmOp, p *gemmParams, prec cuda.Precision, _ int) int64 {
+func gemmScratch(op gemmOp, p *gemmParams, prec cuda.Precision) int64 {
 	_, chunk := gemmPick(op, p, prec)
 	if chunk == 0 {
 		return 0
@@ -112,17 +116,21 @@ func gemmScratch(op gemmOp, p *gemmParams, prec cuda.Precision, _ int) int64 {
 	return (p.K + chunk - 1) / chunk * p.M * ((p.N + 3) &^ 3) * 4
 }
 
-// gemmGPU enqueues a product on a GPU. In fp32 every element is the same chain of fused multiply-adds as in the host's vector
-// kernels, bit by bit, but for an opTN of more than gemmSplitLeast steps: that one is summed in parts, whose number depends on the
-// shape only, so it is the same on every GPU, and within (steps of a part + parts) · 2⁻²⁴ · Σ|a·b| of the exact sum, which is closer
-// than the host's one chain (K · 2⁻²⁴ · Σ|a·b|). tf32 and bf16 round the factors first.
-func (m *Model) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precision, scratch cuda.DevicePtr) error {
+// gemmGPU enqueues a product on a GPU. In fp32 every element is the same chain of fused
+// multiply-adds as in the host's vector kernels, bit by bit, but for an opTN of more than
+// gemmSplitLeast steps: that one is summed in parts, whose number depends on the shape only, so it
+// is the same on every GPU, and within (steps of a part + parts) · 2⁻²⁴ · Σ|a·b| of the exact sum,
+// which is closer than the host's one chain (K · 2⁻²⁴ · Σ|a·b|). tf32 and bf16 round the factors
+// first.
+func (o *launcher) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precision,
+	scratch cuda.DevicePtr) error {
 	if max(p.M, p.N, p.K, p.K2, p.LDA, p.LDB, p.LDA2, p.LDB2, p.LDC) > math.MaxInt32 {
-		return errs.New(errs.Usage, "a product of %d×%d by %d×%d passes the limit of 2^31 rows or columns: lower the batch size or the fanouts",
+		return errs.New(errs.Usage,
+			"a product of %d×%d by %d×%d passes the limit of 2^31 rows or columns: lower the batch size or the fanouts",
 			p.M, p.K+p.K2, p.K+p.K2, p.N)
 	}
 	t, chunk := gemmPick(op, p, prec)
-	k, err := m.kernel(gemmName(op, chunk != 0, prec, t))
+	k, err := o.kernel(gemmName(op, chunk != 0, prec, t))
 	if err != nil {
 		return err
 	}
@@ -130,14 +138,16 @@ func (m *Model) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precisi
 	q.MB, q.NB = t.m, t.n
 	blocks := (p.M + t.m - 1) / t.m * ((p.N + t.n - 1) / t.n)
 	// Kernels take any grid: tiles that no block is left for are a second round of the others.
-	launch := func(n int64) cuda.LaunchConfig { return cuda.LaunchConfig{Blocks: int(min(n, 1<<30)), Threads: 256} }
+	launch := func(n int64) cuda.LaunchConfig {
+		return cuda.LaunchConfig{Blocks: int(min(n, 1<<30)), Threads: 256}
+	}
 	if chunk == 0 {
 		return put(s, k, launch(blocks), q)
 	}
 	if scratch == 0 {
 		return fmt.Errorf("%s of %d steps: no memory for its parts", op, p.K)
 	}
-	sum, err := m.kernel("gemm_sum")
+	sum, err := o.kernel("gemm_sum")
 	if err != nil {
 		return err
 	}

@@ -20,10 +20,10 @@ import (
 	"helios/internal/wide"
 )
 
-// gemmSide is a device with memory for the operands of one product. Both sides of a comparison have the same
-// numbers at the same offsets.
+// gemmSide is a device with memory for the operands of one product. Both sides of a comparison have
+// the same numbers at the same offsets.
 type gemmSide struct {
-	m     *Model
+	on    *launcher
 	st    cuda.Stream
 	arena cuda.Buffer
 	f     []float32
@@ -36,7 +36,7 @@ const (
 
 func newGemmSide(t *testing.T, dev cuda.Device) *gemmSide {
 	t.Helper()
-	s := &gemmSide{m: &Model{dev: dev}}
+	s := &gemmSide{on: newLauncher(dev)}
 	var err error
 	if s.arena, err = dev.Alloc(cuda.MemPinned, gemmArena*4, "matrices"); err != nil {
 		t.Fatal(err)
@@ -46,7 +46,8 @@ func newGemmSide(t *testing.T, dev cuda.Device) *gemmSide {
 	}
 	s.f = unsafe.Slice((*float32)(unsafe.Pointer(&s.arena.Bytes()[0])), gemmArena)
 	t.Cleanup(func() {
-		if err := errors.Join(s.st.Close(), s.arena.Free(), dev.Close()); err != nil && !t.Failed() {
+		if err := errors.Join(s.st.Close(), s.arena.Free(), dev.Close()); err != nil &&
+			!t.Failed() {
 			t.Error(err)
 		}
 	})
@@ -67,7 +68,8 @@ func gemmSides(t *testing.T) (host, gpu *gemmSide) {
 	return newGemmSide(t, h), newGemmSide(t, d)
 }
 
-// gemmShape is a product's shape; pads are floats between rows, at is where A begins in its 16 bytes.
+// gemmShape is a product's shape; pads are floats between rows, at is where A begins in its 16
+// bytes.
 type gemmShape struct {
 	op               gemmOp
 	m, n, k, k2      int64
@@ -78,11 +80,12 @@ type gemmShape struct {
 }
 
 func (c gemmShape) String() string {
-	return fmt.Sprintf("%s %dx%dx%d+%d pads %d,%d,%d at %d bias %v flags %d", c.op, c.m, c.n, c.k, c.k2, c.pada, c.padb, c.padc, c.at, c.bias, c.flags)
+	return fmt.Sprintf("%s %dx%dx%d+%d pads %d,%d,%d at %d bias %v flags %d", c.op, c.m, c.n, c.k,
+		c.k2, c.pada, c.padb, c.padc, c.at, c.bias, c.flags)
 }
 
-// lay fills the arenas with the same random operands, NaN everywhere else, and returns the products, equal but for their
-// addresses.
+// lay fills the arenas with the same random operands, NaN everywhere else, and returns the
+// products, equal but for their addresses.
 func (c gemmShape) lay(r *rand.Rand, sides ...*gemmSide) []gemmParams {
 	f := sides[0].f
 	nan := float32(math.NaN())
@@ -109,7 +112,8 @@ func (c gemmShape) lay(r *rand.Rand, sides ...*gemmSide) []gemmParams {
 		return begin, ld
 	}
 	p := gemmParams{M: c.m, N: c.n, K: c.k, K2: c.k2, Flags: c.flags}
-	p.Drop = dropout{Key: philox.Key(5, philox.StreamDropout), Epoch: 3, Batch: 9, Layer: 1, P: 0.3, Scale: 1 / (1 - float32(0.3))}
+	p.Drop = dropout{Key: philox.Key(5, philox.StreamDropout), Epoch: 3, Batch: 9, Layer: 1, P: 0.3,
+		Scale: 1 / (1 - float32(0.3))}
 	var a, b, a2, b2, cc, bias int64
 	left := func(k int64) (int64, int64) {
 		if c.op == opTN {
@@ -162,13 +166,14 @@ func (s *gemmSide) wait(t *testing.T) {
 // host runs a product on the host device.
 func (s *gemmSide) host(t *testing.T, op gemmOp, p gemmParams) {
 	t.Helper()
-	k, err := s.m.dev.Kernel(op.String())
+	k, err := s.on.dev.Kernel(op.String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.MB, p.NB = gemmTiles(p.M, p.N, p.K+p.K2, 2)
 	blocks := (p.M + p.MB - 1) / p.MB * ((p.N + p.NB - 1) / p.NB)
-	if err := cuda.Launch(s.st, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, p); err != nil {
+	if err := cuda.Launch(s.st, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256},
+		p); err != nil {
 		t.Fatal(err)
 	}
 	s.wait(t)
@@ -177,19 +182,21 @@ func (s *gemmSide) host(t *testing.T, op gemmOp, p gemmParams) {
 // gpu runs a product as the model does.
 func (s *gemmSide) gpu(t *testing.T, op gemmOp, p *gemmParams, prec cuda.Precision) {
 	t.Helper()
-	if n := gemmScratch(op, p, prec, 0); n > (gemmArena-gemmPartsAt)*4 {
+	if n := gemmScratch(op, p, prec); n > (gemmArena-gemmPartsAt)*4 {
 		t.Fatalf("%d bytes for parts", n)
 	}
-	if err := s.m.gemmGPU(&stepSink{stream: s.st}, op, p, prec, s.arena.Ptr()+gemmPartsAt*4); err != nil {
+	if err := s.on.gemmGPU(&stepSink{stream: s.st}, op, p, prec,
+		s.arena.Ptr()+gemmPartsAt*4); err != nil {
 		t.Fatal(err)
 	}
 	s.wait(t)
 }
 
 // variant launches one kernel by name with a grid and a block of its own.
-func (s *gemmSide) variant(t *testing.T, op gemmOp, p *gemmParams, prec cuda.Precision, v gemmVariant, cfg cuda.LaunchConfig) {
+func (s *gemmSide) variant(t *testing.T, op gemmOp, p *gemmParams, prec cuda.Precision,
+	v gemmVariant, cfg cuda.LaunchConfig) {
 	t.Helper()
-	k, err := s.m.kernel(gemmName(op, false, prec, v))
+	k, err := s.on.kernel(gemmName(op, false, prec, v))
 	if err == nil {
 		err = cuda.Launch(s.st, k, cfg, *p)
 	}
@@ -204,7 +211,8 @@ func sameBits(t *testing.T, what string, host, gpu *gemmSide) {
 	t.Helper()
 	for i, v := range host.f[:1<<18] {
 		if g := gpu.f[i]; math.Float32bits(v) != math.Float32bits(g) && (v == v || g == g) {
-			t.Fatalf("%s: float %d of the arena is %v (%08x) on the host, %v (%08x) on the GPU", what, i, v, math.Float32bits(v), g, math.Float32bits(g))
+			t.Fatalf("%s: float %d of the arena is %v (%08x) on the host, %v (%08x) on the GPU",
+				what, i, v, math.Float32bits(v), g, math.Float32bits(g))
 		}
 	}
 }
@@ -221,9 +229,11 @@ func roundFactor(v float32, prec cuda.Precision) float64 {
 	return float64(math.Float32frombits(b))
 }
 
-// near compares C with the product in float64 of the rounded factors: each of at most steps additions may be off by 2^-22 of the sum of
-// what is added, more than any order or rounding of a tensor core takes.
-func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Precision, steps int64, unit float64) {
+// near compares C with the product in float64 of the rounded factors: each of at most steps
+// additions may be off by 2^-22 of the sum of what is added, more than any order or rounding of a
+// tensor core takes.
+func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Precision, steps int64,
+	unit float64) {
 	t.Helper()
 	at := func(p cuda.DevicePtr, i int64) float32 { return s.f[int64(p-s.arena.Ptr())/4+i] }
 	for i := range c.m {
@@ -255,14 +265,17 @@ func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Prec
 				sum = max(sum, 0)
 			}
 			if c.flags&gemmDropout != 0 {
-				w := philox.Block(p.Drop.Key, [4]uint32{p.Drop.Layer<<24 | uint32(j/4), uint32(i), p.Drop.Epoch, p.Drop.Batch})
-				sum, tol = sum*float64(p.Drop.Scale), tol*float64(p.Drop.Scale)+math.Abs(sum)*0x1p-22
+				w := philox.Block(p.Drop.Key, [4]uint32{p.Drop.Layer<<24 | uint32(j/4), uint32(i),
+					p.Drop.Epoch, p.Drop.Batch})
+				sum, tol = sum*float64(p.Drop.Scale), tol*float64(p.Drop.Scale)+
+					math.Abs(sum)*0x1p-22
 				if philox.Float32(w[j&3]) < p.Drop.P {
 					sum, tol = 0, 0
 				}
 			}
 			if got := float64(at(p.C, i*p.LDC+j)); !(math.Abs(got-sum) <= tol) {
-				t.Fatalf("%s in %s: C[%d,%d] is %v, want %v within %v", c, prec, i, j, got, sum, tol)
+				t.Fatalf("%s in %s: C[%d,%d] is %v, want %v within %v", c, prec, i, j, got,
+					sum, tol)
 			}
 		}
 	}
@@ -320,7 +333,8 @@ func TestGemmGPUIsTheHosts(t *testing.T) {
 				copy(gpu.f[at:at+c.n], make([]float32, c.n))
 			}
 			gpu.variant(t, c.op, &p[1], cuda.FP32, v, cfg)
-			sameBits(t, fmt.Sprintf("%s, %s with %+v", c, gemmName(c.op, false, cuda.FP32, v), cfg), host, gpu)
+			sameBits(t, fmt.Sprintf("%s, %s with %+v", c, gemmName(c.op, false, cuda.FP32, v), cfg),
+				host, gpu)
 		}
 	}
 }
@@ -343,8 +357,8 @@ func TestGemmGPUTensorCores(t *testing.T) {
 	}
 }
 
-// With stores that wait for a barrier, and copies that wait for theirs (the shim's Pipe always makes them as late as it may), a
-// missing one shows.
+// With stores that wait for a barrier, and copies that wait for theirs (the shim's Pipe always
+// makes them as late as it may), a missing one shows.
 func TestGemmGPUWithHeldStores(t *testing.T) {
 	if os.Getenv("HELIOS_GPU") == "1" {
 		t.Skip("knobs of the fake libcuda")
@@ -367,13 +381,14 @@ func TestGemmGPUWithHeldStores(t *testing.T) {
 
 // Products that the kernels' 32-bit indices cannot name are refused.
 func TestGemmGPULimit(t *testing.T) {
-	err := (&Model{}).gemmGPU(nil, opNN, &gemmParams{M: 1 << 31, N: 2, K: 3}, cuda.TF32, 0)
+	err := (&launcher{}).gemmGPU(nil, opNN, &gemmParams{M: 1 << 31, N: 2, K: 3}, cuda.TF32, 0)
 	if errs.ClassOf(err) != errs.Usage {
 		t.Errorf("got %v", err)
 	}
 }
 
-// Long sums over K are split by shape alone, to the stated tolerance, and equal to the bit where one part is enough.
+// Long sums over K are split by shape alone, to the stated tolerance, and equal to the bit where
+// one part is enough.
 func TestGemmGPUSplit(t *testing.T) {
 	host, gpu := gemmSides(t)
 	r := rand.New(rand.NewPCG(5, 6))
@@ -430,13 +445,14 @@ func TestGemmPick(t *testing.T) {
 			parts = (c.k + chunk - 1) / chunk
 		}
 		if v.suffix != c.suffix || parts != c.parts {
-			t.Errorf("%s %dx%dx%d in %s: tile %q and %d parts, want %q and %d", c.op, c.m, c.n, c.k, c.prec, v.suffix, parts, c.suffix, c.parts)
+			t.Errorf("%s %dx%dx%d in %s: tile %q and %d parts, want %q and %d", c.op, c.m, c.n, c.k,
+				c.prec, v.suffix, parts, c.suffix, c.parts)
 		}
 		want := int64(0)
 		if parts > 1 {
 			want = parts * c.m * ((c.n + 3) &^ 3) * 4
 		}
-		if n := gemmScratch(c.op, &p, c.prec, 132); n != want {
+		if n := gemmScratch(c.op, &p, c.prec); n != want {
 			t.Errorf("%s %dx%dx%d: scratch of %d bytes, want %d", c.op, c.m, c.n, c.k, n, want)
 		}
 	}

@@ -9,9 +9,10 @@ import (
 	"helios/internal/simd"
 )
 
-// gin is a graph isomorphism network (Xu et al., ICLR 2019): an MLP of two layers over (1+ε) h_i + Σ h_j. ε is 0, or
-// learned for each layer (ModelConfig.LearnEps). The sum goes over the sampled neighbours. In a block with weights each one counts
-// with its own, so that the sum has the sum over all neighbours as its mean.
+// gin is a graph isomorphism network (Xu et al., ICLR 2019): an MLP of two layers over (1+ε) h_i +
+// Σ h_j. ε is 0, or learned for each layer (ModelConfig.LearnEps). The sum goes over the sampled
+// neighbours. In a block with weights each one counts with its own, so that the sum has the sum
+// over all neighbours as its mean.
 type gin struct{}
 
 func init() { registerArch(gin{}) }
@@ -34,7 +35,7 @@ func (gin) Check(c *ModelConfig) error {
 	return nil
 }
 
-// Places of a layer's parameters in m.layers.
+// Places of a layer's parameters in network.layers.
 const (
 	ginW1 = iota
 	ginB1
@@ -54,13 +55,15 @@ func (gin) Floats(c *ModelConfig, l int) int64 {
 
 func (gin) Forward(c *ModelConfig, l int, b BlockShape) []Work {
 	in, mid, out := c.width(l), int64(c.Hidden), c.width(l+1)
-	return []Work{gatherWork(b.Edges, 2*b.Dst, in), productWork(b.Dst, mid, in, 1), productWork(b.Dst, out, mid, 1)}
+	return []Work{gatherWork(b.Edges, 2*b.Dst, in), productWork(b.Dst, mid, in, 1),
+		productWork(b.Dst, out, mid, 1)}
 }
 
 func (gin) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 	in, mid, out := c.width(l), int64(c.Hidden), c.width(l+1)
 	w := []Work{
-		productWork(mid, out, b.Dst, 1), bytesWork(4 * b.Dst * out), productWork(b.Dst, mid, out, 1), bytesWork(3 * 4 * b.Dst * mid),
+		productWork(mid, out, b.Dst, 1), bytesWork(4 * b.Dst * out), productWork(b.Dst, mid, out,
+			1), bytesWork(3 * 4 * b.Dst * mid),
 		productWork(in, mid, b.Dst, 1), bytesWork(4 * b.Dst * mid),
 	}
 	if l > 0 || c.LearnEps {
@@ -83,134 +86,166 @@ func (gin) kernels(gpu bool) []string {
 	return names
 }
 
-func (gin) declare(m *Model, l int, t *tensors) {
-	in, mid, out := m.dims[l], int64(m.cfg.Hidden), m.dims[l+1]
-	m.layers[l] = []int64{
+func (gin) declare(n *network, l int, t *tensors) {
+	in, mid, out := n.dims[l], int64(n.cfg.Hidden), n.dims[l+1]
+	n.layers[l] = []int64{
 		ginW1: t.add(fmt.Sprintf("layer%d.mlp0.weight", l), in, mid, glorot(in, mid)),
 		ginB1: t.add(fmt.Sprintf("layer%d.mlp0.bias", l), 1, mid, 0),
 		ginW2: t.add(fmt.Sprintf("layer%d.mlp1.weight", l), mid, out, glorot(mid, out)),
 		ginB2: t.add(fmt.Sprintf("layer%d.mlp1.bias", l), 1, out, 0),
 	}
-	if m.cfg.LearnEps {
-		m.layers[l] = append(m.layers[l], t.add(fmt.Sprintf("layer%d.eps", l), 1, 1, 0))
+	if n.cfg.LearnEps {
+		n.layers[l] = append(n.layers[l], t.add(fmt.Sprintf("layer%d.eps", l), 1, 1, 0))
 	}
 }
 
 // eps is the address of a layer's ε; 0 where it is none.
-func (gin) eps(m *Model, l int) cuda.DevicePtr {
-	if !m.cfg.LearnEps {
+func (gin) eps(s *step, l int) cuda.DevicePtr {
+	if !s.cfg.LearnEps {
 		return 0
 	}
-	return m.ptr(m.layers[l][ginEps])
+	return s.ptr(s.layers[l][ginEps])
 }
 
-func (gin) layout(m *Model, blocks []graph.Block, train bool, p *plan) {
-	layoutAggregates(m, blocks, train, p)
-	L, mid := m.cfg.Layers, int64(m.cfg.Hidden)
+func (gin) layout(n *network, blocks []graph.Block, train bool, p *plan) {
+	layoutAggregates(n, blocks, train, p)
+	L, mid := n.cfg.Layers, int64(n.cfg.Hidden)
 	most := blocks[L-1].NumDst
 	if !train {
 		at := p.take(most * mid)
 		for l := range L {
-			p.layers[l].mid = at
+			p.layers[l].mid, p.layers[l].act = at, at
 		}
 		return
 	}
 	for l := range L {
 		p.layers[l].mid = p.take(blocks[L-1-l].NumDst * mid)
+		p.layers[l].act = p.layers[l].mid
+		if !n.gated() {
+			p.layers[l].act = p.take(blocks[L-1-l].NumDst * mid)
+		}
 	}
 	p.dMid, p.weights = p.take(most*mid), p.take(most)
-	dAgg := inputGradient(m, blocks)
-	if m.cfg.LearnEps {
-		dAgg = max(dAgg, most*m.dims[0])
+	dAgg := inputGradient(n, blocks)
+	if n.cfg.LearnEps {
+		dAgg = max(dAgg, most*n.dims[0])
 	}
 	p.dAgg = p.take(dAgg)
-	layoutTranspose(m, blocks, 1, p)
+	layoutTranspose(n, blocks, 1, p)
 }
 
 // sums describes the block of layer l for the kernels that sum.
-func (g gin) sums(m *Model, s *step, l int) aggParams {
-	a := m.aggParams(s, l)
-	a.Eps = g.eps(m, l)
-	a.SrcWeights = pointer(m.block(s.mb, l).Weights)
+func (g gin) sums(s *step, l int) aggParams {
+	a := s.aggParams(l)
+	a.Eps = g.eps(s, l)
+	a.SrcWeights = pointer(s.block(l).Weights)
 	return a
 }
 
-func (g gin) forward(m *Model, s *step, l int, in cuda.DevicePtr) error {
-	b, w, at := m.block(s.mb, l), m.layers[l], &s.plan.layers[l]
-	a := g.sums(m, s, l)
+func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
+	b, w, at := s.block(l), s.layers[l], &s.plan.layers[l]
+	a := g.sums(s, l)
 	a.X, a.Out = in, s.plan.at(at.agg)
 	kernel := "gin_sum"
 	if b.Weights != nil {
 		kernel = "gin_weighted"
 	}
-	if err := launch(m, &s.stepSink, kernel, m.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+	if err := launch(s, kernel, s.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
 		return err
 	}
-	mid := int64(m.cfg.Hidden)
+	mid := int64(s.cfg.Hidden)
 	first := gemmParams{
 		M: b.NumDst, N: mid, K: a.Dim, LDA: a.Dim, LDB: mid, LDC: mid,
-		A: a.Out, B: m.ptr(w[ginW1]), C: s.plan.at(at.mid), Bias: m.ptr(w[ginB1]), Flags: gemmReLU,
+		A: a.Out, B: s.ptr(w[ginW1]), C: s.plan.at(at.mid), Bias: s.ptr(w[ginB1]),
 	}
-	if err := m.gemm(&s.stepSink, opNN, &first, s.plan.scratchAt()); err != nil {
+	if s.gated() {
+		first.Flags = gemmReLU
+	}
+	if err := s.gemm(opNN, &first); err != nil {
 		return err
 	}
-	second := m.layerProduct(s, l, w[ginB2])
-	second.K, second.LDA, second.A, second.B = mid, mid, first.C, m.ptr(w[ginW2])
-	return m.gemm(&s.stepSink, opNN, &second, s.plan.scratchAt())
+	if !s.gated() {
+		act := actParams{X: first.C, Out: s.plan.at(at.act), Rows: b.NumDst, Cols: mid}
+		if err := s.activate(act, false); err != nil {
+			return err
+		}
+	}
+	second := s.layerProduct(l, w[ginB2])
+	second.K, second.LDA, second.A, second.B = mid, mid, s.plan.at(at.act), s.ptr(w[ginW2])
+	return s.gemm(opNN, &second)
 }
 
-func (g gin) backward(m *Model, s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w, at, scratch := m.block(s.mb, l), m.layers[l], &s.plan.layers[l], s.plan.scratchAt()
-	in, mid, out := m.dims[l], int64(m.cfg.Hidden), m.dims[l+1]
+func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
+	b, w, at := s.block(l), s.layers[l], &s.plan.layers[l]
+	in, mid, out := s.dims[l], int64(s.cfg.Hidden), s.dims[l+1]
 	// linear enqueues the gradients of y = x·W + b by W and b and, where dx is not 0, by x.
 	linear := func(x, dy, dx cuda.DevicePtr, from, to, weight, bias int64) error {
-		tn := gemmParams{M: from, N: to, K: b.NumDst, LDA: from, LDB: to, LDC: to, A: x, B: dy, C: m.grad(weight)}
-		if err := m.gemm(&s.stepSink, opTN, &tn, scratch); err != nil {
+		tn := gemmParams{M: from, N: to, K: b.NumDst, LDA: from, LDB: to, LDC: to, A: x, B: dy,
+			C: s.grad(weight)}
+		if err := s.gemm(opTN, &tn); err != nil {
 			return err
 		}
-		if err := m.colSum(&s.stepSink, &sumParams{X: dy, Out: m.grad(bias), Rows: b.NumDst, Cols: to}, scratch); err != nil || dx == 0 {
+		if err := s.colSum(&sumParams{X: dy, Out: s.grad(bias), Rows: b.NumDst,
+			Cols: to}); err != nil || dx == 0 {
 			return err
 		}
-		nt := gemmParams{M: b.NumDst, N: from, K: to, LDA: to, LDB: to, LDC: from, A: dy, B: m.ptr(weight), C: dx}
-		return m.gemm(&s.stepSink, opNT, &nt, scratch)
+		nt := gemmParams{M: b.NumDst, N: from, K: to, LDA: to, LDB: to, LDC: from, A: dy,
+			B: s.ptr(weight), C: dx}
+		return s.gemm(opNT, &nt)
 	}
-	a := g.sums(m, s, l)
-	hidden := s.plan.at(at.mid)
-	if err := linear(hidden, dz, s.plan.at(s.plan.dMid), mid, out, w[ginW2], w[ginB2]); err != nil {
+	a := g.sums(s, l)
+	if err := linear(s.plan.at(at.act), dz, s.plan.at(s.plan.dMid), mid, out, w[ginW2],
+		w[ginB2]); err != nil {
 		return err
 	}
-	gate := aggParams{Out: hidden, Grad: s.plan.at(s.plan.dMid), NumDst: b.NumDst, Dim: mid, Scale: 1}
-	if err := launch(m, &s.stepSink, "relu_bwd", m.rowBlocks(b.NumDst, 16, mid), gate); err != nil {
+	hidden := s.plan.at(at.mid)
+	if err := g.backHidden(s, hidden, b.NumDst, mid); err != nil {
 		return err
 	}
 	dAgg := s.plan.at(s.plan.dAgg)
-	if l == 0 && !m.cfg.LearnEps {
+	if l == 0 && !s.cfg.LearnEps {
 		dAgg = 0 // nobody wants the gradient of the features
 	}
 	if err := linear(s.plan.at(at.agg), hidden, dAgg, in, mid, w[ginW1], w[ginB1]); err != nil {
 		return err
 	}
-	if m.cfg.LearnEps {
+	if s.cfg.LearnEps {
 		dots := a
 		dots.X, dots.Grad, dots.Out = h, dAgg, s.plan.at(s.plan.weights)
-		if err := launch(m, &s.stepSink, "row_dot", m.rowBlocks(b.NumDst, 64, 32), dots); err != nil {
+		if err := launch(s, "row_dot", s.rowBlocks(b.NumDst, 64, 32),
+			dots); err != nil {
 			return err
 		}
-		if err := m.colSum(&s.stepSink, &sumParams{X: dots.Out, Out: m.grad(w[ginEps]), Rows: b.NumDst, Cols: 1}, scratch); err != nil {
+		if err := s.colSum(&sumParams{X: dots.Out, Out: s.grad(w[ginEps]),
+			Rows: b.NumDst, Cols: 1}); err != nil {
 			return err
 		}
 	}
 	if l == 0 {
 		return nil
 	}
-	a.Out, a.Grad, a.Scale = h, dAgg, m.keptScale()
-	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst), s.plan.at(s.plan.weights)
+	a.Out, a.Grad = h, dAgg
+	s.gate(&a)
+	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst),
+		s.plan.at(s.plan.weights)
 	lists := a
 	lists.SrcWeights = 0 // the lists only: a sum has no part of a weight that a destination decides
-	if err := m.transpose(&s.stepSink, "sage_transpose", &lists, scratch); err != nil {
+	if err := s.transpose("sage_transpose", &lists); err != nil {
 		return err
 	}
-	return launch(m, &s.stepSink, "gin_sum_bwd", m.rowBlocks(b.NumSrc, 64, a.Dim), a)
+	return launch(s, "gin_sum_bwd", s.rowBlocks(b.NumSrc, 64, a.Dim), a)
+}
+
+// backHidden enqueues the gradient by what the activation of the MLP was taken of, in the place of
+// hidden: of the activation itself where that is ReLU, else of its argument.
+func (gin) backHidden(s *step, hidden cuda.DevicePtr, rows, mid int64) error {
+	grad := s.plan.at(s.plan.dMid)
+	if !s.gated() {
+		return s.activate(actParams{X: hidden, Grad: grad, Rows: rows,
+			Cols: mid}, true)
+	}
+	gate := aggParams{Out: hidden, Grad: grad, NumDst: rows, Dim: mid, Scale: 1}
+	return launch(s, "relu_bwd", s.rowBlocks(rows, 16, mid), gate)
 }
 
 func init() {
@@ -229,12 +264,14 @@ func (p *aggParams) selfWeight() float32 {
 	return 1 + cuda.View[float32](p.Eps, 1)[0]
 }
 
-// ginSum computes Out[i] = (1+ε) X[i] + Σ_j b_j X[j] over the edges in order; b_j is 1 in blocks without weights.
+// ginSum computes Out[i] = (1+ε) X[i] + Σ_j b_j X[j] over the edges in order; b_j is 1 in blocks
+// without weights.
 func ginSum(b *cuda.Block, p *aggParams) error {
 	d, level := p.Dim, b.SIMD()
 	indptr, out := cuda.View[int64](p.Indptr, p.NumDst+1), cuda.View[float32](p.Out, p.NumDst*d)
 	sum := simd.RowSum{
-		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src, p.Edges),
+		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src,
+			p.Edges),
 		Stream: p.NumDst*d*4 >= streamBytes,
 	}
 	if p.SrcWeights != 0 {
@@ -243,7 +280,8 @@ func ginSum(b *cuda.Block, p *aggParams) error {
 	self := p.selfWeight()
 	lo, hi := b.Range(p.NumDst)
 	for i := lo; i < hi; i++ {
-		level.SumRows(&sum, out[i*d:(i+1)*d], int(indptr[i]), int(indptr[i+1]), 1, sum.X[i*d:], self)
+		level.SumRows(&sum, out[i*d:(i+1)*d], int(indptr[i]), int(indptr[i+1]), 1,
+			sum.X[i*d:], self)
 	}
 	if sum.Stream {
 		level.StoreFence()
@@ -256,7 +294,8 @@ func ginSumBwd(b *cuda.Block, p *aggParams) error {
 	d, level := p.Dim, b.SIMD()
 	out, end := cuda.View[float32](p.Out, p.NumSrc*d), cuda.View[uint32](p.TEnd, p.NumSrc)
 	sum := simd.RowSum{
-		X: cuda.View[float32](p.Grad, p.NumDst*d), Dim: int(d), List: cuda.View[uint32](p.TDst, p.Edges), Gate: true, Scale: p.Scale,
+		X: cuda.View[float32](p.Grad, p.NumDst*d), Dim: int(d), List: cuda.View[uint32](p.TDst,
+			p.Edges), Gate: p.Open == 0, Scale: p.Scale,
 	}
 	var weights []float32
 	if p.SrcWeights != 0 {
@@ -283,7 +322,8 @@ func ginSumBwd(b *cuda.Block, p *aggParams) error {
 	return nil
 }
 
-// reluBwd computes Out = Out > 0 ? Scale · Grad : 0 for NumDst rows: the gradient by what ReLU made Out of, in its place.
+// reluBwd computes Out = Out > 0 ? Scale · Grad : 0 for NumDst rows: the gradient by what ReLU made
+// Out of, in its place.
 func reluBwd(b *cuda.Block, p *aggParams) error {
 	d, level := p.Dim, b.SIMD()
 	out, grad := cuda.View[float32](p.Out, p.NumDst*d), cuda.View[float32](p.Grad, p.NumDst*d)

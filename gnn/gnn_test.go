@@ -77,7 +77,8 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	r := rand.New(rand.NewPCG(42, 0))
 	if c.src == nil {
 		for range c.edges {
-			c.src, c.dst = append(c.src, r.Int64N(int64(c.nodes))), append(c.dst, r.Int64N(int64(c.nodes)))
+			c.src, c.dst = append(c.src, r.Int64N(int64(c.nodes))),
+				append(c.dst, r.Int64N(int64(c.nodes)))
 		}
 	}
 	topo, err := graph.FromEdges(int64(c.nodes), c.src, c.dst, false)
@@ -90,7 +91,8 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	dt, err := graph.Attach(g.dev, topo)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
-	s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: c.fanouts, Seed: 1, Degrees: true, Layerwise: c.layerwise})
+	s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: c.fanouts, Seed: 1,
+		Degrees: true, Method: map[bool]string{true: graph.Ladies}[c.layerwise]})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	g.mb, err = s.NewMiniBatch()
@@ -141,7 +143,8 @@ type tensor64 struct {
 
 func (m tensor64) at(i, j int) float64 { return m.v[i*m.cols+j] }
 
-func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (logits [][]float64, hidden [][]float64, loss float64, correct, counted int64) {
+func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (logits [][]float64,
+	hidden [][]float64, loss float64, correct, counted int64) {
 	nodes := cuda.View[int64](g.mb.Nodes.Ptr(), g.mb.HopEnd[cfg.Layers])
 	deg := func(i int) float64 { return float64(g.topo.InDegree(nodes[i])) }
 	h := make([][]float64, len(nodes))
@@ -156,13 +159,12 @@ func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (l
 		bias := params[fmt.Sprintf("layer%d.bias", l)]
 		for i := range next {
 			if cfg.Kind == "gat" {
-				next[i] = referenceGAT(h, i, indptr[i], src[indptr[i]:indptr[i+1]], b, l, cfg, params, st)
-				referenceActivation(next[i], cfg, l, i, st)
+				next[i] = referenceGAT(h, i, indptr[i], src[indptr[i]:indptr[i+1]], b, l, cfg,
+					params, st)
 				continue
 			}
 			if cfg.Kind == "gin" {
-				next[i] = referenceGIN(h, i, src[indptr[i]:indptr[i+1]], b, l, params)
-				referenceActivation(next[i], cfg, l, i, st)
+				next[i] = referenceGIN(h, i, src[indptr[i]:indptr[i+1]], b, l, cfg, params)
 				continue
 			}
 			agg := make([]float64, len(h[i]))
@@ -201,8 +203,8 @@ func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (l
 				product(h[i], params[fmt.Sprintf("layer%d.self.weight", l)])
 				product(agg, params[fmt.Sprintf("layer%d.neigh.weight", l)])
 			}
-			referenceActivation(next[i], cfg, l, i, st)
 		}
+		referenceBetween(next, h, cfg, l, params, st)
 		if l == cfg.Layers-1 {
 			hidden = h[:len(next)]
 		}
@@ -228,23 +230,92 @@ func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (l
 	return h, hidden, loss, correct, counted
 }
 
-// referenceActivation is ReLU and dropout of row i behind a hidden layer.
-func referenceActivation(row []float64, cfg ModelConfig, l, i int, st *Step) {
-	for o := range row {
-		if l == cfg.Layers-1 {
-			return
+// referenceBetween is what follows the sums of layer l, whose input is h: residual connection,
+// normalisation, activation, dropout.
+func referenceBetween(rows, h [][]float64, cfg ModelConfig, l int, params map[string]tensor64,
+	st *Step) {
+	of := func(name string) tensor64 { return params[fmt.Sprintf("layer%d.%s", l, name)] }
+	for i, row := range rows {
+		if !cfg.Residual {
+			break
 		}
-		row[o] = max(row[o], 0)
-		if st != nil && cfg.Dropout > 0 {
-			w := philox.Block(philox.Key(st.Seed, philox.StreamDropout),
-				[4]uint32{uint32(l)<<24 | uint32(o/4), uint32(i), uint32(st.Epoch), uint32(st.Batch)})
-			if philox.Float32(w[o%4]) < cfg.Dropout {
-				row[o] = 0
-			} else {
-				row[o] /= 1 - float64(cfg.Dropout)
+		x := h[i]
+		if w := of("residual.weight"); w.v != nil {
+			x = times(x, w, tensor64{1, w.cols, make([]float64, w.cols)})
+		}
+		for o := range row {
+			row[o] += x[o]
+		}
+	}
+	if l == cfg.Layers-1 {
+		return
+	}
+	normal := func(v []float64, mean, variance float64) {
+		for o := range v {
+			v[o] = (v[o] - mean) / math.Sqrt(variance+1e-5)
+		}
+	}
+	moments := func(v []float64) (mean, variance float64) {
+		for _, x := range v {
+			mean += x / float64(len(v))
+		}
+		for _, x := range v {
+			variance += (x - mean) * (x - mean) / float64(len(v))
+		}
+		return mean, variance
+	}
+	for o := range rows[0] {
+		if cfg.Norm != "batch" {
+			break
+		}
+		column := make([]float64, len(rows))
+		for i, row := range rows {
+			column[i] = row[o]
+		}
+		mean, variance := moments(column)
+		if st == nil {
+			mean, variance = of("norm.running_mean").v[o], of("norm.running_var").v[o]
+		}
+		normal(column, mean, variance)
+		for i, row := range rows {
+			row[o] = column[i]
+		}
+	}
+	for i, row := range rows {
+		if cfg.Norm == "layer" {
+			mean, variance := moments(row)
+			normal(row, mean, variance)
+		}
+		for o := range row {
+			if gamma := of("norm.gamma"); gamma.v != nil {
+				row[o] = row[o]*gamma.v[o] + of("norm.beta").v[o]
+			}
+			row[o] = referenceActivation(cfg, row[o])
+			if st != nil && cfg.Dropout > 0 {
+				w := philox.Block(philox.Key(st.Seed, philox.StreamDropout),
+					[4]uint32{uint32(l)<<24 | uint32(o/4), uint32(i), uint32(st.Epoch),
+						uint32(st.Batch)})
+				if philox.Float32(w[o%4]) < cfg.Dropout {
+					row[o] = 0
+				} else {
+					row[o] /= 1 - float64(cfg.Dropout)
+				}
 			}
 		}
 	}
+}
+
+func referenceActivation(cfg ModelConfig, x float64) float64 {
+	switch cfg.Activation {
+	case "elu":
+		if x < 0 {
+			return math.Expm1(x)
+		}
+		return x
+	case "gelu":
+		return x / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
+	}
+	return max(x, 0)
 }
 
 // times is x·w + b.
@@ -258,7 +329,8 @@ func times(x []float64, w, b tensor64) []float64 {
 	return y
 }
 
-func referenceGIN(h [][]float64, i int, list []uint32, b graph.Block, l int, params map[string]tensor64) []float64 {
+func referenceGIN(h [][]float64, i int, list []uint32, b graph.Block, l int, cfg ModelConfig,
+	params map[string]tensor64) []float64 {
 	eps := 0.0
 	if p, ok := params[fmt.Sprintf("layer%d.eps", l)]; ok {
 		eps = p.v[0]
@@ -279,22 +351,27 @@ func referenceGIN(h [][]float64, i int, list []uint32, b graph.Block, l int, par
 	of := func(name string) tensor64 { return params[fmt.Sprintf("layer%d.%s", l, name)] }
 	mid := times(sum, of("mlp0.weight"), of("mlp0.bias"))
 	for k := range mid {
-		mid[k] = max(mid[k], 0)
+		mid[k] = referenceActivation(cfg, mid[k])
 	}
 	return times(mid, of("mlp1.weight"), of("mlp1.bias"))
 }
 
-func referenceGAT(h [][]float64, i int, first int64, list []uint32, b graph.Block, l int, cfg ModelConfig, params map[string]tensor64, st *Step) []float64 {
+func referenceGAT(h [][]float64, i int, first int64, list []uint32, b graph.Block, l int,
+	cfg ModelConfig, params map[string]tensor64, st *Step) []float64 {
 	of := func(name string) tensor64 { return params[fmt.Sprintf("layer%d.%s", l, name)] }
 	w, attSrc, attDst := of("weight"), of("att_src"), of("att_dst")
 	heads, f := attSrc.rows, attSrc.cols
-	z := func(j uint32) []float64 { return times(h[j], w, tensor64{1, w.cols, make([]float64, w.cols)}) }
+	z := func(
+		j uint32) []float64 {
+		return times(h[j], w, tensor64{1, w.cols, make([]float64, w.cols)})
+	}
 	dropped := func(layer, row, k int) float64 {
 		if st == nil || cfg.AttentionDropout == 0 {
 			return 1
 		}
 		words := philox.Block(philox.Key(st.Seed, philox.StreamDropout),
-			[4]uint32{uint32(layer)<<24 | uint32(k/4), uint32(row), uint32(st.Epoch), uint32(st.Batch)})
+			[4]uint32{uint32(layer)<<24 | uint32(k/4), uint32(row), uint32(st.Epoch),
+				uint32(st.Batch)})
 		if philox.Float32(words[k%4]) < cfg.AttentionDropout {
 			return 0
 		}
@@ -380,63 +457,80 @@ func TestGradients(t *testing.T) {
 				if layerwise && layers == 2 {
 					continue
 				}
-				t.Run(fmt.Sprintf("%s/%d layers/dropout %v/layer-wise %v", kind, layers, drop, layerwise), func(t *testing.T) {
-					c := rigConfig{nodes: 60, edges: 250, dim: 5, classes: 3, seeds: 9, fanouts: []int{3, 4, 2}[:layers], sms: 2, layerwise: layerwise}
+				t.Run(fmt.Sprintf("%s/%d layers/dropout %v/layer-wise %v", kind, layers, drop,
+					layerwise), func(t *testing.T) {
+					c := rigConfig{nodes: 60, edges: 250, dim: 5, classes: 3, seeds: 9,
+						fanouts: []int{3, 4, 2}[:layers], sms: 2, layerwise: layerwise}
 					if layerwise {
 						c.fanouts = []int{7, 6, 8}[:layers]
 					}
 					g := newRig(t, c)
-					cfg := options(ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3, Layers: layers, Dropout: drop, Seed: 11}, drop == 0.4 || layers == 1, 1+i, drop)
-					m := g.model(t, cfg)
-					for _, p := range m.Params() { // biases that are not 0
-						if p.Rows == 1 {
-							for i := range f32(p.Value) {
-								f32(p.Value)[i] = 0.1 * float32(i+1)
-							}
-						}
-					}
-					st := Step{Seed: 5, Epoch: 2, Batch: 3}
-					params := paramValues(m)
-					require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), st))
-					loss, correct, counted, err := m.Outcome(g.ctx, g.stream)
-					require.NoError(t, err)
-					_, _, want, wantCorrect, wantCounted := reference(g, cfg, params, &st)
-					require.InDelta(t, want, loss, 1e-6*max(1, want))
-					require.Equal(t, []int64{wantCorrect, wantCounted}, []int64{correct, counted})
-					require.Equal(t, params, paramValues(m))
-					checked, at := 0, int64(0)
-					for _, p := range m.Params() {
-						grad := cuda.View[float32](m.grad(at), int64(p.Rows*p.Cols))
-						at += align(int64(p.Rows * p.Cols))
-						v := params[p.Name].v
-						for i := range v {
-							const eps = 1e-5
-							old := v[i]
-							v[i] = old + eps
-							_, _, up, _, _ := reference(g, cfg, params, &st)
-							v[i] = old - eps
-							_, _, down, _, _ := reference(g, cfg, params, &st)
-							v[i] = old
-							num := (up - down) / (2 * eps)
-							require.InDelta(t, num, grad[i], 2e-6+1e-4*math.Abs(num), "%s[%d]", p.Name, i)
-							if math.Abs(num) > 1e-4 {
-								checked++
-							}
-						}
-					}
-					require.Greater(t, checked, 10*layers, "gradients that are not 0")
+					cfg := options(ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3,
+						Layers: layers, Dropout: drop, Seed: 11}, drop == 0.4 || layers == 1,
+						1+i, drop)
+					checkGradients(t, g, cfg, 10*layers)
 				})
 			}
 		}
 	}
 }
 
+// checkGradients compares all gradients of a step with central differences, of which at least so
+// many are not 0.
+func checkGradients(t *testing.T, g *rig, cfg ModelConfig, least int) {
+	m := g.model(t, cfg)
+	for _, p := range m.Params() { // biases that are not 0
+		if p.Rows == 1 {
+			for i := range f32(p.Value) {
+				f32(p.Value)[i] = 0.1 * float32(i+1)
+			}
+		}
+	}
+	st := Step{Seed: 5, Epoch: 2, Batch: 3}
+	params := paramValues(m)
+	require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), st))
+	loss, correct, counted, err := m.Outcome(g.ctx, g.stream)
+	require.NoError(t, err)
+	_, _, want, wantCorrect, wantCounted := reference(g, cfg, params, &st)
+	require.InDelta(t, want, loss, 1e-6*max(1, want))
+	require.Equal(t, []int64{wantCorrect, wantCounted}, []int64{correct, counted})
+	after := paramValues(m)
+	for name, p := range params {
+		if !strings.Contains(name, ".running_") { // which no gradient changes
+			require.Equal(t, p, after[name], name)
+		}
+	}
+	checked, at := 0, int64(0)
+	for _, p := range m.Params() {
+		grad := cuda.View[float32](m.params.grad(at), int64(p.Rows*p.Cols))
+		at += align(int64(p.Rows * p.Cols))
+		v := params[p.Name].v
+		for i := range v {
+			const eps = 1e-5
+			old := v[i]
+			v[i] = old + eps
+			_, _, up, _, _ := reference(g, cfg, params, &st)
+			v[i] = old - eps
+			_, _, down, _, _ := reference(g, cfg, params, &st)
+			v[i] = old
+			num := (up - down) / (2 * eps)
+			require.InDelta(t, num, grad[i], 2e-6+1e-4*math.Abs(num), "%s[%d]", p.Name, i)
+			if math.Abs(num) > 1e-4 {
+				checked++
+			}
+		}
+	}
+	require.Greater(t, checked, least, "gradients that are not 0")
+}
+
 // Infer against the reference: no dropout, predictions, embeddings, full fanout.
 func TestInfer(t *testing.T) {
 	for _, kind := range Archs() {
 		for _, fanouts := range [][]int{{-1, -1}, {3, 2}, {-1}, {60, 50}} {
-			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40, fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60})
-			cfg := ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 5, Layers: len(fanouts), Dropout: 0.5, Seed: 3}
+			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40,
+				fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60})
+			cfg := ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 5, Layers: len(fanouts),
+				Dropout: 0.5, Seed: 3}
 			m := g.model(t, cfg)
 			require.ErrorContains(t, m.Predictions(g.ctx, g.stream, nil), "nothing was computed")
 			require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr()))
@@ -524,22 +618,25 @@ func TestGCNByHand(t *testing.T) {
 	// Node 0 (D=3): self 1/4, node 1 (D=1) 1/sqrt(4·2), nodes 2 and 3 (D=0) 1/sqrt(4·1).
 	// Node 1 (D=1): self 1/2, node 4 (D=0) 1/sqrt(2). Node 2 (D=0): self 1.
 	r2 := 1 / math.Sqrt2
-	want := []float64{0 + 1*r2/2 + 2*0.5 + 3*0.5, 0.25 + r2/2 + 0.5 + 0.5 + 7, 0.5 + 4*r2, 0.5 + r2 + 7, 2, 1 + 7}
+	want := []float64{0 + 1*r2/2 + 2*0.5 + 3*0.5, 0.25 + r2/2 + 0.5 + 0.5 + 7, 0.5 + 4*r2,
+		0.5 + r2 + 7, 2, 1 + 7}
 	for i := range want {
 		require.InDelta(t, want[i], out[i], 1e-6)
 	}
 }
 
-// The correction for sampling: with 1 of 3 neighbours each weight counts three times, so that the mean over the
-// three equally likely samples is the full sum.
+// The correction for sampling: with 1 of 3 neighbours each weight counts three times, so that the
+// mean over the three equally likely samples is the full sum.
 func TestGCNSamplingIsUnbiased(t *testing.T) {
 	sum, seen := 0.0, map[uint32]bool{}
 	for seed := range 64 {
-		g := newRig(t, rigConfig{nodes: 5, dim: 2, classes: 2, fanouts: []int{-1}, batchSeeds: []int64{0},
-			src: []int64{1, 2, 3, 4}, dst: []int64{0, 0, 0, 1}})
+		g := newRig(t, rigConfig{nodes: 5, dim: 2, classes: 2, fanouts: []int{-1},
+			batchSeeds: []int64{0},
+			src:        []int64{1, 2, 3, 4}, dst: []int64{0, 0, 0, 1}})
 		dt, err := graph.Attach(g.dev, g.topo)
 		require.NoError(t, err)
-		s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: []int{1}, Seed: uint64(seed), Degrees: true})
+		s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: []int{1},
+			Seed: uint64(seed), Degrees: true})
 		require.NoError(t, err)
 		mb, err := s.NewMiniBatch()
 		require.NoError(t, err)
@@ -576,8 +673,8 @@ func randomFloats(n int, seed uint64) []float32 {
 	return v
 }
 
-// Every product against float64 sums, for odd shapes and strides, two products, bias and ReLU,
-// with tiles of several sizes; and the same bits for every tiling and worker count, and for all levels
+// Every product against float64 sums, for odd shapes and strides, two products, bias and ReLU, with
+// tiles of several sizes; and the same bits for every tiling and worker count, and for all levels
 // above Generic.
 func TestGEMM(t *testing.T) {
 	sizes := []int64{1, 3, 47, 100, 602}
@@ -606,7 +703,8 @@ func TestGEMM(t *testing.T) {
 	}
 }
 
-func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name string, M, N, K int64) {
+func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name string, M, N,
+	K int64) {
 	const pad = 3 // rows are longer than they are wide
 	p := gemmParams{M: M, N: N, K: K, LDA: K + pad, LDB: N + pad, LDC: N + pad, Flags: gemmReLU}
 	ra, rb := M, K
@@ -618,7 +716,8 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 	default:
 		p.K2, p.LDA2, p.LDB2 = 5, 6, N
 	}
-	a, b, a2, b2, bias := randomFloats(int(ra*p.LDA), 1), randomFloats(int(rb*p.LDB), 2), randomFloats(int(M*6), 3), randomFloats(int(5*N), 4), randomFloats(int(N), 5)
+	a, b, a2, b2, bias := randomFloats(int(ra*p.LDA), 1), randomFloats(int(rb*p.LDB), 2),
+		randomFloats(int(M*6), 3), randomFloats(int(5*N), 4), randomFloats(int(N), 5)
 	var first []float32
 	class := ""
 	for w, dev := range devs {
@@ -638,7 +737,8 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 		}
 		p.MB, p.NB = []int64{512, 7, 32, 16, 1024, 13}[w], []int64{256, 4, 64, 32, 640, 20}[w]
 		grid := int((M + p.MB - 1) / p.MB * ((N + p.NB - 1) / p.NB))
-		require.NoError(t, cuda.Launch(streams[w], k, cuda.LaunchConfig{Blocks: grid, Threads: 256}, p))
+		require.NoError(t, cuda.Launch(streams[w], k, cuda.LaunchConfig{Blocks: grid, Threads: 256},
+			p))
 		require.NoError(t, streams[w].Synchronize(t.Context()))
 		got := slices.Clone(cuda.View[float32](p.C, M*p.LDC))
 		for _, x := range bufs {
@@ -649,7 +749,8 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 			now = "fused"
 		}
 		if now == class {
-			require.Equal(t, first, got, "%s %dx%dx%d differs at level %s with tile %dx%d", name, M, N, K, dev.Info().Kernels, p.MB, p.NB)
+			require.Equal(t, first, got, "%s %dx%dx%d differs at level %s with tile %dx%d", name, M,
+				N, K, dev.Info().Kernels, p.MB, p.NB)
 			continue
 		}
 		first, class = got, now
@@ -679,7 +780,8 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 				}
 				add(1, bias[j])
 				if d := math.Abs(max(sum, 0) - float64(got[i*p.LDC+j])); d > 3e-6*scale {
-					t.Fatalf("%s %dx%dx%d [%d,%d]: %v, expected %v", name, M, N, K, i, j, got[i*p.LDC+j], sum)
+					t.Fatalf("%s %dx%dx%d [%d,%d]: %v, expected %v", name, M, N, K, i, j,
+						got[i*p.LDC+j], sum)
 				}
 			}
 		}
@@ -701,21 +803,26 @@ func TestAggregateBackward(t *testing.T) {
 	for _, kind := range []string{"sage_mean_bwd", "gcn_agg_bwd"} {
 		var first []float32
 		for _, sms := range []int{1, 3} {
-			g := newRig(t, rigConfig{nodes: nodes, dim: 1, classes: 2, seeds: seeds, fanouts: []int{-1}, src: src, dst: dst, sms: sms})
+			g := newRig(t, rigConfig{nodes: nodes, dim: 1, classes: 2, seeds: seeds,
+				fanouts: []int{-1}, src: src, dst: dst, sms: sms})
 			b := g.mb.Blocks[0]
-			h, grad, self := randomFloats(int(b.NumSrc)*dim, 2), randomFloats(seeds*dim, 3), randomFloats(seeds*dim, 4)
+			h, grad, self := randomFloats(int(b.NumSrc)*dim, 2), randomFloats(seeds*dim, 3),
+				randomFloats(seeds*dim, 4)
 			out := floats(t, g.dev, h)
 			a := aggParams{
-				Indptr: b.Indptr.Ptr(), Src: b.Src.Ptr(), Degrees: g.mb.Degrees.Ptr(), Out: out.Ptr(),
+				Indptr: b.Indptr.Ptr(), Src: b.Src.Ptr(), Degrees: g.mb.Degrees.Ptr(),
+				Out:  out.Ptr(),
 				Grad: floats(t, g.dev, grad).Ptr(), Self: floats(t, g.dev, self).Ptr(),
 				TEnd: alloc(t, g.dev, b.NumSrc*4).Ptr(), TDst: alloc(t, g.dev, b.NumEdges*4).Ptr(),
 				NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: dim, Scale: 2,
 				Weights: alloc(t, g.dev, b.NumDst*4).Ptr(),
 			}
-			for _, name := range []string{kind[:strings.IndexByte(kind, '_')] + "_transpose", kind} {
+			for _, name := range []string{kind[:strings.IndexByte(kind, '_')] +
+				"_transpose", kind} {
 				k, err := g.dev.Kernel(name)
 				require.NoError(t, err)
-				require.NoError(t, cuda.Launch(g.stream, k, cuda.LaunchConfig{Blocks: 7, Threads: 256}, a))
+				require.NoError(t,
+					cuda.Launch(g.stream, k, cuda.LaunchConfig{Blocks: 7, Threads: 256}, a))
 			}
 			require.NoError(t, g.stream.Synchronize(g.ctx))
 			if first != nil {
@@ -757,8 +864,8 @@ func TestAggregateBackward(t *testing.T) {
 	}
 }
 
-// Some steps of both models give the same bits on 1 to 7 workers and when repeated, of blocks with weights too; so do all
-// levels that fuse multiply and add, with widths that end within vectors.
+// Some steps of both models give the same bits on 1 to 7 workers and when repeated, of blocks with
+// weights too; so do all levels that fuse multiply and add, with widths that end within vectors.
 func TestWorkersChangeNothing(t *testing.T) {
 	type run struct {
 		level simd.Level
@@ -775,7 +882,8 @@ func TestWorkersChangeNothing(t *testing.T) {
 		groups = append(groups, fused)
 	}
 	for i := range 4 * len(groups) {
-		kind, c := []string{"sage", "gcn"}[i%2], rigConfig{nodes: 2000, edges: 20000, dim: 20, classes: 7, seeds: 200, fanouts: []int{5, 5, 3}}
+		kind, c := []string{"sage", "gcn"}[i%2], rigConfig{nodes: 2000, edges: 20000, dim: 20,
+			classes: 7, seeds: 200, fanouts: []int{5, 5, 3}}
 		if i >= 2*len(groups) {
 			c.fanouts, c.layerwise = []int{300, 200, 500}, true
 		}
@@ -785,9 +893,11 @@ func TestWorkersChangeNothing(t *testing.T) {
 			sms := at.sms
 			c.sms, c.level = sms, at.level
 			g := newRig(t, c)
-			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3, Dropout: 0.3, FeatureDropout: 0.1, Seed: 1})
+			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3,
+				Dropout: 0.3, FeatureDropout: 0.1, Seed: 1})
 			for i := range 3 {
-				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
+				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
+					Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
 			}
 			loss, _, _, err := m.Outcome(g.ctx, g.stream)
 			require.NoError(t, err)
@@ -807,11 +917,14 @@ func TestLayerwiseOfAllIsFullNeighbours(t *testing.T) {
 	for _, kind := range []string{"sage", "gcn"} {
 		var sums []string
 		for _, layerwise := range []bool{false, true} {
-			g := newRig(t, rigConfig{nodes: 400, edges: 2000, dim: 20, classes: 7, seeds: 50, fanouts: []int{-1, -1}, sms: 2, layerwise: layerwise})
+			g := newRig(t, rigConfig{nodes: 400, edges: 2000, dim: 20, classes: 7, seeds: 50,
+				fanouts: []int{-1, -1}, sms: 2, layerwise: layerwise})
 			require.Equal(t, layerwise, g.mb.Blocks[1].Weights != nil)
-			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 2, Dropout: 0.3, Seed: 1})
+			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 2,
+				Dropout: 0.3, Seed: 1})
 			for i := range 3 {
-				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{Seed: 2, Batch: i, LR: 0.01}))
+				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
+					Step{Seed: 2, Batch: i, LR: 0.01}))
 			}
 			_, _, _, err := m.Outcome(g.ctx, g.stream)
 			require.NoError(t, err)
@@ -825,12 +938,15 @@ func TestLayerwiseOfAllIsFullNeighbours(t *testing.T) {
 
 func TestOverfitsATinySet(t *testing.T) {
 	for _, kind := range []string{"sage", "gcn"} {
-		g := newRig(t, rigConfig{nodes: 100, edges: 300, dim: 16, classes: 4, seeds: 30, fanouts: []int{3, 3}, sms: 2})
-		m := g.model(t, ModelConfig{Kind: kind, InDim: 16, Hidden: 32, Classes: 4, Layers: 2, Seed: 1})
+		g := newRig(t, rigConfig{nodes: 100, edges: 300, dim: 16, classes: 4, seeds: 30,
+			fanouts: []int{3, 3}, sms: 2})
+		m := g.model(t, ModelConfig{Kind: kind, InDim: 16, Hidden: 32, Classes: 4, Layers: 2,
+			Seed: 1})
 		var first, last float64
 		var correct, counted int64
 		for i := range 200 {
-			require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{LR: 0.02, Batch: i}))
+			require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
+				Step{LR: 0.02, Batch: i}))
 			loss, c, n, err := m.Outcome(g.ctx, g.stream)
 			require.NoError(t, err)
 			if i == 0 {
@@ -848,7 +964,8 @@ func TestOverfitsATinySet(t *testing.T) {
 
 // Seeds without a label change neither loss nor gradient; a batch with none at all has loss 0.
 func TestIgnoredLabels(t *testing.T) {
-	g := newRig(t, rigConfig{nodes: 50, edges: 200, dim: 4, classes: 3, seeds: 10, fanouts: []int{3}})
+	g := newRig(t, rigConfig{nodes: 50, edges: 200, dim: 4, classes: 3, seeds: 10,
+		fanouts: []int{3}})
 	m := g.model(t, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1, Seed: 1})
 	for i := range g.y {
 		g.y[i] = -1
@@ -879,22 +996,22 @@ func TestAdam(t *testing.T) {
 	s := newStream(t, dev)
 	const n = 5000
 	for _, decoupled := range []bool{false, true} {
-		m := &Model{dev: dev, n: n, grid: 8}
-		var err error
-		m.k.adamK, err = dev.Kernel("adam")
-		require.NoError(t, err)
-		m.store = alloc(t, dev, 16*n)
-		copy(f32(m.store), randomFloats(n, 1))
+		o := newLauncher(dev)
+		require.NoError(t, o.find(nil))
+		store := alloc(t, dev, 16*n)
+		copy(f32(store), randomFloats(n, 1))
 		p, mm, vv := make([]float64, n), make([]float64, n), make([]float64, n)
 		for i := range p {
-			p[i] = float64(f32(m.store)[i])
+			p[i] = float64(f32(store)[i])
 		}
-		st := Step{LR: 0.05, Beta1: 0.8, WeightDecay: 0.1, Decoupled: decoupled}
+		st := &step{parameters: &parameters{n: n, learns: n, store: store}, grid: o.grid, on: o,
+			stepSink: stepSink{stream: s},
+			set:      &Step{LR: 0.05, Beta1: 0.8, WeightDecay: 0.1, Decoupled: decoupled}}
 		for step := 1; step <= 5; step++ {
 			g := randomFloats(n, uint64(step)+10)
-			copy(f32(m.store)[n:], g)
-			require.NoError(t, m.adam(&stepSink{stream: s}, &st))
-			m.step++ // as Train does when all of a step is enqueued
+			copy(f32(store)[n:], g)
+			require.NoError(t, st.adam())
+			st.adamStep++ // as Train does when all of a step is enqueued
 			require.NoError(t, s.Synchronize(t.Context()))
 			for i := range p {
 				d := float64(g[i])
@@ -908,10 +1025,10 @@ func TestAdam(t *testing.T) {
 				mHat := mm[i] / (1 - math.Pow(0.8, float64(step)))
 				vHat := vv[i] / (1 - math.Pow(0.999, float64(step)))
 				p[i] -= 0.05 * mHat / (math.Sqrt(vHat) + 1e-8)
-				require.InDelta(t, p[i], f32(m.store)[i], 2e-5)
+				require.InDelta(t, p[i], f32(store)[i], 2e-5)
 			}
 		}
-		require.Equal(t, int64(5), m.AdamStep())
+		require.Equal(t, int64(5), st.adamStep)
 	}
 }
 
@@ -923,7 +1040,8 @@ func TestDropoutMask(t *testing.T) {
 		d.apply(simd.Best(), v, row, col)
 		return v
 	}
-	base := dropout{Key: philox.Key(1, philox.StreamDropout), P: 0.3, Scale: 1 / 0.7, Layer: 1, Epoch: 2, Batch: 3}
+	base := dropout{Key: philox.Key(1, philox.StreamDropout), P: 0.3, Scale: 1 / 0.7, Layer: 1,
+		Epoch: 2, Batch: 3}
 	kept, all := 0, 0
 	for row := range int64(500) {
 		for _, v := range mask(base, row, 0, 101) {
@@ -938,7 +1056,8 @@ func TestDropoutMask(t *testing.T) {
 	want := mask(base, 9, 0, 101)
 	require.Equal(t, want[64:], mask(base, 9, 64, 37))
 	for _, change := range []func(*dropout){
-		func(d *dropout) { d.Layer++ }, func(d *dropout) { d.Epoch++ }, func(d *dropout) { d.Batch++ },
+		func(d *dropout) { d.Layer++ }, func(d *dropout) { d.Epoch++ },
+		func(d *dropout) { d.Batch++ },
 		func(d *dropout) { d.Key = philox.Key(2, philox.StreamDropout) },
 	} {
 		d := base
@@ -976,7 +1095,8 @@ func TestInit(t *testing.T) {
 		}
 		require.LessOrEqual(t, most, limit)
 		require.Greater(t, most, 0.95*limit)
-		require.InDelta(t, 0, sum/float64(p.Rows*p.Cols), 5*limit/math.Sqrt(float64(3*p.Rows*p.Cols)))
+		require.InDelta(t, 0, sum/float64(p.Rows*p.Cols),
+			5*limit/math.Sqrt(float64(3*p.Rows*p.Cols)))
 	}
 	f32(a.Params()[8].Value)[3] += 1
 	sumD, err := a.ParamsSHA256()
@@ -987,7 +1107,8 @@ func TestInit(t *testing.T) {
 }
 
 func TestMisuse(t *testing.T) {
-	g := newRig(t, rigConfig{nodes: 50, edges: 200, dim: 4, classes: 3, seeds: 10, fanouts: []int{3}})
+	g := newRig(t, rigConfig{nodes: 50, edges: 200, dim: 4, classes: 3, seeds: 10,
+		fanouts: []int{3}})
 	for _, c := range []struct {
 		cfg  ModelConfig
 		want string
@@ -996,26 +1117,31 @@ func TestMisuse(t *testing.T) {
 		{ModelConfig{Kind: "gcn", InDim: 1, Classes: 1, Layers: 0}, "0 layers"},
 		{ModelConfig{Kind: "gcn", InDim: 0, Classes: 1, Layers: 1}, "must be at least 1"},
 		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 2}, "must be at least 1"},
-		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1, Dropout: 1}, "dropout 1: must be"},
-		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1, Dropout: float32(math.NaN())}, "dropout NaN"},
+		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1, Dropout: 1},
+			"dropout 1: must be"},
+		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1, Dropout: float32(math.NaN())},
+			"dropout NaN"},
 	} {
 		_, err := NewModel(g.dev, c.cfg)
 		require.ErrorContains(t, err, c.want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
 	m := g.model(t, ModelConfig{Kind: "gcn", InDim: 4, Hidden: 2, Classes: 3, Layers: 2})
-	require.ErrorContains(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{}), "1 of 2 hops")
+	require.ErrorContains(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{}),
+		"1 of 2 hops")
 	m = g.model(t, ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1})
 	require.ErrorContains(t, m.Train(g.stream, g.mb, g.x.Ptr(), 0, Step{}), "no labels")
 	require.ErrorContains(t, m.Embeddings(g.ctx, g.stream, nil), "call Infer first")
 	require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), 0))
-	require.ErrorContains(t, m.Predictions(g.ctx, g.stream, make([]int32, 9)), "room for 9 seeds, the batch had 10")
+	require.ErrorContains(t, m.Predictions(g.ctx, g.stream, make([]int32, 9)),
+		"room for 9 seeds, the batch had 10")
 	require.NoError(t, m.Predictions(g.ctx, g.stream, make([]int32, 10)))
 
 	s, err := g.dev.NewStream(cuda.StreamOptions{Name: "bad label"})
 	require.NoError(t, err)
 	g.y[7] = 3
-	err = m.Train(s, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{}) // a later launch of the step may say it already
+	// a later launch of the step may say it already
+	err = m.Train(s, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{})
 	if err == nil {
 		_, _, _, err = m.Outcome(g.ctx, s)
 	}
@@ -1025,10 +1151,12 @@ func TestMisuse(t *testing.T) {
 
 // A steady state makes no new buffers; an outgrown workspace is freed after the next Outcome.
 func TestWorkspace(t *testing.T) {
-	small := newRig(t, rigConfig{nodes: 500, edges: 3000, dim: 8, classes: 3, seeds: 10, fanouts: []int{3, 3}})
+	small := newRig(t, rigConfig{nodes: 500, edges: 3000, dim: 8, classes: 3, seeds: 10,
+		fanouts: []int{3, 3}})
 	m := small.model(t, ModelConfig{Kind: "sage", InDim: 8, Hidden: 16, Classes: 3, Layers: 2})
 	train := func() {
-		require.NoError(t, m.Train(small.stream, small.mb, small.x.Ptr(), small.labels.Ptr(), Step{LR: 0.01}))
+		require.NoError(t, m.Train(small.stream, small.mb, small.x.Ptr(), small.labels.Ptr(),
+			Step{LR: 0.01}))
 		_, _, _, err := m.Outcome(small.ctx, small.stream)
 		require.NoError(t, err)
 	}
@@ -1038,17 +1166,18 @@ func TestWorkspace(t *testing.T) {
 		train()
 	}
 	require.Equal(t, usage, small.dev.MemUsage())
-	want := m.work.Size()
-	require.NoError(t, m.work.Free())
+	want := m.mem.work.Size()
+	require.NoError(t, m.mem.work.Free())
 	tiny, err := small.dev.Alloc(cuda.MemDevice, 4096, "activations") // as after a small batch
 	require.NoError(t, err)
-	m.work = tiny
-	require.NoError(t, m.Train(small.stream, small.mb, small.x.Ptr(), small.labels.Ptr(), Step{LR: 0.01}))
+	m.mem.work = tiny
+	require.NoError(t, m.Train(small.stream, small.mb, small.x.Ptr(), small.labels.Ptr(),
+		Step{LR: 0.01}))
 	require.NotNil(t, tiny.Bytes(), "freed while a step may use it")
 	_, _, _, err = m.Outcome(small.ctx, small.stream)
 	require.NoError(t, err)
 	require.Nil(t, tiny.Bytes())
-	require.GreaterOrEqual(t, m.work.Size(), want)
+	require.GreaterOrEqual(t, m.mem.work.Size(), want)
 }
 
 func BenchmarkGEMM(b *testing.B) {
@@ -1057,17 +1186,20 @@ func BenchmarkGEMM(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/11000x128x128/workers=%d", op, workers), func(b *testing.B) {
 				dev := host(b, workers)
 				s := newStream(b, dev)
-				m := newModel(dev)
-				require.NoError(b, m.findProducts())
+				o := newLauncher(dev)
+				require.NoError(b, o.findHost())
 				const big, small = 11000, 128
-				x, w, y := floats(b, dev, randomFloats(big*small, 1)), floats(b, dev, randomFloats(small*small, 2)), floats(b, dev, randomFloats(big*small, 3))
-				p := gemmParams{M: big, N: small, K: small, LDA: small, LDB: small, LDC: small, A: x.Ptr(), B: w.Ptr(), C: y.Ptr()}
+				x, w, y := floats(b, dev, randomFloats(big*small, 1)),
+					floats(b, dev, randomFloats(small*small, 2)),
+					floats(b, dev, randomFloats(big*small, 3))
+				p := gemmParams{M: big, N: small, K: small, LDA: small, LDB: small, LDC: small,
+					A: x.Ptr(), B: w.Ptr(), C: y.Ptr()}
 				if op == opTN {
 					p.M, p.K, p.B, p.C = small, big, y.Ptr(), w.Ptr()
 				}
 				b.ReportAllocs()
 				for b.Loop() {
-					require.NoError(b, m.gemm(&stepSink{stream: s}, op, &p, 0))
+					require.NoError(b, o.gemm(&stepSink{stream: s}, op, &p, 0))
 					require.NoError(b, s.Synchronize(b.Context()))
 				}
 				b.ReportMetric(float64(b.N)*2*big*small*small/b.Elapsed().Seconds()/1e9, "GFLOP/s")
@@ -1081,8 +1213,10 @@ func BenchmarkTrainStep(b *testing.B) {
 	for _, kind := range []string{"sage", "gcn"} {
 		for _, workers := range []int{1, 2} {
 			b.Run(fmt.Sprintf("%s/workers=%d", kind, workers), func(b *testing.B) {
-				g := newRig(b, rigConfig{nodes: 200000, edges: 2400000, dim: 128, classes: 16, seeds: 1024, fanouts: []int{10, 10}, sms: workers})
-				m := g.model(b, ModelConfig{Kind: kind, InDim: 128, Hidden: 128, Classes: 16, Layers: 2, Dropout: 0.5})
+				g := newRig(b, rigConfig{nodes: 200000, edges: 2400000, dim: 128, classes: 16,
+					seeds: 1024, fanouts: []int{10, 10}, sms: workers})
+				m := g.model(b, ModelConfig{Kind: kind, InDim: 128, Hidden: 128, Classes: 16,
+					Layers: 2, Dropout: 0.5})
 				dst := g.mb.Blocks[1].NumDst
 				products := 2.0
 				if kind == "sage" {
@@ -1090,11 +1224,13 @@ func BenchmarkTrainStep(b *testing.B) {
 				}
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
-					require.NoError(b, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{LR: 0.003, Batch: i}))
+					require.NoError(b, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
+						Step{LR: 0.003, Batch: i}))
 					_, _, _, err := m.Outcome(g.ctx, g.stream)
 					require.NoError(b, err)
 				}
-				b.ReportMetric(float64(b.N)*products*2*float64(dst)*128*128/b.Elapsed().Seconds()/1e9, "GFLOP/s-layer0")
+				b.ReportMetric(float64(b.N)*products*2*float64(
+					dst)*128*128/b.Elapsed().Seconds()/1e9, "GFLOP/s-layer0")
 			})
 		}
 	}

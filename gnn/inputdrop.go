@@ -6,7 +6,8 @@ import (
 	"helios/cuda"
 )
 
-// inputLayer is the layer number in the counters of the input's dropout mask; hidden layers stay below it.
+// inputLayer is the layer number in the counters of the input's dropout mask; hidden layers stay
+// below it.
 const inputLayer = 255
 
 // dropInputParams is the parameter block of drop_input.
@@ -23,10 +24,10 @@ const (
 
 func init() { cuda.RegisterHost("drop_input", dropInput) }
 
-// dropInput drops and scales elements of the rows that a batch trains on, where they stand: the first
-// layer's backward pass needs them that way too. Element (row, col) is chosen like a hidden one, by the
-// row's place in the frontier, so that neither workers nor caches nor modes change the mask. It
-// reads and writes Rows × Cols × 4 bytes.
+// dropInput drops and scales elements of the rows that a batch trains on, where they stand: the
+// first layer's backward pass needs them that way too. Element (row, col) is chosen like a hidden
+// one, by the row's place in the frontier, so that neither workers nor caches nor modes change the
+// mask. It reads and writes Rows × Cols × 4 bytes.
 func dropInput(b *cuda.Block, p *dropInputParams) error {
 	x := cuda.View[float32](p.X, p.Rows*p.Cols)
 	lo, hi := b.Range(p.Rows)
@@ -37,8 +38,9 @@ func dropInput(b *cuda.Block, p *dropInputParams) error {
 }
 
 // dropInput enqueues the dropout of the model's input x.
-func (m *Model) dropInput(q *stepSink, x cuda.DevicePtr, rows int64, st *Step) error {
-	return put(q, m.k.dropInput, m.blocks(rows, 16, rows*m.dims[0]/gpuItems), dropInputParams{
-		X: x, Rows: rows, Cols: m.dims[0], Drop: m.drop(st, m.cfg.FeatureDropout, inputLayer),
-	})
+func (s *step) dropInput(x cuda.DevicePtr, rows int64) error {
+	cols := s.dims[0]
+	return put(&s.stepSink, s.on.k.dropInput, s.blocks(rows, 16, rows*cols/gpuItems),
+		dropInputParams{X: x, Rows: rows, Cols: cols,
+			Drop: s.drop(s.cfg.FeatureDropout, inputLayer)})
 }

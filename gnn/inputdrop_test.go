@@ -10,20 +10,22 @@ import (
 	"helios/internal/simd"
 )
 
-// A step with input dropout is a step without on features that the same mask has gone over, with any number of
-// workers; inference leaves its input alone.
+// A step with input dropout is a step without on features that the same mask has gone over, with
+// any number of workers; inference leaves its input alone.
 func TestInputDropout(t *testing.T) {
 	const p = 0.5
 	for _, kind := range []string{"sage", "gcn"} {
-		rc := rigConfig{nodes: 1000, edges: 8000, dim: 21, classes: 5, seeds: 100, fanouts: []int{5, 5}, sms: 1}
-		mc := ModelConfig{Kind: kind, InDim: 21, Hidden: 16, Classes: 5, Layers: 2, Dropout: 0.3, Seed: 1}
+		rc := rigConfig{nodes: 1000, edges: 8000, dim: 21, classes: 5, seeds: 100,
+			fanouts: []int{5, 5}, sms: 1}
+		mc := ModelConfig{Kind: kind, InDim: 21, Hidden: 16, Classes: 5, Layers: 2, Dropout: 0.3,
+			Seed: 1}
 		st := Step{Seed: 7, Epoch: 3, Batch: 2, LR: 0.01}
 
 		g := newRig(t, rc)
 		plain := g.model(t, mc)
 		whole := slices.Clone(f32(g.x))
 		masked := f32(g.x)
-		d := plain.drop(&st, p, inputLayer)
+		d := (&step{set: &st}).drop(p, inputLayer)
 		for i := range len(masked) / 21 {
 			d.apply(simd.Generic, masked[i*21:(i+1)*21], int64(i), 0)
 		}

@@ -9,29 +9,32 @@ import (
 	"helios/internal/simd"
 )
 
-// aggParams is the parameter block of sage_mean, sage_weighted, gcn_agg, gcn_weights, agg_weights, transpose and the
-// backward kernels. The block of the mini-batch is in CSC form; see graph.Block.
+// aggParams is the parameter block of sage_mean, sage_weighted, gcn_agg, gcn_weights, agg_weights,
+// transpose and the backward kernels. The block of the mini-batch is in CSC form; see graph.Block.
 type aggParams struct {
 	Indptr  cuda.DevicePtr // int64[NumDst+1]
 	Src     cuda.DevicePtr // uint32[NumEdges]
 	Degrees cuda.DevicePtr // uint32[NumSrc], true in-degrees (GCN)
 	X       cuda.DevicePtr // forward: float32[NumSrc, Dim] inputs
-	Out     cuda.DevicePtr // forward: float32[NumDst, Dim]; backward: float32[NumSrc, Dim], see *_bwd
-	Grad    cuda.DevicePtr // backward: float32[NumDst, Dim], gradient of the aggregate
-	Self    cuda.DevicePtr // backward of SAGE: float32[NumDst, Dim], gradient by the self weight
-	Weights cuda.DevicePtr // see edgeWeights: forward of GCN float32[NumSrc], backward float32[NumDst]
+	// forward: float32[NumDst, Dim]; backward: float32[NumSrc, Dim], see *_bwd
+	Out  cuda.DevicePtr
+	Grad cuda.DevicePtr // backward: float32[NumDst, Dim], gradient of the aggregate
+	Self cuda.DevicePtr // backward of SAGE: float32[NumDst, Dim], gradient by the self weight
+	// see edgeWeights: forward of GCN float32[NumSrc], backward float32[NumDst]
+	Weights cuda.DevicePtr
 	TEnd    cuda.DevicePtr // uint32[NumSrc]: end of each source's list in TDst
 	TDst    cuda.DevicePtr // uint32[NumEdges]: destinations by source
 	// Blocks with weights (graph.Block); else 0.
 	SrcWeights cuda.DevicePtr // float32[NumSrc], the block's
-	DstWeights cuda.DevicePtr // float32[NumDst], by agg_weights: the destinations' parts of the edges' weights
+	// float32[NumDst], by agg_weights: the destinations' parts of the edges' weights
+	DstWeights cuda.DevicePtr
 	Eps        cuda.DevicePtr // float32[1], the ε of GIN; 0: none
 	NumDst     int64
 	NumSrc     int64
 	Edges      int64
 	Dim        int64
 	Scale      float32 // backward: of what dropout kept, 1 without
-	_          uint32
+	Open       uint32  // backward: 1 lets gradients pass as they are
 }
 
 const (
@@ -40,15 +43,22 @@ const (
 )
 
 func init() {
-	cuda.RegisterHost("sage_mean", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
-	cuda.RegisterHost("sage_weighted", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
-	cuda.RegisterHost("gcn_agg", func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, true) })
-	cuda.RegisterHost("sage_mean_bwd", func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, false) })
-	cuda.RegisterHost("gcn_agg_bwd", func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, true) })
+	cuda.RegisterHost("sage_mean",
+		func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
+	cuda.RegisterHost("sage_weighted",
+		func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
+	cuda.RegisterHost("gcn_agg",
+		func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, true) })
+	cuda.RegisterHost("sage_mean_bwd",
+		func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, false) })
+	cuda.RegisterHost("gcn_agg_bwd",
+		func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, true) })
 	cuda.RegisterHost("gcn_weights", gcnWeights)
 	cuda.RegisterHost("agg_weights", aggWeights)
-	cuda.RegisterHost("sage_transpose", func(b *cuda.Block, p *aggParams) error { return transpose(b, p, false) })
-	cuda.RegisterHost("gcn_transpose", func(b *cuda.Block, p *aggParams) error { return transpose(b, p, true) })
+	cuda.RegisterHost("sage_transpose",
+		func(b *cuda.Block, p *aggParams) error { return transpose(b, p, false) })
+	cuda.RegisterHost("gcn_transpose",
+		func(b *cuda.Block, p *aggParams) error { return transpose(b, p, true) })
 	cuda.RegisterHost("col_sum", colSum)
 	cuda.RegisterHost("xent_count", xentCount)
 	cuda.RegisterHost("softmax_xent", softmaxXent)
@@ -56,16 +66,17 @@ func init() {
 	cuda.RegisterHost("adam", adam)
 }
 
-// edgeWeights gives the weight of an edge in an aggregate. SAGE: the mean, 1/s with s neighbours sampled.
-// GCN: symmetric normalisation with self loops (Kipf and Welling, ICLR 2017) by true in-degrees
-// D, times D/s for the neighbours that were not sampled:
+// edgeWeights gives the weight of an edge in an aggregate. SAGE: the mean, 1/s with s neighbours
+// sampled. GCN: symmetric normalisation with self loops (Kipf and Welling, ICLR 2017) by true
+// in-degrees D, times D/s for the neighbours that were not sampled:
 //
 //	w_ij = (D_i/s_i) / sqrt((D_i+1)(D_j+1)),  self loop 1/(D_i+1)
 //
 // so the sum over samples has the sum over all neighbours as its mean, and equals it when all
 // were taken.
 //
-// In a block with weights b (layer-wise sampling) b_j / Σ b over i's sampled neighbours stands in the place of 1/s.
+// In a block with weights b (layer-wise sampling) b_j / Σ b over i's sampled neighbours stands in
+// the place of 1/s.
 type edgeWeights struct {
 	gcn      bool
 	indptr   []int64
@@ -79,7 +90,8 @@ func (p *aggParams) weights(gcn bool) edgeWeights {
 		w.deg = cuda.View[uint32](p.Degrees, p.NumSrc)
 	}
 	if p.SrcWeights != 0 {
-		w.src, w.dst = cuda.View[float32](p.SrcWeights, p.NumSrc), cuda.View[float32](p.DstWeights, p.NumDst)
+		w.src, w.dst = cuda.View[float32](p.SrcWeights, p.NumSrc), cuda.View[float32](p.DstWeights,
+			p.NumDst)
 	}
 	return w
 }
@@ -128,7 +140,8 @@ func gcnWeights(b *cuda.Block, p *aggParams) error {
 	return nil
 }
 
-// aggWeights writes the destinations' parts of the edges' weights of a block with weights: sums over the edges in order.
+// aggWeights writes the destinations' parts of the edges' weights of a block with weights: sums
+// over the edges in order.
 func aggWeights(b *cuda.Block, p *aggParams) error {
 	w := p.weights(p.Degrees != 0)
 	src := cuda.View[uint32](p.Src, p.Edges)
@@ -146,18 +159,20 @@ func aggWeights(b *cuda.Block, p *aggParams) error {
 	return nil
 }
 
-// streamBytes is the size from which an aggregate is stored around the caches: they will not keep it for
-// the product that reads it.
+// streamBytes is the size from which an aggregate is stored around the caches: they will not keep
+// it for the product that reads it.
 const streamBytes = 16 << 20
 
-// aggregate computes Out[i] = Σ_j w_ij X[j] over the edges in order, for GCN after the self
-// loop (sage_mean, gcn_agg; sage_weighted, of which a GPU has a kernel of its own, for blocks with weights). It reads (edges + GCN's NumDst) rows and writes NumDst.
+// aggregate computes Out[i] = Σ_j w_ij X[j] over the edges in order, for GCN after the self loop
+// (sage_mean, gcn_agg; sage_weighted, of which a GPU has a kernel of its own, for blocks with
+// weights). It reads (edges + GCN's NumDst) rows and writes NumDst.
 func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	w := p.weights(gcn)
 	out := cuda.View[float32](p.Out, p.NumDst*p.Dim)
 	d, level := p.Dim, b.SIMD()
 	sum := simd.RowSum{
-		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src, p.Edges),
+		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src,
+			p.Edges),
 		Stream: p.NumDst*d*4 >= streamBytes,
 	}
 	if gcn {
@@ -184,10 +199,11 @@ func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	return nil
 }
 
-// The backward pass gathers: source j sums over the destinations that sampled it. transpose makes their
-// lists, in order of destination, by a counting sort of the edges by source, and the destinations' parts of
-// the edges' weights. A block sorts the edges of its share of the sources and reads all of them for it, which is
-// cheap beside its random writes; so nothing is atomic, and the lists need no sorting.
+// The backward pass gathers: source j sums over the destinations that sampled it. transpose makes
+// their lists, in order of destination, by a counting sort of the edges by source, and the
+// destinations' parts of the edges' weights. A block sorts the edges of its share of the sources
+// and reads all of them for it, which is cheap beside its random writes; so nothing is atomic, and
+// the lists need no sorting.
 func transpose(b *cuda.Block, p *aggParams, gcn bool) error {
 	w := p.weights(gcn)
 	src := cuda.View[uint32](p.Src, p.Edges)
@@ -227,12 +243,13 @@ func transpose(b *cuda.Block, p *aggParams, gcn bool) error {
 }
 
 // aggregateBwd is the gradient by the layer's inputs, in one pass with ReLU and dropout of the
-// layer below. Out holds that layer's activations h = dropout(relu(z)) and gets the gradient by z in
-// their place:
+// layer below. Out holds that layer's activations h = dropout(relu(z)) and gets the gradient by z
+// in their place:
 //
 //	Out[j] = (h[j] > 0) · Scale · (self part + Σ_i w_ij Grad[i])
 //
 // h > 0 says both that ReLU was open and that dropout kept the element, so no mask is stored.
+// With Open set, all gradients pass: what comes between layers then has kernels of its own.
 // The self part is Self[j] (SAGE) or Grad[j]/(D_j+1) (GCN) for destinations, else 0.
 func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	w := p.weights(gcn)
@@ -240,8 +257,9 @@ func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	out := cuda.View[float32](p.Out, p.NumSrc*d)
 	end := cuda.View[uint32](p.TEnd, p.NumSrc)
 	sum := simd.RowSum{
-		X: cuda.View[float32](p.Grad, p.NumDst*d), Dim: int(d), List: cuda.View[uint32](p.TDst, p.Edges),
-		Table: cuda.View[float32](p.Weights, p.NumDst), Gate: true, Scale: p.Scale,
+		X: cuda.View[float32](p.Grad, p.NumDst*d), Dim: int(d), List: cuda.View[uint32](p.TDst,
+			p.Edges),
+		Table: cuda.View[float32](p.Weights, p.NumDst), Gate: p.Open == 0, Scale: p.Scale,
 	}
 	self := sum.X
 	if !gcn {
@@ -268,9 +286,10 @@ func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	return nil
 }
 
-// sumParams is the parameter block of col_sum: Out[c] = Σ_r X[r,c]. The sum is a tree, the same on every device: sumLeaf rows
-// in order make one row of partial sums, sumLeaf of those one of the next level, until there is only one. So no error grows
-// with the number of rows, and a GPU can do the groups of a level at one time.
+// sumParams is the parameter block of col_sum: Out[c] = Σ_r X[r,c]. The sum is a tree, the same on
+// every device: sumLeaf rows in order make one row of partial sums, sumLeaf of those one of the
+// next level, until there is only one. So no error grows with the number of rows, and a GPU can do
+// the groups of a level at one time.
 type sumParams struct {
 	X, Out     cuda.DevicePtr
 	Rows, Cols int64
@@ -279,7 +298,8 @@ type sumParams struct {
 // sumLeaf is how many rows of a level of col_sum make one of the next.
 const sumLeaf = 64
 
-// colSumPer is how many columns make a block: part of a row by each of several costs more than whole rows by one.
+// colSumPer is how many columns make a block: part of a row by each of several costs more than
+// whole rows by one.
 const colSumPer = 256
 
 func colSum(b *cuda.Block, p *sumParams) error {
@@ -288,7 +308,8 @@ func colSum(b *cuda.Block, p *sumParams) error {
 		return nil
 	}
 	x := cuda.View[float32](p.X, p.Rows*p.Cols)
-	sumTree(b.SIMD(), cuda.View[float32](p.Out, p.Cols)[lo:hi], x[min(lo, int64(len(x))):], p.Rows, p.Cols)
+	sumTree(b.SIMD(), cuda.View[float32](p.Out, p.Cols)[lo:hi], x[min(lo, int64(len(x))):],
+		p.Rows, p.Cols)
 	return nil
 }
 
@@ -346,7 +367,9 @@ func xentCount(b *cuda.Block, p *xentParams) error {
 	if p.Labels != 0 {
 		for i, y := range cuda.View[int32](p.Labels, p.Rows) {
 			if y < -1 || int64(y) >= p.Classes {
-				return fmt.Errorf("label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels", y, i, p.Classes-1)
+				return fmt.Errorf(
+					"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels",
+					y, i, p.Classes-1)
 			}
 			if y >= 0 {
 				n++
@@ -422,8 +445,8 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 	return nil
 }
 
-// xentLeaf is how many rows' losses are summed before their sum is added to that of the rows before: the rows that
-// one thread of a GPU does.
+// xentLeaf is how many rows' losses are summed before their sum is added to that of the rows
+// before: the rows that one thread of a GPU does.
 const xentLeaf = 64
 
 // xentSum adds up the rows in order, xentLeaf at a time. One block.

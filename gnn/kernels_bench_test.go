@@ -24,7 +24,8 @@ type timedStream struct {
 	spent map[string]time.Duration
 }
 
-func (s *timedStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) error {
+func (s *timedStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer,
+	size uintptr) error {
 	if s.rows && strings.HasPrefix(k.Name(), "gemm") {
 		return nil
 	}
@@ -37,9 +38,10 @@ func (s *timedStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params uns
 	return err
 }
 
-// bigBatch is a mini-batch of the shape that comparisons are made with: 1 M nodes of 128 features, 15 M
-// edges, batch 1024, fanout 15,10,5. It has about 500,000 rows of features.
-func bigBatch(b *testing.B, dev cuda.Device, s cuda.Stream) (mb *graph.MiniBatch, x, labels cuda.Buffer) {
+// bigBatch is a mini-batch of the shape that comparisons are made with: 1 M nodes of 128 features,
+// 15 M edges, batch 1024, fanout 15,10,5. It has about 500,000 rows of features.
+func bigBatch(b *testing.B, dev cuda.Device, s cuda.Stream) (mb *graph.MiniBatch, x,
+	labels cuda.Buffer) {
 	const nodes, edges, dim, classes = 1_000_000, 15_000_000, 128, 32
 	r := rand.New(rand.NewPCG(1, 2))
 	src, dst := make([]int64, edges), make([]int64, edges)
@@ -78,8 +80,8 @@ func bigBatch(b *testing.B, dev cuda.Device, s cuda.Stream) (mb *graph.MiniBatch
 	return mb, x, labels
 }
 
-// BenchmarkStepKernels is what a training step of bigBatch on two workers does besides products, kernel by
-// kernel.
+// BenchmarkStepKernels is what a training step of bigBatch on two workers does besides products,
+// kernel by kernel.
 func BenchmarkStepKernels(b *testing.B) {
 	if testing.Short() {
 		b.Skip("a graph of 15 M edges")
@@ -91,7 +93,8 @@ func BenchmarkStepKernels(b *testing.B) {
 			b.Cleanup(func() { require.NoError(b, dev.Close()) })
 			s := &timedStream{newStream(b, dev), b, false, map[string]time.Duration{}}
 			mb, x, labels := bigBatch(b, dev, s)
-			m, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 128, Hidden: 256, Classes: 32, Layers: 3})
+			m, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 128, Hidden: 256, Classes: 32,
+				Layers: 3})
 			require.NoError(b, err)
 			b.Cleanup(func() { require.NoError(b, m.Close()) })
 			step := func() {
@@ -126,7 +129,8 @@ func BenchmarkStepKernels(b *testing.B) {
 			b.ReportMetric(all*1e3, "best-ms")
 			b.Logf("least ms of each kernel:%s", line.String())
 			for l := range mb.Blocks {
-				b.Logf("block %d: %d destinations, %d sources, %d edges", l, mb.Blocks[l].NumDst, mb.Blocks[l].NumSrc, mb.Blocks[l].NumEdges)
+				b.Logf("block %d: %d destinations, %d sources, %d edges", l, mb.Blocks[l].NumDst,
+					mb.Blocks[l].NumSrc, mb.Blocks[l].NumEdges)
 			}
 		})
 	}

@@ -25,8 +25,8 @@ const (
 	// SSD starts before the last entry is written.
 	ringEvery = 4 * warp
 	// maxSweeps is how often a warp of complete sweeps a queue before it looks at the next. A queue
-	// that its SSD fills faster than a warp empties it would keep the warp, and with it the kernel's
-	// end and all later sets, for as long as it has work.
+	// that its SSD fills faster than a warp empties it would keep the warp, and with it the
+	// kernel's end and all later sets, for as long as it has work.
 	maxSweeps = 4
 )
 
@@ -43,28 +43,30 @@ const (
 	frozenNo      = 0
 	frozenTimeout = 1 // a command is past its deadline
 	frozenForeign = 2 // a completion named no command in flight
-	frozenDead    = 3 // the queue could not be replaced; the SSD does not touch its commands any more
+	// the queue could not be replaced; the SSD does not touch its commands any more
+	frozenDead    = 3
 	frozenClosing = 4 // the engine is being closed with sets in flight
 	frozenUnsafe  = 5 // as frozenDead, but the SSD may still touch its commands: they stay taken
 )
 
-// States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 10 to 15: generation
-// (cmdGen). Bits 16 up: attempts.
+// States of a command, the low byte of command.State. Bit 8: Abort was sent. Bits 10 to 15:
+// generation (cmdGen). Bits 16 up: attempts.
 const (
 	cmdFree     = 0
 	cmdInFlight = 1
 	cmdRetry    = 2 // waits in queueState.Retry
-	cmdDone     = 3 // read_sync: completed, its status is in Deadline; its own warp has not seen it yet
-	cmdState    = 0xff
-	cmdAborted  = 1 << 8
-	cmdAttempt  = 1 << 16
+	// read_sync: completed, its status is in Deadline; its own warp has not seen it yet
+	cmdDone    = 3
+	cmdState   = 0xff
+	cmdAborted = 1 << 8
+	cmdAttempt = 1 << 16
 )
 
-// A command's identifier on the wire is its number in the queue, the CID, with a generation above it that
-// each attempt advances. So a completion says which attempt it is of: one that comes twice, the second
-// time after the CID was used again, is foreign. It is taken for another's only after a multiple of
-// generations attempts under its CID. FFFFh is no identifier (base specification 2.0, figure 86), so there
-// is no generation of all ones.
+// A command's identifier on the wire is its number in the queue, the CID, with a generation above
+// it that each attempt advances. So a completion says which attempt it is of: one that comes twice,
+// the second time after the CID was used again, is foreign. It is taken for another's only after a
+// multiple of generations attempts under its CID. FFFFh is no identifier (base specification 2.0,
+// figure 86), so there is no generation of all ones.
 const (
 	cidMask     = maxCommands - 1
 	cmdGen      = 0xffff &^ cidMask // of command.State as of the identifier
@@ -84,8 +86,8 @@ func issued(state uint32) uint32 {
 // wireCID is the identifier of a command's last attempt.
 func wireCID(cid, state uint32) uint16 { return uint16(cid | state&cmdGen) }
 
-// answers tells whether a command in this state is what a completion is of, whose identifier has the
-// command's number. last is the completion's last dword.
+// answers tells whether a command in this state is what a completion is of, whose identifier has
+// the command's number. last is the completion's last dword.
 func answers(state, last uint32) bool {
 	return state&(cmdState|cmdGen) == last&cmdGen|cmdInFlight
 }
@@ -96,6 +98,8 @@ type segment struct {
 }
 
 // queueState is one queue pair.
+//
+// Large: the kernels read and write one record for each queue pair (cuda/kernels).
 type queueState struct {
 	// Host.
 	SQ         cuda.DevicePtr // 64 bytes × Entries
@@ -135,15 +139,18 @@ type queueState struct {
 	Pend     [maxSets]segment
 
 	// Between the sides.
-	Free   [bitmapWords]uint32 // shared: set bits are free CIDs; taken with acquire, given back with release
+	// shared: set bits are free CIDs; taken with acquire, given back with release
+	Free   [bitmapWords]uint32
 	Retry  [bitmapWords]uint32 // shared: CIDs to be issued again
 	Frozen uint32              // shared
 	Reap   uint32              // shared: 1 while a warp of read_sync reaps the completion queue
 
 	// Completion side.
-	Head   uint32 // completer
-	Phase  uint32 // completer
-	ScanAt int64  // completer: when the commands' deadlines must be looked at; 0: not armed. frozenTimeout: when one was past
+	Head  uint32 // completer
+	Phase uint32 // completer
+	// completer: when the commands' deadlines must be looked at; 0: not armed. frozenTimeout: when
+	// one was past
+	ScanAt int64
 
 	// Counters. Each has one writer (owner or completer); the host reads them.
 	Issued     uint64 // owner: commands, retries included
@@ -217,15 +224,22 @@ type setState struct {
 	DstStride int64
 	DstIOVA   cuda.DevicePtr // uint64[SSDs]: Dst as each SSD sees it; not used when Direct is 0
 	Remaining cuda.DevicePtr // uint32[queues], shared: units not yet done
-	Taken     cuda.DevicePtr // uint32[queues], shared: units of each queue's share that read_sync has begun
-	Layout    Layout
+	// uint32[queues], shared: units of each queue's share that read_sync has begun
+	Taken  cuda.DevicePtr
+	Layout Layout
 	// Units are the first unit of each SSD's bucket and the one after its last. Plain: Offsets[s],
-	// Offsets[s+1]; split: both × Parts; coalesced: Offsets[s]+s and as many more as there are runs.
+	// Offsets[s+1]; split: both × Parts; coalesced: Offsets[s]+s and as many more as there are
+	// runs.
 	Units cuda.DevicePtr // int64[2×SSDs]
-	Order cuda.DevicePtr // uint32[Offsets[SSDs]]: indices into Rows, each bucket in order of its slots; 0: not coalesced
-	Runs  cuda.DevicePtr // uint32[Offsets[SSDs]+SSDs]: each run's first place in Order, and after a bucket's last run Offsets[s+1]
-	Marks cuda.DevicePtr // uint32[Offsets[SSDs]], shared: split: not 0 when the row has failed, so that it counts once; else 0
-	Parts uint32         // commands of a row; 1 unless split
+	// uint32[Offsets[SSDs]]: indices into Rows, each bucket in order of its slots; 0: not coalesced
+	Order cuda.DevicePtr
+	// uint32[Offsets[SSDs]+SSDs]: each run's first place in Order, and after a bucket's last run
+	// Offsets[s+1]
+	Runs cuda.DevicePtr
+	// uint32[Offsets[SSDs]], shared: split: not 0 when the row has failed, so that it counts once;
+	// else 0
+	Marks cuda.DevicePtr
+	Parts uint32 // commands of a row; 1 unless split
 	// PartBlocks is 0 unless the set is split.
 	PartBlocks uint32
 	Direct     uint32
@@ -285,8 +299,9 @@ type coalesceParams struct {
 	IdxA, IdxB   cuda.DevicePtr // uint32[Offsets[SSDs]]
 	Set          uint32
 	QueuesPerSSD uint32
-	Window       uint32 // LBAs: no command crosses a multiple of it, counted from DataStart; a multiple of LBAsPerRow
-	Passes       uint32 // of 8 bits each, which hold every slot number of the layout; at least 1
+	// LBAs: no command crosses a multiple of it, counted from DataStart; a multiple of LBAsPerRow
+	Window uint32
+	Passes uint32 // of 8 bits each, which hold every slot number of the layout; at least 1
 }
 
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
@@ -371,7 +386,8 @@ func (q *queueState) release() bool {
 
 // inFlight is the number of commands that the SSD has and whose completion was not seen.
 func (q *queueState) inFlight() uint64 {
-	return atomic.LoadUint64(&q.Issued) - atomic.LoadUint64(&q.Completed) - atomic.LoadUint64(&q.Dropped)
+	return atomic.LoadUint64(&q.Issued) - atomic.LoadUint64(&q.Completed) -
+		atomic.LoadUint64(&q.Dropped)
 }
 
 // share is the part of a bucket of n units that queue q of perSSD takes. Parts are whole warps, so

@@ -18,10 +18,10 @@ import (
 // the controller's transfer limit. Data is copied through Bulk's DMA buffers, so callers may pass
 // any memory. It serves loading and verification; calls are serialised.
 //
-// What does not complete goes up the ladder of recovery (recover.go), as far as one queue pair needs it:
-// Abort, a new queue pair, a reset of the controller, which all its queues suffer, and then the error.
-// Whatever is issued again may be: a read, a flush, or a write of the same data to the same place, of
-// which no earlier attempt can land any more.
+// What does not complete goes up the ladder of recovery (recover.go), as far as one queue pair
+// needs it: Abort, a new queue pair, a reset of the controller, which all its queues suffer, and
+// then the error. Whatever is issued again may be: a read, a flush, or a write of the same data to
+// the same place, of which no earlier attempt can land any more.
 type Bulk struct {
 	mu      sync.Mutex
 	c       *nvme.Controller
@@ -43,9 +43,10 @@ type Bulk struct {
 	resets  int // of the controller, at most
 	tried   ssdRecovery
 	lost    *GivenUpError // why the queue cannot be used any more
-	made    uint64        // the controller's generation when the queue pair was created; 0: it was deleted
-	done    uint64        // completions
-	idle    uint64        // done when the queue pair was replaced, plus 1; 0: it was not
+	// the controller's generation when the queue pair was created; 0: it was deleted
+	made uint64
+	done uint64 // completions
+	idle uint64 // done when the queue pair was replaced, plus 1; 0: it was not
 }
 
 type bulkSlot struct {
@@ -84,11 +85,13 @@ func BulkRetries(n int) BulkOption { return func(b *Bulk) { b.retries = n } }
 func BulkResets(n int) BulkOption { return func(b *Bulk) { b.resets = max(n, 0) } }
 
 // NewBulk creates a queue pair with up to depth commands in flight (1 to 256).
-func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOption) (*Bulk, error) {
+func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOption) (*Bulk,
+	error) {
 	page := c.PageBytes()
 	depth = min(max(depth, 1), 256, c.MaxQueueEntries()-1)
 	lba := c.Namespace().LBABytes
-	b := &Bulk{c: c, depth: depth, timeout: bulkTimeout, retries: bulkRetries, resets: defaultResets}
+	b := &Bulk{c: c, depth: depth, timeout: bulkTimeout, retries: bulkRetries,
+		resets: defaultResets}
 	for _, o := range opts {
 		o(b)
 	}
@@ -100,7 +103,9 @@ func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOpt
 	}
 	b.chunk -= b.chunk % max(lba, page)
 	if b.chunk == 0 {
-		return nil, errs.New(errs.Capability, "nvme %s: transfers are limited to %d bytes, less than a page or an LBA of %d bytes", c.Name(), c.MaxTransferBytes(), lba)
+		return nil, errs.New(errs.Capability,
+			"nvme %s: transfers are limited to %d bytes, less than a page or an LBA of %d bytes",
+			c.Name(), c.MaxTransferBytes(), lba)
 	}
 	if b.chunk/page > page/8 {
 		b.chunk = page * (page / 8) // one list page per command
@@ -112,7 +117,8 @@ func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOpt
 		return nil, err
 	}
 	if b.iova, err = c.MapDMA(mem); err != nil {
-		return nil, errors.Join(fmt.Errorf("nvme %s: map bulk buffers: %w", c.Name(), err), hostmem.Free(mem))
+		return nil, errors.Join(fmt.Errorf("nvme %s: map bulk buffers: %w", c.Name(), err),
+			hostmem.Free(mem))
 	}
 	b.mem = mem
 	b.slots = make([]bulkSlot, depth)
@@ -198,11 +204,15 @@ func (b *Bulk) transfer(ctx context.Context, write bool, lba nvme.LBA, data []by
 		op = opWrite
 	}
 	if len(data)%ns.LBABytes != 0 {
-		return errs.New(errs.Usage, "nvme %s: %s of %d bytes at LBA %d is not a whole number of %d byte LBAs", b.c.Name(), op, len(data), lba, ns.LBABytes)
+		return errs.New(errs.Usage,
+			"nvme %s: %s of %d bytes at LBA %d is not a whole number of %d byte LBAs", b.c.Name(),
+			op, len(data), lba, ns.LBABytes)
 	}
 	blocks := uint64(len(data) / ns.LBABytes)
 	if uint64(lba) > ns.Blocks || blocks > ns.Blocks-uint64(lba) {
-		return errs.New(errs.Usage, "nvme %s: %s LBA %d+%d: the namespace ends at %d; bind a larger SSD", b.c.Name(), op, lba, blocks, ns.Blocks)
+		return errs.New(errs.Usage,
+			"nvme %s: %s LBA %d+%d: the namespace ends at %d; bind a larger SSD", b.c.Name(), op,
+			lba, blocks, ns.Blocks)
 	}
 	if len(data) == 0 {
 		return nil
@@ -219,7 +229,8 @@ func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) er
 		return fmt.Errorf("nvme %s: %s LBA %d: %w", b.c.Name(), op, lba, b.lost)
 	}
 	if b.closed || b.q == nil {
-		return errs.New(errs.Device, "nvme %s: bulk queue is closed; open the SSD again", b.c.Name())
+		return errs.New(errs.Device, "nvme %s: bulk queue is closed; open the SSD again",
+			b.c.Name())
 	}
 	if err := b.c.Leaving(); err != nil {
 		return fmt.Errorf("%s LBA %d: %w", op, lba, err)
@@ -242,7 +253,8 @@ func (b *Bulk) run(ctx context.Context, op bulkOp, lba nvme.LBA, data []byte) er
 				continue
 			}
 			n := min(b.chunk, len(data)-next)
-			*s = bulkSlot{gen: s.gen, busy: true, at: next, n: n, lba: lba + nvme.LBA(next/ns.LBABytes), blocks: uint32(n / ns.LBABytes)}
+			*s = bulkSlot{gen: s.gen, busy: true, at: next, n: n,
+				lba: lba + nvme.LBA(next/ns.LBABytes), blocks: uint32(n / ns.LBABytes)}
 			flushed = true
 			if op == opWrite {
 				copy(b.mem[i*b.stride:], data[next:next+n])
@@ -280,10 +292,12 @@ func (b *Bulk) issue(i int, op bulkOp) error {
 	} else {
 		at := i * b.stride
 		page := b.c.PageBytes()
-		prp1, prp2, err := nvme.BuildPRP(b.iova+nvme.IOVA(at), s.n, page, func() ([]uint64, nvme.IOVA, error) {
-			list := at + b.chunk
-			return unsafe.Slice((*uint64)(unsafe.Pointer(&b.mem[list])), page/8), b.iova + nvme.IOVA(list), nil
-		})
+		prp1, prp2, err := nvme.BuildPRP(b.iova+nvme.IOVA(at), s.n, page,
+			func() ([]uint64, nvme.IOVA, error) {
+				list := at + b.chunk
+				return unsafe.Slice((*uint64)(unsafe.Pointer(&b.mem[list])), page/8), b.iova +
+					nvme.IOVA(list), nil
+			})
 		if err != nil {
 			return err
 		}
@@ -314,7 +328,8 @@ func (b *Bulk) ring() {
 
 // reap waits for completions and deals with them. It returns an error only when the queue pair is
 // lost; errors of commands go to first.
-func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, first *error) error {
+func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int,
+	first *error) error {
 	var pace napper
 	for {
 		n, foreign := b.sweep()
@@ -369,8 +384,12 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int, 
 				if err := b.c.Health(); err != nil {
 					return b.heal(op, inflight, first, err)
 				}
-				if s.aborted && b.idle == b.done+1 && s.attempts <= b.retries && b.tried.resets.Load() < int64(b.resets) {
-					return b.heal(op, inflight, first, fmt.Errorf("nvme %s q%d: nothing completed within %v on its new queue pair either", b.c.Name(), b.q.ID, b.timeout))
+				if s.aborted && b.idle == b.done+1 && s.attempts <= b.retries &&
+					b.tried.resets.Load() < int64(b.resets) {
+					return b.heal(op, inflight, first,
+						fmt.Errorf(
+							"nvme %s q%d: nothing completed within %v on its new queue pair either",
+							b.c.Name(), b.q.ID, b.timeout))
 				}
 				if s.aborted {
 					return b.recreate(op, inflight, first, false)
@@ -404,12 +423,15 @@ func (b *Bulk) fail(s *bulkSlot, op bulkOp, cid uint16, first *error) {
 	case s.aborted && s.status.Is(nvme.StatusAbortRequested):
 		*first = b.timeoutError(s, op, cid, b.q.ID)
 	default:
-		*first = errs.With(errs.Device, &nvme.StatusError{Bus: b.c.Name(), QID: b.q.ID, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, Status: s.status})
+		*first = errs.With(errs.Device, &nvme.StatusError{Bus: b.c.Name(), QID: b.q.ID, CID: cid,
+			Op: op.String(), LBA: s.lba, Blocks: s.blocks, Status: s.status})
 	}
 }
 
 func (b *Bulk) timeoutError(s *bulkSlot, op bulkOp, cid, qid uint16) error {
-	return errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: qid, CID: cid, Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts, Tried: b.tried.tried()})
+	return errs.With(errs.Device, &TimeoutError{SSD: b.c.Name(), QID: qid, CID: cid,
+		Op: op.String(), LBA: s.lba, Blocks: s.blocks, After: b.timeout, Attempts: s.attempts,
+		Tried: b.tried.tried()})
 }
 
 // sweep takes what is in the completion queue and rings its doorbell once.
@@ -426,8 +448,11 @@ func (b *Bulk) sweep() (n int, foreign error) {
 			b.head = 0
 			b.phase ^= 1
 		}
-		if int(cid) >= len(b.slots) || !b.slots[cid].busy || b.slots[cid].done || b.slots[cid].gen != dw3&cmdGen {
-			foreign = errs.New(errs.Device, "nvme %s q%d: completion for command %d, which is not in flight", b.c.Name(), b.q.ID, dw3&0xffff)
+		if int(cid) >= len(b.slots) || !b.slots[cid].busy || b.slots[cid].done ||
+			b.slots[cid].gen != dw3&cmdGen {
+			foreign = errs.New(errs.Device,
+				"nvme %s q%d: completion for command %d, which is not in flight", b.c.Name(),
+				b.q.ID, dw3&0xffff)
 			continue
 		}
 		b.slots[cid].done = true
@@ -453,7 +478,9 @@ func (b *Bulk) recreate(op bulkOp, inflight *int, first *error, all bool) error 
 		err = b.createQueue(ctx)
 	}
 	if err != nil {
-		return b.heal(op, inflight, first, fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w", b.c.Name(), id, err))
+		return b.heal(op, inflight, first,
+			fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w", b.c.Name(),
+				id, err))
 	}
 	b.tried.recreated.Add(1)
 	b.idle = b.done + 1
@@ -461,8 +488,8 @@ func (b *Bulk) recreate(op bulkOp, inflight *int, first *error, all bool) error 
 	return nil
 }
 
-// reissue has what was in flight on a queue pair that is gone issued again, but for commands that have
-// used their attempts up, or that nobody waits for any more.
+// reissue has what was in flight on a queue pair that is gone issued again, but for commands that
+// have used their attempts up, or that nobody waits for any more.
 func (b *Bulk) reissue(op bulkOp, inflight *int, first *error, id uint16, all bool) {
 	again := false
 	for i := range b.slots {
@@ -493,8 +520,8 @@ func (b *Bulk) reissue(op bulkOp, inflight *int, first *error, id uint16, all bo
 	}
 }
 
-// heal resets the controller, and gives up when that may not be, or did not help: then the slots' memory
-// stays taken until Close. cause is why.
+// heal resets the controller, and gives up when that may not be, or did not help: then the slots'
+// memory stays taken until Close. cause is why.
 func (b *Bulk) heal(op bulkOp, inflight *int, first *error, cause error) error {
 	id, lba, blocks := uint16(0), nvme.LBA(0), uint32(0)
 	if b.q != nil {
@@ -507,7 +534,8 @@ func (b *Bulk) heal(op bulkOp, inflight *int, first *error, cause error) error {
 		}
 	}
 	// For a caller who has given up, a controller that others may use is not reset.
-	for *first == nil && b.tried.resets.Load() < int64(b.resets) && !errors.Is(b.c.Health(), nvme.ErrGone) {
+	for *first == nil && b.tried.resets.Load() < int64(b.resets) &&
+		!errors.Is(b.c.Health(), nvme.ErrGone) {
 		b.tried.resets.Add(1)
 		err := b.reset()
 		if err == nil {
@@ -520,11 +548,13 @@ func (b *Bulk) heal(op bulkOp, inflight *int, first *error, cause error) error {
 	if err := b.c.Health(); errors.Is(err, nvme.ErrGone) {
 		cause = err
 	}
-	b.lost = &GivenUpError{SSD: b.c.Name(), Tried: b.tried.tried(), Unsafe: b.made == b.c.Generation(), Err: cause}
+	b.lost = &GivenUpError{SSD: b.c.Name(), Tried: b.tried.tried(),
+		Unsafe: b.made == b.c.Generation(), Err: cause}
 	if *first != nil {
 		return *first
 	}
-	return errs.With(errs.Device, fmt.Errorf("nvme %s q%d: %s LBA %d+%d: %w", b.c.Name(), id, op, lba, blocks, b.lost))
+	return errs.With(errs.Device, fmt.Errorf("nvme %s q%d: %s LBA %d+%d: %w", b.c.Name(), id, op,
+		lba, blocks, b.lost))
 }
 
 func (b *Bulk) reset() error {

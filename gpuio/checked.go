@@ -24,38 +24,45 @@ type ChecksumError struct {
 }
 
 func (e *ChecksumError) Error() string {
-	return fmt.Sprintf("nvme %s: LBA %d+%d: wrong data: CRC32C %08x, load has written %08x; run \"heliosctl verify --ssds %s\"",
+	return fmt.Sprintf(
+		"nvme %s: LBA %d+%d: wrong data: CRC32C %08x, load has written %08x; run \"heliosctl verify --ssds %s\"",
 		e.SSD, e.LBA, e.Blocks, e.Got, e.Want, e.SSD)
 }
 
-// NewChecked makes a Reader that reads through inner, whose SSDs and layout are given again, and checks
-// every row before Wait returns: its CRC32C must be sums[row], of which there is one for each row of
-// the layout (dataset.RowSums). It finds what a status of success does not say: data that changed on
-// the SSD or on its way, torn or lost writes, another row's data. The check is the kernel check_rows on
-// a stream of its own, one set at a time, over the destination where it is, device memory included;
-// sums are copied to pinned CPU memory that kernels read in place, 4 bytes a row. What it costs: one
-// more read of the set's rows (a GPU's memory is far faster than the SSDs; a CPU core checks some
-// 10 GB/s), and that a set's Wait includes it.
+// NewChecked makes a Reader that reads through inner, whose SSDs and layout are given again, and
+// checks every row before Wait returns: its CRC32C must be sums[row], of which there is one for
+// each row of the layout (dataset.RowSums). It finds what a status of success does not say: data
+// that changed on the SSD or on its way, torn or lost writes, another row's data. The check is the
+// kernel check_rows on a stream of its own, one set at a time, over the destination where it is,
+// device memory included; sums are copied to pinned CPU memory that kernels read in place, 4 bytes
+// a row. What it costs: one more read of the set's rows (a GPU's memory is far faster than the
+// SSDs; a CPU core checks some 10 GB/s), and that a set's Wait includes it.
 //
-// Rows that differ are read once more, as one small set, which mends what went wrong on the way. Those
-// that still differ fail the set: a *SetError with a *ChecksumError for each of the first. More than
-// checkAgain rows are not read again: then something is wrong that a second look does not mend.
-// A set of which inner could not read some rows has failed, and is not checked: its other rows may be wrong.
-// Stats.Mismatch counts each wrong row, each time it was.
+// Rows that differ are read once more, as one small set, which mends what went wrong on the way.
+// Those that still differ fail the set: a *SetError with a *ChecksumError for each of the first.
+// More than checkAgain rows are not read again: then something is wrong that a second look does not
+// mend. A set of which inner could not read some rows has failed, and is not checked: its other
+// rows may be wrong. Stats.Mismatch counts each wrong row, each time it was.
 //
-// Close closes inner too. A checked Reader is as safe for concurrent use as inner, and all that Reader
-// and Pending promise holds; ReadStats and Stats include the second reads, as retries.
-func NewChecked(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums []uint32) (Reader, error) {
+// Close closes inner too. A checked Reader is as safe for concurrent use as inner, and all that
+// Reader and Pending promise holds; ReadStats and Stats include the second reads, as retries.
+func NewChecked(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums []uint32) (Reader,
+	error) {
 	if err := l.Check(); err != nil {
 		return nil, err
 	}
 	if len(ssds) != int(l.SSDs) {
-		return nil, errs.New(errs.Usage, "checked reads: layout over %d SSDs with %d SSDs given: bind all stripes", l.SSDs, len(ssds))
+		return nil, errs.New(errs.Usage,
+			"checked reads: layout over %d SSDs with %d SSDs given: bind all stripes", l.SSDs,
+			len(ssds))
 	}
 	if int64(len(sums)) != l.Rows {
-		return nil, errs.New(errs.Usage, "checked reads: %d row checksums for %d rows; load the dataset again with --row-checksums", len(sums), l.Rows)
+		return nil, errs.New(errs.Usage,
+			"checked reads: %d row checksums for %d rows; load the dataset again with %v",
+			len(sums), l.Rows, errs.Key("row-checksums"))
 	}
-	c := &checked{dev: dev, inner: inner, ssds: ssds, layout: l, turn: make(chan struct{}, 1), live: map[*checkedPending]struct{}{}, busy: map[cuda.Buffer]int{}}
+	c := &checked{dev: dev, inner: inner, ssds: ssds, layout: l, turn: make(chan struct{}, 1),
+		live: map[*checkedPending]struct{}{}, busy: map[cuda.Buffer]int{}}
 	if err := c.open(sums); err != nil {
 		return nil, errors.Join(err, c.free())
 	}
@@ -96,7 +103,8 @@ func (c *checked) open(sums []uint32) (err error) {
 	if c.kernel, err = c.dev.Kernel("check_rows"); err != nil {
 		return err
 	}
-	if c.stream, err = c.dev.NewStream(cuda.StreamOptions{Name: c.inner.Name() + " check"}); err != nil {
+	if c.stream, err = c.dev.NewStream(cuda.StreamOptions{Name: c.inner.Name() +
+		" check"}); err != nil {
 		return err
 	}
 	put := func(b *cuda.Buffer, v []uint32, purpose string) error {
@@ -108,7 +116,8 @@ func (c *checked) open(sums []uint32) (err error) {
 	if err := put(&c.sums, sums, "gpuio row checksums"); err != nil {
 		return err
 	}
-	if err := put(&c.tables, checkTables(checkLanes(int(c.layout.RowBytes))), "gpuio check tables"); err != nil {
+	if err := put(&c.tables, checkTables(checkLanes(int(c.layout.RowBytes))),
+		"gpuio check tables"); err != nil {
 		return err
 	}
 	if err := put(&c.result, nil, "gpuio check result"); err != nil {
@@ -147,7 +156,9 @@ func (c *checked) Forget(b cuda.Buffer) error {
 	n := c.busy[b]
 	c.mu.Unlock()
 	if n > 0 {
-		return errs.New(errs.Failed, "gpuio: buffer %s is the destination of %d sets that are being checked; wait for them first", b.Purpose(), n)
+		return errs.New(errs.Failed,
+			"gpuio: buffer %s is the destination of %d sets that are being checked; wait for them first",
+			b.Purpose(), n)
 	}
 	return Forget(c.inner, b)
 }
@@ -258,7 +269,8 @@ func (p *checkedPending) complete(ctx context.Context) error {
 			return nil
 		}
 		if count > checkAgain {
-			p.fail(rows, count, fmt.Errorf("that is more than %d, which are not read again", checkAgain))
+			p.fail(rows, count, fmt.Errorf("that is more than %d, which are not read again",
+				checkAgain))
 			return nil
 		}
 		if p.again, err = c.readAgain(ctx, &p.rs, rows); err != nil {
@@ -302,12 +314,13 @@ func (p *checkedPending) secondLook(ctx context.Context) error {
 	}
 	switch {
 	case rerr != nil:
-		// inner has counted what it did not read; what it read of them is not checked any more, since
-		// the set has failed.
+		// inner has counted what it did not read; what it read of them is not checked any more,
+		// since the set has failed.
 		p.stats.Rows -= int64(len(a.rows)) - st.Rows
 		c.wrong.Add(st.Rows)
 		p.stats.Rows -= st.Rows
-		p.finish(fmt.Errorf("gpuio %s: %d rows were wrong and read again: %w", c.Name(), len(a.rows), rerr))
+		p.finish(fmt.Errorf("gpuio %s: %d rows were wrong and read again: %w", c.Name(),
+			len(a.rows), rerr))
 	case cerr != nil:
 		p.unchecked(int64(len(a.rows)), cerr)
 	case count > 0:
@@ -337,8 +350,10 @@ func (p *checkedPending) fail(rows []wrongRow, count int64, why error) {
 	out := &SetError{Stack: c.Name(), Failed: count, Rows: p.n}
 	for _, r := range rows[:min(len(rows), maxFails)] {
 		ssd, lba, blocks, _ := c.layout.Locate(r.row)
-		out.First = append(out.First, &RowError{Row: r.row, Err: &ChecksumError{Row: r.row, SSD: c.ssds[ssd].name(), LBA: c.ssds[ssd].DataStart + lba,
-			Blocks: blocks, Want: r.want, Got: r.got}})
+		out.First = append(out.First,
+			&RowError{Row: r.row, Err: &ChecksumError{Row: r.row, SSD: c.ssds[ssd].name(),
+				LBA:    c.ssds[ssd].DataStart + lba,
+				Blocks: blocks, Want: r.want, Got: r.got}})
 	}
 	if why != nil {
 		p.finish(errs.With(errs.Device, fmt.Errorf("%w (%w)", out, why)))
@@ -355,9 +370,10 @@ func (p *checkedPending) finish(err error) {
 	delete(c.live, p)
 }
 
-// check runs check_rows over the n rows of a set that is in place. It returns how many are wrong, and
-// up to checkAgain of them. An error of ctx says that the check has not begun.
-func (p *checkedPending) check(ctx context.Context, rs *ReadSet, n int64) (rows []wrongRow, count int64, err error) {
+// check runs check_rows over the n rows of a set that is in place. It returns how many are wrong,
+// and up to checkAgain of them. An error of ctx says that the check has not begun.
+func (p *checkedPending) check(ctx context.Context, rs *ReadSet, n int64) (rows []wrongRow,
+	count int64, err error) {
 	c := p.c
 	select {
 	case c.turn <- struct{}{}:
@@ -406,9 +422,11 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 		return nil, 0, err
 	}
 	if err := cuda.Launch(c.stream, c.kernel, cfg, checkParams{
-		Rows: rowPtr, Pos: posPtr, Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
-		Got: c.got.Ptr(), Bad: c.bad.Ptr(), Tables: c.tables.Ptr(), Count: n, LayoutRows: c.layout.Rows,
-		DstLimit: rs.extent(), DstStride: rs.DstStride,
+		Rows: rowPtr, Pos: posPtr, Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() +
+			cuda.DevicePtr(rs.DstOffset),
+		Got: c.got.Ptr(), Bad: c.bad.Ptr(), Tables: c.tables.Ptr(), Count: n,
+		LayoutRows: c.layout.Rows,
+		DstLimit:   rs.extent(), DstStride: rs.DstStride,
 		RowBytes: uint32(c.layout.RowBytes), Lanes: checkLanes(int(c.layout.RowBytes)),
 	}); err != nil {
 		return nil, 0, err
@@ -432,15 +450,17 @@ func (c *checked) settle() error {
 	defer cancel()
 	err := c.stream.Synchronize(ctx)
 	if err != nil && ctx.Err() != nil {
-		c.broken = errs.New(errs.Device, "gpuio %s: kernel check_rows did not end within %v", c.Name(), checkLimit)
+		c.broken = errs.New(errs.Device, "gpuio %s: kernel check_rows did not end within %v",
+			c.Name(), checkLimit)
 		return c.broken
 	}
 	return err
 }
 
-// which looks for the wrong rows where check_rows has counted some: up to checkAgain, in order of the
-// set. Needs c.turn.
-func (c *checked) which(rowPtr, posPtr cuda.DevicePtr, n, count int64) (wrong []wrongRow, err error) {
+// which looks for the wrong rows where check_rows has counted some: up to checkAgain, in order of
+// the set. Needs c.turn.
+func (c *checked) which(rowPtr, posPtr cuda.DevicePtr, n, count int64) (wrong []wrongRow,
+	err error) {
 	b, err := c.dev.Alloc(cuda.MemPinned, n*16, "gpuio wrong rows")
 	if err != nil {
 		return nil, err
@@ -469,14 +489,16 @@ func (c *checked) which(rowPtr, posPtr cuda.DevicePtr, n, count int64) (wrong []
 		if got[i] == sums[row] {
 			continue
 		}
-		if wrong = append(wrong, wrongRow{row, pos[i], sums[row], got[i]}); len(wrong) == int(min(count, checkAgain)) {
+		if wrong = append(wrong, wrongRow{row, pos[i], sums[row],
+			got[i]}); len(wrong) == int(min(count, checkAgain)) {
 			break
 		}
 	}
 	return wrong, nil
 }
 
-// readAgain submits a set of the wrong rows alone, which are in order of the buckets, to their places.
+// readAgain submits a set of the wrong rows alone, which are in order of the buckets, to their
+// places.
 func (c *checked) readAgain(ctx context.Context, rs *ReadSet, rows []wrongRow) (*againSet, error) {
 	n := int64(len(rows))
 	mem, err := c.dev.Alloc(cuda.MemPinned, n*12, "gpuio rows read again")
@@ -484,7 +506,9 @@ func (c *checked) readAgain(ctx context.Context, rs *ReadSet, rows []wrongRow) (
 		return nil, err
 	}
 	a := &againSet{rows: rows, mem: mem}
-	a.rs = ReadSet{Rows: mem.Ptr(), Pos: mem.Ptr() + cuda.DevicePtr(n*8), SSDOffset: make([]int64, c.layout.SSDs+1), Dst: rs.Dst, DstOffset: rs.DstOffset, DstStride: rs.DstStride, DstBytes: rs.DstBytes}
+	a.rs = ReadSet{Rows: mem.Ptr(), Pos: mem.Ptr() + cuda.DevicePtr(n*8),
+		SSDOffset: make([]int64, c.layout.SSDs+1), Dst: rs.Dst, DstOffset: rs.DstOffset,
+		DstStride: rs.DstStride, DstBytes: rs.DstBytes}
 	w := words(mem.Bytes())
 	for i, r := range rows {
 		w[2*i], w[2*i+1] = uint32(r.row), uint32(r.row>>32)
@@ -541,11 +565,15 @@ func (c *checked) Close(ctx context.Context) error {
 	select {
 	case c.turn <- struct{}{}:
 	case <-ctx.Done():
-		return errors.Join(err, errs.New(errs.Device, "gpuio %s: a check did not end within %v; its memory is not freed", c.Name(), closeTimeout))
+		return errors.Join(err,
+			errs.New(errs.Device,
+				"gpuio %s: a check did not end within %v; its memory is not freed", c.Name(),
+				closeTimeout))
 	}
 	if c.broken == nil {
 		err = errors.Join(err, c.free())
-		c.broken = errs.New(errs.Failed, "gpuio %s: the reader was closed before the set was checked", c.Name())
+		c.broken = errs.New(errs.Failed,
+			"gpuio %s: the reader was closed before the set was checked", c.Name())
 	} else { // check_rows still runs: its memory stays
 		err = errors.Join(err, c.broken)
 	}

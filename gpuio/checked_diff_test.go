@@ -29,7 +29,8 @@ type checkCase struct {
 }
 
 func (c checkCase) String() string {
-	return fmt.Sprintf("%d rows of %d bytes, stride %d, offset %d, %d lanes, %d blocks", c.count, c.rowBytes, c.stride, c.offset, c.lanes, c.blocks)
+	return fmt.Sprintf("%d rows of %d bytes, stride %d, offset %d, %d lanes, %d blocks", c.count,
+		c.rowBytes, c.stride, c.offset, c.lanes, c.blocks)
 }
 
 // launch runs check_rows on dev and returns its checksums, which must be those of hash/crc32.
@@ -79,16 +80,21 @@ func (c checkCase) launch(t *testing.T, dev cuda.Device, rng *rand.Rand) error {
 	if c.pos0 >= 0 {
 		at[0] = uint32(c.pos0)
 	}
-	rows, pos, sum := alloc(c.count*8, cuda.MemDevice), alloc(c.count*4, cuda.MemDevice), alloc(c.rows*4, cuda.MemPinned)
-	dst, got, bad, tables := alloc(int64(len(mem)), cuda.MemDevice), alloc(c.count*4, cuda.MemDevice), alloc(4, cuda.MemDevice), alloc(checkTableWords*4, cuda.MemPinned)
+	rows, pos, sum := alloc(c.count*8, cuda.MemDevice), alloc(c.count*4, cuda.MemDevice),
+		alloc(c.rows*4, cuda.MemPinned)
+	dst, got, bad, tables := alloc(int64(len(mem)), cuda.MemDevice),
+		alloc(c.count*4, cuda.MemDevice), alloc(4, cuda.MemDevice),
+		alloc(checkTableWords*4, cuda.MemPinned)
 	require.NoError(t, difftest.Upload(ctx, dev, st, rows.Ptr(), ids))
 	require.NoError(t, difftest.Upload(ctx, dev, st, pos.Ptr(), at))
 	require.NoError(t, difftest.Upload(ctx, dev, st, dst.Ptr(), mem))
 	copy(words(sum.Bytes()), sums)
 	copy(words(tables.Bytes()), checkTables(c.lanes))
 	err = cuda.Launch(st, k, cuda.LaunchConfig{Blocks: c.blocks, Threads: 64}, checkParams{
-		Rows: rows.Ptr(), Pos: pos.Ptr(), Sums: sum.Ptr(), Dst: dst.Ptr() + cuda.DevicePtr(c.offset), Got: got.Ptr(), Bad: bad.Ptr(), Tables: tables.Ptr(),
-		Count: c.count, LayoutRows: c.rows, DstLimit: int64(len(mem)) - c.offset, DstStride: c.stride, RowBytes: uint32(c.rowBytes), Lanes: c.lanes,
+		Rows: rows.Ptr(), Pos: pos.Ptr(), Sums: sum.Ptr(), Dst: dst.Ptr() +
+			cuda.DevicePtr(c.offset), Got: got.Ptr(), Bad: bad.Ptr(), Tables: tables.Ptr(),
+		Count: c.count, LayoutRows: c.rows, DstLimit: int64(len(mem)) - c.offset,
+		DstStride: c.stride, RowBytes: uint32(c.rowBytes), Lanes: c.lanes,
 	})
 	if err != nil {
 		return err
@@ -105,8 +111,8 @@ func (c checkCase) launch(t *testing.T, dev cuda.Device, rng *rand.Rand) error {
 	return nil
 }
 
-// TestDriverCheckRows compares the CUDA kernel with Go's and both with hash/crc32: every length of row,
-// lanes of every number, odd addresses and strides, more blocks than rows, and long rows.
+// TestDriverCheckRows compares the CUDA kernel with Go's and both with hash/crc32: every length of
+// row, lanes of every number, odd addresses and strides, more blocks than rows, and long rows.
 func TestDriverCheckRows(t *testing.T) {
 	dev := difftest.Open(t, difftest.Options{Seed: 5, RandomThreads: true})
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -144,13 +150,16 @@ func TestDriverCheckRows(t *testing.T) {
 func TestDriverCheckRowsFaults(t *testing.T) {
 	dev := difftest.Open(t, difftest.Options{Seed: 6})
 	rng := rand.New(rand.NewPCG(7, 8))
-	good := checkCase{rows: 20, count: 20, rowBytes: 64, stride: 64, lanes: 8, blocks: 1, row0: -1, pos0: -1}
+	good := checkCase{rows: 20, count: 20, rowBytes: 64, stride: 64, lanes: 8, blocks: 1, row0: -1,
+		pos0: -1}
 	for _, c := range []struct {
 		change func(*checkCase)
 		want   string
 	}{
-		{func(c *checkCase) { c.row0 = 20 }, "check_rows: row 20 at index 0: the layout has 20 rows"},
-		{func(c *checkCase) { c.pos0 = 20 }, "check_rows: position 20 at index 0 is outside the destination of 1280 bytes"},
+		{func(c *checkCase) { c.row0 = 20 },
+			"check_rows: row 20 at index 0: the layout has 20 rows"},
+		{func(c *checkCase) { c.pos0 = 20 },
+			"check_rows: position 20 at index 0 is outside the destination of 1280 bytes"},
 	} {
 		x := good
 		c.change(&x)
@@ -198,18 +207,23 @@ func TestDriverCheckRowsPlanted(t *testing.T) {
 	}
 	good := fakecuda.Build(t, fakecuda.Private())  // or skip
 	const hold = "seed=3,store_buffer=16,jitter=0" // stores are held back as long as may be
-	c := checkCase{rows: 60, count: 60, rowBytes: 400, stride: 400, lanes: 8, blocks: 2, row0: -1, pos0: -1}
+	c := checkCase{rows: 60, count: 60, rowBytes: 400, stride: 400, lanes: 8, blocks: 2, row0: -1,
+		pos0: -1}
 	fakecuda.Control(t, good, hold)
-	require.NoError(t, c.launch(t, difftest.OpenLibrary(t, good, difftest.Options{Seed: 5}), rand.New(rand.NewPCG(1, 1))))
+	require.NoError(t, c.launch(t, difftest.OpenLibrary(t, good, difftest.Options{Seed: 5}),
+		rand.New(rand.NewPCG(1, 1))))
 	for name, p := range map[string]struct{ right, wrong string }{
 		"no barrier":  {"\tdev::syncthreads();\n", ""},
 		"first word":  {"at >= front ?", "at > front ?"},
 		"joined late": {"late ? other : r", "late ? r : other"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lib := fakecuda.Build(t, fakecuda.Root(plantedRoot(t, "check_rows.cu", p.right, p.wrong)), fakecuda.Private())
+			lib := fakecuda.Build(t,
+				fakecuda.Root(plantedRoot(t, "check_rows.cu", p.right, p.wrong)),
+				fakecuda.Private())
 			fakecuda.Control(t, lib, hold)
-			ignore := func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {} // differences are wanted
+			// differences are wanted
+			ignore := func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {}
 			dev := difftest.OpenLibrary(t, lib, difftest.Options{Seed: 5, Spoil: ignore})
 			var m *difftest.Mismatch
 			require.ErrorAs(t, c.launch(t, dev, rand.New(rand.NewPCG(1, 1))), &m)
@@ -222,7 +236,8 @@ func TestDriverCheckRowsPlanted(t *testing.T) {
 func plantedRoot(t *testing.T, file, right, wrong string) string {
 	t.Helper()
 	root := t.TempDir()
-	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu", "cuda/shim/*.h", "cuda/shim/*.cc", "cuda/fakecuda/src/*"} {
+	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu",
+		"cuda/shim/*.h", "cuda/shim/*.cc", "cuda/fakecuda/src/*"} {
 		files, err := filepath.Glob(filepath.Join("..", pattern))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)
@@ -230,7 +245,8 @@ func plantedRoot(t *testing.T, file, right, wrong string) string {
 			text, err := os.ReadFile(f)
 			require.NoError(t, err)
 			if filepath.Base(f) == file {
-				require.Equal(t, 1, strings.Count(string(text), right), "%s has %q so often: the plant is out of date", file, right)
+				require.Equal(t, 1, strings.Count(string(text), right),
+					"%s has %q so often: the plant is out of date", file, right)
 				text = []byte(strings.Replace(string(text), right, wrong, 1))
 			}
 			to := filepath.Join(root, strings.TrimPrefix(f, "../"))

@@ -26,7 +26,11 @@ func TestCheckedDataFaults(t *testing.T) {
 		{"coalesced", func(r *rig) (Reader, error) {
 			return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32, CoalesceBytes: 8192})
 		}, true},
-		{"sync", func(r *rig) (Reader, error) { return NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 32}) }, false},
+		{"sync",
+			func(r *rig) (Reader,
+				error) {
+				return NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 32})
+			}, false},
 	} {
 		for _, c := range []struct {
 			fault string
@@ -45,15 +49,16 @@ func TestCheckedDataFaults(t *testing.T) {
 			}
 			t.Run(stack.name+"/"+c.fault, func(t *testing.T) {
 				var set *faultinject.Set
-				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 400, ram: true, wrap: func(b nvme.Bus) nvme.Bus {
-					if set != nil { // faults of the first SSD only
-						return faultbus.New(b, nil, faultbus.Options{})
-					}
-					var err error
-					set, err = faultinject.Parse(c.fault)
-					require.NoError(t, err)
-					return faultbus.New(b, set, faultbus.Options{})
-				}})
+				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 400, ram: true,
+					wrap: func(b nvme.Bus) nvme.Bus {
+						if set != nil { // faults of the first SSD only
+							return faultbus.New(b, nil, faultbus.Options{})
+						}
+						var err error
+						set, err = faultinject.Parse(c.fault)
+						require.NoError(t, err)
+						return faultbus.New(b, set, faultbus.Options{})
+					}})
 				inner, err := stack.make(r)
 				rd := r.checked(inner, err)
 				s := r.newSet(rand.New(rand.NewPCG(1, 1)), 300, 512, 0)

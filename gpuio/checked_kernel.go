@@ -39,8 +39,8 @@ func init() { cuda.RegisterHost("check_rows", checkRowsKernel) }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// checkRowsKernel uses the CPU's CRC32 instruction by way of hash/crc32: ~18 GB/s a core for rows of
-// 1 KiB. Blocks take contiguous shares.
+// checkRowsKernel uses the CPU's CRC32 instruction by way of hash/crc32: ~18 GB/s a core for rows
+// of 1 KiB. Blocks take contiguous shares.
 func checkRowsKernel(b *cuda.Block, p *checkParams) error {
 	lo, hi := b.Range(p.Count)
 	rows, pos := cuda.View[int64](p.Rows, p.Count), cuda.View[uint32](p.Pos, p.Count)
@@ -50,11 +50,14 @@ func checkRowsKernel(b *cuda.Block, p *checkParams) error {
 	bad := uint32(0)
 	for i := lo; i < hi; i++ {
 		if uint64(rows[i]) >= uint64(p.LayoutRows) {
-			return fmt.Errorf("check_rows: row %d at index %d: the layout has %d rows", rows[i], i, p.LayoutRows)
+			return fmt.Errorf("check_rows: row %d at index %d: the layout has %d rows", rows[i], i,
+				p.LayoutRows)
 		}
 		at := int64(pos[i]) * p.DstStride
 		if at > p.DstLimit-n {
-			return fmt.Errorf("check_rows: position %d at index %d is outside the destination of %d bytes", pos[i], i, p.DstLimit)
+			return fmt.Errorf(
+				"check_rows: position %d at index %d is outside the destination of %d bytes",
+				pos[i], i, p.DstLimit)
 		}
 		got[i] = crc32.Checksum(dst[at:at+n], castagnoli)
 		if got[i] != sums[rows[i]] {
@@ -67,8 +70,8 @@ func checkRowsKernel(b *cuda.Block, p *checkParams) error {
 	return nil
 }
 
-// checkLanes is how many lanes of a warp share a row: 8, whose words are one sector of 32 bytes, where
-// the row has so many words. More would join more and look up less.
+// checkLanes is how many lanes of a warp share a row: 8, whose words are one sector of 32 bytes,
+// where the row has so many words. More would join more and look up less.
 func checkLanes(rowBytes int) uint32 {
 	words := max(min(rowBytes/4, 8), 1)
 	return 1 << bits.Len(uint(words-1))
@@ -76,8 +79,8 @@ func checkLanes(rowBytes int) uint32 {
 
 const checkTableWords = 4*256 + 3*8*16 + 256
 
-// checkTables are the tables of the CUDA kernel, see there: what so many zero bytes do to the register
-// of a CRC, for the parts of the register, whose sum (xor) it is.
+// checkTables are the tables of the CUDA kernel, see there: what so many zero bytes do to the
+// register of a CRC, for the parts of the register, whose sum (xor) it is.
 func checkTables(lanes uint32) []uint32 {
 	advance := func(r uint32, bytes uint32) uint32 {
 		for range bytes {

@@ -40,7 +40,8 @@ func (r *rig) corrupt(row int64) {
 	s, lba, _, off := r.layout.Locate(row)
 	f, err := os.OpenFile(r.ssds[s].BackingPath, os.O_RDWR, 0)
 	require.NoError(r.t, err)
-	at := (rigDataStart+int64(lba))*int64(r.layout.LBABytes) + int64(off) + int64(r.layout.RowBytes)/2
+	at := (rigDataStart+int64(lba))*int64(r.layout.LBABytes) + int64(off) +
+		int64(r.layout.RowBytes)/2
 	b := make([]byte, 1)
 	_, err = f.ReadAt(b, at)
 	require.NoError(r.t, err)
@@ -55,17 +56,30 @@ var stacks = []struct {
 	name string
 	make func(r *rig) (Reader, error)
 }{
-	{"async", func(r *rig) (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32}) }},
-	{"sync", func(r *rig) (Reader, error) { return NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 32}) }},
-	{"cpu", func(r *rig) (Reader, error) { return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 32}) }},
+	{"async",
+		func(r *rig) (Reader,
+			error) {
+			return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32})
+		}},
+	{"sync",
+		func(r *rig) (Reader,
+			error) {
+			return NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 32})
+		}},
+	{"cpu",
+		func(r *rig) (Reader,
+			error) {
+			return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 32})
+		}},
 	{"mmap", func(r *rig) (Reader, error) { return NewMmap(r.dev, r.ssds, r.layout) }},
 }
 
-// TestCheckedReads: over every stack and size of rows, good rows pass, and rows that have changed on
-// the SSD are read twice and named, while all others of the set are in place.
+// TestCheckedReads: over every stack and size of rows, good rows pass, and rows that have changed
+// on the SSD are read twice and named, while all others of the set are in place.
 func TestCheckedReads(t *testing.T) {
 	for _, st := range stacks {
-		for _, c := range []struct{ ssds, lba, row int }{{1, 512, 16}, {3, 4096, 400}, {2, 512, 512}, {2, 4096, 5000}, {1, 512, 7}} {
+		for _, c := range []struct{ ssds, lba, row int }{{1, 512, 16}, {3, 4096, 400},
+			{2, 512, 512}, {2, 4096, 5000}, {1, 512, 7}} {
 			t.Run(fmt.Sprintf("%s/%d", st.name, c.row), func(t *testing.T) {
 				r := newRig(t, rigOptions{ssds: c.ssds, lba: c.lba, rowBytes: c.row, rows: 700})
 				rd := r.checked(st.make(r))
@@ -108,10 +122,14 @@ func TestCheckedReads(t *testing.T) {
 				fillRow(s.ids[0], b[:c.row])
 				want := crc32.Checksum(b[:c.row], castagnoli)
 				b[c.row/2] ^= 8
-				require.Equal(t, &ChecksumError{Row: s.ids[0], SSD: r.ssds[ssd].Name, LBA: rigDataStart + lba, Blocks: blocks,
+				require.Equal(t, &ChecksumError{Row: s.ids[0], SSD: r.ssds[ssd].Name,
+					LBA: rigDataStart + lba, Blocks: blocks,
 					Want: want, Got: crc32.Checksum(b[:c.row], castagnoli)}, sum)
-				require.ErrorContains(t, err, fmt.Sprintf("row %d: nvme ssd%d: LBA %d+%d: wrong data: CRC32C", s.ids[0], ssd, rigDataStart+lba, blocks))
-				require.ErrorContains(t, err, fmt.Sprintf("run \"heliosctl verify --ssds ssd%d\"", ssd))
+				require.ErrorContains(t, err,
+					fmt.Sprintf("row %d: nvme ssd%d: LBA %d+%d: wrong data: CRC32C", s.ids[0], ssd,
+						rigDataStart+lba, blocks))
+				require.ErrorContains(t, err,
+					fmt.Sprintf("run \"heliosctl verify --ssds ssd%d\"", ssd))
 				s.check(lost)
 				again, err2 := p.Wait(ctx)
 				require.Equal(t, rst, again)
@@ -182,7 +200,8 @@ func (p *spoilt) Wait(ctx context.Context) (ReadStats, error) {
 		row := *at[int64](p.rs.Rows, int(i))
 		if n := p.s.spoil[row]; n != 0 {
 			p.s.spoil[row] = n - 1
-			p.rs.Dst.Bytes()[p.rs.DstOffset+int64(*at[uint32](p.rs.Pos, int(i)))*p.rs.DstStride] ^= 1
+			p.rs.Dst.Bytes()[p.rs.DstOffset+
+				int64(*at[uint32](p.rs.Pos, int(i)))*p.rs.DstStride] ^= 1
 		}
 	}
 	return st, nil
@@ -261,7 +280,8 @@ func TestSecondReadFails(t *testing.T) {
 	p, err := rd.Submit(ctx, s.rs)
 	require.NoError(t, err)
 	st, err := p.Wait(ctx)
-	require.ErrorContains(t, err, "1 of 8202 rows not read; first: row 12: nvme ssd0: LBA 11+1: wrong data")
+	require.ErrorContains(t, err,
+		"1 of 8202 rows not read; first: row 12: nvme ssd0: LBA 11+1: wrong data")
 	require.ErrorContains(t, err, "they were not read again: no queue is left")
 	require.Equal(t, errs.Device, errs.ClassOf(err))
 	require.EqualValues(t, r.layout.Rows-1, st.Rows)
@@ -308,8 +328,8 @@ func TestSecondReadFails(t *testing.T) {
 	s.free(rd)
 }
 
-// TestCheckedInterrupted: a context that ends leaves the set where it is, in each stage, and the next
-// Wait goes on; Forget refuses a destination that is being read again.
+// TestCheckedInterrupted: a context that ends leaves the set where it is, in each stage, and the
+// next Wait goes on; Forget refuses a destination that is being read again.
 func TestCheckedInterrupted(t *testing.T) {
 	r, sp, rd := spoilRig(t, 600)
 	s := r.wholeSet()
@@ -415,7 +435,8 @@ func TestCheckedRefuses(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 100, ram: true})
 	inner := r.async(AsyncOptions{})
 	_, err := NewChecked(r.dev, inner, r.ssds, r.layout, make([]uint32, 99))
-	require.ErrorContains(t, err, "99 row checksums for 100 rows; load the dataset again with --row-checksums")
+	require.ErrorContains(t, err,
+		"99 row checksums for 100 rows; load the dataset again with option row-checksums")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	_, err = NewChecked(r.dev, inner, r.ssds[:1], r.layout, make([]uint32, 100))
 	require.ErrorContains(t, err, "bind all stripes")
@@ -442,7 +463,8 @@ func BenchmarkCheckRows(b *testing.B) {
 			require.NoError(b, err)
 			dev, err := cuda.NewHost(cuda.HostOptions{})
 			require.NoError(b, err)
-			c := &checked{dev: dev, inner: &spoiler{Reader: &hostReader{name: "cpu"}}, layout: l, turn: make(chan struct{}, 1)}
+			c := &checked{dev: dev, inner: &spoiler{Reader: &hostReader{name: "cpu"}}, layout: l,
+				turn: make(chan struct{}, 1)}
 			require.NoError(b, c.open(make([]uint32, n)))
 			rows, err := dev.Alloc(cuda.MemPinned, n*8, "rows")
 			require.NoError(b, err)
@@ -457,7 +479,8 @@ func BenchmarkCheckRows(b *testing.B) {
 				words(pos.Bytes())[i] = uint32(perm[i])
 				sums[i] = crc32.Checksum(make([]byte, row), castagnoli)
 			}
-			rs := &ReadSet{Rows: rows.Ptr(), Pos: pos.Ptr(), SSDOffset: []int64{0, n}, Dst: dst, DstStride: int64(row)}
+			rs := &ReadSet{Rows: rows.Ptr(), Pos: pos.Ptr(), SSDOffset: []int64{0, n}, Dst: dst,
+				DstStride: int64(row)}
 			b.SetBytes(n * int64(row))
 			for b.Loop() {
 				if _, count, err := c.run(rs, n); err != nil || count != 0 {

@@ -37,8 +37,8 @@ import (
 //
 // Here each bucket is one block's work.
 //
-// Traffic: 12 bytes read per row for the keys, 24 read and written per row and pass, and 8 for Order
-// and Runs.
+// Traffic: 12 bytes read per row for the keys, 24 read and written per row and pass, and 8 for
+// Order and Runs.
 func init() {
 	cuda.RegisterHost("coalesce", coalesceKernel)
 }
@@ -49,7 +49,8 @@ func coalesceKernel(b *cuda.Block, p *coalesceParams) error {
 		return fmt.Errorf("coalesce: %d passes over the slot, which has 64 bits", p.Passes)
 	}
 	if per := uint32(set.Layout.LBAsPerRow); p.Window == 0 || p.Window%per != 0 {
-		return fmt.Errorf("coalesce: a window of %d LBAs is no whole number of rows of %d LBAs", p.Window, per)
+		return fmt.Errorf("coalesce: a window of %d LBAs is no whole number of rows of %d LBAs",
+			p.Window, per)
 	}
 	lo, hi := b.Range(int64(set.Layout.SSDs))
 	for s := lo; s < hi; s++ {
@@ -85,7 +86,8 @@ func (p *coalesceParams) bucket(set *setState, s int64) {
 	*at[int64](set.Units, int(2*s)+1) = from + s + int64(m)
 	for q := range p.QueuesPerSSD {
 		lo, hi := share(int64(m), q, p.QueuesPerSSD, set.Rotate)
-		atomic.StoreUint32(at[uint32](set.Remaining, int(uint32(s)*p.QueuesPerSSD+q)), uint32(hi-lo))
+		atomic.StoreUint32(at[uint32](set.Remaining, int(uint32(s)*p.QueuesPerSSD+q)),
+			uint32(hi-lo))
 	}
 }
 
@@ -149,15 +151,15 @@ func (l Layout) passes() uint32 {
 // Coalescing is worth a pass over the set when it is expected to save this share of its commands.
 const coalesceSaves = 0.05
 
-// expectedCommands is how many commands a set takes when rows on equal and adjacent LBAs of a window
-// share one, if the rows of each bucket were drawn without repetition and evenly.
+// expectedCommands is how many commands a set takes when rows on equal and adjacent LBAs of a
+// window share one, if the rows of each bucket were drawn without repetition and evenly.
 //
-// An SSD with N slots has B groups: the LBA of RowsPerLBA slots, or the LBAs of one row. With n of the
-// N slots drawn each is in the set with probability d = n/N, nearly independently, so a group of m slots
-// is read with q = 1 - (1-d)^m. A read group begins a run unless the one before it in its window is read
-// too. Of the w groups of a window one has none before, so the share that begins a run is 1 - q(1 - 1/w),
-// and there are B·q of them. Rows that come in clusters or more than once need fewer commands than that:
-// even spreading is the worst case.
+// An SSD with N slots has B groups: the LBA of RowsPerLBA slots, or the LBAs of one row. With n of
+// the N slots drawn each is in the set with probability d = n/N, nearly independently, so a group
+// of m slots is read with q = 1 - (1-d)^m. A read group begins a run unless the one before it in
+// its window is read too. Of the w groups of a window one has none before, so the share that begins
+// a run is 1 - q(1 - 1/w), and there are B·q of them. Rows that come in clusters or more than once
+// need fewer commands than that: even spreading is the worst case.
 func expectedCommands(l Layout, offsets []int64, window uint32) float64 {
 	sum := 0.0
 	m := float64(l.RowsPerLBA)
@@ -174,6 +176,6 @@ func expectedCommands(l Layout, offsets []int64, window uint32) float64 {
 }
 
 // coalesces tells whether a set's rows are to share commands.
-func (e *async) coalesces(rs *ReadSet) bool {
+func (e *queueSet) coalesces(rs *ReadSet) bool {
 	return e.pays(e.layout, rs.SSDOffset, e.opt.CoalesceBytes)
 }

@@ -30,8 +30,8 @@ type wantUnit struct {
 	rows        []int // indices
 }
 
-// wantRuns computes a set's commands in another way than the kernels do: it marks what is read on a map
-// of each SSD, and takes the stretches of marks within windows.
+// wantRuns computes a set's commands in another way than the kernels do: it marks what is read on a
+// map of each SSD, and takes the stretches of marks within windows.
 func wantRuns(l Layout, ids, offs []int64, window int64) []wantUnit {
 	var out []wantUnit
 	for s := range int(l.SSDs) {
@@ -131,11 +131,13 @@ func drawRows(rng *rand.Rand, rows int64, n int, how string) []int64 {
 	return ids
 }
 
-var unitRowBytes = []int{16, 64, 100, 128, 400, 512, 602 * 4, 768 * 4, 1024, 2408, 3072, 4096, 4100, 8192, 12288, 65536}
+var unitRowBytes = []int{16, 64, 100, 128, 400, 512, 602 * 4, 768 * 4, 1024, 2408, 3072, 4096, 4100,
+	8192, 12288, 65536}
 
-// TestUnits is metamorphic: sets of rows of all sizes, with and without coalescing, on SSDs that move
-// much or little per command, by async and sync, give the rows' bytes and write nothing else; commands
-// and blocks are those of an independent count, and the SSDs have counted the same commands.
+// TestUnits is metamorphic: sets of rows of all sizes, with and without coalescing, on SSDs that
+// move much or little per command, by async and sync, give the rows' bytes and write nothing else;
+// commands and blocks are those of an independent count, and the SSDs have counted the same
+// commands.
 func TestUnits(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rounds := 4 * len(unitRowBytes)
@@ -147,15 +149,17 @@ func TestUnits(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		pick := func(v ...int) int { return v[rng.IntN(len(v))] }
 		o := rigOptions{
-			ssds: pick(1, 1, 2, 3), lba: pick(512, 4096), rowBytes: unitRowBytes[round%len(unitRowBytes)],
-			rows: int64(pick(1, 7, 100, 700)), ram: true, sms: pick(1, 2, 3),
+			ssds: pick(1, 1, 2, 3), lba: pick(512, 4096),
+			rowBytes: unitRowBytes[round%len(unitRowBytes)],
+			rows:     int64(pick(1, 7, 100, 700)), ram: true, sms: pick(1, 2, 3),
 		}
 		mdts, ooo := 1+rng.IntN(8), rng.IntN(3) == 0
 		if o.rowBytes > 8192 && round < len(unitRowBytes) {
 			mdts = 1 // some rows take several commands in each run
 		}
 		o.proxy = func(c *proxy.Config) { c.MDTS, c.OutOfOrder = mdts, ooo }
-		ao := AsyncOptions{Depth: pick(1, 3, 31, 32, 33, 200), QueuePairs: pick(0, 0, 1, 3), Blocks: pick(1, 2, 8, 32),
+		ao := AsyncOptions{Depth: pick(1, 3, 31, 32, 33, 200), QueuePairs: pick(0, 0, 1, 3),
+			Blocks:        pick(1, 2, 8, 32),
 			CoalesceBytes: pick(-1, 0, 0, 1, 4096, 16384, 100_000, 1<<20)}
 		ao.QueuePairs = min(ao.QueuePairs, ao.Depth)
 		sync := rng.IntN(5) == 0
@@ -170,12 +174,16 @@ func TestUnits(t *testing.T) {
 			stride = int64(o.rowBytes + pick(0, 4096))
 		}
 		offset := int64(pick(0, 0, 4, 8192, 2))
-		name := fmt.Sprintf("seed=%d/%d ssds=%d lba=%d row=%d rows=%d mdts=%d sync=%v n=%d sets=%d %s stride=%d+%d %+v", seed, round, o.ssds, o.lba, o.rowBytes, o.rows, mdts, sync, n, sets, how, offset, stride, ao)
+		name := fmt.Sprintf(
+			"seed=%d/%d ssds=%d lba=%d row=%d rows=%d mdts=%d sync=%v n=%d sets=%d %s stride=%d+%d %+v",
+			seed, round, o.ssds, o.lba, o.rowBytes, o.rows, mdts, sync, n, sets, how, offset,
+			stride, ao)
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, o)
 			var rd Reader
 			if sync {
-				rd = r.sync(SyncOptions{Depth: ao.Depth, QueuePairs: ao.QueuePairs, CoalesceBytes: ao.CoalesceBytes})
+				rd = r.sync(SyncOptions{Depth: ao.Depth, QueuePairs: ao.QueuePairs,
+					CoalesceBytes: ao.CoalesceBytes})
 			} else {
 				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, ao))
 			}
@@ -233,7 +241,8 @@ func TestUnits(t *testing.T) {
 			}
 			require.Equal(t, commands, after-before)
 			require.Equal(t, bytes, ssdBytes)
-			if reached && shared > 0 && how == "distinct" && o.rowBytes%4096 == 0 && stride%4096 == 0 && offset%4096 == 0 {
+			if reached && shared > 0 && how == "distinct" && o.rowBytes%4096 == 0 &&
+				stride%4096 == 0 && offset%4096 == 0 {
 				require.Zero(t, st.Staged, "rows of whole pages need no copy")
 			}
 			idle(t, rd)
@@ -256,62 +265,69 @@ func TestUnitsOnCPU(t *testing.T) {
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		pick := func(v ...int) int { return v[rng.IntN(len(v))] }
-		o := rigOptions{ssds: pick(1, 2, 3), lba: pick(512, 4096), rowBytes: unitRowBytes[round%len(unitRowBytes)], rows: int64(pick(1, 7, 100, 700)), ram: rng.IntN(2) == 0, sms: 2}
-		co := CPUOptions{Depth: pick(1, 3, 64, 256), Threads: pick(0, 1, 3), Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: pick(-1, 0, 0, 1, 4096, 100_000, 1<<20)}
+		o := rigOptions{ssds: pick(1, 2, 3), lba: pick(512, 4096),
+			rowBytes: unitRowBytes[round%len(unitRowBytes)], rows: int64(pick(1, 7, 100, 700)),
+			ram: rng.IntN(2) == 0, sms: 2}
+		co := CPUOptions{Depth: pick(1, 3, 64, 256), Threads: pick(0, 1, 3),
+			Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: pick(-1, 0, 0, 1, 4096,
+				100_000, 1<<20)}
 		n, sets := pick(1, 5, 31, 300, 900), pick(1, 3)
 		if o.rowBytes > 16384 {
 			n, o.rows = min(n, 64), min(o.rows, 100)
 		}
 		how := []string{"random", "again", "stretch", "distinct"}[rng.IntN(4)]
-		t.Run(fmt.Sprintf("seed=%d/%d %+v %+v n=%d %s", seed, round, o, co, n, how), func(t *testing.T) {
-			r := newRig(t, o)
-			rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, co))
-			e := rd.(*hostReader)
-			ctx := testCtx(t)
-			var commands, shared int64
-			var all []*testSet
-			var pend []Pending
-			for range sets {
-				s := r.setOf(rng, drawRows(rng, r.layout.Rows, n, how), int64(o.rowBytes+pick(0, 3, 4096)), int64(pick(0, 2, 4096)))
-				p, err := rd.Submit(ctx, s.rs)
-				require.NoError(t, err)
-				all, pend = append(all, s), append(pend, p)
-			}
-			for i, s := range all {
-				st, err := pend[i].Wait(ctx)
-				require.NoError(t, err)
-				require.EqualValues(t, len(s.ids), st.Rows)
-				want := int64(len(s.ids))
-				if e.units.pays(r.layout, s.rs.SSDOffset, co.CoalesceBytes) {
-					units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.units.window))
-					_, joined := totals(units)
-					want, shared = int64(len(units)), shared+joined
+		t.Run(fmt.Sprintf("seed=%d/%d %+v %+v n=%d %s", seed, round, o, co, n, how),
+			func(t *testing.T) {
+				r := newRig(t, o)
+				rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, co))
+				e := rd.(*hostReader)
+				ctx := testCtx(t)
+				var commands, shared int64
+				var all []*testSet
+				var pend []Pending
+				for range sets {
+					s := r.setOf(rng, drawRows(rng, r.layout.Rows, n, how),
+						int64(o.rowBytes+pick(0, 3, 4096)), int64(pick(0, 2, 4096)))
+					p, err := rd.Submit(ctx, s.rs)
+					require.NoError(t, err)
+					all, pend = append(all, s), append(pend, p)
 				}
-				require.Equal(t, want, st.Commands)
-				commands += want
-				s.check(nil)
-				s.free(rd)
-			}
-			st := rd.Stats()
-			require.Equal(t, commands, st.Commands)
-			require.Equal(t, shared, st.Coalesced)
-			perSSD := int64(0)
-			for _, x := range st.PerSSD {
-				perSSD += x.Bytes
-			}
-			require.Equal(t, st.Bytes, perSSD)
-		})
+				for i, s := range all {
+					st, err := pend[i].Wait(ctx)
+					require.NoError(t, err)
+					require.EqualValues(t, len(s.ids), st.Rows)
+					want := int64(len(s.ids))
+					if e.units.pays(r.layout, s.rs.SSDOffset, co.CoalesceBytes) {
+						units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.units.window))
+						_, joined := totals(units)
+						want, shared = int64(len(units)), shared+joined
+					}
+					require.Equal(t, want, st.Commands)
+					commands += want
+					s.check(nil)
+					s.free(rd)
+				}
+				st := rd.Stats()
+				require.Equal(t, commands, st.Commands)
+				require.Equal(t, shared, st.Coalesced)
+				perSSD := int64(0)
+				for _, x := range st.PerSSD {
+					perSSD += x.Bytes
+				}
+				require.Equal(t, st.Bytes, perSSD)
+			})
 	}
 }
 
-// TestUnitFailuresOnCPU: a backing that has become too short fails the rows of the reads that end behind
-// it; rows that do not exist fail alone.
+// TestUnitFailuresOnCPU: a backing that has become too short fails the rows of the reads that end
+// behind it; rows that do not exist fail alone.
 func TestUnitFailuresOnCPU(t *testing.T) {
 	for _, engine := range []string{"", "pread"} {
 		for _, bytes := range []int{-1, 4096, 65536} {
 			const rows, rowBytes = 256, 256
 			r := newRig(t, rigOptions{ssds: 1, lba: 4096, rowBytes: rowBytes, rows: rows})
-			rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Engine: engine, Depth: 8, CoalesceBytes: bytes, Retries: -1}))
+			rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Engine: engine, Depth: 8,
+				CoalesceBytes: bytes, Retries: -1}))
 			rng := rand.New(rand.NewPCG(7, 7))
 			s := r.setOf(rng, drawRows(rng, rows, 200, "distinct"), rowBytes, 0)
 			half := int64(rigDataStart + rows*rowBytes/4096/2)
@@ -320,9 +336,11 @@ func TestUnitFailuresOnCPU(t *testing.T) {
 			hostmem.View[int64](s.rowBuf.Bytes())[3] = rows
 			s.ids[3] = rows
 			gone[rows] = true
-			good := &testSet{ids: append(append([]int64(nil), s.ids[:3]...), s.ids[4:]...), rs: &ReadSet{SSDOffset: []int64{0, 199}}}
+			good := &testSet{ids: append(append([]int64(nil), s.ids[:3]...), s.ids[4:]...),
+				rs: &ReadSet{SSDOffset: []int64{0, 199}}}
 			if bytes > 0 {
-				for _, u := range wantRuns(r.layout, good.ids, good.rs.SSDOffset, int64(rd.(*hostReader).units.window)) {
+				for _, u := range wantRuns(r.layout, good.ids, good.rs.SSDOffset,
+					int64(rd.(*hostReader).units.window)) {
 					if u.lba+u.blocks+rigDataStart > half {
 						for _, i := range u.rows {
 							gone[good.ids[i]] = true
@@ -353,29 +371,35 @@ func TestUnitFailuresOnCPU(t *testing.T) {
 	}
 }
 
-// TestScatter: neighbours that are whole pages go straight to their places, whatever these are, as long
-// as the places are pages too and no row is wanted twice.
+// TestScatter: neighbours that are whole pages go straight to their places, whatever these are, as
+// long as the places are pages too and no row is wanted twice.
 func TestScatter(t *testing.T) {
 	for _, rowBytes := range []int{4096, 8192, 12288, 65536} {
 		for _, lba := range []int{512, 4096} {
 			for _, limit := range []int{2 * rowBytes, 128 << 10, 1 << 20} {
-				r := newRig(t, rigOptions{ssds: 2, lba: lba, rowBytes: rowBytes, rows: 120, ram: true, proxy: func(c *proxy.Config) { c.MDTS = 8 }})
-				rd := r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 9, CoalesceBytes: limit}))
+				r := newRig(t, rigOptions{ssds: 2, lba: lba, rowBytes: rowBytes, rows: 120,
+					ram: true, proxy: func(c *proxy.Config) { c.MDTS = 8 }})
+				rd := r.reader(NewAsync(r.dev, r.ssds, r.layout,
+					AsyncOptions{Depth: 9, CoalesceBytes: limit}))
 				rng := rand.New(rand.NewPCG(4, uint64(limit)))
 				for _, c := range []struct {
 					how            string
 					stride, offset int64
 					direct         bool
 				}{
-					{"distinct", 0, 0, true}, {"distinct", 4096, 8192, true}, {"stretch", 0, 4096, true},
+					{"distinct", 0, 0, true}, {"distinct", 4096, 8192, true},
+					{"stretch", 0, 4096, true},
 					{"distinct", 0, 512, false}, {"distinct", 4, 0, false}, {"again", 0, 0, false},
 				} {
 					before := rd.Stats()
-					s := r.setOf(rng, drawRows(rng, 120, 80, c.how), int64(rowBytes)+c.stride, c.offset)
+					s := r.setOf(rng, drawRows(rng, 120, 80, c.how), int64(rowBytes)+c.stride,
+						c.offset)
 					s.read(rd)
 					st := rd.Stats()
 					require.Greater(t, st.Coalesced, before.Coalesced)
-					require.Equal(t, c.direct && s.rs.Dst.Bytes() != nil, st.Staged == before.Staged, "%d-byte rows, %+v: %d commands with a copy", rowBytes, c, st.Staged-before.Staged)
+					require.Equal(t, c.direct && s.rs.Dst.Bytes() != nil,
+						st.Staged == before.Staged, "%d-byte rows, %+v: %d commands with a copy",
+						rowBytes, c, st.Staged-before.Staged)
 					s.free(rd)
 				}
 			}
@@ -395,11 +419,13 @@ func TestCoalesceAuto(t *testing.T) {
 		{64, 0.002, true}, {8192, 0.1, true}, {8192, 0.03, false},
 	} {
 		t.Run(fmt.Sprintf("row=%d/density=%v", c.rowBytes, c.density), func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: c.rowBytes, rows: 8000, ram: true})
+			r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: c.rowBytes, rows: 8000,
+				ram: true})
 			rd := r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{}))
 			e := rd.(*async)
 			rng := rand.New(rand.NewPCG(5, 6))
-			s := r.setOf(rng, drawRows(rng, 8000, int(8000*c.density), "distinct"), int64(c.rowBytes), 0)
+			s := r.setOf(rng, drawRows(rng, 8000, int(8000*c.density), "distinct"),
+				int64(c.rowBytes), 0)
 			defer s.free(rd)
 			st := s.read(rd)
 			units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.window))
@@ -417,8 +443,9 @@ func TestCoalesceAuto(t *testing.T) {
 	}
 }
 
-// TestUnitFailures: a command that fails takes all rows of its unit with it and no other, each with its
-// number, index and the command's blocks; rows that cannot be read do not disturb their neighbours.
+// TestUnitFailures: a command that fails takes all rows of its unit with it and no other, each with
+// its number, index and the command's blocks; rows that cannot be read do not disturb their
+// neighbours.
 func TestUnitFailures(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	for round := range 24 {
@@ -433,14 +460,18 @@ func TestUnitFailures(t *testing.T) {
 			first := rng.Int64N(l.LBAsOn(0))
 			last := min(first+int64(rng.IntN(6)), l.LBAsOn(0)-1)
 			retried := rng.IntN(2) == 0
-			fault := fmt.Sprintf("error(op=read,lba=%d-%d,sct=2,sc=0x81,dnr=%d)", rigDataStart+first, rigDataStart+last, map[bool]int{true: 0, false: 1}[retried])
-			r := newRig(t, rigOptions{ssds: ssds, lba: lba, rowBytes: rowBytes, rows: rows, ram: true, sms: 2, faults: fault, proxy: func(c *proxy.Config) { c.MDTS = pick(1, 2, 5) }})
+			fault := fmt.Sprintf("error(op=read,lba=%d-%d,sct=2,sc=0x81,dnr=%d)",
+				rigDataStart+first, rigDataStart+last, map[bool]int{true: 0, false: 1}[retried])
+			r := newRig(t, rigOptions{ssds: ssds, lba: lba, rowBytes: rowBytes, rows: rows,
+				ram: true, sms: 2, faults: fault,
+				proxy: func(c *proxy.Config) { c.MDTS = pick(1, 2, 5) }})
 			stack := rng.IntN(4)
 			var rd Reader
 			if stack == 0 {
 				rd = r.sync(SyncOptions{Depth: 16, Retries: 1})
 			} else {
-				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: pick(1, 8, 64), Retries: 1, CoalesceBytes: pick(-1, 4096, 16384, 1<<20)}))
+				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: pick(1, 8, 64),
+					Retries: 1, CoalesceBytes: pick(-1, 4096, 16384, 1<<20)}))
 			}
 			e := rd.(*async)
 			ids := drawRows(rng, rows, pick(20, 100, 500), "random")
@@ -461,7 +492,8 @@ func TestUnitFailures(t *testing.T) {
 				if rng.IntN(2) == 0 {
 					binary.LittleEndian.PutUint32(posMem[4*i:], 1<<30)
 				} else {
-					s.ids[i] = []int64{-1, rows, 1 << 60, s.ids[i] ^ 1}[rng.IntN(4)] // the last: of the other SSD
+					// the last: of the other SSD
+					s.ids[i] = []int64{-1, rows, 1 << 60, s.ids[i] ^ 1}[rng.IntN(4)]
 					rowsMem[i] = s.ids[i]
 				}
 			}
@@ -509,13 +541,17 @@ func TestUnitFailures(t *testing.T) {
 				}
 				for _, f := range set.First {
 					numbers[f.Row]--
-					require.GreaterOrEqual(t, numbers[f.Row], 0, "row %d failed too often: %v", f.Row, err)
+					require.GreaterOrEqual(t, numbers[f.Row], 0, "row %d failed too often: %v",
+						f.Row, err)
 					var status *nvme.StatusError
 					if errors.As(f, &status) {
 						_, at, n, _ := l.Locate(f.Row)
-						lo, hi := int64(status.LBA)-rigDataStart, int64(status.LBA)-rigDataStart+int64(status.Blocks)
-						require.True(t, lo <= last && hi > first, "%v: blocks %d-%d, faults in %d-%d", f, lo, hi, first, last)
-						require.True(t, lo < int64(at)+int64(n) && hi > int64(at), "%v: not the row's", f)
+						lo, hi := int64(status.LBA)-rigDataStart, int64(status.LBA)-rigDataStart+
+							int64(status.Blocks)
+						require.True(t, lo <= last && hi > first,
+							"%v: blocks %d-%d, faults in %d-%d", f, lo, hi, first, last)
+						require.True(t, lo < int64(at)+int64(n) && hi > int64(at),
+							"%v: not the row's", f)
 					}
 				}
 			}
@@ -541,7 +577,9 @@ func TestCoalesceKernel(t *testing.T) {
 	for round := range 400 {
 		rng := rand.New(rand.NewPCG(11, uint64(round)))
 		ssds, per := 1+rng.IntN(4), 1+rng.IntN(4)
-		l, err := NewLayout(1+rng.Int64N([]int64{5, 300, 70_000, 1 << 40}[rng.IntN(4)]), []int{16, 100, 512, 1024, 4096, 4100, 12288}[rng.IntN(7)], ssds, []int{512, 4096}[rng.IntN(2)])
+		l, err := NewLayout(1+rng.Int64N([]int64{5, 300, 70_000, 1 << 40}[rng.IntN(4)]),
+			[]int{16, 100, 512, 1024, 4096, 4100, 12288}[rng.IntN(7)], ssds,
+			[]int{512, 4096}[rng.IntN(2)])
 		require.NoError(t, err)
 		used := 0
 		take := func(n int) cuda.DevicePtr {
@@ -557,8 +595,10 @@ func TestCoalesceKernel(t *testing.T) {
 		n := int(offs[ssds])
 		sets := take(setStateBytes)
 		set := at[setState](sets, 0)
-		*set = setState{Rows: take(n * 8), Pos: take(n * 4), Offsets: take((ssds + 1) * 8), DstLimit: 1 << 40, DstStride: 1 << 20,
-			Remaining: take(ssds * per * 4), Units: take(2 * ssds * 8), Runs: take((n + ssds) * 4), Layout: l, Rotate: rng.Uint32N(9)}
+		*set = setState{Rows: take(n * 8), Pos: take(n * 4), Offsets: take((ssds + 1) * 8),
+			DstLimit: 1 << 40, DstStride: 1 << 20,
+			Remaining: take(ssds * per * 4), Units: take(2 * ssds * 8), Runs: take((n + ssds) * 4),
+			Layout: l, Rotate: rng.Uint32N(9)}
 		copy(view[int64](set.Offsets, 0, int64(ssds+1)), offs)
 		rows, pos := view[int64](set.Rows, 0, int64(n)), view[uint32](set.Pos, 0, int64(n))
 		bad := make([]bool, n)
@@ -581,8 +621,10 @@ func TestCoalesceKernel(t *testing.T) {
 				}
 			}
 		}
-		p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8), IdxA: take(n * 4), IdxB: take(n * 4),
-			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(9)) * int(l.LBAsPerRow)), Passes: l.passes()}
+		p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8), IdxA: take(n * 4),
+			IdxB:         take(n * 4),
+			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(9)) * int(l.LBAsPerRow)),
+			Passes: l.passes()}
 		set.Order = []cuda.DevicePtr{p.IdxA, p.IdxB, take(n * 4)}[rng.IntN(3)]
 		require.Less(t, used, len(slab))
 		for b := range 2 {
@@ -599,7 +641,9 @@ func TestCoalesceKernel(t *testing.T) {
 				}
 				return cmp.Compare(slots[a], slots[b])
 			})
-			require.Equal(t, want, append([]uint32(nil), view[uint32](set.Order, offs[s], offs[s+1])...), "round %d SSD %d", round, s)
+			require.Equal(t, want,
+				append([]uint32(nil), view[uint32](set.Order, offs[s], offs[s+1])...),
+				"round %d SSD %d", round, s)
 			lba := func(i uint32) int64 {
 				_, at, _, _ := l.Locate(rows[i])
 				return int64(at)
@@ -617,7 +661,8 @@ func TestCoalesceKernel(t *testing.T) {
 			}
 			from, to := *at[int64](set.Units, 2*s), *at[int64](set.Units, 2*s+1)
 			require.Equal(t, offs[s]+int64(s), from)
-			require.Equal(t, heads, append([]uint32(nil), view[uint32](set.Runs, from, to)...), "round %d SSD %d", round, s)
+			require.Equal(t, heads, append([]uint32(nil), view[uint32](set.Runs, from, to)...),
+				"round %d SSD %d", round, s)
 			require.EqualValues(t, offs[s+1], *at[uint32](set.Runs, int(to)))
 			left := uint32(0)
 			for q := range per {
@@ -628,14 +673,15 @@ func TestCoalesceKernel(t *testing.T) {
 	}
 	set := at[setState](addr(slab), 0)
 	*set = setState{Layout: Layout{LBAsPerRow: 2}}
-	for want, p := range map[string]coalesceParams{"9 passes": {Passes: 9, Window: 2}, "window of 0": {}, "window of 3": {Window: 3}} {
+	for want, p := range map[string]coalesceParams{"9 passes": {Passes: 9, Window: 2},
+		"window of 0": {}, "window of 3": {Window: 3}} {
 		p.Sets = addr(slab)
 		require.ErrorContains(t, coalesceKernel(&cuda.Block{Blocks: 1, Threads: 32}, &p), want)
 	}
 }
 
-// TestCoalesceConcurrent has goroutines read sets of very different sizes at the same time, coalesced
-// and not, so that slots change form and their memory grows while others read.
+// TestCoalesceConcurrent has goroutines read sets of very different sizes at the same time,
+// coalesced and not, so that slots change form and their memory grows while others read.
 func TestCoalesceConcurrent(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: 512, rows: 4000, ram: true, sms: 2})
 	rd := r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 16}))
@@ -689,23 +735,28 @@ func TestUnitChaos(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		faults := chaosFaults(rng)
 		rowBytes := []int{512, 200, 4096, 20480, 9000}[round%5]
-		t.Run(fmt.Sprintf("seed=%d/%d row=%d %s", seed, round, rowBytes, faults), func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: rowBytes, rows: 300, ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3), faults: faults,
-				proxy: func(c *proxy.Config) { c.MDTS = 1 + rng.IntN(2)*rng.IntN(6) }})
-			var rd Reader
-			if rng.IntN(4) == 0 {
-				rd = r.sync(SyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5})
-			} else {
-				rd = r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5, CoalesceBytes: []int{4096, 1 << 20}[rng.IntN(2)]})
-			}
-			chaos(t, r, rd, seed)
-		})
+		t.Run(fmt.Sprintf("seed=%d/%d row=%d %s", seed, round, rowBytes, faults),
+			func(t *testing.T) {
+				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: rowBytes, rows: 300,
+					ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3), faults: faults,
+					proxy: func(c *proxy.Config) { c.MDTS = 1 + rng.IntN(2)*rng.IntN(6) }})
+				var rd Reader
+				if rng.IntN(4) == 0 {
+					rd = r.sync(SyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
+						Timeout: 50 * time.Millisecond, Retries: 5})
+				} else {
+					rd = r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
+						Timeout: 50 * time.Millisecond, Retries: 5,
+						CoalesceBytes: []int{4096, 1 << 20}[rng.IntN(2)]})
+				}
+				chaos(t, r, rd, seed)
+			})
 	}
 }
 
-// BenchmarkCoalesce compares rows with and without coalescing, on LBAs of 4096 bytes: rows of 128 floats and
-// rows that fill an LBA, on an SSD in memory, where a command costs next to nothing, and on one of 50,000
-// commands and 400 MB a second.
+// BenchmarkCoalesce compares rows with and without coalescing, on LBAs of 4096 bytes: rows of 128
+// floats and rows that fill an LBA, on an SSD in memory, where a command costs next to nothing, and
+// on one of 50,000 commands and 400 MB a second.
 func BenchmarkCoalesce(b *testing.B) {
 	const n = 4096
 	slow, err := ssdmodel.Load("slow")
@@ -714,11 +765,17 @@ func BenchmarkCoalesce(b *testing.B) {
 		for _, rowBytes := range []int{512, 4096} {
 			for _, density := range []float64{0.01, 0.05, 0.25, 0.9} {
 				for _, bytes := range []int{-1, 0} {
-					b.Run(fmt.Sprintf("ssd=%s/row=%d/density=%v/coalesce=%v", map[bool]string{true: "ram", false: "slow"}[model == nil], rowBytes, density, bytes == 0), func(b *testing.B) {
-						r := newRig(b, rigOptions{ssds: 1, lba: 4096, rowBytes: rowBytes, rows: int64(n / density), ram: true, proxy: func(c *proxy.Config) { c.Model = model }})
-						rd := r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: bytes}))
+					b.Run(fmt.Sprintf("ssd=%s/row=%d/density=%v/coalesce=%v",
+						map[bool]string{true: "ram", false: "slow"}[model == nil], rowBytes,
+						density, bytes == 0), func(b *testing.B) {
+						r := newRig(b, rigOptions{ssds: 1, lba: 4096, rowBytes: rowBytes,
+							rows: int64(n / density), ram: true,
+							proxy: func(c *proxy.Config) { c.Model = model }})
+						rd := r.reader(NewAsync(r.dev, r.ssds, r.layout,
+							AsyncOptions{CoalesceBytes: bytes}))
 						rng := rand.New(rand.NewPCG(1, 2))
-						s := r.setOf(rng, drawRows(rng, r.layout.Rows, n, "distinct"), int64(rowBytes), 0)
+						s := r.setOf(rng, drawRows(rng, r.layout.Rows, n, "distinct"),
+							int64(rowBytes), 0)
 						defer s.free(rd)
 						ctx := testCtx(b)
 						var st ReadStats
@@ -733,7 +790,8 @@ func BenchmarkCoalesce(b *testing.B) {
 						}
 						b.ReportMetric(float64(st.Commands)/float64(st.Rows), "cmds/row")
 						b.ReportMetric(float64(st.Bytes)/float64(st.Rows), "bytes/row")
-						b.ReportMetric(float64(st.Rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+						b.ReportMetric(float64(st.Rows)*float64(b.N)/b.Elapsed().Seconds(),
+							"rows/s")
 					})
 				}
 			}
@@ -757,7 +815,8 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 				return p
 			}
 			sets := take(setStateBytes)
-			*at[setState](sets, 0) = setState{Rows: take(n * 8), Pos: take(n * 4), Offsets: take(16), DstLimit: 1 << 40, DstStride: 512,
+			*at[setState](sets, 0) = setState{Rows: take(n * 8), Pos: take(n * 4),
+				Offsets: take(16), DstLimit: 1 << 40, DstStride: 512,
 				Remaining: take(4), Units: take(16), Runs: take((n + 1) * 4), Layout: l}
 			set := at[setState](sets, 0)
 			*at[int64](set.Offsets, 1) = int64(n)
@@ -765,10 +824,13 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 			for i := range n {
 				*at[int64](set.Rows, i) = rng.Int64N(l.Rows)
 			}
-			p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8), IdxA: take(n * 4), IdxB: take(n * 4), QueuesPerSSD: 1, Window: 32, Passes: l.passes()}
+			p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8),
+				IdxA: take(n * 4), IdxB: take(n * 4), QueuesPerSSD: 1, Window: 32,
+				Passes: l.passes()}
 			set.Order = p.IdxB
 			for b.Loop() {
-				if err := coalesceKernel(&cuda.Block{Blocks: 1, Threads: maxThreads}, p); err != nil {
+				if err := coalesceKernel(&cuda.Block{Blocks: 1, Threads: maxThreads},
+					p); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -777,7 +839,8 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 	}
 }
 
-// TestTooManyUnits: units have 32 bits, and a set that needs more is refused before anything is done.
+// TestTooManyUnits: units have 32 bits, and a set that needs more is refused before anything is
+// done.
 func TestTooManyUnits(t *testing.T) {
 	for _, c := range []struct {
 		rowBytes int
@@ -789,7 +852,8 @@ func TestTooManyUnits(t *testing.T) {
 		{512, 1 << 32, "at most 4294967295"},
 	} {
 		t.Run(c.want, func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: c.rowBytes, rows: 20, ram: true, proxy: func(c *proxy.Config) { c.MDTS = 1 }})
+			r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: c.rowBytes, rows: 20, ram: true,
+				proxy: func(c *proxy.Config) { c.MDTS = 1 }})
 			rd := r.async(AsyncOptions{Depth: 4, CoalesceBytes: 4096})
 			s := r.newSet(rand.New(rand.NewPCG(1, 1)), 10, int64(c.rowBytes), 0)
 			rs := *s.rs
@@ -812,7 +876,8 @@ func TestChooseUnits(t *testing.T) {
 	}{
 		{512, 4096, 128 * k, 0, 256, unitRule{1, 0, 32}},
 		{512, 512, 128 * k, 0, 256, unitRule{1, 0, 256}},
-		{512, 512, 128 * k, 0, 1024, unitRule{1, 0, 64}},     // less staging for each of more commands
+		// less staging for each of more commands
+		{512, 512, 128 * k, 0, 1024, unitRule{1, 0, 64}},
 		{512, 512, 128 * k, 0, 1 << 16, unitRule{1, 0, 1}},   // rows of one LBA still share
 		{512, 512, 8 * k, 1 << 20, 256, unitRule{1, 0, 16}},  // no more than a command moves
 		{512, 512, 128 * k, 1, 256, unitRule{1, 0, 1}},       // no less than a row

@@ -18,9 +18,9 @@ import (
 // of staged rows), rings the CQ doorbell once, gives the CIDs back and refills the queue from its
 // pending list. A command whose status allows it is issued again under its own CID.
 //
-// A completion is not data until its CID and generation matched and its status was good. A command past
-// its deadline, or a completion for none that is in flight, freezes its queue: no kernel touches
-// it again before the host has recovered it (recover.go), the CIDs and destinations of its
+// A completion is not data until its CID and generation matched and its status was good. A command
+// past its deadline, or a completion for none that is in flight, freezes its queue: no kernel
+// touches it again before the host has recovered it (recover.go), the CIDs and destinations of its
 // commands stay taken, and the block returns when only frozen queues are left.
 //
 // The first look at a queue also issues what waits there, such as what the host has left after a
@@ -121,7 +121,8 @@ func waits(p *completeParams, set *setState, lo, hi uint32) bool {
 				break
 			}
 		}
-		if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 && atomic.LoadUint32(&at[queueState](p.Queues, int(g)).Frozen) == frozenNo {
+		if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 &&
+			atomic.LoadUint32(&at[queueState](p.Queues, int(g)).Frozen) == frozenNo {
 			return true
 		}
 	}
@@ -134,11 +135,11 @@ const maxPark = 100 * time.Millisecond
 // sweep retires up to 32 contiguous new completions and returns their number.
 func (k kernelView) sweep(q *queueState, g uint32) int {
 	var now int64
-	var freed [warp]uint16
-	var done, retry uint32
+	var freed, again [warp]uint16
+	var done uint32
 	var doneSet *setState // completions mostly come in runs of one set
 	errors := uint64(0)
-	n, nfreed, foreign := 0, 0, 0
+	n, nfreed, nagain, foreign := 0, 0, 0, 0
 	for n < warp {
 		cqe := at[nvme.Completion](q.CQ, int(q.Head))
 		// The dword with the phase tag was written last, so the entry is whole when it is new.
@@ -171,15 +172,17 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			tries := state / cmdAttempt
 			if !status.DNR() && tries <= q.Retries {
 				atomic.StoreUint32(&cmd.State, state&^cmdState|cmdRetry)
-				atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
-				retry++
+				again[nagain] = uint16(cid)
+				nagain++
 				continue
 			}
 			kind := uint16(failStatus)
 			if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 				kind = failTimeout
 			}
-			set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: wireCID(cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
+			set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status),
+				QID: uint16(q.QID), CID: wireCID(cid, state), Tries: tries, LBA: cmd.LBA,
+				SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 		} else {
 			if cmd.Dst != 0 {
 				q.unstage(set, cid, cmd)
@@ -201,7 +204,11 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		return 0
 	}
 	nvme.StoreDoorbell((*uint32)(pointer(q.CQDoorbell)), q.Head)
-	// CIDs go back only now: a command that used one before this doorbell could find the CQ full.
+	// CIDs and retries go back only now: a command issued before this doorbell could find the CQ
+	// full.
+	for _, cid := range again[:nagain] {
+		atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
+	}
 	for i := 0; i < nfreed; {
 		w := freed[i] / 32
 		mask := uint32(0)
@@ -240,8 +247,10 @@ func (q *queueState) unstage(set *setState, cid uint32, cmd *command) {
 		for _, i := range view[uint32](set.Order, int64(lo), int64(hi)) {
 			slot, off, _ := set.rowAt(int64(i), q.SSD)
 			lba, offset := l.place(slot)
-			from := src + cuda.DevicePtr(lba-first)*cuda.DevicePtr(l.LBABytes) + cuda.DevicePtr(offset)
-			copy(unsafe.Slice(at[byte](set.Dst+cuda.DevicePtr(off), 0), n), unsafe.Slice(at[byte](from, 0), n))
+			from := src + cuda.DevicePtr(lba-first)*cuda.DevicePtr(l.LBABytes) +
+				cuda.DevicePtr(offset)
+			copy(unsafe.Slice(at[byte](set.Dst+cuda.DevicePtr(off), 0), n),
+				unsafe.Slice(at[byte](from, 0), n))
 		}
 		return
 	case set.PartBlocks != 0:
@@ -272,8 +281,8 @@ func (k kernelView) deadlines(queues cuda.DevicePtr, lo, hi uint32) time.Duratio
 	return time.Duration(max(wait, 1))
 }
 
-// due freezes a queue with a command past its deadline, or tells when its commands must be looked at
-// next. The caller holds Reap.
+// due freezes a queue with a command past its deadline, or tells when its commands must be looked
+// at next. The caller holds Reap.
 func (q *queueState) due(now int64) (next int64, froze bool) {
 	if atomic.LoadUint32(&q.Frozen) != frozenNo {
 		return math.MaxInt64, false

@@ -24,9 +24,24 @@ type CPUOptions struct {
 	Engine  string        // "io_uring" (default where there is one) or "pread"
 	Timeout time.Duration // deadline of one attempt, io_uring only (10 s)
 	Retries int           // attempts after the first; negative: none (3)
-	// CoalesceBytes is how much one read may get for rows on equal and adjacent LBAs. 0: up to 128 KiB,
-	// where it is expected to save reads; negative: a read for each row.
+	// CoalesceBytes is how much one read may get for rows on equal and adjacent LBAs. 0: up to 128
+	// KiB, where it is expected to save reads; negative: a read for each row.
 	CoalesceBytes int
+}
+
+// StackCPU reads with the CPU, past the page cache.
+const StackCPU = "cpu"
+
+func init() {
+	registerStack(&Stack{
+		Name: StackCPU, Summary: "the CPU reads and gathers", order: 3, Coalesces: true,
+		Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
+			return NewCPU(dev, ssds, l, CPUOptions{
+				Threads: o.Workers, Depth: o.Depth, Engine: o.Engine, Timeout: o.Timeout,
+				Retries: o.Retries, CoalesceBytes: o.CoalesceBytes,
+			})
+		},
+	})
 }
 
 // NewCPU makes the CPU-managed stack: threads read the backing files with O_DIRECT into their own
@@ -43,7 +58,8 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 	}
 	o.Retries = max(o.Retries, 0)
 	if o.Depth < 1 || o.Depth > maxDepth {
-		return nil, errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD", o.Depth, maxDepth)
+		return nil, errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD",
+			o.Depth, maxDepth)
 	}
 	if o.Threads < 0 || o.Threads > 1024 {
 		return nil, errs.New(errs.Usage, "%d threads: choose 1 to 1024", o.Threads)
@@ -55,12 +71,13 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 	default:
 		return nil, errs.New(errs.Usage, "I/O engine %q: choose io_uring or pread", o.Engine)
 	}
-	r, err := newHostReader("cpu", dev, ssds, l, true)
+	r, err := newHostReader(StackCPU, dev, ssds, l, true)
 	if err != nil {
 		return nil, err
 	}
 	r.share = o.CoalesceBytes
-	if r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes, o.Depth); err != nil {
+	if r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes,
+		o.Depth); err != nil {
 		return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
 	}
 	fail := func(err error) (Reader, error) {
@@ -119,7 +136,8 @@ const maxHostRead = 2 << 20
 func (r *hostReader) maxSpan() int {
 	n := 0
 	for _, f := range r.files {
-		n = max(n, max(int(r.layout.LBAsPerRow), int(r.units.window))*int(r.layout.LBABytes)+2*int(f.align))
+		n = max(n, max(int(r.layout.LBAsPerRow), int(r.units.window))*int(r.layout.LBABytes)+
+			2*int(f.align))
 	}
 	return (n + 4095) / 4096 * 4096
 }
@@ -166,7 +184,8 @@ func (w *preadWorker) read(p *hostPending, u *hostUnit) error {
 }
 
 func shortRead(f *backing, at int64, want, got int) error {
-	return &BackingError{SSD: f.ssd, Path: f.path, Offset: at, Bytes: want, Err: fmt.Errorf("%w: it gave %d bytes", ErrShort, got)}
+	return &BackingError{SSD: f.ssd, Path: f.path, Offset: at, Bytes: want,
+		Err: fmt.Errorf("%w: it gave %d bytes", ErrShort, got)}
 }
 
 // ringWorker keeps up to depth reads in flight on a ring of its own.
@@ -203,11 +222,13 @@ type ringSlot struct {
 }
 
 func newRingWorker(r *hostReader, depth int, o CPUOptions) (*ringWorker, error) {
-	ring, err := iouring.New(iouring.Options{Entries: min(depth, 4096), CQEntries: min(max(2*depth, min(depth, 4096)), 1<<16), CoopTaskrun: false})
+	ring, err := iouring.New(iouring.Options{Entries: min(depth, 4096),
+		CQEntries: min(max(2*depth, min(depth, 4096)), 1<<16), CoopTaskrun: false})
 	if err != nil {
 		return nil, err
 	}
-	w := &ringWorker{r: r, ring: ring, timeout: o.Timeout, retries: o.Retries, span: r.maxSpan(), slots: make([]ringSlot, depth)}
+	w := &ringWorker{r: r, ring: ring, timeout: o.Timeout, retries: o.Retries, span: r.maxSpan(),
+		slots: make([]ringSlot, depth)}
 	if w.buf, err = hostmem.Alloc(int64(depth*w.span), "gpuio cpu buffers"); err != nil {
 		return nil, errors.Join(err, ring.Close())
 	}
@@ -240,7 +261,8 @@ func (w *ringWorker) loop() {
 		if w.p != nil && !w.prepared { // look at its event now and then
 			limit = time.Millisecond
 		}
-		if err := w.ring.SubmitAndWait(&wait, atLeast, limit, batch); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
+		if err := w.ring.SubmitAndWait(&wait, atLeast, limit, batch); err != nil &&
+			!errors.Is(err, iouring.ErrNotEntered) {
 			w.giveUp(err)
 			return
 		}
@@ -339,7 +361,8 @@ func (w *ringWorker) start(id int) {
 		sqe = w.ring.SQE()
 	}
 	f := s.u.file
-	sqe.PrepRead(iouring.File{FD: f.fd}, unsafe.Pointer(&w.buf[id*w.span]), uint32(s.n), uint64(s.at))
+	sqe.PrepRead(iouring.File{FD: f.fd}, unsafe.Pointer(&w.buf[id*w.span]), uint32(s.n),
+		uint64(s.at))
 	sqe.Data = uint64(id)
 	s.tries++
 	s.began = time.Now()
@@ -407,7 +430,10 @@ func (w *ringWorker) housekeep() {
 		s := &w.slots[id]
 		if s.flying && s.p != nil && now.Sub(s.began) > w.timeout {
 			s.p.timeouts.Add(1)
-			w.fail(id, &TimeoutError{SSD: s.u.file.ssd, Op: "read of the backing for", LBA: nvme.LBA(s.at / int64(w.r.layout.LBABytes)), Blocks: uint32((s.n + int(w.r.layout.LBABytes) - 1) / int(w.r.layout.LBABytes)), After: w.timeout, Attempts: s.tries})
+			w.fail(id, &TimeoutError{SSD: s.u.file.ssd, Op: "read of the backing for",
+				LBA:    nvme.LBA(s.at / int64(w.r.layout.LBABytes)),
+				Blocks: uint32((s.n + int(w.r.layout.LBABytes) - 1) / int(w.r.layout.LBABytes)),
+				After:  w.timeout, Attempts: s.tries})
 		}
 	}
 }

@@ -23,12 +23,12 @@ import (
 	"helios/nvme"
 )
 
-// The differential test drives coalesce, submit and complete as step functions: complete with LimitNS 0
-// looks at its queues once. Queues, sets and a scripted controller live in one slab of memory. Each step runs
-// the Go kernel on the slab, keeps the result, puts the slab back, runs the other device's kernel on
-// the same bytes and compares everything: SQEs, doorbells, commands, bitmaps, PRP lists, counters,
-// fail records, rows, and what nobody should have touched. Only times differ: they are reduced to
-// what they mean, before the comparison and for the next step.
+// The differential test drives coalesce, submit and complete as step functions: complete with
+// LimitNS 0 looks at its queues once. Queues, sets and a scripted controller live in one slab of
+// memory. Each step runs the Go kernel on the slab, keeps the result, puts the slab back, runs the
+// other device's kernel on the same bytes and compares everything: SQEs, doorbells, commands,
+// bitmaps, PRP lists, counters, fail records, rows, and what nobody should have touched. Only times
+// differ: they are reduced to what they mean, before the comparison and for the next step.
 
 const (
 	diffFar  = int64(1) << 62 // a time that does not come
@@ -51,7 +51,8 @@ func stepOn(t testing.TB, dev cuda.Device) stepper {
 		require.NoError(t, err)
 	}
 	return func(kernel string, blocks, threads int, params unsafe.Pointer, size uintptr) error {
-		if err := s.LaunchRaw(kernels[kernel], cuda.LaunchConfig{Blocks: blocks, Threads: threads}, params, size); err != nil {
+		if err := s.LaunchRaw(kernels[kernel], cuda.LaunchConfig{Blocks: blocks, Threads: threads},
+			params, size); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -95,9 +96,12 @@ type diffWorld struct {
 
 type diffStats struct {
 	batches, steps, commands, retries, failed, foreign, timeouts, refills int64
-	stale, twice                                                          int64 // completions of an older attempt, and second ones
-	wraps, deep, shallow, lists, packed, staged, direct                   int64
-	split, shared, scattered, packedRuns                                  int64 // parts; rows that shared a command; commands for several rows in place; commands saved on packed rows
+	// completions of an older attempt, and second ones
+	stale, twice                                        int64
+	wraps, deep, shallow, lists, packed, staged, direct int64
+	// parts; rows that shared a command; commands for several rows in place; commands saved on
+	// packed rows
+	split, shared, scattered, packedRuns int64
 }
 
 type diffArea struct {
@@ -149,13 +153,16 @@ func (w *diffWorld) mem(s uint32, iova, n uint64) []byte {
 }
 
 // newDiffWorld lays out a random configuration; false when it does not fit the slab.
-func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut stepper, stats *diffStats) (*diffWorld, bool) {
+func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut stepper,
+	stats *diffStats) (*diffWorld, bool) {
 	rng := rand.New(rand.NewPCG(seed, uint64(round)))
-	w := &diffWorld{t: t, rng: rng, slab: slab, ref: ref, dut: dut, stats: stats, chaos: rng.IntN(3) > 0, page: 4096}
+	w := &diffWorld{t: t, rng: rng, slab: slab, ref: ref, dut: dut, stats: stats,
+		chaos: rng.IntN(3) > 0, page: 4096}
 	w.ssds, w.perSSD = 1+rng.IntN(3), 1+rng.IntN(3)
 	lba := []int{512, 4096}[rng.IntN(2)]
 	// Each depth and each size in turn, so that all are there.
-	rowBytes := []int{16, 52, 128, 512, 512, 600, 1024, 4096, 4096, 8192, 12288, 20480, 24, 7}[round%14]
+	rowBytes := []int{16, 52, 128, 512, 512, 600, 1024, 4096, 4096, 8192, 12288, 20480, 24,
+		7}[round%14]
 	commands := []int{1, 1023, 2, 3, 7, 31, 32, 33, 64, 100, 257}[round%11]
 	if commands > 200 {
 		w.ssds, w.perSSD = 1, 1+rng.IntN(2)
@@ -198,7 +205,8 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		w.offset = int64(rng.IntN(2) * 4096)
 	}
 	w.dstRows = 8 + rng.IntN(min(3*commands+40, int(1<<20/w.stride)))
-	w.name = fmt.Sprintf("seed %d round %d: %d SSDs × %d queues of %d commands, LBAs of %d, rows of %d, direct %v, parts of %d, windows of %d",
+	w.name = fmt.Sprintf(
+		"seed %d round %d: %d SSDs × %d queues of %d commands, LBAs of %d, rows of %d, direct %v, parts of %d, windows of %d",
 		seed, round, w.ssds, w.perSSD, commands, lba, rowBytes, w.direct, w.partBlocks, w.window)
 	clear(slab)
 	nq := w.ssds * w.perSSD
@@ -223,16 +231,20 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		}
 		sq, cq := part("SQ", (n+1)*64, 4096), part("CQ", (n+1)*16, 4096)
 		bells, cmds := part("doorbells", 128, 64), part("commands", n*64, 64)
-		lists, hist := part("PRP lists", n*lb, 4096), part("histogram", int(unsafe.Sizeof(Histogram{})), 64)
+		lists, hist := part("PRP lists", n*lb, 4096),
+			part("histogram", int(unsafe.Sizeof(Histogram{})), 64)
 		stage := part("staging", n*sb, 4096)
 		if stage == 0 {
 			return nil, false
 		}
 		q := w.q(g)
 		*q = queueState{SQ: sq, CQ: cq, SQDoorbell: bells, CQDoorbell: bells + 64, Commands: cmds,
-			Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage), Hist: hist,
-			TimeoutNS: int64(time.Hour), DataStart: uint64(rng.IntN(100)), QID: uint32(1 + g%w.perSSD), NSID: 1, SSD: s,
-			Entries: uint32(n + 1), NumCommands: uint32(n), ListBytes: uint32(lb), StageBytes: uint32(sb), PageBytes: uint32(w.page),
+			Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage),
+			Hist:      hist,
+			TimeoutNS: int64(time.Hour), DataStart: uint64(rng.IntN(100)),
+			QID: uint32(1 + g%w.perSSD), NSID: 1, SSD: s,
+			Entries: uint32(n + 1), NumCommands: uint32(n), ListBytes: uint32(lb),
+			StageBytes: uint32(sb), PageBytes: uint32(w.page),
 			Retries: uint32(rng.IntN(4)), ReadBytes: uint32(w.read), Blocks: blocks, Phase: 1}
 		for cid := range n {
 			q.Free[cid/32] |= 1 << (cid & 31)
@@ -254,13 +266,15 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		w.take(fmt.Sprintf("marks %d", i), w.dstRows*4, 64)
 		w.take(fmt.Sprintf("rows %d", i), w.dstRows*8, 64)
 		w.take(fmt.Sprintf("positions %d", i), w.dstRows*4, 64)
-		dst := w.take(fmt.Sprintf("destination %d", i), int(w.offset)+w.dstRows*int(w.stride)+rowBytes, 4096)
+		dst := w.take(fmt.Sprintf("destination %d", i), int(w.offset)+w.dstRows*int(w.stride)+
+			rowBytes, 4096)
 		if dst == 0 {
 			return nil, false
 		}
 	}
 	w.used = min((w.used+4095)&^4095, len(slab))
-	for n, is := range map[*int64]bool{&stats.deep: commands > 1000, &stats.shallow: commands == 1, &stats.lists: w.read > 2*w.page,
+	for n, is := range map[*int64]bool{&stats.deep: commands > 1000, &stats.shallow: commands == 1,
+		&stats.lists:  w.read > 2*w.page,
 		&stats.packed: w.layout.RowsPerLBA > 1, &stats.staged: !w.direct, &stats.direct: w.direct} {
 		if is {
 			*n++
@@ -283,11 +297,13 @@ func (w *diffWorld) area(prefix string) cuda.DevicePtr {
 func (w *diffWorld) submit() {
 	rng := w.rng
 	place := 0
-	for slices.ContainsFunc(w.flying, func(s *diffSet) bool { return s.dst == w.area(fmt.Sprintf("destination %d", place)) }) {
+	for slices.ContainsFunc(w.flying,
+		func(s *diffSet) bool { return s.dst == w.area(fmt.Sprintf("destination %d", place)) }) {
 		place++
 	}
 	d := &diffSet{dst: w.area(fmt.Sprintf("destination %d", place)), bad: map[int]uint16{}}
-	for d.slot = uint32(rng.IntN(maxSets)); slices.ContainsFunc(w.flying, func(s *diffSet) bool { return s.slot == d.slot }); {
+	for d.slot = uint32(rng.IntN(maxSets)); slices.ContainsFunc(w.flying,
+		func(s *diffSet) bool { return s.slot == d.slot }); {
 		d.slot = uint32(rng.IntN(maxSets))
 	}
 	n := 1 + rng.IntN(w.dstRows)
@@ -326,15 +342,18 @@ func (w *diffWorld) submit() {
 	copy(unsafe.Slice(at[int64](arrays, 0), w.ssds+1), offs)
 	nq := w.ssds * w.perSSD
 	shape := shapeOf(w.ssds, nq)
-	iovas, units, rem := arrays+cuda.DevicePtr(shape.iovas), arrays+cuda.DevicePtr(shape.units), arrays+cuda.DevicePtr(shape.remaining)
+	iovas, units, rem := arrays+cuda.DevicePtr(shape.iovas), arrays+cuda.DevicePtr(shape.units),
+		arrays+cuda.DevicePtr(shape.remaining)
 	rotate := rng.Uint32N(10)
 	for s := range w.ssds {
 		*at[uint64](iovas, s) = w.iova(uint32(s), d.dst) + uint64(w.offset)
 	}
 	set := w.set(d.slot)
 	*set = setState{Rows: rows, Pos: pos, Offsets: arrays, Dst: d.dst + cuda.DevicePtr(w.offset),
-		DstLimit: int64(w.dstRows)*w.stride + int64(w.layout.RowBytes), DstStride: w.stride, DstIOVA: iovas, Remaining: rem,
-		Taken: arrays + cuda.DevicePtr(shape.taken), Layout: w.layout, Rotate: rotate, Units: units, Parts: w.parts, PartBlocks: w.partBlocks}
+		DstLimit: int64(w.dstRows)*w.stride + int64(w.layout.RowBytes), DstStride: w.stride,
+		DstIOVA: iovas, Remaining: rem,
+		Taken: arrays + cuda.DevicePtr(shape.taken), Layout: w.layout, Rotate: rotate, Units: units,
+		Parts: w.parts, PartBlocks: w.partBlocks}
 	if w.direct {
 		set.Direct = 1
 	}
@@ -346,7 +365,8 @@ func (w *diffWorld) submit() {
 		w.coalesce(d, place, rotate)
 	} else {
 		for s := range w.ssds {
-			*at[int64](units, 2*s), *at[int64](units, 2*s+1) = offs[s]*int64(w.parts), offs[s+1]*int64(w.parts)
+			*at[int64](units, 2*s), *at[int64](units, 2*s+1) = offs[s]*int64(w.parts),
+				offs[s+1]*int64(w.parts)
 		}
 		for g := range nq {
 			_, lo, hi := shareOf(set, uint32(g/w.perSSD), uint32(g%w.perSSD), uint32(w.perSSD))
@@ -354,7 +374,8 @@ func (w *diffWorld) submit() {
 		}
 	}
 	w.flying = append(w.flying, d)
-	p := submitParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq), QueuesPerSSD: uint32(w.perSSD), Set: d.slot}
+	p := submitParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq),
+		QueuesPerSSD: uint32(w.perSSD), Set: d.slot}
 	w.step("submit", 1+rng.IntN(nq+2), warp, unsafe.Pointer(&p), unsafe.Sizeof(p))
 	w.stats.batches++
 }
@@ -362,13 +383,17 @@ func (w *diffWorld) submit() {
 // coalesce launches the kernel of that name for a set, as shapeSet and launchCoalesce.
 func (w *diffWorld) coalesce(d *diffSet, place int, rotate uint32) {
 	set := w.set(d.slot)
-	set.Order, set.Runs = w.area(fmt.Sprintf("order %d", place)), w.area(fmt.Sprintf("runs %d", place))
-	p := coalesceParams{Sets: w.sets, KeysA: w.area("keys A"), KeysB: w.area("keys B"), IdxA: w.area("indices"), IdxB: set.Order,
-		Set: d.slot, QueuesPerSSD: uint32(w.perSSD), Window: w.window, Passes: w.layout.passes() + w.rng.Uint32N(3)}
+	set.Order, set.Runs = w.area(fmt.Sprintf("order %d", place)),
+		w.area(fmt.Sprintf("runs %d", place))
+	p := coalesceParams{Sets: w.sets, KeysA: w.area("keys A"), KeysB: w.area("keys B"),
+		IdxA: w.area("indices"), IdxB: set.Order,
+		Set: d.slot, QueuesPerSSD: uint32(w.perSSD), Window: w.window, Passes: w.layout.passes() +
+			w.rng.Uint32N(3)}
 	if w.rng.IntN(4) > 0 && p.Passes%2 == 0 { // else the order is copied there at the end
 		p.IdxA, p.IdxB = p.IdxB, p.IdxA
 	}
-	w.step("coalesce", 1+w.rng.IntN(w.ssds+1), warp*(1+w.rng.IntN(8)), unsafe.Pointer(&p), unsafe.Sizeof(p))
+	w.step("coalesce", 1+w.rng.IntN(w.ssds+1), warp*(1+w.rng.IntN(8)), unsafe.Pointer(&p),
+		unsafe.Sizeof(p))
 	d.runs = set.Order != 0
 }
 
@@ -380,7 +405,8 @@ func (w *diffWorld) complete() {
 	} else if w.set(slot).Remaining == 0 {
 		return
 	}
-	p := completeParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq), Set: slot}
+	p := completeParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq),
+		Set: slot}
 	// Whether a block that is done looks for late commands depends on what the others have done so
 	// far. So where there may be any, one block looks at all queues.
 	blocks := 1 + w.rng.IntN(nq+2)
@@ -444,8 +470,8 @@ func (w *diffWorld) reduce(blocks int) {
 			if s.NumFails > maxFails {
 				clear(s.Fails[:])
 			}
-			// The first part of a row that fails describes it, and its parts have several queues. A row
-			// that no part can read fails in the same way from all of them.
+			// The first part of a row that fails describes it, and its parts have several queues. A
+			// row that no part can read fails in the same way from all of them.
 			for i := range s.Fails {
 				f := &s.Fails[i]
 				switch {
@@ -457,7 +483,8 @@ func (w *diffWorld) reduce(blocks int) {
 				}
 			}
 			slices.SortFunc(s.Fails[:min(s.NumFails, maxFails)], func(a, b failRecord) int {
-				return bytes.Compare(unsafe.Slice((*byte)(unsafe.Pointer(&a)), unsafe.Sizeof(a)), unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)))
+				return bytes.Compare(unsafe.Slice((*byte)(unsafe.Pointer(&a)), unsafe.Sizeof(a)),
+					unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)))
 			})
 		}
 	}
@@ -472,7 +499,9 @@ func (w *diffWorld) explain(kernel string, blocks int) {
 			if w.want[i] != w.slab[i] {
 				if n++; n == 1 {
 					at := i &^ 7
-					out = append(out, fmt.Sprintf("%s +%d (entry of 64: %d+%d): want %x, got %x", a.name, at-a.lo, (at-a.lo)/64, (at-a.lo)%64, w.want[at:at+8], w.slab[at:at+8]))
+					out = append(out, fmt.Sprintf("%s +%d (entry of 64: %d+%d): want %x, got %x",
+						a.name, at-a.lo, (at-a.lo)/64, (at-a.lo)%64, w.want[at:at+8],
+						w.slab[at:at+8]))
 				}
 			}
 		}
@@ -480,7 +509,8 @@ func (w *diffWorld) explain(kernel string, blocks int) {
 			out[len(out)-1] += fmt.Sprintf(" (%d bytes differ)", n)
 		}
 	}
-	require.FailNow(w.t, "the kernels differ", "%s, batch %d: %s with %d blocks\n%s", w.name, w.stats.batches, kernel, blocks, joinLines(out))
+	require.FailNow(w.t, "the kernels differ", "%s, batch %d: %s with %d blocks\n%s", w.name,
+		w.stats.batches, kernel, blocks, joinLines(out))
 }
 
 func joinLines(s []string) string {
@@ -513,15 +543,18 @@ func (w *diffWorld) fetch(g int) {
 		require.EqualValues(w.t, nvme.OpRead, sqe.Opcode, w.name)
 		w.checkBlocks(q, &sqe)
 		cid := sqe.CID & cidMask
-		if w.window != 0 && sqe.CDW12 >= uint32(w.layout.LBAsPerRow) && at[command](q.Commands, int(cid)).Dst == 0 {
+		if w.window != 0 && sqe.CDW12 >= uint32(w.layout.LBAsPerRow) &&
+			at[command](q.Commands, int(cid)).Dst == 0 {
 			w.stats.scattered++
 		}
 		require.Less(w.t, uint32(cid), q.NumCommands, w.name)
-		if slices.ContainsFunc(c.out, func(o diffCommand) bool { return o.sqe.CID&cidMask == cid }) {
+		if slices.ContainsFunc(c.out,
+			func(o diffCommand) bool { return o.sqe.CID&cidMask == cid }) {
 			require.FailNow(w.t, "CID in use twice", w.name)
 		}
 		if old, ok := c.last[cid]; ok {
-			require.EqualValues(w.t, wireCID(uint32(cid), issued(uint32(old))), sqe.CID, "%s: the generation after %04Xh", w.name, old)
+			require.EqualValues(w.t, wireCID(uint32(cid), issued(uint32(old))), sqe.CID,
+				"%s: the generation after %04Xh", w.name, old)
 		}
 		c.last[cid] = sqe.CID
 		c.out = append(c.out, diffCommand{sqe: sqe, lost: w.chaos && w.rng.IntN(600) == 0})
@@ -535,7 +568,8 @@ func (w *diffWorld) fetch(g int) {
 
 // checkBlocks tells whether a command reads what one may.
 func (w *diffWorld) checkBlocks(q *queueState, sqe *nvme.Command) {
-	lba, n, per := (uint64(sqe.CDW10)|uint64(sqe.CDW11)<<32)-q.DataStart, uint64(sqe.CDW12)+1, uint64(w.layout.LBAsPerRow)
+	lba, n, per := (uint64(sqe.CDW10)|uint64(sqe.CDW11)<<32)-q.DataStart, uint64(sqe.CDW12)+1,
+		uint64(w.layout.LBAsPerRow)
 	ok := n == per && lba%per == 0
 	switch {
 	case w.partBlocks != 0:
@@ -591,9 +625,10 @@ func (w *diffWorld) serve(g int) {
 				cid = uint32(o.sqe.CID-cmdNextGen) & 0xffff
 				w.stats.stale++
 			}
-			// Of a command that waits for its retry, of an older attempt, or of none. (Whoever completes
-			// a command in flight that it has not read cannot be found out.)
-			if !slices.ContainsFunc(c.out, func(o diffCommand) bool { return uint32(o.sqe.CID) == cid }) {
+			// Of a command that waits for its retry, of an older attempt, or of none. (Whoever
+			// completes a command in flight that it has not read cannot be found out.)
+			if !slices.ContainsFunc(c.out,
+				func(o diffCommand) bool { return uint32(o.sqe.CID) == cid }) {
 				w.post(g, cid, 0)
 			}
 		}
@@ -680,7 +715,9 @@ func (w *diffWorld) revive(g int) {
 		tries := cmd.State / cmdAttempt
 		if tries > q.Retries {
 			set := w.set(uint32(cmd.Set))
-			set.failUnit(cmd.Index, failRecord{Kind: failTimeout, QID: uint16(q.QID), CID: wireCID(cid, cmd.State), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
+			set.failUnit(cmd.Index, failRecord{Kind: failTimeout, QID: uint16(q.QID),
+				CID: wireCID(cid, cmd.State), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
+				Blocks: uint32(cmd.NLB) + 1})
 			cmd.State = cmd.State&cmdGen | cmdFree
 			q.Retry[cid/32] &^= 1 << (cid & 31)
 			q.Free[cid/32] |= 1 << (cid & 31)
@@ -750,7 +787,8 @@ func (w *diffWorld) finish(d *diffSet, s *setState) {
 			continue
 		}
 		ssd, lba, _, off := w.layout.Locate(id)
-		diffContent(uint32(ssd), (w.q(ssd*w.perSSD).DataStart+uint64(lba))*uint64(w.layout.LBABytes)+uint64(off), row)
+		diffContent(uint32(ssd),
+			(w.q(ssd*w.perSSD).DataStart+uint64(lba))*uint64(w.layout.LBABytes)+uint64(off), row)
 		got := unsafe.Slice(at[byte](s.Dst+cuda.DevicePtr(int64(d.pos[i])*w.stride), 0), len(row))
 		if !bytes.Equal(row, got) {
 			require.FailNow(w.t, "wrong row", "%s: row %d at position %d", w.name, id, d.pos[i])
@@ -859,19 +897,21 @@ func runDiff(t *testing.T, host, other cuda.Device, batches int) {
 	t.Logf("seed %d: %+v in %v", seed, st, time.Since(begun).Round(time.Millisecond))
 	require.Positive(t, st.commands)
 	if batches >= 500 {
-		for _, n := range []int64{st.retries, st.failed, st.foreign, st.timeouts, st.refills, st.wraps, st.deep, st.shallow, st.lists, st.packed, st.staged, st.direct} {
+		for _, n := range []int64{st.retries, st.failed, st.foreign, st.timeouts, st.refills,
+			st.wraps, st.deep, st.shallow, st.lists, st.packed, st.staged, st.direct} {
 			require.Positive(t, n, "%+v: the script is too tame", st)
 		}
 	}
 	if batches >= 3000 {
-		for _, n := range []int64{st.split, st.shared, st.scattered, st.packedRuns, st.stale, st.twice} {
+		for _, n := range []int64{st.split, st.shared, st.scattered, st.packedRuns, st.stale,
+			st.twice} {
 			require.Positive(t, n, "%+v: the script is too tame", st)
 		}
 	}
 }
 
-// runCoalesceDiff runs kernel coalesce on both devices over random buckets of up to n rows, far larger
-// than those of runDiff and with slots of any width, and compares all memory.
+// runCoalesceDiff runs kernel coalesce on both devices over random buckets of up to n rows, far
+// larger than those of runDiff and with slots of any width, and compares all memory.
 func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 	seed := envNumber(t, "DIFF_SEED", uint64(time.Now().UnixNano()))
 	slab, err := hostmem.Alloc(int64(48*n+1<<16), "coalesce differential")
@@ -888,8 +928,10 @@ func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		ssds, per := 1+rng.IntN(4), 1+rng.IntN(40)
-		all := []int64{3, 400, 70_000, 20_000_000, 1 << 34, 1 << 57}[round%6] // slots take 1 to 8 passes
-		l, err := NewLayout(1+rng.Int64N(all), []int{16, 100, 512, 1024, 4096, 4100, 12288}[round%7], ssds, []int{512, 4096}[rng.IntN(2)])
+		// slots take 1 to 8 passes
+		all := []int64{3, 400, 70_000, 20_000_000, 1 << 34, 1 << 57}[round%6]
+		l, err := NewLayout(1+rng.Int64N(all), []int{16, 100, 512, 1024, 4096, 4100,
+			12288}[round%7], ssds, []int{512, 4096}[rng.IntN(2)])
 		require.NoError(t, err)
 		name := fmt.Sprintf("seed %d round %d: %+v", seed, round, l)
 		w := diffWorld{t: t, name: name, slab: slab, stats: &diffStats{}}
@@ -904,8 +946,10 @@ func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 		m := int(offs[ssds])
 		sets := w.take("set", setStateBytes, 64)
 		set := at[setState](sets, 0)
-		*set = setState{Rows: w.take("rows", m*8, 64), Pos: w.take("positions", m*4, 64), Offsets: w.take("offsets", (ssds+1)*8, 64), DstLimit: 1 << 40, DstStride: 1 << 20,
-			Remaining: w.take("remaining", ssds*per*4, 64), Units: w.take("units", 2*ssds*8, 64), Runs: w.take("runs", (m+ssds)*4, 64), Layout: l, Rotate: rng.Uint32N(9)}
+		*set = setState{Rows: w.take("rows", m*8, 64), Pos: w.take("positions", m*4, 64),
+			Offsets: w.take("offsets", (ssds+1)*8, 64), DstLimit: 1 << 40, DstStride: 1 << 20,
+			Remaining: w.take("remaining", ssds*per*4, 64), Units: w.take("units", 2*ssds*8, 64),
+			Runs: w.take("runs", (m+ssds)*4, 64), Layout: l, Rotate: rng.Uint32N(9)}
 		copy(view[int64](set.Offsets, 0, int64(ssds+1)), offs)
 		ids, pos := view[int64](set.Rows, 0, int64(m)), view[uint32](set.Pos, 0, int64(m))
 		bad := rng.IntN(3) * rng.IntN(200)
@@ -916,7 +960,8 @@ func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 			}
 			first := rng.Int64N(max(l.RowsOn(s)-area, 0) + 1)
 			for i := offs[s]; i < offs[s+1]; i++ {
-				ids[i], pos[i] = (first+rng.Int64N(max(area, 1)))*int64(ssds)+int64(s), rng.Uint32N(1<<20-1)
+				ids[i], pos[i] = (first+rng.Int64N(max(area, 1)))*int64(ssds)+int64(s),
+					rng.Uint32N(1<<20-1)
 				switch {
 				case bad > 0 && rng.IntN(bad) == 0:
 					ids[i] = []int64{-1, l.Rows, ids[i] - 1<<60, ids[i] + 1}[rng.IntN(4)]
@@ -927,16 +972,21 @@ func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 				}
 			}
 		}
-		p := coalesceParams{Sets: sets, KeysA: w.take("keys A", m*8, 64), KeysB: w.take("keys B", m*8, 64), IdxA: w.take("indices A", m*4, 64), IdxB: w.take("indices B", m*4, 64),
-			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(64)) * int(l.LBAsPerRow)), Passes: l.passes()}
+		p := coalesceParams{Sets: sets, KeysA: w.take("keys A", m*8, 64),
+			KeysB: w.take("keys B", m*8, 64), IdxA: w.take("indices A", m*4, 64),
+			IdxB:         w.take("indices B", m*4, 64),
+			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(64)) * int(l.LBAsPerRow)),
+			Passes: l.passes()}
 		set.Order = []cuda.DevicePtr{p.IdxA, p.IdxB, w.take("order", m*4, 64)}[rng.IntN(3)]
 		require.NotZero(t, set.Order)
 		blocks, threads := 1+rng.IntN(ssds+1), warp*[]int{1, 2, 3, 7, 16, 32, 32}[rng.IntN(7)]
 		copy(pre, slab)
-		require.NoError(t, ref("coalesce", blocks, threads, unsafe.Pointer(&p), unsafe.Sizeof(p)), name)
+		require.NoError(t, ref("coalesce", blocks, threads, unsafe.Pointer(&p), unsafe.Sizeof(p)),
+			name)
 		copy(want, slab)
 		copy(slab, pre)
-		require.NoError(t, dut("coalesce", blocks, threads, unsafe.Pointer(&p), unsafe.Sizeof(p)), name)
+		require.NoError(t, dut("coalesce", blocks, threads, unsafe.Pointer(&p), unsafe.Sizeof(p)),
+			name)
 		if !bytes.Equal(want, slab) {
 			w.want = want
 			w.explain("coalesce", blocks)
@@ -946,7 +996,8 @@ func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 			runs += *at[int64](set.Units, 2*s+1) - *at[int64](set.Units, 2*s)
 		}
 	}
-	t.Logf("seed %d: %d sets of %d rows, %d of them invalid, in %d runs", seed, rounds, rows, invalid, runs)
+	t.Logf("seed %d: %d sets of %d rows, %d of them invalid, in %d runs", seed, rounds, rows,
+		invalid, runs)
 	require.Positive(t, runs)
 	require.Less(t, runs, rows)
 }

@@ -14,15 +14,16 @@ import (
 // its memory in another buffer, when it is the longest unused of too many, and at Close; never
 // while a set that writes to it is in flight.
 //
-// On rung p2p destinations are device memory, which is mapped for the CPU first. One that cannot be, as when
-// there is no room left behind the device's BAR, gets its rows by a copy, and so does one in CPU memory: its data would be on
-// the other side of PCIe than the CQ.
+// On rung p2p destinations are device memory, which is mapped for the CPU first. One that cannot
+// be, as when there is no room left behind the device's BAR, gets its rows by a copy, and so does
+// one in CPU memory: its data would be on the other side of PCIe than the CQ.
 type dmaCache struct {
 	ssds []*SSD
 	side *side
 	m    map[cuda.Buffer]*dmaMapping
 	tick uint64
-	// Of device memory that could not be mapped: since when it has been so large, and why not, the first time.
+	// Of device memory that could not be mapped: since when it has been so large, and why not, the
+	// first time.
 	refused map[cuda.Buffer]int64
 	why     error
 }
@@ -48,8 +49,8 @@ func (c *dmaCache) init(ssds []*SSD, s *side) {
 	c.refused = map[cuda.Buffer]int64{}
 }
 
-// acquire returns the mapping of a buffer with its first need bytes in reach of the SSDs, or nil when
-// they cannot reach it. Buffers are sized for the worst case; what no set uses is not pinned.
+// acquire returns the mapping of a buffer with its first need bytes in reach of the SSDs, or nil
+// when they cannot reach it. Buffers are sized for the worst case; what no set uses is not pinned.
 func (c *dmaCache) acquire(b cuda.Buffer, need int64) (*dmaMapping, error) {
 	if c.side.peer != nil {
 		return c.acquirePeer(b, need)
@@ -62,7 +63,8 @@ func (c *dmaCache) acquire(b cuda.Buffer, need int64) (*dmaMapping, error) {
 		for s, iova := range m.iovas {
 			if err := c.ssds[s].Ctrl.ExtendWindow(iova, need); err != nil {
 				c.release(m)
-				return nil, fmt.Errorf("nvme %s: map %s for DMA: %w", c.ssds[s].name(), b.Purpose(), err)
+				return nil, fmt.Errorf("nvme %s: map %s for DMA: %w", c.ssds[s].name(),
+					b.Purpose(), err)
 			}
 		}
 		m.reach = need
@@ -92,7 +94,8 @@ func (c *dmaCache) find(b cuda.Buffer) (*dmaMapping, error) {
 	for _, s := range c.ssds {
 		iova, err := s.Ctrl.MapWindow(mem)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("nvme %s: map %s for DMA: %w", s.name(), b.Purpose(), err), c.unmap(m))
+			return nil, errors.Join(fmt.Errorf("nvme %s: map %s for DMA: %w", s.name(), b.Purpose(),
+				err), c.unmap(m))
 		}
 		m.iovas = append(m.iovas, iova)
 	}
@@ -105,7 +108,8 @@ func (c *dmaCache) acquirePeer(b cuda.Buffer, need int64) (*dmaMapping, error) {
 	c.tick++
 	backed := backedBytes(b)
 	m := c.m[b]
-	if b.Kind() != cuda.MemDevice || uint64(b.Ptr())%4096 != 0 || need > backed || (m == nil || need > m.reach) && c.refused[b] >= backed {
+	if b.Kind() != cuda.MemDevice || uint64(b.Ptr())%4096 != 0 || need > backed ||
+		(m == nil || need > m.reach) && c.refused[b] >= backed {
 		return nil, nil
 	}
 	if m == nil {
@@ -149,7 +153,8 @@ func backedBytes(b cuda.Buffer) int64 {
 	return b.Size()
 }
 
-// mapPeer maps device memory for the CPU and for the SSDs. On an error, what has been mapped is m's.
+// mapPeer maps device memory for the CPU and for the SSDs. On an error, what has been mapped is
+// m's.
 func (c *dmaCache) mapPeer(m *dmaMapping, backed int64) error {
 	var err error
 	if m.peer, err = c.side.peer.MapPeer(m.buf, c.side.method); err != nil {
@@ -161,7 +166,8 @@ func (c *dmaCache) mapPeer(m *dmaMapping, backed int64) error {
 	}
 	mem = mem[:m.size]
 	if backed < m.size {
-		// IOVAs of all of it, so that places follow from one address, and memory behind these as it comes.
+		// IOVAs of all of it, so that places follow from one address, and memory behind these as it
+		// comes.
 		var ok bool
 		if m.grows, ok = m.peer.(cuda.PeerGrower); !ok {
 			return errs.New(errs.Capability, "its mapping cannot grow")
@@ -215,7 +221,8 @@ func (c *dmaCache) evict(fresh *dmaMapping) error {
 		}
 		// Two owners of one range: the older buffer was freed. (Or one was registered over
 		// the other; then dropping the idle one is harmless.)
-		overlaps := m.base < fresh.base+cuda.DevicePtr(fresh.size) && fresh.base < m.base+cuda.DevicePtr(m.size)
+		overlaps := m.base < fresh.base+cuda.DevicePtr(fresh.size) && fresh.base < m.base+
+			cuda.DevicePtr(m.size)
 		if overlaps || m.peer == nil && m.buf.Bytes() == nil {
 			err = errors.Join(err, c.drop(m))
 			continue
@@ -241,7 +248,8 @@ func (c *dmaCache) unmap(m *dmaMapping) error {
 		err = errors.Join(err, c.ssds[s].Ctrl.UnmapDMA(iova, m.size))
 	}
 	m.iovas = nil
-	if m.peer != nil && err == nil { // else an SSD may still write there: its device keeps mapped memory
+	// else an SSD may still write there: its device keeps mapped memory
+	if m.peer != nil && err == nil {
 		err = m.peer.Close()
 		m.peer, m.grows = nil, nil
 	}
@@ -255,7 +263,9 @@ func (c *dmaCache) forget(b cuda.Buffer) error {
 		return nil
 	}
 	if m.refs > 0 {
-		return errs.New(errs.Failed, "gpuio: buffer %s is the destination of %d sets in flight; wait for them first", b.Purpose(), m.refs)
+		return errs.New(errs.Failed,
+			"gpuio: buffer %s is the destination of %d sets in flight; wait for them first",
+			b.Purpose(), m.refs)
 	}
 	return c.drop(m)
 }

@@ -23,7 +23,8 @@ import (
 )
 
 // runSets submits sets sets of n rows at once and returns their errors.
-func runSets(r *rig, rd Reader, seed uint64, sets, n int) (all []*testSet, stats []ReadStats, failures []error) {
+func runSets(r *rig, rd Reader, seed uint64, sets, n int) (all []*testSet, stats []ReadStats,
+	failures []error) {
 	ctx := testCtx(r.t)
 	var pend []Pending
 	for i := range sets {
@@ -61,14 +62,16 @@ func TestFaultsRecovered(t *testing.T) {
 		rowBytes     int
 		check        func(t *testing.T, st Stats, n int64)
 	}{
-		{"error once", "error(op=read,sct=0,sc=0x06,times=7)", 4096, func(t *testing.T, st Stats, n int64) {
+		{"error once", "error(op=read,sct=0,sc=0x06,times=7)", 4096, func(t *testing.T, st Stats,
+			n int64) {
 			require.Equal(t, n, st.Errors)
 			require.Equal(t, n, st.Retries)
 		}},
-		{"error, staged rows", "error(op=read,sct=2,sc=0x81,times=3)", 400, func(t *testing.T, st Stats, n int64) {
-			require.Equal(t, n, st.Retries)
-			require.Positive(t, st.Staged)
-		}},
+		{"error, staged rows", "error(op=read,sct=2,sc=0x81,times=3)", 400,
+			func(t *testing.T, st Stats, n int64) {
+				require.Equal(t, n, st.Retries)
+				require.Positive(t, st.Staged)
+			}},
 		{"lost", "lost(op=read,after=20,times=1)", 4096, func(t *testing.T, st Stats, n int64) {
 			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
 			require.Positive(t, st.Aborts)
@@ -76,20 +79,25 @@ func TestFaultsRecovered(t *testing.T) {
 		{"many lost", "lost(op=read,after=3,times=5)", 100, func(t *testing.T, st Stats, n int64) {
 			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
 		}},
-		{"late within the deadline", "late(op=read,ms=20,times=4)", 4096, func(t *testing.T, st Stats, n int64) {
-			require.Zero(t, st.Timeouts)
-			require.Zero(t, st.Retries)
-		}},
-		{"late", "late(op=read,ms=250,after=5,times=2)", 512, func(t *testing.T, st Stats, n int64) {
-			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
-		}},
-		{"very late", "late(op=read,ms=1500,after=5,times=1)", 16384, func(t *testing.T, st Stats, n int64) {
-			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
-		}},
-		{"all kinds", "error(op=read,sct=0,sc=6,after=2,times=2);lost(op=read,after=11,times=1);late(ms=200,op=read,after=30,times=1)", 1024, func(t *testing.T, st Stats, n int64) {
-			require.Positive(t, st.Errors)
-			require.Positive(t, st.Timeouts)
-		}},
+		{"late within the deadline", "late(op=read,ms=20,times=4)", 4096,
+			func(t *testing.T, st Stats, n int64) {
+				require.Zero(t, st.Timeouts)
+				require.Zero(t, st.Retries)
+			}},
+		{"late", "late(op=read,ms=250,after=5,times=2)", 512,
+			func(t *testing.T, st Stats, n int64) {
+				require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
+			}},
+		{"very late", "late(op=read,ms=1500,after=5,times=1)", 16384,
+			func(t *testing.T, st Stats, n int64) {
+				require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
+			}},
+		{"all kinds",
+			"error(op=read,sct=0,sc=6,after=2,times=2);lost(op=read,after=11,times=1);late(ms=200,op=read,after=30,times=1)",
+			1024, func(t *testing.T, st Stats, n int64) {
+				require.Positive(t, st.Errors)
+				require.Positive(t, st.Timeouts)
+			}},
 	} {
 		for _, ram := range []bool{true, false} {
 			name := c.name + "/file"
@@ -97,9 +105,11 @@ func TestFaultsRecovered(t *testing.T) {
 				name = c.name + "/ram"
 			}
 			t.Run(name, func(t *testing.T) {
-				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: c.rowBytes, rows: 400, ram: ram, faults: c.faults})
+				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: c.rowBytes, rows: 400,
+					ram: ram, faults: c.faults})
 				timeout := 120 * time.Millisecond
-				if c.name == "late within the deadline" || strings.HasPrefix(c.name, "error") { // also on a machine that stalls
+				// also on a machine that stalls
+				if c.name == "late within the deadline" || strings.HasPrefix(c.name, "error") {
 					timeout = 5 * time.Second
 				}
 				rd := r.async(AsyncOptions{Depth: 16, QueuePairs: 2, Timeout: timeout})
@@ -117,7 +127,8 @@ func TestFaultsRecovered(t *testing.T) {
 				require.Zero(t, st.Failed)
 				require.Equal(t, st.Timeouts, timeouts)
 				require.EqualValues(t, 360, st.Rows)
-				if rigDevice == nil { // the shim is slow: more may be late there than the faults make so
+				// the shim is slow: more may be late there than the faults make so
+				if rigDevice == nil {
 					c.check(t, st, r.faultCount())
 				}
 				// Each command is counted, retries included; the SSD need not count an aborted one.
@@ -139,7 +150,9 @@ func TestFaultsRecovered(t *testing.T) {
 // other rows of the set and other sets are not touched.
 func TestFaultsSurface(t *testing.T) {
 	t.Run("do not retry", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "error(op=read,lba=45-52,sct=2,sc=0x81,dnr=1)"}) // row 5
+		// row 5
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true,
+			faults: "error(op=read,lba=45-52,sct=2,sc=0x81,dnr=1)"})
 		rd := r.async(AsyncOptions{Depth: 8})
 		all, stats, failures := runSets(r, rd, 1, 3, 400)
 		for i, s := range all {
@@ -160,14 +173,18 @@ func TestFaultsSurface(t *testing.T) {
 			require.EqualValues(t, 45, st.LBA)
 			require.True(t, st.Status.DNR())
 			require.Equal(t, errs.Device, errs.ClassOf(failures[i]))
-			require.Regexp(t, `nvme ssd0 q\d: read LBA 45\+8: unrecovered read error \(SCT 2h, SC 81h\), not retryable`, failures[i].Error())
+			require.Regexp(t,
+				`nvme ssd0 q\d: read LBA 45\+8: unrecovered read error \(SCT 2h, SC 81h\), not retryable`,
+				failures[i].Error())
 			s.check(map[int64]bool{5: true})
 		}
 		require.Zero(t, rd.Stats().Retries)
 		freeSets(rd, all)
 	})
 	t.Run("retries run out", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: 4096, rows: 64, ram: true, faults: "error(op=read,lba=7,sct=2,sc=0x81)"}) // row 4
+		// row 4
+		r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: 4096, rows: 64, ram: true,
+			faults: "error(op=read,lba=7,sct=2,sc=0x81)"})
 		rd := r.async(AsyncOptions{Depth: 4, Retries: 2})
 		all, _, failures := runSets(r, rd, 1, 1, 200)
 		var se *SetError
@@ -179,7 +196,9 @@ func TestFaultsSurface(t *testing.T) {
 		freeSets(rd, all)
 	})
 	t.Run("never completes", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "lost(op=read,lba=8)"}) // row 3
+		// row 3
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+			faults: "lost(op=read,lba=8)"})
 		rd := r.async(AsyncOptions{Depth: 8, Retries: 1, Timeout: 40 * time.Millisecond})
 		all, _, failures := runSets(r, rd, 2, 2, 300)
 		for i, err := range failures {
@@ -194,7 +213,8 @@ func TestFaultsSurface(t *testing.T) {
 		freeSets(rd, all)
 	})
 	t.Run("many failures", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "error(op=read,sct=2,sc=0x81,dnr=1)"})
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+			faults: "error(op=read,sct=2,sc=0x81,dnr=1)"})
 		rd := r.async(AsyncOptions{Depth: 8})
 		all, stats, failures := runSets(r, rd, 2, 1, 300)
 		var se *SetError
@@ -220,9 +240,14 @@ func TestAbortDoesNothing(t *testing.T) {
 				if strings.Contains(name, "staged") {
 					rowBytes = 200
 				}
-				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: rowBytes, rows: 200, ram: ram, faults: faults})
-				rd := r.async(AsyncOptions{Depth: 16, QueuePairs: 2, Timeout: 60 * time.Millisecond})
-				rd.(*async).abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return nil }
+				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: rowBytes, rows: 200,
+					ram: ram, faults: faults})
+				rd := r.async(AsyncOptions{Depth: 16, QueuePairs: 2,
+					Timeout: 60 * time.Millisecond})
+				rd.(*async).abort = func(context.Context, *nvme.Controller, uint16,
+					uint16) error {
+					return nil
+				}
 				all, stats, failures := runSets(r, rd, 21, 4, 150)
 				for i, err := range failures {
 					require.NoError(t, err)
@@ -232,7 +257,8 @@ func TestAbortDoesNothing(t *testing.T) {
 				require.Positive(t, rd.Stats().Recreated)
 				require.Positive(t, rd.Stats().Retries)
 				require.Zero(t, rd.Stats().Failed)
-				// The queue pairs' successors work, and late completions of the old ones hurt nobody.
+				// The queue pairs' successors work, and late completions of the old ones hurt
+				// nobody.
 				for range 3 {
 					for _, s := range all {
 						s.poison()
@@ -244,9 +270,14 @@ func TestAbortDoesNothing(t *testing.T) {
 		}
 	}
 	t.Run("for ever", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "lost(op=read,lba=8)"}) // row 3
+		// row 3
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+			faults: "lost(op=read,lba=8)"})
 		rd := r.async(AsyncOptions{Depth: 8, Retries: 1, Timeout: 40 * time.Millisecond})
-		rd.(*async).abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return nil }
+		rd.(*async).abort = func(context.Context, *nvme.Controller, uint16,
+			uint16) error {
+			return nil
+		}
 		all, _, failures := runSets(r, rd, 2, 2, 300)
 		for i, err := range failures {
 			var te *TimeoutError
@@ -274,13 +305,22 @@ func TestChaos(t *testing.T) {
 		name := fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, faults, abort)
 		t.Run(name, func(t *testing.T) {
 			ram := rng.IntN(2) == 0
-			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: ram, sms: 1 + rng.IntN(3), faults: faults})
-			rd := r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5})
+			r := newRig(t, rigOptions{ssds: 2, lba: 512,
+				rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: ram,
+				sms: 1 + rng.IntN(3), faults: faults})
+			rd := r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
+				Timeout: 50 * time.Millisecond, Retries: 5})
 			switch e := rd.(*async); abort {
 			case 1:
-				e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return nil }
+				e.abort = func(context.Context, *nvme.Controller, uint16,
+					uint16) error {
+					return nil
+				}
 			case 2:
-				e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
+				e.abort = func(context.Context, *nvme.Controller, uint16,
+					uint16) error {
+					return errors.New("no answer")
+				}
 			}
 			chaos(t, r, rd, seed)
 		})
@@ -302,8 +342,8 @@ func chaosFaults(rng *rand.Rand) string {
 	return strings.Join(faults, ";")
 }
 
-// chaos reads three pairs of sets at one time, each four times over poisoned buffers. Every row is either
-// right or named as failed, and the reader counts the same.
+// chaos reads three pairs of sets at one time, each four times over poisoned buffers. Every row is
+// either right or named as failed, and the reader counts the same.
 func chaos(t *testing.T, r *rig, rd Reader, seed uint64) {
 	ctx := testCtx(t)
 	var wg sync.WaitGroup
@@ -311,7 +351,8 @@ func chaos(t *testing.T, r *rig, rd Reader, seed uint64) {
 	sets := make([][]*testSet, 3)
 	for g := range sets {
 		for i := range 2 {
-			sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100, max(8192, int64(r.layout.RowBytes)), 0))
+			sets[g] = append(sets[g], r.newSet(rand.New(rand.NewPCG(seed, uint64(10*g+i))), 100,
+				max(8192, int64(r.layout.RowBytes)), 0))
 		}
 		wg.Go(func() {
 			for range 4 {
@@ -357,7 +398,8 @@ func chaos(t *testing.T, r *rig, rd Reader, seed uint64) {
 	}
 }
 
-// noDelete has the first SSD's queue pairs not be deleted until its controller went through CC.EN = 0.
+// noDelete has the first SSD's queue pairs not be deleted until its controller went through CC.EN =
+// 0.
 func noDelete(e *async) {
 	e.deleteQueue = func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error {
 		if c == e.ssds[0].Ctrl && c.Generation() == 1 {
@@ -372,13 +414,17 @@ func noDelete(e *async) {
 
 // noAbort has Abort fail.
 func noAbort(e *async) {
-	e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
+	e.abort = func(context.Context, *nvme.Controller, uint16,
+		uint16) error {
+		return errors.New("no answer")
+	}
 }
 
-// TestQueueCannotBeReplaced: a controller that does not even delete a queue, and may not be reset, is
-// disabled, and its SSD given up; nothing hangs and no row is reported that was not read.
+// TestQueueCannotBeReplaced: a controller that does not even delete a queue, and may not be reset,
+// is disabled, and its SSD given up; nothing hangs and no row is reported that was not read.
 func TestQueueCannotBeReplaced(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read,after=20,times=1)"})
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true,
+		faults: "lost(op=read,after=20,times=1)"})
 	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 2, Timeout: 60 * time.Millisecond, Resets: -1})
 	noAbort(rd.(*async))
 	noDelete(rd.(*async))
@@ -396,7 +442,9 @@ func TestQueueCannotBeReplaced(t *testing.T) {
 		require.ErrorAs(t, err, &given)
 		require.False(t, given.Unsafe)
 		require.Equal(t, errs.Device, errs.ClassOf(err))
-		require.Regexp(t, `nvme ssd0 q\d: read LBA \d+\+1: nvme ssd0 was given up after 1 abort: nvme ssd0 q\d: its queue pair could not be replaced: no answer to delete: .*; look at it with "heliosctl ssds"`, err.Error())
+		require.Regexp(t,
+			`nvme ssd0 q\d: read LBA \d+\+1: nvme ssd0 was given up after 1 abort: nvme ssd0 q\d: its queue pair could not be replaced: no answer to delete: .*; look at it with "heliosctl ssds"`,
+			err.Error())
 		require.EqualValues(t, 100, stats[i].Rows+se.Failed)
 		all[i].check(onSSD(all[i], 0))
 	}
@@ -439,8 +487,10 @@ func TestBadSets(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 64, ram: true})
 	for name, mk := range map[string]func() Reader{
 		"async": func() Reader { return r.async(AsyncOptions{Depth: 8}) },
-		"cpu":   func() Reader { return r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4})) },
-		"mmap":  func() Reader { return r.reader(NewMmap(r.dev, r.ssds, r.layout)) },
+		"cpu": func() Reader {
+			return r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4}))
+		},
+		"mmap": func() Reader { return r.reader(NewMmap(r.dev, r.ssds, r.layout)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			rd := mk()
@@ -463,7 +513,8 @@ func TestBadSets(t *testing.T) {
 			try(func(s *testSet) { *row(s) = -2 }, "row -2")
 			try(func(s *testSet) { *row(s) = 64 }, "row 64")
 			try(func(s *testSet) { *row(s) = 1 }, "row 1")
-			try(func(s *testSet) { *at[uint32](s.rs.Pos, 3) = 1 << 20 }, "position 1048576 is outside the destination")
+			try(func(s *testSet) { *at[uint32](s.rs.Pos, 3) = 1 << 20 },
+				"position 1048576 is outside the destination")
 			try(func(s *testSet) { s.rs.DstStride = 100 }, "do not fit stride 100")
 			try(func(s *testSet) { s.rs.SSDOffset = s.rs.SSDOffset[:2] }, "bucket bounds")
 			try(func(s *testSet) { s.rs.SSDOffset[1] = 51 }, "do not ascend")
@@ -484,13 +535,15 @@ func TestBadSets(t *testing.T) {
 // TestForeignCompletion: a completion for a CID that is not in flight must not complete anything;
 // the queue pair is replaced.
 func TestForeignCompletion(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "late(op=read,ms=150,times=1)"})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+		faults: "late(op=read,ms=150,times=1)"})
 	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 1})
 	e := rd.(*async)
 	ctx := testCtx(t)
 	s := r.newSet(rand.New(rand.NewPCG(4, 4)), 1, 512, 0)
 	q := e.queue(0)
-	// The only command in flight is late; before it, an entry that the SSD has no business to write.
+	// The only command in flight is late; before it, an entry that the SSD has no business to
+	// write.
 	p, err := rd.Submit(ctx, s.rs)
 	require.NoError(t, err)
 	require.NoError(t, e.submitEv[0].Synchronize(ctx))
@@ -498,7 +551,8 @@ func TestForeignCompletion(t *testing.T) {
 	for atomic.LoadUint32(&at[command](q.Commands, int(free)).State) != cmdFree {
 		free++
 	}
-	nvme.StoreCompletion((*nvme.Completion)(pointer(q.CQ)), nvme.Completion{CID: uint16(free), StatusPhase: nvme.StatusPhase(0, true)})
+	nvme.StoreCompletion((*nvme.Completion)(pointer(q.CQ)), nvme.Completion{CID: uint16(free),
+		StatusPhase: nvme.StatusPhase(0, true)})
 	st, err := p.Wait(ctx)
 	require.NoError(t, err)
 	s.check(nil)
@@ -514,8 +568,10 @@ type pollBus struct{ nvme.Bus }
 
 // TestPolledBus: a bus without Kicker, Waiter and GroupWaiter is polled.
 func TestPolledBus(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "lost(op=read,after=50,times=1)",
-		proxy: func(c *proxy.Config) { c.PollDoorbells = true }, wrap: func(b nvme.Bus) nvme.Bus { return pollBus{b} }})
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 64, ram: true,
+		faults: "lost(op=read,after=50,times=1)",
+		proxy:  func(c *proxy.Config) { c.PollDoorbells = true },
+		wrap:   func(b nvme.Bus) nvme.Bus { return pollBus{b} }})
 	rd := r.async(AsyncOptions{Depth: 8, Timeout: 100 * time.Millisecond})
 	all, _, failures := runSets(r, rd, 5, 3, 60)
 	for i, s := range all {
@@ -551,7 +607,8 @@ func TestBusWithoutGroups(t *testing.T) {
 
 // TestCancelledWait: a Wait that ends early leaves the set in flight; it can be waited for again.
 func TestCancelledWait(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "late(op=read,ms=300,times=1)"})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true,
+		faults: "late(op=read,ms=300,times=1)"})
 	rd := r.async(AsyncOptions{Depth: 8})
 	s := r.newSet(rand.New(rand.NewPCG(4, 4)), 20, 4096, 0)
 	p, err := rd.Submit(testCtx(t), s.rs)
@@ -571,7 +628,8 @@ func TestCancelledWait(t *testing.T) {
 
 // TestCloseWithSetsInFlight: Close finishes them, and a Wait after it gives the result.
 func TestCloseWithSetsInFlight(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "late(op=read,ms=60,times=1)"})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true,
+		faults: "late(op=read,ms=60,times=1)"})
 	rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8})
 	require.NoError(t, err)
 	ctx := testCtx(t)
@@ -592,7 +650,8 @@ func TestCloseWithSetsInFlight(t *testing.T) {
 // TestCloseGivesUp: when ctx is over, Close deletes the queues, after which no late read may
 // touch the destination.
 func TestCloseGivesUp(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "late(op=read,ms=700)"})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true,
+		faults: "late(op=read,ms=700)"})
 	rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8})
 	require.NoError(t, err)
 	s := r.newSet(rand.New(rand.NewPCG(4, 4)), 30, 4096, 0)
@@ -673,9 +732,11 @@ func fill(b cuda.Buffer) {
 func TestShortBacking(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 4096, rowBytes: 4096, rows: 64})
 	readers := map[string]Reader{
-		"io_uring": r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "io_uring", CoalesceBytes: -1})),
-		"pread":    r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "pread", CoalesceBytes: -1})),
-		"mmap":     r.reader(NewMmap(r.dev, r.ssds, r.layout)),
+		"io_uring": r.reader(NewCPU(r.dev, r.ssds, r.layout,
+			CPUOptions{Depth: 4, Engine: "io_uring", CoalesceBytes: -1})),
+		"pread": r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 4, Engine: "pread",
+			CoalesceBytes: -1})),
+		"mmap": r.reader(NewMmap(r.dev, r.ssds, r.layout)),
 	}
 	require.NoError(t, os.Truncate(r.ssds[0].BackingPath, (rigDataStart+30)*4096))
 	for name, rd := range readers {
@@ -704,23 +765,49 @@ func TestShortBacking(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, proxy: func(c *proxy.Config) { c.MaxQueuePairs, c.MaxQueueEntries, c.MDTS = 4, 16, 1 }})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+		proxy: func(c *proxy.Config) { c.MaxQueuePairs, c.MaxQueueEntries, c.MDTS = 4, 16, 1 }})
 	two, err := NewLayout(4, 512, 2, 512)
 	require.NoError(t, err)
 	far, err := NewLayout(1<<30, 512, 1, 512)
 	require.NoError(t, err)
 	for want, f := range map[string]func() (Reader, error){
-		"takes at most 45 commands": func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 1000}) },
-		"9 queue pairs per SSD":     func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{QueuePairs: 9}) },
-		"read timeout":              func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Timeout: 1}) },
-		"blocks for the I/O":        func() (Reader, error) { return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Blocks: -1}) },
-		"layout over 2 SSDs":        func() (Reader, error) { return NewAsync(r.dev, r.ssds, two, AsyncOptions{}) },
-		"bind a larger SSD":         func() (Reader, error) { return NewMmap(r.dev, r.ssds, far) },
-		"layout":                    func() (Reader, error) { return NewMmap(r.dev, r.ssds, Layout{}) },
-		"I/O engine":                func() (Reader, error) { return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Engine: "x"}) },
-		"threads":                   func() (Reader, error) { return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Threads: -1}) },
+		"takes at most 45 commands": func() (Reader,
+			error) {
+			return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 1000})
+		},
+		"9 queue pairs per SSD": func() (Reader,
+			error) {
+			return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{QueuePairs: 9})
+		},
+		"read timeout": func() (Reader,
+			error) {
+			return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Timeout: 1})
+		},
+		"blocks for the I/O": func() (Reader,
+			error) {
+			return NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Blocks: -1})
+		},
+		"layout over 2 SSDs": func() (Reader,
+			error) {
+			return NewAsync(r.dev, r.ssds, two, AsyncOptions{})
+		},
+		"bind a larger SSD": func() (Reader, error) { return NewMmap(r.dev, r.ssds, far) },
+		"layout": func() (Reader,
+			error) {
+			return NewMmap(r.dev, r.ssds, Layout{})
+		},
+		"I/O engine": func() (Reader,
+			error) {
+			return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Engine: "x"})
+		},
+		"threads": func() (Reader,
+			error) {
+			return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Threads: -1})
+		},
 		"no file behind it": func() (Reader, error) {
-			return NewCPU(r.dev, []*SSD{{Ctrl: r.ssds[0].Ctrl, DataStart: rigDataStart}}, r.layout, CPUOptions{})
+			return NewCPU(r.dev, []*SSD{{Ctrl: r.ssds[0].Ctrl, DataStart: rigDataStart}}, r.layout,
+				CPUOptions{})
 		},
 	} {
 		_, err := f()

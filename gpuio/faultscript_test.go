@@ -26,13 +26,14 @@ import (
 	"helios/nvme"
 )
 
-// Random fault scripts, in virtual time: one to five faults of any kind with random keys, in front of a
-// stack of any shape. Whatever happens, it ends; rows reported as read are right, as long as no fault
-// changes data or checks are on; what fails names its cause; nothing is left behind; and when the faults
-// are over, SSDs that were not given up are read as always.
+// Random fault scripts, in virtual time: one to five faults of any kind with random keys, in front
+// of a stack of any shape. Whatever happens, it ends; rows reported as read are right, as long as
+// no fault changes data or checks are on; what fails names its cause; nothing is left behind; and
+// when the faults are over, SSDs that were not given up are read as always.
 //
-// Each script is its seed's. FAULT_SEED=n runs one alone, with its text in the log (-v); FAULT_WORKERS=1
-// runs one after the other, so that memory and descriptors that stay behind can be told to be one's.
+// Each script is its seed's. FAULT_SEED=n runs one alone, with its text in the log (-v);
+// FAULT_WORKERS=1 runs one after the other, so that memory and descriptors that stay behind can be
+// told to be one's.
 
 // faultScript is what a seed stands for.
 type faultScript struct {
@@ -50,8 +51,10 @@ type faultScript struct {
 }
 
 func (s *faultScript) String() string {
-	return fmt.Sprintf("seed %d: %s, %d SSDs with LBAs of %d, %d rows of %d bytes, %d sets of %d (at once: %v), checks: %v, MDTS %d, SMs %d, %+v\nfaults: %s",
-		s.seed, s.stack, s.shape.ssds, s.shape.lba, s.shape.rows, s.shape.rowBytes, s.sets, s.rows, s.atOnce, s.check, s.shape.mdts, s.shape.sms, s.opt,
+	return fmt.Sprintf(
+		"seed %d: %s, %d SSDs with LBAs of %d, %d rows of %d bytes, %d sets of %d (at once: %v), checks: %v, MDTS %d, SMs %d, %+v\nfaults: %s",
+		s.seed, s.stack, s.shape.ssds, s.shape.lba, s.shape.rows, s.shape.rowBytes, s.sets, s.rows,
+		s.atOnce, s.check, s.shape.mdts, s.shape.sms, s.opt,
 		strings.Join(s.faults, ";"))
 }
 
@@ -61,8 +64,9 @@ func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }
 func makeFaultScript(seed uint64) *faultScript {
 	rng := rand.New(rand.NewPCG(seed, 42))
 	s := &faultScript{seed: seed, duration: 24 * time.Hour}
-	s.shape = faultShape{ssds: 1 + rng.IntN(4), lba: pick(rng, 512, 4096), rowBytes: pick(rng, 16, 100, 400, 512, 1204, 4096, 6000, 16384),
-		sms: 1 + rng.IntN(4), mdts: 1 + rng.IntN(5)}
+	s.shape = faultShape{ssds: 1 + rng.IntN(4), lba: pick(rng, 512, 4096),
+		rowBytes: pick(rng, 16, 100, 400, 512, 1204, 4096, 6000, 16384),
+		sms:      1 + rng.IntN(4), mdts: 1 + rng.IntN(5)}
 	s.shape.rows = int64(20 + rng.IntN(min(600, 1<<20/s.shape.rowBytes)))
 	switch n := rng.IntN(20); {
 	case n < 11:
@@ -76,8 +80,10 @@ func makeFaultScript(seed uint64) *faultScript {
 	default:
 		s.stack = "mmap"
 	}
-	s.opt = AsyncOptions{QueuePairs: 1 + rng.IntN(4), Timeout: pick(rng, 20*time.Millisecond, 100*time.Millisecond, time.Second, 10*time.Second),
-		Retries: rng.IntN(6) - 1, Resets: rng.IntN(5) - 1, CoalesceBytes: pick(rng, -1, -1, 0, 8192, 1<<17)}
+	s.opt = AsyncOptions{QueuePairs: 1 + rng.IntN(4), Timeout: pick(rng, 20*time.Millisecond,
+		100*time.Millisecond, time.Second, 10*time.Second),
+		Retries: rng.IntN(6) - 1, Resets: rng.IntN(5) - 1, CoalesceBytes: pick(rng, -1, -1, 0,
+			8192, 1<<17)}
 	s.opt.Depth = s.opt.QueuePairs + rng.IntN(40)
 	s.check = rng.IntN(2) == 0
 	s.atOnce = rng.IntN(3) > 0
@@ -102,7 +108,8 @@ func makeFaultScript(seed uint64) *faultScript {
 		}
 		if s.stack == "bulk" && f.Op == faultinject.Read {
 			o := f
-			if o.Op = pick(rng, faultinject.Read, faultinject.Write, faultinject.Write, faultinject.Flush); o.Validate() == nil {
+			if o.Op = pick(rng, faultinject.Read, faultinject.Write, faultinject.Write,
+				faultinject.Flush); o.Validate() == nil {
 				f = o
 			}
 		}
@@ -110,8 +117,8 @@ func makeFaultScript(seed uint64) *faultScript {
 		faults = append(faults, f)
 	}
 	for _, f := range faults {
-		// A controller that neither opens nor can be disabled keeps its memory for good: that is as it
-		// should be, and would be taken for a leak here.
+		// A controller that neither opens nor can be disabled keeps its memory for good: that is as
+		// it should be, and would be taken for a leak here.
 		if stays && (f.Op >= faultinject.Admin || f.Kind == faultinject.NotReady) {
 			f.After += 30
 		}
@@ -122,14 +129,18 @@ func makeFaultScript(seed uint64) *faultScript {
 
 // randomFault draws a fault with random keys.
 func randomFault(rng *rand.Rand, s *faultScript) faultinject.Fault {
-	end := uint64(rigDataStart) + uint64(s.shape.rows)*uint64(max(s.shape.rowBytes/s.shape.lba, 1))/uint64(s.shape.ssds) + 2
+	end := uint64(rigDataStart) + uint64(s.shape.rows)*uint64(max(s.shape.rowBytes/s.shape.lba,
+		1))/uint64(s.shape.ssds) + 2
 	for {
-		f := faultinject.Fault{Kind: faultinject.Error + faultinject.Kind(rng.IntN(int(faultinject.StayReady))), Op: faultinject.Read, AllLBAs: true}
+		f := faultinject.Fault{Kind: faultinject.Error +
+			faultinject.Kind(rng.IntN(int(faultinject.StayReady))), Op: faultinject.Read,
+			AllLBAs: true}
 		switch rng.IntN(10) {
 		case 0:
 			f.Op = faultinject.Any
 		case 1, 2:
-			f.Op = faultinject.Admin + faultinject.Op(rng.IntN(int(faultinject.Log-faultinject.Admin)+1))
+			f.Op = faultinject.Admin +
+				faultinject.Op(rng.IntN(int(faultinject.Log-faultinject.Admin)+1))
 		}
 		if f.Kind == faultinject.NotReady || f.Kind == faultinject.StayReady {
 			f.Op = faultinject.Any
@@ -143,11 +154,14 @@ func randomFault(rng *rand.Rand, s *faultScript) faultinject.Fault {
 		f.Times = pick(rng, 1, 1+rng.Int64N(4), 1+rng.Int64N(40), 0)
 		switch f.Kind {
 		case faultinject.Error:
-			f.SCT, f.SC, f.DNR = pick[uint8](rng, 0, 1, 2, 3, 7), uint8(1+rng.IntN(255)), rng.IntN(4) == 0
+			f.SCT, f.SC, f.DNR = pick[uint8](rng, 0, 1, 2, 3, 7), uint8(1+rng.IntN(255)),
+				rng.IntN(4) == 0
 		case faultinject.Late:
-			f.Delay = pick(rng, time.Duration(1+rng.IntN(30))*time.Millisecond, time.Duration(1+rng.IntN(30000))*time.Millisecond)
+			f.Delay = pick(rng, time.Duration(1+rng.IntN(30))*time.Millisecond,
+				time.Duration(1+rng.IntN(30000))*time.Millisecond)
 		case faultinject.Slow:
-			f.Delay = pick(rng, time.Duration(1+rng.IntN(2000)), time.Duration(1+rng.IntN(200000))) * time.Microsecond
+			f.Delay = pick(rng, time.Duration(1+rng.IntN(2000)),
+				time.Duration(1+rng.IntN(200000))) * time.Microsecond
 		case faultinject.Foreign:
 			// Of no command. One that is right to the generation cannot be told from the real one.
 			f.CID = uint16(pick(rng, 0xffff, 512+rng.IntN(512)|rng.IntN(64)<<10))
@@ -196,7 +210,8 @@ func (s *faultScript) reader(r *faultRig) (Reader, error) {
 	case "sync":
 		rd, err = NewSync(r.dev, r.ssds, r.layout, SyncOptions(s.opt))
 	case "cpu":
-		rd, err = NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: s.opt.Depth, Threads: s.shape.sms, CoalesceBytes: s.opt.CoalesceBytes})
+		rd, err = NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: s.opt.Depth,
+			Threads: s.shape.sms, CoalesceBytes: s.opt.CoalesceBytes})
 	default:
 		rd, err = NewMmap(r.dev, r.ssds, r.layout)
 	}
@@ -285,7 +300,8 @@ func (s *faultScript) run(t *testing.T) (outcome int) {
 	}
 	if hits == 0 {
 		require.Equal(t, scriptHealed, outcome, "no fault hit anything")
-		require.Zero(t, st.Errors+st.Retries+st.Timeouts+st.Aborts+st.Recreated+st.Resets+st.Foreign+st.Mismatch, "%+v", st)
+		require.Zero(t, st.Errors+st.Retries+st.Timeouts+st.Aborts+st.Recreated+st.Resets+
+			st.Foreign+st.Mismatch, "%+v", st)
 		outcome = scriptUntouched
 	}
 	s.checkStats(t, st, fired)
@@ -312,7 +328,8 @@ func (s *faultScript) runBulk(t *testing.T, r *faultRig) (outcome int) {
 				assert.NoError(t, ctx.Err(), "hang: %v", err)
 			}
 		}()
-		b, err := NewBulk(ctx, ctrl, s.opt.Depth, BulkTimeout(s.opt.Timeout), BulkRetries(max(s.opt.Retries, 0)))
+		b, err := NewBulk(ctx, ctrl, s.opt.Depth, BulkTimeout(s.opt.Timeout),
+			BulkRetries(max(s.opt.Retries, 0)))
 		if err != nil {
 			return nil, err
 		}
@@ -363,8 +380,8 @@ func (s *faultScript) runBulk(t *testing.T, r *faultRig) (outcome int) {
 	return outcome
 }
 
-// checkStats checks the counters as far as they follow from the faults that have hit: what is not the first
-// SSD's trouble shows nowhere else, and where one fault alone has hit, how often.
+// checkStats checks the counters as far as they follow from the faults that have hit: what is not
+// the first SSD's trouble shows nowhere else, and where one fault alone has hit, how often.
 func (s *faultScript) checkStats(t *testing.T, st Stats, fired []int64) {
 	t.Helper()
 	opt := s.opt
@@ -372,7 +389,8 @@ func (s *faultScript) checkStats(t *testing.T, st Stats, fired []int64) {
 	for i, per := range st.PerSSD {
 		require.LessOrEqual(t, per.Resets, int64(opt.Resets), "SSD %d", i)
 		if i > 0 {
-			require.Zero(t, per.Errors+per.Timeouts+per.Aborts+per.Recreated+per.Resets+per.Foreign, "SSD %d, which has no faults: %+v", i, per)
+			require.Zero(t, per.Errors+per.Timeouts+per.Aborts+per.Recreated+per.Resets+per.Foreign,
+				"SSD %d, which has no faults: %+v", i, per)
 			require.Empty(t, per.GivenUp, "SSD %d", i)
 		}
 	}
@@ -392,7 +410,8 @@ func (s *faultScript) checkStats(t *testing.T, st Stats, fired []int64) {
 	f, err := faultinject.ParseFault(s.faults[only])
 	require.NoError(t, err)
 	n := fired[only]
-	late := f.Kind == faultinject.Late && f.Delay < s.opt.Timeout || f.Kind == faultinject.Slow && f.Delay < s.opt.Timeout
+	late := f.Kind == faultinject.Late && f.Delay < s.opt.Timeout || f.Kind == faultinject.Slow &&
+		f.Delay < s.opt.Timeout
 	switch io := f.Op == faultinject.Read || f.Op == faultinject.Any; {
 	case !io:
 	case f.Kind == faultinject.Error:
@@ -408,7 +427,8 @@ func (s *faultScript) checkStats(t *testing.T, st Stats, fired []int64) {
 		}
 		require.Zero(t, st.Recreated+st.Foreign)
 	case f.Kind == faultinject.SQHead || f.Kind == faultinject.SQID || late:
-		require.Zero(t, st.Errors+st.Retries+st.Timeouts+st.Aborts+st.Recreated+st.Resets+st.Foreign+st.Mismatch+st.Failed, "%+v", st)
+		require.Zero(t, st.Errors+st.Retries+st.Timeouts+st.Aborts+st.Recreated+st.Resets+
+			st.Foreign+st.Mismatch+st.Failed, "%+v", st)
 	case f.Kind == faultinject.CFS:
 		require.Positive(t, st.Resets+st.Failed)
 		require.Zero(t, st.Foreign+st.Recreated)
@@ -430,7 +450,8 @@ func (r *faultRig) checkRefusal(t *testing.T, err error) {
 }
 
 // wait waits for a set and checks what came of it: rows read and failed.
-func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (rows, failed int64) {
+func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (rows,
+	failed int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), s.duration)
 	defer cancel()
@@ -481,19 +502,21 @@ func (s *faultScript) wait(t *testing.T, r *faultRig, set *testSet, p Pending) (
 
 func (s *faultScript) bus() bool { return s.stack == "async" || s.stack == "sync" }
 
-// checkCause checks that a failed row's error is of a kind that programs can tell, and names its SSD.
+// checkCause checks that a failed row's error is of a kind that programs can tell, and names its
+// SSD.
 func checkCause(t *testing.T, f *RowError) {
 	t.Helper()
 	var status *nvme.StatusError
 	var late *TimeoutError
 	var given *GivenUpError
 	var sum *ChecksumError
-	require.True(t, errors.As(f, &status) || errors.As(f, &late) || errors.As(f, &given) || errors.As(f, &sum), "row %d: %v", f.Row, f.Err)
+	require.True(t, errors.As(f, &status) || errors.As(f, &late) || errors.As(f, &given) ||
+		errors.As(f, &sum), "row %d: %v", f.Row, f.Err)
 	require.Contains(t, f.Error(), "ssd")
 }
 
-// aftermath reads on when the faults are over, until the queues have dealt with what they left behind: a
-// doorbell that is not seen shows only at the next timeout.
+// aftermath reads on when the faults are over, until the queues have dealt with what they left
+// behind: a doorbell that is not seen shows only at the next timeout.
 func (s *faultScript) aftermath(t *testing.T, r *faultRig, rd Reader, sets []*testSet) {
 	const tries = 8
 	rng := rand.New(rand.NewPCG(s.seed, 44))
@@ -528,7 +551,8 @@ func (s *faultScript) aftermath(t *testing.T, r *faultRig, rd Reader, sets []*te
 		unsafe := errors.As(err, &given) && given.Unsafe
 		bad := set.wrong()
 		if unsafe {
-			t.Cleanup(func() { set.drop(rd) }) // runs before the device is closed, and after the reader
+			// runs before the device is closed, and after the reader
+			t.Cleanup(func() { set.drop(rd) })
 			continue
 		}
 		set.drop(rd)
@@ -541,8 +565,8 @@ func (s *faultScript) aftermath(t *testing.T, r *faultRig, rd Reader, sets []*te
 	}
 }
 
-// faultAbandoned counts controllers that vanished while they were opened: their admin queues' memory stays,
-// for nobody can tell whether they write to it.
+// faultAbandoned counts controllers that vanished while they were opened: their admin queues'
+// memory stays, for nobody can tell whether they write to it.
 var faultAbandoned atomic.Int64
 
 // TestFaultScripts: see above.
@@ -620,7 +644,8 @@ func (s *faultScript) runInBubble(t *testing.T) (outcome int) {
 	// What spins in a bubble stops its clock: only the wall's can tell.
 	watchdog := time.AfterFunc(2*time.Minute, func() {
 		buf := make([]byte, 4<<20)
-		fmt.Fprintf(os.Stderr, "%v\ndoes not end; replay it with FAULT_SEED=%d\n%s\n", s, s.seed, buf[:runtime.Stack(buf, true)])
+		fmt.Fprintf(os.Stderr, "%v\ndoes not end; replay it with FAULT_SEED=%d\n%s\n", s, s.seed,
+			buf[:runtime.Stack(buf, true)])
 		os.Exit(2)
 	})
 	defer watchdog.Stop()
@@ -631,7 +656,8 @@ func (s *faultScript) runInBubble(t *testing.T) (outcome int) {
 			t.Errorf("hang, or goroutines left behind: %v\n%s", p, buf[:runtime.Stack(buf, true)])
 		}
 		if t.Failed() {
-			t.Logf("%v\nreplay it with FAULT_SEED=%d go test ./gpuio -run TestFaultScripts -v", s, s.seed)
+			t.Logf("%v\nreplay it with FAULT_SEED=%d go test ./gpuio -run TestFaultScripts -v",
+				s, s.seed)
 		}
 	}()
 	synctest.Test(t, func(t *testing.T) { outcome = s.run(t) })

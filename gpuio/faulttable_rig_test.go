@@ -17,6 +17,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/faultinject"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -34,9 +35,9 @@ type faultShape struct {
 	inner func(t testing.TB, s int, image []byte) nvme.Bus
 }
 
-// faultRig is SSDs in RAM, each with a fault bus in front of it: the first one's has the faults, the
-// others' have none. It works in a bubble of testing/synctest as well as outside. All that it gives
-// out is given back in the end, and whatever cannot be is a failure.
+// faultRig is SSDs in RAM, each with a fault bus in front of it: the first one's has the faults,
+// the others' have none. It works in a bubble of testing/synctest as well as outside. All that it
+// gives out is given back in the end, and whatever cannot be is a failure.
 type faultRig struct {
 	*rig
 	set *faultinject.Set
@@ -44,10 +45,11 @@ type faultRig struct {
 	deadAdmin bool
 }
 
-// closeError checks what a close returns. Whatever it says, memory that stays mapped or taken shows when
-// the bus and the device are closed.
+// closeError checks what a close returns. Whatever it says, memory that stays mapped or taken shows
+// when the bus and the device are closed.
 func (r *faultRig) closeError(err error, what string) {
-	dead := errors.Is(err, nvme.ErrTimeout) || errors.Is(err, nvme.ErrProtocol) || errors.Is(err, nvme.ErrFatal) || errors.Is(err, context.DeadlineExceeded)
+	dead := errors.Is(err, nvme.ErrTimeout) || errors.Is(err, nvme.ErrProtocol) ||
+		errors.Is(err, nvme.ErrFatal) || errors.Is(err, context.DeadlineExceeded)
 	if nvmeGone(err) || r.deadAdmin && dead {
 		if !strings.Contains(err.Error(), "never unmapped") {
 			return
@@ -75,8 +77,10 @@ type faultSummary struct {
 }
 
 func (s *faultSummary) String() string {
-	return fmt.Sprintf("faults: %d kinds × %d stacks × %d clocks: %d as documented, %d not; %d scripts: %d healed, %d failed as they should, %d not hit, %d broke a rule; %d wrong bytes, %d hangs, %d leaks",
-		s.kinds, s.stacks, s.clocks, s.good, s.not, s.scripts, s.outcomes[scriptHealed], s.outcomes[scriptFailed], s.outcomes[scriptUntouched], s.badScripts,
+	return fmt.Sprintf(
+		"faults: %d kinds × %d stacks × %d clocks: %d as documented, %d not; %d scripts: %d healed, %d failed as they should, %d not hit, %d broke a rule; %d wrong bytes, %d hangs, %d leaks",
+		s.kinds, s.stacks, s.clocks, s.good, s.not, s.scripts, s.outcomes[scriptHealed],
+		s.outcomes[scriptFailed], s.outcomes[scriptUntouched], s.badScripts,
 		s.wrong.Load(), s.hangs.Load(), s.leaks.Load())
 }
 
@@ -97,9 +101,7 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 	r.set, err = faultinject.Parse(faults)
 	require.NoError(t, err)
 	r.faults = r.set
-	dir, err := os.MkdirTemp("/dev/shm", "gpuio-faults-")
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
+	dir := testrig.MemoryDir(t)
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: o.sms})
 	require.NoError(t, err)
 	t.Cleanup(func() { r.leak(dev.Close(), "device") }) // names what is still open
@@ -111,7 +113,8 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 			inner = o.inner(t, s, r.image(s, o.blank))
 		} else {
 			require.NoError(t, os.WriteFile(path, r.image(s, o.blank), 0o600))
-			soft, err := proxy.Open(proxy.Config{Path: path, LBABytes: o.lba, RAM: true, MDTS: o.mdts})
+			soft, err := proxy.Open(proxy.Config{Path: path, LBABytes: o.lba, RAM: true,
+				MDTS: o.mdts})
 			require.NoError(t, err)
 			r.buses = append(r.buses, soft)
 			inner = soft
@@ -133,7 +136,8 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 			defer cancel()
 			r.closeError(ctrl.Close(ctx), fmt.Sprintf("ssd%d", s))
 		})
-		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path, DataStart: rigDataStart})
+		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path,
+			DataStart: rigDataStart})
 	}
 	return r, nil
 }
@@ -142,7 +146,8 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 func (r *faultRig) image(s int, blank bool) []byte {
 	l := r.layout
 	lba := int64(l.LBABytes)
-	img := bytes.Repeat([]byte{0xA5}, int(max((rigDataStart+l.LBAsOn(s))*lba+4095, 4096)/4096*4096)) // padding must never show up in a row
+	// padding must never show up in a row
+	img := bytes.Repeat([]byte{0xA5}, int(max((rigDataStart+l.LBAsOn(s))*lba+4095, 4096)/4096*4096))
 	if blank {
 		return img
 	}
@@ -178,8 +183,8 @@ func (r *faultRig) closeReader(rd Reader) {
 	r.closeError(rd.Close(ctx), "the reader")
 }
 
-// assertIdle checks that no CID is taken and nobody is inside a queue; of an SSD that was given up, that
-// no set waits for it.
+// assertIdle checks that no CID is taken and nobody is inside a queue; of an SSD that was given up,
+// that no set waits for it.
 func (e *async) assertIdle(t testing.TB) {
 	t.Helper()
 	for s := range e.ssds {
@@ -190,21 +195,24 @@ func (e *async) assertIdle(t testing.TB) {
 				continue // in quarantine until Close
 			}
 			for slot := range uint32(maxSets) {
-				assert.Zero(t, e.remaining(slot)[g], "queue %d: units of set %d that are not done", g, slot)
+				assert.Zero(t, e.remaining(slot)[g], "queue %d: units of set %d that are not done",
+					g, slot)
 			}
 			q.commands(func(cid uint32, _ *command) {
 				faultSum.leaks.Add(1)
 				assert.Fail(t, "leak", "queue %d: CID %d is still taken", g, cid)
 			})
-			assert.Equal(t, atomic.LoadUint64(&q.Issued), q.Completed+q.Dropped, "queue %d: commands issued, and completed or dropped", g)
-			// It may be frozen for a completion that nobody waited for; the next set has it recovered.
+			assert.Equal(t, atomic.LoadUint64(&q.Issued), q.Completed+q.Dropped,
+				"queue %d: commands issued, and completed or dropped", g)
+			// It may be frozen for a completion that nobody waited for; the next set has it
+			// recovered.
 			assert.Zero(t, q.Own+q.Reap, "queue %d is held", g)
 		}
 	}
 }
 
-// wrong lists the set's indices whose rows are not in place. A byte between rows that was overwritten is
-// a failure.
+// wrong lists the set's indices whose rows are not in place. A byte between rows that was
+// overwritten is a failure.
 func (s *testSet) wrong() (bad []int) {
 	mem := s.rs.Dst.Bytes()
 	n := int64(s.r.layout.RowBytes)

@@ -18,16 +18,19 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 )
 
-// The fault table: every entry of faultinject.Catalogue against every stack, on the wall's clock and on
-// one that only passes while all goroutines wait (testing/synctest). Stack, engine, kernels, recovery
-// and controllers are the real ones on both. Each must come out as its entry says, with the counters
-// below; no byte that was delivered may be wrong, nothing may hang, and everything is given back.
+// The fault table: every entry of faultinject.Catalogue against every stack, on the wall's clock
+// and on one that only passes while all goroutines wait (testing/synctest). Stack, engine, kernels,
+// recovery and controllers are the real ones on both. Each must come out as its entry says, with
+// the counters below; no byte that was delivered may be wrong, nothing may hang, and everything is
+// given back.
 //
-// The stacks cpu and mmap read the file behind the SSD: no fault of a bus concerns their reads, and that
-// is what is checked of them. Opening, loading and admin commands are the controller's with any stack.
+// The stacks cpu and mmap read the file behind the SSD: no fault of a bus concerns their reads, and
+// that is what is checked of them. Opening, loading and admin commands are the controller's with
+// any stack.
 //
 // FAULT_WALL=1 adds the wall's clock, FAULT_SCRIPTS=n chooses the number of random scripts
 // (faultscript_test.go), FAULT_SUMMARY names a file for the line that make test-faults ends with.
@@ -54,9 +57,10 @@ var (
 )
 
 var faultWants = map[string]faultWant{
-	"generic error":                         {counts: "errors=n retries=n"},
-	"generic error, not retryable":          {counts: "errors=n failed=n", err: wantStatus},
-	"generic error that stays":              {counts: "errors=n retries=3n/4 failed=n/4", err: wantStatus},
+	"generic error":                {counts: "errors=n retries=n"},
+	"generic error, not retryable": {counts: "errors=n failed=n", err: wantStatus},
+	"generic error that stays": {counts: "errors=n retries=3n/4 failed=n/4",
+		err: wantStatus},
 	"data transfer error":                   {counts: "errors=n retries=n"},
 	"abort nobody asked for":                {counts: "errors=n retries=n"},
 	"aborted by queue deletion":             {counts: "errors=n retries=n"},
@@ -66,21 +70,23 @@ var faultWants = map[string]faultWant{
 	"command specific error, not retryable": {counts: "errors=n failed=n", err: wantStatus},
 	"media error":                           {counts: "errors=n retries=n"},
 	"media error, not retryable":            {counts: "errors=n failed=n", err: wantStatus},
-	"media error that stays":                {counts: "errors=n retries=3n/4 failed=n/4", err: wantStatus},
-	"guard check":                           {counts: "errors=n retries=n"},
-	"path error":                            {counts: "errors=n retries=n"},
-	"path error, not retryable":             {counts: "errors=n failed=n", err: wantStatus},
-	"vendor error":                          {counts: "errors=n retries=n"},
-	"vendor error, not retryable":           {counts: "errors=n failed=n", err: wantStatus},
-	"status of a reserved type":             {counts: "errors=n retries=n"},
+	"media error that stays": {counts: "errors=n retries=3n/4 failed=n/4",
+		err: wantStatus},
+	"guard check":                 {counts: "errors=n retries=n"},
+	"path error":                  {counts: "errors=n retries=n"},
+	"path error, not retryable":   {counts: "errors=n failed=n", err: wantStatus},
+	"vendor error":                {counts: "errors=n retries=n"},
+	"vendor error, not retryable": {counts: "errors=n failed=n", err: wantStatus},
+	"status of a reserved type":   {counts: "errors=n retries=n"},
 
-	"lost completion":             {counts: "timeouts=n aborts=n errors=n retries=n"},
-	"lost completions of a block": {counts: "timeouts=n aborts=n errors=n retries=3n/4 failed=n/4", err: wantTimeout},
-	"dropped command":             {counts: "timeouts=n aborts=n errors=n retries=n"},
-	"late within the timeout":     {},
-	"late beyond the timeout":     {counts: "timeouts=n aborts=n errors=n retries=n"},
-	"slow":                        {},
-	"reorder":                     {},
+	"lost completion": {counts: "timeouts=n aborts=n errors=n retries=n"},
+	"lost completions of a block": {counts: "timeouts=n aborts=n errors=n retries=3n/4 failed=n/4",
+		err: wantTimeout},
+	"dropped command":         {counts: "timeouts=n aborts=n errors=n retries=n"},
+	"late within the timeout": {},
+	"late beyond the timeout": {counts: "timeouts=n aborts=n errors=n retries=n"},
+	"slow":                    {},
+	"reorder":                 {},
 
 	"duplicate completion":      {counts: "foreign=n recreated=n retries>=0"},
 	"late duplicate completion": {counts: "foreign=n recreated=n retries>=n"},
@@ -93,10 +99,11 @@ var faultWants = map[string]faultWant{
 	"torn doorbell":          {counts: "timeouts>=0 aborts>=0 errors>=0 recreated>=0 retries>=0"},
 	"stuck completion queue": {counts: "timeouts>=n aborts>=n recreated=n retries>=n"},
 
-	"flipped bit":                {counts: "mismatch=n retries=n"},
-	"short transfer":             {counts: "mismatch=n retries=n"},
-	"misdirected read":           {counts: "mismatch=n retries=n"},
-	"data that stays wrong":      {counts: "mismatch=n retries=n/2 failed=n/2", err: wantChecksum, stays: true},
+	"flipped bit":      {counts: "mismatch=n retries=n"},
+	"short transfer":   {counts: "mismatch=n retries=n"},
+	"misdirected read": {counts: "mismatch=n retries=n"},
+	"data that stays wrong": {counts: "mismatch=n retries=n/2 failed=n/2", err: wantChecksum,
+		stays: true},
 	"misdirected write":          {err: wantChecksum},
 	"torn write":                 {err: wantChecksum},
 	"write error":                {},
@@ -168,7 +175,7 @@ func TestFaultTable(t *testing.T) {
 // goroutine that stays behind, ends it with a panic.
 func onClock(t *testing.T, clock string, test func(t *testing.T)) {
 	if clock == "wall" {
-		checkLeaks(t)
+		testrig.CheckLeaks(t)
 		test(t)
 		return
 	}
@@ -215,7 +222,8 @@ func (c *faultCase) run(t *testing.T) {
 	case faultinject.Opening:
 		c.runOpen(t, shape)
 	case faultinject.Reading:
-		if c.inner != nil && c.e.Class == faultinject.CaughtByRead { // one rig at a time: these SSDs are there once
+		// one rig at a time: these SSDs are there once
+		if c.inner != nil && c.e.Class == faultinject.CaughtByRead {
 			t.Run("unchecked", func(t *testing.T) { c.runRead(t, shape, false) })
 			t.Run("checked", func(t *testing.T) { c.runRead(t, shape, true) })
 			return
@@ -370,7 +378,8 @@ func (c *faultCase) runRead(t *testing.T, shape faultShape, check bool) {
 	if !c.bus() {
 		for i := range fired {
 			if strings.Contains(parts[i], "op=read") {
-				require.Zero(t, fired[i], "%s: this stack does not read through the controller", parts[i])
+				require.Zero(t, fired[i], "%s: this stack does not read through the controller",
+					parts[i])
 			}
 		}
 		c.checkCounts(t, st, "", fired)
@@ -431,7 +440,8 @@ func (c *faultCase) checkSet(t *testing.T, s *testSet, bad []int, n int64, err e
 		class = faultinject.NoEffect
 	}
 	switch {
-	case class == faultinject.FailedRow || class == faultinject.CaughtByRead && check && c.want.stays:
+	case class == faultinject.FailedRow || class == faultinject.CaughtByRead && check &&
+		c.want.stays:
 		hit := int64(0)
 		for _, id := range s.ids {
 			if id == faultRow {
@@ -471,11 +481,14 @@ func (c *faultCase) noneWrong(t *testing.T, s *testSet, bad []int, lost func(row
 	}
 }
 
-// checkCounts compares the reader's counters with what the entry says: those it does not name are zero.
+// checkCounts compares the reader's counters with what the entry says: those it does not name are
+// zero.
 func (c *faultCase) checkCounts(t *testing.T, st Stats, text string, fired []int64) {
 	t.Helper()
-	got := map[string]int64{"errors": st.Errors, "retries": st.Retries, "timeouts": st.Timeouts, "aborts": st.Aborts,
-		"recreated": st.Recreated, "resets": st.Resets, "foreign": st.Foreign, "mismatch": st.Mismatch, "failed": st.Failed}
+	got := map[string]int64{"errors": st.Errors, "retries": st.Retries, "timeouts": st.Timeouts,
+		"aborts":    st.Aborts,
+		"recreated": st.Recreated, "resets": st.Resets, "foreign": st.Foreign,
+		"mismatch": st.Mismatch, "failed": st.Failed}
 	value := func(v string) int64 {
 		v, div, _ := strings.Cut(v, "/")
 		x := int64(1)
@@ -515,9 +528,11 @@ func (c *faultCase) checkCounts(t *testing.T, st Stats, text string, fired []int
 	// What is counted by SSD is the first one's.
 	for s, per := range st.PerSSD {
 		if s > 0 && c.bus() {
-			assert.Zero(t, per.Errors+per.Timeouts+per.Aborts+per.Recreated+per.Resets+per.Foreign, "of SSD %d: %+v", s, per)
+			assert.Zero(t, per.Errors+per.Timeouts+per.Aborts+per.Recreated+per.Resets+per.Foreign,
+				"of SSD %d: %+v", s, per)
 		}
-		assert.Equal(t, s == 0 && c.bus() && c.e.Class == faultinject.GivenUp, per.GivenUp != "", per.GivenUp)
+		assert.Equal(t, s == 0 && c.bus() && c.e.Class == faultinject.GivenUp, per.GivenUp != "",
+			per.GivenUp)
 	}
 }
 
@@ -621,8 +636,8 @@ func (c *faultCase) runServe(t *testing.T, shape faultShape) {
 	s.drop(rd)
 }
 
-// checkMemory compares descriptors, mappings and memory outside the heap after the test with before.
-// Goroutines are the bubble's to count.
+// checkMemory compares descriptors, mappings and memory outside the heap after the test with
+// before. Goroutines are the bubble's to count.
 func checkMemory(t *testing.T) {
 	fds, usage := descriptors(t), hostmem.Usage()
 	abandoned := faultAbandoned.Load()
@@ -634,7 +649,8 @@ func checkMemory(t *testing.T) {
 		if usage["nvme admin queue"] == 0 && now["nvme admin queue"] == 0 {
 			delete(now, "nvme admin queue")
 		}
-		if !t.Failed() && (!assert.Equal(t, usage, now, "memory outside the heap") || !assert.LessOrEqual(t, descriptors(t), fds, "descriptors")) {
+		if !t.Failed() && (!assert.Equal(t, usage, now, "memory outside the heap") ||
+			!assert.LessOrEqual(t, descriptors(t), fds, "descriptors")) {
 			faultSum.leaks.Add(1)
 		}
 	})

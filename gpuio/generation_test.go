@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGenerations: identifiers go round without FFFFh, and only the last attempt's is the command's.
+// TestGenerations: identifiers go round without FFFFh, and only the last attempt's is the
+// command's.
 func TestGenerations(t *testing.T) {
 	for _, cid := range []uint32{0, 7, maxCommands - 1} {
 		seen := map[uint16]bool{}
@@ -40,14 +41,15 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// TestLateDuplicate: a completion comes again when its CID is in use by a command that has no data yet.
-// Rows go through staging slots, from which they would be copied too early, and for good.
+// TestLateDuplicate: a completion comes again when its CID is in use by a command that has no data
+// yet. Rows go through staging slots, from which they would be copied too early, and for good.
 func TestLateDuplicate(t *testing.T) {
 	const faults = "dup(op=read,n=1000,times=1);late(ms=5,op=read)"
 	for _, stack := range []string{"async", "sync"} {
 		t.Run(stack, func(t *testing.T) {
 			onClock(t, "virtual", func(t *testing.T) {
-				r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 100, rows: 400, sms: 2, mdts: 5}, faults)
+				r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 100, rows: 400,
+					sms: 2, mdts: 5}, faults)
 				require.NoError(t, err)
 				c := faultCase{stack: stack}
 				rd := c.mustReader(r, false)
@@ -64,8 +66,8 @@ func TestLateDuplicate(t *testing.T) {
 	}
 }
 
-// TestLateDuplicateBulk: what load and verify go through gets a new queue pair, too, as long as attempts
-// are left.
+// TestLateDuplicateBulk: what load and verify go through gets a new queue pair, too, as long as
+// attempts are left.
 func TestLateDuplicateBulk(t *testing.T) {
 	for _, c := range []struct {
 		faults string
@@ -79,13 +81,15 @@ func TestLateDuplicateBulk(t *testing.T) {
 		{"foreign(op=read,times=1)", 3, 1, ""},
 	} {
 		onClock(t, "virtual", func(t *testing.T) {
-			r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 512, rows: 2000, sms: 1, mdts: 1}, c.faults)
+			r, err := openFaultRig(t, faultShape{ssds: 1, lba: 512, rowBytes: 512, rows: 2000,
+				sms: 1, mdts: 1}, c.faults)
 			require.NoError(t, err)
 			ctx := t.Context()
 			b, err := NewBulk(ctx, r.ssds[0].Ctrl, 3, BulkRetries(c.retries))
 			require.NoError(t, err)
 			defer func() { require.NoError(t, b.Close(ctx)) }()
-			want := r.image(0, false)[:4*b.chunk] // the last command has the CID of the one whose completion comes again
+			// the last command has the CID of the one whose completion comes again
+			want := r.image(0, false)[:4*b.chunk]
 			got := make([]byte, len(want))
 			if err = b.ReadAt(ctx, 0, got); c.err == "" {
 				require.NoError(t, err, c.faults)

@@ -30,8 +30,9 @@ type SSD struct {
 	// BackingPath is the file or block device behind a software controller, "" when there is
 	// none. The cpu and mmap stacks read it.
 	BackingPath string
-	Backing     fileid.ID // what is behind BackingPath, where that is known: another file is not read
-	DataStart   nvme.LBA  // first LBA of the feature extent
+	// what is behind BackingPath, where that is known: another file is not read
+	Backing   fileid.ID
+	DataStart nvme.LBA // first LBA of the feature extent
 }
 
 func (s *SSD) name() string {
@@ -49,10 +50,11 @@ type ReadSet struct {
 	Pos       cuda.DevicePtr // uint32[n] destination row index
 	SSDOffset []int64        // SSDs+1 bounds of the buckets; the last is n
 	Dst       cuda.Buffer
-	DstOffset int64      // bytes
-	DstStride int64      // bytes, at least the row's
-	DstBytes  int64      // optional: positions end within so many bytes from DstOffset; 0: in the rest of Dst
-	Ready     cuda.Event // optional: Rows and Pos are valid once it happened
+	DstOffset int64 // bytes
+	DstStride int64 // bytes, at least the row's
+	// optional: positions end within so many bytes from DstOffset; 0: in the rest of Dst
+	DstBytes int64
+	Ready    cuda.Event // optional: Rows and Pos are valid once it happened
 }
 
 // extent is where positions may lie: bytes from DstOffset.
@@ -66,7 +68,7 @@ func (rs *ReadSet) extent() int64 {
 
 // Reader is an I/O stack over a set of SSDs and a layout. It is safe for concurrent use.
 type Reader interface {
-	Name() string // "async", "sync", "cpu" or "mmap"
+	Name() string // of the Stack
 	// Submit checks and enqueues a set. It blocks only when too many sets are in flight, no
 	// longer than ctx. The reads proceed without Wait.
 	Submit(ctx context.Context, rs *ReadSet) (Pending, error)
@@ -111,8 +113,8 @@ type Stats struct {
 	Resets    int64 // controller resets
 	Coalesced int64 // rows that shared a command with another
 	Mismatch  int64 // rows whose checksum was wrong, each time it was
-	// NotInPlace is why a destination in device memory that should have been written in place (rung p2p) was not;
-	// "": all were.
+	// NotInPlace is why a destination in device memory that should have been written in place (rung
+	// p2p) was not; "": all were.
 	NotInPlace string
 	Latency    Histogram
 	PerSSD     []SSDStats
@@ -151,7 +153,8 @@ func (e *TimeoutError) Error() string {
 	if e.Tried != "" {
 		also = ", in spite of " + e.Tried
 	}
-	return fmt.Sprintf("nvme %s q%d: %s LBA %d+%d: no completion within %v, %d attempts%s; check the SSD with \"heliosctl ssds\" and its error log",
+	return fmt.Sprintf(
+		"nvme %s q%d: %s LBA %d+%d: no completion within %v, %d attempts%s; check the SSD with \"heliosctl ssds\" and its error log",
 		e.SSD, e.QID, e.Op, e.LBA, e.Blocks, e.After, e.Attempts, also)
 }
 

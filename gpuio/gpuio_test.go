@@ -45,23 +45,30 @@ func TestStacksRandom(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		pick := func(v ...int) int { return v[rng.IntN(len(v))] }
 		o := rigOptions{
-			ssds: pick(1, 1, 2, 3), lba: pick(512, 4096), rowBytes: pick(64, 100, 400, 512, 600, 1024, 4000, 4096, 8192, 12288, 16384),
+			ssds: pick(1, 1, 2, 3), lba: pick(512, 4096), rowBytes: pick(64, 100, 400, 512, 600,
+				1024, 4000, 4096, 8192, 12288, 16384),
 			rows: int64(pick(1, 7, 100, 700)), ram: rng.IntN(2) == 0, sms: pick(1, 2, 3),
 		}
 		outOfOrder := rng.IntN(3) == 0
 		noRing := rng.IntN(4) == 0
 		o.proxy = func(c *proxy.Config) { c.OutOfOrder, c.NoIOUring = outOfOrder, noRing }
-		depth, pairs, blocks := pick(1, 2, 3, 31, 32, 33, 64, 200), pick(0, 0, 1, 2, 5), pick(1, 2, 8, 32)
+		depth, pairs, blocks := pick(1, 2, 3, 31, 32, 33, 64, 200), pick(0, 0, 1, 2, 5),
+			pick(1, 2, 8, 32)
 		pairs = min(pairs, depth)
 		stack := rng.IntN(6)
 		n, sets := pick(1, 5, 31, 64, 300, 900), pick(1, 3, 6)
-		name := fmt.Sprintf("seed=%d/%d stack=%d ssds=%d lba=%d row=%d ram=%v sms=%d depth=%d pairs=%d blocks=%d n=%d sets=%d ooo=%v", seed, round, stack, o.ssds, o.lba, o.rowBytes, o.ram, o.sms, depth, pairs, blocks, n, sets, outOfOrder)
+		name := fmt.Sprintf(
+			"seed=%d/%d stack=%d ssds=%d lba=%d row=%d ram=%v sms=%d depth=%d pairs=%d blocks=%d n=%d sets=%d ooo=%v",
+			seed, round, stack, o.ssds, o.lba, o.rowBytes, o.ram, o.sms, depth, pairs, blocks, n,
+			sets, outOfOrder)
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, o)
 			var rd Reader
 			switch stack {
 			case 0:
-				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: depth, Threads: pick(0, 1, 3), Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: -1}))
+				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout,
+					CPUOptions{Depth: depth, Threads: pick(0, 1, 3),
+						Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: -1}))
 			case 1:
 				rd = r.reader(NewMmap(r.dev, r.ssds, r.layout))
 			default:
@@ -171,13 +178,15 @@ func TestPRPMatchesBuilder(t *testing.T) {
 		total := 512 * (1 + rng.IntN(64))
 		a := uint64(rng.IntN(1<<20)) * 4
 		lists := make([]byte, 8192) // stays where it is while prp writes to it
-		q := &queueState{PageBytes: 4096, ReadBytes: uint32(total), ListBytes: uint32(listBytes(total, 4096)), ListsIOVA: 1 << 40}
+		q := &queueState{PageBytes: 4096, ReadBytes: uint32(total),
+			ListBytes: uint32(listBytes(total, 4096)), ListsIOVA: 1 << 40}
 		q.Lists = addr(lists)
 		var cmd command
 		q.prp(&cmd, 3, a, uint64(total))
-		want1, want2, err := nvme.BuildPRP(nvme.IOVA(a), total, 4096, func() ([]uint64, nvme.IOVA, error) {
-			return mem, nvme.IOVA(q.ListsIOVA + 3*uint64(q.ListBytes)), nil
-		})
+		want1, want2, err := nvme.BuildPRP(nvme.IOVA(a), total, 4096,
+			func() ([]uint64, nvme.IOVA, error) {
+				return mem, nvme.IOVA(q.ListsIOVA + 3*uint64(q.ListBytes)), nil
+			})
 		require.NoError(t, err)
 		require.Equal(t, want1, cmd.PRP1)
 		require.Equal(t, want2, cmd.PRP2)
@@ -214,7 +223,8 @@ func TestNoAllocationPerCommand(t *testing.T) {
 			return testing.AllocsPerRun(20, read)
 		}
 		small, large := per(32), per(32*200)
-		require.Less(t, large, small+32, "200 times the commands: %v and %v allocations", small, large)
+		require.Less(t, large, small+32, "200 times the commands: %v and %v allocations",
+			small, large)
 	}
 }
 

@@ -6,7 +6,10 @@ import (
 )
 
 // Histogram counts durations in buckets of 1/16 octave, from 256 ns to 68 s (a relative error of
-// at most 6.25 %). It is plain data, so that kernels can count in it.
+// at most 6.25 %); what is shorter is in the first. It is plain data, so that kernels can count in
+// it. A duration is no finer than the clock that it was taken with: %globaltimer of some GPUs steps
+// by 1 us and more, and then the buckets below the step are empty but for the first ("gputier
+// clock", a step of make test-gpu-pack, measures it).
 type Histogram struct {
 	Counts [histBuckets]uint64
 }

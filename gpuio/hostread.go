@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -23,9 +22,9 @@ import (
 // The part that the cpu and mmap stacks share: sets in order of submission, worker goroutines that
 // take a few rows at a time from the oldest, and rows gathered by the CPU.
 //
-// The cpu stack coalesces as async does: rows on equal and adjacent LBAs of a window are one read. The
-// set is then sorted by the worker that first needs it, and what workers take are places in that order.
-// A run belongs to whoever takes the place of its first row.
+// The cpu stack coalesces as async does: rows on equal and adjacent LBAs of a window are one read.
+// The set is then sorted by the worker that first needs it, and what workers take are places in
+// that order. A run belongs to whoever takes the place of its first row.
 
 // BackingError is a failed read of the file or block device behind an SSD.
 type BackingError struct {
@@ -37,7 +36,8 @@ type BackingError struct {
 }
 
 func (e *BackingError) Error() string {
-	return fmt.Sprintf("SSD %s: read %s at %d+%d: %v; restore the file, or bind and load it again", e.SSD, e.Path, e.Offset, e.Bytes, e.Err)
+	return fmt.Sprintf("SSD %s: read %s at %d+%d: %v; restore the file, or bind and load it again",
+		e.SSD, e.Path, e.Offset, e.Bytes, e.Err)
 }
 
 func (e *BackingError) Unwrap() error { return e.Err }
@@ -130,9 +130,12 @@ type backing struct {
 // openBacking opens an SSD's file for reading, with O_DIRECT where it can be had.
 func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 	if d.BackingPath == "" {
-		return nil, errs.New(errs.Capability, "SSD %s has no file behind it that the CPU could read: use --io-stack async", d.name())
+		return nil, errs.New(errs.Capability,
+			"SSD %s has no file behind it that the CPU could read: use %v %s", d.name(),
+			errs.Key("io-stack"), StackAsync)
 	}
-	b := &backing{ssd: d.name(), path: d.BackingPath, base: int64(d.DataStart) * int64(l.LBABytes), align: 1}
+	b := &backing{ssd: d.name(), path: d.BackingPath, base: int64(d.DataStart) * int64(l.LBABytes),
+		align: 1}
 	flags := unix.O_RDONLY | unix.O_CLOEXEC
 	fd := -1
 	var err error
@@ -143,7 +146,8 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 	}
 	if fd < 0 {
 		if fd, err = unix.Open(d.BackingPath, flags, 0); err != nil {
-			return nil, errs.New(errs.Device, "SSD %s: open %s: %w; bind it again", d.name(), d.BackingPath, err)
+			return nil, errs.New(errs.Device, "SSD %s: open %s: %w; bind it again", d.name(),
+				d.BackingPath, err)
 		}
 	}
 	b.fd = int32(fd)
@@ -153,11 +157,15 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 		return nil, errors.Join(errs.New(errs.Device, "SSD %s: %w", d.name(), err), b.f.Close())
 	}
 	if how := id.Differs(d.Backing); d.Backing.Known() && how != "" {
-		return nil, errors.Join(errs.New(errs.Refused, "SSD %s: %s is not what was bound: %s; unbind it and bind it anew", d.name(), d.BackingPath, how), b.f.Close())
+		return nil,
+			errors.Join(errs.New(errs.Refused,
+				"SSD %s: %s is not what was bound: %s; unbind it and bind it anew", d.name(),
+				d.BackingPath, how), b.f.Close())
 	}
 	b.size = size
 	if need := b.base + l.LBAsOn(index)*int64(l.LBABytes); need > b.size {
-		err := &BackingError{SSD: b.ssd, Path: b.path, Offset: b.base, Bytes: int(need - b.base), Err: fmt.Errorf("%w: it has %d bytes", ErrShort, b.size)}
+		err := &BackingError{SSD: b.ssd, Path: b.path, Offset: b.base, Bytes: int(need - b.base),
+			Err: fmt.Errorf("%w: it has %d bytes", ErrShort, b.size)}
 		return nil, errors.Join(errs.With(errs.Device, err), b.f.Close())
 	}
 	return b, nil
@@ -166,7 +174,8 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 // directAlign asks for the alignment of O_DIRECT; file systems that do not tell get 4096.
 func directAlign(fd int) int64 {
 	var st unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil &&
+		st.Mask&unix.STATX_DIOALIGN != 0 {
 		if a := int64(max(st.Dio_offset_align, st.Dio_mem_align)); a > 0 {
 			return max(a, 512)
 		}
@@ -182,11 +191,14 @@ func (b *backing) span(off int64, want int) (at int64, n, skip int) {
 	return at, n, skip
 }
 
-func newHostReader(name string, dev cuda.Device, ssds []*SSD, l Layout, direct bool) (*hostReader, error) {
+func newHostReader(name string, dev cuda.Device, ssds []*SSD, l Layout, direct bool) (*hostReader,
+	error) {
 	if err := checkSSDs(ssds, l, false); err != nil {
 		return nil, err
 	}
-	r := &hostReader{name: name, dev: dev, ssds: ssds, layout: l, grab: 16, slots: make(chan struct{}, maxSets), perSSD: make([]hostSSD, len(ssds)), units: unitRule{parts: 1}}
+	r := &hostReader{name: name, dev: dev, ssds: ssds, layout: l, grab: 16,
+		slots: make(chan struct{}, maxSets), perSSD: make([]hostSSD, len(ssds)),
+		units: unitRule{parts: 1}}
 	r.more.L = &r.mu
 	var err error
 	for i, d := range ssds {
@@ -222,7 +234,8 @@ func (r *hostReader) Submit(ctx context.Context, rs *ReadSet) (Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &hostPending{r: r, ctx: context.WithoutCancel(ctx), n: n, rs: *rs, done: make(chan struct{}), started: time.Now()}
+	p := &hostPending{r: r, ctx: context.WithoutCancel(ctx), n: n, rs: *rs,
+		done: make(chan struct{}), started: time.Now()}
 	if n == 0 {
 		close(p.done)
 		return p, nil
@@ -342,7 +355,8 @@ func (p *hostPending) sort(end int64) {
 		n := int(to - from)
 		if len(b.keys) < n {
 			c := grown(int64(n))
-			b.keys, b.other, b.otherIdx, b.run = make([]uint64, c), make([]uint64, c), make([]uint32, c), make([]uint32, c)
+			b.keys, b.other, b.otherIdx, b.run = make([]uint64, c), make([]uint64, c),
+				make([]uint32, c), make([]uint32, c)
 		}
 		keys, other, idx, otherIdx := b.keys[:n], b.other[:n], p.order[from:to], b.otherIdx[:n]
 		for k := range keys {
@@ -375,7 +389,8 @@ func (p *hostPending) check(i int64, ssd int) error {
 	case int(row%int64(l.SSDs)) != ssd:
 		return fmt.Errorf("not a row of the SSD in whose bucket it is")
 	case int64(p.pos[i])*p.rs.DstStride > p.rs.extent()-int64(l.RowBytes):
-		return fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i], p.rs.extent())
+		return fmt.Errorf("position %d is outside the destination of %d bytes", p.pos[i],
+			p.rs.extent())
 	}
 	return nil
 }
@@ -548,13 +563,15 @@ func (p *hostPending) Wait(ctx context.Context) (ReadStats, error) {
 		return ReadStats{}, fmt.Errorf("gpuio %s: wait for %d rows: %w", p.r.name, p.n, ctx.Err())
 	}
 	st := ReadStats{
-		Rows: p.n - p.failed, Commands: p.commands.Load(), Bytes: p.bytes.Load(), Retries: p.retries.Load(), Timeouts: p.timeouts.Load(), Submit: p.submit,
+		Rows: p.n - p.failed, Commands: p.commands.Load(), Bytes: p.bytes.Load(),
+		Retries: p.retries.Load(), Timeouts: p.timeouts.Load(), Submit: p.submit,
 	}
 	if p.n > 0 {
 		st.Complete = p.end.Sub(p.started) - p.submit
 	}
 	if p.failed > 0 {
-		return st, errs.With(errs.Device, &SetError{Stack: p.r.name, Failed: p.failed, Rows: p.n, First: p.fails})
+		return st, errs.With(errs.Device, &SetError{Stack: p.r.name, Failed: p.failed, Rows: p.n,
+			First: p.fails})
 	}
 	return st, nil
 }
@@ -562,15 +579,19 @@ func (p *hostPending) Wait(ctx context.Context) (ReadStats, error) {
 // Stats implements Reader.
 func (r *hostReader) Stats() Stats {
 	st := Stats{
-		ReadStats: ReadStats{Rows: r.rows.Load(), Commands: r.commands.Load(), Bytes: r.bytes.Load(), Retries: r.retries.Load(), Timeouts: r.timeouts.Load(), Complete: time.Duration(r.completeNS.Load())},
-		Sets:      r.sets.Load(), Failed: r.failed.Load(), Coalesced: r.coalesced.Load(),
+		ReadStats: ReadStats{Rows: r.rows.Load(), Commands: r.commands.Load(),
+			Bytes: r.bytes.Load(), Retries: r.retries.Load(), Timeouts: r.timeouts.Load(),
+			Complete: time.Duration(r.completeNS.Load())},
+		Sets: r.sets.Load(), Failed: r.failed.Load(), Coalesced: r.coalesced.Load(),
 	}
 	st.Staged = st.Commands
 	r.histMu.Lock()
 	st.Latency = r.hist
 	r.histMu.Unlock()
 	for s, d := range r.ssds {
-		st.PerSSD = append(st.PerSSD, SSDStats{Name: d.name(), Commands: r.perSSD[s].commands.Load(), Bytes: r.perSSD[s].bytes.Load()})
+		st.PerSSD = append(st.PerSSD,
+			SSDStats{Name: d.name(), Commands: r.perSSD[s].commands.Load(),
+				Bytes: r.perSSD[s].bytes.Load()})
 	}
 	return st
 }
@@ -659,53 +680,4 @@ func (p *hostPending) failAll(n int64, err error) {
 	}
 	p.mu.Unlock()
 	p.finished(n)
-}
-
-// NewMmap makes the stack that copies rows out of the page cache, as loaders of DGL and PyTorch
-// Geometric do. Its ReadStats.Bytes are the rows' LBAs, an upper bound: what the page cache held
-// already did not move.
-func NewMmap(dev cuda.Device, ssds []*SSD, l Layout) (Reader, error) {
-	r, err := newHostReader("mmap", dev, ssds, l, false)
-	if err != nil {
-		return nil, err
-	}
-	for _, b := range r.files {
-		if b.size == 0 {
-			continue
-		}
-		if b.mapped, err = unix.Mmap(int(b.fd), 0, int(b.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
-			err = errs.New(errs.Device, "SSD %s: map %s: %w", b.ssd, b.path, err)
-			return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
-		}
-		// Without this each fault reads around it, as for sequential access.
-		if err := unix.Madvise(b.mapped, unix.MADV_RANDOM); err != nil {
-			err = errs.New(errs.Device, "SSD %s: advise on %s: %w", b.ssd, b.path, err)
-			return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
-		}
-	}
-	for range max(2, runtime.NumCPU()) {
-		r.workers.Add(1)
-		go func() {
-			defer r.workers.Done()
-			r.syncWorker(mmapRow)
-		}()
-	}
-	return r, nil
-}
-
-// mmapRow copies a row from the mapping. The file may have become shorter since it was mapped, or
-// its medium may fail: the fault becomes an error.
-func mmapRow(p *hostPending, u *hostUnit) (err error) {
-	defer func() {
-		if x := recover(); x != nil {
-			cause, ok := x.(error)
-			if !ok {
-				cause = fmt.Errorf("%v", x)
-			}
-			err = &BackingError{SSD: u.file.ssd, Path: u.file.path, Offset: u.off, Bytes: len(u.dst), Err: fmt.Errorf("%w or unreadable (%w)", ErrShort, cause)}
-		}
-	}()
-	p.account(u.ssd, p.r.layout.ReadBytes())
-	copy(u.dst, u.file.mapped[u.off:])
-	return nil
 }

@@ -118,8 +118,8 @@ func hostSideOf(handle uint64) (*hostSide, error) {
 
 var clockEpoch = time.Now()
 
-// nanotime is monotonic time in nanoseconds, the clock of command deadlines. It is never negative, not
-// even in a bubble of testing/synctest, where it is 2000.
+// nanotime is monotonic time in nanoseconds, the clock of command deadlines. It is never negative,
+// not even in a bubble of testing/synctest, where it is 2000.
 func nanotime() int64 { return int64(time.Since(clockEpoch)) + clockStart }
 
 const clockStart = 1 << 61 // 73 years

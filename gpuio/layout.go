@@ -8,7 +8,7 @@ import (
 )
 
 // Layout says where each feature row lives on a set of SSDs: row r is on SSD r mod n, at slot
-// r div n (DESIGN section 8). A slot is either LBAsPerRow whole LBAs (padded) or one of
+// r div n. A slot is either LBAsPerRow whole LBAs (padded) or one of
 // RowsPerLBA parts of an LBA (packed); at least one of the two is 1, so a row smaller than an
 // LBA never straddles one. It is plain data: kernels get the same bytes.
 type Layout struct {
@@ -28,20 +28,24 @@ const (
 	_ = uint(unsafe.Offsetof(Layout{}.LBAsPerRow) - 24)
 )
 
-// NewLayout packs rows of which two or more fit into an LBA. All others have whole LBAs of their own.
-// So a read moves no more LBAs than its row needs.
+// NewLayout packs rows of which two or more fit into an LBA. All others have whole LBAs of their
+// own. So a read moves no more LBAs than its row needs.
 func NewLayout(rows int64, rowBytes, ssds, lbaBytes int) (Layout, error) {
 	switch {
 	case rows < 0:
-		return Layout{}, errs.New(errs.Usage, "layout of %d rows: the number of rows cannot be negative", rows)
+		return Layout{}, errs.New(errs.Usage,
+			"layout of %d rows: the number of rows cannot be negative", rows)
 	case rowBytes < 1 || rowBytes > 1<<24:
-		return Layout{}, errs.New(errs.Usage, "layout with rows of %d bytes: a row has 1 to %d bytes", rowBytes, 1<<24)
+		return Layout{}, errs.New(errs.Usage,
+			"layout with rows of %d bytes: a row has 1 to %d bytes", rowBytes, 1<<24)
 	case ssds < 1 || ssds > 1<<16:
 		return Layout{}, errs.New(errs.Usage, "layout over %d SSDs: bind at least one", ssds)
 	case lbaBytes < 512 || lbaBytes > 1<<16 || lbaBytes&(lbaBytes-1) != 0:
-		return Layout{}, errs.New(errs.Usage, "layout with LBAs of %d bytes: format the SSD with 512 or 4096 byte LBAs", lbaBytes)
+		return Layout{}, errs.New(errs.Usage,
+			"layout with LBAs of %d bytes: format the SSD with 512 or 4096 byte LBAs", lbaBytes)
 	}
-	l := Layout{Rows: rows, RowBytes: int32(rowBytes), SSDs: int32(ssds), LBABytes: int32(lbaBytes), RowsPerLBA: 1, LBAsPerRow: 1}
+	l := Layout{Rows: rows, RowBytes: int32(rowBytes), SSDs: int32(ssds), LBABytes: int32(lbaBytes),
+		RowsPerLBA: 1, LBAsPerRow: 1}
 	if rowBytes <= lbaBytes {
 		l.RowsPerLBA = int32(lbaBytes / rowBytes)
 	} else {
@@ -57,7 +61,9 @@ func (l Layout) Check() error {
 		return err
 	}
 	if want != l {
-		return errs.New(errs.Usage, "layout %+v is not the one for its row and LBA sizes (%+v); load the dataset again", l, want)
+		return errs.New(errs.Usage,
+			"layout %+v is not the one for its row and LBA sizes (%+v); load the dataset again",
+			l, want)
 	}
 	return nil
 }

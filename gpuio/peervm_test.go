@@ -20,8 +20,9 @@ import (
 	"helios/nvme"
 )
 
-// barDevice is the host device with memory of its own behind another PCI device's BAR, which the CPU is not told
-// of: in place of a GPU, it has rung p2p meet real type1 mappings and real controllers.
+// barDevice is the host device with memory of its own behind another PCI device's BAR, which the
+// CPU is not told of: in place of a GPU, it has rung p2p meet real type1 mappings and real
+// controllers.
 type barDevice struct {
 	*cuda.Host
 	bar []byte
@@ -67,7 +68,8 @@ func (d *barDevice) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.B
 		at.lo = s.hi
 	}
 	if at.hi = at.lo + n; at.hi > len(d.bar) {
-		return nil, errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "bar", Purpose: purpose, Want: size})
+		return nil, errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "bar",
+			Purpose: purpose, Want: size})
 	}
 	mem := d.bar[at.lo:][:size]
 	ioFill(d.bar[at.lo:at.hi], 0)
@@ -94,19 +96,22 @@ func (d *barDevice) MapPeer(b cuda.Buffer, _ string) (cuda.PeerMapping, error) {
 	return elsewhere{d.bar[bb.at.lo:][:b.Size()]}, nil
 }
 
-// TestVFIOPeer: rung p2p over real controllers, HELIOS_VFIO_TEST=ADDR, with their queues, PRP lists and data in the memory
-// of the device whose BAR is the file HELIOS_VFIO_PEER. It WRITES to the controller.
+// TestVFIOPeer: rung p2p over real controllers, HELIOS_VFIO_TEST=ADDR, with their queues, PRP lists
+// and data in the memory of the device whose BAR is the file HELIOS_VFIO_PEER. It WRITES to the
+// controller.
 func TestVFIOPeer(t *testing.T) {
 	addr, file := os.Getenv("HELIOS_VFIO_TEST"), os.Getenv("HELIOS_VFIO_PEER")
 	if addr == "" || file == "" {
-		t.Skip("HELIOS_VFIO_TEST names no scratch controller that is bound to vfio-pci, and HELIOS_VFIO_PEER no file of a BAR with memory (…/resource2_wc)")
+		t.Skip(
+			"HELIOS_VFIO_TEST names no scratch controller that is bound to vfio-pci, and HELIOS_VFIO_PEER no file of a BAR with memory (…/resource2_wc)")
 	}
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
 	st, err := f.Stat()
 	require.NoError(t, err)
-	p, err := unix.MmapPtr(int(f.Fd()), 0, nil, uintptr(st.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	p, err := unix.MmapPtr(int(f.Fd()), 0, nil, uintptr(st.Size()), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	require.NoError(t, err)
 	dom, err := vfio.New(vfio.Options{})
 	require.NoError(t, err)
@@ -126,11 +131,13 @@ func TestVFIOPeer(t *testing.T) {
 			r.t = t
 			rng := rand.New(rand.NewPCG(1, 2))
 			if stack == "sync" {
-				rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 16, Blocks: 4, Memory: m})
+				rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 16, Blocks: 4,
+					Memory: m})
 				r.readAll(rng, rd, err)
 				return
 			}
-			rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, QueuePairs: 2, CoalesceBytes: 64 << 10, Memory: m})
+			rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, QueuePairs: 2,
+				CoalesceBytes: 64 << 10, Memory: m})
 			r.readAll(rng, rd, err)
 		})
 	}
@@ -138,7 +145,8 @@ func TestVFIOPeer(t *testing.T) {
 	t.Run("reset", func(t *testing.T) {
 		r.t = t
 		ctx := testCtx(t)
-		rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Timeout: time.Second, Memory: m})
+		rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Timeout: time.Second,
+			Memory: m})
 		require.NoError(t, err)
 		rng := rand.New(rand.NewPCG(3, 4))
 		var sets []*testSet

@@ -1,9 +1,9 @@
 package gpuio
 
-// Planner says which commands a set of rows would take, without SSDs: the rules of the stacks as pure
-// arithmetic, for the virtual clock.
+// Planner says which commands a set of rows would take, without SSDs: the rules of the stacks as
+// pure arithmetic, for the virtual clock.
 type Planner struct {
-	e          async // layout and units only
+	e          queueSet // layout and units only
 	align      int64
 	keys, keyB []uint64
 	idx, idxB  []uint32
@@ -12,14 +12,15 @@ type Planner struct {
 
 // PlanOptions are what of a stack's options, and of its SSDs, decides about commands.
 type PlanOptions struct {
-	Stack            string // async and cpu: rows may share commands; every other one reads row by row
+	Stack            string // name of a Stack
 	CoalesceBytes    int    // as in AsyncOptions
 	Depth            int    // as in AsyncOptions
 	MaxTransferBytes int    // of the SSDs; 0: no limit but that of a page of PRP list
 	Align            int    // reads are widened to it (the cpu stack's O_DIRECT); 0: not
 }
 
-// planPage is the memory page of a controller that nobody has asked: the smallest, and the usual one.
+// planPage is the memory page of a controller that nobody has asked: the smallest, and the usual
+// one.
 const planPage = 4096
 
 // NewPlanner makes a planner for a layout.
@@ -37,11 +38,15 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 	if o.MaxTransferBytes > 0 {
 		limit = min(limit, o.MaxTransferBytes)
 	}
-	if o.Stack != "async" && o.Stack != "sync" {
+	stack, err := FindStack(o.Stack)
+	if err != nil {
+		return nil, err
+	}
+	if !stack.Queued {
 		limit = max(l.ReadBytes(), maxHostRead) // the CPU's reads are as long as it likes
 	}
-	var err error
-	if p.e.unitRule, err = chooseUnits(l, limit, o.Stack == "async" || o.Stack == "cpu", a.CoalesceBytes, a.Depth); err != nil {
+	if p.e.unitRule, err = chooseUnits(l, limit, stack.Coalesces, a.CoalesceBytes,
+		a.Depth); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -54,8 +59,8 @@ type Planned struct {
 	Shared   int64 // rows that share a command with another
 }
 
-// Set plans the rows of a ReadSet: rows[offsets[s]:offsets[s+1]] are those of SSD s. The answer is added
-// to out, which has an entry for each SSD.
+// Set plans the rows of a ReadSet: rows[offsets[s]:offsets[s+1]] are those of SSD s. The answer is
+// added to out, which has an entry for each SSD.
 func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 	l := &p.e.layout
 	each := int64(l.ReadBytes())

@@ -15,14 +15,18 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 		stack               string
 		coalesce            int
 	}{
-		{64, 2, 512, "async", 0}, {64, 3, 512, "async", -1}, {100, 2, 4096, "async", 8 << 10}, {512, 1, 512, "async", 0}, {512, 2, 512, "async", 64 << 10},
-		{2408, 3, 512, "async", 1 << 20}, {4096, 2, 512, "async", 0}, {300 << 10, 2, 512, "async", 0}, {300 << 10, 1, 512, "sync", 0}, {64, 2, 512, "sync", 0},
+		{64, 2, 512, "async", 0}, {64, 3, 512, "async", -1}, {100, 2, 4096, "async", 8 << 10},
+		{512, 1, 512, "async", 0}, {512, 2, 512, "async", 64 << 10},
+		{2408, 3, 512, "async", 1 << 20}, {4096, 2, 512, "async", 0},
+		{300 << 10, 2, 512, "async", 0}, {300 << 10, 1, 512, "sync", 0}, {64, 2, 512, "sync", 0},
 		{128, 2, 512, "cpu", 0}, {128, 2, 512, "mmap", 0},
 	} {
 		t.Run(fmt.Sprintf("%s %d", c.stack, c.rowBytes), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(i), 3))
-			r := newRig(t, rigOptions{rows: int64(1200 / max(c.rowBytes/4096, 1)), rowBytes: c.rowBytes, ssds: c.ssds, lba: c.lba, ram: true, sms: 2})
-			p, err := NewPlanner(r.layout, PlanOptions{Stack: c.stack, CoalesceBytes: c.coalesce, MaxTransferBytes: r.ssds[0].Ctrl.MaxTransferBytes()})
+			r := newRig(t, rigOptions{rows: int64(1200 / max(c.rowBytes/4096, 1)),
+				rowBytes: c.rowBytes, ssds: c.ssds, lba: c.lba, ram: true, sms: 2})
+			p, err := NewPlanner(r.layout, PlanOptions{Stack: c.stack, CoalesceBytes: c.coalesce,
+				MaxTransferBytes: r.ssds[0].Ctrl.MaxTransferBytes()})
 			require.NoError(t, err)
 			var rd Reader
 			switch c.stack {
@@ -33,7 +37,8 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 			case "mmap":
 				rd = r.reader(NewMmap(r.dev, r.ssds, r.layout))
 			default:
-				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: c.coalesce}))
+				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout,
+					AsyncOptions{CoalesceBytes: c.coalesce}))
 			}
 			for _, n := range []int{1, 40, 900} {
 				s := r.newSet(rng, min(n, 1+int(64<<20)/c.rowBytes/4), int64(c.rowBytes), 0)

@@ -11,12 +11,14 @@ import (
 	"helios/nvme"
 )
 
-// Real SSDs neither wait nor wake: whoever wants their completions looks at the queues. A look costs a
-// read of memory, so it is repeated at once for as long as a read usually takes, with the goroutine's
-// turn given away in between. After that come naps in proportion to the time that has passed: a wait is
-// at most an eighth longer than it need be, and takes next to no CPU once it is long.
+// Real SSDs neither wait nor wake: whoever wants their completions looks at the queues. A look
+// costs a read of memory, so it is repeated at once for as long as a read usually takes, with the
+// goroutine's turn given away in between. After that come naps in proportion to the time that has
+// passed: a wait is at most an eighth longer than it need be, and takes next to no CPU once it is
+// long.
 //
-// A nap is a system call of its own: Go's timers are up to a millisecond late when all goroutines wait.
+// A nap is a system call of its own: Go's timers are up to a millisecond late when all goroutines
+// wait.
 const (
 	pollFor  = 100 * time.Microsecond
 	napLeast = 10 * time.Microsecond
@@ -41,13 +43,14 @@ func (n *napper) pause(d time.Duration) {
 	if d <= 0 {
 		return
 	}
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // of this thread, whichever it is: 50 µs otherwise
+	// of this thread, whichever it is: 50 µs otherwise
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	ts := unix.NsecToTimespec(int64(d))
 	_ = unix.Nanosleep(&ts, nil) // a signal may end it early
 }
 
-// waitCQ waits until a queue may have a completion. A bus that cannot wait has its queue looked at after
-// a pause.
+// waitCQ waits until a queue may have a completion. A bus that cannot wait has its queue looked at
+// after a pause.
 func waitCQ(w nvme.Waiter, qid uint16, d time.Duration, n *napper) {
 	if w != nil {
 		w.WaitCQ(qid, d)
@@ -90,8 +93,8 @@ func (p *blockPark) frozen() int {
 	return n
 }
 
-// arrived tells whether a queue has a new completion, or somebody is just looking. Of a queue that is
-// frozen not even the memory may be left.
+// arrived tells whether a queue has a new completion, or somebody is just looking. Of a queue that
+// is frozen not even the memory may be left.
 func (q *queueState) arrived() bool {
 	if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {
 		return atomic.LoadUint32(&q.Frozen) == frozenNo

@@ -31,7 +31,8 @@ func (b leavingBus) Leaving() error {
 func TestLeavingSSD(t *testing.T) {
 	var asked atomic.Bool
 	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 64, ram: true,
-		proxy: func(c *proxy.Config) { c.PollDoorbells = true }, wrap: func(b nvme.Bus) nvme.Bus { return leavingBus{pollBus{b}, &asked} }})
+		proxy: func(c *proxy.Config) { c.PollDoorbells = true },
+		wrap:  func(b nvme.Bus) nvme.Bus { return leavingBus{pollBus{b}, &asked} }})
 	ctx := testCtx(t)
 	bulk, err := NewBulk(ctx, r.ssds[0].Ctrl, 4)
 	require.NoError(t, err)
@@ -57,7 +58,8 @@ func TestLeavingSSD(t *testing.T) {
 		require.ErrorAs(t, err, &given)
 		require.ErrorIs(t, err, nvme.ErrGone)
 		require.Equal(t, errs.Device, errs.ClassOf(err))
-		require.ErrorContains(t, fmt.Errorf("%s", rd.Stats().PerSSD[0].GivenUp), "the kernel asks for it")
+		require.ErrorContains(t, fmt.Errorf("%s", rd.Stats().PerSSD[0].GivenUp),
+			"the kernel asks for it")
 		s.free(rd)
 		require.NoError(t, rd.Close(ctx))
 	}
@@ -67,8 +69,8 @@ func TestLeavingSSD(t *testing.T) {
 	asked.Store(false)
 }
 
-// TestNapper: looks come at once at first, later after a part of the time that has passed, and no pause
-// is longer than asked for.
+// TestNapper: looks come at once at first, later after a part of the time that has passed, and no
+// pause is longer than asked for.
 func TestNapper(t *testing.T) {
 	var n napper
 	looks := 0

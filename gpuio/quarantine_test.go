@@ -35,8 +35,8 @@ func TestStrideOverflow(t *testing.T) {
 	}
 }
 
-// TestBrokenEngineRefuses: sets that were abandoned keep their slots; with all slots gone so, Submit
-// tells why at once.
+// TestBrokenEngineRefuses: sets that were abandoned keep their slots; with all slots gone so,
+// Submit tells why at once.
 func TestBrokenEngineRefuses(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
 	rd := r.async(AsyncOptions{Depth: 8})
@@ -55,8 +55,8 @@ func TestBrokenEngineRefuses(t *testing.T) {
 	s.free(rd)
 }
 
-// TestStrandedSetsRefuse: sets that an SSD may still write to keep their slots; with all slots gone so,
-// Submit tells why at once.
+// TestStrandedSetsRefuse: sets that an SSD may still write to keep their slots; with all slots gone
+// so, Submit tells why at once.
 func TestStrandedSetsRefuse(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
 	rd := r.async(AsyncOptions{Depth: 8})
@@ -95,11 +95,12 @@ func (b *stubborn) Write32(off, v uint32) error {
 	return b.waitBus.Write32(off, v)
 }
 
-// TestUnsafeSSDKeepsRows: while neither the deletion of a queue pair nor a reset ended an SSD's DMA,
-// no set with rows there may be told that nothing will be written any more.
+// TestUnsafeSSDKeepsRows: while neither the deletion of a queue pair nor a reset ended an SSD's
+// DMA, no set with rows there may be told that nothing will be written any more.
 func TestUnsafeSSDKeepsRows(t *testing.T) {
 	var bus *stubborn
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read)",
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 200, ram: true,
+		faults: "lost(op=read)",
 		wrap: func(b nvme.Bus) nvme.Bus {
 			bus = &stubborn{waitBus: waitBus{b, b.(nvme.Kicker), b.(nvme.Waiter)}}
 			return bus
@@ -109,8 +110,8 @@ func TestUnsafeSSDKeepsRows(t *testing.T) {
 	noDelete(rd.(*async))
 	bus.noReset.Store(true)
 	ctx := testCtx(t)
-	// The second set alone lies on the other queue, or waits behind the first: those of its rows that the
-	// SSD has not seen are simply not read.
+	// The second set alone lies on the other queue, or waits behind the first: those of its rows
+	// that the SSD has not seen are simply not read.
 	a := r.newSet(rand.New(rand.NewPCG(1, 1)), 64, 512, 0)
 	b := r.newSet(rand.New(rand.NewPCG(1, 2)), 20, 512, 0)
 	pa, err := rd.Submit(ctx, a.rs)
@@ -122,7 +123,9 @@ func TestUnsafeSSDKeepsRows(t *testing.T) {
 		var given *GivenUpError
 		require.ErrorAs(t, err, &given)
 		require.True(t, given.Unsafe)
-		require.Regexp(t, `read LBA \d+\+1: nvme ssd0 was given up after .* and 3 resets: .*register does not answer; and it could not be disabled`, err.Error())
+		require.Regexp(t,
+			`read LBA \d+\+1: nvme ssd0 was given up after .* and 3 resets: .*register does not answer; and it could not be disabled`,
+			err.Error())
 		if i == 0 {
 			require.ErrorContains(t, err, "close the reader before the buffers are used again")
 		}
@@ -167,18 +170,21 @@ func TestMappedMemoryIsNotFreed(t *testing.T) {
 	require.NoError(t, e.giveBack(r.ssds[0], &area))
 }
 
-// TestCloseDuringRecovery: a recovery that is under way when the reader is closed must not bring its
-// queue back to life.
+// TestCloseDuringRecovery: a recovery that is under way when the reader is closed must not bring
+// its queue back to life.
 func TestCloseDuringRecovery(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read)"})
-	rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8, Timeout: 40 * time.Millisecond})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 200, ram: true,
+		faults: "lost(op=read)"})
+	rd, err := NewAsync(r.dev, r.ssds, r.layout,
+		AsyncOptions{Depth: 8, Timeout: 40 * time.Millisecond})
 	require.NoError(t, err)
 	e := rd.(*async)
 	entered, proceed := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error {
 		once.Do(func() { close(entered); <-proceed })
-		return &nvme.StatusError{Status: nvme.StatusInternalError} // refused; the grace period decides
+		// refused; the grace period decides
+		return &nvme.StatusError{Status: nvme.StatusInternalError}
 	}
 	s := r.newSet(rand.New(rand.NewPCG(1, 1)), 64, 512, 0)
 	p, err := rd.Submit(testCtx(t), s.rs)
@@ -231,7 +237,8 @@ func (g gate) Close() error                            { return nil }
 // yet, since it may depend on them.
 func TestReadyOfALaterSet(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64})
-	rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 64, Threads: 1, Engine: "io_uring"}))
+	rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 64, Threads: 1,
+		Engine: "io_uring"}))
 	ctx := testCtx(t)
 	var sets []*testSet
 	var pend []Pending
@@ -274,8 +281,8 @@ func TestFreedDestination(t *testing.T) {
 	require.NoError(t, s.posBuf.Free())
 }
 
-// TestAbortOfNothing: when what was late is done by the time of the recovery, the queue is looked at
-// again all the same, as the next commands may be late too.
+// TestAbortOfNothing: when what was late is done by the time of the recovery, the queue is looked
+// at again all the same, as the next commands may be late too.
 func TestAbortOfNothing(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
 	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 1, Timeout: time.Minute})

@@ -10,8 +10,9 @@ import (
 	"helios/nvme"
 )
 
-// Kernel "read_sync": reads the rows of one set as BaM and GIDS do, one warp per row. (Rows that one
-// command cannot move have a warp per part. Rows never share a command: that is what the baseline is.)
+// Kernel "read_sync": reads the rows of one set as BaM and GIDS do, one warp per row. (Rows that
+// one command cannot move have a warp per part. Rows never share a command: that is what the
+// baseline is.)
 //
 // Warp w serves queue w mod queues (and, when there are fewer warps than queues, each one that is a
 // whole number of warps further on). Its leader takes a free CID, then the next row of the queue's
@@ -75,7 +76,8 @@ func readSyncKernel(b *cuda.Block, p *syncParams) error {
 	}
 	per := uint32(max(b.Threads/warp, 1))
 	k := syncView{
-		kernelView: kernelView{h: h, sets: p.Sets}, p: p, set: at[setState](p.Sets, int(p.Set)), side: h.sync,
+		kernelView: kernelView{h: h, sets: p.Sets}, p: p, set: at[setState](p.Sets, int(p.Set)),
+		side:  h.sync,
 		block: int32(b.Index), warps: uint32(b.Blocks) * per, now: nanotime(),
 	}
 	k.until = k.now + p.LimitNS
@@ -289,7 +291,9 @@ func (k *syncView) finish(w *syncWarp, q *queueState, cmd *command) {
 		if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
 			kind = failTimeout
 		}
-		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID), CID: wireCID(w.cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
+		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID),
+			CID: wireCID(w.cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
+			Blocks: uint32(cmd.NLB) + 1})
 	} else if cmd.Dst != 0 {
 		q.unstage(k.set, w.cid, cmd)
 	}
@@ -338,8 +342,8 @@ func (k *syncView) sweepMarks(q *queueState, g uint32) bool {
 	}
 }
 
-// news tells whether the completion queue may have a new entry. Of a queue that is dead not even the
-// memory is left; none dies while a warp is here.
+// news tells whether the completion queue may have a new entry. Of a queue that is dead not even
+// the memory is left; none dies while a warp is here.
 func (q *queueState) news() bool {
 	if atomic.LoadUint32(&q.Frozen) != frozenNo {
 		return false
@@ -354,7 +358,8 @@ func (k *syncView) sweepLocked(q *queueState, g uint32) int {
 	n, foreign := 0, 0
 	head, phase := q.Head, q.Phase
 	for n < warp {
-		last := atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(at[nvme.Completion](q.CQ, int(head))), 12)))
+		last := atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(at[nvme.Completion](q.CQ,
+			int(head))), 12)))
 		if last>>16&1 != phase {
 			break
 		}
@@ -362,7 +367,8 @@ func (k *syncView) sweepLocked(q *queueState, g uint32) int {
 			head = 0
 			phase ^= 1
 		}
-		if cid := last & cidMask; cid >= q.NumCommands || !answers(atomic.LoadUint32(&at[command](q.Commands, int(cid)).State), last) {
+		if cid := last & cidMask; cid >= q.NumCommands ||
+			!answers(atomic.LoadUint32(&at[command](q.Commands, int(cid)).State), last) {
 			foreign = 1
 			atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 			break
@@ -429,7 +435,10 @@ func (s *syncSide) own(g, cid uint32, block int32) {
 	atomic.StoreInt32(&s.owners[g*maxCommands+cid], block)
 }
 
-func (s *syncSide) owner(g, cid uint32) int32 { return atomic.LoadInt32(&s.owners[g*maxCommands+cid]) }
+func (s *syncSide) owner(g,
+	cid uint32) int32 {
+	return atomic.LoadInt32(&s.owners[g*maxCommands+cid])
+}
 
 // wake ends a block's sleep.
 func (s *syncSide) wake(block int32) bool {
@@ -488,7 +497,9 @@ func (k *syncView) wait(b *cuda.Block, me *syncPark) {
 	for i := range me.warps {
 		if w := &me.warps[i]; w.phase == syncOut {
 			q := at[queueState](k.p.Queues, int(w.g))
-			stay = stay || atomic.LoadUint32(&at[command](q.Commands, int(w.cid)).State)&cmdState == cmdDone || atomic.LoadUint32(&q.Frozen) != frozenNo
+			stay = stay ||
+				atomic.LoadUint32(&at[command](q.Commands, int(w.cid)).State)&cmdState == cmdDone ||
+				atomic.LoadUint32(&q.Frozen) != frozenNo
 		}
 	}
 	if stay {

@@ -22,16 +22,37 @@ import (
 //  4. the SSD is given up.
 //
 // A command is issued again until its attempts are used up, a controller is reset until the SSD's
-// resets are; so it is, too, when all that it is given is late (barren). Only what was late, or lay on a queue with a completion for no command, is charged an
-// attempt; what merely stood beside it is not.
+// resets are; so it is, too, when all that it is given is late (barren). Only what was late, or lay
+// on a queue with a completion for no command, is charged an attempt; what merely stood beside it
+// is not.
 //
-// A retry waits for nothing: controllers name a delay (CRD) only to hosts that enabled Advanced Command
-// Retry (ACRE), which package nvme does not. DNR is honoured where completions are reaped.
+// A retry waits for nothing: controllers name a delay (CRD) only to hosts that enabled Advanced
+// Command Retry (ACRE), which package nvme does not. DNR is honoured where completions are reaped.
 //
-// A frozen queue belongs to the recovery of its SSD, of which there is one at a time, in a goroutine of
-// the engine: a Wait whose context ends leaves it at its work. The other SSDs' queues go on meanwhile,
-// and are recovered by themselves. On a device other than the host's no kernel may run while the host
-// changes what both share (stopped); the long waits, for admin commands and for resets, lie between.
+// A frozen queue belongs to the recovery of its SSD, of which there is one at a time, in a
+// goroutine of the engine: a Wait whose context ends leaves it at its work. The other SSDs' queues
+// go on meanwhile, and are recovered by themselves. On a device other than the host's no kernel may
+// run while the host changes what both share (stopped); the long waits, for admin commands and for
+// resets, lie between.
+
+// ladder is the recovery of a reader's SSDs.
+type ladder struct {
+	*queueSet
+	*setTable
+	*setForms
+	*kernelSet
+	*flight
+	rec     []ssdRecovery // by SSD
+	life    context.Context
+	endLife context.CancelFunc // ends recoveries
+
+	gate        chan struct{} // see enter; nil on the host device
+	clockOffset int64         // of the device's clock, once known; guarded by gate
+	clockKnown  bool
+
+	// abort is the admin command; tests replace it.
+	abort func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
+}
 
 // goOn recovers the SSDs that hold rows of the set and launches a kernel for these. failed is why
 // the set cannot be read; err is ctx's.
@@ -81,7 +102,7 @@ func (p *asyncPending) late(err error) error {
 }
 
 // recover recovers the SSDs that hold rows of p, all at once. Its error is ctx's.
-func (e *async) recover(ctx context.Context, p *asyncPending) error {
+func (e *ladder) recover(ctx context.Context, p *asyncPending) error {
 	var busy []<-chan struct{}
 	for s := range e.ssds {
 		if !e.hasRows(p, s) {
@@ -107,7 +128,7 @@ func (p *asyncPending) await(ctx context.Context, busy []<-chan struct{}) error 
 }
 
 // awaitRecoveries waits for all recoveries that are under way.
-func (e *async) awaitRecoveries(ctx context.Context, p *asyncPending) error {
+func (e *ladder) awaitRecoveries(ctx context.Context, p *asyncPending) error {
 	var busy []<-chan struct{}
 	for s := range e.rec {
 		r := &e.rec[s]
@@ -121,7 +142,7 @@ func (e *async) awaitRecoveries(ctx context.Context, p *asyncPending) error {
 }
 
 // hasRows tells whether the set has rows left at queues of an SSD.
-func (e *async) hasRows(p *asyncPending, ssd int) bool {
+func (e *ladder) hasRows(p *asyncPending, ssd int) bool {
 	rem := e.remaining(p.slot)
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
 		if atomic.LoadUint32(&rem[g]) != 0 {
@@ -131,9 +152,9 @@ func (e *async) hasRows(p *asyncPending, ssd int) bool {
 	return false
 }
 
-// startRecovery has an SSD recovered, unless it is being recovered already, and returns what is closed
-// afterwards. nil: the engine is being closed.
-func (e *async) startRecovery(ssd int) <-chan struct{} {
+// startRecovery has an SSD recovered, unless it is being recovered already, and returns what is
+// closed afterwards. nil: the engine is being closed.
+func (e *ladder) startRecovery(ssd int) <-chan struct{} {
 	r := &e.rec[ssd]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,9 +175,9 @@ func (e *async) startRecovery(ssd int) <-chan struct{} {
 	return r.busy
 }
 
-// endRecoveries ends the recoveries that are under way, wherever they are: what they have frozen stays
-// so. No other begins. Then it freezes all queues, so that kernels end.
-func (e *async) endRecoveries() {
+// endRecoveries ends the recoveries that are under way, wherever they are: what they have frozen
+// stays so. No other begins. Then it freezes all queues, so that kernels end.
+func (e *ladder) endRecoveries() {
 	e.endLife()
 	for s := range e.rec {
 		r := &e.rec[s]
@@ -173,9 +194,9 @@ func (e *async) endRecoveries() {
 	}
 }
 
-// recoverSSD climbs the ladder as far as it takes. When it returns, each queue of the SSD works, or is
-// dead; or ctx, the engine's life, has ended.
-func (e *async) recoverSSD(ctx context.Context, ssd int) {
+// recoverSSD climbs the ladder as far as it takes. When it returns, each queue of the SSD works, or
+// is dead; or ctx, the engine's life, has ended.
+func (e *ladder) recoverSSD(ctx context.Context, ssd int) {
 	err := e.stopped(ctx, func() error {
 		e.leftovers(ssd)
 		if e.deadError(ssd) != nil {
@@ -186,7 +207,8 @@ func (e *async) recoverSSD(ctx context.Context, ssd int) {
 	if err != nil || e.deadError(ssd) != nil {
 		return
 	}
-	// A controller that reports its end needs no Abort, and a queue that is not frozen yet would be.
+	// A controller that reports its end needs no Abort, and a queue that is not frozen yet would
+	// be.
 	cause := e.ssds[ssd].Ctrl.Health()
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD && cause == nil; g++ {
 		if atomic.LoadUint32(&e.queue(g).Frozen) != frozenNo {
@@ -206,13 +228,9 @@ func (e *async) recoverSSD(ctx context.Context, ssd int) {
 // leave a queue.
 const recoveryTimeout = 15 * time.Second
 
-func (e *async) kernelView() kernelView {
-	return kernelView{h: e.host, sets: e.setBuf.Ptr(), deferred: !e.onHost()}
-}
-
 // enter keeps recovery and launches apart, on a device whose kernels must not run while the host
 // changes what it shares with them. Its error is ctx's.
-func (e *async) enter(ctx context.Context) error {
+func (e *ladder) enter(ctx context.Context) error {
 	if e.gate == nil {
 		return nil
 	}
@@ -224,15 +242,15 @@ func (e *async) enter(ctx context.Context) error {
 	}
 }
 
-func (e *async) leave() {
+func (e *ladder) leave() {
 	if e.gate != nil {
 		<-e.gate
 	}
 }
 
-// stopped calls fn while no kernel runs, on a device other than the host's. Its error is fn's, or ctx's,
-// or that of kernels that failed, which breaks the engine.
-func (e *async) stopped(ctx context.Context, fn func() error) error {
+// stopped calls fn while no kernel runs, on a device other than the host's. Its error is fn's, or
+// ctx's, or that of kernels that failed, which breaks the engine.
+func (e *ladder) stopped(ctx context.Context, fn func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -249,20 +267,11 @@ func (e *async) stopped(ctx context.Context, fn func() error) error {
 	return fn()
 }
 
-// breakWith ends the engine; the first reason counts.
-func (e *async) breakWith(err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.broken == nil {
-		e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
-	}
-}
-
 // quiesce waits until no kernel runs, on a device other than the host's: a read-modify-write of the
 // CPU and one of a GPU on the same word are not atomic to each other across PCIe (CUDA C++
 // Programming Guide, "Mapped Memory"). It also learns what time it is on the device. The caller has
 // entered, so that none is launched.
-func (e *async) quiesce(ctx context.Context) error {
+func (e *ladder) quiesce(ctx context.Context) error {
 	if e.onHost() {
 		return nil
 	}
@@ -273,8 +282,8 @@ func (e *async) quiesce(ctx context.Context) error {
 	for s := range uint32(maxSets) {
 		last = max(last, e.set(s).DoneNS)
 	}
-	// A look is behind by as long as the kernel's end lies back, which is long when the caller waits
-	// late; never ahead. So the largest is the best.
+	// A look is behind by as long as the kernel's end lies back, which is long when the caller
+	// waits late; never ahead. So the largest is the best.
 	if offset := last - nanotime(); !e.clockKnown || offset > e.clockOffset {
 		e.clockOffset, e.clockKnown = offset, true
 	}
@@ -282,17 +291,18 @@ func (e *async) quiesce(ctx context.Context) error {
 }
 
 // now is the time on the clock of the commands' deadlines.
-func (e *async) now() int64 { return nanotime() + e.clockOffset }
+func (e *ladder) now() int64 { return nanotime() + e.clockOffset }
 
-// still waits until no kernel is inside a queue that was frozen: each looks at Frozen once more when it
-// has taken the submission side (Own) or the completion side (Reap).
-func (e *async) still(ctx context.Context, q *queueState) error {
+// still waits until no kernel is inside a queue that was frozen: each looks at Frozen once more
+// when it has taken the submission side (Own) or the completion side (Reap).
+func (e *ladder) still(ctx context.Context, q *queueState) error {
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	for _, side := range []*uint32{&q.Own, &q.Reap} {
 		for !atomic.CompareAndSwapUint32(side, ownFree, ownHeld) {
 			if err := ctx.Err(); err != nil {
-				return fmt.Errorf("nvme %s q%d: a kernel does not release the queue: %w", e.ssds[q.SSD].name(), q.QID, err)
+				return fmt.Errorf("nvme %s q%d: a kernel does not release the queue: %w",
+					e.ssds[q.SSD].name(), q.QID, err)
 			}
 			runtime.Gosched()
 		}
@@ -303,15 +313,15 @@ func (e *async) still(ctx context.Context, q *queueState) error {
 }
 
 // thaw lets kernels work on a queue again, and starts what waits there.
-func (e *async) thaw(q *queueState, g int) {
+func (e *ladder) thaw(q *queueState, g int) {
 	atomic.StoreUint32(&q.Frozen, frozenNo)
 	k := e.kernelView()
 	k.serve(q, uint32(g))
 }
 
-// recoverQueue aborts what is late on a frozen queue, or replaces it. An error is why the controller
-// must be reset.
-func (e *async) recoverQueue(ctx context.Context, g int) error {
+// recoverQueue aborts what is late on a frozen queue, or replaces it. An error is why the
+// controller must be reset.
+func (e *ladder) recoverQueue(ctx context.Context, g int) error {
 	q := e.queue(g)
 	var late []uint32
 	again := false // some were aborted before
@@ -344,20 +354,22 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 			for _, cid := range late {
 				atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
 			}
-			q.ScanAt = min(q.oldest(), e.now()+q.TimeoutNS) // nothing may be in flight now, but soon
+			// nothing may be in flight now, but soon
+			q.ScanAt = min(q.oldest(), e.now()+q.TimeoutNS)
 			e.thaw(q, g)
 			return nil
 		})
 	case e.vain(q, g):
-		return fmt.Errorf("nvme %s q%d: nothing completed within %v on its new queue pair either", e.ssds[q.SSD].name(), q.QID, e.opt.Timeout)
+		return fmt.Errorf("nvme %s q%d: nothing completed within %v on its new queue pair either",
+			e.ssds[q.SSD].name(), q.QID, e.opt.Timeout)
 	}
 	return e.recreate(ctx, q, g, why == frozenForeign)
 }
 
-// barren counts the late commands of an SSD since it has read anything, and tells when these are so many
-// that nothing will be: as many as fill all its queues, for all their attempts. Else an SSD that answers
-// admin commands alone would cost each row its timeouts.
-func (e *async) barren(ssd, late int) error {
+// barren counts the late commands of an SSD since it has read anything, and tells when these are so
+// many that nothing will be: as many as fill all its queues, for all their attempts. Else an SSD
+// that answers admin commands alone would cost each row its timeouts.
+func (e *ladder) barren(ssd, late int) error {
 	r := &e.rec[ssd]
 	read := uint64(0)
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
@@ -370,15 +382,18 @@ func (e *async) barren(ssd, late int) error {
 	if r.dry += late; r.dry <= max(e.opt.Depth, warp)*(e.opt.Retries+1) {
 		return nil
 	}
-	err := fmt.Errorf("nvme %s: nothing was read any more, and %d commands did not complete within %v", e.ssds[ssd].name(), r.dry, e.opt.Timeout)
+	err := fmt.Errorf(
+		"nvme %s: nothing was read any more, and %d commands did not complete within %v",
+		e.ssds[ssd].name(), r.dry, e.opt.Timeout)
 	r.dry = 0
 	return err
 }
 
-// vain tells whether a queue was replaced, has completed nothing since, and holds commands that a reset
-// could still help: it is no command of its that is at fault then.
-func (e *async) vain(q *queueState, g int) bool {
-	if e.pairs[g].idle != atomic.LoadUint64(&q.Completed)+1 || e.rec[q.SSD].resets.Load() >= int64(e.opt.Resets) {
+// vain tells whether a queue was replaced, has completed nothing since, and holds commands that a
+// reset could still help: it is no command of its that is at fault then.
+func (e *ladder) vain(q *queueState, g int) bool {
+	if e.pairs[g].idle != atomic.LoadUint64(&q.Completed)+1 ||
+		e.rec[q.SSD].resets.Load() >= int64(e.opt.Resets) {
 		return false
 	}
 	hope := false
@@ -405,8 +420,8 @@ func (q *queueState) commands(fn func(cid uint32, cmd *command)) {
 	}
 }
 
-// readAgain deals with completions that a warp of read_sync that left may have missed. None runs now:
-// these commands are issued again.
+// readAgain deals with completions that a warp of read_sync that left may have missed. None runs
+// now: these commands are issued again.
 func (q *queueState) readAgain() {
 	q.commands(func(cid uint32, cmd *command) {
 		if state := atomic.LoadUint32(&cmd.State); state&cmdState == cmdDone {
@@ -424,9 +439,9 @@ func (q *queueState) again(cid uint32, cmd *command, state uint32, charged bool)
 	atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
 }
 
-// late notes which commands of a queue were past their deadline when the kernel looked: completions that
-// came since are not seen yet. again: one of them was aborted before, in vain.
-func (e *async) late(q *queueState) (late []uint32, again bool) {
+// late notes which commands of a queue were past their deadline when the kernel looked: completions
+// that came since are not seen yet. again: one of them was aborted before, in vain.
+func (e *ladder) late(q *queueState) (late []uint32, again bool) {
 	q.commands(func(cid uint32, cmd *command) {
 		state := atomic.LoadUint32(&cmd.State)
 		if state&cmdState != cmdInFlight || atomic.LoadInt64(&cmd.Deadline) > q.ScanAt {
@@ -445,13 +460,14 @@ func (e *async) late(q *queueState) (late []uint32, again bool) {
 }
 
 // abortLate aborts commands. False: Abort does not work.
-func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) bool {
+func (e *ladder) abortLate(ctx context.Context, q *queueState, late []uint32) bool {
 	r := &e.rec[q.SSD]
 	ctx, cancel := context.WithTimeout(ctx, abortGrace+time.Duration(len(late))*10*time.Millisecond)
 	defer cancel()
 	for _, cid := range late {
 		r.aborts.Add(1)
-		state := atomic.LoadUint32(&at[command](q.Commands, int(cid)).State) // the queue is frozen: it stays so
+		// the queue is frozen: it stays so
+		state := atomic.LoadUint32(&at[command](q.Commands, int(cid)).State)
 		// That the command was not found is no reason to give up: its completion may be on
 		// its way. Whether it comes decides.
 		if err := e.abort(ctx, e.ssds[q.SSD].Ctrl, uint16(q.QID), wireCID(cid, state)); err != nil {
@@ -464,7 +480,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) boo
 	return ctx.Err() == nil
 }
 
-func (e *async) noteTimeout(ssd int, slot uint32) {
+func (e *ladder) noteTimeout(ssd int, slot uint32) {
 	e.rec[ssd].timeouts.Add(1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -473,9 +489,9 @@ func (e *async) noteTimeout(ssd int, slot uint32) {
 	}
 }
 
-// recreate replaces a queue pair and issues what was outstanding again. all: each of its commands is
-// charged an attempt, not only the late ones. An error is why the controller must be reset.
-func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) error {
+// recreate replaces a queue pair and issues what was outstanding again. all: each of its commands
+// is charged an attempt, not only the late ones. An error is why the controller must be reset.
+func (e *ladder) recreate(ctx context.Context, q *queueState, g int, all bool) error {
 	actx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	qid := q.QID
@@ -486,7 +502,8 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 		err = e.rejoin(actx, g)
 	}
 	if err != nil {
-		return fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w", e.ssds[q.SSD].name(), qid, err)
+		return fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w",
+			e.ssds[q.SSD].name(), qid, err)
 	}
 	e.rec[q.SSD].recreated.Add(1)
 	return e.stopped(ctx, func() error {
@@ -498,7 +515,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 }
 
 // rejoin creates queue g's pair, of which nothing is left, and has its block wait for it again.
-func (e *async) rejoin(ctx context.Context, g int) error {
+func (e *ladder) rejoin(ctx context.Context, g int) error {
 	if err := e.createPair(ctx, g); err != nil {
 		return err
 	}
@@ -508,9 +525,9 @@ func (e *async) rejoin(ctx context.Context, g int) error {
 	return nil
 }
 
-// reissue has what was outstanding on a queue whose pair is gone issued again, but for commands that
-// have used their attempts up.
-func (e *async) reissue(q *queueState, g int, all bool) {
+// reissue has what was outstanding on a queue whose pair is gone issued again, but for commands
+// that have used their attempts up.
+func (e *ladder) reissue(q *queueState, g int, all bool) {
 	count(&q.Dropped, q.inFlight())
 	q.readAgain()
 	q.commands(func(cid uint32, cmd *command) {
@@ -528,7 +545,7 @@ func (e *async) reissue(q *queueState, g int, all bool) {
 }
 
 // failCommand ends a command that the SSD cannot touch any more without its data.
-func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
+func (e *ladder) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
 	slot := uint32(cmd.Set)
 	e.recordLost(q, cid, cmd, kind)
 	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&cmdGen|cmdFree)
@@ -538,7 +555,7 @@ func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind
 }
 
 // recordLost notes the rows of a command as failed.
-func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
+func (e *ladder) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
 	state := atomic.LoadUint32(&cmd.State)
 	e.failUnit(uint32(cmd.Set), cmd.Index, failRecord{
 		Kind: kind, QID: uint16(q.QID), CID: wireCID(cid, state), Tries: state / cmdAttempt,
@@ -547,13 +564,14 @@ func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16)
 }
 
 // failPending ends what no command was made of yet.
-func (e *async) failPending(q *queueState, g int) {
+func (e *ladder) failPending(q *queueState, g int) {
 	for q.PendHead != atomic.LoadUint32(&q.PendTail) {
 		slot := q.PendRing[q.PendHead%maxSets]
 		seg := q.Pend[slot]
 		q.PendHead++
 		for unit := seg.Next; unit < seg.End; unit++ {
-			e.failUnit(slot, uint32(unit), failRecord{Kind: failQueue, QID: uint16(q.QID), SSD: q.SSD})
+			e.failUnit(slot, uint32(unit), failRecord{Kind: failQueue, QID: uint16(q.QID),
+				SSD: q.SSD})
 		}
 		atomic.AddUint32(&e.remaining(slot)[g], -uint32(seg.End-seg.Next))
 	}

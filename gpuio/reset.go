@@ -14,15 +14,15 @@ import (
 
 // The upper rungs of recovery: the controller's reset, and giving an SSD up.
 //
-// A reset ends all queues of the controller, so all are frozen before it, and nobody is inside one any
-// more. When CC.EN = 0 has completed, no command moves data. Then the controller is brought up, each
-// queue pair is created again, and what the queues held is issued again, whatever sets it belongs to.
-// No command is charged an attempt for that, unless it was late itself.
+// A reset ends all queues of the controller, so all are frozen before it, and nobody is inside one
+// any more. When CC.EN = 0 has completed, no command moves data. Then the controller is brought up,
+// each queue pair is created again, and what the queues held is issued again, whatever sets it
+// belongs to. No command is charged an attempt for that, unless it was late itself.
 //
-// An SSD is given up when its resets are used up, or at once when its controller is gone. Its controller
-// is disabled, then its rows fail. When not even that works, the SSD may still write: commands in
-// flight, their destinations and the mappings of these stay taken until Close. A set with such commands
-// ends with an error and keeps its slot (strand).
+// An SSD is given up when its resets are used up, or at once when its controller is gone. Its
+// controller is disabled, then its rows fail. When not even that works, the SSD may still write:
+// commands in flight, their destinations and the mappings of these stay taken until Close. A set
+// with such commands ends with an error and keeps its slot (strand).
 
 // ssdRecovery is what the engine knows of one SSD's recovery.
 type ssdRecovery struct {
@@ -88,7 +88,7 @@ func (e *GivenUpError) Error() string {
 func (e *GivenUpError) Unwrap() error { return errs.With(errs.Device, e.Err) }
 
 // deadError is why an SSD was given up; nil: it was not.
-func (e *async) deadError(ssd int) error {
+func (e *ladder) deadError(ssd int) error {
 	r := &e.rec[ssd]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,9 +98,9 @@ func (e *async) deadError(ssd int) error {
 	return r.dead
 }
 
-// givenUp is why an SSD gets no further reads: recovery could not bring it back, or it must be given
-// back although it still completes what it has.
-func (e *async) givenUp(ssd int) error {
+// givenUp is why an SSD gets no further reads: recovery could not bring it back, or it must be
+// given back although it still completes what it has.
+func (e *ladder) givenUp(ssd int) error {
 	if err := e.deadError(ssd); err != nil {
 		return err
 	}
@@ -116,7 +116,8 @@ func (r *ssdRecovery) tried() string {
 	for _, x := range []struct {
 		n    int64
 		what string
-	}{{r.aborts.Load(), "abort"}, {r.recreated.Load(), "new queue pair"}, {r.resets.Load(), "reset"}} {
+	}{{r.aborts.Load(), "abort"}, {r.recreated.Load(), "new queue pair"},
+		{r.resets.Load(), "reset"}} {
 		switch {
 		case x.n == 1:
 			parts = append(parts, "1 "+x.what)
@@ -136,7 +137,7 @@ func (r *ssdRecovery) tried() string {
 
 // heal resets an SSD's controller as often as it may, and gives the SSD up when that did not help.
 // cause is why.
-func (e *async) heal(ctx context.Context, ssd int, cause error) {
+func (e *ladder) heal(ctx context.Context, ssd int, cause error) {
 	r := &e.rec[ssd]
 	// Nobody touches the SSD's queues from here on.
 	err := e.stopped(ctx, func() error {
@@ -156,7 +157,8 @@ func (e *async) heal(ctx context.Context, ssd int, cause error) {
 	if err != nil {
 		return
 	}
-	for !errors.Is(e.ssds[ssd].Ctrl.Health(), nvme.ErrGone) && r.resets.Load() < int64(e.opt.Resets) {
+	for !errors.Is(e.ssds[ssd].Ctrl.Health(), nvme.ErrGone) &&
+		r.resets.Load() < int64(e.opt.Resets) {
 		r.resets.Add(1)
 		err := e.resetSSD(ctx, ssd)
 		if ctx.Err() != nil {
@@ -183,9 +185,9 @@ func (e *async) heal(ctx context.Context, ssd int, cause error) {
 	e.giveUp(ctx, ssd, cause)
 }
 
-// resetSSD takes a controller through CC.EN = 0 and makes the SSD's queue pairs again. All of its queues
-// are frozen, and nobody is inside one.
-func (e *async) resetSSD(ctx context.Context, ssd int) error {
+// resetSSD takes a controller through CC.EN = 0 and makes the SSD's queue pairs again. All of its
+// queues are frozen, and nobody is inside one.
+func (e *ladder) resetSSD(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	rctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
 	defer cancel()
@@ -209,14 +211,15 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 		}
 		cancel()
 		if err != nil {
-			return fmt.Errorf("nvme %s: queue pair %d of %d after a reset: %w", e.ssds[ssd].name(), i+1, e.perSSD, err)
+			return fmt.Errorf("nvme %s: queue pair %d of %d after a reset: %w", e.ssds[ssd].name(),
+				i+1, e.perSSD, err)
 		}
 	}
 	return nil
 }
 
 // giveUp ends an SSD, whose queues are frozen.
-func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
+func (e *ladder) giveUp(ctx context.Context, ssd int, cause error) {
 	r, ctrl := &e.rec[ssd], e.ssds[ssd].Ctrl
 	dead := &GivenUpError{SSD: e.ssds[ssd].name(), Tried: r.tried(), Err: cause}
 	// Disabled also where the last reset got as far as that: it may have failed half way up.
@@ -247,9 +250,9 @@ func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 	_ = e.stopped(ctx, func() error { e.bury(ssd); return nil })
 }
 
-// bury fails what the queues of an SSD that was given up hold: all of it, or, while the SSD may still
-// write, what it has not seen. No kernel runs, or is inside one of the queues.
-func (e *async) bury(ssd int) {
+// bury fails what the queues of an SSD that was given up hold: all of it, or, while the SSD may
+// still write, what it has not seen. No kernel runs, or is inside one of the queues.
+func (e *ladder) bury(ssd int) {
 	unsafe := e.rec[ssd].isUnsafe()
 	for i := range e.perSSD {
 		g := ssd*e.perSSD + i
@@ -271,9 +274,9 @@ func (e *async) bury(ssd int) {
 	}
 }
 
-// stranded tells whether all that is left of a set are commands of SSDs that were given up and may still
-// write. Needs e.mu.
-func (e *async) stranded(p *asyncPending) bool {
+// stranded tells whether all that is left of a set are commands of SSDs that were given up and may
+// still write. Needs e.mu.
+func (e *ladder) stranded(p *asyncPending) bool {
 	left := false
 	rem := e.remaining(p.slot)
 	for g := range rem {
@@ -288,8 +291,8 @@ func (e *async) stranded(p *asyncPending) bool {
 	return left
 }
 
-// strand ends a set of which only such commands are left. Its slot and its destination's mapping stay
-// taken until Close. Needs e.mu.
+// strand ends a set of which only such commands are left. Its slot and its destination's mapping
+// stay taken until Close. Needs e.mu.
 func (e *async) strand(p *asyncPending) {
 	set := e.set(p.slot)
 	rem := e.remaining(p.slot)
@@ -305,10 +308,12 @@ func (e *async) strand(p *asyncPending) {
 	fails := int64(set.NumFails)
 	p.finished = true
 	p.stats = ReadStats{
-		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries), Bytes: int64(set.Blocks) * int64(e.layout.LBABytes),
+		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries),
+		Bytes:   int64(set.Blocks) * int64(e.layout.LBABytes),
 		Retries: int64(set.Retries), Timeouts: p.timeouts.Load(),
 	}
-	p.err = errs.With(errs.Device, fmt.Errorf("%w; close the reader before the buffers are used again", e.setError(p, set)))
+	p.err = errs.With(errs.Device,
+		fmt.Errorf("%w; close the reader before the buffers are used again", e.setError(p, set)))
 	e.rows.Add(p.stats.Rows)
 	e.failed.Add(fails)
 	e.timeouts.Add(p.timeouts.Load())
@@ -317,7 +322,7 @@ func (e *async) strand(p *asyncPending) {
 }
 
 // lostError is the error of a row whose SSD was given up.
-func (e *async) lostError(f *failRecord) error {
+func (e *ladder) lostError(f *failRecord) error {
 	ssd, blocks := e.ssds[f.SSD], f.Blocks
 	lba := nvme.LBA(f.LBA)
 	if blocks == 0 && f.Row != rowUnknown { // no command was made of it
@@ -327,21 +332,24 @@ func (e *async) lostError(f *failRecord) error {
 	if blocks == 0 {
 		return fmt.Errorf("nvme %s q%d: %w", ssd.name(), f.QID, e.deadError(int(f.SSD)))
 	}
-	return fmt.Errorf("nvme %s q%d: read LBA %d+%d: %w", ssd.name(), f.QID, lba, blocks, e.deadError(int(f.SSD)))
+	return fmt.Errorf("nvme %s q%d: read LBA %d+%d: %w", ssd.name(), f.QID, lba, blocks,
+		e.deadError(int(f.SSD)))
 }
 
 // recoveryStats fills in what recovery counts of an SSD.
-func (e *async) recoveryStats(ssd int, per *SSDStats) {
+func (e *ladder) recoveryStats(ssd int, per *SSDStats) {
 	r := &e.rec[ssd]
-	per.Timeouts, per.Aborts, per.Recreated, per.Resets = r.timeouts.Load(), r.aborts.Load(), r.recreated.Load(), r.resets.Load()
+	per.Timeouts, per.Aborts, per.Recreated, per.Resets = r.timeouts.Load(), r.aborts.Load(),
+		r.recreated.Load(), r.resets.Load()
 	if err := e.givenUp(ssd); err != nil {
 		per.GivenUp = err.Error()
 	}
 }
 
-// endDMA ends what SSDs may still write to memory, before that is given back. It is part of Close; no
-// kernel runs. Of one that is gone only the mappings can be taken back, which is done after this.
-func (e *async) endDMA(ctx context.Context) error {
+// endDMA ends what SSDs may still write to memory, before that is given back. It is part of Close;
+// no kernel runs. Of one that is gone only the mappings can be taken back, which is done after
+// this.
+func (e *ladder) endDMA(ctx context.Context) error {
 	var err error
 	tried := make([]bool, len(e.ssds))
 	end := func(s int) {
@@ -360,7 +368,8 @@ func (e *async) endDMA(ctx context.Context) error {
 	}
 	for g := range e.pairs {
 		s := g / e.perSSD
-		// Each for itself: an SSD that does not answer must not cost others their time, and a reset.
+		// Each for itself: an SSD that does not answer must not cost others their time, and a
+		// reset.
 		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		derr := e.deletePair(dctx, g)
 		cancel()
@@ -375,8 +384,9 @@ func (e *async) endDMA(ctx context.Context) error {
 	return err
 }
 
-// resetForGood resets a controller at Close, for others that use it. One that is given up is disabled.
-func (e *async) resetForGood(ctx context.Context, ssd int) error {
+// resetForGood resets a controller at Close, for others that use it. One that is given up is
+// disabled.
+func (e *ladder) resetForGood(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ctrl.ResetTimeout())
 	defer cancel()
@@ -386,9 +396,9 @@ func (e *async) resetForGood(ctx context.Context, ssd int) error {
 	return ctrl.Reset(ctx)
 }
 
-// leftovers gives the rows that kernels of read_sync have not begun to complete, at an SSD's queues, and
-// starts what these hold. No read_sync runs while a set is sick.
-func (e *async) leftovers(ssd int) {
+// leftovers gives the rows that kernels of read_sync have not begun to complete, at an SSD's
+// queues, and starts what these hold. No read_sync runs while a set is sick.
+func (e *ladder) leftovers(ssd int) {
 	if e.sync == nil {
 		return
 	}
@@ -410,8 +420,8 @@ func (e *async) leftovers(ssd int) {
 	}
 }
 
-// look is sweep under Reap, by which a host that has frozen the queue learns that nobody is inside it.
-// On a GPU the host waits for the kernels' ends instead.
+// look is sweep under Reap, by which a host that has frozen the queue learns that nobody is inside
+// it. On a GPU the host waits for the kernels' ends instead.
 func (k kernelView) look(q *queueState, g uint32) int {
 	if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {
 		return 0
@@ -422,4 +432,24 @@ func (k kernelView) look(q *queueState, g uint32) int {
 	}
 	atomic.StoreUint32(&q.Reap, 0)
 	return n
+}
+
+// leftover turns the rows of queue g's share that read_sync has not begun into a pending segment,
+// once, and starts what the queue holds unless it is frozen. No read_sync runs; the SSD is being
+// recovered, so there is one that appends to the list.
+func (e *ladder) leftover(p *asyncPending, g int) {
+	q := e.queue(g)
+	set := e.set(p.slot)
+	taken := &e.taken(p.slot)[g]
+	from, first, last := shareOf(set, q.SSD, uint32(g%e.perSSD), uint32(e.perSSD))
+	// Warps that found the share used up have added too.
+	if begun := min(int64(atomic.LoadUint32(taken)), last-first); begun < last-first {
+		tail := atomic.LoadUint32(&q.PendTail)
+		q.Pend[p.slot] = segment{Next: from + first + begun, End: from + last}
+		q.PendRing[tail%maxSets] = p.slot
+		atomic.StoreUint32(taken, uint32(last-first))
+		atomic.StoreUint32(&q.PendTail, tail+1)
+	}
+	k := e.kernelView()
+	k.serve(q, uint32(g))
 }

@@ -8,8 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	"helios/cuda"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -67,7 +66,8 @@ func fillRow(r int64, b []byte) {
 
 func testCtx(t testing.TB) context.Context {
 	limit := 60 * time.Second
-	if raceEnabled || rigDevice != nil { // a hundred times slower than alone beside other tests of the kind
+	// a hundred times slower than alone beside other tests of the kind
+	if raceEnabled || rigDevice != nil {
 		limit *= 4
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -77,16 +77,14 @@ func testCtx(t testing.TB) context.Context {
 
 func newRig(t testing.TB, o rigOptions) *rig {
 	t.Helper()
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	ctx := testCtx(t)
 	l, err := NewLayout(o.rows, o.rowBytes, o.ssds, o.lba)
 	require.NoError(t, err)
 	r := &rig{t: t, layout: l}
 	dir := t.TempDir()
 	if o.ram {
-		dir, err = os.MkdirTemp("/dev/shm", "gpuio-test-")
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+		dir = testrig.MemoryDir(t)
 	}
 	if rigDevice != nil {
 		r.dev = rigDevice(t)
@@ -109,7 +107,8 @@ func newRig(t testing.TB, o rigOptions) *rig {
 			fillRow(row, img[at:at+int64(o.rowBytes)])
 		}
 		require.NoError(t, os.WriteFile(path, img, 0o600))
-		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram, PollDoorbells: rigDevice != nil}
+		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram,
+			PollDoorbells: rigDevice != nil}
 		if o.proxy != nil {
 			o.proxy(&cfg)
 		}
@@ -132,57 +131,10 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, ctrl.Close(context.Background())) })
 		r.buses = append(r.buses, bus)
-		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path, DataStart: rigDataStart})
+		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path,
+			DataStart: rigDataStart})
 	}
 	return r
-}
-
-// checkLeaks compares goroutines, descriptors and memory after the test with before. It registers
-// first, so it looks last.
-func checkLeaks(t testing.TB) {
-	// The runtime's poller takes two descriptors with the first file that it watches.
-	for _, f := range pipe(t) {
-		require.NoError(t, f.Close())
-	}
-	fds := func() int {
-		e, err := os.ReadDir("/proc/self/fd")
-		require.NoError(t, err)
-		return len(e)
-	}
-	maps := func() int {
-		b, err := os.ReadFile("/proc/self/maps")
-		require.NoError(t, err)
-		n := 0
-		for _, l := range strings.Split(string(b), "\n") {
-			if strings.Contains(l, "io_uring") || strings.Contains(l, ".img") {
-				n++
-			}
-		}
-		return n
-	}
-	g0, f0, m0, u0 := runtime.NumGoroutine(), fds(), maps(), hostmem.Usage()
-	t.Cleanup(func() {
-		if t.Failed() {
-			return
-		}
-		deadline := time.Now().Add(5 * time.Second)
-		for (runtime.NumGoroutine() > g0 || fds() > f0) && time.Now().Before(deadline) {
-			time.Sleep(5 * time.Millisecond) // ended goroutines leave on their own time
-		}
-		if n := runtime.NumGoroutine(); n > g0 {
-			buf := make([]byte, 1<<20)
-			t.Errorf("%d goroutines, %d before:\n%s", n, g0, buf[:runtime.Stack(buf, true)])
-		}
-		require.LessOrEqual(t, fds(), f0, "descriptors")
-		require.LessOrEqual(t, maps(), m0, "mappings")
-		require.Equal(t, u0, hostmem.Usage(), "memory outside the heap")
-	})
-}
-
-func pipe(t testing.TB) []*os.File {
-	r, w, err := os.Pipe()
-	require.NoError(t, err)
-	return []*os.File{r, w}
 }
 
 // reader makes a stack and closes it before the SSDs.
@@ -265,7 +217,8 @@ func (r *rig) setOf(rng *rand.Rand, ids []int64, stride, offset int64) *testSet 
 	}
 	dst, err := r.dev.Alloc(kind, offset+int64(n+n/4+1)*stride, "test dst")
 	require.NoError(r.t, err)
-	s.rs = &ReadSet{Rows: s.rowBuf.Ptr(), Pos: s.posBuf.Ptr(), SSDOffset: offs, Dst: dst, DstOffset: offset, DstStride: stride}
+	s.rs = &ReadSet{Rows: s.rowBuf.Ptr(), Pos: s.posBuf.Ptr(), SSDOffset: offs, Dst: dst,
+		DstOffset: offset, DstStride: stride}
 	s.poison()
 	return s
 }

@@ -11,7 +11,7 @@ import (
 	"helios/nvme"
 )
 
-// The memory ladder (DESIGN section 4): where queues and data live, and who rings the doorbells, when kernels of a GPU
+// The memory ladder: where queues and data live, and who rings the doorbells, when kernels of a GPU
 // drive the SSDs. The best rung that a proof on these very SSDs bears out is taken (rungprove.go):
 //
 //	p2p             SQ, CQ, PRP lists, staging slots and destinations are in the device's memory, which the SSDs reach
@@ -21,14 +21,14 @@ import (
 //	pinned-cpubell  as pinned, but kernels ring bells in locked memory and a CPU thread hands them on (rungbell.go).
 //	proxy           as pinned, and the controllers are software, which looks at its doorbells.
 //
-// A CQ and the data that it announces are on the same side of PCIe on every rung: PCIe orders writes to one
-// destination only (FACTS section 1). So on p2p a destination in CPU memory gets its rows by a copy, and on the others one
-// in device memory does.
+// A CQ and the data that it announces are on the same side of PCIe on every rung: PCIe orders
+// writes to one destination only. So on p2p a destination in CPU memory gets its rows by a copy,
+// and on the others one in device memory does.
 
 // Rung is a step of the ladder.
 type Rung uint8
 
-// The rungs, the best first.
+// The rungs, the best first; rungRules says what each is.
 const (
 	RungP2P Rung = iota
 	RungPinned
@@ -37,12 +37,53 @@ const (
 	rungMixed // host device: some SSDs are software
 )
 
-var rungNames = [...]string{RungP2P: "p2p", RungPinned: "pinned", RungPinnedCPUBell: "pinned-cpubell", RungProxy: "proxy", rungMixed: "mixed"}
+// rungRule is what sets a rung apart: its name, the memory, the doorbells, and the SSDs that it is
+// for.
+type rungRule struct {
+	name    string
+	peer    bool // queues and data are in the device's memory, mapped for the SSDs
+	cpuBell bool // kernels ring bells in locked memory, and a CPU thread hands them on
+	// refuses says why SSDs, so many of them software, cannot be on the rung; nil: they can.
+	refuses func(ssds, soft int) error
+}
+
+// rungRules is the ladder. A new rung is a constant and an entry here; what has a mechanism of its
+// own brings it in a file (rungmem.go, rungbell.go).
+var rungRules = [...]rungRule{
+	RungP2P: {name: "p2p", peer: true, refuses: func(ssds, soft int) error {
+		if soft > 0 && soft < ssds {
+			return fmt.Errorf(
+				"%d of %d SSDs are software controllers, which work in the CPU's memory",
+				soft, ssds)
+		}
+		return refuseSoftware(ssds, soft)
+	}},
+	RungPinned:        {name: "pinned", refuses: refuseSoftware},
+	RungPinnedCPUBell: {name: "pinned-cpubell", cpuBell: true, refuses: refuseSoftware},
+	RungProxy: {name: "proxy", refuses: func(ssds, soft int) error {
+		if soft < ssds {
+			return errors.New("the SSDs are no software controllers")
+		}
+		return nil
+	}},
+	rungMixed: {name: "mixed"},
+}
+
+// refuseSoftware is the rule of rungs that need an SSD of hardware.
+func refuseSoftware(ssds, soft int) error {
+	if soft == ssds {
+		return errors.New(
+			"the SSDs are software controllers, which work in the CPU's memory and look at their doorbells there")
+	}
+	return nil
+}
+
+func (r Rung) rule() *rungRule { return &rungRules[r] }
 
 // String gives the name that users know.
 func (r Rung) String() string {
-	if int(r) < len(rungNames) {
-		return rungNames[r]
+	if int(r) < len(rungRules) {
+		return rungRules[r].name
 	}
 	return "unknown"
 }
@@ -51,7 +92,13 @@ func (r Rung) String() string {
 const RungAuto = "auto"
 
 // Rungs are the names that ChooseRung takes besides RungAuto, the best rung first.
-func Rungs() []string { return rungNames[:rungMixed] }
+func Rungs() []string {
+	var names []string
+	for _, r := range rungRules[:rungMixed] {
+		names = append(names, r.name)
+	}
+	return names
+}
 
 // ParseRung finds a rung by its name.
 func ParseRung(name string) (Rung, error) {
@@ -60,7 +107,8 @@ func ParseRung(name string) (Rung, error) {
 			return Rung(i), nil
 		}
 	}
-	return 0, errs.New(errs.Usage, "memory rung %q: choose %s or %s", name, RungAuto, strings.Join(Rungs(), ", "))
+	return 0, errs.New(errs.Usage, "memory rung %q: choose %s or %s", name, RungAuto,
+		strings.Join(Rungs(), ", "))
 }
 
 // RungTried is a rung that was not taken.
@@ -71,12 +119,14 @@ type RungTried struct {
 
 // RungReport says where queues and data are, and why nowhere better.
 type RungReport struct {
-	Rung  string      `json:"rung"`
-	How   string      `json:"how,omitempty"`   // how device memory is mapped: a name of cuda.PeerMethod
+	Rung string `json:"rung"`
+	// how device memory is mapped: a name of cuda.PeerMethod
+	How   string      `json:"how,omitempty"`
 	Tried []RungTried `json:"tried,omitempty"` // better rungs, the best first
 }
 
-// Memory is a rung that was chosen for a device and SSDs. It holds nothing open, and any number of readers may use it at a time.
+// Memory is a rung that was chosen for a device and SSDs. It holds nothing open, and any number of
+// readers may use it at a time.
 type Memory struct {
 	rung   Rung
 	method string // of cuda.PeerMapper, on p2p
@@ -91,9 +141,9 @@ func (m *Memory) Report() RungReport {
 	return RungReport{Rung: m.rung.String(), How: m.method, Tried: m.tried}
 }
 
-// ChooseRung takes the best rung that works for kernels of dev and these SSDs, or the one that is wanted by name: an
-// error of class Capability says why that cannot be had. On the host device, whose kernels are Go functions, there is
-// nothing to choose and nothing is proved.
+// ChooseRung takes the best rung that works for kernels of dev and these SSDs, or the one that is
+// wanted by name: an error of class Capability says why that cannot be had. On the host device,
+// whose kernels are Go functions, there is nothing to choose and nothing is proved.
 func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 	if want != "" && want != RungAuto {
 		if _, err := ParseRung(want); err != nil {
@@ -122,7 +172,7 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 		return nil, fmt.Errorf("memory ladder: what the SSDs hold: %w", err)
 	}
 	var tried []RungTried
-	for r := RungP2P; r < rungMixed; r++ {
+	for r := range rungMixed {
 		if want != "" && want != RungAuto && want != r.String() {
 			continue
 		}
@@ -135,7 +185,9 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 			return nil, fmt.Errorf("memory rung %s: %w", r, gone)
 		}
 		if want == r.String() {
-			return nil, errs.New(errs.Capability, "memory rung %s: %w; use --memory-rung %s for the best that works", r, err, RungAuto)
+			return nil, errs.New(errs.Capability,
+				"memory rung %s: %w; use %v %s for the best that works", r, err,
+				errs.Key("memory-rung"), RungAuto)
 		}
 		tried = append(tried, RungTried{r.String(), err.Error()})
 	}
@@ -143,10 +195,13 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 	for _, t := range Together(tried) {
 		all = append(all, t.Rung+": "+t.Why)
 	}
-	return nil, errs.New(errs.Capability, "no memory rung works for device %s and these SSDs; %s; use --device host", dev.Info().Name, strings.Join(all, "; "))
+	return nil, errs.New(errs.Capability,
+		"no memory rung works for device %s and these SSDs; %s; use %v host", dev.Info().Name,
+		strings.Join(all, "; "), errs.Key("device"))
 }
 
-// alive is why a device does nothing any more, as after a lost context; nil for one that still works.
+// alive is why a device does nothing any more, as after a lost context; nil for one that still
+// works.
 func alive(dev cuda.Device) error {
 	b, err := dev.Alloc(cuda.MemPinned, 4096, "gpuio proof")
 	if err != nil {
@@ -161,14 +216,10 @@ func alive(dev cuda.Device) error {
 // try proves a rung, of which soft SSDs are software.
 func (p *prover) try(ctx context.Context, r Rung, soft int) (*Memory, error) {
 	m := &Memory{rung: r}
-	switch {
-	case r != RungProxy && soft == len(p.ssds):
-		return nil, errors.New("the SSDs are software controllers, which work in the CPU's memory and look at their doorbells there")
-	case r == RungProxy && soft < len(p.ssds):
-		return nil, errors.New("the SSDs are no software controllers")
-	case r == RungP2P && soft > 0:
-		return nil, fmt.Errorf("%d of %d SSDs are software controllers, which work in the CPU's memory", soft, len(p.ssds))
-	case r != RungP2P:
+	if err := r.rule().refuses(len(p.ssds), soft); err != nil {
+		return nil, err
+	}
+	if !r.rule().peer {
 		if err := p.prove(ctx, m); err != nil {
 			return nil, err
 		}
@@ -176,7 +227,8 @@ func (p *prover) try(ctx context.Context, r Rung, soft int) (*Memory, error) {
 	}
 	d, ok := p.dev.(cuda.PeerMapper)
 	if !ok {
-		return nil, fmt.Errorf("the memory of device %s cannot be mapped for other devices", p.dev.Info().Name)
+		return nil, fmt.Errorf("the memory of device %s cannot be mapped for other devices",
+			p.dev.Info().Name)
 	}
 	var why []string
 	for _, way := range d.PeerMethods() {
@@ -195,7 +247,8 @@ func (p *prover) try(ctx context.Context, r Rung, soft int) (*Memory, error) {
 	return nil, errors.New(strings.Join(why, "; "))
 }
 
-// software tells whether an SSD's controller is played by the CPU: it may be kicked after a doorbell.
+// software tells whether an SSD's controller is played by the CPU: it may be kicked after a
+// doorbell.
 func software(d *SSD) bool {
 	_, ok := nvme.As[nvme.Kicker](d.Ctrl.Bus())
 	return ok
@@ -213,6 +266,7 @@ func hostRung(soft, all int, want string) (*Memory, error) {
 	if want == "" || want == RungAuto || want == m.rung.String() {
 		return m, nil
 	}
-	return nil, errs.New(errs.Capability, "memory rung %s: the host device has no memory but the CPU's, and its kernels ring by themselves: with these SSDs its rung is %s; use --memory-rung %s",
-		want, m.rung, RungAuto)
+	return nil, errs.New(errs.Capability,
+		"memory rung %s: the host device has no memory but the CPU's, and its kernels ring by themselves: with these SSDs its rung is %s; use %v %s",
+		want, m.rung, errs.Key("memory-rung"), RungAuto)
 }

@@ -10,21 +10,23 @@ import (
 	"helios/nvme"
 )
 
-// Rung pinned-cpubell: kernels store tails and heads to bells in pinned memory, and one CPU thread for each engine hands them
-// on to the SSDs' doorbells, which the device cannot reach.
+// Rung pinned-cpubell: kernels store tails and heads to bells in pinned memory, and one CPU thread
+// for each engine hands them on to the SSDs' doorbells, which the device cannot reach.
 //
-// None is missed, although a bell holds only its last value: a tail moves on by less than a ring's length beyond what the
-// SSD was told of, since the commands between have not completed, and a head likewise. So a bell that was rung since the last
-// look differs from then. (The kernel's stores before the bell are fenced, and the SSD reads them after its doorbell.)
+// None is missed, although a bell holds only its last value: a tail moves on by less than a ring's
+// length beyond what the SSD was told of, since the commands between have not completed, and a head
+// likewise. So a bell that was rung since the last look differs from then. (The kernel's stores
+// before the bell are fenced, and the SSD reads them after its doorbell.)
 //
-// While sets are in flight the thread looks at all bells without a break for as long as something rings, and for a while
-// longer; then it naps, so that a bell waits bellNap at most. Without sets it sleeps until there is one.
+// While sets are in flight the thread looks at all bells without a break for as long as something
+// rings, and for a while longer; then it naps, so that a bell waits bellNap at most. Without sets
+// it sleeps until there is one.
 
 // bellNap bounds how long a bell waits, beside the time of a nap's end.
 const bellNap = 200 * time.Microsecond
 
-// bellBytes is a queue's place in the memory of bells: SQ tail and CQ head. One cache line each, since that is what the
-// device's store takes from the CPU.
+// bellBytes is a queue's place in the memory of bells: SQ tail and CQ head. One cache line each,
+// since that is what the device's store takes from the CPU.
 const bellBytes = 64
 
 // bells are the bells of an engine.
@@ -57,7 +59,8 @@ func newBells(s *side, queues int) (*bells, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bells{buf: buf, stop: make(chan struct{}), wake: make(chan struct{}, 1), done: make(chan struct{}), queues: make([]bellQueue, queues)}
+	b := &bells{buf: buf, stop: make(chan struct{}), wake: make(chan struct{}, 1),
+		done: make(chan struct{}), queues: make([]bellQueue, queues)}
 	go b.run()
 	return b, nil
 }
@@ -71,7 +74,8 @@ func (b *bells) bell(g int) (sq, cq *uint32) {
 	return (*uint32)(p), (*uint32)(unsafe.Add(p, 4))
 }
 
-// attach connects a queue's bells with the doorbells of a fresh queue pair. No kernel uses the queue.
+// attach connects a queue's bells with the doorbells of a fresh queue pair. No kernel uses the
+// queue.
 func (b *bells) attach(g int, qp *nvme.QueuePair, k nvme.Kicker) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -143,16 +147,20 @@ func (b *bells) pass() bool {
 		if q.sq == nil {
 			continue
 		}
-		sq, cq := b.bell(g)
-		// First the room for completions, then the commands that cause some.
-		if v := atomic.LoadUint32(cq); v != q.cqSeen {
-			q.cqSeen = v
-			nvme.StoreDoorbell(q.cq, v)
+		sqBell, cqBell := b.bell(g)
+		// First the room for completions, then the commands that cause some. The SQ bell is loaded
+		// first: the kernel has rung the CQ bell before it gives CIDs back, so the CQ bell that is
+		// loaded after it tells of the room for all commands that it tells of.
+		tail := atomic.LoadUint32(sqBell) // litmus: bell-pass
+		head := atomic.LoadUint32(cqBell) // litmus: bell-pass
+		if head != q.cqSeen {
+			q.cqSeen = head
+			nvme.StoreDoorbell(q.cq, head) // litmus: bell-pass
 			n++
 		}
-		if v := atomic.LoadUint32(sq); v != q.sqSeen {
-			q.sqSeen = v
-			nvme.StoreDoorbell(q.sq, v)
+		if tail != q.sqSeen {
+			q.sqSeen = tail
+			nvme.StoreDoorbell(q.sq, tail) // litmus: bell-pass
 			if q.kicker != nil {
 				q.kicker.Kick(q.qid)
 			}

@@ -11,9 +11,10 @@ import (
 	"helios/nvme"
 )
 
-// Memory by rung: what SSDs and kernels share. Kernel state (queueState, command, setState) is none of it: the host's
-// recovery changes it by atomics, which memory behind a BAR has not, so it is in pinned memory on every rung. The host
-// touches rings on p2p in two places only: it clears a completion ring before its queue is created, and proves.
+// Memory by rung: what SSDs and kernels share. Kernel state (queueState, command, setState) is none
+// of it: the host's recovery changes it by atomics, which memory behind a BAR has not, so it is in
+// pinned memory on every rung. The host touches rings on p2p in two places only: it clears a
+// completion ring before its queue is created, and proves.
 
 // side allocates what SSDs write to and read from.
 type side struct {
@@ -22,8 +23,8 @@ type side struct {
 	method string          // of peer
 }
 
-// exportBytes is the granularity of device memory that is mapped for others: one allocation is one export, and the driver
-// gives memory in such pieces anyway (FACTS section 1).
+// exportBytes is the granularity of device memory that is mapped for others: one allocation is one
+// export, and the driver rounds small allocations up to such pieces anyway.
 const exportBytes = 2 << 20
 
 // dmaArea is memory that one SSD reaches.
@@ -37,15 +38,17 @@ type dmaArea struct {
 // onHost tells whether the device's kernels are Go functions of this process.
 func (s *side) onHost() bool { return s.dev.Info().Backend == "host" }
 
-// alloc takes memory that the host reaches at the device's address: kernel state, and on all rungs but p2p what SSDs
-// reach.
+// alloc takes memory that the host reaches at the device's address: kernel state, and on all rungs
+// but p2p what SSDs reach.
 func (s *side) alloc(n int64, purpose string) (cuda.Buffer, error) {
 	if s.onHost() {
 		return s.dev.Alloc(cuda.MemDevice, max(n, 1), purpose)
 	}
 	b, err := s.dev.Alloc(cuda.MemPinned, max(n, 1), purpose)
 	if err == nil && addr(b.Bytes()) != b.Ptr() {
-		err = errs.New(errs.Capability, "device %s does not use pinned memory at the CPU's address: it lacks unified addressing; use --device host", s.dev.Info().Name)
+		err = errs.New(errs.Capability,
+			"device %s does not use pinned memory at the CPU's address: it lacks unified addressing; use %v host",
+			s.dev.Info().Name, errs.Key("device"))
 		return nil, errors.Join(err, b.Free())
 	}
 	return b, err
@@ -61,29 +64,38 @@ func (s *side) area(d *SSD, bytes int, purpose string) (dmaArea, error) {
 		}
 		iova, err := d.Ctrl.MapDMA(b.Bytes())
 		if err != nil {
-			return dmaArea{}, errors.Join(fmt.Errorf("nvme %s: map %s: %w", d.name(), purpose, err), b.Free())
+			return dmaArea{}, errors.Join(fmt.Errorf("nvme %s: map %s: %w", d.name(), purpose, err),
+				b.Free())
 		}
 		return dmaArea{buf: b, mem: b.Bytes(), iova: iova}, nil
 	}
-	b, err := s.dev.Alloc(cuda.MemDevice, int64(bytes+exportBytes-1)/exportBytes*exportBytes, purpose)
+	b, err := s.dev.Alloc(cuda.MemDevice, int64(bytes+exportBytes-1)/exportBytes*exportBytes,
+		purpose)
 	if err != nil {
 		return dmaArea{}, err
 	}
 	m, err := s.peer.MapPeer(b, s.method)
 	if err != nil {
-		return dmaArea{}, errors.Join(fmt.Errorf("%w; use less --depth or a smaller --coalesce, or --memory-rung %s", err, RungPinned), b.Free())
+		return dmaArea{}, errors.Join(fmt.Errorf("%w; use less %v or a smaller %v, or %v %s", err,
+			errs.Key("depth"), errs.Key("coalesce"), errs.Key("memory-rung"), RungPinned), b.Free())
 	}
 	a := dmaArea{buf: b, peer: m, mem: m.Bytes()}
 	if int64(len(a.mem)) < b.Size() {
-		return dmaArea{}, errors.Join(errs.New(errs.Capability, "device %s: %s: the mapping of %s has %d of %d bytes", s.dev.Info().Name, s.method, purpose, len(a.mem), b.Size()), m.Close(), b.Free())
+		return dmaArea{},
+			errors.Join(errs.New(errs.Capability,
+				"device %s: %s: the mapping of %s has %d of %d bytes", s.dev.Info().Name, s.method,
+				purpose, len(a.mem), b.Size()), m.Close(), b.Free())
 	}
 	fd, off := m.DMABuf()
 	a.iova, err = d.Ctrl.MapPeer(a.mem, fd, off)
 	if err == nil && uint64(a.iova)%uint64(page) != 0 {
-		err = errors.Join(errs.New(errs.Capability, "the memory begins at %#x, in the middle of a page of the controller", uint64(a.iova)), d.Ctrl.UnmapDMA(a.iova, int64(len(a.mem))))
+		err = errors.Join(errs.New(errs.Capability,
+			"the memory begins at %#x, in the middle of a page of the controller", uint64(a.iova)),
+			d.Ctrl.UnmapDMA(a.iova, int64(len(a.mem))))
 	}
 	if err != nil {
-		return dmaArea{}, errors.Join(fmt.Errorf("nvme %s: map %s in memory of device %s: %w", d.name(), purpose, s.dev.Info().Name, err), m.Close(), b.Free())
+		return dmaArea{}, errors.Join(fmt.Errorf("nvme %s: map %s in memory of device %s: %w",
+			d.name(), purpose, s.dev.Info().Name, err), m.Close(), b.Free())
 	}
 	return a, nil
 }
@@ -105,9 +117,9 @@ func (s *side) giveBack(d *SSD, a *dmaArea) error {
 	return err
 }
 
-// I/O memory behind a BAR takes plain loads and stores of at most 8 bytes here: no atomics, which would be locked bus
-// cycles, and none of the library's copies, which on arm64 use instructions (DC ZVA) that fault on device memory. All
-// lengths are multiples of 8.
+// I/O memory behind a BAR takes plain loads and stores of at most 8 bytes here: no atomics, which
+// would be locked bus cycles, and none of the library's copies, which on arm64 use instructions (DC
+// ZVA) that fault on device memory. All lengths are multiples of 8.
 
 // ioFill stores v to all of mem, and returns when it has arrived.
 func ioFill(mem []byte, v uint64) {
@@ -140,9 +152,9 @@ var (
 	ioSeen  atomic.Uint64
 )
 
-// ioDrain waits for the arrival of stores: a read-modify-write of ordinary memory empties the CPU's write-combining buffers,
-// and a load from the device comes back only after posted writes before it (PCIe base specification, 2.4.1). What is told to
-// an SSD afterwards cannot overtake them.
+// ioDrain waits for the arrival of stores: a read-modify-write of ordinary memory empties the CPU's
+// write-combining buffers, and a load from the device comes back only after posted writes before it
+// (PCIe base specification, 2.4.1). What is told to an SSD afterwards cannot overtake them.
 func ioDrain(mem []byte) {
 	if len(mem) < 8 {
 		return

@@ -13,7 +13,8 @@ import (
 	"helios/nvme"
 )
 
-// Proof of a rung. Success codes prove nothing: one project had them while its data went to other memory (FACTS section 1).
+// Proof of a rung. Success codes prove nothing: one public project got them
+// while its data landed in CPU memory.
 // So, for each SSD:
 //
 //  1. the CPU writes a pattern to memory of the rung and the device reads it, then the other way round: both mean the
@@ -24,9 +25,9 @@ import (
 //     written in place, page by page in another order than the SSD has them, so that a PRP list that was not read puts rows in
 //     wrong places; one on the other side, by way of staging slots.
 //
-// What must come is known from an ordinary queue in CPU memory. Before, each byte is junk: the complement of what must come.
-// Nothing is ever written to an SSD, and fresh rings are zero: should an SSD fetch commands from a place where ours are not,
-// it finds flushes of no namespace.
+// What must come is known from an ordinary queue in CPU memory. Before, each byte is junk: the
+// complement of what must come. Nothing is ever written to an SSD, and fresh rings are zero: should
+// an SSD fetch commands from a place where ours are not, it finds flushes of no namespace.
 
 const (
 	proveRows  = 8                // of each SSD
@@ -56,7 +57,9 @@ func newProver(ctx context.Context, dev cuda.Device, ssds []*SSD) (*prover, erro
 	for _, d := range ssds {
 		ns := d.Ctrl.Namespace()
 		if ns.LBABytes != lba {
-			return nil, errs.New(errs.Usage, "SSD %s has LBAs of %d bytes, SSD %s %d: format all with the same", d.name(), ns.LBABytes, ssds[0].name(), lba)
+			return nil, errs.New(errs.Usage,
+				"SSD %s has LBAs of %d bytes, SSD %s %d: format all with the same", d.name(),
+				ns.LBABytes, ssds[0].name(), lba)
 		}
 		n = min(n, int64(ns.Blocks)/int64(row/lba))
 		p.ssds = append(p.ssds, &SSD{Ctrl: d.Ctrl, Name: d.Name})
@@ -70,11 +73,13 @@ func newProver(ctx context.Context, dev cuda.Device, ssds []*SSD) (*prover, erro
 	}
 	for _, d := range p.ssds {
 		id := make([]byte, nvmeIdentifyBytes)
-		if _, err := d.Ctrl.Admin(ctx, "identify controller", nvme.IdentifyCommand(0, nvme.CNSController, 0, 0, 0), id); err != nil {
+		if _, err := d.Ctrl.Admin(ctx, "identify controller",
+			nvme.IdentifyCommand(0, nvme.CNSController, 0, 0, 0), id); err != nil {
 			return nil, err
 		}
 		data := make([]byte, int(n)*row)
-		b, err := NewBulk(ctx, d.Ctrl, 1, BulkTimeout(5*proveTimeout), BulkRetries(1), BulkResets(-1))
+		b, err := NewBulk(ctx, d.Ctrl, 1, BulkTimeout(5*proveTimeout), BulkRetries(1),
+			BulkResets(-1))
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +96,7 @@ const nvmeIdentifyBytes = 4096
 // prove tells why a rung does not do.
 func (p *prover) prove(ctx context.Context, m *Memory) error {
 	s := side{dev: p.dev}
-	if m.rung == RungP2P {
+	if m.rung.rule().peer {
 		s.peer, s.method = p.dev.(cuda.PeerMapper), m.method
 	}
 	for i, d := range p.ssds {
@@ -115,17 +120,20 @@ func (p *prover) identifies(ctx context.Context, s *side, i int) (err error) {
 		return err
 	}
 	if a.look(got); different(got, want, nil) != "" {
-		return fmt.Errorf("what the device wrote to its memory is not what the CPU reads there: %s", different(got, want, nil))
+		return fmt.Errorf("what the device wrote to its memory is not what the CPU reads there: %s",
+			different(got, want, nil))
 	}
 	a.put(junk)
 	if err := p.fromDevice(ctx, got, a.buf.Ptr()); err != nil {
 		return err
 	}
 	if w := different(got, junk, want); w != "" {
-		return fmt.Errorf("what the CPU wrote to the memory is not what the device reads there: %s", w)
+		return fmt.Errorf("what the CPU wrote to the memory is not what the device reads there: %s",
+			w)
 	}
 	// The data goes where the command says, as there is none of the Controller's.
-	if _, err := d.Ctrl.Admin(ctx, "identify into the rung's memory", nvme.IdentifyCommand(0, nvme.CNSController, 0, uint64(a.iova), 0), nil); err != nil {
+	if _, err := d.Ctrl.Admin(ctx, "identify into the rung's memory",
+		nvme.IdentifyCommand(0, nvme.CNSController, 0, uint64(a.iova), 0), nil); err != nil {
 		return err
 	}
 	a.look(got)
@@ -139,7 +147,8 @@ func (p *prover) identifies(ctx context.Context, s *side, i int) (err error) {
 // reads proves the whole way of rows.
 func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 	rd, err := newEngine("proof", nil, p.dev, p.ssds, p.layout, AsyncOptions{
-		Blocks: 1, QueuePairs: 1, Depth: 4, Timeout: proveTimeout, Retries: 1, Resets: -1, CoalesceBytes: proveRows * int(p.layout.RowBytes), Memory: m,
+		Blocks: 1, QueuePairs: 1, Depth: 4, Timeout: proveTimeout, Retries: 1, Resets: -1,
+		CoalesceBytes: proveRows * int(p.layout.RowBytes), Memory: m,
 	})
 	if err != nil {
 		return err
@@ -158,20 +167,22 @@ func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 				continue
 			}
 			// Others are to find the controller as it was.
-			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.ssds[s].Ctrl.ResetTimeout())
+			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx),
+				p.ssds[s].Ctrl.ResetTimeout())
 			err = errors.Join(err, p.ssds[s].Ctrl.Reset(rctx))
 			cancel()
 		}
 	}()
 	here, there := cuda.MemPinned, cuda.MemDevice
-	if m.rung == RungP2P {
+	if m.rung.rule().peer {
 		here, there = there, here
 	}
 	if err := p.readsTo(ctx, e, here); err != nil {
 		return err
 	}
 	if st := e.Stats(); st.Direct == 0 {
-		return fmt.Errorf("destinations of the device's side are not written in place: %s", st.NotInPlace)
+		return fmt.Errorf("destinations of the device's side are not written in place: %s",
+			st.NotInPlace)
 	}
 	if err := p.junkStaging(ctx, e); err != nil {
 		return err
@@ -179,13 +190,15 @@ func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 	return p.readsTo(ctx, e, there)
 }
 
-// junkStaging fills the staging slots, which are zero when they are new, as rows may be. No set is in flight.
+// junkStaging fills the staging slots, which are zero when they are new, as rows may be. No set is
+// in flight.
 func (p *prover) junkStaging(ctx context.Context, e *async) error {
 	e.mu.Lock()
 	err := e.ensureStaging()
 	e.mu.Unlock()
 	for s := 0; s < len(e.stageBuf) && err == nil; s++ {
-		err = p.toDevice(ctx, e.stageBuf[s].buf.Ptr(), bytes.Repeat([]byte{0x5a}, int(e.stageBuf[s].buf.Size())))
+		err = p.toDevice(ctx, e.stageBuf[s].buf.Ptr(),
+			bytes.Repeat([]byte{0x5a}, int(e.stageBuf[s].buf.Size())))
 	}
 	return err
 }
@@ -232,7 +245,8 @@ func (p *prover) readsTo(ctx context.Context, e *async, kind cuda.MemKind) error
 	if err := p.toDevice(ctx, dst.Ptr(), junk); err != nil {
 		return err
 	}
-	set, err := e.Submit(ctx, &ReadSet{Rows: list.Ptr(), Pos: list.Ptr() + cuda.DevicePtr(n*8), SSDOffset: offsets, Dst: dst, DstStride: int64(row), DstBytes: int64(places * row)})
+	set, err := e.Submit(ctx, &ReadSet{Rows: list.Ptr(), Pos: list.Ptr() + cuda.DevicePtr(n*8),
+		SSDOffset: offsets, Dst: dst, DstStride: int64(row), DstBytes: int64(places * row)})
 	if err != nil {
 		return err
 	}
@@ -285,7 +299,8 @@ func complement(b []byte) []byte {
 	return c
 }
 
-// different says in words how got is not want; "": it is. junk, where it is not nil, is what was there before.
+// different says in words how got is not want; "": it is. junk, where it is not nil, is what was
+// there before.
 func different(got, want, junk []byte) string {
 	n, first, old := 0, -1, 0
 	for i := range want {
@@ -303,9 +318,11 @@ func different(got, want, junk []byte) string {
 	case n == 0:
 		return ""
 	case old == n:
-		return fmt.Sprintf("%d of %d bytes are still the junk of before, from byte %d on", n, len(want), first)
+		return fmt.Sprintf("%d of %d bytes are still the junk of before, from byte %d on", n,
+			len(want), first)
 	}
-	return fmt.Sprintf("%d of %d bytes are wrong, the first is byte %d: %02Xh for %02Xh", n, len(want), first, got[first], want[first])
+	return fmt.Sprintf("%d of %d bytes are wrong, the first is byte %d: %02Xh for %02Xh", n,
+		len(want), first, got[first], want[first])
 }
 
 // seen is the error of data that device and CPU were to see.
@@ -314,11 +331,15 @@ func seen(what, byDevice, byCPU string) error {
 	case byDevice == "" && byCPU == "":
 		return nil
 	case byDevice != "" && byCPU != "":
-		return fmt.Errorf("%s did not arrive, although the SSD reported success: as the device sees the memory %s; as the CPU does, %s", what, byDevice, byCPU)
+		return fmt.Errorf(
+			"%s did not arrive, although the SSD reported success: as the device sees the memory %s; as the CPU does, %s",
+			what, byDevice, byCPU)
 	case byDevice != "":
-		return fmt.Errorf("%s arrived where the CPU sees the memory, but not for the device: %s", what, byDevice)
+		return fmt.Errorf("%s arrived where the CPU sees the memory, but not for the device: %s",
+			what, byDevice)
 	}
-	return fmt.Errorf("%s arrived for the device, but not where the CPU sees the memory: %s", what, byCPU)
+	return fmt.Errorf("%s arrived for the device, but not where the CPU sees the memory: %s",
+		what, byCPU)
 }
 
 // toDevice and fromDevice have the device write and read memory of its own or pinned memory.
@@ -335,7 +356,8 @@ func (p *prover) fromDevice(ctx context.Context, dst []byte, src cuda.DevicePtr)
 	}, func(via cuda.Buffer) { copy(dst, via.Bytes()) })
 }
 
-func (p *prover) move(ctx context.Context, n int, copies func(cuda.Stream, cuda.Buffer) error, after func(cuda.Buffer)) (err error) {
+func (p *prover) move(ctx context.Context, n int, copies func(cuda.Stream, cuda.Buffer) error,
+	after func(cuda.Buffer)) (err error) {
 	via, err := p.dev.Alloc(cuda.MemPinned, int64(n), "gpuio proof")
 	if err != nil {
 		return err

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Together is tried with the rungs that were not taken for one reason in one entry, by all their names, for people to read.
+// Together is tried with the rungs that were not taken for one reason in one entry, by all their
+// names, for people to read.
 func Together(tried []RungTried) []RungTried {
 	var out []RungTried
 	for _, t := range tried {

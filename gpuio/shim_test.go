@@ -30,7 +30,8 @@ func openGPU(t testing.TB) cuda.Device {
 
 // onGPU has the rigs of a test on the driver's device.
 func onGPU(t *testing.T) {
-	require.NoError(t, openGPU(t).Close()) // skips without a compiler; builds outside of the tests' deadlines
+	// skips without a compiler; builds outside of the tests' deadlines
+	require.NoError(t, openGPU(t).Close())
 	rigDevice = openGPU
 	t.Cleanup(func() { rigDevice = nil })
 }
@@ -50,18 +51,24 @@ func TestGPUReads(t *testing.T) {
 		{"one command", 1, 4096, 4096, AsyncOptions{Depth: 1}, true, 0},
 		{"deep", 1, 512, 512, AsyncOptions{Depth: 1023, QueuePairs: 1}, true, 0},
 		{"PRP lists", 1, 4096, 20480, AsyncOptions{Depth: 33, QueuePairs: 1}, true, 0},
-		{"files, several warps in a block", 2, 4096, 4096, AsyncOptions{Depth: 32, QueuePairs: 4, Blocks: 3, Threads: 64}, false, 0},
-		{"rows that share commands", 2, 4096, 512, AsyncOptions{Depth: 64, CoalesceBytes: 64 << 10}, true, 0},
-		{"rows of whole pages that share commands", 1, 4096, 4096, AsyncOptions{Depth: 16, QueuePairs: 2, CoalesceBytes: 128 << 10}, true, 0},
-		{"rows that share commands, several warps in a block", 3, 512, 1000, AsyncOptions{Depth: 48, QueuePairs: 4, Blocks: 3, Threads: 96, CoalesceBytes: 8 << 10}, false, 0},
+		{"files, several warps in a block", 2, 4096, 4096, AsyncOptions{Depth: 32, QueuePairs: 4,
+			Blocks: 3, Threads: 64}, false, 0},
+		{"rows that share commands", 2, 4096, 512, AsyncOptions{Depth: 64, CoalesceBytes: 64 << 10},
+			true, 0},
+		{"rows of whole pages that share commands", 1, 4096, 4096,
+			AsyncOptions{Depth: 16, QueuePairs: 2, CoalesceBytes: 128 << 10}, true, 0},
+		{"rows that share commands, several warps in a block", 3, 512, 1000,
+			AsyncOptions{Depth: 48, QueuePairs: 4, Blocks: 3, Threads: 96, CoalesceBytes: 8 << 10},
+			false, 0},
 		{"rows in parts", 2, 512, 20000, AsyncOptions{Depth: 24}, true, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: c.ssds, lba: c.lba, rowBytes: c.rowSize, rows: 600, ram: c.ram, proxy: func(p *proxy.Config) {
-				if c.mdts != 0 {
-					p.MDTS = c.mdts
-				}
-			}})
+			r := newRig(t, rigOptions{ssds: c.ssds, lba: c.lba, rowBytes: c.rowSize, rows: 600,
+				ram: c.ram, proxy: func(p *proxy.Config) {
+					if c.mdts != 0 {
+						p.MDTS = c.mdts
+					}
+				}})
 			rd := r.async(c.o)
 			rng := rand.New(rand.NewPCG(1, 2))
 			var all []*testSet
@@ -132,8 +139,8 @@ var onGPUToo = []struct {
 	{"sync chaos", false, TestSyncChaos},
 }
 
-// TestGPUAsHost runs them: errors, lost and late completions, aborts that do nothing, queue pairs that
-// cannot be replaced, for submit and complete and for read_sync.
+// TestGPUAsHost runs them: errors, lost and late completions, aborts that do nothing, queue pairs
+// that cannot be replaced, for submit and complete and for read_sync.
 func TestGPUAsHost(t *testing.T) {
 	onGPU(t)
 	all := os.Getenv("DIFF_BATCHES") != "" || os.Getenv("HELIOS_GPU") == "1"
@@ -151,7 +158,8 @@ func TestGPURefusals(t *testing.T) {
 		proxy: func(c *proxy.Config) { c.PollDoorbells = false }}) // controllers that wait for Kick
 	_, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8})
 	require.ErrorContains(t, err, "PollDoorbells")
-	wrapped := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, wrap: func(b nvme.Bus) nvme.Bus { return pollBus{b} }})
+	wrapped := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+		wrap: func(b nvme.Bus) nvme.Bus { return pollBus{b} }})
 	_, err = NewAsync(wrapped.dev, wrapped.ssds, wrapped.layout, AsyncOptions{Depth: 8})
 	require.ErrorContains(t, err, "no doorbells that device")
 }
@@ -169,5 +177,6 @@ func TestGPUDifferential(t *testing.T) {
 	}
 	n = envNumber(t, "DIFF_BATCHES", n)
 	t.Run("batches", func(t *testing.T) { runDiff(t, host, gpu, int(n)) })
-	t.Run("coalesce", func(t *testing.T) { runCoalesceDiff(t, host, gpu, int(min(n/10, 300)), 20_000) })
+	t.Run("coalesce",
+		func(t *testing.T) { runCoalesceDiff(t, host, gpu, int(min(n/10, 300)), 20_000) })
 }

@@ -176,7 +176,8 @@ func (q *queueState) acquire(words, n uint32) (w, mask uint32) {
 
 // build is the warp's work: each lane makes the command of the unit at its position. Units that
 // cannot be read are recorded; their CIDs come back as unused. blocks are the commands' LBAs.
-func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, from, now int64, c *refillCounts) (unused, dropped uint32, issued int, blocks uint64) {
+func (k kernelView) build(q *queueState, set *setState, slot, w, mask uint32, from, now int64,
+	c *refillCounts) (unused, dropped uint32, issued int, blocks uint64) {
 	plain := set.Order == 0 && set.PartBlocks == 0
 	for ; mask != 0; mask &= mask - 1 {
 		cid := w*32 + uint32(bits.TrailingZeros32(mask))
@@ -218,7 +219,8 @@ func (c *refillCounts) countUnit(set *setState, cmd *command) {
 		c.staged++
 	}
 	if set.Order != 0 {
-		if n := *at[uint32](set.Runs, int(cmd.Index)+1) - *at[uint32](set.Runs, int(cmd.Index)); n > 1 {
+		if n := *at[uint32](set.Runs, int(cmd.Index)+1) - *at[uint32](set.Runs,
+			int(cmd.Index)); n > 1 {
 			c.coalesced += uint64(n)
 		}
 	}
@@ -256,9 +258,10 @@ func (k kernelView) refuse(q *queueState, set *setState, unit uint32, off int64,
 	set.failUnit(unit, failRecord{Kind: bad, QID: uint16(q.QID), LBA: where, SSD: q.SSD})
 }
 
-// fill makes a unit's command, which reads the whole row at index i of the set, its only one. nil: the
-// row cannot be read, which is recorded.
-func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i, now int64) *command {
+// fill makes a unit's command, which reads the whole row at index i of the set, its only one. nil:
+// the row cannot be read, which is recorded.
+func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i,
+	now int64) *command {
 	rowSlot, off, bad := set.rowAt(i, q.SSD)
 	if bad != 0 {
 		k.refuse(q, set, unit, off, bad)
@@ -286,7 +289,8 @@ func (q *queueState) target(set *setState, cid uint32, off int64) (a uint64, dst
 }
 
 // fillUnit makes the command of a unit of any set. nil: the unit cannot be read, which is recorded.
-func (k kernelView) fillUnit(q *queueState, set *setState, slot, cid, unit uint32, now int64) *command {
+func (k kernelView) fillUnit(q *queueState, set *setState, slot, cid, unit uint32,
+	now int64) *command {
 	switch {
 	case set.Order != 0:
 		lo, hi := *at[uint32](set.Runs, int(unit)), *at[uint32](set.Runs, int(unit)+1)
@@ -301,7 +305,8 @@ func (k kernelView) fillUnit(q *queueState, set *setState, slot, cid, unit uint3
 }
 
 // fillPart makes the command of one part of a row.
-func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint32, now int64) *command {
+func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint32,
+	now int64) *command {
 	rowSlot, off, bad := set.rowAt(int64(unit/set.Parts), q.SSD)
 	if bad != 0 {
 		k.refuse(q, set, unit, off, bad)
@@ -321,12 +326,13 @@ func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint3
 	return cmd
 }
 
-// fillRun makes the command of a run of two or more rows, Order[lo:hi], all of which can be read. It
-// covers the LBAs from the first row's first to the last row's last. When the set is Direct, no two of
-// the rows are the same, rows are whole pages and each begins on a page of its destination, the PRP
-// entries name the rows' own pages. Else the data goes to the CID's staging slot, and completion copies
-// each row.
-func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, hi uint32, now int64) *command {
+// fillRun makes the command of a run of two or more rows, Order[lo:hi], all of which can be read.
+// It covers the LBAs from the first row's first to the last row's last. When the set is Direct, no
+// two of the rows are the same, rows are whole pages and each begins on a page of its destination,
+// the PRP entries name the rows' own pages. Else the data goes to the CID's staging slot, and
+// completion copies each row.
+func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, hi uint32,
+	now int64) *command {
 	l := &set.Layout
 	firstSlot, off, _ := set.rowAt(int64(*at[uint32](set.Order, int(lo))), q.SSD)
 	lastSlot, _, _ := set.rowAt(int64(*at[uint32](set.Order, int(hi-1))), q.SSD)
@@ -336,7 +342,8 @@ func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, h
 	cmd := at[command](q.Commands, int(cid))
 	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(blocks-1), unit
 	cmd.LBA, cmd.ByteOffset = q.DataStart+first, offset
-	if set.Direct != 0 && uint64(hi-lo)*uint64(l.LBAsPerRow) == blocks && k.scatter(q, set, cmd, cid, lo, hi) {
+	if set.Direct != 0 && uint64(hi-lo)*uint64(l.LBAsPerRow) == blocks &&
+		k.scatter(q, set, cmd, cid, lo, hi) {
 		cmd.Dst = 0
 	} else {
 		cmd.Dst = set.Dst + cuda.DevicePtr(off)
@@ -346,8 +353,8 @@ func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, h
 	return cmd
 }
 
-// scatter has the PRP entries of a run name the pages of each row's own place. False, and nothing is
-// changed: rows are not made of whole pages of the destination.
+// scatter has the PRP entries of a run name the pages of each row's own place. False, and nothing
+// is changed: rows are not made of whole pages of the destination.
 func (k kernelView) scatter(q *queueState, set *setState, cmd *command, cid, lo, hi uint32) bool {
 	page, rowBytes := uint64(q.PageBytes), uint64(set.Layout.RowBytes)
 	if rowBytes&(page-1) != 0 {
@@ -406,8 +413,8 @@ func (q *queueState) prp(cmd *command, cid uint32, a, total uint64) {
 	}
 }
 
-// store puts a command in flight and writes its SQE at the tail, in 16-byte pieces. There is always room:
-// a CID is in use from here until its completion, and there are fewer CIDs than slots.
+// store puts a command in flight and writes its SQE at the tail, in 16-byte pieces. There is always
+// room: a CID is in use from here until its completion, and there are fewer CIDs than slots.
 func (q *queueState) store(cid uint32, cmd *command) {
 	state := issued(atomic.LoadUint32(&cmd.State))
 	atomic.StoreUint32(&cmd.State, state)

@@ -3,7 +3,6 @@ package gpuio
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"helios/cuda"
@@ -11,15 +10,17 @@ import (
 
 // SyncOptions shape the sync stack. Zero values choose defaults.
 type SyncOptions struct {
-	Blocks     int           // blocks of the read kernel; 0: as many as the device keeps resident
-	Threads    int           // threads of a block, 32 to a warp; each warp has one read out at most (128)
+	Blocks int // blocks of the read kernel; 0: as many as the device keeps resident
+	// threads of a block, 32 to a warp; each warp has one read out at most (128)
+	Threads    int
 	QueuePairs int           // per SSD; 0: by the blocks, as for async
 	Depth      int           // reads outstanding per SSD at most, over all its queue pairs (256)
 	Timeout    time.Duration // deadline of one attempt (10 s)
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of the I/O stream; 0 = all
 	Priority   int           // of the I/O stream
-	Resets     int           // resets of an SSD's controller before it is given up; negative: none (3)
+	// resets of an SSD's controller before it is given up; negative: none (3)
+	Resets int
 	// CoalesceBytes is not used: one warp reads one row.
 	CoalesceBytes int
 	Memory        *Memory // as in AsyncOptions
@@ -37,6 +38,19 @@ const (
 	defaultSyncThreads = 128
 	syncLimit          = 2 * time.Second
 )
+
+// StackSync is the stack of BaM and GIDS.
+const StackSync = "sync"
+
+func init() {
+	registerStack(&Stack{
+		Name: StackSync, Summary: "a warp reads a row and waits for it", order: 2, Queued: true,
+		Threads: defaultSyncThreads,
+		Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
+			return NewSync(dev, ssds, l, SyncOptions(o.AsyncOptions))
+		},
+	})
+}
 
 // NewSync makes the sync stack over ssds: the data path of BaM and GIDS, as a baseline on the very
 // queues, commands and recovery of the async stack. One warp reads one row: its leader takes a
@@ -61,20 +75,8 @@ func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o SyncOptions) (Reader, err
 		}
 		o.Blocks = sms * perSM
 	}
-	return newEngine("sync", &syncOptions{blocks: o.Blocks, threads: o.Threads, limit: syncLimit}, dev, ssds, l, AsyncOptions(o))
-}
-
-// launchSync enqueues read_sync for a set. No complete kernel follows: the warps see to their own
-// completions. Needs e.mu.
-func (e *async) launchSync(slot uint32) error {
-	grid := cuda.LaunchConfig{Blocks: e.sync.blocks, Threads: e.sync.threads}
-	if err := cuda.Launch(e.submitS, e.submitK, grid, syncParams{
-		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
-		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: slot, LimitNS: int64(e.sync.limit),
-	}); err != nil {
-		return err
-	}
-	return e.submitS.Record(e.complEv[slot])
+	return newEngine(StackSync, &syncOptions{blocks: o.Blocks, threads: o.Threads,
+		limit: syncLimit}, dev, ssds, l, AsyncOptions(o))
 }
 
 // Rows that read_sync leaves behind, and how sets with such rows end.
@@ -82,8 +84,8 @@ func (e *async) launchSync(slot uint32) error {
 // When a queue freezes, the warps that serve it leave. The commands that they had out stay in
 // quarantine, and the rows that nobody had begun are Taken..end of the queue's share. The host then
 // recovers the queue as it does for async, makes a pending segment of those rows, and has the
-// complete kernel finish the set. read_sync and complete must not reap the same queue, and a warp of
-// read_sync knows only its own set's commands, so they take turns:
+// complete kernel finish the set. read_sync and complete must not reap the same queue, and a warp
+// of read_sync knows only its own set's commands, so they take turns:
 //
 //   - a set that has rows left is sick; before its queues are touched the read_sync kernels that
 //     are already launched come to their ends (they leave frozen queues alone);
@@ -149,42 +151,6 @@ func (e *async) quiet(ctx context.Context, s cuda.Stream, p *asyncPending) error
 		e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
 	}
 	return nil
-}
-
-// calm tells whether all queues are idle and none is frozen. No kernel runs.
-func (e *async) calm() bool {
-	for g := range e.queues() {
-		q := e.queue(g)
-		if atomic.LoadUint32(&q.Frozen) != frozenNo || q.inFlight() != 0 || q.PendHead != atomic.LoadUint32(&q.PendTail) {
-			return false
-		}
-		for w := range q.Retry {
-			if atomic.LoadUint32(&q.Retry[w]) != 0 {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// leftover turns the rows of queue g's share that read_sync has not begun into a pending segment,
-// once, and starts what the queue holds unless it is frozen. No read_sync runs; the SSD is being recovered, so
-// there is one that appends to the list.
-func (e *async) leftover(p *asyncPending, g int) {
-	q := e.queue(g)
-	set := e.set(p.slot)
-	taken := &e.taken(p.slot)[g]
-	from, first, last := shareOf(set, q.SSD, uint32(g%e.perSSD), uint32(e.perSSD))
-	// Warps that found the share used up have added too.
-	if begun := min(int64(atomic.LoadUint32(taken)), last-first); begun < last-first {
-		tail := atomic.LoadUint32(&q.PendTail)
-		q.Pend[p.slot] = segment{Next: from + first + begun, End: from + last}
-		q.PendRing[tail%maxSets] = p.slot
-		atomic.StoreUint32(taken, uint32(last-first))
-		atomic.StoreUint32(&q.PendTail, tail+1)
-	}
-	k := e.kernelView()
-	k.serve(q, uint32(g))
 }
 
 // settle finishes the sick sets of the sync stack. Needs e.mu, which it gives up meanwhile. Its

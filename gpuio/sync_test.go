@@ -24,9 +24,10 @@ func (r *rig) sync(o SyncOptions) Reader {
 	return r.reader(NewSync(r.dev, r.ssds, r.layout, o))
 }
 
-// TestSyncStatusIsNoDeadline: a completion's status takes the place of its command's deadline before the
-// command is marked as done. Once a warp that looked in between took it for a deadline long past,
-// and froze a healthy queue: one read at a time on many queues, and no row may come from elsewhere.
+// TestSyncStatusIsNoDeadline: a completion's status takes the place of its command's deadline
+// before the command is marked as done. Once a warp that looked in between took it for a deadline
+// long past, and froze a healthy queue: one read at a time on many queues, and no row may come from
+// elsewhere.
 func TestSyncStatusIsNoDeadline(t *testing.T) {
 	rounds := 60
 	if wide.Lean() || raceEnabled {
@@ -69,11 +70,13 @@ func TestSyncRandom(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		pick := func(v ...int) int { return v[rng.IntN(len(v))] }
 		o := rigOptions{
-			ssds: 1 + rng.IntN(3), lba: pick(512, 4096), rowBytes: pick(16, 100, 512, 602, 4096, 12288), rows: 700,
+			ssds: 1 + rng.IntN(3), lba: pick(512, 4096), rowBytes: pick(16, 100, 512, 602, 4096,
+				12288), rows: 700,
 			ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3),
 			proxy: func(c *proxy.Config) { c.OutOfOrder = rng.IntN(2) == 0 },
 		}
-		so := SyncOptions{Blocks: pick(0, 1, 2, 7, 64, 200), Threads: pick(0, 32, 64, 256, 1024), QueuePairs: pick(0, 1, 2, 4), Depth: pick(4, 16, 63, 256)}
+		so := SyncOptions{Blocks: pick(0, 1, 2, 7, 64, 200), Threads: pick(0, 32, 64, 256, 1024),
+			QueuePairs: pick(0, 1, 2, 4), Depth: pick(4, 16, 63, 256)}
 		t.Run(fmt.Sprintf("seed=%d/%d", seed, round), func(t *testing.T) {
 			t.Logf("%+v %+v", o, so)
 			r := newRig(t, o)
@@ -128,15 +131,18 @@ func TestSyncConcurrency(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			// Reads take far longer than it takes to see how many are out.
-			r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 2000, ram: true, sms: 2, faults: "late(op=read,ms=300)"})
-			rd := r.sync(SyncOptions{Blocks: c.blocks, Threads: c.threads, Depth: c.depth, QueuePairs: 1})
+			r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 2000, ram: true,
+				sms: 2, faults: "late(op=read,ms=300)"})
+			rd := r.sync(SyncOptions{Blocks: c.blocks, Threads: c.threads, Depth: c.depth,
+				QueuePairs: 1})
 			s := r.newSet(rand.New(rand.NewPCG(1, 1)), c.want+c.want/2, 512, 0)
 			ctx := testCtx(t)
 			p, err := rd.Submit(ctx, s.rs)
 			require.NoError(t, err)
 			e := rd.(*async)
 			most := uint64(0)
-			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(
+				time.Millisecond) {
 				most = max(most, e.queue(0).inFlight())
 			}
 			require.EqualValues(t, c.want, most)
@@ -186,7 +192,8 @@ func TestSyncSetsInTurn(t *testing.T) {
 
 // TestSyncLimit: a launch that runs out of its time ends, and the next goes on where it was.
 func TestSyncLimit(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 500, ram: true, sms: 2, faults: "late(op=read,ms=3,times=60)"})
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 500, ram: true, sms: 2,
+		faults: "late(op=read,ms=3,times=60)"})
 	rd := r.sync(SyncOptions{Blocks: 2, Threads: 64, Depth: 8})
 	rd.(*async).sync.limit = 500 * time.Microsecond
 	all, stats, failures := runSets(r, rd, 5, 3, 200)
@@ -209,45 +216,58 @@ func TestSyncFaultsRecovered(t *testing.T) {
 		stuck        bool // Abort does nothing
 		check        func(t *testing.T, st Stats, n int64)
 	}{
-		{"error once", "error(op=read,sct=0,sc=0x06,times=3)", 4096, false, func(t *testing.T, st Stats, n int64) {
-			require.Equal(t, n, st.Errors)
-			require.Equal(t, n, st.Retries)
-		}},
-		{"error, staged rows", "error(op=read,sct=2,sc=0x81,times=3)", 400, false, func(t *testing.T, st Stats, n int64) {
-			require.Equal(t, n, st.Retries)
-			require.Positive(t, st.Staged)
-		}},
-		{"lost", "lost(op=read,after=20,times=1)", 4096, false, func(t *testing.T, st Stats, n int64) {
-			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
-			require.Positive(t, st.Aborts)
-		}},
-		{"many lost", "lost(op=read,after=3,times=5)", 100, false, func(t *testing.T, st Stats, n int64) {
-			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
-		}},
-		{"late within the deadline", "late(op=read,ms=20,times=4)", 4096, false, func(t *testing.T, st Stats, _ int64) {
-			require.Zero(t, st.Timeouts)
-			require.Zero(t, st.Retries)
-		}},
-		{"late", "late(op=read,ms=250,after=5,times=2)", 512, false, func(t *testing.T, st Stats, n int64) {
+		{"error once", "error(op=read,sct=0,sc=0x06,times=3)", 4096, false,
+			func(t *testing.T, st Stats, n int64) {
+				require.Equal(t, n, st.Errors)
+				require.Equal(t, n, st.Retries)
+			}},
+		{"error, staged rows", "error(op=read,sct=2,sc=0x81,times=3)", 400, false,
+			func(t *testing.T, st Stats, n int64) {
+				require.Equal(t, n, st.Retries)
+				require.Positive(t, st.Staged)
+			}},
+		{"lost", "lost(op=read,after=20,times=1)", 4096, false,
+			func(t *testing.T, st Stats, n int64) {
+				require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
+				require.Positive(t, st.Aborts)
+			}},
+		{"many lost", "lost(op=read,after=3,times=5)", 100, false, func(t *testing.T, st Stats,
+			n int64) {
 			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
 		}},
-		{"queue replaced", "lost(op=read,after=9,times=3)", 200, true, func(t *testing.T, st Stats, _ int64) {
+		{"late within the deadline", "late(op=read,ms=20,times=4)", 4096, false,
+			func(t *testing.T, st Stats, _ int64) {
+				require.Zero(t, st.Timeouts)
+				require.Zero(t, st.Retries)
+			}},
+		{"late", "late(op=read,ms=250,after=5,times=2)", 512, false, func(t *testing.T, st Stats,
+			n int64) {
+			require.GreaterOrEqual(t, st.Timeouts, n) // more on a machine that stalls
+		}},
+		{"queue replaced", "lost(op=read,after=9,times=3)", 200, true, func(t *testing.T, st Stats,
+			_ int64) {
 			require.Positive(t, st.Recreated)
 		}},
-		{"queue replaced, late", "late(op=read,ms=900,after=9,times=3)", 4096, true, func(t *testing.T, st Stats, _ int64) {
-			require.Positive(t, st.Recreated)
-		}},
+		{"queue replaced, late", "late(op=read,ms=900,after=9,times=3)", 4096, true,
+			func(t *testing.T, st Stats, _ int64) {
+				require.Positive(t, st.Recreated)
+			}},
 	} {
 		for _, ram := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/ram=%v", c.name, ram), func(t *testing.T) {
-				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: c.rowBytes, rows: 400, ram: ram, faults: c.faults})
+				r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: c.rowBytes, rows: 400,
+					ram: ram, faults: c.faults})
 				timeout := 120 * time.Millisecond
 				if c.name == "late within the deadline" { // also on a machine that stalls
 					timeout = 5 * time.Second
 				}
-				rd := r.sync(SyncOptions{Blocks: 8, Threads: 64, Depth: 16, QueuePairs: 2, Timeout: timeout})
+				rd := r.sync(SyncOptions{Blocks: 8, Threads: 64, Depth: 16, QueuePairs: 2,
+					Timeout: timeout})
 				if c.stuck {
-					rd.(*async).abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return nil }
+					rd.(*async).abort = func(context.Context, *nvme.Controller, uint16,
+						uint16) error {
+						return nil
+					}
 				}
 				all, stats, failures := runSets(r, rd, 11, 3, 120)
 				var timeouts int64
@@ -286,7 +306,9 @@ func TestSyncFaultsRecovered(t *testing.T) {
 // TestSyncFaultsSurface: what retries cannot overcome names the command.
 func TestSyncFaultsSurface(t *testing.T) {
 	t.Run("do not retry", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true, faults: "error(op=read,lba=45-52,sct=2,sc=0x81,dnr=1)"}) // row 5
+		// row 5
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true,
+			faults: "error(op=read,lba=45-52,sct=2,sc=0x81,dnr=1)"})
 		rd := r.sync(SyncOptions{Blocks: 4, Depth: 8})
 		all, stats, failures := runSets(r, rd, 1, 2, 400)
 		for i, s := range all {
@@ -302,14 +324,18 @@ func TestSyncFaultsSurface(t *testing.T) {
 			require.Equal(t, hit, se.Failed)
 			require.EqualValues(t, 400-hit, stats[i].Rows)
 			require.EqualValues(t, 5, se.First[0].Row)
-			require.Regexp(t, `nvme ssd0 q\d: read LBA 45\+8: unrecovered read error \(SCT 2h, SC 81h\), not retryable`, failures[i].Error())
+			require.Regexp(t,
+				`nvme ssd0 q\d: read LBA 45\+8: unrecovered read error \(SCT 2h, SC 81h\), not retryable`,
+				failures[i].Error())
 			require.Equal(t, errs.Device, errs.ClassOf(failures[i]))
 			s.check(map[int64]bool{5: true})
 		}
 		freeSets(rd, all)
 	})
 	t.Run("never completes", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "lost(op=read,lba=8)"}) // row 3
+		// row 3
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+			faults: "lost(op=read,lba=8)"})
 		rd := r.sync(SyncOptions{Blocks: 4, Depth: 8, Retries: 1, Timeout: 40 * time.Millisecond})
 		all, _, failures := runSets(r, rd, 2, 2, 300)
 		for i, err := range failures {
@@ -338,8 +364,10 @@ func TestSyncFaultsSurface(t *testing.T) {
 		s.free(rd)
 	})
 	t.Run("queue cannot be replaced", func(t *testing.T) {
-		r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true, faults: "lost(op=read,after=30,times=4)"})
-		rd := r.sync(SyncOptions{Blocks: 4, Depth: 16, QueuePairs: 2, Timeout: 60 * time.Millisecond, Resets: -1})
+		r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true,
+			faults: "lost(op=read,after=30,times=4)"})
+		rd := r.sync(SyncOptions{Blocks: 4, Depth: 16, QueuePairs: 2,
+			Timeout: 60 * time.Millisecond, Resets: -1})
 		noAbort(rd.(*async))
 		noDelete(rd.(*async))
 		all, stats, failures := runSets(r, rd, 3, 3, 200)
@@ -375,25 +403,37 @@ func TestSyncChaos(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		faults := chaosFaults(rng)
 		abort := rng.IntN(3)
-		t.Run(fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, faults, abort), func(t *testing.T) {
-			r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3), faults: faults})
-			rd := r.sync(SyncOptions{Blocks: 1 + rng.IntN(12), Threads: 32 << rng.IntN(4), Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2), Timeout: 50 * time.Millisecond, Retries: 5})
-			e := rd.(*async)
-			e.sync.limit = []time.Duration{2 * time.Millisecond, time.Second}[rng.IntN(2)]
-			switch abort {
-			case 1:
-				e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return nil }
-			case 2:
-				e.abort = func(context.Context, *nvme.Controller, uint16, uint16) error { return errors.New("no answer") }
-			}
-			chaos(t, r, rd, seed)
-		})
+		t.Run(fmt.Sprintf("seed=%d/%d %s abort=%d", seed, round, faults, abort),
+			func(t *testing.T) {
+				r := newRig(t, rigOptions{ssds: 2, lba: 512,
+					rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: rng.IntN(2) == 0,
+					sms: 1 + rng.IntN(3), faults: faults})
+				rd := r.sync(SyncOptions{Blocks: 1 + rng.IntN(12), Threads: 32 << rng.IntN(4),
+					Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
+					Timeout: 50 * time.Millisecond, Retries: 5})
+				e := rd.(*async)
+				e.sync.limit = []time.Duration{2 * time.Millisecond, time.Second}[rng.IntN(2)]
+				switch abort {
+				case 1:
+					e.abort = func(context.Context, *nvme.Controller, uint16,
+						uint16) error {
+						return nil
+					}
+				case 2:
+					e.abort = func(context.Context, *nvme.Controller, uint16,
+						uint16) error {
+						return errors.New("no answer")
+					}
+				}
+				chaos(t, r, rd, seed)
+			})
 	}
 }
 
 // TestSyncClose: a reader that is closed with sets in flight, some of them hopeless, ends in time.
 func TestSyncClose(t *testing.T) {
-	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true, faults: "lost(op=read,after=40)"})
+	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
+		faults: "lost(op=read,after=40)"})
 	rd := r.sync(SyncOptions{Blocks: 4, Depth: 8, Timeout: 20 * time.Second})
 	var pend []Pending
 	var all []*testSet

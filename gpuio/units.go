@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -17,8 +16,8 @@ import (
 // with them: it chooses a set's form, keeps the memory that the form needs, and names the rows of a
 // unit that failed.
 
-// partAlign is the alignment of a row's parts: no smaller page is in use, and NVMe's pages are powers
-// of two from there on.
+// partAlign is the alignment of a row's parts: no smaller page is in use, and NVMe's pages are
+// powers of two from there on.
 const partAlign = 4096
 
 // Limits of coalescing that nobody has asked for: as much as one command moves well, and staging
@@ -35,15 +34,17 @@ type unitRule struct {
 	window     uint32 // LBAs: no coalesced command crosses a multiple; 0: rows never share one
 }
 
-// chooseUnits settles the rule for commands of at most limit bytes. share: rows may share commands, of
-// up to coalesceBytes (0: what depth of them leave reasonable).
+// chooseUnits settles the rule for commands of at most limit bytes. share: rows may share commands,
+// of up to coalesceBytes (0: what depth of them leave reasonable).
 func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (unitRule, error) {
 	lba, row := int(l.LBABytes), l.ReadBytes()
 	if row > limit {
 		align := max(lba, partAlign)
 		part := limit / align * align
 		if part == 0 {
-			return unitRule{}, errs.New(errs.Capability, "a command moves at most %d bytes here, and a row is read in parts of %d bytes or a multiple: use the cpu stack", limit, align)
+			return unitRule{}, errs.New(errs.Capability,
+				"a command moves at most %d bytes here, and a row is read in parts of %d bytes or a multiple: use the cpu stack",
+				limit, align)
 		}
 		return unitRule{parts: uint32((row + part - 1) / part), partBlocks: uint32(part / lba)}, nil
 	}
@@ -62,7 +63,8 @@ func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (uni
 	return u, nil
 }
 
-// pays tells whether a set's rows are to share commands, where coalesceBytes is the option of that name.
+// pays tells whether a set's rows are to share commands, where coalesceBytes is the option of that
+// name.
 func (u unitRule) pays(l Layout, offsets []int64, coalesceBytes int) bool {
 	if u.window == 0 || coalesceBytes > 0 {
 		return u.window != 0
@@ -87,30 +89,16 @@ func commandLimit(ssds []*SSD, lbaBytes int) int {
 	return limit
 }
 
-// commandBlocks is the most LBAs that one command of the engine moves.
-func (e *async) commandBlocks() int {
-	if e.partBlocks != 0 {
-		return int(e.partBlocks)
-	}
-	return max(int(e.layout.LBAsPerRow), int(e.window))
-}
-
-// setShape is where a set's arrays are in its part of setBuf.
-type setShape struct{ iovas, units, remaining, taken, bytes int }
-
-func shapeOf(ssds, queues int) setShape {
-	var s setShape
-	s.iovas = (ssds + 1) * 8
-	s.units = s.iovas + ssds*8
-	s.remaining = s.units + 2*ssds*8
-	s.taken = s.remaining + queues*4
-	s.bytes = (s.taken + queues*4 + 63) &^ 63
-	return s
-}
-
-// units is each SSD's first unit and the one after its last, of a set that is not coalesced.
-func (e *async) units(slot uint32) []int64 {
-	return unsafe.Slice(at[int64](e.setArrays(slot)+cuda.DevicePtr(e.shape.units), 0), 2*len(e.ssds))
+// setForms gives each set its form, and keeps the memory that forms need.
+type setForms struct {
+	*queueSet
+	*setTable
+	stream    cuda.Stream // of coalesce and of copies: the submit kernels'
+	coalesceK cuda.Kernel
+	sorting   coalesceScratch // guarded by flight.mu, as the next two
+	scratch   [maxSets]setScratch
+	retired   []cuda.Buffer // outgrown, and perhaps in use
+	copies    listCopies
 }
 
 // setScratch is a slot's memory for a form that needs some. It grows and is kept.
@@ -139,7 +127,7 @@ func grown(n int64) int64 {
 // replace puts a larger buffer into the place of b. The old one stays until Close: kernels may use
 // it, and freeing waits for them on some devices. Since sizes double, all old ones together are
 // smaller than the new one.
-func (e *async) replace(b *cuda.Buffer, bytes int64, purpose string, reach bool) error {
+func (e *setForms) replace(b *cuda.Buffer, bytes int64, purpose string, reach bool) error {
 	var fresh cuda.Buffer
 	var err error
 	if reach {
@@ -158,7 +146,7 @@ func (e *async) replace(b *cuda.Buffer, bytes int64, purpose string, reach bool)
 }
 
 // shapeSet gives a set its form: units, shares and the memory of its form. Needs e.mu.
-func (e *async) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced bool, err error) {
+func (e *setForms) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced bool, err error) {
 	nssd := len(e.ssds)
 	total := rs.SSDOffset[nssd]
 	sc := &e.scratch[slot]
@@ -166,7 +154,9 @@ func (e *async) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced boo
 	switch {
 	case e.partBlocks != 0:
 		if total > math.MaxUint32/int64(e.parts) {
-			return false, errs.New(errs.Usage, "read set of %d rows in %d commands each: at most %d commands in a set", total, e.parts, uint32(math.MaxUint32))
+			return false, errs.New(errs.Usage,
+				"read set of %d rows in %d commands each: at most %d commands in a set", total,
+				e.parts, uint32(math.MaxUint32))
 		}
 		if sc.marked < total {
 			c := grown(total)
@@ -179,7 +169,9 @@ func (e *async) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced boo
 		clear(view[uint32](set.Marks, 0, total))
 	case e.coalesces(rs):
 		if total > math.MaxUint32-int64(nssd) {
-			return false, errs.New(errs.Usage, "read set of %d rows: at most %d where rows share commands", total, math.MaxUint32-int64(nssd))
+			return false, errs.New(errs.Usage,
+				"read set of %d rows: at most %d where rows share commands", total,
+				math.MaxUint32-int64(nssd))
 		}
 		if err := e.growCoalesce(sc, total); err != nil {
 			return false, err
@@ -202,10 +194,11 @@ func (e *async) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced boo
 	return coalesced, nil
 }
 
-func (e *async) growCoalesce(sc *setScratch, n int64) error {
+func (e *setForms) growCoalesce(sc *setScratch, n int64) error {
 	if sc.rows < n {
 		c := grown(n)
-		if err := e.replace(&sc.order, c*4+(c+int64(len(e.ssds)))*4, "gpuio runs", false); err != nil {
+		if err := e.replace(&sc.order, c*4+(c+int64(len(e.ssds)))*4, "gpuio runs",
+			false); err != nil {
 			return err
 		}
 		sc.rows = c
@@ -228,7 +221,7 @@ func (e *async) growCoalesce(sc *setScratch, n int64) error {
 }
 
 // launchCoalesce enqueues the sort of a set before its submit kernel. Needs e.mu.
-func (e *async) launchCoalesce(slot uint32) error {
+func (e *setForms) launchCoalesce(slot uint32) error {
 	p := coalesceParams{
 		Sets: e.setBuf.Ptr(), KeysA: e.sorting.keysA.Ptr(), KeysB: e.sorting.keysB.Ptr(),
 		Set: slot, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(),
@@ -238,11 +231,12 @@ func (e *async) launchCoalesce(slot uint32) error {
 	if p.Passes%2 == 0 {
 		p.IdxA, p.IdxB = p.IdxB, p.IdxA
 	}
-	return cuda.Launch(e.submitS, e.coalesceK, cuda.LaunchConfig{Blocks: len(e.ssds), Threads: maxThreads}, p)
+	return cuda.Launch(e.stream, e.coalesceK, cuda.LaunchConfig{Blocks: len(e.ssds),
+		Threads: maxThreads}, p)
 }
 
 // freeScratch gives back what forms have needed. No kernel runs.
-func (e *async) freeScratch() error {
+func (e *setForms) freeScratch() error {
 	e.copies.mu.Lock()
 	defer e.copies.mu.Unlock()
 	bufs := append([]cuda.Buffer{e.sorting.keysA, e.sorting.keysB, e.sorting.idx}, e.retired...)
@@ -326,9 +320,9 @@ type listCopy struct {
 // copyTimeout bounds one such copy.
 const copyTimeout = 5 * time.Second
 
-// failUnit records that no row of a unit was read: r without Index and Row. The caller takes the unit
-// out of Remaining. On a device other than the host's no kernel may run (quiesce).
-func (e *async) failUnit(slot, unit uint32, r failRecord) {
+// failUnit records that no row of a unit was read: r without Index and Row. The caller takes the
+// unit out of Remaining. On a device other than the host's no kernel may run (quiesce).
+func (e *setForms) failUnit(slot, unit uint32, r failRecord) {
 	set := e.set(slot)
 	if e.onHost() {
 		set.failUnit(unit, r)
@@ -347,14 +341,15 @@ func (e *async) failUnit(slot, unit uint32, r failRecord) {
 	c.lists.fail(set, unit, r)
 }
 
-func (e *async) copyLists(slot uint32, c *listCopy) error {
+func (e *setForms) copyLists(slot uint32, c *listCopy) error {
 	set := e.set(slot)
 	n := *at[int64](set.Offsets, len(e.ssds))
 	parts := []struct {
 		src   cuda.DevicePtr
 		bytes int64
 		to    *cuda.DevicePtr
-	}{{set.Rows, n * 8, &c.lists.rows}, {set.Order, n * 4, &c.lists.order}, {set.Runs, (n + int64(len(e.ssds))) * 4, &c.lists.runs}}
+	}{{set.Rows, n * 8, &c.lists.rows}, {set.Order, n * 4, &c.lists.order},
+		{set.Runs, (n + int64(len(e.ssds))) * 4, &c.lists.runs}}
 	if need := n*16 + int64(len(e.ssds))*4; c.buf == nil || c.buf.Size() < need {
 		b, err := e.alloc(grown(need), "gpuio failed rows")
 		if err != nil {
@@ -370,17 +365,17 @@ func (e *async) copyLists(slot uint32, c *listCopy) error {
 		}
 		*p.to = c.buf.Ptr() + off
 		off += cuda.DevicePtr(p.bytes)
-		if err := e.submitS.Copy(*p.to, p.src, p.bytes); err != nil {
+		if err := e.stream.Copy(*p.to, p.src, p.bytes); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), copyTimeout)
 	defer cancel()
-	return e.submitS.Synchronize(ctx)
+	return e.stream.Synchronize(ctx)
 }
 
 // forgetCopies ends the use of a slot's copies by the set that is done.
-func (e *async) forgetCopies(slot uint32) {
+func (e *setForms) forgetCopies(slot uint32) {
 	e.copies.mu.Lock()
 	defer e.copies.mu.Unlock()
 	e.copies.m[slot].tried, e.copies.m[slot].lists = false, unitLists{}

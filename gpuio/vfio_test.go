@@ -20,8 +20,8 @@ import (
 	"helios/nvme/vfiobus"
 )
 
-// TestVFIO reads and WRITES the controllers at HELIOS_VFIO_TEST=ADDR[,ADDR…], which vfio-pci has, with
-// Bulk and with both stacks. tools/vmtest runs it in a guest.
+// TestVFIO reads and WRITES the controllers at HELIOS_VFIO_TEST=ADDR[,ADDR…], which vfio-pci has,
+// with Bulk and with both stacks. tools/vmtest runs it in a guest.
 func TestVFIO(t *testing.T) {
 	list := os.Getenv("HELIOS_VFIO_TEST")
 	if list == "" {
@@ -47,26 +47,31 @@ func TestVFIO(t *testing.T) {
 	}
 	for lba, group := range byLBA {
 		for _, rowBytes := range []int{100, 512, 4096, 20_000, 200_000} {
-			t.Run(fmt.Sprintf("rows of %d on %d LBAs of %d", rowBytes, len(group), lba), func(t *testing.T) {
-				r := loadReal(t, group, lba, rowBytes)
-				rng := rand.New(rand.NewPCG(uint64(rowBytes), uint64(lba)))
-				m, err := ChooseRung(r.dev, r.ssds, RungAuto)
-				require.NoError(t, err)
-				require.Equal(t, RungPinned, m.Rung())
-				bells := &Memory{rung: RungPinnedCPUBell}
-				for _, o := range []AsyncOptions{{Depth: 64, Memory: m}, {Depth: 256, CoalesceBytes: -1}, {Depth: 3, QueuePairs: 1, CoalesceBytes: -1}} {
-					rd, err := NewAsync(r.dev, r.ssds, r.layout, o)
+			t.Run(fmt.Sprintf("rows of %d on %d LBAs of %d", rowBytes, len(group), lba),
+				func(t *testing.T) {
+					r := loadReal(t, group, lba, rowBytes)
+					rng := rand.New(rand.NewPCG(uint64(rowBytes), uint64(lba)))
+					m, err := ChooseRung(r.dev, r.ssds, RungAuto)
+					require.NoError(t, err)
+					require.Equal(t, RungPinned, m.Rung())
+					bells := &Memory{rung: RungPinnedCPUBell}
+					for _, o := range []AsyncOptions{{Depth: 64, Memory: m},
+						{Depth: 256, CoalesceBytes: -1},
+						{Depth: 3, QueuePairs: 1, CoalesceBytes: -1}} {
+						rd, err := NewAsync(r.dev, r.ssds, r.layout, o)
+						r.readAll(rng, rd, err)
+					}
+					rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64})
 					r.readAll(rng, rd, err)
-				}
-				rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64})
-				r.readAll(rng, rd, err)
-				if rowBytes == 4096 { // doorbells of a real BAR by the CPU's thread
-					rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Memory: bells})
-					r.readAll(rng, rd, err)
-					rd, err = NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64, Memory: bells})
-					r.readAll(rng, rd, err)
-				}
-			})
+					if rowBytes == 4096 { // doorbells of a real BAR by the CPU's thread
+						rd, err := NewAsync(r.dev, r.ssds, r.layout,
+							AsyncOptions{Depth: 64, Memory: bells})
+						r.readAll(rng, rd, err)
+						rd, err = NewSync(r.dev, r.ssds, r.layout,
+							SyncOptions{Depth: 64, Memory: bells})
+						r.readAll(rng, rd, err)
+					}
+				})
 		}
 		t.Run(fmt.Sprintf("death of a controller among %d", len(group)), func(t *testing.T) {
 			r := loadReal(t, group, lba, 4096)
@@ -74,9 +79,11 @@ func TestVFIO(t *testing.T) {
 				how string
 				fn  func() error
 				m   *Memory
-			}{{"bus master off", group[0].dev.DisableDMA, nil}, {"function reset, bells by the CPU", group[0].dev.Reset, &Memory{rung: RungPinnedCPUBell}}} {
+			}{{"bus master off", group[0].dev.DisableDMA, nil}, {"function reset, bells by the CPU",
+				group[0].dev.Reset, &Memory{rung: RungPinnedCPUBell}}} {
 				began := time.Now()
-				rd, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64, Timeout: time.Second, Memory: kill.m})
+				rd, err := NewAsync(r.dev, r.ssds, r.layout,
+					AsyncOptions{Depth: 64, Timeout: time.Second, Memory: kill.m})
 				require.NoError(t, err)
 				rng := rand.New(rand.NewPCG(1, 2))
 				var sets []*testSet
@@ -98,7 +105,8 @@ func TestVFIO(t *testing.T) {
 					sets[i].check(nil)
 				}
 				st := rd.Stats()
-				t.Logf("%s: %d resets, %d timeouts, %d retries, %v in all", kill.how, st.Resets, st.Timeouts, st.Retries, time.Since(began))
+				t.Logf("%s: %d resets, %d timeouts, %d retries, %v in all", kill.how, st.Resets,
+					st.Timeouts, st.Retries, time.Since(began))
 				require.Positive(t, st.Resets)
 				for _, s := range sets {
 					s.free(rd)
@@ -161,10 +169,12 @@ func (s *realSSD) bulk(t *testing.T) {
 		got := make([]byte, len(data))
 		step := 300 * ns.LBABytes
 		for at := 0; at < len(got); at += step {
-			require.NoError(t, b.ReadAt(ctx, nvme.LBA(at/ns.LBABytes), got[at:min(at+step, len(got))]))
+			require.NoError(t, b.ReadAt(ctx, nvme.LBA(at/ns.LBABytes),
+				got[at:min(at+step, len(got))]))
 		}
 		require.True(t, bytes.Equal(data, got))
-		t.Logf("depth %d: %d bytes written in %v, read in %v", depth, len(data), wrote, time.Since(began)-wrote)
+		t.Logf("depth %d: %d bytes written in %v, read in %v", depth, len(data), wrote,
+			time.Since(began)-wrote)
 		require.NoError(t, b.Close(ctx))
 	}
 }
@@ -214,7 +224,8 @@ func (r *rig) readAll(rng *rand.Rand, rd Reader, err error) {
 	row := int64(r.layout.RowBytes)
 	var sets []*testSet
 	var pending []Pending
-	for _, place := range [][2]int64{{(row + 4095) &^ 4095, 0}, {row, 0}, {row + 12, 4}, {row + 13, 3}} {
+	for _, place := range [][2]int64{{(row + 4095) &^ 4095, 0}, {row, 0}, {row + 12, 4},
+		{row + 13, 3}} {
 		s := r.newSet(rng, n, place[0], place[1])
 		p, err := rd.Submit(ctx, s.rs)
 		require.NoError(r.t, err)
@@ -276,5 +287,7 @@ func (s *realSSD) rate(t *testing.T, o AsyncOptions) {
 	if s.Ctrl.CMB().Bytes > 0 {
 		where = "controller"
 	}
-	t.Logf("%s: depth %d over %d queue pairs, SQs in %s memory: %.0f reads of 4 KiB a second; median latency %v", s.Name, o.Depth, o.QueuePairs, where, float64(rows)/took.Seconds(), l.Quantile(0.5))
+	t.Logf(
+		"%s: depth %d over %d queue pairs, SQs in %s memory: %.0f reads of 4 KiB a second; median latency %v",
+		s.Name, o.Depth, o.QueuePairs, where, float64(rows)/took.Seconds(), l.Quantile(0.5))
 }

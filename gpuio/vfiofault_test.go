@@ -22,25 +22,28 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/vfiobus"
 )
 
-// Faults of controllers that we did not write: QEMU's behind VFIO, in a guest of tools/vmtest (scenario
-// faults). HELIOS_VFIO_TEST names PCI addresses that are bound to vfio-pci; HELIOS_HOST_DIR is where the
-// tests ask the host, which has QEMU's monitor, for what no guest can do.
+// Faults of controllers that we did not write: QEMU's behind VFIO, in a guest of tools/vmtest
+// (scenario faults). HELIOS_VFIO_TEST names PCI addresses that are bound to vfio-pci;
+// HELIOS_HOST_DIR is where the tests ask the host, which has QEMU's monitor, for what no guest can
+// do.
 //
-// Reads go on all the time. Each row that is delivered is compared with what it must be, each wait has
-// a deadline, and the host compares the images in the end: lines "EXTENT" say what was written.
+// Reads go on all the time. Each row that is delivered is compared with what it must be, each wait
+// has a deadline, and the host compares the images in the end: lines "EXTENT" say what was written.
 
 // vfioAddrs are the controllers to test, at least n.
 func vfioAddrs(t *testing.T, n int) []string {
 	t.Helper()
 	list := os.Getenv("HELIOS_VFIO_TEST")
 	if list == "" {
-		t.Skip("HELIOS_VFIO_TEST names no PCI addresses of NVMe controllers that are bound to vfio-pci")
+		t.Skip(
+			"HELIOS_VFIO_TEST names no PCI addresses of NVMe controllers that are bound to vfio-pci")
 	}
 	addrs := strings.Split(list, ",")
 	require.GreaterOrEqual(t, len(addrs), n, "controllers in HELIOS_VFIO_TEST")
@@ -72,7 +75,8 @@ func askHost(t testing.TB, format string, args ...any) string {
 	tmp, answer := filepath.Join(dir, "tmp"), filepath.Join(dir, "answer")
 	require.NoError(t, os.WriteFile(tmp, []byte(line), 0o600))
 	require.NoError(t, os.Rename(tmp, filepath.Join(dir, "ask")))
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(
+		5 * time.Millisecond) {
 		if b, err := os.ReadFile(answer); err == nil {
 			require.NoError(t, os.Remove(answer))
 			t.Logf("host: %s: %s", line, strings.TrimSpace(string(b)))
@@ -124,7 +128,7 @@ func newVFIORig(t *testing.T, addrs []string, wrap func(s int, b nvme.Bus) nvme.
 	t.Helper()
 	_, err := vfioDomain() // before leaks are looked for
 	require.NoError(t, err)
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	return openVFIORig(t, addrs, wrap)
 }
 
@@ -158,7 +162,8 @@ func openVFIORig(t *testing.T, addrs []string, wrap func(s int, b nvme.Bus) nvme
 			}
 		})
 		r.devs = append(r.devs, dev)
-		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), DataStart: rigDataStart})
+		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s),
+			DataStart: rigDataStart})
 	}
 	return r
 }
@@ -195,8 +200,8 @@ type traffic struct {
 	errs []error
 }
 
-// load begins reads of random rows. lost tells which rows may fail: then their sets' errors are kept,
-// and the reads end. Every other row must be right.
+// load begins reads of random rows. lost tells which rows may fail: then their sets' errors are
+// kept, and the reads end. Every other row must be right.
 func (r *vfioRig) load(rd Reader, lost func(row int64) bool) *traffic {
 	tr := &traffic{t: r.t}
 	var sets []*testSet
@@ -224,7 +229,8 @@ func (r *vfioRig) load(rd Reader, lost func(row int64) bool) *traffic {
 					bad := s.wrong()
 					for _, i := range bad {
 						if err == nil || lost == nil || !lost(s.ids[i]) {
-							assert.Fail(r.t, "wrong bytes", "row %d, the set's error is %v", s.ids[i], err)
+							assert.Fail(r.t, "wrong bytes", "row %d, the set's error is %v",
+								s.ids[i], err)
 							tr.stop.Store(true)
 						}
 					}
@@ -283,8 +289,8 @@ func TestVFIOResets(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		hit  func(r *vfioRig) error
-		// reset: the stack notices and resets the controller. Of a reset that went well it learns by
-		// what does not complete.
+		// reset: the stack notices and resets the controller. Of a reset that went well it learns
+		// by what does not complete.
 		reset   bool
 		timeout time.Duration
 	}{
@@ -293,8 +299,10 @@ func TestVFIOResets(t *testing.T) {
 			defer cancel()
 			return r.ssds[0].Ctrl.Reset(ctx)
 		}, false, 500 * time.Millisecond},
-		{"function level reset", func(r *vfioRig) error { return r.devs[0].Reset() }, true, 5 * time.Second},
-		{"bus master cleared", func(r *vfioRig) error { return r.devs[0].DisableDMA() }, true, 5 * time.Second},
+		{"function level reset", func(r *vfioRig) error { return r.devs[0].Reset() }, true,
+			5 * time.Second},
+		{"bus master cleared", func(r *vfioRig) error { return r.devs[0].DisableDMA() }, true,
+			5 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newVFIORig(t, addrs, nil)
@@ -311,8 +319,10 @@ func TestVFIOResets(t *testing.T) {
 				require.GreaterOrEqual(t, st.Resets, int64(1))
 			}
 			require.Zero(t, st.Failed)
-			require.Zero(t, st.PerSSD[1].Errors+st.PerSSD[1].Resets, "the other SSD: %+v", st.PerSSD[1])
-			t.Logf("%d sets of 500 rows; %d resets, %d timeouts, %d retries of %d commands", tr.sets.Load(), st.Resets, st.Timeouts, st.Retries, st.Commands)
+			require.Zero(t, st.PerSSD[1].Errors+st.PerSSD[1].Resets, "the other SSD: %+v",
+				st.PerSSD[1])
+			t.Logf("%d sets of 500 rows; %d resets, %d timeouts, %d retries of %d commands",
+				tr.sets.Load(), st.Resets, st.Timeouts, st.Retries, st.Commands)
 		})
 	}
 }
@@ -328,7 +338,8 @@ func TestVFIOFatalWords(t *testing.T) {
 	_, err := c.SMART(ctx)
 	require.ErrorIs(t, err, nvme.ErrFatal)
 	require.Equal(t, errs.Device, errs.ClassOf(err))
-	for _, w := range []string{addrs[0], "controller fatal status", "CSTS", "reset the controller"} {
+	for _, w := range []string{addrs[0], "controller fatal status", "CSTS",
+		"reset the controller"} {
 		require.Contains(t, err.Error(), w)
 	}
 	require.ErrorIs(t, c.Health(), nvme.ErrFatal)
@@ -351,8 +362,8 @@ func badLBAs(t *testing.T) (always, once int64) {
 	return always, once
 }
 
-// A medium that fails for good fails these rows, with the block in words, and no others; one that fails
-// once is read again.
+// A medium that fails for good fails these rows, with the block in words, and no others; one that
+// fails once is read again.
 func TestVFIOMediaErrors(t *testing.T) {
 	addrs := vfioAddrs(t, 2)[:2]
 	always, once := badLBAs(t)
@@ -386,7 +397,9 @@ func TestVFIOMediaErrors(t *testing.T) {
 	require.ErrorAs(t, err, &se)
 	require.True(t, se.Status.Is(nvme.StatusUnrecoveredRead))
 	require.Equal(t, errs.Device, errs.ClassOf(err))
-	for _, w := range []string{"1 of 301 rows", fmt.Sprintf("row %d:", row(always)), fmt.Sprintf("LBA %d+1", always), "unrecovered read error (SCT 2h, SC 81h)", "heliosctl verify"} {
+	for _, w := range []string{"1 of 301 rows", fmt.Sprintf("row %d:", row(always)),
+		fmt.Sprintf("LBA %d+1", always), "unrecovered read error (SCT 2h, SC 81h)",
+		"heliosctl verify"} {
 		require.Contains(t, err.Error(), w)
 	}
 	for _, i := range s.wrong() {
@@ -418,7 +431,8 @@ func TestVFIOPastTheEnd(t *testing.T) {
 	var se *nvme.StatusError
 	require.ErrorAs(t, err, &se)
 	require.True(t, se.Status.Is(nvme.StatusLBAOutOfRange))
-	require.Contains(t, err.Error(), fmt.Sprintf("read LBA %d+1: LBA out of range (SCT 0h, SC 80h), not retryable", end+50))
+	require.Contains(t, err.Error(),
+		fmt.Sprintf("read LBA %d+1: LBA out of range (SCT 0h, SC 80h), not retryable", end+50))
 	require.EqualValues(t, 1, rd.Stats().Errors, "it is not tried again")
 	for _, i := range s.wrong() {
 		require.EqualValues(t, 300, s.ids[i])
@@ -427,21 +441,26 @@ func TestVFIOPastTheEnd(t *testing.T) {
 	t.Logf("%v", err)
 }
 
-// Reads that the medium holds back for longer than the deadline: Abort, a new queue pair, and what was
-// late meets no buffer of ours.
+// Reads that the medium holds back for longer than the deadline: Abort, a new queue pair, and what
+// was late meets no buffer of ours.
 func TestVFIOStuck(t *testing.T) {
 	addrs := vfioAddrs(t, 2)[:2]
 	r := newVFIORig(t, addrs, nil)
-	rd := r.async(AsyncOptions{Timeout: 300 * time.Millisecond, Retries: 20, Resets: 20, QueuePairs: 2})
+	rd := r.async(AsyncOptions{Timeout: 300 * time.Millisecond, Retries: 20, Resets: 20,
+		QueuePairs: 2})
 	tr := r.load(rd, nil)
 	tr.more(3)
 	throttle := func(iops int) {
-		askHost(t, `qmp block_set_io_throttle {"device":"%s","bps":0,"bps_rd":0,"bps_wr":0,"iops":%d,"iops_rd":0,"iops_wr":0}`, os.Getenv("HELIOS_THROTTLE_ID"), iops)
+		askHost(t,
+			`qmp block_set_io_throttle {"device":"%s","bps":0,"bps_rd":0,"bps_wr":0,"iops":%d,"iops_rd":0,"iops_wr":0}`,
+			os.Getenv("HELIOS_THROTTLE_ID"), iops)
 	}
 	throttle(150) // 256 reads take 1.7 s: more than the deadline and what an abort may take
 	// By SSD it is counted as it happens, in the reader's totals as sets end.
-	for end := time.Now().Add(60 * time.Second); rd.Stats().PerSSD[0].Recreated == 0; time.Sleep(5 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "no queue pair was given up: %+v", rd.Stats().PerSSD[0])
+	for end := time.Now().Add(60 * time.Second); rd.Stats().PerSSD[0].Recreated == 0; time.Sleep(
+		5 * time.Millisecond) {
+		require.True(t, time.Now().Before(end), "no queue pair was given up: %+v",
+			rd.Stats().PerSSD[0])
 	}
 	throttle(0)
 	tr.more(6)
@@ -451,7 +470,8 @@ func TestVFIOStuck(t *testing.T) {
 	require.Positive(t, st.Aborts)
 	require.Positive(t, st.Recreated)
 	require.Zero(t, st.Failed)
-	t.Logf("%d sets; %d timeouts, %d aborts, %d new queue pairs, %d resets, %d retries", tr.sets.Load(), st.Timeouts, st.Aborts, st.Recreated, st.Resets, st.Retries)
+	t.Logf("%d sets; %d timeouts, %d aborts, %d new queue pairs, %d resets, %d retries",
+		tr.sets.Load(), st.Timeouts, st.Aborts, st.Recreated, st.Resets, st.Retries)
 }
 
 // The catalogue of faults, injected in front of controllers that we did not write.
@@ -483,7 +503,7 @@ func TestVFIOFaultTable(t *testing.T) {
 		n++
 		t.Run(e.Name, func(t *testing.T) {
 			began := time.Now()
-			checkLeaks(t)
+			testrig.CheckLeaks(t)
 			c := faultCase{e: e, want: wants[e.Name], stack: "async", clock: "wall", inner: inner}
 			c.run(t)
 			t.Logf("%.1f s", time.Since(began).Seconds())
@@ -524,8 +544,8 @@ func TestVFIOLostCompletions(t *testing.T) {
 	require.Zero(t, st.Failed)
 }
 
-// The device is asked back (hot unplug): reads end with words, the other SSD reads on, and the device
-// leaves when it is closed.
+// The device is asked back (hot unplug): reads end with words, the other SSD reads on, and the
+// device leaves when it is closed.
 func TestVFIOUnplug(t *testing.T) {
 	vfioLeaves(t, func(id string) { askHost(t, `qmp device_del {"id":"%s"}`, id) },
 		"the kernel asks for the device back")
@@ -580,8 +600,9 @@ func vfioLeaves(t *testing.T, leave func(id string), words ...string) {
 	})
 }
 
-// switchSlotOff takes the power from a hot-plug slot in its port's Slot Control register (PCI Express
-// base specification, section 7.5.3.10): the device is gone at once, as one that is pulled out.
+// switchSlotOff takes the power from a hot-plug slot in its port's Slot Control register (PCI
+// Express base specification, section 7.5.3.10): the device is gone at once, as one that is pulled
+// out.
 func switchSlotOff(t *testing.T, port string) {
 	t.Helper()
 	f, err := os.OpenFile("/sys/bus/pci/devices/"+port+"/config", os.O_RDWR, 0)

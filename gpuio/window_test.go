@@ -11,8 +11,8 @@ import (
 	"helios/nvme"
 )
 
-// windowBus has windows, as a bus does whose mappings pin memory: it maps what was asked for and fails
-// the controller's reach beyond by the books only, since the software controller maps all.
+// windowBus has windows, as a bus does whose mappings pin memory: it maps what was asked for and
+// fails the controller's reach beyond by the books only, since the software controller maps all.
 type windowBus struct {
 	waitBus
 	mu      sync.Mutex
@@ -47,15 +47,17 @@ func (b *windowBus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 	return b.waitBus.UnmapDMA(iova, bytes)
 }
 
-// Of a large destination only what sets say they use gets into the SSDs' reach, a position beyond it is
-// refused by the kernel, and Forget takes the window back whole.
+// Of a large destination only what sets say they use gets into the SSDs' reach, a position beyond
+// it is refused by the kernel, and Forget takes the window back whole.
 func TestWindows(t *testing.T) {
 	var buses []*windowBus
-	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 1024, rows: 600, ram: true, wrap: func(b nvme.Bus) nvme.Bus {
-		w := &windowBus{waitBus: waitBus{b, b.(nvme.Kicker), b.(nvme.Waiter)}, windows: map[nvme.IOVA]*window{}}
-		buses = append(buses, w)
-		return w
-	}})
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 1024, rows: 600, ram: true,
+		wrap: func(b nvme.Bus) nvme.Bus {
+			w := &windowBus{waitBus: waitBus{b, b.(nvme.Kicker), b.(nvme.Waiter)},
+				windows: map[nvme.IOVA]*window{}}
+			buses = append(buses, w)
+			return w
+		}})
 	ctx := testCtx(t)
 	rd := r.async(AsyncOptions{})
 	s := r.newSet(rand.New(rand.NewPCG(1, 1)), 40, 2048, 4096)

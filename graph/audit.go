@@ -9,15 +9,18 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Audit checks a finished mini-batch of a host device against the topology: the frontier starts with the seeds and
-// has no node twice beyond them; every destination has as many edges as its degree and the fanout
-// allow; each leads from a neighbour in the topology, none drawn more often than it stands there. It reads at
-// most budget neighbours for the last of these, evenly over the destinations. It returns how many edges it
-// compared with the topology and a digest of the whole mini-batch.
-func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64, budget int64) (checked int64, digest uint64, err error) {
+// Audit checks a finished mini-batch of a host device against the topology: the frontier starts
+// with the seeds and has no node twice beyond them; every destination has as many edges as its
+// degree and the fanout allow; each leads from a neighbour in the topology, none drawn more often
+// than it stands there. It reads at most budget neighbours for the last of these, evenly over the
+// destinations. It returns how many edges it compared with the topology and a digest of the whole
+// mini-batch.
+func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64,
+	budget int64) (checked int64, digest uint64, err error) {
 	hops := len(cfg.Fanouts)
 	if len(mb.Blocks) != hops || len(mb.HopEnd) != hops+1 || mb.HopEnd[0] != int64(len(seeds)) {
-		return 0, 0, fmt.Errorf("audit: %d blocks and hop ends %v for %d hops from %d seeds", len(mb.Blocks), mb.HopEnd, hops, len(seeds))
+		return 0, 0, fmt.Errorf("audit: %d blocks and hop ends %v for %d hops from %d seeds",
+			len(mb.Blocks), mb.HopEnd, hops, len(seeds))
 	}
 	nodes := view[int64](mb.Nodes, mb.HopEnd[hops])
 	seen := make([]uint64, (t.NumNodes+63)/64)
@@ -44,16 +47,20 @@ func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64, budget 
 	var drawn []int64
 	for hop, b := range mb.Blocks {
 		if b.NumDst != mb.HopEnd[hop] || b.NumSrc != mb.HopEnd[hop+1] || b.NumSrc < b.NumDst {
-			return 0, 0, fmt.Errorf("audit: hop %d has %d destinations and %d sources, hop ends are %v", hop, b.NumDst, b.NumSrc, mb.HopEnd)
+			return 0, 0,
+				fmt.Errorf("audit: hop %d has %d destinations and %d sources, hop ends are %v", hop,
+					b.NumDst, b.NumSrc, mb.HopEnd)
 		}
 		indptr, src := view[int64](b.Indptr, b.NumDst+1), view[uint32](b.Src, b.NumEdges)
 		if indptr[0] != 0 || indptr[b.NumDst] != b.NumEdges {
-			return 0, 0, fmt.Errorf("audit: hop %d: offsets go from %d to %d, there are %d edges", hop, indptr[0], indptr[b.NumDst], b.NumEdges)
+			return 0, 0, fmt.Errorf("audit: hop %d: offsets go from %d to %d, there are %d edges",
+				hop, indptr[0], indptr[b.NumDst], b.NumEdges)
 		}
 		newest := b.NumDst
 		for _, s := range src {
 			if int64(s) > newest || int64(s) >= b.NumSrc {
-				return 0, 0, fmt.Errorf("audit: hop %d: source %d where %d nodes have appeared", hop, s, newest)
+				return 0, 0, fmt.Errorf("audit: hop %d: source %d where %d nodes have appeared",
+					hop, s, newest)
 			}
 			if int64(s) == newest {
 				newest++
@@ -61,7 +68,8 @@ func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64, budget 
 			digest = fold(digest, uint64(s))
 		}
 		if newest != b.NumSrc {
-			return 0, 0, fmt.Errorf("audit: hop %d: %d sources, %d of them named", hop, b.NumSrc, newest)
+			return 0, 0, fmt.Errorf("audit: hop %d: %d sources, %d of them named", hop,
+				b.NumSrc, newest)
 		}
 		for i, v := range nodes[:b.NumDst] {
 			want := t.InDegree(v)
@@ -69,7 +77,8 @@ func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64, budget 
 				want = f
 			}
 			if got := indptr[i+1] - indptr[i]; got != want {
-				return 0, 0, fmt.Errorf("audit: hop %d: node %d of degree %d got %d edges, not %d", hop, v, t.InDegree(v), got, want)
+				return 0, 0, fmt.Errorf("audit: hop %d: node %d of degree %d got %d edges, not %d",
+					hop, v, t.InDegree(v), got, want)
 			}
 			if int64(i)%step != 0 {
 				continue
@@ -93,7 +102,10 @@ func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64, budget 
 				}
 			}
 			if left > 0 {
-				return 0, 0, fmt.Errorf("audit: hop %d: %d of the %d edges of node %d are not in the topology, or drawn more often than they stand there", hop, left, len(drawn), v)
+				return 0, 0,
+					fmt.Errorf(
+						"audit: hop %d: %d of the %d edges of node %d are not in the topology, or drawn more often than they stand there",
+						hop, left, len(drawn), v)
 			}
 			checked += int64(len(drawn))
 		}

@@ -23,7 +23,8 @@ func TestDriver(t *testing.T) {
 			return dev
 		},
 		"compared": func(t testing.TB, sms int) cuda.Device {
-			return difftest.Open(t, difftest.Options{Seed: 1, SMs: sms, RandomThreads: true, Grain: 50, Normalise: difftest.NormaliseTables()})
+			return difftest.Open(t, difftest.Options{Seed: 1, SMs: sms, RandomThreads: true,
+				Grain: 50, Normalise: difftest.NormaliseTables()})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -32,13 +33,19 @@ func TestDriver(t *testing.T) {
 				checkLayerwise(t, open, 300, []int{20, 30})
 				return
 			}
-			t.Run("BlocksEqualReference", func(t *testing.T) { checkBlocksEqualReference(t, open, 600, []int{60, 1, 150, 60}, 3) })
-			t.Run("RepeatedSeedsAndSelfLoops", func(t *testing.T) { checkRepeatedSeedsAndSelfLoops(t, open) })
+			t.Run("BlocksEqualReference",
+				func(
+					t *testing.T) {
+					checkBlocksEqualReference(t, open, 600, []int{60, 1, 150, 60}, 3)
+				})
+			t.Run("RepeatedSeedsAndSelfLoops",
+				func(t *testing.T) { checkRepeatedSeedsAndSelfLoops(t, open) })
 			t.Run("ManyRepeatedSeeds", func(t *testing.T) { checkManyRepeatedSeeds(t, open) })
 			t.Run("NoEdges", func(t *testing.T) { checkNoEdges(t, open) })
 			t.Run("AlternatingBatches", func(t *testing.T) { checkAlternatingBatches(t, open) })
 			t.Run("ConcurrentBatches", func(t *testing.T) { checkConcurrentBatches(t, open) })
-			t.Run("OldFrontierStaysReadable", func(t *testing.T) { checkOldFrontierStaysReadable(t, open) })
+			t.Run("OldFrontierStaysReadable",
+				func(t *testing.T) { checkOldFrontierStaysReadable(t, open) })
 			t.Run("StampsWrap", func(t *testing.T) { checkStampsWrap(t, open) })
 			t.Run("Layerwise", func(t *testing.T) { checkLayerwise(t, open, 600, []int{40, 90}) })
 			t.Run("Misuse", func(t *testing.T) { checkMisuse(t, open) })

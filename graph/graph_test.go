@@ -75,7 +75,8 @@ type rig struct {
 // opener makes a device that the test closes.
 type opener func(t testing.TB, sms int) cuda.Device
 
-func newRig(t testing.TB, open opener, topo *Topology, sms int, cfg SamplerConfig, directLimit int64) *rig {
+func newRig(t testing.TB, open opener, topo *Topology, sms int, cfg SamplerConfig,
+	directLimit int64) *rig {
 	r := &rig{ctx: ctxFor(t), dev: open(t, sms)}
 	dt, err := Attach(r.dev, topo)
 	require.NoError(t, err)
@@ -100,6 +101,17 @@ func (r *rig) sample(t testing.TB, epoch, index int, seeds []int64) *MiniBatch {
 	return r.mb
 }
 
+// positionsOf returns the position table of a sampler that has one.
+func positionsOf(s *Sampler) *positions {
+	switch h := s.hopper.(type) {
+	case *hostHopper:
+		return &h.positions
+	case *deviceHopper:
+		return &h.positions
+	}
+	panic("a hopper without a position table of its own")
+}
+
 // plain is a mini-batch as Go values.
 type plain struct {
 	nodes   []int64
@@ -110,14 +122,16 @@ type plain struct {
 }
 
 // read copies a mini-batch off any device.
-func read(ctx context.Context, dev cuda.Device, st cuda.Stream, mb *MiniBatch) (p plain, err error) {
+func read(ctx context.Context, dev cuda.Device, st cuda.Stream, mb *MiniBatch) (p plain,
+	err error) {
 	n := mb.HopEnd[len(mb.HopEnd)-1]
 	p.hopEnd = slices.Clone(mb.HopEnd)
 	if p.nodes, err = difftest.Download[int64](ctx, dev, st, mb.Nodes.Ptr(), n); err != nil {
 		return p, err
 	}
 	if mb.Degrees != nil {
-		if p.degrees, err = difftest.Download[uint32](ctx, dev, st, mb.Degrees.Ptr(), n); err != nil {
+		if p.degrees, err = difftest.Download[uint32](ctx, dev, st, mb.Degrees.Ptr(),
+			n); err != nil {
 			return p, err
 		}
 	}
@@ -141,8 +155,8 @@ func (r *rig) plain(t testing.TB, mb *MiniBatch) plain {
 	return p
 }
 
-// reference samples with maps, and draws by its own reading of Floyd's algorithm, for batch 0 or the one that is given (below 0:
-// draws that batches share).
+// reference samples with maps, and draws by its own reading of Floyd's algorithm, for batch 0 or
+// the one that is given (below 0: draws that batches share).
 func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64, batch ...int) plain {
 	p := plain{nodes: slices.Clone(seeds), hopEnd: []int64{int64(len(seeds))}}
 	at := map[int64]int{}
@@ -172,7 +186,8 @@ func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64, batc
 			} else {
 				taken := map[int64]bool{}
 				for i := range int64(fanout) {
-					w := philox.Block(key, [4]uint32{uint32(v), uint32(v >> 32), uint32(epoch), uint32(hop)<<24 | uint32(i/2)})
+					w := philox.Block(key, [4]uint32{uint32(v), uint32(v >> 32), uint32(epoch),
+						uint32(hop)<<24 | uint32(i/2)})
 					r := uint64(w[2*(i%2)+1])<<32 | uint64(w[2*(i%2)])
 					j := d - int64(fanout) + i
 					c := int64(philox.Bounded(r, uint64(j+1)))
@@ -226,8 +241,9 @@ func TestGeneralKernels(t *testing.T) {
 	checkStampsWrap(t, hostGeneral)
 }
 
-// Every set of instructions gives the same mini-batches: rows longer than a chunk, than 2^16, isolated
-// nodes, seeds that stand several times, and as many draws as are and are not compared with each other.
+// Every set of instructions gives the same mini-batches: rows longer than a chunk, than 2^16,
+// isolated nodes, seeds that stand several times, and as many draws as are and are not compared
+// with each other.
 func TestLevels(t *testing.T) {
 	const nodes = 3000
 	var src, dst []int64
@@ -266,7 +282,8 @@ func TestLevels(t *testing.T) {
 						return dev
 					}
 					rig := newRig(t, open, topo, 2, cfg, limit)
-					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)), "%v %v wide=%v direct=%v", level, fanouts, wideIDs, limit > 0)
+					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)),
+						"%v %v wide=%v direct=%v", level, fanouts, wideIDs, limit > 0)
 				}
 			}
 		}
@@ -282,13 +299,16 @@ func TestDamagedTopology(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, dev.Close()) })
 			for spoil, want := range map[*func()]string{
-				ptr(func() { topo.Indices32[topo.Indptr[99]] = 500 }): fmt.Sprintf("sample: id 500 of edge %d: nodes are 0 to 499", topo.Indptr[99]),
-				ptr(func() { topo.Indptr[99] = 1 << 40 }):             "are no offsets of the topology",
+				ptr(func() { topo.Indices32[topo.Indptr[99]] = 500 }): fmt.Sprintf(
+					"sample: id 500 of edge %d: nodes are 0 to 499", topo.Indptr[99]),
+				ptr(
+					func() { topo.Indptr[99] = 1 << 40 }): "are no offsets of the topology",
 			} {
 				before := slices.Clone(topo.Indptr)
 				ids := slices.Clone(topo.Indices32)
 				(*spoil)()
-				rig := newRig(t, func(testing.TB, int) cuda.Device { return dev }, topo, 2, SamplerConfig{Fanouts: []int{fanout, 3}, Seed: 1}, directNodes)
+				rig := newRig(t, func(testing.TB, int) cuda.Device { return dev }, topo, 2,
+					SamplerConfig{Fanouts: []int{fanout, 3}, Seed: 1}, directNodes)
 				seeds := []int64{98, 99, 100}
 				failed := false
 				for i := 0; i < 40 && !failed; i++ { // until the edge is drawn
@@ -308,7 +328,8 @@ func TestDamagedTopology(t *testing.T) {
 
 func ptr[T any](v T) *T { return &v }
 
-func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches []int, workers ...int) {
+func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches []int,
+	workers ...int) {
 	for _, wideIDs := range []bool{false, true} {
 		topo := randomGraph(t, nodes, 15, wideIDs, 5)
 		for _, fanouts := range [][]int{{10, 10}, {3}, {-1, -1}, {5, -1, 2}, {40, 1}} {
@@ -317,7 +338,8 @@ func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches [
 					if len(workers) > 1 && (wide.Lean() || wideIDs) && sms%3 != 1 {
 						continue // 1 and 4 remain
 					}
-					t.Run(fmt.Sprintf("wide=%v fanouts=%v direct=%v sms=%d", wideIDs, fanouts, limit > 0, sms), func(t *testing.T) {
+					t.Run(fmt.Sprintf("wide=%v fanouts=%v direct=%v sms=%d", wideIDs, fanouts,
+						limit > 0, sms), func(t *testing.T) {
 						cfg := SamplerConfig{Fanouts: fanouts, Seed: 7, Degrees: true}
 						r := newRig(t, open, topo, sms, cfg, limit)
 						for batch, n := range batches {
@@ -359,8 +381,10 @@ func checkManyRepeatedSeeds(t *testing.T, open opener) {
 		t.Run(fmt.Sprint(fanout), func(t *testing.T) {
 			cfg := SamplerConfig{Fanouts: []int{fanout, fanout}, Seed: 1, Degrees: true}
 			r := newRig(t, open, topo, 2, cfg, directNodes)
-			for batch, seeds := range [][]int64{{3, 4}, slices.Repeat([]int64{3, 19, 4}, 300), {19}} {
-				require.Equal(t, reference(topo, cfg, 0, seeds, batch), r.plain(t, r.sample(t, 0, batch, seeds)))
+			for batch, seeds := range [][]int64{{3, 4}, slices.Repeat([]int64{3, 19, 4},
+				300), {19}} {
+				require.Equal(t, reference(topo, cfg, 0, seeds, batch),
+					r.plain(t, r.sample(t, 0, batch, seeds)))
 			}
 		})
 	}
@@ -375,7 +399,8 @@ func checkNoEdges(t *testing.T, open opener) {
 			require.NoError(t, err)
 			require.NoError(t, topo.Validate())
 			t.Cleanup(func() { require.NoError(t, topo.Close()) })
-			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{4, -1}, Degrees: true}, directNodes)
+			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{4, -1}, Degrees: true},
+				directNodes)
 			got := r.plain(t, r.sample(t, 0, 0, []int64{2, 0}))
 			require.Equal(t, []int64{2, 0}, got.nodes)
 			require.Equal(t, []int64{2, 2, 2}, got.hopEnd)
@@ -431,7 +456,8 @@ func checkConcurrentBatches(t *testing.T, open opener) {
 					return err
 				}
 				for i := range 10 {
-					if err := r.s.Begin(r.ctx, stream, mb, i, w, someSeeds(64, 2000, uint64(w))); err != nil {
+					if err := r.s.Begin(r.ctx, stream, mb, i, w,
+						someSeeds(64, 2000, uint64(w))); err != nil {
 						return err
 					}
 					for h := range cfg.Fanouts {
@@ -494,18 +520,20 @@ func checkStampsWrap(t *testing.T, open opener) {
 			r := newRig(t, open, topo, 2, cfg, limit)
 			r.sample(t, 0, 0, someSeeds(50, 1000, 1))
 			stamps, fresh := []uint32{0xabcd0003, 3}, byte(0xff)
-			if r.s.host { // up to what the index leaves of an entry
-				stamps, fresh = []uint32{1<<(32-r.s.posBits) - 3, 5}, 0
-				if !r.s.direct {
+			table := positionsOf(r.s)
+			if h, ok := r.s.hopper.(*hostHopper); ok { // up to what the index leaves of an entry
+				stamps, fresh = []uint32{1<<(32-h.posBits) - 3, 5}, 0
+				if !table.direct {
 					stamps[0] = 1<<31 - 3
 				}
 			}
 			for _, stamp := range stamps {
-				r.s.stamp, r.s.owner = stamp, nil
-				require.NoError(t, r.stream.Fill(r.s.vals.Ptr(), fresh, r.s.vals.Size()))
+				table.stamp, table.owner = stamp, nil
+				require.NoError(t, r.stream.Fill(table.vals.Ptr(), fresh, table.vals.Size()))
 				for batch := range 6 {
 					seeds := someSeeds(50, 1000, uint64(batch))
-					require.Equal(t, reference(topo, cfg, 0, seeds, batch), r.plain(t, r.sample(t, 0, batch, seeds)))
+					require.Equal(t, reference(topo, cfg, 0, seeds, batch),
+						r.plain(t, r.sample(t, 0, batch, seeds)))
 				}
 			}
 		})
@@ -620,19 +648,23 @@ func TestShuffle(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	good := func() *Topology {
-		return &Topology{NumNodes: 4, NumEdges: 5, Indptr: []int64{0, 2, 2, 4, 5}, Indices32: []uint32{1, 2, 0, 3, 1}}
+		return &Topology{NumNodes: 4, NumEdges: 5, Indptr: []int64{0, 2, 2, 4, 5},
+			Indices32: []uint32{1, 2, 0, 3, 1}}
 	}
 	require.NoError(t, good().Validate())
 	for _, c := range []struct {
 		name, want string
 		spoil      func(*Topology)
 	}{
-		{"short indptr", "indptr has 4 entries, 4 nodes need 5", func(t *Topology) { t.Indptr = t.Indptr[:4] }},
-		{"edge count", "indices has 4 entries, expected 5 edges", func(t *Topology) { t.Indices32 = t.Indices32[:4] }},
+		{"short indptr", "indptr has 4 entries, 4 nodes need 5",
+			func(t *Topology) { t.Indptr = t.Indptr[:4] }},
+		{"edge count", "indices has 4 entries, expected 5 edges",
+			func(t *Topology) { t.Indices32 = t.Indices32[:4] }},
 		{"start", "indptr[0] is 1", func(t *Topology) { t.Indptr[0] = 1 }},
 		{"end", "indptr[4] is 6", func(t *Topology) { t.Indptr[4] = 6 }},
 		{"falls", "indptr[3] is 1 after indptr[2] = 2", func(t *Topology) { t.Indptr[3] = 1 }},
-		{"id", "indices[3] (an in-neighbour of node 2) is 4, nodes are 0 to 3", func(t *Topology) { t.Indices32[3] = 4 }},
+		{"id", "indices[3] (an in-neighbour of node 2) is 4, nodes are 0 to 3",
+			func(t *Topology) { t.Indices32[3] = 4 }},
 		{"wide id", "indices[2] (an in-neighbour of node 2) is -1", func(t *Topology) {
 			t.Indices32, t.Indices64 = nil, []int64{1, 2, -1, 3, 1}
 		}},
@@ -660,7 +692,8 @@ func checkMisuse(t *testing.T, open opener) {
 	r := newRig(t, open, topo, 1, SamplerConfig{Fanouts: []int{2, 2}}, directNodes)
 	require.ErrorContains(t, r.s.Hop(r.ctx, r.stream, r.mb, 0), "call Begin")
 	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, nil), "no seed nodes")
-	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 3, []int64{5, 100}), "seed node 100 (number 1 of batch 3) is out of range")
+	require.ErrorContains(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 3, []int64{5, 100}),
+		"seed node 100 (number 1 of batch 3) is out of range")
 	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, []int64{5}))
 	require.ErrorContains(t, r.s.Hop(r.ctx, r.stream, r.mb, 1), "has done 0 of 2 hops")
 	for _, f := range [][]int{nil, {0}, {5, -2}, {1 << 21}} {
@@ -670,7 +703,8 @@ func checkMisuse(t *testing.T, open opener) {
 	}
 	gone, cancel := context.WithCancel(r.ctx)
 	cancel()
-	if err := r.s.Begin(gone, r.stream, r.mb, 0, 0, []int64{1}); err != nil { // or it was done by then
+	// or it was done by then
+	if err := r.s.Begin(gone, r.stream, r.mb, 0, 0, []int64{1}); err != nil {
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	require.NoError(t, r.stream.Synchronize(r.ctx))
@@ -685,7 +719,8 @@ func checkSteadyStateAllocatesNoBuffers(t *testing.T, open opener) {
 	topo := randomGraph(t, 5000, 20, false, 2)
 	for _, limit := range []int64{directNodes, 0} {
 		t.Run(fmt.Sprintf("direct=%v", limit > 0), func(t *testing.T) {
-			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{8, 8}, Seed: 1, Degrees: true}, limit)
+			r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{8, 8}, Seed: 1,
+				Degrees: true}, limit)
 			for i := range 5 {
 				r.sample(t, i, 0, someSeeds(300, 5000, 1))
 			}
@@ -730,10 +765,23 @@ func TestAudit(t *testing.T) {
 	for name, spoil := range map[string]func(mb *MiniBatch){
 		"":                         func(*MiniBatch) {},
 		"frontier index 3 is node": func(mb *MiniBatch) { view[int64](mb.Nodes, 4)[3]++ },
-		"in the frontier twice":    func(mb *MiniBatch) { n := view[int64](mb.Nodes, 100); n[90] = n[91] },
-		"offsets go from 1":        func(mb *MiniBatch) { view[int64](mb.Blocks[1].Indptr, 1)[0] = 1 },
-		"got 6 edges, not 5":       func(mb *MiniBatch) { view[int64](mb.Blocks[0].Indptr, 53)[51]++ },
-		"nodes have appeared":      func(mb *MiniBatch) { view[uint32](mb.Blocks[0].Src, 1)[0] = 1 << 20 },
+		"in the frontier twice": func(
+			mb *MiniBatch) {
+			n := view[int64](mb.Nodes, 100)
+			n[90] = n[91]
+		},
+		"offsets go from 1": func(
+			mb *MiniBatch) {
+			view[int64](mb.Blocks[1].Indptr, 1)[0] = 1
+		},
+		"got 6 edges, not 5": func(
+			mb *MiniBatch) {
+			view[int64](mb.Blocks[0].Indptr, 53)[51]++
+		},
+		"nodes have appeared": func(
+			mb *MiniBatch) {
+			view[uint32](mb.Blocks[0].Src, 1)[0] = 1 << 20
+		},
 		"edges of node 1999 are not": func(mb *MiniBatch) {
 			view[uint32](mb.Blocks[0].Src, mb.Blocks[0].NumEdges)[mb.Blocks[0].NumEdges-1] = 0
 		},
@@ -769,25 +817,27 @@ func BenchmarkSample(b *testing.B) {
 		b.Cleanup(func() { require.NoError(b, topo.Close()) })
 		for _, limit := range []int64{directNodes, 0} {
 			for _, sms := range []int{1, 2} {
-				b.Run(fmt.Sprintf("%s/direct=%v/workers=%d", name, limit > 0, sms), func(b *testing.B) {
-					r := newRig(b, host, topo, sms, SamplerConfig{Fanouts: []int{15, 10, 5}, Seed: 7}, limit)
-					seeds := someSeeds(1<<16, topo.NumNodes, 1)
-					edges := int64(0)
-					best := 0.0
-					b.ReportAllocs()
-					cpu := cpuSeconds(b)
-					for i := 0; b.Loop(); i++ {
-						start, before := time.Now(), edges
-						mb := r.sample(b, i, 0, seeds[i%64*1024:][:1024])
-						for _, l := range mb.Blocks {
-							edges += l.NumEdges
+				b.Run(fmt.Sprintf("%s/direct=%v/workers=%d", name, limit > 0, sms),
+					func(b *testing.B) {
+						r := newRig(b, host, topo, sms, SamplerConfig{Fanouts: []int{15, 10, 5},
+							Seed: 7}, limit)
+						seeds := someSeeds(1<<16, topo.NumNodes, 1)
+						edges := int64(0)
+						best := 0.0
+						b.ReportAllocs()
+						cpu := cpuSeconds(b)
+						for i := 0; b.Loop(); i++ {
+							start, before := time.Now(), edges
+							mb := r.sample(b, i, 0, seeds[i%64*1024:][:1024])
+							for _, l := range mb.Blocks {
+								edges += l.NumEdges
+							}
+							best = max(best, float64(edges-before)/time.Since(start).Seconds()/1e6)
 						}
-						best = max(best, float64(edges-before)/time.Since(start).Seconds()/1e6)
-					}
-					b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Medges/s")
-					b.ReportMetric(float64(edges)/(cpuSeconds(b)-cpu)/1e6, "Medges/cpu-s")
-					b.ReportMetric(best, "Medges/s-best")
-				})
+						b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Medges/s")
+						b.ReportMetric(float64(edges)/(cpuSeconds(b)-cpu)/1e6, "Medges/cpu-s")
+						b.ReportMetric(best, "Medges/s-best")
+					})
 			}
 		}
 	}
@@ -806,7 +856,8 @@ func TestTableOutOfMemory(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, dev.Close()) })
 			return open(dev)
 		}, topo, 1, SamplerConfig{Fanouts: []int{5}, Seed: 1}, 0)
-		filler, err := r.dev.Alloc(cuda.MemDevice, 4<<20-r.dev.MemUsage()[ringPurpose]-100<<10, "filler")
+		filler, err := r.dev.Alloc(cuda.MemDevice, 4<<20-r.dev.MemUsage()[ringPurpose]-100<<10,
+			"filler")
 		require.NoError(t, err)
 		seeds := someSeeds(9000, 20000, 1)
 		for range 2 {
@@ -816,12 +867,13 @@ func TestTableOutOfMemory(t *testing.T) {
 			require.Equal(t, tablePurpose, full.Purpose)
 		}
 		require.NoError(t, filler.Free())
-		require.Equal(t, reference(topo, r.s.cfg, 0, seeds[:100]), r.plain(t, r.sample(t, 0, 0, seeds[:100])))
+		require.Equal(t, reference(topo, r.s.cfg, 0, seeds[:100]),
+			r.plain(t, r.sample(t, 0, 0, seeds[:100])))
 	}
 }
 
-// The room for edges, the frontier and a hashed table ends in the midst of hops, and two mini-batches take
-// turns in it: the launches that go on give what one launch gives.
+// The room for edges, the frontier and a hashed table ends in the midst of hops, and two
+// mini-batches take turns in it: the launches that go on give what one launch gives.
 func TestRoomEndsWithinHop(t *testing.T) {
 	topo := randomGraph(t, 40000, 12, false, 3)
 	cfg := SamplerConfig{Fanouts: []int{9, -1}, Seed: 5, Degrees: true}
@@ -835,25 +887,27 @@ func TestRoomEndsWithinHop(t *testing.T) {
 			for round := range 2 { // with old buffers and entries too
 				require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, a))
 				require.NoError(t, r.s.Begin(r.ctx, r.stream, other, 0, 1, b))
-				slots := r.s.slots
+				slots := positionsOf(r.s).slots
 				for h := range cfg.Fanouts {
 					require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, h))
 					require.NoError(t, r.s.Hop(r.ctx, r.stream, other, h))
 				}
 				require.Equal(t, wantA, r.plain(t, r.mb))
 				require.Equal(t, wantB, r.plain(t, other))
-				require.Equal(t, limit == 0 && round == 0, slots != r.s.slots, "a hashed table is to grow in the first round")
+				require.Equal(t, limit == 0 && round == 0, slots != positionsOf(r.s).slots,
+					"a hashed table is to grow in the first round")
 			}
 			require.NoError(t, other.Close())
 		}
 	}
 }
 
-// A block that faults, as on a mapped file that has become shorter, ends the launch: no other one waits for
-// its tile.
+// A block that faults, as on a mapped file that has become shorter, ends the launch: no other one
+// waits for its tile.
 func TestFaultEndsLaunch(t *testing.T) {
 	const nodes, degree = 20000, 16 // a page of ids is half a tile's
-	mem, err := unix.Mmap(-1, 0, nodes*degree*4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	mem, err := unix.Mmap(-1, 0, nodes*degree*4, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(mem)) })
 	topo, err := Alloc(nodes, 0, false)

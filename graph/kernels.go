@@ -18,7 +18,8 @@ type sampleParams struct {
 	EdgeStart cuda.DevicePtr // int64[NumDst+1], the block's offsets
 	Src       cuda.DevicePtr // uint32[E]: table slots until unique_relabel, then frontier indices
 	Vals      cuda.DevicePtr // uint64[slots]: Stamp<<32 | position
-	Keys      cuda.DevicePtr // uint64[slots]: Stamp<<48 | node; 0 = direct table, the slot is the node
+	// uint64[slots]: Stamp<<48 | node; 0 = direct table, the slot is the node
+	Keys      cuda.DevicePtr
 	Sums      cuda.DevicePtr // int64[grid]
 	Totals    cuda.DevicePtr // int64[2]: edges, new nodes
 	NumNodes  int64          // of the graph
@@ -53,11 +54,11 @@ func init() {
 	cuda.RegisterHost("unique_relabel", uniqueRelabel)
 }
 
-// The position table answers "where in the frontier is node v, or where did it first appear in
-// this hop": its entries only ever fall (atomic minimum), so the answer does not depend on the order
-// in which threads come. An entry is stamp<<32 | position. Positions below NumDst are final
-// frontier indices; NumDst+e means "first seen at edge e of this hop". Stamps count down from
-// batch to batch, so entries of earlier batches are larger than any new one and need no clearing.
+// The position table answers "where in the frontier is node v, or where did it first appear in this
+// hop": its entries only ever fall (atomic minimum), so the answer does not depend on the order in
+// which threads come. An entry is stamp<<32 | position. Positions below NumDst are final frontier
+// indices; NumDst+e means "first seen at edge e of this hop". Stamps count down from batch to
+// batch, so entries of earlier batches are larger than any new one and need no clearing.
 type table struct {
 	vals, keys []uint64
 	stamp      uint64
@@ -136,7 +137,8 @@ func neighbours(indptr []int64, numEdges, v int64) (first, degree int64, err err
 	}
 	first, end := indptr[v], indptr[v+1]
 	if first < 0 || end < first || end > numEdges {
-		return 0, 0, fmt.Errorf("sample: node %d: %d to %d are no offsets of the topology", v, first, end)
+		return 0, 0, fmt.Errorf("sample: node %d: %d to %d are no offsets of the topology", v,
+			first, end)
 	}
 	return first, end - first, nil
 }
@@ -229,7 +231,8 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 	}
 	enter := func(id uint64, at int64, out *uint32, pos uint64) error {
 		if id >= uint64(p.NumNodes) {
-			return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), at, p.NumNodes-1)
+			return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), at,
+				p.NumNodes-1)
 		}
 		s, err := t.slot(id)
 		if err != nil {
@@ -254,7 +257,8 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 		start[i] = e
 		out := src[e : e+k]
 		if k < d {
-			floyd(out, uint64(d), p.Key, [4]uint32{uint32(v), uint32(uint64(v) >> 32), p.Epoch, p.Hop << 24})
+			floyd(out, uint64(d), p.Key, [4]uint32{uint32(v), uint32(uint64(v) >> 32), p.Epoch,
+				p.Hop << 24})
 		} else {
 			for j := range out {
 				out[j] = uint32(j)
@@ -264,14 +268,16 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 		if ids64 != nil {
 			row := ids64[first : first+d]
 			for j, o := range out {
-				if err := enter(uint64(row[o]), first+int64(o), &out[j], pos+uint64(j)); err != nil {
+				if err := enter(uint64(row[o]), first+int64(o), &out[j],
+					pos+uint64(j)); err != nil {
 					return err
 				}
 			}
 		} else {
 			row := ids32[first : first+d]
 			for j, o := range out {
-				if err := enter(uint64(row[o]), first+int64(o), &out[j], pos+uint64(j)); err != nil {
+				if err := enter(uint64(row[o]), first+int64(o), &out[j],
+					pos+uint64(j)); err != nil {
 					return err
 				}
 			}
@@ -345,10 +351,10 @@ func uniqueCount(b *cuda.Block, p *sampleParams) error {
 	return nil
 }
 
-// uniqueAssign appends the nodes that appear first in the block's share to the frontier, in the order
-// of the edges, and lowers their table entries to their frontier index. (Index NumDst+rank
-// is at most NumDst+e, and later edges of the same node compare with larger numbers, so the
-// test of other blocks is not disturbed.) The grid must be that of uniqueCount.
+// uniqueAssign appends the nodes that appear first in the block's share to the frontier, in the
+// order of the edges, and lowers their table entries to their frontier index. (Index NumDst+rank is
+// at most NumDst+e, and later edges of the same node compare with larger numbers, so the test of
+// other blocks is not disturbed.) The grid must be that of uniqueCount.
 func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 	t := p.table()
 	lo, hi := p.edges(b)

@@ -1,60 +1,80 @@
 package graph
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"sync/atomic"
 	"unsafe"
 
 	"helios/cuda"
-	"helios/internal/errs"
-	"helios/internal/hostmem"
 	"helios/internal/philox"
-	"helios/internal/units"
 )
 
-// Layer-wise importance sampling: LADIES (Zou et al., "Layer-Dependent Importance Sampling for Training Deep and
-// Large Graph Convolutional Networks", NeurIPS 2019). Where neighbour sampling draws for each destination, which makes the
-// frontier grow by a factor with each hop, here a hop draws s nodes for all its destinations together, by how much these
-// need them:
+// Layer-wise importance sampling: LADIES (Zou et al., "Layer-Dependent Importance Sampling for
+// Training Deep and Large Graph Convolutional Networks", NeurIPS 2019). Where neighbour sampling
+// draws for each destination, which makes the frontier grow by a factor with each hop, here a hop
+// draws s nodes for all its destinations together, by how much these need them:
 //
 //	mass     q_j = Σ_i Ā_ij², summed over the in-edges i ← j of the hop's destinations; Ā_ij = 1 / in-degree of i
 //	draw     s of the nodes with q_j > 0, without replacement, each next one with probability q_j / Σ of those that are left
 //	block    the sources are the destinations and the drawn nodes, its edges all those between them
 //	weights  Weights[j] = 1 / (probability that j is in the block); rows are normalised where they are used
 //
-// The draw gives each node an exponential variable of rate q_j, -ln(u_j) / q_j, and takes the s smallest (Efraimidis and
-// Spirakis, "Weighted random sampling with a reservoir", IPL 97(5), 2006), so that no node waits for another. u_j is a
-// function of (seed, epoch, batch, hop, node).
+// The draw gives each node an exponential variable of rate q_j, -ln(u_j) / q_j, and takes the s
+// smallest (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", IPL 97(5), 2006),
+// so that no node waits for another. u_j is a function of (seed, epoch, batch, hop, node).
 //
-// The paper weighs by 1 / q_j, the inverse of a draw's probability with replacement. Of draws without replacement
-// that overrates the rare: when all candidates are taken the aggregate would still not be their mean. Instead, with τ the
-// smallest variable that was not taken, j is in the sample with probability 1 - exp(-q_j τ) given the others' variables (Cohen and
-// Kaplan, "Summarizing data using bottom-k sketches", PODC 2007), and its inverse makes sums over the sample unbiased. Destinations are in
-// for certain: their weight is 1, as everybody's when all candidates are taken.
+// The paper weighs by 1 / q_j, the inverse of a draw's probability with replacement. Of draws
+// without replacement that overrates the rare: when all candidates are taken the aggregate would
+// still not be their mean. Instead, with τ the smallest variable that was not taken, j is in the
+// sample with probability 1 - exp(-q_j τ) given the others' variables (Cohen and Kaplan,
+// "Summarizing data using bottom-k sketches", PODC 2007), and its inverse makes sums over the
+// sample unbiased. Destinations are in for certain: their weight is 1, as everybody's when all
+// candidates are taken.
 //
-// Results do not depend on the device, its workers or the order of threads: masses are sums of integers (in units of
-// 2^-Bits), logarithms and exponentials are spelled out in operations that IEEE 754 rounds, and candidates are numbered by
-// their first edge.
+// Results do not depend on the device, its workers or the order of threads: masses are sums of
+// integers (in units of 2^-Bits), logarithms and exponentials are spelled out in operations that
+// IEEE 754 rounds, and candidates are numbered by their first edge.
 
-// layerParams is the parameter block of the layer kernels. Sample is that of sample_fill with all neighbours (Fanout -1): its
-// Src has the E in-edges of the destinations as table slots, its EdgeStart where each destination's begin.
+// Ladies samples by layer.
+const Ladies = "ladies"
+
+func init() {
+	register(&Method{
+		Name: Ladies, Summary: "layer-wise, nodes a layer; other results",
+		Title:  "layer-wise (LADIES)",
+		Fanout: "nodes of a layer", MostFanout: mostLayer, WholeLists: true, NoAll: true,
+		Bound: func(n int64, fanout int) int64 {
+			if fanout < 0 {
+				return Unbounded
+			}
+			return n + int64(fanout)
+		},
+		open: func(c sampling) (hopper, error) { return newLayerHopper(c) },
+	})
+}
+
+// layerParams is the parameter block of the layer kernels. Sample is that of sample_fill with all
+// neighbours (Fanout -1): its Src has the E in-edges of the destinations as table slots, its
+// EdgeStart where each destination's begin.
 //
-// A candidate's number is its position in the table: that of the destination that it is, or NumDst + the first edge
-// that names it.
+// A candidate's number is its position in the table: that of the destination that it is, or NumDst
+// + the first edge that names it.
 type layerParams struct {
-	Sample    sampleParams
-	Pos       cuda.DevicePtr // uint32[E]: each edge's candidate; from layer_count on noPos where that is no source of the block
-	Mass      cuda.DevicePtr // uint64[NumDst+E]: q by candidate in units of 2^-Bits; 0 = no candidate. Zeroed
-	Rank      cuda.DevicePtr // uint64[NumDst+E]: the bits of the exponential variable; all ones = no candidate
-	Hist      cuda.DevicePtr // uint32[layerBins], zeroed
-	State     cuda.DevicePtr // layerState
-	News      cuda.DevicePtr // int64[grid]: new nodes by block
-	OutStart  cuda.DevicePtr // int64[NumDst+1], offsets of the sampled block
-	OutSrc    cuda.DevicePtr // uint32[OutLen]: candidates until layer_relabel, then frontier indices
+	Sample sampleParams
+	// uint32[E]: each edge's candidate; from layer_count on noPos where that is no source of the
+	// block
+	Pos cuda.DevicePtr
+	// uint64[NumDst+E]: q by candidate in units of 2^-Bits; 0 = no candidate. Zeroed
+	Mass cuda.DevicePtr
+	// uint64[NumDst+E]: the bits of the exponential variable; all ones = no candidate
+	Rank     cuda.DevicePtr
+	Hist     cuda.DevicePtr // uint32[layerBins], zeroed
+	State    cuda.DevicePtr // layerState
+	News     cuda.DevicePtr // int64[grid]: new nodes by block
+	OutStart cuda.DevicePtr // int64[NumDst+1], offsets of the sampled block
+	// uint32[OutLen]: candidates until layer_relabel, then frontier indices
+	OutSrc    cuda.DevicePtr
 	Weights   cuda.DevicePtr // float32[WeightLen]
 	Edges     int64          // E
 	OutLen    int64
@@ -67,8 +87,9 @@ type layerParams struct {
 	_         uint32
 }
 
-// layerState is what the selection knows: the (s+1)-th smallest variable agrees with Tau in the bits from Shift on, and
-// is number Left (from 0) among those that do. Left < 0: all are taken, Tau is all ones.
+// layerState is what the selection knows: the (s+1)-th smallest variable agrees with Tau in the
+// bits from Shift on, and is number Left (from 0) among those that do. Left < 0: all are taken, Tau
+// is all ones.
 type layerState struct {
 	Tau  uint64
 	Left int64
@@ -86,8 +107,8 @@ const (
 	layerBins = 1 << layerBits
 	noRank    = math.MaxUint64
 	noPos     = math.MaxUint32
-	// MostLayer is the most nodes that a hop may be asked to draw.
-	MostLayer    = 1 << 30
+	// mostLayer is the most nodes that a hop may be asked to draw.
+	mostLayer    = 1 << 30
 	layerPurpose = "layer sampling"
 )
 
@@ -115,7 +136,8 @@ type layerView struct {
 func (p *layerParams) view() layerView {
 	n := p.Sample.NumDst
 	return layerView{
-		p, n, cuda.View[int64](p.Sample.EdgeStart, n+1), cuda.View[uint32](p.Sample.Src, p.Edges), cuda.View[uint32](p.Pos, p.Edges),
+		p, n, cuda.View[int64](p.Sample.EdgeStart, n+1), cuda.View[uint32](p.Sample.Src, p.Edges),
+		cuda.View[uint32](p.Pos, p.Edges),
 		cuda.View[uint64](p.Mass, n+p.Edges), cuda.View[uint64](p.Rank, n+p.Edges),
 	}
 }
@@ -135,8 +157,8 @@ func (v *layerView) firstFrom(e int64) int64 {
 	return lo
 }
 
-// edgeMass is what an edge of a destination with so many in-neighbours gives its source, at least one unit: a
-// destination has at most 2^Bits units in all, or 2^32.
+// edgeMass is what an edge of a destination with so many in-neighbours gives its source, at least
+// one unit: a destination has at most 2^Bits units in all, or 2^32.
 func edgeMass(degree int64, bits uint32) uint64 {
 	return max(uint64(1)<<bits/uint64(degree)/uint64(degree), 1)
 }
@@ -186,7 +208,8 @@ func layerRank(b *cuda.Block, p *layerParams) error {
 			continue
 		}
 		id := v.node(&t, nodes, c)
-		w := philox.Block(p.Key, [4]uint32{uint32(id), uint32(id>>32) | p.Sample.Hop<<16, p.Sample.Epoch, p.Batch})
+		w := philox.Block(p.Key, [4]uint32{uint32(id), uint32(id>>32) | p.Sample.Hop<<16,
+			p.Sample.Epoch, p.Batch})
 		v.rank[c] = math.Float64bits(exponential(uint64(w[1])<<32|uint64(w[0])) / float64(q))
 	}
 	return nil
@@ -246,8 +269,8 @@ func layerPick(b *cuda.Block, p *layerParams) error {
 	return nil
 }
 
-// layerCount counts the edges of the block, and the nodes that are new in the frontier, in the launch block's share, and
-// strikes out the other edges.
+// layerCount counts the edges of the block, and the nodes that are new in the frontier, in the
+// launch block's share, and strikes out the other edges.
 func layerCount(b *cuda.Block, p *layerParams) error {
 	v, tau := p.view(), p.state().Tau
 	lo, hi := b.Range(p.Edges)
@@ -268,8 +291,8 @@ func layerCount(b *cuda.Block, p *layerParams) error {
 	return nil
 }
 
-// layerAssign writes the block's edges and appends the new nodes to the frontier, with their weights, in order of their first
-// edges. The grid must be that of layer_count.
+// layerAssign writes the block's edges and appends the new nodes to the frontier, with their
+// weights, in order of their first edges. The grid must be that of layer_count.
 func layerAssign(b *cuda.Block, p *layerParams) error {
 	v, t, tau := p.view(), p.Sample.table(), p.state().Tau
 	nodes := cuda.View[int64](p.Sample.Nodes, p.Sample.NodesLen)
@@ -300,7 +323,8 @@ func layerAssign(b *cuda.Block, p *layerParams) error {
 			continue
 		}
 		if at >= p.Sample.NodesLen || at >= p.WeightLen {
-			return fmt.Errorf("sample: frontier index %d: room for %d", at, min(p.Sample.NodesLen, p.WeightLen))
+			return fmt.Errorf("sample: frontier index %d: room for %d", at,
+				min(p.Sample.NodesLen, p.WeightLen))
 		}
 		nodes[at] = int64(t.node(uint64(v.src[e])))
 		weights[at] = layerWeight(v.mass[pos], tau)
@@ -352,15 +376,16 @@ func layerWeight(q, tau uint64) float32 {
 		return 1
 	}
 	x := float64(q) * math.Float64frombits(tau)
-	p := x - float64(float64(x*x)*0.5) // of small ones two terms are enough, and 1 - exp would cancel
+	// of small ones two terms are enough, and 1 - exp would cancel
+	p := x - float64(float64(x*x)*0.5)
 	if x > 1.0/(1<<20) {
 		p = 1 - expDown(-x)
 	}
 	return float32(1 / p)
 }
 
-// logOf is the logarithm of a normal x > 0 as cuda/kernels/fp.h computes it (after FreeBSD's e_log.c), on every
-// machine: the conversions keep compilers from fusing.
+// logOf is the logarithm of a normal x > 0 as cuda/kernels/fp.h computes it (after FreeBSD's
+// e_log.c), on every machine: the conversions keep compilers from fusing.
 func logOf(x float64) float64 {
 	b := math.Float64bits(x)
 	f := math.Float64frombits(b&(1<<52-1) | 0x3fe<<52)
@@ -373,8 +398,10 @@ func logOf(x float64) float64 {
 	s := f / (f + 2)
 	s2 := float64(s * s)
 	s4 := float64(s2 * s2)
-	t1 := s2 * (float64((float64((float64(1.479819860511658591e-01*s4)+1.818357216161805012e-01)*s4)+2.857142874366239149e-01)*s4) + 6.666666666666735130e-01)
-	t2 := s4 * (float64((float64(1.531383769920937332e-01*s4)+2.222219843214978396e-01)*s4) + 3.999999999940941908e-01)
+	t1 := s2 * (float64((float64((float64(1.479819860511658591e-01*s4)+
+		1.818357216161805012e-01)*s4)+2.857142874366239149e-01)*s4) + 6.666666666666735130e-01)
+	t2 := s4 * (float64((float64(1.531383769920937332e-01*s4)+2.222219843214978396e-01)*s4) +
+		3.999999999940941908e-01)
 	r := float64(t1) + float64(t2)
 	half := float64(0.5 * f * f)
 	low := float64(s*(half+r)) + float64(1.90821492927058770002e-10*k)
@@ -394,7 +421,8 @@ func expDown(x float64) float64 {
 	r = math.FMA(-0.28235290563031577122588448175013436025525412068e-12, n, r)
 	r *= 0.0625
 	t := 2.4801587301587301587e-5
-	for _, c := range [...]float64{1.9841269841269841270e-4, 1.3888888888888888889e-3, 8.3333333333333333333e-3,
+	for _, c := range [...]float64{1.9841269841269841270e-4, 1.3888888888888888889e-3,
+		8.3333333333333333333e-3,
 		4.1666666666666666667e-2, 1.6666666666666666667e-1, 0.5, 1} {
 		t = math.FMA(t, r, c)
 	}
@@ -411,258 +439,4 @@ func expDown(x float64) float64 {
 		return 0
 	}
 	return r * math.Float64frombits(uint64(k+0x3fe)<<52) * math.Float64frombits(1<<52)
-}
-
-// layerSampler is the part of a Sampler that samples by layer.
-type layerSampler struct {
-	kWeigh, kRank, kHist, kPick, kCount, kAssign, kRelabel cuda.Kernel
-	kEnter                                                 cuda.Kernel // in the place of kWeigh, on the host
-
-	start, slots, pos, mass, rank, hist, state, news, table cuda.Buffer // of one hop at a time
-}
-
-func (l *layerSampler) buffers() []*cuda.Buffer {
-	return []*cuda.Buffer{&l.start, &l.slots, &l.pos, &l.mass, &l.rank, &l.hist, &l.state, &l.news, &l.table}
-}
-
-// newLayers finds the kernels and takes the buffers whose sizes are known.
-func (s *Sampler) newLayers() error {
-	l := &s.layers
-	first, name := &l.kWeigh, "layer_weigh"
-	if s.hostLayers() {
-		first, name = &l.kEnter, "host_layer_enter"
-	}
-	for _, k := range []struct {
-		dst  *cuda.Kernel
-		name string
-	}{
-		{first, name}, {&l.kRank, "layer_rank"}, {&l.kHist, "layer_hist"}, {&l.kPick, "layer_pick"},
-		{&l.kCount, "layer_count"}, {&l.kAssign, "layer_assign"}, {&l.kRelabel, "layer_relabel"},
-	} {
-		var err error
-		if *k.dst, err = s.dev.Kernel(k.name); err != nil {
-			return err
-		}
-	}
-	for _, b := range []struct {
-		dst  *cuda.Buffer
-		size int64
-	}{{&l.hist, 4 * layerBins}, {&l.state, int64(unsafe.Sizeof(layerState{}))}, {&l.news, 8 * int64(s.blocks)}} {
-		var err error
-		if *b.dst, err = s.dev.Alloc(cuda.MemDevice, b.size, layerPurpose); err != nil {
-			return errors.Join(err, free(l.buffers()...))
-		}
-	}
-	return nil
-}
-
-// What memory is free, and from how much on it is asked; tests have both otherwise.
-var (
-	availableBytes       = hostmem.AvailableBytes
-	layerCheck     int64 = 64 << 20
-)
-
-// room makes the buffers of a hop hold n destinations with so many in-edges. Hops take turns and wait for their kernels, so
-// nobody uses the old ones. On the host device they are held against free memory together, and with more that the hop takes:
-// each by itself would be granted, and all of them end in the kernel's OOM killer.
-func (l *layerSampler) room(dev cuda.Device, n, edges, more int64) error {
-	wants := []struct {
-		dst  *cuda.Buffer
-		size int64
-	}{
-		{&l.start, (n + 1) * 8}, {&l.slots, edges * 4}, {&l.pos, edges * 4}, {&l.mass, (n + edges) * 8}, {&l.rank, (n + edges) * 8},
-	}
-	total := more
-	for _, b := range wants {
-		if *b.dst == nil || (*b.dst).Size() < b.size {
-			if err := free(b.dst); err != nil {
-				return err
-			}
-			total += b.size + b.size/4
-		}
-	}
-	if dev.Info().Backend == "host" && total >= layerCheck {
-		if left, err := availableBytes(); err == nil && total > left {
-			return errs.New(errs.Usage, "layer-wise sampling reads the whole lists of a layer, %d in-edges of %d nodes: that takes %s, and %s of memory are free; lower --batch-size or the nodes of a layer (--fanout), or use --sampler neighbor",
-				edges, n, units.FormatBytes(total), units.FormatBytes(left))
-		}
-	}
-	for _, b := range wants {
-		if *b.dst != nil {
-			continue
-		}
-		var err error
-		if *b.dst, err = dev.Alloc(cuda.MemDevice, (max(b.size+b.size/4, 1)+4095)&^4095, layerPurpose); err != nil {
-			return fmt.Errorf("layer-wise sampling of %d nodes with %d in-edges: %w", n, edges, err)
-		}
-	}
-	return nil
-}
-
-// layerHop is hop of a layer-wise sampler.
-func (s *Sampler) layerHop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
-	l, n, take := &s.layers, mb.HopEnd[hop], int64(s.cfg.Fanouts[hop])
-	if n >= 1<<31 {
-		return errs.New(errs.Usage, "layer-wise sampling for %d nodes: the limit is 2^31: lower the batch size or the nodes of a layer", n)
-	}
-	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
-	b := &mb.Blocks[hop]
-	if err := l.room(s.dev, n, 0, 0); err != nil {
-		return err
-	}
-	p := s.params(mb, n)
-	p.EdgeStart, p.Fanout = l.start.Ptr(), -1
-	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
-	if err := s.launch(stream, s.kCount, &p, n); err != nil {
-		return err
-	}
-	if err := stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	edges := int64(0)
-	sums := unsafe.Slice((*int64)(unsafe.Pointer(&mb.sums.Bytes()[0])), s.blocks)
-	for _, c := range sums[:s.grid(n)] {
-		edges += c
-	}
-	if n+edges > math.MaxUint32 {
-		return errs.New(errs.Usage, "%d nodes with %d in-neighbours pass the limit of 2^32: lower the batch size or the nodes of a layer", n, edges)
-	}
-	distinct := min(n+edges, max(s.topo.Host.NumNodes, n))
-	more := int64(0)
-	if l.kEnter != nil {
-		if size := enterTable(distinct) * 8; l.table == nil || l.table.Size() < size {
-			more = size
-		}
-	}
-	if s.lists != nil {
-		if err := s.lists.drop(); err != nil {
-			return err
-		}
-		more += 4 * edges
-	}
-	if err := l.room(s.dev, n, edges, more); err != nil {
-		return err
-	}
-	if l.kEnter == nil {
-		if !s.direct && 3*s.slots/4 < distinct {
-			if err := s.growHash(distinct); err != nil {
-				return err
-			}
-		}
-		// Candidates that were not drawn are no part of the frontier: each hop has a stamp of its own.
-		if err := s.own(stream, mb, n); err != nil {
-			return err
-		}
-		s.owner = nil
-	}
-	if s.lists != nil {
-		if err := s.lists.stage(ctx, view[int64](mb.Nodes, n)); err != nil {
-			return err
-		}
-	}
-	p = s.params(mb, n)
-	p.EdgeStart, p.Fanout = l.start.Ptr(), -1
-	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
-	p.Src, p.SrcLen = l.slots.Ptr(), edges
-	q := layerParams{
-		Sample: p, Pos: l.pos.Ptr(), Mass: l.mass.Ptr(), Rank: l.rank.Ptr(), Hist: l.hist.Ptr(), State: l.state.Ptr(), News: l.news.Ptr(),
-		Edges: edges, Take: take, Key: s.layerKey(), Batch: uint32(mb.Index), Bits: uint32(63 - bits.Len64(uint64(n))),
-	}
-	if err := stream.Fill(q.Mass, 0, (n+edges)*8); err != nil {
-		return err
-	}
-	if l.kEnter != nil {
-		if err := s.enterOnHost(stream, &q, distinct); err != nil {
-			return err
-		}
-	} else {
-		if err := s.launch(stream, s.kFill, &p, n); err != nil {
-			return err
-		}
-		if err := s.launchLayer(stream, l.kWeigh, &q, edges); err != nil {
-			return err
-		}
-	}
-	if err := s.launchLayer(stream, l.kRank, &q, n+edges); err != nil {
-		return err
-	}
-	if take < 0 || take >= n+edges {
-		if err := stream.Fill(q.State, 0xff, l.state.Size()); err != nil { // all are taken
-			return err
-		}
-	} else {
-		if err := stream.Fill(q.Hist, 0, l.hist.Size()); err != nil {
-			return err
-		}
-		for shift := 55; shift >= 0; shift -= layerBits {
-			q.Shift = uint32(shift)
-			if err := s.launchLayer(stream, l.kHist, &q, n+edges); err != nil {
-				return err
-			}
-			if err := s.launchLayer(stream, l.kPick, &q, 1); err != nil {
-				return err
-			}
-		}
-	}
-	if err := s.launchLayer(stream, l.kCount, &q, edges); err != nil {
-		return err
-	}
-
-	// Room for the result: of new nodes the bound is near enough, of edges it is not.
-	bound := n + min(edges, s.topo.Host.NumNodes)
-	if take >= 0 {
-		bound = min(bound, n+take)
-	}
-	if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, bound*8, n*8, "frontier"); err != nil {
-		return err
-	}
-	if s.cfg.Degrees {
-		if err := mb.grow(stream, &mb.Degrees, cuda.MemDevice, bound*4, n*4, "frontier degrees"); err != nil {
-			return err
-		}
-	}
-	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
-		return err
-	}
-	if err := mb.grow(stream, &b.Weights, cuda.MemDevice, bound*4, 0, "block weights"); err != nil {
-		return err
-	}
-	if b.Src == nil || b.Src.Size() < edges*4 {
-		if err := stream.Synchronize(ctx); err != nil {
-			return err
-		}
-		kept := int64(0)
-		for _, c := range sums[:s.grid(edges)] {
-			kept += c
-		}
-		if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(kept, 1)*4, 0, "block sources"); err != nil {
-			return err
-		}
-	}
-	q.Sample.Nodes, q.Sample.NodesLen = mb.Nodes.Ptr(), mb.Nodes.Size()/8
-	if s.cfg.Degrees {
-		q.Sample.Degrees = mb.Degrees.Ptr()
-		q.Sample.NodesLen = min(q.Sample.NodesLen, mb.Degrees.Size()/4)
-	}
-	q.OutStart, q.OutSrc, q.OutLen = b.Indptr.Ptr(), b.Src.Ptr(), b.Src.Size()/4
-	q.Weights, q.WeightLen = b.Weights.Ptr(), b.Weights.Size()/4
-	if err := s.launchLayer(stream, l.kAssign, &q, edges); err != nil {
-		return err
-	}
-	if err := s.launchLayer(stream, l.kRelabel, &q, edges); err != nil {
-		return err
-	}
-	if err := stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 2)
-	b.NumDst, b.NumEdges, b.NumSrc = n, totals[0], n+totals[1]
-	mb.HopEnd = append(mb.HopEnd, b.NumSrc)
-	return nil
-}
-
-func (s *Sampler) layerKey() [2]uint32 { return philox.Key(s.cfg.Seed, philox.StreamLayer) }
-
-func (s *Sampler) launchLayer(stream cuda.Stream, k cuda.Kernel, p *layerParams, n int64) error {
-	return cuda.Launch(stream, k, cuda.LaunchConfig{Blocks: int(s.grid(n)), Threads: threads}, *p)
 }

@@ -8,14 +8,16 @@ import (
 	"helios/cuda"
 )
 
-// The host device numbers and weighs the candidates of a layer in one launch, not in the three of a GPU (sample_begin,
-// sample_fill, layer_weigh), to the same bits. Each block has a part of the nodes, by their hashes, and a part of the table for
-// them. It walks all edges and takes those of its own nodes: so a node's entry, mass and first edge are of one block, which meets
-// them in the order of the edges, and nothing is atomic. Reading every list in every block is cheap beside the accesses to
-// table and masses, each of which is a miss; those of a chunk of edges are in flight together.
+// The host device numbers and weighs the candidates of a layer in one launch, not in the three of a
+// GPU (sample_begin, sample_fill, layer_weigh), to the same bits. Each block has a part of the
+// nodes, by their hashes, and a part of the table for them. It walks all edges and takes those of
+// its own nodes: so a node's entry, mass and first edge are of one block, which meets them in the
+// order of the edges, and nothing is atomic. Reading every list in every block is cheap beside the
+// accesses to table and masses, each of which is a miss; those of a chunk of edges are in flight
+// together.
 
-// enterParams is the parameter block of host_layer_enter. Its Layer's Src takes the nodes of first edges, and has no table behind it:
-// slots are nodes.
+// enterParams is the parameter block of host_layer_enter. Its Layer's Src takes the nodes of first
+// edges, and has no table behind it: slots are nodes.
 type enterParams struct {
 	Layer layerParams
 	Table cuda.DevicePtr // uint64[Parts×Slots]: node<<32 | candidate; all ones = empty
@@ -26,7 +28,8 @@ type enterParams struct {
 const (
 	enterChunk = 256
 	enterAhead = 16
-	// enterSlots is how many slots make another part: parts of few nodes would differ in size too much.
+	// enterSlots is how many slots make another part: parts of few nodes would differ in size too
+	// much.
 	enterSlots = 4096
 )
 
@@ -59,7 +62,8 @@ func hostLayerEnter(b *cuda.Block, p *enterParams) error {
 		return nil
 	}
 	s := &p.Layer.Sample
-	h := &enterBlock{layerView: p.Layer.view(), part: uint64(b.Index), parts: uint64(p.Parts), numNode: uint64(s.NumNodes)}
+	h := &enterBlock{layerView: p.Layer.view(), part: uint64(b.Index), parts: uint64(p.Parts),
+		numNode: uint64(s.NumNodes)}
 	h.table = cuda.View[uint64](p.Table, p.Parts*p.Slots)[int64(b.Index)*p.Slots:][:p.Slots]
 	for i := range h.table {
 		h.table[i] = ^uint64(0)
@@ -126,14 +130,16 @@ func enterLists[T uint32 | int64](h *enterBlock, nodes, indptr []int64, indices 
 			mass := edgeMass(degree[k], h.Bits)
 			for j, id := range indices[first[k] : first[k]+degree[k]] {
 				if uint64(id) >= h.numNode {
-					return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), first[k]+int64(j), h.numNode-1)
+					return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id),
+						first[k]+int64(j), h.numNode-1)
 				}
 				x := mix(uint64(id))
 				if !h.mine(x) {
 					continue
 				}
 				c := h.count
-				h.ids[c], h.at[c], h.edges[c], h.masses[c] = uint32(id), uint32(x), uint32(e+int64(j)), mass
+				h.ids[c], h.at[c], h.edges[c], h.masses[c] = uint32(id), uint32(x),
+					uint32(e+int64(j)), mass
 				if h.count++; h.count == enterChunk {
 					h.flush()
 				}
@@ -183,7 +189,7 @@ func enterTable(distinct int64) int64 {
 }
 
 // enterOnHost launches host_layer_enter for distinct nodes at most, at a load of up to 1/2.
-func (s *Sampler) enterOnHost(stream cuda.Stream, q *layerParams, distinct int64) error {
+func (s *layerHopper) enterOnHost(stream cuda.Stream, q *layerParams, distinct int64) error {
 	l := &s.layers
 	slots := enterTable(distinct)
 	if l.table == nil || l.table.Size() < slots*8 {
@@ -195,15 +201,16 @@ func (s *Sampler) enterOnHost(stream cuda.Stream, q *layerParams, distinct int64
 			return err
 		}
 	}
-	parts := max(min(int64(s.workers), slots/enterSlots), 1)
+	parts := max(min(int64(s.dev.Info().SMs), slots/enterSlots), 1)
 	q.Sample.Keys, q.Sample.Slots = 0, 0 // a slot is a node
 	p := enterParams{Layer: *q, Table: l.table.Ptr(), Parts: parts, Slots: slots / parts}
 	return cuda.Launch(stream, l.kEnter, cuda.LaunchConfig{Blocks: int(parts), Threads: 32}, p)
 }
 
 // hostLayers says whether the host's way is used: nodes must fit half a word.
-func (s *Sampler) hostLayers() bool {
-	return s.dev.Info().Backend == "host" && bits.Len64(uint64(max(s.topo.Host.NumNodes, 1)-1)) <= 32
+func (s *layerHopper) hostLayers() bool {
+	return s.dev.Info().Backend == "host" &&
+		bits.Len64(uint64(max(s.topo.Host.NumNodes, 1)-1)) <= 32
 }
 
 const (

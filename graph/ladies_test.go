@@ -17,7 +17,8 @@ import (
 )
 
 // layerModel samples a hop by the definition: maps, a sort, and the library's logarithm.
-func layerModel(t *Topology, seed uint64, epoch, batch, hop int, frontier []int64, take int) (nodes []int64, indptr []int64, src []uint32, weights []float64) {
+func layerModel(t *Topology, seed uint64, epoch, batch, hop int, frontier []int64,
+	take int) (nodes []int64, indptr []int64, src []uint32, weights []float64) {
 	dst := map[int64]int{}
 	for i, v := range frontier {
 		if _, ok := dst[v]; !ok {
@@ -32,7 +33,8 @@ func layerModel(t *Topology, seed uint64, epoch, batch, hop int, frontier []int6
 	for _, v := range frontier {
 		d := t.InDegree(v)
 		for i := range d {
-			mass[t.Neighbor(v, i)] += max(uint64(math.Floor(math.Ldexp(1, int(shift))/float64(d)/float64(d))), 1)
+			mass[t.Neighbor(v,
+				i)] += max(uint64(math.Floor(math.Ldexp(1, int(shift))/float64(d)/float64(d))), 1)
 		}
 	}
 	type candidate struct {
@@ -42,7 +44,8 @@ func layerModel(t *Topology, seed uint64, epoch, batch, hop int, frontier []int6
 	var all []candidate
 	key := philox.Key(seed, philox.StreamLayer)
 	for v, q := range mass {
-		w := philox.Block(key, [4]uint32{uint32(v), uint32(uint64(v)>>32) | uint32(hop)<<16, uint32(epoch), uint32(batch)})
+		w := philox.Block(key, [4]uint32{uint32(v), uint32(uint64(v)>>32) | uint32(hop)<<16,
+			uint32(epoch), uint32(batch)})
 		u := (float64((uint64(w[1])<<32|uint64(w[0]))>>12) + 0.5) / (1 << 52)
 		all = append(all, candidate{v, -math.Log(u) / float64(q)})
 	}
@@ -90,8 +93,8 @@ func weightsOf(t testing.TB, r *rig, mb *MiniBatch) (w [][]float32) {
 	return w
 }
 
-// Blocks are those of the definition, with any number of workers, direct and hashed tables, ids of both widths, and
-// repeated seeds, and to the bit the same in all of them.
+// Blocks are those of the definition, with any number of workers, direct and hashed tables, ids of
+// both widths, and repeated seeds, and to the bit the same in all of them.
 func TestLayerwiseIsTheDefinition(t *testing.T) {
 	for _, c := range []struct {
 		nodes   int64
@@ -116,8 +119,9 @@ func TestLayerwiseIsTheDefinition(t *testing.T) {
 				open = hostGeneral
 			}
 			topo := randomGraph(t, c.nodes, c.avg, wide, 5)
-			r := newRig(t, open, topo, sms, SamplerConfig{Fanouts: c.takes, Seed: 77, Degrees: c.degrees, Layerwise: true}, limit)
-			r.s.grain = 50
+			r := newRig(t, open, topo, sms, SamplerConfig{Fanouts: c.takes, Seed: 77,
+				Degrees: c.degrees, Method: Ladies}, limit)
+			r.s.hopper.(*layerHopper).grain = 50
 			rnd := rand.New(rand.NewPCG(uint64(c.nodes), 9))
 			for batch := range 3 {
 				seeds := make([]int64, c.seeds)
@@ -162,13 +166,15 @@ func TestLayerwiseIsTheDefinition(t *testing.T) {
 	}
 }
 
-// checkLayerwise compares batches on a device, direct and hashed, with those of the host, to the bit.
+// checkLayerwise compares batches on a device, direct and hashed, with those of the host, to the
+// bit.
 func checkLayerwise(t *testing.T, open opener, nodes int64, takes []int) {
 	for _, limit := range []int64{directNodes, 1} {
 		t.Run(fmt.Sprintf("direct up to %d", limit), func(t *testing.T) {
 			topo := randomGraph(t, nodes, 8, nodes%200 == 0, 3)
-			cfg := SamplerConfig{Fanouts: takes, Seed: 12, Degrees: limit == 1, Layerwise: true}
-			r, want := newRig(t, open, topo, 3, cfg, limit), newRig(t, host, topo, 1, cfg, directNodes)
+			cfg := SamplerConfig{Fanouts: takes, Seed: 12, Degrees: limit == 1, Method: Ladies}
+			r, want := newRig(t, open, topo, 3, cfg, limit), newRig(t, host, topo, 1, cfg,
+				directNodes)
 			for batch := range 2 {
 				seeds := []int64{nodes - 1, 3, nodes / 2, nodes - 1, 10}
 				mb, ref := r.sample(t, 1, batch, seeds), want.sample(t, 1, batch, seeds)
@@ -183,7 +189,8 @@ func checkLayerwise(t *testing.T, open opener, nodes int64, takes []int) {
 func TestLayerwiseOfAllIsFullNeighbourhood(t *testing.T) {
 	topo := randomGraph(t, 500, 5, false, 8)
 	all := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{-1, -1}, Seed: 1}, directNodes)
-	layers := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{400, -1}, Seed: 2, Layerwise: true}, directNodes)
+	layers := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{400, -1}, Seed: 2,
+		Method: Ladies}, directNodes)
 	seeds := []int64{499, 3, 480, 77, 10}
 	want := all.plain(t, all.sample(t, 0, 0, seeds))
 	mb := layers.sample(t, 0, 0, seeds)
@@ -195,7 +202,8 @@ func TestLayerwiseOfAllIsFullNeighbourhood(t *testing.T) {
 	}
 }
 
-// star is a graph in which seeds 0 … len(degrees)-1 have those in-degrees, with in-neighbours that overlap.
+// star is a graph in which seeds 0 … len(degrees)-1 have those in-degrees, with in-neighbours that
+// overlap.
 func star(t *testing.T, degrees ...int) *Topology {
 	base, nodes := int64(len(degrees)), int64(len(degrees))
 	var src, dst []int64
@@ -222,7 +230,8 @@ func shortened(n int) int {
 // A single draw takes each candidate with probability q / Σ q.
 func TestLayerwiseDrawsByMass(t *testing.T) {
 	topo := star(t, 2, 4, 8)
-	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{1}, Seed: 3, Layerwise: true}, directNodes)
+	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{1}, Seed: 3, Method: Ladies},
+		directNodes)
 	mass := make([]float64, 8)
 	total := 0.0
 	for _, d := range []int{2, 4, 8} {
@@ -245,10 +254,12 @@ func TestLayerwiseDrawsByMass(t *testing.T) {
 	require.Less(t, chi, 24.3, "chi-square of 7 degrees of freedom, 1 in 1000: %v", counts)
 }
 
-// A destination's sum of Weights[j] x_j over its sampled in-neighbours has the sum over all of them as its mean.
+// A destination's sum of Weights[j] x_j over its sampled in-neighbours has the sum over all of them
+// as its mean.
 func TestLayerwiseWeightsAreUnbiased(t *testing.T) {
 	topo := star(t, 3, 9, 27)
-	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{6}, Seed: 4, Layerwise: true}, directNodes)
+	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{6}, Seed: 4, Method: Ladies},
+		directNodes)
 	x := func(v int64) float64 { return math.Sin(float64(v)) + 2 }
 	batches := shortened(4000)
 	var sum, square [3]float64
@@ -280,7 +291,8 @@ func TestLayerwiseDependsOnEpochAndBatch(t *testing.T) {
 	topo := randomGraph(t, 3000, 20, false, 2)
 	seeds := []int64{2999, 2500, 2001, 1777}
 	at := func(batches ...[2]int) plain {
-		r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{30}, Seed: 5, Layerwise: true}, directNodes)
+		r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{30}, Seed: 5, Method: Ladies},
+			directNodes)
 		var p plain
 		for _, b := range batches {
 			p = r.plain(t, r.sample(t, b[0], b[1], seeds))
@@ -299,14 +311,15 @@ func TestLayerwiseErrors(t *testing.T) {
 	dt, err := Attach(dev, topo)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
-	for _, f := range []int{0, -2, MostLayer + 1} {
-		_, err := NewSampler(dev, dt, SamplerConfig{Fanouts: []int{5, f}, Layerwise: true})
+	for _, f := range []int{0, -2, mostLayer + 1} {
+		_, err := NewSampler(dev, dt, SamplerConfig{Fanouts: []int{5, f}, Method: Ladies})
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
-		require.ErrorContains(t, err, fmt.Sprintf("%d nodes for layer 1", f))
+		require.ErrorContains(t, err,
+			fmt.Sprintf("fanout %d of hop 1: must be 1 to %d nodes of a layer", f, mostLayer))
 	}
 	require.Zero(t, dev.MemUsage()[layerPurpose])
 	// Offsets that are none are found, and the next batch is sampled as ever.
-	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{5}, Layerwise: true}, directNodes)
+	r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{5}, Method: Ladies}, directNodes)
 	was := topo.Indptr[99]
 	topo.Indptr[99] = -5
 	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, []int64{98}))
@@ -314,9 +327,13 @@ func TestLayerwiseErrors(t *testing.T) {
 	topo.Indptr[99] = was
 }
 
-// Lists of hubs that memory has no room for are refused as a whole, with what to do; and the next batch is sampled as ever.
+// Lists of hubs that memory has no room for are refused as a whole, with what to do; and the next
+// batch is sampled as ever.
 func TestLayerwiseMemory(t *testing.T) {
-	defer func(was func() (int64, error), from int64) { availableBytes, layerCheck = was, from }(availableBytes, layerCheck)
+	defer func(was func() (int64, error),
+		from int64) {
+		availableBytes, layerCheck = was, from
+	}(availableBytes, layerCheck)
 	const edges = 1 << 12
 	layerCheck = 1
 	topo, err := Alloc(edges+1, edges, false)
@@ -326,16 +343,18 @@ func TestLayerwiseMemory(t *testing.T) {
 		topo.Indptr[i+1], topo.Indices32[i] = edges, uint32(i+1)
 	}
 	topo.Indptr[edges+1] = edges
-	for name, topo := range map[string]*Topology{"memory": topo, "storage": farOf(t, topo, OutOfCoreOptions{})} {
-		r := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{5}, Layerwise: true}, directNodes)
-		// 24 bytes an in-edge and a quarter more, the table, and 4 for lists that are read from storage.
+	for name, topo := range map[string]*Topology{"memory": topo,
+		"storage": farOf(t, topo, OutOfCoreOptions{})} {
+		r := newRig(t, host, topo, 2, SamplerConfig{Fanouts: []int{5}, Method: Ladies}, directNodes)
+		// 24 bytes an in-edge and a quarter more, the table, and 4 for lists that are read from
+		// storage.
 		for _, free := range []int64{edges, 24 * edges, 30 * edges} {
 			availableBytes = func() (int64, error) { return free, nil }
 			require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, []int64{0}))
 			err := r.s.Hop(r.ctx, r.stream, r.mb, 0)
 			require.Equal(t, errs.Usage, errs.ClassOf(err), name)
 			require.ErrorContains(t, err, "4096 in-edges of 1 nodes")
-			require.ErrorContains(t, err, "--batch-size")
+			require.ErrorContains(t, err, "option batch-size")
 		}
 		availableBytes = func() (int64, error) { return 100 * edges, nil }
 		require.Equal(t, []int64{1, 6}, r.sample(t, 0, 0, []int64{0}).HopEnd)
@@ -345,7 +364,8 @@ func TestLayerwiseMemory(t *testing.T) {
 // Nodes without in-neighbours alone make an empty block.
 func TestLayerwiseOfNothing(t *testing.T) {
 	topo := star(t, 0, 0, 2)
-	r := newRig(t, host, topo, 3, SamplerConfig{Fanouts: []int{5, 5}, Degrees: true, Layerwise: true}, directNodes)
+	r := newRig(t, host, topo, 3, SamplerConfig{Fanouts: []int{5, 5}, Degrees: true,
+		Method: Ladies}, directNodes)
 	p := r.plain(t, r.sample(t, 0, 0, []int64{0, 1}))
 	require.Equal(t, []int64{2, 2, 2}, p.hopEnd)
 	require.Equal(t, [][]int64{{0, 0, 0}, {0, 0, 0}}, p.indptr)
@@ -368,7 +388,8 @@ func TestLayerArithmetic(t *testing.T) {
 	require.Zero(t, expDown(math.Inf(-1)))
 	require.Less(t, 0.0, exponential(math.MaxUint64))
 	require.Less(t, exponential(0), 40.0)
-	// (A drawn node has x above its own variable, so above 1e-16.) From one formula of small x to the other the weight has no step.
+	// (A drawn node has x above its own variable, so above 1e-16.) From one formula of small x to
+	// the other the weight has no step.
 	for _, x := range []float64{2e-16, 1e-9, 1.0 / (1 << 20), 1.0000001 / (1 << 20), 1e-3, 1, 50} {
 		w := layerWeight(1<<40, math.Float64bits(math.Ldexp(x, -40)))
 		require.InEpsilon(t, float32(-1/math.Expm1(-x)), w, 2e-7, "%g", x)
@@ -383,21 +404,25 @@ func BenchmarkLayerwise(b *testing.B) {
 		b.Cleanup(func() { require.NoError(b, topo.Close()) })
 		for _, limit := range []int64{directNodes, 0} {
 			for _, sms := range []int{1, 2} {
-				b.Run(fmt.Sprintf("%s/direct=%v/workers=%d", name, limit > 0, sms), func(b *testing.B) {
-					r := newRig(b, host, topo, sms, SamplerConfig{Fanouts: []int{4096, 4096, 4096}, Seed: 7, Layerwise: true}, limit)
-					seeds := someSeeds(1<<16, topo.NumNodes, 1)
-					edges := int64(0)
-					b.ReportAllocs()
-					cpu := cpuSeconds(b)
-					for i := 0; b.Loop(); i++ {
-						mb := r.sample(b, i, 0, seeds[i%64*1024:][:1024])
-						for _, v := range r.plain(b, mb).nodes[:mb.HopEnd[2]] { // of all hops, the last one's destinations
-							edges += topo.InDegree(v)
+				b.Run(fmt.Sprintf("%s/direct=%v/workers=%d", name, limit > 0, sms),
+					func(b *testing.B) {
+						r := newRig(b, host, topo, sms,
+							SamplerConfig{Fanouts: []int{4096, 4096, 4096},
+								Seed: 7, Method: Ladies}, limit)
+						seeds := someSeeds(1<<16, topo.NumNodes, 1)
+						edges := int64(0)
+						b.ReportAllocs()
+						cpu := cpuSeconds(b)
+						for i := 0; b.Loop(); i++ {
+							mb := r.sample(b, i, 0, seeds[i%64*1024:][:1024])
+							// of all hops, the last one's destinations
+							for _, v := range r.plain(b, mb).nodes[:mb.HopEnd[2]] {
+								edges += topo.InDegree(v)
+							}
 						}
-					}
-					b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Mlists/s")
-					b.ReportMetric(float64(edges)/(cpuSeconds(b)-cpu)/1e6, "Mlists/cpu-s")
-				})
+						b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Mlists/s")
+						b.ReportMetric(float64(edges)/(cpuSeconds(b)-cpu)/1e6, "Mlists/cpu-s")
+					})
 			}
 		}
 	}

@@ -14,22 +14,24 @@ import (
 	"helios/internal/units"
 )
 
-// A topology on storage: the offsets are in memory, the in-neighbour lists are in a file. Lists of nodes that many walks
-// meet are kept in memory (outofcore_cache.go), and of the others sampling reads the pages that hold what it has
-// drawn (outofcore_hop.go): a hop's reads go out together, sorted, each page once. Draws and numbers are those of a
-// topology in memory, so the blocks are the same to the bit.
+// A topology on storage: the offsets are in memory, the in-neighbour lists are in a file. Lists of
+// nodes that many walks meet are kept in memory (outofcore_cache.go), and of the others sampling
+// reads the pages that hold what it has drawn (hop_stored.go): a hop's reads go out together,
+// sorted, each page once. Draws and numbers are those of a topology in memory, so the blocks are
+// the same to the bit.
 //
-// Each page read is held against a checksum: that of IndexFile.PageSums, or else of the pass in which the file was checked
-// at first: sampling trusts ids that it has not looked at, and a file that changes under a run must not pass for the
-// graph that was opened.
+// Each page read is held against a checksum: that of IndexFile.PageSums, or else of the pass in
+// which the file was checked at first: sampling trusts ids that it has not looked at, and a file
+// that changes under a run must not pass for the graph that was opened.
 
-// IndexFile is where the ids of a topology's in-neighbour lists are: little-endian numbers, one list after the other.
+// IndexFile is where the ids of a topology's in-neighbour lists are: little-endian numbers, one
+// list after the other.
 type IndexFile struct {
 	Path   string
 	Offset int64 // of the first id, in bytes; a multiple of the width of an id
 	Wide   bool  // int64, else uint32
-	// PageSums are CRC32Cs of the file's pages of 4096 bytes, its header included, from when it was made; nil: not known.
-	// They are only read, until the topology is closed.
+	// PageSums are CRC32Cs of the file's pages of 4096 bytes, its header included, from when it was
+	// made; nil: not known. They are only read, until the topology is closed.
 	PageSums []uint32
 }
 
@@ -41,25 +43,28 @@ type OutOfCoreOptions struct {
 	PageCache bool
 	// Threads reads with pread and threads in place of io_uring, as is done where there is none.
 	Threads bool
-	// Chunk is how many draws of a hop are dealt with at a time, 40 bytes of memory each for those that there are: a page is read once for each that needs it; 1048576.
+	// Chunk is how many draws of a hop are dealt with at a time, 40 bytes of memory each for those
+	// that there are: a page is read once for each that needs it; 1048576.
 	Chunk int
 }
 
 // StorageStats is what sampling has done so far with a topology on storage.
 type StorageStats struct {
-	Edges       int64         `json:"edges"`        // drawn
-	CachedEdges int64         `json:"cached_edges"` // of them from lists in memory
-	Pages       int64         `json:"pages"`        // of 4096 bytes that were read, as often as they were
-	Reads       int64         `json:"reads"`        // neighbouring pages are one read
-	Bytes       int64         `json:"bytes"`        // that came
-	Retries     int64         `json:"retries"`      // reads that were done again
-	Wait        time.Duration `json:"wait_ns"`      // in which hops waited for reads
+	Edges       int64 `json:"edges"`        // drawn
+	CachedEdges int64 `json:"cached_edges"` // of them from lists in memory
+	// of 4096 bytes that were read, as often as they were
+	Pages   int64         `json:"pages"`
+	Reads   int64         `json:"reads"`   // neighbouring pages are one read
+	Bytes   int64         `json:"bytes"`   // that came
+	Retries int64         `json:"retries"` // reads that were done again
+	Wait    time.Duration `json:"wait_ns"` // in which hops waited for reads
 }
 
 // Add is what both are together.
 func (s StorageStats) Add(o StorageStats) StorageStats {
 	return StorageStats{
-		s.Edges + o.Edges, s.CachedEdges + o.CachedEdges, s.Pages + o.Pages, s.Reads + o.Reads, s.Bytes + o.Bytes,
+		s.Edges + o.Edges, s.CachedEdges + o.CachedEdges, s.Pages + o.Pages, s.Reads + o.Reads,
+		s.Bytes + o.Bytes,
 		s.Retries + o.Retries, s.Wait + o.Wait,
 	}
 }
@@ -67,7 +72,8 @@ func (s StorageStats) Add(o StorageStats) StorageStats {
 // Sub is what has been done since an earlier time.
 func (s StorageStats) Sub(o StorageStats) StorageStats {
 	return StorageStats{
-		s.Edges - o.Edges, s.CachedEdges - o.CachedEdges, s.Pages - o.Pages, s.Reads - o.Reads, s.Bytes - o.Bytes,
+		s.Edges - o.Edges, s.CachedEdges - o.CachedEdges, s.Pages - o.Pages, s.Reads - o.Reads,
+		s.Bytes - o.Bytes,
 		s.Retries - o.Retries, s.Wait - o.Wait,
 	}
 }
@@ -100,23 +106,30 @@ type storage struct {
 	stats  StorageStats
 }
 
-// OpenOutOfCore takes over t, which has offsets and no ids, with its ids in f: it reads the file once to check every id and to
-// count out-degrees, and a second time, in part, to fill the cache of lists. The result is t; Close ends both. Errors of
-// reads have class Device and are *StorageError.
-func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOptions) (*Topology, error) {
+// OpenOutOfCore takes over t, which has offsets and no ids, with its ids in f: it reads the file
+// once to check every id and to count out-degrees, and a second time, in part, to fill the cache of
+// lists. The result is t; Close ends both. Errors of reads have class Device and are *StorageError.
+func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOptions) (*Topology,
+	error) {
 	start := time.Now()
-	if t.Indices32 != nil || t.Indices64 != nil || t.far != nil || int64(len(t.Indptr)) != t.NumNodes+1 {
-		return nil, errs.New(errs.Usage, "topology on storage: give offsets of all nodes and no ids")
+	if t.Indices32 != nil || t.Indices64 != nil || t.far != nil ||
+		int64(len(t.Indptr)) != t.NumNodes+1 {
+		return nil, errs.New(errs.Usage,
+			"topology on storage: give offsets of all nodes and no ids")
 	}
 	if t.NumNodes > 1<<32 {
-		return nil, errs.New(errs.Capability, "topology on storage: %d nodes, at most 2^32 can be; use --topology memory", t.NumNodes)
+		return nil, errs.New(errs.Capability,
+			"topology on storage: %d nodes, at most 2^32 can be; keep it in memory (%v)",
+			t.NumNodes, errs.Key("topology"))
 	}
 	s := &storage{t: t, file: f, shift: 2, opt: o}
 	if f.Wide {
 		s.shift = 3
 	}
 	if f.Offset < 0 || f.Offset&(1<<s.shift-1) != 0 {
-		return nil, errs.New(errs.Usage, "topology on storage: ids of %s begin at byte %d, which is no multiple of their width; import the dataset again", f.Path, f.Offset)
+		return nil, errs.New(errs.Usage,
+			"topology on storage: ids of %s begin at byte %d, which is no multiple of their width; import the dataset again",
+			f.Path, f.Offset)
 	}
 	if s.opt.Chunk <= 0 {
 		s.opt.Chunk = 1 << chunkBits
@@ -129,7 +142,8 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 		return nil, err
 	}
 	var err error
-	if s.reader, err = openPages(f.Path, f.Offset+t.NumEdges<<s.shift, !o.PageCache, !o.Threads); err != nil {
+	if s.reader, err = openPages(f.Path, f.Offset+t.NumEdges<<s.shift, !o.PageCache,
+		!o.Threads); err != nil {
 		return nil, err
 	}
 	if f.PageSums != nil {
@@ -150,7 +164,9 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 func (s *storage) checkOffsets() error {
 	t := s.t
 	if t.Indptr[0] != 0 || t.Indptr[t.NumNodes] != t.NumEdges {
-		return errs.New(errs.Usage, "topology: indptr goes from %d to %d, must go from 0 to the number of edges %d; import or generate the dataset again", t.Indptr[0], t.Indptr[t.NumNodes], t.NumEdges)
+		return errs.New(errs.Usage,
+			"topology: indptr goes from %d to %d, must go from 0 to the number of edges %d; import or generate the dataset again",
+			t.Indptr[0], t.Indptr[t.NumNodes], t.NumEdges)
 	}
 	i := firstBad(t.NumNodes, func(lo, hi int64) int64 {
 		for i := lo; i < hi; i++ {
@@ -161,7 +177,9 @@ func (s *storage) checkOffsets() error {
 		return -1
 	})
 	if i >= 0 {
-		return errs.New(errs.Usage, "topology: indptr[%d] is %d after indptr[%d] = %d: offsets must not fall, nor rise by 2^32; import or generate the dataset again", i+1, t.Indptr[i+1], i, t.Indptr[i])
+		return errs.New(errs.Usage,
+			"topology: indptr[%d] is %d after indptr[%d] = %d: offsets must not fall, nor rise by 2^32; import or generate the dataset again",
+			i+1, t.Indptr[i+1], i, t.Indptr[i])
 	}
 	return nil
 }
@@ -173,20 +191,25 @@ func (s *storage) fits() error {
 	}
 	t := s.t
 	if least := LeastNeighborCache(t.NumNodes); s.opt.CacheBytes < least && t.NumEdges > 0 {
-		return errs.New(errs.Usage, "--neighbor-cache %s: what tells which of %d nodes' lists it holds takes %s alone; give more than that, or 0 for none",
-			units.FormatBytes(s.opt.CacheBytes), t.NumNodes, units.FormatBytes(least))
+		return errs.New(errs.Usage,
+			"%v %s: what tells which of %d nodes' lists it holds takes %s alone; give more than that, or 0 for none",
+			errs.Key("neighbor-cache"), units.FormatBytes(s.opt.CacheBytes), t.NumNodes,
+			units.FormatBytes(least))
 	}
 	// Counting out-degrees takes 4 bytes a node for a while.
-	need := min(s.opt.CacheBytes, MostNeighborCache(t.NumNodes, t.NumEdges)) + 4*t.NumNodes + readSlots*unitBytes
+	need := min(s.opt.CacheBytes, MostNeighborCache(t.NumNodes, t.NumEdges)) + 4*t.NumNodes +
+		readSlots*unitBytes
 	if free, err := hostmem.AvailableBytes(); err == nil && need > free {
-		return errs.New(errs.Usage, "--neighbor-cache %s: with %s to choose the lists by it passes the %s of memory that are free; give less",
-			units.FormatBytes(s.opt.CacheBytes), units.FormatBytes(4*t.NumNodes), units.FormatBytes(free))
+		return errs.New(errs.Usage,
+			"%v %s: with %s to choose the lists by it passes the %s of memory that are free; give less",
+			errs.Key("neighbor-cache"), units.FormatBytes(s.opt.CacheBytes),
+			units.FormatBytes(4*t.NumNodes), units.FormatBytes(free))
 	}
 	return nil
 }
 
-// ids views the ids among a piece of the file that starts at byte off, all of it whole ids: the first one's number, and
-// either slice.
+// ids views the ids among a piece of the file that starts at byte off, all of it whole ids: the
+// first one's number, and either slice.
 func (s *storage) ids(off int64, data []byte) (first int64, narrow []uint32, wide []int64) {
 	if off < s.file.Offset {
 		cut := min(s.file.Offset-off, int64(len(data)))
@@ -218,7 +241,9 @@ func (s *storage) load(ctx context.Context) error {
 	err := s.reader.sum(ctx, func(off int64, data []byte) error {
 		first, narrow, wide := s.ids(off, data)
 		bad := func(i int, id int64) error {
-			return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d; import or generate the dataset again", s.file.Path, id, first+int64(i), t.NumNodes-1)
+			return errs.New(errs.Usage,
+				"%s: node id %d at position %d is outside 0..%d; import or generate the dataset again",
+				s.file.Path, id, first+int64(i), t.NumNodes-1)
 		}
 		for i, id := range narrow {
 			if int64(id) >= t.NumNodes {
@@ -260,7 +285,8 @@ func (s *storage) fill(ctx context.Context) error {
 }
 
 // readLists reads whole lists: of nodes node(0) < … < node(n-1), those for which dst gives memory.
-func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int64, dst func(v int64) []uint32) error {
+func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int64,
+	dst func(v int64) []uint32) error {
 	t := s.t
 	i, last := int64(0), int64(-1) // the next to look at, the last page that was given
 	next := func(u *pageRun) bool {
@@ -293,7 +319,8 @@ func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int
 	return s.reader.read(ctx, next, func(u *pageRun, data []byte) error {
 		first, narrow, wide := s.ids(u.page*filePage, data)
 		end := first + int64(len(narrow)+len(wide))
-		for i := int64(sort.Search(int(n), func(i int) bool { return t.Indptr[node(int64(i))+1] > first })); i < n; i++ {
+		for i := int64(sort.Search(int(n),
+			func(i int) bool { return t.Indptr[node(int64(i))+1] > first })); i < n; i++ {
 			v := node(i)
 			if t.Indptr[v] >= end {
 				break
@@ -328,7 +355,8 @@ func (s *storage) bytes() int64 {
 	return s.cache.bytes() + int64(len(s.reader.sums))*4 + int64(len(s.reader.mem))
 }
 
-// OnStorage tells whether t's in-neighbour lists are in a file: then Indices32, Indices64 and Neighbor are not to be used.
+// OnStorage tells whether t's in-neighbour lists are in a file: then Indices32, Indices64 and
+// Neighbor are not to be used.
 func (t *Topology) OnStorage() bool { return t.far != nil }
 
 // Storage is what sampling from a topology on storage has read so far; zero for one in memory.
@@ -341,24 +369,28 @@ func (t *Topology) Storage() StorageStats {
 	return t.far.stats
 }
 
-// StorageInfo says what a topology on storage takes of memory and how it reads; zero for one in memory.
+// StorageInfo says what a topology on storage takes of memory and how it reads; zero for one in
+// memory.
 func (t *Topology) StorageInfo() StorageInfo {
 	s := t.far
 	if s == nil {
 		return StorageInfo{}
 	}
 	return StorageInfo{
-		OffsetBytes: int64(len(t.Indptr)) * 8, ChecksumBytes: int64(len(s.reader.sums)) * 4, ReadBytes: int64(len(s.reader.mem)),
-		CacheBytes: s.cache.bytes(), CacheMetadata: s.cache.metadata(), CacheLists: int64(len(s.cache.starts)), CacheEdges: int64(len(s.cache.lists)),
+		OffsetBytes: int64(len(t.Indptr)) * 8, ChecksumBytes: int64(len(s.reader.sums)) * 4,
+		ReadBytes:  int64(len(s.reader.mem)),
+		CacheBytes: s.cache.bytes(), CacheMetadata: s.cache.metadata(),
+		CacheLists: int64(len(s.cache.starts)), CacheEdges: int64(len(s.cache.lists)),
 		Direct: s.reader.direct, IOUring: s.reader.ring != nil, OpenSeconds: s.took.Seconds(),
 	}
 }
 
-// Scan shows see all ids in the order of the edges, a piece at a time: first is the number of the piece's first edge. A
-// topology on storage is read from its file.
+// Scan shows see all ids in the order of the edges, a piece at a time: first is the number of the
+// piece's first edge. A topology on storage is read from its file.
 func (t *Topology) Scan(ctx context.Context, see func(first int64, ids []uint32) error) error {
 	if t.NumNodes > 1<<32 {
-		return errs.New(errs.Capability, "walk over the edges of %d nodes: at most 2^32 can be", t.NumNodes)
+		return errs.New(errs.Capability, "walk over the edges of %d nodes: at most 2^32 can be",
+			t.NumNodes)
 	}
 	const piece = 1 << 16
 	buf := make([]uint32, 0, piece)
@@ -400,7 +432,8 @@ func (t *Topology) Scan(ctx context.Context, see func(first int64, ids []uint32)
 }
 
 // scan reads the file front to back, 2 MiB at a time so that they can be put in order.
-func (s *storage) scan(ctx context.Context, see func(first int64, narrow []uint32, wide []int64) error) error {
+func (s *storage) scan(ctx context.Context, see func(first int64, narrow []uint32,
+	wide []int64) error) error {
 	const pages = 64 * unitPages
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,10 +9,11 @@ import (
 	"helios/internal/hostmem"
 )
 
-// The cache of in-neighbour lists: those with the most walks to expect for a byte of memory. A walk comes to a node along
-// one of its out-edges, and its list takes as much memory as it has in-edges, so the score is out-degree / in-degree
-// (Ginex, PVLDB 15(11), 2022). Ginex finds a list by a table with an address for every node, 8 bytes each; here a bit
-// says whether a node's list is there, and a rank where: 64 bytes for 384 nodes, and 4 for each list.
+// The cache of in-neighbour lists: those with the most walks to expect for a byte of memory. A walk
+// comes to a node along one of its out-edges, and its list takes as much memory as it has in-edges,
+// so the score is out-degree / in-degree (Ginex, PVLDB 15(11), 2022). Ginex finds a list by a table
+// with an address for every node, 8 bytes each; here a bit says whether a node's list is there, and
+// a rank where: 64 bytes for 384 nodes, and 4 for each list.
 
 // lineNodes is how many nodes a line of the table is about.
 const lineNodes = 384
@@ -43,11 +44,15 @@ const (
 	cacheTablePurpose = "neighbour cache table"
 )
 
-// LeastNeighborCache is the memory of a neighbour cache before it holds a list: a bit for each node, and ranks.
+// LeastNeighborCache is the memory of a neighbour cache before it holds a list: a bit for each
+// node, and ranks.
 func LeastNeighborCache(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
 
 // MostNeighborCache is what a neighbour cache of all lists takes.
-func MostNeighborCache(nodes, edges int64) int64 { return LeastNeighborCache(nodes) + 4*(nodes+edges) }
+func MostNeighborCache(nodes,
+	edges int64) int64 {
+	return LeastNeighborCache(nodes) + 4*(nodes+edges)
+}
 
 func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + int64(len(c.starts))*4 }
 func (c *neighbourCache) bytes() int64    { return c.metadata() + int64(len(c.lists))*4 }
@@ -75,8 +80,8 @@ func score(out uint32, in int64) uint32 {
 	return math.Float32bits(float32(float64(out) / float64(in)))
 }
 
-// choose marks the lists with the highest scores for which there is room, and of equal ones those of the first nodes, and makes
-// the tables. The lists are still to be filled.
+// choose marks the lists with the highest scores for which there is room, and of equal ones those
+// of the first nodes, and makes the tables. The lists are still to be filled.
 func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 	room := budget - LeastNeighborCache(t.NumNodes)
 	cost := func(v int64) int64 { return 4 * (1 + t.InDegree(v)) }
@@ -99,7 +104,8 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 	limit := int64(-1) // lists of higher scores are taken
 	if hi >= 0 {
 		var lo int
-		lo, room = above(1<<16, func(s uint32) (int, bool) { return int(s & 0xffff), int(s>>16) == hi }, room)
+		lo, room = above(1<<16,
+			func(s uint32) (int, bool) { return int(s & 0xffff), int(s>>16) == hi }, room)
 		limit = int64(hi)<<16 | int64(max(lo, 0))
 	}
 	mem, err := hostmem.Alloc(LeastNeighborCache(t.NumNodes), cacheTablePurpose)
@@ -143,7 +149,8 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 			for ; x != 0; x &= x - 1 {
 				c.starts[n] = at
 				n++
-				at += uint32(t.InDegree(int64(i)*lineNodes + int64(w)*64 + int64(bits.TrailingZeros64(x))))
+				at += uint32(t.InDegree(int64(i)*lineNodes + int64(w)*64 +
+					int64(bits.TrailingZeros64(x))))
 			}
 		}
 	}

@@ -13,9 +13,10 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Layer-wise sampling weighs all in-neighbours of a hop's destinations, so over a topology on storage it reads their whole
-// lists. They are put where they would stand in memory: at their edges' places in a stretch of addresses as long as all ids, which
-// takes memory for the pages that are written only. So the kernels are the same. The next hop gives them back.
+// Layer-wise sampling weighs all in-neighbours of a hop's destinations, so over a topology on
+// storage it reads their whole lists. They are put where they would stand in memory: at their
+// edges' places in a stretch of addresses as long as all ids, which takes memory for the pages that
+// are written only. So the kernels are the same. The next hop gives them back.
 
 // farLists is that stretch.
 type farLists struct {
@@ -25,20 +26,21 @@ type farLists struct {
 	nodes []int64 // scratch
 }
 
-func (s *Sampler) newFarLists() error {
-	t := s.topo.Host
+func newFarLists(t *Topology) (*farLists, error) {
 	l := &farLists{store: t.far}
 	if t.NumEdges > 0 {
 		var err error
-		if l.mem, err = unix.Mmap(-1, 0, int(t.NumEdges)*4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
-			return errs.New(errs.Capability, "topology on storage: %d bytes of addresses for lists: %w; raise the limit (ulimit -v), or use --sampler neighbor", t.NumEdges*4, err)
+		if l.mem, err = unix.Mmap(-1, 0, int(t.NumEdges)*4, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+			return nil, errs.New(errs.Capability,
+				"topology on storage: %d bytes of addresses for lists: %w; raise the limit (ulimit -v), or give %v %s",
+				t.NumEdges*4, err, errs.Key("sampler"), Neighbor)
 		}
 		// A list must not bring two megabytes with it.
 		_ = unix.Madvise(l.mem, unix.MADV_NOHUGEPAGE)
 		l.ids = hostmem.View[uint32](l.mem)
 	}
-	s.lists = l
-	return nil
+	return l, nil
 }
 
 func (l *farLists) close() error {
@@ -86,7 +88,8 @@ func (l *farLists) stage(ctx context.Context, nodes []int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	begin, pages := time.Now(), s.reader.pagesRead
-	err := s.readLists(ctx, int64(len(far)), func(i int64) int64 { return far[i] }, func(v int64) []uint32 { return l.ids[t.Indptr[v]:t.Indptr[v+1]] })
+	err := s.readLists(ctx, int64(len(far)), func(i int64) int64 { return far[i] },
+		func(v int64) []uint32 { return l.ids[t.Indptr[v]:t.Indptr[v+1]] })
 	s.count(edges, cached, s.reader.pagesRead-pages)
 	if len(far) > 0 {
 		s.stats.Wait += time.Since(begin)

@@ -20,8 +20,8 @@ import (
 	"helios/internal/regular"
 )
 
-// Reads of a file's pages, many at a time, into a fixed set of slots: io_uring with O_DIRECT, and where the machine
-// has one or the other not, threads with pread, or the page cache.
+// Reads of a file's pages, many at a time, into a fixed set of slots: io_uring with O_DIRECT, and
+// where the machine has one or the other not, threads with pread, or the page cache.
 
 const (
 	filePage    = 4096 // what is read at least: also the alignment of O_DIRECT
@@ -50,7 +50,8 @@ type pageRun struct {
 	tries  int
 }
 
-// StorageError is a read of the topology that failed, or returned something else than what was there when it was opened.
+// StorageError is a read of the topology that failed, or returned something else than what was
+// there when it was opened.
 type StorageError struct {
 	Path   string
 	Offset int64 // of the bytes, in the file
@@ -59,7 +60,8 @@ type StorageError struct {
 }
 
 func (e *StorageError) Error() string {
-	return fmt.Sprintf("topology on storage: read %s at %d+%d: %v", e.Path, e.Offset, e.Bytes, e.Err)
+	return fmt.Sprintf("topology on storage: read %s at %d+%d: %v", e.Path, e.Offset,
+		e.Bytes, e.Err)
 }
 
 func (e *StorageError) Unwrap() error { return e.Err }
@@ -67,11 +69,15 @@ func (e *StorageError) Unwrap() error { return e.Err }
 // Causes of a StorageError beside the system's.
 var (
 	// ErrTopologyShort is the cause when the file has become shorter.
-	ErrTopologyShort = errors.New("the file has become shorter; restore it, or import the dataset again")
-	// ErrTopologyChanged is the cause when a page has another checksum than it was sealed with, or than at the start.
-	ErrTopologyChanged = errors.New("the file is not what it was when the dataset was made or the run began: it was written to, or its storage damages data; restore it, or import the dataset again, and run \"heliosctl verify\"")
+	ErrTopologyShort = errors.New(
+		"the file has become shorter; restore it, or import the dataset again")
+	// ErrTopologyChanged is the cause when a page has another checksum than it was sealed with, or
+	// than at the start.
+	ErrTopologyChanged = errors.New(
+		"the file is not what it was when the dataset was made or the run began: it was written to, or its storage damages data; restore it, or import the dataset again, and run \"heliosctl verify\"")
 	// ErrTopologyLate is the cause when a read does not end.
-	ErrTopologyLate = errors.New("no answer in time; look at the kernel's log for the storage behind it")
+	ErrTopologyLate = errors.New(
+		"no answer in time; look at the kernel's log for the storage behind it")
 )
 
 func (r *pageReader) failed(off int64, n int, cause error) error {
@@ -83,8 +89,10 @@ func ended(ctx context.Context) error {
 	if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
 		return fmt.Errorf("read the topology: %w", cause)
 	}
-	return errs.New(errs.Device, "read the topology: a hop's reads are too many for the storage to answer in time: %w; lower --batch-size or --fanout, raise --neighbor-cache, or use --topology memory",
-		context.DeadlineExceeded)
+	return errs.New(errs.Device,
+		"read the topology: a hop's reads are too many for the storage to answer in time: %w; lower %v or %v, raise %v, or keep the topology in memory (%v)",
+		context.DeadlineExceeded, errs.Key("batch-size"), errs.Key("fanout"),
+		errs.Key("neighbor-cache"), errs.Key("topology"))
 }
 
 // pageReader reads pages of one file. One read call at a time.
@@ -120,7 +128,8 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 	if r.file == nil {
 		f, err := regular.Open(path)
 		if err != nil {
-			return nil, errs.New(errs.Device, "topology on storage: %w; make it readable, or import the dataset again", err)
+			return nil, errs.New(errs.Device,
+				"topology on storage: %w; make it readable, or import the dataset again", err)
 		}
 		r.file = f
 	}
@@ -190,10 +199,11 @@ func (r *pageReader) checked(u *pageRun, data []byte) int {
 	return -1
 }
 
-// read reads the runs that next gives until it returns false, and calls done with each one's bytes: in any order, one at a
-// time. When it returns nothing is in flight, but for reads that have not ended long after an error: then the reader
-// is broken.
-func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool, done func(u *pageRun, data []byte) error) error {
+// read reads the runs that next gives until it returns false, and calls done with each one's bytes:
+// in any order, one at a time. When it returns nothing is in flight, but for reads that have not
+// ended long after an error: then the reader is broken.
+func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool,
+	done func(u *pageRun, data []byte) error) error {
 	if r.broken != nil {
 		return r.broken
 	}
@@ -231,7 +241,8 @@ func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool, done fu
 			u := &r.runs[slot]
 			off, n := r.span(u)
 			// O_DIRECT takes whole blocks; the end of the file cuts the answer.
-			sqe.PrepRead(iouring.File{FD: r.fd}, unsafe.Pointer(&r.mem[int(slot)*unitBytes]), uint32((n+filePage-1)&^(filePage-1)), uint64(off))
+			sqe.PrepRead(iouring.File{FD: r.fd}, unsafe.Pointer(&r.mem[int(slot)*unitBytes]),
+				uint32((n+filePage-1)&^(filePage-1)), uint64(off))
 			sqe.Data = uint64(slot)
 			r.began[slot] = time.Now()
 			r.reads++
@@ -241,7 +252,9 @@ func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool, done fu
 			break
 		}
 		r.ring.Flush()
-		if err := r.ring.SubmitAndWait(&r.wait, min(inFlight, max(1, inFlight/8)), 50*time.Millisecond, 200*time.Microsecond); err != nil && !errors.Is(err, iouring.ErrNotEntered) {
+		if err := r.ring.SubmitAndWait(&r.wait, min(inFlight, max(1, inFlight/8)),
+			50*time.Millisecond, 200*time.Microsecond); err != nil && !errors.Is(err,
+			iouring.ErrNotEntered) {
 			fail(errs.New(errs.Device, "topology on storage: %s: %w", r.path, err))
 		}
 		got := 0
@@ -273,13 +286,15 @@ func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool, done fu
 		now := time.Now()
 		if failure == nil {
 			for slot := range r.runs {
-				if !slices.Contains(r.free, int32(slot)) && !slices.Contains(again, int32(slot)) && now.Sub(r.began[slot]) > readLimit {
+				if !slices.Contains(r.free, int32(slot)) && !slices.Contains(again, int32(slot)) &&
+					now.Sub(r.began[slot]) > readLimit {
 					off, n := r.span(&r.runs[slot])
 					fail(r.failed(off, n, fmt.Errorf("%w (%v)", ErrTopologyLate, readLimit)))
 				}
 			}
 		} else if now.After(stop) && inFlight > 0 {
-			r.broken = errs.New(errs.Device, "topology on storage: %d reads of %s have not ended: %w", inFlight, r.path, failure)
+			r.broken = errs.New(errs.Device,
+				"topology on storage: %d reads of %s have not ended: %w", inFlight, r.path, failure)
 			return r.broken
 		}
 	}
@@ -287,18 +302,22 @@ func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool, done fu
 	return failure
 }
 
-// arrived deals with the answer to a read: res bytes, or an error number below 0. redo asks for it once more.
-func (r *pageReader) arrived(slot int32, res int, done func(*pageRun, []byte) error) (redo bool, err error) {
+// arrived deals with the answer to a read: res bytes, or an error number below 0. redo asks for it
+// once more.
+func (r *pageReader) arrived(slot int32, res int, done func(*pageRun, []byte) error) (redo bool,
+	err error) {
 	u := &r.runs[slot]
 	off, n := r.span(u)
 	u.tries++
 	var cause error
 	switch {
 	case res < 0:
-		cause = fmt.Errorf("%w; look at the kernel's log for the storage behind it", unix.Errno(-res))
+		cause = fmt.Errorf("%w; look at the kernel's log for the storage behind it",
+			unix.Errno(-res))
 	case res < n:
 		if st, serr := r.file.Stat(); serr == nil && st.Size() < off+int64(n) {
-			return false, r.failed(off, n, fmt.Errorf("%w (it has %d bytes)", ErrTopologyShort, st.Size()))
+			return false, r.failed(off, n, fmt.Errorf("%w (it has %d bytes)", ErrTopologyShort,
+				st.Size()))
 		}
 		cause = io.ErrUnexpectedEOF
 	default:
@@ -319,7 +338,8 @@ func (r *pageReader) arrived(slot int32, res int, done func(*pageRun, []byte) er
 }
 
 // readThreads is read without io_uring.
-func (r *pageReader) readThreads(ctx context.Context, next func(*pageRun) bool, done func(u *pageRun, data []byte) error) error {
+func (r *pageReader) readThreads(ctx context.Context, next func(*pageRun) bool,
+	done func(u *pageRun, data []byte) error) error {
 	var mu sync.Mutex
 	var failure error
 	var wg sync.WaitGroup
@@ -341,7 +361,8 @@ func (r *pageReader) readThreads(ctx context.Context, next func(*pageRun) bool, 
 				r.reads++
 				off, n := r.span(u)
 				mu.Unlock()
-				res, err := unix.Pread(int(r.fd), r.mem[int(slot)*unitBytes:][:(n+filePage-1)&^(filePage-1)], off)
+				res, err := unix.Pread(int(r.fd),
+					r.mem[int(slot)*unitBytes:][:(n+filePage-1)&^(filePage-1)], off)
 				var no unix.Errno
 				if errors.As(err, &no) {
 					res = -int(no)
@@ -366,7 +387,8 @@ func (r *pageReader) readThreads(ctx context.Context, next func(*pageRun) bool, 
 			idle := r.reads == before
 			before = r.reads
 			if idle {
-				r.broken = errs.With(errs.Device, &StorageError{r.path, 0, int(min(r.end, 1<<30)), ErrTopologyLate})
+				r.broken = errs.With(errs.Device, &StorageError{r.path, 0, int(min(r.end, 1<<30)),
+					ErrTopologyLate})
 				failure = r.broken
 			}
 			mu.Unlock()
@@ -392,7 +414,9 @@ func (r *pageReader) all(from, to int64) func(*pageRun) bool {
 // know takes over the checksums of all pages.
 func (r *pageReader) know(sums []uint32) error {
 	if int64(len(sums)) != r.pages {
-		return errs.New(errs.Device, "topology on storage: %s has %d pages and %d checksums; import the dataset again", r.path, r.pages, len(sums))
+		return errs.New(errs.Device,
+			"topology on storage: %s has %d pages and %d checksums; import the dataset again",
+			r.path, r.pages, len(sums))
 	}
 	mem, err := hostmem.Alloc(r.pages*4, sumPurpose)
 	if err != nil {
@@ -403,10 +427,12 @@ func (r *pageReader) know(sums []uint32) error {
 	return nil
 }
 
-// sum shows each page's bytes to see, and computes the checksums of all pages where they are not known.
+// sum shows each page's bytes to see, and computes the checksums of all pages where they are not
+// known.
 func (r *pageReader) sum(ctx context.Context, see func(off int64, data []byte) error) error {
 	if r.sums != nil {
-		return r.read(ctx, r.all(0, r.pages), func(u *pageRun, data []byte) error { return see(u.page*filePage, data) })
+		return r.read(ctx, r.all(0, r.pages),
+			func(u *pageRun, data []byte) error { return see(u.page*filePage, data) })
 	}
 	mem, err := hostmem.Alloc(r.pages*4, sumPurpose)
 	if err != nil {
@@ -415,7 +441,8 @@ func (r *pageReader) sum(ctx context.Context, see func(off int64, data []byte) e
 	sums := hostmem.View[uint32](mem)
 	err = r.read(ctx, r.all(0, r.pages), func(u *pageRun, data []byte) error {
 		for i := 0; i < u.pages; i++ {
-			sums[u.page+int64(i)] = crc32.Checksum(data[i*filePage:min((i+1)*filePage, len(data))], castagnoli)
+			sums[u.page+int64(i)] = crc32.Checksum(data[i*filePage:min((i+1)*filePage, len(data))],
+				castagnoli)
 		}
 		return see(u.page*filePage, data)
 	})

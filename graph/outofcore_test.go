@@ -33,7 +33,8 @@ func idFile(t testing.TB, topo *Topology, offset int64) IndexFile {
 	if topo.Wide() {
 		ids = bytesOf(topo.Indices64)
 	}
-	require.NoError(t, os.WriteFile(path, append(slices.Repeat([]byte{0xa5}, int(offset)), ids...), 0o600))
+	require.NoError(t, os.WriteFile(path, append(slices.Repeat([]byte{0xa5}, int(offset)),
+		ids...), 0o600))
 	return IndexFile{Path: path, Offset: offset, Wide: topo.Wide()}
 }
 
@@ -59,8 +60,9 @@ func farOf(t testing.TB, topo *Topology, o OutOfCoreOptions) *Topology {
 	return far
 }
 
-// Blocks over a file are those over memory to the bit: widths of ids, fanouts from one neighbour to all, caches from none to
-// everything, chunks that end within a list, both tables, both ways to read, and a device that is none of the host's.
+// Blocks over a file are those over memory to the bit: widths of ids, fanouts from one neighbour to
+// all, caches from none to everything, chunks that end within a list, both tables, both ways to
+// read, and a device that is none of the host's.
 func TestOutOfCoreBlocks(t *testing.T) {
 	const nodes = 3000
 	r := someSeeds(nodes, nodes, 9)
@@ -87,7 +89,9 @@ func TestOutOfCoreBlocks(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, topo.Close()) })
 		all := LeastNeighborCache(nodes) + 4*(nodes+topo.NumEdges)
 		for i, o := range []OutOfCoreOptions{
-			{}, {CacheBytes: all / 10, Chunk: 1000}, {CacheBytes: all}, {CacheBytes: all / 2, PageCache: true, Threads: true}, {CacheBytes: LeastNeighborCache(nodes), Chunk: 64},
+			{}, {CacheBytes: all / 10, Chunk: 1000}, {CacheBytes: all},
+			{CacheBytes: all / 2, PageCache: true, Threads: true},
+			{CacheBytes: LeastNeighborCache(nodes), Chunk: 64},
 		} {
 			if wideIDs && i != 1 || wide.Lean() && i > 1 {
 				continue
@@ -105,7 +109,8 @@ func TestOutOfCoreBlocks(t *testing.T) {
 				limit   int64
 				sms     int
 			}{
-				{[]int{10, 5}, host, directNodes, 2}, {[]int{3, 15, 2}, host, 0, 1}, {[]int{-1}, host, 0, 2}, {[]int{100}, host, directNodes, 2},
+				{[]int{10, 5}, host, directNodes, 2}, {[]int{3, 15, 2}, host, 0, 1},
+				{[]int{-1}, host, 0, 2}, {[]int{100}, host, directNodes, 2},
 				{[]int{2000}, host, directNodes, 1}, {[]int{4, 4}, hostGeneral, directNodes, 2},
 			} {
 				if o.Chunk == 64 && v.sms == 2 && v.fanouts[0] < 0 {
@@ -120,7 +125,8 @@ func TestOutOfCoreBlocks(t *testing.T) {
 				want := wants[key]
 				rig := newRig(t, v.open, far, v.sms, cfg, v.limit)
 				for range 2 {
-					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)), "wide=%v %+v %+v", wideIDs, o, v.fanouts)
+					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 0, seeds)),
+						"wide=%v %+v %+v", wideIDs, o, v.fanouts)
 				}
 				s := far.Storage().Sub(before)
 				edges := int64(0)
@@ -160,7 +166,8 @@ func TestOutOfCorePages(t *testing.T) {
 			v := p.nodes[i]
 			ids := topo.Indices32[topo.Indptr[v]:topo.Indptr[v+1]]
 			for _, x := range p.src[hop][p.indptr[hop][i]:p.indptr[hop][i+1]] {
-				// Where an id stands twice the draw may have been either: take rows whose ids differ.
+				// Where an id stands twice the draw may have been either: take rows whose ids
+				// differ.
 				at := slices.Index(ids, uint32(p.nodes[x]))
 				pages[s.page(topo.Indptr[v]+int64(at))] = true
 			}
@@ -173,8 +180,8 @@ func TestOutOfCorePages(t *testing.T) {
 	require.InDelta(t, float64(got.Pages*filePage), float64(got.Bytes), filePage)
 }
 
-// The lists that are kept are those with the highest out-degree / in-degree that fit, by a plain reading of it, and each is
-// found where it is.
+// The lists that are kept are those with the highest out-degree / in-degree that fit, by a plain
+// reading of it, and each is found where it is.
 func TestNeighborCache(t *testing.T) {
 	topo := randomGraph(t, 2000, 12, false, 3)
 	out := make([]uint32, topo.NumNodes)
@@ -201,7 +208,8 @@ func TestNeighborCache(t *testing.T) {
 		return 0
 	})
 	most := LeastNeighborCache(topo.NumNodes) + 4*(topo.NumNodes+topo.NumEdges)
-	for _, budget := range []int64{LeastNeighborCache(topo.NumNodes), LeastNeighborCache(topo.NumNodes) + 400, most / 20, most / 3, most * 9 / 10, most} {
+	for _, budget := range []int64{LeastNeighborCache(topo.NumNodes),
+		LeastNeighborCache(topo.NumNodes) + 400, most / 20, most / 3, most * 9 / 10, most} {
 		far := farOf(t, topo, OutOfCoreOptions{CacheBytes: budget})
 		c := &far.far.cache
 		require.LessOrEqual(t, c.bytes(), budget)
@@ -224,7 +232,8 @@ func TestNeighborCache(t *testing.T) {
 				require.False(t, ok)
 			}
 			if ok {
-				require.Equal(t, topo.Indices32[topo.Indptr[l.node]:topo.Indptr[l.node+1]], c.lists[at:at+topo.InDegree(l.node)])
+				require.Equal(t, topo.Indices32[topo.Indptr[l.node]:topo.Indptr[l.node+1]],
+					c.lists[at:at+topo.InDegree(l.node)])
 			}
 		}
 	}
@@ -244,7 +253,8 @@ func TestScanEdges(t *testing.T) {
 			require.NoError(t, x.Scan(t.Context(), func(first int64, ids []uint32) error {
 				require.Equal(t, n, first)
 				for i, id := range ids {
-					if topo.Wide() && topo.Indices64[first+int64(i)] != int64(id) || !topo.Wide() && topo.Indices32[first+int64(i)] != id {
+					if topo.Wide() && topo.Indices64[first+int64(i)] != int64(id) || !topo.Wide() &&
+						topo.Indices32[first+int64(i)] != id {
 						return fmt.Errorf("edge %d is %d", first+int64(i), id)
 					}
 				}
@@ -256,8 +266,8 @@ func TestScanEdges(t *testing.T) {
 	}
 }
 
-// Files that are not what they were, or can't be read, fail the batch with an error that names the place; the sampler is
-// good again when the file is.
+// Files that are not what they were, or can't be read, fail the batch with an error that names the
+// place; the sampler is good again when the file is.
 func TestOutOfCoreFaults(t *testing.T) {
 	topo := randomGraph(t, 5000, 30, false, 4)
 	seeds := someSeeds(200, topo.NumNodes, 1)
@@ -295,7 +305,8 @@ func TestOutOfCoreFaults(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s threads=%v", name, threads), func(t *testing.T) {
 				f := idFile(t, topo, 64)
-				far, err := openFar(topo, f, OutOfCoreOptions{CacheBytes: topo.NumEdges, Threads: threads})
+				far, err := openFar(topo, f, OutOfCoreOptions{CacheBytes: topo.NumEdges,
+					Threads: threads})
 				require.NoError(t, err)
 				defer func() { require.NoError(t, far.Close()) }()
 				rig := newRig(t, host, far, 2, cfg, directNodes)
@@ -398,7 +409,7 @@ func TestOutOfCoreInterruptedHop(t *testing.T) {
 	defer cancel2()
 	err = ended(late)
 	require.Equal(t, errs.Device, errs.ClassOf(err))
-	require.ErrorContains(t, err, "--neighbor-cache")
+	require.ErrorContains(t, err, "option neighbor-cache")
 	require.NoError(t, far.Close())
 }
 
@@ -406,7 +417,7 @@ func TestOutOfCoreBudgets(t *testing.T) {
 	topo := randomGraph(t, 5000, 30, false, 4)
 	f := idFile(t, topo, 0)
 	_, err := openFar(topo, f, OutOfCoreOptions{CacheBytes: 100})
-	require.ErrorContains(t, err, "--neighbor-cache")
+	require.ErrorContains(t, err, "option neighbor-cache")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	_, err = openFar(topo, IndexFile{Path: f.Path, Offset: 2}, OutOfCoreOptions{})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
@@ -432,7 +443,8 @@ func TestOutOfCoreTogether(t *testing.T) {
 			for i := range 4 {
 				seeds := someSeeds(100, topo.NumNodes, uint64(i))
 				want := reference(topo, cfg, i, seeds)
-				if got := rig.plain(t, rig.sample(t, i, 0, seeds)); !slices.Equal(want.nodes, got.nodes) {
+				if got := rig.plain(t, rig.sample(t, i, 0, seeds)); !slices.Equal(want.nodes,
+					got.nodes) {
 					t.Errorf("sampler %d batch %d differs", w, i)
 				}
 			}
@@ -445,13 +457,14 @@ func TestOutOfCoreTogether(t *testing.T) {
 func TestOutOfCoreLayers(t *testing.T) {
 	for _, wide := range []bool{false, true} {
 		topo := randomGraph(t, 3000, 40, wide, 8)
-		cfg := SamplerConfig{Fanouts: []int{50, 200}, Seed: 5, Degrees: true, Layerwise: true}
+		cfg := SamplerConfig{Fanouts: []int{50, 200}, Seed: 5, Degrees: true, Method: Ladies}
 		seeds := append(someSeeds(60, topo.NumNodes, 1), 5, 5)
 		all := func(r *rig) (p plain, weights [][]float32) {
 			mb := r.sample(t, 3, 1, seeds)
 			p = r.plain(t, mb)
 			for _, b := range mb.Blocks {
-				w, err := difftest.Download[float32](r.ctx, r.dev, r.stream, b.Weights.Ptr(), b.NumSrc)
+				w, err := difftest.Download[float32](r.ctx, r.dev, r.stream, b.Weights.Ptr(),
+					b.NumSrc)
 				require.NoError(t, err)
 				weights = append(weights, w)
 			}
@@ -495,7 +508,8 @@ func TestOutOfCoreRandom(t *testing.T) {
 		for range 1 + r.IntN(3) {
 			cfg.Fanouts = append(cfg.Fanouts, []int{-1, 1, 2, 5, 15, 64, 65}[r.IntN(7)])
 		}
-		o := OutOfCoreOptions{Chunk: 1 + r.IntN(5000), Threads: r.IntN(4) == 0, PageCache: r.IntN(2) == 0}
+		o := OutOfCoreOptions{Chunk: 1 + r.IntN(5000), Threads: r.IntN(4) == 0,
+			PageCache: r.IntN(2) == 0}
 		if r.IntN(3) > 0 {
 			o.CacheBytes = LeastNeighborCache(nodes) + r.Int64N(4*(nodes+topo.NumEdges)+1)
 		}
@@ -514,7 +528,8 @@ func TestOutOfCoreRandom(t *testing.T) {
 		a, b := newRig(t, open, topo, 2, cfg, limit), newRig(t, open, far, 1+r.IntN(3), cfg, limit)
 		for batch := range 3 {
 			seeds := someSeeds(1+r.IntN(int(nodes)), nodes, r.Uint64())
-			require.Equal(t, a.plain(t, a.sample(t, batch, 0, seeds)), b.plain(t, b.sample(t, batch, 0, seeds)),
+			require.Equal(t, a.plain(t, a.sample(t, batch, 0, seeds)),
+				b.plain(t, b.sample(t, batch, 0, seeds)),
 				"run %d: %d nodes, %d edges, %+v %+v %v", i, nodes, topo.NumEdges, cfg, o, level)
 		}
 	}
@@ -530,7 +545,8 @@ func TestOutOfCoreNoEdges(t *testing.T) {
 	p := r.plain(t, r.sample(t, 0, 0, []int64{3, 4}))
 	require.Equal(t, []int64{3, 4}, p.nodes)
 	require.Zero(t, far.Storage().Reads)
-	l := newRig(t, host, far, 1, SamplerConfig{Fanouts: []int{3}, Seed: 1, Layerwise: true}, directNodes)
+	l := newRig(t, host, far, 1, SamplerConfig{Fanouts: []int{3}, Seed: 1, Method: Ladies},
+		directNodes)
 	require.Equal(t, []int64{3, 4}, l.plain(t, l.sample(t, 0, 0, []int64{3, 4})).nodes)
 }
 
@@ -565,7 +581,8 @@ func TestPageReader(t *testing.T) {
 			seen := map[int]bool{}
 			require.NoError(t, p.read(t.Context(), next, func(u *pageRun, b []byte) error {
 				off := u.page * filePage
-				if !bytes.Equal(b, data[off:min(off+int64(u.pages)*filePage, int64(len(data)))]) || seen[u.lo] {
+				if !bytes.Equal(b, data[off:min(off+int64(u.pages)*filePage, int64(len(data)))]) ||
+					seen[u.lo] {
 					return fmt.Errorf("page %d differs, or comes twice", u.page)
 				}
 				seen[u.lo] = true
@@ -575,15 +592,17 @@ func TestPageReader(t *testing.T) {
 			require.Equal(t, want, got)
 			// An owner's error ends it, and what is in flight with it.
 			mine := errors.New("mine")
-			require.ErrorIs(t, p.read(t.Context(), p.all(0, p.pages), func(u *pageRun, _ []byte) error {
-				if u.page > 1000 {
-					return mine
-				}
-				return nil
-			}), mine)
+			require.ErrorIs(t, p.read(t.Context(), p.all(0, p.pages),
+				func(u *pageRun, _ []byte) error {
+					if u.page > 1000 {
+						return mine
+					}
+					return nil
+				}), mine)
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			require.ErrorIs(t, p.read(ctx, p.all(0, p.pages), func(*pageRun, []byte) error { return nil }), context.Canceled)
+			require.ErrorIs(t, p.read(ctx, p.all(0, p.pages),
+				func(*pageRun, []byte) error { return nil }), context.Canceled)
 			require.Len(t, p.free, readSlots)
 			require.NoError(t, p.close())
 		}

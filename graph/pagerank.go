@@ -18,29 +18,33 @@ import (
 type PageRankOptions struct {
 	Damping    float64 // share of a node's score that goes on to its in-neighbours; 0.85, below 1
 	Iterations int     // 20, as GIDS takes
-	// Teleport is where walks begin, each node as often as it stands there: a run's training nodes. Empty: at every node.
+	// Teleport is where walks begin, each node as often as it stands there: a run's training nodes.
+	// Empty: at every node.
 	Teleport []NodeID
 	Workers  int // goroutines; as many as there are cores
 	// Progress, where given, is called after each iteration, by the caller's goroutine.
 	Progress func(done, total int)
 }
 
-// pageRankOne is the score of all nodes together. Sums of shares stay below 2^63 however they are rounded.
+// pageRankOne is the score of all nodes together. Sums of shares stay below 2^63 however they are
+// rounded.
 const pageRankOne = 1 << 62
 
-// ReversePageRank scores nodes by how often sampling meets them: PageRank along the edges against their direction, since
-// that is how sampling walks. A node gives its score to its in-neighbours in equal parts, an edge that stands twice
-// counts twice:
+// ReversePageRank scores nodes by how often sampling meets them: PageRank along the edges against
+// their direction, since that is how sampling walks. A node gives its score to its in-neighbours in
+// equal parts, an edge that stands twice counts twice:
 //
 //	score(u) = (1 − d)·t(u) + d·Σ score(v) / indegree(v)   over the edges u → v
 //
-// with t the teleport's distribution, which is also the start. What reaches a node without in-neighbours ends there, as
-// sampling does. With training nodes to start from it is the weighted reverse PageRank of "Graph Neural Network Training
-// with Data Tiering" (Min et al., KDD 2022), by which GIDS fills its constant CPU buffer; from every node it is what
-// GIDS's page_rank_node_list_gen.py computes, with the same defaults.
+// with t the teleport's distribution, which is also the start. What reaches a node without
+// in-neighbours ends there, as sampling does. With training nodes to start from it is the weighted
+// reverse PageRank of "Graph Neural Network Training with Data Tiering" (Min et al., KDD 2022), by
+// which GIDS fills its constant CPU buffer; from every node it is what GIDS's
+// page_rank_node_list_gen.py computes, with the same defaults.
 //
-// Scores sum up to at most 1. They are sums of 64-bit integers, so they are the same to the bit for any number of
-// workers. It takes 16 bytes a node beside the result, and an addition for each edge and iteration.
+// Scores sum up to at most 1. They are sums of 64-bit integers, so they are the same to the bit for
+// any number of workers. It takes 16 bytes a node beside the result, and an addition for each edge
+// and iteration.
 func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]float32, error) {
 	if o.Damping == 0 {
 		o.Damping = 0.85
@@ -52,11 +56,14 @@ func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]flo
 		o.Workers = runtime.GOMAXPROCS(0)
 	}
 	if !(o.Damping > 0 && o.Damping < 1) || o.Iterations < 0 || o.Workers < 0 {
-		return nil, errs.New(errs.Usage, "reverse PageRank with damping %v and %d iterations: give a damping between 0 and 1 and at least one iteration", o.Damping, o.Iterations)
+		return nil, errs.New(errs.Usage,
+			"reverse PageRank with damping %v and %d iterations: give a damping between 0 and 1 and at least one iteration",
+			o.Damping, o.Iterations)
 	}
 	for _, v := range o.Teleport {
 		if uint64(v) >= uint64(t.NumNodes) {
-			return nil, errs.New(errs.Usage, "reverse PageRank from node %d: nodes are 0 to %d", v, t.NumNodes-1)
+			return nil, errs.New(errs.Usage, "reverse PageRank from node %d: nodes are 0 to %d", v,
+				t.NumNodes-1)
 		}
 	}
 	if t.NumNodes == 0 {
@@ -150,7 +157,8 @@ func (r *pageRank) nodes(f func(lo, hi int64)) {
 	wg.Wait()
 }
 
-// give adds every node's shares to its in-neighbours' next scores. Integer additions may come in any order.
+// give adds every node's shares to its in-neighbours' next scores. Integer additions may come in
+// any order.
 func give[T uint32 | int64](r *pageRank, indices []T) {
 	alone := r.workers == 1
 	r.nodes(func(lo, hi int64) {
@@ -173,7 +181,8 @@ func give[T uint32 | int64](r *pageRank, indices []T) {
 	})
 }
 
-// giveScanned is give over a topology that is read from storage, front to back: pieces of the edges begin and end anywhere.
+// giveScanned is give over a topology that is read from storage, front to back: pieces of the edges
+// begin and end anywhere.
 func (r *pageRank) giveScanned() error {
 	return r.t.Scan(r.ctx, func(first int64, ids []uint32) error {
 		r.split(int64(len(ids)), func(lo, hi int64) {
@@ -206,8 +215,9 @@ func (r *pageRank) split(n int64, f func(lo, hi int64)) {
 	wg.Wait()
 }
 
-// OutDegrees counts the edges that leave each node: in how many in-neighbour lists it stands. Counts stop a little below
-// 2^32. It reads the lists once; workers 0 means as many goroutines as there are cores.
+// OutDegrees counts the edges that leave each node: in how many in-neighbour lists it stands.
+// Counts stop a little below 2^32. It reads the lists once; workers 0 means as many goroutines as
+// there are cores.
 func OutDegrees(ctx context.Context, t *Topology, workers int) ([]uint32, error) {
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0)

@@ -98,7 +98,8 @@ func TestReversePageRankChain(t *testing.T) {
 	topo, err := FromEdges(3, []NodeID{0, 1}, []NodeID{1, 2}, false)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, topo.Close()) }()
-	s, err := ReversePageRank(context.Background(), topo, PageRankOptions{Teleport: []NodeID{2}, Damping: 0.5})
+	s, err := ReversePageRank(context.Background(), topo, PageRankOptions{Teleport: []NodeID{2},
+		Damping: 0.5})
 	require.NoError(t, err)
 	require.Equal(t, []float32{0.125, 0.25, 0.5}, s)
 }
@@ -107,7 +108,8 @@ func TestReversePageRankRefuses(t *testing.T) {
 	topo, err := FromEdges(3, []NodeID{0, 1}, []NodeID{1, 2}, false)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, topo.Close()) }()
-	for _, o := range []PageRankOptions{{Damping: 1}, {Damping: -1}, {Iterations: -1}, {Teleport: []NodeID{3}}, {Teleport: []NodeID{-1}}} {
+	for _, o := range []PageRankOptions{{Damping: 1}, {Damping: -1}, {Iterations: -1},
+		{Teleport: []NodeID{3}}, {Teleport: []NodeID{-1}}} {
 		_, err := ReversePageRank(context.Background(), topo, o)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%+v: %v", o, err)
 	}

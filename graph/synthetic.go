@@ -9,13 +9,15 @@ import (
 	"helios/internal/errs"
 )
 
-// Synthetic makes a graph in memory at the speed of writing it, for measurements: node degrees are about the
-// same everywhere, or, skewed, in- and out-degrees are those that R-MAT with (0.57, 0.19, 0.19, 0.05) gives on
-// average, with independent edges and a number of nodes that is rounded up to a power of two. It is a pure function
-// of its arguments. Close it.
+// Synthetic makes a graph in memory at the speed of writing it, for measurements: node degrees are
+// about the same everywhere, or, skewed, in- and out-degrees are those that R-MAT with (0.57, 0.19,
+// 0.19, 0.05) gives on average, with independent edges and a number of nodes that is rounded up to
+// a power of two. It is a pure function of its arguments. Close it.
 func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topology, error) {
 	if nodes < 2 || nodes > 1<<32 || !(avgDegree > 0 && avgDegree <= 1<<16) {
-		return nil, errs.New(errs.Usage, "a graph of %d nodes with %g neighbours: give 2 to 2^32 nodes and more than 0, at most 65536 neighbours", nodes, avgDegree)
+		return nil, errs.New(errs.Usage,
+			"a graph of %d nodes with %g neighbours: give 2 to 2^32 nodes and more than 0, at most 65536 neighbours",
+			nodes, avgDegree)
 	}
 	scale := bits.Len64(uint64(nodes - 1))
 	if skewed {
@@ -27,17 +29,21 @@ func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topol
 		x = (x ^ (x >> 27)) * 0x94D049BB133111EB
 		return x ^ x>>31
 	}
-	id := func(rank uint64) uint64 { return rank * (mix | 1) & uint64(nodes-1) } // hubs all over the numbers
-	expect := make([]float64, scale+1)                                           // by the rank's ones
+	// hubs all over the numbers
+	id := func(rank uint64) uint64 { return rank * (mix | 1) & uint64(nodes-1) }
+	// by the rank's ones
+	expect := make([]float64, scale+1)
 	for ones := range expect {
-		expect[ones] = avgDegree * math.Pow(2*0.76, float64(scale-ones)) * math.Pow(2*0.24, float64(ones))
+		expect[ones] = avgDegree * math.Pow(2*0.76, float64(scale-ones)) * math.Pow(2*0.24,
+			float64(ones))
 	}
 	degree := func(v uint64) int64 {
 		r := float64(word(seed+v*mix)>>11) / (1 << 53)
 		if !skewed {
 			return int64(float64(avgDegree*(0.5+r)) + 0.5) // rounded twice on every processor
 		}
-		// v = rank × odd, so its inverse would be wanted; any fixed shuffle serves, this one is cheap.
+		// v = rank × odd, so its inverse would be wanted; any fixed shuffle serves, this one is
+		// cheap.
 		return int64(expect[bits.OnesCount64(id(v))] + r)
 	}
 	parallel := func(f func(lo, hi int64)) {

@@ -1,8 +1,8 @@
 // Package graph holds the topology of a graph in compressed sparse column form and samples
 // mini-batches from it on the compute device.
 //
-// Sampling is a pure function of (seed, epoch, batch, hop, node), and the frontier is numbered in the
-// order in which nodes first appear, so that a mini-batch does not depend on the device, on the
+// Sampling is a pure function of (seed, epoch, batch, hop, node), and the frontier is numbered in
+// the order in which nodes first appear, so that a mini-batch does not depend on the device, on the
 // number of its workers or on what else is in flight.
 package graph
 
@@ -22,11 +22,11 @@ import (
 // NodeID numbers the nodes of a graph from 0.
 type NodeID = int64
 
-// Topology is a directed graph in compressed sparse column (CSC) form: the in-neighbours of node
-// v, from which v receives messages, are indices[Indptr[v]:Indptr[v+1]]. Indptr has NumNodes+1
-// entries. Exactly one of Indices32 and Indices64 is used, with NumEdges entries; 32-bit ids
-// halve the memory and serve graphs of up to 2^32 nodes. Repeated edges are allowed and count as often
-// as they stand.
+// Topology is a directed graph in compressed sparse column (CSC) form: the in-neighbours of node v,
+// from which v receives messages, are indices[Indptr[v]:Indptr[v+1]]. Indptr has NumNodes+1
+// entries. Exactly one of Indices32 and Indices64 is used, with NumEdges entries; 32-bit ids halve
+// the memory and serve graphs of up to 2^32 nodes. Repeated edges are allowed and count as often as
+// they stand.
 //
 // The slices of a topology that is attached to a device must not live on Go's heap (Alloc, or a
 // file mapping).
@@ -46,7 +46,8 @@ const pageBytes = 4096
 // caller. Close gives the memory back.
 func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
 	if nodes < 0 || edges < 0 || nodes > math.MaxInt64/32 || edges > math.MaxInt64/32 {
-		return nil, errs.New(errs.Usage, "topology of %d nodes and %d edges: counts are out of range", nodes, edges)
+		return nil, errs.New(errs.Usage,
+			"topology of %d nodes and %d edges: counts are out of range", nodes, edges)
 	}
 	width := int64(4)
 	if wide {
@@ -72,8 +73,8 @@ func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
 	return t, nil
 }
 
-// Close frees the memory of a topology made by Alloc, FromEdges or OpenOutOfCore; the slices must not be used
-// any more. It does nothing for others.
+// Close frees the memory of a topology made by Alloc, FromEdges or OpenOutOfCore; the slices must
+// not be used any more. It does nothing for others.
 func (t *Topology) Close() error {
 	var err error
 	if t.far != nil {
@@ -102,7 +103,8 @@ func (t *Topology) Neighbor(v NodeID, i int64) NodeID {
 	return NodeID(t.Indices32[e])
 }
 
-// Bytes is the memory that offsets and ids take, and of a topology on storage what it holds to read them.
+// Bytes is the memory that offsets and ids take, and of a topology on storage what it holds to read
+// them.
 func (t *Topology) Bytes() int64 {
 	far := int64(0)
 	if t.far != nil {
@@ -132,7 +134,8 @@ func (t *Topology) ValidateOffsets() error {
 		return bad("%d nodes and %d edges: counts must not be negative", t.NumNodes, t.NumEdges)
 	}
 	if int64(len(t.Indptr)) != t.NumNodes+1 {
-		return bad("indptr has %d entries, %d nodes need %d", len(t.Indptr), t.NumNodes, t.NumNodes+1)
+		return bad("indptr has %d entries, %d nodes need %d", len(t.Indptr), t.NumNodes,
+			t.NumNodes+1)
 	}
 	if t.Indices32 != nil && t.Indices64 != nil {
 		return bad("both 32-bit and 64-bit indices are set")
@@ -158,7 +161,8 @@ func (t *Topology) ValidateOffsets() error {
 		}
 		return -1
 	}); i >= 0 {
-		return bad("indptr[%d] is %d after indptr[%d] = %d: offsets must not fall, nor rise by 2^32",
+		return bad(
+			"indptr[%d] is %d after indptr[%d] = %d: offsets must not fall, nor rise by 2^32",
 			i+1, t.Indptr[i+1], i, t.Indptr[i])
 	}
 	return nil
@@ -189,7 +193,8 @@ func (t *Topology) validateIDs() error {
 			id = int64(t.Indices32[e])
 		}
 		v, _ := slices.BinarySearch(t.Indptr, e+1)
-		return t.invalid("indices[%d] (an in-neighbour of node %d) is %d, nodes are 0 to %d", e, v-1, id, t.NumNodes-1)
+		return t.invalid("indices[%d] (an in-neighbour of node %d) is %d, nodes are 0 to %d", e,
+			v-1, id, t.NumNodes-1)
 	}
 	return nil
 }
@@ -217,11 +222,15 @@ func firstBad(n int64, check func(lo, hi int64) int64) int64 {
 // The result is outside Go's heap: Close it.
 func FromEdges(nodes int64, src, dst []NodeID, wide bool) (*Topology, error) {
 	if len(src) != len(dst) {
-		return nil, errs.New(errs.Usage, "edge list: %d sources, %d destinations; give both ends of every edge", len(src), len(dst))
+		return nil, errs.New(errs.Usage,
+			"edge list: %d sources, %d destinations; give both ends of every edge", len(src),
+			len(dst))
 	}
 	for i := range src {
 		if uint64(src[i]) >= uint64(nodes) || uint64(dst[i]) >= uint64(nodes) {
-			return nil, errs.New(errs.Usage, "edge %d is %d → %d, nodes are 0 to %d; correct the list or the number of nodes", i, src[i], dst[i], nodes-1)
+			return nil, errs.New(errs.Usage,
+				"edge %d is %d → %d, nodes are 0 to %d; correct the list or the number of nodes", i,
+				src[i], dst[i], nodes-1)
 		}
 	}
 	t, err := Alloc(nodes, int64(len(src)), wide)

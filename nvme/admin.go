@@ -29,11 +29,13 @@ func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
 	iova, err := c.bus.MapDMA(mem)
 	if err == nil && uint64(iova)&uint64(page-1) != 0 {
 		err = also(
-			&ProtocolError{Bus: c.bus.Name(), What: fmt.Sprintf("the bus mapped page-aligned memory to %#x", uint64(iova))},
+			&ProtocolError{Bus: c.bus.Name(),
+				What: fmt.Sprintf("the bus mapped page-aligned memory to %#x", uint64(iova))},
 			c.bus.UnmapDMA(iova, bytes))
 	}
 	if err != nil {
-		return dmaBuf{}, also(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes, purpose, err), hostmem.Free(mem))
+		return dmaBuf{}, also(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes,
+			purpose, err), hostmem.Free(mem))
 	}
 	return dmaBuf{mem: mem, iova: iova}, nil
 }
@@ -47,7 +49,8 @@ func (c *Controller) freeDMA(b dmaBuf) error {
 	}
 	if err := c.bus.UnmapDMA(b.iova, int64(len(b.mem))); err != nil {
 		// Still mapped: freeing it would let the controller write to somebody else's memory.
-		return fmt.Errorf("nvme %s: unmap %d bytes at %#x: %w", c.bus.Name(), len(b.mem), uint64(b.iova), err)
+		return fmt.Errorf("nvme %s: unmap %d bytes at %#x: %w", c.bus.Name(), len(b.mem),
+			uint64(b.iova), err)
 	}
 	if b.cmb != nil {
 		b.cmb.free(b.pages)
@@ -137,7 +140,8 @@ func (c *Controller) clearAdmin() error {
 
 // submitLocked sends cmd, whose CID and data pointer it fills in, and returns the slot, or
 // -1 when every CID is taken. At most entries-1 commands are out, so neither ring overflows.
-func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state slotState) (int, error) {
+func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state slotState) (int,
+	error) {
 	q := &c.adm
 	i := -1
 	quarantined := 0
@@ -154,7 +158,8 @@ func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state sl
 	next := (q.sqTail + 1) % q.entries
 	if i < 0 || next == q.sqHead {
 		if quarantined*2 > len(q.slots) {
-			return -1, &TimeoutError{Bus: c.bus.Name(), Op: "admin queue: most commands never completed", After: c.opt.Timeout,
+			return -1, &TimeoutError{Bus: c.bus.Name(),
+				Op: "admin queue: most commands never completed", After: c.opt.Timeout,
 				Next: "reset the controller"}
 		}
 		return -1, nil
@@ -175,12 +180,14 @@ func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state sl
 		clear(page) // what a controller leaves out must not read as an earlier answer
 		lists := 0
 		var err error
-		cmd.PRP1, cmd.PRP2, err = BuildPRP(iova, bytes, c.pageBytes, func() ([]uint64, IOVA, error) {
-			// List pages follow the data in extra; exec made room for all of them.
-			at := (bytes+c.pageBytes-1)/c.pageBytes*c.pageBytes + lists*c.pageBytes
-			lists++
-			return hostmem.View[uint64](extra.mem[at : at+c.pageBytes]), extra.iova + IOVA(at), nil
-		})
+		cmd.PRP1, cmd.PRP2, err = BuildPRP(iova, bytes, c.pageBytes,
+			func() ([]uint64, IOVA, error) {
+				// List pages follow the data in extra; exec made room for all of them.
+				at := (bytes+c.pageBytes-1)/c.pageBytes*c.pageBytes + lists*c.pageBytes
+				lists++
+				return hostmem.View[uint64](extra.mem[at : at+c.pageBytes]), extra.iova +
+					IOVA(at), nil
+			})
 		if err != nil {
 			s.state, s.extra = slotFree, dmaBuf{}
 			return -1, err
@@ -201,7 +208,8 @@ func (c *Controller) reapLocked() {
 	}
 	n := 0
 	for ; n < q.entries; n++ {
-		e, ok := LoadCompletion((*Completion)(unsafe.Pointer(&q.cq[q.cqHead*CompletionBytes])), q.phase)
+		e, ok := LoadCompletion((*Completion)(unsafe.Pointer(&q.cq[q.cqHead*CompletionBytes])),
+			q.phase)
 		if !ok {
 			break
 		}
@@ -232,11 +240,14 @@ func (c *Controller) retireLocked(e Completion) error {
 	}
 	// The new head lies between the old one and the tail (section 3.3.1.2).
 	head := int(e.SQHead)
-	if head >= q.entries || (head-q.sqHead+q.entries)%q.entries > (q.sqTail-q.sqHead+q.entries)%q.entries {
-		return breach("submission queue head %d in a completion, with head %d and tail %d of %d", head, q.sqHead, q.sqTail, q.entries)
+	if head >= q.entries || (head-q.sqHead+q.entries)%q.entries > (q.sqTail-q.sqHead+
+		q.entries)%q.entries {
+		return breach("submission queue head %d in a completion, with head %d and tail %d of %d",
+			head, q.sqHead, q.sqTail, q.entries)
 	}
 	i := int(e.CID & 0xff)
-	if i >= len(q.slots) || q.slots[i].state == slotFree || q.slots[i].state == slotDone || q.slots[i].cid(i) != e.CID {
+	if i >= len(q.slots) || q.slots[i].state == slotFree || q.slots[i].state == slotDone ||
+		q.slots[i].cid(i) != e.CID {
 		return breach("a completion of command %04Xh, which is not in flight", e.CID)
 	}
 	q.sqHead = head
@@ -286,7 +297,8 @@ func (c *Controller) eventLocked(e Completion) {
 
 // armLocked sends one Asynchronous Event Request. A full queue leaves it to the next one.
 func (c *Controller) armLocked() {
-	if i, err := c.submitLocked(AsyncEventCommand(0), dmaBuf{}, 0, slotEvent); err == nil && i >= 0 {
+	if i, err := c.submitLocked(AsyncEventCommand(0), dmaBuf{}, 0, slotEvent); err == nil &&
+		i >= 0 {
 		c.kick()
 	}
 }
@@ -375,7 +387,8 @@ func (c *Controller) readCSTS(op string) (CSTS, error) {
 	}
 	gone := v == 0xffffffff
 	if v == 0 {
-		// A removed device may read as 0 everywhere (FACTS section 5); one that is there has a version.
+		// A removed device may read as 0 everywhere, as QEMU's does; one that is there has a
+		// version.
 		vs, err := c.bus.Read32(RegVS)
 		gone = err != nil || Version(vs) != c.version
 	}
@@ -388,7 +401,8 @@ func (c *Controller) readCSTS(op string) (CSTS, error) {
 // exec sends an admin command, waits for its completion and copies the data it
 // returned to out (a multiple of 4 bytes, or none). setup is for bring-up and shutdown,
 // when others are turned away.
-func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Command, out []byte) (uint32, error) {
+func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Command,
+	out []byte) (uint32, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, c.waitErr(op, 0, err)
 	}
@@ -429,7 +443,8 @@ func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Comman
 	for {
 		c.mu.Lock()
 		if c.adm.epoch != epoch { // a reset or Close took the slot and its memory
-			err := fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), op, deviceClass(ErrReset))
+			err := fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), op,
+				deviceClass(ErrReset))
 			if c.closed {
 				err = c.gate
 			}

@@ -58,11 +58,11 @@ type DoorbellMapper interface {
 	DoorbellMemory() (mem []byte, io bool, err error)
 }
 
-// WindowMapper is what a Bus has whose mappings pin memory. A window reserves addresses for memory of
-// which perhaps only the beginning will ever be used.
+// WindowMapper is what a Bus has whose mappings pin memory. A window reserves addresses for memory
+// of which perhaps only the beginning will ever be used.
 type WindowMapper interface {
-	// MapWindow reserves addresses for mem and makes none of it reachable. UnmapDMA of all of it takes
-	// the window back. ErrNoWindows means that this bus has none: use MapDMA.
+	// MapWindow reserves addresses for mem and makes none of it reachable. UnmapDMA of all of it
+	// takes the window back. ErrNoWindows means that this bus has none: use MapDMA.
 	MapWindow(mem []byte) (IOVA, error)
 	// ExtendWindow makes at least the first bytes of a window reachable; it never shrinks it.
 	ExtendWindow(iova IOVA, bytes int64) error
@@ -70,26 +70,27 @@ type WindowMapper interface {
 
 // PeerDMA is what a Bus has that maps the memory of other devices by other ways than MapDMA.
 type PeerDMA interface {
-	// MapPeerDMA is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf, when it is not -1,
-	// an export of it that starts at offset. UnmapDMA takes it back.
+	// MapPeerDMA is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf,
+	// when it is not -1, an export of it that starts at offset. UnmapDMA takes it back.
 	MapPeerDMA(mem []byte, dmabuf int, offset int64) (IOVA, error)
-	// MapPeerWindow is WindowMapper's MapWindow of another device's memory whose mapping grows. ExtendWindow maps no
-	// more of it than it is asked for. ErrNoWindows means that this bus has none.
+	// MapPeerWindow is WindowMapper's MapWindow of another device's memory whose mapping grows.
+	// ExtendWindow maps no more of it than it is asked for. ErrNoWindows means that this bus has
+	// none.
 	MapPeerWindow(mem []byte) (IOVA, error)
 }
 
 // ErrNoWindows is the answer of a WindowMapper in front of a bus that is none.
 var ErrNoWindows = errors.New("the bus maps memory only as a whole")
 
-// Preparer is what a Bus has that needs work before each bring-up, the first one and those of Reset:
-// a PCI function needs memory space and bus mastering, which resets take from it.
+// Preparer is what a Bus has that needs work before each bring-up, the first one and those of
+// Reset: a PCI function needs memory space and bus mastering, which resets take from it.
 type Preparer interface {
 	Prepare() error
 }
 
 // HardResetter is what a Bus has that can reset its controller without the controller's help (PCI
-// function level reset). When it returns nil no DMA comes any more and CC.EN is 0. A bus that stands in
-// front of one that cannot returns an error that is errors.ErrUnsupported.
+// function level reset). When it returns nil no DMA comes any more and CC.EN is 0. A bus that
+// stands in front of one that cannot returns an error that is errors.ErrUnsupported.
 type HardResetter interface {
 	HardReset() error
 }
@@ -104,13 +105,15 @@ type Leaver interface {
 // BARMapper is what a Bus has whose controller may have memory of its own behind a BAR: the
 // controller memory buffer (base specification, section 8.2.1 of 2.0).
 type BARMapper interface {
-	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is shorter than
-	// bytes where the BAR ends. It is I/O memory: plain stores of at most 16 bytes, no atomics.
+	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is shorter
+	// than bytes where the BAR ends. It is I/O memory: plain stores of at most 16 bytes, no
+	// atomics.
 	MapBAR(bir int, off, bytes int64) ([]byte, error)
-	// ReserveIOVA returns addresses that no MapDMA uses, for the controller to find its own memory at.
+	// ReserveIOVA returns addresses that no MapDMA uses, for the controller to find its own memory
+	// at.
 	ReserveIOVA(bytes, align int64) (IOVA, error)
-	// ReserveBAR returns where a part of a BAR is on the PCI bus, and keeps MapDMA from these addresses:
-	// a controller without CMBMSC takes them for its own memory.
+	// ReserveBAR returns where a part of a BAR is on the PCI bus, and keeps MapDMA from these
+	// addresses: a controller without CMBMSC takes them for its own memory.
 	ReserveBAR(bir int, off, bytes int64) (IOVA, error)
 }
 

@@ -105,8 +105,8 @@ func (m *cmbMemory) left() int64 {
 	return n
 }
 
-// CMB is the controller memory buffer that submission queues are put into; its Bytes are 0 when there
-// is none, or Options.SQ does not ask for it.
+// CMB is the controller memory buffer that submission queues are put into; its Bytes are 0 when
+// there is none, or Options.SQ does not ask for it.
 func (c *Controller) CMB() CMB {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,8 +116,8 @@ func (c *Controller) CMB() CMB {
 	return c.cmb.CMB
 }
 
-// startCMB switches the controller's memory buffer on, or sees to it that it takes no address of ours
-// for its own. The controller is disabled.
+// startCMB switches the controller's memory buffer on, or sees to it that it takes no address of
+// ours for its own. The controller is disabled.
 func (c *Controller) startCMB() error {
 	m, err := c.findCMB()
 	if err != nil && c.opt.SQ != SQCMB && !errors.Is(err, ErrGone) && !errors.Is(err, errCMBClash) {
@@ -158,9 +158,12 @@ var errCMBClash = errors.New("its addresses on the PCI bus are in use for DMA")
 // findCMB is the buffer, switched on; nil: not wanted.
 func (c *Controller) findCMB() (*cmbMemory, error) {
 	lacks := func(why string, args ...any) error {
-		return errs.New(errs.Capability, "nvme %s: no submission queues in controller memory: %w; use --sq host or auto", c.bus.Name(), fmt.Errorf(why, args...))
+		return errs.New(errs.Capability,
+			"nvme %s: no submission queues in controller memory: %w; use --sq host or auto",
+			c.bus.Name(), fmt.Errorf(why, args...))
 	}
-	// A bus in front of another one has queues of its own behind the client's, so only the outermost counts.
+	// A bus in front of another one has queues of its own behind the client's, so only the
+	// outermost counts.
 	bus, mapper := c.bus.(BARMapper)
 	// Before NVMe 1.4 there is no CMBMSC: the buffer is on, at its address on the PCI bus.
 	fixed := !c.cap.CMBS()
@@ -171,7 +174,8 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 		if c.opt.SQ == SQHost {
 			return nil, nil
 		}
-		return nil, lacks("its bus reaches none (a software controller, or one with faults in front of it)")
+		return nil,
+			lacks("its bus reaches none (a software controller, or one with faults in front of it)")
 	}
 	if fixed && c.version < 0x00010200 {
 		if c.opt.SQ == SQHost {
@@ -212,12 +216,15 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 		return nil, lacks("the controller has none (CMBSZ %08Xh)", v)
 	}
 	m := &cmbMemory{CMB: CMB{BAR: at.BIR(), Offset: off, Bytes: size.Bytes()}}
-	// Its address on the PCI bus serves where the host chooses, too: Linux's driver takes it, and there
-	// are controllers that have CMBMSC and decode that address all the same (QEMU's legacy-cmb).
+	// Its address on the PCI bus serves where the host chooses, too: Linux's driver takes it, and
+	// there are controllers that have CMBMSC and decode that address all the same (QEMU's
+	// legacy-cmb).
 	m.Addr, err = bus.ReserveBAR(m.BAR, m.Offset, m.Bytes)
 	switch {
 	case err != nil && fixed:
-		return nil, errs.New(errs.Capability, "nvme %s: controller memory buffer: %w: %w; give the SSD a process of its own", c.bus.Name(), errCMBClash, err)
+		return nil, errs.New(errs.Capability,
+			"nvme %s: controller memory buffer: %w: %w; give the SSD a process of its own",
+			c.bus.Name(), errCMBClash, err)
 	case err != nil:
 		if m.Addr, err = bus.ReserveIOVA(m.Bytes, int64(c.pageBytes)); err != nil {
 			return nil, lacks("%w", err)
@@ -254,12 +261,15 @@ func (c *Controller) placeCMB(a IOVA) error {
 	case err != nil:
 		return fmt.Errorf("nvme %s: read CMBSTS: %w", c.bus.Name(), deviceClass(err))
 	case v&CMBSTSBadCBA != 0:
-		return errs.New(errs.Capability, "nvme %s: the controller does not take %#x as address of its memory buffer; use --sq host", c.bus.Name(), uint64(a))
+		return errs.New(errs.Capability,
+			"nvme %s: the controller does not take %#x as address of its memory buffer; use --sq host",
+			c.bus.Name(), uint64(a))
 	}
 	return nil
 }
 
-// placeSQ takes room for a submission queue in the controller's memory; nil: it goes to host memory.
+// placeSQ takes room for a submission queue in the controller's memory; nil: it goes to host
+// memory.
 func (c *Controller) placeSQ(entries int) (*cmbMemory, cmbPages, error) {
 	c.mu.Lock()
 	m := c.cmb
@@ -276,6 +286,7 @@ func (c *Controller) placeSQ(entries int) (*cmbMemory, cmbPages, error) {
 	case c.opt.SQ == SQAuto:
 		return nil, cmbPages{}, nil
 	}
-	return nil, cmbPages{}, errs.New(errs.Capability, "nvme %s: its controller memory buffer of %d bytes has %d left, a submission queue of %d entries takes %d; use fewer or shorter queues, or --sq auto",
+	return nil, cmbPages{}, errs.New(errs.Capability,
+		"nvme %s: its controller memory buffer of %d bytes has %d left, a submission queue of %d entries takes %d; use fewer or shorter queues, or --sq auto",
 		c.bus.Name(), m.Bytes, m.left(), entries, n*int64(c.pageBytes))
 }

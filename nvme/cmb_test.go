@@ -23,7 +23,8 @@ func TestSQPlace(t *testing.T) {
 func TestCMBRegisters(t *testing.T) {
 	// 3 units of 1 MiB, submission queues only, in BAR 4 from the second unit on.
 	size, at := CMBSZ(3<<12|2<<8|1), CMBLOC(2<<12|4)
-	if size.Unit() != 1<<20 || size.Bytes() != 3<<20 || !size.SQS() || at.BIR() != 4 || at.OFST()*size.Unit() != 2<<20 {
+	if size.Unit() != 1<<20 || size.Bytes() != 3<<20 || !size.SQS() || at.BIR() != 4 ||
+		at.OFST()*size.Unit() != 2<<20 {
 		t.Errorf("%d %d %v %d %d", size.Unit(), size.Bytes(), size.SQS(), at.BIR(), at.OFST())
 	}
 	if b := CMBSZ(1<<12 | 7<<8).Bytes(); b != 0 {
@@ -37,7 +38,8 @@ func TestCMBRegisters(t *testing.T) {
 		a    IOVA
 		n    int64
 		want bool
-	}{{0x10000, 0x3000, true}, {0x12000, 0x1000, true}, {0x12000, 0x1001, false}, {0xffff, 1, false}, {0x13000, 1, false}, {0x10000, 0x3001, false}} {
+	}{{0x10000, 0x3000, true}, {0x12000, 0x1000, true}, {0x12000, 0x1001, false},
+		{0xffff, 1, false}, {0x13000, 1, false}, {0x10000, 0x3001, false}} {
 		if b.Contains(c.a, c.n) != c.want {
 			t.Errorf("%#x+%#x: %v", uint64(c.a), c.n, !c.want)
 		}

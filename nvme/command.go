@@ -14,7 +14,8 @@ const MaxBlocksPerCommand = 1 << 16
 func rw(op uint8, cid uint16, nsid uint32, lba LBA, blocks uint32, prp1, prp2 uint64) Command {
 	// NLB is 0's based, so 0 blocks would silently become 65,536 and overrun the buffer.
 	if blocks-1 >= MaxBlocksPerCommand {
-		panic(fmt.Sprintf("nvme: a command of %d blocks; 1 to %d are possible", blocks, MaxBlocksPerCommand))
+		panic(fmt.Sprintf("nvme: a command of %d blocks; 1 to %d are possible", blocks,
+			MaxBlocksPerCommand))
 	}
 	return Command{Opcode: op, CID: cid, NSID: nsid, PRP1: prp1, PRP2: prp2,
 		CDW10: uint32(lba), CDW11: uint32(lba >> 32), CDW12: blocks - 1}
@@ -44,7 +45,8 @@ func (c *Command) LBARange() (LBA, uint32) {
 
 // IdentifyCommand asks for one of the Identify data structures.
 func IdentifyCommand(cid uint16, cns uint8, nsid uint32, prp1, prp2 uint64) Command {
-	return Command{Opcode: AdminIdentify, CID: cid, NSID: nsid, PRP1: prp1, PRP2: prp2, CDW10: uint32(cns)}
+	return Command{Opcode: AdminIdentify, CID: cid, NSID: nsid, PRP1: prp1, PRP2: prp2,
+		CDW10: uint32(cns)}
 }
 
 // CreateCQCommand creates a physically contiguous completion queue without interrupts.
@@ -71,7 +73,8 @@ func DeleteCQCommand(cid, qid uint16) Command {
 }
 
 // GetLogPageCommand reads the first bytes (a multiple of 4) of a log page.
-func GetLogPageCommand(cid uint16, page uint8, nsid uint32, bytes int, retain bool, prp1, prp2 uint64) Command {
+func GetLogPageCommand(cid uint16, page uint8, nsid uint32, bytes int, retain bool, prp1,
+	prp2 uint64) Command {
 	numd := uint32(bytes/4 - 1)
 	c := Command{Opcode: AdminGetLogPage, CID: cid, NSID: nsid, PRP1: prp1, PRP2: prp2,
 		CDW10: uint32(page) | numd<<16, CDW11: numd >> 16}

@@ -12,11 +12,12 @@ import (
 
 // Options tune a Controller. The zero value is good.
 type Options struct {
-	AdminDepth       int           // admin queue entries, 2 to 256; 0 = 32
-	Timeout          time.Duration // of one admin command; 0 = 5 s
-	QueuePairs       int           // I/O queue pairs to ask for, up to 65,535; 0 = 128
-	Namespace        uint32        // 0 = the first active one
-	MaxTransferBytes int           // bound on MaxTransferBytes, also where MDTS sets none; 0 = 1 MiB
+	AdminDepth int           // admin queue entries, 2 to 256; 0 = 32
+	Timeout    time.Duration // of one admin command; 0 = 5 s
+	QueuePairs int           // I/O queue pairs to ask for, up to 65,535; 0 = 128
+	Namespace  uint32        // 0 = the first active one
+	// bound on MaxTransferBytes, also where MDTS sets none; 0 = 1 MiB
+	MaxTransferBytes int
 	EventBuffer      int           // capacity of Events; 0 = 64
 	ShutdownTimeout  time.Duration // of Close, where the controller's RTD3E is not longer; 0 = 5 s
 	SQ               SQPlace       // of I/O submission queues
@@ -40,15 +41,19 @@ func (o *Options) defaults() error {
 	}
 	switch {
 	case o.AdminDepth < 2 || o.AdminDepth > maxAdminSlots+1:
-		return errs.New(errs.Usage, "nvme: admin queue depth %d; use 2 to %d", o.AdminDepth, maxAdminSlots+1)
+		return errs.New(errs.Usage, "nvme: admin queue depth %d; use 2 to %d", o.AdminDepth,
+			maxAdminSlots+1)
 	case o.QueuePairs < 1 || o.QueuePairs > 65535:
 		return errs.New(errs.Usage, "nvme: %d queue pairs; use 1 to 65535", o.QueuePairs)
 	case o.MaxTransferBytes < 4096:
-		return errs.New(errs.Usage, "nvme: largest transfer of %d bytes; use at least 4096", o.MaxTransferBytes)
+		return errs.New(errs.Usage, "nvme: largest transfer of %d bytes; use at least 4096",
+			o.MaxTransferBytes)
 	case o.EventBuffer < 0 || o.Timeout < 0 || o.ShutdownTimeout < 0:
-		return errs.New(errs.Usage, "nvme: negative timeout or event buffer; leave them 0 for the defaults")
+		return errs.New(errs.Usage,
+			"nvme: negative timeout or event buffer; leave them 0 for the defaults")
 	case o.SQ < SQHost || o.SQ > SQAuto:
-		return errs.New(errs.Usage, "nvme: no such place for submission queues (%v); use host, cmb or auto", o.SQ)
+		return errs.New(errs.Usage,
+			"nvme: no such place for submission queues (%v); use host, cmb or auto", o.SQ)
 	}
 	return nil
 }
@@ -72,6 +77,9 @@ const eventPoll = 100 * time.Millisecond
 
 // Controller is one NVMe controller that was brought up. Its methods are safe for
 // concurrent use.
+//
+// Large: a method for each admin and I/O command of the specification that is used, on one bring-up
+// state.
 type Controller struct {
 	bus    Bus
 	kicker Kicker // nil when the bus has none
@@ -86,10 +94,11 @@ type Controller struct {
 	stop      chan struct{} // ends watch
 	watching  sync.WaitGroup
 
-	life    sync.RWMutex // held for writing by Reset and Close, for reading by queue creation and deletion
-	enabled bool         // CC.EN may be 1 with our memory behind it; guarded by life
-	up      bool         // the last bring-up succeeded; guarded by life
-	failed  bool         // the last bring-up did not; guarded by life
+	// held for writing by Reset and Close, for reading by queue creation and deletion
+	life    sync.RWMutex
+	enabled bool // CC.EN may be 1 with our memory behind it; guarded by life
+	up      bool // the last bring-up succeeded; guarded by life
+	failed  bool // the last bring-up did not; guarded by life
 
 	mu         sync.Mutex // guards all below; held for short times only, never over a wait
 	adm        adminQueue
@@ -112,8 +121,9 @@ type Controller struct {
 // Reasons to turn commands away.
 var (
 	errStarting = errors.New("the controller is being initialised; wait for it")
-	errDisabled = deviceClass(errors.New("the controller was disabled, since it was given up; reset it or bind it again"))
-	errClosed   = deviceClass(ErrClosed)
+	errDisabled = deviceClass(
+		errors.New("the controller was disabled, since it was given up; reset it or bind it again"))
+	errClosed = deviceClass(ErrClosed)
 )
 
 // Open brings the controller behind bus up: disable, admin queue, enable, Identify, number
@@ -125,7 +135,8 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{bus: bus, opt: opt, pageBytes: 4096, gate: errStarting,
-		events: make(chan AsyncEvent, opt.EventBuffer), stop: make(chan struct{}), queues: map[uint16]*QueuePair{}, pairs: map[*QueuePair]dmaBuf{}}
+		events: make(chan AsyncEvent, opt.EventBuffer), stop: make(chan struct{}),
+		queues: map[uint16]*QueuePair{}, pairs: map[*QueuePair]dmaBuf{}}
 	c.kicker, _ = bus.(Kicker)
 	c.waiter, _ = bus.(Waiter)
 	c.leaver, _ = As[Leaver](bus)
@@ -160,10 +171,14 @@ func (c *Controller) probe() error {
 	}
 	c.version = Version(vs)
 	if c.cap.CSS()&(1<<0|1<<6) == 0 {
-		return errs.New(errs.Capability, "nvme %s: no NVM command set (CAP.CSS %02Xh); use an SSD with block storage", c.bus.Name(), c.cap.CSS())
+		return errs.New(errs.Capability,
+			"nvme %s: no NVM command set (CAP.CSS %02Xh); use an SSD with block storage",
+			c.bus.Name(), c.cap.CSS())
 	}
 	if c.cap.MPSMIN() > 0 {
-		return errs.New(errs.Capability, "nvme %s: needs memory pages of %d bytes, here they have 4096; use another SSD", c.bus.Name(), 4096<<c.cap.MPSMIN())
+		return errs.New(errs.Capability,
+			"nvme %s: needs memory pages of %d bytes, here they have 4096; use another SSD",
+			c.bus.Name(), 4096<<c.cap.MPSMIN())
 	}
 	return nil
 }
@@ -181,7 +196,8 @@ func (c *Controller) readyTimeout() time.Duration {
 }
 
 // waitCSTS waits until CSTS & mask == want. failFatal ends the wait when CFS comes up.
-func (c *Controller) waitCSTS(ctx context.Context, op string, mask, want CSTS, failFatal bool, timeout time.Duration) error {
+func (c *Controller) waitCSTS(ctx context.Context, op string, mask, want CSTS, failFatal bool,
+	timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	var p pauser
 	for {
@@ -196,7 +212,8 @@ func (c *Controller) waitCSTS(ctx context.Context, op string, mask, want CSTS, f
 			return &FatalError{c.bus.Name(), op, s, ErrFatal}
 		}
 		if err := p.pause(ctx, nil, deadline); errors.Is(err, ErrTimeout) {
-			return &TimeoutError{Bus: c.bus.Name(), Op: fmt.Sprintf("%s (CSTS %08Xh)", op, uint32(s)), After: timeout,
+			return &TimeoutError{Bus: c.bus.Name(), Op: fmt.Sprintf("%s (CSTS %08Xh)", op,
+				uint32(s)), After: timeout,
 				Next: "power-cycle the SSD, and check its firmware"}
 		} else if err != nil {
 			return fmt.Errorf("nvme %s: %s: %w", c.bus.Name(), op, err)
@@ -249,7 +266,8 @@ func (c *Controller) hardReset(ctx context.Context) error {
 	if err := c.prepare(); err != nil {
 		return err
 	}
-	return c.waitCSTS(ctx, "reset through its bus: CSTS.RDY stays 1", CSTSReady, 0, false, c.readyTimeout())
+	return c.waitCSTS(ctx, "reset through its bus: CSTS.RDY stays 1", CSTSReady, 0, false,
+		c.readyTimeout())
 }
 
 // prepare does what the bus needs before each bring-up.
@@ -274,7 +292,8 @@ func (c *Controller) clearEnable(ctx context.Context, settle bool) error {
 	if CC(cc).EN() {
 		// EN may go to 0 only after RDY followed its last change (section 3.1.3.5).
 		if settle && !s.RDY() && !s.CFS() && s.SHST() == 0 {
-			err := c.waitCSTS(ctx, "disable: wait for an earlier enable", CSTSReady, CSTSReady, true, c.readyTimeout())
+			err := c.waitCSTS(ctx, "disable: wait for an earlier enable", CSTSReady, CSTSReady,
+				true, c.readyTimeout())
 			// A controller that never got ready, or died, can only be disabled as it is.
 			if err != nil && (ctx.Err() != nil || errors.Is(err, ErrGone)) {
 				return err
@@ -334,7 +353,8 @@ func (c *Controller) start(ctx context.Context) error {
 		return err
 	}
 	err := c.startDisabled(ctx)
-	if err != nil && ctx.Err() == nil && (errors.Is(err, ErrTimeout) || errors.Is(err, ErrFatal)) && c.Counters().HardResets == before {
+	if err != nil && ctx.Err() == nil && (errors.Is(err, ErrTimeout) || errors.Is(err, ErrFatal)) &&
+		c.Counters().HardResets == before {
 		switch herr := c.hardReset(ctx); {
 		case errors.Is(herr, errors.ErrUnsupported):
 		case herr != nil:
@@ -359,7 +379,8 @@ func (c *Controller) start(ctx context.Context) error {
 	// A few requests, so that events of different types are not held up behind each other;
 	// at most AERL+1, and never more than a quarter of the queue.
 	c.up = true
-	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 && c.adm.entries > 2; n-- {
+	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 &&
+		c.adm.entries > 2; n-- {
 		c.armLocked()
 	}
 	return nil
@@ -402,7 +423,8 @@ func (c *Controller) disabled() error {
 
 func (c *Controller) identify(ctx context.Context) error {
 	page := make([]byte, IdentifyBytes)
-	if _, err := c.exec(ctx, true, "identify controller", IdentifyCommand(0, CNSController, 0, 0, 0), page); err != nil {
+	if _, err := c.exec(ctx, true, "identify controller", IdentifyCommand(0, CNSController, 0, 0,
+		0), page); err != nil {
 		return err
 	}
 	id, err := DecodeIdentifyController(page)
@@ -410,10 +432,14 @@ func (c *Controller) identify(ctx context.Context) error {
 		return err
 	}
 	if id.SQES&0xf > 6 || id.SQES>>4 < 6 || id.CQES&0xf > 4 || id.CQES>>4 < 4 {
-		return errs.New(errs.Capability, "nvme %s: queue entry sizes SQES %02Xh, CQES %02Xh exclude 64 and 16 bytes; use another SSD", c.bus.Name(), id.SQES, id.CQES)
+		return errs.New(errs.Capability,
+			"nvme %s: queue entry sizes SQES %02Xh, CQES %02Xh exclude 64 and 16 bytes; use another SSD",
+			c.bus.Name(), id.SQES, id.CQES)
 	}
 	if id.CNTRLTYPE > 1 {
-		return errs.New(errs.Capability, "nvme %s: controller of type %d does no I/O; bind the SSD's I/O controller", c.bus.Name(), id.CNTRLTYPE)
+		return errs.New(errs.Capability,
+			"nvme %s: controller of type %d does no I/O; bind the SSD's I/O controller",
+			c.bus.Name(), id.CNTRLTYPE)
 	}
 	nsids, err := c.activeNamespaces(ctx, &id)
 	if err != nil {
@@ -422,14 +448,17 @@ func (c *Controller) identify(ctx context.Context) error {
 	want := c.opt.Namespace
 	if want == 0 {
 		if len(nsids) == 0 {
-			return errs.New(errs.Device, "nvme %s: no active namespace; create and attach one with \"nvme create-ns\"", c.bus.Name())
+			return errs.New(errs.Device,
+				"nvme %s: no active namespace; create and attach one with \"nvme create-ns\"",
+				c.bus.Name())
 		}
 		want = nsids[0]
 	}
 	if err := c.checkCommandSet(ctx, want); err != nil {
 		return err
 	}
-	if _, err := c.exec(ctx, true, fmt.Sprintf("identify namespace %d", want), IdentifyCommand(0, CNSNamespace, want, 0, 0), page); err != nil {
+	if _, err := c.exec(ctx, true, fmt.Sprintf("identify namespace %d", want),
+		IdentifyCommand(0, CNSNamespace, want, 0, 0), page); err != nil {
 		return err
 	}
 	in, err := DecodeIdentifyNamespace(page)
@@ -443,7 +472,8 @@ func (c *Controller) identify(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.generation > 1 && (ns != c.ns || id.SN != c.id.SN) {
-		return errs.New(errs.Device, "nvme %s: another SSD or namespace format after the reset (%s, %d blocks; was %s, %d): unbind and bind it again",
+		return errs.New(errs.Device,
+			"nvme %s: another SSD or namespace format after the reset (%s, %d blocks; was %s, %d): unbind and bind it again",
 			c.bus.Name(), id.Serial(), ns.Blocks, c.id.Serial(), c.ns.Blocks)
 	}
 	c.id, c.ns, c.nsids = id, ns, nsids
@@ -453,15 +483,16 @@ func (c *Controller) identify(ctx context.Context) error {
 	return nil
 }
 
-// checkCommandSet refuses a namespace of another command set than NVM. Its Identify data (CNS 00h) may
-// look like any other's, and its reads and writes fail, or worse. Only controllers that say so in CAP
-// have such namespaces (CAP.CSS bit 6).
+// checkCommandSet refuses a namespace of another command set than NVM. Its Identify data (CNS 00h)
+// may look like any other's, and its reads and writes fail, or worse. Only controllers that say so
+// in CAP have such namespaces (CAP.CSS bit 6).
 func (c *Controller) checkCommandSet(ctx context.Context, nsid uint32) error {
 	if c.cap.CSS()&(1<<6) == 0 {
 		return nil
 	}
 	page := make([]byte, IdentifyBytes)
-	if _, err := c.exec(ctx, true, fmt.Sprintf("identify descriptors of namespace %d", nsid), IdentifyCommand(0, CNSNSDescriptors, nsid, 0, 0), page); err != nil {
+	if _, err := c.exec(ctx, true, fmt.Sprintf("identify descriptors of namespace %d", nsid),
+		IdentifyCommand(0, CNSNSDescriptors, nsid, 0, 0), page); err != nil {
 		return err
 	}
 	set, err := DecodeCommandSet(page)
@@ -469,17 +500,20 @@ func (c *Controller) checkCommandSet(ctx context.Context, nsid uint32) error {
 		return &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
 	}
 	if set != CommandSetNVM {
-		return errs.New(errs.Capability, "nvme %s: namespace %d has the %s command set and is no ordinary block storage; use another SSD, or make a namespace of the NVM command set with \"nvme create-ns\"",
+		return errs.New(errs.Capability,
+			"nvme %s: namespace %d has the %s command set and is no ordinary block storage; use another SSD, or make a namespace of the NVM command set with \"nvme create-ns\"",
 			c.bus.Name(), nsid, set)
 	}
 	return nil
 }
 
-func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyController) ([]uint32, error) {
+func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyController) ([]uint32,
+	error) {
 	page := make([]byte, IdentifyBytes)
 	var all []uint32
 	for after := uint32(0); ; {
-		_, err := c.exec(ctx, true, "identify active namespaces", IdentifyCommand(0, CNSActiveNSList, after, 0, 0), page)
+		_, err := c.exec(ctx, true, "identify active namespaces",
+			IdentifyCommand(0, CNSActiveNSList, after, 0, 0), page)
 		var se *StatusError
 		if after == 0 && errors.As(err, &se) && se.Status.SCT() == SCTGeneric && id.NN > 0 {
 			// NVMe 1.0 has no list; its namespaces are 1 to NN.
@@ -490,7 +524,8 @@ func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyControlle
 		}
 		ids, err := DecodeActiveNamespaces(page)
 		if err == nil && len(ids) > 0 && ids[0] <= after {
-			err = fmt.Errorf("nvme: active namespace list: ID %d does not come after %d", ids[0], after)
+			err = fmt.Errorf("nvme: active namespace list: ID %d does not come after %d",
+				ids[0], after)
 		}
 		if err != nil {
 			return nil, &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
@@ -507,19 +542,23 @@ func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyControlle
 func (c *Controller) features(ctx context.Context) error {
 	// Report critical warnings as events, and notices that the controller has. A controller
 	// that refuses simply reports none.
-	cfg := uint32(WarnSpare|WarnTemperature|WarnReliability|WarnReadOnly|WarnBackup) | c.id.OAES&(1<<8|1<<9)
+	cfg := uint32(WarnSpare | WarnTemperature | WarnReliability | WarnReadOnly | WarnBackup)
+	cfg |= c.id.OAES & (1<<8 | 1<<9)
 	var se *StatusError
 	if _, err := c.exec(ctx, true, "set features: asynchronous event configuration",
-		SetFeaturesCommand(0, FeatureAsyncEventConfig, cfg), nil); err != nil && !errors.As(err, &se) {
+		SetFeaturesCommand(0, FeatureAsyncEventConfig, cfg), nil); err != nil &&
+		!errors.As(err, &se) {
 		return err
 	}
 	n := uint32(c.opt.QueuePairs - 1) // 0's based, both halves (section 5.27.1.5)
-	dw0, err := c.exec(ctx, true, "set features: number of queues", SetFeaturesCommand(0, FeatureNumberOfQueues, n|n<<16), nil)
+	dw0, err := c.exec(ctx, true, "set features: number of queues",
+		SetFeaturesCommand(0, FeatureNumberOfQueues, n|n<<16), nil)
 	if err != nil {
 		return err
 	}
 	// What Get Features says counts: it is what the controller holds itself to.
-	if v, err := c.exec(ctx, true, "get features: number of queues", GetFeaturesCommand(0, FeatureNumberOfQueues), nil); err == nil {
+	if v, err := c.exec(ctx, true, "get features: number of queues",
+		GetFeaturesCommand(0, FeatureNumberOfQueues), nil); err == nil {
 		dw0 = v
 	} else if !errors.As(err, &se) {
 		return err
@@ -624,8 +663,8 @@ func (c *Controller) Events() <-chan AsyncEvent { return c.events }
 // MapDMA makes memory outside Go's heap reachable for the controller.
 func (c *Controller) MapDMA(mem []byte) (IOVA, error) { return c.bus.MapDMA(mem) }
 
-// MapWindow is MapDMA for memory of which perhaps only the beginning is used: where mapping pins memory
-// none of it is reachable before ExtendWindow. UnmapDMA of all of it takes it back.
+// MapWindow is MapDMA for memory of which perhaps only the beginning is used: where mapping pins
+// memory none of it is reachable before ExtendWindow. UnmapDMA of all of it takes it back.
 func (c *Controller) MapWindow(mem []byte) (IOVA, error) {
 	if w, ok := c.bus.(WindowMapper); ok {
 		if iova, err := w.MapWindow(mem); !errors.Is(err, ErrNoWindows) {
@@ -645,8 +684,8 @@ func (c *Controller) ExtendWindow(iova IOVA, bytes int64) error {
 	return nil
 }
 
-// MapPeer is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf, when it is not -1, an export
-// of it that starts at offset.
+// MapPeer is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf, when it
+// is not -1, an export of it that starts at offset.
 func (c *Controller) MapPeer(mem []byte, dmabuf int, offset int64) (IOVA, error) {
 	if p, ok := c.bus.(PeerDMA); ok {
 		return p.MapPeerDMA(mem, dmabuf, offset)
@@ -654,8 +693,8 @@ func (c *Controller) MapPeer(mem []byte, dmabuf int, offset int64) (IOVA, error)
 	return c.bus.MapDMA(mem)
 }
 
-// MapPeerWindow is MapWindow of another device's memory whose mapping for the CPU grows: ExtendWindow never goes beyond
-// the bytes that it is asked for. Call it when the mapping has them.
+// MapPeerWindow is MapWindow of another device's memory whose mapping for the CPU grows:
+// ExtendWindow never goes beyond the bytes that it is asked for. Call it when the mapping has them.
 func (c *Controller) MapPeerWindow(mem []byte) (IOVA, error) {
 	if p, ok := c.bus.(PeerDMA); ok {
 		if iova, err := p.MapPeerWindow(mem); !errors.Is(err, ErrNoWindows) {
@@ -668,10 +707,10 @@ func (c *Controller) MapPeerWindow(mem []byte) (IOVA, error) {
 // UnmapDMA takes back a mapping of MapDMA.
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 
-// RetryDelay is how long the controller asks to wait before a command that failed with s
-// is sent again (figure 275, CRDT1 to 3). It is 0 for controllers that this package brought up: they
-// report a delay only to a host that enabled Advanced Command Retry (ACRE of feature 16h, host
-// behavior support), which it does not, so commands are retried at once.
+// RetryDelay is how long the controller asks to wait before a command that failed with s is sent
+// again (figure 275, CRDT1 to 3). It is 0 for controllers that this package brought up: they report
+// a delay only to a host that enabled Advanced Command Retry (ACRE of feature 16h, host behavior
+// support), which it does not, so commands are retried at once.
 func (c *Controller) RetryDelay(s Status) time.Duration {
 	if s.CRD() == 0 {
 		return 0
@@ -684,7 +723,8 @@ func (c *Controller) RetryDelay(s Status) time.Duration {
 // event is thereby acknowledged.
 func (c *Controller) SMART(ctx context.Context) (SMARTLog, error) {
 	b := make([]byte, SMARTLogBytes)
-	if _, err := c.exec(ctx, false, "get log page: SMART", GetLogPageCommand(0, LogSMART, NSIDAll, len(b), false, 0, 0), b); err != nil {
+	if _, err := c.exec(ctx, false, "get log page: SMART", GetLogPageCommand(0, LogSMART, NSIDAll,
+		len(b), false, 0, 0), b); err != nil {
 		return SMARTLog{}, err
 	}
 	return DecodeSMARTLog(b)
@@ -699,7 +739,8 @@ func (c *Controller) ErrorLog(ctx context.Context, n int) ([]ErrorLogEntry, erro
 		return nil, nil
 	}
 	b := make([]byte, n*ErrorLogEntryBytes)
-	if _, err := c.exec(ctx, false, "get log page: error information", GetLogPageCommand(0, LogErrorInformation, NSIDAll, len(b), false, 0, 0), b); err != nil {
+	if _, err := c.exec(ctx, false, "get log page: error information",
+		GetLogPageCommand(0, LogErrorInformation, NSIDAll, len(b), false, 0, 0), b); err != nil {
 		return nil, err
 	}
 	return DecodeErrorLog(b)
@@ -719,7 +760,8 @@ func (c *Controller) Abort(ctx context.Context, sqid, cid uint16) (aborted bool,
 		return false, c.waitErr("abort: wait for other aborts", 0, ErrTimeout)
 	}
 	defer func() { <-c.aborts }()
-	dw0, err := c.exec(ctx, false, fmt.Sprintf("abort command %d of queue %d", cid, sqid), AbortCommand(0, sqid, cid), nil)
+	dw0, err := c.exec(ctx, false, fmt.Sprintf("abort command %d of queue %d", cid, sqid),
+		AbortCommand(0, sqid, cid), nil)
 	return err == nil && dw0&1 == 0, err
 }
 
@@ -740,15 +782,16 @@ func (c *Controller) Reset(ctx context.Context) error {
 	c.mu.Unlock()
 	if err := c.start(ctx); err != nil {
 		c.mu.Lock()
-		c.gate = fmt.Errorf("nvme %s: the last reset failed (%w); reset it again", c.bus.Name(), err)
+		c.gate = fmt.Errorf("nvme %s: the last reset failed (%w); reset it again",
+			c.bus.Name(), err)
 		c.mu.Unlock()
 		return err
 	}
 	return nil
 }
 
-// ResetTimeout bounds a Reset: two changes of CSTS.RDY and one left over from before, each as long as
-// the controller claims for it, and the admin commands of the bring-up.
+// ResetTimeout bounds a Reset: two changes of CSTS.RDY and one left over from before, each as long
+// as the controller claims for it, and the admin commands of the bring-up.
 func (c *Controller) ResetTimeout() time.Duration {
 	d := 3*c.readyTimeout() + 2*c.opt.Timeout
 	if _, ok := As[HardResetter](c.bus); ok {
@@ -761,8 +804,9 @@ func (c *Controller) ResetTimeout() time.Duration {
 // Express specification, and what slow devices need until they answer.
 const hardResetTime = 5 * time.Second
 
-// Leaving is why the SSD must be given up although it still answers: an error with ErrGone, or nil. No
-// queue pair is created any more, and no reset brings it up again; what is there can be ended in order.
+// Leaving is why the SSD must be given up although it still answers: an error with ErrGone, or nil.
+// No queue pair is created any more, and no reset brings it up again; what is there can be ended in
+// order.
 func (c *Controller) Leaving() error {
 	if c.leaver == nil {
 		return nil

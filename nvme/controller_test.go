@@ -69,8 +69,10 @@ func TestOpen(t *testing.T) {
 	if f.aqa != 31<<16|31 || f.asq&4095 != 0 || f.acq&4095 != 0 || f.asq == f.acq {
 		t.Errorf("AQA %#x ASQ %#x ACQ %#x", f.aqa, f.asq, f.acq)
 	}
-	got := fmt.Sprintf("%s|%s|%s|%s|%v|%+v|%d|%d|%d|%d|%v", c.Name(), c.Model(), c.Serial(), c.Firmware(), c.Version(),
-		c.Namespace(), c.MaxTransferBytes(), c.MaxQueuePairs(), c.MaxQueueEntries(), c.PageBytes(), c.Namespaces())
+	got := fmt.Sprintf("%s|%s|%s|%s|%v|%+v|%d|%d|%d|%d|%v", c.Name(), c.Model(), c.Serial(),
+		c.Firmware(), c.Version(),
+		c.Namespace(), c.MaxTransferBytes(), c.MaxQueuePairs(), c.MaxQueueEntries(), c.PageBytes(),
+		c.Namespaces())
 	want := "fake:0|Fake model|FAKE0001|1.0|1.4|{ID:1 LBABytes:512 Blocks:1048576}|131072|6|1024|4096|[1]"
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -154,7 +156,8 @@ func TestOpenWithoutNamespaceList(t *testing.T) {
 
 // A controller with several command sets is used through a namespace of the NVM one.
 func TestCommandSets(t *testing.T) {
-	for _, list := range [][]byte{nil, {4, 1, 0, 0, 0}, {1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 4, 1, 0, 0, 0}} {
+	for _, list := range [][]byte{nil, {4, 1, 0, 0, 0}, {1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 4, 1,
+		0, 0, 0}} {
 		f := newFake()
 		f.cap |= 1 << 43
 		f.descriptors = list
@@ -193,26 +196,44 @@ func TestOpenFails(t *testing.T) {
 		want  string
 		limit time.Duration
 	}{
-		{"never ready", func(f *fakeBus) { f.neverReady = true }, ErrTimeout, errs.Device, "enable: CSTS.RDY stays 0", 900 * time.Millisecond},
-		{"never idle", func(f *fakeBus) { f.cc, f.csts, f.neverIdle = 0x460001, 1, true }, ErrTimeout, errs.Device, "disable: CSTS.RDY stays 1", 2 * time.Second},
-		{"fatal on enable", func(f *fakeBus) { f.cfsOnEnable = true }, ErrFatal, errs.Device, "controller fatal status (CSTS 00000002h)", 300 * time.Millisecond},
-		{"gone", func(f *fakeBus) { f.gone = true }, ErrGone, errs.Device, "CAP reads 0xffffffffffffffff: device is gone (CSTS FFFFFFFFh)", 300 * time.Millisecond},
-		{"no registers", func(f *fakeBus) { f.readErr = boom }, boom, errs.Device, "read CAP", 300 * time.Millisecond},
-		{"dead memory space", func(f *fakeBus) { f.cap = 0 }, ErrGone, errs.Device, "CAP reads 0x0", 300 * time.Millisecond},
-		{"large pages", func(f *fakeBus) { f.cap = uint64(MakeCAP(64, 0, 0, 1, 1)) }, nil, errs.Capability, "memory pages of 8192 bytes", 0},
-		{"no NVM command set", func(f *fakeBus) { f.cap &^= 1 << 37 }, nil, errs.Capability, "no NVM command set", 0},
-		{"queue entry sizes", func(f *fakeBus) { f.id.SQES = 0x77 }, nil, errs.Capability, "queue entry sizes SQES 77h", 0},
-		{"administrative controller", func(f *fakeBus) { f.id.CNTRLTYPE = 3 }, nil, errs.Capability, "type 3", 0},
-		{"no namespace", func(f *fakeBus) { f.nsids = nil }, nil, errs.Device, "no active namespace", 0},
-		{"empty namespace", func(f *fakeBus) { f.ns.NSZE = 0 }, nil, errs.Device, "has no blocks", 0},
-		{"strange blocks", func(f *fakeBus) { f.ns.LBAF[0].LBADS = 13 }, nil, errs.Capability, "LBAs of 8192 bytes are not supported, only 512 and 4096", 0},
+		{"never ready", func(f *fakeBus) { f.neverReady = true }, ErrTimeout, errs.Device,
+			"enable: CSTS.RDY stays 0", 900 * time.Millisecond},
+		{"never idle", func(f *fakeBus) { f.cc, f.csts, f.neverIdle = 0x460001, 1, true },
+			ErrTimeout, errs.Device, "disable: CSTS.RDY stays 1", 2 * time.Second},
+		{"fatal on enable", func(f *fakeBus) { f.cfsOnEnable = true }, ErrFatal, errs.Device,
+			"controller fatal status (CSTS 00000002h)", 300 * time.Millisecond},
+		{"gone", func(f *fakeBus) { f.gone = true }, ErrGone, errs.Device,
+			"CAP reads 0xffffffffffffffff: device is gone (CSTS FFFFFFFFh)",
+			300 * time.Millisecond},
+		{"no registers", func(f *fakeBus) { f.readErr = boom }, boom, errs.Device, "read CAP",
+			300 * time.Millisecond},
+		{"dead memory space", func(f *fakeBus) { f.cap = 0 }, ErrGone, errs.Device, "CAP reads 0x0",
+			300 * time.Millisecond},
+		{"large pages", func(f *fakeBus) { f.cap = uint64(MakeCAP(64, 0, 0, 1, 1)) }, nil,
+			errs.Capability, "memory pages of 8192 bytes", 0},
+		{"no NVM command set", func(f *fakeBus) { f.cap &^= 1 << 37 }, nil, errs.Capability,
+			"no NVM command set", 0},
+		{"queue entry sizes", func(f *fakeBus) { f.id.SQES = 0x77 }, nil, errs.Capability,
+			"queue entry sizes SQES 77h", 0},
+		{"administrative controller", func(f *fakeBus) { f.id.CNTRLTYPE = 3 }, nil, errs.Capability,
+			"type 3", 0},
+		{"no namespace", func(f *fakeBus) { f.nsids = nil }, nil, errs.Device,
+			"no active namespace", 0},
+		{"empty namespace", func(f *fakeBus) { f.ns.NSZE = 0 }, nil, errs.Device,
+			"has no blocks", 0},
+		{"strange blocks", func(f *fakeBus) { f.ns.LBAF[0].LBADS = 13 }, nil, errs.Capability,
+			"LBAs of 8192 bytes are not supported, only 512 and 4096", 0},
 		{"zoned", func(f *fakeBus) {
 			f.cap |= 1 << 43
 			f.descriptors = []byte{1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 4, 1, 0, 0, 2}
 		}, nil, errs.Capability, "namespace 1 has the zoned namespace command set", 0},
-		{"key value", func(f *fakeBus) { f.cap |= 1 << 43; f.descriptors = []byte{4, 1, 0, 0, 1} }, nil, errs.Capability, "the key value command set", 0},
-		{"descriptors without length", func(f *fakeBus) { f.cap |= 1 << 43; f.descriptors = []byte{4, 0, 0, 0, 1} }, ErrProtocol, errs.Device, "descriptor of type 4 has length 0", 0},
-		{"metadata", func(f *fakeBus) { f.ns.LBAF[0].MetadataBytes = 8 }, nil, errs.Capability, "8 bytes of metadata", 0},
+		{"key value", func(f *fakeBus) { f.cap |= 1 << 43; f.descriptors = []byte{4, 1, 0, 0, 1} },
+			nil, errs.Capability, "the key value command set", 0},
+		{"descriptors without length",
+			func(f *fakeBus) { f.cap |= 1 << 43; f.descriptors = []byte{4, 0, 0, 0, 1} },
+			ErrProtocol, errs.Device, "descriptor of type 4 has length 0", 0},
+		{"metadata", func(f *fakeBus) { f.ns.LBAF[0].MetadataBytes = 8 }, nil, errs.Capability,
+			"8 bytes of metadata", 0},
 		{"namespace list out of order", func(f *fakeBus) {
 			f.handle = func(c Command) (*Completion, bool) {
 				if c.Opcode != AdminIdentify || c.CDW10 != CNSActiveNSList {
@@ -236,8 +257,10 @@ func TestOpenFails(t *testing.T) {
 			if err == nil {
 				t.Fatal(c.Close(t.Context()), "opened")
 			}
-			if s.is != nil && !errors.Is(err, s.is) || errs.ClassOf(err) != s.class || !strings.Contains(err.Error(), s.want) {
-				t.Errorf("error (class %d) %v; want %q, class %d", errs.ClassOf(err), err, s.want, s.class)
+			if s.is != nil && !errors.Is(err, s.is) || errs.ClassOf(err) != s.class ||
+				!strings.Contains(err.Error(), s.want) {
+				t.Errorf("error (class %d) %v; want %q, class %d", errs.ClassOf(err), err, s.want,
+					s.class)
 			}
 			if d := time.Since(start); s.limit != 0 && d > s.limit {
 				t.Errorf("took %v", d)
@@ -293,7 +316,8 @@ func TestOpenStatusErrors(t *testing.T) {
 		cdw10 uint32
 		want  string
 	}{
-		{AdminIdentify, CNSController, "nvme fake:0 q0: identify controller: internal error (SCT 0h, SC 06h), not retryable; "},
+		{AdminIdentify, CNSController,
+			"nvme fake:0 q0: identify controller: internal error (SCT 0h, SC 06h), not retryable; "},
 		{AdminIdentify, CNSNamespace, "identify namespace 1: internal error"},
 		{AdminSetFeatures, FeatureNumberOfQueues, "set features: number of queues: internal error"},
 	} {
@@ -307,12 +331,16 @@ func TestOpenStatusErrors(t *testing.T) {
 		leaks(t, f)
 		_, err := Open(t.Context(), f, quick)
 		var se *StatusError
-		if !errors.As(err, &se) || !se.Status.Is(StatusInternalError) || !strings.Contains(err.Error(), s.want) {
+		if !errors.As(err, &se) || !se.Status.Is(StatusInternalError) ||
+			!strings.Contains(err.Error(), s.want) {
 			t.Errorf("error %v, want %q", err, s.want)
 		}
 		// And one that says nothing at all.
 		f = newFake()
-		f.handle = func(c Command) (*Completion, bool) { return nil, c.Opcode == s.op && c.CDW10 == s.cdw10 }
+		f.handle = func(c Command) (*Completion,
+			bool) {
+			return nil, c.Opcode == s.op && c.CDW10 == s.cdw10
+		}
 		leaks(t, f)
 		if _, err := Open(t.Context(), f, quick); !errors.Is(err, ErrTimeout) {
 			t.Errorf("opcode %d silent: error %v", s.op, err)
@@ -321,7 +349,8 @@ func TestOpenStatusErrors(t *testing.T) {
 	// These it can do without.
 	f := newFake()
 	f.handle = func(c Command) (*Completion, bool) {
-		if c.Opcode == AdminSetFeatures && c.CDW10 == FeatureAsyncEventConfig || c.Opcode == AdminGetFeatures || c.Opcode == AdminAsyncEvent {
+		if c.Opcode == AdminSetFeatures && c.CDW10 == FeatureAsyncEventConfig ||
+			c.Opcode == AdminGetFeatures || c.Opcode == AdminAsyncEvent {
 			return failed(c, StatusInvalidOpcode), true
 		}
 		return nil, false
@@ -332,7 +361,8 @@ func TestOpenStatusErrors(t *testing.T) {
 }
 
 func TestOptionsRefused(t *testing.T) {
-	for _, o := range []Options{{AdminDepth: 1}, {AdminDepth: 257}, {QueuePairs: 65536}, {QueuePairs: -1}, {MaxTransferBytes: 512}, {Timeout: -1}, {EventBuffer: -1}} {
+	for _, o := range []Options{{AdminDepth: 1}, {AdminDepth: 257}, {QueuePairs: 65536},
+		{QueuePairs: -1}, {MaxTransferBytes: 512}, {Timeout: -1}, {EventBuffer: -1}} {
 		if _, err := Open(t.Context(), newFake(), o); errs.ClassOf(err) != errs.Usage {
 			t.Errorf("%+v: %v", o, err)
 		}
@@ -368,7 +398,13 @@ func TestWaiter(t *testing.T) {
 		t.Error("WaitCQ was never used")
 	}
 	// One that returns at once without any news must not be called in a tight loop.
-	f.with(func() { f.handle = func(c Command) (*Completion, bool) { return nil, c.Opcode == AdminGetLogPage } })
+	f.with(
+		func() {
+			f.handle = func(c Command) (*Completion,
+				bool) {
+				return nil, c.Opcode == AdminGetLogPage
+			}
+		})
 	c.opt.Timeout = 50 * time.Millisecond
 	before := w.waits.Load()
 	if _, err := c.SMART(t.Context()); !errors.Is(err, ErrTimeout) {
@@ -382,15 +418,18 @@ func TestWaiter(t *testing.T) {
 func TestLogPages(t *testing.T) {
 	f := newFake()
 	c := open(t, f, Options{})
-	f.smart = SMARTLog{CriticalWarning: WarnSpare, AvailableSpare: 99, PercentageUsed: 3, HostReads: Uint128{7, 1}, MediaErrors: Uint128{5, 0}}
+	f.smart = SMARTLog{CriticalWarning: WarnSpare, AvailableSpare: 99, PercentageUsed: 3,
+		HostReads: Uint128{7, 1}, MediaErrors: Uint128{5, 0}}
 	f.smart.SetTemperature(310)
 	l, err := c.SMART(t.Context())
-	if err != nil || l != f.smart || l.Temperature() != 310 || l.HostReads.String() != "18446744073709551623" {
+	if err != nil || l != f.smart || l.Temperature() != 310 ||
+		l.HostReads.String() != "18446744073709551623" {
 		t.Errorf("%+v %v", l, err)
 	}
 	// 256 entries are four pages, with a PRP list.
 	for i := range 256 {
-		f.errlog = append(f.errlog, ErrorLogEntry{ErrorCount: uint64(256 - i), SQID: 3, CID: uint16(i), StatusPhase: uint16(StatusUnrecoveredRead) << 1, LBA: uint64(i) * 8})
+		f.errlog = append(f.errlog, ErrorLogEntry{ErrorCount: uint64(256 - i), SQID: 3,
+			CID: uint16(i), StatusPhase: uint16(StatusUnrecoveredRead) << 1, LBA: uint64(i) * 8})
 	}
 	for _, n := range []int{0, 1, 64, 65, 128, 129, 256, 1000} {
 		got, err := c.ErrorLog(t.Context(), n)
@@ -498,7 +537,8 @@ func TestTimeoutExhaustion(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := c.Counters(); n.Timeouts > 7 || !strings.Contains(err.Error(), "admin queue: most commands never completed") {
+	if n := c.Counters(); n.Timeouts > 7 || !strings.Contains(err.Error(),
+		"admin queue: most commands never completed") {
 		t.Errorf("%+v, %v", n, err)
 	}
 	f.with(func() { f.handle = nil })
@@ -539,7 +579,8 @@ func TestFatalDuringCommand(t *testing.T) {
 				t.Errorf("noticed after %v", d)
 			}
 			n := f.sent(AdminGetLogPage)
-			if _, err := c.SMART(t.Context()); !errors.Is(err, s.is) || f.sent(AdminGetLogPage) != n {
+			if _, err := c.SMART(t.Context()); !errors.Is(err, s.is) ||
+				f.sent(AdminGetLogPage) != n {
 				t.Errorf("next command: %v", err)
 			}
 			f.with(func() { f.gone, f.neverReady, f.handle = false, false, nil })
@@ -559,10 +600,18 @@ func TestProtocolBreaches(t *testing.T) {
 		e    func(f *fakeBus, c Command) Completion
 		want string
 	}{
-		{"foreign CID", func(f *fakeBus, c Command) Completion { return Completion{CID: c.CID ^ 0x4000} }, "is not in flight"},
-		{"CID beyond the queue", func(f *fakeBus, c Command) Completion { return Completion{CID: 0xff} }, "00FFh, which is not in flight"},
-		{"other queue", func(f *fakeBus, c Command) Completion { return Completion{CID: c.CID, SQID: 3} }, "names submission queue 3"},
-		{"head beyond the queue", func(f *fakeBus, c Command) Completion { return Completion{CID: c.CID, SQHead: 32} }, "submission queue head 32"},
+		{"foreign CID",
+			func(f *fakeBus, c Command) Completion { return Completion{CID: c.CID ^ 0x4000} },
+			"is not in flight"},
+		{"CID beyond the queue",
+			func(f *fakeBus, c Command) Completion { return Completion{CID: 0xff} },
+			"00FFh, which is not in flight"},
+		{"other queue",
+			func(f *fakeBus, c Command) Completion { return Completion{CID: c.CID, SQID: 3} },
+			"names submission queue 3"},
+		{"head beyond the queue",
+			func(f *fakeBus, c Command) Completion { return Completion{CID: c.CID, SQHead: 32} },
+			"submission queue head 32"},
 		{"head beyond the tail", func(f *fakeBus, c Command) Completion {
 			return Completion{CID: c.CID, SQHead: uint16((f.sqHead + 1) % 32)}
 		}, "submission queue head"},
@@ -579,7 +628,8 @@ func TestProtocolBreaches(t *testing.T) {
 			c := open(t, f, quick)
 			_, err := c.SMART(t.Context())
 			var pe *ProtocolError
-			if !errors.As(err, &pe) || !errors.Is(err, ErrProtocol) || !strings.Contains(err.Error(), s.want) || errs.ClassOf(err) != errs.Device {
+			if !errors.As(err, &pe) || !errors.Is(err, ErrProtocol) ||
+				!strings.Contains(err.Error(), s.want) || errs.ClassOf(err) != errs.Device {
 				t.Errorf("error %v, want %q", err, s.want)
 			}
 			if n := c.Counters(); n.ForeignCompletions != 1 {
@@ -608,7 +658,8 @@ func TestEvents(t *testing.T) {
 	}
 	select {
 	case got := <-c.Events(): // found by the timer: no admin command helps
-		if got != want || !strings.HasPrefix(got.String(), "temperature threshold crossed (type 1h") {
+		if got != want || !strings.HasPrefix(got.String(),
+			"temperature threshold crossed (type 1h") {
 			t.Errorf("%v", got)
 		}
 	case <-time.After(5 * time.Second):
@@ -667,15 +718,18 @@ func TestQueuePairs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if int(q.ID) != i+1 || q.Entries != n || len(q.SQ) != n*64 || len(q.CQ) != n*16 || cap(q.SQ) != len(q.SQ) ||
+		if int(q.ID) != i+1 || q.Entries != n || len(q.SQ) != n*64 || len(q.CQ) != n*16 ||
+			cap(q.SQ) != len(q.SQ) ||
 			q.SQDoorbell != &f.db[2*q.ID] || q.CQDoorbell != &f.db[2*q.ID+1] {
 			t.Errorf("queue pair %+v", q)
 		}
 		cqc, sqc := f.log[len(f.log)-2], f.log[len(f.log)-1]
-		if cqc.CDW10 != uint32(n-1)<<16|uint32(q.ID) || sqc.CDW10 != cqc.CDW10 || cqc.CDW11 != 1 || sqc.CDW11 != uint32(q.ID)<<16|1 {
+		if cqc.CDW10 != uint32(n-1)<<16|uint32(q.ID) || sqc.CDW10 != cqc.CDW10 || cqc.CDW11 != 1 ||
+			sqc.CDW11 != uint32(q.ID)<<16|1 {
 			t.Errorf("commands %+v %+v", cqc, sqc)
 		}
-		if cqc.PRP1&4095 != 0 || sqc.PRP1&4095 != 0 || &f.mem(sqc.PRP1, 1)[0] != &q.SQ[0] || &f.mem(cqc.PRP1, 1)[0] != &q.CQ[0] {
+		if cqc.PRP1&4095 != 0 || sqc.PRP1&4095 != 0 || &f.mem(sqc.PRP1, 1)[0] != &q.SQ[0] ||
+			&f.mem(cqc.PRP1, 1)[0] != &q.CQ[0] {
 			t.Errorf("queue memory %#x %#x", sqc.PRP1, cqc.PRP1)
 		}
 		all = append(all, q)
@@ -686,7 +740,8 @@ func TestQueuePairs(t *testing.T) {
 	if err := c.DeleteQueuePair(t.Context(), all[2]); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.DeleteQueuePair(t.Context(), all[2]); err == nil || !strings.Contains(err.Error(), "deleted already") {
+	if err := c.DeleteQueuePair(t.Context(), all[2]); err == nil || !strings.Contains(err.Error(),
+		"deleted already") {
 		t.Errorf("deleted twice: %v", err)
 	}
 	q, err := c.CreateQueuePair(t.Context(), 16)
@@ -718,7 +773,8 @@ func TestQueuePairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := len(f.log)
-	if f.log[n-2].Opcode != AdminDeleteSQ || f.log[n-1].Opcode != AdminDeleteCQ || f.csts != 0 || !f.closed {
+	if f.log[n-2].Opcode != AdminDeleteSQ || f.log[n-1].Opcode != AdminDeleteCQ || f.csts != 0 ||
+		!f.closed {
 		t.Errorf("%+v, CSTS %#x", f.log[n-2:], f.csts)
 	}
 	if err := c.DeleteQueuePair(t.Context(), q); err == nil {
@@ -748,17 +804,21 @@ func TestQueuePairFailures(t *testing.T) {
 	mappings := len(f.maps)
 
 	on(AdminCreateCQ, refuse)
-	if _, err := c.CreateQueuePair(t.Context(), 64); !errors.As(err, &se) || len(f.maps) != mappings ||
-		!strings.Contains(err.Error(), "create completion queue 1: invalid queue size (SCT 1h, SC 02h), not retryable") {
+	if _, err := c.CreateQueuePair(t.Context(), 64); !errors.As(err, &se) ||
+		len(f.maps) != mappings ||
+		!strings.Contains(err.Error(),
+			"create completion queue 1: invalid queue size (SCT 1h, SC 02h), not retryable") {
 		t.Errorf("CQ refused: %v, %d mappings", err, len(f.maps))
 	}
 	on(AdminCreateSQ, refuse)
-	if _, err := c.CreateQueuePair(t.Context(), 64); !errors.As(err, &se) || len(f.maps) != mappings || len(f.cqs) != 0 {
+	if _, err := c.CreateQueuePair(t.Context(), 64); !errors.As(err, &se) ||
+		len(f.maps) != mappings || len(f.cqs) != 0 {
 		t.Errorf("SQ refused: %v, %d mappings, CQs %v", err, len(f.maps), f.cqs)
 	}
 	// Without an answer the queue may exist: ID and memory stay away until the reset.
 	on(AdminCreateSQ, silent)
-	if _, err := c.CreateQueuePair(t.Context(), 64); !errors.Is(err, ErrTimeout) || len(f.maps) != mappings+1 {
+	if _, err := c.CreateQueuePair(t.Context(), 64); !errors.Is(err, ErrTimeout) ||
+		len(f.maps) != mappings+1 {
 		t.Errorf("SQ silent: %v, %d mappings", err, len(f.maps))
 	}
 	on(AdminDeleteSQ, silent)
@@ -766,7 +826,8 @@ func TestQueuePairFailures(t *testing.T) {
 	if err != nil || q.ID != 2 {
 		t.Fatalf("%+v %v", q, err)
 	}
-	if err := c.DeleteQueuePair(t.Context(), q); !errors.Is(err, ErrTimeout) || len(f.maps) != mappings+2 {
+	if err := c.DeleteQueuePair(t.Context(), q); !errors.Is(err, ErrTimeout) ||
+		len(f.maps) != mappings+2 {
 		t.Errorf("delete silent: %v, %d mappings", err, len(f.maps))
 	}
 	f.with(func() { f.handle = nil })
@@ -924,7 +985,8 @@ func TestConcurrentCommands(t *testing.T) {
 					_, err = c.SMART(t.Context())
 				case 1:
 					var l []ErrorLogEntry
-					if l, err = c.ErrorLog(t.Context(), 100+i%100); err == nil && (len(l) != 1 || l[0].ErrorCount != 42) {
+					if l, err = c.ErrorLog(t.Context(), 100+i%100); err == nil &&
+						(len(l) != 1 || l[0].ErrorCount != 42) {
 						t.Errorf("error log %v", l)
 					}
 				case 2:
@@ -1041,7 +1103,8 @@ func TestResetFails(t *testing.T) {
 	if err := c.Reset(t.Context()); !errors.Is(err, ErrTimeout) {
 		t.Errorf("error %v", err)
 	}
-	if _, err := c.SMART(t.Context()); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "reset it again") {
+	if _, err := c.SMART(t.Context()); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(),
+		"reset it again") {
 		t.Errorf("after a failed reset: %v", err)
 	}
 	f.with(func() { f.neverReady = false })
@@ -1050,7 +1113,8 @@ func TestResetFails(t *testing.T) {
 	}
 	// Another SSD in its place.
 	f.with(func() { f.ns.NSZE /= 2 })
-	if err := c.Reset(t.Context()); err == nil || !strings.Contains(err.Error(), "another SSD or namespace format") {
+	if err := c.Reset(t.Context()); err == nil || !strings.Contains(err.Error(),
+		"another SSD or namespace format") {
 		t.Errorf("error %v", err)
 	}
 	f.with(func() { f.ns.NSZE *= 2 })
@@ -1068,7 +1132,8 @@ func TestCloseBad(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.with(func() { f.noShutdown = true })
-		if err := c.Close(t.Context()); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "shutdown: CSTS.SHST") {
+		if err := c.Close(t.Context()); !errors.Is(err, ErrTimeout) ||
+			!strings.Contains(err.Error(), "shutdown: CSTS.SHST") {
 			t.Errorf("error %v", err)
 		}
 		if !f.closed || f.cc&1 != 0 {

@@ -43,7 +43,8 @@ func DecodeCommand(b []byte) (Command, error) { return decode[Command](b, "comma
 // DecodeErrorLog reads an Error Information log page: the entries in use, newest first.
 func DecodeErrorLog(b []byte) ([]ErrorLogEntry, error) {
 	if len(b)%ErrorLogEntryBytes != 0 {
-		return nil, fmt.Errorf("nvme: error log: %d bytes are not a multiple of %d", len(b), ErrorLogEntryBytes)
+		return nil, fmt.Errorf("nvme: error log: %d bytes are not a multiple of %d", len(b),
+			ErrorLogEntryBytes)
 	}
 	var out []ErrorLogEntry
 	for ; len(b) > 0; b = b[ErrorLogEntryBytes:] {
@@ -71,21 +72,24 @@ func DecodeActiveNamespaces(b []byte) ([]uint32, error) {
 		}
 		// Ascending order is what continuing the list after its last ID relies on.
 		if len(ids) > 0 && id <= ids[len(ids)-1] || id >= NSIDAll-1 {
-			return nil, fmt.Errorf("nvme: active namespace list: ID %d is out of order or invalid", id)
+			return nil, fmt.Errorf("nvme: active namespace list: ID %d is out of order or invalid",
+				id)
 		}
 		ids = append(ids, id)
 	}
 	return ids, nil
 }
 
-// DecodeCommandSet reads a namespace identification descriptor list (Identify, CNS 03h) and returns the
-// namespace's I/O command set. A list without that descriptor is of the NVM command set.
+// DecodeCommandSet reads a namespace identification descriptor list (Identify, CNS 03h) and returns
+// the namespace's I/O command set. A list without that descriptor is of the NVM command set.
 func DecodeCommandSet(b []byte) (CommandSet, error) {
 	const header = 4 // type, length, two reserved bytes
 	for len(b) >= header && b[0] != 0 {
 		n := int(b[1])
 		if n == 0 || header+n > len(b) {
-			return 0, fmt.Errorf("nvme: namespace identification descriptor of type %d has length %d", b[0], n)
+			return 0,
+				fmt.Errorf("nvme: namespace identification descriptor of type %d has length %d",
+					b[0], n)
 		}
 		if b[0] == CommandSetDescriptor {
 			return CommandSet(b[header]), nil
@@ -105,7 +109,8 @@ type Namespace struct {
 // Bytes is the namespace's size.
 func (n Namespace) Bytes() int64 { return int64(n.Blocks) * int64(n.LBABytes) }
 
-// lbaBytes writes 2^lbads: in full where a controller can mean it (512 bytes to 64 KiB), else as a power.
+// lbaBytes writes 2^lbads: in full where a controller can mean it (512 bytes to 64 KiB), else as a
+// power.
 func lbaBytes(lbads uint8) string {
 	if lbads < 9 || lbads > 16 {
 		return fmt.Sprintf("2^%d", lbads)
@@ -119,20 +124,28 @@ func MakeNamespace(id uint32, n *IdentifyNamespace) (Namespace, error) {
 	f := n.Format()
 	i := n.FormatIndex()
 	if i > int(n.NLBAF) {
-		return Namespace{}, fmt.Errorf("namespace %d: LBA format %d is in use, but the last one is %d", id, i, n.NLBAF)
+		return Namespace{},
+			fmt.Errorf("namespace %d: LBA format %d is in use, but the last one is %d", id, i,
+				n.NLBAF)
 	}
 	if n.NSZE == 0 {
-		return Namespace{}, errs.New(errs.Device, "namespace %d has no blocks; create or attach a namespace with \"nvme create-ns\"", id)
+		return Namespace{}, errs.New(errs.Device,
+			"namespace %d has no blocks; create or attach a namespace with \"nvme create-ns\"", id)
 	}
 	if f.LBADS != 9 && f.LBADS != 12 {
-		return Namespace{}, errs.New(errs.Capability, "namespace %d: LBAs of %s bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", id, lbaBytes(f.LBADS))
+		return Namespace{}, errs.New(errs.Capability,
+			"namespace %d: LBAs of %s bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"",
+			id, lbaBytes(f.LBADS))
 	}
 	// Metadata would need a buffer of its own per command, or lies between the blocks.
 	if f.MetadataBytes != 0 {
-		return Namespace{}, errs.New(errs.Capability, "namespace %d: %d bytes of metadata per block; format it to none with \"nvme format\"", id, f.MetadataBytes)
+		return Namespace{}, errs.New(errs.Capability,
+			"namespace %d: %d bytes of metadata per block; format it to none with \"nvme format\"",
+			id, f.MetadataBytes)
 	}
 	if n.NSZE > math.MaxInt64>>f.LBADS {
-		return Namespace{}, errs.New(errs.Device, "namespace %d: size of %d blocks of %d bytes cannot be", id, n.NSZE, 1<<f.LBADS)
+		return Namespace{}, errs.New(errs.Device,
+			"namespace %d: size of %d blocks of %d bytes cannot be", id, n.NSZE, 1<<f.LBADS)
 	}
 	return Namespace{ID: id, LBABytes: 1 << f.LBADS, Blocks: n.NSZE}, nil
 }

@@ -12,11 +12,11 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -25,12 +25,10 @@ import (
 // driver is the least that can drive a queue pair: it keeps commands in flight, and checks
 // phase, CID and SQ head of every completion.
 type driver struct {
+	*testrig.Queue
 	t      *testing.T
 	c      *nvme.Controller
 	qp     *nvme.QueuePair
-	tail   int
-	head   int
-	phase  bool
 	flight map[uint16]bool
 }
 
@@ -40,7 +38,8 @@ func newDriver(t *testing.T, c *nvme.Controller, entries int) *driver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &driver{t: t, c: c, qp: qp, phase: true, flight: map[uint16]bool{}}
+	return &driver{Queue: testrig.QueueOf(c.Bus(), qp), t: t, c: c, qp: qp,
+		flight: map[uint16]bool{}}
 }
 
 func (d *driver) full() bool { return len(d.flight) == d.qp.Entries-1 }
@@ -51,40 +50,21 @@ func (d *driver) submit(cmd nvme.Command) {
 		d.t.Fatalf("queue is full or CID %d is in flight", cmd.CID)
 	}
 	d.flight[cmd.CID] = true
-	*(*nvme.Command)(unsafe.Pointer(&d.qp.SQ[d.tail*nvme.CommandBytes])) = cmd
-	d.tail = (d.tail + 1) % d.qp.Entries
-	nvme.StoreDoorbell(d.qp.SQDoorbell, uint32(d.tail))
-	if k, ok := d.c.Bus().(nvme.Kicker); ok {
-		k.Kick(d.qp.ID)
-	}
+	d.Put(cmd)
 }
 
 // poll takes a completion if there is one within d.
 func (d *driver) poll(wait time.Duration) (nvme.Completion, bool) {
 	d.t.Helper()
-	for deadline := time.Now().Add(wait); ; {
-		e, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&d.qp.CQ[d.head*nvme.CompletionBytes])), d.phase)
-		if ok {
-			if d.head++; d.head == d.qp.Entries {
-				d.head, d.phase = 0, !d.phase
-			}
-			nvme.StoreDoorbell(d.qp.CQDoorbell, uint32(d.head))
-			if e.SQID != d.qp.ID || !d.flight[e.CID] || int(e.SQHead) >= d.qp.Entries {
-				d.t.Fatalf("completion %+v of queue %d", e, d.qp.ID)
-			}
-			delete(d.flight, e.CID)
-			return e, true
-		}
-		left := time.Until(deadline)
-		if left <= 0 {
-			return nvme.Completion{}, false
-		}
-		if w, ok := d.c.Bus().(nvme.Waiter); ok {
-			w.WaitCQ(d.qp.ID, min(left, 100*time.Millisecond))
-		} else {
-			runtime.Gosched()
-		}
+	e, ok := d.Get(wait)
+	if !ok {
+		return e, false
 	}
+	if e.SQID != d.qp.ID || !d.flight[e.CID] || int(e.SQHead) >= d.qp.Entries {
+		d.t.Fatalf("completion %+v of queue %d", e, d.qp.ID)
+	}
+	delete(d.flight, e.CID)
+	return e, true
 }
 
 func (d *driver) do(cmd nvme.Command) nvme.Status {
@@ -126,7 +106,8 @@ func newMemory(t *testing.T, c *nvme.Controller, bytes int) *memory {
 func (m *memory) prp(t *testing.T, off, n int) (uint64, uint64) {
 	t.Helper()
 	used := 0
-	p1, p2, err := nvme.BuildPRP(m.iova+nvme.IOVA(off), n, 4096, func() ([]uint64, nvme.IOVA, error) {
+	p1, p2, err := nvme.BuildPRP(m.iova+nvme.IOVA(off), n, 4096, func() ([]uint64, nvme.IOVA,
+		error) {
 		at := m.lists + used*4096
 		used++
 		return hostmem.View[uint64](m.data[at : at+4096]), m.iova + nvme.IOVA(at), nil
@@ -147,7 +128,8 @@ type device struct {
 // kinds are the controllers that everything here runs against.
 func kinds(t *testing.T, fn func(t *testing.T, cfg device)) {
 	for _, k := range []proxy.Config{
-		{LBABytes: 512, RAM: true}, {LBABytes: 4096, RAM: true, MDTS: 10}, {LBABytes: 512, OutOfOrder: true}, {LBABytes: 4096, Buffered: true, MDTS: 10},
+		{LBABytes: 512, RAM: true}, {LBABytes: 4096, RAM: true, MDTS: 10},
+		{LBABytes: 512, OutOfOrder: true}, {LBABytes: 4096, Buffered: true, MDTS: 10},
 	} {
 		name := fmt.Sprintf("%d", k.LBABytes)
 		switch {
@@ -186,7 +168,8 @@ func bringUp(t *testing.T, cfg device, opt nvme.Options) *nvme.Controller {
 		if n := openFiles(t); n != fds {
 			t.Errorf("%d descriptors, were %d", n, fds)
 		}
-		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > goroutines; runtime.Gosched() {
+		for end := time.Now().Add(
+			5 * time.Second); runtime.NumGoroutine() > goroutines; runtime.Gosched() {
 			if time.Now().After(end) {
 				t.Errorf("%d goroutines, were %d", runtime.NumGoroutine(), goroutines)
 				return
@@ -231,11 +214,14 @@ func TestProxyIdentity(t *testing.T) {
 		if mdts == 0 {
 			mdts = 5
 		}
-		if ns := c.Namespace(); ns.LBABytes != cfg.LBABytes || ns.Bytes() != 16<<20 || c.MaxTransferBytes() != min(4096<<mdts, 1<<20) {
+		if ns := c.Namespace(); ns.LBABytes != cfg.LBABytes || ns.Bytes() != 16<<20 ||
+			c.MaxTransferBytes() != min(4096<<mdts, 1<<20) {
 			t.Errorf("%+v, %d", ns, c.MaxTransferBytes())
 		}
-		if c.Serial() == "" || c.Model() == "" || c.Firmware() == "" || c.MaxQueuePairs() < 1 || c.MaxQueueEntries() < 64 {
-			t.Errorf("%q %q %q %d %d", c.Model(), c.Serial(), c.Firmware(), c.MaxQueuePairs(), c.MaxQueueEntries())
+		if c.Serial() == "" || c.Model() == "" || c.Firmware() == "" || c.MaxQueuePairs() < 1 ||
+			c.MaxQueueEntries() < 64 {
+			t.Errorf("%q %q %q %d %d", c.Model(), c.Serial(), c.Firmware(), c.MaxQueuePairs(),
+				c.MaxQueueEntries())
 		}
 	})
 }
@@ -263,7 +249,8 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 		for at := 0; at < len(model); at += most {
 			n := copy(m.data[:most], model[at:])
 			p1, p2 := m.prp(t, 0, n)
-			if st := d.do(nvme.WriteCommand(1, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba), p1, p2)); !st.OK() {
+			if st := d.do(nvme.WriteCommand(1, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba),
+				p1, p2)); !st.OK() {
 				t.Fatal(st)
 			}
 		}
@@ -283,20 +270,25 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 			if r.IntN(3) == 0 {
 				random(m.data[off : off+n])
 				copy(model[at:at+n], m.data[off:])
-				if st := d.do(nvme.WriteCommand(cid, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba), p1, p2)); !st.OK() {
+				if st := d.do(nvme.WriteCommand(cid, c.Namespace().ID, nvme.LBA(at/lba),
+					uint32(n/lba), p1, p2)); !st.OK() {
 					t.Fatalf("seed %d round %d: %v", seed, i, st)
 				}
 				continue
 			}
 			copy(m.data, guard)
-			if st := d.do(nvme.ReadCommand(cid, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba), p1, p2)); !st.OK() {
+			if st := d.do(nvme.ReadCommand(cid, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba),
+				p1, p2)); !st.OK() {
 				t.Fatalf("seed %d round %d: %v", seed, i, st)
 			}
 			if !bytes.Equal(m.data[off:off+n], model[at:at+n]) {
-				t.Fatalf("seed %d round %d: %d bytes of LBA %d at offset %d differ", seed, i, n, at/lba, off)
+				t.Fatalf("seed %d round %d: %d bytes of LBA %d at offset %d differ", seed, i, n,
+					at/lba, off)
 			}
-			if !bytes.Equal(m.data[:off], guard[:off]) || !bytes.Equal(m.data[off+n:m.lists], guard[off+n:]) {
-				t.Fatalf("seed %d round %d: bytes beside the %d at offset %d changed", seed, i, n, off)
+			if !bytes.Equal(m.data[:off], guard[:off]) || !bytes.Equal(m.data[off+n:m.lists],
+				guard[off+n:]) {
+				t.Fatalf("seed %d round %d: bytes beside the %d at offset %d changed", seed,
+					i, n, off)
 			}
 		}
 		if st := d.do(nvme.FlushCommand(7, c.Namespace().ID)); !st.OK() {
@@ -321,14 +313,16 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 				if !ok || !e.Status().OK() {
 					t.Fatalf("round %d: %v %v", round, ok, e.Status())
 				}
-				if at := want[e.CID]; !bytes.Equal(m.data[int(e.CID)*lba:][:lba], model[at:at+lba]) {
+				if at := want[e.CID]; !bytes.Equal(m.data[int(e.CID)*lba:][:lba],
+					model[at:at+lba]) {
 					t.Fatalf("round %d: LBA %d differs when its completion came", round, at/lba)
 				}
 			}
 		}
 		after, err := c.SMART(t.Context())
 		if err != nil || after.HostReads.Lo-before.HostReads.Lo != 160 {
-			t.Errorf("SMART counted %d reads, want 160 (%v)", after.HostReads.Lo-before.HostReads.Lo, err)
+			t.Errorf("SMART counted %d reads, want 160 (%v)", after.HostReads.Lo-
+				before.HostReads.Lo, err)
 		}
 		if err := c.DeleteQueuePair(t.Context(), d.qp); err != nil {
 			t.Error(err)
@@ -353,7 +347,8 @@ func TestProxyRefusals(t *testing.T) {
 			want nvme.Status
 		}{
 			{nvme.ReadCommand(1, ns.ID, nvme.LBA(ns.Blocks), 1, p1, p2), nvme.StatusLBAOutOfRange},
-			{nvme.ReadCommand(2, ns.ID, nvme.LBA(ns.Blocks-1), 2, p1, p2), nvme.StatusLBAOutOfRange},
+			{nvme.ReadCommand(2, ns.ID, nvme.LBA(ns.Blocks-1), 2, p1, p2),
+				nvme.StatusLBAOutOfRange},
 			{nvme.ReadCommand(3, ns.ID, ^nvme.LBA(0), 1, p1, p2), nvme.StatusLBAOutOfRange},
 			{nvme.ReadCommand(4, ns.ID+7, 0, 1, p1, p2), nvme.StatusInvalidNamespace},
 			{nvme.ReadCommand(5, ns.ID, 0, over, p1, p2), nvme.StatusInvalidField},
@@ -363,10 +358,12 @@ func TestProxyRefusals(t *testing.T) {
 				t.Errorf("%+v: %v (DNR %v), want %v", s.cmd, st, st.DNR(), s.want)
 			}
 		}
-		if n, err := c.ErrorLog(t.Context(), 64); err != nil || len(n) < 6 || n[0].SQID != d.qp.ID || n[0].CID != 6 {
+		if n, err := c.ErrorLog(t.Context(), 64); err != nil || len(n) < 6 ||
+			n[0].SQID != d.qp.ID || n[0].CID != 6 {
 			t.Errorf("error log %+v %v", n, err)
 		}
-		if _, err := c.CreateQueuePair(t.Context(), c.MaxQueueEntries()+1); errs.ClassOf(err) != errs.Usage {
+		if _, err := c.CreateQueuePair(t.Context(), c.MaxQueueEntries()+
+			1); errs.ClassOf(err) != errs.Usage {
 			t.Errorf("too deep: %v", err)
 		}
 	})
@@ -379,19 +376,27 @@ func TestProxyFaults(t *testing.T) {
 	if err := proxy.Create(path, 4<<20); err != nil {
 		t.Fatal(err)
 	}
-	faults, err := faultinject.Parse("error(op=read,lba=100-107,sct=2,sc=0x81,dnr=1,times=1);lost(op=read,lba=200,times=2)")
+	faults, err := faultinject.Parse(
+		"error(op=read,lba=100-107,sct=2,sc=0x81,dnr=1,times=1);lost(op=read,lba=200,times=2)")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := bringUp(t, device{Config: proxy.Config{Path: path, RAM: true}, front: true, faults: faults}, nvme.Options{})
+	c := bringUp(t, device{Config: proxy.Config{Path: path, RAM: true}, front: true,
+		faults: faults}, nvme.Options{})
 	d := newDriver(t, c, 16)
 	m := newMemory(t, c, 8192)
 	p1, p2 := m.prp(t, 0, 4096)
-	read := func(cid uint16, lba nvme.LBA) nvme.Command { return nvme.ReadCommand(cid, 1, lba, 8, p1, p2) }
+	read := func(cid uint16,
+		lba nvme.LBA) nvme.Command {
+		return nvme.ReadCommand(cid, 1, lba, 8, p1, p2)
+	}
 	st := d.do(read(1, 96))
-	e := &nvme.StatusError{Bus: c.Name(), QID: d.qp.ID, CID: 1, Op: "read", LBA: 96, Blocks: 8, Status: st}
+	e := &nvme.StatusError{Bus: c.Name(), QID: d.qp.ID, CID: 1, Op: "read", LBA: 96, Blocks: 8,
+		Status: st}
 	if !st.OK() { // LBAs 96 to 103 touch the range
-		if want := fmt.Sprintf("nvme proxy:%s q1: read LBA 96+8: unrecovered read error (SCT 2h, SC 81h), not retryable; run \"heliosctl verify --ssd ", path); !strings.HasPrefix(e.Error(), want) {
+		if want := fmt.Sprintf(
+			"nvme proxy:%s q1: read LBA 96+8: unrecovered read error (SCT 2h, SC 81h), not retryable; run \"heliosctl verify --ssds ",
+			path); !strings.HasPrefix(e.Error(), want) {
 			t.Errorf("%v", e)
 		}
 	} else {
@@ -407,7 +412,8 @@ func TestProxyFaults(t *testing.T) {
 	if aborted, err := c.Abort(t.Context(), d.qp.ID, 3); err != nil || !aborted {
 		t.Fatalf("abort: %v %v", aborted, err)
 	}
-	if e, ok := d.poll(5 * time.Second); !ok || e.CID != 3 || !e.Status().Is(nvme.StatusAbortRequested) {
+	if e, ok := d.poll(5 * time.Second); !ok || e.CID != 3 ||
+		!e.Status().Is(nvme.StatusAbortRequested) {
 		t.Errorf("aborted command: %+v %v", e, ok)
 	}
 	d.submit(read(4, 200))
@@ -438,7 +444,8 @@ func TestProxyReset(t *testing.T) {
 			for !d.full() {
 				i := len(d.flight)
 				p1, p2 := m.prp(t, i*4096, 4096)
-				d.submit(nvme.ReadCommand(uint16(i), 1, nvme.LBA(i*8), uint32(4096/cfg.LBABytes), p1, p2))
+				d.submit(nvme.ReadCommand(uint16(i), 1, nvme.LBA(i*8), uint32(4096/cfg.LBABytes),
+					p1, p2))
 			}
 			if err := c.Reset(t.Context()); err != nil {
 				t.Fatal(err)

@@ -53,7 +53,8 @@ func (e *StatusError) Error() string {
 	if e.Status.DNR() {
 		retry = "not retryable"
 	}
-	return fmt.Sprintf("nvme %s q%d: %s%s: %s, %s; %s", e.Bus, e.QID, e.Op, at, e.Status, retry, e.remedy())
+	return fmt.Sprintf("nvme %s q%d: %s%s: %s, %s; %s", e.Bus, e.QID, e.Op, at, e.Status, retry,
+		e.remedy())
 }
 
 // remedy is the next thing to try. It depends on the status only.
@@ -63,7 +64,7 @@ func (e *StatusError) remedy() string {
 	case s.SCT() == SCTMedia && s.Is(StatusWriteFault):
 		return `see its health with "heliosctl ssds", free space under a file-backed SSD, or replace it`
 	case s.SCT() == SCTMedia:
-		return fmt.Sprintf(`run "heliosctl verify --ssd %s"`, e.Bus)
+		return fmt.Sprintf(`run "heliosctl verify --ssds %s"`, e.Bus)
 	case s.Is(StatusLBAOutOfRange), s.Is(StatusCapacityExceeded):
 		return `the data lies beyond the SSD's end: bind the SSD that was loaded, or run "heliosctl load" again`
 	case s.Is(StatusNamespaceReadOnly), s.Is(StatusReadOnlyRange), s.Is(StatusAccessDenied):
@@ -105,7 +106,9 @@ type ProtocolError struct {
 }
 
 func (e *ProtocolError) Error() string {
-	return fmt.Sprintf("nvme %s q%d: %s; reset the controller, and update its firmware if it happens again", e.Bus, e.QID, e.What)
+	return fmt.Sprintf(
+		"nvme %s q%d: %s; reset the controller, and update its firmware if it happens again", e.Bus,
+		e.QID, e.What)
 }
 
 // Unwrap makes errors.Is(err, ErrProtocol) true.
@@ -125,7 +128,8 @@ func (e *FatalError) Error() string {
 	if errors.Is(e.Cause, ErrGone) {
 		next = "check that the SSD is still plugged in and bound"
 	}
-	return fmt.Sprintf("nvme %s: %s: %v (CSTS %08Xh); %s", e.Bus, e.Op, e.Cause, uint32(e.CSTS), next)
+	return fmt.Sprintf("nvme %s: %s: %v (CSTS %08Xh); %s", e.Bus, e.Op, e.Cause,
+		uint32(e.CSTS), next)
 }
 
 // Unwrap makes errors.Is(err, ErrFatal) or ErrGone true.

@@ -57,9 +57,12 @@ type fakeRegisters struct {
 }
 
 func newFake() *fakeBus {
-	f := &fakeBus{cap: uint64(MakeCAP(1024, 0, 0, 0, 0)), maps: map[IOVA][]byte{}, next: 0x7000_0000_0000,
-		features: map[uint8]uint32{}, nsids: []uint32{1}, cqs: map[uint16]bool{}, sqs: map[uint16]bool{}}
-	f.id = IdentifyController{MDTS: 5, VER: 0x10400, CNTRLTYPE: 1, SQES: 0x66, CQES: 0x44, NN: 1, AERL: 3, ACL: 1, ELPE: 255, CRDT: [3]uint16{1, 2, 30}}
+	f := &fakeBus{cap: uint64(MakeCAP(1024, 0, 0, 0, 0)), maps: map[IOVA][]byte{},
+		next:     0x7000_0000_0000,
+		features: map[uint8]uint32{}, nsids: []uint32{1}, cqs: map[uint16]bool{},
+		sqs: map[uint16]bool{}}
+	f.id = IdentifyController{MDTS: 5, VER: 0x10400, CNTRLTYPE: 1, SQES: 0x66, CQES: 0x44, NN: 1,
+		AERL: 3, ACL: 1, ELPE: 255, CRDT: [3]uint16{1, 2, 30}}
 	SetASCII(f.id.SN[:], "FAKE0001")
 	SetASCII(f.id.MN[:], "Fake model")
 	SetASCII(f.id.FR[:], "1.0")

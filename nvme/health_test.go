@@ -17,11 +17,15 @@ func TestHealth(t *testing.T) {
 		want  string
 	}{
 		{"good", func(*fakeBus) {}, nil, ""},
-		{"fatal status", func(f *fakeBus) { f.csts |= 2 }, ErrFatal, "controller fatal status (CSTS 00000003h); reset"},
-		{"all ones", func(f *fakeBus) { f.gone = true }, ErrGone, "device is gone (CSTS FFFFFFFFh); check that"},
+		{"fatal status", func(f *fakeBus) { f.csts |= 2 }, ErrFatal,
+			"controller fatal status (CSTS 00000003h); reset"},
+		{"all ones", func(f *fakeBus) { f.gone = true }, ErrGone,
+			"device is gone (CSTS FFFFFFFFh); check that"},
 		{"registers fault", func(f *fakeBus) { f.readErr = boom }, ErrGone, "bus error"},
-		{"reset by somebody", func(f *fakeBus) { f.cc, f.csts = 0, 0 }, ErrFatal, "left the ready state"},
-		{"all zeros", func(f *fakeBus) { f.cc, f.csts, f.vs = 0, 0, 1<<32 }, ErrGone, "device is gone"},
+		{"reset by somebody", func(f *fakeBus) { f.cc, f.csts = 0, 0 }, ErrFatal,
+			"left the ready state"},
+		{"all zeros", func(f *fakeBus) { f.cc, f.csts, f.vs = 0, 0, 1<<32 }, ErrGone,
+			"device is gone"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			f := newFake()
@@ -37,15 +41,16 @@ func TestHealth(t *testing.T) {
 				return
 			}
 			var fatal *FatalError
-			if !errors.Is(err, s.is) || !errors.As(err, &fatal) || !strings.Contains(err.Error(), s.want) {
+			if !errors.Is(err, s.is) || !errors.As(err, &fatal) || !strings.Contains(err.Error(),
+				s.want) {
 				t.Errorf("error %v; want %q", err, s.want)
 			}
 		})
 	}
 }
 
-// A controller that is given up is disabled: nothing of its queues is left, commands are refused, and
-// a reset brings it back.
+// A controller that is given up is disabled: nothing of its queues is left, commands are refused,
+// and a reset brings it back.
 func TestDisable(t *testing.T) {
 	f := newFake()
 	c := open(t, f, quick)
@@ -60,7 +65,8 @@ func TestDisable(t *testing.T) {
 	if f.cc&1 != 0 || c.Generation() != gen+1 {
 		t.Errorf("CC %#x, generation %d, was %d", f.cc, c.Generation(), gen)
 	}
-	if _, err := c.SMART(t.Context()); err == nil || !strings.Contains(err.Error(), "was disabled, since it was given up") {
+	if _, err := c.SMART(t.Context()); err == nil || !strings.Contains(err.Error(),
+		"was disabled, since it was given up") {
 		t.Errorf("command: %v", err)
 	}
 	if err := c.Health(); err != nil {

@@ -45,9 +45,11 @@ func prpPages(addr IOVA, bytes, pageBytes int) int {
 // completed. list may be nil when it is known not to be needed.
 //
 // pageBytes is CC.MPS's page, a power of two; addr and bytes are multiples of 4.
-func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64, iova IOVA, err error)) (prp1, prp2 uint64, err error) {
+func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64, iova IOVA,
+	err error)) (prp1, prp2 uint64, err error) {
 	if pageBytes < 4096 || pageBytes&(pageBytes-1) != 0 {
-		return 0, 0, fmt.Errorf("nvme: PRP page size %d is not a power of two of at least 4096", pageBytes)
+		return 0, 0, fmt.Errorf("nvme: PRP page size %d is not a power of two of at least 4096",
+			pageBytes)
 	}
 	if addr&3 != 0 {
 		return 0, 0, fmt.Errorf("nvme: PRP address %#x is not a multiple of 4", uint64(addr))
@@ -56,7 +58,8 @@ func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64
 		return 0, 0, fmt.Errorf("nvme: PRP length %d is not a positive multiple of 4", bytes)
 	}
 	if uint64(addr)+uint64(bytes)-1 < uint64(addr) {
-		return 0, 0, fmt.Errorf("nvme: %d bytes at %#x leave the address space", bytes, uint64(addr))
+		return 0, 0, fmt.Errorf("nvme: %d bytes at %#x leave the address space", bytes,
+			uint64(addr))
 	}
 	page := uint64(pageBytes)
 	next := (uint64(addr) &^ (page - 1)) + page // the page after PRP1's; wraps only when unused
@@ -68,7 +71,8 @@ func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64
 		return uint64(addr), next, nil
 	}
 	if list == nil {
-		return 0, 0, fmt.Errorf("nvme: %d bytes at %#x need a PRP list and there is none", bytes, uint64(addr))
+		return 0, 0, fmt.Errorf("nvme: %d bytes at %#x need a PRP list and there is none", bytes,
+			uint64(addr))
 	}
 	link := &prp2 // where the address of the next list goes
 	for left := pages - 1; left > 0; {
@@ -77,7 +81,8 @@ func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64
 			return 0, 0, fmt.Errorf("nvme: PRP list: %w", err)
 		}
 		if iova&7 != 0 {
-			return 0, 0, fmt.Errorf("nvme: PRP list address %#x is not a multiple of 8", uint64(iova))
+			return 0, 0, fmt.Errorf("nvme: PRP list address %#x is not a multiple of 8",
+				uint64(iova))
 		}
 		if room := int((page - uint64(iova)&(page-1)) / 8); len(entries) > room {
 			entries = entries[:room]
@@ -88,10 +93,13 @@ func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64
 		n := len(entries)
 		if left > n {
 			if !full {
-				return 0, 0, errors.New("nvme: a PRP list that must be chained ends before its memory page")
+				return 0, 0,
+					errors.New("nvme: a PRP list that must be chained ends before its memory page")
 			}
 			if n < 2 {
-				return 0, 0, errors.New("nvme: a PRP list at its page's end has room for the chain pointer only")
+				return 0, 0,
+					errors.New(
+						"nvme: a PRP list at its page's end has room for the chain pointer only")
 			}
 			n--
 		} else {

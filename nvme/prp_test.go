@@ -65,7 +65,8 @@ func checkPRP(t *testing.T, addr uint64, bytes, page, firstOff int) {
 	at := addr
 	for i, s := range segs {
 		if s.addr != at {
-			t.Fatalf("BuildPRP(%#x, %d, %d): segment %d at %#x, want %#x", addr, bytes, page, i, s.addr, at)
+			t.Fatalf("BuildPRP(%#x, %d, %d): segment %d at %#x, want %#x", addr, bytes, page, i,
+				s.addr, at)
 		}
 		if s.addr/uint64(page) != (s.addr+uint64(s.n)-1)/uint64(page) {
 			t.Fatalf("segment %d crosses a page", i)
@@ -77,18 +78,21 @@ func checkPRP(t *testing.T, addr uint64, bytes, page, firstOff int) {
 	}
 	if firstOff == 0 {
 		if want := PRPListPages(IOVA(addr), bytes, page); l.calls != want {
-			t.Fatalf("BuildPRP(%#x, %d, %d): %d list pages, PRPListPages says %d", addr, bytes, page, l.calls, want)
+			t.Fatalf("BuildPRP(%#x, %d, %d): %d list pages, PRPListPages says %d", addr, bytes,
+				page, l.calls, want)
 		}
 	}
 	if (l.calls == 0) != (PRPListEntries(IOVA(addr), bytes, page) == 0) {
-		t.Fatalf("BuildPRP(%#x, %d, %d): %d lists, PRPListEntries says %d", addr, bytes, page, l.calls, PRPListEntries(IOVA(addr), bytes, page))
+		t.Fatalf("BuildPRP(%#x, %d, %d): %d lists, PRPListEntries says %d", addr, bytes, page,
+			l.calls, PRPListEntries(IOVA(addr), bytes, page))
 	}
 }
 
 func TestBuildPRPEveryAlignment(t *testing.T) {
 	const base = 0x1234_5678_9000
 	for off := 0; off < 4096; off += 4 {
-		for _, n := range []int{4, 512, 4096 - off, 4096, 4100, 8192 - off, 8192, 8196, 12288 - off, 16384} {
+		for _, n := range []int{4, 512, 4096 - off, 4096, 4100, 8192 - off, 8192, 8196, 12288 - off,
+			16384} {
 			if n > 0 {
 				checkPRP(t, base+uint64(off), n, 4096, 0)
 			}
@@ -139,7 +143,8 @@ func TestBuildPRPExact(t *testing.T) {
 	} {
 		p1, p2, err := BuildPRP(IOVA(c.addr), c.bytes, 4096, l.next)
 		if err != nil || p1 != c.prp1 || p2 != c.prp2 {
-			t.Errorf("BuildPRP(%#x, %d) = %#x %#x %v, want %#x %#x", c.addr, c.bytes, p1, p2, err, c.prp1, c.prp2)
+			t.Errorf("BuildPRP(%#x, %d) = %#x %#x %v, want %#x %#x", c.addr, c.bytes, p1, p2, err,
+				c.prp1, c.prp2)
 		}
 	}
 	if l.calls != 0 {
@@ -167,10 +172,13 @@ func TestBuildPRPRefuses(t *testing.T) {
 		{"small page", 0x1000, 4096, 512, nil, "power of two"},
 		{"end of the address space", 0xffff_ffff_ffff_f000, 8192, 4096, nil, "address space"},
 		{"no list", 0x1000, 12288, 4096, nil, "there is none"},
-		{"list fails", 0x1000, 12288, 4096, func() ([]uint64, IOVA, error) { return nil, 0, full }, full.Error()},
+		{"list fails", 0x1000, 12288, 4096, func() ([]uint64, IOVA, error) { return nil, 0, full },
+			full.Error()},
 		{"list not on a qword", 0x1000, 12288, 4096, short(512, 0x3004), "multiple of 8"},
-		{"list ends inside its page", 0x1000, 4096 * 20, 4096, short(4, 0x3000), "before its memory page"},
-		{"list has room for the pointer only", 0x1000, 4096 * 20, 4096, short(1, 0x3ff8), "room for the chain pointer only"},
+		{"list ends inside its page", 0x1000, 4096 * 20, 4096, short(4, 0x3000),
+			"before its memory page"},
+		{"list has room for the pointer only", 0x1000, 4096 * 20, 4096, short(1, 0x3ff8),
+			"room for the chain pointer only"},
 		{"empty list", 0x1000, 4096 * 20, 4096, short(0, 0x3000), "before its memory page"},
 	} {
 		_, _, err := BuildPRP(c.addr, c.bytes, c.page, c.list)

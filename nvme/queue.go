@@ -22,14 +22,17 @@ type QueuePair struct {
 	SQDoorbell *uint32
 	CQDoorbell *uint32
 	SQAddr     IOVA // of SQ
-	InCMB      bool // SQ is I/O memory of the controller: stores of at most 16 bytes, no atomics, and reads are slow
+	// SQ is I/O memory of the controller: stores of at most 16 bytes, no atomics, and reads are
+	// slow
+	InCMB bool
 
 	generation uint64 // Controller.generation at creation
 }
 
-// QueueMemory is memory for a queue pair that its creator gives, such as another device's. Both rings begin on a page of the
-// controller, and the completion ring is zero. The giver keeps it mapped and gives it to no other queue until DeleteQueuePair,
-// Reset, Disable or Close has returned nil.
+// QueueMemory is memory for a queue pair that its creator gives, such as another device's. Both
+// rings begin on a page of the controller, and the completion ring is zero. The giver keeps it
+// mapped and gives it to no other queue until DeleteQueuePair, Reset, Disable or Close has returned
+// nil.
 type QueueMemory struct {
 	SQ, CQ         []byte // as the CPU reaches them: perhaps I/O memory
 	SQAddr, CQAddr IOVA
@@ -38,7 +41,8 @@ type QueueMemory struct {
 // QueueBytes is how much memory the rings of a queue pair take, each in whole pages.
 func (c *Controller) QueueBytes(entries int) (sq, cq int) {
 	page := c.pageBytes
-	return (entries*CommandBytes + page - 1) &^ (page - 1), (entries*CompletionBytes + page - 1) &^ (page - 1)
+	return (entries*CommandBytes + page - 1) &^ (page - 1), (entries*CompletionBytes + page -
+		1) &^ (page - 1)
 }
 
 // CreateQueuePair creates an I/O queue pair of entries ring entries (2 to MaxQueueEntries).
@@ -47,16 +51,18 @@ func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePa
 	return c.CreateQueuePairIn(ctx, entries, nil)
 }
 
-// CreateQueuePairIn is CreateQueuePair in memory of the caller's; nil: of the Controller's own. A submission ring that
-// Options.SQ puts into the controller's memory is there all the same.
-func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int, given *QueueMemory) (*QueuePair, error) {
+// CreateQueuePairIn is CreateQueuePair in memory of the caller's; nil: of the Controller's own. A
+// submission ring that Options.SQ puts into the controller's memory is there all the same.
+func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int,
+	given *QueueMemory) (*QueuePair, error) {
 	if given != nil {
 		if err := c.checkQueueMemory(entries, given); err != nil {
 			return nil, err
 		}
 	}
 	if entries < 2 || entries > c.MaxQueueEntries() {
-		return nil, errs.New(errs.Usage, "nvme %s: queues of %d entries; use 2 to %d", c.bus.Name(), entries, c.MaxQueueEntries())
+		return nil, errs.New(errs.Usage, "nvme %s: queues of %d entries; use 2 to %d", c.bus.Name(),
+			entries, c.MaxQueueEntries())
 	}
 	if err := c.Leaving(); err != nil {
 		return nil, err
@@ -68,8 +74,8 @@ func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int, given *
 	err := c.refusalLocked(false)
 	if err == nil {
 		qp.generation = c.generation
-		// After a reset somebody may not know yet that his queue is gone, and ring its doorbells: its
-		// ID is not given to others before he has deleted it.
+		// After a reset somebody may not know yet that his queue is gone, and ring its doorbells:
+		// its ID is not given to others before he has deleted it.
 		old := make(map[uint16]bool)
 		for p := range c.pairs {
 			old[p.ID] = old[p.ID] || p.generation != c.generation
@@ -80,7 +86,9 @@ func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int, given *
 			}
 		}
 		if qp.ID == 0 {
-			err = errs.New(errs.Capability, "nvme %s: all %d queue pairs that the controller granted are in use; use fewer blocks or queues", c.bus.Name(), c.granted)
+			err = errs.New(errs.Capability,
+				"nvme %s: all %d queue pairs that the controller granted are in use; use fewer blocks or queues",
+				c.bus.Name(), c.granted)
 		} else {
 			c.queues[qp.ID] = qp
 		}
@@ -99,10 +107,14 @@ func (c *Controller) checkQueueMemory(entries int, m *QueueMemory) error {
 	page := IOVA(c.pageBytes)
 	switch {
 	case len(m.SQ) < entries*CommandBytes || len(m.CQ) < entries*CompletionBytes:
-		return errs.New(errs.Usage, "nvme %s: %d and %d bytes of memory for queues of %d entries: want %d and %d", c.bus.Name(),
+		return errs.New(errs.Usage,
+			"nvme %s: %d and %d bytes of memory for queues of %d entries: want %d and %d",
+			c.bus.Name(),
 			len(m.SQ), len(m.CQ), entries, entries*CommandBytes, entries*CompletionBytes)
 	case m.SQAddr%page != 0 || m.CQAddr%page != 0:
-		return errs.New(errs.Usage, "nvme %s: memory for queues at %#x and %#x: want multiples of %d", c.bus.Name(), uint64(m.SQAddr), uint64(m.CQAddr), page)
+		return errs.New(errs.Usage,
+			"nvme %s: memory for queues at %#x and %#x: want multiples of %d", c.bus.Name(),
+			uint64(m.SQAddr), uint64(m.CQAddr), page)
 	}
 	return nil
 }
@@ -121,7 +133,8 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 		qp.CQDoorbell, err = c.bus.Doorbell(uint32(qp.ID)*2 + 1)
 	}
 	if err != nil {
-		return giveUp(fmt.Errorf("nvme %s q%d: doorbell: %w", c.bus.Name(), qp.ID, deviceClass(err)))
+		return giveUp(fmt.Errorf("nvme %s q%d: doorbell: %w", c.bus.Name(), qp.ID,
+			deviceClass(err)))
 	}
 	// Both rings start a page (section 5.3: PRP Entry 1 of a contiguous queue has offset 0).
 	page := c.pageBytes
@@ -138,7 +151,8 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 	if given != nil {
 		qp.SQ, qp.SQAddr, qp.CQ, cqAddr = given.SQ, given.SQAddr, given.CQ, given.CQAddr
 	} else {
-		if mem, err = c.allocDMA(int64(sq+qp.Entries*CompletionBytes), "nvme queue pairs"); err != nil {
+		if mem, err = c.allocDMA(int64(sq+qp.Entries*CompletionBytes),
+			"nvme queue pairs"); err != nil {
 			if cmb != nil {
 				cmb.free(pages)
 			}
@@ -153,7 +167,8 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 	qp.SQ = qp.SQ[: qp.Entries*CommandBytes : qp.Entries*CommandBytes]
 	qp.CQ = qp.CQ[: qp.Entries*CompletionBytes : qp.Entries*CompletionBytes]
 
-	_, err = c.exec(ctx, false, fmt.Sprintf("create completion queue %d", qp.ID), CreateCQCommand(0, qp.ID, qp.Entries, cqAddr), nil)
+	_, err = c.exec(ctx, false, fmt.Sprintf("create completion queue %d", qp.ID),
+		CreateCQCommand(0, qp.ID, qp.Entries, cqAddr), nil)
 	if err != nil {
 		var se *StatusError
 		if errors.As(err, &se) { // refused: the controller does not know the memory
@@ -162,14 +177,16 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 		c.orphan(mem)
 		return err
 	}
-	_, err = c.exec(ctx, false, fmt.Sprintf("create submission queue %d", qp.ID), CreateSQCommand(0, qp.ID, qp.Entries, qp.SQAddr, qp.ID), nil)
+	_, err = c.exec(ctx, false, fmt.Sprintf("create submission queue %d", qp.ID),
+		CreateSQCommand(0, qp.ID, qp.Entries, qp.SQAddr, qp.ID), nil)
 	if err != nil {
 		var se *StatusError
 		if !errors.As(err, &se) {
 			c.orphan(mem)
 			return err
 		}
-		if _, derr := c.exec(ctx, false, fmt.Sprintf("delete completion queue %d", qp.ID), DeleteCQCommand(0, qp.ID), nil); derr != nil {
+		if _, derr := c.exec(ctx, false, fmt.Sprintf("delete completion queue %d", qp.ID),
+			DeleteCQCommand(0, qp.ID), nil); derr != nil {
 			c.orphan(mem)
 			return also(err, derr)
 		}
@@ -200,7 +217,8 @@ func (c *Controller) DeleteQueuePair(ctx context.Context, qp *QueuePair) error {
 	stale := qp.generation != c.generation
 	var err error
 	if !ok {
-		err = fmt.Errorf("nvme %s q%d: no such queue pair; it was deleted already", c.bus.Name(), qp.ID)
+		err = fmt.Errorf("nvme %s q%d: no such queue pair; it was deleted already",
+			c.bus.Name(), qp.ID)
 	} else if !stale {
 		err = c.refusalLocked(false)
 	}
@@ -232,8 +250,11 @@ func (c *Controller) deleteQueues(ctx context.Context, setup bool, qp *QueuePair
 	} {
 		_, err := c.exec(ctx, setup, q.op, q.cmd, nil)
 		var se *StatusError
-		if errors.As(err, &se) && (se.Status.Is(StatusInvalidQueueID) || se.Status.Is(StatusInvalidCQ) && q.cmd.Opcode == AdminDeleteCQ) {
-			continue // the controller does not have it: that is what was wanted (QEMU says so with the other code)
+		if errors.As(err, &se) && (se.Status.Is(StatusInvalidQueueID) ||
+			se.Status.Is(StatusInvalidCQ) && q.cmd.Opcode == AdminDeleteCQ) {
+			// the controller does not have it: that is what was wanted (QEMU says so with the other
+			// code)
+			continue
 		}
 		if err != nil {
 			return err
@@ -254,7 +275,8 @@ func (c *Controller) shutdown(ctx context.Context) error {
 	// RTD3E is the controller's own estimate, 0 when it has none.
 	id := c.Identity()
 	d := max(min(time.Duration(id.RTD3E)*time.Microsecond, time.Minute), c.opt.ShutdownTimeout)
-	return c.waitCSTS(ctx, "shutdown: CSTS.SHST is not complete", CSTSShutdownMask, CSTSShutdownComplete, true, d)
+	return c.waitCSTS(ctx, "shutdown: CSTS.SHST is not complete", CSTSShutdownMask,
+		CSTSShutdownComplete, true, d)
 }
 
 // release disables the controller and frees all memory; closeBus closes the bus too. Memory

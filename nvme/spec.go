@@ -167,7 +167,8 @@ type CMBSZ uint32
 // SQS tells that the buffer takes submission queues.
 func (c CMBSZ) SQS() bool { return c&1 != 0 }
 
-// Unit is the unit of size and offset in bytes (SZU: 4 KiB times powers of 16), 0 for reserved ones.
+// Unit is the unit of size and offset in bytes (SZU: 4 KiB times powers of 16), 0 for reserved
+// ones.
 func (c CMBSZ) Unit() int64 {
 	if u := c >> 8 & 0xf; u <= 6 {
 		return 4096 << (4 * u)
@@ -341,6 +342,8 @@ type PowerState struct {
 }
 
 // IdentifyController is the Identify Controller data structure (figure 275).
+//
+// Large: the fields are the specification's.
 type IdentifyController struct {
 	VID       uint16
 	SSVID     uint16
@@ -448,6 +451,8 @@ type LBAFormat struct {
 
 // IdentifyNamespace is the Identify Namespace data structure of the NVM command set (NVM
 // Command Set Specification 1.0, figure 97).
+//
+// Large: the fields are the specification's.
 type IdentifyNamespace struct {
 	NSZE     uint64 // blocks
 	NCAP     uint64

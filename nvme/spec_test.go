@@ -40,7 +40,8 @@ func TestStatusWords(t *testing.T) {
 					t.Errorf("%q is %v and %v", w, o, s)
 				}
 				seen[w] = s
-			} else if w := s.Words(); !strings.Contains(w, "unknown") && !strings.Contains(w, "specific") && !strings.Contains(w, "reserved") {
+			} else if w := s.Words(); !strings.Contains(w, "unknown") && !strings.Contains(w,
+				"specific") && !strings.Contains(w, "reserved") {
 				t.Errorf("%v has a name", s)
 			}
 		}
@@ -70,10 +71,12 @@ func TestStatusWords(t *testing.T) {
 
 func TestStatusFields(t *testing.T) {
 	s := Status(0x281 | 2<<11 | 1<<13 | 1<<14)
-	if s.SCT() != 2 || s.SC() != 0x81 || s.CRD() != 2 || !s.More() || !s.DNR() || s.OK() || !s.Is(StatusUnrecoveredRead) {
+	if s.SCT() != 2 || s.SC() != 0x81 || s.CRD() != 2 || !s.More() || !s.DNR() || s.OK() ||
+		!s.Is(StatusUnrecoveredRead) {
 		t.Errorf("%#x", uint16(s))
 	}
-	if !Status(1<<14|1<<13).OK() || StatusUnrecoveredRead.DNR() || !StatusUnrecoveredRead.WithDNR().DNR() {
+	if !Status(1<<14|1<<13).OK() || StatusUnrecoveredRead.DNR() ||
+		!StatusUnrecoveredRead.WithDNR().DNR() {
 		t.Error("flags")
 	}
 	c := Completion{StatusPhase: StatusPhase(s, true)}
@@ -93,21 +96,32 @@ func TestErrorTexts(t *testing.T) {
 		err  error
 		want string
 	}{
-		{&StatusError{Bus: "0000:3b:00.0", QID: 7, Op: "read", LBA: 128000, Blocks: 8, Status: StatusUnrecoveredRead.WithDNR()},
-			`nvme 0000:3b:00.0 q7: read LBA 128000+8: unrecovered read error (SCT 2h, SC 81h), not retryable; run "heliosctl verify --ssd 0000:3b:00.0"`},
-		{&StatusError{Bus: "proxy:/d/a.img", QID: 1, Op: "write", LBA: 1 << 40, Blocks: 1, Status: StatusWriteFault},
+		{&StatusError{Bus: "0000:3b:00.0", QID: 7, Op: "read", LBA: 128000, Blocks: 8,
+			Status: StatusUnrecoveredRead.WithDNR()},
+			`nvme 0000:3b:00.0 q7: read LBA 128000+8: unrecovered read error (SCT 2h, SC 81h), not retryable; run "heliosctl verify --ssds 0000:3b:00.0"`},
+		{&StatusError{Bus: "proxy:/d/a.img", QID: 1, Op: "write", LBA: 1 << 40, Blocks: 1,
+			Status: StatusWriteFault},
 			`nvme proxy:/d/a.img q1: write LBA 1099511627776+1: write fault (SCT 2h, SC 80h), retryable; see its health with "heliosctl ssds", free space under a file-backed SSD, or replace it`},
-		{&StatusError{Bus: "x", Op: "flush", QID: 2, Status: StatusNamespaceNotReady}, "nvme x q2: flush: namespace not ready (SCT 0h, SC 82h), retryable; wait and run it again"},
-		{&StatusError{Bus: "x", Op: "read", QID: 2, Blocks: 1, Status: StatusLBAOutOfRange.WithDNR()},
+		{&StatusError{Bus: "x", Op: "flush", QID: 2, Status: StatusNamespaceNotReady},
+			"nvme x q2: flush: namespace not ready (SCT 0h, SC 82h), retryable; wait and run it again"},
+		{&StatusError{Bus: "x", Op: "read", QID: 2, Blocks: 1,
+			Status: StatusLBAOutOfRange.WithDNR()},
 			`nvme x q2: read LBA 0+1: LBA out of range (SCT 0h, SC 80h), not retryable; the data lies beyond the SSD's end: bind the SSD that was loaded, or run "heliosctl load" again`},
-		{&StatusError{Bus: "x", Op: "identify controller", Status: StatusInternalError}, `nvme x q0: identify controller: internal error (SCT 0h, SC 06h), retryable; check the SSD with "heliosctl ssds"`},
-		{&StatusError{Bus: "x", Op: "write", QID: 1, Blocks: 1, Status: StatusNamespaceReadOnly}, "nvme x q1: write LBA 0+1: namespace is write protected (SCT 0h, SC 20h), retryable; the SSD does not accept this access; bind it writable, or choose another"},
-		{&StatusError{Bus: "x", Op: "read", QID: 1, Blocks: 1, Status: StatusAbortRequested}, "nvme x q1: read LBA 0+1: command abort requested (SCT 0h, SC 07h), retryable; the command was given up, not refused; run it again"},
-		{&TimeoutError{Bus: "x", QID: 3, Op: "read", After: 5e9, Next: "reset it"}, "nvme x q3: read: no answer in 5s; reset it"},
-		{&ProtocolError{Bus: "x", QID: 3, What: "a completion of command 0001h, which is not in flight"},
+		{&StatusError{Bus: "x", Op: "identify controller", Status: StatusInternalError},
+			`nvme x q0: identify controller: internal error (SCT 0h, SC 06h), retryable; check the SSD with "heliosctl ssds"`},
+		{&StatusError{Bus: "x", Op: "write", QID: 1, Blocks: 1, Status: StatusNamespaceReadOnly},
+			"nvme x q1: write LBA 0+1: namespace is write protected (SCT 0h, SC 20h), retryable; the SSD does not accept this access; bind it writable, or choose another"},
+		{&StatusError{Bus: "x", Op: "read", QID: 1, Blocks: 1, Status: StatusAbortRequested},
+			"nvme x q1: read LBA 0+1: command abort requested (SCT 0h, SC 07h), retryable; the command was given up, not refused; run it again"},
+		{&TimeoutError{Bus: "x", QID: 3, Op: "read", After: 5e9, Next: "reset it"},
+			"nvme x q3: read: no answer in 5s; reset it"},
+		{&ProtocolError{Bus: "x", QID: 3,
+			What: "a completion of command 0001h, which is not in flight"},
 			"nvme x q3: a completion of command 0001h, which is not in flight; reset the controller, and update its firmware if it happens again"},
-		{&FatalError{"x", "get log page", 3, ErrFatal}, "nvme x: get log page: controller fatal status (CSTS 00000003h); reset the controller; if it does so again, replace the SSD"},
-		{&FatalError{"x", "get log page", 0xffffffff, ErrGone}, "nvme x: get log page: device is gone (CSTS FFFFFFFFh); check that the SSD is still plugged in and bound"},
+		{&FatalError{"x", "get log page", 3, ErrFatal},
+			"nvme x: get log page: controller fatal status (CSTS 00000003h); reset the controller; if it does so again, replace the SSD"},
+		{&FatalError{"x", "get log page", 0xffffffff, ErrGone},
+			"nvme x: get log page: device is gone (CSTS FFFFFFFFh); check that the SSD is still plugged in and bound"},
 	} {
 		if got := c.err.Error(); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
@@ -130,17 +144,20 @@ func TestEveryStatusHasARemedy(t *testing.T) {
 
 func TestRegisters(t *testing.T) {
 	c := MakeCAP(4096, 20, 4, 0, 3)
-	if c.MQES() != 4096 || c.TO() != 20 || c.DSTRD() != 4 || c.MPSMIN() != 0 || c.MPSMAX() != 3 || !c.CQR() || c.CSS() != 1 || c.CRMS() != 0 {
+	if c.MQES() != 4096 || c.TO() != 20 || c.DSTRD() != 4 || c.MPSMIN() != 0 || c.MPSMAX() != 3 ||
+		!c.CQR() || c.CSS() != 1 || c.CRMS() != 0 {
 		t.Errorf("CAP %#x", uint64(c))
 	}
 	if c := MakeCAP(65536, 0, 0, 0, 0); c.MQES() != 65536 {
 		t.Errorf("CAP %#x: %d entries", uint64(c), c.MQES())
 	}
 	cc := MakeCC(12, 6, 4) | CCEnable
-	if cc != 0x00460001 || !cc.EN() || cc.PageBytes() != 4096 || cc.IOSQES() != 6 || cc.IOCQES() != 4 || cc.CSS() != 0 || cc.AMS() != 0 || cc.SHN() != 0 {
+	if cc != 0x00460001 || !cc.EN() || cc.PageBytes() != 4096 || cc.IOSQES() != 6 ||
+		cc.IOCQES() != 4 || cc.CSS() != 0 || cc.AMS() != 0 || cc.SHN() != 0 {
 		t.Errorf("CC %#x", uint32(cc))
 	}
-	if (cc|CCShutdownNormal).SHN() != 1 || (cc|CCShutdownAbrupt).SHN() != 2 || (cc|CCSetIO).CSS() != 6 || MakeCC(16, 6, 4).PageBytes() != 65536 {
+	if (cc|CCShutdownNormal).SHN() != 1 || (cc|CCShutdownAbrupt).SHN() != 2 ||
+		(cc|CCSetIO).CSS() != 6 || MakeCC(16, 6, 4).PageBytes() != 65536 {
 		t.Error("CC fields")
 	}
 	s := CSTS(0xb)
@@ -160,7 +177,8 @@ func TestRegisters(t *testing.T) {
 func TestCommands(t *testing.T) {
 	le := func(c Command) string { return fmt.Sprintf("%x", raw(&c)) }
 	read := ReadCommand(0x1234, 1, 0x1122334455667788, 8, 0xaabbccdd00, 0x1000)
-	want := "02003412" + "01000000" + "00000000" + "00000000" + "0000000000000000" + "00ddccbbaa000000" + "0010000000000000" +
+	want := "02003412" + "01000000" + "00000000" + "00000000" + "0000000000000000" +
+		"00ddccbbaa000000" + "0010000000000000" +
 		"88776655" + "44332211" + "07000000" + "00000000" + "00000000" + "00000000"
 	if le(read) != want {
 		t.Errorf("read  %s\nwant  %s", le(read), want)
@@ -187,7 +205,8 @@ func TestCommands(t *testing.T) {
 	}
 	for _, n := range []int{4, 512, 4096, 1 << 20} {
 		c := GetLogPageCommand(0, LogSMART, NSIDAll, n, true, 0, 0)
-		if c.LogPageBytes() != int64(n) || c.CDW10&0xff != LogSMART || c.CDW10>>15&1 != 1 || c.NSID != 0xffffffff {
+		if c.LogPageBytes() != int64(n) || c.CDW10&0xff != LogSMART || c.CDW10>>15&1 != 1 ||
+			c.NSID != 0xffffffff {
 			t.Errorf("%d bytes: %+v", n, c)
 		}
 	}
@@ -196,13 +215,16 @@ func TestCommands(t *testing.T) {
 			t.Errorf("opcode %d has no name", op)
 		}
 	}
-	if AdminName(AdminAbort) != "abort" || IOName(OpRead) != "read" || IOName(0x99) != "I/O opcode 99h" || AdminName(0x99) != "admin opcode 99h" {
+	if AdminName(AdminAbort) != "abort" || IOName(OpRead) != "read" ||
+		IOName(0x99) != "I/O opcode 99h" || AdminName(0x99) != "admin opcode 99h" {
 		t.Error("opcode names")
 	}
 }
 
 func TestUint128(t *testing.T) {
-	for u, want := range map[Uint128]string{{}: "0", {1000, 0}: "1000", {0, 1}: "18446744073709551616", {^uint64(0), ^uint64(0)}: "340282366920938463463374607431768211455"} {
+	for u, want := range map[Uint128]string{{}: "0", {1000, 0}: "1000",
+		{0, 1}:                   "18446744073709551616",
+		{^uint64(0), ^uint64(0)}: "340282366920938463463374607431768211455"} {
 		if u.String() != want {
 			t.Errorf("%v", u)
 		}
@@ -210,7 +232,8 @@ func TestUint128(t *testing.T) {
 }
 
 func TestASCIIFields(t *testing.T) {
-	for in, want := range map[string]string{"abc   ": "abc", "  x y ": "x y", "a\x00b": "a", "e\x1b[31mz": "e?[31mz", "\xff\xfe": "??", "": ""} {
+	for in, want := range map[string]string{"abc   ": "abc", "  x y ": "x y", "a\x00b": "a",
+		"e\x1b[31mz": "e?[31mz", "\xff\xfe": "??", "": ""} {
 		if got := asciiField([]byte(in)); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
@@ -241,27 +264,45 @@ func TestOffsets(t *testing.T) {
 			}
 		}
 	}
-	check(IdentifyController{}, map[string]uintptr{"VID": 0, "SSVID": 2, "SN": 4, "MN": 24, "FR": 64, "RAB": 72, "IEEE": 73, "CMIC": 76, "MDTS": 77,
-		"CNTLID": 78, "VER": 80, "RTD3R": 84, "RTD3E": 88, "OAES": 92, "CTRATT": 96, "RRLS": 100, "CNTRLTYPE": 111, "FGUID": 112, "CRDT": 128,
-		"NVMSR": 253, "VWCI": 254, "MEC": 255, "OACS": 256, "ACL": 258, "AERL": 259, "FRMW": 260, "LPA": 261, "ELPE": 262, "NPSS": 263, "AVSCC": 264,
-		"APSTA": 265, "WCTEMP": 266, "CCTEMP": 268, "MTFA": 270, "HMPRE": 272, "HMMIN": 276, "TNVMCAP": 280, "UNVMCAP": 296, "RPMBS": 312,
-		"EDSTT": 316, "DSTO": 318, "FWUG": 319, "KAS": 320, "HCTMA": 322, "MNTMT": 324, "MXTMT": 326, "SANICAP": 328, "HMMINDS": 332, "HMMAXD": 336,
-		"NSETIDMAX": 338, "ENDGIDMAX": 340, "ANATT": 342, "ANACAP": 343, "ANAGRPMAX": 344, "NANAGRPID": 348, "PELS": 352, "DomainID": 356, "MEGCAP": 368,
-		"SQES": 512, "CQES": 513, "MAXCMD": 514, "NN": 516, "ONCS": 520, "FUSES": 522, "FNA": 524, "VWC": 525, "AWUN": 526, "AWUPF": 528, "ICSVSCC": 530,
-		"NWPC": 531, "ACWU": 532, "CDFS": 534, "SGLS": 536, "MNAN": 540, "MAXDNA": 544, "MAXCNA": 560, "SUBNQN": 768, "Fabrics": 1792, "PSD": 2048, "Vendor": 3072})
-	check(IdentifyNamespace{}, map[string]uintptr{"NSZE": 0, "NCAP": 8, "NUSE": 16, "NSFEAT": 24, "NLBAF": 25, "FLBAS": 26, "MC": 27, "DPC": 28, "DPS": 29,
-		"NMIC": 30, "RESCAP": 31, "FPI": 32, "DLFEAT": 33, "NAWUN": 34, "NAWUPF": 36, "NACWU": 38, "NABSN": 40, "NABO": 42, "NABSPF": 44, "NOIOB": 46,
-		"NVMCAP": 48, "NPWG": 64, "NPWA": 66, "NPDG": 68, "NPDA": 70, "NOWS": 72, "MSSRL": 74, "MCL": 76, "MSRC": 80, "ANAGRPID": 92, "NSATTR": 99,
+	check(IdentifyController{}, map[string]uintptr{"VID": 0, "SSVID": 2, "SN": 4, "MN": 24,
+		"FR": 64, "RAB": 72, "IEEE": 73, "CMIC": 76, "MDTS": 77,
+		"CNTLID": 78, "VER": 80, "RTD3R": 84, "RTD3E": 88, "OAES": 92, "CTRATT": 96, "RRLS": 100,
+		"CNTRLTYPE": 111, "FGUID": 112, "CRDT": 128,
+		"NVMSR": 253, "VWCI": 254, "MEC": 255, "OACS": 256, "ACL": 258, "AERL": 259, "FRMW": 260,
+		"LPA": 261, "ELPE": 262, "NPSS": 263, "AVSCC": 264,
+		"APSTA": 265, "WCTEMP": 266, "CCTEMP": 268, "MTFA": 270, "HMPRE": 272, "HMMIN": 276,
+		"TNVMCAP": 280, "UNVMCAP": 296, "RPMBS": 312,
+		"EDSTT": 316, "DSTO": 318, "FWUG": 319, "KAS": 320, "HCTMA": 322, "MNTMT": 324,
+		"MXTMT": 326, "SANICAP": 328, "HMMINDS": 332, "HMMAXD": 336,
+		"NSETIDMAX": 338, "ENDGIDMAX": 340, "ANATT": 342, "ANACAP": 343, "ANAGRPMAX": 344,
+		"NANAGRPID": 348, "PELS": 352, "DomainID": 356, "MEGCAP": 368,
+		"SQES": 512, "CQES": 513, "MAXCMD": 514, "NN": 516, "ONCS": 520, "FUSES": 522, "FNA": 524,
+		"VWC": 525, "AWUN": 526, "AWUPF": 528, "ICSVSCC": 530,
+		"NWPC": 531, "ACWU": 532, "CDFS": 534, "SGLS": 536, "MNAN": 540, "MAXDNA": 544,
+		"MAXCNA": 560, "SUBNQN": 768, "Fabrics": 1792, "PSD": 2048, "Vendor": 3072})
+	check(IdentifyNamespace{}, map[string]uintptr{"NSZE": 0, "NCAP": 8, "NUSE": 16, "NSFEAT": 24,
+		"NLBAF": 25, "FLBAS": 26, "MC": 27, "DPC": 28, "DPS": 29,
+		"NMIC": 30, "RESCAP": 31, "FPI": 32, "DLFEAT": 33, "NAWUN": 34, "NAWUPF": 36, "NACWU": 38,
+		"NABSN": 40, "NABO": 42, "NABSPF": 44, "NOIOB": 46,
+		"NVMCAP": 48, "NPWG": 64, "NPWA": 66, "NPDG": 68, "NPDA": 70, "NOWS": 72, "MSSRL": 74,
+		"MCL": 76, "MSRC": 80, "ANAGRPID": 92, "NSATTR": 99,
 		"NVMSETID": 100, "ENDGID": 102, "NGUID": 104, "EUI64": 120, "LBAF": 128, "Vendor": 384})
-	check(SMARTLog{}, map[string]uintptr{"CriticalWarning": 0, "CompositeTemperature": 1, "AvailableSpare": 3, "SpareThreshold": 4, "PercentageUsed": 5,
-		"EnduranceWarning": 6, "DataUnitsRead": 32, "DataUnitsWritten": 48, "HostReads": 64, "HostWrites": 80, "BusyMinutes": 96, "PowerCycles": 112,
-		"PowerOnHours": 128, "UnsafeShutdowns": 144, "MediaErrors": 160, "ErrorLogEntries": 176, "WarningTempMinutes": 192, "CriticalTempMinutes": 196,
-		"TemperatureSensors": 200, "TMT1Transitions": 216, "TMT2Transitions": 220, "TMT1Seconds": 224, "TMT2Seconds": 228})
-	check(ErrorLogEntry{}, map[string]uintptr{"ErrorCount": 0, "SQID": 8, "CID": 10, "StatusPhase": 12, "ParamLocation": 14, "LBA": 16, "NSID": 24,
+	check(SMARTLog{}, map[string]uintptr{"CriticalWarning": 0, "CompositeTemperature": 1,
+		"AvailableSpare": 3, "SpareThreshold": 4, "PercentageUsed": 5,
+		"EnduranceWarning": 6, "DataUnitsRead": 32, "DataUnitsWritten": 48, "HostReads": 64,
+		"HostWrites": 80, "BusyMinutes": 96, "PowerCycles": 112,
+		"PowerOnHours": 128, "UnsafeShutdowns": 144, "MediaErrors": 160, "ErrorLogEntries": 176,
+		"WarningTempMinutes": 192, "CriticalTempMinutes": 196,
+		"TemperatureSensors": 200, "TMT1Transitions": 216, "TMT2Transitions": 220,
+		"TMT1Seconds": 224, "TMT2Seconds": 228})
+	check(ErrorLogEntry{}, map[string]uintptr{"ErrorCount": 0, "SQID": 8, "CID": 10,
+		"StatusPhase": 12, "ParamLocation": 14, "LBA": 16, "NSID": 24,
 		"VendorInfo": 28, "TransportType": 29, "CommandSpecific": 32, "TransportInfo": 40})
-	check(Command{}, map[string]uintptr{"Opcode": 0, "Flags": 1, "CID": 2, "NSID": 4, "CDW2": 8, "CDW3": 12, "MPTR": 16, "PRP1": 24, "PRP2": 32,
+	check(Command{}, map[string]uintptr{"Opcode": 0, "Flags": 1, "CID": 2, "NSID": 4, "CDW2": 8,
+		"CDW3": 12, "MPTR": 16, "PRP1": 24, "PRP2": 32,
 		"CDW10": 40, "CDW11": 44, "CDW12": 48, "CDW13": 52, "CDW14": 56, "CDW15": 60})
-	check(Completion{}, map[string]uintptr{"DW0": 0, "DW1": 4, "SQHead": 8, "SQID": 10, "CID": 12, "StatusPhase": 14})
+	check(Completion{}, map[string]uintptr{"DW0": 0, "DW1": 4, "SQHead": 8, "SQID": 10, "CID": 12,
+		"StatusPhase": 14})
 	check(PowerState{}, map[string]uintptr{"MaxPower": 0, "Flags": 3, "EntryLat": 4, "ExitLat": 8})
 }
 
@@ -271,7 +312,8 @@ func TestCompletionRoundTrip(t *testing.T) {
 		t.Error("zeroed memory is a new entry in the first pass")
 	}
 	for _, phase := range []bool{true, false} {
-		want := Completion{DW0: 0x01020304, DW1: 5, SQHead: 6, SQID: 7, CID: 0xfffe, StatusPhase: StatusPhase(0x7fff, phase)}
+		want := Completion{DW0: 0x01020304, DW1: 5, SQHead: 6, SQID: 7, CID: 0xfffe,
+			StatusPhase: StatusPhase(0x7fff, phase)}
 		StoreCompletion(&p, want)
 		if got, ok := LoadCompletion(&p, phase); !ok || got != want || p != want {
 			t.Errorf("%+v %v", got, ok)
@@ -292,7 +334,8 @@ func TestTransferLimit(t *testing.T) {
 		mdts                     uint8
 		mpsmin, lba, limit, want int
 	}{
-		{0, 0, 512, 1 << 20, 1 << 20}, {5, 0, 512, 1 << 20, 128 << 10}, {5, 0, 4096, 64 << 10, 64 << 10}, {1, 0, 4096, 1 << 20, 8192},
+		{0, 0, 512, 1 << 20, 1 << 20}, {5, 0, 512, 1 << 20, 128 << 10},
+		{5, 0, 4096, 64 << 10, 64 << 10}, {1, 0, 4096, 1 << 20, 8192},
 		{255, 0, 512, 1 << 20, 1 << 20}, {20, 0, 512, 1 << 30, 32 << 20}, {0, 0, 4096, 5000, 4096},
 	} {
 		if got := transferLimit(c.mdts, c.mpsmin, c.lba, c.limit); got != c.want {
@@ -314,9 +357,12 @@ func TestFormatIndex(t *testing.T) {
 
 func TestAsyncEventWords(t *testing.T) {
 	for e, want := range map[AsyncEvent]string{
-		{0, 3, 1}: "persistent internal error (type 0h, info 03h, log page 01h)", {1, 9, 2}: "unknown health event (type 1h, info 09h, log page 02h)",
-		{2, 99, 0}: "unknown notice (type 2h, info 63h, log page 00h)", {0, 99, 0}: "unknown error event (type 0h, info 63h, log page 00h)",
-		{7, 1, 0xc0}: "vendor specific event (type 7h, info 01h, log page C0h)", {5, 1, 0}: "unknown event (type 5h, info 01h, log page 00h)",
+		{0, 3, 1}:    "persistent internal error (type 0h, info 03h, log page 01h)",
+		{1, 9, 2}:    "unknown health event (type 1h, info 09h, log page 02h)",
+		{2, 99, 0}:   "unknown notice (type 2h, info 63h, log page 00h)",
+		{0, 99, 0}:   "unknown error event (type 0h, info 63h, log page 00h)",
+		{7, 1, 0xc0}: "vendor specific event (type 7h, info 01h, log page C0h)",
+		{5, 1, 0}:    "unknown event (type 5h, info 01h, log page 00h)",
 	} {
 		if e.String() != want || decodeEvent(e.DW0()) != e {
 			t.Errorf("%v, want %s", e, want)
@@ -336,11 +382,15 @@ func TestMakeNamespace(t *testing.T) {
 		n    *IdentifyNamespace
 		want string
 	}{
-		{ns(1<<51-1, 12, 0, 0, 0), ""}, {ns(1<<51, 12, 0, 0, 0), "cannot be"}, {ns(1<<54, 9, 0, 0, 0), "cannot be"}, {ns(1, 9, 0, 1, 0), "LBA format 1 is in use, but the last one is 0"},
-		{ns(1, 0, 0, 0, 0), "LBAs of 2^0 bytes"}, {ns(1, 255, 0, 0, 0), "LBAs of 2^255 bytes"}, {ns(1, 9, 0, 0, 64), "64 bytes of metadata"}, {ns(0, 9, 0, 0, 0), "no blocks"},
+		{ns(1<<51-1, 12, 0, 0, 0), ""}, {ns(1<<51, 12, 0, 0, 0), "cannot be"},
+		{ns(1<<54, 9, 0, 0, 0), "cannot be"},
+		{ns(1, 9, 0, 1, 0), "LBA format 1 is in use, but the last one is 0"},
+		{ns(1, 0, 0, 0, 0), "LBAs of 2^0 bytes"}, {ns(1, 255, 0, 0, 0), "LBAs of 2^255 bytes"},
+		{ns(1, 9, 0, 0, 64), "64 bytes of metadata"}, {ns(0, 9, 0, 0, 0), "no blocks"},
 	} {
 		got, err := MakeNamespace(1, c.n)
-		if c.want == "" && (err != nil || got.Bytes() <= 0) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+		if c.want == "" && (err != nil || got.Bytes() <= 0) || c.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%v %v, want %q", got, err, c.want)
 		}
 	}
@@ -373,8 +423,11 @@ func FuzzIdentifyController(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if c.VID != le16(b, 0) || c.MDTS != b[77] || uint32(c.VER) != le32(b, 80) || c.RTD3E != le32(b, 88) || c.OAES != le32(b, 92) || c.CRDT[2] != le16(b, 132) ||
-			c.ACL != b[258] || c.AERL != b[259] || c.ELPE != b[262] || c.TNVMCAP != (Uint128{le64(b, 280), le64(b, 288)}) || c.SQES != b[512] || c.NN != le32(b, 516) ||
+		if c.VID != le16(b, 0) || c.MDTS != b[77] || uint32(c.VER) != le32(b, 80) ||
+			c.RTD3E != le32(b, 88) || c.OAES != le32(b, 92) || c.CRDT[2] != le16(b, 132) ||
+			c.ACL != b[258] || c.AERL != b[259] || c.ELPE != b[262] ||
+			c.TNVMCAP != (Uint128{le64(b, 280), le64(b, 288)}) || c.SQES != b[512] ||
+			c.NN != le32(b, 516) ||
 			c.SGLS != le32(b, 536) || c.PSD[31].ExitLat != le32(b, 2048+31*32+8) {
 			t.Fatal("fields differ from the bytes")
 		}
@@ -409,14 +462,16 @@ func FuzzIdentifyNamespace(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if n.NSZE != le64(b, 0) || n.NLBAF != b[25] || n.MCL != le32(b, 76) || n.ANAGRPID != le32(b, 92) || n.LBAF[63].LBADS != b[128+63*4+2] {
+		if n.NSZE != le64(b, 0) || n.NLBAF != b[25] || n.MCL != le32(b, 76) ||
+			n.ANAGRPID != le32(b, 92) || n.LBAF[63].LBADS != b[128+63*4+2] {
 			t.Fatal("fields differ from the bytes")
 		}
 		if i := n.FormatIndex(); i < 0 || i >= len(n.LBAF) {
 			t.Fatalf("format %d", i)
 		}
 		if ns, err := MakeNamespace(1, &n); err == nil {
-			if ns.LBABytes != 512 && ns.LBABytes != 4096 || ns.Blocks != n.NSZE || ns.Bytes() <= 0 || n.Format().MetadataBytes != 0 {
+			if ns.LBABytes != 512 && ns.LBABytes != 4096 || ns.Blocks != n.NSZE ||
+				ns.Bytes() <= 0 || n.Format().MetadataBytes != 0 {
 				t.Fatalf("%+v from %+v", ns, n.Format())
 			}
 		}
@@ -455,7 +510,9 @@ func FuzzLogPages(f *testing.F) {
 			t.Fatalf("%d bytes: %v", len(b), err)
 		}
 		if err == nil {
-			if l.Temperature() != int(le16(b, 1)) || l.HostReads != (Uint128{le64(b, 64), le64(b, 72)}) || l.MediaErrors.Lo != le64(b, 160) || l.TMT2Seconds != le32(b, 228) {
+			if l.Temperature() != int(le16(b, 1)) ||
+				l.HostReads != (Uint128{le64(b, 64), le64(b, 72)}) ||
+				l.MediaErrors.Lo != le64(b, 160) || l.TMT2Seconds != le32(b, 228) {
 				t.Fatal("fields differ from the bytes")
 			}
 			if s := l.HostReads.String(); s == "" || s[0] == '-' {
@@ -477,7 +534,8 @@ func FuzzLogPages(f *testing.F) {
 				continue
 			}
 			e := es[i]
-			if e.ErrorCount != le64(b, at) || e.CID != le16(b, at+10) || e.LBA != le64(b, at+16) || uint16(e.Status()) != le16(b, at+12)>>1 {
+			if e.ErrorCount != le64(b, at) || e.CID != le16(b, at+10) || e.LBA != le64(b, at+16) ||
+				uint16(e.Status()) != le16(b, at+12)>>1 {
 				t.Fatalf("entry %d: %+v", i, e)
 			}
 			if e.Status().String() == "" {
@@ -504,7 +562,8 @@ func FuzzCompletion(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if c.DW0 != le32(b, 0) || c.SQHead != le16(b, 8) || c.SQID != le16(b, 10) || c.CID != le16(b, 12) || uint16(c.Status())<<1 != le16(b, 14)&^1 {
+		if c.DW0 != le32(b, 0) || c.SQHead != le16(b, 8) || c.SQID != le16(b, 10) ||
+			c.CID != le16(b, 12) || uint16(c.Status())<<1 != le16(b, 14)&^1 {
 			t.Fatal("fields differ from the bytes")
 		}
 		if got, ok := LoadCompletion(&c, phase); ok != (c.Phase() == phase) || ok && got != c {
@@ -516,10 +575,12 @@ func FuzzCompletion(f *testing.F) {
 		// What a whole admin queue makes of it: an error or a retired command, never more.
 		ctl := &Controller{bus: newFake(), events: make(chan AsyncEvent, 1), gate: errStarting}
 		ctl.adm = adminQueue{entries: 8, sqTail: 5, sqHead: 2, slots: make([]slot, 7)}
-		ctl.adm.slots[0].state, ctl.adm.slots[1].state, ctl.adm.slots[2].state = slotBusy, slotQuarantined, slotEvent
+		ctl.adm.slots[0].state, ctl.adm.slots[1].state, ctl.adm.slots[2].state = slotBusy,
+			slotQuarantined, slotEvent
 		err = ctl.retireLocked(c)
 		good := c.SQID == 0 && c.CID <= 2 && c.SQHead >= 2 && c.SQHead <= 5
-		if good != (err == nil) || err != nil && (!errors.Is(err, ErrProtocol) || ctl.count.ForeignCompletions != 1) {
+		if good != (err == nil) || err != nil && (!errors.Is(err, ErrProtocol) ||
+			ctl.count.ForeignCompletions != 1) {
 			t.Fatalf("%+v: %v", c, err)
 		}
 	})
@@ -539,10 +600,12 @@ func FuzzCommand(f *testing.F) {
 			return
 		}
 		lba, n := c.LBARange()
-		if n < 1 || n > MaxBlocksPerCommand || uint64(lba) != le64(b, 40) || c.PRP1 != le64(b, 24) || c.LogPageBytes() < 4 || c.LogPageBytes()%4 != 0 {
+		if n < 1 || n > MaxBlocksPerCommand || uint64(lba) != le64(b, 40) ||
+			c.PRP1 != le64(b, 24) || c.LogPageBytes() < 4 || c.LogPageBytes()%4 != 0 {
 			t.Fatalf("%+v", c)
 		}
-		if c.Opcode == OpRead && c.Flags == 0 && c.CDW2|c.CDW3|c.CDW12>>16|c.CDW13|c.CDW14|c.CDW15 == 0 && c.MPTR == 0 {
+		if c.Opcode == OpRead && c.Flags == 0 &&
+			c.CDW2|c.CDW3|c.CDW12>>16|c.CDW13|c.CDW14|c.CDW15 == 0 && c.MPTR == 0 {
 			if back := ReadCommand(c.CID, c.NSID, lba, n, c.PRP1, c.PRP2); back != c {
 				t.Fatalf("%+v does not round trip", c)
 			}
@@ -556,10 +619,12 @@ func FuzzStatus(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, v uint16) {
 		s := Status(v & 0x7fff)
-		if back := NewStatus(s.SCT(), s.SC(), s.DNR()); !back.Is(s) || back.DNR() != s.DNR() || back.OK() != s.OK() {
+		if back := NewStatus(s.SCT(), s.SC(), s.DNR()); !back.Is(s) || back.DNR() != s.DNR() ||
+			back.OK() != s.OK() {
 			t.Fatalf("%#x", v)
 		}
-		if want := fmt.Sprintf("(SCT %Xh, SC %02Xh)", s.SCT(), s.SC()); !strings.HasSuffix(s.String(), want) || len(s.Words()) < 5 {
+		if want := fmt.Sprintf("(SCT %Xh, SC %02Xh)", s.SCT(),
+			s.SC()); !strings.HasSuffix(s.String(), want) || len(s.Words()) < 5 {
 			t.Fatalf("%#x: %s", v, s)
 		}
 		e := (&StatusError{Bus: "b", Op: "read", Blocks: 1, Status: s}).Error()

@@ -4,113 +4,113 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
-	"time"
-
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/units"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"math/rand/v2"
+	"slices"
+	"time"
 )
 
-// The accumulator of GIDS (Park et al., VLDB 2024, section 3.2): a launch whose reads wait for each other's end reaches
-// the share a of the SSDs' rate only when N = n_ssd·a·IOPS·(T_i+T_t)/(1−a) reads overlap, T_i being what passes until
-// they are on their way and T_t what passes after the last. Small batches have fewer misses than that, so the reads of
-// coming batches, which sampling ahead tells, go out with theirs. Training's batches stay as they are. Accesses that a
-// cache absorbs ("redirected") are no reads, and are not counted: a group grows until its misses come to N.
-
-// maxGroup is the most batches whose reads are merged: each keeps its sample in memory until it trains.
-const maxGroup = 32
-
-// AccumulatorInfo is what the accumulator aims at, as measured before the first batch, and what bounds it.
-type AccumulatorInfo struct {
-	Calibration
-	// Capped is why Target is below the formula's; empty: it is not.
-	Capped     string `json:"capped,omitempty"`
-	MaxBatches int    `json:"max_batches"` // of a group
-}
-
-// String is a line for people.
-func (a AccumulatorInfo) String() string {
-	s := fmt.Sprintf("accumulator: %d reads at a time for %.0f%% of %.0f reads/s an SSD (%v until reads are out, %v after the last)",
-		a.Target, a.Share*100, a.IOPS, seconds(a.InitiateSeconds), seconds(a.TerminateSeconds))
-	if a.Capped != "" {
-		s += "; " + a.Capped
-	}
-	return s
-}
-
-func seconds(s float64) time.Duration {
-	return time.Duration(s * float64(time.Second)).Round(100 * time.Nanosecond)
-}
+// The accumulator of GIDS (Park et al., VLDB 2024, section 3.2): a launch whose reads wait for each
+// other's end reaches the share a of the SSDs' rate only when N = n_ssd·a·IOPS·(T_i+T_t)/(1−a)
+// reads overlap, T_i being what passes until they are on their way and T_t what passes after the
+// last. Small batches have fewer misses than that, so the reads of coming batches, which sampling
+// ahead tells, go out with theirs. Training's batches stay as they are. Accesses that a cache
+// absorbs ("redirected") are no reads, and are not counted: a group grows until its misses come to
+// N.
 
 // Calibration reads two sets of lines, several times each.
 const (
 	calibrationTimes = 5
-	// calibrationReads is the longer set, by SSD: long enough for a rate, short enough for a slow disk.
+	// calibrationReads is the longer set, by SSD: long enough for a rate, short enough for a slow
+	// disk.
 	calibrationReads = 512
 	// calibrationLimit ends it early on SSDs that are slower than that.
 	calibrationLimit = 2 * time.Second
 )
 
-// mostGrouped is the most lines that a group may aim at: the staging buffers take no more than an eighth of what memory
-// there is.
-func (e *engine) mostGrouped() (int64, error) {
-	room := e.dev.Info().MemTotal
-	if !e.onGPU() {
+// calibrationTime is how long a set took: the call that submits it, and until it was read.
+type calibrationTime struct{ submit, whole time.Duration }
+
+// aim gives the accumulator another share of the SSDs' rate to aim at.
+func (d *dynamicTiers) aim(share float64) error {
+	a := d.acc
+	a.Share, d.e.Config.Accumulate = share, share
+	a.Target, a.Capped = a.ReadsToOverlap(float64(len(d.e.store.ssds))), ""
+	if a.Target > d.most {
+		a.Target, a.Capped = d.most, "memory has no room for more"
+	}
+	d.acc = a
+	return nil
+}
+
+// mostGrouped is the most lines that a group may aim at: the staging buffers take no more than an
+// eighth of what memory there is.
+func (d *dynamicTiers) mostGrouped() (int64, error) {
+	e := d.e
+	room := e.Device.Info().MemTotal
+	if !e.OnGPU() {
 		avail, err := hostmem.AvailableBytes()
 		if err != nil {
 			return 0, err
 		}
 		room = avail
 	}
-	if !e.plan.serial { // one group is read while another trains
+	if !e.plan.Serial { // one group is read while another trains
 		room /= 2
 	}
-	return max(room/8/e.dyn.lines.LineBytes, 1), nil
+	return max(room/8/d.lines.LineBytes, 1), nil
 }
 
 // calibrate measures what the accumulator aims at, on the run's own SSDs and stack, once.
-func (e *engine) calibrate(ctx context.Context) error {
-	if !e.plan.group || e.acc.MaxBatches > 0 {
+func (d *dynamicTiers) calibrate(ctx context.Context) error {
+	e := d.e
+	if !e.plan.Group || d.acc.MaxBatches > 0 {
 		return nil
 	}
 	start := time.Now()
-	few, many, times, err := e.calibrationTimes(ctx)
+	few, many, times, err := d.calibrationTimes(ctx)
 	if err != nil {
 		return fmt.Errorf("measuring the SSDs for --accumulate: %w", err)
 	}
-	n := float64(len(e.ssds))
-	a := AccumulatorInfo{Calibration: calibration(e.cfg.Accumulate, float64(few), times[0].whole.Seconds(), float64(many), times[1].whole.Seconds(), n), MaxBatches: maxGroup}
+	n := float64(len(e.store.ssds))
+	a := report.AccumulatorInfo{Calibration: report.Calibrate(e.Config.Accumulate, float64(few),
+		times[0].whole.Seconds(), float64(many), times[1].whole.Seconds(), n),
+		MaxBatches: plan.MaxGroup}
 	// The call that submits returns when the reads are on their way, or are about to be.
 	a.InitiateSeconds = min(times[0].submit.Seconds(), a.OverheadSeconds)
 	a.TerminateSeconds = a.OverheadSeconds - a.InitiateSeconds
 	if a.Target == 0 {
-		a.Capped = fmt.Sprintf("%d reads took no longer than %d, so that there is no rate to aim at: each batch is read by itself", many, few)
+		a.Capped = fmt.Sprintf(
+			"%d reads took no longer than %d, so that there is no rate to aim at: each batch is read by itself",
+			many, few)
 	}
-	if most := e.dyn.most; a.Target > most {
-		a.Capped = fmt.Sprintf("the formula says %d, and memory has room for %d lines of %s", a.Target, most, units.FormatBytes(e.dyn.lines.LineBytes))
+	if most := d.most; a.Target > most {
+		a.Capped = fmt.Sprintf("the formula says %d, and memory has room for %d lines of %s",
+			a.Target, most, units.FormatBytes(d.lines.LineBytes))
 		a.Target = most
 	}
-	e.acc = a
-	e.obs.note(a.String())
+	d.acc = a
+	e.Observer.TellNote(a.String())
 	e.trace.run("calibrate accumulator", start)
 	return nil
 }
 
-// calibrationTime is how long a set took: the call that submits it, and until it was read.
-type calibrationTime struct{ submit, whole time.Duration }
-
-// calibrationTimes reads a short and a long set of lines in turns, and gives the median of each. Which lines they are
-// depends on the seed alone.
-func (e *engine) calibrationTimes(ctx context.Context) (few, many int64, median [2]calibrationTime, err error) {
-	d := &e.dyn
-	ssds := int64(len(e.ssds))
+// calibrationTimes reads a short and a long set of lines in turns, and gives the median of each.
+// Which lines they are depends on the seed alone.
+func (d *dynamicTiers) calibrationTimes(ctx context.Context) (few, many int64,
+	median [2]calibrationTime, err error) {
+	e := d.e
+	ssds := int64(len(e.store.ssds))
 	perSSD := int64(calibrationReads)
-	for s := range e.ssds {
-		perSSD = min(perSSD, d.layout.RowsOn(s))
+	for s := range e.store.ssds {
+		perSSD = min(perSSD, d.of.RowsOn(s))
 	}
 	g := d.groups[0]
 	perSSD = min(perSSD, g.staging.Size()/d.lines.LineBytes/ssds)
@@ -121,11 +121,11 @@ func (e *engine) calibrationTimes(ctx context.Context) (few, many int64, median 
 	if err := g.staging.Grow(many * d.lines.LineBytes); err != nil {
 		return few, many, median, err
 	}
-	ids, err := e.dev.Alloc(cuda.MemPinned, many*8, "calibration lines")
+	ids, err := e.Device.Alloc(cuda.MemPinned, many*8, "calibration lines")
 	if err != nil {
 		return few, many, median, err
 	}
-	pos, err := e.dev.Alloc(cuda.MemPinned, many*4, "calibration lines")
+	pos, err := e.Device.Alloc(cuda.MemPinned, many*4, "calibration lines")
 	if err != nil {
 		return few, many, median, errors.Join(err, ids.Free())
 	}
@@ -136,21 +136,22 @@ func (e *engine) calibrationTimes(ctx context.Context) (few, many int64, median 
 		}
 	}()
 	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
-	rng := rand.New(rand.NewPCG(e.cfg.Seed, 0xacc))
+	rng := rand.New(rand.NewPCG(e.Config.Seed, 0xacc))
 	read := func(per int64) (t calibrationTime, err error) {
 		off := make([]int64, ssds+1)
 		for s := range ssds {
 			off[s+1] = off[s] + per
 			for i := range per {
 				k := off[s] + i
-				idv[k], posv[k] = rng.Int64N(d.layout.RowsOn(int(s)))*ssds+s, uint32(k)
+				idv[k], posv[k] = rng.Int64N(d.of.RowsOn(int(s)))*ssds+s, uint32(k)
 			}
 		}
-		rd, end := e.readCtx(ctx)
+		rd, end := e.ReadContext(ctx)
 		defer end()
 		begin := time.Now()
-		p, err := e.reader.Submit(rd, &gpuio.ReadSet{
-			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: g.staging, DstStride: d.lines.LineBytes, DstBytes: per * ssds * d.lines.LineBytes,
+		p, err := e.store.reader.Submit(rd, &gpuio.ReadSet{
+			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: g.staging,
+			DstStride: d.lines.LineBytes, DstBytes: per * ssds * d.lines.LineBytes,
 		})
 		if err != nil {
 			return t, readError(err)
@@ -159,10 +160,10 @@ func (e *engine) calibrationTimes(ctx context.Context) (few, many int64, median 
 		if _, err = p.Wait(rd); err != nil {
 			if rd.Err() != nil { // still in flight
 				broken = true
-				e.stopped = ctx.Err() != nil
-				err = errors.Join(err, e.closeReader(), ids.Free(), pos.Free())
+				e.store.stopped = ctx.Err() != nil
+				err = errors.Join(err, e.store.close(), ids.Free(), pos.Free())
 			}
-			if stopped := interrupted(ctx); stopped != nil {
+			if stopped := prepare.Interrupted(ctx); stopped != nil {
 				return t, errs.With(errs.Interrupted, errors.Join(stopped, err))
 			}
 			return t, readError(err)
@@ -174,7 +175,7 @@ func (e *engine) calibrationTimes(ctx context.Context) (few, many int64, median 
 	begin := time.Now()
 	for i := 0; i < calibrationTimes+1 && (i < 2 || time.Since(begin) < calibrationLimit); i++ {
 		for k, per := range []int64{1, perSSD} {
-			if err := interrupted(ctx); err != nil {
+			if err := prepare.Interrupted(ctx); err != nil {
 				return few, many, median, err
 			}
 			t, err := read(per)

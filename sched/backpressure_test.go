@@ -14,27 +14,37 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
+	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/hardware"
 	"helios/internal/timeline"
 	"helios/internal/wide"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/virtual"
 )
 
-// Whichever stage is slow, the credits bound what is in flight: with SSDs that take their time, as many batches wait for
-// rows as there are credits, and no more are sampled; with slow training as many are prepared.
+// Whichever stage is slow, the credits bound what is in flight: with SSDs that take their time, as
+// many batches wait for rows as there are credits, and no more are sampled; with slow training as
+// many are prepared.
 func TestBackPressure(t *testing.T) {
 	d, feat := tiny.open(t)
 	for _, c := range []struct {
 		name  string
-		set   func(*Config)
+		set   func(*plan.Config)
 		short bool
 	}{
-		{"deep, depth 1", func(c *Config) { c.Depth = 1 }, true},
-		{"deep, depth 3", func(c *Config) { c.Depth = 3 }, false},
-		{"prefetch, depth 2, sync", func(c *Config) { c.Pipeline, c.IOStack = PipelinePrefetch, StackSync }, false},
-		{"none", func(c *Config) { c.Pipeline = PipelineNone }, false},
-		{"dynamic, window", dyn(policy.LRU, LineRow, func(c *Config) { c.Window, c.Depth = 2, 1 }), true},
-		{"gids", func(c *Config) { c.Mode, c.GPUCache = ModeGIDS, percent(10) }, true},
+		{"deep, depth 1", func(c *plan.Config) { c.Depth = 1 }, true},
+		{"deep, depth 3", func(c *plan.Config) { c.Depth = 3 }, false},
+		{"prefetch, depth 2, sync",
+			func(c *plan.Config) { c.Pipeline, c.IOStack = plan.PipelinePrefetch, gpuio.StackSync },
+			false},
+		{"none", func(c *plan.Config) { c.Pipeline = plan.PipelineNone }, false},
+		{"dynamic, window", dyn(policy.LRU, plan.LineRow,
+			func(c *plan.Config) { c.Window, c.Depth = 2, 1 }), true},
+		{"gids", func(c *plan.Config) { c.Mode, c.GPUCache = plan.ModeGIDS, percent(10) }, true},
 	} {
 		if wide.Lean() && !c.short {
 			continue
@@ -50,9 +60,9 @@ func TestBackPressure(t *testing.T) {
 			if slow == "SSDs" {
 				faults = "slow(us=1000,op=read)"
 			}
-			obs := Observer{}
-			var plan *OpGraph
-			obs.Plan = func(g *OpGraph) { plan = g }
+			obs := report.Observer{}
+			var ops *plan.OpGraph
+			obs.Plan = func(g *plan.OpGraph) { ops = g }
 			s := bind(t, d, 2, faults)
 			if slow == "training" {
 				cfg.OnBatch = func(int, int, *graph.MiniBatch) { time.Sleep(2 * time.Millisecond) }
@@ -62,28 +72,32 @@ func TestBackPressure(t *testing.T) {
 			require.NoError(t, cfg.Timeline.Close())
 			spans, counters, _ := readTimeline(t, b.Bytes())
 			e := r.res.Epochs[0]
-			credits, reads := slices.Max(counters[trackCredits]), slices.Max(counters[trackReads])
-			most, rows := plan.Samples, int64(0)
+			credits, reads := slices.Max(counters[report.TrackCredits]),
+				slices.Max(counters[report.TrackReads])
+			most, rows := ops.Samples, int64(0)
 			for _, s := range spans {
 				rows = max(rows, s.rows)
 			}
-			sets := plan.Credits
+			sets := ops.Credits
 			if a := r.res.Accumulator; a != nil {
-				most += maxGroup
+				most += plan.MaxGroup
 				rows += a.Target
 				sets = 2
 			}
-			t.Logf("%s: %v of %d batches in flight, at most %v rows; stall %.2f", name, credits, most, reads, e.Stall)
+			t.Logf("%s: %v of %d batches in flight, at most %v rows; stall %.2f", name, credits,
+				most, reads, e.Stall)
 			require.LessOrEqual(t, credits, float64(most), name)
 			require.LessOrEqual(t, reads, float64(int64(sets)*rows), name)
-			if !plan.Serial || cfg.Window > 0 {
-				require.GreaterOrEqual(t, credits, float64(plan.Credits), "%s: what may run ahead does", name)
+			if !ops.Serial || cfg.Window > 0 {
+				require.GreaterOrEqual(t, credits, float64(ops.Credits),
+					"%s: what may run ahead does", name)
 			}
 			if slow == "SSDs" {
 				require.Positive(t, e.Stall, name)
 			}
-			require.Zero(t, counters[trackCredits][len(counters[trackCredits])-1], name)
-			require.Zero(t, counters[trackReads][len(counters[trackReads])-1], name)
+			require.Zero(t, counters[report.TrackCredits][len(counters[report.TrackCredits])-1],
+				name)
+			require.Zero(t, counters[report.TrackReads][len(counters[report.TrackReads])-1], name)
 		}
 	}
 }
@@ -92,46 +106,50 @@ func TestBackPressure(t *testing.T) {
 func TestTimelineKeepsTheGraph(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	for _, pipe := range Pipelines {
-		if wide.Lean() && pipe != PipelineDeep && pipe != PipelineRunAhead {
+	for _, pipe := range plan.PipelineNames(nil) {
+		if wide.Lean() && pipe != plan.DefaultPipeline && pipe != plan.PipelineRunAhead {
 			continue
 		}
 		cfg := small()
 		cfg.Pipeline, cfg.Epochs, cfg.NoEval, cfg.Presample = pipe, 1, true, 1
-		if pipe == PipelineRunAhead {
-			cfg.Mode, cfg.GPUCache = ModeGIDS, percent(10)
+		if pipe == plan.PipelineRunAhead {
+			cfg.Mode, cfg.GPUCache = plan.ModeGIDS, percent(10)
 		}
-		check := func(clock string, slack float64, run func(cfg Config, obs Observer)) {
+		check := func(clock string, slack float64, run func(cfg plan.Config, obs report.Observer)) {
 			var b bytes.Buffer
 			cfg := cfg
 			cfg.Timeline = timeline.New(&b, clock)
-			var g *OpGraph
-			run(cfg, Observer{Plan: func(p *OpGraph) { g = p }})
+			var g *plan.OpGraph
+			run(cfg, report.Observer{Plan: func(p *plan.OpGraph) { g = p }})
 			require.NoError(t, cfg.Timeline.Close())
 			require.NotNil(t, g, clock)
 			spans, _, _ := readTimeline(t, b.Bytes())
 			checkGraph(t, g, spans, slack, clock+" "+pipe)
 		}
-		check(timeline.Wall, 50, func(cfg Config, obs Observer) {
+		check(timeline.Wall, 50, func(cfg plan.Config, obs report.Observer) {
 			require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, obs).err)
 		})
-		check(timeline.Virtual, 0.001, func(cfg Config, obs Observer) {
+		check(timeline.Virtual, 0.001, func(cfg plan.Config, obs report.Observer) {
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 			require.NoError(t, err)
 			hw, err := hardware.Load("a100-p5510x12")
 			require.NoError(t, err)
-			_, err = Virtual(context.Background(), cfg, Inputs{Dev: dev, Dataset: d}, Hardware{Profile: hw, SSDs: 2}, obs)
+			_, err = virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)
 			require.NoError(t, dev.Close())
 		})
 	}
 }
 
-// checkGraph holds each batch's spans against the graph's edges: the k-th span of a kind is the k-th operator of it.
-// slack is in microseconds.
-func checkGraph(t *testing.T, g *OpGraph, spans []drawn, slack float64, name string) {
+// checkGraph holds each batch's spans against the graph's edges: the k-th span of a kind is the
+// k-th operator of it. slack is in microseconds.
+func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, name string) {
 	t.Helper()
-	tracksOf := map[string]string{OpSample: trackSample, OpLookup: trackLookup, OpSubmit: trackSubmit, OpComplete: trackComplete, OpGather: trackGather, OpTrain: trackTrain}
+	tracksOf := map[string]string{plan.OpSample: report.TrackSample,
+		plan.OpLookup: report.TrackLookup, plan.OpSubmit: report.TrackSubmit,
+		plan.OpComplete: report.TrackComplete, plan.OpGather: report.TrackGather,
+		plan.OpTrain: report.TrackTrain}
 	by := map[int]map[string][]drawn{}
 	for _, s := range spans {
 		if s.batch < 0 {
@@ -146,9 +164,10 @@ func checkGraph(t *testing.T, g *OpGraph, spans []drawn, slack float64, name str
 	edges := 0
 	for batch, tracks := range by {
 		at := map[string]drawn{}
-		for _, kind := range []string{OpSample, OpLookup, OpSubmit, OpComplete, OpGather, OpTrain} {
+		for _, kind := range []string{plan.OpSample, plan.OpLookup, plan.OpSubmit, plan.OpComplete,
+			plan.OpGather, plan.OpTrain} {
 			track := tracksOf[kind]
-			var ops []Operator
+			var ops []plan.Operator
 			for _, o := range g.Ops {
 				if o.Kind == kind {
 					ops = append(ops, o)
@@ -161,7 +180,7 @@ func checkGraph(t *testing.T, g *OpGraph, spans []drawn, slack float64, name str
 				}
 				return 1
 			})
-			if kind == OpSample || kind == OpLookup || kind == OpTrain {
+			if kind == plan.OpSample || kind == plan.OpLookup || kind == plan.OpTrain {
 				require.Len(t, ss, len(ops), "%s: batch %d: %s", name, batch, kind)
 			}
 			if len(ss) != len(ops) { // parts that nothing had to be read or gathered for
@@ -169,12 +188,15 @@ func checkGraph(t *testing.T, g *OpGraph, spans []drawn, slack float64, name str
 			}
 			for i, o := range ops {
 				at[o.Name] = ss[i]
-				if kind == OpComplete && len(tracks[trackSubmit]) == len(ss) {
-					// Two parts' submissions may end in another order than they began: a part's completion follows its own.
-					own := tracks[trackSubmit][i]
+				if kind == plan.OpComplete && len(tracks[report.TrackSubmit]) == len(ss) {
+					// Two parts' submissions may end in another order than they began: a part's
+					// completion follows its own.
+					own := tracks[report.TrackSubmit][i]
 					at[o.Name] = slices.MinFunc(ss, func(a, b drawn) int {
-						return cmp.Compare(math.Abs(a.from-own.to)+1e9*float64(max(a.rows-own.rows, own.rows-a.rows)),
-							math.Abs(b.from-own.to)+1e9*float64(max(b.rows-own.rows, own.rows-b.rows)))
+						return cmp.Compare(math.Abs(a.from-own.to)+
+							1e9*float64(max(a.rows-own.rows, own.rows-a.rows)),
+							math.Abs(b.from-own.to)+
+								1e9*float64(max(b.rows-own.rows, own.rows-b.rows)))
 					})
 				}
 			}
@@ -184,7 +206,9 @@ func checkGraph(t *testing.T, g *OpGraph, spans []drawn, slack float64, name str
 			for _, after := range o.After {
 				if a, there := at[after]; ok && there {
 					edges++
-					require.LessOrEqual(t, a.to, s.from+slack, fmt.Sprintf("%s: batch %d: %s begins before %s has ended", name, batch, o.Name, after))
+					require.LessOrEqual(t, a.to, s.from+slack,
+						fmt.Sprintf("%s: batch %d: %s begins before %s has ended", name, batch,
+							o.Name, after))
 				}
 			}
 		}

@@ -8,6 +8,9 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // BenchmarkEpoch trains one epoch of the reference size on four RAM SSDs: 200,000 nodes
@@ -32,8 +35,10 @@ func BenchmarkEpochFile(b *testing.B) {
 
 func benchEpoch(b *testing.B, d *dataset.Dataset, s *ssdSet, hidden int) {
 	for _, v := range []struct{ mode, pipe string }{
-		{ModeHelios, PipelineNone}, {ModeHelios, PipelineIntra}, {ModeHelios, PipelinePrefetch}, {ModeHelios, PipelineDeep},
-		{ModeInmem, PipelineDeep}, {ModeCPU, PipelinePrefetch}, {ModeMmap, PipelinePrefetch},
+		{plan.ModeHelios, plan.PipelineNone}, {plan.ModeHelios, plan.PipelineIntra},
+		{plan.ModeHelios, plan.PipelinePrefetch}, {plan.ModeHelios, plan.DefaultPipeline},
+		{plan.ModeInmem, plan.DefaultPipeline}, {plan.ModeCPU, plan.PipelinePrefetch},
+		{plan.ModeMmap, plan.PipelinePrefetch},
 	} {
 		b.Run(v.mode+"/"+v.pipe, func(b *testing.B) {
 			for b.Loop() {
@@ -42,10 +47,10 @@ func benchEpoch(b *testing.B, d *dataset.Dataset, s *ssdSet, hidden int) {
 					b.Fatal(err)
 				}
 				cpu := cpuSeconds(b)
-				r, err := Train(context.Background(), Config{
+				r, err := Train(context.Background(), plan.Config{
 					Mode: v.mode, Pipeline: v.pipe, Seed: 1, NoEval: true, Hidden: hidden,
 					GPUCache: percent(5), CPUCache: percent(10),
-				}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{})
+				}, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, report.Observer{})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -2,44 +2,50 @@ package sched
 
 import (
 	"context"
-	"math"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cache"
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/units"
+	"helios/sched/cacheplan"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/virtual"
 )
 
-func planInputs(t *testing.T) Inputs {
+func planInputs(t *testing.T) prepare.Inputs {
 	t.Helper()
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
-	return Inputs{Dev: dev, Dataset: rmatDim(t, 20_000, 0.2, 256)}
+	return prepare.Inputs{Dev: dev, Dataset: rmatDim(t, 20_000, 0.2, 256)}
 }
 
-func profile(t *testing.T, name string, ssds int) Hardware {
+func profile(t *testing.T, name string, ssds int) cost.Hardware {
 	t.Helper()
 	p, err := hardware.Load(name)
 	require.NoError(t, err)
-	return Hardware{Profile: p, SSDs: ssds}
+	return cost.Hardware{Profile: p, SSDs: ssds}
 }
 
-// The scan's best is the best; hits are what placement gives; and a split's time is about what the virtual clock comes to
-// when it plays the run with these tiers.
+// The scan's best is the best; hits are what placement gives; and a split's time is about what the
+// virtual clock comes to when it plays the run with these tiers.
 func TestCachePlan(t *testing.T) {
 	ctx := context.Background()
 	in := planInputs(t)
-	cfg := Config{Fanouts: []int{10, 10}, Batch: 500, Hidden: 32, Seed: 2, HotnessDir: t.TempDir(), NoEval: true}
+	cfg := plan.Config{Fanouts: []int{10, 10}, Batch: 500, Hidden: 32, Seed: 2,
+		HotnessDir: t.TempDir(), NoEval: true}
 	features := in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())
 	for _, ssds := range []int{1, 12} {
 		hw := profile(t, "a100-p5510x12", ssds)
-		p, err := PlanCache(ctx, cfg, in, PlanOptions{Budget: units.Budget{Percent: 20}, GPUMax: features / 10, Steps: 20, Hardware: hw}, Observer{})
+		p, err := cacheplan.Find(ctx, cfg, in, cacheplan.Options{Budget: units.Budget{Percent: 20},
+			GPUMax: features / 10, Steps: 20, Hardware: hw}, report.Observer{})
 		require.NoError(t, err)
 		require.Len(t, p.Curve, 21)
 		require.Equal(t, features/5, p.BudgetBytes)
@@ -56,19 +62,21 @@ func TestCachePlan(t *testing.T) {
 				require.InDelta(t, c.HitGPU+c.HitCPU, p.Curve[0].HitCPU, 1e-9)
 			}
 		}
-		for _, c := range []PlanPoint{p.Curve[0], p.Best} {
+		for _, c := range []cacheplan.Point{p.Curve[0], p.Best} {
 			played := cfg
-			played.GPUCache, played.CPUCache = units.Budget{Bytes: c.GPUBytes}, units.Budget{Bytes: c.CPUBytes}
-			v, err := Virtual(ctx, played, in, hw, Observer{})
+			played.GPUCache, played.CPUCache = tierBytes(c.GPUBytes), tierBytes(c.CPUBytes)
+			v, err := virtual.Run(ctx, played, in, hw, report.Observer{})
 			require.NoError(t, err)
 			e := v.Epochs[0]
 			all := float64(e.RowsGPU + e.RowsCPU + e.RowsSSD)
 			require.Equal(t, p.Accesses, int64(all))
 			require.InDelta(t, float64(e.RowsGPU)/all, c.HitGPU, 1e-9)
 			require.InDelta(t, float64(e.RowsCPU)/all, c.HitCPU, 1e-9)
-			t.Logf("%d SSDs, GPU tier %d: planned %.6f s (%s), played %.6f s", ssds, c.GPUBytes, c.Seconds, c.Bottleneck, e.Seconds)
-			// No pipeline beats its busiest resource; where that is not the SSDs these few batches of a third of a millisecond are
-			// mostly latencies, which a plan for the length of epochs leaves out.
+			t.Logf("%d SSDs, GPU tier %d: planned %.6f s (%s), played %.6f s", ssds, c.GPUBytes,
+				c.Seconds, c.Bottleneck, e.Seconds)
+			// No pipeline beats its busiest resource; where that is not the SSDs these few batches
+			// of a third of a millisecond are mostly latencies, which a plan for the length of
+			// epochs leaves out.
 			require.LessOrEqual(t, c.Seconds, e.Seconds*1.02)
 			if ssds == 1 {
 				require.InEpsilon(t, e.Seconds, c.Seconds, 0.1)
@@ -86,45 +94,39 @@ func TestCachePlanOfATrace(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.Close()) }()
-	in := Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-	cfg := Config{Fanouts: []int{4, 3}, Batch: 100, Hidden: 8, Seed: 5, NoEval: true, GPUCache: percent(5), CPUCache: percent(10), Trace: file}
-	_, err = Train(ctx, cfg, in, Observer{})
+	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+	cfg := plan.Config{Fanouts: []int{4, 3}, Batch: 100, Hidden: 8, Seed: 5, NoEval: true,
+		GPUCache: percent(5), CPUCache: percent(10), Trace: file}
+	_, err = Train(ctx, cfg, in, report.Observer{})
 	require.NoError(t, err)
-	o := PlanOptions{Budget: units.Budget{Percent: 15}, Steps: 10, Hardware: profile(t, "a100-p5510x12", 2)}
+	o := cacheplan.Options{Budget: units.Budget{Percent: 15}, Steps: 10,
+		Hardware: profile(t, "a100-p5510x12", 2)}
 	cfg.Trace = ""
-	sampled, err := PlanCache(ctx, cfg, in, o, Observer{})
+	sampled, err := cacheplan.Find(ctx, cfg, in, o, report.Observer{})
 	require.NoError(t, err)
 	o.Trace = file
-	traced, err := PlanCache(ctx, Config{Hidden: 8}, in, o, Observer{})
+	traced, err := cacheplan.Find(ctx, plan.Config{Hidden: 8}, in, o, report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, sampled.Curve, traced.Curve)
 	require.Equal(t, sampled.Best, traced.Best)
 	require.Empty(t, traced.Notes)
-	alone, err := PlanCache(ctx, Config{}, Inputs{}, o, Observer{})
+	alone, err := cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{}, o, report.Observer{})
 	require.NoError(t, err)
 	require.Len(t, alone.Notes, 1)
 	require.Zero(t, alone.Best.Resources["training"])
 	require.Equal(t, sampled.Best.Resources["ssds"], alone.Best.Resources["ssds"])
 
 	other := packed.generate(t)
-	_, err = PlanCache(ctx, Config{}, Inputs{Dev: dev, Dataset: other}, o, Observer{})
+	_, err = cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{Dev: dev, Dataset: other}, o,
+		report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	require.ErrorContains(t, err, "trace of dataset")
 }
 
-func TestHitsAtIsPlacement(t *testing.T) {
-	scores := []uint32{5, math.MaxUint32, 0, 5, 7, 0, 1 << 22, 5}
-	counts := []uint32{1, 10, 100, 1000, 10000, 100000, 1000000, 10000000}
-	for n := range int64(9) {
-		want := int64(0)
-		per := []int64{0, 0, 0}
-		for _, r := range cache.Place(scores, n, 0).GPU {
-			want += int64(counts[r])
-			per[r%3] += int64(counts[r])
-		}
-		at := hitsAt(scores, counts, []int64{n}, 3)
-		require.Equal(t, rankHits{want, per}, at[n])
-		require.Equal(t, int64(11111111), at[8].hits)
+// tierBytes is the budget of a tier of n bytes, none for 0.
+func tierBytes(n int64) units.Budget {
+	if n == 0 {
+		return plan.NoCache()
 	}
-	require.Empty(t, hitsAt(nil, nil, []int64{0}, 1)[0].hits)
+	return units.Budget{Bytes: n}
 }

@@ -10,6 +10,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/sched/report"
 )
 
 // With checked reads a byte that changed on an SSD stops the run before anything trains on it,
@@ -19,13 +20,13 @@ func TestCheckReads(t *testing.T) {
 	s := bind(t, d, 2, "")
 	cfg := small()
 	cfg.Epochs, cfg.GPUCache, cfg.CPUCache = 1, percent(2), percent(2)
-	plain := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	plain := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, plain.err)
 	cfg.CheckReads = true
-	stacks := []string{StackAsync, StackSync, StackCPU}
+	stacks := []string{gpuio.StackAsync, gpuio.StackSync, gpuio.StackCPU}
 	for _, stack := range stacks {
 		cfg.IOStack = stack
-		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err, stack)
 		require.Equal(t, plain.res.ParamsSHA256, r.res.ParamsSHA256)
 		require.Zero(t, r.res.IO.Mismatch)
@@ -45,7 +46,7 @@ func TestCheckReads(t *testing.T) {
 	require.NoError(t, f.Close())
 	for _, stack := range stacks {
 		cfg.IOStack = stack
-		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		var sum *gpuio.ChecksumError
 		require.True(t, errors.As(r.err, &sum), "%s: %v", stack, r.err)
 		require.Equal(t, errs.Device, errs.ClassOf(r.err))

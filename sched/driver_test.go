@@ -21,17 +21,22 @@ import (
 	"helios/cuda/driver"
 	"helios/cuda/fakecuda"
 	"helios/dataset"
+	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // small enough for kernels whose every thread is a fiber.
 var fibers = graphSpec{nodes: 300, dim: 16, degree: 5, train: 0.25}
 
-// lossTolerance is how far a GPU's losses may be from the host device's: sums in float32 may be taken in another order.
+// lossTolerance is how far a GPU's losses may be from the host device's: sums in float32 may be
+// taken in another order.
 const lossTolerance = 1e-4
 
 // gpu is a device of the driver: the machine's with HELIOS_GPU=1, else the fake, with these knobs.
@@ -50,9 +55,10 @@ func gpu(t testing.TB, knobs string) (dev cuda.Device, library string) {
 }
 
 // onFibers is a configuration for them.
-func onFibers() Config {
-	return Config{
-		Mode: ModeHelios, Fanouts: []int{4, 3}, Batch: 32, Hidden: 8, LR: 0.01, Seed: 3, Epochs: 2, Dropout: 0.1,
+func onFibers() plan.Config {
+	return plan.Config{
+		Mode: plan.ModeHelios, Fanouts: []int{4, 3}, Batch: 32, Hidden: 8, LR: 0.01, Seed: 3,
+		Epochs: 2, Dropout: 0.1,
 		Blocks: 2, QueueDepth: 32, OpTimeout: time.Minute, Depth: 1,
 	}
 }
@@ -68,7 +74,8 @@ func fiberRig(t testing.TB) (*dataset.Dataset, []byte, *ssdSet) {
 	return d, feat, s
 }
 
-// near holds a run on a GPU against the same one on the host device and returns the largest difference of losses.
+// near holds a run on a GPU against the same one on the host device and returns the largest
+// difference of losses.
 func near(t testing.TB, host, gpu record) float64 {
 	t.Helper()
 	require.NoError(t, host.err)
@@ -91,26 +98,47 @@ func near(t testing.TB, host, gpu record) float64 {
 	return most
 }
 
-// TestTrainOnGPU: sampling, reads, caches, gathers and the model on a device of the driver do what the host device does:
-// the same blocks and rows to the byte, losses within the tolerance.
+// TestTrainOnGPU: sampling, reads, caches, gathers and the model on a device of the driver do what
+// the host device does: the same blocks and rows to the byte, losses within the tolerance.
 func TestTrainOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
-	cached := func(c *Config) { c.GPUCache, c.CPUCache = percent(10), percent(20) }
+	cached := func(c *plan.Config) { c.GPUCache, c.CPUCache = percent(10), percent(20) }
 	for i, v := range []struct {
 		name string
 		row  rowtype.Type
-		set  func(*Config)
+		set  func(*plan.Config)
 	}{
 		{"helios sage", rowtype.Float32, cached},
-		{"gcn inmem", rowtype.Float32, func(c *Config) { c.Mode, c.Model, c.GPUCache = ModeInmem, "gcn", percent(30) }},
-		{"gat", rowtype.Float32, func(c *Config) { cached(c); c.Model, c.AttentionDropout, c.Epochs = "gat", 0.3, 1 }},
-		{"gin", rowtype.Float32, func(c *Config) { cached(c); c.Model, c.LearnEps, c.Epochs = "gin", true, 1 }},
-		{"cpu", rowtype.Float32, func(c *Config) { c.Mode, c.CPUCache = ModeCPU, percent(10) }},
-		{"mmap", rowtype.Float32, func(c *Config) { c.Mode, c.Epochs = ModeMmap, 1 }},
-		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *Config) {
-			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs, c.CheckReads = "gcn", []int{-1}, StackSync, PipelineNone, 1, true
+		{"gcn inmem", rowtype.Float32,
+			func(
+				c *plan.Config) {
+				c.Mode, c.Model, c.GPUCache = plan.ModeInmem, "gcn", percent(30)
+			}},
+		{"gat", rowtype.Float32,
+			func(
+				c *plan.Config) {
+				cached(c)
+				c.Model, c.AttentionDropout, c.Epochs = "gat", 0.3, 1
+			}},
+		{"gat as in the paper", rowtype.Float32,
+			func(
+				c *plan.Config) {
+				cached(c)
+				c.Model, c.Activation, c.OutHeads, c.Epochs = "gat", "elu", 1, 1
+			}},
+		{"between the layers", rowtype.Float32,
+			func(c *plan.Config) { cached(c); between(c); c.Epochs = 1 }},
+		{"gin", rowtype.Float32,
+			func(c *plan.Config) { cached(c); c.Model, c.LearnEps, c.Epochs = "gin", true, 1 }},
+		{"cpu", rowtype.Float32,
+			func(c *plan.Config) { c.Mode, c.CPUCache = plan.ModeCPU, percent(10) }},
+		{"mmap", rowtype.Float32, func(c *plan.Config) { c.Mode, c.Epochs = plan.ModeMmap, 1 }},
+		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *plan.Config) {
+			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs, c.CheckReads = "gcn", []int{-1},
+				gpuio.StackSync, plan.PipelineNone, 1, true
 		}},
-		{"float16 rows, features dropped", rowtype.Float16, func(c *Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
+		{"float16 rows, features dropped", rowtype.Float16,
+			func(c *plan.Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
 	} {
 		if wide.Lean() && i > 1 {
 			break
@@ -121,15 +149,16 @@ func TestTrainOnGPU(t *testing.T) {
 			}
 			cfg := onFibers()
 			v.set(&cfg)
-			host := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			dev, _ := gpu(t, "")
-			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 			diff := near(t, host, g)
-			t.Logf("largest difference of losses %.2g; parameters equal: %v", diff, host.res.ParamsSHA256 == g.res.ParamsSHA256)
+			t.Logf("largest difference of losses %.2g; parameters equal: %v", diff,
+				host.res.ParamsSHA256 == g.res.ParamsSHA256)
 			require.Equal(t, "ptx", g.res.Kernels)
 			require.Equal(t, "fp32", g.res.Precision)
 			require.Zero(t, g.res.GPUCacheShrunkBytes)
-			if cfg.Mode == ModeHelios {
+			if cfg.Mode == plan.ModeHelios {
 				require.NotEqual(t, "", g.res.MemoryRung)
 			}
 		})
@@ -144,8 +173,8 @@ func TestPrecisions(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
 	cfg.NoEval = true
-	host := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
-	blas := BLASAuto
+	host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	blas := plan.BLASAuto
 	if os.Getenv("HELIOS_GPU") != "1" {
 		blas = fakecuda.BuildBLAS(t)
 	}
@@ -155,19 +184,22 @@ func TestPrecisions(t *testing.T) {
 	}{{"tf32", "", 1e-2}, {"bf16", "", 5e-2}, {"fp32", blas, lossTolerance}} {
 		cfg.Precision, cfg.BLAS = c.precision, c.blas
 		dev, _ := gpu(t, "")
-		g := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+		g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 		require.NoError(t, g.err)
 		require.Equal(t, host.blocks, g.blocks)
 		for i := range host.res.Epochs {
-			require.InDelta(t, host.res.Epochs[i].Loss, g.res.Epochs[i].Loss, c.tolerance, c.precision)
+			require.InDelta(t, host.res.Epochs[i].Loss, g.res.Epochs[i].Loss, c.tolerance,
+				c.precision)
 		}
-		t.Logf("%s, %s: last loss %v, on the host %v", g.res.Precision, g.res.BLAS, g.res.Epochs[1].Loss, host.res.Epochs[1].Loss)
+		t.Logf("%s, %s: last loss %v, on the host %v", g.res.Precision, g.res.BLAS,
+			g.res.Epochs[1].Loss, host.res.Epochs[1].Loss)
 		require.Equal(t, c.precision, g.res.Precision)
-		require.Equal(t, c.blas == "", g.res.BLAS == BLASOff)
+		require.Equal(t, c.blas == "", g.res.BLAS == plan.BLASOff)
 	}
 }
 
-// TestVerifyRowsOnGPU: rows in the GPU's memory are held against the feature function in chunks, and drawn in the timeline.
+// TestVerifyRowsOnGPU: rows in the GPU's memory are held against the feature function in chunks,
+// and drawn in the timeline.
 func TestVerifyRowsOnGPU(t *testing.T) {
 	was := verifyChunk
 	verifyChunk = 1000
@@ -176,15 +208,17 @@ func TestVerifyRowsOnGPU(t *testing.T) {
 	in := computedOn(t, dev, 300, rowtype.Float16, "")
 	cfg := onFibers()
 	var trace bytes.Buffer
-	cfg.Epochs, cfg.NoEval, cfg.VerifyRows, cfg.GPUCache, cfg.Timeline = 1, true, true, percent(20), timeline.New(&trace, timeline.Wall)
-	res, err := Train(context.Background(), cfg, in, Observer{})
+	cfg.Epochs, cfg.NoEval, cfg.VerifyRows, cfg.GPUCache, cfg.Timeline = 1, true, true, percent(20),
+		timeline.New(&trace, timeline.Wall)
+	res, err := Train(context.Background(), cfg, in, report.Observer{})
 	require.NoError(t, err)
 	e := res.Epochs[0]
 	require.Equal(t, e.RowsGPU+e.RowsCPU+e.RowsSSD, *res.RowsVerified)
 	require.Positive(t, e.RowsGPU)
 	require.NoError(t, cfg.Timeline.Close())
 	spans, _, _ := readTimeline(t, trace.Bytes())
-	require.True(t, slices.ContainsFunc(spans, func(d drawn) bool { return d.track == trackGather }))
+	require.True(t,
+		slices.ContainsFunc(spans, func(d drawn) bool { return d.track == report.TrackGather }))
 	require.NoError(t, dev.Close())
 }
 
@@ -194,49 +228,52 @@ func TestGPUTierIsMeasured(t *testing.T) {
 	cfg := onFibers()
 	cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = 1, true, true
 	dev, _ := gpu(t, "mem=268435456")
-	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, r.err)
 	require.EqualValues(t, fibers.nodes*64, r.res.GPUCacheBytes, "all rows fit")
 	require.Zero(t, r.res.Epochs[0].RowsSSD)
-	require.Equal(t, StackNone, r.res.IOStack)
+	require.Equal(t, plan.StackNone, r.res.IOStack)
 	require.Zero(t, r.res.GPUCacheShrunkBytes)
 
 	// Others hold nearly all of it: no tier, and the run goes on.
 	dev, _ = gpu(t, "mem=268435456,used=260046848")
-	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, r.err)
 	require.Zero(t, r.res.GPUCacheBytes+r.res.GPUCacheShrunkBytes)
 	require.Positive(t, r.res.Epochs[0].RowsSSD)
 
 	cfg.GPUCacheAuto, cfg.GPUCache = false, units.Budget{Bytes: 1 << 40}
 	dev, _ = gpu(t, "mem=268435456,used=134217728")
-	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err), "%v", r.err)
 	require.ErrorContains(t, r.err, "device memory has room for")
 }
 
-// TestOutOfGPUMemory: when another process takes what is left, or an allocation fails, the run gives up some or all of its
-// GPU tier and goes on at the same batch, to the same losses.
+// TestOutOfGPUMemory: when another process takes what is left, or an allocation fails, the run
+// gives up some or all of its GPU tier and goes on at the same batch, to the same losses.
 func TestOutOfGPUMemory(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
 	cfg.GPUCache, cfg.CPUCache, cfg.NoEval = percent(50), percent(20), true
 	dev, lib := gpu(t, "mem=268435456")
-	want := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	want := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, want.err)
-	run := func(t *testing.T, cfg Config, then string) (record, string) {
+	run := func(t *testing.T, cfg plan.Config, then string) (record, string) {
 		t.Helper()
 		dev, _ := gpu(t, "mem=268435456")
 		var notes []string
-		obs := Observer{Note: func(s string) { notes = append(notes, s) }, Step: func(stage string, done, total int) {
-			if stage == "fill cpu cache" && done == total && then != "" {
-				fakecuda.Control(t, lib, then)
-				then = ""
-			}
-		}}
-		return trainOn(t, context.Background(), dev, cfg, d, feat, s, obs), strings.Join(notes, "\n")
+		obs := report.Observer{Note: func(s string) { notes = append(notes, s) },
+			Step: func(stage string, done, total int) {
+				if stage == "fill cpu cache" && done == total && then != "" {
+					fakecuda.Control(t, lib, then)
+					then = ""
+				}
+			}}
+		return trainOn(t, context.Background(), dev, cfg, d, feat, s, obs),
+			strings.Join(notes, "\n")
 	}
-	for i, call := range []string{"cuMemAlloc_v2:1", "cuMemCreate:1", "cuMemAlloc_v2:3", "cuMemAlloc_v2:7", "cuMemAlloc_v2:12"} {
+	for i, call := range []string{"cuMemAlloc_v2:1", "cuMemCreate:1", "cuMemAlloc_v2:3",
+		"cuMemAlloc_v2:7", "cuMemAlloc_v2:12"} {
 		if i > 0 && wide.Lean() {
 			break
 		}
@@ -251,7 +288,8 @@ func TestOutOfGPUMemory(t *testing.T) {
 				require.Equal(t, want.res.Epochs[i].Batches, got.res.Epochs[i].Batches)
 			}
 			require.Positive(t, got.res.GPUCacheShrunkBytes)
-			require.Equal(t, want.res.GPUCacheBytes-got.res.GPUCacheShrunkBytes, got.res.GPUCacheBytes)
+			require.Equal(t, want.res.GPUCacheBytes-got.res.GPUCacheShrunkBytes,
+				got.res.GPUCacheBytes)
 			require.Contains(t, notes, "out of device memory")
 		})
 	}
@@ -260,7 +298,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 			t.Skip("the same way as above")
 		}
 		cfg := cfg
-		cfg.Mode, cfg.Epochs = ModeInmem, 1
+		cfg.Mode, cfg.Epochs = plan.ModeInmem, 1
 		read := func(r record) (n int64) {
 			for _, s := range r.res.IO.SSDs {
 				n += s.Bytes
@@ -294,31 +332,41 @@ func TestShrunk(t *testing.T) {
 	slack := deviceSlack(8 << 30)
 	require.EqualValues(t, 256<<20, slack)
 	oom := func(want, free int64) error {
-		return fmt.Errorf("batch 3: %w", errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "d", Purpose: "p", Want: want, Free: free}))
+		return fmt.Errorf("batch 3: %w",
+			errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "d", Purpose: "p", Want: want,
+				Free: free}))
 	}
-	e := &engine{cfg: Config{}.withDefaults(), dev: gpuLike{h}, rows: 10 << 20, rowBytes: 1024, tiers: budgets{gpuRows: 4 << 20, cpuRows: 1 << 20}}
+	e := &engine{
+		Sampling: &prepare.Sampling{Config: plan.Config{}.WithDefaults(), Device: gpuLike{h},
+			Rows: 10 << 20, RowBytes: 1024},
+		tiers: plan.TierSizes{GPURows: 4 << 20, CPURows: 1 << 20},
+	}
 	b, err := e.shrunk(oom(300<<20, 44<<20))
 	require.NoError(t, err)
-	require.Equal(t, budgets{gpuRows: 4<<20 - (256<<20+slack)/1024, cpuRows: 1 << 20}, b)
+	require.Equal(t, plan.TierSizes{GPURows: 4<<20 - (256<<20+slack)/1024, CPURows: 1 << 20}, b)
 	b, err = e.shrunk(oom(16<<30, 0))
 	require.NoError(t, err)
-	require.Zero(t, b.gpuRows)
-	e.cfg.Mode, e.tiers = ModeInmem, budgets{gpuRows: 1 << 10, cpuRows: 10<<20 - 1<<10}
+	require.Zero(t, b.GPURows)
+	e.Config.Mode, e.tiers = plan.ModeInmem, plan.TierSizes{GPURows: 1 << 10,
+		CPURows: 10<<20 - 1<<10}
 	b, err = e.shrunk(oom(1, 0))
 	require.NoError(t, err)
-	require.Equal(t, budgets{cpuRows: 10 << 20}, b, "in CPU memory then")
-	for name, cause := range map[string]error{"another error": errs.New(errs.Device, "x"), "no tier yet": untiered{oom(1, 0)}, "a step that is under way": fmt.Errorf("batch 3: %w", applied{oom(1, 0)})} {
+	require.Equal(t, plan.TierSizes{CPURows: 10 << 20}, b, "in CPU memory then")
+	for name, cause := range map[string]error{"another error": errs.New(errs.Device, "x"),
+		"no tier yet": untiered{oom(1, 0)}, "a step that is under way": fmt.Errorf("batch 3: %w",
+			applied{oom(1, 0)})} {
 		_, err = e.shrunk(cause)
 		require.ErrorContains(t, err, cause.Error(), name)
 	}
-	e.tiers = budgets{gpuRows: 4 << 20}
+	e.tiers = plan.TierSizes{GPURows: 4 << 20}
 	_, err = e.shrunk(applied{oom(1, 0)})
-	require.ErrorContains(t, err, "cannot be done again", "the parameters may have it already, though the tier could shrink")
-	e.tiers = budgets{}
+	require.ErrorContains(t, err, "cannot be done again",
+		"the parameters may have it already, though the tier could shrink")
+	e.tiers = plan.TierSizes{}
 	_, err = e.shrunk(oom(1, 0))
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	require.ErrorContains(t, err, "lower --batch-size")
-	e.dev = h
+	e.Device = h
 	_, err = e.shrunk(oom(1, 0))
 	require.ErrorContains(t, err, "out of memory for p")
 }
@@ -330,46 +378,53 @@ func (gpuLike) Info() cuda.Info {
 	return cuda.Info{Name: "cuda:0 (test)", Backend: "driver", SMs: 4, MemTotal: 8 << 30}
 }
 
-// TestResumeOnAnotherDevice: a checkpoint of the host device goes on on a GPU, with a word on rounding.
+// TestResumeOnAnotherDevice: a checkpoint of the host device goes on on a GPU, with a word on
+// rounding.
 func TestResumeOnAnotherDevice(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
 	cfg.GPUCache = percent(10)
-	whole := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	whole := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, whole.err)
 	cfg.CheckpointDir, cfg.Epochs = filepath.Join(t.TempDir(), "ck"), 1
-	first := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	first := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, first.err)
 	cfg.Resume, cfg.Epochs = true, 2
 	var notes []string
 	dev, _ := gpu(t, "")
-	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{Note: func(s string) { notes = append(notes, s) }})
+	r := trainOn(t, context.Background(), dev, cfg, d, feat, s,
+		report.Observer{Note: func(s string) { notes = append(notes, s) }})
 	require.NoError(t, r.err)
 	require.Len(t, r.res.Epochs, 2)
 	require.InDelta(t, whole.res.Epochs[1].Loss, r.res.Epochs[1].Loss, lossTolerance)
-	require.Contains(t, strings.Join(notes, "\n"), "goes on with a GPU's kernels (ptx), which rounds otherwise")
+	require.Contains(t, strings.Join(notes, "\n"),
+		"goes on with a GPU's kernels (ptx), which rounds otherwise")
 
 	dev, _ = gpu(t, "")
-	ev, err := Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	ev, err := Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,
+		SSDs: s.ssds}, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
 	require.InDelta(t, *r.res.TestAcc, ev.Accuracy, 1e-9)
 	require.NoError(t, dev.Close())
 	host, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)
-	he, err := Evaluate(context.Background(), Config{}, Inputs{Dev: host, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	he, err := Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: host, Dataset: d,
+		SSDs: s.ssds}, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
 	require.InDelta(t, he.Loss, ev.Loss, lossTolerance)
 	require.NoError(t, host.Close())
 }
 
-// TestLostContext: a GPU that is lost ends the run with class Device, and the last checkpoint stays.
+// TestLostContext: a GPU that is lost ends the run with class Device, and the last checkpoint
+// stays.
 func TestLostContext(t *testing.T) {
 	d, _, s := fiberRig(t)
 	cfg := onFibers()
 	cfg.CheckpointDir, cfg.NoEval = filepath.Join(t.TempDir(), "ck"), true
 	dev, lib := gpu(t, "mem=268435456")
-	obs := Observer{Epoch: func(EpochResult) { fakecuda.Control(t, lib, "crash=2") }}
-	res, err := Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, obs)
+	obs := report.Observer{Epoch: func(report.EpochResult) { fakecuda.Control(t, lib, "crash=2") }}
+	res, err := Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds},
+		obs)
 	require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "context is lost")
 	require.Len(t, res.Epochs, 1)
@@ -381,22 +436,30 @@ func TestLostContext(t *testing.T) {
 	require.Positive(t, st.Size())
 	dev, _ = gpu(t, "")
 	cfg.Resume = true
-	res, err = Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{})
+	res, err = Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds},
+		report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, "epoch 2 batch 0", res.ResumedAt)
 	require.Len(t, res.Epochs, 2)
 	require.NoError(t, dev.Close())
 }
 
-// TestDynamicTiersOnGPU: a GPU tier whose lines come and go, on a device of the driver: the rows and counts of the host
-// device.
+// TestDynamicTiersOnGPU: a GPU tier whose lines come and go, on a device of the driver: the rows
+// and counts of the host device.
 func TestDynamicTiersOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	for i, v := range []variant{
-		{name: "gids", set: func(c *Config) { c.Mode, c.GPUCache, c.CPUCache, c.Window = ModeGIDS, percent(50), percent(10), 2 }},
-		{name: "sieve deep by rows", set: func(c *Config) { c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), LineRow }},
-		{name: "lru lines prefetch", set: func(c *Config) {
-			c.Policy, c.GPUCache, c.CacheLine, c.Pipeline, c.Window = "lru", percent(20), 1024, PipelinePrefetch, 1
+		{name: "gids", set: func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
+		}},
+		{name: "sieve deep by rows",
+			set: func(
+				c *plan.Config) {
+				c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), plan.LineRow
+			}},
+		{name: "lru lines prefetch", set: func(c *plan.Config) {
+			c.Policy, c.GPUCache, c.CacheLine, c.Pipeline, c.Window = "lru", percent(20), 1024,
+				plan.PipelinePrefetch, 1
 		}},
 	} {
 		if wide.Lean() && i > 0 {
@@ -406,26 +469,30 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 			cfg := onFibers()
 			cfg.NoEval = true
 			v.set(&cfg)
-			host := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			dev, _ := gpu(t, "")
-			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 			near(t, host, g)
 			for i, h := range host.res.Epochs {
 				e := g.res.Epochs[i]
-				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD, h.LinesInserted, h.LinesEvicted, h.LinesBypassed},
-					[]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.LinesInserted, e.LinesEvicted, e.LinesBypassed})
+				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD, h.LinesInserted,
+					h.LinesEvicted, h.LinesBypassed},
+					[]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.LinesInserted, e.LinesEvicted,
+						e.LinesBypassed})
 			}
 			require.Positive(t, g.res.Epochs[1].RowsGPU)
 		})
 	}
 }
 
-// TestOutOfGPUMemoryWithDynamicTiers: the tier is emptied, gets smaller, and the run goes on at the same batch.
+// TestOutOfGPUMemoryWithDynamicTiers: the tier is emptied, gets smaller, and the run goes on at the
+// same batch.
 func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
-	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Window, cfg.NoEval = ModeGIDS, percent(50), percent(20), 2, true
-	want := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Window, cfg.NoEval = plan.ModeGIDS, percent(50),
+		percent(20), 2, true
+	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
 	for i, call := range []string{"cuMemAlloc_v2:2", "cuMemCreate:2", "cuMemAlloc_v2:5"} {
 		if i > 0 && wide.Lean() {
@@ -435,12 +502,13 @@ func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 			dev, lib := gpu(t, "mem=268435456")
 			var notes []string
 			failed := false
-			obs := Observer{Note: func(s string) { notes = append(notes, s) }, Step: func(stage string, done, total int) {
-				if stage == "fill cpu cache" && done == total && !failed {
-					failed = true
-					fakecuda.Control(t, lib, "fail="+call+":2")
-				}
-			}}
+			obs := report.Observer{Note: func(s string) { notes = append(notes, s) },
+				Step: func(stage string, done, total int) {
+					if stage == "fill cpu cache" && done == total && !failed {
+						failed = true
+						fakecuda.Control(t, lib, "fail="+call+":2")
+					}
+				}}
 			cfg := cfg
 			cfg.Trace = filepath.Join(t.TempDir(), "trace")
 			got := trainOn(t, context.Background(), dev, cfg, d, feat, s, obs)
@@ -452,19 +520,20 @@ func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 	}
 }
 
-// TestDynamicTierIsMeasured: auto takes what the device has free and leaves what the run needs, its staging included.
+// TestDynamicTierIsMeasured: auto takes what the device has free and leaves what the run needs, its
+// staging included.
 func TestDynamicTierIsMeasured(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
-	cfg.Mode, cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = ModeBaM, 1, true, true
+	cfg.Mode, cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = plan.ModeBaM, 1, true, true
 	dev, _ := gpu(t, "mem=268435456")
-	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, r.err)
 	require.EqualValues(t, 16384, r.res.GPUCacheBytes, "whole lines of the features' 19200 bytes")
 	require.Zero(t, r.res.GPUCacheShrunkBytes)
 	require.Positive(t, r.res.Epochs[0].RowsGPU)
 	dev, _ = gpu(t, "mem=268435456,used=260046848")
-	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+	r = trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, r.err)
 	require.Zero(t, r.res.GPUCacheBytes)
 	require.Zero(t, r.res.Epochs[0].RowsGPU)

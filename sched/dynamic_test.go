@@ -12,15 +12,21 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
+	"helios/gpuio"
+	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/testrig"
 	"helios/internal/units"
 	"helios/internal/wide"
 	"helios/nvme"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // dyn is a configuration with a dynamic GPU tier.
-func dyn(pol string, line int64, f func(*Config)) func(*Config) {
-	return func(c *Config) {
+func dyn(pol string, line int64, f func(*plan.Config)) func(*plan.Config) {
+	return func(c *plan.Config) {
 		c.Policy, c.CacheLine, c.GPUCache = pol, line, percent(10)
 		if f != nil {
 			f(c)
@@ -28,49 +34,70 @@ func dyn(pol string, line int64, f func(*Config)) func(*Config) {
 	}
 }
 
-// dynamicWays is every policy, both kinds of lines, every pipeline, window and accumulator, on several stacks.
+// dynamicWays is every policy, both kinds of lines, every pipeline, window and accumulator, on
+// several stacks.
 var dynamicWays = []variant{
-	{"bam", func(c *Config) { c.Mode, c.GPUCache = ModeBaM, percent(10) }, 2, 2},
-	{"gids", func(c *Config) { c.Mode, c.GPUCache, c.CPUCache = ModeGIDS, percent(10), percent(10) }, 2, 2},
-	{"lru deep by rows", dyn(policy.LRU, LineRow, nil), 2, 4},
-	{"sieve deep lines window", dyn(policy.Sieve, 4096, func(c *Config) { c.Window = 2 }), 2, 4},
-	{"clock prefetch accumulated", dyn(policy.Clock, LineRow, func(c *Config) {
-		c.Pipeline, c.IOStack, c.Accumulate, c.CPUCache = PipelinePrefetch, StackSync, 0.5, percent(5)
+	{"bam", func(c *plan.Config) { c.Mode, c.GPUCache = plan.ModeBaM, percent(10) }, 2, 2},
+	{"gids",
+		func(
+			c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+		}, 2, 2},
+	{"lru deep by rows", dyn(policy.LRU, plan.LineRow, nil), 2, 4},
+	{"sieve deep lines window", dyn(policy.Sieve, 4096, func(c *plan.Config) { c.Window = 2 }), 2,
+		4},
+	{"clock prefetch accumulated", dyn(policy.Clock, plan.LineRow, func(c *plan.Config) {
+		c.Pipeline, c.IOStack, c.Accumulate, c.CPUCache = plan.PipelinePrefetch, gpuio.StackSync,
+			0.5, percent(5)
 	}), 2, 1},
-	{"s3fifo series window accumulated cpu", dyn(policy.S3FIFO, 2048, func(c *Config) {
-		c.Pipeline, c.IOStack, c.Accumulate, c.Window = PipelineSeries, StackCPU, 0.9, 3
+	{"s3fifo series window accumulated cpu", dyn(policy.S3FIFO, 2048, func(c *plan.Config) {
+		c.Pipeline, c.IOStack, c.Accumulate, c.Window = plan.PipelineSeries, gpuio.StackCPU, 0.9, 3
 	}), 1, 4},
 	// The rest only in long tests.
-	{"random run-ahead window alone", dyn(policy.Random, LineRow, func(c *Config) { c.Pipeline, c.Window = PipelineRunAhead, 16 }), 2, 4},
-	{"lru intra mmap", dyn(policy.LRU, 4096, func(c *Config) { c.Pipeline, c.IOStack = PipelineIntra, StackMmap }), 2, 1},
-	{"no slot", dyn(policy.LRU, 4096, func(c *Config) { c.GPUCache = percent(0); c.Window = 1 }), 2, 2},
-	{"all of it", dyn(policy.Sieve, LineRow, func(c *Config) { c.GPUCache = percent(100) }), 2, 2},
-	{"series static", func(c *Config) { c.Pipeline = PipelineSeries; caches(5, 10)(c) }, 2, 2},
-	{"bam accumulated", func(c *Config) {
-		c.Mode, c.GPUCache, c.Accumulate, c.Pipeline = ModeBaM, percent(10), 0.95, PipelineRunAhead
+	{"random run-ahead window alone", dyn(policy.Random, plan.LineRow,
+		func(c *plan.Config) { c.Pipeline, c.Window = plan.PipelineRunAhead, 16 }), 2, 4},
+	{"lru intra mmap",
+		dyn(policy.LRU, 4096,
+			func(c *plan.Config) { c.Pipeline, c.IOStack = plan.PipelineIntra, gpuio.StackMmap }),
+		2, 1},
+	{"no slot",
+		dyn(policy.LRU, 4096, func(c *plan.Config) { c.GPUCache = percent(0); c.Window = 1 }), 2,
+		2},
+	{"all of it", dyn(policy.Sieve, plan.LineRow,
+		func(c *plan.Config) { c.GPUCache = percent(100) }), 2, 2},
+	{"series static", func(c *plan.Config) { c.Pipeline = plan.PipelineSeries; caches(5, 10)(c) },
+		2, 2},
+	{"bam accumulated", func(c *plan.Config) {
+		c.Mode, c.GPUCache, c.Accumulate, c.Pipeline = plan.ModeBaM, percent(10), 0.95,
+			plan.PipelineRunAhead
 	}, 2, 2},
-	{"bam checked", func(c *Config) { c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = ModeBaM, percent(10), percent(5), true }, 2, 2},
-	{"gids without its parts", func(c *Config) {
-		c.Mode, c.GPUCache, c.Window, c.Accumulate = ModeGIDS, percent(5), Off, Off
+	{"bam checked", func(c *plan.Config) {
+		c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = plan.ModeBaM, percent(10), percent(5), true
+	}, 2, 2},
+	{"gids without its parts", func(c *plan.Config) {
+		c.Mode, c.GPUCache, c.Window, c.Accumulate = plan.ModeGIDS, percent(5), plan.Off, plan.Off
 	}, 2, 2},
 }
 
-// Same seed, same losses, whatever the tier's policy, lines, window and pipeline; and the replay of each run's trace comes
-// to the run's own counters, pass by pass.
+// Same seed, same losses, whatever the tier's policy, lines, window and pipeline; and the replay of
+// each run's trace comes to the run's own counters, pass by pass.
 func TestSameParametersByDynamicTiers(t *testing.T) {
-	ways := append([]variant{{"static", caches(10, 10), 2, 2}, {"nothing cached", caches(0, 0), 2, 2}}, dynamicWays...)
+	ways := append([]variant{{"static", caches(10, 10), 2, 2}, {"nothing cached", caches(0, 0), 2,
+		2}}, dynamicWays...)
 	for n, g := range []graphSpec{tiny, packed, padded} {
 		d, feat := g.open(t)
 		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
 		var first record
 		for i, v := range ways {
-			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 7 { // tiny has all, the others a third each
+			// tiny has all, the others a third each
+			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 7 {
 				continue
 			}
 			cfg := small()
 			v.set(&cfg)
 			cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
-			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
+			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers,
+				report.Observer{})
 			require.NoError(t, r.err, v.name)
 			if i == 0 {
 				first = r
@@ -83,15 +110,19 @@ func TestSameParametersByDynamicTiers(t *testing.T) {
 				require.Equal(t, first.res.Epochs[e].ValAcc, x.ValAcc, v.name)
 				c := all[2*e]
 				require.Equal(t, "train", c.Kind, v.name)
-				require.Equal(t, []int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.LinesInserted}, []int64{c.Replayed.RowsGPU, c.Replayed.RowsCPU, c.Replayed.RowsSSD, c.Replayed.Inserted}, v.name)
+				require.Equal(t, []int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.LinesInserted},
+					[]int64{c.Replayed.RowsGPU, c.Replayed.RowsCPU, c.Replayed.RowsSSD,
+						c.Replayed.Inserted}, v.name)
 			}
 			e := r.res.Epochs[1]
-			t.Logf("%s: hits %.3f, lines of %d, %d groups of %.1f", v.name, e.HitRatio, r.res.CacheLineBytes, e.ReadGroups, e.GroupBatches)
+			t.Logf("%s: hits %.3f, lines of %d, %d groups of %.1f", v.name, e.HitRatio,
+				r.res.CacheLineBytes, e.ReadGroups, e.GroupBatches)
 		}
 	}
 }
 
-// A read that cannot be healed ends the run with class Device, whatever merges and stages it, and leaves nothing behind.
+// A read that cannot be healed ends the run with class Device, whatever merges and stages it, and
+// leaves nothing behind.
 func TestFaultsInDynamicTiers(t *testing.T) {
 	d, feat := tiny.open(t)
 	for i, v := range dynamicWays[:4] {
@@ -99,38 +130,41 @@ func TestFaultsInDynamicTiers(t *testing.T) {
 			continue
 		}
 		s := bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=700)")
-		leaks := leakCheck(t)
+		before := testrig.Held(t)
 		cfg := small()
 		v.set(&cfg)
-		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.Error(t, r.err, v.name)
 		require.Equal(t, errs.Device, errs.ClassOf(r.err), "%s: %v", v.name, r.err)
 		var st *nvme.StatusError
 		require.ErrorAs(t, r.err, &st, v.name)
-		leaks()
+		before.Leaked(t, "topology")
 	}
 }
 
-// Stopped in the middle of an epoch and resumed under another policy: the parameters are those of an undisturbed run.
+// Stopped in the middle of an epoch and resumed under another policy: the parameters are those of
+// an undisturbed run.
 func TestResumeWithDynamicTiers(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	want := train(t, context.Background(), small(), d, feat, s, 2, Observer{})
+	want := train(t, context.Background(), small(), d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
 	dir := t.TempDir()
-	for i, v := range append(slices.Clone(dynamicWays[:5]), variant{name: "static", set: func(*Config) {}}) {
+	for i, v := range append(slices.Clone(dynamicWays[:5]),
+		variant{name: "static", set: func(*plan.Config) {}}) {
 		cfg := small()
 		v.set(&cfg)
 		cfg.CheckpointDir, cfg.Resume = dir, true
 		ctx, cancel := context.WithCancel(context.Background())
 		steps := 0
-		r := train(t, ctx, cfg, d, feat, s, 2, Observer{Step: func(stage string, done, total int) {
-			if strings.HasPrefix(stage, "epoch") {
-				if steps++; steps == 2 && i < 5 {
-					cancel()
+		r := train(t, ctx, cfg, d, feat, s, 2,
+			report.Observer{Step: func(stage string, done, total int) {
+				if strings.HasPrefix(stage, "epoch") {
+					if steps++; steps == 2 && i < 5 {
+						cancel()
+					}
 				}
-			}
-		}})
+			}})
 		cancel()
 		if i < 5 {
 			require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%s: %v", v.name, r.err)
@@ -141,37 +175,42 @@ func TestResumeWithDynamicTiers(t *testing.T) {
 	}
 }
 
-// An epoch walked in pieces, drained between, has the counts of one that is not: the window looks beyond a piece's end.
+// An epoch walked in pieces, drained between, has the counts of one that is not: the window looks
+// beyond a piece's end.
 func TestPiecesOfAPass(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 2, "")
 	for _, v := range dynamicWays[:5] {
-		var got []EpochResult
+		var got []report.EpochResult
 		for _, step := range []int{0, 1, 2} {
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 			require.NoError(t, err)
 			cfg := small()
 			cfg.Batch = 64
 			v.set(&cfg)
-			cfg = cfg.withDefaults()
-			require.NoError(t, cfg.check())
+			cfg = cfg.WithDefaults()
+			require.NoError(t, cfg.Check())
 			ctx := context.Background()
-			in := Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-			e, err := newEngine(ctx, cfg, in, Observer{}, modelConfig(fingerprintOf(cfg, in)))
+			in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+			e, err := newEngine(ctx, cfg, in, report.Observer{},
+				modelConfig(fingerprintOf(cfg, in)))
 			require.NoError(t, err)
 			order, err := d.Split("train")
 			require.NoError(t, err)
-			p := &pass{name: "pieces", order: order, sampler: e.sampler, step: func(context.Context, *slot) (outcome, error) { return outcome{}, nil }}
+			p := &pass{name: "pieces", order: order, sampler: e.Sampler,
+				step: func(context.Context, *slot) (outcome, error) { return outcome{}, nil }}
 			for p.end = step; ; p.end += step {
 				require.NoError(t, e.run(ctx, p))
 				if p.first == p.n {
 					break
 				}
 			}
-			r := e.snapshot(p, partial{}).result(0, e.rowBytes)
+			r := e.snapshot(p, report.Partial{}).Result(0, e.RowBytes)
 			require.Equal(t, p.n, r.Batches)
-			got = append(got, EpochResult{RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD,
-				LinesInserted: r.LinesInserted, LinesEvicted: r.LinesEvicted, LinesBypassed: r.LinesBypassed})
+			got = append(got, report.EpochResult{RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU,
+				RowsSSD:       r.RowsSSD,
+				LinesInserted: r.LinesInserted, LinesEvicted: r.LinesEvicted,
+				LinesBypassed: r.LinesBypassed})
 			require.NoError(t, e.close())
 			require.NoError(t, dev.Close())
 		}
@@ -186,14 +225,16 @@ func TestAccumulatorAims(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	cfg := small()
-	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Batch, cfg.Epochs = ModeGIDS, percent(5), percent(10), 16, 1
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Batch, cfg.Epochs = plan.ModeGIDS, percent(5),
+		percent(10), 16, 1
 	var notes []string
-	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{Note: func(n string) { notes = append(notes, n) }})
+	r := train(t, context.Background(), cfg, d, feat, s, 2,
+		report.Observer{Note: func(n string) { notes = append(notes, n) }})
 	require.NoError(t, r.err)
 	a := r.res.Accumulator
 	require.NotNil(t, a)
 	require.Equal(t, 0.95, a.Share)
-	require.Equal(t, maxGroup, a.MaxBatches)
+	require.Equal(t, plan.MaxGroup, a.MaxBatches)
 	require.Positive(t, a.IOPS)
 	require.InDelta(t, a.OverheadSeconds, a.InitiateSeconds+a.TerminateSeconds, 1e-12)
 	if a.Capped == "" {
@@ -204,70 +245,26 @@ func TestAccumulatorAims(t *testing.T) {
 	require.Positive(t, e.ReadGroups)
 	require.InDelta(t, e.Batches, e.GroupBatches*float64(e.ReadGroups), 1e-6)
 	require.Equal(t, int64(4096), r.res.CacheLineBytes)
-	require.Equal(t, GIDSWindow, r.res.Window)
+	require.Equal(t, plan.GIDSWindow, r.res.Window)
 	require.Positive(t, r.res.PolicyBytes)
 }
 
-func TestDynamicRefusals(t *testing.T) {
-	for want, set := range map[string]func(*Config){
-		"--policy belady needs to know":    func(c *Config) { c.Policy = policy.Belady },
-		"--policy \"arc\" is not known":    func(c *Config) { c.Policy = "arc" },
-		"--cache-line is of":               func(c *Config) { c.CacheLine = 4096 },
-		"--cache-line 100 is not":          func(c *Config) { c.Policy, c.CacheLine = policy.LRU, 100 },
-		"--window 65 is not":               func(c *Config) { c.Policy, c.Window = policy.LRU, 65 },
-		"--window 4 keeps":                 func(c *Config) { c.Window = 4 },
-		"--mode inmem has every row":       func(c *Config) { c.Mode, c.Policy = ModeInmem, policy.LRU },
-		"--accumulate 1 is not":            func(c *Config) { c.Policy, c.Accumulate = policy.LRU, 1 },
-		"give a --policy other":            func(c *Config) { c.Accumulate = 0.5 },
-		"stack async has several sets":     func(c *Config) { c.Policy, c.Accumulate, c.Pipeline = policy.LRU, 0.5, PipelineNone },
-		"--pipeline deep reads hop by hop": func(c *Config) { c.Policy, c.Accumulate, c.IOStack = policy.LRU, 0.5, StackSync },
-		"neither is given":                 func(c *Config) { c.Pipeline = PipelineRunAhead },
-		"gives each operator all SMs":      func(c *Config) { c.Pipeline, c.SMs.Train = PipelineSeries, 2 },
-		"--check-reads holds rows":         func(c *Config) { c.Policy, c.CacheLine, c.CheckReads = policy.LRU, 4096, true },
-		"--neighbor-cache is of":           func(c *Config) { c.NeighborCache = percent(5) },
-		"-1 is not from 1 to":              func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{-1} },
-		"--sampler \"x\" is not known":     func(c *Config) { c.Sampler = "x" },
-		"--topology \"x\" is not known":    func(c *Config) { c.Topology = "x" },
-		"--tune \"x\" is not known":        func(c *Config) { c.Tune = "x" },
-	} {
-		c := Config{}
-		set(&c)
-		err := c.withDefaults().check()
-		require.ErrorContains(t, err, want)
-		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
-	}
-	c := Config{Mode: ModeGIDS}.withDefaults()
-	require.NoError(t, c.check())
-	require.Equal(t, []any{StackSync, PipelineRunAhead, policy.Random, int64(BaMLine), GIDSWindow, GIDSAccumulate, HotnessPageRank},
-		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate, c.Hotness})
-	c = Config{Mode: ModeBaM, CheckReads: true}.withDefaults()
-	require.NoError(t, c.check())
-	require.Equal(t, []any{StackSync, PipelineNone, policy.Random, int64(LineRow), 0, 0.0}, []any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate})
-	for _, f := range []func(*Config){
-		func(c *Config) { c.IOStack = StackAsync }, func(c *Config) { c.Pipeline = PipelineDeep }, func(c *Config) { c.Policy = PolicyStatic },
-		func(c *Config) { c.Window, c.Accumulate = Off, Off },
-	} {
-		c := Config{Mode: ModeGIDS}
-		f(&c)
-		require.NoError(t, c.withDefaults().check(), "each part can be set by itself")
-	}
-}
-
-// Layer-wise sampling is another batching with losses of its own, the same by every tier, window and pipeline.
+// Layer-wise sampling is another batching with losses of its own, the same by every tier, window
+// and pipeline.
 func TestLadiesEveryWay(t *testing.T) {
 	d, feat := tiny.open(t)
 	sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
-	ladies := func(c *Config) { c.Sampler, c.Fanouts = SamplerLadies, []int{200, 150} }
+	ladies := func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{200, 150} }
 	for _, model := range []string{"sage", "gcn"} {
 		cfg := small()
 		ladies(&cfg)
 		cfg.Model, cfg.CPUCache = model, percent(10)
-		first := train(t, context.Background(), cfg, d, feat, sets[2], 2, Observer{})
+		first := train(t, context.Background(), cfg, d, feat, sets[2], 2, report.Observer{})
 		require.NoError(t, first.err)
 		require.Less(t, first.res.Epochs[1].Loss, first.res.Epochs[0].Loss, "the loss fell")
 		other := cfg
 		other.Sampler, other.Fanouts = "", []int{4, 3}
-		r := train(t, context.Background(), other, d, feat, sets[2], 2, Observer{})
+		r := train(t, context.Background(), other, d, feat, sets[2], 2, report.Observer{})
 		require.NoError(t, r.err)
 		require.NotEqual(t, first.res.ParamsSHA256, r.res.ParamsSHA256)
 		for i, v := range dynamicWays {
@@ -278,11 +275,12 @@ func TestLadiesEveryWay(t *testing.T) {
 			v.set(&cfg)
 			ladies(&cfg)
 			cfg.Model = model
-			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
+			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers,
+				report.Observer{})
 			require.NoError(t, r.err, v.name)
 			require.Equal(t, first.blocks, r.blocks, v.name)
 			require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
-			require.Equal(t, SamplerLadies, r.res.Sampler)
+			require.Equal(t, graph.Ladies, r.res.Sampler)
 		}
 		if wide.Lean() {
 			break
@@ -290,13 +288,15 @@ func TestLadiesEveryWay(t *testing.T) {
 	}
 }
 
-// Reads that are tried again leave no torn line behind: the rows, the parameters and, bytes aside, the replay are those of
-// a run without faults.
+// Reads that are tried again leave no torn line behind: the rows, the parameters and, bytes aside,
+// the replay are those of a run without faults.
 func TestFaultsThatHealInDynamicTiers(t *testing.T) {
 	d, feat := tiny.open(t)
-	clean := train(t, context.Background(), small(), d, feat, bind(t, d, 2, ""), 2, Observer{})
+	clean := train(t, context.Background(), small(), d, feat, bind(t, d, 2, ""), 2,
+		report.Observer{})
 	require.NoError(t, clean.err)
-	for i, fault := range []string{"error(op=read,sct=2,sc=0x81,times=3,after=900)", "late(op=read,ms=700,times=1,after=900)"} {
+	for i, fault := range []string{"error(op=read,sct=2,sc=0x81,times=3,after=900)",
+		"late(op=read,ms=700,times=1,after=900)"} {
 		if wide.Lean() && i > 0 {
 			break
 		}
@@ -304,8 +304,9 @@ func TestFaultsThatHealInDynamicTiers(t *testing.T) {
 			s := bind(t, d, 2, fault)
 			cfg := small()
 			v.set(&cfg)
-			cfg.ReadTimeout, cfg.ReadRetries, cfg.Trace = 300*time.Millisecond, 4, filepath.Join(t.TempDir(), "run.trace")
-			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			cfg.ReadTimeout, cfg.ReadRetries, cfg.Trace = 300*time.Millisecond, 4,
+				filepath.Join(t.TempDir(), "run.trace")
+			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.NoError(t, r.err, v.name)
 			require.Equal(t, clean.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
 			retries := int64(0)
@@ -322,13 +323,17 @@ func TestFaultsThatHealInDynamicTiers(t *testing.T) {
 func TestLinesAreTold(t *testing.T) {
 	d, feat := packed.open(t)
 	cfg := small()
-	cfg.Policy, cfg.CacheLine, cfg.GPUCache, cfg.Epochs, cfg.NoEval = policy.LRU, 4096, units.Budget{Bytes: 500}, 1, true
+	cfg.Policy, cfg.CacheLine, cfg.GPUCache, cfg.Epochs, cfg.NoEval = policy.LRU, 4096,
+		units.Budget{Bytes: 500}, 1, true
 	var notes []string
-	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, Observer{Note: func(n string) { notes = append(notes, n) }})
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1,
+		report.Observer{Note: func(n string) { notes = append(notes, n) }})
 	require.NoError(t, r.err)
 	require.Equal(t, int64(512), r.res.CacheLineBytes)
 	require.Zero(t, r.res.GPUCacheBytes)
 	all := strings.Join(notes, "\n")
-	require.Contains(t, all, "cache lines: 512 B in place of 4 KiB: lines are whole rows of 80 bytes")
-	require.Contains(t, all, "the GPU tier of 480 B has no room for a line of 512 B, so policy lru keeps nothing")
+	require.Contains(t, all,
+		"cache lines: 512 B in place of 4 KiB: lines are whole rows of 80 bytes")
+	require.Contains(t, all,
+		"the GPU tier of 480 B has no room for a line of 512 B, so policy lru keeps nothing")
 }

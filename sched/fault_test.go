@@ -14,8 +14,12 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/testrig"
 	"helios/internal/wide"
 	"helios/nvme"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // Faults that a retry heals change nothing but the counters.
@@ -24,7 +28,7 @@ func TestFaultsThatHeal(t *testing.T) {
 	cfg := small()
 	cfg.Epochs = 1
 	cfg.ReadTimeout, cfg.ReadRetries = 300*time.Millisecond, 4
-	clean := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
+	clean := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, report.Observer{})
 	require.NoError(t, clean.err)
 	for _, c := range []struct {
 		fault   string
@@ -37,10 +41,10 @@ func TestFaultsThatHeal(t *testing.T) {
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			s := bind(t, d, 2, c.fault)
-			leaks := leakCheck(t)
-			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			before := testrig.Held(t)
+			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.NoError(t, r.err)
-			leaks()
+			before.Leaked(t, "topology")
 			require.Equal(t, clean.res.ParamsSHA256, r.res.ParamsSHA256)
 			hits := int64(0)
 			for _, f := range s.faults {
@@ -70,20 +74,21 @@ func TestFaultsThatDoNot(t *testing.T) {
 			return errors.As(err, &to)
 		},
 	} {
-		for _, pipe := range []string{PipelineDeep, PipelineNone} {
+		for _, pipe := range []string{plan.DefaultPipeline, plan.PipelineNone} {
 			t.Run(fault+" "+pipe, func(t *testing.T) {
 				s := bind(t, d, 2, fault)
-				leaks := leakCheck(t)
+				before := testrig.Held(t)
 				cfg := small()
 				cfg.Pipeline = pipe
 				cfg.ReadTimeout, cfg.ReadRetries = 150*time.Millisecond, 1
 				cfg.CheckpointDir, cfg.CheckpointEvery = t.TempDir(), 1
 				trained := 0
-				r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{Step: func(string, int, int) { trained++ }})
+				r := train(t, context.Background(), cfg, d, feat, s, 2,
+					report.Observer{Step: func(string, int, int) { trained++ }})
 				require.Error(t, r.err)
 				require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
 				require.True(t, want(r.err), "%v", r.err)
-				leaks()
+				before.Leaked(t, "topology")
 				// What was trained before the fault is what the checkpoint has.
 				path := filepath.Join(cfg.CheckpointDir, checkpointName)
 				if _, err := os.Stat(path); trained == 0 {
@@ -99,10 +104,10 @@ func TestFaultsThatDoNot(t *testing.T) {
 // The stacks that read the backing file themselves find it cut short: a typed error as well.
 func TestTruncatedBacking(t *testing.T) {
 	d, feat := tiny.open(t)
-	for _, mode := range []string{ModeCPU, ModeMmap} {
+	for _, mode := range []string{plan.ModeCPU, plan.ModeMmap} {
 		t.Run(mode, func(t *testing.T) {
 			s := bind(t, d, 2, "")
-			leaks := leakCheck(t)
+			before := testrig.Held(t)
 			cfg := small()
 			cfg.Mode = mode
 			trained := 0
@@ -111,11 +116,11 @@ func TestTruncatedBacking(t *testing.T) {
 					require.NoError(t, os.Truncate(s.paths[1], 4096))
 				}
 			}
-			r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.Error(t, r.err)
 			require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
 			require.ErrorContains(t, r.err, s.paths[1])
-			leaks()
+			before.Leaked(t, "topology")
 			// The controller's own mapping of the file must find pages when it shuts down.
 			st, err := os.Stat(s.paths[0])
 			require.NoError(t, err)
@@ -128,14 +133,14 @@ func TestTruncatedBacking(t *testing.T) {
 func TestBudgetBeyondMemory(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 1, "")
-	for _, flag := range []string{"--gpu-cache", "--cpu-cache"} {
+	for _, flag := range []string{"option gpu-cache", "option cpu-cache"} {
 		cfg := small()
 		b := &cfg.GPUCache
-		if flag == "--cpu-cache" {
+		if flag == "option cpu-cache" {
 			b = &cfg.CPUCache
 		}
 		b.Bytes = 1 << 50
-		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 		require.ErrorContains(t, r.err, flag)
 	}
@@ -146,13 +151,15 @@ func TestEvaluateSaysWhatTheSSDsDid(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()
 	cfg.Epochs, cfg.CheckpointDir = 1, t.TempDir()
-	require.NoError(t, train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{}).err)
+	require.NoError(t, train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2,
+		report.Observer{}).err)
 	for name, gpu := range map[string]float64{"filling": 30, "reading": 0} {
 		s := bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=60)")
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		in := Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-		r, err := Evaluate(context.Background(), Config{GPUCache: percent(gpu), CoalesceBytes: -1}, in, cfg.CheckpointDir, "test", Observer{})
+		in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+		r, err := Evaluate(context.Background(), plan.Config{GPUCache: percent(gpu),
+			CoalesceBytes: -1}, in, cfg.CheckpointDir, "test", report.Observer{})
 		require.Equal(t, errs.Device, errs.ClassOf(err), "%s: %v", name, err)
 		failed := int64(0)
 		for _, x := range r.IO.SSDs {
@@ -164,14 +171,16 @@ func TestEvaluateSaysWhatTheSSDsDid(t *testing.T) {
 }
 
 // An interrupt does not wait until reads that never end are past their deadlines, and gives
-// everything back all the same: while SSDs are attached, tiers filled, and in the middle of an epoch.
+// everything back all the same: while SSDs are attached, tiers filled, and in the middle of an
+// epoch.
 func TestInterruptWithLostReads(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()
 	cfg.ReadTimeout = time.Minute
-	defer func(d time.Duration) { interruptGrace = d }(interruptGrace)
-	interruptGrace = 200 * time.Millisecond
-	for name, fault := range map[string]string{"attach": "lost(op=read)", "fill": "lost(op=read,after=20)", "epoch": "lost(op=read,after=400)"} {
+	defer func(d time.Duration) { prepare.InterruptGrace = d }(prepare.InterruptGrace)
+	prepare.InterruptGrace = 200 * time.Millisecond
+	for name, fault := range map[string]string{"attach": "lost(op=read)",
+		"fill": "lost(op=read,after=20)", "epoch": "lost(op=read,after=400)"} {
 		if name == "attach" && wide.Lean() { // takes the 10 s of a read of the superblock
 			continue
 		}
@@ -182,15 +191,16 @@ func TestInterruptWithLostReads(t *testing.T) {
 				cfg.CPUCache, cfg.GPUCache = percent(0), percent(0)
 			}
 			s := bind(t, d, 2, fault)
-			leaks := leakCheck(t)
+			before := testrig.Held(t)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			time.AfterFunc(time.Second, cancel)
 			began := time.Now()
-			r := train(t, ctx, cfg, d, feat, s, 2, Observer{})
+			r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{})
 			require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
-			require.Less(t, time.Since(began), 30*time.Second, "the reads' own deadline is a minute away")
-			leaks()
+			require.Less(t, time.Since(began), 30*time.Second,
+				"the reads' own deadline is a minute away")
+			before.Leaked(t, "topology")
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/sched/checkpoint"
+	"helios/sched/report"
 )
 
 // Held is what a checkpoint folder holds.
@@ -22,13 +23,14 @@ type Held struct {
 	DatasetName string // empty in checkpoints of older versions
 	Epoch       int    // in work, from 1
 	Batch       int    // trained of it
-	Epochs      []EpochResult
+	Epochs      []report.EpochResult
 	Written     string // RFC 3339
 	Run         string // empty in checkpoints of older versions
 	Damage      error  // what is wrong with it; the rest is then empty
 }
 
-// Resumable tells whether a run can go on from what is held: the best parameters alone are no run's state.
+// Resumable tells whether a run can go on from what is held: the best parameters alone are no run's
+// state.
 func (h *Held) Resumable() bool { return filepath.Base(h.Path) == checkpointName }
 
 // String says what is held, in words.
@@ -50,7 +52,8 @@ func (h *Held) String() string {
 	return s
 }
 
-// HeldError is the refusal to train into a folder that holds a checkpoint. Its class is errs.Refused.
+// HeldError is the refusal to train into a folder that holds a checkpoint. Its class is
+// errs.Refused.
 type HeldError struct {
 	Dir  string
 	Held *Held
@@ -62,7 +65,8 @@ func (e *HeldError) Error() string { return fmt.Sprintf("folder %s %s", e.Dir, e
 func HeldIn(dir string) (*Held, error) {
 	for _, name := range []string{checkpointName, bestName} {
 		path := filepath.Join(dir, name)
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) ||
+			errors.Is(err, syscall.ENOTDIR) {
 			continue
 		} else if err != nil {
 			return nil, errs.New(errs.Usage, "checkpoint folder %s: %w; name another", dir, err)
@@ -77,7 +81,8 @@ func HeldIn(dir string) (*Held, error) {
 			h.Damage = err
 			return h, nil
 		}
-		h.Model, h.DatasetUUID, h.DatasetName, h.Run = st.Print.Model, st.Print.Dataset, st.Name, st.Run
+		h.Model, h.DatasetUUID, h.DatasetName, h.Run = st.Print.Model, st.Print.Dataset,
+			st.Name, st.Run
 		h.Epoch, h.Batch, h.Epochs = st.Epoch+1, st.Batch, st.Epochs
 		if st.Written != "" {
 			h.Written = st.Written
@@ -96,8 +101,8 @@ func modified(path string) string {
 	return st.ModTime().UTC().Format(time.RFC3339)
 }
 
-// OtherDataset is the refusal to use a checkpoint on a dataset that it was not trained on, or that it can't be told. Its
-// class is errs.Refused.
+// OtherDataset is the refusal to use a checkpoint on a dataset that it was not trained on, or that
+// it can't be told. Its class is errs.Refused.
 type OtherDataset struct {
 	Path     string
 	Was, Now string // UUIDs
@@ -107,10 +112,14 @@ type OtherDataset struct {
 
 func (e *OtherDataset) Error() string {
 	if e.Was == "" || e.Now == "" {
-		return fmt.Sprintf("checkpoint %s: it can't be told whether it was trained on dataset %s, as one of them has no UUID", e.Path, e.Name)
+		return fmt.Sprintf(
+			"checkpoint %s: it can't be told whether it was trained on dataset %s, as one of them has no UUID",
+			e.Path, e.Name)
 	}
 	was := strings.TrimSpace(e.WasName + " " + e.Was)
-	return fmt.Sprintf("checkpoint %s was trained on dataset %s, this is %s %s: nodes that one trained on may be test nodes of the other", e.Path, was, e.Name, e.Now)
+	return fmt.Sprintf(
+		"checkpoint %s was trained on dataset %s, this is %s %s: nodes that one trained on may be test nodes of the other",
+		e.Path, was, e.Name, e.Now)
 }
 
 // otherDataset is an error unless a checkpoint is of this dataset.
@@ -118,5 +127,6 @@ func otherDataset(path string, st state, now, name string) error {
 	if st.Print.Dataset == now && now != "" {
 		return nil
 	}
-	return errs.With(errs.Refused, &OtherDataset{Path: path, Was: st.Print.Dataset, Now: now, WasName: st.Name, Name: name})
+	return errs.With(errs.Refused, &OtherDataset{Path: path, Was: st.Print.Dataset, Now: now,
+		WasName: st.Name, Name: name})
 }

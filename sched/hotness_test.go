@@ -2,25 +2,27 @@ package sched
 
 import (
 	"context"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cache"
 	"helios/cuda"
 	"helios/dataset"
-	"helios/internal/errs"
+	"helios/dataset/build"
 	"helios/internal/units"
 	"helios/internal/wide"
+	"helios/sched/cacheplan"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // hotRun trains one epoch on s and returns the result and what was noted.
-func hotRun(t *testing.T, s *ssdSet, d *dataset.Dataset, cfg Config) (*Result, []string) {
+func hotRun(t *testing.T, s *ssdSet, d *dataset.Dataset, cfg plan.Config) (*report.Result,
+	[]string) {
 	t.Helper()
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
@@ -28,7 +30,8 @@ func hotRun(t *testing.T, s *ssdSet, d *dataset.Dataset, cfg Config) (*Result, [
 	var notes []string
 	cfg.Fanouts, cfg.Batch, cfg.Hidden, cfg.NoEval, cfg.Seed = []int{4, 3}, 100, 8, true, 5
 	cfg.GPUCache, cfg.CPUCache = percent(5), percent(10)
-	r, err := Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{Note: func(n string) { notes = append(notes, n) }})
+	r, err := Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds},
+		report.Observer{Note: func(n string) { notes = append(notes, n) }})
 	require.NoError(t, err)
 	return r, notes
 }
@@ -42,8 +45,8 @@ func TestHotnessSources(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kept")
 	sha := ""
 	hits := map[string]int64{}
-	for _, by := range append(slices.Clone(Hotnesses), list) {
-		cfg := Config{Hotness: by, HotnessDir: dir}
+	for _, by := range append(slices.Clone(plan.Hotnesses), list) {
+		cfg := plan.Config{Hotness: by, HotnessDir: dir}
 		r, notes := hotRun(t, s, d, cfg)
 		require.Equal(t, by, r.Hotness.By)
 		require.False(t, r.Hotness.Reused)
@@ -54,7 +57,8 @@ func TestHotnessSources(t *testing.T) {
 			sha = r.ParamsSHA256
 		}
 		require.Equal(t, sha, r.ParamsSHA256, by)
-		if kept := by == HotnessPresample || by == HotnessPageRank || by == HotnessOutDegree || by == HotnessForesight; !kept {
+		if kept := by == plan.HotnessPresample || by == plan.HotnessPageRank ||
+			by == plan.HotnessOutDegree || by == plan.HotnessForesight; !kept {
 			require.Empty(t, r.Hotness.File)
 			continue
 		}
@@ -65,16 +69,17 @@ func TestHotnessSources(t *testing.T) {
 		require.Len(t, notes, 1)
 		require.Contains(t, notes[0], "reused from "+r.Hotness.File)
 		g := again.Epochs[0]
-		require.Equal(t, [3]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD}, [3]int64{g.RowsGPU, g.RowsCPU, g.RowsSSD})
+		require.Equal(t, [3]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD}, [3]int64{g.RowsGPU, g.RowsCPU,
+			g.RowsSSD})
 		require.Equal(t, sha, again.ParamsSHA256)
 	}
 	for by, n := range hits {
-		if by != list && by != HotnessDegree { // the list names three rows
+		if by != list && by != plan.HotnessDegree { // the list names three rows
 			require.Greater(t, n, hits[list], by)
 		}
 	}
 	for by, n := range hits { // of all placements of this size
-		require.GreaterOrEqual(t, hits[HotnessForesight], n, by)
+		require.GreaterOrEqual(t, hits[plan.HotnessForesight], n, by)
 	}
 }
 
@@ -83,57 +88,25 @@ func TestHotnessThatCannotBeKept(t *testing.T) {
 	s := bind(t, d, 2, "")
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o644))
-	r, notes := hotRun(t, s, d, Config{HotnessDir: filepath.Join(file, "x")})
+	r, notes := hotRun(t, s, d, plan.Config{HotnessDir: filepath.Join(file, "x")})
 	require.Empty(t, r.Hotness.File)
 	require.Len(t, notes, 2) // it can be neither looked for nor made
 	require.Contains(t, notes[1], "not kept for later runs")
 
 	dir := t.TempDir()
-	r, notes = hotRun(t, s, d, Config{HotnessDir: dir})
+	r, notes = hotRun(t, s, d, plan.Config{HotnessDir: dir})
 	require.Empty(t, notes)
 	text, err := os.ReadFile(r.Hotness.File)
 	require.NoError(t, err)
 	text[len(text)/2] ^= 1
 	require.NoError(t, os.WriteFile(r.Hotness.File, text, 0o644))
-	again, notes := hotRun(t, s, d, Config{HotnessDir: dir})
+	again, notes := hotRun(t, s, d, plan.Config{HotnessDir: dir})
 	require.False(t, again.Hotness.Reused)
 	require.Len(t, notes, 1)
 	require.Contains(t, notes[0], "checksum")
 	require.Equal(t, r.Epochs[0].RowsGPU, again.Epochs[0].RowsGPU)
-	third, _ := hotRun(t, s, d, Config{HotnessDir: dir}) // it was written anew
+	third, _ := hotRun(t, s, d, plan.Config{HotnessDir: dir}) // it was written anew
 	require.True(t, third.Hotness.Reused)
-}
-
-func TestHotList(t *testing.T) {
-	dir := t.TempDir()
-	read := func(text string) ([]uint32, error) {
-		p := filepath.Join(dir, "l")
-		require.NoError(t, os.WriteFile(p, []byte(text), 0o644))
-		return readHotList(p, 5)
-	}
-	const top = math.MaxUint32
-	for _, text := range []string{
-		"3\n0\n3\n4", "\n# a\n 3 \n0#b\r\n4\n3\n",
-		"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }            \n" +
-			"\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00",
-	} {
-		got, err := read(text)
-		require.NoError(t, err)
-		require.Equal(t, []uint32{top - 1, 0, 0, top, top - 2}, got)
-		require.Equal(t, cache.Placement{GPU: []int64{3}, CPU: []int64{0, 4}}, cache.Place(got, 1, 2))
-	}
-	for text, want := range map[string]string{
-		"5\n": "line 1 is node 5", "1\n-1\n": "line 2 is node -1", "1\nx\n": `line 2: "x"`, "PK\x03\x04": "PyTorch", "\x80\x02": "PyTorch",
-		"1 2\n": "no node number", "\x93NUMPY\x01": "l:", "": "names no node", "# none\n\n": "names no node", strings.Repeat("1", 1<<17): "l:",
-		"\x93NUMPY\x01\x00\x46\x00{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }            \n":                             "integers are needed",
-		"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1,1),}            \n" + strings.Repeat("\x00", 8): "shape",
-	} {
-		_, err := read(text)
-		require.ErrorContains(t, err, want)
-		require.Equal(t, errs.Usage, errs.ClassOf(err), text)
-	}
-	_, err := readHotList(filepath.Join(dir, "none"), 5)
-	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
 
 // rmat is a small R-MAT graph.
@@ -144,8 +117,9 @@ func rmat(t *testing.T, nodes int64, train float64) *dataset.Dataset {
 func rmatDim(t *testing.T, nodes int64, train float64, dim int) *dataset.Dataset {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "g")
-	require.NoError(t, dataset.Generate(context.Background(), dataset.GenerateOptions{
-		Kind: "rmat", Nodes: nodes, AvgDegree: 10, Classes: 4, Dim: dim, Seed: 3, Out: dir, TrainFraction: train, ValFraction: 0.01, FeatureFn: "hash",
+	require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{
+		Kind: "rmat", Nodes: nodes, AvgDegree: 10, Classes: 4, Dim: dim, Seed: 3, Out: dir,
+		TrainFraction: train, ValFraction: 0.01, FeatureFn: "hash",
 	}))
 	d, err := dataset.Open(dir)
 	require.NoError(t, err)
@@ -153,8 +127,8 @@ func rmatDim(t *testing.T, nodes int64, train float64, dim int) *dataset.Dataset
 	return d
 }
 
-// The issue's bound: at a cache of 10 % and seeds of 10 %, presampling comes within 2 points of the next epoch's own
-// optimum.
+// The issue's bound: at a cache of 10 % and seeds of 10 %, presampling comes within 2 points of the
+// next epoch's own optimum.
 func TestHotnessOnTheNextEpoch(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
@@ -164,16 +138,22 @@ func TestHotnessOnTheNextEpoch(t *testing.T) {
 		nodes = 30_000
 	}
 	sizes := []units.Budget{percent(5), percent(10), percent(100)}
-	sources := []string{"presample:1", HotnessPresample, HotnessDegree, HotnessOutDegree, HotnessPageRank, HotnessForesight}
+	sources := []string{"presample:1", plan.HotnessPresample, plan.HotnessDegree,
+		plan.HotnessOutDegree, plan.HotnessPageRank, plan.HotnessForesight}
 	for _, train := range []float64{0.1, 0.01} {
 		d := rmat(t, nodes, train)
-		// A batch meets about as small a part of the graph as 8,000 seeds of a hundred million nodes do.
-		r, err := CompareHotness(context.Background(), Config{Fanouts: []int{25, 10}, Batch: 20, Seed: 1}, Inputs{Dev: dev, Dataset: d}, sources, sizes, Observer{})
+		// A batch meets about as small a part of the graph as 8,000 seeds of a hundred million
+		// nodes do.
+		r, err := cacheplan.CompareHotness(context.Background(), plan.Config{Fanouts: []int{25, 10},
+			Batch: 20, Seed: 1}, prepare.Inputs{Dev: dev, Dataset: d}, sources, sizes,
+			report.Observer{})
 		require.NoError(t, err)
 		gap := map[string]float64{}
 		for _, s := range r.Sources {
 			at := s.Sizes[1]
-			t.Logf("%g of the nodes are seeds, %-12s hit %.4f of at best %.4f: %.2f points, %.3f of it", train, s.By, at.Hit, at.Best, at.Gap, at.OfBest)
+			t.Logf(
+				"%g of the nodes are seeds, %-12s hit %.4f of at best %.4f: %.2f points, %.3f of it",
+				train, s.By, at.Hit, at.Best, at.Gap, at.OfBest)
 			gap[s.By] = at.Gap
 			for i, h := range s.Sizes {
 				require.GreaterOrEqual(t, h.Gap, 0.0)
@@ -183,11 +163,11 @@ func TestHotnessOnTheNextEpoch(t *testing.T) {
 			}
 			require.Equal(t, 1.0, s.Sizes[2].Hit)
 		}
-		require.Zero(t, gap[HotnessForesight])
-		require.Less(t, gap[HotnessPresample], gap["presample:1"])
-		require.Less(t, gap[HotnessPresample], gap[HotnessDegree])
+		require.Zero(t, gap[plan.HotnessForesight])
+		require.Less(t, gap[plan.HotnessPresample], gap["presample:1"])
+		require.Less(t, gap[plan.HotnessPresample], gap[plan.HotnessDegree])
 		if train == 0.1 {
-			require.LessOrEqual(t, gap[HotnessPresample], 2.0)
+			require.LessOrEqual(t, gap[plan.HotnessPresample], 2.0)
 		}
 	}
 }

@@ -15,13 +15,17 @@ import (
 
 	"helios/internal/hostmem"
 	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // outOfCore is an epoch of the reference model with caches of 15 % of the features. It
 // compares random gathered rows with the source and prints the result as JSON.
-func outOfCore(mode string, in Inputs) error {
-	cfg := Config{Mode: mode, Seed: 1, NoEval: true, Hidden: 64, GPUCache: percent(5), CPUCache: percent(10)}
-	if mode != ModeHelios {
+func outOfCore(mode string, in prepare.Inputs) error {
+	cfg := plan.Config{Mode: mode, Seed: 1, NoEval: true, Hidden: 64, GPUCache: percent(5),
+		CPUCache: percent(10)}
+	if mode != plan.ModeHelios {
 		cfg.GPUCache = percent(0)
 	}
 	d := in.Dataset
@@ -42,7 +46,7 @@ func outOfCore(mode string, in Inputs) error {
 			}
 		}
 	}
-	r, err := Train(context.Background(), cfg, in, Observer{})
+	r, err := Train(context.Background(), cfg, in, report.Observer{})
 	if err == nil {
 		err = bad
 	}
@@ -62,7 +66,7 @@ func TestOutOfCoreMemory(t *testing.T) {
 	s := bindIn(t, d, 2, t.TempDir(), true, "")
 	s.off(t)
 	sha := ""
-	for _, mode := range []string{ModeHelios, ModeCPU} {
+	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU} {
 		env, err := json.Marshal(childRun{Dataset: d.Dir(), SSDs: s.paths, OutOfCore: mode})
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
@@ -73,13 +77,16 @@ func TestOutOfCoreMemory(t *testing.T) {
 		err = cmd.Run()
 		cancel()
 		require.NoError(t, err, stderr.String())
-		var r Result
+		var r report.Result
 		require.NoError(t, json.Unmarshal(out.Bytes(), &r))
 		features := d.Meta.Nodes * int64(d.Meta.RowBytes())
 		require.Greater(t, features, 5*(r.GPUCacheBytes+r.CPUCacheBytes))
 		limit := r.GPUCacheBytes + r.CPUCacheBytes + r.TopologyBytes + 400<<20
-		t.Logf("%s: features %d MiB, peak %d MiB, limit %d MiB, epoch %.1f s, stall %.2f, overlap %.2f", mode, features>>20,
-			r.PeakMemoryBytes>>20, limit>>20, r.Epochs[0].Seconds, r.Epochs[0].Stall, r.Epochs[0].Overlap)
+		t.Logf(
+			"%s: features %d MiB, peak %d MiB, limit %d MiB, epoch %.1f s, stall %.2f, overlap %.2f",
+			mode, features>>20,
+			r.PeakMemoryBytes>>20, limit>>20, r.Epochs[0].Seconds, r.Epochs[0].Stall,
+			r.Epochs[0].Overlap)
 		require.Less(t, r.PeakMemoryBytes, limit)
 		if sha == "" {
 			sha = r.ParamsSHA256

@@ -7,111 +7,116 @@ import (
 
 	"helios/cache/trace"
 	"helios/cuda"
+	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/outfile"
+	"helios/sched/prepare"
 )
 
-// recording is a run's trace (Config.Trace). The accesses of each lookup are written in the order in which the tiers
-// see them, so a replay asks its policies what the run's own was asked.
+// recording is a run's trace (Config.Trace). The accesses of each lookup are written in the order
+// in which the tiers see them, so a replay asks its policies what the run's own was asked. Without
+// a trace it does nothing.
 type recording struct {
+	of     *prepare.Sampling
 	w      *trace.Writer
 	scores []uint32 // what the tiers were placed by, until the trace begins
-	rows   stager
+	rows   prepare.Stager
 }
 
-// tracing tells whether accesses are recorded.
-func (e *engine) tracing() bool { return e.cfg.Trace != "" }
+// on tells whether accesses are recorded.
+func (r *recording) on() bool { return r.of.Config.Trace != "" }
 
-// recordScores keeps what the static tiers are placed by for the trace: a score for each row, which the caller leaves
-// alone from here on.
-func (e *engine) recordScores(scores []uint32) error {
-	if e.tracing() && e.rec.w == nil {
-		e.rec.scores = scores
+// check finds out before the long work whether the trace can be written.
+func (r *recording) check() error {
+	if !r.on() {
+		return nil
+	}
+	return r.named(outfile.Check("trace", r.of.Config.Trace, r.of.Config.Overwrite))
+}
+
+// keepScores keeps what the static tiers are placed by for the trace: a score for each row, which
+// the caller leaves alone from here on.
+func (r *recording) keepScores(scores []uint32) error {
+	if r.w == nil {
+		r.scores = scores
 	}
 	return nil
 }
 
-// beginTrace makes the trace once the tiers are placed. After a shrink it notes that they were placed anew.
-func (e *engine) beginTrace() (err error) {
-	if !e.tracing() {
+// placed makes the trace once the tiers are placed. After a shrink it notes that they were placed
+// anew.
+func (r *recording) placed(l gpuio.Layout, tiers featureTiers) (err error) {
+	if !r.on() {
 		return nil
 	}
-	gpuLines := e.tiers.gpuRows
-	if e.cfg.dynamic() {
-		gpuLines = e.dyn.Config().Slots
-	}
-	if e.rec.w != nil {
-		if err := e.rec.w.Reset(gpuLines); err != nil {
-			return e.traced(err)
-		}
-		return e.tracePlacement()
-	}
-	l := e.layout
+	s := r.of
 	h := trace.Header{
-		Dataset: e.in.Dataset.Meta.UUID, Name: e.in.Dataset.Meta.Name, Rows: e.rows, RowBytes: e.rowBytes, SSDs: int64(l.SSDs),
-		SlotBytes: int64(l.LBABytes) * int64(l.LBAsPerRow) / int64(l.RowsPerLBA), LBABytes: int64(l.LBABytes),
-		Seed: e.cfg.Seed, Sampler: e.cfg.Sampler, Batch: int64(e.cfg.Batch), Mode: e.cfg.Mode, IOStack: e.cfg.IOStack, Policy: e.cfg.Policy,
-		GPULines: gpuLines, RowsPerLine: 1, CPURows: e.tiers.cpuRows, Window: int64(e.cfg.Window),
+		Dataset: s.In.Dataset.Meta.UUID, Name: s.In.Dataset.Meta.Name, Rows: s.Rows,
+		RowBytes: s.RowBytes, SSDs: int64(l.SSDs),
+		SlotBytes: int64(l.LBABytes) * int64(l.LBAsPerRow) / int64(l.RowsPerLBA),
+		LBABytes:  int64(l.LBABytes),
+		Seed:      s.Config.Seed, Sampler: s.Config.Sampler, Batch: int64(s.Config.Batch),
+		Mode: s.Config.Mode, IOStack: s.Config.IOStack, Policy: s.Config.Policy,
+		Window: int64(s.Config.Window),
 	}
-	for _, f := range e.cfg.Fanouts {
+	rows := tiers.record(&h)
+	h.CPURows = int64(len(rows.CPU))
+	if r.w != nil {
+		if err := r.w.Reset(h.GPULines); err != nil {
+			return r.named(err)
+		}
+		return r.named(r.w.Place(rows.GPU, rows.CPU))
+	}
+	for _, f := range s.Config.Fanouts {
 		h.Fanouts = append(h.Fanouts, int64(f))
 	}
-	if e.hotness != nil {
-		h.HotnessBy = e.hotness.By
+	if s.Hotness != nil {
+		h.HotnessBy = s.Hotness.By
 	}
-	if e.cfg.dynamic() {
-		h.LineBytes, h.RowsPerLine = e.dyn.lines.LineBytes, e.dyn.lines.RowsPerLine
+	if r.w, err = trace.Create(s.Config.Trace, h, s.Config.Overwrite); err != nil {
+		r.w = nil
+		return r.named(err)
 	}
-	if e.rec.w, err = trace.Create(e.cfg.Trace, h, e.cfg.Overwrite); err != nil {
-		e.rec.w = nil
-		return e.traced(err)
+	scores := r.scores
+	r.scores = nil
+	if err := r.w.Hotness(scores); err != nil {
+		return r.named(err)
 	}
-	scores := e.rec.scores
-	e.rec.scores = nil
-	if err := e.rec.w.Hotness(scores); err != nil {
-		return e.traced(err)
-	}
-	return e.tracePlacement()
+	return r.named(r.w.Place(rows.GPU, rows.CPU))
 }
 
-// tracePlacement records what the static tiers hold.
-func (e *engine) tracePlacement() error {
-	if e.cfg.dynamic() {
-		return e.traced(e.rec.w.Place(nil, e.dyn.Config().CPU))
-	}
-	return e.traced(e.rec.w.Place(e.placement.GPU, e.placement.CPU))
-}
-
-// traced names the file.
-func (e *engine) traced(err error) error {
+// named names the file.
+func (r *recording) named(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("--trace %s: %w", e.cfg.Trace, err)
+	return fmt.Errorf("--trace %s: %w", r.of.Config.Trace, err)
 }
 
-// traceBegin begins a batch's accesses.
-func (e *engine) traceBegin(p *pass, index int) error {
-	if e.rec.w == nil {
+// begin begins a batch's accesses.
+func (r *recording) begin(p *pass, index int) error {
+	if r.w == nil {
 		return nil
 	}
-	return e.traced(e.rec.w.Begin(p.kind, p.number, index))
+	return r.named(r.w.Begin(p.kind, p.number, index))
 }
 
-// tracePart records a lookup.
-func (e *engine) tracePart(op context.Context, nodes cuda.DevicePtr, first, count int64) error {
-	if e.rec.w == nil {
+// part records a lookup.
+func (r *recording) part(op context.Context, st cuda.Stream, nodes cuda.DevicePtr, first,
+	count int64) error {
+	if r.w == nil {
 		return nil
 	}
-	rows, err := e.hostRows(op, &e.rec.rows, e.lookupS, nodes, first, count)
+	rows, err := r.of.HostRows(op, &r.rows, st, nodes, first, count)
 	if err != nil {
 		return err
 	}
-	return e.traced(e.rec.w.Part(rows))
+	return r.named(r.w.Part(rows))
 }
 
-// traceLive records what a whole pass came to, of the batches that this run trained.
-func (e *engine) traceLive(p *pass) error {
-	if e.rec.w == nil {
+// live records what a whole pass came to, of the batches that this run trained.
+func (r *recording) live(p *pass) error {
+	if r.w == nil {
 		return nil
 	}
 	s, b := p.stats, p.base
@@ -119,32 +124,35 @@ func (e *engine) traceLive(p *pass) error {
 	if s.Retries != b.Retries { // what was read again is no part of what the accesses ask for
 		bytes = 0
 	}
-	return e.traced(e.rec.w.Live(trace.Live{
+	return r.named(r.w.Live(trace.Live{
 		Kind: p.kind, Epoch: p.number, Batches: int64(s.Batches - b.Batches),
-		RowsGPU: s.RowsGPU - b.RowsGPU, RowsCPU: s.RowsCPU - b.RowsCPU, RowsSSD: s.RowsSSD - b.RowsSSD, BytesSSD: bytes,
-		Inserted: s.Inserted - b.Inserted, Evicted: s.Evicted - b.Evicted, Bypassed: s.Bypassed - b.Bypassed,
+		RowsGPU: s.RowsGPU - b.RowsGPU, RowsCPU: s.RowsCPU - b.RowsCPU, RowsSSD: s.RowsSSD -
+			b.RowsSSD, BytesSSD: bytes,
+		Inserted: s.Inserted - b.Inserted, Evicted: s.Evicted - b.Evicted, Bypassed: s.Bypassed -
+			b.Bypassed,
 	}))
 }
 
-// closeTrace leaves nothing of a trace that has not come to its end.
-func (e *engine) closeTrace() error {
-	w := e.rec.w
-	e.rec.w, e.rec.scores = nil, nil
+// close leaves nothing of a trace that has not come to its end.
+func (r *recording) close() error {
+	w, rows := r.w, r.rows.Close()
+	r.w, r.scores = nil, nil
 	if w == nil {
-		return nil
+		return rows
 	}
-	return e.traced(w.Discard())
+	return errors.Join(r.named(w.Discard()), rows)
 }
 
-// endTrace gives the trace its name, where the run came to its end or was interrupted; else nothing is left of it.
-func (e *engine) endTrace(err error) error {
-	w := e.rec.w
-	e.rec.w, e.rec.scores = nil, nil
+// end gives the trace its name, where the run came to its end or was interrupted; else nothing is
+// left of it.
+func (r *recording) end(err error) error {
+	w := r.w
+	r.w, r.scores = nil, nil
 	if w == nil {
 		return err
 	}
 	if err != nil && errs.ClassOf(err) != errs.Interrupted {
-		return errors.Join(err, e.traced(w.Discard()))
+		return errors.Join(err, r.named(w.Discard()))
 	}
-	return errors.Join(err, e.traced(w.Close()))
+	return errors.Join(err, r.named(w.Close()))
 }

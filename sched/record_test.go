@@ -10,8 +10,10 @@ import (
 
 	"helios/cache/replay"
 	"helios/cache/trace"
+	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/sched/report"
 )
 
 // replayed holds a trace's live counters against its replay; passes is how many had to be there.
@@ -20,20 +22,23 @@ func replayed(t testing.TB, path string, passes int) []replay.Checked {
 	r, err := trace.Open(path)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, r.Close()) }()
-	all, err := replay.Check(context.Background(), r, nil)
+	all, err := replay.Check(context.Background(), r, gpuio.AnyStack([]string{r.Header().IOStack},
+		func(s *gpuio.Stack) bool { return !s.Queued }), nil)
 	require.NoError(t, err)
 	compared := 0
 	for _, c := range all {
 		if c.Compared {
 			compared++
-			require.True(t, c.Equal, "%s %d: live %v, replayed %v", c.Kind, c.Epoch, c.Live, c.Replayed)
+			require.True(t, c.Equal, "%s %d: live %v, replayed %v", c.Kind, c.Epoch, c.Live,
+				c.Replayed)
 		}
 	}
 	require.Equal(t, passes, compared, "passes")
 	return all
 }
 
-// An interrupted run leaves a trace whose whole passes agree; a failed one leaves none; neither does it leave a part of one.
+// An interrupted run leaves a trace whose whole passes agree; a failed one leaves none; neither
+// does it leave a part of one.
 func TestTraceOfRunsThatEndEarly(t *testing.T) {
 	d, feat := tiny.open(t)
 	dir := t.TempDir()
@@ -42,38 +47,42 @@ func TestTraceOfRunsThatEndEarly(t *testing.T) {
 	cfg.Trace = filepath.Join(dir, "run.trace")
 	ctx, cancel := context.WithCancel(context.Background())
 	epochs := 0
-	r := train(t, ctx, cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, total int) {
-		if stage == "epoch 2" {
-			epochs++
-			cancel()
-		}
-	}})
+	r := train(t, ctx, cfg, d, feat, bind(t, d, 2, ""), 2,
+		report.Observer{Step: func(stage string, done, total int) {
+			if stage == "epoch 2" {
+				epochs++
+				cancel()
+			}
+		}})
 	cancel()
 	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
 	replayed(t, cfg.Trace, 2)
 
 	require.NoError(t, os.Remove(cfg.Trace))
-	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=700)"), 2, Observer{})
+	r = train(t, context.Background(), cfg, d, feat,
+		bind(t, d, 2, "error(op=read,sct=2,sc=0x81,dnr=1,after=700)"), 2, report.Observer{})
 	require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
 
 	cfg.Trace = filepath.Join(dir, "no", "such", "folder")
-	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
+	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, report.Observer{})
 	require.ErrorContains(t, r.err, "--trace "+cfg.Trace)
 }
 
-// A trace that cannot be written is told before there is work, and one of a run that placed nothing by hotness has no scores.
+// A trace that cannot be written is told before there is work, and one of a run that placed nothing
+// by hotness has no scores.
 func TestTraceBeginsAndScores(t *testing.T) {
 	d, feat := tiny.open(t)
 	dir := t.TempDir()
 	cfg := small()
 	cfg.Epochs, cfg.NoEval, cfg.GPUCache, cfg.CPUCache = 1, true, percent(5), percent(5)
 	cfg.Trace = filepath.Join(dir, "none", "run.trace")
-	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, total int) {
-		require.Fail(t, "work before the error", "%s %d of %d", stage, done, total)
-	}})
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2,
+		report.Observer{Step: func(stage string, done, total int) {
+			require.Fail(t, "work before the error", "%s %d of %d", stage, done, total)
+		}})
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err), "%v", r.err)
 
 	cfg.Overwrite = true
@@ -82,7 +91,7 @@ func TestTraceBeginsAndScores(t *testing.T) {
 		if !scores {
 			cfg.GPUCache, cfg.CPUCache = percent(100), units.Budget{}
 		}
-		r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{})
+		r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, report.Observer{})
 		require.NoError(t, r.err)
 		replayed(t, cfg.Trace, 1)
 		f, err := trace.Open(cfg.Trace)

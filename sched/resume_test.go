@@ -18,17 +18,23 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/wide"
 	"helios/sched/checkpoint"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // counts are the figures of an epoch that do not depend on time.
-func counts(e EpochResult) EpochResult {
-	return EpochResult{
-		Epoch: e.Epoch, Loss: e.Loss, TrainAcc: e.TrainAcc, ValAcc: e.ValAcc, Batches: e.Batches, Seeds: e.Seeds,
-		RowsGPU: e.RowsGPU, RowsCPU: e.RowsCPU, RowsSSD: e.RowsSSD, BytesSSD: e.BytesSSD, SSDCommands: e.SSDCommands,
+func counts(e report.EpochResult) report.EpochResult {
+	return report.EpochResult{
+		Epoch: e.Epoch, Loss: e.Loss, TrainAcc: e.TrainAcc, ValAcc: e.ValAcc, Batches: e.Batches,
+		Seeds:   e.Seeds,
+		RowsGPU: e.RowsGPU, RowsCPU: e.RowsCPU, RowsSSD: e.RowsSSD, BytesSSD: e.BytesSSD,
+		SSDCommands:       e.SSDCommands,
 		ReadAmplification: e.ReadAmplification,
 	}
 }
@@ -41,7 +47,7 @@ func TestResumeMidEpoch(t *testing.T) {
 	cfg := small()
 	cfg.Epochs = 3
 	cfg.CoalesceBytes = -1 // how many commands rows share depends on the sets that a pipeline makes
-	want := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
 
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 2))
@@ -51,11 +57,13 @@ func TestResumeMidEpoch(t *testing.T) {
 	for {
 		c.Resume = true
 		c.CheckpointEvery = rng.IntN(3)
-		c.Pipeline = Pipelines[rng.IntN(len(Pipelines)-1)] // the last, run-ahead, is for tiers whose counts a stop changes
-		stopAt := 1 + rng.IntN(7)                          // 36 steps in all: five stops always fit
+		// run-ahead is for tiers whose counts a stop changes
+		c.Pipeline = anyPipeline(rng, plan.PipelineRunAhead)
+		// 36 steps in all: five stops always fit
+		stopAt := 1 + rng.IntN(7)
 		ctx, cancel := context.WithCancel(context.Background())
 		left := stopAt
-		obs := Observer{Step: func(string, int, int) {
+		obs := report.Observer{Step: func(string, int, int) {
 			if left--; left == 0 && stops < 5 {
 				cancel()
 			}
@@ -81,21 +89,22 @@ func TestInterruptWithoutCheckpoint(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 1, "")
 	ctx, cancel := context.WithCancel(context.Background())
-	r := train(t, ctx, small(), d, feat, s, 2, Observer{Step: func(string, int, int) { cancel() }})
+	r := train(t, ctx, small(), d, feat, s, 2,
+		report.Observer{Step: func(string, int, int) { cancel() }})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err))
 	require.ErrorContains(t, r.err, "nothing is saved without --checkpoint")
-	r = train(t, ctx, small(), d, feat, s, 2, Observer{})
+	r = train(t, ctx, small(), d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "also before the first batch")
 }
 
-// A checkpoint of the time when all batches of an epoch drew alike: going on would train on other samples; what it holds can be
-// evaluated as ever.
+// A checkpoint of the time when all batches of an epoch drew alike: going on would train on other
+// samples; what it holds can be evaluated as ever.
 func TestResumeOfOlderDraws(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 1, "")
 	cfg := small()
 	cfg.Epochs, cfg.CheckpointDir = 1, t.TempDir()
-	require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, Observer{}).err)
+	require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{}).err)
 	path := filepath.Join(cfg.CheckpointDir, checkpointName)
 	f, err := checkpoint.Load(path)
 	require.NoError(t, err)
@@ -107,14 +116,15 @@ func TestResumeOfOlderDraws(t *testing.T) {
 	f.Metadata["helios.format"] = "1"
 	require.NoError(t, checkpoint.Save(path, f))
 	cfg.Epochs, cfg.Resume = 2, true
-	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 	require.ErrorContains(t, r.err, "drawn by epoch")
 	require.ErrorContains(t, r.err, "start anew")
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.Close()) }()
-	_, err = Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{})
+	_, err = Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,
+		SSDs: s.ssds}, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
 }
 
@@ -123,27 +133,28 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	s := bind(t, d, 1, "")
 	cfg := small()
 	cfg.Epochs, cfg.CheckpointDir = 1, t.TempDir()
-	first := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	first := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, first.err)
 	cfg.Resume = true
-	for field, set := range map[string]func(*Config){
-		"lr 0.01": func(c *Config) { c.LR = 0.02 }, "seed": func(c *Config) { c.Seed++ },
-		"fanout": func(c *Config) { c.Fanouts = []int{4, 4} }, "hidden": func(c *Config) { c.Hidden = 17 },
+	for field, set := range map[string]func(*plan.Config){
+		"lr 0.01": func(c *plan.Config) { c.LR = 0.02 }, "seed": func(c *plan.Config) { c.Seed++ },
+		"fanout": func(c *plan.Config) { c.Fanouts = []int{4, 4} },
+		"hidden": func(c *plan.Config) { c.Hidden = 17 },
 	} {
 		c := cfg
 		set(&c)
-		r := train(t, context.Background(), c, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), c, d, feat, s, 2, report.Observer{})
 		require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 		require.ErrorContains(t, r.err, field)
 	}
 	// The other way round: what does not change the result may change, and a finished run's
 	// epochs can be extended as if it had never stopped.
 	c := cfg
-	c.Mode, c.Epochs = ModeMmap, 2
-	r := train(t, context.Background(), c, d, feat, s, 1, Observer{})
+	c.Mode, c.Epochs = plan.ModeMmap, 2
+	r := train(t, context.Background(), c, d, feat, s, 1, report.Observer{})
 	require.NoError(t, r.err)
 	c = small()
-	straight := train(t, context.Background(), c, d, feat, s, 2, Observer{})
+	straight := train(t, context.Background(), c, d, feat, s, 2, report.Observer{})
 	require.Equal(t, straight.res.ParamsSHA256, r.res.ParamsSHA256)
 	// A damaged checkpoint is refused by name.
 	path := filepath.Join(cfg.CheckpointDir, checkpointName)
@@ -151,13 +162,13 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	require.NoError(t, err)
 	b[len(b)-1] ^= 1
 	require.NoError(t, os.WriteFile(path, b, 0o644))
-	r = train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Device, errs.ClassOf(r.err))
 	require.ErrorContains(t, r.err, path)
 	// And one folder serves one run at a time.
 	lock, err := checkpoint.LockDir(cfg.CheckpointDir)
 	require.NoError(t, err)
-	r = train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Refused, errs.ClassOf(r.err))
 	require.NoError(t, lock.Unlock())
 }
@@ -168,25 +179,29 @@ func TestEvaluateAndPredict(t *testing.T) {
 	s := bind(t, d, 2, "")
 	cfg := small()
 	cfg.Epochs, cfg.CheckpointDir = 3, t.TempDir()
-	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, r.err)
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
-	in := Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 	ctx := context.Background()
-	for _, mode := range []string{ModeHelios, ModeCPU} {
-		e, err := Evaluate(ctx, Config{Mode: mode, GPUCache: percent(5)}, in, cfg.CheckpointDir, "test", Observer{})
+	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU} {
+		e, err := Evaluate(ctx, plan.Config{Mode: mode, GPUCache: percent(5)}, in,
+			cfg.CheckpointDir, "test", report.Observer{})
 		require.NoError(t, err)
 		require.Equal(t, *r.res.TestAcc, e.Accuracy)
 		require.Equal(t, r.res.BestEpoch, e.Epoch)
-		e, err = Evaluate(ctx, Config{Mode: mode}, in, filepath.Join(cfg.CheckpointDir, checkpointName), "val", Observer{})
+		e, err = Evaluate(ctx, plan.Config{Mode: mode}, in, filepath.Join(cfg.CheckpointDir,
+			checkpointName), "val", report.Observer{})
 		require.NoError(t, err)
 		require.Equal(t, *r.res.Epochs[r.res.BestEpoch-1].ValAcc, e.Accuracy)
 	}
 	// Every neighbour: no sampling, so the batch size is of no account.
-	full, err := Evaluate(ctx, Config{Fanouts: []int{-1, -1}}, in, cfg.CheckpointDir, "test", Observer{})
+	full, err := Evaluate(ctx, plan.Config{Fanouts: []int{-1, -1}}, in, cfg.CheckpointDir, "test",
+		report.Observer{})
 	require.NoError(t, err)
-	again, err := Evaluate(ctx, Config{Fanouts: []int{-1, -1}, Batch: 37, Mode: ModeMmap}, in, cfg.CheckpointDir, "test", Observer{})
+	again, err := Evaluate(ctx, plan.Config{Fanouts: []int{-1, -1}, Batch: 37, Mode: plan.ModeMmap},
+		in, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, full.Accuracy, again.Accuracy)
 	require.Greater(t, full.Accuracy, 0.3)
@@ -197,16 +212,17 @@ func TestEvaluateAndPredict(t *testing.T) {
 	require.NoError(t, err)
 	var got []int64
 	right := 0
-	io, err := Predict(ctx, Config{Fanouts: []int{-1, -1}, Batch: 64}, in, cfg.CheckpointDir, test, true, func(p Prediction) error {
-		got = append(got, p.Nodes...)
-		require.Len(t, p.Embeddings, len(p.Nodes)*cfg.Hidden)
-		for i, v := range p.Nodes {
-			if labels[v] == p.Classes[i] {
-				right++
+	io, err := Predict(ctx, plan.Config{Fanouts: []int{-1, -1}, Batch: 64}, in, cfg.CheckpointDir,
+		test, true, func(p report.Prediction) error {
+			got = append(got, p.Nodes...)
+			require.Len(t, p.Embeddings, len(p.Nodes)*cfg.Hidden)
+			for i, v := range p.Nodes {
+				if labels[v] == p.Classes[i] {
+					right++
+				}
 			}
-		}
-		return nil
-	}, Observer{})
+			return nil
+		}, report.Observer{})
 	require.NoError(t, err)
 	require.Len(t, io.IO.SSDs, len(in.SSDs))
 	require.Equal(t, test, got)
@@ -214,23 +230,26 @@ func TestEvaluateAndPredict(t *testing.T) {
 
 	for want, f := range map[string]func() error{
 		"does not exist": func() error {
-			_, err := Evaluate(ctx, Config{}, in, t.TempDir(), "test", Observer{})
+			_, err := Evaluate(ctx, plan.Config{}, in, t.TempDir(), "test", report.Observer{})
 			return err
 		},
 		"has 2 layers": func() error {
-			_, err := Evaluate(ctx, Config{Fanouts: []int{3}}, in, cfg.CheckpointDir, "test", Observer{})
+			_, err := Evaluate(ctx, plan.Config{Fanouts: []int{3}}, in, cfg.CheckpointDir, "test",
+				report.Observer{})
 			return err
 		},
 		"unknown split": func() error {
-			_, err := Evaluate(ctx, Config{}, in, cfg.CheckpointDir, "all", Observer{})
+			_, err := Evaluate(ctx, plan.Config{}, in, cfg.CheckpointDir, "all", report.Observer{})
 			return err
 		},
 		"asked for twice": func() error {
-			_, err := Predict(ctx, Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, false, func(Prediction) error { return nil }, Observer{})
+			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, false,
+				func(report.Prediction) error { return nil }, report.Observer{})
 			return err
 		},
 		"not in dataset": func() error {
-			_, err := Predict(ctx, Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, false, func(Prediction) error { return nil }, Observer{})
+			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, false,
+				func(report.Prediction) error { return nil }, report.Observer{})
 			return err
 		},
 	} {
@@ -252,7 +271,7 @@ type childRun struct {
 	OutOfCore  string // a mode: train outOfCore instead, and print the result
 }
 
-func childConfig() Config {
+func childConfig() plan.Config {
 	cfg := small()
 	cfg.Epochs, cfg.CheckpointEvery, cfg.Batch = 6, 1, 40
 	cfg.GPUCache = percent(5)
@@ -273,7 +292,7 @@ func childMain() int {
 	if err != nil {
 		return fail(err)
 	}
-	in := Inputs{Dataset: d}
+	in := prepare.Inputs{Dataset: d}
 	for _, p := range c.SSDs {
 		s, err := openSSD(p, c.OutOfCore == "", nil)
 		if err != nil {
@@ -294,11 +313,12 @@ func childMain() int {
 	}
 	cfg := childConfig()
 	cfg.CheckpointDir, cfg.Resume, cfg.Pipeline = c.Checkpoint, true, c.Pipeline
-	if cfg.Pipeline == PipelineRunAhead { // an epoch goes on with an empty tier
-		cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack = "sieve", 4096, 2, 0.9, StackSync
+	if cfg.Pipeline == plan.PipelineRunAhead { // an epoch goes on with an empty tier
+		cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack = "sieve", 4096, 2, 0.9,
+			gpuio.StackSync
 	}
 	cfg.OnBatch = func(int, int, *graph.MiniBatch) { fmt.Println("batch") }
-	r, err := Train(context.Background(), cfg, in, Observer{})
+	r, err := Train(context.Background(), cfg, in, report.Observer{})
 	if err != nil {
 		return fail(err)
 	}
@@ -306,7 +326,8 @@ func childMain() int {
 	return 0
 }
 
-// Killed with SIGKILL at random moments and resumed: the parameters are those of an undisturbed run.
+// Killed with SIGKILL at random moments and resumed: the parameters are those of an undisturbed
+// run.
 func TestKilledAndResumed(t *testing.T) {
 	kills := 20
 	if wide.Lean() {
@@ -314,7 +335,7 @@ func TestKilledAndResumed(t *testing.T) {
 	}
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	want := train(t, context.Background(), childConfig(), d, feat, s, 2, Observer{})
+	want := train(t, context.Background(), childConfig(), d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
 	s.off(t)
 
@@ -322,7 +343,7 @@ func TestKilledAndResumed(t *testing.T) {
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))
 	killed := 0
 	for {
-		run.Pipeline = Pipelines[rng.IntN(len(Pipelines))]
+		run.Pipeline = anyPipeline(rng, "")
 		env, err := json.Marshal(run)
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -334,7 +355,8 @@ func TestKilledAndResumed(t *testing.T) {
 		if killed < kills {
 			// A few batches in, at any moment of what follows: sampling, reading, training
 			// and each step of replacing the checkpoint.
-			stdout = killer{after: 1 + rng.IntN(4), delay: time.Duration(rng.IntN(3000)) * time.Microsecond}
+			stdout = killer{after: 1 + rng.IntN(4),
+				delay: time.Duration(rng.IntN(3000)) * time.Microsecond}
 		}
 		stdout.cmd = cmd
 		cmd.Stdout = &stdout

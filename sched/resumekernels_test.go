@@ -11,10 +11,12 @@ import (
 	"helios/cuda"
 	"helios/internal/simd"
 	"helios/sched/checkpoint"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
-// A checkpoint that goes on at a level which rounds otherwise says so; levels of the same bits are silent, and one
-// from before levels counts as generic.
+// A checkpoint that goes on at a level which rounds otherwise says so; levels of the same bits are
+// silent, and one from before levels counts as generic.
 func TestResumeAtAnotherLevel(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 1, "")
@@ -24,7 +26,8 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 		require.NoError(t, err)
 		cfg := small()
 		cfg.Epochs, cfg.CheckpointDir, cfg.Resume, cfg.NoEval = epochs, dir, true, true
-		_, err = Train(context.Background(), cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, Observer{Note: func(s string) { notes += s + "\n" }})
+		_, err = Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d,
+			SSDs: s.ssds}, report.Observer{Note: func(s string) { notes += s + "\n" }})
 		require.NoError(t, err)
 		require.NoError(t, dev.Close())
 		return notes

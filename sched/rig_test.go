@@ -5,9 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -18,21 +18,27 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/internal/units"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain())
 	}
-	fillRows = 100 // so that the tiny tiers take several sets
+	prepare.FillRows = 100 // so that the tiny tiers take several sets
 	code := m.Run()
 	for _, dir := range atExit {
 		_ = os.RemoveAll(dir)
@@ -49,7 +55,8 @@ type graphSpec struct {
 }
 
 var (
-	tiny   = graphSpec{nodes: 1500, dim: 128, degree: 6} // rows of one LBA: read straight to their place
+	// rows of one LBA: read straight to their place
+	tiny   = graphSpec{nodes: 1500, dim: 128, degree: 6}
 	packed = graphSpec{nodes: 1500, dim: 20, degree: 6}  // six rows to an LBA
 	padded = graphSpec{nodes: 1500, dim: 150, degree: 6} // 600 bytes in two LBAs
 )
@@ -73,8 +80,9 @@ func (g graphSpec) generate(t testing.TB) *dataset.Dataset {
 		require.NoError(t, err)
 		atExit = append(atExit, root)
 		dir := filepath.Join(root, "g")
-		require.NoError(t, dataset.Generate(context.Background(), dataset.GenerateOptions{
-			Kind: "sbm", Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7, Out: dir, TrainFraction: g.train,
+		require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{
+			Kind: "sbm", Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7,
+			Out: dir, TrainFraction: g.train,
 		}))
 		made.dir[g] = dir
 	}
@@ -113,7 +121,7 @@ type ssdSet struct {
 // each SSD after loading.
 func bind(t testing.TB, d *dataset.Dataset, n int, faults string) *ssdSet {
 	t.Helper()
-	return bindIn(t, d, n, ramDir(t), false, faults)
+	return bindIn(t, d, n, testrig.MemoryDir(t), false, faults)
 }
 
 // bindIn makes the SSDs' files in dir.
@@ -127,7 +135,7 @@ func bindIn(t testing.TB, d *dataset.Dataset, n int, dir string, file bool, faul
 		s.paths = append(s.paths, p)
 	}
 	s.power(t, "")
-	_, err := dataset.Load(context.Background(), d, s.ssds, dataset.LoadOptions{})
+	_, err := stripe.Load(context.Background(), d, s.ssds, stripe.LoadOptions{})
 	require.NoError(t, err)
 	if faults != "" {
 		s.off(t)
@@ -135,15 +143,6 @@ func bindIn(t testing.TB, d *dataset.Dataset, n int, dir string, file bool, faul
 	}
 	t.Cleanup(func() { s.off(t) })
 	return s
-}
-
-func ramDir(t testing.TB) string {
-	dir, err := os.MkdirTemp("/dev/shm", "helios-sched-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	return dir
 }
 
 func (s *ssdSet) power(t testing.TB, faults string) {
@@ -190,7 +189,7 @@ func (s *ssdSet) off(t testing.TB) {
 
 // record is what a run showed.
 type record struct {
-	res    *Result
+	res    *report.Result
 	err    error
 	blocks string // hash of every batch's frontier and blocks, in order
 	seen   string // hash of every batch's rows, as training got them
@@ -200,7 +199,8 @@ type record struct {
 
 // train runs cfg on a fresh host device and compares gathered rows with the source. It fails the
 // test when the run leaves something behind.
-func train(t testing.TB, ctx context.Context, cfg Config, d *dataset.Dataset, feat []byte, s *ssdSet, workers int, obs Observer) record {
+func train(t testing.TB, ctx context.Context, cfg plan.Config, d *dataset.Dataset, feat []byte,
+	s *ssdSet, workers int, obs report.Observer) record {
 	t.Helper()
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers})
 	require.NoError(t, err)
@@ -218,21 +218,22 @@ func readBack(t testing.TB, dev cuda.Device, b cuda.Buffer, n int64) []byte {
 	if mem := b.Bytes(); mem != nil {
 		return mem[:n]
 	}
-	var g stager
+	var g prepare.Stager
 	st, err := dev.NewStream(cuda.StreamOptions{Name: "test"})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	v, err := g.view(ctx, dev, st, b, 0, n)
+	v, err := g.View(ctx, dev, st, b, 0, n)
 	require.NoError(t, err)
 	v = append([]byte(nil), v...)
-	require.NoError(t, g.close())
+	require.NoError(t, g.Close())
 	require.NoError(t, st.Close())
 	return v
 }
 
 // trainOn is train on a device, which it closes.
-func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg Config, d *dataset.Dataset, feat []byte, s *ssdSet, obs Observer) record {
+func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config,
+	d *dataset.Dataset, feat []byte, s *ssdSet, obs report.Observer) record {
 	t.Helper()
 	before := hostmem.Usage()
 	r := record{}
@@ -267,7 +268,7 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg Config, d *
 			r.rows++
 		}
 	}
-	r.res, r.err = Train(ctx, cfg, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, obs)
+	r.res, r.err = Train(ctx, cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, obs)
 	require.Zero(t, bad, "rows that differ from features.npy")
 	r.blocks, r.seen = hex.EncodeToString(h.Sum(nil)), hex.EncodeToString(seen.Sum(nil))
 	require.NoError(t, dev.Close(), "streams or buffers were left open")
@@ -282,52 +283,25 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg Config, d *
 }
 
 // small is a configuration that trains the tiny graphs in well under a second.
-func small() Config {
-	return Config{
-		Mode: ModeHelios, Fanouts: []int{4, 3}, Batch: 128, Hidden: 16, LR: 0.01, Seed: 3, Epochs: 2, Dropout: 0.1,
-		Blocks: 4, OpTimeout: time.Minute,
+func small() plan.Config {
+	return plan.Config{
+		Mode: plan.ModeHelios, Fanouts: []int{4, 3}, Batch: 128, Hidden: 16, LR: 0.01, Seed: 3,
+		Epochs: 2, Dropout: 0.1,
+		Blocks: 4, OpTimeout: time.Minute, GPUCache: plan.NoCache(), CPUCache: plan.NoCache(),
+		HotnessDir: plan.NoFolder,
 	}
 }
 
-func percent(p float64) units.Budget { return units.Budget{Percent: p} }
-
-// leakCheck notes goroutines, descriptors and mappings; what it returns fails the test when there
-// are more.
-func leakCheck(t testing.TB) func() {
-	t.Helper()
-	goroutines, files, maps := runtime.NumGoroutine(), openFiles(t), fileMaps(t)
-	return func() {
-		t.Helper()
-		settle(t, goroutines)
-		require.LessOrEqual(t, openFiles(t), files, "open files")
-		require.LessOrEqual(t, fileMaps(t), maps, "mappings of SSD files")
+// percent is a share of the features, none for 0.
+func percent(p float64) units.Budget {
+	if p == 0 {
+		return plan.NoCache()
 	}
+	return units.Budget{Percent: p}
 }
 
-// settle waits until no more goroutines than before are there.
-func settle(t testing.TB, before int) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for runtime.NumGoroutine() > before {
-		if time.Now().After(deadline) {
-			buf := make([]byte, 1<<16)
-			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
-		}
-		runtime.Gosched()
-	}
-}
-
-func openFiles(t testing.TB) int {
-	t.Helper()
-	e, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
-	return len(e)
-}
-
-// fileMaps is how many mappings of SSD files this process has.
-func fileMaps(t testing.TB) int {
-	t.Helper()
-	b, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
-	return strings.Count(string(b), ".img")
+// anyPipeline draws the name of a pipeline, but for one.
+func anyPipeline(rng *rand.Rand, but string) string {
+	names := plan.PipelineNames(func(p *plan.Pipeline) bool { return p.Name != but })
+	return names[rng.IntN(len(names))]
 }

@@ -9,12 +9,16 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/internal/units"
 	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // odd has rows that no type stores in a whole number of words without padding but float32.
@@ -23,7 +27,7 @@ var odd = graphSpec{nodes: 1500, dim: 33, degree: 6}
 // as loads the dataset again with rows of a type, and returns what training must see of them.
 func (s *ssdSet) as(t testing.TB, d *dataset.Dataset, feat []byte, rt rowtype.Type) []byte {
 	t.Helper()
-	r, err := dataset.Load(context.Background(), d, s.ssds, dataset.LoadOptions{RowType: rt.String()})
+	r, err := stripe.Load(context.Background(), d, s.ssds, stripe.LoadOptions{RowType: rt.String()})
 	require.NoError(t, err)
 	require.Equal(t, rt.RowBytes(d.Meta.Dim), r.RowBytes)
 	src := hostmem.View[float32](feat)
@@ -37,14 +41,16 @@ func (s *ssdSet) as(t testing.TB, d *dataset.Dataset, feat []byte, rt rowtype.Ty
 	return out
 }
 
-// For each type of rows, every mode, stack, cache, pipeline and number of workers trains on the same rows, to
-// the same parameters; those of types that lose precision differ from float32's.
+// For each type of rows, every mode, stack, cache, pipeline and number of workers trains on the
+// same rows, to the same parameters; those of types that lose precision differ from float32's.
 func TestRowTypesEveryWay(t *testing.T) {
 	variants := append([]variant{}, sameWays[1:8]...)
-	variants = append(variants, variant{"checked", modePipe(ModeHelios, PipelineIntra, func(c *Config) { c.CheckReads = true }), 2, 2},
-		variant{"few bytes of tiers", modePipe(ModeHelios, PipelineDeep, func(c *Config) {
-			c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}
-		}), 2, 1}, dynamicWays[1], dynamicWays[2])
+	variants = append(variants, variant{"checked", modePipe(plan.ModeHelios, plan.PipelineIntra,
+		func(c *plan.Config) { c.CheckReads = true }), 2, 2},
+		variant{"few bytes of tiers", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			func(c *plan.Config) {
+				c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}
+			}), 2, 1}, dynamicWays[1], dynamicWays[2])
 	shapes := []graphSpec{odd, tiny}
 	if wide.Lean() {
 		shapes, variants = shapes[:1], []variant{variants[0], variants[4], variants[6], variants[7]}
@@ -66,7 +72,8 @@ func TestRowTypesEveryWay(t *testing.T) {
 				cfg := small()
 				cfg.Epochs, cfg.RowType = 1, rt.String()
 				v.set(&cfg)
-				r := train(t, context.Background(), cfg, d, feats[v.ssds], sets[v.ssds], v.workers, Observer{})
+				r := train(t, context.Background(), cfg, d, feats[v.ssds], sets[v.ssds], v.workers,
+					report.Observer{})
 				name := fmt.Sprintf("%d features of %s, %s", g.dim, rt, v.name)
 				require.NoError(t, r.err, name)
 				require.Equal(t, rt.String(), r.res.RowDType)
@@ -105,33 +112,37 @@ func TestRowTypeMismatch(t *testing.T) {
 	narrow := s.as(t, d, feat, rowtype.Int8)
 	cfg := small()
 	cfg.Epochs, cfg.CheckpointDir, cfg.RowType = 1, t.TempDir(), "float16"
-	r := train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
-	require.ErrorContains(t, r.err, "--row-dtype float16: the SSDs hold rows of int8; run \"heliosctl load")
+	r := train(t, context.Background(), cfg, d, narrow, s, 2, report.Observer{})
+	require.ErrorContains(t, r.err,
+		"--row-dtype float16: the SSDs hold rows of int8; run \"heliosctl load")
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 	cfg.RowType = "float8"
-	r = train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
-	require.ErrorContains(t, r.err, "--row-dtype: unknown row dtype")
+	r = train(t, context.Background(), cfg, d, narrow, s, 2, report.Observer{})
+	require.ErrorContains(t, r.err, "option row-dtype: unknown row dtype")
 
 	cfg.RowType = ""
-	r = train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
+	r = train(t, context.Background(), cfg, d, narrow, s, 2, report.Observer{})
 	require.NoError(t, r.err)
 	cfg.Epochs, cfg.Resume = 2, true
-	r = train(t, context.Background(), cfg, d, narrow, s, 2, Observer{})
+	r = train(t, context.Background(), cfg, d, narrow, s, 2, report.Observer{})
 	require.NoError(t, r.err)
 	whole := cfg
 	whole.CheckpointDir, whole.Resume = "", false
-	require.Equal(t, train(t, context.Background(), whole, d, narrow, s, 2, Observer{}).res.ParamsSHA256, r.res.ParamsSHA256, "resumed to the bit")
+	require.Equal(t, train(t, context.Background(), whole, d, narrow, s, 2,
+		report.Observer{}).res.ParamsSHA256, r.res.ParamsSHA256, "resumed to the bit")
 
 	half := s.as(t, d, feat, rowtype.Float16)
 	cfg.Epochs = 3
-	r = train(t, context.Background(), cfg, d, half, s, 2, Observer{})
+	r = train(t, context.Background(), cfg, d, half, s, 2, report.Observer{})
 	require.ErrorContains(t, r.err, "was made with row-dtype int8, the SSDs hold rows of float16")
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 	// Evaluation takes what is there: the model is float32.
 	dev, err := cuda.NewHost(cuda.HostOptions{})
 	require.NoError(t, err)
 	said := ""
-	ev, err := Evaluate(context.Background(), Config{}, Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, cfg.CheckpointDir, "test", Observer{Note: func(s string) { said += s }})
+	ev, err := Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,
+		SSDs: s.ssds}, cfg.CheckpointDir, "test",
+		report.Observer{Note: func(s string) { said += s }})
 	require.NoError(t, err)
 	require.Contains(t, said, "was trained on rows of int8, these are of float16")
 	require.Equal(t, "float16", ev.RowDType)

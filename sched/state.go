@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,30 +15,38 @@ import (
 
 	"helios/cuda"
 	"helios/gnn"
+	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/sched/checkpoint"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // checkpointName is the file in a checkpoint folder.
 const checkpointName = "checkpoint.safetensors"
 
-// bestName is the file with the best epoch's parameters alone, for other programs and for "eval". A run goes on without
-// it: the checkpoint holds them as well, so that one rename moves all of a run's state.
+// bestName is the file with the best epoch's parameters alone, for other programs and for "eval". A
+// run goes on without it: the checkpoint holds them as well, so that one rename moves all of a
+// run's state.
 const bestName = "best.safetensors"
 
-// stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum over their header; the
-// second was of runs with a setting that a program of the first does not know.
+// stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum
+// over their header; the second was of runs with a setting that a program of the first does not
+// know. The latest is of models with something between their layers that a program of plainFormat
+// would leave out; all others are still written as that.
 const (
-	stateFormat      = 3
+	stateFormat      = 4
+	plainFormat      = 3
 	oldestFormat     = 1
 	lastUnsealedHead = 2
 )
 
-// fingerprint is every setting that decides the parameters. A run resumes only under an equal
-// one, Kernels aside. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they do not
-// change what batch n computes.
+// fingerprint is every setting that decides the parameters. A run resumes only under an equal one,
+// Kernels aside. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they
+// do not change what batch n computes.
 type fingerprint struct {
 	Dataset          string  `json:"dataset"` // UUID
 	Edges            int64   `json:"edges"`   // 0 for the same nodes without their edges
@@ -53,21 +62,37 @@ type fingerprint struct {
 	WeightDecay      float64 `json:"weight-decay"`
 	LearnEps         bool    `json:"learn-eps,omitempty"`
 	Heads            int     `json:"heads,omitempty"`
+	OutHeads         int     `json:"heads-out,omitempty"`
 	AttentionDropout float64 `json:"attention-dropout,omitempty"`
-	Seed             uint64  `json:"seed"`
-	Sampler          string  `json:"sampler,omitempty"` // empty: by neighbours
-	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same in all batches of an epoch.
+	// empty: gnn.DefaultActivation, the only one there once was
+	Activation string `json:"activation,omitempty"`
+	Norm       string `json:"norm,omitempty"` // empty: gnn.NoNorm
+	Residual   bool   `json:"residual,omitempty"`
+	Optimizer  string `json:"optimizer,omitempty"` // empty: gnn.DefaultOptimizer
+	Seed       uint64 `json:"seed"`
+	Sampler    string `json:"sampler,omitempty"` // empty: by neighbours
+	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
+	// in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`
-	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they are opened.
+	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they
+	// are opened.
 	RowDType string `json:"row-dtype,omitempty"`
-	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic); empty: generic, the only
-	// one there once was. A machine may lack the level of another, or a GPU, so a run may go on at any; where the bits will
-	// differ it is told.
+	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic);
+	// empty: generic, the only one there once was. A machine may lack the level of another, or a
+	// GPU, so a run may go on at any; where the bits will differ it is told.
 	Kernels string `json:"kernels,omitempty"`
 }
 
-// rounding is what is to be said where kernels of another level than the checkpoint's go on, or another device; empty where
-// both give the same bits.
+// format is the version that a run's checkpoints are written as.
+func (f *fingerprint) format() int {
+	if f.Activation != "" || f.Norm != "" || f.Residual || f.OutHeads != 0 || f.Optimizer != "" {
+		return stateFormat
+	}
+	return plainFormat
+}
+
+// rounding is what is to be said where kernels of another level than the checkpoint's go on, or
+// another device; empty where both give the same bits.
 func (f *fingerprint) rounding(now string) string {
 	was, generic := f.Kernels, simd.Generic.String()
 	if was == "" {
@@ -93,7 +118,9 @@ func (f *fingerprint) rounding(now string) string {
 	if bits(now) == now && now != generic || bits(was) == was && was != generic {
 		with = name(now) // another device
 	}
-	return fmt.Sprintf("was made with %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped", name(was), with)
+	return fmt.Sprintf(
+		"was made with %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped",
+		name(was), with)
 }
 
 func (f *fingerprint) setRowType(t rowtype.Type) {
@@ -116,15 +143,15 @@ func (f *fingerprint) draws() string {
 // setSampler takes over a Config's sampler.
 func (f *fingerprint) setSampler(s string) {
 	f.Sampler = ""
-	if s != SamplerNeighbor {
+	if s != graph.Neighbor {
 		f.Sampler = s
 	}
 }
 
-// sampler is Sampler, SamplerNeighbor where it is empty.
+// sampler is Sampler, graph.Neighbor where it is empty.
 func (f *fingerprint) sampler() string {
 	if f.Sampler == "" {
-		return SamplerNeighbor
+		return graph.Neighbor
 	}
 	return f.Sampler
 }
@@ -157,6 +184,13 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"learn-eps", f.LearnEps, was.LearnEps},
 		{"heads", f.Heads, was.Heads},
 		{"attention-dropout", f.AttentionDropout, was.AttentionDropout},
+		{"heads-out", f.OutHeads, was.OutHeads},
+		{"activation", cmp.Or(f.Activation, gnn.DefaultActivation),
+			cmp.Or(was.Activation, gnn.DefaultActivation)},
+		{"norm", cmp.Or(f.Norm, gnn.NoNorm), cmp.Or(was.Norm, gnn.NoNorm)},
+		{"residual", f.Residual, was.Residual},
+		{"optimizer", cmp.Or(f.Optimizer, gnn.DefaultOptimizer),
+			cmp.Or(was.Optimizer, gnn.DefaultOptimizer)},
 		{"seed", f.Seed, was.Seed},
 		{"sampler", f.sampler(), was.sampler()},
 		{"draws", f.draws(), was.draws()},
@@ -177,8 +211,8 @@ type state struct {
 	Epoch     int // the epoch in work, from 0
 	Batch     int // its first batch that has not been trained
 	AdamStep  int64
-	Partial   partial // of Epoch
-	Epochs    []EpochResult
+	Partial   report.Partial // of Epoch
+	Epochs    []report.EpochResult
 	BestEpoch int // from 0; -1 = none yet
 	BestAcc   float64
 
@@ -269,7 +303,8 @@ const (
 )
 
 // encodeState builds a checkpoint's content from the model as it is on the device.
-func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state, best tensors) (*checkpoint.File, error) {
+func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state,
+	best tensors) (*checkpoint.File, error) {
 	f, err := describeState(st)
 	if err != nil {
 		return nil, err
@@ -295,14 +330,16 @@ func encodeState(ctx context.Context, c *paramCopier, m *gnn.Model, st state, be
 // describeState makes a file that holds a state and no tensors yet.
 func describeState(st state) (*checkpoint.File, error) {
 	f := &checkpoint.File{Metadata: map[string]string{
-		"helios.format": strconv.Itoa(stateFormat), "helios.run": st.Run, "helios.dataset_name": st.Name, "helios.written": st.Written,
+		"helios.format": strconv.Itoa(st.Print.format()), "helios.run": st.Run,
+		"helios.dataset_name": st.Name, "helios.written": st.Written,
 	}}
 	for key, v := range map[string]any{
 		"helios.config": st.Print, "helios.position": position{st.Epoch, st.Batch, st.AdamStep},
 		"helios.partial": st.Partial, "helios.epochs": st.Epochs,
 		"helios.best": bestMark{st.BestEpoch, st.BestAcc},
 	} {
-		b, err := json.Marshal(v) // float64 survives: Go prints the shortest text that reads back equal
+		// float64 survives: Go prints the shortest text that reads back equal
+		b, err := json.Marshal(v)
 		if err != nil {
 			return nil, err
 		}
@@ -311,9 +348,10 @@ func describeState(st state) (*checkpoint.File, error) {
 	return f, nil
 }
 
-// encodeBest builds the content of bestName: the best epoch's parameters, as those of a run that has just ended it.
+// encodeBest builds the content of bestName: the best epoch's parameters, as those of a run that
+// has just ended it.
 func encodeBest(m *gnn.Model, st state, best tensors) (*checkpoint.File, error) {
-	st.Epoch, st.Batch, st.AdamStep, st.Partial = st.BestEpoch+1, 0, 0, partial{}
+	st.Epoch, st.Batch, st.AdamStep, st.Partial = st.BestEpoch+1, 0, 0, report.Partial{}
 	st.Epochs = st.Epochs[:st.Epoch]
 	f, err := describeState(st)
 	if err != nil {
@@ -337,7 +375,8 @@ type bestMark struct {
 }
 
 func f32(name string, p gnn.Param, b []byte) checkpoint.Tensor {
-	return checkpoint.Tensor{Name: name, DType: "F32", Shape: []int64{int64(p.Rows), int64(p.Cols)}, Data: b}
+	return checkpoint.Tensor{Name: name, DType: "F32", Shape: []int64{int64(p.Rows), int64(p.Cols)},
+		Data: b}
 }
 
 // decodeState reads the metadata; the tensors stay in f.
@@ -345,10 +384,14 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 	var st state
 	v, err := strconv.Atoi(f.Metadata["helios.format"])
 	if err != nil || v < oldestFormat || v > stateFormat {
-		return st, errs.New(errs.Usage, "checkpoint %s: format %q is none of %d to %d; it was written by another program or version", path, f.Metadata["helios.format"], oldestFormat, stateFormat)
+		return st, errs.New(errs.Usage,
+			"checkpoint %s: format %q is none of %d to %d; it was written by another program or version",
+			path, f.Metadata["helios.format"], oldestFormat, stateFormat)
 	}
 	if v > lastUnsealedHead && !f.Sealed {
-		return st, errs.New(errs.Device, "checkpoint %s: the checksum of format %d is missing: it is damaged; give an intact one, or train anew", path, v)
+		return st, errs.New(errs.Device,
+			"checkpoint %s: the checksum of format %d is missing: it is damaged; give an intact one, or train anew",
+			path, v)
 	}
 	var pos position
 	var best bestMark
@@ -360,10 +403,13 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 			return st, errs.New(errs.Device, "checkpoint %s: %s: %w", path, key, err)
 		}
 	}
-	st.Epoch, st.Batch, st.AdamStep, st.BestEpoch, st.BestAcc = pos.Epoch, pos.Batch, pos.AdamStep, best.Epoch, best.Acc
-	st.Run, st.Name, st.Written = f.Metadata["helios.run"], f.Metadata["helios.dataset_name"], f.Metadata["helios.written"]
+	st.Epoch, st.Batch, st.AdamStep, st.BestEpoch, st.BestAcc = pos.Epoch, pos.Batch, pos.AdamStep,
+		best.Epoch, best.Acc
+	st.Run, st.Name, st.Written = f.Metadata["helios.run"], f.Metadata["helios.dataset_name"],
+		f.Metadata["helios.written"]
 	if why := st.contradiction(); why != "" {
-		return st, errs.New(errs.Device, "checkpoint %s: %s; give an intact one, or train anew", path, why)
+		return st, errs.New(errs.Device, "checkpoint %s: %s; give an intact one, or train anew",
+			path, why)
 	}
 	return st, nil
 }
@@ -372,22 +418,29 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 func (st *state) contradiction() string {
 	p := &st.Print
 	switch {
-	case p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 || p.Edges < 0:
-		return fmt.Sprintf("no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges", p.InDim, p.Classes, p.Hidden, p.Batch, p.Fanouts, p.Edges)
-	case st.Epoch < 0 || st.Epoch > maxEpochs || st.Batch < 0 || st.AdamStep < 0:
-		return fmt.Sprintf("no position is epoch %d, batch %d, Adam step %d", st.Epoch, st.Batch, st.AdamStep)
+	case p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 ||
+		p.Edges < 0:
+		return fmt.Sprintf(
+			"no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges",
+			p.InDim, p.Classes, p.Hidden, p.Batch, p.Fanouts, p.Edges)
+	case st.Epoch < 0 || st.Epoch > plan.MaxEpochs || st.Batch < 0 || st.AdamStep < 0:
+		return fmt.Sprintf("no position is epoch %d, batch %d, Adam step %d", st.Epoch, st.Batch,
+			st.AdamStep)
 	case len(st.Epochs) != st.Epoch:
-		return fmt.Sprintf("position epoch %d does not agree with a history of %d epochs", st.Epoch, len(st.Epochs))
+		return fmt.Sprintf("position epoch %d does not agree with a history of %d epochs", st.Epoch,
+			len(st.Epochs))
 	case st.BestEpoch < -1 || st.BestEpoch >= st.Epoch || st.BestEpoch < 0 && st.Epoch > 0:
 		return fmt.Sprintf("best epoch %d is none of the %d behind it", st.BestEpoch+1, st.Epoch)
 	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 || st.BestAcc > 1:
 		return fmt.Sprintf("best accuracy %v is none", st.BestAcc)
 	case st.Partial.Batches != st.Batch:
-		return fmt.Sprintf("batch %d does not agree with the figures of %d batches", st.Batch, st.Partial.Batches)
+		return fmt.Sprintf("batch %d does not agree with the figures of %d batches", st.Batch,
+			st.Partial.Batches)
 	}
 	for i, e := range st.Epochs {
 		if e.Epoch != i+1 || e.Batches < 0 || i > 0 && e.Batches != st.Epochs[0].Batches {
-			return fmt.Sprintf("its history names epoch %d of %d batches where epoch %d was", e.Epoch, e.Batches, i+1)
+			return fmt.Sprintf("its history names epoch %d of %d batches where epoch %d was",
+				e.Epoch, e.Batches, i+1)
 		}
 	}
 	return ""
@@ -395,14 +448,16 @@ func (st *state) contradiction() string {
 
 // misplaced says why a state can't be one of a run with so many training nodes; empty: it can.
 func (st *state) misplaced(nodes int) string {
-	n := batches(nodes, st.Print.Batch)
+	n := prepare.Batches(nodes, st.Print.Batch)
 	switch steps := int64(st.Epoch)*int64(n) + int64(st.Batch); {
 	case st.Batch > n:
 		return fmt.Sprintf("batch %d is beyond the %d of an epoch", st.Batch, n)
 	case st.Epoch > 0 && st.Epochs[0].Batches != n:
-		return fmt.Sprintf("its epochs had %d batches, this dataset makes %d", st.Epochs[0].Batches, n)
+		return fmt.Sprintf("its epochs had %d batches, this dataset makes %d",
+			st.Epochs[0].Batches, n)
 	case st.AdamStep != steps:
-		return fmt.Sprintf("Adam step %d does not agree with %d trained batches", st.AdamStep, steps)
+		return fmt.Sprintf("Adam step %d does not agree with %d trained batches",
+			st.AdamStep, steps)
 	}
 	return ""
 }
@@ -413,10 +468,13 @@ func group(path string, f *checkpoint.File, m *gnn.Model, prefix string) (tensor
 	for _, p := range m.Params() {
 		x, ok := f.Tensor(prefix + p.Name)
 		if !ok {
-			return nil, errs.New(errs.Device, "checkpoint %s: tensor %s%s is missing", path, prefix, p.Name)
+			return nil, errs.New(errs.Device, "checkpoint %s: tensor %s%s is missing", path,
+				prefix, p.Name)
 		}
 		if x.DType != "F32" || !slices.Equal(x.Shape, []int64{int64(p.Rows), int64(p.Cols)}) {
-			return nil, errs.New(errs.Device, "checkpoint %s: tensor %s is %s%v, the model needs F32[%d %d]", path, x.Name, x.DType, x.Shape, p.Rows, p.Cols)
+			return nil, errs.New(errs.Device,
+				"checkpoint %s: tensor %s is %s%v, the model needs F32[%d %d]", path, x.Name,
+				x.DType, x.Shape, p.Rows, p.Cols)
 		}
 		t[p.Name] = x.Data
 	}
@@ -425,7 +483,8 @@ func group(path string, f *checkpoint.File, m *gnn.Model, prefix string) (tensor
 
 // restore puts a checkpoint's model and optimiser onto the device and returns the best
 // epoch's parameters, nil when there are none yet.
-func restore(ctx context.Context, path string, f *checkpoint.File, st state, c *paramCopier, m *gnn.Model) (best tensors, err error) {
+func restore(ctx context.Context, path string, f *checkpoint.File, st state, c *paramCopier,
+	m *gnn.Model) (best tensors, err error) {
 	for _, g := range []struct {
 		prefix string
 		buf    func(gnn.Param) cuda.Buffer

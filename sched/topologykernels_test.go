@@ -8,19 +8,27 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/graph"
 	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/report"
 )
 
-// TestTopologyOnSSDOnGPU: on a GPU the lists on storage are sampled by the host device beside it: the blocks that reach the
-// device are those of a topology in memory, and training is the same to the bit.
+// TestTopologyOnSSDOnGPU: on a GPU the lists on storage are sampled by the host device beside it:
+// the blocks that reach the device are those of a topology in memory, and training is the same to
+// the bit.
 func TestTopologyOnSSDOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	for i, v := range []struct {
 		name string
-		set  func(*Config)
+		set  func(*plan.Config)
 	}{
-		{"gcn", func(c *Config) { c.Model, c.GPUCache, c.Epochs = "gcn", percent(10), 1 }},
-		{"ladies", func(c *Config) { c.Sampler, c.Fanouts, c.Epochs = SamplerLadies, []int{24, 24}, 1 }},
+		{"gcn", func(c *plan.Config) { c.Model, c.GPUCache, c.Epochs = "gcn", percent(10), 1 }},
+		{"ladies",
+			func(
+				c *plan.Config) {
+				c.Sampler, c.Fanouts, c.Epochs = graph.Ladies, []int{24, 24}, 1
+			}},
 	} {
 		if wide.Lean() && i > 0 {
 			break
@@ -29,11 +37,11 @@ func TestTopologyOnSSDOnGPU(t *testing.T) {
 			cfg := onFibers()
 			v.set(&cfg)
 			dev, _ := gpu(t, "")
-			want := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+			want := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 			require.NoError(t, want.err)
-			cfg.Topology, cfg.NeighborCache = TopologySSD, percent(30)
+			cfg.Topology, cfg.NeighborCache = plan.TopologySSD, percent(30)
 			dev, _ = gpu(t, "")
-			got := trainOn(t, context.Background(), dev, cfg, d, feat, s, Observer{})
+			got := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 			require.NoError(t, got.err)
 			require.Equal(t, want.blocks, got.blocks)
 			require.Equal(t, want.seen, got.seen)

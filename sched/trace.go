@@ -7,25 +7,9 @@ import (
 
 	"helios/cuda"
 	"helios/internal/timeline"
+	"helios/sched/plan"
+	"helios/sched/report"
 )
-
-// The tracks of a run's timeline, from the top: one for each operator, and what bounds them.
-const (
-	trackRun      = "run" // presampling, filling, passes, checkpoints
-	trackSample   = "sample"
-	trackLookup   = "lookup"
-	trackSubmit   = "submit"
-	trackComplete = "complete" // the SSDs: from a read's submission to its end
-	trackGather   = "gather"
-	trackTrain    = "train"
-	trackCredits  = "credits"
-	trackReads    = "reads in flight"
-)
-
-var tracks = []string{trackRun, trackSample, trackLookup, trackSubmit, trackComplete, trackGather, trackTrain}
-
-// hopNames are the names of sampling by hop, 1 to 8.
-var hopNames = [...]string{"", "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8"}
 
 // tracer draws a run's operators. A nil tracer draws nothing and looks at no clock.
 //
@@ -42,12 +26,12 @@ type tracer struct {
 
 // newTracer makes the tracer, where the run has a timeline, and each segment's events.
 func (e *engine) newTracer() (err error) {
-	if !e.cfg.Timeline.On() {
+	if !e.Config.Timeline.On() {
 		return nil
 	}
-	e.cfg.Timeline.Tracks(tracks...)
-	t := &tracer{rec: e.cfg.Timeline}
-	if t.ref, err = e.dev.NewEvent(); err != nil {
+	e.Config.Timeline.Tracks(report.Tracks...)
+	t := &tracer{rec: e.Config.Timeline}
+	if t.ref, err = e.Device.NewEvent(); err != nil {
 		return err
 	}
 	e.onClose(t.ref.Close)
@@ -64,7 +48,7 @@ func (e *engine) newTracer() (err error) {
 func (e *engine) traceSlot(s *slot) (err error) {
 	for i := range s.segs {
 		for _, ev := range []*cuda.Event{&s.segs[i].gatherFrom, &s.segs[i].gatherTo} {
-			if *ev, err = e.dev.NewEvent(); err != nil {
+			if *ev, err = e.Device.NewEvent(); err != nil {
 				return err
 			}
 			e.onClose((*ev).Close)
@@ -87,71 +71,79 @@ func (t *tracer) op(track, name string, begin time.Time, p *pass, batch int, n i
 	}
 }
 
-func (t *tracer) span(track, name string, begin time.Time, d time.Duration, p *pass, batch int, n int64) {
+func (t *tracer) span(track, name string, begin time.Time, d time.Duration, p *pass, batch int,
+	n int64) {
 	if t != nil {
-		t.rec.Span(track, name, t.rec.NS(begin), d.Nanoseconds(), map[string]any{"pass": p.name, "batch": batch, "rows": n})
+		t.rec.Span(track, name, t.rec.NS(begin), d.Nanoseconds(), map[string]any{"pass": p.name,
+			"batch": batch, "rows": n})
+	}
+}
+
+// set draws an operator of a set of reads for so many batches, the first of which is named.
+func (t *tracer) set(track, name string, begin time.Time, d time.Duration, p *pass, batch,
+	batches int, n int64) {
+	if t != nil {
+		t.rec.Span(track, name, t.rec.NS(begin), d.Nanoseconds(), report.SetArgs(p.name, batch,
+			batches, n))
 	}
 }
 
 // run draws a part of the run that is no operator, from begin until now.
 func (t *tracer) run(name string, begin time.Time) {
 	if t != nil {
-		t.rec.Span(trackRun, name, t.rec.NS(begin), time.Since(begin).Nanoseconds(), nil)
+		t.rec.Span(report.TrackRun, name, t.rec.NS(begin), time.Since(begin).Nanoseconds(), nil)
 	}
 }
 
 // credit counts a mini-batch slot taken (1) or given back (-1).
 func (t *tracer) credit(d int64) {
 	if t != nil {
-		t.rec.Counter(trackCredits, "in use", t.rec.NS(time.Now()), float64(t.credits.Add(d)))
+		t.rec.Counter(report.TrackCredits, "in use", t.rec.NS(time.Now()),
+			float64(t.credits.Add(d)))
 	}
 }
 
 // read counts rows whose reads went out, or (negative) that have been waited for.
 func (t *tracer) read(rows int64) {
 	if t != nil {
-		t.rec.Counter(trackReads, "rows", t.rec.NS(time.Now()), float64(t.reads.Add(rows)))
+		t.rec.Counter(report.TrackReads, "rows", t.rec.NS(time.Now()), float64(t.reads.Add(rows)))
 	}
 }
 
 // beginPass ties the gather stream's events to the wall clock. The stream is idle.
-func (e *engine) beginPass(ctx context.Context) error {
-	if e.trace == nil {
+func (t *tracer) beginPass(ctx context.Context, e *engine) error {
+	if t == nil {
 		return nil
 	}
-	op, cancel := e.opCtx(ctx)
+	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
-	if err := e.gatherS.Record(e.trace.ref); err != nil {
+	if err := e.gatherS.Record(t.ref); err != nil {
 		return err
 	}
-	err := e.trace.ref.Synchronize(op)
-	e.trace.refAt = time.Now()
+	err := t.ref.Synchronize(op)
+	t.refAt = time.Now()
 	return err
 }
 
 // mark records one of a segment's events.
-func (e *engine) mark(ev cuda.Event) error {
-	if e.trace == nil {
+func (t *tracer) mark(st cuda.Stream, ev cuda.Event) error {
+	if t == nil {
 		return nil
 	}
-	return e.gatherS.Record(ev)
+	return st.Record(ev)
 }
 
-// drawGathers draws the gathers of a batch once they are done.
-func (e *engine) drawGathers(p *pass, s *slot) error {
-	if e.trace == nil {
+// gathers draws the gathers of a batch once they are done.
+func (t *tracer) gathers(p *pass, s *slot) error {
+	if t == nil {
 		return nil
 	}
 	for i := range s.segs[:s.used] {
 		g := &s.segs[i]
-		moved := g.ngpu + g.ncpu
-		if e.cfg.dynamic() { // what was read goes on from its staging
-			moved = g.count
-		}
-		if moved == 0 {
+		if g.moved == 0 {
 			continue
 		}
-		from, err := g.gatherFrom.Since(e.trace.ref)
+		from, err := g.gatherFrom.Since(t.ref)
 		if err != nil {
 			return err
 		}
@@ -159,7 +151,8 @@ func (e *engine) drawGathers(p *pass, s *slot) error {
 		if err != nil {
 			return err
 		}
-		e.trace.span(trackGather, "G", e.trace.refAt.Add(from), took, p, s.index, moved)
+		t.span(report.TrackGather, plan.OperatorName("G", g.hop), t.refAt.Add(from), took, p,
+			s.index, g.moved)
 	}
 	return nil
 }

@@ -12,18 +12,21 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/timeline"
+	"helios/sched/plan"
+	"helios/sched/report"
 )
 
 // drawn is a span of a timeline; times are in microseconds.
 type drawn struct {
 	track, name, pass string
-	batch             int
+	batch, batches    int // the first that it is for, and how many
 	rows              int64
 	from, to          float64
 }
 
 // readTimeline takes a trace apart: spans by their track (of all its lines), and counters.
-func readTimeline(t testing.TB, b []byte) (spans []drawn, counters map[string][]float64, other map[string]any) {
+func readTimeline(t testing.TB, b []byte) (spans []drawn, counters map[string][]float64,
+	other map[string]any) {
 	t.Helper()
 	var tr struct {
 		Other  map[string]any `json:"otherData"`
@@ -47,9 +50,14 @@ func readTimeline(t testing.TB, b []byte) (spans []drawn, counters map[string][]
 				counters[e.Name] = append(counters[e.Name], v.(float64))
 			}
 		case e.Ph == "X":
-			d := drawn{track: track[e.TID], name: e.Name, from: e.TS, to: e.TS + e.Dur, batch: -1}
+			d := drawn{track: track[e.TID], name: e.Name, from: e.TS, to: e.TS + e.Dur, batch: -1,
+				batches: 1}
 			if v, ok := e.Args["batch"]; ok {
-				d.batch, d.rows, d.pass = int(v.(float64)), int64(e.Args["rows"].(float64)), e.Args["pass"].(string)
+				d.batch, d.rows, d.pass = int(v.(float64)), int64(e.Args["rows"].(float64)),
+					e.Args["pass"].(string)
+			}
+			if v, ok := e.Args["batches"]; ok {
+				d.batches = int(v.(float64))
 			}
 			spans = append(spans, d)
 		}
@@ -57,7 +65,7 @@ func readTimeline(t testing.TB, b []byte) (spans []drawn, counters map[string][]
 	return spans, counters, tr.Other
 }
 
-// checkOrder holds the spans of each batch against the operators' dependencies (DESIGN section 7),
+// checkOrder holds the spans of each batch against the operators' dependencies,
 // with slack microseconds for clocks read on both sides of a call.
 func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 	t.Helper()
@@ -99,26 +107,30 @@ func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 			return false
 		}
 		at := fmt.Sprintf("%v under %s", k, pipeline)
-		require.True(t, has(trackSample) && has(trackLookup) && has(trackTrain), at)
+		require.True(t, has(report.TrackSample) && has(report.TrackLookup) &&
+			has(report.TrackTrain), at)
 		order := func(a, b string) {
 			if has(a) && has(b) {
-				require.LessOrEqual(t, bound(a, true), bound(b, false)+slack, "%s: %s ends before %s begins", at, a, b)
+				require.LessOrEqual(t, bound(a, true), bound(b, false)+slack,
+					"%s: %s ends before %s begins", at, a, b)
 			}
 		}
-		order(trackComplete, trackTrain)
-		order(trackGather, trackTrain)
-		order(trackSample, trackTrain)
+		order(report.TrackComplete, report.TrackTrain)
+		order(report.TrackGather, report.TrackTrain)
+		order(report.TrackSample, report.TrackTrain)
 		switch pipeline {
-		case PipelineNone, PipelinePrefetch:
-			order(trackSample, trackLookup)
-			order(trackLookup, trackSubmit)
+		case plan.PipelineNone, plan.PipelinePrefetch:
+			order(report.TrackSample, report.TrackLookup)
+			order(report.TrackLookup, report.TrackSubmit)
 		}
-		if pipeline == PipelineNone {
-			order(trackComplete, trackGather)
+		if pipeline == plan.PipelineNone {
+			order(report.TrackComplete, report.TrackGather)
 		}
-		if has(trackSubmit) {
-			require.LessOrEqual(t, bound(trackSubmit, false), bound(trackComplete, false)+slack, at)
-			require.LessOrEqual(t, bound(trackLookup, false), bound(trackSubmit, false)+slack, at)
+		if has(report.TrackSubmit) {
+			require.LessOrEqual(t, bound(report.TrackSubmit, false),
+				bound(report.TrackComplete, false)+slack, at)
+			require.LessOrEqual(t, bound(report.TrackLookup, false),
+				bound(report.TrackSubmit, false)+slack, at)
 		}
 	}
 }
@@ -127,13 +139,13 @@ func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 func TestTimelineOfARun(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	for _, pipe := range []string{PipelineNone, PipelineDeep} {
+	for _, pipe := range []string{plan.PipelineNone, plan.DefaultPipeline} {
 		var b bytes.Buffer
 		cfg := small()
 		cfg.Pipeline, cfg.Epochs, cfg.GPUCache = pipe, 1, percent(10)
 		cfg.CheckpointDir = t.TempDir()
 		cfg.Timeline = timeline.New(&b, timeline.Wall)
-		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
 		require.NoError(t, cfg.Timeline.Close())
 		spans, counters, other := readTimeline(t, b.Bytes())
@@ -143,38 +155,40 @@ func TestTimelineOfARun(t *testing.T) {
 		rows := int64(0)
 		for _, s := range spans {
 			n[s.pass+"/"+s.track+"/"+s.name]++
-			if s.track == trackComplete && s.pass == "epoch 1" {
+			if s.track == report.TrackComplete && s.pass == "epoch 1" {
 				rows += s.rows
 			}
 		}
 		e := r.res.Epochs[0]
-		parts := e.Batches // of a batch that are looked up
-		if pipe == PipelineDeep {
-			parts *= 3
+		if pipe == plan.DefaultPipeline {
+			require.Equal(t, []int{e.Batches, e.Batches}, []int{n["epoch 1/lookup/L0"],
+				n["epoch 1/lookup/L1"]})
 		}
 		for op, want := range map[string]int{
-			"epoch 1/sample/S1": e.Batches, "epoch 1/sample/S2": e.Batches, "epoch 1/train/T": e.Batches, "epoch 1/lookup/L": parts,
-			"/run/presample": 1, "/run/fill tiers": 1, "/run/epoch 1": 1, "/run/validate": 1, "/run/test": 1, "/run/checkpoint": 1,
+			"epoch 1/sample/S1": e.Batches, "epoch 1/sample/S2": e.Batches,
+			"epoch 1/train/T": e.Batches, "epoch 1/lookup/L2": e.Batches,
+			"/run/presample": 1, "/run/fill tiers": 1, "/run/epoch 1": 1, "/run/validate": 1,
+			"/run/test": 1, "/run/checkpoint": 1,
 		} {
 			require.Equal(t, want, n[op], "%s under %s", op, pipe)
 		}
 		require.Positive(t, n["validate/train/T"])
-		require.Positive(t, n["epoch 1/gather/G"])
+		require.Positive(t, n["epoch 1/gather/G2"])
 		require.Equal(t, e.RowsSSD, rows, "every read is in a span")
 		last := func(name string) float64 { return counters[name][len(counters[name])-1] }
-		require.Zero(t, last(trackCredits), "all credits came back")
-		require.Zero(t, last(trackReads), "all reads were waited for")
+		require.Zero(t, last(report.TrackCredits), "all credits came back")
+		require.Zero(t, last(report.TrackReads), "all reads were waited for")
 	}
 }
 
 func TestIOFigures(t *testing.T) {
-	require.Zero(t, balance(nil))
-	require.Equal(t, 1.0, balance([]SSDResult{{Commands: 5}, {Commands: 5}}))
-	require.Equal(t, 2.0, balance([]SSDResult{{Commands: 10}, {}}))
-	require.False(t, SSDResult{Commands: 5}.Troubled())
-	require.True(t, SSDResult{GivenUp: "gone"}.Troubled())
-	require.Nil(t, ioResult(gpuio.Stats{}).Latency)
-	b, err := json.Marshal(ioResult(gpuio.Stats{}))
+	require.Zero(t, report.Balance(nil))
+	require.Equal(t, 1.0, report.Balance([]report.SSDResult{{Commands: 5}, {Commands: 5}}))
+	require.Equal(t, 2.0, report.Balance([]report.SSDResult{{Commands: 10}, {}}))
+	require.False(t, report.SSDResult{Commands: 5}.Troubled())
+	require.True(t, report.SSDResult{GivenUp: "gone"}.Troubled())
+	require.Nil(t, report.NewIOResult(gpuio.Stats{}).Latency)
+	b, err := json.Marshal(report.NewIOResult(gpuio.Stats{}))
 	require.NoError(t, err)
 	require.Contains(t, string(b), `"ssds":[]`)
 }
@@ -182,10 +196,10 @@ func TestIOFigures(t *testing.T) {
 // The result says what each SSD did, over both stacks that drive queues.
 func TestResultPerSSD(t *testing.T) {
 	d, feat := tiny.open(t)
-	for _, stack := range []string{StackAsync, StackSync} {
+	for _, stack := range []string{gpuio.StackAsync, gpuio.StackSync} {
 		cfg := small()
 		cfg.IOStack, cfg.Epochs, cfg.CPUCache = stack, 1, percent(10)
-		r := train(t, context.Background(), cfg, d, feat, bind(t, d, 3, ""), 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, bind(t, d, 3, ""), 2, report.Observer{})
 		require.NoError(t, r.err)
 		io := r.res.IO
 		require.Len(t, io.SSDs, 3)

@@ -17,6 +17,9 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/sched/checkpoint"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // Adam's constants (Kingma and Ba, ICLR 2015), which every framework defaults to.
@@ -34,12 +37,12 @@ const (
 // and the error has class errs.Interrupted; the Result then holds the epochs that were whole.
 // After a failed read the error has class errs.Device, nothing was trained on the rows, the
 // last checkpoint stays as it was, and the Result says what each SSD did.
-func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Result, err error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.check(); err != nil {
+func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
+	obs report.Observer) (res *report.Result, err error) {
+	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.onDevice(in.Dev.Info()); err != nil {
+	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
 	peak := hostmem.StartPeakMeter(peakEvery)
@@ -72,24 +75,25 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 		}
 	}
 	t.state.Run, t.state.Name = cmp.Or(t.state.Run, cfg.Run), meta.Name
-	e, err := newEngine(ctx, cfg.forTuning(), in, obs, modelConfig(t.state.Print))
+	e, err := newEngine(ctx, cfg.ForTuning(), in, obs, modelConfig(t.state.Print))
 	if err != nil {
-		return &Result{IO: e.io()}, err
+		return &report.Result{IO: e.store.io()}, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
 	t.e = e
-	e.cfg.Depth = cfg.Depth
-	e.plan = e.cfg.plan()
+	e.Config.Depth = cfg.Depth
+	e.plan = e.Config.Schedule()
 	if from != nil {
-		if was := t.state.Print.rowType(); was != e.rowType.String() {
-			return nil, errs.New(errs.Usage, "checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another --checkpoint folder",
-				t.path, was, e.rowType, in.Dataset.Dir(), was)
+		if was := t.state.Print.rowType(); was != e.RowType.String() {
+			return nil, errs.New(errs.Usage,
+				"checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another --checkpoint folder",
+				t.path, was, e.RowType, in.Dataset.Dir(), was)
 		}
 		if s := t.state.Print.rounding(e.arithmetic()); s != "" {
-			obs.note("checkpoint " + t.path + " " + s)
+			obs.TellNote("checkpoint " + t.path + " " + s)
 		}
 	}
-	t.state.Print.setRowType(e.rowType)
+	t.state.Print.setRowType(e.RowType)
 	t.state.Print.Kernels = e.arithmetic()
 	if from != nil {
 		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
@@ -100,25 +104,29 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 			return nil, err
 		}
 	}
-	res = &Result{
+	res = &report.Result{
 		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-		Device: e.dev.Info().Name, Kernels: e.dev.Info().Kernels, IOStack: e.stack(), RunInfo: e.info(), Pipeline: cfg.Pipeline,
-		RowDType: e.rowType.String(), RowBytes: e.rowBytes,
-		GPUCacheBytes: e.gpuCacheBytes(),
-		CPUCacheBytes: int64(len(e.placement.CPU)) * e.rowBytes,
-		TopologyBytes: e.topo.Bytes(), PresampleSecs: e.presample.Seconds(), FillSeconds: e.fill.Seconds(),
-		Checkpoint: t.path,
+		Device: e.Device.Info().Name, Kernels: e.Device.Info().Kernels, IOStack: e.store.stack(),
+		RunInfo: e.info(), Pipeline: cfg.Pipeline,
+		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
+		GPUCacheBytes: e.features.gpuBytes(),
+		CPUCacheBytes: int64(len(e.placement.CPU)) * e.RowBytes,
+		TopologyBytes: e.Topology.Bytes(), PresampleSecs: e.PresampleTime.Seconds(),
+		FillSeconds: e.fill.Seconds(),
+		Checkpoint:  t.path,
 	}
 	if from != nil {
 		res.ResumedAt = fmt.Sprintf("epoch %d batch %d", t.state.Epoch+1, t.state.Batch)
 	}
-	if cfg.Mode == ModeInmem && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
-		obs.note("inmem keeps every row in memory: --cpu-cache has no effect")
+	if cfg.InMemory() && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
+		obs.TellNote(cfg.Mode + " keeps every row in memory: --cpu-cache has no effect")
 	}
-	obs.plan(e.cfg.graph(e.reader != nil))
-	err = e.endTrace(t.train(ctx, in))
-	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.io(), e.verified(), e.info()
-	res.GPUCacheBytes, res.CPUCacheBytes = e.gpuCacheBytes(), int64(len(e.placement.CPU))*e.rowBytes
+	obs.TellPlan(e.Config.Operators(e.store.reader != nil))
+	err = e.rec.end(t.train(ctx, in))
+	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.store.io(),
+		e.verify.verified(), e.info()
+	res.GPUCacheBytes, res.CPUCacheBytes = e.features.gpuBytes(),
+		int64(len(e.placement.CPU))*e.RowBytes
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err
@@ -134,13 +142,30 @@ func Train(ctx context.Context, cfg Config, in Inputs, obs Observer) (res *Resul
 
 const peakEvery = 20 * time.Millisecond
 
-func fingerprintOf(c Config, in Inputs) fingerprint {
+func fingerprintOf(c plan.Config, in prepare.Inputs) fingerprint {
 	m := in.Dataset.Meta
 	f := fingerprint{
-		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model, Fanouts: c.Fanouts,
-		Batch: c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout, FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed, Draws: drawsByBatch,
+		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model,
+		Fanouts: c.Fanouts,
+		Batch:   c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout,
+		FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed,
+		Draws: drawsByBatch,
 	}
-	f.LearnEps, f.Heads, f.AttentionDropout = c.LearnEps, c.Heads, c.AttentionDropout
+	f.LearnEps, f.Heads, f.OutHeads, f.AttentionDropout = c.LearnEps, c.Heads, c.OutHeads,
+		c.AttentionDropout
+	f.Residual = c.Residual
+	for _, o := range []struct {
+		is      string
+		to      *string
+		omitted string // as older programs had no other
+	}{
+		{c.Activation, &f.Activation, gnn.DefaultActivation}, {c.Norm, &f.Norm, gnn.NoNorm},
+		{c.Optimizer, &f.Optimizer, gnn.DefaultOptimizer},
+	} {
+		if o.is != o.omitted {
+			*o.to = o.is
+		}
+	}
 	f.setSampler(c.Sampler)
 	return f
 }
@@ -148,20 +173,24 @@ func fingerprintOf(c Config, in Inputs) fingerprint {
 func modelConfig(f fingerprint) gnn.ModelConfig {
 	return gnn.ModelConfig{
 		Kind: f.Model, InDim: f.InDim, Hidden: f.Hidden, Classes: f.Classes,
-		Layers: len(f.Fanouts), Dropout: float32(f.Dropout), FeatureDropout: float32(f.FeatureDropout), Seed: f.Seed,
-		LearnEps: f.LearnEps, Heads: f.Heads, AttentionDropout: float32(f.AttentionDropout),
+		Layers: len(f.Fanouts), Dropout: float32(f.Dropout),
+		FeatureDropout: float32(f.FeatureDropout), Seed: f.Seed,
+		LearnEps: f.LearnEps, Heads: f.Heads, OutHeads: f.OutHeads,
+		AttentionDropout: float32(f.AttentionDropout),
+		Activation:       f.Activation, Norm: f.Norm, Residual: f.Residual,
 	}
 }
 
 // trainer is a run of Train: the engine and the position.
 type trainer struct {
-	cfg   Config
-	obs   Observer
+	cfg   plan.Config
+	obs   report.Observer
 	e     *engine
 	path  string // checkpoint, "" for none
 	state state
 	best  tensors // parameters of the best epoch so far
-	// bestSaved is the best epoch, counted from 1, whose parameters bestName holds; -1 before this run has looked after it.
+	// bestSaved is the best epoch, counted from 1, whose parameters bestName holds; -1 before this
+	// run has looked after it.
 	bestSaved int
 
 	testAcc *float64
@@ -169,7 +198,7 @@ type trainer struct {
 }
 
 // find reads the checkpoint to resume from and checks that it is of this run.
-func (t *trainer) find(in Inputs) (*checkpoint.File, error) {
+func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 	path, ok, err := findCheckpoint(t.cfg.CheckpointDir)
 	if err != nil {
 		return nil, err
@@ -180,7 +209,7 @@ func (t *trainer) find(in Inputs) (*checkpoint.File, error) {
 		} else if held != nil && !t.cfg.Overwrite {
 			return nil, errs.With(errs.Refused, &HeldError{Dir: t.cfg.CheckpointDir, Held: held})
 		}
-		t.obs.note("no checkpoint in " + t.cfg.CheckpointDir + " yet: starting at epoch 1")
+		t.obs.TellNote("no checkpoint in " + t.cfg.CheckpointDir + " yet: starting at epoch 1")
 		return nil, nil
 	}
 	f, err := checkpoint.Load(path)
@@ -192,18 +221,22 @@ func (t *trainer) find(in Inputs) (*checkpoint.File, error) {
 		return nil, err
 	}
 	if field, is, was, ok := t.state.Print.differs(st.Print); ok && field == "draws" {
-		return nil, errs.New(errs.Usage, "checkpoint %s was made with neighbours drawn by %v, this program draws them by %v: the run would be another from here on; start anew in another --checkpoint folder, or finish it with the heliosctl that began it (eval and predict read it as it is)",
+		return nil, errs.New(errs.Usage,
+			"checkpoint %s was made with neighbours drawn by %v, this program draws them by %v: the run would be another from here on; start anew in another --checkpoint folder, or finish it with the heliosctl that began it (eval and predict read it as it is)",
 			path, was, is)
 	} else if ok {
-		return nil, errs.New(errs.Usage, "checkpoint %s was made with %s %v, this run has %v; give the same, or another --checkpoint folder",
+		return nil, errs.New(errs.Usage,
+			"checkpoint %s was made with %s %v, this run has %v; give the same, or another --checkpoint folder",
 			path, field, was, is)
 	}
 	if st.Epoch > t.cfg.Epochs {
-		return nil, errs.New(errs.Usage, "checkpoint %s has %d epochs behind it, --epochs asks for %d; give at least as many",
+		return nil, errs.New(errs.Usage,
+			"checkpoint %s has %d epochs behind it, --epochs asks for %d; give at least as many",
 			path, st.Epoch, t.cfg.Epochs)
 	}
 	if why := st.misplaced(int(in.Dataset.Meta.Train)); why != "" {
-		return nil, errs.New(errs.Device, "checkpoint %s: %s; give an intact one, or train anew", path, why)
+		return nil, errs.New(errs.Device, "checkpoint %s: %s; give an intact one, or train anew",
+			path, why)
 	}
 	unsealed(path, f, t.obs)
 	t.state = st
@@ -211,20 +244,23 @@ func (t *trainer) find(in Inputs) (*checkpoint.File, error) {
 }
 
 // unsealed says what an older checkpoint can't prove.
-func unsealed(path string, f *checkpoint.File, obs Observer) {
+func unsealed(path string, f *checkpoint.File, obs report.Observer) {
 	if !f.Sealed {
-		obs.note("checkpoint " + path + " is of an older version: its header has no checksum, so damage there may go unnoticed; train --resume writes it anew with one")
+		obs.TellNote("checkpoint " + path +
+			" is of an older version: its header has no checksum, so damage there may go unnoticed; train --resume writes it anew with one")
 	}
 }
 
 // train goes from the state's position to the end.
-func (t *trainer) train(ctx context.Context, in Inputs) error {
+func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	train, err := in.Dataset.Split("train")
 	if err != nil {
 		return err
 	}
 	if len(train) == 0 {
-		return errs.New(errs.Usage, "dataset %s has no training nodes; import or generate it with a training split", in.Dataset.Meta.Name)
+		return errs.New(errs.Usage,
+			"dataset %s has no training nodes; import or generate it with a training split",
+			in.Dataset.Meta.Name)
 	}
 	val, err := in.Dataset.Split("val")
 	if err != nil {
@@ -238,7 +274,7 @@ func (t *trainer) train(ctx context.Context, in Inputs) error {
 			return err
 		}
 	}
-	op, cancel := t.e.opCtx(ctx)
+	op, cancel := t.e.OperatorContext(ctx)
 	defer cancel()
 	if t.sha, err = t.e.model.ParamsSHA256(); err != nil {
 		return err
@@ -253,11 +289,13 @@ func (t *trainer) train(ctx context.Context, in Inputs) error {
 	if err := t.e.copier.setValues(op, t.e.model, t.best); err != nil {
 		return err
 	}
-	r, err := t.e.infer(ctx, "test", testEpoch, test, nil)
+	r, err := t.e.infer(ctx, "test", prepare.TestEpoch, test, nil)
 	if errs.ClassOf(err) == errs.Interrupted && t.path != "" {
 		// The last epoch's checkpoint is there, and the model now holds the best epoch's
 		// parameters: saving again would be wrong.
-		return errs.New(errs.Interrupted, "stopped in the final test, all %d epochs are saved in %s; --resume goes on from there (%w)", t.cfg.Epochs, t.path, err)
+		return errs.New(errs.Interrupted,
+			"stopped in the final test, all %d epochs are saved in %s; --resume goes on from there (%w)",
+			t.cfg.Epochs, t.path, err)
 	}
 	if err != nil {
 		return err
@@ -270,15 +308,22 @@ func (t *trainer) train(ctx context.Context, in Inputs) error {
 func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	e := t.e
 	base := t.state.Partial
-	n := batches(len(order), t.cfg.Batch)
-	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: ep, kind: trace.Train, number: ep, order: order, first: t.state.Batch, sampler: e.sampler, stats: base}
+	n := prepare.Batches(len(order), t.cfg.Batch)
+	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: ep, kind: trace.Train, number: ep,
+		order: order, first: t.state.Batch, sampler: e.Sampler, stats: base}
 	if f := t.cfg.OnBatch; f != nil {
 		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
+	decoupled, err := gnn.Decoupled(t.cfg.Optimizer)
+	if err != nil {
+		return err
+	}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
-		err := e.model.Train(e.trainS, s.mb, e.features(s).Ptr(), s.labels.Ptr(), gnn.Step{
+		err := e.model.Train(e.trainS, s.mb, e.wide.of(s.x).Ptr(), s.labels.Ptr(), gnn.Step{
 			Seed: t.cfg.Seed, Epoch: ep, Batch: s.index,
-			LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon, WeightDecay: float32(t.cfg.WeightDecay),
+			LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon,
+			WeightDecay: float32(t.cfg.WeightDecay),
+			Decoupled:   decoupled,
 		})
 		if err != nil {
 			return outcome{}, err
@@ -291,18 +336,17 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	}
 	p.after = func(index int) error {
 		t.state.Batch = index + 1
-		t.obs.step(p.name, index+1, n)
+		t.obs.TellStep(p.name, index+1, n)
 		if t.cfg.CheckpointEvery > 0 && (index+1)%t.cfg.CheckpointEvery == 0 && index+1 < n {
 			t.state.Partial = e.snapshot(p, base)
 			return t.save(ctx)
 		}
 		return nil
 	}
-	var err error
-	if t.cfg.tuning() && e.tuned == nil {
+	if t.cfg.Tuning() && e.tuned == nil {
 		e.tuned, err = e.tune(ctx, p, t.cfg)
 		if err == nil {
-			t.obs.plan(e.cfg.graph(e.reader != nil))
+			t.obs.TellPlan(e.Config.Operators(e.store.reader != nil))
 		}
 		p.end = 0
 	}
@@ -313,9 +357,9 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	if err != nil {
 		return t.stopped(ctx, err)
 	}
-	r := t.state.Partial.result(ep, e.rowBytes)
+	r := t.state.Partial.Result(ep, e.RowBytes)
 	if len(val) > 0 && !t.cfg.NoEval {
-		v, err := e.infer(ctx, "validate", valEpoch+ep, val, nil)
+		v, err := e.infer(ctx, "validate", prepare.ValEpoch+ep, val, nil)
 		if err != nil {
 			return t.stopped(ctx, err)
 		}
@@ -323,7 +367,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	}
 	// Without validation every epoch is as good as the one before it, so the last one counts.
 	if t.state.BestEpoch < 0 || r.ValAcc == nil || *r.ValAcc > t.state.BestAcc {
-		op, cancel := e.opCtx(ctx)
+		op, cancel := e.OperatorContext(ctx)
 		b, err := e.copier.values(op, e.model)
 		cancel()
 		if err != nil {
@@ -334,8 +378,9 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 			t.state.BestAcc = *r.ValAcc
 		}
 	}
-	// What an epoch leaves on Go's heap (a few hundred bytes a launch) must not add up over epochs until the
-	// collector finds it worth its while. The heap is small, so this takes a few milliseconds.
+	// What an epoch leaves on Go's heap (a few hundred bytes a launch) must not add up over epochs
+	// until the collector finds it worth its while. The heap is small, so this takes a few
+	// milliseconds.
 	runtime.GC()
 	rss, err := hostmem.ReadRSS()
 	if err != nil {
@@ -343,11 +388,11 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	}
 	r.MemoryBytes = rss.Counted()
 	t.state.Epochs = append(t.state.Epochs, r)
-	t.state.Epoch, t.state.Batch, t.state.Partial = ep+1, 0, partial{}
+	t.state.Epoch, t.state.Batch, t.state.Partial = ep+1, 0, report.Partial{}
 	if err := t.save(ctx); err != nil {
 		return err
 	}
-	t.obs.epoch(r)
+	t.obs.TellEpoch(r)
 	return nil
 }
 
@@ -358,12 +403,14 @@ func (t *trainer) stopped(ctx context.Context, err error) error {
 	}
 	at := fmt.Sprintf("epoch %d, %d batches done", t.state.Epoch+1, t.state.Batch)
 	if t.path == "" {
-		return errs.New(errs.Interrupted, "stopped in %s; nothing is saved without --checkpoint DIR (%w)", at, err)
+		return errs.New(errs.Interrupted,
+			"stopped in %s; nothing is saved without --checkpoint DIR (%w)", at, err)
 	}
 	if serr := t.save(ctx); serr != nil {
 		return fmt.Errorf("stopped in %s, and saving failed: %w", at, serr)
 	}
-	return errs.New(errs.Interrupted, "stopped in %s and saved in %s; --resume goes on from there (%w)", at, t.path, err)
+	return errs.New(errs.Interrupted,
+		"stopped in %s and saved in %s; --resume goes on from there (%w)", at, t.path, err)
 }
 
 // save writes the checkpoint, where one was asked for.
@@ -371,7 +418,7 @@ func (t *trainer) save(ctx context.Context) error {
 	if t.path == "" {
 		return nil
 	}
-	op, cancel := t.e.opCtx(ctx)
+	op, cancel := t.e.OperatorContext(ctx)
 	defer cancel()
 	begin := t.e.trace.now()
 	defer func() { t.e.trace.run("checkpoint", begin) }()
@@ -387,8 +434,9 @@ func (t *trainer) save(ctx context.Context) error {
 	return t.saveBest()
 }
 
-// saveBest writes the best epoch's parameters to their own file where that is not there yet. It comes after the checkpoint,
-// which holds them too: what a run goes on from is never of two times. A file of the run before, which is overwritten, goes.
+// saveBest writes the best epoch's parameters to their own file where that is not there yet. It
+// comes after the checkpoint, which holds them too: what a run goes on from is never of two times.
+// A file of the run before, which is overwritten, goes.
 func (t *trainer) saveBest() error {
 	best := t.state.BestEpoch + 1
 	if t.bestSaved == best {
@@ -422,14 +470,15 @@ func (e *engine) outcome(op context.Context) (outcome, error) {
 
 // infer runs a forward pass over nodes through the pipeline; the result's TrainAcc is their
 // accuracy and Loss their mean loss. each, when given, is called after every batch.
-func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64, each func(op context.Context, s *slot) error) (EpochResult, error) {
-	n := batches(len(nodes), e.cfg.Batch)
-	p := &pass{name: stage, epoch: key, kind: trace.Test, order: nodes, sampler: e.sampler}
-	if key >= valEpoch && key < valEpoch+maxEpochs {
-		p.kind, p.number = trace.Validate, key-valEpoch
+func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64,
+	each func(op context.Context, s *slot) error) (report.EpochResult, error) {
+	n := prepare.Batches(len(nodes), e.Config.Batch)
+	p := &pass{name: stage, epoch: key, kind: trace.Test, order: nodes, sampler: e.Sampler}
+	if key >= prepare.ValEpoch && key < prepare.ValEpoch+plan.MaxEpochs {
+		p.kind, p.number = trace.Validate, key-prepare.ValEpoch
 	}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
-		if err := e.model.Infer(e.trainS, s.mb, e.features(s).Ptr(), s.labels.Ptr()); err != nil {
+		if err := e.model.Infer(e.trainS, s.mb, e.wide.of(s.x).Ptr(), s.labels.Ptr()); err != nil {
 			return outcome{}, err
 		}
 		out, err := e.outcome(op)
@@ -439,11 +488,11 @@ func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64
 		return out, err
 	}
 	p.after = func(index int) error {
-		e.obs.step(stage, index+1, n)
+		e.Observer.TellStep(stage, index+1, n)
 		return nil
 	}
 	if err := e.run(ctx, p); err != nil {
-		return EpochResult{}, err
+		return report.EpochResult{}, err
 	}
-	return e.snapshot(p, partial{}).result(0, e.rowBytes), nil
+	return e.snapshot(p, report.Partial{}).Result(0, e.RowBytes), nil
 }

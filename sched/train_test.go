@@ -15,24 +15,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/gnn"
+	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/testrig"
 	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // variant is a way to run the same training.
 type variant struct {
 	name    string
-	set     func(*Config)
+	set     func(*plan.Config)
 	workers int
 	ssds    int
 }
 
-func caches(gpu, cpu float64) func(*Config) {
-	return func(c *Config) { c.GPUCache, c.CPUCache = percent(gpu), percent(cpu) }
+func caches(gpu, cpu float64) func(*plan.Config) {
+	return func(c *plan.Config) { c.GPUCache, c.CPUCache = percent(gpu), percent(cpu) }
 }
 
-func modePipe(mode, pipe string, f func(*Config)) func(*Config) {
-	return func(c *Config) {
+func modePipe(mode, pipe string, f func(*plan.Config)) func(*plan.Config) {
+	return func(c *plan.Config) {
 		c.Mode, c.Pipeline = mode, pipe
 		if f != nil {
 			f(c)
@@ -43,38 +48,42 @@ func modePipe(mode, pipe string, f func(*Config)) func(*Config) {
 // sameWays is every mode (helios with and without caches) under deep, intra and none, and the
 // default pipelines; any two of mode, pipeline, workers and SSDs meet.
 var sameWays = []variant{
-	{"helios no cache deep", modePipe(ModeHelios, PipelineDeep, nil), 2, 1},
-	{"helios caches deep", modePipe(ModeHelios, PipelineDeep, caches(5, 10)), 2, 4},
-	{"helios cpu cache none", modePipe(ModeHelios, PipelineNone, caches(0, 20)), 1, 1},
-	{"inmem deep", modePipe(ModeInmem, PipelineDeep, nil), 2, 4},
-	{"cpu prefetch", modePipe(ModeCPU, "", caches(0, 10)), 2, 1},
-	{"mmap prefetch", modePipe(ModeMmap, "", nil), 2, 4},
-	{"helios prefetch", modePipe(ModeHelios, PipelinePrefetch, caches(1, 1)), 2, 4},
-	{"helios sync deep", modePipe(ModeHelios, PipelineDeep, func(c *Config) { c.IOStack = StackSync }), 2, 2},
+	{"helios no cache deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, nil), 2, 1},
+	{"helios caches deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(5, 10)), 2, 4},
+	{"helios cpu cache none", modePipe(plan.ModeHelios, plan.PipelineNone, caches(0, 20)), 1, 1},
+	{"inmem deep", modePipe(plan.ModeInmem, plan.DefaultPipeline, nil), 2, 4},
+	{"cpu prefetch", modePipe(plan.ModeCPU, "", caches(0, 10)), 2, 1},
+	{"mmap prefetch", modePipe(plan.ModeMmap, "", nil), 2, 4},
+	{"helios prefetch", modePipe(plan.ModeHelios, plan.PipelinePrefetch, caches(1, 1)), 2, 4},
+	{"helios sync deep", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+		func(c *plan.Config) { c.IOStack = gpuio.StackSync }), 2, 2},
 	// The rest only in long tests.
-	{"helios no cache intra", modePipe(ModeHelios, PipelineIntra, nil), 2, 4},
-	{"helios no cache none", modePipe(ModeHelios, PipelineNone, nil), 2, 4},
-	{"helios gpu cache intra", modePipe(ModeHelios, PipelineIntra, caches(20, 0)), 1, 1},
-	{"helios everything cached", modePipe(ModeHelios, PipelineDeep, caches(50, 60)), 1, 4},
-	{"inmem intra", modePipe(ModeInmem, PipelineIntra, nil), 2, 1},
-	{"inmem gpu none", modePipe(ModeInmem, PipelineNone, caches(30, 0)), 1, 1},
-	{"cpu deep", modePipe(ModeCPU, PipelineDeep, caches(0, 10)), 1, 4},
-	{"cpu intra", modePipe(ModeCPU, PipelineIntra, nil), 2, 4},
-	{"cpu none pread", modePipe(ModeCPU, PipelineNone, func(c *Config) { c.CPUEngine = "pread" }), 1, 1},
-	{"mmap deep", modePipe(ModeMmap, PipelineDeep, nil), 1, 1},
-	{"mmap intra", modePipe(ModeMmap, PipelineIntra, nil), 2, 1},
-	{"mmap none", modePipe(ModeMmap, PipelineNone, caches(0, 5)), 1, 4},
+	{"helios no cache intra", modePipe(plan.ModeHelios, plan.PipelineIntra, nil), 2, 4},
+	{"helios no cache none", modePipe(plan.ModeHelios, plan.PipelineNone, nil), 2, 4},
+	{"helios gpu cache intra", modePipe(plan.ModeHelios, plan.PipelineIntra, caches(20, 0)), 1, 1},
+	{"helios everything cached", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(50, 60)), 1,
+		4},
+	{"inmem intra", modePipe(plan.ModeInmem, plan.PipelineIntra, nil), 2, 1},
+	{"inmem gpu none", modePipe(plan.ModeInmem, plan.PipelineNone, caches(30, 0)), 1, 1},
+	{"cpu deep", modePipe(plan.ModeCPU, plan.DefaultPipeline, caches(0, 10)), 1, 4},
+	{"cpu intra", modePipe(plan.ModeCPU, plan.PipelineIntra, nil), 2, 4},
+	{"cpu none pread", modePipe(plan.ModeCPU, plan.PipelineNone,
+		func(c *plan.Config) { c.CPUEngine = "pread" }), 1, 1},
+	{"mmap deep", modePipe(plan.ModeMmap, plan.DefaultPipeline, nil), 1, 1},
+	{"mmap intra", modePipe(plan.ModeMmap, plan.PipelineIntra, nil), 2, 1},
+	{"mmap none", modePipe(plan.ModeMmap, plan.PipelineNone, caches(0, 5)), 1, 4},
 }
 
 // Every mode, pipeline, number of workers and of SSDs gives the same batches, rows and
-// parameters (DESIGN section 2: same seed, same run).
+// parameters: the same seed is the same run.
 func TestSameParametersEveryWay(t *testing.T) {
 	for _, model := range gnn.Archs() {
 		variants := sameWays
 		if wide.Lean() {
 			variants = sameWays[:8]
 		}
-		if model == "gat" || model == "gin" { // a way of each mode: the others differ in nothing that a model sees
+		// a way of each mode: the others differ in nothing that a model sees
+		if model == "gat" || model == "gin" {
 			seen := map[string]bool{}
 			variants = slices.DeleteFunc(slices.Clone(variants), func(v variant) bool {
 				cfg := small()
@@ -95,7 +104,8 @@ func TestSameParametersEveryWay(t *testing.T) {
 				cfg := small()
 				cfg.Model = model
 				v.set(&cfg)
-				r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers, Observer{})
+				r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers,
+					report.Observer{})
 				require.NoError(t, r.err, v.name)
 				check(t, v, cfg, r)
 				if i == 0 {
@@ -117,7 +127,7 @@ func TestSameParametersEveryWay(t *testing.T) {
 }
 
 // check holds a result against what its configuration promises.
-func check(t *testing.T, v variant, cfg Config, r record) {
+func check(t *testing.T, v variant, cfg plan.Config, r record) {
 	t.Helper()
 	res := r.res
 	require.Equal(t, "result", res.Event)
@@ -129,7 +139,8 @@ func check(t *testing.T, v variant, cfg Config, r record) {
 	require.Equal(t, "proxy", res.MemoryRung)
 	for i, e := range res.Epochs {
 		require.Equal(t, i+1, e.Epoch)
-		require.Equal(t, batches(int(e.Seeds), cfg.Batch), e.Batches, "the last partial batch is kept")
+		require.Equal(t, prepare.Batches(int(e.Seeds), cfg.Batch), e.Batches,
+			"the last partial batch is kept")
 		require.Positive(t, e.Seconds)
 		require.Positive(t, e.StageSeconds.Sample)
 		require.Positive(t, e.StageSeconds.Train)
@@ -137,7 +148,8 @@ func check(t *testing.T, v variant, cfg Config, r record) {
 		require.GreaterOrEqual(t, e.Stall, 0.0)
 		require.LessOrEqual(t, e.Stall, 1.0)
 		switch {
-		case cfg.Mode == ModeInmem || res.GPUCacheBytes+res.CPUCacheBytes == tiny.nodes*int64(tiny.dim)*4:
+		case cfg.Mode == plan.ModeInmem || res.GPUCacheBytes+
+			res.CPUCacheBytes == tiny.nodes*int64(tiny.dim)*4:
 			require.Equal(t, "none", res.IOStack)
 			require.Zero(t, e.RowsSSD)
 			require.Zero(t, e.SSDCommands)
@@ -170,10 +182,10 @@ func TestRowShapes(t *testing.T) {
 			d, feat := g.open(t)
 			s := bind(t, d, 3, "")
 			sha := ""
-			for _, mode := range []string{ModeHelios, ModeCPU, ModeMmap} {
+			for _, mode := range []string{plan.ModeHelios, plan.ModeCPU, plan.ModeMmap} {
 				cfg := small()
 				cfg.Mode, cfg.Epochs, cfg.CPUCache = mode, 1, percent(10)
-				r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+				r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 				require.NoError(t, r.err)
 				if sha == "" {
 					sha = r.res.ParamsSHA256
@@ -191,12 +203,13 @@ func TestPresampledTiersBeatTheirSize(t *testing.T) {
 	cfg := small()
 	cfg.Epochs = 1
 	cfg.GPUCache, cfg.CPUCache = percent(10), percent(10)
-	r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, r.err)
 	e := r.res.Epochs[0]
 	all := float64(e.RowsGPU + e.RowsCPU + e.RowsSSD)
 	require.Greater(t, float64(e.RowsGPU)/all, 0.12)
-	require.Greater(t, float64(e.RowsGPU)/all, float64(e.RowsCPU)/all, "the GPU tier has the hotter rows")
+	require.Greater(t, float64(e.RowsGPU)/all, float64(e.RowsCPU)/all,
+		"the GPU tier has the hotter rows")
 	require.Equal(t, int64(tiny.nodes/10)*512, r.res.GPUCacheBytes)
 }
 
@@ -225,43 +238,50 @@ func TestMetamorphic(t *testing.T) {
 	var first record
 	for i := range rounds {
 		cfg := base
-		cfg.Mode = Modes[rng.IntN(len(Modes))]
-		cfg.IOStack = Stacks[rng.IntN(len(Stacks))]
-		cfg.Pipeline = Pipelines[rng.IntN(len(Pipelines))]
+		cfg.Mode = plan.ModeNames()[rng.IntN(len(plan.Modes()))]
+		cfg.IOStack = plan.Stacks[rng.IntN(len(plan.Stacks))]
+		cfg.Pipeline = anyPipeline(rng, "")
 		cfg.GPUCache, cfg.CPUCache = percent(float64(rng.IntN(60))), percent(float64(rng.IntN(60)))
 		cfg.Depth = 1 + rng.IntN(4)
 		cfg.Presample = 1 + rng.IntN(2)
 		cfg.Blocks = 1 + rng.IntN(8)
 		cfg.QueueDepth = []int{0, 2, 7, 64}[rng.IntN(4)]
 		cfg.CPUEngine = []string{"", "pread", "io_uring"}[rng.IntN(3)]
-		cfg.SMs = SMBudget{Sample: rng.IntN(3), Lookup: rng.IntN(3), Gather: rng.IntN(3), Train: rng.IntN(3)}
-		cfg.Policy = Policies[rng.IntN(len(Policies))]
-		if cfg.Mode == ModeInmem {
-			cfg.Policy = PolicyStatic
+		cfg.SMs = plan.SMBudget{Sample: rng.IntN(3), Lookup: rng.IntN(3), Gather: rng.IntN(3),
+			Train: rng.IntN(3)}
+		cfg.Policy = plan.Policies[rng.IntN(len(plan.Policies))]
+		if cfg.Mode == plan.ModeInmem {
+			cfg.Policy = plan.PolicyStatic
 		}
-		if cfg.Window, cfg.Accumulate = Off, Off; cfg.Policy != PolicyStatic {
-			cfg.CacheLine = []int64{LineRow, 512, 4096, 5000}[rng.IntN(4)]
-			cfg.Window = []int{Off, 1, 3, 20}[rng.IntN(4)]
-			if cfg.IOStack != StackAsync && cfg.Pipeline != PipelineDeep && cfg.Pipeline != PipelineIntra {
-				cfg.Accumulate = []float64{Off, 0.5, 0.95}[rng.IntN(3)]
+		if cfg.Window, cfg.Accumulate = plan.Off, plan.Off; cfg.Policy != plan.PolicyStatic {
+			cfg.CacheLine = []int64{plan.LineRow, 512, 4096, 5000}[rng.IntN(4)]
+			cfg.Window = []int{plan.Off, 1, 3, 20}[rng.IntN(4)]
+			if cfg.IOStack != gpuio.StackAsync && cfg.Pipeline != plan.DefaultPipeline &&
+				cfg.Pipeline != plan.PipelineIntra {
+				cfg.Accumulate = []float64{plan.Off, 0.5, 0.95}[rng.IntN(3)]
 			}
 		}
-		if cfg.Pipeline == PipelineSeries {
-			cfg.SMs = SMBudget{}
+		if cfg.Pipeline == plan.PipelineSeries {
+			cfg.SMs = plan.SMBudget{}
 		}
-		if cfg.Pipeline == PipelineRunAhead && cfg.Window == Off && cfg.Accumulate == Off {
-			cfg.Pipeline = PipelineNone
+		if cfg.Pipeline == plan.PipelineRunAhead && cfg.Window == plan.Off &&
+			cfg.Accumulate == plan.Off {
+			cfg.Pipeline = plan.PipelineNone
 		}
 		if rng.IntN(2) == 0 {
-			cfg.Topology, cfg.NeighborCache = TopologySSD, percent([]float64{0, 10, 60}[rng.IntN(3)])
+			cfg.Topology, cfg.NeighborCache = plan.TopologySSD,
+				percent([]float64{0, 10, 60}[rng.IntN(3)])
 		}
 		workers, ssds := 1+rng.IntN(3), 1+rng.IntN(4)
 		if sets[ssds] == nil {
 			sets[ssds] = bind(t, d, ssds, "")
 		}
-		name := fmt.Sprintf("%s %s lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, topology %s %v, %d workers, %d SSDs",
-			cfg.Mode, cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack, cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine, cfg.Topology, cfg.NeighborCache, workers, ssds)
-		r := train(t, context.Background(), cfg, d, feat, sets[ssds], workers, Observer{})
+		name := fmt.Sprintf(
+			"%s %s lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, topology %s %v, %d workers, %d SSDs",
+			cfg.Mode, cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack,
+			cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine,
+			cfg.Topology, cfg.NeighborCache, workers, ssds)
+		r := train(t, context.Background(), cfg, d, feat, sets[ssds], workers, report.Observer{})
 		require.NoError(t, r.err, name)
 		if i == 0 {
 			first = r
@@ -278,18 +298,18 @@ func TestNothingLeaks(t *testing.T) {
 	s := bind(t, d, 2, "")
 	cfg := small()
 	cfg.Epochs = 1
-	run := func(c Config) {
-		r := train(t, context.Background(), c, d, feat, s, 2, Observer{})
+	run := func(c plan.Config) {
+		r := train(t, context.Background(), c, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
 	}
 	run(cfg) // what is made once (topology, runtime threads' pollers) is made here
-	leaks := leakCheck(t)
-	for _, mode := range Modes {
+	before := testrig.Held(t)
+	for _, mode := range plan.ModeNames() {
 		c := cfg
 		c.Mode = mode
 		run(c)
 	}
-	leaks()
+	before.Leaked(t, "topology")
 }
 
 // Deep keeps several batches in flight; none keeps one operator at a time, so that its stages
@@ -297,17 +317,18 @@ func TestNothingLeaks(t *testing.T) {
 func TestPipelinesOverlapAsTheySay(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	get := func(p string) EpochResult {
+	get := func(p string) report.EpochResult {
 		cfg := small()
 		cfg.Pipeline, cfg.Epochs, cfg.Batch = p, 1, 64
-		r := train(t, context.Background(), cfg, d, feat, s, 2, Observer{})
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
 		return r.res.Epochs[0]
 	}
-	// Wall time includes what other processes take of the CPUs, so that one pair of runs says little.
-	var none, deep EpochResult
+	// Wall time includes what other processes take of the CPUs, so that one pair of runs says
+	// little.
+	var none, deep report.EpochResult
 	for range 5 {
-		none, deep = get(PipelineNone), get(PipelineDeep)
+		none, deep = get(plan.PipelineNone), get(plan.DefaultPipeline)
 		require.LessOrEqual(t, none.Overlap, 0.05, "serial stages don't overlap")
 		if deep.Overlap > none.Overlap {
 			return
@@ -320,8 +341,9 @@ func TestPipelinesOverlapAsTheySay(t *testing.T) {
 func TestNoOverlapOnOneSM(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()
-	cfg.Mode, cfg.Pipeline, cfg.Hidden, cfg.Epochs, cfg.NoEval = ModeInmem, PipelineDeep, 64, 1, true
-	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, Observer{})
+	cfg.Mode, cfg.Pipeline = plan.ModeInmem, plan.DefaultPipeline
+	cfg.Hidden, cfg.Epochs, cfg.NoEval = 64, 1, true
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, report.Observer{})
 	require.NoError(t, r.err)
 	require.LessOrEqual(t, r.res.Epochs[0].Overlap, 0.0)
 }
@@ -332,7 +354,7 @@ func TestDivergence(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()
 	cfg.LR, cfg.CheckpointDir, cfg.CheckpointEvery = 1e30, t.TempDir(), 1
-	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 2, Observer{})
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 2, report.Observer{})
 	require.ErrorContains(t, r.err, "--lr")
 	require.Equal(t, errs.Failed, errs.ClassOf(r.err))
 	_, err := json.Marshal(r.res)
@@ -342,14 +364,15 @@ func TestDivergence(t *testing.T) {
 // Placing rows and evaluating sample under numbers that no training epoch has, within the
 // sampler's 24 bits.
 func TestSamplingKeysAreApart(t *testing.T) {
-	c := Config{Presample: 1 << 10, Epochs: maxEpochs}.withDefaults()
-	require.NoError(t, c.check())
+	c := plan.Config{Presample: 1 << 10, Epochs: plan.MaxEpochs}.WithDefaults()
+	require.NoError(t, c.Check())
 	c.Presample++
-	require.Error(t, c.check())
+	require.Error(t, c.Check())
 	last := -1
 	for _, r := range [][2]int{
-		{0, maxEpochs - 1}, {presampleEpoch, presampleEpoch + 1<<10 - 1}, {valEpoch, valEpoch + maxEpochs - 1},
-		{testEpoch, testEpoch}, {predictEpoch, predictEpoch},
+		{0, plan.MaxEpochs - 1}, {prepare.PresampleEpoch, prepare.PresampleEpoch + 1<<10 - 1},
+		{prepare.ValEpoch, prepare.ValEpoch + plan.MaxEpochs - 1},
+		{prepare.TestEpoch, prepare.TestEpoch}, {prepare.PredictEpoch, prepare.PredictEpoch},
 	} {
 		require.Greater(t, r[0], last)
 		last = r[1]

@@ -9,20 +9,27 @@ import (
 	"time"
 
 	"helios/cuda"
+	"helios/gpuio"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
-// The tuner measures the first mini-batches that a run trains under other settings and keeps the best: how many batches
-// are prepared ahead, how many SMs each operator gets, how many blocks the I/O kernels have, what the accumulator aims at.
-// The batches are those of the first epoch, in their order, each trained once: cutting the epoch into segments, between
-// which the pipeline drains, changes no result.
+// The tuner measures the first mini-batches that a run trains under other settings and keeps the
+// best: how many batches are prepared ahead, how many SMs each operator gets, how many blocks the
+// I/O kernels have, what the accumulator aims at. The batches are those of the first epoch, in
+// their order, each trained once: cutting the epoch into segments, between which the pipeline
+// drains, changes no result.
 //
-// One setting is changed at a time, from the most telling to the least (coordinate descent). Its values are measured in
-// turns, the present one first and last, so that what drifts (a page cache that fills, a machine that warms up) shows; another
-// value is taken only when it is better by more than tuneGain, and by more than the present one's own times differ. A
-// segment's time has the filling of its pipeline in it, which is the same for all: differences are a little smaller than they
-// will be.
+// One setting is changed at a time, from the most telling to the least (coordinate descent). Its
+// values are measured in turns, the present one first and last, so that what drifts (a page cache
+// that fills, a machine that warms up) shows; another value is taken only when it is better by more
+// than tuneGain, and by more than the present one's own times differ. A segment's time has the
+// filling of its pipeline in it, which is the same for all: differences are a little smaller than
+// they will be.
 
-// tuneGain is how much less time a value must take than the present one: less is not told from noise.
+// tuneGain is how much less time a value must take than the present one: less is not told from
+// noise.
 const tuneGain = 0.03
 
 const (
@@ -40,29 +47,6 @@ var (
 	tuneLeast = 10 * time.Millisecond
 )
 
-// TuneTrial is one value of a setting as it was measured.
-type TuneTrial struct {
-	Setting string `json:"setting"` // a flag of train
-	Value   string `json:"value"`
-	Batches int    `json:"batches"`
-	// Seconds of one mini-batch, the best of the rounds.
-	Seconds float64 `json:"seconds_per_batch"`
-	Before  bool    `json:"before,omitempty"` // the value before
-	Chosen  bool    `json:"chosen,omitempty"`
-}
-
-// TuneResult is what the tuner did.
-type TuneResult struct {
-	Level   string      `json:"level"` // quick or full
-	Batches int         `json:"batches"`
-	Seconds float64     `json:"seconds"`
-	Trials  []TuneTrial `json:"trials"`
-	// Flags are what the run goes on with, where that differs from what it was told.
-	Flags string `json:"flags"`
-	// Skipped is why less was measured than could have been; empty: nothing was left out.
-	Skipped string `json:"skipped,omitempty"`
-}
-
 // tuneKnob is a setting with its candidates.
 type tuneKnob struct {
 	name   string
@@ -71,39 +55,11 @@ type tuneKnob struct {
 	set    func(ctx context.Context, i int) error
 }
 
-// tuning tells whether the run's first batches are measured.
-func (c Config) tuning() bool { return c.Tune == TuneQuick || c.Tune == TuneFull }
-
-// tuneDepths are the depths that are tried.
-func (c Config) tuneDepths() []int {
-	if !c.tuning() || c.Pipeline != PipelineDeep && c.Pipeline != PipelinePrefetch {
-		return nil
-	}
-	d := []int{1, 2, 4}
-	if c.Tune == TuneFull {
-		d = []int{1, 2, 3, 4, 6, 8}
-	}
-	if !slices.Contains(d, c.Depth) {
-		d = append(d, c.Depth)
-		slices.Sort(d)
-	}
-	return d
-}
-
-// forTuning is the configuration that the engine is made with: room for the deepest pipeline that is tried, which stays
-// with the run whatever is chosen.
-func (c Config) forTuning() Config {
-	if d := c.tuneDepths(); len(d) > 0 {
-		c.Depth = d[len(d)-1]
-	}
-	return c
-}
-
 // tuner is the tuner at work.
 type tuner struct {
 	e     *engine
 	p     *pass
-	res   *TuneResult
+	res   *report.TuneResult
 	level int           // rounds
 	each  int           // batches of a segment
 	most  int           // batches that may be used up
@@ -112,11 +68,13 @@ type tuner struct {
 	train func(ctx context.Context, n int) (float64, error)
 }
 
-// tune measures with the first batches of p and leaves the engine with what was best. before is the configuration as it
-// was asked for: the depth that the tuner begins with.
-func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult, error) {
-	t := &tuner{e: e, p: p, res: &TuneResult{Level: before.Tune, Trials: []TuneTrial{}}, level: 1}
-	if before.Tune == TuneFull {
+// tune measures with the first batches of p and leaves the engine with what was best. before is the
+// configuration as it was asked for: the depth that the tuner begins with.
+func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report.TuneResult,
+	error) {
+	t := &tuner{e: e, p: p, res: &report.TuneResult{Level: before.Tune,
+		Trials: []report.TuneTrial{}}, level: 1}
+	if before.Tune == plan.TuneFull {
 		t.level = 2
 	}
 	t.train = t.segment
@@ -129,14 +87,15 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 		defer func() { p.after = after }()
 	}
 	start := time.Now()
-	e.cfg.Depth = before.Depth
-	e.plan = e.cfg.plan()
+	e.Config.Depth = before.Depth
+	e.plan = e.Config.Schedule()
 	knobs := e.tuneKnobs(before)
-	n := batches(len(p.order), e.cfg.Batch)
+	n := prepare.Batches(len(p.order), e.Config.Batch)
 	first := p.first
 	t.most = first + int(float64(n-first)*tuneShare)
 	if len(knobs) == 0 {
-		t.res.Skipped = fmt.Sprintf("pipeline %s on this device has nothing to choose", e.cfg.Pipeline)
+		t.res.Skipped = fmt.Sprintf("pipeline %s on this device has nothing to choose",
+			e.Config.Pipeline)
 		return t.res, nil
 	}
 	// The first batches make buffers and warm caches; they tell how many a segment needs.
@@ -153,7 +112,8 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 		segments += t.level * (len(k.values) + 1)
 	}
 	t.each = max(tuneBatches, min(t.each, (t.most-p.first)/max(segments, 1)))
-	if each := took / float64(max(warm, 1)); each*float64(t.each) < tuneLeast.Seconds() && t.each < t.most-p.first {
+	if each := took / float64(max(warm, 1)); each*float64(t.each) < tuneLeast.Seconds() &&
+		t.each < t.most-p.first {
 		t.each = max(t.each, int(tuneLeast.Seconds()/max(each, 1e-9))+1)
 	}
 	var flags, budgets, skipped []string
@@ -182,9 +142,12 @@ func (e *engine) tune(ctx context.Context, p *pass, before Config) (*TuneResult,
 	if len(budgets) > 0 {
 		flags = append(flags, "--sm-budget "+strings.Join(budgets, ","))
 	}
-	t.res.Batches, t.res.Seconds, t.res.Flags = p.first-first, time.Since(start).Seconds(), strings.Join(flags, " ")
+	t.res.Batches, t.res.Seconds, t.res.Flags = p.first-first, time.Since(start).Seconds(),
+		strings.Join(flags, " ")
 	if len(skipped) > 0 {
-		t.res.Skipped = fmt.Sprintf("%d mini-batches of the epoch are too few to measure %s with %d for each value", n-first, strings.Join(skipped, ", "), t.each)
+		t.res.Skipped = fmt.Sprintf(
+			"%d mini-batches of the epoch are too few to measure %s with %d for each value",
+			n-first, strings.Join(skipped, ", "), t.each)
 	}
 	return t.res, nil
 }
@@ -242,17 +205,20 @@ func (t *tuner) choose(ctx context.Context, k *tuneKnob) error {
 		if i == was {
 			n *= 2
 		}
-		t.res.Trials = append(t.res.Trials, TuneTrial{Setting: k.name, Value: v, Batches: n, Seconds: best[i], Before: i == was, Chosen: i == k.now})
+		t.res.Trials = append(t.res.Trials, report.TuneTrial{Setting: k.name, Value: v, Batches: n,
+			Seconds: best[i], Before: i == was, Chosen: i == k.now})
 		parts = append(parts, fmt.Sprintf("%s: %.4g ms", v, 1e3*best[i]))
 	}
 	why := fmt.Sprintf("none gains more than %.0f%%, so it stays", 100*gain)
 	if gain > tuneGain {
-		why = fmt.Sprintf("its own times differ by %.0f%%, and none gains more, so it stays", 100*gain)
+		why = fmt.Sprintf("its own times differ by %.0f%%, and none gains more, so it stays",
+			100*gain)
 	}
 	if k.now != was {
 		why = fmt.Sprintf("%.0f%% less than %s", 100*(1-best[k.now]/best[was]), k.values[was])
 	}
-	t.e.obs.note(fmt.Sprintf("tune --%s, time of a mini-batch: %s; takes %s: %s", k.name, strings.Join(parts, ", "), k.values[k.now], why))
+	t.e.Observer.TellNote(fmt.Sprintf("tune --%s, time of a mini-batch: %s; takes %s: %s", k.name,
+		strings.Join(parts, ", "), k.values[k.now], why))
 	if err := k.set(ctx, k.now); err != nil {
 		return fmt.Errorf("tuning --%s %s: %w", k.name, k.values[k.now], err)
 	}
@@ -260,9 +226,10 @@ func (t *tuner) choose(ctx context.Context, k *tuneKnob) error {
 }
 
 // tuneKnobs are the settings that can be tried in this run, the most telling first.
-func (e *engine) tuneKnobs(before Config) []tuneKnob {
+func (e *engine) tuneKnobs(before plan.Config) []tuneKnob {
 	var out []tuneKnob
-	add := func(name string, n, now int, text func(i int) string, set func(ctx context.Context, i int) error) {
+	add := func(name string, n, now int, text func(i int) string, set func(ctx context.Context,
+		i int) error) {
 		if n < 2 {
 			return
 		}
@@ -272,33 +239,36 @@ func (e *engine) tuneKnobs(before Config) []tuneKnob {
 		}
 		out = append(out, k)
 	}
-	full := before.Tune == TuneFull
+	full := before.Tune == plan.TuneFull
 
-	depths := before.tuneDepths()
-	add("prefetch-depth", len(depths), slices.Index(depths, before.Depth), func(i int) string { return fmt.Sprint(depths[i]) },
+	depths := before.TuneDepths()
+	add("prefetch-depth", len(depths), slices.Index(depths, before.Depth),
+		func(i int) string { return fmt.Sprint(depths[i]) },
 		func(_ context.Context, i int) error {
-			e.cfg.Depth = depths[i]
-			e.plan = e.cfg.plan()
+			e.Config.Depth = depths[i]
+			e.plan = e.Config.Schedule()
 			return nil
 		})
 
-	if e.plan.group && e.acc.Target > 0 && e.acc.IOPS > 0 {
+	if d, ok := e.features.(*dynamicTiers); ok && e.plan.Group && d.acc.Target > 0 &&
+		d.acc.IOPS > 0 {
 		shares := []float64{0.8, 0.95}
 		if full {
 			shares = []float64{0.5, 0.7, 0.8, 0.9, 0.95, 0.98}
 		}
-		if !slices.Contains(shares, e.cfg.Accumulate) {
-			shares = append(shares, e.cfg.Accumulate)
+		if !slices.Contains(shares, e.Config.Accumulate) {
+			shares = append(shares, e.Config.Accumulate)
 			slices.Sort(shares)
 		}
-		add("accumulate", len(shares), slices.Index(shares, e.cfg.Accumulate), func(i int) string { return fmt.Sprint(shares[i]) },
-			func(_ context.Context, i int) error { return e.aim(shares[i]) })
+		add("accumulate", len(shares), slices.Index(shares, e.Config.Accumulate),
+			func(i int) string { return fmt.Sprint(shares[i]) },
+			func(_ context.Context, i int) error { return d.aim(shares[i]) })
 	}
 
-	if e.plan.serial { // operators that run alone want all there is
+	if e.plan.Serial { // operators that run alone want all there is
 		return out
 	}
-	sms := e.dev.Info().SMs
+	sms := e.Device.Info().SMs
 	parts := []int{2}
 	if full {
 		parts = []int{4, 2}
@@ -309,8 +279,10 @@ func (e *engine) tuneKnobs(before Config) []tuneKnob {
 		budget *int
 		quick  bool
 	}{
-		{OpTrain, &e.trainS, &e.cfg.SMs.Train, true}, {OpSample, &e.sampleS, &e.cfg.SMs.Sample, true},
-		{OpGather, &e.gatherS, &e.cfg.SMs.Gather, false}, {OpLookup, &e.lookupS, &e.cfg.SMs.Lookup, false},
+		{plan.OpTrain, &e.trainS, &e.Config.SMs.Train, true},
+		{plan.OpSample, &e.Stream, &e.Config.SMs.Sample, true},
+		{plan.OpGather, &e.gatherS, &e.Config.SMs.Gather, false},
+		{plan.OpLookup, &e.lookupS, &e.Config.SMs.Lookup, false},
 	} {
 		if !full && !s.quick {
 			continue
@@ -331,84 +303,61 @@ func (e *engine) tuneKnobs(before Config) []tuneKnob {
 			}
 			return fmt.Sprintf("%s=%d", s.op, budgets[i])
 		}
-		add("sm-budget", len(budgets), slices.Index(budgets, now), text, func(_ context.Context, i int) error {
-			if *s.budget == budgets[i] {
-				return nil
-			}
-			*s.budget = budgets[i]
-			return e.renewStream(s.op, s.stream)
-		})
+		add("sm-budget", len(budgets), slices.Index(budgets, now), text,
+			func(_ context.Context, i int) error {
+				if *s.budget == budgets[i] {
+					return nil
+				}
+				*s.budget = budgets[i]
+				return e.renewStream(s.op, s.stream)
+			})
 	}
 
-	if full && e.reader != nil && e.cfg.IOStack == StackAsync {
+	if full && e.store.reader != nil && e.Config.IOStack == gpuio.StackAsync {
 		blocks := []int{8, 16, 32, 64}
-		now := e.cfg.Blocks
+		now := e.Config.Blocks
 		if now == 0 {
-			now = ioBlocks
+			now = plan.IOBlocks
 		}
 		if !slices.Contains(blocks, now) {
 			blocks = append(blocks, now)
 			slices.Sort(blocks)
 		}
-		add("io-blocks", len(blocks), slices.Index(blocks, now), func(i int) string { return fmt.Sprint(blocks[i]) },
+		add("io-blocks", len(blocks), slices.Index(blocks, now),
+			func(i int) string { return fmt.Sprint(blocks[i]) },
 			func(ctx context.Context, i int) error {
-				if e.cfg.Blocks == blocks[i] || e.cfg.Blocks == 0 && blocks[i] == ioBlocks {
+				if e.Config.Blocks == blocks[i] || e.Config.Blocks == 0 &&
+					blocks[i] == plan.IOBlocks {
 					return nil
 				}
-				if e.onGPU() && e.cfg.SMs.IO == ioSMs(e.cfg.Blocks, sms) { // it went by the blocks
-					e.cfg.SMs.IO = ioSMs(blocks[i], sms)
+				// it went by the blocks
+				if e.OnGPU() && e.Config.SMs.IO == plan.IOSMs(e.Config.Blocks, sms) {
+					e.Config.SMs.IO = plan.IOSMs(blocks[i], sms)
 				}
-				e.cfg.Blocks = blocks[i]
-				return e.renewReader(ctx)
+				e.Config.Blocks = blocks[i]
+				if err := e.store.renew(ctx, e.features.layout()); err != nil {
+					return errors.Join(err, ctx.Err())
+				}
+				return nil
 			})
 	}
 	return out
 }
 
-// ioBlocks is the default of Config.Blocks under stack async.
-const ioBlocks = 32
-
-// aim gives the accumulator another share of the SSDs' rate to aim at.
-func (e *engine) aim(share float64) error {
-	a := e.acc
-	a.Share, e.cfg.Accumulate = share, share
-	a.Target, a.Capped = a.target(float64(len(e.ssds))), ""
-	if most := e.dyn.most; a.Target > most {
-		a.Target, a.Capped = most, "memory has no room for more"
-	}
-	e.acc = a
-	return nil
-}
-
-// renewStream makes an operator's stream anew, with the budget that it has now. Nothing may be in flight.
+// renewStream makes an operator's stream anew, with the budget that it has now. Nothing may be in
+// flight.
 func (e *engine) renewStream(op string, at *cuda.Stream) error {
-	s, err := e.dev.NewStream(e.cfg.graph(true).options(op))
+	s, err := e.Device.NewStream(e.Config.Operators(true).StreamOptions(op))
 	if err != nil {
 		return err
 	}
 	old := *at
 	busy := old.Busy().Seconds()
-	*map[string]*float64{OpSample: &e.busyBefore.Sample, OpLookup: &e.busyBefore.Lookup, OpGather: &e.busyBefore.Gather, OpTrain: &e.busyBefore.Train}[op] += busy
+	*map[string]*float64{plan.OpSample: &e.busyBefore.Sample, plan.OpLookup: &e.busyBefore.Lookup,
+		plan.OpGather: &e.busyBefore.Gather, plan.OpTrain: &e.busyBefore.Train}[op] += busy
 	*at = s
-	if e.copier != nil && op == OpTrain {
+	if e.copier != nil && op == plan.OpTrain {
 		e.copier.stream = s
 	}
 	return old.Close()
-}
-
-// renewReader opens the I/O stack anew, as the configuration has it now. Nothing may be in flight.
-func (e *engine) renewReader(ctx context.Context) error {
-	layout := e.layout
-	if e.cfg.dynamic() {
-		layout = e.dyn.layout
-	}
-	if err := e.closeReader(); err != nil {
-		return err
-	}
-	r, err := e.openReader(ctx, e.in, layout)
-	if err != nil {
-		return errors.Join(err, ctx.Err())
-	}
-	e.reader = r
-	return nil
 }

@@ -12,10 +12,13 @@ import (
 
 	"helios/cache/policy"
 	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
 )
 
 // tuned is a run with many small batches.
-func tuned(level string, f func(*Config)) Config {
+func tuned(level string, f func(*plan.Config)) plan.Config {
 	c := small()
 	c.Batch, c.Tune, c.Epochs, c.NoEval, c.Presample = 2, level, 2, true, 1
 	if wide.Lean() {
@@ -37,29 +40,35 @@ func TestTune(t *testing.T) {
 	defer func() { tuneLeast, tuneBatches = least, batches }()
 	d, feat := tiny.open(t)
 	set := bind(t, d, 2, "")
-	plain := train(t, context.Background(), tuned(TuneOff, nil), d, feat, set, 2, Observer{})
+	plain := train(t, context.Background(), tuned(plan.TuneOff, nil), d, feat, set, 2,
+		report.Observer{})
 	require.NoError(t, plain.err)
 	require.Nil(t, plain.res.Tuned)
 	for _, c := range []struct {
 		name  string
-		cfg   Config
+		cfg   plan.Config
 		knobs []string
 	}{
-		{"quick", tuned(TuneQuick, nil), []string{"prefetch-depth", "sm-budget"}},
-		{"full", tuned(TuneFull, nil), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
-		{"full over windows and merged reads", tuned(TuneFull, func(c *Config) {
-			c.Mode, c.GPUCache, c.CPUCache = ModeGIDS, percent(10), percent(10)
+		{"quick", tuned(plan.TuneQuick, nil), []string{"prefetch-depth", "sm-budget"}},
+		{"full", tuned(plan.TuneFull, nil), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
+		{"full over windows and merged reads", tuned(plan.TuneFull, func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
 		}), []string{"accumulate"}},
-		{"full over a dynamic tier", tuned(TuneFull, dyn(policy.LRU, LineRow, func(c *Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
-		{"nothing to choose", tuned(TuneFull, func(c *Config) { c.Pipeline = PipelineSeries }), nil},
+		{"full over a dynamic tier",
+			tuned(plan.TuneFull, dyn(policy.LRU, plan.LineRow,
+				func(c *plan.Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget",
+				"io-blocks"}},
+		{"nothing to choose",
+			tuned(plan.TuneFull, func(c *plan.Config) { c.Pipeline = plan.PipelineSeries }), nil},
 	} {
 		if wide.Lean() && (c.name == "full" || c.name == "quick") {
 			continue
 		}
-		var plans []*OpGraph
+		var plans []*plan.OpGraph
 		var notes []string
-		r := train(t, context.Background(), c.cfg, d, feat, set, 4, Observer{
-			Plan: func(g *OpGraph) { plans = append(plans, g) }, Note: func(s string) { notes = append(notes, s) },
+		r := train(t, context.Background(), c.cfg, d, feat, set, 4, report.Observer{
+			Plan: func(g *plan.OpGraph) { plans = append(plans, g) },
+			Note: func(s string) { notes = append(notes, s) },
 		})
 		require.NoError(t, r.err, c.name)
 		require.Equal(t, plain.res.ParamsSHA256, r.res.ParamsSHA256, c.name)
@@ -71,7 +80,9 @@ func TestTune(t *testing.T) {
 		u := r.res.Tuned
 		require.NotNil(t, u, c.name)
 		if a := r.res.Accumulator; a != nil && a.IOPS == 0 {
-			continue // a busy machine read the longer set no later than the shorter: there is no target to choose
+			// a busy machine read the longer set no later than the shorter: there is no target to
+			// choose
+			continue
 		}
 		require.Equal(t, c.cfg.Tune, u.Level)
 		require.Len(t, plans, 2, "before and after tuning")
@@ -101,31 +112,35 @@ func TestTune(t *testing.T) {
 		require.Empty(t, u.Skipped, c.name)
 		require.Less(t, u.Batches, r.res.Epochs[0].Batches)
 		require.Contains(t, strings.Join(notes, "\n"), "tune --"+c.knobs[0])
-		t.Logf("%s: %d of %d batches in %.3f s: %q", c.name, u.Batches, r.res.Epochs[0].Batches, u.Seconds, u.Flags)
+		t.Logf("%s: %d of %d batches in %.3f s: %q", c.name, u.Batches, r.res.Epochs[0].Batches,
+			u.Seconds, u.Flags)
 	}
 
 	// Few batches: what cannot be measured is left out, and that is said.
-	few := tuned(TuneFull, func(c *Config) { c.Batch = 128 })
-	r := train(t, context.Background(), few, d, feat, set, 4, Observer{})
+	few := tuned(plan.TuneFull, func(c *plan.Config) { c.Batch = 128 })
+	r := train(t, context.Background(), few, d, feat, set, 4, report.Observer{})
 	require.NoError(t, r.err)
 	require.Contains(t, r.res.Tuned.Skipped, "too few to measure")
 	require.Empty(t, r.res.Tuned.Trials)
 	require.Empty(t, r.res.Tuned.Flags)
 }
 
-// What comes after a batch, such as a checkpoint, is no part of a segment's time: it would decide by where it falls.
+// What comes after a batch, such as a checkpoint, is no part of a segment's time: it would decide
+// by where it falls.
 func TestTuneWithoutCheckpoints(t *testing.T) {
 	least, batches := tuneLeast, tuneBatches
 	tuneLeast, tuneBatches = 0, 1
 	defer func() { tuneLeast, tuneBatches = least, batches }()
 	d, feat := tiny.open(t)
-	cfg := tuned(TuneQuick, func(c *Config) { c.Batch, c.Epochs = 60, 1 })
+	cfg := tuned(plan.TuneQuick, func(c *plan.Config) { c.Batch, c.Epochs = 60, 1 })
 	const long = 1500 * time.Millisecond
-	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, Observer{Step: func(stage string, done, _ int) {
-		if stage == "epoch 1" && done == 4 { // of the first value beside the present one, which is measured once
-			time.Sleep(long)
-		}
-	}})
+	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2,
+		report.Observer{Step: func(stage string, done, _ int) {
+			// of the first value beside the present one, which is measured once
+			if stage == "epoch 1" && done == 4 {
+				time.Sleep(long)
+			}
+		}})
 	require.NoError(t, r.err)
 	require.NotEmpty(t, r.res.Tuned.Trials)
 	for _, x := range r.res.Tuned.Trials {
@@ -150,12 +165,14 @@ func TestTuneChoice(t *testing.T) {
 		for rounds := 1; rounds <= 2; rounds++ {
 			var at int
 			var sets []int
-			k := tuneKnob{name: "x", values: []string{"a", "b", "c"}, now: 1, set: func(_ context.Context, i int) error {
-				at = i
-				sets = append(sets, i)
-				return nil
-			}}
-			tn := &tuner{e: &engine{}, res: &TuneResult{}, level: rounds, each: 2}
+			k := tuneKnob{name: "x", values: []string{"a", "b", "c"}, now: 1,
+				set: func(_ context.Context, i int) error {
+					at = i
+					sets = append(sets, i)
+					return nil
+				}}
+			tn := &tuner{e: &engine{Sampling: &prepare.Sampling{}}, res: &report.TuneResult{},
+				level: rounds, each: 2}
 			measured := map[int]int{}
 			tn.train = func(_ context.Context, n int) (float64, error) {
 				measured[at]++

@@ -7,65 +7,68 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/sched/prepare"
 )
 
 // rowVerifier holds every row that was gathered against the dataset's feature function.
 type rowVerifier struct {
-	*dataset.RowVerifier
+	*stripe.RowVerifier
 	rows atomic.Int64 // verified so far
 }
 
-// openVerify prepares Config.VerifyRows.
-func (e *engine) openVerify(in Inputs) error {
-	if !e.cfg.VerifyRows {
-		return nil
+// newRowVerifier prepares Config.VerifyRows; nil where it is not asked for.
+func newRowVerifier(s *prepare.Sampling) (*rowVerifier, error) {
+	if !s.Config.VerifyRows {
+		return nil, nil
 	}
-	v, err := in.Dataset.NewRowVerifier(e.rowType)
+	v, err := stripe.NewRowVerifier(s.In.Dataset, s.RowType)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	e.verify = &rowVerifier{RowVerifier: v}
-	return nil
+	return &rowVerifier{RowVerifier: v}, nil
 }
 
 // verifyChunk bounds what is copied from a GPU at one time. Tests lower it.
 var verifyChunk int64 = 32 << 20
 
-// verifyRows checks a batch whose rows are in place, as they are stored, on all cores.
-func (e *engine) verifyRows(ctx context.Context, s *slot) error {
-	if e.verify == nil {
+// check holds a batch whose rows are in place, as they are stored, against the function, on all
+// cores.
+func (v *rowVerifier) check(ctx context.Context, e *engine, s *slot) error {
+	if v == nil {
 		return nil
 	}
-	n := s.mb.HopEnd[len(e.cfg.Fanouts)]
+	n := s.mb.HopEnd[len(e.Config.Fanouts)]
 	step := n
-	if e.onGPU() {
-		step = max(verifyChunk/e.rowBytes, 1)
+	if e.OnGPU() {
+		step = max(verifyChunk/e.RowBytes, 1)
 	}
 	for at := int64(0); at < n; at += step {
 		count := min(step, n-at)
-		raw, err := e.look[0].view(ctx, e.dev, e.trainS, s.mb.Nodes, at*8, count*8)
+		raw, err := e.look[0].View(ctx, e.Device, e.trainS, s.mb.Nodes, at*8, count*8)
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
-		rows, err := e.look[1].view(ctx, e.dev, e.trainS, s.x, at*e.rowBytes, count*e.rowBytes)
+		rows, err := e.look[1].View(ctx, e.Device, e.trainS, s.x, at*e.RowBytes, count*e.RowBytes)
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 		nodes := hostmem.View[int64](raw)
-		if i := e.firstWrong(nodes, rows); i >= 0 {
-			return errs.New(errs.Device, "batch %d: row %d of %d: %s; run \"heliosctl verify\", and with --check-reads to see whether it came so from the SSD", s.index, at+i, n,
-				e.verify.Wrong(nodes[i], rows[i*e.rowBytes:(i+1)*e.rowBytes]))
+		if i := v.firstWrong(nodes, rows, e.RowBytes); i >= 0 {
+			return errs.New(errs.Device,
+				"batch %d: row %d of %d: %s; run \"heliosctl verify\", and with --check-reads to see whether it came so from the SSD",
+				s.index, at+i, n,
+				v.Wrong(nodes[i], rows[i*e.RowBytes:(i+1)*e.RowBytes]))
 		}
 	}
-	e.verify.rows.Add(n)
+	v.rows.Add(n)
 	return nil
 }
 
 // firstWrong is the index of a row that is not that of its node; -1 where all are.
-func (e *engine) firstWrong(nodes []int64, rows []byte) int64 {
+func (v *rowVerifier) firstWrong(nodes []int64, rows []byte, rowBytes int64) int64 {
 	n := int64(len(nodes))
 	workers := min(int64(runtime.GOMAXPROCS(0)), n/64+1)
 	bad := make([]int64, workers)
@@ -73,7 +76,7 @@ func (e *engine) firstWrong(nodes []int64, rows []byte) int64 {
 	for w := range workers {
 		wg.Go(func() {
 			lo, hi := n*w/workers, n*(w+1)/workers
-			if bad[w] = int64(e.verify.Check(nodes[lo:hi], rows[lo*e.rowBytes:hi*e.rowBytes])); bad[w] >= 0 {
+			if bad[w] = int64(v.Check(nodes[lo:hi], rows[lo*rowBytes:hi*rowBytes])); bad[w] >= 0 {
 				bad[w] += lo
 			}
 		})
@@ -88,10 +91,10 @@ func (e *engine) firstWrong(nodes []int64, rows []byte) int64 {
 }
 
 // verified is how many rows were verified; nil where none is.
-func (e *engine) verified() *int64 {
-	if e.verify == nil {
+func (v *rowVerifier) verified() *int64 {
+	if v == nil {
 		return nil
 	}
-	n := e.verify.rows.Load()
+	n := v.rows.Load()
 	return &n
 }

@@ -100,7 +100,7 @@ purposes() {
 
 # run DATASET: verifies an epoch of sampled reads on computed SSDs.
 run() {
-	step "bind" "$ctl" bind-ssds --computed "$1" --count "$ssds" --lba 4096
+	step "bind" "$ctl" bind-ssds --computed "$1" --ssd-count "$ssds" --lba 4096
 	step "train" "$ctl" train "$1" --no-eval --verify-rows --batch-size "$batch" --fanout "$fanout" --hidden 32 \
 		--gpu-cache "${GPU_CACHE:-0}" --cpu-cache "${CPU_CACHE:-256MiB}" --overwrite --results "$dir/result.json"
 	purposes "$dir/result.json"

@@ -20,9 +20,17 @@ func TestCUDAToolsRefusesFoldersOfOthers(t *testing.T) {
 		want  string
 	}{
 		{"ours", func(*testing.T, string) {}, 0, "has " + version},
-		{"writable by others", func(t *testing.T, dir string) { require.NoError(t, os.Chmod(dir, 0o777)) }, 4, "mode 777: others can put programs there"},
-		{"writable by the group", func(t *testing.T, dir string) { require.NoError(t, os.Chmod(dir, 0o770)) }, 4, "mode 770"},
-		{"in a folder for all", func(t *testing.T, dir string) { require.NoError(t, os.Chmod(filepath.Dir(dir), 0o777|os.ModeSticky)) }, 4, "mode 1777"},
+		{"writable by others",
+			func(t *testing.T, dir string) { require.NoError(t, os.Chmod(dir, 0o777)) }, 4,
+			"mode 777: others can put programs there"},
+		{"writable by the group",
+			func(t *testing.T, dir string) { require.NoError(t, os.Chmod(dir, 0o770)) }, 4,
+			"mode 770"},
+		{"in a folder for all",
+			func(t *testing.T,
+				dir string) {
+				require.NoError(t, os.Chmod(filepath.Dir(dir), 0o777|os.ModeSticky))
+			}, 4, "mode 1777"},
 		{"a link", func(t *testing.T, dir string) {
 			require.NoError(t, os.Rename(dir, dir+"2"))
 			require.NoError(t, os.Symlink(dir+"2", dir))
@@ -37,7 +45,8 @@ func TestCUDAToolsRefusesFoldersOfOthers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "a folder", "tools")
 			require.NoError(t, os.MkdirAll(dir, 0o755))
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "version"), []byte(version+"\n"), 0o644))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "version"),
+				[]byte(version+"\n"), 0o644))
 			c.spoil(t, dir)
 			cmd := exec.Command("./cudatools.sh", dir)
 			out, _ := cmd.CombinedOutput()

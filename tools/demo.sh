@@ -80,7 +80,7 @@ say "the same training, CPU-managed: io_uring threads, CPU tier, prefetch"
 "$hc" train "${flags[@]}" --mode cpu --cpu-cache 10% --results cpu.jsonl
 
 say "random reads of the loaded rows, nothing else running"
-"$hc" bench io --dataset graph --blocks 8 --stack async,cpu --results io.jsonl
+"$hc" bench io --dataset graph --io-blocks 8 --io-stack async,cpu --results io.jsonl
 
 say "result"
 a=$(field helios.jsonl params_sha256)

@@ -1,7 +1,7 @@
 // Package policy decides which lines a cache of a fixed number of slots holds: the online policies
-// behind one interface, the offline optimum, and the directory that finds a line's slot. It knows no
-// memory and no clock: equal accesses give equal answers, so a run and the replay of its trace agree
-// to the last hit.
+// behind one interface, the offline optimum, and the directory that finds a line's slot. It knows
+// no memory and no clock: equal accesses give equal answers, so a run and the replay of its trace
+// agree to the last hit.
 package policy
 
 import (
@@ -12,18 +12,46 @@ import (
 	"helios/internal/errs"
 )
 
-// The policies of a dynamic cache.
-const (
-	Random = "random" // BaM, GIDS
-	LRU    = "lru"
-	Clock  = "clock"
-	Sieve  = "sieve"
-	S3FIFO = "s3fifo"
-	Belady = "belady" // MIN with bypass (Ginex): needs the future, so it is for replays
-)
+// Policy is a rule of which line leaves a full cache. Each is declared in a file of its own, which
+// registers it; names, help and documents read the registry.
+type Policy struct {
+	Name    string
+	Summary string // for help: a few words after the name
+	Offline string // why a run cannot have it, and what to do instead; "": it can
+	order   int    // in lists
 
-// Online lists the policies that need no knowledge of the future.
-func Online() []string { return []string{Random, LRU, Clock, Sieve, S3FIFO} }
+	open func(d *Directory, c Config) evictor
+}
+
+var policies []*Policy
+
+// register adds a policy; init functions call it.
+func register(p *Policy) {
+	policies = append(policies, p)
+	slices.SortFunc(policies, func(a, b *Policy) int { return a.order - b.order })
+}
+
+// All returns all policies, those that a run can have first.
+func All() []*Policy { return slices.Clone(policies) }
+
+// Find returns the policy of a name, or nil.
+func Find(name string) *Policy {
+	if i := slices.IndexFunc(policies, func(p *Policy) bool { return p.Name == name }); i >= 0 {
+		return policies[i]
+	}
+	return nil
+}
+
+// Online returns the names of the policies that need no knowledge of the future.
+func Online() []string {
+	var names []string
+	for _, p := range policies {
+		if p.Offline == "" {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
 
 // Config is a directory's.
 type Config struct {
@@ -35,7 +63,8 @@ type Config struct {
 // Answer says where an accessed line is.
 type Answer struct {
 	Slot int32 // of the line, or -1: it is not cached and stays so (bypass)
-	Hit  bool  // the line was in the cache before the part; false with a slot: the caller fills the slot
+	// the line was in the cache before the part; false with a slot: the caller fills the slot
+	Hit bool
 }
 
 // Stats are totals of a directory, in lines.
@@ -46,16 +75,10 @@ const (
 	current = 1 << iota // the current batch accessed it
 	wanted              // a batch that was announced will access it
 	parked              // the policy met it while it was pinned, and took it out of its queue
-	visited             // Clock, Sieve
-	inMain              // S3FIFO
-	once                // S3FIFO: two bits of frequency, 0..3
-	twice
+	own                 // from here on, five bits for what a policy notes of a slot
 )
 
-const (
-	pinned   = current | wanted
-	freqMask = once | twice
-)
+const pinned = current | wanted
 
 // slot is what is kept of one: 16 bytes, so that a line's access meets one cache line of them.
 type slot struct {
@@ -74,8 +97,9 @@ func (s *slot) hold(line int64, flags uint8) { s.word = line<<8 | int64(flags) }
 func (s *slot) set(flags uint8)   { s.word |= int64(flags) }
 func (s *slot) unset(flags uint8) { s.word &^= int64(flags) }
 
-// evictor is a policy: it orders the slots that hold a line. A slot is pinned when it is inserted. Every
-// method takes O(1) time, victim amortised: what it steps over is paid for by an access or by a pin.
+// evictor is a policy: it orders the slots that hold a line. A slot is pinned when it is inserted.
+// Every method takes O(1) time, victim amortised: what it steps over is paid for by an access or by
+// a pin.
 type evictor interface {
 	insert(slot int32) // holds a new line
 	hit(slot int32)    // was accessed; once a batch, and not in the batch that inserted it
@@ -83,16 +107,17 @@ type evictor interface {
 	unpin(slot int32)  // may be evicted
 	victim() int32     // takes out a slot that is not pinned; there is one
 	remove(slot int32) // is emptied
-	// likely guesses which slots the next victims are, as many as into has room for, and says how many it
-	// put there. It is a hint: nothing but time depends on it.
+	// likely guesses which slots the next victims are, as many as into has room for, and says how
+	// many it put there. It is a hint: nothing but time depends on it.
 	likely(into []int32) int
 	bytes() int64
 }
 
-// Directory is what a cache of lines knows of them. Accesses come in batches: a line that the current
-// batch has accessed is not evicted until NextBatch, nor is one that an announced batch will access
-// (the window buffer of GIDS). What finds no slot then bypasses the cache. A batch is one moment for the
-// policy: a line that two parts of a batch access was accessed once. It is not safe for concurrent use.
+// Directory is what a cache of lines knows of them. Accesses come in batches: a line that the
+// current batch has accessed is not evicted until NextBatch, nor is one that an announced batch
+// will access (the window buffer of GIDS). What finds no slot then bypasses the cache. A batch is
+// one moment for the policy: a line that two parts of a batch access was accessed once. It is not
+// safe for concurrent use.
 type Directory struct {
 	table   table // line -> slot
 	slots   []slot
@@ -113,34 +138,31 @@ type Directory struct {
 // New makes the directory of an empty cache.
 func New(c Config) (*Directory, error) {
 	if c.Slots < 0 || c.Slots >= math.MaxInt32 {
-		return nil, errs.New(errs.Usage, "a dynamic cache of %d lines: at least 0 and below 2^31 are possible; use larger lines or a smaller cache", c.Slots)
+		return nil, errs.New(errs.Usage,
+			"a dynamic cache of %d lines: at least 0 and below 2^31 are possible; use larger lines or a smaller cache",
+			c.Slots)
 	}
 	d := &Directory{table: newTable(c.Slots), slots: make([]slot, c.Slots)}
 	for i := range d.slots {
 		d.slots[i].hold(noLine, 0)
 	}
-	switch c.Policy {
-	case Random:
-		d.evictor = newRandom(d, c.Slots, c.Seed)
-	case LRU:
-		d.evictor = newLRU(d)
-	case Clock:
-		d.evictor = newClock(d)
-	case Sieve:
-		d.evictor = newSieve(d)
-	case S3FIFO:
-		d.evictor = newS3FIFO(d, c.Slots)
-	case Belady:
-		return nil, errs.New(errs.Usage, "policy belady needs the future, which a run does not know: record a trace (train --trace FILE) and play it with \"heliosctl cache replay --policies belady\"; a run takes one of %s", strings.Join(Online(), ", "))
-	default:
-		return nil, errs.New(errs.Usage, "cache policy %q: use one of %s", c.Policy, strings.Join(Online(), ", "))
+	p := Find(c.Policy)
+	switch {
+	case p == nil:
+		return nil, errs.New(errs.Usage, "cache policy %q: use one of %s", c.Policy,
+			strings.Join(Online(), ", "))
+	case p.Offline != "":
+		return nil, errs.New(errs.Usage, "policy %s %s; a run takes one of %s", c.Policy, p.Offline,
+			strings.Join(Online(), ", "))
 	}
+	d.evictor = p.open(d, c)
 	return d, nil
 }
 
-// Announce tells the lines, each once, of the next batch that was not announced yet; between batches, not
-// between the parts of one. A batch that was announced must access exactly these lines, and its announcement
-// ends line by line as it does. The current batch cannot be announced any more.
+// Announce tells the lines, each once, of the next batch that was not announced yet; between
+// batches, not between the parts of one. A batch that was announced must access exactly these
+// lines, and its announcement ends line by line as it does. The current batch cannot be announced
+// any more.
 func (d *Directory) Announce(lines []int64) {
 	d.announced++
 	var tags [ahead]uint32
@@ -197,9 +219,9 @@ func (d *Directory) NextBatch() {
 	}
 }
 
-// Access answers for the lines of a part of the current batch; no line stands twice in a part. out has
-// room for them. Lines that are cached are found before any is inserted, so no line of a part takes the
-// slot of another; the misses then get their slots in order.
+// Access answers for the lines of a part of the current batch; no line stands twice in a part. out
+// has room for them. Lines that are cached are found before any is inserted, so no line of a part
+// takes the slot of another; the misses then get their slots in order.
 func (d *Directory) Access(lines []int64, out []Answer) {
 	out = out[:len(lines)]
 	d.find(lines, out)
@@ -229,8 +251,9 @@ func (d *Directory) Access(lines []int64, out []Answer) {
 	d.insert(lines, out)
 }
 
-// insert gives the lines that were not hit their slots, in order. What a group of them will need of the table is
-// asked for before the first: their own places, and those of the lines that are likely to go.
+// insert gives the lines that were not hit their slots, in order. What a group of them will need of
+// the table is asked for before the first: their own places, and those of the lines that are likely
+// to go.
 func (d *Directory) insert(lines []int64, out []Answer) {
 	var (
 		group [ahead]int32
@@ -294,7 +317,8 @@ func (d *Directory) slot() int32 {
 	return slot
 }
 
-// endUse ends the current batch's announcement of a line, and says whether a later batch announced it.
+// endUse ends the current batch's announcement of a line, and says whether a later batch announced
+// it.
 func (d *Directory) endUse(line int64) bool {
 	if d.uses.n == 0 {
 		return false
@@ -331,8 +355,8 @@ func (d *Directory) Find(line int64) int32 { return d.table.get(line, tag(line),
 // ahead is how many lines' places are asked for at once.
 const ahead = 64
 
-// touch loads where up to ahead lines stand in the tables, all of them before any is looked at: memory is what a
-// directory waits for. It tells the lines' tags.
+// touch loads where up to ahead lines stand in the tables, all of them before any is looked at:
+// memory is what a directory waits for. It tells the lines' tags.
 func (d *Directory) touch(lines []int64, tags *[ahead]uint32) {
 	touched := uint64(0)
 	for i, line := range lines {
@@ -367,8 +391,8 @@ func (d *Directory) Line(slot int32) int64 { return d.slots[slot].line() }
 // Stats are the totals since New.
 func (d *Directory) Stats() Stats { return d.stats }
 
-// Bytes is the directory's memory: per cached line, and per line that a batch of the window announced;
-// never per row of the dataset.
+// Bytes is the directory's memory: per cached line, and per line that a batch of the window
+// announced; never per row of the dataset.
 func (d *Directory) Bytes() int64 {
 	return d.table.bytes() + int64(cap(d.slots))*16 + int64(cap(d.free)+cap(d.batch))*4 +
 		d.uses.bytes() + d.evictor.bytes()

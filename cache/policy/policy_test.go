@@ -13,9 +13,11 @@ import (
 	"helios/internal/wide"
 )
 
-// play runs a directory and the naive model over random batches, with a window of announcements, parts, and
-// fills that fail, and compares every answer, what is cached after every part, and the totals.
-func play(t testing.TB, policy string, slots int, seed uint64, batches, window, parts int, faults bool) {
+// play runs a directory and the naive model over random batches, with a window of announcements,
+// parts, and fills that fail, and compares every answer, what is cached after every part, and the
+// totals.
+func play(t testing.TB, policy string, slots int, seed uint64, batches, window, parts int,
+	faults bool) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	d, err := New(Config{Policy: policy, Slots: int64(slots), Seed: seed})
 	require.NoError(t, err)
@@ -66,8 +68,10 @@ func play(t testing.TB, policy string, slots int, seed uint64, batches, window, 
 				}
 			}
 			for j, l := range p {
-				require.Equal(t, hit[j], out[j].Hit, "%s seed %d batch %d line %d: hit", policy, seed, i, l)
-				require.Equal(t, in[j], out[j].Slot >= 0, "%s seed %d batch %d line %d: cached", policy, seed, i, l)
+				require.Equal(t, hit[j], out[j].Hit, "%s seed %d batch %d line %d: hit", policy,
+					seed, i, l)
+				require.Equal(t, in[j], out[j].Slot >= 0, "%s seed %d batch %d line %d: cached",
+					policy, seed, i, l)
 				if in[j] {
 					require.Equal(t, l, d.Line(out[j].Slot))
 				}
@@ -82,7 +86,8 @@ func play(t testing.TB, policy string, slots int, seed uint64, batches, window, 
 			count := 0
 			for l := int64(0); l < lines; l++ {
 				slot := d.Find(l)
-				require.Equal(t, n.cached[l] != nil, slot >= 0, "%s seed %d batch %d: line %d after the part", policy, seed, i, l)
+				require.Equal(t, n.cached[l] != nil, slot >= 0,
+					"%s seed %d batch %d: line %d after the part", policy, seed, i, l)
 				if slot >= 0 {
 					count++
 					require.Equal(t, l, d.Line(slot))
@@ -96,7 +101,8 @@ func play(t testing.TB, policy string, slots int, seed uint64, batches, window, 
 					evictable++
 				}
 			}
-			require.Equal(t, evictable, d.evictable, "%s seed %d batch %d: lines that may be evicted", policy, seed, i)
+			require.Equal(t, evictable, d.evictable,
+				"%s seed %d batch %d: lines that may be evicted", policy, seed, i)
 		}
 	}
 	require.Zero(t, d.announced)
@@ -112,7 +118,8 @@ func TestAgainstNaive(t *testing.T) {
 			}
 			for seed := range seeds {
 				slots := []int{1, 2, 5, 12, 31}[seed%5]
-				play(t, policy, slots, seed, 30, []int{0, 1, 3, 8}[seed%4], 1+int(seed%3), seed%7 == 0)
+				play(t, policy, slots, seed, 30, []int{0, 1, 3, 8}[seed%4], 1+int(seed%3),
+					seed%7 == 0)
 			}
 			// A line a batch: no pin ever matters, so this is the policy as its paper has it.
 			play(t, policy, 20, 99, 30, 0, 1, false)
@@ -123,7 +130,8 @@ func TestAgainstNaive(t *testing.T) {
 func FuzzAgainstNaive(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(7), uint8(2), uint8(1), false)
 	f.Fuzz(func(t *testing.T, seed uint64, which, slots, window, parts uint8, faults bool) {
-		play(t, Online()[int(which)%len(Online())], 1+int(slots)%40, seed, 12, int(window)%17, 1+int(parts)%4, faults)
+		play(t, Online()[int(which)%len(Online())], 1+int(slots)%40, seed, 12, int(window)%17,
+			1+int(parts)%4, faults)
 	})
 }
 
@@ -138,8 +146,8 @@ func ExampleDirectory() {
 	// Output: {Accesses:5 Hits:1 Inserted:4 Evicted:2 Bypassed:0}
 }
 
-// With all but eight slots pinned for long, an access takes no longer in a large cache than in a small one:
-// what a policy steps over once it does not meet again.
+// With all but eight slots pinned for long, an access takes no longer in a large cache than in a
+// small one: what a policy steps over once it does not meet again.
 func TestAllButAFewPinned(t *testing.T) {
 	const accesses = 4000
 	cost := func(name string, slots int64) time.Duration {
@@ -175,12 +183,14 @@ func TestAllButAFewPinned(t *testing.T) {
 	}
 	for _, name := range Online() {
 		small, large := cost(name, 1<<10), cost(name, 1<<17)
-		require.Less(t, large, 40*small+100*time.Millisecond, "%s: %v in 2^17 slots, %v in 2^10", name, large, small)
+		require.Less(t, large, 40*small+100*time.Millisecond, "%s: %v in 2^17 slots, %v in 2^10",
+			name, large, small)
 	}
 }
 
 func TestErrors(t *testing.T) {
-	for _, c := range []Config{{Policy: Belady}, {Policy: "best"}, {Policy: LRU, Slots: -1}, {Policy: LRU, Slots: 1 << 31}} {
+	for _, c := range []Config{{Policy: Belady}, {Policy: "best"}, {Policy: LRU, Slots: -1},
+		{Policy: LRU, Slots: 1 << 31}} {
 		_, err := New(c)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
 	}
@@ -221,7 +231,8 @@ func BenchmarkAccess(b *testing.B) {
 				d, err := New(Config{Policy: name, Slots: slots})
 				require.NoError(b, err)
 				r := rand.New(rand.NewPCG(1, 1))
-				// Distinct lines of a skewed draw, about half of them hits; drawn ahead of the clock.
+				// Distinct lines of a skewed draw, about half of them hits; drawn ahead of the
+				// clock.
 				batches := make([][]int64, 512)
 				for i := range batches {
 					seen := map[int64]bool{}

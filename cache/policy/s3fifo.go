@@ -1,10 +1,29 @@
 package policy
 
-// s3fifo is S3-FIFO (Yang et al., SOSP '23): a small queue of a tenth of the cache takes new lines, the main
-// queue those that were accessed more than once there or that come back while the ghost queue, as long as
-// the main one, still remembers them. The main queue gives a line as many further rounds as it was accessed,
-// up to three. A pinned slot that stands at the end of its queue is parked until its pin ends and then stands
-// there again; it still counts as a member of its queue.
+// S3FIFO is S3-FIFO.
+const S3FIFO = "s3fifo"
+
+func init() {
+	register(&Policy{
+		Name: S3FIFO, Summary: "S3-FIFO: a small queue, a main one and a memory of lines that left",
+		order: 5,
+		open:  func(d *Directory, c Config) evictor { return newS3FIFO(d, c.Slots) },
+	})
+}
+
+// What S3-FIFO notes of a slot.
+const (
+	inMain = own << (1 + iota)
+	once   // two bits of frequency, 0..3
+	twice
+	freqMask = once | twice
+)
+
+// s3fifo is S3-FIFO (Yang et al., SOSP '23): a small queue of a tenth of the cache takes new lines,
+// the main queue those that were accessed more than once there or that come back while the ghost
+// queue, as long as the main one, still remembers them. The main queue gives a line as many further
+// rounds as it was accessed, up to three. A pinned slot that stands at the end of its queue is
+// parked until its pin ends and then stands there again; it still counts as a member of its queue.
 type s3fifo struct {
 	d           *Directory
 	small, main queue

@@ -11,8 +11,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// table finds a line's slot: open addressing with linear probes, at most 5/8 full. An entry is 32 bits of
-// the line's hash, which give its home and tell nearly all other lines from it, over 32 bits of its slot + 1.
+// table finds a line's slot: open addressing with linear probes, at most 5/8 full. An entry is 32
+// bits of the line's hash, which give its home and tell nearly all other lines from it, over 32
+// bits of its slot + 1.
 type table struct{ entries []uint64 }
 
 func newTable(n int64) table { return table{make([]uint64, n+n*3/5+8)} }

@@ -21,14 +21,15 @@ type Checked struct {
 	Equal    bool   `json:"equal"`
 }
 
-// Check plays a run's own configuration and holds it against the counters that the run recorded, pass by
-// pass. Every number has to be equal. Bytes are compared where a command for a line, merged with others or
-// not, moves the same: rows that share an LBA may be read by one command.
-func Check(ctx context.Context, r *trace.Reader, progress func(stage string, done, total int64)) ([]Checked, error) {
+// Check plays a run's own configuration and holds it against the counters that the run recorded,
+// pass by pass. Every number has to be equal. Bytes are compared where a command for a line, merged
+// with others or not, moves the same: rows that share an LBA may be read by one command, and a
+// stack that reads files, which files tells, reads what direct I/O allows, or pages.
+func Check(ctx context.Context, r *trace.Reader, files bool, progress func(stage string, done,
+	total int64)) ([]Checked, error) {
 	h := r.Header()
 	c := &checker{h: h, gpuLines: h.GPULines}
 	dynamicTier := h.Policy != Static
-	files := h.IOStack == "cpu" || h.IOStack == "mmap" // read what a file's direct I/O allows, or by pages
 	bytes := h.SlotBytes%max(h.LBABytes, 1) == 0 && !files
 	if dynamicTier {
 		l := linesOf(h, h.LineBytes)
@@ -36,7 +37,9 @@ func Check(ctx context.Context, r *trace.Reader, progress func(stage string, don
 			l = linesOf(h, LineRow)
 		}
 		if l.RowsPerLine != max(h.RowsPerLine, 1) || l.LineBytes != h.LineBytes {
-			return nil, errs.New(errs.Usage, "the trace %s tells of lines of %d bytes with %d rows, and its layout gives %d and %d; it was written by another version", r.Path(), h.LineBytes, h.RowsPerLine, l.LineBytes, l.RowsPerLine)
+			return nil, errs.New(errs.Usage,
+				"the trace %s tells of lines of %d bytes with %d rows, and its layout gives %d and %d; it was written by another version",
+				r.Path(), h.LineBytes, h.RowsPerLine, l.LineBytes, l.RowsPerLine)
 		}
 		bytes = bytes || l.RowsPerLine > 1 && !files
 		c.view = &view{lines: l, bytes: commandBytes(h, l), union: h.Window > 0}
@@ -69,7 +72,8 @@ func Check(ctx context.Context, r *trace.Reader, progress func(stage string, don
 		}
 		if l != nil {
 			x.Kind, x.Epoch = trace.KindName(l.Kind), l.Epoch
-			x.Live = Counts{Batches: l.Batches, RowsGPU: l.RowsGPU, RowsCPU: l.RowsCPU, RowsSSD: l.RowsSSD, BytesSSD: l.BytesSSD,
+			x.Live = Counts{Batches: l.Batches, RowsGPU: l.RowsGPU, RowsCPU: l.RowsCPU,
+				RowsSSD: l.RowsSSD, BytesSSD: l.BytesSSD,
 				Inserted: l.Inserted, Evicted: l.Evicted, Bypassed: l.Bypassed}
 			got := x.Replayed
 			got.Rows, got.Accesses, got.Reads = 0, 0, 0

@@ -1,10 +1,12 @@
-// Package replay plays the accesses of a recorded run (cache/trace) on other policies, sizes, lines and
-// windows, beside the offline optimum of each: what a run would have hit, and how far that is from the best
-// that any policy could. It also plays the run's own configuration and holds it against the run's counters.
+// Package replay plays the accesses of a recorded run (cache/trace) on other policies, sizes, lines
+// and windows, beside the offline optimum of each: what a run would have hit, and how far that is
+// from the best that any policy could. It also plays the run's own configuration and holds it
+// against the run's counters.
 //
-// A trace is streamed: what is in memory at once is a few mini-batches, the directories of the caches that
-// are played, and for the optimum four bytes a line that is met; the next accesses of all lines lie in a
-// file. So traces may be much larger than memory.
+// A trace is streamed: what is in memory at once is a few mini-batches, the directories of the
+// caches that are played, and for the optimum four bytes a line that is met; the next accesses of
+// all lines lie in a file. So traces may be much larger than memory. Policies that know a
+// superbatch keep one in memory, twenty bytes an access.
 package replay
 
 import (
@@ -26,17 +28,29 @@ import (
 
 // The offline policies, which only a replay can play.
 const (
-	// Belady is MIN with bypass by part: of what is cached and what the part brings, the lines stay whose next
-	// accesses are the nearest. No policy of demand fetches reads fewer lines.
+	// Belady is MIN with bypass by part: of what is cached and what the part brings, the lines stay
+	// whose next accesses are the nearest. No policy of demand fetches reads fewer lines.
 	Belady = policy.Belady
 	// Static places rows once by the hotness that the trace holds, as the run would.
 	Static = "static"
 	// Oracle is Static by each pass's own counts: what perfect foresight of the pass would place.
 	Oracle = "oracle"
+	// Superbatch is MIN with bypass by mini-batch that knows a superbatch at a time (Ginex): those
+	// are sampled beforehand. The cache keeps its rows from one superbatch to the next.
+	Superbatch = "superbatch"
+	// SuperbatchCold is Superbatch whose cache begins each superbatch empty, as the paper's does:
+	// its memory serves the neighbour cache while the next superbatch is sampled.
+	SuperbatchCold = "superbatch-cold"
 )
 
 // Policies lists what can be played.
-func Policies() []string { return append(policy.Online(), Static, Belady, Oracle) }
+func Policies() []string {
+	return append(policy.Online(), Static, Superbatch, SuperbatchCold, Belady, Oracle)
+}
+
+// DefaultSuperbatch is how many mini-batches a superbatch has where nobody says. A pass that has
+// fewer is one superbatch.
+const DefaultSuperbatch = 1000
 
 // LineRow as a line size: a line is a row.
 const LineRow = -1
@@ -52,7 +66,8 @@ func ParseSize(s string) (Size, error) {
 	if n, ok := strings.CutSuffix(strings.TrimSpace(s), "lines"); ok {
 		v, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64)
 		if err != nil || v < 0 {
-			return Size{}, errs.New(errs.Usage, "%q is not a number of lines; write it like 5000lines", s)
+			return Size{}, errs.New(errs.Usage,
+				"%q is not a number of lines; write it like 5000lines", s)
 		}
 		return Size{Lines: v}, nil
 	}
@@ -74,15 +89,21 @@ func (s Size) of(h trace.Header, l cache.Lines) int64 {
 	return min(n, l.Count(h.Rows))
 }
 
-// Config says what to play: every policy with every size, line and window that means something to it.
+// Config says what to play: every policy with every size, line and window that means something to
+// it.
 type Config struct {
 	Policies []string
 	Sizes    []Size
 	Lines    []int64 // bytes of a line, or LineRow
 	Windows  []int   // of the online policies
-	CPURows  int64   // of the constant CPU buffer, the hottest rows; static: those after the GPU tier's. -1: as the run
-	Workers  int     // 0: as many as there are CPUs
-	TempDir  string  // for the next accesses; empty: the system's
+	// Superbatches are numbers of mini-batches that Superbatch and SuperbatchCold know at once;
+	// empty: DefaultSuperbatch. They lie in memory until they are played.
+	Superbatches []int
+	// of the constant CPU buffer, the hottest rows; static: those after the GPU tier's. -1: as the
+	// run
+	CPURows int64
+	Workers int    // 0: as many as there are CPUs
+	TempDir string // for the next accesses; empty: the system's
 	// Progress hears how many batches of all have been played.
 	Progress func(stage string, done, total int64)
 }
@@ -125,11 +146,11 @@ type Pass struct {
 	GPUHitRatio float64 `json:"gpu_hit_ratio"` // rows found in the GPU tier, of all
 	// The optimum: Belady of the same size, and for static tiers the pass's own hottest rows.
 	OptimumHitRatio float64 `json:"optimum_hit_ratio"`
-	// GapPoints are percentage points of hits below the optimum. Where lines hold several rows Belady reads the fewest lines,
-	// and others may find a few more rows: the gap is then below 0.
+	// GapPoints are percentage points of hits below the optimum. Where lines hold several rows
+	// Belady reads the fewest lines, and others may find a few more rows: the gap is then below 0.
 	GapPoints float64 `json:"gap_points"`
-	// ReadsOverOptimum is lines read over those that the optimum reads; below 1 is possible within a pass, as the
-	// optimum is the best for the whole trace.
+	// ReadsOverOptimum is lines read over those that the optimum reads; below 1 is possible within
+	// a pass, as the optimum is the best for the whole trace.
 	ReadsOverOptimum float64 `json:"reads_over_optimum"`
 }
 
@@ -137,6 +158,7 @@ type Pass struct {
 type Play struct {
 	Policy        string  `json:"policy"`
 	Window        int     `json:"window"`
+	Superbatch    int     `json:"superbatch"` // of the policies that know one, else 0
 	LineBytes     int64   `json:"line_bytes"`
 	RowsPerLine   int64   `json:"rows_per_line"`
 	Lines         int64   `json:"lines"`       // slots
@@ -157,8 +179,9 @@ type Result struct {
 	Plays   []Play       `json:"plays"`
 }
 
-// linesOf is how rows lie in lines of about lineBytes, as a run lays them (sched): a line is a run of adjacent
-// slots of an SSD with rows at one stride, so an LBA where LBAs of several rows have padding at their end.
+// linesOf is how rows lie in lines of about lineBytes, as a run lays them (sched): a line is a run
+// of adjacent slots of an SSD with rows at one stride, so an LBA where LBAs of several rows have
+// padding at their end.
 func linesOf(h trace.Header, lineBytes int64) cache.Lines {
 	l := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
 	slot, lba := max(h.SlotBytes, 1), max(h.LBABytes, 1)
@@ -188,10 +211,10 @@ func commandBytes(h trace.Header, l cache.Lines) int64 {
 	return max(h.SlotBytes, h.LBABytes)
 }
 
-// Run plays a trace. It needs no more memory than a few batches, a directory for each cache, a score for
-// each row, and a bit for each row in static tiers.
+// Run plays a trace. It needs no more memory than a few batches, a directory for each cache, a
+// score for each row, and a bit for each row in static tiers.
 func Run(ctx context.Context, r *trace.Reader, c Config) (*Result, error) {
-	p, err := newPlan(r, c)
+	p, err := newPlan(ctx, r, c)
 	if err != nil {
 		return nil, err
 	}
@@ -231,11 +254,12 @@ type plan struct {
 	kinds   []Pass // kind and epoch of the passes
 }
 
-func newPlan(r *trace.Reader, c Config) (*plan, error) {
+func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 	h := r.Header()
 	p := &plan{r: r, h: h, c: c}
 	if len(c.Policies) == 0 || len(c.Sizes) == 0 || len(c.Lines) == 0 {
-		return nil, errs.New(errs.Usage, "nothing to play: name at least one policy, one size and one line")
+		return nil, errs.New(errs.Usage,
+			"nothing to play: name at least one policy, one size and one line")
 	}
 	if len(c.Windows) == 0 {
 		p.c.Windows = []int{0}
@@ -249,7 +273,8 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 	p.c.CPURows = min(p.c.CPURows, h.Rows)
 	for _, name := range c.Policies {
 		if !slices.Contains(Policies(), name) {
-			return nil, errs.New(errs.Usage, "policy %q is not known; choose of %s", name, strings.Join(Policies(), ", "))
+			return nil, errs.New(errs.Usage, "policy %q is not known; choose of %s", name,
+				strings.Join(Policies(), ", "))
 		}
 	}
 	for _, w := range p.c.Windows {
@@ -257,8 +282,18 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 			return nil, errs.New(errs.Usage, "a window of %d batches: choose 0 to %d", w, 1<<12)
 		}
 	}
+	if len(c.Superbatches) == 0 {
+		p.c.Superbatches = []int{DefaultSuperbatch}
+	}
+	for _, n := range p.c.Superbatches {
+		if n < 1 || n > 1<<20 {
+			return nil, errs.New(errs.Usage, "a superbatch of %d mini-batches: choose 1 to %d", n,
+				1<<20)
+		}
+	}
 	wants := func(name string) bool { return slices.Contains(c.Policies, name) }
-	online := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool { return s == Static || s == Oracle })
+	online := slices.DeleteFunc(slices.Clone(c.Policies),
+		func(s string) bool { return s == Static || s == Oracle })
 
 	again := r.Totals().Resets > 0
 	hot, err := r.Hotness()
@@ -266,12 +301,15 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 		return nil, err
 	}
 	if hot == nil && (wants(Static) || p.c.CPURows > 0 && p.c.CPURows != h.CPURows) {
-		return nil, errs.New(errs.Usage, "the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier for some of the rows", r.Path())
+		return nil, errs.New(errs.Usage,
+			"the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier for some of the rows",
+			r.Path())
 	}
 	if wants(Static) || wants(Oracle) {
 		p.counter = &counter{again: again}
 		seen := map[int64]bool{}
-		rows := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
+		rows := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes,
+			RowStride: h.RowBytes}
 		for _, s := range c.Sizes {
 			n := s.of(h, rows)
 			if seen[n] {
@@ -280,12 +318,14 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 			seen[n] = true
 			cpu := min(p.c.CPURows, h.Rows-n)
 			play := Play{LineBytes: h.RowBytes, RowsPerLine: 1, Lines: n, CPURows: cpu}
-			o := &job{sim: p.counter.want(n, cpu, commandBytes(h, rows)), play: play, show: wants(Oracle)}
+			o := &job{sim: p.counter.want(n, cpu, commandBytes(h, rows)), play: play,
+				show: wants(Oracle)}
 			o.play.Policy = Oracle
 			p.jobs = append(p.jobs, o)
 			if wants(Static) {
 				place := cache.Place(hot, n, cpu)
-				st := &job{sim: &static{gpu: newBits(place.GPU), cpu: newBits(place.CPU), bytes: commandBytes(h, rows)}, play: play, best: o, show: true}
+				st := &job{sim: &static{gpu: newBits(place.GPU), cpu: newBits(place.CPU),
+					bytes: commandBytes(h, rows)}, play: play, best: o, show: true}
 				st.play.Policy = Static
 				p.jobs = append(p.jobs, st)
 			}
@@ -300,7 +340,8 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 	}
 	for _, bytes := range c.Lines {
 		if bytes != LineRow && bytes < 1 {
-			return nil, errs.New(errs.Usage, "a line of %d bytes: give a size such as 4096, or row", bytes)
+			return nil, errs.New(errs.Usage, "a line of %d bytes: give a size such as 4096, or row",
+				bytes)
 		}
 		l := linesOf(h, bytes)
 		if slices.ContainsFunc(p.views, func(v *view) bool { return v.lines == l }) {
@@ -316,7 +357,8 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 				continue
 			}
 			seen[n] = true
-			play := Play{LineBytes: l.LineBytes, RowsPerLine: l.RowsPerLine, Lines: n, CPURows: p.c.CPURows}
+			play := Play{LineBytes: l.LineBytes, RowsPerLine: l.RowsPerLine, Lines: n,
+				CPURows: p.c.CPURows}
 			best := &job{sim: newBelady(number, v, n), play: play, show: wants(Belady)}
 			best.play.Policy = Belady
 			p.jobs = append(p.jobs, best)
@@ -324,13 +366,25 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 				if name == Belady {
 					continue
 				}
-				for _, w := range slices.Compact(slices.Sorted(slices.Values(p.c.Windows))) {
+				if name == Superbatch || name == SuperbatchCold {
+					v.union = true
+					for _, size := range distinctInts(p.c.Superbatches) {
+						j := &job{sim: &superbatches{ctx: ctx, view: number, v: v, slots: n,
+							size: size, cold: name == SuperbatchCold},
+							play: play, best: best, show: true}
+						j.play.Policy, j.play.Superbatch = name, size
+						p.jobs = append(p.jobs, j)
+					}
+					continue
+				}
+				for _, w := range distinctInts(p.c.Windows) {
 					d, err := policy.New(policy.Config{Policy: name, Slots: n, Seed: h.Seed})
 					if err != nil {
 						return nil, err
 					}
 					v.union = v.union || w > 0
-					j := &job{sim: &dynamic{d: d, view: number, v: v, window: w, again: again}, play: play, best: best, show: true}
+					j := &job{sim: &dynamic{d: d, view: number, v: v, window: w, again: again},
+						play: play, best: best, show: true}
 					j.play.Policy, j.play.Window = name, w
 					p.jobs = append(p.jobs, j)
 				}
@@ -339,6 +393,9 @@ func newPlan(r *trace.Reader, c Config) (*plan, error) {
 	}
 	return p, nil
 }
+
+// distinctInts returns numbers in order, each once.
+func distinctInts(n []int) []int { return slices.Compact(slices.Sorted(slices.Values(n))) }
 
 // constant is the constant CPU buffer of the dynamic caches: the hottest rows, as a run takes them.
 func (p *plan) constant(hot []uint32) (bitset, error) {
@@ -360,7 +417,9 @@ func (p *plan) constant(hot []uint32) (bitset, error) {
 		return nil, err
 	}
 	if cpu == nil {
-		return nil, errs.New(errs.Usage, "the trace %s does not say which %d rows were in CPU memory; give --cpu-cache 0", p.r.Path(), p.c.CPURows)
+		return nil, errs.New(errs.Usage,
+			"the trace %s does not say which %d rows were in CPU memory; give option cpu-cache 0",
+			p.r.Path(), p.c.CPURows)
 	}
 	return cpu, nil
 }
@@ -461,14 +520,16 @@ func (p *plan) play(ctx context.Context) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if open && (p.kinds[len(p.kinds)-1].Kind != trace.KindName(b.Kind) || p.kinds[len(p.kinds)-1].Epoch != b.Epoch) {
+			if open && (p.kinds[len(p.kinds)-1].Kind != trace.KindName(b.Kind) ||
+				p.kinds[len(p.kinds)-1].Epoch != b.Epoch) {
 				ends()
 			}
 			if !open {
 				open, reset = true, false
 				p.kinds = append(p.kinds, Pass{Kind: trace.KindName(b.Kind), Epoch: b.Epoch})
 			}
-			x := &batch{index: b.Index, again: reset, parts: b.Parts, seen: make([]seen, len(p.views))}
+			x := &batch{index: b.Index, again: reset, parts: b.Parts,
+				seen: make([]seen, len(p.views))}
 			reset = false
 			for i, v := range p.views {
 				if err := v.see(b.Parts, &x.seen[i]); err != nil {
@@ -484,7 +545,8 @@ func (p *plan) play(ctx context.Context) error {
 			}
 			return nil
 		},
-		// The caches that are played keep what they have: only the run's own lost it. But batches come again.
+		// The caches that are played keep what they have: only the run's own lost it. But batches
+		// come again.
 		Reset: func(int64) error { reset = true; return nil },
 		Live:  func(trace.Live) error { ends(); return nil },
 	})
@@ -495,11 +557,17 @@ func (p *plan) play(ctx context.Context) error {
 		close(q)
 	}
 	wg.Wait()
+	for _, j := range p.jobs {
+		if s, ok := j.sim.(*superbatches); ok && err == nil {
+			err = s.err
+		}
+	}
 	return err
 }
 
 func (p *plan) result() *Result {
-	r := &Result{Trace: p.r.Path(), Header: p.h, Totals: p.r.Totals(), CPURows: p.c.CPURows, Plays: []Play{}}
+	r := &Result{Trace: p.r.Path(), Header: p.h, Totals: p.r.Totals(), CPURows: p.c.CPURows,
+		Plays: []Play{}}
 	for _, j := range p.jobs {
 		if !j.show {
 			continue
@@ -511,7 +579,8 @@ func (p *plan) result() *Result {
 		mine, optimum := j.sim.passes(), best.sim.passes()
 		play := j.play
 		play.CacheBytes = play.Lines * play.LineBytes
-		lines := cache.Lines{SSDs: p.h.SSDs, RowsPerLine: play.RowsPerLine, LineBytes: play.LineBytes, RowStride: 1}
+		lines := cache.Lines{SSDs: p.h.SSDs, RowsPerLine: play.RowsPerLine,
+			LineBytes: play.LineBytes, RowStride: 1}
 		play.Share = ratio(play.Lines, lines.Count(p.h.Rows))
 		if d, ok := j.sim.(*dynamic); ok {
 			play.MetadataBytes = d.d.Bytes()
@@ -549,6 +618,7 @@ func ratio(a, b int64) float64 {
 }
 
 func (c Counts) String() string {
-	return fmt.Sprintf("%d batches, rows gpu %d cpu %d ssd %d, bytes %d, lines inserted %d evicted %d bypassed %d",
+	return fmt.Sprintf(
+		"%d batches, rows gpu %d cpu %d ssd %d, bytes %d, lines inserted %d evicted %d bypassed %d",
 		c.Batches, c.RowsGPU, c.RowsCPU, c.RowsSSD, c.BytesSSD, c.Inserted, c.Evicted, c.Bypassed)
 }

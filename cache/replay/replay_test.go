@@ -27,7 +27,8 @@ type run struct {
 func randomRun(seed uint64, rows int64, batches, parts, per int) run {
 	r := rand.New(rand.NewPCG(seed, 3))
 	x := run{h: trace.Header{
-		Name: "test", Rows: rows, RowBytes: 512, SSDs: 1 + r.Int64N(3), SlotBytes: 512, LBABytes: 512, Seed: seed,
+		Name: "test", Rows: rows, RowBytes: 512, SSDs: 1 + r.Int64N(3), SlotBytes: 512,
+		LBABytes: 512, Seed: seed,
 		Policy: policy.LRU, GPULines: rows / 10, LineBytes: 512, RowsPerLine: 1,
 	}}
 	x.hot = make([]uint32, rows)
@@ -95,7 +96,8 @@ func (x run) passesOf() (out [][]trace.Batch) {
 }
 
 // direct plays a directory the plain way: the whole trace in memory.
-func (x run) direct(t testing.TB, name string, l cache.Lines, slots int64, window int, cpu []int64) (out []Counts) {
+func (x run) direct(t testing.TB, name string, l cache.Lines, slots int64, window int,
+	cpu []int64) (out []Counts) {
 	d, err := policy.New(policy.Config{Policy: name, Slots: slots, Seed: x.h.Seed})
 	require.NoError(t, err)
 	for _, pass := range x.passesOf() {
@@ -169,19 +171,24 @@ func TestRunAgainstDirect(t *testing.T) {
 		}
 		cpuRows := int64(seed%3) * 15
 		res, err := Run(context.Background(), x.open(t), Config{
-			Policies: Policies(), Sizes: []Size{{Lines: 7}, {Lines: 40}}, Lines: []int64{LineRow, 4096}, Windows: []int{0, 3},
-			CPURows: cpuRows, Workers: 3, TempDir: t.TempDir(),
+			Policies: Policies(), Sizes: []Size{{Lines: 7}, {Lines: 40}},
+			Lines: []int64{LineRow, 4096}, Windows: []int{0, 3},
+			Superbatches: []int{4, 100},
+			CPURows:      cpuRows, Workers: 3, TempDir: t.TempDir(),
 		})
 		require.NoError(t, err)
 		cpu := hottest(x.hot, 0, cpuRows)
 		kinds := map[string]int{}
+		type superbatches struct{ lines, line, size int64 }
+		cold, warm := map[superbatches]int64{}, map[superbatches]int64{} // reads
 		for _, p := range res.Plays {
 			kinds[p.Policy]++
 			got := []Counts{}
 			for _, pass := range p.Passes {
 				got = append(got, pass.Counts)
 			}
-			l := cache.Lines{SSDs: x.h.SSDs, RowsPerLine: p.RowsPerLine, LineBytes: p.LineBytes, RowStride: 1}
+			l := cache.Lines{SSDs: x.h.SSDs, RowsPerLine: p.RowsPerLine, LineBytes: p.LineBytes,
+				RowStride: 1}
 			switch p.Policy {
 			case Static, Oracle:
 				var want []Counts
@@ -223,19 +230,108 @@ func TestRunAgainstDirect(t *testing.T) {
 			case Belady:
 				var want, accesses int64
 				want, accesses = x.naiveMin(l, p.Lines, cpu)
-				require.Equal(t, want, p.Total.Reads, "seed %d belady %d lines of %d", seed, p.Lines, p.LineBytes)
+				require.Equal(t, want, p.Total.Reads, "seed %d belady %d lines of %d", seed,
+					p.Lines, p.LineBytes)
 				require.Equal(t, accesses, p.Total.Accesses)
 				require.Equal(t, p.Total.Rows, p.Total.RowsGPU+p.Total.RowsCPU+p.Total.RowsSSD)
 				require.Zero(t, p.Total.GapPoints)
+			case SuperbatchCold:
+				reads, accesses := x.coldMin(l, p.Lines, p.Superbatch, cpu)
+				require.Equal(t, reads, p.Total.Reads,
+					"seed %d, superbatches of %d, %d lines of %d", seed, p.Superbatch, p.Lines,
+					p.LineBytes)
+				require.Equal(t, accesses, p.Total.Accesses)
+				cold[superbatches{p.Lines, p.LineBytes, int64(p.Superbatch)}] = reads
+			case Superbatch:
+				require.Equal(t, p.Total.Rows, p.Total.RowsGPU+p.Total.RowsCPU+p.Total.RowsSSD)
+				require.Equal(t, p.Total.Reads, p.Total.Inserted+p.Total.Bypassed)
+				warm[superbatches{p.Lines, p.LineBytes, int64(p.Superbatch)}] = p.Total.Reads
 			default:
-				require.Equal(t, x.direct(t, p.Policy, l, p.Lines, p.Window, cpu), got, "seed %d %s %d lines of %d, window %d", seed, p.Policy, p.Lines, p.LineBytes, p.Window)
-				require.GreaterOrEqual(t, p.Total.ReadsOverOptimum, 1.0, "%s beats the optimum", p.Policy)
+				require.Equal(t, x.direct(t, p.Policy, l, p.Lines, p.Window, cpu), got,
+					"seed %d %s %d lines of %d, window %d", seed, p.Policy, p.Lines, p.LineBytes,
+					p.Window)
+				require.GreaterOrEqual(t, p.Total.ReadsOverOptimum, 1.0, "%s beats the optimum",
+					p.Policy)
 				require.Positive(t, p.MetadataBytes)
 			}
+		}
+		require.Len(t, warm, 8)
+		for of, reads := range warm {
+			require.LessOrEqual(t, reads, cold[of], "%+v: keeping rows costs reads", of)
 		}
 		require.Equal(t, 8, kinds[policy.LRU])
 		require.Equal(t, 4, kinds[Belady])
 		require.Equal(t, 2, kinds[Static])
+	}
+}
+
+// coldMin is MIN with bypass by mini-batch, in superbatches that begin with nothing cached, with
+// lists that are sorted anew for each mini-batch.
+func (x run) coldMin(l cache.Lines, slots int64, size int, cpu []int64) (reads, accesses int64) {
+	for _, pass := range x.passesOf() {
+		for known := range slices.Chunk(pass, size) {
+			lines := make([][]int64, len(known))
+			for i, b := range known {
+				var rows []int64
+				for _, p := range b.Parts {
+					rows = append(rows, p...)
+				}
+				lines[i] = distinct(l, rows, cpu)
+				accesses += int64(len(lines[i]))
+			}
+			next := func(line int64, after int) int {
+				for i := after + 1; i < len(lines); i++ {
+					if slices.Contains(lines[i], line) {
+						return i
+					}
+				}
+				return len(lines)
+			}
+			var cached []int64
+			for i, batch := range lines {
+				for _, line := range batch {
+					if !slices.Contains(cached, line) {
+						reads++
+						cached = append(cached, line)
+					}
+				}
+				slices.SortStableFunc(cached,
+					func(a, b int64) int { return next(a, i) - next(b, i) })
+				cached = cached[:min(int64(len(cached)), slots)]
+			}
+		}
+	}
+	return reads, accesses
+}
+
+// TestSuperbatchOptimum: a superbatch that is the whole trace, of mini-batches of one part, reads
+// what the optimum reads; smaller ones do not read less, and a cache that keeps its rows does not
+// read more than one that does not.
+func TestSuperbatchOptimum(t *testing.T) {
+	for seed := range uint64(20) {
+		x := randomRun(seed, 400, 30, 1, 60)
+		for i := range x.batches {
+			x.batches[i].Kind, x.batches[i].Epoch, x.batches[i].Index = trace.Train, 0, i
+		}
+		res, err := Run(context.Background(), x.open(t), Config{
+			Policies: []string{Belady, Superbatch, SuperbatchCold},
+			Sizes:    []Size{{Lines: 40}}, Lines: []int64{LineRow},
+			Superbatches: []int{1, 3, 30, 1000}, CPURows: 0, TempDir: t.TempDir(),
+		})
+		require.NoError(t, err)
+		require.Len(t, res.Plays, 9)
+		best := res.Plays[slices.IndexFunc(res.Plays,
+			func(p Play) bool { return p.Policy == Belady })].Total.Reads
+		require.Positive(t, best)
+		for _, p := range res.Plays {
+			require.GreaterOrEqual(t, p.Total.Reads, best, "%s %d", p.Policy, p.Superbatch)
+			if p.Superbatch >= 30 {
+				require.Equal(t, best, p.Total.Reads, "%s %d", p.Policy, p.Superbatch)
+			}
+			if p.Policy == SuperbatchCold && p.Superbatch == 1 {
+				require.Equal(t, p.Total.Accesses, p.Total.Reads)
+			}
+		}
 	}
 }
 
@@ -264,7 +360,8 @@ func (x run) naiveMin(l cache.Lines, slots int64, cpu []int64) (reads, accesses 
 				cached = append(cached, line)
 			}
 		}
-		cached = slices.DeleteFunc(cached, func(line int64) bool { return next(line, i) == len(parts) })
+		cached = slices.DeleteFunc(cached,
+			func(line int64) bool { return next(line, i) == len(parts) })
 		slices.SortStableFunc(cached, func(a, b int64) int { return next(a, i) - next(b, i) })
 		cached = cached[:min(int64(len(cached)), slots)]
 	}
@@ -282,7 +379,8 @@ func TestBeladyIsOptimal(t *testing.T) {
 		rows, slots := 2+r.Int64N(6), r.Int64N(4)
 		x := randomRun(seed, rows, 2+r.IntN(8), 2, 6)
 		x.h.SSDs = 1
-		res, err := Run(context.Background(), x.open(t), Config{Policies: []string{Belady}, Sizes: []Size{{Lines: slots}}, Lines: []int64{LineRow}, TempDir: t.TempDir()})
+		res, err := Run(context.Background(), x.open(t), Config{Policies: []string{Belady},
+			Sizes: []Size{{Lines: slots}}, Lines: []int64{LineRow}, TempDir: t.TempDir()})
 		require.NoError(t, err)
 		// cost[set]: the fewest reads so far with that set cached.
 		cost := map[uint]int64{0: 0}
@@ -318,8 +416,8 @@ func TestBeladyIsOptimal(t *testing.T) {
 	}
 }
 
-// live is what a run would do: it looks batches up with a window, loses the tiers in the middle of a pass, looks up
-// again what was not trained, and counts what was.
+// live is what a run would do: it looks batches up with a window, loses the tiers in the middle of
+// a pass, looks up again what was not trained, and counts what was.
 func TestCheck(t *testing.T) {
 	for seed := range uint64(24) {
 		x := randomRun(seed, 200, 18, 3, 40)
@@ -387,7 +485,8 @@ func TestCheck(t *testing.T) {
 					}
 				}
 				after := d.Stats()
-				c.Inserted, c.Evicted, c.Bypassed = after.Inserted-before.Inserted, after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
+				c.Inserted, c.Evicted, c.Bypassed = after.Inserted-before.Inserted,
+					after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
 				counts[i] = c
 			}
 			breaks := r.IntN(len(pass))
@@ -416,18 +515,21 @@ func TestCheck(t *testing.T) {
 			if wrong {
 				sum.Evicted++
 			}
-			require.NoError(t, w.Live(trace.Live{Kind: pass[0].Kind, Epoch: pass[0].Epoch, Batches: sum.Batches, RowsGPU: sum.RowsGPU, RowsCPU: sum.RowsCPU,
-				RowsSSD: sum.RowsSSD, BytesSSD: sum.BytesSSD, Inserted: sum.Inserted, Evicted: sum.Evicted, Bypassed: sum.Bypassed}))
+			require.NoError(t, w.Live(trace.Live{Kind: pass[0].Kind, Epoch: pass[0].Epoch,
+				Batches: sum.Batches, RowsGPU: sum.RowsGPU, RowsCPU: sum.RowsCPU,
+				RowsSSD: sum.RowsSSD, BytesSSD: sum.BytesSSD, Inserted: sum.Inserted,
+				Evicted: sum.Evicted, Bypassed: sum.Bypassed}))
 		}
 		require.NoError(t, w.Close())
 		rd, err := trace.Open(path)
 		require.NoError(t, err)
-		all, err := Check(context.Background(), rd, nil)
+		all, err := Check(context.Background(), rd, false, nil)
 		require.NoError(t, err)
 		require.Len(t, all, len(x.passesOf()))
 		for _, c := range all {
 			require.True(t, c.Compared)
-			require.Equal(t, !wrong, c.Equal, "seed %d %s window %d:\nlive     %v\nreplayed %v", seed, name, window, c.Live, c.Replayed)
+			require.Equal(t, !wrong, c.Equal, "seed %d %s window %d:\nlive     %v\nreplayed %v",
+				seed, name, window, c.Live, c.Replayed)
 		}
 		require.NoError(t, rd.Close())
 	}
@@ -466,7 +568,7 @@ func TestCheckStatic(t *testing.T) {
 	require.NoError(t, w.Close())
 	rd, err := trace.Open(path)
 	require.NoError(t, err)
-	all, err := Check(context.Background(), rd, nil)
+	all, err := Check(context.Background(), rd, false, nil)
 	require.NoError(t, err)
 	require.Len(t, all, 4)
 	for _, c := range all[:3] {
@@ -481,7 +583,8 @@ func TestConfigErrors(t *testing.T) {
 	x.hot = nil
 	x.h.CPURows = 10
 	r := x.open(t)
-	good := Config{Policies: []string{policy.LRU}, Sizes: []Size{{Lines: 5}}, Lines: []int64{LineRow}}
+	good := Config{Policies: []string{policy.LRU}, Sizes: []Size{{Lines: 5}},
+		Lines: []int64{LineRow}}
 	for _, change := range []func(*Config){
 		func(c *Config) { c.Policies = []string{"best"} },
 		func(c *Config) { c.Policies = []string{Static} }, // no hotness
@@ -489,6 +592,7 @@ func TestConfigErrors(t *testing.T) {
 		func(c *Config) { c.Sizes = nil },
 		func(c *Config) { c.Lines = []int64{0} },
 		func(c *Config) { c.Windows = []int{-1} },
+		func(c *Config) { c.Superbatches = []int{0} },
 	} {
 		c := good
 		change(&c)
@@ -512,7 +616,9 @@ func BenchmarkReplay(b *testing.B) {
 	r := x.open(b)
 	b.ResetTimer()
 	for b.Loop() {
-		_, err := Run(context.Background(), r, Config{Policies: []string{policy.LRU, policy.Sieve}, Sizes: []Size{{Lines: 20_000}}, Lines: []int64{LineRow}, CPURows: 0, TempDir: b.TempDir()})
+		_, err := Run(context.Background(), r, Config{Policies: []string{policy.LRU, policy.Sieve},
+			Sizes: []Size{{Lines: 20_000}}, Lines: []int64{LineRow}, CPURows: 0,
+			TempDir: b.TempDir()})
 		require.NoError(b, err)
 	}
 }
@@ -520,7 +626,8 @@ func BenchmarkReplay(b *testing.B) {
 // A replay keeps a window of batches, and no more of a trace in which none stands twice.
 func TestMemoryOfLongPasses(t *testing.T) {
 	for _, again := range []bool{false, true} {
-		v := &view{lines: cache.Lines{SSDs: 1, RowsPerLine: 1, LineBytes: 512, RowStride: 512}, bytes: 512, union: true}
+		v := &view{lines: cache.Lines{SSDs: 1, RowsPerLine: 1, LineBytes: 512, RowStride: 512},
+			bytes: 512, union: true}
 		d, err := policy.New(policy.Config{Policy: policy.LRU, Slots: 10})
 		require.NoError(t, err)
 		s := &dynamic{d: d, v: v, window: 4, again: again}

@@ -27,8 +27,8 @@ type counted struct {
 	c     Counts
 }
 
-// maxAgain bounds how many batches a run looks up ahead of training, so how many stand again after a Reset. What is
-// large is kept of them only where the trace has one.
+// maxAgain bounds how many batches a run looks up ahead of training, so how many stand again after
+// a Reset. What is large is kept of them only where the trace has one.
 const maxAgain = 256
 
 func (t *tally) batch(index int, again bool, c Counts) {
@@ -79,9 +79,9 @@ func (s *static) batch(b *batch) {
 	s.tally.batch(b.index, b.again, c)
 }
 
-// dynamic plays a directory. With a window it runs behind, until the batches that it has to announce are
-// there. Within a pass they are found by their index: what a run announced before a Reset and looked up
-// after it only, stands after it.
+// dynamic plays a directory. With a window it runs behind, until the batches that it has to
+// announce are there. Within a pass they are found by their index: what a run announced before a
+// Reset and looked up after it only, stands after it.
 type dynamic struct {
 	tally
 	d      *policy.Directory
@@ -181,7 +181,8 @@ func (s *dynamic) play(b *batch) {
 	c.Accesses = after.Accesses - before.Accesses
 	c.Reads = c.Accesses - (after.Hits - before.Hits)
 	c.BytesSSD = c.Reads * s.v.bytes
-	c.Inserted, c.Evicted, c.Bypassed = after.Inserted-before.Inserted, after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
+	c.Inserted, c.Evicted, c.Bypassed = after.Inserted-before.Inserted,
+		after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
 	s.tally.batch(b.index, b.again, c)
 }
 
@@ -198,9 +199,9 @@ func (s *dynamic) passEnds() {
 	s.tally.passEnds()
 }
 
-// belady plays MIN with bypass by part. The lines that are cached stand in buckets by the lookup that accesses
-// them next, so a lookup's hits are its bucket, and what has to go stands in the last bucket: no line is
-// looked for, and a part takes time in proportion to its lines.
+// belady plays MIN with bypass by part. The lines that are cached stand in buckets by the lookup
+// that accesses them next, so a lookup's hits are its bucket, and what has to go stands in the last
+// bucket: no line is looked for, and a part takes time in proportion to its lines.
 type belady struct {
 	tally
 	view   int
@@ -283,7 +284,8 @@ func (s *belady) empty(now int64) {
 
 func (s *belady) put(lookup, line int64) {
 	if lookup >= int64(len(s.heads)) {
-		s.heads = append(s.heads, make([]int32, max(lookup+1, int64(2*len(s.heads)))-int64(len(s.heads)))...)
+		s.heads = append(s.heads, make([]int32, max(lookup+1, int64(2*len(s.heads)))-
+			int64(len(s.heads)))...)
 	}
 	at := s.free
 	if at != 0 {
@@ -316,8 +318,8 @@ func (s *belady) evict() {
 
 func (s *belady) passEnds() { s.tally.passEnds() }
 
-// ladder is a set of numbers whose greatest is found at once: bits, and for each word of them a bit in the
-// next rung.
+// ladder is a set of numbers whose greatest is found at once: bits, and for each word of them a bit
+// in the next rung.
 type ladder struct{ rungs [][]uint64 }
 
 func (l *ladder) set(n int64) {

@@ -41,7 +41,8 @@ const pageBits = 14
 func (p *paged) at(n int64) *uint32 {
 	page := n >> pageBits
 	if page >= int64(len(p.pages)) {
-		p.pages = append(p.pages, make([][]uint32, max(page+1, int64(2*len(p.pages)))-int64(len(p.pages)))...)
+		p.pages = append(p.pages, make([][]uint32, max(page+1, int64(2*len(p.pages)))-
+			int64(len(p.pages)))...)
 	}
 	if p.pages[page] == nil {
 		p.pages[page] = make([]uint32, 1<<pageBits)
@@ -54,7 +55,7 @@ type view struct {
 	lines  cache.Lines
 	cpu    bitset // constant buffer
 	bytes  int64  // of a line's command
-	union  bool   // somebody announces batches
+	union  bool   // somebody needs the lines of whole batches
 	set    lineSet
 	future *nextFile // of the optimum; nil without
 	part   int64     // lookups seen
@@ -72,6 +73,7 @@ type seenPart struct {
 	lines  []int64
 	counts []int32  // rows on them
 	next   []uint32 // lookup that accesses the line next; never: math.MaxUint32
+	at     []int32  // places of lines in the batch's union
 	rows   int64    // of the lookup
 	cpu    int64    // rows in the constant buffer
 }
@@ -94,11 +96,15 @@ func (v *view) see(parts [][]int64, s *seen) error {
 	}
 	if v.union {
 		v.set.reset(len(s.parts))
-		for _, p := range s.parts {
-			for _, l := range p.lines {
-				if _, is := v.set.add(l); is {
+		for i := range s.parts {
+			p := &s.parts[i]
+			p.at = make([]int32, len(p.lines))
+			for j, l := range p.lines {
+				at, is := v.set.add(l)
+				if is {
 					s.union = append(s.union, l)
 				}
+				p.at[j] = at
 			}
 		}
 	}
@@ -183,9 +189,9 @@ func (s *lineSet) grow() {
 	}
 }
 
-// nextFile keeps, for each line of each lookup, which lookup accesses it next. It is written from the last
-// lookup to the first and read from the first to the last, so from its end to its beginning: four bytes an
-// access, in a file without a name.
+// nextFile keeps, for each line of each lookup, which lookup accesses it next. It is written from
+// the last lookup to the first and read from the first to the last, so from its end to its
+// beginning: four bytes an access, in a file without a name.
 type nextFile struct {
 	f    *os.File
 	end  int64 // of what is not read yet
@@ -235,11 +241,16 @@ type nextWriter struct {
 
 func newNextWriter(dir string, v *view, parts int64) (*nextWriter, error) {
 	if parts >= never-1 {
-		return nil, fmt.Errorf("replay: a trace of %d lookups; the optimum can be found for fewer than 2^32", parts)
+		return nil,
+			fmt.Errorf(
+				"replay: a trace of %d lookups; the optimum can be found for fewer than 2^32",
+				parts)
 	}
 	f, err := os.CreateTemp(dir, "heliosctl-replay-*")
 	if err != nil {
-		return nil, fmt.Errorf("replay: a file for the next accesses: %w; set TMPDIR to a folder with room", err)
+		return nil,
+			fmt.Errorf("replay: a file for the next accesses: %w; set TMPDIR to a folder with room",
+				err)
 	}
 	if err := os.Remove(f.Name()); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -263,7 +274,8 @@ func (w *nextWriter) part(rows []int64) error {
 
 func (w *nextWriter) end() error {
 	if _, err := w.file.f.WriteAt(w.buf, w.file.end); err != nil {
-		return fmt.Errorf("replay: a file for the next accesses: %w; set TMPDIR to a folder with room", err)
+		return fmt.Errorf(
+			"replay: a file for the next accesses: %w; set TMPDIR to a folder with room", err)
 	}
 	w.file.end += int64(len(w.buf))
 	w.buf = w.buf[:0]

@@ -27,8 +27,8 @@ type Reader struct {
 	blocks []int64 // offsets, and where the index begins
 }
 
-// Open looks at a trace's header and index. A file that was cut or damaged is an error of class Device that says so,
-// one of a newer version of class Capability.
+// Open looks at a trace's header and index. A file that was cut or damaged is an error of class
+// Device that says so, one of a newer version of class Capability.
 func Open(path string) (*Reader, error) {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -46,11 +46,15 @@ func Open(path string) (*Reader, error) {
 }
 
 func (r *Reader) damaged(format string, args ...any) error {
-	return errs.New(errs.Device, "trace %s is damaged: %w; record it again (train --trace)", r.path, fmt.Errorf(format, args...))
+	return errs.New(errs.Device,
+		"trace %s is damaged: %w; record it again (\"heliosctl train\" with option trace)", r.path,
+		fmt.Errorf(format, args...))
 }
 
 func (r *Reader) cut(what string) error {
-	return errs.New(errs.Device, "trace %s is cut short: %s; the run that wrote it did not end, or the file was not copied whole: record it again (train --trace)", r.path, what)
+	return errs.New(errs.Device,
+		"trace %s is cut short: %s; the run that wrote it did not end, or the file was not copied whole: record it again (\"heliosctl train\" with option trace)",
+		r.path, what)
 }
 
 func (r *Reader) open() error {
@@ -60,13 +64,16 @@ func (r *Reader) open() error {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return errs.New(errs.Device, "trace %s: %w", r.path, err)
 		}
-		return errs.New(errs.Usage, "%s is not a trace of ours; make one with train --trace FILE", r.path)
+		return errs.New(errs.Usage,
+			"%s is not a trace of ours; make one with \"heliosctl train\" and option trace", r.path)
 	}
 	if err != nil {
 		return r.cut("it ends within its header")
 	}
 	if v := binary.LittleEndian.Uint32(fixed[len(magic):]); v != Version {
-		return errs.New(errs.Capability, "trace %s has version %d; this heliosctl reads version %d: use the one that wrote it", r.path, v, Version)
+		return errs.New(errs.Capability,
+			"trace %s has version %d; this heliosctl reads version %d: use the one that wrote it",
+			r.path, v, Version)
 	}
 	length := int64(binary.LittleEndian.Uint32(fixed[len(magic)+4:]))
 	if length > maxHeader {
@@ -84,16 +91,23 @@ func (r *Reader) open() error {
 		return r.damaged("header: %w", err)
 	}
 	h := &r.header
-	if h.Rows <= 0 || h.RowBytes <= 0 || h.SSDs <= 0 || h.GPULines < 0 || h.CPURows < 0 || h.LineBytes < 0 || h.RowsPerLine < 0 || h.Window < 0 {
-		return r.damaged("the header makes no sense: %d rows of %d bytes on %d SSDs", h.Rows, h.RowBytes, h.SSDs)
+	if h.Rows <= 0 || h.RowBytes <= 0 || h.SSDs <= 0 || h.GPULines < 0 || h.CPURows < 0 ||
+		h.LineBytes < 0 || h.RowsPerLine < 0 || h.Window < 0 {
+		return r.damaged("the header makes no sense: %d rows of %d bytes on %d SSDs", h.Rows,
+			h.RowBytes, h.SSDs)
 	}
-	for _, v := range []int64{h.Rows, h.RowBytes, h.SSDs, h.SlotBytes, h.LBABytes, h.Batch, h.GPULines, h.LineBytes, h.RowsPerLine, h.CPURows, h.Window} {
+	for _, v := range []int64{h.Rows, h.RowBytes, h.SSDs, h.SlotBytes, h.LBABytes, h.Batch,
+		h.GPULines, h.LineBytes, h.RowsPerLine, h.CPURows, h.Window} {
 		if v > maxNumber || v < 0 {
-			return r.damaged("the header makes no sense: %d is more than anything that a run has", v)
+			return r.damaged("the header makes no sense: %d is more than anything that a run has",
+				v)
 		}
 	}
-	if h.Rows > maxRows || h.RowBytes > maxRowBytes || h.LineBytes > maxLineBytes || h.SSDs > maxSSDs || len(h.Fanouts) > maxHops {
-		return r.damaged("the header makes no sense: %d rows of %d bytes, lines of %d, %d SSDs, %d hops", h.Rows, h.RowBytes, h.LineBytes, h.SSDs, len(h.Fanouts))
+	if h.Rows > maxRows || h.RowBytes > maxRowBytes || h.LineBytes > maxLineBytes ||
+		h.SSDs > maxSSDs || len(h.Fanouts) > maxHops {
+		return r.damaged(
+			"the header makes no sense: %d rows of %d bytes, lines of %d, %d SSDs, %d hops", h.Rows,
+			h.RowBytes, h.LineBytes, h.SSDs, len(h.Fanouts))
 	}
 	begin := int64(len(fixed)) + length + 4
 
@@ -120,7 +134,8 @@ func (r *Reader) open() error {
 		return r.damaged("the index's checksum is wrong")
 	}
 	d := decoder{b: index}
-	r.totals = Totals{Blocks: d.int(), Batches: d.int(), Parts: d.int(), Rows: d.int(), Resets: d.int(), Hotness: d.int() != 0}
+	r.totals = Totals{Blocks: d.int(), Batches: d.int(), Parts: d.int(), Rows: d.int(),
+		Resets: d.int(), Hotness: d.int() != 0}
 	if d.bad || r.totals.Blocks > size {
 		return r.damaged("the index is not whole")
 	}
@@ -158,8 +173,8 @@ type inflated struct {
 	zr        io.ReadCloser
 }
 
-// What a trace may claim. A file of a megabyte unpacks to a gigabyte, and a number in it, with a right checksum, to any
-// length: a reader of ours makes room for rows, lines and batches by these.
+// What a trace may claim. A file of a megabyte unpacks to a gigabyte, and a number in it, with a
+// right checksum, to any length: a reader of ours makes room for rows, lines and batches by these.
 const (
 	maxNumber    = 1 << 40
 	maxRows      = 1 << 36 // as many nodes as an import takes
@@ -179,12 +194,15 @@ func (r *Reader) block(i int, in *inflated) (err error) {
 	}
 	in.packed = slices.Grow(in.packed[:0], int(size))[:size]
 	if _, err := r.r.ReadAt(in.packed, r.blocks[i]); err != nil {
-		return errs.New(errs.Device, "trace %s: block %d at byte %d: %w", r.path, i, r.blocks[i], err)
+		return errs.New(errs.Device, "trace %s: block %d at byte %d: %w", r.path, i,
+			r.blocks[i], err)
 	}
 	raw, length := binary.LittleEndian.Uint32(in.packed), binary.LittleEndian.Uint32(in.packed[4:])
 	sum := crc32.Update(crc32.Checksum(in.packed[:8], castagnoli), castagnoli, in.packed[12:])
-	if int64(length)+12 != size || raw > maxBlock || sum != binary.LittleEndian.Uint32(in.packed[8:]) {
-		return r.damaged("the checksum of block %d of %d, at byte %d, is wrong", i, r.totals.Blocks, r.blocks[i])
+	if int64(length)+12 != size || raw > maxBlock ||
+		sum != binary.LittleEndian.Uint32(in.packed[8:]) {
+		return r.damaged("the checksum of block %d of %d, at byte %d, is wrong", i, r.totals.Blocks,
+			r.blocks[i])
 	}
 	if in.zr == nil {
 		in.zr = flate.NewReader(nil)
@@ -194,7 +212,8 @@ func (r *Reader) block(i int, in *inflated) (err error) {
 	}
 	in.b = slices.Grow(in.b[:0], int(raw))[:raw]
 	if _, err := io.ReadFull(in.zr, in.b); err != nil {
-		return r.damaged("block %d of %d, at byte %d, does not unpack: %w", i, r.totals.Blocks, r.blocks[i], err)
+		return r.damaged("block %d of %d, at byte %d, does not unpack: %w", i, r.totals.Blocks,
+			r.blocks[i], err)
 	}
 	return nil
 }
@@ -331,7 +350,8 @@ func (r *Reader) Play(v Visitor) error {
 				}
 			case recLive:
 				l := Live{Kind: int(d.int()), Epoch: int(d.int())}
-				for _, p := range []*int64{&l.Batches, &l.RowsGPU, &l.RowsCPU, &l.RowsSSD, &l.BytesSSD, &l.Inserted, &l.Evicted, &l.Bypassed} {
+				for _, p := range []*int64{&l.Batches, &l.RowsGPU, &l.RowsCPU, &l.RowsSSD,
+					&l.BytesSSD, &l.Inserted, &l.Evicted, &l.Bypassed} {
 					*p = d.int()
 				}
 				if v.Live != nil && !d.bad {
@@ -367,20 +387,23 @@ func (r *Reader) Play(v Visitor) error {
 			d.bad = d.bad || held > maxBatchRows
 		}
 		if d.bad {
-			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i, r.totals.Blocks, r.blocks[i])
+			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
+				r.totals.Blocks, r.blocks[i])
 		}
 	}
 	if err := ended(); err != nil {
 		return err
 	}
-	if batches != r.totals.Batches || parts != r.totals.Parts || rows != r.totals.Rows || resets != r.totals.Resets {
-		return r.damaged("the index tells of %d batches and %d rows, and %d and %d are there", r.totals.Batches, r.totals.Rows, batches, rows)
+	if batches != r.totals.Batches || parts != r.totals.Parts || rows != r.totals.Rows ||
+		resets != r.totals.Resets {
+		return r.damaged("the index tells of %d batches and %d rows, and %d and %d are there",
+			r.totals.Batches, r.totals.Rows, batches, rows)
 	}
 	return nil
 }
 
-// Backwards reads the parts from the last to the first, each part's rows in their order. The slice is good
-// during the call.
+// Backwards reads the parts from the last to the first, each part's rows in their order. The slice
+// is good during the call.
 func (r *Reader) Backwards(part func(rows []int64) error) error {
 	var in inflated
 	type piece struct {
@@ -424,7 +447,8 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 			}
 		}
 		if d.bad {
-			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i, r.totals.Blocks, r.blocks[i])
+			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
+				r.totals.Blocks, r.blocks[i])
 		}
 		for _, p := range slices.Backward(pieces) {
 			later = append(later, p.rows)
@@ -450,7 +474,8 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 	return nil
 }
 
-// Hotness is a score for each row, what the run's static tiers were placed by; nil where the run recorded none.
+// Hotness is a score for each row, what the run's static tiers were placed by; nil where the run
+// recorded none.
 func (r *Reader) Hotness() ([]uint32, error) {
 	if !r.totals.Hotness {
 		return nil, nil
@@ -486,7 +511,8 @@ func (r *Reader) Hotness() ([]uint32, error) {
 			}
 		}
 		if d.bad {
-			return nil, r.damaged("block %d of %d, at byte %d, is not what a writer writes", i, r.totals.Blocks, r.blocks[i])
+			return nil, r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
+				r.totals.Blocks, r.blocks[i])
 		}
 	}
 	if int64(len(scores)) != r.header.Rows {

@@ -1,12 +1,13 @@
-// Package trace keeps the accesses of a run in a file: which rows each mini-batch looked up, in order,
-// and what placed the static tiers. "heliosctl cache replay" plays other policies and sizes on it.
+// Package trace keeps the accesses of a run in a file: which rows each mini-batch looked up, in
+// order, and what placed the static tiers. "heliosctl cache replay" plays other policies and sizes
+// on it.
 //
-// The file: 8 bytes of magic, the version, and the header as JSON with its CRC32C; then blocks, each
-// with its lengths and the CRC32C of its compressed content (DEFLATE, RFC 1951), of whole records, whose
-// numbers are varints: row numbers as differences to the one before, zigzag. A last block is the index:
-// where the blocks begin, and totals; what ends the file says where that is. So a file that was not
-// finished, or was cut, is told at once, and the accesses can be read from the end to the beginning, as
-// the offline optimum must.
+// The file: 8 bytes of magic, the version, and the header as JSON with its CRC32C; then blocks,
+// each with its lengths and the CRC32C of its compressed content (DEFLATE, RFC 1951), of whole
+// records, whose numbers are varints: row numbers as differences to the one before, zigzag. A last
+// block is the index: where the blocks begin, and totals; what ends the file says where that is. So
+// a file that was not finished, or was cut, is told at once, and the accesses can be read from the
+// end to the beginning, as the offline optimum must.
 package trace
 
 import (
@@ -44,26 +45,28 @@ func KindName(kind int) string {
 
 // Header says what was run.
 type Header struct {
-	Dataset     string  `json:"dataset"`   // UUID
-	Name        string  `json:"name"`      // of the dataset
-	Rows        int64   `json:"rows"`      // of features
-	RowBytes    int64   `json:"row_bytes"` // as stored
-	SSDs        int64   `json:"ssds"`      // rows are striped over
-	SlotBytes   int64   `json:"slot_bytes"`
-	LBABytes    int64   `json:"lba_bytes"` // SlotBytes: from a row on an SSD to the next (several rows an LBA: LBA / rows)
-	Seed        uint64  `json:"seed"`
-	Fanouts     []int64 `json:"fanouts"`
-	Sampler     string  `json:"sampler"`
-	Batch       int64   `json:"batch"`
-	Mode        string  `json:"mode"`
-	IOStack     string  `json:"io_stack"`       // cpu and mmap widen reads to what their files allow
-	Policy      string  `json:"policy"`         // of the run
-	GPULines    int64   `json:"gpu_lines"`      // lines (dynamic) or rows (static) of the GPU tier
-	LineBytes   int64   `json:"line_bytes"`     // of a line of a dynamic GPU tier; 0: static
-	RowsPerLine int64   `json:"rows_per_line"`  // of a dynamic GPU tier
-	CPURows     int64   `json:"cpu_rows"`       // of the static CPU tier
-	Window      int64   `json:"window"`         // coming batches whose lines stay
-	HotnessBy   string  `json:"hotness_source"` // what Hotness is from
+	Dataset   string `json:"dataset"`   // UUID
+	Name      string `json:"name"`      // of the dataset
+	Rows      int64  `json:"rows"`      // of features
+	RowBytes  int64  `json:"row_bytes"` // as stored
+	SSDs      int64  `json:"ssds"`      // rows are striped over
+	SlotBytes int64  `json:"slot_bytes"`
+	// SlotBytes: from a row on an SSD to the next (several rows an LBA: LBA / rows)
+	LBABytes int64   `json:"lba_bytes"`
+	Seed     uint64  `json:"seed"`
+	Fanouts  []int64 `json:"fanouts"`
+	Sampler  string  `json:"sampler"`
+	Batch    int64   `json:"batch"`
+	Mode     string  `json:"mode"`
+	// cpu and mmap widen reads to what their files allow
+	IOStack     string `json:"io_stack"`
+	Policy      string `json:"policy"`         // of the run
+	GPULines    int64  `json:"gpu_lines"`      // lines (dynamic) or rows (static) of the GPU tier
+	LineBytes   int64  `json:"line_bytes"`     // of a line of a dynamic GPU tier; 0: static
+	RowsPerLine int64  `json:"rows_per_line"`  // of a dynamic GPU tier
+	CPURows     int64  `json:"cpu_rows"`       // of the static CPU tier
+	Window      int64  `json:"window"`         // coming batches whose lines stay
+	HotnessBy   string `json:"hotness_source"` // what Hotness is from
 }
 
 // Batch is one mini-batch's accesses.
@@ -72,9 +75,9 @@ type Batch struct {
 	Parts              [][]int64 // rows in the order of the lookups, by lookup
 }
 
-// Live are a pass's live counters, in rows: what a replay must come to. They are of the batches that the
-// trace holds: those before a checkpoint that the run resumed from don't count, and a batch that was looked
-// up again after Reset counts once.
+// Live are a pass's live counters, in rows: what a replay must come to. They are of the batches
+// that the trace holds: those before a checkpoint that the run resumed from don't count, and a
+// batch that was looked up again after Reset counts once.
 type Live struct {
 	Kind, Epoch                 int
 	Batches                     int64
@@ -89,7 +92,8 @@ type Totals struct {
 	Batches int64 `json:"batches"`
 	Parts   int64 `json:"lookups"`
 	Rows    int64 `json:"row_accesses"`
-	Resets  int64 `json:"resets"`  // Writer.Reset: only where there are some does a batch stand twice
+	// Writer.Reset: only where there are some does a batch stand twice
+	Resets  int64 `json:"resets"`
 	Hotness bool  `json:"hotness"` // there are scores
 }
 
@@ -101,7 +105,8 @@ const (
 	// blockBytes of records make a block full; a record is at most partRows rows.
 	blockBytes = 1 << 20
 	partRows   = 1 << 16
-	// maxBlock bounds what a reader takes for a block: a full one and a record of the longest varints.
+	// maxBlock bounds what a reader takes for a block: a full one and a record of the longest
+	// varints.
 	maxBlock  = blockBytes + 11*partRows + 64
 	maxHeader = 1 << 20
 	tailBytes = 8 + 4 + 4 + len(endMagic) // offset of the index, its length, its CRC, the magic
@@ -172,7 +177,9 @@ func (w *Writer) write(b []byte) error {
 }
 
 func (w *Writer) unwritten(err error) error {
-	return fmt.Errorf("trace %s: %w; make room there (a row access takes about 4 bytes), or name a file elsewhere", w.path, err)
+	return fmt.Errorf(
+		"trace %s: %w; make room there (a row access takes about 4 bytes), or name a file elsewhere",
+		w.path, err)
 }
 
 // flush ends the block.
@@ -234,14 +241,15 @@ func (w *Writer) rows(rows []int64) {
 	w.block = b
 }
 
-// Hotness records what the static tiers were placed by: a score for each row; rows of equal score go by
-// number. Before the first batch.
+// Hotness records what the static tiers were placed by: a score for each row; rows of equal score
+// go by number. Before the first batch.
 func (w *Writer) Hotness(scores []uint32) error {
 	if w == nil || w.err != nil || len(scores) == 0 {
 		return w.failed()
 	}
 	if int64(len(scores)) != w.header.Rows || w.totals.Batches > 0 {
-		w.err = fmt.Errorf("trace %s: hotness of %d rows for %d, after %d batches", w.path, len(scores), w.header.Rows, w.totals.Batches)
+		w.err = fmt.Errorf("trace %s: hotness of %d rows for %d, after %d batches", w.path,
+			len(scores), w.header.Rows, w.totals.Batches)
 		return w.err
 	}
 	w.totals.Hotness = true
@@ -257,8 +265,9 @@ func (w *Writer) Hotness(scores []uint32) error {
 	return w.err
 }
 
-// Place records what the static tiers hold from here on, rows in ascending order: before the first batch and
-// after a Reset. Without it the hottest rows are in the GPU tier (static policy) and the next in the CPU tier.
+// Place records what the static tiers hold from here on, rows in ascending order: before the first
+// batch and after a Reset. Without it the hottest rows are in the GPU tier (static policy) and the
+// next in the CPU tier.
 func (w *Writer) Place(gpu, cpu []int64) error {
 	if w == nil {
 		return nil
@@ -324,8 +333,9 @@ func (w *Writer) Part(rows []int64) error {
 	}
 }
 
-// Reset records that the tiers were emptied and placed anew (the GPU's memory ran out) with so many lines. A
-// batch that was looked up before it and is begun again after it counts once, with what it met then.
+// Reset records that the tiers were emptied and placed anew (the GPU's memory ran out) with so many
+// lines. A batch that was looked up before it and is begun again after it counts once, with what it
+// met then.
 func (w *Writer) Reset(gpuLines int64) error {
 	if w == nil || w.err != nil {
 		return w.failed()
@@ -342,7 +352,8 @@ func (w *Writer) Live(l Live) error {
 		return w.failed()
 	}
 	w.begun = false
-	w.record(recLive, uint64(l.Kind), uint64(l.Epoch), uint64(l.Batches), uint64(l.RowsGPU), uint64(l.RowsCPU), uint64(l.RowsSSD),
+	w.record(recLive, uint64(l.Kind), uint64(l.Epoch), uint64(l.Batches), uint64(l.RowsGPU),
+		uint64(l.RowsCPU), uint64(l.RowsSSD),
 		uint64(l.BytesSSD), uint64(l.Inserted), uint64(l.Evicted), uint64(l.Bypassed))
 	return w.full()
 }
@@ -368,7 +379,8 @@ func (w *Writer) Close() error {
 	if w.totals.Hotness {
 		hot = 1
 	}
-	w.record(uint64(w.totals.Blocks), uint64(w.totals.Batches), uint64(w.totals.Parts), uint64(w.totals.Rows), uint64(w.totals.Resets), hot)
+	w.record(uint64(w.totals.Blocks), uint64(w.totals.Batches), uint64(w.totals.Parts),
+		uint64(w.totals.Rows), uint64(w.totals.Resets), hot)
 	last := int64(0)
 	for _, off := range w.blocks {
 		w.record(uint64(off - last))

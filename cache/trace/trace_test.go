@@ -20,8 +20,10 @@ import (
 )
 
 var header = Header{
-	Dataset: "d", Name: "graph", Rows: 1 << 36, RowBytes: 512, SSDs: 2, SlotBytes: 512, LBABytes: 512, Seed: 7,
-	Fanouts: []int64{10, 5}, Sampler: "neighbor", Batch: 100, Mode: "gids", Policy: "random", GPULines: 10, LineBytes: 4096, RowsPerLine: 8,
+	Dataset: "d", Name: "graph", Rows: 1 << 36, RowBytes: 512, SSDs: 2, SlotBytes: 512,
+	LBABytes: 512, Seed: 7,
+	Fanouts: []int64{10, 5}, Sampler: "neighbor", Batch: 100, Mode: "gids", Policy: "random",
+	GPULines: 10, LineBytes: 4096, RowsPerLine: 8,
 }
 
 // event is anything that a trace holds.
@@ -67,7 +69,8 @@ func random(seed uint64, batches int) []event {
 		case 0:
 			all = append(all, event{reset: 1 + r.Int64N(1000)})
 		case 1:
-			all = append(all, event{live: &Live{Kind: 1, Epoch: 2, Batches: r.Int64(), RowsGPU: 4, RowsCPU: 5, RowsSSD: 6, BytesSSD: 7, Inserted: 8, Evicted: 9, Bypassed: 1 << 36}})
+			all = append(all, event{live: &Live{Kind: 1, Epoch: 2, Batches: r.Int64(), RowsGPU: 4,
+				RowsCPU: 5, RowsSSD: 6, BytesSSD: 7, Inserted: 8, Evicted: 9, Bypassed: 1 << 36}})
 			all[len(all)-1].live.Batches >>= 2
 		}
 	}
@@ -157,7 +160,8 @@ func TestHotness(t *testing.T) {
 	for i := range scores {
 		scores[i] = uint32(i) * 2654435761
 	}
-	write(t, path, h, scores, []event{{place: []int64{1, 5}, tier: 0}, {place: []int64{2}, tier: 1}, {batch: &Batch{Parts: [][]int64{{1, 2}}}}})
+	write(t, path, h, scores, []event{{place: []int64{1, 5}, tier: 0}, {place: []int64{2}, tier: 1},
+		{batch: &Batch{Parts: [][]int64{{1, 2}}}}})
 	r, err := Open(path)
 	require.NoError(t, err)
 	got, err := r.Hotness()
@@ -209,7 +213,8 @@ func TestDamage(t *testing.T) {
 	binary.LittleEndian.PutUint32(newer[len(magic):], Version+1)
 	err = try(newer)
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	require.ErrorContains(t, err, fmt.Sprintf("has version %d; this heliosctl reads version %d", Version+1, Version))
+	require.ErrorContains(t, err, fmt.Sprintf("has version %d; this heliosctl reads version %d",
+		Version+1, Version))
 	require.Equal(t, errs.Usage, errs.ClassOf(try([]byte("something else entirely"))))
 	_, err = Open(filepath.Join(dir, "none"))
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
@@ -262,7 +267,8 @@ func TestWriter(t *testing.T) {
 // file is a trace of one block, with right checksums, in memory.
 func file(t testing.TB, head, content []byte) []byte {
 	b := []byte(magic)
-	fixed := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, Version), uint32(len(head)))
+	fixed := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, Version),
+		uint32(len(head)))
 	b = append(append(b, fixed...), head...)
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(append(fixed, head...), castagnoli))
 	at := len(b)
@@ -272,7 +278,8 @@ func file(t testing.TB, head, content []byte) []byte {
 	_, err = w.Write(content)
 	require.NoError(t, err)
 	require.NoError(t, w.Close())
-	lengths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(len(content))), uint32(packed.Len()))
+	lengths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil,
+		uint32(len(content))), uint32(packed.Len()))
 	sum := crc32.Update(crc32.Checksum(lengths, castagnoli), castagnoli, packed.Bytes())
 	b = append(binary.LittleEndian.AppendUint32(append(b, lengths...), sum), packed.Bytes()...)
 	var index []byte
@@ -288,7 +295,8 @@ func file(t testing.TB, head, content []byte) []byte {
 }
 
 func openBytes(b []byte) (*Reader, error) {
-	r := &Reader{path: "t", r: bytes.NewReader(b), size: int64(len(b)), close: func() error { return nil }}
+	r := &Reader{path: "t", r: bytes.NewReader(b), size: int64(len(b)),
+		close: func() error { return nil }}
 	return r, r.open()
 }
 
@@ -298,7 +306,8 @@ func TestHeaderBounds(t *testing.T) {
 	require.NoError(t, err)
 	_, err = openBytes(file(t, text, nil))
 	require.NoError(t, err)
-	for _, field := range []string{"rows", "row_bytes", "ssds", "slot_bytes", "lba_bytes", "batch", "gpu_lines", "line_bytes", "rows_per_line", "cpu_rows", "window"} {
+	for _, field := range []string{"rows", "row_bytes", "ssds", "slot_bytes", "lba_bytes", "batch",
+		"gpu_lines", "line_bytes", "rows_per_line", "cpu_rows", "window"} {
 		for _, v := range []int64{1 << 62, -1} {
 			var h map[string]any
 			require.NoError(t, json.Unmarshal(text, &h))
@@ -306,25 +315,29 @@ func TestHeaderBounds(t *testing.T) {
 			b, err := json.Marshal(h)
 			require.NoError(t, err)
 			_, err = openBytes(file(t, b, nil))
-			require.ErrorContains(t, err, "t is damaged: the header makes no sense", "%s %d", field, v)
+			require.ErrorContains(t, err, "t is damaged: the header makes no sense", "%s %d",
+				field, v)
 		}
 	}
 	// Lookups of nothing: two bytes each in the file, much more in memory.
-	r, err := openBytes(file(t, text, append([]byte{recBegin, 0, 0, 0}, bytes.Repeat([]byte{recPart, 0}, maxParts+1)...)))
+	r, err := openBytes(file(t, text, append([]byte{recBegin, 0, 0, 0},
+		bytes.Repeat([]byte{recPart, 0}, maxParts+1)...)))
 	require.NoError(t, err)
 	require.ErrorContains(t, r.Play(Visitor{}), "is not what a writer writes")
 }
 
-// FuzzRead: a header and a block with right checksums and any content are read or refused, without a panic, and in memory
-// in proportion to the content.
+// FuzzRead: a header and a block with right checksums and any content are read or refused, without
+// a panic, and in memory in proportion to the content.
 func FuzzRead(f *testing.F) {
 	text, err := json.Marshal(header)
 	require.NoError(f, err)
 	f.Add([]byte{}, []byte{recBegin, 0, 0, 0, recPart, 2, 2, 2, recLive})
 	f.Add([]byte{}, []byte{recPlace, 0, 1, 1, 4, recHotness, 1, 9})
 	f.Add([]byte{}, append([]byte{recBegin, 0, 0, 0}, bytes.Repeat([]byte{recPart, 0}, 300)...))
-	f.Add([]byte(`{"rows":4611686018427387904,"row_bytes":512,"ssds":1}`), []byte{recBegin, 0, 0, 0, recPart, 1, 2})
-	f.Add([]byte(`{"rows":100,"row_bytes":512,"ssds":1,"gpu_lines":4611686018427387904}`), []byte{recReset, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f})
+	f.Add([]byte(`{"rows":4611686018427387904,"row_bytes":512,"ssds":1}`),
+		[]byte{recBegin, 0, 0, 0, recPart, 1, 2})
+	f.Add([]byte(`{"rows":100,"row_bytes":512,"ssds":1,"gpu_lines":4611686018427387904}`),
+		[]byte{recReset, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f})
 	f.Fuzz(func(t *testing.T, head, content []byte) {
 		if len(head) == 0 {
 			head = text
@@ -336,7 +349,8 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Each byte of a block is at most one row, of 8 bytes, or one lookup; slices grow by doubling.
+		// Each byte of a block is at most one row, of 8 bytes, or one lookup; slices grow by
+		// doubling.
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		_, _ = read(r)

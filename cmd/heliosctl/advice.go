@@ -8,13 +8,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/internal/errs"
 	"helios/internal/state"
 )
 
-// leastFiles is how many files a process must be able to open for any verb: below about 8 Go's runtime
-// ends the process with a trace, and a dataset with its SSDs takes some 20.
+// leastFiles is how many files a process must be able to open for any verb: below 7 Go's
+// runtime may end the process with a trace, and a dataset with its SSDs takes some 20.
 const leastFiles = 32
 
 // enoughFiles refuses to begin what would end in the middle.
@@ -23,25 +23,33 @@ func enoughFiles(getrlimit func(int, *unix.Rlimit) error) error {
 	if getrlimit(unix.RLIMIT_NOFILE, &l) != nil || l.Cur >= leastFiles {
 		return nil
 	}
-	return errs.New(errs.Capability, "this process may open %d files only, and heliosctl needs %d at least; run \"ulimit -n 1024\" first (the hard limit is %d; \"ulimit -Hn\", or limits.conf(5), raises that)", l.Cur, leastFiles, l.Max)
+	return errs.New(errs.Capability,
+		"this process may open %d files only, and heliosctl needs %d at least; run \"ulimit -n 1024\" first (the hard limit is %d; \"ulimit -Hn\", or limits.conf(5), raises that)",
+		l.Cur, leastFiles, l.Max)
 }
 
-// advise adds to an error what only the command line knows: the flag that led to it, the shell's limit.
+// advise adds to an error what only the command line knows: the flag that led to it, the shell's
+// limit.
 func (e *env) advise(err error) error {
-	var missing *dataset.MissingError
+	var missing *stripe.MissingError
 	switch {
 	case errors.As(err, &missing) && len(e.leftOut) > 0 && errs.ClassOf(err) == errs.Device:
-		text := strings.Replace(err.Error(), missing.Advice, fmt.Sprintf("--%s leaves out %s: add the SSDs that hold it, or leave --%s out",
-			e.leftOutFlag, strings.Join(e.leftOut, ", "), e.leftOutFlag), 1)
+		text := strings.Replace(err.Error(), missing.Advice,
+			fmt.Sprintf("--ssds leaves out %s: add the SSDs that hold it, or leave --ssds out",
+				strings.Join(e.leftOut, ", ")), 1)
 		return errs.New(errs.Usage, "%s", text)
 	case errors.Is(err, unix.EMFILE):
 		var l unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
 			return err
 		}
-		return errs.New(errs.Capability, "%w; this process may open %d files: raise that with \"ulimit -n %d\" and run it again", err, l.Cur, max(1024, 4*l.Cur))
+		return errs.New(errs.Capability,
+			"%w; this process may open %d files: raise that with \"ulimit -n %d\" and run it again",
+			err, l.Cur, max(1024, 4*l.Cur))
 	case errors.Is(err, unix.ENFILE):
-		return errs.New(errs.Capability, "%w; the whole machine has no file handles left: raise fs.file-max with sysctl, or end what holds them", err)
+		return errs.New(errs.Capability,
+			"%w; the whole machine has no file handles left: raise fs.file-max with sysctl, or end what holds them",
+			err)
 	}
 	return err
 }

@@ -6,16 +6,25 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/state"
 )
 
 // commonFlags are taken by every verb, before or after its name.
 func commonFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "state", Usage: "`DIR` with the list of bound SSDs (default: $" + state.EnvDir + ", else heliosctl in the user's state folder)"},
-		&cli.StringFlag{Name: "config", Usage: "read flags from `FILE.yaml`, with their names as keys; flags given here win"},
-		&cli.BoolFlag{Name: "json", Usage: "write results as JSON, one object per line"},
-		&cli.BoolFlag{Name: "quiet", Usage: "show no progress"},
+	return append(commonOptions().Flags(), &cli.StringFlag{Name: "config", // arrange reads it
+		Usage: "read flags from `FILE.yaml`, with their names as keys; flags given here win"})
+}
+
+func commonOptions() hcli.Options[env] {
+	return hcli.Options[env]{
+		hcli.Text(&cli.StringFlag{Name: "state", Usage: "`DIR` with the list of bound SSDs (default: $" +
+			state.EnvDir + ", else heliosctl in the user's state folder)"},
+			func(e *env) *string { return &e.stateDir }),
+		hcli.Bool(&cli.BoolFlag{Name: "json", Usage: "write results as JSON, one object per line"},
+			func(e *env) *bool { return &e.ui.JSON }),
+		hcli.Bool(&cli.BoolFlag{Name: "quiet", Usage: "show no progress"},
+			func(e *env) *bool { return &e.ui.Quiet }),
 	}
 }
 
@@ -32,11 +41,13 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 			trainCommand(), evalCommand(), predictCommand(), compareCommand(),
 			benchCommand(), cacheCommand(),
 			doctorCommand(), vfioSetupCommand(), versionCommand(),
+			completionCommand(), manCommand(),
 		},
-		Writer:          stdout,
-		ErrWriter:       stderr,
-		HideVersion:     true,
-		HideHelpCommand: true,
+		Writer:               stdout,
+		ErrWriter:            stderr,
+		HideVersion:          true,
+		HideHelpCommand:      true,
+		EnableBashCompletion: true,
 		// A library must not end the process or print errors of its own.
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return usageError(err) },
@@ -55,6 +66,7 @@ func finish(c *cli.Command) {
 		finish(s)
 	}
 	if len(c.Subcommands) == 0 {
-		c.Flags = slices.Concat(c.Flags, commonFlags())
+		// Flags in groups are listed before the help flag is added by itself.
+		c.Flags = slices.Concat(c.Flags, commonFlags(), []cli.Flag{cli.HelpFlag})
 	}
 }

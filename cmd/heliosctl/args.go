@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 )
 
@@ -41,11 +42,13 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 			if len(path) > 0 && slices.ContainsFunc(args, isHelp) {
 				return append(names(path), "--help"), path[0].Name, nil
 			}
-			return nil, strings.Join(names(path), " "), errs.New(errs.Usage, "no verb; choose one of %s", strings.Join(names(cmds), ", "))
+			return nil, strings.Join(names(path), " "), errs.New(errs.Usage,
+				"no verb; choose one of %s", strings.Join(names(cmds), ", "))
 		}
 		c := find(cmds, args[i])
 		if c == nil {
-			return nil, strings.Join(names(path), " "), errs.New(errs.Usage, "unknown verb %q; %s", args[i], meant(args[i], names(cmds), "see \"heliosctl --help\""))
+			return nil, strings.Join(names(path), " "), errs.New(errs.Usage, "unknown verb %q; %s",
+				args[i], meant(args[i], names(cmds), "see \"heliosctl --help\""))
 		}
 		path = append(path, c)
 		args = slices.Concat(args[:i], args[i+1:])
@@ -169,9 +172,13 @@ func leaves(cmds []*cli.Command) []*cli.Command {
 	return out
 }
 
+// lookup finds the flag of a name, or of a former name of it.
 func lookup(flags []cli.Flag, name string) cli.Flag {
 	for _, f := range flags {
 		if slices.Contains(f.Names(), name) {
+			if old, is := f.(*hcli.Renamed); is {
+				return lookup(flags, old.To)
+			}
 			return f
 		}
 	}
@@ -181,7 +188,9 @@ func lookup(flags []cli.Flag, name string) cli.Flag {
 func flagNames(flags []cli.Flag) []string {
 	var out []string
 	for _, f := range flags {
-		out = append(out, f.Names()...)
+		if _, old := f.(*hcli.Renamed); !old {
+			out = append(out, f.Names()...)
+		}
 	}
 	return out
 }
@@ -203,7 +212,8 @@ func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 }
 
 // parse splits the arguments of c, called verb, into flags and positional arguments.
-func parse(c *cli.Command, verb string, args []string) (flags flagValues, positional []string, help bool, err error) {
+func parse(c *cli.Command, verb string, args []string) (flags flagValues, positional []string,
+	help bool, err error) {
 	var theirs flagValues // of GIDS's scripts
 	defer func() {
 		if err == nil && len(theirs) > 0 {
@@ -239,7 +249,8 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 			}
 		} else if !given {
 			if i++; i == len(args) {
-				return nil, nil, false, errs.New(errs.Usage, "flag --%s needs a value; see \"heliosctl %s --help\"", name, verb)
+				return nil, nil, false, errs.New(errs.Usage,
+					"flag --%s needs a value; see \"heliosctl %s --help\"", name, verb)
 			}
 			value = args[i]
 		}
@@ -250,9 +261,17 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 		if err := checkValue(f, name, value); err != nil {
 			return nil, nil, false, err
 		}
-		flags = append(flags, flagValue{f.Names()[0], value})
+		flags = append(flags, named(f, name, value)...)
 	}
 	return flags, positional, help, nil
+}
+
+// named returns a flag's value under its name, and first under the former name that was typed.
+func named(f cli.Flag, typed, value string) flagValues {
+	if slices.Contains(f.Names(), typed) {
+		return flagValues{{f.Names()[0], value}}
+	}
+	return flagValues{{typed, value}, {f.Names()[0], value}}
 }
 
 // checkValue refuses a value that is not of the flag's type.
@@ -344,28 +363,19 @@ func distance(a, b string) int {
 func oneOf(name, usage, def string, values []string, also map[string]error) *cli.StringFlag {
 	return &cli.StringFlag{
 		Name: name, Value: def, Usage: usage + ": " + strings.Join(values, ", "),
-		Action: func(_ *cli.Context, v string) error {
-			if slices.Contains(values, v) || v == "" && def == "" {
+		Action: func(c *cli.Context, v string) error {
+			if slices.Contains(values, v) {
 				return nil
 			}
 			if err, ok := also[v]; ok {
-				return err
+				return errs.New(errs.ClassOf(err), "%s",
+					hcli.NameFlags(err.Error(), c.Command.Flags))
 			}
-			return errs.New(errs.Usage, "unknown --%s %q; %s", name, v, meant(v, values, "choose one of "+strings.Join(values, ", ")))
+			return errs.New(errs.Usage, "unknown --%s %q; %s", name, v,
+				meant(v, values, "choose one of "+strings.Join(values, ", ")))
 		},
 	}
 }
 
 // list splits a flag such as a,b; empty parts are refused.
-func list(flag, value string) ([]string, error) {
-	if value == "" {
-		return nil, nil
-	}
-	parts := strings.Split(value, ",")
-	for i, p := range parts {
-		if parts[i] = strings.TrimSpace(p); parts[i] == "" {
-			return nil, errs.New(errs.Usage, "--%s %q has an empty part; write it like a,b", flag, value)
-		}
-	}
-	return parts, nil
-}
+func list(flag, value string) ([]string, error) { return hcli.SplitList(flag, value) }

@@ -26,7 +26,8 @@ func TestArrange(t *testing.T) {
 		{"load g --ssds ssd0", "load --ssds=ssd0 -- g", ""},
 		{"load g -ssds ssd0 --quiet=false", "load --ssds=ssd0 --quiet=false -- g", ""},
 		{"--state s load g", "load --state=s -- g", ""},
-		{"--json --state s load g --json=false", "load --json=true --state=s --json=false -- g", ""},
+		{"--json --state s load g --json=false", "load --json=true --state=s --json=false -- g",
+			""},
 		{"load -- --odd-name", "load -- --odd-name", ""},
 		{"import npy --in x --out y", "import npy --in=x --out=y --", ""},
 		{"import --out y npy --in x", "import npy --out=y --in=x --", ""},
@@ -41,7 +42,7 @@ func TestArrange(t *testing.T) {
 		{"trian g", "", `unknown verb "trian"; did you mean train?`},
 		{"frobnicate", "", `unknown verb "frobnicate"; see`},
 		{"--json", "", "no verb; choose one of bind-ssds"},
-		{"import", "", "no verb; choose one of debian, npy, edges"},
+		{"import", "", "no verb; choose one of debian, dgl, edges"},
 		{"import numpy", "", `unknown verb "numpy"`},
 		{"train --gpu-cach 5%", "", "unknown flag --gpu-cach; did you mean --gpu-cache?"},
 		{"train --cache 5%", "", "unknown flag --cache; did you mean --gpu-cache?"},
@@ -83,7 +84,9 @@ func TestEveryVerbHasHelp(t *testing.T) {
 		}
 	}
 	out := ok(t, "train", "--help")
-	for _, f := range []string{"--mode", "--model", "--fanout", "--batch-size", "--hidden", "--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--pipeline", "--workers", "--dataset", "--json", "--ssds"} {
+	for _, f := range []string{"--mode", "--model", "--fanout", "--batch-size", "--hidden",
+		"--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--pipeline", "--workers",
+		"--dataset", "--json", "--ssds"} {
 		require.Contains(t, out, f)
 	}
 }
@@ -101,12 +104,15 @@ func TestConfigFile(t *testing.T) {
 	write("# a run\nmode: cpu\nfanout: [15, 10]\nlr: 0.01\nresume: true\nread-timeout: 2s\n")
 	got, err := args("--lr", "0.5")
 	require.NoError(t, err)
-	require.Equal(t, "train --config=c.yaml --lr=0.5 --mode=cpu --fanout=15,10 --resume=true --read-timeout=2s --", got)
+	require.Equal(t,
+		"train --config=c.yaml --lr=0.5 --mode=cpu --fanout=15,10 --resume=true --read-timeout=2s --",
+		got)
 
 	write("dataset: g\n")
 	got, err = args("other")
 	require.NoError(t, err)
-	require.Equal(t, "train --config=c.yaml -- other", got, "an argument wins over the file's dataset")
+	require.Equal(t, "train --config=c.yaml -- other", got,
+		"an argument wins over the file's dataset")
 	got, err = args()
 	require.NoError(t, err)
 	require.Equal(t, "train --config=c.yaml --dataset=g --", got)

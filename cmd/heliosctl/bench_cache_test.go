@@ -14,7 +14,8 @@ func TestBenchCache(t *testing.T) {
 	isolate(t)
 	t.Setenv("HELIOS_LIBCUDA", lib)
 	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
-	rows := lines(t, ok(t, "bench", "cache", "--device", "host,cuda", "--nodes", "20K", "--rows", "1K", "--policies", "static,random,sieve", "--line-rows", "3", "--window", "2",
+	rows := lines(t, ok(t, "bench", "cache", "--device", "host,cuda", "--nodes", "20K", "--rows",
+		"1K", "--policy", "static,random,sieve", "--line-rows", "3", "--window", "2",
 		"--gpu-share", "0.3", "--seconds", "0.001", "--results", "out.json", "--json"))
 	require.Equal(t, rows, lines(t, kept(t, "out.json")))
 	require.Len(t, rows, 6)
@@ -37,21 +38,29 @@ func TestBenchCache(t *testing.T) {
 	for i, what := range []string{"hit_ratio", "cpu_ratio"} {
 		require.Equal(t, rows[0][what], rows[3][what], i) // of the same rows
 	}
-	require.Regexp(t, `host .* 20 k +static .*passed`, ok(t, "bench", "cache", "--nodes", "20K", "--rows", "1K", "--policies", "static", "--seconds", "0.001"))
+	require.Regexp(t, `host .* 20 k +static .*passed`, ok(t, "bench", "cache", "--nodes", "20K",
+		"--rows", "1K", "--policy", "static", "--seconds", "0.001"))
 }
 
 func TestBenchCacheBadInput(t *testing.T) {
 	runBad(t, []badCase{
-		{"more rows than nodes", nil, "bench cache --nodes 1K --rows 1001", 2, []string{"--rows 1001", "--nodes 1K"}, ""},
+		{"more rows than nodes", nil, "bench cache --nodes 1K --rows 1001", 2,
+			[]string{"--rows 1001", "--nodes 1000"}, ""},
 		{"half a node", nil, "bench cache --nodes 0.5", 2, []string{"--nodes 0.5", "100M"}, ""},
-		{"no such policy", nil, "bench cache --policies mru", 2, []string{"--policies", "mru", "static"}, ""},
-		{"an offline policy", nil, "bench cache --policies belady", 2, []string{"belady", "replay"}, ""},
-		{"shares of more than all", nil, "bench cache --gpu-share 0.6 --cpu-share 0.5", 2, []string{"--gpu-share 0.6"}, ""},
+		{"no such policy", nil, "bench cache --policy mru", 2, []string{"--policy", "mru",
+			"static"}, ""},
+		{"an offline policy", nil, "bench cache --policy belady", 2,
+			[]string{"belady", "replay"}, ""},
+		{"shares of more than all", nil, "bench cache --gpu-share 0.6 --cpu-share 0.5", 2,
+			[]string{"--gpu-share 0.6"}, ""},
 		{"lines without rows", nil, "bench cache --line-rows 0", 2, []string{"--line-rows 0"}, ""},
 		{"a window without end", nil, "bench cache --window 65", 2, []string{"--window 65"}, ""},
-		{"no SSD", nil, "bench cache --ssds 0", 2, []string{"--ssds 0"}, ""},
+		{"no SSD", nil, "bench cache --ssd-count 0", 2, []string{"--ssd-count 0"}, ""},
 		{"no time", nil, "bench cache --seconds 0", 2, []string{"--seconds 0"}, ""},
-		{"more than memory", nil, "bench cache --nodes 100G --policies lru --gpu-share 0.9 --cpu-share 0", 3, []string{"--gpu-share"}, ""},
-		{"workers of a GPU", nil, "bench cache --device cuda --workers 1", 2, []string{"--workers", "host"}, ""},
+		{"more than memory", nil,
+			"bench cache --nodes 100G --policy lru --gpu-share 0.9 --cpu-share 0", 3,
+			[]string{"--gpu-share"}, ""},
+		{"workers of a GPU", nil, "bench cache --device cuda --workers 1", 2,
+			[]string{"--workers", "host"}, ""},
 	})
 }

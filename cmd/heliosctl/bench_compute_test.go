@@ -13,7 +13,9 @@ import (
 func TestBenchCompute(t *testing.T) {
 	isolate(t)
 	for _, l := range simd.Levels() {
-		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds", "0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--overwrite", "--results", "out.json"}
+		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds",
+			"0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--overwrite",
+			"--results", "out.json"}
 		rows := lines(t, ok(t, append(args, "--json")...))
 		require.Equal(t, rows, lines(t, kept(t, "out.json")))
 		products := 0
@@ -31,19 +33,22 @@ func TestBenchCompute(t *testing.T) {
 		}
 		require.Equal(t, 4, products)
 	}
-	require.Regexp(t, `nn:8x8x8 +\S+ +1 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8", "--rows", "100", "--seconds", "0.01", "--workers", "1"))
+	require.Regexp(t, `nn:8x8x8 +\S+ +1 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
+		"--rows", "100", "--seconds", "0.01", "--workers", "1"))
 }
 
-// On a GPU, here the fake libcuda: every kernel, all precisions, cuBLAS in turns, a whole step next to the host's, and a
-// library that computes something else is refused.
+// On a GPU, here the fake libcuda: every kernel, all precisions, cuBLAS in turns, a whole step next
+// to the host's, and a library that computes something else is refused.
 func TestBenchComputeOnGPU(t *testing.T) {
 	lib, blas := fakecuda.Build(t, fakecuda.Private()), fakecuda.BuildBLAS(t)
 	isolate(t)
 	t.Setenv("HELIOS_LIBCUDA", lib)
 	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
 	fakecuda.Control(t, blas, "reset,libcuda="+lib)
-	args := []string{"bench", "compute", "--device", "cuda", "--shapes", "nn:70x33x40,tn:33x20x600", "--rows", "90", "--seconds", "0.001", "--nodes", "500", "--batch-size", "20",
-		"--fanout", "3,2", "--dim", "20", "--hidden", "12", "--classes", "4", "--json", "--blas", blas}
+	args := []string{"bench", "compute", "--device", "cuda", "--shapes", "nn:70x33x40,tn:33x20x600",
+		"--rows", "90", "--seconds", "0.001", "--nodes", "500", "--batch-size", "20",
+		"--fanout", "3,2", "--dim", "20", "--hidden", "12", "--classes", "4", "--json",
+		"--blas", blas}
 	rows := lines(t, ok(t, append(args, "--overwrite", "--results", "out.json")...))
 	require.Equal(t, "peak", rows[0]["event"])
 	rows = rows[1:]
@@ -64,15 +69,20 @@ func TestBenchComputeOnGPU(t *testing.T) {
 			require.Len(t, r["blocks"], 2)
 		}
 	}
-	for k, n := range map[string]int{"gemm_nn": 3, "gemm_tn": 3, "step": 3, "copy": 1, "sage_mean": 4, "gcn_agg": 3, "sage_mean_bwd": 3, "gcn_agg_bwd": 3, "sage_transpose": 1, "col_sum": 1} {
+	for k, n := range map[string]int{"gemm_nn": 3, "gemm_tn": 3, "step": 3, "copy": 1,
+		"sage_mean": 4, "gcn_agg": 3, "sage_mean_bwd": 3, "gcn_agg_bwd": 3, "sage_transpose": 1,
+		"col_sum": 1} {
 		require.Equal(t, n, kernels[k], k)
 	}
 	fakecuda.Control(t, blas, "wrong=1")
-	r := hc(t, "bench", "compute", "--device", "cuda", "--only", "gemm", "--shapes", "nn:70x33x40", "--rows", "90", "--seconds", "0.001", "--precision", "tf32", "--blas", blas)
+	r := hc(t, "bench", "compute", "--device", "cuda", "--only", "gemm", "--shapes", "nn:70x33x40",
+		"--rows", "90", "--seconds", "0.001", "--precision", "tf32", "--blas", blas)
 	require.Equal(t, 3, r.code)
 	require.Contains(t, r.errOut, "trial product")
 	// Without cuBLAS there is no comparison; asking for one by name is an error.
-	require.Nil(t, lines(t, ok(t, "bench", "compute", "--device", "cuda", "--only", "gemm", "--shapes", "8x8x8", "--rows", "90", "--precision", "fp32", "--seconds", "0.001", "--json", "--blas", "off"))[1]["ratio"])
+	require.Nil(t, lines(t, ok(t, "bench", "compute", "--device", "cuda", "--only", "gemm",
+		"--shapes", "8x8x8", "--rows", "90", "--precision", "fp32", "--seconds", "0.001", "--json",
+		"--blas", "off"))[1]["ratio"])
 	r = hc(t, "bench", "compute", "--device", "cuda", "--only", "gemm", "--blas", "none.so")
 	require.Equal(t, 3, r.code)
 	require.Contains(t, r.errOut, "none.so")
@@ -80,18 +90,28 @@ func TestBenchComputeOnGPU(t *testing.T) {
 
 func TestBenchComputeBadInput(t *testing.T) {
 	runBad(t, []badCase{
-		{"no shape", nil, "bench compute --shapes 4096x1024", 2, []string{"--shapes", "4096x1024x256"}, ""},
-		{"a shape beyond memory", nil, "bench compute --shapes 1000000x1000000x8", 2, []string{"--shapes", "GiB"}, ""},
-		{"no such group", nil, "bench compute --only gem", 2, []string{"--only", "did you mean gemm"}, ""},
+		{"no shape", nil, "bench compute --shapes 4096x1024", 2,
+			[]string{"--shapes", "4096x1024x256"}, ""},
+		{"a shape beyond memory", nil, "bench compute --shapes 1000000x1000000x8", 2,
+			[]string{"--shapes", "GiB"}, ""},
+		{"no such group", nil, "bench compute --only gem", 2,
+			[]string{"--only", "did you mean gemm"}, ""},
 		{"no time", nil, "bench compute --seconds 0", 2, []string{"--seconds 0"}, ""},
 		{"no workers", nil, "bench compute --workers 0", 2, []string{"--workers"}, ""},
-		{"too many workers", nil, "bench compute --workers 5000", 2, []string{"--workers 5000"}, ""},
-		{"precision of the host device", nil, "bench compute --precision tf32", 2, []string{"--precision", "cuda"}, ""},
-		{"no such precision", nil, "bench compute --device cuda --precision fp8", 2, []string{"fp8", "fp32, tf32, bf16"}, ""},
-		{"OpenBLAS beside a GPU", nil, "bench compute --device cuda --openblas auto", 2, []string{"--openblas", "host"}, ""},
-		{"a step's flag without it", nil, "bench compute --dim 100", 2, []string{"--dim", "step"}, ""},
+		{"too many workers", nil, "bench compute --workers 5000", 2,
+			[]string{"--workers 5000"}, ""},
+		{"precision of the host device", nil, "bench compute --precision tf32", 2,
+			[]string{"--precision", "cuda"}, ""},
+		{"no such precision", nil, "bench compute --device cuda --precision fp8", 2,
+			[]string{"fp8", "fp32, tf32, bf16"}, ""},
+		{"OpenBLAS beside a GPU", nil, "bench compute --device cuda --openblas auto", 2,
+			[]string{"--openblas", "host"}, ""},
+		{"a step's flag without it", nil, "bench compute --dim 100", 2,
+			[]string{"--dim", "step"}, ""},
 		{"no rows", nil, "bench compute --rows 0", 2, []string{"--rows 0"}, ""},
-		{"no such library", nil, "bench compute --openblas none.so", 3, []string{"none.so", "--openblas off"}, ""},
-		{"no OpenBLAS", nil, "bench compute --openblas libc.so.6", 3, []string{"libc.so.6", "no OpenBLAS"}, ""},
+		{"no such library", nil, "bench compute --openblas none.so", 3,
+			[]string{"none.so", "--openblas off"}, ""},
+		{"no OpenBLAS", nil, "bench compute --openblas libc.so.6", 3,
+			[]string{"libc.so.6", "no OpenBLAS"}, ""},
 	})
 }

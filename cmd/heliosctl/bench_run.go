@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/gpuio/iobench"
 	"helios/internal/errs"
@@ -22,7 +22,8 @@ import (
 // benchRow is a line of "bench io --json".
 type benchRow struct {
 	iobench.Row
-	Written float64 `json:"written"` // share of the bytes read from that hold data; null where only the controller knows
+	// share of the bytes read from that hold data; null where only the controller knows
+	Written float64 `json:"written"`
 	// The CPU threads that play SSDs in RAM, and what they reach with nothing beside them; 0 where
 	// none do.
 	ServeThreads int     `json:"serve_threads"`
@@ -32,7 +33,7 @@ type benchRow struct {
 
 // benchOutput shows rows of results as they come, and all together.
 type benchOutput struct {
-	e      *env
+	*ioBench
 	out    *results
 	tl     *timelineFile
 	total  int
@@ -44,9 +45,9 @@ type benchOutput struct {
 }
 
 // config is what the flags say for one point, but for the SSDs.
-func (o *benchOutput) config(p *benchPlan, at point) iobench.Config {
-	c := o.e.c
-	label := fmt.Sprintf("%s, %d SSDs, %d blocks, row %d, depth %d", at.stack, at.ssds, at.blocks, at.rowBytes, at.depth)
+func (o *benchOutput) config(at point) iobench.Config {
+	label := fmt.Sprintf("%s, %d SSDs, %d blocks, row %d, depth %d", at.stack, at.ssds, at.blocks,
+		at.rowBytes, at.depth)
 	if at.setRows > 0 {
 		label += fmt.Sprintf(", sets of %d", at.setRows)
 	}
@@ -57,9 +58,12 @@ func (o *benchOutput) config(p *benchPlan, at point) iobench.Config {
 		label += ", coalesce " + coalesceText(at.coalesce)
 	}
 	return iobench.Config{
-		RowBytes: at.rowBytes, Stack: at.stack, Blocks: at.blocks, PerBlock: p.threads, Pairs: c.Int("queue-pairs"), Depth: at.depth,
-		Threads: c.Int("workers"), Engine: c.String("cpu-engine"), Coalesce: at.coalesce, Duration: time.Duration(p.seconds * float64(time.Second)),
-		Seed: c.Uint64("seed"), Timeout: c.Duration("read-timeout"), SetRows: at.setRows, Sets: p.sets, Rate: at.rate,
+		RowBytes: at.rowBytes, Stack: at.stack, Blocks: at.blocks, PerBlock: o.threads,
+		Pairs: o.queuePairs, Depth: at.depth,
+		Threads: o.workers, Engine: o.engine, Coalesce: at.coalesce,
+		Duration: time.Duration(o.seconds * float64(time.Second)),
+		Seed:     o.seed, Timeout: o.timeout, SetRows: at.setRows,
+		Sets: o.sets, Rate: at.rate,
 		Timeline: o.tl.rec, Track: label, TimelineFrom: o.from,
 	}
 }
@@ -98,31 +102,46 @@ func (o *benchOutput) add(r benchRow) {
 	}
 	us := func(v float64) string { return fmt.Sprintf("%.0f", v) }
 	o.table = append(o.table, []string{
-		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads), strconv.Itoa(r.RowBytes), r.Stack, strconv.Itoa(r.QueuePairs), strconv.Itoa(r.Depth),
-		coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate, units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS), units.FormatBytes(int64(r.BytesPerSecond)) + "/s",
-		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification), only(wall, fmt.Sprintf("%.2f", r.CPUPerIO)),
-		us(r.P50), us(r.P95), us(r.P99), us(r.P999), us(r.Max), fmt.Sprintf("%.2f-%.2f", r.LeastShare, r.MostShare),
-		only(wall, strconv.FormatInt(r.Errors, 10)), only(wall, strconv.FormatInt(r.Retries, 10)), only(wall && !math.IsNaN(r.Written), share100(r.Written)), count0(r.ServeThreads), count0(int(r.ServeIOPS)), audit,
+		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads),
+		strconv.Itoa(r.RowBytes), r.Stack, strconv.Itoa(r.QueuePairs), strconv.Itoa(r.Depth),
+		coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate,
+		units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS),
+		units.FormatBytes(int64(r.BytesPerSecond)) + "/s",
+		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification),
+		only(wall, fmt.Sprintf("%.2f", r.CPUPerIO)),
+		us(r.P50), us(r.P95), us(r.P99), us(r.P999), us(r.Max),
+		fmt.Sprintf("%.2f-%.2f", r.LeastShare, r.MostShare),
+		only(wall, strconv.FormatInt(r.Errors, 10)), only(wall, strconv.FormatInt(r.Retries, 10)),
+		only(wall && !math.IsNaN(r.Written), share100(r.Written)), count0(r.ServeThreads),
+		count0(int(r.ServeIOPS)), audit,
 	})
 }
 
 // show prints the table and what follows from it, and ends the verb.
 func (o *benchOutput) show() error {
-	e := o.e
-	e.ui.Table([]string{"SSDs", "SSD model", "blocks", "threads", "row", "stack", "QPs", "depth", "coalesce", "set", "offered/s", "rows/s", "IOPS", "rate", "cmds/row", "read amp", "CPU us/IO",
-		"p50 us", "p95 us", "p99 us", "p99.9 us", "max us", "balance", "errors", "retries", "written", "serving CPUs", "their limit", "audit"}, o.table)
+	e := o.env
+	e.ui.Table([]string{"SSDs", "SSD model", "blocks", "threads", "row", "stack", "QPs", "depth",
+		"coalesce", "set", "offered/s", "rows/s", "IOPS", "rate", "cmds/row", "read amp",
+		"CPU us/IO",
+		"p50 us", "p95 us", "p99 us", "p99.9 us", "max us", "balance", "errors", "retries",
+		"written", "serving CPUs", "their limit", "audit"}, o.table)
 	alike := false
 	for i := range o.rows {
 		r := &o.rows[i]
 		if !r.Modelled && r.Audited && !r.ContentVaries && !alike {
 			alike = true
-			e.ui.Printf("the SSDs hold the same bytes wherever they were sampled (were they never written?): reads from a wrong place would not be noticed")
+			e.ui.Printf(
+				"the SSDs hold the same bytes wherever they were sampled (were they never written?): reads from a wrong place would not be noticed")
 		}
 		if r.Open != nil && !r.Open.KeptUp {
-			e.ui.Printf("%sasked for %s rows/s, got %s: %s had arrived and waited for their turn at the end; latencies count from the arrival", modelledWord(r), units.FormatCount(r.Open.Rate), units.FormatCount(r.Open.Achieved), units.FormatCount(float64(r.Open.Unserved)))
+			e.ui.Printf(
+				"%sasked for %s rows/s, got %s: %s had arrived and waited for their turn at the end; latencies count from the arrival",
+				modelledWord(r), units.FormatCount(r.Open.Rate), units.FormatCount(r.Open.Achieved),
+				units.FormatCount(float64(r.Open.Unserved)))
 		}
-		if e.c.Bool("histogram") {
-			e.ui.Printf("%slatency of %s, %d SSDs, %d blocks, rows of %d bytes, depth %d:", modelledWord(r), r.Stack, r.SSDs, r.Blocks, r.RowBytes, r.Depth)
+		if o.histogram {
+			e.ui.Printf("%slatency of %s, %d SSDs, %d blocks, rows of %d bytes, depth %d:",
+				modelledWord(r), r.Stack, r.SSDs, r.Blocks, r.RowBytes, r.Depth)
 			for _, l := range r.HistogramText() {
 				e.ui.Printf("%s", l)
 			}
@@ -141,7 +160,8 @@ func (o *benchOutput) show() error {
 		if o.class == errs.Capability {
 			class = o.class
 		}
-		return errs.New(class, "%d of %d rows failed their audit; the list says why", o.failed, o.total)
+		return errs.New(class, "%d of %d rows failed their audit; the list says why", o.failed,
+			o.total)
 	}
 	return nil
 }
@@ -164,18 +184,18 @@ func modelledWord(r *iobench.Row) string {
 	return ""
 }
 
-// openBench opens what rows are shown in.
-func (e *env) openBench(clock string) (*benchOutput, error) {
-	out, err := e.openResults()
+// openOutput opens what rows are shown in.
+func (b *ioBench) openOutput(clock string) (*benchOutput, error) {
+	out, err := b.openResults(b.env)
 	if err != nil {
 		return nil, err
 	}
-	tl, err := e.openTimeline(clock)
+	tl, err := openTimeline(&b.outputs, b.timeline, clock)
 	if err != nil {
 		out.end(&err)
 		return nil, err
 	}
-	return &benchOutput{e: e, out: out, tl: tl}, nil
+	return &benchOutput{ioBench: b, out: out, tl: tl}, nil
 }
 
 // end ends both files; err is what the run returns.
@@ -187,27 +207,31 @@ func (o *benchOutput) end(err *error) {
 // sized refuses sweeps that nobody waits for.
 func (o *benchOutput) sized(points []point) error {
 	if o.total = len(points); o.total > maxPoints {
-		return errs.New(errs.Usage, "%d combinations, at most %d: shorten a list", o.total, maxPoints)
+		return errs.New(errs.Usage, "%d combinations, at most %d: shorten a list", o.total,
+			maxPoints)
 	}
 	return nil
 }
 
-// benchVirtual plays the sweep on the virtual clock.
-func (e *env) benchVirtual(ctx context.Context, p *benchPlan) (err error) {
-	o, err := e.openBench(timeline.Virtual)
+// play plays the sweep on the virtual clock.
+func (b *ioBench) play(ctx context.Context) (err error) {
+	o, err := b.openOutput(timeline.Virtual)
 	if err != nil {
 		return err
 	}
 	defer o.end(&err)
-	points := p.points()
+	points := b.points()
 	if err := o.sized(points); err != nil {
 		return err
 	}
-	e.ui.Printf("virtual clock, hardware profile %s (%s): every figure is modelled, none is measured", p.hardware.Name, p.hardware.About)
+	b.ui.Printf(
+		"virtual clock, hardware profile %s (%s): every figure is modelled, none is measured",
+		b.hardware.Name, b.hardware.About)
 	for i, at := range points {
-		e.ui.Progress("bench io", int64(i), int64(o.total))
-		cfg := o.config(p, at)
-		cfg.Hardware, cfg.SSDCount, cfg.Model, cfg.LBABytes = p.hardware, at.ssds, e.playModel, p.lba
+		b.ui.Progress("bench io", int64(i), int64(o.total))
+		cfg := o.config(at)
+		cfg.Hardware, cfg.SSDCount, cfg.Model, cfg.LBABytes = b.hardware, at.ssds,
+			b.opener.playModel, b.lba
 		row, err := iobench.Run(ctx, cfg)
 		if err != nil {
 			return err
@@ -217,62 +241,70 @@ func (e *env) benchVirtual(ctx context.Context, p *benchPlan) (err error) {
 	return o.show()
 }
 
-// benchWall measures the sweep.
-func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
-	o, err := e.openBench(timeline.Wall)
+// measure measures the sweep.
+func (b *ioBench) measure(ctx context.Context) (err error) {
+	o, err := b.openOutput(timeline.Wall)
 	if err != nil {
 		return err
 	}
 	defer o.end(&err)
-	dev, err := e.openDevice("")
+	dev, err := b.deviceArgs.open(b.env, b.workers, "")
 	if err != nil {
 		return err
 	}
 	defer closing(&err, dev.Close)
-	set, err := e.openSSDs(ctx, "only")
+	b.opener.pollDoorbells = ringsDoorbells(dev)
+	set, err := b.opener.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, set.close)
-	loaded, err := e.benchDataset(ctx, p, set)
+	loaded, err := b.attach(ctx, set)
 	if err != nil {
 		return err
 	}
 	ssds := loaded.ssds
-	if p.ssds == nil {
-		p.ssds = []int{len(ssds)}
+	if len(b.counts) == 0 {
+		b.counts = []int{len(ssds)}
 	}
-	for _, n := range p.ssds {
+	for _, n := range b.counts {
 		if n > len(ssds) {
-			return errs.New(errs.Usage, "--ssds %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n, len(ssds))
+			return errs.New(errs.Usage,
+				"--ssd-count %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n,
+				len(ssds))
 		}
 		for _, d := range ssds[:n] { // without a dataset nobody has checked that
 			if a, b := ssds[0].Ctrl.Namespace().LBABytes, d.Ctrl.Namespace().LBABytes; a != b {
-				return errs.New(errs.Usage, "SSD %s has LBAs of %d bytes and %s of %d; choose SSDs of one size with --only", ssds[0].Name, a, d.Name, b)
+				return errs.New(errs.Usage,
+					"SSD %s has LBAs of %d bytes and %s of %d; choose SSDs of one size with --ssds",
+					ssds[0].Name, a, d.Name, b)
 			}
 		}
 	}
-	points := p.points()
+	points := b.points()
 	if err := o.sized(points); err != nil {
 		return err
 	}
-	if e.playModel == nil {
+	if b.opener.playModel == nil {
 		for _, l := range modelLines(set.bound) {
-			e.ui.Printf("%s", l)
-			if slices.Contains(p.stacks, "cpu") || slices.Contains(p.stacks, "mmap") {
-				e.ui.Printf("the stacks cpu and mmap read past it: their rows are those of the backing")
+			b.ui.Printf("%s", l)
+			if reads := func(s *gpuio.Stack) bool { return !s.Queued }; gpuio.AnyStack(b.stacks,
+				reads) {
+				b.ui.Printf("the stacks %s read past it: their rows are those of the backing",
+					strings.Join(gpuio.StackNames(reads), " and "))
 			}
 		}
 	}
 	var memory *gpuio.Memory
-	if p.queues() && (dev.Info().Backend != "host" || e.c.IsSet("memory-rung")) {
-		if memory, err = gpuio.ChooseRung(dev, ssds[:slices.Max(p.ssds)], e.c.String("memory-rung")); err != nil {
+	if b.queues() && (dev.Info().Backend != "host" || b.given(&b.rung) != "") {
+		if memory, err = gpuio.ChooseRung(dev, ssds[:slices.Max(b.counts)],
+			b.rung); err != nil {
 			return err
 		}
 		if rep := memory.Report(); dev.Info().Backend != "host" {
-			e.ui.Printf("memory rung %s", rep.Rung)
+			b.ui.Printf("memory rung %s", rep.Rung)
 			for _, t := range gpuio.Together(rep.Tried) {
-				e.ui.Printf("  not %s: %s", t.Rung, t.Why)
+				b.ui.Printf("  not %s: %s", t.Rung, t.Why)
 			}
 		}
 	}
@@ -286,14 +318,16 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 		n := at.ssds
 		key := fmt.Sprint(n, at.rowBytes, at.depth)
 		if _, ok := limits[key]; !ok {
-			limits[key], err = iobench.MeasureServe(ctx, ssds[:n], at.rowBytes, at.depth, serving, time.Duration(max(p.seconds/4, 0.02)*float64(time.Second)))
+			limits[key], err = iobench.MeasureServe(ctx, ssds[:n], at.rowBytes, at.depth, serving,
+				time.Duration(max(b.seconds/4, 0.02)*float64(time.Second)))
 			if err != nil {
 				return err
 			}
 		}
-		e.ui.Progress("bench io", int64(i), int64(o.total))
-		cfg := o.config(p, at)
-		cfg.Dev, cfg.SSDs, cfg.Layout, cfg.Sums, cfg.Memory = dev, ssds[:n], loaded.layout, loaded.sums, memory
+		b.ui.Progress("bench io", int64(i), int64(o.total))
+		cfg := o.config(at)
+		cfg.Dev, cfg.SSDs, cfg.Layout, cfg.Sums, cfg.Memory = dev, ssds[:n], loaded.layout,
+			loaded.sums, memory
 		row, err := iobench.Run(ctx, cfg)
 		if err != nil {
 			return err
@@ -302,27 +336,29 @@ func (e *env) benchWall(ctx context.Context, p *benchPlan) (err error) {
 		if loaded.layout.Rows == 0 {
 			share = written(ssds[:n])
 		}
-		if at.stack == "async" || at.stack == "sync" {
-			row.SSDModel = e.played(set.bound, ssds[:n])
+		if gpuio.AnyStack([]string{at.stack}, queued) {
+			row.SSDModel = b.played(set.bound, ssds[:n])
 			row.SSDsModelled = row.SSDModel != ""
 		}
 		limit := limits[key]
-		o.add(benchRow{row, share, limit.Threads, limit.IOPS, e.c.Duration("ssd-latency").Seconds() * 1e6})
+		o.add(benchRow{row, share, limit.Threads, limit.IOPS,
+			b.latency.Seconds() * 1e6})
 	}
 	err = o.show()
-	e.showFaults(set, &results{e: e})
+	showFaults(b.env, set, &results{e: b.env})
 	return err
 }
 
 // played names the models that software SSDs play, "" for none.
-func (e *env) played(bound []state.SSD, ssds []*gpuio.SSD) string {
-	if e.playModel != nil {
-		return e.playModel.Name
+func (b *ioBench) played(bound []state.SSD, ssds []*gpuio.SSD) string {
+	if b.opener.playModel != nil {
+		return b.opener.playModel.Name
 	}
 	var names []string
 	for _, s := range ssds {
 		for _, d := range bound {
-			if d.Name == s.Name && d.Model != "" && !slices.Contains(names, filepath.Base(d.Model)) {
+			if d.Name == s.Name && d.Model != "" &&
+				!slices.Contains(names, filepath.Base(d.Model)) {
 				names = append(names, filepath.Base(d.Model))
 			}
 		}
@@ -337,30 +373,33 @@ type benchLoaded struct {
 	sums   []uint32
 }
 
-// benchDataset finds the dataset on the SSDs, where one is asked for.
-func (e *env) benchDataset(ctx context.Context, p *benchPlan, set *ssdSet) (l benchLoaded, err error) {
-	c := e.c
-	if !c.IsSet("dataset") && c.NArg() == 0 {
-		if c.Bool("check-reads") {
-			return l, errs.New(errs.Usage, "--check-reads is for a dataset, whose rows have checksums; give one, or leave it out: a sample of the rows is always compared")
+// attach finds the dataset on the SSDs, where one is asked for.
+func (b *ioBench) attach(ctx context.Context, set *ssdSet) (l benchLoaded,
+	err error) {
+	if !b.named(b.env) {
+		if b.checkReads {
+			return l, errs.New(errs.Usage,
+				"--check-reads is for a dataset, whose rows have checksums; give one, or leave it out: a sample of the rows is always compared")
 		}
 		l.ssds = set.ssds
 		return l, nil
 	}
-	d, err := e.openDataset()
+	d, err := b.datasetArgs.open(b.env)
 	if err != nil {
 		return l, err
 	}
 	defer closing(&err, d.Close)
-	if l.layout, l.ssds, err = dataset.Attach(ctx, d, set.ssds); err != nil {
+	if l.layout, l.ssds, err = stripe.Attach(ctx, d, set.ssds); err != nil {
 		return l, err
 	}
-	if c.IsSet("row-bytes") || c.IsSet("ssds") {
-		return l, errs.New(errs.Usage, "--row-bytes and --ssds are for SSDs read raw; dataset %s lies on %d SSDs with rows of %d bytes, leave them out", d.Meta.Name, len(l.ssds), l.layout.RowBytes)
+	if b.given(&b.rowBytes) != "" || len(b.counts) > 0 {
+		return l, errs.New(errs.Usage,
+			"--row-bytes and --ssd-count are for SSDs read raw; dataset %s lies on %d SSDs with rows of %d bytes, leave them out",
+			d.Meta.Name, len(l.ssds), l.layout.RowBytes)
 	}
-	p.rowBytes = []int{int(l.layout.RowBytes)}
-	if c.Bool("check-reads") {
-		l.sums, err = dataset.RowSums(ctx, d, l.ssds)
+	b.rowBytes = []int{int(l.layout.RowBytes)}
+	if b.checkReads {
+		l.sums, err = stripe.RowSums(ctx, d, l.ssds)
 	}
 	return l, err
 }

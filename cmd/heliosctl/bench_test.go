@@ -15,7 +15,8 @@ func TestBenchSweep(t *testing.T) {
 	isolate(t)
 	ok(t, "bind-ssds", "--proxy-ram", "2", "--size", "4MiB")
 	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
-	args := []string{"bench", "io", "--stack", "async,sync", "--blocks", "1,4", "--ssds", "2", "--ssd-latency", "500us", "--depth", "16", "--seconds", "0.1"}
+	args := []string{"bench", "io", "--io-stack", "async,sync", "--io-blocks", "1,4", "--ssd-count", "2",
+		"--ssd-latency", "500us", "--depth", "16", "--seconds", "0.1"}
 	rows := lines(t, ok(t, append(args, "--json")...))
 	require.Len(t, rows, 6)
 	iops := map[string][]float64{}
@@ -51,12 +52,15 @@ func TestBenchBadInput(t *testing.T) {
 		t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
 	}
 	runBad(t, []badCase{
-		{"no blocks", ram, "bench io --blocks 0", 2, []string{"--blocks", "below 1"}, ""},
-		{"too many blocks", ram, "bench io --blocks 100000", 2, []string{"100000 blocks", "choose 1 to"}, ""},
-		{"odd threads", ram, "bench io --threads 33", 2, []string{"--threads 33", "multiple of 32"}, ""},
+		{"no blocks", ram, "bench io --io-blocks 0", 2, []string{"--io-blocks", "below 1"}, ""},
+		{"too many blocks", ram, "bench io --io-blocks 100000", 2,
+			[]string{"100000 blocks", "choose 1 to"}, ""},
+		{"odd threads", ram, "bench io --threads 33", 2, []string{"--threads 33", "multiple of 32"},
+			""},
 		{"no threads", ram, "bench io --threads 0", 2, []string{"--threads"}, ""},
 		{"odd latency", ram, "bench io --ssd-latency=-1us", 2, []string{"--ssd-latency"}, ""},
-		{"more SSDs than there are", ram, "bench io --ssds 1,3", 2, []string{"--ssds 3", "only 1"}, ""},
+		{"more SSDs than there are", ram, "bench io --ssd-count 1,3", 2,
+			[]string{"--ssd-count 3", "only 1"}, ""},
 	})
 }
 
@@ -68,7 +72,8 @@ func TestBenchOnGPU(t *testing.T) {
 	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
 	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
-	rows := lines(t, ok(t, "bench", "io", "--device", "cuda", "--stack", "async,sync", "--blocks", "2", "--depth", "16", "--seconds", "0.05", "--json"))
+	rows := lines(t, ok(t, "bench", "io", "--device", "cuda", "--io-stack", "async,sync", "--io-blocks",
+		"2", "--depth", "16", "--seconds", "0.05", "--json"))
 	require.Len(t, rows, 3)
 	for _, r := range rows[:2] {
 		require.Equal(t, true, r["audited"], r["audit_error"])
@@ -80,9 +85,9 @@ func TestBenchOnGPU(t *testing.T) {
 	for args, want := range map[string]string{
 		"--device cuda --row-bytes 64KiB --depth 1024": "--depth 64 fits",
 		"--device cuda --memory-rung p2p":              "p2p",
-		"--stack cpu --memory-rung p2p":                "no queues",
+		"--io-stack cpu --memory-rung p2p":             "no queues",
 		"--device cuda:3":                              "no CUDA device 3",
-		"--device cuda --blocks 0":                     "below 1",
+		"--device cuda --io-blocks 0":                  "below 1",
 	} {
 		r := hc(t, append([]string{"bench", "io"}, strings.Fields(args)...)...)
 		require.NotZero(t, r.code)

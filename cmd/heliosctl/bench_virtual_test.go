@@ -10,11 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBenchVirtual: a sweep over ranges without any SSD, the same each time, with the word modelled in
-// every line of results.
+// TestBenchVirtual: a sweep over ranges without any SSD, the same each time, with the word modelled
+// in every line of results.
 func TestBenchVirtual(t *testing.T) {
 	isolate(t)
-	args := []string{"bench", "io", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssds", "1..2,4", "--blocks", "8,32", "--stack", "async,sync", "--seconds", "0.002", "--depth", "64"}
+	args := []string{"bench", "io", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count",
+		"1..2,4", "--io-blocks", "8,32", "--io-stack", "async,sync", "--seconds", "0.002",
+		"--depth", "64"}
 	out := ok(t, append(args, "--json", "--timeline", "t.json", "--results", "r.jsonl")...)
 	require.Equal(t, out, ok(t, append(args, "--json")...))
 	rows := lines(t, out)
@@ -39,7 +41,8 @@ func TestBenchVirtual(t *testing.T) {
 	require.True(t, json.Valid(trace))
 	require.Contains(t, string(trace), "every time is modelled")
 	require.Contains(t, string(trace), "async, 4 SSDs, 32 blocks, row 4096, depth 64")
-	for _, l := range strings.Split(strings.TrimSpace(ok(t, append(args, "--histogram")...)), "\n") {
+	for _, l := range strings.Split(strings.TrimSpace(ok(t, append(args, "--histogram")...)),
+		"\n") {
 		if !strings.HasPrefix(l, "SSDs ") && !strings.HasPrefix(l, "  up to") {
 			require.Contains(t, l, "modelled")
 		}
@@ -49,8 +52,11 @@ func TestBenchVirtual(t *testing.T) {
 // TestBenchOverlap: set sizes one after another, with GIDS's formula beside the answer.
 func TestBenchOverlap(t *testing.T) {
 	isolate(t)
-	out := ok(t, "bench", "io", "--clock", "virtual", "--hardware", "a100-optane", "--stack", "sync", "--blocks", "432", "--depth", "4096", "--sets-in-flight", "1", "--set-rows", "256,8192", "--seconds", "0.005")
-	require.Contains(t, out, "95 % of it with sets of 8192 rows; N = n·a·IOPS·(T_i+T_t)/(1-a) says 855")
+	out := ok(t, "bench", "io", "--clock", "virtual", "--hardware", "a100-optane", "--io-stack",
+		"sync", "--io-blocks", "432", "--depth", "4096", "--sets-in-flight", "1", "--set-rows",
+		"256,8192", "--seconds", "0.005")
+	require.Contains(t, out,
+		"95 % of it with sets of 8192 rows; N = n·a·IOPS·(T_i+T_t)/(1-a) says 855")
 }
 
 // TestBenchModel: software SSDs that play a model in wall time, and the open loop on them.
@@ -58,7 +64,8 @@ func TestBenchModel(t *testing.T) {
 	isolate(t)
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")
 	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
-	args := []string{"bench", "io", "--ssd-model", "slow", "--depth", "16", "--row-bytes", "512", "--coalesce", "off", "--seconds", "0.4", "--json"}
+	args := []string{"bench", "io", "--ssd-model", "slow", "--depth", "16", "--row-bytes", "512",
+		"--coalesce", "off", "--seconds", "0.4", "--json"}
 	r := lines(t, ok(t, args...))[0]
 	require.Equal(t, true, r["audited"], r["audit_error"])
 	require.Equal(t, "slow", r["ssd_model"])
@@ -74,11 +81,14 @@ func TestBenchModel(t *testing.T) {
 	require.Less(t, open["achieved"], 60e3)
 	require.Equal(t, false, open["kept_up"])
 	require.Greater(t, r["p50_us"], 10e3, "rows wait, and it shows")
-	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--rate", "400000", "--seconds", "0.4"), "waited for their turn")
-	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--seconds", "0.1"), "slow (modelled)")
+	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--rate", "400000", "--seconds",
+		"0.4"), "waited for their turn")
+	require.Contains(t, ok(t, "bench", "io", "--ssd-model", "slow", "--seconds", "0.1"),
+		"slow (modelled)")
 }
 
-// TestBenchFails: a row that fails its audit is printed as failed, beside others, and the verb fails.
+// TestBenchFails: a row that fails its audit is printed as failed, beside others, and the verb
+// fails.
 func TestBenchFails(t *testing.T) {
 	isolate(t)
 	data := make([]byte, 4<<20)
@@ -87,12 +97,14 @@ func TestBenchFails(t *testing.T) {
 	require.NoError(t, os.WriteFile("ssd.img", data, 0o600))
 	ok(t, "bind-ssds", "--proxy", "ssd.img")
 	t.Cleanup(func() { ok(t, "unbind-ssds") })
-	r := hc(t, "bench", "io", "--ssds", "1", "--stack", "async,cpu", "--coalesce", "off", "--seconds", "0.05", "--depth", "16", "--fault", "misdirect(op=read,shift=8)")
+	r := hc(t, "bench", "io", "--ssd-count", "1", "--io-stack", "async,cpu", "--coalesce", "off",
+		"--seconds", "0.05", "--depth", "16", "--fault", "misdirect(op=read,shift=8)")
 	require.Equal(t, 5, r.code, r.errOut)
 	require.Contains(t, r.out, "FAILED: row")
 	require.Contains(t, r.out, "passed")
 	require.Contains(t, r.errOut, "1 of 2 rows failed")
-	healed := lines(t, ok(t, "bench", "io", "--ssds", "1", "--coalesce", "off", "--seconds", "0.05", "--depth", "16", "--fault", "error(op=read,sct=0,sc=0x06,after=50,times=2)", "--json"))[0]
+	healed := lines(t, ok(t, "bench", "io", "--ssd-count", "1", "--coalesce", "off", "--seconds", "0.05",
+		"--depth", "16", "--fault", "error(op=read,sct=0,sc=0x06,after=50,times=2)", "--json"))[0]
 	require.Equal(t, true, healed["audited"], healed["audit_error"])
 	require.Equal(t, 2.0, healed["retries"])
 }
@@ -102,7 +114,8 @@ func TestBenchCoalesce(t *testing.T) {
 	isolate(t)
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB", "--lba", "4096")
 	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
-	rows := lines(t, ok(t, "bench", "io", "--row-bytes", "512", "--coalesce", "off,auto", "--seconds", "0.05", "--json"))
+	rows := lines(t, ok(t, "bench", "io", "--row-bytes", "512", "--coalesce", "off,auto",
+		"--seconds", "0.05", "--json"))
 	require.Len(t, rows, 2)
 	off, auto := rows[0], rows[1]
 	require.Equal(t, true, off["audited"], off["audit_error"])
@@ -113,11 +126,14 @@ func TestBenchCoalesce(t *testing.T) {
 	require.Less(t, auto["read_amplification"], 8.0)
 }
 
-// TestBenchChecked: every row of a dataset against its checksum, on each stack; wrong ones fail the row.
+// TestBenchChecked: every row of a dataset against its checksum, on each stack; wrong ones fail the
+// row.
 func TestBenchChecked(t *testing.T) {
 	loaded(t, 2)
-	args := []string{"bench", "io", "g", "--check-reads", "--depth", "16", "--seconds", "0.05", "--json"}
-	for _, r := range lines(t, ok(t, append(args, "--stack", "async,sync,cpu,mmap", "--threads", "32")...))[:4] {
+	args := []string{"bench", "io", "g", "--check-reads", "--depth", "16", "--seconds", "0.05",
+		"--json"}
+	for _, r := range lines(t, ok(t, append(args, "--io-stack", "async,sync,cpu,mmap", "--threads",
+		"32")...))[:4] {
 		require.Equal(t, true, r["audited"], r["audit_error"])
 		require.Equal(t, true, r["all_rows_checked"])
 		require.Equal(t, true, r["content_varies"])
@@ -131,24 +147,31 @@ func TestBenchChecked(t *testing.T) {
 func TestBenchVirtualBadInput(t *testing.T) {
 	v := "bench io --clock virtual --hardware host "
 	runBad(t, []badCase{
-		{"no hardware", nil, "bench io --clock virtual", 2, []string{"--hardware", "a100-p5510x12"}, ""},
-		{"unknown hardware", nil, "bench io --clock virtual --hardware abacus", 2, []string{"abacus"}, ""},
+		{"no hardware", nil, "bench io --clock virtual", 2,
+			[]string{"--hardware", "a100-p5510x12"}, ""},
+		{"unknown hardware", nil, "bench io --clock virtual --hardware abacus", 2,
+			[]string{"abacus"}, ""},
 		{"unknown clock", nil, "bench io --clock sun", 2, []string{"--clock", "wall, virtual"}, ""},
-		{"hardware in wall time", nil, "bench io --hardware host", 2, []string{"--hardware", "--clock virtual"}, ""},
-		{"blocks in wall time", nil, "bench io --lba 512", 2, []string{"--lba", "--clock virtual"}, ""},
+		{"hardware in wall time", nil, "bench io --hardware host", 2,
+			[]string{"--hardware", "--clock virtual"}, ""},
+		{"blocks in wall time", nil, "bench io --lba 512", 2,
+			[]string{"--lba", "--clock virtual"}, ""},
 		{"fault", nil, v + "--fault lost(op=read)", 2, []string{"--fault", "--clock wall"}, ""},
 		{"dataset", nil, v + "--dataset d", 2, []string{"--dataset", "--row-bytes"}, ""},
 		{"dataset as argument", nil, v + "d", 2, []string{"--dataset", "nothing is loaded"}, ""},
 		{"device", nil, v + "--device host", 2, []string{"--device", "profile"}, ""},
 		{"odd block", nil, v + "--lba 1000", 2, []string{"1000", "slow"}, ""},
-		{"backward range", nil, v + "--ssds 4..1", 2, []string{"--ssds", "1..12"}, ""},
-		{"endless range", nil, v + "--ssds 1..99999", 2, []string{"--ssds", "at most"}, ""},
-		{"half a range", nil, v + "--blocks 1..", 2, []string{"--blocks"}, ""},
-		{"too many rows", nil, v + "--blocks 1..200 --depth 1..200", 2, []string{"40000 combinations"}, ""},
-		{"too many SSDs", nil, v + "--ssds 2000", 2, []string{"2000 SSDs"}, ""},
-		{"model and latency", nil, v + "--ssd-model slow --ssd-latency 1ms", 2, []string{"--ssd-model", "--ssd-latency"}, ""},
+		{"backward range", nil, v + "--ssd-count 4..1", 2, []string{"--ssd-count", "1..12"}, ""},
+		{"endless range", nil, v + "--ssd-count 1..99999", 2, []string{"--ssd-count", "at most"}, ""},
+		{"half a range", nil, v + "--io-blocks 1..", 2, []string{"--io-blocks"}, ""},
+		{"too many rows", nil, v + "--io-blocks 1..200 --depth 1..200", 2,
+			[]string{"40000 combinations"}, ""},
+		{"too many SSDs", nil, v + "--ssd-count 2000", 2, []string{"2000 SSDs"}, ""},
+		{"model and latency", nil, v + "--ssd-model slow --ssd-latency 1ms", 2,
+			[]string{"--ssd-model", "--ssd-latency"}, ""},
 		{"unknown model", nil, v + "--ssd-model fast", 2, []string{"--ssd-model", "p5510"}, ""},
-		{"model past the controller", nil, "bench io --ssd-model slow --stack async,cpu", 2, []string{"--ssd-model", "--stack cpu"}, ""},
+		{"model past the controller", nil, "bench io --ssd-model slow --io-stack async,cpu", 2,
+			[]string{"--ssd-model", "--io-stack cpu"}, ""},
 		{"bad --coalesce", nil, v + "--coalesce off,some", 2, []string{"--coalesce", "auto"}, ""},
 		{"no --coalesce", nil, v + "--coalesce=", 2, []string{"--coalesce", "auto"}, ""},
 		{"no rate", nil, v + "--rate 0", 2, []string{"--rate"}, ""},
@@ -158,6 +181,7 @@ func TestBenchVirtualBadInput(t *testing.T) {
 			ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
 			t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
 		}, "bench io --check-reads", 2, []string{"--check-reads", "dataset"}, ""},
-		{"timeline in no folder", nil, v + "--timeline no/where.json", 2, []string{"--timeline", "folder"}, "no/where.json"},
+		{"timeline in no folder", nil, v + "--timeline no/where.json", 2,
+			[]string{"--timeline", "folder"}, "no/where.json"},
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/fileid"
 	"helios/internal/pci"
@@ -31,7 +32,7 @@ import (
 )
 
 func bindCommand() *cli.Command {
-	return &cli.Command{
+	return verb(&cli.Command{
 		Name:      "bind-ssds",
 		Usage:     "take SSDs into use: NVMe controllers by VFIO, or files and block devices behind software controllers",
 		ArgsUsage: "[SSD…]",
@@ -46,23 +47,94 @@ func bindCommand() *cli.Command {
 			"With --computed the SSDs store nothing: they hold the given dataset, made with --feature-fn, as if it had been\n" +
 			"loaded onto them, and compute its superblocks, rows and checksums when they are read. They cannot be written.\n\n" +
 			"Nothing is written to any SSD before \"heliosctl load\".",
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "all-unused", Usage: "every NVMe SSD that nobody uses and that holds nobody's data"},
-			&cli.StringFlag{Name: "force", Usage: "take the SSDs with these `SERIAL[,SERIAL…]` although they hold data (never what is in use)"},
-			&cli.StringFlag{Name: "group", DefaultText: "that of vfio-setup.sh, helios, or the sudo user's", Usage: "`GROUP` whose members may use the SSDs"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "say what would be done to NVMe SSDs, and change nothing"},
-			&cli.StringFlag{Name: "proxy", Usage: "files or block devices `PATH[,PATH…]`, a software controller for each"},
-			&cli.IntFlag{Name: "proxy-ram", Usage: "`N` software SSDs in shared memory (/dev/shm)"},
-			&cli.StringFlag{Name: "computed", Usage: "software SSDs that hold `DATASET`, which has a feature function, and compute it"},
-			&cli.IntFlag{Name: "count", Value: 1, Usage: "`N` SSDs that share the --computed dataset"},
-			oneOf("row-dtype", "how --computed SSDs hold the rows", "float32", rowtype.Names(), nil),
-			&cli.StringFlag{Name: "size", DefaultText: "computed: as small as can be", Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
-			&cli.IntFlag{Name: "lba", Value: 512, Usage: "bytes of a software SSD's logical block: 512 or 4096"},
-			&cli.BoolFlag{Name: "buffered", Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
-			&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " + strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
-		},
-		Action: action(1<<20, runBind),
+	}, 1<<20, bindOptions(), runBind)
+}
+
+// bindArgs are what bind-ssds is asked for.
+type bindArgs struct {
+	// of NVMe controllers
+	allUnused bool
+	force     []string
+	group     string
+	dryRun    bool
+	// of software SSDs
+	proxy    []string
+	ram      int
+	computed string
+	count    int
+	rowType  rowtype.Type
+	size     int64
+	lba      int
+	buffered bool
+	model    string
+}
+
+func bindOptions() hcli.Options[bindArgs] {
+	return hcli.Options[bindArgs]{
+		hcli.Bool(&cli.BoolFlag{Name: "all-unused",
+			Usage: "every NVMe SSD that nobody uses and that holds nobody's data"},
+			func(a *bindArgs) *bool { return &a.allUnused }),
+		hcli.List(&cli.StringFlag{Name: "force",
+			Usage: "take the SSDs with these `SERIAL[,SERIAL…]` although they hold data (never what is in use)"},
+			func(a *bindArgs) *[]string { return &a.force }),
+		hcli.Text(&cli.StringFlag{Name: "group",
+			DefaultText: "that of vfio-setup.sh, helios, or the sudo user's",
+			Usage:       "`GROUP` whose members may use the SSDs"},
+			func(a *bindArgs) *string { return &a.group }),
+		hcli.Bool(&cli.BoolFlag{Name: "dry-run",
+			Usage: "say what would be done to NVMe SSDs, and change nothing"},
+			func(a *bindArgs) *bool { return &a.dryRun }),
+		hcli.List(&cli.StringFlag{Name: "proxy",
+			Usage: "files or block devices `PATH[,PATH…]`, a software controller for each"},
+			func(a *bindArgs) *[]string { return &a.proxy }),
+		hcli.Int(&cli.IntFlag{Name: "proxy-ram",
+			Usage: "`N` software SSDs in shared memory (/dev/shm)"},
+			func(a *bindArgs) *int { return &a.ram }),
+		hcli.Text(&cli.StringFlag{Name: "computed",
+			Usage: "software SSDs that hold `DATASET`, which has a feature function, and compute it"},
+			func(a *bindArgs) *string { return &a.computed }),
+		hcli.Int(&cli.IntFlag{Name: "ssd-count", Value: 1,
+			Usage: "`N` SSDs that share the --computed dataset"},
+			func(a *bindArgs) *int { return &a.count }).Was("count"),
+		hcli.Parsed(oneOf("row-dtype", "how --computed SSDs hold the rows", "float32",
+			rowtype.Names(), nil),
+			func(a *bindArgs) *rowtype.Type { return &a.rowType }, rowtype.Parse),
+		hcli.Parsed(&cli.StringFlag{Name: "size", DefaultText: "computed: as small as can be",
+			Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
+			func(a *bindArgs) *int64 { return &a.size }, parseSSDSize),
+		hcli.Int(&cli.IntFlag{Name: "lba", Value: 512,
+			Usage: "bytes of a software SSD's logical block: 512 or 4096"},
+			func(a *bindArgs) *int { return &a.lba }).Checked(func(a *bindArgs, _ string) error {
+			if a.lba != 512 && a.lba != 4096 {
+				return errs.New(errs.Usage, "--lba %d is neither 512 nor 4096", a.lba)
+			}
+			return nil
+		}),
+		hcli.Bool(&cli.BoolFlag{Name: "buffered",
+			Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
+			func(a *bindArgs) *bool { return &a.buffered }),
+		hcli.Text(&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " +
+			strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
+			func(a *bindArgs) *string { return &a.model }),
 	}
+}
+
+func parseSSDSize(text string) (int64, error) {
+	size, err := units.ParseBytes(text)
+	if err != nil {
+		return 0, errs.New(errs.Usage, "--size: %w", err)
+	}
+	if size < minSSD || size%4096 != 0 {
+		return 0, errs.New(errs.Usage, "--size %s is not a multiple of 4096 bytes of at least %s",
+			text, units.FormatBytes(minSSD))
+	}
+	return size, nil
+}
+
+// binder takes SSDs into use.
+type binder struct {
+	*env
+	*bindArgs
 }
 
 // minSSD holds the superblocks and some data.
@@ -71,83 +143,68 @@ const minSSD = 1 << 20
 // wholeSSD are names that --proxy does not take.
 var wholeSSD = regexp.MustCompile(`^(/dev/)?nvme[0-9]+$`)
 
-// bindKinds are the flags for software SSDs and for controllers of the machine.
-var bindKinds = [2][]string{{"proxy", "proxy-ram", "computed", "count", "row-dtype", "size", "lba", "buffered", "ssd-model"}, {"all-unused", "force", "group", "dry-run"}}
-
-func runBind(ctx context.Context, e *env) error {
-	paths, err := list("proxy", e.c.String("proxy"))
-	if err != nil {
-		return err
+func runBind(ctx context.Context, e *env, a *bindArgs) error {
+	b := &binder{e, a}
+	real := e.c.NArg() > 0 || a.allUnused
+	if f := e.given(&a.proxy, &a.ram, &a.computed, &a.count, &a.rowType, &a.size, &a.lba,
+		&a.buffered, &a.model); real && f != "" {
+		return errs.New(errs.Usage,
+			"--%s is for software SSDs, not for NVMe controllers; bind them one after the other", f)
 	}
-	real := e.c.NArg() > 0 || e.c.Bool("all-unused")
-	for i, flags := range bindKinds {
-		for _, f := range flags {
-			switch {
-			case !e.c.IsSet(f):
-			case i == 0 && real:
-				return errs.New(errs.Usage, "--%s is for software SSDs, not for NVMe controllers; bind them one after the other", f)
-			case i == 1 && !real:
-				return errs.New(errs.Usage, "--%s is for NVMe SSDs: name one by PCI address, serial number or /dev/nvmeXnY, or give --all-unused", f)
-			}
-		}
+	if f := e.given(&a.allUnused, &a.force, &a.group, &a.dryRun); !real && f != "" {
+		return errs.New(errs.Usage,
+			"--%s is for NVMe SSDs: name one by PCI address, serial number or /dev/nvmeXnY, or give --all-unused",
+			f)
 	}
 	if real {
-		if e.c.NArg() > 0 && e.c.Bool("all-unused") {
+		if e.c.NArg() > 0 && a.allUnused {
 			return errs.New(errs.Usage, "SSDs and --all-unused together; give one of them")
 		}
-		return e.bindControllers(ctx, e.c.Args().Slice(), e.c.Bool("all-unused"))
+		return b.bindControllers(ctx, e.c.Args().Slice())
 	}
+	paths := a.proxy
 	for _, p := range paths {
 		if _, ok := pci.Address(p); ok || wholeSSD.MatchString(p) {
-			return errs.New(errs.Usage, "--proxy %s: that is a whole SSD, which is bound by VFIO; leave --proxy out: \"sudo heliosctl bind-ssds %s\"", p, p)
+			return errs.New(errs.Usage,
+				"--proxy %s: that is a whole SSD, which is bound by VFIO; leave --proxy out: \"sudo heliosctl bind-ssds %s\"",
+				p, p)
 		}
 	}
-	ram := e.c.Int("proxy-ram")
-	computed := e.c.IsSet("computed")
-	for _, f := range []string{"count", "row-dtype"} {
-		if e.c.IsSet(f) && !computed {
-			return errs.New(errs.Usage, "--%s is for --computed DATASET", f)
-		}
+	computed, ram := e.given(&a.computed) != "", e.given(&a.ram) != ""
+	if f := e.given(&a.count, &a.rowType); f != "" && !computed {
+		return errs.New(errs.Usage, "--%s is for --computed DATASET", f)
 	}
 	switch {
-	case computed && (len(paths) > 0 || e.c.IsSet("proxy-ram")):
-		return errs.New(errs.Usage, "--computed together with --proxy or --proxy-ram; bind them one after the other")
-	case computed && e.c.Bool("buffered"):
-		return errs.New(errs.Usage, "--buffered is for --proxy; what is computed has no page cache beneath it")
+	case computed && (len(paths) > 0 || ram):
+		return errs.New(errs.Usage,
+			"--computed together with --proxy or --proxy-ram; bind them one after the other")
+	case computed && a.buffered:
+		return errs.New(errs.Usage,
+			"--buffered is for --proxy; what is computed has no page cache beneath it")
 	case computed:
-	case len(paths) > 0 && e.c.IsSet("proxy-ram"):
-		return errs.New(errs.Usage, "--proxy and --proxy-ram together; bind them one after the other")
-	case len(paths) == 0 && !e.c.IsSet("proxy-ram"):
-		return errs.New(errs.Usage, "no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…], --proxy-ram N or --computed DATASET")
-	case len(paths) == 0 && (ram < 1 || ram > 64):
-		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", ram)
-	case len(paths) == 0 && e.c.Bool("buffered"):
-		return errs.New(errs.Usage, "--buffered is for --proxy; shared memory has no page cache beneath it")
+	case len(paths) > 0 && ram:
+		return errs.New(errs.Usage,
+			"--proxy and --proxy-ram together; bind them one after the other")
+	case len(paths) == 0 && !ram:
+		return errs.New(errs.Usage,
+			"no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…], --proxy-ram N or --computed DATASET")
+	case len(paths) == 0 && (a.ram < 1 || a.ram > 64):
+		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", a.ram)
+	case len(paths) == 0 && a.buffered:
+		return errs.New(errs.Usage,
+			"--buffered is for --proxy; shared memory has no page cache beneath it")
 	}
-	lba := e.c.Int("lba")
-	if lba != 512 && lba != 4096 {
-		return errs.New(errs.Usage, "--lba %d is neither 512 nor 4096", lba)
-	}
-	size := int64(0)
-	if s := e.c.String("size"); e.c.IsSet("size") {
-		if size, err = units.ParseBytes(s); err != nil {
-			return errs.New(errs.Usage, "--size: %w", err)
-		}
-		if size < minSSD || size%4096 != 0 {
-			return errs.New(errs.Usage, "--size %s is not a multiple of 4096 bytes of at least %s", s, units.FormatBytes(minSSD))
-		}
-	}
-	model, err := modelToBind(e.c.String("ssd-model"), e.c.IsSet("ssd-model"), lba)
+	model, err := modelToBind(a.model, e.given(&a.model) != "", a.lba)
 	if err != nil {
 		return err
 	}
 	if computed {
-		return e.bindComputed(ctx, size, lba, model)
+		return b.bindComputed(ctx, model)
 	}
 	kind := state.KindProxy
 	if len(paths) == 0 {
 		kind = state.KindRAM
-		if size == 0 {
+		if a.size == 0 {
 			return errs.New(errs.Usage, "--proxy-ram needs --size SIZE, such as --size 512MiB")
 		}
 	}
@@ -156,10 +213,10 @@ func runBind(ctx context.Context, e *env) error {
 	var created []string
 	err = e.store.Update(ctx, func(st *state.State) error {
 		if kind == state.KindRAM {
-			paths = ramPaths(e.store.Dir(), ram, st)
+			paths = ramPaths(e.store.Dir(), a.ram, st)
 		}
 		for _, p := range paths {
-			d, err := bindOne(st, bound, p, kind, size, lba, e.c.Bool("buffered"))
+			d, err := a.describe(st, bound, p, kind)
 			if err != nil {
 				return err
 			}
@@ -183,11 +240,11 @@ func runBind(ctx context.Context, e *env) error {
 		}
 		return err
 	}
-	return e.showSoftware(bound)
+	return showSoftware(e, bound)
 }
 
 // showSoftware lists software SSDs that were just bound.
-func (e *env) showSoftware(bound []state.SSD) error {
+func showSoftware(e *env, bound []state.SSD) error {
 	rows := make([][]string, len(bound))
 	for i, d := range bound {
 		what := "as it was"
@@ -196,7 +253,8 @@ func (e *env) showSoftware(bound []state.SSD) error {
 		} else if d.Kind == state.KindComputed {
 			what = "none"
 		}
-		rows[i] = []string{d.Name, d.Kind, d.Serial, units.FormatBytes(d.Bytes), strconv.Itoa(d.LBABytes), modelName(d), what, d.Path}
+		rows[i] = []string{d.Name, d.Kind, d.Serial, units.FormatBytes(d.Bytes),
+			strconv.Itoa(d.LBABytes), modelName(d), what, d.Path}
 		if err := e.ui.Event("bound", d); err != nil {
 			return err
 		}
@@ -219,9 +277,11 @@ func sameFile(fi fs.FileInfo, path string) bool {
 	return ok && ok2 && fi.Mode()&other.Mode()&fs.ModeDevice != 0 && a.Rdev == b.Rdev
 }
 
-// bindOne checks one path, creating the file where there is none, and describes the SSD. now are
+// describe checks one path, creating the file where there is none, and describes the SSD. now are
 // the SSDs of the same command.
-func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lba int, buffered bool) (state.SSD, error) {
+func (a *bindArgs) describe(st *state.State, now []state.SSD, path, kind string) (state.SSD,
+	error) {
+	size, lba := a.size, a.lba
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w", path, err)
@@ -236,23 +296,31 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 		}
 		if d.Path == abs || err == nil && sameFile(fi, d.Path) {
 			if slices.ContainsFunc(now, func(n state.SSD) bool { return n.Name == d.Name }) {
-				return state.SSD{}, errs.New(errs.Usage, "--proxy %s names the same file twice; name each once", path)
+				return state.SSD{}, errs.New(errs.Usage,
+					"--proxy %s names the same file twice; name each once", path)
 			}
-			return state.SSD{}, errs.New(errs.Usage, "--proxy %s is bound already as %s; leave it out, or \"heliosctl unbind-ssds %s\" first", path, d.Name, d.Name)
+			return state.SSD{}, errs.New(errs.Usage,
+				"--proxy %s is bound already as %s; leave it out, or \"heliosctl unbind-ssds %s\" first",
+				path, d.Name, d.Name)
 		}
 	}
-	d := state.SSD{Name: st.NextName(), Kind: kind, Path: abs, Serial: newSerial(), LBABytes: lba, Buffered: buffered, Bound: time.Now().UTC().Truncate(time.Second)}
+	d := state.SSD{Name: st.NextName(), Kind: kind, Path: abs, Serial: newSerial(), LBABytes: lba,
+		Buffered: a.buffered, Bound: time.Now().UTC().Truncate(time.Second)}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if size == 0 {
-			return state.SSD{}, errs.New(errs.Usage, "--proxy %s is not there; give --size SIZE to create it", path)
+			return state.SSD{}, errs.New(errs.Usage,
+				"--proxy %s is not there; give --size SIZE to create it", path)
 		}
 		if err := proxy.Create(abs, size); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
-				return state.SSD{}, errs.New(errs.Usage, "--proxy %s: there is no folder %s; make it first, or name another file", path, filepath.Dir(abs))
+				return state.SSD{}, errs.New(errs.Usage,
+					"--proxy %s: there is no folder %s; make it first, or name another file", path,
+					filepath.Dir(abs))
 			}
 			if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
-				return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w; name a file in a folder that can be written", path, err)
+				return state.SSD{}, errs.New(errs.Usage,
+					"--proxy %s: %w; name a file in a folder that can be written", path, err)
 			}
 			if errors.Is(err, unix.ENOSPC) { // not the user's mistake
 				err = errs.With(errs.Failed, err)
@@ -265,7 +333,8 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 		}
 		return d, err
 	case err != nil:
-		return state.SSD{}, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
+		return state.SSD{}, errs.New(errs.Usage,
+			"--proxy: %w; name a file or block device that can be opened", err)
 	case fi.Mode().IsRegular():
 		if d.ID, d.Bytes, err = identify(abs, 0); err != nil {
 			return state.SSD{}, err
@@ -275,13 +344,18 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 			return state.SSD{}, err
 		}
 	default:
-		return state.SSD{}, errs.New(errs.Usage, "--proxy %s is neither a file nor a block device", path)
+		return state.SSD{}, errs.New(errs.Usage, "--proxy %s is neither a file nor a block device",
+			path)
 	}
 	if size != 0 && d.Bytes != size {
-		return state.SSD{}, errs.New(errs.Refused, "--proxy %s is there with %d bytes, not --size's %d; leave --size out to use it as it is, or name another file", path, d.Bytes, size)
+		return state.SSD{}, errs.New(errs.Refused,
+			"--proxy %s is there with %d bytes, not --size's %d; leave --size out to use it as it is, or name another file",
+			path, d.Bytes, size)
 	}
 	if d.Bytes < minSSD || d.Bytes%int64(lba) != 0 {
-		return state.SSD{}, errs.New(errs.Usage, "--proxy %s has %d bytes, which is not a multiple of --lba %d of at least %s; name another file", path, d.Bytes, lba, units.FormatBytes(minSSD))
+		return state.SSD{}, errs.New(errs.Usage,
+			"--proxy %s has %d bytes, which is not a multiple of --lba %d of at least %s; name another file",
+			path, d.Bytes, lba, units.FormatBytes(minSSD))
 	}
 	return d, nil
 }
@@ -290,10 +364,13 @@ func bindOne(st *state.State, now []state.SSD, path, kind string, size int64, lb
 func identify(path string, flags int) (fileid.ID, int64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return fileid.ID{}, 0, errs.New(errs.Refused, "block device %s is in use: mounted, swap, or held by RAID or LVM; choose one that nobody uses", path)
+		return fileid.ID{}, 0, errs.New(errs.Refused,
+			"block device %s is in use: mounted, swap, or held by RAID or LVM; choose one that nobody uses",
+			path)
 	}
 	if err != nil {
-		return fileid.ID{}, 0, errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened", err)
+		return fileid.ID{}, 0, errs.New(errs.Usage,
+			"--proxy: %w; name a file or block device that can be opened", err)
 	}
 	defer f.Close() //nolint:errcheck // only read
 	id, bytes, err := fileid.Of(f)
@@ -312,8 +389,10 @@ func claimBlockDevice(path string) (fileid.ID, int64, error) {
 		return id, 0, err
 	}
 	base := filepath.Base(path)
-	if held, err := os.ReadDir("/sys/class/block/" + base + "/holders"); err == nil && len(held) > 0 {
-		return id, 0, errs.New(errs.Refused, "block device %s is held by %s; choose one that nobody uses", path, held[0].Name())
+	if held, err := os.ReadDir("/sys/class/block/" + base + "/holders"); err == nil &&
+		len(held) > 0 {
+		return id, 0, errs.New(errs.Refused,
+			"block device %s is held by %s; choose one that nobody uses", path, held[0].Name())
 	}
 	return id, n, nil
 }

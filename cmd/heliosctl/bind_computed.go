@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/state"
@@ -18,19 +19,15 @@ import (
 // maxComputed is the most computed SSDs of one command.
 const maxComputed = 64
 
-// bindComputed binds SSDs that compute a dataset; size 0 is as small as can be.
-func (e *env) bindComputed(ctx context.Context, size int64, lba int, model boundModel) (err error) {
-	n := e.c.Int("count")
+// bindComputed binds SSDs that compute a dataset.
+func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error) {
+	n := b.count
 	if n < 1 || n > maxComputed {
-		return errs.New(errs.Usage, "--count %d is not between 1 and %d", n, maxComputed)
+		return errs.New(errs.Usage, "--ssd-count %d is not between 1 and %d", n, maxComputed)
 	}
-	typ, err := rowtype.Parse(e.c.String("row-dtype"))
+	dir, err := filepath.Abs(b.computed)
 	if err != nil {
-		return err
-	}
-	dir, err := filepath.Abs(e.c.String("computed"))
-	if err != nil {
-		return errs.New(errs.Usage, "--computed %s: %w", e.c.String("computed"), err)
+		return errs.New(errs.Usage, "--computed %s: %w", b.computed, err)
 	}
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real
@@ -41,29 +38,35 @@ func (e *env) bindComputed(ctx context.Context, size int64, lba int, model bound
 	}
 	defer closing(&err, d.Close)
 	if int64(n) > d.Meta.Nodes {
-		return errs.New(errs.Usage, "--count %d is more than the %d rows of %s", n, d.Meta.Nodes, dir)
+		return errs.New(errs.Usage, "--ssd-count %d is more than the %d rows of %s", n,
+			d.Meta.Nodes, dir)
 	}
 	want := make([]state.SSD, n)
 	for i := range want {
-		c, err := dataset.NewComputed(ctx, d, dataset.ComputedOptions{Stripe: i, Stripes: n, LBABytes: lba, Bytes: size, Type: typ,
+		c, err := stripe.NewComputed(ctx, d, stripe.ComputedOptions{Stripe: i, Stripes: n,
+			LBABytes: b.lba, Bytes: b.size, Type: b.rowType,
 			Progress: func(stage string, done, total int64) {
-				e.ui.Progress(fmt.Sprintf("%s, SSD %d of %d", stage, i+1, n), done, total)
+				b.ui.Progress(fmt.Sprintf("%s, SSD %d of %d", stage, i+1, n), done, total)
 			}})
 		if err != nil {
 			return whenStopped(err, "nothing was bound: run it again")
 		}
 		sums := c.Sums()
-		want[i] = state.SSD{Kind: state.KindComputed, Path: dir, Serial: newSerial(), Bytes: c.Size(), LBABytes: lba, Bound: time.Now().UTC().Truncate(time.Second),
-			Computed: &state.Computed{UUID: d.UUID().String(), Stripe: i, Stripes: n, RowDType: typ.String(), TableCRC: sums.Table, RowTableCRC: sums.RowTable}}
+		want[i] = state.SSD{Kind: state.KindComputed, Path: dir, Serial: newSerial(),
+			Bytes: c.Size(), LBABytes: b.lba, Bound: time.Now().UTC().Truncate(time.Second),
+			Computed: &state.Computed{UUID: d.UUID().String(), Stripe: i, Stripes: n,
+				RowDType: b.rowType.String(), TableCRC: sums.Table, RowTableCRC: sums.RowTable}}
 		if err := model.bind(&want[i]); err != nil {
 			return err
 		}
 	}
-	err = e.store.Update(ctx, func(st *state.State) error {
+	err = b.store.Update(ctx, func(st *state.State) error {
 		if at := slices.IndexFunc(st.SSDs, func(s state.SSD) bool {
 			return s.Computed != nil && s.Computed.UUID == d.UUID().String()
 		}); at >= 0 {
-			return errs.New(errs.Usage, "--computed %s: SSD %s holds it already; \"heliosctl unbind-ssds %s\" first", dir, st.SSDs[at].Name, st.SSDs[at].Name)
+			return errs.New(errs.Usage,
+				"--computed %s: SSD %s holds it already; \"heliosctl unbind-ssds %s\" first", dir,
+				st.SSDs[at].Name, st.SSDs[at].Name)
 		}
 		for i := range want {
 			want[i].Name = st.NextName()
@@ -74,14 +77,16 @@ func (e *env) bindComputed(ctx context.Context, size int64, lba int, model bound
 	if err != nil {
 		return err
 	}
-	return e.showSoftware(want)
+	return showSoftware(b.env, want)
 }
 
 // computedBus opens the bus of an SSD that computes its dataset.
-func (e *env) computedBus(ctx context.Context, s state.SSD) (nvme.Bus, error) {
+func (o *ssdOpener) computedBus(ctx context.Context, s state.SSD) (nvme.Bus, error) {
 	c := s.Computed
 	if c == nil {
-		return nil, errs.New(errs.Device, "the state does not say what it computes; \"heliosctl unbind-ssds %s\" and bind it anew", s.Name)
+		return nil, errs.New(errs.Device,
+			"the state does not say what it computes; \"heliosctl unbind-ssds %s\" and bind it anew",
+			s.Name)
 	}
 	typ, err := rowtype.Parse(c.RowDType)
 	if err != nil {
@@ -89,26 +94,34 @@ func (e *env) computedBus(ctx context.Context, s state.SSD) (nvme.Bus, error) {
 	}
 	d, err := dataset.Open(s.Path)
 	if err != nil {
-		return nil, errs.With(errs.Device, fmt.Errorf("it computes a dataset that cannot be opened: %w; bring it back, or \"heliosctl unbind-ssds %s\"", err, s.Name))
+		return nil, errs.With(errs.Device,
+			fmt.Errorf(
+				"it computes a dataset that cannot be opened: %w; bring it back, or \"heliosctl unbind-ssds %s\"",
+				err, s.Name))
 	}
 	defer func() { _ = d.Close() }() // its feature function needs no file
 	if d.UUID().String() != c.UUID {
-		return nil, errs.New(errs.Device, "%s is another dataset than when it was bound (%s, it was %s); \"heliosctl unbind-ssds %s\" and bind it anew", s.Path, d.UUID(), c.UUID, s.Name)
+		return nil, errs.New(errs.Device,
+			"%s is another dataset than when it was bound (%s, it was %s); \"heliosctl unbind-ssds %s\" and bind it anew",
+			s.Path, d.UUID(), c.UUID, s.Name)
 	}
-	content, err := dataset.NewComputed(ctx, d, dataset.ComputedOptions{Stripe: c.Stripe, Stripes: c.Stripes, LBABytes: s.LBABytes, Bytes: s.Bytes, Type: typ,
-		Sums: &dataset.ComputedSums{Table: c.TableCRC, RowTable: c.RowTableCRC}})
+	content, err := stripe.NewComputed(ctx, d, stripe.ComputedOptions{Stripe: c.Stripe,
+		Stripes: c.Stripes, LBABytes: s.LBABytes, Bytes: s.Bytes, Type: typ,
+		Sums: &stripe.ComputedSums{Table: c.TableCRC, RowTable: c.RowTableCRC}})
 	if err != nil {
 		return nil, err
 	}
-	model, err := e.ssdModel(s)
+	model, err := o.ssdModel(s)
 	if err != nil {
 		return nil, err
 	}
-	return proxy.Open(proxy.Config{Name: s.Name, Path: s.Path, Content: content, Bytes: s.Bytes, LBABytes: s.LBABytes, Serial: s.Serial, Model: model, PollDoorbells: e.pollDoorbells})
+	return proxy.Open(proxy.Config{Name: s.Name, Path: s.Path, Content: content, Bytes: s.Bytes,
+		LBABytes: s.LBABytes, Serial: s.Serial, Model: model, PollDoorbells: o.pollDoorbells})
 }
 
 // loadComputed ends a load onto computed SSDs, which hold their dataset already and no other: done.
-func (e *env) loadComputed(ctx context.Context, d *dataset.Dataset, set *ssdSet) (done bool, err error) {
+func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
+	rowType string) (done bool, err error) {
 	var computed []string
 	for _, s := range set.bound {
 		if s.Kind == state.KindComputed {
@@ -119,17 +132,25 @@ func (e *env) loadComputed(ctx context.Context, d *dataset.Dataset, set *ssdSet)
 	case len(computed) == 0:
 		return false, nil
 	case len(computed) < len(set.bound):
-		return true, errs.New(errs.Usage, "SSD %s is computed and cannot be loaded; choose the others with --ssds", computed[0])
+		return true, errs.New(errs.Usage,
+			"SSD %s is computed and cannot be loaded; choose the others with --ssds", computed[0])
 	}
-	a, err := dataset.Find(ctx, d, set.ssds, dataset.AttachOptions{Note: func(s string) { e.ui.Note("%s", s) }})
+	a, err := stripe.Find(ctx, d, set.ssds,
+		stripe.AttachOptions{Note: e.note})
 	if err != nil {
-		return true, errs.New(errs.Refused, "SSD %s is computed and cannot be written: %w; bind SSDs that compute this dataset with \"heliosctl bind-ssds --computed %s\", or others", computed[0], err, d.Dir())
+		return true, errs.New(errs.Refused,
+			"SSD %s is computed and cannot be written: %w; bind SSDs that compute this dataset with \"heliosctl bind-ssds --computed %s\", or others",
+			computed[0], err, d.Dir())
 	}
-	if want := e.c.String("row-dtype"); want != "" && want != a.RowType.String() {
-		return true, errs.New(errs.Refused, "--row-dtype %s: the SSDs compute rows of %s and cannot be written; \"heliosctl unbind-ssds\" them, and bind them with \"heliosctl bind-ssds --computed %s --count %d --row-dtype %s\"",
-			want, a.RowType, d.Dir(), len(a.SSDs), want)
+	if rowType != "" && rowType != a.RowType.String() {
+		return true, errs.New(errs.Refused,
+			"--row-dtype %s: the SSDs compute rows of %s and cannot be written; \"heliosctl unbind-ssds\" them, and bind them with \"heliosctl bind-ssds --computed %s --ssd-count %d --row-dtype %s\"",
+			rowType, a.RowType, d.Dir(), len(a.SSDs), rowType)
 	}
-	e.ui.Printf("%s: nothing to load: the %d SSDs compute its %d rows as %s", d.Meta.Name, len(a.SSDs), a.Layout.Rows, a.RowType)
-	return true, e.ui.Event("result", dataset.LoadReport{SSDs: len(a.SSDs), Rows: a.Layout.Rows, RowDType: a.RowType.String(), RowBytes: int(a.Layout.RowBytes),
-		RowsPerLBA: int(a.Layout.RowsPerLBA), LBAsPerRow: int(a.Layout.LBAsPerRow), PaddingBytes: a.Layout.PaddingBytes(), Computed: true, Extents: []dataset.SSDExtents{}})
+	e.ui.Printf("%s: nothing to load: the %d SSDs compute its %d rows as %s", d.Meta.Name,
+		len(a.SSDs), a.Layout.Rows, a.RowType)
+	return true, e.ui.Event("result", stripe.LoadReport{SSDs: len(a.SSDs), Rows: a.Layout.Rows,
+		RowDType: a.RowType.String(), RowBytes: int(a.Layout.RowBytes),
+		RowsPerLBA: int(a.Layout.RowsPerLBA), LBAsPerRow: int(a.Layout.LBAsPerRow),
+		PaddingBytes: a.Layout.PaddingBytes(), Computed: true, Extents: []stripe.SSDExtents{}})
 }

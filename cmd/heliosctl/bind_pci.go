@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/pci"
@@ -30,7 +30,8 @@ type candidate struct {
 // barred tells whether it is refused, whatever --force says.
 func (c *candidate) barred() bool { return len(c.live)+len(c.unfit) > 0 }
 
-// unseen tells whether nobody could look at what is on it yet: the kernel's NVMe driver does not have it.
+// unseen tells whether nobody could look at what is on it yet: the kernel's NVMe driver does not
+// have it.
 func (c *candidate) unseen() bool { return !c.done && c.Kernel.Name == "" }
 
 // forced tells whether --force, or what was typed, gives its content up.
@@ -38,8 +39,8 @@ func (c *candidate) forced(force []string) bool {
 	return slices.Contains(force, contentKey(c.serial(), c.Addr))
 }
 
-// contentKey is what gives the content of an SSD up: its serial number, or the PCI address of one that
-// has none.
+// contentKey is what gives the content of an SSD up: its serial number, or the PCI address of one
+// that has none.
 func contentKey(serial, addr string) string {
 	if serial == "" {
 		return addr
@@ -73,20 +74,16 @@ type candidateReport struct {
 	Plan     string   `json:"plan"`
 }
 
-// bindControllers is bind-ssds for controllers of the machine: those that args name, or with unused
-// all that nobody uses.
-func (e *env) bindControllers(ctx context.Context, args []string, unused bool) error {
-	force, err := list("force", e.c.String("force"))
+// bindControllers is bind-ssds for controllers of the machine: those that args name, or with
+// --all-unused all that nobody uses.
+func (b *binder) bindControllers(ctx context.Context, args []string) error {
+	force, dry, unused := b.force, b.dryRun, b.allUnused
+	gid, alone, err := b.nodeGroup()
 	if err != nil {
 		return err
 	}
-	dry := e.c.Bool("dry-run")
-	gid, alone, err := e.nodeGroup()
-	if err != nil {
-		return err
-	}
-	m, recs := e.machine, e.store.Machine()
-	plan, err := e.candidates(args, unused)
+	m, recs := b.machine, b.store.Machine()
+	plan, err := b.candidates(args, unused)
 	if err != nil {
 		return err
 	}
@@ -100,24 +97,29 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 			return err
 		}
 		defer unlock()
-		if plan, err = e.candidates(args, unused); err != nil { // another bind may have just ended
+		if plan, err = b.candidates(args, unused); err != nil { // another bind may have just ended
 			return err
 		}
 	}
 	for _, s := range force {
 		// The serial number of one that the kernel's driver does not have shows later.
-		if !slices.ContainsFunc(plan, func(c candidate) bool { return contentKey(c.serial(), c.Addr) == s || c.unseen() && c.serial() == "" }) {
-			return errs.New(errs.Usage, "--force %s: none of the chosen SSDs has that serial number", s)
+		if !slices.ContainsFunc(plan,
+			func(
+				c candidate) bool {
+				return contentKey(c.serial(), c.Addr) == s || c.unseen() && c.serial() == ""
+			}) {
+			return errs.New(errs.Usage,
+				"--force %s: none of the chosen SSDs has that serial number", s)
 		}
 	}
-	if plan, err = e.judge(plan, force, unused); err != nil {
+	if plan, err = b.judge(plan, force, unused); err != nil {
 		return err
 	}
-	if err := e.showCandidates(plan, force); err != nil {
+	if err := b.showCandidates(plan, force); err != nil {
 		return err
 	}
 	for {
-		typed, err := e.settle(ctx, plan, force, dry)
+		typed, err := b.settle(ctx, plan, force, dry)
 		if err != nil {
 			return err
 		}
@@ -126,27 +128,30 @@ func (e *env) bindControllers(ctx context.Context, args []string, unused bool) e
 		}
 		// Whoever was asked may have taken minutes, in which disks get other names and users.
 		force = append(force, typed...)
-		if plan, err = e.candidates(args, unused); err != nil {
+		if plan, err = b.candidates(args, unused); err != nil {
 			return err
 		}
-		if plan, err = e.judge(plan, force, unused); err != nil {
+		if plan, err = b.judge(plan, force, unused); err != nil {
 			return err
 		}
 	}
 	if dry {
 		if !m.root() {
-			e.ui.Note("only root sees what is on the SSDs and which processes have them open; with sudo the answer is whole")
+			b.ui.Note(
+				"only root sees what is on the SSDs and which processes have them open; with sudo the answer is whole")
 		}
 		if lacks != nil {
-			e.ui.Printf("it cannot be done as things are: %s", lacks)
+			b.ui.Printf("it cannot be done as things are: %s", lacks)
 		}
-		e.ui.Printf("dry run: nothing was changed")
+		b.ui.Printf("dry run: nothing was changed")
 		return nil
 	}
 	if gid < 0 {
-		e.ui.Note("only root will be able to use these SSDs, for %s; \"sudo heliosctl vfio-setup setup\" makes group helios, --group NAME names another", alone)
+		b.ui.Note(
+			"only root will be able to use these SSDs, for %s; \"sudo heliosctl vfio-setup setup\" makes group helios, --group NAME names another",
+			alone)
 	}
-	return e.bindGroups(ctx, plan, gid, force)
+	return b.bindGroups(ctx, plan, gid, force)
 }
 
 // lockTimeout is how long a bind waits for another bind or unbind of the machine.
@@ -158,45 +163,49 @@ func lockMachine(ctx context.Context, recs *state.Machine) (unlock func(), err e
 	defer cancel()
 	unlock, err = recs.Lock(wait)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return nil, errs.New(errs.Refused, "another bind-ssds or unbind-ssds has been at work for %v; wait until it ends", lockTimeout)
+		return nil, errs.New(errs.Refused,
+			"another bind-ssds or unbind-ssds has been at work for %v; wait until it ends",
+			lockTimeout)
 	}
 	return unlock, err
 }
 
 // candidates finds the controllers that were asked for.
-func (e *env) candidates(args []string, unused bool) ([]candidate, error) {
-	records, err := e.store.Machine().Records()
+func (b *binder) candidates(args []string, unused bool) ([]candidate, error) {
+	records, err := b.store.Machine().Records()
 	if err != nil {
 		return nil, err
 	}
 	var found []controller
 	if unused {
-		if found, err = e.machine.controllers(records); err == nil && len(found) == 0 {
-			err = errs.New(errs.Capability, "this machine shows no NVMe controller on its PCI bus; for files and block devices use --proxy PATH")
+		if found, err = b.machine.controllers(records); err == nil && len(found) == 0 {
+			err = errs.New(errs.Capability,
+				"this machine shows no NVMe controller on its PCI bus; for files and block devices use --proxy PATH")
 		}
 	} else {
-		found, err = e.machine.choose(args, records)
+		found, err = b.machine.choose(args, records)
 	}
 	if err != nil {
 		return nil, err
 	}
 	var out []candidate
 	for _, c := range found {
-		out = append(out, candidate{controller: c, done: c.Record != nil && c.Record.Phase == state.Bound && c.Driver == vfioDriver})
+		out = append(out, candidate{controller: c, done: c.Record != nil &&
+			c.Record.Phase == state.Bound && c.Driver == vfioDriver})
 	}
 	return out, nil
 }
 
 // judge finds out what speaks against each candidate. With unused it leaves out, with a note, those
 // that anything speaks against.
-func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate, error) {
+func (b *binder) judge(plan []candidate, force []string, unused bool) ([]candidate, error) {
 	var left []string
 	for i := range plan {
 		c := &plan[i]
 		if c.done {
 			continue
 		}
-		uses, err := e.machine.uses(c.Addr)
+		uses, err := b.machine.uses(c.Addr)
 		for _, u := range uses {
 			if u.Live {
 				c.live = append(c.live, u.String())
@@ -204,27 +213,32 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 				c.content = append(c.content, u.String())
 			}
 		}
-		if err != nil && e.machine.root() {
+		if err != nil && b.machine.root() {
 			c.live = append(c.live, "it could not be found out who uses it: "+err.Error())
 		}
 		if c.Busy {
 			c.live = append(c.live, "the kernel is still binding or unbinding it")
 		}
-		if why := e.machine.unfit(&c.controller); why != "" {
+		if why := b.machine.unfit(&c.controller); why != "" {
 			c.unfit = append(c.unfit, why)
 		}
 		switch {
-		case c.Driver != "" && c.Driver != kernelDriver && c.Driver != vfioDriver: // SPDK's uio, a vendor's VFIO driver, …
-			c.live = append(c.live, "driver "+c.Driver+" has it, and who uses it by that cannot be seen")
-		case c.Driver == vfioDriver && c.Group >= 0 && e.machine.busy(c.Group):
-			c.live = append(c.live, fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)", c.Group))
+		// SPDK's uio, a vendor's VFIO driver, …
+		case c.Driver != "" && c.Driver != kernelDriver && c.Driver != vfioDriver:
+			c.live = append(c.live, "driver "+c.Driver+
+				" has it, and who uses it by that cannot be seen")
+		case c.Driver == vfioDriver && c.Group >= 0 && b.machine.busy(c.Group):
+			c.live = append(c.live,
+				fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)",
+					c.Group))
 		case unused && c.Driver == "" && c.Record == nil:
-			c.live = append(c.live, "no driver has it, so nothing says what is on it; name it to take it")
+			c.live = append(c.live,
+				"no driver has it, so nothing says what is on it; name it to take it")
 		case unused && c.foreign():
 			c.live = append(c.live, "vfio-pci has it for somebody else; name it to take it")
 		}
 	}
-	if err := e.judgeGroups(plan, unused); err != nil {
+	if err := b.judgeGroups(plan, unused); err != nil {
 		return nil, err
 	}
 	if !unused {
@@ -243,17 +257,18 @@ func (e *env) judge(plan []candidate, force []string, unused bool) ([]candidate,
 		left = append(left, c.text()+": "+strings.Join(against, ", "))
 	}
 	if len(out) == 0 {
-		return nil, errs.New(errs.Refused, "no NVMe device of this machine is unused: %s", strings.Join(left, "; "))
+		return nil, errs.New(errs.Refused, "no NVMe device of this machine is unused: %s",
+			strings.Join(left, "; "))
 	}
 	for _, l := range left {
-		e.ui.Note("left out: %s", l)
+		b.ui.Note("left out: %s", l)
 	}
 	return out, nil
 }
 
-// judgeGroups looks at what else is in the candidates' IOMMU groups: the kernel gives a group to one
-// process or to none.
-func (e *env) judgeGroups(plan []candidate, unused bool) error {
+// judgeGroups looks at what else is in the candidates' IOMMU groups: the kernel gives a group to
+// one process or to none.
+func (b *binder) judgeGroups(plan []candidate, unused bool) error {
 	for again := true; again; { // leaving one out may leave out the others of its group
 		again = false
 		for i := range plan {
@@ -261,24 +276,28 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 			if c.done || c.Group < 0 || unused && c.barred() {
 				continue
 			}
-			members, err := e.machine.sys.GroupMembers(c.Group)
+			members, err := b.machine.sys.GroupMembers(c.Group)
 			if err != nil {
 				return err
 			}
 			var other []string
 			for _, d := range members {
-				chosen := slices.ContainsFunc(plan, func(o candidate) bool { return o.Addr == d.Addr && !(unused && o.barred()) })
+				chosen := slices.ContainsFunc(plan,
+					func(o candidate) bool { return o.Addr == d.Addr && !(unused && o.barred()) })
 				if chosen || d.Driver == "" || d.Driver == vfioDriver {
 					continue
 				}
 				what := d.Addr + " (driver " + d.Driver
-				if k, err := e.machine.sys.NVMe(d.Addr); err == nil {
+				if k, err := b.machine.sys.NVMe(d.Addr); err == nil {
 					what += ", /dev/" + k.Name
 				}
 				other = append(other, what+")")
 			}
 			if len(other) > 0 {
-				c.live = append(c.live, fmt.Sprintf("its IOMMU group %d also holds %s, and a group can only be taken whole: name all its devices, or take one in another slot", c.Group, strings.Join(other, ", ")))
+				c.live = append(c.live,
+					fmt.Sprintf(
+						"its IOMMU group %d also holds %s, and a group can only be taken whole: name all its devices, or take one in another slot",
+						c.Group, strings.Join(other, ", ")))
 				again = unused
 			}
 		}
@@ -287,7 +306,7 @@ func (e *env) judgeGroups(plan []candidate, unused bool) error {
 }
 
 // showCandidates lists what was asked for before anything is touched.
-func (e *env) showCandidates(plan []candidate, force []string) error {
+func (b *binder) showCandidates(plan []candidate, force []string) error {
 	var rows [][]string
 	for _, c := range plan {
 		held := append([]string{}, slices.Concat(c.live, c.unfit, c.content)...)
@@ -309,8 +328,9 @@ func (e *env) showCandidates(plan []candidate, force []string) error {
 		} else if c.unseen() {
 			todo += ", unless it holds data"
 		}
-		err := e.ui.Event("candidate", candidateReport{
-			PCI: c.Addr, Device: c.Kernel.Name, Disks: c.disks(), Driver: c.Driver, Model: c.model(), Serial: c.serial(), Bytes: c.bytes(),
+		err := b.ui.Event("candidate", candidateReport{
+			PCI: c.Addr, Device: c.Kernel.Name, Disks: c.disks(), Driver: c.Driver,
+			Model: c.model(), Serial: c.serial(), Bytes: c.bytes(),
 			LBABytes: c.lbaBytes(), Group: c.Group, NUMANode: c.NUMANode, HeldBy: held, Plan: todo,
 		})
 		if err != nil {
@@ -322,10 +342,12 @@ func (e *env) showCandidates(plan []candidate, force []string) error {
 				held[0] = "nobody; what is on it shows once it is bound"
 			}
 		}
-		rows = append(rows, []string{c.Addr, dash(strings.Join(c.disks(), ",")), dash(c.model()), dash(c.serial()), sizeText(c.bytes()), dash(numberText(c.lbaBytes())),
+		rows = append(rows, []string{c.Addr, dash(strings.Join(c.disks(), ",")), dash(c.model()),
+			dash(c.serial()), sizeText(c.bytes()), dash(numberText(c.lbaBytes())),
 			groupText(c.Group), dash(c.Driver), strings.Join(held, ", "), todo})
 	}
-	e.ui.Table([]string{"PCI", "disk", "model", "serial", "size", "LBA", "IOMMU group", "driver", "held by", "to do"}, rows)
+	b.ui.Table([]string{"PCI", "disk", "model", "serial", "size", "LBA", "IOMMU group", "driver",
+		"held by", "to do"}, rows)
 	return nil
 }
 
@@ -359,7 +381,8 @@ func groupText(n int) string {
 
 // settle refuses what is in use, and asks for the serial numbers of what holds somebody's data; it
 // returns those that were typed.
-func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry bool) (typed []string, err error) {
+func (b *binder) settle(ctx context.Context, plan []candidate, force []string,
+	dry bool) (typed []string, err error) {
 	var refused []string
 	for _, c := range plan {
 		if len(c.unfit) > 0 {
@@ -367,7 +390,8 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 		}
 	}
 	if len(refused) > 0 {
-		return nil, errs.New(errs.Capability, "nothing was changed: %s; choose other SSDs", strings.Join(refused, "; "))
+		return nil, errs.New(errs.Capability, "nothing was changed: %s; choose other SSDs",
+			strings.Join(refused, "; "))
 	}
 	for _, c := range plan {
 		if len(c.live) > 0 {
@@ -375,7 +399,9 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 		}
 	}
 	if len(refused) > 0 {
-		return nil, errs.New(errs.Refused, "nothing was changed: %s; end that use first, or choose other SSDs", strings.Join(refused, "; "))
+		return nil, errs.New(errs.Refused,
+			"nothing was changed: %s; end that use first, or choose other SSDs",
+			strings.Join(refused, "; "))
 	}
 	var ask []candidate
 	for _, c := range plan {
@@ -386,25 +412,29 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 	if len(ask) == 0 {
 		return nil, nil
 	}
-	in := e.machine.typed()
-	if dry || in == nil || e.ui.JSON {
+	in := b.machine.typed()
+	if dry || in == nil || b.ui.JSON {
 		var serials []string
 		for _, c := range ask {
 			refused = append(refused, c.text()+": "+strings.Join(c.content, ", "))
 			serials = append(serials, contentKey(c.serial(), c.Addr))
 		}
-		return nil, errs.New(errs.Refused, "nothing was changed: %s; to give up what is there, add --force %s", strings.Join(refused, "; "), strings.Join(serials, ","))
+		return nil, errs.New(errs.Refused,
+			"nothing was changed: %s; to give up what is there, add --force %s",
+			strings.Join(refused, "; "), strings.Join(serials, ","))
 	}
 	answers := readLines(in)
 	for _, c := range ask {
 		key, what := contentKey(c.serial(), c.Addr), keyName(c.serial())
-		e.ui.Note("%s, %s, serial %s: %s. Type its %s to give that up:", c.text(), c.model(), dash(c.serial()), strings.Join(c.content, ", "), what)
+		b.ui.Note("%s, %s, serial %s: %s. Type its %s to give that up:", c.text(), c.model(),
+			dash(c.serial()), strings.Join(c.content, ", "), what)
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w; nothing was changed", ctx.Err())
 		case got := <-answers:
 			if got != key {
-				return nil, errs.New(errs.Refused, "nothing was changed: %s: %q is not its %s", c.text(), got, what)
+				return nil, errs.New(errs.Refused, "nothing was changed: %s: %q is not its %s",
+					c.text(), got, what)
 			}
 			typed = append(typed, got)
 		}
@@ -412,9 +442,10 @@ func (e *env) settle(ctx context.Context, plan []candidate, force []string, dry 
 	return typed, nil
 }
 
-// bindGroups binds what is left to bind, an IOMMU group at a time: a group works as a whole or not at
-// all. What failed was given back; what succeeded stays.
-func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force []string) (err error) {
+// bindGroups binds what is left to bind, an IOMMU group at a time: a group works as a whole or not
+// at all. What failed was given back; what succeeded stays.
+func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
+	force []string) (err error) {
 	var bound, already []state.Record
 	var failed []error
 	var order []int
@@ -422,7 +453,7 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force [
 	byGroup := map[int][]candidate{}
 	for _, c := range plan {
 		if c.done {
-			if err := e.shareAgain(ctx, c.Record, gid); err != nil {
+			if err := b.shareAgain(ctx, c.Record, gid); err != nil {
 				return err
 			}
 			already = append(already, *c.Record)
@@ -434,7 +465,7 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force [
 		byGroup[c.Group] = append(byGroup[c.Group], c)
 	}
 	if len(order) > 0 { // what this lacks is better known before any driver is touched
-		if dom, err = e.machine.domain(); err != nil {
+		if dom, err = b.machine.domain(); err != nil {
 			return err
 		}
 		defer closing(&err, dom.Close)
@@ -442,9 +473,9 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force [
 	for i, g := range order {
 		err := ctx.Err()
 		if err == nil {
-			e.ui.Progress("bind", int64(i), int64(len(order)))
+			b.ui.Progress("bind", int64(i), int64(len(order)))
 			var now []state.Record
-			now, err = e.bindGroup(ctx, dom, byGroup[g], gid, force)
+			now, err = b.bindGroup(ctx, dom, byGroup[g], gid, force)
 			bound = append(bound, now...)
 		}
 		if err != nil {
@@ -454,13 +485,14 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force [
 			break
 		}
 	}
-	if err := e.showBound(bound, already); err != nil {
+	if err := b.showBound(bound, already); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		left := 0
 		for _, c := range plan {
-			if !c.done && !slices.ContainsFunc(bound, func(r state.Record) bool { return r.PCI == c.Addr }) {
+			if !c.done &&
+				!slices.ContainsFunc(bound, func(r state.Record) bool { return r.PCI == c.Addr }) {
 				left++
 			}
 		}
@@ -474,12 +506,15 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force [
 		if len(bound) > 0 {
 			next = "run the same command again to bind the rest, or \"sudo heliosctl unbind-ssds\" to give all back"
 		}
-		return fmt.Errorf("%w: %d SSDs are bound, %d are not; %s", errors.Join(failed...), len(bound)+len(already), left, next)
+		return fmt.Errorf("%w: %d SSDs are bound, %d are not; %s", errors.Join(failed...),
+			len(bound)+len(already), left, next)
 	}
 	if len(failed) > 0 {
 		err := errors.Join(failed...)
 		if len(bound) > 0 {
-			return errs.New(errs.ClassOf(failed[0]), "%d of %d SSDs are bound, the others are not: %w", len(bound), len(bound)+len(plan)-len(already)-len(bound), err)
+			return errs.New(errs.ClassOf(failed[0]),
+				"%d of %d SSDs are bound, the others are not: %w", len(bound), len(bound)+len(plan)-
+					len(already)-len(bound), err)
 		}
 		return errs.With(errs.ClassOf(failed[0]), err)
 	}
@@ -487,20 +522,23 @@ func (e *env) bindGroups(ctx context.Context, plan []candidate, gid int, force [
 }
 
 // showBound lists the bound controllers.
-func (e *env) showBound(bound, already []state.Record) error {
+func (b *binder) showBound(bound, already []state.Record) error {
 	var rows [][]string
 	for i, r := range slices.Concat(bound, already) {
 		what := "bound"
 		if i >= len(bound) {
 			what = "bound already"
 		}
-		rows = append(rows, []string{r.Name, r.PCI, r.Controller, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), numberOf(r.Group), dash(r.Driver), what})
-		if err := e.ui.Event("bound", r); err != nil {
+		rows = append(rows, []string{r.Name, r.PCI, r.Controller, r.Serial,
+			units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), numberOf(r.Group),
+			dash(r.Driver), what})
+		if err := b.ui.Event("bound", r); err != nil {
 			return err
 		}
 	}
 	if len(rows) > 0 {
-		e.ui.Table([]string{"SSD", "PCI", "model", "serial", "size", "LBA", "IOMMU group", "former driver", "state"}, rows)
+		b.ui.Table([]string{"SSD", "PCI", "model", "serial", "size", "LBA", "IOMMU group",
+			"former driver", "state"}, rows)
 	}
 	return nil
 }
@@ -513,8 +551,9 @@ func numberOf(n *int) string {
 }
 
 // bindGroup binds candidates that share an IOMMU group, or gives all of them back.
-func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int, force []string) (done []state.Record, err error) {
-	m, recs := e.machine, e.store.Machine()
+func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int,
+	force []string) (done []state.Record, err error) {
+	m, recs := b.machine, b.store.Machine()
 	taken := make([]state.Record, 0, len(cs))
 	defer func() {
 		if err == nil {
@@ -525,12 +564,12 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 			if cs[i].foreign() {
 				err = errors.Join(err, recs.Remove(r.Name)) // nothing was done to it
 			} else {
-				err = e.giveBack(r, err)
+				err = b.giveBack(r, err)
 			}
 		}
 	}()
 	for _, c := range cs {
-		r, err := e.newRecord(c)
+		r, err := b.newRecord(c)
 		if err != nil {
 			return nil, err
 		}
@@ -556,26 +595,26 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 	for _, c := range cs {
 		addrs = append(addrs, c.Addr)
 	}
-	nodes, err := e.waitNodes(ctx, cs[0].Group, addrs)
+	nodes, err := b.waitNodes(ctx, cs[0].Group, addrs)
 	if err != nil {
 		return nil, err
 	}
-	if err := e.holdNodes(cs, nodes); err != nil {
+	if err := b.holdNodes(cs, nodes); err != nil {
 		return nil, err
 	}
 	for i := range taken {
-		if err := e.prove(ctx, dom, &cs[i], &taken[i], force); err != nil {
+		if err := b.prove(ctx, dom, &cs[i], &taken[i], force); err != nil {
 			return nil, err
 		}
 	}
-	if gid, err = e.onlyOurs(cs[0].Group, gid, addrs...); err != nil {
+	if gid, err = b.onlyOurs(cs[0].Group, gid, addrs...); err != nil {
 		return nil, err
 	}
 	// udev may have begun only now, and its rules would have the last word.
-	if nodes, err = e.waitNodes(ctx, cs[0].Group, addrs); err != nil {
+	if nodes, err = b.waitNodes(ctx, cs[0].Group, addrs); err != nil {
 		return nil, err
 	}
-	if err := e.giveNodes(nodes, gid); err != nil {
+	if err := b.giveNodes(nodes, gid); err != nil {
 		return nil, err
 	}
 	for _, r := range taken {
@@ -593,16 +632,20 @@ func (e *env) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int
 }
 
 // newRecord is the record of a controller whose driver is about to change.
-func (e *env) newRecord(c candidate) (state.Record, error) {
-	records, err := e.store.Machine().Records()
+func (b *binder) newRecord(c candidate) (state.Record, error) {
+	records, err := b.store.Machine().Records()
 	if err != nil {
 		return state.Record{}, err
 	}
 	group := c.Group
-	r := state.Record{Phase: state.Binding, Controller: c.model(), Firmware: c.Kernel.Firmware, Disks: c.disks(), Node: groupNode(group), SSD: state.SSD{
-		Name: state.NextMachineName(records), Kind: state.KindVFIO, Path: "/sys/bus/pci/devices/" + c.Addr, Serial: c.serial(), Bytes: c.bytes(), LBABytes: c.lbaBytes(),
-		PCI: c.Addr, Group: &group, Driver: c.Driver, Bound: time.Now().UTC().Truncate(time.Second),
-	}}
+	r := state.Record{Phase: state.Binding, Controller: c.model(), Firmware: c.Kernel.Firmware,
+		Disks: c.disks(), Node: groupNode(group), SSD: state.SSD{
+			Name: state.NextMachineName(records), Kind: state.KindVFIO,
+			Path: "/sys/bus/pci/devices/" +
+				c.Addr, Serial: c.serial(), Bytes: c.bytes(), LBABytes: c.lbaBytes(),
+			PCI: c.Addr, Group: &group, Driver: c.Driver,
+			Bound: time.Now().UTC().Truncate(time.Second),
+		}}
 	switch r.Driver {
 	case vfioDriver:
 		r.Driver = "" // somebody else's bind: the kernel will choose
@@ -620,19 +663,21 @@ func (e *env) newRecord(c candidate) (state.Record, error) {
 
 // giveBack undoes a bind that failed, as far as it came, and adds to the error where the controller
 // is now.
-func (e *env) giveBack(r state.Record, why error) error {
-	m := e.machine
+func (b *binder) giveBack(r state.Record, why error) error {
+	m := b.machine
 	d, err := m.sys.Device(r.PCI)
 	if errors.Is(err, pci.ErrNotFound) {
-		return errors.Join(why, e.store.Machine().Remove(r.Name)) // unplugged
+		return errors.Join(why, b.store.Machine().Remove(r.Name)) // unplugged
 	}
 	if err == nil && (d.Taken() || d.Driver != r.Driver) {
 		err = m.restore(r.PCI, r.Driver)
 	}
 	if err != nil {
-		return errs.New(errs.ClassOf(why), "%w; giving %s back failed too: %w; it is half bound as %s: %s", why, r.PCI, err, r.Name, r.NextStep())
+		return errs.New(errs.ClassOf(why),
+			"%w; giving %s back failed too: %w; it is half bound as %s: %s", why, r.PCI, err,
+			r.Name, r.NextStep())
 	}
-	if err := e.store.Machine().Remove(r.Name); err != nil {
+	if err := b.store.Machine().Remove(r.Name); err != nil {
 		return errors.Join(why, err)
 	}
 	to := "no driver"
@@ -644,7 +689,8 @@ func (e *env) giveBack(r state.Record, why error) error {
 
 // prove brings a controller up once through our own queues, takes down what it says of itself, and
 // shuts it down again. It looks for content where the kernel's driver could not be asked.
-func (e *env) prove(ctx context.Context, dom domain, cand *candidate, r *state.Record, force []string) (err error) {
+func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *state.Record,
+	force []string) (err error) {
 	bus, err := openController(ctx, dom, r.PCI)
 	if err != nil {
 		return err
@@ -659,22 +705,26 @@ func (e *env) prove(ctx context.Context, dom domain, cand *candidate, r *state.R
 		return c.Close(ctx)
 	})
 	if r.Serial != "" && r.Serial != c.Serial() {
-		return errs.New(errs.Device, "%s: the kernel said serial number %s, the controller says %s; do not use this SSD", r.PCI, r.Serial, c.Serial())
+		return errs.New(errs.Device,
+			"%s: the kernel said serial number %s, the controller says %s; do not use this SSD",
+			r.PCI, r.Serial, c.Serial())
 	}
 	ns := c.Namespace()
-	r.Serial, r.Controller, r.Firmware, r.Bytes, r.LBABytes = c.Serial(), c.Model(), c.Firmware(), ns.Bytes(), ns.LBABytes
+	r.Serial, r.Controller, r.Firmware, r.Bytes, r.LBABytes = c.Serial(), c.Model(), c.Firmware(),
+		ns.Bytes(), ns.LBABytes
 	if n := len(c.Namespaces()); n > 1 {
-		e.ui.Note("%s has %d namespaces; the first one is used", r.PCI, n)
+		b.ui.Note("%s has %d namespaces; the first one is used", r.PCI, n)
 	}
 	if !cand.unseen() || slices.Contains(force, contentKey(r.Serial, r.PCI)) {
 		return nil
 	}
-	marks, err := dataset.ForeignContent(ctx, &gpuio.SSD{Ctrl: c, Name: r.PCI})
+	marks, err := stripe.ForeignContent(ctx, &gpuio.SSD{Ctrl: c, Name: r.PCI})
 	if err != nil {
 		return err
 	}
 	if len(marks) > 0 {
-		return errs.New(errs.Refused, "%s holds %s; to give up what is there, add --force %s", r.PCI, strings.Join(marks, ", "), contentKey(r.Serial, r.PCI))
+		return errs.New(errs.Refused, "%s holds %s; to give up what is there, add --force %s",
+			r.PCI, strings.Join(marks, ", "), contentKey(r.Serial, r.PCI))
 	}
 	return nil
 }

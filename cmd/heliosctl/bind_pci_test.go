@@ -78,7 +78,8 @@ func (r *rig) Open(addr string) (nvme.Bus, error) {
 	if d := r.Driver(addr); d != vfioDriver {
 		return nil, errs.New(errs.Usage, "%s has driver %q", addr, d)
 	}
-	cfg := proxy.Config{Name: addr, Path: filepath.Join(r.serve, addr), Bytes: 64 << 20, LBABytes: 512, Buffered: true, Serial: serialA}
+	cfg := proxy.Config{Name: addr, Path: filepath.Join(r.serve, addr), Bytes: 64 << 20,
+		LBABytes: 512, Buffered: true, Serial: serialA}
 	switch addr {
 	case addrB:
 		cfg.LBABytes, cfg.Serial = 4096, serialB
@@ -117,7 +118,8 @@ func TestBindAndUnbind(t *testing.T) {
 	require.Equal(t, "16.0 GT/s PCIe x4", found[0]["link"])
 	require.Equal(t, "none", found[0]["content"])
 
-	out := lines(t, ok(t, "bind-ssds", "00:04.0", serialB, "--json", "--group", strconv.Itoa(os.Getgid())))
+	out := lines(t, ok(t, "bind-ssds", "00:04.0", serialB, "--json", "--group",
+		strconv.Itoa(os.Getgid())))
 	require.Len(t, out, 4)
 	require.Equal(t, "candidate", out[0]["event"])
 	require.Equal(t, []any{}, out[0]["held_by"])
@@ -134,7 +136,8 @@ func TestBindAndUnbind(t *testing.T) {
 	require.Equal(t, []string{"nvme0n1"}, rs[0].Disks)
 	require.Equal(t, 4096, rs[1].LBABytes)
 	require.Equal(t, vfioDriver, r.Driver(addrA))
-	for _, f := range []string{r.m.sys.Path("/dev/vfio/1"), filepath.Join(os.Getenv(state.EnvRun), "vfio0.lock")} {
+	for _, f := range []string{r.m.sys.Path("/dev/vfio/1"), filepath.Join(os.Getenv(state.EnvRun),
+		"vfio0.lock")} {
 		fi, err := os.Stat(f)
 		require.NoError(t, err)
 		require.Equal(t, os.FileMode(0o660), fi.Mode().Perm(), f)
@@ -155,7 +158,8 @@ func TestBindAndUnbind(t *testing.T) {
 	ok(t, "bind-ssds", addrB, "--group", strconv.Itoa(os.Getgid()))
 	fi, err := os.Stat(r.m.sys.Path("/dev/vfio/2"))
 	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o660), fi.Mode().Perm(), "shared again, with the group that is named")
+	require.Equal(t, os.FileMode(0o660), fi.Mode().Perm(),
+		"shared again, with the group that is named")
 
 	found = lines(t, ok(t, "ssds", "--json"))
 	require.Len(t, found, 2)
@@ -165,7 +169,8 @@ func TestBindAndUnbind(t *testing.T) {
 	require.Equal(t, vfioDriver, found[0]["driver"])
 	require.Contains(t, ok(t, "doctor"), "bound as vfio0")
 
-	require.Contains(t, ok(t, "unbind-ssds", "/dev/nvme1"), "vfio1 (0000:00:05.0): unbound, /dev/nvme1n1 again, driver nvme")
+	require.Contains(t, ok(t, "unbind-ssds", "/dev/nvme1"),
+		"vfio1 (0000:00:05.0): unbound, /dev/nvme1n1 again, driver nvme")
 	require.Equal(t, vfioDriver, r.Driver(addrA), "the other stays")
 	require.Contains(t, ok(t, "unbind-ssds"), "/dev/nvme0n1 again")
 	require.Equal(t, "nvme", r.Driver(addrA))
@@ -180,22 +185,28 @@ func TestBindAndUnbind(t *testing.T) {
 // Bound controllers do everything that software SSDs do, with the same result.
 func TestBoundControllersTrain(t *testing.T) {
 	newRig(t)
-	ok(t, "generate", "--kind", "sbm", "--nodes", "2000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3", "--out", "g")
+	ok(t, "generate", "--kind", "sbm", "--nodes", "2000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "32", "--seed", "3", "--out", "g")
 	ok(t, "bind-ssds", "nvme0")
 	ok(t, "load", "g")
 	require.Contains(t, ok(t, "verify", "g"), "are good")
 	listing := lines(t, ok(t, "ssds", "--json", "vfio0"))
 	require.Equal(t, "g", listing[0]["dataset"])
 	want := last(t, ok(t, trainArgs()...))["params_sha256"]
-	require.Equal(t, want, last(t, ok(t, trainArgs("--fault", "error(op=read,sct=2,sc=0x81,times=3)", "--gpu-cache", "0", "--cpu-cache", "0")...))["params_sha256"], "faults strike and heal")
+	require.Equal(t, want,
+		last(t, ok(t, trainArgs("--fault", "error(op=read,sct=2,sc=0x81,times=3)", "--gpu-cache",
+			"0", "--cpu-cache", "0")...))["params_sha256"], "faults strike and heal")
 
-	for flag, word := range map[string]string{"--mode=cpu": "--mode helios", "--mode=mmap": "--mode helios", "--io-stack=cpu": "--io-stack async"} {
+	for flag, word := range map[string]string{"--mode=cpu": "--mode helios",
+		"--mode=mmap": "--mode helios", "--io-stack=cpu": "--io-stack async"} {
 		fails(t, hc(t, trainArgs(flag)...), 3, "train", "vfio0", addrA, "through the kernel", word)
 	}
-	fails(t, hc(t, "bench", "io", "--stack", "async,mmap", "--seconds", "0.05", "--quiet"), 3, "bench io", "--stack mmap", "vfio0")
+	fails(t, hc(t, "bench", "io", "--io-stack", "async,mmap", "--seconds", "0.05", "--quiet"), 3,
+		"bench io", "--io-stack mmap", "vfio0")
 	ok(t, "bind-ssds", "nvme1")
-	fails(t, hc(t, "bench", "io", "--seconds", "0.05", "--quiet"), 2, "bench io", "SSD vfio0 has LBAs of 512 bytes and vfio1 of 4096", "--only")
-	ok(t, "bench", "io", "--seconds", "0.05", "--quiet", "--ssds", "1")
+	fails(t, hc(t, "bench", "io", "--seconds", "0.05", "--quiet"), 2, "bench io",
+		"SSD vfio0 has LBAs of 512 bytes and vfio1 of 4096", "--ssds")
+	ok(t, "bench", "io", "--seconds", "0.05", "--quiet", "--ssd-count", "1")
 	ok(t, "unbind-ssds", "vfio1")
 	fails(t, hc(t, "load", "g", "--sq", "cmb"), 3, "load", "vfio0", "--sq")
 	b := lines(t, ok(t, "bench", "io", "--seconds", "0.05", "--json", "--quiet", "--sq", "auto"))
@@ -219,11 +230,19 @@ func TestBindRefusals(t *testing.T) {
 		code  int
 		want  []string
 	}{
-		{"live use", func(t *testing.T, r *rig) { r.live(addrA, "is mounted at /data (ext4)") }, "nvme0", 4, []string{addrA, "/dev/nvme0n1 is mounted at /data", "nothing was changed"}},
-		{"live use is not for --force", func(t *testing.T, r *rig) { r.live(addrA, "is mounted at /data (ext4)") }, "nvme0 --force " + serialA, 4, []string{"mounted at /data"}},
-		{"live use is not for the partner", func(t *testing.T, r *rig) { r.live(addrB, "is in use as swap space") }, "nvme0 nvme1", 4, []string{addrB, "swap", "nothing was changed"}},
-		{"content", func(t *testing.T, r *rig) { r.Fill("nvme0n1", 0, string(gpt)) }, "nvme0", 4, []string{addrA, "GPT", "--force " + serialA}},
-		{"content, the other's serial", func(t *testing.T, r *rig) { r.Fill("nvme0n1", 0, string(gpt)) }, "nvme0 nvme1 --force " + serialB, 4, []string{"GPT", "--force " + serialA}},
+		{"live use", func(t *testing.T, r *rig) { r.live(addrA, "is mounted at /data (ext4)") },
+			"nvme0", 4, []string{addrA, "/dev/nvme0n1 is mounted at /data", "nothing was changed"}},
+		{"live use is not for --force",
+			func(t *testing.T, r *rig) { r.live(addrA, "is mounted at /data (ext4)") },
+			"nvme0 --force " + serialA, 4, []string{"mounted at /data"}},
+		{"live use is not for the partner",
+			func(t *testing.T, r *rig) { r.live(addrB, "is in use as swap space") }, "nvme0 nvme1",
+			4, []string{addrB, "swap", "nothing was changed"}},
+		{"content", func(t *testing.T, r *rig) { r.Fill("nvme0n1", 0, string(gpt)) }, "nvme0", 4,
+			[]string{addrA, "GPT", "--force " + serialA}},
+		{"content, the other's serial",
+			func(t *testing.T, r *rig) { r.Fill("nvme0n1", 0, string(gpt)) },
+			"nvme0 nvme1 --force " + serialB, 4, []string{"GPT", "--force " + serialA}},
 		{"a serial of nobody", nil, "nvme0 --force X", 2, []string{"--force X"}},
 		{"could not look", func(t *testing.T, r *rig) {
 			r.m.uses = func(string) ([]diskuse.Use, error) { return nil, errors.New("no /proc") }
@@ -245,8 +264,16 @@ func TestBindRefusals(t *testing.T) {
 			r.Put("/sys/firmware/acpi/tables/IVRS", "")
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
 		}, addrC, 3, []string{"the firmware offers the IOMMU (AMD-Vi)", "dmesg"}},
-		{"zones", func(t *testing.T, r *rig) { r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, Zoned: true}) }, addrC + " --force C", 3, []string{"/dev/nvme2n1 has zones"}},
-		{"large LBAs", func(t *testing.T, r *rig) { r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, LBABytes: 8192}) }, addrC, 3, []string{"LBAs of 8192 bytes", "only 512 and 4096"}},
+		{"zones",
+			func(t *testing.T,
+				r *rig) {
+				r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, Zoned: true})
+			}, addrC + " --force C", 3, []string{"/dev/nvme2n1 has zones"}},
+		{"large LBAs",
+			func(t *testing.T,
+				r *rig) {
+				r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, LBABytes: 8192})
+			}, addrC, 3, []string{"LBAs of 8192 bytes", "only 512 and 4096"}},
 		{"large LBAs that the kernel hides", func(t *testing.T, r *rig) {
 			r.Put("/sys/devices/pci0000:00/"+addrA+"/nvme/nvme0/nvme0n1/size", "0\n")
 			r.m.identify = largeLBAs
@@ -255,17 +282,21 @@ func TestBindRefusals(t *testing.T) {
 			r.Put("/proc/cpuinfo", "vendor_id : AuthenticAMD\n")
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
 		}, addrC, 3, []string{"AMD-Vi"}},
-		{"not root", func(t *testing.T, r *rig) { r.m.root = func() bool { return false } }, "nvme0", 3, []string{"root", "sudo"}},
-		{"no module", func(t *testing.T, r *rig) { r.Remove("/sys/bus/pci/drivers/vfio-pci") }, "nvme0", 3, []string{"vfio-pci", "heliosctl vfio-setup setup"}},
+		{"not root", func(t *testing.T, r *rig) { r.m.root = func() bool { return false } },
+			"nvme0", 3, []string{"root", "sudo"}},
+		{"no module", func(t *testing.T, r *rig) { r.Remove("/sys/bus/pci/drivers/vfio-pci") },
+			"nvme0", 3, []string{"vfio-pci", "heliosctl vfio-setup setup"}},
 		{"shared group", func(t *testing.T, r *rig) {
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 1})
 			r.Add(fakesys.SSD{Addr: "0000:00:07.0", Class: 0x020000, Group: 1, Driver: "e1000e"})
 		}, "nvme0", 4, []string{"IOMMU group 1", addrC, "/dev/nvme2", "0000:00:07.0", "e1000e"}},
-		{"no such group of users", nil, "nvme0 --group no-such-group", 2, []string{"no-such-group", "heliosctl vfio-setup setup"}},
+		{"no such group of users", nil, "nvme0 --group no-such-group", 2,
+			[]string{"no-such-group", "heliosctl vfio-setup setup"}},
 		{"no NVMe", func(t *testing.T, r *rig) {
 			r.Add(fakesys.SSD{Addr: addrC, Class: 0x020000, Group: 3, Driver: "e1000e"})
 		}, addrC, 2, []string{addrC, "020000"}},
-		{"a partition", func(t *testing.T, r *rig) { r.Partition("nvme0n1", 1, 1<<20) }, "/dev/nvme0n1p1", 4, []string{"partition", "/dev/nvme0n1"}},
+		{"a partition", func(t *testing.T, r *rig) { r.Partition("nvme0n1", 1, 1<<20) },
+			"/dev/nvme0n1p1", 4, []string{"partition", "/dev/nvme0n1"}},
 		{"a virtual machine's", func(t *testing.T, r *rig) {
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: 3, Driver: "vfio-pci"})
 			r.openErr = errs.New(errs.Refused, "somebody else drives group 3: %w", unix.EPERM)
@@ -285,7 +316,8 @@ func TestBindRefusals(t *testing.T) {
 				c.setUp(t, r)
 			}
 			n := len(r.Writes())
-			fails(t, hc(t, append([]string{"bind-ssds", "--quiet"}, strings.Fields(c.args)...)...), c.code, "bind-ssds", c.want...)
+			fails(t, hc(t, append([]string{"bind-ssds", "--quiet"}, strings.Fields(c.args)...)...),
+				c.code, "bind-ssds", c.want...)
 			require.Len(t, r.Writes(), n, "no driver was touched")
 			require.Empty(t, records(t))
 		})
@@ -323,7 +355,8 @@ func TestCommandSetsAreRefused(t *testing.T) {
 	require.Len(t, records(t), 2)
 	ok(t, "unbind-ssds")
 	r.set = nvme.CommandSetKeyValue
-	fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 3, "bind-ssds", "key value command set", addrA+" is back with driver nvme")
+	fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 3, "bind-ssds", "key value command set",
+		addrA+" is back with driver nvme")
 	require.Empty(t, records(t))
 }
 
@@ -339,7 +372,8 @@ func TestNoFormerDriver(t *testing.T) {
 		require.Empty(t, records(t))
 	}
 	r.openErr = errs.New(errs.Device, "CSTS.RDY stays 0")
-	fails(t, hc(t, "bind-ssds", addrC, "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0", addrC+" is back with no driver")
+	fails(t, hc(t, "bind-ssds", addrC, "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0",
+		addrC+" is back with no driver")
 	require.Empty(t, records(t), "not half bound")
 	require.Empty(t, r.Driver(addrC))
 }
@@ -381,24 +415,29 @@ func TestContentOfDriverlessDisk(t *testing.T) {
 	}
 	group := "--group=" + strconv.Itoa(os.Getgid())
 	for _, force := range []string{"", serialA} {
-		fails(t, hc(t, "bind-ssds", addrC, "--quiet", group, "--force", force), 4, "bind-ssds", "an ext2/3/4 file system", "--force "+serialC, "is back with no driver")
+		fails(t, hc(t, "bind-ssds", addrC, "--quiet", group, "--force", force), 4, "bind-ssds",
+			"an ext2/3/4 file system", "--force "+serialC, "is back with no driver")
 		require.Empty(t, records(t))
 	}
 	require.Equal(t, 2, shared)
 	r.Fail = nil
 	ok(t, "bind-ssds", addrC, "--force", serialC)
-	require.Equal(t, "no dataset, but an ext2/3/4 file system", lines(t, ok(t, "ssds", "vfio0", "--json"))[0]["content"])
+	require.Equal(t, "no dataset, but an ext2/3/4 file system",
+		lines(t, ok(t, "ssds", "vfio0", "--json"))[0]["content"])
 	ok(t, "unbind-ssds")
 
 	// Another program's, whose disk the kernel does not show either.
 	r.Add(fakesys.SSD{Addr: "0000:00:08.0", Serial: "HYPER", Group: 4, Driver: vfioDriver})
-	require.NoError(t, os.Rename(filepath.Join(r.serve, addrC), filepath.Join(r.serve, "0000:00:08.0")))
-	fails(t, hc(t, "bind-ssds", "0000:00:08.0", "--quiet"), 4, "bind-ssds", "an ext2/3/4 file system")
+	require.NoError(t, os.Rename(filepath.Join(r.serve, addrC),
+		filepath.Join(r.serve, "0000:00:08.0")))
+	fails(t, hc(t, "bind-ssds", "0000:00:08.0", "--quiet"), 4, "bind-ssds",
+		"an ext2/3/4 file system")
 	require.Equal(t, vfioDriver, r.Driver("0000:00:08.0"), "nothing was done to it")
 	require.Empty(t, records(t))
 }
 
-// A udev rule that gives the nodes away as soon as they appear gives nobody an SSD that is not proved yet.
+// A udev rule that gives the nodes away as soon as they appear gives nobody an SSD that is not
+// proved yet.
 func TestNodesAreRootsUntilProved(t *testing.T) {
 	r := newRig(t)
 	r.DeviceNodes = true
@@ -472,9 +511,12 @@ func TestGroupsThatAreNotGivenAway(t *testing.T) {
 		other fakesys.SSD
 		words string
 	}{
-		"a GPU at vfio-pci":           {fakesys.SSD{Addr: "0000:00:07.0", Class: 0x030000, Group: 1, Driver: vfioDriver}, "0000:00:07.0, which is no SSD (class 030000)"},
-		"a network card of nobody":    {fakesys.SSD{Addr: "0000:00:07.0", Class: 0x020000, Group: 1, Driver: "-"}, "0000:00:07.0, which is no SSD (class 020000)"},
-		"a virtual machine's own SSD": {fakesys.SSD{Addr: "0000:00:07.0", Serial: "VM", Group: 1, Driver: vfioDriver}, "0000:00:07.0, which heliosctl did not bind"},
+		"a GPU at vfio-pci": {fakesys.SSD{Addr: "0000:00:07.0", Class: 0x030000, Group: 1,
+			Driver: vfioDriver}, "0000:00:07.0, which is no SSD (class 030000)"},
+		"a network card of nobody": {fakesys.SSD{Addr: "0000:00:07.0", Class: 0x020000, Group: 1,
+			Driver: "-"}, "0000:00:07.0, which is no SSD (class 020000)"},
+		"a virtual machine's own SSD": {fakesys.SSD{Addr: "0000:00:07.0", Serial: "VM", Group: 1,
+			Driver: vfioDriver}, "0000:00:07.0, which heliosctl did not bind"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -484,8 +526,11 @@ func TestGroupsThatAreNotGivenAway(t *testing.T) {
 			for range 2 { // and not when it is bound already
 				x := hc(t, "bind-ssds", addrA, addrB, group)
 				require.Equal(t, 0, x.code, x.errOut)
-				require.Contains(t, x.errOut, "/dev/vfio/1 stays root's: its IOMMU group also holds "+c.words)
-				for node, mode := range map[string]os.FileMode{"/dev/vfio/1": 0o600, "/dev/vfio/devices/vfio0": 0o600, "/dev/vfio/2": 0o660, "/dev/vfio/devices/vfio1": 0o660} {
+				require.Contains(t, x.errOut,
+					"/dev/vfio/1 stays root's: its IOMMU group also holds "+c.words)
+				for node, mode := range map[string]os.FileMode{"/dev/vfio/1": 0o600,
+					"/dev/vfio/devices/vfio0": 0o600, "/dev/vfio/2": 0o660,
+					"/dev/vfio/devices/vfio1": 0o660} {
 					fi, err := os.Stat(r.m.sys.Path(node))
 					require.NoError(t, err)
 					require.Equal(t, mode, fi.Mode().Perm(), node)
@@ -504,10 +549,14 @@ func TestStaleRecordsShareNothing(t *testing.T) {
 		driver string
 		words  string
 	}{
-		"unbinding was cut off": {state.Unbinding, vfioDriver, addrC + ", whose unbinding was cut off (vfio1)"},
-		"binding was cut off":   {state.Binding, vfioDriver, addrC + ", whose binding was cut off (vfio1)"},
-		"another driver":        {state.Bound, "nvme_vfio_pci", addrC + ", which vfio-pci has no more (vfio1 is a stale record)"},
-		"no driver":             {state.Bound, "-", addrC + ", which vfio-pci has no more (vfio1 is a stale record)"},
+		"unbinding was cut off": {state.Unbinding, vfioDriver,
+			addrC + ", whose unbinding was cut off (vfio1)"},
+		"binding was cut off": {state.Binding, vfioDriver,
+			addrC + ", whose binding was cut off (vfio1)"},
+		"another driver": {state.Bound, "nvme_vfio_pci",
+			addrC + ", which vfio-pci has no more (vfio1 is a stale record)"},
+		"no driver": {state.Bound, "-",
+			addrC + ", which vfio-pci has no more (vfio1 is a stale record)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -516,11 +565,15 @@ func TestStaleRecordsShareNothing(t *testing.T) {
 			ok(t, "bind-ssds", addrA, group)
 			r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 1, Driver: c.driver})
 			one := 1
-			require.NoError(t, state.OpenMachine("").Put(&state.Record{Phase: c.phase, SSD: state.SSD{Name: "vfio1", Kind: state.KindVFIO, PCI: addrC, Group: &one, Serial: serialC}}))
+			require.NoError(t,
+				state.OpenMachine("").Put(&state.Record{Phase: c.phase,
+					SSD: state.SSD{Name: "vfio1", Kind: state.KindVFIO, PCI: addrC, Group: &one,
+						Serial: serialC}}))
 			require.NoError(t, os.Chmod(r.m.sys.Path("/dev/vfio/1"), 0o600))
 			x := hc(t, "bind-ssds", addrA, group)
 			require.Equal(t, 0, x.code, x.errOut)
-			require.Contains(t, x.errOut, "/dev/vfio/1 stays root's: its IOMMU group also holds "+c.words)
+			require.Contains(t, x.errOut, "/dev/vfio/1 stays root's: its IOMMU group also holds "+
+				c.words)
 			fi, err := os.Stat(r.m.sys.Path("/dev/vfio/1"))
 			require.NoError(t, err)
 			require.Equal(t, os.FileMode(0o600), fi.Mode().Perm())
@@ -592,7 +645,8 @@ func (r *rig) live(addr, text string) {
 	r.m.uses = func(a string) ([]diskuse.Use, error) {
 		us, err := was(a)
 		if a == addr {
-			us = append(us, diskuse.Use{Kind: diskuse.Mount, Device: r.Name(addr), Text: text, Live: true})
+			us = append(us, diskuse.Use{Kind: diskuse.Mount, Device: r.Name(addr), Text: text,
+				Live: true})
 		}
 		return us, err
 	}
@@ -606,7 +660,8 @@ func TestMountedWhileAsked(t *testing.T) {
 		r.live(addrA, "is mounted at /data")
 		return strings.NewReader(serialA + "\n")
 	}
-	fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 4, "bind-ssds", "nothing was changed", "is mounted at /data")
+	fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 4, "bind-ssds", "nothing was changed",
+		"is mounted at /data")
 	require.Equal(t, "nvme", r.Driver(addrA))
 	require.Empty(t, records(t))
 }
@@ -614,7 +669,11 @@ func TestMountedWhileAsked(t *testing.T) {
 // Who only lists SSDs opens nothing exclusively.
 func TestListingIsInNobodysWay(t *testing.T) {
 	r := newRig(t)
-	r.m.uses = func(string) ([]diskuse.Use, error) { t.Error("looked with O_EXCL"); return nil, nil }
+	r.m.uses = func(string) ([]diskuse.Use,
+		error) {
+		t.Error("looked with O_EXCL")
+		return nil, nil
+	}
 	ok(t, "ssds")
 	ok(t, "doctor")
 }
@@ -641,13 +700,15 @@ func TestBindDryRun(t *testing.T) {
 	r := newRig(t)
 	r.m.root = func() bool { return false }
 	out := ok(t, "bind-ssds", "--all-unused", "--dry-run", "--quiet")
-	for _, w := range []string{addrA, addrB, serialA, "64 MiB", "nobody", "needs root", "nothing was changed"} {
+	for _, w := range []string{addrA, addrB, serialA, "64 MiB", "nobody", "needs root",
+		"nothing was changed"} {
 		require.Contains(t, out, w)
 	}
 	require.Empty(t, r.Writes())
 	require.NoDirExists(t, os.Getenv(state.EnvRun))
 	r.live(addrA, "is mounted at /data (ext4)")
-	fails(t, hc(t, "bind-ssds", "nvme0", "--dry-run", "--quiet"), 4, "bind-ssds", "mounted at /data")
+	fails(t, hc(t, "bind-ssds", "nvme0", "--dry-run", "--quiet"), 4, "bind-ssds",
+		"mounted at /data")
 }
 
 func TestBindAllUnusedLeavesOutTheOthers(t *testing.T) {
@@ -667,15 +728,18 @@ func TestBindAllUnusedLeavesOutTheOthers(t *testing.T) {
 func TestSharedGroupAsAWhole(t *testing.T) {
 	r := newRig(t)
 	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 1})
-	r.Add(fakesys.SSD{Addr: "0000:00:07.0", Class: 0x060400, Group: 1, Driver: "pcieport"}) // bridges are no matter
+	// bridges are no matter
+	r.Add(fakesys.SSD{Addr: "0000:00:07.0", Class: 0x060400, Group: 1, Driver: "pcieport"})
 	ok(t, "bind-ssds", addrA, addrC)
 	require.Len(t, records(t), 2)
-	fails(t, hc(t, "unbind-ssds", "vfio0"), 4, "unbind-ssds", "vfio0 shares IOMMU group 1 with vfio1", "unbind-ssds vfio0 vfio1")
+	fails(t, hc(t, "unbind-ssds", "vfio0"), 4, "unbind-ssds",
+		"vfio0 shares IOMMU group 1 with vfio1", "unbind-ssds vfio0 vfio1")
 	ok(t, "unbind-ssds", "vfio0", "vfio1")
 
 	// One that fails takes the other back with it, which would be no use alone.
 	r.failOpen = addrC
-	fails(t, hc(t, "bind-ssds", addrA, addrC, addrB, "--quiet"), 5, "bind-ssds", "1 of 3", addrA+" is back with driver nvme", addrC+" is back with driver nvme")
+	fails(t, hc(t, "bind-ssds", addrA, addrC, addrB, "--quiet"), 5, "bind-ssds", "1 of 3",
+		addrA+" is back with driver nvme", addrC+" is back with driver nvme")
 	require.Equal(t, addrB, records(t)[0].PCI)
 }
 
@@ -698,14 +762,16 @@ func TestBindThatFailsGivesBack(t *testing.T) {
 	t.Run("the controller does not come up", func(t *testing.T) {
 		r := newRig(t)
 		r.openErr = errs.New(errs.Device, "CSTS.RDY stays 0")
-		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0", addrA+" is back with driver nvme")
+		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0",
+			addrA+" is back with driver nvme")
 		require.Equal(t, "nvme", r.Driver(addrA))
 		require.Empty(t, records(t))
 	})
 	t.Run("another controller answers", func(t *testing.T) {
 		r := newRig(t)
 		r.serial = "OTHER"
-		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 5, "bind-ssds", serialA, "OTHER", "back with driver nvme")
+		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 5, "bind-ssds", serialA, "OTHER",
+			"back with driver nvme")
 		require.Empty(t, records(t))
 	})
 	t.Run("and giving back fails", func(t *testing.T) {
@@ -717,7 +783,8 @@ func TestBindThatFailsGivesBack(t *testing.T) {
 			}
 			return nil
 		}
-		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0", "giving", "half bound as vfio0", "unbind-ssds "+addrA)
+		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 5, "bind-ssds", "CSTS.RDY stays 0",
+			"giving", "half bound as vfio0", "unbind-ssds "+addrA)
 		require.Equal(t, state.Binding, records(t)[0].Phase)
 		r.Fail = nil
 		require.Contains(t, ok(t, "unbind-ssds", addrA), "/dev/nvme0n1 again")
@@ -752,7 +819,8 @@ func kill(t *testing.T, args ...string) {
 func TestKilledBinds(t *testing.T) {
 	die := func(string, string) error { panic(killed{}) }
 	override := func(r *rig, addr string) {
-		require.NoError(t, r.m.sys.Write("/sys/bus/pci/devices/"+addr+"/driver_override", vfioDriver+"\n"))
+		require.NoError(t, r.m.sys.Write("/sys/bus/pci/devices/"+addr+"/driver_override",
+			vfioDriver+"\n"))
 	}
 	unbind := func(r *rig, addr string) {
 		require.NoError(t, r.m.sys.Write("/sys/bus/pci/drivers/nvme/unbind", addr))
@@ -793,7 +861,8 @@ func TestKilledBinds(t *testing.T) {
 				require.Equal(t, "binding", l[0]["phase"])
 				require.Contains(t, ok(t, "doctor"), "half bound as vfio0")
 				ok(t, "generate", "--nodes", "100", "--out", "g", "--quiet")
-				fails(t, hc(t, "load", "g", "--ssds", "vfio0"), 2, "load", "vfio0", "half bound", "sudo heliosctl unbind-ssds "+addrA)
+				fails(t, hc(t, "load", "g", "--ssds", "vfio0"), 2, "load", "vfio0", "half bound",
+					"sudo heliosctl unbind-ssds "+addrA)
 
 				out := ok(t, way, addrA)
 				if way == "bind-ssds" {
@@ -821,7 +890,10 @@ func (d dyingDomain) Open(string) (nvme.Bus, error) { panic(killed{}) }
 
 func TestKilledUnbinds(t *testing.T) {
 	for name, at := range map[string]func(r *rig){
-		"before the first step": func(r *rig) { r.m.restore = func(string, string) error { panic(killed{}) } },
+		"before the first step": func(
+			r *rig) {
+			r.m.restore = func(string, string) error { panic(killed{}) }
+		},
 		"no driver": func(r *rig) {
 			r.m.restore = func(a, d string) error {
 				_ = r.m.sys.Write("/sys/bus/pci/devices/"+a+"/driver_override", "\n")
@@ -873,7 +945,9 @@ func TestInterruptedBind(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	code := run(ctx, []string{"bind-ssds", "nvme0", "nvme1", "--quiet"}, &out, &errOut)
-	fails(t, outcome{code, out.String(), errOut.String()}, 130, "bind-ssds", "interrupted", addrB+" is back with driver nvme", "1 SSDs are bound, 1 are not", "run the same command again")
+	fails(t, outcome{code, out.String(), errOut.String()}, 130, "bind-ssds", "interrupted",
+		addrB+" is back with driver nvme", "1 SSDs are bound, 1 are not",
+		"run the same command again")
 	require.Equal(t, vfioDriver, r.Driver(addrA))
 	require.Equal(t, "nvme", r.Driver(addrB))
 	require.Len(t, records(t), 1)
@@ -888,14 +962,15 @@ func TestInterruptedBind(t *testing.T) {
 	out.Reset()
 	errOut.Reset()
 	code = run(ctx, []string{"unbind-ssds", "--quiet"}, &out, &errOut)
-	fails(t, outcome{code, out.String(), errOut.String()}, 130, "unbind-ssds", "interrupted", "1 SSDs were given back, 1 were not", "run the same command again")
+	fails(t, outcome{code, out.String(), errOut.String()}, 130, "unbind-ssds", "interrupted",
+		"1 SSDs were given back, 1 were not", "run the same command again")
 	require.Equal(t, "nvme", r.Driver(addrA))
 	require.Equal(t, vfioDriver, r.Driver(addrB))
 	require.Equal(t, state.Bound, records(t)[0].Phase)
 }
 
-// Ctrl-C when an SSD has just been bound: between two of them the rest is told, after the last nothing is
-// left to stop.
+// Ctrl-C when an SSD has just been bound: between two of them the rest is told, after the last
+// nothing is left to stop.
 func TestInterruptedBetweenBinds(t *testing.T) {
 	for at, want := range []int{130, 0} {
 		r := newRig(t)
@@ -918,7 +993,8 @@ func TestInterruptedBetweenBinds(t *testing.T) {
 		require.Len(t, records(t), at+1)
 		require.Equal(t, vfioDriver, r.Driver(addrA))
 		if at == 0 {
-			require.Contains(t, errOut.String(), "1 SSDs are bound, 1 are not; run the same command again")
+			require.Contains(t, errOut.String(),
+				"1 SSDs are bound, 1 are not; run the same command again")
 			require.Equal(t, "nvme", r.Driver(addrB))
 		}
 	}
@@ -967,7 +1043,8 @@ func TestUnbindRefusals(t *testing.T) {
 	require.NoError(t, err)
 	l, err := s.Acquire("heliosctl train", "vfio1")
 	require.NoError(t, err)
-	fails(t, hc(t, "unbind-ssds", "--quiet"), 4, "unbind-ssds", "vfio1", "in use by heliosctl train")
+	fails(t, hc(t, "unbind-ssds", "--quiet"), 4, "unbind-ssds", "vfio1",
+		"in use by heliosctl train")
 	require.Equal(t, vfioDriver, r.Driver(addrA), "all or none")
 	require.Contains(t, ok(t, "ssds"), "in use by another heliosctl")
 	l.Release()
@@ -976,7 +1053,7 @@ func TestUnbindRefusals(t *testing.T) {
 	l, err = s.Acquire("heliosctl ssds", "vfio1")
 	require.NoError(t, err)
 	time.AfterFunc(200*time.Millisecond, l.Release)
-	ok(t, "bench", "io", "--only", "vfio1", "--seconds", "0.05", "--quiet")
+	ok(t, "bench", "io", "--ssds", "vfio1", "--seconds", "0.05", "--quiet")
 
 	// Another program has the group open.
 	r.Process(500, "qemu")
@@ -986,11 +1063,14 @@ func TestUnbindRefusals(t *testing.T) {
 	r.Remove("/proc/500")
 
 	// Names of nothing that is bound.
-	fails(t, hc(t, "unbind-ssds", "vfio9"), 2, "unbind-ssds", `no SSD "vfio9" is bound; there are vfio0, vfio1`)
-	fails(t, hc(t, "unbind-ssds", "vfio0", "/dev/nvme7n1"), 2, "unbind-ssds", "/dev/nvme7n1", "there are vfio0, vfio1")
+	fails(t, hc(t, "unbind-ssds", "vfio9"), 2, "unbind-ssds",
+		`no SSD "vfio9" is bound; there are vfio0, vfio1`)
+	fails(t, hc(t, "unbind-ssds", "vfio0", "/dev/nvme7n1"), 2, "unbind-ssds", "/dev/nvme7n1",
+		"there are vfio0, vfio1")
 	fails(t, hc(t, "unbind-ssds", "/dev/vfio/1"), 2, "unbind-ssds", "no NVMe device")
 	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3})
-	fails(t, hc(t, "unbind-ssds", serialC), 2, "unbind-ssds", addrC+" is not bound: it has driver nvme")
+	fails(t, hc(t, "unbind-ssds", serialC), 2, "unbind-ssds",
+		addrC+" is not bound: it has driver nvme")
 	require.Len(t, records(t), 2)
 
 	r.m.root = func() bool { return false }
@@ -1052,7 +1132,8 @@ func TestOddStates(t *testing.T) {
 		r := newRig(t)
 		ok(t, "bind-ssds", "nvme0")
 		r.serial = "OTHER"
-		fails(t, hc(t, "bench", "io", "--seconds", "0.05", "--quiet"), 5, "bench io", "vfio0", "OTHER", serialA, "bind it anew")
+		fails(t, hc(t, "bench", "io", "--seconds", "0.05", "--quiet"), 5, "bench io", "vfio0",
+			"OTHER", serialA, "bind it anew")
 	})
 	t.Run("no namespace", func(t *testing.T) {
 		r := newRig(t)

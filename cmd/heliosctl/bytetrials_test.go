@@ -17,8 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Damage at random places of everything that a run reads, and verbs over it, by the number in HELIOS_BYTE_TRIALS (a few
-// without it) and the seed in HELIOS_BYTE_SEED. Each trial must end as one of
+// Damage at random places of everything that a run reads, and verbs over it, by the number in
+// HELIOS_BYTE_TRIALS (a few without it) and the seed in HELIOS_BYTE_SEED. Each trial must end as
+// one of
 //
 //	found      the verb fails, or says that it puts the file aside
 //	harmless   the verb's result is equal, to the bit
@@ -69,7 +70,8 @@ var byteKinds = []struct {
 	}},
 }
 
-// somewhere is any byte of b, or, half of the time, one in a page that is not all zeros: an SSD is mostly empty.
+// somewhere is any byte of b, or, half of the time, one in a page that is not all zeros: an SSD is
+// mostly empty.
 func somewhere(r *rand.Rand, b []byte) int {
 	for try, empty := 0, r.IntN(2) == 0; ; try++ {
 		at := r.IntN(len(b))
@@ -82,12 +84,15 @@ func somewhere(r *rand.Rand, b []byte) int {
 
 // byteVerb is a use of files. Its result is what must not change.
 type byteVerb struct {
-	name  string
-	args  []string
-	out   string   // a file that it writes: its bytes are the result; else what --json says that does not depend on time
-	keep  []string // what it changes and needs as it was
-	aside string   // what it says, with a result that must be equal, where it does without a damaged file
-	reads bool     // of rows on SSDs: there is --check-reads
+	name string
+	args []string
+	// a file that it writes: its bytes are the result; else what --json says that does not depend
+	// on time
+	out  string
+	keep []string // what it changes and needs as it was
+	// what it says, with a result that must be equal, where it does without a damaged file
+	aside string
+	reads bool // of rows on SSDs: there is --check-reads
 }
 
 func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome) {
@@ -108,7 +113,8 @@ func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome)
 	for _, l := range strings.Split(strings.TrimSpace(r.out), "\n") {
 		var m map[string]any
 		require.NoError(t, json.Unmarshal([]byte(l), &m), "%v: %s", v.args, l)
-		for _, k := range []string{"event", "epoch", "loss", "train_acc", "val_acc", "test_acc", "params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed"} {
+		for _, k := range []string{"event", "epoch", "loss", "train_acc", "val_acc", "test_acc",
+			"params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed"} {
 			keep = append(keep, m[k])
 		}
 	}
@@ -130,7 +136,8 @@ func TestByteTrials(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 15))
 
 	isolate(t)
-	ok(t, "generate", "--nodes", "900", "--avg-degree", "12", "--classes", "4", "--dim", "24", "--seed", "3", "--out", "g")
+	ok(t, "generate", "--nodes", "900", "--avg-degree", "12", "--classes", "4", "--dim", "24",
+		"--seed", "3", "--out", "g")
 	// A dataset with names, sealed.
 	var names strings.Builder
 	for i := range 900 {
@@ -139,26 +146,44 @@ func TestByteTrials(t *testing.T) {
 	require.NoError(t, os.WriteFile("g/names.txt", []byte(names.String()), 0o644))
 	meta, err := os.ReadFile("g/dataset.yaml")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile("g/dataset.yaml", bytes.Replace(meta, []byte("sealed: true\n"), nil, 1), 0o644))
+	require.NoError(t, os.WriteFile("g/dataset.yaml", bytes.Replace(meta, []byte("sealed: true\n"),
+		nil, 1), 0o644))
 	require.NoError(t, os.Remove("g/dataset.seal"))
 	ok(t, "verify", "--seal", "g")
 	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--size", "2500KiB")
 	ok(t, "load", "g")
-	model := []string{"--dataset", "g", "--fanout", "3,3", "--batch-size", "256", "--hidden", "8", "--lr", "0.01", "--workers", "1", "--json", "--quiet"}
-	train := func(more ...string) []string { return append(append([]string{"train"}, model...), more...) }
-	ok(t, train("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--hotness-dir", "hot", "--gpu-cache", "10%", "--cpu-cache", "10%")...)
+	model := []string{"--dataset", "g", "--fanout", "3,3", "--batch-size", "256", "--hidden", "8",
+		"--lr", "0.01", "--workers", "1", "--json", "--quiet"}
+	train := func(
+		more ...string) []string {
+		return append(append([]string{"train"}, model...), more...)
+	}
+	ok(t, train("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--hotness-dir",
+		"hot", "--gpu-cache", "10%", "--cpu-cache", "10%")...)
 
-	plain := &byteVerb{name: "train", args: train("--epochs", "2", "--hotness-dir", "off"), reads: true}
-	bam := &byteVerb{name: "train --mode bam", args: train("--epochs", "2", "--mode", "bam", "--gpu-cache", "10%", "--hotness-dir", "off"), reads: true}
-	inmem := &byteVerb{name: "train --mode inmem", args: train("--epochs", "2", "--mode", "inmem", "--hotness-dir", "off"), reads: true}
-	storage := &byteVerb{name: "train --topology ssd", args: train("--epochs", "2", "--topology", "ssd", "--hotness-dir", "off"), reads: true}
-	kept := &byteVerb{name: "train --hotness-dir", args: slices.DeleteFunc(train("--epochs", "2", "--hotness-dir", "hot", "--gpu-cache", "10%", "--cpu-cache", "10%"),
-		func(a string) bool { return a == "--quiet" }), keep: []string{"hot"}, aside: "hotness cannot be used"}
-	resume := &byteVerb{name: "train --resume", args: train("--epochs", "2", "--checkpoint", "ck", "--resume", "--hotness-dir", "off"), keep: []string{"ck"}}
-	eval := &byteVerb{name: "eval", args: []string{"eval", "g", "--checkpoint", "ck", "--json", "--quiet", "--hotness-dir", "off"}, reads: true}
-	predict := &byteVerb{name: "predict", args: []string{"predict", "g", "--checkpoint", "ck", "--out", "p.csv", "--quiet", "--hotness-dir", "off"}, out: "p.csv", reads: true}
-	replay := &byteVerb{name: "cache replay", args: []string{"cache", "replay", "run.trace", "--csv", "replay.csv", "--quiet", "--workers", "1"}, out: "replay.csv"}
-	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"}, keep: []string{"ssd0.img", "ssd1.img"}}
+	plain := &byteVerb{name: "train", args: train("--epochs", "2", "--hotness-dir", "off"),
+		reads: true}
+	bam := &byteVerb{name: "train --mode bam", args: train("--epochs", "2", "--mode", "bam",
+		"--gpu-cache", "10%", "--hotness-dir", "off"), reads: true}
+	inmem := &byteVerb{name: "train --mode inmem", args: train("--epochs", "2", "--mode", "inmem",
+		"--hotness-dir", "off"), reads: true}
+	storage := &byteVerb{name: "train --topology ssd", args: train("--epochs", "2", "--topology",
+		"ssd", "--hotness-dir", "off"), reads: true}
+	kept := &byteVerb{name: "train --hotness-dir",
+		args: slices.DeleteFunc(train("--epochs", "2", "--hotness-dir", "hot", "--gpu-cache", "10%",
+			"--cpu-cache", "10%"),
+			func(a string) bool { return a == "--quiet" }), keep: []string{"hot"},
+		aside: "hotness cannot be used"}
+	resume := &byteVerb{name: "train --resume", args: train("--epochs", "2", "--checkpoint", "ck",
+		"--resume", "--hotness-dir", "off"), keep: []string{"ck"}}
+	eval := &byteVerb{name: "eval", args: []string{"eval", "g", "--checkpoint", "ck", "--json",
+		"--quiet", "--hotness-dir", "off"}, reads: true}
+	predict := &byteVerb{name: "predict", args: []string{"predict", "g", "--checkpoint", "ck",
+		"--csv", "p.csv", "--quiet", "--hotness-dir", "off"}, out: "p.csv", reads: true}
+	replay := &byteVerb{name: "cache replay", args: []string{"cache", "replay", "run.trace",
+		"--csv", "replay.csv", "--quiet", "--workers", "1"}, out: "replay.csv"}
+	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"},
+		keep: []string{"ssd0.img", "ssd1.img"}}
 	verify := &byteVerb{name: "verify", args: []string{"verify", "g", "--json", "--quiet"}}
 
 	type target struct {
@@ -180,7 +205,8 @@ func TestByteTrials(t *testing.T) {
 	}
 	for dir, v := range map[string]*byteVerb{"ck": resume, "hot": kept} {
 		require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() && filepath.Base(path) != ".lock" { // a lock has no bytes
+			// a lock has no bytes
+			if err == nil && d.Type().IsRegular() && filepath.Base(path) != ".lock" {
 				verbs := []*byteVerb{v}
 				if v == resume {
 					verbs = []*byteVerb{resume, resume, eval, predict}
@@ -192,7 +218,8 @@ func TestByteTrials(t *testing.T) {
 	}
 	targets = append(targets, target{"run.trace", []*byteVerb{replay}})
 	for _, img := range []string{"ssd0.img", "ssd1.img"} {
-		targets = append(targets, target{img, []*byteVerb{plain, bam, inmem, eval, predict, verify}})
+		targets = append(targets, target{img, []*byteVerb{plain, bam, inmem, eval, predict,
+			verify}})
 	}
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.file, b.file) })
 
@@ -242,7 +269,8 @@ func TestByteTrials(t *testing.T) {
 		switch {
 		case out.code != 0:
 			verdict = found
-			require.NotContains(t, out.errOut, "goroutine ", "a Go trace: seed %d, trial %d", seed, i)
+			require.NotContains(t, out.errOut, "goroutine ", "a Go trace: seed %d, trial %d",
+				seed, i)
 		case result == what && v.aside != "" && strings.Contains(out.errOut, v.aside):
 			verdict = found
 		case result == what:
@@ -254,17 +282,20 @@ func TestByteTrials(t *testing.T) {
 		}
 		table[row][verdict]++
 		if verdict == silent {
-			t.Errorf("seed %d, trial %d: %s of %s changes what %s gives, and nobody says so", seed, i, kind.name, tg.file, v.name)
+			t.Errorf("seed %d, trial %d: %s of %s changes what %s gives, and nobody says so", seed,
+				i, kind.name, tg.file, v.name)
 		}
 		restore(v, tg.file)
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "%d trials, seed %d\n%-34s %-12s %8s %9s %14s %7s\n", trials, seed, "file", "damage", "found", "harmless", "--check-reads", "silent")
+	fmt.Fprintf(&text, "%d trials, seed %d\n%-34s %-12s %8s %9s %14s %7s\n", trials, seed, "file",
+		"damage", "found", "harmless", "--check-reads", "silent")
 	var sum [4]int
 	for _, tg := range targets {
 		for _, k := range byteKinds {
 			if n := table[tg.file+"\x00"+k.name]; n != nil {
-				fmt.Fprintf(&text, "%-34s %-12s %8d %9d %14d %7d\n", filepath.Base(tg.file), k.name, n[0], n[1], n[2], n[3])
+				fmt.Fprintf(&text, "%-34s %-12s %8d %9d %14d %7d\n", filepath.Base(tg.file), k.name,
+					n[0], n[1], n[2], n[3])
 				for i := range sum {
 					sum[i] += n[i]
 				}
@@ -297,8 +328,8 @@ func keepFiles(t *testing.T, paths ...string) keptFiles {
 	return k
 }
 
-// restore gives a file, or a folder's, their bytes, and removes what is new. A file stays the same inode, which a bound
-// SSD must.
+// restore gives a file, or a folder's, their bytes, and removes what is new. A file stays the same
+// inode, which a bound SSD must.
 func (k keptFiles) restore(t *testing.T, path string) {
 	t.Helper()
 	_ = filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,28 +10,40 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/gnn"
+	"helios/graph"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/units"
-	"helios/sched"
+	"helios/sched/cacheplan"
+	"helios/sched/plan"
+	"helios/sched/prepare"
 )
 
-// samplingFlags are of verbs that sample a dataset's batches and read no features.
-func samplingFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "fanout", Value: "10,10", Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"},
-		&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seed nodes in a mini-batch"},
-		&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of the run"},
-		samplerFlag(sched.SamplerNeighbor),
-		&cli.IntFlag{Name: "presample-epochs", DefaultText: "4", Usage: "epochs that \"presample\" counts"},
-		&cli.StringFlag{Name: "hotness-dir", DefaultText: "the dataset's folder hotness", Usage: "`DIR` that keeps hotness for later runs of the same graph and batches; off for none"},
-		&cli.IntFlag{Name: "workers", DefaultText: "one per CPU", Usage: "worker slots of the host device, which samples"},
-		kernelsFlag(),
+// samplingConfig are the settings of verbs that sample a dataset's batches and read no features.
+func samplingConfig() hcli.Options[plan.Config] {
+	return hcli.Options[plan.Config]{
+		fanoutOption("10,10",
+			"neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"),
+		hcli.Int(&cli.IntFlag{Name: "batch-size", Usage: "seed nodes in a mini-batch"},
+			func(c *plan.Config) *int { return &c.Batch }).Positive(),
+		hcli.Seed(&cli.Uint64Flag{Name: "seed", Usage: "seed of the run"}),
+		samplerOption(graph.Neighbor),
+		presampleOption("epochs that \"presample\" counts"), hotnessDirOption(),
+		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
+			Usage: "worker slots of the host device, which samples"},
+			func(c *plan.Config) *int { return &c.Workers }).Positive(),
 	}
 }
 
+// samplingOptions are samplingConfig's and the host device's.
+func samplingOptions() hcli.Options[runArgs] {
+	return append(withConfig(samplingConfig()), withDevice(kernelsOptions())...)
+}
+
 func cachePlanCommand() *cli.Command {
-	return &cli.Command{
+	run := func(a *cachePlanArgs) *runArgs { return &a.runArgs }
+	return verb(&cli.Command{
 		Name:      "plan",
 		Usage:     "split a budget of memory between the GPU's and the CPU's tier: least modelled epoch time",
 		ArgsUsage: "[DATASET]",
@@ -39,108 +52,112 @@ func cachePlanCommand() *cli.Command {
 			"SSDs, the link into the GPU, the GPU, the CPU's memory, the sampling stream, training. All work at once, so the\n" +
 			"busiest decides. Every split is looked at, so none of them is better than the one that is named; all are in --json.\n" +
 			"Every figure is modelled, but for rows and hits.",
-		Flags: append([]cli.Flag{
-			datasetFlag,
-			&cli.StringFlag{Name: "trace", Usage: "plan for the accesses in `FILE` (train --trace); a dataset is then needed for the times of sampling and training alone"},
-			&cli.StringFlag{Name: "budget", Usage: "memory for both tiers together, a `SIZE` or a share of the features"},
-			&cli.StringFlag{Name: "gpu-max", DefaultText: "the GPU's memory", Usage: "at most `BYTES` of it in the GPU"},
-			&cli.StringFlag{Name: "cpu-max", DefaultText: "no bound", Usage: "at most `BYTES` of it in the CPU's memory"},
-			&cli.IntFlag{Name: "steps", Value: 100, Usage: "splits to look at, beside the first"},
-			&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" + strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-			&cli.IntFlag{Name: "ssd-count", DefaultText: "the profile's", Usage: "number of SSDs of that machine"},
-			oneOf("model", "model", gnn.DefaultArch, gnn.Archs(), nil),
-			&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
-			&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's", Usage: "`TYPE` that rows are stored as"},
-			&cli.StringFlag{Name: "hotness", DefaultText: "presample", Usage: "what rows are placed by: " + strings.Join(sched.Hotnesses, ", ") + ", or a `FILE` of node numbers, hottest first (.npy or text)"},
-			resultsFlag(), overwriteFlag(),
-		}, samplingFlags()...),
-		Action: action(1, runCachePlan),
-	}
+	}, 1, slices.Concat(
+		hcli.In(run, withDataset(datasetOptions(datasetUsage))),
+		hcli.Options[cachePlanArgs]{
+			hcli.Text(&cli.StringFlag{Name: "trace",
+				Usage: "plan for the accesses in `FILE` (train --trace); a dataset is then needed for the times of sampling and training alone"},
+				func(a *cachePlanArgs) *string { return &a.find.Trace }),
+			hcli.Budget(&cli.StringFlag{Name: "budget",
+				Usage: "memory for both tiers together, a `SIZE` or a share of the features"},
+				func(a *cachePlanArgs) *units.Budget { return &a.find.Budget }),
+			mostOption("gpu-max", "the GPU's memory", "at most `BYTES` of it in the GPU",
+				func(a *cachePlanArgs) *int64 { return &a.find.GPUMax }),
+			mostOption("cpu-max", "no bound", "at most `BYTES` of it in the CPU's memory",
+				func(a *cachePlanArgs) *int64 { return &a.find.CPUMax }),
+			hcli.Int(&cli.IntFlag{Name: "steps", Value: 100,
+				Usage: "splits to look at, beside the first"},
+				func(a *cachePlanArgs) *int { return &a.find.Steps }),
+			hcli.Text(&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" +
+				strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
+				func(a *cachePlanArgs) *string { return &a.profile }),
+			ssdCountOption(func(a *cachePlanArgs) *int { return &a.find.Hardware.SSDs }),
+		},
+		hcli.In(run, slices.Concat(withConfig(hcli.Options[plan.Config]{
+			hcli.Text(oneOf("model", "model", gnn.DefaultArch, gnn.Archs(), nil),
+				func(c *plan.Config) *string { return &c.Model }),
+			hcli.Int(&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
+				func(c *plan.Config) *int { return &c.Hidden }).Positive(),
+			hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's",
+				Usage: "`TYPE` that rows are stored as"},
+				func(c *plan.Config) *string { return &c.RowType }),
+			hotnessOption().Default("presample"),
+		}), withOutputs(outputOptions()), samplingOptions())),
+	), runCachePlan)
 }
 
-// samplingConfig reads samplingFlags.
-func (e *env) samplingConfig() (cfg sched.Config, err error) {
-	c := e.c
-	if err := e.notZero("batch-size", "presample-epochs", "workers"); err != nil {
-		return cfg, err
-	}
-	cfg = sched.Config{Batch: c.Int("batch-size"), Seed: c.Uint64("seed"), Sampler: c.String("sampler"), Presample: c.Int("presample-epochs")}
-	if cfg.Fanouts, err = units.ParseInts(c.String("fanout"), -1); err != nil {
-		return cfg, errs.New(errs.Usage, "--fanout: %w", err)
-	}
-	return cfg, e.hotnessConfig(&cfg)
+// cachePlanArgs are what "cache plan" is asked for.
+type cachePlanArgs struct {
+	runArgs
+	find    cacheplan.Options
+	profile string // of --hardware
 }
 
-func runCachePlan(ctx context.Context, e *env) (err error) {
-	c := e.c
-	o := sched.PlanOptions{Steps: c.Int("steps"), Trace: c.String("trace")}
+// mostOption bounds a tier; 0 is for none of it.
+func mostOption(name, def, usage string,
+	at func(*cachePlanArgs) *int64) hcli.Option[cachePlanArgs] {
+	return hcli.Bytes(&cli.StringFlag{Name: name, DefaultText: def, Usage: usage}, at).Checked(
+		func(a *cachePlanArgs, _ string) error {
+			if to := at(a); *to == 0 {
+				*to = plan.Off
+			}
+			return nil
+		})
+}
+
+// check refuses what cannot be, before anything is opened.
+func (a *cachePlanArgs) check(e *env) (err error) {
+	o := &a.find
 	if o.Steps < 1 || o.Steps > 100_000 {
 		return errs.New(errs.Usage, "--steps %d is not between 1 and 100000", o.Steps)
 	}
-	if !c.IsSet("budget") {
-		return errs.New(errs.Usage, "no --budget: give the memory that both tiers may take together, as 64GiB or as a share of the features")
+	if e.given(&o.Budget) == "" {
+		return errs.New(errs.Usage,
+			"no --budget: give the memory that both tiers may take together, as 64GiB or as a share of the features")
 	}
-	if o.Budget, err = units.ParseBudget(c.String("budget")); err != nil {
-		return errs.New(errs.Usage, "--budget: %w", err)
+	if e.given(&a.profile) == "" {
+		return errs.New(errs.Usage, "no --hardware: choose one of %s, or give a YAML file",
+			strings.Join(hardware.Names(), ", "))
 	}
-	for flag, to := range map[string]*int64{"gpu-max": &o.GPUMax, "cpu-max": &o.CPUMax} {
-		if !c.IsSet(flag) {
-			continue
-		}
-		if *to, err = units.ParseBytes(c.String(flag)); err != nil {
-			return errs.New(errs.Usage, "--%s: %w", flag, err)
-		}
-		if *to == 0 {
-			*to = sched.Off
-		}
-	}
-	if !c.IsSet("hardware") {
-		return errs.New(errs.Usage, "no --hardware: choose one of %s, or give a YAML file", strings.Join(hardware.Names(), ", "))
-	}
-	if err := e.notZero("ssd-count", "hidden"); err != nil {
+	if o.Hardware.Profile, err = hardware.Load(a.profile); err != nil || o.Trace == "" {
 		return err
 	}
-	if o.Hardware.SSDs = c.Int("ssd-count"); o.Hardware.SSDs < 0 || o.Hardware.SSDs > 256 {
-		return errs.New(errs.Usage, "--ssd-count %d is not between 1 and 256", o.Hardware.SSDs)
+	c := &a.cfg
+	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.Presample, &c.Hotness,
+		&c.HotnessDir, &c.RowType); f != "" {
+		return errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
 	}
-	if o.Hardware.Profile, err = hardware.Load(c.String("hardware")); err != nil {
+	if f := e.given(&c.Model, &c.Hidden, &c.Workers, &a.kernels); f != "" && !a.named(e) {
+		return errs.New(errs.Usage,
+			"--%s: a trace holds accesses alone, so nothing is sampled or trained; leave it out, or give the dataset as well",
+			f)
+	}
+	return nil
+}
+
+func runCachePlan(ctx context.Context, e *env, a *cachePlanArgs) (err error) {
+	if err := a.check(e); err != nil {
 		return err
 	}
-	cfg, err := e.samplingConfig()
-	if err != nil {
-		return err
-	}
-	cfg.Model, cfg.Hidden, cfg.RowType = c.String("model"), c.Int("hidden"), c.String("row-dtype")
-	if o.Trace != "" {
-		for _, f := range []string{"fanout", "batch-size", "seed", "sampler", "presample-epochs", "hotness", "hotness-dir", "row-dtype"} {
-			if c.IsSet(f) {
-				return errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
-			}
-		}
-		for _, f := range []string{"model", "hidden", "workers", "kernels"} {
-			if c.IsSet(f) && datasetDir(c) == "" {
-				return errs.New(errs.Usage, "--%s: a trace holds accesses alone, so nothing is sampled or trained; leave it out, or give the dataset as well", f)
-			}
-		}
-	}
-	var in sched.Inputs
-	if o.Trace == "" || datasetDir(c) != "" {
-		var done func() error
-		if in, done, err = e.graphInputs("a plan samples on the host device"); err != nil {
+	var in prepare.Inputs
+	if a.find.Trace == "" || a.named(e) {
+		s, err := openGraph(e, &a.runArgs, "a plan samples on the host device")
+		if err != nil {
 			return err
 		}
-		defer closing(&err, done)
+		defer func() { err = errors.Join(err, s.close()) }()
+		in = s.Inputs
 	}
-	out, err := e.openResults()
+	out, err := a.openResults(e)
 	if err != nil {
 		return err
 	}
 	defer out.end(&err)
-	p, err := sched.PlanCache(ctx, cfg, in, o, e.observer())
+	p, err := cacheplan.Find(ctx, a.cfg, in, a.find, e.observer())
 	if err != nil {
 		return err
 	}
-	e.showCachePlan(p)
+	showCachePlan(e, p)
 	out.object(p)
 	return nil
 }
@@ -148,27 +165,37 @@ func runCachePlan(ctx context.Context, e *env) (err error) {
 // shownSplits is how many splits the table has; --json has all.
 const shownSplits = 10
 
-func (e *env) showCachePlan(p *sched.CachePlan) {
+func showCachePlan(e *env, p *cacheplan.Plan) {
 	for _, n := range p.Notes {
-		e.ui.Note("%s", n)
+		e.note(n)
 	}
 	per := func(seconds float64) string { return fmt.Sprintf("%.4g", seconds) }
 	e.ui.Table([]string{"", ""}, [][]string{
-		{"modelled plan", fmt.Sprintf("%s on %s with %d %s; accesses from %s", p.Dataset, p.Hardware, p.SSDs, p.SSDModel, p.From)},
-		{"accesses", fmt.Sprintf("%d rows of %s in %d batches (epochs: %d); placed by %s", p.Accesses, units.FormatBytes(p.RowBytes), p.Batches, p.Epochs, p.Hotness)},
-		{"modelled cost of an access", fmt.Sprintf("GPU tier %.3g ns, CPU tier %.3g ns, SSDs together %.3g ns", p.Costs["gpu"], p.Costs["cpu"], p.Costs["ssd"])},
-		{"budget", fmt.Sprintf("%s of %s of features; the GPU's tier takes at most %s", units.FormatBytes(p.BudgetBytes), units.FormatBytes(p.Rows*p.RowBytes), units.FormatBytes(max(p.GPUMaxBytes, 0)))},
+		{"modelled plan", fmt.Sprintf("%s on %s with %d %s; accesses from %s", p.Dataset,
+			p.Hardware, p.SSDs, p.SSDModel, p.From)},
+		{"accesses", fmt.Sprintf("%d rows of %s in %d batches (epochs: %d); placed by %s",
+			p.Accesses, units.FormatBytes(p.RowBytes), p.Batches, p.Epochs, p.Hotness)},
+		{"modelled cost of an access",
+			fmt.Sprintf("GPU tier %.3g ns, CPU tier %.3g ns, SSDs together %.3g ns", p.Costs["gpu"],
+				p.Costs["cpu"], p.Costs["ssd"])},
+		{"budget", fmt.Sprintf("%s of %s of features; the GPU's tier takes at most %s",
+			units.FormatBytes(p.BudgetBytes), units.FormatBytes(p.Rows*p.RowBytes),
+			units.FormatBytes(max(p.GPUMaxBytes, 0)))},
 	})
-	header := append([]string{"", "GPU tier", "CPU tier", "hits GPU", "hits CPU", "modelled epoch s", "busiest"}, sched.PlanResources...)
+	header := append([]string{"", "GPU tier", "CPU tier", "hits GPU", "hits CPU",
+		"modelled epoch s", "busiest"}, cacheplan.Resources...)
 	var rows [][]string
-	row := func(mark string, c sched.PlanPoint) {
-		r := []string{mark, units.FormatBytes(c.GPUBytes), units.FormatBytes(c.CPUBytes), fmt.Sprintf("%.2f%%", 100*c.HitGPU), fmt.Sprintf("%.2f%%", 100*c.HitCPU), per(c.Seconds), c.Bottleneck}
-		for _, name := range sched.PlanResources {
+	row := func(mark string, c cacheplan.Point) {
+		r := []string{mark, units.FormatBytes(c.GPUBytes), units.FormatBytes(c.CPUBytes),
+			fmt.Sprintf("%.2f%%", 100*c.HitGPU), fmt.Sprintf("%.2f%%", 100*c.HitCPU),
+			per(c.Seconds), c.Bottleneck}
+		for _, name := range cacheplan.Resources {
 			r = append(r, per(c.Resources[name]))
 		}
 		rows = append(rows, r)
 	}
-	best := slices.IndexFunc(p.Curve, func(c sched.PlanPoint) bool { return c.GPUBytes == p.Best.GPUBytes })
+	best := slices.IndexFunc(p.Curve,
+		func(c cacheplan.Point) bool { return c.GPUBytes == p.Best.GPUBytes })
 	every := max((len(p.Curve)-1)/shownSplits, 1)
 	for i, c := range p.Curve {
 		switch {
@@ -179,80 +206,104 @@ func (e *env) showCachePlan(p *sched.CachePlan) {
 		}
 	}
 	e.ui.Table(header, rows)
-	e.ui.Printf("modelled best of %d splits: --gpu-cache %d --cpu-cache %d, %.4g s an epoch, %s is the limit; %d splits take as long (to a thousandth), from %s in the GPU on",
-		len(p.Curve), p.Best.GPUBytes, p.Best.CPUBytes, p.Best.Seconds, p.Best.Bottleneck, p.Flat, units.FormatBytes(p.LeastGPUBytes))
+	e.ui.Printf(
+		"modelled best of %d splits: --gpu-cache %d --cpu-cache %d, %.4g s an epoch, %s is the limit; %d splits take as long (to a thousandth), from %s in the GPU on",
+		len(p.Curve), p.Best.GPUBytes, p.Best.CPUBytes, p.Best.Seconds, p.Best.Bottleneck, p.Flat,
+		units.FormatBytes(p.LeastGPUBytes))
 }
 
 func cacheHotnessCommand() *cli.Command {
-	return &cli.Command{
+	run := func(a *hotnessArgs) *runArgs { return &a.runArgs }
+	return verb(&cli.Command{
 		Name:      "hotness",
 		Usage:     "how well sources of hotness place rows for an epoch that they have not seen",
 		ArgsUsage: "[DATASET]",
 		Description: "For tiers of some sizes: the share of an epoch's accesses that the rows placed by each source serve, next to the most that\n" +
 			"any static placement could (the epoch's own hottest rows). Needs no SSDs.\n" +
 			"presample:K counts K epochs; foresight counts the very epochs that are trained, so here it is the optimum.",
-		Flags: append([]cli.Flag{
-			datasetFlag,
-			&cli.StringFlag{Name: "by", Value: "presample:1,presample,degree,out-degree,pagerank", Usage: "sources `NAME[,NAME…]`: " + strings.Join(sched.Hotnesses, ", ") + ", presample:K, or files of node numbers"},
-			&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%", Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
-			resultsFlag(), overwriteFlag(),
-		}, samplingFlags()...),
-		Action: action(1, runCacheHotness),
-	}
+	}, 1, slices.Concat(
+		hcli.In(run, withDataset(datasetOptions(datasetUsage))),
+		hcli.Options[hotnessArgs]{
+			hcli.Parsed(&cli.StringFlag{Name: "hotness",
+				Value: "presample:1,presample,degree,out-degree,pagerank",
+				Usage: "sources `NAME[,NAME…]`: " + strings.Join(plan.Hotnesses, ", ") +
+					", presample:K, or files of node numbers"},
+				func(a *hotnessArgs) *[]string { return &a.sources }, parseHotnesses).Was("by"),
+			hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
+				Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
+				func(a *hotnessArgs) *[]units.Budget { return &a.sizes }, parseSizes),
+		},
+		hcli.In(run, append(withOutputs(outputOptions()), samplingOptions()...)),
+	), runCacheHotness)
 }
 
-func runCacheHotness(ctx context.Context, e *env) (err error) {
-	cfg, err := e.samplingConfig()
+// hotnessArgs are what "cache hotness" is asked for.
+type hotnessArgs struct {
+	runArgs
+	sources []string
+	sizes   []units.Budget
+}
+
+func parseHotnesses(text string) ([]string, error) {
+	names, err := hcli.SplitList("hotness", text)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	by, err := list("by", e.c.String("by"))
-	if err != nil {
-		return err
-	}
-	for _, name := range by {
-		if strings.HasPrefix(name, sched.HotnessPresample+":") {
+	for _, name := range names {
+		if strings.HasPrefix(name, plan.HotnessPresample+":") {
 			continue
 		}
-		if err := hotnessSource("by", name); err != nil {
-			return err
+		if err := hotnessSource("hotness", name); err != nil {
+			return nil, err
 		}
 	}
-	texts, err := list("sizes", e.c.String("sizes"))
+	return names, nil
+}
+
+func parseSizes(text string) ([]units.Budget, error) {
+	texts, err := hcli.SplitList("sizes", text)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var sizes []units.Budget
 	for _, s := range texts {
 		b, err := units.ParseBudget(s)
 		if err != nil {
-			return errs.New(errs.Usage, "--sizes: %w", err)
+			return nil, errs.New(errs.Usage, "--sizes: %w", err)
 		}
 		sizes = append(sizes, b)
 	}
-	in, done, err := e.graphInputs("hotness is compared on the host device")
+	return sizes, nil
+}
+
+func runCacheHotness(ctx context.Context, e *env, a *hotnessArgs) (err error) {
+	s, err := openGraph(e, &a.runArgs, "hotness is compared on the host device")
 	if err != nil {
 		return err
 	}
-	defer closing(&err, done)
-	out, err := e.openResults()
+	defer closing(&err, s.close)
+	out, err := a.openResults(e)
 	if err != nil {
 		return err
 	}
 	defer out.end(&err)
-	r, err := sched.CompareHotness(ctx, cfg, in, by, sizes, e.observer())
+	r, err := cacheplan.CompareHotness(ctx, a.cfg, s.Inputs, a.sources, a.sizes, e.observer())
 	if err != nil {
 		return err
 	}
-	e.ui.Printf("%s: an epoch of %d seeds (batch %d, fanout %v) looks up %d rows, %d different ones of %d",
+	e.ui.Printf(
+		"%s: an epoch of %d seeds (batch %d, fanout %v) looks up %d rows, %d different ones of %d",
 		r.Dataset, r.Seeds, r.Batch, r.Fanouts, r.Accesses, r.Met, r.Rows)
 	var rows [][]string
 	for _, s := range r.Sources {
 		for _, h := range s.Sizes {
-			rows = append(rows, []string{s.By, h.Size, fmt.Sprintf("%.2f%%", 100*h.Hit), fmt.Sprintf("%.2f%%", 100*h.Best), fmt.Sprintf("%.2f", h.Gap), fmt.Sprintf("%.1f", 100*h.OfBest), fmt.Sprintf("%.3g", s.Seconds)})
+			rows = append(rows, []string{s.By, h.Size, fmt.Sprintf("%.2f%%", 100*h.Hit),
+				fmt.Sprintf("%.2f%%", 100*h.Best), fmt.Sprintf("%.2f", h.Gap),
+				fmt.Sprintf("%.1f", 100*h.OfBest), fmt.Sprintf("%.3g", s.Seconds)})
 		}
 	}
-	e.ui.Table([]string{"hotness", "tier", "hits", "optimum", "points below", "of 100", "seconds"}, rows)
+	e.ui.Table([]string{"hotness", "tier", "hits", "optimum", "points below", "of 100",
+		"seconds"}, rows)
 	out.object(r)
 	return nil
 }

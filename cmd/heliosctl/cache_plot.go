@@ -38,32 +38,46 @@ type dot struct {
 }
 
 // Eight colours that those who see few can tell apart (Okabe and Ito).
-var plotColours = []string{"#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#b8a500"}
+var plotColours = []string{"#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
+	"#000000", "#b8a500"}
 
 // replayPlot draws hit ratio and reads by size as a page of its own.
 func replayPlot(w io.Writer, res *replay.Result) error {
 	charts := []chart{
-		plotChart(res, "Rows that need no SSD, %", func(p replay.Play) float64 { return 100 * p.Total.HitRatio }, func(v float64) string { return fmt.Sprintf("%.2f %%", v) }),
-		plotChart(res, "Bytes from SSDs, GiB", func(p replay.Play) float64 { return float64(p.Total.BytesSSD) / float64(units.GiB) }, func(v float64) string { return fmt.Sprintf("%.4g GiB", v) }),
-		plotChart(res, "Hits below the optimum, points", func(p replay.Play) float64 { return p.Total.GapPoints }, func(v float64) string { return fmt.Sprintf("%.2f points", v) }),
+		plotChart(res, "Rows that need no SSD, %",
+			func(p replay.Play) float64 { return 100 * p.Total.HitRatio },
+			func(v float64) string { return fmt.Sprintf("%.2f %%", v) }),
+		plotChart(res, "Bytes from SSDs, GiB",
+			func(p replay.Play) float64 { return float64(p.Total.BytesSSD) / float64(units.GiB) },
+			func(v float64) string { return fmt.Sprintf("%.4g GiB", v) }),
+		plotChart(res, "Hits below the optimum, points",
+			func(p replay.Play) float64 { return p.Total.GapPoints },
+			func(v float64) string { return fmt.Sprintf("%.2f points", v) }),
 	}
 	type line struct{ Cells []string }
 	var table []line
 	for _, p := range res.Plays {
-		table = append(table, line{[]string{p.Policy, strconv.Itoa(p.Window), lineText(p), fmt.Sprintf("%.3g %%", 100*p.Share), strconv.FormatInt(p.Lines, 10),
-			fmt.Sprintf("%.2f %%", 100*p.Total.HitRatio), fmt.Sprintf("%.2f %%", 100*p.Total.GPUHitRatio), units.FormatBytes(p.Total.BytesSSD),
+		table = append(table, line{[]string{p.Policy, lookAheadText(p), lineText(p),
+			fmt.Sprintf("%.3g %%", 100*p.Share), strconv.FormatInt(p.Lines, 10),
+			fmt.Sprintf("%.2f %%", 100*p.Total.HitRatio),
+			fmt.Sprintf("%.2f %%", 100*p.Total.GPUHitRatio), units.FormatBytes(p.Total.BytesSSD),
 			fmt.Sprintf("%.2f", p.Total.GapPoints), fmt.Sprintf("%.3f", p.Total.ReadsOverOptimum)}})
 	}
-	return writePage(w, plotPage, map[string]any{"Result": res, "Charts": charts, "Table": table, "Notes": gapNotes(res)})
+	return writePage(w, plotPage, map[string]any{"Result": res, "Charts": charts, "Table": table,
+		"Notes": gapNotes(res)})
 }
 
-func plotChart(res *replay.Result, title string, value func(replay.Play) float64, text func(float64) string) chart {
+func plotChart(res *replay.Result, title string, value func(replay.Play) float64,
+	text func(float64) string) chart {
 	const left, top, width, height, legend = 60, 40, 560, 300, 230
 	c := chart{Title: title, W: left + width + legend, H: top + height + 50}
 	name := func(p replay.Play) string {
 		s := p.Policy
 		if p.RowsPerLine > 1 {
 			s += ", lines of " + strconv.FormatInt(p.LineBytes, 10)
+		}
+		if p.Superbatch > 0 {
+			s += " of " + strconv.Itoa(p.Superbatch)
 		}
 		if p.Window > 0 {
 			s += ", window " + strconv.Itoa(p.Window)
@@ -95,13 +109,16 @@ func plotChart(res *replay.Result, title string, value func(replay.Play) float64
 	}
 	y := func(v float64) float64 { return top + height*(1-max(v, 0)/most) }
 	for v := 0.0; v <= most*1.0001; v += step {
-		c.Ticks = append(c.Ticks, tick{left, y(v), left + width, y(v), left - 6, y(v) + 4, "end", strconv.FormatFloat(v, 'g', 4, 64)})
+		c.Ticks = append(c.Ticks, tick{left, y(v), left + width, y(v), left - 6, y(v) + 4, "end",
+			strconv.FormatFloat(v, 'g', 4, 64)})
 	}
 	var shares []float64
 	for _, p := range res.Plays {
-		if !slices.ContainsFunc(shares, func(s float64) bool { return math.Abs(x(s)-x(p.Share)) < 30 }) {
+		if !slices.ContainsFunc(shares,
+			func(s float64) bool { return math.Abs(x(s)-x(p.Share)) < 30 }) {
 			shares = append(shares, p.Share)
-			c.Ticks = append(c.Ticks, tick{x(p.Share), top, x(p.Share), top + height, x(p.Share), top + height + 18, "middle", fmt.Sprintf("%.3g %%", 100*p.Share)})
+			c.Ticks = append(c.Ticks, tick{x(p.Share), top, x(p.Share), top + height, x(p.Share),
+				top + height + 18, "middle", fmt.Sprintf("%.3g %%", 100*p.Share)})
 		}
 	}
 	for i, n := range names {
@@ -109,13 +126,15 @@ func plotChart(res *replay.Result, title string, value func(replay.Play) float64
 		if i >= len(plotColours) {
 			s.Dash = "5 3"
 		}
-		plays := slices.DeleteFunc(slices.Clone(res.Plays), func(p replay.Play) bool { return name(p) != n })
+		plays := slices.DeleteFunc(slices.Clone(res.Plays),
+			func(p replay.Play) bool { return name(p) != n })
 		slices.SortStableFunc(plays, func(a, b replay.Play) int { return int(a.Lines - b.Lines) })
 		var points []string
 		for _, p := range plays {
 			px, py := math.Round(10*x(p.Share))/10, math.Round(10*y(value(p)))/10
 			points = append(points, fmt.Sprintf("%g,%g", px, py))
-			s.Dots = append(s.Dots, dot{px, py, fmt.Sprintf("%s, %.3g %% (%s): %s", n, 100*p.Share, units.FormatBytes(p.CacheBytes), text(value(p)))})
+			s.Dots = append(s.Dots, dot{px, py, fmt.Sprintf("%s, %.3g %% (%s): %s", n, 100*p.Share,
+				units.FormatBytes(p.CacheBytes), text(value(p)))})
 		}
 		s.Points = strings.Join(points, " ")
 		c.Series = append(c.Series, s)

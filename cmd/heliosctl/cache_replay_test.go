@@ -17,9 +17,11 @@ import (
 	"helios/cache/trace"
 )
 
-// writeTrace records a run of lru over lines of eight rows, with the counters that it must have come to, or wrong ones.
+// writeTrace records a run of lru over lines of eight rows, with the counters that it must have
+// come to, or wrong ones.
 func writeTrace(t *testing.T, path string, wrong int64) {
-	h := trace.Header{Name: "graph", Rows: 4000, RowBytes: 512, SSDs: 2, SlotBytes: 512, LBABytes: 512, Mode: "bam", IOStack: "sync", Policy: policy.LRU,
+	h := trace.Header{Name: "graph", Rows: 4000, RowBytes: 512, SSDs: 2, SlotBytes: 512,
+		LBABytes: 512, Mode: "bam", IOStack: "sync", Policy: policy.LRU,
 		GPULines: 50, LineBytes: 4096, RowsPerLine: 8, Window: 1}
 	w, err := trace.Create(path, h, false)
 	require.NoError(t, err)
@@ -87,14 +89,17 @@ func readFile(t *testing.T, path string) string {
 func TestCacheReplay(t *testing.T) {
 	isolate(t)
 	writeTrace(t, "run.trace", 0)
-	text := ok(t, "cache", "replay", "run.trace", "--sizes", "2%,5%,200lines", "--line", "row,4096", "--window", "0,2", "--csv", "out.csv", "--plot", "out.html", "--results", "out.json")
+	text := ok(t, "cache", "replay", "run.trace", "--sizes", "2%,5%,200lines",
+		"--cache-line", "row,4096",
+		"--window", "0,2", "--superbatch", "5,100", "--csv", "out.csv", "--html", "out.html", "--results", "out.json")
 	require.Contains(t, text, "s3fifo")
 	require.Contains(t, text, "belady is what reads the fewest lines")
 	require.Contains(t, text, "may show more hits than belady")
 	rows := lines(t, kept(t, "out.json"))
-	// Belady and five policies with two windows, for two sizes of rows (200 are 5 %, which is there) and three of lines;
-	// the oracle for the former; the result.
-	require.Equal(t, (2+3)*11+2+1, len(rows))
+	// Belady, five policies with two windows and superbatches of two lengths, warm and cold, for
+	// two sizes of rows (200 are 5 %, which is there) and three of lines; the oracle for the
+	// former; the result.
+	require.Equal(t, (2+3)*15+2+1, len(rows))
 	f, err := os.Open("out.csv")
 	require.NoError(t, err)
 	table, err := csv.NewReader(f).ReadAll()
@@ -104,10 +109,15 @@ func TestCacheReplay(t *testing.T) {
 	for i, r := range rows[:len(rows)-1] {
 		total := r["total"].(map[string]any)
 		require.Equal(t, r["policy"], table[2+2*i][0])
-		require.Equal(t, strconv.FormatInt(int64(total["bytes_ssd"].(float64)), 10), table[2+2*i][17])
+		require.Equal(t, strconv.FormatInt(int64(total["bytes_ssd"].(float64)), 10),
+			table[2+2*i][17])
 		require.EqualValues(t, 1200, total["rows"])
 		require.GreaterOrEqual(t, total["reads_over_optimum"], 1.0)
 		require.GreaterOrEqual(t, total["gap_points"], -1e-9)
+		if r["superbatch"] == 100.0 { // more than the run's 20 mini-batches: it knows all
+			require.Equal(t, 1.0, total["reads_over_optimum"])
+			require.Equal(t, "100", table[2+2*i][27])
+		}
 	}
 	// The page is well formed, needs no other, and every point lies on its chart.
 	page := readFile(t, "out.html")
@@ -140,14 +150,17 @@ func TestCacheReplay(t *testing.T) {
 		}
 		require.Equal(t, len(rows)-1, dots)
 	}
-	require.Regexp(t, `lru +0 +4096 +10 % +50 +train 1 +\d+\.\d\d %`, ok(t, "cache", "replay", "--trace", "run.trace", "--policies", "lru", "--sizes", "50lines", "--window", "0", "--passes"))
+	require.Regexp(t, `lru +0 +4096 +10 % +50 +train 1 +\d+\.\d\d %`,
+		ok(t, "cache", "replay", "--trace", "run.trace", "--policy", "lru", "--sizes", "50lines",
+			"--window", "0", "--passes"))
 }
 
 func TestCacheReplayCheck(t *testing.T) {
 	isolate(t)
 	writeTrace(t, "run.trace", 0)
 	require.Contains(t, ok(t, "cache", "replay", "run.trace", "--check"), "1 of 1 passes are equal")
-	rows := lines(t, ok(t, "cache", "replay", "run.trace", "--check", "--json", "--policies", "lru", "--sizes", "10%"))
+	rows := lines(t, ok(t, "cache", "replay", "run.trace", "--check", "--json", "--policy", "lru",
+		"--sizes", "10%"))
 	require.Equal(t, true, rows[0]["equal"])
 	require.Equal(t, true, rows[0]["bytes_compared"])
 	require.Equal(t, "play", rows[1]["event"])
@@ -166,15 +179,18 @@ func TestCacheReplayCheck(t *testing.T) {
 		{"wrong.trace --check", 1, "in 1 passes"},
 		{"cut.trace --check", 5, "cut short"},
 		{"bad.trace", 5, "damaged"},
-		{"run.trace --policies lur", 2, "did you mean lru"},
-		{"run.trace --policies static", 2, "no hotness"},
+		{"run.trace --policy lur", 2, "did you mean lru"},
+		{"run.trace --policy static", 2, "no hotness"},
 		{"run.trace --sizes 50", 2, "--sizes"},
-		{"run.trace --line 0", 2, "--line 0"},
+		{"run.trace --cache-line 0", 2, "--cache-line 0"},
 		{"run.trace --window 65", 2, "--window 65"},
+		{"run.trace --superbatch 0", 2, "--superbatch 0"},
+		{"run.trace --superbatch 5,x", 2, "--superbatch x"},
 		{"run.trace --cpu-cache 10%", 2, "hotness"},
 		{"run.trace --csv no/x.csv", 2, "--csv"},
 		{"run.trace --workers 0", 2, "--workers 0"},
 	} {
-		fails(t, hc(t, append([]string{"cache", "replay"}, strings.Fields(c.args)...)...), c.code, "cache replay", c.says)
+		fails(t, hc(t, append([]string{"cache", "replay"}, strings.Fields(c.args)...)...), c.code,
+			"cache replay", c.says)
 	}
 }

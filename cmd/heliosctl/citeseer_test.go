@@ -9,8 +9,8 @@ import (
 	"helios/internal/wide"
 )
 
-// CiteSeer from Planetoid's files to a trained GCN, on two proxied SSDs. 200 epochs of ten seeds, which reach the published
-// 70.3 %, are tools/citeseer's; here it is fewer epochs of one seed.
+// CiteSeer from Planetoid's files to a trained GCN, on two proxied SSDs. 200 epochs of ten seeds,
+// which reach the published 70.3 %, are tools/citeseer's; here it is fewer epochs of one seed.
 func TestCiteSeer(t *testing.T) {
 	data := realdata.Dir(t, "citeseer", "ind.citeseer.allx", "ind.citeseer.test.index")
 	isolate(t)
@@ -18,15 +18,21 @@ func TestCiteSeer(t *testing.T) {
 	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--size", "64MiB")
 	ok(t, "load", "g")
 	train := func(epochs string, extra ...string) []string {
-		return append([]string{"train", "--dataset", "g", "--model", "gcn", "--fanout=-1,-1", "--batch-size", "120", "--hidden", "16", "--epochs", epochs, "--lr", "0.01",
-			"--weight-decay", "5e-4", "--dropout", "0.5", "--seed", "1", "--json", "--quiet"}, extra...)
+		return append([]string{"train", "--dataset", "g", "--model", "gcn", "--fanout=-1,-1",
+			"--batch-size", "120", "--hidden", "16", "--epochs", epochs, "--lr", "0.01",
+			"--weight-decay", "5e-4", "--dropout", "0.5", "--seed", "1", "--json", "--quiet"},
+			extra...)
 	}
 	// Dropout of the input does not depend on where a row came from.
-	first := last(t, ok(t, train("2", "--no-eval", "--feature-dropout", "0.5", "--gpu-cache", "0", "--cpu-cache", "0", "--checkpoint", "ckpt")...))
-	second := last(t, ok(t, train("2", "--no-eval", "--feature-dropout", "0.5", "--mode", "inmem", "--workers", "1")...))
+	first := last(t, ok(t, train("2", "--no-eval", "--feature-dropout", "0.5", "--gpu-cache", "0",
+		"--cpu-cache", "0", "--checkpoint", "ckpt")...))
+	second := last(t, ok(t, train("2", "--no-eval", "--feature-dropout", "0.5", "--mode", "inmem",
+		"--workers", "1")...))
 	require.Equal(t, first["params_sha256"], second["params_sha256"])
-	require.NotEqual(t, first["params_sha256"], last(t, ok(t, train("2", "--no-eval")...))["params_sha256"])
-	fails(t, hc(t, train("3", "--checkpoint", "ckpt", "--resume")...), 2, "train", "feature-dropout")
+	require.NotEqual(t, first["params_sha256"],
+		last(t, ok(t, train("2", "--no-eval")...))["params_sha256"])
+	fails(t, hc(t, train("3", "--checkpoint", "ckpt", "--resume")...), 2, "train",
+		"feature-dropout")
 	if wide.Lean() {
 		return
 	}

@@ -4,28 +4,32 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"helios/gnn"
+	"helios/graph"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/outfile"
 	"helios/internal/units"
 	"helios/nvme/proxy"
 	"helios/sched"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/virtual"
 )
-
-// defaultModes are compared where nothing else is asked for: ours first, as everything is told relative to the first.
-var defaultModes = []string{sched.ModeHelios, sched.ModeGIDS, sched.ModeBaM, sched.ModeCPU, sched.ModeMmap, sched.ModeInmem}
 
 // How the kernel's page cache stands when a run begins.
 const (
@@ -34,7 +38,8 @@ const (
 )
 
 func compareCommand() *cli.Command {
-	return &cli.Command{
+	run := func(a *compareArgs) *runArgs { return &a.runArgs }
+	return verb(&cli.Command{
 		Name:      "compare",
 		Usage:     "train the same model by several data paths in turns, and tell their times, bytes, hits and bottlenecks",
 		ArgsUsage: "[DATASET]",
@@ -45,162 +50,197 @@ func compareCommand() *cli.Command {
 			"--window for those whose GPU tier can have them. A variant of its own can say anything but what all runs share: the dataset,\n" +
 			"its edges, the SSDs and the device.\n" +
 			"With --clock virtual each variant is played once, and all figures are modelled.",
-		Flags: append(append(compareTrainFlags(),
-			&cli.StringFlag{Name: "modes", Value: strings.Join(defaultModes, ","), Usage: "data paths to compare `MODE,…`; the first is what the others are told relative to"},
-			&cli.StringFlag{Name: "variants", Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
-			&cli.IntFlag{Name: "repeats", Value: 3, Usage: "how often each is run, in turns"},
-			oneOf("page-cache", "the kernel's page cache of software SSDs' files before each run; cold drops them from it", pageCacheCold, []string{pageCacheCold, pageCacheWarm}, nil),
-			&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
-			&cli.StringFlag{Name: "html", Usage: "also write a report with plots to `FILE`, which needs no other"},
-			resultsFlag(), overwriteFlag(),
-		), clockFlags()...),
-		Action: action(1, runCompare),
-	}
+	}, 1, slices.Concat(
+		hcli.In(run, comparedOptions()),
+		hcli.Options[compareArgs]{
+			hcli.List(&cli.StringFlag{Name: "modes", Value: strings.Join(plan.ModeNames(), ","),
+				Usage: "data paths to compare `MODE,…`; the first is what the others are told relative to"},
+				func(a *compareArgs) *[]string { return &a.modes }),
+			hcli.Text(&cli.StringFlag{Name: "variants",
+				Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
+				func(a *compareArgs) *string { return &a.variants }),
+			hcli.Int(&cli.IntFlag{Name: "repeats", Value: 3, Usage: "how often each is run, in turns"},
+				func(a *compareArgs) *int { return &a.repeats }).Positive().Checked(func(
+				a *compareArgs, _ string) error {
+				if a.repeats < 0 || a.repeats > 1000 {
+					return errs.New(errs.Usage, "--repeats %d is not between 1 and 1000", a.repeats)
+				}
+				return nil
+			}),
+			hcli.Text(oneOf("page-cache",
+				"the kernel's page cache of software SSDs' files before each run; cold drops them from it",
+				pageCacheCold, []string{pageCacheCold, pageCacheWarm}, nil),
+				func(a *compareArgs) *string { return &a.pageCache }),
+			hcli.Text(&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
+				func(a *compareArgs) *string { return &a.csv }),
+			hcli.Text(&cli.StringFlag{Name: "html",
+				Usage: "also write a report with plots to `FILE`, which needs no other"},
+				func(a *compareArgs) *string { return &a.html }),
+		},
+		hcli.In(run, withOutputs(outputOptions())),
+		hcli.In(func(a *compareArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
+	), runCompare)
 }
 
-// compareTrainFlags are train's that make sense for all variants. Two epochs by default.
-func compareTrainFlags() []cli.Flag {
-	flags := append([]cli.Flag{datasetFlag}, modelFlags()...)
-	for i, f := range flags {
-		if n, ok := f.(*cli.IntFlag); ok && n.Name == "epochs" {
-			two := *n
-			two.Value = 2
-			flags[i] = &two
-		}
-	}
-	for _, f := range pathFlags() {
-		if n := f.Names()[0]; n != "mode" && n != "timeline" && n != "fault" {
-			flags = append(flags, f)
-		}
-	}
-	return flags
+// compareArgs are what compare is asked for. The configuration of its runArgs has the flags that
+// hold for all variants.
+type compareArgs struct {
+	runArgs
+	clockArgs
+	modes     []string
+	variants  string
+	repeats   int
+	pageCache string
+	csv, html string
 }
+
+// comparedOptions are train's that make sense for all variants. Two epochs by default.
+func comparedOptions() hcli.Options[runArgs] {
+	options := slices.Concat(withDataset(datasetOptions(datasetUsage)),
+		withConfig(modelOptions()).Group("Model"), hcli.Options[runArgs]{edgesOption()}.Group("Model"),
+		slices.DeleteFunc(dataPath(), func(o hcli.Option[runArgs]) bool {
+			return slices.Contains([]string{"mode", "timeline", "fault"}, o.Key())
+		}))
+	for _, o := range options {
+		if n, ok := o.Flag.(*cli.IntFlag); ok && o.Key() == "epochs" {
+			n.DefaultText = strconv.Itoa(comparedEpochs)
+		}
+	}
+	return options
+}
+
+// variantFlags are those that a variant may have of its own.
+func variantFlags() []cli.Flag {
+	return append(comparedOptions().Flags(), lookup(pathOptions().Flags(), "mode"))
+}
+
+// comparedEpochs is how many epochs each run has where nothing is said: the first fills tiers.
+const comparedEpochs = 2
 
 // variant is one of the ways to train.
 type variant struct {
 	name string
-	cfg  sched.Config
-	// optional: left out with a note where the machine has no room for it, since nobody asked for it by name.
+	cfg  plan.Config
+	// optional: left out with a note where the machine has no room for it, since nobody asked for
+	// it by name.
 	optional bool
 }
 
-// ofTiers are the flags about tiers that not every mode has; tiersOf tells which of them a mode takes over from the flags for all.
-var (
-	ofTiers = []string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window"}
-	tiersOf = map[string][]string{
-		sched.ModeHelios: ofTiers, sched.ModeInmem: {"gpu-cache"}, sched.ModeBaM: {"gpu-cache", "policy", "cache-line", "window"},
-		sched.ModeGIDS: ofTiers, sched.ModeCPU: {"cpu-cache"},
-	}
-)
+// ofTiers are the flags about tiers that not every mode has: a mode takes those of its
+// TierOptions over from the flags for all.
+var ofTiers = []string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window"}
 
 // sharedFlags decide what all runs work on, which is opened once.
 var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels", "ssds", "sq"}
 
-// variants reads what is to be compared.
-func (e *env) variants() ([]variant, error) {
+// comparer trains by several data paths.
+type comparer struct {
+	*env
+	*compareArgs
+}
+
+// readVariants reads what is to be compared.
+func (c *comparer) readVariants() ([]variant, error) {
 	var out []variant
 	add := func(name string, optional bool, args ...string) error {
 		if slices.ContainsFunc(out, func(v variant) bool { return v.name == name }) {
-			return errs.New(errs.Usage, "two variants are called %q; give each a name of its own", name)
+			return errs.New(errs.Usage, "two variants are called %q; give each a name of its own",
+				name)
 		}
-		cfg, err := e.variantConfig(args)
+		cfg, err := c.variantConfig(args)
 		if err == nil && !optional { // before hours of the other variants
 			err = cfg.Check()
 		}
 		if err != nil {
-			return fmt.Errorf("variant %s: %w", name, err)
+			return errs.New(errs.ClassOf(err), "variant %s: %s", name,
+				hcli.NameFlags(err.Error(), variantFlags()))
 		}
 		out = append(out, variant{name, cfg, optional})
 		return nil
 	}
-	spec := e.c.String("variants")
-	if spec == "" || e.c.IsSet("modes") {
-		modes, err := list("modes", e.c.String("modes"))
-		if err != nil {
-			return nil, err
-		}
-		for _, m := range modes {
-			if err := add(m, !e.c.IsSet("modes"), "--mode", m); err != nil {
+	if asked := c.given(&c.modes) != ""; asked || c.variants == "" {
+		for _, m := range c.modes {
+			if err := add(m, !asked, "--mode", m); err != nil {
 				return nil, err
 			}
 		}
 	}
-	for part := range strings.SplitSeq(spec, ";") {
+	for part := range strings.SplitSeq(c.variants, ";") {
 		if strings.TrimSpace(part) == "" {
 			continue
 		}
 		name, flags, ok := strings.Cut(part, "=")
 		if name = strings.TrimSpace(name); !ok || name == "" || strings.HasPrefix(name, "-") {
-			return nil, errs.New(errs.Usage, "--variants: %q is not NAME=FLAGS", strings.TrimSpace(part))
+			return nil, errs.New(errs.Usage, "--variants: %q is not NAME=FLAGS",
+				strings.TrimSpace(part))
 		}
 		if err := add(name, false, strings.Fields(flags)...); err != nil {
 			return nil, err
 		}
 	}
 	if len(out) < 2 {
-		return nil, errs.New(errs.Usage, "--modes and --variants name %d of what is to be compared; give at least two", len(out))
+		return nil, errs.New(errs.Usage,
+			"--modes and --variants name %d of what is to be compared; give at least two", len(out))
 	}
 	return out, nil
 }
 
 // variantConfig is train's configuration from the flags for all and a variant's own, which win.
-func (e *env) variantConfig(args []string) (sched.Config, error) {
-	modeFlag := lookup(pathFlags(), "mode")
-	flags := append(compareTrainFlags(), modeFlag)
+func (c *comparer) variantConfig(args []string) (plan.Config, error) {
+	flags := variantFlags()
 	own, positional, _, err := parse(&cli.Command{Flags: flags}, "compare", args)
 	if err != nil {
-		return sched.Config{}, err
+		return plan.Config{}, err
 	}
 	if len(positional) > 0 {
-		return sched.Config{}, errs.New(errs.Usage, "%q is no flag", positional[0])
+		return plan.Config{}, errs.New(errs.Usage, "%q is no flag", positional[0])
 	}
-	mode, ok := own.get("mode")
-	if !ok {
-		mode = sched.ModeHelios
+	name, _ := own.get("mode")
+	var tiers []string
+	// else the flag refuses it
+	if mode, err := plan.ModeOf(cmp.Or(name, plan.DefaultMode)); err == nil {
+		tiers = mode.TierOptions()
 	}
-	set := flag.NewFlagSet("compare", flag.ContinueOnError)
-	for _, f := range flags {
-		if err := f.Apply(set); err != nil {
-			return sched.Config{}, err
-		}
-	}
+	options := slices.Concat(modelOptions(), dataOptions())
+	cfg := plan.Config{Epochs: comparedEpochs, NoEval: true}
+	given := flagValues{}
 	for _, f := range flags {
 		name := f.Names()[0]
-		if !e.c.IsSet(name) || name == "mode" || slices.Contains(ofTiers, name) && !slices.Contains(tiersOf[mode], name) {
+		if !c.c.IsSet(name) || name == "mode" || slices.Contains(ofTiers, name) &&
+			!slices.Contains(tiers, name) {
 			continue
 		}
-		if err := set.Set(name, fmt.Sprint(e.c.Value(name))); err != nil {
-			return sched.Config{}, errs.New(errs.Usage, "--%s: %w", name, err)
-		}
+		given = append(given, flagValue{name, fmt.Sprint(c.c.Value(name))})
 	}
 	for _, f := range own {
 		if slices.Contains(sharedFlags, f.name) {
-			return sched.Config{}, errs.New(errs.Usage, "--%s is the same for all runs, which share dataset, device and SSDs; give it outside --variants, or compare two runs of train", f.name)
-		}
-		if err := set.Set(f.name, f.value); err != nil {
-			return sched.Config{}, errs.New(errs.Usage, "--%s: %w", f.name, err)
+			return cfg, errs.New(errs.Usage,
+				"--%s is the same for all runs, which share dataset, device and SSDs; give it outside --variants, or compare two runs of train",
+				f.name)
 		}
 	}
-	if err := set.Parse(append([]string{"--"}, e.c.Args().Slice()...)); err != nil {
-		return sched.Config{}, err
+	last := map[string]string{} // what stands later wins
+	for _, f := range append(given, own...) {
+		last[f.name] = f.value
 	}
-	c := cli.NewContext(e.c.App, set, nil)
-	c.Command = e.c.Command
-	for _, f := range flags {
-		if s, ok := f.(*cli.StringFlag); ok && s.Action != nil && c.IsSet(s.Name) {
-			if err := s.Action(c, c.String(s.Name)); err != nil {
-				return sched.Config{}, err
+	for _, o := range options { // in one order, whatever was typed
+		value, ok := last[o.Key()]
+		if !ok {
+			continue
+		}
+		if s, is := o.Flag.(*cli.StringFlag); is && s.Action != nil {
+			if err := s.Action(c.c, value); err != nil {
+				return cfg, err
 			}
 		}
+		if err := options.Set(&cfg, o.Key(), value); err != nil {
+			return cfg, err
+		}
 	}
-	other := *e
-	other.c = c
-	cfg, err := other.trainConfig()
-	cfg.NoEval = true
-	if !c.IsSet("hotness-dir") {
-		cfg.HotnessDir = "" // each run finds its own: set-up times are compared too
+	if cfg.HotnessDir == "" {
+		cfg.HotnessDir = plan.NoFolder // each run finds its own: set-up times are compared too
 	}
-	return cfg, err
+	return cfg, nil
 }
 
 // comparedRun is one run of a variant.
@@ -217,25 +257,27 @@ type comparedRun struct {
 	First   float64 `json:"first_epoch_seconds"`
 	Setup   float64 `json:"setup_seconds"` // presampling and the filling of the tiers
 
-	RowsGPU           float64            `json:"rows_gpu"`
-	RowsCPU           float64            `json:"rows_cpu"`
-	RowsSSD           float64            `json:"rows_ssd"`
-	BytesSSD          float64            `json:"bytes_ssd"`
-	Commands          float64            `json:"ssd_commands"`
-	ReadAmplification float64            `json:"read_amplification"`
-	Stall             float64            `json:"stall"`
-	Overlap           float64            `json:"overlap"`
-	Stages            sched.StageSeconds `json:"stage_seconds"`
+	RowsGPU           float64             `json:"rows_gpu"`
+	RowsCPU           float64             `json:"rows_cpu"`
+	RowsSSD           float64             `json:"rows_ssd"`
+	BytesSSD          float64             `json:"bytes_ssd"`
+	Commands          float64             `json:"ssd_commands"`
+	ReadAmplification float64             `json:"read_amplification"`
+	Stall             float64             `json:"stall"`
+	Overlap           float64             `json:"overlap"`
+	Stages            report.StageSeconds `json:"stage_seconds"`
 	// CPU time of an epoch: the process's, and of it the software controllers'.
-	CPUSeconds   float64   `json:"cpu_seconds"`
-	ProxySeconds float64   `json:"proxy_cpu_seconds"`
-	PeakMemory   int64     `json:"peak_memory_bytes"`
-	GPUCache     int64     `json:"gpu_cache_bytes"`
-	CPUCache     int64     `json:"cpu_cache_bytes"`
-	Losses       []float64 `json:"losses,omitempty"` // absent where nothing was computed, as the next
-	Params       string    `json:"params_sha256,omitempty"`
-	Bottleneck   string    `json:"bottleneck"`
-	Modelled     bool      `json:"modelled"` // software SSDs played a model, or all times are the virtual clock's
+	CPUSeconds   float64 `json:"cpu_seconds"`
+	ProxySeconds float64 `json:"proxy_cpu_seconds"`
+	PeakMemory   int64   `json:"peak_memory_bytes"`
+	GPUCache     int64   `json:"gpu_cache_bytes"`
+	CPUCache     int64   `json:"cpu_cache_bytes"`
+	// absent where nothing was computed, as the next
+	Losses     []float64 `json:"losses,omitempty"`
+	Params     string    `json:"params_sha256,omitempty"`
+	Bottleneck string    `json:"bottleneck"`
+	// software SSDs played a model, or all times are the virtual clock's
+	Modelled bool `json:"modelled"`
 }
 
 // usage is CPU time of the process and of its software controllers.
@@ -247,56 +289,56 @@ func usageNow() usage {
 	return usage{time.Duration(u.Utime.Nano() + u.Stime.Nano()), proxy.CPUTime()}
 }
 
-func runCompare(ctx context.Context, e *env) (err error) {
-	vs, err := e.variants()
+func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
+	c := &comparer{e, a}
+	vs, err := c.readVariants()
 	if err != nil {
 		return err
 	}
-	if err := e.notZero("repeats"); err != nil {
-		return err
-	}
-	repeats := e.c.Int("repeats")
-	if repeats < 0 || repeats > 1000 {
-		return errs.New(errs.Usage, "--repeats %d is not between 1 and 1000", repeats)
-	}
-	hw, virtual, err := e.hardware()
+	repeats := a.repeats
+	hw, virtual, err := a.hardware(e, notVirtual(&a.runArgs))
 	if err != nil {
 		return err
 	}
 	if virtual { // equal arguments give equal results
-		if e.c.IsSet("repeats") && repeats > 1 {
-			return errs.New(errs.Usage, "--repeats %d: under --clock virtual each run would be the same; leave it out", repeats)
+		if e.given(&a.repeats) != "" && repeats > 1 {
+			return errs.New(errs.Usage,
+				"--repeats %d: under --clock virtual each run would be the same; leave it out",
+				repeats)
 		}
 		repeats = 1
 	}
-	out, err := e.openResults()
+	out, err := a.openResults(e)
 	if err != nil {
 		return err
 	}
 	defer out.end(&err)
-	files := map[string]*outfile.File{}
-	for _, name := range []string{"csv", "html"} {
-		if files[name], err = e.createOutput(name); err != nil {
-			return err
-		}
-		defer closing(&err, files[name].Discard)
+	csvOut, err := a.create("csv", a.csv)
+	if err != nil {
+		return err
 	}
-	var in sched.Inputs
-	var set *ssdSet
-	var done func() error
+	defer closing(&err, csvOut.Discard)
+	htmlOut, err := a.create("html", a.html)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, htmlOut.Discard)
+	var s *session
 	if virtual {
-		in, done, err = e.graphInputs("--clock virtual samples on the host device")
+		s, err = openGraph(e, &a.runArgs, "--clock virtual samples on the host device")
 	} else {
-		in, set, done, err = e.inputs(ctx)
+		s, err = openSession(ctx, e, &a.runArgs)
 	}
 	if err != nil {
 		return err
 	}
-	defer closing(&err, done)
+	defer closing(&err, s.close)
+	in, set := s.Inputs, s.set
 	stop := proxy.MeterCPU()
 	defer stop()
 
-	r := &comparison{names: variantNames(vs), cores: runtime.GOMAXPROCS(0), device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
+	r := &comparison{names: variantNames(vs), cores: runtime.GOMAXPROCS(0),
+		device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
 	if virtual {
 		r.hardware, r.device, r.cores = hw.Profile.Name, hw.Profile.GPU.Name+" (modelled)", 0
 	}
@@ -308,23 +350,25 @@ func runCompare(ctx context.Context, e *env) (err error) {
 			if left[v.name] {
 				continue
 			}
-			if set != nil && e.c.String("page-cache") == pageCacheCold {
+			if set != nil && a.pageCache == pageCacheCold {
 				dropPages(set)
 			}
 			var run comparedRun
 			var err error
 			if virtual {
-				run, err = e.playOne(ctx, v, in, hw)
+				run, err = c.playOne(ctx, v, in, hw)
 			} else {
-				run, err = e.compareOne(ctx, v, in, set, repeat+1)
+				run, err = c.compareOne(ctx, v, in, set, repeat+1)
 			}
 			if err != nil {
-				if v.optional && repeat == 0 && errs.ClassOf(err) == errs.Usage && ctx.Err() == nil {
+				if v.optional && repeat == 0 && errs.ClassOf(err) == errs.Usage &&
+					ctx.Err() == nil {
 					left[v.name] = true
 					r.leave(e, v.name, err)
 					continue
 				}
-				return whenStopped(fmt.Errorf("%s, repeat %d: %w", v.name, repeat+1, err), "a comparison saves nothing: start it again")
+				return whenStopped(fmt.Errorf("%s, repeat %d: %w", v.name, repeat+1, err),
+					"a comparison saves nothing: start it again")
 			}
 			r.runs = append(r.runs, run)
 			out.event("run", run)
@@ -332,7 +376,8 @@ func runCompare(ctx context.Context, e *env) (err error) {
 				e.ui.Printf("%s: modelled %.4g s an epoch; %s", v.name, run.Seconds, run.Bottleneck)
 				continue
 			}
-			e.ui.Printf("%s, repeat %d: %.4g s an epoch; %s", v.name, repeat+1, run.Seconds, run.Bottleneck)
+			e.ui.Printf("%s, repeat %d: %.4g s an epoch; %s", v.name, repeat+1, run.Seconds,
+				run.Bottleneck)
 			key := resultKey(v.cfg)
 			if first, ok := keys[key]; !ok {
 				keys[key] = v.name
@@ -342,19 +387,21 @@ func runCompare(ctx context.Context, e *env) (err error) {
 		}
 	}
 	r.names = slices.DeleteFunc(r.names, func(n string) bool { return left[n] })
-	if !virtual && slices.ContainsFunc(r.runs, func(x comparedRun) bool { return x.IOStack == sched.StackMmap }) {
+	if !virtual &&
+		slices.ContainsFunc(r.runs,
+			func(x comparedRun) bool { return plan.Config{IOStack: x.IOStack}.Stack().PageCache }) {
 		r.note(in)
 	}
 	sum := r.summary()
-	e.showComparison(sum)
+	c.showComparison(sum)
 	out.event("compare", sum)
-	if f := files["csv"]; f != nil {
-		if err := f.Commit(r.writeCSV(f)); err != nil {
+	if csvOut != nil {
+		if err := csvOut.Commit(r.writeCSV(csvOut)); err != nil {
 			return err
 		}
 	}
-	if f := files["html"]; f != nil {
-		if err := f.Commit(writeCompareHTML(f, sum)); err != nil {
+	if htmlOut != nil {
+		if err := htmlOut.Commit(writeCompareHTML(htmlOut, sum)); err != nil {
 			return err
 		}
 	}
@@ -369,14 +416,17 @@ func variantNames(vs []variant) []string {
 	return out
 }
 
-// resultKey is equal where losses must be.
-func resultKey(c sched.Config) string {
-	return fmt.Sprint(c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout, c.WeightDecay, c.Seed, c.Epochs,
-		c.LearnEps, c.Heads, c.AttentionDropout, cmp.Or(c.Sampler, sched.SamplerNeighbor), c.Precision, c.BLAS)
+// resultKey is equal where losses must be, whether a default was typed or left out.
+func resultKey(c plan.Config) string {
+	c = c.WithDefaults()
+	return fmt.Sprint(c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout,
+		c.WeightDecay, c.Seed, c.Epochs,
+		c.Network(), cmp.Or(c.Optimizer, gnn.DefaultOptimizer), cmp.Or(c.Sampler, graph.Neighbor),
+		c.Precision, c.BLAS)
 }
 
-// dropPages takes the files behind software SSDs out of the page cache: what one run has read must not be a present to the
-// next. Best effort: pages that are being written stay.
+// dropPages takes the files behind software SSDs out of the page cache: what one run has read must
+// not be a present to the next. Best effort: pages that are being written stay.
 func dropPages(set *ssdSet) {
 	for _, s := range set.ssds {
 		if s.BackingPath == "" {
@@ -391,19 +441,20 @@ func dropPages(set *ssdSet) {
 }
 
 // compareOne trains one variant once.
-func (e *env) compareOne(ctx context.Context, v variant, in sched.Inputs, set *ssdSet, repeat int) (comparedRun, error) {
-	obs := e.observer()
+func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs, set *ssdSet,
+	repeat int) (comparedRun, error) {
+	obs := c.observer()
 	step := obs.Step
 	obs.Step = func(stage string, done, total int) {
 		step(fmt.Sprintf("%s, repeat %d: %s", v.name, repeat, stage), done, total)
 	}
 	var at []usage // when training begins, and after each epoch
-	obs.Plan = func(*sched.OpGraph) {
+	obs.Plan = func(*plan.OpGraph) {
 		if len(at) == 0 {
 			at = append(at, usageNow())
 		}
 	}
-	obs.Epoch = func(sched.EpochResult) { at = append(at, usageNow()) }
+	obs.Epoch = func(report.EpochResult) { at = append(at, usageNow()) }
 	res, err := sched.Train(ctx, v.cfg, in, obs)
 	if err != nil {
 		return comparedRun{}, err
@@ -416,18 +467,20 @@ func (e *env) compareOne(ctx context.Context, v variant, in sched.Inputs, set *s
 	run.Params, run.PeakMemory = res.ParamsSHA256, res.PeakMemoryBytes
 	if len(at) == len(res.Epochs)+1 {
 		a, b, n := at[from], at[len(at)-1], float64(run.Epochs)
-		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n, (b.proxy-a.proxy).Seconds()/n
+		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n,
+			(b.proxy-a.proxy).Seconds()/n
 	}
 	run.Bottleneck = bottleneck(run, runtime.GOMAXPROCS(0))
 	return run, nil
 }
 
 // playOne plays one variant on the virtual clock.
-func (e *env) playOne(ctx context.Context, v variant, in sched.Inputs, hw sched.Hardware) (comparedRun, error) {
-	obs := e.observer()
+func (c *comparer) playOne(ctx context.Context, v variant, in prepare.Inputs,
+	hw cost.Hardware) (comparedRun, error) {
+	obs := c.observer()
 	step := obs.Step
 	obs.Step = func(stage string, done, total int) { step(v.name+": "+stage, done, total) }
-	res, err := sched.Virtual(ctx, v.cfg, in, hw, obs)
+	res, err := virtual.Run(ctx, v.cfg, in, hw, obs)
 	if err != nil {
 		return comparedRun{}, err
 	}
@@ -437,12 +490,15 @@ func (e *env) playOne(ctx context.Context, v variant, in sched.Inputs, hw sched.
 	return run, nil
 }
 
-// runOf is what a result says of a run: means over its epochs from the second on, or of its only one, which from tells.
-func runOf(name string, repeat int, res *sched.Result) (run comparedRun, from int) {
+// runOf is what a result says of a run: means over its epochs from the second on, or of its only
+// one, which from tells.
+func runOf(name string, repeat int, res *report.Result) (run comparedRun, from int) {
 	run = comparedRun{
 		Variant: name, Repeat: repeat, Mode: res.Mode, IOStack: res.IOStack, Pipeline: res.Pipeline,
-		First: res.Epochs[0].Seconds, Setup: res.PresampleSecs + res.FillSeconds, GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes,
-		Modelled: slices.ContainsFunc(res.IO.SSDs, func(s sched.SSDResult) bool { return s.Model != "" }),
+		First: res.Epochs[0].Seconds, Setup: res.PresampleSecs + res.FillSeconds,
+		GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes,
+		Modelled: slices.ContainsFunc(res.IO.SSDs,
+			func(s report.SSDResult) bool { return s.Model != "" }),
 	}
 	from = min(1, len(res.Epochs)-1)
 	part := *res
@@ -450,19 +506,25 @@ func runOf(name string, repeat int, res *sched.Result) (run comparedRun, from in
 	sum, seconds := epochsOf(&part)
 	n := float64(len(part.Epochs))
 	run.Epochs, run.Seconds = len(part.Epochs), seconds/n
-	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(sum.RowsGPU)/n, float64(sum.RowsCPU)/n, float64(sum.RowsSSD)/n
-	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n, float64(sum.SSDCommands)/n, sum.ReadAmplification
+	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(sum.RowsGPU)/n, float64(sum.RowsCPU)/n,
+		float64(sum.RowsSSD)/n
+	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n,
+		float64(sum.SSDCommands)/n, sum.ReadAmplification
 	run.Stall, run.Overlap = sum.Stall, sum.Overlap
 	st := sum.StageSeconds
-	run.Stages = sched.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n, Train: st.Train / n, Topology: st.Topology / n}
+	run.Stages = report.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n,
+		Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n,
+		Train: st.Train / n, Topology: st.Topology / n}
 	return run, from
 }
 
-// enoughStall is the share of an epoch in which training may wait without the data path being called its bottleneck.
+// enoughStall is the share of an epoch in which training may wait without the data path being
+// called its bottleneck.
 const enoughStall = 0.10
 
-// bottleneck names what an epoch's time went into, with figures: training where it hardly waited; else the stage that took
-// longest, and whether the CPUs that play SSDs and GPU were themselves what ran out.
+// bottleneck names what an epoch's time went into, with figures: training where it hardly waited;
+// else the stage that took longest, and whether the CPUs that play SSDs and GPU were themselves
+// what ran out.
 func bottleneck(r comparedRun, cores int) string {
 	if r.Seconds <= 0 {
 		return "nothing was measured"
@@ -471,7 +533,8 @@ func bottleneck(r comparedRun, cores int) string {
 	stages := []struct {
 		name string
 		t    float64
-	}{{"sampling", s.Sample}, {"lookup", s.Lookup}, {"submission", s.Submit}, {"the SSDs", s.Complete}, {"gathering", s.Gather}, {"the topology on storage", s.Topology}}
+	}{{"sampling", s.Sample}, {"lookup", s.Lookup}, {"submission", s.Submit},
+		{"the SSDs", s.Complete}, {"gathering", s.Gather}, {"the topology on storage", s.Topology}}
 	slowest := stages[0]
 	for _, x := range stages[1:] {
 		if x.t > slowest.t {
@@ -481,18 +544,23 @@ func bottleneck(r comparedRun, cores int) string {
 	of := func(t float64) string { return fmt.Sprintf("%.0f%%", 100*t/r.Seconds) }
 	cpu := ""
 	if busy := r.CPUSeconds / (r.Seconds * float64(cores)); busy >= 0.9 {
-		cpu = fmt.Sprintf("; the CPUs, which play what is not there, are busy %.0f%% of the time", 100*math.Min(busy, 1))
+		cpu = fmt.Sprintf("; the CPUs, which play what is not there, are busy %.0f%% of the time",
+			100*math.Min(busy, 1))
 		if r.ProxySeconds > 0 {
-			cpu += fmt.Sprintf(" (software SSDs %.0f%%)", 100*r.ProxySeconds/(r.Seconds*float64(cores)))
+			cpu += fmt.Sprintf(" (software SSDs %.0f%%)",
+				100*r.ProxySeconds/(r.Seconds*float64(cores)))
 		}
 	}
 	switch {
 	case r.Stall <= enoughStall:
 		return fmt.Sprintf("training: it waits %.0f%% of the time", 100*r.Stall) + cpu
 	case slowest.t < 0.6*r.Seconds && r.Overlap < 0.1:
-		return fmt.Sprintf("nothing overlaps: training waits %.0f%% of the time, longest for %s (%s)", 100*r.Stall, slowest.name, of(slowest.t)) + cpu
+		return fmt.Sprintf(
+			"nothing overlaps: training waits %.0f%% of the time, longest for %s (%s)", 100*r.Stall,
+			slowest.name, of(slowest.t)) + cpu
 	case slowest.name == "the SSDs":
-		return fmt.Sprintf("the SSDs: reads are in flight %s of the time, %s/s", of(slowest.t), units.FormatBytes(int64(r.BytesSSD/r.Seconds))) + cpu
+		return fmt.Sprintf("the SSDs: reads are in flight %s of the time, %s/s", of(slowest.t),
+			units.FormatBytes(int64(r.BytesSSD/r.Seconds))) + cpu
 	}
 	return fmt.Sprintf("%s: %s of the time", slowest.name, of(slowest.t)) + cpu
 }
@@ -516,11 +584,14 @@ func (r *comparison) leave(e *env, name string, err error) {
 }
 
 // note says what a reader must know of the machine where a stack reads through the page cache.
-func (r *comparison) note(in sched.Inputs) {
+func (r *comparison) note(in prepare.Inputs) {
 	m := in.Dataset.Meta
 	bytes := m.Nodes * int64(m.RowType().RowBytes(m.Dim))
 	if free, err := hostmem.AvailableBytes(); err == nil && free > bytes {
-		r.notes = append(r.notes, fmt.Sprintf("memory has room (%s) for all features (%s): what mmap has read once it finds in the page cache, so its later epochs read no SSD", units.FormatBytes(free), units.FormatBytes(bytes)))
+		r.notes = append(r.notes,
+			fmt.Sprintf(
+				"memory has room (%s) for all features (%s): what mmap has read once it finds in the page cache, so its later epochs read no SSD",
+				units.FormatBytes(free), units.FormatBytes(bytes)))
 	}
 }
 
@@ -530,12 +601,15 @@ func (r *comparison) same(first string, run comparedRun) error {
 	was := r.runs[i]
 	for ep := range was.Losses {
 		if ep >= len(run.Losses) || was.Losses[ep] != run.Losses[ep] {
-			return errs.New(errs.Failed, "%s, repeat %d: the loss of epoch %d differs from that of %s: the same seed must give the same losses by every data path; this is a bug, please report it with both commands",
+			return errs.New(errs.Failed,
+				"%s, repeat %d: the loss of epoch %d differs from that of %s: the same seed must give the same losses by every data path; this is a bug, please report it with both commands",
 				run.Variant, run.Repeat, ep+1, first)
 		}
 	}
 	if was.Params != run.Params {
-		return errs.New(errs.Failed, "%s, repeat %d: its parameters differ from those of %s although all losses agree; this is a bug, please report it with both commands", run.Variant, run.Repeat, first)
+		return errs.New(errs.Failed,
+			"%s, repeat %d: its parameters differ from those of %s although all losses agree; this is a bug, please report it with both commands",
+			run.Variant, run.Repeat, first)
 	}
 	return nil
 }

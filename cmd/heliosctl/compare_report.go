@@ -66,12 +66,13 @@ type comparedVariant struct {
 
 // comparisonSummary is the result of compare.
 type comparisonSummary struct {
-	Dataset  string            `json:"dataset"`
-	Device   string            `json:"device"`
-	CPUs     int               `json:"cpus"`
-	Base     string            `json:"base"`
-	Modelled bool              `json:"modelled"`           // at least of the SSDs
-	Hardware string            `json:"hardware,omitempty"` // profile: all times are the virtual clock's
+	Dataset  string `json:"dataset"`
+	Device   string `json:"device"`
+	CPUs     int    `json:"cpus"`
+	Base     string `json:"base"`
+	Modelled bool   `json:"modelled"` // at least of the SSDs
+	// profile: all times are the virtual clock's
+	Hardware string            `json:"hardware,omitempty"`
 	Variants []comparedVariant `json:"variants"`
 	Notes    []string          `json:"notes"`
 	// SameLosses: all that had to agree did; a comparison where they do not ends with an error.
@@ -80,7 +81,9 @@ type comparisonSummary struct {
 }
 
 func (r *comparison) summary() comparisonSummary {
-	s := comparisonSummary{Dataset: r.dataset, Device: r.device, CPUs: r.cores, Notes: append([]string{}, r.notes...), SameLosses: r.hardware == "", Hardware: r.hardware, Runs: r.runs, Variants: []comparedVariant{}}
+	s := comparisonSummary{Dataset: r.dataset, Device: r.device, CPUs: r.cores,
+		Notes: append([]string{}, r.notes...), SameLosses: r.hardware == "", Hardware: r.hardware,
+		Runs: r.runs, Variants: []comparedVariant{}}
 	if len(r.names) == 0 {
 		return s
 	}
@@ -115,15 +118,22 @@ func (r *comparison) summary() comparisonSummary {
 			return spanOf(v)
 		}
 		v := comparedVariant{
-			Name: name, Mode: mine[0].Mode, IOStack: mine[0].IOStack, Pipeline: mine[0].Pipeline, Ratio: spanOf(ratios),
-			Seconds: of(func(x comparedRun) float64 { return x.Seconds }), First: of(func(x comparedRun) float64 { return x.First }),
-			Setup: of(func(x comparedRun) float64 { return x.Setup }), Stall: of(func(x comparedRun) float64 { return x.Stall }),
-			Overlap: of(func(x comparedRun) float64 { return x.Overlap }), CPUSeconds: of(func(x comparedRun) float64 { return x.CPUSeconds }),
-			ProxySeconds: of(func(x comparedRun) float64 { return x.ProxySeconds }), BytesSSD: of(func(x comparedRun) float64 { return x.BytesSSD }),
-			Commands: of(func(x comparedRun) float64 { return x.Commands }),
-			RowsGPU:  of(func(x comparedRun) float64 { return x.RowsGPU }).Median, RowsCPU: of(func(x comparedRun) float64 { return x.RowsCPU }).Median,
-			RowsSSD:    of(func(x comparedRun) float64 { return x.RowsSSD }).Median,
-			PeakMemory: int64(of(func(x comparedRun) float64 { return float64(x.PeakMemory) }).Median),
+			Name: name, Mode: mine[0].Mode, IOStack: mine[0].IOStack, Pipeline: mine[0].Pipeline,
+			Ratio:        spanOf(ratios),
+			Seconds:      of(func(x comparedRun) float64 { return x.Seconds }),
+			First:        of(func(x comparedRun) float64 { return x.First }),
+			Setup:        of(func(x comparedRun) float64 { return x.Setup }),
+			Stall:        of(func(x comparedRun) float64 { return x.Stall }),
+			Overlap:      of(func(x comparedRun) float64 { return x.Overlap }),
+			CPUSeconds:   of(func(x comparedRun) float64 { return x.CPUSeconds }),
+			ProxySeconds: of(func(x comparedRun) float64 { return x.ProxySeconds }),
+			BytesSSD:     of(func(x comparedRun) float64 { return x.BytesSSD }),
+			Commands:     of(func(x comparedRun) float64 { return x.Commands }),
+			RowsGPU:      of(func(x comparedRun) float64 { return x.RowsGPU }).Median,
+			RowsCPU:      of(func(x comparedRun) float64 { return x.RowsCPU }).Median,
+			RowsSSD:      of(func(x comparedRun) float64 { return x.RowsSSD }).Median,
+			PeakMemory: int64(
+				of(func(x comparedRun) float64 { return float64(x.PeakMemory) }).Median),
 		}
 		near := slices.MinFunc(mine, func(a, b comparedRun) int {
 			da, db := a.Seconds-v.Seconds.Median, b.Seconds-v.Seconds.Median
@@ -152,7 +162,8 @@ func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
 
 // rows are the table for people and for the report; the first is its header.
 func (s comparisonSummary) rows() [][]string {
-	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "stall", "overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
+	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "stall",
+		"overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
 	for _, v := range s.Variants {
 		g, c, d := v.share3()
 		proxy := "–"
@@ -160,9 +171,12 @@ func (s comparisonSummary) rows() [][]string {
 			proxy = fmt.Sprintf("%.3g", v.ProxySeconds.Median)
 		}
 		t = append(t, []string{
-			v.Name, v.Seconds.text("%.3g"), v.Ratio.text("%.2f"), fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
-			units.FormatBytes(int64(v.BytesSSD.Median)), fmt.Sprintf("%.0f%%", 100*v.Stall.Median), fmt.Sprintf("%.2f", v.Overlap.Median),
-			figure(v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median), fmt.Sprintf("%.3g", v.Setup.Median), memory(v.PeakMemory),
+			v.Name, v.Seconds.text("%.3g"), v.Ratio.text("%.2f"),
+			fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
+			units.FormatBytes(int64(v.BytesSSD.Median)), fmt.Sprintf("%.0f%%", 100*v.Stall.Median),
+			fmt.Sprintf("%.2f", v.Overlap.Median),
+			figure(v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median),
+			fmt.Sprintf("%.3g", v.Setup.Median), memoryFigure(v.PeakMemory),
 		})
 	}
 	return t
@@ -176,29 +190,29 @@ func figure(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-func memory(n int64) string {
+func memoryFigure(n int64) string {
 	if n == 0 {
 		return "–"
 	}
 	return units.FormatBytes(n)
 }
 
-func (e *env) showComparison(s comparisonSummary) {
+func (c *comparer) showComparison(s comparisonSummary) {
 	t := s.rows()
-	e.ui.Table(t[0], t[1:])
+	c.ui.Table(t[0], t[1:])
 	for _, v := range s.Variants {
-		e.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
+		c.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
 	}
 	if s.SameLosses {
-		e.ui.Printf("losses and parameters are the same in all runs that must agree")
+		c.ui.Printf("losses and parameters are the same in all runs that must agree")
 	}
 	if s.Hardware != "" {
-		e.ui.Printf("all times are modelled, of hardware profile %s", s.Hardware)
+		c.ui.Printf("all times are modelled, of hardware profile %s", s.Hardware)
 	} else if s.Modelled {
-		e.ui.Printf("software SSDs played a model: times are no measurement of real SSDs")
+		c.ui.Printf("software SSDs played a model: times are no measurement of real SSDs")
 	}
 	for _, n := range s.Notes {
-		e.ui.Printf("note: %s", n)
+		c.ui.Printf("note: %s", n)
 	}
 }
 
@@ -209,19 +223,28 @@ func (r *comparison) writeCSV(w io.Writer) error {
 	}
 	c := csv.NewWriter(w)
 	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
-	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured", "epoch_seconds", "first_epoch_seconds", "setup_seconds",
-		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap",
-		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds", "train_seconds", "topology_seconds",
-		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256", "bottleneck", "modelled"}) // its error comes again from Error
+	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured",
+		"epoch_seconds", "first_epoch_seconds", "setup_seconds",
+		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification",
+		"stall", "overlap",
+		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds",
+		"train_seconds", "topology_seconds",
+		// its error comes again from Error
+		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256",
+		"bottleneck", "modelled"})
 	for _, x := range r.runs {
 		st, loss := x.Stages, ""
 		if n := len(x.Losses); n > 0 {
 			loss = f(x.Losses[n-1])
 		}
-		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline, strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
-			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.Commands), f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
-			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train), f(st.Topology),
-			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), loss, x.Params, x.Bottleneck, strconv.FormatBool(x.Modelled)})
+		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline,
+			strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
+			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.Commands),
+			f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
+			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
+			f(st.Topology),
+			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), loss, x.Params,
+			x.Bottleneck, strconv.FormatBool(x.Modelled)})
 	}
 	c.Flush()
 	return c.Error()
@@ -261,7 +284,8 @@ type plot struct {
 
 func newBar(i int, name, label string) bar {
 	y := i * barStep
-	return bar{Y: y, Name: name, Label: label, MidY: y + barHeight/2, TextY: y + barHeight/2 + 4, WhiskA: y + barHeight/2 - 4, WhsB: y + barHeight/2 + 4}
+	return bar{Y: y, Name: name, Label: label, MidY: y + barHeight/2, TextY: y + barHeight/2 + 4,
+		WhiskA: y + barHeight/2 - 4, WhsB: y + barHeight/2 + 4}
 }
 
 // timePlot draws a bar for each variant's epoch, with whiskers over the repeats.
@@ -278,7 +302,8 @@ func timePlot(s comparisonSummary) plot {
 			scale = barWidth / most
 		}
 		b.Parts = []barPart{{0, v.Seconds.Median * scale, "time", v.Bottleneck}}
-		b.Low, b.High, b.HasWhiskers = v.Seconds.Min*scale, v.Seconds.Max*scale, v.Seconds.Max > v.Seconds.Min
+		b.Low, b.High, b.HasWhiskers = v.Seconds.Min*scale, v.Seconds.Max*scale,
+			v.Seconds.Max > v.Seconds.Min
 		b.LabelX = b.High + 8
 		p.Bars = append(p.Bars, b)
 	}
@@ -288,17 +313,20 @@ func timePlot(s comparisonSummary) plot {
 
 // rowsPlot draws where each variant's rows came from.
 func rowsPlot(s comparisonSummary) plot {
-	p := plot{Title: "Where an epoch's rows came from", Legend: []string{"gpu GPU tier", "cpu CPU tier", "ssd SSDs"}}
+	p := plot{Title: "Where an epoch's rows came from", Legend: []string{"gpu GPU tier",
+		"cpu CPU tier", "ssd SSDs"}}
 	for i, v := range s.Variants {
 		g, c, d := v.share3()
-		b := newBar(i, v.Name, fmt.Sprintf("%.1f / %.1f / %.1f%%; %s read", 100*g, 100*c, 100*d, units.FormatBytes(int64(v.BytesSSD.Median))))
+		b := newBar(i, v.Name, fmt.Sprintf("%.1f / %.1f / %.1f%%; %s read", 100*g, 100*c, 100*d,
+			units.FormatBytes(int64(v.BytesSSD.Median))))
 		x := 0.0
 		for _, part := range []struct {
 			share float64
 			class string
 		}{{g, "gpu"}, {c, "cpu"}, {d, "ssd"}} {
 			w := part.share * barWidth
-			b.Parts = append(b.Parts, barPart{x, w, part.class, fmt.Sprintf("%.2f%%", 100*part.share)})
+			b.Parts = append(b.Parts,
+				barPart{x, w, part.class, fmt.Sprintf("%.2f%%", 100*part.share)})
 			x += w
 		}
 		b.LabelX = barWidth + 8
@@ -322,8 +350,8 @@ func stallPlot(s comparisonSummary) plot {
 	return p
 }
 
-// writePage writes an HTML page. The template escapes what HTML acts on; what a terminal acts on, should
-// the page be printed there, goes as well.
+// writePage writes an HTML page. The template escapes what HTML acts on; what a terminal acts on,
+// should the page be printed there, goes as well.
 func writePage(w io.Writer, page *template.Template, data any) error {
 	var b strings.Builder
 	if err := page.Execute(&b, data); err != nil {
@@ -335,7 +363,8 @@ func writePage(w io.Writer, page *template.Template, data any) error {
 
 // writeCompareHTML writes a report that needs no other file.
 func writeCompareHTML(w io.Writer, s comparisonSummary) error {
-	return writePage(w, compareHTML, map[string]any{"S": s, "Rows": s.rows(), "Plots": []plot{timePlot(s), rowsPlot(s), stallPlot(s)}})
+	return writePage(w, compareHTML, map[string]any{"S": s, "Rows": s.rows(),
+		"Plots": []plot{timePlot(s), rowsPlot(s), stallPlot(s)}})
 }
 
 var compareHTML = template.Must(template.New("compare").Funcs(template.FuncMap{

@@ -7,13 +7,20 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/gnn"
+	"helios/internal/errs"
+	"helios/sched/plan"
 )
 
-// Variants train in turns from the same seed: each run is told, losses agree, and the files are whole.
+// Variants train in turns from the same seed: each run is told, losses agree, and the files are
+// whole.
 func TestCompare(t *testing.T) {
 	loaded(t, 2)
-	out := ok(t, "compare", "g", "--modes", "helios,cpu,inmem", "--variants", "small=--mode helios --gpu-cache 0 --cpu-cache 0 --pipeline none", "--repeats", "2",
-		"--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--gpu-cache", "5%", "--csv", "c.csv", "--html", "c.html", "--results", "c.jsonl", "--json", "--quiet")
+	out := ok(t, "compare", "g", "--modes", "helios,cpu,inmem", "--variants",
+		"small=--mode helios --gpu-cache 0 --cpu-cache 0 --pipeline none", "--repeats", "2",
+		"--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--gpu-cache", "5%", "--csv",
+		"c.csv", "--html", "c.html", "--results", "c.jsonl", "--json", "--quiet")
 	got := lines(t, out)
 	require.Len(t, got, 4*2+1)
 	order := ""
@@ -38,7 +45,8 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, "helios", sum["base"])
 	vs := sum["variants"].([]any)
 	require.Len(t, vs, 4)
-	require.Equal(t, map[string]any{"median": 1.0, "min": 1.0, "max": 1.0}, vs[0].(map[string]any)["ratio"])
+	require.Equal(t, map[string]any{"median": 1.0, "min": 1.0, "max": 1.0},
+		vs[0].(map[string]any)["ratio"])
 	small := vs[3].(map[string]any)
 	require.Equal(t, "none", small["pipeline"])
 	require.Zero(t, small["rows_gpu"])
@@ -63,9 +71,12 @@ func TestCompare(t *testing.T) {
 // On the virtual clock each variant is played once and nothing is called measured.
 func TestCompareVirtual(t *testing.T) {
 	isolate(t)
-	ok(t, "generate", "--kind", "rmat", "--nodes", "2000", "--avg-degree", "8", "--classes", "5", "--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
-	args := []string{"compare", "g", "--modes", "helios,bam,gids,mmap", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count", "2",
-		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--html", "c.html", "--csv", "c.csv", "--quiet", "--overwrite"}
+	ok(t, "generate", "--kind", "rmat", "--nodes", "2000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
+	args := []string{"compare", "g", "--modes", "helios,bam,gids,mmap", "--clock", "virtual",
+		"--hardware", "a100-p5510x12", "--ssd-count", "2",
+		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--html", "c.html", "--csv",
+		"c.csv", "--quiet", "--overwrite"}
 	got := lines(t, ok(t, append(args, "--json")...))
 	require.Len(t, got, 5)
 	for _, r := range got {
@@ -85,18 +96,26 @@ func TestCompareVirtual(t *testing.T) {
 func TestCompareArguments(t *testing.T) {
 	runBad(t, []badCase{
 		{"one mode", nil, "compare g --modes helios", 2, []string{"--modes", "at least two"}, ""},
-		{"a mode twice", nil, "compare g --modes helios,cpu,helios", 2, []string{"helios", "name of its own"}, ""},
-		{"unknown mode", nil, "compare g --modes helios,helois", 2, []string{"did you mean helios"}, ""},
-		{"variant without a name", nil, "compare g --variants --mode=bam", 2, []string{"--variants", "NAME=FLAGS"}, ""},
+		{"a mode twice", nil, "compare g --modes helios,cpu,helios", 2,
+			[]string{"helios", "name of its own"}, ""},
+		{"unknown mode", nil, "compare g --modes helios,helois", 2,
+			[]string{"did you mean helios"}, ""},
+		{"variant without a name", nil, "compare g --variants --mode=bam", 2,
+			[]string{"--variants", "NAME=FLAGS"}, ""},
 		{"no repeats", nil, "compare g --repeats 0", 2, []string{"--repeats"}, ""},
-		{"offline policy", nil, "train g --policy belady", 2, []string{"belady", "cache replay"}, ""},
+		{"offline policy", nil, "train g --policy belady", 2,
+			[]string{"belady", "cache replay"}, ""},
 		{"bad line", nil, "train g --cache-line wide", 2, []string{"--cache-line", "row"}, ""},
 		{"all of the peak", nil, "train g --accumulate 1", 2, []string{"--accumulate", "0.95"}, ""},
-		{"policy of no tier", nil, "train g --mode cpu --policy lru", 2, []string{"--policy lru", "--gpu-cache"}, ""},
-		{"epochs that nobody counts", nil, "train g --hotness degree --presample-epochs 3", 2, []string{"--presample-epochs", "degree"}, ""},
+		{"policy of no tier", nil, "train g --mode cpu --policy lru", 2,
+			[]string{"--policy lru", "--gpu-cache"}, ""},
+		{"epochs that nobody counts", nil, "train g --hotness degree --presample-epochs 3", 2,
+			[]string{"--presample-epochs", "degree"}, ""},
 		{"window below none", nil, "train g --window -1", 2, []string{"--window"}, ""},
-		{"no such hotness", nil, "train g --hotness pagerink", 2, []string{"--hotness", "did you mean pagerank"}, ""},
-		{"neighbour cache of what is in memory", nil, "train g --neighbor-cache 1GiB", 2, []string{"--neighbor-cache", "--topology ssd"}, ""},
+		{"no such hotness", nil, "train g --hotness pagerink", 2,
+			[]string{"--hotness", "did you mean pagerank"}, ""},
+		{"neighbour cache of what is in memory", nil, "train g --neighbor-cache 1GiB", 2,
+			[]string{"--neighbor-cache", "--topology ssd"}, ""},
 		{"unknown tuning", nil, "train g --tune fast", 2, []string{"--tune", "quick"}, ""},
 	})
 	for _, c := range []struct{ flags, want string }{
@@ -122,10 +141,39 @@ func TestBottleneck(t *testing.T) {
 	r.Stall, r.Overlap, r.Stages.Complete, r.BytesSSD = 0.6, 0.4, 9.7, 10<<30
 	require.Equal(t, "the SSDs: reads are in flight 97% of the time, 1 GiB/s", bottleneck(r, 2))
 	r.CPUSeconds, r.ProxySeconds = 19, 5
-	require.Contains(t, bottleneck(r, 2), "the CPUs, which play what is not there, are busy 95% of the time (software SSDs 25%)")
+	require.Contains(t, bottleneck(r, 2),
+		"the CPUs, which play what is not there, are busy 95% of the time (software SSDs 25%)")
 	r.CPUSeconds, r.Overlap, r.Stages.Complete = 5, 0.0, 5
-	require.Equal(t, "nothing overlaps: training waits 60% of the time, longest for the SSDs (50%)", bottleneck(r, 2))
+	require.Equal(t, "nothing overlaps: training waits 60% of the time, longest for the SSDs (50%)",
+		bottleneck(r, 2))
 	r.Overlap, r.Stages.Sample = 0.5, 9.9
 	require.Equal(t, "sampling: 99% of the time", bottleneck(r, 2))
 	require.Equal(t, "nothing was measured", bottleneck(comparedRun{}, 2))
+}
+
+// TestResultKey: a default that was typed makes no other run, and seed 0 does.
+func TestResultKey(t *testing.T) {
+	none := resultKey(plan.Config{})
+	require.Equal(t, none, resultKey(plan.Config{}.WithDefaults()))
+	require.Equal(t, none, resultKey(plan.Config{Seed: 1, Model: gnn.DefaultArch, Batch: 1024}))
+	require.NotEqual(t, none, resultKey(plan.Config{SeedZero: true}))
+	require.NotEqual(t, none, resultKey(plan.Config{Seed: 2}))
+}
+
+// TestEmptyChoice: an empty value, as a variable of a script that is not set leaves, is no choice.
+func TestEmptyChoice(t *testing.T) {
+	for _, def := range []string{"", "one"} {
+		f := oneOf("which", "one of some", def, []string{"one", "two"}, nil)
+		err := f.Action(nil, "")
+		require.ErrorContains(t, err, `unknown --which ""`)
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+		require.NoError(t, f.Action(nil, "two"))
+	}
+}
+
+// TestHelpNamesHelp: --help is listed, also where flags are in groups.
+func TestHelpNamesHelp(t *testing.T) {
+	for _, verb := range []string{"train", "compare", "verify"} {
+		require.Equal(t, 1, strings.Count(ok(t, verb, "--help"), "--help, -h"), verb)
+	}
 }

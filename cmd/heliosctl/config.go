@@ -17,7 +17,8 @@ import (
 // addConfig adds the keys of a YAML file to the flags of verb c: keys are flag names, values
 // scalars or lists of them. Flags of the command line win, and so does a dataset given as an
 // argument.
-func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool) (flagValues, error) {
+func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool) (flagValues,
+	error) {
 	f, err := openConfig(file)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "--config: %w; name a readable YAML file", err)
@@ -26,7 +27,8 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 	var doc yaml.Node
 	dec := yaml.NewDecoder(io.LimitReader(f, 1<<20))
 	err = dec.Decode(&doc)
-	if errors.Is(err, io.EOF) || err == nil && len(doc.Content) == 1 && doc.Content[0].Tag == "!!null" {
+	if errors.Is(err, io.EOF) || err == nil && len(doc.Content) == 1 &&
+		doc.Content[0].Tag == "!!null" {
 		return flags, nil // empty, or comments only
 	}
 	bad := func(line int, format string, args ...any) error {
@@ -34,7 +36,8 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 		return errs.New(errs.Usage, "--config %s: line %d: "+format, args...)
 	}
 	if err != nil {
-		return nil, errs.New(errs.Usage, "--config %s: %s; write it as flag: value", file, ui.OneLine(err.Error()))
+		return nil, errs.New(errs.Usage, "--config %s: %s; write it as flag: value", file,
+			ui.OneLine(err.Error()))
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
@@ -47,23 +50,27 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 		name := key.Value
 		fl := lookup(c.Flags, name)
 		if fl == nil || name == "config" || name == "help" {
-			return nil, bad(key.Line, "unknown key %q; %s", name, meant(name, flagNames(c.Flags), "keys are the flags of \"heliosctl "+verb+" --help\""))
+			return nil, bad(key.Line, "unknown key %q; %s", name, meant(name, flagNames(c.Flags),
+				"keys are the flags of \"heliosctl "+verb+" --help\""))
 		}
-		if seen[name] {
+		now := fl.Names()[0]
+		if seen[now] {
 			return nil, bad(key.Line, "key %q stands twice; keep one", name)
 		}
-		seen[name] = true
+		seen[now] = true
 		value, ok := scalar(val)
 		if !ok {
-			return nil, bad(val.Line, "key %q has a value that is neither a scalar nor a list of scalars", name)
+			return nil,
+				bad(val.Line, "key %q has a value that is neither a scalar nor a list of scalars",
+					name)
 		}
 		if err := checkValue(fl, name, value); err != nil {
 			return nil, errs.New(errs.Usage, "--config %s: line %d: %w", file, val.Line, err)
 		}
-		if _, explicit := flags.get(name); explicit || name == "dataset" && datasetGiven {
+		if _, explicit := flags.get(now); explicit || now == "dataset" && datasetGiven {
 			continue
 		}
-		out = append(out, flagValue{name, value})
+		out = append(out, named(fl, name, value)...)
 	}
 	if err := dec.Decode(&doc); !errors.Is(err, io.EOF) {
 		return nil, errs.New(errs.Usage, "--config %s: more than one document; keep one", file)
@@ -94,9 +101,11 @@ func scalar(n *yaml.Node) (string, bool) {
 	return "", false
 }
 
-// openConfig opens a regular file, or the pipe that a shell makes of --config <(…): its writer is there.
+// openConfig opens a regular file, or the pipe that a shell makes of --config <(…): its writer is
+// there.
 func openConfig(file string) (*os.File, error) {
-	if strings.HasPrefix(file, "/dev/fd/") || strings.HasPrefix(file, "/proc/self/fd/") || file == "/dev/stdin" {
+	if strings.HasPrefix(file, "/dev/fd/") || strings.HasPrefix(file, "/proc/self/fd/") ||
+		file == "/dev/stdin" {
 		if st, err := os.Stat(file); err == nil && st.Mode()&os.ModeNamedPipe != 0 {
 			return os.Open(file)
 		}

@@ -9,22 +9,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The main job on a GPU, which is a fake one: train, go on, evaluate and predict, with the host device's losses.
+// The main job on a GPU, which is a fake one: train, go on, evaluate and predict, with the host
+// device's losses.
 func TestMainJobOnAGPU(t *testing.T) {
 	fake := fakeGPU(t)
-	ok(t, "generate", "--kind", "sbm", "--nodes", "300", "--avg-degree", "5", "--classes", "3", "--dim", "16", "--seed", "3", "--train-fraction", "0.25", "--out", "g")
+	ok(t, "generate", "--kind", "sbm", "--nodes", "300", "--avg-degree", "5", "--classes", "3",
+		"--dim", "16", "--seed", "3", "--train-fraction", "0.25", "--out", "g")
 	ok(t, "bind-ssds", "--proxy", "a.img,b.img", "--size", "4MiB")
 	ok(t, "load", "g")
 	args := func(device string, more ...string) []string {
 		return append([]string{
-			"train", "g", "--device", device, "--fanout", "4,3", "--batch-size", "32", "--hidden", "8", "--lr", "0.01", "--json",
+			"train", "g", "--device", device, "--fanout", "4,3", "--batch-size", "32", "--hidden",
+			"8", "--lr", "0.01", "--json",
 			"--io-blocks", "2", "--depth", "32",
 		}, more...)
 	}
 	host := last(t, ok(t, args("host", "--epochs", "1", "--checkpoint", "ck")...))
 
 	fake("sms=2,mem=268435456")
-	r := hc(t, args("auto", "--epochs", "2", "--checkpoint", "ck", "--resume", "--gpu-cache", "10%", "--cpu-cache", "20%")...)
+	r := hc(t, args("auto", "--epochs", "2", "--checkpoint", "ck", "--resume", "--gpu-cache", "10%",
+		"--cpu-cache", "20%")...)
 	require.Equal(t, 0, r.code, r.errOut)
 	require.Contains(t, r.errOut, "device: cuda:0 (Fake GPU (CPU shim))\n")
 	require.Contains(t, r.errOut, "I/O memory: rung ")
@@ -45,23 +49,29 @@ func TestMainJobOnAGPU(t *testing.T) {
 	require.InDelta(t, loss(whole, 1), loss(gpu, 1), 1e-4)
 
 	ev := last(t, ok(t, "eval", "g", "--checkpoint", "ck", "--device", "cuda", "--json", "--quiet"))
-	onHost := last(t, ok(t, "eval", "g", "--checkpoint", "ck", "--device", "host", "--json", "--quiet"))
+	onHost := last(t, ok(t, "eval", "g", "--checkpoint", "ck", "--device", "host", "--json",
+		"--quiet"))
 	require.InDelta(t, onHost["loss"].(float64), ev["loss"].(float64), 1e-4)
 	require.Equal(t, onHost["accuracy"], ev["accuracy"])
 	require.Equal(t, gpu["memory_rung"], ev["memory_rung"])
 
-	text := ok(t, "predict", "g", "--checkpoint", "ck", "--device", "cuda", "--nodes", "1,2,3", "--embeddings", "e.npy")
+	text := ok(t, "predict", "g", "--checkpoint", "ck", "--device", "cuda", "--nodes", "1,2,3",
+		"--embeddings", "e.npy")
 	require.Len(t, strings.Split(strings.TrimSpace(text), "\n"), 4)
 	require.FileExists(t, "e.npy")
 
 	// Flags of the other device.
-	fails(t, hc(t, args("cuda", "--kernels", "generic")...), 2, "train", "--kernels generic is for the host device")
+	fails(t, hc(t, args("cuda", "--kernels", "generic")...), 2, "train",
+		"--kernels generic is for the host device")
 	r = hc(t, args("host", "--blas", "auto")...)
 	require.Equal(t, 0, r.code, r.errOut)
 	require.Contains(t, r.errOut, "--blas is for a GPU")
 	// A reason that several rungs share is told once.
 	r = hc(t, args("cuda", "--gpu-cache", "10%")...)
 	require.Equal(t, 0, r.code, r.errOut)
-	require.Equal(t, 1, strings.Count(r.errOut, "not p2p, pinned or pinned-cpubell: the SSDs are software controllers"), r.errOut)
-	fails(t, hc(t, args("cuda", "--gpu-cache", "1TiB")...), 2, "train", "--gpu-cache", "device memory has room for")
+	require.Equal(t, 1,
+		strings.Count(r.errOut,
+			"not p2p, pinned or pinned-cpubell: the SSDs are software controllers"), r.errOut)
+	fails(t, hc(t, args("cuda", "--gpu-cache", "1TiB")...), 2, "train", "--gpu-cache",
+		"device memory has room for")
 }

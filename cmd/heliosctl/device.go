@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"runtime"
 	"strconv"
 	"strings"
@@ -10,30 +12,35 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/simd"
 )
 
-// deviceFlag chooses the compute device.
-func deviceFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "device", Value: "auto", Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`",
-		Action: func(_ *cli.Context, v string) error {
-			_, _, err := parseDevice(v)
-			return err
-		},
-	}
+// deviceArgs choose the compute device. The zero value is what a run without flags takes.
+type deviceArgs struct {
+	device  string
+	kernels simd.Level
 }
 
-// kernelsFlag chooses the instructions of the host device's kernels.
-func kernelsFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "kernels", Value: "auto", Usage: "instructions of the host device's kernels: " + strings.Join(simd.Names(), ", ") + "; avx2 and avx512 give the same bits, generic (Go) others",
-		Action: func(_ *cli.Context, v string) error {
-			_, err := simd.Parse(v)
-			return err
-		},
-	}
+func deviceOptions() hcli.Options[deviceArgs] {
+	return append(hcli.Options[deviceArgs]{hcli.Text(&cli.StringFlag{
+		Name: "device", Value: "auto",
+		Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`",
+	}, func(a *deviceArgs) *string { return &a.device }).Checked(func(a *deviceArgs,
+		_ string) error {
+		_, _, err := parseDevice(a.device)
+		return err
+	})}, kernelsOptions()...)
+}
+
+// kernelsOptions are those of verbs that have the host device only.
+func kernelsOptions() hcli.Options[deviceArgs] {
+	return hcli.Options[deviceArgs]{hcli.Parsed(&cli.StringFlag{
+		Name: "kernels", Value: simd.Auto.String(), Usage: "instructions of the host device's kernels: " +
+			strings.Join(simd.Names(), ", ") +
+			"; avx2 and avx512 give the same bits, generic (Go) others",
+	}, func(a *deviceArgs) *simd.Level { return &a.kernels }, simd.Parse)}
 }
 
 // parseDevice reads auto, host, cuda or cuda:N.
@@ -44,26 +51,26 @@ func parseDevice(v string) (kind string, index int, err error) {
 	case strings.HasPrefix(v, "cuda:"):
 		n, err := strconv.ParseUint(strings.TrimPrefix(v, "cuda:"), 10, 16)
 		if err != nil {
-			return "", 0, errs.New(errs.Usage, "--device %q: what follows cuda: is the number of a GPU, such as cuda:0", v)
+			return "", 0, errs.New(errs.Usage,
+				"--device %q: what follows cuda: is the number of a GPU, such as cuda:0", v)
 		}
 		return "cuda", int(n), nil
 	}
-	return "", 0, errs.New(errs.Usage, "unknown --device %q; %s", v, meant(v, []string{"auto", "host", "cuda"}, "choose one of auto, host, cuda, cuda:N"))
+	return "", 0, errs.New(errs.Usage, "unknown --device %q; %s", v,
+		meant(v, []string{"auto", "host", "cuda"}, "choose one of auto, host, cuda, cuda:N"))
 }
 
-// openDevice opens the compute device that --device names. With auto a GPU that is not there or
-// cannot run our kernels is no error: the verb says so and takes the host device. hostOnly is for verbs that take no GPU:
-// unless empty, it says why.
-func (e *env) openDevice(hostOnly string) (cuda.Device, error) {
-	v := e.c.String("device")
-	if v == "" {
-		v = "auto"
-	}
+// open opens the compute device that --device names. With auto a GPU that is not there or
+// cannot run our kernels is no error: the verb says so and takes the host device. hostOnly is for
+// verbs that take no GPU: unless empty, it says why.
+//
+// workers are the slots of the host device, 0 for one per CPU.
+func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, error) {
+	v := cmp.Or(a.device, "auto")
 	kind, index, err := parseDevice(v)
 	if err != nil {
 		return nil, err
 	}
-	workers := e.c.Int("workers")
 	if workers < 0 || workers > 4096 {
 		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", workers)
 	}
@@ -74,11 +81,9 @@ func (e *env) openDevice(hostOnly string) (cuda.Device, error) {
 		dev, err := driver.Open(driver.Options{Index: index})
 		switch {
 		case err == nil:
-			if err := e.gpuFlags(kind, v); err != nil {
+			if err := a.refuseKernels(e, kind, v); err != nil {
 				return nil, errors.Join(err, dev.Close())
 			}
-			// Kernels on a GPU ring doorbells by writing them, and cannot call who serves them.
-			e.pollDoorbells = true
 			if kind == "auto" {
 				e.ui.Note("device: %s", dev.Info().Name)
 			}
@@ -88,27 +93,37 @@ func (e *env) openDevice(hostOnly string) (cuda.Device, error) {
 		case errs.ClassOf(err) != errs.Capability:
 			return nil, err
 		}
-		e.ui.Note("device: host, for a GPU cannot be used: %v", err)
+		e.ui.Note("%s", hostInstead(err))
 	}
-	level := simd.Auto
-	if v := e.c.String("kernels"); v != "" {
-		if level, err = simd.Parse(v); err != nil {
-			return nil, err
-		}
-	}
-	return openHost(workers, level)
+	return openHost(workers, a.kernels)
 }
 
-// gpuFlags looks at flags that mean nothing on a GPU: refused where a GPU was asked for, told where auto took it.
-func (e *env) gpuFlags(kind, device string) error {
-	if !e.c.IsSet("kernels") {
+// ringsDoorbells tells whether a device's kernels ring doorbells by writing them: they cannot call
+// the software controller that serves them, which must look.
+func ringsDoorbells(dev cuda.Device) bool { return dev.Info().Backend != "host" }
+
+// hostInstead says why auto takes the host device. A machine without a driver is the usual case and
+// needs no explanation before every run; a GPU that cannot be used does.
+func hostInstead(err error) string {
+	if errors.Is(err, driver.ErrNoDriver) {
+		return "device: host (no GPU; see heliosctl doctor)"
+	}
+	return fmt.Sprintf("device: host (no usable GPU: %v)", err)
+}
+
+// refuseKernels refuses --kernels, which means nothing on a GPU, where a GPU was asked for, and
+// tells of it where auto took the GPU.
+func (a *deviceArgs) refuseKernels(e *env, kind, device string) error {
+	if e.given(&a.kernels) == "" {
 		return nil
 	}
 	if kind == "auto" {
-		e.ui.Note("--kernels %s has no effect: it is for the host device", e.c.String("kernels"))
+		e.ui.Note("--kernels %s has no effect: it is for the host device", a.kernels)
 		return nil
 	}
-	return errs.New(errs.Usage, "--kernels %s is for the host device, and --device is %s; leave it out", e.c.String("kernels"), device)
+	return errs.New(errs.Usage,
+		"--kernels %s is for the host device, and --device is %s; leave it out",
+		a.kernels, device)
 }
 
 // deviceError is why a device that was asked for could not be opened.

@@ -51,17 +51,19 @@ func runDoctor(ctx context.Context, e *env) error {
 	}
 	add("host", hostFindings(ctx)...)
 	add("vfio", vfio.Probe()...)
-	add("nvme", e.nvmeFindings()...)
+	add("nvme", nvmeFindings(e)...)
 	report, err := driver.Probe(driver.Options{})
 	add("cuda", driverFinding(report, err))
 	if err == nil {
 		for _, g := range report.GPUs {
 			part := fmt.Sprintf("cuda:%d", g.Index)
-			add(part, probe.Finding{Name: "GPU", Answer: probe.There, Detail: fmt.Sprintf("%s at %s: %d SMs, %s, compute capability %d.%d",
-				g.Name, g.PCI, g.SMs, units.FormatBytes(g.MemTotal), g.ComputeCapability/10, g.ComputeCapability%10)})
+			add(part, probe.Finding{Name: "GPU", Answer: probe.There,
+				Detail: fmt.Sprintf("%s at %s: %d SMs, %s, compute capability %d.%d",
+					g.Name, g.PCI, g.SMs, units.FormatBytes(g.MemTotal), g.ComputeCapability/10,
+					g.ComputeCapability%10)})
 			add(part, g.Findings...)
 			add(part, kernelFindings(g.Index)...)
-			add(part, e.wayFindings(g.PCI)...)
+			add(part, wayFindings(e, g.PCI)...)
 		}
 	}
 	var rows [][]string
@@ -113,11 +115,12 @@ func hostFindings(ctx context.Context) []probe.Finding {
 	}
 	out = append(out, f)
 
-	return append(out, answer("software SSDs", trySSD(ctx), "files, block devices and memory as NVMe controllers"))
+	return append(out, answer("software SSDs", trySSD(ctx),
+		"files, block devices and memory as NVMe controllers"))
 }
 
 // nvmeFindings are the NVMe controllers of the machine and what each is good for.
-func (e *env) nvmeFindings() []probe.Finding {
+func nvmeFindings(e *env) []probe.Finding {
 	records, err := e.store.Machine().Records()
 	if err != nil {
 		return []probe.Finding{answer("records", err, "")}
@@ -127,16 +130,18 @@ func (e *env) nvmeFindings() []probe.Finding {
 		return []probe.Finding{answer("controllers", err, "")}
 	}
 	if len(all) == 0 {
-		return []probe.Finding{{Name: "controllers", Answer: probe.NotThere, Detail: "no NVMe controller on the PCI bus", Next: "an NVMe SSD; files and block devices can play one: \"heliosctl bind-ssds --proxy\""}}
+		return []probe.Finding{{Name: "controllers", Answer: probe.NotThere,
+			Detail: "no NVMe controller on the PCI bus",
+			Next:   "an NVMe SSD; files and block devices can play one: \"heliosctl bind-ssds --proxy\""}}
 	}
 	var out []probe.Finding
 	for i := range all {
-		out = append(out, e.nvmeFinding(&all[i]))
+		out = append(out, nvmeFinding(e, &all[i]))
 	}
 	return out
 }
 
-func (e *env) nvmeFinding(c *controller) probe.Finding {
+func nvmeFinding(e *env, c *controller) probe.Finding {
 	text := []string{strings.TrimSpace(c.model() + " " + c.serial())}
 	if n := c.bytes(); n > 0 {
 		text = append(text, units.FormatBytes(n))
@@ -154,7 +159,8 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 	case r != nil && r.Phase == state.Bound && c.Driver == vfioDriver:
 		text = append(text, "bound as "+r.Name)
 		node := e.machine.sys.Path(r.Node)
-		if err := unix.Access(node, unix.R_OK|unix.W_OK); errors.Is(err, unix.EACCES) && !e.machine.root() {
+		if err := unix.Access(node, unix.R_OK|unix.W_OK); errors.Is(err, unix.EACCES) &&
+			!e.machine.root() {
 			f.Answer, f.Next = probe.NotThere, state.NotPermitted(node)
 		}
 	case r != nil:
@@ -181,7 +187,9 @@ func (e *env) nvmeFinding(c *controller) probe.Finding {
 			f.Answer, f.Next = probe.Unknown, strayNext(c.Addr)
 			text = append(text, strayText)
 		default:
-			text = append(text, fmt.Sprintf("free, IOMMU group %d: \"sudo heliosctl bind-ssds %s\" takes it", c.Group, c.Addr))
+			text = append(text,
+				fmt.Sprintf("free, IOMMU group %d: \"sudo heliosctl bind-ssds %s\" takes it",
+					c.Group, c.Addr))
 		}
 	}
 	f.Detail = strings.TrimPrefix(strings.Join(text, "; "), "; ")
@@ -200,7 +208,8 @@ func trySSD(ctx context.Context) (err error) {
 	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
 		return err
 	}
-	bus, err := proxy.Open(proxy.Config{Name: "doctor", Path: path, Bytes: size, LBABytes: 512, Buffered: true})
+	bus, err := proxy.Open(proxy.Config{Name: "doctor", Path: path, Bytes: size, LBABytes: 512,
+		Buffered: true})
 	if err != nil {
 		return err
 	}
@@ -247,8 +256,8 @@ func kernelFindings(index int) []probe.Finding {
 	return []probe.Finding{f, peer}
 }
 
-// peerFinding maps a little of a GPU's memory as rung p2p does for SSDs, and compares what the CPU stores
-// there with what the GPU has.
+// peerFinding maps a little of a GPU's memory as rung p2p does for SSDs, and compares what the CPU
+// stores there with what the GPU has.
 func peerFinding(dev *driver.Device) (f probe.Finding) {
 	f.Name, f.Next = "memory for SSDs' DMA", "without it SSDs read into pinned CPU memory"
 	var why []string
@@ -259,7 +268,8 @@ func peerFinding(dev *driver.Device) (f probe.Finding) {
 		}
 		if err == nil {
 			f.Answer, f.Next = probe.There, ""
-			f.Detail = "mapped by " + m.Name + "; that an SSD reaches it a run proves (--memory-rung p2p)"
+			f.Detail = "mapped by " + m.Name +
+				"; that an SSD reaches it a run proves (--memory-rung p2p)"
 			return f
 		}
 		if errs.ClassOf(err) == errs.Capability {
@@ -307,13 +317,14 @@ func tryPeer(dev *driver.Device, method string) (err error) {
 		return err
 	}
 	if !bytes.Equal(mem, back.Bytes()) {
-		return errs.New(errs.Capability, "what the CPU stores in the mapping is not what the GPU has")
+		return errs.New(errs.Capability,
+			"what the CPU stores in the mapping is not what the GPU has")
 	}
 	return nil
 }
 
 // wayFindings tell how the SSDs lie to a GPU.
-func (e *env) wayFindings(gpu string) []probe.Finding {
+func wayFindings(e *env, gpu string) []probe.Finding {
 	ssds, err := e.machine.sys.Devices(pci.NVMeClass)
 	if err != nil || len(ssds) == 0 {
 		return nil

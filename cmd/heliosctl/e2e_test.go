@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/testrig"
 	"helios/internal/wide"
 )
 
@@ -22,7 +22,8 @@ import (
 func loaded(t *testing.T, n int) {
 	t.Helper()
 	isolate(t)
-	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3", "--out", "g")
+	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "32", "--seed", "3", "--out", "g")
 	var files []string
 	for i := range n {
 		files = append(files, fmt.Sprintf("ssd%d.img", i))
@@ -32,14 +33,17 @@ func loaded(t *testing.T, n int) {
 }
 
 func trainArgs(extra ...string) []string {
-	return append([]string{"train", "--dataset", "g", "--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--epochs", "2", "--lr", "0.01", "--seed", "1", "--json", "--quiet"}, extra...)
+	return append([]string{"train", "--dataset", "g", "--fanout", "5,5", "--batch-size", "256",
+		"--hidden", "16", "--epochs", "2", "--lr", "0.01", "--seed", "1", "--json", "--quiet"},
+		extra...)
 }
 
 // The main job, verb by verb, in every mode.
 func TestMainJob(t *testing.T) {
 	loaded(t, 2)
 
-	require.Contains(t, ok(t, "verify", "--dataset", "g", "--source"), "4000 rows equal to the source")
+	require.Contains(t, ok(t, "verify", "--dataset", "g", "--source"),
+		"4000 rows equal to the source")
 	ssds := lines(t, ok(t, "ssds", "--json"))
 	require.Len(t, ssds, 2)
 	for i, s := range ssds {
@@ -53,14 +57,17 @@ func TestMainJob(t *testing.T) {
 	var sha string
 	var result map[string]any
 	for _, mode := range [][]string{
-		{"--mode", "helios", "--gpu-cache", "5%", "--cpu-cache", "10%", "--checkpoint", "ckpt", "--results", "r.jsonl"},
-		{"--mode", "helios", "--gpu-cache", "0", "--cpu-cache", "0", "--pipeline", "none", "--workers", "1"},
+		{"--mode", "helios", "--gpu-cache", "5%", "--cpu-cache", "10%", "--checkpoint", "ckpt",
+			"--results", "r.jsonl"},
+		{"--mode", "helios", "--gpu-cache", "0", "--cpu-cache", "0", "--pipeline", "none",
+			"--workers", "1"},
 		{"--mode", "inmem", "--pipeline", "intra"},
 		{"--mode", "cpu", "--cpu-cache", "10%"},
 		{"--mode", "mmap"},
 		{"--mode", "bam", "--gpu-cache", "10%", "--accumulate", "0.8", "--pipeline", "run-ahead"},
 		{"--GIDS", "--window_buffer", "--wb_size", "4", "--cpu_buffer", "--tune", "quick"},
-		{"--policy", "sieve", "--cache-line", "4096", "--window", "2", "--gpu-cache", "10%", "--hotness", "degree", "--topology", "ssd"},
+		{"--policy", "sieve", "--cache-line", "4096", "--window", "2", "--gpu-cache", "10%",
+			"--hotness", "degree", "--topology", "ssd"},
 		{"--pipeline", "series", "--hotness-dir", "off"},
 	} {
 		out := ok(t, trainArgs(mode...)...)
@@ -69,10 +76,15 @@ func TestMainJob(t *testing.T) {
 		require.Len(t, epochs, 2)
 		first, second := epochs[0].(map[string]any), epochs[1].(map[string]any)
 		require.Less(t, second["loss"], first["loss"], mode)
-		for _, k := range []string{"mode", "model", "dataset", "seed", "device", "io_stack", "memory_rung", "epochs", "test_acc", "gpu_cache_bytes", "cpu_cache_bytes", "topology_bytes", "peak_memory_bytes", "params_sha256"} {
+		for _, k := range []string{"mode", "model", "dataset", "seed", "device", "io_stack",
+			"memory_rung", "epochs", "test_acc", "gpu_cache_bytes", "cpu_cache_bytes",
+			"topology_bytes", "peak_memory_bytes", "params_sha256"} {
 			require.Contains(t, r, k)
 		}
-		for _, k := range []string{"epoch", "seconds", "loss", "train_acc", "val_acc", "batches", "seeds", "rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification", "stall", "overlap", "stage_seconds", "hit_ratio", "lines_inserted", "lines_evicted", "lines_bypassed", "read_groups", "group_batches"} {
+		for _, k := range []string{"epoch", "seconds", "loss", "train_acc", "val_acc", "batches",
+			"seeds", "rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands",
+			"read_amplification", "stall", "overlap", "stage_seconds", "hit_ratio",
+			"lines_inserted", "lines_evicted", "lines_bypassed", "read_groups", "group_batches"} {
 			require.Contains(t, first, k)
 		}
 		require.Contains(t, r, "policy")
@@ -92,7 +104,8 @@ func TestMainJob(t *testing.T) {
 	ev := last(t, ok(t, "eval", "g", "--checkpoint", "ckpt", "--json"))
 	require.Equal(t, result["test_acc"], ev["accuracy"])
 
-	ok(t, "predict", "g", "--checkpoint", "ckpt", "--split", "test", "--out", "p.csv", "--embeddings", "e.npy")
+	ok(t, "predict", "g", "--checkpoint", "ckpt", "--split", "test", "--csv", "p.csv",
+		"--embeddings", "e.npy")
 	f, err := os.Open("p.csv")
 	require.NoError(t, err)
 	defer f.Close()
@@ -106,12 +119,17 @@ func TestMainJob(t *testing.T) {
 	fi, err := os.Stat("e.npy")
 	require.NoError(t, err)
 	require.Equal(t, int64(128+(n-1)*16*4), fi.Size())
-	require.Len(t, strings.Split(strings.TrimSpace(ok(t, "predict", "g", "--checkpoint", "ckpt", "--nodes", "5,0,7")), "\n"), 3)
+	require.Len(t,
+		strings.Split(strings.TrimSpace(ok(t, "predict", "g", "--checkpoint", "ckpt", "--nodes",
+			"5,0,7")), "\n"), 3)
 
-	row := lines(t, ok(t, "bench", "io", "--ssds", "1,2", "--blocks", "4", "--row-bytes", "4096", "--stack", "async", "--seconds", "0.2", "--json"))
+	row := lines(t, ok(t, "bench", "io", "--ssd-count", "1,2", "--io-blocks", "4", "--row-bytes", "4096",
+		"--io-stack", "async", "--seconds", "0.2", "--json"))
 	require.Len(t, row, 2)
 	for i, r := range row {
-		for _, k := range []string{"ssds", "blocks", "row_bytes", "stack", "queue_pairs", "depth", "iops", "bytes_per_second", "cpu_us_per_io", "p50_us", "p99_us", "errors", "audited", "smart_reads"} {
+		for _, k := range []string{"ssds", "blocks", "row_bytes", "stack", "queue_pairs", "depth",
+			"iops", "bytes_per_second", "cpu_us_per_io", "p50_us", "p99_us", "errors", "audited",
+			"smart_reads"} {
 			require.Contains(t, r, k)
 		}
 		require.Equal(t, float64(i+1), r["ssds"])
@@ -148,7 +166,9 @@ func TestFaults(t *testing.T) {
 	loaded(t, 1)
 	plain := last(t, ok(t, trainArgs("--no-eval")...))
 	require.Nil(t, plain["test_acc"], "not measured is null, not 0")
-	r := ok(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout", "200ms", "--fault", "error(op=read,sct=0,sc=6,times=3,after=50);lost(op=read,times=2,after=100);late(ms=30,op=read,times=5,after=150)")...)
+	r := ok(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout",
+		"200ms", "--fault",
+		"error(op=read,sct=0,sc=6,times=3,after=50);lost(op=read,times=2,after=100);late(ms=30,op=read,times=5,after=150)")...)
 	got := last(t, r)
 	require.Equal(t, plain["params_sha256"], got["params_sha256"])
 	var retries float64
@@ -165,7 +185,8 @@ func TestFaults(t *testing.T) {
 			}
 		}
 	}
-	bad := hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
+	bad := hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
 	fails(t, bad, 5, "train", "unrecovered read error")
 }
 
@@ -178,7 +199,8 @@ func TestSSDsInUse(t *testing.T) {
 	require.NoError(t, c.Start())
 	_, err = bufio.NewReader(out).ReadString('\n') // an epoch is done
 	require.NoError(t, err)
-	fails(t, hc(t, trainArgs()...), 4, "train", "ssd0 is in use by heliosctl train", strconv.Itoa(c.Process.Pid))
+	fails(t, hc(t, trainArgs()...), 4, "train", "ssd0 is in use by heliosctl train",
+		strconv.Itoa(c.Process.Pid))
 	fails(t, hc(t, "unbind-ssds", "--delete"), 4, "unbind-ssds", "in use")
 	require.Contains(t, ok(t, "ssds"), "in use")
 	require.NoError(t, c.Process.Kill())
@@ -190,7 +212,8 @@ func TestSSDsInUse(t *testing.T) {
 func TestCtrlC(t *testing.T) {
 	loaded(t, 1)
 	want := last(t, ok(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%")...))
-	c := child(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck")...)
+	c := child(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%", "--checkpoint",
+		"ck")...)
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)
 	var errOut strings.Builder
@@ -204,8 +227,10 @@ func TestCtrlC(t *testing.T) {
 		_, err = rd.ReadString('\n')
 	}
 	require.Error(t, c.Wait())
-	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck", "--resume", "(interrupted)")
-	got := last(t, ok(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%", "--checkpoint", "ck", "--resume")...))
+	fails(t, outcome{c.ProcessState.ExitCode(), "", errOut.String()}, 130, "train", "saved in ck",
+		"--resume", "(interrupted)")
+	got := last(t, ok(t, trainArgs("--epochs", "12", "--no-eval", "--cpu-cache", "80%",
+		"--checkpoint", "ck", "--resume")...))
 	require.Equal(t, want["params_sha256"], got["params_sha256"])
 }
 
@@ -280,8 +305,9 @@ func TestCtrlCLeavesNoPart(t *testing.T) {
 // The second Ctrl-C ends the process at once, whatever it waits for.
 func TestSecondCtrlC(t *testing.T) {
 	loaded(t, 1)
-	// A completion that never comes, with an hour until the deadline, holds the first Ctrl-C up. One that is
-	// sent before the process waits for it ends the run at once: then it is tried again, slower.
+	// A completion that never comes, with an hour until the deadline, holds the first Ctrl-C up.
+	// One that is sent before the process waits for it ends the run at once: then it is tried
+	// again, slower.
 	for every := 300 * time.Millisecond; ; every *= 2 {
 		require.Less(t, every, 20*time.Second, "the first Ctrl-C always ended it")
 		if sent := interruptEvery(t, every); sent >= 2 {
@@ -292,7 +318,8 @@ func TestSecondCtrlC(t *testing.T) {
 
 // interruptEvery trains with a read that hangs and sends Ctrl-C until the process is gone.
 func interruptEvery(t *testing.T, every time.Duration) (sent int) {
-	c := child(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout", "1h", "--fault", "late(ms=3000000,op=read,after=2000,times=1)")...)
+	c := child(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout",
+		"1h", "--fault", "late(ms=3000000,op=read,after=2000,times=1)")...)
 	require.NoError(t, c.Start())
 	done := make(chan error, 1)
 	go func() { done <- c.Wait() }()
@@ -315,43 +342,16 @@ func interruptEvery(t *testing.T, every time.Duration) (sent int) {
 // Runs in one process give back what they took: descriptors, mappings, goroutines.
 func TestNothingLeaks(t *testing.T) {
 	loaded(t, 2)
-	count := func(path string) int {
-		if strings.HasSuffix(path, "maps") {
-			b, err := os.ReadFile(path)
-			require.NoError(t, err)
-			n := 0
-			for l := range strings.Lines(string(b)) { // of files, of shared memory and of io_uring
-				if strings.Contains(l, ".img") || strings.Contains(l, "io_uring") || strings.Contains(l, "/dev/shm") || strings.Contains(l, ".npy") {
-					n++
-				}
-			}
-			return n
-		}
-		d, err := os.ReadDir(path)
-		require.NoError(t, err)
-		return len(d)
-	}
 	round := func() {
 		ok(t, trainArgs("--checkpoint", "ck", "--overwrite")...)
 		ok(t, "eval", "g", "--checkpoint", "ck", "--mode", "cpu")
 		ok(t, "eval", "g", "--checkpoint", "ck", "--mode", "mmap")
 		ok(t, "verify", "g")
-		fails(t, hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...), 5, "train")
+		fails(t, hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
+			"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...), 5, "train")
 	}
 	round()
-	fds, maps, routines := count("/proc/self/fd"), count("/proc/self/maps"), runtime.NumGoroutine()
+	before := testrig.Held(t)
 	round()
-	// The last goroutines may be on their way out.
-	deadline := time.Now().Add(5 * time.Second)
-	for {
-		f, m, r := count("/proc/self/fd"), count("/proc/self/maps"), runtime.NumGoroutine()
-		if f <= fds && m <= maps && r <= routines {
-			return
-		}
-		if time.Now().After(deadline) {
-			stacks := make([]byte, 1<<16)
-			t.Fatalf("descriptors %d, were %d; mappings %d, were %d; goroutines %d, were %d\n%s", f, fds, m, maps, r, routines, stacks[:runtime.Stack(stacks, true)])
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	before.Leaked(t)
 }

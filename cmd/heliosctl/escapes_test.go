@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// evil is what a name, path or text of others may hold: ESC with CSI and OSC, C1 CSI, newline, carriage
-// return, a right-to-left override, DEL.
+// evil is what a name, path or text of others may hold: ESC with CSI and OSC, C1 CSI, newline,
+// carriage return, a right-to-left override, DEL.
 const evil = "\x1b[2J\x1b]0;owned\x07\u009b31m\nheliosctl: all is well\r\u202ename\x7f"
 
 // printable fails where a text would do more than stand on a terminal.
@@ -25,15 +25,18 @@ func printable(t *testing.T, what, s string) {
 			t.Fatalf("%s prints %q in %q", what, r, s)
 		}
 	}
-	require.False(t, strings.HasPrefix(s, "heliosctl: all is well") || strings.Contains(s, "\nheliosctl: all is well"), "%s: a line was forged: %q", what, s)
+	require.False(t, strings.HasPrefix(s, "heliosctl: all is well") ||
+		strings.Contains(s, "\nheliosctl: all is well"), "%s: a line was forged: %q", what, s)
 }
 
-// No verb lets what comes from disks, files or other processes steer the terminal, as text, as JSON or in
-// reports.
+// No verb lets what comes from disks, files or other processes steer the terminal, as text, as JSON
+// or in reports.
 func TestNothingSteersTheTerminal(t *testing.T) {
 	isolate(t)
-	ok(t, "generate", "--nodes", "600", "--classes", "3", "--dim", "16", "--name", evil, "--out", "g")
-	ok(t, "generate", "--nodes", "600", "--classes", "3", "--dim", "16", "--seed", "2", "--out", "h")
+	ok(t, "generate", "--nodes", "600", "--classes", "3", "--dim", "16", "--name", evil,
+		"--out", "g")
+	ok(t, "generate", "--nodes", "600", "--classes", "3", "--dim", "16", "--seed", "2",
+		"--out", "h")
 	image := "a" + evil[:20] + ".img"
 	ok(t, "bind-ssds", "--proxy", image, "--size", "8MiB")
 	ok(t, "load", "g")
@@ -54,16 +57,25 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 	require.NoError(t, os.WriteFile("raw.yaml", []byte("fan\x1b[2Jout: 1\n"), 0o600))
 	require.NoError(t, os.WriteFile("e.csv", []byte("0,1\n1,\x1b[2J\r\u202e\n"), 0o600))
 	require.NoError(t, os.MkdirAll("gb/preprocessed", 0o755))
-	require.NoError(t, os.WriteFile("gb/metadata.yaml", []byte("dataset_name: \"\\e[2J\\u202e\"\ngraph_topology:\n  type: \"\\e[2J\"\n  path: \"\\e[2J\\r\"\n"), 0o600))
+	require.NoError(t, os.WriteFile("gb/metadata.yaml",
+		[]byte(
+			"dataset_name: \"\\e[2J\\u202e\"\ngraph_topology:\n  type: \"\\e[2J\"\n  path: \"\\e[2J\\r\"\n"), 0o600))
 
 	verbs := [][]string{
-		{"ssds"}, {"ssds", "--state", odd}, {"verify", "g"}, {"verify"}, {"load", "h"}, {"load", "g"},
-		{"train", "g", "--epochs", "1", "--batch-size", "64", "--checkpoint", "ck", "--trace", "t.trace"}, {"train", "g", "--epochs", "1", "--explain"},
-		{"eval", "g", "--checkpoint", "ck"}, {"predict", "g", "--checkpoint", "ck", "--nodes", "1,2"}, {"train", "h", "--epochs", "1"}, {"eval", "h", "--checkpoint", "ck"},
-		{"cache", "replay", "t.trace"}, {"cache", "replay", "t.trace", "--plot", "plot.html"},
-		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--html", "cmp.html", "--overwrite"},
-		{"doctor"}, {"version"}, {"train", "g", "--config", "bad.yaml"}, {"train", "g", "--config", "raw.yaml"}, {"train", evil}, {evil}, {"train", "--" + evil}, {"load", "g", "--ssds", evil},
-		{"import", "edges", "--in", "e.csv", "--out", "x"}, {"import", "graphbolt", "--in", "gb", "--out", "x"}, {"import", "npy", "--in", "no" + evil, "--out", "x"},
+		{"ssds"}, {"ssds", "--state", odd}, {"verify", "g"}, {"verify"}, {"load", "h"},
+		{"load", "g"},
+		{"train", "g", "--epochs", "1", "--batch-size", "64", "--checkpoint", "ck", "--trace",
+			"t.trace"}, {"train", "g", "--epochs", "1", "--explain"},
+		{"eval", "g", "--checkpoint", "ck"}, {"predict", "g", "--checkpoint", "ck", "--nodes",
+			"1,2"}, {"train", "h", "--epochs", "1"}, {"eval", "h", "--checkpoint", "ck"},
+		{"cache", "replay", "t.trace"}, {"cache", "replay", "t.trace", "--html", "plot.html"},
+		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--html",
+			"cmp.html", "--overwrite"},
+		{"doctor"}, {"version"}, {"train", "g", "--config", "bad.yaml"},
+		{"train", "g", "--config", "raw.yaml"}, {"train", evil}, {evil}, {"train", "--" + evil},
+		{"load", "g", "--ssds", evil},
+		{"import", "edges", "--in", "e.csv", "--out", "x"}, {"import", "graphbolt", "--in", "gb",
+			"--out", "x"}, {"import", "npy", "--in", "no" + evil, "--out", "x"},
 		{"unbind-ssds", "--state", odd},
 	}
 	seen := 0
@@ -88,6 +100,7 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 	for _, page := range []string{"plot.html", "cmp.html"} {
 		b, err := os.ReadFile(page)
 		require.NoError(t, err, page)
-		printable(t, page, strings.ReplaceAll(string(b), "\n", " ")) // a line in a page forges nothing
+		// a line in a page forges nothing
+		printable(t, page, strings.ReplaceAll(string(b), "\n", " "))
 	}
 }

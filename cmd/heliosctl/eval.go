@@ -4,114 +4,135 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/sched"
+	"helios/sched/plan"
+	"helios/sched/report"
 )
 
-// inferFlags are those of verbs that use a checkpoint: the model is the checkpoint's, the data
-// path is chosen as for train.
-func inferFlags() []cli.Flag {
-	return append([]cli.Flag{
-		datasetFlag,
-		&cli.StringFlag{Name: "checkpoint", Usage: "checkpoint `DIR` or file that \"heliosctl train --checkpoint\" wrote"},
-		&cli.StringFlag{Name: "fanout", DefaultText: "the checkpoint's", Usage: "neighbours sampled per hop `F1,F2,…`; -1 takes all"},
-		&cli.IntFlag{Name: "batch-size", DefaultText: "the checkpoint's", Usage: "seed nodes in a mini-batch"},
-		&cli.BoolFlag{Name: "no-edges", Usage: "drop the graph's edges"},
-		oneOf("parameters", "which of the checkpoint's: those of the best epoch in validation, or the last", "best", []string{"best", "last"}, nil),
-		&cli.BoolFlag{Name: "other-dataset", Usage: "use a checkpoint of another dataset, whose training nodes may be test nodes of this one"},
-		samplerFlag("the checkpoint's"),
-	}, pathFlags()...)
+// inferArgs are what verbs that use a checkpoint are asked for: the model is the checkpoint's, the
+// data path is chosen as for train.
+type inferArgs struct {
+	runArgs
+	checkpoint string
+	parameters string
+	split      string
+}
+
+func inferOptions() hcli.Options[inferArgs] {
+	run := func(a *inferArgs) *runArgs { return &a.runArgs }
+	return slices.Concat(
+		hcli.In(run, withDataset(datasetOptions(datasetUsage))),
+		hcli.Options[inferArgs]{
+			hcli.Text(&cli.StringFlag{Name: "checkpoint",
+				Usage: "checkpoint `DIR` or file that \"heliosctl train --checkpoint\" wrote"},
+				func(a *inferArgs) *string { return &a.checkpoint }),
+			hcli.Text(oneOf("parameters",
+				"which of the checkpoint's: those of the best epoch in validation, or the last",
+				"best", []string{"best", "last"}, nil),
+				func(a *inferArgs) *string { return &a.parameters }),
+		},
+		hcli.In(run, slices.Concat(hcli.Options[runArgs]{edgesOption()},
+			withConfig(inferConfig()).Group("Model"), dataPath())))
+}
+
+// inferConfig are the settings of the model that a verb with a checkpoint may choose anew.
+func inferConfig() hcli.Options[plan.Config] {
+	return hcli.Options[plan.Config]{
+		fanoutOption("the checkpoint's", "neighbours sampled per hop `F1,F2,…`; -1 takes all"),
+		hcli.Int(&cli.IntFlag{Name: "batch-size", DefaultText: "the checkpoint's",
+			Usage: "seed nodes in a mini-batch"},
+			func(c *plan.Config) *int { return &c.Batch }).Positive(),
+		hcli.Bool(&cli.BoolFlag{Name: "other-dataset",
+			Usage: "use a checkpoint of another dataset, whose training nodes may be test nodes of this one"},
+			func(c *plan.Config) *bool { return &c.OtherDataset }),
+		samplerOption("the checkpoint's"),
+	}
+}
+
+// splitOption chooses the nodes to classify.
+func splitOption(def string, values []string) hcli.Option[inferArgs] {
+	return hcli.Text(oneOf("split", "nodes to classify", def, values, nil),
+		func(a *inferArgs) *string { return &a.split })
 }
 
 func evalCommand() *cli.Command {
-	return &cli.Command{
+	return verb(&cli.Command{
 		Name:      "eval",
 		Usage:     "measure a checkpoint's accuracy on a split",
 		ArgsUsage: "[DATASET]",
-		Flags:     append(inferFlags(), oneOf("split", "nodes to classify", "test", dataset.Splits, nil), resultsFlag(), overwriteFlag()),
-		Action:    action(1, runEval),
-	}
+	}, 1, slices.Concat(inferOptions(),
+		hcli.Options[inferArgs]{splitOption("test", dataset.Splits)},
+		hcli.In(func(a *inferArgs) *runArgs { return &a.runArgs }, withOutputs(outputOptions())),
+	), runEval)
 }
 
-// inferConfig reads the flags of eval and predict.
-func (e *env) inferConfig() (cfg sched.Config, checkpoint string, err error) {
-	if checkpoint = e.c.String("checkpoint"); checkpoint == "" {
-		return cfg, "", errs.New(errs.Usage, "no --checkpoint DIR; \"heliosctl train --checkpoint DIR\" writes one")
+// check completes the configuration and refuses what cannot be, before anything is opened.
+func (a *inferArgs) check() error {
+	if a.checkpoint == "" {
+		return errs.New(errs.Usage,
+			"no --checkpoint DIR; \"heliosctl train --checkpoint DIR\" writes one")
 	}
-	if cfg, err = e.dataPath(); err != nil {
-		return cfg, "", err
-	}
-	if e.c.IsSet("fanout") {
-		if cfg.Fanouts, err = units.ParseInts(e.c.String("fanout"), -1); err != nil {
-			return cfg, "", errs.New(errs.Usage, "--fanout: %w", err)
-		}
-	}
-	if err := e.notZero("batch-size"); err != nil {
-		return cfg, "", err
-	}
-	cfg.Batch = e.c.Int("batch-size")
-	cfg.LastParameters, cfg.OtherDataset = e.c.String("parameters") == "last", e.c.Bool("other-dataset")
-	return cfg, checkpoint, nil
+	a.cfg.LastParameters = a.parameters == "last"
+	return a.cfg.Check()
 }
 
 // orOtherDataset adds the way out to the refusal of another dataset's checkpoint.
 func orOtherDataset(err error) error {
 	if other := (*sched.OtherDataset)(nil); errors.As(err, &other) {
-		return fmt.Errorf("%w; give the dataset it was trained on, or --other-dataset where that is meant", err)
+		return fmt.Errorf(
+			"%w; give the dataset it was trained on, or --other-dataset where that is meant", err)
 	}
 	return err
 }
 
-func runEval(ctx context.Context, e *env) (err error) {
-	cfg, checkpoint, err := e.inferConfig()
-	if err != nil {
+func runEval(ctx context.Context, e *env, a *inferArgs) (err error) {
+	if err := a.check(); err != nil {
 		return err
 	}
-	out, err := e.openResults()
+	out, err := a.openResults(e)
 	if err != nil {
 		return err
 	}
 	defer out.end(&err)
-	tl, err := e.openTimeline(timeline.Wall)
+	s, err := openSession(ctx, e, &a.runArgs)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, tl.close)
-	cfg.Timeline = tl.rec
-	in, set, done, err := e.inputs(ctx)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, done)
-	r, err := sched.Evaluate(ctx, cfg, in, checkpoint, e.c.String("split"), e.observer())
+	defer closing(&err, s.close)
+	r, err := sched.Evaluate(ctx, a.cfg, s.Inputs, a.checkpoint, a.split, e.observer())
 	err = orOtherDataset(err)
-	e.showFaults(set, out)
+	var io *report.IOResult
 	if r != nil {
-		set.markModelled(&r.IO, cfg)
+		io = &r.IO
 	}
+	s.ended(out, io, err)
 	if err != nil {
-		if r != nil {
-			e.showTrouble(r.IO, out)
-		}
 		return err
 	}
 	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
 	table := [][]string{
 		{"checkpoint", fmt.Sprintf("%s, parameters of epoch %d", r.Checkpoint, r.Epoch)},
-		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes, r.Split, r.Loss)},
-		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows))) + fmt.Sprintf(", of %s as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
+		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes,
+			r.Split, r.Loss)},
+		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows),
+			share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows))) +
+			fmt.Sprintf(", of %s as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
 		{"time", fmt.Sprintf("%.2f s", r.Seconds)},
-		{"device", fmt.Sprintf("%s; I/O stack %s, memory rung %s", r.Device, r.IOStack, r.MemoryRung)},
+		{"device", fmt.Sprintf("%s; I/O stack %s, memory rung %s", r.Device, r.IOStack,
+			r.MemoryRung)},
 	}
-	table = append(append(table, runInfoRows(r.RunInfo)...), []string{"parameters", "sha256 " + r.ParamsSHA256})
+	table = append(append(table, runInfoRows(r.RunInfo)...),
+		[]string{"parameters", "sha256 " + r.ParamsSHA256})
 	e.ui.Table([]string{"", ""}, append(table, ioRows(r.IO)...))
-	e.showSSDs(r.IO)
+	showSSDs(e, r.IO)
 	out.object(r)
 	return nil
 }

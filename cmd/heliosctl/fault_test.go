@@ -18,7 +18,8 @@ func TestFaultList(t *testing.T) {
 		require.Contains(t, text, f.Fault)
 		require.Contains(t, text, f.Outcome)
 	}
-	lines := strings.Split(strings.TrimSpace(ok(t, "bench", "io", "--fault", "list", "--json")), "\n")
+	lines := strings.Split(strings.TrimSpace(ok(t, "bench", "io", "--fault", "list", "--json")),
+		"\n")
 	require.Len(t, lines, len(all))
 	require.Contains(t, lines[0], `"class":"`+string(all[0].Class)+`"`)
 }

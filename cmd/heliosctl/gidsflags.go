@@ -10,8 +10,8 @@ import (
 	"helios/internal/errs"
 )
 
-// gidsFlag is a flag of GIDS's training scripts (evaluation/homogenous_train.py) and what it is here. docs/GIDS-FLAGS.md
-// lists them for people.
+// gidsFlag is a flag of GIDS's training scripts (evaluation/homogenous_train.py) and what it is
+// here. docs/GIDS-FLAGS.md lists them for people.
 type gidsFlag struct {
 	name  string
 	value bool // takes one
@@ -40,8 +40,9 @@ func gidsMiB(v string) (string, error) {
 	return strconv.FormatInt(n, 10) + "MiB", nil
 }
 
-// gidsFlags are looked up where a verb has no flag of that name. A flag that switches something on has its size from a
-// second one (--window_buffer and --wb_size): the sizes alone do nothing there, so they are refused here.
+// gidsFlags are looked up where a verb has no flag of that name. A flag that switches something on
+// has its size from a second one (--window_buffer and --wb_size): the sizes alone do nothing there,
+// so they are refused here.
 var gidsFlags = []gidsFlag{
 	{name: "path", value: true, to: "dataset"},
 	{name: "model_type", value: true, to: "model"},
@@ -55,16 +56,20 @@ var gidsFlags = []gidsFlag{
 	{name: "page_size", value: true, to: "cache-line"},
 	{name: "window_buffer", to: "window", conv: func(string) (string, error) { return "6", nil }},
 	{name: "wb_size", value: true, to: "window", needs: "window_buffer"},
-	{name: "accumulator", to: "accumulate", conv: func(string) (string, error) { return "0.95", nil }},
+	{name: "accumulator", to: "accumulate",
+		conv: func(string) (string, error) { return "0.95", nil }},
 	{name: "peak_percent", value: true, to: "accumulate", needs: "accumulator"},
 	{name: "cpu_buffer", to: "cpu-cache", conv: func(string) (string, error) { return "20%", nil }},
-	{name: "cpu_buffer_percent", value: true, to: "cpu-cache", conv: gidsShare, needs: "cpu_buffer"},
+	{name: "cpu_buffer_percent", value: true, to: "cpu-cache", conv: gidsShare,
+		needs: "cpu_buffer"},
 	{name: "pin_file", value: true, to: "hotness", needs: "cpu_buffer"},
 
-	{name: "num_ssd", value: true, no: "the bound SSDs are used: see bind-ssds, or --ssds to choose among them"},
+	{name: "num_ssd", value: true,
+		no: "the bound SSDs are used: see bind-ssds, or --ssds to choose among them"},
 	{name: "bw", value: true, no: "the accumulator measures the SSDs itself when it starts"},
 	{name: "l_ssd", value: true, no: "the accumulator measures the SSDs itself when it starts"},
-	{name: "l_system", value: true, no: "the accumulator measures the system itself when it starts"},
+	{name: "l_system", value: true,
+		no: "the accumulator measures the system itself when it starts"},
 	{name: "num_layers", value: true, no: "a model has a layer for each number of --fanout"},
 	{name: "offset", value: true, no: "the SSDs' superblocks say where the rows are"},
 	{name: "num_ele", value: true, no: "the SSDs' superblocks say how many rows there are"},
@@ -97,13 +102,17 @@ func fromGIDS(flags []cli.Flag, theirs, ours flagValues) (flagValues, error) {
 	for _, v := range theirs {
 		f := findGIDS(flags, v.name)
 		if f.no != "" {
-			return nil, errs.New(errs.Usage, "--%s of GIDS has no counterpart: %s; leave it out", f.name, f.no)
+			return nil, errs.New(errs.Usage, "--%s of GIDS has no counterpart: %s; leave it out",
+				f.name, f.no)
 		}
 		if _, ok := ours.get(f.to); ok {
-			return nil, errs.New(errs.Usage, "--%s of GIDS and --%s together; give one", f.name, f.to)
+			return nil, errs.New(errs.Usage, "--%s of GIDS and --%s together; give one",
+				f.name, f.to)
 		}
 		if on, given := theirs.get(f.needs); f.needs != "" && (!given || on == "false") {
-			return nil, errs.New(errs.Usage, "--%s of GIDS does nothing without its --%s; give both, or --%s", f.name, f.needs, f.to)
+			return nil, errs.New(errs.Usage,
+				"--%s of GIDS does nothing without its --%s; give both, or --%s", f.name,
+				f.needs, f.to)
 		}
 		value := v.value
 		if !f.value && strings.EqualFold(value, "false") {

@@ -11,7 +11,7 @@ import (
 	"helios/internal/outfile"
 	"helios/internal/timeline"
 	"helios/internal/units"
-	"helios/sched"
+	"helios/sched/report"
 )
 
 // resetsFlag reads --on-ssd-failure: how often an SSD's controller is reset, -1 for never.
@@ -24,7 +24,9 @@ func resetsFlag(s string) (int, error) {
 			return n, nil
 		}
 	}
-	return 0, errs.New(errs.Usage, "--on-ssd-failure %q is neither \"stop\" nor \"retry=N\" with N from 1 to %d", s, math.MaxInt16)
+	return 0, errs.New(errs.Usage,
+		"--on-ssd-failure %q is neither \"stop\" nor \"retry=N\" with N from 1 to %d", s,
+		math.MaxInt16)
 }
 
 // coalesceFlag reads --coalesce: bytes of a command at most, 0 for the stack's choice, -1 for none.
@@ -37,24 +39,23 @@ func coalesceFlag(s string) (int, error) {
 	}
 	n, err := units.ParseBytes(s)
 	if err != nil || n < 512 || n > 1<<30 {
-		return 0, errs.New(errs.Usage, "--coalesce %q is neither \"auto\" nor \"off\" nor a size from 512 B to 1 GiB", s)
+		return 0, errs.New(errs.Usage,
+			"--coalesce %q is neither \"auto\" nor \"off\" nor a size from 512 B to 1 GiB", s)
 	}
 	return int(n), nil
 }
 
-// timelineFile is the file of --timeline; without the flag its recorder is nil, which records nothing.
+// timelineFile is the file of --timeline; without the flag its recorder is nil, which records
+// nothing.
 type timelineFile struct {
 	rec  *timeline.Recorder
 	file *outfile.File
 }
 
-func (e *env) openTimeline(clock string) (*timelineFile, error) {
-	if e.c.String("timeline") == "" {
-		return &timelineFile{}, nil
-	}
-	f, err := e.createOutput("timeline")
-	if err != nil {
-		return nil, err
+func openTimeline(o *outputs, path, clock string) (*timelineFile, error) {
+	f, err := o.create("timeline", path)
+	if f == nil || err != nil {
+		return &timelineFile{}, err
 	}
 	return &timelineFile{rec: timeline.New(f, clock), file: f}, nil
 }
@@ -68,7 +69,7 @@ func (t *timelineFile) close() error {
 }
 
 // ioRows are the lines of a summary about a run's reads.
-func ioRows(io sched.IOResult) [][]string {
+func ioRows(io report.IOResult) [][]string {
 	rows := modelRow(io)
 	if l := io.Latency; l != nil {
 		us := func(v float64) string {
@@ -79,25 +80,34 @@ func ioRows(io sched.IOResult) [][]string {
 			}
 			return d.Round(unit).String()
 		}
-		rows = append(rows, []string{"read latency", fmt.Sprintf("median %s, 99%% within %s, 99.9%% within %s, longest %s", us(l.P50), us(l.P99), us(l.P999), us(l.Max))})
+		rows = append(rows,
+			[]string{"read latency",
+				fmt.Sprintf("median %s, 99%% within %s, 99.9%% within %s, longest %s", us(l.P50),
+					us(l.P99), us(l.P999), us(l.Max))})
 	}
 	if len(io.SSDs) > 1 && io.Balance > 0 {
-		rows = append(rows, []string{"SSD balance", fmt.Sprintf("the busiest of %d SSDs had %.2f times the mean", len(io.SSDs), io.Balance)})
+		rows = append(rows,
+			[]string{"SSD balance", fmt.Sprintf("the busiest of %d SSDs had %.2f times the mean",
+				len(io.SSDs), io.Balance)})
 	}
 	if io.Coalesced > 0 {
-		rows = append(rows, []string{"coalesced", units.FormatCount(float64(io.Coalesced)) + " rows shared a command with another"})
+		rows = append(rows, []string{"coalesced", units.FormatCount(float64(io.Coalesced)) +
+			" rows shared a command with another"})
 	}
 	if io.NotInPlace != "" {
-		rows = append(rows, []string{"not in place", "rows for the GPU's memory took a copy: " + io.NotInPlace})
+		rows = append(rows, []string{"not in place", "rows for the GPU's memory took a copy: " +
+			io.NotInPlace})
 	}
 	if io.Mismatch > 0 {
-		rows = append(rows, []string{"checksums", fmt.Sprintf("%d rows came with a wrong checksum and were read again", io.Mismatch)})
+		rows = append(rows,
+			[]string{"checksums",
+				fmt.Sprintf("%d rows came with a wrong checksum and were read again", io.Mismatch)})
 	}
 	return rows
 }
 
 // showSSDs is what each SSD did; without trouble the columns of errors are left out.
-func (e *env) showSSDs(io sched.IOResult) {
+func showSSDs(e *env, io report.IOResult) {
 	if len(io.SSDs) == 0 {
 		return
 	}
@@ -108,12 +118,14 @@ func (e *env) showSSDs(io sched.IOResult) {
 	}
 	header := []string{"SSD", "commands", "bytes"}
 	if troubled {
-		header = append(header, "errors", "timeouts", "retries", "aborts", "new queues", "resets", "foreign", "state")
+		header = append(header, "errors", "timeouts", "retries", "aborts", "new queues", "resets",
+			"foreign", "state")
 	}
 	for _, s := range io.SSDs {
 		row := []string{s.Name, strconv.FormatInt(s.Commands, 10), units.FormatBytes(s.Bytes)}
 		if troubled {
-			for _, n := range []int64{s.Errors, s.Timeouts, s.Retries, s.Aborts, s.Recreated, s.Resets, s.Foreign} {
+			for _, n := range []int64{s.Errors, s.Timeouts, s.Retries, s.Aborts, s.Recreated,
+				s.Resets, s.Foreign} {
 				row = append(row, strconv.FormatInt(n, 10))
 			}
 			row = append(row, map[bool]string{true: "in use", false: "given up"}[s.GivenUp == ""])
@@ -129,11 +141,11 @@ func (e *env) showSSDs(io sched.IOResult) {
 }
 
 // showTrouble says what the SSDs did before a run failed, where one of them was in trouble.
-func (e *env) showTrouble(io sched.IOResult, out *results) {
+func showTrouble(e *env, io report.IOResult, out *results) {
 	for _, s := range io.SSDs {
 		if s.Troubled() {
 			out.event("io", io)
-			e.showSSDs(io)
+			showSSDs(e, io)
 			return
 		}
 	}

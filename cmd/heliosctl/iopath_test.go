@@ -39,10 +39,12 @@ func TestCoalesceFlag(t *testing.T) {
 // A run tells what each SSD did, and leaves a timeline, also when it fails.
 func TestTrainReportsItsReads(t *testing.T) {
 	loaded(t, 2)
-	out := ok(t, trainArgs("--epochs", "1", "--timeline", "t.json", "--on-ssd-failure", "stop", "--io-stack", "sync")...)
+	out := ok(t, trainArgs("--epochs", "1", "--timeline", "t.json", "--on-ssd-failure", "stop",
+		"--io-stack", "sync")...)
 	io := last(t, out)["io"].(map[string]any)
 	require.Len(t, io["ssds"], 2)
-	for _, k := range []string{"name", "commands", "bytes", "errors", "timeouts", "retries", "resets", "given_up"} {
+	for _, k := range []string{"name", "commands", "bytes", "errors", "timeouts", "retries",
+		"resets", "given_up"} {
 		require.Contains(t, io["ssds"].([]any)[0], k)
 	}
 	require.Contains(t, io["latency_us"], "p99")
@@ -56,22 +58,25 @@ func TestTrainReportsItsReads(t *testing.T) {
 		return len(tr.Events)
 	}
 	require.Greater(t, events("t.json"), 50)
-	fails(t, hc(t, trainArgs("--timeline", "./r.json", "--results", "r.json")...), 2, "train", "both name ./r.json")
+	fails(t, hc(t, trainArgs("--timeline", "./r.json", "--results", "r.json")...), 2, "train",
+		"both name ./r.json")
 	require.NoFileExists(t, "r.json")
 	text := ok(t, "train", "g", "--epochs", "1", "--fanout", "5", "--quiet", "--coalesce", "16KiB")
 	require.Contains(t, text, "read latency")
 	require.Contains(t, text, "SSD balance")
 
-	r := hc(t, trainArgs("--timeline", "f.json", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
+	r := hc(t, trainArgs("--timeline", "f.json", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
 	require.Equal(t, int(errs.Device), r.code)
 	require.Greater(t, events("f.json"), 5)
 }
 
-// A controller that stops is reset, and nothing but the counters shows it; with "stop" it is given up
-// at once, and the run ends with what each SSD did.
+// A controller that stops is reset, and nothing but the counters shows it; with "stop" it is given
+// up at once, and the run ends with what each SSD did.
 func TestOnSSDFailure(t *testing.T) {
 	loaded(t, 2)
-	args := trainArgs("--epochs", "1", "--read-timeout", "500ms", "--gpu-cache", "0", "--cpu-cache", "0")
+	args := trainArgs("--epochs", "1", "--read-timeout", "500ms", "--gpu-cache", "0",
+		"--cpu-cache", "0")
 	sha := last(t, ok(t, args...))["params_sha256"]
 	fault := []string{"--fault", "cfs(op=read,after=200,times=1)"}
 	healed := last(t, ok(t, append(append(args, fault...), "--on-ssd-failure", "retry=2")...))
@@ -97,20 +102,26 @@ func TestOnSSDFailure(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, given)
-	text := hc(t, append(append([]string{"train", "g", "--epochs", "1", "--quiet", "--batch-size", "256", "--gpu-cache", "0", "--cpu-cache", "0"}, fault...), "--on-ssd-failure", "stop")...)
+	text := hc(t,
+		append(append([]string{"train", "g", "--epochs", "1", "--quiet", "--batch-size", "256",
+			"--gpu-cache", "0", "--cpu-cache", "0"}, fault...), "--on-ssd-failure", "stop")...)
 	require.Contains(t, text.out, "given up")
 }
 
-// A bit that flips on its way from the SSD is caught and mended with --check-reads; the parameters are
-// those of a run without faults.
+// A bit that flips on its way from the SSD is caught and mended with --check-reads; the parameters
+// are those of a run without faults.
 func TestCheckReadsMends(t *testing.T) {
 	isolate(t)
-	ok(t, "generate", "--kind", "sbm", "--nodes", "2000", "--avg-degree", "8", "--classes", "5", "--dim", "128", "--seed", "3", "--out", "g") // rows of one LBA
+	// rows of one LBA
+	ok(t, "generate", "--kind", "sbm", "--nodes", "2000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "128", "--seed", "3", "--out", "g")
 	ok(t, "bind-ssds", "--proxy", "a.img,b.img", "--size", "8MiB")
 	ok(t, "load", "g")
 	args := trainArgs("--epochs", "1", "--coalesce", "off", "--gpu-cache", "0", "--cpu-cache", "0")
 	sha := last(t, ok(t, args...))["params_sha256"]
-	r := last(t, ok(t, append(args, "--check-reads", "--fault", "flip(op=read,byte=99,bit=6,after=150,times=1)")...))
+	r := last(t,
+		ok(t, append(args, "--check-reads", "--fault",
+			"flip(op=read,byte=99,bit=6,after=150,times=1)")...))
 	require.Equal(t, sha, r["params_sha256"])
 	require.Equal(t, 1.0, r["io"].(map[string]any)["rows_mismatched"])
 }

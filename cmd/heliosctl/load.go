@@ -3,18 +3,22 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
+	"helios/dataset/stripe"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/units"
 )
 
 func loadCommand() *cli.Command {
-	return &cli.Command{
+	return verb(&cli.Command{
 		Name:      "load",
 		Usage:     "stripe a dataset's features over the SSDs, with superblocks and checksums",
 		ArgsUsage: "[DATASET]",
@@ -31,60 +35,96 @@ func loadCommand() *cli.Command {
 			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
 			"loading: 13 ns for a row of 64 bytes, 21 ns for 256, 58 ns for 1 KiB (5, 12 and 18 GB/s on one core of\n" +
-			"an EPYC; go test -bench RowChecksums ./dataset).",
-		Flags: append([]cli.Flag{
-			datasetFlag,
-			&cli.BoolFlag{Name: "row-checksums", Value: true, Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
-			&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's own", Usage: "store rows as `TYPE`: " + strings.Join(rowtype.Names(), ", ")},
-			&cli.BoolFlag{Name: "restart", Usage: "start over, not where an interrupted load was"},
-			&cli.DurationFlag{Name: "mark-every", Usage: "write a mark of how far the load is every `DURATION` (default: 1s, or more where that would cost 1 % of the time)"},
-			&cli.StringFlag{Name: "force", Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
-		}, ssdFlags()...),
-		Action: action(1, runLoad),
-	}
+			"an EPYC; go test -bench RowChecksums ./dataset/stripe).",
+	}, 1, slices.Concat(
+		hcli.In(func(a *loadArgs) *datasetArgs { return &a.datasetArgs },
+			datasetOptions(datasetUsage)),
+		hcli.Options[loadArgs]{
+			hcli.Bool(&cli.BoolFlag{Name: "row-checksums", Value: true,
+				Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
+				func(a *loadArgs) *bool { return &a.rowChecksums }),
+			hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's own",
+				Usage: "store rows as `TYPE`: " + strings.Join(rowtype.Names(), ", ")},
+				func(a *loadArgs) *string { return &a.rowType }).Checked(func(_ *loadArgs,
+				text string) error {
+				if _, err := rowtype.Parse(text); err != nil {
+					return fmt.Errorf("--row-dtype: %w", err)
+				}
+				return nil
+			}),
+			hcli.Bool(&cli.BoolFlag{Name: "restart",
+				Usage: "start over, not where an interrupted load was"},
+				func(a *loadArgs) *bool { return &a.restart }),
+			hcli.Duration(&cli.DurationFlag{Name: "mark-every",
+				Usage: "write a mark of how far the load is every `DURATION` (default: 1s, or more where that would cost 1 % of the time)"},
+				func(a *loadArgs) *time.Duration { return &a.markEvery }).Checked(func(a *loadArgs,
+				_ string) error {
+				if a.markEvery <= 0 {
+					return errs.New(errs.Usage,
+						"--mark-every %v is no time between two marks; give one such as 5s, or leave it out",
+						a.markEvery)
+				}
+				return nil
+			}),
+			hcli.Text(&cli.StringFlag{Name: "force",
+				Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
+				func(a *loadArgs) *string { return &a.force }),
+		},
+		hcli.In(func(a *loadArgs) *ssdArgs { return &a.ssdArgs }, ssdOptions()),
+	), runLoad)
 }
 
-func runLoad(ctx context.Context, e *env) (err error) {
-	if d := e.c.Duration("mark-every"); e.c.IsSet("mark-every") && d <= 0 {
-		return errs.New(errs.Usage, "--mark-every %v is no time between two marks; give one such as 5s, or leave it out", d)
-	}
-	if t := e.c.String("row-dtype"); e.c.IsSet("row-dtype") {
-		if _, err := rowtype.Parse(t); err != nil {
-			return fmt.Errorf("--row-dtype: %w", err)
-		}
-	}
-	d, err := e.openDataset()
+// loadArgs are what load is asked for.
+type loadArgs struct {
+	datasetArgs
+	ssdArgs
+	rowChecksums bool
+	rowType      string
+	restart      bool
+	markEvery    time.Duration
+	force        string
+}
+
+func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
+	d, err := a.open(e)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, d.Close)
-	set, err := e.openSSDs(ctx, "ssds")
+	set, err := (&ssdOpener{env: e, ssdArgs: a.ssdArgs}).open(ctx)
 	if err != nil {
 		return whenStopped(err, "nothing was read or written: run it again")
 	}
 	defer closing(&err, set.close)
-	if done, err := e.loadComputed(ctx, d, set); done || err != nil {
+	if done, err := loadComputed(ctx, e, d, set, a.rowType); done || err != nil {
 		return err
 	}
-	if _, err := dataset.VerifyAllButRows(ctx, d, e.ui.Progress); err != nil { // rows are checked while they are read
+	// rows are checked while they are read
+	if _, err := dataset.VerifyAllButRows(ctx, d, e.ui.Progress); err != nil {
 		return whenStopped(err, "nothing was written: run it again")
 	}
-	r, err := dataset.Load(ctx, d, set.ssds, dataset.LoadOptions{Force: e.c.String("force"), RowType: e.c.String("row-dtype"), NoRowChecksums: !e.c.Bool("row-checksums"),
-		Restart: e.c.Bool("restart"), MarkEvery: e.c.Duration("mark-every"), Progress: e.ui.Progress, Note: func(s string) { e.ui.Note("%s", s) }})
-	e.showFaults(set, &results{e: e})
+	r, err := stripe.Load(ctx, d, set.ssds, stripe.LoadOptions{Force: a.force,
+		RowType: a.rowType, NoRowChecksums: !a.rowChecksums,
+		Restart: a.restart, MarkEvery: a.markEvery,
+		Progress: e.ui.Progress, Note: e.note})
+	showFaults(e, set, &results{e: e})
 	if err != nil {
 		again := "heliosctl load --dataset " + d.Dir() // with other options it would start over
-		if t := e.c.String("row-dtype"); t != "" {
-			again += " --row-dtype " + t
+		if a.rowType != "" {
+			again += " --row-dtype " + a.rowType
 		}
-		if !e.c.Bool("row-checksums") {
+		if !a.rowChecksums {
 			again += " --row-checksums=false"
 		}
 		if all := max(r.DataBytes, 1); r.OnFlash > 0 {
-			return whenStopped(err, fmt.Sprintf("%.0f %% of it are on the SSDs: the next \"%s\" goes on there, and until it has ended no dataset can be used from them",
-				100*float64(r.OnFlash)/float64(all), again))
+			return whenStopped(err,
+				fmt.Sprintf(
+					"%.0f %% of it are on the SSDs: the next \"%s\" goes on there, and until it has ended no dataset can be used from them",
+					100*float64(r.OnFlash)/float64(all), again))
 		}
-		return whenStopped(err, fmt.Sprintf("no dataset can be used from these SSDs until a load has ended: run \"%s\"", again))
+		return whenStopped(err,
+			fmt.Sprintf("no dataset can be used from these SSDs until a load has ended: run \"%s\"",
+				again))
 	}
 	packing := "one row to a block"
 	if r.LBAsPerRow > 1 {
@@ -96,13 +136,17 @@ func runLoad(ctx context.Context, e *env) (err error) {
 	if r.RowChecksums > 0 {
 		sums = units.FormatBytes(r.RowChecksums) + " of row checksums"
 	}
+	r.StartedOver = hcli.NameFlags(r.StartedOver, e.c.Command.Flags)
 	how := ""
 	if r.ResumedBytes > 0 {
 		how = fmt.Sprintf(", resumed at %.0f %%", 100*float64(r.ResumedBytes)/float64(r.DataBytes))
 	} else if r.StartedOver != "" {
 		how = ", started over"
 	}
-	e.ui.Printf("%s: %d rows of %s (%s) on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
-		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.RowDType, r.SSDs, r.Seconds, units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks, sums, how)
+	e.ui.Printf(
+		"%s: %d rows of %s (%s) on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
+		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.RowDType, r.SSDs, r.Seconds,
+		units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks,
+		sums, how)
 	return e.ui.Event("result", r)
 }

@@ -12,7 +12,8 @@ func TestRowChecksums(t *testing.T) {
 	loaded(t, 2)
 	require.Contains(t, ok(t, "verify", "g"), "4000 rows have their checksums")
 	r := lines(t, ok(t, "load", "g", "--json", "--quiet"))
-	require.EqualValues(t, 16384, r[len(r)-1]["row_checksums"], "2000 rows of 4 bytes an SSD, in 4 KiB")
+	require.EqualValues(t, 16384, r[len(r)-1]["row_checksums"],
+		"2000 rows of 4 bytes an SSD, in 4 KiB")
 
 	// Row 84 is slot 42 of the first SSD: the third of the four rows in the extent's LBA 10.
 	const at = 1<<20 + 10*512 + 2*128 + 77

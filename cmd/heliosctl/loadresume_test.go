@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/signatures"
+	"helios/internal/testrig"
 	"helios/internal/wide"
 )
 
@@ -31,10 +32,7 @@ flush: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed:
 func slowly(t *testing.T, mbs int) (pattern []byte) {
 	t.Helper()
 	isolate(t)
-	shm, err := os.MkdirTemp("/dev/shm", "helios-load-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(shm)) })
-	t.Chdir(shm)
+	t.Chdir(testrig.MemoryDir(t))
 	require.NoError(t, os.WriteFile("slow.yaml", fmt.Appendf(nil, slowSSD, mbs), 0o644))
 	pattern = bytes.Repeat([]byte("what was there before. "), 24<<20/23+1)[:24<<20]
 	clear(pattern[:signatures.BlankBytes])
@@ -42,7 +40,8 @@ func slowly(t *testing.T, mbs int) (pattern []byte) {
 	for i := range 2 {
 		require.NoError(t, os.WriteFile(fmt.Sprintf("ssd%d.img", i), pattern, 0o644))
 	}
-	ok(t, "generate", "--nodes", "20000", "--dim", "500", "--avg-degree", "2", "--seed", "5", "--out", "g", "--quiet")
+	ok(t, "generate", "--nodes", "20000", "--dim", "500", "--avg-degree", "2", "--seed", "5",
+		"--out", "g", "--quiet")
 	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--ssd-model", "slow.yaml", "--buffered")
 	return pattern
 }
@@ -58,11 +57,13 @@ func requireOutside(t *testing.T, pattern []byte, result map[string]any) {
 		lba := ssd["lba_bytes"].(float64)
 		inside := 0
 		for _, e := range ssd["extents"].([]any) {
-			at, n := int(e.(map[string]any)["lba"].(float64)*lba), int(e.(map[string]any)["blocks"].(float64)*lba)
+			at, n := int(e.(map[string]any)["lba"].(float64)*lba),
+				int(e.(map[string]any)["blocks"].(float64)*lba)
 			copy(b[at:at+n], pattern[at:])
 			inside += n
 		}
-		require.True(t, bytes.Equal(pattern, b), "SSD %d: bytes outside the extents of the load have changed", i)
+		require.True(t, bytes.Equal(pattern, b),
+			"SSD %d: bytes outside the extents of the load have changed", i)
 		require.Less(t, inside, len(b)*19/20, "there is an outside")
 	}
 }
@@ -74,13 +75,13 @@ func marked(t *testing.T) uint64 {
 	require.NoError(t, err)
 	defer f.Close()
 	b := make([]byte, 8)
-	_, err = f.ReadAt(b, 272) // dataset/superblock.go: MarkChunks
+	_, err = f.ReadAt(b, 272) // dataset/stripe/superblock.go: MarkChunks
 	require.NoError(t, err)
 	return binary.LittleEndian.Uint64(b)
 }
 
-// A load that is killed again and again at random moments goes on each time, and ends as one that was
-// left alone.
+// A load that is killed again and again at random moments goes on each time, and ends as one that
+// was left alone.
 func TestKilledLoadGoesOn(t *testing.T) {
 	pattern := slowly(t, 4)
 	kills := 3
@@ -94,17 +95,21 @@ func TestKilledLoadGoesOn(t *testing.T) {
 		c := child(t, "load", "g", "--quiet", "--mark-every", "400ms")
 		require.NoError(t, c.Start())
 		before := marked(t)
-		require.Eventually(t, func() bool { return marked(t) > before }, 20*time.Second, 5*time.Millisecond)
-		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond) // the random moment, after a mark
+		require.Eventually(t, func() bool { return marked(t) > before }, 20*time.Second,
+			5*time.Millisecond)
+		// the random moment, after a mark
+		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
 		require.NoError(t, c.Process.Kill())
 		require.Error(t, c.Wait(), "it was done before it was killed: make slowSSD slower")
-		fails(t, hc(t, "verify", "g"), 5, "verify", "did not finish", "% of its stripe is there", "heliosctl load")
+		fails(t, hc(t, "verify", "g"), 5, "verify", "did not finish", "% of its stripe is there",
+			"heliosctl load")
 		fails(t, hc(t, trainArgs("--epochs", "1")...), 5, "train", "did not finish")
 	}
 	out := hc(t, "load", "g", "--json")
 	require.Equal(t, 0, out.code, out.errOut)
 	r := last(t, out.out)
-	require.Contains(t, out.errOut, "are on the SSDs from a load that was interrupted; going on there")
+	require.Contains(t, out.errOut,
+		"are on the SSDs from a load that was interrupted; going on there")
 	require.GreaterOrEqual(t, r["resumed_bytes"], float64(kills)*1e6)
 	require.Contains(t, ok(t, "verify", "g", "--source"), "20000 rows equal to the source")
 	requireOutside(t, pattern, r)
@@ -114,7 +119,8 @@ func TestKilledLoadGoesOn(t *testing.T) {
 // Ctrl-C ends a load with 130, a mark and the next command; --restart starts over.
 func TestInterruptedLoad(t *testing.T) {
 	pattern := slowly(t, 16)
-	fails(t, hc(t, "load", "g", "--mark-every", "0s"), 2, "load", "--mark-every 0s is no time between two marks")
+	fails(t, hc(t, "load", "g", "--mark-every", "0s"), 2, "load",
+		"--mark-every 0s is no time between two marks")
 	stop := func(after time.Duration, args ...string) outcome {
 		c := child(t, args...)
 		var errOut strings.Builder
@@ -125,7 +131,8 @@ func TestInterruptedLoad(t *testing.T) {
 		require.Error(t, c.Wait())
 		return outcome{c.ProcessState.ExitCode(), "", errOut.String()}
 	}
-	// A load whose rows are under way when it is stopped, however slow the machine is to begin: sooner than a first mark is due.
+	// A load whose rows are under way when it is stopped, however slow the machine is to begin:
+	// sooner than a first mark is due.
 	begun := func(args ...string) outcome {
 		for after := 700 * time.Millisecond; ; after *= 2 {
 			o := stop(after, args...)
@@ -135,9 +142,12 @@ func TestInterruptedLoad(t *testing.T) {
 			require.Equal(t, 130, o.code, o.errOut)
 		}
 	}
-	fails(t, begun("load", "g", "--quiet", "--row-dtype", "float32"), 130, "load", "interrupted", "% of it are on the SSDs", "the next \"heliosctl load --dataset g --row-dtype float32\" goes on there")
+	fails(t, begun("load", "g", "--quiet", "--row-dtype", "float32"), 130, "load", "interrupted",
+		"% of it are on the SSDs",
+		"the next \"heliosctl load --dataset g --row-dtype float32\" goes on there")
 	require.Contains(t, ok(t, "load", "g"), ", resumed at ")
-	fails(t, stop(300*time.Millisecond, "verify", "g", "--quiet", "--source", "--fault", "late(op=read,ms=100)"), 130, "verify", "interrupted", "run it again")
+	fails(t, stop(300*time.Millisecond, "verify", "g", "--quiet", "--source", "--fault",
+		"late(op=read,ms=100)"), 130, "verify", "interrupted", "run it again")
 
 	fails(t, begun("load", "g", "--quiet"), 130, "load", "interrupted")
 	out := hc(t, "load", "g", "--restart", "--json")

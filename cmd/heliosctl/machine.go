@@ -49,9 +49,12 @@ func machineOf(sys pci.Sys) *machine {
 		root:    func() bool { return os.Geteuid() == 0 },
 		bind:    sys.Bind,
 		restore: sys.Restore,
-		uses:    func(addr string) ([]diskuse.Use, error) { return diskuse.OfController(sys, addr) },
-		seen:    func(addr string) ([]diskuse.Use, error) { return diskuse.LookAt(sys, addr) },
-		domain:  openDomain,
+		uses: func(addr string) ([]diskuse.Use,
+			error) {
+			return diskuse.OfController(sys, addr)
+		},
+		seen:   func(addr string) ([]diskuse.Use, error) { return diskuse.LookAt(sys, addr) },
+		domain: openDomain,
 		identify: func(ctrl string, nsid int) (nvme.IdentifyNamespace, error) {
 			return identifyOf(sys.Path("/dev", ctrl), uint32(nsid))
 		},
@@ -133,20 +136,25 @@ func (c *controller) link() string {
 	return c.LinkSpeed + " x" + strconv.Itoa(c.LinkWidth)
 }
 
-// unfit says why the namespace that we would use cannot be used, as far as the kernel's driver shows it.
+// unfit says why the namespace that we would use cannot be used, as far as the kernel's driver
+// shows it.
 func (m *machine) unfit(c *controller) string {
 	ns, there := c.Kernel.First()
 	switch {
 	case !there:
 		return ""
 	case ns.Zoned:
-		return "/dev/" + ns.Name + " has zones, which must be written in order; only the NVM command set is supported"
+		return "/dev/" + ns.Name +
+			" has zones, which must be written in order; only the NVM command set is supported"
 	case ns.LBABytes > 4096:
-		return fmt.Sprintf("/dev/%s has LBAs of %d bytes, which are not supported, only 512 and 4096; format it to one of them with \"nvme format\"", ns.Name, ns.LBABytes)
+		return fmt.Sprintf(
+			"/dev/%s has LBAs of %d bytes, which are not supported, only 512 and 4096; format it to one of them with \"nvme format\"",
+			ns.Name, ns.LBABytes)
 	case ns.Bytes > 0:
 		return ""
 	}
-	// The kernel shows a format that it cannot use itself as a disk of no bytes. The controller tells it.
+	// The kernel shows a format that it cannot use itself as a disk of no bytes. The controller
+	// tells it.
 	id, err := m.identify(c.Kernel.Name, ns.NSID)
 	if err == nil {
 		_, err = nvme.MakeNamespace(uint32(ns.NSID), &id)
@@ -184,7 +192,8 @@ func (m *machine) controllers(records []state.Record) ([]controller, error) {
 // look adds to a PCI function what the kernel's nvme driver and our records say about it.
 func (m *machine) look(d pci.Device, records []state.Record) (controller, error) {
 	c := controller{Device: d}
-	if i := slices.IndexFunc(records, func(r state.Record) bool { return r.PCI == d.Addr }); i >= 0 {
+	if i := slices.IndexFunc(records,
+		func(r state.Record) bool { return r.PCI == d.Addr }); i >= 0 {
 		c.Record = &records[i]
 	}
 	var err error
@@ -194,8 +203,9 @@ func (m *machine) look(d pci.Device, records []state.Record) (controller, error)
 	return c, nil
 }
 
-// choose finds the controllers that arguments name, each once, in the order of the arguments: by PCI
-// address, serial number, /dev/nvmeX, /dev/nvmeXnY or a link to one, or the name that we gave it.
+// choose finds the controllers that arguments name, each once, in the order of the arguments: by
+// PCI address, serial number, /dev/nvmeX, /dev/nvmeXnY or a link to one, or the name that we gave
+// it.
 func (m *machine) choose(args []string, records []state.Record) ([]controller, error) {
 	var out []controller
 	for _, a := range args {
@@ -207,13 +217,16 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 			d, err = m.sys.Find(a)
 		}
 		if errors.Is(err, pci.ErrNotFound) { // what the kernel called one that we have
-			if i := slices.IndexFunc(records, func(r state.Record) bool { return r.Was(a) }); i >= 0 {
+			if i := slices.IndexFunc(records,
+				func(r state.Record) bool { return r.Was(a) }); i >= 0 {
 				d, err = m.sys.Device(records[i].PCI)
 			}
 		}
 		if errors.Is(err, pci.ErrNotFound) {
-			if fi, serr := os.Stat(a); serr == nil && (fi.Mode().IsRegular() || fi.Mode()&os.ModeDevice != 0) {
-				err = errs.New(errs.Usage, "%s is no NVMe device; for a file or block device write --proxy %s", a, a)
+			if fi, serr := os.Stat(a); serr == nil &&
+				(fi.Mode().IsRegular() || fi.Mode()&os.ModeDevice != 0) {
+				err = errs.New(errs.Usage,
+					"%s is no NVMe device; for a file or block device write --proxy %s", a, a)
 			} else {
 				err = fmt.Errorf("%w; for a file write --proxy PATH", err)
 			}
@@ -236,17 +249,21 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 func (m *machine) ready(chosen []candidate) error {
 	for _, c := range chosen {
 		if c.NoIOMMU {
-			return errs.New(errs.Capability, "%s: its group is of VFIO's unsafe mode without an IOMMU (enable_unsafe_noiommu_mode), in which an SSD reaches all memory, and which heliosctl does not use: %s", c.text(), m.noIOMMU())
+			return errs.New(errs.Capability,
+				"%s: its group is of VFIO's unsafe mode without an IOMMU (enable_unsafe_noiommu_mode), in which an SSD reaches all memory, and which heliosctl does not use: %s",
+				c.text(), m.noIOMMU())
 		}
 		if c.Group < 0 {
 			return errs.New(errs.Capability, "%s is in no IOMMU group: %s", c.text(), m.noIOMMU())
 		}
 	}
 	if !m.root() {
-		return errs.New(errs.Capability, "changing a device's driver needs root: run the same command with sudo; using bound SSDs does not")
+		return errs.New(errs.Capability,
+			"changing a device's driver needs root: run the same command with sudo; using bound SSDs does not")
 	}
 	if _, err := os.Stat(m.sys.Path("/sys/bus/pci/drivers", vfioDriver)); err != nil {
-		return errs.New(errs.Capability, "the kernel module vfio-pci is not loaded: run \"sudo heliosctl vfio-setup setup\" once, or \"sudo modprobe vfio-pci\"")
+		return errs.New(errs.Capability,
+			"the kernel module vfio-pci is not loaded: run \"sudo heliosctl vfio-setup setup\" once, or \"sudo modprobe vfio-pci\"")
 	}
 	return nil
 }
@@ -256,10 +273,12 @@ func (m *machine) noIOMMU() string {
 	cpu, cmdline := m.attr("/proc/cpuinfo"), " "+m.attr("/proc/cmdline")+" "
 	for _, off := range []string{"intel_iommu=off", "amd_iommu=off", "iommu=off"} {
 		if strings.Contains(cmdline, " "+off+" ") {
-			return "the kernel argument " + off + " keeps the IOMMU off; take it out of the boot loader's command line, and reboot"
+			return "the kernel argument " + off +
+				" keeps the IOMMU off; take it out of the boot loader's command line, and reboot"
 		}
 	}
-	if _, err := os.Stat(m.sys.Path("/sys/firmware/acpi/tables/IVRS")); err == nil && strings.Contains(cpu, "AuthenticAMD") {
+	if _, err := os.Stat(m.sys.Path("/sys/firmware/acpi/tables/IVRS")); err == nil &&
+		strings.Contains(cpu, "AuthenticAMD") {
 		return "the firmware offers the IOMMU (AMD-Vi), but the kernel does not use it; its log says why (\"sudo dmesg | grep AMD-Vi\"): often a firmware update helps, or a kernel with CONFIG_AMD_IOMMU"
 	}
 	switch {
@@ -298,7 +317,9 @@ func (m *machine) claim(disks []pci.Namespace) (release func(), err error) {
 		switch {
 		case errors.Is(err, unix.EBUSY):
 			release()
-			return nil, errs.New(errs.Refused, "/dev/%s came into use just now: mounted, swap, or held by RAID, LVM or another device; choose another SSD, or end that use", d.Name)
+			return nil, errs.New(errs.Refused,
+				"/dev/%s came into use just now: mounted, swap, or held by RAID, LVM or another device; choose another SSD, or end that use",
+				d.Name)
 		case err == nil:
 			files = append(files, f)
 		case !errors.Is(err, os.ErrNotExist): // no node, no user

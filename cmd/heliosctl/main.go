@@ -12,15 +12,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"helios/dataset"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/outfile"
-	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/ui"
 )
@@ -32,16 +33,16 @@ func main() {
 	os.Exit(code)
 }
 
-// errSignal is the cause of a context that a signal ended, errOutputClosed of one that ended because nobody reads
-// standard output any more.
+// errSignal is the cause of a context that a signal ended, errOutputClosed of one that ended
+// because nobody reads standard output any more.
 var (
 	errSignal       = errors.New("interrupted")
 	errOutputClosed = errors.New("the reader of standard output closed it")
 )
 
-// interruptible returns a context that the first SIGINT, SIGTERM or SIGHUP cancels, so that the verb
-// saves what it has. The second one ends the process at once. Without SIGPIPE a closed pipe is an error of the write
-// that meets it, which run takes for a stop as well.
+// interruptible returns a context that the first SIGINT, SIGTERM or SIGHUP cancels, so that the
+// verb saves what it has. The second one ends the process at once. Without SIGPIPE a closed pipe is
+// an error of the write that meets it, which run takes for a stop as well.
 func interruptible() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	sig := make(chan os.Signal, 2)
@@ -66,14 +67,24 @@ func interruptible() (context.Context, func()) {
 
 // run is the whole command without the process around it: it returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	few := enoughFiles(unix.Getrlimit)
+	if few != nil {
+		// The collector's timer takes two files of its own, and the runtime ends the process with
+		// a trace where it cannot have them. What is left to do is to say few.
+		debug.SetGCPercent(-1)
+	}
 	app := newApp(stdout, stderr)
+	if hcli.Completing(args) {
+		_ = app.RunContext(ctx, append([]string{app.Name}, args...)) // a shell shows no error
+		return 0
+	}
 	argv, verb, err := arrange(app, args)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine(), ctx: ctx, verb: verb, args: args}
 	e.ui.Closed = func() { stop(errOutputClosed) }
 	if err == nil {
-		err = enoughFiles(unix.Getrlimit)
+		err = few
 	}
 	if err == nil {
 		app.Metadata = map[string]any{envKey: e}
@@ -95,7 +106,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if e.ui.JSON {
 		// The same for a program that reads standard output, so that what it has read so far
 		// does not look whole.
-		if jerr := e.ui.Event("error", map[string]any{"verb": verb, "error": text, "exit_code": int(class)}); jerr == nil {
+		if jerr := e.ui.Event("error", map[string]any{"verb": verb, "error": text,
+			"exit_code": int(class)}); jerr == nil {
 			_ = e.ui.Close()
 		}
 	}
@@ -109,26 +121,59 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 const envKey = "env"
 
-// env is what a verb works with.
+// env is what every verb works with: the streams, the state folder, the machine. What a verb was
+// asked for is in a struct of its own, which its options fill (verb).
 type env struct {
-	c     *cli.Context
-	ui    *ui.UI
-	store *state.Store
-	// The bound SSDs that a flag left out, and the flag.
-	leftOut     []string
-	leftOutFlag string
+	c        *cli.Context
+	ui       *ui.UI
+	stateDir string
+	store    *state.Store
+	// given returns the name of the first of some fields of the verb's struct whose flag was given,
+	// or "".
+	given   func(fields ...any) string
+	leftOut []string // bound SSDs that --ssds leaves out
 	// What the verb sees of the computer that it runs on.
 	machine *machine
-	// How the verb wants software controllers: playing another model than the one they were bound
-	// with, and looking at their doorbells for a device that cannot call them.
-	playModel     *ssdmodel.Model
-	pollDoorbells bool
 
 	ctx      context.Context // the verb's, whose cause says why it was stopped
 	verb     string
-	args     []string // as they were typed
-	outs     *outfile.Set
+	args     []string     // as they were typed
 	dataMeta dataset.Meta // of the dataset that the verb opened
+}
+
+// verb completes a command that takes up to maxArgs arguments: its flags are those of options, and
+// run gets the struct that they fill.
+func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
+	run func(ctx context.Context, e *env, o *T) error) *cli.Command {
+	c.Flags = append(c.Flags, options.Flags()...)
+	c.Action = action(maxArgs, func(ctx context.Context, e *env) error {
+		o := new(T)
+		e.given = func(fields ...any) string { return options.Given(e.c, o, fields...) }
+		if err := options.Read(e.c, o); err != nil {
+			if errors.Is(err, errListFaults) {
+				return listFaults(e)
+			}
+			return err
+		}
+		return run(ctx, e, o)
+	})
+	return c
+}
+
+// note shows a library's note, with options by the names of their flags.
+func (e *env) note(s string) { e.ui.Note("%s", e.nameFlags(s)) }
+
+// nameFlags writes the options in a library's text as flags, but not the user's own words.
+func (e *env) nameFlags(text string) string {
+	var own []string
+	for _, a := range e.args {
+		_, value, _ := strings.Cut(a, "=")
+		own = append(append(own, a, value), strings.Split(value, ",")...)
+	}
+	if dir, err := os.Getwd(); err == nil {
+		own = append(own, dir)
+	}
+	return hcli.NameFlags(text, e.c.Command.Flags, own...)
 }
 
 // action wraps a verb: it reads the common flags and refuses arguments that the verb does not
@@ -137,38 +182,60 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 	return func(c *cli.Context) error {
 		e := c.App.Metadata[envKey].(*env)
 		e.c = c
-		e.ui.JSON, e.ui.Quiet = c.Bool("json"), c.Bool("quiet")
-		if c.NArg() > maxArgs {
-			return errs.New(errs.Usage, "unexpected argument %q; see \"%s --help\"", c.Args().Get(maxArgs), c.Command.HelpName)
+		if err := commonOptions().Read(c, e); err != nil {
+			return err
 		}
-		st, err := state.Open(c.String("state"))
+		for _, f := range c.Command.Flags {
+			if old, is := f.(*hcli.Renamed); is && c.IsSet(old.Name) {
+				e.ui.Note("--%s is called --%s now; the next version knows it by that name only",
+					old.Name, old.To)
+			}
+		}
+		if c.NArg() > maxArgs {
+			return errs.New(errs.Usage, "unexpected argument %q; see \"%s --help\"",
+				c.Args().Get(maxArgs), c.Command.HelpName)
+		}
+		st, err := state.Open(e.stateDir)
 		if err != nil {
 			return err
 		}
 		e.store = st
-		if c.String("fault") == faultList {
-			return e.listFaults()
-		}
 		return f(c.Context, e)
 	}
 }
 
 // whenStopped says what is to be done after a Ctrl-C that ended a verb which saves nothing.
 func whenStopped(err error, next string) error {
-	if err == nil || !errors.Is(err, context.Canceled) {
-		return err
+	if errors.Is(err, context.Canceled) || errors.Is(err, errSignal) {
+		return fmt.Errorf("%w; %s", err, next)
 	}
-	return fmt.Errorf("%w; %s", err, next)
+	return err
 }
 
-// dataset is the dataset's folder, by flag or by argument.
-func (e *env) dataset() (string, error) {
-	flag, arg := e.c.String("dataset"), e.c.Args().First()
+// datasetArgs name the dataset of a verb, which may be an argument, too.
+type datasetArgs struct{ dataset string }
+
+func datasetOptions(usage string) hcli.Options[datasetArgs] {
+	return hcli.Options[datasetArgs]{hcli.Text(&cli.StringFlag{Name: "dataset", Usage: usage},
+		func(a *datasetArgs) *string { return &a.dataset })}
+}
+
+const datasetUsage = "dataset `DIR`; may also be given as an argument"
+
+// named tells whether the verb was given a dataset.
+func (a *datasetArgs) named(e *env) bool {
+	return e.given(&a.dataset) != "" || e.c.NArg() > 0
+}
+
+// dir returns the dataset's folder.
+func (a *datasetArgs) dir(e *env) (string, error) {
+	flag, arg := a.dataset, e.c.Args().First()
 	switch {
 	case flag != "" && arg != "" && flag != arg:
 		return "", errs.New(errs.Usage, "two datasets, --dataset %s and %s; give one", flag, arg)
 	case flag == "" && arg == "":
-		return "", errs.New(errs.Usage, "no dataset; give its folder with --dataset DIR (\"heliosctl generate\" and \"heliosctl import\" make one)")
+		return "", errs.New(errs.Usage,
+			"no dataset; give its folder with --dataset DIR (\"heliosctl generate\" and \"heliosctl import\" make one)")
 	case flag == "":
 		return arg, nil
 	}

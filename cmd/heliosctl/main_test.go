@@ -76,8 +76,8 @@ func last(t *testing.T, s string) map[string]any {
 	return l
 }
 
-// kept is what a file of --results holds between its first line, which identifies the run, and its last, which calls the run
-// whole.
+// kept is what a file of --results holds between its first line, which identifies the run, and its
+// last, which calls the run whole.
 func kept(t *testing.T, file string) string {
 	t.Helper()
 	all := readFile(t, file)

@@ -14,8 +14,10 @@ import (
 
 	"helios/dataset"
 	"helios/gpuio"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/nvme"
 	"helios/nvme/faultbus"
@@ -25,29 +27,71 @@ import (
 // closeTimeout bounds the orderly end of controllers, also after Ctrl-C.
 const closeTimeout = 30 * time.Second
 
-// ssdFlags choose the SSDs of a verb that uses them.
-func ssdFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "ssds", Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
-		sqFlag(), faultFlag(),
-	}
+// ssdArgs choose the SSDs of a verb that uses them, and how it uses them.
+type ssdArgs struct {
+	names  []string // none: all that are bound
+	queues nvme.SQPlace
+	faults *faultinject.Set
 }
 
-func faultFlag() cli.Flag {
-	return &cli.StringFlag{Name: "fault", Usage: "inject `FAULT[;FAULT…]` between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"}
+func ssdOptions() hcli.Options[ssdArgs] {
+	return append(hcli.Options[ssdArgs]{
+		ssdNames("use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"),
+		queuesOption(),
+	}, faultOption())
 }
 
-// faultList is the value of --fault that asks for the catalogue instead of injecting anything.
-const faultList = "list"
+func ssdNames(usage string) hcli.Option[ssdArgs] {
+	return hcli.List(&cli.StringFlag{Name: "ssds", Usage: usage},
+		func(a *ssdArgs) *[]string { return &a.names })
+}
+
+// queuesOption says where submission queues are.
+func queuesOption() hcli.Option[ssdArgs] {
+	return hcli.Parsed(&cli.StringFlag{
+		Name: "sq", Value: "host",
+		Usage: "where submission queues are: host (memory of this machine), cmb (the controller's memory buffer), or auto (cmb where the controller offers room)",
+	}, func(a *ssdArgs) *nvme.SQPlace { return &a.queues }, func(s string) (nvme.SQPlace, error) {
+		p, err := nvme.ParseSQPlace(s)
+		if err != nil {
+			return p, errs.New(errs.Usage, "--sq %q is none of host, cmb, auto", s)
+		}
+		return p, nil
+	})
+}
+
+func faultOption() hcli.Option[ssdArgs] {
+	return hcli.Parsed(&cli.StringFlag{Name: "fault",
+		Usage: "inject `FAULT[;FAULT…]` between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"},
+		func(a *ssdArgs) **faultinject.Set { return &a.faults },
+		func(s string) (*faultinject.Set, error) {
+			if s == "list" {
+				return nil, errListFaults
+			}
+			if s == "" {
+				return nil, nil
+			}
+			set, err := faultinject.Parse(s)
+			if err != nil {
+				return nil, errs.New(errs.Usage, "--fault: %w", err)
+			}
+			return set, nil
+		})
+}
+
+// errListFaults is what --fault list comes to: the catalogue is printed and the verb does nothing.
+var errListFaults = errors.New("the faults are listed")
 
 // listFaults prints the faults that have a documented outcome.
-func (e *env) listFaults() error {
+func listFaults(e *env) error {
 	rows := [][]string{}
 	for _, f := range faultinject.Catalogue() {
-		if err := e.ui.Event("fault", map[string]any{"name": f.Name, "during": f.During, "fault": f.Fault, "what": f.What, "outcome": f.Outcome, "class": f.Class}); err != nil {
+		if err := e.ui.Event("fault", map[string]any{"name": f.Name, "during": f.During,
+			"fault": f.Fault, "what": f.What, "outcome": f.Outcome, "class": f.Class}); err != nil {
 			return err
 		}
-		rows = append(rows, []string{f.Fault, string(f.During), string(f.Class), f.What + ": " + f.Outcome})
+		rows = append(rows, []string{f.Fault, string(f.During), string(f.Class),
+			f.What + ": " + f.Outcome})
 	}
 	e.ui.Table([]string{"--fault", "while", "class", "what happens: outcome"}, rows)
 	return nil
@@ -62,47 +106,61 @@ type ssdSet struct {
 	domain domain // of the controllers that vfio-pci holds; nil without any
 }
 
-// openSSDs leases and brings up the SSDs that a flag chooses, or all bound ones.
-func (e *env) openSSDs(ctx context.Context, flag string) (*ssdSet, error) {
-	st, err := e.store.Load()
+// ssdOpener brings bound SSDs up for a verb.
+type ssdOpener struct {
+	*env
+	ssdArgs
+	// stacks are the I/O stacks that will read the SSDs, and of which flag that follows; with
+	// stackFlag "mode" they are modes.
+	stacks    []string
+	stackFlag string
+	// playModel replaces the model that a software controller was bound with.
+	playModel *ssdmodel.Model
+	// pollDoorbells has software controllers look at their doorbells, for a device that writes
+	// them and cannot call who serves them.
+	pollDoorbells bool
+}
+
+// open leases and brings up the SSDs that were chosen, or all bound ones.
+func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
+	st, err := o.store.Load()
 	if err != nil {
 		return nil, err
 	}
-	want, err := list(flag, e.c.String(flag))
+	chosen, err := choose(st, o.names)
 	if err != nil {
 		return nil, err
 	}
-	chosen, err := choose(st, flag, want)
-	if err != nil {
-		return nil, err
-	}
-	if len(want) == 0 {
+	if len(o.names) == 0 {
 		for _, r := range st.Unfinished {
-			e.ui.Note("SSD %s (%s) is left out, for its %s was cut off: %s", r.Name, r.PCI, r.Phase, r.NextStep())
+			o.ui.Note("SSD %s (%s) is left out, for its %s was cut off: %s", r.Name, r.PCI, r.Phase,
+				r.NextStep())
 		}
 	}
-	if len(want) == 0 {
-		chosen = e.permitted(chosen)
+	if len(o.names) == 0 {
+		chosen = o.permitted(chosen)
 	} else {
-		e.leftOutFlag, e.leftOut = flag, namesExcept(st.SSDs, chosen)
+		o.leftOut = namesExcept(st.SSDs, chosen)
 	}
-	if err := e.refuseKernelStacks(chosen); err != nil {
+	if err := o.refuseKernelStacks(chosen); err != nil {
 		return nil, err
 	}
 	if len(chosen) == 0 {
-		return nil, errs.New(errs.Usage, "no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" (--state DIR chooses another list)", e.store.Dir())
+		return nil, errs.New(errs.Usage,
+			"no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" (--state DIR chooses another list)",
+			o.store.Dir())
 	}
-	return e.openThese(ctx, chosen)
+	return o.openThese(ctx, chosen)
 }
 
 // permitted leaves out, of all that is bound, the machine's SSDs that this user may not use, where
 // others are left.
-func (e *env) permitted(all []state.SSD) []state.SSD {
+func (o *ssdOpener) permitted(all []state.SSD) []state.SSD {
 	var may []state.SSD
 	var why []error
 	for _, d := range all {
 		if d.Kind == state.KindVFIO {
-			if err := e.store.Machine().Permitted(d.Name); err != nil {
+			if err := o.store.Machine().Permitted(d.Name); err != nil {
 				why = append(why, err)
 				continue
 			}
@@ -113,24 +171,19 @@ func (e *env) permitted(all []state.SSD) []state.SSD {
 		return all
 	}
 	for _, err := range why {
-		e.ui.Note("left out: %v", err)
+		o.ui.Note("left out: %v", err)
 	}
 	return may
 }
 
 // openThese leases and brings up SSDs of the state.
-func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err error) {
-	s := &ssdSet{bound: chosen}
-	if spec := e.c.String("fault"); spec != "" {
-		if s.faults, err = faultinject.Parse(spec); err != nil {
-			return nil, errs.New(errs.Usage, "--fault: %w", err)
-		}
-	}
+func (o *ssdOpener) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err error) {
+	s := &ssdSet{bound: chosen, faults: o.faults}
 	names := make([]string, len(chosen))
 	for i, d := range chosen {
 		names[i] = d.Name
 	}
-	if s.lease, err = e.lease(ctx, names); err != nil {
+	if s.lease, err = o.lease(ctx, names); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -139,7 +192,7 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 		}
 	}()
 	for _, d := range chosen {
-		c, err := e.openSSD(ctx, s, d)
+		c, err := o.openSSD(ctx, s, d)
 		if err != nil {
 			return nil, err
 		}
@@ -153,13 +206,14 @@ func (e *env) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err
 }
 
 // lease takes SSDs. Who only lists them has them for a moment, which is waited for.
-func (e *env) lease(ctx context.Context, names []string) (*state.Lease, error) {
+func (o *ssdOpener) lease(ctx context.Context, names []string) (*state.Lease, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(listingTimeout); ; {
-		l, err := e.store.Acquire(e.c.Command.HelpName, names...)
+		l, err := o.store.Acquire(o.c.Command.HelpName, names...)
 		var used *state.InUseError
-		if !errors.As(err, &used) || !strings.HasPrefix(used.By, "heliosctl ssds (") || time.Now().After(end) {
+		if !errors.As(err, &used) || !strings.HasPrefix(used.By, "heliosctl ssds (") ||
+			time.Now().After(end) {
 			return l, err
 		}
 		select {
@@ -179,23 +233,22 @@ const listingTimeout = 10 * time.Second
 const dyingTimeout = 3 * time.Second
 
 // openSSD opens the bus of a bound SSD and brings its controller up. The caller holds the lease.
-func (e *env) openSSD(ctx context.Context, s *ssdSet, d state.SSD) (*nvme.Controller, error) {
-	sq, err := parseSQ(e.c.String("sq"))
-	if err != nil {
-		return nil, err
-	}
-	open := e.proxyBus
+func (o *ssdOpener) openSSD(ctx context.Context, s *ssdSet, d state.SSD) (*nvme.Controller, error) {
+	open := o.proxyBus
 	if d.Kind == state.KindVFIO {
-		open = func(ctx context.Context, d state.SSD) (nvme.Bus, error) { return e.vfioBus(ctx, s, d) }
+		open = func(ctx context.Context, d state.SSD) (nvme.Bus,
+			error) {
+			return o.vfioBus(ctx, s, d)
+		}
 	}
 	bus, err := open(ctx, d)
 	if err != nil {
 		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
 	}
 	if !s.faults.Empty() {
-		bus = faultbus.New(bus, s.faults, faultbus.Options{PollDoorbells: e.pollDoorbells})
+		bus = faultbus.New(bus, s.faults, faultbus.Options{PollDoorbells: o.pollDoorbells})
 	}
-	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: sq})
+	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.queues})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
 	}
@@ -206,32 +259,42 @@ func (e *env) openSSD(ctx context.Context, s *ssdSet, d state.SSD) (*nvme.Contro
 }
 
 // proxyBus opens the bus of a software controller.
-func (e *env) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error) {
+func (o *ssdOpener) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error) {
 	if d.Kind == state.KindComputed {
-		return e.computedBus(ctx, d)
+		return o.computedBus(ctx, d)
 	}
 	fi, err := os.Stat(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.Device, "its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"", d.Path, d.Name)
+		return nil, errs.New(errs.Device,
+			"its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"",
+			d.Path, d.Name)
 	}
 	// Another file of that name is refused when it is open.
-	if s, ok := sysStat(fi); ok && fi.Mode().IsRegular() && fi.Size() != d.Bytes && (!d.Known() || s.Ino == d.Inode) {
-		return nil, errs.New(errs.Device, "its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew", d.Path, fi.Size(), d.Bytes)
+	if s, ok := sysStat(fi); ok && fi.Mode().IsRegular() && fi.Size() != d.Bytes &&
+		(!d.Known() || s.Ino == d.Inode) {
+		return nil, errs.New(errs.Device,
+			"its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew",
+			d.Path, fi.Size(), d.Bytes)
 	}
-	model, err := e.ssdModel(d)
+	model, err := o.ssdModel(d)
 	if err != nil {
 		return nil, err
 	}
 	bus, err := openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, File: d.ID, LBABytes: d.LBABytes,
-		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model, PollDoorbells: e.pollDoorbells,
+		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model,
+		PollDoorbells: o.pollDoorbells,
 	})
 	var other *proxy.ReplacedError
 	if errors.As(err, &other) {
-		return nil, fmt.Errorf("%w; bring the old one back, or look at what is there, then \"heliosctl unbind-ssds %s\" and bind it again", err, d.Name)
+		return nil,
+			fmt.Errorf(
+				"%w; bring the old one back, or look at what is there, then \"heliosctl unbind-ssds %s\" and bind it again",
+				err, d.Name)
 	}
 	if err == nil && !d.Known() {
-		e.ui.Note("SSD %s: an older heliosctl bound %s and did not record which file that is, so another one of that name would go unnoticed; \"heliosctl unbind-ssds %s\" and bind it again to record it",
+		o.ui.Note(
+			"SSD %s: an older heliosctl bound %s and did not record which file that is, so another one of that name would go unnoticed; \"heliosctl unbind-ssds %s\" and bind it again to record it",
 			d.Name, d.Path, d.Name)
 	}
 	return bus, err
@@ -294,9 +357,9 @@ func (s *ssdSet) faultCounts() map[string]int64 {
 	return s.faults.Counts()
 }
 
-// openDataset opens the dataset of the flag or argument.
-func (e *env) openDataset() (*dataset.Dataset, error) {
-	dir, err := e.dataset()
+// open opens the dataset of the flag or argument.
+func (a *datasetArgs) open(e *env) (*dataset.Dataset, error) {
+	dir, err := a.dir(e)
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +368,9 @@ func (e *env) openDataset() (*dataset.Dataset, error) {
 		e.dataMeta = d.Meta
 	}
 	if err == nil && !d.Sealed() {
-		e.ui.Note("dataset %s is not sealed: it was made by an older version; \"heliosctl verify --seal %s\" seals it after checking what can be checked", dir, dir)
+		e.ui.Note(
+			"dataset %s is not sealed: it was made by an older version; \"heliosctl verify --seal %s\" seals it after checking what can be checked",
+			dir, dir)
 	}
 	return d, err
 }

@@ -3,19 +3,17 @@ package main
 import (
 	"context"
 	"errors"
-	"slices"
-	"strings"
 	"time"
 
-	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/state"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/vfiobus"
-	"helios/sched"
+	"helios/sched/plan"
 )
 
 // domain is one IOMMU address space with the controllers that a process drives in it.
@@ -67,9 +65,9 @@ func openController(ctx context.Context, d domain, addr string) (nvme.Bus, error
 }
 
 // vfioBus opens the bus of a bound controller in the set's one address space.
-func (e *env) vfioBus(ctx context.Context, s *ssdSet, d state.SSD) (nvme.Bus, error) {
+func (o *ssdOpener) vfioBus(ctx context.Context, s *ssdSet, d state.SSD) (nvme.Bus, error) {
 	if s.domain == nil {
-		dom, err := e.machine.domain()
+		dom, err := o.machine.domain()
 		if err != nil {
 			return nil, err
 		}
@@ -85,58 +83,40 @@ func sameSSD(d state.SSD, c *nvme.Controller) error {
 	}
 	ns := c.Namespace()
 	if c.Serial() != d.Serial || ns.Bytes() != d.Bytes || ns.LBABytes != d.LBABytes {
-		return errs.New(errs.Device, "SSD %s: at %s there is now serial %s with %d bytes in blocks of %d, and %s with %d in %d was bound; \"sudo heliosctl unbind-ssds %s\" and bind it anew",
-			d.Name, d.PCI, c.Serial(), ns.Bytes(), ns.LBABytes, d.Serial, d.Bytes, d.LBABytes, d.Name)
+		return errs.New(errs.Device,
+			"SSD %s: at %s there is now serial %s with %d bytes in blocks of %d, and %s with %d in %d was bound; \"sudo heliosctl unbind-ssds %s\" and bind it anew",
+			d.Name, d.PCI, c.Serial(), ns.Bytes(), ns.LBABytes, d.Serial, d.Bytes,
+			d.LBABytes, d.Name)
 	}
 	return nil
 }
 
-// refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that were
-// taken from it, nor those that it has never had.
-func (e *env) refuseKernelStacks(chosen []state.SSD) error {
-	asked, flag := []string{e.c.String("io-stack")}, "io-stack"
-	if asked[0] == "" {
-		asked, flag = []string{e.c.String("mode")}, "mode"
-	}
-	if stacks := e.c.String("stack"); stacks != "" {
-		asked, flag = strings.Split(stacks, ","), "stack"
-	}
-	for _, s := range asked {
-		s = strings.TrimSpace(s)
-		if !slices.Contains([]string{sched.StackCPU, sched.StackMmap}, s) {
+// refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that
+// were taken from it, nor those that it has never had.
+func (o *ssdOpener) refuseKernelStacks(chosen []state.SSD) error {
+	flag := o.stackFlag
+	for _, s := range o.stacks {
+		stack := s
+		if flag == "mode" {
+			stack = plan.Config{Mode: s}.WithDefaults().IOStack
+		}
+		if kind, err := gpuio.FindStack(stack); err != nil || kind.Queued {
 			continue
 		}
-		way := map[string]string{"mode": "--mode helios", "io-stack": "--io-stack async", "stack": "--stack async"}[flag]
+		way := map[string]string{"mode": "--mode " + plan.DefaultMode, "io-stack": "--io-stack " +
+			gpuio.StackAsync}[flag]
 		for _, d := range chosen {
 			switch d.Kind {
 			case state.KindComputed:
-				return errs.New(errs.Capability, "--%s %s reads through the kernel, and SSD %s is computed: there is no file behind it; use %s, or bind files with --proxy and load the dataset onto them", flag, s, d.Name, way)
+				return errs.New(errs.Capability,
+					"--%s %s reads through the kernel, and SSD %s is computed: there is no file behind it; use %s, or bind files with --proxy and load the dataset onto them",
+					flag, s, d.Name, way)
 			case state.KindVFIO:
-				return errs.New(errs.Capability, "--%s %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with --proxy", flag, s, d.Name, d.PCI, way, d.Name)
+				return errs.New(errs.Capability,
+					"--%s %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with --proxy",
+					flag, s, d.Name, d.PCI, way, d.Name)
 			}
 		}
 	}
 	return nil
-}
-
-// sqFlag says where submission queues are.
-func sqFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "sq", Value: "host", Usage: "where submission queues are: host (memory of this machine), cmb (the controller's memory buffer), or auto (cmb where the controller offers room)",
-		Action: func(_ *cli.Context, v string) error {
-			_, err := parseSQ(v)
-			return err
-		},
-	}
-}
-
-func parseSQ(v string) (nvme.SQPlace, error) {
-	if v == "" { // verbs without the flag
-		return nvme.SQHost, nil
-	}
-	p, err := nvme.ParseSQPlace(v)
-	if err != nil {
-		return p, errs.New(errs.Usage, "--sq %q is none of host, cmb, auto", v)
-	}
-	return p, nil
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every output that is there is refused before any work, whatever verb and flag, and left as it is; --overwrite replaces it.
+// Every output that is there is refused before any work, whatever verb and flag, and left as it is;
+// --overwrite replaces it.
 func TestOutputsAreNotReplaced(t *testing.T) {
 	loaded(t, 1)
 	ok(t, trainArgs("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace")...)
@@ -24,16 +25,20 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 		"train --clock virtual --results": trainArgs(with(virtual, "--epochs", "1")...),
 		"eval --results":                  {"eval", "g", "--checkpoint", "ck"},
 		"eval --timeline":                 {"eval", "g", "--checkpoint", "ck"},
-		"predict --out":                   {"predict", "g", "--checkpoint", "ck"},
+		"predict --csv":                   {"predict", "g", "--checkpoint", "ck"},
 		"predict --embeddings":            {"predict", "g", "--checkpoint", "ck"},
 		"predict --timeline":              {"predict", "g", "--checkpoint", "ck"},
-		"compare --csv":                   with([]string{"compare", "g", "--modes", "helios,bam", "--fanout", "5,5"}, virtual...),
-		"compare --html":                  with([]string{"compare", "g", "--modes", "helios,bam", "--fanout", "5,5"}, virtual...),
-		"bench io --timeline":             with([]string{"bench", "io", "--seconds", "0.001"}, virtual...),
-		"bench io --results":              with([]string{"bench", "io", "--seconds", "0.001"}, virtual...),
-		"cache replay --csv":              {"cache", "replay", "run.trace", "--sizes", "5%"},
-		"cache replay --plot":             {"cache", "replay", "run.trace", "--sizes", "5%"},
-		"cache hotness --results":         {"cache", "hotness", "g", "--by", "degree"},
+		"compare --csv": with([]string{"compare", "g", "--modes", "helios,bam",
+			"--fanout", "5,5"}, virtual...),
+		"compare --html": with([]string{"compare", "g", "--modes", "helios,bam",
+			"--fanout", "5,5"}, virtual...),
+		"bench io --timeline": with([]string{"bench", "io", "--seconds", "0.001"},
+			virtual...),
+		"bench io --results": with([]string{"bench", "io", "--seconds", "0.001"},
+			virtual...),
+		"cache replay --csv":      {"cache", "replay", "run.trace", "--sizes", "5%"},
+		"cache replay --html":     {"cache", "replay", "run.trace", "--sizes", "5%"},
+		"cache hotness --results": {"cache", "hotness", "g", "--hotness", "degree"},
 	} {
 		require.NoError(t, os.WriteFile("there", []byte("mine"), 0o644))
 		words := strings.Fields(flag)
@@ -43,7 +48,7 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 		require.Contains(t, r.errOut, name+" there is there already; --overwrite replaces it", flag)
 		require.NotContains(t, r.out, `"event":"epoch"`, flag)
 		require.Equal(t, "mine", readFile(t, "there"), flag)
-		if flag == "predict --out" || flag == "train --results" || flag == "cache replay --csv" {
+		if flag == "predict --csv" || flag == "train --results" || flag == "cache replay --csv" {
 			ok(t, with(args, name, "there", "--overwrite")...)
 			require.NotEqual(t, "mine", readFile(t, "there"), flag)
 		}
@@ -53,10 +58,12 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, hidden, flag)
 	}
-	fails(t, hc(t, "predict", "g", "--checkpoint", "ck", "--out", "x", "--embeddings", "./x"), 2, "predict", "--out and --embeddings both name ./x")
+	fails(t, hc(t, "predict", "g", "--checkpoint", "ck", "--csv", "x", "--embeddings", "./x"), 2,
+		"predict", "--csv and --embeddings both name ./x")
 	fails(t, hc(t, trainArgs("--trace", "x", "--results", "x")...), 2, "train", "both name x")
 	require.NoFileExists(t, "x")
-	require.Contains(t, ok(t, "predict", "g", "--checkpoint", "ck", "--nodes", "1", "--out", "/dev/null"), "/dev/null")
+	require.Contains(t, ok(t, "predict", "g", "--checkpoint", "ck", "--nodes", "1", "--csv",
+		"/dev/null"), "/dev/null")
 }
 
 // A run does not replace another one's checkpoint.
@@ -65,9 +72,12 @@ func TestTrainKeepsAnothersCheckpoint(t *testing.T) {
 	ok(t, trainArgs("--checkpoint", "ck", "--results", "r.jsonl")...)
 	before := readFile(t, "ck/checkpoint.safetensors")
 	r := hc(t, trainArgs("--checkpoint", "ck", "--model", "gcn", "--results", "other.jsonl")...)
-	fails(t, r, 4, "train", "--checkpoint folder ck holds sage of dataset g, 2 epochs done, written 20", "--resume", "--overwrite")
+	fails(t, r, 4, "train",
+		"--checkpoint folder ck holds sage of dataset g, 2 epochs done, written 20", "--resume",
+		"--overwrite")
 	require.NoFileExists(t, "other.jsonl")
-	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--model", "gcn", "--resume")...), 2, "train", "made with model sage, this run has gcn")
+	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--model", "gcn", "--resume")...), 2, "train",
+		"made with model sage, this run has gcn")
 	require.Equal(t, before, readFile(t, "ck/checkpoint.safetensors"))
 
 	// A run that goes on adds to its own results, and to nobody else's.
@@ -76,34 +86,44 @@ func TestTrainKeepsAnothersCheckpoint(t *testing.T) {
 	for _, l := range lines(t, readFile(t, "r.jsonl")) {
 		events = append(events, l["event"].(string))
 	}
-	require.Equal(t, []string{"begin", "epoch", "epoch", "result", "end", "resume", "epoch", "result", "end"}, events)
+	require.Equal(t, []string{"begin", "epoch", "epoch", "result", "end", "resume", "epoch",
+		"result", "end"}, events)
 	ok(t, trainArgs("--epochs", "1", "--results", "alien.jsonl")...)
-	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "alien.jsonl")...), 4, "train", "holds the results of run ", "--overwrite")
+	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results",
+		"alien.jsonl")...), 4, "train", "holds the results of run ", "--overwrite")
 	require.NoError(t, os.WriteFile("text", []byte("hello\nworld"), 0o644))
-	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "text")...), 4, "train", "no run's results")
+	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results",
+		"text")...), 4, "train", "no run's results")
 	require.Equal(t, "hello\nworld", readFile(t, "text"))
 	// Results that lack an epoch that was saved, and end in a part of a line, are mended.
 	all := strings.SplitAfter(readFile(t, "r.jsonl"), "\n")
 	require.NoError(t, os.WriteFile("torn.jsonl", []byte(all[0]+all[1]+all[2][:40]), 0o644))
-	ok(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "torn.jsonl")...)
+	ok(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results",
+		"torn.jsonl")...)
 	got := lines(t, readFile(t, "torn.jsonl"))
 	require.Len(t, got, 1+1+1+2+2)
 	for i, at := range []int{1, 3, 4} {
 		require.Equal(t, float64(i+1), got[at]["epoch"])
 	}
-	// Without a checkpoint nothing is gone on from: neither another run's results, nor the best parameters of a folder.
+	// Without a checkpoint nothing is gone on from: neither another run's results, nor the best
+	// parameters of a folder.
 	whole := readFile(t, "alien.jsonl")
-	fails(t, hc(t, trainArgs("--checkpoint", "new", "--resume", "--seed", "77", "--results", "alien.jsonl")...), 4, "train", "holds epochs of run ", "no checkpoint to go on from")
-	fails(t, hc(t, "train", "no-such", "--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "r.jsonl"), 2, "train", "no-such")
+	fails(t, hc(t, trainArgs("--checkpoint", "new", "--resume", "--seed", "77", "--results",
+		"alien.jsonl")...), 4, "train", "holds epochs of run ", "no checkpoint to go on from")
+	fails(t, hc(t, "train", "no-such", "--checkpoint", "ck", "--resume", "--epochs", "3",
+		"--results", "r.jsonl"), 2, "train", "no-such")
 	require.Equal(t, whole, readFile(t, "alien.jsonl"))
-	require.Equal(t, strings.Join(all, ""), readFile(t, "r.jsonl"), "a run that did not begin says nothing of it")
+	require.Equal(t, strings.Join(all, ""), readFile(t, "r.jsonl"),
+		"a run that did not begin says nothing of it")
 	require.NoError(t, os.WriteFile("notes", []byte("my notes"), 0o644))
-	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results", "notes")...), 4, "train", "holds no whole line")
+	fails(t, hc(t, trainArgs("--checkpoint", "ck", "--resume", "--epochs", "3", "--results",
+		"notes")...), 4, "train", "holds no whole line")
 	require.Equal(t, "my notes", readFile(t, "notes"))
 	require.NoError(t, os.Mkdir("kept", 0o755))
 	best := readFile(t, "ck/best.safetensors")
 	require.NoError(t, os.WriteFile("kept/best.safetensors", []byte(best), 0o644))
-	fails(t, hc(t, trainArgs("--checkpoint", "kept", "--resume", "--seed", "9")...), 4, "train", "in best.safetensors alone, which no run can go on from", "--overwrite")
+	fails(t, hc(t, trainArgs("--checkpoint", "kept", "--resume", "--seed", "9")...), 4, "train",
+		"in best.safetensors alone, which no run can go on from", "--overwrite")
 	require.Equal(t, best, readFile(t, "kept/best.safetensors"))
 
 	ok(t, trainArgs("--checkpoint", "ck", "--overwrite", "--model", "gcn")...)
@@ -114,12 +134,14 @@ func TestTrainKeepsAnothersCheckpoint(t *testing.T) {
 func TestEvalOfAnotherDataset(t *testing.T) {
 	loaded(t, 1)
 	ok(t, trainArgs("--checkpoint", "ck")...)
-	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "4", "--out", "h")
+	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "32", "--seed", "4", "--out", "h")
 	ok(t, "unbind-ssds", "--quiet")
 	ok(t, "bind-ssds", "--proxy", "b.img", "--size", "16MiB")
 	ok(t, "load", "h")
 	for _, verb := range []string{"eval", "predict"} {
-		fails(t, hc(t, verb, "h", "--checkpoint", "ck", "--device", "host", "--quiet"), 4, verb, "was trained on dataset g ", "this is h ", "test nodes of the other", "--other-dataset")
+		fails(t, hc(t, verb, "h", "--checkpoint", "ck", "--device", "host", "--quiet"), 4, verb,
+			"was trained on dataset g ", "this is h ", "test nodes of the other", "--other-dataset")
 		r := hc(t, verb, "h", "--checkpoint", "ck", "--device", "host", "--other-dataset", "--json")
 		require.Equal(t, 0, r.code, r.errOut)
 		require.Contains(t, r.errOut, "test nodes of the other", "it says so all the same")
@@ -136,20 +158,23 @@ func (p *closedPipe) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// When the reader of standard output goes away, training stops as after Ctrl-C: the checkpoint is saved and the results say
-// so; with --resume it goes on.
+// When the reader of standard output goes away, training stops as after Ctrl-C: the checkpoint is
+// saved and the results say so; with --resume it goes on.
 func TestClosedPipeStopsAndSaves(t *testing.T) {
 	loaded(t, 1)
 	var errOut bytes.Buffer
 	args := trainArgs("--epochs", "4", "--checkpoint", "ck", "--results", "r.jsonl")
 	code := run(t.Context(), args, &closedPipe{left: 1}, &errOut)
-	fails(t, outcome{code: code, errOut: errOut.String()}, 130, "train", "saved in ck/checkpoint.safetensors", "the reader of standard output closed it")
+	fails(t, outcome{code: code, errOut: errOut.String()}, 130, "train",
+		"saved in ck/checkpoint.safetensors", "the reader of standard output closed it")
 	rows := lines(t, readFile(t, "r.jsonl"))
 	end := rows[len(rows)-1]
-	require.Equal(t, []any{"end", false, 130.0}, []any{end["event"], end["whole"], end["exit_code"]})
+	require.Equal(t, []any{"end", false, 130.0}, []any{end["event"], end["whole"],
+		end["exit_code"]})
 	require.Contains(t, end["reason"], "saved in")
 	want := last(t, ok(t, trainArgs("--epochs", "4")...))
-	require.Equal(t, want["params_sha256"], last(t, ok(t, append(args, "--resume")...))["params_sha256"])
+	require.Equal(t, want["params_sha256"],
+		last(t, ok(t, append(args, "--resume")...))["params_sha256"])
 	rows = lines(t, readFile(t, "r.jsonl"))
 	require.Equal(t, true, rows[len(rows)-1]["whole"])
 	// Short output of a verb that is done.
@@ -178,10 +203,12 @@ func TestResultsOnAFullDisk(t *testing.T) {
 	require.Contains(t, r.errOut, "no space left")
 }
 
-// A run that fails after it has begun leaves its results with the reason; one that fails before leaves none.
+// A run that fails after it has begun leaves its results with the reason; one that fails before
+// leaves none.
 func TestResultsOfAFailedRun(t *testing.T) {
 	loaded(t, 1)
-	args := trainArgs("--results", "r.jsonl", "--gpu-cache", "0", "--cpu-cache", "0", "--fault", "error(op=read,sct=2,sc=0x81,dnr=1,after=500)")
+	args := trainArgs("--results", "r.jsonl", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")
 	require.Equal(t, 5, hc(t, args...).code)
 	rows := lines(t, readFile(t, "r.jsonl"))
 	require.Equal(t, "begin", rows[0]["event"])

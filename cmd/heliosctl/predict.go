@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,53 +16,71 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/npy"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/outfile"
-	"helios/internal/timeline"
 	"helios/internal/ui"
 	"helios/sched"
+	"helios/sched/report"
 )
 
 func predictCommand() *cli.Command {
-	return &cli.Command{
+	infer := func(a *predictArgs) *inferArgs { return &a.inferArgs }
+	return verb(&cli.Command{
 		Name:      "predict",
 		Usage:     "classify nodes with a checkpoint",
 		ArgsUsage: "[DATASET]",
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
-			"or as CSV to --out. --embeddings writes the last layer's outputs, one row for each node.\n" +
+			"or as CSV to --csv. --embeddings writes the last layer's outputs, one row for each node.\n" +
 			"What is found out about a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
-		Flags: append(inferFlags(),
-			oneOf("split", "nodes to classify", "all", append([]string{"all"}, dataset.Splits...), nil),
-			&cli.StringFlag{Name: "nodes", Usage: "classify these instead `ID,ID…`"},
-			&cli.StringFlag{Name: "out", Usage: "CSV `FILE` to write"},
-			&cli.StringFlag{Name: "embeddings", Usage: ".npy `FILE` (float32, nodes × classes) to write"},
-			overwriteFlag(),
-		),
-		Action: action(1, runPredict),
-	}
+	}, 1, slices.Concat(
+		hcli.In(infer, append(inferOptions(),
+			splitOption("all", append([]string{"all"}, dataset.Splits...)))),
+		hcli.Options[predictArgs]{
+			hcli.Parsed(&cli.StringFlag{Name: "nodes", Usage: "classify these instead `ID,ID…`"},
+				func(a *predictArgs) *[]int64 { return &a.nodes }, parseNodes),
+			hcli.Text(&cli.StringFlag{Name: "csv", Usage: "CSV `FILE` to write"},
+				func(a *predictArgs) *string { return &a.csv }).Was("out"),
+			hcli.Text(&cli.StringFlag{Name: "embeddings",
+				Usage: ".npy `FILE` (float32, nodes × classes) to write"},
+				func(a *predictArgs) *string { return &a.embeddings }),
+		},
+		hcli.In(func(a *predictArgs) *outputs { return &a.outputs }, overwriteOptions()),
+	), runPredict)
 }
 
-// nodes are those that predict was asked for.
-func (e *env) nodes(d *dataset.Dataset) ([]int64, error) {
-	if s := e.c.String("nodes"); s != "" {
-		if e.c.IsSet("split") {
+// predictArgs are what predict is asked for.
+type predictArgs struct {
+	inferArgs
+	nodes           []int64
+	csv, embeddings string
+}
+
+func parseNodes(text string) ([]int64, error) {
+	parts, err := hcli.SplitList("nodes", text)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]int64, len(parts))
+	for i, p := range parts {
+		if out[i], err = strconv.ParseInt(p, 10, 64); err != nil {
+			return nil, errs.New(errs.Usage, "--nodes: %q is not a node number", p)
+		}
+	}
+	return out, nil
+}
+
+// classified returns the nodes that predict was asked for.
+func (a *predictArgs) classified(e *env, d *dataset.Dataset) ([]int64, error) {
+	if len(a.nodes) > 0 {
+		if e.given(&a.split) != "" {
 			return nil, errs.New(errs.Usage, "--nodes and --split together; give one")
 		}
-		parts, err := list("nodes", s)
-		if err != nil {
-			return nil, err
-		}
-		out := make([]int64, len(parts))
-		for i, p := range parts {
-			if out[i], err = strconv.ParseInt(p, 10, 64); err != nil {
-				return nil, errs.New(errs.Usage, "--nodes: %q is not a node number", p)
-			}
-		}
-		return out, nil
+		return a.nodes, nil
 	}
-	if s := e.c.String("split"); s != "all" {
-		return d.Split(s)
+	if a.split != "all" {
+		return d.Split(a.split)
 	}
 	out := make([]int64, d.Meta.Nodes)
 	for i := range out {
@@ -70,41 +89,34 @@ func (e *env) nodes(d *dataset.Dataset) ([]int64, error) {
 	return out, nil
 }
 
-func runPredict(ctx context.Context, e *env) (err error) {
-	cfg, checkpoint, err := e.inferConfig()
-	if err != nil {
+func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
+	if err := a.check(); err != nil {
 		return err
 	}
-	csvOut, err := e.createOutput("out")
+	csvOut, err := a.create("csv", a.csv)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, csvOut.Discard)
-	npyOut, err := e.createOutput("embeddings")
+	npyOut, err := a.create("embeddings", a.embeddings)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, npyOut.Discard)
-	tl, err := e.openTimeline(timeline.Wall)
+	s, err := openSession(ctx, e, &a.runArgs)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, tl.close)
-	cfg.Timeline = tl.rec
-	in, set, done, err := e.inputs(ctx)
+	defer closing(&err, s.close)
+	nodes, err := a.classified(e, s.Dataset)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, done)
-	nodes, err := e.nodes(in.Dataset)
+	names, err := s.Dataset.Names()
 	if err != nil {
 		return err
 	}
-	names, err := in.Dataset.Names()
-	if err != nil {
-		return err
-	}
-	classes := in.Dataset.Meta.ClassNames
+	classes := s.Dataset.Meta.ClassNames
 
 	var rows *csvFile
 	if csvOut != nil {
@@ -124,41 +136,39 @@ func runPredict(ctx context.Context, e *env) (err error) {
 	}
 
 	var n int64
-	res, err := sched.Predict(ctx, cfg, in, checkpoint, nodes, emb != nil, func(p sched.Prediction) error {
-		for i, v := range p.Nodes {
-			c := p.Classes[i]
-			rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
-			obj := map[string]any{"node": v, "class": c}
-			if int(v) < len(names) {
-				rec, obj["name"] = append(rec, names[v]), names[v]
+	res, err := sched.Predict(ctx, a.cfg, s.Inputs, a.checkpoint, nodes, emb != nil,
+		func(p report.Prediction) error {
+			for i, v := range p.Nodes {
+				c := p.Classes[i]
+				rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
+				obj := map[string]any{"node": v, "class": c}
+				if int(v) < len(names) {
+					rec, obj["name"] = append(rec, names[v]), names[v]
+				}
+				if int(c) < len(classes) {
+					rec, obj["class_name"] = append(rec, classes[c]), classes[c]
+				}
+				if rows != nil {
+					rows.write(rec)
+					continue
+				}
+				for j := range rec {
+					rec[j] = ui.Text(rec[j]) // a name may hold a tab
+				}
+				e.ui.Printf("%s", strings.Join(rec, "\t"))
+				if err := e.ui.Object(obj); err != nil {
+					return err
+				}
 			}
-			if int(c) < len(classes) {
-				rec, obj["class_name"] = append(rec, classes[c]), classes[c]
+			n += int64(len(p.Nodes))
+			if emb != nil {
+				return emb.write(p.Embeddings, p.Dim)
 			}
-			if rows != nil {
-				rows.write(rec)
-				continue
-			}
-			for j := range rec {
-				rec[j] = ui.Text(rec[j]) // a name may hold a tab
-			}
-			e.ui.Printf("%s", strings.Join(rec, "\t"))
-			if err := e.ui.Object(obj); err != nil {
-				return err
-			}
-		}
-		n += int64(len(p.Nodes))
-		if emb != nil {
-			return emb.write(p.Embeddings, p.Dim)
-		}
-		return nil
-	}, e.observer())
+			return nil
+		}, e.observer())
 	err = orOtherDataset(err)
-	out := &results{e: e}
-	e.showFaults(set, out)
-	set.markModelled(&res.IO, cfg)
+	s.ended(&results{e: e}, &res.IO, err)
 	if err != nil {
-		e.showTrouble(res.IO, out)
 		return err
 	}
 	if rows != nil {
@@ -174,9 +184,13 @@ func runPredict(ctx context.Context, e *env) (err error) {
 		}
 		e.ui.Printf("embeddings in %s", emb.f.Path())
 	}
-	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": checkpoint, "out": e.c.String("out"), "embeddings": e.c.String("embeddings"), "io": res.IO,
-		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried, "precision": res.Precision, "blas": res.BLAS, "gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes,
-		"policy": res.Policy, "window": res.Window, "sampler": res.Sampler, "topology": res.Topology})
+	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": a.checkpoint,
+		"out": a.csv, "embeddings": a.embeddings, "io": res.IO,
+		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried,
+		"precision": res.Precision, "blas": res.BLAS,
+		"gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes,
+		"policy":                 res.Policy, "window": res.Window, "sampler": res.Sampler,
+		"topology": res.Topology})
 }
 
 // csvFile keeps its first error for commit, as csv.Writer does.
@@ -197,7 +211,8 @@ type npyFile struct {
 
 func (f *npyFile) write(v []float32, dim int) error {
 	if !f.head {
-		h, err := npy.EncodeHeader(npy.Header{DType: npy.Float32, Shape: []int64{f.rows, int64(dim)}})
+		h, err := npy.EncodeHeader(npy.Header{DType: npy.Float32,
+			Shape: []int64{f.rows, int64(dim)}})
 		if err != nil {
 			return err
 		}

@@ -14,35 +14,48 @@ import (
 	"github.com/google/uuid"
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/outfile"
 	"helios/internal/ui"
 	"helios/sched"
 )
 
-func resultsFlag() cli.Flag {
-	return &cli.StringFlag{Name: "results", Usage: "also write the --json lines to `FILE`, each as it comes, between a line that identifies the run and one that says whether it was whole"}
+// outputs are the files that a verb writes.
+type outputs struct {
+	results   string
+	overwrite bool
+	opened    *outfile.Set
 }
 
-func overwriteFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "overwrite", Usage: "replace outputs that are there; without it they are refused"}
+// outputOptions are those of verbs with results.
+func outputOptions() hcli.Options[outputs] {
+	return append(hcli.Options[outputs]{hcli.Text(&cli.StringFlag{Name: "results",
+		Usage: "also write the --json lines to `FILE`, each as it comes, between a line that identifies the run and one that says whether it was whole"},
+		func(o *outputs) *string { return &o.results })}, overwriteOptions()...)
 }
 
-// outputs are the files that this run writes.
-func (e *env) outputs() *outfile.Set {
-	if e.outs == nil {
-		e.outs = &outfile.Set{Replace: e.c.Bool("overwrite")}
+// overwriteOptions are those of verbs that write files.
+func overwriteOptions() hcli.Options[outputs] {
+	return hcli.Options[outputs]{hcli.Bool(&cli.BoolFlag{Name: "overwrite",
+		Usage: "replace outputs that are there; without it they are refused"},
+		func(o *outputs) *bool { return &o.overwrite })}
+}
+
+// files are those of this run.
+func (o *outputs) files() *outfile.Set {
+	if o.opened == nil {
+		o.opened = &outfile.Set{Replace: o.overwrite}
 	}
-	return e.outs
+	return o.opened
 }
 
-// createOutput begins the file of a flag; nil without the flag.
-func (e *env) createOutput(flag string) (*outfile.File, error) {
-	path := e.c.String(flag)
+// create begins the file of a flag; nil without a path.
+func (o *outputs) create(flag, path string) (*outfile.File, error) {
 	if path == "" {
 		return nil, nil
 	}
-	f, err := e.outputs().Create("--"+flag, path)
+	f, err := o.files().Create("--"+flag, path)
 	return f, orOverwrite(err)
 }
 
@@ -54,10 +67,12 @@ func orOverwrite(err error) error {
 	return err
 }
 
-// results writes a verb's JSON lines to standard output, with --json, and to the file of --results. There they stand
-// between an event "begin", which identifies the run, and an event "end", which says whether it was whole.
+// results writes a verb's JSON lines to standard output, with --json, and to the file of --results.
+// There they stand between an event "begin", which identifies the run, and an event "end", which
+// says whether it was whole.
 type results struct {
 	e     *env
+	path  string // of --results
 	run   string // its identity; a run that is resumed keeps it
 	file  *outfile.File
 	lines *outfile.Lines // file from the first line on, or a file that is continued
@@ -81,7 +96,8 @@ type runLine struct {
 }
 
 func (e *env) runLine(run string) runLine {
-	return runLine{run, e.verb, append([]string{"heliosctl"}, e.args...), e.dataMeta.UUID, e.dataMeta.Name, time.Now().UTC().Format(time.RFC3339)}
+	return runLine{run, e.verb, append([]string{"heliosctl"}, e.args...), e.dataMeta.UUID,
+		e.dataMeta.Name, time.Now().UTC().Format(time.RFC3339)}
 }
 
 // newRun makes a run's identity.
@@ -90,40 +106,41 @@ func newRun() string {
 	return hex.EncodeToString(id[:8])
 }
 
-// openResults refuses a file that is there, but writes nothing yet: the first line comes with the first event, or with
-// begin.
-func (e *env) openResults() (*results, error) {
-	r := &results{e: e, run: newRun()}
+// openResults refuses a file that is there, but writes nothing yet: the first line comes with the
+// first event, or with begin.
+func (o *outputs) openResults(e *env) (*results, error) {
+	r := &results{e: e, path: o.results, run: newRun()}
 	var err error
-	r.file, err = e.createOutput("results")
+	r.file, err = o.create("results", o.results)
 	return r, err
 }
 
-// resumeResults is openResults for a run that goes on: it adds to its own file, where that is there. held is the
-// checkpoint that it goes on from; with none, the file may hold no epochs, as a run that died early leaves it, and the
-// identity is the file's.
-func (e *env) resumeResults(held *sched.Held) (*results, error) {
+// resumeResults is openResults for a run that goes on: it adds to its own file, where that is
+// there. held is the checkpoint that it goes on from; with none, the file may hold no epochs, as a
+// run that died early leaves it, and the identity is the file's.
+func (o *outputs) resumeResults(e *env, held *sched.Held) (*results, error) {
 	run := ""
 	if held != nil {
 		run = held.Run
 	}
-	path := e.c.String("results")
+	path := o.results
 	if path == "" {
-		r, err := e.openResults()
+		r, err := o.openResults(e)
 		if run != "" && err == nil {
 			r.run = run
 		}
 		return r, err
 	}
-	r := &results{e: e, run: run, epochs: map[int]bool{}}
+	r := &results{e: e, path: path, run: run, epochs: map[int]bool{}}
 	first := true
 	refuse := func(why string) error {
-		return errs.New(errs.Refused, "--results %s %s; --overwrite replaces it, or name another file", path, why)
+		return errs.New(errs.Refused,
+			"--results %s %s; --overwrite replaces it, or name another file", path, why)
 	}
 	st, err := os.Stat(path)
 	fresh := errors.Is(err, fs.ErrNotExist) || err == nil && !st.Mode().IsRegular()
 	if !fresh {
-		r.lines, err = e.outputs().Continue("--results", path, func(line []byte) error {
+		r.lines, err = o.files().Continue("--results", path, func(line []byte) error {
 			var l struct {
 				Event   string `json:"event"`
 				Run     string `json:"run"`
@@ -135,17 +152,19 @@ func (e *env) resumeResults(held *sched.Held) (*results, error) {
 			case err != nil || first && (l.Event != "begin" || l.Run == ""):
 				return refuse("is there and no run's results")
 			case first && run != "" && l.Run != run:
-				return refuse("holds the results of run " + l.Run + ", the checkpoint is of run " + run)
+				return refuse("holds the results of run " + l.Run +
+					", the checkpoint is of run " + run)
 			case first:
 				first, r.run, r.dataset = false, l.Run, l.Dataset
 			case l.Event == "epoch" && held == nil:
-				return refuse("holds epochs of run " + r.run + ", and there is no checkpoint to go on from")
+				return refuse("holds epochs of run " + r.run +
+					", and there is no checkpoint to go on from")
 			case l.Event == "epoch":
 				r.epochs[l.Epoch] = true
 			}
 			return nil
 		})
-		if fresh = errs.ClassOf(err) == errs.Refused && e.c.Bool("overwrite"); !fresh {
+		if fresh = errs.ClassOf(err) == errs.Refused && o.overwrite; !fresh {
 			r.continued, r.silent = err == nil, err == nil
 			if err == nil {
 				r.render()
@@ -153,11 +172,11 @@ func (e *env) resumeResults(held *sched.Held) (*results, error) {
 			return r, err
 		}
 	}
-	o, err := e.openResults()
+	r, err = o.openResults(e)
 	if run != "" && err == nil {
-		o.run = run
+		r.run = run
 	}
-	return o, err
+	return r, err
 }
 
 func (r *results) render() {
@@ -182,14 +201,17 @@ func (r *results) begin() {
 	}
 }
 
-// start begins the results of a training run. What is continued gets a line "resume" and the epochs that it lacks of
-// those that the checkpoint has behind it: a run may die after it has saved an epoch and before it says so.
+// start begins the results of a training run. What is continued gets a line "resume" and the epochs
+// that it lacks of those that the checkpoint has behind it: a run may die after it has saved an
+// epoch and before it says so.
 func (r *results) start(held *sched.Held) error {
 	if !r.continued {
 		r.begin()
 	} else {
 		if r.dataset != r.e.dataMeta.UUID {
-			return errs.New(errs.Refused, "--results %s holds the results of dataset %s, this is %s; --overwrite replaces it, or name another file", r.e.c.String("results"), r.dataset, r.e.dataMeta.UUID)
+			return errs.New(errs.Refused,
+				"--results %s holds the results of dataset %s, this is %s; --overwrite replaces it, or name another file",
+				r.path, r.dataset, r.e.dataMeta.UUID)
 		}
 		r.silent = false
 		r.keep(r.w.Event("resume", r.e.runLine(r.run)))
@@ -227,11 +249,13 @@ func (r *results) keep(err error) {
 	}
 }
 
-// end says how the run ended: err is what it returns. A run that fails before its first line leaves no file.
+// end says how the run ended: err is what it returns. A run that fails before its first line leaves
+// no file.
 func (r *results) end(err *error) {
 	if p := recover(); p != nil { // else this would look whole
 		if r.lines != nil && !r.silent {
-			_ = r.w.Event("end", map[string]any{"run": r.run, "whole": false, "reason": "a fault of heliosctl", "time": time.Now().UTC().Format(time.RFC3339)})
+			_ = r.w.Event("end", map[string]any{"run": r.run, "whole": false,
+				"reason": "a fault of heliosctl", "time": time.Now().UTC().Format(time.RFC3339)})
 		}
 		panic(p)
 	}
@@ -247,7 +271,8 @@ func (r *results) end(err *error) {
 		*err = errors.Join(*err, r.file.Discard())
 		return
 	}
-	last := map[string]any{"run": r.run, "whole": *err == nil, "time": time.Now().UTC().Format(time.RFC3339)}
+	last := map[string]any{"run": r.run, "whole": *err == nil,
+		"time": time.Now().UTC().Format(time.RFC3339)}
 	if *err != nil {
 		class, text := r.e.classify(*err)
 		last["reason"], last["exit_code"] = text, int(class)
@@ -258,7 +283,8 @@ func (r *results) end(err *error) {
 	}
 }
 
-// classify is an error's class and its text for people. What a stop has ended is called by its cause.
+// classify is an error's class and its text for people. What a stop has ended is called by its
+// cause.
 func (e *env) classify(err error) (errs.Class, string) {
 	cause := context.Cause(e.ctx)
 	stopped := errors.Is(cause, errSignal) || errors.Is(cause, errOutputClosed)
@@ -267,6 +293,9 @@ func (e *env) classify(err error) (errs.Class, string) {
 	}
 	err = e.advise(err)
 	class, text := errs.ClassOf(err), ui.OneLine(err.Error())
+	if e.c != nil {
+		text = e.nameFlags(text)
+	}
 	if class == errs.Interrupted && stopped {
 		// In the user's words, and once.
 		text = strings.ReplaceAll(text, context.Canceled.Error(), cause.Error())

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -11,15 +10,18 @@ import (
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/units"
-	"helios/sched"
+	"helios/sched/plan"
+	"helios/sched/report"
 )
 
 // ssdModel is the model that a software controller plays, nil for none: what bench asks for, or the
 // model that the SSD was bound with.
-func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
-	if m := e.playModel; m != nil {
+func (o *ssdOpener) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
+	if m := o.playModel; m != nil {
 		if !m.LBAOK(d.LBABytes) {
-			return nil, errs.New(errs.Usage, "it has blocks of %d bytes, the SSD model %s %v; bind SSDs with --lba %d for it", d.LBABytes, m.Name, m.LBAs.Bytes, m.LBAs.Bytes[0])
+			return nil, errs.New(errs.Usage,
+				"it has blocks of %d bytes, the SSD model %s %v; bind SSDs with --lba %d for it",
+				d.LBABytes, m.Name, m.LBAs.Bytes, m.LBAs.Bytes[0])
 		}
 		return m, nil
 	}
@@ -28,7 +30,9 @@ func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
 	}
 	m, err := ssdmodel.Load(d.Model)
 	if err != nil {
-		return nil, fmt.Errorf("%w; bring the file back, or \"heliosctl unbind-ssds %s\" and bind it anew", err, d.Name)
+		return nil,
+			fmt.Errorf("%w; bring the file back, or \"heliosctl unbind-ssds %s\" and bind it anew",
+				err, d.Name)
 	}
 	return m, nil
 }
@@ -36,7 +40,8 @@ func (e *env) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
 // boundModel is what bind-ssds --ssd-model asks for. The zero value is no model.
 type boundModel struct {
 	*ssdmodel.Model
-	keep string // in the state: a built-in name, or the absolute path of a file, which each command reads again
+	// in the state: a built-in name, or the absolute path of a file, which each command reads again
+	keep string
 }
 
 func modelToBind(arg string, given bool, lba int) (b boundModel, err error) {
@@ -47,7 +52,9 @@ func modelToBind(arg string, given bool, lba int) (b boundModel, err error) {
 		return b, errs.New(errs.Usage, "--ssd-model: %w", err)
 	}
 	if !b.LBAOK(lba) {
-		return b, errs.New(errs.Usage, "--ssd-model %s has blocks of %v bytes, not --lba's %d; choose another of the two", arg, b.LBAs.Bytes, lba)
+		return b, errs.New(errs.Usage,
+			"--ssd-model %s has blocks of %v bytes, not --lba's %d; choose another of the two", arg,
+			b.LBAs.Bytes, lba)
 	}
 	b.keep = arg
 	if !slices.Contains(ssdmodel.Names(), arg) {
@@ -64,7 +71,8 @@ func (b boundModel) bind(d *state.SSD) error {
 		return nil
 	}
 	if !b.Fits(d.Bytes) {
-		return errs.New(errs.Usage, "%s has %s and --ssd-model %s %s; choose a smaller SSD or another model", d.Path,
+		return errs.New(errs.Usage,
+			"%s has %s and --ssd-model %s %s; choose a smaller SSD or another model", d.Path,
 			units.FormatBytes(d.Bytes), b.Name, units.FormatBytes(b.Capacity.Bytes))
 	}
 	d.Model = b.keep
@@ -79,10 +87,10 @@ func modelName(d state.SSD) string {
 	return filepath.Base(d.Model)
 }
 
-// markModelled names in a run's result the models that its SSDs played. The stacks cpu and mmap read
-// what is behind a software SSD themselves, as fast as it goes.
-func (s *ssdSet) markModelled(io *sched.IOResult, cfg sched.Config) {
-	if s == nil || slices.Contains([]string{sched.StackCPU, sched.StackMmap}, cmp.Or(cfg.IOStack, cfg.Mode)) {
+// markModelled names in a run's result the models that its SSDs played. The stacks cpu and mmap
+// read what is behind a software SSD themselves, as fast as it goes.
+func (s *ssdSet) markModelled(io *report.IOResult, cfg plan.Config) {
+	if s == nil || !cfg.WithDefaults().Queued() {
 		return
 	}
 	for _, d := range s.bound {
@@ -95,7 +103,7 @@ func (s *ssdSet) markModelled(io *sched.IOResult, cfg sched.Config) {
 }
 
 // modelRow is the line of a summary that says whose times are modelled, none where nobody's are.
-func modelRow(io sched.IOResult) [][]string {
+func modelRow(io report.IOResult) [][]string {
 	var names []string
 	for _, s := range io.SSDs {
 		if s.Model != "" && !slices.Contains(names, s.Model) {
@@ -105,7 +113,8 @@ func modelRow(io sched.IOResult) [][]string {
 	if len(names) == 0 {
 		return nil
 	}
-	return [][]string{{"modelled SSDs", "they play " + strings.Join(names, ", ") + ": times and rates are no measurement of real SSDs"}}
+	return [][]string{{"modelled SSDs", "they play " + strings.Join(names, ", ") +
+		": times and rates are no measurement of real SSDs"}}
 }
 
 // modelLines say what the models of some SSDs are, a line for each that can be read.
@@ -117,7 +126,8 @@ func modelLines(ssds []state.SSD) []string {
 		}
 		seen = append(seen, d.Model)
 		if m, err := ssdmodel.Load(d.Model); err == nil {
-			lines = append(lines, fmt.Sprintf("%s is modelled: %s; %s", modelName(d), m.Title, m.Summary()))
+			lines = append(lines, fmt.Sprintf("%s is modelled: %s; %s", modelName(d), m.Title,
+				m.Summary()))
 		}
 	}
 	return lines

@@ -11,7 +11,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"helios/dataset"
+	"helios/dataset/stripe"
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/state"
 	"helios/internal/ui"
@@ -21,17 +22,18 @@ import (
 )
 
 func ssdsCommand() *cli.Command {
-	return &cli.Command{
+	return verb(&cli.Command{
 		Name:        "ssds",
 		Usage:       "list the bound SSDs and all NVMe controllers: what they are, how they are, what is on them, who has them",
 		ArgsUsage:   "[SSD…]",
 		Description: "Controllers that the kernel has are asked through its driver, which lets only root see their health,\ntheir content and what has them open. Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all, and all NVMe controllers)"},
-		},
-		Action: action(1<<20, runSSDs),
-	}
+	}, 1<<20, hcli.Options[ssdArgs]{ssdNames(
+		"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all, and all NVMe controllers)")},
+		runSSDs)
 }
+
+// inspector finds out what SSDs are and how they are.
+type inspector struct{ *env }
 
 // ssdReport is a line of "ssds --json".
 type ssdReport struct {
@@ -66,27 +68,25 @@ type smartReport struct {
 	UnsafeShutdowns  string `json:"unsafe_shutdowns"`
 }
 
-func runSSDs(ctx context.Context, e *env) error {
-	want, err := list("ssds", e.c.String("ssds"))
-	if err != nil {
-		return err
-	}
-	want = append(want, e.c.Args().Slice()...)
-	bound, others, err := e.listed(want)
+func runSSDs(ctx context.Context, e *env, o *ssdArgs) error {
+	want := append(o.names, e.c.Args().Slice()...)
+	i := &inspector{e}
+	bound, others, err := i.listed(want)
 	if err != nil {
 		return err
 	}
 	var rows, controllers [][]string
 	var bad, next []string
 	for _, d := range bound {
-		r, err := e.inspect(ctx, d)
+		r, err := i.inspect(ctx, d)
 		if err != nil {
 			if ctx.Err() != nil {
 				return err
 			}
 			r.Health, r.Content = ui.OneLine(err.Error()), "unknown"
 			if d.Kind == state.KindVFIO && errs.ClassOf(err) == errs.Capability {
-				r.Health, r.Next = "not permitted", ui.OneLine(err.Error()) // who may not use it may still list it
+				// who may not use it may still list it
+				r.Health, r.Next = "not permitted", ui.OneLine(err.Error())
 			} else {
 				bad = append(bad, d.Name)
 			}
@@ -94,14 +94,15 @@ func runSSDs(ctx context.Context, e *env) error {
 		if err := e.ui.Object(r); err != nil {
 			return err
 		}
-		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes), strconv.Itoa(r.LBABytes), modelName(d), r.Health, r.Content, r.Path})
+		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes),
+			strconv.Itoa(r.LBABytes), modelName(d), r.Health, r.Content, r.Path})
 		if d.Kind == state.KindVFIO {
 			controllers = append(controllers, controllerRow(r))
 		}
 		next = appendNext(next, r)
 	}
-	for i := range others {
-		r := e.describe(ctx, &others[i])
+	for k := range others {
+		r := i.describe(ctx, &others[k])
 		if err := e.ui.Object(r); err != nil {
 			return err
 		}
@@ -110,14 +111,17 @@ func runSSDs(ctx context.Context, e *env) error {
 	}
 	switch {
 	case len(rows) > 0:
-		e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "health", "dataset", "path"}, rows)
+		e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "health", "dataset",
+			"path"}, rows)
 	case len(want) == 0:
 		e.ui.Printf("no SSD is bound in %s; bind some with \"heliosctl bind-ssds\"", e.store.Dir())
 	}
 	if len(controllers) > 0 {
 		e.ui.Printf("NVMe controllers:")
-		slices.SortStableFunc(controllers, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
-		e.ui.Table([]string{"PCI", "device", "driver", "model", "serial", "size", "LBA", "health", "dataset", "held by", "IOMMU group", "NUMA", "link"}, controllers)
+		slices.SortStableFunc(controllers,
+			func(a, b []string) int { return strings.Compare(a[0], b[0]) })
+		e.ui.Table([]string{"PCI", "device", "driver", "model", "serial", "size", "LBA", "health",
+			"dataset", "held by", "IOMMU group", "NUMA", "link"}, controllers)
 	}
 	for _, l := range modelLines(bound) {
 		e.ui.Printf("%s", l)
@@ -126,7 +130,8 @@ func runSSDs(ctx context.Context, e *env) error {
 		e.ui.Printf("%s", l)
 	}
 	if len(bad) > 0 {
-		return errs.New(errs.Device, "%s could not be read; the list says why", strings.Join(bad, ", "))
+		return errs.New(errs.Device, "%s could not be read; the list says why",
+			strings.Join(bad, ", "))
 	}
 	return nil
 }
@@ -139,16 +144,16 @@ func appendNext(lines []string, r ssdReport) []string {
 }
 
 // inspect brings one SSD up and reads its SMART log and superblock.
-func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error) {
+func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error) {
 	r = ssdReport{SSD: d}
 	if d.Kind == state.KindVFIO {
-		if err := e.inspectController(d, &r); err != nil {
+		if err := i.inspectController(d, &r); err != nil {
 			return r, err
 		}
 	} else if fi, err := os.Stat(d.Path); err == nil && d.Kind != state.KindComputed {
 		r.Allocated = allocated(fi)
 	}
-	set, err := e.openThese(ctx, []state.SSD{d})
+	set, err := (&ssdOpener{env: i.env}).openThese(ctx, []state.SSD{d})
 	var other *proxy.ReplacedError
 	if errs.ClassOf(err) == errs.Refused && !errors.As(err, &other) {
 		r.InUse, r.Health, r.Content = true, "in use", "in use by another heliosctl"
@@ -165,14 +170,14 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 		return r, err
 	}
 	r.SMART, r.Health = smart(log), health(log, d.Kind == state.KindComputed)
-	sb, err := dataset.ReadSuperblock(ctx, s)
-	if err != nil && !errors.Is(err, dataset.ErrNoSuperblock) {
+	sb, err := stripe.ReadSuperblock(ctx, s)
+	if err != nil && !errors.Is(err, stripe.ErrNoSuperblock) {
 		return r, err
 	}
 	there := err == nil
 	r.content(sb, there)
 	if !there {
-		marks, err := dataset.ForeignContent(ctx, s)
+		marks, err := stripe.ForeignContent(ctx, s)
 		if err != nil {
 			return r, err
 		}
@@ -185,7 +190,8 @@ func (e *env) inspect(ctx context.Context, d state.SSD) (r ssdReport, err error)
 
 func smart(log nvme.SMARTLog) *smartReport {
 	return &smartReport{
-		CriticalWarning: log.CriticalWarning, TemperatureK: log.Temperature(), AvailableSpare: log.AvailableSpare, PercentageUsed: log.PercentageUsed,
+		CriticalWarning: log.CriticalWarning, TemperatureK: log.Temperature(),
+		AvailableSpare: log.AvailableSpare, PercentageUsed: log.PercentageUsed,
 		DataUnitsRead: log.DataUnitsRead.String(), DataUnitsWritten: log.DataUnitsWritten.String(),
 		HostReads: log.HostReads.String(), HostWrites: log.HostWrites.String(),
 		MediaErrors: log.MediaErrors.String(), UnsafeShutdowns: log.UnsafeShutdowns.String(),
@@ -193,15 +199,17 @@ func smart(log nvme.SMARTLog) *smartReport {
 }
 
 // content says which dataset a superblock is of, where there is one.
-func (r *ssdReport) content(sb dataset.Superblock, there bool) {
+func (r *ssdReport) content(sb stripe.Superblock, there bool) {
 	if !there {
 		r.Content = "none"
 		return
 	}
-	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), &sb.StripeIndex, sb.StripeCount
+	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), &sb.StripeIndex,
+		sb.StripeCount
 	r.RowDType, r.RowBytes = sb.RowType.String(), sb.RowBytes
-	r.Loaded = sb.State == dataset.StateComplete
-	r.Content = fmt.Sprintf("%s, stripe %d of %d, rows of %d B (%s)", sb.Name, sb.StripeIndex, r.Stripes, sb.RowBytes, sb.RowType)
+	r.Loaded = sb.State == stripe.StateComplete
+	r.Content = fmt.Sprintf("%s, stripe %d of %d, rows of %d B (%s)", sb.Name, sb.StripeIndex,
+		r.Stripes, sb.RowBytes, sb.RowType)
 	if !r.Loaded {
 		r.Content += ", load unfinished"
 	}
@@ -214,7 +222,8 @@ func health(l nvme.SMARTLog, readOnly bool) string {
 	if l.CriticalWarning == nvme.WarnReadOnly && l.MediaErrors == (nvme.Uint128{}) && readOnly {
 		return "good, read-only"
 	}
-	for i, w := range []string{"spare below threshold", "temperature out of range", "reliability degraded", "read-only", "volatile memory backup failed"} {
+	for i, w := range []string{"spare below threshold", "temperature out of range",
+		"reliability degraded", "read-only", "volatile memory backup failed"} {
 		if l.CriticalWarning&(1<<i) != 0 {
 			bad = append(bad, w)
 		}

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/internal/errs"
 	"helios/internal/pci"
 	"helios/internal/state"
@@ -49,17 +49,17 @@ func placeOf(c *controller) place {
 
 // listed splits what "ssds" was asked for into bound SSDs and other controllers of the machine;
 // nothing asked for is all there is.
-func (e *env) listed(want []string) (bound []state.SSD, others []controller, err error) {
-	st, err := e.store.Load()
+func (i *inspector) listed(want []string) (bound []state.SSD, others []controller, err error) {
+	st, err := i.store.Load()
 	if err != nil {
 		return nil, nil, err
 	}
-	records, err := e.store.Machine().Records()
+	records, err := i.store.Machine().Records()
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(want) == 0 {
-		all, err := e.machine.controllers(records)
+		all, err := i.machine.controllers(records)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -71,12 +71,12 @@ func (e *env) listed(want []string) (bound []state.SSD, others []controller, err
 		return st.SSDs, others, nil
 	}
 	for _, w := range want {
-		one, err := choose(st, "ssds", []string{w})
+		one, err := choose(st, []string{w})
 		if err == nil {
 			bound = append(bound, one...)
 			continue
 		}
-		c, cerr := e.machine.choose([]string{w}, records)
+		c, cerr := i.machine.choose([]string{w}, records)
 		if errors.Is(cerr, pci.ErrNotFound) {
 			return nil, nil, err
 		}
@@ -89,19 +89,21 @@ func (e *env) listed(want []string) (bound []state.SSD, others []controller, err
 }
 
 // inspectController says where a bound controller is, and what is wrong with that.
-func (e *env) inspectController(d state.SSD, r *ssdReport) error {
-	dev, err := e.machine.sys.Device(d.PCI)
+func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
+	dev, err := i.machine.sys.Device(d.PCI)
 	if errors.Is(err, pci.ErrNotFound) {
-		r.Next = fmt.Sprintf("plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it", d.Name)
+		r.Next = fmt.Sprintf(
+			"plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it",
+			d.Name)
 		return errs.New(errs.Device, "it is not in the machine any more")
 	} else if err != nil {
 		return err
 	}
-	records, err := e.store.Machine().Records()
+	records, err := i.store.Machine().Records()
 	if err != nil {
 		return err
 	}
-	c, err := e.machine.look(dev, records)
+	c, err := i.machine.look(dev, records)
 	if err != nil {
 		return err
 	}
@@ -110,8 +112,11 @@ func (e *env) inspectController(d state.SSD, r *ssdReport) error {
 		r.Model, r.Firmware = c.Record.Controller, c.Record.Firmware
 	}
 	if dev.Driver != vfioDriver {
-		r.Next = fmt.Sprintf("take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"", d.PCI, d.Name)
-		return errs.New(errs.Device, "vfio-pci has it no more, but %s", map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
+		r.Next = fmt.Sprintf(
+			"take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"",
+			d.PCI, d.Name)
+		return errs.New(errs.Device, "vfio-pci has it no more, but %s",
+			map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
 	}
 	return nil
 }
@@ -120,15 +125,19 @@ func (e *env) inspectController(d state.SSD, r *ssdReport) error {
 const strayText = "bound by another program, or our record of it was lost"
 
 func strayNext(addr string) string {
-	return fmt.Sprintf("if no other program uses it, \"sudo heliosctl bind-ssds %s\" takes it and \"sudo heliosctl unbind-ssds %s\" gives it back to the kernel", addr, addr)
+	return fmt.Sprintf(
+		"if no other program uses it, \"sudo heliosctl bind-ssds %s\" takes it and \"sudo heliosctl unbind-ssds %s\" gives it back to the kernel",
+		addr, addr)
 }
 
 // describe says what is known of a controller that we do not have.
-func (e *env) describe(ctx context.Context, c *controller) ssdReport {
+func (i *inspector) describe(ctx context.Context, c *controller) ssdReport {
 	group := c.Group
-	r := ssdReport{place: placeOf(c), Model: c.model(), Firmware: c.Kernel.Firmware, Health: "unknown", Content: "unknown", SSD: state.SSD{
-		Name: c.Kernel.Name, Path: "/sys/bus/pci/devices/" + c.Addr, Serial: c.serial(), Bytes: c.bytes(), LBABytes: c.lbaBytes(), PCI: c.Addr,
-	}}
+	r := ssdReport{place: placeOf(c), Model: c.model(), Firmware: c.Kernel.Firmware,
+		Health: "unknown", Content: "unknown", SSD: state.SSD{
+			Name: c.Kernel.Name, Path: "/sys/bus/pci/devices/" + c.Addr, Serial: c.serial(),
+			Bytes: c.bytes(), LBABytes: c.lbaBytes(), PCI: c.Addr,
+		}}
 	if group >= 0 {
 		r.Group = &group
 	}
@@ -144,7 +153,8 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 		r.Kind = kindOther
 	}
 	if rec := c.Record; rec != nil {
-		r.Name, r.Kind, r.SSD.Driver, r.Firmware = rec.Name, state.KindVFIO, rec.Driver, rec.Firmware
+		r.Name, r.Kind, r.SSD.Driver, r.Firmware = rec.Name, state.KindVFIO, rec.Driver,
+			rec.Firmware
 		r.Phase, r.Next = string(rec.Phase), rec.NextStep()
 	}
 	if c.Driver == vfioDriver && c.Record == nil {
@@ -153,18 +163,18 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 	if c.Kernel.Name == "" {
 		return r
 	}
-	uses, err := e.machine.seen(c.Addr)
+	uses, err := i.machine.seen(c.Addr)
 	for _, u := range uses {
 		r.HeldBy = append(r.HeldBy, u.String())
 	}
 	switch {
 	case err == nil:
-	case e.machine.root():
+	case i.machine.root():
 		r.HeldBy = append(r.HeldBy, "could not look everywhere: "+err.Error())
 	default:
 		r.HeldBy = append(r.HeldBy, "needs root to see all")
 	}
-	log, err := smartOf(e.machine.sys.Path("/dev", c.Kernel.Name))
+	log, err := smartOf(i.machine.sys.Path("/dev", c.Kernel.Name))
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		r.Health = "needs root"
@@ -177,16 +187,16 @@ func (e *env) describe(ctx context.Context, c *controller) ssdReport {
 		r.Content = "no namespace"
 		return r
 	}
-	if !e.describeUnfit(c, &r) {
-		e.describeContent(ctx, c, &r)
+	if !i.describeUnfit(c, &r) {
+		i.describeContent(ctx, c, &r)
 	}
 	return r
 }
 
-// describeUnfit shows a namespace that cannot be used as what it is. The kernel shows some as disks of no
-// bytes, in blocks of 512.
-func (e *env) describeUnfit(c *controller, r *ssdReport) bool {
-	why := e.machine.unfit(c)
+// describeUnfit shows a namespace that cannot be used as what it is. The kernel shows some as disks
+// of no bytes, in blocks of 512.
+func (i *inspector) describeUnfit(c *controller, r *ssdReport) bool {
+	why := i.machine.unfit(c)
 	if why == "" {
 		return false
 	}
@@ -195,7 +205,7 @@ func (e *env) describeUnfit(c *controller, r *ssdReport) bool {
 	if ns.Bytes > 0 {
 		return true
 	}
-	if id, err := e.machine.identify(c.Kernel.Name, ns.NSID); err == nil {
+	if id, err := i.machine.identify(c.Kernel.Name, ns.NSID); err == nil {
 		if f := id.Format(); f.LBADS >= 9 && f.LBADS < 31 && id.NSZE < 1<<31 {
 			r.LBABytes, r.Bytes = 1<<f.LBADS, int64(id.NSZE)<<f.LBADS
 		}
@@ -204,9 +214,9 @@ func (e *env) describeUnfit(c *controller, r *ssdReport) bool {
 }
 
 // describeContent looks for our superblock on a disk that the kernel has.
-func (e *env) describeContent(ctx context.Context, c *controller, r *ssdReport) {
+func (i *inspector) describeContent(ctx context.Context, c *controller, r *ssdReport) {
 	ns := c.Kernel.Namespaces[0]
-	f, err := os.Open(e.machine.sys.Path("/dev", ns.Name))
+	f, err := os.Open(i.machine.sys.Path("/dev", ns.Name))
 	if errors.Is(err, fs.ErrPermission) {
 		r.Content = "needs root"
 		return
@@ -215,8 +225,9 @@ func (e *env) describeContent(ctx context.Context, c *controller, r *ssdReport) 
 		return // unknown
 	}
 	defer f.Close() //nolint:errcheck // only read
-	sb, err := dataset.ReadSuperblockFrom(ctx, ns.Name, f, ns.LBABytes, uint64(ns.Bytes/int64(ns.LBABytes)))
-	if err != nil && !errors.Is(err, dataset.ErrNoSuperblock) {
+	sb, err := stripe.ReadSuperblockFrom(ctx, ns.Name, f, ns.LBABytes,
+		uint64(ns.Bytes/int64(ns.LBABytes)))
+	if err != nil && !errors.Is(err, stripe.ErrNoSuperblock) {
 		r.Content = "unknown: " + err.Error()
 		return
 	}
@@ -244,7 +255,9 @@ const _ = uint(unsafe.Sizeof(adminCommand{})-72) + uint(72-unsafe.Sizeof(adminCo
 func smartOf(node string) (nvme.SMARTLog, error) {
 	const logBytes = 512
 	const retainEvent = 1 << 15 // RAE: events are the kernel's to acknowledge
-	b, err := adminRead(node, "SMART log", adminCommand{opcode: nvme.AdminGetLogPage, nsid: nvme.NSIDAll, bytes: logBytes, cdw10: nvme.LogSMART | retainEvent | (logBytes/4-1)<<16})
+	b, err := adminRead(node, "SMART log", adminCommand{opcode: nvme.AdminGetLogPage,
+		nsid: nvme.NSIDAll, bytes: logBytes, cdw10: nvme.LogSMART | retainEvent | (logBytes/4-
+			1)<<16})
 	if err != nil {
 		return nvme.SMARTLog{}, err
 	}
@@ -253,7 +266,8 @@ func smartOf(node string) (nvme.SMARTLog, error) {
 
 // identifyOf asks the kernel's driver for a namespace's Identify data (CNS 00h).
 func identifyOf(node string, nsid uint32) (nvme.IdentifyNamespace, error) {
-	b, err := adminRead(node, "Identify", adminCommand{opcode: nvme.AdminIdentify, nsid: nsid, bytes: nvme.IdentifyBytes, cdw10: nvme.CNSNamespace})
+	b, err := adminRead(node, "Identify", adminCommand{opcode: nvme.AdminIdentify, nsid: nsid,
+		bytes: nvme.IdentifyBytes, cdw10: nvme.CNSNamespace})
 	if err != nil {
 		return nvme.IdentifyNamespace{}, err
 	}
@@ -272,7 +286,8 @@ func adminRead(node, what string, cmd adminCommand) ([]byte, error) {
 	defer pin.Unpin()
 	pin.Pin(&buf[0])
 	cmd.addr, cmd.timeoutMS = uint64(uintptr(unsafe.Pointer(&buf[0]))), 5000
-	status, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), adminIoctl, uintptr(unsafe.Pointer(&cmd)))
+	status, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), adminIoctl,
+		uintptr(unsafe.Pointer(&cmd)))
 	switch {
 	case errno == unix.EACCES || errno == unix.EPERM:
 		return nil, fs.ErrPermission
@@ -301,5 +316,7 @@ func controllerRow(r ssdReport) []string {
 	if r.Phase != "" {
 		held = strings.TrimPrefix(held+", "+r.Phase+" was cut off", ", ")
 	}
-	return []string{r.PCI, device, dash(r.place.Driver), dash(r.Model), dash(r.Serial), sizeText(r.Bytes), dash(numberText(r.LBABytes)), r.Health, r.Content, dash(held), group, numa, dash(r.Link)}
+	return []string{r.PCI, device, dash(r.place.Driver), dash(r.Model), dash(r.Serial),
+		sizeText(r.Bytes), dash(numberText(r.LBABytes)), r.Health, r.Content, dash(held), group,
+		numa, dash(r.Link)}
 }

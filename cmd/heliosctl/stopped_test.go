@@ -28,7 +28,8 @@ func TestStoppedVerbsSayWhatIsLeft(t *testing.T) {
 			cancel(errSignal)
 			var out, errOut bytes.Buffer
 			code := run(ctx, strings.Fields(args), &out, &errOut)
-			fails(t, outcome{code, out.String(), errOut.String()}, 130, verb, "interrupted; nothing was kept; run it again")
+			fails(t, outcome{code, out.String(), errOut.String()}, 130, verb,
+				"interrupted; nothing was kept; run it again")
 			require.NotContains(t, errOut.String(), "context canceled")
 			require.NoDirExists(t, "big")
 		})
@@ -36,12 +37,14 @@ func TestStoppedVerbsSayWhatIsLeft(t *testing.T) {
 	other := errors.New("disk full")
 	require.Equal(t, other, whenStopped(other, "run it again"), "only a stop is commented")
 	require.NoError(t, whenStopped(nil, "run it again"))
-	require.EqualError(t, whenStopped(fmt.Errorf("load of g: %w", context.Canceled), "run it again"), "load of g: context canceled; run it again")
+	require.EqualError(t, whenStopped(fmt.Errorf("load of g: %w", context.Canceled),
+		"run it again"), "load of g: context canceled; run it again")
 }
 
 // What --help shows can be typed.
 func TestHelpExamplesOfFaultsParse(t *testing.T) {
-	found := regexp.MustCompile(`"((?:error|lost|late)\([^"]*)"`).FindAllStringSubmatch(ok(t, "train", "--help"), -1)
+	found := regexp.MustCompile(`"((?:error|lost|late)\([^"]*)"`).FindAllStringSubmatch(ok(t,
+		"train", "--help"), -1)
 	require.NotEmpty(t, found)
 	for _, f := range found {
 		_, err := faultinject.Parse(f[1])
@@ -51,7 +54,8 @@ func TestHelpExamplesOfFaultsParse(t *testing.T) {
 
 // Texts of --help name each default once.
 func TestHelpNamesDefaultsOnce(t *testing.T) {
-	for _, verb := range []string{"generate", "import npy", "import edges", "import debian", "train", "bench io", "bind-ssds"} {
+	for _, verb := range []string{"generate", "import npy", "import edges", "import debian",
+		"train", "bench io", "bind-ssds"} {
 		for _, line := range strings.Split(ok(t, append(strings.Fields(verb), "--help")...), "\n") {
 			require.LessOrEqual(t, strings.Count(line, "(default:"), 1, "%s: %s", verb, line)
 		}

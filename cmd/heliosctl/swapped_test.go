@@ -18,8 +18,8 @@ func someFile(t *testing.T, path string) []byte {
 	return b
 }
 
-// Another file that took the name of a bound one is neither read nor written, by any verb or stack; the
-// old one is used again when it is back.
+// Another file that took the name of a bound one is neither read nor written, by any verb or stack;
+// the old one is used again when it is back.
 func TestSwappedFile(t *testing.T) {
 	isolate(t)
 	ok(t, "generate", "--nodes", "600", "--classes", "3", "--dim", "16", "--out", "g")
@@ -29,12 +29,15 @@ func TestSwappedFile(t *testing.T) {
 	for i, name := range []string{"new.img", "mine.img"} {
 		require.NoError(t, os.Rename(name, "away.img"))
 		want := someFile(t, name)
-		for _, args := range [][]string{{"load", "g"}, {"load", "g", "--force", "x"}, {"verify", "g"}, {"train", "g", "--epochs", "1"}, {"bench", "io", "--stack", "cpu", "--seconds", "0.05"}} {
+		for _, args := range [][]string{{"load", "g"}, {"load", "g", "--force", "x"},
+			{"verify", "g"}, {"train", "g", "--epochs", "1"}, {"bench", "io", "--io-stack", "cpu",
+				"--seconds", "0.05"}} {
 			verb := args[0]
 			if verb == "bench" {
 				verb = "bench io"
 			}
-			fails(t, hc(t, append(args, "--quiet")...), 4, verb, []string{"ssd0", "ssd1"}[i], name+" is not what was bound", "another file of that name", "unbind-ssds ssd")
+			fails(t, hc(t, append(args, "--quiet")...), 4, verb, []string{"ssd0", "ssd1"}[i],
+				name+" is not what was bound", "another file of that name", "unbind-ssds ssd")
 		}
 		got, err := os.ReadFile(name)
 		require.NoError(t, err)
@@ -51,14 +54,15 @@ func TestSwappedFile(t *testing.T) {
 	require.NoError(t, os.Rename("other.img", "mine.img"))
 	ok(t, "unbind-ssds", "ssd1")
 	ok(t, "bind-ssds", "--proxy", "mine.img")
-	fails(t, hc(t, "load", "g", "--quiet"), 4, "load", "ssd1", `look like "preciouspreciou`, "--force HELIOS")
+	fails(t, hc(t, "load", "g", "--quiet"), 4, "load", "ssd1", `look like "preciouspreciou`,
+		"--force HELIOS")
 	got, err := os.ReadFile("mine.img")
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }
 
-// A list that an older heliosctl wrote has no identity of files that were there: they are used, and that
-// is said; binding again records it.
+// A list that an older heliosctl wrote has no identity of files that were there: they are used, and
+// that is said; binding again records it.
 func TestOldStateHasNoIdentity(t *testing.T) {
 	isolate(t)
 	require.NoError(t, os.WriteFile("mine.img", make([]byte, 4<<20), 0o600))

@@ -10,66 +10,79 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/fileid"
 	"helios/internal/state"
 )
 
 func unbindCommand() *cli.Command {
-	return &cli.Command{
+	return verb(&cli.Command{
 		Name:      "unbind-ssds",
 		Usage:     "give SSDs back: NVMe controllers to the kernel's driver; files stay unless --delete is given",
 		ArgsUsage: "[SSD…]",
 		Description: "NVMe SSDs need root; their data stays as it is. Without names all SSDs are given back: all NVMe SSDs\n" +
 			"of the machine, where root asks, and those behind software controllers in the list of whoever asks.",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "ssds", Usage: "which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all)"},
-			&cli.BoolFlag{Name: "delete", Usage: "remove the files that bind-ssds created, and only those"},
-		},
-		Action: action(1<<20, runUnbind),
-	}
+	}, 1<<20, append(hcli.In(func(o *unbindArgs) *ssdArgs { return &o.ssdArgs },
+		hcli.Options[ssdArgs]{ssdNames(
+			"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all)")}),
+		hcli.Bool(&cli.BoolFlag{Name: "delete",
+			Usage: "remove the files that bind-ssds created, and only those"},
+			func(o *unbindArgs) *bool { return &o.delete }),
+	), runUnbind)
 }
 
-func runUnbind(ctx context.Context, e *env) error {
-	want, err := list("ssds", e.c.String("ssds"))
-	if err != nil {
-		return err
-	}
-	want = append(want, e.c.Args().Slice()...)
-	records, own, err := e.splitUnbind(want)
+type unbindArgs struct {
+	ssdArgs
+	delete bool
+}
+
+func runUnbind(ctx context.Context, e *env, o *unbindArgs) error {
+	want := append(o.names, e.c.Args().Slice()...)
+	u := &unbinder{e, o}
+	records, own, err := u.splitUnbind(want)
 	if err != nil {
 		return err
 	}
 	if len(want) == 0 && len(records) > 0 && !e.machine.root() {
-		e.ui.Note("NVMe SSDs stay bound (%s): only root unbinds them, with \"sudo heliosctl unbind-ssds\"", recordNames(records))
+		e.ui.Note(
+			"NVMe SSDs stay bound (%s): only root unbinds them, with \"sudo heliosctl unbind-ssds\"",
+			recordNames(records))
 		records = nil
 	}
 	if len(own) > 0 || len(want) == 0 {
-		if err := e.unbindOwn(ctx, own, len(want) == 0); err != nil {
+		if err := u.unbindOwn(ctx, own, len(want) == 0); err != nil {
 			return err
 		}
 	}
 	if len(records) > 0 {
-		return e.unbindControllers(ctx, records)
+		return u.unbindControllers(ctx, records)
 	}
 	return nil
 }
 
+// unbinder gives SSDs back.
+type unbinder struct {
+	*env
+	*unbindArgs
+}
+
 // unbindOwn gives software SSDs back.
-func (e *env) unbindOwn(ctx context.Context, want []string, all bool) error {
+func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error {
 	type result struct {
 		state.SSD
 		Deleted bool `json:"deleted"`
 	}
 	var done []result
 	any := false
-	err := e.store.Update(ctx, func(st *state.State) error {
+	err := u.store.Update(ctx, func(st *state.State) error {
 		any = len(st.SSDs)+len(st.Unfinished) > 0
-		own := &state.State{SSDs: slices.DeleteFunc(slices.Clone(st.SSDs), func(d state.SSD) bool { return d.Kind == state.KindVFIO })}
+		own := &state.State{SSDs: slices.DeleteFunc(slices.Clone(st.SSDs),
+			func(d state.SSD) bool { return d.Kind == state.KindVFIO })}
 		if !all && len(want) == 0 {
 			return nil
 		}
-		chosen, err := choose(own, "ssds", want)
+		chosen, err := choose(own, want)
 		if err != nil {
 			return err
 		}
@@ -77,14 +90,14 @@ func (e *env) unbindOwn(ctx context.Context, want []string, all bool) error {
 		for i, d := range chosen {
 			all[i] = d.Name
 		}
-		lease, err := e.store.Acquire("heliosctl unbind-ssds", all...)
+		lease, err := u.store.Acquire("heliosctl unbind-ssds", all...)
 		if err != nil {
 			return err
 		}
 		defer lease.Release()
 		for _, d := range chosen {
 			r := result{SSD: d}
-			if e.c.Bool("delete") && d.Created {
+			if u.delete && d.Created {
 				if r.Deleted, err = removeCreated(d); err != nil {
 					return err
 				}
@@ -100,27 +113,28 @@ func (e *env) unbindOwn(ctx context.Context, want []string, all bool) error {
 	for _, r := range done {
 		switch {
 		case r.Deleted:
-			e.ui.Printf("%s: unbound, %s deleted", r.Name, r.Path)
+			u.ui.Printf("%s: unbound, %s deleted", r.Name, r.Path)
 		case r.Kind == state.KindComputed:
-			e.ui.Printf("%s: unbound; it stored nothing", r.Name)
-		case r.Created && r.Kind == state.KindRAM && !e.c.Bool("delete"):
-			e.ui.Printf("%s: unbound; %s still takes memory, remove it when its data is not needed", r.Name, r.Path)
+			u.ui.Printf("%s: unbound; it stored nothing", r.Name)
+		case r.Created && r.Kind == state.KindRAM && !u.delete:
+			u.ui.Printf("%s: unbound; %s still takes memory, remove it when its data is not needed",
+				r.Name, r.Path)
 		default:
-			e.ui.Printf("%s: unbound, %s stays", r.Name, r.Path)
+			u.ui.Printf("%s: unbound, %s stays", r.Name, r.Path)
 		}
-		if err := e.ui.Event("unbound", r); err != nil {
+		if err := u.ui.Event("unbound", r); err != nil {
 			return err
 		}
 	}
 	if !any {
-		e.ui.Printf("no SSD is bound")
+		u.ui.Printf("no SSD is bound")
 	}
 	return nil
 }
 
-// choose finds the SSDs of want, all when it is empty. An SSD that is named twice is an error: the user
-// counts on one more than there is.
-func choose(st *state.State, flag string, want []string) ([]state.SSD, error) {
+// choose finds the SSDs of want, all when it is empty. An SSD that is named twice is an error: the
+// user counts on one more than there is.
+func choose(st *state.State, want []string) ([]state.SSD, error) {
 	if len(want) == 0 {
 		return slices.Clone(st.SSDs), nil
 	}
@@ -129,10 +143,11 @@ func choose(st *state.State, flag string, want []string) ([]state.SSD, error) {
 	for _, w := range want {
 		d, err := st.Find(w)
 		if err != nil {
-			return nil, errs.New(errs.Usage, "--%s: %w", flag, err)
+			return nil, errs.New(errs.Usage, "--ssds: %w", err)
 		}
 		if before, twice := called[d.Name]; twice {
-			return nil, errs.New(errs.Usage, "--%s names SSD %s twice, as %q and %q; name each once", flag, d.Name, before, w)
+			return nil, errs.New(errs.Usage,
+				"--ssds names SSD %s twice, as %q and %q; name each once", d.Name, before, w)
 		}
 		called[d.Name] = w
 		out = append(out, d)
@@ -150,8 +165,11 @@ func removeCreated(d state.SSD) (bool, error) {
 		return false, err
 	}
 	s, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok || !fi.Mode().IsRegular() || (fileid.ID{Device: uint64(s.Dev), Inode: s.Ino}).Differs(d.ID) != "" {
-		return false, errs.New(errs.Refused, "%s is not the file that bind-ssds created for %s; unbind without --delete and look at it", d.Path, d.Name)
+	if !ok || !fi.Mode().IsRegular() ||
+		(fileid.ID{Device: uint64(s.Dev), Inode: s.Ino}).Differs(d.ID) != "" {
+		return false, errs.New(errs.Refused,
+			"%s is not the file that bind-ssds created for %s; unbind without --delete and look at it",
+			d.Path, d.Name)
 	}
 	if err := os.Remove(d.Path); err != nil {
 		return false, err

@@ -15,8 +15,8 @@ import (
 
 // splitUnbind tells the machine's controllers among the SSDs of want from those of the user's list,
 // whose names it returns. No want is all.
-func (e *env) splitUnbind(want []string) (records []state.Record, own []string, err error) {
-	all, err := e.store.Machine().Records()
+func (u *unbinder) splitUnbind(want []string) (records []state.Record, own []string, err error) {
+	all, err := u.store.Machine().Records()
 	if err != nil || len(want) == 0 {
 		return all, nil, err
 	}
@@ -34,7 +34,8 @@ func (e *env) splitUnbind(want []string) (records []state.Record, own []string, 
 		}
 		switch {
 		case len(found) > 1:
-			return nil, nil, errs.New(errs.Usage, "SSD %q could be %s or %s; use the name", w, found[0].Name, found[1].Name)
+			return nil, nil, errs.New(errs.Usage, "SSD %q could be %s or %s; use the name", w,
+				found[0].Name, found[1].Name)
 		case len(found) == 1:
 			add(found[0])
 			continue
@@ -42,7 +43,7 @@ func (e *env) splitUnbind(want []string) (records []state.Record, own []string, 
 		_, isAddr := pci.Address(w)
 		var lacks error
 		if !isAddr {
-			st, err := e.store.Load()
+			st, err := u.store.Load()
 			if err != nil {
 				return nil, nil, err
 			}
@@ -51,7 +52,7 @@ func (e *env) splitUnbind(want []string) (records []state.Record, own []string, 
 				continue
 			}
 		}
-		r, err := e.strayRecord(w)
+		r, err := u.strayRecord(w)
 		if lacks != nil && errors.Is(err, pci.ErrNotFound) {
 			err = lacks // which says what is bound
 		}
@@ -65,8 +66,8 @@ func (e *env) splitUnbind(want []string) (records []state.Record, own []string, 
 
 // strayRecord describes a controller at vfio-pci of which there is no record: another program bound
 // it, or the record was lost.
-func (e *env) strayRecord(addr string) (state.Record, error) {
-	d, err := e.machine.sys.Find(addr)
+func (u *unbinder) strayRecord(addr string) (state.Record, error) {
+	d, err := u.machine.sys.Find(addr)
 	if err != nil {
 		return state.Record{}, err
 	}
@@ -75,7 +76,8 @@ func (e *env) strayRecord(addr string) (state.Record, error) {
 		if d.Driver != "" {
 			has = "driver " + d.Driver
 		}
-		return state.Record{}, errs.New(errs.Usage, "%s is not bound: it has %s; \"heliosctl ssds\" lists what is", d.Addr, has)
+		return state.Record{}, errs.New(errs.Usage,
+			"%s is not bound: it has %s; \"heliosctl ssds\" lists what is", d.Addr, has)
 	}
 	group := d.Group
 	return state.Record{SSD: state.SSD{Kind: state.KindVFIO, PCI: d.Addr, Group: &group}}, nil
@@ -107,10 +109,12 @@ type unboundReport struct {
 }
 
 // unbindControllers gives controllers back to the driver that had them before.
-func (e *env) unbindControllers(ctx context.Context, chosen []state.Record) error {
-	m, recs := e.machine, e.store.Machine()
+func (u *unbinder) unbindControllers(ctx context.Context, chosen []state.Record) error {
+	m, recs := u.machine, u.store.Machine()
 	if !m.root() {
-		return errs.New(errs.Capability, "%s: changing a device's driver needs root: run the same command with sudo", recordNames(chosen))
+		return errs.New(errs.Capability,
+			"%s: changing a device's driver needs root: run the same command with sudo",
+			recordNames(chosen))
 	}
 	unlock, err := lockMachine(ctx, recs)
 	if err != nil {
@@ -122,14 +126,16 @@ func (e *env) unbindControllers(ctx context.Context, chosen []state.Record) erro
 		return err
 	}
 	chosen = slices.DeleteFunc(chosen, func(r state.Record) bool { // unbound while this waited
-		return r.Name != "" && !slices.ContainsFunc(all, func(o state.Record) bool { return o.Name == r.Name && o.PCI == r.PCI })
+		return r.Name != "" &&
+			!slices.ContainsFunc(all,
+				func(o state.Record) bool { return o.Name == r.Name && o.PCI == r.PCI })
 	})
-	lease, err := e.leaseControllers(chosen)
+	lease, err := u.leaseControllers(chosen)
 	if err != nil {
 		return err
 	}
 	defer lease.Release()
-	if err := e.groupsFree(chosen, all); err != nil {
+	if err := u.groupsFree(chosen, all); err != nil {
 		return err
 	}
 	var failed []error
@@ -138,15 +144,15 @@ func (e *env) unbindControllers(ctx context.Context, chosen []state.Record) erro
 		if ctx.Err() != nil {
 			break
 		}
-		rep, err := e.unbindOne(ctx, r)
+		rep, err := u.unbindOne(ctx, r)
 		if err != nil {
 			failed = append(failed, err)
 			rep.Error = err.Error()
 		} else {
 			done++
-			e.showUnbound(rep)
+			u.showUnbound(rep)
 		}
-		if err := e.ui.Event("unbound", rep); err != nil {
+		if err := u.ui.Event("unbound", rep); err != nil {
 			return err
 		}
 	}
@@ -154,10 +160,15 @@ func (e *env) unbindControllers(ctx context.Context, chosen []state.Record) erro
 		if done == len(chosen) {
 			return nil
 		}
-		return errors.Join(fmt.Errorf("%w: %d SSDs were given back, %d were not; run the same command again for the rest", ctx.Err(), done, len(chosen)-done), errors.Join(failed...))
+		return errors.Join(
+			fmt.Errorf(
+				"%w: %d SSDs were given back, %d were not; run the same command again for the rest",
+				ctx.Err(), done, len(chosen)-done), errors.Join(failed...))
 	}
 	if len(failed) > 0 && done > 0 {
-		return errs.New(errs.ClassOf(failed[0]), "%d of %d SSDs were given back, the others were not: %w", done, len(chosen), errors.Join(failed...))
+		return errs.New(errs.ClassOf(failed[0]),
+			"%d of %d SSDs were given back, the others were not: %w", done, len(chosen),
+			errors.Join(failed...))
 	}
 	return errs.With(classOr(failed), errors.Join(failed...))
 }
@@ -169,7 +180,7 @@ func classOr(failed []error) errs.Class {
 	return errs.ClassOf(failed[0])
 }
 
-func (e *env) showUnbound(r unboundReport) {
+func (u *unbinder) showUnbound(r unboundReport) {
 	name := r.PCI
 	if r.Name != "" {
 		name = r.Name + " (" + r.PCI + ")"
@@ -186,23 +197,24 @@ func (e *env) showUnbound(r unboundReport) {
 	if r.Note != "" {
 		now += "; " + r.Note
 	}
-	e.ui.Printf("%s: unbound, %s", name, now)
+	u.ui.Printf("%s: unbound, %s", name, now)
 }
 
-// leaseControllers takes the leases of bound controllers. One that never got as far has no lease file.
-func (e *env) leaseControllers(chosen []state.Record) (*state.Lease, error) {
+// leaseControllers takes the leases of bound controllers. One that never got as far has no lease
+// file.
+func (u *unbinder) leaseControllers(chosen []state.Record) (*state.Lease, error) {
 	var names []string
 	for _, r := range chosen {
 		if r.Phase == state.Bound {
 			names = append(names, r.Name)
 		}
 	}
-	return e.store.Acquire("heliosctl unbind-ssds", names...)
+	return u.store.Acquire("heliosctl unbind-ssds", names...)
 }
 
-// groupsFree refuses to break up an IOMMU group, or to take a device from a process: the kernel would
-// wait in the unbind until that process ends.
-func (e *env) groupsFree(chosen, all []state.Record) error {
+// groupsFree refuses to break up an IOMMU group, or to take a device from a process: the kernel
+// would wait in the unbind until that process ends.
+func (u *unbinder) groupsFree(chosen, all []state.Record) error {
 	for _, r := range chosen {
 		if r.Group == nil || *r.Group < 0 {
 			continue
@@ -210,29 +222,34 @@ func (e *env) groupsFree(chosen, all []state.Record) error {
 		for _, o := range all {
 			in := slices.ContainsFunc(chosen, func(c state.Record) bool { return c.PCI == o.PCI })
 			if !in && o.Phase == state.Bound && o.Group != nil && *o.Group == *r.Group {
-				return errs.New(errs.Refused, "%s shares IOMMU group %d with %s, which could not be used without it; unbind both: \"sudo heliosctl unbind-ssds %s %s\"",
+				return errs.New(errs.Refused,
+					"%s shares IOMMU group %d with %s, which could not be used without it; unbind both: \"sudo heliosctl unbind-ssds %s %s\"",
 					recordName(r), *r.Group, o.Name, recordName(r), o.Name)
 			}
 		}
 		node := groupNode(*r.Group)
-		who, _ := diskuse.Openers(e.machine.sys, node) // root sees them all; whom it cannot name, busy finds
+		// root sees them all; whom it cannot name, busy finds
+		who, _ := diskuse.Openers(u.machine.sys, node)
 		if len(who) > 0 {
-			return errs.New(errs.Refused, "%s is in use by %s (process %d); wait until it ends, or end it", recordName(r), who[0].Name, who[0].PID)
+			return errs.New(errs.Refused,
+				"%s is in use by %s (process %d); wait until it ends, or end it", recordName(r),
+				who[0].Name, who[0].PID)
 		}
-		if e.machine.busy(*r.Group) {
-			return errs.New(errs.Refused, "%s: another process has %s open; end it first", recordName(r), node)
+		if u.machine.busy(*r.Group) {
+			return errs.New(errs.Refused, "%s: another process has %s open; end it first",
+				recordName(r), node)
 		}
 	}
 	return nil
 }
 
 // unbindOne gives one controller back and waits until the kernel has its disk again.
-func (e *env) unbindOne(ctx context.Context, r state.Record) (rep unboundReport, err error) {
-	m, recs := e.machine, e.store.Machine()
+func (u *unbinder) unbindOne(ctx context.Context, r state.Record) (rep unboundReport, err error) {
+	m, recs := u.machine, u.store.Machine()
 	rep.SSD = r.SSD
 	if _, err := m.sys.Device(r.PCI); errors.Is(err, pci.ErrNotFound) {
 		rep.Note = "it is not in the machine any more"
-		return rep, e.forget(r)
+		return rep, u.forget(r)
 	} else if err != nil {
 		return rep, err
 	}
@@ -250,7 +267,7 @@ func (e *env) unbindOne(ctx context.Context, r state.Record) (rep unboundReport,
 		}
 		return rep, err
 	}
-	if err := e.forget(r); err != nil {
+	if err := u.forget(r); err != nil {
 		return rep, err
 	}
 	d, err := m.sys.Device(r.PCI)
@@ -268,21 +285,24 @@ func (e *env) unbindOne(ctx context.Context, r state.Record) (rep unboundReport,
 			rep.Note = "its disk had not appeared when this was interrupted"
 			return rep, nil
 		}
-		return rep, fmt.Errorf("%s was given back to driver nvme, but its disk did not appear: %w", r.PCI, err)
+		return rep, fmt.Errorf("%s was given back to driver nvme, but its disk did not appear: %w",
+			r.PCI, err)
 	}
 	rep.Device = k.Name
 	for _, n := range k.Namespaces {
 		rep.Disks = append(rep.Disks, n.Name)
 	}
 	if len(rep.Disks) == 0 && len(r.Disks) > 0 {
-		return rep, errs.New(errs.Device, "%s was given back to driver nvme, which finds no disk where there were %d; see the kernel's log (dmesg)", r.PCI, len(r.Disks))
+		return rep, errs.New(errs.Device,
+			"%s was given back to driver nvme, which finds no disk where there were %d; see the kernel's log (dmesg)",
+			r.PCI, len(r.Disks))
 	}
 	return rep, nil
 }
 
-func (e *env) forget(r state.Record) error {
+func (u *unbinder) forget(r state.Record) error {
 	if r.Name == "" {
 		return nil
 	}
-	return e.store.Machine().Remove(r.Name)
+	return u.store.Machine().Remove(r.Name)
 }

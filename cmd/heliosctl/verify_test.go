@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// verify checks the files without any SSD bound, lists what is bad in them, and seals an older dataset that its UUID proves
-// to be whole.
+// verify checks the files without any SSD bound, lists what is bad in them, and seals an older
+// dataset that its UUID proves to be whole.
 func TestVerifyFiles(t *testing.T) {
 	isolate(t)
 	ok(t, "generate", "--nodes", "9000", "--classes", "4", "--dim", "8", "--out", "g")
@@ -33,7 +33,8 @@ func TestVerifyFiles(t *testing.T) {
 
 	meta, err := os.ReadFile("g/dataset.yaml")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile("g/dataset.yaml", bytes.Replace(meta, []byte("sealed: true\n"), nil, 1), 0o644))
+	require.NoError(t, os.WriteFile("g/dataset.yaml", bytes.Replace(meta, []byte("sealed: true\n"),
+		nil, 1), 0o644))
 	require.NoError(t, os.Remove("g/dataset.seal"))
 	for _, args := range [][]string{{"verify", "g"}, {"verify", "--seal", "g"}} {
 		r := hc(t, args...)

@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/cuda/driver"
+	hcli "helios/internal/cli"
 	"helios/internal/licenses"
 )
 
@@ -16,16 +17,18 @@ import (
 var version = ""
 
 func versionCommand() *cli.Command {
-	return &cli.Command{
-		Name:   "version",
-		Usage:  "print the version of heliosctl and what this build can do",
-		Flags:  []cli.Flag{&cli.BoolFlag{Name: "licenses", Usage: "print the licences of everything that is linked into heliosctl"}},
-		Action: action(0, runVersion),
-	}
+	return verb(&cli.Command{
+		Name:  "version",
+		Usage: "print the version of heliosctl and what this build can do",
+	}, 0, hcli.Options[versionArgs]{hcli.Bool(&cli.BoolFlag{Name: "licenses",
+		Usage: "print the licences of everything that is linked into heliosctl"},
+		func(a *versionArgs) *bool { return &a.licenses })}, runVersion)
 }
 
+type versionArgs struct{ licenses bool }
+
 // printLicenses prints the licences and notices of the modules in this binary.
-func (e *env) printLicenses() error {
+func printLicenses(e *env) error {
 	all, err := licenses.All()
 	if err != nil {
 		return err
@@ -51,9 +54,9 @@ func (e *env) printLicenses() error {
 	return nil
 }
 
-func runVersion(_ context.Context, e *env) error {
-	if e.c.Bool("licenses") {
-		return e.printLicenses()
+func runVersion(_ context.Context, e *env, a *versionArgs) error {
+	if a.licenses {
+		return printLicenses(e)
 	}
 	v, revision := version, ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -73,9 +76,12 @@ func runVersion(_ context.Context, e *env) error {
 	if driver.Binding != "" {
 		devices = append(devices, "cuda")
 	}
-	e.ui.Printf("heliosctl %s (%s, %s/%s); devices: %s; SSDs: NVMe by VFIO, proxied files, block devices, shared memory", v, runtime.Version(), runtime.GOOS, runtime.GOARCH, strings.Join(devices, ", "))
+	e.ui.Printf(
+		"heliosctl %s (%s, %s/%s); devices: %s; SSDs: NVMe by VFIO, proxied files, block devices, shared memory",
+		v, runtime.Version(), runtime.GOOS, runtime.GOARCH, strings.Join(devices, ", "))
 	return e.ui.Object(map[string]any{
-		"version": v, "revision": revision, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+		"version": v, "revision": revision, "go": runtime.Version(), "os": runtime.GOOS,
+		"arch":    runtime.GOARCH,
 		"devices": devices, "cuda_binding": driver.Binding, "buses": buses,
 	})
 }

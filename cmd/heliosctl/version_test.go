@@ -11,8 +11,10 @@ import (
 func TestVersionLicenses(t *testing.T) {
 	text := ok(t, "version", "--licenses")
 	for _, want := range []string{
-		"==== Go's standard library and runtime, " + runtime.Version() + ": LICENSE", "==== go.yaml.in/yaml/v3 ", ": NOTICE\n\nCopyright 2011-2016 Canonical Ltd.\n",
-		"Permission is hereby granted, free of charge", "Redistribution and use in source and binary forms", "Apache License",
+		"==== Go's standard library and runtime, " + runtime.Version() + ": LICENSE",
+		"==== go.yaml.in/yaml/v3 ", ": NOTICE\n\nCopyright 2011-2016 Canonical Ltd.\n",
+		"Permission is hereby granted, free of charge",
+		"Redistribution and use in source and binary forms", "Apache License",
 	} {
 		require.Contains(t, text, want)
 	}

@@ -42,8 +42,10 @@ func runVFIOSetup(c *cli.Context) error {
 		return err
 	}
 	ctx := c.Context
-	// The script is an argument: the input stays the user's, and no file has to be made that root would run.
-	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", helios.VFIOSetup, "heliosctl vfio-setup"}, args...)...)
+	// The script is an argument: the input stays the user's, and no file has to be made that root
+	// would run.
+	cmd := exec.CommandContext(ctx, "/bin/sh",
+		append([]string{"-c", helios.VFIOSetup, "heliosctl vfio-setup"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = scriptStop
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.App.Writer, c.App.ErrWriter
@@ -62,7 +64,9 @@ func runVFIOSetup(c *cli.Context) error {
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
 		return errs.With(errs.Class(exit.ExitCode()), errScript)
 	}
-	return errs.New(errs.Failed, "the script does not run: %w; \"heliosctl vfio-setup --print > vfio-setup.sh\" writes it to a file", err)
+	return errs.New(errs.Failed,
+		"the script does not run: %w; \"heliosctl vfio-setup --print > vfio-setup.sh\" writes it to a file",
+		err)
 }
 
 // errScript ends the verb where the script has said itself what is wrong.

@@ -7,115 +7,154 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/timeline"
 	"helios/internal/units"
-	"helios/sched"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/report"
+	"helios/sched/virtual"
 )
 
-// clockFlags choose the clock of a run.
-func clockFlags() []cli.Flag {
-	return []cli.Flag{
-		oneOf("clock", "virtual samples and looks rows up for real, but takes all times from --hardware, with no SSD and no arithmetic: every figure is modelled", sched.ClockWall, sched.Clocks, nil),
-		&cli.StringFlag{Name: "hardware", Usage: "machine of --clock virtual, a `PROFILE` (" + strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-		&cli.IntFlag{Name: "ssd-count", DefaultText: "the profile's", Usage: "number of SSDs of that machine"},
+// clockArgs choose the clock of a run.
+type clockArgs struct {
+	clock    string
+	profile  string // of --hardware
+	ssdCount int
+}
+
+func clockOptions() hcli.Options[clockArgs] {
+	return hcli.Options[clockArgs]{
+		hcli.Text(oneOf("clock",
+			"virtual samples and looks rows up for real, but takes all times from --hardware, with no SSD and no arithmetic: every figure is modelled",
+			plan.ClockWall, plan.Clocks, nil),
+			func(a *clockArgs) *string { return &a.clock }),
+		hcli.Text(&cli.StringFlag{Name: "hardware",
+			Usage: "machine of --clock virtual, a `PROFILE` (" +
+				strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
+			func(a *clockArgs) *string { return &a.profile }),
+		ssdCountOption(func(a *clockArgs) *int { return &a.ssdCount }),
 	}
 }
 
-// noVirtual are flags that mean nothing where nothing is read and nothing is computed.
-var noVirtual = []string{
-	"checkpoint", "checkpoint-every", "resume", "ssds", "sq", "fault", "on-ssd-failure", "read-timeout", "read-retries", "cpu-engine", "check-reads",
-	"memory-rung", "precision", "blas",
+// ssdCountOption is of verbs that model a machine; 0 is the profile's number.
+func ssdCountOption[T any](at func(*T) *int) hcli.Option[T] {
+	return hcli.Int(&cli.IntFlag{Name: "ssd-count", DefaultText: "the profile's",
+		Usage: "number of SSDs of that machine"}, at).Positive().Checked(
+		func(a *T, _ string) error {
+			if n := *at(a); n < 0 || n > 256 {
+				return errs.New(errs.Usage, "--ssd-count %d is not between 1 and 256", n)
+			}
+			return nil
+		})
 }
 
-// hardware reads the flags of the virtual clock; ok is false under the wall clock.
-func (e *env) hardware() (hw sched.Hardware, ok bool, err error) {
-	c := e.c
-	if c.String("clock") != sched.ClockVirtual {
-		for _, f := range []string{"hardware", "ssd-count"} {
-			if c.IsSet(f) {
-				return hw, false, errs.New(errs.Usage, "--%s is for --clock virtual", f)
-			}
+// notVirtual are the options that mean nothing where nothing is read and nothing is computed.
+func notVirtual(a *runArgs) []any {
+	c := &a.cfg
+	return []any{&a.names, &a.queues, &c.ReadResets, &c.ReadTimeout, &c.ReadRetries, &c.CPUEngine,
+		&c.CheckReads, &c.MemoryRung, &c.Precision, &c.BLAS}
+}
+
+// hardware returns the machine of the virtual clock; ok is false under the wall clock. The options
+// in off have no meaning under the virtual one.
+func (a *clockArgs) hardware(e *env, off []any) (hw cost.Hardware, ok bool, err error) {
+	if a.clock != plan.ClockVirtual {
+		if f := e.given(&a.profile, &a.ssdCount); f != "" {
+			return hw, false, errs.New(errs.Usage, "--%s is for --clock virtual", f)
 		}
 		return hw, false, nil
 	}
-	for _, f := range noVirtual {
-		if c.IsSet(f) {
-			return hw, false, errs.New(errs.Usage, "--%s means nothing under --clock virtual, where nothing is read or computed; leave it out", f)
-		}
+	if f := e.given(off...); f != "" {
+		return hw, false, errs.New(errs.Usage,
+			"--%s means nothing under --clock virtual, where nothing is read or computed; leave it out",
+			f)
 	}
-	if !c.IsSet("hardware") {
-		return hw, false, errs.New(errs.Usage, "--clock virtual needs --hardware: choose one of %s, or give a YAML file", strings.Join(hardware.Names(), ", "))
+	if e.given(&a.profile) == "" {
+		return hw, false, errs.New(errs.Usage,
+			"--clock virtual needs --hardware: choose one of %s, or give a YAML file",
+			strings.Join(hardware.Names(), ", "))
 	}
-	if err := e.notZero("ssd-count"); err != nil {
-		return hw, false, err
-	}
-	if hw.SSDs = c.Int("ssd-count"); hw.SSDs < 0 || hw.SSDs > 256 {
-		return hw, false, errs.New(errs.Usage, "--ssd-count %d is not between 1 and 256", hw.SSDs)
-	}
-	hw.Profile, err = hardware.Load(c.String("hardware"))
+	hw.SSDs = a.ssdCount
+	hw.Profile, err = hardware.Load(a.profile)
 	return hw, err == nil, err
 }
 
 // trainVirtual is train on the virtual clock.
-func (e *env) trainVirtual(ctx context.Context, cfg sched.Config, hw sched.Hardware) (err error) {
-	out, err := e.openResults()
+func (t *trainer) trainVirtual(ctx context.Context, hw cost.Hardware) (err error) {
+	out, err := t.openResults(t.env)
 	if err != nil {
 		return err
 	}
 	defer out.end(&err)
-	tl, err := e.openTimeline(timeline.Virtual)
+	tl, err := openTimeline(&t.outputs, t.timeline, timeline.Virtual)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, tl.close)
-	cfg.Timeline = tl.rec
-	in, done, err := e.graphInputs("--clock virtual samples on the host device")
+	t.cfg.Timeline = tl.rec
+	s, err := openGraph(t.env, &t.runArgs, "--clock virtual samples on the host device")
 	if err != nil {
 		return err
 	}
-	defer closing(&err, done)
-	obs := e.observer()
-	obs.Epoch = func(r sched.EpochResult) {
-		out.event("epoch", sched.ModelledEpoch{EpochResult: r})
-		e.ui.Printf("modelled epoch %d: %.6g s; %s", r.Epoch, r.Seconds, tierLine(r))
+	defer closing(&err, s.close)
+	obs := t.observer()
+	obs.Epoch = func(r report.EpochResult) {
+		out.event("epoch", report.ModelledEpoch{EpochResult: r})
+		t.ui.Printf("modelled epoch %d: %.6g s; %s", r.Epoch, r.Seconds, tierLine(r))
 	}
-	obs.Plan = e.explain(out)
-	res, err := sched.Virtual(ctx, cfg, in, hw, obs)
+	obs.Plan = t.showPlan(out)
+	res, err := virtual.Run(ctx, t.cfg, s.Inputs, hw, obs)
 	if err != nil {
 		return err
 	}
-	e.showModelled(res)
+	showModelled(t.env, res)
 	out.object(res)
 	return nil
 }
 
-// showModelled is the summary for people. Each line says that its figures are modelled, so that none
-// can be quoted without the word.
-func (e *env) showModelled(r *sched.ModelledResult) {
+// showModelled is the summary for people. Each line says that its figures are modelled, so that
+// none can be quoted without the word.
+func showModelled(e *env, r *report.ModelledResult) {
 	sum, seconds := epochsOf(&r.Result)
 	rows := [][]string{
-		{"modelled run", fmt.Sprintf("%s, %s; hardware profile %s with %d %s; I/O stack %s, pipeline %s", r.Mode, r.Model, r.Hardware, r.SSDs, r.SSDModel, r.IOStack, r.Pipeline)},
-		{"modelled rows", fmt.Sprintf("%s, stored as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
+		{"modelled run",
+			fmt.Sprintf("%s, %s; hardware profile %s with %d %s; I/O stack %s, pipeline %s", r.Mode,
+				r.Model, r.Hardware, r.SSDs, r.SSDModel, r.IOStack, r.Pipeline)},
+		{"modelled rows", fmt.Sprintf("%s, stored as %s", units.FormatBytes(r.RowBytes),
+			r.RowDType)},
 	}
 	for _, l := range runInfoRows(r.RunInfo) {
 		rows = append(rows, []string{"modelled " + l[0], l[1]})
 	}
 	if seconds > 0 {
-		rows = append(rows, []string{"modelled time", fmt.Sprintf("%.6g s for %d epochs; before them presampling %.3g s, filling the tiers %.3g s", seconds, len(r.Epochs), r.PresampleSecs, r.FillSeconds)})
+		rows = append(rows,
+			[]string{"modelled time",
+				fmt.Sprintf(
+					"%.6g s for %d epochs; before them presampling %.3g s, filling the tiers %.3g s",
+					seconds, len(r.Epochs), r.PresampleSecs, r.FillSeconds)})
 		for _, l := range pathRows(sum, seconds) {
 			rows = append(rows, []string{"modelled " + l[0], l[1]})
 		}
 		st := sum.StageSeconds
-		rows = append(rows, []string{"modelled stages", fmt.Sprintf("sample %.3g s, lookup %.3g s, submit %.3g s, complete %.3g s, gather %.3g s, train %.3g s", st.Sample, st.Lookup, st.Submit, st.Complete, st.Gather, st.Train)})
+		rows = append(rows,
+			[]string{"modelled stages",
+				fmt.Sprintf(
+					"sample %.3g s, lookup %.3g s, submit %.3g s, complete %.3g s, gather %.3g s, train %.3g s",
+					st.Sample, st.Lookup, st.Submit, st.Complete, st.Gather, st.Train)})
 		if sum.RowsSSD > 0 {
-			rows = append(rows, []string{"modelled read amplification", fmt.Sprintf("%.3g", sum.ReadAmplification)})
+			rows = append(rows, []string{"modelled read amplification",
+				fmt.Sprintf("%.3g", sum.ReadAmplification)})
 		}
 	}
 	for _, l := range ioRows(r.IO) {
 		rows = append(rows, []string{"modelled " + l[0], l[1]})
 	}
-	rows = append(rows, []string{"modelled memory", fmt.Sprintf("GPU tier %s, CPU tier %s, topology %s", units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes), units.FormatBytes(r.TopologyBytes))})
+	rows = append(rows,
+		[]string{"modelled memory", fmt.Sprintf("GPU tier %s, CPU tier %s, topology %s",
+			units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes),
+			units.FormatBytes(r.TopologyBytes))})
 	e.ui.Table([]string{"", ""}, rows)
 }

@@ -12,7 +12,8 @@ import (
 // A dataset alone is enough for the virtual clock: no SSD is bound, and none is touched.
 func TestTrainOnTheVirtualClock(t *testing.T) {
 	isolate(t)
-	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3", "--out", "g")
+	ok(t, "generate", "--kind", "sbm", "--nodes", "4000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "32", "--seed", "3", "--out", "g")
 	args := trainArgs("--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count", "6")
 	out := ok(t, append(args, "--results", "r.jsonl", "--timeline", "t.json")...)
 	ls := lines(t, out)
@@ -37,15 +38,25 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &tr))
 	require.Equal(t, map[string]any{"clock": "virtual", "modelled": true}, tr.Other)
 
-	text := ok(t, "train", "g", "--clock", "virtual", "--hardware", "h100-pm1753x16", "--epochs", "1", "--fanout", "5", "--quiet")
+	text := ok(t, "train", "g", "--clock", "virtual", "--hardware", "h100-pm1753x16", "--epochs",
+		"1", "--fanout", "5", "--quiet")
 	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {
-		require.Regexp(t, "^($|modelled)", strings.TrimSpace(l), "each line with figures says that they are modelled")
+		require.Regexp(t, "^($|modelled)", strings.TrimSpace(l),
+			"each line with figures says that they are modelled")
 	}
 	require.NotContains(t, text, "accuracy")
 
 	// The keys of a configuration file are the flags.
-	require.NoError(t, os.WriteFile("c.yaml", []byte("clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\non-ssd-failure: retry=3\n"), 0o644))
-	require.Contains(t, hc(t, "train", "g", "--config", "c.yaml").errOut, "--on-ssd-failure", "what means nothing is refused there too")
-	require.NoError(t, os.WriteFile("c.yaml", []byte("clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\n"), 0o644))
-	require.Equal(t, 2.0, last(t, ok(t, "train", "g", "--config", "c.yaml", "--json", "--quiet"))["ssd_count"])
+	require.NoError(t,
+		os.WriteFile("c.yaml",
+			[]byte(
+				"clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\non-ssd-failure: retry=3\n"), 0o644))
+	require.Contains(t, hc(t, "train", "g", "--config", "c.yaml").errOut, "--on-ssd-failure",
+		"what means nothing is refused there too")
+	require.NoError(t,
+		os.WriteFile("c.yaml",
+			[]byte("clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\n"),
+			0o644))
+	require.Equal(t, 2.0, last(t, ok(t, "train", "g", "--config", "c.yaml", "--json",
+		"--quiet"))["ssd_count"])
 }

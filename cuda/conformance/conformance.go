@@ -93,6 +93,7 @@ func Run(t *testing.T, b Backend) {
 		{"Copies", "", testCopies},
 		{"CopyBounds", "", testCopyBounds},
 		{"Grid", "", testGrid},
+		{"Clock", "", testClock},
 		{"Parameters", "", testParameters},
 		{"ParametersAreCopied", "", testParametersAreCopied},
 		{"LaunchErrors", "", testLaunchErrors},
@@ -224,7 +225,8 @@ func launch[T any](s *suite, st cuda.Stream, name string, blocks int, p T) {
 // wide launches blocks of the size of which the test knows how many an SM holds.
 func wide[T any](s *suite, st cuda.Stream, name string, blocks int, p T) {
 	s.Helper()
-	s.ok(cuda.Launch(st, s.kernel(name), cuda.LaunchConfig{Blocks: blocks, Threads: s.b.Threads}, p))
+	s.ok(cuda.Launch(st, s.kernel(name), cuda.LaunchConfig{Blocks: blocks, Threads: s.b.Threads},
+		p))
 }
 
 // words is pinned memory that the test reads and writes while kernels do.
@@ -261,7 +263,8 @@ func (s *suite) gate(st cuda.Stream, w words, blocks int, perBlock uint64, yield
 }
 
 func (s *suite) gateParams(w words, perBlock uint64, yield bool) gateParams {
-	p := gateParams{Gate: w.at(0), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: perBlock, LimitNS: int64(longGate)}
+	p := gateParams{Gate: w.at(0), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: perBlock,
+		LimitNS: int64(longGate)}
 	if yield {
 		p.Yield = 1
 	}
@@ -299,8 +302,10 @@ func testMemory(s *suite) {
 		for _, size := range []int64{1, 100, 4096, 4097, 5 << 20} {
 			for range 2 { // the second finds memory that was written and freed
 				b := s.alloc(kind, size, "rows")
-				if b.Size() != size || b.Kind() != kind || b.Purpose() != "rows" || b.Ptr() == 0 || b.Ptr()%4096 != 0 {
-					s.Fatalf("%d bytes: %d bytes at %#x, kind %d for %s", size, b.Size(), b.Ptr(), b.Kind(), b.Purpose())
+				if b.Size() != size || b.Kind() != kind || b.Purpose() != "rows" || b.Ptr() == 0 ||
+					b.Ptr()%4096 != 0 {
+					s.Fatalf("%d bytes: %d bytes at %#x, kind %d for %s", size, b.Size(), b.Ptr(),
+						b.Kind(), b.Purpose())
 				}
 				if kind == cuda.MemPinned && int64(len(b.Bytes())) != size {
 					s.Fatalf("the CPU sees %d bytes of %d pinned ones", len(b.Bytes()), size)
@@ -352,7 +357,8 @@ func testOutOfMemory(s *suite) {
 	_, err := s.dev.Alloc(cuda.MemDevice, want, "too big a cache")
 	s.fails(err, "too big a cache", fmt.Sprint(want))
 	var oom *cuda.OutOfMemoryError
-	if !errors.As(err, &oom) || oom.Purpose != "too big a cache" || oom.Want != want || oom.Free >= want {
+	if !errors.As(err, &oom) || oom.Purpose != "too big a cache" || oom.Want != want ||
+		oom.Free >= want {
 		s.Fatalf("not an OutOfMemoryError with the facts: %#v", err)
 	}
 	if u := s.dev.MemUsage(); len(u) != 1 || u["kept"] != 4096 {
@@ -381,7 +387,8 @@ func testOutOfMemoryMidway(s *suite) {
 			break
 		}
 		if chunks = append(chunks, b); len(chunks) > 8 {
-			s.Fatalf("%d chunks of %d bytes on a device of %d", len(chunks), chunk, s.dev.Info().MemTotal)
+			s.Fatalf("%d chunks of %d bytes on a device of %d", len(chunks), chunk,
+				s.dev.Info().MemTotal)
 		}
 	}
 	if oom.Want != chunk || oom.Free >= chunk || oom.Free < 0 {
@@ -416,8 +423,10 @@ func testRegister(s *suite) {
 	}
 	r, err := s.dev.Register(mem, "topology")
 	s.ok(err)
-	if r.Size() != int64(len(mem)) || r.Kind() != cuda.MemPinned || r.Purpose() != "topology" || s.dev.MemUsage()["topology"] != int64(len(mem)) {
-		s.Fatalf("%d bytes of kind %d for %s, usage %v", r.Size(), r.Kind(), r.Purpose(), s.dev.MemUsage())
+	if r.Size() != int64(len(mem)) || r.Kind() != cuda.MemPinned || r.Purpose() != "topology" ||
+		s.dev.MemUsage()["topology"] != int64(len(mem)) {
+		s.Fatalf("%d bytes of kind %d for %s, usage %v", r.Size(), r.Kind(), r.Purpose(),
+			s.dev.MemUsage())
 	}
 	st := s.stream(cuda.StreamOptions{})
 	dst := s.alloc(cuda.MemDevice, r.Size(), "copy")
@@ -483,7 +492,8 @@ func testCopies(s *suite) {
 
 func testCopyBounds(s *suite) {
 	st := s.stream(cuda.StreamOptions{Name: "bounds"})
-	a, b := s.alloc(cuda.MemDevice, 1000, "small buffer"), s.alloc(cuda.MemPinned, 5000, "large buffer")
+	a, b := s.alloc(cuda.MemDevice, 1000, "small buffer"), s.alloc(cuda.MemPinned, 5000,
+		"large buffer")
 	s.fails(st.Copy(a.Ptr(), b.Ptr(), 1001), "small buffer", "out of bounds")
 	s.fails(st.Copy(b.Ptr()+4500, a.Ptr(), 501), "large buffer", "out of bounds")
 	s.fails(st.Copy(b.Ptr(), a.Ptr()+1, 1000), "small buffer", "source")
@@ -509,12 +519,37 @@ func testGrid(s *suite) {
 		launch(s, st, "conf_grid", blocks, gridParams{b.Ptr()})
 		v := s.readWords(st, b.Ptr(), 4*blocks)
 		for i := range blocks {
-			if v[4*i] != uint64(i) || v[4*i+1] != uint64(blocks) || v[4*i+2] != 64 || v[4*i+3] != 1 {
-				s.Fatalf("block %d of %d: index %d, blocks %d, threads %d, runs %d", i, blocks, v[4*i], v[4*i+1], v[4*i+2], v[4*i+3])
+			if v[4*i] != uint64(i) || v[4*i+1] != uint64(blocks) || v[4*i+2] != 64 ||
+				v[4*i+3] != 1 {
+				s.Fatalf("block %d of %d: index %d, blocks %d, threads %d, runs %d", i, blocks,
+					v[4*i], v[4*i+1], v[4*i+2], v[4*i+3])
 			}
 		}
 		s.free(b)
 	}
+	s.close(st)
+}
+
+// The device's clock, by which kernels keep their deadlines, rises by steps.
+func testClock(s *suite) {
+	const n = 64
+	st := s.stream(cuda.StreamOptions{})
+	b := s.alloc(cuda.MemDevice, 8*(1+n), "clock")
+	launch(s, st, "conf_clock", 2, clockParams{Dst: b.Ptr(), N: n, Looks: 10_000_000})
+	v := s.readWords(st, b.Ptr(), 1+n)
+	if v[0] != n {
+		s.Fatalf("the clock took %d values, want %d", v[0], n)
+	}
+	for i := 2; i <= n; i++ {
+		if step := int64(v[i] - v[i-1]); step <= 0 || step > int64(patience) {
+			s.Fatalf("value %d of the clock is %d ns after the one before", i, step)
+		}
+	}
+	launch(s, st, "conf_clock", 1, clockParams{Dst: b.Ptr(), N: n, Looks: 0})
+	if v := s.readWords(st, b.Ptr(), 1); v[0] != 0 {
+		s.Errorf("%d values in no looks", v[0])
+	}
+	s.free(b)
 	s.close(st)
 }
 
@@ -524,7 +559,8 @@ func testParameters(s *suite) {
 	p := packParams{
 		Dst: b.Ptr(), U8: 200, I8: -100, U16: 60000, I16: -30000, B: true, U32: 4e9, I32: -2e9,
 		F32: 1.5e-30, U64: 1 << 63, I64: -1 << 62, F64: -2.25e300,
-		In: packInner{7, 0xdeadbeef, [3]int16{-1, 2, -3}}, Arr: [5]uint64{11, 12, 13, 14, 15}, End: 255,
+		In: packInner{7, 0xdeadbeef, [3]int16{-1, 2, -3}}, Arr: [5]uint64{11, 12, 13, 14, 15},
+		End: 255,
 	}
 	launch(s, st, "conf_pack", 2, p)
 	want := packed(&p)
@@ -563,11 +599,13 @@ func testParametersAreCopied(s *suite) {
 	p, q := affineParams{b.Ptr() + 8, 1, 10, 0}, bigParams{Dst: b.Ptr()}
 	for i := range 9 {
 		p.Add = uint64(i + 1)
-		s.ok(st.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, unsafe.Pointer(&p), unsafe.Sizeof(p)))
+		s.ok(st.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, unsafe.Pointer(&p),
+			unsafe.Sizeof(p)))
 		p.Add = 99
 	}
 	q.V[0] = 5
-	s.ok(st.LaunchRaw(big, cuda.LaunchConfig{Blocks: 1, Threads: 32}, unsafe.Pointer(&q), unsafe.Sizeof(q)))
+	s.ok(st.LaunchRaw(big, cuda.LaunchConfig{Blocks: 1, Threads: 32}, unsafe.Pointer(&q),
+		unsafe.Sizeof(q)))
 	q.V[0] = 6
 	w.set(0, 1)
 	if got := s.readWords(st, b.Ptr(), 2); got[0] != 5 || got[1] != 123456789 {
@@ -583,11 +621,14 @@ func testLaunchErrors(s *suite) {
 	s.fails(err, "conf_missing")
 	k := s.kernel("conf_grid")
 	b := s.alloc(cuda.MemDevice, 4096, "grid")
-	s.fails(cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{}), "conf_grid", "32 bytes", "8")
-	for _, c := range []cuda.LaunchConfig{{Blocks: 0, Threads: 32}, {Blocks: -1, Threads: 32}, {Blocks: 1, Threads: 0}, {Blocks: 1, Threads: 1025}, {Blocks: 1 << 31, Threads: 32}} {
+	s.fails(cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{}),
+		"conf_grid", "32 bytes", "8")
+	for _, c := range []cuda.LaunchConfig{{Blocks: 0, Threads: 32}, {Blocks: -1, Threads: 32},
+		{Blocks: 1, Threads: 0}, {Blocks: 1, Threads: 1025}, {Blocks: 1 << 31, Threads: 32}} {
 		s.fails(cuda.Launch(st, k, c, gridParams{b.Ptr()}), "conf_grid")
 	}
-	s.fails(cuda.Launch(st, nil, cuda.LaunchConfig{Blocks: 1, Threads: 32}, gridParams{b.Ptr()}), "kernel")
+	s.fails(cuda.Launch(st, nil, cuda.LaunchConfig{Blocks: 1, Threads: 32}, gridParams{b.Ptr()}),
+		"kernel")
 	launch(s, st, "conf_grid", 1, gridParams{b.Ptr()}) // errors of the call do not stick
 	s.sync(st)
 	_, err = s.dev.NewStream(cuda.StreamOptions{Name: "minus", SMs: -1})
@@ -649,7 +690,8 @@ func testCrossStreamEvents(s *suite) {
 		if e.Done() || f.Done() {
 			s.Fatal("an event is done before the work before it")
 		}
-		if err := e.Synchronize(s.ctx(time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+		if err := e.Synchronize(s.ctx(time.Millisecond)); !errors.Is(err,
+			context.DeadlineExceeded) {
 			s.Fatalf("waiting for an event of held work: %v", err)
 		}
 		w.set(0, 1)
@@ -714,10 +756,12 @@ func testEventTimes(s *suite) {
 
 // Kernels on different streams run at one time: each of two waits for the other.
 func testStreamsRunTogether(s *suite) {
-	a, b := s.stream(cuda.StreamOptions{Name: "a"}), s.stream(cuda.StreamOptions{Name: "b", Priority: 1})
+	a, b := s.stream(cuda.StreamOptions{Name: "a"}),
+		s.stream(cuda.StreamOptions{Name: "b", Priority: 1})
 	w := s.words(4, "gates")
 	// Each kernel's gate is the other's count of arrivals.
-	p := gateParams{Gate: w.at(0), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1, LimitNS: int64(longGate), Yield: 1}
+	p := gateParams{Gate: w.at(0), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1,
+		LimitNS: int64(longGate), Yield: 1}
 	q := p
 	q.Gate, q.Arrived = p.Arrived, p.Gate
 	launch(s, a, "conf_gate", 1, p)
@@ -733,7 +777,8 @@ func testStreamsRunTogether(s *suite) {
 // A kernel of high priority does not wait until a grid of low priority that came first has
 // started its last block. The test lets one block of the low grid end at a time.
 func testPriorities(s *suite) {
-	low, high := s.stream(cuda.StreamOptions{Name: "low"}), s.stream(cuda.StreamOptions{Name: "high", Priority: 5})
+	low, high := s.stream(cuda.StreamOptions{Name: "low"}),
+		s.stream(cuda.StreamOptions{Name: "high", Priority: 5})
 	w, n := s.words(4, "gate"), s.words(2, "count")
 	sms, places := s.dev.Info().SMs, s.dev.Info().SMs*s.b.BlocksPerSM
 	blocks := places*2 + 16
@@ -751,7 +796,9 @@ func testPriorities(s *suite) {
 		}
 	}
 	if !done.Done() || blocks-ended <= places {
-		s.Errorf("the kernel of high priority ran after %d of %d blocks of the low one (%d at one time)", ended, blocks, places)
+		s.Errorf(
+			"the kernel of high priority ran after %d of %d blocks of the low one (%d at one time)",
+			ended, blocks, places)
 	}
 	w.set(0, uint64(blocks))
 	s.sync(low, high)
@@ -781,7 +828,8 @@ func testBudgets(s *suite) {
 		}
 		s.sync(st, other)
 		if w.get(1) < 1 || w.get(1) > uint64(most) || w.get(0) != 0 {
-			s.Errorf("budget %d of %d SMs: %d blocks at once on %d SMs, %d left over", budget, sms, w.get(1), got, w.get(0))
+			s.Errorf("budget %d of %d SMs: %d blocks at once on %d SMs, %d left over", budget, sms,
+				w.get(1), got, w.get(0))
 		}
 		s.close(st, other)
 		s.free(w, w2)
@@ -790,7 +838,8 @@ func testBudgets(s *suite) {
 	if sms >= 2 {
 		st := s.stream(cuda.StreamOptions{Name: "two", SMs: 2})
 		w := s.words(4, "gate")
-		p := gateParams{Gate: w.at(1), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1, LimitNS: int64(longGate)}
+		p := gateParams{Gate: w.at(1), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1,
+			LimitNS: int64(longGate)}
 		wide(s, st, "conf_gate", 2, p) // block 1 goes on when both have arrived
 		s.sync(st)
 		if w.get(2) != 2 || w.get(3) != 0 {
@@ -806,7 +855,8 @@ func testBlocksThatYield(s *suite) {
 	blocks := min(64, 4*s.dev.Info().SMs+4)
 	st := s.stream(cuda.StreamOptions{Name: "poll"})
 	w := s.words(4, "gate")
-	p := gateParams{Gate: w.at(1), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1, LimitNS: int64(longGate), Yield: 1}
+	p := gateParams{Gate: w.at(1), Arrived: w.at(1), Left: w.at(2), Late: w.at(3), Step: 1,
+		LimitNS: int64(longGate), Yield: 1}
 	launch(s, st, "conf_gate", blocks, p)
 	s.sync(st)
 	if w.get(2) != uint64(blocks) || w.get(3) != 0 {
@@ -827,7 +877,8 @@ func testManyLaunches(s *suite) {
 		wg.Go(func() {
 			failed[i] = func() error {
 				for range launches {
-					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1 + i, Threads: 32}, affineParams{b.Ptr(), 8, 1, 1}); err != nil {
+					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1 + i, Threads: 32},
+						affineParams{b.Ptr(), 8, 1, 1}); err != nil {
 						return err
 					}
 				}
@@ -867,7 +918,8 @@ func testStickyErrors(s *suite) {
 	}
 	e := s.event()
 	for name, err := range map[string]error{
-		"launch":      cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{b.Ptr(), 1, 1, 1}),
+		"launch": cuda.Launch(st, s.kernel("conf_affine"),
+			cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{b.Ptr(), 1, 1, 1}),
 		"copy":        st.Copy(b.Ptr(), w.Ptr(), 8),
 		"fill":        st.Fill(b.Ptr(), 1, 8),
 		"record":      st.Record(e),
@@ -886,7 +938,8 @@ func testStickyErrors(s *suite) {
 }
 
 func testErrorsAreIsolated(s *suite) {
-	bad, good := s.stream(cuda.StreamOptions{Name: "bad"}), s.stream(cuda.StreamOptions{Name: "good"})
+	bad, good := s.stream(cuda.StreamOptions{Name: "bad"}),
+		s.stream(cuda.StreamOptions{Name: "good"})
 	w, gate := s.words(2, "ran"), s.words(4, "gate")
 	b := s.alloc(cuda.MemDevice, 8, "sum")
 	// Work enqueued behind the failing kernel is dropped, work of others is not.
@@ -915,7 +968,8 @@ func testErrorsAreIsolated(s *suite) {
 // A stream that waits for work that failed must not go on as if it were there.
 func testErrorsTravelWithEvents(s *suite) {
 	for _, before := range []bool{true, false} { // is Wait called before the failure?
-		bad, next := s.stream(cuda.StreamOptions{Name: "bad"}), s.stream(cuda.StreamOptions{Name: "next"})
+		bad, next := s.stream(cuda.StreamOptions{Name: "bad"}),
+			s.stream(cuda.StreamOptions{Name: "next"})
 		w, gate := s.words(2, "ran"), s.words(4, "gate")
 		e := s.event()
 		s.gate(bad, gate, 1, 1, true)
@@ -945,10 +999,12 @@ func testErrorsTravelWithEvents(s *suite) {
 func testWildAddress(s *suite) {
 	st := s.stream(cuda.StreamOptions{Name: "wild"})
 	// A device may fail so fast that the launch itself says so.
-	if cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 2, Threads: 64}, affineParams{0, 100, 1, 1}) == nil {
+	if cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 2, Threads: 64},
+		affineParams{0, 100, 1, 1}) == nil {
 		s.fails(st.Synchronize(s.ctx(patience)))
 	}
-	s.fails(cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{0, 1, 1, 1}))
+	s.fails(cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32},
+		affineParams{0, 1, 1, 1}))
 	if err := st.Close(); err != nil {
 		s.Logf("close of the failed stream: %v", err)
 	}
@@ -974,7 +1030,8 @@ func (s *suite) works() {
 }
 
 func testWildAddressIsIsolated(s *suite) {
-	bad, good := s.stream(cuda.StreamOptions{Name: "bad"}), s.stream(cuda.StreamOptions{Name: "good"})
+	bad, good := s.stream(cuda.StreamOptions{Name: "bad"}),
+		s.stream(cuda.StreamOptions{Name: "good"})
 	launch(s, bad, "conf_affine", 2, affineParams{0, 100, 1, 1})
 	s.fails(bad.Synchronize(s.ctx(patience)), "conf_affine", "bad")
 	b := s.alloc(cuda.MemDevice, 8, "sum")
@@ -992,7 +1049,8 @@ func testWildAddressIsIsolated(s *suite) {
 // The device goes away under running work. All calls say so, none hangs or crashes, what the CPU
 // sees stays mapped until it is freed, and the next device works.
 func testLoss(s *suite) {
-	a, b := s.stream(cuda.StreamOptions{Name: "a"}), s.stream(cuda.StreamOptions{Name: "b", Priority: 1})
+	a, b := s.stream(cuda.StreamOptions{Name: "a"}),
+		s.stream(cuda.StreamOptions{Name: "b", Priority: 1})
 	w := s.words(4, "gate")
 	buf := s.alloc(cuda.MemDevice, 4096, "rows")
 	e := s.event()
@@ -1009,7 +1067,8 @@ func testLoss(s *suite) {
 		"synchronize b":     func() error { return b.Synchronize(s.ctx(patience)) },
 		"synchronize event": func() error { return e.Synchronize(s.ctx(patience)) },
 		"launch": func() error {
-			return cuda.Launch(b, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{buf.Ptr(), 1, 1, 1})
+			return cuda.Launch(b, k, cuda.LaunchConfig{Blocks: 1, Threads: 32},
+				affineParams{buf.Ptr(), 1, 1, 1})
 		},
 		"copy":   func() error { return a.Copy(buf.Ptr(), w.Ptr(), 8) },
 		"fill":   func() error { return b.Fill(buf.Ptr(), 1, 8) },
@@ -1027,11 +1086,13 @@ func testLoss(s *suite) {
 		if err == nil {
 			s.Errorf("%s on a lost device works", name)
 		} else if errs.ClassOf(err) != errs.Device {
-			s.Errorf("%s on a lost device: class %d, not that of a failed device: %v", name, errs.ClassOf(err), err)
+			s.Errorf("%s on a lost device: class %d, not that of a failed device: %v", name,
+				errs.ClassOf(err), err)
 		}
 	}
 	w.set(1, 5) // the CPU's memory is the CPU's
-	for _, err := range []error{a.Close(), b.Close(), e.Close(), buf.Free(), w.Free(), s.dev.Close()} {
+	for _, err := range []error{a.Close(), b.Close(), e.Close(), buf.Free(), w.Free(),
+		s.dev.Close()} {
 		if err != nil {
 			s.Logf("on a lost device: %v", err)
 		}
@@ -1103,7 +1164,8 @@ func testStreamClose(s *suite) {
 		s.Fatalf("%d of 500 launches ran", b.get(0))
 	}
 	s.ok(st.Close())
-	s.fails(cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affineParams{b.Ptr(), 1, 1, 1}), "closing")
+	s.fails(cuda.Launch(st, s.kernel("conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32},
+		affineParams{b.Ptr(), 1, 1, 1}), "closing")
 	s.fails(st.Synchronize(s.ctx(patience)), "closing")
 	s.free(b)
 }
@@ -1139,7 +1201,8 @@ func testUnfreedBuffers(s *suite) {
 	s.ok(err)
 	var open []cuda.Buffer
 	for i := range 5 {
-		open = append(open, s.alloc(cuda.MemDevice, int64(1000+i), fmt.Sprint("device ", i)), s.alloc(cuda.MemPinned, int64(2000+i), fmt.Sprint("pinned ", i)))
+		open = append(open, s.alloc(cuda.MemDevice, int64(1000+i), fmt.Sprint("device ", i)),
+			s.alloc(cuda.MemPinned, int64(2000+i), fmt.Sprint("pinned ", i)))
 	}
 	s.free(open[4], open[5])
 	st := s.stream(cuda.StreamOptions{Name: "unclosed"})
@@ -1147,7 +1210,8 @@ func testUnfreedBuffers(s *suite) {
 	s.ok(st.Fill(open[0].Ptr(), 1, 1000))
 	s.ok(st.Record(e))
 	err = s.dev.Close()
-	s.fails(err, "unclosed", "registered memory", "65536", "device 0", "1000", "device 4", "1004", "pinned 3", "2003")
+	s.fails(err, "unclosed", "registered memory", "65536", "device 0", "1000", "device 4", "1004",
+		"pinned 3", "2003")
 	if strings.Contains(err.Error(), "device 2") || strings.Contains(err.Error(), "pinned 2") {
 		s.Fatalf("buffers that were freed are called open: %v", err)
 	}
@@ -1164,7 +1228,8 @@ func testConcurrency(s *suite) {
 	const workers, rounds, n = 8, 20, 500
 	k, km := s.kernel("conf_affine"), s.kernel("conf_move")
 	one := func(id int) (err error) {
-		st, err := s.dev.NewStream(cuda.StreamOptions{Name: fmt.Sprint("worker ", id), Priority: id % 3, SMs: id % 4})
+		st, err := s.dev.NewStream(cuda.StreamOptions{Name: fmt.Sprint("worker ", id),
+			Priority: id % 3, SMs: id % 4})
 		if err != nil {
 			return err
 		}
@@ -1184,8 +1249,10 @@ func testConcurrency(s *suite) {
 			}
 			err = errors.Join(
 				st.Fill(a.Ptr(), 0, n*8),
-				cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1 + r%4, Threads: 32}, affineParams{a.Ptr(), n, 1, uint64(id*1000 + r)}),
-				cuda.Launch(st, km, cuda.LaunchConfig{Blocks: 3, Threads: 32}, moveParams{a.Ptr(), a.Ptr(), n, 1}),
+				cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 1 + r%4, Threads: 32},
+					affineParams{a.Ptr(), n, 1, uint64(id*1000 + r)}),
+				cuda.Launch(st, km, cuda.LaunchConfig{Blocks: 3, Threads: 32},
+					moveParams{a.Ptr(), a.Ptr(), n, 1}),
 				st.Copy(out.Ptr(), a.Ptr(), n*8),
 				st.Record(e),
 				e.Synchronize(s.ctx(patience)),

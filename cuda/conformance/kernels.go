@@ -56,6 +56,9 @@ type gateParams struct {
 	_                         uint32
 }
 
+// GateParams is the parameter block of kernel conf_gate, for measurements.
+type GateParams = gateParams
+
 // countParams: adds 1 to *Now, raises *Max to it, waits HoldNS, subtracts it again.
 type countParams struct {
 	Now, Max cuda.DevicePtr
@@ -101,6 +104,17 @@ type bigParams struct {
 	V   [509]uint64
 }
 
+// clockParams: block 0 writes to Dst[1..] the values that the device's clock takes one after the
+// other, in nanoseconds, N of them or as many as it sees in so many looks, and to Dst[0] how many.
+type clockParams struct {
+	Dst   cuda.DevicePtr
+	N     int64
+	Looks int64
+}
+
+// ClockParams is the parameter block of kernel conf_clock, for measurements.
+type ClockParams = clockParams
+
 // The layouts are those of a C++ compiler for the same declarations.
 const (
 	_ = -(unsafe.Sizeof(affineParams{}) ^ 32)
@@ -111,6 +125,7 @@ const (
 	_ = -(unsafe.Offsetof(packParams{}.Arr) ^ 72)
 	_ = -(unsafe.Sizeof(packParams{}) ^ 120)
 	_ = -(unsafe.Sizeof(bigParams{}) ^ 4080)
+	_ = -(unsafe.Sizeof(clockParams{}) ^ 24)
 )
 
 var errConf = errors.New("conf_fail was told to fail")
@@ -194,6 +209,24 @@ func init() {
 		*word(p.Dst) = sum
 		return nil
 	})
+	cuda.RegisterHost("conf_clock", func(b *cuda.Block, p *clockParams) error {
+		if b.Index != 0 {
+			return nil
+		}
+		begin := time.Now()
+		d, n, last := cuda.View[uint64](p.Dst, 1+p.N), int64(0), time.Duration(0)
+		for look := int64(0); look < p.Looks && n < p.N; look++ {
+			t := time.Since(begin)
+			if t == last {
+				continue
+			}
+			last = t
+			n++
+			d[n] = uint64(begin.UnixNano()) + uint64(t)
+		}
+		d[0] = uint64(n)
+		return nil
+	})
 }
 
 const packWords = 22
@@ -206,7 +239,8 @@ func packed(p *packParams) []uint64 {
 	}
 	out := []uint64{
 		uint64(p.Dst), uint64(p.U8), uint64(p.I8), uint64(p.U16), uint64(p.I16), flag,
-		uint64(p.U32), uint64(p.I32), uint64(math.Float32bits(p.F32)), p.U64, uint64(p.I64), math.Float64bits(p.F64),
+		uint64(p.U32), uint64(p.I32), uint64(math.Float32bits(p.F32)), p.U64, uint64(p.I64),
+		math.Float64bits(p.F64),
 		uint64(p.In.A), uint64(p.In.B), uint64(p.In.C[0]), uint64(p.In.C[2]),
 	}
 	out = append(out, p.Arr[:]...)

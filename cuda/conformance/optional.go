@@ -11,8 +11,8 @@ import (
 	"helios/internal/errs"
 )
 
-// What is free is told by devices with a memory of their own, and goes down and up by what is taken and
-// given back; others may take some meanwhile.
+// What is free is told by devices with a memory of their own, and goes down and up by what is taken
+// and given back; others may take some meanwhile.
 func testFreeMemory(s *suite) {
 	m, ok := s.dev.(cuda.MemoryMeter)
 	if !ok {
@@ -53,14 +53,17 @@ func (s *suite) reserve(size int64, purpose string) cuda.Growable {
 	return g
 }
 
-// Memory that grows never moves, keeps what is in it, is zero where it is new, and is memory like any other.
+// Memory that grows never moves, keeps what is in it, is zero where it is new, and is memory like
+// any other.
 func testGrowable(s *suite) {
 	st := s.stream(cuda.StreamOptions{Name: "growing"})
 	const size = 8<<20 + 12345
 	g := s.reserve(size, "slot")
 	at := g.Ptr()
-	if g.Size() != size || g.Kind() != cuda.MemDevice || g.Purpose() != "slot" || at == 0 || at%4096 != 0 || g.Backed() < 0 || g.Backed() > size {
-		s.Fatalf("%d of %d bytes at %#x, kind %d for %s", g.Backed(), g.Size(), at, g.Kind(), g.Purpose())
+	if g.Size() != size || g.Kind() != cuda.MemDevice || g.Purpose() != "slot" || at == 0 ||
+		at%4096 != 0 || g.Backed() < 0 || g.Backed() > size {
+		s.Fatalf("%d of %d bytes at %#x, kind %d for %s", g.Backed(), g.Size(), at, g.Kind(),
+			g.Purpose())
 	}
 	lazy := g.Backed() < size
 	usage := func() {
@@ -86,7 +89,9 @@ func testGrowable(s *suite) {
 		if now > written { // what is new is zero, what was there is there
 			b := s.read(st, at, now)
 			if !all(b[:written], 0xa5) || !all(b[written:], 0) {
-				s.Fatalf("grown to %d: not all of the %d bytes that were written are there, with zeroes behind", want, written)
+				s.Fatalf(
+					"grown to %d: not all of the %d bytes that were written are there, with zeroes behind",
+					want, written)
 			}
 			s.ok(st.Fill(at, 0xa5, now))
 			s.sync(st)
@@ -96,7 +101,8 @@ func testGrowable(s *suite) {
 	// Kernels at both ends of it, and where the first pages end.
 	s.ok(st.Fill(at, 1, size))
 	const some = 2048
-	for _, off := range []cuda.DevicePtr{0, 4096 - 8*some/2 + 8*some, 2<<20 - 8*some/2, size/8*8 - 8*some} {
+	for _, off := range []cuda.DevicePtr{0, 4096 - 8*some/2 + 8*some, 2<<20 - 8*some/2,
+		size/8*8 - 8*some} {
 		launch(s, st, "conf_affine", 3, affineParams{at + off, some, 3, 1})
 		v := s.readWords(st, at+off, some)
 		for _, i := range []int{some / 2, some - 1} {
@@ -128,7 +134,9 @@ func testGrowable(s *suite) {
 	s.ok(g.Grow(2 << 20))
 	kept = min(kept, 2<<20)
 	if b := s.read(st, at, 2<<20); !all(b[:kept], 0xa5) || !all(b[kept:], 0) {
-		s.Fatalf("grown again: not all of the %d bytes that were kept are there, with zeroes behind", kept)
+		s.Fatalf(
+			"grown again: not all of the %d bytes that were kept are there, with zeroes behind",
+			kept)
 	}
 	s.free(g)
 	s.free(g)
@@ -142,7 +150,8 @@ func testGrowable(s *suite) {
 	const tail = 256 // words at the end of what is there
 	k := s.kernel("conf_affine")
 	for i := range failed {
-		own, st := s.reserve(1<<20, "own"), s.stream(cuda.StreamOptions{Name: fmt.Sprint("own ", i)})
+		own, st := s.reserve(1<<20, "own"),
+			s.stream(cuda.StreamOptions{Name: fmt.Sprint("own ", i)})
 		defer func() { s.close(st); s.free(own) }()
 		wg.Go(func() {
 			failed[i] = func() error {
@@ -150,7 +159,9 @@ func testGrowable(s *suite) {
 					if err := own.Grow(n << 16); err != nil {
 						return err
 					}
-					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 2, Threads: 64}, affineParams{own.Ptr() + cuda.DevicePtr(n<<16) - 8*tail, tail, 1, uint64(n)}); err != nil {
+					if err := cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 2, Threads: 64},
+						affineParams{own.Ptr() + cuda.DevicePtr(n<<16) - 8*tail, tail, 1,
+							uint64(n)}); err != nil {
 						return err
 					}
 				}
@@ -191,7 +202,8 @@ func testGrowableOutOfMemory(s *suite) {
 	s.ok(st.Fill(g.Ptr(), 3, 4096))
 	s.sync(st)
 	had := g.Backed()
-	if err := g.Grow(2 * total); !errors.As(err, &oom) || errs.ClassOf(err) != errs.Capability || !strings.Contains(err.Error(), "too much in the worst case") {
+	if err := g.Grow(2 * total); !errors.As(err, &oom) || errs.ClassOf(err) != errs.Capability ||
+		!strings.Contains(err.Error(), "too much in the worst case") {
 		s.Fatalf("not an OutOfMemoryError with the facts: %v", err)
 	}
 	if oom.Want > 2*total || oom.Want < total || oom.Free >= oom.Want {
@@ -209,17 +221,19 @@ func testGrowableOutOfMemory(s *suite) {
 }
 
 // steps sends one sequence: each of the launches makes *3+add of the words.
-func (s *suite) steps(st cuda.Stream, q *cuda.Steps, p cuda.DevicePtr, n int64, adds ...uint64) error {
+func (s *suite) steps(st cuda.Stream, q *cuda.Steps, p cuda.DevicePtr, n int64,
+	adds ...uint64) error {
 	q.Reset()
 	k := s.kernel("conf_affine")
 	for i, a := range adds {
-		cuda.Add(q, k, cuda.LaunchConfig{Blocks: 1 + i%3, Threads: 32 * (1 + i%4)}, affineParams{p, n, 3, a})
+		cuda.Add(q, k, cuda.LaunchConfig{Blocks: 1 + i%3, Threads: 32 * (1 + i%4)},
+			affineParams{p, n, 3, a})
 	}
 	return cuda.LaunchSteps(st, q)
 }
 
-// Steps run in order, with the parameters of their time, between other work; again and again, and in many
-// lengths.
+// Steps run in order, with the parameters of their time, between other work; again and again, and
+// in many lengths.
 func testSteps(s *suite) {
 	for _, sms := range []int{0, 1} { // a stream with a budget, too
 		st := s.stream(cuda.StreamOptions{Name: "steps", SMs: sms})
@@ -264,10 +278,11 @@ func testSteps(s *suite) {
 	}
 }
 
-// A kernel in the middle fails, the third time: the error names it, what stands behind it is dropped, what was
-// recorded before is good, and other streams go on.
+// A kernel in the middle fails, the third time: the error names it, what stands behind it is
+// dropped, what was recorded before is good, and other streams go on.
 func testStepsThatFail(s *suite) {
-	st, other := s.stream(cuda.StreamOptions{Name: "doomed"}), s.stream(cuda.StreamOptions{Name: "other"})
+	st, other := s.stream(cuda.StreamOptions{Name: "doomed"}),
+		s.stream(cuda.StreamOptions{Name: "other"})
 	b, w := s.alloc(cuda.MemDevice, 8, "sum"), s.words(1, "ran")
 	ka, kf := s.kernel("conf_affine"), s.kernel("conf_fail")
 	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}

@@ -14,8 +14,9 @@ import (
 	"helios/internal/wide"
 )
 
-// Rows of every type, of every length around a word and a warp, and of every bit pattern (int8's scales are
-// numbers) become the same float32 in both kernels; also at destinations that allow no wide store.
+// Rows of every type, of every length around a word and a warp, and of every bit pattern (int8's
+// scales are numbers) become the same float32 in both kernels; also at destinations that allow no
+// wide store.
 func TestConvertEveryType(t *testing.T) {
 	dev := difftest.Open(t, difftest.Options{Seed: 9, SMs: 2, Grain: 400, RandomThreads: true})
 	ctx := within(t)
@@ -37,7 +38,8 @@ func TestConvertEveryType(t *testing.T) {
 				mem[i] = byte(r.Uint32())
 			}
 			for v := 0; rt == rowtype.Int8 && v < rows; v++ {
-				binary.LittleEndian.PutUint32(mem[v*size:], math.Float32bits(float32(r.NormFloat64())))
+				binary.LittleEndian.PutUint32(mem[v*size:],
+					math.Float32bits(float32(r.NormFloat64())))
 			}
 			src, err := dev.Alloc(cuda.MemDevice, int64(len(mem)), "stored rows")
 			if err != nil {
@@ -55,7 +57,8 @@ func TestConvertEveryType(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := errors.Join(c.Convert(st, dst.Ptr()+at, src.Ptr(), rows), st.Synchronize(ctx)); err != nil {
+				if err := errors.Join(c.Convert(st, dst.Ptr()+at, src.Ptr(), rows),
+					st.Synchronize(ctx)); err != nil {
 					t.Fatalf("%d values of %s at %d: %v", dim, rt, at, err)
 				}
 				if err := dst.Free(); err != nil {

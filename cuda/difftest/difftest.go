@@ -8,8 +8,9 @@
 // of gpuio hold addresses themselves, and gpuio compares them its own way). Memory of Register is
 // one memory for both, and must only be read.
 //
-// A kernel that only CUDA has (a part of what Go does in one launch) runs on the driver's side, and what it leaves is
-// copied to the twins; Mirrored counts those launches. What a whole workload computes with them is compared by its tests.
+// A kernel that only CUDA has (a part of what Go does in one launch) runs on the driver's side, and
+// what it leaves is copied to the twins; Mirrored counts those launches. What a whole workload
+// computes with them is compared by its tests.
 package difftest
 
 import (
@@ -35,40 +36,46 @@ type Options struct {
 	SMs  int    // what Info says, which sizes grids; 0 = as the device has
 	// RandomThreads launches the CUDA kernel with blocks of 1 to 8 warps, whatever was asked for.
 	RandomThreads bool
-	// Grain is how many items make another block worth its launch, where the caller asks the device;
-	// small ones make many blocks of little work. 0 = as usual.
+	// Grain is how many items make another block worth its launch, where the caller asks the
+	// device; small ones make many blocks of little work. 0 = as usual.
 	Grain int64
-	// Lazy names buffers (by purpose) that are large and only read: CheckAll compares them, launches
-	// do not.
+	// Lazy names buffers (by purpose) that are large and only read: CheckAll compares them,
+	// launches do not.
 	Lazy []string
 	// Normalise rewrites copies of what a kernel has left before they are compared, once for each
 	// side: what the two may do differently becomes the same.
 	Normalise map[string]func(params []byte, mem Memory)
-	// Tolerance says by kernel how far the CUDA side's floats may be from Go's: where the order of a sum is another, or
-	// a function of the host's is not the GPU's. Kernels that are not in it must agree to the bit. The twins
-	// then get the CUDA side's memory, so that no later launch starts from different inputs.
+	// Tolerance says by kernel how far the CUDA side's floats may be from Go's: where the order of
+	// a sum is another, or a function of the host's is not the GPU's. Kernels that are not in it
+	// must agree to the bit. The twins then get the CUDA side's memory, so that no later launch
+	// starts from different inputs.
 	Tolerance map[string]Tolerance
-	// Spoil changes the CUDA side's copies before they are compared: tests of the test use it. param
-	// is 8-byte word i of the parameter block.
+	// Spoil changes the CUDA side's copies before they are compared: tests of the test use it.
+	// param is 8-byte word i of the parameter block.
 	Spoil func(l Launch, param func(i int) cuda.DevicePtr, mem Memory)
 }
 
-// Tolerance accepts words that are float32, or float64 where Wide, and within Abs + Rel·|Go's| of Go's. The other words
-// must be equal.
+// Tolerance accepts words that are float32, or float64 where Wide, and within Abs + Rel·|Go's| of
+// Go's. The other words must be equal.
 type Tolerance struct {
 	Abs, Rel float64
 	Wide     bool
 }
 
-// near reports whether got is near enough to want in each word, or the offset of the first that is not.
+// near reports whether got is near enough to want in each word, or the offset of the first that is
+// not.
 func (t Tolerance) near(want, got []byte) (at int64, ok bool) {
-	close := func(a, b float64) bool { return math.Abs(a-b) <= t.Abs+t.Rel*math.Abs(a) } // false for NaN
+	// false for NaN
+	close := func(a, b float64) bool { return math.Abs(a-b) <= t.Abs+t.Rel*math.Abs(a) }
 	for i := 0; i < len(want); i += 8 {
 		w, g := want[i:min(i+8, len(want))], got[i:min(i+8, len(got))]
 		if bytes.Equal(w, g) {
 			continue
 		}
-		wide := func(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(b)) }
+		wide := func(
+			b []byte) float64 {
+			return math.Float64frombits(binary.LittleEndian.Uint64(b))
+		}
 		if t.Wide && len(w) == 8 && close(wide(w), wide(g)) {
 			continue
 		}
@@ -76,7 +83,10 @@ func (t Tolerance) near(want, got []byte) (at int64, ok bool) {
 			if k+4 > len(w) {
 				return int64(i + k), false
 			}
-			narrow := func(b []byte) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[k:]))) }
+			narrow := func(
+				b []byte) float64 {
+				return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[k:])))
+			}
 			if !bytes.Equal(w[k:k+4], g[k:k+4]) && !close(narrow(w), narrow(g)) {
 				return int64(i + k), false
 			}
@@ -113,8 +123,10 @@ type Mismatch struct {
 }
 
 func (m *Mismatch) Error() string {
-	return fmt.Sprintf("launch %d, kernel %s with %d blocks of %d threads (seed %d): buffer %q differs at byte %d of %d: Go has % x there, CUDA % x; %d bytes differ",
-		m.Number, m.Kernel, m.Blocks, m.Threads, m.Seed, m.Buffer, m.Offset, m.Size, m.Go, m.CUDA, m.Different)
+	return fmt.Sprintf(
+		"launch %d, kernel %s with %d blocks of %d threads (seed %d): buffer %q differs at byte %d of %d: Go has % x there, CUDA % x; %d bytes differ",
+		m.Number, m.Kernel, m.Blocks, m.Threads, m.Seed, m.Buffer, m.Offset, m.Size, m.Go, m.CUDA,
+		m.Different)
 }
 
 // Device is a cuda.Device that compares.
@@ -148,7 +160,8 @@ func New(gpu cuda.Device, opt Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{gpu: gpu, host: host, opt: opt, info: info, rng: rand.New(rand.NewPCG(opt.Seed, 0xd1ff)), launches: map[string]int{},
+	d := &Device{gpu: gpu, host: host, opt: opt, info: info,
+		rng: rand.New(rand.NewPCG(opt.Seed, 0xd1ff)), launches: map[string]int{},
 		mirrored: map[string]int{}}
 	if d.work, err = gpu.NewStream(cuda.StreamOptions{Name: "difftest"}); err != nil {
 		return nil, errors.Join(err, host.Close())
@@ -222,7 +235,8 @@ type kernel struct {
 func (k *kernel) Name() string       { return k.gpu.Name() }
 func (k *kernel) ParamSize() uintptr { return k.gpu.ParamSize() }
 
-// Kernel implements cuda.Device. Where both sides have the kernel, their parameter blocks must have one size.
+// Kernel implements cuda.Device. Where both sides have the kernel, their parameter blocks must have
+// one size.
 func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	g, err := d.gpu.Kernel(name)
 	if err != nil {
@@ -233,7 +247,8 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 		return &kernel{gpu: g}, nil
 	}
 	if g.ParamSize() != h.ParamSize() {
-		return nil, fmt.Errorf("kernel %q: the CUDA kernel takes %d bytes of parameters, Go's %d", name, g.ParamSize(), h.ParamSize())
+		return nil, fmt.Errorf("kernel %q: the CUDA kernel takes %d bytes of parameters, Go's %d",
+			name, g.ParamSize(), h.ParamSize())
 	}
 	return &kernel{g, h}, nil
 }
@@ -267,7 +282,8 @@ func (d *Device) add(g, h cuda.Buffer, shared bool) *buffer {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if b.size > 0 {
-		i, _ := slices.BinarySearchFunc(d.bufs, b.ptr, func(x *buffer, p cuda.DevicePtr) int { return compare(x.ptr, p) })
+		i, _ := slices.BinarySearchFunc(d.bufs, b.ptr,
+			func(x *buffer, p cuda.DevicePtr) int { return compare(x.ptr, p) })
 		d.bufs = slices.Insert(d.bufs, i, b)
 	}
 	return b
@@ -285,7 +301,8 @@ func compare(a, b cuda.DevicePtr) int {
 
 // find is the buffer that p lies in, or nil. d.mu is held.
 func (d *Device) find(p cuda.DevicePtr) *buffer {
-	i, exact := slices.BinarySearchFunc(d.bufs, p, func(x *buffer, p cuda.DevicePtr) int { return compare(x.ptr, p) })
+	i, exact := slices.BinarySearchFunc(d.bufs, p,
+		func(x *buffer, p cuda.DevicePtr) int { return compare(x.ptr, p) })
 	if exact {
 		return d.bufs[i]
 	}
@@ -420,7 +437,8 @@ func (b *buffer) pull() {
 }
 
 // LaunchRaw runs Go's kernel and the CUDA kernel to their ends and compares.
-func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) error {
+func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer,
+	size uintptr) error {
 	d := s.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -474,7 +492,8 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 			bufs = append(bufs, b)
 		}
 	}
-	gpuErr := s.Stream.LaunchRaw(pair.gpu, cuda.LaunchConfig{Blocks: l.Blocks, Threads: l.Threads}, unsafe.Pointer(unsafe.SliceData(words)), size)
+	gpuErr := s.Stream.LaunchRaw(pair.gpu, cuda.LaunchConfig{Blocks: l.Blocks, Threads: l.Threads},
+		unsafe.Pointer(unsafe.SliceData(words)), size)
 	if gpuErr == nil {
 		gpuErr = d.fetch(s.Stream, bufs)
 	}
@@ -498,7 +517,8 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 		}
 		return s.err
 	}
-	if err := d.compareAll(l, bufs, forGPU, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(twins))), size)); err != nil {
+	if err := d.compareAll(l, bufs, forGPU,
+		unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(twins))), size)); err != nil {
 		s.err = err
 		return err
 	}
@@ -508,10 +528,12 @@ func (s *stream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.P
 // sameFailure demands that both kernels failed with the same words.
 func (d *Device) sameFailure(l Launch, hostErr, gpuErr error) (same bool, err error) {
 	var h, g *cuda.KernelError
-	if errors.As(hostErr, &h) && errors.As(gpuErr, &g) && h.Kernel == g.Kernel && h.Err.Error() == g.Err.Error() {
+	if errors.As(hostErr, &h) && errors.As(gpuErr, &g) && h.Kernel == g.Kernel &&
+		h.Err.Error() == g.Err.Error() {
 		return true, gpuErr
 	}
-	err = fmt.Errorf("launch %d, kernel %s with %d blocks of %d threads (seed %d): Go: %v; CUDA: %v; want the same outcome",
+	err = fmt.Errorf(
+		"launch %d, kernel %s with %d blocks of %d threads (seed %d): Go: %v; CUDA: %v; want the same outcome",
 		l.Number, l.Kernel, l.Blocks, l.Threads, d.opt.Seed, hostErr, gpuErr)
 	d.found = append(d.found, err)
 	return false, err
@@ -562,7 +584,11 @@ func (d *Device) compareAll(l Launch, bufs []*buffer, gpuParams, hostParams []by
 		host.copies = append(host.copies, mem)
 	}
 	if d.opt.Spoil != nil {
-		d.opt.Spoil(l, func(i int) cuda.DevicePtr { return cuda.DevicePtr(binary.LittleEndian.Uint64(gpuParams[8*i:])) }, gpu)
+		d.opt.Spoil(l,
+			func(
+				i int) cuda.DevicePtr {
+				return cuda.DevicePtr(binary.LittleEndian.Uint64(gpuParams[8*i:]))
+			}, gpu)
 	}
 	if normalise != nil {
 		normalise(gpuParams, gpu)
@@ -672,7 +698,8 @@ func (d *Device) CheckAll() error {
 	}
 	got := d.fetched(bufs)
 	for i, b := range bufs {
-		if m := d.differ(Launch{Number: d.number, Kernel: "at the end"}, b, b.host.Bytes()[:b.live()], got[i]); m != nil {
+		if m := d.differ(Launch{Number: d.number, Kernel: "at the end"}, b,
+			b.host.Bytes()[:b.live()], got[i]); m != nil {
 			d.found = append(d.found, m)
 			return m
 		}
@@ -682,7 +709,8 @@ func (d *Device) CheckAll() error {
 
 // Download reads n elements of device memory on any device, behind the work of st so far. T
 // must hold no Go pointers.
-func Download[T any](ctx context.Context, dev cuda.Device, st cuda.Stream, p cuda.DevicePtr, n int64) ([]T, error) {
+func Download[T any](ctx context.Context, dev cuda.Device, st cuda.Stream, p cuda.DevicePtr,
+	n int64) ([]T, error) {
 	out := make([]T, n)
 	var t T
 	size := n * int64(unsafe.Sizeof(t))
@@ -703,7 +731,8 @@ func Download[T any](ctx context.Context, dev cuda.Device, st cuda.Stream, p cud
 }
 
 // Upload writes values to device memory on any device, in order with the work of st.
-func Upload[T any](ctx context.Context, dev cuda.Device, st cuda.Stream, p cuda.DevicePtr, v []T) error {
+func Upload[T any](ctx context.Context, dev cuda.Device, st cuda.Stream, p cuda.DevicePtr,
+	v []T) error {
 	var t T
 	size := int64(len(v)) * int64(unsafe.Sizeof(t))
 	if size == 0 {
@@ -725,19 +754,22 @@ func Upload[T any](ctx context.Context, dev cuda.Device, st cuda.Stream, p cuda.
 // their nodes, stale ones go, and slots in the edge list become nodes.
 func NormaliseTables() map[string]func([]byte, Memory) {
 	m := map[string]func([]byte, Memory){}
-	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign"} {
+	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count",
+		"unique_assign"} {
 		m[k] = func(params []byte, mem Memory) {
 			normaliseTable(params, mem, k != "sample_begin" && k != "sample_count")
 		}
 	}
 	m["unique_relabel"] = func(params []byte, mem Memory) { normaliseTable(params, mem, false) }
-	for _, k := range []string{"layer_weigh", "layer_rank", "layer_hist", "layer_pick", "layer_count", "layer_assign", "layer_relabel"} {
+	for _, k := range []string{"layer_weigh", "layer_rank", "layer_hist", "layer_pick",
+		"layer_count", "layer_assign", "layer_relabel"} {
 		m[k] = func(params []byte, mem Memory) {
 			if len(params) != layerParamsSize {
 				return
 			}
 			params = params[:sampleParamsSize]
-			// From layer_assign on some slots of the edge list are indices; layer_relabel's result has these.
+			// From layer_assign on some slots of the edge list are indices; layer_relabel's result
+			// has these.
 			mixed := k == "layer_assign" || k == "layer_relabel"
 			if mixed && hashedTable(params) {
 				clear(edgeList(params, mem))
@@ -754,7 +786,8 @@ const (
 	offEdgeStart, offSrc, offVals, offKeys = 32, 40, 48, 56
 	offSlots, offNumDst, offStamp          = 96, 120, 152
 	sampleParamsSize                       = 168
-	layerParamsSize                        = sampleParamsSize + 128 // graph.layerParams, which begins with the other
+	// graph.layerParams, which begins with the other
+	layerParamsSize = sampleParamsSize + 128
 )
 
 // layerScratch is the purpose of what layer-wise sampling works in (graph/ladies.go).
@@ -770,7 +803,8 @@ func edgeList(params []byte, mem Memory) []byte {
 	if start == nil {
 		return nil
 	}
-	return mem.Bytes(cuda.DevicePtr(word(offSrc)), int64(binary.LittleEndian.Uint64(start[numDst*8:]))*4)
+	return mem.Bytes(cuda.DevicePtr(word(offSrc)),
+		int64(binary.LittleEndian.Uint64(start[numDst*8:]))*4)
 }
 
 func normaliseTable(params []byte, mem Memory, slots bool) {
@@ -782,7 +816,8 @@ func normaliseTable(params []byte, mem Memory, slots bool) {
 		return // a direct table has its nodes for slots
 	}
 	n := int64(word(offSlots))
-	keys, vals := mem.Bytes(cuda.DevicePtr(word(offKeys)), n*8), mem.Bytes(cuda.DevicePtr(word(offVals)), n*8)
+	keys, vals := mem.Bytes(cuda.DevicePtr(word(offKeys)), n*8),
+		mem.Bytes(cuda.DevicePtr(word(offVals)), n*8)
 	if keys == nil || vals == nil {
 		return
 	}
@@ -790,7 +825,8 @@ func normaliseTable(params []byte, mem Memory, slots bool) {
 	stamp := uint64(binary.LittleEndian.Uint32(params[offStamp:])) & 0xffff
 	key := func(s uint64) uint64 { return binary.LittleEndian.Uint64(keys[8*s:]) }
 	src := edgeList(params, mem)
-	// A layer's list is scratch: behind it are slots of the lists before it, which relabelling leaves there.
+	// A layer's list is scratch: behind it are slots of the lists before it, which relabelling
+	// leaves there.
 	clear(mem.Rest(cuda.DevicePtr(word(offSrc)+uint64(len(src))), layerScratch))
 	if slots {
 		for e := range int64(len(src) / 4) {

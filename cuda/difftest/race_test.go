@@ -17,9 +17,13 @@ import (
 
 // stepBarriers are as barriers, of kernels of a training step.
 var stepBarriers = []struct{ kernel, file, right, wrong string }{
-	{"transpose_scatter", "transpose.cu", "\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n\t\tdev::syncthreads();", "\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n"},
-	{"transpose_scatter", "transpose.cu", "\t\t\tdev::syncwarp(); // all have read the place before it moves on\n", ""},
-	{"xent_sum", "loss.cu", "\t\tdev::st(&parts[dev::tid()], leaf);\n\t\tdev::syncthreads();", "\t\tdev::st(&parts[dev::tid()], leaf);"},
+	{"transpose_scatter", "transpose.cu",
+		"\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n\t\tdev::syncthreads();",
+		"\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n"},
+	{"transpose_scatter", "transpose.cu",
+		"\t\t\tdev::syncwarp(); // all have read the place before it moves on\n", ""},
+	{"xent_sum", "loss.cu", "\t\tdev::st(&parts[dev::tid()], leaf);\n\t\tdev::syncthreads();",
+		"\t\tdev::st(&parts[dev::tid()], leaf);"},
 }
 
 // raceProgram builds src/race.cc with the kernels under root, under ThreadSanitizer. It skips where
@@ -37,14 +41,17 @@ func raceProgram(t *testing.T, root string) string {
 	run := func(args ...string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
-		text, err := exec.CommandContext(ctx, cxx[0], append(cxx[1:len(cxx):len(cxx)], args...)...).CombinedOutput()
+		text, err := exec.CommandContext(ctx, cxx[0], append(cxx[1:len(cxx):len(cxx)],
+			args...)...).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%s %s: %w\n%s", cxx[0], strings.Join(args, " "), err, text)
 		}
 		return nil
 	}
 	probe := filepath.Join(dir, "probe.cc")
-	if err := os.WriteFile(probe, []byte("extern \"C\" void *__tsan_create_fiber(unsigned);\nint main() { return __tsan_create_fiber(0) == nullptr; }\n"), 0o600); err != nil {
+	if err := os.WriteFile(probe,
+		[]byte(
+			"extern \"C\" void *__tsan_create_fiber(unsigned);\nint main() { return __tsan_create_fiber(0) == nullptr; }\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := run("-fsanitize=thread", "-o", filepath.Join(dir, "probe"), probe); err != nil {
@@ -54,13 +61,16 @@ func raceProgram(t *testing.T, root string) string {
 	if err != nil || len(runtimeFiles) == 0 {
 		t.Fatalf("the shim's sources: %v", err)
 	}
-	common := []string{"-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I" + filepath.Join(root, "cuda/kernels"), "-I" + filepath.Join(root, "cuda/shim")}
+	common := []string{"-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
+		"-I" + filepath.Join(root, "cuda/kernels"), "-I" + filepath.Join(root, "cuda/shim")}
 	var jobs [][]string
 	for _, f := range runtimeFiles { // never instrumented: internal.h of the shim says why
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
 	}
-	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "hotness", "aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
-		jobs = append(jobs, append([]string{"-fsanitize=thread", "-DHX_SHIM", "-x", "c++"}, common...), []string{filepath.Join(root, "cuda/kernels", k+".cu")})
+	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "hotness",
+		"aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
+		jobs = append(jobs, append([]string{"-fsanitize=thread", "-DHX_SHIM", "-x", "c++"},
+			common...), []string{filepath.Join(root, "cuda/kernels", k+".cu")})
 	}
 	jobs = append(jobs, append([]string{"-fsanitize=thread"}, common...), []string{"src/race.cc"})
 	errs := make([]error, len(jobs)/2)
@@ -78,7 +88,9 @@ func raceProgram(t *testing.T, root string) string {
 	}
 	wg.Wait()
 	program := filepath.Join(dir, "race")
-	if err := errors.Join(append(errs, run(append([]string{"-fsanitize=thread", "-pthread", "-o", program}, objects...)...))...); err != nil {
+	if err := errors.Join(append(errs,
+		run(append([]string{"-fsanitize=thread", "-pthread", "-o", program},
+			objects...)...))...); err != nil {
 		t.Fatal(err)
 	}
 	return program
@@ -98,8 +110,8 @@ func race(t *testing.T, program string, seed uint64, rounds int, first bool) (st
 	return string(text), err
 }
 
-// TestRace: ThreadSanitizer has nothing to say about the data kernels and those of a training step, and does about copies that
-// lack a barrier. It is part of make test-shim, which sets DIFF_BATCHES.
+// TestRace: ThreadSanitizer has nothing to say about the data kernels and those of a training step,
+// and does about copies that lack a barrier. It is part of make test-shim, which sets DIFF_BATCHES.
 func TestRace(t *testing.T) {
 	if os.Getenv("DIFF_BATCHES") == "" {
 		t.Skip("part of make test-shim, which sets DIFF_BATCHES")
@@ -118,7 +130,8 @@ func TestRace(t *testing.T) {
 	for _, p := range slices.Concat(barriers, stepBarriers) {
 		t.Run("without a barrier in "+p.kernel, func(t *testing.T) {
 			// A missing barrier shows in some rounds only: threads must meet where it was.
-			text, err := race(t, raceProgram(t, plantedRoot(t, p.file, p.right, p.wrong)), 1, 200, true)
+			text, err := race(t, raceProgram(t, plantedRoot(t, p.file, p.right, p.wrong)), 1,
+				200, true)
 			if err == nil || !strings.Contains(text, "data race") {
 				t.Fatalf("no race was reported: %v\n%s", err, text)
 			}

@@ -12,7 +12,8 @@ import (
 	"helios/cuda/difftest"
 )
 
-// Memory that grows and shrinks is compared as far as it is there, and what is new is the same on both sides.
+// Memory that grows and shrinks is compared as far as it is there, and what is new is the same on
+// both sides.
 func TestGrowingMemory(t *testing.T) {
 	d := difftest.Open(t, difftest.Options{})
 	s, err := d.NewStream(cuda.StreamOptions{Name: "growing"})
@@ -26,13 +27,15 @@ func TestGrowingMemory(t *testing.T) {
 	for _, n := range []int64{1000, 40_000, 20_000, 60_000} {
 		require.NoError(t, g.Shrink(8*n/3))
 		require.NoError(t, g.Grow(8*n))
-		require.NoError(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 3, Threads: 64}, conformance.Affine(g.Ptr()+8, n-1, 3, uint64(n))))
+		require.NoError(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 3, Threads: 64},
+			conformance.Affine(g.Ptr()+8, n-1, 3, uint64(n))))
 		require.NoError(t, s.Synchronize(ctx))
 	}
 	require.Equal(t, 4, d.Launches()["conf_affine"])
 	v, err := difftest.Download[uint64](ctx, d, s, g.Ptr(), 60_000)
 	require.NoError(t, err)
-	require.Equal(t, []uint64{0, (((1000*3)+40_000)*3+20_000)*3 + 60_000, 60_000}, []uint64{v[0], v[1], v[59_999]})
+	require.Equal(t, []uint64{0, (((1000*3)+40_000)*3+20_000)*3 + 60_000, 60_000},
+		[]uint64{v[0], v[1], v[59_999]})
 	free, total, err := d.FreeMemory()
 	require.NoError(t, err)
 	require.Less(t, free, total)

@@ -22,8 +22,8 @@ import (
 	"helios/internal/wide"
 )
 
-// The trace is cut into groups: a graph, a cache, a sampler and a device of its own for each, and then
-// perGroup batches. Everything about group g comes from the seed and g.
+// The trace is cut into groups: a graph, a cache, a sampler and a device of its own for each, and
+// then perGroup batches. Everything about group g comes from the seed and g.
 const perGroup = 25
 
 // batches is how many the test replays: a few hundred, or DIFF_BATCHES.
@@ -75,8 +75,10 @@ type group struct {
 }
 
 func (g group) String() string {
-	return fmt.Sprintf("nodes %d degree %.1f wide %v fanouts %v layers %v degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
-		g.nodes, g.degree, g.wide, g.fanouts, g.layers, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes, g.stride, g.sms, g.grain, g.batch)
+	return fmt.Sprintf(
+		"nodes %d degree %.1f wide %v fanouts %v layers %v degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
+		g.nodes, g.degree, g.wide, g.fanouts, g.layers, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes,
+		g.stride, g.sms, g.grain, g.batch)
 }
 
 // hashNodes is above graph's limit for a table with an entry per node.
@@ -104,15 +106,19 @@ func newGroup(seed, number uint64) group {
 	}
 	g.stride = g.rowBytes + []int64{0, 0, int64(r.IntN(20)), 16}[r.IntN(4)]
 	for range 1 + r.IntN(3) {
-		g.fanouts = append(g.fanouts, []int{-1, 1 + r.IntN(5), 1 + r.IntN(15), 25 + r.IntN(20), 1 << 20}[r.IntN(5)])
+		g.fanouts = append(g.fanouts, []int{-1, 1 + r.IntN(5), 1 + r.IntN(15), 25 + r.IntN(20),
+			1 << 20}[r.IntN(5)])
 	}
 	if len(g.fanouts) == 3 { // frontiers that stay small
 		g.batch = min(g.batch, 4)
 		g.degree = min(g.degree, 6)
 	}
-	switch r.IntN(4) {
+	switch number % 4 { // in turn, so that even few groups launch each kernel
 	case 0: // all on SSD
-	case 1:
+	case 1: // rows in each tier
+		g.nodes = max(g.nodes, 100)
+		g.gpu, g.cpu = 0.25+r.Float64()/2, 0.25+r.Float64()/2
+	case 2:
 		g.gpu, g.cpu = r.Float64(), r.Float64()
 	default:
 		g.gpu = r.Float64() / 2
@@ -197,7 +203,8 @@ func (g group) run(ctx context.Context, dev *difftest.Device, count int) (err er
 		return err
 	}
 	onClose(st.Close)
-	s, err := graph.NewSampler(dev, dt, graph.SamplerConfig{Fanouts: g.fanouts, Seed: g.seed, Degrees: g.degrees, Layerwise: g.layers})
+	s, err := graph.NewSampler(dev, dt, graph.SamplerConfig{Fanouts: g.fanouts, Seed: g.seed,
+		Degrees: g.degrees, Method: map[bool]string{true: graph.Ladies}[g.layers]})
 	if err != nil {
 		return err
 	}
@@ -322,8 +329,9 @@ func (g group) replay(ctx context.Context, library string, count int) (map[strin
 	return dev.Launches(), errors.Join(err, dev.Close())
 }
 
-// TestTraceWeakMemory replays a few groups where the shim holds plain stores back until a barrier or
-// fence asks for them, and lets threads run in random order: what a missing barrier leaves to chance.
+// TestTraceWeakMemory replays a few groups where the shim holds plain stores back until a barrier
+// or fence asks for them, and lets threads run in random order: what a missing barrier leaves to
+// chance.
 func TestTraceWeakMemory(t *testing.T) {
 	if os.Getenv("HELIOS_GPU") == "1" {
 		t.Skip("a GPU has its own memory order; the shim's is asked for here")
@@ -334,7 +342,8 @@ func TestTraceWeakMemory(t *testing.T) {
 	}
 	library, s := fakecuda.Build(t, fakecuda.Private()), seed(t)
 	for number := range groups {
-		fakecuda.Control(t, library, fmt.Sprintf("seed=%d,store_buffer=%d,jitter=%d", number+1, 1+number%24, number%2))
+		fakecuda.Control(t, library, fmt.Sprintf("seed=%d,store_buffer=%d,jitter=%d", number+1,
+			1+number%24, number%2))
 		g := newGroup(s, number)
 		if _, err := g.replay(t.Context(), library, 4); err != nil {
 			t.Fatalf("DIFF_SEED=%d, group %d: %v: %v", s, number, g, err)
@@ -385,7 +394,8 @@ func TestTrace(t *testing.T) {
 					t.Errorf("DIFF_SEED=%d DIFF_GROUP=%d: %v: %v", s, g.number, g, err)
 				}
 				if os.Getenv("DIFF_VERBOSE") != "" {
-					t.Logf("group %d, %v: %v", g.number, time.Since(began).Round(time.Millisecond), g)
+					t.Logf("group %d, %v: %v", g.number, time.Since(began).Round(time.Millisecond),
+						g)
 				}
 				mu.Lock()
 				for k, c := range made {
@@ -400,13 +410,17 @@ func TestTrace(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel",
-		"lookup", "gather", "hotness", "hotness_rank", "layer_weigh", "layer_rank", "layer_hist", "layer_pick", "layer_count", "layer_assign",
+	for _, k := range []string{"sample_begin", "sample_count", "sample_fill", "unique_count",
+		"unique_assign", "unique_relabel",
+		"lookup", "gather", "hotness", "hotness_rank", "layer_weigh", "layer_rank", "layer_hist",
+		"layer_pick", "layer_count", "layer_assign",
 		"layer_relabel"} {
-		few := n < 1000 && (k == "layer_hist" || k == "layer_pick") // where a layer takes all that there are, neither is
+		// where a layer takes all that there are, neither is
+		few := n < 1000 && (k == "layer_hist" || k == "layer_pick")
 		if launches[k] == 0 && only == "" && n >= 100 && !few {
 			t.Errorf("kernel %s was never launched", k)
 		}
 	}
-	t.Logf("%d batches, launches %v in %v", replayed, launches, time.Since(start).Round(time.Millisecond))
+	t.Logf("%d batches, launches %v in %v", replayed, launches,
+		time.Since(start).Round(time.Millisecond))
 }

@@ -18,7 +18,8 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 	k := kernelOf(t, d, "conf_affine")
 	p := &affine{Mul: 1}
 	launch := func() {
-		if err := s.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, unsafe.Pointer(p), unsafe.Sizeof(*p)); err != nil {
+		if err := s.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, unsafe.Pointer(p),
+			unsafe.Sizeof(*p)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -144,7 +144,9 @@ type api interface {
 	MemHostUnregister(p unsafe.Pointer) result
 	MemHostGetDevicePointer(p unsafe.Pointer) (devicePtr, result) // cuMemHostGetDevicePointer_v2
 	// MemGetHandleForAddressRange exports a dma-buf; its handle is a file descriptor.
-	MemGetHandleForAddressRange(p devicePtr, bytes int64, handleType uint32, flags uint64) (fd int32, r result) // optional, 11.7
+	// optional, 11.7
+	MemGetHandleForAddressRange(p devicePtr, bytes int64, handleType uint32,
+		flags uint64) (fd int32, r result)
 
 	// Virtual memory management, all optional, 10.2.
 	MemGetAllocationGranularity(prop *memProp, option int32) (int64, result)
@@ -152,7 +154,8 @@ type api interface {
 	MemAddressFree(p devicePtr, bytes int64) result
 	MemCreate(bytes int64, prop *memProp) (memHandle, result)
 	MemRelease(h memHandle) result
-	MemMap(p devicePtr, bytes int64, h memHandle) result // from offset 0 of h, the only one there is
+	// from offset 0 of h, the only one there is
+	MemMap(p devicePtr, bytes int64, h memHandle) result
 	MemUnmap(p devicePtr, bytes int64) result
 	MemSetAccess(p devicePtr, bytes int64, access *memAccess) result
 
@@ -171,23 +174,29 @@ type api interface {
 
 	// LaunchKernel starts a one-dimensional grid. params points to as many pointers as the kernel
 	// has parameters; they and what they point to must not move, and are read before it returns.
-	LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream, params *unsafe.Pointer) result
+	LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream,
+		params *unsafe.Pointer) result
 
 	// Graphs, all optional: the v2 of kernel nodes is of 12.0.
 	GraphCreate() (graph, result)
 	GraphDestroy(g graph) result
 	// GraphAddKernelNode puts a node behind after, which is 0 for the first.
-	GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result) // cuGraphAddKernelNode_v2
-	GraphInstantiate(g graph) (graphExec, result)                                        // cuGraphInstantiateWithFlags, 11.4
-	GraphExecKernelNodeSetParams(x graphExec, n graphNode, params *nodeParams) result    // cuGraphExecKernelNodeSetParams_v2
+	// cuGraphAddKernelNode_v2
+	GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result)
+	// cuGraphInstantiateWithFlags, 11.4
+	GraphInstantiate(g graph) (graphExec, result)
+	// cuGraphExecKernelNodeSetParams_v2
+	GraphExecKernelNodeSetParams(x graphExec, n graphNode, params *nodeParams) result
 	GraphLaunch(x graphExec, s stream) result
 	GraphExecDestroy(x graphExec) result
 
-	// Green contexts, all optional, 12.4.
+	// Green contexts, all optional, 12.4; GreenCtxStreamCreate is of 12.5 (driver 555), and without
+	// it they are of no use here.
 	DeviceGetDevResource(d ordinal, out *devResource, kind uint32) result
 	// DevSmResourceSplitByCount splits input into at most len(groups) groups of at least minSMs
 	// and says how many there are. With no groups it only counts.
-	DevSmResourceSplitByCount(groups []devResource, input *devResource, flags, minSMs uint32) (n int, r result)
+	DevSmResourceSplitByCount(groups []devResource, input *devResource, flags,
+		minSMs uint32) (n int, r result)
 	DevResourceGenerateDesc(groups []devResource) (resDesc, result)
 	GreenCtxCreate(desc resDesc, d ordinal, flags uint32) (greenCtx, result)
 	GreenCtxDestroy(g greenCtx) result
@@ -198,10 +207,13 @@ type api interface {
 // requiredSymbols are what a library must export, as dlsym knows them.
 var requiredSymbols = []string{
 	"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString",
-	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
-	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuCtxGetStreamPriorityRange",
+	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetPCIBusId",
+	"cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
+	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent",
+	"cuCtxGetStreamPriorityRange",
 	"cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute",
-	"cuMemGetInfo_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemHostGetDevicePointer_v2",
+	"cuMemGetInfo_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostRegister_v2",
+	"cuMemHostUnregister", "cuMemHostGetDevicePointer_v2",
 	"cuMemcpyAsync", "cuMemsetD8Async",
 	"cuStreamCreateWithPriority", "cuStreamDestroy_v2", "cuStreamQuery", "cuStreamWaitEvent",
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime",
@@ -210,11 +222,14 @@ var requiredSymbols = []string{
 
 // optionalSymbols are what newer drivers have. Without them a capability is missing.
 var optionalSymbols = []string{
-	"cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuFuncGetParamInfo", "cuMemGetHandleForAddressRange",
+	"cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuFuncGetParamInfo",
+	"cuMemGetHandleForAddressRange",
 	"cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc",
 	"cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxStreamCreate", "cuCtxFromGreenCtx",
-	"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
-	"cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy",
+	"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",
+	"cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
+	"cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+	"cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy",
 }
 
 // Results that the device tells apart (CUresult of cuda.h).

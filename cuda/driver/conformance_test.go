@@ -37,10 +37,12 @@ func streamSMs(t *testing.T, st cuda.Stream) int {
 // empty wants nothing left in the fake driver, and no rule broken that the real one does not check.
 func empty(t *testing.T, lib string) {
 	t.Helper()
-	if live := fakecuda.Control(t, lib, "live"); !strings.HasPrefix(live, "contexts=0 streams=0 events=0 modules=0 device=0 device_bytes=0 host=0 host_bytes=0 registered=0 ") {
+	if live := fakecuda.Control(t, lib, "live"); !strings.HasPrefix(live,
+		"contexts=0 streams=0 events=0 modules=0 device=0 device_bytes=0 host=0 host_bytes=0 registered=0 ") {
 		t.Errorf("left in the driver: %s", live)
 	}
-	if live := fakecuda.Control(t, lib, "live"); !strings.HasSuffix(live, " reserved=0 physical=0 graphs=0") {
+	if live := fakecuda.Control(t, lib, "live"); !strings.HasSuffix(live,
+		" reserved=0 physical=0 graphs=0") {
 		t.Errorf("left in the driver: %s", live)
 	}
 	if v := fakecuda.Control(t, lib, "violations"); v != "" {
@@ -97,7 +99,8 @@ func backend(t *testing.T, lib string) conformance.Backend {
 			got := streamSMs(t, st)
 			// As many whole groups as fit, and one at the least.
 			if whole := max(want/caps.SMGranularity, 1) * caps.SMGranularity; got != whole {
-				t.Errorf("a budget of %d in groups of %d came to %d SMs", want, caps.SMGranularity, got)
+				t.Errorf("a budget of %d in groups of %d came to %d SMs", want,
+					caps.SMGranularity, got)
 			}
 			return got
 		},

@@ -14,9 +14,11 @@ import (
 	"helios/internal/errs"
 )
 
-// NVIDIA's cuBLAS, opened at run time as libcuda is. Its types and values are those of cublas_api.h, CUDA 12.
+// NVIDIA's cuBLAS, opened at run time as libcuda is. Its types and values are those of
+// cublas_api.h, CUDA 12.
 
-// cublasNames are tried in this order: the major versions whose calls we know, then a toolkit's own link.
+// cublasNames are tried in this order: the major versions whose calls we know, then a toolkit's own
+// link.
 var cublasNames = []string{"libcublas.so.12", "libcublas.so.13", "libcublas.so"}
 
 // status is cublasStatus_t.
@@ -34,10 +36,13 @@ const (
 )
 
 var statusNames = map[status]string{
-	statusNotInitialized: "CUBLAS_STATUS_NOT_INITIALIZED", statusAllocFailed: "CUBLAS_STATUS_ALLOC_FAILED",
-	statusInvalidValue: "CUBLAS_STATUS_INVALID_VALUE", statusArchMismatch: "CUBLAS_STATUS_ARCH_MISMATCH",
-	statusExecutionFailed: "CUBLAS_STATUS_EXECUTION_FAILED", statusInternalError: "CUBLAS_STATUS_INTERNAL_ERROR",
-	statusNotSupported: "CUBLAS_STATUS_NOT_SUPPORTED",
+	statusNotInitialized:  "CUBLAS_STATUS_NOT_INITIALIZED",
+	statusAllocFailed:     "CUBLAS_STATUS_ALLOC_FAILED",
+	statusInvalidValue:    "CUBLAS_STATUS_INVALID_VALUE",
+	statusArchMismatch:    "CUBLAS_STATUS_ARCH_MISMATCH",
+	statusExecutionFailed: "CUBLAS_STATUS_EXECUTION_FAILED",
+	statusInternalError:   "CUBLAS_STATUS_INTERNAL_ERROR",
+	statusNotSupported:    "CUBLAS_STATUS_NOT_SUPPORTED",
 }
 
 func (s status) String() string {
@@ -50,12 +55,14 @@ func (s status) String() string {
 const (
 	opPlain, opTransposed = 0, 1 // cublasOperation_t
 	real32                = 0    // cudaDataType CUDA_R_32F
-	defaultMath           = 0    // cublasMath_t: precision is what the compute type says, no more and no less
-	defaultAlgorithm      = -1   // CUBLAS_GEMM_DEFAULT; the others are deprecated or ignored since sm_80
+	// cublasMath_t: precision is what the compute type says, no more and no less
+	defaultMath = 0
+	// CUBLAS_GEMM_DEFAULT; the others are deprecated or ignored since sm_80
+	defaultAlgorithm = -1
 )
 
-// computeTypes are cublasComputeType_t: CUBLAS_COMPUTE_32F, _32F_FAST_TF32 and _32F_FAST_16BF, which round the factors and sum in
-// float32.
+// computeTypes are cublasComputeType_t: CUBLAS_COMPUTE_32F, _32F_FAST_TF32 and _32F_FAST_16BF,
+// which round the factors and sum in float32.
 var computeTypes = [...]int32{cuda.FP32: 68, cuda.TF32: 77, cuda.BF16: 75}
 
 // cublasCalls are the functions that we call.
@@ -66,7 +73,8 @@ type cublasCalls struct {
 	setStream    func(h, s uintptr) status                      // cublasSetStream_v2
 	setWorkspace func(h uintptr, p uint64, bytes uint64) status // cublasSetWorkspace_v2
 	setMath      func(h uintptr, mode int32) status             // cublasSetMathMode
-	gemm         func(h uintptr, transA, transB, m, n, k int32, alpha *float32, a uint64, typeA, lda int32, b uint64, typeB, ldb int32,
+	gemm         func(h uintptr, transA, transB, m, n, k int32, alpha *float32, a uint64, typeA,
+		lda int32, b uint64, typeB, ldb int32,
 		beta *float32, c uint64, typeC, ldc, compute, algorithm int32) status // cublasGemmEx
 }
 
@@ -76,8 +84,10 @@ func (c *cublasCalls) bind(lib uintptr) error {
 		symbol string
 		fn     any
 	}{
-		{"cublasCreate_v2", &c.create}, {"cublasDestroy_v2", &c.destroy}, {"cublasGetProperty", &c.property},
-		{"cublasSetStream_v2", &c.setStream}, {"cublasSetWorkspace_v2", &c.setWorkspace}, {"cublasSetMathMode", &c.setMath},
+		{"cublasCreate_v2", &c.create}, {"cublasDestroy_v2", &c.destroy},
+		{"cublasGetProperty", &c.property},
+		{"cublasSetStream_v2", &c.setStream}, {"cublasSetWorkspace_v2", &c.setWorkspace},
+		{"cublasSetMathMode", &c.setMath},
 		{"cublasGemmEx", &c.gemm},
 	} {
 		p, err := dl.Symbol(lib, f.symbol)
@@ -95,9 +105,10 @@ func (c *cublasCalls) bind(lib uintptr) error {
 
 // cublas is cuda.BLAS.
 //
-// The library promises the same bits for the same call on the same GPU while only one stream uses it, or each stream has a
-// workspace that is not the library's own pool (cuBLAS documentation, Results Reproducibility; cublasSetWorkspace). Ours is
-// one, and a stream that follows another one in using it waits for it.
+// The library promises the same bits for the same call on the same GPU while only one stream uses
+// it, or each stream has a workspace that is not the library's own pool (cuBLAS documentation,
+// Results Reproducibility; cublasSetWorkspace). Ours is one, and a stream that follows another one
+// in using it waits for it.
 type cublas struct {
 	d     *Device
 	name  string
@@ -112,8 +123,8 @@ type cublas struct {
 	refused [len(computeTypes)]error // why a precision can't be used here
 }
 
-// cublasHandle is a cublasHandle_t, which belongs to the context that was current when it was made (cuBLAS documentation, cuBLAS
-// Context). A green context is one of its own.
+// cublasHandle is a cublasHandle_t, which belongs to the context that was current when it was made
+// (cuBLAS documentation, cuBLAS Context). A green context is one of its own.
 type cublasHandle struct {
 	h   uintptr
 	set *gpuStream // that it works on
@@ -121,10 +132,12 @@ type cublasHandle struct {
 
 var _ cuda.BLASOpener = (*Device)(nil)
 
-// OpenBLAS implements cuda.BLASOpener. It multiplies small matrices in each precision before it returns.
+// OpenBLAS implements cuda.BLASOpener. It multiplies small matrices in each precision before it
+// returns.
 func (d *Device) OpenBLAS(name string) (_ cuda.BLAS, err error) {
 	if !dl.Have {
-		return nil, errs.New(errs.Capability, "cuBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use --blas off")
+		return nil, errs.New(errs.Capability,
+			"cuBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use --blas off")
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -148,15 +161,22 @@ func (d *Device) OpenBLAS(name string) (_ cuda.BLAS, err error) {
 	}
 	if b.name == "" {
 		if name == "" {
-			return nil, errs.With(errs.Capability, fmt.Errorf("cuBLAS: %w; install it (CUDA toolkit, or Python's nvidia-cublas-cu12 with its directory in LD_LIBRARY_PATH), name the library with --blas PATH, or do without by --blas off",
-				errors.Join(failed...)))
+			return nil, errs.With(errs.Capability,
+				fmt.Errorf(
+					"cuBLAS: %w; install it (CUDA toolkit, or Python's nvidia-cublas-cu12 with its directory in LD_LIBRARY_PATH), name the library with --blas PATH, or do without by --blas off",
+					errors.Join(failed...)))
 		}
-		return nil, errs.With(errs.Capability, fmt.Errorf("cuBLAS: %w; name another library or use --blas off", errors.Join(failed...)))
+		return nil, errs.With(errs.Capability,
+			fmt.Errorf("cuBLAS: %w; name another library or use --blas off",
+				errors.Join(failed...)))
 	}
 	var version [3]int32
 	for i := range version {
-		if s := b.calls.property(int32(i), &version[i]); s != statusSuccess { // MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
-			return nil, errs.New(errs.Capability, "cuBLAS: %s: cublasGetProperty: %v; name another library or use --blas off", b.name, s)
+		// MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+		if s := b.calls.property(int32(i), &version[i]); s != statusSuccess {
+			return nil, errs.New(errs.Capability,
+				"cuBLAS: %s: cublasGetProperty: %v; name another library or use --blas off",
+				b.name, s)
 		}
 	}
 	b.name = fmt.Sprintf("cuBLAS %d.%d.%d", version[0], version[1], version[2])
@@ -183,8 +203,8 @@ func (d *Device) OpenBLAS(name string) (_ cuda.BLAS, err error) {
 // Name implements cuda.BLAS.
 func (b *cublas) Name() string { return b.name }
 
-// prove multiplies matrices of small integers, which all precisions have exactly, in every way of storing them. A precision that fails
-// is refused from then on; float32 must work.
+// prove multiplies matrices of small integers, which all precisions have exactly, in every way of
+// storing them. A precision that fails is refused from then on; float32 must work.
 func (b *cublas) prove() (err error) {
 	const m, n, k = 3, 5, 4
 	mem, err := b.d.Alloc(cuda.MemPinned, 4096, "cuBLAS trial")
@@ -211,7 +231,8 @@ func (b *cublas) prove() (err error) {
 	for prec := range computeTypes {
 		for way := range 4 {
 			p := cuda.BLASProduct{
-				M: m, N: n, K: k, A: at(0), B: at(256), C: at(512), LDA: k + 1, LDB: n + 2, LDC: n + 3,
+				M: m, N: n, K: k, A: at(0), B: at(256), C: at(512), LDA: k + 1, LDB: n + 2,
+				LDC:    n + 3,
 				TransA: way&1 != 0, TransB: way&2 != 0, Add: true, Precision: cuda.Precision(prec),
 			}
 			if p.TransA {
@@ -246,7 +267,8 @@ func (b *cublas) prove() (err error) {
 						want += x[ia] * y[ib]
 					}
 					if got := z[i*p.LDC+j]; err == nil && got != want {
-						err = errs.New(errs.Capability, "%s: a trial product in %v is wrong: element (%d, %d) is %v in place of %v; use --blas off",
+						err = errs.New(errs.Capability,
+							"%s: a trial product in %v is wrong: element (%d, %d) is %v in place of %v; use --blas off",
 							b.name, cuda.Precision(prec), i, j, got, want)
 					}
 				}
@@ -263,8 +285,9 @@ func (b *cublas) prove() (err error) {
 	return nil
 }
 
-// Multiply implements cuda.BLAS. cuBLAS has matrices by columns: what we call C[M,N] by rows is for it Cᵀ[N,M], and Cᵀ =
-// op(B)ᵀ · op(A)ᵀ, so the factors change places and nothing is transposed that was not.
+// Multiply implements cuda.BLAS. cuBLAS has matrices by columns: what we call C[M,N] by rows is for
+// it Cᵀ[N,M], and Cᵀ = op(B)ᵀ · op(A)ᵀ, so the factors change places and nothing is transposed that
+// was not.
 func (b *cublas) Multiply(s cuda.Stream, p *cuda.BLASProduct) error {
 	gs, ok := s.(*gpuStream)
 	if !ok || gs == nil || gs.d != b.d {
@@ -279,9 +302,12 @@ func (b *cublas) Multiply(s cuda.Stream, p *cuda.BLASProduct) error {
 	}
 	switch {
 	case p.M < 0 || p.N < 0 || p.K < 1 || max(p.M, p.N, p.K, p.LDA, p.LDB, p.LDC) > math.MaxInt32:
-		return errs.New(errs.Usage, "stream %q: %s: a product of %d×%d×%d with rows of %d, %d and %d is out of its limits", gs.opt.Name, b.name, p.M, p.N, p.K, p.LDA, p.LDB, p.LDC)
+		return errs.New(errs.Usage,
+			"stream %q: %s: a product of %d×%d×%d with rows of %d, %d and %d is out of its limits",
+			gs.opt.Name, b.name, p.M, p.N, p.K, p.LDA, p.LDB, p.LDC)
 	case p.LDA < colsA || p.LDB < colsB || p.LDC < p.N:
-		return fmt.Errorf("stream %q: %s: a product of %d×%d×%d: rows of %d, %d and %d overlap", gs.opt.Name, b.name, p.M, p.N, p.K, p.LDA, p.LDB, p.LDC)
+		return fmt.Errorf("stream %q: %s: a product of %d×%d×%d: rows of %d, %d and %d overlap",
+			gs.opt.Name, b.name, p.M, p.N, p.K, p.LDA, p.LDB, p.LDC)
 	case int(p.Precision) >= len(computeTypes):
 		return errs.New(errs.Usage, "%s: %v is unknown", b.name, p.Precision)
 	}
@@ -293,8 +319,10 @@ func (b *cublas) Multiply(s cuda.Stream, p *cuda.BLASProduct) error {
 		p          cuda.DevicePtr
 		rows, cols int64
 		ld         int64
-	}{{"A", p.A, rowsA, colsA, p.LDA}, {"B", p.B, rowsB, colsB, p.LDB}, {"C", p.C, p.M, p.N, p.LDC}} {
-		if err := b.d.regions.Check("product", "matrix "+m.what, uint64(m.p), 4*((m.rows-1)*m.ld+m.cols)); err != nil {
+	}{{"A", p.A, rowsA, colsA, p.LDA}, {"B", p.B, rowsB, colsB, p.LDB},
+		{"C", p.C, p.M, p.N, p.LDC}} {
+		if err := b.d.regions.Check("product", "matrix "+m.what, uint64(m.p),
+			4*((m.rows-1)*m.ld+m.cols)); err != nil {
 			return fmt.Errorf("stream %q: %s: %w", gs.opt.Name, b.name, err)
 		}
 	}
@@ -329,8 +357,10 @@ func (b *cublas) enqueue(s *gpuStream, p *cuda.BLASProduct) error {
 		if r := c.setStream(h.h, uintptr(s.h)); r != statusSuccess {
 			return b.failed("cublasSetStream_v2", r)
 		}
-		// It "unconditionally resets the cuBLAS library workspace back to the default workspace pool" (cublasSetStream).
-		if r := c.setWorkspace(h.h, uint64(b.work.Ptr()), uint64(b.work.Size())); r != statusSuccess {
+		// It "unconditionally resets the cuBLAS library workspace back to the default workspace
+		// pool" (cublasSetStream).
+		if r := c.setWorkspace(h.h, uint64(b.work.Ptr()),
+			uint64(b.work.Size())); r != statusSuccess {
 			return b.failed("cublasSetWorkspace_v2", r)
 		}
 		h.set = s
@@ -345,8 +375,10 @@ func (b *cublas) enqueue(s *gpuStream, p *cuda.BLASProduct) error {
 	if p.Add {
 		beta = 1
 	}
-	return b.failed("cublasGemmEx", c.gemm(h.h, trans(p.TransB), trans(p.TransA), int32(p.N), int32(p.M), int32(p.K), &alpha,
-		uint64(p.B), real32, int32(p.LDB), uint64(p.A), real32, int32(p.LDA), &beta, uint64(p.C), real32, int32(p.LDC),
+	return b.failed("cublasGemmEx", c.gemm(h.h, trans(p.TransB), trans(p.TransA), int32(p.N),
+		int32(p.M), int32(p.K), &alpha,
+		uint64(p.B), real32, int32(p.LDB), uint64(p.A), real32, int32(p.LDA), &beta, uint64(p.C),
+		real32, int32(p.LDC),
 		computeTypes[p.Precision], defaultAlgorithm))
 }
 
@@ -386,7 +418,8 @@ func (b *cublas) follow(s *gpuStream) error {
 		if err != nil {
 			return err
 		}
-	} else if !errors.Is(err, cuda.ErrClosed) { // a closed stream has done its work; one that has failed still does it
+	} else if !errors.Is(err, cuda.ErrClosed) {
+		// a closed stream has done its work; one that has failed still does it
 		ctx, cancel := context.WithTimeout(context.Background(), b.d.opt.QueueTimeout)
 		defer cancel()
 		if err := last.Synchronize(ctx); errors.Is(err, context.DeadlineExceeded) {
@@ -408,11 +441,17 @@ func (b *cublas) failed(call string, r status) error {
 			return b.d.failed("cuMemGetInfo_v2", m)
 		}
 		// The library does not say how much: its kernels and states are some tens of MiB.
-		return fmt.Errorf("%w (%s: %v)", errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: b.d.info.Name, Purpose: b.name, Want: 64 << 20, Free: free}), call, r)
+		return fmt.Errorf("%w (%s: %v)",
+			errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: b.d.info.Name,
+				Purpose: b.name, Want: 64 << 20, Free: free}), call, r)
 	case statusNotSupported, statusArchMismatch:
-		return errs.New(errs.Capability, "%s: %s: %v: this GPU or library does not have it; use --precision fp32 or --blas off", b.name, call, r)
+		return errs.New(errs.Capability,
+			"%s: %s: %v: this GPU or library does not have it; use --precision fp32 or --blas off",
+			b.name, call, r)
 	case statusNotInitialized:
-		return errs.New(errs.Capability, "%s: %s: %v: the library does not work with this driver (\"heliosctl doctor\" has its version); install one of the driver's CUDA version or older, or use --blas off", b.name, call, r)
+		return errs.New(errs.Capability,
+			"%s: %s: %v: the library does not work with this driver (\"heliosctl doctor\" has its version); install one of the driver's CUDA version or older, or use --blas off",
+			b.name, call, r)
 	case statusExecutionFailed, statusInternalError:
 		if _, _, m := b.d.api.MemGetInfo(); m != success { // a lost context says so to every call
 			return b.d.failed("cuMemGetInfo_v2", m)
@@ -421,7 +460,8 @@ func (b *cublas) failed(call string, r status) error {
 	return errs.New(errs.Device, "%s: %s: %v; use --blas off", b.name, call, r)
 }
 
-// Close implements cuda.BLAS. Streams that it has worked on have done so or keep its memory in use: the driver waits for them.
+// Close implements cuda.BLAS. Streams that it has worked on have done so or keep its memory in use:
+// the driver waits for them.
 func (b *cublas) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -432,13 +472,14 @@ func (b *cublas) Close() error {
 	var err error
 	for g, h := range b.handles {
 		if b.d.enterToFree() {
-			back := b.d.enterGreen(g)
+			holdGreen(g, nil)
+			back := b.d.makeCurrent(g)
 			b.calls.setStream(h.h, 0) // the stream may be gone, and cublasDestroy may wait for it
 			if r := b.calls.destroy(h.h); r != statusSuccess && b.d.lost.Load() == nil {
 				err = errors.Join(err, fmt.Errorf("%s: cublasDestroy_v2: %v", b.name, r))
 			}
 			back()
-			b.d.leave()
+			b.d.leaveWith(g, nil)
 		}
 		if g != nil {
 			g.drop()
@@ -451,12 +492,12 @@ func (b *cublas) Close() error {
 	return err
 }
 
-// enterGreen makes a green context current, if there is one, until the returned function is called. It runs within enter.
-func (d *Device) enterGreen(g *green) (back func()) {
+// makeCurrent makes a green context current, if there is one, until the returned function is
+// called. It runs within enterWith of that context.
+func (d *Device) makeCurrent(g *green) (back func()) {
 	if g == nil {
 		return func() {}
 	}
-	g.current.Lock()
 	if r := d.api.CtxSetCurrent(g.ctx); r != success {
 		_ = d.failed("cuCtxSetCurrent", r) // noted; the next call fails
 	}
@@ -464,15 +505,16 @@ func (d *Device) enterGreen(g *green) (back func()) {
 		if r := d.api.CtxSetCurrent(d.ctx); r != success {
 			_ = d.failed("cuCtxSetCurrent", r)
 		}
-		g.current.Unlock()
 	}
 }
 
-// foreignLoad is the commands that a product counts as: two events, its kernel, and the fill and the sum of one that is split.
+// foreignLoad is the commands that a product counts as: two events, its kernel, and the fill and
+// the sum of one that is split.
 const foreignLoad = launchLoad + 2
 
-// foreign enqueues what a library launches by itself: run, which is called with the stream's context current. k stands for it in
-// what the stream says of itself and in Busy. A failed run has enqueued nothing that matters.
+// foreign enqueues what a library launches by itself: run, which is called with the stream's
+// context current. k stands for it in what the stream says of itself and in Busy. A failed run has
+// enqueued nothing that matters.
 func (s *gpuStream) foreign(k *kernel, run func() error) error {
 	if err := s.lock(); err != nil {
 		return err
@@ -482,10 +524,10 @@ func (s *gpuStream) foreign(k *kernel, run func() error) error {
 		return err
 	}
 	d := s.d
-	if err := d.enter(); err != nil {
+	if err := s.enter(); err != nil {
 		return err
 	}
-	defer d.leave()
+	defer s.leave()
 	m, err := s.place(true)
 	if err != nil {
 		return err
@@ -493,7 +535,7 @@ func (s *gpuStream) foreign(k *kernel, run func() error) error {
 	if r := d.api.EventRecord(m.start, s.h); r != success {
 		return d.failed("cuEventRecord", r)
 	}
-	back := d.enterGreen(s.green)
+	back := d.makeCurrent(s.green)
 	err = run()
 	back()
 	if err != nil {

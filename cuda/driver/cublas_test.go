@@ -17,8 +17,8 @@ import (
 	"helios/internal/errs"
 )
 
-// blasLibraries are a libcuda and the cuBLAS that goes with it: the machine's with HELIOS_GPU=1, else the fakes, which
-// the test may send commands to.
+// blasLibraries are a libcuda and the cuBLAS that goes with it: the machine's with HELIOS_GPU=1,
+// else the fakes, which the test may send commands to.
 func blasLibraries(t *testing.T) (lib, blas string, fake func(string) string) {
 	if gpu() {
 		return "", "", func(string) string { return "" }
@@ -33,8 +33,8 @@ func floatsOf(b cuda.Buffer) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(&b.Bytes()[0])), b.Size()/4)
 }
 
-// Products in every way of storing the factors, on plain streams and on one of a green context, against float64; the same bits
-// again, and rows' gaps stay as they are.
+// Products in every way of storing the factors, on plain streams and on one of a green context,
+// against float64; the same bits again, and rows' gaps stay as they are.
 func TestBLAS(t *testing.T) {
 	lib, path, fake := blasLibraries(t)
 	d := openDevice(t, lib)
@@ -46,17 +46,20 @@ func TestBLAS(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, opened.Name(), "cuBLAS 1")
 	streams := make([]cuda.Stream, 3)
-	for i, opt := range []cuda.StreamOptions{{Name: "a"}, {Name: "b", Priority: 1}, {Name: "green", SMs: 8}} {
+	for i, opt := range []cuda.StreamOptions{{Name: "a"}, {Name: "b", Priority: 1},
+		{Name: "green", SMs: 8}} {
 		streams[i], err = d.NewStream(opt)
 		require.NoError(t, err)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	for i, c := range []struct{ m, n, k int64 }{{1, 1, 1}, {5, 3, 70}, {33, 17, 9}} {
 		for way := range 8 {
-			for prec, eps := range []float64{cuda.FP32: 0x1p-24, cuda.TF32: 0x1p-10, cuda.BF16: 0x1p-7} {
+			for prec, eps := range []float64{cuda.FP32: 0x1p-24, cuda.TF32: 0x1p-10,
+				cuda.BF16: 0x1p-7} {
 				p := cuda.BLASProduct{
 					M: c.m, N: c.n, K: c.k, LDA: c.k + 1, LDB: c.n, LDC: c.n + 2,
-					TransA: way&1 != 0, TransB: way&2 != 0, Add: way&4 != 0, Precision: cuda.Precision(prec),
+					TransA: way&1 != 0, TransB: way&2 != 0, Add: way&4 != 0,
+					Precision: cuda.Precision(prec),
 				}
 				rowsA, rowsB := c.m, c.k
 				if p.TransA {
@@ -73,7 +76,8 @@ func TestBLAS(t *testing.T) {
 					}
 					return b
 				}
-				a, b, out, first := pinned(rowsA*p.LDA), pinned(rowsB*p.LDB), pinned(c.m*p.LDC), pinned(c.m*p.LDC)
+				a, b, out, first := pinned(rowsA*p.LDA), pinned(rowsB*p.LDB), pinned(c.m*p.LDC),
+					pinned(c.m*p.LDC)
 				p.A, p.B, p.C = a.Ptr(), b.Ptr(), first.Ptr()
 				before := append([]float32(nil), floatsOf(first)...)
 				copy(floatsOf(out), before)
@@ -112,8 +116,10 @@ func TestBLAS(t *testing.T) {
 						if j >= c.n {
 							bound = 0
 						}
-						if got := float64(floatsOf(out)[i*p.LDC+j]); !(math.Abs(got-want) <= bound) {
-							t.Fatalf("%+v: element (%d, %d) is %v, want %v within %v", p, i, j, got, want, bound)
+						if got := float64(floatsOf(out)[i*p.LDC+j]); !(math.Abs(got-
+							want) <= bound) {
+							t.Fatalf("%+v: element (%d, %d) is %v, want %v within %v", p, i, j, got,
+								want, bound)
 						}
 					}
 				}
@@ -128,7 +134,8 @@ func TestBLAS(t *testing.T) {
 	require.ErrorContains(t, opened.Multiply(streams[0], &p), "no live buffer")
 	p.LDC = 1
 	require.ErrorContains(t, opened.Multiply(streams[0], &p), "overlap")
-	require.NoError(t, streams[0].Synchronize(t.Context()), "errors of a call leave the stream as it was")
+	require.NoError(t, streams[0].Synchronize(t.Context()),
+		"errors of a call leave the stream as it was")
 	for _, s := range streams {
 		require.NoError(t, s.Close())
 	}
@@ -136,7 +143,8 @@ func TestBLAS(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, opened.Close())
 	require.NoError(t, opened.Close())
-	p = cuda.BLASProduct{M: 2, N: 2, K: 2, A: mem.Ptr(), B: mem.Ptr(), C: mem.Ptr(), LDA: 2, LDB: 2, LDC: 2}
+	p = cuda.BLASProduct{M: 2, N: 2, K: 2, A: mem.Ptr(), B: mem.Ptr(), C: mem.Ptr(), LDA: 2,
+		LDB: 2, LDC: 2}
 	require.ErrorIs(t, opened.Multiply(streams[0], &p), cuda.ErrClosed)
 	require.NoError(t, mem.Free())
 	require.NoError(t, d.Close())
@@ -159,13 +167,19 @@ func TestBLASFailures(t *testing.T) {
 		class       errs.Class
 		words       []string
 	}{
-		{"/no/such/libcublas.so", "", errs.Capability, []string{"/no/such/libcublas.so", "--blas off"}},
+		{"/no/such/libcublas.so", "", errs.Capability, []string{"/no/such/libcublas.so",
+			"--blas off"}},
 		{lib, "", errs.Capability, []string{"lacks cublasCreate_v2", "no cuBLAS", "--blas off"}},
-		{path, "fail=cublasCreate_v2:1:1", errs.Capability, []string{"cuBLAS 12.6.4", "cublasCreate_v2", "NOT_INITIALIZED (1)", "driver"}},
-		{path, "fail=cublasCreate_v2:1:3", errs.Capability, []string{"out of memory for cuBLAS", "ALLOC_FAILED (3)"}},
-		{path, "fail=cublasGemmEx:1:15", errs.Capability, []string{"cublasGemmEx", "NOT_SUPPORTED (15)", "--blas off"}},
-		{path, "fail=cublasSetWorkspace_v2:1:7", errs.Device, []string{"cublasSetWorkspace_v2", "INVALID_VALUE (7)"}},
-		{path, "wrong=1", errs.Capability, []string{"trial product in fp32 is wrong", "--blas off"}},
+		{path, "fail=cublasCreate_v2:1:1", errs.Capability,
+			[]string{"cuBLAS 12.6.4", "cublasCreate_v2", "NOT_INITIALIZED (1)", "driver"}},
+		{path, "fail=cublasCreate_v2:1:3", errs.Capability, []string{"out of memory for cuBLAS",
+			"ALLOC_FAILED (3)"}},
+		{path, "fail=cublasGemmEx:1:15", errs.Capability,
+			[]string{"cublasGemmEx", "NOT_SUPPORTED (15)", "--blas off"}},
+		{path, "fail=cublasSetWorkspace_v2:1:7", errs.Device, []string{"cublasSetWorkspace_v2",
+			"INVALID_VALUE (7)"}},
+		{path, "wrong=1", errs.Capability, []string{"trial product in fp32 is wrong",
+			"--blas off"}},
 		{path, "fail=cublasGetProperty:1:99", errs.Capability, []string{"cublasStatus_t 99"}},
 	} {
 		t.Run(fmt.Sprint(c.words[0], c.knobs), func(t *testing.T) {
@@ -191,7 +205,8 @@ func TestBLASFailures(t *testing.T) {
 	require.NoError(t, err)
 	m, err := d.Alloc(cuda.MemDevice, 4096, "test")
 	require.NoError(t, err)
-	p := cuda.BLASProduct{M: 2, N: 2, K: 2, A: m.Ptr(), B: m.Ptr(), C: m.Ptr(), LDA: 2, LDB: 2, LDC: 2, Precision: cuda.TF32}
+	p := cuda.BLASProduct{M: 2, N: 2, K: 2, A: m.Ptr(), B: m.Ptr(), C: m.Ptr(), LDA: 2, LDB: 2,
+		LDC: 2, Precision: cuda.TF32}
 	err = b.Multiply(s, &p)
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	require.ErrorContains(t, err, "--precision fp32")

@@ -26,8 +26,8 @@ type Options struct {
 	Index        int           // of the device, as the driver counts (CUDA_VISIBLE_DEVICES applies)
 	QueueTimeout time.Duration // how long an enqueue blocks on a full stream; 0 = a minute
 	CloseTimeout time.Duration // how long Close and Free wait for running kernels; 0 = ten seconds
-	// KernelTimeout is after how long a kernel that runs, or a graph of them, is taken for one that does not
-	// end: its stream and all waits fail then. 0 = two minutes, < 0 = never.
+	// KernelTimeout is after how long a kernel that runs, or a graph of them, is taken for one that
+	// does not end: its stream and all waits fail then. 0 = two minutes, < 0 = never.
 	KernelTimeout time.Duration
 }
 
@@ -40,6 +40,9 @@ type Options struct {
 // The driver keeps a current context for each OS thread (CUDA driver API, Context Management),
 // and Go moves goroutines between threads. So every use of the library is between enter, which
 // locks the goroutine to its thread and makes the context current there, and leave.
+//
+// Large: cuda.Device asks for a method for each kind of memory, stream and kernel, all of one
+// context.
 type Device struct {
 	api      api
 	opt      Options
@@ -61,8 +64,9 @@ type Device struct {
 	watched  atomic.Int64 // when watch last looked at all streams, Unix nanoseconds
 
 	regions region.Table
-	memMu   sync.Mutex // of the next three; never taken under streamMu, which an error takes within it
-	pins    []*pin     // by address
+	// of the next three; never taken under streamMu, which an error takes within it
+	memMu   sync.Mutex
+	pins    []*pin // by address
 	buffers map[*buffer]struct{}
 	usage   map[string]int64
 	split   atomic.Bool // some buffer lies in more than one pin
@@ -126,11 +130,13 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 	}
 	d := &Device{
 		api: a, opt: opt, driver: version,
-		buffers: map[*buffer]struct{}{}, usage: map[string]int64{}, streams: map[*gpuStream]struct{}{},
+		buffers: map[*buffer]struct{}{}, usage: map[string]int64{},
+		streams: map[*gpuStream]struct{}{},
 	}
 	r := success
 	if d.ord, r = a.DeviceGet(opt.Index); r != success {
-		return nil, errs.With(errs.Capability, fmt.Errorf("CUDA device %d: %w", opt.Index, callError(a, "cuDeviceGet", r)))
+		return nil, errs.With(errs.Capability, fmt.Errorf("CUDA device %d: %w", opt.Index,
+			callError(a, "cuDeviceGet", r)))
 	}
 	rep, err := describe(a, opt.Index, d.ord, version)
 	if err != nil {
@@ -140,7 +146,8 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 	if v, r := a.DeviceGetAttribute(attrVMMDirectRDMA, d.ord); r == success && v == 1 {
 		d.vmmRDMA = true
 	}
-	d.info = cuda.Info{Name: fmt.Sprintf("cuda:%d (%s)", opt.Index, rep.Name), Backend: "driver", SMs: rep.SMs, MemTotal: rep.MemTotal, Kernels: "ptx"}
+	d.info = cuda.Info{Name: fmt.Sprintf("cuda:%d (%s)", opt.Index, rep.Name), Backend: "driver",
+		SMs: rep.SMs, MemTotal: rep.MemTotal, Kernels: "ptx"}
 	if err := usable(a, rep, version, list); err != nil {
 		return nil, err
 	}
@@ -149,7 +156,8 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 		if r == errOutOfMemory {
 			next = "other processes hold its memory: end them (\"nvidia-smi\" shows who), or choose another GPU with CUDA_VISIBLE_DEVICES"
 		}
-		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: no context: %w; %s", d.info.Name, callError(a, "cuDevicePrimaryCtxRetain", r), next))
+		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: no context: %w; %s",
+			d.info.Name, callError(a, "cuDevicePrimaryCtxRetain", r), next))
 	}
 	defer func() {
 		if err != nil {
@@ -201,8 +209,9 @@ func (d *Device) enter() error {
 	return nil
 }
 
-// enterToFree is enter for giving things back, which is also tried on a lost device: the driver holds
-// on to what is not freed, and calls cost nothing there. It is false when the device is closed.
+// enterToFree is enter for giving things back, which is also tried on a lost device: the driver
+// holds on to what is not freed, and calls cost nothing there. It is false when the device is
+// closed.
 func (d *Device) enterToFree() bool {
 	d.life.RLock()
 	if d.closed.Load() {
@@ -249,7 +258,10 @@ func (d *Device) accepting() error {
 	return d.usableNow()
 }
 
-func (d *Device) errClosed() error { return fmt.Errorf("device %s: %w", d.info.Name, cuda.ErrClosed) }
+func (
+	d *Device) errClosed() error {
+	return fmt.Errorf("device %s: %w", d.info.Name, cuda.ErrClosed)
+}
 
 // Info implements cuda.Device.
 func (d *Device) Info() cuda.Info { return d.info }
@@ -278,12 +290,14 @@ func (d *Device) Close() error {
 
 	var leaks, failed []string
 	stuck := false
-	end := time.Now().Add(d.opt.CloseTimeout) // of all streams together: they may wait for one another
+	// of all streams together: they may wait for one another
+	end := time.Now().Add(d.opt.CloseTimeout)
 	for _, s := range open {
 		leaks = append(leaks, fmt.Sprintf("stream %q", s.opt.Name))
 		if !s.shutdown(max(time.Until(end), time.Millisecond)) {
 			stuck = true
-			failed = append(failed, fmt.Sprintf("stream %q still runs %s", s.opt.Name, s.runningText()))
+			failed = append(failed, fmt.Sprintf("stream %q still runs %s", s.opt.Name,
+				s.runningText()))
 		}
 	}
 	if p := d.peers.open(); len(p) > 0 { // SSDs may be writing there: the memory stays
@@ -298,8 +312,8 @@ func (d *Device) Close() error {
 	for _, b := range bufs {
 		leaks = append(leaks, fmt.Sprintf("buffer %q (%d bytes)", b.purpose, b.size))
 	}
-	// The driver's calls have no limits. One that does not come back, on a GPU that is gone, must not hold the
-	// program up.
+	// The driver's calls have no limits. One that does not come back, on a GPU that is gone, must
+	// not hold the program up.
 	done := make(chan []string, 1)
 	go func() {
 		done <- d.giveBack(bufs, stuck)
@@ -312,7 +326,10 @@ func (d *Device) Close() error {
 		failed = append(failed, f...)
 	case <-limit.C:
 		d.closed.Store(true)
-		failed = append(failed, fmt.Sprintf("the driver has not answered for %v and keeps the context until the process ends; see \"dmesg | grep -i nvrm\"", d.opt.CloseTimeout))
+		failed = append(failed,
+			fmt.Sprintf(
+				"the driver has not answered for %v and keeps the context until the process ends; see \"dmesg | grep -i nvrm\"",
+				d.opt.CloseTimeout))
 	}
 	if l := d.lost.Load(); l != nil {
 		return errs.With(errs.Device, l)

@@ -43,7 +43,8 @@ func device(t *testing.T, knobs string, opt Options) (*Device, string) {
 		if t.Failed() {
 			return
 		}
-		if live := fakecuda.Control(t, lib, "live"); !strings.HasPrefix(live, "contexts=0 ") || !strings.Contains(live, "registered=0 ") {
+		if live := fakecuda.Control(t, lib, "live"); !strings.HasPrefix(live, "contexts=0 ") ||
+			!strings.Contains(live, "registered=0 ") {
 			t.Errorf("left in the driver: %s", live)
 		}
 		if v := fakecuda.Control(t, lib, "violations"); v != "" {
@@ -114,8 +115,10 @@ func held(t *testing.T, d *Device, s cuda.Stream) (open func(), words cuda.Buffe
 	b, err := d.Alloc(cuda.MemPinned, 32, "gate")
 	require.NoError(t, err)
 	w := hostmem.View[uint64](b.Bytes())
-	p := gate{Gate: b.Ptr(), Arrived: b.Ptr() + 8, Left: b.Ptr() + 16, Late: b.Ptr() + 24, LimitNS: int64(patience), Yield: 1}
-	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_gate"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, p))
+	p := gate{Gate: b.Ptr(), Arrived: b.Ptr() + 8, Left: b.Ptr() + 16, Late: b.Ptr() + 24,
+		LimitNS: int64(patience), Yield: 1}
+	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_gate"), cuda.LaunchConfig{Blocks: 1,
+		Threads: 32}, p))
 	for end := time.Now().Add(patience); atomic.LoadUint64(&w[1]) == 0; {
 		require.True(t, time.Now().Before(end), "the kernel does not start")
 		time.Sleep(50 * time.Microsecond)
@@ -158,7 +161,8 @@ func TestMissingSymbols(t *testing.T) {
 	require.Equal(t, 16, s.SMs())
 	b, err := d.Alloc(cuda.MemDevice, 80, "rows")
 	require.NoError(t, err)
-	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{b.Ptr(), 10, 1, 1}))
+	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"), cuda.LaunchConfig{Blocks: 1,
+		Threads: 32}, affine{b.Ptr(), 10, 1, 1}))
 	require.NoError(t, s.Synchronize(soon(t, patience)))
 	_, _, err = d.ExportDMABuf(b)
 	refused(t, err, "exports no dma-buf")
@@ -207,7 +211,8 @@ func TestUnusableGPU(t *testing.T) {
 	list, err := kernels.Modules()
 	require.NoError(t, err)
 	for at, words := range map[attribute][]string{
-		attrUnifiedAddressing: {"one address space"}, attrHostRegister: {"registered CPU memory"}, attrHostPointer: {"CPU addresses"}, attrCanMapHost: {"mapped"},
+		attrUnifiedAddressing: {"one address space"}, attrHostRegister: {"registered CPU memory"},
+		attrHostPointer: {"CPU addresses"}, attrCanMapHost: {"mapped"},
 		attrComputeMode: {"prohibited", "nvidia-smi -c 0"},
 	} {
 		a, err := openLibrary(lib)
@@ -218,6 +223,20 @@ func TestUnusableGPU(t *testing.T) {
 		}
 		_, err = open(&other{a, map[attribute]int{at: v}}, Options{}, list)
 		refused(t, err, words...)
+	}
+}
+
+// Budgets of SMs need streams of green contexts, which came with CUDA 12.5.
+func TestBudgetsByDriver(t *testing.T) {
+	for driver, budgets := range map[string]bool{"12040": false, "12050": true} {
+		rep, err := Probe(Options{Library: fake(t, "sms=16,driver="+driver)})
+		require.NoError(t, err)
+		require.Equal(t, budgets, rep.GPUs[0].Capabilities.GreenContexts, driver)
+		for _, f := range rep.GPUs[0].Findings {
+			if f.Name == "SM budgets" && !budgets {
+				require.Equal(t, "NVIDIA's driver 555 (CUDA 12.5) or later", f.Next)
+			}
+		}
 	}
 }
 
@@ -244,9 +263,11 @@ func TestBadPTX(t *testing.T) {
 		require.NoError(t, err)
 		return d
 	}
-	d := openWith(func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version", ".verzion", 1) })
+	d := openWith(
+		func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version", ".verzion", 1) })
 	_, err = d.Kernel("conf_affine")
-	refused(t, err, "PTX of module conf does not load", "CUDA_ERROR_INVALID_PTX (218)", "the driver's compiler says: ")
+	refused(t, err, "PTX of module conf does not load", "CUDA_ERROR_INVALID_PTX (218)",
+		"the driver's compiler says: ")
 	_, said, _ := strings.Cut(err.Error(), "the driver's compiler says: ")
 	require.Contains(t, said, ".version", "no log: %v", err)
 	kernelOf(t, d, "gather")
@@ -261,11 +282,16 @@ func TestBadPTX(t *testing.T) {
 		}
 	})
 	_, err = d.Kernel("conf_affine")
-	require.ErrorContains(t, err, "the driver finds 32 bytes in parameter 0, and the table of kernels says 40")
+	require.ErrorContains(t, err,
+		"the driver finds 32 bytes in parameter 0, and the table of kernels says 40")
 	require.NoError(t, d.Close())
 
 	// The version passes our look and is too new for the driver's compiler.
-	d = openWith(func(m *kernels.Module) { m.PTX = strings.Replace(m.PTX, ".version 8.2", ".version 9.9", 1) })
+	d = openWith(
+		func(
+			m *kernels.Module) {
+			m.PTX = strings.Replace(m.PTX, ".version 8.2", ".version 9.9", 1)
+		})
 	_, err = d.Kernel("conf_affine")
 	refused(t, err, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)", "update NVIDIA's driver")
 	require.NoError(t, d.Close())
@@ -275,16 +301,20 @@ func TestLaunchChecks(t *testing.T) {
 	d, lib := device(t, "devices=2", Options{})
 	s := streamOf(t, d, cuda.StreamOptions{Name: "checks"})
 	k := kernelOf(t, d, "conf_affine")
-	for _, c := range []cuda.LaunchConfig{{Blocks: 0, Threads: 32}, {Blocks: -1, Threads: 32}, {Blocks: 1 << 31, Threads: 32}, {Blocks: 1, Threads: 0}, {Blocks: 1, Threads: 1025}} {
+	for _, c := range []cuda.LaunchConfig{{Blocks: 0, Threads: 32}, {Blocks: -1, Threads: 32},
+		{Blocks: 1 << 31, Threads: 32}, {Blocks: 1, Threads: 0}, {Blocks: 1, Threads: 1025}} {
 		err := cuda.Launch(s, k, c, affine{})
 		require.ErrorContains(t, err, "want 1 or more blocks of 1 to 1024 threads")
 		require.ErrorContains(t, err, `kernel "conf_affine"`)
 	}
-	require.ErrorContains(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, struct{ A, B uint64 }{}), "16 bytes, the kernel's has 32")
-	require.ErrorContains(t, s.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, nil, 32), "no parameters")
+	require.ErrorContains(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32},
+		struct{ A, B uint64 }{}), "16 bytes, the kernel's has 32")
+	require.ErrorContains(t, s.LaunchRaw(k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, nil, 32),
+		"no parameters")
 	two, err := Open(Options{Library: lib, Index: 1})
 	require.NoError(t, err)
-	require.ErrorContains(t, cuda.Launch(s, kernelOf(t, two, "conf_affine"), cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{}), "not of this device")
+	require.ErrorContains(t, cuda.Launch(s, kernelOf(t, two, "conf_affine"),
+		cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{}), "not of this device")
 	e, err := two.NewEvent()
 	require.NoError(t, err)
 	require.ErrorContains(t, s.Record(e), "not of this device")
@@ -303,7 +333,8 @@ func TestFailingCalls(t *testing.T) {
 		kind cuda.MemKind
 	}{
 		{"cuMemAlloc_v2", "304", cuda.MemDevice}, {"cuMemsetD8Async", "1", cuda.MemDevice},
-		{"cuMemHostRegister_v2", "2", cuda.MemPinned}, {"cuMemHostRegister_v2", "304", cuda.MemPinned}, {"cuMemHostGetDevicePointer_v2", "1", cuda.MemPinned},
+		{"cuMemHostRegister_v2", "2", cuda.MemPinned}, {"cuMemHostRegister_v2", "304",
+			cuda.MemPinned}, {"cuMemHostGetDevicePointer_v2", "1", cuda.MemPinned},
 	} {
 		fakecuda.Control(t, lib, "fail="+c.call+":1:"+c.code)
 		_, err := d.Alloc(c.kind, 100_000, "rows")
@@ -329,7 +360,8 @@ func TestFailingCalls(t *testing.T) {
 	k := kernelOf(t, d, "conf_affine")
 	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
 	fakecuda.Control(t, lib, "fail=cuLaunchKernel:1:701")
-	require.ErrorContains(t, cuda.Launch(s, k, one, affine{}), "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)")
+	require.ErrorContains(t, cuda.Launch(s, k, one, affine{}),
+		"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)")
 	require.NoError(t, cuda.Launch(s, k, one, affine{}))
 	require.NoError(t, s.Synchronize(soon(t, patience)))
 	require.NoError(t, s.Close())
@@ -338,7 +370,8 @@ func TestFailingCalls(t *testing.T) {
 // A crash takes the context along; every later call says so, and names the kernel.
 func TestLostContext(t *testing.T) {
 	d, lib := device(t, "", Options{})
-	s, idle := streamOf(t, d, cuda.StreamOptions{Name: "doomed"}), streamOf(t, d, cuda.StreamOptions{Name: "idle"})
+	s, idle := streamOf(t, d, cuda.StreamOptions{Name: "doomed"}),
+		streamOf(t, d, cuda.StreamOptions{Name: "idle"})
 	b, err := d.Alloc(cuda.MemDevice, 80, "rows")
 	require.NoError(t, err)
 	k := kernelOf(t, d, "conf_affine")
@@ -355,7 +388,8 @@ func TestLostContext(t *testing.T) {
 	_, e1 := d.Alloc(cuda.MemDevice, 1, "more")
 	_, e2 := d.NewStream(cuda.StreamOptions{})
 	_, e3 := d.NewEvent()
-	for i, err := range []error{e1, e2, e3, idle.Fill(b.Ptr(), 0, 8), idle.Synchronize(soon(t, patience))} {
+	for i, err := range []error{e1, e2, e3, idle.Fill(b.Ptr(), 0, 8),
+		idle.Synchronize(soon(t, patience))} {
 		require.ErrorAs(t, err, &lost, "call %d", i)
 	}
 	require.NoError(t, b.Free()) // it is given back as far as it can be
@@ -444,6 +478,65 @@ func TestBudgetsAreDisjoint(t *testing.T) {
 	require.NoError(t, errors.Join(a.Close(), c.Close(), whole.Close()))
 }
 
+// A green context has no lock of its own: one thread at a time may use its streams and events. The
+// fake complains of two (device looks at the end).
+func TestGreenContextsOneThreadAtATime(t *testing.T) {
+	d, lib := device(t, "sms=32,sm_min=8,sm_step=8,green_us=50", Options{})
+	var ss [3]*gpuStream
+	var es [3]cuda.Event
+	for i, sms := range []int{8, 8, 0} {
+		ss[i] = streamOf(t, d, cuda.StreamOptions{Name: string(rune('a' + i)), SMs: sms})
+		var err error
+		es[i], err = d.NewEvent()
+		require.NoError(t, err)
+		require.NoError(t, ss[i].Record(es[i]))
+	}
+	require.NotNil(t, ss[0].green)
+	require.NotSame(t, ss[0].green, ss[1].green)
+	k := kernelOf(t, d, "conf_affine")
+	b, err := d.Alloc(cuda.MemPinned, 4096, "words")
+	require.NoError(t, err)
+	const rounds = 40
+	var all sync.WaitGroup
+	work := func(f func(i int) error) {
+		all.Go(func() {
+			for i := range rounds {
+				if err := f(i); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for i, s := range ss {
+		other := es[(i+1)%len(es)]
+		work(func(int) error {
+			return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{})
+		})
+		work(func(int) error { return errors.Join(s.Record(es[i]), s.Wait(other)) })
+		work(func(int) error { return s.Fill(b.Ptr(), 1, 64) })
+		work(func(int) error { es[i].Done(); s.Busy(); return nil })
+		work(func(n int) error {
+			if n%8 != 0 {
+				return nil
+			}
+			return s.Synchronize(soon(t, patience))
+		})
+		work(func(int) error {
+			if e, err := es[i].Since(other); err == nil && e > patience {
+				return errors.New("events are far apart")
+			}
+			return nil
+		})
+	}
+	all.Wait()
+	for i := range ss {
+		require.NoError(t, errors.Join(ss[i].Close(), es[i].Close()))
+	}
+	require.NoError(t, b.Free())
+	require.Empty(t, fakecuda.Control(t, lib, "violations"))
+}
+
 // Buffers may share pages, lie in each other and end in any order.
 func TestRegisteredPages(t *testing.T) {
 	d, lib := device(t, "", Options{})
@@ -500,7 +593,23 @@ func TestIOMemoryAndExport(t *testing.T) {
 	require.ErrorContains(t, err, "whole pages")
 	fakecuda.Control(t, lib, "iomem=0")
 	_, err = d.RegisterIO(mem, "doorbells")
-	refused(t, err, "CUDA_ERROR_NOT_PERMITTED (800)", "PeerMappingOverride=1")
+	refused(t, err, "CUDA_ERROR_NOT_PERMITTED (800)", "CAP_SYS_ADMIN", "PeerMappingOverride=1")
+	fakecuda.Control(t, lib, "iomem=1")
+
+	// What elsewhere means a lost context says nothing of it here: the rung below takes over.
+	for _, call := range []string{"cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"} {
+		for _, code := range []string{"999", "304", "719", "46", "2"} {
+			fakecuda.Control(t, lib, "fail="+call+":1:"+code)
+			_, err = d.RegisterIO(mem, "doorbells")
+			refused(t, err, "register I/O memory doorbells", call, "("+code+")", "CAP_SYS_ADMIN")
+			b, err := d.Alloc(cuda.MemPinned, 4096, "bells")
+			require.NoError(t, err, "the device goes on after %s from %s", code, call)
+			require.NoError(t, b.Free())
+		}
+	}
+	b, err = d.RegisterIO(mem, "doorbells")
+	require.NoError(t, err, "nothing of them stayed registered")
+	require.NoError(t, b.Free())
 
 	dev, err := d.Alloc(cuda.MemDevice, 5000, "rows")
 	require.NoError(t, err)
@@ -519,6 +628,22 @@ func TestIOMemoryAndExport(t *testing.T) {
 	require.NoError(t, errors.Join(dev.Free(), pinned.Free()))
 }
 
+// A context that is lost while I/O memory is registered is found out by asking it.
+func TestIOMemoryOfLostContext(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	mem, err := hostmem.Alloc(pageBytes, "doorbells")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(mem)) }()
+	fakecuda.Control(t, lib, "fail=cuMemHostRegister_v2:1:999,fail=cuStreamQuery:1:700")
+	_, err = d.RegisterIO(mem, "doorbells")
+	var lost *LostError
+	require.ErrorAs(t, err, &lost)
+	require.Equal(t, "cuStreamQuery", lost.Cause.Call)
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	_, err = d.Alloc(cuda.MemPinned, 4096, "bells")
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+}
+
 // A failure reaches who waited for who waited for it.
 func TestFailureTravelsOn(t *testing.T) {
 	d, _ := device(t, "", Options{})
@@ -529,7 +654,8 @@ func TestFailureTravelsOn(t *testing.T) {
 	e, err := d.NewEvent()
 	require.NoError(t, err)
 	open, words := held(t, d, ss[0])
-	require.NoError(t, cuda.Launch(ss[0], kernelOf(t, d, "conf_fail"), cuda.LaunchConfig{Blocks: 2, Threads: 32}, failing{words.Ptr() + 8, 1}))
+	require.NoError(t, cuda.Launch(ss[0], kernelOf(t, d, "conf_fail"), cuda.LaunchConfig{Blocks: 2,
+		Threads: 32}, failing{words.Ptr() + 8, 1}))
 	for i := range 3 { // the event goes from hand to hand
 		require.NoError(t, ss[i].Record(e))
 		require.NoError(t, ss[i+1].Wait(e))
@@ -547,7 +673,8 @@ func TestFailureTravelsOn(t *testing.T) {
 		require.NoError(t, s.Close()) // it has been told
 	}
 	// Many waits without a look stay few recordings.
-	x, y := streamOf(t, d, cuda.StreamOptions{Name: "x"}), streamOf(t, d, cuda.StreamOptions{Name: "y"})
+	x, y := streamOf(t, d, cuda.StreamOptions{Name: "x"}),
+		streamOf(t, d, cuda.StreamOptions{Name: "y"})
 	for range 20 * maxWaits {
 		require.NoError(t, x.Record(e))
 		require.NoError(t, y.Wait(e))
@@ -555,7 +682,8 @@ func TestFailureTravelsOn(t *testing.T) {
 		require.NoError(t, x.Wait(e))
 	}
 	require.LessOrEqual(t, len(x.waits), maxWaits)
-	require.NoError(t, errors.Join(x.Synchronize(soon(t, patience)), y.Synchronize(soon(t, patience))))
+	require.NoError(t, errors.Join(x.Synchronize(soon(t, patience)),
+		y.Synchronize(soon(t, patience))))
 	require.Empty(t, x.waits)
 	require.NoError(t, errors.Join(x.Close(), y.Close(), e.Close(), words.Free()))
 }
@@ -593,7 +721,8 @@ func TestErrorMeetsClose(t *testing.T) {
 		require.True(t, time.Now().Before(end), "the allocation does not get to the table")
 	}
 	go func() { closed <- d.Close() }()
-	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end) && d.streamMu.TryLock(); time.Sleep(50 * time.Microsecond) {
+	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end) &&
+		d.streamMu.TryLock(); time.Sleep(50 * time.Microsecond) {
 		d.streamMu.Unlock() // a Close that takes the locks the other way round is there soon
 	}
 	unlock()
@@ -618,7 +747,11 @@ func TestUseDuringClose(t *testing.T) {
 		for _, f := range []func() error{
 			func() error { _, err := d.Kernel("conf_gate"); return err },
 			func() error { _, err := d.Kernel("lookup"); return err },
-			func() error { k.(*kernel).free.Store(0); _, err := k.(*kernel).contextless(); return err },
+			func() error {
+				k.(*kernel).free.Store(0)
+				_, err := k.(*kernel).contextless()
+				return err
+			},
 			func() error {
 				return cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{})
 			},
@@ -656,7 +789,9 @@ func TestFreeWhileAKernelRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, g.Grow(4096))
 	open, words := held(t, d, s)
-	calls := func() string { return fakecuda.Control(t, lib, "calls=cuMemFree_v2,calls=cuMemUnmap") }
+	calls := func() string {
+		return fakecuda.Control(t, lib, "calls=cuMemFree_v2,calls=cuMemUnmap")
+	}
 	before := calls()
 	freed := make(chan error, 2)
 	go func() { freed <- b.Free() }()
@@ -675,13 +810,15 @@ func TestFreeWhileAKernelRuns(t *testing.T) {
 	require.NoError(t, words.Free())
 }
 
-// A kernel that does not end is an error that names it, its stream and how long it ran; the waits of others end,
-// too, and closing and freeing take no longer than they may.
+// A kernel that does not end is an error that names it, its stream and how long it ran; the waits
+// of others end, too, and closing and freeing take no longer than they may.
 func TestKernelThatDoesNotEnd(t *testing.T) {
 	lib := fake(t, "")
-	d, err := Open(Options{Library: lib, CloseTimeout: 50 * time.Millisecond, KernelTimeout: 100 * time.Millisecond})
+	d, err := Open(Options{Library: lib, CloseTimeout: 50 * time.Millisecond,
+		KernelTimeout: 100 * time.Millisecond})
 	require.NoError(t, err)
-	s, behind := streamOf(t, d, cuda.StreamOptions{Name: "endless"}), streamOf(t, d, cuda.StreamOptions{Name: "behind"})
+	s, behind := streamOf(t, d, cuda.StreamOptions{Name: "endless"}),
+		streamOf(t, d, cuda.StreamOptions{Name: "behind"})
 	dev, err := d.Alloc(cuda.MemDevice, 4096, "rows")
 	require.NoError(t, err)
 	g, err := d.Reserve(8<<20, "slots")
@@ -790,11 +927,12 @@ func TestMemoryThatOthersHold(t *testing.T) {
 	require.ErrorContains(t, err, "cuStreamCreateWithPriority")
 }
 
-// Each call that growing takes fails at each of its times: the buffer is as it was, nothing is left behind, and the
-// next try works.
+// Each call that growing takes fails at each of its times: the buffer is as it was, nothing is left
+// behind, and the next try works.
 func TestGrowFails(t *testing.T) {
 	const granule = 64 << 10
-	calls := []string{"cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemsetD8Async"}
+	calls := []string{"cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess",
+		"cuMemsetD8Async"}
 	for _, call := range calls {
 		for n := 1; n <= 2; n++ {
 			d, lib := device(t, "mem=268435456", Options{})
@@ -811,7 +949,8 @@ func TestGrowFails(t *testing.T) {
 				require.ErrorContains(t, err, call)
 				require.EqualValues(t, granule, g.Backed())
 				require.EqualValues(t, granule, d.MemUsage()["slots"])
-				require.ErrorContains(t, s.Fill(g.Ptr(), 7, granule+1), "have memory; grow it first")
+				require.ErrorContains(t, s.Fill(g.Ptr(), 7, granule+1),
+					"have memory; grow it first")
 				require.Contains(t, fakecuda.Control(t, lib, "live"), " reserved=1 physical=1 ")
 			} else {
 				require.Equal(t, 2, n, call)
@@ -880,7 +1019,8 @@ func TestGrowingExport(t *testing.T) {
 	require.NoError(t, errors.Join(m.Close(), g.Free(), s.Close()))
 }
 
-// Steps that come again are one launch; a fault in one names its kernel, and only that and later work are failed.
+// Steps that come again are one launch; a fault in one names its kernel, and only that and later
+// work are failed.
 func TestStepsAreGraphs(t *testing.T) {
 	d, lib := device(t, "", Options{})
 	s := streamOf(t, d, cuda.StreamOptions{Name: "train"})
@@ -894,7 +1034,8 @@ func TestStepsAreGraphs(t *testing.T) {
 	send := func(at int64, adds ...uint64) error {
 		q.Reset()
 		for _, a := range adds {
-			cuda.Add(&q, ka, cuda.LaunchConfig{Blocks: 1 + int(a%3), Threads: 64}, affine{b.Ptr(), 10, 3, a})
+			cuda.Add(&q, ka, cuda.LaunchConfig{Blocks: 1 + int(a%3), Threads: 64},
+				affine{b.Ptr(), 10, 3, a})
 		}
 		if at >= 0 {
 			cuda.Add(&q, kf, one, failing{ran.Ptr(), at})
@@ -902,7 +1043,10 @@ func TestStepsAreGraphs(t *testing.T) {
 		}
 		return cuda.LaunchSteps(s, &q)
 	}
-	count := func(call string) string { return strings.TrimSpace(fakecuda.Control(t, lib, "calls="+call)) }
+	count := func(
+		call string) string {
+		return strings.TrimSpace(fakecuda.Control(t, lib, "calls="+call))
+	}
 	want := uint64(0)
 	for i := range uint64(20) {
 		require.NoError(t, send(-1, i, i+1, i+2))
@@ -913,7 +1057,8 @@ func TestStepsAreGraphs(t *testing.T) {
 	require.NoError(t, s.Synchronize(soon(t, patience)))
 	got := fetch(t, d, s, b.Ptr(), 80)
 	require.Equal(t, want, *(*uint64)(unsafe.Pointer(&got[72])))
-	require.Equal(t, []string{"3", "19", "1"}, []string{count("cuLaunchKernel"), count("cuGraphLaunch"), count("cuGraphInstantiateWithFlags")})
+	require.Equal(t, []string{"3", "19", "1"}, []string{count("cuLaunchKernel"),
+		count("cuGraphLaunch"), count("cuGraphInstantiateWithFlags")})
 	require.Positive(t, s.Busy())
 
 	// Many sequences: a bound on graphs, and all are right.
@@ -926,7 +1071,9 @@ func TestStepsAreGraphs(t *testing.T) {
 	require.LessOrEqual(t, len(s.graphs.list), mostGraphs)
 
 	// No memory for a graph, an update or a launch of one: launches.
-	for _, call := range []string{"cuGraphCreate:1:2", "cuGraphAddKernelNode_v2:2:2", "cuGraphInstantiateWithFlags:1:2", "cuGraphLaunch:1:2", "cuGraphExecKernelNodeSetParams_v2:2:1"} {
+	for _, call := range []string{"cuGraphCreate:1:2", "cuGraphAddKernelNode_v2:2:2",
+		"cuGraphInstantiateWithFlags:1:2", "cuGraphLaunch:1:2",
+		"cuGraphExecKernelNodeSetParams_v2:2:1"} {
 		s.mu.Lock()
 		require.NoError(t, d.enter())
 		s.graphs.close(d)
@@ -959,9 +1106,36 @@ func TestStepsAreGraphs(t *testing.T) {
 	require.NoError(t, e.Synchronize(soon(t, patience)))
 	fresh := streamOf(t, d, cuda.StreamOptions{Name: "fresh"})
 	got = fetch(t, d, fresh, b.Ptr(), 8)
-	require.EqualValues(t, (3*3*3*3*3*3*3-1)/2, *(*uint64)(unsafe.Pointer(&got[0])), "the kernels behind the one that failed ran")
+	require.EqualValues(t, (3*3*3*3*3*3*3-1)/2, *(*uint64)(unsafe.Pointer(&got[0])),
+		"the kernels behind the one that failed ran")
 	require.NoError(t, errors.Join(s.Close(), fresh.Close(), e.Close(), b.Free(), ran.Free()))
 	require.Contains(t, fakecuda.Control(t, lib, "live"), " graphs=0")
+}
+
+// The driver's variables are set where the user has not, and doctor says what holds.
+func TestDriverVariables(t *testing.T) {
+	t.Setenv(envLoading, "")
+	t.Setenv(envConnections, "")
+	setDriverEnv()
+	require.Equal(t, "EAGER", os.Getenv(envLoading))
+	require.Equal(t, "32", os.Getenv(envConnections))
+	f := connections()
+	require.Equal(t, probe.There, f.Answer)
+	require.Equal(t, "CUDA_DEVICE_MAX_CONNECTIONS=32", f.Detail)
+	t.Setenv(envLoading, "LAZY")
+	for _, v := range []string{"8", "many"} {
+		t.Setenv(envConnections, v)
+		setDriverEnv()
+		require.Equal(t, v, os.Getenv(envConnections), "what the user set stays")
+		f = connections()
+		require.Equal(t, probe.NotThere, f.Answer)
+		require.Contains(t, f.Detail, "CUDA_DEVICE_MAX_CONNECTIONS="+v)
+		require.Contains(t, f.Next, "set it to 32")
+	}
+	require.Equal(t, "LAZY", os.Getenv(envLoading))
+	rep, err := Probe(Options{Library: fake(t, "")})
+	require.NoError(t, err)
+	require.Contains(t, rep.GPUs[0].Findings, f)
 }
 
 // No launch loads anything: a load may wait for kernels, and ours wait for each other.
@@ -969,10 +1143,13 @@ func TestNothingLoadsAtLaunch(t *testing.T) {
 	d, lib := device(t, "sm_min=2,sm_step=2,threads_per_sm=512", Options{})
 	mode := os.Getenv(envLoading)
 	require.NotEmpty(t, mode)
-	require.Equal(t, mode, fakecuda.Control(t, lib, "loading"), "what the driver saw at its first start")
+	require.Equal(t, mode, fakecuda.Control(t, lib, "loading"),
+		"what the driver saw at its first start")
+	require.Equal(t, os.Getenv(envConnections), fakecuda.Control(t, lib, "connections"))
 	k := kernelOf(t, d, "conf_affine")
 	loads := func() (n []string) {
-		for _, c := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuLibraryLoadData", "cuLibraryGetKernel"} {
+		for _, c := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuLibraryLoadData",
+			"cuLibraryGetKernel"} {
 			n = append(n, fakecuda.Control(t, lib, "calls="+c))
 		}
 		return n

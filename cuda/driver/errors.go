@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,10 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 )
+
+// ErrNoDriver says that the machine has no CUDA driver: Open returns it wrapped in an error that
+// tells which library is missing.
+var ErrNoDriver = errors.New("no CUDA driver")
 
 // CallError is a call of libcuda that failed.
 type CallError struct {
@@ -38,7 +43,8 @@ func (e *LostError) Error() string {
 	if len(e.Running) > 0 {
 		running = "running: " + strings.Join(e.Running, ", ")
 	}
-	return fmt.Sprintf("device %s: its CUDA context is lost, %v; %s; its memory is gone: close the device and start again; %s",
+	return fmt.Sprintf(
+		"device %s: its CUDA context is lost, %v; %s; its memory is gone: close the device and start again; %s",
 		e.Device, e.Cause, running, afterLoss(result(e.Cause.Code)))
 }
 
@@ -59,8 +65,8 @@ func afterLoss(r result) string {
 	return "see \"dmesg | grep -i xid\" if it comes back"
 }
 
-// TimeoutError says that a kernel does not end. The GPU cannot be told to stop one: it runs until the
-// process ends, and what it may use is not freed before.
+// TimeoutError says that a kernel does not end. The GPU cannot be told to stop one: it runs until
+// the process ends, and what it may use is not freed before.
 type TimeoutError struct {
 	Device, Stream string
 	Kernel         string // or the kernels of a graph
@@ -68,7 +74,8 @@ type TimeoutError struct {
 }
 
 func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("device %s: kernel %q on stream %q has not ended after %v; only the end of this process stops it: start again (a checkpoint is kept), and see \"nvidia-smi\" for who else uses the GPU",
+	return fmt.Sprintf(
+		"device %s: kernel %q on stream %q has not ended after %v; only the end of this process stops it: start again (a checkpoint is kept), and see \"nvidia-smi\" for who else uses the GPU",
 		e.Device, e.Kernel, e.Stream, e.After)
 }
 
@@ -78,8 +85,11 @@ func (e *LostError) Unwrap() error { return e.Cause }
 // these that "the process must be terminated and relaunched" or that the context was destroyed.
 func fatal(r result) bool {
 	switch r {
-	case errDeinitialized, errNotInitialized, errNoDevice, errInvalidDevice, errSystemNotReady, errDriverMismatch, errDeviceUnavailable, errECC, errNVLink, errContained, errIllegalAddress, errLaunchTimeout, errContextDestroyed,
-		errAssert, errHardwareStack, errIllegalInstruction, errMisaligned, errAddressSpace, errInvalidPC, errLaunchFailed, errTensorMemory, errMPSTerminated, errUnknown:
+	case errDeinitialized, errNotInitialized, errNoDevice, errInvalidDevice, errSystemNotReady,
+		errDriverMismatch, errDeviceUnavailable, errECC, errNVLink, errContained, errIllegalAddress,
+		errLaunchTimeout, errContextDestroyed,
+		errAssert, errHardwareStack, errIllegalInstruction, errMisaligned, errAddressSpace,
+		errInvalidPC, errLaunchFailed, errTensorMemory, errMPSTerminated, errUnknown:
 		return true
 	}
 	return false
@@ -89,6 +99,18 @@ func callError(a api, call string, r result) *CallError {
 	e := &CallError{Call: call, Code: int(r), Name: a.GetErrorName(r), Text: a.GetErrorString(r)}
 	if e.Name == "" {
 		e.Name = "CUresult"
+	}
+	return e
+}
+
+// refused is failed for a call whose result says nothing of the context: where the kernel module
+// does not map I/O memory, the driver answers with whatever came of it, CUDA_ERROR_UNKNOWN among
+// others, and everything else goes on. The context itself tells: a lost one answers each query of a
+// stream with its error (cuStreamQuery). It runs within enter.
+func (d *Device) refused(call string, r result) error {
+	e := callError(d.api, call, r)
+	if q := d.api.StreamQuery(0); q != success && q != errNotReady && fatal(q) {
+		return d.failed("cuStreamQuery", q)
 	}
 	return e
 }
@@ -104,18 +126,24 @@ func (d *Device) failed(call string, r result) error {
 	}
 	e := callError(d.api, call, r)
 	if r == errOutOfMemory {
-		// Also what only needs a little, such as a stream or a graph: the caller can give memory back and try
-		// again. The driver does not say how much it wanted.
+		// Also what only needs a little, such as a stream or a graph: the caller can give memory
+		// back and try again. The driver does not say how much it wanted.
 		free, _, ir := d.api.MemGetInfo()
 		if ir != success {
 			free = 0
 		}
-		oom := &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: call, Want: littleBytes, Free: max(min(free, littleBytes-1), 0)}
+		oom := &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: call, Want: littleBytes,
+			Free: max(min(free, littleBytes-1), 0)}
 		return errs.With(errs.Capability, fmt.Errorf("%w (%w)", oom, e))
 	}
 	if !fatal(r) {
 		return e
 	}
+	return d.lose(e)
+}
+
+// lose notes that the context is lost, by that error or an earlier one.
+func (d *Device) lose(e *CallError) error {
 	l := &LostError{Device: d.info.Name, Cause: e}
 	d.streamMu.Lock()
 	for s := range d.streams {

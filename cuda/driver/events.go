@@ -24,7 +24,7 @@ type eventPool struct {
 	free  []event
 }
 
-// take runs within enter. An event that is out keeps its green context.
+// take runs within enterWith of the pool's context. An event that is out keeps that.
 func (p *eventPool) take() (e event, err error) {
 	p.mu.Lock()
 	if n := len(p.free); n > 0 {
@@ -66,10 +66,11 @@ func (p *eventPool) close() {
 	if len(free) == 0 || !p.d.enterToFree() {
 		return
 	}
+	holdGreen(p.green, nil)
 	for _, e := range free {
 		p.d.api.EventDestroy(e)
 	}
-	p.d.leave()
+	p.d.leaveWith(p.green, nil)
 }
 
 // recording is one time that an event was recorded. Waiters hold the recording, not the event,
@@ -86,6 +87,14 @@ type recording struct {
 	settled bool         // done, and err is final
 	err     error        // the stream's, when work before the record failed
 	deps    []*recording // what s had waited for; each is held
+}
+
+// green is the green context of the event, or nil.
+func (r *recording) green() *green {
+	if r.pool == nil {
+		return nil
+	}
+	return r.pool.green
 }
 
 // hold takes a reference to a recording that the caller knows to be live.
@@ -115,11 +124,11 @@ func (r *recording) poll() (done bool, err error) {
 		return true, r.err
 	}
 	d := r.s.d
-	if err := d.enter(); err != nil {
+	if err := d.enterWith(r.green(), nil); err != nil {
 		return true, err
 	}
 	q := d.api.EventQuery(r.ev)
-	d.leave()
+	d.leaveWith(r.green(), nil)
 	switch q {
 	case success:
 	case errNotReady:
@@ -145,8 +154,8 @@ func waitedFor(s *gpuStream, err error) error {
 	return fmt.Errorf("stream %q waited for an event of a failed stream: %w", s.opt.Name, err)
 }
 
-// wait polls until the recording has happened or ctx ends, or some kernel is found not to end. It never
-// blocks in the driver, which has no waits with a limit.
+// wait polls until the recording has happened or ctx ends, or some kernel is found not to end. It
+// never blocks in the driver, which has no waits with a limit.
 func (r *recording) wait(ctx context.Context) error { return r.pollUntil(ctx, true) }
 
 // waitOnly is wait for who only asks whether it has happened.
@@ -222,7 +231,8 @@ func (e *gpuEvent) Synchronize(ctx context.Context) error {
 	defer r.drop()
 	err := r.wait(ctx)
 	if w := (*waitError)(nil); errors.As(err, &w) {
-		return fmt.Errorf("event of stream %q, which runs %s: %w", r.s.opt.Name, r.s.runningText(), w.err)
+		return fmt.Errorf("event of stream %q, which runs %s: %w", r.s.opt.Name,
+			r.s.runningText(), w.err)
 	}
 	return err
 }
@@ -261,17 +271,17 @@ func (e *gpuEvent) Since(earlier cuda.Event) (time.Duration, error) {
 	if a.serial > b.serial {
 		a, b, sign = b, a, -1
 	}
-	d, err := e.d.elapsed(a.ev, b.ev)
+	d, err := e.d.elapsed(a, b)
 	return sign * d, err
 }
 
-// elapsed is the time between two events, which resolves about half a microsecond.
-func (d *Device) elapsed(a, b event) (time.Duration, error) {
-	if err := d.enter(); err != nil {
+// elapsed is the time between two recordings, which resolves about half a microsecond.
+func (d *Device) elapsed(a, b *recording) (time.Duration, error) {
+	if err := d.enterWith(a.green(), b.green()); err != nil {
 		return 0, err
 	}
-	ms, r := d.api.EventElapsedTime(a, b)
-	d.leave()
+	ms, r := d.api.EventElapsedTime(a.ev, b.ev)
+	d.leaveWith(a.green(), b.green())
 	if r != success {
 		return 0, d.failed("cuEventElapsedTime", r)
 	}

@@ -26,7 +26,7 @@ const _ = -(unsafe.Sizeof(hxFault{}) ^ faultBytes)
 const _ = -(unsafe.Offsetof(hxFault{}.Mirror) ^ 40)
 
 // seq is the number of the launch that failed, or 0. The kernel writes it last, with release.
-func (f *hxFault) seq() uint64 { return atomic.LoadUint64(&f.Seq) }
+func (f *hxFault) seq() uint64 { return atomic.LoadUint64(&f.Seq) } // litmus: fault-look
 
 // faultSlot is where one stream's kernels say that they failed.
 type faultSlot struct {
@@ -81,7 +81,8 @@ func (p *faultPool) grow(d *Device) (err error) {
 	}
 	defer d.leave()
 	base := unsafe.Pointer(unsafe.SliceData(host))
-	if r := d.api.MemHostRegister(base, int64(len(host)), registerPortable|registerDeviceMap); r != success {
+	if r := d.api.MemHostRegister(base, int64(len(host)),
+		registerPortable|registerDeviceMap); r != success {
 		return freeAnd(host, d.failed("cuMemHostRegister_v2", r))
 	}
 	seen, r := d.api.MemHostGetDevicePointer(base)

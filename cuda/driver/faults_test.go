@@ -93,13 +93,16 @@ func workload(lib string) (err error) {
 	}
 	affine := func(st cuda.Stream, p cuda.DevicePtr, mul, add uint64) func() error {
 		return func() error {
-			return cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 3, Threads: 64}, conformance.Affine(p, n, mul, add))
+			return cuda.Launch(st, k, cuda.LaunchConfig{Blocks: 3, Threads: 64},
+				conformance.Affine(p, n, mul, add))
 		}
 	}
 	var q cuda.Steps
 	steps := func() error { // three launches that come to x*1+0
 		q.Reset()
-		for _, p := range []conformance.AffineParams{conformance.Affine(grow.Ptr(), n, 1, 1), conformance.Affine(grow.Ptr(), n, 1, 2), conformance.Affine(grow.Ptr(), n, 1, ^uint64(2))} {
+		for _, p := range []conformance.AffineParams{conformance.Affine(grow.Ptr(), n, 1, 1),
+			conformance.Affine(grow.Ptr(), n, 1, 2), conformance.Affine(grow.Ptr(), n, 1,
+				^uint64(2))} {
 			cuda.Add(&q, k, cuda.LaunchConfig{Blocks: 2, Threads: 64}, p)
 		}
 		return cuda.LaunchSteps(a, &q)
@@ -155,13 +158,18 @@ func TestEveryCallFails(t *testing.T) {
 	empty(t, lib)
 	// What a device can do without: these are asked or given back, and a failure is no harm.
 	harmless := map[string]bool{
-		"cuGetErrorName": true, "cuGetErrorString": true, "cuDeviceGetAttribute": true, "cuDeviceGetPCIBusId": true, "cuDeviceGetName": true,
-		"cuMemGetInfo_v2": true, "cuFuncGetAttribute": true, "cuFuncGetParamInfo": true, "cuDriverGetVersion": true,
+		"cuGetErrorName": true, "cuGetErrorString": true, "cuDeviceGetAttribute": true,
+		"cuDeviceGetPCIBusId": true, "cuDeviceGetName": true,
+		"cuMemGetInfo_v2": true, "cuFuncGetAttribute": true, "cuFuncGetParamInfo": true,
+		"cuDriverGetVersion":     true,
 		"cuDeviceGetDevResource": true, "cuDevSmResourceSplitByCount": true,
-		"cuStreamDestroy_v2": true, "cuEventDestroy_v2": true, "cuModuleUnload": true, "cuLibraryUnload": true,
-		"cuMemFree_v2": true, "cuMemHostUnregister": true, "cuCtxSetCurrent": true, "cuStreamQuery": true,
+		"cuStreamDestroy_v2": true, "cuEventDestroy_v2": true, "cuModuleUnload": true,
+		"cuLibraryUnload": true,
+		"cuMemFree_v2":    true, "cuMemHostUnregister": true, "cuCtxSetCurrent": true,
+		"cuStreamQuery": true,
 		// Without a graph there are launches.
-		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true, "cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
+		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true,
+		"cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
 	}
 	most := 6
 	if wide.Lean() {
@@ -176,21 +184,24 @@ func TestEveryCallFails(t *testing.T) {
 			t.Fatal(line)
 		}
 		switch name {
-		case "cuDevicePrimaryCtxRelease_v2", "cuGreenCtxDestroy", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuGraphDestroy", "cuGraphExecDestroy":
+		case "cuDevicePrimaryCtxRelease_v2", "cuGreenCtxDestroy", "cuMemUnmap", "cuMemAddressFree",
+			"cuMemRelease", "cuGraphDestroy", "cuGraphExecDestroy":
 			continue // its failure leaves something alive, so it comes last
 		}
 		sites = append(sites, fmt.Sprintf("%s:%d", name, calls))
 		for n := 1; n <= min(calls, most); n++ {
 			fakecuda.Control(t, lib, fmt.Sprintf("%s,fail=%s:%d", sweepKnobs, name, n))
 			err := workload(lib)
-			fired := fakecuda.Control(t, lib, "failed="+name) != "0\n" // some calls depend on who is faster
+			// some calls depend on who is faster
+			fired := fakecuda.Control(t, lib, "failed="+name) != "0\n"
 			switch {
 			case errors.Is(err, errWrongData):
 				t.Errorf("%s, call %d: %v", name, n, err)
 			case err != nil:
 				surfaced++
 				stem, _, _ := strings.Cut(name, "_v")
-				if oom := (*cuda.OutOfMemoryError)(nil); !strings.Contains(err.Error(), stem) && !errors.As(err, &oom) {
+				if oom := (*cuda.OutOfMemoryError)(nil); !strings.Contains(err.Error(), stem) &&
+					!errors.As(err, &oom) {
 					t.Errorf("%s, call %d: the error does not name it: %v", name, n, err)
 				}
 			case fired && !harmless[name]:
@@ -243,7 +254,8 @@ func TestEveryCallFails(t *testing.T) {
 		t.Errorf("a green context could not be destroyed: %v", err)
 	}
 	fakecuda.Control(t, lib, sweepKnobs+",fail=cuDevicePrimaryCtxRelease_v2:1")
-	if err := workload(lib); err == nil || !strings.Contains(err.Error(), "cuDevicePrimaryCtxRelease") {
+	if err := workload(lib); err == nil || !strings.Contains(err.Error(),
+		"cuDevicePrimaryCtxRelease") {
 		t.Errorf("the context could not be released: %v", err)
 	}
 }
@@ -256,7 +268,8 @@ func TestLossAtEveryLaunch(t *testing.T) {
 		for _, code := range []int{719, 700, 214, 702} {
 			fakecuda.Control(t, lib, fmt.Sprintf("%s,crash=%d:%d", sweepKnobs, n, code))
 			err := workload(lib)
-			if errs.ClassOf(err) != errs.Device || !strings.Contains(err.Error(), strconv.Itoa(code)) {
+			if errs.ClassOf(err) != errs.Device || !strings.Contains(err.Error(),
+				strconv.Itoa(code)) {
 				t.Errorf("launch %d, code %d: class %d: %v", n, code, errs.ClassOf(err), err)
 			}
 			var lost *driver.LostError
@@ -288,13 +301,16 @@ func TestAllKernelsLoad(t *testing.T) {
 				got, err := d.Kernel(k.Name)
 				switch {
 				case m.SM > cc:
-					if errs.ClassOf(err) != errs.Capability || !strings.Contains(err.Error(), "compute capability") {
-						t.Errorf("kernel %s of module %s on a GPU that is too old for it: %v", k.Name, m.Name, err)
+					if errs.ClassOf(err) != errs.Capability || !strings.Contains(err.Error(),
+						"compute capability") {
+						t.Errorf("kernel %s of module %s on a GPU that is too old for it: %v",
+							k.Name, m.Name, err)
 					}
 				case err != nil:
 					t.Error(err)
 				case int(got.ParamSize()) != k.ParamBytes:
-					t.Errorf("kernel %s takes %d bytes, its PTX %d", k.Name, got.ParamSize(), k.ParamBytes)
+					t.Errorf("kernel %s takes %d bytes, its PTX %d", k.Name, got.ParamSize(),
+						k.ParamBytes)
 				}
 			}
 		}

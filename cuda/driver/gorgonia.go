@@ -3,14 +3,14 @@
 package driver
 
 // The api on gorgonia.org/cu (v0.9.6, cgo), for those who build with -tags gorgonia. It needs the
-// headers of CUDA 12 (13 changed signatures that the module uses), -lcuda when linking and libcuda when
-// starting:
+// headers of CUDA 12 (13 changed signatures that the module uses), -lcuda when linking and libcuda
+// when starting:
 //
 //	CGO_ENABLED=1 CGO_CFLAGS=-I… CGO_LDFLAGS=-L… go build -tags gorgonia ./cmd/heliosctl
 //
 // Traps, which are why it is not the default: without libcuda.so.1 the program does not start at
-// all; and the module's init calls cuInit and ends the process when that fails, before main, so there
-// is no fall-back to the host device and no exit code of ours.
+// all; and the module's init calls cuInit and ends the process when that fails, before main, so
+// there is no fall-back to the host device and no exit code of ours.
 //
 // What the module has is used. What it lacks is called here, through cgo:
 //
@@ -98,6 +98,8 @@ import (
 )
 
 // linked is the api on the library that the program was linked against.
+//
+// Large: a method for each call of the CUDA driver API that is used.
 type linked struct{ path string }
 
 // openLibrary returns the library that is already in the process; another one can't be had.
@@ -106,10 +108,12 @@ func openLibrary(path string) (api, error) {
 	if path != "" {
 		asked, err := os.Stat(path)
 		if err != nil {
-			return nil, errs.New(errs.Capability, "no CUDA driver: %w", err)
+			return nil, errs.New(errs.Capability, "%w: %w", ErrNoDriver, err)
 		}
 		if have, err := os.Stat(l.path); err != nil || !os.SameFile(asked, have) {
-			return nil, errs.New(errs.Capability, "this build (-tags gorgonia) is linked to %s and cannot open %s; start it with LD_LIBRARY_PATH, or use a build without the tag", l.path, path)
+			return nil, errs.New(errs.Capability,
+				"this build (-tags gorgonia) is linked to %s and cannot open %s; start it with LD_LIBRARY_PATH, or use a build without the tag",
+				l.path, path)
 		}
 	}
 	var missing string
@@ -119,7 +123,9 @@ func openLibrary(path string) (api, error) {
 		}
 	}
 	if missing != "" {
-		return nil, errs.New(errs.Capability, "CUDA driver %s lacks%s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later", l.path, missing)
+		return nil, errs.New(errs.Capability,
+			"CUDA driver %s lacks%s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later",
+			l.path, missing)
 	}
 	return l, nil
 }
@@ -250,9 +256,11 @@ func (l *linked) ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result) {
 	defer C.free(text)
 	both := unsafe.Slice((*byte)(text), 2*jitLogBytes)
 	m, err := cu.LoadDataEx(string(ptx[:max(len(ptx)-1, 0)]), // it adds a NUL of its own
-		&cu.JITInfoLogBuffer{Buffer: both[: jitLogBytes-1 : jitLogBytes-1]}, &cu.JITErrorLogBuffer{Buffer: both[jitLogBytes : 2*jitLogBytes-1]})
+		&cu.JITInfoLogBuffer{Buffer: both[: jitLogBytes-1 : jitLogBytes-1]},
+		&cu.JITErrorLogBuffer{Buffer: both[jitLogBytes : 2*jitLogBytes-1]})
 	if log != nil {
-		log.Info, log.Error = C.GoString((*C.char)(text)), C.GoString((*C.char)(unsafe.Add(text, jitLogBytes)))
+		log.Info, log.Error = C.GoString((*C.char)(text)),
+			C.GoString((*C.char)(unsafe.Add(text, jitLogBytes)))
 	}
 	return view[module](m), code(err)
 }
@@ -266,7 +274,8 @@ func (l *linked) ModuleGetFunction(m module, name string) (function, result) {
 
 func (l *linked) LibraryLoadData(ptx []byte) (library, result) {
 	var lib library
-	r := C.helios_cuLibraryLoadData(unsafe.Pointer(&lib), unsafe.Pointer(unsafe.SliceData(ptx)), nil, nil, 0, nil, nil, 0)
+	r := C.helios_cuLibraryLoadData(unsafe.Pointer(&lib), unsafe.Pointer(unsafe.SliceData(ptx)),
+		nil, nil, 0, nil, nil, 0)
 	return lib, result(r)
 }
 
@@ -319,9 +328,11 @@ func (l *linked) MemHostGetDevicePointer(p unsafe.Pointer) (devicePtr, result) {
 	return devicePtr(d), result(r)
 }
 
-func (l *linked) MemGetHandleForAddressRange(p devicePtr, n int64, handleType uint32, flags uint64) (int32, result) {
+func (l *linked) MemGetHandleForAddressRange(p devicePtr, n int64, handleType uint32,
+	flags uint64) (int32, result) {
 	fd := int32(-1)
-	r := C.helios_cuMemGetHandleForAddressRange(unsafe.Pointer(&fd), C.CUdeviceptr(p), C.size_t(n), C.int(handleType), C.ulonglong(flags))
+	r := C.helios_cuMemGetHandleForAddressRange(unsafe.Pointer(&fd), C.CUdeviceptr(p), C.size_t(n),
+		C.int(handleType), C.ulonglong(flags))
 	return fd, result(r)
 }
 
@@ -374,13 +385,15 @@ func (l *linked) GraphDestroy(g graph) result {
 }
 
 // The parameters go as a number, as those of a launch do: what they point to are pointers again.
-func (l *linked) GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result) {
+func (l *linked) GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode,
+	result) {
 	var n graphNode
 	deps := C.size_t(1)
 	if after == 0 {
 		deps = 0
 	}
-	r := C.helios_cuGraphAddKernelNode_v2(unsafe.Pointer(&n), C.uintptr_t(g), unsafe.Pointer(&after), deps, C.uintptr_t(uintptr(unsafe.Pointer(params))))
+	r := C.helios_cuGraphAddKernelNode_v2(unsafe.Pointer(&n), C.uintptr_t(g),
+		unsafe.Pointer(&after), deps, C.uintptr_t(uintptr(unsafe.Pointer(params))))
 	runtime.KeepAlive(params)
 	return n, result(r)
 }
@@ -392,7 +405,8 @@ func (l *linked) GraphInstantiate(g graph) (graphExec, result) {
 }
 
 func (l *linked) GraphExecKernelNodeSetParams(x graphExec, n graphNode, params *nodeParams) result {
-	r := C.helios_cuGraphExecKernelNodeSetParams_v2(C.uintptr_t(x), C.uintptr_t(n), C.uintptr_t(uintptr(unsafe.Pointer(params))))
+	r := C.helios_cuGraphExecKernelNodeSetParams_v2(C.uintptr_t(x), C.uintptr_t(n),
+		C.uintptr_t(uintptr(unsafe.Pointer(params))))
 	runtime.KeepAlive(params)
 	return result(r)
 }
@@ -450,8 +464,10 @@ func (l *linked) EventElapsedTime(start, end event) (float32, result) {
 	return float32(ms), code(err)
 }
 
-func (l *linked) LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream, params *unsafe.Pointer) result {
-	r := C.helios_launch(C.uintptr_t(f), C.uint(blocks), C.uint(threads), C.uint(sharedBytes), C.uintptr_t(s), C.uintptr_t(uintptr(unsafe.Pointer(params))))
+func (l *linked) LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream,
+	params *unsafe.Pointer) result {
+	r := C.helios_launch(C.uintptr_t(f), C.uint(blocks), C.uint(threads), C.uint(sharedBytes),
+		C.uintptr_t(s), C.uintptr_t(uintptr(unsafe.Pointer(params))))
 	runtime.KeepAlive(params)
 	return result(r)
 }
@@ -460,21 +476,25 @@ func (l *linked) DeviceGetDevResource(d ordinal, out *devResource, kind uint32) 
 	return result(C.helios_cuDeviceGetDevResource(C.CUdevice(d), unsafe.Pointer(out), C.int(kind)))
 }
 
-func (l *linked) DevSmResourceSplitByCount(groups []devResource, input *devResource, flags, minSMs uint32) (int, result) {
+func (l *linked) DevSmResourceSplitByCount(groups []devResource, input *devResource, flags,
+	minSMs uint32) (int, result) {
 	n := C.uint(len(groups))
-	r := C.helios_cuDevSmResourceSplitByCount(unsafe.Pointer(unsafe.SliceData(groups)), &n, unsafe.Pointer(input), nil, C.uint(flags), C.uint(minSMs))
+	r := C.helios_cuDevSmResourceSplitByCount(unsafe.Pointer(unsafe.SliceData(groups)), &n,
+		unsafe.Pointer(input), nil, C.uint(flags), C.uint(minSMs))
 	return int(n), result(r)
 }
 
 func (l *linked) DevResourceGenerateDesc(groups []devResource) (resDesc, result) {
 	var d resDesc
-	r := C.helios_cuDevResourceGenerateDesc(unsafe.Pointer(&d), unsafe.Pointer(unsafe.SliceData(groups)), C.uint(len(groups)))
+	r := C.helios_cuDevResourceGenerateDesc(unsafe.Pointer(&d),
+		unsafe.Pointer(unsafe.SliceData(groups)), C.uint(len(groups)))
 	return d, result(r)
 }
 
 func (l *linked) GreenCtxCreate(desc resDesc, d ordinal, flags uint32) (greenCtx, result) {
 	var g greenCtx
-	r := C.helios_cuGreenCtxCreate(unsafe.Pointer(&g), C.uintptr_t(desc), C.CUdevice(d), C.uint(flags))
+	r := C.helios_cuGreenCtxCreate(unsafe.Pointer(&g), C.uintptr_t(desc), C.CUdevice(d),
+		C.uint(flags))
 	return g, result(r)
 }
 
@@ -484,7 +504,8 @@ func (l *linked) GreenCtxDestroy(g greenCtx) result {
 
 func (l *linked) GreenCtxStreamCreate(g greenCtx, flags uint32, priority int) (stream, result) {
 	var s stream
-	r := C.helios_cuGreenCtxStreamCreate(unsafe.Pointer(&s), C.uintptr_t(g), C.uint(flags), C.int(priority))
+	r := C.helios_cuGreenCtxStreamCreate(unsafe.Pointer(&s), C.uintptr_t(g), C.uint(flags),
+		C.int(priority))
 	return s, result(r)
 }
 

@@ -9,10 +9,10 @@ import (
 	"helios/cuda"
 )
 
-// A sequence of launches that comes again is made a graph: then a step of training costs one launch and an
-// update of each node's parameters, without the events and the driver's work for each kernel. What a
-// graph cannot do now costs launches, not the run: without memory for it, or in a green context, the
-// steps are launched one by one.
+// A sequence of launches that comes again is made a graph: then a step of training costs one launch
+// and an update of each node's parameters, without the events and the driver's work for each
+// kernel. What a graph cannot do now costs launches, not the run: without memory for it, or in a
+// green context, the steps are launched one by one.
 
 const (
 	mostGraphs  = 8   // of one stream; the one that was not used for longest makes room
@@ -34,8 +34,8 @@ type stepGraph struct {
 	nodes []graphNode
 }
 
-// graphCache is a stream's graphs. An executable graph runs one launch at a time (cuGraphLaunch), and so
-// does a stream. The stream's mutex guards it.
+// graphCache is a stream's graphs. An executable graph runs one launch at a time (cuGraphLaunch),
+// and so does a stream. The stream's mutex guards it.
 type graphCache struct {
 	list []*stepGraph
 	tick uint64
@@ -65,12 +65,14 @@ func (c *graphCache) find(d *Device, steps []*kernel) *stepGraph {
 	}
 	e := &stepGraph{steps: steps, uses: 1, last: c.tick}
 	names := []string{steps[0].name, steps[len(steps)-1].name}
-	e.label = &kernel{d: d, name: fmt.Sprintf("%s (%d kernels of a graph)", strings.Join(names, " … "), len(steps))}
+	e.label = &kernel{d: d, name: fmt.Sprintf("%s (%d kernels of a graph)",
+		strings.Join(names, " … "), len(steps))}
 	c.list = append(c.list, e)
 	return e
 }
 
-// close ends a graph; a launch of it that still runs is finished (cuGraphExecDestroy). It runs within enter.
+// close ends a graph; a launch of it that still runs is finished (cuGraphExecDestroy). It runs
+// within enter.
 func (e *stepGraph) close(d *Device) {
 	if e.x != 0 {
 		d.api.GraphExecDestroy(e.x)
@@ -99,7 +101,8 @@ func (s *gpuStream) LaunchSteps(q *cuda.Steps) error {
 	}
 	for i := range q.List {
 		st := &q.List[i]
-		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params))); err != nil {
+		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)),
+			uintptr(len(st.Params))); err != nil {
 			return err
 		}
 	}
@@ -111,7 +114,8 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 	steps := make([]*kernel, len(q.List))
 	for i := range q.List {
 		st := &q.List[i]
-		if steps[i], err = s.launchable(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params))); err != nil {
+		if steps[i], err = s.launchable(st.Kernel, st.Config,
+			unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params))); err != nil {
 			return false, err
 		}
 	}
@@ -153,7 +157,8 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 		return false, fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, err)
 	}
 	if r := d.api.EventRecord(m.start, s.h); r != success {
-		return false, fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, d.failed("cuEventRecord", r))
+		return false, fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name,
+			d.failed("cuEventRecord", r))
 	}
 	if r := d.api.GraphLaunch(e.x, s.h); r != success {
 		return refused("cuGraphLaunch", r)
@@ -165,7 +170,8 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 	m.seq = s.seq
 	s.running.CompareAndSwap(nil, e.label)
 	if r := d.api.EventRecord(m.end, s.h); r != success {
-		err := fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, d.failed("cuEventRecord", r))
+		err := fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name,
+			d.failed("cuEventRecord", r))
 		s.setErr(err)
 		return true, err
 	}
@@ -177,8 +183,8 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 }
 
 // fillGraph makes the graph, or gives its nodes these parameters: of later launches only
-// (cuGraphExecKernelNodeSetParams). Each node has its launch's number, by which a fault finds its kernel.
-// s.mu is held, and it runs within enter.
+// (cuGraphExecKernelNodeSetParams). Each node has its launch's number, by which a fault finds its
+// kernel. s.mu is held, and it runs within enter.
 func (s *gpuStream) fillGraph(e *stepGraph, q *cuda.Steps) (call string, r result) {
 	a := s.d.api
 	fresh := e.x == 0
@@ -192,9 +198,11 @@ func (s *gpuStream) fillGraph(e *stepGraph, q *cuda.Steps) (call string, r resul
 	var after graphNode
 	for i := range q.List {
 		st := &q.List[i]
-		s.setParams(unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params)), s.seq+1+uint64(i))
+		s.setParams(unsafe.Pointer(unsafe.SliceData(st.Params)), uintptr(len(st.Params)),
+			s.seq+1+uint64(i))
 		*node = nodeParams{
-			Func: e.steps[i].fn, GridX: uint32(st.Config.Blocks), GridY: 1, GridZ: 1, BlockX: uint32(st.Config.Threads), BlockY: 1, BlockZ: 1,
+			Func: e.steps[i].fn, GridX: uint32(st.Config.Blocks), GridY: 1, GridZ: 1,
+			BlockX: uint32(st.Config.Threads), BlockY: 1, BlockZ: 1,
 			Params: &s.args.params[0],
 		}
 		if fresh {

@@ -18,20 +18,62 @@ type greenPool struct {
 	groups []devResource
 	used   []int // streams on each group
 	live   map[*green]struct{}
+	made   uint64 // contexts so far
 }
 
 // green is one green context. Streams and events that are out hold it.
+//
+// "A green context can be current to only one thread at a time. There is no internal
+// synchronization to make API calls accessing the same green context from multiple threads work"
+// (cuGreenCtxCreate). Its streams and events are used by whoever enqueues, waits or looks, so each
+// use is between Device.enterWith, which holds the context, and leaveWith.
 type green struct {
 	d      *Device
+	serial uint64 // in which order two are held at a time
 	h      greenCtx
 	ctx    cuContext // the same, as a context to make current
 	sms    int
 	groups []int
 	refs   atomic.Int32
 	events eventPool
-	// A green context is current to one thread at a time and has no lock of its own
-	// (cuGreenCtxCreate). It is current only while an event is made.
-	current sync.Mutex
+	use    sync.Mutex // held by the thread that uses it, within enter
+}
+
+// enterWith is enter for what uses streams and events of green contexts: each of these that is not
+// nil is held until leaveWith of the same.
+func (d *Device) enterWith(a, b *green) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	holdGreen(a, b)
+	return nil
+}
+
+func (d *Device) leaveWith(a, b *green) {
+	releaseGreen(a, b)
+	d.leave()
+}
+
+// holdGreen locks one or two green contexts, in the order of their serials.
+func holdGreen(a, b *green) {
+	if a != nil && b != nil && b.serial < a.serial {
+		a, b = b, a
+	}
+	if a != nil {
+		a.use.Lock()
+	}
+	if b != nil && b != a {
+		b.use.Lock()
+	}
+}
+
+func releaseGreen(a, b *green) {
+	if a != nil {
+		a.use.Unlock()
+	}
+	if b != nil && b != a {
+		b.use.Unlock()
+	}
 }
 
 // split finds the groups. p.mu is held, and it runs within enter.
@@ -57,7 +99,8 @@ func (p *greenPool) split() error {
 	}
 	groups = groups[:min(n, len(groups))]
 	if len(groups) == 0 || groups[0].SMs == 0 {
-		return fmt.Errorf("cuDevSmResourceSplitByCount: %d groups, and the first has no SMs", len(groups))
+		return fmt.Errorf("cuDevSmResourceSplitByCount: %d groups, and the first has no SMs",
+			len(groups))
 	}
 	p.groups, p.used, p.live = groups, make([]int, len(groups)), map[*green]struct{}{}
 	return nil
@@ -96,7 +139,8 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.used[a], p.used[b]) })
-	g := &green{d: d, groups: order[:want]}
+	p.made++
+	g := &green{d: d, groups: order[:want], serial: p.made}
 	g.events = eventPool{d: d, green: g}
 	res := make([]devResource, want)
 	for i, at := range g.groups {
@@ -105,7 +149,8 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 	}
 	desc, r := d.api.DevResourceGenerateDesc(res)
 	if r != success {
-		return nil, fmt.Errorf("budget of %d SMs: %w", budget, d.failed("cuDevResourceGenerateDesc", r))
+		return nil, fmt.Errorf("budget of %d SMs: %w", budget,
+			d.failed("cuDevResourceGenerateDesc", r))
 	}
 	if g.h, r = d.api.GreenCtxCreate(desc, d.ord, greenDefault); r != success {
 		return nil, fmt.Errorf("budget of %d SMs: %w", budget, d.failed("cuGreenCtxCreate", r))
@@ -122,11 +167,10 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 	return g, nil
 }
 
-// makeEvent makes an event of this context. It runs within enter.
+// makeEvent makes an event of this context, which is current only meanwhile. It runs within
+// enterWith.
 func (g *green) makeEvent() (event, error) {
 	d := g.d
-	g.current.Lock()
-	defer g.current.Unlock()
 	if r := d.api.CtxSetCurrent(g.ctx); r != success {
 		return 0, d.failed("cuCtxSetCurrent", r)
 	}
@@ -159,8 +203,9 @@ func (p *greenPool) destroy(g *green) {
 	}
 	g.events.close()
 	if p.d.enterToFree() {
+		holdGreen(g, nil)
 		p.d.api.GreenCtxDestroy(g.h)
-		p.d.leave()
+		p.d.leaveWith(g, nil)
 	}
 }
 

@@ -74,9 +74,9 @@ func (b *buffer) Bytes() []byte {
 	return b.mem
 }
 
-// Free implements cuda.Buffer. It waits for all work that is enqueued on the device, as cuMemFree does
-// by itself and cuMemUnmap does not; but no longer than CloseTimeout, and then the memory stays with the
-// context. Memory that is mapped for other devices is not freed.
+// Free implements cuda.Buffer. It waits for all work that is enqueued on the device, as cuMemFree
+// does by itself and cuMemUnmap does not; but no longer than CloseTimeout, and then the memory
+// stays with the context. Memory that is mapped for other devices is not freed.
 func (b *buffer) Free() error {
 	if b.freed.Swap(true) {
 		return nil
@@ -109,8 +109,8 @@ func (b *buffer) Free() error {
 		err = b.unreserve(busy == nil)
 	case busy != nil: // nothing is pulled from under a kernel
 	case b.origin == fromDevice && d.enterToFree():
-		// Not under the lock: it may wait for kernels, and one of those for what another goroutine takes
-		// memory for.
+		// Not under the lock: it may wait for kernels, and one of those for what another goroutine
+		// takes memory for.
 		err = d.freed("cuMemFree_v2", d.api.MemFree(b.base))
 		d.leave()
 	case b.origin == fromPinned:
@@ -125,10 +125,12 @@ func (b *buffer) Free() error {
 // Alloc implements cuda.Device. Size 0 gives a buffer without memory, whose Ptr is 0.
 func (d *Device) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buffer, error) {
 	if kind != cuda.MemDevice && kind != cuda.MemPinned {
-		return nil, fmt.Errorf("device %s: allocate %s: unknown kind of memory %d", d.info.Name, purpose, kind)
+		return nil, fmt.Errorf("device %s: allocate %s: unknown kind of memory %d", d.info.Name,
+			purpose, kind)
 	}
 	if size < 0 {
-		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", d.info.Name, purpose, size)
+		return nil, fmt.Errorf("device %s: allocate %s: negative size %d", d.info.Name,
+			purpose, size)
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -176,7 +178,7 @@ func (d *Device) countLocked(purpose string, bytes int64) {
 	}
 }
 
-// exact is what GPUs have memory in (FACTS section 1).
+// exact is the unit in which GPUs give memory: small allocations are rounded up to 2 MiB.
 const exact = 2 << 20
 
 // allocDevice takes memory of the GPU. cuMemAlloc aligns to 256 bytes ("any kind of variable"), and
@@ -190,8 +192,8 @@ func (d *Device) allocDevice(b *buffer) error {
 	if err := d.enter(); err != nil {
 		return err
 	}
-	// Whole pages of ours within it, without giving anything back: cuMemFree waits for all kernels. Large allocations are
-	// pages of 2 MiB, which have room at their end or begin where ours do.
+	// Whole pages of ours within it, without giving anything back: cuMemFree waits for all kernels.
+	// Large allocations are pages of 2 MiB, which have room at their end or begin where ours do.
 	n := whole
 	if n%exact != 0 {
 		n += pageBytes
@@ -205,7 +207,8 @@ func (d *Device) allocDevice(b *buffer) error {
 	switch r {
 	case success:
 	case errOutOfMemory:
-		return fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, b.size), callError(d.api, "cuMemAlloc_v2", r))
+		return fmt.Errorf("%w (%w)", d.outOfMemory(b.purpose, b.size),
+			callError(d.api, "cuMemAlloc_v2", r))
 	default:
 		return d.failed("cuMemAlloc_v2", r)
 	}
@@ -214,7 +217,8 @@ func (d *Device) allocDevice(b *buffer) error {
 	if err == nil {
 		b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(b.size), b.purpose)
 	}
-	// cuMemFree waits for all that runs. Behind a kernel that does not end the memory stays with the context.
+	// cuMemFree waits for all that runs. Behind a kernel that does not end the memory stays with
+	// the context.
 	if err != nil && d.quiet() == nil && d.enterToFree() {
 		d.api.MemFree(p)
 		d.leave()
@@ -240,12 +244,14 @@ func (d *Device) outOfMemory(purpose string, want int64) error {
 		}
 	}
 	d.memMu.Unlock()
-	// A GPU's driver holds some 500 MB beside our buffers; other processes matter when they hold more than a little.
+	// A GPU's driver holds some 500 MB beside our buffers; other processes matter when they hold
+	// more than a little.
 	others := total - free - own
 	if others < total/16 {
 		others = 0
 	}
-	return errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: purpose, Want: want, Free: max(min(free, want-1), 0), Others: others})
+	return errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: d.info.Name, Purpose: purpose,
+		Want: want, Free: max(min(free, want-1), 0), Others: others})
 }
 
 // allocPinned takes CPU memory of our own and registers it. cuMemHostAlloc's would be a mapping of
@@ -316,18 +322,30 @@ func (d *Device) pin(b *buffer, flags uint32) (err error) {
 // is wherever usable found CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.
 func (d *Device) registerPages(lo, hi uint64, flags uint32) (uint64, error) {
 	p := pointer(lo)
-	switch r := d.api.MemHostRegister(p, int64(hi-lo), flags); r {
-	case success:
-	case errOutOfMemory:
+	r := d.api.MemHostRegister(p, int64(hi-lo), flags)
+	switch {
+	case r == success:
+	case r == errOutOfMemory && flags&registerIOMemory == 0:
 		// It is the CPU's memory that is short: no *cuda.OutOfMemoryError, which is of the GPU's.
-		return 0, errs.With(errs.Capability, fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", hi-lo, callError(d.api, "cuMemHostRegister_v2", r)))
+		return 0, errs.With(errs.Capability,
+			fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", hi-lo,
+				callError(d.api, "cuMemHostRegister_v2", r)))
 	default:
+		if flags&registerIOMemory != 0 {
+			return 0, d.refused("cuMemHostRegister_v2", r)
+		}
 		return 0, d.failed("cuMemHostRegister_v2", r)
 	}
 	dev, r := d.api.MemHostGetDevicePointer(p)
-	err := d.check("cuMemHostGetDevicePointer_v2", r)
+	var err error
+	if flags&registerIOMemory != 0 && r != success {
+		err = d.refused("cuMemHostGetDevicePointer_v2", r)
+	} else {
+		err = d.check("cuMemHostGetDevicePointer_v2", r)
+	}
 	if err == nil && uint64(dev) != lo && flags&registerIOMemory == 0 {
-		err = errs.New(errs.Capability, "CPU address %#x is %#x to the GPU; Helios needs one address for both", lo, uint64(dev))
+		err = errs.New(errs.Capability,
+			"CPU address %#x is %#x to the GPU; Helios needs one address for both", lo, uint64(dev))
 	}
 	if err != nil {
 		d.api.MemHostUnregister(p)
@@ -351,7 +369,8 @@ func (d *Device) unpin(b *buffer) (err error) {
 		}
 		p.gone = true
 		d.pins = slices.DeleteFunc(d.pins, func(x *pin) bool { return x == p })
-		err = errors.Join(err, d.freed("cuMemHostUnregister", d.api.MemHostUnregister(pointer(p.lo))))
+		err = errors.Join(err, d.freed("cuMemHostUnregister",
+			d.api.MemHostUnregister(pointer(p.lo))))
 	}
 	b.pins = nil
 	return err
@@ -394,7 +413,10 @@ func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
 	}
 	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 	if region.OnGoHeap(lo) {
-		return nil, fmt.Errorf("device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem", d.info.Name, purpose)
+		return nil,
+			fmt.Errorf(
+				"device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
+				d.info.Name, purpose)
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -413,7 +435,9 @@ func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
 func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
 	lo := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 	if len(mem) == 0 || lo%pageBytes != 0 || len(mem)%pageBytes != 0 {
-		return nil, fmt.Errorf("device %s: register %s: %d bytes of I/O memory at %#x: want whole pages", d.info.Name, purpose, len(mem), lo)
+		return nil,
+			fmt.Errorf("device %s: register %s: %d bytes of I/O memory at %#x: want whole pages",
+				d.info.Name, purpose, len(mem), lo)
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -422,14 +446,18 @@ func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
 	for i := 0; i < len(mem); i += pageBytes {
 		atomic.LoadUint32((*uint32)(unsafe.Pointer(&mem[i])))
 	}
-	b := &buffer{d: d, size: int64(len(mem)), mem: mem, origin: fromIO, purpose: purpose, counted: true}
+	b := &buffer{d: d, size: int64(len(mem)), mem: mem, origin: fromIO, purpose: purpose,
+		counted: true}
 	d.memMu.Lock()
 	defer d.memMu.Unlock()
 	if err := d.pin(b, registerPortable|registerDeviceMap|registerIOMemory); err != nil {
 		err = fmt.Errorf("device %s: register I/O memory %s: %w", d.info.Name, purpose, err)
 		var ce *CallError
-		if errors.As(err, &ce) && (result(ce.Code) == errNotPermitted || result(ce.Code) == errNotSupported || result(ce.Code) == errInvalidValue) {
-			err = errs.With(errs.Capability, fmt.Errorf("%w; the driver maps other devices' memory for root, or for all with its option PeerMappingOverride=1", err))
+		if errors.As(err, &ce) && d.lost.Load() == nil {
+			err = errs.With(errs.Capability,
+				fmt.Errorf(
+					"%w; the driver maps other devices' memory for a process with CAP_SYS_ADMIN, or for all with the option NVreg_RegistryDwords=\"PeerMappingOverride=1;\" of its kernel module",
+					err))
 		}
 		return nil, err
 	}
@@ -437,15 +465,19 @@ func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
 	return b, nil
 }
 
-// ExportDMABuf implements cuda.Exporter. Of a buffer that grows it exports what has memory now: "it must
-// be fully mapped" (cuMemGetHandleForAddressRange).
+// ExportDMABuf implements cuda.Exporter. Of a buffer that grows it exports what has memory now: "it
+// must be fully mapped" (cuMemGetHandleForAddressRange).
 func (d *Device) ExportDMABuf(b cuda.Buffer) (fd int, offset int64, err error) {
 	gb, ok := b.(*buffer)
-	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) || gb.freed.Load() {
-		return -1, 0, fmt.Errorf("device %s: export of %s: not a live buffer of the GPU's memory", d.info.Name, b.Purpose())
+	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) ||
+		gb.freed.Load() {
+		return -1, 0, fmt.Errorf("device %s: export of %s: not a live buffer of the GPU's memory",
+			d.info.Name, b.Purpose())
 	}
 	if !d.caps.DMABuf {
-		return -1, 0, errs.New(errs.Capability, "device %s: its driver exports no dma-buf; it takes CUDA 11.7 with the open kernel modules and Linux 5.12", d.info.Name)
+		return -1, 0, errs.New(errs.Capability,
+			"device %s: its driver exports no dma-buf; it takes CUDA 11.7 with the open kernel modules and Linux 5.12",
+			d.info.Name)
 	}
 	if err := d.enter(); err != nil {
 		return -1, 0, err
@@ -454,12 +486,14 @@ func (d *Device) ExportDMABuf(b cuda.Buffer) (fd int, offset int64, err error) {
 	whole := (gb.size + pageBytes - 1) &^ (pageBytes - 1)
 	if gb.origin == fromReserve {
 		if whole = gb.grows.mapped.Load(); whole == 0 {
-			return -1, 0, fmt.Errorf("device %s: export of %s: it has no memory yet; grow it first", d.info.Name, gb.purpose)
+			return -1, 0, fmt.Errorf("device %s: export of %s: it has no memory yet; grow it first",
+				d.info.Name, gb.purpose)
 		}
 	}
 	h, r := d.api.MemGetHandleForAddressRange(gb.ptr, whole, handleDMABuf, 0)
 	if r != success {
-		return -1, 0, fmt.Errorf("device %s: export of %s: %w", d.info.Name, gb.purpose, d.failed("cuMemGetHandleForAddressRange", r))
+		return -1, 0, fmt.Errorf("device %s: export of %s: %w", d.info.Name, gb.purpose,
+			d.failed("cuMemGetHandleForAddressRange", r))
 	}
 	return int(h), 0, nil
 }
@@ -534,7 +568,8 @@ func (h *housekeeper) zero(d *Device, p devicePtr, n int64) error {
 			}
 		}
 		if b.pause(ctx) != nil {
-			return fmt.Errorf("clearing %d bytes took more than %v: kernels hold the GPU", n, zeroLimit)
+			return fmt.Errorf("clearing %d bytes took more than %v: kernels hold the GPU", n,
+				zeroLimit)
 		}
 	}
 }

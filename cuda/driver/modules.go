@@ -22,7 +22,8 @@ type kernel struct {
 	fn         function
 
 	free atomic.Uint64 // a CUkernel, for streams of green contexts; 0: not yet
-	err  error         // why there is none: told to the next launch that wants it, which tries again
+	// why there is none: told to the next launch that wants it, which tries again
+	err error
 }
 
 func (k *kernel) Name() string       { return k.name }
@@ -72,13 +73,19 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	}
 	if mod == nil {
 		slices.Sort(known)
-		return nil, errs.New(errs.Capability, "device %s: no CUDA kernel %q in this binary (there are: %s)", d.info.Name, name, strings.Join(known, ", "))
+		return nil, errs.New(errs.Capability,
+			"device %s: no CUDA kernel %q in this binary (there are: %s)", d.info.Name, name,
+			strings.Join(known, ", "))
 	}
 	if d.cc < mod.SM {
-		return nil, errs.New(errs.Capability, "device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use --precision fp32 on it", d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
+		return nil, errs.New(errs.Capability,
+			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use --precision fp32 on it",
+			d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
 	}
 	if spec.ParamBytes > maxParams {
-		return nil, fmt.Errorf("device %s: kernel %q takes %d bytes of parameters; CUDA has room for %d", d.info.Name, name, spec.ParamBytes, maxParams)
+		return nil,
+			fmt.Errorf("device %s: kernel %q takes %d bytes of parameters; CUDA has room for %d",
+				d.info.Name, name, spec.ParamBytes, maxParams)
 	}
 	if err := d.enter(); err != nil {
 		return nil, err
@@ -121,7 +128,9 @@ func (d *Device) checkParams(k *kernel) error {
 			return d.failed("cuFuncGetParamInfo", r)
 		}
 		if size != want {
-			return fmt.Errorf("the driver finds %d bytes in parameter %d, and the table of kernels says %d; run \"go generate\" of cuda/kernels anew", size, i, want)
+			return fmt.Errorf(
+				"the driver finds %d bytes in parameter %d, and the table of kernels says %d; run \"go generate\" of cuda/kernels anew",
+				size, i, want)
 		}
 	}
 	if _, _, r := d.api.FuncGetParamInfo(k.fn, 2); r == success {
@@ -150,7 +159,10 @@ func (d *Device) load(mod *kernels.Module) (*loadedModule, error) {
 		if text == "" {
 			text = "(the compiler left no log)"
 		}
-		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: the PTX of module %s does not load: %w%s; the driver's compiler says: %s", d.info.Name, mod.Name, err, next, text))
+		return nil, errs.With(errs.Capability,
+			fmt.Errorf(
+				"device %s: the PTX of module %s does not load: %w%s; the driver's compiler says: %s",
+				d.info.Name, mod.Name, err, next, text))
 	}
 	m := &loadedModule{h: h}
 	d.modules.loaded[mod.Name] = m
@@ -158,8 +170,8 @@ func (d *Device) load(mod *kernels.Module) (*loadedModule, error) {
 }
 
 // contextless is the kernel as a CUkernel: its launch runs in the context of the stream ("the
-// context to launch the kernel on will … be taken from the specified stream", cuLaunchKernel), where
-// a function of the primary context would not match the stream's green one.
+// context to launch the kernel on will … be taken from the specified stream", cuLaunchKernel),
+// where a function of the primary context would not match the stream's green one.
 func (k *kernel) contextless() (function, error) {
 	if f := k.free.Load(); f != 0 {
 		return function(f), nil
@@ -187,7 +199,8 @@ func (k *kernel) contextless() (function, error) {
 
 // loadFree makes the CUkernel. Kernel does it ahead of the first launch: to load takes a compiler
 // run and may wait for all kernels of the context, of which one may be waiting for that launch
-// (CUDA programming guide, Lazy Loading, Potential Hazards). t.mu is held, and it runs within enter.
+// (CUDA programming guide, Lazy Loading, Potential Hazards). t.mu is held, and it runs within
+// enter.
 func (d *Device) loadFree(k *kernel, m *loadedModule) error {
 	t := &d.modules
 	if m.lib == 0 {
@@ -225,8 +238,10 @@ func (t *moduleTable) close(d *Device) {
 // cudaFor are the CUDA versions (as the driver counts) that brought a PTX version, and the first
 // driver with it, from the release notes of the PTX ISA and of CUDA.
 var cudaFor = []struct{ isa, cuda, driver int }{
-	{70, 11000, 450}, {71, 11010, 455}, {72, 11020, 460}, {73, 11030, 465}, {74, 11040, 470}, {75, 11050, 495}, {76, 11060, 510}, {77, 11070, 515}, {78, 11080, 520},
-	{80, 12000, 525}, {81, 12010, 530}, {82, 12020, 535}, {83, 12030, 545}, {84, 12040, 550}, {85, 12050, 555}, {86, 12070, 565}, {87, 12080, 570}, {88, 12090, 575}, {90, 13000, 580},
+	{70, 11000, 450}, {71, 11010, 455}, {72, 11020, 460}, {73, 11030, 465}, {74, 11040, 470},
+	{75, 11050, 495}, {76, 11060, 510}, {77, 11070, 515}, {78, 11080, 520},
+	{80, 12000, 525}, {81, 12010, 530}, {82, 12020, 535}, {83, 12030, 545}, {84, 12040, 550},
+	{85, 12050, 555}, {86, 12070, 565}, {87, 12080, 570}, {88, 12090, 575}, {90, 13000, 580},
 }
 
 // driverFor names the driver that a PTX version needs.

@@ -13,5 +13,7 @@ const Binding = ""
 
 // openLibrary of a build that cannot call a shared library.
 func openLibrary(string) (api, error) {
-	return nil, errs.New(errs.Capability, "this build of %s/%s has no CUDA driver binding (it was made with -tags nocuda, or for a platform without one); use a build without the tag", runtime.GOOS, runtime.GOARCH)
+	return nil, errs.New(errs.Capability,
+		"this build of %s/%s has no CUDA driver binding (it was made with -tags nocuda, or for a platform without one); use a build without the tag",
+		runtime.GOOS, runtime.GOARCH)
 }

@@ -17,18 +17,18 @@ import (
 	"helios/internal/probe"
 )
 
-// Peer mappings: the GPU's memory behind its BAR at addresses of this process, which VFIO can then map
-// for an SSD's DMA (VFIO_IOMMU_MAP_DMA of type1 takes page frames that are no RAM). Two ways: mmap of a
-// dma-buf that libcuda exports (CUDA 13.3, driver R610: cuda.h says of
-// CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED that "mmap() of dmabuf file descriptors for CUDA device
-// memory allocations" works), and NVIDIA's module gdrdrv, which pins pages and maps them. Neither has met
-// a real GPU here.
+// Peer mappings: the GPU's memory behind its BAR at addresses of this process, which VFIO can then
+// map for an SSD's DMA (VFIO_IOMMU_MAP_DMA of type1 takes page frames that are no RAM). Two ways:
+// mmap of a dma-buf that libcuda exports (CUDA 13.3, driver R610: cuda.h says of
+// CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED that "mmap() of dmabuf file descriptors for CUDA
+// device memory allocations" works), and NVIDIA's module gdrdrv, which pins pages and maps them.
+// Neither has met a real GPU here.
 //
-// type1 keeps page frames, not the mapping that it read them from, and nobody tells it when they go back
-// to the GPU's allocator. So a mapping is a hold on its buffer: Free, Shrink and the device's Close refuse
-// as long as it is open, and who opened it ends the SSDs' DMA before. When the process dies, the kernel
-// does the same by the order in which it releases files: internal/vfio gives its devices the highest
-// numbers, whose release makes them silent, and libcuda's files go after them.
+// type1 keeps page frames, not the mapping that it read them from, and nobody tells it when they go
+// back to the GPU's allocator. So a mapping is a hold on its buffer: Free, Shrink and the device's
+// Close refuse as long as it is open, and who opened it ends the SSDs' DMA before. When the process
+// dies, the kernel does the same by the order in which it releases files: internal/vfio gives its
+// devices the highest numbers, whose release makes them silent, and libcuda's files go after them.
 
 // Names of the ways.
 const (
@@ -72,15 +72,18 @@ type gdrModule interface {
 type linuxPeer struct{}
 
 func (linuxPeer) reserve(n int64) (unsafe.Pointer, error) {
-	return unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	return unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 }
 func (linuxPeer) release(p unsafe.Pointer, n int64) error { return unix.MunmapPtr(p, uintptr(n)) }
 func (linuxPeer) put(at unsafe.Pointer, n int64, fd int, off int64) error {
-	_, err := unix.MmapPtr(fd, off, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	_, err := unix.MmapPtr(fd, off, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_FIXED)
 	return err
 }
 func (linuxPeer) clear(at unsafe.Pointer, n int64) error {
-	_, err := unix.MmapPtr(-1, 0, at, uintptr(n), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	_, err := unix.MmapPtr(-1, 0, at, uintptr(n), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
 	return err
 }
 func (linuxPeer) close(fd int) error { return unix.Close(fd) }
@@ -117,7 +120,9 @@ func (t *peerTable) busy(b *buffer) error {
 	defer t.mu.Unlock()
 	for m := range t.live {
 		if m.b == b {
-			return fmt.Errorf("device %s: %s is mapped for the DMA of other devices (%s); end that and close the mapping before its memory goes", b.d.info.Name, b.purpose, m.method)
+			return fmt.Errorf(
+				"device %s: %s is mapped for the DMA of other devices (%s); end that and close the mapping before its memory goes",
+				b.d.info.Name, b.purpose, m.method)
 		}
 	}
 	return nil
@@ -139,7 +144,9 @@ func (t *peerTable) busyFrom(b *buffer, bytes int64) error {
 		mapped := !m.closed && n > 0 && m.pieces[n-1].at >= bytes
 		m.mu.Unlock()
 		if mapped {
-			return fmt.Errorf("it is mapped for the DMA of other devices (%s) there; end that and Cut the mapping before", m.method)
+			return fmt.Errorf(
+				"it is mapped for the DMA of other devices (%s) there; end that and Cut the mapping before",
+				m.method)
 		}
 	}
 	return nil
@@ -183,37 +190,42 @@ func mmapSupport(a api, d ordinal) probe.Answer {
 }
 
 const (
-	attrCoherent   attribute = 100 // CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Grace
+	// CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Grace
+	attrCoherent   attribute = 100
 	attrDMABufMmap attribute = 152 // CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED
 	handleByPCIe             = 0x1 // CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
 
 	mmapHint = "use NVIDIA's driver R610 (CUDA 13.3) or later with the open kernel modules, or load the module gdrdrv (package gdrdrv-dkms)"
 )
 
-// unordered is why no other device may write to this one's memory, or nil. A completion must not be seen
-// before the data that it announces (CUDA's GPUDirect RDMA guide, section "Synchronization and Memory
-// Ordering").
+// unordered is why no other device may write to this one's memory, or nil. A completion must not be
+// seen before the data that it announces (CUDA's GPUDirect RDMA guide, section "Synchronization and
+// Memory Ordering").
 func unordered(c Capabilities) error {
 	if c.WritesOrdered {
 		return nil
 	}
-	return errs.New(errs.Capability, "the GPU does not order other devices' writes for its own kernels (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is below OWNER), so that a completion could be seen before its data")
+	return errs.New(errs.Capability,
+		"the GPU does not order other devices' writes for its own kernels (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is below OWNER), so that a completion could be seen before its data")
 }
 
 // byDMABuf is why the way by dma-buf is closed, or nil.
 func byDMABuf(a api, d ordinal, c Capabilities) error {
 	switch {
 	case !c.DMABuf:
-		return errs.New(errs.Capability, "the driver exports no dma-buf; it takes CUDA 11.7 with the open kernel modules and Linux 5.12")
+		return errs.New(errs.Capability,
+			"the driver exports no dma-buf; it takes CUDA 11.7 with the open kernel modules and Linux 5.12")
 	case mmapSupport(a, d) == probe.NotThere:
-		return errs.New(errs.Capability, "the driver lets no dma-buf of the GPU's memory be mapped; %s", mmapHint)
+		return errs.New(errs.Capability,
+			"the driver lets no dma-buf of the GPU's memory be mapped; %s", mmapHint)
 	}
 	return unordered(c)
 }
 
 // PeerMethods implements cuda.PeerMapper.
 func (d *Device) PeerMethods() []cuda.PeerMethod {
-	return []cuda.PeerMethod{{Name: peerDMABuf, Err: d.peerError(peerDMABuf)}, {Name: peerGDR, Err: d.peerError(peerGDR)}}
+	return []cuda.PeerMethod{{Name: peerDMABuf, Err: d.peerError(peerDMABuf)},
+		{Name: peerGDR, Err: d.peerError(peerGDR)}}
 }
 
 // peerError is why a way cannot be tried, or nil.
@@ -222,7 +234,8 @@ func (d *Device) peerError(method string) error {
 		return byDMABuf(d.api, d.ord, d.caps)
 	}
 	if !d.caps.DirectRDMA {
-		return errs.New(errs.Capability, "the GPU has no GPUDirect RDMA; it takes a data-centre or workstation GPU")
+		return errs.New(errs.Capability,
+			"the GPU has no GPUDirect RDMA; it takes a data-centre or workstation GPU")
 	}
 	if err := unordered(d.caps); err != nil {
 		return err
@@ -255,6 +268,7 @@ type peerPart struct {
 	peerPiece
 	lead int64 // bytes before it that had to be mapped with it
 	pin  gdr.Pin
+	held bool // by the module, which did not unpin it; it is not mapped any more
 }
 
 var _ cuda.PeerGrower = (*peerMapping)(nil)
@@ -262,10 +276,12 @@ var _ cuda.PeerGrower = (*peerMapping)(nil)
 // MapPeer implements cuda.PeerMapper.
 func (d *Device) MapPeer(b cuda.Buffer, method string) (cuda.PeerMapping, error) {
 	fail := func(err error) (cuda.PeerMapping, error) {
-		return nil, fmt.Errorf("device %s: map %s for other devices by %s: %w", d.info.Name, b.Purpose(), method, err)
+		return nil, fmt.Errorf("device %s: map %s for other devices by %s: %w", d.info.Name,
+			b.Purpose(), method, err)
 	}
 	gb, ok := b.(*buffer)
-	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) || gb.freed.Load() {
+	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) ||
+		gb.freed.Load() {
 		return fail(errors.New("not a live buffer of the GPU's memory"))
 	}
 	if method != peerDMABuf && method != peerGDR {
@@ -277,7 +293,8 @@ func (d *Device) MapPeer(b cuda.Buffer, method string) (cuda.PeerMapping, error)
 	sys := d.peers.sys()
 	// Room before the first byte: gdrdrv maps from a multiple of the GPU's page on.
 	lead := int64(uint64(gb.ptr) % gdr.PageBytes)
-	m := &peerMapping{d: d, b: gb, method: method, fd: -1, total: lead + (gb.size+pageBytes-1)&^(pageBytes-1)}
+	m := &peerMapping{d: d, b: gb, method: method, fd: -1,
+		total: lead + (gb.size+pageBytes-1)&^(pageBytes-1)}
 	var err error
 	if m.base, err = sys.reserve(m.total); err != nil {
 		return fail(fmt.Errorf("reserve %d bytes of addresses: %w", m.total, err))
@@ -320,7 +337,13 @@ func (m *peerMapping) Extend() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return fmt.Errorf("device %s: the mapping of %s for other devices is closed", m.d.info.Name, m.b.purpose)
+		return fmt.Errorf("device %s: the mapping of %s for other devices is closed", m.d.info.Name,
+			m.b.purpose)
+	}
+	if slices.ContainsFunc(m.pieces, func(p peerPart) bool { return p.held }) {
+		return fmt.Errorf(
+			"device %s: %s: %s has not unpinned a part of it; close the mapping and make a new one",
+			m.d.info.Name, m.b.purpose, m.method)
 	}
 	had := len(m.pieces)
 	for _, p := range m.b.peerPieces() {
@@ -328,7 +351,9 @@ func (m *peerMapping) Extend() error {
 			continue
 		}
 		if err := m.add(p); err != nil {
-			err = fmt.Errorf("device %s: map %d bytes at offset %d of %s for other devices by %s: %w", m.d.info.Name, p.bytes, p.at, m.b.purpose, m.method, err)
+			err = fmt.Errorf(
+				"device %s: map %d bytes at offset %d of %s for other devices by %s: %w",
+				m.d.info.Name, p.bytes, p.at, m.b.purpose, m.method, err)
 			return errors.Join(err, m.drop(had))
 		}
 	}
@@ -361,8 +386,8 @@ func (m *peerMapping) add(p peerPiece) error {
 	return m.touch(p)
 }
 
-// addExported maps a dma-buf of the piece, from its beginning: NVIDIA's mmap maps the first allocation
-// of a dma-buf and leaves a hole at others (nv_dma_buf_mmap of the open modules).
+// addExported maps a dma-buf of the piece, from its beginning: NVIDIA's mmap maps the first
+// allocation of a dma-buf and leaves a hole at others (nv_dma_buf_mmap of the open modules).
 func (m *peerMapping) addExported(p peerPart) error {
 	flags := []uint64{0, handleByPCIe}
 	if v, r := m.d.api.DeviceGetAttribute(attrCoherent, m.d.ord); r == success && v == 1 {
@@ -406,13 +431,17 @@ func (d *Device) export(p devicePtr, bytes int64, flags uint64) (int, error) {
 	return int(h), nil
 }
 
-// enotsupp is the kernel's ENOTSUPP, which is not for user space, and which NVIDIA's module answers with.
+// enotsupp is the kernel's ENOTSUPP, which is not for user space, and which NVIDIA's module answers
+// with.
 const enotsupp = unix.Errno(524)
 
 func mmapError(err error, bytes int64) error {
 	switch {
-	case errors.Is(err, enotsupp), errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENODEV), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return errs.New(errs.Capability, "mmap of the dma-buf: %w: the driver lets no dma-buf of the GPU's memory be mapped; %s", err, mmapHint)
+	case errors.Is(err, enotsupp), errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENODEV),
+		errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return errs.New(errs.Capability,
+			"mmap of the dma-buf: %w: the driver lets no dma-buf of the GPU's memory be mapped; %s",
+			err, mmapHint)
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EAGAIN):
 		return barError(fmt.Errorf("mmap of the dma-buf: %w", err), bytes)
 	}
@@ -421,10 +450,14 @@ func mmapError(err error, bytes int64) error {
 
 // barError is for what fails when the window is full that the GPU shows its memory through.
 func barError(err error, bytes int64) error {
-	return errs.With(errs.Capability, fmt.Errorf("%w: %d bytes may be more than is free behind the GPU's BAR 1 (\"nvidia-smi -q -d MEMORY\" shows it; many GPUs have 256 MiB there until Resizable BAR is on in the firmware); lower the budgets", err, bytes))
+	return errs.With(errs.Capability,
+		fmt.Errorf(
+			"%w: %d bytes may be more than is free behind the GPU's BAR 1 (\"nvidia-smi -q -d MEMORY\" shows it; many GPUs have 256 MiB there until Resizable BAR is on in the firmware); lower the budgets",
+			err, bytes))
 }
 
-// addPinned maps a piece by gdrdrv: whole pages of the GPU, with what lies before the piece in the first.
+// addPinned maps a piece by gdrdrv: whole pages of the GPU, with what lies before the piece in the
+// first.
 func (m *peerMapping) addPinned(p *peerPart) error {
 	t := &m.d.peers
 	t.mu.Lock()
@@ -436,25 +469,28 @@ func (m *peerMapping) addPinned(p *peerPart) error {
 	addr := uint64(m.b.ptr) + uint64(p.at)
 	p.lead = int64(addr % gdr.PageBytes)
 	if p.lead > 0 && p.at > 0 {
-		return fmt.Errorf("a piece at %#x, which is no multiple of the GPU's pages of %d bytes", addr, gdr.PageBytes)
+		return fmt.Errorf("a piece at %#x, which is no multiple of the GPU's pages of %d bytes",
+			addr, gdr.PageBytes)
 	}
 	if p.pin, err = mod.Pin(addr-uint64(p.lead), p.bytes+p.lead); err != nil {
 		return barError(err, p.bytes)
 	}
 	if err := t.sys().put(m.at(p.at-p.lead), p.bytes+p.lead, mod.FD(), p.pin.Offset()); err != nil {
 		err = fmt.Errorf("mmap of gdrdrv: %w", err)
-		return errors.Join(errs.With(errs.Capability, err), t.sys().clear(m.at(p.at-p.lead), p.bytes+p.lead), mod.Unpin(p.pin))
+		return errors.Join(errs.With(errs.Capability, err), t.sys().clear(m.at(p.at-p.lead),
+			p.bytes+p.lead), mod.Unpin(p.pin))
 	}
 	return nil
 }
 
-// touch loads a word of every 2 MiB, the granularity of the GPU's allocations, and of the last page: a
-// hole in a mapping, which the IOMMU would refuse later or the CPU fault on, is found now.
+// touch loads a word of every 2 MiB, the granularity of the GPU's allocations, and of the last
+// page: a hole in a mapping, which the IOMMU would refuse later or the CPU fault on, is found now.
 func (m *peerMapping) touch(p peerPiece) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
-			err = errs.New(errs.Capability, "the mapping has a hole, where loads fault (%v); %s", r, mmapHint)
+			err = errs.New(errs.Capability, "the mapping has a hole, where loads fault (%v); %s", r,
+				mmapHint)
 		}
 	}()
 	const step = 2 << 20
@@ -481,13 +517,20 @@ func (m *peerMapping) Cut(bytes int64) error {
 	return m.drop(keep)
 }
 
-// drop takes away all pieces but the first ones. m.mu is held.
+// drop takes away all pieces but the first ones. A piece that the module does not let go of stays
+// in the list, so that its memory is not freed. m.mu is held.
 func (m *peerMapping) drop(keep int) (err error) {
 	sys := m.d.peers.sys()
+	stay := m.pieces[:keep:keep]
 	for _, p := range m.pieces[keep:] {
-		err = errors.Join(err, sys.clear(m.at(p.at-p.lead), p.bytes+p.lead), m.unpin(p))
+		cerr := sys.clear(m.at(p.at-p.lead), p.bytes+p.lead)
+		uerr := m.unpin(p)
+		if p.held = uerr != nil; p.held {
+			stay = append(stay, p)
+		}
+		err = errors.Join(err, cerr, uerr)
 	}
-	m.pieces = m.pieces[:keep]
+	m.pieces = stay
 	if keep == 0 && m.fd >= 0 {
 		err = errors.Join(err, sys.close(m.fd))
 		m.fd = -1
@@ -510,15 +553,19 @@ func (m *peerMapping) unpin(p peerPart) error {
 	return m.d.peers.gdr.Unpin(p.pin)
 }
 
-// Close implements cuda.PeerMapping. The buffer can be freed afterwards.
+// Close implements cuda.PeerMapping. The buffer can be freed afterwards, unless the module did not
+// unpin it: then Close can be tried again, and Free refuses meanwhile.
 func (m *peerMapping) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		return nil
 	}
-	m.closed = true
 	err := m.drop(0)
+	if len(m.pieces) > 0 {
+		return fmt.Errorf("%w; the memory stays pinned and is not freed", err)
+	}
+	m.closed = true
 	err = errors.Join(err, m.d.peers.sys().release(m.base, m.total))
 	m.d.peers.mu.Lock()
 	delete(m.d.peers.live, m)

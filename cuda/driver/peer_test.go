@@ -77,8 +77,8 @@ func TestPeerOutlivesClose(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// fakePeers is the kernel for mappings: mmap that can fail, and gdrdrv. The module's file is played by
-// exports of the same memory.
+// fakePeers is the kernel for mappings: mmap that can fail, and gdrdrv. The module's file is played
+// by exports of the same memory.
 type fakePeers struct {
 	linuxPeer
 	t       *testing.T
@@ -88,6 +88,7 @@ type fakePeers struct {
 	hole    bool    // mmap leaves its last page out
 	openErr error
 	pinErr  error
+	unpin   error // of Unpin; nil: it works
 	pins    map[uint64]gdr.Pin
 	next    uint64
 	closed  bool
@@ -104,9 +105,11 @@ func (f *fakePeers) put(at unsafe.Pointer, n int64, fd int, off int64) error {
 	}
 	if fd == moduleFD {
 		p, ok := f.pins[uint64(off)>>12]
-		require.True(f.t, ok && n <= p.Bytes, "mmap of %d bytes at %#x, which are not pinned", n, off)
+		require.True(f.t, ok && n <= p.Bytes, "mmap of %d bytes at %#x, which are not pinned", n,
+			off)
 		// What lies before the buffer in the GPU's page is somebody's memory too.
-		if _, err := unix.MmapPtr(-1, 0, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
+		if _, err := unix.MmapPtr(-1, 0, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
 			return err
 		}
 		lead := max(int64(f.b.ptr)-int64(p.Addr), 0)
@@ -137,7 +140,8 @@ func (m fakeModule) Pin(addr uint64, n int64) (gdr.Pin, error) {
 		return gdr.Pin{}, m.f.pinErr
 	}
 	require.Zero(m.f.t, addr%gdr.PageBytes)
-	p := gdr.Pin{Handle: m.f.next, Addr: addr, Bytes: (n + gdr.PageBytes - 1) &^ (gdr.PageBytes - 1)}
+	p := gdr.Pin{Handle: m.f.next, Addr: addr,
+		Bytes: (n + gdr.PageBytes - 1) &^ (gdr.PageBytes - 1)}
 	m.f.next += uint64(p.Bytes) >> 12
 	m.f.pins[p.Handle] = p
 	return p, nil
@@ -145,6 +149,9 @@ func (m fakeModule) Pin(addr uint64, n int64) (gdr.Pin, error) {
 
 func (m fakeModule) Unpin(p gdr.Pin) error {
 	require.Contains(m.f.t, m.f.pins, p.Handle)
+	if m.f.unpin != nil {
+		return m.f.unpin
+	}
 	delete(m.f.pins, p.Handle)
 	return nil
 }
@@ -205,8 +212,75 @@ func TestPeerByGDR(t *testing.T) {
 	require.True(t, f.closed)
 }
 
-// Memory that grows is mapped piece by piece, at the same addresses all the time, and does not go while
-// it is mapped.
+// freeing wants no memory freed that gdrdrv has pinned: where the module pins persistently, it
+// would stay taken.
+type freeing struct {
+	api
+	f *fakePeers
+}
+
+func (a freeing) unpinned(call string, p devicePtr) {
+	for _, q := range a.f.pins {
+		at := uint64(p)
+		require.False(a.f.t, at+gdr.PageBytes > q.Addr && at < q.Addr+uint64(q.Bytes),
+			"%s of memory at %#x, which is pinned", call, at)
+	}
+}
+
+func (a freeing) MemFree(p devicePtr) result {
+	a.unpinned("cuMemFree", p)
+	return a.api.MemFree(p)
+}
+
+func (a freeing) MemUnmap(p devicePtr, n int64) result {
+	a.unpinned("cuMemUnmap", p)
+	return a.api.MemUnmap(p, n)
+}
+
+// Memory that is pinned is not freed before it is unpinned, whatever the module answers.
+func TestPeerUnpinsBeforeFree(t *testing.T) {
+	d, f := peers(t, "")
+	d.api = freeing{d.api, f}
+	b, err := d.Alloc(cuda.MemDevice, 1<<20, "queues")
+	require.NoError(t, err)
+	f.b = b.(*buffer)
+	m, err := d.MapPeer(b, "gdrdrv")
+	require.NoError(t, err)
+	require.ErrorContains(t, b.Free(), "queues is mapped for the DMA of other devices (gdrdrv)")
+	f.unpin = unix.EBUSY
+	err = m.Close()
+	require.ErrorIs(t, err, unix.EBUSY)
+	require.ErrorContains(t, err, "the memory stays pinned and is not freed")
+	require.ErrorContains(t, b.Free(), "queues is mapped")
+	require.Len(t, f.pins, 1)
+	f.unpin = nil
+	require.NoError(t, m.Close())
+	require.Empty(t, f.pins)
+	require.NoError(t, b.Free())
+
+	// The same of a part that goes alone.
+	r, err := d.Reserve(8<<20, "rows")
+	require.NoError(t, err)
+	f.b = r.(*buffer)
+	require.NoError(t, r.Grow(2<<20))
+	pm, err := d.MapPeer(r, "gdrdrv")
+	require.NoError(t, err)
+	g := pm.(cuda.PeerGrower)
+	require.NoError(t, r.Grow(8<<20))
+	require.NoError(t, g.Extend())
+	f.unpin = unix.EBUSY
+	require.ErrorIs(t, g.Cut(2<<20), unix.EBUSY)
+	require.ErrorContains(t, r.Shrink(2<<20), "mapped for the DMA of other devices")
+	require.ErrorContains(t, g.Extend(), "has not unpinned a part of it")
+	f.unpin = nil
+	require.NoError(t, g.Cut(2<<20))
+	require.NoError(t, r.Shrink(2<<20))
+	require.NoError(t, errors.Join(g.Close(), r.Free(), d.Close()))
+	require.Empty(t, f.pins)
+}
+
+// Memory that grows is mapped piece by piece, at the same addresses all the time, and does not go
+// while it is mapped.
 func TestPeerGrows(t *testing.T) {
 	const mib = 1 << 20
 	for _, method := range []string{"dma-buf", "gdrdrv"} {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strconv"
 	"strings"
 
 	"helios/cuda/kernels"
@@ -14,7 +15,8 @@ import (
 // Capabilities is what a GPU and its driver can do beyond what every device does.
 type Capabilities struct {
 	GreenContexts bool // SM budgets are kept by the hardware
-	SMGranularity int  // budgets come in steps of so many SMs; 0 without green contexts, and in a Report
+	// budgets come in steps of so many SMs; 0 without green contexts, and in a Report
+	SMGranularity int
 	Priorities    int  // levels of stream priority; 0 in a Report
 	DMABuf        bool // device memory can be exported to other drivers
 	DirectRDMA    bool // other devices can reach its memory
@@ -87,29 +89,61 @@ func Probe(opt Options) (Report, error) {
 	return rep, nil
 }
 
-// envLoading is the driver's variable for when kernels are loaded, read by cuInit.
-const envLoading = "CUDA_MODULE_LOADING"
+// The driver's variables that cuInit reads and we set, where the user has not.
+const (
+	// When kernels are loaded. With lazy loading, the default since CUDA 12.2, a first launch may
+	// wait for all kernels of the context; ours wait for each other (CUDA programming guide, Lazy
+	// Loading).
+	envLoading, ourLoading = "CUDA_MODULE_LOADING", "EAGER"
+	// How many hardware queues the streams are spread over, 1 to 32; the default is 8 (CUDA
+	// programming guide, CUDA Environment Variables). A run has a stream for each operator and
+	// slot, and work that shares a queue with a complete kernel may start when that ends.
+	envConnections, ourConnections = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+)
+
+// setDriverEnv sets them. Go's cgo runtime, and purego's in its place, hand a variable on to C. It
+// fails for bad names only.
+func setDriverEnv() {
+	for _, v := range [][2]string{{envLoading, ourLoading}, {envConnections, ourConnections}} {
+		if os.Getenv(v[0]) == "" {
+			_ = os.Setenv(v[0], v[1])
+		}
+	}
+}
+
+// connections is the finding about hardware queues, after cuInit.
+func connections() probe.Finding {
+	f := probe.Finding{Name: "hardware queues", Answer: probe.There,
+		Detail: fmt.Sprintf("%s=%s", envConnections, os.Getenv(envConnections))}
+	n, err := strconv.Atoi(os.Getenv(envConnections))
+	most, _ := strconv.Atoi(ourConnections)
+	if err != nil || n < most {
+		f.Answer = probe.NotThere
+		f.Detail = fmt.Sprintf("%s: streams beyond so many share a queue, and work may wait there for another stream's kernel", f.Detail)
+		f.Next = fmt.Sprintf("unset %s in the environment, or set it to %s", envConnections, ourConnections)
+	}
+	return f
+}
 
 // start initialises the library and counts its devices; none is an error.
 func start(a api) (version, count int, err error) {
-	if os.Getenv(envLoading) == "" {
-		// With lazy loading, the default since CUDA 12.2, a first launch may wait for all kernels
-		// of the context; ours wait for each other (CUDA programming guide, Lazy Loading). Go's cgo
-		// runtime, and purego's in its place, hand the variable on to C. It fails for bad names only.
-		_ = os.Setenv(envLoading, "EAGER")
-	}
+	setDriverEnv()
 	if r := a.Init(0); r != success {
 		e := callError(a, "cuInit", r)
 		next := "see \"nvidia-smi\" and \"dmesg\""
 		switch r {
 		case errNoDevice:
-			return 0, 0, errs.With(errs.Capability, fmt.Errorf("no CUDA device: the driver %s is there and finds no GPU (%w); check CUDA_VISIBLE_DEVICES and \"nvidia-smi\"", a.describe(), e))
+			return 0, 0, errs.With(errs.Capability,
+				fmt.Errorf(
+					"no CUDA device: the driver %s is there and finds no GPU (%w); check CUDA_VISIBLE_DEVICES and \"nvidia-smi\"",
+					a.describe(), e))
 		case errDriverMismatch:
 			next = "libcuda and the kernel module are of different versions: reboot, or load the new module"
 		case errSystemNotReady:
 			next = "start nvidia-fabricmanager, which GPUs with NVSwitch need"
 		}
-		return 0, 0, errs.With(errs.Capability, fmt.Errorf("the CUDA driver %s does not start: %w; %s", a.describe(), e, next))
+		return 0, 0, errs.With(errs.Capability,
+			fmt.Errorf("the CUDA driver %s does not start: %w; %s", a.describe(), e, next))
 	}
 	version, r := a.DriverGetVersion()
 	if r != success {
@@ -120,7 +154,9 @@ func start(a api) (version, count int, err error) {
 		return 0, 0, errs.With(errs.Capability, callError(a, "cuDeviceGetCount", r))
 	}
 	if count == 0 {
-		return 0, 0, errs.New(errs.Capability, "no CUDA device: the driver %s is there and finds no GPU; check CUDA_VISIBLE_DEVICES and \"nvidia-smi\"", a.describe())
+		return 0, 0, errs.New(errs.Capability,
+			"no CUDA device: the driver %s is there and finds no GPU; check CUDA_VISIBLE_DEVICES and \"nvidia-smi\"",
+			a.describe())
 	}
 	return version, count, nil
 }
@@ -138,7 +174,8 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 	var err error
 	fail := func(call string, r result) {
 		if r != success && err == nil {
-			err = errs.With(errs.Capability, fmt.Errorf("CUDA device %d: %w", index, callError(a, call, r)))
+			err = errs.With(errs.Capability, fmt.Errorf("CUDA device %d: %w", index,
+				callError(a, call, r)))
 		}
 	}
 	var r result
@@ -163,9 +200,10 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 	}
 	g.SMs = get(attrMultiprocessors)
 	g.ComputeCapability = 10*get(attrMajor) + get(attrMinor)
-	green := version >= 12040
+	green := version >= 12050
 	for _, s := range optionalSymbols {
-		if strings.Contains(s, "Green") || strings.Contains(s, "DevResource") || strings.Contains(s, "SmResource") || strings.Contains(s, "Library") {
+		if strings.Contains(s, "Green") || strings.Contains(s, "DevResource") ||
+			strings.Contains(s, "SmResource") || strings.Contains(s, "Library") {
 			green = green && a.has(s)
 		}
 	}
@@ -175,8 +213,11 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 		DirectRDMA:    may(attrDirectRDMA) == 1,
 		WritesOrdered: may(attrRDMAOrdering) >= 100, // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 		HostAtomics:   may(attrHostAtomics) == 1,
-		GrowingMemory: all(a, "cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess") && may(attrVMM) == 1,
-		Graphs: all(a, "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+		GrowingMemory: all(a, "cuMemGetAllocationGranularity", "cuMemAddressReserve",
+			"cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap",
+			"cuMemSetAccess") && may(attrVMM) == 1,
+		Graphs: all(a, "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2",
+			"cuGraphInstantiateWithFlags",
 			"cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy"),
 		ComputeCapability: g.ComputeCapability,
 		ClockKHz:          may(attrClockRate),
@@ -201,37 +242,47 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 	name := fmt.Sprintf("device cuda:%d (%s)", g.Index, g.Name)
 	d, r := a.DeviceGet(g.Index)
 	if r != success {
-		return errs.With(errs.Capability, fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGet", r)))
+		return errs.With(errs.Capability,
+			fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGet", r)))
 	}
 	for _, need := range []struct {
 		at   attribute
 		what string
-	}{{attrUnifiedAddressing, "one address space for CPU and GPU"}, {attrCanMapHost, "mapped CPU memory"}, {attrHostRegister, "registered CPU memory"}, {attrHostPointer, "CPU addresses for registered memory"}} {
+	}{{attrUnifiedAddressing, "one address space for CPU and GPU"},
+		{attrCanMapHost, "mapped CPU memory"}, {attrHostRegister, "registered CPU memory"},
+		{attrHostPointer, "CPU addresses for registered memory"}} {
 		v, r := a.DeviceGetAttribute(need.at, d)
 		if r != success {
-			return errs.With(errs.Capability, fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGetAttribute", r)))
+			return errs.With(errs.Capability,
+				fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGetAttribute", r)))
 		}
 		if v == 0 {
-			return errs.New(errs.Capability, "%s lacks %s, which Helios needs; use --device host", name, need.what)
+			return errs.New(errs.Capability, "%s lacks %s, which Helios needs; use --device host",
+				name, need.what)
 		}
 	}
 	const prohibited = 2 // CU_COMPUTEMODE_PROHIBITED
 	if v, r := a.DeviceGetAttribute(attrComputeMode, d); r == success && v == prohibited {
-		return errs.New(errs.Capability, "%s is closed to all processes (compute mode \"prohibited\"); open it with \"nvidia-smi -c 0\"", name)
+		return errs.New(errs.Capability,
+			"%s is closed to all processes (compute mode \"prohibited\"); open it with \"nvidia-smi -c 0\"",
+			name)
 	}
-	// Modules for newer GPUs (tensor cores) have kernels that others do the work of; Kernel refuses those.
+	// Modules for newer GPUs (tensor cores) have kernels that others do the work of; Kernel refuses
+	// those.
 	least := math.MaxInt
 	for _, m := range list {
 		least = min(least, m.SM)
 	}
 	for _, m := range list {
 		if m.SM == least && g.ComputeCapability < m.SM {
-			return errs.New(errs.Capability, "%s is too old: it has compute capability %d.%d, and kernel module %s needs %d.%d; use a newer GPU or --device host",
+			return errs.New(errs.Capability,
+				"%s is too old: it has compute capability %d.%d, and kernel module %s needs %d.%d; use a newer GPU or --device host",
 				name, g.ComputeCapability/10, g.ComputeCapability%10, m.Name, m.SM/10, m.SM%10)
 		}
 		for _, v := range cudaFor {
 			if v.isa == m.ISA && version < v.cuda {
-				return errs.New(errs.Capability, "%s: its driver is too old: it supports CUDA %s, and kernel module %s is in PTX %d.%d; update NVIDIA's driver to %s, or use --device host",
+				return errs.New(errs.Capability,
+					"%s: its driver is too old: it supports CUDA %s, and kernel module %s is in PTX %d.%d; update NVIDIA's driver to %s, or use --device host",
 					name, versionText(version), m.Name, m.ISA/10, m.ISA%10, driverFor(m.ISA))
 			}
 		}
@@ -250,15 +301,24 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 	c := g.Capabilities
 	out := []probe.Finding{
 		yes("runs the kernels", unusable == nil, "", fmt.Sprint(unusable), ""),
-		yes("SM budgets", c.GreenContexts, "green contexts", "no green contexts: budgets only choose grid sizes", "a driver of CUDA 12.4 or later"),
-		yes("growing memory", c.GrowingMemory, "virtual memory management", "buffers that grow take all of their memory at once", "a driver of CUDA 10.2 or later"),
-		yes("graphs", c.Graphs, "", "each kernel of a step is a launch of its own", "a driver of CUDA 12.0 or later"),
-		yes("dma-buf export", c.DMABuf, "", "its memory cannot be mapped for an SSD's DMA", "the open kernel modules of driver 515 or later on Linux 5.12 or later"),
-		yes("GPUDirect RDMA", c.DirectRDMA, "", "other devices cannot reach its memory", "a data-centre or workstation GPU"),
+		yes("SM budgets", c.GreenContexts, "green contexts",
+			"no green contexts with streams: budgets only choose grid sizes",
+			"NVIDIA's driver 555 (CUDA 12.5) or later"),
+		connections(),
+		yes("growing memory", c.GrowingMemory, "virtual memory management",
+			"buffers that grow take all of their memory at once", "a driver of CUDA 10.2 or later"),
+		yes("graphs", c.Graphs, "", "each kernel of a step is a launch of its own",
+			"a driver of CUDA 12.0 or later"),
+		yes("dma-buf export", c.DMABuf, "", "its memory cannot be mapped for an SSD's DMA",
+			"the open kernel modules of driver 515 or later on Linux 5.12 or later"),
+		yes("GPUDirect RDMA", c.DirectRDMA, "", "other devices cannot reach its memory",
+			"a data-centre or workstation GPU"),
 	}
 	if c.DirectRDMA {
-		out = append(out, yes("ordered peer writes", c.WritesOrdered, "", "writes of SSDs need a flush before kernels read", ""))
+		out = append(out, yes("ordered peer writes", c.WritesOrdered, "",
+			"writes of SSDs need a flush before kernels read", ""))
 	}
 	// Whether I/O memory registers depends on rights and mapping; only a real one tells.
-	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown, Detail: "only registering an SSD's registers tells: a run does that with SSDs bound by VFIO (--memory-rung pinned)"})
+	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown,
+		Detail: "only registering an SSD's registers tells: a run does that with SSDs bound by VFIO (--memory-rung pinned)"})
 }

@@ -22,6 +22,8 @@ const Binding = "purego"
 const defaultLibrary = "libcuda.so.1"
 
 // pure is the api without cgo: symbols by dlsym, calls by purego.
+//
+// Large: a method for each call of the CUDA driver API that is used.
 type pure struct {
 	path string
 	has_ map[string]bool
@@ -29,46 +31,75 @@ type pure struct {
 }
 
 // entryPoints are the addresses of the calls; 0 is an optional one that is missing.
+//
+// Large: a field for each call of the CUDA driver API that is used.
 type entryPoints struct {
-	init, driverGetVersion, getErrorName, getErrorString                                       uintptr
-	deviceGetCount, deviceGet, deviceGetName, deviceGetPCIBusID, deviceTotalMem, deviceGetAttr uintptr
-	ctxRetain, ctxRelease, ctxSetCurrent, ctxPriorities                                        uintptr
-	moduleLoad, moduleUnload, moduleFunction, funcAttr, funcParam                              uintptr
-	libraryLoad, libraryUnload, libraryKernel                                                  uintptr
-	memInfo, memAlloc, memFree, hostRegister, hostUnregister, hostPointer, memHandle           uintptr
-	memcpy, memset                                                                             uintptr
-	streamCreate, streamDestroy, streamQuery, streamWait                                       uintptr
-	eventCreate, eventDestroy, eventRecord, eventQuery, eventElapsed                           uintptr
-	launch                                                                                     uintptr
-	vmGranularity, vmReserve, vmFree, vmCreate, vmRelease, vmMap, vmUnmap, vmAccess            uintptr
-	graphCreate, graphDestroy, graphNode, graphMake, graphSet, graphLaunch, graphDrop          uintptr
-	devResource, smSplit, resDesc, greenCreate, greenDestroy, greenStream, greenCtx            uintptr
+	init, driverGetVersion, getErrorName,
+	getErrorString uintptr
+	deviceGetCount, deviceGet, deviceGetName, deviceGetPCIBusID, deviceTotalMem,
+	deviceGetAttr uintptr
+	ctxRetain, ctxRelease, ctxSetCurrent,
+	ctxPriorities uintptr
+	moduleLoad, moduleUnload, moduleFunction, funcAttr,
+	funcParam uintptr
+	libraryLoad, libraryUnload,
+	libraryKernel uintptr
+	memInfo, memAlloc, memFree, hostRegister, hostUnregister, hostPointer,
+	memHandle uintptr
+	memcpy,
+	memset uintptr
+	streamCreate, streamDestroy, streamQuery,
+	streamWait uintptr
+	eventCreate, eventDestroy, eventRecord, eventQuery,
+	eventElapsed uintptr
+	launch uintptr
+	vmGranularity, vmReserve, vmFree, vmCreate, vmRelease, vmMap, vmUnmap,
+	vmAccess uintptr
+	graphCreate, graphDestroy, graphNode, graphMake, graphSet, graphLaunch,
+	graphDrop uintptr
+	devResource, smSplit, resDesc, greenCreate, greenDestroy, greenStream,
+	greenCtx uintptr
 }
 
 func (f *entryPoints) table() map[string]*uintptr {
 	return map[string]*uintptr{
-		"cuInit": &f.init, "cuDriverGetVersion": &f.driverGetVersion, "cuGetErrorName": &f.getErrorName, "cuGetErrorString": &f.getErrorString,
-		"cuDeviceGetCount": &f.deviceGetCount, "cuDeviceGet": &f.deviceGet, "cuDeviceGetName": &f.deviceGetName,
-		"cuDeviceGetPCIBusId": &f.deviceGetPCIBusID, "cuDeviceTotalMem_v2": &f.deviceTotalMem, "cuDeviceGetAttribute": &f.deviceGetAttr,
+		"cuInit": &f.init, "cuDriverGetVersion": &f.driverGetVersion,
+		"cuGetErrorName": &f.getErrorName, "cuGetErrorString": &f.getErrorString,
+		"cuDeviceGetCount": &f.deviceGetCount, "cuDeviceGet": &f.deviceGet,
+		"cuDeviceGetName":     &f.deviceGetName,
+		"cuDeviceGetPCIBusId": &f.deviceGetPCIBusID, "cuDeviceTotalMem_v2": &f.deviceTotalMem,
+		"cuDeviceGetAttribute":     &f.deviceGetAttr,
 		"cuDevicePrimaryCtxRetain": &f.ctxRetain, "cuDevicePrimaryCtxRelease_v2": &f.ctxRelease,
 		"cuCtxSetCurrent": &f.ctxSetCurrent, "cuCtxGetStreamPriorityRange": &f.ctxPriorities,
-		"cuModuleLoadDataEx": &f.moduleLoad, "cuModuleUnload": &f.moduleUnload, "cuModuleGetFunction": &f.moduleFunction,
-		"cuFuncGetAttribute": &f.funcAttr, "cuFuncGetParamInfo": &f.funcParam,
-		"cuLibraryLoadData": &f.libraryLoad, "cuLibraryUnload": &f.libraryUnload, "cuLibraryGetKernel": &f.libraryKernel,
-		"cuMemGetInfo_v2": &f.memInfo, "cuMemAlloc_v2": &f.memAlloc, "cuMemFree_v2": &f.memFree,
-		"cuMemHostRegister_v2": &f.hostRegister, "cuMemHostUnregister": &f.hostUnregister, "cuMemHostGetDevicePointer_v2": &f.hostPointer,
+		"cuModuleLoadDataEx": &f.moduleLoad, "cuModuleUnload": &f.moduleUnload,
+		"cuModuleGetFunction": &f.moduleFunction,
+		"cuFuncGetAttribute":  &f.funcAttr, "cuFuncGetParamInfo": &f.funcParam,
+		"cuLibraryLoadData": &f.libraryLoad, "cuLibraryUnload": &f.libraryUnload,
+		"cuLibraryGetKernel": &f.libraryKernel,
+		"cuMemGetInfo_v2":    &f.memInfo, "cuMemAlloc_v2": &f.memAlloc, "cuMemFree_v2": &f.memFree,
+		"cuMemHostRegister_v2": &f.hostRegister, "cuMemHostUnregister": &f.hostUnregister,
+		"cuMemHostGetDevicePointer_v2":  &f.hostPointer,
 		"cuMemGetHandleForAddressRange": &f.memHandle,
 		"cuMemcpyAsync":                 &f.memcpy, "cuMemsetD8Async": &f.memset,
-		"cuStreamCreateWithPriority": &f.streamCreate, "cuStreamDestroy_v2": &f.streamDestroy, "cuStreamQuery": &f.streamQuery, "cuStreamWaitEvent": &f.streamWait,
-		"cuEventCreate": &f.eventCreate, "cuEventDestroy_v2": &f.eventDestroy, "cuEventRecord": &f.eventRecord,
-		"cuEventQuery": &f.eventQuery, "cuEventElapsedTime": &f.eventElapsed,
-		"cuMemGetAllocationGranularity": &f.vmGranularity, "cuMemAddressReserve": &f.vmReserve, "cuMemAddressFree": &f.vmFree,
-		"cuMemCreate": &f.vmCreate, "cuMemRelease": &f.vmRelease, "cuMemMap": &f.vmMap, "cuMemUnmap": &f.vmUnmap, "cuMemSetAccess": &f.vmAccess,
-		"cuGraphCreate": &f.graphCreate, "cuGraphDestroy": &f.graphDestroy, "cuGraphAddKernelNode_v2": &f.graphNode,
-		"cuGraphInstantiateWithFlags": &f.graphMake, "cuGraphExecKernelNodeSetParams_v2": &f.graphSet, "cuGraphLaunch": &f.graphLaunch, "cuGraphExecDestroy": &f.graphDrop,
+		"cuStreamCreateWithPriority": &f.streamCreate, "cuStreamDestroy_v2": &f.streamDestroy,
+		"cuStreamQuery": &f.streamQuery, "cuStreamWaitEvent": &f.streamWait,
+		"cuEventCreate": &f.eventCreate, "cuEventDestroy_v2": &f.eventDestroy,
+		"cuEventRecord": &f.eventRecord,
+		"cuEventQuery":  &f.eventQuery, "cuEventElapsedTime": &f.eventElapsed,
+		"cuMemGetAllocationGranularity": &f.vmGranularity, "cuMemAddressReserve": &f.vmReserve,
+		"cuMemAddressFree": &f.vmFree,
+		"cuMemCreate":      &f.vmCreate, "cuMemRelease": &f.vmRelease, "cuMemMap": &f.vmMap,
+		"cuMemUnmap": &f.vmUnmap, "cuMemSetAccess": &f.vmAccess,
+		"cuGraphCreate": &f.graphCreate, "cuGraphDestroy": &f.graphDestroy,
+		"cuGraphAddKernelNode_v2":           &f.graphNode,
+		"cuGraphInstantiateWithFlags":       &f.graphMake,
+		"cuGraphExecKernelNodeSetParams_v2": &f.graphSet, "cuGraphLaunch": &f.graphLaunch,
+		"cuGraphExecDestroy":     &f.graphDrop,
 		"cuLaunchKernel":         &f.launch,
-		"cuDeviceGetDevResource": &f.devResource, "cuDevSmResourceSplitByCount": &f.smSplit, "cuDevResourceGenerateDesc": &f.resDesc,
-		"cuGreenCtxCreate": &f.greenCreate, "cuGreenCtxDestroy": &f.greenDestroy, "cuGreenCtxStreamCreate": &f.greenStream, "cuCtxFromGreenCtx": &f.greenCtx,
+		"cuDeviceGetDevResource": &f.devResource, "cuDevSmResourceSplitByCount": &f.smSplit,
+		"cuDevResourceGenerateDesc": &f.resDesc,
+		"cuGreenCtxCreate":          &f.greenCreate, "cuGreenCtxDestroy": &f.greenDestroy,
+		"cuGreenCtxStreamCreate": &f.greenStream, "cuCtxFromGreenCtx": &f.greenCtx,
 	}
 }
 
@@ -80,7 +111,9 @@ func openLibrary(path string) (api, error) {
 	}
 	h, err := dl.Open(name)
 	if err != nil {
-		return nil, errs.New(errs.Capability, "no CUDA driver: %w; install NVIDIA's driver, or in a container pass the GPU in (it brings %s)", err, defaultLibrary)
+		return nil, errs.New(errs.Capability,
+			"%w: %w; install NVIDIA's driver, or in a container pass the GPU in (it brings %s)",
+			ErrNoDriver, err, defaultLibrary)
 	}
 	p := &pure{path: name, has_: map[string]bool{}}
 	table := p.fn.table()
@@ -92,7 +125,9 @@ func openLibrary(path string) (api, error) {
 		p.has_[s] = err == nil
 	}
 	if len(missing) > 0 {
-		return nil, errs.New(errs.Capability, "CUDA driver %s lacks %s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later", name, strings.Join(missing, ", "))
+		return nil, errs.New(errs.Capability,
+			"CUDA driver %s lacks %s; it is too old or not NVIDIA's: install driver 535 (CUDA 12.2) or later",
+			name, strings.Join(missing, ", "))
 	}
 	for _, s := range optionalSymbols {
 		a, err := dl.Symbol(h, s)
@@ -116,9 +151,9 @@ func cu(fn uintptr, args ...uintptr) result {
 	return result(int32(r)) // CUresult is an int: the upper half of the register is anything
 }
 
-// words are the arguments of a call on the path of a launch: handles and numbers, no Go pointers but
-// those that the caller keeps on the heap and alive. cu makes its argument list on the heap, and
-// SyscallN would too; a list that exists already is passed on as it is.
+// words are the arguments of a call on the path of a launch: handles and numbers, no Go pointers
+// but those that the caller keeps on the heap and alive. cu makes its argument list on the heap,
+// and SyscallN would too; a list that exists already is passed on as it is.
 type words [11]uintptr
 
 var wordLists = sync.Pool{New: func() any { return new(words) }}
@@ -175,7 +210,10 @@ func (p *pure) DeviceGet(index int) (ordinal, result) {
 	return d, r
 }
 
-func (p *pure) DeviceGetName(d ordinal) (string, result) { return deviceText(p.fn.deviceGetName, d) }
+func (p *pure) DeviceGetName(d ordinal) (string,
+	result) {
+	return deviceText(p.fn.deviceGetName, d)
+}
 func (p *pure) DeviceGetPCIBusId(d ordinal) (string, result) {
 	return deviceText(p.fn.deviceGetPCIBusID, d)
 }
@@ -235,8 +273,10 @@ func (p *pure) ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result) {
 	defer pins.Unpin()
 	pins.Pin(info)
 	pins.Pin(text)
-	values := &[4]uintptr{uintptr(unsafe.Pointer(info)), jitLogBytes - 1, uintptr(unsafe.Pointer(text)), jitLogBytes - 1}
-	r := cu(p.fn.moduleLoad, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(unsafe.SliceData(ptx))),
+	values := &[4]uintptr{uintptr(unsafe.Pointer(info)), jitLogBytes - 1,
+		uintptr(unsafe.Pointer(text)), jitLogBytes - 1}
+	r := cu(p.fn.moduleLoad, uintptr(unsafe.Pointer(&m)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(ptx))),
 		uintptr(len(options)), uintptr(unsafe.Pointer(options)), uintptr(unsafe.Pointer(values)))
 	if log != nil {
 		log.Info, log.Error = cString(info[:]), cString(text[:])
@@ -249,13 +289,15 @@ func (p *pure) ModuleUnload(m module) result { return cu(p.fn.moduleUnload, uint
 func (p *pure) ModuleGetFunction(m module, name string) (function, result) {
 	var f function
 	c := append([]byte(name), 0)
-	r := cu(p.fn.moduleFunction, uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(unsafe.SliceData(c))))
+	r := cu(p.fn.moduleFunction, uintptr(unsafe.Pointer(&f)), uintptr(m),
+		uintptr(unsafe.Pointer(unsafe.SliceData(c))))
 	return f, r
 }
 
 func (p *pure) LibraryLoadData(ptx []byte) (library, result) {
 	var l library
-	r := cu(p.fn.libraryLoad, uintptr(unsafe.Pointer(&l)), uintptr(unsafe.Pointer(unsafe.SliceData(ptx))), 0, 0, 0, 0, 0, 0)
+	r := cu(p.fn.libraryLoad, uintptr(unsafe.Pointer(&l)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(ptx))), 0, 0, 0, 0, 0, 0)
 	return l, r
 }
 
@@ -264,7 +306,8 @@ func (p *pure) LibraryUnload(l library) result { return cu(p.fn.libraryUnload, u
 func (p *pure) LibraryGetKernel(l library, name string) (function, result) {
 	var f function
 	c := append([]byte(name), 0)
-	r := cu(p.fn.libraryKernel, uintptr(unsafe.Pointer(&f)), uintptr(l), uintptr(unsafe.Pointer(unsafe.SliceData(c))))
+	r := cu(p.fn.libraryKernel, uintptr(unsafe.Pointer(&f)), uintptr(l),
+		uintptr(unsafe.Pointer(unsafe.SliceData(c))))
 	return f, r
 }
 
@@ -276,7 +319,8 @@ func (p *pure) FuncGetAttribute(a funcAttribute, f function) (int, result) {
 
 func (p *pure) FuncGetParamInfo(f function, index int) (offset, size int, r result) {
 	var o, s uint64
-	r = cu(p.fn.funcParam, uintptr(f), uintptr(index), uintptr(unsafe.Pointer(&o)), uintptr(unsafe.Pointer(&s)))
+	r = cu(p.fn.funcParam, uintptr(f), uintptr(index), uintptr(unsafe.Pointer(&o)),
+		uintptr(unsafe.Pointer(&s)))
 	return int(o), int(s), r
 }
 
@@ -308,15 +352,18 @@ func (p *pure) MemHostGetDevicePointer(m unsafe.Pointer) (devicePtr, result) {
 	return a, r
 }
 
-func (p *pure) MemGetHandleForAddressRange(a devicePtr, n int64, handleType uint32, flags uint64) (int32, result) {
+func (p *pure) MemGetHandleForAddressRange(a devicePtr, n int64, handleType uint32,
+	flags uint64) (int32, result) {
 	fd := int32(-1)
-	r := cu(p.fn.memHandle, uintptr(unsafe.Pointer(&fd)), uintptr(a), uintptr(n), uintptr(handleType), uintptr(flags))
+	r := cu(p.fn.memHandle, uintptr(unsafe.Pointer(&fd)), uintptr(a), uintptr(n),
+		uintptr(handleType), uintptr(flags))
 	return fd, r
 }
 
 func (p *pure) MemGetAllocationGranularity(prop *memProp, option int32) (int64, result) {
 	var n uint64
-	r := cu(p.fn.vmGranularity, uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(prop)), uintptr(option))
+	r := cu(p.fn.vmGranularity, uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(prop)),
+		uintptr(option))
 	return int64(n), r
 }
 
@@ -332,7 +379,8 @@ func (p *pure) MemAddressFree(a devicePtr, n int64) result {
 
 func (p *pure) MemCreate(n int64, prop *memProp) (memHandle, result) {
 	var h memHandle
-	r := cu(p.fn.vmCreate, uintptr(unsafe.Pointer(&h)), uintptr(n), uintptr(unsafe.Pointer(prop)), 0)
+	r := cu(p.fn.vmCreate, uintptr(unsafe.Pointer(&h)), uintptr(n),
+		uintptr(unsafe.Pointer(prop)), 0)
 	return h, r
 }
 
@@ -358,13 +406,15 @@ func (p *pure) GraphCreate() (graph, result) {
 
 func (p *pure) GraphDestroy(g graph) result { return cu(p.fn.graphDestroy, uintptr(g)) }
 
-func (p *pure) GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode, result) {
+func (p *pure) GraphAddKernelNode(g graph, after graphNode, params *nodeParams) (graphNode,
+	result) {
 	var n graphNode
 	deps := uintptr(1)
 	if after == 0 {
 		deps = 0
 	}
-	r := cu(p.fn.graphNode, uintptr(unsafe.Pointer(&n)), uintptr(g), uintptr(unsafe.Pointer(&after)), deps, uintptr(unsafe.Pointer(params)))
+	r := cu(p.fn.graphNode, uintptr(unsafe.Pointer(&n)), uintptr(g),
+		uintptr(unsafe.Pointer(&after)), deps, uintptr(unsafe.Pointer(params)))
 	return n, r
 }
 
@@ -396,12 +446,16 @@ func (p *pure) MemsetD8Async(dst devicePtr, value byte, n int64, s stream) resul
 
 func (p *pure) StreamCreateWithPriority(flags uint32, priority int) (stream, result) {
 	var s stream
-	r := cu(p.fn.streamCreate, uintptr(unsafe.Pointer(&s)), uintptr(flags), uintptr(uint32(int32(priority))))
+	r := cu(p.fn.streamCreate, uintptr(unsafe.Pointer(&s)), uintptr(flags),
+		uintptr(uint32(int32(priority))))
 	return s, r
 }
 
 func (p *pure) StreamDestroy(s stream) result { return cu(p.fn.streamDestroy, uintptr(s)) }
-func (p *pure) StreamQuery(s stream) result   { return plain(p.fn.streamQuery, 1, words{uintptr(s)}) }
+func (p *pure) StreamQuery(
+	s stream) result {
+	return plain(p.fn.streamQuery, 1, words{uintptr(s)})
+}
 
 func (p *pure) StreamWaitEvent(s stream, e event, flags uint32) result {
 	return plain(p.fn.streamWait, 3, words{uintptr(s), uintptr(e), uintptr(flags)})
@@ -427,14 +481,18 @@ var floats = sync.Pool{New: func() any { return new(float32) }}
 
 func (p *pure) EventElapsedTime(start, end event) (float32, result) {
 	f := floats.Get().(*float32)
-	r := plain(p.fn.eventElapsed, 3, words{uintptr(unsafe.Pointer(f)), uintptr(start), uintptr(end)}) // f is on the heap, and lives to the end
+	// f is on the heap, and lives to the end
+	r := plain(p.fn.eventElapsed, 3, words{uintptr(unsafe.Pointer(f)), uintptr(start),
+		uintptr(end)})
 	ms := *f
 	floats.Put(f)
 	return ms, r
 }
 
-func (p *pure) LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream, params *unsafe.Pointer) result {
-	r := plain(p.fn.launch, 11, words{uintptr(f), uintptr(blocks), 1, 1, uintptr(threads), 1, 1, uintptr(sharedBytes), uintptr(s), uintptr(unsafe.Pointer(params)), 0})
+func (p *pure) LaunchKernel(f function, blocks, threads, sharedBytes uint32, s stream,
+	params *unsafe.Pointer) result {
+	r := plain(p.fn.launch, 11, words{uintptr(f), uintptr(blocks), 1, 1, uintptr(threads), 1, 1,
+		uintptr(sharedBytes), uintptr(s), uintptr(unsafe.Pointer(params)), 0})
 	runtime.KeepAlive(params)
 	return r
 }
@@ -443,22 +501,26 @@ func (p *pure) DeviceGetDevResource(d ordinal, out *devResource, kind uint32) re
 	return cu(p.fn.devResource, uintptr(d), uintptr(unsafe.Pointer(out)), uintptr(kind))
 }
 
-func (p *pure) DevSmResourceSplitByCount(groups []devResource, input *devResource, flags, minSMs uint32) (int, result) {
+func (p *pure) DevSmResourceSplitByCount(groups []devResource, input *devResource, flags,
+	minSMs uint32) (int, result) {
 	n := uint32(len(groups))
-	r := cu(p.fn.smSplit, uintptr(unsafe.Pointer(unsafe.SliceData(groups))), uintptr(unsafe.Pointer(&n)),
+	r := cu(p.fn.smSplit, uintptr(unsafe.Pointer(unsafe.SliceData(groups))),
+		uintptr(unsafe.Pointer(&n)),
 		uintptr(unsafe.Pointer(input)), 0, uintptr(flags), uintptr(minSMs))
 	return int(n), r
 }
 
 func (p *pure) DevResourceGenerateDesc(groups []devResource) (resDesc, result) {
 	var d resDesc
-	r := cu(p.fn.resDesc, uintptr(unsafe.Pointer(&d)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), uintptr(len(groups)))
+	r := cu(p.fn.resDesc, uintptr(unsafe.Pointer(&d)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(groups))), uintptr(len(groups)))
 	return d, r
 }
 
 func (p *pure) GreenCtxCreate(desc resDesc, d ordinal, flags uint32) (greenCtx, result) {
 	var g greenCtx
-	r := cu(p.fn.greenCreate, uintptr(unsafe.Pointer(&g)), uintptr(desc), uintptr(d), uintptr(flags))
+	r := cu(p.fn.greenCreate, uintptr(unsafe.Pointer(&g)), uintptr(desc), uintptr(d),
+		uintptr(flags))
 	return g, r
 }
 
@@ -466,7 +528,8 @@ func (p *pure) GreenCtxDestroy(g greenCtx) result { return cu(p.fn.greenDestroy,
 
 func (p *pure) GreenCtxStreamCreate(g greenCtx, flags uint32, priority int) (stream, result) {
 	var s stream
-	r := cu(p.fn.greenStream, uintptr(unsafe.Pointer(&s)), uintptr(g), uintptr(flags), uintptr(uint32(int32(priority))))
+	r := cu(p.fn.greenStream, uintptr(unsafe.Pointer(&s)), uintptr(g), uintptr(flags),
+		uintptr(uint32(int32(priority))))
 	return s, r
 }
 

@@ -33,9 +33,9 @@ func (d *Device) FreeMemory() (free, total int64, err error) {
 	return free, total, nil
 }
 
-// growth is the memory behind a buffer that grows: pieces of physical memory (cuMemCreate) mapped one
-// behind the other from the beginning of its addresses. A piece goes as a whole (cuMemUnmap "cannot unmap
-// a sub-range"), so large ones are not made: then little is kept when it shrinks.
+// growth is the memory behind a buffer that grows: pieces of physical memory (cuMemCreate) mapped
+// one behind the other from the beginning of its addresses. A piece goes as a whole (cuMemUnmap
+// "cannot unmap a sub-range"), so large ones are not made: then little is kept when it shrinks.
 type growth struct {
 	mu      sync.Mutex // held while it grows or shrinks; taken before all others
 	span    int64      // bytes of addresses
@@ -56,13 +56,16 @@ func (d *Device) memProp() *memProp {
 	return p
 }
 
-// Reserve implements cuda.Reserver. Where the driver cannot reserve addresses alone, it is memory of
-// that size from the beginning.
+// Reserve implements cuda.Reserver. Where the driver cannot reserve addresses alone, it is memory
+// of that size from the beginning.
 func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 	if !d.caps.GrowingMemory || size <= 0 {
 		b, err := d.Alloc(cuda.MemDevice, size, purpose)
 		if oom := (*cuda.OutOfMemoryError)(nil); errors.As(err, &oom) {
-			return nil, fmt.Errorf("%w; its driver cannot reserve addresses without memory (virtual memory management, CUDA 10.2), so the worst case has to fit", err)
+			return nil,
+				fmt.Errorf(
+					"%w; its driver cannot reserve addresses without memory (virtual memory management, CUDA 10.2), so the worst case has to fit",
+					err)
 		}
 		if err != nil {
 			return nil, err
@@ -70,7 +73,8 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 		return b.(*buffer), nil
 	}
 	fail := func(err error) (cuda.Growable, error) {
-		return nil, fmt.Errorf("device %s: reserve %d bytes for %s: %w", d.info.Name, size, purpose, err)
+		return nil, fmt.Errorf("device %s: reserve %d bytes for %s: %w", d.info.Name, size,
+			purpose, err)
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -84,7 +88,10 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 	if r != success || n < pageBytes || n&(n-1) != 0 {
 		d.leave()
 		if r == success {
-			return fail(fmt.Errorf("cuMemGetAllocationGranularity: %d bytes: want a power of two of whole pages", n))
+			return fail(
+				fmt.Errorf(
+					"cuMemGetAllocationGranularity: %d bytes: want a power of two of whole pages",
+					n))
 		}
 		return fail(d.failed("cuMemGetAllocationGranularity", r))
 	}
@@ -102,7 +109,8 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 	d.leave()
 	b.ptr = b.base
 	var err error
-	if b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(size), purpose); err != nil {
+	if b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(size),
+		purpose); err != nil {
 		return fail(errors.Join(err, b.Free()))
 	}
 	b.region.Back(0)
@@ -189,8 +197,10 @@ func (b *buffer) Grow(bytes int64) error {
 			g.pieces = append(g.pieces, n)
 			at += n
 		}
-		access := &memAccess{Location: memLocation{locationDevice, int32(d.ord)}, Flags: accessReadWrite}
-		return d.check("cuMemSetAccess", d.api.MemSetAccess(b.base+devicePtr(have), end-have, access))
+		access := &memAccess{Location: memLocation{locationDevice, int32(d.ord)},
+			Flags: accessReadWrite}
+		return d.check("cuMemSetAccess", d.api.MemSetAccess(b.base+devicePtr(have), end-have,
+			access))
 	}()
 	if err == nil {
 		err = d.house.zero(d, b.base+devicePtr(have), end-have)
@@ -214,8 +224,8 @@ func (g *growth) count(bytes int64) int {
 	return n
 }
 
-// cutBack is unmapTo for memory that nothing uses but what clears it, for which cuMemUnmap does not wait. What cannot be
-// given back now goes by a later Grow, or with the buffer. g.mu is held.
+// cutBack is unmapTo for memory that nothing uses but what clears it, for which cuMemUnmap does not
+// wait. What cannot be given back now goes by a later Grow, or with the buffer. g.mu is held.
 func (b *buffer) cutBack(bytes int64, keep int) error {
 	if len(b.grows.pieces) == keep {
 		return nil
@@ -228,8 +238,8 @@ func (b *buffer) cutBack(bytes int64, keep int) error {
 }
 
 // mapPiece puts new memory behind n bytes from p. It runs within enter. The handle is given back at
-// once: "the memory allocation will be freed when all outstanding mappings to the memory are unmapped"
-// (cuMemRelease).
+// once: "the memory allocation will be freed when all outstanding mappings to the memory are
+// unmapped" (cuMemRelease).
 func (d *Device) mapPiece(p devicePtr, n int64) error {
 	h, r := d.api.MemCreate(n, d.memProp())
 	if r != success {
@@ -272,12 +282,13 @@ func (b *buffer) unmapTo(bytes int64, keep int) (int64, error) {
 	return end, nil
 }
 
-// Shrink implements cuda.Growable. Unmapping does not wait for kernels, as freeing does: the caller knows
-// that none uses it.
+// Shrink implements cuda.Growable. Unmapping does not wait for kernels, as freeing does: the caller
+// knows that none uses it.
 func (b *buffer) Shrink(bytes int64) error {
 	d, g := b.d, b.grows
 	fail := func(err error) error {
-		return fmt.Errorf("device %s: shrink %s to %d bytes: %w", d.info.Name, b.purpose, bytes, err)
+		return fmt.Errorf("device %s: shrink %s to %d bytes: %w", d.info.Name, b.purpose,
+			bytes, err)
 	}
 	if bytes < 0 || bytes > b.size {
 		return fail(fmt.Errorf("%d are reserved", b.size))
@@ -305,8 +316,8 @@ func (b *buffer) Shrink(bytes int64) error {
 	return nil
 }
 
-// unreserve gives the memory and the addresses back. Where kernels may still use them (idle is false)
-// they stay with the process.
+// unreserve gives the memory and the addresses back. Where kernels may still use them (idle is
+// false) they stay with the process.
 func (b *buffer) unreserve(idle bool) error {
 	d, g := b.d, b.grows
 	g.mu.Lock()
@@ -364,14 +375,16 @@ func (d *Device) quiet() error {
 		var running []string
 		for _, o := range list {
 			if o.running.Load() != nil {
-				running = append(running, fmt.Sprintf("stream %q still runs %s", o.opt.Name, o.runningText()))
+				running = append(running, fmt.Sprintf("stream %q still runs %s", o.opt.Name,
+					o.runningText()))
 			}
 		}
 		if len(running) == 0 {
 			running = append(running, fmt.Sprintf("stream %q is not done", s.opt.Name))
 		}
 		slices.Sort(running)
-		return fmt.Errorf("it stays where it is, for after %v %s", limit, strings.Join(running, ", "))
+		return fmt.Errorf("it stays where it is, for after %v %s", limit,
+			strings.Join(running, ", "))
 	}
 	return nil
 }
@@ -379,12 +392,12 @@ func (d *Device) quiet() error {
 // quiet waits for the stream's work so far. On a lost device nothing runs.
 func (s *gpuStream) quiet(ctx context.Context) bool {
 	s.mu.Lock()
-	if s.closed || s.h == 0 || s.d.enter() != nil {
+	if s.closed || s.h == 0 || s.enter() != nil {
 		s.mu.Unlock()
 		return true
 	}
 	r := s.d.api.StreamQuery(s.h)
-	s.d.leave()
+	s.leave()
 	if r == success {
 		s.mu.Unlock()
 		return true

@@ -68,6 +68,8 @@ func (m *mark) launched(seq uint64) *kernel {
 }
 
 // gpuStream is cuda.Stream.
+//
+// Large: cuda.Stream asks for a method for each operation that a stream orders.
 type gpuStream struct {
 	d       *Device
 	opt     cuda.StreamOptions
@@ -102,12 +104,14 @@ type gpuStream struct {
 // them; elsewhere it only says which grids the caller means to launch.
 func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	if opt.SMs < 0 {
-		return nil, fmt.Errorf("stream %q: budget of %d SMs: want 1 to %d, or 0 for all", opt.Name, opt.SMs, d.info.SMs)
+		return nil, fmt.Errorf("stream %q: budget of %d SMs: want 1 to %d, or 0 for all", opt.Name,
+			opt.SMs, d.info.SMs)
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
 	}
-	s := &gpuStream{d: d, opt: opt, args: &launchArgs{}, events: &d.events, ring: make([]mark, inFlight)}
+	s := &gpuStream{d: d, opt: opt, args: &launchArgs{}, events: &d.events,
+		ring: make([]mark, inFlight)}
 	s.args.params = [2]unsafe.Pointer{unsafe.Pointer(&s.args.block), unsafe.Pointer(&s.args.hx)}
 	fail := func(err error) (cuda.Stream, error) {
 		s.free()
@@ -122,7 +126,7 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	if s.slot, err = d.faults.take(d); err != nil {
 		return fail(err)
 	}
-	if err := d.enter(); err != nil {
+	if err := s.enter(); err != nil {
 		return fail(err)
 	}
 	// A lower number is a higher priority (cuStreamCreateWithPriority).
@@ -138,7 +142,7 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 		call = "cuMemcpyAsync"
 		r = d.api.MemcpyAsync(s.slot.dev, s.slot.first, faultBytes, s.h) // the stream's first work
 	}
-	d.leave()
+	s.leave()
 	if r != success {
 		return fail(d.failed(call, r))
 	}
@@ -167,9 +171,10 @@ func (s *gpuStream) SMs() int {
 func (s *gpuStream) free() {
 	d := s.d
 	if s.h != 0 && d.enterToFree() {
+		holdGreen(s.green, nil)
 		s.graphs.close(d)
 		d.api.StreamDestroy(s.h)
-		d.leave()
+		s.leave()
 	}
 	for i := range s.ring {
 		for _, e := range []event{s.ring[i].start, s.ring[i].end} {
@@ -191,6 +196,11 @@ func (s *gpuStream) free() {
 		s.green.drop()
 	}
 }
+
+// enter is Device.enter for what uses the stream or its events: it holds their green context, too.
+func (s *gpuStream) enter() error { return s.d.enterWith(s.green, nil) }
+
+func (s *gpuStream) leave() { s.d.leaveWith(s.green, nil) }
 
 // failed returns the sticky error, or that the device is gone.
 func (s *gpuStream) failed() error {
@@ -245,7 +255,8 @@ func (s *gpuStream) fault(seq uint64) {
 		}
 	}
 	s.faultSeq = seq
-	s.faultErr = &cuda.KernelError{Kernel: name, Stream: s.opt.Name, Block: int(f.Block), Err: errors.New(kernels.FaultText(name, f.Code, f.A, f.B, f.C))}
+	s.faultErr = &cuda.KernelError{Kernel: name, Stream: s.opt.Name, Block: int(f.Block),
+		Err: errors.New(kernels.FaultText(name, f.Code, f.A, f.B, f.C))}
 	s.setErr(s.faultErr)
 }
 
@@ -298,10 +309,12 @@ func (s *gpuStream) showRunning() {
 	s.running.Store(k)
 }
 
-// room waits until the ring has a place, for so many commands. s.mu is held and given up meanwhile. A
-// full queue blocks its caller, but not for ever.
+// room waits until the ring has a place, for so many commands. s.mu is held and given up meanwhile.
+// A full queue blocks its caller, but not for ever.
 func (s *gpuStream) room(load int) error {
-	fits := func() bool { return s.tail-s.head < inFlight && (s.load+load <= mostLoad || s.head == s.tail) }
+	fits := func() bool {
+		return s.tail-s.head < inFlight && (s.load+load <= mostLoad || s.head == s.tail)
+	}
 	if fits() {
 		return nil
 	}
@@ -309,11 +322,11 @@ func (s *gpuStream) room(load int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.d.opt.QueueTimeout)
 	defer cancel()
 	for {
-		if err := s.d.enter(); err != nil {
+		if err := s.enter(); err != nil {
 			return err
 		}
 		err := s.reap()
-		s.d.leave()
+		s.leave()
 		if err == nil {
 			s.look()
 			err = s.failed()
@@ -334,7 +347,8 @@ func (s *gpuStream) room(load int) error {
 			return fmt.Errorf("stream %q: %w", s.opt.Name, cuda.ErrClosed)
 		}
 		if perr != nil && !fits() {
-			return fmt.Errorf("stream %q: its queue of %d has been full for %v while it runs %s", s.opt.Name, inFlight, s.d.opt.QueueTimeout, s.runningText())
+			return fmt.Errorf("stream %q: its queue of %d has been full for %v while it runs %s",
+				s.opt.Name, inFlight, s.d.opt.QueueTimeout, s.runningText())
 		}
 	}
 }
@@ -357,16 +371,24 @@ func (s *gpuStream) place(timed bool) (*mark, error) {
 }
 
 // launchable checks what a launch is given.
-func (s *gpuStream) launchable(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) (*kernel, error) {
+func (s *gpuStream) launchable(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer,
+	size uintptr) (*kernel, error) {
 	gk, ok := k.(*kernel)
 	if !ok || gk == nil || gk.d != s.d {
 		return nil, fmt.Errorf("stream %q: launch: the kernel is not of this device", s.opt.Name)
 	}
 	if size != gk.size {
-		return nil, fmt.Errorf("stream %q: launch of kernel %q: parameter block of %d bytes, the kernel's has %d", s.opt.Name, gk.name, size, gk.size)
+		return nil,
+			fmt.Errorf(
+				"stream %q: launch of kernel %q: parameter block of %d bytes, the kernel's has %d",
+				s.opt.Name, gk.name, size, gk.size)
 	}
-	if cfg.Blocks < 1 || cfg.Blocks > math.MaxInt32 || cfg.Threads < 1 || cfg.Threads > gk.maxThreads {
-		return nil, fmt.Errorf("stream %q: launch of kernel %q: %d blocks of %d threads: want 1 or more blocks of 1 to %d threads", s.opt.Name, gk.name, cfg.Blocks, cfg.Threads, gk.maxThreads)
+	if cfg.Blocks < 1 || cfg.Blocks > math.MaxInt32 || cfg.Threads < 1 ||
+		cfg.Threads > gk.maxThreads {
+		return nil,
+			fmt.Errorf(
+				"stream %q: launch of kernel %q: %d blocks of %d threads: want 1 or more blocks of 1 to %d threads",
+				s.opt.Name, gk.name, cfg.Blocks, cfg.Threads, gk.maxThreads)
 	}
 	if params == nil && size > 0 {
 		return nil, fmt.Errorf("stream %q: launch of kernel %q: no parameters", s.opt.Name, gk.name)
@@ -376,7 +398,8 @@ func (s *gpuStream) launchable(k cuda.Kernel, cfg cuda.LaunchConfig, params unsa
 
 // setParams writes what a launch points the driver to. s.mu is held.
 func (s *gpuStream) setParams(params unsafe.Pointer, size uintptr, seq uint64) {
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&s.args.block)), maxParams), unsafe.Slice((*byte)(params), size))
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&s.args.block)), maxParams),
+		unsafe.Slice((*byte)(params), size))
 	s.args.hx.Seq = seq
 }
 
@@ -391,7 +414,8 @@ func (s *gpuStream) marked(m *mark) {
 const launchLoad = 3
 
 // LaunchRaw implements cuda.Stream.
-func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) error {
+func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer,
+	size uintptr) error {
 	gk, err := s.launchable(k, cfg, params, size)
 	if err != nil {
 		return err
@@ -410,10 +434,10 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 		return err
 	}
 	d := s.d
-	if err := d.enter(); err != nil {
+	if err := s.enter(); err != nil {
 		return err
 	}
-	defer d.leave()
+	defer s.leave()
 	m, err := s.place(true)
 	if err != nil {
 		return fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, err)
@@ -421,7 +445,8 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 	s.setParams(params, size, s.seq+1)
 	call, r := "cuEventRecord", d.api.EventRecord(m.start, s.h)
 	if r == success {
-		call, r = "cuLaunchKernel", d.api.LaunchKernel(fn, uint32(cfg.Blocks), uint32(cfg.Threads), 0, s.h, &s.args.params[0])
+		call, r = "cuLaunchKernel", d.api.LaunchKernel(fn, uint32(cfg.Blocks), uint32(cfg.Threads),
+			0, s.h, &s.args.params[0])
 	}
 	if r == success {
 		// From here on the launch has happened, and whatever comes is in its mark.
@@ -437,7 +462,8 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 			return nil
 		}
 		// Without its mark nobody could tell when it ends or whether it went well.
-		err := fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, d.failed(call, r))
+		err := fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name,
+			d.failed(call, r))
 		s.setErr(err)
 		return err
 	}
@@ -450,19 +476,19 @@ func (s *gpuStream) command(f func() error) error {
 		return err
 	}
 	defer s.mu.Unlock()
-	return s.locked(f)
+	return s.locked(nil, f)
 }
 
-// locked is command with s.mu held.
-func (s *gpuStream) locked(f func() error) error {
+// locked is command with s.mu held. f uses other's streams or events, too, where other is not nil.
+func (s *gpuStream) locked(other *green, f func() error) error {
 	if err := s.room(markEvery); err != nil {
 		return err
 	}
 	d := s.d
-	if err := d.enter(); err != nil {
+	if err := d.enterWith(s.green, other); err != nil {
 		return err
 	}
-	defer d.leave()
+	defer d.leaveWith(s.green, other)
 	if err := f(); err != nil {
 		return fmt.Errorf("stream %q: %w", s.opt.Name, err)
 	}
@@ -507,7 +533,8 @@ func (s *gpuStream) Copy(dst, src cuda.DevicePtr, bytes int64) error {
 	}
 	return s.d.pieces(uint64(dst), uint64(src), uint64(bytes), func(at, n uint64) error {
 		return s.command(func() error {
-			return s.d.check("cuMemcpyAsync", s.d.api.MemcpyAsync(devicePtr(uint64(dst)+at), devicePtr(uint64(src)+at), int64(n), s.h))
+			return s.d.check("cuMemcpyAsync", s.d.api.MemcpyAsync(devicePtr(uint64(dst)+at),
+				devicePtr(uint64(src)+at), int64(n), s.h))
 		})
 	})
 }
@@ -525,7 +552,8 @@ func (s *gpuStream) Fill(dst cuda.DevicePtr, value byte, bytes int64) error {
 	}
 	return s.d.pieces(uint64(dst), uint64(dst), uint64(bytes), func(at, n uint64) error {
 		return s.command(func() error {
-			return s.d.check("cuMemsetD8Async", s.d.api.MemsetD8Async(devicePtr(uint64(dst)+at), value, int64(n), s.h))
+			return s.d.check("cuMemsetD8Async", s.d.api.MemsetD8Async(devicePtr(uint64(dst)+at),
+				value, int64(n), s.h))
 		})
 	})
 }
@@ -547,7 +575,7 @@ func (s *gpuStream) event(e cuda.Event) (*gpuEvent, error) {
 func (s *gpuStream) record() (*recording, error) {
 	rec := &recording{s: s, pool: s.events}
 	rec.refs.Store(1)
-	err := s.locked(func() (err error) {
+	err := s.locked(nil, func() (err error) {
 		if rec.ev, err = s.events.take(); err != nil {
 			return err
 		}
@@ -615,7 +643,7 @@ func (s *gpuStream) Wait(e cuda.Event) error {
 		return err
 	}
 	defer s.mu.Unlock()
-	if err := s.locked(func() error {
+	if err := s.locked(rec.green(), func() error {
 		return s.d.check("cuStreamWaitEvent", s.d.api.StreamWaitEvent(s.h, rec.ev, 0))
 	}); err != nil {
 		return err
@@ -650,7 +678,8 @@ func (s *gpuStream) pruneWaits() error {
 			return nil
 		}
 		if b.pause(ctx) != nil {
-			return fmt.Errorf("stream %q: %d events that it waits for have not happened for %v", s.opt.Name, n, s.d.opt.QueueTimeout)
+			return fmt.Errorf("stream %q: %d events that it waits for have not happened for %v",
+				s.opt.Name, n, s.d.opt.QueueTimeout)
 		}
 	}
 }
@@ -712,7 +741,8 @@ func (s *gpuStream) Synchronize(ctx context.Context) error {
 	defer rec.drop()
 	err = rec.wait(ctx)
 	if w := (*waitError)(nil); errors.As(err, &w) {
-		late := fmt.Errorf("stream %q: waiting while it runs %s: %w", s.opt.Name, s.runningText(), w.err)
+		late := fmt.Errorf("stream %q: waiting while it runs %s: %w", s.opt.Name,
+			s.runningText(), w.err)
 		return errors.Join(s.failed(), late)
 	}
 	if ferr := s.finish(); ferr != nil {
@@ -728,10 +758,10 @@ func (s *gpuStream) Synchronize(ctx context.Context) error {
 func (s *gpuStream) fence() (*recording, error) {
 	rec := &recording{s: s, pool: s.events, seq: s.seq, serial: s.d.serial.Add(1)}
 	rec.refs.Store(1)
-	if err := s.d.enter(); err != nil {
+	if err := s.enter(); err != nil {
 		return nil, s.orLost(err)
 	}
-	defer s.d.leave()
+	defer s.leave()
 	e, err := s.events.take()
 	if err != nil {
 		return nil, fmt.Errorf("stream %q: %w", s.opt.Name, err)
@@ -748,10 +778,10 @@ func (s *gpuStream) fence() (*recording, error) {
 // becomes the stream's error; what it returns is the device's.
 func (s *gpuStream) finish() error {
 	s.mu.Lock()
-	err := s.d.enter()
+	err := s.enter()
 	if err == nil {
 		err = s.reap()
-		s.d.leave()
+		s.leave()
 	}
 	s.look()
 	s.mu.Unlock()
@@ -773,9 +803,9 @@ func (s *gpuStream) orLost(err error) error {
 func (s *gpuStream) Busy() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed && s.d.enter() == nil {
+	if !s.closed && s.enter() == nil {
 		_ = s.reap() // an error stays with the device or the stream, which say so at the next call
-		s.d.leave()
+		s.leave()
 	}
 	return s.busy
 }
@@ -791,7 +821,8 @@ func (s *gpuStream) Close() error {
 	}
 	if !s.shutdown(s.d.opt.CloseTimeout) {
 		// It stays with the device, whose Close must know that a kernel still uses memory.
-		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.runningText(), s.d.opt.CloseTimeout)
+		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.runningText(),
+			s.d.opt.CloseTimeout)
 	}
 	if !s.told.Load() {
 		if p := s.err.Load(); p != nil {
@@ -801,18 +832,18 @@ func (s *gpuStream) Close() error {
 	return nil
 }
 
-// idle waits for the stream's work where no event can be recorded to tell: what the stream holds must
-// not go to others while a kernel writes to it.
+// idle waits for the stream's work where no event can be recorded to tell: what the stream holds
+// must not go to others while a kernel writes to it.
 func (s *gpuStream) idle(limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var b backoff
 	for {
-		if s.d.enter() != nil {
+		if s.enter() != nil {
 			return true // nothing runs on a lost device
 		}
 		r := s.d.api.StreamQuery(s.h)
-		s.d.leave()
+		s.leave()
 		if r != errNotReady {
 			if r != success {
 				_ = s.d.failed("cuStreamQuery", r) // noted

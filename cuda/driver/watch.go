@@ -11,14 +11,15 @@ const (
 	hungPatience = 100 * time.Millisecond // how long anything waits for a stream once one is known
 )
 
-// watch looks whether a kernel has been running for longer than KernelTimeout. All waits call it, and
-// end with what it finds: what they wait for may never come. No stream's mutex is held.
+// watch looks whether a kernel has been running for longer than KernelTimeout. All waits call it,
+// and end with what it finds: what they wait for may never come. No stream's mutex is held.
 func (d *Device) watch() error {
 	if d.opt.KernelTimeout < 0 {
 		return nil
 	}
 	now := time.Now()
-	if last := d.watched.Load(); now.UnixNano()-last < int64(watchEvery) || !d.watched.CompareAndSwap(last, now.UnixNano()) {
+	if last := d.watched.Load(); now.UnixNano()-last < int64(watchEvery) ||
+		!d.watched.CompareAndSwap(last, now.UnixNano()) {
 		return d.hangs()
 	}
 	d.streamMu.Lock()
@@ -52,10 +53,10 @@ func (d *Device) hangs() error {
 // overdue tells when the kernel that the stream runs started too long ago. A kernel that waits for
 // other streams has not started, as far as its event tells. s.mu is held.
 func (s *gpuStream) overdue(now time.Time) *TimeoutError {
-	if s.closed || s.d.enter() != nil {
+	if s.closed || s.enter() != nil {
 		return nil
 	}
-	defer s.d.leave()
+	defer s.leave()
 	if s.reap() != nil || s.head == s.tail {
 		return nil
 	}
@@ -68,7 +69,8 @@ func (s *gpuStream) overdue(now time.Time) *TimeoutError {
 		return nil
 	}
 	if ran := now.Sub(s.since); ran > s.d.opt.KernelTimeout {
-		return &TimeoutError{Device: s.d.info.Name, Stream: s.opt.Name, Kernel: m.kernel.name, After: ran.Round(time.Millisecond)}
+		return &TimeoutError{Device: s.d.info.Name, Stream: s.opt.Name, Kernel: m.kernel.name,
+			After: ran.Round(time.Millisecond)}
 	}
 	return nil
 }

@@ -1,5 +1,6 @@
-// Package fakecuda builds a libcuda for machines without a GPU: the CUDA driver API in C++ on the CPU
-// shim, with the kernels of cuda/kernels compiled in. Tests open it in place of NVIDIA's library.
+// Package fakecuda builds a libcuda for machines without a GPU: the CUDA driver API in C++ on the
+// CPU shim, with the kernels of cuda/kernels compiled in. Tests open it in place of NVIDIA's
+// library. Execute hands the launches to an executor in the process instead, which gets the PTX.
 //
 // It is strict where the real driver is, and where the real one only may be: handles, contexts,
 // alignment, PTX versions, lost contexts; memory is full of junk between guard pages. Knobs change
@@ -9,6 +10,8 @@
 //	devices=1 sms=4 cc=9.0 driver=12090 mem=268435456 used=0 name=…   the device
 //	blocks_per_sm=16 threads_per_sm=2048 sm_min=0 sm_step=0           its SMs; granularity of green contexts, 0: as cc has it
 //	green=1 iomem=1 dmabuf=1 hostreg=1 vmm=1 graphs=1                 what it can do
+//	green_us=0                                                        what a call on a green context takes
+//	hw_queues=0                                                       queues that streams share, where kernels run one by one; 0: each its own
 //	granule=65536                                                     of virtual memory management (GPUs: 2 MiB)
 //	fail=cuMemAlloc_v2:3[:code[:times]]                               the third call from now fails
 //	hang=cuMemFree_v2                                                 calls do not come back until "hang=", or a minute later
@@ -19,7 +22,7 @@
 //	init=0 compute_mode=0 jit=…                                       result of cuInit; 2: prohibited; PTX is refused with this in the log
 //	seed=1 store_buffer=0 jitter=0                                    of kernels, see cuda/shim
 //	reset                                                             start anew: no context, cuInit to come, knobs as here
-//	calls=symbol   failed=symbol   sites   live   error   violations   loading  questions
+//	calls=symbol failed=symbol sites live error violations loading connections   questions
 package fakecuda
 
 import (
@@ -28,9 +31,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -66,7 +72,8 @@ func Missing(symbols ...string) Option {
 }
 
 // Private gives the caller a copy of the library, which has a state of its own. A process can load
-// about six, which is the loader's room for thread-local variables; "reset" is enough for tests that run one after the other.
+// about six, which is the loader's room for thread-local variables; "reset" is enough for tests
+// that run one after the other.
 func Private() Option { return func(o *options) { o.private = true } }
 
 // Root names the repository instead of looking for it above the working directory.
@@ -145,7 +152,10 @@ func findRoot(dir string) (string, error) {
 			return d, nil
 		}
 		if d == filepath.Dir(d) {
-			return "", fmt.Errorf("the sources of Helios are not above %s: the fake libcuda is built from them", dir)
+			return "",
+				fmt.Errorf(
+					"the sources of Helios are not above %s: the fake libcuda is built from them",
+					dir)
 		}
 	}
 }
@@ -161,8 +171,10 @@ func lock(path string) (unlock func(), err error) {
 		if err == nil {
 			return func() { f.Close() }, nil // which also unlocks
 		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) || time.Now().After(end) {
-			return nil, errors.Join(fmt.Errorf("lock %s, which another build holds: %w", path, err), f.Close())
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) ||
+			time.Now().After(end) {
+			return nil, errors.Join(fmt.Errorf("lock %s, which another build holds: %w", path, err),
+				f.Close())
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -172,8 +184,60 @@ type builder struct {
 	root, dir string
 	cxx       []string
 	compiler  string // what it says of itself
-	headers   string // hash of all
+	// Headers of the three folders by path, and what each includes, as paths.
+	headers map[string]header
 }
+
+// header is a file that sources include.
+type header struct {
+	sum      [sha256.Size]byte
+	includes []string
+}
+
+// includeLine is how our sources include our headers.
+var includeLine = regexp.MustCompile(`(?m)^[ \t]*#[ \t]*include[ \t]*"([^"]+)"`)
+
+// included are the headers of ours that a text of a folder names: beside it, or where compileFlags
+// say.
+func (b *builder) included(folder, text string) []string {
+	var out []string
+	for _, m := range includeLine.FindAllStringSubmatch(text, -1) {
+		for _, dir := range append([]string{folder}, includeFolders...) {
+			if p := path.Join(dir, m[1]); b.headers[p].sum != [sha256.Size]byte{} {
+				out = append(out, p)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// reach is a hash of all headers that a text may include, itself or by others.
+func (b *builder) reach(folder, text string) string {
+	seen := map[string]bool{}
+	todo := b.included(folder, text)
+	for len(todo) > 0 {
+		p := todo[0]
+		todo = todo[1:]
+		if !seen[p] {
+			seen[p] = true
+			todo = append(todo, b.headers[p].includes...)
+		}
+	}
+	h := sha256.New()
+	for _, p := range slices.Sorted(maps.Keys(seen)) {
+		sum := b.headers[p].sum
+		fmt.Fprintf(h, "%s %x\n", p, sum)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// includeFolders are where quoted headers are looked for, relative to the root, and headerFolders
+// where there are some.
+var (
+	includeFolders = []string{"cuda/kernels", "cuda/shim"}
+	headerFolders  = append(slices.Clone(includeFolders), "cuda/fakecuda/src")
+)
 
 func newBuilder(root, dir string) (*builder, error) {
 	b := &builder{root: root, dir: dir, cxx: strings.Fields(os.Getenv("CXX"))}
@@ -188,8 +252,9 @@ func newBuilder(root, dir string) (*builder, error) {
 		return nil, fmt.Errorf("%s --version: %w", b.cxx[0], err)
 	}
 	b.compiler = string(v)
-	h := sha256.New()
-	for _, sub := range []string{"cuda/kernels", "cuda/shim", "cuda/fakecuda/src"} {
+	b.headers = map[string]header{}
+	texts := map[string]string{}
+	for _, sub := range headerFolders {
 		files, err := filepath.Glob(filepath.Join(root, sub, "*.h"))
 		if err != nil {
 			return nil, err
@@ -199,10 +264,16 @@ func newBuilder(root, dir string) (*builder, error) {
 			if err != nil {
 				return nil, err
 			}
-			fmt.Fprintf(h, "%s %d\n%s", filepath.Base(f), len(text), text)
+			p := path.Join(sub, filepath.Base(f))
+			texts[p] = string(text)
+			b.headers[p] = header{sum: sha256.Sum256(text)}
 		}
 	}
-	b.headers = hex.EncodeToString(h.Sum(nil))
+	for p, text := range texts {
+		h := b.headers[p]
+		h.includes = b.included(path.Dir(p), text)
+		b.headers[p] = h
+	}
 	return b, nil
 }
 
@@ -211,12 +282,14 @@ var compileFlags = []string{
 	"-DHX_SHIM", "-Icuda/kernels", "-Icuda/shim",
 }
 
-// Warnings are not asked for: a test of the sources has them as errors, a user's newer compiler may know more.
+// Warnings are not asked for: a test of the sources has them as errors, a user's newer compiler may
+// know more.
 
 // sources are the kernels, the shim's runtime and the fake itself, relative to the root.
 func (b *builder) sources() ([]string, error) {
 	var all []string
-	for _, pattern := range []string{"cuda/kernels/*.cu", "cuda/shim/*.cc", "cuda/fakecuda/src/*.cc"} {
+	for _, pattern := range []string{"cuda/kernels/*.cu", "cuda/shim/*.cc",
+		"cuda/fakecuda/src/*.cc"} {
 		files, err := filepath.Glob(filepath.Join(b.root, pattern))
 		if err != nil {
 			return nil, err
@@ -259,10 +332,12 @@ func (b *builder) library(missing []string) (string, error) {
 	if fresh(out) {
 		return out, nil
 	}
-	args := append([]string{"-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--gc-sections", "-o", out + ".new"}, objects...)
+	args := append([]string{"-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic",
+		"-Wl,-z,defs", "-Wl,--gc-sections", "-o", out + ".new"}, objects...)
 	if len(missing) > 0 {
 		script := out + ".map"
-		if err := os.WriteFile(script, []byte("{ local: "+strings.Join(missing, "; ")+"; };\n"), 0o600); err != nil {
+		if err := os.WriteFile(script, []byte("{ local: "+strings.Join(missing, "; ")+"; };\n"),
+			0o600); err != nil {
 			return "", err
 		}
 		args = append(args, "-Wl,--version-script="+script)
@@ -280,7 +355,8 @@ func (b *builder) object(source string) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %s %s %s %d\n%s", b.cxx, compileFlags, b.compiler, b.headers, source, len(text), text)
+	fmt.Fprintf(h, "%q %q %s %s %s %d\n%s", b.cxx, compileFlags, b.compiler,
+		b.reach(path.Dir(filepath.ToSlash(source)), string(text)), source, len(text), text)
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(source)
 	out := filepath.Join(b.dir, name+"-"+hex.EncodeToString(h.Sum(nil)[:12])+".o")
 	if fresh(out) {
@@ -323,7 +399,8 @@ func prune(dir string) {
 		return
 	}
 	for _, f := range files {
-		if info, err := f.Info(); err == nil && f.Name() != "lock" && info.Mode().IsRegular() && time.Since(info.ModTime()) > keep {
+		if info, err := f.Info(); err == nil && f.Name() != "lock" && info.Mode().IsRegular() &&
+			time.Since(info.ModTime()) > keep {
 			_ = os.Remove(filepath.Join(dir, f.Name()))
 		}
 	}

@@ -12,8 +12,9 @@ import (
 	"helios/internal/privatedir"
 )
 
-// BuildBLAS is Build for a libcublas that works with the fake libcuda; cublas/cublas.cc has its commands. It finds the libcuda
-// that the process has loaded; where there are several, one must be named by the command libcuda=PATH.
+// BuildBLAS is Build for a libcublas that works with the fake libcuda; cublas/cublas.cc has its
+// commands. It finds the libcuda that the process has loaded; where there are several, one must be
+// named by the command libcuda=PATH.
 func BuildBLAS(t testing.TB) string {
 	t.Helper()
 	dir, err := privatedir.Cache("helios-fakecuda")
@@ -54,7 +55,8 @@ func BuildBLASIn(dir string, opts ...Option) (string, error) {
 	if fresh(out) {
 		return out, nil
 	}
-	if err := b.run([]string{"-shared", "-pthread", "-Wl,-soname,libcublas.so.12", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-o", out + ".new", object, "-ldl"}); err != nil {
+	if err := b.run([]string{"-shared", "-pthread", "-Wl,-soname,libcublas.so.12", "-Wl,-Bsymbolic",
+		"-Wl,-z,defs", "-o", out + ".new", object, "-ldl"}); err != nil {
 		return "", fmt.Errorf("link the fake libcublas: %w", err)
 	}
 	return out, os.Rename(out+".new", out)

@@ -37,7 +37,8 @@ func Do(path, command string) (string, error) {
 	defer pins.Unpin()
 	pins.Pin(&in[0])
 	pins.Pin(&out[0])
-	r, _, _ := purego.SyscallN(fn.(uintptr), uintptr(unsafe.Pointer(&in[0])), uintptr(unsafe.Pointer(&out[0])), uintptr(len(out)))
+	r, _, _ := purego.SyscallN(fn.(uintptr), uintptr(unsafe.Pointer(&in[0])),
+		uintptr(unsafe.Pointer(&out[0])), uintptr(len(out)))
 	text, _, _ := strings.Cut(string(out), "\x00")
 	if int32(r) < 0 {
 		return "", fmt.Errorf("fake libcuda: %s: %s", command, text)

@@ -68,7 +68,8 @@ func open(t *testing.T, knobs string, opts ...fakecuda.Option) *lib {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := syscall.Mmap(-1, 0, 1<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	mem, err := syscall.Mmap(-1, 0, 1<<20, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +173,8 @@ func (l *lib) launch(code int32, f uintptr, blocks, threads int, stream uintptr,
 	}
 	binary.NativeEndian.PutUint64(list.b, uint64(p.at()))
 	binary.NativeEndian.PutUint64(list.b[8:], uint64(hx.at()))
-	l.want(code, "cuLaunchKernel", f, uintptr(blocks), 1, 1, uintptr(threads), 1, 1, 0, stream, list.at(), 0)
+	l.want(code, "cuLaunchKernel", f, uintptr(blocks), 1, 1, uintptr(threads), 1, 1, 0, stream,
+		list.at(), 0)
 }
 
 func (l *lib) read(p uintptr, words int) []uint64 {
@@ -208,7 +210,8 @@ func TestOneKernel(t *testing.T) {
 	l.want(ok, "cuStreamDestroy_v2", s)
 	l.want(ok, "cuMemFree_v2", b)
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
-	if got := l.control("live"); !strings.HasPrefix(got, "contexts=0 streams=0 events=0 modules=0 device=0 ") {
+	if got := l.control("live"); !strings.HasPrefix(got,
+		"contexts=0 streams=0 events=0 modules=0 device=0 ") {
 		t.Fatal(got)
 	}
 	if got := l.control("violations"); got != "" {
@@ -311,7 +314,8 @@ func TestMistakes(t *testing.T) {
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
 	l.want(isDestroyed, "cuMemAlloc_v2", p.at(), 100)
 	l.want(invalidContext, "cuDevicePrimaryCtxRelease_v2", 0)
-	if got := l.control("live"); !strings.HasPrefix(got, "contexts=0 streams=0 events=0 modules=0 device=0 device_bytes=0 host=0 host_bytes=0 registered=0 ") {
+	if got := l.control("live"); !strings.HasPrefix(got,
+		"contexts=0 streams=0 events=0 modules=0 device=0 device_bytes=0 host=0 host_bytes=0 registered=0 ") {
 		t.Fatal(got)
 	}
 }
@@ -331,11 +335,15 @@ func TestModules(t *testing.T) {
 		{"as committed", m.PTX, ok, ""},
 		{"not PTX", "hello", invalidPTX, "Missing .version directive"},
 		{"empty", "", invalidImage, ""},
-		{"PTX of the future", strings.Replace(m.PTX, ".version 8.2", ".version 8.5", 1), unsupportedPTX, "Unsupported .version 8.5; current version is '8.3'"},
-		{"a newer GPU's", strings.Replace(m.PTX, ".target sm_70", ".target sm_90", 1), invalidPTX, "SM version specified by .target is higher"},
+		{"PTX of the future", strings.Replace(m.PTX, ".version 8.2", ".version 8.5", 1),
+			unsupportedPTX, "Unsupported .version 8.5; current version is '8.3'"},
+		{"a newer GPU's", strings.Replace(m.PTX, ".target sm_70", ".target sm_90", 1), invalidPTX,
+			"SM version specified by .target is higher"},
 		{"cut off", m.PTX[:len(m.PTX)-3], invalidPTX, "syntax error"},
-		{"another kernel", strings.ReplaceAll(m.PTX, "conf_affine", "conf_bogus"), invalidPTX, "conf_bogus"},
-		{"other parameters", strings.Replace(m.PTX, "conf_affine_param_0[32]", "conf_affine_param_0[40]", 1), invalidPTX, "conf_affine"},
+		{"another kernel", strings.ReplaceAll(m.PTX, "conf_affine", "conf_bogus"), invalidPTX,
+			"conf_bogus"},
+		{"other parameters", strings.Replace(m.PTX, "conf_affine_param_0[32]",
+			"conf_affine_param_0[40]", 1), invalidPTX, "conf_affine"},
 	} {
 		mod, log, opts, vals := l.slot(), l.space(512), l.space(16), l.space(16)
 		binary.NativeEndian.PutUint32(opts.b, 5)
@@ -343,11 +351,13 @@ func TestModules(t *testing.T) {
 		binary.NativeEndian.PutUint64(vals.b, uint64(log.at()))
 		binary.NativeEndian.PutUint64(vals.b[8:], 512)
 		clear(log.b)
-		if got := l.call("cuModuleLoadDataEx", mod.at(), l.text(c.image).at(), 2, opts.at(), vals.at()); got != c.code {
+		if got := l.call("cuModuleLoadDataEx", mod.at(), l.text(c.image).at(), 2, opts.at(),
+			vals.at()); got != c.code {
 			t.Errorf("%s: %d, want %d", c.name, got, c.code)
 		}
 		used := int(binary.NativeEndian.Uint64(vals.b[8:]))
-		if said := string(log.b[:used]); !strings.Contains(said, c.log) || (c.log == "") != (said == "") {
+		if said := string(log.b[:used]); !strings.Contains(said, c.log) ||
+			(c.log == "") != (said == "") {
 			t.Errorf("%s: log %q, want %q in it", c.name, said, c.log)
 		}
 		l.used = 4096 // the images are large
@@ -407,7 +417,8 @@ func TestSlack(t *testing.T) {
 	l.launch(ok, f, 1, 32, 0, uint64(b), 126, 0, 1) // one word too many
 	l.want(ok, "cuCtxSynchronize")
 	l.want(ok, "cuMemFree_v2", b)
-	if got := l.control("violations"); !strings.Contains(got, "past the end of a buffer of 1000 bytes") {
+	if got := l.control("violations"); !strings.Contains(got,
+		"past the end of a buffer of 1000 bytes") {
 		t.Fatalf("violations: %q", got)
 	}
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
@@ -425,7 +436,8 @@ func TestInjectedFailures(t *testing.T) {
 	if got := l.control("calls=cuMemAlloc_v2,calls=cuStreamQuery"); got != "3\n3\n" {
 		t.Fatalf("calls %q", got)
 	}
-	for _, bad := range []string{"fail=x", "fail=x:0", "sms=0", "sms=1000", "cc=9", "mem=much", "bogus=1", "crash=0"} {
+	for _, bad := range []string{"fail=x", "fail=x:0", "sms=0", "sms=1000", "cc=9", "mem=much",
+		"bogus=1", "crash=0"} {
 		if _, err := fakecuda.Do(l.path, bad); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
@@ -464,8 +476,21 @@ func TestOldAndNoDriver(t *testing.T) {
 		l.want(want, "cuGetProcAddress_v2", l.text(c.name).at(), p.at(), c.version, 0, 0)
 	}
 
+	// As in NVIDIA's libcuda of drivers 550 and 555: streams of green contexts came later than
+	// these.
+	l = open(t, "driver=12040")
+	l.want(ok, "cuInit", 0)
+	for name, there := range map[string]bool{"cuGreenCtxCreate": true, "cuStreamGetGreenCtx": true,
+		"cuGreenCtxStreamCreate": false} {
+		l.want(ok, "cuGetProcAddress_v2", l.text(name).at(), p.at(), 12040, 0, status.at())
+		if (p.get() != 0) != there {
+			t.Errorf("%s under CUDA 12.4: address %#x", name, p.get())
+		}
+	}
+
 	l = open(t, "", fakecuda.Missing("cuGreenCtxCreate", "cuMemAlloc_v2"))
-	for name, there := range map[string]bool{"cuGreenCtxCreate": false, "cuMemAlloc_v2": false, "cuMemFree_v2": true} {
+	for name, there := range map[string]bool{"cuGreenCtxCreate": false, "cuMemAlloc_v2": false,
+		"cuMemFree_v2": true} {
 		if _, err := purego.Dlsym(l.h, name); (err == nil) != there {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -495,12 +520,14 @@ func TestGreenContexts(t *testing.T) {
 		if int(n.i32()) != c.groups {
 			t.Fatalf("%s: %d groups of %d, want %d", c.knobs, n.i32(), c.want, c.groups)
 		}
-		l.want(ok, "cuDevSmResourceSplitByCount", groups.at(), n.at(), all.at(), rest.at(), 0, c.want)
+		l.want(ok, "cuDevSmResourceSplitByCount", groups.at(), n.at(), all.at(), rest.at(),
+			0, c.want)
 		if got := binary.NativeEndian.Uint32(groups.b[96:]); int(got) != c.in {
 			t.Fatalf("%s: a group has %d SMs, want %d", c.knobs, got, c.in)
 		}
 		left := 20 - c.groups*c.in
-		if got := binary.NativeEndian.Uint32(rest.b[96:]); int(got) != left || (binary.NativeEndian.Uint32(rest.b) == 1) != (left > 0) {
+		if got := binary.NativeEndian.Uint32(rest.b[96:]); int(got) != left ||
+			(binary.NativeEndian.Uint32(rest.b) == 1) != (left > 0) {
 			t.Fatalf("%s: %d SMs remain, want %d", c.knobs, got, left)
 		}
 		l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
@@ -564,7 +591,8 @@ func TestDefaultStream(t *testing.T) {
 	page := uintptr(os.Getpagesize())
 	at := (l.space(3*os.Getpagesize()).at() + page) &^ (page - 1)
 	l.want(ok, "cuMemHostRegister_v2", at, page, 3)
-	w := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(l.mem)), at-uintptr(unsafe.Pointer(unsafe.SliceData(l.mem))))), 64)
+	w := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(l.mem)),
+		at-uintptr(unsafe.Pointer(unsafe.SliceData(l.mem))))), 64)
 	gate, f := l.kernel("conf_gate"), l.kernel("conf_affine")
 	blocking, free := l.slot(), l.stream()
 	l.want(ok, "cuStreamCreate", blocking.at(), 0)
@@ -606,7 +634,8 @@ func TestEventTimes(t *testing.T) {
 	l.want(ok, "cuEventCreate", quiet.at(), 2)
 	l.want(ok, "cuEventRecord", quiet.get(), s)
 	l.want(ok, "cuEventSynchronize", quiet.get())
-	l.want(invalidHandle, "cuEventElapsedTime", ms.at(), a.get(), quiet.get()) // made without timing
+	// made without timing
+	l.want(invalidHandle, "cuEventElapsedTime", ms.at(), a.get(), quiet.get())
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
 }
 
@@ -621,7 +650,8 @@ func TestDMABuf(t *testing.T) {
 	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at, 100, 1, 0)
 	l.want(ok, "cuMemsetD8_v2", at, 3, 2*page)
 	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), at, 2*page, 1, 0)
-	m, err := syscall.Mmap(int(fd.i32()), 0, int(2*page), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	m, err := syscall.Mmap(int(fd.i32()), 0, int(2*page), syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -651,7 +681,8 @@ func TestDMABuf(t *testing.T) {
 	l.want(ok, "cuCtxSetCurrent", ctx.get())
 	at = (l.alloc(2*int(page)) + page - 1) &^ (page - 1)
 	l.want(notSupported, "cuMemGetHandleForAddressRange", fd.at(), at, page, 1, 0)
-	l.want(notPermitted, "cuMemHostRegister_v2", (l.space(2*int(page)).at()+page)&^(page-1), page, 5)
+	l.want(notPermitted, "cuMemHostRegister_v2", (l.space(2*int(page)).at()+page)&^(page-1),
+		page, 5)
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
 }
 
@@ -718,7 +749,8 @@ func TestVirtualMemory(t *testing.T) {
 	fd := l.slot()
 	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at, 4*g, 1, 0)
 	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), at+g, 2*g, 1, 0)
-	m, err := syscall.Mmap(int(fd.i32()), 0, 2*g, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	m, err := syscall.Mmap(int(fd.i32()), 0, 2*g, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -759,8 +791,8 @@ func TestVirtualMemory(t *testing.T) {
 	l.want(notSupported, "cuMemAddressReserve", out.at(), g, 0, 0, 0)
 }
 
-// Nodes run after those that they name and otherwise in any order; what they get is what was given last before the
-// launch.
+// Nodes run after those that they name and otherwise in any order; what they get is what was given
+// last before the launch.
 func TestGraphs(t *testing.T) {
 	l := started(t, "")
 	f, p := l.kernel("conf_affine"), l.alloc(8)
@@ -779,17 +811,20 @@ func TestGraphs(t *testing.T) {
 	}
 	graph, a, b, c, x := l.slot(), l.slot(), l.slot(), l.slot(), l.slot()
 	l.want(ok, "cuGraphCreate", graph.at(), 0)
-	l.want(invalidValue, "cuGraphAddKernelNode_v2", a.at(), graph.at(), 0, 0, node(1, 1).at()) // no graph
+	// no graph
+	l.want(invalidValue, "cuGraphAddKernelNode_v2", a.at(), graph.at(), 0, 0, node(1, 1).at())
 	bad := node(1, 1)
 	put(bad.b[20:], 2000) // threads
 	l.want(invalidValue, "cuGraphAddKernelNode_v2", a.at(), graph.get(), 0, 0, bad.at())
 	l.want(ok, "cuGraphAddKernelNode_v2", a.at(), graph.get(), 0, 0, node(1, 1).at())
 	l.want(ok, "cuGraphAddKernelNode_v2", b.at(), graph.get(), a.at(), 1, node(2, 0).at())
-	l.want(ok, "cuGraphAddKernelNode_v2", c.at(), graph.get(), 0, 0, node(10, 3).at()) // forgets that it comes last
+	// forgets that it comes last
+	l.want(ok, "cuGraphAddKernelNode_v2", c.at(), graph.get(), 0, 0, node(10, 3).at())
 	l.want(ok, "cuGraphInstantiateWithFlags", x.at(), graph.get(), 0)
 	s := l.stream()
 	l.want(ok, "cuGraphLaunch", x.get(), s)
-	l.want(ok, "cuGraphExecKernelNodeSetParams_v2", x.get(), a.get(), node(1, 7).at()) // of later launches
+	// of later launches
+	l.want(ok, "cuGraphExecKernelNodeSetParams_v2", x.get(), a.get(), node(1, 7).at())
 	l.want(ok, "cuStreamSynchronize", s)
 	if v := l.read(p, 1)[0]; v != ((0*10+3)+1)*2 {
 		t.Fatalf("%d", v)
@@ -834,9 +869,12 @@ func TestHeaders(t *testing.T) {
 	if cxx == "" {
 		cxx = "g++"
 	}
-	for _, src := range []string{"check.cc", "core.cc", "graph.cc", "mem.cc", "module.cc", "stream.cc", "vmm.cc"} {
-		cmd := exec.Command(cxx, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-DHX_CUDA_H", "-DHX_SHIM",
-			"-isystem", filepath.Join(tools, "include"), "-I", "../kernels", "-I", "../shim", filepath.Join("src", src))
+	for _, src := range []string{"check.cc", "core.cc", "graph.cc", "mem.cc", "module.cc",
+		"stream.cc", "vmm.cc"} {
+		cmd := exec.Command(cxx, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+			"-DHX_CUDA_H", "-DHX_SHIM",
+			"-isystem", filepath.Join(tools, "include"), "-I", "../kernels", "-I", "../shim",
+			filepath.Join("src", src))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", src, err, out)
 		}

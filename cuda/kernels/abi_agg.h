@@ -26,7 +26,7 @@ struct AggParams {
 	i64 Edges;
 	i64 Dim;
 	float Scale;
-	u32 _;
+	u32 Open;
 };
 static_assert(sizeof(AggParams) == 144, "gnn.aggParams");
 static_assert(__builtin_offsetof(AggParams, NumDst) == 104, "gnn.aggParams");
@@ -139,3 +139,25 @@ struct BiasActParams {
 };
 static_assert(sizeof(BiasActParams) == 80, "gnn.biasActParams");
 static_assert(__builtin_offsetof(BiasActParams, Drop) == 40, "gnn.biasActParams");
+
+// go: gnn.actParams
+struct ActParams {
+	u64 X, Grad, Out;
+	i64 Rows, Cols;
+	Dropout Drop;
+};
+static_assert(sizeof(ActParams) == 72, "gnn.actParams");
+static_assert(__builtin_offsetof(ActParams, Drop) == 40, "gnn.actParams");
+
+// go: gnn.normParams
+struct NormParams {
+	u64 X, Out, Grad;
+	u64 Gamma, Beta;
+	u64 Sum, Squares, Spread;
+	u64 DGamma, DBeta;
+	i64 Rows, Cols;
+	float Share, Eps, Momentum;
+	u32 _;
+};
+static_assert(sizeof(NormParams) == 112, "gnn.normParams");
+static_assert(__builtin_offsetof(NormParams, Share) == 96, "gnn.normParams");

@@ -25,10 +25,10 @@ import (
 	"helios/internal/wide"
 )
 
-// The structs that kernels and Go share are declared twice. Here the C++ declarations are laid out by
-// the rules of the x86-64 and PTX ABIs (which agree: natural alignment), the Go ones by go/types, and
-// every field's name, order, offset, size and kind is compared; then the C++ compiler is asked
-// whether it sees the same offsets.
+// The structs that kernels and Go share are declared twice. Here the C++ declarations are laid out
+// by the rules of the x86-64 and PTX ABIs (which agree: natural alignment), the Go ones by
+// go/types, and every field's name, order, offset, size and kind is compared; then the C++ compiler
+// is asked whether it sees the same offsets.
 
 // kind is how a scalar is read: "u", "i", "f" or "bool"; "struct" has fields.
 type cType struct {
@@ -47,10 +47,13 @@ type cField struct {
 func (f cField) padding() bool { return strings.HasPrefix(f.name, "_") || f.name == "Reserved" }
 
 var scalars = map[string]*cType{
-	"u8": {"u", 1, 1, nil}, "u16": {"u", 2, 2, nil}, "u32": {"u", 4, 4, nil}, "u64": {"u", 8, 8, nil},
-	"i8": {"i", 1, 1, nil}, "i16": {"i", 2, 2, nil}, "i32": {"i", 4, 4, nil}, "i64": {"i", 8, 8, nil},
-	"signed char": {"i", 1, 1, nil}, "char": {"i", 1, 1, nil}, "int": {"i", 4, 4, nil}, "unsigned": {"u", 4, 4, nil},
-	"bool": {"bool", 1, 1, nil}, "float": {"f", 4, 4, nil}, "double": {"f", 8, 8, nil},
+	"u8": {"u", 1, 1, nil}, "u16": {"u", 2, 2, nil}, "u32": {"u", 4, 4, nil},
+	"u64": {"u", 8, 8, nil},
+	"i8":  {"i", 1, 1, nil}, "i16": {"i", 2, 2, nil}, "i32": {"i", 4, 4, nil},
+	"i64":         {"i", 8, 8, nil},
+	"signed char": {"i", 1, 1, nil}, "char": {"i", 1, 1, nil}, "int": {"i", 4, 4, nil},
+	"unsigned": {"u", 4, 4, nil},
+	"bool":     {"bool", 1, 1, nil}, "float": {"f", 4, 4, nil}, "double": {"f", 8, 8, nil},
 }
 
 // header is what the C++ files declare.
@@ -71,9 +74,10 @@ var (
 	blockComment = regexp.MustCompile(`(?s)/\*.*?\*/`)
 	goMark       = regexp.MustCompile(`(?m)^[ \t]*//[ \t]*go:[ \t]*([a-z]+\.\w+)[ \t]*$`)
 	lineComment  = regexp.MustCompile(`//[^\n]*`)
-	declaration  = regexp.MustCompile(`(?:@go ([\w.]+)@\s*)?(?:(\btemplate\s*<[^;{]*>\s*)?\bstruct\s+(?:alignas\s*\((\d+)\)\s*)?(\w+)\s*\{|\b((?:static\s+|inline\s+)?constexpr)\s+\w+\s+([^;()]+\([^;]*|[^;(){]+);|\bHX_KERNEL\s*\(\s*(\w+)\s*,\s*([\w:]+)\s*\))`)
-	suffix       = regexp.MustCompile(`\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]+\b`)
-	cast         = regexp.MustCompile(`\((?:u|i)(?:8|16|32|64)\)`)
+	declaration  = regexp.MustCompile(
+		`(?:@go ([\w.]+)@\s*)?(?:(\btemplate\s*<[^;{]*>\s*)?\bstruct\s+(?:alignas\s*\((\d+)\)\s*)?(\w+)\s*\{|\b((?:static\s+|inline\s+)?constexpr)\s+\w+\s+([^;()]+\([^;]*|[^;(){]+);|\bHX_KERNEL\s*\(\s*(\w+)\s*,\s*([\w:]+)\s*\))`)
+	suffix = regexp.MustCompile(`\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]+\b`)
+	cast   = regexp.MustCompile(`\((?:u|i)(?:8|16|32|64)\)`)
 )
 
 // parse reads one file into h, which already has what it includes.
@@ -142,7 +146,8 @@ func (h *header) parse(file, text string) error {
 		at = end
 	}
 	if marks != 0 {
-		return fmt.Errorf("%s: %d lines \"// go:\" stand before neither a struct nor a constant", file, marks)
+		return fmt.Errorf("%s: %d lines \"// go:\" stand before neither a struct nor a constant",
+			file, marks)
 	}
 	return nil
 }
@@ -183,8 +188,8 @@ func splitTop(s string) []string {
 	return append(out, s[begin:])
 }
 
-// eval computes a constant expression. Go's precedence differs from C++'s only between shifts, & | ^
-// and arithmetic, so those may be mixed in parentheses only.
+// eval computes a constant expression. Go's precedence differs from C++'s only between shifts, & |
+// ^ and arithmetic, so those may be mixed in parentheses only.
 func (h *header) eval(expr string) (constant.Value, error) {
 	expr = suffix.ReplaceAllString(strings.TrimSpace(expr), "$1")
 	expr = cast.ReplaceAllString(expr, "")
@@ -205,7 +210,8 @@ func (h *header) eval(expr string) (constant.Value, error) {
 		}
 		for _, side := range []ast.Expr{b.X, b.Y} {
 			if inner, ok := side.(*ast.BinaryExpr); ok && bits(inner.Op) != bits(b.Op) {
-				mixed = fmt.Errorf("%q mixes shifts or masks with arithmetic; use parentheses", expr)
+				mixed = fmt.Errorf("%q mixes shifts or masks with arithmetic; use parentheses",
+					expr)
 			}
 		}
 		return true
@@ -227,7 +233,8 @@ func bits(op token.Token) bool {
 	return slices.Contains([]token.Token{token.SHL, token.SHR, token.AND, token.OR, token.XOR}, op)
 }
 
-var member = regexp.MustCompile(`^(?:alignas\s*\((\d+)\)\s*)?(?:const\s+|volatile\s+)*(?:::)?((?:signed|unsigned)\s+\w+|[\w:]+)\s*(\*?)\s*(.+)$`)
+var member = regexp.MustCompile(
+	`^(?:alignas\s*\((\d+)\)\s*)?(?:const\s+|volatile\s+)*(?:::)?((?:signed|unsigned)\s+\w+|[\w:]+)\s*(\*?)\s*(.+)$`)
 var declarator = regexp.MustCompile(`^\s*(\*?)\s*(\w+)\s*((?:\[[^\]]+\])*)\s*$`)
 
 // layout lays a struct body out.
@@ -338,7 +345,8 @@ func (g *goSide) load(dir string) (*types.Package, error) {
 		if ok, err := ctx.MatchFile(filepath.Join(g.root, dir), e.Name()); err != nil || !ok {
 			continue
 		}
-		f, err := parser.ParseFile(g.fset, filepath.Join(g.root, dir, e.Name()), nil, parser.SkipObjectResolution)
+		f, err := parser.ParseFile(g.fset, filepath.Join(g.root, dir, e.Name()), nil,
+			parser.SkipObjectResolution)
 		if err != nil {
 			return nil, err
 		}
@@ -397,7 +405,8 @@ func compareStruct(at string, c *cType, gt types.Type) []string {
 	s, ok := gt.Underlying().(*types.Struct)
 	if !ok {
 		// A Go array type may be what C++ wraps into a struct of one member.
-		if _, array := gt.Underlying().(*types.Array); array && len(c.fields) == 1 && c.size == goSizes.Sizeof(gt) {
+		if _, array := gt.Underlying().(*types.Array); array && len(c.fields) == 1 &&
+			c.size == goSizes.Sizeof(gt) {
 			return compareField(at, c.fields[0], gt)
 		}
 		return []string{fmt.Sprintf("%s is %s in Go, a struct in C++", at, gt)}
@@ -426,7 +435,8 @@ func compareStruct(at string, c *cType, gt types.Type) []string {
 			return append(bad, fmt.Sprintf("%s: C++ has %s in its place", where, f.name))
 		}
 		if w.offset != f.offset {
-			bad = append(bad, fmt.Sprintf("%s is at offset %d in Go, %d in C++", where, w.offset, f.offset))
+			bad = append(bad, fmt.Sprintf("%s is at offset %d in Go, %d in C++", where, w.offset,
+				f.offset))
 		}
 		bad = append(bad, compareField(where, f, w.Type())...)
 	}
@@ -473,7 +483,8 @@ func compareConstant(name string, v constant.Value, o types.Object) []string {
 	if !ok {
 		return []string{fmt.Sprintf("%s is no constant in Go", name)}
 	}
-	if w := constant.ToInt(c.Val()); w.Kind() != constant.Int || !constant.Compare(w, token.EQL, v) {
+	if w := constant.ToInt(c.Val()); w.Kind() != constant.Int ||
+		!constant.Compare(w, token.EQL, v) {
 		return []string{fmt.Sprintf("%s is %s in Go, %s in C++", name, c.Val(), v)}
 	}
 	return nil
@@ -567,7 +578,8 @@ func readHeaders(dir, file string) (own, all *header, err error) {
 	for _, m := range names.FindAllStringSubmatch(string(text), -1) {
 		declared[m[1]] = true
 	}
-	maps.DeleteFunc(own.constants, func(n string, _ constant.Value) bool { _, ok := before[n]; return ok && !declared[n] })
+	maps.DeleteFunc(own.constants,
+		func(n string, _ constant.Value) bool { _, ok := before[n]; return ok && !declared[n] })
 	return own, all, nil
 }
 
@@ -616,13 +628,16 @@ func TestKernelParameters(t *testing.T) {
 			if !assertf(t, s != nil, "%s: kernel %s: no plain struct %s", f, name, params) {
 				continue
 			}
-			marked := slices.ContainsFunc(all.marks, func(m mark) bool { return m.isType && m.name == params })
-			assertf(t, marked, "%s: kernel %s: struct %s has no line \"// go: package.type\"", f, name, params)
+			marked := slices.ContainsFunc(all.marks,
+				func(m mark) bool { return m.isType && m.name == params })
+			assertf(t, marked, "%s: kernel %s: struct %s has no line \"// go: package.type\"", f,
+				name, params)
 			got, err := Lookup(name)
 			if !assertf(t, err == nil, "%s: %v; run \"make kernels\"", f, err) {
 				continue
 			}
-			assertf(t, int64(got.ParamBytes) == s.size, "%s: kernel %s takes %d bytes in PTX, %d in C++", f, name, got.ParamBytes, s.size)
+			assertf(t, int64(got.ParamBytes) == s.size,
+				"%s: kernel %s takes %d bytes in PTX, %d in C++", f, name, got.ParamBytes, s.size)
 			assertf(t, got.Module+".cu" == f, "%s: kernel %s is in module %s", f, name, got.Module)
 		}
 	}
@@ -647,7 +662,8 @@ func goAsserts(t *testing.T, g *goSide, marks []mark, b *strings.Builder) {
 		}
 		o, err := g.find(m.goName)
 		require.NoError(t, err)
-		fmt.Fprintf(b, "static_assert(sizeof(%s) == %d, \"%s\");\n", m.name, goSizes.Sizeof(o.Type()), m.goName)
+		fmt.Fprintf(b, "static_assert(sizeof(%s) == %d, \"%s\");\n", m.name,
+			goSizes.Sizeof(o.Type()), m.goName)
 		s, ok := o.Type().Underlying().(*types.Struct)
 		if !ok {
 			continue
@@ -658,8 +674,10 @@ func goAsserts(t *testing.T, g *goSide, marks []mark, b *strings.Builder) {
 		}
 		for i, off := range goSizes.Offsetsof(vars) {
 			if n := vars[i].Name(); n != "_" && n != "Reserved" {
-				fmt.Fprintf(b, "static_assert(__builtin_offsetof(%s, %s) == %d && sizeof(%s::%s) == %d, \"%s.%s\");\n",
-					m.name, exported(n), off, m.name, exported(n), goSizes.Sizeof(vars[i].Type()), m.goName, n)
+				fmt.Fprintf(b,
+					"static_assert(__builtin_offsetof(%s, %s) == %d && sizeof(%s::%s) == %d, \"%s.%s\");\n",
+					m.name, exported(n), off, m.name, exported(n), goSizes.Sizeof(vars[i].Type()),
+					m.goName, n)
 			}
 		}
 	}
@@ -695,7 +713,8 @@ func TestCompilersAgree(t *testing.T) {
 				}
 				require.NoError(t, err)
 				run := func(text string) (string, error) {
-					cmd := exec.CommandContext(t.Context(), path, append(args, "-std=c++17", "-fsyntax-only", "-I", here, "-")...)
+					cmd := exec.CommandContext(t.Context(), path,
+						append(args, "-std=c++17", "-fsyntax-only", "-I", here, "-")...)
 					cmd.Stdin = strings.NewReader(text)
 					cmd.Dir = here
 					var out bytes.Buffer
@@ -712,7 +731,8 @@ func TestCompilersAgree(t *testing.T) {
 			text, err := os.ReadFile(f)
 			require.NoError(t, err)
 			if strings.HasSuffix(f, ".cu") || bytes.Contains(text, []byte(`#include "device.h"`)) {
-				compile(cuda, "-nocudalib", "-nocudainc", "-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "--cuda-feature=+ptx83", "-Wno-unused-function")
+				compile(cuda, "-nocudalib", "-nocudainc", "-x", "cuda", "--cuda-device-only",
+					"--cuda-gpu-arch=sm_70", "--cuda-feature=+ptx83", "-Wno-unused-function")
 				return
 			}
 			compile(cxx, "-x", "c++")
@@ -752,7 +772,8 @@ type state struct {
 type grid [2][3]uint32
 `), 0o666))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "base"), 0o777))
-	require.NoError(t, os.WriteFile(filepath.Join(root, "base", "base.go"), []byte("package base\n\ntype Ptr uint64\n"), 0o666))
+	require.NoError(t, os.WriteFile(filepath.Join(root, "base", "base.go"),
+		[]byte("package base\n\ntype Ptr uint64\n"), 0o666))
 	const good = `
 constexpr u32 slots = 4, other = 0xffu;
 // go: pack.limit
@@ -799,27 +820,39 @@ HX_KERNEL(run, State) { if (dev::dropped(hx)) return; }
 	require.Equal(t, 2, c)
 
 	for name, x := range map[string]struct{ old, new, want string }{
-		"order":             {"u64 Ptr;\n\tbool Flag;", "bool Flag;\n\tu64 Ptr;", "pack.state.Ptr: C++ has Flag in its place"},
-		"name":              {"i32 N;", "i32 M;", "pack.state.N: C++ has M in its place"},
-		"sign":              {"i32 N;", "u32 N;", "pack.state.N is int32 in Go, of kind u in C++"},
-		"width":             {"i32 N;", "i64 N;", "pack.state.N is at offset 12 in Go, 16 in C++"},
-		"offset":            {"i32 N;", "u32 _4[2]; i32 N;", "pack.state.N is at offset 12 in Go, 20 in C++"},
-		"float":             {"float F;", "u32 F;", "pack.state.F is float32 in Go, of kind u in C++"},
-		"array":             {"Words[slots]", "Words[slots + 1]", "pack.state.Words has 16 bytes in Go, 20 in C++"},
-		"elements":          {"u32 Words[slots]", "u64 Words[2]", "pack.state.Words has 4 elements in Go, 2 in C++"},
-		"nested":            {"i16 B[slots];", "u16 B[slots];", "pack.state.In.B is int16 in Go, of kind u in C++"},
-		"missing":           {"float F;\n\tu32 _2, _3;", "", "pack.state has 6 fields in Go, 5 in C++"},
-		"more":              {"u32 _2, _3;", "u32 X, Y;", "pack.state has 6 fields in Go, 8 in C++"},
-		"size":              {"u32 _2, _3;", "u32 _2, _3, _4, _5;", "pack.state has 72 bytes in Go, 80 in C++"},
-		"alignment":         {"struct State {", "struct alignas(128) State {", "pack.state has 72 bytes in Go, 128 in C++"},
-		"pointer":           {"bool Flag;\n\ti32 N;", "u8 *Flag;", "pack.state.Flag is at offset 8"},
+		"order": {"u64 Ptr;\n\tbool Flag;", "bool Flag;\n\tu64 Ptr;",
+			"pack.state.Ptr: C++ has Flag in its place"},
+		"name":  {"i32 N;", "i32 M;", "pack.state.N: C++ has M in its place"},
+		"sign":  {"i32 N;", "u32 N;", "pack.state.N is int32 in Go, of kind u in C++"},
+		"width": {"i32 N;", "i64 N;", "pack.state.N is at offset 12 in Go, 16 in C++"},
+		"offset": {"i32 N;", "u32 _4[2]; i32 N;",
+			"pack.state.N is at offset 12 in Go, 20 in C++"},
+		"float": {"float F;", "u32 F;",
+			"pack.state.F is float32 in Go, of kind u in C++"},
+		"array": {"Words[slots]", "Words[slots + 1]",
+			"pack.state.Words has 16 bytes in Go, 20 in C++"},
+		"elements": {"u32 Words[slots]", "u64 Words[2]",
+			"pack.state.Words has 4 elements in Go, 2 in C++"},
+		"nested": {"i16 B[slots];", "u16 B[slots];",
+			"pack.state.In.B is int16 in Go, of kind u in C++"},
+		"missing": {"float F;\n\tu32 _2, _3;", "",
+			"pack.state has 6 fields in Go, 5 in C++"},
+		"more": {"u32 _2, _3;", "u32 X, Y;",
+			"pack.state has 6 fields in Go, 8 in C++"},
+		"size": {"u32 _2, _3;", "u32 _2, _3, _4, _5;",
+			"pack.state has 72 bytes in Go, 80 in C++"},
+		"alignment": {"struct State {", "struct alignas(128) State {",
+			"pack.state has 72 bytes in Go, 128 in C++"},
+		"pointer": {"bool Flag;\n\ti32 N;", "u8 *Flag;",
+			"pack.state.Flag is at offset 8"},
 		"constant by name":  {"slots = 4", "slots = 5", "pack.slots is 4 in Go, 5 in C++"},
 		"constant by mark":  {"(1 << 4) - 1", "(1 << 4)", "pack.limit is 15 in Go, 16 in C++"},
 		"no such type":      {"go: pack.state", "go: pack.stat", "package pack declares no stat"},
 		"no such package":   {"go: pack.state", "go: pock.state", "no package pock"},
 		"constant for type": {"go: pack.state", "go: pack.limit", "pack.limit is no type in Go"},
-		"type for constant": {"go: pack.limit", "go: pack.inner", "pack.inner is no constant in Go"},
-		"two dimensions":    {"Cells[2][3]", "Cells[7]", "pack.grid"},
+		"type for constant": {"go: pack.limit", "go: pack.inner",
+			"pack.inner is no constant in Go"},
+		"two dimensions": {"Cells[2][3]", "Cells[7]", "pack.grid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, 1, strings.Count(good, x.old), "the sample has %q once", x.old)
@@ -833,12 +866,14 @@ HX_KERNEL(run, State) { if (dev::dropped(hx)) return; }
 		})
 	}
 	for name, x := range map[string]struct{ old, new, want string }{
-		"method in a shared struct": {"i32 N;", "i32 N; i32 twice() const { return 2 * N; }", "struct State"},
-		"unknown type":              {"i32 N;", "wchar N;", "type wchar"},
-		"mark before nothing":       {"template", "// go: pack.state\ntemplate", "struct Box"},
-		"mark at the end":           {"HX_KERNEL", "// go: pack.state\nint f();\nHX_KERNEL", "before neither"},
-		"precedence":                {"(1 << 4) - 1", "1 << 4 - 1", "parentheses"},
-		"not closed":                {"u32 _2, _3;\n};", "", "is not"},
+		"method in a shared struct": {"i32 N;", "i32 N; i32 twice() const { return 2 * N; }",
+			"struct State"},
+		"unknown type":        {"i32 N;", "wchar N;", "type wchar"},
+		"mark before nothing": {"template", "// go: pack.state\ntemplate", "struct Box"},
+		"mark at the end": {"HX_KERNEL", "// go: pack.state\nint f();\nHX_KERNEL",
+			"before neither"},
+		"precedence": {"(1 << 4) - 1", "1 << 4 - 1", "parentheses"},
+		"not closed": {"u32 _2, _3;\n};", "", "is not"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, _, err := check(strings.Replace(good, x.old, x.new, 1))
@@ -892,7 +927,8 @@ func TestFaultWords(t *testing.T) {
 		check := func(who []string, text string, all bool) {
 			for _, m := range failCall.FindAllStringSubmatch(text, -1) {
 				code, err := strconv.Atoi(m[1])
-				if !assertf(t, err == nil && code > 0, "%s: dev::fail with code %s; codes are plain numbers from 1", f, m[1]) {
+				if !assertf(t, err == nil && code > 0,
+					"%s: dev::fail with code %s; codes are plain numbers from 1", f, m[1]) {
 					continue
 				}
 				args := 0
@@ -905,9 +941,13 @@ func TestFaultWords(t *testing.T) {
 						found = true
 						used[faults[k][code-1]] = true
 						n := len(verbs.FindAllString(faults[k][code-1], -1))
-						assertf(t, n <= args, "%s: kernel %s: the words of code %d use %d numbers, dev::fail gives %d", f, k, code, n, args)
+						assertf(t, n <= args,
+							"%s: kernel %s: the words of code %d use %d numbers, dev::fail gives %d",
+							f, k, code, n, args)
 					} else {
-						assertf(t, !all, "%s: kernel %s fails with code %d, which has no words in faults.go", f, k, code)
+						assertf(t, !all,
+							"%s: kernel %s fails with code %d, which has no words in faults.go", f,
+							k, code)
 					}
 				}
 				assertf(t, found, "%s: no words for code %d in faults.go", f, code)
@@ -919,7 +959,8 @@ func TestFaultWords(t *testing.T) {
 		}
 		for _, k := range kernels {
 			for i, words := range faults[k] {
-				assertf(t, !strings.Contains(FaultText(k, uint32(i+1), 1, 2, 3), "%!"), "faults.go: %q is no plain format", words)
+				assertf(t, !strings.Contains(FaultText(k, uint32(i+1), 1, 2, 3), "%!"),
+					"faults.go: %q is no plain format", words)
 			}
 		}
 	}
@@ -932,7 +973,8 @@ func TestFaultWords(t *testing.T) {
 }
 
 func TestFaultWordsFindCalls(t *testing.T) {
-	m := failCall.FindAllStringSubmatch("if (x) dev::fail(hx, 1, row, (u64)(p.First + i), f(a, b));\n\tdev::fail(hx, code);", -1)
+	m := failCall.FindAllStringSubmatch(
+		"if (x) dev::fail(hx, 1, row, (u64)(p.First + i), f(a, b));\n\tdev::fail(hx, code);", -1)
 	require.Len(t, m, 2)
 	require.Equal(t, "1", m[0][1])
 	require.Len(t, splitTop(m[0][2][1:]), 3)
@@ -971,7 +1013,8 @@ func TestShimCompilersAgree(t *testing.T) {
 			goAsserts(t, g, own.marks, &b)
 			t.Run(cxx+"/"+f, func(t *testing.T) {
 				t.Parallel()
-				cmd := exec.CommandContext(t.Context(), path, "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-DHX_SHIM",
+				cmd := exec.CommandContext(t.Context(), path, "-x", "c++", "-std=c++17", "-Wall",
+					"-Wextra", "-Werror", "-DHX_SHIM",
 					"-fsyntax-only", "-I", ".", "-I", "../shim", "-")
 				cmd.Stdin = strings.NewReader(b.String())
 				out, err := cmd.CombinedOutput()

@@ -31,6 +31,7 @@
 #include "abi_agg.h"
 #include "agg.h"
 #include "device.h"
+#include "dot.h"
 
 namespace {
 
@@ -127,6 +128,7 @@ template <u32 n, Sum kind> HX_DEVICE inline void backward(const AggParams &p, co
 	constexpr bool gcn = kind == Sum::gcn, gin = kind == Sum::gin;
 	const Rows r = {p.Grad, p.TDst, p.Weights, p.NumDst, p.Dim};
 	const float eps = gin ? weight_of_gin(p) : 1;
+	const bool open = p.Open != 0;
 	const Cut c = cut_rows(p.NumSrc, p.Dim / n);
 	Share s = block_share(c.units);
 	for (i64 unit = s.lo + dev::tid() / 32; unit < s.hi; unit += dev::threads() / 32) {
@@ -149,7 +151,7 @@ template <u32 n, Sum kind> HX_DEVICE inline void backward(const AggParams &p, co
 		Floats<n> acc = begin<n>(init, j * p.Dim + column, start);
 		sum<n, !gin>(r, hx, acc, from, to, column, weight_of_source(p, gcn, j));
 #pragma GCC unroll 4
-		for (u32 k = 0; k < n; k++) acc.v[k] = h.v[k] > 0 ? fp::mul(acc.v[k], p.Scale) : 0;
+		for (u32 k = 0; k < n; k++) acc.v[k] = open || h.v[k] > 0 ? fp::mul(acc.v[k], p.Scale) : 0;
 		store_floats<n>(out, acc);
 	}
 }
@@ -222,18 +224,13 @@ HX_KERNEL(relu_bwd, AggParams) {
 	}
 }
 
-// Out[i] = Σ_k Grad[i, k] X[i, k], a warp for each of NumDst rows: lane k mod 32 sums its products in order, then the lanes are
-// added as a tree, as internal/simd (Dot) does. 8 bytes an element.
+// Out[i] = Σ_k Grad[i, k] X[i, k], a warp for each of NumDst rows, as dot.h. 8 bytes an element.
 HX_KERNEL(row_dot, AggParams) {
 	if (dev::dropped(hx)) return;
 	Share s = block_share(p.NumDst);
 	for (i64 i = s.lo + dev::tid() / 32; i < s.hi; i += dev::threads() / 32) {
-		float d = 0;
-		for (i64 k = dev::lane(); k < p.Dim; k += 32) {
-			float g = dev::ld(dev::at<float>(p.Grad, i * p.Dim + k));
-			d = fp::add(d, fp::mul(g, dev::ld(dev::at<float>(p.X, i * p.Dim + k))));
-		}
-		for (u32 far = 16; far > 0; far /= 2) d = fp::add(d, fp::of_bits(dev::shfl(dev::full_mask, fp::bits(d), dev::lane() ^ far)));
+		float d = dot_lane(dev::at<float>(p.Grad, i * p.Dim), dev::at<float>(p.X, i * p.Dim), p.Dim, dev::lane(), 32);
+		d = sum_lanes(d, 32);
 		if (dev::lane() == 0) dev::st(dev::at<float>(p.Out, i), d);
 	}
 }

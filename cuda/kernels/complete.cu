@@ -15,8 +15,8 @@
 // no command in flight, freezes it, and then its commands, CIDs and destinations stay taken.
 //
 // Memory order: ld.acquire.sys of the CQE's last dword, which holds phase, status and CID; syncwarp;
-// only then command entries and staged data. CQ doorbell, then the CIDs by release, since a command
-// issued before the doorbell could find the CQ full. The copies of all lanes, syncwarp, then release
+// only then command entries and staged data. CQ doorbell, then the CIDs and the retries by release, since a
+// command issued before the doorbell could find the CQ full. The copies of all lanes, syncwarp, then release
 // of CIDs and of Remaining.
 //
 // Must match: gpuio/complete.go, byte for byte but for times.
@@ -25,8 +25,9 @@
 // and position); others 80 bytes per command. Bound by the latency of polling
 // and of refilling; one warp per queue hides none, so queues are what is added. Queue and set state are the
 // CPU's memory, for recovery: a look at an idle queue is five dependent ways over PCIe (Frozen, Head,
-// the CQEs, Remaining, ScanAt), a refill about ten. Staged rows are read eight 16-byte words per lane
-// at a time, 4 KiB per way.
+// the CQEs, Remaining, ScanAt), a refill of up to 32 commands eleven (Own; what the holder needs first; the
+// pending list, three; Free; set and rows, two; the fence; the list again; Own). Counters cost none
+// (queue.h, load_counts). Staged rows are read eight 16-byte words per lane at a time, 4 KiB per way.
 #include "queue.h"
 
 namespace {
@@ -55,14 +56,14 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 #ifdef HX_PLANT_COMPLETION_BEFORE_DATA
 		last = dev::ld_relaxed_sys(word);
 #else
-		last = dev::ld_acquire_sys(word);
+		last = dev::ld_acquire_sys(word); // litmus: reap
 #endif
 		fresh = (last >> 16 & 1) == want;
 	}
 	u32 seen = dev::ballot(dev::full_mask, fresh);
 	u32 n = ~seen == 0 ? 32 : dev::ctz(~seen);
 	if (n == 0) return 0;
-	dev::syncwarp(); // every lane comes after all the acquires
+	dev::syncwarp(); // every lane comes after all the acquires; litmus: reap
 	i64 now = io::now();
 
 	// Which of them name a command in flight and its attempt, each command once? What follows the first that does
@@ -70,7 +71,8 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	u32 cid = last & cidMask;
 	Command *c = dev::at<Command>(q->Commands, cid);
 	u32 state = 0;
-	if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
+	if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State); // litmus: reap
+	u64 had = io::load_counts(&q->Completed, io::completerCounters); // under way with State
 	bool twice = io::repeated(cid, n);
 	u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
 	bool foreign = strays != 0;
@@ -82,7 +84,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	i64 start = 0;
 	if (mine) {
 		slot = dev::ld(&c->Set);
-		dst = dev::ld(&c->Dst);
+		dst = dev::ld(&c->Dst); // litmus: reap
 		start = dev::ld(&c->Start);
 	}
 	SetState *s = io::set(sets, slot);
@@ -110,7 +112,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 			bytes = io::row_bytes(s, u.part, (u32)dev::ld(&c->NLB) + 1);
 		}
 	}
-	io::copy_all<8>(dev::ballot(dev::full_mask, src != 0), dst, src, bytes);
+	io::copy_all<8>(dev::ballot(dev::full_mask, src != 0), dst, src, bytes); // litmus: reap
 	if (dev::any(dev::full_mask, run != 0)) io::copy_runs<8>(q, sets, slot, cid, lba, place, run);
 	io::tally(q, good, now - start);
 
@@ -121,34 +123,30 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 		io::fail_command(q, sets, dev::shfl(dev::full_mask, cid, from), dev::shfl(dev::full_mask, state, from), (u16)dev::shfl(dev::full_mask, (u32)kind, from), dev::shfl(dev::full_mask, status, from));
 	}
 
-	if (again) {
-		dev::st_relaxed_gpu(&c->State, (state & ~cmdState) | cmdRetry);
-		dev::or_gpu<dev::release>(&q->Retry[cid / 32], 1u << (cid % 32));
-	}
-	dev::syncwarp(); // all lanes have copied and read what belongs to the CIDs
+	dev::syncwarp(); // all lanes have copied and read what belongs to the CIDs; litmus: reap
 	u32 at = io::forward(q, head, n);
 	if (io::leader()) {
 		dev::st(&q->Head, at);
 		if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
-		dev::ring(dev::at<u32>(q->CQDoorbell), at);
+		dev::ring(dev::at<u32>(q->CQDoorbell), at); // litmus: reap
 	}
-	dev::syncwarp(); // no CID before the doorbell
+	dev::syncwarp(); // no CID before the doorbell, and no retry; litmus: reap
+	// litmus: reap
+	if (again) {
+		dev::st_relaxed_gpu(&c->State, (state & ~cmdState) | cmdRetry);
+		dev::or_gpu<dev::release>(&q->Retry[cid / 32], 1u << (cid % 32));
+	}
 #ifndef HX_PLANT_CID_BEFORE_COPY
-	io::free_cids(q, done, cid, state);
+	io::free_cids(q, done, cid, state); // litmus: reap
 #endif
 	// Completions mostly come in runs of one set.
 	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
 		u32 of = dev::shfl(dev::full_mask, slot, dev::ctz(m));
 		u32 same = dev::ballot(dev::full_mask, done && slot == of);
-		if (io::leader()) dev::add_gpu<dev::release>(dev::at<u32>(io::set(sets, of)->Remaining, g), 0u - dev::popc(same));
+		if (io::leader()) dev::add_gpu<dev::release>(dev::at<u32>(io::set(sets, of)->Remaining, g), 0u - dev::popc(same)); // litmus: reap
 		m &= ~same;
 	}
-	if (io::leader()) {
-		io::count(&q->Completed, n - (foreign ? 1 : 0));
-		io::count(&q->Foreign, foreign ? 1 : 0);
-		io::count(&q->Errors, errors);
-		io::count(&q->CQRings, 1);
-	}
+	io::store_counts(&q->Completed, io::completerCounters, had, io::completer_count(n - (foreign ? 1 : 0), errors, foreign ? 1 : 0, 1));
 	if (foreign) {
 		dev::syncwarp();
 		if (io::leader()) io::freeze(q, frozenForeign); // last: the queue is the host's from here on
@@ -157,6 +155,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 }
 
 // The earliest deadline of the commands in flight.
+// litmus: deadline-look
 HX_DEVICE i64 oldest(const QueueState *q) {
 	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
 	i64 first = 0x7fffffffffffffff;
@@ -268,7 +267,7 @@ HX_KERNEL(complete, CompleteParams) {
 			u32 left = 0, flying = 0;
 			if (io::leader()) {
 				// Acquire: a submit kernel may have counted off the last rows, as bad ones.
-				left = dev::ld_acquire_gpu(dev::at<u32>(s->Remaining, g));
+				left = dev::ld_acquire_gpu(dev::at<u32>(s->Remaining, g)); // litmus: complete-look
 				if (left == 0) flying = dev::ld_relaxed_gpu(&q->Issued) != dev::ld_relaxed_gpu(&q->Completed) + dev::ld_relaxed_gpu(&q->Dropped);
 			}
 			if (io::lead(left) != 0) busy = true;

@@ -11,6 +11,7 @@
 //   conf_fail    block At fails; all blocks count themselves first
 //   conf_pack    every kind of parameter field, widened to 64 bits
 //   conf_big     the largest parameter block that CUDA takes beside hx_launch
+//   conf_clock   writes the values that the device's clock takes one after the other, which tell its step
 //
 // Words that the host or another grid polls go through relaxed atomics of system scope; nothing
 // else is handed over by them. Reference: cuda/conformance/kernels.go, to the bit.
@@ -101,6 +102,14 @@ struct BigParams {
 };
 static_assert(sizeof(BigParams) + sizeof(hx_launch) == 4096, "conformance.bigParams");
 
+// go: conformance.clockParams
+struct ClockParams {
+	u64 Dst;
+	i64 N;
+	i64 Looks;
+};
+static_assert(sizeof(ClockParams) == 24, "conformance.clockParams");
+
 // This thread's part of n items: the block's share as in Go's Block.Range, the threads' in turn.
 HX_DEVICE inline void share(i64 n, i64 &first, i64 &end) {
 	i64 q = n / dev::blocks(), r = n % dev::blocks(), b = dev::bid();
@@ -181,4 +190,17 @@ HX_KERNEL(conf_big, BigParams) {
 	u64 sum = 0;
 	for (u32 i = 0; i < 509; i++) sum += (u64)(i + 1) * p.V[i];
 	dev::st(dev::at<u64>(p.Dst), sum);
+}
+
+HX_KERNEL(conf_clock, ClockParams) {
+	if (dev::dropped(hx) || dev::bid() != 0 || dev::tid() != 0) return;
+	u64 *d = dev::at<u64>(p.Dst);
+	i64 n = 0, last = dev::now_ns();
+	for (i64 look = 0; look < p.Looks && n < p.N; look++) {
+		i64 t = dev::now_ns();
+		if (t == last) continue;
+		last = t;
+		dev::st(d + 1 + n++, (u64)t);
+	}
+	dev::st(d, (u64)n);
 }

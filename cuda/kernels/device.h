@@ -97,6 +97,7 @@ HX_DEVICE inline bool dropped(const hx_launch &hx) {
 
 // Records the first failure of the launch. The caller then goes on without the bad item, or
 // leaves where its whole block does.
+// litmus: fault-record
 HX_DEVICE inline void fail(const hx_launch &hx, u32 code, u64 a = 0, u64 b = 0, u64 c = 0) {
 	if (hx.Fault == 0) return;
 	hx_fault *f = at<hx_fault>(hx.Fault);

@@ -13,8 +13,9 @@ var faults = map[string][]string{
 		"coalesce: a window of %d LBAs is no whole number of rows of %d LBAs",
 	},
 
-	"lookup":       {"lookup: row %d at position %d: the dataset has rows 0 to %d"},
-	"gather":       {"gather: slot %d of hit %d: the tier has %d rows", "gather: position %d of hit %d: the tensor has %d rows"},
+	"lookup": {"lookup: row %d at position %d: the dataset has rows 0 to %d"},
+	"gather": {"gather: slot %d of hit %d: the tier has %d rows",
+		"gather: position %d of hit %d: the tensor has %d rows"},
 	"convert_rows": {"convert_rows: rows of type %d with %d bytes for %d features"},
 
 	"sage_mean":         aggFaults,
@@ -28,11 +29,13 @@ var faults = map[string][]string{
 	"gin_weighted":      aggFaults,
 	"gin_sum_bwd":       aggFaults,
 	"transpose_scatter": {"transpose: source %d of edge %d: the block has sources 0 to %d"},
-	"xent_count":        {"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels"},
+	"xent_count": {
+		"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels"},
 
 	"hotness": {"hotness: row %d at position %d: the dataset has rows 0 to %d"},
 
-	"check_rows": {"check_rows: row %d at index %d: the layout has %d rows", "check_rows: position %d at index %d is outside the destination of %d bytes"},
+	"check_rows": {"check_rows: row %d at index %d: the layout has %d rows",
+		"check_rows: position %d at index %d is outside the destination of %d bytes"},
 
 	"sample_begin":  sampleFaults[:3],
 	"sample_count":  sampleFaults[:2],

@@ -31,6 +31,7 @@
 #include "abi_agg.h"
 #include "agg.h"
 #include "device.h"
+#include "dot.h"
 #include "epilogue.h"
 
 namespace {
@@ -56,12 +57,8 @@ HX_DEVICE inline Group group_of(i64 dim) {
 // a · b as internal/simd (Dot) has it: the lanes that a narrow row leaves out would add zeros, which changes nothing, as no sum
 // is ever -0. All lanes of the warp call it.
 HX_DEVICE inline float dot(const Group &g, u64 a, i64 at_a, u64 b, i64 at_b, i64 dim, bool in) {
-	float d = 0;
-	for (i64 f = g.lane; in && f < dim; f += g.size) d = fp::add(d, fp::mul(get(a, at_a + f), get(b, at_b + f)));
-	for (u32 far = g.size / 2; far > 0; far /= 2) {
-		d = fp::add(d, fp::of_bits(dev::shfl(dev::full_mask, fp::bits(d), dev::lane() ^ far)));
-	}
-	return d;
+	float d = in ? dot_lane(dev::at<float>(a, at_a), dev::at<float>(b, at_b), dim, g.lane, g.size) : 0;
+	return sum_lanes(d, g.size);
 }
 
 // exp of a score as a share of the largest one's, times the neighbour's weight.

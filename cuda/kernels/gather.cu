@@ -85,11 +85,11 @@ template <typename T> HX_DEVICE inline void copy_words(const GatherParams &p, co
 			T v[ahead];
 #pragma GCC unroll 4
 			for (u32 u = 0; u < ahead; u++) {
-				if (c[u].src != 0) v[u] = load(dev::at<T>(c[u].src, (i64)at));
+				if (c[u].src != 0) v[u] = load(dev::at<T>(c[u].src, (i64)at)); // litmus: gather-row
 			}
 #pragma GCC unroll 4
 			for (u32 u = 0; u < ahead; u++) {
-				if (c[u].src != 0) store(dev::at<T>(c[u].dst, (i64)at), v[u]);
+				if (c[u].src != 0) store(dev::at<T>(c[u].dst, (i64)at), v[u]); // litmus: gather-row
 			}
 		}
 		for (i64 at = i; bad && at < s.hi && at < i + ahead * rows; at += rows) hit<true>(p, hx, at);

@@ -66,7 +66,8 @@ var load = sync.OnceValues(func() (catalogue, error) {
 	slices.SortFunc(c.kernels, func(a, b Kernel) int { return strings.Compare(a.Name, b.Name) })
 	for i := 1; i < len(c.kernels); i++ {
 		if c.kernels[i].Name == c.kernels[i-1].Name {
-			return c, fmt.Errorf("kernel %s is in modules %s and %s", c.kernels[i].Name, c.kernels[i-1].Module, c.kernels[i].Module)
+			return c, fmt.Errorf("kernel %s is in modules %s and %s", c.kernels[i].Name,
+				c.kernels[i-1].Module, c.kernels[i].Module)
 		}
 	}
 	return c, nil
@@ -90,9 +91,11 @@ func Lookup(name string) (Kernel, error) {
 	if err != nil {
 		return Kernel{}, err
 	}
-	i, ok := slices.BinarySearchFunc(c.kernels, name, func(k Kernel, n string) int { return strings.Compare(k.Name, n) })
+	i, ok := slices.BinarySearchFunc(c.kernels, name,
+		func(k Kernel, n string) int { return strings.Compare(k.Name, n) })
 	if !ok {
-		return Kernel{}, errs.New(errs.Capability, "no CUDA kernel named %q; this binary has %s", name, names(c.kernels))
+		return Kernel{}, errs.New(errs.Capability, "no CUDA kernel named %q; this binary has %s",
+			name, names(c.kernels))
 	}
 	return c.kernels[i], nil
 }
@@ -103,7 +106,8 @@ func PTX(module string) (Module, error) {
 	if err != nil {
 		return Module{}, err
 	}
-	i, ok := slices.BinarySearchFunc(c.modules, module, func(m Module, n string) int { return strings.Compare(m.Name, n) })
+	i, ok := slices.BinarySearchFunc(c.modules, module,
+		func(m Module, n string) int { return strings.Compare(m.Name, n) })
 	if !ok {
 		return Module{}, errs.New(errs.Capability, "no PTX module named %q in this binary", module)
 	}
@@ -167,7 +171,9 @@ func ParsePTX(module, text string) (Module, error) {
 				sizes = append(sizes, n)
 			}
 			if len(sizes) != 2 || sizes[1] != LaunchBytes {
-				return bad("entry %s takes parameters of %v bytes, not one block and hx_launch (%d)", name, sizes, LaunchBytes)
+				return bad(
+					"entry %s takes parameters of %v bytes, not one block and hx_launch (%d)", name,
+					sizes, LaunchBytes)
 			}
 			m.Kernels = append(m.Kernels, Kernel{name, module, sizes[0]})
 		}

@@ -46,7 +46,8 @@ func TestParsePTX(t *testing.T) {
 		"one parameter": {",\n\t.param .align 8 .b8 one_param_1[16]", "", "not one block"},
 		"wrong launch":  {"one_param_1[16]", "one_param_1[24]", "not one block"},
 		"no size":       {"one_param_0[32]", "one_param_0[x]", "no plain size"},
-		"cut off":       {"\t.param .align 8 .b8 two_param_1[16]\n)\n{\n\tret;\n}\n", "", "no parameter list"},
+		"cut off": {"\t.param .align 8 .b8 two_param_1[16]\n)\n{\n\tret;\n}\n", "",
+			"no parameter list"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Contains(t, sample, c.old)

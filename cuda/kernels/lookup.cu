@@ -53,7 +53,7 @@ HX_DEVICE inline u64 find(u64 lines, u64 row, u32 good) {
 		u64 other = dev::shfl(dev::full_mask, key, whose);
 		n[k] = other & 0xff;
 		part[k] = {0, 0, 0, 0};
-		if (good >> whose & 1) part[k] = dev::ld16(dev::at<u8>(lines, (i64)(other >> 8) * lineBytes + piece * 16));
+		if (good >> whose & 1) part[k] = dev::ld16(dev::at<u8>(lines, (i64)(other >> 8) * lineBytes + piece * 16)); // litmus: lookup-line
 	}
 	u64 mine = 0;
 #pragma GCC unroll 4

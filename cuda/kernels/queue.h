@@ -3,7 +3,7 @@
 //
 // Who touches what: the plain fields of a queue that change (Tail, PendHead, Head, Scan, …) are
 // loaded and stored by lane 0 alone and travel by shuffle, so that their order between warps is that
-// of the ownership flag, an acquire and release by lane 0. Command entries are written by the lane
+// of the ownership flag, an acquire and release by lane 0; counters are each in a lane (load_counts). Command entries are written by the lane
 // that makes the command and read by the lane that finds its completion, with the SSD between them.
 //
 // HX_PLANT_… are the mistakes that the tests in cuda/shim/iotest must notice. No build sets them.
@@ -35,8 +35,8 @@ HX_DEVICE inline u32 frozen(const QueueState *q) {
 	return lead(v);
 }
 
-// The host's freezing stays as it is. Lane 0 only.
-HX_DEVICE inline void freeze(QueueState *q, u32 why) { dev::cas_gpu<dev::acq_rel>(&q->Frozen, frozenNo, why); }
+// The host's freezing stays as it is. What came before it is released with it; nothing is acquired. Lane 0 only.
+HX_DEVICE inline void freeze(QueueState *q, u32 why) { dev::cas_gpu<dev::release>(&q->Frozen, frozenNo, why); }
 
 // This warp's contiguous share of n items, by the rule of cuda.Block.Range.
 HX_DEVICE inline void range(u32 n, u32 *lo, u32 *hi) {
@@ -46,9 +46,48 @@ HX_DEVICE inline void range(u32 n, u32 *lo, u32 *hi) {
 	*hi = *lo + each + (w < more ? 1 : 0);
 }
 
-// Adds to a counter that has one writer, for readers on the host. Lane 0 only.
-HX_DEVICE inline void count(u64 *c, u64 n) {
-	if (n != 0) dev::st_relaxed_sys(c, dev::ld_relaxed_sys(c) + n);
+// A side's counters: each has one writer, which is who holds the side, and readers on the host. They are in
+// the CPU's memory, where a load, an addition and a store of each in turn took a way there and back for each
+// counter, while other warps waited for the side. So lane i has the i-th counter in a register: load_counts
+// goes with the first loads of who has taken the side, and store_counts waits for nothing. Both lie between the
+// side's acquire and its release, and both of these have a syncwarp, so the lanes' loads and stores are as
+// ordered between warps as those of lane 0.
+constexpr u32 ownerCounters = 8, completerCounters = 4;
+static_assert(__builtin_offsetof(QueueState, Coalesced) == __builtin_offsetof(QueueState, Issued) + 8 * (ownerCounters - 1), "in a row");
+static_assert(__builtin_offsetof(QueueState, CQRings) == __builtin_offsetof(QueueState, Completed) + 8 * (completerCounters - 1), "in a row");
+
+HX_DEVICE inline u64 load_counts(const u64 *first, u32 counters) {
+	return dev::lane() < counters ? dev::ld_relaxed_sys(first + dev::lane()) : 0;
+}
+
+// had is what load_counts gave this lane, n what its counter rises by.
+HX_DEVICE inline void store_counts(u64 *first, u32 counters, u64 had, u64 n) {
+	if (dev::lane() < counters && n != 0) dev::st_relaxed_sys(first + dev::lane(), had + n);
+}
+
+// What the submission side counts, for lane i that of the i-th counter from QueueState::Issued on. The same
+// arguments in all lanes.
+HX_DEVICE inline u64 owner_count(u64 direct, u64 staged, u64 retried, u64 rings, u64 pended, u64 blocks, u64 coalesced) {
+	u64 n = direct + staged + retried; // Issued
+	u32 lane = dev::lane();
+	if (lane == 1) n = direct;
+	if (lane == 2) n = staged;
+	if (lane == 3) n = retried;
+	if (lane == 4) n = rings;
+	if (lane == 5) n = pended;
+	if (lane == 6) n = blocks;
+	if (lane == 7) n = coalesced;
+	return n;
+}
+
+// What a sweep counts, from QueueState::Completed on.
+HX_DEVICE inline u64 completer_count(u64 completed, u64 errors, u64 foreign, u64 rings) {
+	u64 n = completed;
+	u32 lane = dev::lane();
+	if (lane == 1) n = errors;
+	if (lane == 2) n = foreign;
+	if (lane == 3) n = rings;
+	return n;
 }
 
 // The part of a bucket of n units that queue i of perSSD takes (gpuio.share).
@@ -64,6 +103,7 @@ HX_DEVICE inline void share(i64 n, u32 i, u32 perSSD, u32 rotate, i64 *lo, i64 *
 // by read-modify-writes only, also where it keeps its value: in their total order the holder's next
 // one reads ours, so what we released before is seen by its next look. A plain load that finds
 // ownDirty would not say that. The loop goes round only when another warp has moved on.
+// litmus: take
 HX_DEVICE inline bool take(QueueState *q) {
 	u32 got = 0;
 	if (leader()) {
@@ -81,17 +121,21 @@ HX_DEVICE inline bool take(QueueState *q) {
 	return got != 0;
 }
 
-// Gives the submission side back. False: somebody left work meanwhile; look again.
+// Gives the submission side back. False: somebody left work meanwhile; look again. The answer is made of what
+// the exchange found, which is ownDirty: drivers' compilers make a reduction, which acquires nothing, of a
+// read-modify-write whose result nobody uses (tools/kernels refuses such PTX), and the next look at the pending
+// list must come after what the exchange reads.
+// litmus: release
 HX_DEVICE inline bool release(QueueState *q) {
 	dev::syncwarp();
-	u32 gone = 0;
+	u32 seen = ownHeld;
 	if (leader()) {
-		gone = dev::cas_gpu<dev::acq_rel>(&q->Own, ownHeld, ownFree) == ownHeld;
-		if (!gone) dev::exch_gpu<dev::acq_rel>(&q->Own, ownHeld);
+		seen = dev::cas_gpu<dev::acq_rel>(&q->Own, ownHeld, ownFree);
+		if (seen != ownHeld) seen = dev::exch_gpu<dev::acq_rel>(&q->Own, ownHeld);
 	}
-	gone = lead(gone);
+	seen = lead(seen);
 	dev::syncwarp();
-	return gone != 0;
+	return seen == ownHeld;
 }
 
 // Makes the SQEs before tail visible to the SSD: all lanes' stores, fence, doorbell.
@@ -402,25 +446,28 @@ HX_DEVICE inline u32 launch(QueueState *q, Command *c, u32 place, u32 cid, u32 s
 	return nlb + 1;
 }
 
-// Takes up to n free CIDs of one word of the bitmap and returns them as bits; 0: none are free. Only
-// the holder of the submission side takes CIDs, others only give them back.
+// Takes up to n free CIDs of one word of the bitmap and returns them as bits; 0: none are free. *word is the
+// word of the last ones and becomes that of these. Only the holder of the submission side takes CIDs, others only
+// give them back, by a release: a bit that is set stays so until the holder clears it. So the load is what
+// acquires, in the lane that has the word, and the syncwarp takes the other lanes along; the read-modify-write
+// only keeps bits that are given back meanwhile, and nothing waits for it. It comes before these CIDs are given
+// back again, by way of the fence, the doorbell and the SSD. Words beyond NumCommands are 0.
+// litmus: cid-take
 HX_DEVICE inline u32 acquire(QueueState *q, u32 n, u32 *word) {
-	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
-	u32 free = lane < words ? dev::ld_relaxed_gpu(&q->Free[lane]) : 0;
+	u32 lane = dev::lane();
+#ifdef HX_PLANT_CID_NOT_ACQUIRED
+	u32 free = dev::ld_relaxed_gpu(&q->Free[lane]);
+#else
+	u32 free = dev::ld_acquire_gpu(&q->Free[lane]);
+#endif
 	u32 some = dev::ballot(dev::full_mask, free != 0);
 	if (some == 0) return 0;
-	u32 scan = 0;
-	if (leader()) scan = dev::ld(&q->Scan);
-	scan = lead(scan);
-	u32 later = some & ~below(scan); // scan < words <= 32
+	u32 later = some & ~below(*word); // *word < 32
 	u32 w = dev::ctz(later != 0 ? later : some);
 	free = dev::shfl(dev::full_mask, free, w);
 	u32 mask = dev::ballot(dev::full_mask, (free >> lane & 1) != 0 && dev::popc(free & below(lane)) < n);
-	if (leader()) {
-		if (w != scan) dev::st(&q->Scan, w);
-		dev::and_gpu<dev::acquire>(&q->Free[w], ~mask);
-	}
-	dev::syncwarp();
+	dev::syncwarp(); // every lane comes after the acquire
+	if (leader()) dev::and_gpu<dev::relaxed>(&q->Free[w], ~mask);
 	*word = w;
 	return mask;
 }
@@ -440,10 +487,11 @@ HX_DEVICE inline void ring(QueueState *q, Refilled *r) {
 	r->unrung = 0;
 }
 
-// Issues again what waits in Retry, in the order of CIDs.
-HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, Refilled *r) {
-	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
-	u32 mine = lane < words ? dev::ld_relaxed_gpu(&q->Retry[lane]) : 0;
+// Issues again what waits in Retry, in the order of CIDs. mine is the lane's word of Retry, or an earlier value
+// of it: bits are only added meanwhile, and the exchange takes them all.
+// litmus: retry-take
+HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, u32 mine, Refilled *r) {
+	u32 lane = dev::lane();
 	if (mine != 0) mine = dev::exch_gpu<dev::acquire>(&q->Retry[lane], 0u);
 	u32 some = dev::ballot(dev::full_mask, mine != 0);
 	dev::syncwarp();
@@ -470,21 +518,28 @@ HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, Refilled *r) {
 // Issues commands until the CIDs or the work run out: first those to be tried again, then the
 // pending list. The caller holds the submission side.
 HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
-	if (frozen(q) != frozenNo) return;
 	u32 lane = dev::lane();
 	Refilled r{};
-	u32 head = 0;
+	// All of this is one way to the CPU's memory, since nothing here waits for what is loaded.
+	u32 cold = frozenNo, head = 0, scan = 0;
 	if (leader()) {
+		cold = dev::ld_relaxed_sys(&q->Frozen);
 		head = dev::ld(&q->PendHead);
-		r.tail = dev::ld(&q->Tail);
+		r.tail = dev::ld(&q->Tail); // litmus: refill-begin
+		scan = dev::ld(&q->Scan);
 	}
+	u32 waiting = dev::ld_relaxed_gpu(&q->Retry[lane]); // litmus: refill-begin
+	u64 had = load_counts(&q->Issued, ownerCounters); // litmus: refill-begin
+	if (lead(cold) != frozenNo) return;
 	head = lead(head);
 	r.tail = lead(r.tail);
+	scan = lead(scan);
 	i64 t = now();
-	retry(q, sets, t, &r);
+	retry(q, sets, t, waiting, &r);
 	for (;;) {
 		u32 slot = 0, more = 0;
 		i64 next = 0, end = 0;
+		// litmus: pend-look
 		if (leader() && dev::ld_acquire_gpu(&q->PendTail) != head) {
 			more = 1;
 			slot = dev::ld(&q->PendRing[head % maxSets]);
@@ -495,26 +550,27 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		slot = lead(slot);
 		next = lead(next);
 		end = lead(end);
-		u32 w = 0;
+		u32 w = scan;
 		u32 mask = acquire(q, (u32)least(end - next, (i64)32), &w);
 		if (mask == 0) break;
+		scan = w;
 		SetState *s = set(sets, slot);
 		bool has = (mask >> lane & 1) != 0;
 		u32 unit = (u32)next + dev::popc(mask & below(lane));
 		u32 cid = w * 32 + lane, state = 0;
 		Command *c = dev::at<Command>(q->Commands, cid);
-		if (has) state = dev::ld_relaxed_gpu(&c->State); // with what locate loads under way, too
+		if (has) state = dev::ld_relaxed_gpu(&c->State); // with what locate loads under way, too; litmus: refill-issue
 		Place p{};
 		if (has) p = locate(q, s, unit);
 		u32 bad = dev::ballot(dev::full_mask, has && p.at.bad != 0);
 		u32 good = mask & ~bad, blocks = 0, rows = 0;
 		bool copies = false;
 		if (good >> lane & 1) {
-			copies = prepare(q, c, s, slot, cid, unit, p, t);
-			blocks = launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, state, t);
+			copies = prepare(q, c, s, slot, cid, unit, p, t); // litmus: refill-issue
+			blocks = launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, state, t); // litmus: refill-issue
 			rows = p.unit.count > 1 ? p.unit.count : 0;
 		}
-		fail_bad(q, s, bad, p);
+		fail_bad(q, s, bad, p); // litmus: refill-bad
 		u32 n = dev::popc(good), staged = dev::popc(dev::ballot(dev::full_mask, copies));
 		blocks = dev::reduce_add(dev::full_mask, blocks);
 		r.coalesced += dev::reduce_add(dev::full_mask, rows);
@@ -525,7 +581,7 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		r.direct += n - staged;
 		next += dev::popc(mask);
 #ifndef HX_PLANT_MISSING_BARRIER
-		dev::syncwarp(); // the failed rows come before they are counted off
+		dev::syncwarp(); // the failed rows come before they are counted off; litmus: refill-bad
 #endif
 		if (next == end) head++;
 		if (leader()) {
@@ -533,25 +589,19 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 			// may reuse the slot as soon as these complete.
 			dev::st(&q->Pend[slot].Next, next);
 			if (next == end) dev::st(&q->PendHead, head);
-			if (bad != 0) dev::or_gpu<dev::release>(&q->Free[w], bad);
+			if (bad != 0) dev::or_gpu<dev::release>(&q->Free[w], bad); // litmus: refill-bad
 			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)n);
 			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)blocks);
-			if (bad != 0) dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), 0u - dev::popc(bad));
+			if (bad != 0) dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), 0u - dev::popc(bad)); // litmus: refill-bad
 		}
 		if (r.unrung >= ringEvery) ring(q, &r);
 	}
-	if (r.unrung > 0) ring(q, &r);
+	if (r.unrung > 0) ring(q, &r); // litmus: refill-issue
 	if (leader()) {
-		dev::st(&q->Tail, r.tail);
-		count(&q->Issued, r.direct + r.staged + r.retried);
-		if (completing) count(&q->Pended, r.direct + r.staged);
-		count(&q->Direct, r.direct);
-		count(&q->Staged, r.staged);
-		count(&q->Retried, r.retried);
-		count(&q->SQRings, r.rings);
-		count(&q->BlocksRead, r.blocks);
-		count(&q->Coalesced, r.coalesced);
+		dev::st(&q->Tail, r.tail); // litmus: refill-end
+		dev::st(&q->Scan, scan);
 	}
+	store_counts(&q->Issued, ownerCounters, had, owner_count(r.direct, r.staged, r.retried, r.rings, completing ? r.direct + r.staged : 0, r.blocks, r.coalesced)); // litmus: refill-end
 }
 
 // Refills a queue, or leaves that to whoever holds its submission side.

@@ -27,6 +27,7 @@ constexpr u32 pauseMin = 32, pauseMax = 512;
 
 // Holds the submission side for this warp; other warps have it for the length of one SQE. False
 // after the deadline.
+// litmus: sync-hold
 HX_DEVICE bool hold(QueueState *q, i64 until) {
 	u32 got = 0;
 	if (io::leader()) {
@@ -46,6 +47,7 @@ HX_DEVICE void let_go(QueueState *q, u32 g, u64 sets) {
 	while (!io::release(q)) io::refill(q, g, sets, false);
 }
 
+// litmus: sync-give-back
 HX_DEVICE void give_back(QueueState *q, u32 cid) {
 	dev::syncwarp(); // all lanes are done with what belongs to it
 	if (io::leader()) {
@@ -57,6 +59,7 @@ HX_DEVICE void give_back(QueueState *q, u32 cid) {
 
 // A free CID; NumCommands when there is none. Any warp may take one here, so it is taken by the
 // read-modify-write that finds it still free.
+// litmus: sync-take-cid
 HX_DEVICE u32 take_cid(QueueState *q) {
 	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
 	u32 free = lane < words ? dev::ld_relaxed_gpu(&q->Free[lane]) : 0;
@@ -84,19 +87,19 @@ HX_DEVICE u32 take_cid(QueueState *q) {
 	return cid;
 }
 
-// Rings for the one SQE that the leader has stored. The caller holds the submission side.
-HX_DEVICE void issue(QueueState *q, u32 g, u64 sets, u32 tail) {
+// Rings for the one SQE that the leader has stored. The caller holds the submission side; had is what its
+// counters were, more what they rise by.
+// litmus: sync-issue
+HX_DEVICE void issue(QueueState *q, u32 g, u64 sets, u32 tail, u64 had, u64 more) {
 	tail = io::forward(q, tail, 1);
 	if (io::leader()) dev::st(&q->Tail, tail);
 	io::ring_sq(q, tail);
-	if (io::leader()) {
-		io::count(&q->Issued, 1);
-		io::count(&q->SQRings, 1);
-	}
+	io::store_counts(&q->Issued, io::ownerCounters, had, more);
 	let_go(q, g, sets);
 }
 
 // Reaps up to 32 contiguous completions, if nobody else does. False: nothing was there for it.
+// litmus: sync-reap
 HX_DEVICE bool sweep(QueueState *q) {
 	u32 lane = dev::lane(), got = 0;
 	if (io::leader()) got = dev::cas_gpu<dev::acquire>(&q->Reap, 0u, 1u) == 0;
@@ -129,6 +132,7 @@ HX_DEVICE bool sweep(QueueState *q) {
 		u32 cid = last & cidMask, state = 0;
 		Command *c = dev::at<Command>(q->Commands, cid);
 		if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
+		u64 had = io::load_counts(&q->Completed, io::completerCounters); // under way with State
 		bool twice = io::repeated(cid, n);
 		u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
 		bool foreign = strays != 0;
@@ -146,11 +150,8 @@ HX_DEVICE bool sweep(QueueState *q) {
 			if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
 			if (foreign) io::freeze(q, frozenForeign);
 			dev::ring(dev::at<u32>(q->CQDoorbell), at);
-			io::count(&q->Completed, n - (foreign ? 1 : 0));
-			io::count(&q->Foreign, foreign ? 1 : 0);
-			io::count(&q->Errors, errors);
-			io::count(&q->CQRings, 1);
 		}
+		io::store_counts(&q->Completed, io::completerCounters, had, io::completer_count(n - (foreign ? 1 : 0), errors, foreign ? 1 : 0, 1));
 		dev::syncwarp();
 		if (mine) {
 			dev::st_relaxed_gpu(&c->Deadline, (i64)status);
@@ -163,6 +164,7 @@ HX_DEVICE bool sweep(QueueState *q) {
 }
 
 // Is the command done? Its status then. All lanes come after the completion.
+// litmus: sync-finished
 HX_DEVICE bool finished(const Command *c, u32 *state, u32 *status) {
 	u32 v = 0, st = 0;
 	if (io::leader()) {
@@ -187,19 +189,19 @@ HX_DEVICE bool await(QueueState *q, const Command *c, i64 due, u32 *state, u32 *
 		if (io::leader()) {
 			i64 now = dev::now_ns();
 			if (now >= due && dev::cas_gpu<dev::acq_rel>(&q->Frozen, frozenNo, frozenTimeout) == frozenNo) dev::st(&q->ScanAt, now);
-			if (dev::ld_relaxed_sys(&q->Frozen) != frozenNo) over = 1;
+			if (dev::ld_relaxed_sys(&q->Frozen) != frozenNo) over = 1; // litmus: sync-leave
 		}
 		if (io::lead(over) != 0) {
 			// Once nobody sweeps, what is not marked will not be.
 			u32 got = 0;
 			if (io::leader()) {
 				i64 until = dev::now_ns() + q->TimeoutNS; // others have it for the length of a sweep
-				while ((got = dev::cas_gpu<dev::acquire>(&q->Reap, 0u, 1u) == 0) == 0 && dev::now_ns() < until) dev::pause(pauseMin);
+				while ((got = dev::cas_gpu<dev::acquire>(&q->Reap, 0u, 1u) == 0) == 0 && dev::now_ns() < until) dev::pause(pauseMin); // litmus: sync-leave
 			}
 			got = io::lead(got);
 			dev::syncwarp();
-			bool done = finished(c, state, status);
-			if (got != 0 && io::leader()) dev::st_release_gpu(&q->Reap, 0u);
+			bool done = finished(c, state, status); // litmus: sync-leave
+			if (got != 0 && io::leader()) dev::st_release_gpu(&q->Reap, 0u); // litmus: sync-leave
 			return done;
 		}
 		dev::pause(pause);
@@ -239,7 +241,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		}
 		pause = pauseMin;
 		u32 n = 0;
-		if (io::leader()) n = dev::add_gpu<dev::relaxed>(taken, 1u);
+		if (io::leader()) n = dev::add_gpu<dev::relaxed>(taken, 1u); // litmus: sync-unit
 		n = io::lead(n);
 		if (n >= units) {
 			give_back(q, cid);
@@ -256,6 +258,7 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 		Command *c = dev::at<Command>(q->Commands, cid);
 		u32 state = 0, status = 0;
 		bool held = hold(q, dev::now_ns() + q->TimeoutNS);
+		u64 had = io::load_counts(&q->Issued, io::ownerCounters); // under way with Frozen
 		u32 cold = io::frozen(q), tail = 0;
 		i64 now = io::now(), due = now + q->TimeoutNS;
 		bool staged = io::leader() && io::prepare(q, c, s, p.Set, cid, unit, place, now);
@@ -265,14 +268,13 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 			break;
 		}
 		if (io::leader()) {
-			tail = dev::ld(&q->Tail);
+			tail = dev::ld(&q->Tail); // litmus: sync-tail
 			io::launch(q, c, tail, cid, dev::ld_relaxed_gpu(&c->State), now);
-			io::count(staged ? &q->Staged : &q->Direct, 1);
-			io::count(&q->BlocksRead, place.blocks);
 			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
 			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
 		}
-		issue(q, g, p.Sets, io::lead(tail));
+		bool copies = io::lead((u32)staged) != 0;
+		issue(q, g, p.Sets, io::lead(tail), had, io::owner_count(copies ? 0 : 1, copies ? 1 : 0, 0, 1, 0, place.blocks, 0));
 		bool left = false;
 		while (!left) {
 			if (!await(q, c, due, &state, &status)) {
@@ -282,9 +284,10 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 			u32 tries = state / cmdAttempt;
 			if (io::status_ok(status)) {
 				u64 dst = dev::ld(&c->Dst);
-				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), io::row_bytes(s, place.unit.part, place.blocks));
+				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), io::row_bytes(s, place.unit.part, place.blocks)); // litmus: sync-copy
 			} else if (!io::status_dnr(status) && tries <= q->Retries) {
 				held = hold(q, dev::now_ns() + q->TimeoutNS);
+				had = io::load_counts(&q->Issued, io::ownerCounters);
 				if (!held || io::frozen(q) != frozenNo) {
 					leave_to_host(q, cid, tries);
 					if (held) let_go(q, g, p.Sets);
@@ -298,10 +301,8 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 					io::launch(q, c, tail, cid, state, now);
 					dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
 					dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
-					io::count(&q->Retried, 1);
-					io::count(&q->BlocksRead, place.blocks);
 				}
-				issue(q, g, p.Sets, io::lead(tail));
+				issue(q, g, p.Sets, io::lead(tail), had, io::owner_count(0, 0, 1, 1, 0, place.blocks, 0));
 				continue;
 			} else {
 				u16 kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;

@@ -28,11 +28,12 @@ HX_KERNEL(submit, SubmitParams) {
 	io::range(p.NumQueues, &lo, &hi);
 	for (u32 g = lo; g < hi; g++) {
 		QueueState *q = io::queue(p.Queues, g);
-		i64 from = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD));
+		i64 from = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD)); // litmus: submit-set
 		i64 to = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD + 1));
 		i64 first, last;
 		io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, s->Rotate, &first, &last);
 		if (first == last) continue;
+		// litmus: submit-push
 		if (io::leader()) {
 			u32 tail = dev::ld_relaxed_gpu(&q->PendTail);
 #ifdef HX_PLANT_REFILL_BEFORE_HANDOVER

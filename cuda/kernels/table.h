@@ -19,8 +19,9 @@ HX_DEVICE inline u64 table_slot(const SampleParams &p, u64 v) {
 	u64 s = v * 0x9E3779B97F4A7C15ull >> p.HashShift;
 	for (i64 probes = 0; probes < p.Slots; probes++, s = (s + 1) & mask) {
 		u64 *key = dev::at<u64>(p.Keys, (i64)s);
-		u64 k = dev::ld_relaxed_gpu(key);
+		u64 k = dev::ld_relaxed_gpu(key); // litmus: table-claim
 		// A key of another stamp counts as empty. Once it has this stamp it stays.
+		// litmus: table-claim
 		while (k >> 48 != stamp) {
 			u64 old = dev::cas_gpu<dev::relaxed>(key, k, want);
 			if (old == k) return s;

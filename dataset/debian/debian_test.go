@@ -42,12 +42,14 @@ Section: doc
 func parse(t testing.TB, text string) []Package {
 	t.Helper()
 	var ps []Package
-	require.NoError(t, Parse(strings.NewReader(text), func(p Package) error { ps = append(ps, p); return nil }))
+	require.NoError(t, Parse(strings.NewReader(text),
+		func(p Package) error { ps = append(ps, p); return nil }))
 	return ps
 }
 
 func TestParse(t *testing.T) {
-	for _, text := range []string{sample, sample + "\n\n\n", "\n\n" + sample, strings.ReplaceAll(sample, "\n", "\r\n"), strings.TrimRight(sample, "\n")} {
+	for _, text := range []string{sample, sample + "\n\n\n", "\n\n" + sample,
+		strings.ReplaceAll(sample, "\n", "\r\n"), strings.TrimRight(sample, "\n")} {
 		ps := parse(t, text)
 		require.Len(t, ps, 2)
 		p := ps[0]
@@ -58,8 +60,9 @@ func TestParse(t *testing.T) {
 		require.Equal(t, []string{"perl", "libc6", "libc6.1", "libbar1"}, Targets(p.Relations[0]))
 		require.Equal(t, []string{"foo-doc"}, Targets(p.Relations[3]))
 		require.Empty(t, p.Relations[1])
-		require.Equal(t, Package{Name: "foo-doc", Version: "2.0-3", Section: "doc", Description: "documentation",
-			Relations: [5]string{"", "", "", "", "libfoo-perl"}}, ps[1])
+		require.Equal(t, Package{Name: "foo-doc", Version: "2.0-3", Section: "doc",
+			Description: "documentation",
+			Relations:   [5]string{"", "", "", "", "libfoo-perl"}}, ps[1])
 	}
 	require.Empty(t, parse(t, ""))
 	long := "Package: a\nDepends: " + strings.Repeat("libsomething (>= 1.0), ", 50_000) + "z\n"
@@ -82,7 +85,8 @@ func TestParseBad(t *testing.T) {
 	}
 	stop := errors.New("stop")
 	require.ErrorIs(t, Parse(strings.NewReader(sample), func(Package) error { return stop }), stop)
-	require.ErrorIs(t, Parse(io.MultiReader(strings.NewReader(sample), errReader{stop}), func(Package) error { return nil }), stop)
+	require.ErrorIs(t, Parse(io.MultiReader(strings.NewReader(sample), errReader{stop}),
+		func(Package) error { return nil }), stop)
 }
 
 type errReader struct{ err error }
@@ -100,8 +104,14 @@ func TestOpenAndFindLists(t *testing.T) {
 		require.NoError(t, w.Close())
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o644))
 	}
-	write("a_Packages.gz", func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil })
-	write("b_Packages.lz4", func(w io.Writer) (io.WriteCloser, error) { return lz4.NewWriter(w), nil })
+	write("a_Packages.gz", func(w io.Writer) (io.WriteCloser,
+		error) {
+		return gzip.NewWriter(w), nil
+	})
+	write("b_Packages.lz4", func(w io.Writer) (io.WriteCloser,
+		error) {
+		return lz4.NewWriter(w), nil
+	})
 	write("c_Packages.xz", func(w io.Writer) (io.WriteCloser, error) { return xz.NewWriter(w) })
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "d_Packages"), []byte(sample), 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "Packages"), []byte(sample), 0o644))
@@ -138,11 +148,16 @@ func TestCompareVersions(t *testing.T) {
 		a, b string
 		want int
 	}{
-		{"1.0", "1.0", 0}, {"1.0-1", "1.0-1", 0}, {"0:1.0", "1.0", 0}, {"1.0-0", "1.0", 0}, {"01", "1", 0}, {"1.0a", "1.0a0", 0},
-		{"1.0", "1.1", -1}, {"1.9", "1.10", -1}, {"1:1.0", "2.0", 1}, {"1.0-1", "1.0-2", -1}, {"1.0-10", "1.0-9", 1},
-		{"1.0~rc1", "1.0", -1}, {"1.0~~", "1.0~", -1}, {"1.0~~a", "1.0~", -1}, {"1.0", "1.0a", -1}, {"1.0a", "1.0+", -1}, {"1.0+", "1.0-1", 1},
-		{"2.36-9+deb12u13", "2.36-9+deb12u4", 1}, {"1.2.3-4", "1.2-3-4", 1}, {"a", "b", -1}, {"1.a", "1.", 1},
-		{"99999999999999999999999", "100000000000000000000000", -1}, {"", "0", 0}, {"", "1", -1}, {"a1b", "a1", 1}, {"1a", "a", -1},
+		{"1.0", "1.0", 0}, {"1.0-1", "1.0-1", 0}, {"0:1.0", "1.0", 0}, {"1.0-0", "1.0", 0},
+		{"01", "1", 0}, {"1.0a", "1.0a0", 0},
+		{"1.0", "1.1", -1}, {"1.9", "1.10", -1}, {"1:1.0", "2.0", 1}, {"1.0-1", "1.0-2", -1},
+		{"1.0-10", "1.0-9", 1},
+		{"1.0~rc1", "1.0", -1}, {"1.0~~", "1.0~", -1}, {"1.0~~a", "1.0~", -1}, {"1.0", "1.0a", -1},
+		{"1.0a", "1.0+", -1}, {"1.0+", "1.0-1", 1},
+		{"2.36-9+deb12u13", "2.36-9+deb12u4", 1}, {"1.2.3-4", "1.2-3-4", 1}, {"a", "b", -1},
+		{"1.a", "1.", 1},
+		{"99999999999999999999999", "100000000000000000000000", -1}, {"", "0", 0}, {"", "1", -1},
+		{"a1b", "a1", 1}, {"1a", "a", -1},
 	} {
 		sign := func(n int) int { return min(max(n, -1), 1) }
 		require.Equal(t, c.want, sign(CompareVersions(c.a, c.b)), "%q and %q", c.a, c.b)
@@ -152,7 +167,8 @@ func TestCompareVersions(t *testing.T) {
 
 func TestWordsLeaveTheNameOut(t *testing.T) {
 	p := parse(t, sample)[0]
-	require.Equal(t, []string{"bindings", "fast", "for"}, p.DescriptionWords(false), "neither foo nor perl, which are in the name, nor 5")
+	require.Equal(t, []string{"bindings", "fast", "for"}, p.DescriptionWords(false),
+		"neither foo nor perl, which are in the name, nor 5")
 	require.Contains(t, p.DescriptionWords(true), "widgets")
 	p = Package{Name: "xml2", Source: "libxml", Description: "XML2 tool from libxml: Naïve C++ x"}
 	require.Equal(t, []string{"tool", "from", "naïve"}, p.DescriptionWords(true))

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"unsafe"
 
 	"github.com/pierrec/lz4/v4"
 	"github.com/therootcompany/xz"
@@ -33,10 +34,21 @@ type Package struct {
 	Relations [len(RelationFields)]string
 }
 
+// Bytes is about the memory that a package takes.
+func (p *Package) Bytes() int64 {
+	n := int64(unsafe.Sizeof(*p)) + int64(len(p.Name)+len(p.Version)+len(p.Source)+
+		len(p.Section)+len(p.Description))
+	for _, r := range p.Relations {
+		n += int64(len(r))
+	}
+	return n
+}
+
 // RelationFields are the dependencies that become edges.
 var RelationFields = [...]string{"Depends", "Pre-Depends", "Recommends", "Suggests", "Enhances"}
 
-// maxStanzaLine bounds a line of an index, and a field with its continuation lines; the longest of Debian 12 has 30 KiB.
+// maxStanzaLine bounds a line of an index, and a field with its continuation lines; the longest of
+// Debian 12 has 30 KiB.
 const maxStanzaLine = 4 << 20
 
 // Parse reads an index and calls fn for each package. Errors name the line.
@@ -60,7 +72,8 @@ func Parse(r io.Reader, fn func(Package) error) error {
 			return nil
 		}
 		if p.Name == "" {
-			return fmt.Errorf("line %d: a stanza without Package field ends here; is it a package index?", line)
+			return fmt.Errorf(
+				"line %d: a stanza without Package field ends here; is it a package index?", line)
 		}
 		err := fn(p)
 		p, open, target, field = Package{}, false, nil, ""
@@ -77,7 +90,8 @@ func Parse(r io.Reader, fn func(Package) error) error {
 			text = long
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
-			return fmt.Errorf("line %d: longer than %d bytes; is it a package index?", line+1, maxStanzaLine)
+			return fmt.Errorf("line %d: longer than %d bytes; is it a package index?", line+1,
+				maxStanzaLine)
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("line %d: %w", line+1, err)
@@ -96,18 +110,22 @@ func Parse(r io.Reader, fn func(Package) error) error {
 		case text[0] == '#':
 		case text[0] == ' ' || text[0] == '\t':
 			if field == "" {
-				return fmt.Errorf("line %d: a continuation without a field; is it a package index?", line)
+				return fmt.Errorf("line %d: a continuation without a field; is it a package index?",
+					line)
 			}
 			if target != nil {
 				more = append(append(more, '\n'), bytes.TrimSpace(text)...)
 				if len(more) > maxStanzaLine {
-					return fmt.Errorf("line %d: the field %s is longer than %d bytes; is it a package index?", line, clip([]byte(field)), maxStanzaLine)
+					return fmt.Errorf(
+						"line %d: the field %s is longer than %d bytes; is it a package index?",
+						line, clip([]byte(field)), maxStanzaLine)
 				}
 			}
 		default:
 			name, value, ok := bytes.Cut(text, []byte{':'})
 			if !ok || len(name) == 0 || bytes.ContainsAny(name, " \t") {
-				return fmt.Errorf("line %d: %q is no \"Field: value\"; is it a package index?", line, clip(text))
+				return fmt.Errorf("line %d: %q is no \"Field: value\"; is it a package index?",
+					line, clip(text))
 			}
 			joined()
 			open = true
@@ -157,7 +175,8 @@ func (p *Package) field(name string) *string {
 // architectures and build profiles: "a (>= 1) | b:any [amd64] <!nocheck>, c" gives a, b, c.
 func Targets(relation string) []string {
 	var names []string
-	for _, part := range strings.FieldsFunc(relation, func(r rune) bool { return r == ',' || r == '|' }) {
+	for _, part := range strings.FieldsFunc(relation,
+		func(r rune) bool { return r == ',' || r == '|' }) {
 		part = strings.TrimSpace(part)
 		if i := strings.IndexAny(part, " \t\n(:[<"); i >= 0 {
 			part = part[:i]
@@ -172,7 +191,8 @@ func Targets(relation string) []string {
 // maxDictionary is twice what "xz -9" uses: the file says how much memory its reader shall take.
 const maxDictionary = 128 << 20
 
-var errDictionary = fmt.Errorf("its dictionary has more than %d MiB; compress it again with xz -9 or less", maxDictionary>>20)
+var errDictionary = fmt.Errorf(
+	"its dictionary has more than %d MiB; compress it again with xz -9 or less", maxDictionary>>20)
 
 // xzReader explains a later stream of the file with a dictionary that is too large.
 type xzReader struct{ r io.Reader }

@@ -57,7 +57,8 @@ func NewVocabulary(documents [][]string, dim int) *Vocabulary {
 			all = append(all, w)
 		}
 	}
-	slices.SortFunc(all, func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
+	slices.SortFunc(all,
+		func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
 	v := &Vocabulary{Words: all[:min(dim, len(all))], column: map[string]int{}}
 	for i, w := range v.Words {
 		v.column[w] = i

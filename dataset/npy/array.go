@@ -47,14 +47,15 @@ func Open(path string) (*Array, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if st.Size()-start < h.Bytes() {
-		return nil, errs.New(errs.Usage, "%s: truncated: shape %s of %s needs %d bytes, the file has %d; copy or save it again",
+		return nil, errs.New(errs.Usage,
+			"%s: truncated: shape %s of %s needs %d bytes, the file has %d; copy or save it again",
 			path, h.ShapeString(), h.DType, uint64(start)+uint64(h.Bytes()), st.Size())
 	}
 	return &Array{Name: path, Header: h, file: path, start: start}, nil
 }
 
-// Section is an array without a header, from byte off of a file to the end of its shape. With whole,
-// the file must end there too. name is for errors; "" means the path.
+// Section is an array without a header, from byte off of a file to the end of its shape. With
+// whole, the file must end there too. name is for errors; "" means the path.
 func Section(name, path string, off int64, h Header, whole bool) (*Array, error) {
 	if name == "" {
 		name = path
@@ -64,10 +65,12 @@ func Section(name, path string, off int64, h Header, whole bool) (*Array, error)
 		return nil, errs.With(errs.Usage, err)
 	}
 	if !h.fits() {
-		return nil, errs.New(errs.Usage, "%s: shape %s of %s is too large", name, h.ShapeString(), h.DType)
+		return nil, errs.New(errs.Usage, "%s: shape %s of %s is too large", name, h.ShapeString(),
+			h.DType)
 	}
 	if left := st.Size() - off; off < 0 || left < h.Bytes() || whole && left != h.Bytes() {
-		return nil, errs.New(errs.Usage, "%s: shape %s of %s needs %d bytes from offset %d on, the file has %d; copy it again",
+		return nil, errs.New(errs.Usage,
+			"%s: shape %s of %s needs %d bytes from offset %d on, the file has %d; copy it again",
 			name, h.ShapeString(), h.DType, h.Bytes(), off, st.Size())
 	}
 	return &Array{Name: name, Header: h, file: path, start: off}, nil
@@ -92,12 +95,14 @@ func OpenArchive(path string) (*Archive, error) {
 		zr, err = zip.NewReader(f, st.Size())
 	}
 	if err != nil {
-		return nil, errors.Join(errs.New(errs.Usage, "%s: not a .npz archive, or truncated: %w", path, err), f.Close())
+		return nil, errors.Join(errs.New(errs.Usage, "%s: not a .npz archive, or truncated: %w",
+			path, err), f.Close())
 	}
 	seen := map[string]bool{}
 	for _, m := range zr.File {
 		if seen[m.Name] {
-			return nil, errors.Join(errs.New(errs.Usage, "%s: %.60q stands in the archive twice", path, m.Name), f.Close())
+			return nil, errors.Join(errs.New(errs.Usage, "%s: %.60q stands in the archive twice",
+				path, m.Name), f.Close())
 		}
 		seen[m.Name] = true
 	}
@@ -146,7 +151,8 @@ func (a *Archive) Array(name string) (*Array, error) {
 			return nil, errs.New(errs.Usage, "%s: %w", full, err)
 		}
 		if f.UncompressedSize64 < uint64(start)+uint64(h.Bytes()) {
-			return nil, errs.New(errs.Usage, "%s: truncated: shape %s of %s needs %d bytes, the archive holds %d",
+			return nil, errs.New(errs.Usage,
+				"%s: truncated: shape %s of %s needs %d bytes, the archive holds %d",
 				full, h.ShapeString(), h.DType, start+h.Bytes(), f.UncompressedSize64)
 		}
 		arr := &Array{Name: full, Header: h, member: f, start: start}
@@ -159,7 +165,8 @@ func (a *Archive) Array(name string) (*Array, error) {
 		}
 		return arr, nil
 	}
-	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %.400s", full, strings.Join(a.Names(), ", "))
+	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %.400s", full,
+		strings.Join(a.Names(), ", "))
 }
 
 // Base is the array's name without folder and ending.
@@ -168,8 +175,8 @@ func (a *Array) Base() string { return strings.TrimSuffix(filepath.Base(a.Name),
 // Seekable says whether a Reader can begin anywhere at no cost: not in a compressed member.
 func (a *Array) Seekable() bool { return a.file != "" }
 
-// Check reads a whole member of an archive and compares its checksum, before parts of it are read in
-// any order. Of a file there is nothing to check.
+// Check reads a whole member of an archive and compares its checksum, before parts of it are read
+// in any order. Of a file there is nothing to check.
 func (a *Array) Check(ctx context.Context) error {
 	if a.member == nil {
 		return nil
@@ -195,7 +202,8 @@ func (a *Array) Check(ctx context.Context) error {
 	}
 }
 
-// readError gives a failure of the file system class device, and anything else, which is the content's, class usage.
+// readError gives a failure of the file system class device, and anything else, which is the
+// content's, class usage.
 func readError(where string, err error) error {
 	class := errs.Usage
 	var pe *fs.PathError
@@ -227,7 +235,8 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 	}
 	skip := a.start + from*int64(a.Header.DType.Size)
 	var rc io.ReadCloser
-	// A stored member is read as a file, except from its start: then its checksum can be compared at its end.
+	// A stored member is read as a file, except from its start: then its checksum can be compared
+	// at its end.
 	member := a.member != nil && (a.file == "" || from == 0)
 	if a.member != nil && !member {
 		skip += a.stored - a.start
@@ -271,9 +280,11 @@ func (r *Reader) next(want int) ([]byte, int, error) {
 	b := r.buf[:need]
 	if _, err := io.ReadFull(r.br, b); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil, 0, errs.New(errs.Usage, "%s: truncated near element %d of %d", r.name, r.total-r.left, r.total)
+			return nil, 0, errs.New(errs.Usage, "%s: truncated near element %d of %d", r.name,
+				r.total-r.left, r.total)
 		}
-		return nil, 0, readError(fmt.Sprintf("%s: near element %d of %d", r.name, r.total-r.left, r.total), err)
+		return nil, 0, readError(fmt.Sprintf("%s: near element %d of %d", r.name, r.total-r.left,
+			r.total), err)
 	}
 	if r.left -= n; r.left == 0 && r.member {
 		// archive/zip compares the checksum when it is asked for more than there is.
@@ -366,7 +377,8 @@ func (e *RangeError) Error() string {
 	return fmt.Sprintf("%s: element %d is %g, which float32 cannot hold", e.Name, e.Index, e.Value)
 }
 
-// Float32s fills dst with any numbers, rounded to float32. A float64 that becomes infinite by that is a *RangeError.
+// Float32s fills dst with any numbers, rounded to float32. A float64 that becomes infinite by that
+// is a *RangeError.
 func (r *Reader) Float32s(dst []float32) (int, error) { return floats(r, dst) }
 
 func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
@@ -385,7 +397,8 @@ func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
 		default:
 			x := math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
 			if dst[i] = T(x); dst[i]-dst[i] != 0 && x-x == 0 {
-				return 0, errs.With(errs.Usage, &RangeError{r.name, r.total - r.left - int64(n-i), x})
+				return 0, errs.With(errs.Usage,
+					&RangeError{r.name, r.total - r.left - int64(n-i), x})
 			}
 		}
 	}

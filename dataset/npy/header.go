@@ -56,7 +56,8 @@ func (d DType) String() string {
 
 // ParseDType reads a NumPy type string. Only numbers and bools are known.
 func ParseDType(s string) (DType, error) {
-	bad := fmt.Errorf("element type %.20q is not a number that Helios reads (f2, f4, f8, i1-i8, u1-u8, b1)", s)
+	bad := fmt.Errorf(
+		"element type %.20q is not a number that Helios reads (f2, f4, f8, i1-i8, u1-u8, b1)", s)
 	if len(s) != 3 || s[2] < '1' || s[2] > '8' {
 		return DType{}, bad
 	}
@@ -160,7 +161,8 @@ func ReadHeader(r io.Reader) (Header, int64, error) {
 		return Header{}, 0, fmt.Errorf("unknown .npy format version %d", pre[6])
 	}
 	if length > maxHeader {
-		return Header{}, 0, fmt.Errorf("the .npy header claims %d bytes; at most %d are accepted", length, maxHeader)
+		return Header{}, 0, fmt.Errorf("the .npy header claims %d bytes; at most %d are accepted",
+			length, maxHeader)
 	}
 	text := make([]byte, length)
 	if _, err := io.ReadFull(r, text); err != nil {
@@ -224,7 +226,8 @@ func (p *parser) word() string {
 	return p.s[from:p.i]
 }
 
-var errDict = errors.New("the .npy header is not the dictionary that NumPy writes ('descr', 'fortran_order', 'shape')")
+var errDict = errors.New(
+	"the .npy header is not the dictionary that NumPy writes ('descr', 'fortran_order', 'shape')")
 
 func parseDict(s string) (Header, error) {
 	p := &parser{s: s}
@@ -316,7 +319,8 @@ func EncodeHeader(h Header) ([]byte, error) {
 	if h.Fortran {
 		order = "True"
 	}
-	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': %s, 'shape': %s, }", h.DType, order, h.ShapeString())
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': %s, 'shape': %s, }", h.DType, order,
+		h.ShapeString())
 	if len(dict)+11 > headerBytes {
 		return nil, fmt.Errorf("shape %s does not fit the .npy header", h.ShapeString())
 	}

@@ -34,30 +34,48 @@ func TestReadHeader(t *testing.T) {
 		raw  []byte
 		want string // of the error; "" = fine
 	}{
-		"version 1":            {header(1, ok), ""},
-		"version 2":            {header(2, ok+"   \n"), ""},
-		"version 3":            {header(3, ok), ""},
-		"other order":          {header(1, `{"shape": (3,4), "descr": "<f4", "fortran_order": False}`), ""},
-		"python 2 longs":       {header(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3L, 4L)}"), ""},
-		"empty file":           {nil, "magic"},
-		"raw numbers":          {make([]byte, 64), "magic"},
-		"version 9":            {header(9, ok), "version 9"},
-		"cut in length":        {header(1, ok)[:9], "truncated"},
-		"cut in dictionary":    {header(1, ok)[:30], "truncated"},
-		"huge header":          {binary.LittleEndian.AppendUint32(append([]byte(magic), 2, 0), 1<<31), "at most"},
-		"no shape":             {header(1, "{'descr': '<f4', 'fortran_order': False}"), "dictionary"},
-		"shape twice":          {header(1, "{'shape': (1,), 'shape': (1,), 'descr': '<f4', 'fortran_order': False}"), "dictionary"},
-		"unknown key":          {header(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (), 'x': 1}"), "dictionary"},
-		"text after":           {header(1, ok+" x"), "dictionary"},
-		"negative size":        {header(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"), "shape"},
-		"sizes that overflow":  {header(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}"), "too large"},
-		"overflow times width": {header(1, "{'descr': '<f8', 'fortran_order': False, 'shape': (2305843009213693952,)}"), "too large"},
-		"complex numbers":      {header(1, "{'descr': '<c8', 'fortran_order': False, 'shape': (1,)}"), "c8"},
-		"objects":              {header(1, "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "not a number"},
-		"records":              {header(1, "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}"), "records"},
-		"three byte integers":  {header(1, "{'descr': '<i3', 'fortran_order': False, 'shape': (1,)}"), "i3"},
-		"order not a bool":     {header(1, "{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}"), "dictionary"},
-		"65 dimensions":        {header(1, "{'descr': '<f4', 'fortran_order': False, 'shape': ("+strings.Repeat("1,", 65)+")}"), "shape"},
+		"version 1": {header(1, ok), ""},
+		"version 2": {header(2, ok+"   \n"), ""},
+		"version 3": {header(3, ok), ""},
+		"other order": {header(1,
+			`{"shape": (3,4), "descr": "<f4", "fortran_order": False}`), ""},
+		"python 2 longs": {header(1,
+			"{'descr': '<f4', 'fortran_order': False, 'shape': (3L, 4L)}"), ""},
+		"empty file":        {nil, "magic"},
+		"raw numbers":       {make([]byte, 64), "magic"},
+		"version 9":         {header(9, ok), "version 9"},
+		"cut in length":     {header(1, ok)[:9], "truncated"},
+		"cut in dictionary": {header(1, ok)[:30], "truncated"},
+		"huge header": {binary.LittleEndian.AppendUint32(append([]byte(magic), 2, 0),
+			1<<31), "at most"},
+		"no shape": {header(1, "{'descr': '<f4', 'fortran_order': False}"),
+			"dictionary"},
+		"shape twice": {header(1,
+			"{'shape': (1,), 'shape': (1,), 'descr': '<f4', 'fortran_order': False}"),
+			"dictionary"},
+		"unknown key": {header(1,
+			"{'descr': '<f4', 'fortran_order': False, 'shape': (), 'x': 1}"), "dictionary"},
+		"text after": {header(1, ok+" x"), "dictionary"},
+		"negative size": {header(1,
+			"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"), "shape"},
+		"sizes that overflow": {header(1,
+			"{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}"),
+			"too large"},
+		"overflow times width": {header(1,
+			"{'descr': '<f8', 'fortran_order': False, 'shape': (2305843009213693952,)}"),
+			"too large"},
+		"complex numbers": {header(1,
+			"{'descr': '<c8', 'fortran_order': False, 'shape': (1,)}"), "c8"},
+		"objects": {header(1,
+			"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "not a number"},
+		"records": {header(1,
+			"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}"), "records"},
+		"three byte integers": {header(1,
+			"{'descr': '<i3', 'fortran_order': False, 'shape': (1,)}"), "i3"},
+		"order not a bool": {header(1, "{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}"),
+			"dictionary"},
+		"65 dimensions": {header(1, "{'descr': '<f4', 'fortran_order': False, 'shape': ("+
+			strings.Repeat("1,", 65)+")}"), "shape"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, n, err := ReadHeader(bytes.NewReader(c.raw))
@@ -223,7 +241,8 @@ func TestTruncated(t *testing.T) {
 	dir := t.TempDir()
 	path := write(t, dir, "a.npy", Header{Int32, false, []int64{100}}, make([]int32, 99))
 	_, err := Open(path)
-	require.ErrorContains(t, err, path+": truncated: shape (100,) of <i4 needs 528 bytes, the file has 524")
+	require.ErrorContains(t, err,
+		path+": truncated: shape (100,) of <i4 needs 528 bytes, the file has 524")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 
 	// Cut after it was opened: the stream must say so, not end early.
@@ -325,7 +344,8 @@ func FuzzReadHeader(f *testing.F) {
 			t.Fatal(err)
 		}
 		h2, _, err := ReadHeader(bytes.NewReader(again))
-		if err != nil || h2.ShapeString() != h.ShapeString() || h2.DType != h.DType || h2.Fortran != h.Fortran {
+		if err != nil || h2.ShapeString() != h.ShapeString() || h2.DType != h.DType ||
+			h2.Fortran != h.Fortran {
 			t.Fatalf("%+v came back as %+v, %v", h, h2, err)
 		}
 	})

@@ -40,8 +40,10 @@ func TestSection(t *testing.T) {
 		whole bool
 		want  string
 	}{
-		"too long":        {5, Header{Int64, false, []int64{2}}, false, "raw: shape (2,) of <i8 needs 16 bytes from offset 5 on, the file has 14"},
-		"a byte is left":  {5, Header{Int64, false, []int64{1}}, true, "needs 8 bytes from offset 5 on, the file has 14"},
+		"too long": {5, Header{Int64, false, []int64{2}}, false,
+			"raw: shape (2,) of <i8 needs 16 bytes from offset 5 on, the file has 14"},
+		"a byte is left": {5, Header{Int64, false, []int64{1}}, true,
+			"needs 8 bytes from offset 5 on, the file has 14"},
 		"begins too late": {15, Header{Int64, false, []int64{0}}, false, "from offset 15"},
 		"before the file": {-1, Header{Int64, false, []int64{0}}, false, "from offset -1"},
 		"overflow":        {0, Header{Int64, false, []int64{math.MaxInt64, 4}}, false, "too large"},
@@ -52,13 +54,18 @@ func TestSection(t *testing.T) {
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
 	// A header whose length makes the sum with its own overflow.
-	require.NoError(t, os.WriteFile(path, header(1, "{'descr': '|i1', 'fortran_order': False, 'shape': (9223372036854775807,)}"), 0o644))
+	require.NoError(t,
+		os.WriteFile(path,
+			header(1, "{'descr': '|i1', 'fortran_order': False, 'shape': (9223372036854775807,)}"),
+			0o644))
 	_, err = Open(path)
 	require.ErrorContains(t, err, "truncated")
 	// What the file system refuses is no fault of the content.
-	_, err = (&Array{Name: "d", file: t.TempDir(), Header: Header{Int64, false, []int64{1}}}).Reader(0)
+	_, err = (&Array{Name: "d", file: t.TempDir(), Header: Header{Int64, false,
+		[]int64{1}}}).Reader(0)
 	require.ErrorContains(t, err, "is a folder")
-	r, err = (&Array{Name: "d", file: "/proc/self/mem", Header: Header{Int64, false, []int64{1}}}).Reader(0)
+	r, err = (&Array{Name: "d", file: "/proc/self/mem",
+		Header: Header{Int64, false, []int64{1}}}).Reader(0)
 	require.NoError(t, err)
 	defer r.Close()
 	_, err = r.Ints(got)
@@ -101,7 +108,8 @@ func readAll(a *Array, from int64) ([]int64, error) {
 	}
 }
 
-// TestArchiveDamage flips a bit of each byte of a member's data in turn: no other values may come out.
+// TestArchiveDamage flips a bit of each byte of a member's data in turn: no other values may come
+// out.
 func TestArchiveDamage(t *testing.T) {
 	values := []int64{1, 2, 3, 1 << 40, 5, 6, 7, 8, 9, 10}
 	path := filepath.Join(t.TempDir(), "a.npz")
@@ -132,15 +140,18 @@ func TestArchiveDamage(t *testing.T) {
 			if a, err := ar.Array("x"); err == nil {
 				var got []int64
 				if got, err = readAll(a, 0); err == nil {
-					require.Equal(t, zip.Deflate, method) // a bit between blocks, which means nothing
+					// a bit between blocks, which means nothing
+					require.Equal(t, zip.Deflate, method)
 					require.Equal(t, values, got)
 					require.NoError(t, ar.Close())
 					continue
 				}
-				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", at, method, err)
+				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", at,
+					method, err)
 				require.Contains(t, err.Error(), path+":x: ")
 				err = a.Check(context.Background())
-				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", at, method, err)
+				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", at,
+					method, err)
 			}
 			require.NoError(t, ar.Close())
 		}
@@ -180,7 +191,8 @@ func TestArchive64(t *testing.T) {
 		head, err := EncodeHeader(Header{Int64, false, []int64{count}})
 		require.NoError(t, err)
 		size := uint64(len(head)) + uint64(count)*8
-		w, err := zw.CreateRaw(&zip.FileHeader{Name: name, Method: zip.Store, CompressedSize64: size, UncompressedSize64: size})
+		w, err := zw.CreateRaw(&zip.FileHeader{Name: name, Method: zip.Store,
+			CompressedSize64: size, UncompressedSize64: size})
 		require.NoError(t, err)
 		_, err = w.Write(head)
 		require.NoError(t, err)

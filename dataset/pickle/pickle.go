@@ -1,9 +1,10 @@
-// Package pickle reads the few things that graph data sets keep in Python pickles: numbers, strings, lists,
-// dictionaries, NumPy arrays and SciPy CSR matrices. A pickle is a program that may call anything; this
-// reader knows the binary opcodes of protocols 2 to 4 and eight names, makes only its own types from
-// them, and refuses the rest with the offset. Nothing is ever run. Each opcode is done once, so the steps are bounded by
-// the input; what they allocate is charged to a budget, since a memo lets a few bytes stand for many; and nothing walks
-// a value, since values can nest as deep as the file is long, and hold each other.
+// Package pickle reads the few things that graph data sets keep in Python pickles: numbers,
+// strings, lists, dictionaries, NumPy arrays and SciPy CSR matrices. A pickle is a program that may
+// call anything; this reader knows the binary opcodes of protocols 2 to 4 and eight names, makes
+// only its own types from them, and refuses the rest with the offset. Nothing is ever run. Each
+// opcode is done once, so the steps are bounded by the input; what they allocate is charged to a
+// budget, since a memo lets a few bytes stand for many; and nothing walks a value, since values can
+// nest as deep as the file is long, and hold each other.
 package pickle
 
 import (
@@ -24,14 +25,16 @@ const MaxBytes = 256 << 20
 // maxValues bounds what a file of one-byte opcodes can make.
 const maxValues = 1 << 24
 
-// What a pickle may allocate: perByte for each of its bytes (an opcode of two bytes makes a value, the room for it on the
-// stack, and its share of a list) and floor, or less where the caller has less.
+// What a pickle may allocate: perByte for each of its bytes (an opcode of two bytes makes a value,
+// the room for it on the stack, and its share of a list) and floor, or less where the caller has
+// less.
 const (
 	perByte    = 64
 	floor      = 16 << 20
 	valueBytes = 32 // of a number in an interface, and the interface
-	// A tuple, list or dictionary costs more than an opcode of a byte brings in, so that the levels of nesting are bounded
-	// by the budget: Go's collector follows a chain of millions, again and again, one link after the other.
+	// A tuple, list or dictionary costs more than an opcode of a byte brings in, so that the levels
+	// of nesting are bounded by the budget: Go's collector follows a chain of millions, again and
+	// again, one link after the other.
 	holderBytes = 192
 )
 
@@ -105,17 +108,20 @@ type (
 	}
 )
 
-// Load reads the pickle in a file and takes at most memory bytes for it; 0 leaves that to the size of the file.
+// Load reads the pickle in a file and takes at most memory bytes for it; 0 leaves that to the size
+// of the file.
 func Load(path string, memory int64) (any, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
 	if st.Size() > MaxBytes {
-		return nil, errs.New(errs.Usage, "%s: %d bytes; pickles of at most %d are read", path, st.Size(), MaxBytes)
+		return nil, errs.New(errs.Usage, "%s: %d bytes; pickles of at most %d are read", path,
+			st.Size(), MaxBytes)
 	}
 	if memory > 0 && st.Size() >= memory {
-		return nil, errs.New(errs.Usage, "%s: %d bytes, there is memory for %d", path, st.Size(), memory)
+		return nil, errs.New(errs.Usage, "%s: %d bytes, there is memory for %d", path,
+			st.Size(), memory)
 	}
 	b, err := regular.Read(path, MaxBytes)
 	if err != nil {
@@ -127,8 +133,8 @@ func Load(path string, memory int64) (any, error) {
 	return Parse(path, b, memory)
 }
 
-// Parse reads the pickle in b and allocates at most memory bytes for it, and never more than in proportion to
-// len(b), which is also the limit where memory is 0; name is for errors.
+// Parse reads the pickle in b and allocates at most memory bytes for it, and never more than in
+// proportion to len(b), which is also the limit where memory is 0; name is for errors.
 func Parse(name string, b []byte, memory int64) (any, error) {
 	p := &parser{name: name, b: b, memo: map[uint32]any{}, left: int64(len(b))*perByte + floor}
 	if memory > 0 {
@@ -219,7 +225,8 @@ func (p *parser) fail(format string, a ...any) {
 // take returns the next n bytes.
 func (p *parser) take(n uint64) []byte {
 	if n > uint64(len(p.b)-p.at) {
-		p.fail("the pickle ends in an opcode that needs %d more bytes: truncated", n-uint64(len(p.b)-p.at))
+		p.fail("the pickle ends in an opcode that needs %d more bytes: truncated",
+			n-uint64(len(p.b)-p.at))
 		return nil
 	}
 	p.at += int(n)
@@ -338,7 +345,9 @@ func (p *parser) get(key uint32) {
 func (p *parser) global(name string) {
 	g, ok := globals[name]
 	if !ok && p.err == nil {
-		p.fail("%.80q is not among the classes that this reader knows (NumPy arrays, SciPy csr_matrix, defaultdict of lists); save the data as .npy arrays and use \"import npy\"", name)
+		p.fail(
+			"%.80q is not among the classes that this reader knows (NumPy arrays, SciPy csr_matrix, defaultdict of lists); save the data as .npy arrays and use \"import npy\"",
+			name)
 	}
 	p.push(g)
 }
@@ -356,7 +365,8 @@ func (p *parser) run() (any, error) {
 				break
 			}
 			if p.at != len(p.b) || len(p.stack) > 0 {
-				p.fail("%d bytes follow the end of the pickle, %d values are left over", len(p.b)-p.at, len(p.stack))
+				p.fail("%d bytes follow the end of the pickle, %d values are left over",
+					len(p.b)-p.at, len(p.stack))
 				break
 			}
 			return p.finished(v)
@@ -633,7 +643,8 @@ func (a *array) build(state any) error {
 	fortran, ok3 := t[3].(bool)
 	data, ok4 := t[4].(Bytes)
 	if !ok1 || !ok2 || !d.set || !ok3 || !ok4 {
-		return fmt.Errorf("the state of an array is not (version, shape, dtype, order, data) of plain numbers")
+		return fmt.Errorf(
+			"the state of an array is not (version, shape, dtype, order, data) of plain numbers")
 	}
 	size := int64(d.dt.Size)
 	if len(shape) > 32 { // NumPy's own limit was 32
@@ -648,7 +659,9 @@ func (a *array) build(state any) error {
 		size *= n
 	}
 	if size != int64(len(data)) {
-		return fmt.Errorf("an array of shape %v and %d bytes an element has %d bytes of data, not %d", a.Shape, d.dt.Size, len(data), size)
+		return fmt.Errorf(
+			"an array of shape %v and %d bytes an element has %d bytes of data, not %d", a.Shape,
+			d.dt.Size, len(data), size)
 	}
 	a.DType, a.Fortran, a.Data, a.set = d.dt, fortran, data, true
 	return nil
@@ -695,17 +708,20 @@ func (m *csr) build(state any) error {
 		return err
 	}
 	if int64(len(m.Indptr)) != m.Rows+1 || len(m.Indices) != len(m.Values) {
-		return fmt.Errorf("a csr_matrix of %d rows has %d row offsets, %d columns and %d values", m.Rows, len(m.Indptr), len(m.Indices), len(m.Values))
+		return fmt.Errorf("a csr_matrix of %d rows has %d row offsets, %d columns and %d values",
+			m.Rows, len(m.Indptr), len(m.Indices), len(m.Values))
 	}
 	last := int64(0)
 	for r, at := range m.Indptr {
 		if r == 0 && at != 0 || at < last || at > int64(len(m.Indices)) {
-			return fmt.Errorf("row offset %d of a csr_matrix is %d: offsets must rise from 0 to %d", r, at, len(m.Indices))
+			return fmt.Errorf("row offset %d of a csr_matrix is %d: offsets must rise from 0 to %d",
+				r, at, len(m.Indices))
 		}
 		last = at
 	}
 	if last != int64(len(m.Indices)) {
-		return fmt.Errorf("the row offsets of a csr_matrix end at %d of %d values", last, len(m.Indices))
+		return fmt.Errorf("the row offsets of a csr_matrix end at %d of %d values", last,
+			len(m.Indices))
 	}
 	for i, c := range m.Indices {
 		if c < 0 || c >= m.Cols {
@@ -785,7 +801,8 @@ func convert[T int64 | float64](a *Array) ([]T, error) {
 			default:
 				return nil, fmt.Errorf("floats of %d bytes are not read", size)
 			}
-			if _, whole := any(out[i]).(int64); whole && !(x == math.Trunc(x) && math.Abs(x) < 1<<62) {
+			if _, whole := any(out[i]).(int64); whole &&
+				!(x == math.Trunc(x) && math.Abs(x) < 1<<62) {
 				return nil, fmt.Errorf("element %d is %v, not a whole number", i, x)
 			}
 			out[i] = T(x)

@@ -26,7 +26,8 @@ type Mismatch struct {
 }
 
 func (e *Mismatch) Error() string {
-	return fmt.Sprintf("%s: bytes %d to %d are not those that were sealed (%s); restore the file or import the dataset again, and run \"heliosctl verify --dataset %s\"",
+	return fmt.Sprintf(
+		"%s: bytes %d to %d are not those that were sealed (%s); restore the file or import the dataset again, and run \"heliosctl verify --dataset %s\"",
 		e.Path, e.From, e.To-1, e.What, filepath.Dir(e.Path))
 }
 
@@ -42,7 +43,8 @@ func (c *Counter) Checked() int64 { return c.bytes.Load() }
 // Took is the time that this took, of all cores together.
 func (c *Counter) Took() time.Duration { return time.Duration(c.nanos.Load()) }
 
-// Reader reads one file of a dataset. With a manifest it checks all that it reads. It is safe for concurrent use.
+// Reader reads one file of a dataset. With a manifest it checks all that it reads. It is safe for
+// concurrent use.
 type Reader struct {
 	f     *os.File
 	path  string
@@ -50,8 +52,9 @@ type Reader struct {
 	block int64
 	sums  []uint32 // nil: the file is not sealed
 	count *Counter
-	// Blocks of which parts were read last, each in the place that its number gives: rows of a stripe are read one by one,
-	// and a block holds many. Several goroutines read, each near where it was before.
+	// Blocks of which parts were read last, each in the place that its number gives: rows of a
+	// stripe are read one by one, and a block holds many. Several goroutines read, each near where
+	// it was before.
 	kept [keptBlocks]atomic.Pointer[keptBlock]
 }
 
@@ -64,14 +67,17 @@ type keptBlock struct {
 	bytes []byte
 }
 
-// NewReader opens a file of the dataset in dir; m is nil where that is not sealed. A file that m does not name, that
-// is missing, or that has another size than it was sealed with, is an error of class device.
+// NewReader opens a file of the dataset in dir; m is nil where that is not sealed. A file that m
+// does not name, that is missing, or that has another size than it was sealed with, is an error of
+// class device.
 func NewReader(m *Manifest, dir, name string, count *Counter) (r *Reader, err error) {
 	r = &Reader{path: filepath.Join(dir, name), block: Block, count: count}
 	if m != nil {
 		e := m.File(name)
 		if e == nil {
-			return nil, errs.New(errs.Device, "%s is not one of the files that %s names, so it is no part of the dataset; remove it, or import the dataset again", r.path, m.Path())
+			return nil, errs.New(errs.Device,
+				"%s is not one of the files that %s names, so it is no part of the dataset; remove it, or import the dataset again",
+				r.path, m.Path())
 		}
 		r.block = e.Block
 		if err := sized(r.path, e); err != nil {
@@ -97,21 +103,26 @@ func sized(path string, e *File) error {
 	st, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errs.New(errs.Device, "%s is missing: the dataset was sealed with it; restore the file or import the dataset again", path)
+		return errs.New(errs.Device,
+			"%s is missing: the dataset was sealed with it; restore the file or import the dataset again",
+			path)
 	case err != nil:
 		return errs.With(errs.Usage, err)
 	case !st.Mode().IsRegular():
-		return errs.New(errs.Device, "%s is no file any more; restore it or import the dataset again", path)
+		return errs.New(errs.Device,
+			"%s is no file any more; restore it or import the dataset again", path)
 	case st.Size() < e.Bytes:
-		return errs.With(errs.Device, &Mismatch{path, st.Size(), e.Bytes, fmt.Sprintf("the file ends at byte %d, it was sealed with %d", st.Size(), e.Bytes)})
+		return errs.With(errs.Device, &Mismatch{path, st.Size(), e.Bytes,
+			fmt.Sprintf("the file ends at byte %d, it was sealed with %d", st.Size(), e.Bytes)})
 	case st.Size() > e.Bytes:
-		return errs.With(errs.Device, &Mismatch{path, e.Bytes, st.Size(), fmt.Sprintf("it was sealed with %d bytes", e.Bytes)})
+		return errs.With(errs.Device, &Mismatch{path, e.Bytes, st.Size(),
+			fmt.Sprintf("it was sealed with %d bytes", e.Bytes)})
 	}
 	return nil
 }
 
-// CheckHeads checks that all files that m names are there with their sizes, and the first block of each, which holds
-// an array's header.
+// CheckHeads checks that all files that m names are there with their sizes, and the first block of
+// each, which holds an array's header.
 func (m *Manifest) CheckHeads(count *Counter) error {
 	for i := range m.Files {
 		e := &m.Files[i]
@@ -140,7 +151,8 @@ func (r *Reader) Close() error { return r.f.Close() }
 // Size is the file's.
 func (r *Reader) Size() int64 { return r.size }
 
-// Checksums are those of the file's blocks, and how many bytes a block has; nil where the file is not sealed.
+// Checksums are those of the file's blocks, and how many bytes a block has; nil where the file is
+// not sealed.
 func (r *Reader) Checksums() ([]uint32, int64) { return r.sums, r.block }
 
 // check holds whole blocks from off on against their checksums.
@@ -153,7 +165,8 @@ func (r *Reader) check(b []byte, off int64) error {
 		end := min(at+r.block, int64(len(b)))
 		want := r.sums[(off+at)/r.block]
 		if got := crc32.Checksum(b[at:end], castagnoli); got != want {
-			return errs.With(errs.Device, &Mismatch{r.path, off + at, off + end, fmt.Sprintf("CRC32C %08x, the seal says %08x", got, want)})
+			return errs.With(errs.Device, &Mismatch{r.path, off + at, off + end,
+				fmt.Sprintf("CRC32C %08x, the seal says %08x", got, want)})
 		}
 	}
 	if r.count != nil {
@@ -170,12 +183,17 @@ func (r *Reader) read(dst []byte, off int64) error {
 		return nil
 	}
 	if errors.Is(err, io.EOF) {
-		return errs.New(errs.Device, "%s: ends at byte %d, %d were there when it was opened; restore the file or import the dataset again", r.path, off+int64(n), r.size)
+		return errs.New(errs.Device,
+			"%s: ends at byte %d, %d were there when it was opened; restore the file or import the dataset again",
+			r.path, off+int64(n), r.size)
 	}
-	return errs.New(errs.Device, "%s: bytes %d to %d: %w; look at the kernel's log for the storage behind it", r.path, off, off+int64(len(dst))-1, err)
+	return errs.New(errs.Device,
+		"%s: bytes %d to %d: %w; look at the kernel's log for the storage behind it", r.path, off,
+		off+int64(len(dst))-1, err)
 }
 
-// ReadAt reads dst from byte off on and checks it. A block of which only a part is asked for is read as a whole.
+// ReadAt reads dst from byte off on and checks it. A block of which only a part is asked for is
+// read as a whole.
 func (r *Reader) ReadAt(dst []byte, off int64) error {
 	if r.sums == nil {
 		return r.read(dst, off)
@@ -228,8 +246,8 @@ func (r *Reader) whole(first, last int64) ([]byte, error) {
 // pieceBytes are read and checked at a time: they stay in a core's cache from one to the other.
 const pieceBytes = 1 << 20
 
-// inPieces runs fn for all of [from, to) in pieces that end on multiples of pieceBytes, on all cores. The error is
-// that of the first piece that has one.
+// inPieces runs fn for all of [from, to) in pieces that end on multiples of pieceBytes, on all
+// cores. The error is that of the first piece that has one.
 func inPieces(ctx context.Context, from, to int64, fn func(from, to int64) error) error {
 	first := from / pieceBytes
 	n := (to+pieceBytes-1)/pieceBytes - first
@@ -266,10 +284,11 @@ func inPieces(ctx context.Context, from, to int64, fn func(from, to int64) error
 	return failed
 }
 
-// ReadAll reads dst from byte off on, on all cores. see, where it is not nil, is shown each piece of dst once that is
-// checked, with its place in dst, while it is still in a core's cache; many calls run at once. Pieces begin and end on
-// multiples of 8 bytes of dst, its end aside.
-func (r *Reader) ReadAll(ctx context.Context, dst []byte, off int64, see func(at int64, b []byte) error) error {
+// ReadAll reads dst from byte off on, on all cores. see, where it is not nil, is shown each piece
+// of dst once that is checked, with its place in dst, while it is still in a core's cache; many
+// calls run at once. Pieces begin and end on multiples of 8 bytes of dst, its end aside.
+func (r *Reader) ReadAll(ctx context.Context, dst []byte, off int64,
+	see func(at int64, b []byte) error) error {
 	if off%8 != 0 && see != nil { // pieces end on multiples of blocks of the file
 		if err := r.ReadAll(ctx, dst, off, nil); err != nil {
 			return err
@@ -288,9 +307,10 @@ func (r *Reader) ReadAll(ctx context.Context, dst []byte, off int64, see func(at
 	})
 }
 
-// CheckMapped is ReadAll of a file that is mapped from its start to its end: it shows see the payload that begins
-// at off.
-func (r *Reader) CheckMapped(ctx context.Context, mem []byte, off int64, see func(at int64, b []byte) error) error {
+// CheckMapped is ReadAll of a file that is mapped from its start to its end: it shows see the
+// payload that begins at off.
+func (r *Reader) CheckMapped(ctx context.Context, mem []byte, off int64,
+	see func(at int64, b []byte) error) error {
 	return inPieces(ctx, 0, int64(len(mem)), func(from, to int64) error {
 		if err := r.check(mem[from:to], from); err != nil {
 			return err
@@ -303,7 +323,8 @@ func (r *Reader) CheckMapped(ctx context.Context, mem []byte, off int64, see fun
 	})
 }
 
-// Verify reads the whole file and tells bad of each block that is not what was sealed. Its error is of the reads.
+// Verify reads the whole file and tells bad of each block that is not what was sealed. Its error is
+// of the reads.
 func (r *Reader) Verify(ctx context.Context, done func(bytes int64), bad func(*Mismatch)) error {
 	return inPieces(ctx, 0, r.size, func(from, to int64) error {
 		b := make([]byte, to-from)

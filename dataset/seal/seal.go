@@ -1,10 +1,10 @@
-// Package seal keeps the checksums of a dataset's files: a manifest that is written when the dataset is
-// made, and readers that hold every byte against it. A file that rots between then and a run is found
-// before its bytes can change a result.
+// Package seal keeps the checksums of a dataset's files: a manifest that is written when the
+// dataset is made, and readers that hold every byte against it. A file that rots between then and a
+// run is found before its bytes can change a result.
 //
-// The manifest is a line of JSON (Manifest), a line with that line's CRC32C, and the CRC32C of each block
-// of each file, 4 bytes little-endian, one file after the other. The JSON holds the checksum of each
-// file's part, so a reader needs only the part of the file that it reads.
+// The manifest is a line of JSON (Manifest), a line with that line's CRC32C, and the CRC32C of each
+// block of each file, 4 bytes little-endian, one file after the other. The JSON holds the checksum
+// of each file's part, so a reader needs only the part of the file that it reads.
 package seal
 
 import (
@@ -85,12 +85,14 @@ type Sealed struct {
 
 // Write makes the manifest of a dataset in w, the files sorted by name.
 func Write(w io.Writer, uuid string, files []Sealed) error {
-	slices.SortFunc(files, func(a, b Sealed) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
+	slices.SortFunc(files,
+		func(a, b Sealed) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
 	m := Manifest{Version: Version, UUID: uuid}
 	var sums []byte
 	for _, f := range files {
 		if int64(len(f.Checksums)) != f.blocks() {
-			return fmt.Errorf("seal %s: %d checksums for %d blocks", f.Name, len(f.Checksums), f.blocks())
+			return fmt.Errorf("seal %s: %d checksums for %d blocks", f.Name, len(f.Checksums),
+				f.blocks())
 		}
 		from := len(sums)
 		for _, s := range f.Checksums {
@@ -104,7 +106,8 @@ func Write(w io.Writer, uuid string, files []Sealed) error {
 		return err
 	}
 	if len(head)+len("\n01234567\n") > maxHead {
-		return fmt.Errorf("seal: its list of files takes %d bytes, at most %d can be", len(head), maxHead)
+		return fmt.Errorf("seal: its list of files takes %d bytes, at most %d can be", len(head),
+			maxHead)
 	}
 	_, err = fmt.Fprintf(w, "%s\n%08x\n", head, crc32.Checksum(head, castagnoli))
 	if err == nil {
@@ -113,8 +116,8 @@ func Write(w io.Writer, uuid string, files []Sealed) error {
 	return err
 }
 
-// Open reads the manifest of the dataset in dir and checks it. Without one the error is fs.ErrNotExist; a
-// damaged one is an error of class device.
+// Open reads the manifest of the dataset in dir and checks it. Without one the error is
+// fs.ErrNotExist; a damaged one is an error of class device.
 func Open(dir string) (*Manifest, error) {
 	m := &Manifest{dir: dir}
 	f, err := regular.Open(m.Path())
@@ -128,20 +131,25 @@ func Open(dir string) (*Manifest, error) {
 		return nil, errs.New(errs.Device, "%s: %w", m.Path(), err)
 	}
 	head, rest, _ := bytes.Cut(text[:n], []byte("\n"))
-	if want := fmt.Sprintf("%08x\n", crc32.Checksum(head, castagnoli)); !bytes.HasPrefix(rest, []byte(want)) {
+	if want := fmt.Sprintf("%08x\n", crc32.Checksum(head, castagnoli)); !bytes.HasPrefix(rest,
+		[]byte(want)) {
 		return nil, m.damaged("its list of files has another checksum than it was written with")
 	}
 	if err := json.Unmarshal(head, m); err != nil {
 		return nil, m.damaged(err.Error())
 	}
 	if m.Version != Version {
-		return nil, errs.New(errs.Usage, "%s: version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it", m.Path(), m.Version, Version)
+		return nil, errs.New(errs.Usage,
+			"%s: version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it",
+			m.Path(), m.Version, Version)
 	}
 	at := int64(len(head) + len("\n01234567\n"))
 	for i := range m.Files {
 		f := &m.Files[i]
-		if f.Bytes < 0 || f.Block < Page || f.Block > pieceBytes || f.Block&(f.Block-1) != 0 || filepath.Base(f.Name) != f.Name {
-			return nil, m.damaged(fmt.Sprintf("%q has %d bytes in blocks of %d", f.Name, f.Bytes, f.Block))
+		if f.Bytes < 0 || f.Block < Page || f.Block > pieceBytes || f.Block&(f.Block-1) != 0 ||
+			filepath.Base(f.Name) != f.Name {
+			return nil, m.damaged(fmt.Sprintf("%q has %d bytes in blocks of %d", f.Name, f.Bytes,
+				f.Block))
 		}
 		f.at = at
 		at += 4 * f.blocks()
@@ -151,13 +159,15 @@ func Open(dir string) (*Manifest, error) {
 		return nil, errs.New(errs.Device, "%s: %w", m.Path(), err)
 	}
 	if st.Size() != at {
-		return nil, m.damaged(fmt.Sprintf("it has %d bytes, its list of files needs %d", st.Size(), at))
+		return nil, m.damaged(fmt.Sprintf("it has %d bytes, its list of files needs %d",
+			st.Size(), at))
 	}
 	return m, nil
 }
 
 func (m *Manifest) damaged(what string) error {
-	return errs.New(errs.Device, "%s: damaged: %s; restore the file, or import the dataset again", m.Path(), what)
+	return errs.New(errs.Device, "%s: damaged: %s; restore the file, or import the dataset again",
+		m.Path(), what)
 }
 
 // checksums reads those of one file.
@@ -215,7 +225,8 @@ func (s *Sum) Write(b []byte) (int, error) {
 	return all, nil
 }
 
-// Patch says that the file's beginning was written again, as b: no longer than a block, nor than the file.
+// Patch says that the file's beginning was written again, as b: no longer than a block, nor than
+// the file.
 func (s *Sum) Patch(b []byte) {
 	copy(s.first, b)
 	crc := crc32.Checksum(s.first, castagnoli)

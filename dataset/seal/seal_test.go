@@ -17,7 +17,8 @@ import (
 
 var bg = context.Background()
 
-// made is a folder with a sealed file of so many bytes, which were written in odd pieces and whose start was patched.
+// made is a folder with a sealed file of so many bytes, which were written in odd pieces and whose
+// start was patched.
 func made(t *testing.T, size int, block int64) (dir string, data []byte) {
 	t.Helper()
 	dir = t.TempDir()
@@ -44,10 +45,12 @@ func made(t *testing.T, size int, block int64) (dir string, data []byte) {
 	return dir, data
 }
 
-// Any part of a file of any size reads as it is, and one bit in a block fails whatever touches the block, and nothing else.
+// Any part of a file of any size reads as it is, and one bit in a block fails whatever touches the
+// block, and nothing else.
 func TestReader(t *testing.T) {
 	for _, block := range []int64{Page, Block} {
-		for _, size := range []int{0, 1, 127, int(block) - 1, int(block), int(block) + 1, 3*int(block) + 700, pieceBytes + 5} {
+		for _, size := range []int{0, 1, 127, int(block) - 1, int(block), int(block) + 1,
+			3*int(block) + 700, pieceBytes + 5} {
 			dir, data := made(t, size, block)
 			m, err := Open(dir)
 			require.NoError(t, err)
@@ -100,7 +103,8 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// Pieces that ReadAll shows are whole numbers of 8 bytes, wherever the payload begins, and make up all of it.
+// Pieces that ReadAll shows are whole numbers of 8 bytes, wherever the payload begins, and make up
+// all of it.
 func TestReadAllShowsAllOnce(t *testing.T) {
 	dir, data := made(t, 3*pieceBytes+24, Block)
 	m, err := Open(dir)
@@ -155,7 +159,8 @@ func TestManifestDamage(t *testing.T) {
 	}
 }
 
-// Rows that are read one by one, as a stripe's are, cost one read and one check of the block that they are in.
+// Rows that are read one by one, as a stripe's are, cost one read and one check of the block that
+// they are in.
 func TestPartsOfABlockAreCheckedOnce(t *testing.T) {
 	const size = 3*Block + 700
 	dir, data := made(t, size, Block)

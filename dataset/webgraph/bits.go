@@ -8,8 +8,8 @@ import (
 	"math/bits"
 )
 
-// code is an instantaneous code of the natural numbers (Boldi and Vigna, "The WebGraph framework I",
-// WWW 2004, and "Codes for the World-Wide Web", Internet Mathematics 2(4), 2005).
+// code is an instantaneous code of the natural numbers (Boldi and Vigna, "The WebGraph framework
+// I", WWW 2004, and "Codes for the World-Wide Web", Internet Mathematics 2(4), 2005).
 type code byte
 
 const (
@@ -20,9 +20,11 @@ const (
 	nibble
 )
 
-var codeNames = map[string]code{"GAMMA": gamma, "DELTA": delta, "ZETA": zeta, "UNARY": unary, "NIBBLE": nibble}
+var codeNames = map[string]code{"GAMMA": gamma, "DELTA": delta, "ZETA": zeta, "UNARY": unary,
+	"NIBBLE": nibble}
 
-// errEnd says that a code runs past the end of the stream, errCode that none is as long as what stands there.
+// errEnd says that a code runs past the end of the stream, errCode that none is as long as what
+// stands there.
 var (
 	errEnd  = errors.New("the bit stream ends within a code: truncated")
 	errCode = errors.New("a code of more than 62 bits: damaged")

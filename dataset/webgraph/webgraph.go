@@ -1,6 +1,7 @@
-// Package webgraph reads graphs in the BV format of the WebGraph framework (Boldi and Vigna, "The WebGraph
-// framework I: compression techniques", WWW 2004): NAME.properties, the bit stream NAME.graph and, where it is there,
-// NAME.offsets, by which parts of the stream are read at the same time.
+// Package webgraph reads graphs in the BV format of the WebGraph framework (Boldi and Vigna, "The
+// WebGraph framework I: compression techniques", WWW 2004): NAME.properties, the bit stream
+// NAME.graph and, where it is there, NAME.offsets, by which parts of the stream are read at the
+// same time.
 //
 // A node's record holds its outdegree; a reference to one of the last nodes and the blocks of
 // successors copied from it; intervals of successive numbers; and what is left as gaps.
@@ -67,12 +68,14 @@ type part struct {
 	offsets    []int64 // of the nodes warm … first
 }
 
-// Open reads the properties and the offsets of the graph whose files are called base plus an ending.
+// Open reads the properties and the offsets of the graph whose files are called base plus an
+// ending.
 func Open(ctx context.Context, base string) (g *Graph, err error) {
 	g = &Graph{Name: base + ".graph", props: base + ".properties"}
 	text, err := regular.Read(g.props, maxProperties)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "%w; WebGraph needs NAME.properties beside NAME.graph", err)
+		return nil, errs.New(errs.Usage, "%w; WebGraph needs NAME.properties beside NAME.graph",
+			err)
 	}
 	if err := g.properties(string(text)); err != nil {
 		return nil, err
@@ -133,7 +136,9 @@ func (g *Graph) properties(text string) error {
 	}
 	class := strings.TrimPrefix(p["graphclass"], "class ")
 	if name := class[strings.LastIndexByte(class, '.')+1:]; name != "BVGraph" {
-		return g.bad("graphclass %.80q is not BVGraph; convert it with WebGraph: java it.unimi.dsi.webgraph.BVGraph SOURCE NAME", class)
+		return g.bad(
+			"graphclass %.80q is not BVGraph; convert it with WebGraph: java it.unimi.dsi.webgraph.BVGraph SOURCE NAME",
+			class)
 	}
 	if v, ok := p["version"]; ok && v != "0" {
 		return g.bad("version %.20q of the BV format; 0 is read", v)
@@ -145,7 +150,8 @@ func (g *Graph) properties(text string) error {
 		def    string
 	}{
 		{"nodes", &g.Nodes, 1, MaxNodes, ""}, {"arcs", &g.Arcs, 0, math.MaxInt64 >> 8, ""},
-		{"windowsize", &g.window, 0, maxWindow, ""}, {"maxrefcount", &g.maxRef, -1, math.MaxInt32, ""},
+		{"windowsize", &g.window, 0, maxWindow, ""}, {"maxrefcount", &g.maxRef, -1,
+			math.MaxInt32, ""},
 		{"minintervallength", &g.minInterval, 0, math.MaxInt32, ""},
 	} {
 		n, err := strconv.ParseInt(p[f.key], 10, 64)
@@ -169,19 +175,23 @@ func (g *Graph) properties(text string) error {
 		return g.bad("zetak=%.40q is not a number from 1 to 31", k)
 	}
 	g.zetaK = uint(n)
-	g.outdegree, g.blockCount, g.block, g.offset, g.reference, g.residual = gamma, gamma, gamma, gamma, unary, zeta
+	g.outdegree, g.blockCount, g.block, g.offset, g.reference, g.residual = gamma, gamma, gamma,
+		gamma, unary, zeta
 	for _, f := range strings.Split(p["compressionflags"], "|") {
 		if f = strings.TrimSpace(f); f == "" {
 			continue
 		}
 		i := strings.LastIndexByte(f, '_')
 		to := map[string]*code{
-			"OUTDEGREES": &g.outdegree, "BLOCKS": &g.block, "RESIDUALS": &g.residual, "REFERENCES": &g.reference,
+			"OUTDEGREES": &g.outdegree, "BLOCKS": &g.block, "RESIDUALS": &g.residual,
+			"REFERENCES":  &g.reference,
 			"BLOCK_COUNT": &g.blockCount, "OFFSETS": &g.offset,
 		}[f[:max(i, 0)]]
 		c, ok := codeNames[f[i+1:]]
 		if to == nil || !ok {
-			return g.bad("compressionflags has %.40q; γ, δ, ζ, unary and nibble codes are read; convert the graph with WebGraph's default flags", f)
+			return g.bad(
+				"compressionflags has %.40q; γ, δ, ζ, unary and nibble codes are read; convert the graph with WebGraph's default flags",
+				f)
 		}
 		*to = c
 	}
@@ -193,8 +203,8 @@ func (g *Graph) damaged(node, bit int64, err error) error {
 	return errs.New(errs.Usage, "%s: node %d, byte %d (bit %d): %w", g.Name, node, bit/8, bit, err)
 }
 
-// split reads the offsets, cuts the stream into parts, and holds the outdegrees against the number of
-// arcs, before anything that takes long is done.
+// split reads the offsets, cuts the stream into parts, and holds the outdegrees against the number
+// of arcs, before anything that takes long is done.
 func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int64) error {
 	keep := g.window * g.maxRef // nodes before a part that its references can lead to
 	single := g.window > 0 && (g.maxRef < 0 || keep > maxWarm)
@@ -210,10 +220,13 @@ func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int6
 		bit := in.pos()
 		gap := in.number(g.offset, g.zetaK)
 		if in.err != nil {
-			return errs.New(errs.Usage, "%s: entry %d, byte %d: %w; without the file the graph is read in one piece", name, v, bit/8, in.err)
+			return errs.New(errs.Usage,
+				"%s: entry %d, byte %d: %w; without the file the graph is read in one piece", name,
+				v, bit/8, in.err)
 		}
 		if offset += int64(gap); offset < 0 || offset > g.size*8 || v == 0 && offset != 0 {
-			return errs.New(errs.Usage, "%s: entry %d, byte %d: node %d would begin at bit %d of the %d of %s; without the file the graph is read in one piece",
+			return errs.New(errs.Usage,
+				"%s: entry %d, byte %d: node %d would begin at bit %d of the %d of %s; without the file the graph is read in one piece",
 				name, v, bit/8, v, offset, g.size*8, g.Name)
 		}
 		last := len(g.parts) - 1
@@ -227,28 +240,36 @@ func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int6
 			return g.damaged(v, offset, degrees.err)
 		}
 		if arcs += int64(d); d > uint64(g.Nodes) || arcs > g.Arcs {
-			return g.damaged(v, offset, fmt.Errorf("with its outdegree of %d there are %d arcs; %s has %d nodes and %d arcs", d, arcs, g.props, g.Nodes, g.Arcs))
+			return g.damaged(v, offset,
+				fmt.Errorf(
+					"with its outdegree of %d there are %d arcs; %s has %d nodes and %d arcs", d,
+					arcs, g.props, g.Nodes, g.Arcs))
 		}
 		if int64(len(recent)) == int64(cap(recent)) {
 			recent = append(recent[:0], recent[int64(len(recent))-keep:]...)
 		}
 		recent = append(recent, offset)
-		if last < 0 || !single && offset-g.parts[last].offsets[len(g.parts[last].offsets)-1] >= target {
+		if last < 0 || !single && offset-g.parts[last].offsets[len(g.parts[last].offsets)-
+			1] >= target {
 			if last >= 0 {
 				g.parts[last].end, g.parts[last].stop = v, offset
 			}
 			n := min(keep, v) + 1
-			g.parts = append(g.parts, part{first: v, warm: v - n + 1, offsets: append([]int64(nil), recent[int64(len(recent))-n:]...)})
+			g.parts = append(g.parts, part{first: v, warm: v - n + 1, offsets: append([]int64(nil),
+				recent[int64(len(recent))-n:]...)})
 		}
 		if v&0xfffff == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
 	if arcs != g.Arcs {
-		return errs.New(errs.Usage, "%s: the outdegrees of its %d nodes make %d arcs, %s has %d", g.Name, g.Nodes, arcs, g.props, g.Arcs)
+		return errs.New(errs.Usage, "%s: the outdegrees of its %d nodes make %d arcs, %s has %d",
+			g.Name, g.Nodes, arcs, g.props, g.Arcs)
 	}
 	if g.size*8-offset >= 64 {
-		return errs.New(errs.Usage, "%s: the last record ends at bit %d of %d; the files are not of one graph, or damaged", g.Name, offset, g.size*8)
+		return errs.New(errs.Usage,
+			"%s: the last record ends at bit %d of %d; the files are not of one graph, or damaged",
+			g.Name, offset, g.size*8)
 	}
 	return nil
 }
@@ -289,7 +310,8 @@ func (g *Graph) Read(ctx context.Context, n int, emit func(node int64, succ []in
 		}
 		d.arcs += int64(len(l.succ))
 		if d.arcs > g.Arcs {
-			return g.damaged(v, d.in.pos(), fmt.Errorf("more than the %d arcs of %s", g.Arcs, g.props))
+			return g.damaged(v, d.in.pos(), fmt.Errorf("more than the %d arcs of %s", g.Arcs,
+				g.props))
 		}
 		if len(l.succ) > 0 {
 			if err := emit(v, l.succ); err != nil {
@@ -301,21 +323,25 @@ func (g *Graph) Read(ctx context.Context, n int, emit func(node int64, succ []in
 		}
 	}
 	if p.stop >= 0 && d.in.pos() != p.stop {
-		return g.damaged(p.end-1, d.in.pos(), fmt.Errorf("the record ends here, .offsets has the next at bit %d", p.stop))
+		return g.damaged(p.end-1, d.in.pos(),
+			fmt.Errorf("the record ends here, .offsets has the next at bit %d", p.stop))
 	}
 	if p.stop < 0 && (d.arcs != g.Arcs || g.size*8-d.in.pos() >= 64) {
-		return errs.New(errs.Usage, "%s: %d nodes with %d arcs end at bit %d of %d; %s has %d arcs", g.Name, g.Nodes, d.arcs, d.in.pos(), g.size*8, g.props, g.Arcs)
+		return errs.New(errs.Usage, "%s: %d nodes with %d arcs end at bit %d of %d; %s has %d arcs",
+			g.Name, g.Nodes, d.arcs, d.in.pos(), g.size*8, g.props, g.Arcs)
 	}
 	return nil
 }
 
-// list returns the successors of an earlier node: from the window, or, at the start of a part, by its offset.
+// list returns the successors of an earlier node: from the window, or, at the start of a part, by
+// its offset.
 func (d *decoder) list(v, depth int64) (*list, error) {
 	if l := &d.ring[v%int64(len(d.ring))]; l.node == v {
 		return l, nil
 	}
 	if v < d.p.warm || v >= d.p.first || depth > d.g.maxRef {
-		return nil, fmt.Errorf("node %d is referred to by a chain longer than maxrefcount=%d", v, d.g.maxRef)
+		return nil, fmt.Errorf("node %d is referred to by a chain longer than maxrefcount=%d", v,
+			d.g.maxRef)
 	}
 	if d.back == nil {
 		d.back = newBitReader(d.g.r, d.g.size)
@@ -323,7 +349,8 @@ func (d *decoder) list(v, depth int64) (*list, error) {
 	d.back.seek(d.p.offsets[v-d.p.warm])
 	l := &list{}
 	// A decoder of its own: this one is in the middle of a record.
-	e := &decoder{g: d.g, p: d.p, back: newBitReader(d.g.r, d.g.size), ring: make([]list, len(d.ring))}
+	e := &decoder{g: d.g, p: d.p, back: newBitReader(d.g.r, d.g.size),
+		ring: make([]list, len(d.ring))}
 	for i := range e.ring {
 		e.ring[i].node = -1
 	}
@@ -345,7 +372,8 @@ func (d *decoder) record(in *bitReader, v int64, l *list, depth int64) error {
 	num := func(c code) int64 { return int64(in.number(c, g.zetaK)) }
 	degree := num(g.outdegree)
 	if in.err != nil || degree > min(g.Nodes, g.Arcs, maxDegree) {
-		return fail("outdegree %d in a graph of %d nodes and %d arcs (at most %d are read)", degree, g.Nodes, g.Arcs, int64(maxDegree))
+		return fail("outdegree %d in a graph of %d nodes and %d arcs (at most %d are read)", degree,
+			g.Nodes, g.Arcs, int64(maxDegree))
 	}
 	if degree == 0 {
 		return nil
@@ -410,7 +438,9 @@ func (d *decoder) record(in *bitReader, v int64, l *list, depth int64) error {
 			}
 			size := num(gamma) + g.minInterval
 			if in.err != nil || lo < 0 || size > left || lo > g.Nodes-size {
-				return fail("interval of %d successors from %d: outside the graph of %d nodes or of the %d that are left", size, lo, g.Nodes, left)
+				return fail(
+					"interval of %d successors from %d: outside the graph of %d nodes or of the %d that are left",
+					size, lo, g.Nodes, left)
 			}
 			d.left = append(d.left, lo, lo+size)
 			next = lo + size
@@ -484,7 +514,8 @@ func (d *decoder) merge(v, start int64, from []int64, l *list) error {
 		at += b
 	}
 	if !ok || !up(math.MaxInt64) {
-		return d.g.damaged(v, start, fmt.Errorf("successor %d is followed by one that is not larger", prev))
+		return d.g.damaged(v, start,
+			fmt.Errorf("successor %d is followed by one that is not larger", prev))
 	}
 	return nil
 }

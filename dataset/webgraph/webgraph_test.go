@@ -74,7 +74,8 @@ func (w *bitWriter) number(c code, k uint, v uint64) {
 
 func TestCodes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for c, name := range []string{gamma: "gamma", delta: "delta", zeta: "zeta", unary: "unary", nibble: "nibble"} {
+	for c, name := range []string{gamma: "gamma", delta: "delta", zeta: "zeta", unary: "unary",
+		nibble: "nibble"} {
 		if name == "" {
 			continue
 		}
@@ -121,7 +122,8 @@ func TestCodes(t *testing.T) {
 	require.Equal(t, "100"+"00100", fmt.Sprintf("%08b", w.b[0]))
 }
 
-// encode writes lists as BV: references are chosen at random among those that the chain length allows.
+// encode writes lists as BV: references are chosen at random among those that the chain length
+// allows.
 func encode(lists [][]int64, g *Graph, r *rand.Rand) (graph, offsets []byte) {
 	w, off := &bitWriter{}, &bitWriter{}
 	depth := make([]int64, len(lists))
@@ -136,7 +138,8 @@ func encode(lists [][]int64, g *Graph, r *rand.Rand) (graph, offsets []byte) {
 		rest := l
 		if g.window > 0 {
 			ref := r.Int64N(min(g.window, int64(v)) + 1)
-			if ref > 0 && (len(lists[v-int(ref)]) == 0 || g.maxRef >= 0 && depth[v-int(ref)] >= g.maxRef) {
+			if ref > 0 && (len(lists[v-int(ref)]) == 0 || g.maxRef >= 0 &&
+				depth[v-int(ref)] >= g.maxRef) {
 				ref = 0
 			}
 			w.number(g.reference, g.zetaK, uint64(ref))
@@ -254,7 +257,8 @@ func randomLists(nodes int, r *rand.Rand) (lists [][]int64, arcs int64) {
 }
 
 func propertiesOf(g *Graph, flags string) string {
-	return fmt.Sprintf("#BVGraph properties\nversion=0\nnodes=%d\narcs=%d\nwindowsize=%d\nmaxrefcount=%d\nminintervallength=%d\nzetak=%d\ncompressionflags=%s\ngraphclass=it.unimi.dsi.webgraph.BVGraph\n",
+	return fmt.Sprintf(
+		"#BVGraph properties\nversion=0\nnodes=%d\narcs=%d\nwindowsize=%d\nmaxrefcount=%d\nminintervallength=%d\nzetak=%d\ncompressionflags=%s\ngraphclass=it.unimi.dsi.webgraph.BVGraph\n",
 		g.Nodes, g.Arcs, g.window, g.maxRef, g.minInterval, g.zetaK, flags)
 }
 
@@ -289,18 +293,23 @@ func all(base string) (lists map[int64][]int64, parts int, err error) {
 func TestRoundTrip(t *testing.T) {
 	seed := uint64(7)
 	r := rand.New(rand.NewPCG(seed, 0))
-	names := []string{gamma: "GAMMA", delta: "DELTA", zeta: "ZETA", unary: "UNARY", nibble: "NIBBLE"}
+	names := []string{gamma: "GAMMA", delta: "DELTA", zeta: "ZETA", unary: "UNARY",
+		nibble: "NIBBLE"}
 	pick := func(cs ...code) code { return cs[r.IntN(len(cs))] }
 	for round := range 40 {
 		lists, arcs := randomLists(400, r)
 		g := &Graph{
-			Nodes: 400, Arcs: arcs, window: []int64{0, 1, 3, 7}[r.IntN(4)], maxRef: []int64{-1, 0, 1, 3}[r.IntN(4)],
+			Nodes: 400, Arcs: arcs, window: []int64{0, 1, 3, 7}[r.IntN(4)],
+			maxRef:      []int64{-1, 0, 1, 3}[r.IntN(4)],
 			minInterval: []int64{0, 2, 4}[r.IntN(3)], zetaK: 1 + r.UintN(6),
-			outdegree: pick(gamma, delta), reference: pick(unary, gamma, delta), blockCount: pick(gamma, unary, delta), block: pick(gamma, unary, delta),
+			outdegree: pick(gamma, delta), reference: pick(unary, gamma, delta),
+			blockCount: pick(gamma, unary, delta), block: pick(gamma, unary, delta),
 			residual: pick(gamma, delta, zeta, nibble), offset: pick(gamma, delta),
 		}
-		flags := fmt.Sprintf("OUTDEGREES_%s | REFERENCES_%s | BLOCK_COUNT_%s | BLOCKS_%s | RESIDUALS_%s | OFFSETS_%s",
-			names[g.outdegree], names[g.reference], names[g.blockCount], names[g.block], names[g.residual], names[g.offset])
+		flags := fmt.Sprintf(
+			"OUTDEGREES_%s | REFERENCES_%s | BLOCK_COUNT_%s | BLOCKS_%s | RESIDUALS_%s | OFFSETS_%s",
+			names[g.outdegree], names[g.reference], names[g.blockCount], names[g.block],
+			names[g.residual], names[g.offset])
 		graph, offsets := encode(lists, g, r)
 		for _, off := range [][]byte{nil, offsets} {
 			got, _, err := all(write(t, graph, off, propertiesOf(g, flags)))
@@ -317,7 +326,8 @@ func small(t testing.TB, nodes int) (lists [][]int64, g *Graph, graph, offsets [
 	r := rand.New(rand.NewPCG(3, 0))
 	lists, arcs := randomLists(nodes, r)
 	g = &Graph{Nodes: int64(nodes), Arcs: arcs, window: 7, maxRef: 3, minInterval: 4, zetaK: 3,
-		outdegree: gamma, reference: unary, blockCount: gamma, block: gamma, residual: zeta, offset: gamma}
+		outdegree: gamma, reference: unary, blockCount: gamma, block: gamma, residual: zeta,
+		offset: gamma}
 	graph, offsets = encode(lists, g, r)
 	return lists, g, graph, offsets
 }
@@ -350,19 +360,28 @@ func TestDamaged(t *testing.T) {
 		graph, offsets []byte
 		want           string
 	}{
-		"other class":    {swap("webgraph.BVGraph", "webgraph.EFGraph"), graph, offsets, `.properties: graphclass "it.unimi.dsi.webgraph.EFGraph" is not BVGraph`},
-		"version":        {swap("version=0", "version=1"), graph, offsets, `.properties: version "1"`},
-		"no nodes":       {swap("nodes=500\n", ""), graph, offsets, `.properties: nodes="" is not a number`},
-		"golomb":         {swap("compressionflags=", "compressionflags=RESIDUALS_GOLOMB"), graph, offsets, `"RESIDUALS_GOLOMB"`},
-		"too many arcs":  {swap(fmt.Sprintf("arcs=%d", g.Arcs), fmt.Sprintf("arcs=%d", g.Arcs+1)), graph, offsets, fmt.Sprintf("make %d arcs", g.Arcs)},
-		"the same alone": {swap(fmt.Sprintf("arcs=%d", g.Arcs), fmt.Sprintf("arcs=%d", g.Arcs+1)), graph, nil, fmt.Sprintf("with %d arcs", g.Arcs)},
-		"too few arcs":   {swap(fmt.Sprintf("arcs=%d", g.Arcs), fmt.Sprintf("arcs=%d", g.Arcs-1)), graph, offsets, "arcs; "},
-		"truncated":      {props, graph[:len(graph)/2], offsets, "would begin at bit"},
-		"cut alone":      {props, graph[:len(graph)/2], nil, "truncated"},
-		"more bytes":     {props, append(slices.Clone(graph), make([]byte, 9)...), offsets, "the last record ends at bit"},
-		"offsets cut":    {props, graph, offsets[:len(offsets)-9], ".offsets: entry "},
-		"fewer nodes":    {swap("nodes=500", "nodes=499"), graph, nil, ""},
-		"flags":          {swap("compressionflags=", "compressionflags=RESIDUALS_GAMMA"), graph, offsets, ".graph: node "},
+		"other class": {swap("webgraph.BVGraph", "webgraph.EFGraph"), graph, offsets,
+			`.properties: graphclass "it.unimi.dsi.webgraph.EFGraph" is not BVGraph`},
+		"version": {swap("version=0", "version=1"), graph, offsets,
+			`.properties: version "1"`},
+		"no nodes": {swap("nodes=500\n", ""), graph, offsets,
+			`.properties: nodes="" is not a number`},
+		"golomb": {swap("compressionflags=", "compressionflags=RESIDUALS_GOLOMB"), graph,
+			offsets, `"RESIDUALS_GOLOMB"`},
+		"too many arcs": {swap(fmt.Sprintf("arcs=%d", g.Arcs), fmt.Sprintf("arcs=%d", g.Arcs+1)),
+			graph, offsets, fmt.Sprintf("make %d arcs", g.Arcs)},
+		"the same alone": {swap(fmt.Sprintf("arcs=%d", g.Arcs), fmt.Sprintf("arcs=%d", g.Arcs+1)),
+			graph, nil, fmt.Sprintf("with %d arcs", g.Arcs)},
+		"too few arcs": {swap(fmt.Sprintf("arcs=%d", g.Arcs), fmt.Sprintf("arcs=%d", g.Arcs-1)),
+			graph, offsets, "arcs; "},
+		"truncated": {props, graph[:len(graph)/2], offsets, "would begin at bit"},
+		"cut alone": {props, graph[:len(graph)/2], nil, "truncated"},
+		"more bytes": {props, append(slices.Clone(graph), make([]byte, 9)...), offsets,
+			"the last record ends at bit"},
+		"offsets cut": {props, graph, offsets[:len(offsets)-9], ".offsets: entry "},
+		"fewer nodes": {swap("nodes=500", "nodes=499"), graph, nil, ""},
+		"flags": {swap("compressionflags=", "compressionflags=RESIDUALS_GAMMA"), graph,
+			offsets, ".graph: node "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := all(write(t, c.graph, c.offsets, c.props))
@@ -378,7 +397,8 @@ func TestDamaged(t *testing.T) {
 		d := &Graph{}
 		*d = *g
 		d.Name, d.r, d.size = "g.graph", bytes.NewReader(bad), int64(len(bad))
-		if err := d.split(t.Context(), "g.offsets", bytes.NewReader(offsets), int64(len(offsets))); err != nil {
+		if err := d.split(t.Context(), "g.offsets", bytes.NewReader(offsets),
+			int64(len(offsets))); err != nil {
 			require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
 			continue
 		}
@@ -415,13 +435,15 @@ func FuzzGraph(f *testing.F) {
 	f.Add([]byte(propertiesOf(g, "")), graph, offsets)
 	f.Add([]byte(propertiesOf(g, "RESIDUALS_NIBBLE | BLOCKS_DELTA")), graph, []byte(nil))
 	f.Fuzz(func(t *testing.T, props, graph, offsets []byte) {
-		g := &Graph{Name: "g.graph", props: "g.properties", r: bytes.NewReader(graph), size: int64(len(graph))}
+		g := &Graph{Name: "g.graph", props: "g.properties", r: bytes.NewReader(graph),
+			size: int64(len(graph))}
 		if g.properties(string(props)) != nil || g.Nodes > 1<<12 || g.Arcs > 1<<16 {
 			return
 		}
 		g.parts = []part{{0, g.Nodes, -1, 0, []int64{0}}}
 		if len(offsets) > 0 {
-			if err := g.split(context.Background(), "g.offsets", bytes.NewReader(offsets), int64(len(offsets))); err != nil {
+			if err := g.split(context.Background(), "g.offsets", bytes.NewReader(offsets),
+				int64(len(offsets))); err != nil {
 				require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
 				return
 			}
@@ -430,11 +452,13 @@ func FuzzGraph(f *testing.F) {
 	})
 }
 
-// The edge list of cnr-2000, source and destination as little-endian uint32, by source and destination.
+// The edge list of cnr-2000, source and destination as little-endian uint32, by source and
+// destination.
 const cnrSHA256 = "7856e31dcb1db3a792f66b82e8bb34f0a952db829013eea7434b3f9c3c832220"
 
 func TestCNR2000(t *testing.T) {
-	base := filepath.Join(realdata.Dir(t, "webgraph", "cnr-2000.graph", "cnr-2000.properties"), "cnr-2000")
+	base := filepath.Join(realdata.Dir(t, "webgraph", "cnr-2000.graph", "cnr-2000.properties"),
+		"cnr-2000")
 	lists, parts, err := all(base)
 	require.NoError(t, err)
 	require.Greater(t, parts, 1)
@@ -447,7 +471,8 @@ func TestCNR2000(t *testing.T) {
 		n += len(l)
 		largest = max(largest, len(l))
 		for i, x := range l {
-			h.Write(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(v)), uint32(x)))
+			h.Write(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil,
+				uint32(v)), uint32(x)))
 			gap := uint64(0)
 			if i > 0 {
 				gap = uint64(x - l[i-1])
@@ -464,7 +489,8 @@ func TestCNR2000(t *testing.T) {
 	require.Equal(t, 78056, nodes-len(lists), "nodes without arcs, 23.98 % as published")
 	require.Equal(t, cnrSHA256, hex.EncodeToString(h.Sum(nil)))
 
-	// What the encoder counted while it wrote (.properties), against the lists: gaps between successors by their logarithm.
+	// What the encoder counted while it wrote (.properties), against the lists: gaps between
+	// successors by their logarithm.
 	props, err := os.ReadFile(base + ".properties")
 	require.NoError(t, err)
 	property := func(key string) (v []int) {
@@ -495,8 +521,8 @@ func TestCNR2000(t *testing.T) {
 	}
 }
 
-// simpleDecode is a second decoder that shares nothing with the first: one bit at a time, from the first node
-// to the last with all lists in memory, sets instead of merges; for the default codes.
+// simpleDecode is a second decoder that shares nothing with the first: one bit at a time, from the
+// first node to the last with all lists in memory, sets instead of merges; for the default codes.
 func simpleDecode(graph []byte, nodes int) (lists [][]int64, copied, interval, residual int) {
 	at := 0
 	bit := func() int {

@@ -1,7 +1,7 @@
 // Package iobench measures the I/O stacks of gpuio with random row reads, in a closed loop or at a
-// given rate, and audits what it measured (DESIGN section 13): launches, a sample of the rows against
-// an independent read of the backing, and the number of commands and of bytes against each SSD's own
-// SMART counters. A row of results that fails its audit says so.
+// given rate, and audits what it measured: launches, a sample of the rows against an independent
+// read of the backing, and the number of commands and of bytes against each SSD's own SMART
+// counters. A row of results that fails its audit says so.
 //
 // The same measurements run on the virtual clock of gpuio/iosim, where every figure is modelled.
 package iobench
@@ -30,11 +30,13 @@ const (
 )
 
 // Config is one measurement. Zero values choose defaults.
+//
+// Large: a field for each option of "bench io".
 type Config struct {
 	Dev      cuda.Device
 	SSDs     []*gpuio.SSD
 	RowBytes int           // 4096
-	Stack    string        // "async" (default), "sync", "cpu" or "mmap"
+	Stack    string        // name of a gpuio.Stack
 	Blocks   int           // blocks of the I/O kernels (32)
 	PerBlock int           // threads of a block (async 32, sync 128)
 	Pairs    int           // queue pairs per SSD; 0 = by blocks
@@ -46,8 +48,8 @@ type Config struct {
 	WarmUp   time.Duration // before it (a quarter of Duration)
 	Seed     uint64
 	Timeout  time.Duration // deadline of one read
-	// Memory is where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at least these SSDs; nil: as
-	// AsyncOptions.Memory.
+	// Memory is where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at
+	// least these SSDs; nil: as AsyncOptions.Memory.
 	Memory *gpuio.Memory
 	// Layout of loaded SSDs, read at their DataStart. Its zero value reads raw SSDs: rows all
 	// over the namespaces, whatever they hold.
@@ -56,25 +58,28 @@ type Config struct {
 	Sums []uint32
 	// Samples is the number of rows compared with the backing (512).
 	Samples int
-	// SetRows is the number of rows of a set over all SSDs; 0: several times what may be outstanding,
-	// so that queues never run dry between sets. Sets is how many are in flight (3; open loop 16).
+	// SetRows is the number of rows of a set over all SSDs; 0: several times what may be
+	// outstanding, so that queues never run dry between sets. Sets is how many are in flight (3;
+	// open loop 16).
 	SetRows, Sets int
 	// Rate is the number of rows a second that are asked for, whatever comes back (open loop);
 	// 0: closed loop.
 	Rate float64
 
-	// Hardware makes the clock virtual: a machine with SSDCount SSDs (0: the profile's) of the model
-	// (nil: the profile's) with blocks of LBABytes. Dev and SSDs are not used.
+	// Hardware makes the clock virtual: a machine with SSDCount SSDs (0: the profile's) of the
+	// model (nil: the profile's) with blocks of LBABytes. Dev and SSDs are not used.
 	Hardware *hardware.Profile
 	SSDCount int
 	Model    *ssdmodel.Model
 	LBABytes int
 
-	// Timeline gets a span for each set, on the track of this name. Virtual times begin at TimelineFrom.
+	// Timeline gets a span for each set, on the track of this name. Virtual times begin at
+	// TimelineFrom.
 	Timeline     *timeline.Recorder
 	Track        string
 	TimelineFrom int64
 
+	kind     *gpuio.Stack  // of Stack
 	patience time.Duration // with a set, and with the stack's end (stall)
 	// smart reads an SSD's counters; tests put a controller there that cannot count.
 	smart func(context.Context, *gpuio.SSD) (nvme.SMARTLog, error)
@@ -95,6 +100,8 @@ type SSDRow struct {
 }
 
 // Row is the result of one measurement, in the JSON contract of "bench io".
+//
+// Large: a field for each figure of the JSON contract.
 type Row struct {
 	SSDs           int     `json:"ssds"`
 	Blocks         int     `json:"blocks"`
@@ -109,14 +116,15 @@ type Row struct {
 	CPUPerIO       float64 `json:"cpu_us_per_io"`    // user and system time of the process
 	// Latency of a command, from its making to its completion; in the open loop that of a row, from
 	// the moment it was to arrive until its set was there.
-	P50        float64 `json:"p50_us"`
-	P95        float64 `json:"p95_us"`
-	P99        float64 `json:"p99_us"`
-	P999       float64 `json:"p999_us"`
-	Max        float64 `json:"max_us"`
-	Errors     int64   `json:"errors"`
-	Audited    bool    `json:"audited"`
-	SMARTReads int64   `json:"smart_reads"` // host read commands that the SSDs counted, warm-up included
+	P50     float64 `json:"p50_us"`
+	P95     float64 `json:"p95_us"`
+	P99     float64 `json:"p99_us"`
+	P999    float64 `json:"p999_us"`
+	Max     float64 `json:"max_us"`
+	Errors  int64   `json:"errors"`
+	Audited bool    `json:"audited"`
+	// host read commands that the SSDs counted, warm-up included
+	SMARTReads int64 `json:"smart_reads"`
 	// Beyond the contract.
 	AuditError string `json:"audit_error,omitempty"` // why Audited is false
 	Clock      string `json:"clock"`
@@ -181,7 +189,8 @@ func Run(ctx context.Context, cfg Config) (Row, error) {
 	if err := cfg.fits(); err != nil {
 		return row, err
 	}
-	b := &bench{cfg: cfg, l: l, row: &row, draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
+	b := &bench{cfg: cfg, l: l, row: &row,
+		draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
 	err = b.measure(ctx)
 	if ctx.Err() != nil {
 		if errors.Is(err, ctx.Err()) {
@@ -255,25 +264,20 @@ func (c *Config) fill() error {
 	if c.Layout.Rows > 0 {
 		set(&c.RowBytes, int(c.Layout.RowBytes))
 		if c.RowBytes != int(c.Layout.RowBytes) {
-			return errs.New(errs.Usage, "rows of %d bytes: the SSDs hold rows of %d", c.RowBytes, c.Layout.RowBytes)
+			return errs.New(errs.Usage, "rows of %d bytes: the SSDs hold rows of %d", c.RowBytes,
+				c.Layout.RowBytes)
 		}
 	}
 	set(&c.RowBytes, 4096)
 	set(&c.Depth, 256)
 	set(&c.Blocks, 32)
 	set(&c.Samples, 512)
-	switch c.Stack {
-	case "":
-		c.Stack = "async"
-		fallthrough
-	case "async":
-		set(&c.PerBlock, 32)
-	case "sync":
-		set(&c.PerBlock, 128)
-	case "cpu", "mmap":
-	default:
-		return errs.New(errs.Usage, "I/O stack %q: choose async, sync, cpu or mmap", c.Stack)
+	var err error
+	if c.kind, err = gpuio.FindStack(c.Stack); err != nil {
+		return err
 	}
+	c.Stack = c.kind.Name
+	set(&c.PerBlock, c.kind.Threads)
 	if !virtual && c.Duration == 0 {
 		c.Duration = 2 * time.Second
 	}
@@ -281,19 +285,26 @@ func (c *Config) fill() error {
 		c.WarmUp = c.Duration / 4
 	}
 	if c.RowBytes < 1 || c.Depth < 1 || c.Blocks < 1 || c.Duration < 0 || c.WarmUp < 0 {
-		return errs.New(errs.Usage, "bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive", c.RowBytes, c.Depth, c.Blocks, c.Duration)
+		return errs.New(errs.Usage,
+			"bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive",
+			c.RowBytes, c.Depth, c.Blocks, c.Duration)
 	}
 	if c.SetRows < 0 || c.SetRows > maxSetRows || c.Sets < 0 || c.Sets > maxSets {
-		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows", c.Sets, c.SetRows, maxSets, maxSetRows)
+		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows",
+			c.Sets, c.SetRows, maxSets, maxSetRows)
 	}
 	if !(c.Rate >= 0 && c.Rate <= maxRate) {
-		return errs.New(errs.Usage, "a rate of %v reads a second: choose 1 to %.0g", c.Rate, maxRate)
+		return errs.New(errs.Usage, "a rate of %v reads a second: choose 1 to %.0g", c.Rate,
+			maxRate)
 	}
 	if c.patience == 0 {
 		c.patience = stall
 	}
 	if c.smart == nil {
-		c.smart = func(ctx context.Context, s *gpuio.SSD) (nvme.SMARTLog, error) { return s.Ctrl.SMART(ctx) }
+		c.smart = func(ctx context.Context, s *gpuio.SSD) (nvme.SMARTLog,
+			error) {
+			return s.Ctrl.SMART(ctx)
+		}
 	}
 	ssds := len(c.SSDs)
 	if virtual {
@@ -322,9 +333,11 @@ const (
 
 // row is what the configuration says of its result.
 func (c *Config) row() Row {
-	row := Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil, CoalesceBytes: c.Coalesce,
-		Histogram: []Bucket{}, PerSSD: []SSDRow{}}
-	if c.Memory != nil && (c.Stack == "async" || c.Stack == "sync") {
+	row := Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth,
+		Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil,
+		CoalesceBytes: c.Coalesce,
+		Histogram:     []Bucket{}, PerSSD: []SSDRow{}}
+	if c.Memory != nil && c.kind.Queued {
 		rep := c.Memory.Report()
 		row.MemoryRung, row.MemoryRungTried = rep.Rung, rep.Tried
 	}
@@ -359,7 +372,8 @@ func rawLayout(ssds, rowBytes, lba int, blocks int64) (gpuio.Layout, error) {
 	}
 	slots := blocks / int64(one.LBAsPerRow) * int64(one.RowsPerLBA)
 	if slots == 0 {
-		return one, errs.New(errs.Usage, "bench io: no row of %d bytes fits the smallest SSD", rowBytes)
+		return one, errs.New(errs.Usage, "bench io: no row of %d bytes fits the smallest SSD",
+			rowBytes)
 	}
 	return gpuio.NewLayout(slots*int64(ssds), rowBytes, ssds, lba)
 }
@@ -379,20 +393,18 @@ func (c *Config) checked(r gpuio.Reader, l gpuio.Layout) (gpuio.Reader, error) {
 }
 
 func (c *Config) stack(l gpuio.Layout) (gpuio.Reader, error) {
-	switch c.Stack {
-	case "async":
-		return gpuio.NewAsync(c.Dev, c.SSDs, l, gpuio.AsyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout, CoalesceBytes: c.Coalesce, Memory: c.Memory})
-	case "sync":
-		return gpuio.NewSync(c.Dev, c.SSDs, l, gpuio.SyncOptions{Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth, Timeout: c.Timeout, Memory: c.Memory})
-	case "cpu":
-		return gpuio.NewCPU(c.Dev, c.SSDs, l, gpuio.CPUOptions{Threads: c.Threads, Depth: c.Depth, Engine: c.Engine, Timeout: c.Timeout, CoalesceBytes: c.Coalesce})
-	}
-	return gpuio.NewMmap(c.Dev, c.SSDs, l)
+	return c.kind.Open(c.Dev, c.SSDs, l, gpuio.StackOptions{
+		AsyncOptions: gpuio.AsyncOptions{
+			Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth,
+			Timeout: c.Timeout, CoalesceBytes: c.Coalesce, Memory: c.Memory,
+		},
+		Workers: c.Threads, Engine: c.Engine,
+	})
 }
 
 // rowsPerSSD is the rows of a set for each SSD.
 func (c *Config) rowsPerSSD(depth int) int {
-	if c.Stack == "mmap" { // reads have no latency to hide there
+	if c.kind.PageCache { // reads have no latency to hide there
 		return 512
 	}
 	return min(max(4*depth, 256), 8192)
@@ -421,13 +433,16 @@ func (c *Config) fits() error {
 			break
 		}
 	}
-	advice := fmt.Sprintf("--depth %d fits", most)
+	advice := fmt.Sprintf("%v %d fits", errs.Key("depth"), most)
 	if given := c.SetRows != c.rowsPerSSD(c.Depth)*len(c.SSDs); most == 0 || given {
 		what := map[bool]string{true: "smaller sets", false: "fewer SSDs"}[given]
-		advice = fmt.Sprintf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride, c.RowBytes, what)
+		advice = fmt.Sprintf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride,
+			c.RowBytes, what)
 	}
-	return errs.New(errs.Capability, "%s: bench io keeps %d sets of %d rows of %d SSDs, %s of device memory, and %s are there: %s",
-		info.Name, c.Sets, c.SetRows, len(c.SSDs), units.FormatBytes(need), units.FormatBytes(max(free, 0)), advice)
+	return errs.New(errs.Capability,
+		"%s: bench io keeps %d sets of %d rows of %d SSDs, %s of device memory, and %s are there: %s",
+		info.Name, c.Sets, c.SetRows, len(c.SSDs), units.FormatBytes(need),
+		units.FormatBytes(max(free, 0)), advice)
 }
 
 // totals are what the stack says about the whole run.
@@ -438,7 +453,9 @@ func (b *bench) totals(t *gpuio.Stats) {
 	row.NotInPlace = t.NotInPlace
 	row.Errors = t.Errors + t.Timeouts + t.Failed
 	for _, s := range t.PerSSD {
-		row.PerSSD = append(row.PerSSD, SSDRow{Name: s.Name, Commands: s.Commands, Bytes: s.Bytes, Errors: s.Errors, Timeouts: s.Timeouts, Retries: s.Retries, Resets: s.Resets, GivenUp: s.GivenUp})
+		row.PerSSD = append(row.PerSSD, SSDRow{Name: s.Name, Commands: s.Commands, Bytes: s.Bytes,
+			Errors: s.Errors, Timeouts: s.Timeouts, Retries: s.Retries, Resets: s.Resets,
+			GivenUp: s.GivenUp})
 	}
 	row.shares()
 	row.perRow(t.Commands, t.Bytes, t.Rows+t.Failed)

@@ -17,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -29,9 +30,7 @@ func ssds(t testing.TB, n int, bytes int64, ram bool, faults string) (*cuda.Host
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	dir := t.TempDir()
 	if ram {
-		dir, err = os.MkdirTemp("/dev/shm", "iobench-")
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+		dir = testrig.MemoryDir(t)
 	}
 	var out []*gpuio.SSD
 	for i := range n {
@@ -68,7 +67,8 @@ func TestRunAudits(t *testing.T) {
 	dev, disks := ssds(t, 2, 4<<20, true, "")
 	for _, stack := range []string{"async", "sync", "cpu", "mmap"} {
 		for _, rowBytes := range []int{512, 400, 4096} {
-			row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: rowBytes, Depth: 16, Duration: 60 * time.Millisecond, Seed: 3})
+			row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Stack: stack,
+				RowBytes: rowBytes, Depth: 16, Duration: 60 * time.Millisecond, Seed: 3})
 			require.NoError(t, err)
 			require.True(t, row.Audited, row.AuditError)
 			require.Zero(t, row.Errors)
@@ -87,7 +87,8 @@ func TestRunAudits(t *testing.T) {
 	for _, d := range disks {
 		d.BackingPath = ""
 	}
-	row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Depth: 4, Duration: 30 * time.Millisecond})
+	row, err := Run(context.Background(), Config{Dev: dev, SSDs: disks, Depth: 4,
+		Duration: 30 * time.Millisecond})
 	require.NoError(t, err)
 	require.True(t, row.Audited, row.AuditError)
 }
@@ -156,9 +157,10 @@ func (s small) Info() cuda.Info {
 func TestDeviceMemoryTooSmall(t *testing.T) {
 	dev, disks := ssds(t, 1, 1<<20, true, "")
 	_, err := Run(context.Background(), Config{Dev: small{dev}, SSDs: disks, Depth: 1024})
-	require.ErrorContains(t, err, "--depth 256 fits")
+	require.ErrorContains(t, err, "option depth 256 fits")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	_, err = Run(context.Background(), Config{Dev: small{dev}, SSDs: disks, RowBytes: 131072, Depth: 1})
+	_, err = Run(context.Background(), Config{Dev: small{dev}, SSDs: disks, RowBytes: 131072,
+		Depth: 1})
 	require.ErrorContains(t, err, "use fewer SSDs or smaller rows")
 }
 
@@ -172,7 +174,8 @@ func TestBadConfig(t *testing.T) {
 		"depth":        {Dev: dev, SSDs: disks, Depth: -1},
 		"threads":      {Dev: dev, SSDs: disks, PerBlock: 31},
 		"engine":       {Dev: dev, SSDs: disks, Stack: "cpu", Engine: "aio"},
-		"layout":       {Dev: dev, SSDs: disks, RowBytes: 64, Layout: gpuio.Layout{Rows: 1, RowBytes: 128}},
+		"layout": {Dev: dev, SSDs: disks, RowBytes: 64, Layout: gpuio.Layout{Rows: 1,
+			RowBytes: 128}},
 	} {
 		_, err := Run(context.Background(), cfg)
 		require.Error(t, err, name)
@@ -182,7 +185,9 @@ func TestBadConfig(t *testing.T) {
 func TestRowJSON(t *testing.T) {
 	b, err := json.Marshal(Row{})
 	require.NoError(t, err)
-	for _, k := range []string{"ssds", "blocks", "row_bytes", "stack", "queue_pairs", "depth", "iops", "bytes_per_second", "cpu_us_per_io", "p50_us", "p99_us", "errors", "audited", "smart_reads"} {
+	for _, k := range []string{"ssds", "blocks", "row_bytes", "stack", "queue_pairs", "depth",
+		"iops", "bytes_per_second", "cpu_us_per_io", "p50_us", "p99_us", "errors", "audited",
+		"smart_reads"} {
 		require.Contains(t, string(b), `"`+k+`":`)
 	}
 }
@@ -197,7 +202,8 @@ func BenchmarkReads(b *testing.B) {
 					var row Row
 					for range b.N {
 						var err error
-						row, err = Run(context.Background(), Config{Dev: dev, SSDs: disks, Stack: stack, Depth: depth, Duration: time.Second})
+						row, err = Run(context.Background(), Config{Dev: dev, SSDs: disks,
+							Stack: stack, Depth: depth, Duration: time.Second})
 						require.NoError(b, err)
 						require.True(b, row.Audited, row.AuditError)
 					}

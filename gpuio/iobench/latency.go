@@ -32,7 +32,8 @@ func us(d time.Duration) float64 { return float64(d) / 1e3 }
 
 // latency enters a histogram into the row.
 func (r *Row) latency(h *gpuio.Histogram) {
-	r.P50, r.P95, r.P99, r.P999, r.Max = us(h.Quantile(0.5)), us(h.Quantile(0.95)), us(h.Quantile(0.99)), us(h.Quantile(0.999)), us(h.Quantile(1))
+	r.P50, r.P95, r.P99, r.P999, r.Max = us(h.Quantile(0.5)), us(h.Quantile(0.95)),
+		us(h.Quantile(0.99)), us(h.Quantile(0.999)), us(h.Quantile(1))
 	r.Histogram = []Bucket{}
 	for i, n := range h.Counts {
 		if n > 0 {
@@ -61,7 +62,8 @@ func (r *Row) HistogramText() []string {
 	}
 	var out []string
 	for _, b := range merged {
-		out = append(out, fmt.Sprintf("  up to %9.4g us %6.2f%% %s", b.UpToUS, 100*float64(b.Count)/float64(total), strings.Repeat("#", int(b.Count*width/most))))
+		out = append(out, fmt.Sprintf("  up to %9.4g us %6.2f%% %s", b.UpToUS,
+			100*float64(b.Count)/float64(total), strings.Repeat("#", int(b.Count*width/most))))
 	}
 	return out
 }

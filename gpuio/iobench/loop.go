@@ -73,8 +73,8 @@ func (b *bench) between(from, to mark) gpuio.Histogram {
 }
 
 // closed keeps sets in flight. Unless the sets' size is given, each has several times the depth of
-// rows for every SSD, so that every queue has rows in its pending list whenever a read completes: the
-// depth is what is outstanding, all the time.
+// rows for every SSD, so that every queue has rows in its pending list whenever a read completes:
+// the depth is what is outstanding, all the time.
 func (b *bench) closed(ctx context.Context) error {
 	if err := b.makeSets(); err != nil {
 		return err
@@ -146,12 +146,17 @@ func (b *bench) newSet() (*benchSet, error) {
 	}
 	stride := int64(b.cfg.RowBytes+3) &^ 3
 	if s.dst, err = b.cfg.Dev.Alloc(cuda.MemDevice, n*stride, "bench destination"); err != nil {
-		return s, errors.Join(fmt.Errorf("bench io keeps %d sets of %d rows; use fewer SSDs, less depth, smaller sets or smaller rows: %w", b.cfg.Sets, n, err), s.rows.Free(), s.pos.Free())
+		return s,
+			errors.Join(
+				fmt.Errorf(
+					"bench io keeps %d sets of %d rows; use fewer SSDs, less depth, smaller sets or smaller rows: %w",
+					b.cfg.Sets, n, err), s.rows.Free(), s.pos.Free())
 	}
 	for i, pos := 0, hostmem.View[uint32](s.pos.Bytes()); i < int(n); i++ {
 		pos[i] = uint32(i)
 	}
-	s.rs = gpuio.ReadSet{Rows: s.rows.Ptr(), Pos: s.pos.Ptr(), Dst: s.dst, DstStride: stride, SSDOffset: make([]int64, len(b.cfg.SSDs)+1)}
+	s.rs = gpuio.ReadSet{Rows: s.rows.Ptr(), Pos: s.pos.Ptr(), Dst: s.dst, DstStride: stride,
+		SSDOffset: make([]int64, len(b.cfg.SSDs)+1)}
 	return s, nil
 }
 
@@ -249,7 +254,8 @@ func (s *benchSet) await(ctx context.Context, patience time.Duration) error {
 	defer cancel()
 	_, err := s.pending.Wait(wctx)
 	if err != nil && wctx.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("a set of %d rows was not read within %v: %w", len(s.rowIDs), patience, err)
+		return fmt.Errorf("a set of %d rows was not read within %v: %w", len(s.rowIDs),
+			patience, err)
 	}
 	return err
 }
@@ -276,9 +282,11 @@ func (b *bench) ended(ctx context.Context, s *benchSet, err error, when func() t
 	}
 	if tl := b.cfg.Timeline; tl.On() {
 		now := when()
-		tl.Span(b.cfg.Track, s.name, tl.NS(s.began), now.Sub(s.began).Nanoseconds(), map[string]any{"rows": len(s.rowIDs)})
+		tl.Span(b.cfg.Track, s.name, tl.NS(s.began), now.Sub(s.began).Nanoseconds(),
+			map[string]any{"rows": len(s.rowIDs)})
 		if !b.last.IsZero() && now.After(b.last) {
-			tl.Counter(b.cfg.Track+": rows/s", "rows/s", tl.NS(now), float64(len(s.rowIDs))/now.Sub(b.last).Seconds())
+			tl.Counter(b.cfg.Track+": rows/s", "rows/s", tl.NS(now),
+				float64(len(s.rowIDs))/now.Sub(b.last).Seconds())
 		}
 		b.last = now
 	}
@@ -287,7 +295,8 @@ func (b *bench) ended(ctx context.Context, s *benchSet, err error, when func() t
 		if err != nil {
 			return err
 		}
-		b.samples[m.sample] = sample{row: s.rowIDs[m.index], data: append(b.samples[m.sample].data[:0], data...)}
+		b.samples[m.sample] = sample{row: s.rowIDs[m.index],
+			data: append(b.samples[m.sample].data[:0], data...)}
 	}
 	return nil
 }
@@ -298,9 +307,9 @@ type chosen struct {
 	index  int64
 }
 
-// choose picks some rows of a set before it is read; when there are enough samples, new ones displace
-// old ones. The places of these rows are filled with a byte that changes, so that a read which brings
-// nothing is not mistaken for one that brings what is there already.
+// choose picks some rows of a set before it is read; when there are enough samples, new ones
+// displace old ones. The places of these rows are filled with a byte that changes, so that a read
+// which brings nothing is not mistaken for one that brings what is there already.
 func (b *bench) choose(ctx context.Context, s *benchSet) error {
 	s.marks = s.marks[:0]
 	for range min(4, len(s.rowIDs)) {
@@ -345,7 +354,8 @@ func (b *bench) copyStream() (err error) {
 	if b.copies != nil {
 		return nil
 	}
-	if b.bounce, err = b.cfg.Dev.Alloc(cuda.MemPinned, int64(b.cfg.RowBytes), "bench sample"); err != nil {
+	if b.bounce, err = b.cfg.Dev.Alloc(cuda.MemPinned, int64(b.cfg.RowBytes),
+		"bench sample"); err != nil {
 		return err
 	}
 	b.copies, err = b.cfg.Dev.NewStream(cuda.StreamOptions{Name: "bench sample"})

@@ -9,10 +9,10 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Open is what a run at a given rate has beyond a closed loop's. Rows arrive as a Poisson process at
-// that rate, whatever comes back. All that have arrived go into one set as soon as one is free. Like
-// fio, a run that cannot keep up drops nothing: rows wait for their turn, and since their latency
-// counts from the moment they were to arrive, it grows with the queue.
+// Open is what a run at a given rate has beyond a closed loop's. Rows arrive as a Poisson process
+// at that rate, whatever comes back. All that have arrived go into one set as soon as one is free.
+// Like fio, a run that cannot keep up drops nothing: rows wait for their turn, and since their
+// latency counts from the moment they were to arrive, it grows with the queue.
 type Open struct {
 	Rate     float64 `json:"rate"`     // rows a second, asked for
 	Offered  float64 `json:"offered"`  // that arrived in the time that was measured
@@ -47,7 +47,8 @@ type arrivals struct {
 }
 
 func newArrivals(d *draw, l *gpuio.Layout, c *Config) *arrivals {
-	a := &arrivals{draw: d, l: l, rate: c.Rate, from: c.WarmUp, to: c.WarmUp + c.Duration, lists: make([][]int64, l.SSDs), dues: make([][]time.Duration, l.SSDs)}
+	a := &arrivals{draw: d, l: l, rate: c.Rate, from: c.WarmUp, to: c.WarmUp + c.Duration,
+		lists: make([][]int64, l.SSDs), dues: make([][]time.Duration, l.SSDs)}
 	a.step()
 	return a
 }
@@ -60,7 +61,8 @@ func (a *arrivals) step() {
 func (a *arrivals) measured(t time.Duration) bool { return t >= a.from && t < a.to }
 
 // take draws the rows that have arrived by now, as many as a set has room for, ordered by SSD.
-func (a *arrivals) take(now time.Duration, room int, rows, offsets []int64, due []time.Duration) ([]int64, []time.Duration) {
+func (a *arrivals) take(now time.Duration, room int, rows, offsets []int64,
+	due []time.Duration) ([]int64, []time.Duration) {
 	for i := range a.lists {
 		a.lists[i], a.dues[i] = a.lists[i][:0], a.dues[i][:0]
 	}
@@ -106,7 +108,8 @@ func (a *arrivals) result(row *Row, commands *gpuio.Histogram) {
 		}
 	}
 	seconds := (a.to - a.from).Seconds()
-	a.res.Rate, a.res.Offered, a.res.Achieved = a.rate, float64(a.inTime)/seconds, float64(a.done)/seconds
+	a.res.Rate, a.res.Offered, a.res.Achieved = a.rate, float64(a.inTime)/seconds,
+		float64(a.done)/seconds
 	a.res.KeptUp = a.res.Unserved <= a.inTime/100+1
 	a.res.SetRows = float64(a.rows) / float64(max(a.sets, 1))
 	a.res.CommandP50, a.res.CommandP99 = us(commands.Quantile(0.5)), us(commands.Quantile(0.99))
@@ -114,7 +117,8 @@ func (a *arrivals) result(row *Row, commands *gpuio.Histogram) {
 	row.Open, row.RowsPerSecond = &a.res, a.res.Achieved
 }
 
-// open asks for rows at a rate. One goroutine makes the sets, and each set has one that waits for it.
+// open asks for rows at a rate. One goroutine makes the sets, and each set has one that waits for
+// it.
 func (b *bench) open(ctx context.Context) error {
 	if err := b.makeSets(); err != nil {
 		return err
@@ -151,7 +155,8 @@ func (b *bench) open(ctx context.Context) error {
 		if len(free) > 0 && a.next <= now {
 			s := free[len(free)-1]
 			free = free[:len(free)-1]
-			s.rowIDs, s.due = a.take(now, b.cfg.SetRows, hostmem.View[int64](s.rows.Bytes()), s.rs.SSDOffset, s.due)
+			s.rowIDs, s.due = a.take(now, b.cfg.SetRows, hostmem.View[int64](s.rows.Bytes()),
+				s.rs.SSDOffset, s.due)
 			if err = b.submit(ctx, s); s.pending == nil {
 				free = append(free, s)
 				continue
@@ -190,7 +195,9 @@ func (b *bench) open(ctx context.Context) error {
 		return err
 	}
 	if took := to.at.Sub(from.at); took < b.cfg.Duration/2 {
-		return fmt.Errorf("the machine was too busy to keep time: the measurement of %v began %v before its end; measure longer, or give the machine less to do", b.cfg.Duration, took.Round(time.Millisecond))
+		return fmt.Errorf(
+			"the machine was too busy to keep time: the measurement of %v began %v before its end; measure longer, or give the machine less to do",
+			b.cfg.Duration, took.Round(time.Millisecond))
 	}
 	lat := b.between(from, to)
 	a.result(b.row, &lat)

@@ -15,13 +15,14 @@ import (
 	"helios/internal/timeline"
 )
 
-// TestArrivals: a Poisson process of the rate, the same for the same seed, whose rows are of the SSD
-// that they are listed under.
+// TestArrivals: a Poisson process of the rate, the same for the same seed, whose rows are of the
+// SSD that they are listed under.
 func TestArrivals(t *testing.T) {
 	l, err := gpuio.NewLayout(1001, 512, 3, 512)
 	require.NoError(t, err)
 	make := func(seed uint64) *arrivals {
-		return newArrivals(&draw{key: philox.Key(seed, philox.StreamBench)}, &l, &Config{Rate: 1e6, WarmUp: time.Millisecond, Duration: 100 * time.Millisecond})
+		return newArrivals(&draw{key: philox.Key(seed, philox.StreamBench)}, &l,
+			&Config{Rate: 1e6, WarmUp: time.Millisecond, Duration: 100 * time.Millisecond})
 	}
 	a, again := make(5), make(5)
 	offsets := []int64{0, 0, 0, 0}
@@ -55,11 +56,13 @@ func TestArrivals(t *testing.T) {
 	require.InEpsilon(t, 1000, math.Sqrt(squares/n-mean*mean), 0.03, "exponential: as wide as long")
 }
 
-// TestUnservedCount: rows that nobody had time for are in the latencies, with what they waited so far.
+// TestUnservedCount: rows that nobody had time for are in the latencies, with what they waited so
+// far.
 func TestUnservedCount(t *testing.T) {
 	l, err := gpuio.NewLayout(1000, 512, 1, 512)
 	require.NoError(t, err)
-	a := newArrivals(&draw{key: philox.Key(1, philox.StreamBench)}, &l, &Config{Rate: 1e5, Duration: 10 * time.Millisecond})
+	a := newArrivals(&draw{key: philox.Key(1, philox.StreamBench)}, &l,
+		&Config{Rate: 1e5, Duration: 10 * time.Millisecond})
 	var row Row
 	a.result(&row, &gpuio.Histogram{})
 	require.EqualValues(t, a.inTime, row.Open.Unserved)
@@ -79,7 +82,8 @@ func TestOpenLoop(t *testing.T) {
 			trace.Reset()
 			tl := timeline.New(&trace, timeline.Wall)
 			var err error
-			row, err = Run(t.Context(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: 512, Depth: 16, Rate: 2000, Duration: d, Timeline: tl, Track: "open"})
+			row, err = Run(t.Context(), Config{Dev: dev, SSDs: disks, Stack: stack, RowBytes: 512,
+				Depth: 16, Rate: 2000, Duration: d, Timeline: tl, Track: "open"})
 			require.NoError(t, err)
 			require.NoError(t, tl.Close())
 			if !strings.Contains(row.AuditError, "too busy to keep time") {
@@ -100,7 +104,8 @@ func TestOpenLoop(t *testing.T) {
 // TestOpenLoopFails: a read that fails ends the run, and the row says so.
 func TestOpenLoopFails(t *testing.T) {
 	dev, disks := ssds(t, 1, 1<<20, true, "error(op=read,sct=2,sc=0x81,dnr=1,after=20)")
-	row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, RowBytes: 512, Depth: 16, Rate: 5000, Duration: 100 * time.Millisecond, Coalesce: -1})
+	row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, RowBytes: 512, Depth: 16, Rate: 5000,
+		Duration: 100 * time.Millisecond, Coalesce: -1})
 	require.NoError(t, err)
 	require.False(t, row.Audited)
 	require.Contains(t, row.AuditError, "unrecovered read error")

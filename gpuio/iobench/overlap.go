@@ -21,9 +21,10 @@ type Overlap struct {
 	Stack    string  `json:"stack"`
 	Sets     int     `json:"sets_in_flight"`
 	BestIOPS float64 `json:"best_iops"`
-	Rows95   int     `json:"rows_at_95_percent"` // the smallest sets that reach OverlapShare of BestIOPS
-	// Formula is GIDS's N = n·a·IOPS·(T_i + T_t) / (1 − a) with the modelled machine's n·IOPS, launch
-	// and teardown times; 0 on the wall clock, where nobody knows them.
+	// the smallest sets that reach OverlapShare of BestIOPS
+	Rows95 int `json:"rows_at_95_percent"`
+	// Formula is GIDS's N = n·a·IOPS·(T_i + T_t) / (1 − a) with the modelled machine's n·IOPS,
+	// launch and teardown times; 0 on the wall clock, where nobody knows them.
 	Formula float64 `json:"formula_rows,omitempty"`
 	// The factors of the formula.
 	PeakIOPS   float64 `json:"formula_iops,omitempty"`
@@ -36,10 +37,14 @@ func (o Overlap) String() string {
 	if o.Modelled {
 		what = "modelled: "
 	}
-	s := fmt.Sprintf("%s%s, %d SSDs, rows of %d bytes, depth %d, %d blocks, %d sets at a time: best %s IOPS; %.0f %% of it with sets of %d rows",
-		what, o.Stack, o.SSDs, o.RowBytes, o.Depth, o.Blocks, o.Sets, units.FormatCount(o.BestIOPS), 100*OverlapShare, o.Rows95)
+	s := fmt.Sprintf(
+		"%s%s, %d SSDs, rows of %d bytes, depth %d, %d blocks, %d sets at a time: best %s IOPS; %.0f %% of it with sets of %d rows",
+		what, o.Stack, o.SSDs, o.RowBytes, o.Depth, o.Blocks, o.Sets, units.FormatCount(o.BestIOPS),
+		100*OverlapShare, o.Rows95)
 	if o.Formula > 0 {
-		s += fmt.Sprintf("; N = n·a·IOPS·(T_i+T_t)/(1-a) says %.0f (n·IOPS %s, a %.2f, T_i %.4g us, T_t %.4g us)", o.Formula, units.FormatCount(o.PeakIOPS), OverlapShare, o.LaunchUS, o.TeardownUS)
+		s += fmt.Sprintf(
+			"; N = n·a·IOPS·(T_i+T_t)/(1-a) says %.0f (n·IOPS %s, a %.2f, T_i %.4g us, T_t %.4g us)",
+			o.Formula, units.FormatCount(o.PeakIOPS), OverlapShare, o.LaunchUS, o.TeardownUS)
 	}
 	return s
 }
@@ -55,7 +60,8 @@ func Overlaps(rows []Row) []Overlap {
 	groups := map[key][]Row{}
 	var order []key
 	for _, r := range rows {
-		k := key{r.SSDs, r.RowBytes, r.Depth, r.Blocks, r.Threads, r.Sets, r.CoalesceBytes, r.Stack, r.rate()}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.Blocks, r.Threads, r.Sets, r.CoalesceBytes, r.Stack,
+			r.rate()}
 		if !r.Audited || k.rate > 0 {
 			continue
 		}
@@ -70,7 +76,8 @@ func Overlaps(rows []Row) []Overlap {
 		if len(g) < 2 {
 			continue
 		}
-		o := Overlap{Kind: "overlap", Modelled: g[0].Modelled, SSDs: k.ssds, RowBytes: k.rowBytes, Depth: k.depth, Blocks: k.blocks, Stack: k.stack, Sets: k.sets}
+		o := Overlap{Kind: "overlap", Modelled: g[0].Modelled, SSDs: k.ssds, RowBytes: k.rowBytes,
+			Depth: k.depth, Blocks: k.blocks, Stack: k.stack, Sets: k.sets}
 		for _, r := range g {
 			o.BestIOPS = max(o.BestIOPS, r.IOPS)
 		}
@@ -81,7 +88,8 @@ func Overlaps(rows []Row) []Overlap {
 		}
 		if o.Modelled {
 			o.PeakIOPS, o.LaunchUS, o.TeardownUS = g[0].BoundIOPS, g[0].LaunchUS, g[0].TeardownUS
-			o.Formula = OverlapShare * o.PeakIOPS * (o.LaunchUS + o.TeardownUS) / 1e6 / (1 - OverlapShare)
+			o.Formula = OverlapShare * o.PeakIOPS * (o.LaunchUS + o.TeardownUS) / 1e6 / (1 -
+				OverlapShare)
 		}
 		out = append(out, o)
 	}

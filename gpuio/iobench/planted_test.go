@@ -20,8 +20,9 @@ import (
 // planted is a device with a mistake of a benchmark's host side.
 type planted struct {
 	cuda.Device
-	missing string                          // a kernel that is not there
-	launch  func(name string) (error, bool) // what becomes of a launch: its error, and whether it happens
+	missing string // a kernel that is not there
+	// what becomes of a launch: its error, and whether it happens
+	launch func(name string) (error, bool)
 }
 
 func (d planted) Kernel(name string) (cuda.Kernel, error) {
@@ -41,7 +42,8 @@ type plantedStream struct {
 	d planted
 }
 
-func (s plantedStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer, size uintptr) error {
+func (s plantedStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsafe.Pointer,
+	size uintptr) error {
 	if s.d.launch != nil {
 		if err, happens := s.d.launch(k.Name()); err != nil || !happens {
 			return err
@@ -50,9 +52,11 @@ func (s plantedStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params un
 	return s.Stream.LaunchRaw(k, cfg, params, size)
 }
 
-// TestPlantedBugs: whatever is wrong with launches, data or counts makes the row failed, not a number.
+// TestPlantedBugs: whatever is wrong with launches, data or counts makes the row failed, not a
+// number.
 func TestPlantedBugs(t *testing.T) {
-	undercount := func(change func(*nvme.SMARTLog)) func(context.Context, *gpuio.SSD) (nvme.SMARTLog, error) {
+	undercount := func(change func(*nvme.SMARTLog)) func(context.Context,
+		*gpuio.SSD) (nvme.SMARTLog, error) {
 		readings := 0
 		return func(ctx context.Context, s *gpuio.SSD) (nvme.SMARTLog, error) {
 			l, err := s.Ctrl.SMART(ctx)
@@ -70,7 +74,10 @@ func TestPlantedBugs(t *testing.T) {
 		want   string
 	}{
 		{"every launch fails", []string{"async", "sync"}, "", func(c *Config) {
-			c.Dev = planted{Device: c.Dev, launch: func(string) (error, bool) { return errors.New("launch failed: out of resources"), false }}
+			c.Dev = planted{Device: c.Dev, launch: func(string) (error,
+				bool) {
+				return errors.New("launch failed: out of resources"), false
+			}}
 		}, "out of resources"},
 		{"a late launch fails", []string{"async", "sync"}, "", func(c *Config) {
 			var n atomic.Int32
@@ -81,14 +88,22 @@ func TestPlantedBugs(t *testing.T) {
 				return nil, true
 			}}
 		}, "unspecified failure"},
-		{"kernel missing", []string{"async"}, "", func(c *Config) { c.Dev = planted{Device: c.Dev, missing: "complete"} }, "no kernel"},
-		{"kernel missing", []string{"sync"}, "", func(c *Config) { c.Dev = planted{Device: c.Dev, missing: "read_sync"} }, "no kernel"},
-		{"reads dropped", []string{"async", "sync"}, "short(op=read,bytes=0)", nil, "is not what the SSD holds"},
-		{"reads cut short", []string{"async"}, "short(op=read,bytes=4095)", nil, "is not what the SSD holds"},
-		{"reads elsewhere", []string{"async", "sync"}, "misdirect(op=read,shift=8)", nil, "is not what the SSD holds"},
-		{"a bit flips", []string{"async"}, "flip(op=read,byte=9)", nil, "is not what the SSD holds"},
-		{"completions twice", []string{"async"}, "dup(op=read,times=3)", nil, "named no command in flight"},
-		{"media error", []string{"async", "sync"}, "error(op=read,sct=2,sc=0x81,dnr=1,after=100,times=1)", nil, "unrecovered read error"},
+		{"kernel missing", []string{"async"}, "",
+			func(c *Config) { c.Dev = planted{Device: c.Dev, missing: "complete"} }, "no kernel"},
+		{"kernel missing", []string{"sync"}, "",
+			func(c *Config) { c.Dev = planted{Device: c.Dev, missing: "read_sync"} }, "no kernel"},
+		{"reads dropped", []string{"async", "sync"}, "short(op=read,bytes=0)", nil,
+			"is not what the SSD holds"},
+		{"reads cut short", []string{"async"}, "short(op=read,bytes=4095)", nil,
+			"is not what the SSD holds"},
+		{"reads elsewhere", []string{"async", "sync"}, "misdirect(op=read,shift=8)", nil,
+			"is not what the SSD holds"},
+		{"a bit flips", []string{"async"}, "flip(op=read,byte=9)", nil,
+			"is not what the SSD holds"},
+		{"completions twice", []string{"async"}, "dup(op=read,times=3)", nil,
+			"named no command in flight"},
+		{"media error", []string{"async", "sync"},
+			"error(op=read,sct=2,sc=0x81,dnr=1,after=100,times=1)", nil, "unrecovered read error"},
 		{"SMART counts too few commands", []string{"async", "sync"}, "", func(c *Config) {
 			c.smart = undercount(func(l *nvme.SMARTLog) { l.HostReads.Lo-- })
 		}, "SSD ssd1 counted"},
@@ -114,7 +129,8 @@ func TestPlantedBugs(t *testing.T) {
 		for _, stack := range c.stacks {
 			t.Run(c.name+"/"+stack, func(t *testing.T) {
 				dev, disks := ssds(t, 2, 1<<20, true, c.fault)
-				cfg := Config{Dev: dev, SSDs: disks, Stack: stack, Depth: 16, Duration: 20 * time.Millisecond, Coalesce: -1}
+				cfg := Config{Dev: dev, SSDs: disks, Stack: stack, Depth: 16,
+					Duration: 20 * time.Millisecond, Coalesce: -1}
 				if c.plant != nil {
 					c.plant(&cfg)
 				}
@@ -134,7 +150,8 @@ func TestSilentLaunch(t *testing.T) {
 		dev, disks := ssds(t, 1, 1<<20, true, "")
 		row, err := Run(t.Context(), Config{
 			Dev:  planted{Device: dev, launch: func(string) (error, bool) { return nil, false }},
-			SSDs: disks, Stack: stack, Depth: 16, Duration: 20 * time.Millisecond, Coalesce: -1, patience: 200 * time.Millisecond,
+			SSDs: disks, Stack: stack, Depth: 16, Duration: 20 * time.Millisecond, Coalesce: -1,
+			patience: 200 * time.Millisecond,
 		})
 		require.NoError(t, err)
 		require.False(t, row.Audited)
@@ -143,13 +160,14 @@ func TestSilentLaunch(t *testing.T) {
 	}
 }
 
-// TestDropOnZeros: SSDs that were never written hold what a fresh destination does. Reads that bring
-// nothing are found there as well; that nothing more can be said is in the row.
+// TestDropOnZeros: SSDs that were never written hold what a fresh destination does. Reads that
+// bring nothing are found there as well; that nothing more can be said is in the row.
 func TestDropOnZeros(t *testing.T) {
 	for _, fault := range []string{"", "short(op=read,bytes=0)"} {
 		dev, disks := ssds(t, 1, 1<<20, true, fault)
 		require.NoError(t, os.WriteFile(disks[0].BackingPath, make([]byte, 1<<20), 0o600))
-		row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Depth: 16, Duration: 20 * time.Millisecond, Coalesce: -1})
+		row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Depth: 16,
+			Duration: 20 * time.Millisecond, Coalesce: -1})
 		require.NoError(t, err)
 		require.Equal(t, fault == "", row.Audited, row.AuditError)
 		if row.Audited {
@@ -160,10 +178,12 @@ func TestDropOnZeros(t *testing.T) {
 
 // TestHealed: reads that a retry healed are shown, and the row stands.
 func TestHealed(t *testing.T) {
-	for fault, errors := range map[string]int64{"error(op=read,sct=0,sc=0x06,after=100,times=2)": 2, "lost(op=read,after=50,times=2)": 2} {
+	for fault, errors := range map[string]int64{"error(op=read,sct=0,sc=0x06,after=100,times=2)": 2,
+		"lost(op=read,after=50,times=2)": 2} {
 		for _, stack := range []string{"async", "sync"} {
 			dev, disks := ssds(t, 1, 1<<20, true, fault)
-			row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Stack: stack, Depth: 16, Duration: 50 * time.Millisecond, Timeout: 50 * time.Millisecond})
+			row, err := Run(t.Context(), Config{Dev: dev, SSDs: disks, Stack: stack, Depth: 16,
+				Duration: 50 * time.Millisecond, Timeout: 50 * time.Millisecond})
 			require.NoError(t, err)
 			require.True(t, row.Audited, "%s: %s", fault, row.AuditError)
 			require.GreaterOrEqual(t, row.Errors, errors)
@@ -182,15 +202,21 @@ func TestReconcile(t *testing.T) {
 		ok    bool
 	}{
 		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 8}, true},
-		{"async", SSDRow{Commands: 1001, Bytes: 4100096, SMARTReads: 1001, SMARTUnits: 9}, true}, // rounded up
+		// rounded up
+		{"async", SSDRow{Commands: 1001, Bytes: 4100096, SMARTReads: 1001, SMARTUnits: 9}, true},
 		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 7}, false},
 		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 9}, false},
 		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 999, SMARTUnits: 8}, false},
-		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 999, SMARTUnits: 8, Errors: 5, Retries: 5}, false},
-		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 998, SMARTUnits: 7, Timeouts: 2, Retries: 2}, true},
-		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 997, SMARTUnits: 8, Timeouts: 2, Retries: 2}, false},
-		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 7, Errors: 1, Retries: 1}, true},
-		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 9, Errors: 1, Retries: 1}, false},
+		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 999, SMARTUnits: 8, Errors: 5,
+			Retries: 5}, false},
+		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 998, SMARTUnits: 7,
+			Timeouts: 2, Retries: 2}, true},
+		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 997, SMARTUnits: 8,
+			Timeouts: 2, Retries: 2}, false},
+		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 7, Errors: 1,
+			Retries: 1}, true},
+		{"async", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1000, SMARTUnits: 9, Errors: 1,
+			Retries: 1}, false},
 		{"cpu", SSDRow{Commands: 1000, Bytes: 4096000}, true},
 		{"cpu", SSDRow{Commands: 1000, Bytes: 4096000, SMARTReads: 1}, false},
 	} {

@@ -31,7 +31,8 @@ const serveStall = 10 * time.Second
 // takes the completions off. No kernel, no destination but a page of memory, so this is about what
 // so many CPU threads can play. Depth is that of an SSD. The result's zero value is for SSDs that
 // are not played by CPU threads (files behind an io_uring).
-func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth, threads int, d time.Duration) (ServeLimit, error) {
+func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth, threads int,
+	d time.Duration) (ServeLimit, error) {
 	for _, s := range ssds {
 		if b, ok := s.Ctrl.Bus().(interface{ Engine() string }); !ok || b.Engine() != "memory" {
 			return ServeLimit{}, nil
@@ -63,11 +64,13 @@ func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth, threa
 	if failed == nil {
 		failed = ctx.Err()
 	}
-	return ServeLimit{Threads: min(threads, runtime.GOMAXPROCS(0)), IOPS: float64(reads.Load()) / took.Seconds()}, failed
+	return ServeLimit{Threads: min(threads, runtime.GOMAXPROCS(0)),
+		IOPS: float64(reads.Load()) / took.Seconds()}, failed
 }
 
 // serveOne reads one SSD until ctx ends.
-func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int) (reads int64, err error) {
+func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int) (reads int64,
+	err error) {
 	c := s.Ctrl
 	ns := c.Namespace()
 	lbas := max((rowBytes+ns.LBABytes-1)/ns.LBABytes, 1)
@@ -117,7 +120,8 @@ func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int)
 		if bytes > page {
 			prp2 = uint64(iova) + uint64(page)
 		}
-		*(*nvme.Command)(unsafe.Pointer(&qp.SQ[tail*nvme.CommandBytes])) = nvme.ReadCommand(cid, ns.ID, nvme.LBA(lba), uint32(lbas), uint64(iova), prp2)
+		*(*nvme.Command)(unsafe.Pointer(&qp.SQ[tail*nvme.CommandBytes])) = nvme.ReadCommand(cid,
+			ns.ID, nvme.LBA(lba), uint32(lbas), uint64(iova), prp2)
 		if tail++; tail == qp.Entries {
 			tail = 0
 		}
@@ -140,7 +144,8 @@ func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int)
 		stop := ctx.Err() != nil
 		n := 0
 		for {
-			e, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&qp.CQ[head*nvme.CompletionBytes])), phase)
+			e, ok := nvme.LoadCompletion(
+				(*nvme.Completion)(unsafe.Pointer(&qp.CQ[head*nvme.CompletionBytes])), phase)
 			if !ok {
 				break
 			}
@@ -164,7 +169,8 @@ func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int)
 			reads += int64(n)
 			last = time.Now()
 		} else if time.Since(last) > serveStall {
-			return reads, errs.New(errs.Device, "nvme %s q%d: no completion within %v", c.Name(), qp.ID, serveStall)
+			return reads, errs.New(errs.Device, "nvme %s q%d: no completion within %v", c.Name(),
+				qp.ID, serveStall)
 		}
 		waiter.WaitCQ(qp.ID, 10*time.Millisecond)
 	}

@@ -3,6 +3,7 @@ package iobench
 import (
 	"fmt"
 
+	"helios/gpuio"
 	"helios/internal/units"
 )
 
@@ -37,8 +38,10 @@ func (s Summary) String() string {
 	if s.Modelled {
 		what = "modelled: "
 	}
-	out := fmt.Sprintf("%s%s, %d SSDs, rows of %d bytes, depth %d: best %s IOPS; %.0f %% of it with %d blocks",
-		what, s.Stack, s.SSDs, s.RowBytes, s.Depth, units.FormatCount(s.BestIOPS), 100*Plateau, s.PlateauBlocks)
+	out := fmt.Sprintf(
+		"%s%s, %d SSDs, rows of %d bytes, depth %d: best %s IOPS; %.0f %% of it with %d blocks",
+		what, s.Stack, s.SSDs, s.RowBytes, s.Depth, units.FormatCount(s.BestIOPS), 100*Plateau,
+		s.PlateauBlocks)
 	for i, r := range s.Ratios {
 		sep := ","
 		if i == 0 {
@@ -60,7 +63,7 @@ func Summarise(rows []Row) []Summary {
 	groups := map[key][]Row{}
 	var order []key
 	for _, r := range rows {
-		if !r.Audited || (r.Stack != "async" && r.Stack != "sync") {
+		if k, err := gpuio.FindStack(r.Stack); err != nil || !k.Queued || !r.Audited {
 			continue
 		}
 		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.CoalesceBytes, r.rate(), r.Stack}
@@ -71,20 +74,22 @@ func Summarise(rows []Row) []Summary {
 	}
 	var out []Summary
 	for _, k := range order {
-		s := Summary{Kind: "summary", Modelled: groups[k][0].Modelled, SSDs: k.ssds, RowBytes: k.rowBytes, Depth: k.depth, Stack: k.stack}
+		s := Summary{Kind: "summary", Modelled: groups[k][0].Modelled, SSDs: k.ssds,
+			RowBytes: k.rowBytes, Depth: k.depth, Stack: k.stack}
 		g := groups[k]
 		for _, r := range g {
 			s.BestIOPS = max(s.BestIOPS, r.IOPS)
 		}
 		for _, r := range g {
-			if r.IOPS >= Plateau*s.BestIOPS && (s.PlateauBlocks == 0 || r.Blocks < s.PlateauBlocks) {
+			if r.IOPS >= Plateau*s.BestIOPS &&
+				(s.PlateauBlocks == 0 || r.Blocks < s.PlateauBlocks) {
 				s.PlateauBlocks = r.Blocks
 			}
 		}
-		if k.stack == "async" {
+		if k.stack == gpuio.StackAsync {
 			for _, r := range g {
 				sync := k
-				sync.stack = "sync"
+				sync.stack = gpuio.StackSync
 				for _, q := range groups[sync] {
 					if q.Blocks == r.Blocks && q.Threads == r.Threads && q.IOPS > 0 {
 						s.Ratios = append(s.Ratios, Ratio{r.Blocks, r.IOPS / q.IOPS})

@@ -8,11 +8,14 @@ import (
 
 func TestSummarise(t *testing.T) {
 	row := func(stack string, blocks int, iops float64, audited bool) Row {
-		return Row{SSDs: 2, RowBytes: 4096, Depth: 256, Stack: stack, Blocks: blocks, Threads: 128, IOPS: iops, Audited: audited}
+		return Row{SSDs: 2, RowBytes: 4096, Depth: 256, Stack: stack, Blocks: blocks, Threads: 128,
+			IOPS: iops, Audited: audited}
 	}
 	rows := []Row{
-		row("async", 1, 500e3, true), row("async", 8, 985e3, true), row("async", 32, 1000e3, true), row("async", 64, 2000e3, false),
-		row("sync", 1, 50e3, true), row("sync", 8, 400e3, true), row("sync", 32, 0, false), row("cpu", 1, 9e9, true),
+		row("async", 1, 500e3, true), row("async", 8, 985e3, true), row("async", 32, 1000e3, true),
+		row("async", 64, 2000e3, false),
+		row("sync", 1, 50e3, true), row("sync", 8, 400e3, true), row("sync", 32, 0, false),
+		row("cpu", 1, 9e9, true),
 	}
 	s := Summarise(rows)
 	require.Len(t, s, 2)

@@ -55,23 +55,29 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	if cfg.Model != nil {
 		m.UseModel(cfg.Model)
 	}
-	v := &simulation{cfg: cfg, row: &row, m: m, draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
-	row.SSDs, row.Device, row.Clock, row.Modelled, row.SSDsModelled = cfg.SSDCount, "modelled "+cfg.Hardware.GPU.Name, ClockVirtual, true, true
+	v := &simulation{cfg: cfg, row: &row, m: m,
+		draw: draw{key: philox.Key(cfg.Seed, philox.StreamBench)}}
+	row.SSDs, row.Device, row.Clock, row.Modelled, row.SSDsModelled = cfg.SSDCount,
+		"modelled "+cfg.Hardware.GPU.Name, ClockVirtual, true, true
 	row.Hardware, row.SSDModel = cfg.Hardware.Name, m.Model().Name
 	if v.l, err = virtualLayout(&cfg, m.Model()); err != nil {
 		return row, err
 	}
 	align := 0
-	if cfg.Stack == "cpu" {
+	if cfg.kind.ReadsDirect() {
 		align = int(v.l.LBABytes)
 	}
-	if v.plan, err = gpuio.NewPlanner(v.l, gpuio.PlanOptions{Stack: cfg.Stack, CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth, Align: align}); err != nil {
+	if v.plan, err = gpuio.NewPlanner(v.l, gpuio.PlanOptions{Stack: cfg.Stack,
+		CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth, Align: align}); err != nil {
 		return row, err
 	}
-	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock, QueuePairs: cfg.Pairs, Depth: cfg.Depth, CommandBytes: int64(v.l.ReadBytes()), Seed: cfg.Seed}
-	if cfg.Stack == "cpu" || cfg.Stack == "mmap" {
+	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock,
+		QueuePairs: cfg.Pairs, Depth: cfg.Depth, CommandBytes: int64(v.l.ReadBytes()),
+		Seed: cfg.Seed}
+	if !cfg.kind.Queued {
 		sc.Threads = cfg.Threads
-	} else if cfg.RowBytes%int(v.l.LBABytes) != 0 { // the row does not fill its LBAs: complete copies it
+	} else if cfg.RowBytes%int(v.l.LBABytes) != 0 {
+		// the row does not fill its LBAs: complete copies it
 		sc.StagedBytes = int64(cfg.RowBytes)
 	}
 	if v.stack, err = iosim.New(m, sc); err != nil {
@@ -109,7 +115,8 @@ func virtualLayout(cfg *Config, m *ssdmodel.Model) (gpuio.Layout, error) {
 		}
 	}
 	if lba != 512 && lba != 4096 || !m.LBAOK(lba) {
-		return gpuio.Layout{}, errs.New(errs.Usage, "blocks of %d bytes: SSD model %s has %v", lba, m.Name, m.LBAs.Bytes)
+		return gpuio.Layout{}, errs.New(errs.Usage, "blocks of %d bytes: SSD model %s has %v", lba,
+			m.Name, m.LBAs.Bytes)
 	}
 	bytes := m.Capacity.Bytes
 	if bytes == 0 {
@@ -118,11 +125,12 @@ func virtualLayout(cfg *Config, m *ssdmodel.Model) (gpuio.Layout, error) {
 	return rawLayout(cfg.SSDCount, cfg.RowBytes, lba, bytes/int64(lba))
 }
 
-// enough is a time in which some 200,000 reads happen, where nothing but the SSDs and the link bounds
-// them: at least that of many latencies.
+// enough is a time in which some 200,000 reads happen, where nothing but the SSDs and the link
+// bounds them: at least that of many latencies.
 func (v *simulation) enough() time.Duration {
 	d := time.Duration(200e3 / v.row.BoundIOPS * 1e9)
-	return min(max(d, 20*time.Millisecond, 50*v.m.Model().MeanLatency(ssdmodel.Read)), 4*time.Second).Round(time.Microsecond)
+	return min(max(d, 20*time.Millisecond, 50*v.m.Model().MeanLatency(ssdmodel.Read)),
+		4*time.Second).Round(time.Microsecond)
 }
 
 // submit hands the rows over as one set.
@@ -143,9 +151,12 @@ func (v *simulation) submit(rows []int64, done func()) {
 		v.came += n
 		v.ended++
 		if tl := v.cfg.Timeline; tl.On() {
-			tl.Span(v.cfg.Track, "set", v.cfg.TimelineFrom+t.SubmitNS, t.DoneNS-t.SubmitNS, map[string]any{"rows": n, "commands": cmds, "submitted_ns": t.SubmitEndNS - t.SubmitNS})
+			tl.Span(v.cfg.Track, "set", v.cfg.TimelineFrom+t.SubmitNS, t.DoneNS-t.SubmitNS,
+				map[string]any{"rows": n, "commands": cmds, "submitted_ns": t.SubmitEndNS -
+					t.SubmitNS})
 			if t.DoneNS > v.last {
-				tl.Counter(v.cfg.Track+": rows/s", "rows/s", v.cfg.TimelineFrom+t.DoneNS, float64(n)/(float64(t.DoneNS-v.last)/1e9))
+				tl.Counter(v.cfg.Track+": rows/s", "rows/s", v.cfg.TimelineFrom+t.DoneNS,
+					float64(n)/(float64(t.DoneNS-v.last)/1e9))
 			}
 			v.last = t.DoneNS
 		}
@@ -165,8 +176,8 @@ func (v *simulation) until(ctx context.Context, t time.Duration) error {
 	return nil
 }
 
-// closed keeps sets in flight. As on the wall clock the measured time begins and ends where a set does,
-// so that no part of one counts more than another.
+// closed keeps sets in flight. As on the wall clock the measured time begins and ends where a set
+// does, so that no part of one counts more than another.
 func (v *simulation) closed(ctx context.Context) error {
 	var from, to *iosim.Stats
 	var fromNS int64
@@ -258,8 +269,10 @@ func (v *simulation) drain(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if v.m.Sim.Now() > v.cfg.WarmUp.Nanoseconds()+v.cfg.Duration.Nanoseconds()+stall.Nanoseconds() {
-			v.bad = fmt.Errorf("modelled: %d sets were not read within %v", v.stack.InFlight(), stall)
+		if v.m.Sim.Now() > v.cfg.WarmUp.Nanoseconds()+v.cfg.Duration.Nanoseconds()+
+			stall.Nanoseconds() {
+			v.bad = fmt.Errorf("modelled: %d sets were not read within %v",
+				v.stack.InFlight(), stall)
 			return nil
 		}
 		v.m.Sim.RunUntil(v.m.Sim.Now() + chunkNS)
@@ -280,7 +293,8 @@ func (v *simulation) end() {
 	row.VirtualNS = v.m.Sim.Now()
 	row.Commands = st.Commands
 	for i, s := range st.PerSSD {
-		row.PerSSD = append(row.PerSSD, SSDRow{Name: fmt.Sprintf("modelled %d", i), Commands: s.Commands, Bytes: s.Bytes})
+		row.PerSSD = append(row.PerSSD, SSDRow{Name: fmt.Sprintf("modelled %d", i),
+			Commands: s.Commands, Bytes: s.Bytes})
 	}
 	row.shares()
 	row.perRow(st.Commands, v.totalBytes, v.totalRows)
@@ -288,7 +302,8 @@ func (v *simulation) end() {
 	switch {
 	case err != nil:
 	case st.Commands != v.totalCmds || v.came != v.totalRows || v.stack.Outstanding() != 0:
-		err = fmt.Errorf("modelled: %d of %d commands, %d of %d rows, %d outstanding", st.Commands, v.totalCmds, v.came, v.totalRows, v.stack.Outstanding())
+		err = fmt.Errorf("modelled: %d of %d commands, %d of %d rows, %d outstanding", st.Commands,
+			v.totalCmds, v.came, v.totalRows, v.stack.Outstanding())
 	case row.IOPS == 0:
 		err = fmt.Errorf("modelled: no read ended in %v", v.cfg.Duration)
 	}

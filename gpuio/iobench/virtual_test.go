@@ -21,7 +21,8 @@ func profile(t testing.TB, name string) *hardware.Profile {
 // TestVirtual: the same seed gives the same row, whose figures hold together.
 func TestVirtual(t *testing.T) {
 	for _, stack := range []string{"async", "sync", "cpu", "mmap"} {
-		cfg := Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 2, Stack: stack, Depth: 64, Duration: 4 * time.Millisecond, Seed: 7}
+		cfg := Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 2, Stack: stack, Depth: 64,
+			Duration: 4 * time.Millisecond, Seed: 7}
 		row, err := Run(t.Context(), cfg)
 		require.NoError(t, err)
 		require.True(t, row.Audited, row.AuditError)
@@ -56,7 +57,8 @@ func TestVirtualRowSizes(t *testing.T) {
 		400:  {512, 1, 512. / 400},
 		128:  {4096, 1, 32},
 	} {
-		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1, RowBytes: rowBytes, LBABytes: int(want.lba), Depth: 64, Duration: 2 * time.Millisecond})
+		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1,
+			RowBytes: rowBytes, LBABytes: int(want.lba), Depth: 64, Duration: 2 * time.Millisecond})
 		require.NoError(t, err)
 		require.True(t, row.Audited, row.AuditError)
 		require.InDelta(t, want.perRow, row.CommandsPerRow, 1e-9, rowBytes)
@@ -85,7 +87,8 @@ func TestVirtualOpen(t *testing.T) {
 	run := func(rate float64) Row {
 		m, err := ssdmodel.Load("slow")
 		require.NoError(t, err)
-		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1, Model: m, Rate: rate, Duration: 300 * time.Millisecond})
+		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1,
+			Model: m, Rate: rate, Duration: 300 * time.Millisecond})
 		require.NoError(t, err)
 		require.True(t, row.Audited, row.AuditError)
 		require.InEpsilon(t, rate, row.Open.Offered, 0.05)
@@ -108,7 +111,9 @@ func TestVirtualOpen(t *testing.T) {
 func TestOverlapSweep(t *testing.T) {
 	var rows []Row
 	for _, n := range []int{64, 512, 4096} {
-		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-optane"), SSDCount: 1, Stack: "sync", Blocks: 432, Depth: 2048, SetRows: n, Sets: 1, Duration: 5 * time.Millisecond})
+		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-optane"), SSDCount: 1,
+			Stack: "sync", Blocks: 432, Depth: 2048, SetRows: n, Sets: 1,
+			Duration: 5 * time.Millisecond})
 		require.NoError(t, err)
 		require.True(t, row.Audited, row.AuditError)
 		rows = append(rows, row)

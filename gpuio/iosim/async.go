@@ -73,7 +73,9 @@ func (s *Stack) choosePairs(c *Config) (perSSD, warps, submitWarps int, err erro
 	perSSD = min(perSSD, c.Depth, maxPairs)
 	if per := (c.Depth + perSSD - 1) / perSSD; per > maxCommands {
 		if c.QueuePairs != 0 {
-			return 0, 0, 0, errs.New(errs.Usage, "depth %d over %d queue pairs: a queue pair has at most %d commands; use more queue pairs or less depth", c.Depth, perSSD, maxCommands)
+			return 0, 0, 0, errs.New(errs.Usage,
+				"depth %d over %d queue pairs: a queue pair has at most %d commands; use more queue pairs or less depth",
+				c.Depth, perSSD, maxCommands)
 		}
 		perSSD = (c.Depth + maxCommands - 1) / maxCommands
 	}
@@ -85,7 +87,8 @@ func (s *Stack) choosePairs(c *Config) (perSSD, warps, submitWarps int, err erro
 
 func checkThreads(c *Config) error {
 	if c.Threads < warp || c.Threads > 1024 || c.Threads%warp != 0 {
-		return errs.New(errs.Usage, "%d threads in a block: choose a multiple of %d up to 1024", c.Threads, warp)
+		return errs.New(errs.Usage, "%d threads in a block: choose a multiple of %d up to 1024",
+			c.Threads, warp)
 	}
 	return nil
 }
@@ -223,9 +226,9 @@ func (a *async) nextComplete() {
 	})
 }
 
-// pass is one round of a warp of complete over its queues, from queue i on. news says whether it has
-// found any; first, that it is the kernel's first round, which also refills; owed is what it has done
-// since the last event.
+// pass is one round of a warp of complete over its queues, from queue i on. news says whether it
+// has found any; first, that it is the kernel's first round, which also refills; owed is what it
+// has done since the last event.
 func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
 	if i < len(w.queues) {
 		q := w.queues[i]
@@ -236,7 +239,8 @@ func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
 			}
 			switch {
 			case q.row > 0:
-				a.reap(q, n, func() { a.pass(w, i, true, first, cost{}) }) // at once again: more may be there
+				// at once again: more may be there
+				a.reap(q, n, func() { a.pass(w, i, true, first, cost{}) })
 			case n > 0:
 				a.reap(q, n, func() { a.pass(w, i+1, true, first, a.cost.check) })
 			case first:
@@ -385,8 +389,8 @@ func (a *async) serve(q *queue, completing bool, then func()) {
 	})
 }
 
-// refill issues commands until CIDs or work run out. The steps are added up, and each doorbell rings
-// at its time in that.
+// refill issues commands until CIDs or work run out. The steps are added up, and each doorbell
+// rings at its time in that.
 func (a *async) refill(q *queue, completing bool, then func()) {
 	a.m.work(func() cost {
 		now := a.m.Sim.Now()

@@ -15,9 +15,10 @@ func (c cost) whole() (ns, wire int64) { return int64(c.ns + 0.5), int64(c.wire 
 type costs struct {
 	push, refill, refillEnd, batch, each, ring, look, check, idle, retire, retireEach cost
 	syncTake, syncLock, syncUnlock, syncScan, syncReap, syncEnd                       cost
-	copyEach                                                                          cost // of a staged command
-	pauseMin, pauseMax, wake                                                          int64
-	launch, gap, teardown                                                             int64
+	// of a staged command
+	copyEach                 cost
+	pauseMin, pauseMax, wake int64
+	launch, gap, teardown    int64
 }
 
 // sector is what a load of the CPU's memory brings over the link, in bytes of data.
@@ -34,9 +35,12 @@ func (s *Stack) costs(c *Config) costs {
 		return y
 	}
 	out := costs{
-		push: of(io.Push), refill: of(io.Refill), refillEnd: of(io.RefillEnd), batch: of(io.Batch), each: of(io.Each), ring: of(io.Ring),
-		look: of(io.Look), check: of(io.Check), idle: of(io.Idle), retire: of(io.Retire), retireEach: of(io.RetireEach),
-		syncTake: of(io.SyncTake), syncLock: of(io.SyncLock), syncUnlock: of(io.SyncUnlock), syncScan: of(io.SyncScan), syncReap: of(io.SyncReap), syncEnd: of(io.SyncEnd),
+		push: of(io.Push), refill: of(io.Refill), refillEnd: of(io.RefillEnd), batch: of(io.Batch),
+		each: of(io.Each), ring: of(io.Ring),
+		look: of(io.Look), check: of(io.Check), idle: of(io.Idle), retire: of(io.Retire),
+		retireEach: of(io.RetireEach),
+		syncTake:   of(io.SyncTake), syncLock: of(io.SyncLock), syncUnlock: of(io.SyncUnlock),
+		syncScan: of(io.SyncScan), syncReap: of(io.SyncReap), syncEnd: of(io.SyncEnd),
 		pauseMin: io.PauseMinNS.NS(), pauseMax: io.PauseMaxNS.NS(), wake: io.WakeNS.NS(),
 		launch: g.LaunchNS.NS(), gap: g.GapNS.NS(), teardown: g.TeardownNS.NS(),
 	}
@@ -46,8 +50,8 @@ func (s *Stack) costs(c *Config) costs {
 	return out
 }
 
-// work lets a warp be busy and then calls then. Where warps share slots it waits for one first. what
-// says how much there is to do once it begins.
+// work lets a warp be busy and then calls then. Where warps share slots it waits for one first.
+// what says how much there is to do once it begins.
 func (m *Machine) work(what func() cost, then func()) {
 	do := func() int64 {
 		ns, wire := what().whole()

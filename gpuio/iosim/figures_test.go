@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/gpuio"
 	"helios/internal/hardware"
 	cases "helios/internal/wide"
 )
@@ -18,7 +19,8 @@ import (
 
 // figure7 is a point of figure 7 of the Helios paper: IOPS by SSDs and blocks.
 func figure7(t testing.TB, c Config, ssds int, sets int) float64 {
-	iops, _, _ := bench{profile: "a100-p5510x12", ssds: ssds, c: c, set: 2048, sets: sets, warm: 4e6, ns: 12e6}.run(t)
+	iops, _, _ := bench{profile: "a100-p5510x12", ssds: ssds, c: c, set: 2048, sets: sets,
+		warm: 4e6, ns: 12e6}.run(t)
 	return iops
 }
 
@@ -33,7 +35,7 @@ func TestShapeOfHeliosFigure7(t *testing.T) {
 	var by []float64
 	knee := 0
 	for n := 1; n <= 12; n++ {
-		x := figure7(t, Config{Stack: Async}, n, 4)
+		x := figure7(t, Config{Stack: gpuio.StackAsync}, n, 4)
 		if n > 1 {
 			require.GreaterOrEqual(t, x, by[n-2]*0.98, "%d SSDs are not slower than %d", n, n-1)
 		}
@@ -52,13 +54,13 @@ func TestShapeOfHeliosFigure7(t *testing.T) {
 	// Blocks: async is flat from 8 on, sync grows with its warps.
 	best := by[11]
 	for _, blocks := range []int{8, 64, 128} {
-		best = max(best, figure7(t, Config{Stack: Async, Blocks: blocks}, 12, 4))
+		best = max(best, figure7(t, Config{Stack: gpuio.StackAsync, Blocks: blocks}, 12, 4))
 	}
 	require.Greater(t, by[11], 0.95*best, "32 blocks are enough")
 	sync := map[int]float64{}
 	last := 0.0
 	for _, blocks := range []int{8, 32, 64, 128, 0} {
-		sync[blocks] = figure7(t, Config{Stack: Sync, Blocks: blocks}, 12, 2)
+		sync[blocks] = figure7(t, Config{Stack: gpuio.StackSync, Blocks: blocks}, 12, 2)
 		require.Greater(t, sync[blocks], last, "%d blocks", blocks)
 		last = sync[blocks]
 	}
@@ -70,7 +72,8 @@ func TestShapeOfHeliosFigure7(t *testing.T) {
 func TestShapeByRowBytes(t *testing.T) {
 	var rate [4]float64
 	for i, bytes := range []int64{512, 1024, 2048, 4096} {
-		rate[i] = figure7(t, Config{Stack: Async, CommandBytes: bytes}, 12, 4) * float64(bytes)
+		rate[i] = figure7(t, Config{Stack: gpuio.StackAsync, CommandBytes: bytes}, 12,
+			4) * float64(bytes)
 		if i > 0 && bytes < 4096 {
 			require.InEpsilon(t, 2*rate[i-1], rate[i], 0.05)
 		}
@@ -80,7 +83,8 @@ func TestShapeByRowBytes(t *testing.T) {
 
 // oneAfterAnother is the share of the machine's peak that sets of n reads reach without overlap.
 func oneAfterAnother(t testing.TB, m func() *Machine, c Config, n int64) float64 {
-	iops, _, s := bench{machine: m, ssds: 1, c: c, set: n, sets: 1, warm: 5e6, ns: 40e6 + 40*n*1000}.run(t)
+	iops, _, s := bench{machine: m, ssds: 1, c: c, set: n, sets: 1, warm: 5e6,
+		ns: 40e6 + 40*n*1000}.run(t)
 	return iops / s.m.Bound(4096)
 }
 
@@ -89,8 +93,8 @@ func with(t testing.TB, profile string) func() *Machine {
 	return func() *Machine { return machine(t, profile, 1) }
 }
 
-// wide is the Optane machine if T_i and T_t of the GIDS paper hold all of the kernel's own work up to
-// the first and from the last access on, which the model plays besides.
+// wide is the Optane machine if T_i and T_t of the GIDS paper hold all of the kernel's own work up
+// to the first and from the last access on, which the model plays besides.
 func wide(t testing.TB) func() *Machine {
 	return func() *Machine {
 		m := machine(t, "a100-optane", 1)
@@ -117,9 +121,10 @@ func required(t testing.TB, m func() *Machine, c Config, share float64, step, mo
 }
 
 // gids has BaM's queues: many, and deep enough for any set here.
-var gids = Config{Stack: Sync, QueuePairs: 64, Depth: 16384}
+var gids = Config{Stack: gpuio.StackSync, QueuePairs: 64, Depth: 16384}
 
-// gidsFormula is N of DESIGN section 7 for one SSD.
+// gidsFormula gives, for one SSD, the reads that must overlap to reach the share a of its peak
+// (GIDS, section 3.2).
 func gidsFormula(a, iops, seconds float64) float64 { return a * iops * seconds / (1 - a) }
 
 func TestShapeOfTheAccumulator(t *testing.T) {
@@ -148,19 +153,22 @@ func TestShapeOfTheAccumulator(t *testing.T) {
 	require.GreaterOrEqual(t, wider, int64(1024))
 
 	// Overlap is what the accumulator is for: with several sets in flight small ones are enough.
-	iops, _, s := bench{profile: "a100-optane", ssds: 1, c: Config{Stack: Async, Depth: 1024}, set: 256, sets: 16, warm: 5e6, ns: 20e6}.run(t)
+	iops, _, s := bench{profile: "a100-optane", ssds: 1, c: Config{Stack: gpuio.StackAsync,
+		Depth: 1024}, set: 256, sets: 16, warm: 5e6, ns: 20e6}.run(t)
 	require.Greater(t, iops, 0.9*s.m.Bound(4096))
 }
 
 // What others measured on a machine that the profiles describe, and that was not used for them.
 func TestShapeOnPM1753(t *testing.T) {
 	run := func(bytes int64, depth, pairs int) float64 {
-		iops, _, _ := bench{profile: "h100-pm1753x16", ssds: 16, c: Config{Stack: Async, State: "gpu", CommandBytes: bytes, Depth: depth, QueuePairs: pairs, Blocks: 64}, set: 2048, sets: 6, warm: 2e6, ns: 3e6}.run(t)
+		iops, _, _ := bench{profile: "h100-pm1753x16", ssds: 16, c: Config{Stack: gpuio.StackAsync,
+			State: "gpu", CommandBytes: bytes, Depth: depth, QueuePairs: pairs, Blocks: 64},
+			set: 2048, sets: 6, warm: 2e6, ns: 3e6}.run(t)
 		return iops
 	}
 	full := run(512, 256, 4)
-	// With 4,096 reads out 61.7 M need 66 us a read; the SSD model, whose latency is assumed, and the
-	// kernels take some 80.
+	// With 4,096 reads out 61.7 M need 66 us a read; the SSD model, whose latency is assumed, and
+	// the kernels take some 80.
 	require.InEpsilon(t, 61.7e6, full, 0.2, "4 queues of 64: 61.7 M")
 	require.Greater(t, run(512, 512, 1), 0.8*full, "one queue of 512: 53.5 M")
 	require.InEpsilon(t, 45e9/4096, run(4096, 256, 4), 0.05, "4 KiB: 45 GB/s")
@@ -180,28 +188,33 @@ func TestFiguresAsTables(t *testing.T) {
 	}
 	m := func(x float64) string { return fmt.Sprintf("%.2f", x/1e6) }
 
-	head("SSDs", "async 8", "async 32", "async 64", "async 128", "sync 8", "sync 32", "sync 64", "sync 128", "sync full grid", "GB/s, async 32")
+	head("SSDs", "async 8", "async 32", "async 64", "async 128", "sync 8", "sync 32", "sync 64",
+		"sync 128", "sync full grid", "GB/s, async 32")
 	for n := 1; n <= 12; n++ {
 		cells := []string{fmt.Sprint(n)}
 		gbs := ""
 		for _, b := range []int{8, 32, 64, 128} {
-			x := figure7(t, Config{Stack: Async, Blocks: b}, n, 4)
+			x := figure7(t, Config{Stack: gpuio.StackAsync, Blocks: b}, n, 4)
 			if b == 32 {
 				gbs = fmt.Sprintf("%.1f", x*4096/1e9)
 			}
 			cells = append(cells, m(x))
 		}
 		for _, b := range []int{8, 32, 64, 128, 0} {
-			cells = append(cells, m(figure7(t, Config{Stack: Sync, Blocks: b}, n, 2)))
+			cells = append(cells, m(figure7(t, Config{Stack: gpuio.StackSync, Blocks: b}, n, 2)))
 		}
 		row(append(cells, gbs)...)
 	}
 
 	out.WriteString("\n12 SSDs, where the kernels' state lies:\n\n")
-	head("blocks", "async, host", "async, gpu", "sync 128 threads, host", "sync 128, gpu", "sync 1024 threads, gpu")
+	head("blocks", "async, host", "async, gpu", "sync 128 threads, host", "sync 128, gpu",
+		"sync 1024 threads, gpu")
 	for _, b := range []int{2, 4, 8, 16, 32, 64, 128} {
 		cells := []string{fmt.Sprint(b)}
-		for _, c := range []Config{{Stack: Async, State: "host"}, {Stack: Async, State: "gpu"}, {Stack: Sync, State: "host"}, {Stack: Sync, State: "gpu"}, {Stack: Sync, State: "gpu", Threads: 1024}} {
+		for _, c := range []Config{{Stack: gpuio.StackAsync, State: "host"},
+			{Stack: gpuio.StackAsync, State: "gpu"}, {Stack: gpuio.StackSync, State: "host"},
+			{Stack: gpuio.StackSync, State: "gpu"}, {Stack: gpuio.StackSync, State: "gpu",
+				Threads: 1024}} {
 			c.Blocks = b
 			cells = append(cells, m(figure7(t, c, 12, 3)))
 		}
@@ -214,18 +227,22 @@ func TestFiguresAsTables(t *testing.T) {
 		cells := []string{fmt.Sprint(b)}
 		var x float64
 		for _, n := range []int{1, 4, 8, 12} {
-			x = figure7(t, Config{Stack: Async, CommandBytes: b}, n, 4)
+			x = figure7(t, Config{Stack: gpuio.StackAsync, CommandBytes: b}, n, 4)
 			cells = append(cells, m(x))
 		}
-		row(append(cells, fmt.Sprintf("%.1f", x*float64(b)/1e9), fmt.Sprintf("%.2f", x/machine(t, "a100-p5510x12", 12).Bound(b)))...)
+		row(append(cells, fmt.Sprintf("%.1f", x*float64(b)/1e9),
+			fmt.Sprintf("%.2f", x/machine(t, "a100-p5510x12", 12).Bound(b)))...)
 	}
 
 	out.WriteString("\nStacks, 4 KiB rows (sets of 256 an SSD):\n\n")
 	head("SSDs", "async", "sync full grid", "cpu, 32 threads", "cpu, 4 threads", "mmap, 32 threads")
 	for _, n := range []int{1, 4, 8, 12} {
 		cells := []string{fmt.Sprint(n)}
-		for _, c := range []Config{{Stack: Async}, {Stack: Sync}, {Stack: CPU}, {Stack: CPU, Threads: 4}, {Stack: Mmap}} {
-			iops, _, _ := bench{profile: "a100-p5510x12", ssds: n, c: c, set: 256, sets: 8, warm: 10e6, ns: 30e6}.run(t)
+		for _, c := range []Config{{Stack: gpuio.StackAsync}, {Stack: gpuio.StackSync},
+			{Stack: gpuio.StackCPU}, {Stack: gpuio.StackCPU, Threads: 4},
+			{Stack: gpuio.StackMmap}} {
+			iops, _, _ := bench{profile: "a100-p5510x12", ssds: n, c: c, set: 256, sets: 8,
+				warm: 10e6, ns: 30e6}.run(t)
 			cells = append(cells, m(iops))
 		}
 		row(cells...)
@@ -243,7 +260,8 @@ func TestFiguresAsTables(t *testing.T) {
 		if p == "T_i, T_t wide" {
 			m = wide(t)
 		}
-		for _, c := range []Config{gids, {Stack: Async, QueuePairs: 64, Depth: 16384}, {Stack: Async, QueuePairs: 64, Depth: 16384, State: "gpu"}} {
+		for _, c := range []Config{gids, {Stack: gpuio.StackAsync, QueuePairs: 64, Depth: 16384},
+			{Stack: gpuio.StackAsync, QueuePairs: 64, Depth: 16384, State: "gpu"}} {
 			cells := []string{p + ", " + c.Stack + " " + c.State}
 			for _, n := range sizes {
 				cells = append(cells, fmt.Sprintf("%.3f", oneAfterAnother(t, m, c, n)))
@@ -252,14 +270,18 @@ func TestFiguresAsTables(t *testing.T) {
 		}
 	}
 
-	out.WriteString("\nQueue-depth curve, one SSD, async with 4 sets in flight: k IOPS, median latency in us\n\n")
-	head("depth", "optane, gpu state", "optane, host state", "980pro, gpu", "980pro, host", "p5510, gpu", "p5510, host")
+	out.WriteString(
+		"\nQueue-depth curve, one SSD, async with 4 sets in flight: k IOPS, median latency in us\n\n")
+	head("depth", "optane, gpu state", "optane, host state", "980pro, gpu", "980pro, host",
+		"p5510, gpu", "p5510, host")
 	for d := 1; d <= 512; d *= 2 {
 		cells := []string{fmt.Sprint(d)}
 		for _, p := range []string{"a100-optane", "a100-980pro", "a100-p5510x12"} {
 			for _, state := range []string{"gpu", "host"} {
-				iops, st, _ := bench{profile: p, ssds: 1, c: Config{Stack: Async, Depth: d, State: state}, set: 2048, sets: 4, warm: 10e6, ns: 40e6}.run(t)
-				cells = append(cells, fmt.Sprintf("%.0f, %.0f", iops/1e3, math.Round(float64(st.Latency.Quantile(0.5))/1e3)))
+				iops, st, _ := bench{profile: p, ssds: 1, c: Config{Stack: gpuio.StackAsync,
+					Depth: d, State: state}, set: 2048, sets: 4, warm: 10e6, ns: 40e6}.run(t)
+				cells = append(cells, fmt.Sprintf("%.0f, %.0f", iops/1e3,
+					math.Round(float64(st.Latency.Quantile(0.5))/1e3)))
 			}
 		}
 		row(cells...)
@@ -271,10 +293,14 @@ func TestFiguresAsTables(t *testing.T) {
 		bytes        int64
 		pairs, depth int
 		seen         string
-	}{{512, 4, 256, "61.7"}, {512, 1, 512, "53.5"}, {512, 1, 64, "–"}, {4096, 1, 32, "some 11 (45 GB/s)"}, {4096, 4, 256, "some 11 (45 GB/s)"}} {
+	}{{512, 4, 256, "61.7"}, {512, 1, 512, "53.5"}, {512, 1, 64, "–"},
+		{4096, 1, 32, "some 11 (45 GB/s)"}, {4096, 4, 256, "some 11 (45 GB/s)"}} {
 		cells := []string{fmt.Sprint(c.bytes), fmt.Sprintf("%d × %d", c.pairs, c.depth/c.pairs)}
 		for _, state := range []string{"gpu", "host"} {
-			iops, _, _ := bench{profile: "h100-pm1753x16", ssds: 16, c: Config{Stack: Async, State: state, CommandBytes: c.bytes, Depth: c.depth, QueuePairs: c.pairs, Blocks: 64}, set: 4096, sets: 6, warm: 2e6, ns: 4e6}.run(t)
+			iops, _, _ := bench{profile: "h100-pm1753x16", ssds: 16,
+				c: Config{Stack: gpuio.StackAsync, State: state, CommandBytes: c.bytes,
+					Depth: c.depth, QueuePairs: c.pairs, Blocks: 64}, set: 4096, sets: 6, warm: 2e6,
+				ns: 4e6}.run(t)
 			cells = append(cells, m(iops))
 		}
 		row(append(cells, c.seen)...)

@@ -34,7 +34,8 @@ func (s *Stack) newHost(c *Config) error {
 		return errs.New(errs.Usage, "%d threads: choose 1 to 1024", c.Threads)
 	}
 	cpu := &s.m.Profile.CPU
-	h := &hostEngine{m: s.m, s: s, mmap: c.Stack == Mmap, cores: s.m.CPU, depth: c.Depth, half: cpu.UringNS.Value / 2, pend: make([][]segment, s.m.SSDs())}
+	h := &hostEngine{m: s.m, s: s, mmap: s.kind.PageCache, cores: s.m.CPU, depth: c.Depth,
+		half: cpu.UringNS.Value / 2, pend: make([][]segment, s.m.SSDs())}
 	if c.Threads < cores {
 		h.cores = des.NewPool(s.m.Sim, c.Threads)
 	}

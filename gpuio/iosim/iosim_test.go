@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/gpuio"
 	"helios/internal/des"
 	"helios/internal/errs"
 	"helios/internal/hardware"
@@ -100,12 +101,14 @@ func (b bench) bytes() int64 {
 	return b.c.CommandBytes
 }
 
-var stacks = []string{Async, Sync, CPU, Mmap}
+var stacks = gpuio.StackNames(nil)
 
 func TestSetsOfAnyShape(t *testing.T) {
 	for _, name := range stacks {
 		for _, ssds := range []int{1, 3} {
-			for _, c := range []Config{{}, {Blocks: 1, Threads: 32, Depth: 1}, {Blocks: 3, Threads: 64, Depth: 7, QueuePairs: 5}, {CommandBytes: 131072}, {StagedBytes: 500}} {
+			for _, c := range []Config{{}, {Blocks: 1, Threads: 32, Depth: 1},
+				{Blocks: 3, Threads: 64, Depth: 7, QueuePairs: 5}, {CommandBytes: 131072},
+				{StagedBytes: 500}} {
 				c.Stack = name
 				m := machine(t, "a100-p5510x12", ssds)
 				s := stack(t, m, c)
@@ -142,12 +145,13 @@ func TestSetsOfAnyShape(t *testing.T) {
 
 // Kernels of a stream follow each other, so sets are done in the order in which they came.
 func TestSetsAreDoneInOrder(t *testing.T) {
-	for _, name := range []string{Async, Sync} {
+	for _, name := range []string{gpuio.StackAsync, gpuio.StackSync} {
 		m := machine(t, "a100-p5510x12", 2)
 		s := stack(t, m, Config{Stack: name})
 		var done []int
 		for i := range 50 {
-			s.Submit([]int64{int64(1 + i*37%400), int64(1 + i*91%400)}, func(Times) { done = append(done, i) })
+			s.Submit([]int64{int64(1 + i*37%400), int64(1 + i*91%400)},
+				func(Times) { done = append(done, i) })
 		}
 		m.Sim.Run()
 		for i := range done {
@@ -177,17 +181,20 @@ func TestSameSeedSameRun(t *testing.T) {
 }
 
 // Little's law holds for any queueing system; here it checks the bookkeeping of commands and times:
-// commands between their making and their completion, looked at every so often, are throughput times
-// mean latency.
+// commands between their making and their completion, looked at every so often, are throughput
+// times mean latency.
 func TestLittlesLaw(t *testing.T) {
 	for _, b := range []bench{
-		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: Async}, set: 4096, sets: 4},
-		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: Async, Depth: 16, State: "gpu"}, set: 4096, sets: 4},
-		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: Sync, Blocks: 64}, set: 4096, sets: 4},
-		{profile: "a100-optane", ssds: 1, c: Config{Stack: Async, Depth: 64}, set: 4096, sets: 4},
-		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: CPU}, set: 4096, sets: 4},
-		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: Mmap}, set: 4096, sets: 4},
-		{profile: "host", ssds: 1, c: Config{Stack: Async}, set: 4096, sets: 4},
+		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: gpuio.StackAsync}, set: 4096, sets: 4},
+		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: gpuio.StackAsync, Depth: 16,
+			State: "gpu"}, set: 4096, sets: 4},
+		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: gpuio.StackSync, Blocks: 64},
+			set: 4096, sets: 4},
+		{profile: "a100-optane", ssds: 1, c: Config{Stack: gpuio.StackAsync, Depth: 64}, set: 4096,
+			sets: 4},
+		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: gpuio.StackCPU}, set: 4096, sets: 4},
+		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: gpuio.StackMmap}, set: 4096, sets: 4},
+		{profile: "host", ssds: 1, c: Config{Stack: gpuio.StackAsync}, set: 4096, sets: 4},
 	} {
 		m := machine(t, b.profile, b.ssds)
 		s := stack(t, m, b.c)
@@ -209,10 +216,12 @@ func TestLittlesLaw(t *testing.T) {
 		mean := float64(st.LatencyNS-before.LatencyNS) / n
 		rate := n / float64(steps*step)
 		tolerance := 0.02
-		if b.c.Stack != Async { // the others make the command when they have been at it for a while
+		// the others make the command when they have been at it for a while
+		if b.c.Stack != gpuio.StackAsync {
 			tolerance = 0.05
 		}
-		require.InEpsilon(t, rate*mean, float64(sum)/steps, tolerance, "%s %+v: %.0f commands, mean %.0f ns", b.profile, b.c, n, mean)
+		require.InEpsilon(t, rate*mean, float64(sum)/steps, tolerance,
+			"%s %+v: %.0f commands, mean %.0f ns", b.profile, b.c, n, mean)
 		stop()
 		m.Sim.Run()
 	}
@@ -221,19 +230,22 @@ func TestLittlesLaw(t *testing.T) {
 // What a stack reaches with all it needs is what SSDs or link allow, and never more.
 func TestPlateauIsTheSmallestBound(t *testing.T) {
 	for _, b := range []bench{
-		{profile: "a100-p5510x12", ssds: 1, c: Config{Stack: Async}},
-		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: Async}},
-		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: Async}},
-		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: Async, CommandBytes: 512}},
-		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: Async, CommandBytes: 131072}},
-		{profile: "a100-p5510x12", ssds: 1, c: Config{Stack: Async, CommandBytes: 131072}},
-		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: Sync}},
-		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: CPU}},
-		{profile: "a100-980pro", ssds: 2, c: Config{Stack: Async, Depth: 1024}},
-		{profile: "a100-optane", ssds: 1, c: Config{Stack: Async}},
-		{profile: "h100-pm1753x16", ssds: 16, c: Config{Stack: Async, CommandBytes: 4096}},
-		{profile: "host", ssds: 1, c: Config{Stack: Async}},
-		{profile: "host", ssds: 1, c: Config{Stack: Sync}},
+		{profile: "a100-p5510x12", ssds: 1, c: Config{Stack: gpuio.StackAsync}},
+		{profile: "a100-p5510x12", ssds: 4, c: Config{Stack: gpuio.StackAsync}},
+		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackAsync}},
+		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackAsync, CommandBytes: 512}},
+		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackAsync,
+			CommandBytes: 131072}},
+		{profile: "a100-p5510x12", ssds: 1, c: Config{Stack: gpuio.StackAsync,
+			CommandBytes: 131072}},
+		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackSync}},
+		{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackCPU}},
+		{profile: "a100-980pro", ssds: 2, c: Config{Stack: gpuio.StackAsync, Depth: 1024}},
+		{profile: "a100-optane", ssds: 1, c: Config{Stack: gpuio.StackAsync}},
+		{profile: "h100-pm1753x16", ssds: 16, c: Config{Stack: gpuio.StackAsync,
+			CommandBytes: 4096}},
+		{profile: "host", ssds: 1, c: Config{Stack: gpuio.StackAsync}},
+		{profile: "host", ssds: 1, c: Config{Stack: gpuio.StackSync}},
 	} {
 		if cases.Lean() && b.ssds == 12 && b.c.CommandBytes != 0 {
 			continue
@@ -242,7 +254,8 @@ func TestPlateauIsTheSmallestBound(t *testing.T) {
 		if b.bytes() > 4096 {
 			b.set, b.warm, b.ns = 256, 20e6, 40e6
 		}
-		if b.c.Stack == CPU { // the copies are what bounds it, and a set's copy waits for all its reads
+		// the copies are what bounds it, and a set's copy waits for all its reads
+		if b.c.Stack == gpuio.StackCPU {
 			b.set, b.warm = 256, 30e6
 		}
 		if b.profile == "host" {
@@ -255,8 +268,8 @@ func TestPlateauIsTheSmallestBound(t *testing.T) {
 	}
 }
 
-// The path from doorbell to completion entry adds nothing to the SSD model: a closed loop through it
-// has the queue-depth curve of the model alone.
+// The path from doorbell to completion entry adds nothing to the SSD model: a closed loop through
+// it has the queue-depth curve of the model alone.
 func TestQueueDepthCurveIsTheModels(t *testing.T) {
 	for _, profile := range []string{"a100-p5510x12", "a100-980pro", "a100-optane"} {
 		for _, depth := range []int{1, 4, 16, 64, 256} {
@@ -301,7 +314,8 @@ func TestQueueDepthCurveIsTheModels(t *testing.T) {
 // Several sets in flight hide what a set costs beside its reads.
 func TestSetsOverlap(t *testing.T) {
 	run := func(sets int) float64 {
-		iops, _, _ := bench{profile: "a100-p5510x12", ssds: 2, c: Config{Stack: Async}, set: 512, sets: sets, warm: 3e6, ns: 15e6}.run(t)
+		iops, _, _ := bench{profile: "a100-p5510x12", ssds: 2, c: Config{Stack: gpuio.StackAsync},
+			set: 512, sets: sets, warm: 3e6, ns: 15e6}.run(t)
 		return iops
 	}
 	one, two, four := run(1), run(2), run(4)
@@ -310,14 +324,16 @@ func TestSetsOverlap(t *testing.T) {
 }
 
 func TestCPUStacksAreBoundByTheirThreads(t *testing.T) {
-	iops, _, s := bench{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: CPU, Threads: 2}, set: 512, sets: 4, warm: 5e6, ns: 20e6}.run(t)
+	iops, _, s := bench{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackCPU,
+		Threads: 2}, set: 512, sets: 4, warm: 5e6, ns: 20e6}.run(t)
 	cpu := &s.m.Profile.CPU
 	require.InEpsilon(t, 2e9/(cpu.UringNS.Value+4096/cpu.GatherGBs.Value), iops, 0.05)
-	iops, st, _ := bench{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: Mmap, Threads: 4}, set: 64, sets: 4, warm: 5e6, ns: 50e6}.run(t)
+	iops, st, _ := bench{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackMmap,
+		Threads: 4}, set: 64, sets: 4, warm: 5e6, ns: 50e6}.run(t)
 	require.InEpsilon(t, 4/st.Mean().Seconds(), iops, 0.1, "a thread has one read out")
 	// A fault reads whole pages, whatever the row.
 	m := machine(t, "a100-p5510x12", 1)
-	s = stack(t, m, Config{Stack: Mmap, CommandBytes: 512})
+	s = stack(t, m, Config{Stack: gpuio.StackMmap, CommandBytes: 512})
 	s.Submit([]int64{10}, func(Times) {})
 	m.Sim.Run()
 	require.EqualValues(t, 10*4096, s.Stats().Bytes)
@@ -329,7 +345,7 @@ func TestSyncTakesTheSMs(t *testing.T) {
 		stack  string
 		blocks int
 		waits  bool
-	}{{Sync, 0, true}, {Sync, 32, false}, {Async, 32, false}} {
+	}{{gpuio.StackSync, 0, true}, {gpuio.StackSync, 32, false}, {gpuio.StackAsync, 32, false}} {
 		m := machine(t, "a100-p5510x12", 1)
 		s := stack(t, m, Config{Stack: c.stack, Blocks: c.blocks})
 		var read Times
@@ -348,7 +364,7 @@ func TestSyncTakesTheSMs(t *testing.T) {
 
 func TestDoorbellsAndPendingLists(t *testing.T) {
 	m := machine(t, "a100-p5510x12", 1)
-	s := stack(t, m, Config{Stack: Async, QueuePairs: 1, Depth: 256})
+	s := stack(t, m, Config{Stack: gpuio.StackAsync, QueuePairs: 1, Depth: 256})
 	s.Submit([]int64{256}, func(Times) {})
 	m.Sim.RunUntil(m.Profile.GPU.LaunchNS.NS() + 60_000)
 	require.EqualValues(t, 2, s.Stats().SQDoorbells, "one for each 128 entries")
@@ -360,7 +376,7 @@ func TestDoorbellsAndPendingLists(t *testing.T) {
 	m.Sim.Run()
 	require.EqualValues(t, 1000-256, s.Stats().Pended, "what had no CID waits in the list")
 
-	y := stack(t, m, Config{Stack: Sync})
+	y := stack(t, m, Config{Stack: gpuio.StackSync})
 	y.Submit([]int64{500}, func(Times) {})
 	m.Sim.Run()
 	require.EqualValues(t, 500, y.Stats().SQDoorbells, "a doorbell for each read")
@@ -419,7 +435,7 @@ func TestOperatorsOnTheMachine(t *testing.T) {
 // A long transfer and the SSDs share the link: neither waits for the other to end.
 func TestTransfersShareTheLink(t *testing.T) {
 	m := machine(t, "a100-p5510x12", 12)
-	s := stack(t, m, Config{Stack: Async})
+	s := stack(t, m, Config{Stack: gpuio.StackAsync})
 	stop := keep(s, 4, each(12, 2048))
 	m.Sim.RunUntil(5e6)
 	alone := s.Stats().Commands
@@ -449,16 +465,17 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 		c    Config
 		want string
 	}{
-		{Config{Stack: "spdk"}, "choose async, sync, cpu or mmap"},
-		{Config{Stack: Async, Threads: 33}, "multiple of 32"},
-		{Config{Stack: Sync, Threads: 2048}, "multiple of 32"},
-		{Config{Stack: Async, Depth: 1 << 17}, "reads outstanding"},
-		{Config{Stack: Async, QueuePairs: 1, Depth: 4096}, "use more queue pairs or less depth"},
-		{Config{Stack: Async, QueuePairs: 200}, "at most 127"},
-		{Config{Stack: Async, Blocks: -1}, "blocks"},
-		{Config{Stack: Async, CommandBytes: -1}, "bytes"},
-		{Config{Stack: CPU, Threads: 5000}, "1 to 1024"},
-		{Config{Stack: Async, State: "moon"}, "host or gpu"},
+		{Config{Stack: "spdk"}, "choose one of async, sync, cpu, mmap"},
+		{Config{Stack: gpuio.StackAsync, Threads: 33}, "multiple of 32"},
+		{Config{Stack: gpuio.StackSync, Threads: 2048}, "multiple of 32"},
+		{Config{Stack: gpuio.StackAsync, Depth: 1 << 17}, "reads outstanding"},
+		{Config{Stack: gpuio.StackAsync, QueuePairs: 1, Depth: 4096},
+			"use more queue pairs or less depth"},
+		{Config{Stack: gpuio.StackAsync, QueuePairs: 200}, "at most 127"},
+		{Config{Stack: gpuio.StackAsync, Blocks: -1}, "blocks"},
+		{Config{Stack: gpuio.StackAsync, CommandBytes: -1}, "bytes"},
+		{Config{Stack: gpuio.StackCPU, Threads: 5000}, "1 to 1024"},
+		{Config{Stack: gpuio.StackAsync, State: "moon"}, "host or gpu"},
 	} {
 		_, err := New(m, c.c)
 		require.ErrorContains(t, err, c.want, fmt.Sprintf("%+v", c.c))
@@ -482,10 +499,14 @@ func TestHostProfileAgainstMeasurements(t *testing.T) {
 		iops, _, _ := bench{machine: on, c: c, set: 8192, sets: 4, warm: 20e6, ns: 40e6}.run(t)
 		return iops
 	}
-	require.InEpsilon(t, 5.11e6, run(time.Microsecond, Config{Stack: Async, Blocks: 8, CommandBytes: 1024}), 0.1)
-	require.InEpsilon(t, 0.73e6, run(time.Microsecond, Config{Stack: CPU, CommandBytes: 4096}), 0.1)
+	require.InEpsilon(t, 5.11e6, run(time.Microsecond, Config{Stack: gpuio.StackAsync, Blocks: 8,
+		CommandBytes: 1024}), 0.1)
+	require.InEpsilon(t, 0.73e6,
+		run(time.Microsecond, Config{Stack: gpuio.StackCPU, CommandBytes: 4096}), 0.1)
 	for blocks, seen := range map[int]float64{1: 47.5e3, 2: 92.7e3} { // more: on a slower machine
-		require.InEpsilon(t, seen, run(80*time.Microsecond, Config{Stack: Sync, Blocks: blocks}), 0.1, "%d blocks", blocks)
+		require.InEpsilon(t, seen,
+			run(80*time.Microsecond, Config{Stack: gpuio.StackSync, Blocks: blocks}), 0.1,
+			"%d blocks", blocks)
 	}
 }
 
@@ -495,7 +516,7 @@ func BenchmarkTwelveSSDs(b *testing.B) {
 	var reads int64
 	for range b.N {
 		m := machine(b, "a100-p5510x12", 12)
-		s := stack(b, m, Config{Stack: Async})
+		s := stack(b, m, Config{Stack: gpuio.StackAsync})
 		keep(s, 4, each(12, 4096))
 		m.Sim.RunUntil(50_000_000)
 		events += m.Sim.Events()

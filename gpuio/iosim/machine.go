@@ -3,14 +3,14 @@
 // and a GPU would do on a computer that has neither. All it says is modelled, never measured.
 //
 // What is played: for async, the submit and complete kernels with their warps, the queue pairs that
-// each owns, CIDs, pending lists, sweeps of 32 completions, refills and doorbells; for sync, resident
-// warps with one read each and the two locks of a queue pair; for cpu and mmap, threads and their time
-// per read, and the copy to the GPU. Then the SSD model, the SSD's link and the GPU's, which all SSDs
-// share. A run is a function of its configuration and seed.
+// each owns, CIDs, pending lists, sweeps of 32 completions, refills and doorbells; for sync,
+// resident warps with one read each and the two locks of a queue pair; for cpu and mmap, threads
+// and their time per read, and the copy to the GPU. Then the SSD model, the SSD's link and the
+// GPU's, which all SSDs share. A run is a function of its configuration and seed.
 //
-// What is not: errors, retries and recovery; rows that share a command (the caller counts commands);
-// arbitration between the queues of one SSD, which takes commands as their doorbells arrive; the
-// traffic of warps that poll and find nothing.
+// What is not: errors, retries and recovery; rows that share a command (the caller counts
+// commands); arbitration between the queues of one SSD, which takes commands as their doorbells
+// arrive; the traffic of warps that poll and find nothing.
 package iosim
 
 import (
@@ -44,7 +44,8 @@ func NewMachine(sim *des.Sim, p *hardware.Profile, ssds int) (*Machine, error) {
 		ssds = p.SSDs.Count.Int()
 	}
 	if ssds < 1 || ssds > MaxSSDs {
-		return nil, errs.New(errs.Usage, "a modelled machine with %d SSDs: choose 1 to %d", ssds, MaxSSDs)
+		return nil, errs.New(errs.Usage, "a modelled machine with %d SSDs: choose 1 to %d", ssds,
+			MaxSSDs)
 	}
 	model, err := ssdmodel.Load(p.SSDs.Model)
 	if err != nil {
@@ -97,15 +98,16 @@ func (m *Machine) UVA(bytes int64, done func()) {
 }
 
 // piece is what a long transfer sends at a time. SSDs' data goes in between, as through a root
-// complex that serves its ports in turn: with a dozen SSDs that have all the reads out that they may
-// (some 11 MB behind the link), a transfer gets about a twelfth of the link.
+// complex that serves its ports in turn: with a dozen SSDs that have all the reads out that they
+// may (some 11 MB behind the link), a transfer gets about a twelfth of the link.
 const piece = 1 << 20
 
 // stream moves bytes from the CPU's memory into the GPU, at gbs at most, piece by piece.
 func (m *Machine) stream(bytes int64, gbs float64, done func()) {
 	n := min(bytes, piece)
 	m.HostMem.Send(n)
-	wire := max(m.Profile.PCIe.GPU.WireBytes(n), int64(float64(n)*m.Profile.PCIe.GPU.RawGBs.Value/gbs))
+	wire := max(m.Profile.PCIe.GPU.WireBytes(n),
+		int64(float64(n)*m.Profile.PCIe.GPU.RawGBs.Value/gbs))
 	m.Sim.At(m.Ingress.Send(wire), func() {
 		if bytes -= n; bytes > 0 {
 			m.stream(bytes, gbs, done)

@@ -13,8 +13,9 @@ type reads struct {
 	servers []*ssdmodel.Server
 	toHost  bool            // queues and data are in the CPU's memory
 	arrive  func(id uint32) // data and completion entry are there
-	delay   int64           // from the doorbell's store to the SSD having the command, beyond the model's latency
-	serve   func(bytes int64) int64
+	// from the doorbell's store to the SSD having the command, beyond the model's latency
+	delay int64
+	serve func(bytes int64) int64
 
 	items   []read
 	free    []uint32

@@ -7,14 +7,6 @@ import (
 	"helios/internal/errs"
 )
 
-// The stacks, by the names that gpuio has for them.
-const (
-	Async = "async"
-	Sync  = "sync"
-	CPU   = "cpu"
-	Mmap  = "mmap"
-)
-
 // Bounds that gpuio's kernels have.
 const (
 	maxSets     = 32
@@ -26,13 +18,13 @@ const (
 
 // Config shapes a stack, as gpuio's options do. Zero values choose the same defaults.
 type Config struct {
-	Stack        string
-	Blocks       int   // of each I/O kernel: async 32; sync: as many as are resident
-	Threads      int   // of a block: async 32, sync 128; cpu, mmap: CPU threads, one a core
-	QueuePairs   int   // per SSD; 0: as many as the blocks can drive at once
-	Depth        int   // reads outstanding per SSD (256)
-	CommandBytes int64 // of each read (4096)
-	StagedBytes  int64 // bytes that complete copies for each command; 0: the data is in its place
+	Stack        string // name of a gpuio.Stack
+	Blocks       int    // of each I/O kernel: async 32; sync: as many as are resident
+	Threads      int    // of a block: async 32, sync 128; cpu, mmap: CPU threads, one a core
+	QueuePairs   int    // per SSD; 0: as many as the blocks can drive at once
+	Depth        int    // reads outstanding per SSD (256)
+	CommandBytes int64  // of each read (4096)
+	StagedBytes  int64  // bytes that complete copies for each command; 0: the data is in its place
 	// State is where the kernels' state lies, "host" or "gpu"; "": for async where the profile has
 	// it, for sync in GPU memory, as BaM and GIDS have it.
 	State string
@@ -70,6 +62,7 @@ type SSDStats struct {
 type Stack struct {
 	m    *Machine
 	c    Config
+	kind *gpuio.Stack
 	impl engine
 	dev  *reads
 	st   Stats
@@ -107,29 +100,37 @@ func New(m *Machine, c Config) (*Stack, error) {
 	}
 	switch {
 	case c.CommandBytes < 1 || c.CommandBytes > 1<<27:
-		return nil, errs.New(errs.Usage, "modelled reads of %d bytes: choose 1 to %d", c.CommandBytes, 1<<27)
+		return nil, errs.New(errs.Usage, "modelled reads of %d bytes: choose 1 to %d",
+			c.CommandBytes, 1<<27)
 	case c.Depth < 1 || c.Depth > 1<<16:
-		return nil, errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD", c.Depth, 1<<16)
+		return nil, errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD",
+			c.Depth, 1<<16)
 	case c.Blocks < 0 || c.Blocks > 1<<16:
-		return nil, errs.New(errs.Usage, "%d blocks: choose 1 to %d, or 0 for the default", c.Blocks, 1<<16)
+		return nil, errs.New(errs.Usage, "%d blocks: choose 1 to %d, or 0 for the default",
+			c.Blocks, 1<<16)
 	case c.Threads < 0 || c.QueuePairs < 0 || c.StagedBytes < 0:
-		return nil, errs.New(errs.Usage, "modelled stack %s: threads, queue pairs and staged bytes cannot be negative", c.Stack)
+		return nil, errs.New(errs.Usage,
+			"modelled stack %s: threads, queue pairs and staged bytes cannot be negative", c.Stack)
 	case c.QueuePairs > maxPairs:
-		return nil, errs.New(errs.Usage, "%d queue pairs per SSD: at most %d", c.QueuePairs, maxPairs)
+		return nil, errs.New(errs.Usage, "%d queue pairs per SSD: at most %d", c.QueuePairs,
+			maxPairs)
 	case c.State != "" && c.State != "host" && c.State != "gpu":
 		return nil, errs.New(errs.Usage, "kernels' state in %q memory: host or gpu", c.State)
 	}
 	s := &Stack{m: m, st: Stats{PerSSD: make([]SSDStats, m.SSDs())}}
 	var err error
-	switch c.Stack {
-	case Async:
+	if s.kind, err = gpuio.FindStack(c.Stack); err != nil {
+		return nil, err
+	}
+	// A stack is modelled by its traits.
+	c.Stack = s.kind.Name
+	switch {
+	case s.kind.Overlaps:
 		err = s.newAsync(&c)
-	case Sync:
+	case s.kind.Queued:
 		err = s.newSync(&c)
-	case CPU, Mmap:
-		err = s.newHost(&c)
 	default:
-		err = errs.New(errs.Usage, "modelled stack %q: choose async, sync, cpu or mmap", c.Stack)
+		err = s.newHost(&c)
 	}
 	if err != nil {
 		return nil, err
@@ -156,8 +157,9 @@ func (s *Stack) SubmitSized(perSSD []int64, commandBytes int64, done func(Times)
 	if commandBytes <= 0 {
 		commandBytes = s.c.CommandBytes
 	}
-	x := &set{per: append([]int64(nil), perSSD...), row: commandBytes, bytes: commandBytes, rotate: s.rotate, done: done}
-	if s.c.Stack == Mmap { // faults read pages
+	x := &set{per: append([]int64(nil), perSSD...), row: commandBytes, bytes: commandBytes,
+		rotate: s.rotate, done: done}
+	if s.kind.PageCache { // faults read pages
 		page := max(int64(s.m.Profile.CPU.ReadAheadKB.Value*1024), 4096)
 		x.bytes = (commandBytes + page - 1) / page * page
 	}

@@ -71,9 +71,11 @@ func (s *Stack) newSync(c *Config) error {
 	}
 	c.QueuePairs = per
 	resident := min(c.Blocks, sms*perSM)
-	e := &syncEngine{m: s.m, s: s, perSSD: per, cost: s.costs(c), sms: (resident + perSM - 1) / perSM}
+	e := &syncEngine{m: s.m, s: s, perSSD: per, cost: s.costs(c),
+		sms: (resident + perSM - 1) / perSM}
 	for q := range s.m.SSDs() * per {
-		e.queues = append(e.queues, &syncQueue{g: q, ssd: int32(q / per), cids: depthOf(c, per, q%per)})
+		e.queues = append(e.queues, &syncQueue{g: q, ssd: int32(q / per),
+			cids: depthOf(c, per, q%per)})
 	}
 	e.warps = make([]syncWarp, resident*(c.Threads/warp))
 	s.dev = s.newReads(c.Seed, false, e.arrive)

@@ -7,7 +7,8 @@ type Kind string
 
 // The sorts of use. Mount to VFs are live, the others are content.
 const (
-	Mount     Kind = "mounted"   // a file system on the disk, a partition or something stacked on it
+	// a file system on the disk, a partition or something stacked on it
+	Mount     Kind = "mounted"
 	Swap      Kind = "swap"      // swap space that is on
 	LVM       Kind = "lvm"       // a logical volume stands on it
 	Crypt     Kind = "crypt"     // an open encrypted volume
@@ -32,8 +33,8 @@ type Use struct {
 	Kind   Kind   `json:"kind"`
 	Device string `json:"device"` // the block device that is used: the disk, a partition, dm-0, …
 	Text   string `json:"text"`   // "is mounted at /data (ext4)"
-	// Live uses are there now: to take the disk away would hurt whoever it is, and no --force may. The
-	// others are content, which the owner of the serial number may give up.
+	// Live uses are there now: to take the disk away would hurt whoever it is, and no --force may.
+	// The others are content, which the owner of the serial number may give up.
 	Live bool `json:"live"`
 }
 

@@ -35,7 +35,8 @@ func mount1(m *fakesys.Machine, pid int, dev, root, at, fstype, source string) {
 	if err != nil {
 		panic(err)
 	}
-	m.Put(p, string(b)+fmt.Sprintf("77 22 %s %s %s rw,relatime shared:3 master:1 - %s %s rw\n", dev, root, at, fstype, source))
+	m.Put(p, string(b)+fmt.Sprintf("77 22 %s %s %s rw,relatime shared:3 master:1 - %s %s rw\n", dev,
+		root, at, fstype, source))
 }
 
 // both mounts in the first process's namespace, which ours shares.
@@ -80,13 +81,17 @@ const (
 // label is a ZFS label with an uberblock: enough of one to be known by.
 func label(m *fakesys.Machine, dev, pool string) {
 	pair := func(name string, kind uint32, value []byte) string {
-		be := func(n int) string { return string([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}) }
+		be := func(
+			n int) string {
+			return string([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+		}
 		pad := func(s string) string { return s + strings.Repeat("\x00", -len(s)&3) }
 		body := be(len(name)) + pad(name) + be(int(kind)) + be(1) + pad(string(value))
 		return be(len(body)+8) + be(len(body)+24) + body
 	}
 	be32 := string([]byte{0, 0, 0, byte(len(pool))})
-	m.Fill(dev, 16<<10, "\x01\x01\x00\x00"+"\x00\x00\x00\x00\x00\x00\x00\x01"+pair("version", 8, make([]byte, 8))+pair("name", 9, []byte(be32+pool)))
+	m.Fill(dev, 16<<10, "\x01\x01\x00\x00"+"\x00\x00\x00\x00\x00\x00\x00\x01"+pair("version", 8,
+		make([]byte, 8))+pair("name", 9, []byte(be32+pool)))
 	m.Fill(dev, 128<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00")
 }
 
@@ -103,9 +108,12 @@ func TestUses(t *testing.T) {
 			open(m, 88, "fio", "/dev/nvme1n1")
 			open(m, 89, "fio", "/dev/nvme0n11")
 		}, free, nil},
-		"mounted": {func(m *fakesys.Machine) { both(m, m.Dev(disk), "/data", "ext4", "/dev/root") }, busy,
+		"mounted": {func(m *fakesys.Machine) { both(m, m.Dev(disk), "/data", "ext4", "/dev/root") },
+			busy,
 			[]string{"mounted live nvme0n1: is mounted at /data (ext4)"}},
-		"mounted, with white space": {func(m *fakesys.Machine) { both(m, m.Dev(disk), `/my\040data`, "xfs", "/dev/nvme0n1") }, busy,
+		"mounted, with white space": {
+			func(m *fakesys.Machine) { both(m, m.Dev(disk), `/my\040data`, "xfs", "/dev/nvme0n1") },
+			busy,
 			[]string{"mounted live nvme0n1: is mounted at /my data (xfs)"}},
 		"bind mounts": {func(m *fakesys.Machine) {
 			mount1(m, 1, m.Dev(disk), "/sub", "/a", "ext4", "/dev/nvme0n1")
@@ -120,17 +128,25 @@ func TestUses(t *testing.T) {
 				m.Link(fmt.Sprintf("/proc/%d/ns/mnt", pid), "mnt:[99]")
 				mount1(m, pid, m.Dev(disk), "/", "/var/lib/pg", "ext4", "/dev/nvme0n1")
 			}
-		}, busy, []string{"mounted live nvme0n1: is mounted at /var/lib/pg (ext4) in the mount namespace of process 900 (postgres)"}},
-		"Btrfs, first disk": {func(m *fakesys.Machine) { both(m, "0:44", "/b", "btrfs", "/dev/nvme0n1") }, busy,
+		}, busy,
+			[]string{
+				"mounted live nvme0n1: is mounted at /var/lib/pg (ext4) in the mount namespace of process 900 (postgres)"}},
+		"Btrfs, first disk": {
+			func(m *fakesys.Machine) { both(m, "0:44", "/b", "btrfs", "/dev/nvme0n1") }, busy,
 			[]string{"mounted live nvme0n1: is mounted at /b (btrfs)"}},
 		"Btrfs, another disk": {func(m *fakesys.Machine) {
 			both(m, "0:44", "/b", "btrfs", "/dev/nvme1n1")
 			m.Link("/sys/fs/btrfs/abcd/devices/nvme0n1", "../../../../block/nvme0n1")
 		}, busy, []string{"mounted live nvme0n1: is part of the mounted Btrfs file system abcd"}},
-		"bcachefs": {func(m *fakesys.Machine) { both(m, "0:45", "/c", "bcachefs", "/dev/nvme1n1:/dev/nvme0n1") }, busy,
+		"bcachefs": {
+			func(
+				m *fakesys.Machine) {
+				both(m, "0:45", "/c", "bcachefs", "/dev/nvme1n1:/dev/nvme0n1")
+			}, busy,
 			[]string{"mounted live nvme0n1: is mounted at /c (bcachefs)"}},
 		"swap": {func(m *fakesys.Machine) {
-			m.Put("/proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1                            partition\t65532\t0\t-2\n/data/swapfile file 8 0 -3\n")
+			m.Put("/proc/swaps",
+				"Filename Type Size Used Priority\n/dev/nvme0n1                            partition\t65532\t0\t-2\n/data/swapfile file 8 0 -3\n")
 		}, busy, []string{"swap live nvme0n1: is in use as swap space"}},
 		"LVM": {func(m *fakesys.Machine) {
 			dm(m, disk, "dm-3", "vg--fast-my--data", lvmUUID)
@@ -143,12 +159,14 @@ func TestUses(t *testing.T) {
 		"encrypted swap on a partition": {func(m *fakesys.Machine) {
 			m.Partition(disk, 2, 1<<20)
 			dm(m, disk+"p2", "dm-0", "cryptswap", "CRYPT-PLAIN-cryptswap")
-			m.Put("/proc/swaps", "Filename\n/dev/mapper/cryptswap partition 8 0 -2\n") // and no udev
+			// and no udev
+			m.Put("/proc/swaps", "Filename\n/dev/mapper/cryptswap partition 8 0 -2\n")
 		}, busy, []string{
 			"crypt live nvme0n1p2: belongs to encrypted volume cryptswap (dm-0)",
 			"swap live nvme0n1p2: carries encrypted volume cryptswap (dm-0), which is in use as swap space",
 			"partitioned content nvme0n1: has the partition nvme0n1p2 (1 MiB)"}},
-		"multipath": {func(m *fakesys.Machine) { dm(m, disk, "dm-0", "mpatha", "mpath-3600") }, busy,
+		"multipath": {func(m *fakesys.Machine) { dm(m, disk, "dm-0", "mpatha", "mpath-3600") },
+			busy,
 			[]string{"multipath live nvme0n1: belongs to multipath device mpatha (dm-0)"}},
 		"other device-mapper": {func(m *fakesys.Machine) { dm(m, disk, "dm-0", "lin", "") }, busy,
 			[]string{"dm live nvme0n1: belongs to device-mapper device lin (dm-0)"}},
@@ -169,7 +187,8 @@ func TestUses(t *testing.T) {
 			m.Put("/sys/devices/virtual/block/md127/md/array_state", "inactive\n")
 			hold(m, disk, "md127")
 		}, busy, []string{"raid live nvme0n1: belongs to RAID array md127 (inactive)"}},
-		"bcache": {func(m *fakesys.Machine) { m.Block("bcache0", 1<<20); hold(m, disk, "bcache0") }, busy,
+		"bcache": {func(m *fakesys.Machine) { m.Block("bcache0", 1<<20); hold(m, disk, "bcache0") },
+			busy,
 			[]string{"held live nvme0n1: belongs to block device bcache0"}},
 		"loop device": {func(m *fakesys.Machine) { // claims nothing
 			m.Block("loop0", 1<<20)
@@ -201,7 +220,8 @@ func TestUses(t *testing.T) {
 			"open live nvme0n1p1: is open in qemu (process 90), qemu (process 91), qemu (process 92), 2 more",
 			"partitioned content nvme0n1: has the partition nvme0n1p1 (1 MiB)"}},
 		"held by nobody who says so": {func(m *fakesys.Machine) {}, busy,
-			[]string{"busy live nvme0n1: is held exclusively by something in the kernel that does not say its name, such as a file system that was unmounted lazily"}},
+			[]string{
+				"busy live nvme0n1: is held exclusively by something in the kernel that does not say its name, such as a file system that was unmounted lazily"}},
 		"ZFS, imported": {func(m *fakesys.Machine) { label(m, disk, "tank") }, busy,
 			[]string{"zfs live nvme0n1: is a member of the imported ZFS pool tank"}},
 		"ZFS on a partition, seen by its statistics": {func(m *fakesys.Machine) {
@@ -212,7 +232,9 @@ func TestUses(t *testing.T) {
 			"partitioned content nvme0n1: has the partition nvme0n1p1 (1 MiB)"}},
 		"ZFS, exported": {func(m *fakesys.Machine) { label(m, disk, "tank") }, free,
 			[]string{"signature content nvme0n1: holds a ZFS pool (tank, not imported)"}},
-		"ZFS, damaged label": {func(m *fakesys.Machine) { m.Fill(disk, 128<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00") }, free,
+		"ZFS, damaged label": {
+			func(m *fakesys.Machine) { m.Fill(disk, 128<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00") },
+			free,
 			[]string{"signature content nvme0n1: holds a ZFS pool"}},
 		"old ZFS mark below a mount": {func(m *fakesys.Machine) {
 			label(m, disk, "tank")
@@ -239,7 +261,8 @@ func TestUses(t *testing.T) {
 		"file systems on the disk and its partitions": {func(m *fakesys.Machine) {
 			m.Fill(disk, 0, "XFSB")
 			m.Fill(disk, 4096-10, "SWAPSPACE2")
-		}, free, []string{"signature content nvme0n1: holds an XFS file system", "signature content nvme0n1: holds swap space"}},
+		}, free, []string{"signature content nvme0n1: holds an XFS file system",
+			"signature content nvme0n1: holds swap space"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -248,7 +271,9 @@ func TestUses(t *testing.T) {
 			us, err := of(m.Sys(), "/dev/"+disk, c.excl)
 			require.NoError(t, err)
 			require.ElementsMatch(t, c.want, words(us))
-			require.Equal(t, slices.ContainsFunc(c.want, func(s string) bool { return strings.Contains(s, " live ") }), AnyLive(us))
+			require.Equal(t,
+				slices.ContainsFunc(c.want,
+					func(s string) bool { return strings.Contains(s, " live ") }), AnyLive(us))
 		})
 	}
 }
@@ -272,15 +297,18 @@ func words(us []Use) []string {
 func TestBootArgument(t *testing.T) {
 	m := machine(t)
 	p1 := m.Partition(disk, 1, 1<<20)
-	m.Put("/sys/devices/pci0000:00/"+addr+"/nvme/nvme0/"+disk+"/"+p1+"/uevent", "DEVTYPE=partition\nPARTUUID=2d1c1a3a-01\n")
+	m.Put("/sys/devices/pci0000:00/"+addr+"/nvme/nvme0/"+disk+"/"+p1+"/uevent",
+		"DEVTYPE=partition\nPARTUUID=2d1c1a3a-01\n")
 	m.Fill(p1, 1024+0x38, "\x53\xef")
 	m.Fill(p1, 1024+0x68, "\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef")
 	m.Link("/dev/disk/by-label/rootfs", "../../"+p1)
 	dm(m, p1, "dm-0", "vg-root", lvmUUID)
 	for arg, want := range map[string]bool{
-		"root=/dev/nvme0n1p1": true, "root=/dev/nvme0n1p2": false, "root=/dev/nvme1n1p1": false, "resume=/dev/nvme0n1p1": true,
+		"root=/dev/nvme0n1p1": true, "root=/dev/nvme0n1p2": false, "root=/dev/nvme1n1p1": false,
+		"resume=/dev/nvme0n1p1":     true,
 		"root=PARTUUID=2D1C1A3A-01": true, "root=PARTUUID=2d1c1a3a-02": false,
-		"root=UUID=01234567-89ab-cdef-0123-456789abcdef": true, "root=UUID=11234567-89ab-cdef-0123-456789abcdef": false,
+		"root=UUID=01234567-89ab-cdef-0123-456789abcdef": true,
+		"root=UUID=11234567-89ab-cdef-0123-456789abcdef": false,
 		"root=LABEL=rootfs": true, "root=LABEL=other": false, "root=" + m.Dev(p1): true,
 		"root=/dev/mapper/vg-root": true, "root=/dev/nfs": false, "root=": false, "rootwait": false,
 	} {
@@ -305,7 +333,8 @@ func TestUnseen(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "what is on /dev/nvme0n1")
 	require.ErrorContains(t, err, "whether /dev/nvme0n1 is held")
-	require.Equal(t, []string{"mounted live nvme0n1: is mounted at /data (ext4)"}, words(us), "with what was found")
+	require.Equal(t, []string{"mounted live nvme0n1: is mounted at /data (ext4)"}, words(us),
+		"with what was found")
 
 	m = machine(t)
 	require.NoError(t, os.Truncate(filepath.Join(m.Root, "dev", disk), 4096)) // reads fail
@@ -368,7 +397,9 @@ func TestOfController(t *testing.T) {
 	m.Put("/sys/devices/pci0000:00/"+addr+"/nvme/nvme0/nvme2c0n1/size", "8\n")
 	us, err = OfController(m.Sys(), "0000:00:06.0")
 	require.NoError(t, err)
-	require.Equal(t, []string{"mounted live nvme2n1: is mounted at /m (ext4)", "multipath content nvme2n1: is reached through nvme0 as well, which the kernel keeps"}, words(us))
+	require.Equal(t, []string{"mounted live nvme2n1: is mounted at /m (ext4)",
+		"multipath content nvme2n1: is reached through nvme0 as well, which the kernel keeps"},
+		words(us))
 
 	require.NoError(t, m.Sys().Bind(addr, "vfio-pci"))
 	us, err = OfController(m.Sys(), addr)
@@ -388,7 +419,8 @@ func TestOpeners(t *testing.T) {
 }
 
 func TestLVMName(t *testing.T) {
-	for in, want := range map[string]string{"vg0-data": "vg0/data", "a--b-c--d": "a-b/c-d", "a----b-c": "a--b/c", "odd": "odd"} {
+	for in, want := range map[string]string{"vg0-data": "vg0/data", "a--b-c--d": "a-b/c-d",
+		"a----b-c": "a--b/c", "odd": "odd"} {
 		require.Equal(t, want, lvmName(in))
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"helios/internal/pci"
 )
 
-// The vm tier's scenario safety runs this in its guest, which has no device-mapper tools. It makes a
-// linear device that names itself as LVM does, looks at the disk below it, and leaves it there.
+// The vm tier's scenario safety runs this in its guest, which has no device-mapper tools. It makes
+// a linear device that names itself as LVM does, looks at the disk below it, and leaves it there.
 // HELIOS_VM_MAPPER is "DISK NAME UUID".
 func TestMapperInGuest(t *testing.T) {
 	arg := strings.Fields(os.Getenv("HELIOS_VM_MAPPER"))
@@ -32,7 +32,8 @@ func TestMapperInGuest(t *testing.T) {
 	defer ctl.Close() //nolint:errcheck // nothing to lose
 	dmIoctl(t, ctl, dmDevCreate, arg[1], arg[2], nil)
 	sectors := strings.TrimSpace(read(t, "/sys/class/block/"+disk+"/size"))
-	dmIoctl(t, ctl, dmTableLoad, arg[1], "", linear(t, sectors, strings.TrimSpace(read(t, "/sys/class/block/"+disk+"/dev"))))
+	dmIoctl(t, ctl, dmTableLoad, arg[1], "",
+		linear(t, sectors, strings.TrimSpace(read(t, "/sys/class/block/"+disk+"/dev"))))
 	dmIoctl(t, ctl, dmDevSuspend, arg[1], "", nil) // without the suspend flag it resumes
 
 	us, err = Of(pci.Sys{}, disk)

@@ -26,7 +26,8 @@ func (l *look) mountTable() []mount {
 	hidden := false
 	for i, pid := range pids {
 		ns, err := os.Readlink(l.sys.Path("/proc", pid, "ns/mnt"))
-		if err == nil && namespaces[ns] && i > 1 { // our own root may hide what the first process sees
+		// our own root may hide what the first process sees
+		if err == nil && namespaces[ns] && i > 1 {
 			continue
 		}
 		if err != nil && i > 1 {
@@ -54,7 +55,9 @@ func (l *look) mountTable() []mount {
 		}
 	}
 	if hidden {
-		l.missed(fmt.Errorf("the mount namespaces of other users' processes: %w; only root sees them", os.ErrPermission))
+		l.missed(
+			fmt.Errorf("the mount namespaces of other users' processes: %w; only root sees them",
+				os.ErrPermission))
 	}
 	return out
 }
@@ -65,12 +68,14 @@ func parseMount(line string) (mount, bool) {
 	if !ok || len(f) < 6 || len(g) < 2 {
 		return mount{}, false
 	}
-	return mount{dev: f[2], root: unescape(f[3]), at: unescape(f[4]), fstype: g[0], source: unescape(g[1])}, true
+	return mount{dev: f[2], root: unescape(f[3]), at: unescape(f[4]), fstype: g[0],
+		source: unescape(g[1])}, true
 }
 
 // unescape undoes the octal escapes that /proc has for white space and backslashes.
 func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(s)
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`,
+		"#").Replace(s)
 }
 
 // mounts reports what is mounted and returns the table. A file system counts once, however many
@@ -97,8 +102,10 @@ func (l *look) mounts() []mount {
 		}
 		if len(here) > 0 {
 			// The whole file system before its parts.
-			slices.SortStableFunc(here, func(a, b mount) int { return strings.Compare(wholeFirst(a), wholeFirst(b)) })
-			l.add(n, Mount, true, n.says(fmt.Sprintf("mounted at %s (%s)%s", places(here), here[0].fstype, in)))
+			slices.SortStableFunc(here,
+				func(a, b mount) int { return strings.Compare(wholeFirst(a), wholeFirst(b)) })
+			l.add(n, Mount, true,
+				n.says(fmt.Sprintf("mounted at %s (%s)%s", places(here), here[0].fstype, in)))
 			continue
 		}
 		// Btrfs names one of its disks in the table; its own folder names all of them.
@@ -164,12 +171,14 @@ func (l *look) boot(table []mount, cs []content) {
 	for _, n := range l.nodes {
 		var at []string
 		for _, m := range table {
-			if m.where == "" && slices.Contains(bootPlaces, m.at) && l.mountOf(m, n) && !slices.Contains(at, m.at) {
+			if m.where == "" && slices.Contains(bootPlaces, m.at) && l.mountOf(m, n) &&
+				!slices.Contains(at, m.at) {
 				at = append(at, m.at)
 			}
 		}
 		if len(at) > 0 {
-			l.add(n, Boot, true, "is a boot disk: the machine runs from it ("+strings.Join(at, ", ")+")")
+			l.add(n, Boot, true, "is a boot disk: the machine runs from it ("+strings.Join(at,
+				", ")+")")
 		}
 	}
 	for _, arg := range strings.Fields(l.text("/proc/cmdline")) {
@@ -207,7 +216,8 @@ func (l *look) isArgument(value string, n node, cs []content) bool {
 		}
 	case "UUID":
 		for _, c := range cs {
-			if c.name == n.name && slices.ContainsFunc(signatures.UUIDs(c.head), func(u string) bool { return strings.EqualFold(u, id) }) {
+			if c.name == n.name && slices.ContainsFunc(signatures.UUIDs(c.head),
+				func(u string) bool { return strings.EqualFold(u, id) }) {
 				return true
 			}
 		}
@@ -218,8 +228,8 @@ func (l *look) isArgument(value string, n node, cs []content) bool {
 // zfsMark is what package signatures calls ZFS.
 const zfsMark = "a ZFS pool"
 
-// zfsPool reads the pool's name from the first label of a ZFS disk: an XDR list of pairs 16 KiB into
-// it, each with its encoded length, decoded length, name, type (9: a string) and count.
+// zfsPool reads the pool's name from the first label of a ZFS disk: an XDR list of pairs 16 KiB
+// into it, each with its encoded length, decoded length, name, type (9: a string) and count.
 func zfsPool(head []byte) string {
 	const at = 16 << 10
 	if len(head) < at+112<<10 {

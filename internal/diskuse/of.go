@@ -81,8 +81,10 @@ var lookAgain = 150 * time.Millisecond
 func of(sys pci.Sys, dev string, excl func(string) error) ([]Use, error) {
 	for i := 1; ; i++ {
 		us, err := ofOnce(sys, dev, excl)
-		passing := slices.ContainsFunc(us, func(u Use) bool { return u.Kind == Open || u.Kind == Busy })
-		lasting := slices.ContainsFunc(us, func(u Use) bool { return u.Live && u.Kind != Open && u.Kind != Busy })
+		passing := slices.ContainsFunc(us,
+			func(u Use) bool { return u.Kind == Open || u.Kind == Busy })
+		lasting := slices.ContainsFunc(us,
+			func(u Use) bool { return u.Live && u.Kind != Open && u.Kind != Busy })
 		if !passing || lasting || i == looks {
 			return us, err
 		}
@@ -246,7 +248,8 @@ func (l *look) targets() {
 			name := l.deviceOf(l.text(at + "/device_path"))
 			for _, n := range l.nodes {
 				if n.name == name && l.text(at+"/enable") == "1" {
-					l.add(n, Target, true, n.says("exported over NVMe-oF as namespace "+ns+" of "+sub))
+					l.add(n, Target, true, n.says("exported over NVMe-oF as namespace "+ns+
+						" of "+sub))
 				}
 			}
 		}
@@ -269,11 +272,13 @@ func (l *look) contents() []content {
 			continue
 		}
 		c := content{node: n}
-		if s, err := strconv.ParseInt(l.text("/sys/class/block/"+n.name+"/size"), 10, 64); err == nil {
+		if s, err := strconv.ParseInt(l.text("/sys/class/block/"+n.name+"/size"), 10,
+			64); err == nil {
 			c.bytes = s * 512
 		}
 		if c.bytes > 0 {
-			head, tail, err := readEnds(l.sys.Path("/dev", strings.ReplaceAll(n.name, "!", "/")), c.bytes)
+			head, tail, err := readEnds(l.sys.Path("/dev", strings.ReplaceAll(n.name, "!", "/")),
+				c.bytes)
 			if err != nil {
 				l.missed(fmt.Errorf("what is on /dev/%s: %w", n.name, err))
 			} else {
@@ -323,8 +328,8 @@ func readEnds(path string, size int64) (head, tail []byte, err error) {
 	}
 }
 
-// openExclusive asks the kernel for a claim and gives it back at once. EBUSY: the disk or one of its
-// partitions is mounted, swapped to, or claimed by another driver or process.
+// openExclusive asks the kernel for a claim and gives it back at once. EBUSY: the disk or one of
+// its partitions is mounted, swapped to, or claimed by another driver or process.
 func openExclusive(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -340,7 +345,8 @@ func (l *look) exclusive(cs []content) {
 	if err != nil && !busy {
 		l.missed(fmt.Errorf("whether /dev/%s is held: %w", l.disk, err))
 	}
-	explained := slices.ContainsFunc(l.uses, func(u Use) bool { return u.Live && u.Kind != Open && u.Kind != Loop && u.Kind != Target })
+	explained := slices.ContainsFunc(l.uses,
+		func(u Use) bool { return u.Live && u.Kind != Open && u.Kind != Loop && u.Kind != Target })
 	for i, c := range cs {
 		if !slices.Contains(c.marks, zfsMark) {
 			continue
@@ -361,8 +367,10 @@ func (l *look) exclusive(cs []content) {
 			cs[i].marks[slices.Index(c.marks, zfsMark)] = zfsMark + " (" + pool + ", not imported)"
 		}
 	}
-	if busy && !explained && !slices.ContainsFunc(l.uses, func(u Use) bool { return u.Kind == Open }) {
-		l.add(l.nodes[0], Busy, true, "is held exclusively by something in the kernel that does not say its name, such as a file system that was unmounted lazily")
+	if busy && !explained && !slices.ContainsFunc(l.uses,
+		func(u Use) bool { return u.Kind == Open }) {
+		l.add(l.nodes[0], Busy, true,
+			"is held exclusively by something in the kernel that does not say its name, such as a file system that was unmounted lazily")
 	}
 }
 
@@ -376,13 +384,15 @@ func (l *look) partitions(cs []content) {
 			}
 			continue
 		}
-		s := c.name + " (" + strings.Join(append([]string{units.FormatBytes(c.bytes)}, c.marks...), ", ") + ")"
+		s := c.name + " (" + strings.Join(append([]string{units.FormatBytes(c.bytes)}, c.marks...),
+			", ") + ")"
 		parts = append(parts, s)
 	}
 	if len(parts) == 1 {
 		l.add(l.nodes[0], Partitions, false, "has the partition "+parts[0])
 	} else if len(parts) > 1 {
-		l.add(l.nodes[0], Partitions, false, fmt.Sprintf("has %d partitions: %s", len(parts), strings.Join(parts, ", ")))
+		l.add(l.nodes[0], Partitions, false, fmt.Sprintf("has %d partitions: %s", len(parts),
+			strings.Join(parts, ", ")))
 	}
 }
 
@@ -392,8 +402,9 @@ func OfController(sys pci.Sys, addr string) ([]Use, error) {
 	return ofController(sys, addr, openExclusive)
 }
 
-// LookAt is OfController for who only wants to know: it opens nothing exclusively, which would stand in
-// the way of somebody's mount for a moment, so holders that only the kernel knows of do not show.
+// LookAt is OfController for who only wants to know: it opens nothing exclusively, which would
+// stand in the way of somebody's mount for a moment, so holders that only the kernel knows of do
+// not show.
 func LookAt(sys pci.Sys, addr string) ([]Use, error) {
 	return ofController(sys, addr, func(string) error { return nil })
 }
@@ -419,8 +430,10 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 		if err != nil {
 			unseen = append(unseen, err)
 		}
-		if others := slices.DeleteFunc(slices.Clone(ns.Paths), func(p string) bool { return p == c.Name }); len(others) > 0 {
-			us = append(us, Use{Kind: Multipath, Device: ns.Name, Text: "is reached through " + strings.Join(others, ", ") + " as well, which the kernel keeps"})
+		if others := slices.DeleteFunc(slices.Clone(ns.Paths),
+			func(p string) bool { return p == c.Name }); len(others) > 0 {
+			us = append(us, Use{Kind: Multipath, Device: ns.Name, Text: "is reached through " +
+				strings.Join(others, ", ") + " as well, which the kernel keeps"})
 		}
 		if ns.Generic != "" {
 			nodes = append(nodes, "/dev/"+ns.Generic)
@@ -439,11 +452,15 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 	}
 	for _, n := range nodes {
 		if t := openersText(open, n); t != "" {
-			us = append(us, Use{Kind: Open, Device: strings.TrimPrefix(n, "/dev/"), Text: "is open in " + t, Live: true})
+			us = append(us, Use{Kind: Open, Device: strings.TrimPrefix(n, "/dev/"),
+				Text: "is open in " + t, Live: true})
 		}
 	}
 	if d.VFs > 0 {
-		us = append(us, Use{Kind: VFs, Device: c.Name, Text: fmt.Sprintf("has %d virtual functions, which would vanish; write 0 to their sriov_numvfs first", d.VFs), Live: true})
+		us = append(us, Use{Kind: VFs, Device: c.Name,
+			Text: fmt.Sprintf(
+				"has %d virtual functions, which would vanish; write 0 to their sriov_numvfs first",
+				d.VFs), Live: true})
 	}
 	return us, errors.Join(unseen...)
 }

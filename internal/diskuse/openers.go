@@ -48,15 +48,17 @@ type deviceID struct {
 // statDevice does not wait for network file systems.
 func statDevice(path string) (deviceID, bool) {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE,
+		&st); err != nil {
 		return deviceID{}, false
 	}
 	kind := st.Mode & unix.S_IFMT
-	return deviceID{kind, st.Rdev_major, st.Rdev_minor}, kind == unix.S_IFBLK || kind == unix.S_IFCHR
+	return deviceID{kind, st.Rdev_major, st.Rdev_minor}, kind == unix.S_IFBLK ||
+		kind == unix.S_IFCHR
 }
 
-// Openers lists the processes other than this one that have one of the nodes (as "/dev/vfio/7") open,
-// each pair once. The error says that some processes could not be looked at.
+// Openers lists the processes other than this one that have one of the nodes (as "/dev/vfio/7")
+// open, each pair once. The error says that some processes could not be looked at.
 func Openers(sys pci.Sys, nodes ...string) ([]Opener, error) {
 	want := map[string]string{}
 	numbers := map[deviceID]string{}
@@ -105,7 +107,8 @@ func Openers(sys pci.Sys, nodes ...string) ([]Opener, error) {
 		}
 	}
 	if hidden > 0 {
-		return out, fmt.Errorf("what %d processes have open: %w; only root sees it", hidden, fs.ErrPermission)
+		return out, fmt.Errorf("what %d processes have open: %w; only root sees it", hidden,
+			fs.ErrPermission)
 	}
 	return out, nil
 }

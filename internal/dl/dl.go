@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// named puts the library's or symbol's name in front of the loader's words, which mostly have it and may be empty.
+// named puts the library's or symbol's name in front of the loader's words, which mostly have it
+// and may be empty.
 func named(name string, err error) error {
 	if strings.Contains(err.Error(), name) {
 		return err

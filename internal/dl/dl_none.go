@@ -4,8 +4,8 @@ package dl
 
 import "errors"
 
-// Have says whether this build can open libraries. A static binary (-tags nocuda) has no loader: purego would make it
-// need the C library's.
+// Have says whether this build can open libraries. A static binary (-tags nocuda) has no loader:
+// purego would make it need the C library's.
 const Have = false
 
 var errNone = errors.New("this build opens no libraries")

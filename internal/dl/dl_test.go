@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Every failure names its library, also where many goroutines fail at once: the loader keeps its words per thread.
+// Every failure names its library, also where many goroutines fail at once: the loader keeps its
+// words per thread.
 func TestErrorsNameTheLibrary(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 16 {

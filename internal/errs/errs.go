@@ -1,5 +1,5 @@
 // Package errs classifies errors by cause, so that a verb can choose its exit code
-// (DESIGN section 11) and the library never has to.
+// and the library never has to.
 //
 // A class is attached once, where the cause is known, and survives wrapping with %w.
 package errs
@@ -52,4 +52,21 @@ func ClassOf(err error) Class {
 		return c.class
 	}
 	return Failed
+}
+
+// Key is an option of a library's configuration, by the name that configuration files and flags
+// give it. Written into a message it reads "option cpu-cache"; the command line turns that into the
+// flag (cli.NameFlags), so that a library's text is right for callers that have no flags.
+//
+//	errs.New(errs.Usage, "%v %d is below %v %d", errs.Key("cpu-cache"), a, errs.Key("batch-size"), b)
+type Key string
+
+func (k Key) String() string { return "option " + string(k) }
+
+// Closing ends what a function has opened; an error of f is returned through err unless there is
+// one already. It is for defer.
+func Closing(err *error, f func() error) {
+	if cerr := f(); *err == nil {
+		*err = cerr
+	}
 }

@@ -42,7 +42,8 @@ func TestCatalogue(t *testing.T) {
 		assert.True(t, seenOps[o] || o == Admin, "no entry for op=%s", o)
 	}
 	for _, sct := range []uint8{0, 1, 2, 3, 7} {
-		assert.Equal(t, [2]bool{true, true}, types[sct], "status code type %d without and with DNR", sct)
+		assert.Equal(t, [2]bool{true, true}, types[sct], "status code type %d without and with DNR",
+			sct)
 	}
 }
 

@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What the documents tell people to type has to parse.
+// The faults that the documents tell people to type parse.
 func TestDocumentedFaultsParse(t *testing.T) {
 	example := regexp.MustCompile(`--fault '([^']*)'`)
 	found := 0
-	for _, doc := range []string{"../../README.md", "../../ARCHITECTURE.md"} {
+	for _, doc := range []string{"../../README.md", "../../docs/TRAINING.md"} {
 		text, err := os.ReadFile(doc)
 		require.NoError(t, err)
 		for _, m := range example.FindAllSubmatch(text, -1) {

@@ -176,7 +176,8 @@ const (
 	opEnd
 )
 
-var opNames = [opEnd]string{Any: "any", Read: "read", Write: "write", Flush: "flush", Admin: "admin", Abort: "abort",
+var opNames = [opEnd]string{Any: "any", Read: "read", Write: "write", Flush: "flush",
+	Admin: "admin", Abort: "abort",
 	CreateQ: "createq", DeleteQ: "deleteq", Identify: "identify", Features: "features", Log: "log"}
 
 // String is the operation's name in the syntax.
@@ -271,9 +272,11 @@ func (f *Fault) validateOwn(bad func(string, ...any) error) error {
 		return bad("sct=%d is above 7", f.SCT)
 	case f.Kind == Error && f.SCT == 0 && f.SC == 0:
 		return bad("sct=0,sc=0 is success; give the status to fail with, such as sct=2,sc=0x81")
-	case f.Kind == Late && (f.Delay < time.Millisecond || f.Delay > maxDelay || f.Delay%time.Millisecond != 0):
+	case f.Kind == Late && (f.Delay < time.Millisecond || f.Delay > maxDelay ||
+		f.Delay%time.Millisecond != 0):
 		return bad("needs ms=1 to ms=%d", maxDelay/time.Millisecond)
-	case f.Kind == Slow && (f.Delay < time.Microsecond || f.Delay > maxSlow || f.Delay%time.Microsecond != 0):
+	case f.Kind == Slow && (f.Delay < time.Microsecond || f.Delay > maxSlow ||
+		f.Delay%time.Microsecond != 0):
 		return bad("needs us=1 to us=%d", maxSlow/time.Microsecond)
 	case f.Kind != Late && f.Kind != Slow && f.Delay != 0:
 		return bad("takes no ms or us")

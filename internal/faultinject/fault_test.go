@@ -39,13 +39,20 @@ func TestParseAndPrint(t *testing.T) {
 
 func TestParseErrors(t *testing.T) {
 	for _, in := range []string{
-		"lost", "lost(", "lost)", "boom()", "lost(op=erase)", "lost(op)", "lost(op=)", "lost(,)", "lost(a=1)",
-		"lost(lba=5-3)", "lost(lba=-3)", "lost(lba=x)", "lost(times=-1)", "lost(times=1,times=2)", "lost(ms=5)",
-		"late()", "late(ms=0)", "late(ms=99999999)", "error()", "error(sct=0,sc=0)", "error(sct=8,sc=1)", "error(sct=2,sc=0x181)",
-		"lost(sct=2)", "error(sct=2,sc=1,dnr=2)", "lost();", ";", "lost(times=1_0)", "lost(times=+1)", "lost(times=0x)", "lost(times=99999999999999999999)",
-		"flip(op=write)", "flip(bit=8)", "flip(bytes=1)", "torn(op=read)", "misdirect(op=flush)", "misdirect(shift=0)", "short(op=abort)",
-		"reorder(n=1)", "reorder(n=1025)", "slow()", "slow(ms=1)", "slow(us=0)", "slow(us=60000001)", "late(us=5)", "drop(sct=1,sc=1)",
-		"foreign(cid=0x10000)", "notready(op=read)", "stayready(lba=1)", "lost(op=abort,lba=1)", "cfs(ms=1)", "op=read",
+		"lost", "lost(", "lost)", "boom()", "lost(op=erase)", "lost(op)", "lost(op=)", "lost(,)",
+		"lost(a=1)",
+		"lost(lba=5-3)", "lost(lba=-3)", "lost(lba=x)", "lost(times=-1)", "lost(times=1,times=2)",
+		"lost(ms=5)",
+		"late()", "late(ms=0)", "late(ms=99999999)", "error()", "error(sct=0,sc=0)",
+		"error(sct=8,sc=1)", "error(sct=2,sc=0x181)",
+		"lost(sct=2)", "error(sct=2,sc=1,dnr=2)", "lost();", ";", "lost(times=1_0)",
+		"lost(times=+1)", "lost(times=0x)", "lost(times=99999999999999999999)",
+		"flip(op=write)", "flip(bit=8)", "flip(bytes=1)", "torn(op=read)", "misdirect(op=flush)",
+		"misdirect(shift=0)", "short(op=abort)",
+		"reorder(n=1)", "reorder(n=1025)", "slow()", "slow(ms=1)", "slow(us=0)",
+		"slow(us=60000001)", "late(us=5)", "drop(sct=1,sc=1)",
+		"foreign(cid=0x10000)", "notready(op=read)", "stayready(lba=1)", "lost(op=abort,lba=1)",
+		"cfs(ms=1)", "op=read",
 	} {
 		_, err := Parse(in)
 		if assert.Error(t, err, in) {
@@ -60,7 +67,8 @@ func TestParseErrors(t *testing.T) {
 }
 
 func TestMatch(t *testing.T) {
-	s, err := Parse("error(op=read,lba=10-19,sct=2,sc=0x81,after=1,times=2);late(ms=3,lba=19);late(ms=4,op=read,lba=19);lost(op=flush)")
+	s, err := Parse(
+		"error(op=read,lba=10-19,sct=2,sc=0x81,after=1,times=2);late(ms=3,lba=19);late(ms=4,op=read,lba=19);lost(op=flush)")
 	require.NoError(t, err)
 	hit := func(op Op, lba uint64, n uint32) Action {
 		a, ok := s.Match(op, lba, n)
@@ -73,10 +81,12 @@ func TestMatch(t *testing.T) {
 	assert.Equal(t, Action{}, hit(Read, 0, 10))
 	assert.Equal(t, Action{}, hit(Read, 9, 2), "the first match passes")
 	assert.Equal(t, Action{Fail: true, SCT: 2, SC: 0x81}, hit(Read, 9, 2))
-	assert.Equal(t, Action{Fail: true, SCT: 2, SC: 0x81, Delay: 7 * time.Millisecond}, hit(Read, 19, 1), "all faults that match")
+	assert.Equal(t, Action{Fail: true, SCT: 2, SC: 0x81, Delay: 7 * time.Millisecond},
+		hit(Read, 19, 1), "all faults that match")
 	assert.Equal(t, Action{Delay: 7 * time.Millisecond}, hit(Read, 15, 1<<20), "exhausted")
 	assert.Equal(t, Action{Delay: 3 * time.Millisecond}, hit(Write, 0, 1<<31))
-	assert.Equal(t, Action{Lost: true, Delay: 3 * time.Millisecond}, hit(Flush, 0, 0), "a flush touches every block")
+	assert.Equal(t, Action{Lost: true, Delay: 3 * time.Millisecond}, hit(Flush, 0, 0),
+		"a flush touches every block")
 	assert.Equal(t, map[string]int64{
 		"error(op=read,lba=10-19,sct=2,sc=0x81,after=1,times=2)": 2,
 		"late(ms=3,lba=19)":         4,
@@ -126,7 +136,8 @@ func TestMatchConcurrently(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"", "error(op=read,lba=1-2,sct=2,sc=0x81,dnr=1,times=3,after=1)", "lost();late(ms=7)", "lost(lba=0x10)", "late(ms=1,op=any)"} {
+	for _, s := range []string{"", "error(op=read,lba=1-2,sct=2,sc=0x81,dnr=1,times=3,after=1)",
+		"lost();late(ms=7)", "lost(lba=0x10)", "late(ms=1,op=any)"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, in string) {
@@ -144,7 +155,8 @@ func FuzzParse(f *testing.F) {
 		}
 		for i := range s.faults {
 			if s.faults[i].Fault != again.faults[i].Fault {
-				t.Fatalf("%q: fault %d: %+v became %+v", in, i, s.faults[i].Fault, again.faults[i].Fault)
+				t.Fatalf("%q: fault %d: %+v became %+v", in, i, s.faults[i].Fault,
+					again.faults[i].Fault)
 			}
 			if err := s.faults[i].Validate(); err != nil {
 				t.Fatal(err)
@@ -158,7 +170,8 @@ func TestMatchOperations(t *testing.T) {
 	s, err := Parse("drop(op=admin);dup(op=abort);phase();cfs(op=read);stuck(op=any)")
 	require.NoError(t, err)
 	for op, want := range map[Op]Action{
-		Read: {Phase: true, CFS: true, Stuck: true}, Write: {Phase: true, Stuck: true}, Flush: {Phase: true, Stuck: true},
+		Read: {Phase: true, CFS: true, Stuck: true}, Write: {Phase: true, Stuck: true},
+		Flush: {Phase: true, Stuck: true},
 		Admin: {Drop: true}, Identify: {Drop: true}, Abort: {Drop: true, Dup: true},
 	} {
 		got, _ := s.Match(op, 5, 1)
@@ -168,7 +181,8 @@ func TestMatchOperations(t *testing.T) {
 	s, err = Parse("flip(byte=3,bit=1);short(bytes=4);torn();misdirect(shift=2)")
 	require.NoError(t, err)
 	for op, want := range map[Op]Action{
-		Read: {Flip: true, FlipByte: 3, FlipBit: 1, Short: true, ShortBytes: 4, Shift: 2}, Write: {Torn: true, Shift: 2}, Flush: {}, Identify: {},
+		Read:  {Flip: true, FlipByte: 3, FlipBit: 1, Short: true, ShortBytes: 4, Shift: 2},
+		Write: {Torn: true, Shift: 2}, Flush: {}, Identify: {},
 	} {
 		got, _ := s.Match(op, 5, 1)
 		assert.Equal(t, want, got, op)
@@ -179,11 +193,13 @@ func TestMatchOperations(t *testing.T) {
 		got, _ := flip.Match(Read, lba, 4)
 		assert.Equal(t, Action{Flip: true, FlipByte: 3, FlipBlock: block}, got)
 	}
-	assert.Equal(t, map[string]int64{"flip(byte=3,bit=1)": 1, "short(bytes=4)": 1, "torn()": 1, "misdirect(shift=2)": 2}, s.Counts())
+	assert.Equal(t, map[string]int64{"flip(byte=3,bit=1)": 1, "short(bytes=4)": 1, "torn()": 1,
+		"misdirect(shift=2)": 2}, s.Counts())
 }
 
 func TestMatchEvents(t *testing.T) {
-	s, err := Parse("cfs(times=1);gone();notready(after=1,times=2);stayready(times=1);cfs(op=read,after=1);gone(after=2)")
+	s, err := Parse(
+		"cfs(times=1);gone();notready(after=1,times=2);stayready(times=1);cfs(op=read,after=1);gone(after=2)")
 	require.NoError(t, err)
 	event := func(e Event, want Action) {
 		t.Helper()

@@ -45,8 +45,8 @@ type Action struct {
 	Hang bool // CSTS.RDY does not follow CC.EN
 }
 
-// add puts what f does to a command that begins at block lba on top of a. Where two give a value, the
-// first one's counts; times add up.
+// add puts what f does to a command that begins at block lba on top of a. Where two give a value,
+// the first one's counts; times add up.
 func (a *Action) add(f *Fault, lba uint64) {
 	switch f.Kind {
 	case Error:
@@ -202,8 +202,8 @@ func (f *Fault) forCommand(op Op) bool {
 	return f.Op == op
 }
 
-// Disarm ends the faults: nothing is counted or hit from here on. What earlier hits have left behind,
-// such as a queue whose doorbell is not seen any more, stays as it is.
+// Disarm ends the faults: nothing is counted or hit from here on. What earlier hits have left
+// behind, such as a queue whose doorbell is not seen any more, stays as it is.
 func (s *Set) Disarm() { s.disarmed.Store(true) }
 
 // Match counts a command on the blocks lba to lba+blocks-1 against every fault, and returns
@@ -219,7 +219,8 @@ func (s *Set) Match(op Op, lba uint64, blocks uint32) (Action, bool) {
 		if !f.forCommand(op) {
 			continue
 		}
-		if !f.AllLBAs && blocks != 0 && (lba > f.Last || f.First > lba && f.First-lba >= uint64(blocks)) {
+		if !f.AllLBAs && blocks != 0 && (lba > f.Last || f.First > lba &&
+			f.First-lba >= uint64(blocks)) {
 			continue
 		}
 		if f.count() {

@@ -84,8 +84,8 @@ func (f Fault) String() string {
 	return f.Kind.String() + "(" + strings.Join(kv, ",") + ")"
 }
 
-// What kinds have where the text leaves it out. No command of ours has the identifier FFFEh: there is no
-// generation of all ones (gpuio), nor an admin command FEh.
+// What kinds have where the text leaves it out. No command of ours has the identifier FFFEh: there
+// is no generation of all ones (gpuio), nor an admin command FEh.
 const (
 	defaultCID     = 0xfffe
 	defaultShift   = 1
@@ -175,7 +175,8 @@ func (f *Fault) set(key, val string) error {
 	bits, to := f.number(key)
 	if to == nil || !slices.Contains(own, key) {
 		keys := slices.Concat(commonKeys, strings.Fields(kinds[f.Kind].keys))
-		return fmt.Errorf("unknown key %q of %s; the keys are %s", key, f.Kind, strings.Join(keys, ", "))
+		return fmt.Errorf("unknown key %q of %s; the keys are %s", key, f.Kind,
+			strings.Join(keys, ", "))
 	}
 	n, err := parseUint(val, bits)
 	if err != nil {

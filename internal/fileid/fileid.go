@@ -13,11 +13,14 @@ import (
 
 // ID is what a file or block device is known by, whatever its name. The zero value is not known.
 type ID struct {
-	Device uint64 `json:"device,omitempty"`  // of a file: its file system's number (st_dev), which a reboot may change,
-	FS     uint64 `json:"fs,omitempty"`      // the file system's own name for itself (f_fsid), which few keep either,
-	Inode  uint64 `json:"inode,omitempty"`   // and the file's number there
-	Rdev   uint64 `json:"rdev,omitempty"`    // of a block device: its number (st_rdev)
-	Disk   string `json:"disk_id,omitempty"` // and what the kernel says of the disk: a WWN, serial number or UUID
+	// of a file: its file system's number (st_dev), which a reboot may change,
+	Device uint64 `json:"device,omitempty"`
+	// the file system's own name for itself (f_fsid), which few keep either,
+	FS    uint64 `json:"fs,omitempty"`
+	Inode uint64 `json:"inode,omitempty"` // and the file's number there
+	Rdev  uint64 `json:"rdev,omitempty"`  // of a block device: its number (st_rdev)
+	// and what the kernel says of the disk: a WWN, serial number or UUID
+	Disk string `json:"disk_id,omitempty"`
 }
 
 // Known tells whether there is anything to compare with.
@@ -53,8 +56,8 @@ func Of(f *os.File) (id ID, bytes int64, err error) {
 	return id, 0, fmt.Errorf("%s is neither a file nor a block device", f.Name())
 }
 
-// disk is what sysfs says about the disk of a block device, or "". A partition is its disk's number n,
-// from where it begins.
+// disk is what sysfs says about the disk of a block device, or "". A partition is its disk's number
+// n, from where it begins.
 func disk(sys string, rdev uint64) string {
 	dir := filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev)))
 	attr := func(name string) string {
@@ -74,7 +77,8 @@ func disk(sys string, rdev uint64) string {
 		}
 		dir = filepath.Dir(real)
 	}
-	for _, name := range []string{"wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "md/uuid", loopFile} {
+	for _, name := range []string{"wwid", "device/wwid", "serial", "device/serial", "dm/uuid",
+		"md/uuid", loopFile} {
 		if s := attr(name); s != "" {
 			return name + " " + s + part
 		}
@@ -82,23 +86,29 @@ func disk(sys string, rdev uint64) string {
 	return ""
 }
 
-// Differs says how id is another than was, or "" where they are the same. The kernel numbers many devices and
-// file systems anew at each boot (partitions of NVMe SSDs, device mapper; btrfs, NFS, tmpfs), so a disk that has a name
-// of its own is known by that, and a file system by either of its two numbers.
+// Differs says how id is another than was, or "" where they are the same. The kernel numbers many
+// devices and file systems anew at each boot (partitions of NVMe SSDs, device mapper; btrfs, NFS,
+// tmpfs), so a disk that has a name of its own is known by that, and a file system by either of its
+// two numbers.
 func (id ID) Differs(was ID) string {
 	switch {
 	case (id.Rdev != 0) != (was.Rdev != 0):
 		return fmt.Sprintf("it is %s now and was %s", id.kind(), was.kind())
-	case id.Rdev != 0 && id.Disk != "" && id.Disk == was.Disk && !strings.HasPrefix(id.Disk, loopFile):
+	case id.Rdev != 0 && id.Disk != "" && id.Disk == was.Disk &&
+		!strings.HasPrefix(id.Disk, loopFile):
 		return ""
 	case id.Rdev != was.Rdev:
-		return fmt.Sprintf("it is block device %s now and was %s", number(id.Rdev), number(was.Rdev))
+		return fmt.Sprintf("it is block device %s now and was %s", number(id.Rdev),
+			number(was.Rdev))
 	case id.Disk != was.Disk:
 		return fmt.Sprintf("the disk is another one: %q now, %q before", id.Disk, was.Disk)
 	case id.Inode != was.Inode:
-		return fmt.Sprintf("it is another file of that name: inode %d now, %d before", id.Inode, was.Inode)
+		return fmt.Sprintf("it is another file of that name: inode %d now, %d before", id.Inode,
+			was.Inode)
 	case id.Device != was.Device && (id.FS == 0 || id.FS != was.FS):
-		return fmt.Sprintf("its file system is another one, or got another number when it was mounted: %s now, %s before", number(id.Device), number(was.Device))
+		return fmt.Sprintf(
+			"its file system is another one, or got another number when it was mounted: %s now, %s before",
+			number(id.Device), number(was.Device))
 	}
 	return ""
 }

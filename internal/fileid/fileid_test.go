@@ -55,9 +55,12 @@ func TestDiffers(t *testing.T) {
 		{ID{Device: 6, FS: 9, Inode: 7}, ID{Device: 5, FS: 8, Inode: 7}, "0:6 now, 0:5 before"},
 		{ID{Device: 5, FS: 9, Inode: 7}, ID{Device: 5, FS: 8, Inode: 7}, ""},
 		{ID{Rdev: unix.Mkdev(259, 2), Disk: "wwid eui.1"}, block, ""}, // numbered anew
-		{ID{Rdev: unix.Mkdev(259, 2)}, ID{Rdev: unix.Mkdev(259, 1)}, "block device 259:2 now and was 259:1"},
-		{ID{Rdev: unix.Mkdev(7, 2), Disk: loopFile + " /x"}, ID{Rdev: unix.Mkdev(7, 1), Disk: loopFile + " /x"}, "block device 7:2 now and was 7:1"},
-		{ID{Rdev: unix.Mkdev(259, 1), Disk: "wwid \x1b[2J"}, block, `"wwid \x1b[2J" now, "wwid eui.1" before`},
+		{ID{Rdev: unix.Mkdev(259, 2)}, ID{Rdev: unix.Mkdev(259, 1)},
+			"block device 259:2 now and was 259:1"},
+		{ID{Rdev: unix.Mkdev(7, 2), Disk: loopFile + " /x"},
+			ID{Rdev: unix.Mkdev(7, 1), Disk: loopFile + " /x"}, "block device 7:2 now and was 7:1"},
+		{ID{Rdev: unix.Mkdev(259, 1), Disk: "wwid \x1b[2J"}, block,
+			`"wwid \x1b[2J" now, "wwid eui.1" before`},
 	} {
 		if c.want == "" {
 			require.Empty(t, c.now.Differs(c.was))
@@ -81,7 +84,8 @@ func TestDisk(t *testing.T) {
 	put("block/loop0/loop/backing_file", "/srv/a.img\n")
 	put("block/none/size", "1\n")
 	require.NoError(t, os.MkdirAll(filepath.Join(sys, "dev/block"), 0o755))
-	for number, at := range map[string]string{"259:0": "nvme0n1", "259:2": "nvme0n1/nvme0n1p2", "8:0": "sda", "7:0": "loop0", "9:9": "none"} {
+	for number, at := range map[string]string{"259:0": "nvme0n1", "259:2": "nvme0n1/nvme0n1p2",
+		"8:0": "sda", "7:0": "loop0", "9:9": "none"} {
 		require.NoError(t, os.Symlink("../../block/"+at, filepath.Join(sys, "dev/block", number)))
 	}
 	require.Equal(t, "wwid eui.0025385", disk(sys, unix.Mkdev(259, 0)))

@@ -1,6 +1,6 @@
-// Package gdr speaks with gdrdrv, NVIDIA's kernel module of GDRCopy, which maps a GPU's memory for the
-// CPU: pages are pinned by their GPU address and mapped at an offset of /dev/gdrdrv. The numbers and
-// structures are those of its header (src/gdrdrv/gdrdrv.h, version 2.x).
+// Package gdr speaks with gdrdrv, NVIDIA's kernel module of GDRCopy, which maps a GPU's memory for
+// the CPU: pages are pinned by their GPU address and mapped at an offset of /dev/gdrdrv. The
+// numbers and structures are those of its header (src/gdrdrv/gdrdrv.h, version 2.x).
 package gdr
 
 import (
@@ -14,7 +14,8 @@ import (
 	"helios/internal/errs"
 )
 
-// PageBytes is the size of the GPU's pages that the module pins (nvidia_p2p_get_pages has them in 64 KiB).
+// PageBytes is the size of the GPU's pages that the module pins (nvidia_p2p_get_pages has them in
+// 64 KiB).
 const PageBytes = 64 << 10
 
 // Node is the module's device.
@@ -95,7 +96,8 @@ func (linux) ioctl(fd int, req uintptr, arg unsafe.Pointer) error {
 
 func (linux) close(fd int) error { return unix.Close(fd) }
 
-// Driver is the open module. It serves the process that opened it only. It is safe for concurrent use.
+// Driver is the open module. It serves the process that opened it only. It is safe for concurrent
+// use.
 type Driver struct {
 	k       kernel
 	fd      int
@@ -112,11 +114,12 @@ type Pin struct {
 	Bytes  int64  // whole pages of the GPU
 }
 
-// Offset is where the range is in the module's file, for mmap. It is mapped once, from its beginning.
+// Offset is where the range is in the module's file, for mmap. It is mapped once, from its
+// beginning.
 func (p Pin) Offset() int64 { return int64(p.Handle << pageShift) }
 
-// Open opens the module. Errors are of class Capability: it is missing, not ours to use, or of another
-// age than this program.
+// Open opens the module. Errors are of class Capability: it is missing, not ours to use, or of
+// another age than this program.
 func Open() (*Driver, error) { return open(linux{}) }
 
 func open(k kernel) (*Driver, error) {
@@ -124,9 +127,12 @@ func open(k kernel) (*Driver, error) {
 	if err != nil {
 		switch {
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-			return nil, errs.New(errs.Capability, "%s: %w: the kernel module gdrdrv is not loaded; %s", Node, err, install)
+			return nil, errs.New(errs.Capability,
+				"%s: %w: the kernel module gdrdrv is not loaded; %s", Node, err, install)
 		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-			return nil, errs.New(errs.Capability, "%s: no right to open it: %w; let your group have it (chgrp, chmod g+rw)", Node, err)
+			return nil, errs.New(errs.Capability,
+				"%s: no right to open it: %w; let your group have it (chgrp, chmod g+rw)",
+				Node, err)
 		}
 		return nil, fmt.Errorf("%s: %w", Node, err)
 	}
@@ -141,14 +147,19 @@ func open(k kernel) (*Driver, error) {
 func (d *Driver) hello() error {
 	var v versionArgs
 	if err := d.k.ioctl(d.fd, iocVersion, unsafe.Pointer(&v)); err != nil {
-		return errs.New(errs.Capability, "%s: it does not tell its version (%w), so it is older than 2.0; %s of version 2.0 or later", Node, err, install)
+		return errs.New(errs.Capability,
+			"%s: it does not tell its version (%w), so it is older than 2.0; %s of version 2.0 or later",
+			Node, err, install)
 	}
 	d.version = v.Version
 	if v.Version < oldest {
-		return errs.New(errs.Capability, "%s: version %s is too old; %s of version 2.0 or later", Node, d.Version(), install)
+		return errs.New(errs.Capability, "%s: version %s is too old; %s of version 2.0 or later",
+			Node, d.Version(), install)
 	}
 	if v.MinimumAPI > ours {
-		return errs.New(errs.Capability, "%s: version %s wants callers of version %s or later, and this program is of %s; load an older module", Node, d.Version(), dotted(v.MinimumAPI), dotted(ours))
+		return errs.New(errs.Capability,
+			"%s: version %s wants callers of version %s or later, and this program is of %s; load an older module",
+			Node, d.Version(), dotted(v.MinimumAPI), dotted(ours))
 	}
 	return nil
 }
@@ -161,17 +172,22 @@ func (d *Driver) Version() string { return dotted(d.version) }
 // FD is the module's file, for mmap.
 func (d *Driver) FD() int { return d.fd }
 
-// Pin holds a range of the GPU's memory, which starts at a multiple of PageBytes; its end is rounded up.
-// The context that owns the memory must be current to nobody in particular. What is pinned stays at its
-// place behind the GPU's BAR until Unpin, or until the memory is freed, when the module takes the mapping away.
+// Pin holds a range of the GPU's memory, which starts at a multiple of PageBytes; its end is
+// rounded up. The context that owns the memory must be current to nobody in particular. What is
+// pinned stays at its place behind the GPU's BAR until Unpin. It has to be unpinned before it is
+// freed: where the module can pin persistently (nvidia_p2p_get_pages_persistent), freed memory
+// stays taken until Unpin or Close; elsewhere the module takes the mapping away from who uses it.
 func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
 	if addr == 0 || addr%PageBytes != 0 || bytes <= 0 {
-		return Pin{}, fmt.Errorf("gdrdrv: pin %d bytes at %#x: want whole pages of %d bytes", bytes, addr, PageBytes)
+		return Pin{}, fmt.Errorf("gdrdrv: pin %d bytes at %#x: want whole pages of %d bytes", bytes,
+			addr, PageBytes)
 	}
 	whole := (bytes + PageBytes - 1) &^ (PageBytes - 1)
 	a := pinArgs{Addr: addr, Size: uint64(whole)}
 	if err := d.k.ioctl(d.fd, iocPin, unsafe.Pointer(&a)); err != nil {
-		return Pin{}, errs.New(errs.Capability, "gdrdrv: pin %d bytes of GPU memory at %#x: %w (see its words in dmesg)", whole, addr, err)
+		return Pin{}, errs.New(errs.Capability,
+			"gdrdrv: pin %d bytes of GPU memory at %#x: %w (see its words in dmesg)", whole,
+			addr, err)
 	}
 	p := Pin{a.Handle, addr, whole}
 	d.mu.Lock()
@@ -180,27 +196,30 @@ func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
 	info := infoArgs{Handle: p.Handle}
 	err := d.k.ioctl(d.fd, iocInfo, unsafe.Pointer(&info))
 	if err == nil && (info.VA != addr || info.Size < uint64(whole) || info.PageSize != PageBytes) {
-		err = fmt.Errorf("it pinned %d bytes at %#x in pages of %d bytes", info.Size, info.VA, info.PageSize)
+		err = fmt.Errorf("it pinned %d bytes at %#x in pages of %d bytes", info.Size, info.VA,
+			info.PageSize)
 	}
 	if err != nil {
-		return Pin{}, errors.Join(errs.New(errs.Capability, "gdrdrv: %d bytes of GPU memory at %#x: %w", whole, addr, err), d.Unpin(p))
+		return Pin{},
+			errors.Join(errs.New(errs.Capability, "gdrdrv: %d bytes of GPU memory at %#x: %w",
+				whole, addr, err), d.Unpin(p))
 	}
 	return p, nil
 }
 
 // Unpin lets go of a range. Its mapping should be gone; the module takes away what is left of it.
+// After an error it is still pinned, and Unpin can be tried again.
 func (d *Driver) Unpin(p Pin) error {
 	d.mu.Lock()
-	had := d.pins[p.Handle]
-	delete(d.pins, p.Handle)
-	d.mu.Unlock()
-	if !had {
+	defer d.mu.Unlock()
+	if !d.pins[p.Handle] {
 		return fmt.Errorf("gdrdrv: unpin %d bytes at %#x, which are not pinned", p.Bytes, p.Addr)
 	}
 	a := unpinArgs{p.Handle}
 	if err := d.k.ioctl(d.fd, iocUnpin, unsafe.Pointer(&a)); err != nil {
 		return fmt.Errorf("gdrdrv: unpin %d bytes at %#x: %w", p.Bytes, p.Addr, err)
 	}
+	delete(d.pins, p.Handle)
 	return nil
 }
 

@@ -23,7 +23,8 @@ type fake struct {
 }
 
 func newFake(t *testing.T) *fake {
-	f := &fake{t: t, version: versionArgs{2<<16 | 5, 2 << 16}, fail: map[uintptr]error{}, pins: map[uint64]pinArgs{}}
+	f := &fake{t: t, version: versionArgs{2<<16 | 5, 2 << 16}, fail: map[uintptr]error{},
+		pins: map[uint64]pinArgs{}}
 	t.Cleanup(func() { require.False(t, f.open_, "left open") })
 	return f
 }
@@ -109,6 +110,8 @@ func TestPins(t *testing.T) {
 	f.fail[iocUnpin] = unix.EIO
 	require.ErrorIs(t, d.Unpin(b), unix.EIO)
 	delete(f.fail, iocUnpin)
+	require.NoError(t, d.Unpin(b), "what was not unpinned can be")
+	require.Empty(t, f.pins)
 
 	for _, bad := range []struct {
 		addr  uint64
@@ -124,7 +127,10 @@ func TestPins(t *testing.T) {
 	delete(f.fail, iocPin)
 	// A module that pins something else is not believed, and nothing stays pinned.
 	live := len(f.pins)
-	for _, lie := range []func(*infoArgs){func(a *infoArgs) { a.VA += PageBytes }, func(a *infoArgs) { a.Size -= 4096 }, func(a *infoArgs) { a.PageSize = 4096 }} {
+	for _, lie := range []func(
+		*infoArgs){
+		func(a *infoArgs) { a.VA += PageBytes }, func(a *infoArgs) { a.Size -= 4096 },
+		func(a *infoArgs) { a.PageSize = 4096 }} {
 		f.info = lie
 		_, err = d.Pin(PageBytes, 1)
 		require.Equal(t, errs.Capability, errs.ClassOf(err))
@@ -140,12 +146,17 @@ func TestMissing(t *testing.T) {
 		words string
 		class errs.Class
 	}{
-		{"absent", func(f *fake) { f.openErr = unix.ENOENT }, "is not loaded; install GDRCopy's module", errs.Capability},
-		{"no rights", func(f *fake) { f.openErr = unix.EACCES }, "no right to open", errs.Capability},
+		{"absent", func(f *fake) { f.openErr = unix.ENOENT },
+			"is not loaded; install GDRCopy's module", errs.Capability},
+		{"no rights", func(f *fake) { f.openErr = unix.EACCES }, "no right to open",
+			errs.Capability},
 		{"broken", func(f *fake) { f.openErr = unix.EIO }, "input/output error", errs.Failed},
-		{"of 1.3", func(f *fake) { f.fail[iocVersion] = unix.EINVAL }, "older than 2.0", errs.Capability},
-		{"too old", func(f *fake) { f.version.Version = 1<<16 | 9 }, "version 1.9 is too old", errs.Capability},
-		{"too new", func(f *fake) { f.version = versionArgs{3 << 16, 3 << 16} }, "wants callers of version 3.0", errs.Capability},
+		{"of 1.3", func(f *fake) { f.fail[iocVersion] = unix.EINVAL }, "older than 2.0",
+			errs.Capability},
+		{"too old", func(f *fake) { f.version.Version = 1<<16 | 9 }, "version 1.9 is too old",
+			errs.Capability},
+		{"too new", func(f *fake) { f.version = versionArgs{3 << 16, 3 << 16} },
+			"wants callers of version 3.0", errs.Capability},
 	} {
 		f := newFake(t)
 		c.do(f)

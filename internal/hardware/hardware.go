@@ -59,27 +59,32 @@ type GPU struct {
 	HostWayNS    Figure `yaml:"host_way_ns"`   // the same in the CPU's memory
 	FP32TFLOPS   Figure `yaml:"fp32_tflops"`
 	TensorTFLOPS Figure `yaml:"tensor_tflops"` // TF32
-	LaunchNS     Figure `yaml:"launch_ns"`     // from the call until an I/O kernel's first access reaches an SSD, on an idle stream
-	OpLaunchNS   Figure `yaml:"op_launch_ns"`  // from the call until any other kernel runs, on an idle stream
-	GapNS        Figure `yaml:"gap_ns"`        // from a kernel's end until what waits for it runs
-	TeardownNS   Figure `yaml:"teardown_ns"`   // from the last warp's end until the host or a stream knows
-	IO           IO     `yaml:"io"`
-	Ops          Ops    `yaml:"ops"`
+	// from the call until an I/O kernel's first access reaches an SSD, on an idle stream
+	LaunchNS Figure `yaml:"launch_ns"`
+	// from the call until any other kernel runs, on an idle stream
+	OpLaunchNS Figure `yaml:"op_launch_ns"`
+	GapNS      Figure `yaml:"gap_ns"` // from a kernel's end until what waits for it runs
+	// from the last warp's end until the host or a stream knows
+	TeardownNS Figure `yaml:"teardown_ns"`
+	IO         IO     `yaml:"io"`
+	Ops        Ops    `yaml:"ops"`
 }
 
 // IO are the I/O kernels' costs for a warp.
 type IO struct {
-	State      string `yaml:"state"`       // where queue state, commands and sets lie: host or gpu
-	Push       Cost   `yaml:"push"`        // submit: one set's share goes to a queue's pending list
-	Refill     Cost   `yaml:"refill"`      // once for each time that a queue is refilled, before its SQEs
-	RefillEnd  Cost   `yaml:"refill_end"`  // and after them
-	Batch      Cost   `yaml:"batch"`       // for each 32 SQEs of that, or part
-	Each       Cost   `yaml:"each"`        // for each SQE
-	Ring       Cost   `yaml:"ring"`        // fence and SQ doorbell
-	Look       Cost   `yaml:"look"`        // complete: up to the completion entries of a queue
-	Check      Cost   `yaml:"check"`       // whether rows of the set are left at the queue
-	Idle       Cost   `yaml:"idle"`        // deadlines of a queue, in a round that found nothing
-	Retire     Cost   `yaml:"retire"`      // once for each sweep that found something, beside the look
+	State string `yaml:"state"` // where queue state, commands and sets lie: host or gpu
+	Push  Cost   `yaml:"push"`  // submit: one set's share goes to a queue's pending list
+	// once for each time that a queue is refilled, before its SQEs
+	Refill    Cost `yaml:"refill"`
+	RefillEnd Cost `yaml:"refill_end"` // and after them
+	Batch     Cost `yaml:"batch"`      // for each 32 SQEs of that, or part
+	Each      Cost `yaml:"each"`       // for each SQE
+	Ring      Cost `yaml:"ring"`       // fence and SQ doorbell
+	Look      Cost `yaml:"look"`       // complete: up to the completion entries of a queue
+	Check     Cost `yaml:"check"`      // whether rows of the set are left at the queue
+	Idle      Cost `yaml:"idle"`       // deadlines of a queue, in a round that found nothing
+	// once for each sweep that found something, beside the look
+	Retire     Cost   `yaml:"retire"`
 	RetireEach Cost   `yaml:"retire_each"` // for each CQE of that
 	PauseMinNS Figure `yaml:"pause_min_ns"`
 	PauseMaxNS Figure `yaml:"pause_max_ns"` // between looks at queues that have nothing
@@ -91,8 +96,8 @@ type IO struct {
 	SyncScan   Cost   `yaml:"sync_scan"`   // a sweep that finds nothing
 	SyncReap   Cost   `yaml:"sync_reap"`   // holding the completion side for one that does
 	SyncEnd    Cost   `yaml:"sync_end"`    // seeing the own completion and giving the CID back
-	// Serve is a software controller's time for a command, in the warps' slots; ServeGBs is how fast
-	// it moves the data. SSDs that are hardware take none.
+	// Serve is a software controller's time for a command, in the warps' slots; ServeGBs is how
+	// fast it moves the data. SSDs that are hardware take none.
 	Serve    Cost   `yaml:"serve"`
 	ServeGBs Figure `yaml:"serve_gbs"`
 	CopyGBs  Figure `yaml:"copy_gbs"` // staged rows, one warp
@@ -119,7 +124,8 @@ type Link struct {
 	RawGBs     Figure `yaml:"raw_gbs"`      // after line coding
 	MaxPayload Figure `yaml:"max_payload"`  // bytes of data in a packet
 	PacketOver Figure `yaml:"packet_bytes"` // bytes around them
-	CeilingGBs Figure `yaml:"ceiling_gbs"`  // data rate that the path on this platform does not pass; 0: none known
+	// data rate that the path on this platform does not pass; 0: none known
+	CeilingGBs Figure `yaml:"ceiling_gbs"`
 }
 
 // PCIe are the links and what it takes to cross them.
@@ -143,10 +149,11 @@ type CPU struct {
 	GatherGBs Figure `yaml:"gather_gbs"` // one core copying rows to their place
 	UringNS   Figure `yaml:"uring_ns"`   // CPU time of one read through io_uring, O_DIRECT
 	FaultNS   Figure `yaml:"fault_ns"`   // CPU time of one page fault that reads
-	// DirectoryNS is what a dynamic tier's directory takes one core for a row, looked up or announced; 0: kernels do it, in
-	// GPU memory, as BaM's.
+	// DirectoryNS is what a dynamic tier's directory takes one core for a row, looked up or
+	// announced; 0: kernels do it, in GPU memory, as BaM's.
 	DirectoryNS Figure `yaml:"directory_ns"`
-	ReadAheadKB Figure `yaml:"read_ahead_kb"` // what one such fault reads at random access (MADV_RANDOM: a page)
+	// what one such fault reads at random access (MADV_RANDOM: a page)
+	ReadAheadKB Figure `yaml:"read_ahead_kb"`
 }
 
 // SSDs are the drives.
@@ -240,7 +247,8 @@ func (p *Profile) check() error {
 			}
 		} else {
 			source = c.Source
-			if min(c.StateWays, c.MemoryWays, c.NS) < 0 || math.IsNaN(c.StateWays+c.MemoryWays+c.NS) {
+			if min(c.StateWays, c.MemoryWays, c.NS) < 0 ||
+				math.IsNaN(c.StateWays+c.MemoryWays+c.NS) {
 				say("%s has a negative part", path)
 			}
 		}
@@ -253,10 +261,15 @@ func (p *Profile) check() error {
 		f    Figure
 		min  float64
 	}{
-		{"gpu.sms", p.GPU.SMs, 1}, {"gpu.warps_per_sm", p.GPU.WarpsPerSM, 1}, {"gpu.hbm_gbs", p.GPU.HBMGBs, 0.001}, {"gpu.hbm_sms", p.GPU.HBMSMs, 1},
-		{"gpu.tensor_tflops", p.GPU.TensorTFLOPS, 1e-6}, {"cpu.cores", p.CPU.Cores, 1}, {"cpu.memory_gbs", p.CPU.MemoryGBs, 0.001}, {"cpu.gather_gbs", p.CPU.GatherGBs, 0.001},
-		{"pcie.gpu.raw_gbs", p.PCIe.GPU.RawGBs, 0.001}, {"pcie.ssd.raw_gbs", p.PCIe.SSD.RawGBs, 0.001}, {"pcie.gpu.max_payload", p.PCIe.GPU.MaxPayload, 16},
-		{"pcie.ssd.max_payload", p.PCIe.SSD.MaxPayload, 16}, {"pcie.copy_gbs", p.PCIe.CopyGBs, 0.001}, {"pcie.uva_gbs", p.PCIe.UVAGBs, 0.001}, {"gpu.io.copy_gbs", p.GPU.IO.CopyGBs, 0.001},
+		{"gpu.sms", p.GPU.SMs, 1}, {"gpu.warps_per_sm", p.GPU.WarpsPerSM, 1},
+		{"gpu.hbm_gbs", p.GPU.HBMGBs, 0.001}, {"gpu.hbm_sms", p.GPU.HBMSMs, 1},
+		{"gpu.tensor_tflops", p.GPU.TensorTFLOPS, 1e-6}, {"cpu.cores", p.CPU.Cores, 1},
+		{"cpu.memory_gbs", p.CPU.MemoryGBs, 0.001}, {"cpu.gather_gbs", p.CPU.GatherGBs, 0.001},
+		{"pcie.gpu.raw_gbs", p.PCIe.GPU.RawGBs, 0.001}, {"pcie.ssd.raw_gbs", p.PCIe.SSD.RawGBs,
+			0.001}, {"pcie.gpu.max_payload", p.PCIe.GPU.MaxPayload, 16},
+		{"pcie.ssd.max_payload", p.PCIe.SSD.MaxPayload, 16}, {"pcie.copy_gbs", p.PCIe.CopyGBs,
+			0.001}, {"pcie.uva_gbs", p.PCIe.UVAGBs, 0.001}, {"gpu.io.copy_gbs",
+			p.GPU.IO.CopyGBs, 0.001},
 		{"ssds.count", p.SSDs.Count, 1},
 	} {
 		if need.f.Value < need.min {
@@ -277,7 +290,8 @@ func (p *Profile) check() error {
 		if len(bad) > 4 {
 			bad, more = bad[:4], fmt.Sprintf("; and %d more", len(bad)-4)
 		}
-		return errs.New(errs.Usage, "hardware profile %s: %s%s", p.Name, strings.Join(bad, "; "), more)
+		return errs.New(errs.Usage, "hardware profile %s: %s%s", p.Name,
+			strings.Join(bad, "; "), more)
 	}
 	return nil
 }

@@ -13,7 +13,8 @@ import (
 )
 
 func TestBuiltinProfiles(t *testing.T) {
-	require.Equal(t, []string{"a100-980pro", "a100-optane", "a100-p5510x12", "h100-pm1753x16", "host"}, Names())
+	require.Equal(t, []string{"a100-980pro", "a100-optane", "a100-p5510x12", "h100-pm1753x16",
+		"host"}, Names())
 	for _, name := range Names() {
 		p, err := Load(name)
 		require.NoError(t, err)
@@ -44,7 +45,8 @@ func load(t *testing.T, text string) (*Profile, error) {
 }
 
 func TestFileOnABase(t *testing.T) {
-	p, err := load(t, "base: a100-p5510x12\nname: mine\nssds: {model: optane, count: {value: 3, source: mine}}\ngpu: {sms: {value: 10, source: MIG}}\n")
+	p, err := load(t,
+		"base: a100-p5510x12\nname: mine\nssds: {model: optane, count: {value: 3, source: mine}}\ngpu: {sms: {value: 10, source: MIG}}\n")
 	require.NoError(t, err)
 	require.Equal(t, "mine", p.Name)
 	require.Equal(t, 10, p.GPU.SMs.Int())
@@ -55,13 +57,17 @@ func TestFileOnABase(t *testing.T) {
 
 func TestProfilesThatAreRefused(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
-		{"base: a100-p5510x12\nname: x\ngpu: {sms: {value: 0, source: s}}\n", "gpu.sms is 0: give at least 1"},
+		{"base: a100-p5510x12\nname: x\ngpu: {sms: {value: 0, source: s}}\n",
+			"gpu.sms is 0: give at least 1"},
 		{"base: a100-p5510x12\nname: x\ngpu: {sms: {value: 8}}\n", "gpu.sms has no source"},
-		{"base: a100-p5510x12\nname: x\ngpu: {sms: {valeu: 8, source: s}}\n", `unknown key "valeu"`},
+		{"base: a100-p5510x12\nname: x\ngpu: {sms: {valeu: 8, source: s}}\n",
+			`unknown key "valeu"`},
 		{"base: a100-p5510x12\nname: x\ngpu: {sms: 8}\n", "a figure is {value"},
 		{"base: a100-p5510x12\nname: x\ngpu: {sm: {value: 8, source: s}}\n", "field sm not found"},
-		{"base: a100-p5510x12\nname: x\ngpu: {launch_ns: {value: -1, source: s}}\n", "gpu.launch_ns is -1: give 0 or more"},
-		{"base: a100-p5510x12\nname: x\ngpu: {io: {ring: {ns: -1, source: s}}}\n", "gpu.io.ring has a negative part"},
+		{"base: a100-p5510x12\nname: x\ngpu: {launch_ns: {value: -1, source: s}}\n",
+			"gpu.launch_ns is -1: give 0 or more"},
+		{"base: a100-p5510x12\nname: x\ngpu: {io: {ring: {ns: -1, source: s}}}\n",
+			"gpu.io.ring has a negative part"},
 		{"base: a100-p5510x12\nname: x\ngpu: {io: {state: moon}}\n", `gpu.io.state is "moon"`},
 		{"name: x\n", "has no source"},
 		{"base: nothing\nname: x\n", `no hardware profile "nothing"`},
@@ -81,7 +87,8 @@ func TestProfilesThatAreRefused(t *testing.T) {
 }
 
 func TestLinkRate(t *testing.T) {
-	l := Link{RawGBs: Figure{Value: 31.5}, MaxPayload: Figure{Value: 256}, PacketOver: Figure{Value: 28}}
+	l := Link{RawGBs: Figure{Value: 31.5}, MaxPayload: Figure{Value: 256},
+		PacketOver: Figure{Value: 28}}
 	require.InDelta(t, 31.5e9*256/284, l.Rate(4096), 1e6)
 	require.InDelta(t, 31.5e9*16/44, l.Rate(16), 1e6)
 	require.EqualValues(t, 4096+16*28, l.WireBytes(4096))
@@ -95,13 +102,15 @@ func TestKernelTimes(t *testing.T) {
 	p, err := Load("a100-p5510x12")
 	require.NoError(t, err)
 	g := &p.GPU
-	// Memory bound: a gigabyte at 0.8 of 1,700 GB/s, whether all SMs or the half that is enough run.
+	// Memory bound: a gigabyte at 0.8 of 1,700 GB/s, whether all SMs or the half that is enough
+	// run.
 	want := 1e9 / (1700 * 0.8)
 	require.InDelta(t, want, float64(g.KernelNS(g.Ops.Gather, Work{Bytes: 1e9}, 0)), 1)
 	require.InDelta(t, want, float64(g.KernelNS(g.Ops.Gather, Work{Bytes: 1e9}, 54)), 1)
 	require.InDelta(t, want*2, float64(g.KernelNS(g.Ops.Gather, Work{Bytes: 1e9}, 27)), 2)
 	// Arithmetic: by the SMs.
-	require.InDelta(t, 1e12/(156e3*0.4)*4, float64(g.KernelNS(g.Ops.GEMM, Work{Flops: 1e12}, 27)), 2)
+	require.InDelta(t, 1e12/(156e3*0.4)*4, float64(g.KernelNS(g.Ops.GEMM, Work{Flops: 1e12}, 27)),
+		2)
 	require.InDelta(t, 1e6*50/108., float64(g.KernelNS(g.Ops.Sample, Work{Items: 1e6}, 0)), 1)
 	require.InDelta(t, 2*1300+400, g.Time(g.IO.Look), 0.1)
 	require.InDelta(t, 2*400+400, g.TimeAt(g.IO.Look, StateGPU), 0.1)

@@ -53,7 +53,9 @@ func Load(nameOrPath string) (*Profile, error) {
 
 func (p *Profile) read(nameOrPath, dir string, depth int) error {
 	if depth > maxBases {
-		return errs.New(errs.Usage, "hardware profile %s: more than %d bases, one on the other; is there a circle?", nameOrPath, maxBases)
+		return errs.New(errs.Usage,
+			"hardware profile %s: more than %d bases, one on the other; is there a circle?",
+			nameOrPath, maxBases)
 	}
 	var text []byte
 	if strings.ContainsAny(nameOrPath, "./") {
@@ -63,13 +65,15 @@ func (p *Profile) read(nameOrPath, dir string, depth int) error {
 		}
 		var err error
 		if text, err = regular.Read(path, 1<<20); err != nil {
-			return errs.With(errs.Usage, fmt.Errorf("hardware profile: %w; built in are %s", err, strings.Join(Names(), ", ")))
+			return errs.With(errs.Usage, fmt.Errorf("hardware profile: %w; built in are %s", err,
+				strings.Join(Names(), ", ")))
 		}
 		dir = filepath.Dir(path)
 	} else {
 		var err error
 		if text, err = builtin.ReadFile("profiles/" + nameOrPath + ".yaml"); err != nil {
-			return errs.New(errs.Usage, "no hardware profile %q: choose %s, or give a YAML file", nameOrPath, strings.Join(Names(), ", "))
+			return errs.New(errs.Usage, "no hardware profile %q: choose %s, or give a YAML file",
+				nameOrPath, strings.Join(Names(), ", "))
 		}
 	}
 	// The base first, so that what this file says replaces it.
@@ -78,8 +82,10 @@ func (p *Profile) read(nameOrPath, dir string, depth int) error {
 		Rest map[string]any `yaml:",inline"`
 	}
 	var root yaml.Node
-	if err := yaml.Unmarshal(text, &root); err == nil && len(root.Content) > 0 && root.Content[0].Kind != yaml.MappingNode {
-		return errs.New(errs.Usage, "hardware profile %s: line %d is not \"key: value\"", nameOrPath, root.Content[0].Line)
+	if err := yaml.Unmarshal(text, &root); err == nil && len(root.Content) > 0 &&
+		root.Content[0].Kind != yaml.MappingNode {
+		return errs.New(errs.Usage, "hardware profile %s: line %d is not \"key: value\"",
+			nameOrPath, root.Content[0].Line)
 	}
 	if err := yaml.Unmarshal(text, &head); err != nil {
 		return errs.New(errs.Usage, "hardware profile %s: %w", nameOrPath, err)

@@ -49,7 +49,8 @@ type OutOfMemoryError struct {
 }
 
 func (e *OutOfMemoryError) Error() string {
-	return fmt.Sprintf("out of memory for %s: %d bytes wanted, %d bytes free; lower the budgets or free memory",
+	return fmt.Sprintf(
+		"out of memory for %s: %d bytes wanted, %d bytes free; lower the budgets or free memory",
 		e.Purpose, e.Want, e.Free)
 }
 
@@ -88,7 +89,8 @@ func mapOrdinary(size int64, purpose string) (unsafe.Pointer, uintptr, error) {
 		}
 	}
 	mapped := (uintptr(size) + PageBytes - 1) &^ uintptr(PageBytes-1)
-	p, err := unix.MmapPtr(-1, 0, nil, mapped, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	p, err := unix.MmapPtr(-1, 0, nil, mapped, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err == unix.ENOMEM {
 		free, _ := AvailableBytes() // 0 when it cannot be told
 		return nil, 0, errs.With(errs.Capability, &OutOfMemoryError{purpose, size, free})
@@ -123,7 +125,8 @@ func Free(b []byte) error {
 	}
 	mu.Unlock()
 	if !ok {
-		return fmt.Errorf("free of %#x: no live allocation starts there (freed twice, or not from hostmem)", base)
+		return fmt.Errorf(
+			"free of %#x: no live allocation starts there (freed twice, or not from hostmem)", base)
 	}
 	if err := unix.MunmapPtr(blk.base, blk.mapped); err != nil {
 		return fmt.Errorf("free %d bytes of %s: munmap: %w", blk.size, blk.purpose, err)
@@ -152,7 +155,8 @@ func View[T any](b []byte) []T {
 	}
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if size == 0 || uintptr(len(b))%size != 0 {
-		panic(fmt.Sprintf("hostmem: %d bytes are not a whole number of %T (%d bytes)", len(b), t, size))
+		panic(fmt.Sprintf("hostmem: %d bytes are not a whole number of %T (%d bytes)", len(b),
+			t, size))
 	}
 	if uintptr(p)%align != 0 {
 		panic(fmt.Sprintf("hostmem: %p is not aligned to %d bytes for %T", p, align, t))

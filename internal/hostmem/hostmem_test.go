@@ -135,10 +135,12 @@ func TestParseStatusErrors(t *testing.T) {
 	if _, err := parseStatus([]byte("Name:\tx\n")); err == nil {
 		t.Error("no Rss lines accepted")
 	}
-	if _, err := parseStatus([]byte("RssAnon:\tx kB\nRssFile: 1 kB\nRssShmem: 1 kB\n")); err == nil {
+	if _, err := parseStatus(
+		[]byte("RssAnon:\tx kB\nRssFile: 1 kB\nRssShmem: 1 kB\n")); err == nil {
 		t.Error("no number accepted")
 	}
-	r, err := parseStatus([]byte("RssAnon:\t 3 kB\nRssFile: 5 kB\nRssShmem: 7 kB\nHugetlbPages:\t 2048 kB\n"))
+	r, err := parseStatus(
+		[]byte("RssAnon:\t 3 kB\nRssFile: 5 kB\nRssShmem: 7 kB\nHugetlbPages:\t 2048 kB\n"))
 	if err != nil || r.Counted() != (3+7+2048)<<10 || r.File != 5<<10 {
 		t.Errorf("%+v %v", r, err)
 	}

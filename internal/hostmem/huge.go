@@ -14,8 +14,8 @@ import (
 // mapHuge2MB is MAP_HUGE_2MB: the page size's logarithm in the flags' top bits.
 const mapHuge2MB = 21 << 26
 
-// HugePool is the machine's pool of reserved 2 MiB pages in bytes: all of it, and what nobody uses or
-// was promised. root "" is the real machine. A kernel without such pages is an fs.ErrNotExist.
+// HugePool is the machine's pool of reserved 2 MiB pages in bytes: all of it, and what nobody uses
+// or was promised. root "" is the real machine. A kernel without such pages is an fs.ErrNotExist.
 func HugePool(root string) (total, free int64, err error) {
 	dir := filepath.Join("/", root, "/sys/kernel/mm/hugepages/hugepages-2048kB")
 	read := func(name string) int64 {
@@ -60,9 +60,10 @@ func mapHuge(size int64) (p unsafe.Pointer, mapped uintptr, ok bool) {
 	if err != nil {
 		return nil, 0, false
 	}
-	// A limit that the pool does not show (cgroup, cpuset) would be a SIGBUS at first touch. Kernels
-	// before 5.14 cannot be asked and answer EINVAL.
-	if err := unix.Madvise(unsafe.Slice((*byte)(p), rounded), unix.MADV_POPULATE_WRITE); err != nil && err != unix.EINVAL {
+	// A limit that the pool does not show (cgroup, cpuset) would be a SIGBUS at first touch.
+	// Kernels before 5.14 cannot be asked and answer EINVAL.
+	if err := unix.Madvise(unsafe.Slice((*byte)(p), rounded),
+		unix.MADV_POPULATE_WRITE); err != nil && err != unix.EINVAL {
 		_ = unix.MunmapPtr(p, mapped) // of a mapping that was just made
 		return nil, 0, false
 	}

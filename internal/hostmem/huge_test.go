@@ -18,14 +18,16 @@ func TestHugePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	put := func(nr, free, resv string) {
-		for name, text := range map[string]string{"nr_hugepages": nr, "free_hugepages": free, "resv_hugepages": resv} {
+		for name, text := range map[string]string{"nr_hugepages": nr, "free_hugepages": free,
+			"resv_hugepages": resv} {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	put("9", "7", "3")
-	if total, free, err := HugePool(root); err != nil || total != 9*hugeBytes || free != 4*hugeBytes {
+	if total, free, err := HugePool(root); err != nil || total != 9*hugeBytes ||
+		free != 4*hugeBytes {
 		t.Errorf("%d %d %v", total, free, err)
 	}
 	put("2", "1", "5") // surplus pages were promised
@@ -42,7 +44,9 @@ func TestHugePool(t *testing.T) {
 func TestReservedHugePages(t *testing.T) {
 	_, before, err := HugePool("")
 	if err != nil || before < 4*hugeBytes || before > 1<<30 {
-		t.Skipf("%d bytes of reserved huge pages are free (%v); want 8 MiB to 1 GiB (sysctl vm.nr_hugepages=4)", before, err)
+		t.Skipf(
+			"%d bytes of reserved huge pages are free (%v); want 8 MiB to 1 GiB (sysctl vm.nr_hugepages=4)",
+			before, err)
 	}
 	available, err := AvailableBytes()
 	if err != nil {

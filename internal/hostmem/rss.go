@@ -61,7 +61,9 @@ func parseStatus(b []byte) (RSS, error) {
 		seen++
 	}
 	if seen < 3 { // HugetlbPages is missing from kernels without them
-		return RSS{}, errors.New("resident memory: /proc/self/status has no Rss lines (Linux 4.5 or later has)")
+		return RSS{},
+			errors.New(
+				"resident memory: /proc/self/status has no Rss lines (Linux 4.5 or later has)")
 	}
 	return r, nil
 }
@@ -183,7 +185,8 @@ func cgroupFree(root, own string, free int64) int64 {
 		case f[0] == "0" && f[1] == "":
 			dir, limit, used = root, "memory.max", "memory.current"
 		case f[1] == "memory":
-			dir, limit, used = filepath.Join(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+			dir, limit, used = filepath.Join(root, "memory"), "memory.limit_in_bytes",
+				"memory.usage_in_bytes"
 		default:
 			continue
 		}
@@ -243,4 +246,10 @@ func PeakRSS() (int64, error) {
 		}
 	}
 	return 0, errors.New("/proc/self/status has no VmHWM")
+}
+
+// Scarce tells whether so many bytes are at least a share of the memory that can be had.
+func Scarce(bytes int64, share float64) bool {
+	free, err := AvailableBytes()
+	return err == nil && float64(bytes) >= share*float64(free)
 }

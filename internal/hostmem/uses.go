@@ -20,12 +20,13 @@ type Use struct {
 
 // Purposes of Uses that no allocation has.
 const (
-	GoHeap  = "go heap"    // live objects, and dead ones that are not swept yet
-	GoOther = "go runtime" // stacks, free spans and metadata of the collector that the kernel has given
+	GoHeap = "go heap" // live objects, and dead ones that are not swept yet
+	// stacks, free spans and metadata of the collector that the kernel has given
+	GoOther = "go runtime"
 )
 
-// Uses lists what Alloc gave out by purpose, the largest resident first, and Go's own memory. It asks the
-// kernel for every page (mincore): some 20 ms for 10 GiB.
+// Uses lists what Alloc gave out by purpose, the largest resident first, and Go's own memory. It
+// asks the kernel for every page (mincore): some 20 ms for 10 GiB.
 func Uses() ([]Use, error) {
 	mu.Lock()
 	defer mu.Unlock() // what is listed can't be unmapped meanwhile
@@ -85,7 +86,8 @@ func resident(b block, vec []byte) (n int64, err error) {
 }
 
 func goMemory() (heap, other int64) {
-	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(s)
 	heap = int64(s[0].Value.Uint64())
 	return heap, int64(s[1].Value.Uint64()-s[2].Value.Uint64()) - heap

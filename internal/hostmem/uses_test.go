@@ -42,7 +42,8 @@ func TestUses(t *testing.T) {
 		}
 		return was(at, bytes, vec)
 	}
-	require.Equal(t, Use{"test uses", 2 * size, -1}, get(), "a sandbox that forbids the question costs the figure, not the result")
+	require.Equal(t, Use{"test uses", 2 * size, -1}, get(),
+		"a sandbox that forbids the question costs the figure, not the result")
 	mincore = was
 	require.NoError(t, Free(a))
 	require.Equal(t, Use{"test uses", size, 0}, get())

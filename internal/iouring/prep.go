@@ -37,7 +37,8 @@ func (s *SQE) PrepReadFixed(f File, addr unsafe.Pointer, n uint32, off uint64, b
 }
 
 // PrepWriteFixed is PrepWrite from memory within registered buffer buf.
-func (s *SQE) PrepWriteFixed(f File, addr unsafe.Pointer, n uint32, off uint64, rwFlags uint32, buf uint16) {
+func (s *SQE) PrepWriteFixed(f File, addr unsafe.Pointer, n uint32, off uint64, rwFlags uint32,
+	buf uint16) {
 	s.prep(opWriteFixed, f, addr, n, off)
 	s.OpFlags, s.BufIndex = rwFlags, buf
 }

@@ -65,7 +65,10 @@ func New(opt Options) (*Ring, error) {
 		opt.CQEntries = 4 * opt.Entries
 	}
 	if opt.Entries < 1 || opt.CQEntries < opt.Entries {
-		return nil, fmt.Errorf("io_uring: %d submission and %d completion entries: need 1 or more, and as many completions", opt.Entries, opt.CQEntries)
+		return nil,
+			fmt.Errorf(
+				"io_uring: %d submission and %d completion entries: need 1 or more, and as many completions",
+				opt.Entries, opt.CQEntries)
 	}
 	p := params{flags: setupCQSize | setupClamp, cqEntries: uint32(opt.CQEntries)}
 	if opt.CoopTaskrun {
@@ -79,16 +82,22 @@ func New(opt Options) (*Ring, error) {
 	switch err {
 	case nil:
 	case unix.ENOSYS, unix.EPERM, unix.EACCES:
-		return nil, errs.New(errs.Capability, "io_uring is not available (%w): check sysctl kernel.io_uring_disabled and the container's seccomp profile", err)
+		return nil, errs.New(errs.Capability,
+			"io_uring is not available (%w): check sysctl kernel.io_uring_disabled and the container's seccomp profile",
+			err)
 	case unix.ENOMEM:
-		return nil, errs.New(errs.Capability, "io_uring: no memory for %d entries (%w): raise RLIMIT_MEMLOCK (ulimit -l)", opt.Entries, err)
+		return nil, errs.New(errs.Capability,
+			"io_uring: no memory for %d entries (%w): raise RLIMIT_MEMLOCK (ulimit -l)",
+			opt.Entries, err)
 	default:
 		return nil, fmt.Errorf("io_uring_setup: %w", err)
 	}
 	r := &Ring{fd: fd, features: p.features}
 	if need := uint32(featSingleMmap | featNoDrop | featExtArg); p.features&need != need {
 		_ = r.Close()
-		return nil, errs.New(errs.Capability, "io_uring of this kernel is too old (features %#x): Linux 5.11 or newer is needed", p.features)
+		return nil, errs.New(errs.Capability,
+			"io_uring of this kernel is too old (features %#x): Linux 5.11 or newer is needed",
+			p.features)
 	}
 	if err := r.mmap(&p); err != nil {
 		_ = r.Close()
@@ -111,7 +120,8 @@ func New(opt Options) (*Ring, error) {
 }
 
 func setup(entries uint32, p *params) (int, error) {
-	fd, _, e := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries), uintptr(unsafe.Pointer(p)), 0)
+	fd, _, e := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries),
+		uintptr(unsafe.Pointer(p)), 0)
 	if e != 0 {
 		return -1, e
 	}
@@ -122,12 +132,14 @@ func setup(entries uint32, p *params) (int, error) {
 func (r *Ring) mmap(p *params) error {
 	size := max(int(p.sqOff.array)+4*int(p.sqEntries),
 		int(p.cqOff.cqes)+int(unsafe.Sizeof(CQE{}))*int(p.cqEntries))
-	mem, err := unix.Mmap(r.fd, offSQRing, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	mem, err := unix.Mmap(r.fd, offSQRing, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("io_uring: map the rings: %w", err)
 	}
 	r.ringMem = mem
-	sqe, err := unix.Mmap(r.fd, offSQEs, int(unsafe.Sizeof(SQE{}))*int(p.sqEntries), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	sqe, err := unix.Mmap(r.fd, offSQEs, int(unsafe.Sizeof(SQE{}))*int(p.sqEntries),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("io_uring: map the submission entries: %w", err)
 	}
@@ -235,7 +247,8 @@ func (r *Ring) Submit() error {
 func (r *Ring) submitParts() {
 	n := r.Unsubmitted()
 	for step := max(n/submitParts, minSubmit); n > step; n = r.Unsubmitted() {
-		if done, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0, 0, 0, 0); e != 0 || done == 0 {
+		if done, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0, 0,
+			0, 0); e != 0 || done == 0 {
 			return // the caller's own call tells why
 		}
 	}
@@ -275,7 +288,8 @@ func (r *Ring) SubmitAndWait(w *Wait, atLeast int, timeout, batch time.Duration)
 		}
 	}
 	r.submitParts()
-	_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()), uintptr(atLeast),
+	_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()),
+		uintptr(atLeast),
 		enterGetevents|enterExtArg, uintptr(unsafe.Pointer(&w.arg)), unsafe.Sizeof(w.arg))
 	return enterError(e)
 }
@@ -299,14 +313,16 @@ func (r *Ring) register(op uintptr, arg unsafe.Pointer, n uintptr) error {
 }
 
 func (r *Ring) registerSparse(op uintptr, n int) error {
-	return r.register(op, unsafe.Pointer(&rsrcRegister{nr: uint32(n), flags: rsrcRegisterSparse}), unsafe.Sizeof(rsrcRegister{}))
+	return r.register(op, unsafe.Pointer(&rsrcRegister{nr: uint32(n), flags: rsrcRegisterSparse}),
+		unsafe.Sizeof(rsrcRegister{}))
 }
 
 // SetFile puts fd, or -1 for none, into a slot of the registered file table.
 func (r *Ring) SetFile(slot, fd int) error {
 	v := int32(fd)
 	_, _, e := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), registerFilesUpdate,
-		uintptr(unsafe.Pointer(&rsrcUpdate{offset: uint32(slot), data: unsafe.Pointer(&v)})), 1, 0, 0)
+		uintptr(unsafe.Pointer(&rsrcUpdate{offset: uint32(slot), data: unsafe.Pointer(&v)})),
+		1, 0, 0)
 	if e != 0 {
 		return fmt.Errorf("io_uring: register file in slot %d: %w", slot, e)
 	}
@@ -322,7 +338,8 @@ func (r *Ring) SetBuffer(slot int, mem []byte) error {
 	}
 	u := rsrcUpdate2{offset: uint32(slot), data: unsafe.Pointer(&v), nr: 1}
 	if err := r.register(registerBuffersUpdate, unsafe.Pointer(&u), unsafe.Sizeof(u)); err != nil {
-		return fmt.Errorf("io_uring: register buffer of %d bytes in slot %d: %w", len(mem), slot, err)
+		return fmt.Errorf("io_uring: register buffer of %d bytes in slot %d: %w", len(mem),
+			slot, err)
 	}
 	return nil
 }

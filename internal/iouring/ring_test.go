@@ -71,7 +71,8 @@ func TestReadAndWrite(t *testing.T) {
 	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepWrite(fd, at(0), 8192, 100, 0) }))
 	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepRead(fd, at(16384), 8192, 100) }))
 	assert.True(t, bytes.Equal(m[:8192], m[16384:16384+8192]))
-	assert.EqualValues(t, 4, run(t, r, func(s *SQE) { s.PrepRead(fd, at(0), 100, 8288) }), "short at the end of the file")
+	assert.EqualValues(t, 4, run(t, r, func(s *SQE) { s.PrepRead(fd, at(0), 100, 8288) }),
+		"short at the end of the file")
 	assert.EqualValues(t, 0, run(t, r, func(s *SQE) { s.PrepFsync(fd, true) }))
 	assert.EqualValues(t, 0, run(t, r, func(s *SQE) { s.PrepFsync(fd, false) }))
 
@@ -79,19 +80,25 @@ func TestReadAndWrite(t *testing.T) {
 	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepReadv(fd, iov, 100) }))
 	assert.True(t, bytes.Equal(m[16384:17384], m[32768:33768]))
 	assert.True(t, bytes.Equal(m[17384:16384+8192], m[40000:47192]))
-	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepWritev(fd, iov, 20000, unix.RWF_DSYNC) }))
+	assert.EqualValues(t, 8192,
+		run(t, r, func(s *SQE) { s.PrepWritev(fd, iov, 20000, unix.RWF_DSYNC) }))
 
 	require.NoError(t, r.SetFile(2, int(f.Fd())))
 	require.NoError(t, r.SetBuffer(1, m[:32768]))
 	fixed := File{FD: 2, Fixed: true}
 	clear(m[:16384])
-	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, at(0), 8192, 100, 1) }))
+	assert.EqualValues(t, 8192,
+		run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, at(0), 8192, 100, 1) }))
 	assert.True(t, bytes.Equal(m[:8192], m[16384:16384+8192]))
-	assert.EqualValues(t, 512, run(t, r, func(s *SQE) { s.PrepWriteFixed(fixed, at(0), 512, 0, 0, 1) }))
-	assert.EqualValues(t, -int32(unix.EFAULT), run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, at(40000), 512, 0, 1) }), "outside the buffer")
+	assert.EqualValues(t, 512,
+		run(t, r, func(s *SQE) { s.PrepWriteFixed(fixed, at(0), 512, 0, 0, 1) }))
+	assert.EqualValues(t, -int32(unix.EFAULT),
+		run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, at(40000), 512, 0, 1) }),
+		"outside the buffer")
 	require.NoError(t, r.SetBuffer(1, nil))
 	require.NoError(t, r.SetFile(2, -1))
-	assert.EqualValues(t, -int32(unix.EBADF), run(t, r, func(s *SQE) { s.PrepRead(fixed, at(0), 8, 0) }))
+	assert.EqualValues(t, -int32(unix.EBADF),
+		run(t, r, func(s *SQE) { s.PrepRead(fixed, at(0), 8, 0) }))
 	assert.Error(t, r.SetFile(99, 0))
 	assert.Error(t, r.SetBuffer(99, m))
 }
@@ -131,7 +138,8 @@ func TestWaiting(t *testing.T) {
 	var w Wait
 	start := time.Now()
 	require.NoError(t, r.SubmitAndWait(&w, 1, 30*time.Millisecond, 0))
-	assert.GreaterOrEqual(t, time.Since(start), 20*time.Millisecond, "came back early, with nothing")
+	assert.GreaterOrEqual(t, time.Since(start), 20*time.Millisecond,
+		"came back early, with nothing")
 	require.NoError(t, r.SubmitAndWait(&w, 1, -time.Second, 0), "no time at all")
 
 	// A poll that fires wakes a waiter in the kernel; a batch of two comes back with one.
@@ -144,7 +152,8 @@ func TestWaiting(t *testing.T) {
 	require.NoError(t, r.Submit())
 	assert.Zero(t, r.Ready())
 	go func() { _, _ = unix.Write(p[1], []byte{1}) }()
-	for deadline := time.Now().Add(10 * time.Second); r.Ready() == 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(10 * time.Second); r.Ready() == 0 &&
+		time.Now().Before(deadline); {
 		require.NoError(t, r.SubmitAndWait(&w, 2, 5*time.Second, 10*time.Millisecond))
 	}
 	var c [1]CQE

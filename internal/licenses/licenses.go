@@ -1,5 +1,5 @@
-// Package licenses holds the licences of everything that is linked into heliosctl: they travel with the
-// binary, as they ask for.
+// Package licenses holds the licences of everything that is linked into heliosctl: they travel with
+// the binary, as they ask for.
 package licenses
 
 import (
@@ -18,8 +18,9 @@ const Std = "std"
 
 // Module is a part of the binary that others wrote.
 type Module struct {
-	Path    string `json:"path"`              // of the module; or Std
-	Version string `json:"version,omitempty"` // not of std: that is the version of Go that built the binary
+	Path string `json:"path"` // of the module; or Std
+	// not of std: that is the version of Go that built the binary
+	Version string `json:"version,omitempty"`
 	Files   []File `json:"files"`
 }
 

@@ -5,13 +5,17 @@ import (
 	"testing"
 )
 
-// creators make or replace files. What a verb leaves is made by internal/outfile, which refuses what is there.
+// creators make or replace files. What a verb leaves is made by internal/outfile, which refuses
+// what is there.
 var creators = map[string]bool{
-	"os.Create": true, "os.CreateTemp": true, "os.WriteFile": true, "os.Rename": true, "os.OpenFile": true, "os.Link": true, "os.Truncate": true,
-	"ioutil.WriteFile": true, "ioutil.TempFile": true, "unix.Open": true, "unix.Rename": true, "syscall.Open": true,
+	"os.Create": true, "os.CreateTemp": true, "os.WriteFile": true, "os.Rename": true,
+	"os.OpenFile": true, "os.Link": true, "os.Truncate": true,
+	"ioutil.WriteFile": true, "ioutil.TempFile": true, "unix.Open": true, "unix.Rename": true,
+	"syscall.Open": true,
 }
 
-// elsewhere are functions of cmd that make a file which is no output, or open one that is there, and why.
+// elsewhere are functions of cmd that make a file which is no output, or open one that is there,
+// and why.
 var elsewhere = map[string]string{
 	"cmd/heliosctl/doctor.go":  "a file in a temporary folder that goes with it",
 	"cmd/heliosctl/machine.go": "device nodes, which are there",
@@ -35,7 +39,8 @@ func TestVerbsMakeFilesByOneRule(t *testing.T) {
 			return true
 		})
 	}
-	report(t, found, "makes a file; use the env's outputs (internal/outfile), or say in internal/lint why not")
+	report(t, found,
+		"makes a file; use the env's outputs (internal/outfile), or say in internal/lint why not")
 	for path := range elsewhere {
 		if !used[path] {
 			t.Errorf("%s makes no file any more; take it out of the list", path)

@@ -15,9 +15,12 @@ func TestWideTestsRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := regexp.MustCompile(`(?m)^WIDE(?:_IO|_SHIM)? :=(.*)$`).FindAllStringSubmatch(string(makefile), -1)
+	list := regexp.MustCompile(`(?m)^WIDE(?:_IO|_SHIM)? :=(.*)$`).FindAllStringSubmatch(
+		string(makefile), -1)
 	if len(list) != 3 {
-		t.Fatalf("Makefile has %d lists of packages with wide tests, not WIDE, WIDE_IO and WIDE_SHIM", len(list))
+		t.Fatalf(
+			"Makefile has %d lists of packages with wide tests, not WIDE, WIDE_IO and WIDE_SHIM",
+			len(list))
 	}
 	var listed []string
 	for _, l := range list {
@@ -33,7 +36,9 @@ func TestWideTestsRun(t *testing.T) {
 	}
 	for _, u := range users {
 		if !slices.Contains(listed, u) {
-			t.Errorf("%s has wide tests and is in no list of packages with wide tests (WIDE, WIDE_IO, WIDE_SHIM) of the Makefile", u)
+			t.Errorf(
+				"%s has wide tests and is in no list of packages with wide tests (WIDE, WIDE_IO, WIDE_SHIM) of the Makefile",
+				u)
 		}
 	}
 	for _, l := range listed {

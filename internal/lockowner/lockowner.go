@@ -1,5 +1,5 @@
-// Package lockowner finds out which process holds the flock on a file, by the kernel's word: what a file
-// says about its own lock anybody may have written who can write the file.
+// Package lockowner finds out which process holds the flock on a file, by the kernel's word: what a
+// file says about its own lock anybody may have written who can write the file.
 package lockowner
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of is the process that holds the exclusive flock on the file behind fd, as /proc/locks has it; 0 where
-// the kernel does not say: the lock is gone, or its owner lives in another PID namespace.
+// Of is the process that holds the exclusive flock on the file behind fd, as /proc/locks has it; 0
+// where the kernel does not say: the lock is gone, or its owner lives in another PID namespace.
 func Of(fd int) int {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -60,7 +60,8 @@ func Look(pid int) (p Process, ok bool) {
 	if err != nil {
 		return p, false
 	}
-	// 4711 (comm, which may hold spaces and brackets) R ppid …; starttime is field 22 (proc_pid_stat(5)).
+	// 4711 (comm, which may hold spaces and brackets) R ppid …; starttime is field 22
+	// (proc_pid_stat(5)).
 	s := string(b)
 	from, to := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
 	if from < 0 || to < from {

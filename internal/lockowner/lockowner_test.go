@@ -11,8 +11,11 @@ func TestParse(t *testing.T) {
 	const file = "fe:00:5678"
 	require.Equal(t, 1234, parse("1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF", file))
 	for _, l := range []string{
-		"", "1: FLOCK ADVISORY WRITE 1234", "1: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF", "1: FLOCK  ADVISORY  WRITE 1234 fe:00:56 0 EOF",
-		"1: FLOCK  ADVISORY  WRITE x fe:00:5678 0 EOF", "1: FLOCK  ADVISORY  WRITE -1 fe:00:5678 0 EOF", "1: FLOCK  ADVISORY  WRITE 0 fe:00:5678 0 EOF",
+		"", "1: FLOCK ADVISORY WRITE 1234", "1: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF",
+		"1: FLOCK  ADVISORY  WRITE 1234 fe:00:56 0 EOF",
+		"1: FLOCK  ADVISORY  WRITE x fe:00:5678 0 EOF",
+		"1: FLOCK  ADVISORY  WRITE -1 fe:00:5678 0 EOF",
+		"1: FLOCK  ADVISORY  WRITE 0 fe:00:5678 0 EOF",
 		"1: -> FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF",
 	} {
 		require.Zero(t, parse(l, file), l)

@@ -12,7 +12,8 @@ import (
 )
 
 // names are looked for in the loader's places, the plain library first.
-var names = []string{"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libopenblas64.so.0", "libscipy_openblas.so"}
+var names = []string{"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0",
+	"libopenblas64.so.0", "libscipy_openblas.so"}
 
 // decorations are what builds put around the names of functions: plain, with 64-bit integers, and
 // those of the wheels of NumPy and SciPy.
@@ -23,7 +24,8 @@ type Library struct {
 	Path   string // as it was asked for
 	Config string // what the library says of itself: version, options and core
 
-	sgemm      func(order, transA, transB int, m, n, k int, alpha float32, a *float32, lda int, b *float32, ldb int, beta float32, c *float32, ldc int)
+	sgemm func(order, transA, transB int, m, n, k int, alpha float32, a *float32, lda int,
+		b *float32, ldb int, beta float32, c *float32, ldc int)
 	setThreads func(n int)
 	threads    func() int32
 }
@@ -31,10 +33,12 @@ type Library struct {
 // Open opens the library at path, or for "auto" one with a usual name.
 func Open(path string) (*Library, error) {
 	if !dl.Have {
-		return nil, errs.New(errs.Capability, "OpenBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use a build without the tag, or --openblas off")
+		return nil, errs.New(errs.Capability,
+			"OpenBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use a build without the tag, or --openblas off")
 	}
 	if path == "" { // the loader would take it for this program
-		return nil, errs.New(errs.Capability, "OpenBLAS: no library is named; give auto, off or a path")
+		return nil, errs.New(errs.Capability,
+			"OpenBLAS: no library is named; give auto, off or a path")
 	}
 	tried := []string{path}
 	if path == "auto" {
@@ -55,10 +59,12 @@ func Open(path string) (*Library, error) {
 		return l, nil
 	}
 	if path == "auto" {
-		return nil, errs.New(errs.Capability, "OpenBLAS: no %s in the loader's places; install it (Debian: libopenblas0-pthread), name a library with --openblas PATH, or do without by --openblas off",
+		return nil, errs.New(errs.Capability,
+			"OpenBLAS: no %s in the loader's places; install it (Debian: libopenblas0-pthread), name a library with --openblas PATH, or do without by --openblas off",
 			strings.Join(names, ", "))
 	}
-	return nil, errs.New(errs.Capability, "OpenBLAS: %w; name another library or use --openblas off", errors.Join(failed...))
+	return nil, errs.New(errs.Capability,
+		"OpenBLAS: %w; name another library or use --openblas off", errors.Join(failed...))
 }
 
 func bind(h uintptr, name string) (*Library, error) {
@@ -71,7 +77,8 @@ func bind(h uintptr, name string) (*Library, error) {
 			}
 			return p
 		}
-		sgemm, set, get, config := find("cblas_sgemm"), find("openblas_set_num_threads"), find("openblas_get_num_threads"), find("openblas_get_config")
+		sgemm, set, get, config := find("cblas_sgemm"), find("openblas_set_num_threads"),
+			find("openblas_get_num_threads"), find("openblas_get_config")
 		if sgemm == 0 || set == 0 || get == 0 || config == 0 {
 			continue
 		}
@@ -83,7 +90,8 @@ func bind(h uintptr, name string) (*Library, error) {
 		l.Config = strings.TrimSpace(text())
 		return l, nil
 	}
-	return nil, fmt.Errorf("%s has no cblas_sgemm and openblas_set_num_threads: it is no OpenBLAS", name)
+	return nil, fmt.Errorf("%s has no cblas_sgemm and openblas_set_num_threads: it is no OpenBLAS",
+		name)
 }
 
 // SetThreads says how many threads products use from now on, and returns how many it is.
@@ -92,7 +100,8 @@ func (l *Library) SetThreads(n int) int {
 	return int(l.threads())
 }
 
-// Matrix is a row-major matrix, used as its transpose where Trans is set; rows are LD elements apart.
+// Matrix is a row-major matrix, used as its transpose where Trans is set; rows are LD elements
+// apart.
 type Matrix struct {
 	Data  []float32
 	LD    int
@@ -108,5 +117,6 @@ func (l *Library) Multiply(m, n, k int, a, b, c Matrix) {
 		}
 		return plain
 	}
-	l.sgemm(rowMajor, trans(a), trans(b), m, n, k, 1, &a.Data[0], a.LD, &b.Data[0], b.LD, 0, &c.Data[0], c.LD)
+	l.sgemm(rowMajor, trans(a), trans(b), m, n, k, 1, &a.Data[0], a.LD, &b.Data[0], b.LD, 0,
+		&c.Data[0], c.LD)
 }

@@ -10,8 +10,8 @@ import (
 	"helios/internal/errs"
 )
 
-// The products of the machine's OpenBLAS (HELIOS_OPENBLAS names one that the loader does not find), for
-// both ways to store the operands.
+// The products of the machine's OpenBLAS (HELIOS_OPENBLAS names one that the loader does not find),
+// for both ways to store the operands.
 func TestMultiply(t *testing.T) {
 	path := os.Getenv("HELIOS_OPENBLAS")
 	if path == "" {
@@ -35,7 +35,8 @@ func TestMultiply(t *testing.T) {
 		want []float32
 	}{
 		{Matrix{a, 3, false}, Matrix{b, 2, false}, []float32{2, 11, 8, 23}},
-		{Matrix{a, 2, true}, Matrix{b, 2, false}, []float32{1*1 + 3*2 + 5*-1, 0 + 3 + 15, 2 + 8 - 6, 4 + 18}},
+		{Matrix{a, 2, true}, Matrix{b, 2, false}, []float32{1*1 + 3*2 + 5*-1, 0 + 3 + 15, 2 + 8 - 6,
+			4 + 18}},
 		{Matrix{a, 3, false}, Matrix{b, 3, true}, []float32{1 + 6, 1 - 2 + 9, 4 + 12, 4 - 5 + 18}},
 	} {
 		got := make([]float32, 4)
@@ -51,7 +52,8 @@ func TestOpenRefuses(t *testing.T) {
 		require.Equal(t, errs.Capability, errs.ClassOf(err))
 		return
 	}
-	for path, want := range map[string]string{"/none/lib.so": "/none/lib.so", "libc.so.6": "is no OpenBLAS", "": "no library"} {
+	for path, want := range map[string]string{"/none/lib.so": "/none/lib.so",
+		"libc.so.6": "is no OpenBLAS", "": "no library"} {
 		_, err := Open(path)
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Capability, errs.ClassOf(err))

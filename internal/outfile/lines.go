@@ -12,8 +12,9 @@ import (
 	"helios/internal/errs"
 )
 
-// Lines is a file that grows by whole lines, each written by one call: whatever ends the process, the file holds whole
-// lines. It has its name from its first line on. One process writes it at a time.
+// Lines is a file that grows by whole lines, each written by one call: whatever ends the process,
+// the file holds whole lines. It has its name from its first line on. One process writes it at a
+// time.
 type Lines struct {
 	what, path string
 	f          *os.File
@@ -34,15 +35,17 @@ func Begin(f *File, first []byte) (*Lines, error) {
 			err = f.put()
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%s %s: %w; name another file", l.what, l.path, err), f.Discard())
+			return nil, errors.Join(fmt.Errorf("%s %s: %w; name another file", l.what, l.path, err),
+				f.Discard())
 		}
 	}
 	f.f = nil // ours from here on
 	return l, nil
 }
 
-// Continue opens a file to add lines to it. each gets the lines that are there, without their ends; its error ends
-// Continue and leaves the file as it is. What follows the last line's end, which the kernel wrote in part, is cut off.
+// Continue opens a file to add lines to it. each gets the lines that are there, without their ends;
+// its error ends Continue and leaves the file as it is. What follows the last line's end, which the
+// kernel wrote in part, is cut off.
 func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -54,15 +57,19 @@ func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 		return nil, err
 	}
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return fail(errs.New(errs.Usage, "%s %s is no regular file, which can't be continued; name another", what, path))
+		return fail(errs.New(errs.Usage,
+			"%s %s is no regular file, which can't be continued; name another", what, path))
 	}
 	if err := lock(f); err != nil {
-		return fail(errs.New(errs.Refused, "%s %s is being written by another run; wait for it, or name another file", what, path))
+		return fail(errs.New(errs.Refused,
+			"%s %s is being written by another run; wait for it, or name another file", what, path))
 	}
 	for r := bufio.NewReaderSize(f, 1<<16); ; {
 		line, err := readLine(r)
 		if errors.Is(err, errLong) {
-			return fail(errs.New(errs.Refused, "%s %s is there and has a line of more than %d bytes, which no run writes; name another file", what, path, maxLine))
+			return fail(errs.New(errs.Refused,
+				"%s %s is there and has a line of more than %d bytes, which no run writes; name another file",
+				what, path, maxLine))
 		}
 		if errors.Is(err, io.EOF) {
 			break
@@ -76,7 +83,8 @@ func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 		l.size += int64(len(line))
 	}
 	if l.size == 0 { // a file of ours has its first line before it has its name
-		return fail(errs.New(errs.Refused, "%s %s is there and holds no whole line; name another file", what, path))
+		return fail(errs.New(errs.Refused,
+			"%s %s is there and holds no whole line; name another file", what, path))
 	}
 	if err := f.Truncate(l.size); err != nil {
 		return fail(errs.New(errs.Usage, "%s %s: %w; name another file", what, path, err))
@@ -106,7 +114,8 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 // lock keeps a second writer out, for as long as the file is open.
 func lock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
-// Append adds a line, which ends in a newline. After an error, of which nothing is left in the file, it adds no more.
+// Append adds a line, which ends in a newline. After an error, of which nothing is left in the
+// file, it adds no more.
 func (l *Lines) Append(line []byte) error {
 	if l.err != nil {
 		return l.err

@@ -1,11 +1,12 @@
 // Package outfile is the one rule for files that a verb writes.
 //
-// A file that is there is not replaced, unless the caller says so. A new one is written under a temporary name beside its
-// place and renamed when it is whole, so that no reader takes a part of it for all. What is no regular file (a pipe, a
-// terminal, /dev/null) is written straight. Lines is for files that grow by whole lines.
+// A file that is there is not replaced, unless the caller says so. A new one is written under a
+// temporary name beside its place and renamed when it is whole, so that no reader takes a part of
+// it for all. What is no regular file (a pipe, a terminal, /dev/null) is written straight. Lines is
+// for files that grow by whole lines.
 //
-// A process that dies leaves its temporary file behind. The next one that writes the same name removes it, once the kernel
-// says that nobody has it open.
+// A process that dies leaves its temporary file behind. The next one that writes the same name
+// removes it, once the kernel says that nobody has it open.
 package outfile
 
 import (
@@ -37,7 +38,8 @@ type File struct {
 	err        error // the first of writing
 }
 
-// Check is the error that Create would have, for those who have long work to do before it. It leaves nothing behind.
+// Check is the error that Create would have, for those who have long work to do before it. It
+// leaves nothing behind.
 func Check(what, path string, replace bool) error {
 	t, err := find(what, path, replace)
 	if err != nil || t.straight() {
@@ -50,7 +52,8 @@ func Check(what, path string, replace bool) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// Create begins path; what names it in errors ("--out"). Unless replace is set, a regular file that is there is an Exists.
+// Create begins path; what names it in errors ("--out"). Unless replace is set, a regular file that
+// is there is an Exists.
 func Create(what, path string, replace bool) (*File, error) {
 	t, err := find(what, path, replace)
 	if err != nil {
@@ -59,7 +62,8 @@ func Create(what, path string, replace bool) (*File, error) {
 	if t.straight() {
 		f, err := t.open()
 		if err != nil {
-			return nil, errs.New(errs.Usage, "%s %s can't be written: %w; name another", what, path, err)
+			return nil, errs.New(errs.Usage, "%s %s can't be written: %w; name another", what,
+				path, err)
 		}
 		return &File{what: what, path: path, f: f}, nil
 	}
@@ -82,8 +86,8 @@ func (f *File) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Commit gives a file that is whole its name. err is what went wrong before; with one, nothing is kept. A file that is
-// written straight is only closed.
+// Commit gives a file that is whole its name. err is what went wrong before; with one, nothing is
+// kept. A file that is written straight is only closed.
 func (f *File) Commit(err error) error {
 	if f.err != nil {
 		err = f.err
@@ -103,7 +107,10 @@ func (f *File) Commit(err error) error {
 		err = f.put()
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("%s %s: %w; nothing was kept of it: free some space there or name another file", f.what, f.path, err), f.Discard())
+		return errors.Join(
+			fmt.Errorf(
+				"%s %s: %w; nothing was kept of it: free some space there or name another file",
+				f.what, f.path, err), f.Discard())
 	}
 	err = f.f.Close()
 	f.f = nil
@@ -183,7 +190,8 @@ func find(what, path string, replace bool) (*target, error) {
 	case err == nil && st.IsDir():
 		return nil, errs.New(errs.Usage, "%s %s is a folder; name a file", what, path)
 	case err == nil && st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0:
-		return nil, errs.New(errs.Refused, "%s %s is a disk, which is never written over; name a file", what, path)
+		return nil, errs.New(errs.Refused,
+			"%s %s is a disk, which is never written over; name a file", what, path)
 	case err == nil && !st.Mode().IsRegular():
 		t.device = true
 		return t, nil
@@ -192,7 +200,9 @@ func find(what, path string, replace bool) (*target, error) {
 			return nil, errs.With(errs.Refused, &Exists{what, path})
 		}
 		if written(path) {
-			return nil, errs.New(errs.Refused, "%s %s is being written by another run; wait for it, or name another file", what, path)
+			return nil, errs.New(errs.Refused,
+				"%s %s is being written by another run; wait for it, or name another file",
+				what, path)
 		}
 		if t.real, err = filepath.EvalSymlinks(path); err != nil {
 			return nil, errs.New(errs.Usage, "%s: %w; name another file", what, err)
@@ -203,16 +213,19 @@ func find(what, path string, replace bool) (*target, error) {
 		}
 		dir, derr := filepath.EvalSymlinks(filepath.Dir(path))
 		if derr != nil || strings.HasSuffix(path, "/") {
-			return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that is there", what, err)
+			return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that is there",
+				what, err)
 		}
 		t.real = filepath.Join(dir, filepath.Base(path))
 	default:
-		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written", what, err)
+		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written",
+			what, err)
 	}
 	return t, nil
 }
 
-// written tells whether the Lines of another process are in a file: replaced, it would go on where nobody sees it.
+// written tells whether the Lines of another process are in a file: replaced, it would go on where
+// nobody sees it.
 func written(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -222,8 +235,8 @@ func written(path string) bool {
 	return errors.Is(lock(f), unix.EWOULDBLOCK)
 }
 
-// descriptor is N for the names that Linux gives to this process's file N, else -1. Opening them again would begin at
-// the file's start, and renaming would replace the link in /dev.
+// descriptor is N for the names that Linux gives to this process's file N, else -1. Opening them
+// again would begin at the file's start, and renaming would replace the link in /dev.
 func descriptor(path string) int {
 	switch path = filepath.Clean(path); path {
 	case "/dev/stdout":
@@ -262,16 +275,18 @@ func (t *target) create() (*os.File, error) {
 	var f *os.File
 	err := fs.ErrExist
 	for errors.Is(err, fs.ErrExist) { // os.CreateTemp would not heed the umask
-		f, err = os.OpenFile(filepath.Join(dir, "."+base+partialMark+strconv.FormatUint(rand.Uint64(), 10)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		f, err = os.OpenFile(filepath.Join(dir, "."+base+partialMark+
+			strconv.FormatUint(rand.Uint64(), 10)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 	}
 	if err != nil {
-		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written", t.what, err)
+		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written",
+			t.what, err)
 	}
 	return f, nil
 }
 
-// Sweep removes what dead processes left in dir: regular files whose names are prefix, a number and suffix, and that nobody
-// has open. It is best effort; what it can't be sure of stays.
+// Sweep removes what dead processes left in dir: regular files whose names are prefix, a number and
+// suffix, and that nobody has open. It is best effort; what it can't be sure of stays.
 func Sweep(dir, prefix, suffix string) {
 	if dir == "" {
 		dir = "."
@@ -283,7 +298,8 @@ func Sweep(dir, prefix, suffix string) {
 	for _, e := range entries {
 		n, ok := strings.CutPrefix(e.Name(), prefix)
 		n, end := strings.CutSuffix(n, suffix)
-		if _, err := strconv.ParseUint(n, 10, 64); !ok || !end || err != nil || !e.Type().IsRegular() {
+		if _, err := strconv.ParseUint(n, 10, 64); !ok || !end || err != nil ||
+			!e.Type().IsRegular() {
 			continue
 		}
 		if path := filepath.Join(dir, e.Name()); unused(path) {
@@ -292,8 +308,9 @@ func Sweep(dir, prefix, suffix string) {
 	}
 }
 
-// unused tells whether no process has a file open for writing. The kernel grants a write lease (fcntl(2), F_SETLEASE) only
-// then, whoever the writer is and whatever program; where the file system has no leases the answer is no.
+// unused tells whether no process has a file open for writing. The kernel grants a write lease
+// (fcntl(2), F_SETLEASE) only then, whoever the writer is and whatever program; where the file
+// system has no leases the answer is no.
 func unused(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -85,7 +85,8 @@ func TestNothingIsReplacedUnasked(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	require.NoError(t, write(t, path, false, "1"))
-	for _, name := range []string{path, filepath.Join(dir, ".", "a"), filepath.Join(dir, "link"), filepath.Join(dir, "dangling")} {
+	for _, name := range []string{path, filepath.Join(dir, ".", "a"), filepath.Join(dir, "link"),
+		filepath.Join(dir, "dangling")} {
 		switch filepath.Base(name) {
 		case "link":
 			require.NoError(t, os.Symlink("a", name))
@@ -108,10 +109,12 @@ func TestNothingIsReplacedUnasked(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "dangling", "link"}, names(t, dir))
 }
 
-// A file without a whole line is nobody's lines: it is left as it is, and may be replaced when that is asked for.
+// A file without a whole line is nobody's lines: it is left as it is, and may be replaced when that
+// is asked for.
 func TestContinueKeepsWhatIsNoLines(t *testing.T) {
 	dir := t.TempDir()
-	for name, content := range map[string]string{"notes": "my notes", "empty": "", "long": strings.Repeat("x", maxLine+1)} {
+	for name, content := range map[string]string{"notes": "my notes", "empty": "",
+		"long": strings.Repeat("x", maxLine+1)} {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 		s := Set{Replace: true}
@@ -172,7 +175,8 @@ func TestUmaskIsHeeded(t *testing.T) {
 func TestBadTargets(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
-	for _, path := range []string{"", dir, filepath.Join(dir, "no", "a"), filepath.Join(dir, "file", "a"), filepath.Join(dir, "a") + "/"} {
+	for _, path := range []string{"", dir, filepath.Join(dir, "no", "a"),
+		filepath.Join(dir, "file", "a"), filepath.Join(dir, "a") + "/"} {
 		require.Equal(t, errs.Usage, errs.ClassOf(write(t, path, true, "x")), path)
 		require.Equal(t, errs.Usage, errs.ClassOf(Check("--out", path, true)), path)
 	}
@@ -221,7 +225,8 @@ func TestSetRefusesOneFileTwice(t *testing.T) {
 	s := &Set{Replace: true}
 	require.NoError(t, s.Claim("--trace", filepath.Join(dir, "new")))
 	require.NoError(t, s.Claim("--csv", there))
-	for _, path := range []string{filepath.Join(dir, "x", "..", "new"), filepath.Join(dir, "hard")} {
+	for _, path := range []string{filepath.Join(dir, "x", "..", "new"),
+		filepath.Join(dir, "hard")} {
 		_, err := s.Create("--out", path)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
@@ -329,7 +334,8 @@ func TestLinesUnderALimit(t *testing.T) {
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 10, Max: 10}))
 	l, _, err := lines(t, path)
 	require.NoError(t, err)
-	require.ErrorContains(t, l.Append([]byte(strings.Repeat("x", 20)+"\n")), "lacks the lines from here on")
+	require.ErrorContains(t, l.Append([]byte(strings.Repeat("x", 20)+"\n")),
+		"lacks the lines from here on")
 	require.Error(t, l.Append([]byte("2\n")))
 	require.Error(t, l.Close())
 }

@@ -50,7 +50,9 @@ func (s *Set) Continue(what, path string, each func(line []byte) error) (*Lines,
 	}
 	l, err := Continue(what, path, each)
 	if err != nil {
-		s.taken = slices.DeleteFunc(s.taken, func(c claim) bool { return c.what == what && c.path == path }) // nothing is written there
+		// nothing is written there
+		s.taken = slices.DeleteFunc(s.taken,
+			func(c claim) bool { return c.what == what && c.path == path })
 	}
 	return l, err
 }
@@ -65,7 +67,8 @@ func (s *Set) claim(what, path string, replace bool) error {
 	c.st, _ = os.Stat(t.real) // nil where it is not there yet
 	for _, o := range s.taken {
 		if o.real == c.real || o.st != nil && c.st != nil && os.SameFile(o.st, c.st) {
-			return errs.New(errs.Usage, "%s and %s both name %s; give each its own file", o.what, what, path)
+			return errs.New(errs.Usage, "%s and %s both name %s; give each its own file", o.what,
+				what, path)
 		}
 	}
 	s.taken = append(s.taken, c)

@@ -15,8 +15,8 @@ import (
 
 const driversDir = "/sys/bus/pci/drivers"
 
-// NoDriver stands for the driver of a device that had none: Restore takes the present driver away and
-// gives the device to nobody.
+// NoDriver stands for the driver of a device that had none: Restore takes the present driver away
+// and gives the device to nobody.
 const NoDriver = "none"
 
 func (s Sys) wait() time.Duration {
@@ -49,7 +49,9 @@ func (s Sys) Bind(addr, driver string) error {
 		return err
 	}
 	if strings.HasPrefix(driver, "vfio") && d.Group < 0 {
-		return errs.New(errs.Capability, "%s is in no IOMMU group: the IOMMU is off; \"heliosctl vfio-setup status\" says which kernel argument turns it on", d.Addr)
+		return errs.New(errs.Capability,
+			"%s is in no IOMMU group: the IOMMU is off; \"heliosctl vfio-setup status\" says which kernel argument turns it on",
+			d.Addr)
 	}
 	err = s.move(d, driver, driver)
 	var stuck *stuckError
@@ -63,9 +65,10 @@ func (s Sys) Bind(addr, driver string) error {
 }
 
 // Restore gives a device back to driver: clears the override, unbinds, binds, and waits until the
-// driver has it. "" lets the kernel choose, which may find no driver; with NoDriver the device is left
-// without one. A driver that somebody gave the device to since keeps it: its disk may be mounted. Restore
-// goes on where a killed Bind or Restore stopped. On error the error says where the device is.
+// driver has it. "" lets the kernel choose, which may find no driver; with NoDriver the device is
+// left without one. A driver that somebody gave the device to since keeps it: its disk may be
+// mounted. Restore goes on where a killed Bind or Restore stopped. On error the error says where
+// the device is.
 func (s Sys) Restore(addr, driver string) error {
 	d, err := s.Device(addr)
 	if err != nil {
@@ -105,7 +108,8 @@ func (s Sys) haveDriver(d Device, driver string) error {
 	if strings.HasPrefix(driver, "vfio") {
 		next = "heliosctl vfio-setup setup"
 	}
-	return errs.New(errs.Capability, "%s: the kernel has no driver %s loaded; run \"%s\"", d.Addr, driver, next)
+	return errs.New(errs.Capability, "%s: the kernel has no driver %s loaded; run \"%s\"", d.Addr,
+		driver, next)
 }
 
 // where says in words what state a device is in.
@@ -161,8 +165,8 @@ func (s Sys) undo(d Device) error {
 	return s.setOverride(d.Addr, override)
 }
 
-// strip takes a device from the driver that d names, no other, and clears the override. The override
-// goes last: until then no other driver takes the device.
+// strip takes a device from the driver that d names, no other, and clears the override. The
+// override goes last: until then no other driver takes the device.
 func (s Sys) strip(d Device) error {
 	if d.Driver != "" {
 		if err := s.unbind(d.Addr, d.Driver); err != nil {
@@ -181,7 +185,8 @@ func (s Sys) setOverride(addr, driver string) error {
 		return s.explain(addr, "setting driver_override", err)
 	}
 	if got, _ := s.override(addr); got != driver {
-		return errs.New(errs.Device, "%s: driver_override is %q after it was set to %q", addr, got, driver)
+		return errs.New(errs.Device, "%s: driver_override is %q after it was set to %q", addr,
+			got, driver)
 	}
 	return nil
 }
@@ -227,7 +232,8 @@ func (s Sys) until(addr, what string, done func(driver string) bool) error {
 			return errs.New(errs.Device, "%s was unplugged", addr)
 		}
 		if time.Now().After(deadline) {
-			return errs.New(errs.Device, "%s did not %s within %v; see the kernel's log (dmesg)", addr, what, s.wait())
+			return errs.New(errs.Device, "%s did not %s within %v; see the kernel's log (dmesg)",
+				addr, what, s.wait())
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -238,16 +244,20 @@ func (s Sys) explain(addr, doing string, err error) error {
 	var stuck *stuckError
 	switch {
 	case errors.As(err, &stuck):
-		return errs.New(errs.Device, "%s: %s: %w; the kernel goes on with it and cannot be stopped: end what uses the SSD, see its log (dmesg), then run the same command again", addr, doing, err)
+		return errs.New(errs.Device,
+			"%s: %s: %w; the kernel goes on with it and cannot be stopped: end what uses the SSD, see its log (dmesg), then run the same command again",
+			addr, doing, err)
 	case errors.Is(err, fs.ErrPermission):
 		return errs.New(errs.Capability, "%s: %s: %w; only root may do that", addr, doing, err)
 	case errors.Is(err, fs.ErrNotExist):
 		if _, gone := os.Stat(s.Path(devicesDir, addr)); gone != nil {
 			return errs.New(errs.Device, "%s: %s: it was unplugged", addr, doing)
 		}
-		return errs.New(errs.Capability, "%s: %s: this kernel has no such attribute: %w", addr, doing, err)
+		return errs.New(errs.Capability, "%s: %s: this kernel has no such attribute: %w", addr,
+			doing, err)
 	case errors.Is(err, syscall.ENODEV):
-		return errs.New(errs.Device, "%s: %s: %w: the driver does not take this device", addr, doing, err)
+		return errs.New(errs.Device, "%s: %s: %w: the driver does not take this device", addr,
+			doing, err)
 	}
 	return errs.New(errs.Device, "%s: %s: %w; see the kernel's log (dmesg)", addr, doing, err)
 }
@@ -274,6 +284,7 @@ func (s Sys) write(path, text string) error {
 	case err := <-done:
 		return err
 	case <-t.C:
-		return &stuckError{fmt.Sprintf("the kernel did not finish within %v (%s)", s.wait(), filepath.Base(path))}
+		return &stuckError{fmt.Sprintf("the kernel did not finish within %v (%s)", s.wait(),
+			filepath.Base(path))}
 	}
 }

@@ -57,7 +57,8 @@ func (c Controller) First() (ns Namespace, ok bool) {
 	if len(c.Namespaces) == 0 {
 		return ns, false
 	}
-	return slices.MinFunc(c.Namespaces, func(a, b Namespace) int { return cmp.Compare(a.NSID, b.NSID) }), true
+	return slices.MinFunc(c.Namespaces,
+		func(a, b Namespace) int { return cmp.Compare(a.NSID, b.NSID) }), true
 }
 
 // Nodes are the device files that vanish with the controller. A namespace that other controllers
@@ -103,7 +104,8 @@ func (s Sys) NVMe(addr string) (Controller, error) {
 		if d.Driver != "" {
 			by = "driver " + d.Driver
 		}
-		return Controller{}, errs.New(errs.Capability, "%s has %s and no kernel NVMe controller: %w", d.Addr, by, ErrNotFound)
+		return Controller{}, errs.New(errs.Capability,
+			"%s has %s and no kernel NVMe controller: %w", d.Addr, by, ErrNotFound)
 	}
 	c := Controller{Name: names[i]}
 	dir += "/" + c.Name
@@ -178,7 +180,9 @@ func (s Sys) Find(name string) (Device, error) {
 	if addr, ok := Address(name); ok {
 		d, err := s.Device(addr)
 		if err == nil && !d.NVMe() {
-			return Device{}, errs.New(errs.Usage, "PCI device %s is no NVMe controller (class %06x, %04x:%04x); \"heliosctl ssds\" lists them", addr, d.Class, d.Vendor, d.DeviceID)
+			return Device{}, errs.New(errs.Usage,
+				"PCI device %s is no NVMe controller (class %06x, %04x:%04x); \"heliosctl ssds\" lists them",
+				addr, d.Class, d.Vendor, d.DeviceID)
 		}
 		return d, err
 	}
@@ -189,7 +193,8 @@ func (s Sys) Find(name string) (Device, error) {
 			if errors.Is(err, fs.ErrNotExist) {
 				err = ErrNotFound
 			}
-			return Device{}, errs.New(errs.Usage, "%s: %w; \"heliosctl ssds\" lists the NVMe controllers", name, err)
+			return Device{}, errs.New(errs.Usage,
+				"%s: %w; \"heliosctl ssds\" lists the NVMe controllers", name, err)
 		}
 		base = filepath.Base(real)
 	}
@@ -198,7 +203,9 @@ func (s Sys) Find(name string) (Device, error) {
 		if _, err := s.diskController(m[1]); err != nil {
 			return Device{}, err
 		}
-		return Device{}, errs.New(errs.Refused, "%s is a partition of %s; SSDs are taken whole: move its data elsewhere, then name %s", name, disk, disk)
+		return Device{}, errs.New(errs.Refused,
+			"%s is a partition of %s; SSDs are taken whole: move its data elsewhere, then name %s",
+			name, disk, disk)
 	}
 	switch m := generic.FindStringSubmatch(base); {
 	case ctrlName.MatchString(base):
@@ -210,7 +217,8 @@ func (s Sys) Find(name string) (Device, error) {
 	case hidden.MatchString(base):
 		return s.controllerDevice("nvme" + hidden.FindStringSubmatch(base)[2])
 	case strings.HasPrefix(name, "/"):
-		return Device{}, errs.New(errs.Usage, "%s is no NVMe device; \"heliosctl ssds\" lists them", name)
+		return Device{}, errs.New(errs.Usage, "%s is no NVMe device; \"heliosctl ssds\" lists them",
+			name)
 	}
 	return s.bySerial(name)
 }
@@ -229,7 +237,9 @@ func (s Sys) bySerial(serial string) (Device, error) {
 	}
 	switch len(found) {
 	case 0:
-		return Device{}, errs.New(errs.Usage, "SSD %q: %w: neither a PCI address, a device file nor the serial number of an NVMe controller; \"heliosctl ssds\" lists them", serial, ErrNotFound)
+		return Device{}, errs.New(errs.Usage,
+			"SSD %q: %w: neither a PCI address, a device file nor the serial number of an NVMe controller; \"heliosctl ssds\" lists them",
+			serial, ErrNotFound)
 	case 1:
 		return found[0], nil
 	}
@@ -237,7 +247,9 @@ func (s Sys) bySerial(serial string) (Device, error) {
 	for i, d := range found {
 		addrs[i] = d.Addr
 	}
-	return Device{}, errs.New(errs.Usage, "serial number %s is that of %d controllers: %s; give the PCI address", serial, len(found), strings.Join(addrs, ", "))
+	return Device{}, errs.New(errs.Usage,
+		"serial number %s is that of %d controllers: %s; give the PCI address", serial, len(found),
+		strings.Join(addrs, ", "))
 }
 
 // controllerDevice is the function of nvme0.
@@ -247,7 +259,8 @@ func (s Sys) controllerDevice(ctrl string) (Device, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = ErrNotFound
 		}
-		return Device{}, errs.New(errs.Usage, "NVMe controller %s: %w; \"heliosctl ssds\" lists them", ctrl, err)
+		return Device{}, errs.New(errs.Usage,
+			"NVMe controller %s: %w; \"heliosctl ssds\" lists them", ctrl, err)
 	}
 	// …/0000:00:04.0/nvme/nvme0
 	addr, ok := Address(filepath.Base(filepath.Dir(filepath.Dir(p))))
@@ -256,7 +269,9 @@ func (s Sys) controllerDevice(ctrl string) (Device, error) {
 		if how == "" {
 			how = "something else"
 		}
-		return Device{}, errs.New(errs.Usage, "NVMe controller %s is not on PCI Express but reached through %s; only local SSDs can be taken", ctrl, how)
+		return Device{}, errs.New(errs.Usage,
+			"NVMe controller %s is not on PCI Express but reached through %s; only local SSDs can be taken",
+			ctrl, how)
 	}
 	return s.Device(addr)
 }
@@ -268,7 +283,8 @@ func (s Sys) diskController(disk string) (Device, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = ErrNotFound
 		}
-		return Device{}, errs.New(errs.Usage, "/dev/%s: %w; \"heliosctl ssds\" lists the NVMe controllers", disk, err)
+		return Device{}, errs.New(errs.Usage,
+			"/dev/%s: %w; \"heliosctl ssds\" lists the NVMe controllers", disk, err)
 	}
 	if parent := filepath.Base(filepath.Dir(p)); ctrlName.MatchString(parent) {
 		return s.controllerDevice(parent)
@@ -276,11 +292,14 @@ func (s Sys) diskController(disk string) (Device, error) {
 	// A multipath disk belongs to its subsystem.
 	switch paths := s.paths(disk); len(paths) {
 	case 0:
-		return Device{}, errs.New(errs.Usage, "/dev/%s has no controller any more: %w", disk, ErrNotFound)
+		return Device{}, errs.New(errs.Usage, "/dev/%s has no controller any more: %w", disk,
+			ErrNotFound)
 	case 1:
 		return s.controllerDevice(paths[0])
 	default:
-		return Device{}, errs.New(errs.Refused, "/dev/%s is reached through %d controllers (%s); name the one to take, such as /dev/%s", disk, len(paths), strings.Join(paths, ", "), paths[0])
+		return Device{}, errs.New(errs.Refused,
+			"/dev/%s is reached through %d controllers (%s); name the one to take, such as /dev/%s",
+			disk, len(paths), strings.Join(paths, ", "), paths[0])
 	}
 }
 
@@ -315,13 +334,16 @@ func (s Sys) WaitNVMe(ctx context.Context, addr string) (Controller, error) {
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return c, err
 		case err == nil && c.State == "dead":
-			return c, errs.New(errs.Device, "controller %s (%s) is dead: the kernel could not bring it up; see its log (dmesg)", c.Name, addr)
+			return c, errs.New(errs.Device,
+				"controller %s (%s) is dead: the kernel could not bring it up; see its log (dmesg)",
+				c.Name, addr)
 		case err == nil && (c.State == "live" || c.State == ""):
 			if live.IsZero() {
 				live = time.Now()
 			}
 			ready := func(n Namespace) bool { return n.Dev != "" }
-			if len(c.Namespaces) > 0 && !slices.ContainsFunc(c.Namespaces, func(n Namespace) bool { return !ready(n) }) {
+			if len(c.Namespaces) > 0 && !slices.ContainsFunc(c.Namespaces,
+				func(n Namespace) bool { return !ready(n) }) {
 				return c, nil
 			}
 			if time.Since(live) > grace && len(c.Namespaces) == 0 {
@@ -330,7 +352,9 @@ func (s Sys) WaitNVMe(ctx context.Context, addr string) (Controller, error) {
 		}
 		if time.Now().After(deadline) {
 			if err == nil {
-				err = errs.New(errs.Device, "controller %s (%s) is %q, not live, after %v; see the kernel's log (dmesg)", c.Name, addr, c.State, s.wait())
+				err = errs.New(errs.Device,
+					"controller %s (%s) is %q, not live, after %v; see the kernel's log (dmesg)",
+					c.Name, addr, c.State, s.wait())
 			}
 			return c, err
 		}

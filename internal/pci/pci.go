@@ -27,7 +27,8 @@ type Sys struct {
 	Write func(path, text string) error
 }
 
-// NVMeClass is the class code of NVM Express I/O controllers (PCI Code and ID Assignment, 01 08 02).
+// NVMeClass is the class code of NVM Express I/O controllers (PCI Code and ID Assignment, 01 08
+// 02).
 const NVMeClass = 0x010802
 
 // bridgeClass is that of PCI-to-PCI bridges without the programming interface (06 04).
@@ -123,7 +124,8 @@ func (s Sys) Device(addr string) (Device, error) {
 	dir := devicesDir + "/" + full
 	class, err := s.hex(dir+"/class", 24)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Device{}, errs.New(errs.Usage, "PCI device %s: %w; \"heliosctl ssds\" lists the NVMe controllers", full, ErrNotFound)
+		return Device{}, errs.New(errs.Usage,
+			"PCI device %s: %w; \"heliosctl ssds\" lists the NVMe controllers", full, ErrNotFound)
 	}
 	if err != nil {
 		return Device{}, fmt.Errorf("PCI device %s: %w", full, err)
@@ -148,7 +150,8 @@ func (s Sys) Device(addr string) (Device, error) {
 	if l := s.text(dir + "/current_link_speed"); !strings.HasPrefix(l, "Unknown") {
 		d.LinkSpeed = l
 	}
-	if n, err := strconv.Atoi(s.text(dir + "/current_link_width")); err == nil && n < 255 { // 255: unknown
+	// 255: unknown
+	if n, err := strconv.Atoi(s.text(dir + "/current_link_width")); err == nil && n < 255 {
 		d.LinkWidth = n
 	}
 	d.VFs, _ = strconv.Atoi(s.text(dir + "/sriov_numvfs"))
@@ -164,8 +167,8 @@ func (s Sys) driver(addr string) string {
 	return filepath.Base(l)
 }
 
-// busyAfter is how long the kernel may take to read out an override, for which it needs the device's
-// lock: binding and unbinding hold it.
+// busyAfter is how long the kernel may take to read out an override, for which it needs the
+// device's lock: binding and unbinding hold it.
 const busyAfter = 2 * time.Second
 
 func (s Sys) override(addr string) (name string, busy bool) {
@@ -184,8 +187,8 @@ func (s Sys) override(addr string) (name string, busy bool) {
 	return name, false
 }
 
-// Translates tells a group of an IOMMU from one that VFIO makes up in its mode without an IOMMU (Linux,
-// CONFIG_VFIO_NOIOMMU), in which a device reaches all memory.
+// Translates tells a group of an IOMMU from one that VFIO makes up in its mode without an IOMMU
+// (Linux, CONFIG_VFIO_NOIOMMU), in which a device reaches all memory.
 func (s Sys) Translates(group int) bool {
 	return s.text(fmt.Sprintf("/sys/kernel/iommu_groups/%d/name", group)) != "vfio-noiommu"
 }

@@ -27,7 +27,8 @@ const (
 func machine(t *testing.T) *fakesys.Machine {
 	m := fakesys.New(t.TempDir())
 	m.Add(fakesys.SSD{Addr: addrA, Serial: "SER0", Group: 7})
-	m.Add(fakesys.SSD{Addr: addrB, Serial: "SER1", Group: 8, Bytes: 1 << 30, LBABytes: 4096, Multipath: true, Model: "QEMU NVMe Ctrl", Firmware: "7.2"})
+	m.Add(fakesys.SSD{Addr: addrB, Serial: "SER1", Group: 8, Bytes: 1 << 30, LBABytes: 4096,
+		Multipath: true, Model: "QEMU NVMe Ctrl", Firmware: "7.2"})
 	m.Add(fakesys.SSD{Addr: addrC, Serial: "SER2", Group: -1, Driver: "-"})
 	m.Add(fakesys.SSD{Addr: "0000:00:02.0", Class: 0x020000, Group: 8, Driver: "-"})
 	m.Add(fakesys.SSD{Addr: "0000:00:01.0", Class: 0x060400, Group: 8, Driver: "-"})
@@ -37,7 +38,8 @@ func machine(t *testing.T) *fakesys.Machine {
 func TestAddress(t *testing.T) {
 	for in, want := range map[string]string{
 		"00:04.0": addrA, "0000:00:04.0": addrA, "0000:3B:00.1": "0000:3b:00.1", addrC: addrC,
-		"": "", "00:04": "", "00:04.8": "", "nvme0": "", "000:00:04.0": "", "0000:00:04.0 ": "", "SER0": "",
+		"": "", "00:04": "", "00:04.8": "", "nvme0": "", "000:00:04.0": "", "0000:00:04.0 ": "",
+		"SER0": "",
 	} {
 		got, ok := pci.Address(in)
 		require.Equal(t, want, got, in)
@@ -51,9 +53,12 @@ func TestDevices(t *testing.T) {
 	all, err := s.Devices(pci.NVMeClass)
 	require.NoError(t, err)
 	require.Equal(t, []pci.Device{
-		{Addr: addrA, Vendor: 0x1b36, DeviceID: 0x10, Class: pci.NVMeClass, Driver: "nvme", Group: 7, NUMANode: -1, LinkSpeed: "16.0 GT/s PCIe", LinkWidth: 4},
-		{Addr: addrB, Vendor: 0x1b36, DeviceID: 0x10, Class: pci.NVMeClass, Driver: "nvme", Group: 8, NUMANode: -1, LinkSpeed: "16.0 GT/s PCIe", LinkWidth: 4},
-		{Addr: addrC, Vendor: 0x1b36, DeviceID: 0x10, Class: pci.NVMeClass, Group: -1, NUMANode: -1, LinkSpeed: "16.0 GT/s PCIe", LinkWidth: 4},
+		{Addr: addrA, Vendor: 0x1b36, DeviceID: 0x10, Class: pci.NVMeClass, Driver: "nvme",
+			Group: 7, NUMANode: -1, LinkSpeed: "16.0 GT/s PCIe", LinkWidth: 4},
+		{Addr: addrB, Vendor: 0x1b36, DeviceID: 0x10, Class: pci.NVMeClass, Driver: "nvme",
+			Group: 8, NUMANode: -1, LinkSpeed: "16.0 GT/s PCIe", LinkWidth: 4},
+		{Addr: addrC, Vendor: 0x1b36, DeviceID: 0x10, Class: pci.NVMeClass, Group: -1, NUMANode: -1,
+			LinkSpeed: "16.0 GT/s PCIe", LinkWidth: 4},
 	}, all)
 	all, err = s.Devices(0)
 	require.NoError(t, err)
@@ -76,13 +81,17 @@ func TestController(t *testing.T) {
 	m := machine(t)
 	c, err := m.Sys().NVMe("00:04.0")
 	require.NoError(t, err)
-	require.Equal(t, pci.Controller{Name: "nvme0", State: "live", Serial: "SER0", Model: "Fake NVMe", Firmware: "1.0", NQN: "nqn.2019-08.org.qemu:SER0",
-		Namespaces: []pci.Namespace{{Name: "nvme0n1", Generic: "ng0n1", Dev: "259:1", NSID: 1, Bytes: 64 << 20, LBABytes: 512, Paths: []string{"nvme0"}}}}, c)
+	require.Equal(t, pci.Controller{Name: "nvme0", State: "live", Serial: "SER0",
+		Model: "Fake NVMe", Firmware: "1.0", NQN: "nqn.2019-08.org.qemu:SER0",
+		Namespaces: []pci.Namespace{{Name: "nvme0n1", Generic: "ng0n1", Dev: "259:1", NSID: 1,
+			Bytes: 64 << 20, LBABytes: 512, Paths: []string{"nvme0"}}}}, c)
 	require.Equal(t, []string{"/dev/nvme0", "/dev/nvme0n1", "/dev/ng0n1"}, c.Nodes())
 
 	c, err = m.Sys().NVMe(addrB)
 	require.NoError(t, err)
-	require.Equal(t, []pci.Namespace{{Name: "nvme1n1", Hidden: "nvme1c1n1", Generic: "ng1n1", Dev: "259:2", NSID: 1, Bytes: 1 << 30, LBABytes: 4096, Paths: []string{"nvme1"}}}, c.Namespaces)
+	require.Equal(t, []pci.Namespace{{Name: "nvme1n1", Hidden: "nvme1c1n1", Generic: "ng1n1",
+		Dev: "259:2", NSID: 1, Bytes: 1 << 30, LBABytes: 4096, Paths: []string{"nvme1"}}},
+		c.Namespaces)
 	require.Equal(t, int64(1<<30), c.Bytes())
 
 	_, err = m.Sys().NVMe(addrC)
@@ -101,7 +110,8 @@ func TestFind(t *testing.T) {
 	m.Put("/dev/nvme9", "")
 	for name, want := range map[string]string{
 		addrA: addrA, "00:05.0": addrB, addrC: addrC, "SER0": addrA, "SER1": addrB,
-		"/dev/nvme0": addrA, "nvme1": addrB, "/dev/nvme0n1": addrA, "nvme0n1": addrA, "/dev/ng0n1": addrA,
+		"/dev/nvme0": addrA, "nvme1": addrB, "/dev/nvme0n1": addrA, "nvme0n1": addrA,
+		"/dev/ng0n1":   addrA,
 		"/dev/nvme1n1": addrB, "/dev/ng1n1": addrB, "nvme1c1n1": addrB, // multipath
 		"/dev/disk/by-id/nvme-Fake_SER0": addrA,
 	} {
@@ -114,18 +124,24 @@ func TestFind(t *testing.T) {
 		absent bool
 		words  []string
 	}{
-		"/dev/nvme0n1p1":                       {errs.Refused, false, []string{"partition of /dev/nvme0n1", "name /dev/nvme0n1"}},
-		"/dev/disk/by-id/nvme-Fake_SER0-part1": {errs.Refused, false, []string{"by-id", "partition of /dev/nvme0n1"}},
-		"nvme0n1p1":                            {errs.Refused, false, []string{"partition"}},
-		"nvme5n1p1":                            {errs.Usage, true, []string{"/dev/nvme5n1", "heliosctl ssds"}},
-		"/dev/nvme5":                           {errs.Usage, true, []string{"/dev/nvme5", "heliosctl ssds"}},
-		"nvme5n1":                              {errs.Usage, true, []string{"/dev/nvme5n1"}},
-		"nvme5":                                {errs.Usage, true, []string{"nvme5"}},
-		"00:06.0":                              {errs.Usage, true, []string{"0000:00:06.0"}},
-		"00:02.0":                              {errs.Usage, false, []string{"no NVMe controller", "020000"}},
-		"SER2":                                 {errs.Usage, true, []string{"SER2", "serial number"}}, // no driver to ask
-		"/dev/sda":                             {errs.Usage, false, []string{"no NVMe device"}},
-		"/dev/nvme9":                           {errs.Usage, false, []string{"tcp"}},
+		"/dev/nvme0n1p1": {errs.Refused, false,
+			[]string{"partition of /dev/nvme0n1", "name /dev/nvme0n1"}},
+		"/dev/disk/by-id/nvme-Fake_SER0-part1": {errs.Refused, false,
+			[]string{"by-id", "partition of /dev/nvme0n1"}},
+		"nvme0n1p1": {errs.Refused, false, []string{"partition"}},
+		"nvme5n1p1": {errs.Usage, true,
+			[]string{"/dev/nvme5n1", "heliosctl ssds"}},
+		"/dev/nvme5": {errs.Usage, true,
+			[]string{"/dev/nvme5", "heliosctl ssds"}},
+		"nvme5n1": {errs.Usage, true, []string{"/dev/nvme5n1"}},
+		"nvme5":   {errs.Usage, true, []string{"nvme5"}},
+		"00:06.0": {errs.Usage, true, []string{"0000:00:06.0"}},
+		"00:02.0": {errs.Usage, false, []string{"no NVMe controller",
+			"020000"}},
+		// no driver to ask
+		"SER2":       {errs.Usage, true, []string{"SER2", "serial number"}},
+		"/dev/sda":   {errs.Usage, false, []string{"no NVMe device"}},
+		"/dev/nvme9": {errs.Usage, false, []string{"tcp"}},
 	} {
 		_, err := m.Sys().Find(name)
 		require.Error(t, err, name)
@@ -163,7 +179,9 @@ func TestBindAndRestore(t *testing.T) {
 	require.Equal(t, "vfio-pci", d.Override)
 	require.True(t, d.Taken())
 	dev := "/sys/bus/pci/devices/" + addrA
-	require.Equal(t, []string{dev + "/driver_override vfio-pci", "/sys/bus/pci/drivers/nvme/unbind " + addrA, "/sys/bus/pci/drivers/vfio-pci/bind " + addrA}, m.Writes())
+	require.Equal(t, []string{dev + "/driver_override vfio-pci",
+		"/sys/bus/pci/drivers/nvme/unbind " + addrA, "/sys/bus/pci/drivers/vfio-pci/bind " + addrA},
+		m.Writes())
 	require.Equal(t, "nvme", m.Driver(addrB), "nothing else is rebound")
 
 	require.NoError(t, s.Bind(addrA, "vfio-pci"), "again")
@@ -225,13 +243,14 @@ func TestRestoreToNoDriver(t *testing.T) {
 	require.Empty(t, d.Driver)
 }
 
-// A device that somebody gave to another driver since stays there, whoever had it before: its disk may be
-// mounted.
+// A device that somebody gave to another driver since stays there, whoever had it before: its disk
+// may be mounted.
 func TestRestoreSparesAnotherDriver(t *testing.T) {
 	const moved = "0000:00:08.0"
 	for _, former := range []string{pci.NoDriver, "", "nvme"} {
 		for _, now := range []string{"nvme", "uio_pci_generic"} {
-			for _, override := range []string{"(null)", "vfio-pci"} { // a killed Bind leaves the latter
+			// a killed Bind leaves the latter
+			for _, override := range []string{"(null)", "vfio-pci"} {
 				m := machine(t)
 				m.Mkdir("/sys/bus/pci/drivers/uio_pci_generic")
 				m.Add(fakesys.SSD{Addr: moved, Serial: "MOVED", Group: 3, Driver: now})
@@ -323,7 +342,8 @@ func TestKilledAnywhere(t *testing.T) {
 					}
 					states[d.Driver+"/"+d.Override] = true
 
-					require.NoError(t, two(m.Sys()), "%s killed at step %d (before: %v), then %s", first, step, before, second)
+					require.NoError(t, two(m.Sys()), "%s killed at step %d (before: %v), then %s",
+						first, step, before, second)
 					d, err = m.Sys().Device(addrA)
 					require.NoError(t, err)
 					want, override := "nvme", ""
@@ -336,7 +356,8 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, map[string]bool{"nvme/": true, "nvme/vfio-pci": true, "/vfio-pci": true, "vfio-pci/vfio-pci": true, "vfio-pci/": true, "/": true}, states,
+	require.Equal(t, map[string]bool{"nvme/": true, "nvme/vfio-pci": true, "/vfio-pci": true,
+		"vfio-pci/vfio-pci": true, "vfio-pci/": true, "/": true}, states,
 		"every state in between was met")
 }
 
@@ -346,10 +367,17 @@ func TestBindUndoes(t *testing.T) {
 		class errs.Class
 		words []string
 	}{
-		"no permission": {func(p, _ string) error { return &os.PathError{Op: "open", Path: p, Err: syscall.EACCES} }, errs.Capability, []string{"only root"}},
-		"nvme stays":    {failAt("nvme/unbind", syscall.EBUSY), errs.Device, []string{"unbinding driver nvme", "nothing has changed", "it is with driver nvme"}},
-		"vfio refuses":  {failAt("vfio-pci/bind", syscall.EINVAL), errs.Device, []string{"binding driver vfio-pci", "invalid argument", "nothing has changed", "it is with driver nvme"}},
-		"no match":      {failAt("vfio-pci/bind", syscall.ENODEV), errs.Device, []string{"does not take this device"}},
+		"no permission": {func(p,
+			_ string) error {
+			return &os.PathError{Op: "open", Path: p, Err: syscall.EACCES}
+		}, errs.Capability, []string{"only root"}},
+		"nvme stays": {failAt("nvme/unbind", syscall.EBUSY), errs.Device,
+			[]string{"unbinding driver nvme", "nothing has changed", "it is with driver nvme"}},
+		"vfio refuses": {failAt("vfio-pci/bind", syscall.EINVAL), errs.Device,
+			[]string{"binding driver vfio-pci", "invalid argument", "nothing has changed",
+				"it is with driver nvme"}},
+		"no match": {failAt("vfio-pci/bind", syscall.ENODEV), errs.Device,
+			[]string{"does not take this device"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machine(t)
@@ -461,7 +489,8 @@ func TestKernelHangs(t *testing.T) {
 
 	s.Wait = 20 * time.Millisecond
 	s.Write = func(string, string) error { return nil } // does nothing at all
-	require.ErrorContains(t, s.Restore(addrA, "nvme"), `driver_override is "vfio-pci" after it was set to ""`)
+	require.ErrorContains(t, s.Restore(addrA, "nvme"),
+		`driver_override is "vfio-pci" after it was set to ""`)
 }
 
 // Without a fake kernel the attributes themselves are written.
@@ -487,7 +516,8 @@ func TestWaitNVMe(t *testing.T) {
 	m.Put(state, "connecting\n")
 	go func() {
 		time.Sleep(20 * time.Millisecond)
-		// In one step, as the kernel does: a file that is written in place is empty for a moment, which is "no state".
+		// In one step, as the kernel does: a file that is written in place is empty for a moment,
+		// which is "no state".
 		at := filepath.Join(m.Root, state)
 		_ = os.WriteFile(at+".new", []byte("live\n"), 0o600)
 		_ = os.Rename(at+".new", at)

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Way is how DMA of one function reaches the memory of another one (Linux, Documentation/driver-api/pci/p2pdma.rst).
+// Way is how DMA of one function reaches the memory of another one (Linux,
+// Documentation/driver-api/pci/p2pdma.rst).
 type Way int
 
 // The ways, the shortest first.
@@ -28,8 +29,8 @@ func (w Way) String() string {
 	return "between two host bridges"
 }
 
-// Way tells how two functions lie to each other in the tree of bridges. With the IOMMU on, DMA goes up to
-// the root complex for its translation on all of them.
+// Way tells how two functions lie to each other in the tree of bridges. With the IOMMU on, DMA goes
+// up to the root complex for its translation on all of them.
 func (s Sys) Way(a, b string) (Way, error) {
 	var up [2][]string
 	root, err := filepath.EvalSymlinks(s.Path("/sys/devices"))
@@ -39,7 +40,8 @@ func (s Sys) Way(a, b string) (Way, error) {
 			p, err = filepath.EvalSymlinks(s.Path(devicesDir, addr))
 		}
 		if err == nil {
-			if p, err = filepath.Rel(root, p); err == nil && (strings.HasPrefix(p, "..") || !strings.Contains(p, "/")) {
+			if p, err = filepath.Rel(root, p); err == nil && (strings.HasPrefix(p, "..") ||
+				!strings.Contains(p, "/")) {
 				err = errors.New("it is not below a host bridge")
 			}
 		}

@@ -26,8 +26,10 @@ func TestWay(t *testing.T) {
 		a, b string
 		want pci.Way
 	}{
-		{"0000:03:00.0", "0000:04:00.0", pci.BelowOnePort}, {"0000:03:00.0", "0000:05:00.0", pci.ByRootComplex},
-		{"0000:03:00.0", "0000:00:09.0", pci.ByRootComplex}, {"0000:81:00.0", "0000:03:00.0", pci.BetweenHostBridges},
+		{"0000:03:00.0", "0000:04:00.0", pci.BelowOnePort}, {"0000:03:00.0", "0000:05:00.0",
+			pci.ByRootComplex},
+		{"0000:03:00.0", "0000:00:09.0", pci.ByRootComplex}, {"0000:81:00.0", "0000:03:00.0",
+			pci.BetweenHostBridges},
 	} {
 		w, err := m.Sys().Way(c.a, c.b)
 		require.NoError(t, err)

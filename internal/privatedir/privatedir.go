@@ -1,5 +1,5 @@
-// Package privatedir gives a program a cache folder that no other user can put anything into: what lies
-// there is loaded and run.
+// Package privatedir gives a program a cache folder that no other user can put anything into: what
+// lies there is loaded and run.
 package privatedir
 
 import (
@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// Cache returns the folder of that name in the user's cache, and makes it where it is not there. Where the
-// user has no cache folder, or may not write to it, it is one of the temporary folder. It refuses a folder
-// that belongs to another user, or that another may write to.
+// Cache returns the folder of that name in the user's cache, and makes it where it is not there.
+// Where the user has no cache folder, or may not write to it, it is one of the temporary folder. It
+// refuses a folder that belongs to another user, or that another may write to.
 func Cache(name string) (string, error) {
 	if base, err := os.UserCacheDir(); err == nil {
 		dir := filepath.Join(base, name)
@@ -40,7 +40,9 @@ func check(dir string) error {
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || !ok || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("cache folder %s (%v) is not this user's alone: others can put programs there that we would run; remove it", dir, info.Mode())
+		return fmt.Errorf(
+			"cache folder %s (%v) is not this user's alone: others can put programs there that we would run; remove it",
+			dir, info.Mode())
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func TestCache(t *testing.T) {
 	require.ErrorContains(t, err, "is not this user's alone")
 }
 
-// The temporary folder is for everyone, and the name in it known: what someone else left there is not ours.
+// The temporary folder is for everyone, and the name in it known: what someone else left there is
+// not ours.
 func TestCacheWithoutHome(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", "")

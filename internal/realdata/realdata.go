@@ -24,8 +24,8 @@ type TB interface {
 }
 
 // Dir returns the folder of a data set that holds all of the named files. The test is skipped where
-// HELIOS_TESTDATA is not set. It fails where the variable is set and a file lacks: whoever sets it wants
-// the test to run.
+// HELIOS_TESTDATA is not set. It fails where the variable is set and a file lacks: whoever sets it
+// wants the test to run.
 func Dir(t TB, name string, files ...string) string {
 	t.Helper()
 	from, known := source[name]
@@ -42,7 +42,8 @@ func Dir(t TB, name string, files ...string) string {
 	dir := filepath.Join(root, name)
 	for _, f := range files {
 		if _, err := os.Stat(filepath.Join(dir, f)); err != nil {
-			t.Fatalf("%s=%s: %v; put %s into %s, or unset %s to leave the test out", Env, root, err, from, dir, Env)
+			t.Fatalf("%s=%s: %v; put %s into %s, or unset %s to leave the test out", Env, root, err,
+				from, dir, Env)
 		}
 	}
 	return dir

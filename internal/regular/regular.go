@@ -1,6 +1,6 @@
-// Package regular opens files that somebody else made. A name can stand for a pipe, which blocks whoever
-// opens it, a device, which never ends, or a folder; these are refused before anything is read. So is a
-// pointer of Git LFS, which stands where the data should be.
+// Package regular opens files that somebody else made. A name can stand for a pipe, which blocks
+// whoever opens it, a device, which never ends, or a folder; these are refused before anything is
+// read. So is a pointer of Git LFS, which stands where the data should be.
 package regular
 
 import (
@@ -15,7 +15,8 @@ import (
 	"helios/internal/errs"
 )
 
-// lfsPrefix is what a pointer of Git LFS begins with (git-lfs, docs/spec.md); it has less than 1024 bytes.
+// lfsPrefix is what a pointer of Git LFS begins with (git-lfs, docs/spec.md); it has less than 1024
+// bytes.
 const (
 	lfsPrefix = "version https://git-lfs.github.com/spec/"
 	lfsMax    = 1024
@@ -30,7 +31,8 @@ func Open(path string) (*os.File, error) {
 	if err := Check(path, st); err != nil {
 		return nil, err
 	}
-	// The file may have been replaced since: a pipe does not block, and what was opened is looked at again.
+	// The file may have been replaced since: a pipe does not block, and what was opened is looked
+	// at again.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
@@ -77,7 +79,9 @@ func pointer(path string, f *os.File, size int64) error {
 	if _, err := f.ReadAt(head, 0); err != nil || !bytes.Equal(head, []byte(lfsPrefix)) {
 		return nil //nolint:nilerr // whoever reads the file says so
 	}
-	return fmt.Errorf("%s is a pointer of Git LFS, not the data; run \"git lfs pull\" where it comes from, and copy the file again", path)
+	return fmt.Errorf(
+		"%s is a pointer of Git LFS, not the data; run \"git lfs pull\" where it comes from, and copy the file again",
+		path)
 }
 
 // Read returns the content of a regular file of at most limit bytes.
@@ -97,7 +101,8 @@ func Read(path string, limit int64) ([]byte, error) {
 		return nil, errs.With(errs.Device, err)
 	}
 	if int64(b.Len()) > limit {
-		return nil, errs.New(errs.Usage, "%s has more than %d bytes, the most that is read", path, limit)
+		return nil, errs.New(errs.Usage, "%s has more than %d bytes, the most that is read",
+			path, limit)
 	}
 	return b.Bytes(), nil
 }

@@ -1,6 +1,6 @@
-// Package rowtype has the forms in which feature rows are stored, on SSDs and in every cache tier: float32, or
-// less than half of its bytes for rows whose values do not need more. Rows become float32 again before they are
-// trained on.
+// Package rowtype has the forms in which feature rows are stored, on SSDs and in every cache tier:
+// float32, or less than half of its bytes for rows whose values do not need more. Rows become
+// float32 again before they are trained on.
 //
 // A stored row is a whole multiple of 4 bytes, as kernels copy words:
 //
@@ -48,7 +48,8 @@ func Parse(s string) (Type, error) {
 			return Type(i), nil
 		}
 	}
-	return 0, errs.New(errs.Usage, "unknown row dtype %q; choose one of %s", s, strings.Join(names, ", "))
+	return 0, errs.New(errs.Usage, "unknown row dtype %q; choose one of %s", s,
+		strings.Join(names, ", "))
 }
 
 func (t Type) String() string {
@@ -87,8 +88,8 @@ func (e *RangeError) Error() string {
 	return fmt.Sprintf("feature %d is %v, which %s cannot hold%s", e.Index, e.Value, e.Type, limit)
 }
 
-// Wider is the smallest type that can hold the value; there is none for a NaN or an infinity, which nothing
-// can be trained on.
+// Wider is the smallest type that can hold the value; there is none for a NaN or an infinity, which
+// nothing can be trained on.
 func (e *RangeError) Wider() (Type, bool) {
 	switch {
 	case e.Value-e.Value != 0:
@@ -99,8 +100,8 @@ func (e *RangeError) Wider() (Type, bool) {
 	return Float32, true
 }
 
-// Encode stores a row: dst has RowBytes(len(src)) bytes. Its error is a *RangeError for the first value
-// that the type cannot hold; dst is then not a row. float32 takes everything as it is.
+// Encode stores a row: dst has RowBytes(len(src)) bytes. Its error is a *RangeError for the first
+// value that the type cannot hold; dst is then not a row. float32 takes everything as it is.
 func (t Type) Encode(dst []byte, src []float32) error {
 	dst = dst[:t.RowBytes(len(src))]
 	switch t {

@@ -20,7 +20,8 @@ func TestNames(t *testing.T) {
 	_, err := Parse("fp8")
 	require.ErrorContains(t, err, "float32, float16, bfloat16, int8")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.Equal(t, []int{4 * 5, 12, 12, 12}, []int{Float32.RowBytes(5), Float16.RowBytes(5), BFloat16.RowBytes(5), Int8.RowBytes(5)})
+	require.Equal(t, []int{4 * 5, 12, 12, 12}, []int{Float32.RowBytes(5), Float16.RowBytes(5),
+		BFloat16.RowBytes(5), Int8.RowBytes(5)})
 }
 
 // nearest checks got, which came from x, against both of its neighbours in the type.
@@ -28,7 +29,8 @@ func nearest(t *testing.T, x float32, got, below, above float64, even bool) {
 	d := math.Abs(float64(x) - got)
 	for _, n := range []float64{below, above} {
 		other := math.Abs(float64(x) - n)
-		require.True(t, d < other || d == other && even, "%v (%08x) became %v, %v is nearer", x, math.Float32bits(x), got, n)
+		require.True(t, d < other || d == other && even, "%v (%08x) became %v, %v is nearer", x,
+			math.Float32bits(x), got, n)
 	}
 }
 
@@ -37,7 +39,8 @@ func TestRounding(t *testing.T) {
 	for i := range 60_000 {
 		bits := r.Uint32()
 		if i%2 == 0 { // into the range of halves, with ties
-			bits = bits&^0x7f8fffff | (0x38800000+r.Uint32N(0x0f000000))&0x7f800000 | bits&0xff000 | uint32(i/2%2)<<23
+			bits = bits&^0x7f8fffff | (0x38800000+
+				r.Uint32N(0x0f000000))&0x7f800000 | bits&0xff000 | uint32(i/2%2)<<23
 		}
 		if i%8 == 0 {
 			bits &^= 0xfff
@@ -99,8 +102,10 @@ func TestEncodeDecode(t *testing.T) {
 				most = max(most, math.Abs(float64(x)))
 			}
 			for i, x := range src {
-				limit := map[Type]float64{Float32: 0, Float16: math.Abs(float64(x)) / 2048, BFloat16: math.Abs(float64(x)) / 256, Int8: most / 253.9}[rt]
-				require.LessOrEqual(t, math.Abs(float64(x)-float64(first[i])), limit+1e-7*most*float64(min(1, rt)), "%v", rt)
+				limit := map[Type]float64{Float32: 0, Float16: math.Abs(float64(x)) / 2048,
+					BFloat16: math.Abs(float64(x)) / 256, Int8: most / 253.9}[rt]
+				require.LessOrEqual(t, math.Abs(float64(x)-float64(first[i])),
+					limit+1e-7*most*float64(min(1, rt)), "%v", rt)
 			}
 			// What has been stored once is stored again without loss, but for int8's rounded scale.
 			if rt != Int8 {
@@ -122,10 +127,14 @@ func TestRange(t *testing.T) {
 		wider Type
 	}{
 		{Float16, 65504, "", none}, {Float16, 65519.99, "", none},
-		{Float16, -65520, "feature 1 is -65520, which float16 cannot hold (it ends at 65504)", BFloat16},
-		{Float16, math.MaxFloat32, "cannot hold", Float32}, {Float16, nan, "NaN", none}, {Float16, inf, "-Inf", none},
-		{BFloat16, 65520, "", none}, {BFloat16, 3.4e38, "which bfloat16 cannot hold", Float32}, {BFloat16, inf, "-Inf", none},
-		{Int8, nan, "feature 1 is NaN, which int8 cannot hold", none}, {Int8, inf, "-Inf", none}, {Int8, 1e38, "", none},
+		{Float16, -65520, "feature 1 is -65520, which float16 cannot hold (it ends at 65504)",
+			BFloat16},
+		{Float16, math.MaxFloat32, "cannot hold", Float32}, {Float16, nan, "NaN", none},
+		{Float16, inf, "-Inf", none},
+		{BFloat16, 65520, "", none}, {BFloat16, 3.4e38, "which bfloat16 cannot hold", Float32},
+		{BFloat16, inf, "-Inf", none},
+		{Int8, nan, "feature 1 is NaN, which int8 cannot hold", none}, {Int8, inf, "-Inf", none},
+		{Int8, 1e38, "", none},
 		{Int8, 1e-45, "", none}, {Int8, 3e-44, "", none}, {Float32, nan, "", none},
 	} {
 		err := c.t.Encode(make([]byte, c.t.RowBytes(3)), []float32{1e-46, c.x, 0})

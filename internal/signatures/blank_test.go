@@ -33,8 +33,10 @@ func TestUnknown(t *testing.T) {
 		head, tail []byte
 		want       string
 	}{
-		{with(0, "SQLite format 3\x00"), zeros, "byte 0 and the next look like \"SQLite format 3\""},
-		{with(0, "Dear reader, this is a long text"), zeros, `byte 0 and the next look like "Dear reader, thi"`},
+		{with(0, "SQLite format 3\x00"), zeros,
+			"byte 0 and the next look like \"SQLite format 3\""},
+		{with(0, "Dear reader, this is a long text"), zeros,
+			`byte 0 and the next look like "Dear reader, thi"`},
 		{with(257, "ustar\x0000"), zeros, "byte 257 and the next look like \"ustar\""},
 		{zeros, with(4000, "x"), "the bytes from 96 before its end look like 78 00 00"},
 		{with(0, "PK\x03\x04"), zeros, "look like 50 4b 03 04 00"},

@@ -35,8 +35,10 @@ var marks = []Mark{
 	{"a SquashFS file system", 0, "hsqs"},
 	{"a ReiserFS file system", 0x10034, "ReIsEr"},
 	{"a JFS file system", 0x8000, "JFS1"},
-	{"a bcachefs or bcache device", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
-	{"a bcachefs device", 4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"},
+	{"a bcachefs or bcache device", 4096 + 24,
+		"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+	{"a bcachefs device", 4096 + 24,
+		"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"},
 	{"LUKS encryption", 0, "LUKS\xba\xbe"},
 	{"LUKS encryption", 0x4000, "SKUL\xba\xbe"},
 	{"an LVM physical volume", 0, "LABELONE"},
@@ -100,12 +102,14 @@ func All(head, tail []byte, deviceBytes int64) []string {
 	}
 	// Linux RAID 1.0 sits 8 KiB before the end, on a 4 KiB bound; 0.90 in the last full 64 KiB.
 	raid := []byte("\xfc\x4e\x2b\xa9")
-	if bytes.Equal(at((deviceBytes/512-16)&^7*512, 4), raid) || bytes.Equal(at(deviceBytes&^0xffff-0x10000, 4), raid) {
+	if bytes.Equal(at((deviceBytes/512-16)&^7*512, 4), raid) ||
+		bytes.Equal(at(deviceBytes&^0xffff-0x10000, 4), raid) {
 		add("a Linux RAID member")
 	}
 	// ZFS keeps a ring of uberblocks in each label, the first from 128 KiB on.
 	for off := int64(128 << 10); off < 256<<10; off += 1024 {
-		if b := at(off, 8); b != nil && (binary.LittleEndian.Uint64(b) == 0x00bab10c || binary.BigEndian.Uint64(b) == 0x00bab10c) {
+		if b := at(off, 8); b != nil && (binary.LittleEndian.Uint64(b) == 0x00bab10c ||
+			binary.BigEndian.Uint64(b) == 0x00bab10c) {
 			add("a ZFS pool")
 			break
 		}
@@ -133,7 +137,8 @@ func UUIDs(head []byte) []string {
 		magic   string
 		at      int
 	}{{1024 + 0x38, "\x53\xef", 1024 + 0x68}, {0, "XFSB", 32}, {0x10040, "_BHRfS_M", 0x10020}} {
-		if len(head) < max(f.magicAt+len(f.magic), f.at+16) || string(head[f.magicAt:f.magicAt+len(f.magic)]) != f.magic {
+		if len(head) < max(f.magicAt+len(f.magic), f.at+16) ||
+			string(head[f.magicAt:f.magicAt+len(f.magic)]) != f.magic {
 			continue
 		}
 		u := head[f.at : f.at+16]

@@ -39,11 +39,13 @@ func TestMarksWithoutAPlace(t *testing.T) {
 		text string
 		want string
 	}{
-		"RAID 1.0":         {(5<<19/512 - 16) &^ 7 * 512, "\xfc\x4e\x2b\xa9", "a Linux RAID member"},
-		"RAID 0.90":        {5<<19&^0xffff - 0x10000, "\xfc\x4e\x2b\xa9", "a Linux RAID member"},
-		"ZFS":              {128<<10 + 5*1024, "\x0c\xb1\xba\x00\x00\x00\x00\x00", "a ZFS pool"},
-		"ZFS, big endian":  {256<<10 - 1024, "\x00\x00\x00\x00\x00\xba\xb1\x0c", "a ZFS pool"},
-		"MBR":              {446 + 4, "\x83" + string(make([]byte, 59)) + "\x55\xaa", "an MBR partition table"},
+		"RAID 1.0": {(5<<19/512 - 16) &^ 7 * 512, "\xfc\x4e\x2b\xa9",
+			"a Linux RAID member"},
+		"RAID 0.90":       {5<<19&^0xffff - 0x10000, "\xfc\x4e\x2b\xa9", "a Linux RAID member"},
+		"ZFS":             {128<<10 + 5*1024, "\x0c\xb1\xba\x00\x00\x00\x00\x00", "a ZFS pool"},
+		"ZFS, big endian": {256<<10 - 1024, "\x00\x00\x00\x00\x00\xba\xb1\x0c", "a ZFS pool"},
+		"MBR": {446 + 4, "\x83" + string(make([]byte, 59)) + "\x55\xaa",
+			"an MBR partition table"},
 		"empty MBR":        {510, "\x55\xaa", "a boot sector or an empty MBR partition table"},
 		"RAID 0.90 nearby": {5<<19&^0xffff - 0x10000 + 4, "\xfc\x4e\x2b\xa9", ""},
 	} {
@@ -70,6 +72,7 @@ func TestUUIDs(t *testing.T) {
 	copy(b[1024+0x38:], "\x53\xef")
 	copy(b[1024+0x68:], id)
 	copy(b[0x10040:], "_BHRfS_M")
-	require.Equal(t, []string{"01234567-89ab-cdef-0123-456789abcdef", "00000000-0000-0000-0000-000000000000"}, UUIDs(b))
+	require.Equal(t, []string{"01234567-89ab-cdef-0123-456789abcdef",
+		"00000000-0000-0000-0000-000000000000"}, UUIDs(b))
 	require.Empty(t, UUIDs(b[:1030]))
 }

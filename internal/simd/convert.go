@@ -8,8 +8,9 @@ import (
 //go:generate go run ./gen/convert -out convert_amd64.s -stubs convert_amd64.go -pkg simd
 
 // Widening of stored numbers to float32: little-endian source, as many elements as dst has. All are
-// exact but FromInt8, which rounds one product; so every level gives the same bits. A vector's tail is
-// done again with the vector that ends where the data ends, so sources and destinations must not overlap.
+// exact but FromInt8, which rounds one product; so every level gives the same bits. A vector's tail
+// is done again with the vector that ends where the data ends, so sources and destinations must not
+// overlap.
 
 // FromFloat16 widens IEEE half precision. Signalling NaNs become quiet, as F16C makes them.
 func (l Level) FromFloat16(dst []float32, src []byte) {
@@ -84,7 +85,8 @@ func Float16(h uint16) float32 {
 			x |= quiet
 		}
 	case 0: // zero or subnormal: 2^-14 · 0.m is 2^-14 · 1.m less 2^-14, exactly
-		x = math.Float32bits(math.Float32frombits(x+rebias+1<<23) - math.Float32frombits(rebias+1<<23))
+		x = math.Float32bits(math.Float32frombits(x+rebias+1<<23) -
+			math.Float32frombits(rebias+1<<23))
 	default:
 		x += rebias
 	}

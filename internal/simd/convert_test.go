@@ -37,7 +37,8 @@ func TestFromFloat16(t *testing.T) {
 			want := wideHalf(uint16(h))
 			if math.IsNaN(want) {
 				// The payload stays, quiet: every level alike.
-				require.Equal(t, uint32(h&0x8000)<<16|0x7fc00000|uint32(h&0x3ff)<<13, math.Float32bits(x), "%v %04x", l, h)
+				require.Equal(t, uint32(h&0x8000)<<16|0x7fc00000|uint32(h&0x3ff)<<13,
+					math.Float32bits(x), "%v %04x", l, h)
 				continue
 			}
 			require.Equal(t, math.Float32bits(float32(want)), math.Float32bits(x), "%v %04x", l, h)
@@ -45,7 +46,8 @@ func TestFromFloat16(t *testing.T) {
 	}
 }
 
-// TestFromLengths has every length around the vectors, at unaligned places, and guards behind the end.
+// TestFromLengths has every length around the vectors, at unaligned places, and guards behind the
+// end.
 func TestFromLengths(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	src := make([]byte, 2*300+3)
@@ -63,11 +65,13 @@ func TestFromLengths(t *testing.T) {
 			l.FromInt8(i8[:n], b, scale)
 			for i := range n {
 				h := binary.LittleEndian.Uint16(b[2*i:])
-				require.Equal(t, math.Float32bits(Float16(h)), math.Float32bits(f16[i]), "%v %d of %d", l, i, n)
+				require.Equal(t, math.Float32bits(Float16(h)), math.Float32bits(f16[i]),
+					"%v %d of %d", l, i, n)
 				require.Equal(t, uint32(h)<<16, math.Float32bits(bf16[i]), "%v %d of %d", l, i, n)
 				require.Equal(t, float32(int8(b[i]))*scale, i8[i], "%v %d of %d", l, i, n)
 			}
-			require.Equal(t, []float32{7, 7, 7}, []float32{f16[n], bf16[n], i8[n]}, "%v length %d", l, n)
+			require.Equal(t, []float32{7, 7, 7}, []float32{f16[n], bf16[n], i8[n]},
+				"%v length %d", l, n)
 		}
 	}
 }

@@ -16,15 +16,17 @@ type dotArgs struct {
 	_            uint32
 }
 
-// Dot is the sum of a[k]·b[k]. Lane k mod 32 sums its products in order, each product and each sum rounded, and the lanes
-// are added as a tree: 16 apart, then 8, 4, 2 and 1. A warp of a GPU does the same, so the bits are equal there.
+// Dot is the sum of a[k]·b[k]. Lane k mod 32 sums its products in order, each product and each sum
+// rounded, and the lanes are added as a tree: 16 apart, then 8, 4, 2 and 1. A warp of a GPU does
+// the same, so the bits are equal there.
 func (l Level) Dot(a, b []float32) float32 {
 	b = b[:len(a)]
 	if l >= AVX2 && len(a) >= dotLanes {
 		return dotVector(a, b)
 	}
 	var p [dotLanes]float32
-	// Lanes that no element reaches hold 0, which changes no sum: no lane is -0. So a short tree will do for short rows.
+	// Lanes that no element reaches hold 0, which changes no sum: no lane is -0. So a short tree
+	// will do for short rows.
 	d := dotLanes / 2
 	for d > 0 && len(a) <= d {
 		d /= 2

@@ -65,7 +65,8 @@ func TestSumHeads(t *testing.T) {
 			for _, l := range Levels() {
 				out := append(normal(wide), 77)
 				l.SumHeads(&s, out[:wide], list, 6, init, start)
-				require.Equal(t, append(append([]float32{}, want...), 77), out, "%v of %v", shape, l)
+				require.Equal(t, append(append([]float32{}, want...), 77), out, "%v of %v",
+					shape, l)
 			}
 		}
 	}

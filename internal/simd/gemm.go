@@ -11,8 +11,8 @@ import (
 
 //go:generate go run ./gen/gemm -out gemm_amd64.s -stubs gemm_amd64.go -pkg simd
 
-// Product is a sum of products of float32 matrices, C[M,N] = Σ A·B over Terms. A and B are row-major or,
-// as TransA and TransB say, given as their transposes (A[K,M], B[N,K]).
+// Product is a sum of products of float32 matrices, C[M,N] = Σ A·B over Terms. A and B are
+// row-major or, as TransA and TransB say, given as their transposes (A[K,M], B[N,K]).
 type Product struct {
 	M, N           int
 	TransA, TransB bool
@@ -22,19 +22,19 @@ type Product struct {
 	Finish         func(i0, i1 int) // called when rows i0 to i1 of C are complete, or nil
 }
 
-// Term is one product of K steps. Its slices begin with the first element that is used, rows are LDA
-// and LDB apart.
+// Term is one product of K steps. Its slices begin with the first element that is used, rows are
+// LDA and LDB apart.
 type Term struct {
 	A, B     []float32
 	LDA, LDB int
 	K        int
 }
 
-// The blocks are those of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication",
-// TOMS 34(3), 2008): a panel of gemmKC steps of the vectors' side for all of gemmNC columns stays in L2,
-// one of the rows' side in L1, the tile of C in registers. C is stored between blocks of steps and loaded
-// again, so each element is one chain of fused multiply-adds over k in index order, whatever the blocks
-// and tiles are: AVX2 and AVX512 agree to the bit.
+// The blocks are those of Goto and van de Geijn ("Anatomy of high-performance matrix
+// multiplication", TOMS 34(3), 2008): a panel of gemmKC steps of the vectors' side for all of
+// gemmNC columns stays in L2, one of the rows' side in L1, the tile of C in registers. C is stored
+// between blocks of steps and loaded again, so each element is one chain of fused multiply-adds
+// over k in index order, whatever the blocks and tiles are: AVX2 and AVX512 agree to the bit.
 const (
 	gemmKC = 512
 	gemmNC = 512
@@ -42,8 +42,9 @@ const (
 	// From here on both sides are packed. A side whose elements lie in order of k is used where it
 	// is if fewer rows or columns than that want it.
 	gemmPackRows = 24
-	gemmPad      = 80 // floats between panels: a power of two would put all of them into one set of L1
-	gemmThin     = 8  // up to so many columns, C is computed as its transpose
+	// floats between panels: a power of two would put all of them into one set of L1
+	gemmPad      = 80
+	gemmThin     = 8 // up to so many columns, C is computed as its transpose
 	gemmThinRows = 1024
 )
 
@@ -80,13 +81,14 @@ var gemmPool = sync.Pool{New: func() any { return new(gemmScratch) }}
 type micro struct {
 	lanes, rows int
 	sizes       []int // rows of the tiles there are, largest first
-	tile        [13][9]func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int)
-	transpose   func(dst *float32, ds int, rows **float32, k int)
-	panels      func(dst *float32, ps int, src *float32, ld, k, n int)
-	columns     func(dst *float32, ps int, src *float32, ld, k, n int)
-	finish      func(c, bias *float32, n, relu int)
-	dropout     func(c *float32, n int, p *uint32, limit uint32, scale float32)
-	peak        func(n int)
+	tile        [13][9]func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n,
+		load int)
+	transpose func(dst *float32, ds int, rows **float32, k int)
+	panels    func(dst *float32, ps int, src *float32, ld, k, n int)
+	columns   func(dst *float32, ps int, src *float32, ld, k, n int)
+	finish    func(c, bias *float32, n, relu int)
+	dropout   func(c *float32, n int, p *uint32, limit uint32, scale float32)
+	peak      func(n int)
 }
 
 // check panics where an operand is too short: the loops in assembly do not look.
@@ -109,7 +111,8 @@ func (g *Product) check() {
 	}
 }
 
-// Multiply computes g's product. It is for levels above Generic. It panics where an operand is too short.
+// Multiply computes g's product. It is for levels above Generic. It panics where an operand is too
+// short.
 func (l Level) Multiply(g *Product) {
 	if g.M == 0 || g.N == 0 {
 		return
@@ -123,7 +126,8 @@ func (l Level) Multiply(g *Product) {
 	terms = room[:0]
 	for _, t := range g.Terms {
 		if t.K > 0 {
-			terms = append(terms, thinTerm{side{&t.A[0], t.LDA, g.TransA}, side{&t.B[0], t.LDB, !g.TransB}, t.K})
+			terms = append(terms, thinTerm{side{&t.A[0], t.LDA, g.TransA},
+				side{&t.B[0], t.LDB, !g.TransB}, t.K})
 		}
 	}
 	switch {
@@ -179,7 +183,8 @@ func (m *micro) thin(s *gemmScratch, terms []thinTerm, j0, rows, n int) {
 }
 
 // block computes rows × cols elements of C (at c) from row i0 and column j0 of the operands.
-func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, c *float32, ldc int, finish func(i0, i1 int)) {
+func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, c *float32, ldc int,
+	finish func(i0, i1 int)) {
 	nr := 2 * m.lanes
 	load := 0
 	for ti, t := range terms {
@@ -281,8 +286,8 @@ func (m *micro) packX(s *gemmScratch, x side, n, kc, ps int) {
 	}
 }
 
-// BiasReLU adds bias (nil for none) to c, then with relu sets what is below 0 to 0. NaN stays NaN. The
-// same bits at every level.
+// BiasReLU adds bias (nil for none) to c, then with relu sets what is below 0 to 0. NaN stays NaN.
+// The same bits at every level.
 func (l Level) BiasReLU(c, bias []float32, relu bool) {
 	if len(c) == 0 || bias == nil && !relu {
 		return
@@ -314,8 +319,9 @@ func (l Level) BiasReLU(c, bias []float32, relu bool) {
 	}
 }
 
-// Dropout sets element j of c to 0 where philox.Float32 of word j&3 of the Philox block with counter
-// ctr + (j/4, 0, 0, 0) is below p, and multiplies the others by scale. The same bits at every level.
+// Dropout sets element j of c to 0 where philox.Float32 of word j&3 of the Philox block with
+// counter ctr + (j/4, 0, 0, 0) is below p, and multiplies the others by scale. The same bits at
+// every level.
 func (l Level) Dropout(c []float32, key [2]uint32, ctr [4]uint32, p, scale float32) {
 	// philox.Float32(w) < p exactly when w>>8 < p·2^24.
 	limit := uint32(math.Ceil(float64(p) * (1 << 24)))
@@ -346,8 +352,8 @@ func (l Level) Dropout(c []float32, key [2]uint32, ctr [4]uint32, p, scale float
 	}
 }
 
-// PeakFLOPS measures what one thread can do at most at this level: fused multiply-adds on registers, the
-// best of some short runs. 0 for Generic, which has none.
+// PeakFLOPS measures what one thread can do at most at this level: fused multiply-adds on
+// registers, the best of some short runs. 0 for Generic, which has none.
 func (l Level) PeakFLOPS() float64 {
 	if l <= Generic {
 		return 0

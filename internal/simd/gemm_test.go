@@ -23,7 +23,9 @@ func newGemmCase(r *rand.Rand, m, n, k, k2 int, transA, transB bool, odd float64
 		for i := range v {
 			v[i] = float32(r.NormFloat64())
 			if r.Float64() < odd {
-				v[i] = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, math.MaxFloat32}[r.IntN(6)]
+				v[i] = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)),
+					float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32,
+					math.MaxFloat32}[r.IntN(6)]
 			}
 		}
 		return v, ld
@@ -60,7 +62,8 @@ func (c *gemmCase) run(t *testing.T, l Level) []float32 {
 	p.Finish = func(i0, i1 int) {
 		for i := i0; i < i1; i++ {
 			done[i]++
-			require.NotEqual(t, float32(guard), p.C[i*c.LDC], "row %d is finished before it is computed", i)
+			require.NotEqual(t, float32(guard), p.C[i*c.LDC],
+				"row %d is finished before it is computed", i)
 		}
 	}
 	l.Multiply(&p)
@@ -69,7 +72,8 @@ func (c *gemmCase) run(t *testing.T, l Level) []float32 {
 	}
 	for i, v := range all {
 		if i%c.LDC >= c.N || i/c.LDC >= c.M {
-			require.Equal(t, float32(guard), v, "element %d of row %d (of %d x %d) was written", i%c.LDC, i/c.LDC, c.M, c.N)
+			require.Equal(t, float32(guard), v, "element %d of row %d (of %d x %d) was written",
+				i%c.LDC, i/c.LDC, c.M, c.N)
 		}
 	}
 	return p.C
@@ -87,8 +91,9 @@ func (c *gemmCase) ab(t Term, i, j, k int) (a, b float64) {
 	return a, float64(t.B[k*t.LDB+j])
 }
 
-// chain is the sum that every level must give: one fused multiply-add a step. math.FMA of float64 rounds
-// twice when its result goes to float32, so the product, exact in float64, is added with round to odd.
+// chain is the sum that every level must give: one fused multiply-add a step. math.FMA of float64
+// rounds twice when its result goes to float32, so the product, exact in float64, is added with
+// round to odd.
 func (c *gemmCase) chain(i, j int) float32 {
 	sum := float32(0)
 	for _, t := range c.Terms {
@@ -125,14 +130,15 @@ func sameFloat(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
-// Every element is the chain, to the bit (NaNs are alike), whatever the level, shape, distance of rows
-// and place; and lies as near the exact sum as K roundings allow.
+// Every element is the chain, to the bit (NaNs are alike), whatever the level, shape, distance of
+// rows and place; and lies as near the exact sum as K roundings allow.
 func TestMultiply(t *testing.T) {
 	if Best() == Generic {
 		t.Skip("no vectors on this machine")
 	}
 	r := rand.New(rand.NewPCG(6, 1))
-	sizes := []int{1, 2, 3, 7, 8, 9, 12, 13, 15, 16, 17, 24, 25, 31, 32, 33, 47, 48, 63, 64, 65, 96, 97, 100}
+	sizes := []int{1, 2, 3, 7, 8, 9, 12, 13, 15, 16, 17, 24, 25, 31, 32, 33, 47, 48, 63, 64, 65, 96,
+		97, 100}
 	rounds := 500
 	if testing.Short() {
 		rounds = 150
@@ -172,13 +178,17 @@ func TestMultiply(t *testing.T) {
 				first = got
 			}
 			for i := range got {
-				require.True(t, sameFloat(first[i], got[i]), "%v: M %d N %d K %d+%d kind %d: element %d is %v, at the level below %v", l, m, n, k, k2, kind, i, got[i], first[i])
+				require.True(t, sameFloat(first[i], got[i]),
+					"%v: M %d N %d K %d+%d kind %d: element %d is %v, at the level below %v", l, m,
+					n, k, k2, kind, i, got[i], first[i])
 			}
 		}
 		for range 40 {
 			i, j := r.IntN(m), r.IntN(n)
 			got, want := first[i*c.LDC+j], c.chain(i, j)
-			require.True(t, sameFloat(want, got), "M %d N %d K %d+%d kind %d: C[%d,%d] is %v, the chain gives %v", m, n, k, k2, kind, i, j, got, want)
+			require.True(t, sameFloat(want, got),
+				"M %d N %d K %d+%d kind %d: C[%d,%d] is %v, the chain gives %v", m, n, k, k2, kind,
+				i, j, got, want)
 			if odd > 0 {
 				continue
 			}
@@ -190,7 +200,8 @@ func TestMultiply(t *testing.T) {
 					size += math.Abs(a * b)
 				}
 			}
-			// |error| <= K·u·Σ|a·b| with u = 2^-24, to first order (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)
+			// |error| <= K·u·Σ|a·b| with u = 2^-24, to first order
+			// (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)
 			require.LessOrEqual(t, math.Abs(float64(got)-exact), float64(k+k2)*size*0x1p-24*1.001)
 		}
 	}
@@ -225,10 +236,12 @@ func TestMultiplyRefuses(t *testing.T) {
 	}
 }
 
-// What follows a product: the same bits at every level, for any length, and the masks that the counters say.
+// What follows a product: the same bits at every level, for any length, and the masks that the
+// counters say.
 func TestBiasReLUAndDropout(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 2))
-	special := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.Copysign(0, -1)), 0, -1e-45, 1e-45, -1}
+	special := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)),
+		float32(math.Copysign(0, -1)), 0, -1e-45, 1e-45, -1}
 	for n := range 200 {
 		c, bias := make([]float32, n), make([]float32, n+3)
 		for i := range c {
@@ -243,7 +256,8 @@ func TestBiasReLUAndDropout(t *testing.T) {
 				bias[i] = special[r.IntN(len(special))]
 			}
 		}
-		key, ctr := [2]uint32{r.Uint32(), r.Uint32()}, [4]uint32{r.Uint32() >> 1, r.Uint32(), r.Uint32(), r.Uint32()}
+		key, ctr := [2]uint32{r.Uint32(), r.Uint32()}, [4]uint32{r.Uint32() >> 1, r.Uint32(),
+			r.Uint32(), r.Uint32()}
 		p, scale := r.Float32(), 1+r.Float32()
 		for _, l := range Levels() {
 			got := func(f func(v []float32)) []float32 {
@@ -265,7 +279,9 @@ func TestBiasReLUAndDropout(t *testing.T) {
 					if relu {
 						want = max(want, 0)
 					}
-					require.True(t, sameFloat(want, v), "%v, n %d, kind %d: element %d of %v is %v, expected %v", l, n, kind, i, c[i], v, want)
+					require.True(t, sameFloat(want, v),
+						"%v, n %d, kind %d: element %d of %v is %v, expected %v", l, n, kind, i,
+						c[i], v, want)
 				}
 			}
 			for i, v := range got(func(v []float32) { l.Dropout(v, key, ctr, p, scale) }) {
@@ -274,7 +290,8 @@ func TestBiasReLUAndDropout(t *testing.T) {
 				if philox.Float32(w[i%4]) < p {
 					want = 0
 				}
-				require.True(t, sameFloat(want, v), "%v, n %d: element %d of %v is %v, expected %v", l, n, i, c[i], v, want)
+				require.True(t, sameFloat(want, v), "%v, n %d: element %d of %v is %v, expected %v",
+					l, n, i, c[i], v, want)
 			}
 		}
 	}

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fence hands out memory that ends, or begins, where an unreadable page is: what goes past it faults.
+// fence hands out memory that ends, or begins, where an unreadable page is: what goes past it
+// faults.
 type fence struct {
 	t    testing.TB
 	back bool // the unreadable page is in front
@@ -26,7 +27,8 @@ func guarded[T any](f *fence, n int) []T {
 	size := n * int(unsafe.Sizeof(one))
 	page := unix.Getpagesize()
 	room := (size + page - 1) / page * page
-	mem, err := unix.Mmap(-1, 0, room+2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	mem, err := unix.Mmap(-1, 0, room+2*page, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE)
 	require.NoError(f.t, err)
 	f.t.Cleanup(func() { require.NoError(f.t, unix.Munmap(mem)) })
 	require.NoError(f.t, unix.Mprotect(mem[:page], unix.PROT_NONE))
@@ -60,8 +62,8 @@ func (f *fence) numbers(n int, below uint32) []uint32 {
 	return v
 }
 
-// Nothing is read or written outside of the operands: each lies against an unreadable page, first with its
-// end and then with its beginning.
+// Nothing is read or written outside of the operands: each lies against an unreadable page, first
+// with its end and then with its beginning.
 func TestGuardPages(t *testing.T) {
 	sizes := []int{1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 47, 64, 65, 100}
 	for _, l := range Levels() {
@@ -82,7 +84,8 @@ func TestGuardPages(t *testing.T) {
 
 func guardRows(f *fence, l Level, dim int) {
 	const rows = 9
-	s := RowSum{X: f.floats(rows * dim), Dim: dim, List: f.numbers(7, rows), Table: f.floats(rows), Scale: 2}
+	s := RowSum{X: f.floats(rows * dim), Dim: dim, List: f.numbers(7, rows), Table: f.floats(rows),
+		Scale: 2}
 	s.List[6], s.List[0] = rows-1, 0
 	for variant := range 8 {
 		s.Gate, s.Stream = variant&1 != 0, variant&2 != 0
@@ -94,7 +97,8 @@ func guardRows(f *fence, l Level, dim int) {
 		l.StoreFence()
 	}
 	l.SumColumns(f.floats(dim), f.floats(6*(dim+3)+dim), 7, dim+3)
-	l.Adam(f.floats(dim), f.floats(dim), f.floats(dim), f.floats(dim), &AdamStep{B1: .9, C1: .1, B2: .99, C2: .01, StepSize: 1, RootC2: 1, Eps: 1})
+	l.Adam(f.floats(dim), f.floats(dim), f.floats(dim), f.floats(dim),
+		&AdamStep{B1: .9, C1: .1, B2: .99, C2: .01, StepSize: 1, RootC2: 1, Eps: 1})
 	width := 64 * (1 + dim/16)
 	src, dst := guarded[byte](f, rows*width), guarded[byte](f, rows*width)
 	pos, slot := f.numbers(7, rows), f.numbers(7, rows)
@@ -111,6 +115,10 @@ func guardConvert(f *fence, l Level, n int) {
 	l.FromInt8(dst, guarded[byte](f, n), 0.5)
 	l.BiasReLU(f.floats(n), f.floats(n), true)
 	l.Dropout(f.floats(n), [2]uint32{1, 2}, [4]uint32{3}, 0.5, 2)
+	l.ELU(f.floats(n), f.floats(n))
+	l.ELUSlope(f.floats(n), f.floats(n))
+	l.GELU(f.floats(n), f.floats(n))
+	l.GELUSlope(f.floats(n), f.floats(n))
 }
 
 func guardGemm(f *fence, l Level, n int) {
@@ -124,7 +132,8 @@ func guardGemm(f *fence, l Level, n int) {
 		ld := cols + n%3
 		return f.floats((rows-1)*ld + cols), ld
 	}
-	for i, s := range [][3]int{{n, n, n}, {1, n, 9}, {2, 128 + n, 5}, {n, 3, 17}, {7, n, 1}, {n, 33, 600}, {50, n, 16}, {1030, 1, n}} {
+	for i, s := range [][3]int{{n, n, n}, {1, n, 9}, {2, 128 + n, 5}, {n, 3, 17}, {7, n, 1},
+		{n, 33, 600}, {50, n, 16}, {1030, 1, n}} {
 		for kind := range 3 {
 			p := Product{M: s[0], N: s[1], TransA: kind == 2, TransB: kind == 1}
 			for j := range 1 + i%2 {
@@ -166,13 +175,17 @@ func guardSample(f *fence, l Level, n int) {
 	ids := guarded[uint32](f, total+k)
 	for g := 0; g < n; g += SampleGroup {
 		m := min(SampleGroup, n-g)
-		nodes, degrees, draws := guarded[int64](f, SampleGroup), guarded[uint32](f, SampleGroup), guarded[uint32](f, (k+1)*SampleGroup)
+		nodes, degrees, draws := guarded[int64](f, SampleGroup), guarded[uint32](f, SampleGroup),
+			guarded[uint32](f, (k+1)*SampleGroup)
 		copy(nodes, seeds[g:g+m])
 		copy(degrees, deg[g:g+m])
-		l.SampleDraw((*[SampleGroup]int64)(nodes), (*[SampleGroup]uint32)(degrees), k, &keys, 1, 0, draws)
+		l.SampleDraw((*[SampleGroup]int64)(nodes), (*[SampleGroup]uint32)(degrees), k, &keys, 1,
+			0, draws)
 		l.SamplePrefetch(first[g:], m, k, draws, unsafe.Pointer(&narrow[0]), false)
-		require.Zero(f.t, l.SampleGather64(first[g:], deg[g:], m, k, draws, wide, numNodes, ids[local[g]:]))
-		require.Zero(f.t, l.SampleGather32(first[g:], deg[g:], m, k, draws, narrow, numNodes, ids[local[g]:]))
+		require.Zero(f.t, l.SampleGather64(first[g:], deg[g:], m, k, draws, wide, numNodes,
+			ids[local[g]:]))
+		require.Zero(f.t, l.SampleGather32(first[g:], deg[g:], m, k, draws, narrow, numNodes,
+			ids[local[g]:]))
 	}
 	ids = append(guarded[uint32](f, total+SampleAhead)[:0], ids[:total]...)[:total+SampleAhead]
 	for i := range SampleAhead {
@@ -182,6 +195,7 @@ func guardSample(f *fence, l Level, n int) {
 	table, nodes := guarded[uint32](f, numNodes), guarded[int64](f, numNodes+1)
 	next := l.SampleEnter(ids, total, table, 1<<8, 1<<8-1, nodes, 0, src)
 	require.LessOrEqual(f.t, next, numNodes)
-	h := SampleHash{Table: guarded[uint64](f, 128), Shift: 57, PosBits: 8, Mask: 1<<8 - 1, Low: 1<<40 - 1, Stamp: 1 << 40}
+	h := SampleHash{Table: guarded[uint64](f, 128), Shift: 57, PosBits: 8, Mask: 1<<8 - 1,
+		Low: 1<<40 - 1, Stamp: 1 << 40}
 	require.Equal(f.t, next, l.SampleEnterHash(ids, total, &h, nodes, 0, src))
 }

@@ -8,20 +8,22 @@ type headArgs struct {
 	heads, dim      int64
 }
 
-// HeadSum is a weighted sum of rows of X, each Heads × Dim float32s, by a list, with a weight of its own for each element of the
-// list and each head. Every product and every sum is rounded, in the order of the list.
+// HeadSum is a weighted sum of rows of X, each Heads × Dim float32s, by a list, with a weight of
+// its own for each element of the list and each head. Every product and every sum is rounded, in
+// the order of the list.
 type HeadSum struct {
 	X          []float32
 	Heads, Dim int
-	// Weights has Heads elements for each edge, Rows the row of X of each edge; nil: the list has rows, and its edges are
-	// those from the first on.
+	// Weights has Heads elements for each edge, Rows the row of X of each edge; nil: the list has
+	// rows, and its edges are those from the first on.
 	Weights []float32
 	Rows    []uint32
 }
 
-// SumHeads sets out to the sum over a list: of edges, or, where Rows is nil, of the rows of edges first, first+1, …. init, which may be
-// nil, comes first, times start for each head.
-func (l Level) SumHeads(s *HeadSum, out []float32, list []uint32, first int, init, start []float32) {
+// SumHeads sets out to the sum over a list: of edges, or, where Rows is nil, of the rows of edges
+// first, first+1, …. init, which may be nil, comes first, times start for each head.
+func (l Level) SumHeads(s *HeadSum, out []float32, list []uint32, first int, init,
+	start []float32) {
 	wide := s.Heads * s.Dim
 	out = out[:wide]
 	clear(out)

@@ -9,20 +9,20 @@ import (
 //go:generate go run ./gen/rows -out rows_amd64.s -stubs rows_amd64.go -pkg simd
 
 // RowSum is a weighted sum of rows of X, each Dim float32s and adjacent, over parts of one list of
-// row numbers. Every product and every sum is rounded to float32, in the order of the list, so all levels give the
-// same bits.
+// row numbers. Every product and every sum is rounded to float32, in the order of the list, so all
+// levels give the same bits.
 type RowSum struct {
 	X    []float32
 	Dim  int
 	List []uint32 // all of it: what is behind a part is prefetched
 	// Table has a weight for each row of X; nil for 1.
 	Table []float32
-	// Gate: the result is multiplied by Scale where the element of out that it replaces is greater than 0,
-	// and 0 elsewhere.
+	// Gate: the result is multiplied by Scale where the element of out that it replaces is greater
+	// than 0, and 0 elsewhere.
 	Gate  bool
 	Scale float32
-	// Stream stores around the caches, which pays when out is larger than they are. The caller ends with
-	// StoreFence.
+	// Stream stores around the caches, which pays when out is larger than they are. The caller ends
+	// with StoreFence.
 	Stream bool
 }
 
@@ -47,9 +47,11 @@ const (
 	_ = -(unsafe.Offsetof(rowsArgs{}.mode) ^ 76)
 )
 
-// SumRows sets out to start·init plus the sum of factor·Table[j]·X[j] over the rows j in List[lo:hi]. init may be nil
-// for 0, and may not overlap out. It panics on a row that X does not have.
-func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, init []float32, start float32) {
+// SumRows sets out to start·init plus the sum of factor·Table[j]·X[j] over the rows j in
+// List[lo:hi]. init may be nil for 0, and may not overlap out. It panics on a row that X does not
+// have.
+func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, init []float32,
+	start float32) {
 	out = out[:s.Dim]
 	list := s.List[lo:hi]
 	if s.Dim == 0 {
@@ -73,8 +75,10 @@ func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, ini
 		return
 	}
 	a := rowsArgs{
-		out: unsafe.SliceData(out), x: unsafe.SliceData(s.X), idx: unsafe.SliceData(list), n: int64(len(list)),
-		table: unsafe.SliceData(s.Table), init: unsafe.SliceData(init), dim: int64(s.Dim), left: int64(len(s.List) - lo),
+		out: unsafe.SliceData(out), x: unsafe.SliceData(s.X), idx: unsafe.SliceData(list),
+		n:     int64(len(list)),
+		table: unsafe.SliceData(s.Table), init: unsafe.SliceData(init), dim: int64(s.Dim),
+		left:   int64(len(s.List) - lo),
 		factor: factor, start: start, scale: s.Scale,
 	}
 	if s.Gate {
@@ -116,7 +120,8 @@ func (s *RowSum) sum(out []float32, list []uint32, factor float32, init []float3
 		}
 		l := list
 		for ; len(l) >= 4; l = l[4:] {
-			axpy4(o, row(l[0], c), row(l[1], c), row(l[2], c), row(l[3], c), weight(l[0]), weight(l[1]), weight(l[2]), weight(l[3]))
+			axpy4(o, row(l[0], c), row(l[1], c), row(l[2], c), row(l[3], c), weight(l[0]),
+				weight(l[1]), weight(l[2]), weight(l[3]))
 		}
 		for _, j := range l {
 			x, w := row(j, c)[:n], weight(j)
@@ -185,7 +190,8 @@ func (l Level) SumColumns(out, x []float32, rows, stride int) {
 	}
 }
 
-// AdamStep has the constants of a step of Adam (Kingma and Ba, ICLR 2015, algorithm 1), see Level.Adam.
+// AdamStep has the constants of a step of Adam (Kingma and Ba, ICLR 2015, algorithm 1), see
+// Level.Adam.
 type AdamStep struct {
 	B1, C1, B2, C2   float32 // C = 1 - B
 	StepSize, RootC2 float32
@@ -235,15 +241,18 @@ type copyArgs struct {
 	n, left, rowBytes, stride int64
 }
 
-// CopyRows copies row slot[i] of src to row pos[i] of dst for the first n, where rows of src are rowBytes long and adjacent,
-// those of dst stride bytes apart. The rest of slot is prefetched. The stores go around the caches:
-// the caller ends with StoreFence. It reports false and copies nothing where that is not possible: at
-// Generic, or when rows do not fill one or more aligned lines of 64 bytes. The caller has checked that the rows are there.
+// CopyRows copies row slot[i] of src to row pos[i] of dst for the first n, where rows of src are
+// rowBytes long and adjacent, those of dst stride bytes apart. The rest of slot is prefetched. The
+// stores go around the caches: the caller ends with StoreFence. It reports false and copies nothing
+// where that is not possible: at Generic, or when rows do not fill one or more aligned lines of 64
+// bytes. The caller has checked that the rows are there.
 func (l Level) CopyRows(dst, src []byte, pos, slot []uint32, n, rowBytes, stride int) bool {
-	if l < AVX2 || n == 0 || rowBytes < 64 || rowBytes%64 != 0 || stride%64 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(dst)))%64 != 0 {
+	if l < AVX2 || n == 0 || rowBytes < 64 || rowBytes%64 != 0 || stride%64 != 0 ||
+		uintptr(unsafe.Pointer(unsafe.SliceData(dst)))%64 != 0 {
 		return false
 	}
-	a := copyArgs{&dst[0], &src[0], &pos[:n][0], &slot[:n][0], int64(n), int64(len(slot)), int64(rowBytes), int64(stride)}
+	a := copyArgs{&dst[0], &src[0], &pos[:n][0], &slot[:n][0], int64(n), int64(len(slot)),
+		int64(rowBytes), int64(stride)}
 	if l == AVX2 {
 		copyRowsAVX2((*byte)(unsafe.Pointer(&a)))
 	} else {
@@ -252,7 +261,8 @@ func (l Level) CopyRows(dst, src []byte, pos, slot []uint32, n, rowBytes, stride
 	return true
 }
 
-// Divisor divides by a number without a division: rows below 2^48, by 2 to the Shift times an odd number below 2^12.
+// Divisor divides by a number without a division: rows below 2^48, by 2 to the Shift times an odd
+// number below 2^12.
 type Divisor struct{ Shift, Magic uint64 }
 
 // DivisorOf is the divisor of n: the high half of Magic times a shifted row is the quotient.
@@ -273,8 +283,8 @@ type prefetchArgs struct {
 	shift, divisor uint64
 }
 
-// PrefetchParts asks memory for the 64-byte part row/d of mem for each of rows, and does not wait. Rows may be outside.
-// It does nothing at Generic.
+// PrefetchParts asks memory for the 64-byte part row/d of mem for each of rows, and does not wait.
+// Rows may be outside. It does nothing at Generic.
 func (l Level) PrefetchParts(mem []byte, rows []int64, d Divisor) {
 	if l < AVX2 || len(rows) == 0 || len(mem) == 0 {
 		return

@@ -15,7 +15,8 @@ import (
 // rowDims are widths with every kind of stripe and rest.
 var rowDims = []int{1, 3, 8, 47, 64, 100, 127, 128, 256, 602}
 
-// someFloats has ordinary numbers, zeros of both signs, and now and then NaN, infinity and denormals.
+// someFloats has ordinary numbers, zeros of both signs, and now and then NaN, infinity and
+// denormals.
 func someFloats(r *rand.Rand, n int) []float32 {
 	v := make([]float32, n)
 	for i := range v {
@@ -41,8 +42,10 @@ func requireBits(t *testing.T, want, got []float32, format string, args ...any) 
 	t.Helper()
 	require.Len(t, got, len(want))
 	for i := range want {
-		if math.Float32bits(want[i]) != math.Float32bits(got[i]) && (want[i] == want[i] || got[i] == got[i]) {
-			t.Fatalf("%s: element %d is %v, expected %v", fmt.Sprintf(format, args...), i, got[i], want[i])
+		if math.Float32bits(want[i]) != math.Float32bits(got[i]) &&
+			(want[i] == want[i] || got[i] == got[i]) {
+			t.Fatalf("%s: element %d is %v, expected %v", fmt.Sprintf(format, args...), i, got[i],
+				want[i])
 		}
 	}
 }
@@ -57,7 +60,8 @@ func alignedFloats(n int) []float32 {
 }
 
 // rowSumByHand is SumRows element by element, as the contract says it.
-func rowSumByHand(s *RowSum, old []float32, list []uint32, factor float32, init []float32, start float32) []float32 {
+func rowSumByHand(s *RowSum, old []float32, list []uint32, factor float32, init []float32,
+	start float32) []float32 {
 	out := make([]float32, s.Dim)
 	for k := range out {
 		v := float32(0)
@@ -98,7 +102,8 @@ func TestSumRows(t *testing.T) {
 			ends = append(ends, len(list))
 		}
 		for variant := range 16 {
-			s := RowSum{X: x, Dim: dim, List: list, Gate: variant&1 != 0, Scale: 1.25, Stream: variant&2 != 0}
+			s := RowSum{X: x, Dim: dim, List: list, Gate: variant&1 != 0, Scale: 1.25,
+				Stream: variant&2 != 0}
 			if variant&4 != 0 {
 				s.Table = table
 			}
@@ -117,7 +122,8 @@ func TestSumRows(t *testing.T) {
 						all[dim+offset] = 77
 						l.SumRows(&s, all[offset:offset+dim], lo, hi, 0.3, init, 0.7)
 						l.StoreFence()
-						requireBits(t, want, all[offset:offset+dim], "%v, %d columns, %d rows, variant %d", l, dim, hi-lo, variant)
+						requireBits(t, want, all[offset:offset+dim],
+							"%v, %d columns, %d rows, variant %d", l, dim, hi-lo, variant)
 						require.Equal(t, float32(77), all[dim+offset], "written past the row")
 					}
 				}
@@ -127,7 +133,8 @@ func TestSumRows(t *testing.T) {
 	}
 	for _, l := range Levels() {
 		require.Panics(t, func() {
-			l.SumRows(&RowSum{X: make([]float32, 6), Dim: 2, List: []uint32{1, 3}}, make([]float32, 2), 0, 2, 1, nil, 0)
+			l.SumRows(&RowSum{X: make([]float32, 6), Dim: 2, List: []uint32{1, 3}},
+				make([]float32, 2), 0, 2, 1, nil, 0)
 		}, "a row that is not there")
 	}
 }
@@ -157,12 +164,14 @@ func TestSumColumns(t *testing.T) {
 
 func TestAdamLevels(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
-	q := AdamStep{B1: 0.9, C1: 0.1, B2: 0.999, C2: 0.001, StepSize: 0.003, RootC2: 3, Eps: 1e-8, L2: 0.01, Decay: 0.002}
+	q := AdamStep{B1: 0.9, C1: 0.1, B2: 0.999, C2: 0.001, StepSize: 0.003, RootC2: 3, Eps: 1e-8,
+		L2: 0.01, Decay: 0.002}
 	for _, n := range append(rowDims, 0, 1000) {
 		p, g, m, v := someFloats(r, n), someFloats(r, n), someFloats(r, n), someFloats(r, n)
 		var want [3][]float32
 		for i, l := range Levels() {
-			got := [3][]float32{append([]float32{}, p...), append([]float32{}, m...), append([]float32{}, v...)}
+			got := [3][]float32{append([]float32{}, p...), append([]float32{}, m...),
+				append([]float32{}, v...)}
 			l.Adam(got[0], g, got[1], got[2], &q)
 			if i == 0 {
 				want = got
@@ -177,12 +186,16 @@ func TestAdamLevels(t *testing.T) {
 
 func TestCopyRows(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
-	bytesOf := func(v []float32) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v)) }
+	bytesOf := func(
+		v []float32) []byte {
+		return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))
+	}
 	for _, l := range Levels() {
 		for _, dim := range []int{16, 48, 100, 128} {
 			const rows, n = 30, 20
 			stride := dim + 16
-			src, dst, want := someFloats(r, rows*dim), alignedFloats(n*stride), make([]float32, n*stride)
+			src, dst, want := someFloats(r, rows*dim), alignedFloats(n*stride),
+				make([]float32, n*stride)
 			pos, slot := make([]uint32, n), make([]uint32, n)
 			for i, p := range r.Perm(n) {
 				pos[i], slot[i] = uint32(p), r.Uint32N(rows)
@@ -196,13 +209,16 @@ func TestCopyRows(t *testing.T) {
 			if did {
 				require.True(t, bytes.Equal(bytesOf(want), bytesOf(dst)), "%v, %d columns", l, dim)
 			}
-			require.False(t, l.CopyRows(bytesOf(dst)[4:], bytesOf(src), pos, slot, 13, dim*4, stride*4), "not aligned")
-			require.False(t, l.CopyRows(bytesOf(dst), bytesOf(src), pos, slot, 13, 0, stride*4), "nothing to copy")
+			require.False(t, l.CopyRows(bytesOf(dst)[4:], bytesOf(src), pos, slot, 13, dim*4,
+				stride*4), "not aligned")
+			require.False(t, l.CopyRows(bytesOf(dst), bytesOf(src), pos, slot, 13, 0, stride*4),
+				"nothing to copy")
 		}
 	}
 }
 
-// The quotients that prefetches go by are those of the division; a prefetch itself shows nothing but that it does no harm.
+// The quotients that prefetches go by are those of the division; a prefetch itself shows nothing
+// but that it does no harm.
 func TestPrefetchParts(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for _, n := range []uint64{1, 2, 3, 7, 32, 64, 96, 224, 1000, 4096, 4095 << 5} {

@@ -8,19 +8,21 @@ import (
 
 //go:generate go run ./gen/sample -out sample_amd64.s -stubs sample_amd64.go -pkg simd
 
-// The loops of neighbour sampling on the host. A tile of destinations goes through them one after the
-// other: SampleRows (where each one's neighbours stand), SampleDraw
-// (which of them are taken, 16 destinations side by side), SamplePrefetch and SampleGather (their ids), SampleEnter or
-// SampleEnterHash (ids to frontier indices in order of first appearance, by a table whose entries are
-// prefetched). All but SampleRows' and SampleDraw's rare cases are free of branches that depend on data.
-// Every level gives the same results.
+// The loops of neighbour sampling on the host. A tile of destinations goes through them one after
+// the other: SampleRows (where each one's neighbours stand), SampleDraw (which of them are taken,
+// 16 destinations side by side), SamplePrefetch and SampleGather (their ids), SampleEnter or
+// SampleEnterHash (ids to frontier indices in order of first appearance, by a table whose entries
+// are prefetched). All but SampleRows' and SampleDraw's rare cases are free of branches that depend
+// on data. Every level gives the same results.
 
 const (
 	// SampleGroup is how many nodes' draws stand side by side.
 	SampleGroup = 16
-	// SampleAhead is how many elements, of any value, must be readable behind the ids that are entered.
+	// SampleAhead is how many elements, of any value, must be readable behind the ids that are
+	// entered.
 	SampleAhead = 32
-	// SampleMaxDraws bounds the draws of a node in SampleDraw: each is compared with all earlier ones.
+	// SampleMaxDraws bounds the draws of a node in SampleDraw: each is compared with all earlier
+	// ones.
 	SampleMaxDraws = 64
 )
 
@@ -33,14 +35,17 @@ func SampleKeys(key [2]uint32) (k [20]uint64) {
 	return k
 }
 
-// SampleRows writes where the rows of nodes[:n] begin in the indices and how long they are (an empty one
-// begins at 0), and to local the running sum of min(length, k), n+1 numbers. What stands in nodes behind n is looked at only to prefetch.
-// It returns n, or the number of the first node that is none or has bad offsets.
-func (l Level) SampleRows(nodes []int64, n int, indptr []int64, numEdges int64, k uint32, first []int64, deg, local []uint32) int {
+// SampleRows writes where the rows of nodes[:n] begin in the indices and how long they are (an
+// empty one begins at 0), and to local the running sum of min(length, k), n+1 numbers. What stands
+// in nodes behind n is looked at only to prefetch. It returns n, or the number of the first node
+// that is none or has bad offsets.
+func (l Level) SampleRows(nodes []int64, n int, indptr []int64, numEdges int64, k uint32,
+	first []int64, deg, local []uint32) int {
 	_, _, _, _ = nodes[:n], first[:n], deg[:n], local[:n+1]
 	numNodes := uint64(len(indptr) - 1)
 	if l.Resolve() >= AVX2 && n > 0 {
-		return int(sampleRowsAsm(&nodes[0], uint64(n), uint64(len(nodes)), unsafe.SliceData(indptr), numNodes, uint64(numEdges), uint64(k),
+		return int(sampleRowsAsm(&nodes[0], uint64(n), uint64(len(nodes)), unsafe.SliceData(indptr),
+			numNodes, uint64(numEdges), uint64(k),
 			&first[0], &deg[0], &local[0]))
 	}
 	sum := uint32(0)
@@ -64,11 +69,12 @@ func (l Level) SampleRows(nodes []int64, n int, indptr []int64, numEdges int64, 
 	return n
 }
 
-// SampleDraw fills out[i][node], i < k, for a group: by Floyd's algorithm with k draws where a node's degree
-// is larger than k, and else with i, or the last neighbour where i is past it. Draw i of a node is
-// half i&1 of Philox block i>>1 under counter (node, epoch, hop | block). out has k rows, rounded up to even; k is
-// at most SampleMaxDraws.
-func (l Level) SampleDraw(nodes *[SampleGroup]int64, deg *[SampleGroup]uint32, k int, keys *[20]uint64, epoch, hop uint32, out []uint32) {
+// SampleDraw fills out[i][node], i < k, for a group: by Floyd's algorithm with k draws where a
+// node's degree is larger than k, and else with i, or the last neighbour where i is past it. Draw i
+// of a node is half i&1 of Philox block i>>1 under counter (node, epoch, hop | block). out has k
+// rows, rounded up to even; k is at most SampleMaxDraws.
+func (l Level) SampleDraw(nodes *[SampleGroup]int64, deg *[SampleGroup]uint32, k int,
+	keys *[20]uint64, epoch, hop uint32, out []uint32) {
 	rows := (k + 1) &^ 1
 	out = out[:rows*SampleGroup]
 	if k < 1 || k > SampleMaxDraws {
@@ -95,7 +101,8 @@ func (l Level) SampleDraw(nodes *[SampleGroup]int64, deg *[SampleGroup]uint32, k
 		var w [4]uint32
 		for i := range k {
 			if i&1 == 0 {
-				w = philox.Block(key, [4]uint32{uint32(v), uint32(uint64(v) >> 32), epoch, hop + uint32(i>>1)})
+				w = philox.Block(key, [4]uint32{uint32(v), uint32(uint64(v) >> 32), epoch,
+					hop + uint32(i>>1)})
 			}
 			h := (i & 1) * 2
 			j := d - uint32(k) + uint32(i)
@@ -112,7 +119,8 @@ func (l Level) SampleDraw(nodes *[SampleGroup]int64, deg *[SampleGroup]uint32, k
 }
 
 // SamplePrefetch prefetches what SampleGather32 or, wide, SampleGather64 will read of the indices.
-func (l Level) SamplePrefetch(first []int64, n, k int, draws []uint32, indices unsafe.Pointer, wide bool) {
+func (l Level) SamplePrefetch(first []int64, n, k int, draws []uint32, indices unsafe.Pointer,
+	wide bool) {
 	_, _ = first[:n], draws[:k*SampleGroup]
 	if l.Resolve() < AVX2 || n == 0 {
 		return
@@ -124,26 +132,32 @@ func (l Level) SamplePrefetch(first []int64, n, k int, draws []uint32, indices u
 	samplePrefetchAsm(&first[0], uint64(n), uint64(k), &draws[0], (*byte)(indices), shift)
 }
 
-// SampleGather32 writes the ids of the draws of n nodes of a group to ids, one node after the other: min(deg, k)
-// for each. It writes up to k more elements behind them, and returns how many ids it met that are no nodes.
-func (l Level) SampleGather32(first []int64, deg []uint32, n, k int, draws, indices []uint32, numNodes int64, ids []uint32) int {
+// SampleGather32 writes the ids of the draws of n nodes of a group to ids, one node after the
+// other: min(deg, k) for each. It writes up to k more elements behind them, and returns how many
+// ids it met that are no nodes.
+func (l Level) SampleGather32(first []int64, deg []uint32, n, k int, draws, indices []uint32,
+	numNodes int64, ids []uint32) int {
 	_, _ = first[:n], deg[:n]
 	if l.Resolve() >= AVX2 && n > 0 && len(indices) > 0 {
-		return int(sampleGather32Asm(&first[0], &deg[0], uint64(n), uint64(k), &draws[0], (*byte)(unsafe.Pointer(&indices[0])), uint64(numNodes), &ids[0]))
+		return int(sampleGather32Asm(&first[0], &deg[0], uint64(n), uint64(k), &draws[0],
+			(*byte)(unsafe.Pointer(&indices[0])), uint64(numNodes), &ids[0]))
 	}
 	return sampleGather(first, deg, n, k, draws, indices, numNodes, ids)
 }
 
 // SampleGather64 is SampleGather32 for indices of 64 bits; the graph has at most 2^32 nodes.
-func (l Level) SampleGather64(first []int64, deg []uint32, n, k int, draws []uint32, indices []int64, numNodes int64, ids []uint32) int {
+func (l Level) SampleGather64(first []int64, deg []uint32, n, k int, draws []uint32,
+	indices []int64, numNodes int64, ids []uint32) int {
 	_, _ = first[:n], deg[:n]
 	if l.Resolve() >= AVX2 && n > 0 && len(indices) > 0 {
-		return int(sampleGather64Asm(&first[0], &deg[0], uint64(n), uint64(k), &draws[0], (*byte)(unsafe.Pointer(&indices[0])), uint64(numNodes), &ids[0]))
+		return int(sampleGather64Asm(&first[0], &deg[0], uint64(n), uint64(k), &draws[0],
+			(*byte)(unsafe.Pointer(&indices[0])), uint64(numNodes), &ids[0]))
 	}
 	return sampleGather(first, deg, n, k, draws, indices, numNodes, ids)
 }
 
-func sampleGather[T uint32 | int64](first []int64, deg []uint32, n, k int, draws []uint32, indices []T, numNodes int64, ids []uint32) (bad int) {
+func sampleGather[T uint32 | int64](first []int64, deg []uint32, n, k int, draws []uint32,
+	indices []T, numNodes int64, ids []uint32) (bad int) {
 	at := 0
 	for lane := range n {
 		for i := range min(int(deg[lane]), k) {
@@ -158,17 +172,19 @@ func sampleGather[T uint32 | int64](first []int64, deg []uint32, n, k int, draws
 	return bad
 }
 
-// SampleEnter numbers ids[:n] in order of first appearance: src[i] is the number of ids[i], which is its
-// entry in the table, stamp | number, or the next free one. New ids are appended to nodes, at next; nodes needs
-// room for one more. stamp has the bits outside of mask; entries of other stamps count as none. It returns the
-// next free number.
-func (l Level) SampleEnter(ids []uint32, n int, table []uint32, stamp, mask uint32, nodes []int64, next int, src []uint32) int {
+// SampleEnter numbers ids[:n] in order of first appearance: src[i] is the number of ids[i], which
+// is its entry in the table, stamp | number, or the next free one. New ids are appended to nodes,
+// at next; nodes needs room for one more. stamp has the bits outside of mask; entries of other
+// stamps count as none. It returns the next free number.
+func (l Level) SampleEnter(ids []uint32, n int, table []uint32, stamp, mask uint32, nodes []int64,
+	next int, src []uint32) int {
 	if n == 0 {
 		return next
 	}
 	_, _, _ = ids[:n+SampleAhead], src[:n], nodes[:next+1]
 	if l.Resolve() >= AVX2 {
-		return int(sampleEnterAsm(&ids[0], uint64(n), &table[0], stamp, mask, &nodes[0], uint64(next), &src[0]))
+		return int(sampleEnterAsm(&ids[0], uint64(n), &table[0], stamp, mask, &nodes[0],
+			uint64(next), &src[0]))
 	}
 	for i, id := range ids[:n] {
 		x := table[id] ^ stamp
@@ -183,8 +199,8 @@ func (l Level) SampleEnter(ids []uint32, n int, table []uint32, stamp, mask uint
 	return next
 }
 
-// SampleHash is a hash table of a power of two of slots with linear probing: an entry is stamp, id and number,
-// packed. It must never be full.
+// SampleHash is a hash table of a power of two of slots with linear probing: an entry is stamp, id
+// and number, packed. It must never be full.
 type SampleHash struct {
 	Table   []uint64
 	Shift   uint64 // 64 - log2(slots)
@@ -195,14 +211,16 @@ type SampleHash struct {
 }
 
 // SampleEnterHash is SampleEnter by a hash table.
-func (l Level) SampleEnterHash(ids []uint32, n int, t *SampleHash, nodes []int64, next int, src []uint32) int {
+func (l Level) SampleEnterHash(ids []uint32, n int, t *SampleHash, nodes []int64, next int,
+	src []uint32) int {
 	if n == 0 {
 		return next
 	}
 	_, _, _ = ids[:n+SampleAhead], src[:n], nodes[:next+1]
 	mask := uint64(len(t.Table) - 1)
 	if l.Resolve() >= AVX2 {
-		return int(sampleEnterHashAsm(&ids[0], uint64(n), &t.Table[0], mask, t.Shift, t.PosBits, t.Stamp, t.Mask, t.Low, &nodes[0], uint64(next), &src[0]))
+		return int(sampleEnterHashAsm(&ids[0], uint64(n), &t.Table[0], mask, t.Shift, t.PosBits,
+			t.Stamp, t.Mask, t.Low, &nodes[0], uint64(next), &src[0]))
 	}
 	for i, id := range ids[:n] {
 		want := t.Stamp | uint64(id)<<t.PosBits

@@ -8,7 +8,8 @@ func sampleDrawAVX512(*int64, *uint32, uint64, *[20]uint64, uint64, uint64, *uin
 func sampleDrawAVX2(*int64, *uint32, uint64, *[20]uint64, uint64, uint64, *uint32) {
 	panic("no assembly")
 }
-func sampleRowsAsm(*int64, uint64, uint64, *int64, uint64, uint64, uint64, *int64, *uint32, *uint32) uint64 {
+func sampleRowsAsm(*int64, uint64, uint64, *int64, uint64, uint64, uint64, *int64, *uint32,
+	*uint32) uint64 {
 	panic("no assembly")
 }
 func sampleGather32Asm(*int64, *uint32, uint64, uint64, *uint32, *byte, uint64, *uint32) uint64 {
@@ -20,7 +21,8 @@ func sampleGather64Asm(*int64, *uint32, uint64, uint64, *uint32, *byte, uint64, 
 func sampleEnterAsm(*uint32, uint64, *uint32, uint32, uint32, *int64, uint64, *uint32) uint64 {
 	panic("no assembly")
 }
-func sampleEnterHashAsm(*uint32, uint64, *uint64, uint64, uint64, uint64, uint64, uint64, uint64, *int64, uint64, *uint32) uint64 {
+func sampleEnterHashAsm(*uint32, uint64, *uint64, uint64, uint64, uint64, uint64, uint64, uint64,
+	*int64, uint64, *uint32) uint64 {
 	panic("no assembly")
 }
 func samplePrefetchAsm(*int64, uint64, uint64, *uint32, *byte, uint64) {

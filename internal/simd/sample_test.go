@@ -76,7 +76,8 @@ func TestSampleTileLevels(t *testing.T) {
 	}
 	keys := SampleKeys([2]uint32{1, 2})
 	run := func(l Level, is64, hashed bool, n, k int, seeds []int64) (o result) {
-		o.first, o.deg, o.local = make([]int64, n), make([]uint32, n+SampleGroup), make([]uint32, n+1)
+		o.first, o.deg, o.local = make([]int64, n), make([]uint32, n+SampleGroup),
+			make([]uint32, n+1)
 		base := unsafe.Pointer(&narrow[0])
 		if is64 {
 			base = unsafe.Pointer(&wide[0])
@@ -91,16 +92,19 @@ func TestSampleTileLevels(t *testing.T) {
 			l.SampleDraw(&nodes, (*[SampleGroup]uint32)(o.deg[g:]), k, &keys, 3, 1<<24, draws)
 			l.SamplePrefetch(o.first[g:], m, k, draws, base, is64)
 			if is64 {
-				o.bad = append(o.bad, l.SampleGather64(o.first[g:], o.deg[g:], m, k, draws, wide, numNodes, ids[o.local[g]:]))
+				o.bad = append(o.bad, l.SampleGather64(o.first[g:], o.deg[g:], m, k, draws, wide,
+					numNodes, ids[o.local[g]:]))
 			} else {
-				o.bad = append(o.bad, l.SampleGather32(o.first[g:], o.deg[g:], m, k, draws, narrow, numNodes, ids[o.local[g]:]))
+				o.bad = append(o.bad, l.SampleGather32(o.first[g:], o.deg[g:], m, k, draws, narrow,
+					numNodes, ids[o.local[g]:]))
 			}
 		}
 		e := int(o.local[n])
 		clear(ids[e:])
 		o.nodes, o.src = make([]int64, 20+e+1), make([]uint32, e)
 		if hashed {
-			h := SampleHash{Table: make([]uint64, 1024), Shift: 54, PosBits: 10, Mask: 1<<10 - 1, Low: 1<<42 - 1, Stamp: 5 << 42}
+			h := SampleHash{Table: make([]uint64, 1024), Shift: 54, PosBits: 10, Mask: 1<<10 - 1,
+				Low: 1<<42 - 1, Stamp: 5 << 42}
 			for i := range h.Table {
 				h.Table[i] = uint64(i) | 4<<42 // worn
 			}
@@ -144,13 +148,17 @@ func TestSampleTileLevels(t *testing.T) {
 	// What is damaged is told, at every level.
 	for _, l := range Levels() {
 		first, deg, local := make([]int64, 4), make([]uint32, 4), make([]uint32, 5)
-		require.Equal(t, 2, l.SampleRows([]int64{1, 2, numNodes, 3}, 4, indptr, edges, 5, first, deg, local))
-		require.Equal(t, 1, l.SampleRows([]int64{1, -1, 2, 3}, 4, indptr, edges, 5, first, deg, local))
+		require.Equal(t, 2, l.SampleRows([]int64{1, 2, numNodes, 3}, 4, indptr, edges, 5, first,
+			deg, local))
+		require.Equal(t, 1, l.SampleRows([]int64{1, -1, 2, 3}, 4, indptr, edges, 5, first,
+			deg, local))
 		for _, broken := range [][]int64{{0, 5, -1}, {0, 5, 3}, {0, 3, edges + 1}} {
 			require.Equal(t, 1, l.SampleRows([]int64{0, 1}, 2, broken, edges, 5, first, deg, local))
 		}
 		ids := make([]uint32, 64)
-		require.Equal(t, 3, l.SampleGather32([]int64{0}, []uint32{3}, 1, 3, make([]uint32, 64), []uint32{numNodes, 0, 0}, numNodes, ids))
-		require.Equal(t, 3, l.SampleGather64([]int64{0}, []uint32{3}, 1, 3, make([]uint32, 64), []int64{-1, 0, 0}, numNodes, ids))
+		require.Equal(t, 3, l.SampleGather32([]int64{0}, []uint32{3}, 1, 3, make([]uint32, 64),
+			[]uint32{numNodes, 0, 0}, numNodes, ids))
+		require.Equal(t, 3, l.SampleGather64([]int64{0}, []uint32{3}, 1, 3, make([]uint32, 64),
+			[]int64{-1, 0, 0}, numNodes, ids))
 	}
 }

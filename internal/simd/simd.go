@@ -1,9 +1,9 @@
-// Package simd has the host's vector loops: functions on slices in assembly that avo generates (gen/*),
-// and the same in Go. A Level says which of them run; every function is a method of it.
+// Package simd has the host's vector loops: functions on slices in assembly that avo generates
+// (gen/*), and the same in Go. A Level says which of them run; every function is a method of it.
 //
-// What only loads, stores, adds and multiplies elementwise gives the same bits at every level. Products
-// of matrices use fused multiply-add above Generic: AVX2 and AVX512 agree to the bit with each other, in
-// Generic each product is rounded before it is added.
+// What only loads, stores, adds and multiplies elementwise gives the same bits at every level.
+// Products of matrices use fused multiply-add above Generic: AVX2 and AVX512 agree to the bit with
+// each other, in Generic each product is rounded before it is added.
 package simd
 
 import (
@@ -17,7 +17,8 @@ import (
 // Level is a set of instructions.
 type Level uint8
 
-// Levels, from the least to the most that a machine must have. The zero value asks for the best one.
+// Levels, from the least to the most that a machine must have. The zero value asks for the best
+// one.
 const (
 	Auto    Level = iota
 	Generic       // Go
@@ -70,7 +71,8 @@ func Levels() []Level {
 	return all
 }
 
-// Parse reads the value of --kernels. A level that this machine lacks is an error of class capability.
+// Parse reads the value of --kernels. A level that this machine lacks is an error of class
+// capability.
 func Parse(s string) (Level, error) {
 	for i, n := range names {
 		if s != n {
@@ -78,10 +80,12 @@ func Parse(s string) (Level, error) {
 		}
 		l := Level(i).Resolve()
 		if best := Best(); l > best {
-			return 0, errs.New(errs.Capability, "--kernels %s: this CPU (%s) has no such instructions; use --kernels %s or auto",
+			return 0, errs.New(errs.Capability,
+				"--kernels %s: this CPU (%s) has no such instructions; use --kernels %s or auto",
 				s, cpuid.CPU.BrandName, best)
 		}
 		return l, nil
 	}
-	return 0, errs.New(errs.Usage, "unknown --kernels %q; choose one of %s", s, strings.Join(names, ", "))
+	return 0, errs.New(errs.Usage, "unknown --kernels %q; choose one of %s", s,
+		strings.Join(names, ", "))
 }

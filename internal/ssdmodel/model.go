@@ -142,7 +142,8 @@ func Load(nameOrPath string) (*Model, error) {
 	if err != nil {
 		from = nameOrPath
 		if text, err = regular.Read(nameOrPath, 1<<20); err != nil {
-			return nil, errs.New(errs.Usage, "SSD model %q is neither built in (%s) nor a file that can be read: %w",
+			return nil, errs.New(errs.Usage,
+				"SSD model %q is neither built in (%s) nor a file that can be read: %w",
 				nameOrPath, strings.Join(Names(), ", "), err)
 		}
 	}
@@ -179,8 +180,10 @@ func Parse(text []byte) (*Model, error) {
 
 // Fixed is the model of an SSD that answers every command after d and is bounded by nothing else.
 func Fixed(d time.Duration) (*Model, error) {
-	ops := Ops{Latency: Latency{Quantiles: []Quantile{{Q: 1, US: float64(d) / 1e3}}, Source: "given"}}
-	m := &Model{Name: d.String(), Title: "every command takes " + d.String(), Read: ops, Write: ops, Flush: ops}
+	ops := Ops{Latency: Latency{Quantiles: []Quantile{{Q: 1, US: float64(d) / 1e3}},
+		Source: "given"}}
+	m := &Model{Name: d.String(), Title: "every command takes " + d.String(), Read: ops, Write: ops,
+		Flush: ops}
 	if err := m.init(); err != nil {
 		return nil, errs.New(errs.Usage, "an SSD that takes %v: %w", d, err)
 	}
@@ -200,7 +203,8 @@ func (m *Model) init() error {
 		return fmt.Errorf("it has no name")
 	}
 	if m.Capacity.Bytes < 0 || m.Capacity.Bytes > 0 && m.Capacity.Source == "" {
-		return fmt.Errorf("capacity: %d bytes, source %q; give a size and where it is from", m.Capacity.Bytes, m.Capacity.Source)
+		return fmt.Errorf("capacity: %d bytes, source %q; give a size and where it is from",
+			m.Capacity.Bytes, m.Capacity.Source)
 	}
 	for _, b := range m.LBAs.Bytes {
 		if b != 512 && b != 4096 {

@@ -72,29 +72,41 @@ func TestLoadFile(t *testing.T) {
 func TestBadModels(t *testing.T) {
 	const fine = "{latency: {quantiles: [{q: 1, us: 20}], source: mine}}"
 	for name, c := range map[string]struct{ read, says string }{
-		"none":        {"{}", "no quantiles"},
-		"source":      {"{latency: {quantiles: [{q: 1, us: 20}]}}", "no source"},
-		"descending":  {"{latency: {source: x, quantiles: [{q: 0, us: 20}, {q: 1, us: 10}]}}", "ascend"},
-		"open":        {"{latency: {source: x, quantiles: [{q: 0, us: 1}, {q: 0.9, us: 10}]}}", "from 0 to 1"},
-		"share":       {"{latency: {source: x, quantiles: [{q: 1.5, us: 1}]}}", "between 0 and 1"},
-		"nan":         {"{latency: {source: x, quantiles: [{q: 1, us: .nan}]}}", "µs"},
-		"negative":    {"{latency: {source: x, quantiles: [{q: 1, us: -1}]}}", "µs"},
-		"unknown":     {"{latency: {source: x, quantile: []}}", "quantile"},
-		"iops":        {strings.Replace(fine, "}}", "}, iops: {source: x, caps: [{bytes: 512, iops: 0}]}}", 1), "iops"},
-		"sizes":       {strings.Replace(fine, "}}", "}, iops: {source: x, caps: [{bytes: 512, iops: 5}, {bytes: 512, iops: 5}]}}", 1), "ascend"},
-		"iops source": {strings.Replace(fine, "}}", "}, iops: {caps: [{bytes: 512, iops: 5}]}}", 1), "source"},
-		"bandwidth":   {strings.Replace(fine, "}}", "}, bandwidth: {source: x, mb_s: -1}}", 1), "bandwidth"},
-		"curve":       {strings.Replace(fine, "}}", "}, curve: {source: x, points: [{depth: 0, iops: 5}]}}", 1), "depth"},
-		"falling":     {strings.Replace(fine, "}}", "}, curve: {source: x, points: [{depth: 1, iops: 5}, {depth: 2, iops: 4}]}}", 1), "ascend"},
+		"none":   {"{}", "no quantiles"},
+		"source": {"{latency: {quantiles: [{q: 1, us: 20}]}}", "no source"},
+		"descending": {"{latency: {source: x, quantiles: [{q: 0, us: 20}, {q: 1, us: 10}]}}",
+			"ascend"},
+		"open": {"{latency: {source: x, quantiles: [{q: 0, us: 1}, {q: 0.9, us: 10}]}}",
+			"from 0 to 1"},
+		"share":    {"{latency: {source: x, quantiles: [{q: 1.5, us: 1}]}}", "between 0 and 1"},
+		"nan":      {"{latency: {source: x, quantiles: [{q: 1, us: .nan}]}}", "µs"},
+		"negative": {"{latency: {source: x, quantiles: [{q: 1, us: -1}]}}", "µs"},
+		"unknown":  {"{latency: {source: x, quantile: []}}", "quantile"},
+		"iops": {strings.Replace(fine, "}}",
+			"}, iops: {source: x, caps: [{bytes: 512, iops: 0}]}}", 1), "iops"},
+		"sizes": {strings.Replace(fine, "}}",
+			"}, iops: {source: x, caps: [{bytes: 512, iops: 5}, {bytes: 512, iops: 5}]}}", 1),
+			"ascend"},
+		"iops source": {strings.Replace(fine, "}}", "}, iops: {caps: [{bytes: 512, iops: 5}]}}", 1),
+			"source"},
+		"bandwidth": {strings.Replace(fine, "}}", "}, bandwidth: {source: x, mb_s: -1}}", 1),
+			"bandwidth"},
+		"curve": {strings.Replace(fine, "}}",
+			"}, curve: {source: x, points: [{depth: 0, iops: 5}]}}", 1), "depth"},
+		"falling": {strings.Replace(fine, "}}",
+			"}, curve: {source: x, points: [{depth: 1, iops: 5}, {depth: 2, iops: 4}]}}", 1),
+			"ascend"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Parse([]byte("name: x\nread: " + c.read + "\nwrite: " + fine + "\nflush: " + fine + "\n"))
+			_, err := Parse([]byte("name: x\nread: " + c.read + "\nwrite: " + fine + "\nflush: " +
+				fine + "\n"))
 			require.ErrorContains(t, err, c.says)
 		})
 	}
 	_, err := Parse([]byte("read: " + fine + "\nwrite: " + fine + "\nflush: " + fine + "\n"))
 	require.ErrorContains(t, err, "no name")
-	for text, says := range map[string]string{"": "is empty", "# no more\n": "is empty", "\nroot:x:0:0\n": `line 2 is not "key: value"`, "- a\n": `line 1 is not`} {
+	for text, says := range map[string]string{"": "is empty", "# no more\n": "is empty",
+		"\nroot:x:0:0\n": `line 2 is not "key: value"`, "- a\n": `line 1 is not`} {
 		_, err := Parse([]byte(text))
 		require.ErrorContains(t, err, says)
 	}

@@ -49,16 +49,20 @@ func (f *Ops) timing() (t timing, err error) {
 	check(l.Bytes >= 0 && l.Bytes <= maxBytes, "latency: of %d bytes", l.Bytes)
 	for i, q := range l.Quantiles {
 		check(in(q.Q, 0, 1), "latency: quantile %v is not between 0 and 1", q.Q)
-		check(in(q.US, 0, maxLatencyUS), "latency: %v µs; 0 to %v are possible", q.US, float64(maxLatencyUS))
+		check(in(q.US, 0, maxLatencyUS), "latency: %v µs; 0 to %v are possible", q.US,
+			float64(maxLatencyUS))
 		if i > 0 {
 			p := l.Quantiles[i-1]
-			check(q.Q > p.Q && q.US >= p.US, "latency: quantile %v (%v µs) after %v (%v µs): they have to ascend", q.Q, q.US, p.Q, p.US)
+			check(q.Q > p.Q && q.US >= p.US,
+				"latency: quantile %v (%v µs) after %v (%v µs): they have to ascend", q.Q, q.US,
+				p.Q, p.US)
 		}
 		t.q = append(t.q, uint64(math.Round(q.Q*(1<<32))))
 		t.lat = append(t.lat, int64(math.Round(q.US*1e6)))
 	}
 	if n := len(l.Quantiles); n > 1 {
-		check(l.Quantiles[0].Q == 0 && l.Quantiles[n-1].Q == 1, "latency: the quantiles go from %v to %v; they have to go from 0 to 1",
+		check(l.Quantiles[0].Q == 0 && l.Quantiles[n-1].Q == 1,
+			"latency: the quantiles go from %v to %v; they have to go from 0 to 1",
 			l.Quantiles[0].Q, l.Quantiles[n-1].Q)
 	}
 	t.ref = l.Bytes
@@ -77,13 +81,17 @@ func (f *Ops) timing() (t timing, err error) {
 	}
 	b := &f.Bandwidth
 	check(b.MBs == 0 || b.Source != "", "bandwidth: no source")
-	check(b.MBs == 0 || in(b.MBs, 1e-3, 1e6), "bandwidth: %v MB/s; 0.001 to 1000000 are possible", b.MBs)
+	check(b.MBs == 0 || in(b.MBs, 1e-3, 1e6), "bandwidth: %v MB/s; 0.001 to 1000000 are possible",
+		b.MBs)
 	v := &f.Curve
 	check(len(v.Points) == 0 || v.Source != "", "curve: no source")
 	for i, p := range v.Points {
-		check(p.Depth > 0 && p.Depth <= maxDepth, "curve: depth %d; 1 to %d are possible", p.Depth, maxDepth)
-		check(in(p.IOPS, 1, maxIOPS), "curve: %v IOPS; 1 to %v are possible", p.IOPS, float64(maxIOPS))
-		check(i == 0 || p.Depth > v.Points[i-1].Depth && p.IOPS >= v.Points[i-1].IOPS, "curve: depths and IOPS have to ascend")
+		check(p.Depth > 0 && p.Depth <= maxDepth, "curve: depth %d; 1 to %d are possible", p.Depth,
+			maxDepth)
+		check(in(p.IOPS, 1, maxIOPS), "curve: %v IOPS; 1 to %v are possible", p.IOPS,
+			float64(maxIOPS))
+		check(i == 0 || p.Depth > v.Points[i-1].Depth && p.IOPS >= v.Points[i-1].IOPS,
+			"curve: depths and IOPS have to ascend")
 	}
 	if err != nil {
 		return t, err
@@ -137,7 +145,8 @@ func (t *timing) interval(bytes int64) int64 {
 		return t.intervals[n-1]
 	}
 	i, _ := slices.BinarySearch(t.sizes, bytes)
-	return t.intervals[i-1] + mulDiv(t.intervals[i]-t.intervals[i-1], bytes-t.sizes[i-1], t.sizes[i]-t.sizes[i-1])
+	return t.intervals[i-1] + mulDiv(t.intervals[i]-t.intervals[i-1], bytes-t.sizes[i-1],
+		t.sizes[i]-t.sizes[i-1])
 }
 
 // transfer is the time that so many bytes take of the link.
@@ -157,7 +166,8 @@ func (t *timing) latency(u uint32) int64 {
 	for i < len(t.q)-1 && uint64(u) >= t.q[i] { // a handful, and the first are the likely ones
 		i++
 	}
-	return t.lat[i-1] + mulDiv(t.lat[i]-t.lat[i-1], int64(uint64(u)-t.q[i-1]), int64(t.q[i]-t.q[i-1]))
+	return t.lat[i-1] + mulDiv(t.lat[i]-t.lat[i-1], int64(uint64(u)-t.q[i-1]),
+		int64(t.q[i]-t.q[i-1]))
 }
 
 // stretchAt is the factor, in 1/2^16, at a depth for commands with that interval.
@@ -219,8 +229,8 @@ func (m *Model) NewServer(seed uint64) *Server {
 }
 
 // Admit takes a command that arrives at a time and returns the time of its completion, which is not
-// before it. Times are nanoseconds on any clock; one before that of the last command counts as that.
-// The same sequence of calls gives the same times.
+// before it. Times are nanoseconds on any clock; one before that of the last command counts as
+// that. The same sequence of calls gives the same times.
 func (s *Server) Admit(nowNS int64, op Op, bytes int64) (doneNS int64) {
 	depth := s.Outstanding(nowNS) + 1
 	t := &s.m.ops[op]
@@ -235,7 +245,8 @@ func (s *Server) Admit(nowNS int64, op Op, bytes int64) (doneNS int64) {
 	l := t.latency(s.draw())
 	end := start + l
 	if f := t.stretchAt(depth, interval); f > 1<<16 {
-		// The mean is stretched and the spread stays: waiting in a queue adds to a command's own time.
+		// The mean is stretched and the spread stays: waiting in a queue adds to a command's own
+		// time.
 		end = max(end, now+l+mulDiv(t.mean, int64(f-1<<16), 1<<16))
 	}
 	end += t.transfer(bytes - t.ref)

@@ -91,7 +91,8 @@ func TestThroughputByDepth(t *testing.T) {
 		for _, bytes := range []int64{512, 4096, 65536, 131072} {
 			for _, d := range []int{1, 2, 8, 32, 128, 512, 2048} {
 				tm := &m.ops[Read]
-				lat := m.MeanLatency(Read).Seconds() * float64(tm.stretchAt(d, tm.interval(bytes))) / (1 << 16)
+				lat := m.MeanLatency(Read).Seconds() * float64(tm.stretchAt(d,
+					tm.interval(bytes))) / (1 << 16)
 				lat += float64(tm.transfer(bytes-tm.ref)) / 1e12
 				want := min(float64(d)/lat, m.Peak(Read, bytes))
 				got, _ := closedLoop(m.NewServer(3), Read, bytes, d, 40000)

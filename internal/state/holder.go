@@ -10,14 +10,15 @@ import (
 	"helios/internal/lockowner"
 )
 
-// Who holds a lease writes into its file what it does. Whoever may use the SSD can write there, without
-// the lock, so that text is only believed as far as the kernel bears it out.
+// Who holds a lease writes into its file what it does. Whoever may use the SSD can write there,
+// without the lock, so that text is only believed as far as the kernel bears it out.
 
 // noteBytes of a lease's text are read.
 const noteBytes = 256
 
 // leaseNote is the text of a lease: "heliosctl train (process 4711, started 123456)".
-var leaseNote = regexp.MustCompile(`^(heliosctl(?: [a-z][a-z0-9-]{0,20}){0,2}) \(process (\d{1,10})(?:, started (\d{1,20}))?\)$`)
+var leaseNote = regexp.MustCompile(
+	`^(heliosctl(?: [a-z][a-z0-9-]{0,20}){0,2}) \(process (\d{1,10})(?:, started (\d{1,20}))?\)$`)
 
 // note is the text that this process writes into its leases.
 func note(what string) string {
@@ -29,8 +30,8 @@ func note(what string) string {
 	return fmt.Sprintf("%s (process %d, started %s)\n", what, pid, p.Start)
 }
 
-// holder names the process that holds a lease whose file says text. kernel is the process that holds the
-// lock by the kernel's word, or 0.
+// holder names the process that holds a lease whose file says text. kernel is the process that
+// holds the lock by the kernel's word, or 0.
 func holder(text string, kernel int, look func(pid int) (lockowner.Process, bool)) string {
 	text = strings.TrimSpace(text)
 	m := leaseNote.FindStringSubmatch(text)
@@ -40,7 +41,8 @@ func holder(text string, kernel int, look func(pid int) (lockowner.Process, bool
 		self, _ := look(os.Getpid())
 		// A process that has the lock may say what it does. Where the kernel does not tell, the
 		// process must be the one that wrote the text, and one of ours.
-		ours := there && p.Start == m[3] && (strings.HasPrefix(p.Comm, "heliosctl") || p.Comm == self.Comm)
+		ours := there && p.Start == m[3] && (strings.HasPrefix(p.Comm, "heliosctl") ||
+			p.Comm == self.Comm)
 		if kernel == pid || kernel == 0 && ours {
 			return fmt.Sprintf("%s (process %d)", m[1], pid)
 		}

@@ -19,9 +19,9 @@ import (
 	"helios/internal/errs"
 )
 
-// Controllers that vfio-pci holds belong to the machine, not to a user: root binds and unbinds them,
-// and whoever is in the group of their device node uses them. Each has a record in a folder that all
-// may read. Records go with the next boot, as the kernel's driver overrides do.
+// Controllers that vfio-pci holds belong to the machine, not to a user: root binds and unbinds
+// them, and whoever is in the group of their device node uses them. Each has a record in a folder
+// that all may read. Records go with the next boot, as the kernel's driver overrides do.
 
 // EnvRun is the environment variable that names the folder of machine-wide records.
 const EnvRun = "HELIOS_RUN"
@@ -38,8 +38,9 @@ type Phase string
 
 // The phases of a record.
 const (
-	Binding   Phase = "binding"   // the kernel's driver may have it still, or nobody, or vfio-pci
-	Bound     Phase = "bound"     // vfio-pci has it, and it has been brought up once through our own queues
+	Binding Phase = "binding" // the kernel's driver may have it still, or nobody, or vfio-pci
+	// vfio-pci has it, and it has been brought up once through our own queues
+	Bound     Phase = "bound"
 	Unbinding Phase = "unbinding" // on its way back to the previous driver
 )
 
@@ -103,14 +104,19 @@ func (m *Machine) Records() ([]Record, error) {
 			continue // unbound meanwhile
 		}
 		if err != nil {
-			return nil, errs.New(errs.Usage, "record of a bound controller: %w; check %s", err, EnvRun)
+			return nil, errs.New(errs.Usage, "record of a bound controller: %w; check %s",
+				err, EnvRun)
 		}
 		var r Record
 		if err := json.Unmarshal(b, &r); err != nil || r.Name != name || r.PCI == "" {
-			return nil, errs.New(errs.Device, "record %s is damaged; move it away, then give its controller back by its PCI address with \"heliosctl unbind-ssds\" (\"heliosctl ssds\" lists them)", m.file(name))
+			return nil, errs.New(errs.Device,
+				"record %s is damaged; move it away, then give its controller back by its PCI address with \"heliosctl unbind-ssds\" (\"heliosctl ssds\" lists them)",
+				m.file(name))
 		}
 		if r.Version != recordVersion {
-			return nil, errs.New(errs.Usage, "record %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it", m.file(name), r.Version, recordVersion)
+			return nil, errs.New(errs.Usage,
+				"record %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it",
+				m.file(name), r.Version, recordVersion)
 		}
 		out = append(out, r)
 	}
@@ -133,28 +139,32 @@ func NextMachineName(records []Record) string {
 	}
 }
 
-// Lock keeps other binds and unbinds of this machine out until unlock, waiting for them until ctx is
-// done. It makes the folder.
+// Lock keeps other binds and unbinds of this machine out until unlock, waiting for them until ctx
+// is done. It makes the folder.
 func (m *Machine) Lock(ctx context.Context) (unlock func(), err error) {
 	err = os.MkdirAll(m.dir, 0o755)
 	if fi, serr := os.Stat(m.dir); err == nil && serr == nil && fi.Mode().Perm()&0o055 != 0o055 {
 		err = os.Chmod(m.dir, 0o755) // all may read, whatever root's umask
 	}
 	if err != nil {
-		return nil, errs.New(errs.Capability, "records of bound controllers: %w; bind and unbind as root (sudo), or check %s", err, EnvRun)
+		return nil, errs.New(errs.Capability,
+			"records of bound controllers: %w; bind and unbind as root (sudo), or check %s",
+			err, EnvRun)
 	}
 	f, err := openLock(ctx, filepath.Join(m.dir, "lock"), 0o600)
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) {
-			return nil, errs.New(errs.Capability, "records of bound controllers: %w; bind and unbind as root (sudo), or check %s", err, EnvRun)
+			return nil, errs.New(errs.Capability,
+				"records of bound controllers: %w; bind and unbind as root (sudo), or check %s",
+				err, EnvRun)
 		}
 		return nil, err
 	}
 	return func() { _ = f.Close() }, nil // closing drops the lock
 }
 
-// Put writes a record, replacing the one of its name, so that it survives the process from here on; it
-// fills in Version, PID and Since. The caller holds Lock.
+// Put writes a record, replacing the one of its name, so that it survives the process from here on;
+// it fills in Version, PID and Since. The caller holds Lock.
 func (m *Machine) Put(r *Record) error {
 	if !machineName.MatchString(r.Name) || r.Kind != KindVFIO || r.PCI == "" {
 		return fmt.Errorf("state: record %q of kind %q at %q", r.Name, r.Kind, r.PCI)
@@ -170,8 +180,8 @@ func (m *Machine) Put(r *Record) error {
 	return nil
 }
 
-// Remove takes a record and its lease file away. The caller holds Lock, and the lease of an SSD that
-// others may want.
+// Remove takes a record and its lease file away. The caller holds Lock, and the lease of an SSD
+// that others may want.
 func (m *Machine) Remove(name string) error {
 	for _, p := range []string{m.file(name), m.lockPath(name)} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -205,20 +215,25 @@ func (m *Machine) Share(name string, gid int) error {
 // NextStep says what finishes a record that is not Bound.
 func (r *Record) NextStep() string {
 	if r.Phase == Unbinding {
-		return fmt.Sprintf("finish with \"sudo heliosctl unbind-ssds %s\", or take it again with \"sudo heliosctl bind-ssds %s\"", r.PCI, r.PCI)
+		return fmt.Sprintf(
+			"finish with \"sudo heliosctl unbind-ssds %s\", or take it again with \"sudo heliosctl bind-ssds %s\"",
+			r.PCI, r.PCI)
 	}
-	return fmt.Sprintf("finish with \"sudo heliosctl bind-ssds %s\", or give it back with \"sudo heliosctl unbind-ssds %s\"", r.PCI, r.PCI)
+	return fmt.Sprintf(
+		"finish with \"sudo heliosctl bind-ssds %s\", or give it back with \"sudo heliosctl unbind-ssds %s\"",
+		r.PCI, r.PCI)
 }
 
 // Is tells whether a name stands for this record: its name, its serial number or its PCI address,
 // with or without the domain.
 func (r *Record) Is(name string) bool { return r.SSD.is(name) }
 
-// Was tells whether the kernel called the controller, or a disk of it, by that name before it was bound:
-// /dev/nvme0 or /dev/nvme0n1. It may call another one so by now.
+// Was tells whether the kernel called the controller, or a disk of it, by that name before it was
+// bound: /dev/nvme0 or /dev/nvme0n1. It may call another one so by now.
 func (r *Record) Was(name string) bool {
 	name = strings.TrimPrefix(name, "/dev/")
-	return slices.ContainsFunc(r.Disks, func(d string) bool { return d == name || strings.HasPrefix(d, name+"n") })
+	return slices.ContainsFunc(r.Disks,
+		func(d string) bool { return d == name || strings.HasPrefix(d, name+"n") })
 }
 
 // openLease opens an SSD's lease file, which bind made.
@@ -226,7 +241,8 @@ func (m *Machine) openLease(name string) (*os.File, error) {
 	f, err := os.OpenFile(m.lockPath(name), os.O_RDWR, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, errs.New(errs.Usage, "SSD %s is not bound any more; \"heliosctl ssds\" lists what there is", name)
+		return nil, errs.New(errs.Usage,
+			"SSD %s is not bound any more; \"heliosctl ssds\" lists what there is", name)
 	case errors.Is(err, fs.ErrPermission):
 		return nil, errs.New(errs.Capability, "SSD %s: %s", name, NotPermitted(m.lockPath(name)))
 	case err != nil:
@@ -235,8 +251,8 @@ func (m *Machine) openLease(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Permitted tells whether this user may use an SSD: nil, or an error of class Capability that says why
-// not and what changes that.
+// Permitted tells whether this user may use an SSD: nil, or an error of class Capability that says
+// why not and what changes that.
 func (m *Machine) Permitted(name string) error {
 	f, err := m.openLease(name)
 	if err != nil {

@@ -25,7 +25,8 @@ func stores(t *testing.T) (*Store, *Machine) {
 func record(name, addr, serial string, p Phase) *Record {
 	group := 7
 	return &Record{Phase: p, Disks: []string{"nvme3n1"}, SSD: SSD{
-		Name: name, Kind: KindVFIO, Path: "/sys/bus/pci/devices/" + addr, PCI: addr, Serial: serial, Bytes: 64 << 20, LBABytes: 512, Group: &group, Driver: "nvme",
+		Name: name, Kind: KindVFIO, Path: "/sys/bus/pci/devices/" + addr, PCI: addr, Serial: serial,
+		Bytes: 64 << 20, LBABytes: 512, Group: &group, Driver: "nvme",
 	}}
 }
 
@@ -47,8 +48,10 @@ func TestRecordsJoinTheUsersSSDs(t *testing.T) {
 	require.NoError(t, err, "no folder is no records")
 	require.Empty(t, records)
 	own := SSD{Name: "ssd0", Kind: KindProxy, Path: "/x/a.img", Serial: "S0"}
-	require.NoError(t, s.Update(t.Context(), func(st *State) error { st.SSDs = append(st.SSDs, own); return nil }))
-	put(t, m, record("vfio10", "0000:05:00.0", "A", Bound), record("vfio2", "0000:04:00.0", "B", Bound), record("vfio3", "0000:06:00.0", "C", Binding))
+	require.NoError(t,
+		s.Update(t.Context(), func(st *State) error { st.SSDs = append(st.SSDs, own); return nil }))
+	put(t, m, record("vfio10", "0000:05:00.0", "A", Bound), record("vfio2", "0000:04:00.0", "B",
+		Bound), record("vfio3", "0000:06:00.0", "C", Binding))
 
 	st, err := s.Load()
 	require.NoError(t, err)
@@ -57,7 +60,8 @@ func TestRecordsJoinTheUsersSSDs(t *testing.T) {
 	require.Equal(t, "vfio2", st.SSDs[1].Name, "by number, not by letter")
 	require.Equal(t, "vfio10", st.SSDs[2].Name)
 	require.Len(t, st.Unfinished, 1)
-	for in, want := range map[string]string{"vfio2": "vfio2", "B": "vfio2", "0000:04:00.0": "vfio2", "04:00.0": "vfio2", "0000:05:00.0": "vfio10", "A": "vfio10", "S0": "ssd0"} {
+	for in, want := range map[string]string{"vfio2": "vfio2", "B": "vfio2", "0000:04:00.0": "vfio2",
+		"04:00.0": "vfio2", "0000:05:00.0": "vfio10", "A": "vfio10", "S0": "ssd0"} {
 		d, err := st.Find(in)
 		require.NoError(t, err, in)
 		require.Equal(t, want, d.Name, in)
@@ -68,7 +72,8 @@ func TestRecordsJoinTheUsersSSDs(t *testing.T) {
 	require.ErrorContains(t, err, "sudo heliosctl bind-ssds 0000:06:00.0")
 
 	// What a user's change does to them has no effect, and the user's file never holds them.
-	require.NoError(t, s.Update(t.Context(), func(st *State) error { st.SSDs = st.SSDs[:2]; return nil }))
+	require.NoError(t,
+		s.Update(t.Context(), func(st *State) error { st.SSDs = st.SSDs[:2]; return nil }))
 	b, err := os.ReadFile(s.file())
 	require.NoError(t, err)
 	require.NotContains(t, string(b), "vfio")
@@ -80,7 +85,8 @@ func TestRecordsJoinTheUsersSSDs(t *testing.T) {
 	records, err = m.Records()
 	require.NoError(t, err)
 	require.Equal(t, "vfio0", NextMachineName(records))
-	put(t, m, record("vfio0", "0000:07:00.0", "D", Bound), record("vfio1", "0000:08:00.0", "E", Bound))
+	put(t, m, record("vfio0", "0000:07:00.0", "D", Bound), record("vfio1", "0000:08:00.0",
+		"E", Bound))
 	records, err = m.Records()
 	require.NoError(t, err)
 	require.Equal(t, "vfio4", NextMachineName(records))
@@ -115,12 +121,14 @@ func TestRecordFiles(t *testing.T) {
 	r.Phase = Unbinding
 	require.Contains(t, r.NextStep(), "finish with \"sudo heliosctl unbind-ssds 0000:04:00.0\"")
 
-	require.Error(t, m.Put(&Record{SSD: SSD{Name: "ssd0", Kind: KindVFIO, PCI: "x"}}), "not a machine's name")
+	require.Error(t, m.Put(&Record{SSD: SSD{Name: "ssd0", Kind: KindVFIO, PCI: "x"}}),
+		"not a machine's name")
 	require.NoError(t, os.WriteFile(m.file("vfio1"), []byte(`{"version":1,"name":"vf`), 0o644))
 	_, err = m.Records()
 	require.Equal(t, errs.Device, errs.ClassOf(err))
 	require.ErrorContains(t, err, m.file("vfio1"))
-	require.NoError(t, os.WriteFile(m.file("vfio1"), []byte(`{"version":9,"name":"vfio1","pci":"0000:01:00.0"}`), 0o644))
+	require.NoError(t, os.WriteFile(m.file("vfio1"),
+		[]byte(`{"version":9,"name":"vfio1","pci":"0000:01:00.0"}`), 0o644))
 	_, err = m.Records()
 	require.ErrorContains(t, err, "format 9")
 	require.NoError(t, m.Remove("vfio1"))

@@ -34,8 +34,11 @@ func NotPermitted(path string) string {
 	}
 	if u, err := user.Lookup(me); err == nil {
 		if ids, err := u.GroupIds(); err == nil && slices.Contains(ids, gid) {
-			return fmt.Sprintf("user %s is in group %s, but not yet in this session; log in again", me, group)
+			return fmt.Sprintf("user %s is in group %s, but not yet in this session; log in again",
+				me, group)
 		}
 	}
-	return fmt.Sprintf("user %s is not in group %s; run \"sudo usermod -aG %s %s\" and log in again", me, group, group, name)
+	return fmt.Sprintf(
+		"user %s is not in group %s; run \"sudo usermod -aG %s %s\" and log in again", me, group,
+		group, name)
 }

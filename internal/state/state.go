@@ -2,8 +2,8 @@
 //
 // The file is replaced atomically (temporary file, fsync, rename, fsync of the folder) under a
 // lock, so that a command killed at any moment leaves the old list or the new one. Using an SSD
-// takes a lease: an exclusive flock that the kernel drops when its holder dies. Controllers bound to
-// vfio-pci are in no user's file: the machine has a record of each (Machine), which Load adds.
+// takes a lease: an exclusive flock that the kernel drops when its holder dies. Controllers bound
+// to vfio-pci are in no user's file: the machine has a record of each (Machine), which Load adds.
 package state
 
 import (
@@ -38,28 +38,34 @@ const (
 	KindProxy = "proxy" // a software controller over a file or block device
 	KindRAM   = "ram"   // a software controller over a file in shared memory
 	KindVFIO  = "vfio"  // an NVMe controller that vfio-pci holds for us
-	// KindComputed is a software controller that stores nothing: its content is computed from a dataset.
+	// KindComputed is a software controller that stores nothing: its content is computed from a
+	// dataset.
 	KindComputed = "computed"
 )
 
 // SSD is one bound SSD, with all that a later command needs to open it again.
 type SSD struct {
-	Name     string    `json:"name"` // ssd0, ssd1, …: how --ssds chooses it
-	Kind     string    `json:"kind"` // KindProxy, KindRAM, KindVFIO or KindComputed
-	Path     string    `json:"path"` // absolute path of the backing file or block device; of a controller its folder in sysfs, which ends in its PCI address; of computed content the dataset
-	Serial   string    `json:"serial"`
-	Bytes    int64     `json:"bytes"`
-	LBABytes int       `json:"lba_bytes"`
-	Buffered bool      `json:"buffered,omitempty"`  // through the page cache, not O_DIRECT
-	Model    string    `json:"ssd_model,omitempty"` // SSD model to play: a built-in name, or the absolute path of a file
-	Created  bool      `json:"created,omitempty"`   // bind-ssds made the file, so unbind-ssds --delete may remove it
-	PCI      string    `json:"pci,omitempty"`       // address of a controller, such as 0000:00:04.0
-	Group    *int      `json:"iommu_group,omitempty"`
-	Driver   string    `json:"previous_driver,omitempty"` // which unbind-ssds gives the controller back to
+	Name string `json:"name"` // ssd0, ssd1, …: how --ssds chooses it
+	Kind string `json:"kind"` // KindProxy, KindRAM, KindVFIO or KindComputed
+	// absolute path of the backing file or block device; of a controller its folder in sysfs, which
+	// ends in its PCI address; of computed content the dataset
+	Path     string `json:"path"`
+	Serial   string `json:"serial"`
+	Bytes    int64  `json:"bytes"`
+	LBABytes int    `json:"lba_bytes"`
+	Buffered bool   `json:"buffered,omitempty"` // through the page cache, not O_DIRECT
+	// SSD model to play: a built-in name, or the absolute path of a file
+	Model string `json:"ssd_model,omitempty"`
+	// bind-ssds made the file, so unbind-ssds --delete may remove it
+	Created bool   `json:"created,omitempty"`
+	PCI     string `json:"pci,omitempty"` // address of a controller, such as 0000:00:04.0
+	Group   *int   `json:"iommu_group,omitempty"`
+	// which unbind-ssds gives the controller back to
+	Driver   string    `json:"previous_driver,omitempty"`
 	Bound    time.Time `json:"bound,omitzero"`
 	Computed *Computed `json:"computed,omitempty"` // of KindComputed
-	// The backing file or block device, whatever its name: another that takes the name is neither used
-	// nor deleted. Not known for files that an older heliosctl bound as they were.
+	// The backing file or block device, whatever its name: another that takes the name is neither
+	// used nor deleted. Not known for files that an older heliosctl bound as they were.
 	fileid.ID
 }
 
@@ -120,7 +126,8 @@ func (s *State) Find(name string) (SSD, error) {
 	case 0:
 		for _, r := range s.Unfinished {
 			if r.Is(name) {
-				return SSD{}, errs.New(errs.Usage, "SSD %s (%s) is half bound: %s was cut off; %s", r.Name, r.PCI, r.Phase, r.NextStep())
+				return SSD{}, errs.New(errs.Usage, "SSD %s (%s) is half bound: %s was cut off; %s",
+					r.Name, r.PCI, r.Phase, r.NextStep())
 			}
 		}
 		names := make([]string, len(s.SSDs))
@@ -128,11 +135,14 @@ func (s *State) Find(name string) (SSD, error) {
 			names[i] = d.Name
 		}
 		if len(names) == 0 {
-			return SSD{}, errs.New(errs.Usage, "no SSD %q: none is bound; bind some with \"heliosctl bind-ssds\"", name)
+			return SSD{}, errs.New(errs.Usage,
+				"no SSD %q: none is bound; bind some with \"heliosctl bind-ssds\"", name)
 		}
-		return SSD{}, errs.New(errs.Usage, "no SSD %q is bound; there are %s", name, strings.Join(names, ", "))
+		return SSD{}, errs.New(errs.Usage, "no SSD %q is bound; there are %s", name,
+			strings.Join(names, ", "))
 	}
-	return SSD{}, errs.New(errs.Usage, "SSD %q could be %s or %s; use the name", name, byBase[0].Name, byBase[1].Name)
+	return SSD{}, errs.New(errs.Usage, "SSD %q could be %s or %s; use the name", name,
+		byBase[0].Name, byBase[1].Name)
 }
 
 // NextName is the lowest ssdN that is free.
@@ -159,7 +169,8 @@ func DefaultDir() (string, error) {
 	}
 	home, err := os.UserHomeDir()
 	if err != nil || home == "" {
-		return "", errs.New(errs.Usage, "no state folder: neither %s nor HOME is set; give one with --state DIR", EnvDir)
+		return "", errs.New(errs.Usage,
+			"no state folder: neither %s nor HOME is set; give one with --state DIR", EnvDir)
 	}
 	return filepath.Join(home, ".local", "state", "heliosctl"), nil
 }
@@ -200,7 +211,8 @@ func (s *Store) Load() (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st.SSDs = slices.DeleteFunc(st.SSDs, func(d SSD) bool { return d.Kind == KindVFIO }) // those have records
+	// those have records
+	st.SSDs = slices.DeleteFunc(st.SSDs, func(d SSD) bool { return d.Kind == KindVFIO })
 	records, err := s.machine.Records()
 	if err != nil {
 		return nil, err
@@ -226,10 +238,13 @@ func (s *Store) loadOwn() (*State, error) {
 	}
 	st := &State{}
 	if err := json.Unmarshal(b, st); err != nil {
-		return nil, errs.New(errs.Device, "state file %s is damaged (%v); move it away and bind the SSDs again", s.file(), err)
+		return nil, errs.New(errs.Device,
+			"state file %s is damaged (%v); move it away and bind the SSDs again", s.file(), err)
 	}
 	if st.Version != version {
-		return nil, errs.New(errs.Usage, "state file %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it, or another --state DIR", s.file(), st.Version, version)
+		return nil, errs.New(errs.Usage,
+			"state file %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it, or another --state DIR",
+			s.file(), st.Version, version)
 	}
 	return st, nil
 }
@@ -239,7 +254,8 @@ func (s *Store) loadOwn() (*State, error) {
 // sees the machine's SSDs; what it does to those has no effect.
 func (s *Store) Update(ctx context.Context, change func(*State) error) error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+		return errs.New(errs.Usage,
+			"state folder: %w; choose one that can be written with --state DIR", err)
 	}
 	l, err := lockFile(ctx, filepath.Join(s.dir, "lock"))
 	if err != nil {
@@ -257,7 +273,8 @@ func (s *Store) Update(ctx context.Context, change func(*State) error) error {
 }
 
 func (s *Store) write(st *State) error {
-	own := State{Version: st.Version, SSDs: slices.DeleteFunc(slices.Clone(st.SSDs), func(d SSD) bool { return d.Kind == KindVFIO })}
+	own := State{Version: st.Version, SSDs: slices.DeleteFunc(slices.Clone(st.SSDs),
+		func(d SSD) bool { return d.Kind == KindVFIO })}
 	b, err := json.MarshalIndent(own, "", "  ")
 	if err != nil {
 		return fmt.Errorf("state: %w", err)
@@ -265,9 +282,11 @@ func (s *Store) write(st *State) error {
 	err = replaceFile(s.dir, s.file(), append(b, '\n'), 0o600)
 	switch {
 	case errors.Is(err, errNoTemp):
-		return errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+		return errs.New(errs.Usage,
+			"state folder: %w; choose one that can be written with --state DIR", err)
 	case err != nil:
-		return errs.New(errs.ClassOf(err), "state file %s: %w; the old list is still in place", s.file(), err)
+		return errs.New(errs.ClassOf(err), "state file %s: %w; the old list is still in place",
+			s.file(), err)
 	}
 	return nil
 }
@@ -281,8 +300,8 @@ type tempError struct{ err error }
 func (e *tempError) Error() string   { return e.err.Error() }
 func (e *tempError) Unwrap() []error { return []error{e.err, errNoTemp} }
 
-// replaceFile gives a file of a folder new content, which is on disk under its name when it returns;
-// until then the old content is.
+// replaceFile gives a file of a folder new content, which is on disk under its name when it
+// returns; until then the old content is.
 func replaceFile(dir, path string, content []byte, mode os.FileMode) (err error) {
 	f, err := os.CreateTemp(dir, ".state-*")
 	if err != nil {
@@ -329,7 +348,8 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 	f, err := openLock(ctx, path, 0o644)
 	var p *fs.PathError
 	if errors.As(err, &p) {
-		return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+		return nil, errs.New(errs.Usage,
+			"state folder: %w; choose one that can be written with --state DIR", err)
 	}
 	return f, err
 }
@@ -369,7 +389,8 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("SSD %s is in use by %s; wait until it ends, or choose others with --ssds", e.SSD, e.By)
+	return fmt.Sprintf("SSD %s is in use by %s; wait until it ends, or choose others with --ssds",
+		e.SSD, e.By)
 }
 
 // Acquire takes all SSDs of names, or none. What says what the caller does with them, for the
@@ -392,11 +413,13 @@ func (s *Store) openOwn(name string) (*os.File, error) {
 	err := os.MkdirAll(s.dir, 0o755)
 	if err == nil {
 		var f *os.File
-		if f, err = os.OpenFile(filepath.Join(s.dir, name+".lock"), os.O_RDWR|os.O_CREATE, 0o644); err == nil {
+		if f, err = os.OpenFile(filepath.Join(s.dir, name+".lock"), os.O_RDWR|os.O_CREATE,
+			0o644); err == nil {
 			return f, nil
 		}
 	}
-	return nil, errs.New(errs.Usage, "state folder: %w; choose one that can be written with --state DIR", err)
+	return nil, errs.New(errs.Usage,
+		"state folder: %w; choose one that can be written with --state DIR", err)
 }
 
 // nameTimeout bounds the wait for the name of a lease's holder.
@@ -419,7 +442,8 @@ func (s *Store) take(name, what string) (*os.File, error) {
 		}
 		b := make([]byte, noteBytes)
 		n, _ := f.ReadAt(b, 0)
-		// Who has just taken the lease has not written its name yet; who gives it up has wiped it out.
+		// Who has just taken the lease has not written its name yet; who gives it up has wiped it
+		// out.
 		if who = strings.TrimSpace(string(b[:n])); who != "" || time.Since(begin) > nameTimeout {
 			break
 		}
@@ -434,7 +458,8 @@ func (s *Store) take(name, what string) (*os.File, error) {
 		return nil, fmt.Errorf("lock SSD %s: %w", name, err)
 	case !stillThere(f):
 		_ = f.Close()
-		return nil, errs.New(errs.Usage, "SSD %s is not bound any more; \"heliosctl ssds\" lists what there is", name)
+		return nil, errs.New(errs.Usage,
+			"SSD %s is not bound any more; \"heliosctl ssds\" lists what there is", name)
 	}
 	// The text only serves the other command's error; the lock itself is the flock.
 	if err := f.Truncate(0); err == nil {

@@ -38,15 +38,19 @@ func TestUpdateAndLoad(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, st.SSDs)
 
-	want := SSD{Name: "ssd0", Kind: KindProxy, Path: "/x/a.img", Serial: "S1", Bytes: 1 << 20, LBABytes: 512, Created: true}
-	require.NoError(t, s.Update(t.Context(), func(st *State) error { st.SSDs = append(st.SSDs, want); return nil }))
+	want := SSD{Name: "ssd0", Kind: KindProxy, Path: "/x/a.img", Serial: "S1", Bytes: 1 << 20,
+		LBABytes: 512, Created: true}
+	require.NoError(t,
+		s.Update(t.Context(),
+			func(st *State) error { st.SSDs = append(st.SSDs, want); return nil }))
 	st, err = s.Load()
 	require.NoError(t, err)
 	require.Equal(t, []SSD{want}, st.SSDs)
 	require.Equal(t, "ssd1", st.NextName())
 
 	// A change that fails leaves the file as it was, and no temporary file.
-	require.Error(t, s.Update(t.Context(), func(st *State) error { st.SSDs = nil; return os.ErrInvalid }))
+	require.Error(t,
+		s.Update(t.Context(), func(st *State) error { st.SSDs = nil; return os.ErrInvalid }))
 	st, err = s.Load()
 	require.NoError(t, err)
 	require.Len(t, st.SSDs, 1)
@@ -95,9 +99,11 @@ func TestUpdateWaitIsBounded(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	st := &State{SSDs: []SSD{
-		{Name: "ssd0", Path: "/x/a.img", Serial: "S0"}, {Name: "ssd1", Path: "/y/a.img", Serial: "S1"}, {Name: "ssd2", Path: "/y/b.img"},
+		{Name: "ssd0", Path: "/x/a.img", Serial: "S0"}, {Name: "ssd1", Path: "/y/a.img",
+			Serial: "S1"}, {Name: "ssd2", Path: "/y/b.img"},
 	}}
-	for in, want := range map[string]string{"ssd1": "ssd1", "S0": "ssd0", "/y/a.img": "ssd1", "b.img": "ssd2", "proxy:/x/a.img": "ssd0"} {
+	for in, want := range map[string]string{"ssd1": "ssd1", "S0": "ssd0", "/y/a.img": "ssd1",
+		"b.img": "ssd2", "proxy:/x/a.img": "ssd0"} {
 		d, err := st.Find(in)
 		require.NoError(t, err, in)
 		require.Equal(t, want, d.Name, in)
@@ -118,7 +124,8 @@ func TestDamagedAndNewerFiles(t *testing.T) {
 	require.NoError(t, os.WriteFile(s.file(), []byte(`{"version":7}`), 0o644))
 	_, err = s.Load()
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.Error(t, s.Update(t.Context(), func(*State) error { return nil }), "a newer file is never overwritten")
+	require.Error(t, s.Update(t.Context(), func(*State) error { return nil }),
+		"a newer file is never overwritten")
 }
 
 func TestLease(t *testing.T) {

@@ -58,14 +58,16 @@ type lane struct {
 
 // New starts a trace in w; clock is Wall or Virtual. For Wall, NS gives a moment's time.
 func New(w io.Writer, clock string) *Recorder {
-	r := &Recorder{origin: time.Now(), w: bufio.NewWriterSize(w, 64<<10), tracks: map[string]*track{}}
+	r := &Recorder{origin: time.Now(), w: bufio.NewWriterSize(w, 64<<10),
+		tracks: map[string]*track{}}
 	name, other := "heliosctl", map[string]any{"clock": clock}
 	if clock == Virtual {
 		name, other["modelled"] = "heliosctl, virtual clock: every time is modelled", true
 	}
 	head, err := json.Marshal(other)
 	r.keep(err)
-	_, err = fmt.Fprintf(r.w, "{\"displayTimeUnit\":\"ns\",\"otherData\":%s,\"traceEvents\":[", head)
+	_, err = fmt.Fprintf(r.w, "{\"displayTimeUnit\":\"ns\",\"otherData\":%s,\"traceEvents\":[",
+		head)
 	r.keep(err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,7 +138,8 @@ func (r *Recorder) Counter(trackName, name string, ns int64, v float64) {
 		return
 	}
 	if math.IsNaN(v) || math.IsInf(v, 0) {
-		r.keep(fmt.Errorf("timeline: counter %s of %s is %v, which JSON does not have", name, trackName, v))
+		r.keep(fmt.Errorf("timeline: counter %s of %s is %v, which JSON does not have", name,
+			trackName, v))
 		return
 	}
 	b := r.begin(`"ph":"C","name":`, trackName)

@@ -107,7 +107,8 @@ func TestFormat(t *testing.T) {
 }
 
 func TestMicros(t *testing.T) {
-	for ns, want := range map[int64]string{0: "0", 1: "0.001", 999: "0.999", 1000: "1", 1010: "1.010", -1500: "-1.500", math.MaxInt64: "9223372036854775.807"} {
+	for ns, want := range map[int64]string{0: "0", 1: "0.001", 999: "0.999", 1000: "1",
+		1010: "1.010", -1500: "-1.500", math.MaxInt64: "9223372036854775.807"} {
 		require.Equal(t, want, string(appendMicros(nil, ns)))
 	}
 }
@@ -171,7 +172,9 @@ func TestNilRecordsNothing(t *testing.T) {
 	r.Counter("a", "b", 0, 1)
 	require.Zero(t, r.NS(time.Now()))
 	require.NoError(t, r.Close())
-	require.Zero(t, testing.AllocsPerRun(100, func() { r.Span("a", "b", 0, 1, nil); r.Counter("a", "b", 0, 1) }))
+	require.Zero(t,
+		testing.AllocsPerRun(100,
+			func() { r.Span("a", "b", 0, 1, nil); r.Counter("a", "b", 0, 1) }))
 }
 
 func TestErrorsSurfaceAtClose(t *testing.T) {

@@ -7,17 +7,18 @@ import (
 	"unicode/utf8"
 )
 
-// Names, paths, models, serial numbers, owners: much of what is shown comes from disks, files and other
-// processes. Printed raw it could steer the terminal (ESC, CSI, OSC, carriage return), forge lines
-// (newline) or turn text around (right-to-left override), so everything passes through Text on its way out.
+// Names, paths, models, serial numbers, owners: much of what is shown comes from disks, files and
+// other processes. Printed raw it could steer the terminal (ESC, CSI, OSC, carriage return), forge
+// lines (newline) or turn text around (right-to-left override), so everything passes through Text
+// on its way out.
 
 const (
 	maxCell = 1 << 10 // bytes of a table's cell
 	maxLine = 1 << 14 // bytes of a line: longer than any of ours
 )
 
-// Text shows s with everything that is no printable character as Go would write it in a string: \x1b,
-// \n, \u202e. Printable text stays as it is. Bytes that are no UTF-8 become \xNN.
+// Text shows s with everything that is no printable character as Go would write it in a string:
+// \x1b, \n, \u202e. Printable text stays as it is. Bytes that are no UTF-8 become \xNN.
 func Text(s string) string { return escape(s, "") }
 
 // lineText is Text for a line of our own, whose tabs are ours.
@@ -72,9 +73,9 @@ func bound(s string, most int) string {
 	return fmt.Sprintf("%s… (%d more bytes)", s[:at], len(s)-at)
 }
 
-// escapeJSON writes what encoding/json leaves as it is and a terminal may act on, DEL, C1 controls and
-// invisible characters, as \uNNNN. Outside strings JSON has only printable ASCII, so that the value stays
-// the same.
+// escapeJSON writes what encoding/json leaves as it is and a terminal may act on, DEL, C1 controls
+// and invisible characters, as \uNNNN. Outside strings JSON has only printable ASCII, so that the
+// value stays the same.
 func escapeJSON(b []byte) []byte {
 	clean := true
 	for _, c := range b {

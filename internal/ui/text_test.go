@@ -15,8 +15,10 @@ import (
 
 // hostile are texts that a terminal acts on, or that forge lines.
 var hostile = []string{
-	"\x1b[2J", "\x1b]0;owned\x07", "\x1b]8;;http://evil\x1b\\", "\u009b31m", "\x9b31m", "a\nheliosctl: done", "a\rb", "a\tb", "\x00", "\x7f", "\b\b\b",
-	"abc\u202edef", "\u2066x\u2069", "\u200b", "\u2028", "\ufeff", "\xff\xfe", "\xe2\x28", "\U000e0041", "\U000f0000",
+	"\x1b[2J", "\x1b]0;owned\x07", "\x1b]8;;http://evil\x1b\\", "\u009b31m", "\x9b31m",
+	"a\nheliosctl: done", "a\rb", "a\tb", "\x00", "\x7f", "\b\b\b",
+	"abc\u202edef", "\u2066x\u2069", "\u200b", "\u2028", "\ufeff", "\xff\xfe", "\xe2\x28",
+	"\U000e0041", "\U000f0000",
 }
 
 // harmless fails for text that holds more than lines of printable characters.
@@ -65,9 +67,11 @@ func TestOutputIsEscapedAndBounded(t *testing.T) {
 			require.NoError(t, u.Close())
 			harmless(t, out.String())
 			harmless(t, errw.String())
-			require.LessOrEqual(t, strings.Count(errw.String(), "\n"), 4, "a line was forged: %q", errw.String())
+			require.LessOrEqual(t, strings.Count(errw.String(), "\n"), 4, "a line was forged: %q",
+				errw.String())
 			if !asJSON {
-				require.Equal(t, 5, strings.Count(out.String(), "\n"), "a line was forged: %q", out.String())
+				require.Equal(t, 5, strings.Count(out.String(), "\n"), "a line was forged: %q",
+					out.String())
 				require.Less(t, out.Len(), 1<<16)
 				continue
 			}

@@ -97,11 +97,15 @@ func (u *UI) Progress(stage string, done, total int64) {
 	if total > 0 {
 		left := ""
 		if rate > 0 && done < total {
-			left = fmt.Sprintf(", %s left", time.Duration(float64(total-done)/rate*float64(time.Second)).Round(time.Second))
+			left = fmt.Sprintf(", %s left",
+				time.Duration(float64(total-done)/rate*float64(time.Second)).Round(time.Second))
 		}
-		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s, %s/s%s\n", stage, done, total, 100*float64(done)/float64(total), took.Round(time.Second), units.FormatCount(rate), left)
+		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s, %s/s%s\n", stage, done, total,
+			100*float64(done)/float64(total), took.Round(time.Second),
+			units.FormatCount(rate), left)
 	} else {
-		fmt.Fprintf(u.err, "%s: %d, %s, %s/s\n", stage, done, took.Round(time.Second), units.FormatCount(rate))
+		fmt.Fprintf(u.err, "%s: %d, %s, %s/s\n", stage, done, took.Round(time.Second),
+			units.FormatCount(rate))
 	}
 }
 
@@ -112,7 +116,8 @@ func newBar(w io.Writer, stage string, total int64) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(total,
 		progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(stage),
 		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true), progressbar.OptionShowCount(), progressbar.OptionShowIts())
+		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true),
+		progressbar.OptionShowCount(), progressbar.OptionShowIts())
 }
 
 // endStage takes the bar away, so that the next line starts on a clean one. Call with mu held.
@@ -319,7 +324,8 @@ func structFields(v reflect.Value, out object) object {
 			out = structFields(v.Field(i), out)
 			continue
 		}
-		if !f.IsExported() || strings.Contains(opts, "omitempty") && emptyValue(v.Field(i)) || strings.Contains(opts, "omitzero") && v.Field(i).IsZero() {
+		if !f.IsExported() || strings.Contains(opts, "omitempty") && emptyValue(v.Field(i)) ||
+			strings.Contains(opts, "omitzero") && v.Field(i).IsZero() {
 			continue
 		}
 		if name == "" {

@@ -32,7 +32,9 @@ type outer struct {
 
 // Where nothing is out of JSON's range, an object is what encoding/json makes of it.
 func TestObjectIsEncodingJSON(t *testing.T) {
-	v := outer{inner: inner{1, 2.5}, When: time.Unix(0, 0).UTC(), Since: time.Unix(7, 0).UTC(), Skip: "x", List: []inner{{3, 4}}, Map: map[string]inner{"z": {}, "a": {1, 1}}, Ptr: &inner{5, 6}}
+	v := outer{inner: inner{1, 2.5}, When: time.Unix(0, 0).UTC(), Since: time.Unix(7, 0).UTC(),
+		Skip: "x", List: []inner{{3, 4}}, Map: map[string]inner{"z": {}, "a": {1, 1}},
+		Ptr: &inner{5, 6}}
 	want, err := json.Marshal(v)
 	require.NoError(t, err)
 	var out bytes.Buffer
@@ -51,10 +53,12 @@ func TestEvent(t *testing.T) {
 	require.NoError(t, u.Event("result", inner{1, math.NaN()}))
 	require.NoError(t, u.Event("done", struct{}{}))
 	require.Error(t, u.Event("result", 5))
-	require.Equal(t, "{\"event\":\"result\",\"a\":1,\"b\":null}\n{\"event\":\"done\"}\n", out.String())
+	require.Equal(t, "{\"event\":\"result\",\"a\":1,\"b\":null}\n{\"event\":\"done\"}\n",
+		out.String())
 	u.Table([]string{"x"}, nil)
 	u.Printf("x")
-	require.Equal(t, 2, strings.Count(out.String(), "\n"), "with JSON, nothing else goes to standard output")
+	require.Equal(t, 2, strings.Count(out.String(), "\n"),
+		"with JSON, nothing else goes to standard output")
 }
 
 func TestTable(t *testing.T) {

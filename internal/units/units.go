@@ -121,7 +121,8 @@ func ParseBudget(s string) (Budget, error) {
 	}
 	b, err := ParseBytes(t)
 	if err != nil {
-		return Budget{}, fmt.Errorf("%q is neither a size nor a percentage; write it like 256MiB or 5%%", s)
+		return Budget{},
+			fmt.Errorf("%q is neither a size nor a percentage; write it like 256MiB or 5%%", s)
 	}
 	if noUnit := strings.ContainsAny(t[len(t)-1:], "0123456789."); noUnit && b > 0 && b <= 100 {
 		return Budget{}, fmt.Errorf("%q could be a percentage or bytes; write %s%% or %sB", s, t, t)

@@ -10,13 +10,15 @@ import (
 func TestParseBytes(t *testing.T) {
 	for in, want := range map[string]int64{
 		"0": 0, "4096": 4096, "512B": 512, "1KiB": 1024, "1k": 1024, "1kB": 1000, "1.5GiB": 3 << 29,
-		"2GiB": 2 << 30, "2G": 2 << 30, "2GB": 2e9, " 256 MiB ": 256 << 20, "8388607TiB": 8388607 << 40,
+		"2GiB": 2 << 30, "2G": 2 << 30, "2GB": 2e9, " 256 MiB ": 256 << 20,
+		"8388607TiB": 8388607 << 40,
 	} {
 		got, err := ParseBytes(in)
 		require.NoError(t, err, in)
 		require.Equal(t, want, got, in)
 	}
-	for _, in := range []string{"", "GiB", "-1", "-1GiB", "1.5", "1.2.3KiB", "five", "10%", "9PiBs", "9000000TiB", "1e3", "0x10", "NaN", "Inf"} {
+	for _, in := range []string{"", "GiB", "-1", "-1GiB", "1.5", "1.2.3KiB", "five", "10%", "9PiBs",
+		"9000000TiB", "1e3", "0x10", "NaN", "Inf"} {
 		_, err := ParseBytes(in)
 		require.Error(t, err, in)
 	}
@@ -71,7 +73,8 @@ func TestParseInts(t *testing.T) {
 
 // Whatever is typed, the answer is an error or a size that reads back the same.
 func FuzzParseBytes(f *testing.F) {
-	for _, s := range []string{"1GiB", "9223372036854775807", "1.5KiB", "-", ".", "..b", "1", "5", "100", "101", "5.", "5B"} {
+	for _, s := range []string{"1GiB", "9223372036854775807", "1.5KiB", "-", ".", "..b", "1", "5",
+		"100", "101", "5.", "5B"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

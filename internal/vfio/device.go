@@ -63,7 +63,8 @@ type Span struct{ Offset, Size int64 }
 func newDevice(d *Domain, dev pci.Device, fd int) *Device {
 	return &Device{
 		dom: d, dev: dev, fd: fd, wake: -1,
-		asked: make(chan struct{}), failed: make(chan struct{}), given: make(chan struct{}), watched: make(chan struct{}),
+		asked: make(chan struct{}), failed: make(chan struct{}), given: make(chan struct{}),
+		watched: make(chan struct{}),
 		regions: map[int]regionAt{}, maps: map[unsafe.Pointer]int64{},
 	}
 }
@@ -77,7 +78,8 @@ func (d *Device) start() error {
 		return errs.New(errs.Device, "vfio %s: ask for the device's abilities: %w", d.dev.Addr, err)
 	}
 	if info.Flags&deviceFlagPCI == 0 || info.NumRegions <= RegionConfig {
-		return errs.New(errs.Device, "vfio %s: not a PCI device (flags %#x, %d regions)", d.dev.Addr, info.Flags, info.NumRegions)
+		return errs.New(errs.Device, "vfio %s: not a PCI device (flags %#x, %d regions)",
+			d.dev.Addr, info.Flags, info.NumRegions)
 	}
 	d.canReset = info.Flags&deviceFlagReset != 0
 	if err := d.listen(info.NumIRQs); err != nil {
@@ -100,7 +102,9 @@ func (d *Device) listen(irqs uint32) error {
 		}
 		info := irqInfo{Argsz: uint32(unsafe.Sizeof(irqInfo{})), Index: index}
 		// A device without PCI Express has no ERR, which the kernel says as EINVAL.
-		if _, err := d.dom.m.k.ioctl(d.fd, vfioDeviceGetIRQInfo, unsafe.Pointer(&info)); err != nil || info.Count == 0 || info.Flags&irqInfoEventfd == 0 {
+		if _, err := d.dom.m.k.ioctl(d.fd, vfioDeviceGetIRQInfo,
+			unsafe.Pointer(&info)); err != nil || info.Count == 0 ||
+			info.Flags&irqInfoEventfd == 0 {
 			continue
 		}
 		fd, err := eventfd()
@@ -113,7 +117,8 @@ func (d *Device) listen(irqs uint32) error {
 			Index: index, Count: 1, FD: int32(fd),
 		}
 		if _, err := d.dom.m.k.ioctl(d.fd, vfioDeviceSetIRQs, unsafe.Pointer(&set)); err != nil {
-			return errs.New(errs.Device, "vfio %s: listen to the kernel's message %d: %w", d.dev.Addr, index, err)
+			return errs.New(errs.Device, "vfio %s: listen to the kernel's message %d: %w",
+				d.dev.Addr, index, err)
 		}
 		fds, done = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(done, ch)
 	}
@@ -138,7 +143,8 @@ func (d *Device) watch(fds []unix.PollFd, done []chan struct{}) {
 			continue
 		}
 		if err != nil || fds[0].Revents != 0 {
-			return // an error means that somebody closed our descriptors: there is nothing to listen to
+			// an error means that somebody closed our descriptors: there is nothing to listen to
+			return
 		}
 		for i := 1; i < len(fds); i++ {
 			if fds[i].Fd >= 0 && fds[i].Revents != 0 {
@@ -200,17 +206,21 @@ func (d *Device) region(index int) (regionAt, error) {
 		buf := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), size)
 		info := (*regionInfo)(unsafe.Pointer(&words[0]))
 		info.Argsz, info.Index = size, uint32(index)
-		if _, err := d.dom.m.k.ioctl(d.fd, vfioDeviceGetRegionInfo, unsafe.Pointer(info)); err != nil {
-			return regionAt{}, errs.New(errs.Device, "vfio %s: region %d: %w", d.dev.Addr, index, err)
+		if _, err := d.dom.m.k.ioctl(d.fd, vfioDeviceGetRegionInfo,
+			unsafe.Pointer(info)); err != nil {
+			return regionAt{}, errs.New(errs.Device, "vfio %s: region %d: %w", d.dev.Addr,
+				index, err)
 		}
 		if info.Argsz > size {
 			size = min((info.Argsz+7)&^7, 1<<20)
 			continue
 		}
 		if info.Size > 1<<62 || info.Offset > 1<<62 {
-			return regionAt{}, errs.New(errs.Device, "vfio %s: region %d: %d bytes at %d cannot be", d.dev.Addr, index, info.Size, info.Offset)
+			return regionAt{}, errs.New(errs.Device, "vfio %s: region %d: %d bytes at %d cannot be",
+				d.dev.Addr, index, info.Size, info.Offset)
 		}
-		r := regionAt{Region{Size: int64(info.Size), Read: info.Flags&regionFlagRead != 0, Write: info.Flags&regionFlagWrite != 0}, int64(info.Offset)}
+		r := regionAt{Region{Size: int64(info.Size), Read: info.Flags&regionFlagRead != 0,
+			Write: info.Flags&regionFlagWrite != 0}, int64(info.Offset)}
 		if info.Flags&regionFlagMmap != 0 && r.Size > 0 {
 			r.Mappable = []Span{{0, r.Size}}
 			if info.Flags&regionFlagCaps != 0 {
@@ -227,7 +237,8 @@ func (d *Device) region(index int) (regionAt, error) {
 		d.regions[index] = r
 		return r, nil
 	}
-	return regionAt{}, errs.New(errs.Device, "vfio %s: region %d: its description does not end", d.dev.Addr, index)
+	return regionAt{}, errs.New(errs.Device, "vfio %s: region %d: its description does not end",
+		d.dev.Addr, index)
 }
 
 // MapRegion maps whole pages of a region; Unmap them with UnmapRegion before Close.
@@ -242,7 +253,8 @@ func (d *Device) MapRegion(index int, off, size int64) ([]byte, error) {
 		return nil, err
 	}
 	if off < 0 || size <= 0 || off%pageBytes != 0 || size%pageBytes != 0 {
-		return nil, fmt.Errorf("vfio %s: map %d bytes at %d of region %d: not whole pages", d.dev.Addr, size, off, index)
+		return nil, fmt.Errorf("vfio %s: map %d bytes at %d of region %d: not whole pages",
+			d.dev.Addr, size, off, index)
 	}
 	inside := false
 	for _, s := range r.Mappable {
@@ -250,7 +262,9 @@ func (d *Device) MapRegion(index int, off, size int64) ([]byte, error) {
 		inside = inside || s.Offset <= off && off-s.Offset+size <= int64(roundUp(uint64(s.Size)))
 	}
 	if !inside {
-		return nil, errs.New(errs.Capability, "vfio %s: bytes %d to %d of region %d (%d bytes) cannot be mapped; use ReadAt and WriteAt", d.dev.Addr, off, off+size-1, index, r.Size)
+		return nil, errs.New(errs.Capability,
+			"vfio %s: bytes %d to %d of region %d (%d bytes) cannot be mapped; use ReadAt and WriteAt",
+			d.dev.Addr, off, off+size-1, index, r.Size)
 	}
 	prot := 0
 	if r.Read {
@@ -261,7 +275,8 @@ func (d *Device) MapRegion(index int, off, size int64) ([]byte, error) {
 	}
 	p, err := d.dom.m.k.mmap(d.fd, r.offset+off, size, prot)
 	if err != nil {
-		return nil, errs.New(errs.Device, "vfio %s: map %d bytes at %d of region %d: %w", d.dev.Addr, size, off, index, err)
+		return nil, errs.New(errs.Device, "vfio %s: map %d bytes at %d of region %d: %w",
+			d.dev.Addr, size, off, index, err)
 	}
 	d.smu.Lock()
 	d.maps[p] = size
@@ -277,7 +292,8 @@ func (d *Device) UnmapRegion(b []byte) error {
 	delete(d.maps, p)
 	d.smu.Unlock()
 	if !ok {
-		return fmt.Errorf("vfio %s: unmap at %p: no mapping of a region starts there", d.dev.Addr, p)
+		return fmt.Errorf("vfio %s: unmap at %p: no mapping of a region starts there",
+			d.dev.Addr, p)
 	}
 	if err := d.dom.m.k.munmap(p, size); err != nil {
 		return fmt.Errorf("vfio %s: unmap %d bytes of a region: %w", d.dev.Addr, size, err)
@@ -295,7 +311,8 @@ func (d *Device) WriteAt(index int, b []byte, off int64) error {
 	return d.access("write", d.dom.m.k.pwrite, index, b, off)
 }
 
-func (d *Device) access(verb string, f func(int, []byte, int64) (int, error), index int, b []byte, off int64) error {
+func (d *Device) access(verb string, f func(int, []byte, int64) (int, error), index int, b []byte,
+	off int64) error {
 	done, err := d.use()
 	if err != nil {
 		return err
@@ -306,11 +323,13 @@ func (d *Device) access(verb string, f func(int, []byte, int64) (int, error), in
 		return err
 	}
 	if off < 0 || off > r.Size || int64(len(b)) > r.Size-off {
-		return fmt.Errorf("vfio %s: %s %d bytes at %#x of region %d: it has %d", d.dev.Addr, verb, len(b), off, index, r.Size)
+		return fmt.Errorf("vfio %s: %s %d bytes at %#x of region %d: it has %d", d.dev.Addr, verb,
+			len(b), off, index, r.Size)
 	}
 	n, err := f(d.fd, b, r.offset+off)
 	if err != nil || n != len(b) {
-		return errs.New(errs.Device, "vfio %s: %s %d bytes at %#x of region %d: %d done: %w", d.dev.Addr, verb, len(b), off, index, n, orShort(err))
+		return errs.New(errs.Device, "vfio %s: %s %d bytes at %#x of region %d: %d done: %w",
+			d.dev.Addr, verb, len(b), off, index, n, orShort(err))
 	}
 	return nil
 }
@@ -322,7 +341,8 @@ func orShort(err error) error {
 	return errors.New("no more")
 }
 
-// Configuration space (PCI Local Bus Specification 3.0, chapter 6; power management 1.2, chapter 3).
+// Configuration space (PCI Local Bus Specification 3.0, chapter 6; power management 1.2, chapter
+// 3).
 const (
 	pciCommand       = 0x04
 	pciStatus        = 0x06
@@ -353,14 +373,16 @@ func (d *Device) setConfig16(off int64, v uint16) error {
 	return d.WriteAt(RegionConfig, b[:], off)
 }
 
-// command changes bits of the command register and makes sure that they took; those of wish may not.
+// command changes bits of the command register and makes sure that they took; those of wish may
+// not.
 func (d *Device) command(set, wish, clear uint16) error {
 	v, err := d.config16(pciCommand)
 	if err != nil {
 		return err
 	}
 	if v == 0xffff {
-		return errs.New(errs.Device, "vfio %s: %w (its command register reads as all ones)", d.dev.Addr, ErrGone)
+		return errs.New(errs.Device, "vfio %s: %w (its command register reads as all ones)",
+			d.dev.Addr, ErrGone)
 	}
 	if err := d.setConfig16(pciCommand, v&^clear|set|wish); err != nil {
 		return err
@@ -373,13 +395,16 @@ func (d *Device) command(set, wish, clear uint16) error {
 		if d.Gone() {
 			return errs.New(errs.Device, "vfio %s: %w", d.dev.Addr, ErrGone)
 		}
-		return errs.New(errs.Device, "vfio %s: the command register is %#04x after %#04x was written", d.dev.Addr, got, v&^clear|set|wish)
+		return errs.New(errs.Device,
+			"vfio %s: the command register is %#04x after %#04x was written", d.dev.Addr, got,
+			v&^clear|set|wish)
 	}
 	return nil
 }
 
-// EnableMemory sets memory space and interrupt disable in the command register (bits 1 and 10), clears
-// bus master (bit 2), and wakes the device to D0: its registers answer, and it reaches no memory.
+// EnableMemory sets memory space and interrupt disable in the command register (bits 1 and 10),
+// clears bus master (bit 2), and wakes the device to D0: its registers answer, and it reaches no
+// memory.
 func (d *Device) EnableMemory() error {
 	if err := d.wakeUp(); err != nil {
 		return err
@@ -404,7 +429,8 @@ func (d *Device) wakeUp() error {
 		return err
 	}
 	if status == 0xffff {
-		return errs.New(errs.Device, "vfio %s: %w (its status register reads as all ones)", d.dev.Addr, ErrGone)
+		return errs.New(errs.Device, "vfio %s: %w (its status register reads as all ones)",
+			d.dev.Addr, ErrGone)
 	}
 	if status&statusCapList == 0 {
 		return nil
@@ -441,7 +467,8 @@ func (d *Device) wakeUp() error {
 		return err
 	}
 	if pm&powerStateMask != 0 {
-		return errs.New(errs.Device, "vfio %s: it stays in power state D%d", d.dev.Addr, pm&powerStateMask)
+		return errs.New(errs.Device, "vfio %s: it stays in power state D%d", d.dev.Addr,
+			pm&powerStateMask)
 	}
 	return nil
 }
@@ -449,8 +476,9 @@ func (d *Device) wakeUp() error {
 // DisableDMA clears bus master: the device reaches no memory any more.
 func (d *Device) DisableDMA() error { return d.command(0, 0, commandMaster) }
 
-// Reset resets the function (FLR where the device has it). When it returns nil no DMA comes any more.
-// The kernel waits a minute for a device that died; Reset waits ten seconds and lets it go on.
+// Reset resets the function (FLR where the device has it). When it returns nil no DMA comes any
+// more. The kernel waits a minute for a device that died; Reset waits ten seconds and lets it go
+// on.
 func (d *Device) Reset() error {
 	if d.Gone() {
 		return errs.New(errs.Device, "vfio %s: reset: %w", d.dev.Addr, ErrGone)
@@ -461,7 +489,9 @@ func (d *Device) Reset() error {
 	}
 	if !d.canReset {
 		done()
-		return errs.New(errs.Capability, "vfio %s: the kernel knows no way to reset it (/sys/bus/pci/devices/%s/reset_method)", d.dev.Addr, d.dev.Addr)
+		return errs.New(errs.Capability,
+			"vfio %s: the kernel knows no way to reset it (/sys/bus/pci/devices/%s/reset_method)",
+			d.dev.Addr, d.dev.Addr)
 	}
 	end := make(chan error, 1)
 	go func() {
@@ -505,9 +535,9 @@ func (d *Device) Failed() <-chan struct{} { return d.failed }
 func (d *Device) GivenBack() <-chan struct{} { return d.given }
 
 // Close gives the device back; the kernel stops its DMA and resets it. Mappings of regions that are
-// left end here: accesses fault from then on. A device that left its bus is closed in the background,
-// since the kernel may take more than a minute, and one that takes longer than ten seconds goes on
-// there too; GivenBack tells the end.
+// left end here: accesses fault from then on. A device that left its bus is closed in the
+// background, since the kernel may take more than a minute, and one that takes longer than ten
+// seconds goes on there too; GivenBack tells the end.
 func (d *Device) Close() error {
 	gone := d.Gone()
 	if d.closed.Swap(true) {
@@ -523,7 +553,9 @@ func (d *Device) Close() error {
 	case <-d.given:
 		return d.giveErr
 	case <-t.C:
-		return errs.New(errs.Device, "vfio %s: the kernel has not taken it back after %s; it goes on in the background", d.dev.Addr, d.dom.m.closeFor)
+		return errs.New(errs.Device,
+			"vfio %s: the kernel has not taken it back after %s; it goes on in the background",
+			d.dev.Addr, d.dom.m.closeFor)
 	}
 }
 

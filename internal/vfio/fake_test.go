@@ -78,7 +78,8 @@ const (
 func newFake(t *testing.T) *fake {
 	t.Helper()
 	k := &fake{
-		Machine: fakesys.New(t.TempDir()), t: t, fds: map[int]*fakeFile{}, next: 1 << 20, fail: map[string][]error{},
+		Machine: fakesys.New(t.TempDir()), t: t, fds: map[int]*fakeFile{}, next: 1 << 20,
+		fail:   map[string][]error{},
 		ranges: []Range{{0, 0xfedfffff}, {0xfef00000, 1<<39 - 1}}, maxMaps: 65535, limit: -1,
 		cards: map[string]*card{}, mapped: map[unsafe.Pointer]int64{}, type1: 1,
 	}
@@ -104,7 +105,8 @@ func (k *fake) add(addr string, group int, driver string) *card {
 	n := len(k.cards)
 	k.Mkdir(fmt.Sprintf("/sys/bus/pci/devices/%s/vfio-dev/vfio%d", addr, n))
 	k.Put(fmt.Sprintf("/dev/vfio/devices/vfio%d", n), "")
-	c := &card{addr: addr, group: group, flags: deviceFlagPCI | deviceFlagReset, irqs: map[uint32]int{}}
+	c := &card{addr: addr, group: group, flags: deviceFlagPCI | deviceFlagReset,
+		irqs: map[uint32]int{}}
 	le := binary.LittleEndian
 	le.PutUint32(c.config[0:], 0x00101b36)
 	le.PutUint16(c.config[pciStatus:], statusCapList)
@@ -118,7 +120,8 @@ func (k *fake) add(addr string, group int, driver string) *card {
 }
 
 func (k *fake) machine() machine {
-	return machine{k: k, root: k.Root, retryFor: 200 * time.Millisecond, closeFor: 200 * time.Millisecond}
+	return machine{k: k, root: k.Root, retryFor: 200 * time.Millisecond,
+		closeFor: 200 * time.Millisecond}
 }
 
 func (k *fake) domain(backend string) *Domain {
@@ -178,13 +181,15 @@ func (k *fake) open(path string) (int, error) {
 	}
 	f := &fakeFile{path: path, maps: map[uint64]dmaMap{}}
 	for _, o := range k.fds { // one opener for a group
-		if o.path == path && path != "/dev/vfio/vfio" && path != "/dev/iommu" && !strings.Contains(path, "/devices/") {
+		if o.path == path && path != "/dev/vfio/vfio" && path != "/dev/iommu" &&
+			!strings.Contains(path, "/devices/") {
 			return -1, unix.EBUSY
 		}
 	}
 	if base, ok := strings.CutPrefix(path, "/dev/vfio/devices/"); ok {
 		for addr, c := range k.cards {
-			if _, err := os.Stat(filepath.Join(k.Root, "/sys/bus/pci/devices", addr, "vfio-dev", base)); err == nil {
+			if _, err := os.Stat(filepath.Join(k.Root, "/sys/bus/pci/devices", addr, "vfio-dev",
+				base)); err == nil {
 				f.card = c
 			}
 		}
@@ -245,7 +250,10 @@ func (k *fake) drop(f *fakeFile) {
 	f.maps = map[uint64]dmaMap{}
 }
 
-func (k *fake) setCommand(c *card, v uint16) { binary.LittleEndian.PutUint16(c.config[pciCommand:], v) }
+func (k *fake) setCommand(c *card,
+	v uint16) {
+	binary.LittleEndian.PutUint16(c.config[pciCommand:], v)
+}
 
 func (k *fake) ioctlInt(fd int, req, arg uintptr) (int, error) {
 	k.mu.Lock()
@@ -302,7 +310,8 @@ func (k *fake) ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error) {
 		}
 		a.Flags = groupViable
 		for _, c := range k.cards {
-			if filepath.Base(f.path) == fmt.Sprint(c.group) && k.Driver(c.addr) != "vfio-pci" && k.Driver(c.addr) != "" {
+			if filepath.Base(f.path) == fmt.Sprint(c.group) && k.Driver(c.addr) != "vfio-pci" &&
+				k.Driver(c.addr) != "" {
 				a.Flags = 0
 			}
 		}
@@ -372,7 +381,8 @@ func (k *fake) ioctl(fd int, req uintptr, arg unsafe.Pointer) (int, error) {
 		if err := k.hit("SET_IRQS"); err != nil {
 			return -1, err
 		}
-		if a.Argsz != 24 || a.Flags != irqSetDataEventfd|irqSetActionTrigger || a.Start != 0 || a.Count != 1 {
+		if a.Argsz != 24 || a.Flags != irqSetDataEventfd|irqSetActionTrigger || a.Start != 0 ||
+			a.Count != 1 {
 			return -1, unix.EINVAL
 		}
 		f.card.irqs[a.Index] = int(a.FD)
@@ -489,8 +499,8 @@ func (k *fake) mapInto(f *fakeFile, a dmaMap) error {
 	return nil
 }
 
-// unmapFrom unmaps all mappings within a range, and nothing when it cuts one (VFIO_IOMMU_UNMAP_DMA of
-// type1 v2, IOMMU_IOAS_UNMAP).
+// unmapFrom unmaps all mappings within a range, and nothing when it cuts one (VFIO_IOMMU_UNMAP_DMA
+// of type1 v2, IOMMU_IOAS_UNMAP).
 func (k *fake) unmapFrom(f *fakeFile, iova, size uint64) uint64 {
 	var in []uint64
 	var n uint64
@@ -634,8 +644,14 @@ func (k *fake) access(fd int, b []byte, off int64, write bool) (int, error) {
 	return copy(b, mem[off:]), nil
 }
 
-func (k *fake) pread(fd int, b []byte, off int64) (int, error)  { return k.access(fd, b, off, false) }
-func (k *fake) pwrite(fd int, b []byte, off int64) (int, error) { return k.access(fd, b, off, true) }
+func (k *fake) pread(fd int, b []byte, off int64) (int,
+	error) {
+	return k.access(fd, b, off, false)
+}
+func (k *fake) pwrite(fd int, b []byte, off int64) (int,
+	error) {
+	return k.access(fd, b, off, true)
+}
 
 func (k *fake) mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error) {
 	k.mu.Lock()
@@ -643,7 +659,8 @@ func (k *fake) mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error) {
 	if err := k.hit("mmap"); err != nil {
 		return nil, err
 	}
-	if f := k.fds[fd]; f == nil || f.card == nil || off+size > int64(len(f.card.bar)) || prot != unix.PROT_READ|unix.PROT_WRITE {
+	if f := k.fds[fd]; f == nil || f.card == nil || off+size > int64(len(f.card.bar)) ||
+		prot != unix.PROT_READ|unix.PROT_WRITE {
 		return nil, unix.EINVAL
 	}
 	p, err := unix.MmapPtr(-1, 0, nil, uintptr(size), prot, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

@@ -10,8 +10,8 @@ import (
 const (
 	pageBytes = 4096
 	hugeBytes = 2 << 20
-	// lowestIOVA keeps address 0 and what firmware likes below 1 MiB out of use, so that a forgotten
-	// address in a command does not hit memory.
+	// lowestIOVA keeps address 0 and what firmware likes below 1 MiB out of use, so that a
+	// forgotten address in a command does not hit memory.
 	lowestIOVA = IOVA(1 << 20)
 )
 
@@ -100,7 +100,9 @@ func (s *iovaSpace) take(size, align, phase uint64) (IOVA, error) {
 	for _, f := range s.free {
 		most = max(most, uint64(f.end-f.start))
 	}
-	return 0, errs.New(errs.Capability, "vfio: no %d bytes of I/O addresses are free in one piece (largest: %d); lower the buffer budgets", size, most)
+	return 0, errs.New(errs.Capability,
+		"vfio: no %d bytes of I/O addresses are free in one piece (largest: %d); lower the buffer budgets",
+		size, most)
 }
 
 // give puts a span back that take had given.

@@ -39,7 +39,8 @@ type machine struct {
 	k        kernel
 	root     string
 	retryFor time.Duration // how long EAGAIN is waited out
-	closeFor time.Duration // how long Close and Reset wait before they leave the rest to the background
+	// how long Close and Reset wait before they leave the rest to the background
+	closeFor time.Duration
 }
 
 func realMachine() machine {
@@ -82,11 +83,11 @@ func (linux) close(fd int) error { return unix.Close(fd) }
 // highFD is above what other parts of the process are likely to use.
 const highFD = 512
 
-// When a process is killed its files are released the highest number first: close_files of fs/file.c goes
-// up, each last fput is a task_work, and those run in the reverse order of their coming since Linux 4.3
-// (kernel/task_work.c). A device must be silent, as its release makes it, before the files of a GPU's
-// driver are released, and with them the GPU's memory that type1 has mapped for the device: so its number
-// is above theirs.
+// When a process is killed its files are released the highest number first: close_files of
+// fs/file.c goes up, each last fput is a task_work, and those run in the reverse order of their
+// coming since Linux 4.3 (kernel/task_work.c). A device must be silent, as its release makes it,
+// before the files of a GPU's driver are released, and with them the GPU's memory that type1 has
+// mapped for the device: so its number is above theirs.
 func (linux) raise(fd int) int {
 	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, highFD)
 	if err != nil { // RLIMIT_NOFILE is lower

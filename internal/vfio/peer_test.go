@@ -8,8 +8,8 @@ import (
 	"helios/internal/errs"
 )
 
-// Another device's memory by type1: mapped whole or as far as it grew, in the memory's own order, without
-// the limit of locked memory, and given to a device that comes later.
+// Another device's memory by type1: mapped whole or as far as it grew, in the memory's own order,
+// without the limit of locked memory, and given to a device that comes later.
 func TestPeerMemory(t *testing.T) {
 	const mib = 1 << 20
 	k := newFake(t)
@@ -23,7 +23,8 @@ func TestPeerMemory(t *testing.T) {
 	a := attach(t, d, cardA)
 	i, err := d.MapPeer(bar[:3*mib], 5, 0)
 	ok(t, err)
-	if m := k.maps(); len(m) != 1 || m[uint64(i)].Vaddr != va(bar) || m[uint64(i)].Size != 3*mib || k.used != 0 {
+	if m := k.maps(); len(m) != 1 || m[uint64(i)].Vaddr != va(bar) || m[uint64(i)].Size != 3*mib ||
+		k.used != 0 {
 		t.Errorf("mapped %v, %d bytes counted", m, k.used)
 	}
 	if uint64(i)%hugeBytes != va(bar)%hugeBytes {
@@ -47,7 +48,8 @@ func TestPeerMemory(t *testing.T) {
 	if _, n := d.Mapped(); n != 6*mib || len(k.maps()) != 2 {
 		t.Errorf("%d bytes mapped in %d pieces", n, len(k.maps()))
 	}
-	wants(t, d.Extend(w, 6*mib+1), errs.Capability, "another device's memory", "no page frame behind them")
+	wants(t, d.Extend(w, 6*mib+1), errs.Capability, "another device's memory",
+		"no page frame behind them")
 	if _, n := d.Mapped(); n != 6*mib {
 		t.Errorf("%d bytes after a refused step", n)
 	}
@@ -81,7 +83,8 @@ func TestPeerRefusals(t *testing.T) {
 	// Without the module the container is iommufd's imitation.
 	k.failNext("MAP_DMA", unix.EFAULT, unix.EINVAL, unix.ENOSPC)
 	_, err := d.MapPeer(bar, -1, 0)
-	wants(t, err, errs.Capability, "map 16384 bytes of another device's memory", "bad address", "iommufd's imitation", "CONFIG_VFIO_CONTAINER")
+	wants(t, err, errs.Capability, "map 16384 bytes of another device's memory", "bad address",
+		"iommufd's imitation", "CONFIG_VFIO_CONTAINER")
 	_, err = d.MapPeer(bar, -1, 0)
 	wants(t, err, errs.Capability, "imitation")
 	_, err = d.MapPeer(bar, -1, 0)
@@ -116,7 +119,8 @@ func TestPeerByIOMMUFD(t *testing.T) {
 	}
 	i, err := d.MapPeer(bar[4096:], 33, 8192)
 	ok(t, err)
-	if len(k.files) != 1 || k.files[0].FD != 33 || k.files[0].Start != 8192 || k.files[0].Length != 3*4096 || k.files[0].IOVA != uint64(i) {
+	if len(k.files) != 1 || k.files[0].FD != 33 || k.files[0].Start != 8192 ||
+		k.files[0].Length != 3*4096 || k.files[0].IOVA != uint64(i) {
 		t.Errorf("mapped %+v", k.files)
 	}
 	ok(t, d.Unmap(i, 3*4096))

@@ -16,17 +16,18 @@ import (
 	"helios/internal/units"
 )
 
-// lockedEnough is the RLIMIT_MEMLOCK from which on a small job fits: queues and the buffers of a few
-// mini-batches.
+// lockedEnough is the RLIMIT_MEMLOCK from which on a small job fits: queues and the buffers of a
+// few mini-batches.
 const lockedEnough = 256 << 20
 
 // Probe looks at what driving SSDs in user space needs: the IOMMU, VFIO with its two backends, the
-// driver vfio-pci, the limit of locked memory, huge pages, and whether SSDs can be given a GPU's memory. It
-// opens no device.
+// driver vfio-pci, the limit of locked memory, huge pages, and whether SSDs can be given a GPU's
+// memory. It opens no device.
 func Probe() []probe.Finding { return realMachine().probe() }
 
 func (m machine) probe() []probe.Finding {
-	return []probe.Finding{m.probeIOMMU(), m.probeVFIO(), m.probeType1(), m.probeIOMMUFD(), m.probeDriver(), m.probeLocked(), m.probeHuge(), m.probePeer(), m.probeMapFile()}
+	return []probe.Finding{m.probeIOMMU(), m.probeVFIO(), m.probeType1(), m.probeIOMMUFD(),
+		m.probeDriver(), m.probeLocked(), m.probeHuge(), m.probePeer(), m.probeMapFile()}
 }
 
 // entries counts what a folder holds; a missing folder holds nothing.
@@ -58,11 +59,17 @@ func (m machine) probeIOMMU() probe.Finding {
 	case groups > 0:
 		f.Answer, f.Detail = probe.There, fmt.Sprintf("%d groups", groups)
 	case without > 0:
-		f.Answer, f.Detail, f.Next = probe.NotThere, fmt.Sprintf("%d groups of VFIO's mode without an IOMMU, which protects no memory and is not used", without), statusHint
+		f.Answer, f.Detail, f.Next = probe.NotThere,
+			fmt.Sprintf(
+				"%d groups of VFIO's mode without an IOMMU, which protects no memory and is not used",
+				without), statusHint
 	case devices > 0 && err == nil:
-		f.Answer, f.Detail, f.Next = probe.NotThere, "the IOMMU is there, but no device has a group", statusHint
+		f.Answer, f.Detail, f.Next = probe.NotThere,
+			"the IOMMU is there, but no device has a group", statusHint
 	default:
-		f.Answer, f.Detail, f.Next = probe.NotThere, "no device has an IOMMU group: it is off in the firmware or on the kernel's command line", statusHint
+		f.Answer, f.Detail, f.Next = probe.NotThere,
+			"no device has an IOMMU group: it is off in the firmware or on the kernel's command line",
+			statusHint
 	}
 	return f
 }
@@ -89,7 +96,8 @@ func (m machine) probeVFIO() probe.Finding {
 	defer func() { _ = m.k.close(fd) }()
 	v, err := m.k.ioctlInt(fd, vfioGetAPIVersion, 0)
 	if err != nil || v != vfioAPIVersion {
-		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("%s speaks version %d (%v), not %d", node, v, err, vfioAPIVersion)
+		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("%s speaks version %d (%v), not %d", node,
+			v, err, vfioAPIVersion)
 		return f
 	}
 	f.Answer, f.Detail, f.Next = probe.There, node, ""
@@ -116,7 +124,8 @@ func (m machine) probeType1() probe.Finding {
 }
 
 func (m machine) probeIOMMUFD() probe.Finding {
-	f := probe.Finding{Name: "VFIO iommufd", Next: "not needed where type1 works; else a kernel from 6.6 on with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"}
+	f := probe.Finding{Name: "VFIO iommufd",
+		Next: "not needed where type1 works; else a kernel from 6.6 on with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"}
 	fd, err := m.k.open(iommuNode)
 	if err != nil {
 		return opened(f, iommuNode, err)
@@ -127,10 +136,13 @@ func (m machine) probeIOMMUFD() probe.Finding {
 	case err != nil:
 		f.Detail = err.Error()
 	case n == 0:
-		// The folder comes with the first device that is bound, so nothing follows from its absence.
-		f.Detail = iommuNode + " is there; " + deviceNodes + "devices shows nothing while no SSD is bound"
+		// The folder comes with the first device that is bound, so nothing follows from its
+		// absence.
+		f.Detail = iommuNode + " is there; " + deviceNodes +
+			"devices shows nothing while no SSD is bound"
 	default:
-		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("%d device nodes; used where type1 is not there", n), ""
+		f.Answer, f.Detail, f.Next = probe.There,
+			fmt.Sprintf("%d device nodes; used where type1 is not there", n), ""
 	}
 	return f
 }
@@ -169,15 +181,19 @@ func (m machine) probeLocked() probe.Finding {
 	case limit < 0:
 		f.Answer, f.Detail, f.Next = probe.There, "no limit", ""
 	case limit < lockedEnough:
-		f.Answer, f.Detail = probe.NotThere, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more", units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedEnough))
+		f.Answer, f.Detail = probe.NotThere,
+			fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more",
+				units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedEnough))
 	default:
-		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use)", units.FormatBytes(limit), units.FormatBytes(used)), ""
+		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use)",
+			units.FormatBytes(limit), units.FormatBytes(used)), ""
 	}
 	return f
 }
 
 func (m machine) probeHuge() probe.Finding {
-	f := probe.Finding{Name: "huge pages", Next: `not needed; "sudo heliosctl vfio-setup setup --hugepages 2GiB" reserves some`}
+	f := probe.Finding{Name: "huge pages",
+		Next: `not needed; "sudo heliosctl vfio-setup setup --hugepages 2GiB" reserves some`}
 	total, free, err := hostmem.HugePool(m.root)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -188,21 +204,24 @@ func (m machine) probeHuge() probe.Finding {
 		f.Answer, f.Detail = probe.NotThere, "none reserved; transparent ones are asked for"
 	default:
 		f.Answer, f.Next = probe.There, ""
-		f.Detail = fmt.Sprintf("%s reserved, %s free", units.FormatBytes(total), units.FormatBytes(free))
+		f.Detail = fmt.Sprintf("%s reserved, %s free", units.FormatBytes(total),
+			units.FormatBytes(free))
 	}
 	return f
 }
 
 // probePeer is about the page frames of other devices: what rung p2p of the memory ladder maps.
 func (m machine) probePeer() probe.Finding {
-	f := probe.Finding{Name: "other devices' memory", Next: "only for SSDs that read into a GPU's memory: a kernel with CONFIG_VFIO_CONTAINER, which Debian's and most others have"}
+	f := probe.Finding{Name: "other devices' memory",
+		Next: "only for SSDs that read into a GPU's memory: a kernel with CONFIG_VFIO_CONTAINER, which Debian's and most others have"}
 	switch t := m.probeType1(); {
 	case t.Answer == probe.NotThere:
 		f.Answer, f.Detail = probe.NotThere, "takes type1: "+t.Detail
 	case t.Answer != probe.There:
 		f.Detail = t.Detail
 	case !m.nativeType1():
-		f.Answer, f.Detail = probe.NotThere, "/dev/vfio/vfio is iommufd's imitation of type1, which maps RAM only"
+		f.Answer, f.Detail = probe.NotThere,
+			"/dev/vfio/vfio is iommufd's imitation of type1, which maps RAM only"
 	default:
 		f.Answer, f.Next = probe.There, ""
 		f.Detail = "type1 maps what is behind their BARs; that the machine's PCIe passes it on only a proof with both devices tells"
@@ -210,9 +229,11 @@ func (m machine) probePeer() probe.Finding {
 	return f
 }
 
-// probeMapFile tries IOMMU_IOAS_MAP_FILE on a page of a memory file, in an address space without devices.
+// probeMapFile tries IOMMU_IOAS_MAP_FILE on a page of a memory file, in an address space without
+// devices.
 func (m machine) probeMapFile() probe.Finding {
-	f := probe.Finding{Name: "dma-buf import", Next: "not needed where type1 maps other devices' memory"}
+	f := probe.Finding{Name: "dma-buf import",
+		Next: "not needed where type1 maps other devices' memory"}
 	s, err := openIOMMUFD(m)
 	if err != nil {
 		f.Detail = err.Error()
@@ -237,7 +258,8 @@ func (m machine) probeMapFile() probe.Finding {
 			f.Detail += "; unmap: " + err.Error()
 		}
 	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EOPNOTSUPP):
-		f.Answer, f.Detail = probe.NotThere, "iommufd takes no files (IOMMU_IOAS_MAP_FILE, Linux 6.13)"
+		f.Answer, f.Detail = probe.NotThere,
+			"iommufd takes no files (IOMMU_IOAS_MAP_FILE, Linux 6.13)"
 	default:
 		f.Detail = "IOMMU_IOAS_MAP_FILE: " + err.Error()
 	}

@@ -13,8 +13,8 @@ import (
 	"helios/internal/pci"
 )
 
-// addressSpace is a way to the kernel's IOMMU: type1 and iommufd. A Domain serialises its calls, but
-// for detach, which may come from the background at any time.
+// addressSpace is a way to the kernel's IOMMU: type1 and iommufd. A Domain serialises its calls,
+// but for detach, which may come from the background at any time.
 type addressSpace interface {
 	name() string
 	// attach opens a device inside the space. fresh says that the space has no mappings because
@@ -54,21 +54,27 @@ func (m machine) findDevice(addr string) (pci.Device, error) {
 		if dev.Driver != "" {
 			has = "the kernel driver " + dev.Driver
 		}
-		return dev, errs.New(errs.Usage, `vfio %s: %s has it, not %s; run "%s %s" as root`, dev.Addr, has, vfioDriver, bindHint, dev.Addr)
+		return dev, errs.New(errs.Usage, `vfio %s: %s has it, not %s; run "%s %s" as root`,
+			dev.Addr, has, vfioDriver, bindHint, dev.Addr)
 	}
 	if dev.NoIOMMU {
-		return dev, errs.New(errs.Capability, "vfio %s: its group is of VFIO's mode without an IOMMU, which protects no memory and is not used; %s", dev.Addr, statusHint)
+		return dev, errs.New(errs.Capability,
+			"vfio %s: its group is of VFIO's mode without an IOMMU, which protects no memory and is not used; %s",
+			dev.Addr, statusHint)
 	}
 	if dev.Group < 0 {
-		return dev, errs.New(errs.Capability, "vfio %s: no IOMMU group, so the IOMMU is off; %s", dev.Addr, statusHint)
+		return dev, errs.New(errs.Capability, "vfio %s: no IOMMU group, so the IOMMU is off; %s",
+			dev.Addr, statusHint)
 	}
 	return dev, nil
 }
 
-// noRemapping is the error of both backends where the kernel takes no device since its IOMMU does not
-// check interrupts: a device could raise any of them by a write.
+// noRemapping is the error of both backends where the kernel takes no device since its IOMMU does
+// not check interrupts: a device could raise any of them by a write.
 func noRemapping(dev pci.Device, err error) error {
-	return errs.New(errs.Capability, "vfio %s: the kernel refuses the IOMMU: %w: this machine has no interrupt remapping; turn on VT-d or AMD-Vi with interrupt remapping in the firmware's set-up", dev.Addr, err)
+	return errs.New(errs.Capability,
+		"vfio %s: the kernel refuses the IOMMU: %w: this machine has no interrupt remapping; turn on VT-d or AMD-Vi with interrupt remapping in the firmware's set-up",
+		dev.Addr, err)
 }
 
 // groupText names every device of a group with its driver.
@@ -108,12 +114,17 @@ func (m machine) foreign(group int) []string {
 func (m machine) notViable(dev pci.Device, cause error) error {
 	next := "give every device of the group to vfio-pci, or put the SSD in another slot"
 	if f := m.foreign(dev.Group); len(f) > 0 {
-		next = fmt.Sprintf(`run "%s %s" if they can be spared, or put the SSD in another slot`, bindHint, strings.Join(f, " "))
+		next = fmt.Sprintf(`run "%s %s" if they can be spared, or put the SSD in another slot`,
+			bindHint, strings.Join(f, " "))
 	}
 	if cause == nil {
-		return errs.New(errs.Refused, "vfio %s: its IOMMU group is shared with devices that the kernel uses (%s); %s", dev.Addr, m.groupText(dev.Group), next)
+		return errs.New(errs.Refused,
+			"vfio %s: its IOMMU group is shared with devices that the kernel uses (%s); %s",
+			dev.Addr, m.groupText(dev.Group), next)
 	}
-	return errs.New(errs.Refused, "vfio %s: its IOMMU group is shared with devices that the kernel uses (%s): %w; %s", dev.Addr, m.groupText(dev.Group), cause, next)
+	return errs.New(errs.Refused,
+		"vfio %s: its IOMMU group is shared with devices that the kernel uses (%s): %w; %s",
+		dev.Addr, m.groupText(dev.Group), cause, next)
 }
 
 // heldBy is " (held by …)" where the holder of a node can be seen.
@@ -134,11 +145,16 @@ func (m machine) heldBy(node string) string {
 func (m machine) openError(dev pci.Device, node string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return errs.New(errs.Capability, "vfio %s: %s is missing: %w; %s", dev.Addr, node, err, statusHint)
+		return errs.New(errs.Capability, "vfio %s: %s is missing: %w; %s", dev.Addr, node, err,
+			statusHint)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return errs.New(errs.Capability, "vfio %s: no right to open %s: %w; %s, as a member of the group that owns it", dev.Addr, node, err, setupHint)
+		return errs.New(errs.Capability,
+			"vfio %s: no right to open %s: %w; %s, as a member of the group that owns it", dev.Addr,
+			node, err, setupHint)
 	case errors.Is(err, unix.EBUSY):
-		return errs.New(errs.Refused, "vfio %s: somebody else drives %s%s: %w; end that program first", dev.Addr, m.groupText(dev.Group), m.heldBy(node), err)
+		return errs.New(errs.Refused,
+			"vfio %s: somebody else drives %s%s: %w; end that program first", dev.Addr,
+			m.groupText(dev.Group), m.heldBy(node), err)
 	}
 	return errs.New(errs.Capability, "vfio %s: open %s: %w; %s", dev.Addr, node, err, statusHint)
 }
@@ -151,9 +167,12 @@ func (m machine) mapError(size uint64, err error) error {
 		if lerr == nil && limit >= 0 {
 			return m.memlockError(size, used, limit)
 		}
-		return errs.New(errs.Capability, "vfio: pin %d bytes: %w; free memory or lower the buffer budgets", size, err)
+		return errs.New(errs.Capability,
+			"vfio: pin %d bytes: %w; free memory or lower the buffer budgets", size, err)
 	case errors.Is(err, unix.ENOSPC):
-		return errs.New(errs.Capability, "vfio: map %d bytes: %w: the kernel's limit of mappings is reached (65,535 unless vfio_iommu_type1's dma_entry_limit says otherwise); use fewer queues or larger buffers", size, err)
+		return errs.New(errs.Capability,
+			"vfio: map %d bytes: %w: the kernel's limit of mappings is reached (65,535 unless vfio_iommu_type1's dma_entry_limit says otherwise); use fewer queues or larger buffers",
+			size, err)
 	case errors.Is(err, unix.EFAULT):
 		return fmt.Errorf("vfio: pin %d bytes: %w: not memory that a device can reach", size, err)
 	}
@@ -165,21 +184,28 @@ func (m machine) peerError(backend string, size uint64, err error) error {
 	head := fmt.Sprintf("vfio: map %d bytes of another device's memory", size)
 	switch {
 	case backend == "iommufd":
-		return errs.New(errs.Capability, "%s: %w: this kernel's iommufd takes no GPU's memory (from Linux 6.19 on it takes dma-bufs, of vfio-pci only); use the backend type1", head, err)
+		return errs.New(errs.Capability,
+			"%s: %w: this kernel's iommufd takes no GPU's memory (from Linux 6.19 on it takes dma-bufs, of vfio-pci only); use the backend type1",
+			head, err)
 	case errors.Is(err, unix.EFAULT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		if !m.nativeType1() {
-			return errs.New(errs.Capability, "%s: %w: this kernel's /dev/vfio/vfio is iommufd's imitation, which maps RAM only; it takes a kernel with CONFIG_VFIO_CONTAINER and the module vfio_iommu_type1", head, err)
+			return errs.New(errs.Capability,
+				"%s: %w: this kernel's /dev/vfio/vfio is iommufd's imitation, which maps RAM only; it takes a kernel with CONFIG_VFIO_CONTAINER and the module vfio_iommu_type1",
+				head, err)
 		}
-		return errs.New(errs.Capability, "%s: %w: some of its addresses have no page frame behind them, or none that may be written", head, err)
+		return errs.New(errs.Capability,
+			"%s: %w: some of its addresses have no page frame behind them, or none that may be written",
+			head, err)
 	}
 	return errs.New(errs.Capability, "%s: %w", head, err)
 }
 
-// nativeType1 tells the type1 driver from iommufd's imitation of it, by its folder in sysfs, which also
-// drivers that are built in have when they have parameters, as this one has.
+// nativeType1 tells the type1 driver from iommufd's imitation of it, by its folder in sysfs, which
+// also drivers that are built in have when they have parameters, as this one has.
 func (m machine) nativeType1() bool { return m.exists("/sys/module/vfio_iommu_type1") }
 
 func (m machine) memlockError(size uint64, used, limit int64) error {
-	return errs.New(errs.Capability, "vfio: pin %d bytes: RLIMIT_MEMLOCK is %d bytes, %d of them in use, %d needed; %s (it raises the limit), or lower the buffer budgets",
+	return errs.New(errs.Capability,
+		"vfio: pin %d bytes: RLIMIT_MEMLOCK is %d bytes, %d of them in use, %d needed; %s (it raises the limit), or lower the buffer budgets",
 		size, limit, used, uint64(used)+size, setupHint)
 }

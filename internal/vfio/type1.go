@@ -13,8 +13,8 @@ import (
 	"helios/internal/pci"
 )
 
-// type1 is a VFIO container with a type1 (version 2) IOMMU: groups join it, and its mappings live as
-// long as it has a group.
+// type1 is a VFIO container with a type1 (version 2) IOMMU: groups join it, and its mappings live
+// as long as it has a group.
 type type1 struct {
 	m  machine
 	fd int
@@ -32,18 +32,25 @@ func openType1(m machine) (*type1, error) {
 	fd, err := m.k.open(deviceNodes + "vfio")
 	if err != nil {
 		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-			return nil, errs.New(errs.Capability, "vfio: no right to open %svfio: %w; %s", deviceNodes, err, setupHint)
+			return nil, errs.New(errs.Capability, "vfio: no right to open %svfio: %w; %s",
+				deviceNodes, err, setupHint)
 		}
-		return nil, errs.New(errs.Capability, "vfio: open %svfio: %w: the kernel module vfio is not loaded; %s", deviceNodes, err, setupHint)
+		return nil, errs.New(errs.Capability,
+			"vfio: open %svfio: %w: the kernel module vfio is not loaded; %s", deviceNodes, err,
+			setupHint)
 	}
 	t := &type1{m: m, fd: fd, groups: map[int]*type1Group{}}
 	if v, err := m.k.ioctlInt(fd, vfioGetAPIVersion, 0); err != nil || v != vfioAPIVersion {
 		_ = m.k.close(fd)
-		return nil, errs.New(errs.Capability, "vfio: %svfio speaks API version %d (%v), this program version %d", deviceNodes, v, err, vfioAPIVersion)
+		return nil, errs.New(errs.Capability,
+			"vfio: %svfio speaks API version %d (%v), this program version %d", deviceNodes, v, err,
+			vfioAPIVersion)
 	}
 	if v, err := m.k.ioctlInt(fd, vfioCheckExtension, vfioType1v2IOMMU); err != nil || v <= 0 {
 		_ = m.k.close(fd)
-		return nil, errs.New(errs.Capability, "vfio: the kernel has no type1v2 IOMMU driver (answer %d, %v): the module vfio_iommu_type1 is not loaded; %s", v, err, setupHint)
+		return nil, errs.New(errs.Capability,
+			"vfio: the kernel has no type1v2 IOMMU driver (answer %d, %v): the module vfio_iommu_type1 is not loaded; %s",
+			v, err, setupHint)
 	}
 	return t, nil
 }
@@ -108,9 +115,12 @@ func (t *type1) joinGroup(dev pci.Device) (int, error) {
 		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EBUSY):
 			return fail(t.m.notViable(dev, err))
 		case errors.Is(err, unix.EINVAL) && len(t.groups) > 0:
-			return fail(errs.New(errs.Capability, "vfio %s: it does not fit the address space of the other SSDs: %w: its IOMMU offers fewer addresses than are mapped; attach it before the others", dev.Addr, err))
+			return fail(errs.New(errs.Capability,
+				"vfio %s: it does not fit the address space of the other SSDs: %w: its IOMMU offers fewer addresses than are mapped; attach it before the others",
+				dev.Addr, err))
 		}
-		return fail(errs.New(errs.Capability, "vfio %s: put %s into a container: %w", dev.Addr, t.m.groupText(dev.Group), err))
+		return fail(errs.New(errs.Capability, "vfio %s: put %s into a container: %w", dev.Addr,
+			t.m.groupText(dev.Group), err))
 	}
 	return fd, nil
 }
@@ -123,17 +133,24 @@ func (t *type1) setIOMMU(dev pci.Device) error {
 	case errors.Is(err, unix.EPERM):
 		return noRemapping(dev, err)
 	}
-	return errs.New(errs.Capability, "vfio %s: set the type1v2 IOMMU: %w; %s", dev.Addr, err, statusHint)
+	return errs.New(errs.Capability, "vfio %s: set the type1v2 IOMMU: %w; %s", dev.Addr, err,
+		statusHint)
 }
 
 func (t *type1) deviceError(dev pci.Device, err error) error {
 	switch {
 	case errors.Is(err, unix.EAGAIN):
-		return errs.New(errs.Device, "vfio %s: the kernel could not reset it for %s: %w; take it off the bus and back (echo 1 > /sys/bus/pci/devices/%s/remove; echo 1 > /sys/bus/pci/rescan)", dev.Addr, t.m.retryFor, err, dev.Addr)
+		return errs.New(errs.Device,
+			"vfio %s: the kernel could not reset it for %s: %w; take it off the bus and back (echo 1 > /sys/bus/pci/devices/%s/remove; echo 1 > /sys/bus/pci/rescan)",
+			dev.Addr, t.m.retryFor, err, dev.Addr)
 	case errors.Is(err, unix.EBUSY):
-		return errs.New(errs.Refused, "vfio %s: somebody else drives it%s: %w; end that program first", dev.Addr, t.m.heldBy(deviceNodes+strconv.Itoa(dev.Group)), err)
+		return errs.New(errs.Refused,
+			"vfio %s: somebody else drives it%s: %w; end that program first", dev.Addr,
+			t.m.heldBy(deviceNodes+strconv.Itoa(dev.Group)), err)
 	case errors.Is(err, unix.ENODEV):
-		return errs.New(errs.Device, "vfio %s: it left its bus or its driver: %w; look at it with heliosctl ssds", dev.Addr, err)
+		return errs.New(errs.Device,
+			"vfio %s: it left its bus or its driver: %w; look at it with heliosctl ssds",
+			dev.Addr, err)
 	}
 	return errs.New(errs.Device, "vfio %s: open the device: %w", dev.Addr, err)
 }
@@ -191,7 +208,8 @@ func (t *type1) ranges() ([]Range, error) {
 			continue
 		}
 		if info.IOVAPgsizes != 0 && info.IOVAPgsizes&(2*pageBytes-1) == 0 {
-			return nil, errs.New(errs.Capability, "vfio: the IOMMU has no pages of %d bytes (sizes %#x)", pageBytes, info.IOVAPgsizes)
+			return nil, errs.New(errs.Capability,
+				"vfio: the IOMMU has no pages of %d bytes (sizes %#x)", pageBytes, info.IOVAPgsizes)
 		}
 		if info.Flags&iommuInfoCaps == 0 {
 			return defaultRanges, nil
@@ -213,13 +231,15 @@ func (t *type1) ranges() ([]Range, error) {
 }
 
 func (t *type1) mapMem(va uintptr, iova IOVA, size uint64) error {
-	a := dmaMap{Argsz: uint32(unsafe.Sizeof(dmaMap{})), Flags: dmaMapRead | dmaMapWrite, Vaddr: uint64(va), IOVA: uint64(iova), Size: size}
+	a := dmaMap{Argsz: uint32(unsafe.Sizeof(dmaMap{})), Flags: dmaMapRead | dmaMapWrite,
+		Vaddr: uint64(va), IOVA: uint64(iova), Size: size}
 	_, err := t.m.k.ioctl(t.fd, vfioIOMMUMapDMA, unsafe.Pointer(&a))
 	return err
 }
 
-// mapPeer maps the page frames behind the addresses (vfio_iommu_type1 follows VM_PFNMAP areas, and counts
-// no frame that is not RAM against RLIMIT_MEMLOCK). All of it is one of the container's 65,535 mappings.
+// mapPeer maps the page frames behind the addresses (vfio_iommu_type1 follows VM_PFNMAP areas, and
+// counts no frame that is not RAM against RLIMIT_MEMLOCK). All of it is one of the container's
+// 65,535 mappings.
 func (t *type1) mapPeer(va uintptr, iova IOVA, size uint64, _ int, _ int64) error {
 	return t.mapMem(va, iova, size)
 }

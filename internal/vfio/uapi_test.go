@@ -30,12 +30,13 @@ var (
 	ioNumber = regexp.MustCompile(`^_IO\(\s*(\w+)\s*,\s*(\w+)(?:\s*\+\s*(\d+))?\s*\)$`)
 	enums    = regexp.MustCompile(`(?s)enum\s*\w*\s*\{(.*?)\}`)
 	structs  = regexp.MustCompile(`(?s)struct\s+(\w+)\s*\{(.*?)\n\}`)
-	member   = regexp.MustCompile(`(?m)^\s*(__u8|__u16|__u32|__s32|__u64|__aligned_u64)\s+(\w+)\s*;`)
-	shift    = regexp.MustCompile(`^\(?\s*(\w+)\s*<<\s*(\w+)\s*\)?$`)
+	member   = regexp.MustCompile(
+		`(?m)^\s*(__u8|__u16|__u32|__s32|__u64|__aligned_u64)\s+(\w+)\s*;`)
+	shift = regexp.MustCompile(`^\(?\s*(\w+)\s*<<\s*(\w+)\s*\)?$`)
 )
 
-// parseHeader reads as much C as the kernel's uapi headers use, from the installed ones or the folder
-// in HELIOS_UAPI. It answers nil where the file is not there.
+// parseHeader reads as much C as the kernel's uapi headers use, from the installed ones or the
+// folder in HELIOS_UAPI. It answers nil where the file is not there.
 func parseHeader(t *testing.T, name string) *header {
 	t.Helper()
 	dir := os.Getenv("HELIOS_UAPI")
@@ -77,7 +78,8 @@ func parseHeader(t *testing.T, name string) *header {
 	}
 	for _, s := range structs.FindAllStringSubmatch(text, -1) {
 		for _, m := range member.FindAllStringSubmatch(s[2], -1) {
-			size := map[string]uintptr{"__u8": 1, "__u16": 2, "__u32": 4, "__s32": 4, "__u64": 8, "__aligned_u64": 8}[m[1]]
+			size := map[string]uintptr{"__u8": 1, "__u16": 2, "__u32": 4, "__s32": 4, "__u64": 8,
+				"__aligned_u64": 8}[m[1]]
 			h.structs[s[1]] = append(h.structs[s[1]], field{m[2], size})
 		}
 	}
@@ -160,20 +162,34 @@ func TestAgainstVFIOHeader(t *testing.T) {
 	}
 	h.compare(t, numbers{
 		"VFIO_API_VERSION": vfioAPIVersion, "VFIO_TYPE1v2_IOMMU": vfioType1v2IOMMU,
-		"VFIO_GET_API_VERSION": vfioGetAPIVersion, "VFIO_CHECK_EXTENSION": vfioCheckExtension, "VFIO_SET_IOMMU": vfioSetIOMMU,
-		"VFIO_GROUP_GET_STATUS": vfioGroupGetStatus, "VFIO_GROUP_SET_CONTAINER": vfioGroupSetContainer, "VFIO_GROUP_GET_DEVICE_FD": vfioGroupGetDeviceFD,
-		"VFIO_DEVICE_GET_INFO": vfioDeviceGetInfo, "VFIO_DEVICE_GET_REGION_INFO": vfioDeviceGetRegionInfo, "VFIO_DEVICE_GET_IRQ_INFO": vfioDeviceGetIRQInfo,
-		"VFIO_DEVICE_SET_IRQS": vfioDeviceSetIRQs, "VFIO_DEVICE_RESET": vfioDeviceReset,
-		"VFIO_IOMMU_GET_INFO": vfioIOMMUGetInfo, "VFIO_IOMMU_MAP_DMA": vfioIOMMUMapDMA, "VFIO_IOMMU_UNMAP_DMA": vfioIOMMUUnmapDMA,
-		"VFIO_DEVICE_BIND_IOMMUFD": vfioDeviceBindIOMMUFD, "VFIO_DEVICE_ATTACH_IOMMUFD_PT": vfioDeviceAttachIOMMUFD,
-		"VFIO_GROUP_FLAGS_VIABLE": groupViable, "VFIO_DEVICE_FLAGS_RESET": deviceFlagReset, "VFIO_DEVICE_FLAGS_PCI": deviceFlagPCI,
-		"VFIO_REGION_INFO_FLAG_READ": regionFlagRead, "VFIO_REGION_INFO_FLAG_WRITE": regionFlagWrite, "VFIO_REGION_INFO_FLAG_MMAP": regionFlagMmap,
-		"VFIO_REGION_INFO_FLAG_CAPS": regionFlagCaps, "VFIO_REGION_INFO_CAP_SPARSE_MMAP": regionCapSparseMmap,
-		"VFIO_IRQ_INFO_EVENTFD": irqInfoEventfd, "VFIO_IRQ_SET_DATA_EVENTFD": irqSetDataEventfd, "VFIO_IRQ_SET_ACTION_TRIGGER": irqSetActionTrigger,
-		"VFIO_PCI_ERR_IRQ_INDEX": irqIndexERR, "VFIO_PCI_REQ_IRQ_INDEX": irqIndexREQ,
+		"VFIO_GET_API_VERSION": vfioGetAPIVersion, "VFIO_CHECK_EXTENSION": vfioCheckExtension,
+		"VFIO_SET_IOMMU":              vfioSetIOMMU,
+		"VFIO_GROUP_GET_STATUS":       vfioGroupGetStatus,
+		"VFIO_GROUP_SET_CONTAINER":    vfioGroupSetContainer,
+		"VFIO_GROUP_GET_DEVICE_FD":    vfioGroupGetDeviceFD,
+		"VFIO_DEVICE_GET_INFO":        vfioDeviceGetInfo,
+		"VFIO_DEVICE_GET_REGION_INFO": vfioDeviceGetRegionInfo,
+		"VFIO_DEVICE_GET_IRQ_INFO":    vfioDeviceGetIRQInfo,
+		"VFIO_DEVICE_SET_IRQS":        vfioDeviceSetIRQs, "VFIO_DEVICE_RESET": vfioDeviceReset,
+		"VFIO_IOMMU_GET_INFO": vfioIOMMUGetInfo, "VFIO_IOMMU_MAP_DMA": vfioIOMMUMapDMA,
+		"VFIO_IOMMU_UNMAP_DMA":          vfioIOMMUUnmapDMA,
+		"VFIO_DEVICE_BIND_IOMMUFD":      vfioDeviceBindIOMMUFD,
+		"VFIO_DEVICE_ATTACH_IOMMUFD_PT": vfioDeviceAttachIOMMUFD,
+		"VFIO_GROUP_FLAGS_VIABLE":       groupViable, "VFIO_DEVICE_FLAGS_RESET": deviceFlagReset,
+		"VFIO_DEVICE_FLAGS_PCI":            deviceFlagPCI,
+		"VFIO_REGION_INFO_FLAG_READ":       regionFlagRead,
+		"VFIO_REGION_INFO_FLAG_WRITE":      regionFlagWrite,
+		"VFIO_REGION_INFO_FLAG_MMAP":       regionFlagMmap,
+		"VFIO_REGION_INFO_FLAG_CAPS":       regionFlagCaps,
+		"VFIO_REGION_INFO_CAP_SPARSE_MMAP": regionCapSparseMmap,
+		"VFIO_IRQ_INFO_EVENTFD":            irqInfoEventfd,
+		"VFIO_IRQ_SET_DATA_EVENTFD":        irqSetDataEventfd,
+		"VFIO_IRQ_SET_ACTION_TRIGGER":      irqSetActionTrigger,
+		"VFIO_PCI_ERR_IRQ_INDEX":           irqIndexERR, "VFIO_PCI_REQ_IRQ_INDEX": irqIndexREQ,
 		"VFIO_PCI_BAR0_REGION_INDEX": RegionBAR0, "VFIO_PCI_CONFIG_REGION_INDEX": RegionConfig,
-		"VFIO_IOMMU_INFO_CAPS": iommuInfoCaps, "VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE": iommuInfoCapIOVARange,
-		"VFIO_DMA_MAP_FLAG_READ": dmaMapRead, "VFIO_DMA_MAP_FLAG_WRITE": dmaMapWrite,
+		"VFIO_IOMMU_INFO_CAPS":                 iommuInfoCaps,
+		"VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE": iommuInfoCapIOVARange,
+		"VFIO_DMA_MAP_FLAG_READ":               dmaMapRead, "VFIO_DMA_MAP_FLAG_WRITE": dmaMapWrite,
 	}, offsets{
 		"vfio_group_status.flags":     unsafe.Offsetof(groupStatus{}.Flags),
 		"vfio_device_info.flags":      unsafe.Offsetof(deviceInfo{}.Flags),
@@ -209,22 +225,26 @@ func TestAgainstIOMMUFDHeader(t *testing.T) {
 		t.Skip("linux/iommufd.h is not installed (Linux 6.2 or later brings it)")
 	}
 	h.compare(t, numbers{
-		"IOMMU_DESTROY": iommuDestroy, "IOMMU_IOAS_ALLOC": iommuIOASAlloc, "IOMMU_IOAS_IOVA_RANGES": iommuIOASIOVARanges,
-		"IOMMU_IOAS_MAP": iommuIOASMap, "IOMMU_IOAS_UNMAP": iommuIOASUnmap, "IOMMU_IOAS_MAP_FILE": iommuIOASMapFile,
-		"IOMMU_IOAS_MAP_FIXED_IOVA": ioasMapFixedIOVA, "IOMMU_IOAS_MAP_WRITEABLE": ioasMapWriteable, "IOMMU_IOAS_MAP_READABLE": ioasMapReadable,
+		"IOMMU_DESTROY": iommuDestroy, "IOMMU_IOAS_ALLOC": iommuIOASAlloc,
+		"IOMMU_IOAS_IOVA_RANGES": iommuIOASIOVARanges,
+		"IOMMU_IOAS_MAP":         iommuIOASMap, "IOMMU_IOAS_UNMAP": iommuIOASUnmap,
+		"IOMMU_IOAS_MAP_FILE":       iommuIOASMapFile,
+		"IOMMU_IOAS_MAP_FIXED_IOVA": ioasMapFixedIOVA, "IOMMU_IOAS_MAP_WRITEABLE": ioasMapWriteable,
+		"IOMMU_IOAS_MAP_READABLE": ioasMapReadable,
 	}, offsets{
-		"iommu_ioas_alloc.out_ioas_id":              unsafe.Offsetof(ioasAlloc{}.OutIOASID),
-		"iommu_ioas_iova_ranges.num_iovas":          unsafe.Offsetof(ioasIOVARanges{}.NumIOVAs),
-		"iommu_ioas_iova_ranges.allowed_iovas":      unsafe.Offsetof(ioasIOVARanges{}.AllowedIOVAs),
-		"iommu_ioas_iova_ranges.out_iova_alignment": unsafe.Offsetof(ioasIOVARanges{}.OutIOVAAlignment),
-		"iommu_ioas_map.ioas_id":                    unsafe.Offsetof(ioasMap{}.IOASID),
-		"iommu_ioas_map.user_va":                    unsafe.Offsetof(ioasMap{}.UserVA),
-		"iommu_ioas_map.length":                     unsafe.Offsetof(ioasMap{}.Length),
-		"iommu_ioas_map.iova":                       unsafe.Offsetof(ioasMap{}.IOVA),
-		"iommu_ioas_map_file.fd":                    unsafe.Offsetof(ioasMapFile{}.FD),
-		"iommu_ioas_map_file.start":                 unsafe.Offsetof(ioasMapFile{}.Start),
-		"iommu_ioas_map_file.iova":                  unsafe.Offsetof(ioasMapFile{}.IOVA),
-		"iommu_ioas_unmap.ioas_id":                  unsafe.Offsetof(ioasUnmap{}.IOASID),
-		"iommu_ioas_unmap.length":                   unsafe.Offsetof(ioasUnmap{}.Length),
+		"iommu_ioas_alloc.out_ioas_id":         unsafe.Offsetof(ioasAlloc{}.OutIOASID),
+		"iommu_ioas_iova_ranges.num_iovas":     unsafe.Offsetof(ioasIOVARanges{}.NumIOVAs),
+		"iommu_ioas_iova_ranges.allowed_iovas": unsafe.Offsetof(ioasIOVARanges{}.AllowedIOVAs),
+		"iommu_ioas_iova_ranges.out_iova_alignment": unsafe.Offsetof(
+			ioasIOVARanges{}.OutIOVAAlignment),
+		"iommu_ioas_map.ioas_id":    unsafe.Offsetof(ioasMap{}.IOASID),
+		"iommu_ioas_map.user_va":    unsafe.Offsetof(ioasMap{}.UserVA),
+		"iommu_ioas_map.length":     unsafe.Offsetof(ioasMap{}.Length),
+		"iommu_ioas_map.iova":       unsafe.Offsetof(ioasMap{}.IOVA),
+		"iommu_ioas_map_file.fd":    unsafe.Offsetof(ioasMapFile{}.FD),
+		"iommu_ioas_map_file.start": unsafe.Offsetof(ioasMapFile{}.Start),
+		"iommu_ioas_map_file.iova":  unsafe.Offsetof(ioasMapFile{}.IOVA),
+		"iommu_ioas_unmap.ioas_id":  unsafe.Offsetof(ioasUnmap{}.IOASID),
+		"iommu_ioas_unmap.length":   unsafe.Offsetof(ioasUnmap{}.Length),
 	})
 }

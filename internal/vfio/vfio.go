@@ -1,9 +1,9 @@
 // Package vfio lets an unprivileged process drive PCI devices: Linux VFIO, with the IOMMU on.
 //
 // A Domain is one IOMMU address space that all devices of a process share, so that memory is pinned
-// and mapped once whatever the number of SSDs. A Device is a function that was bound to vfio-pci and
-// that a Domain took; closing it lets the kernel reset it. Numbers and structures are those of the
-// kernel's include/uapi/linux/vfio.h and iommufd.h.
+// and mapped once whatever the number of SSDs. A Device is a function that was bound to vfio-pci
+// and that a Domain took; closing it lets the kernel reset it. Numbers and structures are those of
+// the kernel's include/uapi/linux/vfio.h and iommufd.h.
 package vfio
 
 import (
@@ -55,7 +55,8 @@ type mapping struct {
 	reach uint64       // bytes that the kernel has mapped: all of a Map, the beginning of a Window
 	users map[span]int // Maps and Windows that were not taken back, by their addresses
 	peer  bool         // another device's memory
-	// stuck: the kernel refused to unmap it. Its memory may be other memory by now, so no Map shares it.
+	// stuck: the kernel refused to unmap it. Its memory may be other memory by now, so no Map
+	// shares it.
 	stuck bool
 }
 
@@ -87,7 +88,8 @@ func newDomain(m machine, o Options) (*Domain, error) {
 		}
 		d.space = s
 	default:
-		return nil, errs.New(errs.Usage, "vfio: no backend %q; there are type1 and iommufd", o.Backend)
+		return nil, errs.New(errs.Usage, "vfio: no backend %q; there are type1 and iommufd",
+			o.Backend)
 	}
 	return d, nil
 }
@@ -95,9 +97,9 @@ func newDomain(m machine, o Options) (*Domain, error) {
 var errDomainClosed = errors.New("vfio: the domain is closed")
 
 // Attach takes the device at a PCI address such as 0000:00:04.0. Errors name the device, its group
-// and the next step: class Capability where the machine or rights lack, Refused where somebody
-// else has the group, Usage where the device is not bound to vfio-pci. Mappings that exist reach the
-// new device too.
+// and the next step: class Capability where the machine or rights lack, Refused where somebody else
+// has the group, Usage where the device is not bound to vfio-pci. Mappings that exist reach the new
+// device too.
 func (d *Domain) Attach(addr string) (*Device, error) {
 	d.attaching.Lock()
 	defer d.attaching.Unlock()
@@ -113,7 +115,9 @@ func (d *Domain) Attach(addr string) (*Device, error) {
 	}
 	if old != nil {
 		if old.closed.Load() {
-			return nil, errs.New(errs.Refused, "vfio %s: the kernel is still taking it back from this process; try again later", pd.Addr)
+			return nil, errs.New(errs.Refused,
+				"vfio %s: the kernel is still taking it back from this process; try again later",
+				pd.Addr)
 		}
 		return nil, fmt.Errorf("vfio %s: this process has it already", pd.Addr)
 	}
@@ -193,21 +197,21 @@ func (d *Domain) Map(mem []byte) (IOVA, error) {
 	return d.enter(mem, uint64(len(mem)), source{dmabuf: -1})
 }
 
-// Window is Map for memory of which perhaps only the beginning will be used: it takes addresses for all
-// of mem, but pins and maps nothing before Extend. Unmap of all of it takes it back.
+// Window is Map for memory of which perhaps only the beginning will be used: it takes addresses for
+// all of mem, but pins and maps nothing before Extend. Unmap of all of it takes it back.
 func (d *Domain) Window(mem []byte) (IOVA, error) { return d.enter(mem, 0, source{dmabuf: -1}) }
 
-// MapPeer is Map of another device's memory, such as a GPU's: mem is its mapping for the CPU (page frames
-// behind a BAR, which type1 takes as they are), and dmabuf, when it is not -1, an export of it, in which
-// mem starts at offset, for iommufd. Nothing is pinned and no limit of locked memory applies. type1 keeps
-// the frames, also when their owner ends the mapping or gives the memory to somebody else, so Unmap comes
-// before that, and the devices' silence before Unmap.
+// MapPeer is Map of another device's memory, such as a GPU's: mem is its mapping for the CPU (page
+// frames behind a BAR, which type1 takes as they are), and dmabuf, when it is not -1, an export of
+// it, in which mem starts at offset, for iommufd. Nothing is pinned and no limit of locked memory
+// applies. type1 keeps the frames, also when their owner ends the mapping or gives the memory to
+// somebody else, so Unmap comes before that, and the devices' silence before Unmap.
 func (d *Domain) MapPeer(mem []byte, dmabuf int, offset int64) (IOVA, error) {
 	return d.enter(mem, uint64(len(mem)), source{peer: true, dmabuf: dmabuf, offset: offset})
 }
 
-// WindowPeer is Window of another device's memory, whose mapping grows: behind what it has, addresses
-// fault, so Extend maps just what it is asked for.
+// WindowPeer is Window of another device's memory, whose mapping grows: behind what it has,
+// addresses fault, so Extend maps just what it is asked for.
 func (d *Domain) WindowPeer(mem []byte) (IOVA, error) {
 	return d.enter(mem, 0, source{peer: true, dmabuf: -1})
 }
@@ -245,8 +249,8 @@ func (d *Domain) enter(mem []byte, bytes uint64, src source) (IOVA, error) {
 	if !d.live {
 		return 0, fmt.Errorf("vfio: map %d bytes: no device is attached", len(mem))
 	}
-	// Where memory is in huge pages, equal low bits let the IOMMU use huge pages too. A BAR is one piece of
-	// addresses, and its mapping is usually placed so that this holds there as well.
+	// Where memory is in huge pages, equal low bits let the IOMMU use huge pages too. A BAR is one
+	// piece of addresses, and its mapping is usually placed so that this holds there as well.
 	align := uint64(pageBytes)
 	if size >= hugeBytes {
 		align = hugeBytes
@@ -258,7 +262,8 @@ func (d *Domain) enter(mem []byte, bytes uint64, src source) (IOVA, error) {
 	if err != nil {
 		return 0, err
 	}
-	m := &mapping{va: va, size: size, iova: iova, peer: src.peer, users: map[span]int{{iova, iova + IOVA(size)}: 1}}
+	m := &mapping{va: va, size: size, iova: iova, peer: src.peer,
+		users: map[span]int{{iova, iova + IOVA(size)}: 1}}
 	if err := d.extend(m, bytes, src); err != nil {
 		d.iovas.give(iova, size)
 		return 0, err
@@ -277,8 +282,8 @@ func (d *Domain) enter(mem []byte, bytes uint64, src source) (IOVA, error) {
 }
 
 // Extend makes at least the first bytes of a Window reachable, some more than asked for so that a
-// window that grows takes few mappings. Of other devices' memory it maps no more than that. It never
-// shrinks.
+// window that grows takes few mappings. Of other devices' memory it maps no more than that. It
+// never shrinks.
 func (d *Domain) Extend(iova IOVA, bytes int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,7 +293,8 @@ func (d *Domain) Extend(iova IOVA, bytes int64) error {
 	for _, m := range d.maps {
 		if at := uint64(iova - m.iova); iova >= m.iova && at < m.size {
 			if bytes < 0 || uint64(bytes) > m.size-at {
-				return fmt.Errorf("vfio: extend the window at %#x to %d bytes: it has %d", iova, bytes, m.size-at)
+				return fmt.Errorf("vfio: extend the window at %#x to %d bytes: it has %d", iova,
+					bytes, m.size-at)
 			}
 			want := roundUp(at + uint64(bytes))
 			if want <= m.reach {
@@ -318,7 +324,8 @@ func (d *Domain) extend(m *mapping, bytes uint64, src source) error {
 	}
 	more := bytes - m.reach
 	if m.peer {
-		err := d.space.mapPeer(m.va+uintptr(m.reach), m.iova+IOVA(m.reach), more, src.dmabuf, src.offset+int64(m.reach))
+		err := d.space.mapPeer(m.va+uintptr(m.reach), m.iova+IOVA(m.reach), more, src.dmabuf,
+			src.offset+int64(m.reach))
 		if err != nil {
 			return d.m.peerError(d.space.name(), more, err)
 		}
@@ -351,10 +358,11 @@ func cmpUint(a, b uint64) int {
 
 func roundUp(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 
-// covering finds a mapping that holds all of [va, va+size). What is told to be another device's memory
-// shares no mapping that is not: its addresses were other memory's when that was mapped.
+// covering finds a mapping that holds all of [va, va+size). What is told to be another device's
+// memory shares no mapping that is not: its addresses were other memory's when that was mapped.
 func (d *Domain) covering(va uintptr, size uint64, peer bool) *mapping {
-	n, _ := slices.BinarySearchFunc(d.maps, va+1, func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })
+	n, _ := slices.BinarySearchFunc(d.maps, va+1,
+		func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })
 	for i := n - 1; i >= 0; i-- { // maps that start at or below va, the nearest first
 		if m := d.maps[i]; !m.stuck && (m.peer || !peer) && uint64(va)+size <= uint64(m.va)+m.size {
 			return m
@@ -363,7 +371,8 @@ func (d *Domain) covering(va uintptr, size uint64, peer bool) *mapping {
 	return nil
 }
 
-// Unmap takes back one Map of that address and length. When it returns no device reaches the memory.
+// Unmap takes back one Map of that address and length. When it returns no device reaches the
+// memory.
 func (d *Domain) Unmap(iova IOVA, bytes int64) error {
 	if bytes <= 0 {
 		return fmt.Errorf("vfio: unmap of %d bytes at %#x", bytes, iova)
@@ -376,7 +385,9 @@ func (d *Domain) Unmap(iova IOVA, bytes int64) error {
 	}
 	m := d.owner(key)
 	if m == nil {
-		return fmt.Errorf("vfio: unmap of %d bytes at %#x: no Map of that address and length is left", bytes, iova)
+		return fmt.Errorf(
+			"vfio: unmap of %d bytes at %#x: no Map of that address and length is left",
+			bytes, iova)
 	}
 	if m.users[key]--; m.users[key] == 0 {
 		delete(m.users, key)
@@ -419,7 +430,10 @@ func (d *Domain) owner(key span) *mapping {
 // They stay reserved until Unreserve.
 func (d *Domain) Reserve(bytes, align int64) (IOVA, error) {
 	if bytes <= 0 || align < pageBytes || align&(align-1) != 0 {
-		return 0, fmt.Errorf("vfio: reserve %d bytes aligned to %d: want a size and a power of two from %d on", bytes, align, pageBytes)
+		return 0,
+			fmt.Errorf(
+				"vfio: reserve %d bytes aligned to %d: want a size and a power of two from %d on",
+				bytes, align, pageBytes)
 	}
 	size := roundUp(uint64(bytes))
 	d.mu.Lock()
@@ -438,8 +452,8 @@ func (d *Domain) Reserve(bytes, align int64) (IOVA, error) {
 	return iova, nil
 }
 
-// ReserveAt keeps Map and Reserve away from addresses, whether the IOMMU offers them or not. It fails
-// where something is mapped or reserved there.
+// ReserveAt keeps Map and Reserve away from addresses, whether the IOMMU offers them or not. It
+// fails where something is mapped or reserved there.
 func (d *Domain) ReserveAt(iova IOVA, bytes int64) error {
 	if bytes <= 0 || iova%pageBytes != 0 || iova+IOVA(roundUp(uint64(bytes))) < iova {
 		return fmt.Errorf("vfio: reserve %d bytes at %#x: want whole pages", bytes, iova)
@@ -452,7 +466,8 @@ func (d *Domain) ReserveAt(iova IOVA, bytes int64) error {
 	}
 	for _, u := range d.used() {
 		if u.start < want.end && want.start < u.end {
-			return fmt.Errorf("vfio: reserve %d bytes at %#x: %#x to %#x are in use", bytes, iova, u.start, u.end-1)
+			return fmt.Errorf("vfio: reserve %d bytes at %#x: %#x to %#x are in use", bytes, iova,
+				u.start, u.end-1)
 		}
 	}
 	d.reserved = append(d.reserved, want)
@@ -524,7 +539,8 @@ func (d *Domain) Close() error {
 	if len(open) > 0 {
 		d.mu.Unlock()
 		slices.Sort(open)
-		return fmt.Errorf("vfio: close the domain: %s must be closed before", strings.Join(open, ", "))
+		return fmt.Errorf("vfio: close the domain: %s must be closed before",
+			strings.Join(open, ", "))
 	}
 	d.closed = true
 	d.maps, d.byIOVA, d.reserved = nil, map[IOVA]*mapping{}, nil

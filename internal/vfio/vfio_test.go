@@ -120,7 +120,8 @@ func TestMapsCountAndShare(t *testing.T) {
 		for _, c := range []struct {
 			iova  IOVA
 			bytes int64
-		}{{i, 4096}, {i + 4096, 4096}, {i, 0}, {i + 4096, 40960 - 4096}, {0, 4096}, {j + 4096, 4096}} {
+		}{{i, 4096}, {i + 4096, 4096}, {i, 0}, {i + 4096, 40960 - 4096}, {0, 4096},
+			{j + 4096, 4096}} {
 			if d.Unmap(c.iova, c.bytes) == nil {
 				t.Errorf("unmapped %d bytes at %#x, which nobody mapped so", c.bytes, c.iova)
 			}
@@ -177,7 +178,8 @@ func TestWindows(t *testing.T) {
 		j, err := d.Window(mem) // of another SSD
 		ok(t, err)
 		if n, bytes := d.Mapped(); i != j || n != 1 || bytes != 0 || len(k.maps()) != 0 {
-			t.Errorf("windows at %#x and %#x, %d bytes mapped, %d mappings", i, j, bytes, len(k.maps()))
+			t.Errorf("windows at %#x and %#x, %d bytes mapped, %d mappings", i, j, bytes,
+				len(k.maps()))
 		}
 		reach := func(want int64, pieces int) {
 			t.Helper()
@@ -189,7 +191,8 @@ func TestWindows(t *testing.T) {
 				sum += int64(m.Size)
 			}
 			if _, bytes := d.Mapped(); bytes != want || sum != want || len(k.maps()) != pieces {
-				t.Errorf("%d bytes in %d mappings, by the books %d, want %d in %d", sum, len(k.maps()), bytes, want, pieces)
+				t.Errorf("%d bytes in %d mappings, by the books %d, want %d in %d", sum,
+					len(k.maps()), bytes, want, pieces)
 			}
 		}
 		ok(t, d.Extend(i, 0))
@@ -262,8 +265,10 @@ func TestBigMapsAreAligned(t *testing.T) {
 
 func TestAddressesRunOut(t *testing.T) {
 	each(t, func(t *testing.T, k *fake, d *Domain) {
-		// 16 pages from 1 MiB, a hole of 4, 8 pages, and 2 that touch them; unsorted, with an empty one.
-		k.ranges = []Range{{0x114000, 0x11bfff}, {0x11c000, 0x11dfff}, {0, 0x10ffff}, {0x800000, 0x7fffff}}
+		// 16 pages from 1 MiB, a hole of 4, 8 pages, and 2 that touch them; unsorted, with an empty
+		// one.
+		k.ranges = []Range{{0x114000, 0x11bfff}, {0x11c000, 0x11dfff}, {0, 0x10ffff},
+			{0x800000, 0x7fffff}}
 		dev := attach(t, d, cardA)
 		mem := pages(t, 64)
 		if i := mapped(t, d, mem[:8*4096]); i != 0x100000 {
@@ -303,7 +308,8 @@ func TestMapErrors(t *testing.T) {
 		mem := pages(t, 64)
 		k.limit = 10 * 4096
 		_, err := d.Map(mem)
-		wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is 40960 bytes", "262144 needed", "heliosctl vfio-setup setup")
+		wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is 40960 bytes", "262144 needed",
+			"heliosctl vfio-setup setup")
 		if k.count("MAP_DMA") != 0 {
 			t.Error("the kernel was asked although the limit is known")
 		}
@@ -391,7 +397,8 @@ func TestAllocatorAgainstModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 5))
 	const n = 700
 	var s iovaSpace
-	holes := []Range{{lowestIOVA, lowestIOVA + 299*4096 + 4095}, {lowestIOVA + 310*4096, lowestIOVA + (n-1)*4096 + 4095}}
+	holes := []Range{{lowestIOVA, lowestIOVA + 299*4096 + 4095},
+		{lowestIOVA + 310*4096, lowestIOVA + (n-1)*4096 + 4095}}
 	s.reset(holes, nil)
 	free := make([]bool, n)
 	for i := range free {
@@ -434,7 +441,8 @@ func TestAllocatorAgainstModel(t *testing.T) {
 			continue
 		}
 		if err != nil || got != lowestIOVA+IOVA(want)*4096 {
-			t.Fatalf("seed %d: %d pages aligned to %d: %#x %v, want page %d", seed, size, align, got, err, want)
+			t.Fatalf("seed %d: %d pages aligned to %d: %#x %v, want page %d", seed, size, align,
+				got, err, want)
 		}
 		for j := range size {
 			free[want+j] = false
@@ -497,42 +505,87 @@ func TestAttachErrors(t *testing.T) {
 		class    errs.Class
 		words    []string
 	}{
-		{"no such device", backends, func(*fake) {}, "0000:00:1f.0", errs.Usage, []string{"0000:00:1f.0"}},
+		{"no such device", backends, func(*fake) {}, "0000:00:1f.0", errs.Usage,
+			[]string{"0000:00:1f.0"}},
 		{"no address", backends, func(*fake) {}, "nvme0", errs.Usage, []string{"nvme0"}},
-		{"kernel driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "nvme") }, "0000:01:00.0", errs.Usage, []string{"kernel driver nvme", "heliosctl bind-ssds 0000:01:00.0"}},
-		{"no driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "-") }, "0000:01:00.0", errs.Usage, []string{"no kernel driver"}},
-		{"no group", backends, func(k *fake) { k.add("0000:01:00.0", -1, "vfio-pci") }, "0000:01:00.0", errs.Capability, []string{"IOMMU is off", "heliosctl vfio-setup status"}},
+		{"kernel driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "nvme") },
+			"0000:01:00.0", errs.Usage, []string{"kernel driver nvme",
+				"heliosctl bind-ssds 0000:01:00.0"}},
+		{"no driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "-") }, "0000:01:00.0",
+			errs.Usage, []string{"no kernel driver"}},
+		{"no group", backends, func(k *fake) { k.add("0000:01:00.0", -1, "vfio-pci") },
+			"0000:01:00.0", errs.Capability,
+			[]string{"IOMMU is off", "heliosctl vfio-setup status"}},
 		{"shared group", backends, func(k *fake) {
 			k.add("0000:00:04.1", 10, "nvme")
 			k.failNext("BIND_IOMMUFD", unix.EPERM)
-		}, cardA, errs.Refused, []string{cardA + " (vfio-pci)", "0000:00:04.1 (nvme)", "bind-ssds 0000:00:04.1", "another slot"}},
-		{"group taken while joining", []string{"type1"}, func(k *fake) { k.failNext("SET_CONTAINER", unix.EBUSY) }, cardA, errs.Refused, []string{"group 10", cardA}},
-		{"rights", []string{"type1"}, func(k *fake) { k.failNext("open /dev/vfio/10", unix.EACCES) }, cardA, errs.Capability, []string{"/dev/vfio/10", "heliosctl vfio-setup setup"}},
-		{"rights to the device", []string{"iommufd"}, func(k *fake) { k.failNext("open /dev/vfio/devices/vfio0", unix.EACCES) }, cardA, errs.Capability, []string{"/dev/vfio/devices/vfio0", "heliosctl vfio-setup setup"}},
+		}, cardA, errs.Refused, []string{cardA + " (vfio-pci)", "0000:00:04.1 (nvme)",
+			"bind-ssds 0000:00:04.1", "another slot"}},
+		{"group taken while joining", []string{"type1"},
+			func(k *fake) { k.failNext("SET_CONTAINER", unix.EBUSY) }, cardA, errs.Refused,
+			[]string{"group 10", cardA}},
+		{"rights", []string{"type1"},
+			func(k *fake) { k.failNext("open /dev/vfio/10", unix.EACCES) }, cardA, errs.Capability,
+			[]string{"/dev/vfio/10", "heliosctl vfio-setup setup"}},
+		{"rights to the device", []string{"iommufd"},
+			func(k *fake) { k.failNext("open /dev/vfio/devices/vfio0", unix.EACCES) }, cardA,
+			errs.Capability, []string{"/dev/vfio/devices/vfio0", "heliosctl vfio-setup setup"}},
 		{"other program", []string{"type1"}, func(k *fake) {
 			k.failNext("open /dev/vfio/10", unix.EBUSY)
 			k.Process(99, "qemu-system-x86")
 			k.Link("/proc/99/fd/12", "/dev/vfio/10")
 		}, cardA, errs.Refused, []string{"group 10", "qemu-system-x86, process 99"}},
-		{"other program has the device", []string{"iommufd"}, func(k *fake) { k.cards[cardA].open = true }, cardA, errs.Refused, []string{"somebody else"}},
-		{"no node", []string{"type1"}, func(k *fake) { k.Remove("/dev/vfio/10") }, cardA, errs.Capability, []string{"/dev/vfio/10 is missing"}},
-		{"no device node", []string{"iommufd"}, func(k *fake) { k.Remove("/sys/bus/pci/devices/" + cardA + "/vfio-dev") }, cardA, errs.Capability, []string{"CONFIG_VFIO_DEVICE_CDEV", "type1"}},
-		{"broken node", []string{"type1"}, func(k *fake) { k.failNext("open /dev/vfio/10", unix.EIO) }, cardA, errs.Capability, []string{"input/output error"}},
-		{"no status", []string{"type1"}, func(k *fake) { k.failNext("GROUP_GET_STATUS", unix.EIO) }, cardA, errs.Capability, []string{"status"}},
-		{"container", []string{"type1"}, func(k *fake) { k.failNext("SET_CONTAINER", unix.EIO) }, cardA, errs.Capability, []string{"container", "group 10"}},
-		{"interrupt remapping", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping"}},
-		{"interrupt remapping at the bind", []string{"iommufd"}, func(k *fake) { k.failNext("BIND_IOMMUFD", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping", "firmware"}},
-		{"interrupt remapping at the attach", []string{"iommufd"}, func(k *fake) { k.failNext("ATTACH_IOMMUFD_PT", unix.EPERM) }, cardA, errs.Capability, []string{"interrupt remapping", "firmware"}},
-		{"no IOMMU", backends, func(k *fake) { k.Put("/sys/kernel/iommu_groups/10/name", "vfio-noiommu\n") }, cardA, errs.Capability, []string{"without an IOMMU", "heliosctl vfio-setup status"}},
-		{"IOMMU", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.ENODEV) }, cardA, errs.Capability, []string{"type1v2"}},
-		{"device is open", []string{"type1"}, func(k *fake) { k.cards[cardA].open = true }, cardA, errs.Refused, []string{"somebody else"}},
-		{"device left", []string{"type1"}, func(k *fake) { k.failNext("GET_DEVICE_FD", unix.ENODEV) }, cardA, errs.Device, []string{"left"}},
-		{"attach", []string{"iommufd"}, func(k *fake) { k.failNext("ATTACH_IOMMUFD_PT", unix.EINVAL) }, cardA, errs.Capability, []string{"address space"}},
-		{"bind", []string{"iommufd"}, func(k *fake) { k.failNext("BIND_IOMMUFD", unix.EIO) }, cardA, errs.Capability, []string{"iommufd"}},
-		{"addresses", backends, func(k *fake) { k.failNext("IOMMU_GET_INFO", unix.EIO); k.failNext("IOVA_RANGES", unix.EIO) }, cardA, errs.Capability, []string{"addresses"}},
-		{"info", backends, func(k *fake) { k.failNext("GET_INFO", unix.EIO) }, cardA, errs.Device, []string{cardA}},
-		{"not PCI", backends, func(k *fake) { k.cards[cardA].flags = deviceFlagReset }, cardA, errs.Device, []string{"not a PCI device"}},
-		{"events", backends, func(k *fake) { k.failNext("SET_IRQS", unix.EINVAL) }, cardA, errs.Device, []string{"listen"}},
+		{"other program has the device", []string{"iommufd"},
+			func(k *fake) { k.cards[cardA].open = true }, cardA, errs.Refused,
+			[]string{"somebody else"}},
+		{"no node", []string{"type1"}, func(k *fake) { k.Remove("/dev/vfio/10") }, cardA,
+			errs.Capability, []string{"/dev/vfio/10 is missing"}},
+		{"no device node", []string{"iommufd"},
+			func(k *fake) { k.Remove("/sys/bus/pci/devices/" + cardA + "/vfio-dev") }, cardA,
+			errs.Capability, []string{"CONFIG_VFIO_DEVICE_CDEV", "type1"}},
+		{"broken node", []string{"type1"},
+			func(k *fake) { k.failNext("open /dev/vfio/10", unix.EIO) }, cardA, errs.Capability,
+			[]string{"input/output error"}},
+		{"no status", []string{"type1"}, func(k *fake) { k.failNext("GROUP_GET_STATUS", unix.EIO) },
+			cardA, errs.Capability, []string{"status"}},
+		{"container", []string{"type1"}, func(k *fake) { k.failNext("SET_CONTAINER", unix.EIO) },
+			cardA, errs.Capability, []string{"container", "group 10"}},
+		{"interrupt remapping", []string{"type1"},
+			func(k *fake) { k.failNext("SET_IOMMU", unix.EPERM) }, cardA, errs.Capability,
+			[]string{"interrupt remapping"}},
+		{"interrupt remapping at the bind", []string{"iommufd"},
+			func(k *fake) { k.failNext("BIND_IOMMUFD", unix.EPERM) }, cardA, errs.Capability,
+			[]string{"interrupt remapping", "firmware"}},
+		{"interrupt remapping at the attach", []string{"iommufd"},
+			func(k *fake) { k.failNext("ATTACH_IOMMUFD_PT", unix.EPERM) }, cardA, errs.Capability,
+			[]string{"interrupt remapping", "firmware"}},
+		{"no IOMMU", backends,
+			func(k *fake) { k.Put("/sys/kernel/iommu_groups/10/name", "vfio-noiommu\n") }, cardA,
+			errs.Capability, []string{"without an IOMMU", "heliosctl vfio-setup status"}},
+		{"IOMMU", []string{"type1"}, func(k *fake) { k.failNext("SET_IOMMU", unix.ENODEV) }, cardA,
+			errs.Capability, []string{"type1v2"}},
+		{"device is open", []string{"type1"}, func(k *fake) { k.cards[cardA].open = true }, cardA,
+			errs.Refused, []string{"somebody else"}},
+		{"device left", []string{"type1"},
+			func(k *fake) { k.failNext("GET_DEVICE_FD", unix.ENODEV) }, cardA, errs.Device,
+			[]string{"left"}},
+		{"attach", []string{"iommufd"},
+			func(k *fake) { k.failNext("ATTACH_IOMMUFD_PT", unix.EINVAL) }, cardA, errs.Capability,
+			[]string{"address space"}},
+		{"bind", []string{"iommufd"}, func(k *fake) { k.failNext("BIND_IOMMUFD", unix.EIO) }, cardA,
+			errs.Capability, []string{"iommufd"}},
+		{"addresses", backends,
+			func(
+				k *fake) {
+				k.failNext("IOMMU_GET_INFO", unix.EIO)
+				k.failNext("IOVA_RANGES", unix.EIO)
+			}, cardA, errs.Capability, []string{"addresses"}},
+		{"info", backends, func(k *fake) { k.failNext("GET_INFO", unix.EIO) }, cardA, errs.Device,
+			[]string{cardA}},
+		{"not PCI", backends, func(k *fake) { k.cards[cardA].flags = deviceFlagReset }, cardA,
+			errs.Device, []string{"not a PCI device"}},
+		{"events", backends, func(k *fake) { k.failNext("SET_IRQS", unix.EINVAL) }, cardA,
+			errs.Device, []string{"listen"}},
 	} {
 		for _, b := range c.backends {
 			t.Run(c.name+"/"+b, func(t *testing.T) {
@@ -571,14 +624,27 @@ func TestNewErrors(t *testing.T) {
 		words   []string
 	}{
 		{"vfio", func(*fake) {}, errs.Usage, []string{`"vfio"`, "type1 and iommufd"}},
-		{"", func(k *fake) { k.Remove("/dev/vfio/vfio") }, errs.Capability, []string{"heliosctl vfio-setup setup"}},
-		{"", func(k *fake) { k.failNext("open /dev/vfio/vfio", unix.EACCES) }, errs.Capability, []string{"no right"}},
+		{"", func(k *fake) { k.Remove("/dev/vfio/vfio") }, errs.Capability,
+			[]string{"heliosctl vfio-setup setup"}},
+		{"", func(k *fake) { k.failNext("open /dev/vfio/vfio", unix.EACCES) }, errs.Capability,
+			[]string{"no right"}},
 		{"", func(k *fake) { k.type1 = 0 }, errs.Capability, []string{"vfio_iommu_type1"}},
-		{"", func(k *fake) { k.failNext("API_VERSION", unix.EINVAL) }, errs.Capability, []string{"version"}},
+		{"", func(k *fake) { k.failNext("API_VERSION", unix.EINVAL) }, errs.Capability,
+			[]string{"version"}},
 		{"iommufd", func(*fake) {}, errs.Capability, []string{"/dev/iommu", "type1"}},
-		{"iommufd", func(k *fake) { k.Put("/dev/iommu", ""); k.failNext("open /dev/iommu", unix.EACCES) }, errs.Capability, []string{"no right"}},
-		{"iommufd", func(k *fake) { k.Put("/dev/iommu", ""); k.failNext("IOAS_ALLOC", unix.ENOTTY) }, errs.Capability, []string{"address space"}},
-		{"", func(k *fake) { k.type1 = 0; k.Put("/dev/iommu", ""); k.failNext("IOAS_ALLOC", unix.ENOTTY) }, errs.Capability, []string{"vfio_iommu_type1", "/dev/iommu"}},
+		{"iommufd",
+			func(k *fake) { k.Put("/dev/iommu", ""); k.failNext("open /dev/iommu", unix.EACCES) },
+			errs.Capability, []string{"no right"}},
+		{"iommufd",
+			func(k *fake) { k.Put("/dev/iommu", ""); k.failNext("IOAS_ALLOC", unix.ENOTTY) },
+			errs.Capability, []string{"address space"}},
+		{"",
+			func(
+				k *fake) {
+				k.type1 = 0
+				k.Put("/dev/iommu", "")
+				k.failNext("IOAS_ALLOC", unix.ENOTTY)
+			}, errs.Capability, []string{"vfio_iommu_type1", "/dev/iommu"}},
 	} {
 		k := newFake(t)
 		c.prepare(k)
@@ -629,7 +695,8 @@ func TestMappingsOutliveDevices(t *testing.T) {
 			t.Errorf("attached twice: %v", err)
 		}
 		i, j := mapped(t, d, mem[:8*4096]), mapped(t, d, mem[8*4096:])
-		if err := d.Close(); err == nil || !strings.Contains(err.Error(), cardA) || !strings.Contains(err.Error(), cardB) {
+		if err := d.Close(); err == nil || !strings.Contains(err.Error(), cardA) ||
+			!strings.Contains(err.Error(), cardB) {
 			t.Errorf("a domain closed under its devices: %v", err)
 		}
 		ok(t, a.Close())
@@ -691,7 +758,8 @@ func TestLastDevicesLeaveTogether(t *testing.T) {
 	if len(k.maps()) != 0 {
 		t.Fatal("the kernel has kept the mapping")
 	}
-	if _, err := d.Map(pages(t, 1)); err == nil || !strings.Contains(err.Error(), "no device is attached") {
+	if _, err := d.Map(pages(t, 1)); err == nil || !strings.Contains(err.Error(),
+		"no device is attached") {
 		t.Errorf("Map without a device: %v", err)
 	}
 	ok(t, d.Unmap(i, 4096))
@@ -760,7 +828,8 @@ func TestEvents(t *testing.T) {
 		if n := openFDs(t); n != before {
 			t.Errorf("%d descriptors before, %d after", before, n)
 		}
-		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > routines; time.Sleep(
+			time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%d goroutines before, %d after", routines, runtime.NumGoroutine())
 			}
@@ -884,7 +953,9 @@ func TestRegions(t *testing.T) {
 		for _, c := range []struct {
 			off, size int64
 			ok        bool
-		}{{0, 8192, true}, {4096, 4096, true}, {12288, 4096, true}, {4096, 8192, false}, {8192, 4096, false}, {0, 0, false}, {1, 4096, false}, {0, 100, false}, {-4096, 8192, false}, {12288, 8192, false}} {
+		}{{0, 8192, true}, {4096, 4096, true}, {12288, 4096, true}, {4096, 8192, false},
+			{8192, 4096, false}, {0, 0, false}, {1, 4096, false}, {0, 100, false},
+			{-4096, 8192, false}, {12288, 8192, false}} {
 			m, err := b.MapRegion(RegionBAR0, c.off, c.size)
 			if (err == nil) != c.ok {
 				t.Errorf("map %d bytes at %d: %v", c.size, c.off, err)
@@ -953,7 +1024,8 @@ func TestDMASwitch(t *testing.T) {
 		}
 		k.failNext("RESET", unix.EIO)
 		wants(t, dev.Reset(), errs.Device, cardA, "reset")
-		// A list of capabilities that runs in a circle, and one that leaves the configuration space.
+		// A list of capabilities that runs in a circle, and one that leaves the configuration
+		// space.
 		c.config[0x41] = 0x40
 		ok(t, dev.EnableDMA())
 		c.config[0x41] = 0xff

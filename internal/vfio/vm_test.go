@@ -23,7 +23,8 @@ import (
 func TestRealDevices(t *testing.T) {
 	list := os.Getenv("HELIOS_VFIO_TEST")
 	if list == "" {
-		t.Skip("HELIOS_VFIO_TEST names no PCI addresses of NVMe controllers that are bound to vfio-pci")
+		t.Skip(
+			"HELIOS_VFIO_TEST names no PCI addresses of NVMe controllers that are bound to vfio-pci")
 	}
 	for _, f := range Probe() {
 		t.Logf("%-16s %-14s %s %s", f.Name, f.Answer, f.Detail, f.Next)
@@ -53,7 +54,8 @@ func TestRealDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := os.Getenv("HELIOS_VFIO_HUGE"); want != "" && strconv.FormatInt(hostmem.HugeBytes(), 10) != want {
+	if want := os.Getenv("HELIOS_VFIO_HUGE"); want != "" && strconv.FormatInt(hostmem.HugeBytes(),
+		10) != want {
 		t.Errorf("%d bytes on reserved huge pages, want %s", hostmem.HugeBytes(), want)
 	}
 	if again, err := dom.Map(mem[1<<20 : 2<<20]); err != nil || again != iova+1<<20 {
@@ -100,8 +102,8 @@ func TestRealDevices(t *testing.T) {
 	}
 }
 
-// TestRealUnplug holds the controller HELIOS_VFIO_UNPLUG until the kernel asks for it, having made the
-// file HELIOS_VFIO_READY, and gives it back.
+// TestRealUnplug holds the controller HELIOS_VFIO_UNPLUG until the kernel asks for it, having made
+// the file HELIOS_VFIO_READY, and gives it back.
 func TestRealUnplug(t *testing.T) {
 	addr := os.Getenv("HELIOS_VFIO_UNPLUG")
 	if addr == "" {
@@ -129,7 +131,8 @@ func TestRealUnplug(t *testing.T) {
 func TestRealMemlock(t *testing.T) {
 	addr := os.Getenv("HELIOS_VFIO_MEMLOCK")
 	if addr == "" {
-		t.Skip("HELIOS_VFIO_MEMLOCK names no PCI address of a controller, to run as a user with a limit of locked memory")
+		t.Skip(
+			"HELIOS_VFIO_MEMLOCK names no PCI address of a controller, to run as a user with a limit of locked memory")
 	}
 	dom, err := New(Options{})
 	ok(t, err)
@@ -142,8 +145,10 @@ func TestRealMemlock(t *testing.T) {
 	mem := pages(t, n+1)
 	iova := mapped(t, dom, mem[:n*pageBytes])
 	_, err = dom.Map(mem[n*pageBytes:])
-	wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is "+strconv.FormatInt(limit, 10), "heliosctl vfio-setup setup")
-	if err := dom.space.mapMem(uintptr(va(mem))+uintptr(n*pageBytes), 1<<32, pageBytes); !errors.Is(err, unix.ENOMEM) {
+	wants(t, err, errs.Capability, "RLIMIT_MEMLOCK is "+strconv.FormatInt(limit, 10),
+		"heliosctl vfio-setup setup")
+	if err := dom.space.mapMem(uintptr(va(mem))+uintptr(n*pageBytes), 1<<32,
+		pageBytes); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("the kernel answers %v to a page beyond the limit", err)
 	}
 	ok(t, dom.Unmap(iova, int64(n*pageBytes)))
@@ -174,8 +179,10 @@ func identify(t *testing.T, dev *Device, mem []byte, iova IOVA) {
 	reg := func(off int) *uint32 { return (*uint32)(unsafe.Pointer(&regs[off])) }
 	capLo, capHi := atomic.LoadUint32(reg(0)), atomic.LoadUint32(reg(4))
 	var through [4]byte
-	if err := dev.ReadAt(RegionBAR0, through[:], 0); err != nil || binary.LittleEndian.Uint32(through[:]) != capLo {
-		t.Errorf("%s: CAP reads %x (%v) through the kernel and %#x by mapping", dev.Addr(), through, err, capLo)
+	if err := dev.ReadAt(RegionBAR0, through[:], 0); err != nil ||
+		binary.LittleEndian.Uint32(through[:]) != capLo {
+		t.Errorf("%s: CAP reads %x (%v) through the kernel and %#x by mapping", dev.Addr(), through,
+			err, capLo)
 	}
 	const cc, csts, aqa, asq, acq = 0x14, 0x1c, 0x24, 0x28, 0x30
 	wait := func(want uint32) {
@@ -214,10 +221,13 @@ func identify(t *testing.T, dev *Device, mem []byte, iova IOVA) {
 		t.Fatalf("%s: Identify status %#x", dev.Addr(), status)
 	}
 	serial := string(bytes.TrimSpace(mem[dataAt+4 : dataAt+24]))
-	if vendor := binary.LittleEndian.Uint16(mem[dataAt:]); vendor != binary.LittleEndian.Uint16(id[:]) || serial == "" {
-		t.Errorf("%s: Identify names vendor %#x serial %q, configuration space %x", dev.Addr(), vendor, serial, id)
+	if vendor := binary.LittleEndian.Uint16(mem[dataAt:]); vendor != binary.LittleEndian.Uint16(
+		id[:]) || serial == "" {
+		t.Errorf("%s: Identify names vendor %#x serial %q, configuration space %x", dev.Addr(),
+			vendor, serial, id)
 	}
-	t.Logf("%s: vendor:device %x, BAR 0 %+v, CAP %08x%08x, serial %q", dev.Addr(), id, bar, capHi, capLo, serial)
+	t.Logf("%s: vendor:device %x, BAR 0 %+v, CAP %08x%08x, serial %q", dev.Addr(), id, bar, capHi,
+		capLo, serial)
 
 	if err := dev.Reset(); err != nil {
 		t.Fatal(err)
@@ -239,7 +249,8 @@ func identify(t *testing.T, dev *Device, mem []byte, iova IOVA) {
 	}
 }
 
-// storeReg is a plain store: atomic stores are locked exchanges on amd64, which I/O memory need not take.
+// storeReg is a plain store: atomic stores are locked exchanges on amd64, which I/O memory need not
+// take.
 //
 //go:noinline
 func storeReg(p *uint32, v uint32) { *p = v }

@@ -156,7 +156,8 @@ func (b *Bus) addFailed(sqe *nvme.Command) {
 	}
 	page := bytes.Join(segs, nil)
 	var l nvme.SMARTLog
-	for at, more := range map[uintptr]uint64{unsafe.Offsetof(l.HostReads): b.failed.reads, unsafe.Offsetof(l.HostWrites): b.failed.writes,
+	for at, more := range map[uintptr]uint64{unsafe.Offsetof(l.HostReads): b.failed.reads,
+		unsafe.Offsetof(l.HostWrites):  b.failed.writes,
 		unsafe.Offsetof(l.MediaErrors): b.failed.media} {
 		binary.LittleEndian.PutUint64(page[at:], binary.LittleEndian.Uint64(page[at:])+more)
 	}

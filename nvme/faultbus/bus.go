@@ -37,14 +37,17 @@ import (
 type Options struct {
 	// PollDoorbells serves clients that never call Kick.
 	PollDoorbells bool
-	// ReadyTimeout, rounded up to units of 500 ms, is what CAP.TO says, in place of the controller's
-	// own: how long a client waits for one that does not become ready. 0 leaves it as it is.
+	// ReadyTimeout, rounded up to units of 500 ms, is what CAP.TO says, in place of the
+	// controller's own: how long a client waits for one that does not become ready. 0 leaves it as
+	// it is.
 	ReadyTimeout time.Duration
 }
 
 // Bus is a controller with faults in front of it. It implements nvme.Bus, Kicker, Waiter,
 // GroupWaiter, DoorbellMapper and HardResetter. Submission queues are not in controller memory: the
 // client's are read here.
+//
+// Large: a bus with all its optional interfaces, whose faults share one picture of the controller.
 type Bus struct {
 	inner  nvme.Bus
 	kicker nvme.Kicker // nil: the controller sees doorbells by itself
@@ -379,7 +382,8 @@ func (b *Bus) waitStopped() error {
 		case v == allOnes || !nvme.CSTS(v).RDY():
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s: the controller does not leave the ready state in %v", b.Name(), stopTime)
+			return fmt.Errorf("%s: the controller does not leave the ready state in %v", b.Name(),
+				stopTime)
 		}
 		time.Sleep(d)
 	}
@@ -469,7 +473,10 @@ func (b *Bus) shadows() error {
 	return nil
 }
 
-func (b *Bus) doorbell(i uint32) *uint32 { return (*uint32)(unsafe.Pointer(&b.doorbells[i*b.stride])) }
+func (b *Bus) doorbell(
+	i uint32) *uint32 {
+	return (*uint32)(unsafe.Pointer(&b.doorbells[i*b.stride]))
+}
 
 // Doorbell implements nvme.Bus.
 func (b *Bus) Doorbell(i uint32) (*uint32, error) {
@@ -490,7 +497,8 @@ func (b *Bus) Doorbell(i uint32) (*uint32, error) {
 // DoorbellMemory implements nvme.DoorbellMapper.
 func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 	if !b.opt.PollDoorbells {
-		return nil, false, errs.New(errs.Usage, "%s: a GPU cannot wake a bus with faults: open it with PollDoorbells", b.Name())
+		return nil, false, errs.New(errs.Usage,
+			"%s: a GPU cannot wake a bus with faults: open it with PollDoorbells", b.Name())
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -19,10 +20,10 @@ import (
 func TestFatalStatus(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "cfs(op=read,after=2,times=1)"})
 	q := g.queue(8)
-	q.put(g.read(1, 1, 1, 0), g.read(2, 2, 1, 4096))
+	q.Put(g.read(1, 1, 1, 0), g.read(2, 2, 1, 4096))
 	q.done(1, 0)
 	q.done(2, 0)
-	q.put(g.read(3, 3, 1, 8192), g.read(4, 4, 1, 12288))
+	q.Put(g.read(3, 3, 1, 8192), g.read(4, 4, 1, 12288))
 	q.none()
 	_, err := g.c.SMART(t.Context())
 	require.ErrorIs(t, err, nvme.ErrFatal)
@@ -31,13 +32,13 @@ func TestFatalStatus(t *testing.T) {
 	require.NoError(t, err)
 	q.delete() // frees its memory
 	q = g.queue(8)
-	q.put(g.read(3, 3, 1, 8192))
+	q.Put(g.read(3, 3, 1, 8192))
 	q.done(3, 0)
 	g.holds(3, 1, 8192)
 }
 
 func TestGone(t *testing.T) {
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	bus, _, _ := openBus(t, rigOptions{faults: "gone(op=read,after=1)"})
 	c, err := nvme.Open(t.Context(), bus, nvme.Options{Timeout: time.Second})
 	require.NoError(t, err)
@@ -47,9 +48,9 @@ func TestGone(t *testing.T) {
 	require.NoError(t, err)
 	g := &rig{t: t, bus: bus, c: c, mem: mem, iova: iova}
 	q := g.queue(8)
-	q.put(g.read(1, 1, 1, 0))
+	q.Put(g.read(1, 1, 1, 0))
 	q.done(1, 0)
-	q.put(g.read(2, 2, 1, 4096))
+	q.Put(g.read(2, 2, 1, 4096))
 	q.none()
 	v, err := bus.Read64(nvme.RegCAP)
 	require.NoError(t, err)
@@ -88,8 +89,9 @@ func TestOpenFails(t *testing.T) {
 		"sqid(op=identify)":    func(err error) bool { return errors.Is(err, nvme.ErrProtocol) },
 	} {
 		t.Run(faults, func(t *testing.T) {
-			checkLeaks(t)
-			bus, _, _ := openBus(t, rigOptions{faults: faults, opt: faultbus.Options{ReadyTimeout: time.Millisecond}})
+			testrig.CheckLeaks(t)
+			bus, _, _ := openBus(t,
+				rigOptions{faults: faults, opt: faultbus.Options{ReadyTimeout: time.Millisecond}})
 			start := time.Now()
 			_, err := nvme.Open(t.Context(), bus, nvme.Options{Timeout: 50 * time.Millisecond})
 			require.True(t, want(err), "%v", err)
@@ -109,7 +111,8 @@ func TestReadyDoesNotFollow(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				inner, err := proxy.Open(proxy.Config{Path: path, RAM: true})
 				require.NoError(t, err)
-				g := newBubble(t, inner, faults, faultbus.Options{ReadyTimeout: 1200 * time.Millisecond})
+				g := newBubble(t, inner, faults,
+					faultbus.Options{ReadyTimeout: 1200 * time.Millisecond})
 				v, err := g.bus.Read64(nvme.RegCAP)
 				require.NoError(t, err)
 				require.Equal(t, 3, nvme.CAP(v).TO())
@@ -122,7 +125,7 @@ func TestReadyDoesNotFollow(t *testing.T) {
 				require.NoError(t, g.c.Reset(t.Context()))
 				q.delete()
 				q = g.queue(8)
-				q.put(g.read(1, 5, 1, 0))
+				q.Put(g.read(1, 5, 1, 0))
 				q.done(1, 0)
 				g.holds(5, 1, 0)
 				g.end()
@@ -133,7 +136,9 @@ func TestReadyDoesNotFollow(t *testing.T) {
 
 // Queue creation and deletion under faults: what failed can be tried again.
 func TestQueueAdminFaults(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "error(op=createq,sct=1,sc=1,dnr=1,times=1);error(op=createq,sct=1,sc=2,after=2,times=1);error(op=deleteq,sct=0,sc=6,after=1,times=1);late(op=abort,ms=5)"})
+	g := newRig(t,
+		rigOptions{
+			faults: "error(op=createq,sct=1,sc=1,dnr=1,times=1);error(op=createq,sct=1,sc=2,after=2,times=1);error(op=deleteq,sct=0,sc=6,after=1,times=1);late(op=abort,ms=5)"})
 	// The queue that the fault refuses first is a completion queue, then a submission queue.
 	_, err := g.c.CreateQueuePair(t.Context(), 8)
 	var se *nvme.StatusError
@@ -142,14 +147,14 @@ func TestQueueAdminFaults(t *testing.T) {
 	require.ErrorAs(t, err, &se)
 	require.Equal(t, nvme.StatusInvalidQueueSize, se.Status)
 	q := g.queue(8)
-	q.put(g.read(1, 1, 1, 0))
+	q.Put(g.read(1, 1, 1, 0))
 	q.done(1, 0)
 	require.ErrorAs(t, g.c.DeleteQueuePair(t.Context(), q.qp), &se)
 	require.NoError(t, g.c.Reset(t.Context()))
 	for range 20 {
 		q = g.queue(4)
 		for range 7 {
-			q.put(g.read(1, 1, 1, 0))
+			q.Put(g.read(1, 1, 1, 0))
 			q.done(1, 0)
 		}
 		q.delete()
@@ -158,11 +163,12 @@ func TestQueueAdminFaults(t *testing.T) {
 
 // What an admin command changed is known although its completion is lost.
 func TestLostCreation(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "lost(op=createq,times=1)", options: nvme.Options{Timeout: 30 * time.Millisecond}})
+	g := newRig(t, rigOptions{faults: "lost(op=createq,times=1)",
+		options: nvme.Options{Timeout: 30 * time.Millisecond}})
 	_, err := g.c.CreateQueuePair(t.Context(), 8)
 	require.ErrorIs(t, err, nvme.ErrTimeout)
 	q := g.queue(8)
-	q.put(g.read(1, 1, 1, 0))
+	q.Put(g.read(1, 1, 1, 0))
 	q.done(1, 0)
 	require.NoError(t, g.c.Reset(t.Context()))
 	q.delete()
@@ -170,7 +176,7 @@ func TestLostCreation(t *testing.T) {
 
 // Memory of a live queue that is unmapped is fatal, and not touched any more.
 func TestUnmapLiveQueue(t *testing.T) {
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	bus, _, _ := openBus(t, rigOptions{faults: "late(ms=5,op=admin)"})
 	page, err := hostmem.Alloc(8192, "fault bus test")
 	require.NoError(t, err)
@@ -207,14 +213,14 @@ func TestLeftEnabled(t *testing.T) {
 		return b
 	}})
 	q := g.queue(8)
-	q.put(g.read(1, 5, 1, 0))
+	q.Put(g.read(1, 5, 1, 0))
 	q.done(1, 0)
 	g.holds(5, 1, 0)
 }
 
 // Rings that the controller cannot reach are its to refuse.
 func TestBadAdminRings(t *testing.T) {
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	bus, _, _ := openBus(t, rigOptions{faults: "late(ms=5,op=admin)"})
 	require.NoError(t, bus.Write32(nvme.RegAQA, nvme.MakeAQA(8, 8)))
 	require.NoError(t, bus.Write64(nvme.RegASQ, 0x1000))
@@ -227,28 +233,30 @@ func TestBadAdminRings(t *testing.T) {
 
 func TestGroup(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "late(ms=20,op=read,lba=3)"})
-	h := newRig(t, rigOptions{faults: "drop(op=read,lba=3)", second: true})
+	h := newRig(t, rigOptions{faults: "drop(op=read,lba=3)"})
 	q, r := g.queue(8), h.queue(8)
-	group, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.qp.ID}, {Bus: h.bus, QID: r.qp.ID}})
+	group, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.qp.ID},
+		{Bus: h.bus, QID: r.qp.ID}})
 	require.NoError(t, err)
 	require.Error(t, group.Rejoin(nvme.CQRef{Bus: g.bus, QID: q.qp.ID}), "is in it")
 	require.Error(t, group.Rejoin(nvme.CQRef{Bus: h.bus, QID: 40}), "does not exist")
-	require.Error(t, group.Rejoin(nvme.CQRef{Bus: h.bus.Unwrap(), QID: r.qp.ID}), "has no faults in front")
+	require.Error(t, group.Rejoin(nvme.CQRef{Bus: h.bus.Unwrap(), QID: r.qp.ID}),
+		"has no faults in front")
 	group.Wait(0)
 	group.Wait(0)
 	start := time.Now()
 	group.Wait(5 * time.Millisecond)
 	require.GreaterOrEqual(t, time.Since(start), 5*time.Millisecond, "nothing came")
-	r.put(h.read(1, 7, 1, 0))
+	r.Put(h.read(1, 7, 1, 0))
 	for end := time.Now().Add(patience); ; group.Wait(patience) {
-		if _, ok := r.poll(); ok {
+		if _, ok := r.Poll(); ok {
 			break
 		}
 		require.True(t, time.Now().Before(end))
 	}
-	q.put(g.read(1, 3, 1, 0)) // a timer's work
+	q.Put(g.read(1, 3, 1, 0)) // a timer's work
 	for end := time.Now().Add(patience); ; group.Wait(patience) {
-		if _, ok := q.poll(); ok {
+		if _, ok := q.Poll(); ok {
 			break
 		}
 		require.True(t, time.Now().Before(end))
@@ -257,9 +265,9 @@ func TestGroup(t *testing.T) {
 	r.delete()
 	r = h.queue(8)
 	require.NoError(t, group.Rejoin(nvme.CQRef{Bus: h.bus, QID: r.qp.ID}))
-	r.put(h.read(1, 3, 1, 0), h.read(2, 4, 1, 0))
+	r.Put(h.read(1, 3, 1, 0), h.read(2, 4, 1, 0))
 	for end := time.Now().Add(patience); ; group.Wait(patience) {
-		if e, ok := r.poll(); ok {
+		if e, ok := r.Poll(); ok {
 			require.EqualValues(t, 2, e.CID)
 			break
 		}
@@ -268,7 +276,7 @@ func TestGroup(t *testing.T) {
 	require.NoError(t, group.Close())
 	require.NoError(t, group.Close())
 	require.Error(t, group.Rejoin(nvme.CQRef{Bus: g.bus, QID: q.qp.ID}))
-	q.put(g.read(1, 5, 1, 0))
+	q.Put(g.read(1, 5, 1, 0))
 	q.done(1, 0)
 }
 
@@ -276,11 +284,12 @@ func TestGroup(t *testing.T) {
 type bare struct{ nvme.Bus }
 
 func TestControllerWithoutWaits(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "late(ms=2,op=read,lba=3)", wrap: func(b nvme.Bus) nvme.Bus { return bare{b} },
+	g := newRig(t, rigOptions{faults: "late(ms=2,op=read,lba=3)",
+		wrap:  func(b nvme.Bus) nvme.Bus { return bare{b} },
 		proxy: func(c *proxy.Config) { c.PollDoorbells = true }})
 	q := g.queue(8)
 	for i := range 100 {
-		q.put(g.read(uint16(i), i%8, 1, 0))
+		q.Put(g.read(uint16(i), i%8, 1, 0))
 		q.done(uint16(i), 0)
 		g.holds(i%8, 1, 0)
 	}
@@ -295,21 +304,24 @@ func TestVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner, err := proxy.Open(proxy.Config{Path: path, RAM: true})
 		require.NoError(t, err)
-		g := newBubble(t, inner, "late(ms=3600000,op=read,lba=3);slow(us=60000000,op=read,lba=4);lost(op=read,lba=5)", faultbus.Options{})
+		g := newBubble(t, inner,
+			"late(ms=3600000,op=read,lba=3);slow(us=60000000,op=read,lba=4);lost(op=read,lba=5)",
+			faultbus.Options{})
 		q := g.queue(8)
 		start := time.Now()
-		q.put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 5, 1, 8192), g.read(4, 6, 1, 12288))
+		q.Put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 5, 1, 8192),
+			g.read(4, 6, 1, 12288))
 		for _, want := range []struct {
 			cid uint16
 			at  time.Duration
 		}{{4, 0}, {2, time.Minute}, {1, time.Hour}} {
-			e, ok := q.get(2 * time.Hour)
+			e, ok := q.Get(2 * time.Hour)
 			require.True(t, ok)
 			require.Equal(t, want.cid, e.CID)
 			require.InDelta(t, float64(want.at), float64(time.Since(start)), float64(time.Second))
 		}
 		g.holds(3, 1, 0)
-		_, ok := q.get(time.Hour)
+		_, ok := q.Get(time.Hour)
 		require.False(t, ok)
 		g.end()
 	})

@@ -95,7 +95,8 @@ func (b *Bus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 	b.mu.Lock()
 	i := sort.Search(len(b.maps), func(i int) bool { return b.maps[i].lo >= uint64(iova) })
 	var m mapping
-	known := i < len(b.maps) && b.maps[i].lo == uint64(iova) && b.maps[i].hi-b.maps[i].lo == uint64(bytes)
+	known := i < len(b.maps) && b.maps[i].lo == uint64(iova) &&
+		b.maps[i].hi-b.maps[i].lo == uint64(bytes)
 	if known {
 		m = b.maps[i]
 		b.maps = append(b.maps[:i:i], b.maps[i+1:]...)

@@ -17,13 +17,15 @@ const media = nvme.StatusUnrecoveredRead
 
 // What fails is not carried out, and counts as what the controller failed.
 func TestError(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "error(op=read,lba=100-199,sct=2,sc=0x81,dnr=1,times=2);error(op=write,sct=2,sc=0x80,after=1,times=1);error(op=flush,sct=0,sc=6)"})
+	g := newRig(t,
+		rigOptions{
+			faults: "error(op=read,lba=100-199,sct=2,sc=0x81,dnr=1,times=2);error(op=write,sct=2,sc=0x80,after=1,times=1);error(op=flush,sct=0,sc=6)"})
 	q := g.queue(8)
-	q.put(g.read(1, 99, 1, 0))
+	q.Put(g.read(1, 99, 1, 0))
 	q.done(1, 0)
 	g.holds(99, 1, 0)
 	for i, want := range []nvme.Status{media.WithDNR(), media.WithDNR(), 0} {
-		q.put(g.read(uint16(i), 99, 2, 0))
+		q.Put(g.read(uint16(i), 99, 2, 0))
 		q.done(uint16(i), want)
 		if want != 0 {
 			require.EqualValues(t, 0xcc, g.mem[0], "not carried out")
@@ -32,10 +34,10 @@ func TestError(t *testing.T) {
 	g.holds(99, 2, 0)
 	p1, _ := g.prps(0, 512)
 	for i, want := range []nvme.Status{0, nvme.StatusWriteFault, 0} {
-		q.put(nvme.WriteCommand(9, 1, nvme.LBA(300+i), 1, p1, 0))
+		q.Put(nvme.WriteCommand(9, 1, nvme.LBA(300+i), 1, p1, 0))
 		q.done(9, want)
 	}
-	q.put(nvme.FlushCommand(3, 1))
+	q.Put(nvme.FlushCommand(3, 1))
 	q.done(3, nvme.StatusInternalError)
 	g.counts(2, 1, 1)
 	log, err := g.c.SMART(t.Context())
@@ -51,14 +53,15 @@ func TestLostIsCarriedOutAndAborts(t *testing.T) {
 }
 
 func testLost(t *testing.T, ram bool) {
-	g := newRig(t, rigOptions{faults: "lost(op=read,lba=3,times=1)", proxy: func(c *proxy.Config) { c.RAM = ram }})
+	g := newRig(t, rigOptions{faults: "lost(op=read,lba=3,times=1)",
+		proxy: func(c *proxy.Config) { c.RAM = ram }})
 	q := g.queue(8)
-	q.put(g.read(5, 3, 1, 0), g.read(6, 4, 1, 4096))
+	q.Put(g.read(5, 3, 1, 0), g.read(6, 4, 1, 4096))
 	q.done(6, 0)
 	q.none()
 	g.holds(3, 1, 0)
 	// Its CID stays taken, as with any command that does not end.
-	q.put(g.read(5, 9, 1, 8192))
+	q.Put(g.read(5, 9, 1, 8192))
 	q.done(5, nvme.StatusCommandIDConflict.WithDNR())
 	aborted, err := g.c.Abort(t.Context(), q.qp.ID, 5)
 	require.NoError(t, err)
@@ -67,7 +70,7 @@ func testLost(t *testing.T, ram bool) {
 	aborted, err = g.c.Abort(t.Context(), q.qp.ID, 5)
 	require.NoError(t, err)
 	require.False(t, aborted, "no such command any more")
-	q.put(g.read(5, 3, 1, 0))
+	q.Put(g.read(5, 3, 1, 0))
 	q.done(5, 0)
 	g.counts(1)
 }
@@ -76,16 +79,16 @@ func TestDropNeverArrives(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "drop(op=write,times=1);drop(op=read,lba=7)"})
 	q := g.queue(4)
 	p1, _ := g.prps(0, 512)
-	q.put(nvme.WriteCommand(1, 1, 5, 1, p1, 0), g.read(2, 7, 1, 4096), g.read(3, 5, 1, 8192))
+	q.Put(nvme.WriteCommand(1, 1, 5, 1, p1, 0), g.read(2, 7, 1, 4096), g.read(3, 5, 1, 8192))
 	q.done(3, 0)
 	g.holds(5, 1, 8192)
 	q.none()
 	require.EqualValues(t, 0xcc, g.mem[4096])
 	// More dropped commands than the queue has entries cost no entry.
 	for cid := uint16(10); cid < 30; cid++ {
-		q.put(g.read(cid, 7, 1, 4096))
+		q.Put(g.read(cid, 7, 1, 4096))
 	}
-	q.put(g.read(3, 8, 1, 0))
+	q.Put(g.read(3, 8, 1, 0))
 	q.done(3, 0)
 	log, err := g.c.SMART(t.Context())
 	require.NoError(t, err)
@@ -100,10 +103,12 @@ func TestLate(t *testing.T) {
 }
 
 func testLate(t *testing.T, ram bool) {
-	g := newRig(t, rigOptions{faults: "late(ms=30,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)", proxy: func(c *proxy.Config) { c.RAM = ram }})
+	g := newRig(t,
+		rigOptions{faults: "late(ms=30,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)",
+			proxy: func(c *proxy.Config) { c.RAM = ram }})
 	q := g.queue(8)
 	start := time.Now()
-	q.put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 9, 1, 8192))
+	q.Put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 9, 1, 8192))
 	q.done(2, 0)
 	q.done(1, 0)
 	require.GreaterOrEqual(t, time.Since(start), 30*time.Millisecond)
@@ -113,7 +118,7 @@ func testLate(t *testing.T, ram bool) {
 	require.NoError(t, err)
 	require.True(t, aborted)
 	q.done(3, nvme.StatusAbortRequested)
-	q.put(g.read(4, 9, 1, 8192))
+	q.Put(g.read(4, 9, 1, 8192))
 	q.none()
 	q.delete()
 	require.EqualValues(t, 0xcc, g.mem[8192])
@@ -123,7 +128,7 @@ func TestSlow(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "slow(us=30000,op=read)"})
 	q := g.queue(8)
 	start := time.Now()
-	q.put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096))
+	q.Put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096))
 	for range 2 {
 		e := q.next()
 		require.True(t, e.CID == 1 || e.CID == 2)
@@ -131,7 +136,7 @@ func TestSlow(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(start), 30*time.Millisecond)
 	g.holds(4, 1, 4096)
 	// A command that is done and held back is not aborted.
-	q.put(g.read(3, 5, 1, 0))
+	q.Put(g.read(3, 5, 1, 0))
 	time.Sleep(5 * time.Millisecond)
 	aborted, err := g.c.Abort(t.Context(), q.qp.ID, 3)
 	require.NoError(t, err)
@@ -143,13 +148,13 @@ func TestDuplicate(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "dup(op=read,lba=3)"})
 	q := g.queue(4)
 	for i := range 20 { // both entries also where the ring wraps
-		q.put(g.read(uint16(i), 3, 1, 0))
+		q.Put(g.read(uint16(i), 3, 1, 0))
 		q.done(uint16(i), 0)
 		q.done(uint16(i), 0)
 	}
 	q.none()
 	// With a full queue the second one follows when there is room.
-	q.put(g.read(1, 4, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 3, 1, 8192))
+	q.Put(g.read(1, 4, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 3, 1, 8192))
 	time.Sleep(5 * time.Millisecond)
 	for _, cid := range []uint16{1, 2, 3, 3} {
 		q.done(cid, 0)
@@ -167,7 +172,7 @@ func TestDuplicateAmongMany(t *testing.T) {
 		for cid := range 7 {
 			cmds = append(cmds, g.read(uint16(cid), cid, 1, cid*512))
 		}
-		q.put(cmds...)
+		q.Put(cmds...)
 		for _, cid := range []uint16{0, 1, 2, 2, 3, 0xfffe, 4, 5, 6} {
 			q.done(cid, 0)
 		}
@@ -181,34 +186,35 @@ func TestLateDuplicate(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "dup(op=read,lba=3,n=3)"})
 	q := g.queue(4)
 	for range 10 {
-		q.put(g.read(2, 3, 1, 0))
+		q.Put(g.read(2, 3, 1, 0))
 		q.done(2, 0)
 		for _, cid := range []uint16{1, 2, 1} {
-			q.put(g.read(cid, 4, 1, 0))
+			q.Put(g.read(cid, 4, 1, 0))
 			q.done(cid, 0)
 		}
 		q.done(2, 0)
 	}
 	// Where none follow, it comes soon; not behind the end of its queue.
-	q.put(g.read(2, 3, 1, 0))
+	q.Put(g.read(2, 3, 1, 0))
 	q.done(2, 0)
 	q.done(2, 0)
-	q.put(g.read(2, 3, 1, 0))
+	q.Put(g.read(2, 3, 1, 0))
 	q.done(2, 0)
 	q.delete()
 	q = g.queue(4)
-	q.put(g.read(1, 4, 1, 0))
+	q.Put(g.read(1, 4, 1, 0))
 	q.done(1, 0)
 	q.none()
 }
 
 func TestForeign(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "foreign(op=read,lba=3,cid=0x1234,times=1);foreign(op=read,lba=4)"})
+	g := newRig(t,
+		rigOptions{faults: "foreign(op=read,lba=3,cid=0x1234,times=1);foreign(op=read,lba=4)"})
 	q := g.queue(4)
-	q.put(g.read(1, 3, 1, 0))
+	q.Put(g.read(1, 3, 1, 0))
 	q.done(0x1234, 0)
 	q.done(1, 0)
-	q.put(g.read(1, 4, 1, 0))
+	q.Put(g.read(1, 4, 1, 0))
 	q.done(0xfffe, 0)
 	q.done(1, 0)
 	q.none()
@@ -217,24 +223,24 @@ func TestForeign(t *testing.T) {
 func TestWrongPhase(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "phase(op=read,lba=3,times=1)"})
 	q := g.queue(4)
-	q.put(g.read(1, 2, 1, 0), g.read(2, 3, 1, 4096), g.read(3, 4, 1, 8192))
+	q.Put(g.read(1, 2, 1, 0), g.read(2, 3, 1, 4096), g.read(3, 4, 1, 8192))
 	q.done(1, 0)
 	q.none() // neither the entry nor the one behind it
 	g.holds(4, 1, 8192)
 	q.delete()
 	q = g.queue(4)
-	q.put(g.read(2, 3, 1, 4096))
+	q.Put(g.read(2, 3, 1, 4096))
 	q.done(2, 0)
 }
 
 func TestWrongSQHeadAndSQID(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "sqhead(op=read,lba=3);sqid(op=read,lba=4)"})
 	q := g.queue(4)
-	q.put(g.read(1, 3, 1, 0))
+	q.Put(g.read(1, 3, 1, 0))
 	e := q.next()
 	require.EqualValues(t, 11, e.SQHead)
 	require.Equal(t, q.qp.ID, e.SQID)
-	q.put(g.read(2, 4, 1, 0))
+	q.Put(g.read(2, 4, 1, 0))
 	e = q.next()
 	require.EqualValues(t, 2, e.SQHead)
 	require.Equal(t, q.qp.ID+1, e.SQID)
@@ -248,7 +254,7 @@ func TestReorder(t *testing.T) {
 	for cid := range uint16(7) {
 		cmds = append(cmds, g.read(cid, int(cid), 1, int(cid)*4096))
 	}
-	q.put(cmds...)
+	q.Put(cmds...)
 	for _, cid := range []uint16{2, 1, 0, 5, 4, 3} {
 		q.done(cid, 0)
 	}
@@ -261,40 +267,41 @@ func TestReorder(t *testing.T) {
 func TestStuckSubmissionQueue(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "stuck(op=read,lba=3,times=1)"})
 	q, other := g.queue(8), g.queue(8)
-	q.put(g.read(1, 2, 1, 0), g.read(2, 3, 1, 4096), g.read(3, 4, 1, 8192))
+	q.Put(g.read(1, 2, 1, 0), g.read(2, 3, 1, 4096), g.read(3, 4, 1, 8192))
 	q.done(1, 0)
-	q.put(g.read(4, 5, 1, 12288))
+	q.Put(g.read(4, 5, 1, 12288))
 	q.none()
-	other.put(g.read(1, 3, 1, 0))
+	other.Put(g.read(1, 3, 1, 0))
 	other.done(1, 0)
 	aborted, err := g.c.Abort(t.Context(), q.qp.ID, 2)
 	require.NoError(t, err)
 	require.False(t, aborted, "it was never fetched")
 	q.delete()
 	q = g.queue(8)
-	q.put(g.read(2, 3, 1, 4096))
+	q.Put(g.read(2, 3, 1, 4096))
 	q.done(2, 0)
 }
 
 func TestTornDoorbell(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "torndb(op=read,lba=3,times=2)"})
 	q := g.queue(8)
-	q.put(g.read(1, 3, 1, 0))
+	q.Put(g.read(1, 3, 1, 0))
 	q.none()
 	select {
 	case e := <-g.c.Events():
-		require.Equal(t, nvme.AsyncEvent{Type: nvme.EventError, Info: 1, LogPage: nvme.LogErrorInformation}, e)
+		require.Equal(t, nvme.AsyncEvent{Type: nvme.EventError, Info: 1,
+			LogPage: nvme.LogErrorInformation}, e)
 	case <-time.After(patience):
 		t.Fatal("no event of the invalid value")
 	}
-	q.put(g.read(2, 4, 1, 4096)) // the next doorbell mends it
+	q.Put(g.read(2, 4, 1, 4096)) // the next doorbell mends it
 	q.done(1, 0)
 	q.done(2, 0)
-	q.put(g.read(3, 3, 1, 0))
+	q.Put(g.read(3, 3, 1, 0))
 	q.none()
 	q.delete() // and so does a new queue
 	q = g.queue(8)
-	q.put(g.read(3, 3, 1, 0))
+	q.Put(g.read(3, 3, 1, 0))
 	q.done(3, 0)
 }
 
@@ -302,35 +309,37 @@ func TestStuckCompletionQueue(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "cqstuck(op=read,lba=3,times=1)"})
 	q := g.queue(4)
 	for range 5 {
-		q.put(g.read(1, 2, 1, 0))
+		q.Put(g.read(1, 2, 1, 0))
 		q.done(1, 0)
 	}
-	q.put(g.read(1, 3, 1, 0))
+	q.Put(g.read(1, 3, 1, 0))
 	q.done(1, 0)
 	for range 2 { // as many as there were entries
-		q.put(g.read(1, 2, 1, 0))
+		q.Put(g.read(1, 2, 1, 0))
 		q.done(1, 0)
 	}
-	q.put(g.read(1, 2, 1, 0))
+	q.Put(g.read(1, 2, 1, 0))
 	q.none()
 	q.delete()
 	q = g.queue(4)
-	q.put(g.read(1, 3, 1, 0))
+	q.Put(g.read(1, 3, 1, 0))
 	q.done(1, 0)
 }
 
 func TestFlip(t *testing.T) {
 	for _, lba := range []int{512, 4096} {
-		g := newRig(t, rigOptions{faults: "flip(op=read,lba=3,byte=9,bit=3,times=1);flip(op=read,lba=32,byte=20000,bit=0)",
-			proxy: func(c *proxy.Config) { c.LBABytes = lba }})
+		g := newRig(t,
+			rigOptions{
+				faults: "flip(op=read,lba=3,byte=9,bit=3,times=1);flip(op=read,lba=32,byte=20000,bit=0)",
+				proxy:  func(c *proxy.Config) { c.LBABytes = lba }})
 		q := g.queue(4)
-		q.put(g.read(1, 2, 3, 512))
+		q.Put(g.read(1, 2, 3, 512))
 		q.done(1, 0)
 		g.mem[512+lba+9] ^= 1 << 3 // of block 3
 		g.holds(2, 3, 512)
 		// Behind a PRP list, at an odd place of a page.
 		n := 24576 / lba
-		q.put(g.read(1, 32, n, 2048))
+		q.Put(g.read(1, 32, n, 2048))
 		q.done(1, 0)
 		g.mem[2048+20000] ^= 1
 		g.holds(32, n, 2048)
@@ -341,32 +350,34 @@ func TestFlip(t *testing.T) {
 func TestShort(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "short(op=read,bytes=5000,times=1);short(op=read,lba=900)"})
 	q := g.queue(4)
-	q.put(g.read(1, 2, 30, 1024))
+	q.Put(g.read(1, 2, 30, 1024))
 	q.done(1, 0)
 	g.holds(2, 9, 1024) // 4608 bytes
 	require.Equal(t, pattern(11, 391), g.mem[1024+4999])
 	require.Equal(t, bytes.Repeat([]byte{0xcc}, 30*512-5000), g.mem[1024+5000:1024+30*512])
-	q.put(g.read(1, 900, 1, 0))
+	q.Put(g.read(1, 900, 1, 0))
 	q.done(1, 0)
 	require.Equal(t, bytes.Repeat([]byte{0xcc}, 512), g.mem[:512])
-	q.put(g.read(1, 2, 30, 1024))
+	q.Put(g.read(1, 2, 30, 1024))
 	q.done(1, 0)
 	g.holds(2, 30, 1024)
 }
 
 func TestMisdirect(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "misdirect(op=read,lba=100,shift=8,times=1);misdirect(op=read,lba=3,shift=8);misdirect(op=write,shift=1)"})
+	g := newRig(t,
+		rigOptions{
+			faults: "misdirect(op=read,lba=100,shift=8,times=1);misdirect(op=read,lba=3,shift=8);misdirect(op=write,shift=1)"})
 	q := g.queue(4)
-	q.put(g.read(1, 100, 2, 0))
+	q.Put(g.read(1, 100, 2, 0))
 	q.done(1, 0)
 	g.holds(92, 2, 0)
-	q.put(g.read(1, 3, 1, 0)) // there is nothing 8 blocks before
+	q.Put(g.read(1, 3, 1, 0)) // there is nothing 8 blocks before
 	q.done(1, 0)
 	g.holds(11, 1, 0)
-	q.put(g.read(1, 200, 1, 0))
+	q.Put(g.read(1, 200, 1, 0))
 	q.done(1, 0)
 	p1, _ := g.prps(0, 512)
-	q.put(nvme.WriteCommand(1, 1, 50, 1, p1, 0))
+	q.Put(nvme.WriteCommand(1, 1, 50, 1, p1, 0))
 	q.done(1, 0)
 	img, err := os.ReadFile(g.path)
 	require.NoError(t, err)
@@ -379,10 +390,10 @@ func TestTornWrite(t *testing.T) {
 	q := g.queue(4)
 	copy(g.mem, bytes.Repeat([]byte{0x77}, 4096))
 	p1, _ := g.prps(0, 8*512)
-	q.put(nvme.WriteCommand(1, 1, 50, 8, p1, 0), nvme.WriteCommand(2, 1, 80, 1, p1, 0))
+	q.Put(nvme.WriteCommand(1, 1, 50, 8, p1, 0), nvme.WriteCommand(2, 1, 80, 1, p1, 0))
 	q.done(2, 0) // nothing of a single block lands: it never reaches the controller
 	q.done(1, 0)
-	q.put(nvme.WriteCommand(2, 1, 90, 2, p1, 0))
+	q.Put(nvme.WriteCommand(2, 1, 90, 2, p1, 0))
 	q.done(2, 0)
 	img, err := os.ReadFile(g.path)
 	require.NoError(t, err)
@@ -395,7 +406,8 @@ func TestTornWrite(t *testing.T) {
 
 // A client that never calls Kick.
 func TestPollDoorbells(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "late(ms=2,op=read,times=1)", opt: faultbus.Options{PollDoorbells: true}})
+	g := newRig(t, rigOptions{faults: "late(ms=2,op=read,times=1)",
+		opt: faultbus.Options{PollDoorbells: true}})
 	mem, io, err := g.bus.DoorbellMemory()
 	require.NoError(t, err)
 	require.False(t, io)
@@ -403,17 +415,17 @@ func TestPollDoorbells(t *testing.T) {
 	q := g.queue(4)
 	for i := range 50 {
 		cmd := g.read(1, i, 1, 0)
-		q.write(cmd)
-		nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.tail))
+		q.Write(cmd)
+		nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.Tail))
 		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
-			if _, ok := q.poll(); ok {
+			if _, ok := q.Poll(); ok {
 				break
 			}
 			require.True(t, time.Now().Before(end), "no completion")
 		}
 		g.holds(i, 1, 0)
 	}
-	plain := newRig(t, rigOptions{second: true})
+	plain := newRig(t, rigOptions{})
 	_, _, err = plain.bus.DoorbellMemory()
 	require.ErrorContains(t, err, "PollDoorbells")
 }

@@ -76,6 +76,8 @@ type echo struct {
 }
 
 // cqueue is a completion queue with the submission queues that complete to it.
+//
+// Large: a queue's state in the specification's terms, all under one lock.
 type cqueue struct {
 	b       *Bus
 	id      uint16
@@ -86,8 +88,9 @@ type cqueue struct {
 	head    uint32 // the client's, as last read
 	headDB  *uint32
 	deaf    bool // it is not read any more
-	free    int  // entries that are neither used nor reserved; below 0 when additional ones took them
-	sqs     []*squeue
+	// entries that are neither used nor reserved; below 0 when additional ones took them
+	free int
+	sqs  []*squeue
 
 	ring   ring // the controller's
 	ringDB *uint32
@@ -124,7 +127,8 @@ func (b *Bus) newCQ(id uint16, mem []byte, entries uint32) (*cqueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cqueue{b: b, id: id, base: unsafe.Pointer(&mem[0]), entries: entries, phase: true, free: int(entries) - 1,
+	return &cqueue{b: b, id: id, base: unsafe.Pointer(&mem[0]), entries: entries, phase: true,
+		free:   int(entries) - 1,
 		headDB: b.doorbell(2*uint32(id) + 1), ring: r, ringDB: db, rphase: true,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), news: make(chan struct{})}, nil
 }
@@ -138,8 +142,9 @@ func (b *Bus) newSQ(id uint16, mem []byte, entries uint32, c *cqueue) (*squeue, 
 	if err != nil {
 		return nil, err
 	}
-	return &squeue{id: id, c: c, base: unsafe.Pointer(&mem[0]), entries: entries, tailDB: b.doorbell(2 * uint32(id)),
-		ring: r, ringDB: db, cmds: map[uint16]*cmd{}}, nil
+	return &squeue{id: id, c: c, base: unsafe.Pointer(&mem[0]), entries: entries,
+		tailDB: b.doorbell(2 * uint32(id)),
+		ring:   r, ringDB: db, cmds: map[uint16]*cmd{}}, nil
 }
 
 // addCQ makes a queue that the controller has live.
@@ -266,7 +271,8 @@ func (b *Bus) serve(c *cqueue) {
 			c.free--
 			c.post(e)
 		}
-		for len(c.toSend) > 0 && c.room() && !c.toSend[0].q.ringFull() && !c.toSend[0].q.closing && !b.stopped() {
+		for len(c.toSend) > 0 && c.room() && !c.toSend[0].q.ringFull() && !c.toSend[0].q.closing &&
+			!b.stopped() {
 			m := c.toSend[0]
 			c.toSend = c.toSend[1:]
 			c.reserve(m)
@@ -303,7 +309,8 @@ func (q *squeue) fetch() (any bool) {
 		q.torn = false
 		q.rung = q.entries // told nothing valid
 	}
-	for q.head != tail && !q.ignored && !q.closing && c.room() && !q.ringFull() && !b.stopped() && !c.dead {
+	for q.head != tail && !q.ignored && !q.closing && c.room() && !q.ringFull() && !b.stopped() &&
+		!c.dead {
 		sqe := *(*nvme.Command)(unsafe.Add(q.base, uintptr(q.head)*nvme.CommandBytes))
 		m := &cmd{q: q, sqe: sqe, begun: time.Now()}
 		m.act, _ = b.match(q, &sqe)
@@ -399,7 +406,8 @@ func (c *cqueue) send(m *cmd) {
 		c.out++
 	}
 	answer := func(dw0 uint32, st nvme.Status) {
-		c.answered(m, nvme.Completion{DW0: dw0, CID: m.sqe.CID, StatusPhase: nvme.StatusPhase(st, false)})
+		c.answered(m, nvme.Completion{DW0: dw0, CID: m.sqe.CID, StatusPhase: nvme.StatusPhase(st,
+			false)})
 	}
 	if act.Fail {
 		st := nvme.NewStatus(act.SCT, act.SC, act.DNR)
@@ -509,7 +517,8 @@ func (c *cqueue) conclude(m *cmd) {
 		}
 		return
 	}
-	e := entry{q: m.q, cid: m.sqe.CID, dw: [2]uint32{m.cqe.DW0, m.cqe.DW1}, st: m.cqe.Status(), act: m.act}
+	e := entry{q: m.q, cid: m.sqe.CID, dw: [2]uint32{m.cqe.DW0, m.cqe.DW1}, st: m.cqe.Status(),
+		act: m.act}
 	reserved := m.own
 	m.own = false // its reservation goes to the entry
 	delete(m.q.cmds, m.sqe.CID)
@@ -551,8 +560,8 @@ func (c *cqueue) postUnreserved(e entry) {
 	c.backlog = append(c.backlog, e)
 }
 
-// post writes a completion, for which an entry is reserved, with all that is wrong with it. Additional
-// entries may take those that others have reserved, which then wait.
+// post writes a completion, for which an entry is reserved, with all that is wrong with it.
+// Additional entries may take those that others have reserved, which then wait.
 func (c *cqueue) post(e entry) {
 	act := e.act
 	e.act.Foreign, e.act.Dup = false, false
@@ -662,7 +671,8 @@ func (c *cqueue) write(e entry) {
 }
 
 func (c *cqueue) store(e entry) {
-	v := nvme.Completion{DW0: e.dw[0], DW1: e.dw[1], SQHead: uint16(e.q.head), SQID: e.q.id, CID: e.cid,
+	v := nvme.Completion{DW0: e.dw[0], DW1: e.dw[1], SQHead: uint16(e.q.head), SQID: e.q.id,
+		CID:         e.cid,
 		StatusPhase: nvme.StatusPhase(e.st, c.phase != e.act.Phase)}
 	if e.act.SQHead {
 		v.SQHead = uint16(e.q.entries) + 7
@@ -670,7 +680,8 @@ func (c *cqueue) store(e entry) {
 	if e.act.SQID {
 		v.SQID += 1
 	}
-	nvme.StoreCompletion((*nvme.Completion)(unsafe.Add(c.base, uintptr(c.tail)*nvme.CompletionBytes)), v)
+	nvme.StoreCompletion((*nvme.Completion)(unsafe.Add(c.base,
+		uintptr(c.tail)*nvme.CompletionBytes)), v)
 }
 
 func (c *cqueue) advance() {

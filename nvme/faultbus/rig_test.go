@@ -5,15 +5,14 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -43,7 +42,6 @@ type rigOptions struct {
 	proxy   func(*proxy.Config)
 	options nvme.Options
 	wrap    func(nvme.Bus) nvme.Bus // between the faults and the controller
-	second  bool                    // another rig of the test looks for leaks
 }
 
 func pattern(block, i int) byte { return byte(block*31 + i*7 + i>>8) }
@@ -53,10 +51,7 @@ func image(t *testing.T, ram bool, lba int) string {
 	t.Helper()
 	dir := t.TempDir()
 	if ram {
-		d, err := os.MkdirTemp("/dev/shm", "faultbus-test-")
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, os.RemoveAll(d)) })
-		dir = d
+		dir = testrig.MemoryDir(t)
 	}
 	img := make([]byte, ssdSize)
 	for i := range img {
@@ -65,24 +60,6 @@ func image(t *testing.T, ram bool, lba int) string {
 	path := filepath.Join(dir, "ssd.img")
 	require.NoError(t, os.WriteFile(path, img, 0o600))
 	return path
-}
-
-func checkLeaks(t *testing.T) {
-	t.Helper()
-	goroutines, mem := runtime.NumGoroutine(), hostmem.Usage()
-	t.Cleanup(func() {
-		if t.Failed() {
-			return
-		}
-		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > goroutines && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		if n := runtime.NumGoroutine(); n > goroutines {
-			buf := make([]byte, 1<<16)
-			t.Errorf("%d goroutines, %d before:\n%s", n, goroutines, buf[:runtime.Stack(buf, true)])
-		}
-		require.Equal(t, mem, hostmem.Usage())
-	})
 }
 
 // openBus opens a software controller with faults in front of it.
@@ -106,9 +83,7 @@ func openBus(t *testing.T, o rigOptions) (*faultbus.Bus, *faultinject.Set, strin
 
 func newRig(t *testing.T, o rigOptions) *rig {
 	t.Helper()
-	if !o.second {
-		checkLeaks(t)
-	}
+	testrig.CheckLeaks(t)
 	g := &rig{t: t}
 	g.bus, g.set, g.path = openBus(t, o)
 	if o.options.Timeout == 0 {
@@ -151,7 +126,8 @@ func (g *rig) end() {
 func (g *rig) prps(off, n int) (prp1, prp2 uint64) {
 	g.t.Helper()
 	used := 0
-	p1, p2, err := nvme.BuildPRP(g.iova+nvme.IOVA(off), n, 4096, func() ([]uint64, nvme.IOVA, error) {
+	p1, p2, err := nvme.BuildPRP(g.iova+nvme.IOVA(off), n, 4096, func() ([]uint64, nvme.IOVA,
+		error) {
 		at := listAt + used*4096
 		used++
 		return hostmem.View[uint64](g.mem[at : at+4096]), g.iova + nvme.IOVA(at), nil
@@ -162,63 +138,21 @@ func (g *rig) prps(off, n int) (prp1, prp2 uint64) {
 
 // queue is a queue pair driven entry by entry.
 type queue struct {
-	g     *rig
-	qp    *nvme.QueuePair
-	tail  int
-	head  int
-	phase bool
+	*testrig.Queue
+	g  *rig
+	qp *nvme.QueuePair
 }
 
 func (g *rig) queue(entries int) *queue {
 	g.t.Helper()
 	qp, err := g.c.CreateQueuePair(g.t.Context(), entries)
 	require.NoError(g.t, err)
-	return &queue{g: g, qp: qp, phase: true}
+	return &queue{Queue: testrig.QueueOf(g.bus, qp), g: g, qp: qp}
 }
 
 func (q *queue) delete() {
 	q.g.t.Helper()
 	require.NoError(q.g.t, q.g.c.DeleteQueuePair(q.g.t.Context(), q.qp))
-}
-
-func (q *queue) write(c nvme.Command) {
-	*(*nvme.Command)(unsafe.Pointer(&q.qp.SQ[q.tail*nvme.CommandBytes])) = c
-	q.tail = (q.tail + 1) % q.qp.Entries
-}
-
-// put writes commands and rings once.
-func (q *queue) put(cmds ...nvme.Command) {
-	for _, c := range cmds {
-		q.write(c)
-	}
-	nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.tail))
-	q.g.bus.Kick(q.qp.ID)
-}
-
-func (q *queue) poll() (nvme.Completion, bool) {
-	e, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&q.qp.CQ[q.head*nvme.CompletionBytes])), q.phase)
-	if !ok {
-		return e, false
-	}
-	if q.head++; q.head == q.qp.Entries {
-		q.head, q.phase = 0, !q.phase
-	}
-	nvme.StoreDoorbell(q.qp.CQDoorbell, uint32(q.head))
-	return e, true
-}
-
-// get waits for the next completion.
-func (q *queue) get(d time.Duration) (nvme.Completion, bool) {
-	for end := time.Now().Add(d); ; {
-		if e, ok := q.poll(); ok {
-			return e, true
-		}
-		left := time.Until(end)
-		if left <= 0 {
-			return nvme.Completion{}, false
-		}
-		q.g.bus.WaitCQ(q.qp.ID, left)
-	}
 }
 
 const (
@@ -229,14 +163,14 @@ const (
 // next is the next completion, which must come.
 func (q *queue) next() nvme.Completion {
 	q.g.t.Helper()
-	e, ok := q.get(patience)
+	e, ok := q.Get(patience)
 	require.True(q.g.t, ok, "no completion")
 	return e
 }
 
 func (q *queue) none() {
 	q.g.t.Helper()
-	e, ok := q.get(nothing)
+	e, ok := q.Get(nothing)
 	require.False(q.g.t, ok, "%+v", e)
 }
 

@@ -285,7 +285,8 @@ func (g *group) Rejoin(ref nvme.CQRef) error {
 	}
 	b, ok := nvme.As[*Bus](ref.Bus)
 	if !ok {
-		return fail("has no faults in front of it, unlike others of its group: give all buses or none")
+		return fail(
+			"has no faults in front of it, unlike others of its group: give all buses or none")
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -23,7 +23,8 @@ func TestTransparent(t *testing.T) {
 	for _, ram := range []bool{true, false} {
 		for _, wait := range []string{"alone", "group", "nobody"} {
 			t.Run(fmt.Sprintf("ram=%v/%s", ram, wait), func(t *testing.T) {
-				g := newRig(t, rigOptions{proxy: func(c *proxy.Config) { c.RAM = ram }, opt: faultbus.Options{PollDoorbells: wait == "nobody"}})
+				g := newRig(t, rigOptions{proxy: func(c *proxy.Config) { c.RAM = ram },
+					opt: faultbus.Options{PollDoorbells: wait == "nobody"}})
 				rng := rand.New(rand.NewPCG(1, 2))
 				var qs []*queue
 				var refs []nvme.CQRef
@@ -48,13 +49,13 @@ func TestTransparent(t *testing.T) {
 							out[[2]int{i, cid}] = lba
 							cmds = append(cmds, g.read(uint16(cid), lba, 1, (i*64+cid)*512))
 						}
-						q.put(cmds...)
+						q.Put(cmds...)
 					}
 					start := time.Now()
 					for len(out) > 0 {
 						require.Less(t, time.Since(start), patience)
 						for i, q := range qs {
-							for e, ok := q.poll(); ok; e, ok = q.poll() {
+							for e, ok := q.Poll(); ok; e, ok = q.Poll() {
 								k := [2]int{i, int(e.CID)}
 								lba, ours := out[k]
 								require.True(t, ours && e.Status().OK(), "%+v", e)

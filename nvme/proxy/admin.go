@@ -76,7 +76,8 @@ func (b *Bus) tellEvents(c *cqueue) {
 		if atomic.LoadUint32(&b.events)&bit == 0 || b.adm.masked&bit != 0 || len(b.adm.aers) == 0 {
 			continue
 		}
-		if e == eventReliability && b.adm.features[nvme.FeatureAsyncEventConfig]&nvme.WarnReliability == 0 {
+		if e == eventReliability &&
+			b.adm.features[nvme.FeatureAsyncEventConfig]&nvme.WarnReliability == 0 {
 			continue
 		}
 		cid := b.adm.aers[0]
@@ -224,7 +225,8 @@ func (b *Bus) identifyController() nvme.IdentifyController {
 	id := nvme.IdentifyController{
 		MDTS: uint8(b.cfg.MDTS), CNTLID: 1, VER: version, CNTRLTYPE: 1,
 		RTD3R: 1e6, RTD3E: 10e6, // µs
-		OAES: 0, ACL: maxAborts - 1, AERL: maxAsyncEvents - 1, FRMW: 1<<1 | 1, // one slot, read only
+		// one slot, read only
+		OAES: 0, ACL: maxAborts - 1, AERL: maxAsyncEvents - 1, FRMW: 1<<1 | 1,
 		LPA: 1 << 2, ELPE: errorLogEntries - 1, // log page offsets
 		WCTEMP: 343, CCTEMP: 353,
 		SQES: 6<<4 | 6, CQES: 4<<4 | 4, NN: 1,
@@ -281,7 +283,8 @@ func (b *Bus) allowed(n int) int {
 }
 
 // queueArgs checks what Create I/O SQ and CQ have in common.
-func (b *Bus) queueArgs(c *cqueue, cmd *nvme.Command, limit int, exists bool, entryBytes uint64) (id uint16, entries uint32, base unsafe.Pointer, st nvme.Status) {
+func (b *Bus) queueArgs(c *cqueue, cmd *nvme.Command, limit int, exists bool,
+	entryBytes uint64) (id uint16, entries uint32, base unsafe.Pointer, st nvme.Status) {
 	id, entries = uint16(cmd.CDW10), cmd.CDW10>>16+1
 	switch {
 	case id == 0 || int(id) > limit || exists:
@@ -360,7 +363,8 @@ func (b *Bus) deleteSQ(id uint16) nvme.Status {
 		}
 	}
 	c.unlock()
-	if err := c.drain(time.Now().Add(drainTime), func(s *slot) bool { return s.sq == q }); err != nil {
+	if err := c.drain(time.Now().Add(drainTime),
+		func(s *slot) bool { return s.sq == q }); err != nil {
 		b.fatal()
 		return nvme.StatusInternalError
 	}
@@ -439,12 +443,13 @@ func (b *Bus) setFeatures(cmd *nvme.Command) (uint32, nvme.Status) {
 	return 0, nvme.StatusSuccess
 }
 
-// featureScope checks the namespace that a feature is set for (section 5.27): all features here but one
-// are the controller's.
+// featureScope checks the namespace that a feature is set for (section 5.27): all features here but
+// one are the controller's.
 func (b *Bus) featureScope(id uint8, nsid uint32) nvme.Status {
 	_, known := changeable[id]
 	switch {
-	case nsid == 0, nsid == nvme.NSIDAll, !known && id != nvme.FeatureNumberOfQueues && id != nvme.FeatureVolatileCache:
+	case nsid == 0, nsid == nvme.NSIDAll, !known && id != nvme.FeatureNumberOfQueues &&
+		id != nvme.FeatureVolatileCache:
 		return nvme.StatusSuccess
 	case nsid != 1:
 		return nvme.StatusInvalidNamespace
@@ -469,7 +474,8 @@ func (b *Bus) getFeatures(cmd *nvme.Command) (uint32, nvme.Status) {
 		return 0, nvme.StatusInvalidField
 	case !known && id != nvme.FeatureNumberOfQueues && id != nvme.FeatureVolatileCache:
 		return 0, nvme.StatusInvalidField
-	case sel == 3 && id == nvme.FeatureErrorRecovery: // capabilities: changeable, per namespace, not saveable
+	// capabilities: changeable, per namespace, not saveable
+	case sel == 3 && id == nvme.FeatureErrorRecovery:
 		return 1<<2 | 1<<1, nvme.StatusSuccess
 	case sel == 3: // changeable, not saveable, not per namespace
 		return 1 << 2, nvme.StatusSuccess
@@ -570,8 +576,9 @@ func (b *Bus) smart() nvme.SMARTLog {
 	l := nvme.SMARTLog{AvailableSpare: 100, SpareThreshold: 10,
 		DataUnitsRead: units(t.bytesRead), DataUnitsWritten: units(t.bytesWrite),
 		HostReads: nvme.Uint128{Lo: t.reads}, HostWrites: nvme.Uint128{Lo: t.writes},
-		PowerCycles: nvme.Uint128{Lo: 1}, PowerOnHours: nvme.Uint128{Lo: uint64(time.Since(b.opened).Hours())},
-		MediaErrors: nvme.Uint128{Lo: t.mediaErrors}, ErrorLogEntries: nvme.Uint128{Lo: errors}}
+		PowerCycles:  nvme.Uint128{Lo: 1},
+		PowerOnHours: nvme.Uint128{Lo: uint64(time.Since(b.opened).Hours())},
+		MediaErrors:  nvme.Uint128{Lo: t.mediaErrors}, ErrorLogEntries: nvme.Uint128{Lo: errors}}
 	l.SetTemperature(313)
 	if b.reliability.Load() {
 		l.CriticalWarning |= nvme.WarnReliability

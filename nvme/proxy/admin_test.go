@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/testrig"
 	"helios/nvme"
 )
 
@@ -67,10 +68,10 @@ func TestRegisters(t *testing.T) {
 
 	// Doorbells can be rung through the registers, too.
 	id := nvme.IdentifyCommand(7, nvme.CNSController, 0, uint64(g.iova), 0)
-	*(*nvme.Command)(unsafe.Pointer(&g.adm.sqm[0])) = id
-	g.adm.tail = 1
+	*(*nvme.Command)(unsafe.Pointer(&g.adm.SQ[0])) = id
+	g.adm.Tail = 1
 	g.write32(nvme.RegDoorbells, 1)
-	e, ok := g.adm.get(5 * time.Second)
+	e, ok := g.adm.Get(5 * time.Second)
 	require.True(t, ok)
 	assert.True(t, e.Status().OK())
 }
@@ -97,7 +98,10 @@ func TestFatalSettings(t *testing.T) {
 		"asq not mapped":  func(g *rig) { _ = g.bus.Write64(nvme.RegASQ, 0x7f0000000000) },
 		"acq not aligned": func(g *rig) { _ = g.bus.Write64(nvme.RegACQ, uint64(g.adm.cq)+64) },
 		"one entry":       func(g *rig) { _ = g.bus.Write32(nvme.RegAQA, 0) },
-		"queue outside":   func(g *rig) { _ = g.bus.Write32(nvme.RegAQA, nvme.MakeAQA(4096, 4096)) },
+		"queue outside": func(
+			g *rig) {
+			_ = g.bus.Write32(nvme.RegAQA, nvme.MakeAQA(4096, 4096))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, Config{RAM: true})
@@ -111,7 +115,8 @@ func TestFatalSettings(t *testing.T) {
 		})
 	}
 	for name, cc := range map[string]nvme.CC{
-		"page too large": nvme.MakeCC(12+5, 6, 4), "admin only": nvme.MakeCC(12, 6, 4) | nvme.CCSetAdminOnly,
+		"page too large": nvme.MakeCC(12+5, 6, 4), "admin only": nvme.MakeCC(12, 6,
+			4) | nvme.CCSetAdminOnly,
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, Config{RAM: true})
@@ -168,47 +173,71 @@ func TestAdminRefusals(t *testing.T) {
 		st  nvme.Status
 		cmd nvme.Command
 	}{
-		"unknown opcode":       {nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x7f}},
-		"fused":                {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.AdminIdentify, Flags: 1}},
-		"SGLs":                 {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.AdminIdentify, Flags: 1 << 6}},
-		"CNS":                  {nvme.StatusInvalidField, nvme.IdentifyCommand(0, 0x77, 0, data, 0)},
-		"identify namespace 2": {nvme.StatusInvalidNamespace, nvme.IdentifyCommand(0, nvme.CNSNamespace, 2, data, 0)},
-		"identify all":         {nvme.StatusInvalidNamespace, nvme.IdentifyCommand(0, nvme.CNSNamespace, nvme.NSIDAll, data, 0)},
-		"descriptors of 0":     {nvme.StatusInvalidNamespace, nvme.IdentifyCommand(0, nvme.CNSNSDescriptors, 0, data, 0)},
-		"list above all":       {nvme.StatusInvalidNamespace, nvme.IdentifyCommand(0, nvme.CNSActiveNSList, nvme.NSIDAll, data, 0)},
-		"unmapped buffer":      {nvme.StatusDataTransferError, nvme.IdentifyCommand(0, nvme.CNSController, 0, 0x1000, 0)},
-		"byte offset":          {nvme.StatusInvalidPRPOffset, nvme.IdentifyCommand(0, nvme.CNSController, 0, data+2, 0)},
-		"second PRP's offset":  {nvme.StatusInvalidPRPOffset, nvme.IdentifyCommand(0, nvme.CNSController, 0, data+4, data+4100)},
+		"unknown opcode": {nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x7f}},
+		"fused": {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.AdminIdentify,
+			Flags: 1}},
+		"SGLs": {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.AdminIdentify,
+			Flags: 1 << 6}},
+		"CNS": {nvme.StatusInvalidField, nvme.IdentifyCommand(0, 0x77, 0,
+			data, 0)},
+		"identify namespace 2": {nvme.StatusInvalidNamespace,
+			nvme.IdentifyCommand(0, nvme.CNSNamespace, 2, data, 0)},
+		"identify all": {nvme.StatusInvalidNamespace,
+			nvme.IdentifyCommand(0, nvme.CNSNamespace, nvme.NSIDAll, data, 0)},
+		"descriptors of 0": {nvme.StatusInvalidNamespace,
+			nvme.IdentifyCommand(0, nvme.CNSNSDescriptors, 0, data, 0)},
+		"list above all": {nvme.StatusInvalidNamespace,
+			nvme.IdentifyCommand(0, nvme.CNSActiveNSList, nvme.NSIDAll, data, 0)},
+		"unmapped buffer": {nvme.StatusDataTransferError,
+			nvme.IdentifyCommand(0, nvme.CNSController, 0, 0x1000, 0)},
+		"byte offset": {nvme.StatusInvalidPRPOffset,
+			nvme.IdentifyCommand(0, nvme.CNSController, 0, data+2, 0)},
+		"second PRP's offset": {nvme.StatusInvalidPRPOffset,
+			nvme.IdentifyCommand(0, nvme.CNSController, 0, data+4, data+4100)},
 
-		"CQ 0":               {nvme.StatusInvalidQueueID, nvme.CreateCQCommand(0, 0, 64, cq)},
-		"CQ beyond":          {nvme.StatusInvalidQueueID, nvme.CreateCQCommand(0, 5, 64, cq)},
-		"CQ of one entry":    {nvme.StatusInvalidQueueSize, nvme.CreateCQCommand(0, 2, 1, cq)},
-		"CQ too deep":        {nvme.StatusInvalidQueueSize, nvme.CreateCQCommand(0, 2, 65, cq)},
-		"CQ not aligned":     {nvme.StatusInvalidPRPOffset, nvme.CreateCQCommand(0, 2, 16, cq+64)},
-		"CQ unmapped":        {nvme.StatusDataTransferError, nvme.CreateCQCommand(0, 2, 16, 0x10000)},
-		"CQ scattered":       {nvme.StatusInvalidField, with(nvme.CreateCQCommand(0, 2, 16, cq), func(c *nvme.Command) { c.CDW11 &^= 1 })},
-		"CQ with a vector":   {nvme.StatusInvalidVector, with(nvme.CreateCQCommand(0, 2, 16, cq), func(c *nvme.Command) { c.CDW11 |= 2 | 3<<16 })},
+		"CQ 0":            {nvme.StatusInvalidQueueID, nvme.CreateCQCommand(0, 0, 64, cq)},
+		"CQ beyond":       {nvme.StatusInvalidQueueID, nvme.CreateCQCommand(0, 5, 64, cq)},
+		"CQ of one entry": {nvme.StatusInvalidQueueSize, nvme.CreateCQCommand(0, 2, 1, cq)},
+		"CQ too deep":     {nvme.StatusInvalidQueueSize, nvme.CreateCQCommand(0, 2, 65, cq)},
+		"CQ not aligned":  {nvme.StatusInvalidPRPOffset, nvme.CreateCQCommand(0, 2, 16, cq+64)},
+		"CQ unmapped": {nvme.StatusDataTransferError, nvme.CreateCQCommand(0, 2, 16,
+			0x10000)},
+		"CQ scattered": {nvme.StatusInvalidField, with(nvme.CreateCQCommand(0, 2, 16, cq),
+			func(c *nvme.Command) { c.CDW11 &^= 1 })},
+		"CQ with a vector": {nvme.StatusInvalidVector, with(nvme.CreateCQCommand(0, 2, 16, cq),
+			func(c *nvme.Command) { c.CDW11 |= 2 | 3<<16 })},
 		"SQ 0":               {nvme.StatusInvalidQueueID, nvme.CreateSQCommand(0, 0, 64, sq, 1)},
 		"SQ beyond":          {nvme.StatusInvalidQueueID, nvme.CreateSQCommand(0, 5, 64, sq, 1)},
 		"SQ without CQ":      {nvme.StatusInvalidCQ, nvme.CreateSQCommand(0, 2, 64, sq, 3)},
 		"SQ to the admin CQ": {nvme.StatusInvalidCQ, nvme.CreateSQCommand(0, 2, 64, sq, 0)},
 		"SQ too deep":        {nvme.StatusInvalidQueueSize, nvme.CreateSQCommand(0, 2, 65, sq, 1)},
-		"SQ unmapped":        {nvme.StatusDataTransferError, nvme.CreateSQCommand(0, 2, 16, 0x10000, 1)},
-		"delete SQ 0":        {nvme.StatusInvalidQueueID, nvme.DeleteSQCommand(0, 0)},
-		"delete SQ 3":        {nvme.StatusInvalidQueueID, nvme.DeleteSQCommand(0, 3)},
-		"delete CQ 0":        {nvme.StatusInvalidQueueID, nvme.DeleteCQCommand(0, 0)},
-		"delete CQ 3":        {nvme.StatusInvalidQueueID, nvme.DeleteCQCommand(0, 3)},
+		"SQ unmapped": {nvme.StatusDataTransferError, nvme.CreateSQCommand(0, 2, 16,
+			0x10000, 1)},
+		"delete SQ 0": {nvme.StatusInvalidQueueID, nvme.DeleteSQCommand(0, 0)},
+		"delete SQ 3": {nvme.StatusInvalidQueueID, nvme.DeleteSQCommand(0, 3)},
+		"delete CQ 0": {nvme.StatusInvalidQueueID, nvme.DeleteCQCommand(0, 0)},
+		"delete CQ 3": {nvme.StatusInvalidQueueID, nvme.DeleteCQCommand(0, 3)},
 
-		"too many queues":      {nvme.StatusInvalidField, nvme.SetFeaturesCommand(0, nvme.FeatureNumberOfQueues, 0xffff)},
-		"unknown feature":      {nvme.StatusInvalidField, nvme.SetFeaturesCommand(0, 0x66, 0)},
-		"get unknown feature":  {nvme.StatusInvalidField, nvme.GetFeaturesCommand(0, 0x66)},
-		"select":               {nvme.StatusInvalidField, nvme.GetFeaturesCommand(0, nvme.FeatureArbitration)},
-		"save":                 {nvme.StatusFeatureNotSaveable, with(nvme.SetFeaturesCommand(0, nvme.FeatureArbitration, 0), func(c *nvme.Command) { c.CDW10 |= 1 << 31 })},
-		"power state 1":        {nvme.StatusInvalidField, nvme.SetFeaturesCommand(0, nvme.FeaturePowerManagement, 1)},
-		"log page":             {nvme.StatusInvalidLogPage, nvme.GetLogPageCommand(0, 0x55, 0, 512, false, data, 0)},
-		"log page too long":    {nvme.StatusInvalidField, nvme.GetLogPageCommand(0, nvme.LogSMART, 0, 1<<20, false, data, 0)},
-		"log page offset":      {nvme.StatusInvalidField, with(nvme.GetLogPageCommand(0, nvme.LogSMART, 0, 512, false, data, 0), func(c *nvme.Command) { c.CDW12 = 1024 })},
-		"SMART of a namespace": {nvme.StatusInvalidField, nvme.GetLogPageCommand(0, nvme.LogSMART, 1, 512, false, data, 0)},
+		"too many queues": {nvme.StatusInvalidField,
+			nvme.SetFeaturesCommand(0, nvme.FeatureNumberOfQueues, 0xffff)},
+		"unknown feature":     {nvme.StatusInvalidField, nvme.SetFeaturesCommand(0, 0x66, 0)},
+		"get unknown feature": {nvme.StatusInvalidField, nvme.GetFeaturesCommand(0, 0x66)},
+		"select": {nvme.StatusInvalidField,
+			nvme.GetFeaturesCommand(0, nvme.FeatureArbitration)},
+		"save": {nvme.StatusFeatureNotSaveable,
+			with(nvme.SetFeaturesCommand(0, nvme.FeatureArbitration, 0),
+				func(c *nvme.Command) { c.CDW10 |= 1 << 31 })},
+		"power state 1": {nvme.StatusInvalidField,
+			nvme.SetFeaturesCommand(0, nvme.FeaturePowerManagement, 1)},
+		"log page": {nvme.StatusInvalidLogPage, nvme.GetLogPageCommand(0, 0x55, 0, 512,
+			false, data, 0)},
+		"log page too long": {nvme.StatusInvalidField, nvme.GetLogPageCommand(0, nvme.LogSMART,
+			0, 1<<20, false, data, 0)},
+		"log page offset": {nvme.StatusInvalidField,
+			with(nvme.GetLogPageCommand(0, nvme.LogSMART, 0, 512, false, data, 0),
+				func(c *nvme.Command) { c.CDW12 = 1024 })},
+		"SMART of a namespace": {nvme.StatusInvalidField, nvme.GetLogPageCommand(0, nvme.LogSMART,
+			1, 512, false, data, 0)},
 	} {
 		if name == "select" {
 			x.cmd.CDW10 |= 5 << 8
@@ -232,14 +261,15 @@ func TestQueueLifecycle(t *testing.T) {
 	q := g.pair(1, 16)
 	g.adm.want(nvme.StatusInvalidQueueID, nvme.CreateCQCommand(g.nextCID(), 1, 16, q.cq))
 	g.adm.want(nvme.StatusInvalidQueueID, nvme.CreateSQCommand(g.nextCID(), 1, 16, q.sq, 1))
-	g.adm.want(nvme.StatusSequenceError, nvme.SetFeaturesCommand(g.nextCID(), nvme.FeatureNumberOfQueues, 1|1<<16))
+	g.adm.want(nvme.StatusSequenceError, nvme.SetFeaturesCommand(g.nextCID(),
+		nvme.FeatureNumberOfQueues, 1|1<<16))
 	g.adm.want(nvme.StatusInvalidQueueDelete, nvme.DeleteCQCommand(g.nextCID(), 1))
 	// Only two CQs were asked for, but four SQs.
 	g.adm.want(nvme.StatusInvalidQueueID, nvme.CreateCQCommand(g.nextCID(), 3, 16, q.cq))
 	r := g.ring(4, 1, 16)
 	g.adm.must(nvme.CreateSQCommand(g.nextCID(), 4, 16, r.sq, 1))
-	r.put(nvme.FlushCommand(9, 1))
-	e, ok := q.get(5 * time.Second) // two SQs, one CQ
+	r.Put(nvme.FlushCommand(9, 1))
+	e, ok := q.Get(5 * time.Second) // two SQs, one CQ
 	require.True(t, ok)
 	assert.EqualValues(t, 4, e.SQID)
 	g.adm.must(nvme.DeleteSQCommand(g.nextCID(), 4))
@@ -253,8 +283,10 @@ func TestQueueLifecycle(t *testing.T) {
 func TestFeatures(t *testing.T) {
 	g := newRig(t, Config{})
 	for f, v := range map[uint8]uint32{
-		nvme.FeatureArbitration: 0x01020304, nvme.FeatureTemperature: 350, nvme.FeatureErrorRecovery: 5,
-		nvme.FeatureInterruptCoalesce: 0x101, nvme.FeatureInterruptVector: 1 << 16, nvme.FeatureWriteAtomicity: 1,
+		nvme.FeatureArbitration: 0x01020304, nvme.FeatureTemperature: 350,
+		nvme.FeatureErrorRecovery:     5,
+		nvme.FeatureInterruptCoalesce: 0x101, nvme.FeatureInterruptVector: 1 << 16,
+		nvme.FeatureWriteAtomicity:   1,
 		nvme.FeatureAsyncEventConfig: 0x1f, nvme.FeatureVolatileCache: 0,
 	} {
 		g.adm.must(nvme.SetFeaturesCommand(g.nextCID(), f, v))
@@ -294,7 +326,8 @@ func TestLogPages(t *testing.T) {
 	q := g.pair(1, 16)
 	q.want(nvme.StatusLBAOutOfRange, nvme.ReadCommand(77, 1, 1<<40, 1, uint64(g.iova), 0))
 	q.want(nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x55, CID: 78, NSID: 1})
-	g.adm.must(nvme.GetLogPageCommand(1, nvme.LogErrorInformation, nvme.NSIDAll, 3*64, false, uint64(g.iova), 0))
+	g.adm.must(nvme.GetLogPageCommand(1, nvme.LogErrorInformation, nvme.NSIDAll, 3*64, false,
+		uint64(g.iova), 0))
 	log := *(*[3]nvme.ErrorLogEntry)(unsafe.Pointer(&g.mem[0]))
 	assert.EqualValues(t, 2, log[0].ErrorCount, "newest first")
 	assert.EqualValues(t, 78, log[0].CID)
@@ -305,61 +338,68 @@ func TestLogPages(t *testing.T) {
 	for range 2 * errorLogEntries {
 		q.want(nvme.StatusInvalidNamespace, nvme.ReadCommand(79, 9, 0, 1, uint64(g.iova), 0))
 	}
-	g.adm.must(nvme.GetLogPageCommand(1, nvme.LogErrorInformation, nvme.NSIDAll, errorLogEntries*64, false, uint64(g.iova), 0))
+	g.adm.must(nvme.GetLogPageCommand(1, nvme.LogErrorInformation, nvme.NSIDAll, errorLogEntries*64,
+		false, uint64(g.iova), 0))
 	whole := *(*[errorLogEntries]nvme.ErrorLogEntry)(unsafe.Pointer(&g.mem[0]))
 	for i, e := range whole {
 		assert.EqualValues(t, 2+2*errorLogEntries-i, e.ErrorCount)
 	}
-	g.adm.must(nvme.GetLogPageCommand(1, nvme.LogFirmwareSlot, nvme.NSIDAll, 512, false, uint64(g.iova), 0))
+	g.adm.must(nvme.GetLogPageCommand(1, nvme.LogFirmwareSlot, nvme.NSIDAll, 512, false,
+		uint64(g.iova), 0))
 	assert.EqualValues(t, 1, g.mem[0])
-	off := nvme.GetLogPageCommand(1, nvme.LogErrorInformation, nvme.NSIDAll, 64, false, uint64(g.iova), 0)
+	off := nvme.GetLogPageCommand(1, nvme.LogErrorInformation, nvme.NSIDAll, 64, false,
+		uint64(g.iova), 0)
 	off.CDW12 = 64
 	g.adm.must(off)
-	assert.EqualValues(t, 2+2*errorLogEntries-1, (*nvme.ErrorLogEntry)(unsafe.Pointer(&g.mem[0])).ErrorCount)
+	assert.EqualValues(t, 2+2*errorLogEntries-1,
+		(*nvme.ErrorLogEntry)(unsafe.Pointer(&g.mem[0])).ErrorCount)
 }
 
 func TestAsyncEvents(t *testing.T) {
 	g := newRig(t, Config{RAM: true})
 	for cid := range uint16(maxAsyncEvents) {
-		g.adm.put(nvme.AsyncEventCommand(1000 + cid))
+		g.adm.Put(nvme.AsyncEventCommand(1000 + cid))
 	}
 	g.adm.want(nvme.StatusAsyncEventLimit, nvme.AsyncEventCommand(2000))
 	g.adm.want(nvme.StatusCommandIDConflict, nvme.GetFeaturesCommand(1000, nvme.FeatureArbitration))
 
 	q := g.pair(1, 16)
-	nvme.StoreDoorbell(q.sqdb, 16) // one beyond the ring
+	nvme.StoreDoorbell(q.SQDoorbell, 16) // one beyond the ring
 	g.bus.Kick(1)
-	e, ok := g.adm.get(5 * time.Second)
+	e, ok := g.adm.Get(5 * time.Second)
 	require.True(t, ok, "no event for a doorbell value out of range")
 	assert.EqualValues(t, 1000, e.CID)
 	assert.EqualValues(t, 1<<16|1<<8, e.DW0, "error log page, invalid doorbell write value, error")
-	nvme.StoreDoorbell(q.sqdb, 0)
+	nvme.StoreDoorbell(q.SQDoorbell, 0)
 	q.must(nvme.FlushCommand(1, 1)) // the queue goes on
 
 	// The same event is told once until its log page was read.
-	nvme.StoreDoorbell(q.cqdb, 99)
+	nvme.StoreDoorbell(q.CQDoorbell, 99)
 	for i := range uint16(16) {
-		q.put(nvme.FlushCommand(i, 1))
+		q.Put(nvme.FlushCommand(i, 1))
 	}
-	_, ok = g.adm.get(20 * time.Millisecond)
+	_, ok = g.adm.Get(20 * time.Millisecond)
 	assert.False(t, ok, "event told again before its log page was read")
-	g.adm.must(nvme.GetLogPageCommand(3, nvme.LogErrorInformation, nvme.NSIDAll, 64, true, uint64(g.iova), 0)) // retain
-	nvme.StoreDoorbell(q.sqdb, 1234)
+	// retain
+	g.adm.must(nvme.GetLogPageCommand(3, nvme.LogErrorInformation, nvme.NSIDAll, 64, true,
+		uint64(g.iova), 0))
+	nvme.StoreDoorbell(q.SQDoorbell, 1234)
 	g.bus.Kick(1)
-	_, ok = g.adm.get(20 * time.Millisecond)
+	_, ok = g.adm.Get(20 * time.Millisecond)
 	assert.False(t, ok, "event told again although the page was read with RAE")
-	g.adm.must(nvme.GetLogPageCommand(3, nvme.LogErrorInformation, nvme.NSIDAll, 64, false, uint64(g.iova), 0))
+	g.adm.must(nvme.GetLogPageCommand(3, nvme.LogErrorInformation, nvme.NSIDAll, 64, false,
+		uint64(g.iova), 0))
 
 	g.bus.Kick(40) // no such queue
-	e, ok = g.adm.get(5 * time.Second)
+	e, ok = g.adm.Get(5 * time.Second)
 	require.True(t, ok)
 	assert.EqualValues(t, 1<<16, e.DW0, "invalid doorbell register")
 
 	// An event request can be aborted.
-	g.adm.put(nvme.AbortCommand(4, 0, 1003))
+	g.adm.Put(nvme.AbortCommand(4, 0, 1003))
 	got := map[uint16]nvme.Completion{}
 	for range 2 { // in either order
-		e, ok = g.adm.get(5 * time.Second)
+		e, ok = g.adm.Get(5 * time.Second)
 		require.True(t, ok)
 		got[e.CID] = e
 	}
@@ -372,7 +412,7 @@ func TestAsyncEvents(t *testing.T) {
 }
 
 func TestOpenErrors(t *testing.T) {
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	dir := t.TempDir()
 	path := newFile(t, 1<<20, false)
 	small := dir + "/small"
@@ -412,7 +452,7 @@ func TestOpenErrors(t *testing.T) {
 }
 
 func TestLocking(t *testing.T) {
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	for _, ram := range []bool{false, true} {
 		path := newFile(t, 1<<20, ram)
 		a, err := Open(Config{Path: path, RAM: ram})
@@ -469,7 +509,7 @@ func TestLockHolder(t *testing.T) {
 func TestWithDriver(t *testing.T) {
 	for name, cfg := range kinds() {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
+			testrig.CheckLeaks(t)
 			cfg.Path = newFile(t, 8<<20, cfg.RAM)
 			bus, err := Open(cfg)
 			require.NoError(t, err)

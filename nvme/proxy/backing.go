@@ -19,12 +19,14 @@ import (
 // a write. It never replaces a file, and leaves none behind when it fails.
 func Create(path string, bytes int64) (err error) {
 	if bytes <= 0 || bytes%4096 != 0 {
-		return errs.New(errs.Usage, "size %d of %s: must be a positive multiple of 4096", bytes, path)
+		return errs.New(errs.Usage, "size %d of %s: must be a positive multiple of 4096",
+			bytes, path)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		if errors.Is(err, fs.ErrExist) {
-			return errs.New(errs.Refused, "%s exists already: choose another name, or use it as it is", path)
+			return errs.New(errs.Refused,
+				"%s exists already: choose another name, or use it as it is", path)
 		}
 		return errs.New(errs.Usage, "create SSD backing file: %w", err)
 	}
@@ -42,9 +44,13 @@ func Create(path string, bytes int64) (err error) {
 	}
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return errs.New(errs.Usage, "no space for the %d bytes of %s: free some or choose a smaller size (%w)", bytes, path, err)
+		return errs.New(errs.Usage,
+			"no space for the %d bytes of %s: free some or choose a smaller size (%w)", bytes,
+			path, err)
 	case errors.Is(err, unix.EFBIG):
-		return errs.New(errs.Usage, "the filesystem of %s takes no file of %d bytes: choose a smaller size (%w)", path, bytes, err)
+		return errs.New(errs.Usage,
+			"the filesystem of %s takes no file of %d bytes: choose a smaller size (%w)", path,
+			bytes, err)
 	case err != nil:
 		return fmt.Errorf("reserve %d bytes for %s: %w", bytes, path, err)
 	}
@@ -69,7 +75,8 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// backing is the medium: an open, locked file or block device, mapped memory, or content that is computed.
+// backing is the medium: an open, locked file or block device, mapped memory, or content that is
+// computed.
 type backing struct {
 	file   *os.File
 	fd     int
@@ -85,9 +92,11 @@ type backing struct {
 func openBacking(cfg *Config) (_ *backing, err error) {
 	if cfg.Content != nil {
 		if cfg.Bytes < int64(cfg.LBABytes) {
-			return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Name, cfg.Bytes, cfg.LBABytes)
+			return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Name,
+				cfg.Bytes, cfg.LBABytes)
 		}
-		return &backing{fd: -1, bytes: cfg.Bytes - cfg.Bytes%int64(cfg.LBABytes), memAlign: 1, offAlign: 1, calc: cfg.Content}, nil
+		return &backing{fd: -1, bytes: cfg.Bytes - cfg.Bytes%int64(cfg.LBABytes), memAlign: 1,
+			offAlign: 1, calc: cfg.Content}, nil
 	}
 	flags := os.O_RDWR
 	if cfg.ReadOnly {
@@ -100,7 +109,8 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 	isBlock := st.Mode()&fs.ModeDevice != 0 && st.Mode()&fs.ModeCharDevice == 0
 	switch {
 	case isBlock && cfg.RAM:
-		return nil, errs.New(errs.Usage, "%s is a block device: a RAM SSD needs a file, best in /dev/shm", cfg.Path)
+		return nil, errs.New(errs.Usage,
+			"%s is a block device: a RAM SSD needs a file, best in /dev/shm", cfg.Path)
 	case isBlock:
 		// On a block device O_EXCL without O_CREAT fails when it is mounted, part of a
 		// RAID or volume group, or claimed by another proxy.
@@ -116,12 +126,16 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 	switch {
 	case err == nil:
 	case isBlock && errors.Is(err, unix.EBUSY):
-		return nil, errs.New(errs.Refused, "%s is in use (mounted, or part of a volume): unmount it or choose another device", cfg.Path)
+		return nil, errs.New(errs.Refused,
+			"%s is in use (mounted, or part of a volume): unmount it or choose another device",
+			cfg.Path)
 	case direct && errors.Is(err, unix.EINVAL):
-		return nil, errs.New(errs.Capability, "the filesystem of %s has no direct I/O: use the buffered option", cfg.Path)
+		return nil, errs.New(errs.Capability,
+			"the filesystem of %s has no direct I/O: use the buffered option", cfg.Path)
 	case errors.Is(err, unix.EROFS), errors.Is(err, fs.ErrPermission):
 		// A right that is missing, as with the node of a controller that VFIO has.
-		return nil, errs.New(errs.Capability, "open SSD backing: %w; give write permission or choose another file", err)
+		return nil, errs.New(errs.Capability,
+			"open SSD backing: %w; give write permission or choose another file", err)
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return nil, errs.New(errs.Capability, "open SSD backing: %w", err)
 	default:
@@ -139,7 +153,8 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 		return nil, errs.New(errs.Usage, "SSD backing: %w", err)
 	}
 	if isBlock != (id.Rdev != 0) {
-		return nil, errs.New(errs.Refused, "%s was replaced while it was opened: look at what it is, then try again", cfg.Path)
+		return nil, errs.New(errs.Refused,
+			"%s was replaced while it was opened: look at what it is, then try again", cfg.Path)
 	}
 	if cfg.File.Known() {
 		if how := id.Differs(cfg.File); how != "" {
@@ -150,29 +165,37 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 	if cfg.ReadOnly {
 		how = unix.LOCK_SH
 	}
-	if err := ignoringEINTR(func() error { return unix.Flock(b.fd, how|unix.LOCK_NB) }); err != nil {
+	if err := ignoringEINTR(
+		func() error { return unix.Flock(b.fd, how|unix.LOCK_NB) }); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errs.New(errs.Refused, "SSD %s is in use by %s: wait for it, stop it, or choose another SSD", cfg.Path, lockHolder(b.fd))
+			return nil, errs.New(errs.Refused,
+				"SSD %s is in use by %s: wait for it, stop it, or choose another SSD", cfg.Path,
+				lockHolder(b.fd))
 		}
 		return nil, fmt.Errorf("lock %s: %w", cfg.Path, err)
 	}
 	b.bytes = size
 	if cfg.Bytes != 0 {
 		if cfg.Bytes > size {
-			return nil, errs.New(errs.Usage, "%s has %d bytes, the SSD shall have %d: it was truncated, or the size is wrong", cfg.Path, size, cfg.Bytes)
+			return nil, errs.New(errs.Usage,
+				"%s has %d bytes, the SSD shall have %d: it was truncated, or the size is wrong",
+				cfg.Path, size, cfg.Bytes)
 		}
 		b.bytes = cfg.Bytes
 	}
 	b.bytes -= b.bytes % int64(cfg.LBABytes)
 	if b.bytes == 0 {
-		return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Path, size, cfg.LBABytes)
+		return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Path,
+			size, cfg.LBABytes)
 	}
 	if direct {
 		b.probeDirect()
 		// The last, partial unit of O_DIRECT could not be read.
 		b.bytes -= b.bytes % b.offAlign
 		if b.bytes == 0 {
-			return nil, errs.New(errs.Usage, "%s has %d bytes, less than one unit of direct I/O (%d)", cfg.Path, size, b.offAlign)
+			return nil, errs.New(errs.Usage,
+				"%s has %d bytes, less than one unit of direct I/O (%d)", cfg.Path, size,
+				b.offAlign)
 		}
 	}
 	if cfg.RAM {

@@ -43,7 +43,7 @@ func cpuTime() time.Duration {
 }
 
 func benchRead(b *testing.B, g *rig, q *ring, depth int) {
-	grp, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.cqid}})
+	grp, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.CQID}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -64,24 +64,26 @@ func benchRead(b *testing.B, g *rig, q *ring, depth int) {
 	for done := 0; done < b.N; {
 		if n := min(len(free), b.N-issued); n > 0 {
 			for _, cid := range free[:n] {
-				c := (*nvme.Command)(unsafe.Pointer(&q.sqm[q.tail*nvme.CommandBytes]))
-				*c = nvme.ReadCommand(cid, 1, nvme.LBA(rng.Uint64N(rows)*8), 8, uint64(g.iova)+uint64(cid)*4096, 0)
-				q.tail = (q.tail + 1) % q.n
+				c := (*nvme.Command)(unsafe.Pointer(&q.SQ[q.Tail*nvme.CommandBytes]))
+				*c = nvme.ReadCommand(cid, 1, nvme.LBA(rng.Uint64N(rows)*8), 8,
+					uint64(g.iova)+uint64(cid)*4096, 0)
+				q.Tail = (q.Tail + 1) % q.Entries
 			}
 			free = free[:copy(free, free[n:])]
 			issued += n
 			inflight += n
-			nvme.StoreDoorbell(q.sqdb, uint32(q.tail))
-			g.bus.Kick(q.qid)
+			nvme.StoreDoorbell(q.SQDoorbell, uint32(q.Tail))
+			g.bus.Kick(q.ID)
 		}
 		got := 0
 		for {
-			c, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&q.cqm[q.head*nvme.CompletionBytes])), q.phase)
+			c, ok := nvme.LoadCompletion(
+				(*nvme.Completion)(unsafe.Pointer(&q.CQ[q.Head*nvme.CompletionBytes])), q.Phase)
 			if !ok {
 				break
 			}
-			if q.head++; q.head == q.n {
-				q.head, q.phase = 0, !q.phase
+			if q.Head++; q.Head == q.Entries {
+				q.Head, q.Phase = 0, !q.Phase
 			}
 			if !c.Status().OK() {
 				b.Fatal(c.Status())
@@ -90,7 +92,7 @@ func benchRead(b *testing.B, g *rig, q *ring, depth int) {
 			got++
 		}
 		if got > 0 {
-			nvme.StoreDoorbell(q.cqdb, uint32(q.head))
+			nvme.StoreDoorbell(q.CQDoorbell, uint32(q.Head))
 			done += got
 			inflight -= got
 			continue

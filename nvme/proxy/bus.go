@@ -23,6 +23,8 @@ const (
 )
 
 // Bus is a software controller. It implements nvme.Bus, Kicker, Waiter and GroupWaiter.
+//
+// Large: the state of a whole controller: registers, admin queue, features, logs, namespaces.
 type Bus struct {
 	cfg         Config
 	name        string
@@ -91,7 +93,8 @@ func Open(cfg Config) (_ *Bus, err error) {
 	b.blocks = uint64(b.back.bytes) >> b.lbaShift
 	b.sync = cfg.NoIOUring || cfg.RAM || cfg.Content != nil
 	b.react, err = newReactor(!b.sync, cfg.PollDoorbells)
-	if errs.ClassOf(err) == errs.Capability { // forbidden or too old: the slower way works everywhere
+	// forbidden or too old: the slower way works everywhere
+	if errs.ClassOf(err) == errs.Capability {
 		b.sync = true
 		b.react, err = newReactor(false, cfg.PollDoorbells)
 	}
@@ -102,7 +105,8 @@ func Open(cfg Config) (_ *Bus, err error) {
 	b.sqs = make([]atomic.Pointer[squeue], cfg.MaxQueuePairs+1)
 	b.cqs = make([]atomic.Pointer[cqueue], cfg.MaxQueuePairs+1)
 	if b.doorbells, err = hostmem.Alloc(int64(2*len(b.sqs)*stride), "proxy doorbells"); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: doorbells: %w", b.name, err), b.react.close(), b.back.close())
+		return nil, errors.Join(fmt.Errorf("%s: doorbells: %w", b.name, err), b.react.close(),
+			b.back.close())
 	}
 	return b, nil
 }
@@ -275,7 +279,8 @@ func (b *Bus) Doorbell(i uint32) (*uint32, error) {
 // DoorbellMemory implements nvme.DoorbellMapper.
 func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 	if !b.cfg.PollDoorbells {
-		return nil, false, errs.New(errs.Usage, "%s: a GPU cannot wake the software controller: open it with PollDoorbells", b.name)
+		return nil, false, errs.New(errs.Usage,
+			"%s: a GPU cannot wake the software controller: open it with PollDoorbells", b.name)
 	}
 	return b.doorbells, false, nil
 }
@@ -287,7 +292,8 @@ func (b *Bus) doorbell(i uint32) *uint32 {
 // writeDoorbell is a doorbell rung through the register interface.
 func (b *Bus) writeDoorbell(at, v uint32) error {
 	if at%stride != 0 {
-		return fmt.Errorf("%s: no doorbell at %#x: they are %d bytes apart", b.name, regEnd+at, stride)
+		return fmt.Errorf("%s: no doorbell at %#x: they are %d bytes apart", b.name,
+			regEnd+at, stride)
 	}
 	i := at / stride
 	nvme.StoreDoorbell(b.doorbell(i), v)

@@ -41,7 +41,8 @@ func TestComputedContent(t *testing.T) {
 	const size = 5 << 40
 	for _, lba := range []int{512, 4096} {
 		c := &ramp{}
-		g := newRig(t, Config{Path: "dataset", Name: "computed", Serial: "C0", Content: c, Bytes: size + 100, LBABytes: lba})
+		g := newRig(t, Config{Path: "dataset", Name: "computed", Serial: "C0", Content: c,
+			Bytes: size + 100, LBABytes: lba})
 		q := g.pair(1, 64)
 		for i, at := range []int64{0, 3 * 4096, 7<<32 + 4096*77, size - 64<<10} {
 			for _, n := range []int{lba, 4096, 64 << 10} {
@@ -50,7 +51,8 @@ func TestComputedContent(t *testing.T) {
 						off = 0
 					}
 					p1, p2 := g.prps(1<<20+off, n, 4<<20)
-					q.must(nvme.ReadCommand(uint16(i), 1, nvme.LBA(at/int64(lba)), uint32(n/lba), p1, p2))
+					q.must(nvme.ReadCommand(uint16(i), 1, nvme.LBA(at/int64(lba)), uint32(n/lba),
+						p1, p2))
 					want := make([]byte, n)
 					_, _ = c.ReadAt(want, at)
 					require.Equal(t, want, g.mem[1<<20+off:][:n], "%d bytes at %d", n, at)
@@ -68,7 +70,7 @@ func TestComputedContent(t *testing.T) {
 		assert.EqualValues(t, nvme.WarnReadOnly, g.smart().CriticalWarning)
 
 		c.bad.Store(1 << 20)
-		e := q.do(nvme.ReadCommand(2, 1, nvme.LBA(1<<20/lba), 1, p1, 0))
+		e := q.Do(q.g.t, nvme.ReadCommand(2, 1, nvme.LBA(1<<20/lba), 1, p1, 0))
 		assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), e.Status())
 		q.must(nvme.ReadCommand(2, 1, 0, 1, p1, 0))
 		assert.EqualValues(t, 1, g.smart().MediaErrors.Lo)
@@ -78,10 +80,11 @@ func TestComputedContent(t *testing.T) {
 // Host memory that goes away under a read is an error of that read.
 func TestComputedFault(t *testing.T) {
 	c := &ramp{}
-	g := newRig(t, Config{Path: "dataset", Name: "computed", Serial: "C0", Content: c, Bytes: 1 << 40})
+	g := newRig(t, Config{Path: "dataset", Name: "computed", Serial: "C0", Content: c,
+		Bytes: 1 << 40})
 	q := g.pair(1, 64)
-	q.put(nvme.ReadCommand(1, 1, 0, 1, 1<<50, 0)) // nobody has mapped that
-	e, ok := q.get(5 * time.Second)
+	q.Put(nvme.ReadCommand(1, 1, 0, 1, 1<<50, 0)) // nobody has mapped that
+	e, ok := q.Get(5 * time.Second)
 	require.True(t, ok)
 	assert.True(t, e.Status().Is(nvme.StatusDataTransferError), e.Status())
 	require.Zero(t, c.calls.Load())

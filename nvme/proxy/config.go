@@ -46,8 +46,8 @@ type Config struct {
 	Name  string // in messages; default "proxy:" and the path
 	Path  string // backing file or block device; see Create
 	Bytes int64  // capacity; default all of the backing
-	// File is what the backing must be, whatever its name; default: what has the name. Another file is
-	// an error of class Refused.
+	// File is what the backing must be, whatever its name; default: what has the name. Another file
+	// is an error of class Refused.
 	File     fileid.ID
 	LBABytes int    // logical block: 512 (default) or 4096
 	RAM      bool   // serve from memory: Path is mapped, and lies in /dev/shm to stay in memory
@@ -55,9 +55,10 @@ type Config struct {
 	ReadOnly bool   // write-protected namespace; several read-only users may share the backing
 	Serial   string // default from the path
 
-	// Content computes what the SSD holds, in place of a backing that stores it: Bytes of it. ReadAt is
-	// called from several goroutines, with any offset and length inside; an error of it is an unrecovered
-	// read error. The namespace is write-protected. Path is then only a name, and may be shared.
+	// Content computes what the SSD holds, in place of a backing that stores it: Bytes of it.
+	// ReadAt is called from several goroutines, with any offset and length inside; an error of it
+	// is an unrecovered read error. The namespace is write-protected. Path is then only a name, and
+	// may be shared.
 	Content io.ReaderAt
 
 	MaxQueuePairs   int // I/O queue pairs; default 64
@@ -69,8 +70,8 @@ type Config struct {
 	// queues sleeps while the next completion is far away and spins for the rest; see nap.go.
 	Model *ssdmodel.Model
 
-	// CommandSet is what the namespace says it speaks; it answers the NVM command set all the same. Hosts
-	// that look are tested with it.
+	// CommandSet is what the namespace says it speaks; it answers the NVM command set all the same.
+	// Hosts that look are tested with it.
 	CommandSet nvme.CommandSet
 
 	OutOfOrder    bool // complete in an order other than that of submission
@@ -90,7 +91,8 @@ func (c *Config) defaults() error {
 		case c.RAM || c.Buffered:
 			return bad("content that is computed has no file: drop RAM and Buffered")
 		case c.Serial == "" || c.Name == "":
-			return bad("content that is computed has no path to be named after: give Name and Serial")
+			return bad(
+				"content that is computed has no path to be named after: give Name and Serial")
 		}
 	} else if c.Path == "" {
 		return errs.New(errs.Usage, "SSD without a backing file: give a path")
@@ -128,7 +130,8 @@ func (c *Config) defaults() error {
 	case c.MDTS < 1 || c.MDTS > 12:
 		return bad("MDTS %d; 1 to 12 are possible", c.MDTS)
 	case c.Model != nil && !c.Model.LBAOK(c.LBABytes):
-		return bad("blocks of %d bytes; SSD model %s has %v", c.LBABytes, c.Model.Name, c.Model.LBAs.Bytes)
+		return bad("blocks of %d bytes; SSD model %s has %v", c.LBABytes, c.Model.Name,
+			c.Model.LBAs.Bytes)
 	case len(c.Serial) > 20:
 		return bad("serial number %q has more than 20 characters", c.Serial)
 	case c.RAM && c.Buffered:

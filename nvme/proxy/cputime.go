@@ -8,10 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The CPU time of all software controllers of the process: carrying commands out, handing them to the kernel (which does
-// its part of a read in that call or when it is entered for completions) and posting completions. Goroutines share
-// threads, so a section of this work is tied to its thread while the thread's clock measures it. Two system calls a
-// section are not for every run: it is counted only while somebody asks.
+// The CPU time of all software controllers of the process: carrying commands out, handing them to
+// the kernel (which does its part of a read in that call or when it is entered for completions) and
+// posting completions. Goroutines share threads, so a section of this work is tied to its thread
+// while the thread's clock measures it. Two system calls a section are not for every run: it is
+// counted only while somebody asks.
 var (
 	metering  atomic.Int32
 	cpuSpent  atomic.Int64 // ns
@@ -29,8 +30,8 @@ func MeterCPU() (stop func()) {
 	}
 }
 
-// CPUTime is what the controllers have spent while it was counted. Threads that the kernel lends to io_uring are not in
-// it; nor is the polling of those who wait.
+// CPUTime is what the controllers have spent while it was counted. Threads that the kernel lends to
+// io_uring are not in it; nor is the polling of those who wait.
 func CPUTime() time.Duration { return time.Duration(cpuSpent.Load()) }
 
 // section begins a piece of work that blocks at most in the kernel; ended takes what it returns.

@@ -9,7 +9,8 @@ import (
 	"helios/nvme"
 )
 
-// The controllers' CPU time is there while it is asked for, is part of the process's, and waiting does not count.
+// The controllers' CPU time is there while it is asked for, is part of the process's, and waiting
+// does not count.
 func TestCPUTime(t *testing.T) {
 	g := newRig(t, Config{Path: newFile(t, 1<<20, false)})
 	q := g.pair(1, 64)

@@ -13,7 +13,7 @@ import (
 
 // IOVAs are numbers of their own, never virtual addresses, so that an address that was not
 // translated by MapDMA shows at once. They start at 4 GiB and end below 39 bits, the
-// narrowest IOMMU that is common (FACTS section 1).
+// narrowest IOMMU that is common.
 const (
 	iovaFirst = 1 << 32
 	iovaEnd   = 1 << 39
@@ -69,7 +69,8 @@ func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
 	}
 	base := unsafe.Pointer(&mem[0])
 	if uintptr(base)%4096 != 0 {
-		return 0, fmt.Errorf("%s: map memory at %p for DMA: the address must be a multiple of 4096", b.name, base)
+		return 0, fmt.Errorf("%s: map memory at %p for DMA: the address must be a multiple of 4096",
+			b.name, base)
 	}
 	b.mapMu.Lock()
 	defer b.mapMu.Unlock()
@@ -115,14 +116,15 @@ func findGap(maps []mapping, from, need uint64) (uint64, bool) {
 
 // UnmapDMA takes a mapping back. When it returns, the controller neither reads nor writes
 // that memory any more: it waits for transfers in progress. Live queues within it stop the
-// controller with CSTS.CFS, as unmapped queues do to a real one (FACTS section 5).
+// controller with CSTS.CFS, as unmapped queues do to QEMU's.
 func (b *Bus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 	b.mapMu.Lock()
 	old := b.maps.Load().maps
 	i := sort.Search(len(old), func(i int) bool { return old[i].lo >= uint64(iova) })
 	if i == len(old) || old[i].lo != uint64(iova) || old[i].hi-old[i].lo != uint64(bytes) {
 		b.mapMu.Unlock()
-		return fmt.Errorf("%s: unmap %d bytes at IOVA %#x: that was not mapped so", b.name, bytes, uint64(iova))
+		return fmt.Errorf("%s: unmap %d bytes at IOVA %#x: that was not mapped so", b.name, bytes,
+			uint64(iova))
 	}
 	m := old[i]
 	maps := append(append(make([]mapping, 0, len(old)-1), old[:i]...), old[i+1:]...)
@@ -146,7 +148,8 @@ func (b *Bus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 		c.mu.Unlock()
 		err := c.drain(deadline, func(s *slot) bool { return s.touches(lo, hi) })
 		if err != nil {
-			return fmt.Errorf("%s: unmap %d bytes at IOVA %#x: %w", b.name, bytes, uint64(iova), err)
+			return fmt.Errorf("%s: unmap %d bytes at IOVA %#x: %w", b.name, bytes,
+				uint64(iova), err)
 		}
 	}
 	return nil

@@ -164,7 +164,8 @@ func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Statu
 // durable tells whether a write must be on the medium before it completes: force unit
 // access, or the volatile write cache was switched off.
 func (c *cqueue) durable(cmd *nvme.Command) bool {
-	return cmd.Opcode == nvme.OpWrite && (cmd.CDW12&fua != 0 || atomic.LoadUint32(&c.bus.cacheOff) != 0)
+	return cmd.Opcode == nvme.OpWrite &&
+		(cmd.CDW12&fua != 0 || atomic.LoadUint32(&c.bus.cacheOff) != 0)
 }
 
 func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64) {
@@ -181,7 +182,8 @@ func (c *cqueue) executeRAM(q *squeue, cmd *nvme.Command, off, due int64) {
 	c.copying = nil
 }
 
-// compute carries out a read of content that is computed. Writes were refused; a flush has nothing to do.
+// compute carries out a read of content that is computed. Writes were refused; a flush has nothing
+// to do.
 func (c *cqueue) compute(q *squeue, cmd *nvme.Command, off, due int64) error {
 	if cmd.Opcode != nvme.OpRead {
 		return nil
@@ -377,7 +379,8 @@ func (c *cqueue) reaped(i int32, res int32) {
 		if s.bounce != nil && cmd.Opcode == nvme.OpRead {
 			scatter(s.segs, s.bounce[s.skip:s.skip+s.bytes])
 		}
-	case res >= 0, res == -int32(unix.EAGAIN), res == -int32(unix.EINTR), res == -int32(unix.ECANCELED):
+	case res >= 0, res == -int32(unix.EAGAIN), res == -int32(unix.EINTR),
+		res == -int32(unix.ECANCELED):
 		// Cut short, which is rare and no error yet: do it again, synchronously.
 		if err := b.transfer(cmd.Opcode, s.segs, s.off, s.bytes, s.dsync); err != nil {
 			moved, st = 0, b.mediaStatus(cmd.Opcode, err)

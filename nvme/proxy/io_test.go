@@ -56,30 +56,52 @@ func TestIORefusals(t *testing.T) {
 			st  nvme.Status
 			cmd nvme.Command
 		}{
-			"opcode":               {nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x42, NSID: 1}},
-			"namespace 0":          {nvme.StatusInvalidNamespace, nvme.ReadCommand(0, 0, 0, 1, at, 0)},
-			"namespace 2":          {nvme.StatusInvalidNamespace, nvme.WriteCommand(0, 2, 0, 1, at, 0)},
-			"all namespaces":       {nvme.StatusInvalidNamespace, nvme.ReadCommand(0, nvme.NSIDAll, 0, 1, at, 0)},
-			"flush namespace 3":    {nvme.StatusInvalidNamespace, nvme.FlushCommand(0, 3)},
-			"fused":                {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead, Flags: 1, NSID: 1}},
-			"SGLs":                 {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead, Flags: 0x40, NSID: 1}},
-			"over MDTS":            {nvme.StatusInvalidField, nvme.ReadCommand(0, 1, 0, mdts+1, at, at)},
-			"first block beyond":   {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, last, 1, at, 0)},
-			"last block beyond":    {nvme.StatusLBAOutOfRange, nvme.WriteCommand(0, 1, last-1, 2, at, at+4096)},
-			"block number wraps":   {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, 1<<64-1, 2, at, at+4096)},
-			"byte offset":          {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 1, at+1, 0)},
-			"second PRP's offset":  {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 2*page, at, at+4096+512)},
-			"list's offset":        {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page, at, at+4)},
-			"list entry's offset":  {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page, at, list(1<<20, at+4096, at+8192+4))},
-			"next list's offset":   {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page, at, list(1<<20+4096-8, at+8))},
-			"first PRP unmapped":   {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1, 0x7000, 0)},
-			"virtual address":      {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1, uint64(uintptr(unsafe.Pointer(&g.mem[0]))), 0)},
-			"second PRP unmapped":  {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 2*page, at, 0x7000)},
-			"list unmapped":        {nvme.StatusDataTransferError, nvme.WriteCommand(0, 1, 0, 3*page, at, 0x7000)},
-			"list entry unmapped":  {nvme.StatusDataTransferError, nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20, at+4096, 0x7000))},
-			"next list unmapped":   {nvme.StatusDataTransferError, nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20+4096-8, 0x7000))},
-			"behind the mapping":   {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1, endOfMap, 0)},
-			"list runs off memory": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 4*page, at, list(rigMem-4096, at+4096, at+8192, endOfMap))},
+			"opcode": {nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x42, NSID: 1}},
+			"namespace 0": {nvme.StatusInvalidNamespace,
+				nvme.ReadCommand(0, 0, 0, 1, at, 0)},
+			"namespace 2": {nvme.StatusInvalidNamespace, nvme.WriteCommand(0, 2, 0, 1,
+				at, 0)},
+			"all namespaces": {nvme.StatusInvalidNamespace, nvme.ReadCommand(0, nvme.NSIDAll,
+				0, 1, at, 0)},
+			"flush namespace 3": {nvme.StatusInvalidNamespace, nvme.FlushCommand(0, 3)},
+			"fused": {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead,
+				Flags: 1, NSID: 1}},
+			"SGLs": {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead,
+				Flags: 0x40, NSID: 1}},
+			"over MDTS": {nvme.StatusInvalidField, nvme.ReadCommand(0, 1, 0, mdts+1,
+				at, at)},
+			"first block beyond": {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, last, 1,
+				at, 0)},
+			"last block beyond": {nvme.StatusLBAOutOfRange, nvme.WriteCommand(0, 1, last-1, 2,
+				at, at+4096)},
+			"block number wraps": {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, 1<<64-1, 2,
+				at, at+4096)},
+			"byte offset": {nvme.StatusInvalidPRPOffset,
+				nvme.ReadCommand(0, 1, 0, 1, at+1, 0)},
+			"second PRP's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 2*page,
+				at, at+4096+512)},
+			"list's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page,
+				at, at+4)},
+			"list entry's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page,
+				at, list(1<<20, at+4096, at+8192+4))},
+			"next list's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page,
+				at, list(1<<20+4096-8, at+8))},
+			"first PRP unmapped": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1,
+				0x7000, 0)},
+			"virtual address": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1,
+				uint64(uintptr(unsafe.Pointer(&g.mem[0]))), 0)},
+			"second PRP unmapped": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 2*page,
+				at, 0x7000)},
+			"list unmapped": {nvme.StatusDataTransferError,
+				nvme.WriteCommand(0, 1, 0, 3*page, at, 0x7000)},
+			"list entry unmapped": {nvme.StatusDataTransferError,
+				nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20, at+4096, 0x7000))},
+			"next list unmapped": {nvme.StatusDataTransferError,
+				nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20+4096-8, 0x7000))},
+			"behind the mapping": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1,
+				endOfMap, 0)},
+			"list runs off memory": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 4*page,
+				at, list(rigMem-4096, at+4096, at+8192, endOfMap))},
 		} {
 			t.Run(name, func(t *testing.T) {
 				g.t = t
@@ -88,7 +110,8 @@ func TestIORefusals(t *testing.T) {
 			})
 		}
 		g.t = t
-		assert.Zero(t, g.smart().HostReads.Lo+g.smart().HostWrites.Lo, "refused commands are not reads")
+		assert.Zero(t, g.smart().HostReads.Lo+g.smart().HostWrites.Lo,
+			"refused commands are not reads")
 	})
 }
 
@@ -136,7 +159,8 @@ func TestReadWrite(t *testing.T) {
 			}
 			guard := g.mem[data+off+n*lba]
 			q.must(nvme.ReadCommand(g.nextCID(), 1, nvme.LBA(at), uint32(n), prp1, prp2))
-			require.True(t, bytes.Equal(mem, shadow[at*lba:(at+n)*lba]), "round %d: %d blocks at %d to offset %d", i, n, at, off)
+			require.True(t, bytes.Equal(mem, shadow[at*lba:(at+n)*lba]),
+				"round %d: %d blocks at %d to offset %d", i, n, at, off)
 			require.Equal(t, guard, g.mem[data+off+n*lba], "byte behind the buffer")
 			reads++
 			readBytes += uint64(n * lba)
@@ -173,11 +197,11 @@ func TestUnitsLargerThanBlocks(t *testing.T) {
 		if i%2 == 1 {
 			q = q2
 		}
-		q.put(nvme.WriteCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(g.iova)+uint64(i)*512, 0))
+		q.Put(nvme.WriteCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(g.iova)+uint64(i)*512, 0))
 	}
 	for range n / 2 {
 		for _, q := range []*ring{q1, q2} {
-			e, ok := q.get(10 * time.Second)
+			e, ok := q.Get(10 * time.Second)
 			require.True(t, ok)
 			require.True(t, e.Status().OK(), e.Status())
 		}
@@ -196,7 +220,7 @@ func TestRingWrapAndFullCQ(t *testing.T) {
 		sq := g.ring(1, 1, 32)
 		g.adm.must(nvme.CreateCQCommand(g.nextCID(), 1, 4, cq.cq))
 		g.adm.must(nvme.CreateSQCommand(g.nextCID(), 1, 32, sq.sq, 1))
-		cq.qid = 1
+		cq.ID = 1
 		const total = 1000
 		sent, got := 0, 0
 		outstanding := map[uint16]bool{}
@@ -205,13 +229,14 @@ func TestRingWrapAndFullCQ(t *testing.T) {
 			for sent < total && len(outstanding) < 31 {
 				cid := uint16(sent)
 				outstanding[cid] = true
-				cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(sent%64), 1, uint64(g.iova)+uint64(sent%64)*4096, 0))
+				cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(sent%64), 1,
+					uint64(g.iova)+uint64(sent%64)*4096, 0))
 				sent++
 			}
 			if len(cmds) > 0 {
-				sq.put(cmds...)
+				sq.Put(cmds...)
 			}
-			e, ok := cq.get(10 * time.Second)
+			e, ok := cq.Get(10 * time.Second)
 			require.True(t, ok, "after %d of %d", got, total)
 			require.True(t, e.Status().OK())
 			require.True(t, outstanding[e.CID], "CID %d twice, or never sent", e.CID)
@@ -219,7 +244,7 @@ func TestRingWrapAndFullCQ(t *testing.T) {
 			delete(outstanding, e.CID)
 			got++
 		}
-		_, ok := cq.get(5 * time.Millisecond)
+		_, ok := cq.Get(5 * time.Millisecond)
 		assert.False(t, ok, "a completion too many")
 	})
 }
@@ -231,12 +256,13 @@ func TestOutOfOrder(t *testing.T) {
 	for round := range 20 {
 		var cmds []nvme.Command
 		for i := range 100 {
-			cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1, uint64(g.iova)+uint64(i)*4096, 0))
+			cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1,
+				uint64(g.iova)+uint64(i)*4096, 0))
 		}
-		q.put(cmds...)
+		q.Put(cmds...)
 		seen := [100]bool{}
 		for i := range 100 {
-			e, ok := q.get(5 * time.Second)
+			e, ok := q.Get(5 * time.Second)
 			require.True(t, ok)
 			require.False(t, seen[e.CID], "round %d: CID %d twice", round, e.CID)
 			seen[e.CID] = true
@@ -249,8 +275,9 @@ func TestOutOfOrder(t *testing.T) {
 // A CID that is in flight is not there to be used again; an event request is in flight for ever.
 func TestCommandIDConflict(t *testing.T) {
 	g := newRig(t, Config{RAM: true})
-	g.adm.put(nvme.AsyncEventCommand(0x700))
-	g.adm.want(nvme.StatusCommandIDConflict, nvme.GetFeaturesCommand(0x700, nvme.FeatureNumberOfQueues))
+	g.adm.Put(nvme.AsyncEventCommand(0x700))
+	g.adm.want(nvme.StatusCommandIDConflict, nvme.GetFeaturesCommand(0x700,
+		nvme.FeatureNumberOfQueues))
 	g.adm.must(nvme.GetFeaturesCommand(0x701, nvme.FeatureNumberOfQueues))
 }
 
@@ -259,12 +286,14 @@ func TestAbortOfIO(t *testing.T) {
 	eachKind(t, func(t *testing.T, cfg Config) {
 		g := newRig(t, cfg)
 		q := g.pair(1, 16)
-		q.put(nvme.ReadCommand(2, 1, 3, 1, uint64(g.iova)+8192, 0))
+		q.Put(nvme.ReadCommand(2, 1, 3, 1, uint64(g.iova)+8192, 0))
 		for _, cid := range []uint16{2, 99} {
-			assert.EqualValues(t, 1, g.adm.must(nvme.AbortCommand(g.nextCID(), 1, cid))&1, "not aborted")
+			assert.EqualValues(t, 1, g.adm.must(nvme.AbortCommand(g.nextCID(), 1, cid))&1,
+				"not aborted")
 		}
-		assert.EqualValues(t, 1, g.adm.must(nvme.AbortCommand(g.nextCID(), 9, 2))&1, "no such queue")
-		e, ok := q.get(10 * time.Second)
+		assert.EqualValues(t, 1, g.adm.must(nvme.AbortCommand(g.nextCID(), 9, 2))&1,
+			"no such queue")
+		e, ok := q.Get(10 * time.Second)
 		require.True(t, ok)
 		assert.EqualValues(t, 2, e.CID)
 		assert.True(t, e.Status().OK())
@@ -277,16 +306,17 @@ func TestFailingMedium(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, kinds()[name])
 			q := g.pair(1, 16)
-			g.adm.must(nvme.SetFeaturesCommand(1, nvme.FeatureAsyncEventConfig, nvme.WarnReliability))
-			g.adm.put(nvme.AsyncEventCommand(500))
+			g.adm.must(nvme.SetFeaturesCommand(1, nvme.FeatureAsyncEventConfig,
+				nvme.WarnReliability))
+			g.adm.Put(nvme.AsyncEventCommand(500))
 			require.NoError(t, os.Truncate(g.bus.cfg.Path, 8<<20))
 			p1, p2 := g.prps(0, 64<<10, 4<<20)
-			e := q.do(nvme.ReadCommand(2, 1, 12<<20/512, 128, p1, p2))
+			e := q.Do(q.g.t, nvme.ReadCommand(2, 1, 12<<20/512, 128, p1, p2))
 			assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), e.Status())
-			e = q.do(nvme.ReadCommand(2, 1, 8<<20/512-8, 16, p1, p1+4096)) // half of it
+			e = q.Do(q.g.t, nvme.ReadCommand(2, 1, 8<<20/512-8, 16, p1, p1+4096)) // half of it
 			assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), e.Status())
 			q.must(nvme.ReadCommand(2, 1, 0, 128, p1, p2))
-			ev, ok := g.adm.get(5 * time.Second)
+			ev, ok := g.adm.Get(5 * time.Second)
 			require.True(t, ok, "no event")
 			assert.EqualValues(t, nvme.LogSMART<<16|1, ev.DW0)
 			s := g.smart()
@@ -315,14 +345,15 @@ func TestUnmap(t *testing.T) {
 			m, iova := g.dma(256 << 10)
 			var cmds []nvme.Command
 			for i := range 32 {
-				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(iova)+uint64(i)*4096, 0))
+				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1,
+					uint64(iova)+uint64(i)*4096, 0))
 			}
-			q.put(cmds...)
+			q.Put(cmds...)
 			g.bus.WaitCQ(1, 0) // begin some
 			require.NoError(t, g.bus.UnmapDMA(iova, int64(len(m))))
 			stain(m)
 			for range 32 {
-				e, ok := q.get(10 * time.Second)
+				e, ok := q.Get(10 * time.Second)
 				require.True(t, ok)
 				if s := e.Status(); !s.OK() {
 					require.True(t, s.Is(nvme.StatusDataTransferError), s)
@@ -343,12 +374,12 @@ func TestUnmap(t *testing.T) {
 func TestUnmapLiveQueue(t *testing.T) {
 	g := newRig(t, Config{RAM: true})
 	q := g.pair(1, 16)
-	require.NoError(t, g.bus.UnmapDMA(q.sq, int64(len(q.sqm))))
+	require.NoError(t, g.bus.UnmapDMA(q.sq, int64(len(q.SQ))))
 	assert.True(t, g.csts().CFS())
-	q.put(nvme.FlushCommand(1, 1))
-	_, ok := q.get(10 * time.Millisecond)
+	q.Put(nvme.FlushCommand(1, 1))
+	_, ok := q.Get(10 * time.Millisecond)
 	assert.False(t, ok, "a dead controller answers")
-	iova, err := g.bus.MapDMA(q.sqm)
+	iova, err := g.bus.MapDMA(q.SQ)
 	require.NoError(t, err)
 	q.sq = iova
 	g.write32(nvme.RegCC, 0)
@@ -364,18 +395,19 @@ func TestResetInFlight(t *testing.T) {
 			q := g.pair(1, 256)
 			var cmds []nvme.Command
 			for i := range 200 {
-				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(g.iova)+uint64(i)*4096, 0))
+				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1,
+					uint64(g.iova)+uint64(i)*4096, 0))
 			}
-			q.put(cmds...)
+			q.Put(cmds...)
 			if round%2 == 0 {
 				g.bus.WaitCQ(1, 0)
 			}
 			g.write32(nvme.RegCC, 0)
 			stain(g.mem)
-			stain(q.cqm)
+			stain(q.CQ)
 			require.Zero(t, g.bus.react.inflight.Load())
 			require.True(t, stained(g.mem), "data written after the reset")
-			require.True(t, stained(q.cqm), "completed after the reset")
+			require.True(t, stained(q.CQ), "completed after the reset")
 			g.enable()
 		}
 	})
@@ -408,10 +440,11 @@ func FuzzCommand(f *testing.F) {
 		}
 		var c nvme.Command
 		copy(structBytes(&c), raw)
-		if admin && (c.Opcode == nvme.AdminAsyncEvent || c.Opcode == nvme.AdminDeleteSQ || c.Opcode == nvme.AdminDeleteCQ) {
+		if admin && (c.Opcode == nvme.AdminAsyncEvent || c.Opcode == nvme.AdminDeleteSQ ||
+			c.Opcode == nvme.AdminDeleteCQ) {
 			return // stays, by design; or takes the queue that is asked below
 		}
-		e := q.do(c)
+		e := q.Do(q.g.t, c)
 		if e.Status().Words() == "" {
 			t.Errorf("status %#x has no words", uint16(e.Status()))
 		}
@@ -426,7 +459,7 @@ func TestLargerMemoryPages(t *testing.T) {
 		g.write32(nvme.RegCC, 0)
 		g.write32(nvme.RegCC, uint32(nvme.MakeCC(13, 6, 4)|nvme.CCEnable))
 		require.True(t, g.csts().RDY())
-		g.adm.tail, g.adm.head, g.adm.phase = 0, 0, true
+		g.adm.Tail, g.adm.Head, g.adm.Phase = 0, 0, true
 		q := g.pair(1, 16)
 		require.Zero(t, uint64(g.iova)%8192)
 		rng := rand.New(rand.NewPCG(5, 6))

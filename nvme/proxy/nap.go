@@ -57,7 +57,8 @@ func futexWait(word *atomic.Int32, value int32, d time.Duration) {
 }
 
 func futexWake(word *atomic.Int32) {
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakePrivate, 1, 0, 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakePrivate, 1,
+		0, 0, 0)
 }
 
 // rest lets the background goroutine sleep until d has passed, there is service to do, or quit is

@@ -51,7 +51,7 @@ func loopModel(m *ssdmodel.Model, serial string, bytes int64, depth, n int) loop
 // submits again what it has seen complete.
 func loopBus(t testing.TB, g *rig, q *ring, bytes int64, depth, n int) loopResult {
 	t.Helper()
-	grp, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.cqid}})
+	grp, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.CQID}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, grp.Close()) }()
 	var r loopResult
@@ -64,9 +64,10 @@ func loopBus(t testing.TB, g *rig, q *ring, bytes int64, depth, n int) loopResul
 		for _, cid := range cids {
 			since[cid] = now
 			prp1, prp2 := g.prps(int(cid)*int(bytes), int(bytes), lists+int(cid)*4096)
-			cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(uint32(cid)*blocks), blocks, prp1, prp2))
+			cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(uint32(cid)*blocks), blocks,
+				prp1, prp2))
 		}
-		q.put(cmds...)
+		q.Put(cmds...)
 	}
 	var free []uint16
 	for i := range depth {
@@ -78,7 +79,7 @@ func loopBus(t testing.TB, g *rig, q *ring, bytes int64, depth, n int) loopResul
 		free = free[:0]
 		for len(free) == 0 {
 			for {
-				c, ok := q.poll()
+				c, ok := q.Poll()
 				if !ok {
 					break
 				}
@@ -96,14 +97,14 @@ func loopBus(t testing.TB, g *rig, q *ring, bytes int64, depth, n int) loopResul
 	wall := time.Since(start)
 	r.iops, r.cpu = float64(len(r.took))/wall.Seconds(), float64(cpuTime()-cpu)/float64(wall)
 	for inflight := depth - len(free); inflight > 0; inflight-- {
-		_, ok := q.get(time.Second)
+		_, ok := q.Get(time.Second)
 		require.True(t, ok)
 	}
 	return r
 }
 
-// TestPlayedInWallTime: an SSD in RAM that plays a model has the throughput and the latencies of the
-// model alone, never better ones, and not much worse ones where the machine lets it.
+// TestPlayedInWallTime: an SSD in RAM that plays a model has the throughput and the latencies of
+// the model alone, never better ones, and not much worse ones where the machine lets it.
 func TestPlayedInWallTime(t *testing.T) {
 	m := builtin(t, "slow")
 	for _, c := range []struct {
@@ -127,7 +128,8 @@ func TestPlayedInWallTime(t *testing.T) {
 					break
 				}
 			}
-			t.Logf("%.0f IOPS of %.0f, p50 %v of %v, %.2f cores", best.iops, want.iops, best.at(0.5), want.at(0.5), best.cpu)
+			t.Logf("%.0f IOPS of %.0f, p50 %v of %v, %.2f cores", best.iops, want.iops,
+				best.at(0.5), want.at(0.5), best.cpu)
 			require.Greater(t, best.iops, 0.3*want.iops)
 			require.Less(t, best.at(0.5), 3*want.at(0.5))
 		})

@@ -104,6 +104,8 @@ func (t *counters) add(c counters) {
 
 // cqueue is a completion queue with the submission queues that complete to it: the unit of
 // the controller's work.
+//
+// Large: a queue's state in the specification's terms, all under one lock.
 type cqueue struct {
 	bus *Bus
 	id  uint16
@@ -207,9 +209,9 @@ func (c *cqueue) serve() {
 	}
 }
 
-// turnOverRAM is a turn whose copies may fault, over memory or computed content: a page of the file is not there any more when
-// somebody truncated it, or when its filesystem is full (SIGBUS). That is an error of the command,
-// after which the turn goes on (true), and not the end of the process.
+// turnOverRAM is a turn whose copies may fault, over memory or computed content: a page of the file
+// is not there any more when somebody truncated it, or when its filesystem is full (SIGBUS). That
+// is an error of the command, after which the turn goes on (true), and not the end of the process.
 func (c *cqueue) turnOverRAM() (again bool) {
 	old := debug.SetPanicOnFault(true) // of this goroutine
 	defer func() {
@@ -224,7 +226,8 @@ func (c *cqueue) turnOverRAM() (again bool) {
 			panic(x)
 		}
 		var err error = unix.EFAULT // the host took its memory away
-		if mem := c.bus.back.mem; len(mem) > 0 && at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
+		if mem := c.bus.back.mem; len(mem) > 0 &&
+			at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
 			err = io.ErrUnexpectedEOF
 		}
 		cmd, due := c.copyCmd, c.copyDue
@@ -339,8 +342,10 @@ func (c *cqueue) settle(e entry) {
 
 // post writes the next completion queue entry, which is free.
 func (c *cqueue) post(e entry) {
-	hi := uint64(e.sq.head) | uint64(e.sq.id)<<16 | uint64(e.cid)<<32 | (uint64(e.st)<<1|c.phase)<<48
-	storeEntry((*[2]uint64)(unsafe.Add(c.base, uintptr(c.tail)*nvme.CompletionBytes)), uint64(e.dw0), hi)
+	hi := uint64(e.sq.head) | uint64(e.sq.id)<<16 | uint64(e.cid)<<32 |
+		(uint64(e.st)<<1|c.phase)<<48
+	storeEntry((*[2]uint64)(unsafe.Add(c.base, uintptr(c.tail)*nvme.CompletionBytes)),
+		uint64(e.dw0), hi)
 	if c.tail++; c.tail == c.entries {
 		c.tail = 0
 		c.phase ^= 1

@@ -365,7 +365,8 @@ func (r *reactor) background(quit <-chan struct{}) {
 			if idle < 256 {
 				runtime.Gosched()
 			} else {
-				r.pause(min(time.Duration(idle-255)*time.Microsecond, 100*time.Microsecond), due, quit)
+				r.pause(min(time.Duration(idle-255)*time.Microsecond, 100*time.Microsecond),
+					due, quit)
 			}
 		}
 		worked := false
@@ -754,7 +755,9 @@ func (b *Bus) GroupCQs(refs []nvme.CQRef) (nvme.CQGroup, error) {
 	for _, ref := range refs {
 		p, ok := ref.Bus.(*Bus)
 		if !ok {
-			return nil, fmt.Errorf("%s: group of completion queues: %s is not a software controller", b.name, ref.Bus.Name())
+			return nil,
+				fmt.Errorf("%s: group of completion queues: %s is not a software controller",
+					b.name, ref.Bus.Name())
 		}
 		g.hasRing = g.hasRing || p.usesRing()
 	}
@@ -776,7 +779,8 @@ func (b *Bus) GroupCQs(refs []nvme.CQRef) (nvme.CQGroup, error) {
 // Rejoin adds an idle completion queue that is in no group.
 func (g *group) Rejoin(ref nvme.CQRef) error {
 	fail := func(format string, a ...any) error {
-		return fmt.Errorf("%s: completion queue %d: %s", ref.Bus.Name(), ref.QID, fmt.Sprintf(format, a...))
+		return fmt.Errorf("%s: completion queue %d: %s", ref.Bus.Name(), ref.QID,
+			fmt.Sprintf(format, a...))
 	}
 	b, ok := ref.Bus.(*Bus)
 	if !ok {

@@ -1,16 +1,12 @@
 package proxy
 
 import (
-	"os"
 	"path/filepath"
-	"runtime"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 	"unsafe"
 
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 )
 
@@ -27,14 +23,9 @@ type rig struct {
 }
 
 type ring struct {
-	g          *rig
-	qid, cqid  uint16
-	n          int
-	sqm, cqm   []byte
-	sq, cq     nvme.IOVA
-	tail, head int
-	phase      bool
-	sqdb, cqdb *uint32
+	*testrig.Queue
+	g      *rig
+	sq, cq nvme.IOVA
 }
 
 const rigMem = 8 << 20
@@ -44,12 +35,7 @@ func newFile(t testing.TB, bytes int64, ram bool) string {
 	t.Helper()
 	dir := t.TempDir()
 	if ram {
-		d, err := os.MkdirTemp("/dev/shm", "proxytest")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = os.RemoveAll(d) })
-		dir = d
+		dir = testrig.MemoryDir(t)
 	}
 	p := filepath.Join(dir, "ssd.img")
 	if err := Create(p, bytes); err != nil {
@@ -61,7 +47,7 @@ func newFile(t testing.TB, bytes int64, ram bool) string {
 // newRig opens an SSD, enables its controller and checks that everything comes back at the end.
 func newRig(t testing.TB, cfg Config) *rig {
 	t.Helper()
-	checkLeaks(t)
+	testrig.CheckLeaks(t)
 	if cfg.Path == "" {
 		cfg.Path = newFile(t, 16<<20, cfg.RAM)
 	}
@@ -75,58 +61,6 @@ func newRig(t testing.TB, cfg Config) *rig {
 	t.Cleanup(g.close)
 	g.enable()
 	return g
-}
-
-var leaksChecked sync.Map // test names
-
-// checkLeaks compares goroutines, descriptors and memory off the heap at the end of a test
-// with those at its start.
-// The first call of a test counts.
-func checkLeaks(t testing.TB) {
-	t.Helper()
-	if _, again := leaksChecked.LoadOrStore(t.Name(), true); again {
-		return
-	}
-	goroutines, fds, mem := runtime.NumGoroutine(), openFDs(t), hostmem.Usage()
-	t.Cleanup(func() {
-		leaksChecked.Delete(t.Name())
-		if t.Failed() {
-			return
-		}
-		deadline := time.Now().Add(5 * time.Second)
-		for runtime.NumGoroutine() > goroutines && time.Now().Before(deadline) {
-			runtime.Gosched()
-		}
-		if n := runtime.NumGoroutine(); n > goroutines {
-			buf := make([]byte, 1<<16)
-			t.Errorf("%d goroutines, %d at the start\n%s", n, goroutines, buf[:runtime.Stack(buf, true)])
-		}
-		if n := openFDs(t); n != fds {
-			t.Errorf("%d file descriptors, %d at the start", n, fds)
-		}
-		for k, v := range hostmem.Usage() {
-			if v != mem[k] {
-				t.Errorf("%d bytes of %s, %d at the start", v, k, mem[k])
-			}
-		}
-	})
-}
-
-func openFDs(t testing.TB) int {
-	t.Helper()
-	d, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, e := range d {
-		// The runtime opens an epoll and an eventfd when a file first becomes pollable.
-		l, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err == nil && !strings.Contains(l, "eventpoll") && !strings.Contains(l, "eventfd") {
-			n++
-		}
-	}
-	return n
 }
 
 func (g *rig) dma(n int64) ([]byte, nvme.IOVA) {
@@ -154,14 +88,15 @@ func (g *rig) undma(m []byte, iova nvme.IOVA) {
 
 func (g *rig) ring(qid, cqid uint16, n int) *ring {
 	g.t.Helper()
-	q := &ring{g: g, qid: qid, cqid: cqid, n: n, phase: true}
-	q.sqm, q.sq = g.dma(int64(n * nvme.CommandBytes))
-	q.cqm, q.cq = g.dma(int64(n * nvme.CompletionBytes))
+	q := &ring{g: g, Queue: &testrig.Queue{ID: qid, CQID: cqid, Entries: n, Bus: g.bus,
+		Phase: true}}
+	q.SQ, q.sq = g.dma(int64(n * nvme.CommandBytes))
+	q.CQ, q.cq = g.dma(int64(n * nvme.CompletionBytes))
 	var err error
-	if q.sqdb, err = g.bus.Doorbell(2 * uint32(qid)); err != nil {
+	if q.SQDoorbell, err = g.bus.Doorbell(2 * uint32(qid)); err != nil {
 		g.t.Fatal(err)
 	}
-	if q.cqdb, err = g.bus.Doorbell(2*uint32(cqid) + 1); err != nil {
+	if q.CQDoorbell, err = g.bus.Doorbell(2*uint32(cqid) + 1); err != nil {
 		g.t.Fatal(err)
 	}
 	g.rings = append(g.rings, q)
@@ -186,14 +121,14 @@ func (g *rig) csts() nvme.CSTS {
 
 func (g *rig) enable() {
 	g.t.Helper()
-	g.write32(nvme.RegAQA, nvme.MakeAQA(g.adm.n, g.adm.n))
+	g.write32(nvme.RegAQA, nvme.MakeAQA(g.adm.Entries, g.adm.Entries))
 	for reg, v := range map[uint32]nvme.IOVA{nvme.RegASQ: g.adm.sq, nvme.RegACQ: g.adm.cq} {
 		if err := g.bus.Write64(reg, uint64(v)); err != nil {
 			g.t.Fatal(err)
 		}
 	}
-	g.adm.tail, g.adm.head, g.adm.phase = 0, 0, true
-	clear(g.adm.cqm)
+	g.adm.Tail, g.adm.Head, g.adm.Phase = 0, 0, true
+	clear(g.adm.CQ)
 	g.write32(nvme.RegCC, uint32(nvme.MakeCC(12, 6, 4)|nvme.CCEnable))
 	if c := g.csts(); !c.RDY() || c.CFS() {
 		g.t.Fatalf("CSTS %#x after enabling", c)
@@ -203,8 +138,8 @@ func (g *rig) enable() {
 func (g *rig) close() {
 	g.write32(nvme.RegCC, 0)
 	for _, q := range g.rings {
-		g.undma(q.sqm, q.sq)
-		g.undma(q.cqm, q.cq)
+		g.undma(q.SQ, q.sq)
+		g.undma(q.CQ, q.cq)
 	}
 	g.undma(g.mem, g.iova)
 	if err := g.bus.Close(); err != nil {
@@ -214,62 +149,12 @@ func (g *rig) close() {
 
 func (g *rig) nextCID() uint16 { g.cid++; return g.cid }
 
-// put writes commands to the queue and rings its doorbell once.
-func (q *ring) put(cmds ...nvme.Command) {
-	for _, c := range cmds {
-		*(*nvme.Command)(unsafe.Pointer(&q.sqm[q.tail*nvme.CommandBytes])) = c
-		q.tail = (q.tail + 1) % q.n
-	}
-	nvme.StoreDoorbell(q.sqdb, uint32(q.tail))
-	q.g.bus.Kick(q.qid)
-}
-
-// get waits for the next completion, no longer than d; false when none came.
-func (q *ring) get(d time.Duration) (nvme.Completion, bool) {
-	for deadline := time.Now().Add(d); ; {
-		if c, ok := q.poll(); ok {
-			return c, true
-		}
-		left := time.Until(deadline)
-		if left <= 0 {
-			return nvme.Completion{}, false
-		}
-		q.g.bus.WaitCQ(q.cqid, left)
-	}
-}
-
-func (q *ring) poll() (nvme.Completion, bool) {
-	c, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&q.cqm[q.head*nvme.CompletionBytes])), q.phase)
-	if !ok {
-		return c, false
-	}
-	if q.head++; q.head == q.n {
-		q.head, q.phase = 0, !q.phase
-	}
-	nvme.StoreDoorbell(q.cqdb, uint32(q.head))
-	return c, true
-}
-
-// do runs one command to its end.
-func (q *ring) do(c nvme.Command) nvme.Completion {
-	q.g.t.Helper()
-	q.put(c)
-	e, ok := q.get(10 * time.Second)
-	if !ok {
-		q.g.t.Fatalf("queue %d: no completion of opcode %02xh", q.qid, c.Opcode)
-	}
-	if e.CID != c.CID || e.SQID != q.qid {
-		q.g.t.Fatalf("completion of CID %d of queue %d, want %d of %d", e.CID, e.SQID, c.CID, q.qid)
-	}
-	return e
-}
-
 // must runs a command that has to succeed.
 func (q *ring) must(c nvme.Command) uint32 {
 	q.g.t.Helper()
-	e := q.do(c)
+	e := q.Do(q.g.t, c)
 	if s := e.Status(); !s.OK() {
-		q.g.t.Fatalf("queue %d, opcode %02xh: %v", q.qid, c.Opcode, s)
+		q.g.t.Fatalf("queue %d, opcode %02xh: %v", q.ID, c.Opcode, s)
 	}
 	return e.DW0
 }
@@ -277,9 +162,10 @@ func (q *ring) must(c nvme.Command) uint32 {
 // want runs a command that has to fail with a status, DNR set.
 func (q *ring) want(st nvme.Status, c nvme.Command) {
 	q.g.t.Helper()
-	e := q.do(c)
+	e := q.Do(q.g.t, c)
 	if s := e.Status(); !s.Is(st) || !s.DNR() {
-		q.g.t.Errorf("queue %d, opcode %02xh: %v (DNR %v), want %v, not retryable", q.qid, c.Opcode, s, s.DNR(), st)
+		q.g.t.Errorf("queue %d, opcode %02xh: %v (DNR %v), want %v, not retryable", q.ID, c.Opcode,
+			s, s.DNR(), st)
 	}
 }
 
@@ -295,7 +181,8 @@ func (g *rig) pair(qid uint16, n int) *ring {
 func (g *rig) smart() nvme.SMARTLog {
 	g.t.Helper()
 	at := g.mem[rigMem-8192:]
-	g.adm.must(nvme.GetLogPageCommand(g.nextCID(), nvme.LogSMART, nvme.NSIDAll, nvme.SMARTLogBytes, false, uint64(g.iova)+rigMem-8192, 0))
+	g.adm.must(nvme.GetLogPageCommand(g.nextCID(), nvme.LogSMART, nvme.NSIDAll, nvme.SMARTLogBytes,
+		false, uint64(g.iova)+rigMem-8192, 0))
 	return *(*nvme.SMARTLog)(unsafe.Pointer(&at[0]))
 }
 

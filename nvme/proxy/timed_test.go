@@ -56,7 +56,8 @@ func TestTimedHeap(t *testing.T) {
 // and the time is the modelled one and not a timer's resolution.
 func TestModelLatency(t *testing.T) {
 	for _, latency := range []time.Duration{80 * time.Microsecond, 300 * time.Microsecond} {
-		for name, cfg := range map[string]Config{"waited": {}, "polled": {PollDoorbells: true}, "out of order": {OutOfOrder: true}} {
+		for name, cfg := range map[string]Config{"waited": {}, "polled": {PollDoorbells: true},
+			"out of order": {OutOfOrder: true}} {
 			t.Run(fmt.Sprint(latency, " ", name), func(t *testing.T) {
 				cfg.RAM, cfg.Model = true, fixed(t, latency)
 				g := newRig(t, cfg)
@@ -74,12 +75,13 @@ func TestModelLatency(t *testing.T) {
 				for range 20 {
 					var cmds []nvme.Command
 					for i := range 100 {
-						cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1, uint64(g.iova)+uint64(i)*4096, 0))
+						cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1,
+							uint64(g.iova)+uint64(i)*4096, 0))
 					}
 					start := time.Now()
-					q.put(cmds...)
+					q.Put(cmds...)
 					for range 100 {
-						e, ok := q.get(5 * time.Second)
+						e, ok := q.Get(5 * time.Second)
 						require.True(t, ok)
 						require.True(t, e.Status().OK())
 					}
@@ -93,7 +95,8 @@ func TestModelLatency(t *testing.T) {
 
 // TestModelOverFiles: a medium of its own bounds a modelled SSD from below, and the model does too.
 func TestModelOverFiles(t *testing.T) {
-	for name, cfg := range map[string]Config{"io_uring": {}, "pread": {NoIOUring: true}, "buffered": {Buffered: true}} {
+	for name, cfg := range map[string]Config{"io_uring": {}, "pread": {NoIOUring: true},
+		"buffered": {Buffered: true}} {
 		t.Run(name, func(t *testing.T) {
 			const latency = 3 * time.Millisecond
 			cfg.Model = fixed(t, latency)
@@ -111,7 +114,7 @@ func TestModelOverFiles(t *testing.T) {
 			}
 			require.EqualValues(t, []byte{17, 18}, []byte{g.mem[4096], g.mem[4096+511]})
 			// What is wrong in itself never reaches the medium.
-			e := q.do(nvme.ReadCommand(4, 1, 1<<40, 1, uint64(g.iova), 0))
+			e := q.Do(q.g.t, nvme.ReadCommand(4, 1, 1<<40, 1, uint64(g.iova), 0))
 			require.Equal(t, nvme.StatusLBAOutOfRange.WithDNR(), e.Status())
 		})
 	}
@@ -127,21 +130,22 @@ func TestModelOvertaking(t *testing.T) {
 	g := newRig(t, Config{RAM: true, Model: m})
 	q := g.pair(1, 64)
 	start := time.Now()
-	q.put(nvme.WriteCommand(1, 1, 0, 1, uint64(g.iova), 0), nvme.ReadCommand(2, 1, 0, 1, uint64(g.iova)+4096, 0))
-	e, ok := q.get(time.Second)
+	q.Put(nvme.WriteCommand(1, 1, 0, 1, uint64(g.iova), 0),
+		nvme.ReadCommand(2, 1, 0, 1, uint64(g.iova)+4096, 0))
+	e, ok := q.Get(time.Second)
 	require.True(t, ok)
 	require.EqualValues(t, 2, e.CID)
 	// The party sleeps for the write now; another thread submits a read.
 	var done sync.WaitGroup
 	done.Go(func() {
 		time.Sleep(2 * time.Millisecond)
-		q.put(nvme.ReadCommand(3, 1, 0, 1, uint64(g.iova)+4096, 0))
+		q.Put(nvme.ReadCommand(3, 1, 0, 1, uint64(g.iova)+4096, 0))
 	})
-	e, ok = q.get(time.Second)
+	e, ok = q.Get(time.Second)
 	done.Wait()
 	require.True(t, ok)
 	require.EqualValues(t, 3, e.CID)
-	e, ok = q.get(time.Second)
+	e, ok = q.Get(time.Second)
 	require.True(t, ok)
 	require.EqualValues(t, 1, e.CID)
 	require.GreaterOrEqual(t, time.Since(start), 60*time.Millisecond)
@@ -154,9 +158,9 @@ func TestModelUnattended(t *testing.T) {
 	q := g.pair(1, 64)
 	q.must(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova), 0)) // there is a waiter, who leaves
 	start := time.Now()
-	q.put(nvme.ReadCommand(2, 1, 0, 1, uint64(g.iova), 0))
+	q.Put(nvme.ReadCommand(2, 1, 0, 1, uint64(g.iova), 0))
 	for {
-		if _, ok := q.poll(); ok {
+		if _, ok := q.Poll(); ok {
 			break
 		}
 		require.Less(t, time.Since(start), 10*time.Second)
@@ -167,7 +171,8 @@ func TestModelUnattended(t *testing.T) {
 
 // TestModelSleeps: who waits for a slow SSD sleeps, with and without somebody that waits.
 func TestModelSleeps(t *testing.T) {
-	for name, cfg := range map[string]Config{"ram": {RAM: true}, "file": {}, "polled": {RAM: true, PollDoorbells: true}} {
+	for name, cfg := range map[string]Config{"ram": {RAM: true}, "file": {},
+		"polled": {RAM: true, PollDoorbells: true}} {
 		t.Run(name, func(t *testing.T) {
 			cfg.Model = fixed(t, 20*time.Millisecond)
 			g := newRig(t, cfg)
@@ -193,20 +198,21 @@ func TestModelDeletedQueue(t *testing.T) {
 		for i := range 7 {
 			cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1, uint64(g.iova), 0))
 		}
-		q.put(cmds...)
-		_, ok := q.get(time.Millisecond)
+		q.Put(cmds...)
+		_, ok := q.Get(time.Millisecond)
 		require.False(t, ok)
 		g.adm.must(nvme.DeleteSQCommand(g.nextCID(), 1))
-		q.tail = 0
+		q.Tail = 0
 		g.adm.must(nvme.CreateSQCommand(g.nextCID(), 1, 8, q.sq, 1))
 	}
 	q.must(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova), 0))
-	_, ok := q.get(60 * time.Millisecond)
+	_, ok := q.Get(60 * time.Millisecond)
 	require.False(t, ok, "a completion of a deleted queue")
 }
 
 func TestModelOptions(t *testing.T) {
-	_, err := Open(Config{Path: newFile(t, 1<<20, true), RAM: true, LBABytes: 4096, Model: builtin(t, "980pro")})
+	_, err := Open(Config{Path: newFile(t, 1<<20, true), RAM: true, LBABytes: 4096,
+		Model: builtin(t, "980pro")})
 	require.ErrorContains(t, err, "SSD model 980pro has [512]")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
@@ -230,16 +236,16 @@ func TestFakeTime(t *testing.T) {
 		server := play(m, "BUBBLE").server
 		at := int64(time.Since(bus.opened))
 		for range 100 {
-			q.put(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova), 0))
+			q.Put(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova), 0))
 			start := time.Now()
-			_, ok := q.get(time.Hour)
+			_, ok := q.Get(time.Hour)
 			require.True(t, ok)
 			took := int64(time.Since(start))
 			require.Equal(t, server.Admit(at, ssdmodel.Read, 512)-at, took)
 			at += took
 		}
 		start := time.Now()
-		_, ok := q.get(time.Hour)
+		_, ok := q.Get(time.Hour)
 		require.False(t, ok)
 		require.Equal(t, time.Hour, time.Since(start))
 		g.close()

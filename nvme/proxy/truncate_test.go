@@ -13,7 +13,8 @@ import (
 // A backing that somebody truncates under a running SSD gives read errors, and does not take the
 // process down: memory of a mapping beyond the file's end faults.
 func TestTruncatedBacking(t *testing.T) {
-	for name, cfg := range map[string]Config{"ram": {RAM: true}, "file": {}, "buffered": {Buffered: true}, "pread": {NoIOUring: true}} {
+	for name, cfg := range map[string]Config{"ram": {RAM: true}, "file": {},
+		"buffered": {Buffered: true}, "pread": {NoIOUring: true}} {
 		t.Run(name, func(t *testing.T) {
 			cfg.Path = newFile(t, 1<<20, cfg.RAM)
 			g := newRig(t, cfg)
@@ -26,11 +27,11 @@ func TestTruncatedBacking(t *testing.T) {
 				nvme.ReadCommand(3, 1, 1024, 16, at, at+4096),
 				nvme.ReadCommand(4, 1, 1024, 8, at+2048, at+8192),
 			} {
-				e := q.do(c)
+				e := q.Do(q.g.t, c)
 				assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), "%v", e.Status())
 			}
 			if cfg.RAM {
-				e := q.do(nvme.WriteCommand(5, 1, 1024, 16, at, at+4096))
+				e := q.Do(q.g.t, nvme.WriteCommand(5, 1, 1024, 16, at, at+4096))
 				assert.True(t, e.Status().Is(nvme.StatusWriteFault), "%v", e.Status())
 			}
 			q.must(nvme.ReadCommand(6, 1, 8, 8, at, 0))

@@ -28,9 +28,11 @@ func TestBackground(t *testing.T) {
 			g := newRig(t, cfg)
 			q := g.pair(1, 16)
 			for i := range 50 {
-				*(*nvme.Command)(unsafe.Pointer(&q.sqm[q.tail*nvme.CommandBytes])) = nvme.ReadCommand(uint16(i), 1, nvme.LBA(i), 1, uint64(g.iova), 0)
-				q.tail = (q.tail + 1) % q.n
-				nvme.StoreDoorbell(q.sqdb, uint32(q.tail))
+				*(*nvme.Command)(
+					unsafe.Pointer(&q.SQ[q.Tail*nvme.CommandBytes])) = nvme.ReadCommand(uint16(i),
+					1, nvme.LBA(i), 1, uint64(g.iova), 0)
+				q.Tail = (q.Tail + 1) % q.Entries
+				nvme.StoreDoorbell(q.SQDoorbell, uint32(q.Tail))
 				if !poll {
 					g.bus.Kick(1)
 				}
@@ -46,7 +48,7 @@ func (q *ring) mustPoll(cid uint16) {
 	tick := time.NewTicker(50 * time.Microsecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); <-tick.C {
-		if e, ok := q.poll(); ok {
+		if e, ok := q.Poll(); ok {
 			if e.CID != cid || !e.Status().OK() {
 				q.g.t.Fatalf("CID %d: %v; want CID %d", e.CID, e.Status(), cid)
 			}
@@ -64,7 +66,7 @@ func TestWaiterLeaves(t *testing.T) {
 		q := g.pair(1, 64)
 		for i := range uint16(20) {
 			q.must(nvme.ReadCommand(i, 1, 0, 1, uint64(g.iova), 0)) // waits
-			q.put(nvme.ReadCommand(100+i, 1, 0, 1, uint64(g.iova), 0))
+			q.Put(nvme.ReadCommand(100+i, 1, 0, 1, uint64(g.iova), 0))
 			if i%2 == 0 {
 				g.bus.WaitCQ(1, 0) // begins the command, then goes
 			}
@@ -91,10 +93,11 @@ func TestKickWakesWaiter(t *testing.T) {
 				var cmds []nvme.Command
 				for range min(1+rng.IntN(4), total-i) {
 					cid := <-tokens
-					cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(rng.IntN(1000)), 1, uint64(g.iova)+uint64(cid)*4096, 0))
+					cmds = append(cmds, nvme.ReadCommand(cid, 1, nvme.LBA(rng.IntN(1000)), 1,
+						uint64(g.iova)+uint64(cid)*4096, 0))
 					i++
 				}
-				q.put(cmds...)
+				q.Put(cmds...)
 				for range rng.IntN(2000) {
 					sum.Add(1) // arrive at different moments
 				}
@@ -103,7 +106,7 @@ func TestKickWakesWaiter(t *testing.T) {
 		slow := 0
 		for range total {
 			start := time.Now()
-			e, ok := q.get(10 * time.Second)
+			e, ok := q.Get(10 * time.Second)
 			require.True(t, ok, "lost wake-up")
 			require.True(t, e.Status().OK())
 			if time.Since(start) > 2*time.Second {
@@ -141,7 +144,8 @@ func TestGroup(t *testing.T) {
 	grp.Wait(0)
 	grp.Wait(20 * time.Millisecond) // may end early once, for what came before the queues joined
 	grp.Wait(20 * time.Millisecond)
-	assert.GreaterOrEqual(t, time.Since(start), 20*time.Millisecond, "nothing came, yet Wait returned")
+	assert.GreaterOrEqual(t, time.Since(start), 20*time.Millisecond,
+		"nothing came, yet Wait returned")
 
 	run := func(total int) {
 		stop := make(chan struct{})
@@ -156,7 +160,7 @@ func TestGroup(t *testing.T) {
 				for {
 					select {
 					case c := <-tokens[i]:
-						q.put(nvme.ReadCommand(c, 1, 0, 1, uint64(q.g.iova)+uint64(c)*4096, 0))
+						q.Put(nvme.ReadCommand(c, 1, 0, 1, uint64(q.g.iova)+uint64(c)*4096, 0))
 					case <-stop:
 						return
 					}
@@ -169,7 +173,7 @@ func TestGroup(t *testing.T) {
 			any := false
 			for i, q := range queues {
 				for {
-					e, ok := q.poll()
+					e, ok := q.Poll()
 					if !ok {
 						break
 					}
@@ -188,7 +192,7 @@ func TestGroup(t *testing.T) {
 		wg.Wait()
 		for i, q := range queues {
 			for len(tokens[i]) < 24 {
-				e, ok := q.poll()
+				e, ok := q.Poll()
 				if ok {
 					tokens[i] <- e.CID
 					continue
@@ -209,8 +213,8 @@ func TestGroup(t *testing.T) {
 	run(4000)
 
 	// A queue that is in a group can be waited for alone.
-	queues[1].put(nvme.FlushCommand(1, 1))
-	e, ok := queues[1].get(5 * time.Second)
+	queues[1].Put(nvme.FlushCommand(1, 1))
+	e, ok := queues[1].Get(5 * time.Second)
 	require.True(t, ok)
 	require.True(t, e.Status().OK())
 
@@ -236,13 +240,14 @@ func TestGroupCloseInFlight(t *testing.T) {
 			require.NoError(t, err)
 			var cmds []nvme.Command
 			for i := range 40 {
-				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1, uint64(g.iova)+uint64(i)*4096, 0))
+				cmds = append(cmds, nvme.ReadCommand(uint16(i), 1, 0, 1,
+					uint64(g.iova)+uint64(i)*4096, 0))
 			}
-			q.put(cmds...)
+			q.Put(cmds...)
 			grp.Wait(0)
 			require.NoError(t, grp.Close())
 			for range 40 {
-				e, ok := q.get(10 * time.Second)
+				e, ok := q.Get(10 * time.Second)
 				require.True(t, ok)
 				require.True(t, e.Status().OK())
 			}
@@ -292,7 +297,8 @@ func TestStress(t *testing.T) {
 					perm := rng.Perm(share)[:n]
 					for i, at := range perm {
 						mem := g.mem[base+i*4096 : base+i*4096+lba]
-						c := nvme.ReadCommand(uint16(i), 1, nvme.LBA(p*share+at), 1, uint64(g.iova)+uint64(base+i*4096), 0)
+						c := nvme.ReadCommand(uint16(i), 1, nvme.LBA(p*share+at), 1,
+							uint64(g.iova)+uint64(base+i*4096), 0)
 						if rng.IntN(2) == 0 {
 							c.Opcode = nvme.OpWrite
 							fill(mem, rng)
@@ -302,9 +308,9 @@ func TestStress(t *testing.T) {
 						}
 						cmds = append(cmds, c)
 					}
-					q.put(cmds...)
+					q.Put(cmds...)
 					for range n {
-						e, ok := q.get(20 * time.Second)
+						e, ok := q.Get(20 * time.Second)
 						if !ok || !e.Status().OK() {
 							fail <- fmt.Sprintf("party %d round %d: %v %v", p, r, ok, e.Status())
 							return
@@ -331,9 +337,9 @@ func TestStress(t *testing.T) {
 				}
 				g.adm.must(nvme.CreateCQCommand(g.nextCID(), 9, 16, extra.cq))
 				g.adm.must(nvme.CreateSQCommand(g.nextCID(), 9, 16, extra.sq, 9))
-				clear(extra.cqm)
-				extra.tail, extra.head, extra.phase = 0, 0, true
-				extra.put(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova)+(7<<20), 0))
+				clear(extra.CQ)
+				extra.Tail, extra.Head, extra.Phase = 0, 0, true
+				extra.Put(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova)+(7<<20), 0))
 				g.smart()
 				g.adm.must(nvme.DeleteSQCommand(g.nextCID(), 9))
 				g.adm.must(nvme.DeleteCQCommand(g.nextCID(), 9))
@@ -357,12 +363,13 @@ func TestNoAllocation(t *testing.T) {
 		q := g.pair(1, 64)
 		var cmds [32]nvme.Command
 		for i := range cmds {
-			cmds[i] = nvme.ReadCommand(uint16(i), 1, nvme.LBA(i*8), 8, uint64(g.iova)+uint64(i)*4096, 0)
+			cmds[i] = nvme.ReadCommand(uint16(i), 1, nvme.LBA(i*8), 8,
+				uint64(g.iova)+uint64(i)*4096, 0)
 		}
 		allocs := testing.AllocsPerRun(50, func() {
-			q.put(cmds[:]...)
+			q.Put(cmds[:]...)
 			for range cmds {
-				if _, ok := q.get(5 * time.Second); !ok {
+				if _, ok := q.Get(5 * time.Second); !ok {
 					t.Fatal("no completion")
 				}
 			}
@@ -374,7 +381,8 @@ func TestNoAllocation(t *testing.T) {
 // A block device is opened exclusively and served with its own block size.
 func TestBlockDevice(t *testing.T) {
 	path := newFile(t, 16<<20, false)
-	out, err := exec.Command("losetup", "--find", "--show", "--sector-size", "4096", "--direct-io=on", path).CombinedOutput()
+	out, err := exec.Command("losetup", "--find", "--show", "--sector-size", "4096",
+		"--direct-io=on", path).CombinedOutput()
 	if err != nil {
 		t.Skipf("no loop devices here: %v: %s", err, out)
 	}

@@ -2,11 +2,11 @@
 // internal/vfio took.
 //
 // Registers and doorbells are the mapped BAR 0; where a page of it cannot be mapped, registers are
-// read and written through the kernel. Nothing here wakes or waits: the controller sees doorbells by
-// itself, and who wants completions looks at the queue. Interrupts stay off.
+// read and written through the kernel. Nothing here wakes or waits: the controller sees doorbells
+// by itself, and who wants completions looks at the queue. Interrupts stay off.
 //
-// A device can leave at any time. Its registers then read as all ones, as zeros, or an access faults;
-// all of these, and what the kernel reports by event (hot unplug, PCI errors), come out as
+// A device can leave at any time. Its registers then read as all ones, as zeros, or an access
+// faults; all of these, and what the kernel reports by event (hot unplug, PCI errors), come out as
 // nvme.ErrGone with words. Doorbells are stores into the same mapping by whoever has a queue: the
 // kernel keeps the mapping of a device that left until it is closed, so they go nowhere, and do not
 // fault as long as nobody switches memory space off, which this package never does.
@@ -64,8 +64,8 @@ type domain interface {
 	Ranges() []vfio.Range
 }
 
-// Bus is a controller behind VFIO. It implements nvme.Bus, Preparer, HardResetter, Leaver, BARMapper
-// and DoorbellMapper.
+// Bus is a controller behind VFIO. It implements nvme.Bus, Preparer, HardResetter, Leaver,
+// BARMapper and DoorbellMapper.
 type Bus struct {
 	dev  device
 	dom  domain
@@ -105,8 +105,8 @@ const (
 	maxDoorbells = 2 * 65536
 )
 
-// Open makes the bus of a device, which it owns from now on: Close closes it. On error the device is
-// closed already.
+// Open makes the bus of a device, which it owns from now on: Close closes it. On error the device
+// is closed already.
 func Open(dev *vfio.Device, opt Options) (*Bus, error) {
 	return open(dev, dev.Domain(), opt)
 }
@@ -126,11 +126,14 @@ func open(dev device, dom domain, opt Options) (_ *Bus, err error) {
 		return nil, fmt.Errorf("%s: BAR 0: %w", b.name, err)
 	}
 	if r.Size < nvme.RegDoorbells+8 || !r.Read || !r.Write {
-		return nil, errs.New(errs.Usage, "%s: BAR 0 has %d bytes and is no NVMe register file; choose an NVMe controller (heliosctl ssds)", b.name, r.Size)
+		return nil, errs.New(errs.Usage,
+			"%s: BAR 0 has %d bytes and is no NVMe register file; choose an NVMe controller (heliosctl ssds)",
+			b.name, r.Size)
 	}
 	b.size = r.Size
-	// Registers need memory space, and no more. Bus mastering waits for Prepare: a controller that somebody
-	// left enabled would go on with his queues, whose addresses are ours in this address space.
+	// Registers need memory space, and no more. Bus mastering waits for Prepare: a controller that
+	// somebody left enabled would go on with his queues, whose addresses are ours in this address
+	// space.
 	if err := b.answerOnly(); err != nil {
 		return nil, err
 	}
@@ -148,7 +151,8 @@ func open(dev device, dom domain, opt Options) (_ *Bus, err error) {
 	if b.end, err = b.doorbellEnd(); err != nil {
 		return nil, err
 	}
-	if err := b.mapRegisters(r.Mappable, nvme.RegDoorbells, (b.end+pageBytes-1)&^(pageBytes-1)); err != nil {
+	if err := b.mapRegisters(r.Mappable, nvme.RegDoorbells,
+		(b.end+pageBytes-1)&^(pageBytes-1)); err != nil {
 		return nil, err
 	}
 	return b, nil
@@ -165,9 +169,9 @@ func (b *Bus) answerOnly() error {
 	return nil
 }
 
-// disable brings CC.EN to 0 and waits for CSTS.RDY to follow, while the controller cannot reach memory.
-// One that does not follow gets a function reset; one that ignores that too is not used. The controller
-// is not asked to finish anything: what it had to do is nobody's here.
+// disable brings CC.EN to 0 and waits for CSTS.RDY to follow, while the controller cannot reach
+// memory. One that does not follow gets a function reset; one that ignores that too is not used.
+// The controller is not asked to finish anything: what it had to do is nobody's here.
 func (b *Bus) disable(cap nvme.CAP) error {
 	cc, err := b.Read32(nvme.RegCC)
 	if err != nil {
@@ -181,7 +185,8 @@ func (b *Bus) disable(cap nvme.CAP) error {
 		return nil
 	}
 	if nvme.CC(cc).EN() {
-		if err := b.Write32(nvme.RegCC, cc&^uint32(nvme.CCEnable)&^uint32(nvme.CCShutdownMask)); err != nil {
+		if err := b.Write32(nvme.RegCC,
+			cc&^uint32(nvme.CCEnable)&^uint32(nvme.CCShutdownMask)); err != nil {
 			return err
 		}
 	}
@@ -191,13 +196,17 @@ func (b *Bus) disable(cap nvme.CAP) error {
 		return err
 	}
 	if err := b.HardReset(); err != nil {
-		return errs.New(errs.ClassOf(err), "%s: somebody left it enabled and it cannot be disabled, so it gets no access to memory: %w; power-cycle the SSD", b.name, err)
+		return errs.New(errs.ClassOf(err),
+			"%s: somebody left it enabled and it cannot be disabled, so it gets no access to memory: %w; power-cycle the SSD",
+			b.name, err)
 	}
 	if err := b.answerOnly(); err != nil {
 		return err
 	}
 	if idle, err = b.idle(time.Duration(cap.TO()+1) * 500 * time.Millisecond); err == nil && !idle {
-		err = errs.New(errs.Device, "%s: somebody left it enabled and a reset does not disable it, so it gets no access to memory; power-cycle the SSD", b.name)
+		err = errs.New(errs.Device,
+			"%s: somebody left it enabled and a reset does not disable it, so it gets no access to memory; power-cycle the SSD",
+			b.name)
 	}
 	return err
 }
@@ -240,8 +249,8 @@ func (b *Bus) mapRegisters(can []vfio.Span, lo, hi int64) error {
 	return nil
 }
 
-// doorbellEnd is where the doorbells end at the latest: at the end of the BAR, of as many as queue IDs
-// allow, or where MSI-X tables begin that lie behind them.
+// doorbellEnd is where the doorbells end at the latest: at the end of the BAR, of as many as queue
+// IDs allow, or where MSI-X tables begin that lie behind them.
 func (b *Bus) doorbellEnd() (int64, error) {
 	end := min(b.size, nvme.RegDoorbells+maxDoorbells*int64(b.stride))
 	tables, err := b.msixTables()
@@ -313,12 +322,16 @@ func (b *Bus) Device() string { return b.dev.Addr() }
 func (b *Bus) Leaving() error {
 	select {
 	case <-b.dev.Asked():
-		return errs.New(errs.Device, "the kernel asks for the device back (hot unplug, or it is being unbound): %w", nvme.ErrGone)
+		return errs.New(errs.Device,
+			"the kernel asks for the device back (hot unplug, or it is being unbound): %w",
+			nvme.ErrGone)
 	default:
 	}
 	select {
 	case <-b.dev.Failed():
-		return errs.New(errs.Device, "the kernel reports a PCI error that cannot be corrected (see its log, dmesg; then bind the SSD again): %w", nvme.ErrGone)
+		return errs.New(errs.Device,
+			"the kernel reports a PCI error that cannot be corrected (see its log, dmesg; then bind the SSD again): %w",
+			nvme.ErrGone)
 	default:
 	}
 	return nil
@@ -347,9 +360,14 @@ func (b *Bus) Read32(off uint32) (uint32, error) {
 		return 0, err
 	}
 	// Registers of a device that left read as all ones; in QEMU as zeros.
-	suspect := v == 1<<32-1 || v == 0 && (off == nvme.RegCAP || off == nvme.RegVS || off == nvme.RegCSTS)
+	suspect := v == 1<<32-1 || v == 0 && (off == nvme.RegCAP || off == nvme.RegVS ||
+		off == nvme.RegCSTS)
 	if suspect && b.dev.Gone() {
-		return 0, b.gone(fmt.Sprintf("register %#x reads as %#x, its configuration space as all ones: the SSD left its slot", off, v))
+		return 0,
+			b.gone(
+				fmt.Sprintf(
+					"register %#x reads as %#x, its configuration space as all ones: the SSD left its slot",
+					off, v))
 	}
 	return v, nil
 }
@@ -440,7 +458,8 @@ func (b *Bus) through(off uint32, err error) error {
 	return errs.With(errs.Device, fmt.Errorf("%s: register %#x: %w", b.name, off, err))
 }
 
-// guard turns a fault of an access to the BAR into an error: memory space is off, or the device left.
+// guard turns a fault of an access to the BAR into an error: memory space is off, or the device
+// left.
 func (b *Bus) guard(off uint32, access func()) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer func() {
@@ -458,7 +477,9 @@ func (b *Bus) guard(off uint32, access func()) (err error) {
 			err = b.gone(why)
 			return
 		}
-		err = errs.New(errs.Device, "%s: %s: its memory space is switched off; reset the controller, or bind it again", b.name, why)
+		err = errs.New(errs.Device,
+			"%s: %s: its memory space is switched off; reset the controller, or bind it again",
+			b.name, why)
 	}()
 	access()
 	return nil
@@ -475,7 +496,8 @@ func (b *Bus) Prepare() error {
 	return nil
 }
 
-// HardReset implements nvme.HardResetter. A device that left is not tried: the kernel would wait for it.
+// HardReset implements nvme.HardResetter. A device that left is not tried: the kernel would wait
+// for it.
 func (b *Bus) HardReset() error {
 	if err := b.Leaving(); err != nil {
 		return err
@@ -498,17 +520,20 @@ func (b *Bus) Doorbell(i uint32) (*uint32, error) {
 	}
 	off := nvme.RegDoorbells + int64(i)*int64(b.stride)
 	if off+4 > b.end {
-		return nil, fmt.Errorf("%s: doorbell %d: the controller has %d", b.name, i, (b.end-nvme.RegDoorbells)/int64(b.stride))
+		return nil, fmt.Errorf("%s: doorbell %d: the controller has %d", b.name, i,
+			(b.end-nvme.RegDoorbells)/int64(b.stride))
 	}
 	p := b.at(off)
 	if p == nil {
-		return nil, errs.New(errs.Capability, "%s: doorbell %d: the kernel does not let its page of BAR 0 (offset %#x) be mapped; use a newer kernel (4.16 or later)", b.name, i, off&^(pageBytes-1))
+		return nil, errs.New(errs.Capability,
+			"%s: doorbell %d: the kernel does not let its page of BAR 0 (offset %#x) be mapped; use a newer kernel (4.16 or later)",
+			b.name, i, off&^(pageBytes-1))
 	}
 	return p, nil
 }
 
-// DoorbellMemory implements nvme.DoorbellMapper. Each page was read once, since VFIO maps pages when
-// they are first used, and a GPU's driver does not cause that.
+// DoorbellMemory implements nvme.DoorbellMapper. Each page was read once, since VFIO maps pages
+// when they are first used, and a GPU's driver does not cause that.
 func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 	b.life.RLock()
 	defer b.life.RUnlock()
@@ -523,21 +548,24 @@ func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 		mem = w.mem[nvme.RegDoorbells-w.off : end-w.off]
 		for at := 0; at < len(mem); at += pageBytes {
 			p := (*uint32)(unsafe.Pointer(&mem[at]))
-			if err := b.guard(nvme.RegDoorbells+uint32(at), func() { _ = atomic.LoadUint32(p) }); err != nil {
+			if err := b.guard(nvme.RegDoorbells+uint32(at),
+				func() { _ = atomic.LoadUint32(p) }); err != nil {
 				return nil, true, err
 			}
 		}
 		return mem, true, nil
 	}
-	return nil, true, errs.New(errs.Capability, "%s: the kernel does not let all doorbell pages of BAR 0 be mapped; use a newer kernel (4.16 or later)", b.name)
+	return nil, true, errs.New(errs.Capability,
+		"%s: the kernel does not let all doorbell pages of BAR 0 be mapped; use a newer kernel (4.16 or later)",
+		b.name)
 }
 
-// MapDMA implements nvme.Bus. The domain maps whole pages, so that what shares mem's first and last page
-// is reachable for the SSD too.
+// MapDMA implements nvme.Bus. The domain maps whole pages, so that what shares mem's first and last
+// page is reachable for the SSD too.
 func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) { return b.enter(mem, b.dom.Map) }
 
-// MapPeerDMA implements nvme.PeerDMA. The mapping that mem is of must outlive it: what the SSD reaches is
-// the page frames, which nobody takes from it when their device frees them.
+// MapPeerDMA implements nvme.PeerDMA. The mapping that mem is of must outlive it: what the SSD
+// reaches is the page frames, which nobody takes from it when their device frees them.
 func (b *Bus) MapPeerDMA(mem []byte, dmabuf int, offset int64) (nvme.IOVA, error) {
 	return b.enter(mem, func(pages []byte) (vfio.IOVA, error) {
 		return b.dom.MapPeer(pages, dmabuf, offset-int64(len(pages)-len(mem)))
@@ -598,7 +626,8 @@ func (b *Bus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.maps[m] == 0 {
-		return fmt.Errorf("%s: unmap %d bytes at %#x, which were not mapped so", b.name, bytes, uint64(iova))
+		return fmt.Errorf("%s: unmap %d bytes at %#x, which were not mapped so", b.name, bytes,
+			uint64(iova))
 	}
 	if err := b.unmap(m); err != nil {
 		return err
@@ -630,14 +659,17 @@ func (b *Bus) MapBAR(bir int, off, bytes int64) ([]byte, error) {
 	}
 	bytes = min(bytes, r.Size-off) &^ (pageBytes - 1)
 	if off < 0 || off%pageBytes != 0 || bytes <= 0 {
-		return nil, errs.New(errs.Capability, "%s: no pages at %#x of BAR %d, which has %d bytes", b.name, off, bir, r.Size)
+		return nil, errs.New(errs.Capability, "%s: no pages at %#x of BAR %d, which has %d bytes",
+			b.name, off, bir, r.Size)
 	}
 	whole := false
 	for _, s := range r.Mappable {
 		whole = whole || s.Offset <= off && off+bytes <= s.Offset+s.Size
 	}
 	if !whole {
-		return nil, errs.New(errs.Capability, "%s: the kernel does not let %d bytes at %#x of BAR %d be mapped", b.name, bytes, off, bir)
+		return nil, errs.New(errs.Capability,
+			"%s: the kernel does not let %d bytes at %#x of BAR %d be mapped", b.name, bytes,
+			off, bir)
 	}
 	mem, err := b.dev.MapRegion(bir, off, bytes)
 	if err != nil {
@@ -704,8 +736,9 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) (nvme.IOVA, error) {
 	return nvme.IOVA(at.iova), nil
 }
 
-// Close takes the device off all memory, unmaps what is still mapped, and gives the device back to the
-// kernel, which resets it. A device that left its bus is closed in the background (vfio.Device.Close).
+// Close takes the device off all memory, unmaps what is still mapped, and gives the device back to
+// the kernel, which resets it. A device that left its bus is closed in the background
+// (vfio.Device.Close).
 func (b *Bus) Close() error {
 	b.life.Lock()
 	defer b.life.Unlock()

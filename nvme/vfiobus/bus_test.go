@@ -6,16 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/faultbus"
@@ -45,8 +44,7 @@ func newBus(t *testing.T, f *fake) *Bus {
 
 func newRig(t *testing.T, f *fake, opt nvme.Options) *rig {
 	t.Helper()
-	before := fmt.Sprint(hostmem.Usage())
-	t.Cleanup(func() { require.Equal(t, before, fmt.Sprint(hostmem.Usage())) })
+	testrig.CheckLeaks(t)
 	r := &rig{fake: f, t: t, bus: newBus(t, f)}
 	var err error
 	r.c, err = nvme.Open(t.Context(), r.bus, opt)
@@ -57,45 +55,23 @@ func newRig(t *testing.T, f *fake, opt nvme.Options) *rig {
 
 // queue drives a queue pair entry by entry.
 type queue struct {
-	t     *testing.T
-	qp    *nvme.QueuePair
-	tail  int
-	head  int
-	phase bool
-	kick  func(uint16)
+	*testrig.Queue
+	t  *testing.T
+	qp *nvme.QueuePair
 }
 
 func (r *rig) queue(entries int) *queue {
 	r.t.Helper()
 	qp, err := r.c.CreateQueuePair(r.t.Context(), entries)
 	require.NoError(r.t, err)
-	q := &queue{t: r.t, qp: qp, phase: true, kick: func(uint16) {}}
-	if k, ok := r.c.Bus().(nvme.Kicker); ok {
-		q.kick = k.Kick
-	}
-	return q
+	return &queue{Queue: testrig.QueueOf(r.c.Bus(), qp), t: r.t, qp: qp}
 }
 
 // do sends a command and waits for its completion.
 func (q *queue) do(cmd nvme.Command) nvme.Status {
 	q.t.Helper()
-	*(*nvme.Command)(unsafe.Pointer(&q.qp.SQ[q.tail*nvme.CommandBytes])) = cmd
-	q.tail = (q.tail + 1) % q.qp.Entries
-	nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.tail))
-	q.kick(q.qp.ID)
-	for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
-		e, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&q.qp.CQ[q.head*nvme.CompletionBytes])), q.phase)
-		if !ok {
-			require.True(q.t, time.Now().Before(end), "no completion")
-			continue
-		}
-		require.Equal(q.t, cmd.CID, e.CID)
-		if q.head++; q.head == q.qp.Entries {
-			q.head, q.phase = 0, !q.phase
-		}
-		nvme.StoreDoorbell(q.qp.CQDoorbell, uint32(q.head))
-		return e.Status()
-	}
+	e := q.Do(q.t, cmd)
+	return e.Status()
 }
 
 // verify writes and reads blocks through a queue, more often than it has entries unless it is long.
@@ -113,15 +89,16 @@ func (r *rig) verify(q *queue) {
 		}
 		lba := nvme.LBA(uint64(i) * uint64(blocks) % ns.Blocks)
 		require.Zero(r.t, q.do(nvme.WriteCommand(uint16(2*i), ns.ID, lba, blocks, uint64(iova), 0)))
-		require.Zero(r.t, q.do(nvme.ReadCommand(uint16(2*i+1), ns.ID, lba, blocks, uint64(iova)+4096, 0)))
+		require.Zero(r.t,
+			q.do(nvme.ReadCommand(uint16(2*i+1), ns.ID, lba, blocks, uint64(iova)+4096, 0)))
 		require.Equal(r.t, mem[:4096], mem[4096:])
 	}
 	require.NoError(r.t, r.c.UnmapDMA(iova, 8192))
 	require.NoError(r.t, hostmem.Free(mem))
 }
 
-// The whole protocol over a device whose registers only the kernel can reach, and whose doorbells are
-// mapped.
+// The whole protocol over a device whose registers only the kernel can reach, and whose doorbells
+// are mapped.
 func TestBringUpAndIO(t *testing.T) {
 	r := newRig(t, newFake(t), nvme.Options{})
 	require.Equal(t, "0000:00:09.0", r.c.Name())
@@ -257,7 +234,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// Zeros of a device whose configuration space looks alive (QEMU, FACTS section 5).
+// QEMU's removed device reads zeros while its configuration space looks alive.
 func TestGoneSeenByRegisters(t *testing.T) {
 	r := newRig(t, newFake(t), nvme.Options{})
 	r.with(func() { r.away, r.resetErr = true, errors.New("fake: no answer") })
@@ -281,7 +258,8 @@ func TestLeaving(t *testing.T) {
 				close(r.failed)
 			}
 			require.ErrorContains(t, r.c.Leaving(), words)
-			for _, err := range []error{r.c.Health(), r.c.Leaving(), r.c.Reset(t.Context()), r.bus.HardReset()} {
+			for _, err := range []error{r.c.Health(), r.c.Leaving(), r.c.Reset(t.Context()),
+				r.bus.HardReset()} {
 				require.ErrorIs(t, err, nvme.ErrGone)
 				require.ErrorContains(t, err, words)
 				require.Equal(t, errs.Device, errs.ClassOf(err))
@@ -417,7 +395,8 @@ func TestMapDMA(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 5000%4096, w%4096)
 	require.NoError(t, b.ExtendWindow(w, 3000))
-	require.Equal(t, []span{{int64(w) - 5000%4096, 3000 + 5000%4096}}, f.extended, "from the page that it starts in")
+	require.Equal(t, []span{{int64(w) - 5000%4096, 3000 + 5000%4096}}, f.extended,
+		"from the page that it starts in")
 	require.NoError(t, b.UnmapDMA(w, 4000))
 	_, err = b.MapWindow(nil)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
@@ -450,7 +429,8 @@ func TestMapPeer(t *testing.T) {
 	require.Len(t, f.peers, 4)
 }
 
-// Submission queues in the controller's memory: in the range that it was told, and commands complete.
+// Submission queues in the controller's memory: in the range that it was told, and commands
+// complete.
 func TestCMB(t *testing.T) {
 	for _, kind := range []string{"at its bus address", "anywhere", "without CMBMSC"} {
 		t.Run(kind, func(t *testing.T) {
@@ -468,7 +448,8 @@ func TestCMB(t *testing.T) {
 			} else {
 				require.Equal(t, uint64(f.cba)|3, f.cmbmsc)
 			}
-			require.Equal(t, []span{{int64(f.cba), fakeCMB}}, f.reserved, "nobody else gets these addresses")
+			require.Equal(t, []span{{int64(f.cba), fakeCMB}}, f.reserved,
+				"nobody else gets these addresses")
 			var qs []*queue
 			for i := range 8 { // two pages each
 				q := r.queue(128)
@@ -481,7 +462,8 @@ func TestCMB(t *testing.T) {
 			r.verify(qs[7])
 			_, err := r.c.CreateQueuePair(t.Context(), 2)
 			require.Equal(t, errs.Capability, errs.ClassOf(err))
-			require.ErrorContains(t, err, "65536 bytes has 0 left, a submission queue of 2 entries takes 4096")
+			require.ErrorContains(t, err,
+				"65536 bytes has 0 left, a submission queue of 2 entries takes 4096")
 			require.NoError(t, r.c.DeleteQueuePair(t.Context(), qs[3].qp))
 			q := r.queue(65) // two pages, too
 			require.Same(t, &f.cmb[3*8192], &q.qp.SQ[0])
@@ -517,8 +499,10 @@ func TestCMBNotOffered(t *testing.T) {
 		wrap  func(nvme.Bus) nvme.Bus
 		words string
 	}{
-		{"no SQs", func(f *fake) { f.cmbUnits, f.legacy = 2, true }, nil, "takes none (CMBSZ 00010002h)"},
-		{"none", func(f *fake) { f.cmbUnits = 0 }, nil, "no submission queues in controller memory"},
+		{"no SQs", func(f *fake) { f.cmbUnits, f.legacy = 2, true }, nil,
+			"takes none (CMBSZ 00010002h)"},
+		{"none", func(f *fake) { f.cmbUnits = 0 }, nil,
+			"no submission queues in controller memory"},
 		{"address refused", func(f *fake) { f.badCBA = true }, nil, "does not take"},
 		{"faults in front", func(*fake) {}, func(b nvme.Bus) nvme.Bus {
 			return faultbus.New(b, faults(t, ""), faultbus.Options{})
@@ -547,7 +531,8 @@ func TestCMBNotOffered(t *testing.T) {
 				require.NoError(t, err)
 				require.False(t, qp.InCMB)
 				require.Zero(t, c.CMB())
-				require.Zero(t, f.cmbmsc&2, "the controller must not find its memory at our addresses")
+				require.Zero(t, f.cmbmsc&2,
+					"the controller must not find its memory at our addresses")
 				require.NoError(t, c.Close(t.Context()))
 				f.check()
 			}
@@ -567,13 +552,15 @@ func TestFaultsInFront(t *testing.T) {
 	f := shorten(newFake(t))
 	b, err := open(f, f, Options{})
 	require.NoError(t, err)
-	outer := faultbus.New(b, faults(t, "stayready(times=1)"), faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
+	outer := faultbus.New(b, faults(t, "stayready(times=1)"),
+		faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
 	c, err := nvme.Open(t.Context(), outer, nvme.Options{})
 	require.NoError(t, err)
 	require.True(t, f.enabled)
 	qp, err := c.CreateQueuePair(t.Context(), 8)
 	require.NoError(t, err)
-	require.NoError(t, c.Reset(t.Context()), "CC.EN = 0 does not get through; a function reset does")
+	require.NoError(t, c.Reset(t.Context()),
+		"CC.EN = 0 does not get through; a function reset does")
 	require.Equal(t, 1, f.resets)
 	require.EqualValues(t, 1, c.Counters().HardResets)
 	require.NoError(t, c.DeleteQueuePair(t.Context(), qp))

@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
 
-// fake is a PCI function whose registers are those of a software controller, and its IOMMU. Doorbells
-// can be mapped, the first page of BAR 0 cannot.
+// fake is a PCI function whose registers are those of a software controller, and its IOMMU.
+// Doorbells can be mapped, the first page of BAR 0 cannot.
 type fake struct {
 	t     *testing.T
 	inner *proxy.Bus
@@ -64,14 +65,13 @@ type fake struct {
 const fakeCMB = 64 << 10
 
 func newFake(t *testing.T) *fake {
-	dir, err := os.MkdirTemp("/dev/shm", "vfiobus-test-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	path := filepath.Join(dir, "ssd.img")
+	path := filepath.Join(testrig.MemoryDir(t), "ssd.img")
 	require.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
-	inner, err := proxy.Open(proxy.Config{Path: path, RAM: true, PollDoorbells: true, Serial: "FAKE1", MaxQueueEntries: 256})
+	inner, err := proxy.Open(proxy.Config{Path: path, RAM: true, PollDoorbells: true,
+		Serial: "FAKE1", MaxQueueEntries: 256})
 	require.NoError(t, err)
-	f := &fake{t: t, inner: inner, mapped: map[*byte]int{}, maps: map[vfio.IOVA]int64{}, asked: make(chan struct{}), failed: make(chan struct{}), cmbUnits: 1}
+	f := &fake{t: t, inner: inner, mapped: map[*byte]int{}, maps: map[vfio.IOVA]int64{},
+		asked: make(chan struct{}), failed: make(chan struct{}), cmbUnits: 1}
 	bells, _, err := inner.DoorbellMemory()
 	require.NoError(t, err)
 	f.bells = unsafe.Slice(&bells[0], (len(bells)+4095)&^4095)
@@ -108,9 +108,11 @@ func (f *fake) Region(i int) (vfio.Region, error) {
 	switch i {
 	case 0:
 		n := int64(0x3000 + len(f.bells))
-		return vfio.Region{Size: n, Read: true, Write: true, Mappable: []vfio.Span{{Offset: 0x1000, Size: int64(len(f.bells))}}}, nil
+		return vfio.Region{Size: n, Read: true, Write: true,
+			Mappable: []vfio.Span{{Offset: 0x1000, Size: int64(len(f.bells))}}}, nil
 	case 2:
-		return vfio.Region{Size: fakeCMB, Read: true, Write: true, Mappable: []vfio.Span{{Size: fakeCMB}}}, nil
+		return vfio.Region{Size: fakeCMB, Read: true, Write: true,
+			Mappable: []vfio.Span{{Size: fakeCMB}}}, nil
 	}
 	return vfio.Region{}, fmt.Errorf("fake: no region %d", i)
 }
@@ -221,7 +223,8 @@ func (f *fake) EnableDMA() error {
 	defer f.mu.Unlock()
 	f.enabled = !f.away
 	if !f.master && f.enabled {
-		f.early = f.early || nvme.CC(f.register(nvme.RegCC)).EN() || nvme.CSTS(f.register(nvme.RegCSTS)).RDY()
+		f.early = f.early || nvme.CC(f.register(nvme.RegCC)).EN() ||
+			nvme.CSTS(f.register(nvme.RegCSTS)).RDY()
 	}
 	f.master = f.enabled
 	return nil
@@ -241,7 +244,8 @@ func (f *fake) Reset() error {
 	if f.resetErr != nil {
 		return f.resetErr
 	}
-	f.enabled, f.master, f.stuck, f.fatal, f.noReady, f.cmbmsc = false, false, false, false, false, 0
+	f.enabled, f.master, f.stuck, f.fatal, f.noReady, f.cmbmsc = false, false, false, false,
+		false, 0
 	return f.inner.Write32(nvme.RegCC, 0)
 }
 
@@ -323,7 +327,8 @@ func (f *fake) ReserveAt(iova vfio.IOVA, n int64) error {
 
 func (f *fake) Unreserve(iova vfio.IOVA, n int64) error {
 	f.with(func() {
-		f.reserved = slices.DeleteFunc(f.reserved, func(s span) bool { return s == span{int64(iova), n} })
+		f.reserved = slices.DeleteFunc(f.reserved,
+			func(s span) bool { return s == span{int64(iova), n} })
 	})
 	return nil
 }
@@ -356,7 +361,8 @@ func newFlat(t *testing.T, bytes int) *flat {
 	require.NoError(t, os.WriteFile(f.path, make([]byte, bytes), 0o600))
 	file, err := os.OpenFile(f.path, os.O_RDWR, 0)
 	require.NoError(t, err)
-	f.mem, err = unix.Mmap(int(file.Fd()), 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	f.mem, err = unix.Mmap(int(file.Fd()), 0, bytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(f.mem)) })

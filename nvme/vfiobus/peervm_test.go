@@ -16,13 +16,15 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 )
 
-// peerRig is an SSD and another device's memory: the kernel's part of rung p2p of the memory ladder, with
-// a device in place of the GPU whose BAR sysfs maps, as page frames that are no RAM, like NVIDIA's
-// modules do. Addresses are those of cuda.PeerMapping: reserved at once, filled piece by piece.
+// peerRig is an SSD and another device's memory: the kernel's part of rung p2p of the memory
+// ladder, with a device in place of the GPU whose BAR sysfs maps, as page frames that are no RAM,
+// like NVIDIA's modules do. Addresses are those of cuda.PeerMapping: reserved at once, filled piece
+// by piece.
 type peerRig struct {
 	*rig
 	dom  *vfio.Domain
@@ -50,7 +52,8 @@ func newPeerRig(t *testing.T) *peerRig {
 	t.Helper()
 	addr, file := os.Getenv("HELIOS_VFIO_TEST"), os.Getenv("HELIOS_VFIO_PEER")
 	if addr == "" || file == "" {
-		t.Skip("HELIOS_VFIO_TEST names no scratch controller that is bound to vfio-pci, and HELIOS_VFIO_PEER no file of a BAR with memory (…/resource2_wc)")
+		t.Skip(
+			"HELIOS_VFIO_TEST names no scratch controller that is bound to vfio-pci, and HELIOS_VFIO_PEER no file of a BAR with memory (…/resource2_wc)")
 	}
 	dom, err := vfio.New(vfio.Options{})
 	require.NoError(t, err)
@@ -62,7 +65,8 @@ func newPeerRig(t *testing.T) *peerRig {
 	require.NoError(t, err)
 	st, err := p.f.Stat()
 	require.NoError(t, err)
-	at, err := unix.MmapPtr(-1, 0, nil, uintptr(st.Size()), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	at, err := unix.MmapPtr(-1, 0, nil, uintptr(st.Size()), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	require.NoError(t, err)
 	p.mem = unsafe.Slice((*byte)(at), st.Size())
 	return p
@@ -71,7 +75,8 @@ func newPeerRig(t *testing.T) *peerRig {
 // grow maps a part of the BAR.
 func (p *peerRig) grow(lo, hi int) {
 	p.t.Helper()
-	_, err := unix.MmapPtr(int(p.f.Fd()), int64(lo), unsafe.Pointer(&p.mem[lo]), uintptr(hi-lo), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	_, err := unix.MmapPtr(int(p.f.Fd()), int64(lo), unsafe.Pointer(&p.mem[lo]), uintptr(hi-lo),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 	require.NoError(p.t, err)
 	junk := bytes.Repeat([]byte{fill}, 64<<10)
 	for at := lo; at < hi; at += len(junk) {
@@ -93,11 +98,12 @@ func (p *peerRig) peerQueue(entries int) *queue {
 	p.t.Helper()
 	clear(p.mem[peerCQ : peerCQ+4096])
 	qp, err := p.c.CreateQueuePairIn(p.t.Context(), entries, &nvme.QueueMemory{
-		SQ: p.mem[peerSQ:peerCQ], CQ: p.mem[peerCQ:peerList], SQAddr: p.iova + peerSQ, CQAddr: p.iova + peerCQ,
+		SQ: p.mem[peerSQ:peerCQ], CQ: p.mem[peerCQ:peerList], SQAddr: p.iova + peerSQ,
+		CQAddr: p.iova + peerCQ,
 	})
 	require.NoError(p.t, err)
 	require.Same(p.t, &p.mem[peerSQ], &qp.SQ[0])
-	return &queue{t: p.t, qp: qp, phase: true, kick: func(uint16) {}}
+	return &queue{Queue: testrig.QueueOf(nil, qp), t: p.t, qp: qp}
 }
 
 // pages writes the PRP list of n bytes at an address into the BAR and returns both PRPs.
@@ -122,9 +128,9 @@ func (p *peerRig) close() {
 	require.NoError(p.t, p.dom.Close())
 }
 
-// TestVFIOPeer moves data between an SSD and another device's memory in both directions, with the rings,
-// the commands and the PRP lists there too, and compares it with what goes through RAM. It WRITES to the
-// SSD. What it leaves at the border of the BAR's halves is what the SSD has at LBA 0.
+// TestVFIOPeer moves data between an SSD and another device's memory in both directions, with the
+// rings, the commands and the PRP lists there too, and compares it with what goes through RAM. It
+// WRITES to the SSD. What it leaves at the border of the BAR's halves is what the SSD has at LBA 0.
 func TestVFIOPeer(t *testing.T) {
 	p := newPeerRig(t)
 	half := len(p.mem) / 2
@@ -141,10 +147,13 @@ func TestVFIOPeer(t *testing.T) {
 	require.Error(t, p.c.ExtendWindow(iova, int64(half)+4096))
 	p.grow(half, len(p.mem))
 	require.NoError(t, p.c.ExtendWindow(iova, int64(len(p.mem))))
-	t.Logf("peer: %d MiB of I/O memory mapped for DMA in %v", len(p.mem)>>20, time.Since(began).Round(time.Microsecond))
+	t.Logf("peer: %d MiB of I/O memory mapped for DMA in %v", len(p.mem)>>20,
+		time.Since(began).Round(time.Microsecond))
 	require.Equal(t, counted, pinned(t), "no locked memory is counted for it")
-	if again, err := p.c.MapDMA(p.mem[peerData : peerData+peerRead]); err != nil || again != iova+peerData {
-		t.Errorf("a part of it is mapped at %#x (%v), not at %#x", uint64(again), err, uint64(iova+peerData))
+	if again, err := p.c.MapDMA(p.mem[peerData : peerData+peerRead]); err != nil ||
+		again != iova+peerData {
+		t.Errorf("a part of it is mapped at %#x (%v), not at %#x", uint64(again), err,
+			uint64(iova+peerData))
 	} else {
 		require.NoError(t, p.c.UnmapDMA(again, peerRead))
 	}
@@ -165,12 +174,14 @@ func TestVFIOPeer(t *testing.T) {
 	require.Zero(t, q.do(nvme.WriteCommand(1, ns.ID, 0, blocks, prp1, prp2)))
 	prp1, prp2 = p.pages(ramAt, peerRead)
 	require.Zero(t, q.do(nvme.ReadCommand(2, ns.ID, 0, blocks, prp1, prp2)))
-	require.True(t, bytes.Equal(p.mem[peerData:peerData+peerRead], ram), "what RAM got is what the other device had")
+	require.True(t, bytes.Equal(p.mem[peerData:peerData+peerRead], ram),
+		"what RAM got is what the other device had")
 	// From the SSD to the BAR, across two mappings.
 	at := half - peerRead/2
 	prp1, prp2 = p.pages(iova+nvme.IOVA(at), peerRead)
 	require.Zero(t, q.do(nvme.ReadCommand(3, ns.ID, 0, blocks, prp1, prp2)))
-	require.True(t, bytes.Equal(p.mem[at:at+peerRead], ram), "what the other device got is what RAM got")
+	require.True(t, bytes.Equal(p.mem[at:at+peerRead], ram),
+		"what the other device got is what RAM got")
 	around := append(bytes.Clone(p.mem[at-4096:at]), p.mem[at+peerRead:at+peerRead+4096]...)
 	require.Equal(t, bytes.Repeat([]byte{fill}, 8192), around, "and nothing beside it")
 
@@ -181,13 +192,17 @@ func TestVFIOPeer(t *testing.T) {
 	for i := range n {
 		lba := nvme.LBA(uint64(i*37%32) * 4096 / uint64(ns.LBABytes))
 		p.mem[page], p.mem[page+4095] = ^ram[i*37%32*4096], ^ram[i*37%32*4096+4095]
-		require.Zero(t, q.do(nvme.ReadCommand(uint16(i), ns.ID, lba, uint32(4096/ns.LBABytes), uint64(iova)+uint64(page), 0)))
+		require.Zero(t, q.do(nvme.ReadCommand(uint16(i), ns.ID, lba, uint32(4096/ns.LBABytes),
+			uint64(iova)+uint64(page), 0)))
 		if i%64 == 0 {
-			require.True(t, bytes.Equal(p.mem[page:page+4096], ram[i*37%32*4096:][:4096]), "read %d", i)
+			require.True(t, bytes.Equal(p.mem[page:page+4096], ram[i*37%32*4096:][:4096]),
+				"read %d", i)
 		}
 		require.Equal(t, ram[i*37%32*4096+4095], p.mem[page+4095])
 	}
-	t.Logf("peer: %d reads of 4 KiB one after the other into I/O memory, rings there too: %.1f µs each", n, time.Since(began).Seconds()*1e6/n)
+	t.Logf(
+		"peer: %d reads of 4 KiB one after the other into I/O memory, rings there too: %.1f µs each",
+		n, time.Since(began).Seconds()*1e6/n)
 	require.NoError(t, p.c.DeleteQueuePair(t.Context(), q.qp))
 	require.NoError(t, errors.Join(p.c.UnmapDMA(ramAt, peerRead), hostmem.Free(ram)))
 	p.close()
@@ -213,23 +228,26 @@ func TestVFIOPeerForever(t *testing.T) {
 		if sent-done < most {
 			to := uint64(p.iova) + peerData + uint64(sent%most)*bytesEach
 			lba := nvme.LBA(uint64(sent) * uint64(blocks) % (ns.Blocks - uint64(blocks)))
-			*(*nvme.Command)(unsafe.Pointer(&q.qp.SQ[q.tail*nvme.CommandBytes])) = nvme.ReadCommand(uint16(sent%most), ns.ID, lba, blocks, to, to+4096)
-			q.tail = (q.tail + 1) % q.qp.Entries
-			nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.tail))
+			*(*nvme.Command)(unsafe.Pointer(&q.qp.SQ[q.Tail*nvme.CommandBytes])) = nvme.ReadCommand(
+				uint16(sent%most), ns.ID, lba, blocks, to, to+4096)
+			q.Tail = (q.Tail + 1) % q.qp.Entries
+			nvme.StoreDoorbell(q.qp.SQDoorbell, uint32(q.Tail))
 			sent++
 			continue
 		}
 		// Completions may come in another order: all of a round, then the next.
 		for done < sent {
-			if _, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&q.qp.CQ[q.head*nvme.CompletionBytes])), q.phase); !ok {
+			if _, ok := nvme.LoadCompletion(
+				(*nvme.Completion)(unsafe.Pointer(&q.qp.CQ[q.Head*nvme.CompletionBytes])),
+				q.Phase); !ok {
 				require.True(t, time.Now().Before(end), "no completion")
 				continue
 			}
 			done++
-			if q.head++; q.head == q.qp.Entries {
-				q.head, q.phase = 0, !q.phase
+			if q.Head++; q.Head == q.qp.Entries {
+				q.Head, q.Phase = 0, !q.Phase
 			}
-			nvme.StoreDoorbell(q.qp.CQDoorbell, uint32(q.head))
+			nvme.StoreDoorbell(q.qp.CQDoorbell, uint32(q.Head))
 		}
 		if sent == 2*most {
 			require.NoError(t, os.WriteFile(os.Getenv("HELIOS_VFIO_READY"), nil, 0o644))

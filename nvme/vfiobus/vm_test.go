@@ -17,8 +17,8 @@ import (
 	"helios/nvme/faultbus"
 )
 
-// TestVFIO drives the controllers at HELIOS_VFIO_TEST=ADDR[,ADDR…], which vfio-pci has, and WRITES to
-// them. tools/vmtest runs it in a guest.
+// TestVFIO drives the controllers at HELIOS_VFIO_TEST=ADDR[,ADDR…], which vfio-pci has, and WRITES
+// to them. tools/vmtest runs it in a guest.
 func TestVFIO(t *testing.T) {
 	list := os.Getenv("HELIOS_VFIO_TEST")
 	if list == "" {
@@ -67,8 +67,10 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		require.Equal(t, addr, c.Name())
 		smart, err := c.SMART(ctx)
 		require.NoError(t, err)
-		t.Logf("%s %s, firmware %s, NVMe %s: %+v, %d bytes a command, %d queue pairs of %d entries, CMB %+v, %d K, up in %v",
-			c.Model(), c.Serial(), c.Firmware(), c.Version(), c.Namespace(), c.MaxTransferBytes(), c.MaxQueuePairs(), c.MaxQueueEntries(), c.CMB(), smart.Temperature(), took)
+		t.Logf(
+			"%s %s, firmware %s, NVMe %s: %+v, %d bytes a command, %d queue pairs of %d entries, CMB %+v, %d K, up in %v",
+			c.Model(), c.Serial(), c.Firmware(), c.Version(), c.Namespace(), c.MaxTransferBytes(),
+			c.MaxQueuePairs(), c.MaxQueueEntries(), c.CMB(), smart.Temperature(), took)
 		mem, io, err := r.bus.DoorbellMemory()
 		require.NoError(t, err)
 		require.True(t, io)
@@ -113,8 +115,9 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		r.verify(q)
 		require.NoError(t, r.bus.dev.DisableDMA())
 		// The controller cannot fetch what the doorbell announces.
-		nvme.StoreDoorbell(q.qp.SQDoorbell, uint32((q.tail+1)%16))
-		require.Eventually(t, func() bool { return r.c.Health() != nil }, 5*time.Second, time.Millisecond)
+		nvme.StoreDoorbell(q.qp.SQDoorbell, uint32((q.Tail+1)%16))
+		require.Eventually(t, func() bool { return r.c.Health() != nil }, 5*time.Second,
+			time.Millisecond)
 		require.ErrorIs(t, r.c.Health(), nvme.ErrFatal)
 		t.Log(r.c.Health())
 		_, err := r.c.SMART(ctx)
@@ -137,7 +140,8 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 	})
 	t.Run("hard reset as the last resort", func(t *testing.T) {
 		b := openDevice(t, dom, addr)
-		outer := faultbus.New(b, faults(t, "stayready(times=1)"), faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
+		outer := faultbus.New(b, faults(t, "stayready(times=1)"),
+			faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
 		c, err := nvme.Open(ctx, outer, nvme.Options{SQ: nvme.SQAuto})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, c.Close(ctx)) }()
@@ -172,7 +176,8 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 			require.NoError(t, err)
 			return nvme.CC(cc).EN(), nvme.CSTS(csts).RDY()
 		}
-		require.Eventually(t, func() bool { _, r := ready(b); return r }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { _, r := ready(b); return r }, 10*time.Second,
+			time.Millisecond)
 		require.NoError(t, b.Close()) // as a process that is killed does: CC.EN stays
 		require.NoError(t, hostmem.Free(mem))
 
@@ -209,7 +214,8 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 			require.True(t, q.qp.InCMB)
 			require.True(t, at.Contains(q.qp.SQAddr, 100*nvme.CommandBytes))
 			if r.bus.isMapped(q.qp.SQAddr) {
-				t.Errorf("the IOMMU translates %#x: the commands may come from host memory", uint64(q.qp.SQAddr))
+				t.Errorf("the IOMMU translates %#x: the commands may come from host memory",
+					uint64(q.qp.SQAddr))
 			}
 			r.verify(q)
 		}

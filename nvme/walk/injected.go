@@ -9,8 +9,8 @@ import (
 	"helios/nvme"
 )
 
-// injected are the statuses that controllers say only when something breaks. Blocks 0 to 9 of any SSD
-// are there.
+// injected are the statuses that controllers say only when something breaks. Blocks 0 to 9 of any
+// SSD are there.
 const injected = "error(op=read,lba=0,sct=2,sc=0x81,times=1);" +
 	"error(op=read,lba=1,sct=2,sc=0x81,dnr=1,times=1);" +
 	"error(op=read,lba=2,sct=2,sc=0x82,times=1);" +
@@ -28,7 +28,8 @@ const injected = "error(op=read,lba=0,sct=2,sc=0x81,times=1);" +
 
 // injectedRead is a read that comes back with a status once and then succeeds.
 func injectedRead(name string, lba nvme.LBA, a answer) step {
-	return step{name: name, cite: "injected", want: is(a), says: readAt(atLBA(lba), blocks(1)), moves: true,
+	return step{name: name, cite: "injected", want: is(a), says: readAt(atLBA(lba), blocks(1)),
+		moves: true,
 		run: func(ctx context.Context, w *walker) error {
 			err := w.io(ctx, w.readCommand(uint16(30+lba), lba, 1))
 			if again := w.io(ctx, w.readCommand(uint16(60+lba), lba, 1)); again != nil {
@@ -53,12 +54,20 @@ var injectedSteps = []step{
 		says: func(w *walker) string { return fmt.Sprintf(" q%d: flush: ", w.qp.ID) },
 		run:  ioCase(func(w *walker) nvme.Command { return nvme.FlushCommand(40, w.ns.ID) })},
 	{name: "too many aborts", cite: "injected", want: is(abortLimit),
-		run:  func(ctx context.Context, w *walker) error { _, err := w.c.Abort(ctx, 0, noCID); return err },
-		says: func(*walker) string { return fmt.Sprintf(" q0: abort command %d of queue 0: ", noCID) }},
+		run: func(ctx context.Context,
+			w *walker) error {
+			_, err := w.c.Abort(ctx, 0, noCID)
+			return err
+		},
+		says: func(
+			*walker) string {
+			return fmt.Sprintf(" q0: abort command %d of queue 0: ", noCID)
+		}},
 	{name: "SSD fails at a log page", cite: "injected", want: is(internalError),
 		run:  func(ctx context.Context, w *walker) error { _, err := w.c.SMART(ctx); return err },
 		says: func(*walker) string { return " q0: get log page: SMART: " }},
-	{name: "abort of a command that is lost", cite: "5.1, injected", want: is(abortRequested), says: readAt(atLBA(10), blocks(1)), moves: true,
+	{name: "abort of a command that is lost", cite: "5.1, injected", want: is(abortRequested),
+		says: readAt(atLBA(10), blocks(1)), moves: true,
 		run: func(ctx context.Context, w *walker) error {
 			cmd := w.readCommand(41, 10, 1)
 			w.submit(cmd)

@@ -11,44 +11,48 @@ import (
 	"helios/nvme"
 )
 
-// Answers, in the words of the specification: figures 95 to 98 of the base specification, and 13 and 14
-// of the NVM Command Set Specification 1.0.
+// Answers, in the words of the specification: figures 95 to 98 of the base specification, and 13
+// and 14 of the NVM Command Set Specification 1.0.
 var (
-	success            = answer{nvme.StatusSuccess, ""}
-	invalidOpcode      = answer{nvme.NewStatus(0, 0x01, false), "invalid command opcode"}
-	invalidField       = answer{nvme.NewStatus(0, 0x02, false), "invalid field in command"}
-	cidConflict        = answer{nvme.NewStatus(0, 0x03, false), "command ID conflict"}
-	transferError      = answer{nvme.NewStatus(0, 0x04, false), "data transfer error"}
-	internalError      = answer{nvme.NewStatus(0, 0x06, false), "internal error"}
-	abortRequested     = answer{nvme.NewStatus(0, 0x07, false), "command abort requested"}
-	abortedSQDeletion  = answer{nvme.NewStatus(0, 0x08, false), "command aborted due to SQ deletion"}
-	invalidNamespace   = answer{nvme.NewStatus(0, 0x0b, false), "invalid namespace or format"}
-	sequenceError      = answer{nvme.NewStatus(0, 0x0c, false), "command sequence error"}
-	invalidSGLSegment  = answer{nvme.NewStatus(0, 0x0d, false), "invalid SGL segment descriptor"}
-	sglLengthInvalid   = answer{nvme.NewStatus(0, 0x0f, false), "data SGL length invalid"}
-	sglTypeInvalid     = answer{nvme.NewStatus(0, 0x11, false), "SGL descriptor type invalid"}
-	invalidCMBUse      = answer{nvme.NewStatus(0, 0x12, false), "invalid use of controller memory buffer"}
-	prpOffset          = answer{nvme.NewStatus(0, 0x13, false), "PRP offset invalid"}
-	writeProtected     = answer{nvme.NewStatus(0, 0x20, false), "namespace is write protected"}
-	lbaRange           = answer{nvme.NewStatus(0, 0x80, false), "LBA out of range"}
-	namespaceNotReady  = answer{nvme.NewStatus(0, 0x82, false), "namespace not ready"}
-	cqInvalid          = answer{nvme.NewStatus(1, 0x00, false), "completion queue invalid"}
-	invalidQueueID     = answer{nvme.NewStatus(1, 0x01, false), "invalid queue identifier"}
-	invalidQueueSize   = answer{nvme.NewStatus(1, 0x02, false), "invalid queue size"}
-	abortLimit         = answer{nvme.NewStatus(1, 0x03, false), "abort command limit exceeded"}
-	eventLimit         = answer{nvme.NewStatus(1, 0x05, false), "asynchronous event request limit exceeded"}
-	invalidVector      = answer{nvme.NewStatus(1, 0x08, false), "invalid interrupt vector"}
-	invalidLogPage     = answer{nvme.NewStatus(1, 0x09, false), "invalid log page"}
-	queueDeletion      = answer{nvme.NewStatus(1, 0x0c, false), "invalid queue deletion"}
-	notSaveable        = answer{nvme.NewStatus(1, 0x0d, false), "feature identifier not saveable"}
-	notChangeable      = answer{nvme.NewStatus(1, 0x0e, false), "feature not changeable"}
-	notPerNamespace    = answer{nvme.NewStatus(1, 0x0f, false), "feature not namespace specific"}
-	writeFault         = answer{nvme.NewStatus(2, 0x80, false), "write fault"}
-	unrecoveredRead    = answer{nvme.NewStatus(2, 0x81, false), "unrecovered read error"}
-	guardCheck         = answer{nvme.NewStatus(2, 0x82, false), "end-to-end guard check error"}
-	compareFailure     = answer{nvme.NewStatus(2, 0x85, false), "compare failure"}
-	accessDenied       = answer{nvme.NewStatus(2, 0x86, false), "access denied"}
-	deallocated        = answer{nvme.NewStatus(2, 0x87, false), "deallocated or unwritten logical block"}
+	success           = answer{nvme.StatusSuccess, ""}
+	invalidOpcode     = answer{nvme.NewStatus(0, 0x01, false), "invalid command opcode"}
+	invalidField      = answer{nvme.NewStatus(0, 0x02, false), "invalid field in command"}
+	cidConflict       = answer{nvme.NewStatus(0, 0x03, false), "command ID conflict"}
+	transferError     = answer{nvme.NewStatus(0, 0x04, false), "data transfer error"}
+	internalError     = answer{nvme.NewStatus(0, 0x06, false), "internal error"}
+	abortRequested    = answer{nvme.NewStatus(0, 0x07, false), "command abort requested"}
+	abortedSQDeletion = answer{nvme.NewStatus(0, 0x08, false),
+		"command aborted due to SQ deletion"}
+	invalidNamespace  = answer{nvme.NewStatus(0, 0x0b, false), "invalid namespace or format"}
+	sequenceError     = answer{nvme.NewStatus(0, 0x0c, false), "command sequence error"}
+	invalidSGLSegment = answer{nvme.NewStatus(0, 0x0d, false), "invalid SGL segment descriptor"}
+	sglLengthInvalid  = answer{nvme.NewStatus(0, 0x0f, false), "data SGL length invalid"}
+	sglTypeInvalid    = answer{nvme.NewStatus(0, 0x11, false), "SGL descriptor type invalid"}
+	invalidCMBUse     = answer{nvme.NewStatus(0, 0x12, false),
+		"invalid use of controller memory buffer"}
+	prpOffset         = answer{nvme.NewStatus(0, 0x13, false), "PRP offset invalid"}
+	writeProtected    = answer{nvme.NewStatus(0, 0x20, false), "namespace is write protected"}
+	lbaRange          = answer{nvme.NewStatus(0, 0x80, false), "LBA out of range"}
+	namespaceNotReady = answer{nvme.NewStatus(0, 0x82, false), "namespace not ready"}
+	cqInvalid         = answer{nvme.NewStatus(1, 0x00, false), "completion queue invalid"}
+	invalidQueueID    = answer{nvme.NewStatus(1, 0x01, false), "invalid queue identifier"}
+	invalidQueueSize  = answer{nvme.NewStatus(1, 0x02, false), "invalid queue size"}
+	abortLimit        = answer{nvme.NewStatus(1, 0x03, false), "abort command limit exceeded"}
+	eventLimit        = answer{nvme.NewStatus(1, 0x05, false),
+		"asynchronous event request limit exceeded"}
+	invalidVector   = answer{nvme.NewStatus(1, 0x08, false), "invalid interrupt vector"}
+	invalidLogPage  = answer{nvme.NewStatus(1, 0x09, false), "invalid log page"}
+	queueDeletion   = answer{nvme.NewStatus(1, 0x0c, false), "invalid queue deletion"}
+	notSaveable     = answer{nvme.NewStatus(1, 0x0d, false), "feature identifier not saveable"}
+	notChangeable   = answer{nvme.NewStatus(1, 0x0e, false), "feature not changeable"}
+	notPerNamespace = answer{nvme.NewStatus(1, 0x0f, false), "feature not namespace specific"}
+	writeFault      = answer{nvme.NewStatus(2, 0x80, false), "write fault"}
+	unrecoveredRead = answer{nvme.NewStatus(2, 0x81, false), "unrecovered read error"}
+	guardCheck      = answer{nvme.NewStatus(2, 0x82, false), "end-to-end guard check error"}
+	compareFailure  = answer{nvme.NewStatus(2, 0x85, false), "compare failure"}
+	accessDenied    = answer{nvme.NewStatus(2, 0x86, false), "access denied"}
+	deallocated     = answer{nvme.NewStatus(2, 0x87, false),
+		"deallocated or unwritten logical block"}
 	controllerPathing  = answer{nvme.NewStatus(3, 0x60, false), "controller pathing error"}
 	hostPathing        = answer{nvme.NewStatus(3, 0x70, false), "host pathing error"}
 	vendorSpecific     = answer{nvme.NewStatus(7, 0x01, false), "vendor specific status"}
@@ -116,21 +120,30 @@ var adminSteps = []step{
 			return nvme.IdentifyCommand(0, nvme.CNSActiveNSList, 0xfffffffe, uint64(w.iova), 0)
 		})},
 	{name: "identify with a reserved CNS", cite: "5.17, figure 273", want: is(invalidField),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.IdentifyCommand(0, 0xbf, w.ns.ID, uint64(w.iova), 0) })},
+		run: adminCase(
+			func(
+				w *walker) nvme.Command {
+				return nvme.IdentifyCommand(0, 0xbf, w.ns.ID, uint64(w.iova), 0)
+			})},
 	{name: "identify to an odd PRP1", cite: "4.1.1", want: is(prpOffset, success), moves: true,
-		// "The controller is not required to check that bits 1:0 are cleared to 00b": success is right, too.
+		// "The controller is not required to check that bits 1:0 are cleared to 00b": success is
+		// right, too.
 		run: adminCase(func(w *walker) nvme.Command {
-			return nvme.IdentifyCommand(0, nvme.CNSController, 0, uint64(w.iova)+1, uint64(w.iova)+page)
+			return nvme.IdentifyCommand(0, nvme.CNSController, 0, uint64(w.iova)+1,
+				uint64(w.iova)+page)
 		})},
 	{name: "identify to a PRP2 with an offset", cite: "4.1.1", want: is(prpOffset),
 		run: adminCase(func(w *walker) nvme.Command {
-			return nvme.IdentifyCommand(0, nvme.CNSController, 0, uint64(w.iova)+page/2, uint64(w.iova)+page+8)
+			return nvme.IdentifyCommand(0, nvme.CNSController, 0, uint64(w.iova)+page/2,
+				uint64(w.iova)+page+8)
 		})},
 	{name: "reserved admin opcode", cite: "5, figure 138", want: is(invalidOpcode),
-		run:  adminCase(func(w *walker) nvme.Command { return nvme.Command{Opcode: 0x5f, NSID: w.ns.ID} }),
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.Command{Opcode: 0x5f, NSID: w.ns.ID} }),
 		says: func(*walker) string { return "admin opcode 5Fh" }},
 	{name: "reserved log page", cite: "5.16, figure 203", want: is(invalidLogPage),
-		let: []lenience{{invalidField, QEMU, "QEMU says invalid field of all log pages that it has not"}},
+		let: []lenience{{invalidField, QEMU,
+			"QEMU says invalid field of all log pages that it has not"}},
 		run: adminCase(func(w *walker) nvme.Command {
 			return nvme.GetLogPageCommand(0, 0x6f, nvme.NSIDAll, 512, true, uint64(w.iova), 0)
 		})},
@@ -142,7 +155,8 @@ var adminSteps = []step{
 			return ""
 		},
 		run: adminCase(func(w *walker) nvme.Command {
-			cmd := nvme.GetLogPageCommand(0, nvme.LogSMART, nvme.NSIDAll, 512, true, uint64(w.iova), 0)
+			cmd := nvme.GetLogPageCommand(0, nvme.LogSMART, nvme.NSIDAll, 512, true,
+				uint64(w.iova), 0)
 			cmd.CDW12 = 1 << 20
 			return cmd
 		})},
@@ -154,7 +168,8 @@ var adminSteps = []step{
 			return ""
 		},
 		run: adminCase(func(w *walker) nvme.Command {
-			cmd := nvme.GetLogPageCommand(0, nvme.LogSMART, nvme.NSIDAll, 256, true, uint64(w.iova), 0)
+			cmd := nvme.GetLogPageCommand(0, nvme.LogSMART, nvme.NSIDAll, 256, true,
+				uint64(w.iova), 0)
 			cmd.CDW12 = 2
 			return cmd
 		})},
@@ -166,7 +181,8 @@ var adminSteps = []step{
 			return ""
 		},
 		run: adminCase(func(w *walker) nvme.Command {
-			return nvme.GetLogPageCommand(0, nvme.LogErrorInformation, nvme.NSIDAll, page<<w.id.MDTS+4, true, uint64(w.iova), uint64(w.iova)+dataBytes)
+			return nvme.GetLogPageCommand(0, nvme.LogErrorInformation, nvme.NSIDAll,
+				page<<w.id.MDTS+4, true, uint64(w.iova), uint64(w.iova)+dataBytes)
 		})},
 	{name: "SMART log of one namespace", cite: "5.16.1.3", want: is(invalidField, invalidNamespace),
 		need: func(w *walker) string {
@@ -190,46 +206,67 @@ var adminSteps = []step{
 	{name: "set a reserved feature", cite: "5.27", want: is(invalidField),
 		run: adminCase(func(*walker) nvme.Command { return nvme.SetFeaturesCommand(0, 0, 0) })},
 	{name: "save a feature", cite: "5.27.1", want: is(notSaveable),
-		need: func(w *walker) string { return w.lacks(nvme.FeatureAsyncEventConfig, 0, featureSaveable) },
+		need: func(
+			w *walker) string {
+			return w.lacks(nvme.FeatureAsyncEventConfig, 0, featureSaveable)
+		},
 		run: adminCase(func(*walker) nvme.Command {
 			cmd := nvme.SetFeaturesCommand(0, nvme.FeatureAsyncEventConfig, 0)
 			cmd.CDW10 |= 1 << 31
 			return cmd
 		})},
 	{name: "change a feature that is fixed", cite: "5.27", want: is(notChangeable),
-		need: func(w *walker) string { return w.lacks(nvme.FeatureArbitration, 0, featureChangeable) },
-		run:  adminCase(func(*walker) nvme.Command { return nvme.SetFeaturesCommand(0, nvme.FeatureArbitration, 7) })},
+		need: func(
+			w *walker) string {
+			return w.lacks(nvme.FeatureArbitration, 0, featureChangeable)
+		},
+		run: adminCase(
+			func(
+				*walker) nvme.Command {
+				return nvme.SetFeaturesCommand(0, nvme.FeatureArbitration, 7)
+			})},
 	{name: "set a controller's feature for one namespace", cite: "5.27", want: is(notPerNamespace),
-		need: func(w *walker) string { return w.lacks(nvme.FeatureAsyncEventConfig, featureChangeable, featurePerNS) },
+		need: func(
+			w *walker) string {
+			return w.lacks(nvme.FeatureAsyncEventConfig, featureChangeable, featurePerNS)
+		},
 		run: adminCase(func(w *walker) nvme.Command {
 			cmd := nvme.SetFeaturesCommand(0, nvme.FeatureAsyncEventConfig, 0)
 			cmd.NSID = w.ns.ID
 			return cmd
 		})},
 	{name: "ask for FFFFh+1 queues", cite: "5.27.1.5", want: is(invalidField),
-		run: adminCase(func(*walker) nvme.Command { return nvme.SetFeaturesCommand(0, nvme.FeatureNumberOfQueues, 0xffffffff) })},
+		run: adminCase(
+			func(
+				*walker) nvme.Command {
+				return nvme.SetFeaturesCommand(0, nvme.FeatureNumberOfQueues, 0xffffffff)
+			})},
 
 	{name: "abort with nothing to abort", cite: "5.1", want: is(success),
 		run: func(ctx context.Context, w *walker) error {
 			aborted, err := w.c.Abort(ctx, 0, noCID)
 			if err == nil && aborted {
-				return errors.New("the controller claims to have aborted a command that nobody sent")
+				return errors.New(
+					"the controller claims to have aborted a command that nobody sent")
 			}
 			return err
 		}},
 	{name: "abort in a queue that is not there", cite: "5.1", want: is(success, invalidField),
-		// What becomes of an invalid queue in Abort is not said; not aborted and refused are both heard.
+		// What becomes of an invalid queue in Abort is not said; not aborted and refused are both
+		// heard.
 		run: func(ctx context.Context, w *walker) error {
 			aborted, err := w.c.Abort(ctx, noQueue, 1)
 			if err == nil && aborted {
-				return errors.New("the controller claims to have aborted a command of a queue that is not there")
+				return errors.New(
+					"the controller claims to have aborted a command of a queue that is not there")
 			}
 			return err
 		}},
 	{name: "more aborts at once than ACL, through the driver", cite: "5.1, ACL", want: is(success),
 		// The driver lets others wait: the limit is never passed.
 		run: func(ctx context.Context, w *walker) error {
-			return together(4*(int(w.id.ACL)+1), func() error { _, err := w.c.Abort(ctx, 0, noCID); return err })
+			return together(4*(int(w.id.ACL)+1),
+				func() error { _, err := w.c.Abort(ctx, 0, noCID); return err })
 		}},
 	{name: "more aborts at once than ACL", cite: "5.1, ACL", want: is(success, abortLimit),
 		// A controller that carries one out as it fetches it never holds more than one.
@@ -240,7 +277,8 @@ var adminSteps = []step{
 			return ""
 		},
 		run: func(ctx context.Context, w *walker) error {
-			return together(2*(int(w.id.ACL)+1), func() error { return w.admin(ctx, nvme.AbortCommand(0, 0, noCID)) })
+			return together(2*(int(w.id.ACL)+1),
+				func() error { return w.admin(ctx, nvme.AbortCommand(0, 0, noCID)) })
 		}},
 	{name: "more event requests than AERL", cite: "5.2, AERL", want: is(eventLimit),
 		need: func(w *walker) string {
@@ -252,16 +290,26 @@ var adminSteps = []step{
 		run: adminCase(func(*walker) nvme.Command { return nvme.AsyncEventCommand(0) })},
 
 	{name: "create CQ 0", cite: "5.3", want: is(invalidQueueID),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 0, 8, w.iova) })},
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 0, 8, w.iova) })},
 	{name: "create a CQ beyond what was granted", cite: "5.3", want: is(invalidQueueID),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, noQueue, 8, w.iova) })},
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, noQueue, 8, w.iova) })},
 	{name: "create a CQ of one entry", cite: "5.3, QSIZE", want: is(invalidQueueSize),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 1, 1, w.iova) })},
-	{name: "create a CQ deeper than MQES", cite: "5.3, QSIZE", want: is(invalidQueueSize), need: roomOverMQES,
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 1, w.c.MaxQueueEntries()+1, w.iova) })},
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 1, 1, w.iova) })},
+	{name: "create a CQ deeper than MQES", cite: "5.3, QSIZE", want: is(invalidQueueSize),
+		need: roomOverMQES,
+		run: adminCase(
+			func(
+				w *walker) nvme.Command {
+				return nvme.CreateCQCommand(0, 1, w.c.MaxQueueEntries()+1, w.iova)
+			})},
 	{name: "create a CQ that does not start a page", cite: "5.3, PRP1", want: is(prpOffset),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 1, 8, w.iova+64) })},
-	{name: "create a CQ in pieces, with CAP.CQR", cite: "5.3, PC", want: is(invalidField), need: contiguous,
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, 1, 8, w.iova+64) })},
+	{name: "create a CQ in pieces, with CAP.CQR", cite: "5.3, PC", want: is(invalidField),
+		need: contiguous,
 		run: adminCase(func(w *walker) nvme.Command {
 			cmd := nvme.CreateCQCommand(0, 1, 8, w.iova)
 			cmd.CDW11 &^= 1
@@ -275,9 +323,11 @@ var adminSteps = []step{
 		})},
 	{name: "create an SQ for CQ 0", cite: "5.4, CQID", want: is(cqInvalid),
 		let: []lenience{{invalidQueueID, Any, "another reading of an identifier of 0"}},
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, 1, 8, w.iova, 0) })},
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, 1, 8, w.iova, 0) })},
 	{name: "create an SQ for a CQ that is not there", cite: "5.4, CQID", want: is(cqInvalid),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, 1, 8, w.iova, 1) })},
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, 1, 8, w.iova, 1) })},
 	{name: "delete SQ 0", cite: "5.6", want: is(invalidQueueID),
 		run: adminCase(func(*walker) nvme.Command { return nvme.DeleteSQCommand(0, 0) })},
 	{name: "delete an SQ that is not there", cite: "5.6", want: is(invalidQueueID),
@@ -346,29 +396,52 @@ func together(n int, f func() error) error {
 // ioSteps have a queue pair.
 var ioSteps = []step{
 	{name: "create a CQ with an ID in use", cite: "5.3, QID", want: is(invalidQueueID),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, w.qp.ID, 8, w.iova) })},
+		run: adminCase(
+			func(w *walker) nvme.Command { return nvme.CreateCQCommand(0, w.qp.ID, 8, w.iova) })},
 	{name: "create an SQ with an ID in use", cite: "5.4, QID", want: is(invalidQueueID),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, w.qp.ID, 8, w.iova, w.qp.ID) })},
+		run: adminCase(
+			func(
+				w *walker) nvme.Command {
+				return nvme.CreateSQCommand(0, w.qp.ID, 8, w.iova, w.qp.ID)
+			})},
 	{name: "create an SQ beyond what was granted", cite: "5.4, QID", want: is(invalidQueueID),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, noQueue, 8, w.iova, w.qp.ID) })},
-	{name: "create an SQ deeper than MQES", cite: "5.4, QSIZE", want: is(invalidQueueSize), need: spareQueueID(roomOverMQES),
+		run: adminCase(
+			func(
+				w *walker) nvme.Command {
+				return nvme.CreateSQCommand(0, noQueue, 8, w.iova, w.qp.ID)
+			})},
+	{name: "create an SQ deeper than MQES", cite: "5.4, QSIZE", want: is(invalidQueueSize),
+		need: spareQueueID(roomOverMQES),
 		run: adminCase(func(w *walker) nvme.Command {
 			return nvme.CreateSQCommand(0, w.qp.ID+1, w.c.MaxQueueEntries()+1, w.iova, w.qp.ID)
 		})},
-	{name: "create an SQ that does not start a page", cite: "5.4, PRP1", want: is(prpOffset), need: spareQueueID(nil),
-		run: adminCase(func(w *walker) nvme.Command { return nvme.CreateSQCommand(0, w.qp.ID+1, 8, w.iova+64, w.qp.ID) })},
+	{name: "create an SQ that does not start a page", cite: "5.4, PRP1", want: is(prpOffset),
+		need: spareQueueID(nil),
+		run: adminCase(
+			func(
+				w *walker) nvme.Command {
+				return nvme.CreateSQCommand(0, w.qp.ID+1, 8, w.iova+64, w.qp.ID)
+			})},
 	{name: "delete a CQ before its SQ", cite: "5.5", want: is(queueDeletion),
 		run: adminCase(func(w *walker) nvme.Command { return nvme.DeleteCQCommand(0, w.qp.ID) })},
 	{name: "number of queues after queues were made", cite: "5.27.1.5", want: is(sequenceError),
-		run: adminCase(func(*walker) nvme.Command { return nvme.SetFeaturesCommand(0, nvme.FeatureNumberOfQueues, 0) })},
+		run: adminCase(
+			func(
+				*walker) nvme.Command {
+				return nvme.SetFeaturesCommand(0, nvme.FeatureNumberOfQueues, 0)
+			})},
 
-	{name: "read past the end", cite: "NVM 3.2.4", want: is(lbaRange), says: readAt(pastEnd, blocks(1)),
-		run: ioCase(func(w *walker) nvme.Command { return w.readCommand(2, pastEnd(w), 1) })},
-	{name: "read over the end", cite: "NVM 3.2.4", want: is(lbaRange), says: readAt(lastBlock, blocks(2)),
-		run: ioCase(func(w *walker) nvme.Command { return w.readCommand(3, lastBlock(w), 2) })},
-	{name: "read where LBA + blocks wraps to 0", cite: "NVM 3.2.4", want: is(lbaRange), says: readAt(atLBA(math.MaxUint64), blocks(2)),
-		run: ioCase(func(w *walker) nvme.Command { return w.readCommand(4, math.MaxUint64, 2) })},
-	{name: "read more than MDTS", cite: "figure 275, MDTS", want: is(invalidField), says: readAt(atLBA(0), overMDTS),
+	{name: "read past the end", cite: "NVM 3.2.4", want: is(lbaRange),
+		says: readAt(pastEnd, blocks(1)),
+		run:  ioCase(func(w *walker) nvme.Command { return w.readCommand(2, pastEnd(w), 1) })},
+	{name: "read over the end", cite: "NVM 3.2.4", want: is(lbaRange),
+		says: readAt(lastBlock, blocks(2)),
+		run:  ioCase(func(w *walker) nvme.Command { return w.readCommand(3, lastBlock(w), 2) })},
+	{name: "read where LBA + blocks wraps to 0", cite: "NVM 3.2.4", want: is(lbaRange),
+		says: readAt(atLBA(math.MaxUint64), blocks(2)),
+		run:  ioCase(func(w *walker) nvme.Command { return w.readCommand(4, math.MaxUint64, 2) })},
+	{name: "read more than MDTS", cite: "figure 275, MDTS", want: is(invalidField),
+		says: readAt(atLBA(0), overMDTS),
 		need: func(w *walker) string {
 			switch {
 			case w.id.MDTS == 0 || w.id.MDTS > 20 || overMDTS(w) > nvme.MaxBlocksPerCommand:
@@ -381,14 +454,22 @@ var ioSteps = []step{
 		run: ioCase(func(w *walker) nvme.Command { return w.readCommand(5, 0, overMDTS(w)) })},
 	{name: "reserved I/O opcode", cite: "NVM figure 17", want: is(invalidOpcode),
 		says: func(w *walker) string { return fmt.Sprintf(" q%d: I/O opcode 7Fh: ", w.qp.ID) },
-		run:  ioCase(func(w *walker) nvme.Command { return nvme.Command{Opcode: 0x7f, CID: 6, NSID: w.ns.ID} })},
-	{name: "read namespace NN+1", cite: "3.2.1", want: is(invalidNamespace), says: readAt(atLBA(0), blocks(1)),
-		run: ioCase(func(w *walker) nvme.Command { return w.inNamespace(7, w.noNamespace()) })},
-	{name: "read namespace 0", cite: "3.2.1", want: is(invalidNamespace), says: readAt(atLBA(0), blocks(1)),
-		run: ioCase(func(w *walker) nvme.Command { return w.inNamespace(8, 0) })},
-	{name: "read all namespaces", cite: "3.2.1", want: is(invalidNamespace, invalidField), says: readAt(atLBA(0), blocks(1)),
-		run: ioCase(func(w *walker) nvme.Command { return w.inNamespace(9, nvme.NSIDAll) })},
-	{name: "read an inactive namespace", cite: "3.2.1.3", want: is(invalidField), says: readAt(atLBA(0), blocks(1)),
+		run: ioCase(
+			func(
+				w *walker) nvme.Command {
+				return nvme.Command{Opcode: 0x7f, CID: 6, NSID: w.ns.ID}
+			})},
+	{name: "read namespace NN+1", cite: "3.2.1", want: is(invalidNamespace),
+		says: readAt(atLBA(0), blocks(1)),
+		run:  ioCase(func(w *walker) nvme.Command { return w.inNamespace(7, w.noNamespace()) })},
+	{name: "read namespace 0", cite: "3.2.1", want: is(invalidNamespace),
+		says: readAt(atLBA(0), blocks(1)),
+		run:  ioCase(func(w *walker) nvme.Command { return w.inNamespace(8, 0) })},
+	{name: "read all namespaces", cite: "3.2.1", want: is(invalidNamespace, invalidField),
+		says: readAt(atLBA(0), blocks(1)),
+		run:  ioCase(func(w *walker) nvme.Command { return w.inNamespace(9, nvme.NSIDAll) })},
+	{name: "read an inactive namespace", cite: "3.2.1.3", want: is(invalidField),
+		says: readAt(atLBA(0), blocks(1)),
 		need: func(w *walker) string {
 			if w.inactive() == 0 {
 				return "all namespaces are active"
@@ -397,26 +478,30 @@ var ioSteps = []step{
 		},
 		run: ioCase(func(w *walker) nvme.Command { return w.inNamespace(10, w.inactive()) })},
 
-	{name: "read to an odd PRP1", cite: "4.1.1", want: is(prpOffset, success), says: readAt(atLBA(0), blocks(1)), moves: true,
+	{name: "read to an odd PRP1", cite: "4.1.1", want: is(prpOffset, success),
+		says: readAt(atLBA(0), blocks(1)), moves: true,
 		run: ioCase(func(w *walker) nvme.Command {
 			cmd := w.readCommand(11, 0, 1)
 			cmd.PRP1++
 			cmd.PRP2 = uint64(w.iova) + page // where a block of a page ends
 			return cmd
 		})},
-	{name: "read to a PRP2 with an offset", cite: "4.1.1", want: is(prpOffset), says: readAt(atLBA(0), pages(2)), moves: true, need: twoPages(2),
+	{name: "read to a PRP2 with an offset", cite: "4.1.1", want: is(prpOffset),
+		says: readAt(atLBA(0), pages(2)), moves: true, need: twoPages(2),
 		run: ioCase(func(w *walker) nvme.Command {
 			cmd := w.readCommand(12, 0, pages(2)(w))
 			cmd.PRP2 += 8
 			return cmd
 		})},
-	{name: "read to a PRP list entry with an offset", cite: "4.1.1", want: is(prpOffset), says: readAt(atLBA(0), pages(4)), moves: true, need: twoPages(4),
+	{name: "read to a PRP list entry with an offset", cite: "4.1.1", want: is(prpOffset),
+		says: readAt(atLBA(0), pages(4)), moves: true, need: twoPages(4),
 		run: ioCase(func(w *walker) nvme.Command {
 			cmd := w.readCommand(13, 0, pages(4)(w))
 			w.list()[1] += 4
 			return cmd
 		})},
-	{name: "read to an address that is none", cite: "figure 95", want: is(transferError), says: readAt(atLBA(0), blocks(1)),
+	{name: "read to an address that is none", cite: "figure 95", want: is(transferError),
+		says: readAt(atLBA(0), blocks(1)),
 		need: func(w *walker) string {
 			if w.t.BadAddress == 0 {
 				return "no address is known that may be tried"
@@ -428,7 +513,8 @@ var ioSteps = []step{
 			cmd.PRP1 = uint64(w.t.BadAddress)
 			return cmd
 		})},
-	{name: "read to host and controller memory at once", cite: "8.2.1", want: is(invalidCMBUse), says: readAt(atLBA(0), pages(2)), moves: true,
+	{name: "read to host and controller memory at once", cite: "8.2.1", want: is(invalidCMBUse),
+		says: readAt(atLBA(0), pages(2)), moves: true,
 		need: func(w *walker) string {
 			if w.c.CMB().Bytes < page {
 				return "no controller memory buffer is in use"
@@ -437,10 +523,12 @@ var ioSteps = []step{
 		},
 		run: ioCase(func(w *walker) nvme.Command {
 			cmd := w.readCommand(24, 0, pages(2)(w))
-			cmd.PRP2 = uint64(w.c.CMB().Addr) + uint64(w.c.CMB().Bytes) - page // not where the queues are
+			// not where the queues are
+			cmd.PRP2 = uint64(w.c.CMB().Addr) + uint64(w.c.CMB().Bytes) - page
 			return cmd
 		})},
-	{name: "half of a fused operation", cite: "6.2", want: is(invalidField), says: readAt(atLBA(0), blocks(1)),
+	{name: "half of a fused operation", cite: "6.2", want: is(invalidField),
+		says: readAt(atLBA(0), blocks(1)),
 		need: func(w *walker) string {
 			if w.id.FUSES != 0 {
 				return "the controller has fused operations"
@@ -452,13 +540,16 @@ var ioSteps = []step{
 			cmd.Flags = 1
 			return cmd
 		})},
-	{name: "read with SGLs where there are none", cite: "4.1.2, SGLS", want: is(invalidField), says: readAt(atLBA(0), blocks(1)),
+	{name: "read with SGLs where there are none", cite: "4.1.2, SGLS", want: is(invalidField),
+		says: readAt(atLBA(0), blocks(1)),
 		need: func(w *walker) string { return w.sgls(false) },
 		run:  ioCase(func(w *walker) nvme.Command { return w.sgl(16, w.ns.LBABytes, 0) })},
-	{name: "read with an SGL of a reserved type", cite: "4.1.2", want: is(sglTypeInvalid, invalidSGLSegment), says: readAt(atLBA(0), blocks(1)),
+	{name: "read with an SGL of a reserved type", cite: "4.1.2",
+		want: is(sglTypeInvalid, invalidSGLSegment), says: readAt(atLBA(0), blocks(1)),
 		need: func(w *walker) string { return w.sgls(true) },
 		run:  ioCase(func(w *walker) nvme.Command { return w.sgl(17, w.ns.LBABytes, 6) })},
-	{name: "read with an SGL that is too short", cite: "4.1.2", want: is(sglLengthInvalid), says: readAt(atLBA(0), blocks(1)), moves: true,
+	{name: "read with an SGL that is too short", cite: "4.1.2", want: is(sglLengthInvalid),
+		says: readAt(atLBA(0), blocks(1)), moves: true,
 		need: func(w *walker) string { return w.sgls(true) },
 		run:  ioCase(func(w *walker) nvme.Command { return w.sgl(18, w.ns.LBABytes/2, 0) })},
 	{name: "compare with something else", cite: "NVM 3.2.1, ONCS", moves: true,
@@ -478,7 +569,8 @@ var ioSteps = []step{
 			cmd.Opcode = opCompare
 			return w.io(ctx, cmd)
 		}},
-	{name: "read of a block that was never written", cite: "NVM 3.2.3.2.1, DULBE", want: is(deallocated, success), says: readAt(lastBlock, blocks(1)), moves: true,
+	{name: "read of a block that was never written", cite: "NVM 3.2.3.2.1, DULBE",
+		want: is(deallocated, success), says: readAt(lastBlock, blocks(1)), moves: true,
 		need: func(w *walker) string {
 			if w.nsd.NSFEAT&(1<<2) == 0 {
 				return "the namespace has no such error (NSFEAT bit 2)"
@@ -540,7 +632,8 @@ var ioSteps = []step{
 			if w.t.BadBlock == nil {
 				return ""
 			}
-			return readAt(atLBA(*w.t.BadBlock), blocks(1))(w) + "unrecovered read error (SCT 2h, SC 81h)"
+			return readAt(atLBA(*w.t.BadBlock), blocks(1))(w) +
+				"unrecovered read error (SCT 2h, SC 81h)"
 		},
 		need: func(w *walker) string {
 			if w.t.BadBlock == nil {
@@ -550,9 +643,10 @@ var ioSteps = []step{
 		},
 		run: ioCase(func(w *walker) nvme.Command { return w.readCommand(23, *w.t.BadBlock, 1) })},
 
-	{name: "abort of a read that hangs", cite: "5.1", want: is(success, abortRequested), moves: true, says: readAt(atLBA(8), blocks(1)),
-		// A controller may say that it did not abort: then the read completes whenever it does, and until
-		// then its memory is its own.
+	{name: "abort of a read that hangs", cite: "5.1", want: is(success, abortRequested),
+		moves: true, says: readAt(atLBA(8), blocks(1)),
+		// A controller may say that it did not abort: then the read completes whenever it does, and
+		// until then its memory is its own.
 		need: func(w *walker) string {
 			if w.t.Hold == nil {
 				return "nobody can make a read hang"
@@ -573,7 +667,8 @@ var ioSteps = []step{
 			}
 			aborted, err := w.c.Abort(ctx, w.qp.ID, cmd.CID)
 			if at := w.touched(); at >= 0 {
-				err = errors.Join(err, fmt.Errorf("byte %d was written before the read completed", at))
+				err = errors.Join(err,
+					fmt.Errorf("byte %d was written before the read completed", at))
 			}
 			if rerr := release(); err != nil || rerr != nil {
 				return errors.Join(err, rerr)
@@ -586,7 +681,8 @@ var ioSteps = []step{
 				return errors.New("the controller said that it had aborted what it carried out")
 			}
 			if at := w.touched(); e.Status().OK() && at != 0 {
-				return fmt.Errorf("the read succeeded in the end, and the first byte written is %d", at)
+				return fmt.Errorf("the read succeeded in the end, and the first byte written is %d",
+					at)
 			}
 			return w.statusError(cmd, e.Status())
 		}},
@@ -614,8 +710,10 @@ var ioSteps = []step{
 			nvme.StoreDoorbell(w.qp.SQDoorbell, uint32(w.tail))
 			return err
 		}},
-	{name: "delete an SQ with commands in it", cite: "5.6", want: is(success, abortedSQDeletion), moves: true,
-		// They are completed as carried out or as aborted, or not at all, and then no byte comes any more.
+	{name: "delete an SQ with commands in it", cite: "5.6", want: is(success, abortedSQDeletion),
+		moves: true,
+		// They are completed as carried out or as aborted, or not at all, and then no byte comes
+		// any more.
 		says: readAt(atLBA(0), pages(1)),
 		run: func(ctx context.Context, w *walker) error {
 			var cmds []nvme.Command
@@ -730,7 +828,8 @@ func (w *walker) event(ctx context.Context, do func(), words string) error {
 	defer t.Stop()
 	select {
 	case e := <-w.c.Events():
-		if want := words + " (type 0h, "; len(e.String()) < len(want) || e.String()[:len(want)] != want {
+		if want := words + " (type 0h, "; len(e.String()) < len(want) ||
+			e.String()[:len(want)] != want {
 			return fmt.Errorf("the controller told of %q; want %q", e, words)
 		}
 	case <-t.C:

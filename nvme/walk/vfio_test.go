@@ -18,13 +18,14 @@ import (
 	"helios/nvme/walk"
 )
 
-// TestVFIO walks the NVMe controllers that HELIOS_VFIO_TEST names (PCI addresses, separated by commas,
-// bound to vfio-pci). HELIOS_WALK_BAD=LBA: reads of this block fail on the first of them. tools/vmtest
-// runs it on QEMU's; HELIOS_WALK_READING=any is for controllers that we have not met.
+// TestVFIO walks the NVMe controllers that HELIOS_VFIO_TEST names (PCI addresses, separated by
+// commas, bound to vfio-pci). HELIOS_WALK_BAD=LBA: reads of this block fail on the first of them.
+// tools/vmtest runs it on QEMU's; HELIOS_WALK_READING=any is for controllers that we have not met.
 func TestVFIO(t *testing.T) {
 	list := os.Getenv("HELIOS_VFIO_TEST")
 	if list == "" {
-		t.Skip("HELIOS_VFIO_TEST names no PCI addresses of NVMe controllers that are bound to vfio-pci")
+		t.Skip(
+			"HELIOS_VFIO_TEST names no PCI addresses of NVMe controllers that are bound to vfio-pci")
 	}
 	reading := walk.QEMU
 	if os.Getenv("HELIOS_WALK_READING") == "any" {
@@ -39,14 +40,16 @@ func TestVFIO(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s sq=%v", addr, sq), func(t *testing.T) {
-				target := walk.Target{Reading: reading, Options: nvme.Options{SQ: sq}, Open: func(context.Context) (nvme.Bus, error) {
-					dev, err := dom.Attach(addr)
-					if err != nil {
-						return nil, err
-					}
-					return vfiobus.Open(dev, vfiobus.Options{})
-				}}
-				// QEMU refuses to move data to the controller's own registers; other controllers would try.
+				target := walk.Target{Reading: reading, Options: nvme.Options{SQ: sq},
+					Open: func(context.Context) (nvme.Bus, error) {
+						dev, err := dom.Attach(addr)
+						if err != nil {
+							return nil, err
+						}
+						return vfiobus.Open(dev, vfiobus.Options{})
+					}}
+				// QEMU refuses to move data to the controller's own registers; other controllers
+				// would try.
 				if reading == walk.QEMU {
 					target.BadAddress = bar0(t, addr)
 				}
@@ -70,8 +73,8 @@ func TestVFIO(t *testing.T) {
 	}
 }
 
-// askHost has the test's host, which runs QEMU, do something and returns its answer. HELIOS_HOST_DIR is
-// where they meet; tools/vmtest sets it.
+// askHost has the test's host, which runs QEMU, do something and returns its answer.
+// HELIOS_HOST_DIR is where they meet; tools/vmtest sets it.
 func askHost(line string) (string, error) {
 	dir := os.Getenv("HELIOS_HOST_DIR")
 	answer := filepath.Join(dir, "answer")
@@ -82,7 +85,8 @@ func askHost(line string) (string, error) {
 	if err := os.Rename(tmp, filepath.Join(dir, "ask")); err != nil {
 		return "", err
 	}
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(
+		5 * time.Millisecond) {
 		b, err := os.ReadFile(answer)
 		if err == nil {
 			return string(b), os.Remove(answer)
@@ -102,7 +106,8 @@ func holdReads(t *testing.T) func() (func() error, error) {
 		return err
 	}
 	return func() (func() error, error) {
-		return func() error { return hmp(`qemu-io d0 "resume held"`) }, hmp(`qemu-io d0 "break read_aio held"`)
+		return func() error { return hmp(`qemu-io d0 "resume held"`) },
+			hmp(`qemu-io d0 "break read_aio held"`)
 	}
 }
 

@@ -96,7 +96,8 @@ type step struct {
 	name, cite string
 	// need says why the controller cannot be asked, or "".
 	need func(w *walker) string
-	// run provokes it. A status comes as a *nvme.StatusError; other errors are failures of the step.
+	// run provokes it. A status comes as a *nvme.StatusError; other errors are failures of the
+	// step.
 	run  func(ctx context.Context, w *walker) error
 	want func(w *walker) []answer // any of these is right
 	let  []lenience
@@ -121,8 +122,8 @@ func Walk(ctx context.Context, t Target) ([]Result, error) {
 	}{
 		{"administration", "", adminSteps, false},
 		{"reading", "", ioSteps, true},
-		// What a controller cannot be brought to say is put into its mouth, so that at least the way
-		// from the completion queue to the words has been taken.
+		// What a controller cannot be brought to say is put into its mouth, so that at least the
+		// way from the completion queue to the words has been taken.
 		{"injected", injected, injectedSteps, true},
 	} {
 		r, err := walkLeg(ctx, t, leg.faults, leg.steps, leg.queues)
@@ -134,7 +135,8 @@ func Walk(ctx context.Context, t Target) ([]Result, error) {
 	return all, nil
 }
 
-func walkLeg(ctx context.Context, t Target, faults string, steps []step, queues bool) (_ []Result, err error) {
+func walkLeg(ctx context.Context, t Target, faults string, steps []step, queues bool) (_ []Result,
+	err error) {
 	bus, err := t.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -234,7 +236,8 @@ func (w *walker) take(ctx context.Context, s step) Result {
 		}
 	}
 	for i := range s.let {
-		if l := &s.let[i]; is == nil && st.Is(l.status) && (w.t.Reading == l.of || w.t.Reading == Any) {
+		if l := &s.let[i]; is == nil && st.Is(l.status) &&
+			(w.t.Reading == l.of || w.t.Reading == Any) {
 			r.Verdict, r.Why, is = Lenient, l.why, &l.answer
 		}
 	}
@@ -303,7 +306,8 @@ func Table(all []Result) string {
 	count := map[Verdict]int{}
 	for _, r := range all {
 		count[r.Verdict]++
-		fmt.Fprintf(&b, "%-*s  %-*s  %-*s  %s", wide[0], r.Step, wide[1], r.Want, wide[2], r.Got, r.Verdict)
+		fmt.Fprintf(&b, "%-*s  %-*s  %-*s  %s", wide[0], r.Step, wide[1], r.Want, wide[2], r.Got,
+			r.Verdict)
 		if r.Why != "" {
 			fmt.Fprintf(&b, ": %s", r.Why)
 		}

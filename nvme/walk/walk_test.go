@@ -5,38 +5,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/faultinject"
-	"helios/internal/hostmem"
+	"helios/internal/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 	"helios/nvme/walk"
 )
-
-// leaks checks at the end that nothing was left behind.
-func leaks(t *testing.T) {
-	t.Helper()
-	fds := func() int {
-		l, err := os.ReadDir("/proc/self/fd")
-		require.NoError(t, err)
-		return len(l)
-	}
-	g, m, f := runtime.NumGoroutine(), fmt.Sprint(hostmem.Usage()), fds()
-	t.Cleanup(func() {
-		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > g && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		require.LessOrEqual(t, runtime.NumGoroutine(), g, "goroutines")
-		require.Equal(t, m, fmt.Sprint(hostmem.Usage()), "memory")
-		require.Equal(t, f, fds(), "descriptors")
-	})
-}
 
 // must takes a walk and fails on everything that is wrong.
 func must(t *testing.T, target walk.Target) []walk.Result {
@@ -66,8 +46,9 @@ func TestProxy(t *testing.T) {
 		{LBABytes: 4096, MaxQueuePairs: 1, MDTS: 1, MaxQueueEntries: 64},
 		{LBABytes: 512, NoIOUring: true, ReadOnly: true},
 	} {
-		t.Run(fmt.Sprintf("lba=%d ram=%v mdts=%d pairs=%d ro=%v", cfg.LBABytes, cfg.RAM, cfg.MDTS, cfg.MaxQueuePairs, cfg.ReadOnly), func(t *testing.T) {
-			leaks(t)
+		t.Run(fmt.Sprintf("lba=%d ram=%v mdts=%d pairs=%d ro=%v", cfg.LBABytes, cfg.RAM, cfg.MDTS,
+			cfg.MaxQueuePairs, cfg.ReadOnly), func(t *testing.T) {
+			testrig.CheckLeaks(t)
 			cfg.Path = filepath.Join(t.TempDir(), "ssd.img")
 			require.NoError(t, proxy.Create(cfg.Path, 16<<20))
 			before, err := os.ReadFile(cfg.Path)
@@ -91,7 +72,7 @@ func TestProxy(t *testing.T) {
 
 // A controller that answers wrongly is found out.
 func TestFindsWrongAnswers(t *testing.T) {
-	leaks(t)
+	testrig.CheckLeaks(t)
 	path := filepath.Join(t.TempDir(), "ssd.img")
 	require.NoError(t, proxy.Create(path, 16<<20))
 	for _, c := range []struct{ fault, step string }{

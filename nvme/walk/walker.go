@@ -11,7 +11,8 @@ import (
 	"helios/nvme"
 )
 
-// walker holds a controller, and a queue pair that it drives itself: no driver sends what the steps do.
+// walker holds a controller, and a queue pair that it drives itself: no driver sends what the steps
+// do.
 type walker struct {
 	t   Target
 	c   *nvme.Controller
@@ -53,7 +54,8 @@ func (w *walker) prepare(ctx context.Context, queues bool) error {
 	}
 	w.mem, w.iova = mem, iova
 	b := make([]byte, nvme.IdentifyBytes)
-	if _, err := w.c.Admin(ctx, "identify namespace", nvme.IdentifyCommand(0, nvme.CNSNamespace, w.ns.ID, 0, 0), b); err != nil {
+	if _, err := w.c.Admin(ctx, "identify namespace", nvme.IdentifyCommand(0, nvme.CNSNamespace,
+		w.ns.ID, 0, 0), b); err != nil {
 		return err
 	}
 	if w.nsd, err = nvme.DecodeIdentifyNamespace(b); err != nil {
@@ -80,8 +82,8 @@ func (w *walker) queue(ctx context.Context) error {
 	return nil
 }
 
-// close ends everything. Memory goes when nothing can be moved to it any more: its queue is deleted, or
-// the controller disabled.
+// close ends everything. Memory goes when nothing can be moved to it any more: its queue is
+// deleted, or the controller disabled.
 func (w *walker) close(ctx context.Context) error {
 	var err error
 	if w.qp != nil {
@@ -126,7 +128,9 @@ func (w *walker) admin(ctx context.Context, cmd nvme.Command) error {
 func (w *walker) submit(cmds ...nvme.Command) {
 	for _, cmd := range cmds {
 		// The queue may be memory of the controller: Go assigns 64 bytes in stores of 16 at most.
-		*(*[nvme.CommandBytes / 8]uint64)(unsafe.Pointer(&w.qp.SQ[w.tail*nvme.CommandBytes])) = *(*[nvme.CommandBytes / 8]uint64)(unsafe.Pointer(&cmd))
+		type words = [nvme.CommandBytes / 8]uint64
+		slot := (*words)(unsafe.Pointer(&w.qp.SQ[w.tail*nvme.CommandBytes]))
+		*slot = *(*words)(unsafe.Pointer(&cmd))
 		w.out[cmd.CID] = true
 		w.tail = (w.tail + 1) % w.qp.Entries
 	}
@@ -144,14 +148,16 @@ func (w *walker) kick(qid uint16) {
 func (w *walker) poll(ctx context.Context, wait time.Duration) (nvme.Completion, error) {
 	deadline := time.Now().Add(wait)
 	for {
-		e, ok := nvme.LoadCompletion((*nvme.Completion)(unsafe.Pointer(&w.qp.CQ[w.head*nvme.CompletionBytes])), w.pass)
+		e, ok := nvme.LoadCompletion(
+			(*nvme.Completion)(unsafe.Pointer(&w.qp.CQ[w.head*nvme.CompletionBytes])), w.pass)
 		if ok {
 			if w.head++; w.head == w.qp.Entries {
 				w.head, w.pass = 0, !w.pass
 			}
 			nvme.StoreDoorbell(w.qp.CQDoorbell, uint32(w.head))
 			if e.SQID != w.qp.ID || !w.out[e.CID] || int(e.SQHead) >= w.qp.Entries {
-				return e, &nvme.ProtocolError{Bus: w.c.Name(), QID: w.qp.ID, What: fmt.Sprintf("completion %+v", e)}
+				return e, &nvme.ProtocolError{Bus: w.c.Name(), QID: w.qp.ID,
+					What: fmt.Sprintf("completion %+v", e)}
 			}
 			return e, nil
 		}
@@ -160,7 +166,8 @@ func (w *walker) poll(ctx context.Context, wait time.Duration) (nvme.Completion,
 			return e, err
 		}
 		if left <= 0 {
-			return e, &nvme.TimeoutError{Bus: w.c.Name(), QID: w.qp.ID, Op: "a command of the walk", After: wait, Next: "reset the controller"}
+			return e, &nvme.TimeoutError{Bus: w.c.Name(), QID: w.qp.ID, Op: "a command of the walk",
+				After: wait, Next: "reset the controller"}
 		}
 		if b, ok := w.c.Bus().(nvme.Waiter); ok {
 			b.WaitCQ(w.qp.ID, min(left, 20*time.Millisecond))
@@ -182,7 +189,8 @@ func (w *walker) io(ctx context.Context, cmd nvme.Command) error {
 	}
 	delete(w.out, e.CID)
 	if e.CID != cmd.CID {
-		return &nvme.ProtocolError{Bus: w.c.Name(), QID: w.qp.ID, What: fmt.Sprintf("command %d was completed in place of %d", e.CID, cmd.CID)}
+		return &nvme.ProtocolError{Bus: w.c.Name(), QID: w.qp.ID,
+			What: fmt.Sprintf("command %d was completed in place of %d", e.CID, cmd.CID)}
 	}
 	return w.statusError(cmd, e.Status())
 }
@@ -192,7 +200,8 @@ func (w *walker) statusError(cmd nvme.Command, st nvme.Status) error {
 	if st.OK() {
 		return nil
 	}
-	e := &nvme.StatusError{Bus: w.c.Name(), QID: w.qp.ID, CID: cmd.CID, Op: nvme.IOName(cmd.Opcode), Status: st}
+	e := &nvme.StatusError{Bus: w.c.Name(), QID: w.qp.ID, CID: cmd.CID, Op: nvme.IOName(cmd.Opcode),
+		Status: st}
 	if cmd.Opcode == nvme.OpRead || cmd.Opcode == nvme.OpWrite {
 		e.LBA, e.Blocks = cmd.LBARange()
 	}

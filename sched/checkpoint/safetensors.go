@@ -30,10 +30,11 @@ import (
 // MaxHeaderBytes bounds the header, as the reference implementation does.
 const MaxHeaderBytes = 100_000_000
 
-// The format has no checksum of its own, so we put one among the metadata, which other readers ignore. Files of other
-// writers have none and are read without.
+// The format has no checksum of its own, so we put one among the metadata, which other readers
+// ignore. Files of other writers have none and are read without.
 const (
-	// sumKey is the CRC32C of the whole file, in eight hexadecimal digits, with these digits taken as zeros.
+	// sumKey is the CRC32C of the whole file, in eight hexadecimal digits, with these digits taken
+	// as zeros.
 	sumKey = "helios.file_crc32c"
 	// dataKey is that of the tensors' bytes alone, of earlier versions of this program.
 	dataKey = "helios.data_crc32c"
@@ -61,7 +62,8 @@ type Tensor struct {
 type File struct {
 	Metadata map[string]string
 	Tensors  []Tensor // in the order of their bytes in the file
-	// Sealed tells that the file that this was read from has a checksum over all of it. Write always makes one.
+	// Sealed tells that the file that this was read from has a checksum over all of it. Write
+	// always makes one.
 	Sealed bool
 }
 
@@ -120,7 +122,8 @@ func Write(w io.Writer, f *File) error {
 		seen[t.Name] = true
 		n, ok := byteSize(t.DType, t.Shape)
 		if !ok || n != uint64(len(t.Data)) {
-			return fmt.Errorf("tensor %q: %d bytes do not make a %s of shape %v", t.Name, len(t.Data), t.DType, t.Shape)
+			return fmt.Errorf("tensor %q: %d bytes do not make a %s of shape %v", t.Name,
+				len(t.Data), t.DType, t.Shape)
 		}
 		shape := t.Shape
 		if shape == nil {
@@ -153,7 +156,8 @@ func Write(w io.Writer, f *File) error {
 		hdr.WriteByte(' ')
 	}
 	if hdr.Len() > MaxHeaderBytes {
-		return fmt.Errorf("header of %d bytes is over the format's limit of %d", hdr.Len(), MaxHeaderBytes)
+		return fmt.Errorf("header of %d bytes is over the format's limit of %d", hdr.Len(),
+			MaxHeaderBytes)
 	}
 	var n [8]byte
 	binary.LittleEndian.PutUint64(n[:], uint64(hdr.Len()))
@@ -204,27 +208,32 @@ func Decode(b []byte) (*File, error) {
 			sum = crc32.Update(sum, castagnoli, part)
 		}
 		if got := fmt.Sprintf("%08x", sum); got != want {
-			return nil, fmt.Errorf("CRC32C of the file is %s, its header says %s: it is damaged", got, want)
+			return nil, fmt.Errorf("CRC32C of the file is %s, its header says %s: it is damaged",
+				got, want)
 		}
 		delete(f.Metadata, sumKey)
 		f.Sealed = true
 	}
 	if want, ok := f.Metadata[dataKey]; ok {
 		if got := fmt.Sprintf("%08x", crc32.Checksum(data, castagnoli)); got != want {
-			return nil, fmt.Errorf("CRC32C of the tensors is %s, the header says %s: the file is damaged", got, want)
+			return nil,
+				fmt.Errorf("CRC32C of the tensors is %s, the header says %s: the file is damaged",
+					got, want)
 		}
 		delete(f.Metadata, dataKey)
 	}
 	return f, nil
 }
 
-// findSum is where a header holds the digits of the whole file's checksum. They stand after the key as Write puts it; a
-// file in which the key stands twice, or otherwise, is none of ours.
+// findSum is where a header holds the digits of the whole file's checksum. They stand after the key
+// as Write puts it; a file in which the key stands twice, or otherwise, is none of ours.
 func findSum(hdr []byte) (at int, err error) {
 	key := []byte(`"` + sumKey + `":"`)
 	at = bytes.Index(hdr, key)
-	if at < 0 || bytes.LastIndex(hdr, key) != at || at+len(key)+len(noSum) >= len(hdr) || hdr[at+len(key)+len(noSum)] != '"' {
-		return 0, fmt.Errorf("the checksum of the file is not where its writer puts it: it is damaged")
+	if at < 0 || bytes.LastIndex(hdr, key) != at || at+len(key)+len(noSum) >= len(hdr) ||
+		hdr[at+len(key)+len(noSum)] != '"' {
+		return 0,
+			fmt.Errorf("the checksum of the file is not where its writer puts it: it is damaged")
 	}
 	return at + len(key), nil
 }
@@ -273,17 +282,21 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 		}
 		lo, hi := e.Offsets[0], e.Offsets[1]
 		if lo > hi || hi > uint64(len(data)) {
-			return nil, fmt.Errorf("tensor %q: bytes %d to %d are outside the file's %d", name, lo, hi, len(data))
+			return nil, fmt.Errorf("tensor %q: bytes %d to %d are outside the file's %d", name, lo,
+				hi, len(data))
 		}
 		if n, ok := byteSize(e.DType, e.Shape); !ok || n != hi-lo {
-			return nil, fmt.Errorf("tensor %q: %d bytes do not make a %s of shape %v", name, hi-lo, e.DType, e.Shape)
+			return nil, fmt.Errorf("tensor %q: %d bytes do not make a %s of shape %v", name, hi-lo,
+				e.DType, e.Shape)
 		}
-		spans = append(spans, span{e.Offsets, Tensor{Name: name, DType: e.DType, Shape: e.Shape, Data: data[lo:hi:hi]}})
+		spans = append(spans, span{e.Offsets, Tensor{Name: name, DType: e.DType, Shape: e.Shape,
+			Data: data[lo:hi:hi]}})
 	}
 	if _, err := dec.Token(); err != nil {
 		return nil, fmt.Errorf("header: %w", err)
 	}
-	if rest, err := io.ReadAll(dec.Buffered()); err != nil || strings.Trim(string(rest), " ") != "" {
+	if rest, err := io.ReadAll(dec.Buffered()); err != nil ||
+		strings.Trim(string(rest), " ") != "" {
 		return nil, fmt.Errorf("header: something follows its closing brace")
 	}
 	sort.SliceStable(spans, func(i, j int) bool {
@@ -293,7 +306,8 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 	at := uint64(0)
 	for _, s := range spans {
 		if s.off[0] != at { // the format allows neither holes nor overlaps
-			return nil, fmt.Errorf("tensor %q starts at byte %d, the one before it ends at %d", s.t.Name, s.off[0], at)
+			return nil, fmt.Errorf("tensor %q starts at byte %d, the one before it ends at %d",
+				s.t.Name, s.off[0], at)
 		}
 		at = s.off[1]
 		f.Tensors = append(f.Tensors, s.t)
@@ -304,7 +318,8 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 	return f, nil
 }
 
-// readable refuses what is no checkpoint, or too large a one, before memory is taken for it: a sparse file may claim any size.
+// readable refuses what is no checkpoint, or too large a one, before memory is taken for it: a
+// sparse file may claim any size.
 func readable(path string) error {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -317,12 +332,17 @@ func readable(path string) error {
 	}
 	var n [8]byte
 	if _, err := f.ReadAt(n[:], 0); err == nil {
-		if h := binary.LittleEndian.Uint64(n[:]); h == 0 || h > MaxHeaderBytes || h > uint64(st.Size()-8) {
-			return errs.New(errs.Device, "checkpoint %s: no safetensors file: its header would have %d bytes; give an intact one, or train anew", path, h)
+		if h := binary.LittleEndian.Uint64(n[:]); h == 0 || h > MaxHeaderBytes ||
+			h > uint64(st.Size()-8) {
+			return errs.New(errs.Device,
+				"checkpoint %s: no safetensors file: its header would have %d bytes; give an intact one, or train anew",
+				path, h)
 		}
 	}
 	if free, err := hostmem.AvailableBytes(); err == nil && st.Size() > free {
-		return errs.New(errs.Capability, "checkpoint %s has %d bytes, and %d are free in memory; give an intact one, or more memory", path, st.Size(), free)
+		return errs.New(errs.Capability,
+			"checkpoint %s has %d bytes, and %d are free in memory; give an intact one, or more memory",
+			path, st.Size(), free)
 	}
 	return nil
 }
@@ -338,7 +358,8 @@ func Load(path string) (*File, error) {
 	}
 	f, err := Decode(b)
 	if err != nil {
-		return nil, errs.New(errs.Device, "checkpoint %s: %w; give an intact one, or train anew", path, err)
+		return nil, errs.New(errs.Device, "checkpoint %s: %w; give an intact one, or train anew",
+			path, err)
 	}
 	return f, nil
 }
@@ -415,18 +436,23 @@ func LockDir(dir string) (*Lock, error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
-		return nil, errs.New(errs.Refused, "checkpoint folder %s is in use by another run; wait for it, or give another folder", dir)
+		return nil, errs.New(errs.Refused,
+			"checkpoint folder %s is in use by another run; wait for it, or give another folder",
+			dir)
 	}
 	// What a Save left that was killed; no other writer is there.
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		name, hidden := strings.CutPrefix(e.Name(), ".")
-		if name, ours := strings.CutSuffix(name, ".safetensors"+partial); hidden && ours && e.Type().IsRegular() && (name == "checkpoint" || name == "best") {
+		if name, ours := strings.CutSuffix(name, ".safetensors"+partial); hidden && ours &&
+			e.Type().IsRegular() && (name == "checkpoint" || name == "best") {
 			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(errs.New(errs.Usage, "--checkpoint: %w; name a folder that can be written", err), f.Close())
+		return nil,
+			errors.Join(errs.New(errs.Usage, "--checkpoint: %w; name a folder that can be written",
+				err), f.Close())
 	}
 	return &Lock{f}, nil
 }

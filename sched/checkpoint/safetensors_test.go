@@ -21,7 +21,8 @@ func sample() *File {
 	return &File{
 		Metadata: map[string]string{"a": "1", "z": "quote \" and 日本"},
 		Tensors: []Tensor{
-			{Name: "w", DType: "F32", Shape: []int64{2, 3}, Data: bytes.Repeat([]byte{1, 2, 3, 4}, 6)},
+			{Name: "w", DType: "F32", Shape: []int64{2, 3},
+				Data: bytes.Repeat([]byte{1, 2, 3, 4}, 6)},
 			{Name: "empty", DType: "F32", Shape: []int64{0, 7}, Data: []byte{}},
 			{Name: "step", DType: "I64", Shape: nil, Data: []byte{9, 0, 0, 0, 0, 0, 0, 0}},
 		},
@@ -91,13 +92,25 @@ func TestDecodeRefuses(t *testing.T) {
 		"no object":       {raw(`[1]`, 0), "does not start"},
 		"bad json":        {raw(`{"a":`, 0), "header"},
 		"after brace":     {raw(`{}x`, 0), "follows"},
-		"twice":           {raw(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), "occurs twice"},
-		"hole":            {raw(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), "starts at byte 1"},
-		"overlap":         {raw(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), "starts at byte 1"},
-		"backwards":       {raw(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}}`, 2), "outside"},
-		"dtype":           {raw(`{"a":{"dtype":"Q9","shape":[1],"data_offsets":[0,1]}}`, 1), "do not make"},
-		"negative":        {raw(`{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}`, 1), "do not make"},
-		"overflow":        {raw(`{"a":{"dtype":"F64","shape":[4611686018427387904,8],"data_offsets":[0,0]}}`, 0), "do not make"},
+		"twice": {
+			raw(
+				`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`,
+				2), "occurs twice"},
+		"hole": {raw(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2),
+			"starts at byte 1"},
+		"overlap": {
+			raw(
+				`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`,
+				2), "starts at byte 1"},
+		"backwards": {raw(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}}`, 2),
+			"outside"},
+		"dtype": {raw(`{"a":{"dtype":"Q9","shape":[1],"data_offsets":[0,1]}}`, 1),
+			"do not make"},
+		"negative": {raw(`{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}`, 1),
+			"do not make"},
+		"overflow": {
+			raw(`{"a":{"dtype":"F64","shape":[4611686018427387904,8],"data_offsets":[0,0]}}`, 0),
+			"do not make"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Decode(c.b)
@@ -110,7 +123,8 @@ func TestWriteRefuses(t *testing.T) {
 	for _, f := range []*File{
 		{Tensors: []Tensor{{Name: "a", DType: "F32", Shape: []int64{2}, Data: make([]byte, 4)}}},
 		{Tensors: []Tensor{{Name: "__metadata__", DType: "U8", Shape: []int64{0}}}},
-		{Tensors: []Tensor{{Name: "a", DType: "U8", Shape: []int64{0}}, {Name: "a", DType: "U8", Shape: []int64{0}}}},
+		{Tensors: []Tensor{{Name: "a", DType: "U8", Shape: []int64{0}},
+			{Name: "a", DType: "U8", Shape: []int64{0}}}},
 	} {
 		require.Error(t, Write(&bytes.Buffer{}, f))
 	}
@@ -121,7 +135,8 @@ func TestSaveReplacesAtomically(t *testing.T) {
 	path := filepath.Join(dir, "last.safetensors")
 	require.NoError(t, Save(path, sample()))
 	// What a killed Save leaves behind harms neither a load nor the next Save.
-	require.NoError(t, os.WriteFile(filepath.Join(dir, ".last.safetensors.partial"), []byte("torn"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".last.safetensors.partial"),
+		[]byte("torn"), 0o644))
 	_, err := Load(path)
 	require.NoError(t, err)
 	f := sample()
@@ -219,7 +234,8 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		for bit := range 8 {
 			bad := bytes.Clone(good)
 			bad[i] ^= 1 << bit
-			// A flip in the checksum's key makes a file without one, which is for the caller to refuse.
+			// A flip in the checksum's key makes a file without one, which is for the caller to
+			// refuse.
 			if f, err := Decode(bad); err == nil && f.Sealed {
 				t.Fatalf("bit %d of byte %d of %d: not found", bit, i, len(good))
 			}
@@ -240,7 +256,8 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	require.NoError(t, err, "escaped in a value it is another text")
 }
 
-// What another program's reader sees: the length, JSON, names with ranges that cover the rest, and metadata of strings.
+// What another program's reader sees: the length, JSON, names with ranges that cover the rest, and
+// metadata of strings.
 func TestOtherReadersTakeOurFiles(t *testing.T) {
 	b := encode(t, sample())
 	n := binary.LittleEndian.Uint64(b)
@@ -272,7 +289,9 @@ func TestOtherReadersTakeOurFiles(t *testing.T) {
 
 // A file of an earlier version has a checksum over its tensors alone.
 func TestEarlierVersionsAreRead(t *testing.T) {
-	old := raw(`{"__metadata__":{"a":"1","helios.data_crc32c":"527d5351"},"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, 0)
+	old := raw(
+		`{"__metadata__":{"a":"1","helios.data_crc32c":"527d5351"},"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`,
+		0)
 	old = append(old, 1, 2, 3, 4)
 	sum := fmt.Sprintf("%08x", crc32.Checksum([]byte{1, 2, 3, 4}, castagnoli))
 	old = bytes.Replace(old, []byte("527d5351"), []byte(sum), 1)
@@ -287,7 +306,8 @@ func TestEarlierVersionsAreRead(t *testing.T) {
 
 func TestLockDirRemovesLeftovers(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{".checkpoint.safetensors.partial", ".best.safetensors.partial", "mine.partial"} {
+	for _, name := range []string{".checkpoint.safetensors.partial", ".best.safetensors.partial",
+		"mine.partial"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("torn"), 0o644))
 	}
 	l, err := LockDir(dir)

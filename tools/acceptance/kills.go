@@ -16,13 +16,16 @@ import (
 	"helios/sched"
 )
 
-// killed kills a run at random moments of its life, from before its first line on, and looks at what it left each time.
+// killed kills a run at random moments of its life, from before its first line on, and looks at
+// what it left each time.
 func (r *runner) killed() error {
-	work, err := r.setUp("kills", 2, "16MiB", "generate", "--kind", "sbm", "--nodes", "3000", "--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3")
+	work, err := r.setUp("kills", 2, "16MiB", "generate", "--kind", "sbm", "--nodes", "3000",
+		"--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3")
 	if err != nil {
 		return err
 	}
-	args := []string{"--dataset", "g", "--epochs", "12", "--hidden", "24", "--fanout", "5,5", "--batch-size", "128", "--seed", "9", "--dropout", "0.3"}
+	args := []string{"--dataset", "g", "--epochs", "12", "--hidden", "24", "--fanout", "5,5",
+		"--batch-size", "128", "--seed", "9", "--dropout", "0.3"}
 	began := time.Now()
 	whole, err := r.train(work, args...)
 	if err != nil {
@@ -44,7 +47,8 @@ func (r *runner) killed() error {
 		if err := c.Start(); err != nil {
 			return err
 		}
-		timer := time.AfterFunc(time.Duration(rng.Float64()*float64(length)/3), func() { _ = c.Process.Kill() })
+		timer := time.AfterFunc(time.Duration(rng.Float64()*float64(length)/3),
+			func() { _ = c.Process.Kill() })
 		err := c.Wait()
 		timer.Stop()
 		if err != nil && c.ProcessState.ExitCode() != -1 {
@@ -70,7 +74,8 @@ func (r *runner) killed() error {
 	if err := k.resume(); err != nil {
 		return fmt.Errorf("after %d kills (seed %d): %w", kills, seed, err)
 	}
-	fmt.Printf("%d kills at random moments in %d runs, %d of which came to their end: %d checkpoints looked at, %d times another than before, never a part of one; %d lines of results, each whole; %d resumed copies: params_sha256 %s, as without kills\n",
+	fmt.Printf(
+		"%d kills at random moments in %d runs, %d of which came to their end: %d checkpoints looked at, %d times another than before, never a part of one; %d lines of results, each whole; %d resumed copies: params_sha256 %s, as without kills\n",
 		kills, runs, ends, k.checkpoints, k.moved, k.lines, again+1, whole.SHA)
 	if k.moved == 0 || ends+again == 0 {
 		return errors.New("the kills came at no moment that matters")
@@ -89,11 +94,12 @@ type killing struct {
 	checkpoints, moved, lines int
 }
 
-// train is the next run's command. A run that was killed right after its end has left its timeline, which no later one
-// replaces unasked.
+// train is the next run's command. A run that was killed right after its end has left its timeline,
+// which no later one replaces unasked.
 func (k *killing) train(dir string) []string {
 	_ = os.Remove(filepath.Join(k.work, dir+".json")) // mostly not there
-	return append(append([]string{"train", "--quiet"}, k.args...), "--checkpoint", dir, "--checkpoint-every", "2", "--resume", "--results", dir+".jsonl", "--timeline", dir+".json")
+	return append(append([]string{"train", "--quiet"}, k.args...), "--checkpoint", dir,
+		"--checkpoint-every", "2", "--resume", "--results", dir+".jsonl", "--timeline", dir+".json")
 }
 
 // look checks the checkpoint, the results and the folder; ended: of a run that came to its end.
@@ -109,7 +115,9 @@ func (k *killing) look(ended bool) error {
 		k.checkpoints++
 		at := [2]int{held.Epoch, held.Batch}
 		if slices.Compare(at[:], k.last[:]) < 0 {
-			return fmt.Errorf("the checkpoint went back from epoch %d, batch %d to epoch %d, batch %d", k.last[0], k.last[1], at[0], at[1])
+			return fmt.Errorf(
+				"the checkpoint went back from epoch %d, batch %d to epoch %d, batch %d", k.last[0],
+				k.last[1], at[0], at[1])
 		}
 		if at != k.last {
 			k.moved++
@@ -124,8 +132,8 @@ func (k *killing) look(ended bool) error {
 	return k.leftovers(ended)
 }
 
-// results holds a file's lines against what they must be: each parses, the first identifies the run, no epoch is there
-// twice, and after a run's end the last says that it was whole.
+// results holds a file's lines against what they must be: each parses, the first identifies the
+// run, no epoch is there twice, and after a run's end the last says that it was whole.
 func (k *killing) results(file string, ended bool) error {
 	b, err := os.ReadFile(filepath.Join(k.work, file))
 	if errors.Is(err, fs.ErrNotExist) && !ended {
@@ -156,7 +164,8 @@ func (k *killing) results(file string, ended bool) error {
 		}
 		if l.Event == "epoch" {
 			if epochs++; l.Epoch != epochs {
-				return fmt.Errorf("%s, line %d: epoch %d where %d is missing", file, i+1, l.Epoch, epochs)
+				return fmt.Errorf("%s, line %d: epoch %d where %d is missing", file, i+1,
+					l.Epoch, epochs)
 			}
 		}
 		if l.Event == "result" && l.SHA != k.sha {
@@ -165,7 +174,8 @@ func (k *killing) results(file string, ended bool) error {
 		k.lines++
 	}
 	if ended && (l.Event != "end" || !l.Whole || epochs != 12) {
-		return fmt.Errorf("%s ends with event %q, whole %v, after %d epochs", file, l.Event, l.Whole, epochs)
+		return fmt.Errorf("%s ends with event %q, whole %v, after %d epochs", file, l.Event,
+			l.Whole, epochs)
 	}
 	return nil
 }
@@ -195,7 +205,8 @@ func (k *killing) resume() error {
 		copied = append(copied, "ck.jsonl")
 	}
 	for _, name := range copied {
-		from, to := filepath.Join(k.work, name), filepath.Join(k.work, strings.Replace(name, "ck", "copy", 1))
+		from, to := filepath.Join(k.work, name),
+			filepath.Join(k.work, strings.Replace(name, "ck", "copy", 1))
 		if st, err := os.Stat(from); err == nil && st.IsDir() {
 			if err := os.CopyFS(to, os.DirFS(from)); err != nil {
 				return err

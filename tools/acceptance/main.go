@@ -85,7 +85,8 @@ func run(r *runner, only, parent string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
-	claims := map[string]func() error{"edges": r.edges, "memory": r.memory, "same": r.same, "growth": r.growth, "kills": r.killed}
+	claims := map[string]func() error{
+		"edges": r.edges, "memory": r.memory, "same": r.same, "growth": r.growth, "kills": r.killed}
 	var failed []string
 	for _, name := range strings.Split(only, ",") {
 		claim, ok := claims[name]
@@ -121,7 +122,8 @@ func (r *runner) do(work string, args ...string) ([]byte, error) {
 	c, stderr := r.command(work, args...)
 	out, err := c.Output()
 	if err != nil {
-		return nil, fmt.Errorf("heliosctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return nil, fmt.Errorf("heliosctl %s: %w: %s", strings.Join(args, " "), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return out, nil
 }
@@ -176,8 +178,10 @@ func (r *runner) edges() error {
 	}
 	var gain []float64
 	for seed := 1; seed <= r.seeds; seed++ {
-		args := []string{"--dataset", "g", "--model", "sage", "--fanout", "10,10", "--batch-size", "1024", "--hidden", "128",
-			"--epochs", "8", "--lr", "0.003", "--dropout", "0.3", "--mode", "inmem", "--seed", fmt.Sprint(seed)}
+		args := []string{"--dataset", "g", "--model", "sage", "--fanout", "10,10", "--batch-size",
+			"1024", "--hidden", "128",
+			"--epochs", "8", "--lr", "0.003", "--dropout", "0.3", "--mode", "inmem", "--seed",
+			fmt.Sprint(seed)}
 		with, err := r.train(work, args...)
 		if err != nil {
 			return err
@@ -191,7 +195,8 @@ func (r *runner) edges() error {
 			seed, 100*with.TestAcc, 100*without.TestAcc, gain[seed-1])
 	}
 	mean, dev := meanDev(gain)
-	fmt.Printf("gain by edges: mean %+.2f points, standard deviation %.2f, range %+.2f to %+.2f\n", mean, dev, slices.Min(gain), slices.Max(gain))
+	fmt.Printf("gain by edges: mean %+.2f points, standard deviation %.2f, range %+.2f to %+.2f\n",
+		mean, dev, slices.Min(gain), slices.Max(gain))
 	if mean < 3 {
 		return fmt.Errorf("a mean gain of %.2f points is below 3", mean)
 	}
@@ -212,14 +217,16 @@ func meanDev(x []float64) (mean, dev float64) {
 }
 
 func (r *runner) memory() error {
-	work, err := r.setUp("memory", 4, "512MiB", "generate", "--kind", "sbm", "--nodes", fmt.Sprint(r.nodes),
+	work, err := r.setUp("memory", 4, "512MiB", "generate", "--kind", "sbm", "--nodes",
+		fmt.Sprint(r.nodes),
 		"--avg-degree", "12", "--classes", "16", "--dim", "256", "--seed", "1")
 	if err != nil {
 		return err
 	}
 	features := int64(r.nodes) * 256 * 4
 	for _, mode := range []string{"helios", "cpu"} {
-		args := []string{"--dataset", "g", "--mode", mode, "--fanout", "10,10", "--hidden", "32", "--epochs", "1", "--seed", "1", "--cpu-cache", "10%", "--no-eval"}
+		args := []string{"--dataset", "g", "--mode", mode, "--fanout", "10,10", "--hidden", "32",
+			"--epochs", "1", "--seed", "1", "--cpu-cache", "10%", "--no-eval"}
 		if mode == "helios" {
 			args = append(args, "--gpu-cache", "5%")
 		}
@@ -229,8 +236,11 @@ func (r *runner) memory() error {
 		}
 		budgets := res.GPU + res.CPU
 		limit := budgets + res.Topology + 400<<20
-		fmt.Printf("%-6s features %d MiB, budgets %d MiB (1:%.1f), topology %d MiB, peak %d MiB, limit %d MiB\n", mode,
-			features>>20, budgets>>20, float64(features)/float64(budgets), res.Topology>>20, res.Peak>>20, limit>>20)
+		fmt.Printf(
+			"%-6s features %d MiB, budgets %d MiB (1:%.1f), topology %d MiB, peak %d MiB, limit %d MiB\n",
+			mode,
+			features>>20, budgets>>20, float64(features)/float64(budgets), res.Topology>>20,
+			res.Peak>>20, limit>>20)
 		if features < 5*budgets || res.Peak > limit {
 			return fmt.Errorf("mode %s: peak %d bytes, limit %d", mode, res.Peak, limit)
 		}
@@ -239,7 +249,8 @@ func (r *runner) memory() error {
 }
 
 // small is the dataset of same.
-var small = []string{"generate", "--kind", "sbm", "--nodes", "20000", "--avg-degree", "12", "--classes", "8", "--dim", "64", "--seed", "3"}
+var small = []string{"generate", "--kind", "sbm", "--nodes", "20000", "--avg-degree", "12",
+	"--classes", "8", "--dim", "64", "--seed", "3"}
 
 func (r *runner) same() error {
 	want, runs := "", 0
@@ -249,7 +260,8 @@ func (r *runner) same() error {
 			return err
 		}
 		var variants []string
-		for _, mode := range []string{"helios --gpu-cache 0 --cpu-cache 0", "helios --gpu-cache 5% --cpu-cache 10%", "inmem", "cpu", "mmap"} {
+		for _, mode := range []string{"helios --gpu-cache 0 --cpu-cache 0",
+			"helios --gpu-cache 5% --cpu-cache 10%", "inmem", "cpu", "mmap"} {
 			for _, pipeline := range []string{"deep", "intra", "none"} {
 				for _, workers := range []string{"1", "2"} {
 					variants = append(variants, mode+" --pipeline "+pipeline+" --workers "+workers)
@@ -257,19 +269,24 @@ func (r *runner) same() error {
 			}
 		}
 		if ssds == 4 {
-			variants = append(variants, "gids", "gids --gpu-cache 10% --cache-line row", "bam", "bam --accumulate 0.9 --pipeline run-ahead",
-				"helios --policy lru", "helios --policy sieve --cache-line 4096 --window 4", "helios --policy clock --pipeline intra", "cpu --gpu-cache 5% --policy s3fifo",
-				"helios --pipeline series", "helios --tune full", "helios --topology ssd", "helios --hotness degree")
+			variants = append(variants, "gids", "gids --gpu-cache 10% --cache-line row", "bam",
+				"bam --accumulate 0.9 --pipeline run-ahead",
+				"helios --policy lru", "helios --policy sieve --cache-line 4096 --window 4",
+				"helios --policy clock --pipeline intra", "cpu --gpu-cache 5% --policy s3fifo",
+				"helios --pipeline series", "helios --tune full", "helios --topology ssd",
+				"helios --hotness degree")
 		}
 		for _, v := range variants {
-			res, err := r.train(work, append([]string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01",
+			res, err := r.train(work, append([]string{"--dataset", "g", "--epochs", "2", "--hidden",
+				"32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01",
 				"--mode"}, strings.Fields(v)...)...)
 			if err != nil {
 				return fmt.Errorf("%d SSDs, %s: %w", ssds, v, err)
 			}
 			if want == "" {
 				want = res.SHA
-				fmt.Printf("params_sha256 %s, loss %.4f then %.4f\n", want, res.Epochs[0].Loss, res.Epochs[1].Loss)
+				fmt.Printf("params_sha256 %s, loss %.4f then %.4f\n", want, res.Epochs[0].Loss,
+					res.Epochs[1].Loss)
 			}
 			if res.SHA != want {
 				return fmt.Errorf("%d SSDs, %s: params_sha256 %s", ssds, v, res.SHA)
@@ -283,7 +300,8 @@ func (r *runner) same() error {
 	fmt.Printf("%d runs: equal parameters\n", runs)
 	work := filepath.Join(r.dir, "same4")
 	for _, level := range []string{"avx2", "avx512"} {
-		args := []string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5", "--dropout", "0.2", "--lr", "0.01", "--kernels", level}
+		args := []string{"--dataset", "g", "--epochs", "2", "--hidden", "32", "--seed", "5",
+			"--dropout", "0.2", "--lr", "0.01", "--kernels", level}
 		res, err := r.train(work, args...)
 		if err != nil && strings.Contains(err.Error(), "has no such instructions") {
 			fmt.Printf("%s: this CPU does not have it\n", level)
@@ -293,29 +311,34 @@ func (r *runner) same() error {
 			return err
 		}
 		if res.SHA != want || res.Kernels != level {
-			return fmt.Errorf("kernels %s (asked for %s): params_sha256 %s", res.Kernels, level, res.SHA)
+			return fmt.Errorf("kernels %s (asked for %s): params_sha256 %s", res.Kernels, level,
+				res.SHA)
 		}
 		fmt.Printf("kernels %s: the same\n", level)
 	}
 	return nil
 }
 
-// growth holds the memory at the end of the epochs together. Pages that a run touches for the first time late
-// (staging slots, the most that a batch needed) are a few MiB, so the caches are some hundreds.
+// growth holds the memory at the end of the epochs together. Pages that a run touches for the first
+// time late (staging slots, the most that a batch needed) are a few MiB, so the caches are some
+// hundreds.
 func (r *runner) growth() error {
-	work, err := r.setUp("growth", 2, "512MiB", "generate", "--nodes", "400000", "--avg-degree", "12", "--classes", "16", "--dim", "256", "--seed", "4",
+	work, err := r.setUp("growth", 2, "512MiB", "generate", "--nodes", "400000", "--avg-degree",
+		"12", "--classes", "16", "--dim", "256", "--seed", "4",
 		"--train-fraction", "0.04", "--val-fraction", "0.005", "--test-fraction", "0.005")
 	if err != nil {
 		return err
 	}
 	for _, mode := range []string{"helios", "inmem"} {
-		res, err := r.train(work, "--dataset", "g", "--mode", mode, "--fanout", "8,4", "--hidden", "16", "--batch-size", "1024", "--cpu-cache", "80%", "--epochs", "30", "--seed", "2")
+		res, err := r.train(work, "--dataset", "g", "--mode", mode, "--fanout", "8,4", "--hidden",
+			"16", "--batch-size", "1024", "--cpu-cache", "80%", "--epochs", "30", "--seed", "2")
 		if err != nil {
 			return err
 		}
 		third, last := res.Epochs[2].Memory, res.Epochs[29].Memory
 		change := 100 * float64(last-third) / float64(third)
-		fmt.Printf("%-6s %.1f MiB after epoch 3, %.1f MiB after epoch 30: %+.2f %%; peak %.1f MiB\n", mode,
+		fmt.Printf(
+			"%-6s %.1f MiB after epoch 3, %.1f MiB after epoch 30: %+.2f %%; peak %.1f MiB\n", mode,
 			float64(third)/(1<<20), float64(last)/(1<<20), change, float64(res.Peak)/(1<<20))
 		if math.Abs(change) > 1 {
 			return fmt.Errorf("mode %s: the memory changed by %.2f %%", mode, change)

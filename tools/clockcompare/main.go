@@ -3,11 +3,11 @@
 //
 //	go run ./tools/clockcompare -check
 //
-// In wall time it makes software SSDs in RAM that play an SSD model which this CPU can keep up with,
-// and measures them as "bench io" does; in virtual time the profile "host" plays the same model. Where
-// they differ by more than 10 %, one of the two is wrong, or the machine was busy with something else:
-// then the medians agree and the 99th percentiles are milliseconds apart, as threads wait for a core.
-// "chrt -r 1 clockcompare" keeps others off for the time of the runs.
+// In wall time it makes software SSDs in RAM that play an SSD model which this CPU can keep up
+// with, and measures them as "bench io" does; in virtual time the profile "host" plays the same
+// model. Where they differ by more than 10 %, one of the two is wrong, or the machine was busy with
+// something else: then the medians agree and the 99th percentiles are milliseconds apart, as
+// threads wait for a core. "chrt -r 1 clockcompare" keeps others off for the time of the runs.
 package main
 
 import (
@@ -126,7 +126,8 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		for _, n := range o.ssds {
 			for _, row := range o.rows {
 				for _, depth := range o.depths {
-					cfg := iobench.Config{Stack: stack, RowBytes: row, Depth: depth, Coalesce: -1, Duration: time.Duration(o.seconds * float64(time.Second)), Seed: 1}
+					cfg := iobench.Config{Stack: stack, RowBytes: row, Depth: depth, Coalesce: -1,
+						Duration: time.Duration(o.seconds * float64(time.Second)), Seed: 1}
 					r, err := compare(ctx, cfg, o.runs, dev, disks[:n], p, m)
 					if err != nil {
 						return err
@@ -145,7 +146,8 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 }
 
 // open makes software SSDs in RAM that play a model.
-func open(ctx context.Context, n int, bytes int64, m *ssdmodel.Model) (disks []*gpuio.SSD, done func() error, err error) {
+func open(ctx context.Context, n int, bytes int64, m *ssdmodel.Model) (disks []*gpuio.SSD,
+	done func() error, err error) {
 	dir, err := os.MkdirTemp("/dev/shm", "clockcompare-")
 	if err != nil {
 		return nil, nil, err
@@ -178,7 +180,8 @@ func open(ctx context.Context, n int, bytes int64, m *ssdmodel.Model) (disks []*
 	return disks, done, nil
 }
 
-func compare(ctx context.Context, cfg iobench.Config, runs int, dev cuda.Device, disks []*gpuio.SSD, p *hardware.Profile, m *ssdmodel.Model) (result, error) {
+func compare(ctx context.Context, cfg iobench.Config, runs int, dev cuda.Device, disks []*gpuio.SSD,
+	p *hardware.Profile, m *ssdmodel.Model) (result, error) {
 	virtual := cfg
 	virtual.Hardware, virtual.SSDCount, virtual.Model = p, len(disks), m
 	v, err := iobench.Run(ctx, virtual)
@@ -194,31 +197,40 @@ func compare(ctx context.Context, cfg iobench.Config, runs int, dev cuda.Device,
 		wall.Dev, wall.SSDs = dev, disks
 		w, err := iobench.Run(ctx, wall)
 		if err == nil && !w.Audited {
-			err = fmt.Errorf("%s, %d SSDs, depth %d: failed its audit: %s", cfg.Stack, len(disks), cfg.Depth, w.AuditError)
+			err = fmt.Errorf("%s, %d SSDs, depth %d: failed its audit: %s", cfg.Stack, len(disks),
+				cfg.Depth, w.AuditError)
 		}
 		if err != nil {
 			return result{}, err
 		}
 		rows = append(rows, w)
 	}
-	slices.SortFunc(rows, func(a, b iobench.Row) int { return int(math.Copysign(1, a.IOPS-b.IOPS)) })
+	slices.SortFunc(rows,
+		func(a, b iobench.Row) int { return int(math.Copysign(1, a.IOPS-b.IOPS)) })
 	w := rows[len(rows)/2]
 	return result{
 		Stack: cfg.Stack, SSDs: len(disks), Depth: cfg.Depth, RowBytes: cfg.RowBytes,
-		Wall: w.IOPS, WallLow: rows[0].IOPS, WallHigh: rows[len(rows)-1].IOPS, Virtual: v.IOPS, Ratio: w.IOPS / v.IOPS,
-		WallP50: w.P50, VirtP50: v.P50, WallP99: w.P99, VirtP99: v.P99, CPU: w.CPUPerIO * w.IOPS / 1e6,
+		Wall: w.IOPS, WallLow: rows[0].IOPS, WallHigh: rows[len(rows)-1].IOPS, Virtual: v.IOPS,
+		Ratio:   w.IOPS / v.IOPS,
+		WallP50: w.P50, VirtP50: v.P50, WallP99: w.P99, VirtP99: v.P99,
+		CPU: w.CPUPerIO * w.IOPS / 1e6,
 	}, nil
 }
 
 func report(o options, results []result, out io.Writer) error {
 	b := bufio.NewWriter(out)
-	fmt.Fprintf(b, "SSDs in RAM that play %s: wall clock (median of %d, least-most) against modelled (profile %s)\n", o.model, o.runs, o.hardware)
+	fmt.Fprintf(b,
+		"SSDs in RAM that play %s: wall clock (median of %d, least-most) against modelled (profile %s)\n",
+		o.model, o.runs, o.hardware)
 	w := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "stack\tSSDs\tdepth\trow\twall IOPS\tmodelled IOPS\twall/modelled\tp50 us\tmodelled\tp99 us\tmodelled\tCPUs")
+	fmt.Fprintln(w,
+		"stack\tSSDs\tdepth\trow\twall IOPS\tmodelled IOPS\twall/modelled\tp50 us\tmodelled\tp99 us\tmodelled\tCPUs")
 	worst, missed := 0.0, 0
 	for _, r := range results {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%.0f (%.0f-%.0f)\t%.0f\t%.3f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\n",
-			r.Stack, r.SSDs, r.Depth, r.RowBytes, r.Wall, r.WallLow, r.WallHigh, r.Virtual, r.Ratio, r.WallP50, r.VirtP50, r.WallP99, r.VirtP99, r.CPU)
+		fmt.Fprintf(w,
+			"%s\t%d\t%d\t%d\t%.0f (%.0f-%.0f)\t%.0f\t%.3f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\n",
+			r.Stack, r.SSDs, r.Depth, r.RowBytes, r.Wall, r.WallLow, r.WallHigh, r.Virtual, r.Ratio,
+			r.WallP50, r.VirtP50, r.WallP99, r.VirtP99, r.CPU)
 		d := math.Abs(r.Ratio - 1)
 		worst = max(worst, d)
 		if d > o.allowed {
@@ -228,12 +240,14 @@ func report(o options, results []result, out io.Writer) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(b, "%d configurations, %d beyond %.0f %%, the worst %.1f %%\n", len(results), missed, 100*o.allowed, 100*worst)
+	fmt.Fprintf(b, "%d configurations, %d beyond %.0f %%, the worst %.1f %%\n", len(results),
+		missed, 100*o.allowed, 100*worst)
 	if err := b.Flush(); err != nil {
 		return err
 	}
 	if o.check && missed > 0 {
-		return fmt.Errorf("%d of %d configurations differ by more than %.0f %%", missed, len(results), 100*o.allowed)
+		return fmt.Errorf("%d of %d configurations differ by more than %.0f %%", missed,
+			len(results), 100*o.allowed)
 	}
 	return nil
 }

@@ -66,13 +66,17 @@ func main() {
 	extra := flag.String("args", "", "more arguments for heliosctl bench io, separated by spaces")
 	flag.StringVar(&o.heliosctl, "heliosctl", "heliosctl", "the program to measure")
 	flag.StringVar(&o.fio, "fio", "fio", "the program to compare with")
-	flag.StringVar(&o.file, "file", "", "file to read; without it one of -size MiB is made for the time of the runs")
+	flag.StringVar(&o.file, "file", "",
+		"file to read; without it one of -size MiB is made for the time of the runs")
 	mib := flag.Int64("size", 2048, "size of the file that is made, in MiB")
 	flag.IntVar(&o.runs, "runs", 5, "alternations at each depth")
 	flag.Float64Var(&o.seconds, "seconds", 3, "length of a run")
 	flag.IntVar(&o.bytes, "bytes", 4096, "bytes of a read")
 	flag.BoolVar(&o.jsonOut, "json", false, "print each alternation as a JSON object")
-	flag.BoolVar(&o.check, "check", false, fmt.Sprintf("fail when at depth 32 or more IOPS are below %.2f of fio's, or CPU time per read above %.0f times fio's", leastIOPS, mostCPU))
+	flag.BoolVar(&o.check, "check", false,
+		fmt.Sprintf(
+			"fail when at depth 32 or more IOPS are below %.2f of fio's, or CPU time per read above %.0f times fio's",
+			leastIOPS, mostCPU))
 	flag.Parse()
 	o.size = *mib << 20
 	o.extra = strings.Fields(*extra)
@@ -105,7 +109,8 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 	}
 	state := filepath.Join(dir, "state")
-	if _, err := output(ctx, o.heliosctl, "bind-ssds", "--state", state, "--proxy", o.file); err != nil {
+	if _, err := output(ctx, o.heliosctl, "bind-ssds", "--state", state, "--proxy",
+		o.file); err != nil {
 		return err
 	}
 	defer func() {
@@ -164,15 +169,19 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return nil, fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(string(exit.Stderr)))
+		return nil, fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err,
+			strings.TrimSpace(string(exit.Stderr)))
 	}
 	return nil, fmt.Errorf("%s: %w", name, err)
 }
 
 func runFio(ctx context.Context, o options, depth int) (result, error) {
-	b, err := output(ctx, o.fio, "--name=compare", "--filename="+o.file, "--ioengine=io_uring", "--direct=1", "--rw=randread", "--readonly",
-		fmt.Sprintf("--bs=%d", o.bytes), fmt.Sprintf("--iodepth=%d", depth), "--norandommap", "--randrepeat=0", "--time_based",
-		fmt.Sprintf("--runtime=%dms", int(o.seconds*1000)), fmt.Sprintf("--ramp_time=%dms", int(o.seconds*250)), "--output-format=json")
+	b, err := output(ctx, o.fio, "--name=compare", "--filename="+o.file, "--ioengine=io_uring",
+		"--direct=1", "--rw=randread", "--readonly",
+		fmt.Sprintf("--bs=%d", o.bytes), fmt.Sprintf("--iodepth=%d", depth), "--norandommap",
+		"--randrepeat=0", "--time_based",
+		fmt.Sprintf("--runtime=%dms", int(o.seconds*1000)), fmt.Sprintf("--ramp_time=%dms",
+			int(o.seconds*250)), "--output-format=json")
 	if err != nil {
 		return result{}, err
 	}
@@ -212,8 +221,10 @@ func runFio(ctx context.Context, o options, depth int) (result, error) {
 }
 
 func runHelios(ctx context.Context, o options, state string, depth int) (result, error) {
-	args := []string{"bench", "io", "--state", state, "--ssds", "1", "--row-bytes", strconv.Itoa(o.bytes), "--depth", strconv.Itoa(depth),
-		"--seconds", strconv.FormatFloat(o.seconds, 'f', -1, 64), "--coalesce", "off", "--json"} // fio has a command for each read
+	args := []string{"bench", "io", "--state", state, "--ssd-count", "1", "--row-bytes",
+		strconv.Itoa(o.bytes), "--depth", strconv.Itoa(depth),
+		// fio has a command for each read
+		"--seconds", strconv.FormatFloat(o.seconds, 'f', -1, 64), "--coalesce", "off", "--json"}
 	b, err := output(ctx, o.heliosctl, append(args, o.extra...)...)
 	if err != nil {
 		return result{}, err
@@ -258,16 +269,27 @@ func report(o options, pairs map[int][]pair, out io.Writer) error {
 		ps := pairs[depth]
 		iops := func(p pair) float64 { return p.Helios.IOPS / p.Fio.IOPS }
 		cpu := func(p pair) float64 { return p.Helios.CPUPerIO / p.Fio.CPUPerIO }
-		fmt.Fprintf(w, "depth %d, %d alternations, %d bytes: median (least-most)\n", depth, len(ps), o.bytes)
-		fmt.Fprintf(w, "  %-12s %s IOPS, %s us CPU per read, p50 %s us, p99 %s us\n", "fio", show("%.0f", func(p pair) float64 { return p.Fio.IOPS }, ps),
-			show("%.2f", func(p pair) float64 { return p.Fio.CPUPerIO }, ps), show("%.0f", func(p pair) float64 { return p.Fio.P50 }, ps), show("%.0f", func(p pair) float64 { return p.Fio.P99 }, ps))
-		fmt.Fprintf(w, "  %-12s %s IOPS, %s us CPU per read, p50 %s us, p99 %s us\n", "heliosctl", show("%.0f", func(p pair) float64 { return p.Helios.IOPS }, ps),
-			show("%.2f", func(p pair) float64 { return p.Helios.CPUPerIO }, ps), show("%.0f", func(p pair) float64 { return p.Helios.P50 }, ps), show("%.0f", func(p pair) float64 { return p.Helios.P99 }, ps))
-		fmt.Fprintf(w, "  %-12s %s of fio's IOPS, %s of fio's CPU per read\n", "ratio", show("%.3f", iops, ps), show("%.2f", cpu, ps))
+		fmt.Fprintf(w, "depth %d, %d alternations, %d bytes: median (least-most)\n", depth, len(ps),
+			o.bytes)
+		fmt.Fprintf(w, "  %-12s %s IOPS, %s us CPU per read, p50 %s us, p99 %s us\n", "fio",
+			show("%.0f", func(p pair) float64 { return p.Fio.IOPS }, ps),
+			show("%.2f", func(p pair) float64 { return p.Fio.CPUPerIO }, ps),
+			show("%.0f", func(p pair) float64 { return p.Fio.P50 }, ps),
+			show("%.0f", func(p pair) float64 { return p.Fio.P99 }, ps))
+		fmt.Fprintf(w, "  %-12s %s IOPS, %s us CPU per read, p50 %s us, p99 %s us\n", "heliosctl",
+			show("%.0f", func(p pair) float64 { return p.Helios.IOPS }, ps),
+			show("%.2f", func(p pair) float64 { return p.Helios.CPUPerIO }, ps),
+			show("%.0f", func(p pair) float64 { return p.Helios.P50 }, ps),
+			show("%.0f", func(p pair) float64 { return p.Helios.P99 }, ps))
+		fmt.Fprintf(w, "  %-12s %s of fio's IOPS, %s of fio's CPU per read\n", "ratio",
+			show("%.3f", iops, ps), show("%.2f", cpu, ps))
 		mi, _, _ := spread(ps, iops)
 		mc, _, _ := spread(ps, cpu)
 		if depth >= 32 && (mi < leastIOPS || mc > mostCPU) {
-			missed = append(missed, fmt.Sprintf("depth %d: %.3f of fio's IOPS (%.2f wanted), %.2f of its CPU per read (%.1f allowed)", depth, mi, leastIOPS, mc, mostCPU))
+			missed = append(missed,
+				fmt.Sprintf(
+					"depth %d: %.3f of fio's IOPS (%.2f wanted), %.2f of its CPU per read (%.1f allowed)",
+					depth, mi, leastIOPS, mc, mostCPU))
 		}
 	}
 	if err := w.Flush(); err != nil {

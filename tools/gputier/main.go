@@ -28,6 +28,8 @@ func main() {
 	}
 	verbs := map[string]func(context.Context, []string) error{
 		"pack": packVerb, "run": runVerb, "probe": probeVerb, "selftest": selftestVerb,
+		"clock": deviceVerb(clockStep), "queues": deviceVerb(hardwareQueues),
+		"start": deviceVerb(startTime),
 	}
 	verb := verbs[os.Args[1]]
 	if verb == nil {

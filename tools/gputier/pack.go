@@ -57,8 +57,10 @@ exec "$here/bin/gputier" run -pack "$here" "$@"
 
 func packVerb(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("gputier pack", flag.ContinueOnError)
-	out := f.String("o", "", "`DIR` to make, and DIR.tar.gz beside it; must not exist or hold an older pack")
-	wheel := f.String("sanitizer", "", "`WHEEL` of nvidia-cuda-sanitizer-api, for machines without compute-sanitizer")
+	out := f.String("o", "",
+		"`DIR` to make, and DIR.tar.gz beside it; must not exist or hold an older pack")
+	wheel := f.String("sanitizer", "",
+		"`WHEEL` of nvidia-cuda-sanitizer-api, for machines without compute-sanitizer")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -100,14 +102,17 @@ func pack(ctx context.Context, dir, wheel string) error {
 		return nil
 	}
 	commit := version(ctx)
-	for name, pkg := range map[string]string{"heliosctl": "./cmd/heliosctl", "gputier": "./tools/gputier"} {
+	for name, pkg := range map[string]string{"heliosctl": "./cmd/heliosctl",
+		"gputier": "./tools/gputier"} {
 		flags := []string{"-trimpath", "-ldflags", "-s -w -X main.version=" + commit}
-		if err := build(append(append([]string{"build", "-o", filepath.Join(bin, name)}, flags...), pkg)...); err != nil {
+		if err := build(append(append([]string{"build", "-o", filepath.Join(bin, name)}, flags...),
+			pkg)...); err != nil {
 			return err
 		}
 	}
 	for _, t := range testBinaries {
-		if err := build(append(append([]string{"test", "-c", "-o", filepath.Join(bin, t.name)}, small...), t.pkg)...); err != nil {
+		if err := build(append(append([]string{"test", "-c", "-o", filepath.Join(bin, t.name)},
+			small...), t.pkg)...); err != nil {
 			return err
 		}
 	}
@@ -117,7 +122,9 @@ func pack(ctx context.Context, dir, wheel string) error {
 	}
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[goarch]
 	if arch == "" {
-		return fmt.Errorf("pack: no GPU machines of architecture %s are known; set GOARCH to amd64 or arm64", goarch)
+		return fmt.Errorf(
+			"pack: no GPU machines of architecture %s are known; set GOARCH to amd64 or arm64",
+			goarch)
 	}
 	for name, text := range map[string]string{"run.sh": script, "arch": arch + "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o777); err != nil {
@@ -151,16 +158,19 @@ func pack(ctx context.Context, dir, wheel string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "manifest.json"), append(b, '\n'), 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "manifest.json"), append(b, '\n'),
+		0o666); err != nil {
 		return err
 	}
 	packed, err := archive(dir)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s: %d files, %.1f MiB; %s.tar.gz: %.1f MiB\n", dir, len(m.Files)+1, float64(total)/(1<<20), dir, float64(packed)/(1<<20))
+	fmt.Printf("%s: %d files, %.1f MiB; %s.tar.gz: %.1f MiB\n", dir, len(m.Files)+1,
+		float64(total)/(1<<20), dir, float64(packed)/(1<<20))
 	if packed > maxPack {
-		return fmt.Errorf("%s.tar.gz has %d bytes, more than %d: leave the sanitizer out", dir, packed, maxPack)
+		return fmt.Errorf("%s.tar.gz has %d bytes, more than %d: leave the sanitizer out", dir,
+			packed, maxPack)
 	}
 	return nil
 }

@@ -44,19 +44,22 @@ type step struct {
 
 // results is results.json.
 type results struct {
-	Manifest  json.RawMessage   `json:"pack"`
-	Host      string            `json:"host"`
-	CPUs      int               `json:"cpus"`
-	Library   string            `json:"libcuda"` // HELIOS_LIBCUDA, when it is set: not the machine's
+	Manifest json.RawMessage `json:"pack"`
+	Host     string          `json:"host"`
+	CPUs     int             `json:"cpus"`
+	// HELIOS_LIBCUDA, when it is set: not the machine's
+	Library   string            `json:"libcuda"`
 	Probe     json.RawMessage   `json:"driver,omitempty"`
 	Began     time.Time         `json:"began"`
 	Seconds   float64           `json:"seconds"`
 	Steps     []step            `json:"steps"`
 	Bench     []json.RawMessage `json:"bench"`
 	Summaries []json.RawMessage `json:"summaries"`
-	// Figures are the rows of bench memory, sample and compute by step, Torch those of PyTorch's step.
+	// Figures are the rows of bench memory, sample and compute by step, Torch those of PyTorch's
+	// step.
 	Figures  map[string][]json.RawMessage `json:"figures"`
 	Torch    []json.RawMessage            `json:"torch,omitempty"`
+	Device   []deviceRow                  `json:"device"`
 	Training []trained                    `json:"training"`
 }
 
@@ -85,7 +88,8 @@ type runner struct {
 	log   *os.File
 	res   results
 	rows  []benchRow
-	// Tables of figures as heliosctl printed them, and the states (HELIOS_STATE=…) with SSDs of our own.
+	// Tables of figures as heliosctl printed them, and the states (HELIOS_STATE=…) with SSDs of our
+	// own.
 	tables []string
 	bound  []string
 }
@@ -131,7 +135,8 @@ func runVerb(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(*out, "results.json"), append(b, '\n'), 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(*out, "results.json"), append(b, '\n'),
+		0o666); err != nil {
 		return err
 	}
 	table := r.table()
@@ -146,7 +151,8 @@ func runVerb(ctx context.Context, args []string) (err error) {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d of %d steps failed; %s says why", bad, len(r.res.Steps), filepath.Join(*out, "log.txt"))
+		return fmt.Errorf("%d of %d steps failed; %s says why", bad, len(r.res.Steps),
+			filepath.Join(*out, "log.txt"))
 	}
 	return nil
 }
@@ -158,23 +164,40 @@ type job struct {
 	env   []string
 	args  []string
 	codes []int // exit codes that are right (0)
-	// prepare may complete the arguments by what earlier steps found; its error means that the step cannot be done.
+	// prepare may complete the arguments by what earlier steps found; its error means that the step
+	// cannot be done.
 	prepare func(*job) error
-	absent  int                                       // exit code that says that what it needs is not there
-	then    func(stdout, both []byte) (string, error) // detail; an error fails the step
+	// exit code that says that what it needs is not there
+	absent int
+	then   func(stdout, both []byte) (string, error) // detail; an error fails the step
 }
 
 func (r *runner) bin(name string) string { return filepath.Join(r.pack, "bin", name) }
 
-// all runs the steps: what says that the GPU computes right, the figures, training, and what takes long last.
+// all runs the steps.
 func (r *runner) all(only string) {
+	for _, j := range r.jobs() {
+		if only == "" || slices.ContainsFunc(strings.Split(only, ","),
+			func(p string) bool { return strings.HasPrefix(j.name, p) }) {
+			r.do(j)
+		}
+	}
+	r.cleanUp()
+}
+
+// jobs are the steps: what says that the GPU computes right, the figures, training, and what takes
+// long last.
+func (r *runner) jobs() []job {
 	batches, bench, seconds, io := "1000", "1,4,16,32,128", "0.25", "^TestGPU"
 	counts := []int{1, 2, 4, 8, 12}
 	size := int64(64 << 20)
 	if r.small {
-		batches, bench, seconds, io, counts, size = "40", "1,4", "0.05", "^TestGPU(Reads|Refusals|AsHost)$/^(packed|deep|PRP_lists|sync_in_turn|errors)$", []int{1, 2}, 2<<20
+		batches, bench, seconds, io, counts, size = "40", "1,4", "0.05",
+			"^TestGPU(Reads|Refusals|AsHost)$/^(packed|deep|PRP_lists|sync_in_turn|errors)$",
+			[]int{1, 2}, 2<<20
 	}
-	counts = slices.DeleteFunc(counts, func(n int) bool { return n > 2 && n > r.res.CPUs-2 }) // a CPU plays each SSD
+	// a CPU plays each SSD
+	counts = slices.DeleteFunc(counts, func(n int) bool { return n > 2 && n > r.res.CPUs-2 })
 	each := strconv.FormatInt(room(size, counts[len(counts)-1]), 10)
 	var list []string
 	for _, n := range counts {
@@ -186,7 +209,8 @@ func (r *runner) all(only string) {
 		again = list[0]
 	}
 	test := func(name, binary, run string, limit time.Duration, env ...string) job {
-		args := []string{r.bin(binary), "-test.run", run, "-test.count=1", "-test.v", "-test.timeout", limit.String()}
+		args := []string{r.bin(binary), "-test.run", run, "-test.count=1", "-test.v",
+			"-test.timeout", limit.String()}
 		if r.small {
 			args = append(args, "-test.short")
 		}
@@ -195,15 +219,21 @@ func (r *runner) all(only string) {
 	hc := r.bin("heliosctl")
 	r.bound = append(r.bound, "HELIOS_STATE="+filepath.Join(r.dir, "state"))
 	jobs := []job{
-		{name: "nvidia-smi", limit: 20 * time.Second, args: []string{"nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"}, then: lastLine("")},
-		{name: "driver", limit: 30 * time.Second, args: []string{r.bin("gputier"), "probe"}, then: r.probed},
-		{name: "heliosctl", limit: 20 * time.Second, args: []string{hc, "version"}, then: lastLine("")},
+		{name: "nvidia-smi", limit: 20 * time.Second,
+			args: []string{"nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap",
+				"--format=csv,noheader"}, then: lastLine("")},
+		{name: "driver", limit: 30 * time.Second, args: []string{r.bin("gputier"), "probe"},
+			then: r.probed},
+		{name: "heliosctl", limit: 20 * time.Second, args: []string{hc, "version"},
+			then: lastLine("")},
 		{name: "doctor", limit: 30 * time.Second, args: []string{hc, "doctor"}, then: lastLine("")},
 		test("conformance", "driver.test", "^TestConformance$", 60*time.Second),
 	}
+	jobs = append(jobs, r.deviceJobs()...)
 	jobs = append(jobs, r.computeJobs()...)
 	jobs = append(jobs, r.trainings()...)
-	// The whole suites of these run on the fake library in CI; what the small tier proves of them is that they travel.
+	// The whole suites of these run on the fake library in CI; what the small tier proves of them
+	// is that they travel.
 	gnn, sched := "^Test.*(GPU|Driver)", "^(TestTrainOnGPU|TestResumeOnAnotherDevice)$"
 	if r.small {
 		gnn, sched = "^TestGemmGPUSplit$", "^TestTrainOnGPU$/^helios_sage$"
@@ -212,21 +242,33 @@ func (r *runner) all(only string) {
 		test("model kernels", "gnn.test", gnn, 60*time.Second),
 		test("training", "sched.test", sched, 40*time.Second),
 		test("I/O kernels", "gpuio.test", io, 60*time.Second),
-		test("differential", "difftest.test", "^TestTrace$", 60*time.Second, "DIFF_BATCHES="+batches),
+		test("differential", "difftest.test", "^TestTrace$", 60*time.Second, "DIFF_BATCHES="+
+			batches),
 		test("sampling", "graph.test", "^TestDriver$", 40*time.Second),
 		test("cache", "cache.test", "^TestDriver$", 40*time.Second),
 		job{name: "launches", limit: 20 * time.Second, then: benchmarks,
-			args: []string{r.bin("driver.test"), "-test.run", "^$", "-test.bench", "^BenchmarkLaunch", "-test.benchtime", "200ms"}},
-		job{name: "bad: no such GPU", limit: 20 * time.Second, codes: []int{3}, args: []string{hc, "bench", "io", "--device", "cuda:99"}},
-		job{name: "bad: 0 blocks", limit: 20 * time.Second, codes: []int{2}, args: []string{hc, "bench", "io", "--device", "cuda", "--blocks", "0"}},
-		job{name: "RAM SSDs", limit: 60 * time.Second, args: []string{hc, "bind-ssds", "--proxy-ram", list[len(list)-1], "--size", each}, then: r.fill},
-		job{name: "bad: no memory", limit: 60 * time.Second, codes: []int{3}, args: r.benchArgs("--device", "cuda", "--ssds", "1", "--row-bytes", "64KiB", "--depth", "1024", "--seconds", "0.01")},
+			args: []string{r.bin("driver.test"), "-test.run", "^$", "-test.bench",
+				"^BenchmarkLaunch", "-test.benchtime", "200ms"}},
+		job{name: "bad: no such GPU", limit: 20 * time.Second, codes: []int{3},
+			args: []string{hc, "bench", "io", "--device", "cuda:99"}},
+		job{name: "bad: 0 blocks", limit: 20 * time.Second, codes: []int{2},
+			args: []string{hc, "bench", "io", "--device", "cuda", "--io-blocks", "0"}},
+		job{name: "RAM SSDs", limit: 60 * time.Second, args: []string{hc, "bind-ssds",
+			"--proxy-ram", list[len(list)-1], "--size", each}, then: r.fill},
+		job{name: "bad: no memory", limit: 60 * time.Second, codes: []int{3},
+			args: r.benchArgs("--device", "cuda", "--ssd-count", "1", "--row-bytes", "64KiB", "--depth",
+				"1024", "--seconds", "0.01")},
 		job{name: "I/O at 80 us", limit: 90 * time.Second, then: r.benched,
-			args: r.benchArgs("--device", "cuda", "--json", "--stack", "async,sync", "--ssds", ssds, "--blocks", bench, "--threads", "128", "--seconds", seconds, "--ssd-latency", "80us")},
+			args: r.benchArgs("--device", "cuda", "--json", "--io-stack", "async,sync", "--ssd-count", ssds,
+				"--io-blocks", bench, "--threads", "128", "--seconds", seconds, "--ssd-latency",
+				"80us")},
 		job{name: "I/O from RAM", limit: 90 * time.Second, then: r.benched,
-			args: r.benchArgs("--device", "cuda", "--json", "--stack", "async,sync", "--ssds", again, "--blocks", bench, "--threads", "128", "--seconds", seconds)},
+			args: r.benchArgs("--device", "cuda", "--json", "--io-stack", "async,sync", "--ssd-count",
+				again, "--io-blocks", bench, "--threads", "128", "--seconds", seconds)},
 		job{name: "I/O on the CPU", limit: 60 * time.Second, then: r.benched,
-			args: r.benchArgs("--device", "host", "--json", "--stack", "async,sync", "--ssds", list[0], "--blocks", "1,32", "--threads", "128", "--seconds", seconds, "--ssd-latency", "80us")},
+			args: r.benchArgs("--device", "host", "--json", "--io-stack", "async,sync", "--ssd-count",
+				list[0], "--io-blocks", "1,32", "--threads", "128", "--seconds", seconds,
+				"--ssd-latency", "80us")},
 	)
 	// Real GPUs have room for that; only the fake one is small.
 	if !r.small {
@@ -234,20 +276,19 @@ func (r *runner) all(only string) {
 	}
 	for _, tool := range []string{"memcheck", "racecheck", "synccheck"} {
 		for _, what := range []struct{ name, binary, run string }{
-			{"data", "difftest.test", "^TestTrace$"}, {"I/O", "gpuio.test", "^TestGPUReads$/^(packed|one_command)$"}, {"products", "gnn.test", "^TestGemmGPUSplit$"}, {"training", "sched.test", "^TestTrainOnGPU$/^helios_sage$"},
+			{"data", "difftest.test", "^TestTrace$"},
+			{"I/O", "gpuio.test", "^TestGPUReads$/^(packed|one_command)$"},
+			{"products", "gnn.test", "^TestGemmGPUSplit$"},
+			{"training", "sched.test", "^TestTrainOnGPU$/^helios_sage$"},
 		} {
 			j := test(tool+": "+what.name, what.binary, what.run, 40*time.Second, "DIFF_BATCHES=20")
-			j.args = append([]string{"compute-sanitizer", "--tool", tool, "--error-exitcode", "99", "--target-processes", "all"}, j.args...)
+			j.args = append([]string{"compute-sanitizer", "--tool", tool, "--error-exitcode", "99",
+				"--target-processes", "all"}, j.args...)
 			j.then = lastLine("ERROR SUMMARY")
 			jobs = append(jobs, j)
 		}
 	}
-	for _, j := range jobs {
-		if only == "" || slices.ContainsFunc(strings.Split(only, ","), func(p string) bool { return strings.HasPrefix(j.name, p) }) {
-			r.do(j)
-		}
-	}
-	r.cleanUp()
+	return jobs
 }
 
 // computeJobs are the figures of single kernels and of a step.
@@ -255,20 +296,27 @@ func (r *runner) computeJobs() []job {
 	devices := []string{"--device", "host,cuda"}
 	cuda := []string{"--device", "cuda"}
 	memory := []string{"memory", "--row-bytes", "4096,512", "--seconds", "1"}
-	sample := []string{"sample", "--nodes", "4000000", "--fanout", "25,10", "--batch-size", "8000", "--batches", "10", "--turns", "5"}
+	sample := []string{"sample", "--nodes", "4000000", "--fanout", "25,10", "--batch-size", "8000",
+		"--batches", "10", "--turns", "5"}
 	products := []string{"compute", "--only", "gemm", "--seconds", "0.4"}
 	rows := []string{"compute", "--only", "rows", "--seconds", "0.3"}
 	dim, hidden, classes, seconds := 1024, 256, 47, 3.0
-	step := []string{"compute", "--only", "step", "--seconds", "1.5", "--nodes", "1000000", "--batch-size", "8000", "--fanout", "25,10"}
+	step := []string{"compute", "--only", "step", "--seconds", "1.5", "--nodes", "1000000",
+		"--batch-size", "8000", "--fanout", "25,10"}
 	if r.small {
-		memory = []string{"memory", "--row-bytes", "4096", "--seconds", "0.01", "--tier", "1MiB", "--set", "256KiB"}
-		sample = []string{"sample", "--nodes", "3000", "--fanout", "5,3", "--batch-size", "32", "--batches", "1", "--turns", "1", "--workers", "1"}
-		products = []string{"compute", "--only", "gemm", "--seconds", "0.01", "--shapes", "nn:130x33x40,tn:40x33x600", "--rows", "100"}
+		memory = []string{"memory", "--row-bytes", "4096", "--seconds", "0.01", "--tier", "1MiB",
+			"--set", "256KiB"}
+		sample = []string{"sample", "--nodes", "3000", "--fanout", "5,3", "--batch-size", "32",
+			"--batches", "1", "--turns", "1", "--workers", "1"}
+		products = []string{"compute", "--only", "gemm", "--seconds", "0.01", "--shapes",
+			"nn:130x33x40,tn:40x33x600", "--rows", "100"}
 		rows = []string{"compute", "--only", "rows", "--seconds", "0.01", "--rows", "100"}
 		dim, hidden, classes, seconds = 24, 16, 5, 0.1
-		step = []string{"compute", "--only", "step", "--seconds", "0.01", "--nodes", "1000", "--batch-size", "40", "--fanout", "3,2", "--precision", "fp32", "--rows", "100"}
+		step = []string{"compute", "--only", "step", "--seconds", "0.01", "--nodes", "1000",
+			"--batch-size", "40", "--fanout", "3,2", "--precision", "fp32", "--rows", "100"}
 	}
-	step = append(step, "--dim", strconv.Itoa(dim), "--hidden", strconv.Itoa(hidden), "--classes", strconv.Itoa(classes))
+	step = append(step, "--dim", strconv.Itoa(dim), "--hidden", strconv.Itoa(hidden), "--classes",
+		strconv.Itoa(classes))
 	return []job{
 		r.figures("bench memory", 60*time.Second, append(memory, cuda...)...),
 		r.figures("bench sample", 60*time.Second, append(sample, devices...)...),
@@ -300,17 +348,20 @@ func (r *runner) cleanUp() {
 		c := exec.CommandContext(ctx, r.bin("heliosctl"), "unbind-ssds", "--delete")
 		c.Env = r.environ([]string{state})
 		if out, err := c.CombinedOutput(); err != nil {
-			r.res.Steps = append(r.res.Steps, step{Name: "cleaning up", Status: failed, Detail: fmt.Sprintf("%v: %s", err, oneLine(string(out)))})
+			r.res.Steps = append(r.res.Steps, step{Name: "cleaning up", Status: failed,
+				Detail: fmt.Sprintf("%v: %s", err, oneLine(string(out)))})
 		}
 		cancel()
 	}
 }
 
 func (r *runner) environ(extra []string) []string {
-	// The driver compiles our PTX once for all steps: the machine may have no home for its cache (CUDA programming guide,
-	// environment variables).
-	return append(append(os.Environ(), "HELIOS_GPU=1", "HELIOS_STATE="+filepath.Join(r.dir, "state"), "TMPDIR="+r.dir,
-		"CUDA_CACHE_PATH="+filepath.Join(r.dir, "cuda-cache"), "CUDA_CACHE_MAXSIZE=1073741824"), extra...)
+	// The driver compiles our PTX once for all steps: the machine may have no home for its cache
+	// (CUDA programming guide, environment variables).
+	return append(append(os.Environ(), "HELIOS_GPU=1", "HELIOS_STATE="+filepath.Join(r.dir,
+		"state"), "TMPDIR="+r.dir,
+		"CUDA_CACHE_PATH="+filepath.Join(r.dir, "cuda-cache"), "CUDA_CACHE_MAXSIZE=1073741824"),
+		extra...)
 }
 
 // find looks for a program: in PATH, where CUDA is installed, in the pack.
@@ -321,13 +372,15 @@ func (r *runner) find(name string) string {
 	if p, err := exec.LookPath(name); err == nil {
 		return p
 	}
-	for _, g := range []string{"/usr/local/cuda*/bin/", "/usr/local/cuda*/compute-sanitizer/", "/opt/nvidia/*/", "/usr/local/nvidia/bin/"} {
+	for _, g := range []string{"/usr/local/cuda*/bin/", "/usr/local/cuda*/compute-sanitizer/",
+		"/opt/nvidia/*/", "/usr/local/nvidia/bin/"} {
 		if m, _ := filepath.Glob(g + name); len(m) > 0 {
 			return m[len(m)-1]
 		}
 	}
 	found := ""
-	_ = filepath.WalkDir(filepath.Join(r.pack, "sanitizer"), func(p string, d fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(filepath.Join(r.pack, "sanitizer"), func(p string, d fs.DirEntry,
+		err error) error {
 		if err == nil && !d.IsDir() && d.Name() == name {
 			found = p
 			return fs.SkipAll
@@ -401,7 +454,8 @@ func (r *runner) do(j job) {
 	case j.absent != 0 && code == j.absent:
 		s.Status, s.Detail = notThere, oneLine(last(both.String()))
 	case !slices.Contains(want, code):
-		s.Status, s.Detail = failed, fmt.Sprintf("exit code %d, not %d: %s", code, want[0], oneLine(why(both.String())))
+		s.Status, s.Detail = failed, fmt.Sprintf("exit code %d, not %d: %s", code, want[0],
+			oneLine(why(both.String())))
 	default:
 		s.Status, s.Detail = passed, oneLine(last(both.String()))
 	}
@@ -457,7 +511,8 @@ func lastLine(mark string) func(_, out []byte) (string, error) {
 			return "", errors.New("the test was skipped")
 		}
 		if n := bytes.Count(out, []byte("--- PASS")); n > 0 && mark == "ok" {
-			return fmt.Sprintf("%d tests passed, %d skipped", n, bytes.Count(out, []byte("--- SKIP"))), nil
+			return fmt.Sprintf("%d tests passed, %d skipped", n,
+				bytes.Count(out, []byte("--- SKIP"))), nil
 		}
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		for _, l := range slices.Backward(lines) {
@@ -500,7 +555,9 @@ func (r *runner) probed(out, _ []byte) (string, error) {
 		return "", errors.New("no GPU")
 	}
 	g := rep.GPUs[0]
-	return fmt.Sprintf("%s, %d SMs, %d MiB, compute capability %d.%d, CUDA %s, green contexts %v", g.Name, g.SMs, g.MemTotal>>20, g.ComputeCapability/10, g.ComputeCapability%10, rep.CUDA, g.Capabilities.GreenContexts), nil
+	return fmt.Sprintf("%s, %d SMs, %d MiB, compute capability %d.%d, CUDA %s, green contexts %v",
+		g.Name, g.SMs, g.MemTotal>>20, g.ComputeCapability/10, g.ComputeCapability%10, rep.CUDA,
+		g.Capabilities.GreenContexts), nil
 }
 
 // fill writes random bytes to the RAM SSDs: zeros would hide what was never written.

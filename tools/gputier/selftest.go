@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"helios/cuda/fakecuda"
@@ -52,7 +53,8 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 	if err := os.Mkdir(there, 0o777); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, "tar", "-xzf", filepath.Join(dir, "tier.tar.gz"), "-C", there).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "tar", "-xzf", filepath.Join(dir, "tier.tar.gz"), "-C",
+		there).CombinedOutput(); err != nil {
 		return fmt.Errorf("tar: %w: %s", err, out)
 	}
 	out := *keep
@@ -66,7 +68,8 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, selftestLimit)
 		defer cancel()
 		var res results
-		c := exec.CommandContext(ctx, filepath.Join(there, "tier", "run.sh"), append([]string{"-small", "-out", out}, more...)...)
+		c := exec.CommandContext(ctx, filepath.Join(there, "tier", "run.sh"),
+			append([]string{"-small", "-out", out}, more...)...)
 		c.Dir = dir
 		// As bare as the machine it is for: no Go, no compiler, and no home.
 		c.Env = []string{"PATH=/usr/bin:/bin", "HELIOS_LIBCUDA=" + lib, "HELIOS_FAKECUDA=" + knobs}
@@ -80,7 +83,8 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 			return res, err
 		}
 		for _, name := range []string{"table.txt", "log.txt"} {
-			if b, err := os.ReadFile(filepath.Join(out, name)); err != nil || len(bytes.TrimSpace(b)) == 0 {
+			if b, err := os.ReadFile(filepath.Join(out, name)); err != nil ||
+				len(bytes.TrimSpace(b)) == 0 {
 				return res, fmt.Errorf("%s is missing or empty: %w", name, err)
 			}
 		}
@@ -94,11 +98,39 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 	for _, s := range res.Steps {
 		count[s.Status]++
 	}
-	if len(res.Bench) == 0 || len(res.Summaries) == 0 || len(res.Probe) == 0 || len(res.Figures) < 5 || len(res.Training) < 7 || count[passed] < 30 {
-		return fmt.Errorf("results.json lacks something: %d rows, %d summaries, figures of %d benchmarks, %d training runs, %d steps passed",
+	if len(res.Bench) == 0 || len(res.Summaries) == 0 || len(res.Probe) == 0 ||
+		len(res.Figures) < 5 || len(res.Training) < 7 || count[passed] < 30 {
+		return fmt.Errorf(
+			"results.json lacks something: %d rows, %d summaries, figures of %d benchmarks, %d training runs, %d steps passed",
 			len(res.Bench), len(res.Summaries), len(res.Figures), len(res.Training), count[passed])
 	}
-	bad, err := run(filepath.Join(dir, "failing"), "sms=4,mem=268435456,crash=1", "-only", "driver,heliosctl,sampling,bad,RAM,I/O at")
+	const queues = 6 // of the fake, which the measurement has to find
+	few, err := run(filepath.Join(dir, "queues"), fmt.Sprintf("sms=4,hw_queues=%d", queues), "-only",
+		"hardware queues")
+	if err != nil {
+		return fmt.Errorf("with %d hardware queues: %w", queues, err)
+	}
+	for _, want := range []struct {
+		what string
+		of   results
+		ok   func(d deviceRow) bool
+	}{
+		{"the clock's step", res, func(d deviceRow) bool { return d.Values > 2 && d.LeastNS > 0 }},
+		{"all streams at one time", res, func(d deviceRow) bool {
+			return d.AtOnce == queueStreams && d.Connections == "32"
+		}},
+		{"the fake's hardware queues", few, func(d deviceRow) bool { return d.AtOnce == queues }},
+		{"a start as shipped", res, func(d deviceRow) bool {
+			return d.Kernels > 20 && !d.ForcedPTX
+		}},
+		{"a start from PTX", res, func(d deviceRow) bool { return d.Kernels > 20 && d.ForcedPTX }},
+	} {
+		if !slices.ContainsFunc(want.of.Device, want.ok) {
+			return fmt.Errorf("results.json lacks %s: %+v", want.what, want.of.Device)
+		}
+	}
+	bad, err := run(filepath.Join(dir, "failing"), "sms=4,mem=268435456,crash=1", "-only",
+		"driver,heliosctl,sampling,bad,RAM,I/O at")
 	if err == nil {
 		return errors.New("a driver whose launches fail passed")
 	}
@@ -109,9 +141,11 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		}
 	}
 	if failures == 0 || len(bad.Steps) < 6 {
-		return fmt.Errorf("a driver whose launches fail: %d of %d steps failed: %w", failures, len(bad.Steps), err)
+		return fmt.Errorf("a driver whose launches fail: %d of %d steps failed: %w", failures,
+			len(bad.Steps), err)
 	}
-	fmt.Printf("gputier selftest: passed; %d steps, %d passed, %d not there; with failing launches %d of %d failed and the others ran\n",
+	fmt.Printf(
+		"gputier selftest: passed; %d steps, %d passed, %d not there; with failing launches %d of %d failed and the others ran\n",
 		len(res.Steps), count[passed], count[notThere], failures, len(bad.Steps))
 	return nil
 }

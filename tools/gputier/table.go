@@ -18,7 +18,8 @@ func (r *runner) table() string {
 	if r.res.Library != "" {
 		what = r.res.Library + " (NOT the machine's libcuda)"
 	}
-	fmt.Fprintf(&out, "\ngpu tier on %s, %d CPUs, %s, %.0f s\n\n", r.res.Host, r.res.CPUs, what, r.res.Seconds)
+	fmt.Fprintf(&out, "\ngpu tier on %s, %d CPUs, %s, %.0f s\n\n", r.res.Host, r.res.CPUs, what,
+		r.res.Seconds)
 	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "step\tstatus\tseconds\t")
 	for _, s := range r.res.Steps {
@@ -35,8 +36,8 @@ func (r *runner) table() string {
 	return out.String()
 }
 
-// sweeps shows I/O per second by blocks, a line for each number of SSDs, latency and stack, with the
-// blocks that reach the plateau and the ratio of the stacks at equal blocks.
+// sweeps shows I/O per second by blocks, a line for each number of SSDs, latency and stack, with
+// the blocks that reach the plateau and the ratio of the stacks at equal blocks.
 func (r *runner) sweeps(out *strings.Builder) {
 	type key struct {
 		latency float64
@@ -93,7 +94,8 @@ func (r *runner) sweeps(out *strings.Builder) {
 			for _, v := range l.iops {
 				best = max(best, v)
 			}
-			fmt.Fprintf(w, "%.0f us\t%s\t%d\t%d\t%s\t%s\t", k.latency, k.device, k.ssds, k.serving, count(limits[k]), l.stack)
+			fmt.Fprintf(w, "%.0f us\t%s\t%d\t%d\t%s\t%s\t", k.latency, k.device, k.ssds, k.serving,
+				count(limits[k]), l.stack)
 			for _, b := range blocks {
 				v, ok := l.iops[b]
 				if plateau == 0 && v >= iobench.Plateau*best {

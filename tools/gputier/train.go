@@ -70,7 +70,8 @@ func (r *runner) trainState(name string) []string {
 	return []string{"HELIOS_STATE=" + filepath.Join(r.dir, "state-"+name)}
 }
 
-// dataset makes a dataset on two proxied SSDs: in memory where there is room for twice as much, else in files.
+// dataset makes a dataset on two proxied SSDs: in memory where there is room for twice as much,
+// else in files.
 func (r *runner) dataset(name string, g graphSize) []job {
 	dir, env := filepath.Join(r.dir, name), r.trainState(name)
 	spare := int64(64 << 20)
@@ -86,49 +87,56 @@ func (r *runner) dataset(name string, g graphSize) []job {
 	hc := r.bin("heliosctl")
 	r.bound = append(r.bound, env[0])
 	return []job{
-		{name: "graph: " + name, limit: 60 * time.Second, env: env, args: []string{hc, "generate", "--kind", "sbm", "--nodes", strconv.Itoa(g.nodes), "--avg-degree", "15",
-			"--classes", "16", "--dim", strconv.Itoa(g.dim), "--train-fraction", g.train, "--val-fraction", "0.001", "--out", dir, "--quiet"}},
-		{name: "SSDs: " + name, limit: 30 * time.Second, env: env, args: append([]string{hc, "bind-ssds", "--quiet", "--size", size}, bind...)},
-		{name: "load: " + name, limit: 60 * time.Second, env: env, args: []string{hc, "load", dir, "--quiet"}},
+		{name: "graph: " + name, limit: 60 * time.Second, env: env, args: []string{hc, "generate",
+			"--kind", "sbm", "--nodes", strconv.Itoa(g.nodes), "--avg-degree", "15",
+			"--classes", "16", "--dim", strconv.Itoa(g.dim), "--train-fraction", g.train,
+			"--val-fraction", "0.001", "--out", dir, "--quiet"}},
+		{name: "SSDs: " + name, limit: 30 * time.Second, env: env,
+			args: append([]string{hc, "bind-ssds", "--quiet", "--size", size}, bind...)},
+		{name: "load: " + name, limit: 60 * time.Second, env: env, args: []string{hc, "load", dir,
+			"--quiet"}},
 	}
 }
 
 // train is a run on a dataset, kept under a name.
 func (r *runner) train(name, data string, g graphSize, limit time.Duration, more ...string) job {
-	args := append([]string{r.bin("heliosctl"), "train", filepath.Join(r.dir, data), "--json", "--quiet", "--seed", "1", "--batch-size", strconv.Itoa(g.batch), "--fanout", g.fanout,
+	args := append([]string{r.bin("heliosctl"), "train", filepath.Join(r.dir, data), "--json",
+		"--quiet", "--seed", "1", "--batch-size", strconv.Itoa(g.batch), "--fanout", g.fanout,
 		"--hidden", strconv.Itoa(g.hidden), "--epochs", strconv.Itoa(g.epochs)}, more...)
-	return job{name: "train: " + name, limit: limit, env: r.trainState(data), args: args, then: func(out, _ []byte) (string, error) {
-		t := trained{Run: name, Args: args[1:]}
-		for d := json.NewDecoder(bytes.NewReader(out)); ; {
-			var raw json.RawMessage
-			if err := d.Decode(&raw); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
+	return job{name: "train: " + name, limit: limit, env: r.trainState(data), args: args,
+		then: func(out, _ []byte) (string, error) {
+			t := trained{Run: name, Args: args[1:]}
+			for d := json.NewDecoder(bytes.NewReader(out)); ; {
+				var raw json.RawMessage
+				if err := d.Decode(&raw); errors.Is(err, io.EOF) {
+					break
+				} else if err != nil {
+					return "", err
+				}
+				var kind struct {
+					Event string `json:"event"`
+				}
+				if err := json.Unmarshal(raw, &kind); err != nil {
+					return "", err
+				}
+				if kind.Event == "result" {
+					t.Result = raw
+				}
+			}
+			if t.Result == nil {
+				return "", errors.New("no result")
+			}
+			if err := json.Unmarshal(t.Result, &t.res); err != nil {
 				return "", err
 			}
-			var kind struct {
-				Event string `json:"event"`
+			if len(t.res.Epochs) != g.epochs {
+				return "", fmt.Errorf("%d epochs, not %d", len(t.res.Epochs), g.epochs)
 			}
-			if err := json.Unmarshal(raw, &kind); err != nil {
-				return "", err
-			}
-			if kind.Event == "result" {
-				t.Result = raw
-			}
-		}
-		if t.Result == nil {
-			return "", errors.New("no result")
-		}
-		if err := json.Unmarshal(t.Result, &t.res); err != nil {
-			return "", err
-		}
-		if len(t.res.Epochs) != g.epochs {
-			return "", fmt.Errorf("%d epochs, not %d", len(t.res.Epochs), g.epochs)
-		}
-		r.res.Training = append(r.res.Training, t)
-		last := t.res.Epochs[g.epochs-1]
-		return fmt.Sprintf("%.3g s an epoch, loss %.6f, rung %s", last.Seconds, last.Loss, t.res.Rung), nil
-	}}
+			r.res.Training = append(r.res.Training, t)
+			last := t.res.Epochs[g.epochs-1]
+			return fmt.Sprintf("%.3g s an epoch, loss %.6f, rung %s", last.Seconds, last.Loss,
+				t.res.Rung), nil
+		}}
 }
 
 // lossTolerance is how far losses may be from the host device's, by precision, as a share of them.
@@ -142,12 +150,15 @@ func (r *runner) sameLosses(name, with string) (string, error) {
 	}
 	worst, at := 0.0, 0
 	for i, e := range a.res.Epochs {
-		if d := math.Abs(e.Loss-b.res.Epochs[i].Loss) / math.Abs(b.res.Epochs[i].Loss); !(d <= worst) {
+		if d := math.Abs(e.Loss-
+			b.res.Epochs[i].Loss) / math.Abs(b.res.Epochs[i].Loss); !(d <= worst) {
 			worst, at = d, i
 		}
 	}
 	limit := lossTolerance[a.res.Precision]
-	text := fmt.Sprintf("losses of %d epochs differ by %.2g at most (epoch %d); the tolerance is %.0e", len(a.res.Epochs), worst, at+1, limit)
+	text := fmt.Sprintf(
+		"losses of %d epochs differ by %.2g at most (epoch %d); the tolerance is %.0e",
+		len(a.res.Epochs), worst, at+1, limit)
 	if !(worst <= limit) {
 		return "", errors.New(text)
 	}
@@ -174,33 +185,45 @@ func (r *runner) compared(j job, with string) job {
 	return j
 }
 
-// trainings are the runs: the same losses on both devices, then modes and pipelines with features ten times the GPU cache.
+// trainings are the runs: the same losses on both devices, then modes and pipelines with features
+// ten times the GPU cache.
 func (r *runner) trainings() []job {
-	same := graphSize{nodes: 20000, dim: 128, train: "0.2", batch: 512, epochs: 3, fanout: "10,5", hidden: 128}
-	modes := graphSize{nodes: 400_000, dim: 1024, train: "0.02", batch: 1000, epochs: 2, fanout: "25,10", hidden: 256}
+	same := graphSize{nodes: 20000, dim: 128, train: "0.2", batch: 512, epochs: 3, fanout: "10,5",
+		hidden: 128}
+	modes := graphSize{nodes: 400_000, dim: 1024, train: "0.02", batch: 1000, epochs: 2,
+		fanout: "25,10", hidden: 256}
 	if r.small {
-		same = graphSize{nodes: 500, dim: 16, train: "0.1", batch: 32, epochs: 2, fanout: "3,2", hidden: 8}
-		modes = graphSize{nodes: 400, dim: 32, train: "0.1", batch: 20, epochs: 1, fanout: "3,2", hidden: 8}
+		same = graphSize{nodes: 500, dim: 16, train: "0.1", batch: 32, epochs: 2, fanout: "3,2",
+			hidden: 8}
+		modes = graphSize{nodes: 400, dim: 32, train: "0.1", batch: 20, epochs: 1, fanout: "3,2",
+			hidden: 8}
 	}
 	jobs := r.dataset("same", same)
 	limit := 40 * time.Second
 	// Both devices read the same rows from the SSDs, through the same tiers.
-	tiers := func(more ...string) []string { return append(more, "--gpu-cache", "5%", "--cpu-cache", "10%") }
+	tiers := func(
+		more ...string) []string {
+		return append(more, "--gpu-cache", "5%", "--cpu-cache", "10%")
+	}
 	jobs = append(jobs, r.train("host", "same", same, limit, tiers("--device", "host")...))
 	for _, p := range []string{"fp32", "tf32", "bf16"} {
-		jobs = append(jobs, r.compared(r.train("cuda "+p, "same", same, limit, tiers("--device", "cuda", "--precision", p)...), "host"))
+		jobs = append(jobs,
+			r.compared(r.train("cuda "+p, "same", same, limit,
+				tiers("--device", "cuda", "--precision", p)...), "host"))
 		if r.small {
 			break
 		}
 	}
 	if !r.small {
-		blas := r.compared(r.train("cuda cuBLAS", "same", same, limit, tiers("--device", "cuda", "--blas", "auto")...), "host")
+		blas := r.compared(r.train("cuda cuBLAS", "same", same, limit,
+			tiers("--device", "cuda", "--blas", "auto")...), "host")
 		jobs = append(jobs, blas)
 	}
 	jobs = append(jobs, r.dataset("modes", modes)...)
 	for _, m := range [][]string{
 		{"helios", "--mode", "helios", "--gpu-cache", "10%", "--cpu-cache", "10%"},
-		{"helios, no pipeline", "--mode", "helios", "--gpu-cache", "10%", "--cpu-cache", "10%", "--pipeline", "none"},
+		{"helios, no pipeline", "--mode", "helios", "--gpu-cache", "10%", "--cpu-cache", "10%",
+			"--pipeline", "none"},
 		{"inmem", "--mode", "inmem", "--gpu-cache", "10%"},
 		{"cpu", "--mode", "cpu", "--cpu-cache", "10%"},
 		{"mmap", "--mode", "mmap"},
@@ -221,7 +244,8 @@ func (r *runner) showTraining(out *strings.Builder) {
 	}
 	fmt.Fprint(out, "\ntraining runs (figures of the last epoch)\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "run\tdevice\trung\tepochs\tseconds\tseeds/s\tGPU hits\tCPU hits\tfrom SSD\tstall\toverlap\tloss\tby helios\t")
+	fmt.Fprintln(w,
+		"run\tdevice\trung\tepochs\tseconds\tseeds/s\tGPU hits\tCPU hits\tfrom SSD\tstall\toverlap\tloss\tby helios\t")
 	base := 0.0
 	for _, t := range r.res.Training {
 		e := t.res.Epochs[len(t.res.Epochs)-1]
@@ -236,8 +260,10 @@ func (r *runner) showTraining(out *strings.Builder) {
 		if i := strings.IndexByte(device, ' '); i > 0 {
 			device = device[:i]
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.3f\t%s\t%s\t%s\t%s\t%.0f%%\t%.0f%%\t%.6f\t%s\t\n", t.Run, device, t.res.Rung, len(t.res.Epochs), e.Seconds,
-			count(float64(e.Seeds)/e.Seconds), count(float64(e.RowsGPU)), count(float64(e.RowsCPU)), count(float64(e.RowsSSD)), 100*e.Stall, 100*e.Overlap, e.Loss, ratio)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.3f\t%s\t%s\t%s\t%s\t%.0f%%\t%.0f%%\t%.6f\t%s\t\n", t.Run,
+			device, t.res.Rung, len(t.res.Epochs), e.Seconds,
+			count(float64(e.Seeds)/e.Seconds), count(float64(e.RowsGPU)), count(float64(e.RowsCPU)),
+			count(float64(e.RowsSSD)), 100*e.Stall, 100*e.Overlap, e.Loss, ratio)
 	}
 	if err := w.Flush(); err != nil {
 		panic(err)
@@ -247,7 +273,8 @@ func (r *runner) showTraining(out *strings.Builder) {
 // figures is a call of a benchmark whose table is shown as it is and whose rows are kept.
 func (r *runner) figures(name string, limit time.Duration, args ...string) job {
 	file := filepath.Join(r.dir, strings.ReplaceAll(name, " ", "-")+".json")
-	args = append(append([]string{r.bin("heliosctl"), "bench"}, args...), "--quiet", "--results", file)
+	args = append(append([]string{r.bin("heliosctl"), "bench"}, args...), "--quiet",
+		"--results", file)
 	return job{name: name, limit: limit, args: args, then: func(out, _ []byte) (string, error) {
 		b, err := os.ReadFile(file)
 		if err != nil {
@@ -279,14 +306,16 @@ func (r *runner) figures(name string, limit time.Duration, args ...string) job {
 		if rows == 0 {
 			return "", errors.New("no rows")
 		}
-		r.tables = append(r.tables, "\n"+name+": heliosctl "+strings.Join(args[1:len(args)-3], " ")+"\n\n"+string(out))
+		r.tables = append(r.tables, "\n"+name+": heliosctl "+strings.Join(args[1:len(args)-3], " ")+
+			"\n\n"+string(out))
 		return fmt.Sprintf("%d rows, all audited", rows), nil
 	}}
 }
 
 // torchJob times PyTorch's step on blocks of the sizes of our step.
 func (r *runner) torchJob(dim, hidden, classes int, seconds float64) job {
-	j := job{name: "PyTorch step", limit: 60 * time.Second, args: []string{"python3", "-c", stepScript}, absent: 77}
+	j := job{name: "PyTorch step", limit: 60 * time.Second, args: []string{"python3", "-c",
+		stepScript}, absent: 77}
 	j.prepare = func(j *job) error {
 		cfg := map[string]any{"dim": dim, "hidden": hidden, "classes": classes, "seconds": seconds}
 		var precisions []string

@@ -19,12 +19,14 @@ const (
 
 // catalogue is every hostile input. A reader that takes a new format gets its cases here.
 func catalogue() []hostileCase {
-	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(), graphboltCases(), otherFormats(), traceCases(), datasetCases(), fileCases())
+	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(),
+		graphboltCases(), otherFormats(), traceCases(), datasetCases(), fileCases())
 }
 
 // one is a case that changes a single file of others.
 func one(name, args, file string, content any, base map[string]any) hostileCase {
-	return hostileCase{name: name, args: args, files: with(base, map[string]any{file: content}), names: filepath.Base(file)}
+	return hostileCase{name: name, args: args, files: with(base, map[string]any{file: content}),
+		names: filepath.Base(file)}
 }
 
 func sorted(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
@@ -32,14 +34,22 @@ func sorted(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 func arrayCases() (all []hostileCase) {
 	good := arrays()
 	headers := map[string]any{
-		"empty": "", "magic only": "\x93NUMPY", "no dict": "\x93NUMPY\x01\x00\x10\x000123456789abcdef", "version 9": "\x93NUMPY\x09\x00\x10\x00aaaaaaaaaaaaaaaa",
-		"header of 4 GB": "\x93NUMPY\x02\x00\xff\xff\xff\xff", "negative shape": head("<f4", "(-5, 1)"), "shape of 2^62": head("<f4", "(4611686018427387904, 4)"),
-		"shape overflows": head("<f4", "(4294967296, 4294967296, 4)"), "65 dims": head("<f4", "("+strings.Repeat("1, ", 65)+")"), "objects": head("|O", "(5, 1)"), "strings": head("<U5", "(5, 1)"),
-		"records": head("[('a', '<i4')]", "(5,)"), "cut": npy("<f4", "(5, 1)", 1, 2), "other rows": npy("<f4", "(4, 1)", 1, 2, 3, 4), "no columns": head("<f4", "(5, 0)"),
-		"no rows of 2^36": head("<f4", "(68719476736, 0)"), "lfs": lfs, "zero bytes": strings.Repeat("\x00", 4096), "text": "1\n2\n3\n",
+		"empty": "", "magic only": "\x93NUMPY",
+		"no dict":        "\x93NUMPY\x01\x00\x10\x000123456789abcdef",
+		"version 9":      "\x93NUMPY\x09\x00\x10\x00aaaaaaaaaaaaaaaa",
+		"header of 4 GB": "\x93NUMPY\x02\x00\xff\xff\xff\xff", "negative shape": head("<f4",
+			"(-5, 1)"), "shape of 2^62": head("<f4", "(4611686018427387904, 4)"),
+		"shape overflows": head("<f4", "(4294967296, 4294967296, 4)"),
+		"65 dims":         head("<f4", "("+strings.Repeat("1, ", 65)+")"),
+		"objects":         head("|O", "(5, 1)"), "strings": head("<U5", "(5, 1)"),
+		"records": head("[('a', '<i4')]", "(5,)"), "cut": npy("<f4", "(5, 1)", 1, 2),
+		"other rows": npy("<f4", "(4, 1)", 1, 2, 3, 4), "no columns": head("<f4", "(5, 0)"),
+		"no rows of 2^36": head("<f4", "(68719476736, 0)"), "lfs": lfs,
+		"zero bytes": strings.Repeat("\x00", 4096), "text": "1\n2\n3\n",
 	}
 	for _, n := range sorted(headers) {
-		all = append(all, one("npy features: "+n, npyIn, "in/features.npy", headers[n], good), one("npy edges: "+n, npyIn, "in/edge_index.npy", headers[n], good))
+		all = append(all, one("npy features: "+n, npyIn, "in/features.npy", headers[n], good),
+			one("npy edges: "+n, npyIn, "in/edge_index.npy", headers[n], good))
 		if n != "other rows" {
 			all = append(all, one("npy train: "+n, npyIn, "in/train.npy", headers[n], good))
 		}
@@ -63,20 +73,31 @@ func arrayCases() (all []hostileCase) {
 	huge := func(n int64, width int64, descr string) special {
 		return sparse(head(descr, fmt.Sprintf("(%d,)", n)), 128+n*width)
 	}
-	labels := map[string]any{"in/labels.npy": huge(4e9, 1, "|i1"), "in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}
+	labels := map[string]any{"in/labels.npy": huge(4e9, 1, "|i1"), "in/edge_index.npy": npy("<i8",
+		"(2, 1)", 0, 1)}
 	all = append(all,
-		hostileCase{name: "npy: sparse labels of 4e9", args: npyIn + " --memory 256MiB --feature-fn hash", files: labels, names: "labels.npy"},
-		hostileCase{name: "npy: sparse labels of 4e9, no --memory", args: npyIn + " --feature-fn hash", files: labels, names: "labels.npy"},
-		hostileCase{name: "npy: sparse split of 4e9 ids", args: npyIn, files: with(good, map[string]any{"in/train.npy": huge(4e9, 8, "<i8")}), names: "train.npy"},
-		hostileCase{name: "npy: sparse features of 4 TB", args: npyIn, files: map[string]any{"in/features.npy": sparse(head("<f4", "(16777216, 65536)"), 4<<40+128), "in/labels.npy": huge(16777216, 1, "|i1"),
-			"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}, names: "features"},
-		hostileCase{name: "npy: --nodes 2^36", args: npyIn + " --nodes 68719476736 --feature-fn hash --unlabelled-ok", files: map[string]any{"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}, names: "68719476736"},
+		hostileCase{name: "npy: sparse labels of 4e9",
+			args: npyIn + " --memory 256MiB --feature-fn hash", files: labels, names: "labels.npy"},
+		hostileCase{name: "npy: sparse labels of 4e9, no --memory",
+			args: npyIn + " --feature-fn hash", files: labels, names: "labels.npy"},
+		hostileCase{name: "npy: sparse split of 4e9 ids", args: npyIn,
+			files: with(good, map[string]any{"in/train.npy": huge(4e9, 8, "<i8")}),
+			names: "train.npy"},
+		hostileCase{name: "npy: sparse features of 4 TB", args: npyIn,
+			files: map[string]any{"in/features.npy": sparse(head("<f4", "(16777216, 65536)"),
+				4<<40+128), "in/labels.npy": huge(16777216, 1, "|i1"),
+				"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}, names: "features"},
+		hostileCase{name: "npy: --nodes 2^36",
+			args:  npyIn + " --nodes 68719476736 --feature-fn hash --unlabelled-ok",
+			files: map[string]any{"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)},
+			names: "68719476736"},
 	)
 	return all
 }
 
 func splitCases() (all []hostileCase) {
-	bare := with(arrays(), map[string]any{"in/train.npy": nil, "in/val.npy": nil, "in/test.npy": nil})
+	bare := with(arrays(), map[string]any{"in/train.npy": nil, "in/val.npy": nil,
+		"in/test.npy": nil})
 	masks := func(prefix, suffix, descr, shape string) map[string]any {
 		out := map[string]any{}
 		for i, s := range []string{"train", "val", "test"} {
@@ -93,24 +114,48 @@ func splitCases() (all []hostileCase) {
 	}
 	ten := with(bare, masks("", "_masks", "|b1", "(10, 5)"))
 	all = append(all,
-		hostileCase{name: "splits: ten masks, none chosen", args: npyIn, files: ten, names: "--split-index 0 to 9"},
-		hostileCase{name: "splits: ten masks, number 10", args: npyIn + " --split-index 10", files: ten, names: "--split-index 10"},
-		hostileCase{name: "splits: ten masks, number 3", args: npyIn + " --split-index 3", files: ten, note: "memory at most"},
-		hostileCase{name: "splits: ten masks in an archive", args: "import npy --in a.npz --out out", files: map[string]any{"a.npz": npz(ten, zip.Deflate)}, names: "a.npz:train_masks"},
-		hostileCase{name: "splits: (5, 7) masks of 10", args: npyIn, files: with(bare, masks("", "_masks", "|b1", "(7, 7)")), names: "train_masks.npy"},
-		hostileCase{name: "splits: a mask of integers", args: npyIn, files: with(bare, masks("", "_mask", "<i8", "(5,)")), note: "memory at most"},
-		hostileCase{name: "splits: no index for one", args: npyIn + " --split-index 0", files: arrays(), names: "--split-index 0"},
-		hostileCase{name: "splits: under another name", args: npyIn, files: with(bare, masks("my_", "_ids", "<i8", "(5,)")), names: "my_test_ids"},
-		hostileCase{name: "splits: fold.npy", args: npyIn, files: with(bare, map[string]any{"in/fold.npy": npy("<i8", "(5,)", 0, 1, 2, 3, 4)}), names: "fold"},
-		hostileCase{name: "splits: split_idx.pt", args: npyIn, files: with(bare, map[string]any{"in/split_idx.pt": "PK"}), names: "split_idx.pt"},
-		hostileCase{name: "splits: train alone", args: npyIn, files: with(bare, map[string]any{"in/train.npy": npy("<i8", "(2,)", 0, 1)}), names: "split"},
-		hostileCase{name: "splits: none at all is said", args: npyIn, files: bare, note: "at random"},
-		hostileCase{name: "arrays: edge_weight is said", args: npyIn, files: with(arrays(), map[string]any{"in/edge_weight.npy": npy("<f8", "(3,)", 1, 2, 3)}), note: "edge_weight.npy"},
-		hostileCase{name: "arrays: edge_weight in an archive is said", args: "import npy --in a.npz --out out",
-			files: map[string]any{"a.npz": npz(with(arrays(), map[string]any{"in/edge_weight.npy": npy("<f8", "(3,)", 1, 2, 3)}), zip.Store)}, note: "edge_weight"},
-		hostileCase{name: "arrays: years are said", args: npyIn, files: with(arrays(), map[string]any{"in/years.npy": npy("<i8", "(5,)", 1, 2, 3, 4, 5)}), note: "years"},
-		hostileCase{name: "arrays: --map of nothing", args: npyIn + " --map nothing=train", files: arrays(), names: "nothing"},
-		hostileCase{name: "arrays: --map to nothing", args: npyIn + " --map train=nothing", files: arrays(), names: "nothing"},
+		hostileCase{name: "splits: ten masks, none chosen", args: npyIn, files: ten,
+			names: "--split-index 0 to 9"},
+		hostileCase{name: "splits: ten masks, number 10", args: npyIn + " --split-index 10",
+			files: ten, names: "--split-index 10"},
+		hostileCase{name: "splits: ten masks, number 3", args: npyIn + " --split-index 3",
+			files: ten, note: "memory at most"},
+		hostileCase{name: "splits: ten masks in an archive",
+			args:  "import npy --in a.npz --out out",
+			files: map[string]any{"a.npz": npz(ten, zip.Deflate)}, names: "a.npz:train_masks"},
+		hostileCase{name: "splits: (5, 7) masks of 10", args: npyIn,
+			files: with(bare, masks("", "_masks", "|b1", "(7, 7)")), names: "train_masks.npy"},
+		hostileCase{name: "splits: a mask of integers", args: npyIn,
+			files: with(bare, masks("", "_mask", "<i8", "(5,)")), note: "memory at most"},
+		hostileCase{name: "splits: no index for one", args: npyIn + " --split-index 0",
+			files: arrays(), names: "--split-index 0"},
+		hostileCase{name: "splits: under another name", args: npyIn,
+			files: with(bare, masks("my_", "_ids", "<i8", "(5,)")), names: "my_test_ids"},
+		hostileCase{name: "splits: fold.npy", args: npyIn,
+			files: with(bare, map[string]any{"in/fold.npy": npy("<i8", "(5,)", 0, 1, 2, 3, 4)}),
+			names: "fold"},
+		hostileCase{name: "splits: split_idx.pt", args: npyIn,
+			files: with(bare, map[string]any{"in/split_idx.pt": "PK"}), names: "split_idx.pt"},
+		hostileCase{name: "splits: train alone", args: npyIn,
+			files: with(bare, map[string]any{"in/train.npy": npy("<i8", "(2,)", 0, 1)}),
+			names: "split"},
+		hostileCase{name: "splits: none at all is said", args: npyIn, files: bare,
+			note: "at random"},
+		hostileCase{name: "arrays: edge_weight is said", args: npyIn,
+			files: with(arrays(), map[string]any{"in/edge_weight.npy": npy("<f8", "(3,)", 1, 2,
+				3)}), note: "edge_weight.npy"},
+		hostileCase{name: "arrays: edge_weight in an archive is said",
+			args: "import npy --in a.npz --out out",
+			files: map[string]any{"a.npz": npz(with(arrays(),
+				map[string]any{"in/edge_weight.npy": npy("<f8", "(3,)", 1, 2, 3)}), zip.Store)},
+			note: "edge_weight"},
+		hostileCase{name: "arrays: years are said", args: npyIn,
+			files: with(arrays(), map[string]any{"in/years.npy": npy("<i8", "(5,)", 1, 2, 3, 4,
+				5)}), note: "years"},
+		hostileCase{name: "arrays: --map of nothing", args: npyIn + " --map nothing=train",
+			files: arrays(), names: "nothing"},
+		hostileCase{name: "arrays: --map to nothing", args: npyIn + " --map train=nothing",
+			files: arrays(), names: "nothing"},
 	)
 	return all
 }
@@ -137,17 +182,27 @@ func archiveCases() (all []hostileCase) {
 	}
 	bomb := append(head("|i1", "(300000000,)"), make([]byte, 300000000)...)
 	for name, b := range map[string]any{
-		"empty": "", "text": "no archive", "cut": good[:len(good)/2], "no directory": good[:len(good)-22], "lfs": lfs, "a member twice": twice(),
-		"no member": npz(map[string]any{}, zip.Store), "bit flipped": flip(good, len(good)/3), "directory flipped": flip(good, len(good)-100),
+		"empty": "", "text": "no archive", "cut": good[:len(good)/2],
+		"no directory": good[:len(good)-22], "lfs": lfs, "a member twice": twice(),
+		"no member": npz(map[string]any{}, zip.Store), "bit flipped": flip(good, len(good)/3),
+		"directory flipped": flip(good, len(good)-100),
 	} {
-		all = append(all, hostileCase{name: "npz: " + name, args: in, files: map[string]any{"a.npz": b}, names: "a.npz"})
+		all = append(all, hostileCase{name: "npz: " + name, args: in,
+			files: map[string]any{"a.npz": b}, names: "a.npz"})
 	}
 	for i := 40; i < len(good)-200 && len(all) < 24; i += len(good) / 14 {
-		all = append(all, hostileCase{name: fmt.Sprintf("npz: cut at %d", i), args: in, files: map[string]any{"a.npz": good[:i]}, names: "a.npz"})
+		all = append(all, hostileCase{name: fmt.Sprintf("npz: cut at %d", i), args: in,
+			files: map[string]any{"a.npz": good[:i]}, names: "a.npz"})
 	}
 	return append(all,
-		hostileCase{name: "npz: bomb of labels", args: in + " --memory 64MiB --feature-fn hash", files: map[string]any{"a.npz": npz(map[string]any{"in/labels.npy": bomb, "in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}, zip.Deflate)}, names: "a.npz:labels"},
-		hostileCase{name: "npz: header lies about the length", args: in, files: map[string]any{"a.npz": npz(with(arrays(), map[string]any{"in/features.npy": head("<f4", "(5, 100000)")}), zip.Deflate)}, names: "a.npz:features"},
+		hostileCase{name: "npz: bomb of labels", args: in + " --memory 64MiB --feature-fn hash",
+			files: map[string]any{"a.npz": npz(map[string]any{"in/labels.npy": bomb,
+				"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}, zip.Deflate)},
+			names: "a.npz:labels"},
+		hostileCase{name: "npz: header lies about the length", args: in,
+			files: map[string]any{"a.npz": npz(with(arrays(),
+				map[string]any{"in/features.npy": head("<f4", "(5, 100000)")}), zip.Deflate)},
+			names: "a.npz:features"},
 	)
 }
 
@@ -159,33 +214,64 @@ func flip(b []byte, at int) []byte {
 
 func edgeCases() (all []hostileCase) {
 	for _, c := range []struct{ name, text string }{
-		{"empty", ""}, {"no edge", "src,dst\n"}, {"binary", "\x00\x01\x02\x03\n"}, {"one column", "1\n2\n"}, {"weights", "0,1,0.5\n1,2,0.7\n"}, {"weights and times", "0 1 1 1082040961\n"},
-		{"id 2^62", "0,4611686018427387904\n"}, {"id of 30 digits", "0,123456789012345678901234567890\n"}, {"negative", "0,-1\n"}, {"hex", "0x1,2\n"}, {"float", "0.0,1.0\n"}, {"beyond", "0,7\n"},
-		{"lfs", lfs}, {"letters", "a,b\nc,d\n"}, {"endless line", strings.Repeat("1", 17<<20)}, {"escapes", "\x1b[2J\x1b]0;x\x07\n"}, {"nul ids", "1\x002\n"}, {"word", "0,1 x\n"},
+		{"empty", ""}, {"no edge", "src,dst\n"}, {"binary", "\x00\x01\x02\x03\n"},
+		{"one column", "1\n2\n"}, {"weights", "0,1,0.5\n1,2,0.7\n"},
+		{"weights and times", "0 1 1 1082040961\n"},
+		{"id 2^62", "0,4611686018427387904\n"},
+		{"id of 30 digits", "0,123456789012345678901234567890\n"}, {"negative", "0,-1\n"},
+		{"hex", "0x1,2\n"}, {"float", "0.0,1.0\n"}, {"beyond", "0,7\n"},
+		{"lfs", lfs}, {"letters", "a,b\nc,d\n"}, {"endless line", strings.Repeat("1", 17<<20)},
+		{"escapes", "\x1b[2J\x1b]0;x\x07\n"}, {"nul ids", "1\x002\n"}, {"word", "0,1 x\n"},
 	} {
 		all = append(all, one("edges: "+c.name, edgesIn, "in/edges.csv", c.text, nil))
 	}
 	lists := map[string]any{"in/edges.csv": "0,1\n1,2\n"}
 	z := "import edges --in in/edges.csv.gz --out out --nodes 5 --dim 4"
 	good := gz(strings.Repeat("0,1\n", 1000))
-	folder := "import edges --in in --out out --dim 4"
-	labels := map[string]any{"in/edges.csv": "0,1\n1,2\n", "in/labels.csv": "0\n1\n0\n", "in/features.csv": "1\n2\n3\n"}
+	folder := "import edges --in in --out out"
+	labels := map[string]any{"in/edges.csv": "0,1\n1,2\n", "in/labels.csv": "0\n1\n0\n",
+		"in/features.csv": "1\n2\n3\n"}
 	return append(all,
-		hostileCase{name: "edges: weights, ignored when asked", args: edgesIn + " --ignore-columns", files: map[string]any{"in/edges.csv": "0,1,0.5\n1,2,0.7\n"}, note: "memory at most"},
-		hostileCase{name: "edges gz: cut", args: z, files: map[string]any{"in/edges.csv.gz": good[:len(good)-9]}, names: "edges.csv.gz"},
-		hostileCase{name: "edges gz: no gzip", args: z, files: map[string]any{"in/edges.csv.gz": "0,1\n"}, names: "edges.csv.gz"},
-		hostileCase{name: "edges gz: flipped", args: z, files: map[string]any{"in/edges.csv.gz": flip(good, len(good)-6)}, names: "edges.csv.gz"},
-		hostileCase{name: "edges gz: one line of 64 MiB", args: z, files: map[string]any{"in/edges.csv.gz": gz(strings.Repeat("1", 64<<20))}, names: "edges.csv.gz"},
-		hostileCase{name: "edges: id 2^36-1 without --nodes", args: "import edges --in in/edges.csv --out out --dim 262144", files: map[string]any{"in/edges.csv": "0,68719476735\n"}, names: "68719476735"},
-		hostileCase{name: "edges: label of node 2^35", args: folder, files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}), names: "labels.csv"},
-		hostileCase{name: "edges: label of node 2^35, --nodes 2^36", args: folder + " --nodes 68719476736", files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}), names: "labels.csv"},
-		hostileCase{name: "edges: labels of 3 columns", args: folder, files: with(lists, map[string]any{"in/labels.csv": "0,1,2\n"}), names: "labels.csv"},
-		hostileCase{name: "edges: feature 1e300", args: folder, files: with(lists, map[string]any{"in/features.csv": "1\n1e300\n3\n"}), names: "features.csv"},
-		hostileCase{name: "edges: feature nan", args: folder, files: with(lists, map[string]any{"in/features.csv": "1\nnan\n3\n"}), names: "features.csv"},
-		hostileCase{name: "edges: ragged features", args: folder, files: with(lists, map[string]any{"in/features.csv": "1\n1,2\n3\n"}), names: "features.csv"},
-		hostileCase{name: "edges: a split beside them", args: folder, files: with(labels, map[string]any{"in/train.csv": "0\n"}), names: "train.csv"},
-		hostileCase{name: "edges: a file beside them is said", args: folder, files: with(labels, map[string]any{"in/years.csv": "0\n"}), note: "years.csv"},
-		hostileCase{name: "edges: split of two columns", args: folder + " --splits sp", files: with(labels, map[string]any{"sp/train.csv": "0,1\n", "sp/val.csv": "1\n", "sp/test.csv": "2\n"}), names: "train.csv"},
+		hostileCase{name: "edges: weights, ignored when asked", args: edgesIn + " --ignore-columns",
+			files: map[string]any{"in/edges.csv": "0,1,0.5\n1,2,0.7\n"}, note: "memory at most"},
+		hostileCase{name: "edges gz: cut", args: z,
+			files: map[string]any{"in/edges.csv.gz": good[:len(good)-9]}, names: "edges.csv.gz"},
+		hostileCase{name: "edges gz: no gzip", args: z,
+			files: map[string]any{"in/edges.csv.gz": "0,1\n"}, names: "edges.csv.gz"},
+		hostileCase{name: "edges gz: flipped", args: z,
+			files: map[string]any{"in/edges.csv.gz": flip(good, len(good)-6)},
+			names: "edges.csv.gz"},
+		hostileCase{name: "edges gz: one line of 64 MiB", args: z,
+			files: map[string]any{"in/edges.csv.gz": gz(strings.Repeat("1", 64<<20))},
+			names: "edges.csv.gz"},
+		hostileCase{name: "edges: id 2^36-1 without --nodes",
+			args:  "import edges --in in/edges.csv --out out --dim 262144",
+			files: map[string]any{"in/edges.csv": "0,68719476735\n"}, names: "68719476735"},
+		hostileCase{name: "edges: label of node 2^35", args: folder,
+			files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}),
+			names: "labels.csv"},
+		hostileCase{name: "edges: label of node 2^35, --nodes 2^36",
+			args:  folder + " --nodes 68719476736",
+			files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}),
+			names: "labels.csv"},
+		hostileCase{name: "edges: labels of 3 columns", args: folder,
+			files: with(lists, map[string]any{"in/labels.csv": "0,1,2\n"}), names: "labels.csv"},
+		hostileCase{name: "edges: feature 1e300", args: folder,
+			files: with(lists, map[string]any{"in/features.csv": "1\n1e300\n3\n"}),
+			names: "features.csv"},
+		hostileCase{name: "edges: feature nan", args: folder,
+			files: with(lists, map[string]any{"in/features.csv": "1\nnan\n3\n"}),
+			names: "features.csv"},
+		hostileCase{name: "edges: ragged features", args: folder,
+			files: with(lists, map[string]any{"in/features.csv": "1\n1,2\n3\n"}),
+			names: "features.csv"},
+		hostileCase{name: "edges: a split beside them", args: folder,
+			files: with(labels, map[string]any{"in/train.csv": "0\n"}), names: "train.csv"},
+		hostileCase{name: "edges: a file beside them is said", args: folder,
+			files: with(labels, map[string]any{"in/years.csv": "0\n"}), note: "years.csv"},
+		hostileCase{name: "edges: split of two columns", args: folder + " --splits sp",
+			files: with(labels, map[string]any{"sp/train.csv": "0,1\n", "sp/val.csv": "1\n",
+				"sp/test.csv": "2\n"}), names: "train.csv"},
 	)
 }
 
@@ -194,31 +280,53 @@ func pickleCases() (all []hostileCase) {
 	good := planetoid()
 	const p = "\x80\x02"
 	nest := "K\x01" + strings.Repeat("q\x00h\x00\x86", 60)
-	encode := "c_codecs\nencode\nq\x00X" + u32(1<<20) + strings.Repeat("a", 1<<20) + "q\x01X\x06\x00\x00\x00latin1q\x02\x86q\x03" + strings.Repeat("0h\x00h\x03R", 1<<20) + "."
-	csr := matrix(4, 2, pickled("|i1", "\x00\x00\x00\x00\x00", 5), pickled("<i4", "", 0), pickled("<f4", "", 0))
+	encode := "c_codecs\nencode\nq\x00X" + u32(1<<20) + strings.Repeat("a", 1<<20) +
+		"q\x01X\x06\x00\x00\x00latin1q\x02\x86q\x03" + strings.Repeat("0h\x00h\x03R", 1<<20) + "."
+	csr := matrix(4, 2, pickled("|i1", "\x00\x00\x00\x00\x00", 5), pickled("<i4", "", 0),
+		pickled("<f4", "", 0))
 	arr := pickled("|i1", strings.Repeat("\x00", 1<<20), 1<<20) + "q\x05"
 	none := pickled("<i4", "", 0) + "q\x070"
-	many := arr + "0" + none + "cscipy.sparse.csr\ncsr_matrix\nq\x060" + strings.Repeat("h\x06)\x81}(U\x06_shapeJ"+u32(1<<20-1)+"K\x02\x86U\x06indptrh\x05U\x07indicesh\x07U\x04datah\x07ub0", 40000) + "N."
+	many := arr + "0" + none + "cscipy.sparse.csr\ncsr_matrix\nq\x060" +
+		strings.Repeat("h\x06)\x81}(U\x06_shapeJ"+u32(1<<20-1)+
+			"K\x02\x86U\x06indptrh\x05U\x07indicesh\x07U\x04datah\x07ub0", 40000) + "N."
 	for _, c := range []struct{ name, text string }{
-		{"empty", ""}, {"lfs", lfs}, {"protocol 5", "\x80\x05N."}, {"os.system", p + "cos\nsystem\nU\x02ls\x85R."}, {"eval", p + "c__builtin__\neval\nU\x011\x85R."},
-		{"60 levels of (x, x) as a shape", p + "cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + nest + "\x85cnumpy\ndtype\nU\x02i4K\x00K\x01\x87R(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x00tb."},
+		{"empty", ""}, {"lfs", lfs}, {"protocol 5", "\x80\x05N."},
+		{"os.system", p + "cos\nsystem\nU\x02ls\x85R."},
+		{"eval", p + "c__builtin__\neval\nU\x011\x85R."},
+		{"60 levels of (x, x) as a shape",
+			p +
+				"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + nest + "\x85cnumpy\ndtype\nU\x02i4K\x00K\x01\x87R(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x00tb."},
 		{"60 levels of (x, x)", p + nest + "."},
-		{"60 levels of (x, x) as csr shape", p + "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shape" + nest + "K\x01\x86ub."},
+		{"60 levels of (x, x) as csr shape",
+			p + "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shape" + nest + "K\x01\x86ub."},
 		{"8 M of TUPLE1", p + "K\x01" + strings.Repeat("\x85", 8<<20) + "."},
-		{"8 M of TUPLE1 as a shape", p + "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shapeK\x01" + strings.Repeat("\x85", 8<<20) + "K\x01\x86ub."},
-		{"a list in itself", p + "]q\x00h\x00a."}, {"_codecs.encode again and again", p + encode}, {"csr_matrix again and again", p + many},
-		{"memo again and again", p + "K\x01q\x00" + strings.Repeat("h\x00", 4<<20) + "."}, {"marks", p + strings.Repeat("(", 8<<20) + "."},
-		{"lists", p + strings.Repeat("]", 8<<20) + "."}, {"popped values", p + strings.Repeat("N0", 4<<20) + "."}, {"string of 4 GB", p + "T\xff\xff\xff\xff"}, {"string of 2^63", "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"},
-		{"no class", p + csr + "0."}, {"rows 2^31", p + matrix(0xffffffff, 2, pickled("<i4", "", 0), pickled("<i4", "", 0), pickled("<f4", "", 0)) + "."},
-		{"cols 2^31", p + matrix(0, 0x7fffffff, pickled("<i4", words(0), 1), pickled("<i4", "", 0), pickled("<f4", "", 0)) + "."},
-		{"array of 2^31 rows of nothing", p + pickled("<i4", "", 0x7fffffff, 0) + "."}, {"array of 40 dims", p + pickled("<i4", words(1), slices.Repeat([]uint32{1}, 40)...) + "."},
-		{"text protocol", "(lp0\nI1\na."}, {"escapes", p + "c\x1b[2J\n\x1b[31m\n."}, {"name of 200 bytes", p + "c" + strings.Repeat("x", 200) + "\ny\n."},
+		{"8 M of TUPLE1 as a shape", p + "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shapeK\x01" +
+			strings.Repeat("\x85", 8<<20) + "K\x01\x86ub."},
+		{"a list in itself", p + "]q\x00h\x00a."}, {"_codecs.encode again and again", p + encode},
+		{"csr_matrix again and again", p + many},
+		{"memo again and again", p + "K\x01q\x00" + strings.Repeat("h\x00", 4<<20) + "."},
+		{"marks", p + strings.Repeat("(", 8<<20) + "."},
+		{"lists", p + strings.Repeat("]", 8<<20) + "."},
+		{"popped values", p + strings.Repeat("N0", 4<<20) + "."},
+		{"string of 4 GB", p + "T\xff\xff\xff\xff"},
+		{"string of 2^63", "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"},
+		{"no class", p + csr + "0."}, {"rows 2^31", p + matrix(0xffffffff, 2, pickled("<i4", "", 0),
+			pickled("<i4", "", 0), pickled("<f4", "", 0)) + "."},
+		{"cols 2^31", p + matrix(0, 0x7fffffff, pickled("<i4", words(0), 1), pickled("<i4", "", 0),
+			pickled("<f4", "", 0)) + "."},
+		{"array of 2^31 rows of nothing", p + pickled("<i4", "", 0x7fffffff, 0) + "."},
+		{"array of 40 dims", p + pickled("<i4", words(1), slices.Repeat([]uint32{1}, 40)...) + "."},
+		{"text protocol", "(lp0\nI1\na."}, {"escapes", p + "c\x1b[2J\n\x1b[31m\n."},
+		{"name of 200 bytes", p + "c" + strings.Repeat("x", 200) + "\ny\n."},
 	} {
 		all = append(all, one("pickle x: "+c.name, in, "in/ind.toy.x", c.text, good))
 	}
 	for _, c := range []struct{ name, text string }{
-		{"neighbour is nested", p + "}(K\x00](" + nest + "eu."}, {"key is nested", p + "}(" + nest + "]u."}, {"neighbour 2^31", p + "}(K\x00](J\xff\xff\xff\x7feu."}, {"a tuple", p + "K\x01\x85."},
-		{"neighbour is 8 M of TUPLE1", p + "}(K\x00](K\x01" + strings.Repeat("\x85", 8<<20) + "eu."},
+		{"neighbour is nested", p + "}(K\x00](" + nest + "eu."},
+		{"key is nested", p + "}(" + nest + "]u."},
+		{"neighbour 2^31", p + "}(K\x00](J\xff\xff\xff\x7feu."}, {"a tuple", p + "K\x01\x85."},
+		{"neighbour is 8 M of TUPLE1", p + "}(K\x00](K\x01" + strings.Repeat("\x85",
+			8<<20) + "eu."},
 	} {
 		all = append(all, one("pickle graph: "+c.name, in, "in/ind.toy.graph", c.text, good))
 	}
@@ -227,38 +335,55 @@ func pickleCases() (all []hostileCase) {
 		second[strings.Replace(n, "toy", "two", 1)] = f
 	}
 	return append(all,
-		one("planetoid: one-hot of 7s", in, "in/ind.toy.ally", p+pickled("<i4", words(7, 7, 7, 7, 7, 7), 3, 2)+".", good),
-		one("planetoid: test.index of 2^60", in, "in/ind.toy.test.index", "1152921504606846976\n", good),
+		one("planetoid: one-hot of 7s", in, "in/ind.toy.ally",
+			p+pickled("<i4", words(7, 7, 7, 7, 7, 7), 3, 2)+".", good),
+		one("planetoid: test.index of 2^60", in, "in/ind.toy.test.index",
+			"1152921504606846976\n", good),
 		one("planetoid: test.index is a pipe", in, "in/ind.toy.test.index", special(fifo), good),
 		one("planetoid: x is a pipe", in, "in/ind.toy.x", special(fifo), good),
-		hostileCase{name: "planetoid: two datasets", args: in, files: with(good, second), names: "toy, two"},
-		hostileCase{name: "planetoid: two datasets, one named", args: in + " --name two", files: with(good, second), note: "memory at most"},
+		hostileCase{name: "planetoid: two datasets", args: in, files: with(good, second),
+			names: "toy, two"},
+		hostileCase{name: "planetoid: two datasets, one named", args: in + " --name two",
+			files: with(good, second), note: "memory at most"},
 	)
 }
 
 func graphboltCases() (all []hostileCase) {
 	const in = "import graphbolt --in in --out out"
 	meta := func(num, edges, feat, seeds string) string {
-		return "dataset_name: x\ngraph:\n  nodes: [{num: " + num + "}]\n  edges: [{format: csv, path: " + edges + "}]\nfeature_data: [{domain: node, name: feat, format: numpy, path: " + feat +
-			"}]\ntasks: [{name: t, train_set: [{data: [{name: seeds, format: numpy, path: " + seeds + "}, {name: labels, format: numpy, path: labels.npy}]}]}]\n"
+		return "dataset_name: x\ngraph:\n  nodes: [{num: " + num +
+			"}]\n  edges: [{format: csv, path: " + edges +
+			"}]\nfeature_data: [{domain: node, name: feat, format: numpy, path: " + feat +
+			"}]\ntasks: [{name: t, train_set: [{data: [{name: seeds, format: numpy, path: " +
+			seeds + "}, {name: labels, format: numpy, path: labels.npy}]}]}]\n"
 	}
-	files := map[string]any{"in/edges.csv": "0,1\n1,2\n", "in/feat.npy": npy("<f4", "(5, 1)", 1, 2, 3, 4, 5), "in/seeds.npy": npy("<i8", "(2,)", 0, 1), "in/labels.npy": npy("<i8", "(2,)", 0, 1),
-		"secret.csv": secret + "\n", "secret.npy": npy("<f4", "(5, 1)", 1, 2, 3, 4, 5), "in/link.csv": linkTo("../secret.csv")}
+	files := map[string]any{"in/edges.csv": "0,1\n1,2\n", "in/feat.npy": npy("<f4", "(5, 1)", 1, 2,
+		3, 4, 5), "in/seeds.npy": npy("<i8", "(2,)", 0, 1), "in/labels.npy": npy("<i8",
+		"(2,)", 0, 1),
+		"secret.csv": secret + "\n", "secret.npy": npy("<f4", "(5, 1)", 1, 2, 3, 4, 5),
+		"in/link.csv": linkTo("../secret.csv")}
 	add := func(name, yaml, names string) {
-		all = append(all, hostileCase{name: "graphbolt: " + name, args: in, files: with(files, map[string]any{"in/metadata.yaml": yaml}), names: names, secret: secret})
+		all = append(all, hostileCase{name: "graphbolt: " + name, args: in,
+			files: with(files, map[string]any{"in/metadata.yaml": yaml}), names: names,
+			secret: secret})
 	}
-	for _, n := range []string{"68719476736", "9223372036854775807", "-1", "0", "1e30", "99999999999999999999", "[5]", "x", "!!binary aaaa", "4"} {
+	for _, n := range []string{"68719476736", "9223372036854775807", "-1", "0", "1e30",
+		"99999999999999999999", "[5]", "x", "!!binary aaaa", "4"} {
 		add("num "+n, meta(n, "edges.csv", "feat.npy", "seeds.npy"), "in/")
 	}
-	for _, e := range []string{"../secret.csv", "/etc/passwd", "link.csv", "./../in/../secret.csv", "../../../../../../etc/shadow", "/dev/zero", "/proc/self/environ", "nothing.csv", ".", "''", "\"\\e[2J\""} {
+	for _, e := range []string{"../secret.csv", "/etc/passwd", "link.csv", "./../in/../secret.csv",
+		"../../../../../../etc/shadow", "/dev/zero", "/proc/self/environ", "nothing.csv", ".", "''",
+		"\"\\e[2J\""} {
 		add("edges in "+e, meta("5", e, "feat.npy", "seeds.npy"), "metadata.yaml")
 	}
-	for _, e := range []string{"../secret.npy", "/etc/hostname", "/dev/zero", "edges.csv", "nothing.npy"} {
+	for _, e := range []string{"../secret.npy", "/etc/hostname", "/dev/zero", "edges.csv",
+		"nothing.npy"} {
 		add("features in "+e, meta("5", "edges.csv", e, "seeds.npy"), "in/")
 	}
 	bomb := "a: &a [x, x, x, x, x, x, x, x, x]\n"
 	for c := 'b'; c < 'k'; c++ {
-		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
+		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", c, c, c-1,
+			c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
 	}
 	add("alias bomb", bomb+"graph: *j\n", "metadata.yaml")
 	add("alias to itself", "graph: &a {nodes: *a}\n", "metadata.yaml")
@@ -267,18 +392,32 @@ func graphboltCases() (all []hostileCase) {
 	add("2 MiB", "# "+strings.Repeat("x", 2<<20), "metadata.yaml")
 	add("empty", "", "metadata.yaml")
 	add("a list", "[1, 2]", "metadata.yaml")
-	add("null entries", "graph: {nodes: [null], edges: [null]}\nfeature_data: [null]\ntasks: [null]\n", "metadata.yaml")
+	add("null entries",
+		"graph: {nodes: [null], edges: [null]}\nfeature_data: [null]\ntasks: [null]\n",
+		"metadata.yaml")
 	add("lfs", lfs, "metadata.yaml")
-	add("10,000 names", "graph: {nodes: ["+strings.Repeat("{type: aaaaaaaaaaaaaaaaaaaaaaaaaaaa, num: 1},", 10000)+"], edges: [{type: x}]}", "metadata.yaml")
-	big := with(files, map[string]any{"in/metadata.yaml": meta("68719476736", "edges.csv", "feat.npy", "seeds.npy"), "in/feat.npy": head("<f4", "(68719476736, 0)")})
+	add("10,000 names", "graph: {nodes: ["+
+		strings.Repeat("{type: aaaaaaaaaaaaaaaaaaaaaaaaaaaa, num: 1},", 10000)+
+		"], edges: [{type: x}]}", "metadata.yaml")
+	big := with(files, map[string]any{"in/metadata.yaml": meta("68719476736", "edges.csv",
+		"feat.npy", "seeds.npy"), "in/feat.npy": head("<f4", "(68719476736, 0)")})
 	all = append(all,
-		hostileCase{name: "graphbolt: num 2^36, features (2^36, 0)", args: in, files: big, names: "feat.npy"},
-		hostileCase{name: "graphbolt: num 2^36, --feature-fn", args: in + " --feature-fn hash", files: big, names: "metadata.yaml"},
-		hostileCase{name: "graphbolt: outside, allowed", args: in + " --allow-outside --unlabelled-ok",
-			files: with(files, map[string]any{"in/metadata.yaml": meta("5", "edges.csv", "../secret.npy", "seeds.npy"), "in/val.npy": npy("<i8", "(1,)", 2)}), note: "memory at most"},
-		one("graphbolt: edges are a pipe", in, "in/edges.csv", special(fifo), with(files, map[string]any{"in/metadata.yaml": meta("5", "edges.csv", "feat.npy", "seeds.npy")})),
+		hostileCase{name: "graphbolt: num 2^36, features (2^36, 0)", args: in, files: big,
+			names: "feat.npy"},
+		hostileCase{name: "graphbolt: num 2^36, --feature-fn", args: in + " --feature-fn hash",
+			files: big, names: "metadata.yaml"},
+		hostileCase{name: "graphbolt: outside, allowed",
+			args: in + " --allow-outside --unlabelled-ok",
+			files: with(files, map[string]any{"in/metadata.yaml": meta("5", "edges.csv",
+				"../secret.npy", "seeds.npy"), "in/val.npy": npy("<i8", "(1,)", 2)}),
+			note: "memory at most"},
+		one("graphbolt: edges are a pipe", in, "in/edges.csv", special(fifo),
+			with(files, map[string]any{"in/metadata.yaml": meta("5", "edges.csv", "feat.npy",
+				"seeds.npy")})),
 		one("graphbolt: metadata is a pipe", in, "in/metadata.yaml", special(fifo), files),
-		one("graphbolt: seeds twice", in, "in/seeds.npy", npy("<i8", "(3,)", 1, 1, 2), with(files, map[string]any{"in/metadata.yaml": meta("5", "edges.csv", "feat.npy", "seeds.npy")})),
+		one("graphbolt: seeds twice", in, "in/seeds.npy", npy("<i8", "(3,)", 1, 1, 2),
+			with(files, map[string]any{"in/metadata.yaml": meta("5", "edges.csv", "feat.npy",
+				"seeds.npy")})),
 	)
 	return all
 }
@@ -287,76 +426,132 @@ func otherFormats() (all []hostileCase) {
 	add := func(name, args, names string, files map[string]any) {
 		all = append(all, hostileCase{name: name, args: args, files: files, names: names})
 	}
-	for name, text := range map[string]string{"empty": "", "no banner": "1 1 1\n", "vector": "%%MatrixMarket vector array real general\n", "rows 2^62": "%%MatrixMarket matrix coordinate pattern general\n4611686018427387904 4611686018427387904 1\n1 1\n",
-		"rows 2^36": "%%MatrixMarket matrix coordinate pattern general\n68719476736 68719476736 1\n1 1\n", "entries 2^60": "%%MatrixMarket matrix coordinate pattern general\n3 3 1152921504606846976\n1 1\n",
-		"row 0": "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n0 1\n", "row 4": "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n4 1\n", "not square": "%%MatrixMarket matrix coordinate pattern general\n3 4 1\n1 1\n",
-		"lfs": lfs, "comments only": "%%MatrixMarket matrix coordinate pattern general\n" + strings.Repeat("%\n", 1<<20), "escapes": "%%MatrixMarket \x1b[2J \x1b[2J a b\n"} {
-		add("mtx: "+name, "import mtx --in m.mtx --out out --dim 262144", "m.mtx", map[string]any{"m.mtx": text})
+	for name, text := range map[string]string{"empty": "", "no banner": "1 1 1\n",
+		"vector":       "%%MatrixMarket vector array real general\n",
+		"rows 2^62":    "%%MatrixMarket matrix coordinate pattern general\n4611686018427387904 4611686018427387904 1\n1 1\n",
+		"rows 2^36":    "%%MatrixMarket matrix coordinate pattern general\n68719476736 68719476736 1\n1 1\n",
+		"entries 2^60": "%%MatrixMarket matrix coordinate pattern general\n3 3 1152921504606846976\n1 1\n",
+		"row 0":        "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n0 1\n",
+		"row 4":        "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n4 1\n",
+		"not square":   "%%MatrixMarket matrix coordinate pattern general\n3 4 1\n1 1\n",
+		"lfs":          lfs, "comments only": "%%MatrixMarket matrix coordinate pattern general\n" +
+			strings.Repeat("%\n", 1<<20), "escapes": "%%MatrixMarket \x1b[2J \x1b[2J a b\n"} {
+		add("mtx: "+name, "import mtx --in m.mtx --out out --dim 262144", "m.mtx",
+			map[string]any{"m.mtx": text})
 	}
-	add("mtx: values are said", "import mtx --in m.mtx --out out --dim 4", "", map[string]any{"m.mtx": "%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 0.5\n"})
+	add("mtx: values are said", "import mtx --in m.mtx --out out --dim 4", "",
+		map[string]any{"m.mtx": "%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 0.5\n"})
 	all[len(all)-1].note = "no edge weights"
 	props := func(kv string) string {
 		return "graphclass=it.unimi.dsi.webgraph.BVGraph\nversion=0\nnodes=5\narcs=4\nwindowsize=7\nmaxrefcount=3\nminintervallength=4\nzetak=3\n" + kv + "\n"
 	}
-	for _, kv := range []string{"nodes=9223372036854775807", "nodes=68719476736", "nodes=-1", "arcs=9223372036854775807", "windowsize=2147483647", "maxrefcount=-9", "minintervallength=1", "zetak=99", "graphclass=" + strings.Repeat("x", 60000),
+	for _, kv := range []string{"nodes=9223372036854775807", "nodes=68719476736", "nodes=-1",
+		"arcs=9223372036854775807", "windowsize=2147483647", "maxrefcount=-9",
+		"minintervallength=1", "zetak=99", "graphclass=" + strings.Repeat("x", 60000),
 		"compressionflags=" + strings.Repeat("OUTDEGREES_DELTA|", 3000) + "x", "version=7"} {
 		name, _, _ := strings.Cut(kv, "=")
-		add(fmt.Sprintf("webgraph: %s=%.12s", name, kv[len(name)+1:]), "import webgraph --in g.graph --out out --dim 262144", "g.", map[string]any{"g.graph": strings.Repeat("\xa5", 64), "g.properties": props(kv)})
+		add(fmt.Sprintf("webgraph: %s=%.12s", name, kv[len(name)+1:]),
+			"import webgraph --in g.graph --out out --dim 262144", "g.",
+			map[string]any{"g.graph": strings.Repeat("\xa5", 64), "g.properties": props(kv)})
 	}
-	add("webgraph: properties of 2 MiB", "import webgraph --in g.graph --out out", "g.properties", map[string]any{"g.graph": "x", "g.properties": strings.Repeat("#\n", 1<<20)})
-	add("webgraph: graph is a pipe", "import webgraph --in g --out out", "g.graph", map[string]any{"g.graph": special(fifo), "g.properties": props("")})
-	add("webgraph: zeros", "import webgraph --in g.graph --out out", "g.graph", map[string]any{"g.graph": strings.Repeat("\x00", 1<<20), "g.properties": props("nodes=1000000\narcs=100000000")})
-	add("webgraph: lfs", "import webgraph --in g.graph --out out", "g.properties", map[string]any{"g.graph": "x", "g.properties": lfs})
+	add("webgraph: properties of 2 MiB", "import webgraph --in g.graph --out out", "g.properties",
+		map[string]any{"g.graph": "x", "g.properties": strings.Repeat("#\n", 1<<20)})
+	add("webgraph: graph is a pipe", "import webgraph --in g --out out", "g.graph",
+		map[string]any{"g.graph": special(fifo), "g.properties": props("")})
+	add("webgraph: zeros", "import webgraph --in g.graph --out out", "g.graph",
+		map[string]any{"g.graph": strings.Repeat("\x00", 1<<20),
+			"g.properties": props("nodes=1000000\narcs=100000000")})
+	add("webgraph: lfs", "import webgraph --in g.graph --out out", "g.properties",
+		map[string]any{"g.graph": "x", "g.properties": lfs})
 
 	dgl := func(b ...byte) []byte {
 		return append([]byte("\x3f\xa1\xb4\x96\xf0\x40\x5e\xdd"), b...)
 	}
 	magic := []byte("\x3f\xa1\xb4\xf0\x46\xff\x2e\xdd")
-	filled := append(append(bytes.Clone(magic), 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 127), make([]byte, 5000)...)
-	oneGraph := append(append(bytes.Clone(magic), 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0), make([]byte, 5000)...)
-	for name, b := range map[string]any{"empty": "", "text": "not a graph", "other magic": dgl(1, 2, 3), "magic only": magic, "2^63 graphs": filled, "zeros": oneGraph, "lfs": lfs, "pipe": special(fifo), "sparse 1 TB": sparse(oneGraph, 1<<40)} {
+	filled := append(append(bytes.Clone(magic), 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 255,
+		255, 255, 255, 255, 255, 255, 127), make([]byte, 5000)...)
+	oneGraph := append(append(bytes.Clone(magic), 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1,
+		0, 0, 0, 0, 0, 0, 0), make([]byte, 5000)...)
+	for name, b := range map[string]any{"empty": "", "text": "not a graph",
+		"other magic": dgl(1, 2, 3), "magic only": magic, "2^63 graphs": filled, "zeros": oneGraph,
+		"lfs": lfs, "pipe": special(fifo), "sparse 1 TB": sparse(oneGraph, 1<<40)} {
 		add("dgl: "+name, "import dgl --in g.bin --out out", "g.bin", map[string]any{"g.bin": b})
 	}
 	ogb := func(change map[string]any) map[string]any {
-		return with(map[string]any{"in/raw/edge.csv.gz": gz("0,1\n1,2\n"), "in/raw/num-node-list.csv.gz": gz("3\n"), "in/raw/num-edge-list.csv.gz": gz("2\n"), "in/raw/node-feat.csv.gz": gz("1\n2\n3\n"), "in/raw/node-label.csv.gz": gz("0\n1\n0\n")}, change)
+		return with(map[string]any{"in/raw/edge.csv.gz": gz("0,1\n1,2\n"),
+			"in/raw/num-node-list.csv.gz": gz("3\n"), "in/raw/num-edge-list.csv.gz": gz("2\n"),
+			"in/raw/node-feat.csv.gz":  gz("1\n2\n3\n"),
+			"in/raw/node-label.csv.gz": gz("0\n1\n0\n")}, change)
 	}
 	const ogbIn = "import ogb --in in --out out"
-	for name, c := range map[string][2]any{"2^36 nodes": {"num-node-list", "68719476736\n"}, "1e300 nodes": {"num-node-list", "1e300\n"}, "nan nodes": {"num-node-list", "nan\n"}, "two graphs": {"num-node-list", "3\n3\n"}, "2^60 edges": {"num-edge-list", "1152921504606846976\n"},
-		"1e300 feature": {"node-feat", "1\n1e300\n3\n"}, "three columns": {"edge", "0,1,2\n1,2,3\n"}, "label text": {"node-label", "a\nb\nc\n"}, "labels cut": {"node-label", "0\n"}} {
+	for name, c := range map[string][2]any{"2^36 nodes": {"num-node-list", "68719476736\n"},
+		"1e300 nodes": {"num-node-list", "1e300\n"}, "nan nodes": {"num-node-list", "nan\n"},
+		"two graphs": {"num-node-list", "3\n3\n"}, "2^60 edges": {"num-edge-list",
+			"1152921504606846976\n"},
+		"1e300 feature": {"node-feat", "1\n1e300\n3\n"},
+		"three columns": {"edge", "0,1,2\n1,2,3\n"}, "label text": {"node-label", "a\nb\nc\n"},
+		"labels cut": {"node-label", "0\n"}} {
 		file := "in/raw/" + c[0].(string) + ".csv.gz"
 		add("ogb: "+name, ogbIn, "raw/", ogb(map[string]any{file: gz(c[1].(string))}))
 	}
 	add("ogb: edges are lfs", ogbIn, "edge.csv.gz", ogb(map[string]any{"in/raw/edge.csv.gz": lfs}))
-	add("ogb: edges are a pipe", ogbIn, "edge.csv.gz", ogb(map[string]any{"in/raw/edge.csv.gz": special(fifo)}))
-	add("ogb: master.csv of quotes", ogbIn, "master.csv", ogb(map[string]any{"in/master.csv": "\"" + strings.Repeat("x\n", 1<<20)}))
-	add("ogb: other files are said", ogbIn, "", ogb(map[string]any{"in/raw/edge-feat.csv.gz": gz("1\n2\n")}))
+	add("ogb: edges are a pipe", ogbIn, "edge.csv.gz",
+		ogb(map[string]any{"in/raw/edge.csv.gz": special(fifo)}))
+	add("ogb: master.csv of quotes", ogbIn, "master.csv",
+		ogb(map[string]any{"in/master.csv": "\"" + strings.Repeat("x\n", 1<<20)}))
+	add("ogb: other files are said", ogbIn, "",
+		ogb(map[string]any{"in/raw/edge-feat.csv.gz": gz("1\n2\n")}))
 	all[len(all)-1].note = "edge-feat.csv.gz"
 
-	raw := map[string]any{"in/indptr.dat": npy("<i8", "(6,)", 0, 1, 2, 2, 2, 2)[64:], "in/indices.dat": "\x00\x00\x00\x00\x01\x00\x00\x00", "in/features.dat": strings.Repeat("\x00", 20)}
-	for name, conf := range map[string]string{"empty labels_shape": `{"num_nodes":5,"labels_shape":[]}`, "empty indptr_shape": `{"num_nodes":5,"indptr_shape":[]}`, "2^62 nodes": `{"num_nodes":4611686018427387904}`, "negative": `{"num_nodes":-1}`,
-		"2^62 edges": `{"num_nodes":5,"indices_shape":[4611686018427387904]}`, "2^62 dim": `{"num_nodes":5,"features_shape":[5,4611686018427387904]}`, "long type": `{"num_nodes":5,"indptr_dtype":"` + strings.Repeat("x", 100000) + `"}`,
-		"no json": "{", "nested": strings.Repeat("[", 100000), "million shape": `{"num_nodes":5,"indptr_shape":[` + strings.Repeat("1,", 100000) + "1]}", "lfs": lfs} {
-		add("raw ginex: "+name, "import raw --in in --out out", "conf.json", with(raw, map[string]any{"in/conf.json": conf}))
+	raw := map[string]any{"in/indptr.dat": npy("<i8", "(6,)", 0, 1, 2, 2, 2, 2)[64:],
+		"in/indices.dat":  "\x00\x00\x00\x00\x01\x00\x00\x00",
+		"in/features.dat": strings.Repeat("\x00", 20)}
+	for name, conf := range map[string]string{
+		"empty labels_shape": `{"num_nodes":5,"labels_shape":[]}`,
+		"empty indptr_shape": `{"num_nodes":5,"indptr_shape":[]}`,
+		"2^62 nodes":         `{"num_nodes":4611686018427387904}`, "negative": `{"num_nodes":-1}`,
+		"2^62 edges": `{"num_nodes":5,"indices_shape":[4611686018427387904]}`,
+		"2^62 dim":   `{"num_nodes":5,"features_shape":[5,4611686018427387904]}`,
+		"long type":  `{"num_nodes":5,"indptr_dtype":"` + strings.Repeat("x", 100000) + `"}`,
+		"no json":    "{", "nested": strings.Repeat("[", 100000),
+		"million shape": `{"num_nodes":5,"indptr_shape":[` + strings.Repeat("1,", 100000) + "1]}",
+		"lfs":           lfs} {
+		add("raw ginex: "+name, "import raw --in in --out out", "conf.json",
+			with(raw, map[string]any{"in/conf.json": conf}))
 		all[len(all)-1].names = "in"
 	}
-	add("raw legion: 10^18 nodes", "import raw --in in --out out", "in", map[string]any{"in/edge_src": "12345678", "in/edge_dst": "1234", "in/features": "1234", "in/meta_config": "x 1 999999999999999999 999999999999999999 999999999999999999 1 1 1"})
-	add("raw gnnlab: line of 1 MiB", "import raw --in in --out out", "meta.txt", map[string]any{"in/meta.txt": "NUM_NODE " + strings.Repeat("9", 1<<20)})
-	add("raw gnnlab: no number", "import raw --in in --out out", "meta.txt", map[string]any{"in/meta.txt": "NUM_NODE " + strings.Repeat("x ", 20000)})
-	add("raw: conf.json is a pipe", "import raw --in in --out out --layout ginex", "conf.json", with(raw, map[string]any{"in/conf.json": special(fifo)}))
-	for _, f := range []struct{ verb, dir string }{{"igb", "in/processed/paper__cites__paper"}, {"mag240m", "in/processed/paper___cites___paper"}} {
-		p := map[string]any{f.dir + "/edge_index.npy": lfs, "in/processed/paper/node_feat.npy": lfs, "in/processed/paper/node_label_19.npy": lfs, "in/processed/paper/node_label.npy": lfs, "in/processed/paper/node_year.npy": lfs}
+	add("raw legion: 10^18 nodes", "import raw --in in --out out", "in",
+		map[string]any{"in/edge_src": "12345678", "in/edge_dst": "1234", "in/features": "1234",
+			"in/meta_config": "x 1 999999999999999999 999999999999999999 999999999999999999 1 1 1"})
+	add("raw gnnlab: line of 1 MiB", "import raw --in in --out out", "meta.txt",
+		map[string]any{"in/meta.txt": "NUM_NODE " + strings.Repeat("9", 1<<20)})
+	add("raw gnnlab: no number", "import raw --in in --out out", "meta.txt",
+		map[string]any{"in/meta.txt": "NUM_NODE " + strings.Repeat("x ", 20000)})
+	add("raw: conf.json is a pipe", "import raw --in in --out out --layout ginex", "conf.json",
+		with(raw, map[string]any{"in/conf.json": special(fifo)}))
+	for _, f := range []struct{ verb, dir string }{{"igb", "in/processed/paper__cites__paper"},
+		{"mag240m", "in/processed/paper___cites___paper"}} {
+		p := map[string]any{f.dir + "/edge_index.npy": lfs, "in/processed/paper/node_feat.npy": lfs,
+			"in/processed/paper/node_label_19.npy": lfs, "in/processed/paper/node_label.npy": lfs,
+			"in/processed/paper/node_year.npy": lfs}
 		add(f.verb+": all lfs", "import "+f.verb+" --in in --out out", "node_", p)
 		big := sparse(head("|i1", "(60000000000,)"), 60000000128)
-		add(f.verb+": sparse labels of 6e10", "import "+f.verb+" --in in --out out --feature-fn hash", "node_label", with(p, map[string]any{"in/processed/paper/node_label.npy": big, "in/processed/paper/node_label_19.npy": big}))
+		add(f.verb+": sparse labels of 6e10", "import "+f.verb+
+			" --in in --out out --feature-fn hash", "node_label",
+			with(p, map[string]any{"in/processed/paper/node_label.npy": big,
+				"in/processed/paper/node_label_19.npy": big}))
 	}
 	debian := func(name, file string, content any) {
-		add("debian: "+name, "import debian --in "+file+" --out out", file, map[string]any{file: content})
+		add("debian: "+name, "import debian --in "+file+" --out out", file,
+			map[string]any{file: content})
 	}
-	debian("250,000 continuation lines", "Packages", "Package: a\nDescription: x\n"+strings.Repeat(" some more words\n", 250000)+"\n\x00no field\n")
+	debian("250,000 continuation lines", "Packages", "Package: a\nDescription: x\n"+
+		strings.Repeat(" some more words\n", 250000)+"\n\x00no field\n")
 	debian("empty", "Packages", "")
 	debian("binary", "Packages", strings.Repeat("\x00\xff", 4096))
 	debian("line of 8 MiB", "Packages", "Package: "+strings.Repeat("x", 8<<20))
-	debian("dictionary of 3 GiB", "Packages.xz", "\xfd7zXZ\x00\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x27\x00\x00\x00\x00\x00\x00\x00\x00\x00")
+	debian("dictionary of 3 GiB", "Packages.xz",
+		"\xfd7zXZ\x00\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x27\x00\x00\x00\x00\x00\x00\x00\x00\x00")
 	debian("dictionary of 3 GiB, right checksums", "Packages.xz", xzHead(0x27))
 	debian("no xz", "Packages.xz", "no xz")
 	debian("no lz4", "Packages.lz4", "no lz4")
@@ -369,7 +564,8 @@ func traceCases() (all []hostileCase) {
 	batch := []byte{1, 0, 0, 0, 2, 1, 2}
 	bigRow := append([]byte{1, 0, 0, 0, 2, 1}, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f)
 	files := map[string][]byte{}
-	for _, f := range []string{"rows", "row_bytes", "ssds", "slot_bytes", "lba_bytes", "batch", "gpu_lines", "line_bytes", "rows_per_line", "cpu_rows", "window"} {
+	for _, f := range []string{"rows", "row_bytes", "ssds", "slot_bytes", "lba_bytes", "batch",
+		"gpu_lines", "line_bytes", "rows_per_line", "cpu_rows", "window"} {
 		files[f+" 2^62"] = traceFile(map[string]any{f: int64(1) << 62}, nil, batch)
 		files[f+" -1"] = traceFile(map[string]any{f: -1}, nil, batch)
 	}
@@ -378,12 +574,16 @@ func traceCases() (all []hostileCase) {
 	files["row beyond"] = traceFile(nil, nil, bigRow)
 	files["a million hops"] = traceFile(map[string]any{"fanouts": make([]int, 100000)}, nil, batch)
 	files["blocks that are not there"] = traceFile(nil, []uint64{1 << 40, 1, 1, 1, 0, 0}, batch)
-	files["totals of 2^62"] = traceFile(nil, []uint64{1, 1 << 62, 1 << 62, 1 << 62, 1 << 62, 0}, batch)
+	files["totals of 2^62"] = traceFile(nil, []uint64{1, 1 << 62, 1 << 62, 1 << 62, 1 << 62,
+		0}, batch)
 	files["unknown record"] = traceFile(nil, nil, []byte{99})
 	files["part without a batch"] = traceFile(nil, nil, []byte{2, 1, 2})
-	files["scores for all"] = traceFile(map[string]any{"rows": 1 << 30}, []uint64{1, 1, 1, 1, 0, 1}, append([]byte{6, 0xff, 0xff, 3}, make([]byte, 1<<16-1)...))
-	files["parts of nothing"] = traceFile(nil, nil, append([]byte{1, 0, 0, 0}, bytes.Repeat([]byte{2, 0}, 400000)...))
-	files["reset to 2^62 lines"] = traceFile(nil, []uint64{1, 0, 0, 0, 1, 0}, []byte{4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x40})
+	files["scores for all"] = traceFile(map[string]any{"rows": 1 << 30}, []uint64{1, 1, 1, 1, 0, 1},
+		append([]byte{6, 0xff, 0xff, 3}, make([]byte, 1<<16-1)...))
+	files["parts of nothing"] = traceFile(nil, nil,
+		append([]byte{1, 0, 0, 0}, bytes.Repeat([]byte{2, 0}, 400000)...))
+	files["reset to 2^62 lines"] = traceFile(nil, []uint64{1, 0, 0, 0, 1, 0},
+		[]byte{4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x40})
 	files["no json"] = rawTrace([]byte("{"), nil, batch)
 	files["empty"] = nil
 	files["magic"] = []byte("HELTRACE")
@@ -391,30 +591,39 @@ func traceCases() (all []hostileCase) {
 	files["cut"] = files["rows 2^45"][:200]
 	files["flipped"] = flip(files["rows 2^45"], 40)
 	for _, n := range slices.Sorted(maps.Keys(files)) {
-		all = append(all, hostileCase{name: "trace, replay: " + n, args: "cache replay t", files: map[string]any{"t": files[n]}, names: "t"},
-			hostileCase{name: "trace, plan: " + n, args: "cache plan --trace t --budget 1MiB", files: map[string]any{"t": files[n]}, names: "t"})
+		all = append(all, hostileCase{name: "trace, replay: " + n, args: "cache replay t",
+			files: map[string]any{"t": files[n]}, names: "t"},
+			hostileCase{name: "trace, plan: " + n, args: "cache plan --trace t --budget 1MiB",
+				files: map[string]any{"t": files[n]}, names: "t"})
 	}
-	return append(all, hostileCase{name: "trace: a pipe", args: "cache replay t", files: map[string]any{"t": special(fifo)}, names: "t is a pipe"})
+	return append(all, hostileCase{name: "trace: a pipe", args: "cache replay t",
+		files: map[string]any{"t": special(fifo)}, names: "t is a pipe"})
 }
 
 func datasetCases() (all []hostileCase) {
 	train := "train set --model gcn --epochs 1 --mode mmap"
-	verify := "cache hotness set --by degree"
+	verify := "cache hotness set --hotness degree"
 	for _, verb := range []struct{ name, args string }{{"hotness", verify}, {"train", train}} {
-		for _, f := range []string{"features.npy", "indptr.npy", "indices.npy", "labels.npy", "train.npy", "dataset.yaml"} {
-			for what, content := range map[string]any{"a pipe": special(fifo), "empty": "", "lfs": lfs, "a folder": special(folder), "a device": linkTo("/dev/zero"), "a shape of 2^62": head("<i8", "(4611686018427387904,)")} {
+		for _, f := range []string{"features.npy", "indptr.npy", "indices.npy", "labels.npy",
+			"train.npy", "dataset.yaml"} {
+			for what, content := range map[string]any{"a pipe": special(fifo), "empty": "",
+				"lfs": lfs, "a folder": special(folder), "a device": linkTo("/dev/zero"),
+				"a shape of 2^62": head("<i8", "(4611686018427387904,)")} {
 				if verb.name == "train" && what != "a pipe" && what != "a device" {
 					continue
 				}
-				all = append(all, hostileCase{name: "dataset, " + verb.name + ": " + f + " is " + what, args: verb.args, files: map[string]any{"set/" + f: content}, names: f})
+				all = append(all, hostileCase{name: "dataset, " + verb.name + ": " + f + " is " +
+					what, args: verb.args, files: map[string]any{"set/" + f: content}, names: f})
 			}
 		}
 	}
 	yaml := func(name, text string) {
-		all = append(all, hostileCase{name: "dataset.yaml: " + name, args: verify, files: map[string]any{"set/dataset.yaml": text}, names: "dataset.yaml"})
+		all = append(all, hostileCase{name: "dataset.yaml: " + name, args: verify,
+			files: map[string]any{"set/dataset.yaml": text}, names: "dataset.yaml"})
 	}
 	meta := func(kv string) string {
-		lines := map[string]string{"nodes": "400", "edges": "1", "dim": "4", "classes": "2", "train": "1", "val": "1", "test": "1", "dtype": "float32"}
+		lines := map[string]string{"nodes": "400", "edges": "1", "dim": "4", "classes": "2",
+			"train": "1", "val": "1", "test": "1", "dtype": "float32"}
 		k, v, _ := strings.Cut(kv, ": ")
 		lines[k] = v
 		text := "format: 1\nname: x\nuuid: 7d444840-9dc0-11d1-b245-5ffdce74fad2\n"
@@ -423,19 +632,24 @@ func datasetCases() (all []hostileCase) {
 		}
 		return text
 	}
-	for _, kv := range []string{"nodes: 9223372036854775807", "nodes: -1", "edges: 9223372036854775807", "edges: -5", "dim: 99999999", "dim: -1", "classes: -1", "classes: 99999999999999999999", "train: -1", "train: 9223372036854775807", "dtype: float99", "nodes: [1]", "nodes: {a: b}", "feature_fn: hash:-1"} {
+	for _, kv := range []string{"nodes: 9223372036854775807", "nodes: -1",
+		"edges: 9223372036854775807", "edges: -5", "dim: 99999999", "dim: -1", "classes: -1",
+		"classes: 99999999999999999999", "train: -1", "train: 9223372036854775807",
+		"dtype: float99", "nodes: [1]", "nodes: {a: b}", "feature_fn: hash:-1"} {
 		yaml(kv, meta(kv))
 	}
 	bomb := "format: 1\na: &a [x, x, x, x, x, x, x, x, x]\n"
 	for c := 'b'; c < 'k'; c++ {
-		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
+		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", c, c, c-1,
+			c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
 	}
 	yaml("alias bomb", bomb+"class_names: *j\n")
 	yaml("100,000 levels", strings.Repeat("[", 100000))
 	yaml("2 MiB", "# "+strings.Repeat("x", 2<<20))
 	yaml("a list", "[1]")
 	config := func(name string, content any) {
-		all = append(all, hostileCase{name: "--config: " + name, args: "train set --config c.yaml", files: map[string]any{"c.yaml": content}, names: "c.yaml"})
+		all = append(all, hostileCase{name: "--config: " + name, args: "train set --config c.yaml",
+			files: map[string]any{"c.yaml": content}, names: "c.yaml"})
 	}
 	config("a pipe", special(fifo))
 	config("a device", linkTo("/dev/zero"))
@@ -449,7 +663,9 @@ func datasetCases() (all []hostileCase) {
 	config("mapping", "epochs: {a: 1}\n")
 	config("lfs", lfs)
 	hot := func(name string, content any) {
-		all = append(all, hostileCase{name: "hotness list: " + name, args: "cache hotness set --by ./hot.txt", files: map[string]any{"hot.txt": content}, names: "hot.txt"})
+		all = append(all, hostileCase{name: "hotness list: " + name,
+			args: "cache hotness set --hotness ./hot.txt", files: map[string]any{"hot.txt": content},
+			names: "hot.txt"})
 	}
 	hot("a pipe", special(fifo))
 	hot("a device", linkTo("/dev/zero"))
@@ -466,15 +682,20 @@ func fileCases() (all []hostileCase) {
 	kinds := []struct {
 		name    string
 		content any
-	}{{"a pipe", special(fifo)}, {"a socket", special(socket)}, {"a device", linkTo("/dev/zero")}, {"a folder", special(folder)}, {"a link to nowhere", linkTo("nowhere")}, {"a link to itself", special(func(p string) error { return os.Symlink(filepath.Base(p), p) })}}
+	}{{"a pipe", special(fifo)}, {"a socket", special(socket)}, {"a device", linkTo("/dev/zero")},
+		{"a folder", special(folder)}, {"a link to nowhere", linkTo("nowhere")},
+		{"a link to itself",
+			special(func(p string) error { return os.Symlink(filepath.Base(p), p) })}}
 	for _, k := range kinds {
 		for _, f := range []string{"features", "labels", "train"} {
-			if k.name == "a folder" && f == "labels" || strings.HasPrefix(k.name, "a link") && f != "features" {
+			if k.name == "a folder" && f == "labels" || strings.HasPrefix(k.name, "a link") &&
+				f != "features" {
 				continue
 			}
 			all = append(all, one("npy "+f+": "+k.name, npyIn, "in/"+f+".npy", k.content, arrays()))
 		}
-		all = append(all, one("edges: "+k.name, edgesIn, "in/edges.csv", k.content, nil), one("npz: "+k.name, "import npy --in a.npz --out out", "a.npz", k.content, nil),
+		all = append(all, one("edges: "+k.name, edgesIn, "in/edges.csv", k.content, nil),
+			one("npz: "+k.name, "import npy --in a.npz --out out", "a.npz", k.content, nil),
 			one("mtx: "+k.name, "import mtx --in m.mtx --out out", "m.mtx", k.content, nil))
 	}
 	for i := range all {

@@ -1,5 +1,6 @@
-// Command hostile runs heliosctl on inputs that are damaged, or made to do harm, each with 2 GiB of memory and 20
-// seconds, and fails where one ends in a Go trace, takes more than that, or is accepted in silence.
+// Command hostile runs heliosctl on inputs that are damaged, or made to do harm, each with 2 GiB of
+// memory and 20 seconds, and fails where one ends in a Go trace, takes more than that, or is
+// accepted in silence.
 //
 //	go run ./tools/hostile -heliosctl bin/heliosctl [-only TEXT] [-v]
 package main
@@ -55,7 +56,8 @@ func run(bin, only string, verbose bool) error {
 	if err := base.shared(); err != nil {
 		return err
 	}
-	all := slices.DeleteFunc(catalogue(), func(c hostileCase) bool { return !strings.Contains(c.name, only) })
+	all := slices.DeleteFunc(catalogue(),
+		func(c hostileCase) bool { return !strings.Contains(c.name, only) })
 	results := make([]verdict, len(all))
 	next := make(chan int)
 	var wg sync.WaitGroup
@@ -89,25 +91,29 @@ func run(bin, only string, verbose bool) error {
 			bad++
 		}
 		if v.wrong || verbose {
-			fmt.Printf("%-11s %-52s exit %3d  %6.2f s  %5d MiB  %s\n", v.kind, v.name, v.code, v.took.Seconds(), v.peak>>20, v.said)
+			fmt.Printf("%-11s %-52s exit %3d  %6.2f s  %5d MiB  %s\n", v.kind, v.name, v.code,
+				v.took.Seconds(), v.peak>>20, v.said)
 		}
 	}
 	fmt.Printf("%d hostile inputs in %.0f s:", len(all), time.Since(began).Seconds())
-	for _, k := range []string{"refused", "noted", "trace", "hang", "memory", "silent", "nameless"} {
+	for _, k := range []string{"refused", "noted", "trace", "hang", "memory", "silent",
+		"nameless"} {
 		fmt.Printf(" %d %s", count[k], k)
 		if k != "nameless" {
 			fmt.Print(",")
 		}
 	}
-	fmt.Printf("\nslowest: %s, %.2f s; largest: %s, %d MiB\n", slowest.name, slowest.took.Seconds(), largest.name, largest.peak>>20)
+	fmt.Printf("\nslowest: %s, %.2f s; largest: %s, %d MiB\n", slowest.name, slowest.took.Seconds(),
+		largest.name, largest.peak>>20)
 	if bad > 0 {
 		return fmt.Errorf("%d of %d inputs ended badly", bad, len(all))
 	}
 	return nil
 }
 
-// verdict is how a case ended. kind is refused, noted (accepted, with the text that the case asks for), or a fault: trace,
-// hang, memory, silent, or nameless (an error that does not say which file).
+// verdict is how a case ended. kind is refused, noted (accepted, with the text that the case asks
+// for), or a fault: trace, hang, memory, silent, or nameless (an error that does not say which
+// file).
 type verdict struct {
 	name, kind, said string
 	code             int
@@ -129,7 +135,8 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, bin, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "HELIOS_STATE="+filepath.Join(dir, "state"), "TMPDIR="+dir, "GOTRACEBACK=single")
+	cmd.Env = append(os.Environ(), "HELIOS_STATE="+filepath.Join(dir, "state"), "TMPDIR="+dir,
+		"GOTRACEBACK=single")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -139,7 +146,8 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 		v.kind, v.said, v.wrong = "nameless", err.Error(), true
 		return v
 	}
-	// Go reserves more addresses than it uses, so RLIMIT_AS says nothing: what is resident is looked at instead.
+	// Go reserves more addresses than it uses, so RLIMIT_AS says nothing: what is resident is
+	// looked at instead.
 	done := make(chan struct{})
 	over := make(chan bool, 1)
 	most := int64(0)
@@ -167,7 +175,8 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 	v.took = time.Since(began)
 	tooLarge := <-over
 	v.peak = most
-	// What the kernel counted misses nothing, but begins with what this process had when it started the other.
+	// What the kernel counted misses nothing, but begins with what this process had when it started
+	// the other.
 	if ru, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok && ru.Maxrss<<10 > memoryLimit {
 		v.peak, tooLarge = ru.Maxrss<<10, true
 	}
@@ -181,7 +190,8 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 		v.kind = "memory"
 	case ctx.Err() != nil:
 		v.kind = "hang"
-	case strings.Contains(text, "goroutine ") || strings.Contains(text, "panic:") || strings.Contains(text, "fatal error:"):
+	case strings.Contains(text, "goroutine ") || strings.Contains(text, "panic:") ||
+		strings.Contains(text, "fatal error:"):
 		v.kind = "trace"
 	case err != nil && !errors.As(err, &exit):
 		v.kind, v.said = "nameless", err.Error()

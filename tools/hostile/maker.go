@@ -182,7 +182,8 @@ func npz(files map[string]any, method uint16) []byte {
 	}
 	slices.Sort(names)
 	for _, n := range names {
-		w, err := z.CreateHeader(&zip.FileHeader{Name: strings.TrimPrefix(n, "in/"), Method: method})
+		w, err := z.CreateHeader(&zip.FileHeader{Name: strings.TrimPrefix(n, "in/"),
+			Method: method})
 		if err == nil {
 			_, err = w.Write(files[n].([]byte))
 		}
@@ -216,13 +217,15 @@ func pickled(kind, data string, shape ...uint32) string {
 	for _, n := range shape {
 		s += "J" + u32(n)
 	}
-	return s + "tcnumpy\ndtype\nU" + string(rune(len(kind)-1)) + kind[1:] + "K\x00K\x01\x87R(K\x03U\x01" + kind[:1] +
+	return s + "tcnumpy\ndtype\nU" + string(rune(len(kind)-1)) + kind[1:] +
+		"K\x00K\x01\x87R(K\x03U\x01" + kind[:1] +
 		"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + u32(uint32(len(data))) + data + "tb"
 }
 
 // matrix is a csr_matrix in a pickle, of the state that makes its arrays.
 func matrix(rows, cols uint32, indptr, indices, values string) string {
-	return "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shapeJ" + u32(rows) + "J" + u32(cols) + "\x86U\x06indptr" + indptr +
+	return "cscipy.sparse.csr\ncsr_matrix\n)\x81}(U\x06_shapeJ" + u32(rows) + "J" + u32(cols) +
+		"\x86U\x06indptr" + indptr +
 		"U\x07indices" + indices + "U\x04data" + values + "ub"
 }
 
@@ -238,7 +241,8 @@ func planetoid() map[string]any {
 	const p = "\x80\x02"
 	x := func(rows int) string {
 		ptr := make([]uint32, rows+1)
-		return p + matrix(uint32(rows), 2, pickled("<i4", words(ptr...), uint32(rows+1)), pickled("<i4", "", 0), pickled("<f4", "", 0)) + "."
+		return p + matrix(uint32(rows), 2, pickled("<i4", words(ptr...), uint32(rows+1)),
+			pickled("<i4", "", 0), pickled("<f4", "", 0)) + "."
 	}
 	y := func(rows int) string {
 		s := ""
@@ -248,8 +252,10 @@ func planetoid() map[string]any {
 		return p + pickled("<i4", s, uint32(rows), 2) + "."
 	}
 	return map[string]any{
-		"in/ind.toy.x": x(1), "in/ind.toy.tx": x(1), "in/ind.toy.allx": x(3), "in/ind.toy.y": y(1), "in/ind.toy.ty": y(1), "in/ind.toy.ally": y(3),
-		"in/ind.toy.graph":      p + "ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(K\x00](K\x01K\x02eK\x01](K\x00eu.",
+		"in/ind.toy.x": x(1), "in/ind.toy.tx": x(1), "in/ind.toy.allx": x(3), "in/ind.toy.y": y(1),
+		"in/ind.toy.ty": y(1), "in/ind.toy.ally": y(3),
+		"in/ind.toy.graph": p +
+			"ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(K\x00](K\x01K\x02eK\x01](K\x00eu.",
 		"in/ind.toy.test.index": "3\n",
 	}
 }
@@ -258,8 +264,10 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // traceFile is a trace whose checksums are right.
 func traceFile(header map[string]any, totals []uint64, blocks ...[]byte) []byte {
-	h := map[string]any{"dataset": "d", "name": "g", "rows": 100, "row_bytes": 512, "ssds": 1, "slot_bytes": 512, "lba_bytes": 512, "fanouts": []int{2}, "batch": 4,
-		"sampler": "neighbor", "mode": "helios", "gpu_lines": 4, "line_bytes": 4096, "rows_per_line": 8}
+	h := map[string]any{"dataset": "d", "name": "g", "rows": 100, "row_bytes": 512, "ssds": 1,
+		"slot_bytes": 512, "lba_bytes": 512, "fanouts": []int{2}, "batch": 4,
+		"sampler": "neighbor", "mode": "helios", "gpu_lines": 4, "line_bytes": 4096,
+		"rows_per_line": 8}
 	for k, v := range header {
 		h[k] = v
 	}
@@ -272,7 +280,8 @@ func traceFile(header map[string]any, totals []uint64, blocks ...[]byte) []byte 
 
 func rawTrace(text []byte, totals []uint64, blocks ...[]byte) []byte {
 	b := []byte("HELTRACE")
-	fixed := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, 2), uint32(len(text)))
+	fixed := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, 2),
+		uint32(len(text)))
 	b = append(append(b, fixed...), text...)
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(append(fixed, text...), castagnoli))
 	if totals == nil {
@@ -297,7 +306,8 @@ func rawTrace(text []byte, totals []uint64, blocks ...[]byte) []byte {
 		}
 		index = binary.AppendUvarint(index, uint64(len(b)-last))
 		last = len(b)
-		lengths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(len(raw))), uint32(packed.Len()))
+		lengths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil,
+			uint32(len(raw))), uint32(packed.Len()))
 		sum := crc32.Update(crc32.Checksum(lengths, castagnoli), castagnoli, packed.Bytes())
 		b = append(binary.LittleEndian.AppendUint32(append(b, lengths...), sum), packed.Bytes()...)
 	}
@@ -311,9 +321,13 @@ func rawTrace(text []byte, totals []uint64, blocks ...[]byte) []byte {
 
 // xzHead is the beginning of an xz file whose first block asks for a dictionary by its code.
 func xzHead(code byte) []byte {
-	sum := func(b []byte) []byte { return binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b)) }
+	sum := func(
+		b []byte) []byte {
+		return binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+	}
 	b := []byte("\xfd7zXZ\x00")
 	flags := []byte{0, 1}
-	b = append(append(b, flags...), binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(flags))...)
+	b = append(append(b, flags...), binary.LittleEndian.AppendUint32(nil,
+		crc32.ChecksumIEEE(flags))...)
 	return append(append(b, sum([]byte{2, 0, 0x21, 1, code, 0, 0, 0})...), 1, 0, 0, 'x', 0, 0, 0, 0)
 }

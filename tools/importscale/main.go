@@ -38,7 +38,8 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.heliosctl, "heliosctl", "", "the program to run")
-	flag.StringVar(&o.dir, "dir", "", "an empty or new directory for the list and the datasets; what this makes in it is removed")
+	flag.StringVar(&o.dir, "dir", "",
+		"an empty or new directory for the list and the datasets; what this makes in it is removed")
 	flag.StringVar(&o.memory, "memory", "1GiB", "budget of the import")
 	flag.StringVar(&o.format, "format", "text", "text or npy")
 	flag.Int64Var(&o.edges, "edges", 200_000_000, "edges of the list")
@@ -65,7 +66,9 @@ func run(o options, out io.Writer) (err error) {
 	if there, err := os.ReadDir(o.dir); err != nil {
 		return err
 	} else if len(there) > 0 {
-		return fmt.Errorf("--dir %s holds %s; give an empty or new directory, since what is made in it is removed", o.dir, there[0].Name())
+		return fmt.Errorf(
+			"--dir %s holds %s; give an empty or new directory, since what is made in it is removed",
+			o.dir, there[0].Name())
 	}
 	list := filepath.Join(o.dir, "edges.txt")
 	if o.format == "npy" {
@@ -73,7 +76,8 @@ func run(o options, out io.Writer) (err error) {
 	}
 	a, b := filepath.Join(o.dir, "whole"), filepath.Join(o.dir, "killed")
 	defer func() {
-		left, gerr := filepath.Glob(b + ".partial-*") // of an import that was killed and not gone on with
+		// of an import that was killed and not gone on with
+		left, gerr := filepath.Glob(b + ".partial-*")
 		err = errors.Join(err, gerr)
 		for _, p := range append(left, list, a, b) {
 			err = errors.Join(err, os.RemoveAll(p))
@@ -87,19 +91,25 @@ func run(o options, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "list: %d edges of %d nodes, %s as %s, made in %.1f s\n", o.edges, o.nodes, units.FormatBytes(st.Size()), o.format, time.Since(from).Seconds())
+	fmt.Fprintf(out, "list: %d edges of %d nodes, %s as %s, made in %.1f s\n", o.edges, o.nodes,
+		units.FormatBytes(st.Size()), o.format, time.Since(from).Seconds())
 
 	whole, err := runImport(o, list, a, -1)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "import --memory %s: %.1f s, %.2f M edges/s, %d runs, peak %s (%.2f × --memory), uuid %s\n", o.memory, whole.seconds,
-		float64(o.edges)/whole.seconds/1e6, whole.runs, units.FormatBytes(whole.peak), float64(whole.peak)/float64(memory), whole.uuid)
+	fmt.Fprintf(out,
+		"import --memory %s: %.1f s, %.2f M edges/s, %d runs, peak %s (%.2f × --memory), uuid %s\n",
+		o.memory, whole.seconds,
+		float64(o.edges)/whole.seconds/1e6, whole.runs, units.FormatBytes(whole.peak),
+		float64(whole.peak)/float64(memory), whole.uuid)
 	for _, l := range whole.stages {
 		fmt.Fprintln(out, "  "+l)
 	}
 	if whole.runs < 2 {
-		return fmt.Errorf("only %d runs were spilled: there is no middle to be killed in; give more --edges or less --memory", whole.runs)
+		return fmt.Errorf(
+			"only %d runs were spilled: there is no middle to be killed in; give more --edges or less --memory",
+			whole.runs)
 	}
 	killed, err := runImport(o, list, b, whole.runs/2)
 	if err != nil {
@@ -116,7 +126,9 @@ func run(o options, out io.Writer) (err error) {
 	if again.resumed == "" {
 		return errors.New("the import did not go on where it was killed")
 	}
-	fmt.Fprintf(out, "again: %.1f s, peak %s (%.2f × --memory), uuid %s; it said: %s\n", again.seconds, units.FormatBytes(again.peak), float64(again.peak)/float64(memory), again.uuid, again.resumed)
+	fmt.Fprintf(out, "again: %.1f s, peak %s (%.2f × --memory), uuid %s; it said: %s\n",
+		again.seconds, units.FormatBytes(again.peak), float64(again.peak)/float64(memory),
+		again.uuid, again.resumed)
 	if err := same(a, b, out); err != nil {
 		return err
 	}
@@ -138,7 +150,8 @@ func mix(x uint64) uint64 {
 	return x ^ (x >> 31)
 }
 
-// edge draws a source evenly and a destination unevenly, so that some nodes have very many neighbours.
+// edge draws a source evenly and a destination unevenly, so that some nodes have very many
+// neighbours.
 func (o options) edge(i int64) (src, dst uint64) {
 	x := mix(uint64(i) + 0x9E3779B97F4A7C15)
 	u := float64(x>>40) / (1 << 24)
@@ -171,7 +184,8 @@ func makeList(path string, o options) error {
 				for i := at; i < min(at+chunk, o.edges); i++ {
 					s, d := o.edge(i)
 					if o.format == "npy" { // [E, 2], uint32
-						b = append(b, byte(s), byte(s>>8), byte(s>>16), byte(s>>24), byte(d), byte(d>>8), byte(d>>16), byte(d>>24))
+						b = append(b, byte(s), byte(s>>8), byte(s>>16), byte(s>>24), byte(d),
+							byte(d>>8), byte(d>>16), byte(d>>24))
 						continue
 					}
 					b = strconv.AppendUint(b, s, 10)
@@ -208,9 +222,12 @@ type result struct {
 	stages  []string
 }
 
-// runImport imports the list; with killAt 0 or more it kills the import once that many runs are in its journal.
+// runImport imports the list; with killAt 0 or more it kills the import once that many runs are in
+// its journal.
 func runImport(o options, list, out string, killAt int) (r result, err error) {
-	args := append([]string{"--json", "import", "edges", "--in", list, "--out", out, "--memory", o.memory, "--nodes", strconv.FormatInt(o.nodes, 10), "--feature-fn", "hash", "--dim", "16"}, o.extra...)
+	args := append([]string{"--json", "import", "edges", "--in", list, "--out", out, "--memory",
+		o.memory, "--nodes", strconv.FormatInt(o.nodes, 10), "--feature-fn", "hash", "--dim", "16"},
+		o.extra...)
 	cmd := exec.Command(o.heliosctl, args...)
 	var stdout bytes.Buffer
 	stderr, err := cmd.StderrPipe()
@@ -243,7 +260,8 @@ func runImport(o options, list, out string, killAt int) (r result, err error) {
 				return r, nil
 			}
 			if err != nil {
-				return r, fmt.Errorf("%s %s: %w: %s", o.heliosctl, strings.Join(args, " "), err, strings.Join(text, "; "))
+				return r, fmt.Errorf("%s %s: %w: %s", o.heliosctl, strings.Join(args, " "), err,
+					strings.Join(text, "; "))
 			}
 			return r, r.read(stdout.Bytes(), text)
 		case <-tick.C:
@@ -316,7 +334,8 @@ func same(a, b string, out io.Writer) error {
 			if err = errors.Join(err, f.Close()); err != nil {
 				return err
 			}
-			if e.Name() == "dataset.yaml" || e.Name() == "dataset.seal" { // one has the names, the other its checksum
+			// one has the names, the other its checksum
+			if e.Name() == "dataset.yaml" || e.Name() == "dataset.seal" {
 				continue
 			}
 			sums[i] = append(sums[i], fmt.Sprintf("%s %d %x", e.Name(), n, h.Sum(nil)[:8]))

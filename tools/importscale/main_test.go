@@ -43,9 +43,13 @@ func TestBadOptions(t *testing.T) {
 	require.ErrorContains(t, run(options{}, os.Stdout), "--heliosctl")
 	mine := filepath.Join(t.TempDir(), "whole")
 	require.NoError(t, os.WriteFile(mine, nil, 0o644))
-	require.ErrorContains(t, run(options{heliosctl: "/bin/false", dir: filepath.Dir(mine), memory: "1GiB", edges: 10, nodes: 5}, os.Stdout), "holds whole")
+	require.ErrorContains(t, run(options{heliosctl: "/bin/false", dir: filepath.Dir(mine),
+		memory: "1GiB", edges: 10, nodes: 5}, os.Stdout), "holds whole")
 	require.FileExists(t, mine)
-	require.ErrorContains(t, run(options{heliosctl: "/bin/false", dir: t.TempDir(), memory: "much"}, os.Stdout), "much")
-	require.ErrorContains(t, run(options{heliosctl: "/bin/false", dir: t.TempDir(), memory: "1GiB", edges: 10, nodes: 5}, os.Stdout), "/bin/false")
-	require.Error(t, run(options{heliosctl: "/bin/true", dir: t.TempDir(), memory: "1GiB", edges: 10, nodes: 5}, os.Stdout), "no result")
+	require.ErrorContains(t, run(options{heliosctl: "/bin/false", dir: t.TempDir(), memory: "much"},
+		os.Stdout), "much")
+	require.ErrorContains(t, run(options{heliosctl: "/bin/false", dir: t.TempDir(), memory: "1GiB",
+		edges: 10, nodes: 5}, os.Stdout), "/bin/false")
+	require.Error(t, run(options{heliosctl: "/bin/true", dir: t.TempDir(), memory: "1GiB",
+		edges: 10, nodes: 5}, os.Stdout), "no result")
 }

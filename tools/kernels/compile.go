@@ -14,8 +14,9 @@ import (
 )
 
 // The lowest architecture and PTX version that every kernel gets: scoped loads, stores, fences and
-// atomics of the PTX memory model come with sm_70, st.mmio with PTX 8.2, which
-// drivers from CUDA 12.2 on (535) compile. A module that needs more says so in a line of its source, "// arch: sm_80".
+// atomics of the PTX memory model come with sm_70, st.mmio with PTX 8.2, which drivers from CUDA
+// 12.2 on (535) compile. A module that needs more says so in a line of its source, "// arch:
+// sm_80".
 const (
 	lowestArch = "sm_70"
 	isa        = "ptx82"
@@ -26,7 +27,8 @@ const (
 const toolLimit = 2 * time.Minute
 
 // errNoClang says that no compiler of the right version is there.
-var errNoClang = errors.New("clang " + clangMajor + " is not there (apt-get install clang-" + clangMajor + ", or --clang)")
+var errNoClang = errors.New("clang " + clangMajor + " is not there (apt-get install clang-" +
+	clangMajor + ", or --clang)")
 
 var clangVersion = regexp.MustCompile(`clang version (\d+)\.`)
 
@@ -67,7 +69,8 @@ func execute(dir, name string, args ...string) ([]byte, error) {
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	err := cmd.Run()
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, complaints.Bytes())
+		return nil, fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err,
+			complaints.Bytes())
 	}
 	if complaints.Len() > 0 {
 		return nil, fmt.Errorf("%s %s says:\n%s", name, strings.Join(args, " "), complaints.Bytes())
@@ -88,8 +91,10 @@ func archOf(source []byte) string {
 // cudaFlags are common to compiling and to preprocessing. File names are relative, and no name is
 // made from a hash of the path, so the output does not depend on where the checkout is.
 func cudaFlags(arch string) []string {
-	return []string{"-nocudalib", "-nocudainc", "-x", "cuda", "--cuda-device-only", "-std=c++17", "-fuse-cuid=none",
-		"--cuda-gpu-arch=" + arch, "--cuda-feature=+" + isa, "-I", ".", "-Wall", "-Wextra", "-Werror"}
+	return []string{"-nocudalib", "-nocudainc", "-x", "cuda", "--cuda-device-only", "-std=c++17",
+		"-fuse-cuid=none",
+		"--cuda-gpu-arch=" + arch, "--cuda-feature=+" + isa, "-I", ".", "-Wall", "-Wextra",
+		"-Werror"}
 }
 
 // compile turns dir/name.cu into PTX.
@@ -98,10 +103,12 @@ func compile(clang, dir, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return execute(dir, clang, append(cudaFlags(archOf(source)), "-O3", "-S", name+".cu", "-o", "-")...)
+	return execute(dir, clang, append(cudaFlags(archOf(source)), "-O3", "-S", name+".cu", "-o",
+		"-")...)
 }
 
 // preprocess expands a header.
 func preprocess(clang, dir, file string) ([]byte, error) {
-	return execute(dir, clang, append(cudaFlags(lowestArch), "-E", "-P", "-include", file, os.DevNull, "-o", "-")...)
+	return execute(dir, clang, append(cudaFlags(lowestArch), "-E", "-P", "-include", file,
+		os.DevNull, "-o", "-")...)
 }

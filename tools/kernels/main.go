@@ -6,8 +6,9 @@
 //
 // The compiler is clang 19 (--clang, HELIOS_CLANG, or clang-19 in PATH); its output is the same
 // bytes from any folder. Every opcode is looked up in ptx_opcodes.txt, since neither clang nor a
-// machine without a GPU looks into inline assembly. ptxas (--ptxas, HELIOS_PTXAS, or PATH) is optional
-// unless --need-ptxas is given; the Python wheel of the CUDA compiler has it.
+// machine without a GPU looks into inline assembly; order.go holds the PTX to rules of memory
+// order. ptxas (--ptxas, HELIOS_PTXAS, or PATH) is optional unless --need-ptxas is given; the
+// Python wheel of the CUDA compiler has it.
 package main
 
 import (
@@ -36,7 +37,8 @@ type options struct {
 func main() {
 	var o options
 	fs := flag.NewFlagSet("kernels", flag.ExitOnError)
-	fs.StringVar(&o.root, "root", "", "the module's folder (default: the one with go.mod at or above this one)")
+	fs.StringVar(&o.root, "root", "",
+		"the module's folder (default: the one with go.mod at or above this one)")
 	fs.StringVar(&o.clang, "clang", os.Getenv("HELIOS_CLANG"), "clang++ or clang of version 19")
 	fs.StringVar(&o.ptxas, "ptxas", os.Getenv("HELIOS_PTXAS"), "ptxas")
 	fs.BoolVar(&o.needPtxas, "need-ptxas", false, "fail where ptxas is not there")
@@ -153,6 +155,9 @@ func build(o options, out io.Writer) (*built, error) {
 		if err := t.checkModule(name, string(ptx)); err != nil {
 			return nil, err
 		}
+		if err := checkOrder(name, string(ptx)); err != nil {
+			return nil, err
+		}
 		b.modules = append(b.modules, module{name, ptx})
 	}
 	b.table, err = assembleAll(o, b.modules)
@@ -254,7 +259,8 @@ func (b *built) compare(dir string, out io.Writer) error {
 	}
 	for _, f := range old {
 		if !b.has(strings.TrimSuffix(filepath.Base(f), ".ptx")) {
-			bad = append(bad, fmt.Sprintf("%s/ptx/%s: its .cu file is gone", folder, filepath.Base(f)))
+			bad = append(bad, fmt.Sprintf("%s/ptx/%s: its .cu file is gone", folder,
+				filepath.Base(f)))
 		}
 	}
 	if b.table != nil {
@@ -263,13 +269,17 @@ func (b *built) compare(dir string, out io.Writer) error {
 		}
 	}
 	if len(bad) > 0 {
-		return fmt.Errorf("what is committed is not what the sources give; run \"make kernels\" and commit:\n  %s", strings.Join(bad, "\n  "))
+		return fmt.Errorf(
+			"what is committed is not what the sources give; run \"make kernels\" and commit:\n  %s",
+			strings.Join(bad, "\n  "))
 	}
 	with := ""
 	if b.table != nil {
 		with = ", and the table of resources is ptxas's"
 	}
-	fmt.Fprintf(out, "%d modules: the committed PTX is what the sources give, every opcode is known%s\n", len(b.modules), with)
+	fmt.Fprintf(out,
+		"%d modules: the committed PTX is what the sources give, every opcode is known, every acquire has a use%s\n",
+		len(b.modules), with)
 	return nil
 }
 
@@ -281,7 +291,8 @@ func firstDifference(got, want []byte) string {
 	a, b := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {
-			return fmt.Sprintf("line %d is %q, should be %q", i+1, strings.TrimSpace(a[i]), strings.TrimSpace(b[i]))
+			return fmt.Sprintf("line %d is %q, should be %q", i+1, strings.TrimSpace(a[i]),
+				strings.TrimSpace(b[i]))
 		}
 	}
 	return fmt.Sprintf("has %d lines, should have %d", len(a), len(b))

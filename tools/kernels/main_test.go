@@ -46,7 +46,8 @@ func checkout(t *testing.T, at string) string {
 func TestCommittedPTX(t *testing.T) {
 	wide.Only(t)
 	clang := compiler(t)
-	b, err := build(options{root: checkout(t, "some where/else"), clang: clang, ptxas: "no-ptxas"}, io.Discard)
+	b, err := build(options{root: checkout(t, "some where/else"), clang: clang, ptxas: "no-ptxas"},
+		io.Discard)
 	require.NoError(t, err)
 	require.NoError(t, b.compare(filepath.Join("../..", folder), io.Discard))
 }
@@ -64,7 +65,10 @@ func TestGenerateAndCheck(t *testing.T) {
 	}
 	source := filepath.Join(dir, "one.cu")
 	put := func(body string) {
-		require.NoError(t, os.WriteFile(source, []byte("#include \"device.h\"\nstruct P { u64 A; };\nHX_KERNEL(one, P) {\n\tif (dev::dropped(hx)) return;\n"+body+"}\n"), 0o666))
+		require.NoError(t,
+			os.WriteFile(source,
+				[]byte(
+					"#include \"device.h\"\nstruct P { u64 A; };\nHX_KERNEL(one, P) {\n\tif (dev::dropped(hx)) return;\n"+body+"}\n"), 0o666))
 	}
 	put("\tdev::st(dev::at<u64>(p.A), (u64)1);\n")
 	require.NoError(t, run("generate", o, io.Discard))
@@ -75,7 +79,8 @@ func TestGenerateAndCheck(t *testing.T) {
 	put("\tint unused;\n")
 	require.ErrorContains(t, run("check", o, io.Discard), "unused")
 	put("\tasm volatile(\"membar.sys;\");\n")
-	require.ErrorContains(t, run("check", o, io.Discard), "one.cu:5: inline assembly belongs in ptx.h")
+	require.ErrorContains(t, run("check", o, io.Discard),
+		"one.cu:5: inline assembly belongs in ptx.h")
 	put("\tdev::st(dev::at<float>(p.A), __builtin_sinf(dev::ld(dev::at<float>(p.A))));\n")
 	require.Error(t, run("check", o, io.Discard), "there is no libdevice")
 
@@ -97,15 +102,18 @@ func TestOpcodeTable(t *testing.T) {
 	table, err := readOpcodes()
 	require.NoError(t, err)
 	for op, asm := range map[string]bool{
-		"atom.acq_rel.sys.global.add.u64": true, "fence.acq_rel.gpu": true, "st.mmio.relaxed.sys.global.u32": true,
-		"ld.global.nc.v4.u32": false, "ld.v4.u32": false, "st.shared.u8": false, "setp.lt.and.s64": false, "bra": false, "bra.uni": false, "%tid.x": false,
+		"atom.acq_rel.sys.global.add.u64": true, "fence.acq_rel.gpu": true,
+		"st.mmio.relaxed.sys.global.u32": true,
+		"ld.global.nc.v4.u32":            false, "ld.v4.u32": false, "st.shared.u8": false,
+		"setp.lt.and.s64": false, "bra": false, "bra.uni": false, "%tid.x": false,
 	} {
 		o := table.find(op, false)
 		require.NotNil(t, o, op)
 		require.Equal(t, asm, o.asm, op)
 	}
 	require.Nil(t, table.find("ld.global.nc.v4.u32", true), "not assembly")
-	for _, op := range []string{"redux.sync.add.s32", "atom.acq_rel.cluster.global.add.u64", "ld.global.v8.f32", "fence.proxy.async", "st", "bra.uni.x", "membar.sys", "%clock64"} {
+	for _, op := range []string{"redux.sync.add.s32", "atom.acq_rel.cluster.global.add.u64",
+		"ld.global.v8.f32", "fence.proxy.async", "st", "bra.uni.x", "membar.sys", "%clock64"} {
 		require.Nil(t, table.find(op, false), op)
 	}
 	for text, want := range map[string]string{
@@ -147,20 +155,24 @@ $L__BB0_2:
 `
 
 func TestInstructions(t *testing.T) {
-	require.Equal(t, []used{{"mov.u32", 11}, {"%tid.x", 11}, {"bra", 12}, {"ld.global.v2.u32", 15}, {"setp.ne.u32", 19}, {"ret", 21}}, instructions(body))
+	require.Equal(t, []used{{"mov.u32", 11}, {"%tid.x", 11}, {"bra", 12}, {"ld.global.v2.u32", 15},
+		{"setp.ne.u32", 19}, {"ret", 21}}, instructions(body))
 	require.Equal(t, []used{{"fence.acq_rel.sys", 1}}, instructions("fence.acq_rel.sys;"))
-	require.Equal(t, []used{{"mov.u64", 1}, {"%globaltimer", 1}}, instructions("mov.u64 %0, %globaltimer;"))
+	require.Equal(t, []used{{"mov.u64", 1}, {"%globaltimer", 1}},
+		instructions("mov.u64 %0, %globaltimer;"))
 	table, err := readOpcodes()
 	require.NoError(t, err)
 	require.NoError(t, table.checkModule("m", body))
 	for old, c := range map[string][2]string{
-		"ret;":         {"wgmma.fence.sync.aligned;", "m.ptx:21: wgmma.fence.sync.aligned is not in"},
+		"ret;": {"wgmma.fence.sync.aligned;",
+			"m.ptx:21: wgmma.fence.sync.aligned is not in"},
 		".version 8.3": {".version 8.1", ""},
 		"sm_70":        {"sm_60", ""},
 	} {
 		text := strings.Replace(body, old, c[0], 1)
 		if c[1] == "" { // too old for an instruction that is then in it
-			text = strings.Replace(text, "\tret;", "\tst.mmio.relaxed.sys.global.u32 [%rd1], %r1;\n\tret;", 1)
+			text = strings.Replace(text, "\tret;",
+				"\tst.mmio.relaxed.sys.global.u32 [%rd1], %r1;\n\tret;", 1)
 			c[1] = "st.mmio.relaxed.sys.global.u32 needs PTX 8.2 and sm_70"
 		}
 		require.ErrorContains(t, table.checkModule("m", text), c[1])
@@ -169,14 +181,18 @@ func TestInstructions(t *testing.T) {
 }
 
 func TestTemplates(t *testing.T) {
-	got := templates(`void f() { asm volatile("ld." "gpu" ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); __asm__ ("{\n\tmov.u64 %0, %%globaltimer;\n\t}" : : ); } int plasma("x");`)
+	got := templates(
+		`void f() { asm volatile("ld." "gpu" ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); __asm__ ("{\n\tmov.u64 %0, %%globaltimer;\n\t}" : : ); } int plasma("x");`)
 	require.Equal(t, []string{"ld.gpu.u32 %0, [%1];", "{\n\tmov.u64 %0, %globaltimer;\n\t}"}, got)
-	table, err := parseOpcodes("[asm]\nmov.u64 1.0 10 x\n%globaltimer 3.1 30 x\n[plain]\nadd.u32 1.0 10 x\n")
+	table, err := parseOpcodes(
+		"[asm]\nmov.u64 1.0 10 x\n%globaltimer 3.1 30 x\n[plain]\nadd.u32 1.0 10 x\n")
 	require.NoError(t, err)
 	require.NoError(t, table.checkTemplates(got[1:]))
 	require.ErrorContains(t, table.checkTemplates(got), "ld.gpu.u32 is not in section [asm]")
-	require.ErrorContains(t, table.checkTemplates([]string{"mov.u64 %0, 1;"}), "%globaltimer is in section [asm], and ptx.h does not use it")
-	require.ErrorContains(t, table.checkTemplates(append(got[1:], "add.u32 %0, %0, 1;")), "add.u32 is not in section [asm]")
+	require.ErrorContains(t, table.checkTemplates([]string{"mov.u64 %0, 1;"}),
+		"%globaltimer is in section [asm], and ptx.h does not use it")
+	require.ErrorContains(t, table.checkTemplates(append(got[1:], "add.u32 %0, %0, 1;")),
+		"add.u32 is not in section [asm]")
 }
 
 const ptxasReport = `ptxas info    : 0 bytes gmem
@@ -198,7 +214,8 @@ func TestReport(t *testing.T) {
 		{kernel: "submit", arch: "sm_80", registers: 22, stack: 8, shared: 128, barriers: 1},
 		{kernel: "other", arch: "sm_80", registers: 255, stack: 16, spillStores: 4, spillLoads: 12},
 	}, got)
-	_, err = parseReport(strings.Replace(ptxasReport, "0 bytes spill stores", "8 bytes spill stores", 1))
+	_, err = parseReport(strings.Replace(ptxasReport, "0 bytes spill stores",
+		"8 bytes spill stores", 1))
 	require.ErrorContains(t, err, "kernel submit spills registers (8 bytes stored, 0 loaded)")
 	_, err = parseReport(ptxasReport + "ptxas warning : Something\n")
 	require.ErrorContains(t, err, "Something")

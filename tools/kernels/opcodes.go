@@ -207,10 +207,13 @@ func (t *table) checkModule(name, text string) error {
 		o := t.find(u.op, false)
 		switch {
 		case o == nil:
-			bad = append(bad, fmt.Sprintf("%s.ptx:%d: %s is not in tools/kernels/ptx_opcodes.txt", name, u.line, u.op))
+			bad = append(bad, fmt.Sprintf("%s.ptx:%d: %s is not in tools/kernels/ptx_opcodes.txt",
+				name, u.line, u.op))
 		case o.isa > version || o.sm > target:
-			bad = append(bad, fmt.Sprintf("%s.ptx:%d: %s needs PTX %d.%d and sm_%d; the module says %d.%d and sm_%d",
-				name, u.line, u.op, o.isa/10, o.isa%10, o.sm, version/10, version%10, target))
+			bad = append(bad,
+				fmt.Sprintf(
+					"%s.ptx:%d: %s needs PTX %d.%d and sm_%d; the module says %d.%d and sm_%d",
+					name, u.line, u.op, o.isa/10, o.isa%10, o.sm, version/10, version%10, target))
 		}
 	}
 	if len(bad) > 0 {
@@ -254,7 +257,8 @@ func checkAssembly(t *table, clang, dir string) error {
 		}
 		for i, l := range strings.Split(string(text), "\n") {
 			if asmWord.MatchString(comment.ReplaceAllString(l, "")) {
-				return fmt.Errorf("%s/%s:%d: inline assembly belongs in ptx.h, where it is checked", folder, filepath.Base(f), i+1)
+				return fmt.Errorf("%s/%s:%d: inline assembly belongs in ptx.h, where it is checked",
+					folder, filepath.Base(f), i+1)
 			}
 		}
 	}
@@ -272,7 +276,9 @@ func (t *table) checkTemplates(asm []string) error {
 		for _, u := range instructions(a) {
 			o := t.find(u.op, true)
 			if o == nil {
-				bad = append(bad, fmt.Sprintf("ptx.h: %s is not in section [asm] of tools/kernels/ptx_opcodes.txt", u.op))
+				bad = append(bad,
+					fmt.Sprintf(
+						"ptx.h: %s is not in section [asm] of tools/kernels/ptx_opcodes.txt", u.op))
 				continue
 			}
 			need[o] = true
@@ -280,7 +286,10 @@ func (t *table) checkTemplates(asm []string) error {
 	}
 	for _, o := range t.lines {
 		if o.asm && !need[o] {
-			bad = append(bad, fmt.Sprintf("tools/kernels/ptx_opcodes.txt: %s is in section [asm], and ptx.h does not use it", o.pattern))
+			bad = append(bad,
+				fmt.Sprintf(
+					"tools/kernels/ptx_opcodes.txt: %s is in section [asm], and ptx.h does not use it",
+					o.pattern))
 		}
 	}
 	if len(bad) > 0 {

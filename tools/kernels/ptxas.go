@@ -18,7 +18,8 @@ import (
 var architectures = []string{"sm_80", "sm_90"}
 
 // noSpills are the kernels on the data path, whose registers must all fit.
-var noSpills = []string{"submit", "coalesce", "complete", "read_sync", "lookup", "gather", "check_rows"}
+var noSpills = []string{"submit", "coalesce", "complete", "read_sync", "lookup", "gather",
+	"check_rows"}
 
 var errNoPtxas = errors.New("ptxas is not there (pip download nvidia-cuda-nvcc-cu12, or --ptxas)")
 
@@ -82,10 +83,12 @@ data-path kernels %s may not spill.
 			}
 			rows = append(rows, us...)
 		}
-		slices.SortStableFunc(rows, func(a, b usage) int { return strings.Compare(a.kernel, b.kernel) })
+		slices.SortStableFunc(rows,
+			func(a, b usage) int { return strings.Compare(a.kernel, b.kernel) })
 		for _, u := range rows {
 			fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n",
-				m.name, u.kernel, u.arch, u.registers, u.shared, u.stack, u.spillStores, u.spillLoads, u.barriers)
+				m.name, u.kernel, u.arch, u.registers, u.shared, u.stack, u.spillStores,
+				u.spillLoads, u.barriers)
 		}
 	}
 	b.WriteString(checksums(modules))
@@ -103,7 +106,8 @@ func checksums(modules []module) string {
 
 // assemble runs ptxas once. Its report goes to standard error or output by version; warnings fail.
 func assemble(ptxas, dir, name, arch string) ([]usage, error) {
-	cmd := exec.Command(ptxas, "-v", "--warning-as-error", "-arch="+arch, name+".ptx", "-o", name+"."+arch+".cubin")
+	cmd := exec.Command(ptxas, "-v", "--warning-as-error", "-arch="+arch, name+".ptx", "-o",
+		name+"."+arch+".cubin")
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -118,7 +122,8 @@ func assemble(ptxas, dir, name, arch string) ([]usage, error) {
 
 var (
 	compiling = regexp.MustCompile(`Compiling entry function '([^']+)' for '([^']+)'`)
-	stackLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
+	stackLine = regexp.MustCompile(
+		`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
 	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
 	sharedUse = regexp.MustCompile(`(\d+) bytes smem`)
 	barrier   = regexp.MustCompile(`used (\d+) barriers`)
@@ -153,10 +158,12 @@ func parseReport(text string) ([]usage, error) {
 		}
 		u := &out[len(out)-1]
 		if stackLine.MatchString(line) {
-			u.stack, u.spillStores, u.spillLoads = number(stackLine, line, 1), number(stackLine, line, 2), number(stackLine, line, 3)
+			u.stack, u.spillStores, u.spillLoads = number(stackLine, line, 1),
+				number(stackLine, line, 2), number(stackLine, line, 3)
 		}
 		if usedLine.MatchString(line) {
-			u.registers, u.shared, u.barriers = number(usedLine, line, 1), number(sharedUse, line, 1), number(barrier, line, 1)
+			u.registers, u.shared, u.barriers = number(usedLine, line, 1),
+				number(sharedUse, line, 1), number(barrier, line, 1)
 			complete = true
 		}
 	}
@@ -165,7 +172,9 @@ func parseReport(text string) ([]usage, error) {
 	}
 	for _, u := range out {
 		if slices.Contains(noSpills, u.kernel) && u.spillStores+u.spillLoads > 0 {
-			return nil, fmt.Errorf("kernel %s spills registers (%d bytes stored, %d loaded); it may not", u.kernel, u.spillStores, u.spillLoads)
+			return nil,
+				fmt.Errorf("kernel %s spills registers (%d bytes stored, %d loaded); it may not",
+					u.kernel, u.spillStores, u.spillLoads)
 		}
 	}
 	return out, nil

@@ -1,5 +1,5 @@
-// Command licenses collects the licences of what is linked into heliosctl, from the module cache and
-// GOROOT, into the file that package internal/licenses carries. "make generate" runs it.
+// Command licenses collects the licences of what is linked into heliosctl, from the module cache
+// and GOROOT, into the file that package internal/licenses carries. "make generate" runs it.
 package main
 
 import (
@@ -38,14 +38,17 @@ func run(out string) error {
 	return os.WriteFile(out, append(b, '\n'), 0o644)
 }
 
-// builds are those whose modules count: heliosctl as it is built, for each machine that it is built for.
+// builds are those whose modules count: heliosctl as it is built, for each machine that it is built
+// for.
 var builds = [][]string{{"GOARCH=amd64"}, {"GOARCH=arm64"}}
 
 // collect reads the licences of all modules of the binary.
 func collect() ([]licenses.Module, error) {
 	dirs := map[string]string{} // by "path version"
 	for _, env := range builds {
-		cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}", "helios/cmd/heliosctl")
+		cmd := exec.Command("go", "list", "-deps", "-f",
+			"{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}",
+			"helios/cmd/heliosctl")
 		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux"), env...)
 		cmd.Stderr = os.Stderr
 		list, err := cmd.Output()
@@ -98,7 +101,8 @@ func module(path, version, dir string) (licenses.Module, error) {
 			return m, err
 		}
 		upper := strings.ToUpper(e.Name())
-		licensed = licensed || strings.HasPrefix(upper, "LICEN") || strings.HasPrefix(upper, "COPYING")
+		licensed = licensed || strings.HasPrefix(upper, "LICEN") ||
+			strings.HasPrefix(upper, "COPYING")
 		m.Files = append(m.Files, licenses.File{Name: e.Name(), Text: string(text)})
 	}
 	if !licensed {

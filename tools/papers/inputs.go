@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 )
 
-// randomRows is a file with all rows in an order of chance, for a buffer that knows nothing of the graph.
+// randomRows is a file with all rows in an order of chance, for a buffer that knows nothing of the
+// graph.
 func (l *lab) randomRows() (path string, err error) {
 	path = filepath.Join(l.dir, fmt.Sprintf("random-%d.txt", l.ds.Meta.Nodes))
 	if _, err := os.Stat(path); err == nil {

@@ -1,17 +1,18 @@
-// Command papers plays the experiments of the Helios and GIDS papers on the virtual clock and prints what it found next to
-// what they report:
+// Command papers plays the experiments of the Helios and GIDS papers on the virtual clock and
+// prints what it found next to what they report:
 //
 //	go run ./tools/papers -dir /tmp/papers -md papers.md
 //	go run ./tools/papers -only window -json -
 //	go run ./tools/papers -selftest
 //
-// The graph is R-MAT with computed features (none are stored), by default 10 M nodes; samples, caches and row numbers are
-// real, every time is modelled: hardware profiles of internal/hardware, SSD models of internal/ssdmodel. The papers' graphs
-// are 11 to 560 times as large; batches and caches are scaled where a figure depends on their ratio to the graph, which each
-// table says. The dataset is generated once and found again in -dir. Equal flags give equal figures.
+// The graph is R-MAT with computed features (none are stored), by default 10 M nodes; samples,
+// caches and row numbers are real, every time is modelled: hardware profiles of internal/hardware,
+// SSD models of internal/ssdmodel. The papers' graphs are 11 to 560 times as large; batches and
+// caches are scaled where a figure depends on their ratio to the graph, which each table says. The
+// dataset is generated once and found again in -dir. Equal flags give equal figures.
 //
-// With -selftest a graph of a few thousand nodes goes through every experiment in seconds and the directions of the
-// effects that do not depend on size are checked.
+// With -selftest a graph of a few thousand nodes goes through every experiment in seconds and the
+// directions of the effects that do not depend on size are checked.
 package main
 
 import (
@@ -30,9 +31,14 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/dataset/build"
 	"helios/internal/hardware"
 	"helios/internal/units"
-	"helios/sched"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/virtual"
 )
 
 type options struct {
@@ -46,12 +52,14 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.dir, "dir", filepath.Join(os.TempDir(), "helios-papers"), "folder of the dataset, generated where it is not there")
+	flag.StringVar(&o.dir, "dir", filepath.Join(os.TempDir(), "helios-papers"),
+		"folder of the dataset, generated where it is not there")
 	flag.Int64Var(&o.nodes, "nodes", 10_000_000, "nodes of the graph")
 	flag.Float64Var(&o.degree, "avg-degree", 16, "in-neighbours of a node, in the mean")
 	flag.StringVar(&o.only, "only", "", "experiments whose name matches this expression")
 	flag.StringVar(&o.md, "md", "-", "tables in Markdown to this file, \"-\" for standard output")
-	flag.StringVar(&o.json, "json", "", "all figures as JSON to this file, \"-\" for standard output")
+	flag.StringVar(&o.json, "json", "",
+		"all figures as JSON to this file, \"-\" for standard output")
 	flag.BoolVar(&o.selftest, "selftest", false, "a small graph, every experiment, a few seconds")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -73,14 +81,15 @@ type size struct {
 	warm    int // batches that fill a dynamic tier first
 }
 
-// paperNodes is the graph that scaled figures are scaled from: IGB-full (FACTS: 269 M).
+// paperNodes is the graph that scaled figures are scaled from: IGB-full, 269 M nodes.
 const paperNodes = 269e6
 
 func (o *options) size() size {
 	if o.selftest {
 		return size{nodes: 20_000, degree: 12, batch: 64, batches: 3, gids: 16, warm: 8}
 	}
-	return size{nodes: o.nodes, degree: o.degree, batch: 8000, batches: 5, gids: max(int(4096*float64(o.nodes)/paperNodes), 16), warm: 150}
+	return size{nodes: o.nodes, degree: o.degree, batch: 8000, batches: 5,
+		gids: max(int(4096*float64(o.nodes)/paperNodes), 16), warm: 150}
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -95,7 +104,8 @@ func run(ctx context.Context, o options) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
 	}
-	l := &lab{ctx: ctx, size: o.size(), dir: o.dir, started: time.Now(), runs: map[string]sched.EpochResult{}, profiles: map[string]*hardware.Profile{}}
+	l := &lab{ctx: ctx, size: o.size(), dir: o.dir, started: time.Now(),
+		runs: map[string]report.EpochResult{}, profiles: map[string]*hardware.Profile{}}
 	if err := l.open(o); err != nil {
 		return err
 	}
@@ -105,7 +115,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	if _, err := fmt.Fprintf(out, "R-MAT, %d nodes, %d edges; every time is modelled.\n", l.ds.Meta.Nodes, l.ds.Meta.Edges); err != nil {
+	if _, err := fmt.Fprintf(out, "R-MAT, %d nodes, %d edges; every time is modelled.\n",
+		l.ds.Meta.Nodes, l.ds.Meta.Edges); err != nil {
 		return err
 	}
 	var tables []table
@@ -114,11 +125,13 @@ func run(ctx context.Context, o options) (err error) {
 			continue
 		}
 		from := time.Now()
-		t := table{Name: x.name, Title: x.title, Paper: x.paper, Setting: x.setting, Remark: x.remark}
+		t := table{Name: x.name, Title: x.title, Paper: x.paper, Setting: x.setting,
+			Remark: x.remark}
 		if err := x.play(l, &t); err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
-		fmt.Fprintf(os.Stderr, "%s: %.0f s, %d runs so far\n", x.name, time.Since(from).Seconds(), l.played)
+		fmt.Fprintf(os.Stderr, "%s: %.0f s, %d runs so far\n", x.name, time.Since(from).Seconds(),
+			l.played)
 		tables = append(tables, t)
 		if err := t.markdown(out); err != nil {
 			return err
@@ -130,7 +143,8 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	if len(tables) == 0 {
-		return fmt.Errorf("-only %q matches no experiment; there are %s", o.only, strings.Join(names(), ", "))
+		return fmt.Errorf("-only %q matches no experiment; there are %s", o.only,
+			strings.Join(names(), ", "))
 	}
 	if o.selftest {
 		fmt.Printf("selftest: %d experiments, %d runs: ok\n", len(tables), l.played)
@@ -143,7 +157,8 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", " ")
-	return errors.Join(e.Encode(map[string]any{"modelled": true, "nodes": l.ds.Meta.Nodes, "edges": l.ds.Meta.Edges, "tables": tables}), w.Close())
+	return errors.Join(e.Encode(map[string]any{"modelled": true, "nodes": l.ds.Meta.Nodes,
+		"edges": l.ds.Meta.Edges, "tables": tables}), w.Close())
 }
 
 // create opens a file for writing, or standard output for "-"; what goes to "" is lost.
@@ -170,7 +185,7 @@ type lab struct {
 	dev      cuda.Device
 	ds       *dataset.Dataset
 	profiles map[string]*hardware.Profile
-	runs     map[string]sched.EpochResult
+	runs     map[string]report.EpochResult
 	played   int
 	started  time.Time
 }
@@ -187,11 +202,12 @@ func (l *lab) open(o options) (err error) {
 			train = 0.1
 		}
 		from := time.Now()
-		g := dataset.GenerateOptions{
-			Kind: "rmat", Nodes: l.size.nodes, AvgDegree: l.size.degree, Classes: 64, Dim: 1024, Seed: 1, FeatureFn: "hash",
+		g := build.GenerateOptions{
+			Kind: "rmat", Nodes: l.size.nodes, AvgDegree: l.size.degree, Classes: 64, Dim: 1024,
+			Seed: 1, FeatureFn: "hash",
 			TrainFraction: train, TestFraction: -1, Memory: 2 << 30, Out: at,
 		}
-		if err := dataset.Generate(l.ctx, g); err != nil {
+		if err := build.Generate(l.ctx, g); err != nil {
 			return err
 		}
 		fmt.Fprintf(os.Stderr, "generated %s: %.0f s\n", at, time.Since(from).Seconds())
@@ -218,7 +234,7 @@ func (l *lab) profile(name string) (*hardware.Profile, error) {
 
 // setup is one run.
 type setup struct {
-	cfg      sched.Config
+	cfg      plan.Config
 	hardware string // a100-p5510x12
 	ssds     int    // the profile's
 	dim      int    // 1024
@@ -227,8 +243,8 @@ type setup struct {
 }
 
 // play is the epoch of a run, played once for equal setups.
-func (l *lab) play(s setup) (sched.EpochResult, error) {
-	none := sched.EpochResult{}
+func (l *lab) play(s setup) (report.EpochResult, error) {
+	none := report.EpochResult{}
 	if s.hardware == "" {
 		s.hardware = "a100-p5510x12"
 	}
@@ -246,7 +262,7 @@ func (l *lab) play(s setup) (sched.EpochResult, error) {
 	if c.HotnessDir == "" {
 		c.HotnessDir = filepath.Join(l.dir, "hotness")
 	}
-	if c.Presample == 0 {
+	if c.Presample == 0 && (c.Hotness == "" || c.Hotness == plan.HotnessPresample) {
 		c.Presample = 2
 	}
 	key := fmt.Sprintf("%+v", s)
@@ -258,11 +274,13 @@ func (l *lab) play(s setup) (sched.EpochResult, error) {
 		return none, err
 	}
 	own := *p
-	if c.Mode == sched.ModeBaM || c.Mode == sched.ModeGIDS {
+	if c.Mode == plan.ModeBaM || c.Mode == plan.ModeGIDS {
 		own.CPU.DirectoryNS.Value = 0 // theirs is in GPU memory
 	}
 	l.ds.Meta.Dim = s.dim
-	res, err := sched.Virtual(l.ctx, *c, sched.Inputs{Dev: l.dev, Dataset: l.ds}, sched.Hardware{Profile: &own, SSDs: s.ssds, Warm: s.warm, Batches: s.batches}, sched.Observer{})
+	res, err := virtual.Run(l.ctx, *c, prepare.Inputs{Dev: l.dev, Dataset: l.ds},
+		cost.Hardware{Profile: &own, SSDs: s.ssds, Warm: s.warm, Batches: s.batches},
+		report.Observer{})
 	if err != nil {
 		return none, err
 	}
@@ -273,25 +291,31 @@ func (l *lab) play(s setup) (sched.EpochResult, error) {
 }
 
 // ms is a run's time for a batch.
-func ms(e sched.EpochResult) float64 { return e.Seconds / float64(max(e.Batches, 1)) * 1e3 }
+func ms(e report.EpochResult) float64 { return e.Seconds / float64(max(e.Batches, 1)) * 1e3 }
 
 // hits is the share of rows that the GPU tier had, of those that the CPU tier had not.
-func hits(e sched.EpochResult) float64 {
+func hits(e report.EpochResult) float64 {
 	return float64(e.RowsGPU) / float64(max(e.RowsGPU+e.RowsSSD, 1))
 }
 
 // fetching is the seconds that a serial run spent on rows: looked up, read and gathered.
-func fetching(e sched.EpochResult) float64 {
+func fetching(e report.EpochResult) float64 {
 	s := e.StageSeconds
 	return s.Lookup + s.Submit + s.Complete + s.Gather
 }
 
 // ingress is the data rate into the GPU, in GB/s: what came from SSDs and from the CPU tier.
-func ingress(e sched.EpochResult, rowBytes int64) float64 {
+func ingress(e report.EpochResult, rowBytes int64) float64 {
 	return float64(e.BytesSSD+e.RowsCPU*rowBytes) / e.Seconds / 1e9
 }
 
-func share(percent float64) units.Budget { return units.Budget{Percent: percent} }
+// share is a share of the features, none for 0.
+func share(percent float64) units.Budget {
+	if percent == 0 {
+		return plan.NoCache()
+	}
+	return units.Budget{Percent: percent}
+}
 
 // table is an experiment's outcome.
 type table struct {
@@ -328,7 +352,8 @@ func (t *table) factor(f float64) float64 {
 func (t *table) markdown(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n**%s** %s\n\n", t.Title, t.Setting)
-	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(t.Columns, " | "), strings.Repeat("---|", len(t.Columns)))
+	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(t.Columns, " | "),
+		strings.Repeat("---|", len(t.Columns)))
 	for _, r := range t.Rows {
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(r, " | "))
 	}
@@ -349,7 +374,8 @@ func (t *table) check(x experiment) error {
 	}
 	for _, f := range t.Factors {
 		if !(f >= x.least) {
-			return fmt.Errorf("a factor of %.3g, but at any size it is at least %.3g: %v", f, x.least, t.Factors)
+			return fmt.Errorf("a factor of %.3g, but at any size it is at least %.3g: %v", f,
+				x.least, t.Factors)
 		}
 	}
 	return nil

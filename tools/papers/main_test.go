@@ -11,14 +11,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every experiment goes through on a small graph, and its factors have the direction that they have at any size.
+// Every experiment goes through on a small graph, and its factors have the direction that they have
+// at any size.
 func TestSelftest(t *testing.T) {
 	o := options{selftest: true}
 	if testing.Short() {
 		o.only = "pipeline|buffer|ladies"
 	}
 	require.NoError(t, run(context.Background(), o))
-	require.ErrorContains(t, run(context.Background(), options{selftest: true, only: "nothing"}), "accumulator")
+	require.ErrorContains(t, run(context.Background(), options{selftest: true, only: "nothing"}),
+		"accumulator")
 	require.ErrorContains(t, run(context.Background(), options{selftest: true, only: "("}), "-only")
 }
 
@@ -27,7 +29,8 @@ func TestOutput(t *testing.T) {
 	dir := t.TempDir()
 	var figures [2][]byte
 	for i := range figures {
-		o := options{dir: dir, nodes: 3000, degree: 8, only: "^window$", md: filepath.Join(dir, "t.md"), json: filepath.Join(dir, "t.json")}
+		o := options{dir: dir, nodes: 3000, degree: 8, only: "^window$",
+			md: filepath.Join(dir, "t.md"), json: filepath.Join(dir, "t.json")}
 		require.NoError(t, run(context.Background(), o))
 		var err error
 		figures[i], err = os.ReadFile(o.json)

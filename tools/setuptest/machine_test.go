@@ -37,8 +37,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shells are dash, or /bin/sh where that is something else, and busybox. HELIOS_BUSYBOX names a busybox that is
-// not in PATH. With busybox all commands are its own ones, as on a machine that has nothing else.
+// shells are dash, or /bin/sh where that is something else, and busybox. HELIOS_BUSYBOX names a
+// busybox that is not in PATH. With busybox all commands are its own ones, as on a machine that has
+// nothing else.
 var shells = sync.OnceValues(func() ([]shell, error) {
 	var out []shell
 	if p, err := exec.LookPath("dash"); err == nil {
@@ -73,7 +74,8 @@ var shells = sync.OnceValues(func() ([]shell, error) {
 // eachShell runs a test under every shell, or under the first.
 func eachShell(t *testing.T, f func(t *testing.T, sh shell)) {
 	if testing.Short() {
-		t.Skip("-short: the code under test is a shell script; the race detector sees nothing of it")
+		t.Skip(
+			"-short: the code under test is a shell script; the race detector sees nothing of it")
 	}
 	all, err := shells()
 	if err != nil {
@@ -107,7 +109,8 @@ type machine struct {
 func newMachine(t *testing.T, sh shell, commands ...string) *machine {
 	t.Helper()
 	base := t.TempDir()
-	m := &machine{t: t, sh: sh, root: filepath.Join(base, "a root"), script: filepath.Join(base, "the script", "vfio-setup.sh"), uid: "0", me: "root"}
+	m := &machine{t: t, sh: sh, root: filepath.Join(base, "a root"),
+		script: filepath.Join(base, "the script", "vfio-setup.sh"), uid: "0", me: "root"}
 	text, err := os.ReadFile("../../vfio-setup.sh")
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +166,9 @@ func newMachine(t *testing.T, sh shell, commands ...string) *machine {
 }
 
 func meminfo(hugePages int) string {
-	return fmt.Sprintf("MemTotal:       16384000 kB\nMemAvailable:   12000000 kB\nHugePages_Total:   %5d\nHugePages_Free:    %5d\nHugepagesize:       2048 kB\n", hugePages, hugePages)
+	return fmt.Sprintf(
+		"MemTotal:       16384000 kB\nMemAvailable:   12000000 kB\nHugePages_Total:   %5d\nHugePages_Free:    %5d\nHugepagesize:       2048 kB\n",
+		hugePages, hugePages)
 }
 
 // stubs are the commands that change a machine, for the folder. gids notes the groups of nodes, so
@@ -201,7 +206,8 @@ else sed -i "/^$2:/{s/\([:,]\)$1\$/\1/;s/,\$//}" "$root/etc/group"; fi`,
 // command puts a command into the machine's bin; each call of it is noted.
 func (m *machine) command(name, body string) {
 	m.t.Helper()
-	text := fmt.Sprintf("#!/bin/sh\nPATH=%s\nroot='%s'\nlog='%s'\necho \"%s $*\" >>\"$log\"\n%s\n", hostPath, m.root, m.log(), name, body)
+	text := fmt.Sprintf("#!/bin/sh\nPATH=%s\nroot='%s'\nlog='%s'\necho \"%s $*\" >>\"$log\"\n%s\n",
+		hostPath, m.root, m.log(), name, body)
 	m.write("bin/"+name, text)
 	if err := os.Chmod(filepath.Join(m.root, "bin", name), 0o755); err != nil {
 		m.t.Fatal(err)
@@ -218,7 +224,8 @@ func (m *machine) calls() []string {
 	}
 	var out []string
 	for l := range strings.Lines(string(text)) {
-		if l = strings.TrimSpace(l); !strings.HasPrefix(l, "id ") && !strings.HasPrefix(l, "stat ") {
+		if l = strings.TrimSpace(l); !strings.HasPrefix(l, "id ") &&
+			!strings.HasPrefix(l, "stat ") {
 			out = append(out, l)
 		}
 	}
@@ -277,8 +284,10 @@ func (m *machine) link(name, to string) {
 // pci adds a function. Links lead where sysfs's do, by other ways.
 func (m *machine) pci(addr, class string, group int, driver string) {
 	m.write("sys/bus/pci/devices/"+addr+"/class", class+"\n")
-	m.link(fmt.Sprintf("sys/kernel/iommu_groups/%d/devices/%s", group, addr), "../../../../bus/pci/devices/"+addr)
-	m.link("sys/bus/pci/devices/"+addr+"/iommu_group", fmt.Sprintf("../../../../kernel/iommu_groups/%d", group))
+	m.link(fmt.Sprintf("sys/kernel/iommu_groups/%d/devices/%s", group, addr),
+		"../../../../bus/pci/devices/"+addr)
+	m.link("sys/bus/pci/devices/"+addr+"/iommu_group",
+		fmt.Sprintf("../../../../kernel/iommu_groups/%d", group))
 	m.driver(addr, driver)
 }
 
@@ -312,7 +321,8 @@ func (m *machine) record(addr string, n int, phase state.Phase) {
 		m.t.Fatal(err)
 	}
 	err := state.OpenMachine(dir).Put(&state.Record{Phase: phase, SSD: state.SSD{
-		Name: fmt.Sprintf("vfio%d", n), Kind: state.KindVFIO, Path: "/sys/bus/pci/devices/" + addr, PCI: addr,
+		Name: fmt.Sprintf("vfio%d", n), Kind: state.KindVFIO, Path: "/sys/bus/pci/devices/" + addr,
+		PCI: addr,
 	}})
 	if err != nil {
 		m.t.Fatal(err)
@@ -338,14 +348,16 @@ type result struct {
 // run runs the script.
 func (m *machine) run(args ...string) result {
 	m.t.Helper()
-	argv := append(slices.Clone(m.sh.argv), "-c", strings.Join(append(slices.Clone(m.before), `. "$0"`), "\n"), m.script)
+	argv := append(slices.Clone(m.sh.argv), "-c",
+		strings.Join(append(slices.Clone(m.before), `. "$0"`), "\n"), m.script)
 	if len(m.before) == 0 {
 		argv = append(slices.Clone(m.sh.argv), m.script)
 	}
 	argv = append(argv, args...)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir = m.t.TempDir()
-	cmd.Env = append([]string{"PATH=" + m.sh.path, "HELIOS_SYSROOT=" + m.root, "FAKE_UID=" + m.uid, "FAKE_NAME=" + m.me, "FAKE_GROUPS=" + m.uid}, m.env...)
+	cmd.Env = append([]string{"PATH=" + m.sh.path, "HELIOS_SYSROOT=" + m.root, "FAKE_UID=" + m.uid,
+		"FAKE_NAME=" + m.me, "FAKE_GROUPS=" + m.uid}, m.env...)
 	cmd.WaitDelay = 20 * time.Second
 	var out, err bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &err
@@ -356,13 +368,15 @@ func (m *machine) run(args ...string) result {
 		}
 	}
 	r := result{m, args, cmd.ProcessState.ExitCode(), out.String(), err.String()}
-	for _, w := range []string{"not found", "syntax error", "unexpected operator", "bad number", "Illegal number", "integer expression", "unbound", "parameter not set", "No such file"} {
+	for _, w := range []string{"not found", "syntax error", "unexpected operator", "bad number",
+		"Illegal number", "integer expression", "unbound", "parameter not set", "No such file"} {
 		if strings.Contains(r.err, w) && !strings.Contains(r.err, "unbound: ") {
 			m.t.Fatalf("%v: the script itself failed:\n%s", args, r.err)
 		}
 	}
 	// What the script must never advise, whatever lacks.
-	for _, w := range []string{"intel_iommu=off iommu", "add intel_iommu=off", "add iommu=off", "add amd_iommu=off", "add enable_unsafe"} {
+	for _, w := range []string{"intel_iommu=off iommu", "add intel_iommu=off", "add iommu=off",
+		"add amd_iommu=off", "add enable_unsafe"} {
 		if strings.Contains(r.out+r.err, w) {
 			m.t.Fatalf("%v: advises %q:\n%s", args, w, r.out+r.err)
 		}
@@ -403,8 +417,10 @@ func (r result) lacks(words ...string) {
 	if !ok {
 		r.m.t.Fatalf("exit code 3 without a list of lacks:\n%s", r.out)
 	}
-	if n, next := strings.Count(list, "\n"), strings.Count(list, "     next: "); n != 2*len(words) || next != len(words) {
-		r.m.t.Fatalf("%d lines of lacks with %d next steps, not %d lacks with a step each:\n%s", n, next, len(words), list)
+	if n, next := strings.Count(list, "\n"),
+		strings.Count(list, "     next: "); n != 2*len(words) || next != len(words) {
+		r.m.t.Fatalf("%d lines of lacks with %d next steps, not %d lacks with a step each:\n%s", n,
+			next, len(words), list)
 	}
 	for i, w := range words {
 		if !strings.Contains(list, fmt.Sprintf("  %d. %s", i+1, w)) {

@@ -72,28 +72,36 @@ func TestSetupStatusReset(t *testing.T) {
 				m.run("status").want(3, "sudo "+m.script+" setup")
 				m.same(before, "status")
 
-				r := m.run("setup").want(0, "loaded module vfio-pci", "loaded module vfio_iommu_type1", "asked for 512 huge pages",
-					"got all 512 (1 GiB)", "made group helios", "added alice to group helios", "wrote /"+limitsFile, "wrote /"+rulesFile, "nothing lacks")
+				r := m.run("setup").want(0, "loaded module vfio-pci",
+					"loaded module vfio_iommu_type1", "asked for 512 huge pages",
+					"got all 512 (1 GiB)", "made group helios", "added alice to group helios",
+					"wrote /"+limitsFile, "wrote /"+rulesFile, "nothing lacks")
 				r.not("chatter")
-				if got, want := m.read(modulesFile), "vfio-pci\nvfio_iommu_type1\n"; !strings.HasSuffix(got, want) {
+				if got, want := m.read(modulesFile),
+					"vfio-pci\nvfio_iommu_type1\n"; !strings.HasSuffix(got, want) {
 					t.Errorf("modules-load.d: %q", got)
 				}
-				if got := m.read(limitsFile); !strings.Contains(got, "\n@helios - memlock unlimited\n") {
+				if got := m.read(limitsFile); !strings.Contains(got,
+					"\n@helios - memlock unlimited\n") {
 					t.Errorf("limits.d: %q", got)
 				}
-				if got := m.read(sysctlFile); !strings.HasSuffix(got, "\nvm.nr_hugepages = 512\n") || m.read("proc/sys/vm/nr_hugepages") != "512\n" {
+				if got := m.read(sysctlFile); !strings.HasSuffix(got,
+					"\nvm.nr_hugepages = 512\n") || m.read("proc/sys/vm/nr_hugepages") != "512\n" {
 					t.Errorf("huge pages: %q, %q", got, m.read("proc/sys/vm/nr_hugepages"))
 				}
 				for _, f := range []string{"etc/group", "etc/gshadow"} {
-					if old := strings.SplitN(before[f], " ", 2)[1]; !strings.HasPrefix(m.read(f), old+"helios:") {
+					if old := strings.SplitN(before[f], " ", 2)[1]; !strings.HasPrefix(m.read(f),
+						old+"helios:") {
 						t.Errorf("%s lost lines: %q", f, m.read(f))
 					}
 				}
 				if !strings.Contains(m.read("etc/group"), ":alice\n") {
 					t.Errorf("alice is not in the group: %q", m.read("etc/group"))
 				}
-				for _, f := range []string{modulesFile, sysctlFile, limitsFile, rulesFile, recordFile} {
-					if !strings.HasPrefix(m.read(f), "# Written by \"vfio-setup.sh setup\" of heliosctl") {
+				for _, f := range []string{modulesFile, sysctlFile, limitsFile, rulesFile,
+					recordFile} {
+					if !strings.HasPrefix(m.read(f),
+						"# Written by \"vfio-setup.sh setup\" of heliosctl") {
 						t.Errorf("%s is not marked", f)
 					}
 				}
@@ -103,10 +111,12 @@ func TestSetupStatusReset(t *testing.T) {
 				m.before = nil
 				m.run("status", "--user", "alice")
 				m.uid, m.me, m.env = "0", "root", []string{"SUDO_USER=alice"}
-				m.run("status").want(0, "nothing lacks", "alice: unlimited at login, from /"+limitsFile, "on (Intel VT-d), 4 groups")
+				m.run("status").want(0, "nothing lacks", "alice: unlimited at login, from /"+
+					limitsFile, "on (Intel VT-d), 4 groups")
 
 				after, calls := m.tree(), len(m.calls())
-				m.run("setup").want(0, "kept module vfio-pci", "kept 512 huge pages", "kept group helios", "kept alice in group helios", "kept /"+rulesFile).
+				m.run("setup").want(0, "kept module vfio-pci", "kept 512 huge pages",
+					"kept group helios", "kept alice in group helios", "kept /"+rulesFile).
 					not("loaded module", "wrote", "made", "added")
 				m.same(after, "setup again")
 				for _, c := range m.calls()[calls:] {
@@ -115,12 +125,15 @@ func TestSetupStatusReset(t *testing.T) {
 					}
 				}
 
-				dry := m.run("reset", "--dry-run").want(0, "would run: rm -f -- ", "would run: echo 0 >", "/bin/modprobe' -r vfio_pci\n")
+				dry := m.run("reset", "--dry-run").want(0, "would run: rm -f -- ",
+					"would run: echo 0 >", "/bin/modprobe' -r vfio_pci\n")
 				if strings.Contains(dry.out, "removed /") {
 					t.Errorf("a dry run says it removed something:\n%s", dry.out)
 				}
 				m.same(after, "reset --dry-run")
-				m.run("reset").want(0, "removed /"+rulesFile, "huge pages back to 0", "removed alice from group helios", "removed group helios", "unloaded module vfio_pci").not("left")
+				m.run("reset").want(0, "removed /"+rulesFile, "huge pages back to 0",
+					"removed alice from group helios", "removed group helios",
+					"unloaded module vfio_pci").not("left")
 				m.same(before, "reset")
 				m.run("reset").want(0, "nothing to reset")
 				m.same(before, "reset again")
@@ -143,7 +156,8 @@ func TestResetOnOddFolders(t *testing.T) {
 		}
 		before := m.tree()
 		m.ours("0000:01:00.0", 11)
-		m.run("setup", "--user", "bob", "--hugepages", "0").want(0, "kept module vfio-pci", "kept 0 huge pages", "/dev/vfio/11: group helios", "/dev/vfio/vfio: mode 666").
+		m.run("setup", "--user", "bob", "--hugepages", "0").want(0, "kept module vfio-pci",
+			"kept 0 huge pages", "/dev/vfio/11: group helios", "/dev/vfio/vfio: mode 666").
 			not("/dev/vfio/13", "asked for")
 		if m.exists(sysctlFile) {
 			t.Error("a sysctl file without huge pages")
@@ -151,13 +165,15 @@ func TestResetOnOddFolders(t *testing.T) {
 		if got := m.read("gids"); got != "998 /dev/vfio/11\n" {
 			t.Errorf("groups of nodes: %q", got)
 		}
-		if i, err := os.Stat(filepath.Join(m.root, "dev/vfio/11")); err != nil || i.Mode().Perm() != 0o660 {
+		if i, err := os.Stat(filepath.Join(m.root, "dev/vfio/11")); err != nil ||
+			i.Mode().Perm() != 0o660 {
 			t.Errorf("node: %v %v", i.Mode(), err)
 		}
 		m.run("status", "--user", "bob").want(0, "no pam_limits")
 		// A second SSD is another program's, until heliosctl takes it.
 		m.bound("0000:02:00.0", 12)
-		m.run("status", "--user", "bob").want(0, "bound by another program, or heliosctl's record was lost").not("/dev/vfio/12 does not")
+		m.run("status", "--user", "bob").want(0,
+			"bound by another program, or heliosctl's record was lost").not("/dev/vfio/12 does not")
 		m.run("setup").want(0).not("/dev/vfio/12")
 		if got := m.read("gids"); got != "998 /dev/vfio/11\n" {
 			t.Errorf("groups of nodes: %q", got)
@@ -165,17 +181,22 @@ func TestResetOnOddFolders(t *testing.T) {
 		// While heliosctl is at it, it stays root's.
 		for _, phase := range []state.Phase{state.Binding, state.Unbinding} {
 			m.record("0000:02:00.0", 12, phase)
-			m.run("setup").want(0, "heliosctl's record vfio12 is unfinished or stale").not("/dev/vfio/12")
+			m.run("setup").want(0,
+				"heliosctl's record vfio12 is unfinished or stale").not("/dev/vfio/12")
 		}
 		m.record("0000:02:00.0", 12, state.Bound)
 		m.driver("0000:02:00.0", "nvme") // which somebody gave it back to
-		m.run("setup").want(0, "heliosctl's record vfio12 is unfinished or stale").not("/dev/vfio/12")
+		m.run("setup").want(0,
+			"heliosctl's record vfio12 is unfinished or stale").not("/dev/vfio/12")
 		m.ours("0000:02:00.0", 12)
 		m.run("status", "--user", "bob").lacks("/dev/vfio/12 does not belong to group helios")
 		m.run("setup").want(0, "/dev/vfio/12: group helios")
-		m.run("status", "--user", "bob").want(0, "0000:02:00.0  driver vfio-pci, IOMMU group 12, SSD vfio12 of heliosctl")
+		m.run("status", "--user", "bob").want(0,
+			"0000:02:00.0  driver vfio-pci, IOMMU group 12, SSD vfio12 of heliosctl")
 		m.remove("run")
-		m.run("reset").want(0, "/dev/vfio/vfio: mode 600", "left the VFIO modules loaded", "vfio-pci still has: 0000:01:00.0 0000:02:00.0 0000:03:00.0", "sudo heliosctl unbind-ssds 0000:01:00.0 0000:02:00.0\n")
+		m.run("reset").want(0, "/dev/vfio/vfio: mode 600", "left the VFIO modules loaded",
+			"vfio-pci still has: 0000:01:00.0 0000:02:00.0 0000:03:00.0",
+			"sudo heliosctl unbind-ssds 0000:01:00.0 0000:02:00.0\n")
 		m.remove("dev/vfio/12", "sys/bus/pci/drivers/vfio-pci/0000:02:00.0")
 		m.driver("0000:02:00.0", "nvme")
 		m.same(before, "reset")
@@ -193,11 +214,20 @@ func TestStatusNamesEachLack(t *testing.T) {
 		lacks  []string
 		words  []string
 	}{
-		{"nothing", func(m *machine) {}, nil, []string{"nothing lacks", "A Model, serial SERIAL1, nvme0 nvme0n1", "driver nvme, IOMMU group 11", "512 of 2 MiB"}},
-		{"intel without argument", func(m *machine) { noGroups(m); m.write("proc/cmdline", "quiet\n") }, []string{off + ": on Intel this kernel may need the argument intel_iommu=on"},
-			[]string{"add intel_iommu=on iommu=pt", "/etc/default/grub", "sudo update-grub", "sudo grubby --update-kernel=ALL --args='intel_iommu=on iommu=pt'", "leaves boot loaders alone"}},
-		{"intel with argument", noGroups, []string{off + ", although intel_iommu=on is given"}, []string{"VT-d", "firmware"}},
-		{"turned off", func(m *machine) { noGroups(m); m.write("proc/cmdline", "intel_iommu=off\n") }, []string{off + ": the kernel argument intel_iommu=off turns it off"},
+		{"nothing", func(m *machine) {}, nil,
+			[]string{"nothing lacks", "A Model, serial SERIAL1, nvme0 nvme0n1",
+				"driver nvme, IOMMU group 11", "512 of 2 MiB"}},
+		{"intel without argument",
+			func(m *machine) { noGroups(m); m.write("proc/cmdline", "quiet\n") },
+			[]string{off + ": on Intel this kernel may need the argument intel_iommu=on"},
+			[]string{"add intel_iommu=on iommu=pt", "/etc/default/grub", "sudo update-grub",
+				"sudo grubby --update-kernel=ALL --args='intel_iommu=on iommu=pt'",
+				"leaves boot loaders alone"}},
+		{"intel with argument", noGroups, []string{off + ", although intel_iommu=on is given"},
+			[]string{"VT-d", "firmware"}},
+		{"turned off",
+			func(m *machine) { noGroups(m); m.write("proc/cmdline", "intel_iommu=off\n") },
+			[]string{off + ": the kernel argument intel_iommu=off turns it off"},
 			[]string{"remove intel_iommu=off", "--remove-args='intel_iommu=off'"}},
 		{"amd", func(m *machine) {
 			noGroups(m)
@@ -205,28 +235,38 @@ func TestStatusNamesEachLack(t *testing.T) {
 			m.write("sys/firmware/acpi/tables/IVRS", "")
 			m.write("proc/cmdline", "quiet\n")
 			m.write("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
-		}, []string{off + ", although the firmware offers it (AMD-Vi)"}, []string{"dmesg | grep AMD-Vi"}},
+		}, []string{off + ", although the firmware offers it (AMD-Vi)"},
+			[]string{"dmesg | grep AMD-Vi"}},
 		{"amd, firmware unknown", func(m *machine) {
 			noGroups(m)
 			m.remove("sys/firmware")
 			m.write("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
-		}, []string{off + ": on AMD the kernel uses it unasked"}, []string{"AMD-Vi", "--args='iommu=pt'"}},
+		}, []string{off + ": on AMD the kernel uses it unasked"}, []string{"AMD-Vi",
+			"--args='iommu=pt'"}},
 		{"groups without an IOMMU", func(m *machine) {
 			noGroups(m)
 			m.write("sys/kernel/iommu_groups/0/name", "vfio-noiommu\n")
-		}, []string{off + ", although intel_iommu=on is given"}, []string{"IOMMU group 0 is of VFIO's mode without an IOMMU"}},
-		{"no firmware tables", func(m *machine) { noGroups(m); m.remove("sys/firmware/acpi/tables/DMAR") }, []string{off + ": the firmware reports none"}, []string{"QEMU: -device intel-iommu"}},
+		}, []string{off + ", although intel_iommu=on is given"},
+			[]string{"IOMMU group 0 is of VFIO's mode without an IOMMU"}},
+		{"no firmware tables",
+			func(m *machine) { noGroups(m); m.remove("sys/firmware/acpi/tables/DMAR") },
+			[]string{off + ": the firmware reports none"}, []string{"QEMU: -device intel-iommu"}},
 		{"arm", func(m *machine) {
 			noGroups(m)
 			m.remove("sys/firmware")
 			m.write("proc/cpuinfo", "CPU implementer\t: 0x41\n")
 		}, []string{off}, []string{"SMMU"}},
-		{"no iommu=pt", func(m *machine) { m.write("proc/cmdline", "intel_iommu=on\n") }, nil, []string{"without iommu=pt", "nothing lacks"}},
-		{"no modules", func(m *machine) { m.remove("sys/module/vfio_pci", "sys/module/vfio_iommu_type1") }, []string{"vfio_pci and vfio_iommu_type1: not loaded"}, nil},
-		{"one module", func(m *machine) { m.remove("sys/module/vfio_iommu_type1") }, []string{"module vfio_iommu_type1 is not loaded"}, nil},
+		{"no iommu=pt", func(m *machine) { m.write("proc/cmdline", "intel_iommu=on\n") }, nil,
+			[]string{"without iommu=pt", "nothing lacks"}},
+		{"no modules",
+			func(m *machine) { m.remove("sys/module/vfio_pci", "sys/module/vfio_iommu_type1") },
+			[]string{"vfio_pci and vfio_iommu_type1: not loaded"}, nil},
+		{"one module", func(m *machine) { m.remove("sys/module/vfio_iommu_type1") },
+			[]string{"module vfio_iommu_type1 is not loaded"}, nil},
 		{"built in", func(m *machine) {
 			m.remove("sys/module/vfio_pci")
-			m.write("lib/modules/6.1.0-99-test/modules.builtin", "kernel/drivers/vfio/pci/vfio-pci.ko\n")
+			m.write("lib/modules/6.1.0-99-test/modules.builtin",
+				"kernel/drivers/vfio/pci/vfio-pci.ko\n")
 		}, nil, nil},
 		{"no group", func(m *machine) {
 			m.write("etc/group", "alice:x:1000:\n")
@@ -240,28 +280,42 @@ func TestStatusNamesEachLack(t *testing.T) {
 			m.write("etc/group", "helios:x:998:\n")
 			m.write("etc/passwd", "alice:x:1000:998::/:/bin/sh\n")
 		}, nil, nil},
-		{"an empty group", func(m *machine) { m.write("etc/group", "helios:x:998:\n"); m.env = nil }, []string{"nobody is in group helios"}, nil},
-		{"little memory", func(m *machine) { m.remove(limitsFile) }, []string{"alice may lock too little memory"}, []string{"alice: 8 MiB at login, from the default"}},
-		{"a user's own limit", func(m *machine) { m.write("etc/security/limits.conf", "alice soft memlock 100 # KiB\n") }, []string{"alice may lock too little memory"}, []string{"alice: 100 KiB at login, from /etc/security/limits.conf"}},
+		{"an empty group",
+			func(m *machine) { m.write("etc/group", "helios:x:998:\n"); m.env = nil },
+			[]string{"nobody is in group helios"}, nil},
+		{"little memory", func(m *machine) { m.remove(limitsFile) },
+			[]string{"alice may lock too little memory"},
+			[]string{"alice: 8 MiB at login, from the default"}},
+		{"a user's own limit",
+			func(
+				m *machine) {
+				m.write("etc/security/limits.conf", "alice soft memlock 100 # KiB\n")
+			}, []string{"alice may lock too little memory"},
+			[]string{"alice: 100 KiB at login, from /etc/security/limits.conf"}},
 		{"a hard limit", func(m *machine) {
 			m.write(limitsFile, "@helios soft memlock unlimited\n@helios hard memlock 2048\n")
 		}, []string{"alice may lock too little memory"}, []string{"alice: 2 MiB"}},
 		{"a later file", func(m *machine) {
-			m.write("etc/security/limits.d/99-site.conf", "@helios - memlock 131072\n* - memlock 1\n")
+			m.write("etc/security/limits.d/99-site.conf",
+				"@helios - memlock 131072\n* - memlock 1\n")
 		}, nil, []string{"128 MiB at login, from /etc/security/limits.d/99-site.conf"}},
-		{"no rule", func(m *machine) { m.remove(rulesFile) }, []string{"there is no udev rule that gives the group helios"}, nil},
-		{"a rule of others", func(m *machine) { m.write(rulesFile, "GROUP=\"helios\"\n") }, []string{"there is no udev rule"}, nil},
+		{"no rule", func(m *machine) { m.remove(rulesFile) },
+			[]string{"there is no udev rule that gives the group helios"}, nil},
+		{"a rule of others", func(m *machine) { m.write(rulesFile, "GROUP=\"helios\"\n") },
+			[]string{"there is no udev rule"}, nil},
 		{"a rule for others", func(m *machine) {
 			m.write(rulesFile, strings.ReplaceAll(m.read(rulesFile), "helios\"", "kvm\""))
 		}, []string{"the udev rule is not for group helios"}, nil},
-		{"no container", func(m *machine) { m.remove("dev/vfio/vfio") }, []string{"/dev/vfio/vfio is not there"}, nil},
+		{"no container", func(m *machine) { m.remove("dev/vfio/vfio") },
+			[]string{"/dev/vfio/vfio is not there"}, nil},
 		{"iommufd only", func(m *machine) {
 			m.remove("dev/vfio/vfio", "sys/module/vfio_iommu_type1")
 			m.write("dev/iommu", "")
 			m.write("gids", "998 /dev/iommu\n")
 			m.mode("dev/iommu", 0o660)
 		}, nil, []string{"/dev/iommu is there"}},
-		{"closed container", func(m *machine) { m.mode("dev/vfio/vfio", 0o600) }, []string{"/dev/vfio/vfio is closed"}, nil},
+		{"closed container", func(m *machine) { m.mode("dev/vfio/vfio", 0o600) },
+			[]string{"/dev/vfio/vfio is closed"}, nil},
 		{"nodes", func(m *machine) {
 			m.ours("0000:01:00.0", 11)
 			m.bound("0000:02:00.0", 12) // another program's
@@ -270,10 +324,17 @@ func TestStatusNamesEachLack(t *testing.T) {
 			m.link("sys/class/vfio-dev/vfio1/device", "../../../bus/pci/devices/0000:02:00.0")
 			m.write("dev/vfio/devices/vfio0", "")
 			m.link("sys/class/vfio-dev/vfio0/device", "../../../bus/pci/devices/0000:01:00.0")
-		}, []string{"/dev/vfio/11 does not", "/dev/vfio/devices/vfio0 does not"}, []string{"groups: 11 12 13"}},
-		{"no huge pages", func(m *machine) { m.write("proc/meminfo", meminfo(0)) }, nil, []string{"no huge pages are reserved"}},
-		{"no-IOMMU mode", func(m *machine) { m.write("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n") }, nil, []string{"heliosctl does not use it", "take enable_unsafe_noiommu_mode out"}},
-		{"a shared group", func(m *machine) { m.pci("0000:02:00.0", "0x010802", 13, "nvme") }, nil, []string{"shares the group with 0000:03:00.0"}},
+		}, []string{"/dev/vfio/11 does not", "/dev/vfio/devices/vfio0 does not"},
+			[]string{"groups: 11 12 13"}},
+		{"no huge pages", func(m *machine) { m.write("proc/meminfo", meminfo(0)) }, nil,
+			[]string{"no huge pages are reserved"}},
+		{"no-IOMMU mode",
+			func(
+				m *machine) {
+				m.write("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
+			}, nil, []string{"heliosctl does not use it", "take enable_unsafe_noiommu_mode out"}},
+		{"a shared group", func(m *machine) { m.pci("0000:02:00.0", "0x010802", 13, "nvme") }, nil,
+			[]string{"shares the group with 0000:03:00.0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachShell(t, func(t *testing.T, sh shell) {
@@ -301,11 +362,14 @@ func TestStatusOfASession(t *testing.T) {
 		m.uid, m.me = "1000", "alice"
 		m.before = []string{"ulimit -l 32"}
 		m.env = []string{"FAKE_GROUPS=1000"}
-		m.run("status").lacks("this session of alice began before he was in group helios", "this session may lock 32 KiB only")
+		m.run("status").lacks("this session of alice began before he was in group helios",
+			"this session may lock 32 KiB only")
 		m.env = []string{"FAKE_GROUPS=1000 998"}
 		m.run("status").lacks("this session may lock 32 KiB only")
-		m.run("status", "--user", "alice", "--group", "helios").lacks("this session may lock 32 KiB only")
-		m.run("status", "--user", "bob").lacks("bob is not in group helios", "bob may lock too little memory")
+		m.run("status", "--user", "alice", "--group",
+			"helios").lacks("this session may lock 32 KiB only")
+		m.run("status", "--user", "bob").lacks("bob is not in group helios",
+			"bob may lock too little memory")
 	})
 }
 
@@ -315,9 +379,13 @@ func TestDryRunChangesNothing(t *testing.T) {
 		m.uid = "1000" // needs no root either
 		m.ours("0000:01:00.0", 11)
 		before := m.tree()
-		for _, args := range [][]string{{"--dry-run", "setup", "--user", "alice"}, {"setup", "--user=alice", "--dry-run"}} {
-			m.run(args...).want(0, "would run: '"+m.root+"/bin/modprobe' vfio-pci", "echo 512 >", "groupadd' -r helios", "gpasswd' -a alice helios",
-				"would write /"+limitsFile+":\n    # Written by", "    @helios - memlock unlimited", "would write /"+rulesFile, "chgrp helios /dev/vfio/11", "udevadm' control --reload").
+		for _, args := range [][]string{{"--dry-run", "setup", "--user", "alice"},
+			{"setup", "--user=alice", "--dry-run"}} {
+			m.run(args...).want(0, "would run: '"+m.root+"/bin/modprobe' vfio-pci", "echo 512 >",
+				"groupadd' -r helios", "gpasswd' -a alice helios",
+				"would write /"+limitsFile+":\n    # Written by", "    @helios - memlock unlimited",
+				"would write /"+rulesFile, "chgrp helios /dev/vfio/11",
+				"udevadm' control --reload").
 				not("wrote", "loaded module", "made group")
 			m.same(before, strings.Join(args, " "))
 		}
@@ -339,17 +407,20 @@ func TestForeignFilesAreRefused(t *testing.T) {
 				m := newMachine(t, sh, groupTools["none"]...)
 				switch kind {
 				case "file":
-					m.write(f, "somebody's\n# Written by \"vfio-setup.sh setup\" of heliosctl; \"vfio-setup.sh reset\" removes it.\n")
+					m.write(f,
+						"somebody's\n# Written by \"vfio-setup.sh setup\" of heliosctl; \"vfio-setup.sh reset\" removes it.\n")
 				case "empty":
 					m.write(f, "")
 				case "link":
-					m.write("etc/target", "# Written by \"vfio-setup.sh setup\" of heliosctl; \"vfio-setup.sh reset\" removes it.\n")
+					m.write("etc/target",
+						"# Written by \"vfio-setup.sh setup\" of heliosctl; \"vfio-setup.sh reset\" removes it.\n")
 					m.link(f, filepath.Join(m.root, "etc/target"))
 				case "folder":
 					m.write(f+"/x", "")
 				}
 				before := m.tree()
-				m.run("setup", "--user", "alice").want(4, "/"+f+" is there and is not ours", "move it away")
+				m.run("setup", "--user", "alice").want(4, "/"+f+" is there and is not ours",
+					"move it away")
 				m.same(before, kind+" "+f)
 				if c := m.calls(); len(c) > 0 {
 					t.Fatalf("%s %s: ran %q before it refused", kind, f, c)
@@ -367,9 +438,14 @@ func TestResetLeavesWhatIsNotOurs(t *testing.T) {
 		m.write("etc/sysctl.d/99-site.conf", "vm.swappiness = 1\n")
 		m.write("proc/sys/vm/nr_hugepages", "2000\n")
 		m.command("modprobe", `exit 1`)
-		m.run("reset").want(0, "left group helios: others are in it: bob", "left /"+limitsFile+": somebody else's by now",
-			"left 2000 huge pages: somebody raised them above our 512", "left /etc/sysctl.d: something else is in it", "left module vfio_pci loaded: it is in use")
-		for f, want := range map[string]string{limitsFile: "# the admin's now\n", "etc/sysctl.d/99-site.conf": "vm.swappiness = 1\n", "proc/sys/vm/nr_hugepages": "2000\n"} {
+		m.run("reset").want(0, "left group helios: others are in it: bob", "left /"+limitsFile+
+			": somebody else's by now",
+			"left 2000 huge pages: somebody raised them above our 512",
+			"left /etc/sysctl.d: something else is in it",
+			"left module vfio_pci loaded: it is in use")
+		for f, want := range map[string]string{limitsFile: "# the admin's now\n",
+			"etc/sysctl.d/99-site.conf": "vm.swappiness = 1\n",
+			"proc/sys/vm/nr_hugepages":  "2000\n"} {
 			if got := m.read(f); got != want {
 				t.Errorf("%s: %q", f, got)
 			}
@@ -386,7 +462,8 @@ func TestResetLeavesWhatIsNotOurs(t *testing.T) {
 		m = newMachine(t, sh, groupTools["none"]...)
 		m.write("etc/group", m.read("etc/group")+"lab:x:500:bob\n")
 		before := m.tree()
-		m.run("setup", "--group", "lab", "--user", "bob").want(0, "kept group lab", "kept bob in group lab")
+		m.run("setup", "--group", "lab", "--user", "bob").want(0, "kept group lab",
+			"kept bob in group lab")
 		m.run("status").want(0, "lab (gid 500), members: bob")
 		m.run("reset").want(0)
 		m.same(before, "reset")
@@ -400,17 +477,25 @@ func TestSetupAgainWithOtherValues(t *testing.T) {
 		m.bound("0000:01:00.0", 11)
 		before := m.tree()
 		m.ours("0000:01:00.0", 11)
-		m.run("setup", "--user", "alice", "--hugepages", "100MiB", "--memlock", "2GiB").want(0, "asked for 50 huge pages")
-		m.run("setup").want(0, "kept 50 huge pages", "kept /"+limitsFile) // neither value goes back to its default
-		m.run("setup", "--hugepages=64MiB", "--group", "lab", "--user", "bob", "--memlock", "unlimited").want(0, "asked for 32 huge pages", "the group changes from helios to lab", "/dev/vfio/11: group lab")
-		if got := m.read(limitsFile); !strings.Contains(got, "@lab - memlock unlimited\n") || strings.Contains(got, "helios -") {
+		m.run("setup", "--user", "alice", "--hugepages", "100MiB", "--memlock", "2GiB").want(0,
+			"asked for 50 huge pages")
+		// neither value goes back to its default
+		m.run("setup").want(0, "kept 50 huge pages", "kept /"+limitsFile)
+		m.run("setup", "--hugepages=64MiB", "--group", "lab", "--user", "bob", "--memlock",
+			"unlimited").want(0, "asked for 32 huge pages", "the group changes from helios to lab",
+			"/dev/vfio/11: group lab")
+		if got := m.read(limitsFile); !strings.Contains(got, "@lab - memlock unlimited\n") ||
+			strings.Contains(got, "helios -") {
 			t.Errorf("limits: %q", got)
 		}
-		if got := m.read(rulesFile); strings.Contains(got, `"helios"`) || !strings.Contains(got, `GROUP="lab"`) {
+		if got := m.read(rulesFile); strings.Contains(got, `"helios"`) ||
+			!strings.Contains(got, `GROUP="lab"`) {
 			t.Errorf("rules: %q", got)
 		}
 		m.run("status").want(0, "lab (gid ")
-		m.run("setup", "--hugepages", "20MiB").want(0, "huge pages back to 10", "kept 10 huge pages") // as many as there were
+		// as many as there were
+		m.run("setup", "--hugepages", "20MiB").want(0, "huge pages back to 10",
+			"kept 10 huge pages")
 		if m.exists(sysctlFile) {
 			t.Error("the sysctl file stays without our pages")
 		}
@@ -418,7 +503,8 @@ func TestSetupAgainWithOtherValues(t *testing.T) {
 		m.remove("run") // the records are lost: rights go back all the same
 		m.run("reset").want(0, "huge pages back to 10", "removed group lab", "removed group helios")
 		// The stub of modprobe is not asked: a device is bound. What it made is taken away by hand.
-		m.remove("sys/module/vfio", "sys/module/vfio_pci", "sys/module/vfio_iommu_type1", "dev/vfio/vfio")
+		m.remove("sys/module/vfio", "sys/module/vfio_pci", "sys/module/vfio_iommu_type1",
+			"dev/vfio/vfio")
 		m.same(before, "reset")
 	})
 }
@@ -427,7 +513,8 @@ func TestHugePages(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := newMachine(t, sh, groupTools["none"]...)
 		m.write("proc/meminfo", meminfo(100))
-		m.run("setup", "--hugepages", "1GiB", "--user", "alice").want(0, "got 100 of 512 huge pages", "after a reboot")
+		m.run("setup", "--hugepages", "1GiB", "--user", "alice").want(0,
+			"got 100 of 512 huge pages", "after a reboot")
 		if m.read("proc/sys/vm/compact_memory") != "1\n" {
 			t.Error("memory was not compacted")
 		}
@@ -446,15 +533,23 @@ func TestUsage(t *testing.T) {
 		m := newMachine(t, sh, groupTools["none"]...)
 		before := m.tree()
 		for _, args := range []string{
-			"", "frobnicate", "--frobnicate", "setup --frobnicate", "setup extra", "status extra", "reset extra", "reset --user alice", "status --hugepages 1G",
-			"setup --user", "setup --user=", "setup --group", "setup --hugepages", "setup --hugepages x", "setup --hugepages -1", "setup --hugepages 1GX", "setup --hugepages 1..5G",
-			"setup --hugepages 99999999999999999999T", "setup --memlock 1KiB", "setup --memlock lots", "setup --user nobody-here", "status --user nobody-here",
-			"setup --group -x", "setup --user ../x", "setup --group a:b", "setup --group a,b", `setup --group a"b`, "setup --user $(reboot)", "setup --group `reboot`", "setup --group a;b",
+			"", "frobnicate", "--frobnicate", "setup --frobnicate", "setup extra", "status extra",
+			"reset extra", "reset --user alice", "status --hugepages 1G",
+			"setup --user", "setup --user=", "setup --group", "setup --hugepages",
+			"setup --hugepages x", "setup --hugepages -1", "setup --hugepages 1GX",
+			"setup --hugepages 1..5G",
+			"setup --hugepages 99999999999999999999T", "setup --memlock 1KiB",
+			"setup --memlock lots", "setup --user nobody-here", "status --user nobody-here",
+			"setup --group -x", "setup --user ../x", "setup --group a:b", "setup --group a,b",
+			`setup --group a"b`, "setup --user $(reboot)", "setup --group `reboot`",
+			"setup --group a;b",
 			"setup --group " + strings.Repeat("g", 65),
 		} {
 			m.run(strings.Fields(args)...).want(2, "vfio-setup: ", "--help")
 		}
-		for _, args := range [][]string{{"setup", "--user", "alice bob"}, {"setup", "--group", "a group"}, {"setup", "--user", ""}, {"setup", "--group", "a\nb"}, {"status", "--user", "alice\n"}, {"set up"}, {"setup", "--user", "*"}} {
+		for _, args := range [][]string{{"setup", "--user", "alice bob"},
+			{"setup", "--group", "a group"}, {"setup", "--user", ""}, {"setup", "--group", "a\nb"},
+			{"status", "--user", "alice\n"}, {"set up"}, {"setup", "--user", "*"}} {
 			m.run(args...).want(2, "vfio-setup: ")
 		}
 		m.env = []string{"SUDO_USER=x y;z"}
@@ -464,8 +559,10 @@ func TestUsage(t *testing.T) {
 		m.env = []string{"HELIOS_SYSROOT=/nowhere/at/all"}
 		m.run("status").want(2, "there is no folder")
 		m.env = nil
-		for _, args := range []string{"--help", "-h", "help", "status --help", "setup -h", "reset --help", "--dry-run --help"} {
-			m.run(strings.Fields(args)...).want(0, "status", "setup", "bind", "unbind", "reset", "--dry-run", "HELIOS_SYSROOT", "Exit codes")
+		for _, args := range []string{"--help", "-h", "help", "status --help", "setup -h",
+			"reset --help", "--dry-run --help"} {
+			m.run(strings.Fields(args)...).want(0, "status", "setup", "bind", "unbind", "reset",
+				"--dry-run", "HELIOS_SYSROOT", "Exit codes")
 		}
 		m.uid = "1000"
 		for _, verb := range []string{"setup", "reset"} {
@@ -490,11 +587,14 @@ func TestBindAndUnbind(t *testing.T) {
 		folder := filepath.Dir(m.script)
 		other := t.TempDir()
 		var at string
-		for _, at = range []string{filepath.Join(other, "heliosctl"), filepath.Join(folder, "bin", "heliosctl"), filepath.Join(folder, "heliosctl")} {
+		for _, at = range []string{filepath.Join(other, "heliosctl"),
+			filepath.Join(folder, "bin", "heliosctl"), filepath.Join(folder, "heliosctl")} {
 			if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(at, []byte(strings.Replace(echoArgs, "for a;", "echo '"+at+"'; for a;", 1)), 0o755); err != nil {
+			if err := os.WriteFile(at,
+				[]byte(strings.Replace(echoArgs, "for a;", "echo '"+at+"'; for a;", 1)),
+				0o755); err != nil {
 				t.Fatal(err)
 			}
 			m.sh.path = sh.path + ":" + other
@@ -503,7 +603,8 @@ func TestBindAndUnbind(t *testing.T) {
 			}
 		}
 		before := m.tree()
-		hostile := []string{"a b", "", "it's", "$(touch x)", "--force", "*", "a\nb", `back\slash`, "--help"}
+		hostile := []string{"a b", "", "it's", "$(touch x)", "--force", "*", "a\nb", `back\slash`,
+			"--help"}
 		for _, verb := range []string{"bind", "unbind"} {
 			want := at + "\n" + fmt.Sprintf("%d:%s-ssds\n", len(verb)+5, verb)
 			for _, a := range hostile {
@@ -512,9 +613,11 @@ func TestBindAndUnbind(t *testing.T) {
 			if r := m.run(append([]string{verb}, hostile...)...); r.out != want || r.code != 0 {
 				t.Errorf("%s: exit code %d, %q, not %q", verb, r.code, r.out, want)
 			}
-			for _, args := range [][]string{{"--dry-run", verb, "a b", "it's"}, {verb, "a b", "--dry-run", "it's"}} {
+			for _, args := range [][]string{{"--dry-run", verb, "a b", "it's"},
+				{verb, "a b", "--dry-run", "it's"}} {
 				r := m.run(args...).want(0)
-				if want := "would run: '" + at + "' " + verb + "-ssds 'a b' 'it'\\''s'\n"; r.out != want {
+				if want := "would run: '" + at + "' " + verb +
+					"-ssds 'a b' 'it'\\''s'\n"; r.out != want {
 					t.Errorf("%q: %q, not %q", args, r.out, want)
 				}
 			}
@@ -561,7 +664,8 @@ func TestSetupThatFailsOrDies(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := newMachine(t, sh, groupTools["none"]...)
 		before := m.tree()
-		m.command("modprobe", `echo "modprobe: FATAL: Module $1 not found in directory" >&2; exit 1`)
+		m.command("modprobe",
+			`echo "modprobe: FATAL: Module $1 not found in directory" >&2; exit 1`)
 		m.env = []string{"SUDO_USER=alice"}
 		out := runRaw(m, "setup")
 		out.want(3, "module vfio-pci does not load", "CONFIG_VFIO_PCI")
@@ -617,7 +721,8 @@ func TestSetupWithoutIOMMU(t *testing.T) {
 		m.remove("sys/kernel/iommu_groups", "sys/class/iommu")
 		m.write("proc/cmdline", "quiet\n")
 		before := m.tree()
-		m.run("setup", "--user", "alice").want(3, "wrote /"+rulesFile, "add intel_iommu=on iommu=pt", "setup did its part")
+		m.run("setup", "--user", "alice").want(3, "wrote /"+rulesFile,
+			"add intel_iommu=on iommu=pt", "setup did its part")
 		if !slices.Contains(m.calls(), "modprobe vfio-pci") {
 			t.Errorf("ran %q", m.calls())
 		}
@@ -630,15 +735,18 @@ func TestSetupWithoutIOMMU(t *testing.T) {
 func TestRuleProgram(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := ready(t, sh)
-		programs := regexp.MustCompile(`PROGRAM=="/bin/sh -c '([^"']*)'"`).FindAllStringSubmatch(m.read(rulesFile), -1)
+		programs := regexp.MustCompile(`PROGRAM=="/bin/sh -c '([^"']*)'"`).FindAllStringSubmatch(
+			m.read(rulesFile), -1)
 		if len(programs) != 2 {
 			t.Fatalf("%d programs in %s", len(programs), m.read(rulesFile))
 		}
 		m.link("sys/class/vfio-dev/vfio0/device", "../../../bus/pci/devices/0000:01:00.0")
 		gives := func(program, kernel string) bool {
 			t.Helper()
-			// udev's substitutions (udev(7)), and the machine in its folder, whose name has a blank.
-			text := strings.NewReplacer("$$", "$", "%k", kernel, " /sys/", " ./sys/", " /run/", " ./run/").Replace(program)
+			// udev's substitutions (udev(7)), and the machine in its folder, whose name has a
+			// blank.
+			text := strings.NewReplacer("$$", "$", "%k", kernel, " /sys/", " ./sys/", " /run/",
+				" ./run/").Replace(program)
 			c := exec.Command(sh.argv[0], append(sh.argv[1:], "-c", text)...)
 			c.Dir, c.Env = m.root, []string{"PATH=" + sh.path}
 			out, err := c.CombinedOutput()

@@ -27,21 +27,24 @@ type inputs struct {
 	tests  map[string]testBinary // by package; all built before the first machine starts
 }
 
-// testBinary is a package's test binary, or why there is none: that fails the scenarios which want it.
+// testBinary is a package's test binary, or why there is none: that fails the scenarios which want
+// it.
 type testBinary struct {
 	path string
 	err  error
 }
 
 // prepare fetches and builds everything; heliosctl is a ready binary, or "".
-func prepare(ctx context.Context, cache, series, heliosctl string, say func(string, ...any)) (*inputs, error) {
+func prepare(ctx context.Context, cache, series, heliosctl string,
+	say func(string, ...any)) (*inputs, error) {
 	in := &inputs{aio: "threads", tests: map[string]testBinary{}}
 	if ioURing() {
 		in.aio = "io_uring"
 	}
 	var err error
 	if in.qemu, err = exec.LookPath("qemu-system-x86_64"); err != nil {
-		return nil, errors.New("qemu-system-x86_64 is not installed; install the package qemu-system-x86")
+		return nil,
+			errors.New("qemu-system-x86_64 is not installed; install the package qemu-system-x86")
 	}
 	out, err := command(ctx, "", "go", "env", "GOMOD")
 	if err != nil {
@@ -75,7 +78,8 @@ func prepare(ctx context.Context, cache, series, heliosctl string, say func(stri
 		return in, err
 	}
 	for _, b := range build {
-		if err := in.goTool(ctx, "build", "-buildvcs=false", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b[0], b[1]); err != nil {
+		if err := in.goTool(ctx, "build", "-buildvcs=false", "-tags", "nocuda", "-trimpath",
+			"-ldflags", "-s -w", "-o", b[0], b[1]); err != nil {
 			return in, err
 		}
 	}
@@ -100,11 +104,13 @@ const (
 	groups = "root:x:0:\ndisk:x:6:\nuser:x:1000:\n"
 )
 
-// baseFiles is the initramfs of every guest. It is not compressed: unpacking costs more than QEMU's copy.
+// baseFiles is the initramfs of every guest. It is not compressed: unpacking costs more than QEMU's
+// copy.
 func (in *inputs) baseFiles(busybox, init string) ([]byte, error) {
 	var buf bytes.Buffer
 	c := newCPIO(&buf)
-	for _, d := range []string{"proc", "sys", "dev", "etc", "run", "sbin", "usr/bin", "usr/sbin", "mnt", "lib", "var/log"} {
+	for _, d := range []string{"proc", "sys", "dev", "etc", "run", "sbin", "usr/bin", "usr/sbin",
+		"mnt", "lib", "var/log"} {
 		c.dir(d, 0o755, 0)
 	}
 	c.dir("tmp", 0o1777, 0)
@@ -112,7 +118,8 @@ func (in *inputs) baseFiles(busybox, init string) ([]byte, error) {
 	c.dir("people/user", 0o755, 1000)
 	c.char("dev/console", 0o600, 5, 1) // the kernel opens it before devtmpfs is mounted
 	c.char("dev/null", 0o666, 1, 3)
-	for name, text := range map[string]string{"passwd": passwd, "group": groups, "shells": "/bin/sh\n", "hostname": "vmtest\n"} {
+	for name, text := range map[string]string{"passwd": passwd, "group": groups,
+		"shells": "/bin/sh\n", "hostname": "vmtest\n"} {
 		c.file("etc/"+name, 0o644, 0, []byte(text))
 	}
 	c.file("etc/shadow", 0o600, 0, []byte("root:*:::::::\nuser:*:::::::\n"))
@@ -123,12 +130,14 @@ func (in *inputs) baseFiles(busybox, init string) ([]byte, error) {
 		}
 		return err
 	}
-	for name, from := range map[string]string{"init": init, "bin/heliosctl": in.host, "bin/busybox": busybox} {
+	for name, from := range map[string]string{"init": init, "bin/heliosctl": in.host,
+		"bin/busybox": busybox} {
 		if err := list(name, from, 0o755); err != nil {
 			return nil, err
 		}
 	}
-	if err := list("bin/vfio-setup.sh", filepath.Join(in.root, "vfio-setup.sh"), 0o755); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := list("bin/vfio-setup.sh", filepath.Join(in.root, "vfio-setup.sh"),
+		0o755); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	applets, err := exec.Command(busybox, "--list-full").Output()
@@ -203,7 +212,8 @@ func (in *inputs) initrd(cfg Config, to string) error {
 
 // testPath is where the guest has a package's test binary.
 func testPath(pkg string) string {
-	return "/tests/" + strings.ReplaceAll(strings.Trim(strings.TrimPrefix(pkg, "./"), "/"), "/", "_")
+	return "/tests/" + strings.ReplaceAll(strings.Trim(strings.TrimPrefix(pkg, "./"), "/"),
+		"/", "_")
 }
 
 // buildTests builds the test binary of each package of chosen.
@@ -214,7 +224,8 @@ func (in *inputs) buildTests(ctx context.Context, chosen []Scenario) {
 				continue
 			}
 			b := testBinary{path: filepath.Join(in.work, "t-"+filepath.Base(testPath(pkg)))}
-			b.err = in.goTool(ctx, "test", "-c", "-buildvcs=false", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w", "-o", b.path, pkg)
+			b.err = in.goTool(ctx, "test", "-c", "-buildvcs=false", "-tags", "nocuda", "-trimpath",
+				"-ldflags", "-s -w", "-o", b.path, pkg)
 			if b.err == nil {
 				if _, err := os.Stat(b.path); err != nil {
 					b.err = fmt.Errorf("%s has no tests: %w", pkg, err)

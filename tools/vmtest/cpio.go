@@ -48,7 +48,8 @@ func (c *cpio) entry(name string, mode uint32, uid, major, minor int, data []byt
 		links = 2
 	}
 	c.ino++
-	// magic, ino, mode, uid, gid, nlink, mtime, filesize, major, minor, rmajor, rminor, namesize, check
+	// magic, ino, mode, uid, gid, nlink, mtime, filesize, major, minor, rmajor, rminor, namesize,
+	// check
 	c.write(fmt.Appendf(nil, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
 		c.ino, mode, uid, uid, links, 0, len(data), 0, 0, major, minor, len(name)+1, 0))
 	c.write(append([]byte(name), 0))

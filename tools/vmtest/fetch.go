@@ -18,7 +18,8 @@ import (
 	"strings"
 )
 
-// wantedModules and what they depend on go into every guest; they are loaded only when somebody asks.
+// wantedModules and what they depend on go into every guest; they are loaded only when somebody
+// asks.
 var wantedModules = []string{
 	"vfio", "vfio_iommu_type1", "vfio_virqfd", "vfio-pci-core", "vfio-pci", "irqbypass",
 	"md-mod", "raid0", "raid1", "dm-mod", "dm-crypt", "loop",
@@ -40,19 +41,23 @@ func command(ctx context.Context, dir, name string, args ...string) ([]byte, err
 		if errors.Is(err, exec.ErrNotFound) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
+		return nil, fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err,
+			strings.TrimSpace(errs.String()))
 	}
 	return out.Bytes(), nil
 }
 
-// kernelPackage asks apt which package holds the newest kernel of a series; "" is the distribution's own.
+// kernelPackage asks apt which package holds the newest kernel of a series; "" is the
+// distribution's own.
 func kernelPackage(ctx context.Context, series string) (string, error) {
 	if series == "" {
-		out, err := command(ctx, "", "apt-cache", "show", "--no-all-versions", "linux-image-cloud-amd64")
+		out, err := command(ctx, "", "apt-cache", "show", "--no-all-versions",
+			"linux-image-cloud-amd64")
 		if err != nil {
 			return "", err
 		}
-		m := regexp.MustCompile(`(?m)^Depends: .*?(linux-image-[0-9][^ ,(]*-cloud-amd64)`).FindSubmatch(out)
+		m := regexp.MustCompile(
+			`(?m)^Depends: .*?(linux-image-[0-9][^ ,(]*-cloud-amd64)`).FindSubmatch(out)
 		if m == nil {
 			return "", errors.New("linux-image-cloud-amd64 names no kernel package")
 		}
@@ -109,7 +114,8 @@ func deb(ctx context.Context, cache, name string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(tmp)
-	if _, err := command(ctx, tmp, "apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", name); err != nil {
+	if _, err := command(ctx, tmp, "apt-get", "download", "-q", "-o", "APT::Sandbox::User=root",
+		name); err != nil {
 		return "", fmt.Errorf("cannot fetch package %s: %w", name, err)
 	}
 	files, err := filepath.Glob(filepath.Join(tmp, name+"_*.deb"))
@@ -173,12 +179,14 @@ func unpack(ctx context.Context, file string, visit func(name string, r io.Reade
 
 // kernelIn is a kernel's place in the cache folder: another list of modules is another place.
 func kernelIn(cache, release string) *kernel {
-	dir := filepath.Join(cache, fmt.Sprintf("%s-%08x", release, crc32.ChecksumIEEE([]byte(strings.Join(wantedModules, " ")))))
-	return &kernel{release: release, image: filepath.Join(dir, "vmlinuz"), modules: filepath.Join(dir, "modules")}
+	dir := filepath.Join(cache, fmt.Sprintf("%s-%08x", release,
+		crc32.ChecksumIEEE([]byte(strings.Join(wantedModules, " ")))))
+	return &kernel{release: release, image: filepath.Join(dir, "vmlinuz"),
+		modules: filepath.Join(dir, "modules")}
 }
 
-// fetchKernel finds, fetches and unpacks a kernel. Where apt has no lists, or cannot fetch what they name,
-// the newest that the cache folder holds will do.
+// fetchKernel finds, fetches and unpacks a kernel. Where apt has no lists, or cannot fetch what
+// they name, the newest that the cache folder holds will do.
 func fetchKernel(ctx context.Context, cache, series string) (*kernel, error) {
 	name, err := kernelPackage(ctx, series)
 	var file string
@@ -192,7 +200,9 @@ func fetchKernel(ctx context.Context, cache, series string) (*kernel, error) {
 	if file == "" {
 		got, _ := filepath.Glob(filepath.Join(cache, "linux-image-"+series+"*-cloud-amd64_*.deb"))
 		if len(got) == 0 || ctx.Err() != nil {
-			return nil, fmt.Errorf("no kernel for the guest: %w (\"apt-get update\" refreshes apt's lists)", err)
+			return nil,
+				fmt.Errorf("no kernel for the guest: %w (\"apt-get update\" refreshes apt's lists)",
+					err)
 		}
 		file = slices.MaxFunc(got, byNumbers)
 		name, _, _ = strings.Cut(filepath.Base(file), "_")
@@ -215,7 +225,8 @@ func fetchKernel(ctx context.Context, cache, series string) (*kernel, error) {
 		switch {
 		case name == "boot/vmlinuz-"+k.release:
 			image, err = io.ReadAll(r)
-		case strings.HasPrefix(name, root) && (strings.Contains(name, ".ko") || strings.Contains(name, "/modules.")):
+		case strings.HasPrefix(name, root) && (strings.Contains(name, ".ko") ||
+			strings.Contains(name, "/modules.")):
 			all[strings.TrimPrefix(name, root)], err = io.ReadAll(r)
 		}
 		return err
@@ -256,8 +267,8 @@ func moduleName(p string) string {
 	return strings.ReplaceAll(n, "-", "_")
 }
 
-// chooseModules picks wantedModules and their dependencies, unpacks what is compressed, and writes the
-// lists that modprobe reads.
+// chooseModules picks wantedModules and their dependencies, unpacks what is compressed, and writes
+// the lists that modprobe reads.
 func chooseModules(ctx context.Context, all map[string][]byte) (map[string][]byte, error) {
 	byName := map[string]string{}
 	for p := range all {

@@ -16,14 +16,17 @@ func module(t *testing.T, info string) []byte {
 	t.Helper()
 	names := "\x00.modinfo\x00.shstrtab\x00"
 	const head, section = 64, 64
-	h := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: head, Shentsize: section, Shnum: 3, Shstrndx: 2}
+	h := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1,
+		Ehsize: head, Shentsize: section, Shnum: 3, Shstrndx: 2}
 	copy(h.Ident[:], elf.ELFMAG)
-	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1
+	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64),
+		byte(elf.ELFDATA2LSB), 1
 	h.Shoff = uint64(head + len(info) + len(names))
 	sections := []elf.Section64{
 		{},
 		{Name: 1, Type: uint32(elf.SHT_PROGBITS), Off: head, Size: uint64(len(info)), Addralign: 1},
-		{Name: 10, Type: uint32(elf.SHT_STRTAB), Off: uint64(head + len(info)), Size: uint64(len(names)), Addralign: 1},
+		{Name: 10, Type: uint32(elf.SHT_STRTAB), Off: uint64(head + len(info)),
+			Size: uint64(len(names)), Addralign: 1},
 	}
 	var b bytes.Buffer
 	for _, v := range []any{h, []byte(info + names), sections} {
@@ -36,14 +39,16 @@ func module(t *testing.T, info string) []byte {
 
 const testRelease = "6.1.0-9-cloud-amd64"
 
-// fakeApt puts commands first in PATH that play apt and dpkg-deb: the package is the tar file itself.
+// fakeApt puts commands first in PATH that play apt and dpkg-deb: the package is the tar file
+// itself.
 func fakeApt(t *testing.T, files map[string][]byte) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for name, data := range files {
-		if err := w.WriteHeader(&tar.Header{Name: "./" + name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(data))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: "./" + name, Typeflag: tar.TypeReg, Mode: 0o644,
+			Size: int64(len(data))}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write(data); err != nil {
@@ -84,8 +89,11 @@ func kernelFiles(t *testing.T) map[string][]byte {
 		root + "kernel/drivers/net/unused.ko": module(t, "depends=\x00"),
 		"usr/share/doc/x":                     []byte("doc"),
 	}
-	for name, deps := range map[string]string{"vfio": "", "vfio_iommu_type1": "vfio", "pci/vfio-pci": "vfio,vfio-pci-core", "pci/vfio-pci-core": "vfio,helper", "helper": "", "md-mod": "", "dm-mod": ""} {
-		files[root+"kernel/drivers/"+name+".ko"] = module(t, "license=GPL\x00depends="+deps+"\x00name=x\x00")
+	for name, deps := range map[string]string{"vfio": "", "vfio_iommu_type1": "vfio",
+		"pci/vfio-pci": "vfio,vfio-pci-core", "pci/vfio-pci-core": "vfio,helper", "helper": "",
+		"md-mod": "", "dm-mod": ""} {
+		files[root+"kernel/drivers/"+name+".ko"] = module(t, "license=GPL\x00depends="+deps+
+			"\x00name=x\x00")
 	}
 	return files
 }
@@ -96,7 +104,8 @@ func TestFetchKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(k.image); err != nil || string(b) != "kernel" || k.release != testRelease {
+	if b, err := os.ReadFile(k.image); err != nil || string(b) != "kernel" ||
+		k.release != testRelease {
 		t.Errorf("%+v: %q %v", k, b, err)
 	}
 	dep, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
@@ -135,15 +144,18 @@ func TestFetchKernel(t *testing.T) {
 		t.Errorf("%+v %v", k, err)
 	}
 	// and without any of it the error says what to do
-	if _, err := fetchKernel(t.Context(), t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "apt-get update") {
+	if _, err := fetchKernel(t.Context(), t.TempDir(), ""); err == nil ||
+		!strings.Contains(err.Error(), "apt-get update") {
 		t.Errorf("%v", err)
 	}
-	if b, err := os.ReadFile(filepath.Join(dir, "downloads")); err != nil || string(b) != "linux-image-"+testRelease+"\n" {
+	if b, err := os.ReadFile(filepath.Join(dir, "downloads")); err != nil ||
+		string(b) != "linux-image-"+testRelease+"\n" {
 		t.Errorf("downloads: %q %v", b, err)
 	}
 	left, _ := filepath.Glob(filepath.Join(cache, "*-*"))
 	for _, l := range left {
-		if strings.HasPrefix(filepath.Base(l), "download-") || strings.HasPrefix(filepath.Base(l), "unpack-") {
+		if strings.HasPrefix(filepath.Base(l), "download-") || strings.HasPrefix(filepath.Base(l),
+			"unpack-") {
 			t.Errorf("left %s", l)
 		}
 	}
@@ -151,7 +163,8 @@ func TestFetchKernel(t *testing.T) {
 
 func TestFetchKernelSeries(t *testing.T) {
 	fakeApt(t, nil)
-	if n, err := kernelPackage(t.Context(), "6.2"); err != nil || n != "linux-image-6.2.0-10-cloud-amd64" {
+	if n, err := kernelPackage(t.Context(), "6.2"); err != nil ||
+		n != "linux-image-6.2.0-10-cloud-amd64" {
 		t.Errorf("%s %v", n, err)
 	}
 }
@@ -164,7 +177,8 @@ func TestFetchKernelWithoutItsModules(t *testing.T) {
 		files := kernelFiles(t)
 		delete(files, c.lacks)
 		fakeApt(t, files)
-		if _, err := fetchKernel(t.Context(), t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := fetchKernel(t.Context(), t.TempDir(), ""); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("want %q, got %v", c.want, err)
 		}
 	}
@@ -184,7 +198,8 @@ func TestFetchBusybox(t *testing.T) {
 		}
 	}
 	fakeApt(t, map[string][]byte{"other": nil})
-	if _, err := fetchBusybox(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "no bin/busybox") {
+	if _, err := fetchBusybox(t.Context(), t.TempDir()); err == nil ||
+		!strings.Contains(err.Error(), "no bin/busybox") {
 		t.Errorf("%v", err)
 	}
 }

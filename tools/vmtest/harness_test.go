@@ -74,7 +74,8 @@ func TestCPIO(t *testing.T) {
 		"dev/null":  {mode: 0o020666, nlink: 1, rmajor: 1, rminor: 3},
 	} {
 		e, ok := got[name]
-		if !ok || e.mode != want.mode || e.uid != want.uid || e.nlink != want.nlink || e.rmajor != want.rmajor || e.rminor != want.rminor || !bytes.Equal(e.data, want.data) {
+		if !ok || e.mode != want.mode || e.uid != want.uid || e.nlink != want.nlink ||
+			e.rmajor != want.rmajor || e.rminor != want.rminor || !bytes.Equal(e.data, want.data) {
 			t.Errorf("%s: got %+v, want %+v", name, e, want)
 		}
 	}
@@ -114,7 +115,8 @@ func value(args []string, flag string) []string {
 
 func TestQEMUArgs(t *testing.T) {
 	c := Config{CPUs: 1, MemoryMB: 512, SharedGroup: true, Disks: []Disk{
-		{}, {Serial: "SECOND", IOQPairs: 2}, {LBA: 4096, MDTS: 5, ThrottleIOPS: 100}, {CMBMB: 16, LegacyCMB: true, BlkDebug: "-"}, {HotPlug: true}, {HotPlug: true, Absent: true},
+		{}, {Serial: "SECOND", IOQPairs: 2}, {LBA: 4096, MDTS: 5, ThrottleIOPS: 100},
+		{CMBMB: 16, LegacyCMB: true, BlkDebug: "-"}, {HotPlug: true}, {HotPlug: true, Absent: true},
 	}}.withDefaults()
 	if err := c.check(); err != nil {
 		t.Fatal(err)
@@ -147,7 +149,8 @@ func TestQEMUArgs(t *testing.T) {
 		},
 	} {
 		if got := value(args, flag); !slices.Equal(got, want) {
-			t.Errorf("%s:\n got %s\nwant %s", flag, strings.Join(got, "\n     "), strings.Join(want, "\n     "))
+			t.Errorf("%s:\n got %s\nwant %s", flag, strings.Join(got, "\n     "),
+				strings.Join(want, "\n     "))
 		}
 	}
 	for _, want := range []string{"-no-reboot", "-nodefaults", "-no-user-config"} {
@@ -155,14 +158,16 @@ func TestQEMUArgs(t *testing.T) {
 			t.Errorf("no %s", want)
 		}
 	}
-	if a := value(args, "-append")[0]; !strings.Contains(a, "intel_iommu=on") || !strings.Contains(a, "panic=-1") {
+	if a := value(args, "-append")[0]; !strings.Contains(a, "intel_iommu=on") ||
+		!strings.Contains(a, "panic=-1") {
 		t.Errorf("kernel arguments %q", a)
 	}
 }
 
 func TestConfigDefaultsAndChecks(t *testing.T) {
 	c := Config{Disks: make([]Disk, 2)}.withDefaults()
-	if c.CPUs != 2 || c.MemoryMB != 768 || c.Disks[1] != (Disk{Serial: "HELIOS1", MB: 64, LBA: 512}) {
+	if c.CPUs != 2 || c.MemoryMB != 768 ||
+		c.Disks[1] != (Disk{Serial: "HELIOS1", MB: 64, LBA: 512}) {
 		t.Errorf("defaults %+v", c)
 	}
 	for want, c := range map[string]Config{
@@ -245,11 +250,13 @@ func TestModulesDep(t *testing.T) {
 }
 
 func TestNewestByNumbers(t *testing.T) {
-	names := []string{"linux-image-6.1.0-9-cloud-amd64", "linux-image-6.1.0-56-cloud-amd64", "linux-image-6.1.0-10-cloud-amd64"}
+	names := []string{"linux-image-6.1.0-9-cloud-amd64", "linux-image-6.1.0-56-cloud-amd64",
+		"linux-image-6.1.0-10-cloud-amd64"}
 	if got := slices.MaxFunc(names, byNumbers); got != names[1] {
 		t.Errorf("newest is %s", got)
 	}
-	if byNumbers("a-6.12.9", "a-6.2.10") <= 0 || byNumbers("x1", "y1") != 0 || byNumbers("a1.2", "a1") <= 0 {
+	if byNumbers("a-6.12.9", "a-6.2.10") <= 0 || byNumbers("x1", "y1") != 0 ||
+		byNumbers("a1.2", "a1") <= 0 {
 		t.Error("order of numbers")
 	}
 }
@@ -266,13 +273,15 @@ func TestChoose(t *testing.T) {
 		ask   []string
 		short bool
 		want  []string
-	}{{nil, false, []string{"a", "b", "c"}}, {nil, true, []string{"a", "c"}}, {[]string{"b"}, true, []string{"b"}}, {[]string{"c", "a"}, false, []string{"a", "c"}}} {
+	}{{nil, false, []string{"a", "b", "c"}}, {nil, true, []string{"a", "c"}},
+		{[]string{"b"}, true, []string{"b"}}, {[]string{"c", "a"}, false, []string{"a", "c"}}} {
 		got, err := choose(all, c.ask, c.short)
 		if err != nil || !slices.Equal(names(got), c.want) {
 			t.Errorf("%v: %v %v", c.ask, names(got), err)
 		}
 	}
-	if _, err := choose(all, []string{"z"}, false); err == nil || !strings.Contains(err.Error(), `"z"`) {
+	if _, err := choose(all, []string{"z"}, false); err == nil || !strings.Contains(err.Error(),
+		`"z"`) {
 		t.Errorf("%v", err)
 	}
 	if _, err := choose(append(all, Scenario{Name: "a"}), nil, false); err == nil {
@@ -301,12 +310,14 @@ func fakeQEMU(conn net.Conn) {
 			_ = enc.Encode(map[string]any{"event": "DEVICE_DELETED", "data": m.Arguments})
 			_ = enc.Encode(map[string]any{"id": m.ID, "return": map[string]any{}})
 		case "bad":
-			_ = enc.Encode(map[string]any{"id": m.ID, "error": map[string]any{"class": "GenericError", "desc": "no such thing"}})
+			_ = enc.Encode(map[string]any{"id": m.ID,
+				"error": map[string]any{"class": "GenericError", "desc": "no such thing"}})
 		case "quit":
 			conn.Close()
 			return
 		default:
-			_ = enc.Encode(map[string]any{"id": m.ID, "return": map[string]any{"echo": m.Arguments["x"]}})
+			_ = enc.Encode(map[string]any{"id": m.ID,
+				"return": map[string]any{"echo": m.Arguments["x"]}})
 		}
 	}
 }
@@ -327,7 +338,8 @@ func TestQMP(t *testing.T) {
 	if _, err := q.do("device_del", map[string]any{"id": "nvme3"}); err != nil {
 		t.Error(err)
 	}
-	if b, err := q.event("DEVICE_DELETED", time.Second); err != nil || string(b) != `{"id":"nvme3"}` {
+	if b, err := q.event("DEVICE_DELETED", time.Second); err != nil ||
+		string(b) != `{"id":"nvme3"}` {
 		t.Errorf("%s %v", b, err)
 	}
 	if _, err := q.event("DEVICE_DELETED", 20*time.Millisecond); err == nil {
@@ -386,10 +398,12 @@ func TestFailuresOfAScenario(t *testing.T) {
 		<-done
 		return x.failures
 	}
-	if got := end(func(t *T) { t.Errorf("a %d", 1); t.Errorf("b") }); !slices.Equal(got, []string{"a 1", "b"}) {
+	if got := end(func(t *T) { t.Errorf("a %d", 1); t.Errorf("b") }); !slices.Equal(got,
+		[]string{"a 1", "b"}) {
 		t.Errorf("%q", got)
 	}
-	if got := end(func(t *T) { t.Fatalf("first"); t.Errorf("after") }); !slices.Equal(got, []string{"first"}) {
+	if got := end(func(t *T) { t.Fatalf("first"); t.Errorf("after") }); !slices.Equal(got,
+		[]string{"first"}) {
 		t.Errorf("%q", got)
 	}
 }
@@ -397,7 +411,9 @@ func TestFailuresOfAScenario(t *testing.T) {
 // Limits grow with the time that a machine takes to boot, up to a bound.
 func TestLimitsScale(t *testing.T) {
 	for boot, want := range map[time.Duration]time.Duration{
-		0: time.Minute, idleBoot / 2: time.Minute, idleBoot: time.Minute, 2 * idleBoot: 2 * time.Minute, idleBoot * 5 / 2: 150 * time.Second, time.Hour: mostSlow * time.Minute,
+		0: time.Minute, idleBoot / 2: time.Minute, idleBoot: time.Minute,
+		2 * idleBoot: 2 * time.Minute, idleBoot * 5 / 2: 150 * time.Second,
+		time.Hour: mostSlow * time.Minute,
 	} {
 		if got := stretch(time.Minute, slowness(boot)); got != want {
 			t.Errorf("boot of %v: %v, not %v", boot, got, want)

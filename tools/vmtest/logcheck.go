@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// badLog is what no guest's kernel log may hold. DMA faults matter most: QEMU's controllers complete
-// a command whose DMA went to an unmapped address with success, and only the IOMMU's log tells.
+// badLog is what no guest's kernel log may hold. DMA faults matter most: QEMU's controllers
+// complete a command whose DMA went to an unmapped address with success, and only the IOMMU's log
+// tells.
 var badLog = []struct {
 	what string
 	re   *regexp.Regexp

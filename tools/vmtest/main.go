@@ -1,7 +1,7 @@
-// Command vmtest runs heliosctl on NVMe controllers that we did not write: QEMU's, behind an emulated
-// Intel IOMMU, in virtual machines with a stock kernel of the distribution. It needs neither root nor
-// KVM nor hardware: qemu-system-x86_64, apt (for the kernel's package, which is unpacked, not
-// installed), dpkg-deb and go.
+// Command vmtest runs heliosctl on NVMe controllers that we did not write: QEMU's, behind an
+// emulated Intel IOMMU, in virtual machines with a stock kernel of the distribution. It needs
+// neither root nor KVM nor hardware: qemu-system-x86_64, apt (for the kernel's package, which is
+// unpacked, not installed), dpkg-deb and go.
 //
 //	go run ./tools/vmtest                     every scenario, a line each and a summary
 //	go run ./tools/vmtest -list
@@ -9,8 +9,8 @@
 //	go run ./tools/vmtest -exec 'CMD'         a machine with four SSDs, and one shell line in it
 //
 // A scenario fails when it says so, when a command or the machine is over its time limit, when the
-// machine does not power off in good order, or when the guest's kernel logged a DMA fault, a bug or a
-// hung task. The exit code is 1 when any failed.
+// machine does not power off in good order, or when the guest's kernel logged a DMA fault, a bug or
+// a hung task. The exit code is 1 when any failed.
 package main
 
 import (
@@ -40,19 +40,27 @@ type options struct {
 func main() {
 	var o options
 	flag.BoolVar(&o.list, "list", false, "name the scenarios and end")
-	flag.BoolVar(&o.keep, "keep", false, "keep images, consoles and initramfs; their folder is printed")
+	flag.BoolVar(&o.keep, "keep", false,
+		"keep images, consoles and initramfs; their folder is printed")
 	flag.BoolVar(&o.verbose, "v", false, "print what scenarios do")
 	flag.BoolVar(&o.short, "short", false, "without the scenarios marked long")
-	flag.StringVar(&o.kernel, "kernel", "", "series of the guest's kernel, such as 6.1 or 6.12; default: the distribution's own")
-	flag.StringVar(&o.exec, "exec", "", "boot a machine with four SSDs and run this shell line in it")
+	flag.StringVar(&o.kernel, "kernel", "",
+		"series of the guest's kernel, such as 6.1 or 6.12; default: the distribution's own")
+	flag.StringVar(&o.exec, "exec", "",
+		"boot a machine with four SSDs and run this shell line in it")
 	flag.StringVar(&o.user, "user", "root", "who runs the line of -exec: root or user")
-	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), fmt.Sprintf("heliosctl-vm-%d", os.Getuid())), "folder for packages")
-	flag.StringVar(&o.heliosctl, "heliosctl", "", "static heliosctl to use; default: built from the working tree")
-	flag.IntVar(&o.parallel, "parallel", 2, "machines at once; scenarios that measure run alone, first")
-	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "limit for everything, building included")
+	flag.StringVar(&o.cache, "cache", filepath.Join(os.TempDir(), fmt.Sprintf("heliosctl-vm-%d",
+		os.Getuid())), "folder for packages")
+	flag.StringVar(&o.heliosctl, "heliosctl", "",
+		"static heliosctl to use; default: built from the working tree")
+	flag.IntVar(&o.parallel, "parallel", 2,
+		"machines at once; scenarios that measure run alone, first")
+	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute,
+		"limit for everything, building included")
 	flag.Parse()
 	o.names = flag.Args()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
+		syscall.SIGHUP)
 	code, err := run(ctx, o)
 	if ctx.Err() != nil {
 		code = 130
@@ -98,11 +106,13 @@ func run(ctx context.Context, o options) (int, error) {
 	}
 	if o.list {
 		for _, s := range chosen {
-			fmt.Printf("%-20s %d SSDs%s\n", s.Name, len(s.Config.Disks), map[bool]string{true: ", long"}[s.Long])
+			fmt.Printf("%-20s %d SSDs%s\n", s.Name, len(s.Config.Disks),
+				map[bool]string{true: ", long"}[s.Long])
 		}
 		return 0, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("over the limit of %v (-timeout)", o.timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout,
+		fmt.Errorf("over the limit of %v (-timeout)", o.timeout))
 	defer cancel()
 	began := time.Now()
 	say := func(format string, a ...any) {
@@ -135,7 +145,8 @@ func run(ctx context.Context, o options) (int, error) {
 		}
 		slots <- struct{}{}
 		if ctx.Err() != nil {
-			outcomes[i] = outcome{name: s.Name, failure: fmt.Sprintf("not run: %v", context.Cause(ctx))}
+			outcomes[i] = outcome{name: s.Name, failure: fmt.Sprintf("not run: %v",
+				context.Cause(ctx))}
 			<-slots
 			continue
 		}
@@ -191,12 +202,14 @@ var execDisks = []Disk{{}, {LBA: 4096, MDTS: 5}, {CMBMB: 16}, {MDTS: 1, IOQPairs
 
 func execOne(ctx context.Context, in *inputs, o options) (int, error) {
 	code := 0
-	s := Scenario{Name: "exec", Limit: o.timeout, Config: Config{Disks: execDisks}, Run: func(t *T) {
-		r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", o.exec}, User: o.user, Timeout: o.timeout})
-		os.Stdout.WriteString(r.Out)
-		os.Stderr.WriteString(r.Err)
-		code = r.Code
-	}}
+	s := Scenario{Name: "exec", Limit: o.timeout, Config: Config{Disks: execDisks},
+		Run: func(t *T) {
+			r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", o.exec}, User: o.user,
+				Timeout: o.timeout})
+			os.Stdout.WriteString(r.Out)
+			os.Stderr.WriteString(r.Err)
+			code = r.Code
+		}}
 	if end := runScenario(ctx, in, s, o.verbose, o.keep); end.failure != "" {
 		return 1, errors.New(end.failure)
 	}

@@ -20,8 +20,8 @@ type Disk struct {
 	IOQPairs  int  // 0: QEMU's default (64)
 	HotPlug   bool // behind a pcie-root-port of its own, so that device_del and device_add work
 	Absent    bool // with HotPlug: not there at boot; T.Plug adds it
-	// BlkDebug is the text of a blkdebug configuration file ([inject-error], [set-state]). "-" gives
-	// an empty one: break and resume through HMP "qemu-io dN 'break read_aio tag'".
+	// BlkDebug is the text of a blkdebug configuration file ([inject-error], [set-state]). "-"
+	// gives an empty one: break and resume through HMP "qemu-io dN 'break read_aio tag'".
 	BlkDebug     string
 	ThrottleIOPS int
 }
@@ -34,8 +34,8 @@ type Config struct {
 	// SharedGroup puts the first two disks into one IOMMU group: two functions of one slot, which
 	// without ACS may reach each other.
 	SharedGroup bool
-	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its memory is a
-	// file of the host.
+	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its
+	// memory is a file of the host.
 	PeerMB int
 	// Files go into the guest: path there to path here. Tests are packages (./nvme/walk) whose test
 	// binaries T.GoTest runs.
@@ -76,7 +76,9 @@ func (c Config) check() error {
 		}
 		serials[d.Serial] = i
 		if len(d.Serial) > 20 || strings.ContainsAny(d.Serial, ", =") {
-			return fmt.Errorf("disk %d: serial %q: at most 20 characters, none of them a comma, blank or =", i, d.Serial)
+			return fmt.Errorf(
+				"disk %d: serial %q: at most 20 characters, none of them a comma, blank or =", i,
+				d.Serial)
 		}
 		if d.LBA < 512 || d.LBA > 8192 || d.LBA&(d.LBA-1) != 0 {
 			return fmt.Errorf("disk %d: LBA of %d bytes: 512 to 8192, a power of two", i, d.LBA)
@@ -103,15 +105,15 @@ func (c Config) check() error {
 	return nil
 }
 
-// ownNamespace tells whether QEMU gets the namespace as a device of its own: it has what the controller's
-// own default lacks.
+// ownNamespace tells whether QEMU gets the namespace as a device of its own: it has what the
+// controller's own default lacks.
 func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned }
 
 // peerAddr is where the device with memory is.
 const peerAddr = "0000:00:1e.0"
 
-// bootArgs are the kernel's arguments. no_timer_check: on a busy host a virtual CPU may starve while the
-// kernel tests its timer interrupt, and it panics then.
+// bootArgs are the kernel's arguments. no_timer_check: on a busy host a virtual CPU may starve
+// while the kernel tests its timer interrupt, and it panics then.
 const bootArgs = "no_timer_check console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable clocksource=tsc intel_iommu=on log_buf_len=1M"
 
 // places are the files that a machine's QEMU works with.
@@ -160,7 +162,8 @@ func nvmeDevice(i int, d Disk) map[string]any {
 
 func deviceText(a map[string]any) string {
 	out := fmt.Sprint(a["driver"])
-	for _, k := range []string{"id", "serial", "drive", "bus", "addr", "multifunction", "mdts", "cmb_size_mb", "legacy-cmb", "max_ioqpairs"} {
+	for _, k := range []string{"id", "serial", "drive", "bus", "addr", "multifunction", "mdts",
+		"cmb_size_mb", "legacy-cmb", "max_ioqpairs"} {
 		if v, ok := a[k]; ok {
 			if v == true {
 				v = "on"
@@ -174,9 +177,9 @@ func deviceText(a map[string]any) string {
 // comma doubles commas, as QEMU wants them in values.
 func comma(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// qemuArgs is QEMU's command line for a checked Config with its defaults. Accelerator tcg: nothing here
-// depends on KVM, which hung where it could be opened. -cx16: with cmpxchg16b exposed, guests of
-// Linux 6.12 crash at random.
+// qemuArgs is QEMU's command line for a checked Config with its defaults. Accelerator tcg: nothing
+// here depends on KVM, which hung where it could be opened. -cx16: with cmpxchg16b exposed, guests
+// of Linux 6.12 crash at random.
 func qemuArgs(c Config, p places) []string {
 	a := []string{
 		"-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
@@ -189,14 +192,17 @@ func qemuArgs(c Config, p places) []string {
 		"-device", "intel-iommu,intremap=on,caching-mode=on",
 	}
 	if c.PeerMB > 0 {
-		a = append(a, "-object", fmt.Sprintf("memory-backend-file,id=peer,size=%dM,share=on,mem-path=%s", c.PeerMB, comma(p.peer())),
+		a = append(a, "-object",
+			fmt.Sprintf("memory-backend-file,id=peer,size=%dM,share=on,mem-path=%s", c.PeerMB,
+				comma(p.peer())),
 			"-device", "ivshmem-plain,memdev=peer,addr=1e.0")
 	}
 	for i, d := range c.Disks {
 		file := "file.driver=file,file.filename=" + comma(p.disk(i)) + ",file.aio=" + p.aio
 		if d.BlkDebug != "" {
 			file = "file.driver=blkdebug,file.config=" + comma(p.blkdebug(i)) +
-				",file.image.driver=file,file.image.filename=" + comma(p.disk(i)) + ",file.image.aio=" + p.aio
+				",file.image.driver=file,file.image.filename=" + comma(p.disk(i)) +
+				",file.image.aio=" + p.aio
 		}
 		drive := fmt.Sprintf("if=none,id=d%d,driver=raw,%s", i, file)
 		if d.ThrottleIOPS > 0 {
@@ -204,7 +210,9 @@ func qemuArgs(c Config, p places) []string {
 		}
 		a = append(a, "-drive", drive)
 		if d.HotPlug {
-			a = append(a, "-device", fmt.Sprintf("pcie-root-port,id=port%d,addr=%x,chassis=%d,slot=%d", i, firstSlot+i, i+1, i+1))
+			a = append(a, "-device",
+				fmt.Sprintf("pcie-root-port,id=port%d,addr=%x,chassis=%d,slot=%d", i, firstSlot+i,
+					i+1, i+1))
 		}
 		if d.Absent {
 			continue
@@ -218,7 +226,9 @@ func qemuArgs(c Config, p places) []string {
 		}
 		a = append(a, "-device", deviceText(dev))
 		if d.ownNamespace() {
-			ns := fmt.Sprintf("nvme-ns,bus=nvme%d,drive=d%d,logical_block_size=%d,physical_block_size=%d", i, i, d.LBA, d.LBA)
+			ns := fmt.Sprintf(
+				"nvme-ns,bus=nvme%d,drive=d%d,logical_block_size=%d,physical_block_size=%d", i, i,
+				d.LBA, d.LBA)
 			if d.Zoned {
 				ns += ",zoned=on,zoned.zone_size=1M,zoned.zone_capacity=1M"
 			}

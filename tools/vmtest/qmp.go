@@ -45,7 +45,8 @@ const qmpLimit = 20 * time.Second
 
 // newQMP takes the greeting and enters command mode.
 func newQMP(conn net.Conn) (*qmp, error) {
-	q := &qmp{conn: conn, dec: json.NewDecoder(conn), more: make(chan struct{}), answer: make(chan qmpAnswer, 16)}
+	q := &qmp{conn: conn, dec: json.NewDecoder(conn), more: make(chan struct{}),
+		answer: make(chan qmpAnswer, 16)}
 	var hello struct {
 		QMP json.RawMessage `json:"QMP"`
 	}

@@ -56,7 +56,8 @@ func playQEMU(how string) int {
 		fmt.Fprintln(console, "VFS: cannot find init")
 		select {}
 	}
-	if once, ok := strings.CutPrefix(how, "boots at the second try "); ok && os.Mkdir(once, 0o700) == nil {
+	if once, ok := strings.CutPrefix(how, "boots at the second try "); ok &&
+		os.Mkdir(once, 0o700) == nil {
 		fmt.Fprintln(console, "Kernel panic - not syncing: timer doesn't work")
 		return 0
 	}
@@ -118,24 +119,25 @@ func shorter(t *testing.T, limits ...*time.Duration) {
 }
 
 func TestScenarioPasses(t *testing.T) {
-	o := play(t, t.Context(), "well", Scenario{Config: Config{Disks: []Disk{{MB: 1}}}, Run: func(x *T) {
-		if out := x.OK("root", "echo out; echo err >&2"); out != "out\n" {
-			x.Errorf("out is %q", out)
-		}
-		x.Exit(4, []string{"refused", "disk"}, "root", "echo refused >&2; echo disk; exit 4")
-		p := x.Start(Cmd{Argv: []string{"sleep", "5"}})
-		p.Kill(syscall.SIGTERM)
-		if r := p.Wait(); r.Code != 143 {
-			x.Errorf("%+v", r)
-		}
-		if st, err := os.Stat(x.DiskPath(0)); err != nil || st.Size() != 1<<20 {
-			x.Errorf("%v %v", st, err)
-		}
-		if _, err := x.QMP("any", nil); err != nil {
-			x.Errorf("%v", err)
-		}
-		x.Notef("a figure")
-	}})
+	o := play(t, t.Context(), "well", Scenario{Config: Config{Disks: []Disk{{MB: 1}}},
+		Run: func(x *T) {
+			if out := x.OK("root", "echo out; echo err >&2"); out != "out\n" {
+				x.Errorf("out is %q", out)
+			}
+			x.Exit(4, []string{"refused", "disk"}, "root", "echo refused >&2; echo disk; exit 4")
+			p := x.Start(Cmd{Argv: []string{"sleep", "5"}})
+			p.Kill(syscall.SIGTERM)
+			if r := p.Wait(); r.Code != 143 {
+				x.Errorf("%+v", r)
+			}
+			if st, err := os.Stat(x.DiskPath(0)); err != nil || st.Size() != 1<<20 {
+				x.Errorf("%v %v", st, err)
+			}
+			if _, err := x.QMP("any", nil); err != nil {
+				x.Errorf("%v", err)
+			}
+			x.Notef("a figure")
+		}})
 	if o.failure != "" || len(o.notes) != 1 || o.boot <= 0 || o.took < o.boot {
 		t.Errorf("%+v", o)
 	}
@@ -150,7 +152,8 @@ func TestScenarioFails(t *testing.T) {
 		{"well", "said so", func(x *T) { x.Errorf("said so") }},
 		{"well", "exit code 1", func(x *T) { x.OK("root", "exit 1"); x.Errorf("went on") }},
 		{"well", "exit code 0, not 4", func(x *T) { x.Exit(4, nil, "root", "true") }},
-		{"well", `does not say "in use"`, func(x *T) { x.Exit(4, []string{"in use"}, "root", "exit 4") }},
+		{"well", `does not say "in use"`,
+			func(x *T) { x.Exit(4, []string{"in use"}, "root", "exit 4") }},
 		{"well", "panic: oh", func(*T) { panic("oh") }},
 		{"well", "killed after its time limit", func(x *T) {
 			x.Run(Cmd{Argv: []string{"sleep", "5"}, Timeout: 100 * time.Millisecond})
@@ -162,7 +165,8 @@ func TestScenarioFails(t *testing.T) {
 				x.Fatalf("%v", err)
 			}
 		}},
-		{"well", "channel to the guest ended", func(x *T) { _ = x.VM.cmd.Process.Kill(); x.OK("root", "true") }},
+		{"well", "channel to the guest ended",
+			func(x *T) { _ = x.VM.cmd.Process.Kill(); x.OK("root", "true") }},
 		{"DMA fault", "DMA fault: DMAR: [DMA Read", nothing},
 		{"bug on the console", "kernel bug: BUG: kernel NULL", nothing},
 		{"no end line", "without its end line", nothing},
@@ -171,7 +175,8 @@ func TestScenarioFails(t *testing.T) {
 		{"boots never", "cannot find init", nothing},
 		{"refuses", "no such device", nothing},
 	} {
-		// Only the limit that the case is about is short: a busy machine must not trip over another.
+		// Only the limit that the case is about is short: a busy machine must not trip over
+		// another.
 		t.Run(c.how+" "+c.want, func(t *testing.T) {
 			s := Scenario{Run: c.run}
 			switch {
@@ -192,8 +197,10 @@ func TestScenarioFails(t *testing.T) {
 
 func TestBootIsTriedTwice(t *testing.T) {
 	ran := 0
-	o := play(t, t.Context(), "boots at the second try "+filepath.Join(t.TempDir(), "once"), Scenario{Run: func(*T) { ran++ }})
-	if o.failure != "" || ran != 1 || len(o.notes) != 1 || !strings.Contains(o.notes[0], "booted a second time") || !strings.Contains(o.notes[0], "timer doesn't work") {
+	o := play(t, t.Context(), "boots at the second try "+filepath.Join(t.TempDir(), "once"),
+		Scenario{Run: func(*T) { ran++ }})
+	if o.failure != "" || ran != 1 || len(o.notes) != 1 || !strings.Contains(o.notes[0],
+		"booted a second time") || !strings.Contains(o.notes[0], "timer doesn't work") {
 		t.Errorf("ran %d times: %+v", ran, o)
 	}
 }
@@ -209,7 +216,8 @@ func TestInterruptEndsAScenarioAtOnce(t *testing.T) {
 }
 
 func TestScenarioRefusesABadMachine(t *testing.T) {
-	o := play(t, t.Context(), "well", Scenario{Config: Config{Disks: []Disk{{LBA: 3}}}, Run: func(x *T) { x.Errorf("ran") }})
+	o := play(t, t.Context(), "well", Scenario{Config: Config{Disks: []Disk{{LBA: 3}}},
+		Run: func(x *T) { x.Errorf("ran") }})
 	if !strings.Contains(o.failure, "power of two") || strings.Contains(o.failure, "ran") {
 		t.Errorf("%s", o.failure)
 	}
@@ -218,7 +226,8 @@ func TestScenarioRefusesABadMachine(t *testing.T) {
 func TestScenarioWithoutItsTestBinaryFails(t *testing.T) {
 	in := &inputs{tests: map[string]testBinary{"./broken": {err: errors.New("does not compile")}}}
 	to := filepath.Join(t.TempDir(), "initrd")
-	if err := in.initrd(Config{Tests: []string{"./broken"}}, to); err == nil || !strings.Contains(err.Error(), "does not compile") {
+	if err := in.initrd(Config{Tests: []string{"./broken"}}, to); err == nil ||
+		!strings.Contains(err.Error(), "does not compile") {
 		t.Errorf("%v", err)
 	}
 	if err := in.initrd(Config{Tests: []string{"./other"}}, to); err == nil {
@@ -232,9 +241,11 @@ func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 	if err := os.WriteFile(file, []byte("text"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	in := &inputs{base: make([]byte, 512), tests: map[string]testBinary{"./nvme/walk": {path: file}}}
+	in := &inputs{base: make([]byte, 512),
+		tests: map[string]testBinary{"./nvme/walk": {path: file}}}
 	to := filepath.Join(dir, "initrd")
-	if err := in.initrd(Config{Files: map[string]string{"/data/x": file}, Tests: []string{"./nvme/walk"}}, to); err != nil {
+	if err := in.initrd(Config{Files: map[string]string{"/data/x": file},
+		Tests: []string{"./nvme/walk"}}, to); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(to)
@@ -250,7 +261,8 @@ func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 }
 
 func TestLastTrained(t *testing.T) {
-	a, err := lastTrained(`{"event":"epoch"}` + "\n" + `{"event":"result","epochs":[{"loss":2,"rows_ssd":5},{"loss":1,"rows_ssd":5}],"test_acc":0.5,"params_sha256":"aa"}` + "\n")
+	a, err := lastTrained(`{"event":"epoch"}` + "\n" +
+		`{"event":"result","epochs":[{"loss":2,"rows_ssd":5},{"loss":1,"rows_ssd":5}],"test_acc":0.5,"params_sha256":"aa"}` + "\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +290,8 @@ func TestLastTrained(t *testing.T) {
 // Only a signal that QEMU raised itself is a crash of QEMU; being killed, or failing, is not.
 func TestCrash(t *testing.T) {
 	for script, want := range map[string]string{
-		"kill -SEGV $$": "segmentation fault", "kill -ABRT $$": "aborted", "kill -KILL $$": "", "exit 1": "", "exit 0": "",
+		"kill -SEGV $$": "segmentation fault", "kill -ABRT $$": "aborted", "kill -KILL $$": "",
+		"exit 1": "", "exit 0": "",
 	} {
 		v := &VM{exited: make(chan struct{}), err: exec.Command("/bin/sh", "-c", script).Run()}
 		close(v.exited)
@@ -297,16 +310,19 @@ func TestLostTimer(t *testing.T) {
 	if !lostTimer("killed after its time limit of 4m0s\n" + log) {
 		t.Error("a lost timer was not seen")
 	}
-	for _, s := range []string{"", "killed after its time limit of 4m0s", "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks"} {
+	for _, s := range []string{"", "killed after its time limit of 4m0s",
+		"rcu: INFO: rcu_preempt detected stalls on CPUs/tasks"} {
 		if lostTimer(s) {
 			t.Errorf("%q is no lost timer", s)
 		}
 	}
 }
 
-// A time limit in a guest with a wrong clock is the emulator's failure; without the kernel's word for it, it is ours.
+// A time limit in a guest with a wrong clock is the emulator's failure; without the kernel's word
+// for it, it is ours.
 func TestFastClock(t *testing.T) {
-	const limit, log = "killed after its time limit of 5m29s\n", "tsc: PIT calibration deviates from HPET: 226437 2299987"
+	const limit, log = "killed after its time limit of 5m29s\n",
+		"tsc: PIT calibration deviates from HPET: 226437 2299987"
 	if !fastClock(limit + log) {
 		t.Error("a wrong clock was not seen")
 	}

@@ -21,10 +21,11 @@ import (
 //
 //	func init() { scenarios = append(scenarios, Scenario{…}) }
 type Scenario struct {
-	Name   string
-	Long   bool          // left out of -short
-	Alone  bool          // measures: nothing runs beside it
-	Limit  time.Duration // from the end of the boot, on an idle machine (see slowness); default 2 minutes
+	Name  string
+	Long  bool // left out of -short
+	Alone bool // measures: nothing runs beside it
+	// from the end of the boot, on an idle machine (see slowness); default 2 minutes
+	Limit  time.Duration
 	Config Config
 	Run    func(t *T)
 }
@@ -39,8 +40,8 @@ const (
 	hardCap  = 20 * time.Minute // of a scenario, however slow the machine
 )
 
-// slowness is the factor for time limits that a boot of this length shows: the emulator runs code of all
-// kinds, so it measures what the host has to give, other machines beside it included.
+// slowness is the factor for time limits that a boot of this length shows: the emulator runs code
+// of all kinds, so it measures what the host has to give, other machines beside it included.
 func slowness(boot time.Duration) float64 {
 	return min(max(float64(boot)/float64(idleBoot), 1), mostSlow)
 }
@@ -62,7 +63,8 @@ type T struct {
 	failures []string
 	notes    []string
 	verbose  bool
-	// expectLog is the harness's test of the log check: a line that must be found was written by the test
+	// expectLog is the harness's test of the log check: a line that must be found was written by
+	// the test
 	expectLog bool
 	began     time.Time
 	slow      float64 // factor of all time limits
@@ -85,7 +87,8 @@ func (t *T) Fatalf(format string, a ...any) {
 // Logf prints with -v.
 func (t *T) Logf(format string, a ...any) {
 	if t.verbose {
-		fmt.Printf("  [%s %5.1f s] %s\n", t.Name, time.Since(t.began).Seconds(), fmt.Sprintf(format, a...))
+		fmt.Printf("  [%s %5.1f s] %s\n", t.Name, time.Since(t.began).Seconds(),
+			fmt.Sprintf(format, a...))
 	}
 }
 
@@ -99,13 +102,15 @@ func (t *T) Notef(format string, a ...any) {
 
 // Cmd is a command in the guest.
 type Cmd struct {
-	Argv    []string
-	User    string // "root" (default) or "user": uid 1000, with the groups and memlock of a fresh login
-	Env     []string
-	Dir     string
-	Stdin   string
-	TTY     bool          // standard streams are a terminal, whose output is Result.Out
-	Timeout time.Duration // default 60 s; a command that is over it is killed and fails the scenario
+	Argv []string
+	// "root" (default) or "user": uid 1000, with the groups and memlock of a fresh login
+	User  string
+	Env   []string
+	Dir   string
+	Stdin string
+	TTY   bool // standard streams are a terminal, whose output is Result.Out
+	// default 60 s; a command that is over it is killed and fails the scenario
+	Timeout time.Duration
 }
 
 // Result is a command's end. Code is 128 + the signal of a command that was killed.
@@ -127,19 +132,23 @@ func (t *T) do(limit time.Duration, q agent.Request) (agent.Response, error) {
 	return a, err
 }
 
-// request gives the limit without the machine's slowness, which do adds; the guest's has it already.
+// request gives the limit without the machine's slowness, which do adds; the guest's has it
+// already.
 func (c Cmd) request(op string, slow float64) (agent.Request, time.Duration) {
 	limit := c.Timeout
 	if limit <= 0 {
 		limit = time.Minute
 	}
-	return agent.Request{Op: op, Argv: c.Argv, User: c.User, Env: c.Env, Dir: c.Dir, Stdin: []byte(c.Stdin), TTY: c.TTY, TimeoutMS: stretch(limit, slow).Milliseconds()}, limit + answerSlack
+	return agent.Request{Op: op, Argv: c.Argv, User: c.User, Env: c.Env, Dir: c.Dir,
+			Stdin: []byte(c.Stdin), TTY: c.TTY, TimeoutMS: stretch(limit, slow).Milliseconds()},
+		limit + answerSlack
 }
 
 func (t *T) result(what string, limit time.Duration, a agent.Response) Result {
 	r := Result{a.Code, string(a.Out), string(a.Err)}
 	if a.TimedOut {
-		t.Fatalf("%s: killed after its time limit of %v; it printed:\n%s%s", what, stretch(limit-answerSlack, t.slow), r.Out, r.Err)
+		t.Fatalf("%s: killed after its time limit of %v; it printed:\n%s%s", what,
+			stretch(limit-answerSlack, t.slow), r.Out, r.Err)
 	}
 	return r
 }
@@ -170,7 +179,8 @@ func (t *T) run(user string, limit time.Duration, shell string) string {
 	return r.Out
 }
 
-// Exit runs a shell line that must end with this exit code and say all words; it returns what it said.
+// Exit runs a shell line that must end with this exit code and say all words; it returns what it
+// said.
 func (t *T) Exit(code int, words []string, user, shell string) string {
 	r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", shell}, User: user})
 	said := r.Err + r.Out
@@ -207,7 +217,8 @@ func (t *T) Start(c Cmd) *Proc {
 
 // Kill sends a signal to the command's process group.
 func (p *Proc) Kill(sig syscall.Signal) {
-	if _, err := p.t.do(answerSlack, agent.Request{Op: agent.OpKill, Proc: p.PID, Signal: int(sig)}); err != nil {
+	if _, err := p.t.do(answerSlack, agent.Request{Op: agent.OpKill, Proc: p.PID,
+		Signal: int(sig)}); err != nil {
 		p.t.Fatalf("%s: %v", p.what, err)
 	}
 }
@@ -237,7 +248,8 @@ func (t *T) ReadFileAt(path string, off, n int64) []byte {
 
 // WriteFile writes a file in the guest, small: the channel is a serial port.
 func (t *T) WriteFile(path string, data []byte, mode uint32) {
-	if _, err := t.do(time.Minute, agent.Request{Op: agent.OpWrite, Path: path, Data: data, Mode: mode}); err != nil {
+	if _, err := t.do(time.Minute, agent.Request{Op: agent.OpWrite, Path: path, Data: data,
+		Mode: mode}); err != nil {
 		t.Fatalf("%v", err)
 	}
 }
@@ -294,8 +306,8 @@ func (t *T) Plug(i int) {
 	}
 }
 
-// Addr is the PCI address of disk i, which must be there. The kernel's own names (nvme0 …) follow the
-// order in which its probes end, which differs from boot to boot.
+// Addr is the PCI address of disk i, which must be there. The kernel's own names (nvme0 …) follow
+// the order in which its probes end, which differs from boot to boot.
 func (t *T) Addr(i int) string {
 	c := t.VM.cfg
 	switch {
@@ -332,10 +344,12 @@ func (t *T) HostDir() string {
 // HostBinary is heliosctl for the host: the very file that the guest has as /bin/heliosctl.
 func (t *T) HostBinary() string { return t.in.host }
 
-// GoTest runs tests of a package that Config.Tests names, as root in the guest; run is -test.run's pattern.
+// GoTest runs tests of a package that Config.Tests names, as root in the guest; run is -test.run's
+// pattern.
 func (t *T) GoTest(pkg, run string, env ...string) string {
 	const limit = 3 * time.Minute
-	r := t.Run(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout", stretch(limit, t.slow).String()}, Env: env, Timeout: limit + 5*time.Second, Dir: "/tmp"})
+	r := t.Run(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout",
+		stretch(limit, t.slow).String()}, Env: env, Timeout: limit + 5*time.Second, Dir: "/tmp"})
 	if r.Code != 0 {
 		t.Fatalf("%s -run %s: exit code %d:\n%s%s", pkg, run, r.Code, r.Out, r.Err)
 	}
@@ -346,7 +360,8 @@ func (t *T) GoTest(pkg, run string, env ...string) string {
 // ran fails where a test was skipped, or none ran: in the guest they find all that they ask for.
 func (t *T) ran(pkg, run string, r Result) {
 	if !strings.Contains(r.Out, "--- PASS") || strings.Contains(r.Out, "--- SKIP") {
-		t.Fatalf("%s -run %s: no test ran and passed, or one was skipped:\n%s%s", pkg, run, r.Out, r.Err)
+		t.Fatalf("%s -run %s: no test ran and passed, or one was skipped:\n%s%s", pkg, run,
+			r.Out, r.Err)
 	}
 }
 
@@ -366,10 +381,11 @@ func runScenario(whole context.Context, in *inputs, s Scenario, verbose, keep bo
 	if o.crash == "" || whole.Err() != nil {
 		return o
 	}
-	// The emulator itself died or lost an interrupt, which no guest should be able to make it do. Once, and it
-	// is told; what comes of what we do comes again.
+	// The emulator itself died or lost an interrupt, which no guest should be able to make it do.
+	// Once, and it is told; what comes of what we do comes again.
 	again := runOnce(whole, in, s, verbose, keep)
-	again.notes = append([]string{"QEMU failed (" + o.crash + "), so it ran a second time; the first time: " + firstLine(o.failure)}, again.notes...)
+	again.notes = append([]string{"QEMU failed (" + o.crash +
+		"), so it ran a second time; the first time: " + firstLine(o.failure)}, again.notes...)
 	again.took += o.took
 	return again
 }
@@ -417,7 +433,8 @@ func runOnce(whole context.Context, in *inputs, s Scenario, verbose, keep bool) 
 	o.boot = time.Since(up)
 	slow := slowness(o.boot)
 	limit = stretch(limit, slow)
-	ctx, cancel := context.WithTimeoutCause(whole, limit, fmt.Errorf("the scenario is over its limit of %v", limit))
+	ctx, cancel := context.WithTimeoutCause(whole, limit,
+		fmt.Errorf("the scenario is over its limit of %v", limit))
 	defer cancel()
 	t := &T{Context: ctx, VM: vm, Name: s.Name, in: in, verbose: verbose, began: began, slow: slow}
 	t.Logf("booted")
@@ -459,17 +476,20 @@ func runOnce(whole context.Context, in *inputs, s Scenario, verbose, keep bool) 
 	return o
 }
 
-// lostTimer tells from the guest's words that an emulated CPU sleeps on and on although a timer was set: the kernel finds
-// its own grace-period thread not woken. Everything in the guest that sleeps hangs then.
+// lostTimer tells from the guest's words that an emulated CPU sleeps on and on although a timer was
+// set: the kernel finds its own grace-period thread not woken. Everything in the guest that sleeps
+// hangs then.
 func lostTimer(failure string) bool {
 	return strings.Contains(failure, "rcu_preempt kthread timer wakeup didn't happen")
 }
 
-// fastClock tells a time limit that a guest with a wrong clock ran into: on a starved host its kernel finds the timers
-// disagreeing at boot, and may go on with a second that is a tenth of one (seen: 329 s passed in 45).
+// fastClock tells a time limit that a guest with a wrong clock ran into: on a starved host its
+// kernel finds the timers disagreeing at boot, and may go on with a second that is a tenth of one
+// (seen: 329 s passed in 45).
 func fastClock(failure string) bool {
 	return strings.Contains(failure, "killed after its time limit") &&
-		(strings.Contains(failure, "calibration deviates") || strings.Contains(failure, "calibration not consistent"))
+		(strings.Contains(failure, "calibration deviates") ||
+			strings.Contains(failure, "calibration not consistent"))
 }
 
 // finish reads the kernel's log and powers off. A machine that a scenario broke gives what it can.
@@ -494,7 +514,8 @@ func (t *T) finish() {
 		t.Errorf("%v", err)
 	}
 	if t.mu.Lock(); len(t.failures) > 0 {
-		t.failures = append(t.failures, "--- end of the guest's kernel log\n"+lastLines(string(a.Data), 25)+t.VM.lastWords())
+		t.failures = append(t.failures, "--- end of the guest's kernel log\n"+
+			lastLines(string(a.Data), 25)+t.VM.lastWords())
 	}
 	t.mu.Unlock()
 }

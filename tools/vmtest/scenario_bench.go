@@ -13,11 +13,12 @@ import (
 
 func init() {
 	scenarios = append(scenarios, Scenario{
-		Name:   "bench",
-		Alone:  true,
-		Limit:  4 * time.Minute,
-		Config: Config{MemoryMB: 1024, Disks: []Disk{{MB: 64}, {MB: 64}, {MB: 64}, {MB: 64}, {MB: 64}, {MB: 64}}},
-		Run:    bench,
+		Name:  "bench",
+		Alone: true,
+		Limit: 4 * time.Minute,
+		Config: Config{MemoryMB: 1024, Disks: []Disk{{MB: 64}, {MB: 64}, {MB: 64}, {MB: 64},
+			{MB: 64}, {MB: 64}}},
+		Run: bench,
 	})
 }
 
@@ -45,7 +46,8 @@ func (t *T) benchRows(args string) []benchRow {
 		var r benchRow
 		if json.Unmarshal([]byte(line), &r) == nil && r.Kind == "" && r.Depth > 0 {
 			if !r.Audited || r.Errors > 0 || r.IOPS <= 0 {
-				t.Errorf("bench io %s: %d SSDs, depth %d: audited %v, %d errors: %s", args, r.SSDs, r.Depth, r.Audited, r.Errors, r.AuditError)
+				t.Errorf("bench io %s: %d SSDs, depth %d: audited %v, %d errors: %s", args, r.SSDs,
+					r.Depth, r.Audited, r.Errors, r.AuditError)
 			}
 			rows = append(rows, r)
 		}
@@ -61,8 +63,9 @@ func spread(v []float64) string {
 	return fmt.Sprintf("%.0f (%.0f-%.0f)", s[len(s)/2], s[0], s[len(s)-1])
 }
 
-// bench reads 4 KiB at random places at depth 64 through the guest kernel's driver (O_DIRECT, io_uring)
-// and through our queues in turn, on the same disk, and then by the number of SSDs over VFIO.
+// bench reads 4 KiB at random places at depth 64 through the guest kernel's driver (O_DIRECT,
+// io_uring) and through our queues in turn, on the same disk, and then by the number of SSDs over
+// VFIO.
 func bench(t *T) {
 	seed := rand.NewChaCha8([32]byte{5})
 	for i := range t.VM.cfg.Disks {
@@ -74,20 +77,28 @@ func bench(t *T) {
 	for range 3 {
 		dev := t.Dev(0)
 		t.OK("root", "heliosctl bind-ssds --state /tmp/kernel --proxy "+dev)
-		k := t.benchRows("--state /tmp/kernel --stack cpu --row-bytes 4096 --depth 64 --seconds 2")[0]
+		k := t.benchRows(
+			"--state /tmp/kernel --io-stack cpu --row-bytes 4096 --depth 64 --seconds 2")[0]
 		t.OK("root", "heliosctl unbind-ssds --state /tmp/kernel")
 		t.OK("root", "heliosctl bind-ssds "+addr)
-		o := t.benchRows("--stack async --row-bytes 4096 --depth 64 --blocks 1 --seconds 2")[0]
+		o := t.benchRows("--io-stack async --row-bytes 4096 --depth 64 --io-blocks 1 --seconds 2")[0]
 		t.OK("root", "heliosctl unbind-ssds "+addr)
-		kernel, ours, ratio = append(kernel, k.IOPS), append(ours, o.IOPS), append(ratio, 100*o.IOPS/k.IOPS)
+		kernel, ours, ratio = append(kernel, k.IOPS), append(ours, o.IOPS),
+			append(ratio, 100*o.IOPS/k.IOPS)
 		kernelCPU, oursCPU = append(kernelCPU, k.CPU), append(oursCPU, o.CPU)
 	}
-	t.Notef("4 KiB random reads/s, depth 64, one SSD, median (range) of 3 in turn: kernel's driver with io_uring %s, VFIO %s, ratio in %% %s", spread(kernel), spread(ours), spread(ratio))
-	t.Notef("CPU us of the process per read: kernel's driver %s, VFIO %s", spread(kernelCPU), spread(oursCPU))
+	t.Notef(
+		"4 KiB random reads/s, depth 64, one SSD, median (range) of 3 in turn: kernel's driver with io_uring %s, VFIO %s, ratio in %% %s",
+		spread(kernel), spread(ours), spread(ratio))
+	t.Notef("CPU us of the process per read: kernel's driver %s, VFIO %s", spread(kernelCPU),
+		spread(oursCPU))
 
 	t.OK("root", "heliosctl bind-ssds --all-unused")
-	for _, r := range t.benchRows("--ssds 1..6 --stack async --row-bytes 4096 --depth 64 --blocks 2 --seconds 1") {
-		t.Notef("VFIO, %d SSDs: %.0f reads/s of 4 KiB at depth %d each, median %.0f us, 99 %% within %.0f us, audited", r.SSDs, r.IOPS, r.Depth, r.P50, r.P99)
+	for _, r := range t.benchRows(
+		"--ssd-count 1..6 --io-stack async --row-bytes 4096 --depth 64 --io-blocks 2 --seconds 1") {
+		t.Notef(
+			"VFIO, %d SSDs: %.0f reads/s of 4 KiB at depth %d each, median %.0f us, 99 %% within %.0f us, audited",
+			r.SSDs, r.IOPS, r.Depth, r.P50, r.P99)
 	}
 	t.OK("root", "heliosctl unbind-ssds")
 	for i := range t.VM.cfg.Disks {

@@ -12,7 +12,8 @@ func init() {
 		Limit: 2 * time.Minute,
 		Config: Config{
 			Tests: []string{"./nvme/vfiobus"},
-			Disks: []Disk{{MB: 16}, {MB: 16, LBA: 4096, MDTS: 5}, {MB: 16, CMBMB: 16, MDTS: 1}, {MB: 16, IOQPairs: 2}, {MB: 16, CMBMB: 16, LegacyCMB: true}},
+			Disks: []Disk{{MB: 16}, {MB: 16, LBA: 4096, MDTS: 5}, {MB: 16, CMBMB: 16, MDTS: 1},
+				{MB: 16, IOQPairs: 2}, {MB: 16, CMBMB: 16, LegacyCMB: true}},
 		},
 		Run: runBus,
 	}, Scenario{
@@ -21,7 +22,8 @@ func init() {
 		Config: Config{
 			MemoryMB: 1024,
 			Tests:    []string{"./gpuio"},
-			Disks:    []Disk{{MB: 16}, {MB: 16, CMBMB: 16, MDTS: 1}, {MB: 16, IOQPairs: 2}, {MB: 16, LBA: 4096, MDTS: 5}},
+			Disks: []Disk{{MB: 16}, {MB: 16, CMBMB: 16, MDTS: 1}, {MB: 16, IOQPairs: 2},
+				{MB: 16, LBA: 4096, MDTS: 5}},
 		},
 		Run: runStacks,
 	})
@@ -45,8 +47,8 @@ func runBus(t *T) {
 
 var rateLine = regexp.MustCompile(`0000:.*: depth .*|.* resets, .*`)
 
-// runStacks is gpuio on real controllers: whole namespaces by Bulk, rows of all kinds by both stacks on
-// mixed SSDs with every byte verified, and controllers that die while they are read.
+// runStacks is gpuio on real controllers: whole namespaces by Bulk, rows of all kinds by both
+// stacks on mixed SSDs with every byte verified, and controllers that die while they are read.
 func runStacks(t *T) {
 	addrs := takeDisks(t)
 	out := t.GoTest("./gpuio", "^TestVFIO$", "HELIOS_VFIO_TEST="+strings.Join(addrs, ","))

@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// crash ends processes that own controllers, by kill -9 and by Ctrl-C, in every verb that reads or writes
-// SSDs: the kernel leaves the controllers quiet, the next process has them at once, a load and a
-// training go on where they were, and nothing outside the extents of the dataset ever changes.
+// crash ends processes that own controllers, by kill -9 and by Ctrl-C, in every verb that reads or
+// writes SSDs: the kernel leaves the controllers quiet, the next process has them at once, a load
+// and a training go on where they were, and nothing outside the extents of the dataset ever
+// changes.
 func init() {
 	scenarios = append(scenarios, Scenario{
 		Name:   "crash",
@@ -34,13 +35,15 @@ const (
 // throttle slows reads and writes of all disks down, or ends that (0).
 func (t *T) throttle(readBytes, writeBytes int) {
 	for i := range t.VM.cfg.Disks {
-		if out := t.HMP(fmt.Sprintf("block_set_io_throttle d%d 0 %d %d 0 0 0", i, readBytes, writeBytes)); strings.TrimSpace(out) != "" {
+		if out := t.HMP(fmt.Sprintf("block_set_io_throttle d%d 0 %d %d 0 0 0", i, readBytes,
+			writeBytes)); strings.TrimSpace(out) != "" {
 			t.Fatalf("block_set_io_throttle d%d: %s", i, out)
 		}
 	}
 }
 
-// image opens the image of disk i on the host. QEMU works on it through the page cache, as this does.
+// image opens the image of disk i on the host. QEMU works on it through the page cache, as this
+// does.
 func (t *T) image(i, flags int) *os.File {
 	f, err := os.OpenFile(t.DiskPath(i), flags, 0)
 	if err != nil {
@@ -49,8 +52,8 @@ func (t *T) image(i, flags int) *os.File {
 	return f
 }
 
-// mark is what the superblocks of disk i say: the state of its load, and how many chunks are there, by that
-// which says less (dataset/superblock.go).
+// mark is what the superblocks of disk i say: the state of its load, and how many chunks are there,
+// by that which says less (dataset/stripe/superblock.go).
 func (t *T) mark(i int) (state uint32, chunks uint64) {
 	f := t.image(i, os.O_RDONLY)
 	defer f.Close()
@@ -90,7 +93,8 @@ func crashPattern(i int) []byte {
 
 // begin starts heliosctl as an ordinary user.
 func (t *T) begin(line string) *Proc {
-	return t.Start(Cmd{Argv: append([]string{"/bin/heliosctl"}, strings.Fields(line)...), User: "user", Timeout: 2 * time.Minute})
+	return t.Start(Cmd{Argv: append([]string{"/bin/heliosctl"}, strings.Fields(line)...),
+		User: "user", Timeout: 2 * time.Minute})
 }
 
 // stopped ends a process that must still be running.
@@ -103,7 +107,8 @@ func (t *T) stopped(p *Proc, sig syscall.Signal, words ...string) {
 		want = 130
 	}
 	if r.Code != want {
-		t.Fatalf("%s, after signal %d: exit code %d, not %d:\n%s%s", p.what, sig, r.Code, want, r.Out, r.Err)
+		t.Fatalf("%s, after signal %d: exit code %d, not %d:\n%s%s", p.what, sig, r.Code, want,
+			r.Out, r.Err)
 	}
 	for _, w := range words {
 		if !strings.Contains(r.Err, w) {
@@ -134,7 +139,8 @@ type loadResult struct {
 }
 
 func (t *T) load(flags string) loadResult {
-	out := strings.Split(strings.TrimSpace(t.run("user", 90*time.Second, "heliosctl load graph --json "+flags)), "\n")
+	out := strings.Split(strings.TrimSpace(t.run("user", 90*time.Second,
+		"heliosctl load graph --json "+flags)), "\n")
 	var r loadResult
 	if err := json.Unmarshal([]byte(out[len(out)-1]), &r); err != nil || len(r.Extents) == 0 {
 		t.Fatalf("load: %v in %.300q", err, out[len(out)-1])
@@ -164,7 +170,8 @@ func (t *T) untouched(r loadResult) (outside int64) {
 			for got[at] == want[at] {
 				at++
 			}
-			t.Errorf("disk %d: byte %d changed, which is in no extent of the dataset (%+v)", i, at, s.Extents)
+			t.Errorf("disk %d: byte %d changed, which is in no extent of the dataset (%+v)", i, at,
+				s.Extents)
 		}
 	}
 	return outside
@@ -197,7 +204,9 @@ func crash(t *T) {
 	}
 	all := strings.Join(addrs, " ")
 	drivers := func(want string) {
-		got := strings.TrimSpace(t.OK("root", "for a in "+all+"; do basename $(readlink /sys/bus/pci/devices/$a/driver); done | uniq -c"))
+		got := strings.TrimSpace(t.OK("root",
+			"for a in "+all+
+				"; do basename $(readlink /sys/bus/pci/devices/$a/driver); done | uniq -c"))
 		if got != fmt.Sprintf("%d %s", disks, want) {
 			t.Fatalf("drivers: %s, not %s", got, want)
 		}
@@ -236,7 +245,8 @@ func crash(t *T) {
 	// A load, killed: before it could leave a mark, and after marks of its own.
 	t.throttle(0, crashSlow)
 	p := t.begin("load graph --quiet --mark-every 500ms")
-	t.until("the load has begun", 30*time.Second, func() bool { s, _ := t.mark(disks - 1); return s == 1 })
+	t.until("the load has begun", 30*time.Second,
+		func() bool { s, _ := t.mark(disks - 1); return s == 1 })
 	t.stopped(p, syscall.SIGKILL)
 	quiet(5, "verify graph", "did not finish")
 	rebound()
@@ -244,7 +254,8 @@ func crash(t *T) {
 	for range 2 {
 		_, before := t.mark(0)
 		p := t.begin("load graph --quiet --mark-every 500ms")
-		t.until("the load has left a mark", 60*time.Second, func() bool { _, c := t.mark(0); return c > before })
+		t.until("the load has left a mark", 60*time.Second,
+			func() bool { _, c := t.mark(0); return c > before })
 		t.stopped(p, syscall.SIGKILL)
 		kills++
 		quiet(5, "verify graph", "did not finish (", "% of its stripe is there")
@@ -259,19 +270,25 @@ func crash(t *T) {
 	// Ctrl-C, and then to the end.
 	_, before := t.mark(0)
 	p = t.begin("load graph --quiet --mark-every 500ms")
-	t.until("the load has left a mark", 60*time.Second, func() bool { _, c := t.mark(0); return c > before })
-	t.stopped(p, syscall.SIGINT, "interrupted", "% of it are on the SSDs: the next \"heliosctl load --dataset graph\" goes on there")
+	t.until("the load has left a mark", 60*time.Second,
+		func() bool { _, c := t.mark(0); return c > before })
+	t.stopped(p, syscall.SIGINT, "interrupted",
+		"% of it are on the SSDs: the next \"heliosctl load --dataset graph\" goes on there")
 	t.throttle(0, 0)
 	r := t.load("--quiet")
 	if r.ResumedBytes < int64(marked)<<20 || r.StartedOver != "" {
-		t.Errorf("the load went on at %d of %d bytes, with %d chunks marked before the last interrupt (%s)", r.ResumedBytes, r.DataBytes, marked, r.StartedOver)
+		t.Errorf(
+			"the load went on at %d of %d bytes, with %d chunks marked before the last interrupt (%s)",
+			r.ResumedBytes, r.DataBytes, marked, r.StartedOver)
 	}
 	said := t.OK("user", "heliosctl verify graph --source")
 	if !strings.Contains(said, "4500 rows equal to the source") {
 		t.Errorf("verify: %s", said)
 	}
 	outside := t.untouched(r)
-	t.Notef("load killed %d times and interrupted once: went on at %.0f %%, verified row by row; %d MiB outside the extents unchanged", kills, 100*float64(r.ResumedBytes)/float64(r.DataBytes), outside>>20)
+	t.Notef(
+		"load killed %d times and interrupted once: went on at %.0f %%, verified row by row; %d MiB outside the extents unchanged",
+		kills, 100*float64(r.ResumedBytes)/float64(r.DataBytes), outside>>20)
 
 	// verify and bench, interrupted.
 	t.throttle(crashSlow, 0)
@@ -293,7 +310,9 @@ func crash(t *T) {
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGKILL, syscall.SIGINT} {
 		before := t.OK("user", newest)
 		p := t.begin(resumed)
-		t.OK("user", fmt.Sprintf("until now=$(%s); [ \"$now\" -a \"$now\" != '%s' ]; do sleep 0.1; done", newest, before))
+		t.OK("user",
+			fmt.Sprintf("until now=$(%s); [ \"$now\" -a \"$now\" != '%s' ]; do sleep 0.1; done",
+				newest, before))
 		if sig == syscall.SIGINT {
 			t.stopped(p, sig, "interrupted", "--resume")
 			continue
@@ -308,11 +327,15 @@ func crash(t *T) {
 	}
 	a, b := got.Epochs[len(got.Epochs)-1], want.Epochs[len(want.Epochs)-1]
 	if got.SHA != want.SHA || a.Loss != b.Loss {
-		t.Errorf("killed twice and interrupted, train ends with loss %v and parameters %s; never interrupted, with %v and %s", a.Loss, got.SHA, b.Loss, want.SHA)
+		t.Errorf(
+			"killed twice and interrupted, train ends with loss %v and parameters %s; never interrupted, with %v and %s",
+			a.Loss, got.SHA, b.Loss, want.SHA)
 	}
 	t.OK("user", "heliosctl verify graph --quiet")
 	t.untouched(r)
-	t.Notef("train killed twice and interrupted once: last loss %.6f, params_sha256 %.16s…, as never interrupted on proxied SSDs; after each death the next verb, start to end, took at most %.1f s", a.Loss, got.SHA, slowest.Seconds())
+	t.Notef(
+		"train killed twice and interrupted once: last loss %.6f, params_sha256 %.16s…, as never interrupted on proxied SSDs; after each death the next verb, start to end, took at most %.1f s",
+		a.Loss, got.SHA, slowest.Seconds())
 	t.OK("root", "heliosctl unbind-ssds --quiet")
 	drivers("nvme")
 }

@@ -8,17 +8,19 @@ import (
 	"time"
 )
 
-// badRow is the row that disk 2 of scenario failures cannot read: alone on an SSD of 512-byte blocks,
-// rows of 512 bytes begin at LBA 2048.
+// badRow is the row that disk 2 of scenario failures cannot read: alone on an SSD of 512-byte
+// blocks, rows of 512 bytes begin at LBA 2048.
 const (
 	badRow    = 1000
 	badRowLBA = 2048 + badRow
 )
 
-// failures is heliosctl, as an ordinary user, on SSDs that fail under it: exit codes, words, and results
-// that do not change where the SSD comes back.
+// failures is heliosctl, as an ordinary user, on SSDs that fail under it: exit codes, words, and
+// results that do not change where the SSD comes back.
 func init() {
-	bad := fmt.Sprintf("[inject-error]\nevent = \"read_aio\"\niotype = \"read\"\nerrno = \"5\"\nsector = \"%d\"\nonce = \"off\"\n", badRowLBA)
+	bad := fmt.Sprintf(
+		"[inject-error]\nevent = \"read_aio\"\niotype = \"read\"\nerrno = \"5\"\nsector = \"%d\"\nonce = \"off\"\n",
+		badRowLBA)
 	scenarios = append(scenarios, Scenario{
 		Name:   "failures",
 		Limit:  4 * time.Minute,
@@ -31,7 +33,9 @@ func runFailures(t *T) {
 	t.OK("root", "SUDO_USER=user vfio-setup.sh setup")
 	t.OK("root", "heliosctl bind-ssds --quiet "+t.Addr(0)+" "+t.Addr(1)+" "+t.Addr(2))
 	t.OK("user", "heliosctl "+jobGenerate)
-	t.OK("user", "heliosctl "+strings.Replace(jobGenerate, "--seed 7 --out graph", "--seed 8 --out graph2", 1)) // for the SSD with the bad block
+	// for the SSD with the bad block
+	t.OK("user", "heliosctl "+strings.Replace(jobGenerate, "--seed 7 --out graph",
+		"--seed 8 --out graph2", 1))
 	t.OK("user", "heliosctl "+jobLoad+" --ssds vfio0,vfio1")
 	t.OK("user", "heliosctl load graph2 --quiet --json --ssds vfio2")
 
@@ -41,8 +45,8 @@ func runFailures(t *T) {
 		t.Fatalf("train: %v", err)
 	}
 
-	// The controller dies (CSTS.CFS) after each epoch, since it may not reach memory any more: it is reset,
-	// and nothing changes.
+	// The controller dies (CSTS.CFS) after each epoch, since it may not reach memory any more: it
+	// is reset, and nothing changes.
 	out, code := failingTrain(t, train+" --on-ssd-failure retry=9", 3)
 	if code != 0 {
 		t.Fatalf("train --on-ssd-failure retry=9: exit code %d:\n%s", code, out)
@@ -58,21 +62,26 @@ func runFailures(t *T) {
 	if resets == 0 {
 		t.Errorf("no reset was counted:\n%s", out)
 	}
-	t.Notef("train: bus mastering taken 3 times, %d controller resets, params_sha256 %.16s… as without", resets, got.SHA)
+	t.Notef(
+		"train: bus mastering taken 3 times, %d controller resets, params_sha256 %.16s… as without",
+		resets, got.SHA)
 
 	// Or the user wants it to stop: exit code 5, and words.
 	out, code = failingTrain(t, train+" --on-ssd-failure stop", 1)
-	said(t, "train --on-ssd-failure stop", out, code, 5, "vfio0", "given up", "controller fatal status", "CSTS")
+	said(t, "train --on-ssd-failure stop", out, code, 5, "vfio0", "given up",
+		"controller fatal status", "CSTS")
 	// The next one starts clean.
 	t.OK("user", "heliosctl "+jobVerify)
 
-	// A block that cannot be read: each verb names it; verify the command of 512 blocks that it is in.
+	// A block that cannot be read: each verb names it; verify the command of 512 blocks that it is
+	// in.
 	for _, c := range []struct{ line, lba string }{
 		{"verify graph2 --quiet", "LBA 2560+512"},
 		{strings.Replace(train, "graph ", "graph2 ", 1), fmt.Sprintf("LBA %d", badRowLBA)},
 		{"bench io graph2 --seconds 1 --quiet", fmt.Sprintf("LBA %d", badRowLBA)},
 	} {
-		r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", "heliosctl " + c.line}, User: "user", Timeout: 2 * time.Minute})
+		r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", "heliosctl " + c.line}, User: "user",
+			Timeout: 2 * time.Minute})
 		said(t, c.line, r.Out+r.Err, r.Code, 5, c.lba, "unrecovered read error (SCT 2h, SC 81h)")
 	}
 	t.OK("root", "heliosctl unbind-ssds --quiet")
@@ -92,15 +101,21 @@ func said(t *T, what, text string, code, want int, words ...string) {
 	t.Notef("%s: exit code %d: %.300s", what, code, lines[len(lines)-1])
 }
 
-// failingTrain trains as a user and takes bus mastering from the first SSD after each of the first n
-// epochs. It returns what was said, with the results last, and the exit code.
+// failingTrain trains as a user and takes bus mastering from the first SSD after each of the first
+// n epochs. It returns what was said, with the results last, and the exit code.
 func failingTrain(t *T, line string, n int) (string, int) {
 	const log = "/tmp/failing"
 	t.OK("user", "rm -f "+log)
-	p := t.Start(Cmd{Argv: []string{"/bin/sh", "-c", "exec heliosctl " + line + " >" + log}, User: "user", Timeout: 2 * time.Minute})
-	clear := fmt.Sprintf(`printf '\002\004' | dd of=/sys/bus/pci/devices/%s/config bs=1 seek=4 conv=notrunc 2>/dev/null`, t.Addr(0))
+	p := t.Start(Cmd{Argv: []string{"/bin/sh", "-c", "exec heliosctl " + line + " >" + log},
+		User: "user", Timeout: 2 * time.Minute})
+	clear := fmt.Sprintf(
+		`printf '\002\004' | dd of=/sys/bus/pci/devices/%s/config bs=1 seek=4 conv=notrunc 2>/dev/null`,
+		t.Addr(0))
 	for i := 1; i <= n; i++ {
-		t.OK("root", fmt.Sprintf(`n=0; until [ "$(grep -c '"event":"epoch"' %s)" -ge %d ]; do sleep 0.02; n=$((n+1)); [ $n -lt 2000 ] || exit 1; done; %s`, log, i, clear))
+		t.OK("root",
+			fmt.Sprintf(
+				`n=0; until [ "$(grep -c '"event":"epoch"' %s)" -ge %d ]; do sleep 0.02; n=$((n+1)); [ $n -lt 2000 ] || exit 1; done; %s`,
+				log, i, clear))
 	}
 	r := p.Wait()
 	return r.Err + string(t.ReadFile(log)), r.Code

@@ -31,10 +31,14 @@ once = "on"
 func init() {
 	plain, plug := Disk{MB: 16}, Disk{MB: 16, HotPlug: true}
 	scenarios = append(scenarios,
-		faultScenario("faults", []Disk{plain, plain, {MB: 16, BlkDebug: badDisk}}, func(f *faultTests) {
-			f.run("TestVFIOResets|TestVFIOFatalWords|TestVFIOPastTheEnd|TestVFIOLostCompletions", f.addrs[:2])
-			f.run("TestVFIOMediaErrors", []string{f.addrs[2], f.addrs[1]}, "HELIOS_BAD_LBAS="+badLBAs)
-		}),
+		faultScenario("faults", []Disk{plain, plain, {MB: 16, BlkDebug: badDisk}},
+			func(f *faultTests) {
+				f.run(
+					"TestVFIOResets|TestVFIOFatalWords|TestVFIOPastTheEnd|TestVFIOLostCompletions",
+					f.addrs[:2])
+				f.run("TestVFIOMediaErrors", []string{f.addrs[2], f.addrs[1]}, "HELIOS_BAD_LBAS="+
+					badLBAs)
+			}),
 		faultScenario("stuck", []Disk{plain, plain}, func(f *faultTests) {
 			f.run("TestVFIOStuck", f.addrs, "HELIOS_THROTTLE_ID=d0")
 		}),
@@ -43,13 +47,16 @@ func init() {
 		}),
 		faultScenario("faulttable", []Disk{plain, plain}, func(f *faultTests) {
 			f.run("TestVFIOFaultTable", f.addrs)
-			f.Notef("%d faults of the catalogue, injected between the stack and the controllers, came out as documented",
+			f.Notef(
+				"%d faults of the catalogue, injected between the stack and the controllers, came out as documented",
 				strings.Count(f.said.String(), "\n    --- PASS: TestVFIOFaultTable/"))
 		}),
 		// The kernel resets a device that is not there any more for 76 s before the process ends.
 		faultScenario("removal", []Disk{plain, plug}, func(f *faultTests) {
-			port := strings.TrimSpace(f.OK("root", "basename $(dirname $(readlink -f /sys/bus/pci/devices/"+f.addrs[1]+"))"))
-			f.run("TestVFIOSurpriseRemoval", f.addrs, "HELIOS_HOTPLUG_ID=nvme1", "HELIOS_HOTPLUG_PORT="+port)
+			port := strings.TrimSpace(f.OK("root",
+				"basename $(dirname $(readlink -f /sys/bus/pci/devices/"+f.addrs[1]+"))"))
+			f.run("TestVFIOSurpriseRemoval", f.addrs, "HELIOS_HOTPLUG_ID=nvme1",
+				"HELIOS_HOTPLUG_PORT="+port)
 		}),
 	)
 	for i := range 2 {
@@ -64,9 +71,11 @@ type faultTests struct {
 	said  strings.Builder
 }
 
-// faultScenario runs tests of the I/O stack over SSDs that fail, and compares the images in the end.
+// faultScenario runs tests of the I/O stack over SSDs that fail, and compares the images in the
+// end.
 func faultScenario(name string, disks []Disk, run func(f *faultTests)) Scenario {
-	return Scenario{Name: name, Limit: 5 * time.Minute, Config: Config{Tests: []string{"./gpuio"}, Disks: disks},
+	return Scenario{Name: name, Limit: 5 * time.Minute, Config: Config{Tests: []string{"./gpuio"},
+		Disks: disks},
 		Run: func(t *T) {
 			f := &faultTests{T: t, addrs: takeDisks(t)}
 			t.OK("root", "mkdir -p /dev/shm")
@@ -78,17 +87,19 @@ func faultScenario(name string, disks []Disk, run func(f *faultTests)) Scenario 
 // run runs tests on these controllers, of which none may be left out.
 func (f *faultTests) run(pattern string, ssds []string, env ...string) {
 	began := time.Now()
-	out := testWithHost(f.T, "./gpuio", "^("+pattern+")$", append(env, "HELIOS_VFIO_TEST="+strings.Join(ssds, ","))...)
+	out := testWithHost(f.T, "./gpuio", "^("+pattern+")$",
+		append(env, "HELIOS_VFIO_TEST="+strings.Join(ssds, ","))...)
 	f.said.WriteString(out)
 	f.Logf("%s", out)
-	f.Notef("%s: %d passed, %.1f s", pattern, strings.Count(out, "--- PASS"), time.Since(began).Seconds())
+	f.Notef("%s: %d passed, %.1f s", pattern, strings.Count(out, "--- PASS"),
+		time.Since(began).Seconds())
 	if strings.Contains(out, "--- SKIP") {
 		f.Errorf("%s: a test was left out:\n%s", pattern, out)
 	}
 }
 
-// checkExtents compares the images: what is on each disk is what a line EXTENT said last, and there is
-// nothing else.
+// checkExtents compares the images: what is on each disk is what a line EXTENT said last, and there
+// is nothing else.
 func checkExtents(t *T, said string, addrs []string) {
 	for i, addr := range addrs {
 		var size int
@@ -109,15 +120,16 @@ func checkExtents(t *T, said string, addrs []string) {
 
 var extent = regexp.MustCompile(`EXTENT (\S+) (\d+) ([0-9a-f]{64})`)
 
-// checkImage compares the first bytes of a disk that was all zeroes with a SHA-256, and the rest with
-// zeroes.
+// checkImage compares the first bytes of a disk that was all zeroes with a SHA-256, and the rest
+// with zeroes.
 func checkImage(t *T, i, size int, sum string) {
 	b, err := os.ReadFile(t.DiskPath(i))
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
 	if got := fmt.Sprintf("%x", sha256.Sum256(b[:size])); got != sum {
-		t.Errorf("disk %d: its first %d bytes are not what was written: sha256 %s, want %s", i, size, got, sum)
+		t.Errorf("disk %d: its first %d bytes are not what was written: sha256 %s, want %s", i,
+			size, got, sum)
 	}
 	if n := bytes.Count(b[size:], []byte{0}); n != len(b)-size {
 		t.Errorf("disk %d: %d bytes behind its extent of %d bytes changed", i, len(b)-size-n, size)

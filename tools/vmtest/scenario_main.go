@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// main is the whole job on real controllers: four SSDs on the kernel's driver, set up and bound by root,
-// loaded, trained from and verified by an ordinary user, given back. Losses and parameters must equal
-// those of the same commands on proxied SSDs.
+// main is the whole job on real controllers: four SSDs on the kernel's driver, set up and bound by
+// root, loaded, trained from and verified by an ordinary user, given back. Losses and parameters
+// must equal those of the same commands on proxied SSDs.
 func init() {
 	scenarios = append(scenarios, Scenario{
 		Name:   "main",
@@ -56,7 +56,8 @@ func lastTrained(out string) (trained, error) {
 		return r, fmt.Errorf("%w in %.200q", err, lines[len(lines)-1])
 	}
 	if len(r.Epochs) == 0 || r.SHA == "" {
-		return r, fmt.Errorf("no result with epochs and params_sha256 in %.200q", lines[len(lines)-1])
+		return r, fmt.Errorf("no result with epochs and params_sha256 in %.200q",
+			lines[len(lines)-1])
 	}
 	return r, nil
 }
@@ -67,12 +68,14 @@ func (r trained) same(o trained) string {
 		return fmt.Sprintf("%d epochs and %d", len(r.Epochs), len(o.Epochs))
 	}
 	for i := range r.Epochs {
-		if a, b := r.Epochs[i], o.Epochs[i]; a.Loss != b.Loss || a.ValAcc != b.ValAcc || a.RowsSSD != b.RowsSSD {
+		if a, b := r.Epochs[i], o.Epochs[i]; a.Loss != b.Loss || a.ValAcc != b.ValAcc ||
+			a.RowsSSD != b.RowsSSD {
 			return fmt.Sprintf("epoch %d: %+v and %+v", i+1, a, b)
 		}
 	}
 	if r.SHA != o.SHA || r.TestAcc != o.TestAcc {
-		return fmt.Sprintf("parameters %s (test accuracy %v) and %s (%v)", r.SHA, r.TestAcc, o.SHA, o.TestAcc)
+		return fmt.Sprintf("parameters %s (test accuracy %v) and %s (%v)", r.SHA, r.TestAcc, o.SHA,
+			o.TestAcc)
 	}
 	return ""
 }
@@ -109,7 +112,8 @@ func mainJob(t *T) {
 		addrs, devs = append(addrs, t.Addr(i)), append(devs, t.Dev(i))
 	}
 	drivers := func() string {
-		return strings.TrimSpace(t.OK("root", "for a in "+strings.Join(addrs, " ")+"; do basename $(readlink /sys/bus/pci/devices/$a/driver); done | uniq -c"))
+		return strings.TrimSpace(t.OK("root", "for a in "+strings.Join(addrs, " ")+
+			"; do basename $(readlink /sys/bus/pci/devices/$a/driver); done | uniq -c"))
 	}
 	if d := drivers(); d != "4 nvme" {
 		t.Fatalf("drivers at boot: %s", d)
@@ -117,7 +121,8 @@ func mainJob(t *T) {
 
 	// Root sets up and binds, with each kind of name.
 	t.OK("root", "SUDO_USER=user vfio-setup.sh setup")
-	t.OK("root", fmt.Sprintf("heliosctl bind-ssds --quiet %s HELIOS1 %s %s", addrs[0], strings.TrimSuffix(devs[2], "n1"), devs[3]))
+	t.OK("root", fmt.Sprintf("heliosctl bind-ssds --quiet %s HELIOS1 %s %s", addrs[0],
+		strings.TrimSuffix(devs[2], "n1"), devs[3]))
 	if d := drivers(); d != "4 vfio-pci" {
 		t.Fatalf("drivers after bind-ssds: %s", d)
 	}
@@ -139,8 +144,10 @@ func mainJob(t *T) {
 	if got.Epochs[0].RowsSSD == 0 || got.Epochs[0].Loss <= got.Epochs[1].Loss {
 		t.Errorf("nothing read, or nothing learnt: %+v", got.Epochs)
 	}
-	t.Notef("4 SSDs over VFIO: losses %.6f, %.6f, test accuracy %.4f, params_sha256 %.16s…, equal on proxied SSDs; %d and %d rows from the SSDs, each held against its checksum; train took %.1f s",
-		got.Epochs[0].Loss, got.Epochs[1].Loss, got.TestAcc, got.SHA, got.Epochs[0].RowsSSD, got.Epochs[1].RowsSSD, took.Seconds())
+	t.Notef(
+		"4 SSDs over VFIO: losses %.6f, %.6f, test accuracy %.4f, params_sha256 %.16s…, equal on proxied SSDs; %d and %d rows from the SSDs, each held against its checksum; train took %.1f s",
+		got.Epochs[0].Loss, got.Epochs[1].Loss, got.TestAcc, got.SHA, got.Epochs[0].RowsSSD,
+		got.Epochs[1].RowsSSD, took.Seconds())
 
 	// Root gives the SSDs back: the kernel reads what our queues wrote.
 	t.OK("root", "heliosctl unbind-ssds --quiet")
@@ -163,7 +170,8 @@ func mainJob(t *T) {
 			}
 			seen := t.ReadFileAt(t.Dev(i), off, 4096)
 			if !bytes.Equal(seen, b) {
-				t.Errorf("disk %d: the kernel reads another superblock at its %s: %q", i, what, seen[:min(16, len(seen))])
+				t.Errorf("disk %d: the kernel reads another superblock at its %s: %q", i, what,
+					seen[:min(16, len(seen))])
 			}
 		}
 	}

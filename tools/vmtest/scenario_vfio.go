@@ -22,9 +22,9 @@ for c in /sys/class/nvme/*; do
 done
 chmod 666 /dev/vfio/vfio`
 
-// runVFIO is internal/vfio on controllers that nobody here wrote: one domain for all, DMA by ordinary
-// and by reserved huge pages, reset, attaching again; the limit of locked memory as an ordinary user
-// meets it; and a controller that is unplugged while it is driven.
+// runVFIO is internal/vfio on controllers that nobody here wrote: one domain for all, DMA by
+// ordinary and by reserved huge pages, reset, attaching again; the limit of locked memory as an
+// ordinary user meets it; and a controller that is unplugged while it is driven.
 func runVFIO(t *T) {
 	var addrs []string
 	for i := range t.VM.cfg.Disks {
@@ -40,7 +40,8 @@ func runVFIO(t *T) {
 	t.GoTest("./internal/hostmem", "Huge")
 	t.OK("root", "echo 0 >/proc/sys/vm/nr_hugepages")
 
-	t.OK("user", "ulimit -l 8192 && cd /tmp && HELIOS_VFIO_MEMLOCK="+addrs[0]+" "+testPath(pkg)+" -test.v -test.run '^TestRealMemlock$' | tee /tmp/memlock && grep -q -- '--- PASS: TestRealMemlock' /tmp/memlock")
+	t.OK("user", "ulimit -l 8192 && cd /tmp && HELIOS_VFIO_MEMLOCK="+addrs[0]+" "+testPath(pkg)+
+		" -test.v -test.run '^TestRealMemlock$' | tee /tmp/memlock && grep -q -- '--- PASS: TestRealMemlock' /tmp/memlock")
 
 	p := t.Start(Cmd{
 		Argv: []string{testPath(pkg), "-test.run", "^TestRealUnplug$", "-test.v"}, Dir: "/tmp",

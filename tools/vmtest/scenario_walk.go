@@ -16,7 +16,8 @@ func init() {
 			Tests: []string{"./nvme/walk"},
 			Disks: []Disk{
 				// Block 1000 cannot be read, ever: blkdebug counts in 512 bytes.
-				{MB: 16, BlkDebug: "[inject-error]\nevent = \"read_aio\"\nerrno = \"5\"\nsector = \"1000\"\nonce = \"off\"\n"},
+				{MB: 16,
+					BlkDebug: "[inject-error]\nevent = \"read_aio\"\nerrno = \"5\"\nsector = \"1000\"\nonce = \"off\"\n"},
 				{MB: 16, LBA: 4096, MDTS: 5},
 				{MB: 16, CMBMB: 16, MDTS: 1},
 				{MB: 16, IOQPairs: 2},
@@ -24,12 +25,15 @@ func init() {
 		},
 		Run: func(t *T) {
 			addrs := takeDisks(t)
-			out := testWithHost(t, "./nvme/walk", "^TestVFIO$", "HELIOS_VFIO_TEST="+strings.Join(addrs, ","), "HELIOS_WALK_BAD=1000")
+			out := testWithHost(t, "./nvme/walk", "^TestVFIO$", "HELIOS_VFIO_TEST="+
+				strings.Join(addrs, ","), "HELIOS_WALK_BAD=1000")
 			for _, line := range sums.FindAllString(out, -1) {
 				t.Notef("%s", line)
 			}
 			if n := strings.Count(out, "    --- PASS: TestVFIO/"); n != len(addrs)+1 {
-				t.Errorf("%d walks passed, want one of each of %d controllers and one more with queues in the CMB:\n%s", n, len(addrs), out)
+				t.Errorf(
+					"%d walks passed, want one of each of %d controllers and one more with queues in the CMB:\n%s",
+					n, len(addrs), out)
 			}
 			t.Logf("%s", out)
 		},
@@ -71,17 +75,20 @@ done`)
 	return addrs
 }
 
-// testWithHost is T.GoTest for tests that ask for things that only QEMU can do: they leave a line in
-// hostDir/ask and wait for hostDir/answer. Lines are "hmp LINE", "qmp COMMAND JSON" and "event NAME".
+// testWithHost is T.GoTest for tests that ask for things that only QEMU can do: they leave a line
+// in hostDir/ask and wait for hostDir/answer. Lines are "hmp LINE", "qmp COMMAND JSON" and "event
+// NAME".
 func testWithHost(t *T, pkg, run string, env ...string) string {
 	const (
 		hostDir = "/tmp/host"
 		limit   = 4 * time.Minute
 	)
 	t.OK("root", "rm -rf "+hostDir+"; mkdir -p "+hostDir)
-	p := t.Start(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout", stretch(limit, t.slow).String()},
+	p := t.Start(Cmd{Argv: []string{testPath(pkg), "-test.run", run, "-test.v", "-test.timeout",
+		stretch(limit, t.slow).String()},
 		Env: append(env, "HELIOS_HOST_DIR="+hostDir), Timeout: limit + 5*time.Second, Dir: "/tmp"})
-	next := fmt.Sprintf("while [ -d /proc/%d ] && ! grep -q '^State:.Z' /proc/%d/status && [ ! -f %s/ask ]; do sleep 0.02; done; cat %s/ask 2>/dev/null && rm %s/ask; true",
+	next := fmt.Sprintf(
+		"while [ -d /proc/%d ] && ! grep -q '^State:.Z' /proc/%d/status && [ ! -f %s/ask ]; do sleep 0.02; done; cat %s/ask 2>/dev/null && rm %s/ask; true",
 		p.PID, p.PID, hostDir, hostDir, hostDir)
 	for {
 		r := t.Run(Cmd{Argv: []string{"/bin/sh", "-c", next}, Timeout: limit})

@@ -42,10 +42,13 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	v := &VM{cfg: cfg, at: places{dir: dir, kernel: in.kernel.image, initrd: initrd, aio: in.aio}, exited: make(chan struct{})}
+	v := &VM{cfg: cfg, at: places{dir: dir, kernel: in.kernel.image, initrd: initrd, aio: in.aio},
+		exited: make(chan struct{})}
 	// 107 is what a Unix socket's address holds.
 	if n := len(v.at.channel()); n > 107 {
-		return nil, fmt.Errorf("the path %s is %d bytes long; a socket takes 107: choose a shorter TMPDIR", v.at.channel(), n)
+		return nil,
+			fmt.Errorf("the path %s is %d bytes long; a socket takes 107: choose a shorter TMPDIR",
+				v.at.channel(), n)
 	}
 	for i, d := range cfg.Disks {
 		if err := os.WriteFile(v.at.disk(i), nil, 0o644); err != nil {
@@ -55,7 +58,8 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 			return nil, err
 		}
 		if d.BlkDebug != "" {
-			if err := os.WriteFile(v.at.blkdebug(i), []byte(strings.TrimPrefix(d.BlkDebug, "-")), 0o644); err != nil {
+			if err := os.WriteFile(v.at.blkdebug(i), []byte(strings.TrimPrefix(d.BlkDebug, "-")),
+				0o644); err != nil {
 				return nil, err
 			}
 		}
@@ -77,7 +81,8 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 	}
 	v.cmd = exec.Command(in.qemu, qemuArgs(cfg, v.at)...)
 	v.cmd.Stdout, v.cmd.Stderr = v.stderr, v.stderr
-	// A group of its own, so that Ctrl-C reaches the harness alone; a harness that is killed takes QEMU with it.
+	// A group of its own, so that Ctrl-C reaches the harness alone; a harness that is killed takes
+	// QEMU with it.
 	v.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
@@ -114,7 +119,9 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 			}
 			return g.c, g.err
 		case <-v.exited:
-			if v.err == nil { // as after a panic of the guest's kernel, on a host too busy to see the connection before
+			// as after a panic of the guest's kernel, on a host too busy to see the connection
+			// before
+			if v.err == nil {
 				return nil, fmt.Errorf("%w: QEMU ended before it was connected", errBoot)
 			}
 			return nil, fmt.Errorf("QEMU ended at once: %w", v.err)
@@ -140,7 +147,8 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 	case <-v.agent.Hello():
 		return v, nil
 	case <-v.agent.Ended():
-		return nil, fmt.Errorf("%w: its channel ended before its agent was up: %w", errBoot, v.agent.Err())
+		return nil, fmt.Errorf("%w: its channel ended before its agent was up: %w", errBoot,
+			v.agent.Err())
 	case <-v.exited:
 		return nil, fmt.Errorf("%w: QEMU ended before its agent was up: %v", errBoot, v.err)
 	case <-ctx.Done():
@@ -210,8 +218,8 @@ func (v *VM) powerOff() error {
 	return nil
 }
 
-// workDir makes a folder for a machine, named after this process, and removes those of processes that
-// are no more.
+// workDir makes a folder for a machine, named after this process, and removes those of processes
+// that are no more.
 func workDir() (string, error) {
 	const prefix = "hvm-"
 	old, _ := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*-*"))
@@ -224,8 +232,8 @@ func workDir() (string, error) {
 	return os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
 }
 
-// crash says by which signal of its own making QEMU died, "" when it lives or ended otherwise. Its channel
-// ends a moment before it does.
+// crash says by which signal of its own making QEMU died, "" when it lives or ended otherwise. Its
+// channel ends a moment before it does.
 func (v *VM) crash() string {
 	select {
 	case <-v.exited:

@@ -25,6 +25,27 @@ void complain(const std::string &what) {
 	if (g().violations.size() < 4000) g().violations += what + "\n";
 }
 
+Using::Using(CUcontext c, const char *call) : ctx(nullptr) {
+	if (c->green == nullptr) return;
+	unsigned long me = (unsigned long)pthread_self(), is = 0;
+	if (!c->user.compare_exchange_strong(is, me)) {
+		if (is == me) return; // within a call of this thread
+		std::lock_guard<std::mutex> lk(g().mu);
+		complain(std::string("two threads in one green context: ") + call + " and " + c->call.load());
+		return;
+	}
+	ctx = c;
+	c->call = call;
+	if (u64 us = g().knobs.green_us) {
+		timespec t{(time_t)(us / 1000000), (long)(us % 1000000 * 1000)};
+		nanosleep(&t, nullptr);
+	}
+}
+
+Using::~Using() {
+	if (ctx != nullptr) ctx->user = 0;
+}
+
 namespace {
 
 thread_local std::vector<CUcontext> stack;
@@ -145,6 +166,8 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 	if (key == "used") return k.used = v, "";
 	if (key == "granule") return (v < 4096 || (v & (v - 1))) ? "granule: a power of two, a page or more" : (k.granule = v, "");
 	if (key == "launch_ns") return k.launch_ns = v, "";
+	if (key == "green_us") return k.green_us = v, "";
+	if (key == "hw_queues") return v > max_queues ? "hw_queues: 0 to " + std::to_string(max_queues) : (k.hw_queues = v, "");
 	if (key == "queue") return k.queue = (u32)(v ? v : 1), "";
 	if (key == "seed") return k.seed = v, "";
 	if (key == "store_buffer") return k.store_buffer = (u32)v, "";
@@ -183,6 +206,8 @@ std::string command(const std::string &all) {
 				if (u64 n = s.second->calls) out += s.first + " " + std::to_string((unsigned long long)n) + "\n";
 		} else if (key == "loading") {
 			out += d.loading;
+		} else if (key == "connections") {
+			out += d.connections;
 		} else if (key == "error") {
 			out += d.error;
 		} else if (key == "violations") {
@@ -361,6 +386,7 @@ HX_API cuInit(unsigned int flags) {
 	if (!once) {
 		once = true;
 		if (const char *mode = getenv("CUDA_MODULE_LOADING")) d.loading = mode;
+		if (const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS")) d.connections = queues;
 		if (const char *env = getenv("HELIOS_FAKECUDA")) {
 			lk.unlock();
 			std::string r = command(env);
@@ -445,7 +471,7 @@ static const struct {
     {"cuGreenCtxRecordEvent", "cuGreenCtxRecordEvent", 12040},
     {"cuGreenCtxWaitEvent", "cuGreenCtxWaitEvent", 12040},
     {"cuGreenCtxStreamCreate", "cuGreenCtxStreamCreate", 12050},
-    {"cuStreamGetGreenCtx", "cuStreamGetGreenCtx", 12050},
+    {"cuStreamGetGreenCtx", "cuStreamGetGreenCtx", 12040},
 };
 
 HX_API cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
@@ -991,6 +1017,7 @@ HX_API cuGreenCtxDestroy(CUgreenCtx x) {
 		c->destroyed = true;
 		g().live.erase(x);
 	}
+	Using use(c, "cuGreenCtxDestroy");
 	end_streams(c);
 	{
 		std::lock_guard<std::mutex> lk(g().mu);
@@ -1013,8 +1040,12 @@ HX_API cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx x) {
 
 HX_API cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx x, unsigned int flags, int priority) {
 	HX_ENTER(cuGreenCtxStreamCreate);
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
+		HX_TRY(good(x));
+	}
+	Using use(x->ctx, "cuGreenCtxStreamCreate");
 	std::lock_guard<std::mutex> lk(g().mu);
-	HX_TRY(good(x));
 	if (out == nullptr || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
 	if (int e = x->ctx->root->error) return (CUresult)e;
 	*out = new_stream(x->ctx, flags, priority);

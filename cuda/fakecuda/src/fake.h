@@ -35,7 +35,7 @@
 
 namespace fake {
 
-constexpr u32 max_sms = 256;
+constexpr u32 max_sms = 256, max_queues = 128;
 using Mask = std::bitset<max_sms>;
 
 struct Knobs {
@@ -44,11 +44,13 @@ struct Knobs {
 	int blocks_per_sm = 16, threads_per_sm = 2048;
 	u64 mem = 256ull << 20, used = 0; // bytes of the device, and those that others hold
 	int green = 1, sm_min = 0, sm_step = 0; // green contexts: there; SM granularity, 0: by compute capability
+	u64 green_us = 0;                       // how long a call on a green context takes, so that a second thread's meets it
 	int iomem = 1, dmabuf = 1, hostreg = 1; // what the device can register and export
 	int vmm = 1, graphs = 1;                // virtual memory management; graphs
 	u64 granule = 64 << 10;                 // of virtual memory management; 2 MiB on GPUs so far
 	int free_waits = 1;                     // cuMemFree waits for the context's work, as the real one does
 	u64 launch_ns = 0;                      // latency before a kernel starts
+	u64 hw_queues = 0;                      // hardware queues that streams are spread over; 0: each has its own
 	u32 queue = 1024;                       // launches that wait in one stream before the caller does
 	int init = 0;                           // result of cuInit
 	int compute_mode = 0;                   // 2: prohibited
@@ -77,6 +79,18 @@ struct Site {
 #define HX_ENTER(NAME) HX_ENTER_ANY(NAME, true)
 #define HX_TRY(X) \
 	if (CUresult r_ = (X); r_ != CUDA_SUCCESS) return r_
+
+// A call on a context, for as long as it takes. "There is no internal synchronization to make API calls accessing
+// the same green context from multiple threads work" (cuGreenCtxCreate): two threads in one are a complaint.
+class Using {
+public:
+	Using(CUcontext ctx, const char *call); // without mu held
+	~Using();
+	Using(const Using &) = delete;
+
+private:
+	CUcontext ctx; // null: nothing to end
+};
 
 // One time that an event was recorded.
 struct Recording {
@@ -170,11 +184,12 @@ struct Driver {
 	std::map<u64, Physical> physical;      // by handle
 	u64 graphs = 0, execs = 0;             // live ones
 	std::deque<std::pair<void *, u64>> graves; // freed ranges that stay reserved, so that no other memory takes their addresses
-	u64 ids = 0, launches = 0;
+	u64 ids = 0, launches = 0, streams = 0;
 	u64 crash_at = 0; // the launch that fails, and how
 	CUresult crash_with = CUDA_SUCCESS;
 	std::string error;      // of the last kernel that failed
 	std::string loading;    // CUDA_MODULE_LOADING, as the first cuInit found it
+	std::string connections; // and CUDA_DEVICE_MAX_CONNECTIONS
 	std::string violations; // of rules that the real driver does not check
 };
 Driver &g();
@@ -212,6 +227,11 @@ CUresult wait_idle(CUcontext root, bool ignore_errors);
 CUresult wait_stream(CUstream s);
 void end_streams(CUcontext ctx);
 
+// exec.cc
+bool has_executor(); // with g().mu held
+// Runs a grid in the executor; false: there is none.
+bool execute(const CUfunc_st *f, Dim d, unsigned smem, const std::vector<u64> &params, const hx_launch &hx, CUcontext ctx, u64 seed);
+
 } // namespace fake
 
 struct CUctx_st {
@@ -225,6 +245,8 @@ struct CUctx_st {
 	u64 id = 0;
 	fake::Mask sms;
 	std::atomic<int> error{0}; // sticky; of the root
+	std::atomic<unsigned long> user{0}; // of a green one: the thread that is in a call on it
+	std::atomic<const char *> call{""};
 	CUstream null_stream = nullptr;
 	std::set<CUstream> streams, dying; // destroyed ones work their queue off
 	std::set<CUevent> events;
@@ -245,7 +267,7 @@ struct CUfunc_st {
 	CUmodule module;
 	std::string name;
 	std::vector<std::pair<size_t, size_t>> params; // offset, size
-	const shim::Kernel *kernel;
+	const shim::Kernel *kernel; // nullptr: of a module that came when there was an executor
 	int max_dynamic_smem = 48 << 10;
 };
 
@@ -253,6 +275,8 @@ struct CUmod_st {
 	CUcontext ctx;
 	int isa, target; // of the PTX, times 10
 	std::vector<CUfunction> functions;
+	const std::string *text; // never freed
+	u64 text_id;             // equal texts have one
 };
 
 struct CUevent_st {
@@ -262,6 +286,7 @@ struct CUevent_st {
 };
 
 struct CUstream_st {
+	u64 number; // of all streams so far
 	CUcontext ctx;
 	unsigned flags;
 	int priority;

@@ -142,6 +142,7 @@ CUresult copy(u64 dst, u64 src, u64 n, CUstream h, bool wait) {
 	HX_TRY(current(&c));
 	CUstream s;
 	HX_TRY(find_stream(h, &s));
+	Using use(s->ctx, "cuMemcpyAsync");
 	if (n == 0) return CUDA_SUCCESS;
 	bool dst_pageable, src_pageable;
 	{
@@ -163,6 +164,7 @@ template <typename T> CUresult set(u64 dst, T v, u64 n, CUstream h, bool wait) {
 	HX_TRY(current(&c));
 	CUstream s;
 	HX_TRY(find_stream(h, &s));
+	Using use(s->ctx, "cuMemsetD8Async");
 	if (dst % sizeof(T) != 0 || n > ~0ull / sizeof(T)) return CUDA_ERROR_INVALID_VALUE;
 	if (n == 0) return CUDA_SUCCESS;
 	{

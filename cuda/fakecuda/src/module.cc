@@ -81,7 +81,7 @@ struct Found {
 	CUresult result = CUDA_SUCCESS;
 };
 
-CUresult parse(const char *image, Log &err, Found *out) {
+CUresult parse(const char *image, bool executed, Log &err, Found *out) {
 	auto say = [&](int line, const char *kind, const std::string &what) {
 		char b[64];
 		snprintf(b, sizeof b, "ptxas application ptx input, line %d; %s", line, kind);
@@ -171,6 +171,11 @@ CUresult parse(const char *image, Log &err, Found *out) {
 			return fatal(CUDA_ERROR_INVALID_PTX, "Ptx assembly aborted due to errors");
 		}
 		f->kernel = shim::find(f->name.c_str());
+		if (f->kernel == nullptr && executed) {
+			if (f->params.size() == 2 && f->params[1].second == sizeof(hx_launch)) continue;
+			say(t.line, "error   : ", "'" + f->name + "' does not take a block and hx_launch");
+			return fatal(CUDA_ERROR_INVALID_PTX, "Ptx assembly aborted due to errors");
+		}
 		if (f->kernel == nullptr) {
 			say(t.line, "error   : ", "the shim has no kernel '" + f->name + "': PTX and fake are not of the same sources");
 			return fatal(CUDA_ERROR_INVALID_PTX, "Ptx assembly aborted due to errors");
@@ -211,7 +216,12 @@ CUresult load(CUcontext ctx, const void *image, unsigned n, CUjit_option *option
 	}
 	if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
 	Found f;
-	CUresult r = parse((const char *)image, err, &f);
+	bool executed;
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
+		executed = has_executor();
+	}
+	CUresult r = parse((const char *)image, executed, err, &f);
 	if (r == CUDA_SUCCESS) {
 		char b[80];
 		snprintf(b, sizeof b, "ptxas info    : %zu kernels for sm_%d on the CPU shim\n", f.functions.size(), g().knobs.cc);
@@ -224,7 +234,9 @@ CUresult load(CUcontext ctx, const void *image, unsigned n, CUjit_option *option
 		return r;
 	}
 	std::lock_guard<std::mutex> lk(g().mu);
-	auto m = new CUmod_st{ctx, f.isa, f.target, f.functions};
+	static auto &texts = *new std::map<std::string, u64>;
+	auto text = texts.emplace((const char *)image, texts.size() + 1).first;
+	auto m = new CUmod_st{ctx, f.isa, f.target, f.functions, &text->first, text->second};
 	for (auto x : m->functions) {
 		x->module = m;
 		g().live.insert(x);

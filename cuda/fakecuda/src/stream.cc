@@ -103,6 +103,7 @@ CUstream new_stream(CUcontext ctx, unsigned flags, int priority) { // with mu he
 	s->flags = flags;
 	s->priority = std::max(-5, std::min(0, priority));
 	s->id = ++g().ids;
+	s->number = g().streams++;
 	g().live.insert(s);
 	ctx->streams.insert(s);
 	// The thread must not be one that Go's signals find, so they are blocked before it starts.
@@ -248,11 +249,13 @@ void SMs::leave(int sm, u32 threads) {
 
 // A grid on its way.
 struct Launch {
+	CUfunction func;
 	const shim::Kernel *kernel;
 	std::vector<u64> params;
 	hx_launch hx;
 	u32 blocks, threads;
 	int priority;
+	u64 stream; // its number
 	CUcontext ctx;
 	std::shared_ptr<SMs> sms;
 	std::vector<i16> sm; // of each block, -1: none
@@ -262,6 +265,10 @@ struct Launch {
 		shim::Options o;
 		CUresult crash = CUDA_SUCCESS;
 		u64 latency;
+		// A kernel and the event behind it hold up what is behind them in the hardware's queue, of whatever stream.
+		static std::mutex *queues = new std::mutex[max_queues];
+		std::unique_lock<std::mutex> queue;
+		if (u64 n = d.knobs.hw_queues) queue = std::unique_lock<std::mutex>(queues[stream % n]);
 		{
 			std::lock_guard<std::mutex> lk(d.mu);
 			u64 n = ++d.launches;
@@ -275,7 +282,9 @@ struct Launch {
 			timespec t{(time_t)(latency / 1000000000), (long)(latency % 1000000000)};
 			nanosleep(&t, nullptr);
 		}
-		if (crash != CUDA_SUCCESS) return poison(ctx, crash, std::string("kernel ") + kernel->name + " was told to crash");
+		if (crash != CUDA_SUCCESS) return poison(ctx, crash, std::string("kernel ") + func->name + " was told to crash");
+		if (execute(func, {blocks, 1, 1, threads, 1, 1}, 0, params, hx, ctx, o.seed)) return;
+		if (kernel == nullptr) return poison(ctx, CUDA_ERROR_ILLEGAL_INSTRUCTION, "kernel " + func->name + " needs an executor, and there is none any more");
 		sm.assign(blocks, -1);
 		o.enter = [this](u32 block) { return (sm[block] = (i16)sms->enter(ctx->sms, threads, priority, ctx->root)) >= 0; };
 		o.leave = [this](u32 block) {
@@ -335,10 +344,12 @@ CUresult prepare(CUfunction f, Dim d, unsigned smem, CUstream s, void **params, 
 		memcpy(l->params.data(), buf + f->params[0].first, f->params[0].second);
 		memcpy(&l->hx, buf + f->params[1].first, sizeof(hx_launch));
 	}
+	l->func = f;
 	l->kernel = f->kernel;
 	l->blocks = d.gx;
 	l->threads = d.bx;
 	l->priority = s->priority;
+	l->stream = s->number;
 	l->ctx = s->ctx;
 	*out = l;
 	return CUDA_SUCCESS;
@@ -352,6 +363,7 @@ CUresult launch(CUfunction f, Dim d, unsigned smem, CUstream h, void **params, v
 	CUstream s;
 	HX_TRY(find_stream(h, &s));
 	if (s->ctx->root != c->root) return CUDA_ERROR_INVALID_HANDLE;
+	Using use(s->ctx, "cuLaunchKernel");
 	std::shared_ptr<Launch> l;
 	HX_TRY(prepare(f, d, smem, s, params, extra, &l));
 	if (priority) l->priority = *priority;
@@ -364,9 +376,13 @@ CUresult good(CUevent e) { // with mu held
 	return (CUresult)e->ctx->root->error.load();
 }
 
-CUresult event_of(CUevent e, std::shared_ptr<Recording> *rec) {
+CUresult event_of(CUevent e, std::shared_ptr<Recording> *rec, const char *call) {
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
+		HX_TRY(good(e));
+	}
+	Using use(e->ctx, call);
 	std::lock_guard<std::mutex> lk(g().mu);
-	HX_TRY(good(e));
 	*rec = e->latest;
 	return CUDA_SUCCESS;
 }
@@ -377,6 +393,10 @@ CUresult record(CUevent e, CUstream s) {
 		std::lock_guard<std::mutex> lk(g().mu);
 		HX_TRY(good(e));
 		if (e->ctx->root != s->ctx->root) return CUDA_ERROR_INVALID_HANDLE;
+	}
+	Using of_event(e->ctx, "cuEventRecord"), of_stream(s->ctx, "cuEventRecord");
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
 		rec->ctx = e->ctx->root;
 		e->latest = rec;
 	}
@@ -385,7 +405,8 @@ CUresult record(CUevent e, CUstream s) {
 
 CUresult wait_event(CUstream s, CUevent e) {
 	std::shared_ptr<Recording> rec;
-	HX_TRY(event_of(e, &rec));
+	HX_TRY(event_of(e, &rec, "cuStreamWaitEvent"));
+	Using use(s->ctx, "cuStreamWaitEvent");
 	if (rec == nullptr || rec->done) return CUDA_SUCCESS;
 	CUcontext root = s->ctx->root;
 	return submit(s, [rec, root] {
@@ -435,9 +456,13 @@ template <typename T> CUresult write_value(CUstream h, CUdeviceptr at, T v, unsi
 
 CUresult elapsed(float *ms, CUevent a, CUevent b) {
 	if (ms == nullptr) return CUDA_ERROR_INVALID_VALUE;
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
+		HX_TRY(good(a));
+		HX_TRY(good(b));
+	}
+	Using of_a(a->ctx, "cuEventElapsedTime"), of_b(b->ctx, "cuEventElapsedTime");
 	std::lock_guard<std::mutex> lk(g().mu);
-	HX_TRY(good(a));
-	HX_TRY(good(b));
 	if (a->ctx->root != b->ctx->root || ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_HANDLE;
 	if (!a->latest || !b->latest) return CUDA_ERROR_INVALID_HANDLE;
 	if (!a->latest->done || !b->latest->done) return CUDA_ERROR_NOT_READY;
@@ -468,6 +493,7 @@ HX_API cuStreamDestroy_v2(CUstream h) {
 	if (h == nullptr || h == CU_STREAM_LEGACY || h == CU_STREAM_PER_THREAD) return CUDA_ERROR_INVALID_HANDLE;
 	CUstream s;
 	HX_TRY(find_stream(h, &s));
+	Using use(s->ctx, "cuStreamDestroy");
 	std::lock_guard<std::mutex> lk(g().mu);
 	if (g().live.count(s) == 0 || s == s->ctx->null_stream) return CUDA_ERROR_INVALID_HANDLE;
 	close_stream(s);
@@ -478,6 +504,7 @@ HX_API cuStreamQuery(CUstream h) {
 	HX_ENTER(cuStreamQuery);
 	CUstream s;
 	HX_TRY(find_stream(h, &s));
+	Using use(s->ctx, "cuStreamQuery");
 	std::lock_guard<std::mutex> lk(s->mu);
 	return s->out < s->in ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
@@ -565,6 +592,7 @@ HX_API cuEventCreate(CUevent *out, unsigned int flags) {
 	CUcontext c;
 	HX_TRY(current(&c));
 	if (out == nullptr || flags > 7 || ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING))) return CUDA_ERROR_INVALID_VALUE;
+	Using use(c, "cuEventCreate");
 	std::lock_guard<std::mutex> lk(g().mu);
 	auto e = new CUevent_st{c, flags, nullptr};
 	g().live.insert(e);
@@ -575,8 +603,12 @@ HX_API cuEventCreate(CUevent *out, unsigned int flags) {
 
 HX_API cuEventDestroy_v2(CUevent e) {
 	HX_ENTER(cuEventDestroy_v2);
+	{
+		std::lock_guard<std::mutex> lk(g().mu);
+		HX_TRY(good(e));
+	}
+	Using use(e->ctx, "cuEventDestroy");
 	std::lock_guard<std::mutex> lk(g().mu);
-	HX_TRY(good(e));
 	g().live.erase(e);
 	e->ctx->events.erase(e);
 	e->latest = nullptr;
@@ -600,14 +632,14 @@ HX_API cuEventRecordWithFlags(CUevent e, CUstream h, unsigned int flags) {
 HX_API cuEventQuery(CUevent e) {
 	HX_ENTER(cuEventQuery);
 	std::shared_ptr<Recording> rec;
-	HX_TRY(event_of(e, &rec));
+	HX_TRY(event_of(e, &rec, "cuEventQuery"));
 	return rec == nullptr || rec->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 HX_API cuEventSynchronize(CUevent e) {
 	HX_ENTER(cuEventSynchronize);
 	std::shared_ptr<Recording> rec;
-	HX_TRY(event_of(e, &rec));
+	HX_TRY(event_of(e, &rec, "cuEventSynchronize"));
 	if (rec == nullptr) return CUDA_SUCCESS;
 	std::unique_lock<std::mutex> lk(rec->mu);
 	while (!rec->done) {

@@ -97,14 +97,17 @@ func (t *Table) Check(op, side string, p uint64, n int64) error {
 	}
 	r := t.Find(p)
 	if r == nil {
-		return fmt.Errorf("%s of %d bytes: %s address %#x is in no live buffer of the device", op, n, side, p)
+		return fmt.Errorf("%s of %d bytes: %s address %#x is in no live buffer of the device", op,
+			n, side, p)
 	}
 	if end := r.End(); end < r.Hi && p+uint64(n) > end && uint64(n) <= r.Hi-p {
-		return fmt.Errorf("%s of %d bytes: %s offset %d of %s: %d of its %d bytes have memory; grow it first",
+		return fmt.Errorf(
+			"%s of %d bytes: %s offset %d of %s: %d of its %d bytes have memory; grow it first",
 			op, n, side, p-r.Lo, r.Purpose, end-r.Lo, r.Hi-r.Lo)
 	}
 	if left := r.Hi - p; uint64(n) > left {
-		return fmt.Errorf("%s of %d bytes: %s offset %d of %s (%d bytes): out of bounds by %d bytes",
+		return fmt.Errorf(
+			"%s of %d bytes: %s offset %d of %s (%d bytes): out of bounds by %d bytes",
 			op, n, side, p-r.Lo, r.Purpose, r.Hi-r.Lo, uint64(n)-left)
 	}
 	return nil

@@ -22,11 +22,13 @@ func TestTable(t *testing.T) {
 		t.Fatal("a part of a region is another region")
 	}
 	for _, c := range [][2]uint64{{150, 250}, {50, 101}, {299, 301}, {100, 300}} {
-		if _, _, err := tab.Add(c[0], c[1], "x"); err == nil || !strings.Contains(err.Error(), "overlaps") {
+		if _, _, err := tab.Add(c[0], c[1], "x"); err == nil || !strings.Contains(err.Error(),
+			"overlaps") {
 			t.Errorf("[%d, %d) was taken: %v", c[0], c[1], err)
 		}
 	}
-	for p, want := range map[uint64]string{99: "", 100: "a", 199: "a", 200: "b", 299: "b", 300: ""} {
+	for p, want := range map[uint64]string{99: "", 100: "a", 199: "a", 200: "b", 299: "b",
+		300: ""} {
 		got := ""
 		if r := tab.Find(p); r != nil {
 			got = r.Purpose
@@ -39,7 +41,8 @@ func TestTable(t *testing.T) {
 		p    uint64
 		n    int64
 		want string
-	}{{250, 50, ""}, {250, 51, "out of bounds by 1 bytes"}, {150, 60, "offset 50 of a"}, {7, 0, ""}, {7, 1, "no live buffer"}, {100, -1, "negative"}} {
+	}{{250, 50, ""}, {250, 51, "out of bounds by 1 bytes"}, {150, 60, "offset 50 of a"}, {7, 0, ""},
+		{7, 1, "no live buffer"}, {100, -1, "negative"}} {
 		err := tab.Check("copy", "source", c.p, c.n)
 		if (c.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%d bytes at %d: %v, want %q", c.n, c.p, err, c.want)

@@ -1,6 +1,6 @@
-// Package iotest proves the coalesce, submit, complete and read_sync kernels on the CPU shim: the same source
-// that becomes PTX runs as fibers against model SSDs in C++ (src/model.cc) and a mini host
-// (src/host.cc), which check each other and every byte read.
+// Package iotest proves the coalesce, submit, complete and read_sync kernels on the CPU shim: the
+// same source that becomes PTX runs as fibers against model SSDs in C++ (src/model.cc) and a mini
+// host (src/host.cc), which check each other and every byte read.
 //
 //	go test ./cuda/shim/iotest                               50 seeded schedules, no ThreadSanitizer
 //	SEEDS=1000 TSAN_SEEDS=60 go test ./cuda/shim/iotest      as make test-shim
@@ -117,7 +117,8 @@ func (b *builder) run(out string, args ...string) error {
 	fields := append(strings.Fields(b.cxx), args...)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	msg, err := exec.CommandContext(ctx, fields[0], append(fields[1:], "-o", tmp)...).CombinedOutput()
+	msg, err := exec.CommandContext(ctx, fields[0],
+		append(fields[1:], "-o", tmp)...).CombinedOutput()
 	if err != nil {
 		_ = os.Remove(tmp)
 		return fmt.Errorf("%s: %w\n%s", strings.Join(fields, " "), err, msg)
@@ -128,7 +129,8 @@ func (b *builder) run(out string, args ...string) error {
 // program builds the explorer: flags for all of it, macro for the kernels.
 func (b *builder) program(flags []string, macro string) string {
 	b.t.Helper()
-	common := append([]string{"-std=c++17", "-g", "-pthread", "-DHX_SHIM", "-Wall", "-Wextra", "-Werror", "-I", "src", "-I", "..", "-I", "../../kernels"}, flags...)
+	common := append([]string{"-std=c++17", "-g", "-pthread", "-DHX_SHIM", "-Wall", "-Wextra",
+		"-Werror", "-I", "src", "-I", "..", "-I", "../../kernels"}, flags...)
 	type unit struct {
 		src  string
 		args []string
@@ -141,7 +143,8 @@ func (b *builder) program(flags []string, macro string) string {
 	for _, s := range modelSources {
 		units = append(units, unit{s, common})
 	}
-	// The shim itself is not instrumented: it tells ThreadSanitizer of fibers and fences (internal.h).
+	// The shim itself is not instrumented: it tells ThreadSanitizer of fibers and fences
+	// (internal.h).
 	runtimeFlags := make([]string, len(common))
 	for i, f := range common {
 		runtimeFlags[i] = strings.Replace(f, "-fsanitize=thread", "-DHX_TSAN=1", 1)
@@ -179,7 +182,8 @@ func (b *builder) program(flags []string, macro string) string {
 		b.t.Fatal(err)
 	}
 	exe := filepath.Join(b.dir, fmt.Sprintf("iotest-%x", all.Sum(nil)[:12]))
-	if err := b.run(exe, append(append([]string{"-pthread"}, flags...), objects...)...); err != nil {
+	if err := b.run(exe, append(append([]string{"-pthread"}, flags...),
+		objects...)...); err != nil {
 		b.t.Fatal(err)
 	}
 	return exe
@@ -210,7 +214,8 @@ func explore(t *testing.T, exe string, limit time.Duration, args ...string) resu
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, args...)
-	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=exitcode=66 halt_on_error=1 history_size=4 atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(),
+		"TSAN_OPTIONS=exitcode=66 halt_on_error=1 history_size=4 atexit_sleep_ms=0")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -262,7 +267,8 @@ func sweepSeeds(t *testing.T, exe string, from, n int, slice int, args ...string
 				if lo >= hi {
 					return
 				}
-				r := explore(t, exe, 10*time.Minute, append([]string{"--seeds", fmt.Sprintf("%d-%d", lo, hi-1)}, args...)...)
+				r := explore(t, exe, 10*time.Minute,
+					append([]string{"--seeds", fmt.Sprintf("%d-%d", lo, hi-1)}, args...)...)
 				mu.Lock()
 				if r.code != 0 {
 					t.Errorf("exit %d of seeds %d to %d:\n%s", r.code, lo, hi-1, r.out)
@@ -330,7 +336,8 @@ func TestReplay(t *testing.T) {
 		alone += of(fmt.Sprintf("%d-%d", s, s))
 	}
 	if together := of(fmt.Sprintf("%d-%d", first, last)); together != alone || alone == 0 {
-		t.Errorf("seeds %d to %d, each in a process of its own: schedules %x; in one process: %x", first, last, alone, together)
+		t.Errorf("seeds %d to %d, each in a process of its own: schedules %x; in one process: %x",
+			first, last, alone, together)
 	}
 }
 
@@ -339,12 +346,16 @@ func sanitizer(t *testing.T, b *builder, macro string) string {
 	t.Helper()
 	dir := t.TempDir()
 	src := filepath.Join(dir, "probe.cc")
-	if err := os.WriteFile(src, []byte("extern \"C\" void *__tsan_create_fiber(unsigned);\nint main() { return __tsan_create_fiber(0) == nullptr; }\n"), 0o644); err != nil {
+	if err := os.WriteFile(src,
+		[]byte(
+			"extern \"C\" void *__tsan_create_fiber(unsigned);\nint main() { return __tsan_create_fiber(0) == nullptr; }\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	fields := append(strings.Fields(b.cxx), "-fsanitize=thread", "-o", filepath.Join(dir, "probe"), src)
+	fields := append(strings.Fields(b.cxx), "-fsanitize=thread", "-o",
+		filepath.Join(dir, "probe"), src)
 	if out, err := exec.Command(fields[0], fields[1:]...).CombinedOutput(); err != nil {
-		t.Skipf("%s has no ThreadSanitizer with fibers: %v\n%s; install its runtime (libtsan)", b.cxx, err, out)
+		t.Skipf("%s has no ThreadSanitizer with fibers: %v\n%s; install its runtime (libtsan)",
+			b.cxx, err, out)
 	}
 	if out, err := exec.Command(filepath.Join(dir, "probe")).CombinedOutput(); err != nil {
 		t.Skipf("ThreadSanitizer does not run here: %v\n%s", err, out)
@@ -384,31 +395,48 @@ var plants = []struct {
 	set, tsanSet   string
 }{
 	{"HX_PLANT_DOORBELL_BEFORE_SQE", "the doorbell rings before the entries are visible",
-		"not visible at its doorbell", true, "sync=0,store_buffer=64,jitter=1,sleepy=64,latency_us=0,warps=1,limit_us=10000,ssds=1,queues=1,sblocks=1,cblocks=1,entries=65,spare=0,rows=100,sets=6,rowbytes=512,burst=0,timeout_us=2000", "sync=0"},
+		"not visible at its doorbell", true,
+		"sync=0,store_buffer=64,jitter=1,sleepy=64,latency_us=0,warps=1,limit_us=10000,ssds=1,queues=1,sblocks=1,cblocks=1,entries=65,spare=0,rows=100,sets=6,rowbytes=512,burst=0,timeout_us=2000",
+		"sync=0"},
 	{"HX_PLANT_MISSING_BARRIER", "no barrier between the lanes' entries and the leader's fence",
-		"not visible at its doorbell", true, "sync=0,store_buffer=64,err=300,faults=1000,retries=3,rows=20", "sync=0,err=300,faults=1000,retries=3,rows=20"},
+		"not visible at its doorbell", true,
+		"sync=0,store_buffer=64,err=300,faults=1000,retries=3,rows=20",
+		"sync=0,err=300,faults=1000,retries=3,rows=20"},
 	// The shim delays stores and no loads, so only the race detector sees that the data may be read
 	// before its completion.
 	{"HX_PLANT_COMPLETION_BEFORE_DATA", "a completion is read without acquire",
 		"", true, "", "sync=0"},
 	{"HX_PLANT_CID_BEFORE_COPY", "a CID is free before its staged row was copied",
-		"used again before the CQ doorbell|somebody else's data|in use twice", true, "sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1,sleepy=32", "sync=0,direct=0,rowbytes=401,sets=8,inflight=6,entries=4,spare=0"},
+		"used again before the CQ doorbell|somebody else's data|in use twice", true,
+		"sync=0,direct=0,rowbytes=401,sets=12,inflight=8,entries=4,spare=0,rows=40,jitter=1,sleepy=32",
+		"sync=0,direct=0,rowbytes=401,sets=8,inflight=6,entries=4,spare=0"},
+	// As with a completion: loads are not delayed.
+	{"HX_PLANT_CID_NOT_ACQUIRED", "a free CID is taken without acquire",
+		"", true, "", "sync=0,direct=0,sets=8,inflight=6,entries=4,spare=0"},
 	{"HX_PLANT_REFILL_BEFORE_HANDOVER", "a set is pending before its entry is written",
-		".", true, "sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32", "sync=0,sets=8,inflight=6"},
+		".", true,
+		"sync=0,sets=60,inflight=16,store_buffer=64,jitter=1,latency_us=0,ssds=1,queues=1,sblocks=1,cblocks=1,warps=1,entries=33,spare=0,rows=200,rowbytes=512,direct=1,gap=0,limit_us=10000,sleepy=32",
+		"sync=0,sets=8,inflight=6"},
 	{"HX_PLANT_COALESCE_BARRIER", "warps place keys before the block has scanned its counts",
-		"of the order has index|begins at|is no unit|the rows are at", true, "sync=0,split=0,window=8,rowbytes=512,rows=100", "sync=0,split=0,window=8,rowbytes=512,rows=100"},
+		"of the order has index|begins at|is no unit|the rows are at", true,
+		"sync=0,split=0,window=8,rowbytes=512,rows=100",
+		"sync=0,split=0,window=8,rowbytes=512,rows=100"},
 	// Wrong by themselves, whatever the order: no claim for the race detector.
 	{"HX_PLANT_RUN_OFFSET", "a run's rows are copied from where its command begins",
 		"somebody else's data", false, "sync=0,split=0,window=8,rowbytes=512,direct=0", ""},
 	{"HX_PLANT_MARKS_IGNORED", "each part of a row that fails counts as a row",
-		"or a second one|rows failed", false, "sync=0,window=0,split=1,rowbytes=1536,dnr=300,faults=1000", ""},
+		"or a second one|rows failed", false,
+		"sync=0,window=0,split=1,rowbytes=1536,dnr=300,faults=1000", ""},
 	{"HX_PLANT_GENERATION_IGNORED", "a completion counts for whatever is in flight under its CID",
-		"in use twice|used again|nothing was written there|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,duplicate=300,faults=40,err=0", ""},
+		"in use twice|used again|nothing was written there|somebody else's data|which is not mapped|belongs to no row",
+		false, "sync=0,duplicate=300,faults=40,err=0", ""},
 	{"HX_PLANT_GENERATION_IGNORED", "the same, by read_sync",
-		"in use twice|used again|nothing was written there|somebody else's data|which is not mapped|belongs to no row", false, "sync=1,window=0,duplicate=300,faults=40,err=0,limit_us=5000", ""},
+		"in use twice|used again|nothing was written there|somebody else's data|which is not mapped|belongs to no row",
+		false, "sync=1,window=0,duplicate=300,faults=40,err=0,limit_us=5000", ""},
 	// A consequence of time, not of memory order: no claim for the race detector.
 	{"HX_PLANT_SKIP_QUARANTINE", "CIDs of late commands are used again while the SSD has them",
-		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false, "sync=0,late=100,lost=50,faults=40", ""},
+		"in use twice|used again|somebody else's data|which is not mapped|belongs to no row", false,
+		"sync=0,late=100,lost=50,faults=40", ""},
 }
 
 // TestPlantedMistakes: a proof that cannot fail proves nothing.
@@ -445,7 +473,8 @@ func search(t *testing.T, exe string, code int, want, set string, args ...string
 	other := "none"
 	for next := 1; next <= seeds && time.Now().Before(deadline); {
 		last := min(next+19, seeds)
-		r := explore(t, exe, 4*time.Minute, append([]string{"--seeds", fmt.Sprintf("%d-%d", next, last)}, args...)...)
+		r := explore(t, exe, 4*time.Minute,
+			append([]string{"--seeds", fmt.Sprintf("%d-%d", next, last)}, args...)...)
 		if r.code == code && like.MatchString(r.first()) {
 			return r.first()
 		}

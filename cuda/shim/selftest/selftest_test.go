@@ -81,7 +81,8 @@ func build(t *testing.T, what kind, extra ...string) string {
 	version, err := exec.Command(cxx[0], append(slices.Clone(cxx[1:]), "--version")...).Output()
 	require.NoError(t, err)
 	fmt.Fprintf(h, "%s %q\n%s", runtime.GOARCH, cxx, version)
-	for _, g := range []string{"src/*.h", "../*.h", "../../kernels/types.h", "../../kernels/device.h", "../../kernels/device_shim.h"} {
+	for _, g := range []string{"src/*.h", "../*.h", "../../kernels/types.h",
+		"../../kernels/device.h", "../../kernels/device_shim.h"} {
 		files, err := filepath.Glob(g)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, g)
@@ -108,7 +109,8 @@ func build(t *testing.T, what kind, extra ...string) string {
 	slots := make(chan struct{}, runtime.NumCPU())
 	var wg sync.WaitGroup
 	for i, s := range sources {
-		args := append([]string{"-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-I..", "-I../../kernels"}, extra...)
+		args := append([]string{"-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall",
+			"-Wextra", "-Werror", "-I..", "-I../../kernels"}, extra...)
 		switch {
 		case what == underTSan && i < runtimeSources:
 			args = append(args, "-DHX_TSAN=1")
@@ -177,7 +179,8 @@ func TestShim(t *testing.T) {
 	program := build(t, plain)
 	litmus := strconv.Itoa(seeds(t, 100))
 	for _, c := range [][]string{
-		{"collectives", "6"}, {"errors"}, {"litmus", litmus}, {"clocks"}, {"concurrent"}, {"chain"}, {"speed"},
+		{"collectives", "6"}, {"errors"}, {"litmus", litmus}, {"clocks"}, {"concurrent"}, {"chain"},
+		{"speed"},
 	} {
 		t.Run(c[0], func(t *testing.T) {
 			text, err := run(t, program, c...)
@@ -230,7 +233,8 @@ func TestShimUcontext(t *testing.T) {
 		t.Skip("one more build: make test-shim (SEEDS is set)")
 	}
 	program := build(t, plain, "-DHX_UCONTEXT=1")
-	for _, c := range [][]string{{"collectives", "3"}, {"litmus", "40"}, {"clocks"}, {"concurrent"}} {
+	for _, c := range [][]string{{"collectives", "3"}, {"litmus", "40"}, {"clocks"},
+		{"concurrent"}} {
 		text, err := run(t, program, c...)
 		require.NoError(t, err, "%v:\n%s", c, text)
 	}
@@ -240,10 +244,12 @@ func TestThreadSanitizer(t *testing.T) {
 	wide.Only(t)
 	program := build(t, underTSan)
 	fixed := []string{program} // what to run
-	if text, err := run(t, program, "tsan", "1", "t_locals"); err != nil && strings.Contains(text, "unexpected memory mapping") {
+	if text, err := run(t, program, "tsan", "1", "t_locals"); err != nil &&
+		strings.Contains(text, "unexpected memory mapping") {
 		// Addresses are random in more bits than this ThreadSanitizer knows of.
 		fixed = []string{"setarch", "-R", program}
-		if text, err = run(t, fixed[0], append(fixed[1:], "tsan", "1", "t_locals")...); err != nil && strings.Contains(text, "setarch") {
+		if text, err = run(t, fixed[0], append(fixed[1:], "tsan", "1",
+			"t_locals")...); err != nil && strings.Contains(text, "setarch") {
 			t.Skipf("ThreadSanitizer cannot run here: %s", text)
 		}
 	}
@@ -257,7 +263,8 @@ func TestThreadSanitizer(t *testing.T) {
 		{"t_mp_fence", ""},
 		{"t_mp_fence_rmw", ""},
 		{"t_mp_release", ""},
-		{"t_mp_fence_too_early", "t_mp_fence_too_early"}, // a fence publishes what came before it, not what came after
+		// a fence publishes what came before it, not what came after
+		{"t_mp_fence_too_early", "t_mp_fence_too_early"},
 		{"t_relaxed_reader", "t_relaxed_reader"},
 		{"t_relaxed_reader_fence", ""},
 		{"t_join_nothing", "t_join_nothing"},

@@ -50,7 +50,8 @@ func New(root string) *Machine {
 	for _, d := range []string{"nvme", "vfio-pci"} {
 		m.Mkdir("/sys/bus/pci/drivers/" + d)
 	}
-	for _, d := range []string{"/sys/bus/pci/devices", "/sys/class/block", "/sys/class/nvme", "/sys/class/nvme-generic", "/sys/kernel/iommu_groups", "/dev", "/run"} {
+	for _, d := range []string{"/sys/bus/pci/devices", "/sys/class/block", "/sys/class/nvme",
+		"/sys/class/nvme-generic", "/sys/kernel/iommu_groups", "/dev", "/run"} {
 		m.Mkdir(d)
 	}
 	m.Put("/proc/swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
@@ -229,12 +230,14 @@ func (m *Machine) attach(addr, driver string) {
 	}
 	n := m.number[addr]
 	ctrl := fmt.Sprintf("%s/nvme/nvme%d", device(addr), n)
-	for k, v := range map[string]string{"serial": s.Serial, "model": s.Model, "firmware_rev": s.Firmware, "state": "live", "transport": "pcie",
+	for k, v := range map[string]string{"serial": s.Serial, "model": s.Model,
+		"firmware_rev": s.Firmware, "state": "live", "transport": "pcie",
 		"subsysnqn": "nqn.2019-08.org.qemu:" + s.Serial} {
 		m.Put(ctrl+"/"+k, v+"\n")
 	}
 	m.Put(fmt.Sprintf("/dev/nvme%d", n), "")
-	m.Link(fmt.Sprintf("/sys/class/nvme/nvme%d", n), "../../devices/pci0000:00/"+addr+fmt.Sprintf("/nvme/nvme%d", n))
+	m.Link(fmt.Sprintf("/sys/class/nvme/nvme%d", n), "../../devices/pci0000:00/"+addr+
+		fmt.Sprintf("/nvme/nvme%d", n))
 	head := ctrl
 	if s.Multipath {
 		head = fmt.Sprintf("/sys/devices/virtual/nvme-subsystem/nvme-subsys%d", n)
@@ -249,7 +252,8 @@ func (m *Machine) attach(addr, driver string) {
 	m.Put(head+"/"+m.Name(addr)+"/queue/zoned", zones)
 	generic := fmt.Sprintf("ng%dn1", n)
 	m.Mkdir(head + "/" + generic)
-	m.Link("/sys/class/nvme-generic/"+generic, "../../"+strings.TrimPrefix(head, "/sys/")+"/"+generic)
+	m.Link("/sys/class/nvme-generic/"+generic, "../../"+strings.TrimPrefix(head, "/sys/")+"/"+
+		generic)
 	m.Put("/dev/"+generic, "")
 	m.Fill(m.Name(addr), 0, string(s.Content))
 }
@@ -267,7 +271,8 @@ func (m *Machine) detach(addr, driver string) {
 	n := m.number[addr]
 	m.Remove(device(addr) + "/nvme")
 	m.Remove(fmt.Sprintf("/sys/devices/virtual/nvme-subsystem/nvme-subsys%d", n))
-	for _, p := range []string{"/sys/class/nvme/nvme%d", "/sys/class/block/nvme%dn1", "/sys/class/nvme-generic/ng%dn1", "/dev/nvme%d", "/dev/nvme%dn1", "/dev/ng%dn1"} {
+	for _, p := range []string{"/sys/class/nvme/nvme%d", "/sys/class/block/nvme%dn1",
+		"/sys/class/nvme-generic/ng%dn1", "/dev/nvme%d", "/dev/nvme%dn1", "/dev/ng%dn1"} {
 		m.Remove(fmt.Sprintf(p, n))
 	}
 }

@@ -17,7 +17,8 @@ import (
 
 func TestLineRoundTrip(t *testing.T) {
 	var buf bytes.Buffer
-	want := Request{ID: 7, Op: OpExec, Argv: []string{"sh", "-c", "printf 'a\nb\x00'"}, Stdin: []byte{0, 10, 13, 255}}
+	want := Request{ID: 7, Op: OpExec, Argv: []string{"sh", "-c", "printf 'a\nb\x00'"},
+		Stdin: []byte{0, 10, 13, 255}}
 	if err := WriteLine(&buf, want); err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,8 @@ func TestLineRoundTrip(t *testing.T) {
 
 func TestLineFindsEveryChangedByte(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteLine(&buf, Response{ID: 3, Op: OpExec, Code: 1, Out: []byte("out")}); err != nil {
+	if err := WriteLine(&buf, Response{ID: 3, Op: OpExec, Code: 1,
+		Out: []byte("out")}); err != nil {
 		t.Fatal(err)
 	}
 	line := strings.TrimSuffix(buf.String(), "\n")
@@ -100,19 +102,22 @@ func TestExec(t *testing.T) {
 	q := sh(`cat; echo "$BASE $OWN"; echo problem >&2; exit 7`)
 	q.Stdin, q.Env = []byte("in\n"), []string{"OWN=own"}
 	a := do(t, c, q)
-	if a.Code != 7 || string(a.Out) != "in\nbase own\n" || string(a.Err) != "problem\n" || a.TimedOut {
+	if a.Code != 7 || string(a.Out) != "in\nbase own\n" || string(a.Err) != "problem\n" ||
+		a.TimedOut {
 		t.Errorf("got %+v, out %q, err %q", a, a.Out, a.Err)
 	}
 	if a := do(t, c, sh("kill -9 $$")); a.Code != 137 {
 		t.Errorf("a killed command has code %d, not 137", a.Code)
 	}
-	if _, err := c.Do(nil, Request{Op: OpExec, Argv: []string{"/no/such/file"}}); err == nil || !strings.Contains(err.Error(), "/no/such/file") {
+	if _, err := c.Do(nil, Request{Op: OpExec, Argv: []string{"/no/such/file"}}); err == nil ||
+		!strings.Contains(err.Error(), "/no/such/file") {
 		t.Errorf("a command that is not there: %v", err)
 	}
 	if _, err := c.Do(nil, Request{Op: OpExec, Argv: []string{"true"}, User: "user"}); err == nil {
 		t.Error("became a user without a way to")
 	}
-	if _, err := c.Do(nil, Request{Op: "dance"}); err == nil || !strings.Contains(err.Error(), "dance") {
+	if _, err := c.Do(nil, Request{Op: "dance"}); err == nil || !strings.Contains(err.Error(),
+		"dance") {
 		t.Errorf("an unknown operation: %v", err)
 	}
 }
@@ -121,10 +126,12 @@ func TestExecAsUserWrapsArgv(t *testing.T) {
 	c, _ := pair(t, &Server{As: func(user string, argv []string) ([]string, error) {
 		return append([]string{"/bin/echo", user}, argv...), nil
 	}})
-	if a := do(t, c, Request{Op: OpExec, User: "user", Argv: []string{"id", "-u"}}); string(a.Out) != "user id -u\n" {
+	if a := do(t, c, Request{Op: OpExec, User: "user",
+		Argv: []string{"id", "-u"}}); string(a.Out) != "user id -u\n" {
 		t.Errorf("got %q", a.Out)
 	}
-	if a := do(t, c, Request{Op: OpExec, User: "root", Argv: []string{"/bin/echo", "x"}}); string(a.Out) != "x\n" {
+	if a := do(t, c, Request{Op: OpExec, User: "root",
+		Argv: []string{"/bin/echo", "x"}}); string(a.Out) != "x\n" {
 		t.Errorf("root was wrapped: %q", a.Out)
 	}
 }
@@ -186,10 +193,12 @@ func TestStartKillWait(t *testing.T) {
 func TestOutputIsBounded(t *testing.T) {
 	c, _ := pair(t, &Server{})
 	a := do(t, c, sh("echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo last"))
-	if len(a.Out) > OutputLimit+100 || !bytes.HasPrefix(a.Out, []byte("first\n")) || !bytes.HasSuffix(a.Out, []byte("xlast\n")) {
+	if len(a.Out) > OutputLimit+100 || !bytes.HasPrefix(a.Out, []byte("first\n")) ||
+		!bytes.HasSuffix(a.Out, []byte("xlast\n")) {
 		t.Fatalf("%d bytes from %q to %q", len(a.Out), a.Out[:10], a.Out[len(a.Out)-10:])
 	}
-	if want := fmt.Sprintf("%d bytes left out", 3000011-OutputLimit); !bytes.Contains(a.Out, []byte(want)) {
+	if want := fmt.Sprintf("%d bytes left out", 3000011-OutputLimit); !bytes.Contains(a.Out,
+		[]byte(want)) {
 		t.Errorf("does not say %q", want)
 	}
 }
@@ -205,7 +214,8 @@ func TestFiles(t *testing.T) {
 	if a := do(t, c, Request{Op: OpRead, Path: path}); !bytes.Equal(a.Data, data) {
 		t.Errorf("got %q", a.Data)
 	}
-	if a := do(t, c, Request{Op: OpRead, Path: path, Offset: 3, Max: 4}); !bytes.Equal(a.Data, data[3:7]) {
+	if a := do(t, c, Request{Op: OpRead, Path: path, Offset: 3, Max: 4}); !bytes.Equal(a.Data,
+		data[3:7]) {
 		t.Errorf("got %q", a.Data)
 	}
 	if a := do(t, c, Request{Op: OpLog}); string(a.Data) != "line\n" {
@@ -261,7 +271,8 @@ func TestClientEndsWithTheChannel(t *testing.T) {
 	go io.Copy(io.Discard, guest)
 	limit := make(chan struct{})
 	time.AfterFunc(20*time.Millisecond, func() { close(limit) })
-	if _, err := NewClient(host).Do(limit, Request{Op: OpExec}); err == nil || !strings.Contains(err.Error(), "no answer") {
+	if _, err := NewClient(host).Do(limit, Request{Op: OpExec}); err == nil ||
+		!strings.Contains(err.Error(), "no answer") {
 		t.Errorf("silent guest: %v", err)
 	}
 }

@@ -1,8 +1,8 @@
 // Package agent is what tools/vmtest's host program and its guest say to each other: one request or
 // answer a line over a serial port, and the server that carries requests out.
 //
-// A line is eight hex digits of CRC-32 (IEEE), a blank, JSON and a newline: a serial port that loses or
-// adds a byte is found, not guessed at.
+// A line is eight hex digits of CRC-32 (IEEE), a blank, JSON and a newline: a serial port that
+// loses or adds a byte is found, not guessed at.
 package agent
 
 import (
@@ -34,22 +34,23 @@ const (
 
 // Request is one thing to do.
 type Request struct {
-	ID        int64    `json:"id"`
-	Op        string   `json:"op"`
-	Argv      []string `json:"argv,omitempty"`
-	User      string   `json:"user,omitempty"` // "" and "root" stay root
-	Env       []string `json:"env,omitempty"`
-	Dir       string   `json:"dir,omitempty"`
-	Stdin     []byte   `json:"stdin,omitempty"`
-	TTY       bool     `json:"tty,omitempty"`        // standard streams are a terminal
-	TimeoutMS int64    `json:"timeout_ms,omitempty"` // of Argv; after it the process group is killed
-	Proc      int      `json:"proc,omitempty"`
-	Signal    int      `json:"signal,omitempty"`
-	Path      string   `json:"path,omitempty"`
-	Offset    int64    `json:"offset,omitempty"`
-	Max       int64    `json:"max,omitempty"`
-	Data      []byte   `json:"data,omitempty"`
-	Mode      uint32   `json:"mode,omitempty"`
+	ID    int64    `json:"id"`
+	Op    string   `json:"op"`
+	Argv  []string `json:"argv,omitempty"`
+	User  string   `json:"user,omitempty"` // "" and "root" stay root
+	Env   []string `json:"env,omitempty"`
+	Dir   string   `json:"dir,omitempty"`
+	Stdin []byte   `json:"stdin,omitempty"`
+	TTY   bool     `json:"tty,omitempty"` // standard streams are a terminal
+	// of Argv; after it the process group is killed
+	TimeoutMS int64  `json:"timeout_ms,omitempty"`
+	Proc      int    `json:"proc,omitempty"`
+	Signal    int    `json:"signal,omitempty"`
+	Path      string `json:"path,omitempty"`
+	Offset    int64  `json:"offset,omitempty"`
+	Max       int64  `json:"max,omitempty"`
+	Data      []byte `json:"data,omitempty"`
+	Mode      uint32 `json:"mode,omitempty"`
 }
 
 // Response answers the request with its ID.
@@ -72,7 +73,8 @@ func WriteLine(w io.Writer, v any) error {
 		return err
 	}
 	if len(b) > maxLine {
-		return fmt.Errorf("a message of %d bytes is over the channel's limit of %d", len(b), maxLine)
+		return fmt.Errorf("a message of %d bytes is over the channel's limit of %d", len(b),
+			maxLine)
 	}
 	line := make([]byte, 0, len(b)+10)
 	line = fmt.Appendf(line, "%08x ", crc32.ChecksumIEEE(b))
@@ -89,7 +91,9 @@ func ParseLine(line string, v any) error {
 		return fmt.Errorf("channel: not a message: %.80q", line)
 	}
 	if got := crc32.ChecksumIEEE([]byte(text)); got != uint32(want) {
-		return fmt.Errorf("channel: a message of %d bytes has CRC %08x, not %08x: bytes were lost or changed: %.80q", len(text), got, want, text)
+		return fmt.Errorf(
+			"channel: a message of %d bytes has CRC %08x, not %08x: bytes were lost or changed: %.80q",
+			len(text), got, want, text)
 	}
 	if err := json.Unmarshal([]byte(text), v); err != nil {
 		return fmt.Errorf("channel: %w in %.80q", err, text)
@@ -119,7 +123,8 @@ type Client struct {
 
 // NewClient reads answers from rw until it ends.
 func NewClient(rw io.ReadWriter) *Client {
-	c := &Client{w: rw, waiting: map[int64]chan Response{}, hello: make(chan struct{}), ended: make(chan struct{})}
+	c := &Client{w: rw, waiting: map[int64]chan Response{}, hello: make(chan struct{}),
+		ended: make(chan struct{})}
 	go c.read(rw)
 	return c
 }
@@ -210,6 +215,6 @@ func (c *Client) Do(done <-chan struct{}, q Request) (Response, error) {
 	}
 }
 
-// EndLine is what the guest prints on its console as the last thing before it powers off: without it
-// a machine did not end, it died.
+// EndLine is what the guest prints on its console as the last thing before it powers off: without
+// it a machine did not end, it died.
 const EndLine = "VMTEST END"

@@ -113,7 +113,8 @@ func (s *Server) do(q Request) (Response, error) {
 		}
 		select {
 		case <-p.done:
-			return Response{}, fmt.Errorf("process %d has ended already with code %d", q.Proc, p.code)
+			return Response{}, fmt.Errorf("process %d has ended already with code %d",
+				q.Proc, p.code)
 		default:
 		}
 		return Response{}, syscall.Kill(-q.Proc, syscall.Signal(q.Signal))

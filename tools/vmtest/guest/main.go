@@ -1,6 +1,6 @@
-// Command guest is PID 1 of tools/vmtest's virtual machines. It mounts the kernel's file systems, starts
-// itself again as the agent that answers the host over the second serial port, and reaps orphans. It
-// loads no module and binds no device: the kernel's nvme driver has the disks.
+// Command guest is PID 1 of tools/vmtest's virtual machines. It mounts the kernel's file systems,
+// starts itself again as the agent that answers the host over the second serial port, and reaps
+// orphans. It loads no module and binds no device: the kernel's nvme driver has the disks.
 package main
 
 import (
@@ -30,7 +30,8 @@ func main() {
 	case os.Getpid() == 1:
 		fail("init", initialise())
 	default:
-		fail("guest", fmt.Errorf("this is the init of tools/vmtest's guests; it does nothing elsewhere"))
+		fail("guest",
+			fmt.Errorf("this is the init of tools/vmtest's guests; it does nothing elsewhere"))
 	}
 }
 
@@ -102,7 +103,8 @@ func serve() error {
 		return err
 	}
 	s := &agent.Server{
-		Env: []string{"PATH=" + path, "HOME=/root", "USER=root", "LOGNAME=root", "TERM=dumb", "LC_ALL=C"},
+		Env: []string{"PATH=" + path, "HOME=/root", "USER=root", "LOGNAME=root", "TERM=dumb",
+			"LC_ALL=C"},
 		As: func(user string, argv []string) ([]string, error) {
 			return append([]string{"/init", "as", user}, argv...), nil
 		},
@@ -131,11 +133,13 @@ func raw(f *os.File) error {
 	if err := ioctl(f, syscall.TCGETS, unsafe.Pointer(&t)); err != nil {
 		return err
 	}
-	t.Iflag &^= syscall.IGNBRK | syscall.BRKINT | syscall.PARMRK | syscall.ISTRIP | syscall.INLCR | syscall.IGNCR | syscall.ICRNL | syscall.IXON
+	t.Iflag &^= syscall.IGNBRK | syscall.BRKINT | syscall.PARMRK | syscall.ISTRIP |
+		syscall.INLCR | syscall.IGNCR | syscall.ICRNL | syscall.IXON
 	t.Oflag &^= syscall.OPOST
 	t.Lflag &^= syscall.ECHO | syscall.ECHONL | syscall.ICANON | syscall.ISIG | syscall.IEXTEN
 	const cbaud = 0o010017
-	t.Cflag = t.Cflag&^(syscall.CSIZE|syscall.PARENB|cbaud) | syscall.CS8 | syscall.CLOCAL | syscall.B115200
+	t.Cflag = t.Cflag&^(syscall.CSIZE|syscall.PARENB|cbaud) |
+		syscall.CS8 | syscall.CLOCAL | syscall.B115200
 	t.Cc[syscall.VMIN], t.Cc[syscall.VTIME] = 1, 0
 	return ioctl(f, syscall.TCSETS, unsafe.Pointer(&t))
 }
@@ -209,7 +213,8 @@ func logEnd() (int64, error) {
 	return last, err
 }
 
-// kernelLog is what matters of the kernel's log: warnings and worse since boot, everything after mark.
+// kernelLog is what matters of the kernel's log: warnings and worse since boot, everything after
+// mark.
 func kernelLog(mark int64) ([]byte, error) {
 	var out []byte
 	err := kmsg(func(pri, seq int64, text string) {

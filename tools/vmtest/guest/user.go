@@ -22,8 +22,8 @@ type account struct {
 	names    []string // of groups, in the same order
 }
 
-// become turns this process into user, with the groups and limits that a login through PAM gives, and
-// runs argv.
+// become turns this process into user, with the groups and limits that a login through PAM gives,
+// and runs argv.
 func become(user string, argv []string) error {
 	a, err := lookup("/etc/passwd", "/etc/group", user)
 	if err != nil {
@@ -113,8 +113,8 @@ func lookup(passwd, group, user string) (account, error) {
 
 const rlimitMemlock = 8
 
-// limits applies what the files of dir say about locked memory, as pam_limits does: a line of the user
-// beats one of a group beats "*".
+// limits applies what the files of dir say about locked memory, as pam_limits does: a line of the
+// user beats one of a group beats "*".
 func limits(dir string, a account, set func(which int, soft, hard uint64) error) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.conf"))
 	if err != nil {

@@ -19,13 +19,16 @@ func write(t *testing.T, dir, name, text string) string {
 
 func TestLookup(t *testing.T) {
 	dir := t.TempDir()
-	pw := write(t, dir, "passwd", "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1001:u:/people/user:/bin/sh\n")
-	gr := write(t, dir, "group", "root:x:0:\nown:x:1001:\nhelios:x:990:root,user\nnothis:x:991:\nextra:x:7:root,user\nother:x:8:root\n")
+	pw := write(t, dir, "passwd",
+		"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1001:u:/people/user:/bin/sh\n")
+	gr := write(t, dir, "group",
+		"root:x:0:\nown:x:1001:\nhelios:x:990:root,user\nnothis:x:991:\nextra:x:7:root,user\nother:x:8:root\n")
 	a, err := lookup(pw, gr, "user")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.uid != 1000 || a.gid != 1001 || a.home != "/people/user" || !slices.Equal(a.groups, []int{1001, 990, 7}) {
+	if a.uid != 1000 || a.gid != 1001 || a.home != "/people/user" ||
+		!slices.Equal(a.groups, []int{1001, 990, 7}) {
 		t.Errorf("got %+v", a)
 	}
 	if _, err := lookup(pw, gr, "nobody"); err == nil {
@@ -43,7 +46,8 @@ func TestLimits(t *testing.T) {
 		{"", false, 0, 0},
 		{"@other - memlock unlimited\nroot hard memlock 1\nuser - nofile 1\n", false, 0, 0},
 		{"@helios - memlock unlimited # for VFIO\n", true, math.MaxUint64, math.MaxUint64},
-		{"* - memlock 64\n@helios soft memlock 1024\n@helios hard memlock 2048\n", true, 1 << 20, 2 << 20},
+		{"* - memlock 64\n@helios soft memlock 1024\n@helios hard memlock 2048\n", true, 1 << 20,
+			2 << 20},
 		{"@helios - memlock 2048\n* - memlock 64\n", true, 2 << 20, 2 << 20},
 		{"@helios - memlock 2048\nuser - memlock 64\n", true, 64 << 10, 64 << 10},
 	} {

@@ -1,7 +1,7 @@
 // Command convert generates the loops that widen stored rows to float32 (internal/simd/convert.go).
 //
-// Each takes n elements, at least one vector of them, and does whole vectors; the last one ends where
-// the data ends and may do elements twice.
+// Each takes n elements, at least one vector of them, and does whole vectors; the last one ends
+// where the data ends and may do elements twice.
 package main
 
 import (
@@ -25,14 +25,17 @@ func main() {
 		{"AVX2", 8, func() reg.VecVirtual { return YMM() }},
 		{"AVX512", 16, func() reg.VecVirtual { return ZMM() }},
 	} {
-		generate(l, "fromFloat16", "float16", 2, func(m operand.Mem, v reg.VecVirtual, _ reg.VecVirtual) {
+		generate(l, "fromFloat16", "float16", 2, func(m operand.Mem, v reg.VecVirtual,
+			_ reg.VecVirtual) {
 			VCVTPH2PS(m, v)
 		})
-		generate(l, "fromBFloat16", "bfloat16", 2, func(m operand.Mem, v reg.VecVirtual, _ reg.VecVirtual) {
+		generate(l, "fromBFloat16", "bfloat16", 2, func(m operand.Mem, v reg.VecVirtual,
+			_ reg.VecVirtual) {
 			VPMOVZXWD(m, v)
 			VPSLLD(operand.Imm(16), v, v)
 		})
-		generate(l, "fromInt8", "int8 times scale", 1, func(m operand.Mem, v reg.VecVirtual, scale reg.VecVirtual) {
+		generate(l, "fromInt8", "int8 times scale", 1, func(m operand.Mem, v reg.VecVirtual,
+			scale reg.VecVirtual) {
 			VPMOVSXBD(m, v)
 			VCVTDQ2PS(v, v)
 			VMULPS(scale, v, v)
@@ -42,7 +45,8 @@ func main() {
 }
 
 // generate makes one loop; size is that of a source element.
-func generate(l level, name, what string, size int, widen func(m operand.Mem, v, scale reg.VecVirtual)) {
+func generate(l level, name, what string, size int,
+	widen func(m operand.Mem, v, scale reg.VecVirtual)) {
 	scaled := size == 1
 	args := "dst *float32, src *byte, n uint64"
 	if scaled {

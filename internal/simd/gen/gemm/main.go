@@ -21,11 +21,14 @@ type isa struct {
 
 var (
 	zmm = isa{"Z", 16, []int{1, 2, 3, 4, 6, 8, 12}, []reg.VecPhysical{
-		reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
-		reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23, reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
+		reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10,
+		reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
+		reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23, reg.Z24, reg.Z25,
+		reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
 	}, true}
 	ymm = isa{"Y", 8, []int{1, 2, 3, 4, 6}, []reg.VecPhysical{
-		reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7, reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
+		reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7, reg.Y8, reg.Y9, reg.Y10,
+		reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
 	}, false}
 )
 
@@ -102,12 +105,13 @@ func (s *isa) storeMasked(v reg.VecPhysical, m Mem, mask reg.VecPhysical) {
 	}
 }
 
-// kernel adds to an m × n tile of C the product of k steps: in step i, m elements at x + i·xs times n
-// at y + i·ys (strides in bytes). With load 0 the sums start from 0, not from C. n is in the last of
-// nv vectors; y is read in whole vectors.
+// kernel adds to an m × n tile of C the product of k steps: in step i, m elements at x + i·xs times
+// n at y + i·ys (strides in bytes). With load 0 the sums start from 0, not from C. n is in the last
+// of nv vectors; y is read in whole vectors.
 func (s *isa) kernel(m, nv int) {
 	name := fmt.Sprintf("gemm%s%dx%d", s.tag, m, nv)
-	TEXT(name, NOSPLIT, "func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int)")
+	TEXT(name, NOSPLIT,
+		"func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int)")
 	Pragma("noescape")
 	k, x, xs := Load(Param("k"), GP64()), Load(Param("x"), GP64()), Load(Param("xs"), GP64())
 	y, ys := Load(Param("y"), GP64()), Load(Param("ys"), GP64())
@@ -246,13 +250,14 @@ func (s *isa) kernel(m, nv int) {
 	RET()
 }
 
-// transpose writes rows of at least k elements as columns: element i of row r goes to dst + i·ds + 4·r
-// (ds in bytes). A vector's worth of rows, wherever they are; whole vectors are written in order of i,
-// so that a narrower panel's later columns overwrite what its earlier ones spilled.
+// transpose writes rows of at least k elements as columns: element i of row r goes to dst + i·ds +
+// 4·r (ds in bytes). A vector's worth of rows, wherever they are; whole vectors are written in
+// order of i, so that a narrower panel's later columns overwrite what its earlier ones spilled.
 func (s *isa) transpose() {
 	TEXT("gemmTranspose"+s.tag, NOSPLIT, "func(dst *float32, ds int, rows **float32, k int)")
 	Pragma("noescape")
-	dst, ds, rows, k := Load(Param("dst"), GP64()), Load(Param("ds"), GP64()), Load(Param("rows"), GP64()), Load(Param("k"), GP64())
+	dst, ds, rows, k := Load(Param("dst"), GP64()), Load(Param("ds"), GP64()),
+		Load(Param("rows"), GP64()), Load(Param("k"), GP64())
 	at := GP64()
 	XORQ(at, at)
 	n := s.lanes
@@ -357,7 +362,8 @@ func (s *isa) transpose16(v, t []reg.VecPhysical) {
 func (s *isa) copyPanels() {
 	TEXT("gemmPanels"+s.tag, NOSPLIT, "func(dst *float32, ps int, src *float32, ld, k, n int)")
 	Pragma("noescape")
-	dst, ps, src := Load(Param("dst"), GP64()), Load(Param("ps"), GP64()), Load(Param("src"), GP64())
+	dst, ps, src := Load(Param("dst"), GP64()), Load(Param("ps"), GP64()),
+		Load(Param("src"), GP64())
 	ld, k, n := Load(Param("ld"), GP64()), Load(Param("k"), GP64()), Load(Param("n"), GP64())
 	v0, v1, none, mask := s.vec[0], s.vec[1], s.vec[2], s.vec[3]
 	s.zero(none)
@@ -408,12 +414,13 @@ func (s *isa) copyPanels() {
 	RET()
 }
 
-// copyColumns cuts k rows of n elements, ld bytes apart, into panels of the tile's rows, ps bytes apart. A
-// vector is written for each, so that a later step overwrites what an earlier one spilled.
+// copyColumns cuts k rows of n elements, ld bytes apart, into panels of the tile's rows, ps bytes
+// apart. A vector is written for each, so that a later step overwrites what an earlier one spilled.
 func (s *isa) copyColumns() {
 	TEXT("gemmColumns"+s.tag, NOSPLIT, "func(dst *float32, ps int, src *float32, ld, k, n int)")
 	Pragma("noescape")
-	dst, ps, src := Load(Param("dst"), GP64()), Load(Param("ps"), GP64()), Load(Param("src"), GP64())
+	dst, ps, src := Load(Param("dst"), GP64()), Load(Param("ps"), GP64()),
+		Load(Param("src"), GP64())
 	ld, k, n := Load(Param("ld"), GP64()), Load(Param("k"), GP64()), Load(Param("n"), GP64())
 	w := s.rows[len(s.rows)-1]
 	v, mask := s.vec[0], s.vec[1]
@@ -470,7 +477,8 @@ func (s *isa) copyColumns() {
 func (s *isa) finish() {
 	TEXT("gemmFinish"+s.tag, NOSPLIT, "func(c, bias *float32, n, relu int)")
 	Pragma("noescape")
-	c, bias, n, relu := Load(Param("c"), GP64()), Load(Param("bias"), GP64()), Load(Param("n"), GP64()), Load(Param("relu"), GP64())
+	c, bias, n, relu := Load(Param("c"), GP64()), Load(Param("bias"), GP64()),
+		Load(Param("n"), GP64()), Load(Param("relu"), GP64())
 	v, w, none, mask, cmp := s.vec[0], s.vec[1], s.vec[2], s.vec[3], s.vec[4]
 	s.zero(none)
 	at := GP64()
@@ -499,7 +507,8 @@ func (s *isa) finish() {
 	SUBQ(U8(uint8(s.lanes)), n)
 	JLT(LabelRef("tail"))
 	Label("loop")
-	body("", func(m Mem, v reg.VecPhysical) { VMOVUPS(m, v) }, func(v reg.VecPhysical, m Mem) { VMOVUPS(v, m) })
+	body("", func(m Mem, v reg.VecPhysical) { VMOVUPS(m, v) },
+		func(v reg.VecPhysical, m Mem) { VMOVUPS(v, m) })
 	ADDQ(U8(uint8(s.lanes)), at)
 	SUBQ(U8(uint8(s.lanes)), n)
 	JGE(LabelRef("loop"))
@@ -507,28 +516,31 @@ func (s *isa) finish() {
 	ADDQ(U8(uint8(s.lanes)), n)
 	JEQ(LabelRef("done"))
 	s.setMask(n.(reg.GPVirtual), mask)
-	body("Tail", func(m Mem, v reg.VecPhysical) { s.loadMasked(m, v, mask) }, func(v reg.VecPhysical, m Mem) { s.storeMasked(v, m, mask) })
+	body("Tail", func(m Mem, v reg.VecPhysical) { s.loadMasked(m, v, mask) },
+		func(v reg.VecPhysical, m Mem) { s.storeMasked(v, m, mask) })
 	Label("done")
 	VZEROUPPER()
 	RET()
 }
 
-// dropout zeroes or scales n elements, a multiple of four vectors, by words of Philox4x32-10 with the
-// key and counters at p (two words, then four). The counter's first word goes up by one for every four
-// elements; an element is dropped where its word >> 8 is below limit.
+// dropout zeroes or scales n elements, a multiple of four vectors, by words of Philox4x32-10 with
+// the key and counters at p (two words, then four). The counter's first word goes up by one for
+// every four elements; an element is dropped where its word >> 8 is below limit.
 func (s *isa) dropout() {
-	TEXT("gemmDropout"+s.tag, NOSPLIT, "func(c *float32, n int, p *uint32, limit uint32, scale float32)")
+	TEXT("gemmDropout"+s.tag, NOSPLIT,
+		"func(c *float32, n int, p *uint32, limit uint32, scale float32)")
 	Pragma("noescape")
 	c, n, p := Load(Param("c"), GP64()), Load(Param("n"), GP64()), Load(Param("p"), GP64())
-	// Lane l makes the words of element group (l&3)·lanes/4 + l>>2: then two rounds of unpacking put
-	// them in order.
+	// Lane l makes the words of element group (l&3)·lanes/4 + l>>2: then two rounds of unpacking
+	// put them in order.
 	lane := GLOBL("gemmLanes"+s.tag, 8|16)
 	for l := range s.lanes {
 		DATA(4*l, U32((l&3)*s.lanes/4+l>>2))
 	}
 	x := s.vec[:4]
 	e, o, e2, o2 := s.vec[4], s.vec[5], s.vec[6], s.vec[7]
-	m0, m1, base, limit, scale, key := s.vec[8], s.vec[9], s.vec[10], s.vec[11], s.vec[12], s.vec[13]
+	m0, m1, base, limit, scale, key := s.vec[8], s.vec[9], s.vec[10], s.vec[11], s.vec[12],
+		s.vec[13]
 	t, u := s.vec[14], s.vec[15]
 	broadcast := func(v uint32, to reg.VecPhysical) {
 		r, q := GP32(), xmm(to)
@@ -640,8 +652,8 @@ func (s *isa) dropout() {
 	RET()
 }
 
-// peak does n times one fused multiply-add on each register but the last two, none of which waits for
-// another: what the processor can do at most.
+// peak does n times one fused multiply-add on each register but the last two, none of which waits
+// for another: what the processor can do at most.
 func (s *isa) peak() {
 	TEXT("gemmPeak"+s.tag, NOSPLIT, "func(n int)")
 	n := Load(Param("n"), GP64())

@@ -1,5 +1,5 @@
-// Command heads generates the loops of attention (internal/simd/dot.go, heads.go): dot products in 32 lanes, and rows added with a
-// weight for each head.
+// Command heads generates the loops of attention (internal/simd/dot.go, heads.go): dot products in
+// 32 lanes, and rows added with a weight for each head.
 package main
 
 import (
@@ -28,7 +28,8 @@ func main() {
 	Generate()
 }
 
-// dot sums a·b in 32 lanes, 32 elements at a time and then one padded rest, and adds the lanes as a tree.
+// dot sums a·b in 32 lanes, 32 elements at a time and then one padded rest, and adds the lanes as a
+// tree.
 func dot() {
 	TEXT("dotAVX2", NOSPLIT, "func(a *byte)")
 	Pragma("noescape")

@@ -1,8 +1,9 @@
-// Command rows generates the loops over feature rows (internal/simd/rows.go): weighted sums of rows named by a
-// list, sums of columns, Adam, and copies of rows.
+// Command rows generates the loops over feature rows (internal/simd/rows.go): weighted sums of rows
+// named by a list, sums of columns, Adam, and copies of rows.
 //
-// A sum keeps a stripe of its result in registers over the whole list, so that it is stored once, and asks for
-// the stripe of a row some places further on in the list while it adds one: the rows are all over memory.
+// A sum keeps a stripe of its result in registers over the whole list, so that it is stored once,
+// and asks for the stripe of a row some places further on in the list while it adds one: the rows
+// are all over memory.
 package main
 
 import (
@@ -29,7 +30,8 @@ const (
 	modeStream = 2 // store around the caches
 )
 
-// ahead is how many places further on in a list rows are asked for, into L2: it has more misses in flight than L1.
+// ahead is how many places further on in a list rows are asked for, into L2: it has more misses in
+// flight than L1.
 const ahead = 16
 
 const line = 64 // bytes that one prefetch fetches
@@ -136,8 +138,8 @@ func zero(l level, v reg.VecVirtual) {
 	}
 }
 
-// sumRows makes out = start·init + Σ w_e·x[idx[e]], each product and each sum rounded, in the list's order;
-// w_e = factor·table[idx[e]], or factor without a table.
+// sumRows makes out = start·init + Σ w_e·x[idx[e]], each product and each sum rounded, in the
+// list's order; w_e = factor·table[idx[e]], or factor without a table.
 func sumRows(l level) {
 	TEXT("sumRows"+l.name, NOSPLIT, "func(a *byte)")
 	Pragma("noescape")
@@ -384,7 +386,8 @@ func adam(l level) {
 		}
 		VMULPS(c[i], x, dst)
 	}
-	step := func(load func(reg.Register, reg.VecVirtual), store func(reg.VecVirtual, reg.Register)) {
+	step := func(load func(reg.Register, reg.VecVirtual),
+		store func(reg.VecVirtual, reg.Register)) {
 		x, d, mi, vi, t := l.vec(), l.vec(), l.vec(), l.vec(), l.vec()
 		load(p, x)
 		load(g, d)
@@ -444,7 +447,8 @@ func copyRows(l level) {
 	Pragma("noescape")
 	Doc("copyRows" + l.name + " is CopyRows.")
 	args := Load(Param("a"), GP64())
-	pos, slot, n, left := load(args, copyPos), load(args, copySlot), load(args, copyN), load(args, copyLeft)
+	pos, slot, n, left := load(args, copyPos), load(args, copySlot), load(args, copyN),
+		load(args, copyLeft)
 	src, dst := load(args, copySrc), load(args, copyDst)
 	size, stride := load(args, copyBytes), load(args, copyStride)
 	i := GP64()
@@ -486,13 +490,15 @@ func copyRows(l level) {
 // Offsets in prefetchArgs.
 const prefetchBase, prefetchRows, prefetchN, prefetchShift, prefetchMagic = 0, 8, 16, 24, 32
 
-// prefetchParts asks for one line of 64 bytes a row, of which it needs the number only: mulx and shrx are AVX2's companions.
+// prefetchParts asks for one line of 64 bytes a row, of which it needs the number only: mulx and
+// shrx are AVX2's companions.
 func prefetchParts() {
 	TEXT("prefetchParts", NOSPLIT, "func(a *byte)")
 	Pragma("noescape")
 	Doc("prefetchParts is PrefetchParts.")
 	args := Load(Param("a"), GP64())
-	base, rows, n, shift := load(args, prefetchBase), load(args, prefetchRows), load(args, prefetchN), load(args, prefetchShift)
+	base, rows, n, shift := load(args, prefetchBase), load(args, prefetchRows),
+		load(args, prefetchN), load(args, prefetchShift)
 	MOVQ(field(args, prefetchMagic), reg.RDX)
 	i := GP64()
 	XORQ(i, i)

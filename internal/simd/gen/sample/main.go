@@ -1,4 +1,5 @@
-// Command sample generates the loops of neighbour sampling (internal/simd/sample.go says what each does).
+// Command sample generates the loops of neighbour sampling (internal/simd/sample.go says what each
+// does).
 package main
 
 import (
@@ -62,10 +63,11 @@ func constant(v uint64, dst reg.VecVirtual) {
 	broadcast(t, dst)
 }
 
-// philox does the ten rounds on sets of four state vectors, whose 64-bit lanes have a word in the lower
-// half and anything in the upper one. The words change places from round to round: c holds them as they
-// end up. xor3 is dst ^= v ^ key of a round.
-func philox(c [][4]reg.VecVirtual, t [2]reg.VecVirtual, mul0, mul1 operand.Op, xor3 func(key int, v, dst reg.VecVirtual)) {
+// philox does the ten rounds on sets of four state vectors, whose 64-bit lanes have a word in the
+// lower half and anything in the upper one. The words change places from round to round: c holds
+// them as they end up. xor3 is dst ^= v ^ key of a round.
+func philox(c [][4]reg.VecVirtual, t [2]reg.VecVirtual, mul0, mul1 operand.Op,
+	xor3 func(key int, v, dst reg.VecVirtual)) {
 	for r := range 10 {
 		for s := range c {
 			a, b, x, y := c[s][0], c[s][1], c[s][2], c[s][3]
@@ -92,9 +94,11 @@ func bounded(lo, hi, n reg.VecVirtual) {
 const drawDoc = "draws k of each node's deg neighbours by Floyd's algorithm where k < deg, else names all, into out[i][node], i from 0 to k, k rounded up to even."
 
 func draw512() {
-	TEXT("sampleDrawAVX512", NOSPLIT, "func(nodes *int64, deg *uint32, k uint64, keys *[20]uint64, epoch, hop uint64, out *uint32)")
+	TEXT("sampleDrawAVX512", NOSPLIT,
+		"func(nodes *int64, deg *uint32, k uint64, keys *[20]uint64, epoch, hop uint64, out *uint32)")
 	Doc("sampleDrawAVX512 " + drawDoc + " 16 nodes.")
-	nodes, deg, k, keys, out := param("nodes"), param("deg"), param("k"), param("keys"), param("out")
+	nodes, deg, k, keys, out := param("nodes"), param("deg"), param("k"), param("keys"),
+		param("out")
 	vec := func() reg.VecVirtual { return ZMM() }
 	mul0, mul1, epoch, hop, one := vec(), vec(), vec(), vec(), vec()
 	constant(m0, mul0)
@@ -180,9 +184,11 @@ func draw512() {
 }
 
 func draw2() {
-	TEXT("sampleDrawAVX2", NOSPLIT, "func(nodes *int64, deg *uint32, k uint64, keys *[20]uint64, epoch, hop uint64, out *uint32)")
+	TEXT("sampleDrawAVX2", NOSPLIT,
+		"func(nodes *int64, deg *uint32, k uint64, keys *[20]uint64, epoch, hop uint64, out *uint32)")
 	Doc("sampleDrawAVX2 " + drawDoc + " 8 nodes, with rows of 16 in out.")
-	nodes, deg, k, keys, out := param("nodes"), param("deg"), param("k"), param("keys"), param("out")
+	nodes, deg, k, keys, out := param("nodes"), param("deg"), param("k"), param("keys"),
+		param("out")
 	vec := func() reg.VecVirtual { return YMM() }
 	// Vectors that stay live between blocks, but for the multipliers, are kept in memory.
 	mem := AllocLocal(10 * 32)
@@ -296,10 +302,13 @@ func draw2() {
 }
 
 func rows() {
-	TEXT("sampleRowsAsm", NOSPLIT, "func(nodes *int64, n, readable uint64, indptr *int64, numNodes, numEdges, k uint64, first *int64, deg, local *uint32) uint64")
-	Doc("sampleRowsAsm looks up where the nodes' rows are and how many draws each gets. It returns n, or the number of the first bad node.")
+	TEXT("sampleRowsAsm", NOSPLIT,
+		"func(nodes *int64, n, readable uint64, indptr *int64, numNodes, numEdges, k uint64, first *int64, deg, local *uint32) uint64")
+	Doc(
+		"sampleRowsAsm looks up where the nodes' rows are and how many draws each gets. It returns n, or the number of the first bad node.")
 	nodes, indptr := param("nodes"), param("indptr")
-	n, readable, numNodes, numEdges, k := addr("n"), addr("readable"), addr("numNodes"), addr("numEdges"), addr("k")
+	n, readable, numNodes, numEdges, k := addr("n"), addr("readable"), addr("numNodes"),
+		addr("numEdges"), addr("k")
 	first, deg, local := param("first"), param("deg"), param("local")
 	const ahead = 32
 	i, sum, v, w, f, e := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
@@ -342,9 +351,11 @@ func rows() {
 }
 
 func prefetch() {
-	TEXT("samplePrefetchAsm", NOSPLIT, "func(first *int64, n, k uint64, draws *uint32, indices *byte, shift uint64)")
+	TEXT("samplePrefetchAsm", NOSPLIT,
+		"func(first *int64, n, k uint64, draws *uint32, indices *byte, shift uint64)")
 	Doc("samplePrefetchAsm prefetches what sampleGather will read.")
-	first, n, k, draws, indices := param("first"), param("n"), param("k"), param("draws"), param("indices")
+	first, n, k, draws, indices := param("first"), param("n"), param("k"), param("draws"),
+		param("indices")
 	MOVQ(addr("shift"), reg.RCX)
 	i, p, c, lane, o := GP64(), GP64(), GP64(), GP64(), GP64()
 	XORQ(lane, lane)
@@ -368,10 +379,13 @@ func prefetch() {
 }
 
 func gather(name string, width int) {
-	TEXT(name+"Asm", NOSPLIT, "func(first *int64, deg *uint32, n, k uint64, draws *uint32, indices *byte, numNodes uint64, ids *uint32) uint64")
-	Doc(name + "Asm turns the draws of n nodes of a group into ids, one node after the other, and returns how many ids are no nodes. It writes k ids from each node's first one on, whatever its degree.")
+	TEXT(name+"Asm", NOSPLIT,
+		"func(first *int64, deg *uint32, n, k uint64, draws *uint32, indices *byte, numNodes uint64, ids *uint32) uint64")
+	Doc(name +
+		"Asm turns the draws of n nodes of a group into ids, one node after the other, and returns how many ids are no nodes. It writes k ids from each node's first one on, whatever its degree.")
 	first, deg, n, k := param("first"), param("deg"), param("n"), param("k")
-	draws, indices, ids, numNodes := param("draws"), param("indices"), param("ids"), addr("numNodes")
+	draws, indices, ids, numNodes := param("draws"), param("indices"), param("ids"),
+		addr("numNodes")
 	bad, i, p, c, o, id, end, lane := GP64(), GP64(), GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
 	XORQ(bad, bad)
 	XORQ(lane, lane)
@@ -408,7 +422,8 @@ func gather(name string, width int) {
 const aheadIDs = 32 // ids between a prefetch and its use; ids has as many more, of any value
 
 func enterDirect() {
-	TEXT("sampleEnterAsm", NOSPLIT, "func(ids *uint32, n uint64, table *uint32, stamp, mask uint32, nodes *int64, next uint64, src *uint32) uint64")
+	TEXT("sampleEnterAsm", NOSPLIT,
+		"func(ids *uint32, n uint64, table *uint32, stamp, mask uint32, nodes *int64, next uint64, src *uint32) uint64")
 	Doc("sampleEnterAsm numbers ids by a table with an entry for each node.")
 	ids, n, table := param("ids"), param("n"), param("table")
 	stamp, mask := Load(Param("stamp"), GP32()), Load(Param("mask"), GP32())
@@ -446,7 +461,8 @@ func enterDirect() {
 }
 
 func enterHash() {
-	TEXT("sampleEnterHashAsm", NOSPLIT, "func(ids *uint32, n uint64, table *uint64, slotMask, hashShift, posBits uint64, stamp, mask, low uint64, nodes *int64, next uint64, src *uint32) uint64")
+	TEXT("sampleEnterHashAsm", NOSPLIT,
+		"func(ids *uint32, n uint64, table *uint64, slotMask, hashShift, posBits uint64, stamp, mask, low uint64, nodes *int64, next uint64, src *uint32) uint64")
 	Doc("sampleEnterHashAsm numbers ids by a hash table.")
 	ids, table, n, slotMask := param("ids"), param("table"), addr("n"), addr("slotMask")
 	hashShift, posBits := param("hashShift"), param("posBits")

@@ -1,0 +1,121 @@
+package superbatch
+
+import "math/bits"
+
+// shard is a worker's table of rows: each row's first access among the mini-batches seen so far.
+type shard struct {
+	all     []entry
+	n       int
+	touched int64 // keeps meet's loads from being optimised away
+}
+
+type entry struct {
+	key   int64 // row + 1; 0: none
+	first place
+}
+
+// ahead is how many rows' entries are asked for at once.
+const ahead = 64
+
+// meet notes that a mini-batch before all that were met accesses the shard's rows among these, and
+// says when each is accessed next. Memory is what it waits for, so it loads where many rows stand
+// before it looks at the first.
+func (s *shard) meet(rows []int64, batch uint32, next []place, shard, shards int) {
+	var (
+		hashes [ahead]uint64
+		places [ahead]int32
+	)
+	for at := 0; at < len(rows); {
+		n := 0
+		for ; at < len(rows) && n < ahead; at++ {
+			h := hash(rows[at])
+			if shards == 1 || shardOf(h, shards) == shard {
+				hashes[n], places[n] = h, int32(at)
+				n++
+			}
+		}
+		for 3*(s.n+n) > 2*len(s.all) {
+			s.grow()
+		}
+		touched := int64(0)
+		for _, h := range hashes[:n] {
+			touched ^= s.all[s.home(h)].key
+		}
+		s.touched = touched
+		for i, h := range hashes[:n] {
+			e := s.at(rows[places[i]], h)
+			next[places[i]] = e.first
+			e.first = place{batch, uint32(places[i])}
+		}
+	}
+}
+
+func hash(row int64) uint64 {
+	h := uint64(row) * 0x9e3779b97f4a7c15
+	h ^= h >> 32
+	return h * 0xd6e8feb86659fd93
+}
+
+// shardOf uses the high bits of a hash, and shard.at what the product leaves below them.
+func shardOf(h uint64, shards int) int {
+	hi, _ := bits.Mul64(h, uint64(shards))
+	return int(hi)
+}
+
+func (s *shard) home(h uint64) int {
+	hi, _ := bits.Mul64(bits.RotateLeft64(h, 31), uint64(len(s.all)))
+	return int(hi)
+}
+
+// at returns the entry of a row, made where there is none; there is room for it.
+func (s *shard) at(row int64, h uint64) *entry {
+	for i := s.home(h); ; {
+		switch s.all[i].key {
+		case row + 1:
+			return &s.all[i]
+		case 0:
+			s.all[i] = entry{row + 1, place{batch: none}}
+			s.n++
+			return &s.all[i]
+		}
+		if i++; i == len(s.all) {
+			i = 0
+		}
+	}
+}
+
+// get returns the first access of a row, a batch none where it has none.
+func (s *shard) get(row int64, h uint64) place {
+	if len(s.all) == 0 {
+		return place{batch: none}
+	}
+	for i := s.home(h); s.all[i].key != 0; {
+		if s.all[i].key == row+1 {
+			return s.all[i].first
+		}
+		if i++; i == len(s.all) {
+			i = 0
+		}
+	}
+	return place{batch: none}
+}
+
+func (s *shard) grow() {
+	old := s.all
+	s.all = make([]entry, max(1<<10, 2*len(old)))
+	for _, e := range old {
+		if e.key == 0 {
+			continue
+		}
+		i := s.home(hash(e.key - 1))
+		for s.all[i].key != 0 {
+			if i++; i == len(s.all) {
+				i = 0
+			}
+		}
+		s.all[i] = e
+	}
+}
+
+// bytes is the most that the table took: what it has, and where it has grown the half of that.
+func (s *shard) bytes() int64 { return int64(len(s.all)) * 16 * 3 / 2 }

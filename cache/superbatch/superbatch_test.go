@@ -1,0 +1,354 @@
+package superbatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
+)
+
+// random is a superbatch whose rows are skewed to low numbers.
+func random(r *rand.Rand, batches, rows, most int) Memory {
+	m := make(Memory, batches)
+	for b := range m {
+		seen := map[int64]bool{}
+		for range r.IntN(most + 1) {
+			row := int64(float64(rows) * r.Float64() * r.Float64())
+			if !seen[row] {
+				seen[row] = true
+				m[b] = append(m[b], row)
+			}
+		}
+	}
+	return m
+}
+
+// play makes the moves that the changesets ask for, and returns how many rows were read: an access
+// says where its row is, and that must be true.
+func play(t *testing.T, m Memory, c Config, x *Changes) (reads int64) {
+	t.Helper()
+	cache := make([]int64, c.Slots)
+	for i := range cache {
+		cache[i] = Empty
+	}
+	if c.Before != nil {
+		copy(cache, c.Before.Rows)
+	}
+	into := map[int32]bool{}
+	for _, f := range x.Fill {
+		require.False(t, into[f.Slot], "two rows are loaded into slot %d", f.Slot)
+		into[f.Slot] = true
+		require.NotContains(t, cache, x.First[f.At])
+		cache[f.Slot] = x.First[f.At]
+		reads++
+	}
+	require.Len(t, x.Fill, len(x.First))
+	require.Equal(t, len(m), x.Batches())
+	hits, moves := int64(0), int64(0)
+	for b, rows := range m {
+		slots := x.Slots(b)
+		require.Len(t, slots, len(rows))
+		for i, s := range slots {
+			if s == Miss {
+				require.NotContains(t, cache, rows[i],
+					"mini-batch %d reads row %d, which is cached", b, rows[i])
+				reads++
+				continue
+			}
+			require.Equal(t, rows[i], cache[s], "mini-batch %d, slot %d", b, s)
+			hits++
+		}
+		clear(into)
+		for _, v := range x.Moves(b) {
+			require.False(t, into[v.Slot], "two rows move into slot %d", v.Slot)
+			into[v.Slot] = true
+			require.EqualValues(t, Miss, slots[v.At], "a row that is cached moves")
+			cache[v.Slot] = rows[v.At]
+			moves++
+		}
+	}
+	require.Equal(t, cache, x.After.Rows)
+	order := slices.Sorted(slices.Values(x.After.Reuse))
+	require.Len(t, order, int(c.Slots))
+	require.Len(t, slices.Compact(order), int(c.Slots))
+	require.Equal(t, hits, x.Stats.Hits)
+	require.Equal(t, moves, x.Stats.Inserted)
+	return reads
+}
+
+// fewest is the least number of reads that any choice of rows needs: it tries every set of rows
+// that may be kept after each mini-batch. Rows are below 16.
+func fewest(m Memory, slots int64, held uint16) int64 {
+	best := map[uint16]int64{held: 0}
+	for _, rows := range m {
+		var brings uint16
+		for _, r := range rows {
+			brings |= 1 << r
+		}
+		next := map[uint16]int64{}
+		for had, reads := range best {
+			reads += int64(bits.OnesCount16(brings &^ had))
+			from := had | brings
+			for keep := from; ; keep = (keep - 1) & from {
+				if int64(bits.OnesCount16(keep)) <= slots {
+					if was, ok := next[keep]; !ok || reads < was {
+						next[keep] = reads
+					}
+				}
+				if keep == 0 {
+					break
+				}
+			}
+		}
+		best = next
+	}
+	least := int64(math.MaxInt64)
+	for _, reads := range best {
+		least = min(least, reads)
+	}
+	return least
+}
+
+// plain is MIN with bypass as it is defined, by sorting.
+func plain(m Memory, slots int64, held []int64) (reads int64) {
+	after := func(b int, row int64) int {
+		for i := b + 1; i < len(m); i++ {
+			if slices.Contains(m[i], row) {
+				return i
+			}
+		}
+		return math.MaxInt
+	}
+	cached := slices.DeleteFunc(slices.Clone(held), func(row int64) bool { return row == Empty })
+	for b, rows := range m {
+		for _, row := range rows {
+			if !slices.Contains(cached, row) {
+				reads++
+				cached = append(cached, row)
+			}
+		}
+		next := map[int64]int{}
+		for _, row := range cached {
+			next[row] = after(b, row)
+		}
+		slices.SortStableFunc(cached, func(x, y int64) int { return next[x] - next[y] })
+		cached = cached[:min(int64(len(cached)), slots)]
+	}
+	return reads
+}
+
+// trials is how many random traces a test plays.
+func trials() int {
+	if wide.Lean() {
+		return 1000
+	}
+	return 10000
+}
+
+func TestFewestReads(t *testing.T) {
+	for n := range trials() {
+		r := rand.New(rand.NewPCG(uint64(n), 1))
+		m := random(r, 1+r.IntN(7), 1+r.IntN(7), 5)
+		c := Config{Slots: int64(r.IntN(5)), Workers: 1 + r.IntN(3)}
+		held := uint16(0)
+		if r.IntN(3) > 0 {
+			c.Before = &State{}
+			for slot := range int32(c.Slots) {
+				row := r.Int64N(7)
+				if held>>row&1 != 0 || r.IntN(4) == 0 {
+					row = Empty
+				} else {
+					held |= 1 << row
+				}
+				c.Before.Rows = append(c.Before.Rows, row)
+				c.Before.Reuse = append(c.Before.Reuse, slot)
+			}
+			r.Shuffle(int(c.Slots), func(i, j int) {
+				o := c.Before.Reuse
+				o[i], o[j] = o[j], o[i]
+			})
+		}
+		least := fewest(m, c.Slots, held)
+		for i := range 4 {
+			c.Fill, c.Keep = i&1 != 0, i&2 != 0
+			x, err := Inspect(t.Context(), m, c)
+			require.NoError(t, err)
+			require.Equal(t, least, play(t, m, c, x), "trace %d: %v, %+v", n, m, c)
+		}
+	}
+}
+
+func TestAgainstPlainMIN(t *testing.T) {
+	for n := range trials() / 50 {
+		r := rand.New(rand.NewPCG(uint64(n), 2))
+		rows := 20 + r.IntN(300)
+		all := random(r, 2+r.IntN(40), rows, 40)
+		c := Config{Slots: int64(r.IntN(rows)), Workers: 1 + r.IntN(4), Keep: n%2 == 0}
+		// One superbatch after the other, each with what the last one has left.
+		for at, size := 0, 1+r.IntN(len(all)); at < len(all); at += size {
+			m := all[at:min(at+size, len(all))]
+			x, err := Inspect(t.Context(), m, c)
+			require.NoError(t, err)
+			reads := play(t, m, c, x)
+			var held []int64
+			if c.Before != nil {
+				held = c.Before.Rows
+			}
+			require.Equal(t, plain(m, c.Slots, held), reads, "trace %d from %d", n, at)
+			require.Equal(t, reads, x.Stats.Accesses-x.Stats.Hits)
+			filled := c
+			filled.Fill = true
+			y, err := Inspect(t.Context(), m, filled)
+			require.NoError(t, err)
+			require.Equal(t, reads, play(t, m, filled, y), "loading beforehand reads more")
+			require.Equal(t, reads, y.Stats.Loaded+y.Stats.Accesses-y.Stats.Hits)
+			c.Before = &x.After
+		}
+	}
+}
+
+func TestWorkersAgree(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 3))
+	m := random(r, 60, 5000, 400)
+	for _, fill := range []bool{false, true} {
+		var want *Changes
+		for _, workers := range []int{0, 1, 2, 3, 8} {
+			x, err := Inspect(t.Context(), m, Config{Slots: 700, Workers: workers, Fill: fill})
+			require.NoError(t, err)
+			x.Stats.Bytes = 0 // of the workers' tables
+			if want == nil {
+				want = x
+			}
+			require.Equal(t, want, x, "%d workers", workers)
+		}
+	}
+}
+
+// broken fails to give a mini-batch, or gives another number of rows than it said.
+type broken struct {
+	Memory
+	fails error
+	more  bool
+}
+
+func (b broken) Read(batch int, buf []int64) ([]int64, error) {
+	if batch == 1 && b.fails != nil {
+		return nil, b.fails
+	}
+	if batch == 1 && b.more {
+		return append(slices.Clone(b.Memory[1]), 99), nil
+	}
+	return b.Memory.Read(batch, buf)
+}
+
+func TestBadInput(t *testing.T) {
+	m := Memory{{1, 2}, {3}, {1}}
+	lost := errors.New("lost")
+	_, err := Inspect(t.Context(), broken{Memory: m, fails: lost}, Config{Slots: 1, Workers: 2})
+	require.ErrorIs(t, err, lost)
+	_, err = Inspect(t.Context(), broken{Memory: m, more: true}, Config{Slots: 1})
+	require.ErrorContains(t, err, "mini-batch 1 has 2 rows and was said to have 1")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Inspect(ctx, m, Config{Slots: 1})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = Inspect(t.Context(), m, Config{Slots: -1})
+	require.ErrorContains(t, err, "a cache of -1 rows")
+	_, err = Inspect(t.Context(), m, Config{Slots: 1,
+		Before: &State{Rows: []int64{1, 2}, Reuse: []int32{0, 1}}})
+	require.ErrorContains(t, err, "has 1 slots and was left with 2")
+	before := State{Rows: []int64{7, Empty}, Reuse: []int32{1, 0}}
+	x, err := Inspect(t.Context(), Memory{}, Config{Slots: 2, Before: &before, Fill: true})
+	require.NoError(t, err)
+	require.Equal(t, before, x.After)
+}
+
+// TestReuse: what nobody knows a use of leaves in the order of its last access, after the slots
+// that are empty.
+func TestReuse(t *testing.T) {
+	x, err := Inspect(t.Context(), Memory{{1, 2}, {3}, {1}, {9}}, Config{Slots: 4})
+	require.NoError(t, err)
+	// Rows 2, 3 and 9 are not accessed again.
+	require.Equal(t, []int64{1, Empty, Empty, Empty}, x.After.Rows)
+	require.Equal(t, []int32{1, 2, 3, 0}, x.After.Reuse)
+	x, err = Inspect(t.Context(), Memory{{4, 5, 6, 7}, {4, 5, 6}, {7}, {4}, {5}},
+		Config{Slots: 4, Before: &x.After})
+	require.NoError(t, err)
+	require.Equal(t, []int64{7, 4, 5, 6}, x.After.Rows)
+	require.Equal(t, []int32{3, 0, 1, 2}, x.After.Reuse)
+
+	x, err = Inspect(t.Context(), Memory{{1, 2}, {3}, {1}, {9}}, Config{Slots: 4, Keep: true})
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 2, 3, 9}, x.After.Rows)
+	require.Equal(t, []int32{1, 2, 0, 3}, x.After.Reuse)
+	x, err = Inspect(t.Context(), Memory{{2}, {5, 6}, {2}}, Config{Slots: 4, Keep: true,
+		Before: &x.After})
+	require.NoError(t, err)
+	require.Equal(t, []int64{6, 2, 5, 9}, x.After.Rows)
+	require.Equal(t, []int32{3, 2, 0, 1}, x.After.Reuse)
+}
+
+func ExampleInspect() {
+	// Three mini-batches, sampled beforehand, and a cache of two rows.
+	batches := Memory{{10, 11, 12}, {13, 11}, {10, 11, 14}}
+	changes, err := Inspect(context.Background(), batches, Config{Slots: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for b, rows := range batches {
+		for i, slot := range changes.Slots(b) {
+			if slot == Miss {
+				fmt.Print("read ", rows[i], ", ")
+			} else {
+				fmt.Print(rows[i], " is cached, ")
+			}
+		}
+		fmt.Println(len(changes.Moves(b)), "stay")
+	}
+	// Output:
+	// read 10, read 11, read 12, 2 stay
+	// read 13, 11 is cached, 0 stay
+	// 10 is cached, 11 is cached, read 14, 0 stay
+}
+
+// BenchmarkInspect is on accesses like those of sampled mini-batches: 200 of 20,000 rows each, of
+// 2 million skewed ones, with a cache of a tenth.
+func BenchmarkInspect(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 9))
+	m := make(Memory, 200)
+	for i := range m {
+		seen := map[int64]bool{}
+		for len(m[i]) < 20000 {
+			row := int64(2e6 * r.Float64() * r.Float64() * r.Float64())
+			if !seen[row] {
+				seen[row] = true
+				m[i] = append(m[i], row)
+			}
+		}
+	}
+	for _, workers := range []int{1, 2} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			var s Stats
+			for b.Loop() {
+				x, err := Inspect(b.Context(), m, Config{Slots: 200000, Workers: workers})
+				if err != nil {
+					b.Fatal(err)
+				}
+				s = x.Stats
+			}
+			b.ReportMetric(float64(s.Accesses)*float64(b.N)/b.Elapsed().Seconds()/1e6,
+				"Maccesses/s")
+			b.ReportMetric(float64(s.Bytes)/float64(s.Accesses), "B/access")
+			b.ReportMetric(float64(s.Hits)/float64(s.Accesses), "hits")
+		})
+	}
+}

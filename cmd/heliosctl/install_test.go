@@ -1,0 +1,60 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// "make install" puts the program, its page and what shells complete below DESTDIR and PREFIX;
+// "make uninstall" takes exactly that back.
+func TestMakeInstall(t *testing.T) {
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("make is not here")
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	root := filepath.Join(t.TempDir(), "a root")
+	run := func(target string) {
+		c := exec.CommandContext(t.Context(), "make", "-C", repo, target, "DESTDIR="+root,
+			"PREFIX=/opt/h", "HELIOSCTL="+self)
+		c.Env = append(os.Environ(), asChild+"=1")
+		out, err := c.CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	files := func() (found []string) {
+		require.NoError(t, filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				rel, _ := filepath.Rel(root, p)
+				found = append(found, rel)
+			}
+			return err
+		}))
+		slices.Sort(found)
+		return found
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "opt/h/bin"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(root, "opt/h/bin/other"), nil, 0o600))
+	run("install")
+	for file, has := range map[string]string{
+		"opt/h/share/man/man1/heliosctl.1":                     ".TH",
+		"opt/h/share/bash-completion/completions/heliosctl":    "complete",
+		"opt/h/share/zsh/site-functions/_heliosctl":            "#compdef heliosctl",
+		"opt/h/share/fish/vendor_completions.d/heliosctl.fish": "complete -c heliosctl",
+	} {
+		b, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		require.Contains(t, string(b), has, file)
+	}
+	st, err := os.Stat(filepath.Join(root, "opt/h/bin/heliosctl"))
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o755), st.Mode())
+	require.Len(t, files(), 6)
+	run("uninstall")
+	require.Equal(t, []string{"opt/h/bin/other"}, files())
+}

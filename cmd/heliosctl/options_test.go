@@ -1,0 +1,95 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
+
+	"helios/sched/plan"
+)
+
+// A run of the command line that names its mode alone is the library's run of that mode, field by
+// field: every default is the library's.
+func TestDefaultsAreTheLibrarys(t *testing.T) {
+	for _, mode := range plan.ModeNames() {
+		set := flag.NewFlagSet("train", flag.ContinueOnError)
+		for _, f := range trainCommand().Flags {
+			require.NoError(t, f.Apply(set))
+		}
+		require.NoError(t, set.Parse([]string{"--mode", mode}))
+		var a trainerArgs
+		require.NoError(t, trainOptions().Read(cli.NewContext(cli.NewApp(), set, nil), &a))
+		require.NoError(t, a.check())
+		got, want := reflect.ValueOf(a.cfg.WithDefaults()),
+			reflect.ValueOf(plan.Config{Mode: mode}.WithDefaults())
+		for i := range want.NumField() {
+			f := want.Type().Field(i)
+			if f.IsExported() && f.Type.Kind() != reflect.Func { // functions are the caller's
+				require.Equal(t, want.Field(i).Interface(), got.Field(i).Interface(), "%s: %s",
+					mode, f.Name)
+			}
+		}
+	}
+}
+
+// No two options of a run have one name, and all of them stand under a heading of help.
+func TestOptionsAreDeclaredOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for _, o := range trainOptions() {
+		require.False(t, seen[o.Key()], o.Key())
+		seen[o.Key()] = true
+	}
+	for _, o := range slices.Concat(modelOptions(), dataOptions(), leftOptions()) {
+		f := lookup(trainCommand().Flags, o.Key())
+		require.NotNil(t, f, o.Key())
+		require.NotEmpty(t, f.(cli.CategorizableFlag).GetCategory(), o.Key())
+	}
+}
+
+// A former name of a flag still holds, on the command line and in a file, with a note; help and
+// completion do not show it.
+func TestFormerNames(t *testing.T) {
+	isolate(t)
+	virtual := []string{"bench", "io", "--clock", "virtual", "--hardware", "a100-p5510x12",
+		"--seconds", "0.001", "--json"}
+	for _, old := range [][]string{
+		{"--stack", "sync", "--blocks", "4", "--ssds", "2"},
+		{"--blocks=4", "--stack=sync", "--ssds=2"},
+	} {
+		r := hc(t, append(virtual, old...)...)
+		require.Zero(t, r.code, r.errOut)
+		require.Equal(t, lines(t, ok(t, append(virtual, "--io-stack", "sync", "--io-blocks", "4",
+			"--ssd-count", "2")...)), lines(t, r.out))
+		require.Contains(t, r.errOut, "--stack is called --io-stack now")
+		require.Contains(t, r.errOut, "--blocks is called --io-blocks now")
+		require.Contains(t, r.errOut, "--ssd-count now")
+	}
+	require.NoError(t, os.WriteFile("c.yaml", []byte("stack: sync\n"), 0o600))
+	r := hc(t, append(virtual, "--config", "c.yaml")...)
+	require.Zero(t, r.code, r.errOut)
+	require.Equal(t, "sync", lines(t, r.out)[0]["stack"])
+	require.Contains(t, r.errOut, "--stack is called --io-stack now")
+	// The name that stands on the command line wins over the file's former one.
+	require.Equal(t, "async", lines(t, ok(t, append(virtual, "--config", "c.yaml", "--io-stack",
+		"async")...))[0]["stack"])
+	require.NoError(t, os.WriteFile("c.yaml", []byte("stack: sync\nio-stack: sync\n"), 0o600))
+	fails(t, hc(t, append(virtual, "--config", "c.yaml")...), 2, "bench io", "stands twice")
+
+	require.NotRegexp(t, `--(stack|blocks|only)\b`, ok(t, "bench", "io", "--help"))
+	require.NotContains(t, ok(t, "bench", "io", "--st", "--generate-bash-completion"), "--stack")
+	fails(t, hc(t, "bench", "io", "--blockz", "1"), 2, "bench io", "unknown flag --blockz")
+}
+
+// A message names flags, and says the user's own words as they were typed.
+func TestOwnWordsStay(t *testing.T) {
+	isolate(t)
+	fails(t, hc(t, "train", "my option mode", "--epochs", "1"), 2, "train", "my option mode")
+	fails(t, hc(t, "train", "--dataset=my option mode", "--policy", "belady"), 2, "train",
+		"(--trace)")
+	fails(t, hc(t, "cache", "replay", "an option policy"), 2, "cache replay", "an option policy")
+}

@@ -1,0 +1,498 @@
+package build
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/bits"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"helios/dataset"
+	"helios/dataset/edges"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/inorder"
+	"helios/internal/philox"
+	"helios/internal/progress"
+)
+
+// GenerateOptions shape a generated dataset. Zero values mean the defaults.
+type GenerateOptions struct {
+	Kind string // "sbm" or "rmat"
+	// Nodes is the number of nodes, at least 1.
+	Nodes int64
+	// AvgDegree is the mean number of in-neighbours (12).
+	AvgDegree float64
+	Classes   int    // 16
+	Dim       int    // features per node (128)
+	Seed      uint64 // the same seed and options give the same bytes on every machine
+	Out       string // directory to create
+	Name      string // defaults to the base name of Out
+
+	// Homophily is, for sbm, the share of a node's neighbours drawn from its own class (0.8).
+	Homophily float64
+	// Signal is the distance of a class centre from the origin, where the noise of each
+	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
+	// of the cases; the mean over its neighbours settles most.
+	Signal float64
+	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is
+	// given), and TestFraction to test: 0 means the rest, and below 0 none. What is left is in no
+	// split.
+	TrainFraction, ValFraction, TestFraction float64
+	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed),
+	// and stores none. They say nothing about the class then.
+	FeatureFn string
+	// Memory bounds the edge sort of rmat (half of what is available, at most 8 GiB).
+	Memory   int64
+	Progress progress.Func
+}
+
+func (o *GenerateOptions) fill() error {
+	def := func(v *float64, d float64) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	if o.Kind == "" {
+		o.Kind = "sbm"
+	}
+	def(&o.AvgDegree, 12)
+	def(&o.Homophily, 0.8)
+	def(&o.Signal, 1)
+	if o.TrainFraction == 0 && o.ValFraction == 0 {
+		o.TrainFraction, o.ValFraction = 0.6, 0.2
+	}
+	if o.Classes == 0 {
+		o.Classes = 16
+	}
+	if o.Dim == 0 {
+		o.Dim = 128
+	}
+	if o.Name == "" {
+		o.Name = filepath.Base(filepath.Clean(o.Out))
+	}
+	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
+	switch {
+	case o.Kind != "sbm" && o.Kind != "rmat":
+		return errs.New(errs.Usage, "option kind %q is unknown; use sbm or rmat", o.Kind)
+	case o.Nodes < 1 || o.Nodes > 1<<40:
+		return errs.New(errs.Usage, "option nodes %d is outside 1..2^40", o.Nodes)
+	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
+		return errs.New(errs.Usage, "option classes %d is outside 1..%d (option nodes)", o.Classes,
+			min(o.Nodes, 1<<20))
+	case o.Dim < 1 || o.Dim > dataset.MaxDim:
+		return errs.New(errs.Usage, "option dim %d is outside 1..%d", o.Dim, dataset.MaxDim)
+	case !in(o.AvgDegree, 0.001, 1e6):
+		return errs.New(errs.Usage, "option avg-degree %g is outside 0.001..1000000", o.AvgDegree)
+	case !in(o.Homophily, 0.000001, 1):
+		return errs.New(errs.Usage, "option homophily %g is outside 0..1", o.Homophily)
+	case !in(o.Signal, 0.000001, 1000):
+		return errs.New(errs.Usage, "option signal %g is outside 0..1000", o.Signal)
+	case !in(o.TrainFraction, 0, 1) || !in(o.ValFraction, 0, 1) || !in(o.TestFraction, -1, 1) ||
+		o.TrainFraction+o.ValFraction+max(o.TestFraction, 0) > 1:
+		return errs.New(errs.Usage,
+			"option train-fraction %g, option val-fraction %g and option test-fraction %g are not parts of a whole; give numbers from 0 that make at most 1 together",
+			o.TrainFraction, o.ValFraction, max(o.TestFraction, 0))
+	}
+	if o.Memory == 0 {
+		o.Memory = generateMemory
+		if free, err := hostmem.AvailableBytes(); err == nil { // the bytes do not depend on it
+			o.Memory = max(min(o.Memory, free/2), 16<<20)
+		}
+	}
+	if o.FeatureFn != "" {
+		fn, err := dataset.ParseFeatureFn(o.FeatureFn, o.Seed)
+		if err != nil {
+			return err
+		}
+		o.FeatureFn = fn
+	}
+	return nil
+}
+
+// generateMemory is the most that sorting edges takes when nobody says.
+const generateMemory = 8 << 30
+
+// bytes is about what the dataset takes on disk, rather less than more: features, labels and
+// offsets of the nodes, and half the neighbours, since R-MAT drops repeated ones; and what sorting
+// needs beside it.
+func (o *GenerateOptions) bytes() float64 {
+	nodes := float64(o.Nodes)
+	row := 4 * float64(o.Dim)
+	if o.FeatureFn != "" {
+		row = 0
+	}
+	splits := o.TrainFraction + o.ValFraction + o.TestFraction
+	switch {
+	case o.TestFraction == 0:
+		splits = 1
+	case o.TestFraction < 0:
+		splits = o.TrainFraction + o.ValFraction
+	}
+	edges := nodes * o.AvgDegree
+	// sorted runs, 5 bytes an edge, lie beside what is merged from them
+	if o.Kind == "rmat" && edges*16 > float64(o.Memory) {
+		edges *= 1 + 5.0/2
+	}
+	return nodes*(row+12+8*splits) + edges*4/2
+}
+
+// Generate makes a dataset from a seed. Every part of it is a function of the seed and the
+// node or edge number alone (Philox), so it is made in parallel, streamed in bounded memory,
+// and equal for any number of cores.
+//
+// "sbm" is a degree-corrected stochastic block model (Karrer and Newman 2011): classes are the
+// blocks; a node draws its in-neighbours from its own class with probability Homophily, and
+// within a class by popularity, so that a few nodes are in very many neighbourhoods, as in
+// real graphs. "rmat" is the recursive matrix model (Chakrabarti et al. 2004) with Graph500's
+// parameters 0.57, 0.19, 0.19, 0.05 and classes by recursive position; repeated edges and self
+// loops are dropped, so the mean degree ends a little lower. Node ids are scrambled in both.
+//
+// Features are the centre of the class plus noise.
+func Generate(ctx context.Context, o GenerateOptions) (err error) {
+	if err := o.fill(); err != nil {
+		return err
+	}
+	s, err := NewStaging(o.Out)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Abort())
+		}
+	}()
+	if err := EnoughDisk(o.Out, o.bytes()); err != nil {
+		return err
+	}
+	g := newGenerator(o)
+	m := dataset.Meta{
+		Name: o.Name, Nodes: o.Nodes, Dim: o.Dim, Classes: o.Classes, DType: "float32",
+		Source: dataset.Source{Kind: o.Kind, Options: map[string]string{
+			"seed": strconv.FormatUint(o.Seed, 10), "avg-degree": formatFloat(o.AvgDegree),
+			"signal":         formatFloat(o.Signal),
+			"train-fraction": formatFloat(o.TrainFraction),
+			"val-fraction":   formatFloat(o.ValFraction)}},
+	}
+	if o.TestFraction != 0 {
+		m.Source.Options["test-fraction"] = formatFloat(max(o.TestFraction, 0))
+	}
+	if o.Kind == "sbm" {
+		m.Source.Options["homophily"] = formatFloat(o.Homophily)
+		m.Edges, err = g.sbmEdges(ctx, s)
+	} else {
+		m.Edges, m.Source.Counts, err = g.rmatEdges(ctx, s)
+	}
+	if err != nil {
+		return err
+	}
+	if o.FeatureFn != "" {
+		s.FeatureFn(&m, o.FeatureFn, o.Dim)
+	} else if err := g.features(ctx, s); err != nil {
+		return err
+	}
+	if m.Train, m.Val, m.Test, err = g.labelsAndSplits(ctx, s); err != nil {
+		return err
+	}
+	return s.Commit(m)
+}
+
+func formatFloat(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+
+// What a counter of StreamGenerate is for: its last word.
+const (
+	genPermute uint32 = iota
+	genDegree
+	genNeighbor
+	genRMAT
+	genCentre
+	genNoise
+	genSplit
+)
+
+type generator struct {
+	GenerateOptions
+	key     [2]uint32
+	half    uint      // bits in half an id, for the permutation
+	rounds  [4]uint64 // keys of the permutation
+	centres []float32 // [classes × dim]
+}
+
+func newGenerator(o GenerateOptions) *generator {
+	g := &generator{GenerateOptions: o, key: philox.Key(o.Seed, philox.StreamGenerate)}
+	for g.half = 1; int64(1)<<(2*g.half) < o.Nodes; g.half++ {
+	}
+	for i := range g.rounds {
+		w := philox.Block(g.key, [4]uint32{uint32(i), 0, 0, genPermute})
+		g.rounds[i] = uint64(w[0])<<32 | uint64(w[1])
+	}
+	// Centres have length Signal on average: dim entries of variance Signal²/dim.
+	g.centres = make([]float32, o.Classes*o.Dim)
+	scale := float32(o.Signal / math.Sqrt(float64(o.Dim)))
+	for c := range o.Classes {
+		row := g.centres[c*o.Dim:][:o.Dim]
+		g.noise(row, uint64(c), genCentre)
+		for i := range row {
+			row[i] *= scale
+		}
+	}
+	return g
+}
+
+// Ranks are positions in the model, ids are what the dataset shows. A Feistel network on twice
+// half bits, walked until it lands below nodes, is a permutation that needs no table (Black and
+// Rogaway, "Ciphers with arbitrary finite domains", 2002). It keeps popular nodes, and the
+// classes, spread over the ids and so over the SSDs.
+func (g *generator) id(rank int64) int64 {
+	mask := uint64(1)<<g.half - 1
+	x := uint64(rank)
+	for {
+		l, r := x>>g.half, x&mask
+		for _, k := range g.rounds {
+			l, r = r, l^philox.Mix(r^k)&mask
+		}
+		if x = l<<g.half | r; x < uint64(g.Nodes) {
+			return int64(x)
+		}
+	}
+}
+
+func (g *generator) rank(id int64) int64 {
+	mask := uint64(1)<<g.half - 1
+	x := uint64(id)
+	for {
+		l, r := x>>g.half, x&mask
+		for i := len(g.rounds) - 1; i >= 0; i-- {
+			l, r = r^philox.Mix(l^g.rounds[i])&mask, l
+		}
+		if x = l<<g.half | r; x < uint64(g.Nodes) {
+			return int64(x)
+		}
+	}
+}
+
+// class is the label of a node of the given rank.
+func (g *generator) class(rank int64) int64 {
+	if g.Kind == "sbm" {
+		return rank % int64(g.Classes)
+	}
+	hi, lo := bits.Mul64(uint64(rank), uint64(g.Classes))
+	q, _ := bits.Div64(hi, lo, uint64(g.Nodes))
+	return int64(q)
+}
+
+func (g *generator) words(n uint64, i, use uint32) [4]uint32 {
+	return philox.Block(g.key, [4]uint32{uint32(n), uint32(n >> 32), i, use})
+}
+
+// unit maps two words to [0, 1) with 53 bits.
+func unit(hi, lo uint32) float64 {
+	return float64((uint64(hi)<<32|uint64(lo))>>11) * (1.0 / (1 << 53))
+}
+
+// noise fills row with variates of mean 0 and variance 1: sums of four 16-bit uniforms, near
+// normal, exact in integers and therefore equal on every machine.
+func (g *generator) noise(row []float32, n uint64, use uint32) {
+	// Variance of one uniform on 0..65535 is (2^32-1)/12.
+	const mean = 4 * 65535 / 2
+	scale := float32(1 / math.Sqrt(4*(1<<32-1)/12.0))
+	sum := func(a, b uint32) float32 {
+		s := a&0xffff + a>>16 + b&0xffff + b>>16
+		return float32(int32(s)-mean) * scale
+	}
+	for i := 0; i < len(row); i += 2 {
+		w := g.words(n, uint32(i/2), use)
+		row[i] = sum(w[0], w[1])
+		if i+1 < len(row) {
+			row[i+1] = sum(w[2], w[3])
+		}
+	}
+}
+
+// neighbors draws the in-neighbours of a node of the block model: distinct, without the node
+// itself, ascending. Collisions are drawn again a bounded number of times.
+func (g *generator) neighbors(id int64, dst []int64) []int64 {
+	rank := g.rank(id)
+	own := rank % int64(g.Classes)
+	w := g.words(uint64(id), 0, genDegree)
+	// In-degrees spread evenly from half to one and a half times the mean.
+	x := g.AvgDegree * (0.5 + unit(w[0], w[1]))
+	degree := int(x)
+	if unit(w[2], w[3]) < x-float64(degree) {
+		degree++
+	}
+	degree = int(min(int64(degree), g.Nodes-1))
+	dst = dst[:0]
+	for try := uint32(0); len(dst) < degree && try < 4; try++ {
+		for i := uint32(0); len(dst) < degree && i < uint32(degree); i++ {
+			w := g.words(uint64(id), try<<28|i, genNeighbor)
+			c := own
+			if g.Classes > 1 && unit(w[0], 0) >= g.Homophily {
+				c = (own + 1 +
+					int64(philox.Bounded(uint64(w[1])<<32, uint64(g.Classes-1)))) % int64(g.Classes)
+			}
+			// Popularity falls with the rank in the class: density r^-0.6. The square root is
+			// correctly rounded everywhere, unlike a general power.
+			u := unit(w[2], w[3])
+			size := (g.Nodes - c + int64(g.Classes) - 1) / int64(g.Classes)
+			j := min(int64(float64(size)*float64(u*u*math.Sqrt(u))), size-1)
+			if src := g.id(c + j*int64(g.Classes)); src != id {
+				dst = append(dst, src)
+			}
+		}
+		slices.Sort(dst)
+		dst = slices.Compact(dst)
+	}
+	return dst
+}
+
+const nodesPerChunk = 4096
+
+func (g *generator) sbmEdges(ctx context.Context, s *Staging) (int64, error) {
+	w, err := edges.NewCSC(s.Store(), g.Nodes)
+	if err != nil {
+		return 0, err
+	}
+	type part struct{ degrees, sources []int64 }
+	chunks := (g.Nodes + nodesPerChunk - 1) / nodesPerChunk
+	err = inorder.Map(ctx, chunks, func(c int64) part {
+		var p part
+		var buf []int64
+		for v := c * nodesPerChunk; v < min((c+1)*nodesPerChunk, g.Nodes); v++ {
+			buf = g.neighbors(v, buf)
+			p.degrees = append(p.degrees, int64(len(buf)))
+			p.sources = append(p.sources, buf...)
+		}
+		return p
+	}, func(c int64, p part) error {
+		at := 0
+		for i, d := range p.degrees {
+			for range d {
+				if err := w.Put(edges.Edge{Dst: uint64(c*nodesPerChunk) + uint64(i),
+					Src: uint64(p.sources[at])}); err != nil {
+					return err
+				}
+				at++
+			}
+		}
+		g.Progress.Report("topology", min((c+1)*nodesPerChunk, g.Nodes), g.Nodes)
+		return nil
+	})
+	if err != nil {
+		return 0, errors.Join(err, w.Discard())
+	}
+	return w.Edges, w.Close()
+}
+
+func (g *generator) rmatEdges(ctx context.Context, s *Staging) (_ int64, _ map[string]int64,
+	err error) {
+	const perChunk, perPart = 1 << 13, 1 << 20
+	total := int64(float64(g.Nodes) * g.AvgDegree)
+	counts, err := edges.Sort(ctx, s.Store(), edges.Source{Name: "rmat", Unit: "edges",
+		Total: total, Parts: int((total + perPart - 1) / perPart),
+		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
+			done func(int64)) error {
+			src, dst := make([]int64, perChunk), make([]int64, perChunk)
+			var again []int32
+			for n, end := int64(part)*perPart,
+				min(int64(part+1)*perPart, total); n < end; n += perChunk {
+				k := min(perChunk, end-n)
+				g.rmatBatch(n, src[:k], dst[:k], &again)
+				if err := emit(src[:k], dst[:k]); err != nil {
+					return err
+				}
+				done(k)
+			}
+			return nil
+		}}, edges.Options{Memory: g.Memory, Nodes: g.Nodes, Rules: edges.Rules{Dedup: true,
+		NoSelf: true}, Progress: g.Progress})
+	return counts.Stored, map[string]int64{"drawn": total, "duplicates": counts.Duplicates,
+		"self-loops": counts.Self}, err
+}
+
+func (g *generator) features(ctx context.Context, s *Staging) error {
+	out, err := s.Array("features", npy.Float32, int64(g.Dim))
+	if err != nil {
+		return err
+	}
+	perChunk := max(1<<20/int64(4*g.Dim), 1)
+	err = inorder.Map(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) []byte {
+		row := make([]float32, g.Dim)
+		buf := make([]byte, 0, perChunk*int64(4*g.Dim))
+		for v := c * perChunk; v < min((c+1)*perChunk, g.Nodes); v++ {
+			g.noise(row, uint64(v), genNoise)
+			centre := g.centres[g.class(g.rank(v))*int64(g.Dim):]
+			for i, x := range row {
+				buf = binary.LittleEndian.AppendUint32(buf, math.Float32bits(x+centre[i]))
+			}
+		}
+		return buf
+	}, func(c int64, buf []byte) error {
+		g.Progress.Report("features", min((c+1)*perChunk, g.Nodes), g.Nodes)
+		_, err := out.Write(buf)
+		return err
+	})
+	if err != nil {
+		return errors.Join(err, out.Discard())
+	}
+	return out.Close()
+}
+
+func (g *generator) labelsAndSplits(ctx context.Context, s *Staging) (train, val, test int64,
+	err error) {
+	labels, err := s.Array("labels", npy.Int32, 0)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	sp, err := NewSplitter(s, g.Seed, g.TrainFraction, g.ValFraction)
+	if err == nil && g.TestFraction != 0 {
+		sp.all = g.TrainFraction + g.ValFraction + max(g.TestFraction, 0)
+	}
+	if err != nil {
+		return 0, 0, 0, errors.Join(err, labels.Discard())
+	}
+	const perChunk = 64 << 10
+	type part struct {
+		labels []int32
+		nodes  [3][]int64
+	}
+	err = inorder.Map(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) (p part) {
+		lo, hi := c*perChunk, min((c+1)*perChunk, g.Nodes)
+		p.labels = make([]int32, 0, hi-lo)
+		for v := lo; v < hi; v++ {
+			p.labels = append(p.labels, int32(g.class(g.rank(v))))
+			if i := sp.deal(uint64(v)); i >= 0 {
+				p.nodes[i] = append(p.nodes[i], v)
+			}
+		}
+		return p
+	}, func(c int64, p part) error {
+		err := labels.Int32s(p.labels)
+		for i, v := range p.nodes {
+			if err == nil {
+				sp.n[i] += int64(len(v))
+				err = sp.out[i].int64s(v)
+			}
+		}
+		g.Progress.Report("labels", min((c+1)*perChunk, g.Nodes), g.Nodes)
+		return err
+	})
+	if err != nil {
+		return 0, 0, 0, errors.Join(err, labels.Discard(), sp.Discard())
+	}
+	if err := labels.Close(); err != nil {
+		return 0, 0, 0, errors.Join(err, sp.Discard())
+	}
+	return sp.Close()
+}
+
+// Noise draws rows of numbers of mean 0 and variance 1: the row of a node follows from the seed and
+// its number.
+func Noise(seed uint64) func(row []float32, node uint64) {
+	g := &generator{key: philox.Key(seed, philox.StreamGenerate)}
+	return func(row []float32, node uint64) { g.noise(row, node, genNoise) }
+}

@@ -1,0 +1,273 @@
+package edges
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"helios/dataset/npy"
+	"helios/internal/progress"
+)
+
+// CSCWriter writes indptr.npy and indices.npy from edges that come in (dst, src) order.
+type CSCWriter struct {
+	indptr, indices Array
+	nodes           int64
+	wide            bool
+	next            int64 // nodes whose start is written
+	Edges           int64 // written so far
+	idx, ptr        []byte
+}
+
+// wideFrom is the number of nodes from which ids need 64 bits; a variable for tests.
+var wideFrom int64 = 1 << 32
+
+// NewCSC writes the topology of so many nodes.
+func NewCSC(s Store, nodes int64) (*CSCWriter, error) { return cscFrom(s, nodes, nil) }
+
+// CSCMark is a CSCWriter on the disk.
+type CSCMark struct {
+	Indptr  ArrayMark `json:"indptr"`
+	Indices ArrayMark `json:"indices"`
+	Next    int64     `json:"next"`
+	Edges   int64     `json:"edges"`
+}
+
+// cscFrom goes on at a mark, or begins where that is nil.
+func cscFrom(s Store, nodes int64, at *CSCMark) (*CSCWriter, error) {
+	w := &CSCWriter{nodes: nodes, wide: nodes > wideFrom}
+	dt := npy.Uint32
+	if w.wide {
+		dt = npy.Int64
+	}
+	var ptr, idx *ArrayMark
+	if at != nil {
+		ptr, idx, w.next, w.Edges = &at.Indptr, &at.Indices, at.Next, at.Edges
+	}
+	var err error
+	if w.indptr, err = s.Array("indptr", npy.Int64, ptr); err != nil {
+		return nil, err
+	}
+	if w.indices, err = s.Array("indices", dt, idx); err != nil {
+		return nil, errors.Join(err, w.indptr.Discard())
+	}
+	return w, nil
+}
+
+// Put writes one edge, which is not below those before it.
+func (w *CSCWriter) Put(x Edge) error {
+	if err := w.startUpTo(int64(x.Dst), w.Edges); err != nil {
+		return err
+	}
+	if w.wide {
+		w.idx = binary.LittleEndian.AppendUint64(w.idx, x.Src)
+	} else {
+		w.idx = binary.LittleEndian.AppendUint32(w.idx, uint32(x.Src))
+	}
+	w.Edges++
+	if len(w.idx) >= 64<<10 {
+		return w.flush()
+	}
+	return nil
+}
+
+// putMerged writes a range.
+func (w *CSCWriter) putMerged(m *merged, wideKeys bool) error {
+	switch {
+	case m.heavy:
+		for range m.times {
+			if err := w.Put(m.lo); err != nil {
+				return err
+			}
+		}
+		return nil
+	case wideKeys:
+		for _, x := range pairs(m.keys) {
+			if err := w.Put(x); err != nil {
+				return err
+			}
+		}
+		return nil
+	case w.wide:
+		for _, k := range m.keys {
+			if err := w.Put(edgeOf(k)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	for _, at := range m.starts {
+		if err := w.startUpTo(int64(m.keys[at]>>32), w.Edges+int64(at)); err != nil {
+			return err
+		}
+	}
+	w.Edges += int64(len(m.keys))
+	_, err := w.indices.Write(m.idx)
+	return err
+}
+
+func (w *CSCWriter) flush() error {
+	_, err := w.indices.Write(w.idx)
+	w.idx = w.idx[:0]
+	return err
+}
+
+// startUpTo writes the offsets of all nodes up to v, whose edges begin at edge number at.
+func (w *CSCWriter) startUpTo(v, at int64) error {
+	for ; w.next <= v; w.next++ {
+		w.ptr = binary.LittleEndian.AppendUint64(w.ptr, uint64(at))
+		if len(w.ptr) >= 64<<10 {
+			if err := w.flushPtr(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (w *CSCWriter) flushPtr() error {
+	_, err := w.indptr.Write(w.ptr)
+	w.ptr = w.ptr[:0]
+	return err
+}
+
+// mark puts all that was written on the disk.
+func (w *CSCWriter) mark() (m CSCMark, err error) {
+	if err := errors.Join(w.flush(), w.flushPtr()); err != nil {
+		return m, err
+	}
+	m.Next, m.Edges = w.next, w.Edges
+	if m.Indptr, err = w.indptr.Mark(); err == nil {
+		m.Indices, err = w.indices.Mark()
+	}
+	return m, err
+}
+
+// Close completes both arrays.
+func (w *CSCWriter) Close() error {
+	err := w.startUpTo(w.nodes, w.Edges)
+	if err == nil {
+		err = errors.Join(w.flushPtr(), w.flush())
+	}
+	if err != nil {
+		return errors.Join(err, w.Discard())
+	}
+	return errors.Join(w.indptr.Close(), w.indices.Close())
+}
+
+// Discard closes both without caring for their content.
+func (w *CSCWriter) Discard() error { return errors.Join(w.indptr.Discard(), w.indices.Discard()) }
+
+// WriteCSC merges what the sorter has into the topology files. nodes 0 takes the largest id, plus
+// 1.
+func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p progress.Func) (c Counts, err error) {
+	held, err := e.finish(false)
+	if err != nil {
+		return c, err
+	}
+	if nodes == 0 {
+		nodes = e.maxID + 1
+	}
+	if e.maxID >= nodes {
+		return c, fmt.Errorf("edges of %d nodes with the id %d: the reader should have refused it",
+			nodes, e.maxID)
+	}
+	wide := e.wide.Load() || e.rules.AddSelf && nodes > math.MaxUint32
+	var sources []keySource
+	for _, c := range held {
+		if c.n > 0 {
+			sources = append(sources, &memRun{c, max(packKeys, c.n/4096)})
+		}
+	}
+	addSelf := func() {
+		if e.rules.AddSelf {
+			sources = append(sources, e.selfLoops(nodes))
+		}
+	}
+	addSelf()
+	var m *merger
+	if len(sources) > 0 && len(e.runs) == 0 {
+		if m = e.newMerger(sources, wide, true); m == nil { // only where the budget is tiny
+			e.done, e.partial = Counts{}, held
+			if _, err := e.finish(true); err != nil {
+				return c, err
+			}
+		}
+	}
+	if len(e.runs) > 0 {
+		if err := e.fewer(ctx, wide, p); err != nil {
+			return c, err
+		}
+		var closeAll func() error
+		if sources, closeAll, err = e.openRuns(e.runs); err != nil {
+			return c, err
+		}
+		defer func() { err = errors.Join(err, closeAll()) }()
+		addSelf()
+		m = e.newMerger(sources, wide, false)
+	}
+	total := int64(0)
+	for _, k := range sources {
+		total += k.keys()
+	}
+	var at *CSCMark
+	from, done := Edge{}, int64(0)
+	if e.log != nil {
+		if j := e.log.Merged(); j != nil {
+			at, from, done = &j.CSC, j.from(), j.Done
+		}
+	}
+	w, err := cscFrom(e.s, nodes, at)
+	if err != nil {
+		return c, err
+	}
+	p.Report("topology", done, total)
+	if m != nil {
+		t := NewMarkTimer()
+		err = m.each(ctx, m.ranges(from), true, func(out *merged) error {
+			if err := w.putMerged(out, wide); err != nil {
+				return err
+			}
+			done += out.read
+			p.Report("topology", done, total)
+			if e.log != nil && len(e.runs) > 0 && t.Due() {
+				return t.Mark(func() error {
+					csc, err := w.mark()
+					if err != nil {
+						return err
+					}
+					return e.log.MergedTo(Merged{out.hi.Dst, out.hi.Src, done, total, csc})
+				})
+			}
+			return ctx.Err()
+		})
+	}
+	if err != nil {
+		return c, errors.Join(err, w.Discard())
+	}
+	c = e.done
+	c.Stored, c.Nodes = w.Edges, nodes
+	if e.rules.AddSelf {
+		c.Added = nodes
+	}
+	if e.rules.None {
+		c = Counts{Taken: c.Taken, Nodes: nodes}
+		c.Stored = w.Edges
+	} else {
+		c.Duplicates = c.Taken + c.Opposite + c.Added - c.Self - c.Stored
+	}
+	if err := w.Close(); err != nil {
+		return c, err
+	}
+	if e.log != nil {
+		if err := e.log.Done(c); err != nil {
+			return c, err
+		}
+	}
+	return c, e.removeRuns(e.runs)
+}

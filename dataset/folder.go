@@ -1,0 +1,194 @@
+package dataset
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"helios/dataset/npy"
+	"helios/dataset/seal"
+	"helios/internal/errs"
+)
+
+// folder is the directory of a dataset, and the seal that its files are held against.
+type folder struct {
+	dir     string // as given to Open
+	meta    *Meta
+	id      uuid.UUID
+	seal    *seal.Manifest // nil: the dataset is not sealed
+	checked seal.Counter
+}
+
+func (d *folder) path(name string) string { return filepath.Join(d.dir, name) }
+
+func (d *folder) sealed() bool { return d.seal != nil }
+
+// check compares every array's header and length with the metadata.
+func (d *folder) check() error {
+	m := d.meta
+	want := []struct {
+		name  string
+		types []npy.DType
+		shape []int64
+	}{
+		{IndptrName, []npy.DType{npy.Int64}, []int64{m.Nodes + 1}},
+		{IndicesName, []npy.DType{npy.Uint32, npy.Int64}, []int64{m.Edges}},
+		{FeaturesName, []npy.DType{m.FileDType()}, []int64{m.Nodes, int64(m.Dim)}},
+		{LabelsName, []npy.DType{npy.Int32}, []int64{m.Nodes}},
+		{"train.npy", []npy.DType{npy.Int64}, []int64{m.Train}},
+		{"val.npy", []npy.DType{npy.Int64}, []int64{m.Val}},
+		{"test.npy", []npy.DType{npy.Int64}, []int64{m.Test}},
+	}
+	for _, w := range want {
+		if w.name == FeaturesName && m.FeatureFn != "" {
+			continue
+		}
+		path := d.path(w.name)
+		a, err := npy.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return errs.New(errs.Usage,
+				"%s is missing: the dataset is not whole; make or import it again", path)
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return errs.New(errs.Usage, "%w; make it readable", err)
+		}
+		if err != nil {
+			return err
+		}
+		if st, err := os.Stat(path); err == nil && st.Size() != a.DataOffset()+a.Header.Bytes() {
+			return errs.New(errs.Usage,
+				"%s: has %d bytes, its header says %d: something was written behind the array; restore the file or import the dataset again",
+				path, st.Size(), a.DataOffset()+a.Header.Bytes())
+		}
+		typeOK := false
+		for _, t := range w.types {
+			typeOK = typeOK || a.Header.DType == t
+		}
+		if !typeOK {
+			return errs.New(errs.Usage, "%s: holds %s, expected %v", path, a.Header.DType, w.types)
+		}
+		expect := npy.Header{Shape: w.shape}
+		if a.Header.ShapeString() != expect.ShapeString() || a.Header.Fortran && len(w.shape) > 1 {
+			return errs.New(errs.Usage,
+				"%s has shape %s, %s says %s; the two do not belong together, import again",
+				path, a.Header.ShapeString(), d.path(MetaName), expect.ShapeString())
+		}
+	}
+	return nil
+}
+
+// readArray reads the whole payload of an array of this directory into dst and checks it, as
+// seal.Reader.ReadAll does.
+func (d *folder) readArray(name string, dst []byte, see func(at int64, b []byte) error) error {
+	path := d.path(name)
+	a, err := npy.Open(path)
+	if err != nil {
+		return err
+	}
+	if int64(len(dst)) != a.Header.Bytes() {
+		return errs.New(errs.Usage, "%s: has %d bytes of data, expected %d; import again", path,
+			a.Header.Bytes(), len(dst))
+	}
+	r, err := d.reader(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }() // read only
+	return r.ReadAll(context.Background(), dst, a.DataOffset(), see)
+}
+
+// openSeal opens the manifest, where there is one, and holds dataset.yaml's text against it.
+func (d *folder) openSeal(text []byte) (err error) {
+	if d.seal, err = seal.Open(d.dir); err != nil {
+		d.seal = nil
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	r, err := d.reader(MetaName)
+	if err != nil {
+		return err
+	}
+	again := make([]byte, r.Size())
+	if err := errors.Join(r.ReadAt(again, 0), r.Close()); err != nil {
+		return err
+	}
+	if string(again) != string(text) {
+		return errs.New(errs.Device, "%s changed while it was read; run that again",
+			d.path(MetaName))
+	}
+	return nil
+}
+
+// checkSeal checks that the manifest and dataset.yaml are of one dataset, and that the manifest has
+// all files that there are, with their sizes and headers. toSeal takes a dataset that has lost its
+// manifest.
+func (d *folder) checkSeal(toSeal bool) error {
+	m := d.seal
+	if m == nil {
+		if d.meta.Sealed && !toSeal {
+			return errs.New(errs.Device,
+				"%s is missing: the dataset was sealed with it; restore it, or make it anew after a check of the arrays with \"heliosctl verify --seal %s\"",
+				d.path(seal.Name), d.dir)
+		}
+		return nil
+	}
+	sums, rows := d.functionSum()
+	for i := range m.Files {
+		if f := &m.Files[i]; f.SHA256 != nil {
+			name := strings.TrimSuffix(f.Name, ".npy")
+			sums[name], rows[name] = f.SHA256, f.Rows
+		}
+	}
+	if id := Identity(sums, rows); m.UUID != d.meta.UUID || id != d.id {
+		return errs.New(errs.Device,
+			"%s is of dataset %s, %s says %s: they do not belong together; restore the files or import the dataset again",
+			m.Path(), m.UUID, d.path(MetaName), d.meta.UUID)
+	}
+	for _, name := range Files {
+		if _, err := os.Lstat(d.path(name)); err == nil && m.File(name) == nil && !d.unread(name) {
+			return errs.New(errs.Device,
+				"%s is not one of the files that %s names, so it is no part of the dataset; remove it, or import the dataset again",
+				d.path(name), m.Path())
+		}
+	}
+	return m.CheckHeads(&d.checked)
+}
+
+// unread tells whether no run reads a file of this dataset.
+func (d *folder) unread(name string) bool { return name == FeaturesName && d.meta.FeatureFn != "" }
+
+// functionSum is what a feature function counts for in the identity; empty where features.npy does.
+func (d *folder) functionSum() (map[string][]byte, map[string]int64) {
+	sums, rows := map[string][]byte{}, map[string]int64{}
+	if fn := d.meta.FeatureFn; fn != "" {
+		sums["features"], rows["features"] = FeatureFnSum(fn, d.meta.Dim), d.meta.Nodes
+	}
+	return sums, rows
+}
+
+func (d *folder) reader(name string) (*seal.Reader, error) {
+	return seal.NewReader(d.seal, d.dir, name, &d.checked)
+}
+
+// pageSums are the checksums of indices.npy's pages; nil where the dataset is not sealed.
+func (d *folder) pageSums() ([]uint32, error) {
+	if d.seal == nil {
+		return nil, nil
+	}
+	r, err := d.reader(IndicesName)
+	if err != nil {
+		return nil, err
+	}
+	sums, block := r.Checksums()
+	if block != seal.Page {
+		sums = nil // then the pages are summed up as they are at the start
+	}
+	return sums, r.Close()
+}

@@ -1,0 +1,305 @@
+package importer
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"helios/dataset"
+	"helios/dataset/edges"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+func init() {
+	register(Format{Name: "dgl",
+		Usage:       "a graph that dgl.save_graphs wrote, with one type of nodes and edges",
+		Description: dglHelp}, DGL)
+}
+
+// DGLOptions shape an import of a file of DGL.
+type DGLOptions struct {
+	Map ArrayMap `option:"map" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the graph's node data; ours are features, labels, train, val, test"`
+	// Graph is the number of a graph, from 0; "" where the file holds only one.
+	Graph string `option:"graph" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the graph, from 0, where the file holds several"`
+	Options
+}
+
+const dglHelp = "option in is the .bin file, or a folder with one, whose graph has the node data feat and label and, where the splits are\n" +
+	"given, train_mask, val_mask and test_mask."
+
+// The names of node tensors that are looked for.
+var (
+	dglFeatureNames = []string{"feat", "features", "feats", "feature", "x"}
+	dglLabelNames   = []string{"label", "labels", "y"}
+	dglMaskNames    = [3][]string{{"train_mask", "train_masks"},
+		{"val_mask", "valid_mask", "val_masks", "valid_masks"}, {"test_mask", "test_masks"}}
+)
+
+// DGL imports a homogeneous graph that dgl.save_graphs wrote, with its node data feat, label,
+// train_mask, val_mask and test_mask. --in is the .bin file, or a folder with one. The arrays are
+// read where they lie in the file; nothing of their size is in memory.
+func DGL(ctx context.Context, o DGLOptions) (err error) {
+	if err := o.fillOwn(); err != nil {
+		return err
+	}
+	path, err := dglFile(o.In)
+	if err != nil {
+		return err
+	}
+	want := int64(-1)
+	if o.Graph != "" {
+		if want, err = strconv.ParseInt(o.Graph, 10, 64); err != nil || want < 0 {
+			return errs.New(errs.Usage, "option graph %s: must be the number of a graph, from 0",
+				o.Graph)
+		}
+	}
+	file, err := openDGL(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.close()) }()
+	_, g, err := file.graphs(want)
+	if err != nil {
+		return err
+	}
+	r := request{kind: "dgl", options: &o, Options: o.Options}
+	return runNamed(r, func(im *importer) error {
+		if want >= 0 {
+			im.m.Source.Options["graph"] = o.Graph
+		}
+		return (&dglImport{im, o}).run(ctx, path, g)
+	})
+}
+
+func dglFile(in string) (string, error) {
+	st, err := os.Stat(in)
+	if err != nil {
+		return "", errs.With(errs.Usage, err)
+	}
+	if !st.IsDir() {
+		return in, nil
+	}
+	found, err := filepath.Glob(filepath.Join(in, "*.bin"))
+	if err != nil {
+		return "", errs.With(errs.Usage, err)
+	}
+	if len(found) != 1 {
+		return "", errs.New(errs.Usage,
+			"%s has %d .bin files; name the file of dgl.save_graphs with option in", in, len(found))
+	}
+	return found[0], nil
+}
+
+// dglImport is an import of a file of DGL.
+type dglImport struct {
+	*importer
+	opt DGLOptions
+}
+
+func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
+	o := &im.o
+	edges, err := im.dglEdges(path, g)
+	if err != nil {
+		return err
+	}
+	have := make([]string, len(g.tensors))
+	for i, t := range g.tensors {
+		have[i] = t.name
+	}
+	for ours, theirs := range im.opt.Map {
+		if !slices.Contains(have, theirs) || ours == "edge_index" || ours == "indptr" ||
+			ours == "indices" {
+			return errs.New(errs.Usage, "option map %s=%s: the graph has no such node data (it has %s)",
+				brief(theirs), ours, briefNames(have))
+		}
+	}
+	used := map[string]bool{}
+	find := func(ours string, names []string) *npy.Array {
+		if theirs := im.opt.Map[ours]; theirs != "" {
+			names = []string{theirs}
+		}
+		for _, n := range names {
+			for _, t := range g.tensors {
+				if t.name == n && !used[n] {
+					used[n] = true
+					return t.a
+				}
+			}
+		}
+		return nil
+	}
+	for _, t := range g.tensors {
+		if t.a.Header.DType.Size == 0 && (slices.Contains(dglFeatureNames, t.name) ||
+			slices.Contains(dglLabelNames, t.name) || looksLikeSplit(t.name) ||
+			slices.Contains(slices.Collect(maps.Values(im.opt.Map)), t.name)) {
+			return errs.New(errs.Usage,
+				"%s: node data %q holds elements of a type that cannot be read; save float, int or bool",
+				path, t.name)
+		}
+	}
+	var feat *npy.Array
+	if o.Features == "" && o.FeatureFn == "" {
+		feat = find("features", dglFeatureNames)
+	}
+	if feat == nil && o.Features == "" && o.FeatureFn == "" {
+		return errs.New(errs.Usage,
+			"%s: the graph has no node data %s (it has %s); give features with option features FILE, or option feature-fn",
+			path, strings.Join(dglFeatureNames, ", "), briefNames(have))
+	}
+	var labels []int32
+	labelFile := path
+	var lab *npy.Array
+	if o.Labels == "" {
+		lab = find("labels", dglLabelNames)
+	}
+	switch {
+	case o.Labels != "":
+		labelFile = o.Labels
+		labels, err = im.labelFile(ctx, o.Labels)
+	case lab != nil:
+		labelFile = lab.Name
+		labels, err = im.nodeLabels(lab)
+	case !o.UnlabelledOK:
+		err = errs.New(errs.Usage,
+			"%s: the graph has no node data %s (it has %s); option unlabelled-ok imports it without labels",
+			path, strings.Join(dglLabelNames, ", "), briefNames(have))
+	}
+	if err != nil {
+		return err
+	}
+	splits, err := im.dglSplits(ctx, path, find)
+	if err != nil {
+		return err
+	}
+	unused := slices.DeleteFunc(slices.Clone(have), func(n string) bool { return used[n] })
+	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(splits) == 0 && !o.MakeSplits {
+		return errs.New(errs.Usage,
+			"%s: node data %s may be a split, and there is none that is known; name it with option map, as in option map %s=train, give option splits DIR, or option make-splits to deal new ones",
+			path, brief(unused[i]), brief(unused[i]))
+	}
+	for _, n := range g.edgeData {
+		unused = append(unused, "edge data "+n)
+	}
+	im.noteUnused(path, unused)
+	if err := im.edgesFrom(ctx, edges); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if err := im.featuresOr(ctx, func() error { return im.features(ctx, feat) }); err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+func (im *dglImport) dglSplits(ctx context.Context, path string,
+	find func(string, []string) *npy.Array) ([]splitSet, error) {
+	if im.o.MakeSplits {
+		return nil, nil
+	}
+	if im.o.SplitDir != "" {
+		return im.folderSplits(ctx, im.o.SplitDir)
+	}
+	var sets []splitSet
+	missing := ""
+	for i, names := range dglMaskNames {
+		a := find(dataset.Splits[i], names)
+		if a == nil {
+			missing = names[0]
+			continue
+		}
+		ids, err := im.dglMask(a)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, splitSet{a.Name, ids})
+	}
+	if missing != "" && len(sets) > 0 {
+		return nil, errs.New(errs.Usage,
+			"%s: the graph has no node data %s beside its other masks; all three or none are needed",
+			path, missing)
+	}
+	return sets, nil
+}
+
+// dglMask reads a mask; DGL saves bool as uint8.
+func (im *dglImport) dglMask(a *npy.Array) (ids []int64, err error) {
+	sh := a.Header.Shape
+	switch {
+	case len(sh) == 2:
+		return im.splitIDs(a)
+	case len(sh) != 1 || sh[0] != im.m.Nodes:
+		return nil, errs.New(errs.Usage, "%s: the mask has shape %s, there are %d nodes", a.Name,
+			a.Header.ShapeString(), im.m.Nodes)
+	}
+	err = eachInt(a, func(v, x int64) (err error) {
+		if x != 0 && x != 1 {
+			return errs.New(errs.Usage, "%s: %d for node %d; a mask holds 0 and 1", a.Name, x, v)
+		}
+		if x == 1 {
+			ids, err = im.addID(ids, v, a.Name)
+		}
+		return err
+	})
+	return ids, err
+}
+
+// dglEdges checks that the graph is homogeneous, sets the nodes, and chooses the form that is
+// nearest to ours.
+func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err error) {
+	if len(g.nodes) != 1 || g.relations != 1 || g.nodeGroups != 1 {
+		return s, errs.New(errs.Usage,
+			"%s: offset %d: a graph of %d types of nodes (%s) and %d of edges (%s); graphs with one of each can be imported: take dgl.to_homogeneous, or one relation",
+			path, g.at, len(g.nodes), briefNames(g.nodeTypes), g.relations, briefNames(g.edgeTypes))
+	}
+	nodes := g.nodes[0]
+	if nodes < 1 || nodes > maxTextNodes {
+		return s, errs.New(errs.Usage, "%s: offset %d: %d nodes, must be from 1 to %d", path, g.at,
+			nodes, int64(maxTextNodes))
+	}
+	if im.o.Nodes > 0 && im.o.Nodes != nodes {
+		return s, errs.New(errs.Usage, "option nodes %d, but %s says %d", im.o.Nodes, path, nodes)
+	}
+	im.m.Nodes = nodes
+	count := int64(-1)
+	var best dglForm
+	for _, f := range g.forms {
+		for _, a := range []*npy.Array{f.a, f.b} {
+			if k := a.Header.DType.Kind; len(a.Header.Shape) != 1 || k != 'i' && k != 'u' {
+				return s, errs.New(errs.Usage,
+					"%s: shape %s of %s; ids are integers of one dimension", a.Name,
+					a.Header.ShapeString(), a.Header.DType)
+			}
+		}
+		if f.rows != nodes || f.cols != nodes {
+			return s, errs.New(errs.Usage, "%s: a matrix of %d × %d for %d nodes", f.b.Name, f.rows,
+				f.cols, nodes)
+		}
+		want := nodes + 1
+		if f.bit == dglCOO {
+			want = f.b.Header.Elements()
+		}
+		if n := f.a.Header.Elements(); n != want {
+			return s, errs.New(errs.Usage, "%s has %d entries, %d are needed", f.a.Name, n, want)
+		}
+		if n := f.b.Header.Elements(); count >= 0 && n != count {
+			return s, errs.New(errs.Usage,
+				"%s has %d entries, another form of the same edges has %d", f.b.Name, n, count)
+		}
+		count = f.b.Header.Elements()
+		if f.bit > best.bit { // CSC before CSR before COO
+			best = f
+		}
+	}
+	if best.bit == dglCOO {
+		return pairEdges(best.a, best.b, nodes), nil
+	}
+	return offsetEdges(best.a, best.b, nodes, best.bit == dglCSC), nil
+}

@@ -1,0 +1,371 @@
+package importer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/edges"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/rowtype"
+)
+
+// featureColumn writes the features of an import.
+type featureColumn struct{ *job }
+
+// matrix copies a features array, [nodes, dim] of any number type, as float32; float16 stays what
+// it is. The option FeatureDType decides otherwise.
+func (im *featureColumn) matrix(ctx context.Context, a *npy.Array) error {
+	sh := a.Header.Shape
+	if len(sh) != 2 || sh[0] < 1 || sh[1] < 1 {
+		return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
+			a.Header.ShapeString())
+	}
+	if a.Header.Fortran {
+		return errs.New(errs.Usage,
+			"%s: features are in Fortran order; save numpy.ascontiguousarray(x) instead", a.Name)
+	}
+	if sh[1] > dataset.MaxDim {
+		return errs.New(errs.Usage, "%s: %d features per node, at most %d", a.Name, sh[1],
+			dataset.MaxDim)
+	}
+	im.m.Dim = int(sh[1])
+	if a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 {
+		im.m.DType = rowtype.Float16.String()
+	}
+	w, whole, err := im.featureWriterFrom(a.Name, sh[1], sh[0])
+	if err != nil || whole {
+		return err
+	}
+	r, err := a.Reader(w.n)
+	if err != nil {
+		return errors.Join(err, w.out.Discard())
+	}
+	defer r.Close()
+	buf := make([]float32, 64<<10)
+	total := a.Header.Elements()
+	t := edges.NewMarkTimer()
+	for done := w.n; ; {
+		n, err := r.Float32s(buf)
+		var re *npy.RangeError
+		if errors.As(err, &re) {
+			err = errs.New(errs.Usage,
+				"%s: feature %d of node %d is %g, which float32 cannot hold; scale the features",
+				a.Name, re.Index%sh[1], re.Index/sh[1], re.Value)
+		}
+		if err == nil {
+			err = w.put(buf[:n])
+			done += int64(n)
+		}
+		if err == nil && im.s.Journaled() && t.Due() {
+			err = t.Mark(func() error { return im.s.MarkArray(w.out) })
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return errors.Join(err, w.out.Discard())
+		}
+		im.o.Progress.Report("features", done/sh[1], total/sh[1])
+	}
+	return w.out.Close()
+}
+
+// featureWriterFrom goes on where an interrupted import was: with n elements written, or with all
+// rows (whole).
+func (im *featureColumn) featureWriterFrom(from string, dim, rows int64) (w *featureWriter,
+	whole bool, err error) {
+	t, dt := im.featureType()
+	if im.s.HasArray("features", rows, dim) {
+		return nil, true, nil
+	}
+	at := im.s.ArrayBegun("features")
+	if at == nil {
+		w, err = im.featureWriter(from, dim)
+		return w, false, err
+	}
+	out, err := im.s.ArrayFrom("features", dt, dim, at)
+	if err != nil {
+		return nil, false, err
+	}
+	return &featureWriter{out: out, from: from, dim: dim, t: t, n: at.Bytes / int64(dt.Size)},
+		false, nil
+}
+
+// featureType is the type of features.npy.
+func (im *featureColumn) featureType() (rowtype.Type, npy.DType) {
+	if im.o.FeatureDType != "" {
+		im.m.DType, im.m.Source.Options["feature-dtype"] = im.o.FeatureDType, im.o.FeatureDType
+	}
+	return im.m.RowType(), im.m.FileDType()
+}
+
+// featureWriter writes features.npy and rejects what a model cannot train on, or the type cannot
+// hold.
+type featureWriter struct {
+	out  *build.Array
+	from string
+	dim  int64
+	n    int64
+	t    rowtype.Type
+	tmp  []byte
+}
+
+// featureWriter makes features.npy of the type that FeatureDType or else Meta.DType says.
+func (im *featureColumn) featureWriter(from string, dim int64) (*featureWriter, error) {
+	t, dt := im.featureType()
+	if err := build.EnoughDisk(im.o.Out,
+		float64(im.m.Nodes)*float64(dim)*float64(dt.Size)); err != nil {
+		return nil, fmt.Errorf("%s: features of %d numbers for %d nodes: %w", from, dim,
+			im.m.Nodes, err)
+	}
+	out, err := im.s.Array("features", dt, dim)
+	return &featureWriter{out: out, from: from, dim: dim, t: t}, err
+}
+
+func (w *featureWriter) put(v []float32) error {
+	size := w.t.RowBytes(2) / 2 // of an element
+	if need := w.t.RowBytes(len(v)); cap(w.tmp) < need {
+		w.tmp = make([]byte, need)
+	}
+	for i, x := range v {
+		if x-x != 0 { // NaN or an infinity
+			at := w.n + int64(i)
+			return errs.New(errs.Usage, "%s: feature %d of node %d is %v; replace it with a number",
+				w.from, at%w.dim, at/w.dim, x)
+		}
+	}
+	if err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
+		var re *rowtype.RangeError
+		if !errors.As(err, &re) {
+			return err
+		}
+		at := w.n + int64(re.Index)
+		return errs.New(errs.Usage,
+			"%s: feature %d of node %d is %v, which %s cannot hold; use option feature-dtype float32",
+			w.from, at%w.dim, at/w.dim, re.Value, w.t)
+	}
+	w.n += int64(len(v))
+	_, err := w.out.Write(w.tmp[:size*len(v)])
+	return err
+}
+
+// randomFeatures makes up features for a graph that has none: noise that tells nodes apart,
+// and the logarithm of the in-degree in column 0. Structure is then all there is to learn.
+func (im *featureColumn) randomFeatures(ctx context.Context) error {
+	im.m.Dim = im.o.Dim
+	im.m.Source.Options["features"] = "random"
+	im.m.Source.Options["dim"] = strconv.Itoa(im.o.Dim)
+	w, err := im.featureWriter("random features", int64(im.o.Dim))
+	if err != nil {
+		return err
+	}
+	noise := build.Noise(im.o.Seed)
+	degrees, err := npy.Open(im.s.Path(dataset.IndptrName))
+	if err != nil {
+		return errors.Join(err, w.out.Discard())
+	}
+	r, err := degrees.Reader(0)
+	if err != nil {
+		return errors.Join(err, w.out.Discard())
+	}
+	defer r.Close()
+	row := make([]float32, im.o.Dim)
+	var last int64
+	buf := make([]int64, 4096)
+	for v := int64(-1); v < im.m.Nodes; {
+		n, err := r.Ints(buf)
+		for _, p := range buf[:n] {
+			if v >= 0 && err == nil {
+				noise(row, uint64(v))
+				row[0] = log2(p - last)
+				err = w.put(row)
+			}
+			last = p
+			v++
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return errors.Join(err, w.out.Discard())
+		}
+		im.o.Progress.Report("features", v, im.m.Nodes)
+	}
+	return w.out.Close()
+}
+
+// log2 is the binary logarithm of n+1, linear between powers of two so that it is the same on
+// every machine.
+func log2(n int64) float32 {
+	_, exp := math.Frexp(float64(n + 1))
+	low := int64(1) << (exp - 1)
+	return float32(exp-1) + float32(n+1-low)/float32(low)
+}
+
+// hashFeatures makes a feature function the features of an import, in place of a matrix: fn is
+// FeatureFn, and Dim the number of features.
+func (im *featureColumn) hashFeatures(fn string) error {
+	fn, err := dataset.ParseFeatureFn(fn, im.o.Seed)
+	if err != nil {
+		return err
+	}
+	im.m.Source.Options["feature-fn"] = fn
+	im.s.FeatureFn(&im.m, fn, im.o.Dim)
+	return nil
+}
+
+// features writes features.npy from an array that must have a row for each node.
+func (im *featureColumn) features(ctx context.Context, a *npy.Array) error {
+	if err := im.oneRowEach(a, "features"); err != nil {
+		return err
+	}
+	if a.Seekable() && im.s.ArrayBegun("features") != nil {
+		// Gone on with, a member of an archive is not read from its start, so no checksum covers
+		// what is.
+		if err := a.Check(ctx); err != nil {
+			return err
+		}
+	}
+	return im.matrix(ctx, a)
+}
+
+// featuresOr makes the features that --feature-fn or --features says, or else those of own.
+func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error {
+	switch {
+	case im.o.FeatureFn != "":
+		return im.hashFeatures(im.o.FeatureFn)
+	case im.o.Features != "":
+		return im.featureFile(ctx, im.o.Features)
+	}
+	return own()
+}
+
+// featureFile writes features.npy from a file that Features names.
+func (im *featureColumn) featureFile(ctx context.Context, path string) error {
+	if !strings.HasSuffix(path, ".npy") {
+		return im.csvMatrix(ctx, path)
+	}
+	a, err := npy.Open(path)
+	if err != nil {
+		return err
+	}
+	return im.features(ctx, a)
+}
+
+// madeFeatures are those of a graph that has none: a function of the node's number, or made up.
+func (im *featureColumn) madeFeatures(ctx context.Context) error {
+	if im.o.FeatureFn != "" {
+		return im.hashFeatures(im.o.FeatureFn)
+	}
+	return im.randomFeatures(ctx)
+}
+
+// csvMatrix writes features.npy from lines of numbers, one for each of the nodes.
+func (im *featureColumn) csvMatrix(ctx context.Context, path string) error {
+	var w *featureWriter
+	rows := int64(0)
+	err := eachBlock(ctx, path, parseRows, func(r numberRows, b lineBlock) (err error) {
+		if r.dim == 0 {
+			return nil
+		}
+		if w == nil {
+			if r.dim > dataset.MaxDim {
+				return b.bad(r.line, "%d features per node, at most %d", r.dim, dataset.MaxDim)
+			}
+			im.m.Dim = r.dim
+			if w, err = im.featureWriter(path, int64(r.dim)); err != nil {
+				return err
+			}
+		}
+		if r.dim != im.m.Dim {
+			return b.bad(r.line, "%d numbers, the lines before have %d", r.dim, im.m.Dim)
+		}
+		if rows += int64(len(r.v) / r.dim); rows > im.m.Nodes {
+			return b.bad(r.line+im.m.Nodes-(rows-int64(len(r.v)/r.dim)),
+				"a row for node %d, there are only %d nodes", im.m.Nodes, im.m.Nodes)
+		}
+		im.o.Progress.Report("features", rows, im.m.Nodes)
+		return w.put(r.v)
+	})
+	if err == nil && rows != im.m.Nodes {
+		err = errs.New(errs.Usage, "%s ends after %d rows, there are %d nodes", path, rows,
+			im.m.Nodes)
+	}
+	if err != nil {
+		if w != nil && w.out != nil {
+			err = errors.Join(err, w.out.Discard())
+		}
+		return err
+	}
+	return w.out.Close()
+}
+
+// textFeatures writes features.npy from a text file or array and returns the rows.
+func (im *featureColumn) textFeatures(ctx context.Context, path string) (int64, error) {
+	if strings.HasSuffix(path, ".npy") {
+		a, err := npy.Open(path)
+		if err != nil {
+			return 0, err
+		}
+		if err := im.matrix(ctx, a); err != nil {
+			return 0, err
+		}
+		return a.Header.Shape[0], nil
+	}
+	l, err := openLines(path)
+	if err != nil {
+		return 0, err
+	}
+	defer l.close()
+	var w *featureWriter
+	var row []float32
+	rows := int64(0)
+	for {
+		more, err := l.next()
+		if err == nil && more {
+			if row, err = l.numbers(row); err != nil && w == nil && l.heading() {
+				continue // a heading
+			}
+		}
+		if err == nil && more && w == nil {
+			if len(row) > dataset.MaxDim {
+				return 0, l.bad("%d features per node, at most %d", len(row), dataset.MaxDim)
+			}
+			im.m.Dim = len(row)
+			w, err = im.featureWriter(path, int64(im.m.Dim))
+		}
+		if err == nil && more && len(row) != im.m.Dim {
+			err = l.bad("%d features, the rows before have %d", len(row), im.m.Dim)
+		}
+		if err == nil && more {
+			err = w.put(row)
+		}
+		if err == nil && rows&0xfff == 0 {
+			err = ctx.Err()
+		}
+		if err != nil {
+			if w != nil && w.out != nil {
+				err = errors.Join(err, w.out.Discard())
+			}
+			return 0, err
+		}
+		if !more {
+			break
+		}
+		if rows++; rows&0xfff == 0 {
+			im.o.Progress.Report("features", rows, 0)
+		}
+	}
+	if w == nil {
+		return 0, errs.New(errs.Usage, "%s holds no features", path)
+	}
+	return rows, w.out.Close()
+}

@@ -1,0 +1,59 @@
+package importer
+
+import (
+	"context"
+
+	"helios/dataset/edges"
+	"helios/internal/errs"
+)
+
+// around imports a graph that comes without features, labels and splits: those that the flags name
+// are read beside it, the rest is as for an edge list. im.m.Nodes is known; file is where from.
+func (im *importer) around(ctx context.Context, file string, edges edges.Source) error {
+	o := &im.o
+	if o.Nodes != 0 && o.Nodes != im.m.Nodes {
+		return errs.New(errs.Usage, "option nodes %d: %s has %d; leave it out", o.Nodes, file,
+			im.m.Nodes)
+	}
+	im.m.Source.From = o.source("", file, o.Features, o.Labels, o.SplitDir).From
+	nodesFrom := file
+	if o.Features != "" {
+		rows, err := im.textFeatures(ctx, o.Features)
+		if err == nil {
+			err = im.sameRows(rows, o.Features, &nodesFrom)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var labels []int32
+	if o.Labels != "" {
+		var err error
+		if labels, err = im.textLabels(o.Labels); err == nil {
+			err = im.sameRows(int64(len(labels)), o.Labels, &nodesFrom)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var splits []splitSet
+	if o.SplitDir != "" {
+		var err error
+		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
+			return err
+		}
+	}
+	if err := im.edgesFrom(ctx, edges); err != nil {
+		return err
+	}
+	im.madeUp = o.Features == "" && o.FeatureFn == ""
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if o.Features == "" {
+		if err := im.madeFeatures(ctx); err != nil {
+			return err
+		}
+	}
+	return im.labelsAndSplits(labels, o.Labels, splits)
+}

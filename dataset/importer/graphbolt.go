@@ -1,0 +1,461 @@
+package importer
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"helios/dataset"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/regular"
+)
+
+func init() {
+	register(Format{Name: "graphbolt",
+		Usage:       "an OnDiskDataset of DGL's GraphBolt with one type of nodes and edges",
+		Description: graphboltHelp}, GraphBolt)
+}
+
+// GraphBoltOptions shape an import of an OnDiskDataset.
+type GraphBoltOptions struct {
+	// AllowOutside reads files that metadata.yaml names outside its own folder.
+	AllowOutside bool `option:"allow-outside" usage:"read files that metadata.yaml names outside its folder"`
+	// Task and Feature are names in metadata.yaml, where there are several.
+	Task    string `option:"task" shown:"the only one" arg:"NAME" usage:"NAME of the task whose sets are taken"`
+	Feature string `option:"feature" shown:"feat, or the only one" arg:"NAME" usage:"NAME of the node feature_data to take"`
+	Options
+}
+
+const graphboltHelp = "option in is the folder with metadata.yaml and the files that it names: edges as CSV or NumPy, features and the sets of\n" +
+	"a task (seeds and labels) as NumPy; a preprocessed graph and torch files can be read by PyTorch only."
+
+const graphboltFolder = "a GraphBolt OnDiskDataset: metadata.yaml and the files that it names"
+
+// The parts of metadata.yaml that matter here. Fields of later versions are ignored.
+type (
+	graphboltMeta struct {
+		Name     string           `yaml:"dataset_name"`
+		Graph    *graphboltGraph  `yaml:"graph"`
+		Topology *graphboltData   `yaml:"graph_topology"`
+		Features []*graphboltData `yaml:"feature_data"`
+		Tasks    []*graphboltTask `yaml:"tasks"`
+	}
+	graphboltGraph struct {
+		Nodes []struct {
+			Type string `yaml:"type"`
+			Num  int64  `yaml:"num"`
+		} `yaml:"nodes"`
+		Edges []*graphboltData `yaml:"edges"`
+	}
+	graphboltData struct {
+		Domain string `yaml:"domain"`
+		Type   string `yaml:"type"`
+		Name   string `yaml:"name"`
+		Format string `yaml:"format"`
+		Path   string `yaml:"path"`
+	}
+	graphboltTask struct {
+		Name  string         `yaml:"name"`
+		Train []graphboltSet `yaml:"train_set"`
+		Val   []graphboltSet `yaml:"validation_set"`
+		Test  []graphboltSet `yaml:"test_set"`
+	}
+	graphboltSet struct {
+		Type string           `yaml:"type"`
+		Data []*graphboltData `yaml:"data"`
+	}
+)
+
+// GraphBolt imports a homogeneous OnDiskDataset of DGL's GraphBolt from its metadata.yaml: the
+// edges as CSV or a NumPy array (2, edges), the node features as a NumPy array, and the node sets
+// of a task with their labels.
+func GraphBolt(ctx context.Context, o GraphBoltOptions) error {
+	if err := o.fillOwn(); err != nil {
+		return err
+	}
+	if err := o.inFolder(graphboltFolder, metaYAML); err != nil {
+		return err
+	}
+	path := filepath.Join(o.In, metaYAML)
+	m, err := readGraphBolt(path)
+	if err != nil {
+		return err
+	}
+	if !o.AllowOutside {
+		if err := m.inside(o.In, path); err != nil {
+			return err
+		}
+	}
+	r := request{kind: "graphbolt", options: &o, Options: o.Options, inputs: m.files(o.In)}
+	return runNamed(r, func(im *importer) error {
+		return (&graphboltImport{im, o}).run(ctx, path, m)
+	})
+}
+
+const metaYAML = "metadata.yaml"
+
+func readGraphBolt(path string) (*graphboltMeta, error) {
+	text, err := regular.Read(path, dataset.MaxDescription)
+	if err != nil {
+		return nil, err
+	}
+	return parseGraphBolt(path, text)
+}
+
+func parseGraphBolt(path string, text []byte) (*graphboltMeta, error) {
+	var m graphboltMeta
+	if err := yaml.NewDecoder(bytes.NewReader(text)).Decode(&m); err != nil {
+		return nil, errs.New(errs.Usage, "%s: %.300s", path, strings.ReplaceAll(err.Error(),
+			"\n", ";"))
+	}
+	g := m.Graph
+	switch {
+	case g == nil && m.Topology != nil:
+		return nil, errs.New(errs.Usage,
+			"%s describes a preprocessed graph (%s), which only PyTorch can read; give the folder above it, whose metadata.yaml has \"graph\"",
+			path, brief(m.Topology.Path))
+	case g == nil:
+		return nil, errs.New(errs.Usage, "%s has no \"graph\"; it must list nodes and edges there",
+			path)
+	case len(g.Nodes) > 1 || len(g.Edges) > 1:
+		var types []string
+		for _, n := range g.Nodes {
+			types = append(types, "nodes "+n.Type)
+		}
+		for _, e := range g.Edges {
+			if e != nil {
+				types = append(types, "edges "+e.Type)
+			}
+		}
+		return nil, errs.New(errs.Usage,
+			"%s has several types (%s); graphs with one type of nodes and of edges can be imported",
+			path, briefNames(types))
+	case len(g.Nodes) == 0 || len(g.Edges) == 0 || g.Edges[0] == nil:
+		return nil, errs.New(errs.Usage, "%s: \"graph\" must list nodes and edges", path)
+	}
+	return &m, nil
+}
+
+// all lists the entries that name a file.
+func (m *graphboltMeta) all() []*graphboltData {
+	all := slices.Concat(m.Graph.Edges, m.Features)
+	for _, t := range m.Tasks {
+		if t == nil {
+			continue
+		}
+		for _, s := range slices.Concat(t.Train, t.Val, t.Test) {
+			all = append(all, s.Data...)
+		}
+	}
+	return slices.DeleteFunc(all, func(d *graphboltData) bool { return d == nil || d.Path == "" })
+}
+
+// inside refuses entries whose file is outside the folder.
+func (m *graphboltMeta) inside(dir, meta string) error {
+	for _, d := range m.all() {
+		if _, err := inside(dir, d.Path, meta); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// files are those that the description names and that are there.
+func (m *graphboltMeta) files(dir string) (names []string) {
+	for _, d := range m.all() {
+		if p := d.in(dir); isFile(p) {
+			names = append(names, p)
+		}
+	}
+	return names
+}
+
+// in is where the entry's file is.
+func (d *graphboltData) in(dir string) string {
+	if filepath.IsAbs(d.Path) {
+		return d.Path
+	}
+	return filepath.Join(dir, d.Path)
+}
+
+// graphboltImport is an import of an OnDiskDataset.
+type graphboltImport struct {
+	*importer
+	opt GraphBoltOptions
+}
+
+func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMeta) error {
+	o := &im.o
+	n := m.Graph.Nodes[0].Num
+	if n < 1 || n > maxTextNodes {
+		return errs.New(errs.Usage, "%s: graph.nodes has num %d, must be from 1 to %d", path, n,
+			int64(maxTextNodes))
+	}
+	if o.Nodes > 0 && o.Nodes != n {
+		return errs.New(errs.Usage, "option nodes %d, but %s says %d", o.Nodes, path, n)
+	}
+	im.m.Nodes = n
+	var features *npy.Array
+	if o.Features == "" && o.FeatureFn == "" { // else they are looked at later
+		d, err := graphboltFeature(path, m, im.opt.Feature)
+		if err != nil {
+			return err
+		}
+		var unused []string
+		for _, f := range m.Features {
+			if f != nil && f != d {
+				unused = append(unused, strings.TrimSpace(f.Domain+" feature "+f.Name))
+			}
+		}
+		im.noteUnused(path, unused)
+		file, err := im.graphboltPath(path, "feature_data "+brief(d.Name), d)
+		if err != nil {
+			return err
+		}
+		if features, err = npy.Open(file); err != nil {
+			return err
+		}
+		if err := im.oneRowEach(features, "features"); err != nil {
+			return err
+		}
+		if sh := features.Header.Shape; len(sh) != 2 || sh[1] < 1 {
+			return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)",
+				features.Name, features.Header.ShapeString())
+		}
+	}
+	labels, labelFile, splits, err := im.graphboltSets(ctx, path, m)
+	if err != nil {
+		return err
+	}
+	if err := im.graphboltEdges(ctx, path, m.Graph.Edges[0]); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if err := im.featuresOr(ctx, func() error { return im.features(ctx, features) }); err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+// graphboltPath is the file of an entry, which must be a NumPy array.
+func (im *graphboltImport) graphboltPath(meta, what string, d *graphboltData) (string, error) {
+	switch d.Format {
+	case "numpy":
+	case "torch":
+		return "", errs.New(errs.Usage,
+			"%s: %s is of format torch (%s), which only PyTorch can read; write it with numpy.save(FILE, torch.load(…).numpy()) and say format: numpy",
+			meta, what, brief(d.Path))
+	default:
+		return "", errs.New(errs.Usage, "%s: %s is of format %.40q, numpy is needed", meta, what,
+			d.Format)
+	}
+	return im.graphboltFile(meta, what, d)
+}
+
+func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (string, error) {
+	if d.Path == "" {
+		return "", errs.New(errs.Usage, "%s: %s has no path", meta, what)
+	}
+	p := d.in(im.o.In)
+	if !isFile(p) {
+		return "", errs.New(errs.Usage, "%s: %s is in %s, which is not there or no file", meta,
+			what, brief(d.Path))
+	}
+	return p, nil
+}
+
+func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
+	d *graphboltData) error {
+	if d.Format == "csv" {
+		p, err := im.graphboltFile(meta, "graph.edges", d)
+		if err != nil {
+			return err
+		}
+		return im.edgesFrom(ctx, csvEdges(p, im.m.Nodes, -1, false))
+	}
+	p, err := im.graphboltPath(meta, "graph.edges", d)
+	if err != nil {
+		return err
+	}
+	a, err := npy.Open(p)
+	if err != nil {
+		return err
+	}
+	if sh := a.Header.Shape; len(sh) != 2 || sh[0] != 2 {
+		return errs.New(errs.Usage, "%s: edges have shape %s, must be (2, edges)", a.Name,
+			a.Header.ShapeString())
+	}
+	return im.edgeIndex(ctx, a)
+}
+
+// graphboltFeature chooses the node features: by name, or feat, or the only ones.
+func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltData, error) {
+	var found []*graphboltData
+	var names []string
+	for _, d := range m.Features {
+		if d == nil || d.Domain != "node" {
+			continue
+		}
+		names = append(names, d.Name)
+		if want == "" || d.Name == want {
+			found = append(found, d)
+		}
+	}
+	if want == "" && len(found) > 1 {
+		for _, d := range found {
+			if d.Name == "feat" {
+				return d, nil
+			}
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return nil, errs.New(errs.Usage,
+			"%s has no feature_data of nodes; give features with option features FILE", path)
+	case len(found) == 0:
+		return nil, errs.New(errs.Usage, "option feature %s: %s has %s", want, path, briefNames(names))
+	case len(found) > 1:
+		return nil, errs.New(errs.Usage,
+			"%s has several feature_data of nodes; choose one of %s with option feature", path,
+			briefNames(names))
+	}
+	return found[0], nil
+}
+
+// graphboltSets reads the node sets of a task and the labels in them. A node that is in no set has
+// no label.
+func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
+	m *graphboltMeta) (labels []int32, labelFile string, splits []splitSet, err error) {
+	o := &im.o
+	var tasks []*graphboltTask
+	var names []string
+	for _, t := range m.Tasks {
+		if t == nil {
+			continue
+		}
+		names = append(names, t.Name)
+		if im.opt.Task == "" || t.Name == im.opt.Task {
+			tasks = append(tasks, t)
+		}
+	}
+	switch {
+	case len(tasks) == 1:
+	case im.opt.Task != "":
+		return nil, "", nil, errs.New(errs.Usage, "option task %s: %s has %s", im.opt.Task, path,
+			briefNames(names))
+	case len(tasks) > 1:
+		return nil, "", nil, errs.New(errs.Usage,
+			"%s has several tasks; choose one of %s with option task", path, briefNames(names))
+	case !o.UnlabelledOK && o.Labels == "":
+		return nil, "", nil, errs.New(errs.Usage,
+			"%s has no tasks, so no labels; option unlabelled-ok imports it without", path)
+	}
+	if err := im.needMemory(path+": a label for each of the \"num\" nodes", im.m.Nodes,
+		4); err != nil {
+		return nil, "", nil, err
+	}
+	labels = make([]int32, im.m.Nodes)
+	for v := range labels {
+		labels[v] = noLabel
+	}
+	labelFile = path
+	labelled := false
+	for _, t := range tasks {
+		for _, s := range []struct {
+			name string
+			sets []graphboltSet
+		}{{"train_set", t.Train}, {"validation_set", t.Val}, {"test_set", t.Test}} {
+			if len(s.sets) > 1 {
+				return nil, "", nil, errs.New(errs.Usage,
+					"%s: %s has %d types of nodes; one is needed", path, s.name, len(s.sets))
+			}
+			set := splitSet{file: path + " (" + s.name + ")"}
+			if len(s.sets) == 1 {
+				var has bool
+				if set, has, err = im.graphboltSet(path, s.name, s.sets[0].Data,
+					labels); err != nil {
+					return nil, "", nil, err
+				}
+				labelled = labelled || has
+			}
+			splits = append(splits, set)
+		}
+	}
+	if o.Labels != "" {
+		labelFile = o.Labels
+		if labels, err = im.labelFile(ctx, o.Labels); err != nil {
+			return nil, "", nil, err
+		}
+	} else if !labelled && !o.UnlabelledOK {
+		return nil, "", nil, errs.New(errs.Usage,
+			"%s: the task's sets have no labels; give option labels FILE, or option unlabelled-ok", path)
+	}
+	if o.SplitDir != "" {
+		splits, err = im.folderSplits(ctx, o.SplitDir)
+	}
+	return labels, labelFile, splits, err
+}
+
+// graphboltSet reads one set: its seeds, and, if it has any, their labels.
+func (im *graphboltImport) graphboltSet(meta, name string, data []*graphboltData,
+	labels []int32) (set splitSet, labelled bool, err error) {
+	var seeds, lab *graphboltData
+	for i, d := range data {
+		if d == nil {
+			return set, false, errs.New(errs.Usage, "%s: entry %d of %s is empty", meta, i, name)
+		}
+		switch {
+		case d.Name == "seeds" || d.Name == "seed_nodes" || d.Name == "" && i == 0:
+			seeds = d
+		case d.Name == "labels" || d.Name == "" && i == 1:
+			lab = d
+		}
+	}
+	if seeds == nil {
+		return set, false, errs.New(errs.Usage,
+			"%s: %s has no seeds; only node classification can be imported", meta, name)
+	}
+	if set.file, err = im.graphboltPath(meta, "the seeds of "+name, seeds); err != nil {
+		return set, false, err
+	}
+	a, err := npy.Open(set.file)
+	if err != nil {
+		return set, false, err
+	}
+	if set.ids, err = im.splitIDs(a); err != nil || lab == nil {
+		return set, false, err
+	}
+	p, err := im.graphboltPath(meta, "the labels of "+name, lab)
+	if err != nil {
+		return set, false, err
+	}
+	b, err := npy.Open(p)
+	if err != nil {
+		return set, false, err
+	}
+	if n := b.Header.Elements(); n != int64(len(set.ids)) {
+		return set, false, errs.New(errs.Usage,
+			"%s has shape %s, %s has %d nodes; one label for each is needed", b.Name,
+			b.Header.ShapeString(), a.Name, len(set.ids))
+	}
+	classes, err := im.labelArray(b)
+	if err != nil {
+		return set, false, err
+	}
+	for i, v := range set.ids {
+		if old := labels[v]; old != noLabel && old != classes[i] {
+			return set, false, errs.New(errs.Usage,
+				"%s: label %d of node %d at position %d, another set has %d", b.Name, classes[i],
+				v, i, old)
+		}
+		labels[v] = classes[i]
+	}
+	return set, true, nil
+}

@@ -1,0 +1,248 @@
+package importer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+func init() {
+	register(Format{Name: "igb",
+		Usage:       "the papers and citations of the Illinois Graph Benchmark, of any size",
+		Description: igbHelp}, IGB)
+}
+
+// IGBOptions shape an import of IGB.
+type IGBOptions struct {
+	// Classes is the set of labels, "19" (also "") or "2K".
+	Classes string `option:"classes" oneof:"19,2K" default:"19" usage:"labels to take, by their number of classes"`
+	Options
+}
+
+const igbHelp = "option in is the folder of one size (tiny, small, medium, large, full): processed/paper with node_feat.npy and\n" +
+	"node_label_19.npy or node_label_2K.npy, and processed/paper__cites__paper/edge_index.npy. Arrays\n" +
+	"without a header, as large and full have them, are known by their missing magic. The split is that of the benchmark's\n" +
+	"loader, 60/20/20 by position; the loader also gives each node one edge to itself, which the import leaves to you."
+
+const igbFolder = "one size of IGB as it is unpacked (such as large): processed/paper/node_feat.npy and node_label_19.npy or node_label_2K.npy, and processed/paper__cites__paper/edge_index.npy"
+
+// igb is what is known of the dataset: the papers of each size, the features of a paper, and how
+// many papers of the full graph are labelled in each set of labels (they come first). Tests make it
+// smaller.
+var igb = struct {
+	sizes    map[string]int64
+	dim      int64
+	full     int64
+	labelled map[string]int64
+}{
+	sizes: map[string]int64{"tiny": 100_000, "experimental": 100_000, "small": 1_000_000,
+		"medium": 10_000_000, "large": 100_000_000, "full": 269_346_174},
+	dim:      1024,
+	full:     269_346_174,
+	labelled: map[string]int64{"19": 227_130_858, "2K": 157_675_969},
+}
+
+// IGB imports the papers and citations of the Illinois Graph Benchmark. Arrays without a header,
+// which the large and full graphs have in spite of their names, are known by their missing magic;
+// their shape is that of a known size. The splits are those of the benchmark's loader, by position:
+// the first 60 % of the (labelled) papers, the next 20 %, and the rest.
+func IGB(ctx context.Context, o IGBOptions) error {
+	if err := o.fillOwn(); err != nil {
+		return err
+	}
+	switch o.Classes {
+	case "":
+		o.Classes = "19"
+	case "19", "2K":
+	default:
+		return errs.New(errs.Usage, "option classes %s: IGB has labels of 19 and of 2K classes",
+			o.Classes)
+	}
+	files := []string{filepath.Join("processed", "paper__cites__paper", "edge_index.npy")}
+	if o.Features == "" && o.FeatureFn == "" {
+		o.Features = filepath.Join(o.In, "processed", "paper", "node_feat.npy")
+		files = append(files, filepath.Join("processed", "paper", "node_feat.npy"))
+	}
+	if o.Labels == "" {
+		name := filepath.Join("processed", "paper", "node_label_"+o.Classes+".npy")
+		o.Labels = filepath.Join(o.In, name)
+		files = append(files, name)
+	}
+	if err := o.inFolder(igbFolder, files...); err != nil {
+		return err
+	}
+	used := []string{filepath.Clean(o.Features), filepath.Clean(o.Labels),
+		filepath.Join(o.In, files[0])}
+	return runNamed(request{kind: "igb", options: &o, Options: o.Options},
+		func(im *importer) error {
+			im.noteUnused(o.In, unusedBelow(o.In, used))
+			return (&igbImport{im, o}).run(ctx)
+		})
+}
+
+// igbImport is an import of IGB.
+type igbImport struct {
+	*importer
+	opt IGBOptions
+}
+
+func (im *igbImport) run(ctx context.Context) error {
+	o := &im.o
+	im.m.Source.Options["classes"] = im.opt.Classes
+	lab, err := npy.Open(o.Labels)
+	var feat *npy.Array
+	switch {
+	case o.FeatureFn == "":
+		var ferr error
+		if feat, ferr = im.igbFeatures(o.Features); ferr == nil {
+			ferr = im.nodesFrom(feat)
+		}
+		if ferr != nil {
+			return ferr
+		}
+	case err == nil:
+		if err := im.nodesFrom(lab); err != nil {
+			return err
+		}
+	default:
+		var known bool
+		if im.m.Nodes, known = im.igbNodes(); !known {
+			return errs.New(errs.Usage,
+				"%s has no .npy header and %s is no size of IGB, so nothing tells the number of papers; give option nodes",
+				o.Labels, o.In)
+		}
+	}
+	if errors.Is(err, npy.ErrNotNPY) {
+		lab, err = npy.Section("", o.Labels, 0, npy.Header{DType: npy.Float32,
+			Shape: []int64{im.m.Nodes}}, true)
+	}
+	if err != nil {
+		return err
+	}
+	if err := im.oneRowEach(lab, "labels"); err != nil {
+		return err
+	}
+	labels, err := im.igbLabels(lab)
+	if err != nil {
+		return err
+	}
+	var splits []splitSet
+	if o.SplitDir != "" {
+		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
+			return err
+		}
+	} else {
+		n := int64(len(labels))
+		if n == igb.full {
+			n = igb.labelled[im.opt.Classes]
+		}
+		train, val := int64(float64(n)*0.6), int64(float64(n)*0.2)
+		im.m.Source.Options["split"] = "position"
+		im.splitOf = func(v int64) int {
+			switch {
+			case v < train:
+				return 0
+			case v < train+val:
+				return 1
+			case v < n:
+				return 2
+			}
+			return -1
+		}
+	}
+	edges, err := npy.Open(filepath.Join(o.In, "processed", "paper__cites__paper",
+		"edge_index.npy"))
+	if err != nil {
+		return err
+	}
+	if sh := edges.Header.Shape; len(sh) != 2 || sh[1] != 2 {
+		return errs.New(errs.Usage, "%s: edges have shape %s, must be (edges, 2)", edges.Name,
+			edges.Header.ShapeString())
+	}
+	if err := im.edgeIndex(ctx, edges); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if feat == nil {
+		err = im.hashFeatures(o.FeatureFn)
+	} else {
+		err = im.features(ctx, feat)
+	}
+	if err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, o.Labels, splits)
+}
+
+// igbLabels reads the labels. Behind the labelled papers of the full graph, no label means
+// anything.
+func (im *igbImport) igbLabels(a *npy.Array) ([]int32, error) {
+	n, labelled := im.m.Nodes, igb.labelled[im.opt.Classes]
+	if n != igb.full || labelled >= n {
+		return im.labelArray(a)
+	}
+	first := *a
+	first.Header.Shape = []int64{labelled}
+	if err := im.needMemory(a.Name+": a label for each node", n-labelled, 4); err != nil {
+		return nil, err
+	}
+	labels, err := im.labelArray(&first)
+	labels = slices.Grow(labels, int(n)-len(labels))
+	for err == nil && int64(len(labels)) < n {
+		labels = append(labels, noLabel)
+	}
+	return labels, err
+}
+
+// igbNodes is the number of papers that Nodes or the folder's name says.
+func (im *igbImport) igbNodes() (n int64, known bool) {
+	if im.o.Nodes > 0 {
+		return im.o.Nodes, true
+	}
+	n, known = igb.sizes[strings.ToLower(filepath.Base(im.absIn()))]
+	return n, known
+}
+
+// igbFeatures opens the features. Without a header, their number of rows is that of the size that
+// the folder's name, or --nodes, says, and the file must be exactly as long as that; with another
+// name, it must be one of the known sizes.
+func (im *igbImport) igbFeatures(path string) (*npy.Array, error) {
+	a, err := npy.Open(path)
+	if !errors.Is(err, npy.ErrNotNPY) {
+		return a, err
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	row := 4 * igb.dim
+	rows, known := im.igbNodes()
+	var tried []string
+	for name, n := range igb.sizes {
+		tried = append(tried, strconv.FormatInt(n*row, 10)+" ("+name+")")
+		if !known && n*row == st.Size() {
+			rows = n
+		}
+	}
+	if rows < 1 || rows > maxTextNodes || rows*row != st.Size() {
+		sort.Strings(tried)
+		if known {
+			tried = []string{strconv.FormatInt(rows, 10) + " × " + strconv.FormatInt(row, 10)}
+		}
+		return nil, errs.New(errs.Usage,
+			"%s has no .npy header and %d bytes; raw float32 rows of %d features would be %s bytes; copy it again, or say option nodes",
+			path, st.Size(), igb.dim, strings.Join(tried, ", "))
+	}
+	return npy.Section("", path, 0, npy.Header{DType: npy.Float32, Shape: []int64{rows, igb.dim}},
+		true)
+}

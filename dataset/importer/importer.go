@@ -1,0 +1,108 @@
+// Package importer makes datasets of what others wrote. Each format has a file of its own, which
+// registers it (format.go) with its options (options.go). importer.go runs an import; its parts are
+// the job (job.go: options, folder, memory), edges (topology.go), features, labels and splits.
+package importer
+
+import (
+	"errors"
+	"runtime/debug"
+
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/edges"
+	"helios/internal/errs"
+)
+
+// importer collects the parts of an import: the job, and what each part of a dataset needs to be
+// read. A format's own type embeds it.
+type importer struct {
+	*job
+	edgeSet
+	featureColumn
+	labelColumn
+	splitSets
+}
+
+// newImporter gives all parts the job.
+func newImporter(j *job) *importer {
+	return &importer{job: j, edgeSet: edgeSet{job: j}, featureColumn: featureColumn{j},
+		labelColumn: labelColumn{j}, splitSets: splitSets{job: j}}
+}
+
+// request is what a format asks of run.
+type request struct {
+	kind    string   // the format's name
+	options any      // the format's own, a pointer; the result depends on them
+	Options          // those of all formats, filled in
+	inputs  []string // files that are read beside those that Options names
+	// once says that an interrupted import is not gone on with.
+	once bool
+}
+
+// run does what all imports share: the staging directory and its end.
+func run(r request, fn func(*importer) error) (err error) {
+	old := debug.SetGCPercent(gcPercent)
+	defer debug.SetGCPercent(old)
+	var s *build.Staging
+	o := r.Options
+	if r.once {
+		s, err = build.NewStaging(o.Out)
+		o.Memory = edges.Budget(o.Memory)
+	} else {
+		var input string
+		if _, err = build.CheckOut(o.Out); err == nil {
+			input, err = fingerprint(r)
+		}
+		if err == nil {
+			s, o.Memory, err = build.Resume(build.ResumeOptions{Out: o.Out, Input: input,
+				Memory: o.Memory, Restart: o.Restart, Note: o.note})
+		}
+	}
+	if err != nil {
+		return err
+	}
+	im := newImporter(&job{o: o, s: s, m: dataset.Meta{Name: o.Name, DType: "float32",
+		Source: o.source(r.kind)}})
+	defer func() {
+		err = errors.Join(err, im.freeSorter())
+		switch {
+		case err == nil:
+		case s.Keeps(err):
+			err = errors.Join(&KeptError{s.Where(), err}, s.Leave())
+		default:
+			err = errors.Join(err, s.Abort())
+		}
+	}()
+	if err := fn(im); err != nil {
+		return err
+	}
+	if o.SplitIndex != "" && !im.indexed {
+		return errs.New(errs.Usage,
+			"%v %s: the input has no masks of several splits; leave it out",
+			errs.Key("split-index"), o.SplitIndex)
+	}
+	return s.Commit(im.m)
+}
+
+// runNamed is run of a format whose input is a folder, or a file, that gives the dataset's source
+// its name.
+func runNamed(r request, fn func(*importer) error) error {
+	return run(r, func(im *importer) error {
+		im.m.Source.From = r.source(r.kind, im.absIn(), r.Features, r.Labels, r.SplitDir).From
+		return fn(im)
+	})
+}
+
+// gcPercent keeps Go's heap, on which labels are, near what is in use.
+const gcPercent = 25
+
+// KeptError says that an interrupted import can be gone on with.
+type KeptError struct {
+	Where string // what is done
+	Err   error
+}
+
+func (e *KeptError) Error() string { return e.Err.Error() }
+
+// Unwrap is what interrupted it.
+func (e *KeptError) Unwrap() error { return e.Err }

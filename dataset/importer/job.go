@@ -1,0 +1,243 @@
+package importer
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/edges"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+// job is what all parts of an import share: the options, the folder that is made and what is known
+// of the dataset so far.
+type job struct {
+	o    Options
+	s    *build.Staging
+	m    dataset.Meta
+	held int64 // bytes of memory that were promised (needMemory)
+}
+
+// leastMemory is the least budget: an import needs it anyway.
+const leastMemory = 64 << 20
+
+// needMemory takes room for count elements of width bytes off the memory budget before they are
+// allocated, or refuses. A number in a file must not make the import take memory that it was not
+// given.
+func (im *job) needMemory(what string, count, width int64) error {
+	hi, lo := bits.Mul64(uint64(max(count, 0)), uint64(width))
+	left := max(edges.Budget(im.o.Memory), leastMemory) - im.held
+	if hi == 0 && lo <= uint64(max(left, 0)) {
+		im.held += int64(lo)
+		return nil
+	}
+	need := "more than 8 EiB"
+	if hi == 0 && lo <= math.MaxInt64 {
+		need = units.FormatBytes(int64(lo))
+	}
+	return errs.New(errs.Usage,
+		"%s needs %s of memory (%d × %d bytes), and %s of the budget are left; give more with option memory, if the number is right",
+		what, need, count, width, units.FormatBytes(max(left, 0)))
+}
+
+// checkNodes refuses a number of nodes that no dataset has.
+func (im *job) checkNodes(from string) error {
+	if n := im.m.Nodes; n < 1 || n > maxTextNodes {
+		return errs.New(errs.Usage, "%s: %d nodes; 1 to %d can be imported", from, n,
+			int64(maxTextNodes))
+	}
+	return nil
+}
+
+// maxNames and maxNameBytes bound what an error tells of names that a file holds.
+const (
+	maxNames     = 12
+	maxNameBytes = 40
+)
+
+// brief is text of a file for a message: escaped where it must be, and cut.
+func brief(s string) string {
+	cut := ""
+	if len(s) > maxNameBytes {
+		s, cut = s[:maxNameBytes], "…"
+	}
+	if q := fmt.Sprintf("%q", s); q != `"`+s+`"` {
+		s = q
+	}
+	return s + cut
+}
+
+// briefNames lists the first of the names.
+func briefNames(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	var out []string
+	for _, n := range names[:min(len(names), maxNames)] {
+		out = append(out, brief(n))
+	}
+	if more := len(names) - maxNames; more > 0 {
+		out = append(out, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(out, ", ")
+}
+
+// noteUnused names what the input holds and the import does not take.
+func (im *job) noteUnused(where string, names []string) {
+	if len(names) == 0 {
+		return
+	}
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	weights := ""
+	for _, n := range names {
+		if l := strings.ToLower(n); strings.Contains(l, "weight") ||
+			strings.Contains(l, "edge_attr") {
+			weights = "; models take no edge weights"
+		}
+	}
+	im.o.note("not used of %s: %s%s", where, briefNames(names), weights)
+}
+
+// unusedFiles are the files of a folder, but for those that are used, hidden or READMEs.
+func unusedFiles(dir string, used ...string) (names []string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // reading what is needed has said so
+	}
+	for _, e := range entries {
+		n := e.Name()
+		if e.IsDir() || strings.HasPrefix(n, ".") || strings.HasPrefix(strings.ToLower(n),
+			"readme") || strings.Contains(n, dataset.PartialMark) {
+			continue
+		}
+		if !slices.ContainsFunc(used, func(u string) bool { return filepath.Base(u) == n }) {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// unusedBelow are the files in and under a folder, by their paths from it, but for those that are
+// used, hidden or READMEs. A folder of which nothing is used stands for its files.
+func unusedBelow(dir string, used []string) (names []string) {
+	for _, n := range unusedFiles(dir) {
+		if !slices.Contains(used, filepath.Join(dir, n)) {
+			names = append(names, n)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return names // reading what is needed has said so
+	}
+	for _, e := range entries {
+		n := e.Name()
+		if !e.IsDir() || strings.HasPrefix(n, ".") || strings.Contains(n, dataset.PartialMark) {
+			continue
+		}
+		below := filepath.Join(dir, n)
+		if !slices.ContainsFunc(used,
+			func(u string) bool { return strings.HasPrefix(u, below+string(filepath.Separator)) }) {
+			names = append(names, n+"/")
+			continue
+		}
+		for _, f := range unusedBelow(below, used) {
+			names = append(names, n+"/"+f)
+		}
+	}
+	return names
+}
+
+// splitWords are the words of names that people give to splits; "trainmask" and "val_idx" are made
+// of them.
+var splitWords = regexp.MustCompile(
+	`^((train(ing)?|val(id(ation)?)?|test(ing)?|split|fold|mask)s?)+(idx|ids?|ind(ex|ices)|n?ids?|nodes?|set|mask)?s?$`)
+
+// looksLikeSplit says whether a name is one that people give to splits: none of these may be
+// replaced in silence.
+func looksLikeSplit(name string) bool {
+	words := strings.FieldsFunc(strings.ToLower(name),
+		func(r rune) bool { return !unicode.IsLetter(r) })
+	return slices.ContainsFunc(words, splitWords.MatchString)
+}
+
+// inside resolves a path that a foreign description gives, and refuses one that leads out of its
+// folder, also by way of links: else a description could have any file of this machine read.
+func inside(dir, path, from string) (string, error) {
+	full := path
+	if !filepath.IsAbs(path) {
+		full = filepath.Join(dir, path)
+	}
+	root, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		root, err = filepath.Abs(root)
+	}
+	if err != nil {
+		return "", errs.With(errs.Usage, err)
+	}
+	real, err := filepath.EvalSymlinks(full)
+	if err != nil {
+		real = filepath.Clean(full) // not there: its opener says so, if it would be inside
+	}
+	if real, err = filepath.Abs(real); err != nil {
+		return "", errs.With(errs.Usage, err)
+	}
+	if rel, err := filepath.Rel(root, real); err != nil || rel == ".." ||
+		strings.HasPrefix(rel, "../") {
+		return "", errs.New(errs.Usage,
+			"%s names %s, which is outside its folder; give option allow-outside if you trust the file",
+			from, brief(path))
+	}
+	return full, nil
+}
+
+// sameRows checks a row count against the nodes found so far and takes it as theirs.
+func (im *job) sameRows(n int64, file string, nodesFrom *string) error {
+	if *nodesFrom != "" && n != im.m.Nodes {
+		return errs.New(errs.Usage, "%s has %d rows, %s has %d; one row per node is needed in both",
+			file, n, *nodesFrom, im.m.Nodes)
+	}
+	if *nodesFrom == "" {
+		im.m.Nodes, *nodesFrom = n, file
+	}
+	return nil
+}
+
+// nodesFrom takes the rows of an array as the number of nodes.
+func (im *job) nodesFrom(a *npy.Array) error {
+	sh := a.Header.Shape
+	if len(sh) == 0 || sh[0] < 1 {
+		return errs.New(errs.Usage, "%s has shape %s: no nodes", a.Name, a.Header.ShapeString())
+	}
+	if im.o.Nodes > 0 && im.o.Nodes != sh[0] {
+		return errs.New(errs.Usage, "option nodes %d, but %s has %d rows", im.o.Nodes, a.Name, sh[0])
+	}
+	im.m.Nodes = sh[0]
+	return nil
+}
+
+// oneRowEach checks that an array has a row for each node.
+func (im *job) oneRowEach(a *npy.Array, what string) error {
+	if sh := a.Header.Shape; len(sh) == 0 || sh[0] != im.m.Nodes {
+		return errs.New(errs.Usage,
+			"%s: %s have shape %s, there are %d nodes; one row per node is needed", a.Name, what,
+			a.Header.ShapeString(), im.m.Nodes)
+	}
+	return nil
+}
+
+func (im *job) absIn() string {
+	if abs, err := filepath.Abs(im.o.In); err == nil {
+		return abs
+	}
+	return im.o.In
+}

@@ -1,0 +1,358 @@
+package importer
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"helios/dataset/edges"
+	"helios/internal/errs"
+	"helios/internal/regular"
+)
+
+// lineBlock is some whole lines of a text file.
+type lineBlock struct {
+	path string
+	line int64 // number of the first, from 1
+	text []byte
+	at   int64 // bytes of the file that were read for it, of size
+	size int64
+}
+
+const blockBytes = 1 << 20
+
+// counted counts what is read from a file.
+type counted struct {
+	f *os.File
+	n int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.f.Read(b)
+	c.n += int64(n)
+	return n, err
+}
+
+// eachBlock reads a text file, plain or .gz, once: one goroutine decompresses, parse works on
+// blocks of whole lines on all cores, and take gets the results in the order of the file, on the
+// caller's goroutine. Memory is bounded by a few blocks. What parse returns must not point into the
+// block's text.
+func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T, error),
+	take func(T, lineBlock) error) error {
+	f, err := regular.Open(path)
+	if err != nil {
+		return errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return errs.With(errs.Device, err)
+	}
+	file := &counted{f: f}
+	var r io.Reader = file
+	if strings.HasSuffix(path, ".gz") {
+		if r, err = gzip.NewReader(file); err != nil {
+			return errs.New(errs.Usage, "%s: not gzip, or truncated: %w", path, err)
+		}
+	}
+	type result struct {
+		v   T
+		b   lineBlock
+		err error
+	}
+	workers := runtime.GOMAXPROCS(0)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	queue := make(chan chan result, workers)
+	free := make(chan []byte, 2*workers+2)
+	go func() {
+		defer close(queue)
+		send := func(res chan result) bool {
+			select {
+			case queue <- res:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		}
+		var rest []byte
+		for line, more := int64(1), true; more; {
+			var buf []byte
+			select {
+			case buf = <-free:
+			default:
+				buf = make([]byte, blockBytes)
+			}
+			if len(rest) >= len(buf) {
+				buf = make([]byte, len(rest)+blockBytes)
+			}
+			n := copy(buf, rest)
+			end := -1 // behind the last whole line
+			for end < 0 && more {
+				if n == len(buf) { // a line of more than a block
+					buf = append(buf, make([]byte, min(len(buf), maxLine+blockBytes-len(buf)))...)
+				}
+				k, rerr := io.ReadFull(r, buf[n:])
+				n += k
+				if end = bytes.LastIndexByte(buf[:n], '\n') + 1; end == 0 {
+					end = -1
+				}
+				switch {
+				case errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF) &&
+					gzipWhole(r):
+					more, end = false, n
+				case rerr != nil || end < 0 && n >= maxLine:
+					lines := line + int64(bytes.Count(buf[:n], []byte{'\n'}))
+					err := errs.New(errs.Usage,
+						"%s:%d: line of more than %d bytes; is it a text file?", path, lines,
+						maxLine)
+					if rerr != nil {
+						err = readFailed(path, lines, file.n, rerr)
+					}
+					res := make(chan result, 1)
+					res <- result{err: err}
+					send(res)
+					return
+				}
+			}
+			rest = append(rest[:0], buf[end:n]...)
+			b := lineBlock{path: path, line: line, text: buf[:end], at: file.n, size: st.Size()}
+			line += int64(bytes.Count(b.text, []byte{'\n'}))
+			res := make(chan result, 1)
+			if !send(res) {
+				return
+			}
+			go func() {
+				v, err := parse(b)
+				res <- result{v, b, err}
+			}()
+		}
+	}()
+	for res := range queue {
+		x := <-res
+		err := x.err
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			err = take(x.v, x.b)
+		}
+		if err != nil {
+			cancel()
+			for res := range queue { // wait for what runs, so that nothing outlives the call
+				<-res
+			}
+			return err
+		}
+		if cap(x.b.text) >= blockBytes {
+			select {
+			case free <- x.b.text[:blockBytes]:
+			default:
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// gzipWhole tells the end of a file, at which io.ReadFull is short, from a compressed stream that
+// was cut.
+func gzipWhole(r io.Reader) bool {
+	if _, ok := r.(*gzip.Reader); !ok {
+		return true
+	}
+	_, err := r.Read(make([]byte, 1)) // what the stream says itself
+	return errors.Is(err, io.EOF)
+}
+
+// readFailed is a failure of the file system, or damage of a compressed stream.
+func readFailed(path string, line, at int64, err error) error {
+	class := errs.Usage
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		class = errs.Device
+	}
+	return errs.New(class,
+		"%s: truncated or damaged near line %d (byte %d of the file): %w; copy it again", path,
+		line, at, err)
+}
+
+// each calls fn with each line of the block, without its end, and the line's number. An empty line
+// is an error.
+func (b *lineBlock) each(fn func(text []byte, line int64) error) error {
+	line := b.line
+	for t := b.text; len(t) > 0; line++ {
+		end := bytes.IndexByte(t, '\n')
+		next := end + 1
+		if end < 0 {
+			end, next = len(t), len(t)
+		}
+		s := t[:end]
+		if n := len(s); n > 0 && s[n-1] == '\r' {
+			s = s[:n-1]
+		}
+		if len(s) == 0 {
+			return b.bad(line, "the line is empty")
+		}
+		if err := fn(s, line); err != nil {
+			return err
+		}
+		t = t[next:]
+	}
+	return nil
+}
+
+func (b *lineBlock) bad(line int64, format string, a ...any) error {
+	return errs.New(errs.Usage, "%s:%d: "+format, append([]any{b.path, line}, a...)...)
+}
+
+// cutComma returns the field before the first comma, and the rest; more is false in the last field.
+func cutComma(s []byte) (field, rest []byte, more bool) {
+	i := bytes.IndexByte(s, ',')
+	if i < 0 {
+		return bytes.TrimSpace(s), nil, false
+	}
+	return bytes.TrimSpace(s[:i]), s[i+1:], true
+}
+
+// number parses a float as strconv does, without a copy of the text.
+func number(b []byte, bits int) (float64, bool) {
+	if len(b) == 0 {
+		return 0, false
+	}
+	x, err := strconv.ParseFloat(unsafe.String(unsafe.SliceData(b), len(b)), bits)
+	return x, err == nil || errors.Is(err, strconv.ErrRange) && !math.IsInf(x, 0)
+}
+
+// numberRows are rows of dim numbers each.
+type numberRows struct {
+	v    []float32
+	dim  int
+	line int64 // of the first
+}
+
+func parseRows(b lineBlock) (numberRows, error) {
+	out := numberRows{line: b.line}
+	err := b.each(func(s []byte, line int64) error {
+		from := len(out.v)
+		if out.dim == 0 {
+			out.dim = bytes.Count(s, []byte{','}) + 1
+			out.v = make([]float32, 0, len(b.text)/len(s)*out.dim+out.dim)
+		}
+		for more := true; more; {
+			var f []byte
+			f, s, more = cutComma(s)
+			x, ok := number(f, 32)
+			if !ok {
+				return b.bad(line, "%q in column %d is not a number that float32 can hold", clip(f),
+					len(out.v)-from+1)
+			}
+			out.v = append(out.v, float32(x))
+		}
+		if n := len(out.v) - from; n != out.dim {
+			return b.bad(line, "%d numbers, the lines before have %d", n, out.dim)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// csvColumn reads one number a line; "" in quotes stands for none, as pandas writes it.
+func csvColumn(ctx context.Context, path string,
+	take func(pos, line int64, x float64) error) error {
+	pos := int64(0)
+	return eachBlock(ctx, path, func(b lineBlock) (v []float64, err error) {
+		err = b.each(func(s []byte, line int64) error {
+			f, _, more := cutComma(s)
+			if more {
+				return b.bad(line, "%d columns; one is needed", bytes.Count(s, []byte{','})+1)
+			}
+			if string(f) == `""` {
+				f = []byte("nan")
+			}
+			x, ok := number(f, 64)
+			if !ok {
+				return b.bad(line, "%q is not a number", clip(f))
+			}
+			v = append(v, x)
+			return nil
+		})
+		return v, err
+	}, func(v []float64, b lineBlock) error {
+		for i, x := range v {
+			if err := take(pos, b.line+int64(i), x); err != nil {
+				return err
+			}
+			pos++
+		}
+		return nil
+	})
+}
+
+// csvEdges are the edges of a file with two ids a line, source first. want is how many there must
+// be; -1 = any number. With inverse, the opposite of each follows it, as OGB adds it.
+func csvEdges(path string, nodes, want int64, inverse bool) edges.Source {
+	s := edges.Source{Name: path, Unit: "bytes", Parts: 1}
+	if st, err := os.Stat(path); err == nil {
+		s.Total = st.Size()
+	}
+	type pairs struct{ src, dst []int64 }
+	s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error,
+		done func(int64)) error {
+		var at, n int64
+		err := eachBlock(ctx, path, func(b lineBlock) (p pairs, err error) {
+			p.src = make([]int64, 0, len(b.text)/6)
+			p.dst = make([]int64, 0, len(b.text)/6)
+			err = b.each(func(s []byte, line int64) error {
+				t := s
+				var id [2]int64
+				for i := range id {
+					f, rest, more := cutComma(t)
+					if more != (i == 0) {
+						return b.bad(line,
+							"%q is not an edge; two node ids with a comma between them are needed",
+							clip(s))
+					}
+					t = rest
+					v, ok := parseID(f)
+					if !ok {
+						return b.bad(line, "%q is not a node id; ids are whole numbers from 0",
+							clip(f))
+					}
+					if v >= nodes {
+						return b.bad(line, "node id %d in column %d is outside 0..%d", v, i+1,
+							nodes-1)
+					}
+					id[i] = v
+				}
+				p.src, p.dst = append(p.src, id[0]), append(p.dst, id[1])
+				if inverse {
+					p.src, p.dst = append(p.src, id[1]), append(p.dst, id[0])
+				}
+				return nil
+			})
+			return p, err
+		}, func(p pairs, b lineBlock) error {
+			n += int64(len(p.src))
+			done(b.at - at)
+			at = b.at
+			return emit(p.src, p.dst)
+		})
+		if inverse {
+			n /= 2
+		}
+		if err == nil && want >= 0 && n != want {
+			err = errs.New(errs.Usage, "%s has %d edges, there should be %d", path, n, want)
+		}
+		return err
+	}
+	return s
+}

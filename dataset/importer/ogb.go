@@ -1,0 +1,389 @@
+package importer
+
+import (
+	"context"
+	"encoding/csv"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helios/dataset"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+	"helios/internal/regular"
+)
+
+func init() {
+	register(Format{Name: "ogb",
+		Usage:       "node datasets of the Open Graph Benchmark, such as ogbn-products and ogbn-papers100M",
+		Description: ogbHelp}, OGB)
+}
+
+// OGBOptions shape an import of an OGB dataset.
+type OGBOptions struct {
+	Split string `option:"split" shown:"the only one" arg:"NAME" usage:"NAME of the folder in split/, where there are several"`
+	// AddInverse says whether the edges stand for both directions; auto, also "", is what the
+	// dataset's master.csv or its name says.
+	AddInverse string `option:"add-inverse-edge" oneof:"yes,no,auto" default:"auto" usage:"add the opposite of each edge, as OGB does to products; auto goes by master.csv or the folder's name"`
+	Options
+}
+
+const ogbHelp = "option in is the folder that OGB unpacks: raw/ with edge.csv.gz and the files beside it, or with data.npz and\n" +
+	"node-label.npz (papers100M, where NaN means unlabelled), and split/ with the official split."
+
+const ogbFolder = "an OGB node dataset as it is unpacked: raw/edge.csv.gz and the files beside it, or raw/data.npz and raw/node-label.npz, and split/"
+
+// ogbBothWays are the datasets whose files hold each edge once though it stands for both directions
+// (add_inverse_edge in OGB's master.csv), by the names of the folders that OGB's archives unpack
+// to.
+var ogbBothWays = []string{"ogbn_products", "products", "ogbn_proteins", "proteinfunc"}
+
+// OGB imports a node-property dataset of the Open Graph Benchmark as it is unpacked: in raw/ the
+// CSV files edge, num-node-list, num-edge-list, node-feat and node-label, compressed; or, as
+// papers100M has them, data.npz and node-label.npz, in which NaN means unlabelled. The splits are
+// in split/NAME/. Where OGB's own reader adds the opposite of each edge, the import does too: every
+// edge twice, and nothing dropped.
+func OGB(ctx context.Context, o OGBOptions) error {
+	if err := o.fillOwn(); err != nil {
+		return err
+	}
+	if err := o.inFolder(ogbFolder); err != nil {
+		return err
+	}
+	raw := filepath.Join(o.In, "raw")
+	if types := filepath.Join(raw, "triplet-type-list.csv.gz"); isFile(types) {
+		var names []string
+		err := eachBlock(ctx, types, func(b lineBlock) (out []string, err error) {
+			err = b.each(func(s []byte, _ int64) error { out = append(out, string(s)); return nil })
+			return out, err
+		}, func(v []string, _ lineBlock) error { names = append(names, v...); return nil })
+		if err != nil {
+			return err
+		}
+		return errs.New(errs.Usage,
+			"%s has several types of edges (%s); graphs with one type of nodes and edges can be imported",
+			o.In, briefNames(names))
+	}
+	r := request{kind: "ogb", options: &o, Options: o.Options}
+	return runNamed(r, func(base *importer) error {
+		im := &ogbImport{base, o}
+		switch {
+		case isFile(filepath.Join(raw, "data.npz")):
+			return im.ogbBinary(ctx, raw)
+		case isFile(filepath.Join(raw, "edge.csv.gz")):
+			return im.ogbText(ctx, raw)
+		}
+		return errs.New(errs.Usage,
+			"%s has no raw/edge.csv.gz and no raw/data.npz; option in must be a folder with %s", o.In,
+			ogbFolder)
+	})
+}
+
+// ogbImport is an import of an OGB dataset.
+type ogbImport struct {
+	*importer
+	opt OGBOptions
+}
+
+func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
+	o := &im.o
+	nodes, err := ogbCount(ctx, filepath.Join(raw, "num-node-list.csv.gz"))
+	if err != nil {
+		return err
+	}
+	edges, err := ogbCount(ctx, filepath.Join(raw, "num-edge-list.csv.gz"))
+	if err != nil {
+		return err
+	}
+	if err := im.ogbNodes(nodes, filepath.Join(raw, "num-node-list.csv.gz")); err != nil {
+		return err
+	}
+	inverse, err := im.ogbInverse()
+	if err != nil {
+		return err
+	}
+	labelFile := o.Labels
+	if labelFile == "" {
+		labelFile = filepath.Join(raw, "node-label.csv.gz")
+	}
+	labels, err := im.labelFile(ctx, labelFile)
+	if err != nil {
+		return err
+	}
+	splits, err := im.ogbSplits(ctx)
+	if err != nil {
+		return err
+	}
+	unused := unusedFiles(raw, "num-node-list.csv.gz", "num-edge-list.csv.gz", labelFile,
+		"edge.csv.gz", "node-feat.csv.gz")
+	if o.Features != "" || o.FeatureFn != "" {
+		unused = append(unused, "node-feat.csv.gz")
+	}
+	im.noteUnused(raw, unused)
+	// The small and likely wrong things are checked by now; next the long ones.
+	if err := im.edgesFrom(ctx, csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, edges,
+		inverse)); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	err = im.featuresOr(ctx, func() error {
+		own := filepath.Join(raw, "node-feat.csv.gz")
+		if !isFile(own) {
+			return errs.New(errs.Usage,
+				"%s has no node-feat.csv.gz: this dataset comes without features; give some with option features FILE (.npy, or .csv with a row for each node), or option feature-fn",
+				raw)
+		}
+		return im.csvMatrix(ctx, own)
+	})
+	if err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
+	o := &im.o
+	data, err := npy.OpenArchive(filepath.Join(raw, "data.npz"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = closing(err, data) }()
+	one := func(name string) (n int64, err error) {
+		a, err := data.Array(name)
+		if err == nil && a.Header.Elements() != 1 {
+			err = errs.New(errs.Usage, "%s has shape %s: %d graphs; a node dataset has one", a.Name,
+				a.Header.ShapeString(), a.Header.Elements())
+		}
+		if err == nil {
+			err = eachInt(a, func(_, x int64) error { n = x; return nil })
+		}
+		return n, err
+	}
+	nodes, err := one("num_nodes_list")
+	if err != nil {
+		return err
+	}
+	edges, err := one("num_edges_list")
+	if err != nil {
+		return err
+	}
+	if err := im.ogbNodes(nodes, data.Path+":num_nodes_list"); err != nil {
+		return err
+	}
+	index, err := data.Array("edge_index")
+	if err != nil {
+		return err
+	}
+	if sh := index.Header.Shape; len(sh) != 2 || sh[0] != 2 || sh[1] != edges {
+		return errs.New(errs.Usage, "%s has shape %s, num_edges_list says (2, %d)", index.Name,
+			index.Header.ShapeString(), edges)
+	}
+	if im.opt.AddInverse == "yes" {
+		return errs.New(errs.Usage,
+			"option add-inverse-edge yes: OGB adds no edges to datasets in data.npz; take it away")
+	}
+	im.noteUnused(data.Path, slices.DeleteFunc(append(data.Names(), data.Others()...),
+		func(n string) bool {
+			return n == "num_nodes_list" || n == "num_edges_list" || n == "edge_index" ||
+				n == "node_feat" && o.Features == "" && o.FeatureFn == ""
+		}))
+	labels, labelFile, err := im.ogbBinaryLabels(ctx, raw)
+	if err != nil {
+		return err
+	}
+	splits, err := im.ogbSplits(ctx)
+	if err != nil {
+		return err
+	}
+	if len(splits) == 0 {
+		o.UnlabelledOK = true // what NaN means here
+	}
+	if index.Seekable() { // it may be read in parts, which no checksum covers
+		if err := index.Check(ctx); err != nil {
+			return err
+		}
+	}
+	if err := im.edgeIndex(ctx, index); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	err = im.featuresOr(ctx, func() error {
+		feat, err := data.Array("node_feat")
+		if err != nil {
+			return err
+		}
+		return im.features(ctx, feat)
+	})
+	if err != nil {
+		return err
+	}
+	return im.labelsAndSplits(labels, labelFile, splits)
+}
+
+func (im *ogbImport) ogbBinaryLabels(ctx context.Context, raw string) (labels []int32, file string,
+	err error) {
+	if im.o.Labels != "" {
+		labels, err = im.labelFile(ctx, im.o.Labels)
+		return labels, im.o.Labels, err
+	}
+	file = filepath.Join(raw, "node-label.npz")
+	a, err := npy.OpenArchive(file)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { err = closing(err, a) }()
+	arr, err := a.Array("node_label")
+	if err == nil {
+		labels, err = im.nodeLabels(arr)
+	}
+	return labels, file, err
+}
+
+// ogbNodes takes the number of nodes that a dataset states.
+func (im *ogbImport) ogbNodes(n int64, from string) error {
+	if n < 1 || n > maxTextNodes {
+		return errs.New(errs.Usage, "%s: %d nodes, must be from 1 to %d", from, n,
+			int64(maxTextNodes))
+	}
+	if im.o.Nodes > 0 && im.o.Nodes != n {
+		return errs.New(errs.Usage, "option nodes %d, but %s says %d", im.o.Nodes, from, n)
+	}
+	im.m.Nodes = n
+	return nil
+}
+
+// ogbCount reads the number of nodes or edges of the only graph.
+func ogbCount(ctx context.Context, path string) (int64, error) {
+	if !isFile(path) {
+		return 0, errs.New(errs.Usage, "%s is missing; option in must be a folder with %s", path,
+			ogbFolder)
+	}
+	n, lines := int64(0), 0
+	err := csvColumn(ctx, path, func(_, line int64, x float64) error {
+		if x < 0 || x > math.MaxInt64/4 || x != math.Trunc(x) {
+			return errs.New(errs.Usage, "%s:%d: %v is not a number of nodes or edges", path,
+				line, x)
+		}
+		lines++
+		n = int64(x)
+		return nil
+	})
+	if err == nil && lines != 1 {
+		err = errs.New(errs.Usage,
+			"%s has %d lines, so the dataset has %d graphs; a node dataset has one", path,
+			lines, lines)
+	}
+	return n, err
+}
+
+// ogbSplits reads the splits of --splits, or those in split/: none is fine, several need a choice.
+func (im *ogbImport) ogbSplits(ctx context.Context) ([]splitSet, error) {
+	o := &im.o
+	if o.SplitDir != "" {
+		return im.folderSplits(ctx, o.SplitDir)
+	}
+	if o.MakeSplits {
+		return nil, nil
+	}
+	dir := filepath.Join(o.In, "split")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) && im.opt.Split == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	name := im.opt.Split
+	switch {
+	case name != "" && !slices.Contains(names, name):
+		return nil, errs.New(errs.Usage, "option split %s: %s has %s", name, dir,
+			strings.Join(names, ", "))
+	case name == "" && len(names) == 0:
+		return nil, errs.New(errs.Usage, "%s holds no split; take it away to have splits made", dir)
+	case name == "" && len(names) > 1:
+		return nil, errs.New(errs.Usage, "%s has several splits; choose one of %s with option split",
+			dir, strings.Join(names, ", "))
+	case name == "":
+		name = names[0]
+	}
+	im.m.Source.Options["split"] = name
+	return im.folderSplits(ctx, filepath.Join(dir, name))
+}
+
+// ogbInverse says whether the opposite of each edge is to be added.
+func (im *ogbImport) ogbInverse() (add bool, err error) {
+	switch v := im.opt.AddInverse; v {
+	case "yes":
+		add = true
+	case "no":
+	case "", "auto":
+		name := strings.ToLower(filepath.Base(im.absIn()))
+		master := filepath.Join(im.o.In, "master.csv")
+		if isFile(master) {
+			if add, err = ogbMaster(master, name); err != nil {
+				return false, err
+			}
+			break
+		}
+		for _, n := range ogbBothWays {
+			add = add || name == n || n == "proteinfunc" && strings.HasPrefix(name, n)
+		}
+	default:
+		return false, errs.New(errs.Usage, "option add-inverse-edge %s: must be yes, no or auto", v)
+	}
+	if add {
+		im.m.Source.Options["add-inverse-edge"] = "true"
+	}
+	return add, nil
+}
+
+// ogbMaster reads add_inverse_edge from OGB's table of datasets, which has a column for each of
+// them.
+func ogbMaster(path, folder string) (bool, error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return false, errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	rows, err := csv.NewReader(io.LimitReader(f, dataset.MaxDescription)).ReadAll()
+	if err != nil {
+		return false, errs.New(errs.Usage, "%s: %w", path, err)
+	}
+	col := -1
+	if len(rows) > 0 {
+		for i, n := range rows[0] {
+			if i > 0 && (strings.ReplaceAll(n, "-", "_") == folder || len(rows[0]) == 2) {
+				col = i
+			}
+		}
+	}
+	for _, r := range rows {
+		if col >= 0 && r[0] == "add_inverse_edge" {
+			switch r[col] {
+			case "True":
+				return true, nil
+			case "False":
+				return false, nil
+			}
+			return false, errs.New(errs.Usage,
+				"%s: add_inverse_edge of %s is %.40q, must be True or False", path,
+				brief(rows[0][col]), r[col])
+		}
+	}
+	return false, errs.New(errs.Usage,
+		"%s does not say add_inverse_edge of %s; give option add-inverse-edge yes or no", path, folder)
+}

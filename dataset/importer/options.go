@@ -1,0 +1,271 @@
+package importer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"helios/dataset"
+	"helios/dataset/edges"
+	"helios/internal/errs"
+	"helios/internal/progress"
+	"helios/internal/rowtype"
+)
+
+// Output are the options of every format: the dataset to make.
+type Output struct {
+	Out string `option:"out" arg:"DIR" usage:"DIR to create"`
+	// Name defaults to the base name of Out.
+	Name string `option:"name" usage:"name of the dataset (default: last part of option out)"`
+	// Seed is that of the splits, and of features that are made up.
+	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that are made up"`
+	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
+	TrainFraction float64 `option:"train-fraction" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
+	ValFraction   float64 `option:"val-fraction" default:"0.2" usage:"share of them to validate on; the rest is for the test"`
+	// NoEdges keeps the nodes and drops all edges.
+	NoEdges bool `option:"no-edges" usage:"drop all edges"`
+	// FeatureDType is the type of features.npy, float32 or float16.
+	FeatureDType string `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" usage:"TYPE of the dataset's own features: float32 or float16"`
+	// Memory bounds what the import takes.
+	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside option out meanwhile"`
+
+	Progress progress.Func
+	Note     func(text string) // hears of what is chosen or odd; may be nil
+}
+
+// Input are the options of formats whose input is files that an interrupted import can go on with.
+type Input struct {
+	// In is a folder, archive or file, as the format says.
+	In string `option:"in" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
+	// MakeSplits deals new splits in place of those of the input.
+	MakeSplits bool `option:"make-splits" usage:"deal new splits in place of the input's own"`
+	// UnlabelledOK takes nodes without a label (NaN, or -1) as unlabelled and leaves them out of
+	// the splits. Without it they are an error where a label is needed: everywhere, or in the given
+	// splits.
+	UnlabelledOK bool `option:"unlabelled-ok" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
+	// SelfLoops says what becomes of edges from a node to itself; add gives each node one, whether
+	// it had some or none.
+	SelfLoops string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
+	// Restart starts over where an interrupted import with the same input and options could be gone
+	// on with.
+	Restart bool `option:"restart" usage:"start over, not where an interrupted import was"`
+}
+
+// Options are those of formats whose graph, features, labels and splits may come from several
+// places. A format with more options embeds them.
+type Options struct {
+	Input
+	// Features, Labels and SplitDir name files that are not in In, or not under the names that are
+	// looked for. SplitDir holds train, val (or valid) and test.
+	Features string `option:"features" arg:"FILE" usage:"FILE of features, where it is not found in option in"`
+	Labels   string `option:"labels" arg:"FILE" usage:"FILE of labels, where it is not found in option in"`
+	SplitDir string `option:"splits" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in option in"`
+	// SplitIndex chooses one of the splits of masks that hold several (10 × nodes), from 0.
+	SplitIndex string `option:"split-index" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the split, from 0, where masks hold several"`
+	// Nodes is the number of nodes where no features or labels tell it (0: the largest id in the
+	// edges, plus 1).
+	Nodes int64 `option:"nodes" positive:"yes" shown:"found in the input" usage:"number of nodes"`
+	// Undirected stores each edge both ways, and drops repeated edges.
+	Undirected bool `option:"undirected" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
+	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
+	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless option dedup"`
+	Dedup      bool `option:"dedup" usage:"drop repeated edges"`
+	// FeatureFn, such as "hash:7", computes the features from the node's number, in place of
+	// Features.
+	FeatureFn string `option:"feature-fn" arg:"FN" usage:"FN, \"hash\" or \"hash:SEED\", computes the features (option dim many) from the node's number; none are stored"`
+	// Dim is the number of features of FeatureFn, and of those that are made up for a graph that
+	// has none (64).
+	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where they are made up or option feature-fn computes them"`
+	Output
+}
+
+func (o *Output) output() *Output { return o }
+
+func (o *Output) note(format string, args ...any) {
+	if o.Note != nil {
+		o.Note(fmt.Sprintf(format, args...))
+	}
+}
+
+func (o *Output) fill() error {
+	if o.Name == "" {
+		o.Name = filepath.Base(filepath.Clean(o.Out))
+	}
+	if o.TrainFraction == 0 && o.ValFraction == 0 {
+		o.TrainFraction, o.ValFraction = 0.6, 0.2
+	}
+	if !(o.TrainFraction >= 0 && o.ValFraction >= 0 && o.TrainFraction+o.ValFraction <= 1) {
+		return errs.New(errs.Usage,
+			"%v %g and %v %g are not parts of a whole; give numbers from 0 that make at most 1 together",
+			errs.Key("train-fraction"), o.TrainFraction, errs.Key("val-fraction"), o.ValFraction)
+	}
+	if o.Memory < 0 {
+		return errs.New(errs.Usage, "%v %d: a memory budget cannot be negative",
+			errs.Key("memory"), o.Memory)
+	}
+	switch o.FeatureDType {
+	case "", rowtype.Float32.String(), rowtype.Float16.String():
+		return nil
+	}
+	return errs.New(errs.Usage,
+		"%v %q: a dataset's own features are float32 or float16; rows of other types are made when it is loaded",
+		errs.Key("feature-dtype"), o.FeatureDType)
+}
+
+func (o *Input) fill() error {
+	if o.In == "" {
+		return errs.New(errs.Usage, "%v is missing: name the file or directory to import",
+			errs.Key("in"))
+	}
+	switch o.SelfLoops {
+	case "", "keep", "drop", "add":
+	default:
+		return errs.New(errs.Usage, "%v %q is unknown; use keep, drop or add",
+			errs.Key("self-loops"), o.SelfLoops)
+	}
+	return readable("in", o.In)
+}
+
+// inFolder checks that o.In is a folder and that it has the files, and otherwise says what a folder
+// of the format must hold.
+func (o *Input) inFolder(must string, files ...string) error {
+	st, err := os.Stat(o.In)
+	if err != nil {
+		return errs.With(errs.Usage, err)
+	}
+	if !st.IsDir() {
+		return errs.New(errs.Usage, "%s is a file; %v must be a folder with %s", o.In,
+			errs.Key("in"), must)
+	}
+	for _, f := range files {
+		if !isFile(filepath.Join(o.In, f)) {
+			return errs.New(errs.Usage, "%s has no %s; %v must be a folder with %s", o.In, f,
+				errs.Key("in"), must)
+		}
+	}
+	return nil
+}
+
+// fillOwn is fill of a format whose input has features.
+func (o *Options) fillOwn() error {
+	if o.Dim != 0 && o.FeatureFn == "" {
+		return errs.New(errs.Usage, "%v %d is for %v; the input has features", errs.Key("dim"),
+			o.Dim, errs.Key("feature-fn"))
+	}
+	return o.fill()
+}
+
+// fillMadeUp is fill of a format whose features are in a file of their own, computed, or made up.
+func (o *Options) fillMadeUp() error {
+	if err := o.dimUsed(o.Dim); err != nil {
+		return err
+	}
+	return o.fill()
+}
+
+// dimUsed refuses a Dim, as it was given, beside a file of features.
+func (o *Options) dimUsed(dim int) error {
+	if dim != 0 && o.Features != "" {
+		return errs.New(errs.Usage,
+			"%v %d is for features that are made up or computed; %s has features",
+			errs.Key("dim"), dim, o.Features)
+	}
+	return nil
+}
+
+// fillFor is fillMadeUp for an In that is the common part of the names of several files, one of
+// which is file.
+func (o *Options) fillFor(file string) error {
+	in := o.In
+	if _, err := os.Stat(in); in != "" && err != nil {
+		o.In = file
+	}
+	err := o.fillMadeUp()
+	o.In = in
+	return err
+}
+
+func (o *Options) fill() error {
+	if err := o.Output.fill(); err != nil {
+		return err
+	}
+	if o.Dim == 0 {
+		o.Dim = 64
+	}
+	if o.Dim < 1 || o.Dim > dataset.MaxDim {
+		return errs.New(errs.Usage, "%v %d is outside 1..%d", errs.Key("dim"), o.Dim,
+			dataset.MaxDim)
+	}
+	if o.Nodes < 0 {
+		return errs.New(errs.Usage, "%v %d: a number of nodes cannot be negative",
+			errs.Key("nodes"), o.Nodes)
+	}
+	if o.Nodes > maxTextNodes {
+		return errs.New(errs.Usage, "%v %d: at most %d nodes can be imported", errs.Key("nodes"),
+			o.Nodes, int64(maxTextNodes))
+	}
+	if o.FeatureFn != "" && o.Features != "" {
+		return errs.New(errs.Usage, "%v %s and %v %s: give one of them", errs.Key("feature-fn"),
+			o.FeatureFn, errs.Key("features"), o.Features)
+	}
+	if o.MakeSplits && o.SplitDir != "" {
+		return errs.New(errs.Usage, "%v and %v %s: give one of them", errs.Key("make-splits"),
+			errs.Key("splits"), o.SplitDir)
+	}
+	if o.SplitIndex != "" {
+		if n, err := strconv.Atoi(o.SplitIndex); err != nil || n < 0 {
+			return errs.New(errs.Usage, "%v %q: give the number of a split, from 0",
+				errs.Key("split-index"), brief(o.SplitIndex))
+		}
+	}
+	if err := o.Input.fill(); err != nil {
+		return err
+	}
+	for _, p := range [][2]string{{"features", o.Features}, {"labels", o.Labels},
+		{"splits", o.SplitDir}} {
+		if err := readable(p[0], p[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readable says what is wrong with the path of an option before any work is done for it.
+func readable(option, path string) error {
+	if path == "" {
+		return nil
+	}
+	if _, err := os.Stat(path); err != nil {
+		return errs.New(errs.Usage, "%v: %w; name what is there and can be read",
+			errs.Key(option), err)
+	}
+	return nil
+}
+
+func (o *Options) rules() edges.Rules {
+	return edges.Rules{Dedup: o.Dedup || o.Undirected, Opposite: o.Undirected || o.AddReverse,
+		NoSelf:  o.SelfLoops == "drop",
+		AddSelf: o.SelfLoops == "add" && !o.NoEdges, None: o.NoEdges}
+}
+
+func (o *Options) source(kind string, files ...string) dataset.Source {
+	s := dataset.Source{Kind: kind, Options: map[string]string{}, Counts: map[string]int64{}}
+	for _, f := range files {
+		if f != "" {
+			s.From = append(s.From, filepath.Base(f))
+		}
+	}
+	for name, set := range map[string]bool{"unlabelled-ok": o.UnlabelledOK,
+		"undirected": o.Undirected, "add-reverse": o.AddReverse, "dedup": o.Dedup,
+		"no-edges": o.NoEdges} {
+		if set {
+			s.Options[name] = "true"
+		}
+	}
+	if o.SelfLoops != "" && o.SelfLoops != "keep" {
+		s.Options["self-loops"] = o.SelfLoops
+	}
+	s.Options["seed"] = strconv.FormatUint(o.Seed, 10)
+	return s
+}

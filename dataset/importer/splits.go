@@ -1,0 +1,386 @@
+package importer
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/npy"
+	"helios/internal/errs"
+)
+
+// splitSets reads the splits of an import, and writes them with the labels.
+type splitSets struct {
+	*job
+	indexed bool // SplitIndex chose a split
+	// splitKey is a stable key of a node for dealing it to a split; nil means its id.
+	splitKey func(v int64) uint64
+	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
+	splitOf func(v int64) int
+}
+
+// idsPerNeed is how many ids are promised memory at a time.
+const idsPerNeed = 1 << 16
+
+// addID appends a node to a split. More ids than nodes means that some stand twice, which need not
+// fill the memory first.
+func (im *splitSets) addID(ids []int64, v int64, from string) ([]int64, error) {
+	n := int64(len(ids))
+	if n >= im.m.Nodes {
+		return nil, errs.New(errs.Usage,
+			"%s: more entries than the %d nodes, so nodes stand in it twice", from, im.m.Nodes)
+	}
+	if n == int64(cap(ids)) {
+		more := max(n, idsPerNeed)
+		if err := im.needMemory(from+": the ids of a split", more, 8); err != nil {
+			return nil, err
+		}
+		grown := make([]int64, n, n+more)
+		copy(grown, ids)
+		ids = grown
+	}
+	return append(ids, v), nil
+}
+
+// splitIDs reads a list of ids, or a mask: bool, or integers 0 and 1, with an element for each
+// node. A mask of two dimensions holds several splits, in rows or in columns, and SplitIndex
+// chooses one.
+func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
+	sh := a.Header.Shape
+	dt := a.Header.DType
+	if dt.Kind == 'f' {
+		return nil, errs.New(errs.Usage,
+			"%s: a split holds %s; save node ids or a mask, as integers or bool", a.Name, dt)
+	}
+	switch {
+	case len(sh) == 2:
+		return im.maskOfSeveral(a)
+	case len(sh) != 1:
+		return nil, errs.New(errs.Usage,
+			"%s: a split has shape %s; give a list of ids, a mask, or masks (splits, nodes)",
+			a.Name, a.Header.ShapeString())
+	case dt.Kind == 'b' && sh[0] != im.m.Nodes:
+		return nil, errs.New(errs.Usage, "%s is a mask of %d nodes, there are %d", a.Name, sh[0],
+			im.m.Nodes)
+	}
+	mask := dt.Kind == 'b'
+	if !mask && sh[0] == im.m.Nodes && im.m.Nodes > 2 {
+		// As ids, so many zeros and ones would stand twice.
+		var err error
+		if mask, err = zerosAndOnes(a); err != nil {
+			return nil, err
+		}
+	}
+	var ids []int64
+	err := eachInt(a, func(pos, x int64) (err error) {
+		switch {
+		case mask && x != 0:
+			ids, err = im.addID(ids, pos, a.Name)
+		case mask:
+		case x < 0 || x >= im.m.Nodes:
+			err = dataset.BadID(a.Name, pos, x, im.m.Nodes)
+		default:
+			ids, err = im.addID(ids, x, a.Name)
+		}
+		return err
+	})
+	return ids, err
+}
+
+// zerosAndOnes says whether an array holds nothing else.
+func zerosAndOnes(a *npy.Array) (bool, error) {
+	err := eachInt(a, func(_, x int64) error {
+		if x != 0 && x != 1 {
+			return io.EOF // seen enough
+		}
+		return nil
+	})
+	if errors.Is(err, io.EOF) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// maskOfSeveral reads one of several masks: (splits, nodes), or (nodes, splits) as PyTorch
+// Geometric has it.
+func (im *splitSets) maskOfSeveral(a *npy.Array) ([]int64, error) {
+	sh, n := a.Header.Shape, im.m.Nodes
+	shape := a.Header.ShapeString()
+	if (sh[0] == n) == (sh[1] == n) {
+		return nil, errs.New(errs.Usage,
+			"%s has shape %s; masks of several splits are (splits, nodes) or (nodes, splits), and there are %d nodes",
+			a.Name, shape, n)
+	}
+	rows := sh[1] == n // a row for each split
+	splits := sh[0]
+	if !rows {
+		splits = sh[1]
+	}
+	want := int64(0)
+	if im.o.SplitIndex != "" {
+		want, _ = strconv.ParseInt(im.o.SplitIndex, 10, 64) // fill has checked it
+		im.indexed = true
+	}
+	switch {
+	case splits < 1:
+		return nil, errs.New(errs.Usage, "%s has shape %s: no split", a.Name, shape)
+	case want >= splits:
+		return nil, errs.New(errs.Usage,
+			"option split-index %d: %s has shape %s, so %d splits; give 0 to %d", want, a.Name, shape,
+			splits, splits-1)
+	case splits > 1 && im.o.SplitIndex == "":
+		return nil, errs.New(errs.Usage,
+			"%s has shape %s, so %d splits; choose one with option split-index 0 to %d", a.Name, shape,
+			splits, splits-1)
+	}
+	if a.Header.Fortran {
+		rows = !rows // as it lies in the file
+	}
+	var ids []int64
+	err := eachInt(a, func(pos, x int64) (err error) {
+		split, node := pos/n, pos%n
+		if !rows {
+			split, node = pos%splits, pos/splits
+		}
+		switch {
+		case split != want:
+		case x == 1:
+			ids, err = im.addID(ids, node, a.Name)
+		case x != 0:
+			err = errs.New(errs.Usage, "%s: element %d is %d; a mask holds 0 and 1", a.Name, pos, x)
+		}
+		return err
+	})
+	return ids, err
+}
+
+// folderSplits reads train, valid (or val) and test of a folder, each a text or .npy file.
+func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, error) {
+	var sets []splitSet
+	for i, names := range splitFiles {
+		path := findText(dir, names)
+		if path == "" {
+			path = findText(dir, splitNames[i])
+		}
+		if path == "" {
+			return nil, errs.New(errs.Usage, "%s has no split %q; all three are needed", dir,
+				names[0])
+		}
+		ids, err := im.splitFile(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, splitSet{path, ids})
+	}
+	return sets, nil
+}
+
+func (im *splitSets) splitFile(ctx context.Context, path string) ([]int64, error) {
+	if !strings.HasSuffix(path, ".npy") {
+		return im.csvIDs(ctx, path)
+	}
+	a, err := npy.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return im.splitIDs(a)
+}
+
+// csvIDs reads node ids, one a line.
+func (im *splitSets) csvIDs(ctx context.Context, path string) ([]int64, error) {
+	var ids []int64
+	err := csvColumn(ctx, path, func(pos, line int64, x float64) error {
+		v := int64(x)
+		if float64(v) != x || v < 0 || v >= im.m.Nodes {
+			return errs.New(errs.Usage, "%s:%d: %v is not a node id from 0 to %d", path, line, x,
+				im.m.Nodes-1)
+		}
+		var err error
+		ids, err = im.addID(ids, v, path)
+		return err
+	})
+	return ids, err
+}
+
+// textSplit reads node ids, one a line, or an array.
+func (im *splitSets) textSplit(path string) ([]int64, error) {
+	if strings.HasSuffix(path, ".npy") {
+		a, err := npy.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		return im.splitIDs(a)
+	}
+	l, err := openLines(path)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	var ids []int64
+	for {
+		more, err := l.next()
+		if err != nil {
+			return nil, err
+		}
+		if !more {
+			return ids, nil
+		}
+		id, ok := parseID(l.fields[0])
+		if !ok && l.heading() {
+			continue
+		}
+		if !ok {
+			return nil, l.bad("%q is not a node id; ids are whole numbers from 0",
+				clip(l.fields[0]))
+		}
+		if len(l.fields) > 1 {
+			return nil, l.bad("%d columns; a split has one, the node id", len(l.fields))
+		}
+		if id >= im.m.Nodes {
+			return nil, l.bad("node id %d is outside 0..%d", id, im.m.Nodes-1)
+		}
+		if ids, err = im.addID(ids, id, path); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// splitSet is a split as given: node ids and the file they are from.
+type splitSet struct {
+	file string
+	ids  []int64
+}
+
+// labelsAndSplits writes labels and the three splits. given is empty, or has the three
+// splits; labels is nil when there are none.
+func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []splitSet) error {
+	if im.o.MakeSplits {
+		given, im.splitOf = nil, nil
+	}
+	if labels == nil {
+		im.m.Unlabelled = im.m.Nodes
+	} else if err := im.checkLabels(labels, labelsFile, given); err != nil {
+		return err
+	}
+	for _, l := range labels {
+		if l == noLabel {
+			im.m.Unlabelled++
+		}
+		im.m.Classes = max(im.m.Classes, int(l)+1)
+	}
+	out, err := im.s.Array("labels", npy.Int32, 0)
+	if err != nil {
+		return err
+	}
+	if err = out.Int32s(labels); labels == nil {
+		err = unlabelled(out, im.m.Nodes)
+	}
+	if err != nil {
+		return errors.Join(err, out.Discard())
+	}
+	if err := out.Close(); err != nil {
+		return err
+	}
+	sp, err := build.NewSplitter(im.s, im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
+	if err != nil {
+		return err
+	}
+	if err := im.deal(sp, labels, given); err != nil {
+		return errors.Join(err, sp.Discard())
+	}
+	if im.m.Train, im.m.Val, im.m.Test, err = sp.Close(); err != nil {
+		return err
+	}
+	if len(given) == 0 && labels != nil && im.splitOf == nil {
+		why := "the input has no splits"
+		if im.o.MakeSplits {
+			why = "option make-splits"
+		}
+		im.m.Source.Options["split"] = "random"
+		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, at random by seed %d",
+			why, im.m.Train, im.m.Val, im.m.Test, im.o.Seed)
+	}
+	return nil
+}
+
+// checkLabels finds nodes that need a label and have none.
+func (im *splitSets) checkLabels(labels []int32, file string, given []splitSet) error {
+	if im.o.UnlabelledOK {
+		return nil
+	}
+	const fix = "option unlabelled-ok leaves such nodes out of the splits"
+	if len(given) == 0 {
+		for v, l := range labels {
+			if l == noLabel && (im.splitOf == nil || im.splitOf(int64(v)) >= 0) {
+				return errs.New(errs.Usage, "%s: node %d has no label (NaN or -1); %s",
+					file, v, fix)
+			}
+		}
+	}
+	for _, g := range given {
+		for pos, v := range g.ids {
+			if labels[v] == noLabel {
+				return errs.New(errs.Usage,
+					"%s: node %d, position %d of %s, has no label (NaN or -1); %s", file, v, pos,
+					g.file, fix)
+			}
+		}
+	}
+	return nil
+}
+
+func (im *splitSets) deal(sp *build.Splitter, labels []int32, given []splitSet) error {
+	if len(given) == 0 {
+		for v, l := range labels {
+			if l == noLabel {
+				continue
+			}
+			if im.splitOf != nil {
+				if i := im.splitOf(int64(v)); i >= 0 {
+					if err := sp.Place(i, int64(v)); err != nil {
+						return err
+					}
+				}
+				continue
+			}
+			k := uint64(v)
+			if im.splitKey != nil {
+				k = im.splitKey(int64(v))
+			}
+			if err := sp.Put(int64(v), k); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := im.needMemory("the split of each node", im.m.Nodes, 1); err != nil {
+		return err
+	}
+	owner := make([]byte, im.m.Nodes)
+	for i, g := range given {
+		for pos, v := range g.ids {
+			if o := owner[v]; o != 0 {
+				if int(o) == i+1 {
+					return errs.New(errs.Usage,
+						"%s: node %d appears twice, the second time at position %d", g.file, v, pos)
+				}
+				return errs.New(errs.Usage,
+					"%s: node %d at position %d is also in %s; the splits must be apart", g.file, v,
+					pos, given[o-1].file)
+			}
+			owner[v] = byte(i + 1)
+		}
+	}
+	for v, o := range owner {
+		if o != 0 && labels != nil && labels[v] != noLabel {
+			if err := sp.Place(int(o-1), int64(v)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

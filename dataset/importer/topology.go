@@ -1,0 +1,119 @@
+package importer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"helios/dataset/build"
+	"helios/dataset/edges"
+	"helios/internal/rowtype"
+)
+
+// edgeSet takes the edges of an import and writes the topology.
+type edgeSet struct {
+	*job
+	sorter    *edges.Sorter // made by the first edgesFrom
+	nodesOpen bool          // the largest id tells how many nodes there are
+	madeUp    bool          // so are the features; room needs it
+}
+
+func (im *edgeSet) freeSorter() error {
+	e := im.sorter
+	im.sorter = nil
+	if e == nil {
+		return nil
+	}
+	return e.Close()
+}
+
+// room refuses more nodes than the disk can hold before the disk is full: an id, or a number in a
+// heading, may be a stray one.
+func (im *edgeSet) room() error {
+	from := im.o.In + " or option nodes"
+	if im.nodesOpen {
+		from = "the largest id in the edges"
+	}
+	if err := im.checkNodes(from); err != nil {
+		return err
+	}
+	if im.s.Merging() {
+		return nil // an interrupted import that has had the room
+	}
+	row := 8 + 4.0 // offset and label
+	if im.madeUp {
+		size := 4.0
+		if im.o.FeatureDType == rowtype.Float16.String() {
+			size = 2
+		}
+		row += size * float64(im.o.Dim)
+	}
+	err := build.EnoughDisk(im.o.Out, row*float64(im.m.Nodes))
+	switch {
+	case err == nil:
+		return nil
+	case im.nodesOpen:
+		return fmt.Errorf(
+			"the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, renumber the nodes from 0",
+			im.m.Nodes-1, im.m.Nodes, err)
+	}
+	return fmt.Errorf("there are %d nodes, as option nodes or %s says: %w", im.m.Nodes, im.o.In, err)
+}
+
+// topology writes what edgesFrom took.
+func (im *edgeSet) topology(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, im.freeSorter()) }()
+	var c edges.Counts
+	if had, ok := im.s.Topology(); ok {
+		c = had
+	} else {
+		if im.sorter == nil {
+			if im.sorter, err = edges.New(im.s.Store(), im.o.Memory, im.o.rules()); err != nil {
+				return err
+			}
+		}
+		if err = im.room(); err != nil {
+			return err
+		}
+		if c, err = im.sorter.WriteCSC(ctx, im.m.Nodes, im.o.Progress); err != nil {
+			return err
+		}
+	}
+	im.m.Edges, im.m.Nodes = c.Stored, c.Nodes
+	for name, n := range map[string]int64{"duplicate-edges": c.Duplicates, "self-loops": c.Kept,
+		"self-loops-dropped": c.Self,
+		"self-loops-added":   c.Added, "opposite-edges": c.Opposite} {
+		if n > 0 {
+			im.m.Source.Counts[name] = n
+		}
+	}
+	// Each edge gives at most two nodes neighbours.
+	if ends := 2 * (c.Taken + 1); c.Nodes/8 > ends && !im.o.NoEdges {
+		im.o.note(
+			"at most %d of %d nodes have an edge: ids are sparse; renumber them from 0 without gaps, or the others cost memory and disk for nothing",
+			ends, c.Nodes)
+	}
+	return nil
+}
+
+// edgesFrom takes all edges of a source, with what the options add. It may be called for several
+// sources. Where the number of nodes is not known it is that of the largest id, plus 1.
+func (im *edgeSet) edgesFrom(ctx context.Context, s edges.Source) (err error) {
+	if c, ok := im.s.Topology(); ok {
+		im.m.Nodes = c.Nodes
+		return nil
+	}
+	if im.sorter == nil {
+		if im.sorter, err = edges.New(im.s.Store(), im.o.Memory, im.o.rules()); err != nil {
+			return err
+		}
+		im.nodesOpen = im.m.Nodes == 0
+	}
+	if err := im.sorter.Read(ctx, s, im.o.Progress); err != nil {
+		return err
+	}
+	if im.nodesOpen {
+		im.m.Nodes = im.sorter.Largest() + 1
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package stripe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"helios/dataset"
+	"helios/internal/errs"
+	"helios/internal/signatures"
+)
+
+// forceName is what --force calls a device: its serial number, or its name where it has none.
+func (t *target) forceName() string {
+	if serial := strings.TrimSpace(t.serial); serial != "" {
+		return serial
+	}
+	return t.name
+}
+
+// checkFree refuses a device that holds something which is not this dataset, unless force names it.
+// A device is free where it carries this dataset, or where nothing is recognised on it and both its
+// ends are blank: unknown content is somebody's, too. It returns what the superblocks say. Every
+// write to an SSD comes after this check (load is the only writer).
+func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string) (copies, error) {
+	forced := false
+	for _, f := range strings.Split(force, ",") {
+		forced = forced || strings.TrimSpace(f) == t.forceName()
+	}
+	c, err := t.readCopies(ctx)
+	if err != nil {
+		return c, err
+	}
+	for i, rerr := range c.read {
+		if rerr != nil { // not knowing what is there is no licence to overwrite it
+			if forced {
+				continue
+			}
+			return c, errs.New(errs.Device,
+				"ssd %s: cannot read superblock %d of 2, so it may hold data: %w; option force %s overwrites it anyway",
+				t.name, i+1, rerr, t.forceName())
+		}
+	}
+	if forced {
+		return c, nil
+	}
+	refuse := func(what string) (copies, error) {
+		return c, errs.New(errs.Refused,
+			"ssd %s (serial %s) holds %s; loading would destroy it; to do so, add option force %s",
+			t.name, t.serial, what, t.forceName())
+	}
+	ours := false
+	for i := range c.sb {
+		switch {
+		case c.err[i] == nil && c.sb[i].UUID != d.UUID():
+			return refuse(fmt.Sprintf("another dataset, %q (%s)", c.sb[i].Name, c.sb[i].UUID))
+		case c.err[i] == nil:
+			ours = true
+		}
+	}
+	if ours && c.err[0] == nil && c.err[1] == nil {
+		return c, nil
+	}
+	for i := range c.sb {
+		if !ours && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock) {
+			return refuse(fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1,
+				c.err[i]))
+		}
+	}
+	head, tail, err := t.readEnds(ctx)
+	if err != nil {
+		return c, err
+	}
+	if what := signatures.Find(head, tail, t.bytes()); what != "" {
+		return refuse(what)
+	}
+	if ours {
+		// One copy of the superblock is not there: not written yet, if its place is blank, else
+		// somebody has written there. A copy that is damaged is a load that was cut off.
+		for i, end := range [][]byte{head[:superblockBytes], tail[len(tail)-superblockBytes:]} {
+			if c.read[i] == nil && errors.Is(c.err[i], ErrNoSuperblock) && !signatures.Blank(end) {
+				return refuse(signatures.Unknown(end, nil) +
+					", where this dataset has a superblock")
+			}
+		}
+		return c, nil
+	}
+	if what := signatures.Unknown(head, tail); what != "" {
+		return refuse(what)
+	}
+	return c, nil
+}

@@ -1,0 +1,680 @@
+package stripe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/progress"
+	"helios/internal/rowtype"
+	"helios/nvme"
+)
+
+// LoadOptions shape a load.
+type LoadOptions struct {
+	// Force holds serial numbers, separated by commas, of SSDs that may be overwritten
+	// whatever they hold.
+	Force string
+	// NoRowChecksums leaves the CRC32C of each row out, and with it checked reads
+	// (gpuio.NewChecked).
+	NoRowChecksums bool
+	// RowType is the form in which rows are stored, by name; empty: the dataset's own.
+	RowType string
+	// Restart starts over where an interrupted load could be gone on with.
+	Restart bool
+	// MarkEvery is the time between marks of how far the load is; 0 chooses: a second, or more
+	// where flushes are slow, so that marks take less than 1 % of the time.
+	MarkEvery time.Duration
+	Progress  progress.Func
+	// Note is told what is worth knowing but no error: where the load goes on, or why it starts
+	// over. Nil is silent.
+	Note func(string)
+
+	// For tests: when a mark is made (markDue), and how much of features.npy is read at a time
+	// (readBytes).
+	due  func(since, cost time.Duration) bool
+	read int64
+}
+
+// LoadReport says what a load wrote.
+type LoadReport struct {
+	SSDs       int    `json:"ssds"`
+	Rows       int64  `json:"rows"`
+	RowDType   string `json:"row_dtype"` // of the rows on the SSDs
+	RowBytes   int    `json:"row_bytes"`
+	RowsPerLBA int    `json:"rows_per_lba"` // 1 when padded
+	LBAsPerRow int    `json:"lbas_per_row"` // 1 when packed
+	// feature extents on all SSDs, padding included
+	DataBytes    int64 `json:"data_bytes"`
+	PaddingBytes int64 `json:"padding_bytes"`
+	Chunks       int64 `json:"chunks"` // checksummed, 1 MiB each
+	// bytes of their tables on all SSDs; 0: none
+	RowChecksums int64 `json:"row_checksums"`
+	// of DataBytes: what an interrupted load had left, and was not written again
+	ResumedBytes int64 `json:"resumed_bytes"`
+	// why an interrupted load was not gone on with
+	StartedOver string `json:"started_over,omitempty"`
+	Marks       int    `json:"marks"` // progress marks, on all SSDs
+	// they took, on the SSD where they took longest
+	MarkSeconds float64 `json:"mark_seconds"`
+	// of an interrupted load: bytes of DataBytes that the next one need not write
+	OnFlash int64 `json:"-"`
+	// all that a load of this layout writes
+	Extents []SSDExtents `json:"extents"`
+	// nothing was loaded: the SSDs compute the dataset
+	Computed bool          `json:"computed,omitempty"`
+	Seconds  float64       `json:"seconds"`
+	Layout   gpuio.Layout  `json:"-"`
+	Duration time.Duration `json:"-"`
+}
+
+// Load stripes the features over the SSDs, in the order given. It refuses SSDs that hold
+// something else (errors of class refused) before it writes to any of them.
+//
+// The order of writes makes every interruption visible: superblocks that say "loading" first,
+// flush; data and checksums of chunks and rows, flush; superblocks that say "complete", flush. A
+// stripe that was being loaded when power failed is either still the old one, untouched, or not
+// complete. That rests on the SSD's word that what it flushed is durable; where it lies, Verify
+// finds what the checksums cover: rows, tables and superblocks.
+//
+// Now and then, and when ctx ends, a load flushes and says in the superblocks how far it is (Mark).
+// The next load of the same dataset with the same options over the same SSDs in the same order goes
+// on there: it reads features.npy from the start, for the checksums, and writes what is missing. It
+// has the same result, byte for byte, as a load that was never interrupted. Where anything speaks
+// against that (what is on the SSDs does not belong together, features.npy is not what was loaded,
+// a sample read back is not what was written) it starts over, and the report says why. After an
+// error the report holds OnFlash.
+func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOptions) (r LoadReport,
+	err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return load(ctx, d, ts, o)
+}
+
+func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) (LoadReport,
+	error) {
+	start := time.Now()
+	serials := map[string]string{}
+	for _, t := range ts {
+		if t.lbaBytes != ts[0].lbaBytes {
+			return LoadReport{}, errs.New(errs.Usage,
+				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with option ssds",
+				ts[0].name, ts[0].lbaBytes, t.name, t.lbaBytes)
+		}
+		if other, twice := serials[t.name]; twice {
+			return LoadReport{}, errs.New(errs.Usage, "ssd %s is given twice (serial %s)",
+				t.name, other)
+		}
+		serials[t.name] = t.serial
+	}
+	rt := d.Meta.RowType()
+	if o.RowType != "" {
+		var err error
+		if rt, err = rowtype.Parse(o.RowType); err != nil {
+			return LoadReport{}, err
+		}
+	}
+	l, err := gpuio.NewLayout(d.Meta.Nodes, rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
+	if err != nil {
+		return LoadReport{}, err
+	}
+	w := &loader{d: d, rows: d.RowsAs(rt), ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)),
+		last: make([]time.Duration, len(ts))}
+	switch {
+	case o.due != nil:
+	case o.MarkEvery > 0:
+		w.o.due = func(since, _ time.Duration) bool { return since >= o.MarkEvery }
+	default:
+		w.o.due = markDue
+	}
+	if w.o.read == 0 {
+		w.o.read = readBytes
+	}
+	r := LoadReport{SSDs: len(ts), Rows: l.Rows, RowDType: rt.String(), RowBytes: int(l.RowBytes),
+		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+		PaddingBytes: l.PaddingBytes(), Layout: l}
+	for i, t := range ts {
+		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, !o.NoRowChecksums)
+		if err != nil {
+			return LoadReport{},
+				fmt.Errorf(
+					"ssd %s is too small for its share (stripe %d of %d): %w; bind larger SSDs or more of them",
+					t.name, i, len(ts), err)
+		}
+		w.geo = append(w.geo, g)
+		w.sb = append(w.sb, Superblock{UUID: d.UUID(), Name: trimName(d.Meta.Name), StripeIndex: i,
+			StripeCount: len(ts),
+			Rows:        l.Rows, RowBytes: int(l.RowBytes), DType: d.Meta.RowType(), RowType: rt,
+			LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs,
+			ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
+			RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
+		if !o.NoRowChecksums {
+			w.sb[i].RowChecksum = checksumCRC32C
+		}
+		r.DataBytes += g.dataBytes
+		r.Chunks += g.chunks
+		r.RowChecksums += g.rowTableLBAs * int64(t.lbaBytes)
+		e, err := extentsOf(t, &w.sb[i])
+		if err != nil {
+			return LoadReport{}, err
+		}
+		r.Extents = append(r.Extents, e)
+	}
+	found, err := checkAllFree(ctx, d, ts, o.Force)
+	if err != nil {
+		return LoadReport{}, err
+	}
+	old, id, why := w.resumable(found)
+	if o.Restart && old != nil {
+		old, why = nil, "option restart"
+	}
+	if old != nil {
+		r.ResumedBytes = w.goOn(old, id)
+		w.note(
+			"%.0f %% of %s are on the SSDs from a load that was interrupted; going on there (option restart starts over)",
+			100*float64(r.ResumedBytes)/float64(r.DataBytes), d.Dir())
+		err = w.run(ctx, old)
+		var s *staleError
+		if errors.As(err, &s) {
+			old, why, r.ResumedBytes = nil, s.why, 0
+		}
+	}
+	if why != "" {
+		r.StartedOver = why
+		w.note("starting over, not where the interrupted load was: %s", why)
+	}
+	if old == nil {
+		if err := w.begin(); err != nil {
+			return LoadReport{}, err
+		}
+		err = w.run(ctx, nil)
+	}
+	r.Duration = time.Since(start)
+	r.Seconds = r.Duration.Seconds()
+	r.Marks = w.marks
+	r.MarkSeconds = slices.Max(w.cost).Seconds()
+	if err != nil {
+		for i := range w.sb {
+			r.OnFlash += w.geo[i].bytesOn(w.sb[i].Mark)
+		}
+		return r, fmt.Errorf("load of %s: %w", d.Dir(), err)
+	}
+	for i, t := range ts {
+		if t.ssd != nil {
+			t.ssd.DataStart = w.geo[i].dataLBA
+		}
+	}
+	return r, nil
+}
+
+// checkAllFree is checkFree of all SSDs; what it refuses, it names once for all.
+func checkAllFree(ctx context.Context, d *dataset.Dataset, ts []*target, force string) ([]copies,
+	error) {
+	var taken error
+	var serial []string
+	var found []copies
+	for _, t := range ts {
+		c, err := t.checkFree(ctx, d, force)
+		if err != nil && errs.ClassOf(err) != errs.Refused {
+			return nil, err
+		}
+		if err != nil {
+			serial = append(serial, t.forceName())
+			if taken == nil {
+				taken = err
+			}
+		}
+		found = append(found, c)
+	}
+	if len(serial) > 1 {
+		return nil,
+			fmt.Errorf("%w; %d of the %d SSDs hold something: option force %s overwrites all of them",
+				taken, len(serial), len(ts), strings.Join(serial, ","))
+	}
+	return found, taken
+}
+
+func trimName(s string) string {
+	if len(s) > 64 {
+		s = s[:64]
+	}
+	return s
+}
+
+// readBytes of features.npy are read at a time.
+const readBytes = 4 << 20
+
+type loader struct {
+	d    *dataset.Dataset
+	rows *dataset.RowReader
+	ts   []*target
+	l    gpuio.Layout
+	o    LoadOptions
+	geo  []geometry
+	sb   []Superblock
+
+	mu    sync.Mutex
+	marks int
+	cost  []time.Duration // of the marks of each SSD
+	last  []time.Duration // what the last mark of each SSD has taken
+}
+
+func (w *loader) note(format string, a ...any) {
+	if w.o.Note != nil {
+		w.o.Note(fmt.Sprintf(format, a...))
+	}
+}
+
+// begin makes w a new load.
+func (w *loader) begin() error {
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return fmt.Errorf("a random identity for the load: %w", err)
+	}
+	for i := range w.sb {
+		w.sb[i].LoadID, w.sb[i].Mark, w.sb[i].TableCRC, w.sb[i].RowTableCRC = id, Mark{}, 0, 0
+	}
+	return nil
+}
+
+// goOn makes w the load that was interrupted, and returns how many bytes it need not write.
+func (w *loader) goOn(old []oldStripe, id uuid.UUID) (there int64) {
+	for i := range w.sb {
+		w.sb[i].LoadID, w.sb[i].Mark = id, old[i].mark
+		there += w.geo[i].bytesOn(old[i].mark)
+	}
+	return there
+}
+
+// each runs fn for all SSDs at once.
+func (w *loader) each(ctx context.Context, fn func(ctx context.Context, i int,
+	t *target) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i, t := range w.ts {
+		g.Go(func() error {
+			if err := fn(ctx, i, t); err != nil {
+				return fmt.Errorf("ssd %s: %w", t.name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// run writes what is missing: all of it, or what is behind the marks of old.
+func (w *loader) run(ctx context.Context, old []oldStripe) error {
+	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
+		if old != nil && old[i].complete {
+			return nil
+		}
+		// Where one of them was being written when the load was cut off, both are well again now.
+		start := time.Now()
+		err := w.writeSuperblocks(ctx, i, StateLoading)
+		w.last[i] = time.Since(start)
+		return err
+	}); err != nil {
+		return err
+	}
+	// What other formats keep at both ends goes, so that no tool takes the SSD for theirs.
+	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
+		if old != nil && old[i].mark != (Mark{}) {
+			return nil // it went before the mark
+		}
+		g := &w.geo[i]
+		zeros := make([]byte, headBytes)
+		if err := t.dev.WriteAt(ctx, superblockBytes/nvme.LBA(g.lbaBytes),
+			zeros[superblockBytes:]); err != nil {
+			return err
+		}
+		if err := t.dev.WriteAt(ctx, g.tailLBA, zeros[:tailBytes-superblockBytes]); err != nil {
+			return err
+		}
+		end := g.secondLBA + nvme.LBA(superblockBytes/g.lbaBytes)
+		// less than 4 KiB beyond the last 4 KiB bound
+		if rest := int64(t.lbas) - int64(end); rest > 0 {
+			return t.dev.WriteAt(ctx, end, zeros[:rest*int64(g.lbaBytes)])
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := w.writeData(ctx, old); err != nil {
+		return err
+	}
+	return w.each(ctx, func(ctx context.Context, i int, t *target) error {
+		return w.writeSuperblocks(ctx, i, StateComplete)
+	})
+}
+
+// writeSuperblocks writes both copies, one after the other, each durable before the next: a
+// torn write can then damage only one.
+func (w *loader) writeSuperblocks(ctx context.Context, i int, st State) error {
+	t := w.ts[i]
+	sb := w.sb[i]
+	if sb.State = st; st == StateComplete {
+		sb.Mark = Mark{}
+	} else {
+		sb.TableCRC, sb.RowTableCRC = 0, 0
+	}
+	for c, lba := range []nvme.LBA{0, w.geo[i].secondLBA} {
+		b, err := sb.encode(c)
+		if err != nil {
+			return err
+		}
+		if err := t.dev.WriteAt(ctx, lba, b); err != nil {
+			return err
+		}
+		if err := t.dev.Flush(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeData reads features.npy once, from front to back, and deals its rows to the stripes.
+func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
+	g, ctx := errgroup.WithContext(ctx)
+	stripes := make([]*stripeWriter, len(w.ts))
+	for i := range w.ts {
+		stripes[i] = newStripeWriter(w.l, w.geo[i], !w.o.NoRowChecksums)
+	}
+	g.Go(func() (err error) {
+		row := int64(w.l.RowBytes)
+		n := int64(len(stripes))
+		buf := make([]byte, max(w.o.read/row, 1)*row)
+		marked := time.Now()
+		for at := int64(0); at < w.l.Rows; {
+			b := buf[:min(int64(len(buf)), (w.l.Rows-at)*row)]
+			if err := w.rows.Read(at, b); err != nil {
+				return err
+			}
+			for ; len(b) > 0; at++ {
+				if err := stripes[at%n].put(ctx, at/n, b[:row]); err != nil {
+					return err
+				}
+				b = b[row:]
+			}
+			w.o.Progress.Report("load", at, w.l.Rows)
+			// All SSDs are marked at once: while one flushes, the others soon wait for rows.
+			if now := time.Now(); w.o.due(now.Sub(marked), w.markCost()) {
+				marked = now
+				for _, s := range stripes {
+					if err := s.give(ctx, piece{mark: true}); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		for _, s := range stripes {
+			if err := s.end(ctx); err != nil {
+				return err
+			}
+		}
+		// Only now: a writer that sees its stripe end early would take that for the failure.
+		for _, s := range stripes {
+			close(s.full)
+		}
+		return nil
+	})
+	for i, t := range w.ts {
+		g.Go(func() error {
+			p := newHeadway(&w.geo[i])
+			if old != nil {
+				p.old = &old[i]
+			}
+			err := w.drain(ctx, i, t, stripes[i], p)
+			var s *staleError
+			if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) &&
+				!errors.As(context.Cause(ctx), &s) {
+				w.lastMark(ctx, i, p)
+			}
+			if err != nil {
+				return fmt.Errorf("ssd %s: %w", t.name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// markCost is what the last mark has cost: the SSDs make theirs at once.
+func (w *loader) markCost() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Max(w.last)
+}
+
+// marked counts a mark of SSD i.
+func (w *loader) marked(i int, cost time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.marks++
+	w.cost[i] += cost
+	w.last[i] = cost
+}
+
+// drain writes the chunks and the row table of one stripe as they come, then its chunk table; or
+// looks at what is there already.
+func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, pr *headway) error {
+	g := &w.geo[i]
+	data, rows := stream{at: g.dataLBA}, stream{at: g.rowTableLBA}
+	var back []byte
+	if pr.old != nil {
+		back = make([]byte, chunkBytes)
+	}
+	for {
+		var p piece
+		var more bool
+		select {
+		case p, more = <-s.full:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if !more {
+			break
+		}
+		if p.mark {
+			if err := w.leaveMark(ctx, i, pr); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := pr.check(t.name); err != nil {
+			return err
+		}
+		to, n, what := &data, pr.chunks, "chunk"
+		b := p.buf
+		if p.sums {
+			to, n, what = &rows, pr.pieces, "piece of row checksums"
+			b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
+		}
+		var err error
+		switch {
+		case !pr.there(p.sums):
+			err = to.write(ctx, t, b)
+		case pr.samples(n, p.sums):
+			err = compare(ctx, t, to.at, b, back, what, n)
+		}
+		if err != nil {
+			return err
+		}
+		to.pass(t, b)
+		pr.add(p.buf, p.sums)
+		s.free <- p.buf[:0] // never blocks: there are as many places as buffers
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if pr.chunks != g.chunks || rows.bytes != g.rowTableLBAs*int64(g.lbaBytes) {
+		return fmt.Errorf(
+			"wrote %d chunks of %d and %d bytes of row checksums of %d: the layout and the extents disagree",
+			pr.chunks, g.chunks, rows.bytes, g.rowTableLBAs*int64(g.lbaBytes))
+	}
+	tableCRC := crc32.Checksum(pr.table[:4*g.chunks], castagnoli)
+	if err := pr.checkEnd(t.name, tableCRC); err != nil {
+		return err
+	}
+	if err := t.dev.WriteAt(ctx, g.tableLBA, pr.table); err != nil {
+		return err
+	}
+	w.sb[i].TableCRC, w.sb[i].RowTableCRC = tableCRC, pr.rowCRC
+	return t.dev.Flush(ctx)
+}
+
+// stream is an extent that is written from front to back.
+type stream struct {
+	at    nvme.LBA
+	bytes int64 // written so far
+}
+
+func (s *stream) write(ctx context.Context, t *target, b []byte) error {
+	return t.dev.WriteAt(ctx, s.at, b)
+}
+
+// pass goes behind b, which is on the SSD.
+func (s *stream) pass(t *target, b []byte) {
+	s.at += nvme.LBA(len(b) / t.lbaBytes)
+	s.bytes += int64(len(b))
+}
+
+// stripeWriter lays rows out as the layout says and cuts the result into chunks; beside them it
+// makes the row table.
+type stripeWriter struct {
+	l       gpuio.Layout
+	full    chan piece
+	free    chan []byte
+	buf     []byte
+	pos     int64 // bytes laid out so far
+	size    int64
+	rowSums bool
+	sums    []byte // the row table from its last piece on
+}
+
+// piece is up to 1 MiB of a stripe's extent or of its row table; or the word that a mark is due.
+type piece struct {
+	buf  []byte
+	sums bool
+	mark bool
+}
+
+func newStripeWriter(l gpuio.Layout, g geometry, rowSums bool) *stripeWriter {
+	s := &stripeWriter{l: l, full: make(chan piece, 2), free: make(chan []byte, 4),
+		size: g.dataBytes, rowSums: rowSums}
+	for range cap(s.free) {
+		s.free <- make([]byte, 0, chunkBytes)
+	}
+	return s
+}
+
+// slotOffset is where a slot begins in the extent, in bytes.
+func slotOffset(l gpuio.Layout, slot int64) int64 {
+	per := int64(l.RowsPerLBA)
+	return slot/per*int64(l.LBAsPerRow)*int64(l.LBABytes) + slot%per*int64(l.RowBytes)
+}
+
+// put lays out a row; slots come in order.
+func (s *stripeWriter) put(ctx context.Context, slot int64, row []byte) error {
+	if err := s.zeroTo(ctx, slotOffset(s.l, slot)); err != nil {
+		return err
+	}
+	if s.rowSums {
+		if err := s.fresh(ctx, &s.sums); err != nil {
+			return err
+		}
+		s.sums = binary.LittleEndian.AppendUint32(s.sums, crc32.Checksum(row, castagnoli))
+		if len(s.sums) == chunkBytes {
+			if err := s.send(ctx, &s.sums, true); err != nil {
+				return err
+			}
+		}
+	}
+	return s.append(ctx, row)
+}
+
+// fresh gives *b a buffer if it has none.
+func (s *stripeWriter) fresh(ctx context.Context, b *[]byte) error {
+	if *b != nil {
+		return nil
+	}
+	select {
+	case *b = <-s.free:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *stripeWriter) append(ctx context.Context, b []byte) error {
+	for len(b) > 0 {
+		if err := s.fresh(ctx, &s.buf); err != nil {
+			return err
+		}
+		n := min(len(b), chunkBytes-len(s.buf))
+		s.buf = append(s.buf, b[:n]...)
+		s.pos += int64(n)
+		b = b[n:]
+		if len(s.buf) == chunkBytes {
+			if err := s.send(ctx, &s.buf, false); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *stripeWriter) send(ctx context.Context, b *[]byte, sums bool) error {
+	if len(*b) == 0 {
+		return nil
+	}
+	if err := s.give(ctx, piece{buf: *b, sums: sums}); err != nil {
+		return err
+	}
+	*b = nil
+	return nil
+}
+
+func (s *stripeWriter) give(ctx context.Context, p piece) error {
+	select {
+	case s.full <- p:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+var zeroBlock [alignBytes]byte
+
+func (s *stripeWriter) zeroTo(ctx context.Context, pos int64) error {
+	for s.pos < pos {
+		if err := s.append(ctx, zeroBlock[:min(pos-s.pos, alignBytes)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *stripeWriter) end(ctx context.Context) error {
+	if err := s.zeroTo(ctx, s.size); err != nil {
+		return err
+	}
+	if err := s.send(ctx, &s.buf, false); err != nil {
+		return err
+	}
+	return s.send(ctx, &s.sums, true)
+}

@@ -1,0 +1,169 @@
+package stripe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"golang.org/x/sync/errgroup"
+
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/nvme"
+)
+
+// RowSums reads the checksums of all rows from the SSDs, for gpuio.NewChecked: element r is the
+// CRC32C of row r, as load has computed it from features.npy. It takes 4 bytes a row and 1 MiB an
+// SSD meanwhile. The SSDs are those that Attach returned, in any order. Errors are of class device:
+// a stripe without row checksums, which a load with --row-checksums mends, or a damaged table.
+func RowSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD) (sums []uint32,
+	err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	stripes, err := attach(ctx, d, ts, AttachOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return rowSums(ctx, d, stripes)
+}
+
+func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint32, error) {
+	for _, s := range stripes {
+		if !s.sb.hasRowSums() {
+			return nil, errs.New(errs.Device,
+				"ssd %s: stripe %d of %s has no row checksums; load it again with \"heliosctl load --dataset %s --row-checksums\"",
+				s.t.name, s.sb.StripeIndex, d.Dir(), d.Dir())
+		}
+	}
+	if err := roomForSums(stripes[0].sb.Rows); err != nil {
+		return nil, fmt.Errorf("%w; read without checking, or free memory", err)
+	}
+	sums := make([]uint32, stripes[0].sb.Rows)
+	n := len(stripes)
+	g, gctx := errgroup.WithContext(ctx)
+	for i, s := range stripes {
+		g.Go(func() error {
+			err := s.rowTable(gctx,
+				func(slot int64, sum uint32) { sums[slot*int64(n)+int64(i)] = sum })
+			if err != nil {
+				return fmt.Errorf("ssd %s: row checksums: %w", s.t.name, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		if ctx.Err() == nil {
+			err = errs.With(errs.Device,
+				fmt.Errorf("%w; run \"heliosctl verify --dataset %s\", or load it again", err,
+					d.Dir()))
+		}
+		return nil, err
+	}
+	return sums, nil
+}
+
+// refuseSumsFrom is the share of the memory that can be had from which on row checksums are
+// refused; a variable for tests.
+var refuseSumsFrom = 1.0
+
+// roomForSums refuses checksums of more rows than memory has room for: Go's heap would end the
+// process.
+func roomForSums(rows int64) error {
+	if hostmem.Scarce(4*rows, refuseSumsFrom) {
+		return errs.New(errs.Capability,
+			"the checksums of %d rows take %d bytes, which memory has no room for", rows, 4*rows)
+	}
+	return nil
+}
+
+// errRowTable is a row table that is not the one that its superblock describes.
+var errRowTable = errors.New("damaged table")
+
+// rowTable reads the row checksums of a stripe and gives them to put in order of slots. That the
+// table is whole is known only at the end.
+func (s stripe) rowTable(ctx context.Context, put func(slot int64, sum uint32)) error {
+	lba := int64(s.sb.LBABytes)
+	l := s.sb.layout()
+	left := l.RowsOn(s.sb.StripeIndex) * 4
+	buf := make([]byte, min(s.sb.RowTableLBAs*lba, chunkBytes))
+	at, slot, crc := s.sb.RowTableLBA, int64(0), uint32(0)
+	for left > 0 {
+		b := buf[:min((left+lba-1)/lba*lba, chunkBytes)]
+		if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
+			return err
+		}
+		at += nvme.LBA(int64(len(b)) / lba)
+		b = b[:min(int64(len(b)), left)]
+		left -= int64(len(b))
+		crc = crc32.Update(crc, castagnoli, b)
+		for ; len(b) > 0; b = b[4:] {
+			put(slot, binary.LittleEndian.Uint32(b))
+			slot++
+		}
+	}
+	if crc != s.sb.RowTableCRC {
+		return fmt.Errorf("%w: CRC32C %08x, the superblock says %08x", errRowTable, crc,
+			s.sb.RowTableCRC)
+	}
+	return nil
+}
+
+// rowChecker compares the rows of a stripe with its row table, chunk by chunk.
+type rowChecker struct {
+	l       gpuio.Layout
+	n       int64    // rows of the stripe
+	sums    []uint32 // by slot; nil: there is nothing to compare with
+	slot    int64    // the next, or the one that the last chunk has ended in
+	pos     int64    // bytes of the extent done
+	crc     uint32   // of the part of the slot's row that was in the chunks before
+	lost    bool     // a part of that row could not be read
+	checked int64    // rows compared so far
+}
+
+// maxBadRows is how many bad rows of a chunk are named.
+const maxBadRows = 16
+
+// chunk checks the rows that end in b, the extent's bytes from pos on, or skips them (b nil, of n
+// bytes). It returns the slots of the first maxBadRows bad ones, and how many there are.
+func (c *rowChecker) chunk(b []byte, n int64) (bad []int64, count int64) {
+	if c.sums == nil {
+		return nil, 0
+	}
+	end := c.pos + n
+	row := int64(c.l.RowBytes)
+	for ; c.slot < c.n; c.slot++ {
+		off := slotOffset(c.l, c.slot)
+		if off >= end {
+			break
+		}
+		from, to := max(off, c.pos), min(off+row, end)
+		if from == off {
+			c.crc, c.lost = 0, false
+		}
+		if b == nil {
+			c.lost = true
+		} else {
+			c.crc = crc32.Update(c.crc, castagnoli, b[from-c.pos:to-c.pos])
+		}
+		if off+row > end {
+			break
+		}
+		if c.lost {
+			continue
+		}
+		if c.checked++; c.crc != c.sums[c.slot] {
+			if count++; len(bad) < maxBadRows {
+				bad = append(bad, c.slot)
+			}
+		}
+	}
+	c.pos = end
+	return bad, count
+}

@@ -1,0 +1,644 @@
+// Package stripe is a dataset's rows on SSDs: the superblock that describes a stripe
+// (superblock.go), writing (load.go, resume.go), finding (attach.go), checking (verify.go,
+// rowsums.go), and SSDs that compute their rows (computed.go).
+package stripe
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"unsafe"
+
+	"github.com/google/uuid"
+
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/rowtype"
+	"helios/nvme"
+)
+
+// On an SSD, all little-endian, everything on 4 KiB bounds:
+//
+//	0                 superblock (4 KiB), then zeros up to
+//	1 MiB             the feature extent of this stripe, as gpuio.Layout places rows
+//	after it          CRC32C of each 1 MiB chunk of the extent, 4 bytes each
+//	after that        optional: CRC32C of each row of the extent, by slot, 4 bytes each
+//	end - 1 MiB       zeros up to
+//	end - 4 KiB       the superblock again ("end" rounded down to 4 KiB)
+//
+// The zeros clear what other formats keep at both ends of a disk.
+//
+// When the version rises: when a heliosctl that does not know a change would do something wrong
+// with the stripe, for it refuses versions that it does not know. What it may ignore goes into
+// reserved fields, whose zero means "not there", and keeps the version. The checksums of rows are
+// of that kind: they lie behind everything else, so version 1 without them reads, verifies and
+// loads over a stripe that has them, and is right in all that it says; and stripes without them
+// attach here. The progress mark of a load (Mark) is of that kind too: to a version 1 that does not
+// know it the stripe is one whose load did not finish, and loads again from the start. What is
+// worth a version: rows in another type than float32, which are version 2 (stripes of float32 stay
+// version 1, to the byte), and mirrors.
+const (
+	superblockBytes   = 4096
+	headBytes         = 1 << 20
+	tailBytes         = 1 << 20
+	chunkBytes        = 1 << 20
+	alignBytes        = 4096
+	superblockVersion = 1
+	versionRowTypes   = 2 // version 1 with rows that are not float32
+	superblockMagic   = "HeliosSB"
+)
+
+// maxStripe is the largest SSD. Twice as many bytes are still within an int64.
+const maxStripe = 1 << 61
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// State tells whether a stripe can be used.
+type State uint32
+
+// States of a stripe.
+const (
+	StateLoading  State = 1 // a load has begun and has not finished
+	StateComplete State = 2 // data and table are durable
+)
+
+// Kinds of values in superblocks.
+const (
+	dtypeFloat32   = 1
+	dtypeFloat16   = 2
+	dtypeBFloat16  = 3
+	dtypeInt8      = 4 // each row begins with its scale
+	checksumNone   = 0 // of rows only
+	checksumCRC32C = 1
+)
+
+// dtypes are the codes of the row types in superblocks.
+var dtypes = map[rowtype.Type]uint32{rowtype.Float32: dtypeFloat32, rowtype.Float16: dtypeFloat16,
+	rowtype.BFloat16: dtypeBFloat16, rowtype.Int8: dtypeInt8}
+
+func rowTypeOf(code uint32) (rowtype.Type, bool) {
+	for t, c := range dtypes {
+		if c == code {
+			return t, true
+		}
+	}
+	return 0, false
+}
+
+// Superblock describes the stripe of a dataset on one SSD.
+type Superblock struct {
+	UUID        uuid.UUID // of the dataset
+	LoadID      uuid.UUID // of the load: stripes of different loads do not mix
+	Name        string    // of the dataset, at most 64 bytes, for people
+	State       State
+	StripeIndex int
+	StripeCount int
+	Rows        int64 // of the whole dataset
+	RowBytes    int
+	DType       rowtype.Type // of the dataset's own rows
+	RowType     rowtype.Type // of the rows here
+	LBABytes    int
+	RowsPerLBA  int
+	LBAsPerRow  int
+	DataLBA     nvme.LBA // the feature extent
+	DataLBAs    int64
+	TableLBA    nvme.LBA // the chunk checksums
+	TableLBAs   int64
+	ChunkBytes  int
+	TableCRC    uint32 // CRC32C of the table's entries
+	DeviceLBAs  uint64 // size of the namespace when it was loaded
+	// Checksums of the rows; all zero where the stripe has none.
+	RowChecksum  uint32   // kind
+	RowTableLBA  nvme.LBA // 4 bytes for each slot
+	RowTableLBAs int64
+	RowTableCRC  uint32 // CRC32C of the row table's entries
+	Mark         Mark   // while it is being loaded
+}
+
+// hasRowSums tells whether the stripe has a checksum for each row.
+func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
+
+// stored are the fields that say how rows differ from the dataset's own.
+func (s *Superblock) stored() (code uint32, scale float32) {
+	switch s.RowType {
+	case s.DType:
+		return 0, 0
+	case rowtype.Int8:
+		return dtypeInt8, 0
+	}
+	return dtypes[s.RowType], 1
+}
+
+// layout is the gpuio layout that the superblock states.
+func (s *Superblock) layout() gpuio.Layout {
+	return gpuio.Layout{Rows: s.Rows, RowBytes: int32(s.RowBytes), SSDs: int32(s.StripeCount),
+		LBABytes:   int32(s.LBABytes),
+		RowsPerLBA: int32(s.RowsPerLBA), LBAsPerRow: int32(s.LBAsPerRow)}
+}
+
+// wireSuperblock is the layout on the SSD. Reserved fields are zero until a later version of
+// Helios gives them their meaning; they are there so that it need not move anything.
+//
+// Large: the fields are the format's.
+type wireSuperblock struct {
+	Magic        [8]byte
+	Version      uint32
+	HeaderBytes  uint32
+	UUID         [16]byte
+	LoadID       [16]byte
+	Name         [64]byte
+	State        uint32
+	CopyIndex    uint32 // 0 at the start, 1 at the end
+	StripeIndex  uint32
+	StripeCount  uint32
+	Rows         uint64
+	RowBytes     uint32
+	DType        uint32
+	LBABytes     uint32
+	RowsPerLBA   uint32
+	LBAsPerRow   uint32
+	ChecksumKind uint32
+	DataLBA      uint64
+	DataLBAs     uint64
+	TableLBA     uint64
+	TableLBAs    uint64
+	ChunkBytes   uint32
+	TableCRC     uint32
+	DeviceLBAs   uint64
+	// Reserved for mirror copies of a stripe.
+	MirrorCount uint32
+	MirrorIndex uint32
+	MirrorGroup [16]byte
+	// Of rows stored in another type than the dataset's: value = stored × Scale + Zero. StoredDType
+	// 0: they are of type DType, and both others are 0; Scale 0: each row has its own.
+	StoredDType uint32
+	Scale       float32
+	Zero        float32
+	_           uint32
+	// Optional, see superblockVersion: zero in stripes without a checksum per row, and in all that
+	// were written before there was one.
+	RowTableLBA  uint64
+	RowTableLBAs uint64
+	RowTableCRC  uint32
+	RowChecksum  uint32
+	// Optional: how far a load has got; zero where it has left no mark, or has ended.
+	MarkChunks    uint64
+	MarkRowPieces uint64
+	MarkDigest    [32]byte
+	Reserved      [188]byte
+	CRC           uint32 // CRC32C of the 4 KiB with this field zero
+}
+
+// Layout assertions: these fail to compile when a field moves.
+const (
+	wireBytes = 512
+	_         = uint(unsafe.Sizeof(wireSuperblock{}) - wireBytes)
+	_         = uint(wireBytes - unsafe.Sizeof(wireSuperblock{}))
+	_         = uint(unsafe.Offsetof(wireSuperblock{}.UUID)-16) +
+		uint(16-unsafe.Offsetof(wireSuperblock{}.UUID))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.State)-112) +
+		uint(112-unsafe.Offsetof(wireSuperblock{}.State))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.Rows)-128) +
+		uint(128-unsafe.Offsetof(wireSuperblock{}.Rows))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.DataLBA)-160) +
+		uint(160-unsafe.Offsetof(wireSuperblock{}.DataLBA))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.MirrorCount)-208) +
+		uint(208-unsafe.Offsetof(wireSuperblock{}.MirrorCount))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.RowTableLBA)-248) +
+		uint(248-unsafe.Offsetof(wireSuperblock{}.RowTableLBA))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.RowChecksum)-268) +
+		uint(268-unsafe.Offsetof(wireSuperblock{}.RowChecksum))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.MarkChunks)-272) +
+		uint(272-unsafe.Offsetof(wireSuperblock{}.MarkChunks))
+	_ = uint(unsafe.Offsetof(wireSuperblock{}.CRC)-crcOffset) +
+		uint(crcOffset-unsafe.Offsetof(wireSuperblock{}.CRC))
+	crcOffset = 508
+)
+
+// encode makes the 4 KiB of one copy.
+func (s *Superblock) encode(copyIndex int) ([]byte, error) {
+	w := wireSuperblock{
+		Version: superblockVersion, HeaderBytes: wireBytes, UUID: s.UUID, LoadID: s.LoadID,
+		State: uint32(s.State), CopyIndex: uint32(copyIndex), StripeIndex: uint32(s.StripeIndex),
+		StripeCount: uint32(s.StripeCount),
+		Rows:        uint64(s.Rows), RowBytes: uint32(s.RowBytes), DType: dtypes[s.DType],
+		LBABytes:   uint32(s.LBABytes),
+		RowsPerLBA: uint32(s.RowsPerLBA), LBAsPerRow: uint32(s.LBAsPerRow),
+		ChecksumKind: checksumCRC32C,
+		DataLBA:      uint64(s.DataLBA), DataLBAs: uint64(s.DataLBAs), TableLBA: uint64(s.TableLBA),
+		TableLBAs:  uint64(s.TableLBAs),
+		ChunkBytes: uint32(s.ChunkBytes), TableCRC: s.TableCRC, DeviceLBAs: s.DeviceLBAs,
+		RowChecksum: s.RowChecksum, RowTableLBA: uint64(s.RowTableLBA),
+		RowTableLBAs: uint64(s.RowTableLBAs), RowTableCRC: s.RowTableCRC,
+		MarkChunks: uint64(s.Mark.Chunks), MarkRowPieces: uint64(s.Mark.RowPieces),
+		MarkDigest: s.Mark.Digest,
+	}
+	if s.DType != rowtype.Float32 || s.RowType != rowtype.Float32 {
+		w.Version = versionRowTypes
+	}
+	w.StoredDType, w.Scale = s.stored()
+	copy(w.Magic[:], superblockMagic)
+	copy(w.Name[:], s.Name)
+	b := make([]byte, superblockBytes)
+	if _, err := binary.Encode(b, binary.LittleEndian, &w); err != nil {
+		return nil, fmt.Errorf("encode superblock: %w", err)
+	}
+	binary.LittleEndian.PutUint32(b[crcOffset:], crc32.Checksum(b, castagnoli))
+	return b, nil
+}
+
+// ErrNoSuperblock says that an SSD holds no dataset, as far as its superblock's place shows.
+var ErrNoSuperblock = errors.New("no Helios superblock")
+
+var errBadSuperblock = errors.New("damaged Helios superblock")
+
+// decodeSuperblock checks and decodes one copy. Every field is checked here, so that nothing
+// that an SSD holds can lead outside it.
+func decodeSuperblock(b []byte) (Superblock, error) {
+	var s Superblock
+	if len(b) < superblockBytes || string(b[:8]) != superblockMagic {
+		return s, ErrNoSuperblock
+	}
+	b = bytes.Clone(b[:superblockBytes])
+	want := binary.LittleEndian.Uint32(b[crcOffset:])
+	clear(b[crcOffset : crcOffset+4])
+	if got := crc32.Checksum(b, castagnoli); got != want {
+		return s, fmt.Errorf("%w: CRC32C is %08x, should be %08x", errBadSuperblock, got, want)
+	}
+	var w wireSuperblock
+	if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
+		return s, fmt.Errorf("%w: %w", errBadSuperblock, err)
+	}
+	if w.Version != superblockVersion && w.Version != versionRowTypes ||
+		w.HeaderBytes != wireBytes {
+		return s,
+			fmt.Errorf(
+				"superblock version %d is unknown, this heliosctl reads %d and %d; use the heliosctl that wrote it or load again",
+				w.Version, superblockVersion, versionRowTypes)
+	}
+	dtype, known := rowTypeOf(w.DType)
+	if w.ChecksumKind != checksumCRC32C || !known || w.Version == superblockVersion &&
+		dtype != rowtype.Float32 {
+		return s,
+			fmt.Errorf(
+				"superblock with checksum kind %d and dtype %d, this heliosctl knows kind 1 and dtypes 1 to 4 (version 1: only 1); load again",
+				w.ChecksumKind, w.DType)
+	}
+	stored := dtype
+	if w.Version == versionRowTypes && w.StoredDType != 0 {
+		if stored, known = rowTypeOf(w.StoredDType); !known {
+			return s,
+				fmt.Errorf(
+					"superblock with rows of stored dtype %d, this heliosctl knows 1 to 4; use the heliosctl that wrote it or load again",
+					w.StoredDType)
+		}
+	}
+	if w.RowChecksum != checksumNone && w.RowChecksum != checksumCRC32C {
+		return s,
+			fmt.Errorf(
+				"superblock with row checksum kind %d, this heliosctl knows %d; use the heliosctl that wrote it or load again",
+				w.RowChecksum, checksumCRC32C)
+	}
+	s = Superblock{
+		UUID: w.UUID, LoadID: w.LoadID, Name: string(bytes.TrimRight(w.Name[:], "\x00")),
+		State:       State(w.State),
+		StripeIndex: int(w.StripeIndex), StripeCount: int(w.StripeCount), Rows: int64(w.Rows),
+		RowBytes: int(w.RowBytes), DType: dtype, RowType: stored,
+		LBABytes: int(w.LBABytes), RowsPerLBA: int(w.RowsPerLBA), LBAsPerRow: int(w.LBAsPerRow),
+		DataLBA: nvme.LBA(w.DataLBA), DataLBAs: int64(w.DataLBAs), TableLBA: nvme.LBA(w.TableLBA),
+		TableLBAs:  int64(w.TableLBAs),
+		ChunkBytes: int(w.ChunkBytes), TableCRC: w.TableCRC, DeviceLBAs: w.DeviceLBAs,
+		RowChecksum: w.RowChecksum, RowTableLBA: nvme.LBA(w.RowTableLBA),
+		RowTableLBAs: int64(w.RowTableLBAs), RowTableCRC: w.RowTableCRC,
+		Mark: Mark{Chunks: int64(w.MarkChunks), RowPieces: int64(w.MarkRowPieces),
+			Digest: w.MarkDigest},
+	}
+	bad := func(what string) (Superblock, error) {
+		return Superblock{}, fmt.Errorf("%w: %s is impossible", errBadSuperblock, what)
+	}
+	if s.State != StateLoading && s.State != StateComplete {
+		return bad("its state")
+	}
+	if code, scale := s.stored(); w.Version == versionRowTypes &&
+		(w.StoredDType != code || w.Scale != scale || w.Zero != 0 ||
+			w.RowBytes%4 != 0 || int(w.RowBytes) < stored.RowBytes(1) || dtype == rowtype.Float32 &&
+			stored == dtype) {
+		return bad("its row type")
+	}
+	// The layout decides the extents; NewLayout inside Check bounds the sizes it is made of.
+	if w.RowBytes > 1<<24 || w.StripeCount > 1<<16 || w.LBABytes > 1<<16 || w.RowsPerLBA > 1<<16 ||
+		w.LBAsPerRow > 1<<16 || s.Rows < 1 || s.Rows > 1<<48 {
+		return bad("its row geometry")
+	}
+	l := s.layout()
+	if err := l.Check(); err != nil {
+		return bad("its row geometry")
+	}
+	if w.StripeIndex >= w.StripeCount {
+		return bad("its stripe index")
+	}
+	g, err := newGeometry(l, s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
+	if err != nil || s.ChunkBytes != chunkBytes || s.DataLBA != g.dataLBA ||
+		s.DataLBAs != g.dataLBAs || s.TableLBA != g.tableLBA || s.TableLBAs != g.tableLBAs {
+		return bad("its extents")
+	}
+	if s.RowTableLBA != g.rowTableLBA || s.RowTableLBAs != g.rowTableLBAs ||
+		(!s.hasRowSums() && s.RowTableCRC != 0) {
+		return bad("its table of row checksums")
+	}
+	if w.MarkChunks > uint64(g.chunks) || w.MarkRowPieces > uint64(g.rowPieces()) ||
+		(s.State == StateComplete && s.Mark != Mark{}) {
+		return bad("its progress mark")
+	}
+	return s, nil
+}
+
+// geometry is where the parts of a stripe are on an SSD.
+type geometry struct {
+	lbaBytes     int
+	dataLBA      nvme.LBA
+	dataLBAs     int64
+	dataBytes    int64
+	chunks       int64
+	tableLBA     nvme.LBA
+	tableLBAs    int64
+	rows         int64
+	rowTableLBA  nvme.LBA // 0: no row checksums
+	rowTableLBAs int64
+	tailLBA      nvme.LBA // start of the zeros before the second superblock
+	secondLBA    nvme.LBA
+	needBytes    int64
+	haveBytes    int64
+}
+
+// newGeometry places a stripe; it fails when the SSD is too small.
+func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSums bool) (geometry,
+	error) {
+	g := geometry{lbaBytes: lbaBytes, rows: l.RowsOn(stripe)}
+	lba := int64(lbaBytes)
+	if lba < 512 || lba > alignBytes {
+		return g, errs.New(errs.Capability, "LBAs of %d bytes are not supported, only 512 to 4096",
+			lbaBytes)
+	}
+	if deviceLBAs > maxStripe/uint64(lba) {
+		return g, errs.New(errs.Capability, "SSDs of more than %d bytes are not supported",
+			int64(maxStripe))
+	}
+	if g.rows > maxStripe/int64(l.ReadBytes()) { // the sums below would overflow
+		return g, errs.New(errs.Usage,
+			"its %d rows take more than the %d bytes that an SSD may have; use more SSDs", g.rows,
+			int64(maxStripe))
+	}
+	up := func(n int64) int64 { return (n + alignBytes - 1) / alignBytes * alignBytes }
+	g.dataLBA = nvme.LBA(headBytes / lba)
+	g.dataLBAs = l.LBAsOn(stripe)
+	g.dataBytes = g.dataLBAs * lba
+	g.chunks = (g.dataBytes + chunkBytes - 1) / chunkBytes
+	table := headBytes + up(g.dataBytes)
+	g.tableLBA = nvme.LBA(table / lba)
+	g.tableLBAs = up(g.chunks*4) / lba
+	end := table + up(g.chunks*4)
+	if rowSums {
+		g.rowTableLBA = nvme.LBA(end / lba)
+		g.rowTableLBAs = up(g.rows*4) / lba
+		end += up(g.rows * 4)
+	}
+	g.needBytes = end + tailBytes
+	g.haveBytes = int64(deviceLBAs) * lba / alignBytes * alignBytes
+	if g.haveBytes < g.needBytes {
+		return g, errs.New(errs.Usage, "needs %d bytes, has %d", g.needBytes, g.haveBytes)
+	}
+	g.tailLBA = nvme.LBA((g.haveBytes - tailBytes) / lba)
+	g.secondLBA = nvme.LBA((g.haveBytes - superblockBytes) / lba)
+	return g, nil
+}
+
+// rowPieces is how many pieces of up to 1 MiB the row table is written in.
+func (g *geometry) rowPieces() int64 {
+	if g.rowTableLBAs == 0 {
+		return 0
+	}
+	return (g.rows*4 + chunkBytes - 1) / chunkBytes
+}
+
+// Extent is a run of LBAs of an SSD.
+type Extent struct {
+	What   string   `json:"what"`
+	LBA    nvme.LBA `json:"lba"`
+	Blocks int64    `json:"blocks"`
+}
+
+// SSDExtents are extents of one SSD.
+type SSDExtents struct {
+	SSD      string   `json:"ssd"`
+	Serial   string   `json:"serial"`
+	LBABytes int      `json:"lba_bytes"`
+	Extents  []Extent `json:"extents"`
+}
+
+// Extents is all of an SSD that a load of this stripe may write, in order of LBAs, and that it has
+// written when it has ended: nothing else on the SSD is ours.
+func (s *Superblock) Extents() ([]Extent, error) {
+	g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
+	if err != nil {
+		return nil, err
+	}
+	e := []Extent{
+		{"superblock and zeros", 0, int64(g.dataLBA)},
+		{"features", g.dataLBA, g.dataLBAs},
+		{"chunk checksums", g.tableLBA, g.tableLBAs},
+	}
+	if s.hasRowSums() {
+		e = append(e, Extent{"row checksums", g.rowTableLBA, g.rowTableLBAs})
+	}
+	return append(e, Extent{"zeros and superblock", g.tailLBA, int64(s.DeviceLBAs) -
+		int64(g.tailLBA)}), nil
+}
+
+func extentsOf(t *target, sb *Superblock) (SSDExtents, error) {
+	e, err := sb.Extents()
+	return SSDExtents{SSD: t.name, Serial: t.serial, LBABytes: t.lbaBytes, Extents: e}, err
+}
+
+// secondCopy is where the second superblock of a device is, whatever it holds.
+func secondCopy(lbaBytes int, lbas uint64) nvme.LBA {
+	return nvme.LBA((int64(lbas)*int64(lbaBytes)/alignBytes*alignBytes -
+		superblockBytes) / int64(lbaBytes))
+}
+
+// blockDev is what loading, attaching and verifying need of an SSD. Tests have a simulated one
+// that loses power.
+type blockDev interface {
+	ReadAt(ctx context.Context, lba nvme.LBA, dst []byte) error
+	WriteAt(ctx context.Context, lba nvme.LBA, data []byte) error
+	Flush(ctx context.Context) error
+	Close(ctx context.Context) error
+}
+
+// target is an SSD with an open blockDev.
+type target struct {
+	dev      blockDev
+	ssd      *gpuio.SSD
+	name     string
+	serial   string
+	lbaBytes int
+	lbas     uint64
+}
+
+// bulkDepth commands of up to 256 KiB keep a fast SSD busy with sequential transfers.
+const bulkDepth = 16
+
+func openTargets(ctx context.Context, ssds []*gpuio.SSD) ([]*target, error) {
+	if len(ssds) == 0 {
+		return nil, errs.New(errs.Usage, "no SSDs are bound; run \"heliosctl bind-ssds\" first")
+	}
+	var ts []*target
+	for _, s := range ssds {
+		ns := s.Ctrl.Namespace()
+		b, err := gpuio.NewBulk(ctx, s.Ctrl, bulkDepth)
+		if err != nil {
+			return nil, errors.Join(err, closeTargets(ctx, ts))
+		}
+		name := s.Name
+		if name == "" {
+			name = s.Ctrl.Name()
+		}
+		ts = append(ts, &target{dev: b, ssd: s, name: name, serial: s.Ctrl.Serial(),
+			lbaBytes: ns.LBABytes, lbas: ns.Blocks})
+	}
+	return ts, nil
+}
+
+// closeTargets works after ctx has ended, too: queue pairs must not leak.
+func closeTargets(ctx context.Context, ts []*target) error {
+	ctx = context.WithoutCancel(ctx)
+	var err error
+	for _, t := range ts {
+		err = errors.Join(err, t.dev.Close(ctx))
+	}
+	return err
+}
+
+// copies is what the two superblocks of an SSD say.
+type copies struct {
+	sb   [2]Superblock
+	err  [2]error // nil, ErrNoSuperblock, errBadSuperblock, another version, or a read error
+	read [2]error
+}
+
+func (t *target) readCopies(ctx context.Context) (copies, error) {
+	var c copies
+	if t.lbaBytes < 512 || t.lbaBytes > alignBytes {
+		return c, errs.New(errs.Capability,
+			"ssd %s: LBAs of %d bytes are not supported, only 512 and 4096; format it to one of them with \"nvme format\"",
+			t.name, t.lbaBytes)
+	}
+	if int64(t.lbas)*int64(t.lbaBytes) < headBytes+tailBytes {
+		return c, errs.New(errs.Usage,
+			"ssd %s: %d LBAs of %d bytes are too small for a dataset; bind a larger SSD", t.name,
+			t.lbas, t.lbaBytes)
+	}
+	buf := make([]byte, superblockBytes)
+	for i, lba := range []nvme.LBA{0, secondCopy(t.lbaBytes, t.lbas)} {
+		if err := t.dev.ReadAt(ctx, lba, buf); err != nil {
+			if ctx.Err() != nil {
+				return c, err
+			}
+			c.err[i], c.read[i] = err, err
+			continue
+		}
+		c.sb[i], c.err[i] = decodeSuperblock(buf)
+		if c.err[i] == nil && (c.sb[i].DeviceLBAs != t.lbas || c.sb[i].LBABytes != t.lbaBytes) {
+			c.err[i] = fmt.Errorf(
+				"the superblock is for an SSD of %d LBAs of %d bytes, this one has %d of %d; was it resized or copied? load again",
+				c.sb[i].DeviceLBAs, c.sb[i].LBABytes, t.lbas, t.lbaBytes)
+		}
+	}
+	return c, nil
+}
+
+// best chooses the copy to believe. note says why it is not the first, or is empty.
+func (c *copies) best() (sb Superblock, note string, err error) {
+	switch {
+	case c.err[0] == nil && c.err[1] == nil:
+		// A load writes the first copy first, both when it begins and when it ends; a crash
+		// between the two leaves them different, and the stripe is then not complete.
+		if c.sb[0] != c.sb[1] {
+			sb = c.sb[0]
+			sb.State = StateLoading
+			return sb, "the two superblocks differ: a load was interrupted", nil
+		}
+		return c.sb[0], "", nil
+	case c.err[0] == nil:
+		return c.sb[0], fmt.Sprintf("second superblock unusable (%v), using the first",
+			c.err[1]), nil
+	case c.err[1] == nil:
+		return c.sb[1], fmt.Sprintf("first superblock unusable (%v), using the second",
+			c.err[0]), nil
+	case errors.Is(c.err[0], ErrNoSuperblock):
+		return sb, "", c.err[1]
+	}
+	return sb, "", c.err[0]
+}
+
+// ReadSuperblock reads what an SSD holds: the first intact copy of its superblock. Its error
+// is of class device when there is none.
+func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, err error) {
+	ts, err := openTargets(ctx, []*gpuio.SSD{s})
+	if err != nil {
+		return sb, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return ts[0].readSuperblock(ctx)
+}
+
+// ReadSuperblockFrom is ReadSuperblock for a disk that is read by other means, such as its block
+// device: r of lbas LBAs. name is the disk in messages.
+func ReadSuperblockFrom(ctx context.Context, name string, r io.ReaderAt, lbaBytes int,
+	lbas uint64) (Superblock, error) {
+	t := &target{dev: readOnly{name, r, lbaBytes}, name: name, lbaBytes: lbaBytes, lbas: lbas}
+	return t.readSuperblock(ctx)
+}
+
+func (t *target) readSuperblock(ctx context.Context) (Superblock, error) {
+	c, err := t.readCopies(ctx)
+	if err != nil {
+		return Superblock{}, err
+	}
+	sb, _, err := c.best()
+	if err != nil {
+		return sb, errs.New(errs.Device,
+			"ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, err)
+	}
+	return sb, nil
+}
+
+// readOnly is a blockDev that cannot be written.
+type readOnly struct {
+	name     string
+	r        io.ReaderAt
+	lbaBytes int
+}
+
+func (d readOnly) ReadAt(ctx context.Context, lba nvme.LBA, dst []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if n, err := d.r.ReadAt(dst, int64(lba)*int64(d.lbaBytes)); n < len(dst) {
+		return fmt.Errorf("read of %s: %w", d.name, err)
+	}
+	return nil
+}
+
+func (d readOnly) WriteAt(context.Context, nvme.LBA, []byte) error {
+	return errs.New(errs.Refused,
+		"ssd %s is open for reading only; bind it with \"heliosctl bind-ssds\"", d.name)
+}
+
+func (d readOnly) Flush(context.Context) error { return nil }
+
+func (d readOnly) Close(context.Context) error { return nil }

@@ -1,0 +1,408 @@
+package stripe
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/progress"
+	"helios/nvme"
+)
+
+// VerifyOptions shape a verification.
+type VerifyOptions struct {
+	// Source also compares every row with features.npy.
+	Source bool
+	// MaxBad stops collecting after so many findings (1000); counting goes on.
+	MaxBad   int
+	Progress progress.Func
+}
+
+// BadChunk is one finding of Verify.
+type BadChunk struct {
+	SSD    string   `json:"ssd"`
+	Stripe int      `json:"stripe"`
+	Chunk  int64    `json:"chunk"` // of 1 MiB; -1 for a superblock or the checksum table
+	LBA    nvme.LBA `json:"lba"`
+	Blocks int64    `json:"blocks"`
+	What   string   `json:"what"`
+	// Rows are the first rows that end in this chunk and whose own checksum is wrong.
+	Rows []int64 `json:"rows,omitempty"`
+}
+
+// VerifyReport says what was read and what is wrong with it.
+type VerifyReport struct {
+	SSDs int `json:"ssds"`
+	// of the rows on the SSDs; "mixed" where they differ
+	RowDType     string     `json:"row_dtype,omitempty"`
+	RowBytes     int        `json:"row_bytes,omitempty"` // 0: they differ
+	Chunks       int64      `json:"chunks"`
+	Bytes        int64      `json:"bytes"`
+	RowsCompared int64      `json:"rows_compared"` // with features.npy
+	RowsChecked  int64      `json:"rows_checked"`  // against their own checksums
+	BadRows      int64      `json:"bad_rows"`      // whose own checksum is wrong
+	BadCount     int64      `json:"bad_count"`
+	Bad          []BadChunk `json:"bad"`
+	Notes        []string   `json:"notes,omitempty"`
+	// what load has written, of SSDs with a complete stripe
+	Extents  []SSDExtents  `json:"extents"`
+	Seconds  float64       `json:"seconds"`
+	Duration time.Duration `json:"-"`
+}
+
+// Verify reads everything back and compares it with the checksums of chunks and, where the stripe
+// has them, of rows, and with features.npy if asked. It takes 4 bytes a row and 1 MiB an SSD. The
+// report lists what is bad; the error, of class device, sums it up. An SSD whose superblocks are
+// gone fails as in Attach.
+func Verify(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
+	o VerifyOptions) (r VerifyReport, err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return verify(ctx, d, ts, o)
+}
+
+// VerifySSDs reads back what each SSD holds by itself: its superblocks, its checksum table and its
+// chunks. It needs no dataset directory and not all stripes; there is nothing to compare rows with,
+// so VerifyOptions.Source does not apply. An SSD without an intact superblock, or with an
+// interrupted load, is a finding.
+func VerifySSDs(ctx context.Context, ssds []*gpuio.SSD, o VerifyOptions) (r VerifyReport,
+	err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return verifyEach(ctx, ts, o)
+}
+
+func verifyEach(ctx context.Context, ts []*target, o VerifyOptions) (VerifyReport, error) {
+	o.Source = false
+	v := newVerifier(nil, o)
+	var stripes []stripe
+	for _, t := range ts {
+		c, err := t.readCopies(ctx)
+		if err != nil {
+			return v.r, err
+		}
+		sb, note, err := c.best()
+		s := stripe{t, sb}
+		switch {
+		case err != nil:
+			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "%v", err)
+			continue
+		case sb.State != StateComplete:
+			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes),
+				"loading dataset %q onto it did not finish%s", sb.Name, sb.howFar())
+			continue
+		case note != "":
+			v.r.Notes = append(v.r.Notes, fmt.Sprintf("ssd %s: %s", t.name, note))
+		}
+		stripes = append(stripes, s)
+	}
+	v.r.SSDs = len(ts)
+	return v.run(ctx, stripes)
+}
+
+type verifier struct {
+	d     *dataset.Dataset // nil in VerifySSDs
+	o     VerifyOptions
+	l     gpuio.Layout // of the dataset, for comparing rows
+	start time.Time
+
+	noRows bool // memory has no room for the checksums of rows
+
+	mu    sync.Mutex
+	r     VerifyReport
+	done  int64
+	total int64
+}
+
+func newVerifier(d *dataset.Dataset, o VerifyOptions) *verifier {
+	if o.MaxBad <= 0 {
+		o.MaxBad = 1000
+	}
+	return &verifier{d: d, o: o, start: time.Now(), r: VerifyReport{Bad: []BadChunk{}}}
+}
+
+func verify(ctx context.Context, d *dataset.Dataset, ts []*target, o VerifyOptions) (VerifyReport,
+	error) {
+	v := newVerifier(d, o)
+	stripes, err := attach(ctx, d, ts,
+		AttachOptions{Note: func(s string) { v.r.Notes = append(v.r.Notes, s) }})
+	if err != nil {
+		return v.r, err
+	}
+	v.l = stripes[0].sb.layout()
+	v.r.SSDs = len(stripes)
+	return v.run(ctx, stripes)
+}
+
+// run checks all stripes at once and sums up.
+func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, error) {
+	for i, s := range stripes {
+		e, err := extentsOf(s.t, &s.sb)
+		if err != nil {
+			return v.r, err
+		}
+		if t := s.sb.RowType.String(); i == 0 {
+			v.r.RowDType, v.r.RowBytes = t, s.sb.RowBytes
+		} else if v.r.RowDType != t || v.r.RowBytes != s.sb.RowBytes {
+			v.r.RowDType, v.r.RowBytes = "mixed", 0
+		}
+		v.r.Extents = append(v.r.Extents, e)
+		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
+	}
+	var sums int64
+	for _, s := range stripes {
+		if l := s.sb.layout(); s.sb.hasRowSums() {
+			sums += l.RowsOn(s.sb.StripeIndex)
+		}
+	}
+	if err := roomForSums(sums); err != nil { // chunks have theirs
+		v.noRows = true
+		v.r.Notes = append(v.r.Notes,
+			fmt.Sprintf("rows are checked by the checksums of their chunks only: %v", err))
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	for _, s := range stripes {
+		g.Go(func() error { return v.stripe(gctx, s) })
+	}
+	err := g.Wait()
+	v.r.Duration = time.Since(v.start)
+	v.r.Seconds = v.r.Duration.Seconds()
+	slices.SortFunc(v.r.Bad, func(a, b BadChunk) int { // SSDs are read at once
+		return cmp.Or(strings.Compare(a.SSD, b.SSD), cmp.Compare(a.Chunk, b.Chunk),
+			cmp.Compare(a.LBA, b.LBA), strings.Compare(a.What, b.What))
+	})
+	what, again := "the SSDs", ""
+	if v.d != nil {
+		what, again = "dataset "+v.d.Dir(), " --dataset "+v.d.Dir()
+	}
+	if err != nil {
+		return v.r, fmt.Errorf("verify %s: %w", what, err)
+	}
+	if v.r.BadCount > 0 {
+		b := v.r.Bad[0]
+		return v.r, errs.New(errs.Device,
+			"%s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load%s\"",
+			what, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, again)
+	}
+	return v.r, nil
+}
+
+func (v *verifier) bad(s stripe, chunk int64, lba nvme.LBA, blocks int64, format string, a ...any) {
+	v.badRows(s, chunk, lba, blocks, nil, format, a...)
+}
+
+func (v *verifier) badRows(s stripe, chunk int64, lba nvme.LBA, blocks int64, rows []int64,
+	format string, a ...any) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.r.BadCount++
+	if len(v.r.Bad) < v.o.MaxBad {
+		v.r.Bad = append(v.r.Bad, BadChunk{SSD: s.t.name, Stripe: s.sb.StripeIndex, Chunk: chunk,
+			LBA: lba, Blocks: blocks, What: fmt.Sprintf(format, a...), Rows: rows})
+	}
+}
+
+// rowSums is the stripe's row table; nil where it has none, or none that can be used.
+func (v *verifier) rowSums(ctx context.Context, s stripe) ([]uint32, error) {
+	if !s.sb.hasRowSums() || v.noRows {
+		return nil, nil
+	}
+	l := s.sb.layout()
+	sums := make([]uint32, l.RowsOn(s.sb.StripeIndex))
+	if err := s.rowTable(ctx, func(slot int64, sum uint32) { sums[slot] = sum }); err != nil {
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		v.bad(s, -1, s.sb.RowTableLBA, s.sb.RowTableLBAs, "row checksums: %v", err)
+		return nil, nil
+	}
+	return sums, nil
+}
+
+// stripe checks one SSD. Only the end of ctx and errors of features.npy stop it.
+func (v *verifier) stripe(ctx context.Context, s stripe) error {
+	c, err := s.t.readCopies(ctx)
+	if err != nil {
+		return err
+	}
+	lba := int64(s.sb.LBABytes)
+	for i, cerr := range c.err {
+		if cerr != nil {
+			at := nvme.LBA(0)
+			if i == 1 {
+				at = secondCopy(s.t.lbaBytes, s.t.lbas)
+			}
+			v.bad(s, -1, at, superblockBytes/lba, "superblock %d of 2: %v", i+1, cerr)
+		}
+	}
+	chunks := (s.sb.DataLBAs*lba + chunkBytes - 1) / chunkBytes
+	table := make([]byte, s.sb.TableLBAs*lba)
+	haveTable := true
+	if err := s.t.dev.ReadAt(ctx, s.sb.TableLBA, table); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs, "checksum table: %v", err)
+		haveTable = false
+	} else if got := crc32.Checksum(table[:4*chunks], castagnoli); got != s.sb.TableCRC {
+		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs,
+			"checksum table: CRC32C %08x, the superblock says %08x", got, s.sb.TableCRC)
+		haveTable = false
+	}
+	sums, err := v.rowSums(ctx, s)
+	if err != nil {
+		return err
+	}
+	l := s.sb.layout()
+	rows := rowChecker{l: l, n: l.RowsOn(s.sb.StripeIndex), sums: sums}
+	buf := make([]byte, chunkBytes)
+	cmp := newComparer(v, s)
+	var badRows int64
+	for i := range chunks {
+		n := min(chunkBytes, s.sb.DataLBAs*lba-i*chunkBytes)
+		at := s.sb.DataLBA + nvme.LBA(i*chunkBytes/lba)
+		b := buf[:n]
+		if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			v.bad(s, i, at, n/lba, "%v", err)
+			cmp.skip(n)
+			rows.chunk(nil, n)
+		} else {
+			what := ""
+			if want := binary.LittleEndian.Uint32(table[4*i:]); haveTable {
+				if got := crc32.Checksum(b, castagnoli); got != want {
+					what = fmt.Sprintf("CRC32C %08x, the table says %08x", got, want)
+				}
+			}
+			wrong, count := rows.chunk(b, n)
+			badRows += count
+			if count > 0 {
+				for k, slot := range wrong {
+					wrong[k] = slot*int64(l.SSDs) + int64(s.sb.StripeIndex)
+				}
+				what = strings.TrimPrefix(what+"; "+wrongRows(wrong, count), "; ")
+			}
+			if what != "" {
+				v.badRows(s, i, at, n/lba, wrong, "%s", what)
+			}
+			if v.o.Source {
+				if err := cmp.chunk(i, at, b); err != nil {
+					return err
+				}
+			}
+		}
+		v.mu.Lock()
+		v.r.Chunks++
+		v.r.Bytes += n
+		v.done += n
+		v.o.Progress.Report("verify", v.done, v.total)
+		v.mu.Unlock()
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.r.RowsCompared += cmp.rows
+	v.r.RowsChecked += rows.checked
+	v.r.BadRows += badRows
+	return nil
+}
+
+// wrongRows names rows whose checksum is wrong.
+func wrongRows(rows []int64, count int64) string {
+	names := make([]string, len(rows))
+	for i, r := range rows {
+		names[i] = strconv.FormatInt(r, 10)
+	}
+	text := "row " + names[0] + " is not what its checksum says"
+	if len(rows) > 1 {
+		text = "rows " + strings.Join(names, ", ")
+		if more := count - int64(len(rows)); more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		text += " are not what their checksums say"
+	}
+	return text
+}
+
+// comparer lays out what features.npy says a stripe must hold, alongside the reads.
+type comparer struct {
+	v    *verifier
+	s    stripe
+	pos  int64 // bytes of the extent done
+	rows int64
+	from *dataset.RowReader
+	want []byte
+	row  []byte
+	have int64 // slot that row holds; -1 none
+}
+
+func newComparer(v *verifier, s stripe) *comparer {
+	c := &comparer{v: v, s: s, row: make([]byte, s.sb.RowBytes), have: -1}
+	if v.d != nil {
+		c.from = v.d.RowsAs(s.sb.RowType)
+	}
+	return c
+}
+
+func (c *comparer) skip(n int64) { c.pos += n }
+
+// chunk compares b, the extent's bytes from pos on. One finding a chunk is enough.
+func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
+	l := c.v.l
+	row := int64(l.RowBytes)
+	onSSD := l.RowsOn(c.s.sb.StripeIndex)
+	c.want = append(c.want[:0], make([]byte, len(b))...)
+	// The first slot that reaches into this chunk.
+	unit := int64(l.LBAsPerRow) * int64(l.LBABytes) // padded slot, or LBA of packed rows
+	slot := c.pos / unit * int64(l.RowsPerLBA)
+	first, end := int64(-1), c.pos+int64(len(b))
+	for ; slot < onSSD && slotOffset(l, slot) < end; slot++ {
+		off := slotOffset(l, slot)
+		if off+row <= c.pos {
+			continue
+		}
+		if c.have != slot {
+			if err := c.from.Read(slot*int64(l.SSDs)+int64(c.s.sb.StripeIndex), c.row); err != nil {
+				return err
+			}
+			c.have = slot
+			c.rows++
+		}
+		from := max(off, c.pos)
+		copy(c.want[from-c.pos:], c.row[from-off:])
+		if first < 0 && !bytes.Equal(b[from-c.pos:min(off+row, end)-c.pos],
+			c.row[from-off:min(off+row, end)-off]) {
+			first = slot*int64(l.SSDs) + int64(c.s.sb.StripeIndex)
+		}
+	}
+	switch {
+	case first >= 0:
+		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "row %d differs from %s", first,
+			c.v.d.RowSource())
+	case !bytes.Equal(c.want, b):
+		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "padding is not zero")
+	}
+	c.pos = end
+	return nil
+}

@@ -1,0 +1,123 @@
+package gnn
+
+import (
+	"slices"
+	"strings"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/simd"
+)
+
+// Activation is a function between two layers. Each one has a file of its own, which registers it,
+// and a module of kernels (cuda/kernels, act.h).
+type Activation struct {
+	Name    string
+	Summary string // for help
+	// value sets out to the function of x; out may be x. slope multiplies grad by its derivative at
+	// x, in x's place.
+	value func(l simd.Level, out, x []float32)
+	slope func(l simd.Level, x, grad []float32)
+}
+
+// DefaultActivation is the function where none is named.
+const DefaultActivation = "relu"
+
+var activations = map[string]*Activation{}
+
+// registerActivation makes a function and its kernels known. It is for init functions.
+func registerActivation(a Activation) {
+	if activations[a.Name] != nil {
+		panic("activation " + a.Name + " is registered twice")
+	}
+	activations[a.Name] = &a
+	cuda.RegisterHost(a.kernel(), a.forward)
+	cuda.RegisterHost(a.kernel()+"_bwd", a.backward)
+}
+
+// Activations lists the names of all functions, DefaultActivation first and the others by name.
+func Activations() []string { return namesOf(activations, DefaultActivation) }
+
+// namesOf lists the keys of a registry, first first and the others by name.
+func namesOf[T any](registry map[string]T, first string) []string {
+	names := []string{first}
+	for name := range registry {
+		if name != first {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names[1:])
+	return names
+}
+
+// ActivationOf finds a function; an empty name is DefaultActivation.
+func ActivationOf(name string) (*Activation, error) {
+	if name == "" {
+		name = DefaultActivation
+	}
+	if a := activations[name]; a != nil {
+		return a, nil
+	}
+	return nil, errs.New(errs.Usage, "activation %q is unknown; choose one of %s", name,
+		strings.Join(Activations(), ", "))
+}
+
+func (a *Activation) kernel() string { return "act_" + a.Name }
+
+// kernels are those that a step launches by name.
+func (a *Activation) kernels() []string { return []string{a.kernel(), a.kernel() + "_bwd"} }
+
+// actParams is the parameter block of act_*, act_*_bwd and add_rows: matrices float32[Rows, Cols].
+//
+//	act_NAME       Out = dropout(value(X)); Out may be X
+//	act_NAME_bwd   X = dropout(slope(X, Grad)), the gradient by X in its place
+//	add_rows       Out += X
+type actParams struct {
+	X, Grad, Out cuda.DevicePtr
+	Rows, Cols   int64
+	Drop         dropout
+}
+
+const (
+	_ = uint(unsafe.Sizeof(actParams{}) - 72)
+	_ = uint(72 - unsafe.Sizeof(actParams{}))
+)
+
+func (a *Activation) forward(b *cuda.Block, p *actParams) error {
+	x, out, level := view(p.X, p.Rows*p.Cols), view(p.Out, p.Rows*p.Cols), b.SIMD()
+	lo, hi := b.Range(p.Rows)
+	for i := lo; i < hi; i++ {
+		row := out[i*p.Cols : (i+1)*p.Cols]
+		a.value(level, row, x[i*p.Cols:(i+1)*p.Cols])
+		if p.Drop.P > 0 {
+			p.Drop.apply(level, row, i, 0)
+		}
+	}
+	return nil
+}
+
+func (a *Activation) backward(b *cuda.Block, p *actParams) error {
+	x, grad, level := view(p.X, p.Rows*p.Cols), view(p.Grad, p.Rows*p.Cols), b.SIMD()
+	lo, hi := b.Range(p.Rows)
+	for i := lo; i < hi; i++ {
+		row := x[i*p.Cols : (i+1)*p.Cols]
+		a.slope(level, row, grad[i*p.Cols:(i+1)*p.Cols])
+		if p.Drop.P > 0 {
+			p.Drop.apply(level, row, i, 0)
+		}
+	}
+	return nil
+}
+
+// activate enqueues Out = dropout(value(X)) or, backward, the gradient by X.
+func (s *step) activate(p actParams, backward bool) error {
+	name := s.act.kernel()
+	if backward {
+		name += "_bwd"
+	}
+	return launch(s, name, s.quadBlocks(p.Rows, p.Cols), p)
+}
+
+// gated tells whether the activation is ReLU: its slope is then told by its value.
+func (n *network) gated() bool { return n.act.Name == DefaultActivation }

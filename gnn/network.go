@@ -1,0 +1,156 @@
+package gnn
+
+import (
+	"math"
+
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/errs"
+)
+
+// network is the shape of a model: its kind, its layers, and where the parameters of each stand. It
+// has no memory on any device.
+type network struct {
+	cfg    ModelConfig
+	arch   Arch
+	act    *Activation
+	norm   Norm      // nil: none
+	fused  bool      // ReLU and no more between layers, see between
+	dims   []int64   // input width of layer l; dims[Layers] = Classes
+	layers [][]int64 // places in floats of each layer's parameters, as the Arch declared them
+	skips  []int64   // place of each layer's matrix of the residual connection
+	norms  [][]int64 // places of each layer's normalisation
+}
+
+// newNetwork checks a configuration.
+func newNetwork(cfg ModelConfig) (*network, error) {
+	arch, err := ArchOf(cfg.Kind)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case cfg.Layers < 1 || cfg.Layers > 255:
+		return nil, errs.New(errs.Usage,
+			"model: %d layers; give a fanout for each of 1 to 255 layers", cfg.Layers)
+	case cfg.InDim < 1 || cfg.Classes < 1 || cfg.Layers > 1 && cfg.Hidden < 1:
+		return nil, errs.New(errs.Usage,
+			"model: %d features, %d hidden, %d classes: all must be at least 1", cfg.InDim,
+			cfg.Hidden, cfg.Classes)
+	case max(cfg.InDim, cfg.Hidden, cfg.Classes) > 1<<20:
+		return nil, errs.New(errs.Usage,
+			"model: %d features, %d hidden, %d classes: the limit is %d", cfg.InDim, cfg.Hidden,
+			cfg.Classes, 1<<20)
+	case !(cfg.Dropout >= 0 && cfg.Dropout < 1):
+		return nil, errs.New(errs.Usage, "dropout %v: must be at least 0 and below 1", cfg.Dropout)
+	case !(cfg.FeatureDropout >= 0 && cfg.FeatureDropout < 1):
+		return nil, errs.New(errs.Usage, "feature dropout %v: must be at least 0 and below 1",
+			cfg.FeatureDropout)
+	}
+	if err := cfg.CheckKind(); err != nil {
+		return nil, err
+	}
+	act, err := ActivationOf(cfg.Activation)
+	if err != nil {
+		return nil, err
+	}
+	norm, err := NormOf(cfg.Norm)
+	if err != nil {
+		return nil, err
+	}
+	n := &network{cfg: cfg, arch: arch, act: act, norm: norm,
+		fused: act.Name == DefaultActivation && norm == nil && !cfg.Residual}
+	for l := range cfg.Layers + 1 {
+		n.dims = append(n.dims, cfg.width(l))
+	}
+	return n, nil
+}
+
+// kernels are those that this network's Arch, Activation and Norm launch by name.
+func (n *network) kernels(gpu bool) []string {
+	names := n.arch.kernels(gpu)
+	if n.fused {
+		return names
+	}
+	names = append(names, n.act.kernels()...)
+	if n.norm != nil {
+		names = append(names, n.norm.kernels()...)
+	}
+	if n.cfg.Residual {
+		names = append(names, "add_rows")
+	}
+	return names
+}
+
+// declare lists the parameters; gradients change the first learns floats of them.
+func (n *network) declare(all *tensors) (learns int64) {
+	n.layers = make([][]int64, n.cfg.Layers)
+	for l := range n.cfg.Layers {
+		n.arch.declare(n, l, all)
+	}
+	n.skips, n.norms = make([]int64, n.cfg.Layers), make([][]int64, n.cfg.Layers)
+	for l := range n.cfg.Layers {
+		n.declareBetween(l, all)
+	}
+	learns = all.n
+	for l := range n.cfg.Layers - 1 {
+		if n.norm != nil {
+			n.norm.state(n, l, all)
+		}
+	}
+	return learns
+}
+
+// check holds a mini-batch against the network.
+func (n *network) check(mb *graph.MiniBatch, train bool) error {
+	L := n.cfg.Layers
+	if len(mb.Blocks) != L || len(mb.HopEnd) != L+1 {
+		return errs.New(errs.Usage,
+			"the mini-batch has %d of %d hops; give as many fanouts as layers and sample all hops",
+			len(mb.Blocks), L)
+	}
+	if n.arch.Degrees() && mb.Degrees == nil {
+		return errs.New(errs.Failed, "%s needs in-degrees: make the sampler with Degrees set",
+			n.arch.Name())
+	}
+	for l := 1; l < L && train; l++ {
+		if b := &mb.Blocks[L-1-l]; b.NumEdges > math.MaxUint32 {
+			return errs.New(errs.Usage,
+				"a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts",
+				b.NumEdges)
+		}
+	}
+	return nil
+}
+
+// layout places what a step over blocks (hop 0 first, as in a mini-batch) needs, scratch memory
+// aside.
+func (n *network) layout(mb *graph.MiniBatch, train bool, p *plan) {
+	L, blocks, seeds := n.cfg.Layers, mb.Blocks, int64(mb.NumSeeds)
+	p.layers = p.fixed[:0]
+	for l := range L {
+		p.layers = append(p.layers, layerPlan{h: p.take(blocks[L-1-l].NumDst * n.dims[l+1])})
+	}
+	for l := range L {
+		n.layoutBetween(l, blocks[L-1-l].NumDst, train, p)
+	}
+	n.layoutSkips(func(l int) int64 { return blocks[L-1-l].NumDst }, p)
+	n.arch.layout(n, blocks, train, p)
+	p.loss = p.take(2 * seeds)
+	p.pred = p.take(seeds)
+	p.embedAt = p.layers[max(0, L-2)].out
+	if train {
+		p.logitGrad = p.take(seeds * n.dims[L])
+	}
+	p.scratch = -1
+}
+
+// embeddingDim is the width of the last hidden layer, or Classes for one layer.
+func (n *network) embeddingDim() int { return int(n.dims[max(1, n.cfg.Layers-1)]) }
+
+// pointer is a buffer's address; 0 for none.
+func pointer(b cuda.Buffer) cuda.DevicePtr {
+	if b == nil {
+		return 0
+	}
+	return b.Ptr()
+}

@@ -1,0 +1,263 @@
+package gnn
+
+import (
+	"math"
+
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/philox"
+	"helios/internal/simd"
+)
+
+// Step says how one training step is done. Zero Beta1, Beta2 and Eps mean 0.9, 0.999 and 1e-8.
+// The dropout masks depend on Seed, Epoch and Batch only.
+type Step struct {
+	Seed              uint64
+	Epoch, Batch      int
+	LR                float32
+	Beta1, Beta2, Eps float32
+	WeightDecay       float32
+	Decoupled         bool // AdamW (Loshchilov and Hutter, ICLR 2019) in place of an L2 term
+}
+
+// step is a step on its way to a stream: what it computes (network, parameters, mini-batch), where
+// (plan), and how (grid, launcher, sink). Forward and backward of every layer are written with it.
+type step struct {
+	*network
+	*parameters
+	grid
+	stepSink
+	on   *launcher
+	mb   *graph.MiniBatch
+	set  *Step // nil outside training
+	plan plan
+}
+
+// layoutScratch places the most that a kernel of the step takes beside its operands: the step is
+// written once without a stream.
+func (s *step) layoutScratch() {
+	if !s.gpu {
+		return
+	}
+	n := int64(0)
+	dry := *s
+	dry.stepSink, dry.plan.layers = stepSink{measure: &n}, s.plan.layers
+	dry.passes()
+	if n > 0 {
+		s.plan.scratch = s.plan.take((n + 3) / 4)
+	}
+}
+
+// passes writes the layers' passes, without loss and optimiser. It ends at the first error, which
+// the step itself will meet again.
+func (s *step) passes() {
+	for l := range s.cfg.Layers {
+		if err := s.layerForward(l, 0); err != nil {
+			return
+		}
+	}
+	for l := s.cfg.Layers - 1; l >= 0 && s.set != nil; l-- {
+		if err := s.layerBackward(l, 0, 0); err != nil {
+			return
+		}
+	}
+}
+
+// block is the sampled block of layer l.
+func (s *step) block(l int) *graph.Block { return &s.mb.Blocks[s.cfg.Layers-1-l] }
+
+// launch puts a kernel by its name into a step.
+func launch[T any](s *step, name string, cfg cuda.LaunchConfig, p T) error {
+	k, err := s.on.kernel(name)
+	if err != nil {
+		return err
+	}
+	return put(&s.stepSink, k, cfg, p)
+}
+
+// gemm, colSum and transpose enqueue what the launcher has, with the step's scratch memory.
+func (s *step) gemm(op gemmOp, p *gemmParams) error {
+	return s.on.gemm(&s.stepSink, op, p, s.plan.scratchAt())
+}
+
+func (s *step) colSum(p *sumParams) error {
+	return s.on.colSum(&s.stepSink, p, s.plan.scratchAt())
+}
+
+func (s *step) transpose(name string, a *aggParams) error {
+	return s.on.transpose(&s.stepSink, name, a, s.plan.scratchAt())
+}
+
+// forward enqueues the layers and the loss, whose mean goes to outcome.
+func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err error) {
+	L, p, q := s.cfg.Layers, &s.plan, &s.stepSink
+	in := x
+	if s.set != nil && s.cfg.FeatureDropout > 0 {
+		if err := s.dropInput(x, s.block(0).NumSrc); err != nil {
+			return last, err
+		}
+	}
+	for l := range L {
+		if err := s.layerForward(l, in); err != nil {
+			return last, err
+		}
+		in = p.at(p.layers[l].out)
+	}
+	seeds := int64(s.mb.NumSeeds)
+	xp := xentParams{
+		Logits: in, Labels: labels, Loss: p.at(p.loss), Pred: p.at(p.pred), Outcome: outcome,
+		Rows: seeds, Classes: s.dims[L],
+	}
+	last = lastRun{seeds: seeds, pred: xp.Pred, embedding: p.at(p.embedAt)}
+	if s.set != nil {
+		xp.Grad = p.at(p.logitGrad)
+		last.embedding = 0
+	}
+	if err := put(q, s.on.k.xentCount, s.oneBlock(), xp); err != nil {
+		return last, err
+	}
+	if err := put(q, s.on.k.xent, s.blocks(seeds, 64, seeds), xp); err != nil {
+		return last, err
+	}
+	return last, put(q, s.on.k.xentSum, s.oneBlock(), xp)
+}
+
+// drop is the dropout of a step with probability p, for the given layer's counters.
+func (s *step) drop(p float32, layer uint32) dropout {
+	return dropout{
+		Key: philox.Key(s.set.Seed, philox.StreamDropout), Epoch: uint32(s.set.Epoch),
+		Batch: uint32(s.set.Batch), Layer: layer,
+		P: p, Scale: 1 / (1 - p),
+	}
+}
+
+// layerForward enqueues layer l of input in.
+func (s *step) layerForward(l int, in cuda.DevicePtr) error {
+	if err := s.arch.forward(s, l, in); err != nil || s.fused {
+		return err
+	}
+	return s.between(l, in)
+}
+
+// layerBackward enqueues the gradients of layer l of input h, which the gradient by it replaces
+// where l is not 0. dh is the gradient by the layer's output or, in a fused model, by its sums; so
+// is h afterwards.
+func (s *step) layerBackward(l int, h, dh cuda.DevicePtr) error {
+	if s.fused {
+		return s.arch.backward(s, l, h, dh)
+	}
+	dz, err := s.betweenBwd(l, h, dh)
+	if err != nil {
+		return err
+	}
+	if err := s.arch.backward(s, l, h, dz); err != nil || l == 0 || !s.cfg.Residual {
+		return err
+	}
+	return s.skipBwd(l, h, dz)
+}
+
+// backward enqueues the gradients of all parameters.
+func (s *step) backward(x cuda.DevicePtr) error {
+	d := s.plan.at(s.plan.logitGrad)
+	for l := s.cfg.Layers - 1; l >= 0; l-- {
+		h := x // the layer's input
+		if l > 0 {
+			h = s.plan.at(s.plan.layers[l-1].out)
+		}
+		if err := s.layerBackward(l, h, d); err != nil {
+			return err
+		}
+		d = h
+	}
+	return nil
+}
+
+// adam enqueues the optimiser's step number adamStep+1.
+func (s *step) adam() error {
+	b1, b2, eps := s.set.Beta1, s.set.Beta2, s.set.Eps
+	if b1 == 0 {
+		b1 = 0.9
+	}
+	if b2 == 0 {
+		b2 = 0.999
+	}
+	if eps == 0 {
+		eps = 1e-8
+	}
+	t := float64(s.adamStep + 1)
+	a := adamParams{
+		P: s.ptr(0), G: s.grad(0), M: s.moment(0, 0), V: s.moment(1, 0), N: s.learns,
+		AdamStep: simd.AdamStep{
+			B1: b1, C1: float32(1 - float64(b1)), B2: b2, C2: float32(1 - float64(b2)),
+			StepSize: float32(float64(s.set.LR) / (1 - math.Pow(float64(b1), t))),
+			RootC2:   float32(1 / math.Sqrt(1-math.Pow(float64(b2), t))),
+			Eps:      eps,
+		},
+	}
+	if s.set.Decoupled {
+		a.Decay = s.set.LR * s.set.WeightDecay
+	} else {
+		a.L2 = s.set.WeightDecay
+	}
+	return put(&s.stepSink, s.on.k.adamK, s.blocks(s.learns, 4096, s.learns/gpuItems), a)
+}
+
+// layerProduct is the product that ends layer l: bias, and ReLU and dropout in hidden layers. The
+// caller adds the factors.
+func (s *step) layerProduct(l int, bias int64) gemmParams {
+	b := s.block(l)
+	in, out := s.dims[l], s.dims[l+1]
+	g := gemmParams{
+		M: b.NumDst, N: out, K: in, LDA: in, LDB: out, LDC: out,
+		C: s.plan.at(s.plan.layers[l].h), Bias: s.ptr(bias),
+	}
+	g.Flags, g.Drop = s.activation(l)
+	return g
+}
+
+// activation is what follows a layer's sums, as flags of a product: nothing where it has launches
+// of its own.
+func (s *step) activation(l int) (flags uint32, drop dropout) {
+	if l == s.cfg.Layers-1 || !s.fused {
+		return 0, dropout{}
+	}
+	flags = gemmReLU
+	if s.set != nil && s.cfg.Dropout > 0 {
+		flags |= gemmDropout
+		drop = s.drop(s.cfg.Dropout, uint32(l))
+	}
+	return flags, drop
+}
+
+// gate has the gradient by a layer's input pass ReLU and dropout of the layer below, whose output
+// it replaces. Where these have launches of their own, it passes as it is.
+func (s *step) gate(a *aggParams) {
+	switch a.Scale = 1; {
+	case !s.fused:
+		a.Open = 1
+	case s.cfg.Dropout > 0:
+		a.Scale = 1 / (1 - s.cfg.Dropout)
+	}
+}
+
+// aggParams describes the block of layer l.
+func (s *step) aggParams(l int) aggParams {
+	b := s.block(l)
+	a := aggParams{
+		Indptr: pointer(b.Indptr), Src: pointer(b.Src), NumDst: b.NumDst, NumSrc: b.NumSrc,
+		Edges: b.NumEdges, Dim: s.dims[l], Scale: 1,
+	}
+	if s.arch.Degrees() {
+		a.Degrees = pointer(s.mb.Degrees)
+	}
+	return a
+}
+
+// weigh enqueues what a block with weights needs before its aggregation or transpose.
+func (s *step) weigh(b *graph.Block, a *aggParams) error {
+	if b.Weights == nil {
+		return nil
+	}
+	a.SrcWeights, a.DstWeights = b.Weights.Ptr(), s.plan.at(s.plan.dstWeights)
+	return launch(s, "agg_weights", s.blocks(b.NumDst, 256, b.NumDst/32), *a)
+}

@@ -1,0 +1,105 @@
+package gnn
+
+// BlockShape is the size of a sampled block: destinations, sources and edges.
+type BlockShape struct{ Dst, Src, Edges int64 }
+
+// WorkKind is the resource that bounds a kernel.
+type WorkKind int
+
+const (
+	WorkLaunch      WorkKind = iota // nothing but the launch
+	WorkGather                      // rows from all over memory
+	WorkProduct                     // a product of matrices
+	WorkElementwise                 // memory in order
+)
+
+// Work is what a kernel asks of a device.
+type Work struct {
+	Kind         WorkKind
+	Items, Bytes int64
+	Flops        float64
+}
+
+// gatherWork reads the rows at both ends of a block's edges.
+func gatherWork(edges, rows, dim int64) Work {
+	return Work{Kind: WorkGather, Items: edges, Bytes: 4 * dim * (edges + rows)}
+}
+
+// productWork multiplies m×k by k×n, pairs times into one result.
+func productWork(m, n, k, pairs int64) Work {
+	return Work{
+		Kind: WorkProduct, Flops: 2 * float64(m) * float64(n) * float64(k) * float64(pairs),
+		Bytes: 4 * ((m*k+k*n)*pairs + m*n),
+	}
+}
+
+func bytesWork(n int64) Work { return Work{Kind: WorkElementwise, Bytes: n} }
+
+// transposeWork turns a block round: fill, count, scan, fill.
+func transposeWork(b BlockShape) []Work {
+	return []Work{bytesWork(4 * b.Src), bytesWork(8 * b.Edges), {}, bytesWork(12 * b.Edges)}
+}
+
+// LayerForward lists the kernels of layer l over a block: those of its Arch, and of what follows
+// it. The configuration is one that CheckKind takes.
+func (c *ModelConfig) LayerForward(l int, b BlockShape) []Work {
+	arch, err := ArchOf(c.Kind)
+	if err != nil {
+		return nil
+	}
+	return append(arch.Forward(c, l, b), c.betweenWork(l, b, false)...)
+}
+
+// LayerBackward is LayerForward for the gradients.
+func (c *ModelConfig) LayerBackward(l int, b BlockShape) []Work {
+	arch, err := ArchOf(c.Kind)
+	if err != nil {
+		return nil
+	}
+	return append(c.betweenWork(l, b, true), arch.Backward(c, l, b)...)
+}
+
+// LayerFloats counts the parameters of layer l.
+func (c *ModelConfig) LayerFloats(l int) int64 {
+	arch, err := ArchOf(c.Kind)
+	if err != nil {
+		return 0
+	}
+	n := arch.Floats(c, l)
+	if c.Residual && c.width(l) != c.width(l+1) {
+		n += c.width(l) * c.width(l+1)
+	}
+	if norm, _ := NormOf(c.Norm); norm != nil && l < c.Layers-1 {
+		n += 2 * c.width(l+1)
+	}
+	return n
+}
+
+// betweenWork is that of the residual connection, the normalisation and the activation of layer l,
+// which a fused model does not have.
+func (c *ModelConfig) betweenWork(l int, b BlockShape, backward bool) []Work {
+	in, out := c.width(l), c.width(l+1)
+	rows := func(matrices, width int64) Work { return bytesWork(matrices * 4 * b.Dst * width) }
+	var w []Work
+	if c.Residual && (!backward || l > 0) {
+		if in != out {
+			w = append(w, productWork(b.Dst, out, in, 1))
+		}
+		w = append(w, rows(3, out))
+	}
+	if c.Residual && backward && in != out {
+		w = append(w, productWork(in, out, b.Dst, 1))
+	}
+	norm, _ := NormOf(c.Norm)
+	if l == c.Layers-1 || norm == nil && !c.Residual &&
+		(c.Activation == "" || c.Activation == DefaultActivation) {
+		return w
+	}
+	if norm != nil {
+		w = append(w, norm.work(b.Dst, out, backward)...)
+	}
+	if backward {
+		return append(w, rows(3, out))
+	}
+	return append(w, rows(2, out))
+}

@@ -1,0 +1,150 @@
+package gpuio
+
+import (
+	"fmt"
+
+	"helios/cuda"
+	"helios/nvme"
+)
+
+// kernelSet is the I/O kernels of a reader, the streams they run on, and what they call on the host
+// device.
+type kernelSet struct {
+	*queueSet
+	*setTable
+	sync         *syncOptions // of stack sync; nil: async
+	blocks       int          // grid of complete
+	submitBlocks int
+	submitK      cuda.Kernel
+	complK       cuda.Kernel
+	submitS      cuda.Stream
+	complS       cuda.Stream
+	submitEv     [maxSets]cuda.Event
+	complEv      [maxSets]cuda.Event
+	host         *hostSide
+	handle       uint64
+}
+
+func (e *kernelSet) openHostSide() error {
+	if !e.onHost() { // kernels ring and poll by themselves
+		e.host = &hostSide{parks: make([]blockPark, 1)}
+		return nil
+	}
+	h := &hostSide{kickers: make([]nvme.Kicker, len(e.ssds)), parks: make([]blockPark, e.blocks)}
+	for s, d := range e.ssds {
+		h.kickers[s], _ = d.Ctrl.Bus().(nvme.Kicker)
+	}
+	refs := make([][]nvme.CQRef, e.blocks)
+	for g := range e.pairs {
+		b := blockOf(g, e.blocks, e.queues())
+		e.pairs[g].block = b
+		bus := e.ssds[g/e.perSSD].Ctrl.Bus()
+		refs[b] = append(refs[b], nvme.CQRef{Bus: bus, QID: e.pairs[g].qp.ID})
+		w, _ := bus.(nvme.Waiter)
+		h.parks[b].waiters = append(h.parks[b].waiters, queueWaiter{w, e.queue(g), &e.queue(g).QID})
+	}
+	e.host = h
+	for b := range refs {
+		gw, ok := refs[b][0].Bus.(nvme.GroupWaiter)
+		for _, r := range refs[b] {
+			if _, has := r.Bus.(nvme.GroupWaiter); !has {
+				ok = false
+			}
+		}
+		if ok {
+			group, err := gw.GroupCQs(refs[b])
+			if err != nil {
+				return fmt.Errorf("gpuio: wait for the queues of block %d: %w", b, err)
+			}
+			h.parks[b].group = group
+		}
+		h.parks[b].init()
+	}
+	if e.sync != nil {
+		h.initSync(e.sync.blocks, e.queues())
+	}
+	e.handle = registerHostSide(h)
+	return nil
+}
+
+// launchComplete enqueues the complete kernel for a set. Needs e.mu.
+func (e *kernelSet) launchComplete(slot uint32) error {
+	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks,
+		Threads: e.opt.Threads}, completeParams{
+		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), Set: slot,
+		LimitNS: int64(launchLimit),
+	}); err != nil {
+		return err
+	}
+	return e.complS.Record(e.complEv[slot])
+}
+
+// launchSync enqueues read_sync for a set. No complete kernel follows: the warps see to their own
+// completions. Needs e.mu.
+func (e *kernelSet) launchSync(slot uint32) error {
+	grid := cuda.LaunchConfig{Blocks: e.sync.blocks, Threads: e.sync.threads}
+	if err := cuda.Launch(e.submitS, e.submitK, grid, syncParams{
+		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: slot,
+		LimitNS: int64(e.sync.limit),
+	}); err != nil {
+		return err
+	}
+	return e.submitS.Record(e.complEv[slot])
+}
+
+// blockOf is the block of complete that owns queue g, by the rule of cuda.Block.Range.
+func blockOf(g, blocks, queues int) int {
+	q, r := queues/blocks, queues%blocks
+	if g < r*(q+1) {
+		return g / (q + 1)
+	}
+	return r + (g-r*(q+1))/q
+}
+
+func (e *kernelSet) kernelView() kernelView {
+	return kernelView{h: e.host, sets: e.setBuf.Ptr(), deferred: !e.onHost()}
+}
+
+// chooseGrids settles the grids, of kernels of which so many warps run at once and so many are in a
+// block.
+func (e *kernelSet) chooseGrids(active, perBlock int) {
+	e.blocks = (max(min(active, e.queues()), 1) + perBlock - 1) / perBlock
+	e.submitBlocks = min(e.opt.Blocks, (e.queues()+perBlock-1)/perBlock)
+	if e.sync != nil {
+		// Any block of read_sync may wait for any queue, so they all wait as one.
+		e.blocks = 1
+	}
+}
+
+// openKernels finds the kernels and makes their streams and events.
+func (e *kernelSet) openKernels() (err error) {
+	submit := "submit"
+	if e.sync != nil {
+		submit = "read_sync"
+	}
+	if e.submitK, err = e.dev.Kernel(submit); err != nil {
+		return err
+	}
+	if e.complK, err = e.dev.Kernel("complete"); err != nil {
+		return err
+	}
+	if e.submitS, err = e.dev.NewStream(cuda.StreamOptions{Name: submit, SMs: e.opt.SMs,
+		Priority: e.opt.Priority}); err != nil {
+		return err
+	}
+	if e.complS, err = e.dev.NewStream(cuda.StreamOptions{Name: "complete", SMs: e.opt.SMs,
+		Priority: e.opt.Priority}); err != nil {
+		return err
+	}
+	for i := range maxSets {
+		if e.submitEv[i], err = e.dev.NewEvent(); err != nil {
+			return err
+		}
+		if e.complEv[i], err = e.dev.NewEvent(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,432 @@
+package gpuio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/nvme"
+)
+
+// queueSet is the queues of a reader on all its SSDs: their pairs, the memory that kernels and SSDs
+// share, and the doorbells. Queue g = ssd × perSSD + i.
+type queueSet struct {
+	side
+	unitRule
+	rung     Rung
+	ssds     []*SSD
+	layout   Layout
+	opt      AsyncOptions
+	perSSD   int         // queue pairs of each SSD
+	queueBuf cuda.Buffer // queueState[queues]
+	cmdBuf   cuda.Buffer // command[maxCommands used] per queue
+	histBuf  cuda.Buffer // Histogram per queue
+	listBuf  []dmaArea   // by SSD
+	stageBuf []dmaArea   // by SSD; made when first needed
+	ringsAt  []int       // p2p: where in listBuf the rings begin, by SSD
+	pairs    []pairState // by queue
+
+	doorbells []cuda.Buffer // by SSD, where the device needs them registered
+	bells     *bells        // rung pinned-cpubell: in their place
+
+	// deleteQueue is the admin command; tests replace it.
+	deleteQueue func(ctx context.Context, c *nvme.Controller, qp *nvme.QueuePair) error
+}
+
+// pairState is the host's side of one queue.
+type pairState struct {
+	qp     *nvme.QueuePair
+	sq, cq cuda.Buffer
+	block  int    // of complete
+	idle   uint64 // its completions when it was replaced, plus 1; 0: it was not
+}
+
+// useMemory takes a rung; nil: what needs no proof.
+func (e *queueSet) useMemory(reader string, m *Memory) error {
+	if m == nil {
+		return nil
+	}
+	e.rung = m.rung
+	if !m.rung.rule().peer {
+		return nil
+	}
+	p, ok := e.dev.(cuda.PeerMapper)
+	if !ok {
+		return errs.New(errs.Usage,
+			"gpuio %s: memory rung %s was chosen for another device than %s", reader, m.rung,
+			e.dev.Info().Name)
+	}
+	e.peer, e.method = p, m.method
+	return nil
+}
+
+func (e *queueSet) queues() int { return len(e.ssds) * e.perSSD }
+
+func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
+
+// choosePairs settles the queue pairs per SSD and each one's commands. It returns how many warps of
+// the I/O kernels run at once, and how many of them a block has.
+func (e *queueSet) choosePairs() (active, perBlock int, err error) {
+	sms := e.dev.Info().SMs
+	if e.opt.SMs > 0 {
+		sms = min(sms, e.opt.SMs)
+	}
+	// On the host device so many blocks run at once, and a block is one warp.
+	active, perBlock = max(min(e.opt.Blocks, sms), 1), 1
+	if !e.onHost() {
+		perBlock = e.opt.Threads / warp
+		active = e.opt.Blocks * perBlock
+	}
+	e.perSSD = e.opt.QueuePairs
+	if e.perSSD == 0 {
+		// A queue below a warp's worth of reads rings and wakes more often than it needs to.
+		e.perSSD = min((active+len(e.ssds)-1)/len(e.ssds), max(e.opt.Depth/warp, 1))
+	}
+	e.perSSD = min(e.perSSD, e.opt.Depth)
+	for _, s := range e.ssds {
+		limit := s.Ctrl.MaxQueuePairs()
+		if e.opt.QueuePairs == 0 && limit > 1 {
+			limit-- // leaves one for Bulk
+		}
+		if e.perSSD > limit && e.opt.QueuePairs != 0 {
+			return 0, 0, errs.New(errs.Usage,
+				"%d queue pairs per SSD: %s has %d; ask for at most that", e.opt.QueuePairs,
+				s.name(), limit)
+		}
+		e.perSSD = min(e.perSSD, limit)
+		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > min(maxCommands,
+			s.Ctrl.MaxQueueEntries()-1) {
+			if e.opt.QueuePairs != 0 {
+				return 0, 0, errs.New(errs.Usage,
+					"depth %d over %d queue pairs: %s takes at most %d commands per queue; use more queue pairs or less depth",
+					e.opt.Depth, e.perSSD, s.name(), min(maxCommands, s.Ctrl.MaxQueueEntries()-1))
+			}
+			most := min(maxCommands, s.Ctrl.MaxQueueEntries()-1)
+			e.perSSD = (e.opt.Depth + most - 1) / most
+			if e.perSSD > limit {
+				return 0, 0, errs.New(errs.Usage,
+					"depth %d: %s takes at most %d commands on %d queue pairs", e.opt.Depth,
+					s.name(), most*limit, limit)
+			}
+		}
+	}
+	return active, perBlock, nil
+}
+
+// commandsOf is the number of CIDs of an SSD's i-th queue; the first has the most.
+func (e *queueSet) commandsOf(i int) int {
+	n := e.opt.Depth / e.perSSD
+	if i < e.opt.Depth%e.perSSD {
+		n++
+	}
+	return n
+}
+
+// registerDoorbells makes the SSDs' doorbells writable for the device's kernels.
+func (e *queueSet) registerDoorbells() error {
+	e.doorbells = make([]cuda.Buffer, len(e.ssds))
+	for s, d := range e.ssds {
+		m, ok := d.Ctrl.Bus().(nvme.DoorbellMapper)
+		if !ok {
+			return errs.New(errs.Capability,
+				"nvme %s: its bus has no doorbells that device %s could ring; use %v host",
+				d.name(), e.dev.Info().Name, errs.Key("device"))
+		}
+		mem, io, err := m.DoorbellMemory()
+		if err != nil {
+			return fmt.Errorf("nvme %s: %w", d.name(), err)
+		}
+		register := e.dev.Register
+		if io {
+			r, ok := e.dev.(cuda.IORegistrar)
+			if !ok {
+				return errs.New(errs.Capability,
+					"nvme %s: device %s cannot reach I/O memory; use %v host", d.name(),
+					e.dev.Info().Name, errs.Key("device"))
+			}
+			register = r.RegisterIO
+		}
+		if e.doorbells[s], err = register(mem, "gpuio doorbells"); err != nil {
+			return fmt.Errorf("nvme %s: doorbells: %w", d.name(), err)
+		}
+	}
+	return nil
+}
+
+// ring points queue g's state at the doorbells of its pair, as kernels reach them.
+func (e *queueSet) ring(g int, q *queueState, qp *nvme.QueuePair) {
+	bus := e.ssds[q.SSD].Ctrl.Bus()
+	if e.bells != nil {
+		k, _ := bus.(nvme.Kicker)
+		e.bells.attach(g, qp, k)
+		q.SQDoorbell, q.CQDoorbell = e.bells.at(g), e.bells.at(g)+4
+		return
+	}
+	for _, x := range []struct {
+		to   *cuda.DevicePtr
+		bell *uint32
+	}{{&q.SQDoorbell, qp.SQDoorbell}, {&q.CQDoorbell, qp.CQDoorbell}} {
+		*x.to = cuda.DevicePtr(uintptr(unsafe.Pointer(x.bell)))
+		if e.doorbells != nil {
+			*x.to += e.doorbells[q.SSD].Ptr() - addr(e.doorbells[q.SSD].Bytes())
+		}
+	}
+}
+
+// silence keeps doorbells of an SSD's queues from being rung by the CPU's thread. No kernel is
+// inside one of them.
+func (e *queueSet) silence(ssd int) {
+	for g := ssd * e.perSSD; e.bells != nil && g < (ssd+1)*e.perSSD; g++ {
+		e.bells.detach(g)
+	}
+}
+
+// rings is the memory of queue g's rings, on p2p. Its queue pair does not exist, or not any more.
+func (e *queueSet) rings(g int) (m *nvme.QueueMemory, sq, cq cuda.DevicePtr) {
+	s := g / e.perSSD
+	a := &e.listBuf[s]
+	sqBytes, cqBytes := e.ssds[s].Ctrl.QueueBytes(e.commandsOf(0) + 1)
+	at := e.ringsAt[s] + g%e.perSSD*(sqBytes+cqBytes)
+	m = &nvme.QueueMemory{
+		SQ: a.mem[at : at+sqBytes], SQAddr: a.iova + nvme.IOVA(at),
+		CQ: a.mem[at+sqBytes : at+sqBytes+cqBytes], CQAddr: a.iova + nvme.IOVA(at+sqBytes),
+	}
+	return m, a.buf.Ptr() + cuda.DevicePtr(at), a.buf.Ptr() + cuda.DevicePtr(at+sqBytes)
+}
+
+// ensureStaging gives each CID a slot for reads that cannot go to their final place. No kernel
+// uses a queue's Stage before a set without Direct, or with runs, is launched: after this.
+func (e *queueSet) ensureStaging() error {
+	per := e.commandsOf(0)
+	for s, d := range e.ssds {
+		if e.stageBuf[s].buf != nil {
+			continue
+		}
+		sb := stageBytes(e.commandBlocks()*int(e.layout.LBABytes), d.Ctrl.PageBytes())
+		a, err := e.area(d, e.perSSD*per*sb, "gpuio staging")
+		if err != nil {
+			return err
+		}
+		e.stageBuf[s] = a
+		for i := range e.perSSD {
+			q := e.queue(s*e.perSSD + i)
+			q.Stage = a.buf.Ptr() + cuda.DevicePtr(i*per*sb)
+			q.StageIOVA = uint64(a.iova) + uint64(i*per*sb)
+			q.StageBytes = uint32(sb)
+		}
+	}
+	return nil
+}
+
+// createPair makes queue g's rings and points its state at them.
+func (e *queueSet) createPair(ctx context.Context, g int) error {
+	q := e.queue(g)
+	p := &e.pairs[g]
+	d := e.ssds[q.SSD]
+	var given *nvme.QueueMemory
+	var sqPtr, cqPtr cuda.DevicePtr
+	if e.peer != nil {
+		given, sqPtr, cqPtr = e.rings(g)
+		ioFill(given.CQ, 0) // phase tags of an earlier pair's completions
+	}
+	qp, err := d.Ctrl.CreateQueuePairIn(ctx, int(q.NumCommands)+1, given)
+	if err != nil {
+		return err
+	}
+	p.qp = qp
+	register := e.dev.Register
+	if qp.InCMB && !e.onHost() {
+		r, ok := e.dev.(cuda.IORegistrar)
+		if !ok {
+			return errs.New(errs.Capability,
+				"nvme %s: device %s cannot reach submission queues in controller memory; use %v host",
+				d.name(), e.dev.Info().Name, errs.Key("sq"))
+		}
+		register = r.RegisterIO
+		if e.bells != nil {
+			// The device's stores and the CPU's doorbell take different ways to the SSD, and
+			// nothing orders them.
+			return errs.New(errs.Capability,
+				"nvme %s: doorbells that the CPU rings could overtake commands on their way to the controller's memory; use %v host",
+				d.name(), errs.Key("sq"))
+		}
+	}
+	if given == nil || qp.InCMB {
+		if p.sq, err = register(qp.SQ, "gpuio sq"); err != nil {
+			return err
+		}
+		sqPtr = p.sq.Ptr()
+	}
+	if given == nil {
+		if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
+			return err
+		}
+		cqPtr = p.cq.Ptr()
+	}
+	q.SQ, q.CQ = sqPtr, cqPtr
+	e.ring(g, q, qp)
+	atomic.StoreUint32(&q.QID, uint32(qp.ID))
+	q.Entries = uint32(qp.Entries)
+	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
+	return nil
+}
+
+// deletePair ends queue g. When it returns nil no DMA of its commands can happen any more.
+func (e *queueSet) deletePair(ctx context.Context, g int) error {
+	p := &e.pairs[g]
+	if p.qp == nil {
+		return nil
+	}
+	qp := p.qp
+	if e.bells != nil {
+		e.bells.detach(g)
+	}
+	p.qp = nil // on an error the controller keeps its memory until Reset or Close
+	return errors.Join(e.unregister(g), e.deleteQueue(ctx, e.ssds[g/e.perSSD].Ctrl, qp))
+}
+
+func (e *queueSet) unregister(g int) error {
+	p := &e.pairs[g]
+	var err error
+	for _, b := range []*cuda.Buffer{&p.sq, &p.cq} {
+		if *b != nil {
+			err = errors.Join(err, (*b).Free())
+			*b = nil
+		}
+	}
+	return err
+}
+
+// listBytes is the PRP list of one command: enough for what it moves at any offset, and a power of
+// two, so that no list crosses a page.
+func listBytes(readBytes, page int) int {
+	n := 8
+	for n < (readBytes+page-1)/page*8 {
+		n *= 2
+	}
+	return n
+}
+
+// stageBytes is the staging slot of one command. Large ones are an odd number of pages, so that the
+// first bytes of all slots, which is what short reads use, are not in the same few sets of a cache.
+func stageBytes(readBytes, page int) int {
+	if readBytes > page {
+		n := (readBytes + page - 1) / page
+		if n >= 16 {
+			n |= 1
+		}
+		return n * page
+	}
+	n := 512
+	for n < readBytes {
+		n *= 2
+	}
+	return n
+}
+
+// commandBlocks is the most LBAs that one command of the engine moves.
+func (e *queueSet) commandBlocks() int {
+	if e.partBlocks != 0 {
+		return int(e.partBlocks)
+	}
+	return max(int(e.layout.LBAsPerRow), int(e.window))
+}
+
+// calm tells whether all queues are idle and none is frozen. No kernel runs.
+func (e *queueSet) calm() bool {
+	for g := range e.queues() {
+		q := e.queue(g)
+		if atomic.LoadUint32(&q.Frozen) != frozenNo || q.inFlight() != 0 ||
+			q.PendHead != atomic.LoadUint32(&q.PendTail) {
+			return false
+		}
+		for w := range q.Retry {
+			if atomic.LoadUint32(&q.Retry[w]) != 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// openQueues makes the memory of the queues, and on each SSD its queue pairs.
+func (e *queueSet) openQueues(ctx context.Context) (err error) {
+	switch {
+	case e.rung.rule().cpuBell:
+		e.bells, err = newBells(&e.side, e.queues())
+	case !e.onHost():
+		err = e.registerDoorbells()
+	}
+	if err != nil {
+		return err
+	}
+	nq := e.queues()
+	per := e.commandsOf(0)
+	if e.queueBuf, err = e.alloc(int64(nq*queueStateBytes), "gpuio queues"); err != nil {
+		return err
+	}
+	if e.cmdBuf, err = e.alloc(int64(nq*per)*int64(unsafe.Sizeof(command{})),
+		"gpuio commands"); err != nil {
+		return err
+	}
+	if e.histBuf, err = e.alloc(int64(nq)*int64(unsafe.Sizeof(Histogram{})),
+		"gpuio latency"); err != nil {
+		return err
+	}
+	e.listBuf = make([]dmaArea, len(e.ssds))
+	e.stageBuf = make([]dmaArea, len(e.ssds))
+	e.ringsAt = make([]int, len(e.ssds))
+	e.pairs = make([]pairState, nq)
+	read := e.commandBlocks() * int(e.layout.LBABytes)
+	for s, d := range e.ssds {
+		page := d.Ctrl.PageBytes()
+		lb := listBytes(read, page)
+		lists, purpose := (e.perSSD*per*lb+page-1)/page*page, "gpuio prp lists"
+		e.ringsAt[s] = lists
+		if e.peer != nil {
+			sq, cq := d.Ctrl.QueueBytes(per + 1)
+			lists, purpose = lists+e.perSSD*(sq+cq), "gpuio queues and prp lists"
+		}
+		if e.listBuf[s], err = e.area(d, lists, purpose); err != nil {
+			return err
+		}
+		for i := range e.perSSD {
+			e.initQueue(s, i, lb)
+			if err := e.createPair(ctx, s*e.perSSD+i); err != nil {
+				return err
+			}
+		}
+	}
+	if e.layout.whole() {
+		return nil
+	}
+	return e.ensureStaging()
+}
+
+// initQueue fills the state of an SSD's i-th queue, whose commands have lists of lb bytes; its
+// rings are still to come.
+func (e *queueSet) initQueue(s, i, lb int) {
+	per, d, blocks := e.commandsOf(0), e.ssds[s], e.commandBlocks()
+	g := s*e.perSSD + i
+	q := e.queue(g)
+	*q = queueState{
+		Commands:  e.cmdBuf.Ptr() + cuda.DevicePtr(g*per*int(unsafe.Sizeof(command{}))),
+		Lists:     e.listBuf[s].buf.Ptr() + cuda.DevicePtr(i*per*lb),
+		ListsIOVA: uint64(e.listBuf[s].iova) + uint64(i*per*lb),
+		Hist:      e.histBuf.Ptr() + cuda.DevicePtr(g*int(unsafe.Sizeof(Histogram{}))),
+		TimeoutNS: int64(e.opt.Timeout),
+		DataStart: uint64(d.DataStart),
+		NSID:      d.Ctrl.Namespace().ID,
+		SSD:       uint32(s), NumCommands: uint32(e.commandsOf(i)),
+		ListBytes: uint32(lb), PageBytes: uint32(d.Ctrl.PageBytes()),
+		Retries:   uint32(e.opt.Retries),
+		ReadBytes: uint32(blocks * int(e.layout.LBABytes)), Blocks: uint32(blocks),
+	}
+	for cid := range q.NumCommands {
+		q.Free[cid/32] |= 1 << (cid & 31)
+	}
+}

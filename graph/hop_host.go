@@ -1,0 +1,705 @@
+package graph
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"sync/atomic"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/simd"
+)
+
+// The host device samples a hop in one launch, not in the five of a GPU (kernels.go), to the same
+// bits.
+//
+// The destinations are cut into tiles. A tile is drawn (rows, draws, ids: no tile needs another)
+// into a slot of a ring by whichever block comes first, and entered into the position table (ids to
+// frontier indices, in the order of the edges) in the order of the tiles, by one block at a time.
+// So entries are plain words, an id that was not seen before gets its final index at once, and each
+// edge costs one access to the table, which nothing but its own block has in its cache. A block
+// alone draws and enters in turn; of several, one mostly enters and the others draw. The result
+// does not depend on who does what.
+//
+// Where the room for edges, the frontier or the table may end within a tile, the launch stops
+// before it; the host makes room and goes on from there. In a steady state that does not happen.
+
+// hopParams is the parameter block of the host's kernels.
+type hopParams struct {
+	Indptr    cuda.DevicePtr // as in sampleParams, down to NumDst
+	Indices   cuda.DevicePtr
+	Nodes     cuda.DevicePtr
+	EdgeStart cuda.DevicePtr
+	Src       cuda.DevicePtr
+	Degrees   cuda.DevicePtr
+	// uint32[nodes]: stamp | index, or, hashed, uint64[slots]: stamp | node | index
+	Table   cuda.DevicePtr
+	Ring    cuda.DevicePtr
+	Control cuda.DevicePtr // hopControl, zeroed
+	// int64[4]: destinations done, edges, frontier, edges of the tile that found no room
+	Totals    cuda.DevicePtr
+	NumNodes  int64
+	NumEdges  int64
+	Slots     int64
+	SrcLen    int64
+	NodesLen  int64
+	NumDst    int64
+	FirstDst  int64 // where to go on, with so many edges
+	FirstEdge int64
+	Frontier  int64 // nodes in the frontier, at first
+	MaxNodes  int64 // that it can have at all
+	Fanout    int64
+	Key       [2]uint32
+	Epoch     uint32
+	Hop       uint32
+	Wide      uint32
+	Hashed    uint32
+	PosBits   uint32 // of an index in an entry
+	IDBits    uint32 // of a node in an entry, hashed
+	Stamp     uint32
+	RingSlots uint32
+}
+
+// hopControl is what the blocks of a launch share.
+type hopControl struct {
+	claim   atomic.Int64 // next tile to draw
+	entered atomic.Int64 // tiles entered
+	token   atomic.Int32 // 1: a block enters
+	stop    atomic.Int32
+	home    atomic.Int32 // block that entered last, plus one
+	_       int32
+	edges   int64                 // entered; the token's holder has them
+	nodes   int64                 // new ones
+	ready   [maxRing]atomic.Int64 // by slot: the tile that lies there drawn, plus one
+}
+
+const maxRing = 64
+
+func init() {
+	cuda.RegisterHost("host_sample_begin", hostBegin)
+	cuda.RegisterHost("host_sample_hop", hostHop)
+	cuda.RegisterHost("host_sample_degrees", hostDegrees)
+}
+
+// A slot of the ring holds up to tileNodes destinations. Those that get more than tileDraws draws
+// are left to the block that enters, so that a hub needs no room.
+const (
+	tileNodes   = 128
+	tileDraws   = 128
+	chunk       = 1024
+	slotFirst   = 0
+	slotDeg     = slotFirst + tileNodes*8
+	slotLocal   = slotDeg + (tileNodes+simd.SampleGroup)*4
+	slotDraws   = slotLocal + (tileNodes+simd.SampleGroup)*4
+	drawWords   = 4 * simd.SampleMaxDraws * simd.SampleGroup // 16 KiB
+	slotIDs     = slotDraws + drawWords*4
+	slotBytes   = slotIDs + (tileNodes*tileDraws+tileDraws+simd.SampleAhead)*4
+	ringPurpose = "sampler tiles"
+
+	_ = uint(drawWords - chunk - simd.SampleAhead)
+	_ = uint(tileDraws - simd.SampleMaxDraws)
+)
+
+type tile struct {
+	first      []int64
+	deg, local []uint32 // local: the destination's first id in ids
+	draws, ids []uint32
+}
+
+// hopBlock is a block's view of the launch.
+type hopBlock struct {
+	*hopParams
+	ctl     *hopControl
+	level   simd.Level
+	tiles   int64
+	nodes   []int64
+	indptr  []int64
+	narrow  []uint32
+	wide    []int64
+	indices unsafe.Pointer
+	start   []int64
+	src     []uint32
+	direct  []uint32
+	hash    simd.SampleHash
+	keys    [20]uint64
+	tail    [simd.SampleGroup]int64 // of a tile whose last group is not full
+}
+
+func (p *hopParams) block(b *cuda.Block) hopBlock {
+	h := hopBlock{
+		hopParams: p, level: b.SIMD(), tiles: (p.NumDst - p.FirstDst + tileNodes - 1) / tileNodes,
+		nodes: cuda.View[int64](p.Nodes, p.NodesLen), indptr: cuda.View[int64](p.Indptr,
+			p.NumNodes+1),
+	}
+	if p.Hashed != 0 {
+		h.hash = simd.SampleHash{
+			Table: cuda.View[uint64](p.Table, p.Slots),
+			Shift: uint64(64 - bits.TrailingZeros64(uint64(p.Slots))), PosBits: uint64(p.PosBits),
+			Stamp: uint64(p.Stamp) << (p.PosBits + p.IDBits), Mask: 1<<p.PosBits - 1,
+			Low: 1<<(p.PosBits+p.IDBits) - 1,
+		}
+	} else {
+		h.direct = cuda.View[uint32](p.Table, p.Slots)
+	}
+	return h
+}
+
+// hostBegin makes the table hold Nodes[0:NumDst].
+func hostBegin(b *cuda.Block, p *hopParams) error {
+	if b.Index > 0 {
+		return nil
+	}
+	h := p.block(b)
+	stamp, mask := p.Stamp<<p.PosBits, uint32(1)<<p.PosBits-1
+	for i, v := range h.nodes[:p.NumDst] {
+		switch {
+		case uint64(v) >= uint64(p.NumNodes):
+			return fmt.Errorf("sample: node %d: nodes are 0 to %d", v, p.NumNodes-1)
+		case p.Hashed != 0:
+			h.hash.Put(uint32(v), uint64(i))
+		case h.direct[v]^stamp > mask:
+			h.direct[v] = stamp | uint32(i)
+		}
+	}
+	return nil
+}
+
+// hostDegrees looks up the in-degrees of Nodes[FirstDst:NumDst].
+func hostDegrees(b *cuda.Block, p *hopParams) error {
+	nodes, indptr := cuda.View[int64](p.Nodes, p.NumDst), cuda.View[int64](p.Indptr, p.NumNodes+1)
+	deg := cuda.View[uint32](p.Degrees, p.NumDst)
+	lo, hi := b.Range(p.NumDst - p.FirstDst)
+	for i := p.FirstDst + lo; i < p.FirstDst+hi; i++ {
+		_, d, err := neighbours(indptr, p.NumEdges, nodes[i])
+		if err != nil {
+			return err
+		}
+		deg[i] = uint32(d)
+	}
+	return nil
+}
+
+// hostHop samples a hop. A block that fails, or panics because a mapped file has become shorter,
+// stops the others, which would wait for its tile.
+func hostHop(b *cuda.Block, p *hopParams) error {
+	h := p.block(b)
+	h.ctl = &cuda.View[hopControl](p.Control, 1)[0]
+	done := false
+	defer func() {
+		if !done {
+			h.ctl.stop.Store(1)
+		}
+	}()
+	err := h.work(b)
+	done = err == nil
+	return err
+}
+
+// work draws and enters tiles until all are entered, there is no room for one, or nothing is left
+// for this block.
+func (h *hopBlock) work(b *cuda.Block) error {
+	p := h.hopParams
+	h.start, h.src = cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
+	if p.Wide != 0 {
+		h.wide = cuda.View[int64](p.Indices, p.NumEdges)
+		h.indices = unsafe.Pointer(unsafe.SliceData(h.wide))
+	} else {
+		h.narrow = cuda.View[uint32](p.Indices, p.NumEdges)
+		h.indices = unsafe.Pointer(unsafe.SliceData(h.narrow))
+	}
+	h.keys = simd.SampleKeys(p.Key)
+	c, ring, me := h.ctl, int64(p.RingSlots), int32(b.Index)+1
+	mem := cuda.View[byte](p.Ring, ring*slotBytes)
+	at := func(t int64) tile {
+		m := unsafe.Pointer(&mem[t%ring*slotBytes])
+		word := func(off, n int) []uint32 { return unsafe.Slice((*uint32)(unsafe.Add(m, off)), n) }
+		return tile{
+			first: unsafe.Slice((*int64)(m), tileNodes),
+			deg:   word(slotDeg, tileNodes+simd.SampleGroup),
+			local: word(slotLocal, tileNodes+simd.SampleGroup),
+			draws: word(slotDraws, drawWords), ids: word(slotIDs, (slotBytes-slotIDs)/4),
+		}
+	}
+	isReady := func(t int64) bool { return c.ready[t%ring].Load() == t+1 }
+	for c.stop.Load() == 0 {
+		t, next := c.entered.Load(), c.claim.Load()
+		if t == h.tiles {
+			return nil
+		}
+		mayDraw := next < h.tiles && next < t+ring
+		// The table stays in the cache of who entered last: others help out only when they have
+		// nothing to draw.
+		if home := c.home.Load(); isReady(t) && (!mayDraw || home == me || home == 0) &&
+			c.token.CompareAndSwap(0, 1) {
+			c.home.Store(me)
+			for t = c.entered.Load(); t < h.tiles && isReady(t); t++ {
+				if room, err := h.enter(t, at(t)); err != nil || !room {
+					c.stop.Store(1)
+					return err
+				}
+				c.entered.Store(t + 1)
+			}
+			c.token.Store(0)
+			continue
+		}
+		if mayDraw {
+			if c.claim.CompareAndSwap(next, next+1) {
+				if err := h.draw(next, at(next)); err != nil {
+					return err
+				}
+				c.ready[next%ring].Store(next + 1)
+			}
+			continue
+		}
+		if next == h.tiles && (!isReady(t) || c.token.Load() == 1) && c.entered.Load() == t {
+			// Whoever draws the tiles that are left, or enters, looks again when done.
+			return nil
+		}
+		b.Yield()
+	}
+	return nil
+}
+
+// draw fills a slot with the draws of tile t.
+func (h *hopBlock) draw(t int64, s tile) error {
+	lo := h.FirstDst + t*tileNodes
+	n := int(min(tileNodes, h.NumDst-lo))
+	if h.Fanout < 1 || h.Fanout > simd.SampleMaxDraws {
+		return h.drawLong(h.nodes[lo:lo+int64(n)], s)
+	}
+	k := int(h.Fanout)
+	if i := h.level.SampleRows(h.nodes[lo:h.NumDst], n, h.indptr, h.NumEdges, uint32(k), s.first,
+		s.deg, s.local); i < n {
+		if _, _, err := neighbours(h.indptr, h.NumEdges, h.nodes[lo+int64(i)]); err != nil {
+			return err
+		}
+		return fmt.Errorf("sample: node %d has 2^32 neighbours or more", h.nodes[lo+int64(i)])
+	}
+	// The rows that a group reads are on their way while the next groups are drawn.
+	const ahead = 3
+	stride := (k + 1) &^ 1 * simd.SampleGroup
+	for g := 0; g < n+ahead*simd.SampleGroup; g += simd.SampleGroup {
+		if g < n {
+			m := min(simd.SampleGroup, n-g)
+			v := (*[simd.SampleGroup]int64)(unsafe.Pointer(&h.nodes[lo+int64(g)]))
+			if m < simd.SampleGroup {
+				v = &h.tail
+				copy(v[:], h.nodes[lo+int64(g):][:m])
+			}
+			draws := s.draws[g/simd.SampleGroup%(ahead+1)*stride:]
+			h.level.SampleDraw(v, (*[simd.SampleGroup]uint32)(s.deg[g:]), k, &h.keys, h.Epoch,
+				h.Hop<<24, draws)
+			h.level.SamplePrefetch(s.first[g:], m, k, draws, h.indices, h.wide != nil)
+		}
+		o := g - ahead*simd.SampleGroup
+		if o < 0 || o >= n {
+			continue
+		}
+		m, draws, ids := min(simd.SampleGroup, n-o), s.draws[o/simd.SampleGroup%(ahead+1)*stride:],
+			s.ids[s.local[o]:]
+		var bad int
+		if h.wide != nil {
+			bad = h.level.SampleGather64(s.first[o:], s.deg[o:], m, k, draws, h.wide,
+				h.NumNodes, ids)
+		} else {
+			bad = h.level.SampleGather32(s.first[o:], s.deg[o:], m, k, draws, h.narrow,
+				h.NumNodes, ids)
+		}
+		if bad > 0 {
+			return h.badID(s, draws, o, m, k)
+		}
+	}
+	return nil
+}
+
+// badID finds the edge whose id is no node.
+func (h *hopBlock) badID(s tile, draws []uint32, g, m, k int) error {
+	for lane := range m {
+		for i := range k {
+			if _, err := h.id(s.first[g+lane] + int64(draws[i*simd.SampleGroup+lane])); err != nil {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("sample: the topology changes while it is sampled")
+}
+
+// id is the in-neighbour of edge e of the graph.
+func (h *hopBlock) id(e int64) (uint32, error) {
+	var id uint64
+	if h.wide != nil {
+		id = uint64(h.wide[e])
+	} else {
+		id = uint64(h.narrow[e])
+	}
+	if id >= uint64(h.NumNodes) {
+		return 0, fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), e,
+			h.NumNodes-1)
+	}
+	return uint32(id), nil
+}
+
+// edgesOf is how many of d neighbours are taken.
+func (p *hopParams) edgesOf(d int64) int64 {
+	if p.Fanout >= 0 && d > p.Fanout {
+		return p.Fanout
+	}
+	return d
+}
+
+// drawLong is draw for all neighbours, or for more draws than are compared with each other.
+func (h *hopBlock) drawLong(nodes []int64, s tile) error {
+	sum := uint32(0)
+	for i, v := range nodes {
+		first, d, err := neighbours(h.indptr, h.NumEdges, v)
+		if err != nil {
+			return err
+		}
+		if d > math.MaxUint32 {
+			return fmt.Errorf("sample: node %d has 2^32 neighbours or more", v)
+		}
+		s.first[i], s.deg[i], s.local[i] = first, uint32(d), sum
+		k := h.edgesOf(d)
+		if k > tileDraws {
+			continue
+		}
+		out := s.ids[sum : sum+uint32(k)]
+		if k < d {
+			floyd(out, uint64(d), h.Key, [4]uint32{uint32(v), uint32(uint64(v) >> 32), h.Epoch,
+				h.Hop << 24})
+		}
+		for j := range out {
+			at := first + int64(j)
+			if k < d {
+				at = first + int64(out[j])
+			}
+			if out[j], err = h.id(at); err != nil {
+				return err
+			}
+		}
+		sum += uint32(k)
+	}
+	s.local[len(nodes)] = sum
+	return nil
+}
+
+// enter gives the ids of tile t their frontier indices. It returns false, and changes nothing, when
+// there may be no room for them all.
+func (h *hopBlock) enter(t int64, s tile) (bool, error) {
+	lo := h.FirstDst + t*tileNodes
+	n := int(min(tileNodes, h.NumDst-lo))
+	e, next := h.FirstEdge+h.ctl.edges, h.Frontier+h.ctl.nodes
+	edges := int64(s.local[n])
+	long := h.Fanout < 1 || h.Fanout > tileDraws
+	if long {
+		for _, d := range s.deg[:n] {
+			if k := h.edgesOf(int64(d)); k > tileDraws {
+				edges += k
+			}
+		}
+	}
+	totals := cuda.View[int64](h.Totals, 4)
+	bound := min(next+edges, h.MaxNodes)
+	if e+edges > h.SrcLen || bound >= h.NodesLen || (h.Hashed != 0 && bound > loaded(h.Slots)) {
+		totals[0], totals[1], totals[2], totals[3] = lo, e, next, edges
+		return false, nil
+	}
+	start := h.start[lo : lo+int64(n)]
+	done := uint32(0) // of the tile's ids
+	flush := func(to uint32) {
+		next = h.number(s.ids[done:], int(to-done), next, e)
+		e += int64(to - done)
+		done = to
+	}
+	for i := range start {
+		start[i] = e + int64(s.local[i]-done)
+		if !long {
+			continue
+		}
+		if k := h.edgesOf(int64(s.deg[i])); k > tileDraws {
+			flush(s.local[i])
+			var err error
+			if next, err = h.enterLong(h.nodes[lo+int64(i)], s, i, k, next, e); err != nil {
+				return false, err
+			}
+			e += k
+		}
+	}
+	flush(s.local[n])
+	h.ctl.edges, h.ctl.nodes = e-h.FirstEdge, next-h.Frontier
+	if t == h.tiles-1 {
+		h.start[h.NumDst] = e
+		totals[0], totals[1], totals[2], totals[3] = h.NumDst, e, next, 0
+	}
+	return true, nil
+}
+
+// number enters n ids as edges from e on, and returns the new size of the frontier.
+func (h *hopBlock) number(ids []uint32, n int, next, e int64) int64 {
+	if h.Hashed != 0 {
+		return int64(h.level.SampleEnterHash(ids, n, &h.hash, h.nodes, int(next), h.src[e:]))
+	}
+	return int64(h.level.SampleEnter(ids, n, h.direct, h.Stamp<<h.PosBits, 1<<h.PosBits-1, h.nodes,
+		int(next), h.src[e:]))
+}
+
+// enterLong draws and enters the k edges of destination i of a slot, v, chunk by chunk.
+func (h *hopBlock) enterLong(v int64, s tile, i int, k, next, e int64) (int64, error) {
+	d := int64(s.deg[i])
+	out := h.src[e : e+k]
+	if k < d {
+		floyd(out, uint64(d), h.Key, [4]uint32{uint32(v), uint32(uint64(v) >> 32), h.Epoch,
+			h.Hop << 24})
+	}
+	for c := int64(0); c < k; c += chunk {
+		n := min(chunk, k-c)
+		for j := range n {
+			at := s.first[i] + c + j
+			if k < d {
+				at = s.first[i] + int64(out[c+j])
+			}
+			var err error
+			if s.draws[j], err = h.id(at); err != nil {
+				return 0, err
+			}
+		}
+		next = h.number(s.draws, int(n), next, e+c)
+	}
+	return next, nil
+}
+
+// loaded is how many entries a hash table of so many slots takes.
+func loaded(slots int64) int64 { return slots / 2 }
+
+// hostRing is how many slots the ring of a device with so many workers has.
+func hostRing(workers int) int64 { return int64(min(4*max(workers, 1), maxRing)) }
+
+// hostHopper samples neighbours on the host device.
+type hostHopper struct {
+	sampling
+	positions
+	workers       int
+	posBits       uint32 // of an index in an entry of the table
+	ring, control cuda.Buffer
+
+	kBegin, kHop, kDegrees cuda.Kernel
+}
+
+func newHostHopper(c sampling) (*hostHopper, error) {
+	s := &hostHopper{sampling: c, workers: c.dev.Info().SMs}
+	s.host = true
+	err := s.findKernels(
+		kernelName{&s.kBegin, "host_sample_begin"}, kernelName{&s.kHop, "host_sample_hop"},
+		kernelName{&s.kDegrees, "host_sample_degrees"})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.open(&s.sampling); err != nil {
+		return nil, err
+	}
+	if s.ring, err = c.dev.Alloc(cuda.MemDevice, hostRing(s.workers)*slotBytes,
+		ringPurpose); err == nil {
+		s.control, err = c.dev.Alloc(cuda.MemDevice, int64(unsafe.Sizeof(hopControl{})),
+			ringPurpose)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("sampler: %w", err), s.close())
+	}
+	return s, nil
+}
+
+func (s *hostHopper) close() error {
+	return errors.Join(s.positions.close(), free(&s.ring, &s.control))
+}
+
+func (s *hostHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
+	seeds []int64) error {
+	if err := s.stageSeeds(stream, mb, seeds); err != nil {
+		return err
+	}
+	n := int64(len(seeds))
+	if err := s.own(stream, mb, n); err != nil {
+		return err
+	}
+	if err := s.degrees(stream, mb, 0, n); err != nil {
+		return err
+	}
+	return stream.Synchronize(ctx)
+}
+
+func (s *hostHopper) params(mb *MiniBatch, n int64) hopParams {
+	t := s.topo.Host
+	p := hopParams{
+		Indptr: s.topo.indptr.Ptr(), Nodes: mb.Nodes.Ptr(), Table: s.vals.Ptr(), Ring: s.ring.Ptr(),
+		Control: s.control.Ptr(), Totals: mb.totals.Ptr(),
+		NumNodes: t.NumNodes, NumEdges: t.NumEdges, Slots: s.slots, NodesLen: mb.Nodes.Size() / 8,
+		NumDst: n, Frontier: n,
+		MaxNodes: t.NumNodes + int64(mb.NumSeeds), Key: mb.key, Epoch: uint32(mb.Epoch),
+		PosBits: s.posBits, IDBits: s.idBits(), Stamp: s.stamp,
+		RingSlots: uint32(s.ring.Size() / slotBytes),
+	}
+	if s.topo.indices != nil {
+		p.Indices = s.topo.indices.Ptr()
+	}
+	if t.Wide() {
+		p.Wide = 1
+	}
+	if !s.direct {
+		p.Hashed = 1
+	}
+	return p
+}
+
+// idBits is how many bits an entry of a hash table has for the node.
+func (s *hostHopper) idBits() uint32 {
+	return uint32(bits.Len64(uint64(max(s.topo.Host.NumNodes, 2) - 1)))
+}
+
+func (s *hostHopper) launch(stream cuda.Stream, k cuda.Kernel, p *hopParams, blocks int64) error {
+	return cuda.Launch(stream, k,
+		cuda.LaunchConfig{Blocks: int(max(min(blocks, int64(s.workers)), 1)), Threads: 32}, *p)
+}
+
+// own makes the table hold the first n frontier nodes of mb under a new stamp.
+func (s *hostHopper) own(stream cuda.Stream, mb *MiniBatch, n int64) error {
+	s.owner = nil
+	if !s.direct && loaded(s.slots) < n {
+		if err := s.growHash(n); err != nil {
+			return err
+		}
+	}
+	width, most := uint32(32), s.topo.Host.NumNodes
+	if !s.direct {
+		width, most = 64-s.idBits(), loaded(s.slots)
+	}
+	pos := uint32(bits.Len64(uint64(most + int64(mb.NumSeeds))))
+	if pos >= width {
+		return errs.New(errs.Usage,
+			"a batch of %d seeds with %d nodes is too large: lower the batch size or the fanouts",
+			mb.NumSeeds, n)
+	}
+	if pos > s.posBits || s.stamp+1 >= 1<<(min(width-s.posBits, 31)) {
+		if err := stream.Fill(s.vals.Ptr(), 0, s.vals.Size()); err != nil {
+			return err
+		}
+		s.stamp, s.posBits = 0, max(pos, s.posBits)
+	}
+	s.stamp++ // 0 is an empty entry's
+	p := s.params(mb, n)
+	if err := s.launch(stream, s.kBegin, &p, 1); err != nil {
+		return err
+	}
+	s.owner = mb
+	return nil
+}
+
+// growHash makes room for n distinct nodes.
+func (s *hostHopper) growHash(n int64) error {
+	slots := int64(1) << 14
+	for loaded(slots) < n {
+		slots *= 2
+	}
+	if slots > 1<<31 {
+		return errs.New(errs.Usage,
+			"a mini-batch of %d nodes and edges is too large: lower the batch size or the fanouts",
+			n)
+	}
+	s.slots, s.posBits = slots, 0
+	return s.alloc(s.dev)
+}
+
+// hop draws all tiles, and goes on after each stop for room.
+func (s *hostHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	n := mb.HopEnd[hop]
+	fanout := int64(s.cfg.Fanouts[hop])
+	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
+	b := &mb.Blocks[hop]
+	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
+		return err
+	}
+	// What is lacking the kernel says; this is for the first batches.
+	if err := mb.grow(stream, &b.Src, cuda.MemDevice, 4*min(n*max(fanout, 16), 1<<16), 0,
+		"block sources"); err != nil {
+		return err
+	}
+	if s.owner != mb {
+		if err := s.own(stream, mb, n); err != nil {
+			return err
+		}
+	}
+	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 4)
+	done, edges, frontier := int64(0), int64(0), n
+	for {
+		p := s.params(mb, n)
+		p.EdgeStart, p.Src, p.SrcLen = b.Indptr.Ptr(), b.Src.Ptr(), b.Src.Size()/4
+		p.FirstDst, p.FirstEdge, p.Frontier = done, edges, frontier
+		p.Fanout, p.Hop = fanout, uint32(hop)
+		if err := stream.Fill(s.control.Ptr(), 0, s.control.Size()); err != nil {
+			return err
+		}
+		if err := s.launch(stream, s.kHop, &p, (n-done+tileNodes-1)/tileNodes); err != nil {
+			return err
+		}
+		if err := stream.Synchronize(ctx); err != nil {
+			return err
+		}
+		done, edges, frontier = totals[0], totals[1], totals[2]
+		if done == n {
+			break
+		}
+		more := totals[3]
+		if n+edges+more > math.MaxUint32 {
+			return errs.New(errs.Usage,
+				"%d nodes with %d sampled edges or more pass the limit of 2^32: lower the batch size or the fanouts",
+				n, edges+more)
+		}
+		if need := (edges + more) * 4; need > b.Src.Size() {
+			if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(need, 2*b.Src.Size()), edges*4,
+				"block sources"); err != nil {
+				return err
+			}
+		}
+		bound := min(frontier+more, p.MaxNodes)
+		if need := (bound + 1) * 8; need > mb.Nodes.Size() {
+			if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, min(max(need, 2*mb.Nodes.Size()),
+				max(need, (p.MaxNodes+1)*8)), frontier*8, "frontier"); err != nil {
+				return err
+			}
+		}
+		if !s.direct && bound > loaded(s.slots) {
+			if err := s.growHash(bound); err != nil {
+				return err
+			}
+			if err := s.own(stream, mb, frontier); err != nil {
+				return err
+			}
+		}
+	}
+	b.NumDst, b.NumEdges, b.NumSrc = n, edges, frontier
+	mb.HopEnd = append(mb.HopEnd, frontier)
+	if !s.cfg.Degrees {
+		return nil
+	}
+	if err := s.degrees(stream, mb, n, frontier); err != nil {
+		return err
+	}
+	return stream.Synchronize(ctx)
+}
+
+// degrees fills mb.Degrees for frontier nodes lo to hi-1.
+func (s *hostHopper) degrees(stream cuda.Stream, mb *MiniBatch, lo, hi int64) error {
+	if !s.cfg.Degrees || hi == lo {
+		return nil
+	}
+	if err := mb.grow(stream, &mb.Degrees, cuda.MemDevice, hi*4, lo*4,
+		"frontier degrees"); err != nil {
+		return err
+	}
+	p := s.params(mb, hi)
+	p.FirstDst, p.Degrees = lo, mb.Degrees.Ptr()
+	return s.launch(stream, s.kDegrees, &p, (hi-lo+tileNodes-1)/tileNodes)
+}

@@ -1,0 +1,494 @@
+package graph
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/simd"
+)
+
+// A hop over a topology on storage is the host device's hop (hop_host.go) in other steps: first all
+// draws (which neighbour of each destination, no id is needed for it), then, chunk by chunk of the
+// edges, where their ids are, the reads of the pages that hold those which no list in memory has,
+// and the entry into the position table in the order of the edges. While a chunk's reads are on
+// their way the chunk before it is entered and the one behind it is looked up.
+
+// farParams is the parameter block of the kernels.
+type farParams struct {
+	hopParams
+	Origin cuda.DevicePtr // int64[NumDst]: the list's first edge, or ^its place in Lists
+	Deg    cuda.DevicePtr // uint32[NumDst]
+	Tiles  cuda.DevicePtr // int64[tiles]: edges of the tile, then of all before it
+	Lines  cuda.DevicePtr // cacheLine[CacheLines]
+	Starts cuda.DevicePtr // uint32[CacheLists]
+	Lists  cuda.DevicePtr // uint32[CacheIDs]
+	Pos    cuda.DevicePtr // int64[Chunk]: edge that the id is of, -1 for one from Lists
+	IDs    cuda.DevicePtr // uint32[Chunk + simd.SampleAhead]
+	Keys   cuda.DevicePtr // uint64[Chunk]: page<<chunkBits | place in the chunk
+	// int64[3×grid]: from where to where the block's keys are, and its edges without an id
+	Counts    cuda.DevicePtr
+	CacheLine int64
+	CacheList int64
+	CacheID   int64
+	From, To  int64  // the chunk's edges of the block
+	Offset    int64  // of the ids in the file
+	Shift     uint64 // log2 of an id's bytes there
+}
+
+// chunkBits bounds a chunk: its places stand beside page numbers.
+const chunkBits = 20
+
+func init() {
+	cuda.RegisterHost("host_far_rows", farRows)
+	cuda.RegisterHost("host_far_draw", farDraw)
+	cuda.RegisterHost("host_far_find", farFind)
+	cuda.RegisterHost("host_far_enter", farEnter)
+}
+
+const farPurpose = "sampler reads"
+
+func (p *farParams) tiles() int64 { return (p.NumDst + tileNodes - 1) / tileNodes }
+
+// farRows looks the destinations' lists up and counts each tile's edges.
+func farRows(b *cuda.Block, p *farParams) error {
+	nodes, indptr := cuda.View[int64](p.Nodes, p.NodesLen), cuda.View[int64](p.Indptr, p.NumNodes+1)
+	origin, deg := cuda.View[int64](p.Origin, p.NumDst), cuda.View[uint32](p.Deg, p.NumDst)
+	sums := cuda.View[int64](p.Tiles, p.tiles())
+	c := neighbourCache{lines: cuda.View[cacheLine](p.Lines, p.CacheLine),
+		starts: cuda.View[uint32](p.Starts, p.CacheList)}
+	level := b.SIMD()
+	var first [tileNodes]int64
+	var degs, local [tileNodes + simd.SampleGroup]uint32
+	lo, hi := b.Range(p.tiles())
+	for t := lo; t < hi; t++ {
+		at := t * tileNodes
+		n := int(min(tileNodes, p.NumDst-at))
+		if i := level.SampleRows(nodes[at:p.NumDst], n, indptr, p.NumEdges, 1, first[:], degs[:],
+			local[:]); i < n {
+			if _, _, err := neighbours(indptr, p.NumEdges, nodes[at+int64(i)]); err != nil {
+				return err
+			}
+			return fmt.Errorf("sample: node %d has 2^32 neighbours or more", nodes[at+int64(i)])
+		}
+		sum := int64(0)
+		for i, v := range nodes[at : at+int64(n)] {
+			o := first[i]
+			if place, ok := c.find(v); ok {
+				o = ^place
+			}
+			origin[at+int64(i)], deg[at+int64(i)] = o, degs[i]
+			sum += p.edgesOf(int64(degs[i]))
+		}
+		sums[t] = sum
+	}
+	return nil
+}
+
+// farDraw writes the block's offsets, and to Src which of its neighbours each edge is.
+func farDraw(b *cuda.Block, p *farParams) error {
+	nodes := cuda.View[int64](p.Nodes, p.NodesLen)
+	deg, before := cuda.View[uint32](p.Deg, p.NumDst), cuda.View[int64](p.Tiles, p.tiles())
+	start, src := cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
+	level, keys := b.SIMD(), simd.SampleKeys(p.Key)
+	short := p.Fanout >= 1 && p.Fanout <= simd.SampleMaxDraws
+	var v [simd.SampleGroup]int64
+	var d [simd.SampleGroup]uint32
+	var draws [simd.SampleMaxDraws * simd.SampleGroup]uint32
+	lo, hi := b.Range(p.tiles())
+	for t := lo; t < hi; t++ {
+		e := before[t]
+		end := min((t+1)*tileNodes, p.NumDst)
+		for at := t * tileNodes; at < end; at += simd.SampleGroup {
+			n := int(min(simd.SampleGroup, end-at))
+			if short {
+				copy(v[:n], nodes[at:])
+				copy(d[:n], deg[at:])
+				level.SampleDraw(&v, &d, int(p.Fanout), &keys, p.Epoch, p.Hop<<24, draws[:])
+			}
+			for lane := range n {
+				i := at + int64(lane)
+				start[i] = e
+				k := p.edgesOf(int64(deg[i]))
+				out := src[e : e+k]
+				switch {
+				case short:
+					for j := range out {
+						out[j] = draws[j*simd.SampleGroup+lane]
+					}
+				case k < int64(deg[i]):
+					node := nodes[i]
+					floyd(out, uint64(deg[i]), p.Key,
+						[4]uint32{uint32(node), uint32(uint64(node) >> 32), p.Epoch, p.Hop << 24})
+				default:
+					for j := range out {
+						out[j] = uint32(j)
+					}
+				}
+				e += k
+			}
+		}
+		if end == p.NumDst {
+			start[end] = e
+		}
+	}
+	return nil
+}
+
+// farFind takes the ids of edges From to To from the lists in memory, and notes where the others
+// are.
+func farFind(b *cuda.Block, p *farParams) error {
+	n := p.To - p.From
+	start, src := cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
+	origin, lists := cuda.View[int64](p.Origin, p.NumDst), cuda.View[uint32](p.Lists, p.CacheID)
+	pos, ids, keys := cuda.View[int64](p.Pos, n), cuda.View[uint32](p.IDs, n),
+		cuda.View[uint64](p.Keys, n)
+	lo, hi := b.Range(n)
+	at, missing := lo, int64(0)
+	page := int64(-1) // of the edge before, unless a list in memory had that
+	i := int64(sort.Search(int(p.NumDst), func(i int) bool { return start[i+1] > p.From+lo }))
+	for e := lo; e < hi; i++ {
+		end := min(start[i+1]-p.From, hi)
+		o := origin[i]
+		if o < 0 {
+			list := lists[^o:]
+			for ; e < end; e++ {
+				ids[e], pos[e] = list[src[p.From+e]], -1
+			}
+			page = -1
+			continue
+		}
+		missing += end - e
+		for ; e < end; e++ {
+			x := o + int64(src[p.From+e])
+			pos[e] = x
+			// A list's draws often lie in one page: who has read it goes on from the first.
+			if g := (p.Offset + x<<p.Shift) / filePage; g != page {
+				page = g
+				keys[at] = uint64(g)<<chunkBits | uint64(e)
+				at++
+			}
+		}
+	}
+	counts := cuda.View[int64](p.Counts, 3*int64(b.Blocks))[3*b.Index:]
+	counts[0], counts[1], counts[2] = lo, at, missing
+	return nil
+}
+
+// farEnter gives the ids of edges From to To their frontier indices. There is room.
+func farEnter(b *cuda.Block, p *farParams) error {
+	if b.Index > 0 {
+		return nil
+	}
+	h := p.block(b)
+	h.src = cuda.View[uint32](p.Src, p.SrcLen)
+	n := p.To - p.From
+	next := h.number(cuda.View[uint32](p.IDs, n+simd.SampleAhead), int(n), p.Frontier, p.From)
+	cuda.View[int64](p.Totals, 4)[2] = next
+	return nil
+}
+
+// farSet is the memory of a chunk.
+type farSet struct{ pos, ids, keys, counts cuda.Buffer }
+
+// storedHopper samples neighbours of a topology on storage, on the host device.
+type storedHopper struct {
+	hostHopper
+	store                       *storage
+	kRows, kDraw, kFind, kEnter cuda.Kernel
+	origin, deg, tiles          cuda.Buffer
+	sets                        [2]farSet
+	sorted                      []uint64
+	lines, starts, lists        cuda.DevicePtr
+	nLines, nStarts, nIDs       int64
+}
+
+func newStoredHopper(c sampling) (*storedHopper, error) {
+	h, err := newHostHopper(c)
+	if err != nil {
+		return nil, err
+	}
+	s := &storedHopper{hostHopper: *h, store: c.topo.Host.far}
+	lists := &s.store.cache
+	s.nLines, s.nStarts, s.nIDs = int64(len(lists.lines)), int64(len(lists.starts)),
+		int64(len(lists.lists))
+	for i, p := range []*cuda.DevicePtr{&s.lines, &s.starts, &s.lists} {
+		if b := c.topo.cache[i]; b != nil {
+			*p = b.Ptr()
+		}
+	}
+	err = s.findKernels(
+		kernelName{&s.kRows, "host_far_rows"}, kernelName{&s.kDraw, "host_far_draw"},
+		kernelName{&s.kFind, "host_far_find"}, kernelName{&s.kEnter, "host_far_enter"})
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func (s *storedHopper) close() error {
+	err := errors.Join(s.hostHopper.close(), free(&s.origin, &s.deg, &s.tiles))
+	for i := range s.sets {
+		x := &s.sets[i]
+		err = errors.Join(err, free(&x.pos, &x.ids, &x.keys, &x.counts))
+	}
+	return err
+}
+
+// room makes *b hold so many bytes, whatever was in it.
+func (s *storedHopper) room(b *cuda.Buffer, bytes int64) error {
+	if *b != nil && (*b).Size() >= bytes {
+		return nil
+	}
+	if err := free(b); err != nil {
+		return err
+	}
+	var err error
+	*b, err = s.dev.Alloc(cuda.MemDevice, (bytes+bytes/4+4095)&^4095, farPurpose)
+	return err
+}
+
+// hop is hostHop over a topology on storage.
+func (s *storedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	n := mb.HopEnd[hop]
+	mb.Blocks = mb.Blocks[:hop+1]
+	b := &mb.Blocks[hop]
+	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
+		return err
+	}
+	if s.owner != mb {
+		if err := s.own(stream, mb, n); err != nil {
+			return err
+		}
+	}
+	tiles := (n + tileNodes - 1) / tileNodes
+	if err := errors.Join(s.room(&s.origin, n*8), s.room(&s.deg, n*4),
+		s.room(&s.tiles, tiles*8)); err != nil {
+		return err
+	}
+	params := func(frontier int64) farParams {
+		p := farParams{
+			hopParams: s.params(mb, n), Origin: s.origin.Ptr(), Deg: s.deg.Ptr(),
+			Tiles: s.tiles.Ptr(),
+			Lines: s.lines, Starts: s.starts, Lists: s.lists, CacheLine: s.nLines,
+			CacheList: s.nStarts, CacheID: s.nIDs,
+			Offset: s.store.file.Offset, Shift: uint64(s.store.shift),
+		}
+		p.EdgeStart, p.Fanout, p.Hop, p.Frontier = b.Indptr.Ptr(), int64(s.cfg.Fanouts[hop]),
+			uint32(hop), frontier
+		if b.Src != nil {
+			p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
+		}
+		return p
+	}
+	p := params(n)
+	if err := s.launchFar(stream, s.kRows, &p, tiles); err != nil {
+		return err
+	}
+	if err := stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	edges := int64(0)
+	for t, sums := 0, view[int64](s.tiles, tiles); t < len(sums); t++ {
+		edges, sums[t] = edges+sums[t], edges
+	}
+	if n+edges > math.MaxUint32 {
+		return errs.New(errs.Usage,
+			"%d nodes with %d sampled edges pass the limit of 2^32: lower the batch size or the fanouts",
+			n, edges)
+	}
+	if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(edges, 1)*4, 0,
+		"block sources"); err != nil {
+		return err
+	}
+	p = params(n)
+	if err := s.launchFar(stream, s.kDraw, &p, tiles); err != nil {
+		return err
+	}
+
+	chunk := int64(s.store.opt.Chunk)
+	chunks := (edges + chunk - 1) / chunk
+	bounds := func(c int64) (from, to int64) { return c * chunk, min((c+1)*chunk, edges) }
+	grid := int64(max(s.workers, 1))
+	find := func(c int64) error {
+		x := &s.sets[c%2]
+		p := params(n)
+		p.From, p.To = bounds(c)
+		k := min(chunk, edges)
+		if err := errors.Join(s.room(&x.pos, k*8), s.room(&x.ids, (k+simd.SampleAhead)*4),
+			s.room(&x.keys, k*8), s.room(&x.counts, grid*24)); err != nil {
+			return err
+		}
+		p.Pos, p.IDs, p.Keys, p.Counts = x.pos.Ptr(), x.ids.Ptr(), x.keys.Ptr(), x.counts.Ptr()
+		return s.launchFar(stream, s.kFind, &p, grid)
+	}
+	frontier := n
+	totals := view[int64](mb.totals, 4)
+	enter := func(c int64) error {
+		from, to := bounds(c)
+		if err := s.farRoom(stream, mb, frontier, to-from); err != nil {
+			return err
+		}
+		p := params(frontier)
+		p.From, p.To = from, to
+		p.IDs = s.sets[c%2].ids.Ptr()
+		return s.launchFar(stream, s.kEnter, &p, 1)
+	}
+	if chunks > 0 {
+		if err := find(0); err != nil {
+			return err
+		}
+	}
+	for c := range chunks + 1 {
+		if err := stream.Synchronize(ctx); err != nil {
+			return err
+		}
+		if c > 1 {
+			frontier = totals[2]
+		}
+		if c > 0 {
+			if err := enter(c - 1); err != nil {
+				return err
+			}
+		}
+		if c+1 < chunks {
+			if err := find(c + 1); err != nil {
+				return err
+			}
+		}
+		if c < chunks {
+			from, to := bounds(c)
+			if err := s.fetch(ctx, &s.sets[c%2], to-from, grid); err != nil {
+				return err
+			}
+		}
+	}
+	if err := stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	if chunks > 0 {
+		frontier = totals[2]
+	}
+	b.NumDst, b.NumEdges, b.NumSrc = n, edges, frontier
+	mb.HopEnd = append(mb.HopEnd, frontier)
+	if !s.cfg.Degrees {
+		return nil
+	}
+	if err := s.degrees(stream, mb, n, frontier); err != nil {
+		return err
+	}
+	return stream.Synchronize(ctx)
+}
+
+// launchFar runs a kernel on so many blocks, no more than there are workers.
+func (s *storedHopper) launchFar(stream cuda.Stream, k cuda.Kernel, p *farParams,
+	blocks int64) error {
+	return cuda.Launch(stream, k,
+		cuda.LaunchConfig{Blocks: int(max(min(blocks, int64(s.workers)), 1)), Threads: 32}, *p)
+}
+
+// farRoom makes room in the frontier and the table for a chunk's edges. Nothing is under way on the
+// stream.
+func (s *storedHopper) farRoom(stream cuda.Stream, mb *MiniBatch, frontier, edges int64) error {
+	most := s.topo.Host.NumNodes + int64(mb.NumSeeds)
+	bound := min(frontier+edges, most)
+	if need := (bound + 1) * 8; need > mb.Nodes.Size() {
+		if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, min(max(need, 2*mb.Nodes.Size()),
+			max(need, (most+1)*8)), frontier*8, "frontier"); err != nil {
+			return err
+		}
+	}
+	if !s.direct && bound > loaded(s.slots) {
+		if err := s.growHash(bound); err != nil {
+			return err
+		}
+		return s.own(stream, mb, frontier)
+	}
+	return nil
+}
+
+// fetch reads the ids of a chunk of n edges that are in no list in memory.
+func (s *storedHopper) fetch(ctx context.Context, x *farSet, n, grid int64) error {
+	pos, ids, keys := view[int64](x.pos, n), view[uint32](x.ids, n), view[uint64](x.keys, n)
+	counts := view[int64](x.counts, 3*grid)
+	s.sorted = s.sorted[:0]
+	missing := int64(0)
+	for g := range grid {
+		s.sorted = append(s.sorted, keys[counts[3*g]:counts[3*g+1]]...)
+		missing += counts[3*g+2]
+	}
+	slices.Sort(s.sorted)
+	st := s.store
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	begin, pages := time.Now(), st.reader.pagesRead
+	err := st.fetch(ctx, s.sorted, pos, ids)
+	st.count(n, n-missing, st.reader.pagesRead-pages)
+	if len(s.sorted) > 0 {
+		st.stats.Wait += time.Since(begin)
+	}
+	return err
+}
+
+// count adds to what has been done.
+func (s *storage) count(edges, cached, pages int64) {
+	r := s.reader
+	s.stats.Edges += edges
+	s.stats.CachedEdges += cached
+	s.stats.Pages += pages
+	s.stats.Reads, s.stats.Bytes, s.stats.Retries = r.reads, r.bytes, r.retries
+}
+
+// fetch reads the pages of sorted keys, and writes the ids of the edges behind each key.
+func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []uint32) error {
+	const mask = 1<<chunkBits - 1
+	at := 0
+	next := func(u *pageRun) bool {
+		if at == len(keys) {
+			return false
+		}
+		*u = pageRun{page: int64(keys[at] >> chunkBits), pages: 1, lo: at}
+		for at++; at < len(keys); at++ {
+			if d := int64(keys[at]>>chunkBits) - u.page; d == int64(u.pages) && d < unitPages {
+				u.pages++
+			} else if d >= int64(u.pages) {
+				break
+			}
+		}
+		u.hi = at
+		return true
+	}
+	limit := uint64(s.t.NumNodes)
+	return s.reader.read(ctx, next, func(u *pageRun, data []byte) error {
+		base := unsafe.Pointer(&data[0])
+		off := s.file.Offset - u.page*filePage
+		for _, k := range keys[u.lo:u.hi] {
+			page := int64(k >> chunkBits)
+			for e := int(k & mask); e < len(pos) && pos[e] >= 0; e++ {
+				if s.page(pos[e]) != page {
+					break
+				}
+				p := unsafe.Add(base, off+pos[e]<<s.shift)
+				var id uint64
+				if s.file.Wide {
+					id = *(*uint64)(p)
+				} else {
+					id = uint64(*(*uint32)(p))
+				}
+				if id >= limit { // the checksum agreed: by chance
+					return s.reader.failed(s.file.Offset+pos[e]<<s.shift, 1<<s.shift,
+						ErrTopologyChanged)
+				}
+				ids[e] = uint32(id)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,373 @@
+// Package memory measures gathers of cached rows beside plain copies of as many bytes, and audits
+// both.
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/bench"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+)
+
+// Config says what is measured.
+type Config struct {
+	Tier   int64 // bytes of rows in each tier
+	Set    int64 // bytes of rows that a gather takes
+	Length time.Duration
+	Seed   uint64 // of the order of rows
+}
+
+// maxRow is the largest row in bytes.
+const maxRow = 1 << 20
+
+// Check refuses what cannot be measured with rows of a size.
+func (c *Config) Check(rowBytes int64) error {
+	if rowBytes < 4 || rowBytes%4 != 0 || rowBytes > maxRow {
+		return errs.New(errs.Usage, "%v %d: give a multiple of 4 up to 1 MiB, such as 4096",
+			errs.Key("row-bytes"), rowBytes)
+	}
+	for _, s := range []struct {
+		key   errs.Key
+		bytes int64
+	}{{"tier", c.Tier}, {"set", c.Set}} {
+		if s.bytes < rowBytes || s.bytes > 1<<40 {
+			return errs.New(errs.Usage, "%v %s is not between a row (%d) and 1 TiB", s.key,
+				units.FormatBytes(s.bytes), rowBytes)
+		}
+	}
+	if c.Set > c.Tier {
+		return errs.New(errs.Usage,
+			"%v %s is larger than %v %s; a gather takes each row at most once", errs.Key("set"),
+			units.FormatBytes(c.Set), errs.Key("tier"), units.FormatBytes(c.Tier))
+	}
+	return nil
+}
+
+// Row is a line of results.
+type Row struct {
+	Device   string       `json:"device"`
+	From     string       `json:"from"` // "device" or "cpu", the tier
+	RowBytes int64        `json:"row_bytes"`
+	Rows     int64        `json:"rows"` // of a gather
+	TierRows int64        `json:"tier_rows"`
+	Turns    int          `json:"turns"`
+	Gather   bench.Spread `json:"gather_bytes_per_second"`
+	Copy     bench.Spread `json:"copy_bytes_per_second"`
+	Ratio    bench.Spread `json:"ratio"` // gather by copy
+	Lookups  bench.Spread `json:"lookups_per_second"`
+	Checked  int64        `json:"checked_rows"`
+	Audited  bool         `json:"audited"`
+	Why      string       `json:"audit_error,omitempty"`
+}
+
+// Measure gathers rows of a size from both tiers of a cache on a device and copies as many bytes. A
+// failed audit is no error: the row tells it.
+func Measure(ctx context.Context, dev cuda.Device, c Config, rowBytes int64) (out []Row,
+	err error) {
+	if err := c.Check(rowBytes); err != nil {
+		return nil, err
+	}
+	r, err := openRig(ctx, dev, &c, rowBytes)
+	var full *cuda.OutOfMemoryError
+	if errors.As(err, &full) {
+		err = fmt.Errorf("%w; give smaller sizes (%v, %v)", err, errs.Key("tier"), errs.Key("set"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer errs.Closing(&err, r.close)
+	tiers := []struct {
+		tier  cache.Tier
+		name  string
+		moved float64 // bytes of the memory measured, by byte gathered
+	}{{cache.GPU, "device", 2}, {cache.CPU, "cpu", 1}}
+	for _, t := range tiers {
+		row, err := r.measure(ctx, &c, t.tier, t.moved)
+		if err != nil {
+			return nil, err
+		}
+		row.Device, row.From = dev.Info().Name, t.name
+		out = append(out, row)
+	}
+	return out, nil
+}
+
+// rig is two full tiers and what is gathered of them.
+type rig struct {
+	dev      cuda.Device
+	stream   cuda.Stream
+	hetero   *cache.Hetero
+	dst      cuda.Buffer
+	stage    cuda.Buffer // pinned
+	rowBytes int64
+	rows     int64 // of a gather
+	closures []func() error
+}
+
+func (r *rig) close() (err error) {
+	for _, f := range slices.Backward(r.closures) {
+		errs.Closing(&err, f)
+	}
+	r.closures = nil
+	return err
+}
+
+// timeout bounds what is enqueued at once.
+const timeout = 5 * time.Minute
+
+// sync waits for the stream; an interrupt does not end it, for what runs still uses the memory.
+func (r *rig) sync(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	return r.stream.Synchronize(ctx)
+}
+
+// wordOf is word w of a row: no two rows are alike, nor a row shifted.
+func wordOf(row, w int64) uint32 {
+	x := uint64(row)*0x9E3779B97F4A7C15 + uint64(w)*0xD6E8FEB86659FD93
+	x ^= x >> 32
+	x *= 0xD6E8FEB86659FD93
+	return uint32(x >> 32)
+}
+
+// fillRows writes rows first… to mem, on all CPUs.
+func fillRows(mem []byte, first, rowBytes int64) {
+	words := hostmem.View[uint32](mem)
+	per := rowBytes / 4
+	n, workers := int64(len(words))/per, int64(runtime.GOMAXPROCS(0))
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := n * w / workers; i < n*(w+1)/workers; i++ {
+				for j := range per {
+					words[i*per+j] = wordOf(first+i, j)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// stageBytes is how many bytes of a destination are compared at a time, and in all of a large one.
+const stageBytes = 16 << 20
+
+// fits refuses tiers of n rows that are more than CPU memory has: Go's own allocations cannot fail.
+func (p *Config) fits(dev cuda.Device, n int64) error {
+	avail, err := hostmem.AvailableBytes()
+	if err != nil {
+		return err
+	}
+	need := p.Tier + n*48 // the rows' numbers, shuffled once more, and where they are
+	if dev.Info().Backend == "host" {
+		need += p.Tier + p.Set
+	}
+	if need > avail {
+		return errs.New(errs.Capability,
+			"%v %s takes %s of CPU memory, and %s are available; give a smaller one",
+			errs.Key("tier"), units.FormatBytes(p.Tier), units.FormatBytes(need),
+			units.FormatBytes(avail))
+	}
+	return nil
+}
+
+// openRig makes and fills two tiers. Rows 0… are in the GPU tier, as many more in the CPU tier.
+func openRig(ctx context.Context, dev cuda.Device, p *Config, rowBytes int64) (_ *rig, err error) {
+	r := &rig{dev: dev, rowBytes: rowBytes, rows: p.Set / rowBytes}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	n := p.Tier / rowBytes
+	if err := p.fits(dev, n); err != nil {
+		return nil, err
+	}
+	place := cache.Placement{GPU: make([]int64, n), CPU: make([]int64, n)}
+	for i := range n {
+		place.GPU[i], place.CPU[i] = i, n+i
+	}
+	if r.hetero, err = cache.NewHetero(dev, 2*n, rowBytes, 1, place); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.hetero.Close)
+	if r.dst, err = dev.Alloc(cuda.MemDevice, r.rows*rowBytes, "gathered rows"); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.dst.Free)
+	if r.stage, err = dev.Alloc(cuda.MemPinned,
+		max(min(stageBytes, r.rows*rowBytes)/rowBytes*rowBytes, rowBytes), "audit"); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.stage.Free)
+	if r.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench memory"}); err != nil {
+		return nil, err
+	}
+	r.closures = append(r.closures, r.stream.Close)
+	// The GPU's rows pass through the CPU tier, which then gets its own.
+	gpu, cpu := r.hetero.TierBuffer(cache.GPU), r.hetero.TierBuffer(cache.CPU)
+	fillRows(cpu.Bytes(), 0, rowBytes)
+	if err = r.stream.Copy(gpu.Ptr(), cpu.Ptr(), gpu.Size()); err == nil {
+		err = r.sync(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	fillRows(cpu.Bytes(), n, rowBytes)
+	return r, nil
+}
+
+// leastTurns is how often gather and copy take turns at least.
+const leastTurns = 5
+
+// measure lets gathers from a tier and copies of it take turns, and audits both.
+func (r *rig) measure(ctx context.Context, p *Config, tier cache.Tier, moved float64) (row Row,
+	err error) {
+	all := r.hetero.TierRows(tier)
+	order := make([]int64, len(all))
+	graph.Shuffle(order, all, p.Seed, int(tier))
+	order = order[:r.rows]
+	nodes, err := r.dev.Alloc(cuda.MemPinned, r.rows*8, "rows asked for")
+	if err != nil {
+		return row, err
+	}
+	defer errs.Closing(&err, nodes.Free)
+	copy(hostmem.View[int64](nodes.Bytes()), order)
+	buckets, err := r.hetero.NewBuckets()
+	if err != nil {
+		return row, err
+	}
+	defer errs.Closing(&err, buckets.Close)
+	lookup := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		return r.hetero.Lookup(ctx, r.stream, nodes.Ptr(), 0, r.rows, buckets)
+	}
+	bytes := r.rows * r.rowBytes
+	gather := func() error { return r.hetero.Gather(r.stream, buckets, r.dst.Ptr(), r.rowBytes) }
+	whole := func() error {
+		return r.stream.Copy(r.dst.Ptr(), r.hetero.TierBuffer(tier).Ptr(), bytes)
+	}
+	timed := func(n int, do func() error) (float64, error) {
+		start := time.Now()
+		for range n {
+			if err := do(); err != nil {
+				return 0, err
+			}
+		}
+		err := r.sync(ctx)
+		return time.Since(start).Seconds() / float64(n), err
+	}
+	if err := lookup(); err != nil {
+		return row, err
+	}
+	slowest := 0.0
+	for range 2 { // the first makes pages and panels warm
+		slowest = 0
+		for _, do := range []func() error{gather, whole} {
+			took, err := timed(1, do)
+			if err != nil {
+				return row, err
+			}
+			slowest = max(slowest, took)
+		}
+	}
+	row = Row{RowBytes: r.rowBytes, Rows: r.rows, TierRows: int64(len(all))}
+	runs := max(1, int(p.Length.Seconds()/40/max(slowest, 1e-9)))
+	var gathers, copies, ratios, lookups []float64
+	for end := time.Now().Add(p.Length); row.Turns < leastTurns ||
+		time.Now().Before(end); row.Turns++ {
+		var took [2]float64
+		for i := range took {
+			// The first in one turn is the second in the next.
+			at := (i + row.Turns) % 2
+			if took[at], err = timed(runs, []func() error{gather, whole}[at]); err != nil {
+				return row, err
+			}
+		}
+		start := time.Now()
+		if err := lookup(); err != nil {
+			return row, err
+		}
+		lookups = append(lookups, float64(r.rows)/time.Since(start).Seconds())
+		gathers, copies = append(gathers, moved*float64(bytes)/took[0]),
+			append(copies, moved*float64(bytes)/took[1])
+		ratios = append(ratios, took[1]/took[0])
+	}
+	row.Gather, row.Copy, row.Ratio, row.Lookups = bench.SpreadOf(gathers), bench.SpreadOf(copies),
+		bench.SpreadOf(ratios), bench.SpreadOf(lookups)
+	for _, c := range []struct {
+		what string
+		do   func() error
+		want []int64
+	}{{"gather", gather, order}, {"copy", whole, all[:r.rows]}} {
+		if err := r.stream.Fill(r.dst.Ptr(), 0xA5, bytes); err != nil {
+			return row, err
+		}
+		if _, err := timed(1, c.do); err != nil {
+			return row, err
+		}
+		n, wrong, err := r.compare(ctx, c.want)
+		if err != nil {
+			return row, err
+		}
+		row.Checked += n
+		if wrong != "" && row.Why == "" {
+			row.Why = c.what + ": " + wrong
+		}
+	}
+	row.Audited = row.Why == ""
+	return row, nil
+}
+
+// compare holds the destination against the rows that should be there: all, or runs of rows all
+// over it.
+func (r *rig) compare(ctx context.Context, want []int64) (checked int64, wrong string, err error) {
+	room := r.stage.Size() / r.rowBytes
+	pieces := int64(1)
+	if room < r.rows {
+		pieces = min(64, room)
+	}
+	each := room / pieces
+	at := make([]int64, pieces)
+	for i := range at {
+		if pieces > 1 {
+			at[i] = int64(math.Round(float64(i) / float64(pieces-1) * float64(r.rows-each)))
+		}
+		if err := r.stream.Copy(r.stage.Ptr()+cuda.DevicePtr(int64(i)*each*r.rowBytes),
+			r.dst.Ptr()+cuda.DevicePtr(at[i]*r.rowBytes), each*r.rowBytes); err != nil {
+			return 0, "", err
+		}
+	}
+	if err := r.sync(ctx); err != nil {
+		return 0, "", err
+	}
+	words := hostmem.View[uint32](r.stage.Bytes())
+	per := r.rowBytes / 4
+	for i, from := range at {
+		for k := range each {
+			for w := range per {
+				got := words[(int64(i)*each+k)*per+w]
+				if should := wordOf(want[from+k], w); got != should && wrong == "" {
+					wrong = fmt.Sprintf("row %d, byte %d is %#x, not %#x", from+k, 4*w, got, should)
+				}
+			}
+			checked++
+		}
+	}
+	return checked, wrong, nil
+}

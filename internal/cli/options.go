@@ -1,0 +1,369 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/errs"
+	"helios/internal/units"
+	"helios/sched/plan"
+)
+
+// Option is one setting of a verb: its flag, which is the key in a YAML file too, and the field of
+// T that it sets. The default of a flag is its Value; a flag without one leaves the field alone,
+// whose zero value then says what a run without the flag does. So it is for plan.Config, whose
+// defaults are the library's (WithDefaults): a run without flags is the library's run of a zero
+// Config.
+type Option[T any] struct {
+	cli.Flag
+	parse func(c *T, text string) error
+	field func(c *T) any // pointer to the field; nil where the option sets several
+	// preset is the text of the flag's Value; "" where it has none.
+	preset string
+	was    []string // former names
+}
+
+// Key is the option's name.
+func (o Option[T]) Key() string { return o.Names()[0] }
+
+// Options are the settings of a verb, or a group of them.
+type Options[T any] []Option[T]
+
+// In returns options of a part of T, as options of T.
+func In[T, Part any](at func(*T) *Part, part Options[Part]) Options[T] {
+	out := make(Options[T], len(part))
+	for i, x := range part {
+		out[i] = Option[T]{Flag: x.Flag, preset: x.preset, was: x.was,
+			parse: func(c *T, text string) error { return x.parse(at(c), text) }}
+		if x.field != nil {
+			out[i].field = func(c *T) any { return x.field(at(c)) }
+		}
+	}
+	return out
+}
+
+// Group puts options under a heading of help.
+func (o Options[T]) Group(name string) Options[T] {
+	for _, x := range o {
+		setCategory(x.Flag, name)
+	}
+	return o
+}
+
+// Flags returns the flags of the options, and their former names.
+func (o Options[T]) Flags() []cli.Flag {
+	flags := make([]cli.Flag, 0, len(o))
+	for _, x := range o {
+		flags = append(flags, x.Flag)
+		for _, name := range x.was {
+			flags = append(flags, &Renamed{
+				StringFlag: cli.StringFlag{Name: name, Hidden: true}, To: x.Key()})
+		}
+	}
+	return flags
+}
+
+// Renamed is a former name of the flag To, which no help lists.
+type Renamed struct {
+	cli.StringFlag
+	To string
+}
+
+// Read sets the fields of those options that were given or that have a Value, and leaves the
+// others alone.
+func (o Options[T]) Read(c *cli.Context, to *T) error {
+	for _, x := range o {
+		if x.preset == "" && !c.IsSet(x.Key()) {
+			continue
+		}
+		if err := x.parse(to, fmt.Sprint(c.Value(x.Key()))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Set sets the field of an option from its text; the option is one of o.
+func (o Options[T]) Set(to *T, key, text string) error {
+	i := slices.IndexFunc(o, func(x Option[T]) bool { return x.Key() == key })
+	return o[i].parse(to, text)
+}
+
+// Given returns the name of the first of some fields of a *T whose option was given, or "".
+func (o Options[T]) Given(c *cli.Context, to *T, fields ...any) string {
+	for _, f := range fields {
+		known := false
+		for _, x := range o {
+			if x.field == nil || x.field(to) != f {
+				continue
+			}
+			if known = true; c.IsSet(x.Key()) {
+				return x.Key()
+			}
+		}
+		if !known {
+			panic(fmt.Sprintf("cli: no option of %T sets the field %T", to, f))
+		}
+	}
+	return ""
+}
+
+func setCategory(f cli.Flag, group string) {
+	switch f := f.(type) {
+	case *cli.StringFlag:
+		f.Category = group
+	case *cli.IntFlag:
+		f.Category = group
+	case *cli.Float64Flag:
+		f.Category = group
+	case *cli.Int64Flag:
+		f.Category = group
+	case *cli.Uint64Flag:
+		f.Category = group
+	case *cli.BoolFlag:
+		f.Category = group
+	case *cli.DurationFlag:
+		f.Category = group
+	}
+}
+
+// defaultText tells an option's default as show prints it: one value, or the modes that differ.
+func defaultText(show func(c plan.Config) string) string {
+	var values []string
+	modes := map[string][]string{}
+	for _, m := range plan.Modes() {
+		v := show(m.Defaults())
+		if modes[v] == nil {
+			values = append(values, v)
+		}
+		modes[v] = append(modes[v], m.Name)
+	}
+	if len(values) == 1 {
+		return values[0]
+	}
+	// What most modes have is said last; of equals, what the default mode has.
+	weight := func(v string) int {
+		n := 2 * len(modes[v])
+		if slices.Contains(modes[v], plan.DefaultMode) {
+			n++
+		}
+		return n
+	}
+	slices.SortStableFunc(values, func(a, b string) int { return weight(a) - weight(b) })
+	var parts []string
+	for _, v := range values[:len(values)-1] {
+		parts = append(parts, v+" in "+join(modes[v]))
+	}
+	return strings.Join(parts, ", ") + ", else " + values[len(values)-1]
+}
+
+func join(s []string) string {
+	if len(s) == 1 {
+		return s[0]
+	}
+	return strings.Join(s[:len(s)-1], ", ") + " and " + s[len(s)-1]
+}
+
+// orDefault sets a flag's default text where it has none and the field is one of plan.Config.
+func orDefault[T, F any](text *string, at func(*T) *F) {
+	if at, ok := any(at).(func(*plan.Config) *F); ok && *text == "" {
+		*text = defaultText(func(c plan.Config) string { return fmt.Sprint(*at(&c)) })
+	}
+}
+
+// option makes an option of a field whose text parse reads. preset is the flag's Value.
+func option[T any, F comparable](f cli.Flag, preset F, at func(*T) *F,
+	parse func(text string) (F, error)) Option[T] {
+	o := Option[T]{Flag: f, field: func(c *T) any { return at(c) },
+		parse: func(c *T, text string) (err error) {
+			*at(c), err = parse(text)
+			return err
+		}}
+	if preset != *new(F) {
+		o.preset = fmt.Sprint(preset)
+	}
+	return o
+}
+
+// Text is an option that sets a field to its text.
+func Text[T any](f *cli.StringFlag, at func(*T) *string) Option[T] {
+	orDefault(&f.DefaultText, at)
+	return option(f, f.Value, at, func(s string) (string, error) { return s, nil })
+}
+
+// Parsed is an option whose text sets a field by a rule of its own.
+func Parsed[T, F any](f *cli.StringFlag, at func(*T) *F, parse func(text string) (F, error),
+) Option[T] {
+	return Option[T]{Flag: f, preset: f.Value, field: func(c *T) any { return at(c) },
+		parse: func(c *T, text string) (err error) {
+			*at(c), err = parse(text)
+			return err
+		}}
+}
+
+// Int is an option with a whole number.
+func Int[T any](f *cli.IntFlag, at func(*T) *int) Option[T] {
+	orDefault(&f.DefaultText, at)
+	return option(f, f.Value, at, strconv.Atoi)
+}
+
+// Int64 is an option with a whole number of things that may be billions.
+func Int64[T any](f *cli.Int64Flag, at func(*T) *int64) Option[T] {
+	orDefault(&f.DefaultText, at)
+	return option(f, f.Value, at,
+		func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) })
+}
+
+// Uint64 is an option with a whole number that is not negative, such as a seed.
+func Uint64[T any](f *cli.Uint64Flag, at func(*T) *uint64) Option[T] {
+	orDefault(&f.DefaultText, at)
+	return option(f, f.Value, at,
+		func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
+}
+
+// Float is an option with a number.
+func Float[T any](f *cli.Float64Flag, at func(*T) *float64) Option[T] {
+	orDefault(&f.DefaultText, at)
+	return option(f, f.Value, at,
+		func(s string) (float64, error) { return strconv.ParseFloat(s, 64) })
+}
+
+// Bool is an option that is on or off.
+func Bool[T any](f *cli.BoolFlag, at func(*T) *bool) Option[T] {
+	return option(f, f.Value, at, strconv.ParseBool)
+}
+
+// Duration is an option with a time.
+func Duration[T any](f *cli.DurationFlag, at func(*T) *time.Duration) Option[T] {
+	return option(f, f.Value, at, time.ParseDuration)
+}
+
+// List is an option with texts between commas; an empty part is refused.
+func List[T any](f *cli.StringFlag, at func(*T) *[]string) Option[T] {
+	return Parsed(f, at, func(s string) ([]string, error) { return SplitList(f.Name, s) })
+}
+
+// SplitList splits a flag's text such as a,b.
+func SplitList(flag, text string) ([]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	parts := strings.Split(text, ",")
+	for i, p := range parts {
+		if parts[i] = strings.TrimSpace(p); parts[i] == "" {
+			return nil, errs.New(errs.Usage, "--%s %q has an empty part; write it like a,b",
+				flag, text)
+		}
+	}
+	return parts, nil
+}
+
+// Bytes is an option with a size, such as 64MiB.
+func Bytes[T any](f *cli.StringFlag, at func(*T) *int64) Option[T] {
+	return Parsed(f, at, func(s string) (int64, error) {
+		n, err := units.ParseBytes(s)
+		if err != nil {
+			return 0, errs.New(errs.Usage, "--%s: %w", f.Name, err)
+		}
+		return n, nil
+	})
+}
+
+// Budget is an option with a size or a share. In a plan.Config 0 is none.
+func Budget[T any](f *cli.StringFlag, at func(*T) *units.Budget) Option[T] {
+	run, ofRun := any(at).(func(*plan.Config) *units.Budget)
+	if ofRun && f.DefaultText == "" {
+		f.DefaultText = defaultText(func(c plan.Config) string { return budgetText(*run(&c)) })
+	}
+	return Parsed(f, at, func(s string) (units.Budget, error) {
+		b, err := units.ParseBudget(s)
+		if err != nil {
+			return b, errs.New(errs.Usage, "--%s: %w", f.Name, err)
+		}
+		if ofRun && (b == units.Budget{}) {
+			b = plan.NoCache()
+		}
+		return b, nil
+	})
+}
+
+// Positive refuses a 0 that was typed where 0 stands for a default.
+func (o Option[T]) Positive() Option[T] {
+	key := o.Key()
+	return o.Checked(func(_ *T, s string) error {
+		if v, err := strconv.ParseFloat(s, 64); err == nil && v == 0 {
+			return errs.New(errs.Usage, "--%s 0 is not a positive number", key)
+		}
+		return nil
+	})
+}
+
+// Checked adds a check, which sees the options read so far with this one set, and may change them.
+func (o Option[T]) Checked(check func(c *T, text string) error) Option[T] {
+	parse := o.parse
+	o.parse = func(c *T, s string) error {
+		if err := parse(c, s); err != nil {
+			return err
+		}
+		return check(c, s)
+	}
+	return o
+}
+
+// Was gives an option the names that it had before. They hold for one version more.
+func (o Option[T]) Was(names ...string) Option[T] {
+	o.was = append(o.was, names...)
+	return o
+}
+
+// Default says what a run without the option takes, where the field's default does not.
+func (o Option[T]) Default(text string) Option[T] {
+	switch f := o.Flag.(type) {
+	case *cli.StringFlag:
+		f.DefaultText = text
+	case *cli.IntFlag:
+		f.DefaultText = text
+	}
+	return o
+}
+
+// Seed is the option of Config.Seed, where 0 is a seed too.
+func Seed(f *cli.Uint64Flag) Option[plan.Config] {
+	o := Uint64(f, func(c *plan.Config) *uint64 { return &c.Seed })
+	return o.Checked(func(c *plan.Config, _ string) error {
+		c.SeedZero = c.Seed == 0
+		return nil
+	})
+}
+
+// GPUBudget is the option of Config.GPUCache, which the device may choose.
+func GPUBudget(f *cli.StringFlag) Option[plan.Config] {
+	f.DefaultText = defaultText(func(c plan.Config) string {
+		if c.GPUCacheAuto {
+			return "auto"
+		}
+		return budgetText(c.GPUCache)
+	})
+	o := Budget(f, func(c *plan.Config) *units.Budget { return &c.GPUCache })
+	sized := o.parse
+	o.parse = func(c *plan.Config, s string) error {
+		c.GPUCacheAuto, c.GPUCache = s == "auto", units.Budget{}
+		if c.GPUCacheAuto {
+			return nil
+		}
+		return sized(c, s)
+	}
+	return o
+}
+
+func budgetText(b units.Budget) string {
+	if (b == units.Budget{}) {
+		return "0"
+	}
+	return b.String()
+}

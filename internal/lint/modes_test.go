@@ -1,0 +1,128 @@
+package lint
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// A mode has its file sched/plan/mode_NAME.go, which registers it and may have a constant for it.
+var modeFile = regexp.MustCompile(`^sched/plan/mode_([a-z0-9]+)\.go$`)
+
+// sharedNames are modes' names that mean something else as well: the project, and I/O stacks. Of
+// them only the constants and comparisons are held against the rule.
+var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true}
+
+// modeRoom tells whether a file may not name a mode: all but a mode's own, tests, tools and
+// examples, and the table that translates the flags of GIDS's scripts.
+func modeRoom(path string) bool {
+	for _, free := range []string{"tools/", "examples/"} {
+		if strings.HasPrefix(path, free) {
+			return false
+		}
+	}
+	return !modeFile.MatchString(path) && !strings.HasSuffix(path, "_test.go") &&
+		path != "cmd/heliosctl/gidsflags.go"
+}
+
+// strayMode tells what names a mode (a literal or a constant of modes) in a node of a file that may
+// not.
+func strayMode(n ast.Node, modes map[string]bool) string {
+	switch n := n.(type) {
+	case *ast.Ident:
+		if strings.HasPrefix(n.Name, "Mode") && modes[n.Name] {
+			return n.Name
+		}
+	case *ast.BasicLit:
+		if v, err := strconv.Unquote(n.Value); n.Kind == token.STRING && err == nil && modes[v] &&
+			!sharedNames[v] {
+			return n.Value
+		}
+	case *ast.BinaryExpr:
+		if n.Op != token.EQL && n.Op != token.NEQ {
+			return ""
+		}
+		for _, side := range [][2]ast.Expr{{n.X, n.Y}, {n.Y, n.X}} {
+			sel, ok := side[0].(*ast.SelectorExpr)
+			lit, is := side[1].(*ast.BasicLit)
+			if ok && is && sel.Sel.Name == "Mode" && lit.Value != `""` {
+				return "a comparison with .Mode"
+			}
+		}
+	case *ast.SwitchStmt:
+		if sel, ok := n.Tag.(*ast.SelectorExpr); ok && sel.Sel.Name == "Mode" &&
+			len(n.Body.List) > 0 {
+			if first, ok := n.Body.List[0].(*ast.CaseClause); ok && len(first.List) > 0 {
+				if lit, ok := first.List[0].(*ast.BasicLit); ok && lit.Kind == token.STRING {
+					return "a switch over .Mode"
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// A mode is named in its own file only: what differs by mode asks the registry.
+func TestModesHaveOneHome(t *testing.T) {
+	modes := map[string]bool{}
+	for _, s := range sources(t) {
+		m := modeFile.FindStringSubmatch(s.path)
+		if m == nil || m[1] == "test" {
+			continue
+		}
+		modes[m[1]] = true
+		for _, o := range s.file.Scope.Objects {
+			if o.Kind == ast.Con && strings.EqualFold(o.Name, "Mode"+m[1]) {
+				modes[o.Name] = true
+			}
+		}
+	}
+	if len(modes) < 12 {
+		t.Fatalf("only %d names and constants of modes", len(modes))
+	}
+	var found []string
+	for _, s := range sources(t) {
+		if !modeRoom(s.path) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			if what := strayMode(n, modes); what != "" {
+				found = append(found, s.at(n.Pos())+": "+what)
+			}
+			return true
+		})
+	}
+	report(t, found,
+		"a mode is named in its own file of sched/plan only; use plan.ModeOf, plan.ModeNames or plan.DefaultMode")
+	for code, want := range map[string]bool{
+		`m == plan.ModeGIDS`: true, `c.Mode == "cpu"`: true, `x := "inmem"`: true,
+		`switch c.Mode { case "mmap": }`: true, `c.Mode == ""`: false, `s == "cpu"`: false,
+		`c.Mode == v.Mode`: false,
+	} {
+		got := false
+		ast.Inspect(statement(t, code), func(n ast.Node) bool {
+			got = got || strayMode(n, modes) != ""
+			return true
+		})
+		if got != want {
+			t.Errorf("%s: the rule says %v", code, got)
+		}
+	}
+}
+
+// statement parses code as the body of a function.
+func statement(t *testing.T, code string) ast.Node {
+	t.Helper()
+	if strings.Contains(code, "==") && !strings.HasPrefix(code, "switch") {
+		code = "_ = " + code
+	}
+	f, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\nfunc f() {\n"+code+"\n}", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}

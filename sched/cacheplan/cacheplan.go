@@ -1,0 +1,450 @@
+// Package cacheplan finds out before a run what caches will do for it: the split of a budget
+// between the tiers with the least modelled time of an epoch, and how well sources of hotness place
+// rows.
+package cacheplan
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"helios/cache"
+	"helios/cache/trace"
+	"helios/gpuio"
+	"helios/gpuio/iosim"
+	"helios/graph"
+	"helios/internal/des"
+	"helios/internal/errs"
+	"helios/internal/hardware"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// Options ask for a split of memory between the tiers.
+type Options struct {
+	Budget units.Budget // of both tiers together: bytes, or a share of the features
+	// GPUMax and CPUMax bound the tiers in bytes; 0: the GPU's memory, and nothing; Off: the tier
+	// stays empty.
+	GPUMax, CPUMax int64
+	Steps          int // splits tried beside the first; 100
+	Hardware       cost.Hardware
+	// Trace is a run's accesses (Config.Trace) to plan for; empty: an epoch is sampled.
+	Trace string
+}
+
+// Point is one split: what an epoch takes of each resource, all at work at once, as in a deep
+// pipeline. The epoch takes as long as the busiest.
+type Point struct {
+	GPUBytes   int64   `json:"gpu_bytes"`
+	CPUBytes   int64   `json:"cpu_bytes"`
+	Seconds    float64 `json:"seconds"`
+	Bottleneck string  `json:"bottleneck"`
+	HitGPU     float64 `json:"hit_gpu"` // share of the accesses
+	HitCPU     float64 `json:"hit_cpu"`
+	// Resources in seconds: PlanResources.
+	Resources map[string]float64 `json:"resource_seconds"`
+}
+
+// Resources are what a PlanPoint counts.
+var Resources = []string{"ssds", "link", "gpu", "cpu memory", "sampling", "training"}
+
+// Plan is the answer of PlanCache. Every time in it is modelled.
+type Plan struct {
+	Event    string `json:"event"` // "cache plan"
+	Modelled bool   `json:"modelled"`
+	Dataset  string `json:"dataset"`
+	Hardware string `json:"hardware"`
+	SSDModel string `json:"ssd_model"`
+	SSDs     int    `json:"ssd_count"`
+	From     string `json:"from"` // what the accesses are from
+	Hotness  string `json:"hotness"`
+	Rows     int64  `json:"rows"`
+	RowBytes int64  `json:"row_bytes"`
+	Epochs   int    `json:"epochs"` // that batches and accesses are of
+	Batches  int    `json:"batches"`
+	Accesses int64  `json:"accesses"` // rows looked up
+	// Costs of an access in nanoseconds on its busiest resource.
+	Costs       map[string]float64 `json:"access_ns"`
+	BudgetBytes int64              `json:"budget_bytes"`
+	GPUMaxBytes int64              `json:"gpu_max_bytes"`
+	CPUMaxBytes *int64             `json:"cpu_max_bytes,omitempty"` // absent: no bound
+	Best        Point              `json:"best"`
+	// Flat is how many of the splits take as long as the best, to a thousandth.
+	Flat int `json:"splits_as_good"`
+	// LeastGPUBytes is the smallest GPU tier among those.
+	LeastGPUBytes int64    `json:"least_gpu_bytes"`
+	Curve         []Point  `json:"curve"`
+	Notes         []string `json:"notes,omitempty"`
+}
+
+// planWork is what an epoch takes whatever the tiers hold, and what it accesses.
+type planWork struct {
+	batches, epochs int
+	counts          []uint32 // accesses by row
+	accesses        int64
+	scores          []uint32 // what rows are placed by
+	by              string
+	notes           []string
+
+	// Of one epoch.
+
+	sampleNS, sampleGPUNS float64 // the sampling stream's time, and that of the SMs
+	trainNS, lookupNS     float64
+	topologyBytes         int64 // read of the CPU's memory
+}
+
+// Find finds the split of a budget between the GPU and the CPU tier with the least modelled time of
+// an epoch. Rows are placed by cfg.Hotness; hits are those of the first epoch, sampled for real,
+// which the hotness has not seen. With a trace they are placed by what placed the traced run's, and
+// hits are those of its training; in.Dataset may then be nil, and sampling and training are left
+// out. Times are the profile's: each resource's own work is summed over the epoch, and the epoch
+// takes as long as the busiest, as in a pipeline deep enough that they all work at once. Every
+// split of the budget in o.Steps steps is looked at, so the best is the best of them; of equals the
+// one with the least work on all resources together.
+func Find(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Options,
+	obs report.Observer) (res *Plan, err error) {
+	if o.Trace == "" {
+		return planSampled(ctx, cfg, in, o, obs)
+	}
+	r, err := trace.Open(o.Trace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	head := r.Header()
+	// A count and a score for each row, and their order.
+	if free, err := hostmem.AvailableBytes(); err == nil && head.Rows > free/16 {
+		return nil, errs.New(errs.Capability,
+			"trace %s: a plan for its %d rows needs %s of memory, and %s can be had; use a machine with more, if the trace is right",
+			o.Trace, head.Rows, units.FormatBytes(16*head.Rows), units.FormatBytes(free))
+	}
+	w := &planWork{counts: make([]uint32, head.Rows)}
+	if err := w.fromTrace(ctx, r); err != nil {
+		return nil, err
+	}
+	if in.Dataset == nil {
+		w.notes = append(w.notes,
+			"a trace holds accesses alone: sampling and training are not counted; give the dataset for them")
+	} else {
+		if id := in.Dataset.UUID().String(); id != head.Dataset {
+			return nil, errs.New(errs.Usage,
+				"%s is a trace of dataset %s (%s), %s is %s; give the dataset that was trained on",
+				o.Trace, head.Name, head.Dataset, in.Dataset.Dir(), id)
+		}
+		cfg.Fanouts = nil
+		for _, f := range head.Fanouts {
+			cfg.Fanouts = append(cfg.Fanouts, int(f))
+		}
+		cfg.Batch, cfg.Seed, cfg.Sampler = int(head.Batch), head.Seed, head.Sampler
+		cfg.SeedZero = head.Seed == 0
+		if err := w.compute(ctx, cfg, in, o.Hardware.Profile, obs); err != nil {
+			return nil, err
+		}
+	}
+	return w.plan(head.Name, o.Trace, head.RowBytes, o)
+}
+
+// fromTrace counts the accesses of a trace's training and finds what its rows were placed by.
+func (w *planWork) fromTrace(ctx context.Context, r *trace.Reader) (err error) {
+	epoch, first, whole := -1, 0, 0
+	err = r.Play(trace.Visitor{Live: func(l trace.Live) error {
+		if l.Kind == trace.Train && first == 0 {
+			whole++
+		}
+		return nil
+	}, Batch: func(b *trace.Batch) error {
+		if b.Kind != trace.Train {
+			return prepare.Interrupted(ctx)
+		}
+		if b.Epoch != epoch {
+			epoch, first = b.Epoch, b.Index
+			w.epochs++
+		}
+		w.batches++
+		for _, part := range b.Parts {
+			w.accesses += int64(len(part))
+			for _, v := range part {
+				if w.counts[v] < math.MaxUint32 {
+					w.counts[v]++
+				}
+			}
+		}
+		return prepare.Interrupted(ctx)
+	}})
+	if err != nil {
+		return err
+	}
+	if part := w.epochs - whole; part > 0 {
+		w.notes = append(w.notes,
+			fmt.Sprintf(
+				"%d of the trace's %d epochs are not whole (the run was interrupted or resumed), and count as if they were: an epoch takes longer than is said here",
+				part, w.epochs))
+	}
+	if r.Totals().Resets > 0 {
+		w.notes = append(w.notes,
+			"the traced run placed its rows anew, and what it then looked up again counts twice here")
+	}
+	if w.scores, err = r.Hotness(); err != nil || w.scores != nil {
+		w.by = cmp.Or(r.Header().HotnessBy, "the trace's scores")
+		return err
+	}
+	w.scores, w.by = w.counts, "the trace's own accesses"
+	w.notes = append(w.notes,
+		"the trace has no hotness (the run had no static tier, or one for all rows), so rows are placed by what the trace itself accesses: hits are the most that could be")
+	return nil
+}
+
+// planSampled plans for an epoch that is sampled here.
+func planSampled(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Options,
+	obs report.Observer) (res *Plan, err error) {
+	e, err := prepare.Open(ctx, cfg, in, obs)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	train, err := prepare.TrainSplit(in)
+	if err != nil {
+		return nil, err
+	}
+	w := &planWork{counts: make([]uint32, e.Rows), epochs: 1, batches: prepare.Batches(len(train),
+		e.Config.Batch)}
+	if w.scores, err = e.Scores(ctx); err != nil {
+		return nil, err
+	}
+	w.by = e.Hotness.String()
+	if w.accesses, err = e.CountEpoch(ctx, 0, train, w.counts,
+		w.adder(e, in, o.Hardware.Profile)); err != nil {
+		return nil, err
+	}
+	return w.plan(in.Dataset.Meta.Name, "an epoch that was sampled", e.RowBytes, o)
+}
+
+// compute samples an epoch for the sake of its shapes.
+func (w *planWork) compute(ctx context.Context, cfg plan.Config, in prepare.Inputs,
+	hw *hardware.Profile, obs report.Observer) error {
+	e, err := prepare.Open(ctx, cfg, in, obs)
+	if err != nil {
+		return err
+	}
+	train, err := prepare.TrainSplit(in)
+	if err == nil {
+		_, err = e.CountEpoch(ctx, 0, train, make([]uint32, e.Rows), w.adder(e, in, hw))
+	}
+	return errors.Join(err, e.Close())
+}
+
+// adder is add for the batches that e samples.
+func (w *planWork) adder(e *prepare.Sampling, in prepare.Inputs,
+	hw *hardware.Profile) func(*graph.MiniBatch) {
+	model := cost.NewKernels(&hw.GPU.Ops, e.Config, e.Dim, e.RowType,
+		max(in.Dataset.Meta.Classes, 1), e.Topology.Wide())
+	return func(mb *graph.MiniBatch) {
+		s := cost.ShapeOf(mb)
+		if e.Config.Method().WholeLists {
+			s.CountLists(e.Topology.Indptr, hostmem.View[int64](mb.Nodes.Bytes()))
+		}
+		w.add(&s, model, &hw.GPU, hw.PCIe.UVAGBs.Value)
+	}
+}
+
+// add counts a batch's kernels.
+func (w *planWork) add(s *cost.Shape, m *cost.Kernels, g *hardware.GPU, uvaGBs float64) {
+	start, gap, end := g.OpLaunchNS.Value, g.GapNS.Value, g.TeardownNS.Value
+	jobs := [][]cost.Kernel{m.Begin(s)}
+	for h := range s.Blocks {
+		jobs = append(jobs, m.Hop(s, h))
+	}
+	for i, j := range jobs {
+		if i > 0 { // the CPU waits for each hop: it needs its size
+			w.sampleNS += start + end
+		}
+		for _, k := range j {
+			work := cost.KernelNS(g, &k)
+			w.sampleGPUNS += work
+			w.sampleNS += max(work, float64(k.UVA)/uvaGBs)
+			w.topologyBytes += k.UVA
+		}
+	}
+	for _, k := range m.Model(s, true) {
+		w.trainNS += cost.KernelNS(g, &k)
+	}
+	w.trainNS += gap
+	for _, k := range m.Lookup(&cost.Part{Count: s.HopEnd[len(s.HopEnd)-1]}) {
+		w.lookupNS += cost.KernelNS(g, &k)
+	}
+}
+
+// plan scans the splits.
+func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan, error) {
+	rows := int64(len(w.counts))
+	if rows > math.MaxUint32 {
+		return nil, errs.New(errs.Capability,
+			"a plan for %d rows: at most 2^32 are supported; plan for a sample of the graph", rows)
+	}
+	hw := o.Hardware.Profile
+	machine, err := iosim.NewMachine(des.New(), hw, o.Hardware.SSDs)
+	if err != nil {
+		return nil, err
+	}
+	lba := 512
+	if sizes := machine.Model().LBAs.Bytes; len(sizes) > 0 {
+		lba = sizes[0]
+	}
+	ssds := machine.SSDs()
+	layout, err := gpuio.NewLayout(rows, int(rowBytes), ssds, lba)
+	if err != nil {
+		return nil, err
+	}
+	if w.accesses == 0 {
+		return nil, errs.New(errs.Usage, "%s looks no rows up: there is nothing to plan for", from)
+	}
+	total := rows * rowBytes
+	p := &Plan{
+		Event: "cache plan", Modelled: true, Dataset: dataset, Hardware: hw.Name,
+		SSDModel: machine.Model().Name, SSDs: ssds, From: from, Hotness: w.by,
+		Rows: rows, RowBytes: rowBytes, Epochs: w.epochs, Batches: w.batches, Accesses: w.accesses,
+		Notes:       w.notes,
+		BudgetBytes: min(o.Budget.Of(total), total), GPUMaxBytes: max(o.GPUMax, 0),
+	}
+	if o.GPUMax == 0 {
+		p.GPUMaxBytes = int64(hw.GPU.MemoryGiB.Value * (1 << 30))
+	}
+	if o.CPUMax != 0 {
+		most := max(o.CPUMax, 0)
+		p.CPUMaxBytes = &most
+	}
+	steps := int64(o.Steps)
+	if steps == 0 {
+		steps = 100
+	}
+	read := int64(layout.ReadBytes())
+	g := &hw.GPU
+	per := planCosts{
+		ssd:  1e9 / machine.SSDBound(read), // of one SSD
+		link: 1e9 / machine.IngressBound(read), uva: 1e9 / min(hw.PCIe.UVAGBs.Value*1e9,
+			hw.PCIe.GPU.Rate(4096)),
+		memory: 1 / hw.CPU.MemoryGBs.Value,
+	}
+	per.gpuRow = cost.KernelNS(g, &cost.Kernel{Op: &g.Ops.Gather,
+		Work: hardware.Work{Items: 1 << 20, Bytes: 2 * rowBytes << 20}}) / (1 << 20)
+	per.cpuRow = cost.KernelNS(g, &cost.Kernel{Op: &g.Ops.Gather,
+		Work: hardware.Work{Items: 1 << 20, Bytes: rowBytes << 20}}) / (1 << 20)
+	costs := cache.Costs{GPU: per.gpuRow, CPU: max(per.cpuRow, per.uva*float64(rowBytes)),
+		SSD: max(per.ssd/float64(ssds), per.link)}
+	p.Costs = map[string]float64{"gpu": costs.GPU, "cpu": costs.CPU, "ssd": costs.SSD}
+	if costs.CPU >= costs.SSD {
+		p.Notes = append(p.Notes,
+			fmt.Sprintf(
+				"a row from CPU memory takes the link as long as one from the %d SSDs together (%.3g and %.3g ns): CPU memory for rows shortens an epoch only where the SSDs themselves are the limit",
+				ssds, costs.CPU, costs.SSD))
+	}
+
+	// The splits, and the ranks that they cut the rows at.
+	splits := p.splits(steps)
+	cuts := []int64{}
+	for _, s := range splits {
+		cuts = append(cuts, s.gpu+s.cpu)
+		if costs.GPUFirst() {
+			cuts = append(cuts, s.gpu)
+		} else {
+			cuts = append(cuts, s.cpu)
+		}
+	}
+	at := hitsAt(w.scores, w.counts, sorted(cuts), ssds)
+	for _, s := range splits {
+		all := at[s.gpu+s.cpu]
+		inGPU, inCPU := float64(at[s.gpu].hits), float64(all.hits-at[s.gpu].hits)
+		if !costs.GPUFirst() {
+			inCPU, inGPU = float64(at[s.cpu].hits), float64(all.hits-at[s.cpu].hits)
+		}
+		missOf := 0.0 // of the busiest SSD
+		for i := range ssds {
+			missOf = max(missOf, float64(at[rows].perSSD[i]-all.perSSD[i]))
+		}
+		miss := float64(w.accesses) - inGPU - inCPU
+		pt := Point{GPUBytes: s.gpu * rowBytes, CPUBytes: s.cpu * rowBytes,
+			HitGPU: inGPU / float64(w.accesses), HitCPU: inCPU / float64(w.accesses)}
+		// Of one epoch.
+		n := float64(w.epochs)
+		missOf, miss, inGPU, inCPU = missOf/n, miss/n, inGPU/n, inCPU/n
+		uva := inCPU*float64(rowBytes) + float64(w.topologyBytes)
+		ns := map[string]float64{
+			"ssds": missOf * per.ssd,
+			"link": miss*per.link + uva*per.uva,
+			"gpu": w.sampleGPUNS + w.lookupNS + w.trainNS + inGPU*per.gpuRow +
+				inCPU*per.cpuRow,
+			"cpu memory": uva * per.memory,
+			"sampling":   w.sampleNS,
+			"training":   w.trainNS,
+		}
+		pt.Resources = map[string]float64{}
+		for _, name := range Resources {
+			t := ns[name] / 1e9
+			pt.Resources[name] = t
+			if t > pt.Seconds {
+				pt.Seconds, pt.Bottleneck = t, name
+			}
+		}
+		p.Curve = append(p.Curve, pt)
+	}
+	p.choose()
+	return p, nil
+}
+
+// split is rows of the tiers.
+type split struct{ gpu, cpu int64 }
+
+// splits are the different splits of the budget in so many steps, from the smallest GPU tier on.
+func (p *Plan) splits(steps int64) (splits []split) {
+	budget := p.BudgetBytes / p.RowBytes
+	gpuMost := min(budget, p.GPUMaxBytes/p.RowBytes)
+	cpuMost := budget
+	if p.CPUMaxBytes != nil {
+		cpuMost = min(cpuMost, *p.CPUMaxBytes/p.RowBytes)
+	}
+	for i := range steps + 1 {
+		gpu := gpuMost * i / steps
+		if s := (split{gpu, min(budget-gpu, cpuMost)}); len(splits) == 0 ||
+			splits[len(splits)-1] != s {
+			splits = append(splits, s)
+		}
+	}
+	return splits
+}
+
+// choose finds the best point of the curve, and how many are as good.
+func (p *Plan) choose() {
+	p.Best = slices.MinFunc(p.Curve, func(a, b Point) int {
+		return cmp.Or(cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.sum(), b.sum()),
+			cmp.Compare(a.GPUBytes, b.GPUBytes))
+	})
+	p.LeastGPUBytes = p.Best.GPUBytes
+	for _, c := range p.Curve {
+		if c.Seconds <= p.Best.Seconds*1.001 {
+			p.Flat++
+			p.LeastGPUBytes = min(p.LeastGPUBytes, c.GPUBytes)
+		}
+	}
+}
+
+// planCosts are nanoseconds.
+type planCosts struct {
+	ssd, link      float64 // a read, on one SSD and on the GPU's link
+	uva, memory    float64 // a byte of the CPU's memory, on the link and in the memory
+	gpuRow, cpuRow float64 // the GPU's work for a cached row
+}
+
+func (p *Point) sum() float64 {
+	s := 0.0
+	for _, name := range Resources {
+		s += p.Resources[name]
+	}
+	return s
+}

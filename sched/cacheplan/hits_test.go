@@ -1,0 +1,27 @@
+package cacheplan
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache"
+)
+
+func TestHitsAtIsPlacement(t *testing.T) {
+	scores := []uint32{5, math.MaxUint32, 0, 5, 7, 0, 1 << 22, 5}
+	counts := []uint32{1, 10, 100, 1000, 10000, 100000, 1000000, 10000000}
+	for n := range int64(9) {
+		want := int64(0)
+		per := []int64{0, 0, 0}
+		for _, r := range cache.Place(scores, n, 0).GPU {
+			want += int64(counts[r])
+			per[r%3] += int64(counts[r])
+		}
+		at := hitsAt(scores, counts, []int64{n}, 3)
+		require.Equal(t, rankHits{want, per}, at[n])
+		require.Equal(t, int64(11111111), at[8].hits)
+	}
+	require.Empty(t, hitsAt(nil, nil, []int64{0}, 1)[0].hits)
+}

@@ -1,0 +1,245 @@
+// Package cost says what each operator of a mini-batch asks of a machine: the kernels that it
+// launches, with their bytes, items and operations, from the shapes of a batch that was sampled for
+// real.
+package cost
+
+import (
+	"helios/gnn"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/hardware"
+	"helios/internal/rowtype"
+	"helios/sched/plan"
+)
+
+// What each operator asks of the GPU, from a real batch's shapes. Launches are those of packages
+// graph, cache and gnn; bytes are float32.
+
+// Shape is what the virtual clock needs to know of a mini-batch: everything but its contents.
+type Shape struct {
+	Index  int
+	Seeds  int64
+	HopEnd []int64
+	Blocks []Block // by hop
+	Parts  []Part
+	At     int  // batch of the pass
+	Closes bool // it is the last of a group of batches whose reads are merged
+	// Announced: a window buffer has heard of it before it is looked up.
+	Announced bool
+}
+
+// Block is a hop. listed is how many in-neighbours its destinations have: layer-wise sampling reads
+// them all.
+type Block struct{ dst, src, edges, listed int64 }
+
+// Part is a part of a frontier, looked up in the real caches.
+type Part struct {
+	Count, NGPU, NCPU, NMiss int64
+	Reads                    []gpuio.Planned // by SSD
+	// Lines that a dynamic tier takes from what was read, those it lets go for them, and those it
+	// takes not.
+	Fills, Evicted, Bypassed int64
+}
+
+// ShapeOf is the shape of a sampled batch. Nothing has been looked up yet.
+func ShapeOf(mb *graph.MiniBatch) Shape {
+	s := Shape{Index: mb.Index, Seeds: int64(mb.NumSeeds), HopEnd: append([]int64(nil),
+		mb.HopEnd...)}
+	for _, b := range mb.Blocks {
+		s.Blocks = append(s.Blocks, Block{dst: b.NumDst, src: b.NumSrc, edges: b.NumEdges})
+	}
+	return s
+}
+
+// CountLists fills in how many in-neighbours each hop's destinations have.
+func (s *Shape) CountLists(indptr, nodes []int64) {
+	var sum, at int64
+	for h := range s.Blocks {
+		for ; at < s.Blocks[h].dst; at++ {
+			v := nodes[at]
+			sum += indptr[v+1] - indptr[v]
+		}
+		s.Blocks[h].listed = sum
+	}
+}
+
+// Kernels turns shapes into kernels.
+type Kernels struct {
+	ops        *hardware.Ops
+	fanouts    []int
+	idBytes    int64 // of a neighbour in the topology
+	arch       gnn.Arch
+	shape      gnn.ModelConfig
+	wholeLists bool  // of graph.Method
+	LineBytes  int64 // bytes of a line of a dynamic tier
+	rowBytes   int64
+	widen      bool // rows become float32 before they are trained on
+	params     int64
+}
+
+// sector is what a kernel's read of a few bytes of the CPU's memory moves over the link.
+const sector = 32
+
+// NewKernels settles what all batches of a run share: its model, the rows' type and the width of a
+// neighbour's number.
+func NewKernels(ops *hardware.Ops, cfg plan.Config, dim int, t rowtype.Type, classes int,
+	wideIDs bool) *Kernels {
+	w := &Kernels{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, arch: cfg.Arch(),
+		wholeLists: cfg.Method().WholeLists, rowBytes: int64(t.RowBytes(dim)),
+		widen: t != rowtype.Float32}
+	if wideIDs {
+		w.idBytes = 8
+	}
+	w.shape = cfg.Network()
+	w.shape.InDim, w.shape.Classes = dim, classes
+	for l := range cfg.Fanouts {
+		w.params += w.shape.LayerFloats(l)
+	}
+	return w
+}
+
+// Begin copies the seeds and enters them in the position table.
+func (w *Kernels) Begin(s *Shape) []Kernel { return []Kernel{{UVA: s.Seeds * 8}} }
+
+// Hop samples hop h. The topology is in the CPU's memory: two offsets of each destination, and of
+// its neighbours those that were drawn, which lie anywhere in its list, or the whole list.
+func (w *Kernels) Hop(s *Shape, h int) []Kernel {
+	b := s.Blocks[h]
+	offsets, ids := b.dst*sector, b.edges*sector
+	if w.fanouts[h] < 0 {
+		ids = b.edges * w.idBytes
+	}
+	items := b.edges
+	// whole lists, once for the probabilities and once for the edges between the layers
+	if w.wholeLists {
+		ids, items = 2*b.listed*w.idBytes, 2*b.listed
+	}
+	assign := Kernel{}
+	if w.arch.Degrees() { // the new nodes' degrees
+		assign.UVA = (b.src - b.dst) * sector
+	}
+	return []Kernel{
+		{UVA: offsets}, // sample_count
+		{Op: &w.ops.Sample, Work: hardware.Work{Items: items}, UVA: ids}, // sample_fill
+		// unique_count, unique_assign, unique_relabel: their time is in sample's item
+		{}, assign, {},
+	}
+}
+
+// count adds a sampled batch to the rows' hotness.
+func (w *Kernels) Hotness(rows int64) []Kernel {
+	return []Kernel{{Op: &w.ops.Elementwise, Work: hardware.Work{Bytes: rows * 16}}}
+}
+
+// Lookup finds a part's rows in the cache's index.
+func (w *Kernels) Lookup(p *Part) []Kernel {
+	k := []Kernel{{Op: &w.ops.Lookup, Work: hardware.Work{Items: p.Count}}}
+	if p.Count >= 1024 { // more than one block: count, prefix, scatter
+		k = append(k, Kernel{}, Kernel{})
+	}
+	return k
+}
+
+// Gather copies a part's cached rows to their places.
+func (w *Kernels) Gather(p *Part) []Kernel {
+	return []Kernel{{
+		Op:   &w.ops.Gather,
+		Work: hardware.Work{Items: p.NGPU + p.NCPU, Bytes: (2*p.NGPU + p.NCPU) * w.rowBytes},
+		UVA:  p.NCPU * w.rowBytes,
+	}}
+}
+
+// Finish copies what a staged part needs to its places: cached rows, those that were read, and from
+// there the lines that a dynamic tier takes.
+func (w *Kernels) Finish(p *Part) []Kernel {
+	k := Kernel{
+		Op: &w.ops.Gather,
+		Work: hardware.Work{Items: p.Count + p.Fills,
+			Bytes: (2*(p.NGPU+p.NMiss)+p.NCPU)*w.rowBytes + 2*p.Fills*w.LineBytes},
+		UVA: p.NCPU * w.rowBytes,
+	}
+	if p.Fills > 0 {
+		return []Kernel{k, {}} // hits and rows, then fills
+	}
+	return []Kernel{k}
+}
+
+func (w *Kernels) bytes(n int64) Kernel {
+	return Kernel{Op: &w.ops.Elementwise, Work: hardware.Work{Bytes: n}}
+}
+
+// layer turns the kernels of a model's layer into those of the clock.
+func (w *Kernels) layer(list []gnn.Work) []Kernel {
+	ops := map[gnn.WorkKind]*hardware.Op{gnn.WorkGather: &w.ops.Gather,
+		gnn.WorkProduct: &w.ops.GEMM, gnn.WorkElementwise: &w.ops.Elementwise}
+	out := make([]Kernel, len(list))
+	for i, k := range list {
+		if op := ops[k.Kind]; op != nil {
+			out[i] = Kernel{Op: op, Work: hardware.Work{Items: k.Items, Bytes: k.Bytes,
+				Flops: k.Flops}}
+		}
+	}
+	return out
+}
+
+// Model is a step of training, or a forward pass.
+func (w *Kernels) Model(s *Shape, train bool) []Kernel {
+	L := len(w.fanouts)
+	var out []Kernel
+	add := func(k ...Kernel) { out = append(out, k...) }
+	block := func(l int) gnn.BlockShape {
+		b := s.Blocks[L-1-l]
+		return gnn.BlockShape{Dst: b.dst, Src: b.src, Edges: b.edges}
+	}
+	if w.widen { // convert_rows
+		add(w.bytes(s.HopEnd[L] * (w.rowBytes + 4*int64(w.shape.InDim))))
+	}
+	for l := range L {
+		add(w.layer(w.shape.LayerForward(l, block(l)))...)
+	}
+	classes := int64(w.shape.Classes)
+	add(Kernel{}, w.bytes(4*s.Seeds*classes*2), Kernel{}) // count, softmax cross-entropy, sum
+	if !train {
+		return out
+	}
+	for l := L - 1; l >= 0; l-- {
+		add(w.layer(w.shape.LayerBackward(l, block(l)))...)
+	}
+	return append(out, w.bytes(7*4*w.params)) // Adam: three read and written, the gradient read
+}
+
+// Kernel is one launch on the modelled GPU: what it needs of an operator's resources, and what it
+// reads of the CPU's memory in place (UVA).
+type Kernel struct {
+	Op   *hardware.Op
+	Work hardware.Work
+	UVA  int64 // bytes
+}
+
+// Hardware is the machine of a run on the virtual clock.
+type Hardware struct {
+	Profile *hardware.Profile
+	SSDs    int // 0: as many as the profile has
+	// Warm batches at the start of each epoch go through sampling and the caches in no time and are
+	// counted nowhere, so that what follows meets caches that have filled; Batches after them are
+	// played, 0: all that are left.
+	Warm, Batches int
+}
+
+// Limit is which batches of n are played: from first on, up to end.
+func (h Hardware) Limit(n int) (first, end int) {
+	first = min(max(h.Warm, 0), max(n-1, 0))
+	end = n
+	if h.Batches > 0 {
+		end = min(n, first+h.Batches)
+	}
+	return first, end
+}
+
+// KernelNS is how long a kernel runs with the whole GPU to itself.
+func KernelNS(g *hardware.GPU, k *Kernel) float64 {
+	if k.Op == nil {
+		return 0
+	}
+	return float64(g.KernelNS(*k.Op, k.Work, 0))
+}

@@ -1,0 +1,200 @@
+package plan
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/policy"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+func TestConfigRefusals(t *testing.T) {
+	for want, set := range map[string]func(*Config){
+		"option mode \"gpu\" is not known":   func(c *Config) { c.Mode = "gpu" },
+		"option pipeline \"x\" is not known": func(c *Config) { c.Pipeline = "x" },
+		"option io-stack \"x\" is not known": func(c *Config) { c.IOStack = "x" },
+		"option model \"mlp\" is not known":  func(c *Config) { c.Model = "mlp" },
+		"no multiple of 3 heads":             func(c *Config) { c.Model, c.Heads = "gat", 3 },
+		"options of model gat":               func(c *Config) { c.AttentionDropout = 0.5 },
+		"option of model gin":                func(c *Config) { c.LearnEps = true },
+		"option fanout [10 0]":               func(c *Config) { c.Fanouts = []int{10, 0} },
+		"option fanout names 9 hops": func(
+			c *Config) {
+			c.Fanouts = make([]int, 9)
+			fill(c.Fanouts, 1)
+		},
+		"option batch-size -1":                  func(c *Config) { c.Batch = -1 },
+		"option hidden -1":                      func(c *Config) { c.Hidden = -1 },
+		"option epochs -1":                      func(c *Config) { c.Epochs = -1 },
+		"option prefetch-depth 65":              func(c *Config) { c.Depth = 65 },
+		"option lr NaN":                         func(c *Config) { c.LR = math.NaN() },
+		"option lr -1":                          func(c *Config) { c.LR = -1 },
+		"option dropout 1":                      func(c *Config) { c.Dropout = 1 },
+		"option weight-decay -1":                func(c *Config) { c.WeightDecay = -1 },
+		"option resume needs option checkpoint": func(c *Config) { c.Resume = true },
+		"option checkpoint-every -1":            func(c *Config) { c.CheckpointEvery = -1 },
+		"option gpu-cache -2":                   func(c *Config) { c.GPUCache.Bytes = -2 },
+		"option cpu-cache 101%":                 func(c *Config) { c.CPUCache.Percent = 101 },
+	} {
+		c := Config{}
+		set(&c)
+		err := c.Check()
+		require.ErrorContains(t, err, want)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
+	}
+	require.NoError(t, Config{}.Check())
+}
+
+func fill(s []int, v int) {
+	for i := range s {
+		s[i] = v
+	}
+}
+
+func TestModesChooseTheirParts(t *testing.T) {
+	for mode, want := range map[string][2]string{
+		"": {gpuio.StackAsync, DefaultPipeline}, ModeHelios: {gpuio.StackAsync, DefaultPipeline},
+		ModeInmem: {gpuio.StackAsync, DefaultPipeline},
+		ModeCPU:   {gpuio.StackCPU, PipelinePrefetch},
+		ModeMmap:  {gpuio.StackMmap, PipelinePrefetch},
+	} {
+		c := Config{Mode: mode}.WithDefaults()
+		require.Equal(t, want, [2]string{c.IOStack, c.Pipeline}, mode)
+		c = Config{Mode: mode, IOStack: gpuio.StackMmap, Pipeline: PipelineNone}.WithDefaults()
+		require.Equal(t, [2]string{gpuio.StackMmap, PipelineNone}, [2]string{c.IOStack, c.Pipeline},
+			"each part can be set by itself")
+	}
+}
+
+func TestTierRows(t *testing.T) {
+	const rows, rowBytes = 1000, 512
+	const gib = 1 << 30
+	b := func(n int64) units.Budget { return units.Budget{Bytes: n} }
+	for _, c := range []struct {
+		name       string
+		mode       string
+		gpu, cpu   units.Budget
+		avail, dev int64
+		want       TierSizes
+		err        string
+	}{
+		{"none", "", b(0), b(0), gib, -1, TierSizes{GPURows: 0, CPURows: 0}, ""},
+		{"percent", "", units.Budget{Percent: 5}, units.Budget{Percent: 10}, gib, -1,
+			TierSizes{GPURows: 50, CPURows: 100}, ""},
+		{"bytes round down to rows", "", b(1023), b(1536), gib, -1,
+			TierSizes{GPURows: 1, CPURows: 3}, ""},
+		{"more than everything", "", b(600 * 512), b(gib / 2), gib, -1,
+			TierSizes{GPURows: 600, CPURows: 400}, ""},
+		{"inmem", ModeInmem, b(0), b(0), gib, -1, TierSizes{GPURows: 0, CPURows: 1000}, ""},
+		{"inmem with a gpu tier", ModeInmem, units.Budget{Percent: 30}, b(0), gib, -1,
+			TierSizes{GPURows: 300, CPURows: 700}, ""},
+		{"gpu too large", "", b(2 * gib), b(0), gib, -1, TierSizes{},
+			"option gpu-cache 2147483648 asks for 2 GiB, but memory"},
+		{"cpu too large", "", b(0), b(2 * gib), gib, -1, TierSizes{},
+			"option cpu-cache 2147483648 asks for 2 GiB"},
+		{"both too large", "", b(gib / 2), b(gib / 2), gib, -1, TierSizes{},
+			"beside the option gpu-cache of 512 MiB has room for 448 MiB"},
+		{"own memory", "", b(gib / 2), b(gib / 2), gib, gib,
+			TierSizes{GPURows: 1000, CPURows: 0}, ""},
+		{"own memory too small", "", b(gib / 2), b(0), gib, gib / 4, TierSizes{},
+			"device memory has room for 256 MiB"},
+		{"inmem too large", ModeInmem, b(0), b(0), HostSlack + 1000, -1, TierSizes{},
+			"option mode inmem needs"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := Config{Mode: c.mode, GPUCache: c.gpu, CPUCache: c.cpu}.TierRows(rows,
+				rowBytes, c.avail, c.dev)
+			if c.err != "" {
+				require.ErrorContains(t, err, c.err)
+				require.Equal(t, errs.Usage, errs.ClassOf(err))
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+func TestDynamicRefusals(t *testing.T) {
+	for want, set := range map[string]func(*Config){
+		"option policy belady needs to know": func(c *Config) { c.Policy = policy.Belady },
+		"option policy \"arc\" is not known": func(c *Config) { c.Policy = "arc" },
+		"option cache-line is of":            func(c *Config) { c.CacheLine = 4096 },
+		"option cache-line 100 is not": func(
+			c *Config) {
+			c.Policy, c.CacheLine = policy.LRU, 100
+		},
+		"option window 65 is not": func(
+			c *Config) {
+			c.Policy, c.Window = policy.LRU, 65
+		},
+		"option window 4 keeps": func(c *Config) { c.Window = 4 },
+		"option mode inmem has every row": func(
+			c *Config) {
+			c.Mode, c.Policy = ModeInmem, policy.LRU
+		},
+		"option accumulate 1 is not": func(
+			c *Config) {
+			c.Policy, c.Accumulate = policy.LRU, 1
+		},
+		"choose option policy other": func(c *Config) { c.Accumulate = 0.5 },
+		"stack async has several sets": func(
+			c *Config) {
+			c.Policy, c.Accumulate, c.Pipeline = policy.LRU, 0.5, PipelineNone
+		},
+		"option pipeline deep reads hop by hop": func(
+			c *Config) {
+			c.Policy, c.Accumulate, c.IOStack = policy.LRU, 0.5, gpuio.StackSync
+		},
+		"neither is given": func(c *Config) { c.Pipeline = PipelineRunAhead },
+		"gives each operator all SMs": func(
+			c *Config) {
+			c.Pipeline, c.SMs.Train = PipelineSeries, 2
+		},
+		"option check-reads holds rows": func(
+			c *Config) {
+			c.Policy, c.CacheLine, c.CheckReads = policy.LRU, 4096, true
+		},
+		"option neighbor-cache is of": func(
+			c *Config) {
+			c.NeighborCache = units.Budget{Percent: 5}
+		},
+		"-1 is not from 1 to": func(
+			c *Config) {
+			c.Sampler, c.Fanouts = graph.Ladies, []int{-1}
+		},
+		"option sampler \"x\" is not known":  func(c *Config) { c.Sampler = "x" },
+		"option topology \"x\" is not known": func(c *Config) { c.Topology = "x" },
+		"option tune \"x\" is not known":     func(c *Config) { c.Tune = "x" },
+	} {
+		c := Config{}
+		set(&c)
+		err := c.Check()
+		require.ErrorContains(t, err, want)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
+	}
+	c := Config{Mode: ModeGIDS}.WithDefaults()
+	require.NoError(t, c.Check())
+	require.Equal(t, []any{gpuio.StackSync, PipelineRunAhead, policy.Random, int64(BaMLine),
+		GIDSWindow, GIDSAccumulate, HotnessPageRank},
+		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate, c.Hotness})
+	c = Config{Mode: ModeBaM, CheckReads: true}.WithDefaults()
+	require.NoError(t, c.Check())
+	require.Equal(t, []any{gpuio.StackSync, PipelineNone, policy.Random, int64(LineRow), 0, 0.0},
+		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate})
+	for _, f := range []func(*Config){
+		func(c *Config) { c.IOStack = gpuio.StackAsync },
+		func(c *Config) { c.Pipeline = DefaultPipeline },
+		func(c *Config) { c.Policy = PolicyStatic },
+		func(c *Config) { c.Window, c.Accumulate = Off, Off },
+	} {
+		c := Config{Mode: ModeGIDS}
+		f(&c)
+		require.NoError(t, c.Check(), "each part can be set by itself")
+	}
+}

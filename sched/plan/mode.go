@@ -1,0 +1,146 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+// Mode is a data path: a published system's, or our own. A mode is a choice of parts: it names the
+// I/O stack, pipeline, tiers, policy and hotness of a run, and what it lacks. A part that no mode
+// had before is added where its kind lives (a policy in cache/policy, a sampler in graph, a stack
+// in gpuio, a pipeline in this package); the mode's file then chooses it.
+//
+// One file for each mode registers it. Help, comparisons, checks and the tables of documents ask
+// the registry, so nothing else names a mode.
+type Mode struct {
+	Name string
+	// Summary says in a line how rows get to the device.
+	Summary string
+	// Rank is the place in lists, the least first. Comparisons run the modes in this order and
+	// tell figures relative to the first.
+	Rank int
+	// InMemory: every row is in memory before the first batch. The CPU tier takes what the GPU
+	// tier leaves, and no row comes or goes.
+	InMemory bool
+	// Fill sets what the configuration leaves open and this mode does otherwise than DefaultMode's
+	// parts in fillCommon. A value that is set stays.
+	Fill func(c *Config)
+	// Check refuses what this mode lacks; c is filled. Nil: it lacks nothing.
+	Check func(c Config) error
+}
+
+var modes []*Mode
+
+// registerMode adds a mode to the registry.
+func registerMode(m Mode) *Mode {
+	if slices.ContainsFunc(modes,
+		func(o *Mode) bool { return o.Name == m.Name || o.Rank == m.Rank }) {
+		panic("mode " + m.Name + ": its name or rank is taken")
+	}
+	modes = append(modes, &m)
+	slices.SortFunc(modes, func(a, b *Mode) int { return cmp.Compare(a.Rank, b.Rank) })
+	return &m
+}
+
+// Modes returns every mode, the least rank first.
+func Modes() []*Mode { return slices.Clone(modes) }
+
+// ModeNames returns the names of Modes.
+func ModeNames() []string {
+	names := make([]string, len(modes))
+	for i, m := range modes {
+		names[i] = m.Name
+	}
+	return names
+}
+
+// announced are published systems that users ask for and no file has registered yet.
+var announced = []string{"ginex", "diskgnn", "hier", "marius"}
+
+// Announced returns the modes that users ask for and this version does not have.
+func Announced() []string {
+	return slices.DeleteFunc(slices.Clone(announced), func(name string) bool {
+		return slices.Contains(ModeNames(), name)
+	})
+}
+
+// ModeOf returns the mode of a name.
+func ModeOf(name string) (*Mode, error) {
+	if i := slices.IndexFunc(modes, func(m *Mode) bool { return m.Name == name }); i >= 0 {
+		return modes[i], nil
+	}
+	if slices.Contains(Announced(), name) {
+		return nil, errs.New(errs.Capability, "%v %s is not in this version yet; choose one of %s",
+			errs.Key("mode"), name, strings.Join(ModeNames(), ", "))
+	}
+	return nil, unknown("mode", name, ModeNames())
+}
+
+// Defaults returns the configuration of a run that names the mode and nothing else.
+func (m *Mode) Defaults() Config { return Config{Mode: m.Name}.WithDefaults() }
+
+// HasGPUTier tells whether a run of the mode has a GPU tier when nobody asks for one.
+func (m *Mode) HasGPUTier() bool {
+	c := m.Defaults()
+	return c.GPUCacheAuto || c.GPUCache != units.Budget{}
+}
+
+// HasCPUTier tells the same of a CPU tier whose size can be chosen.
+func (m *Mode) HasCPUTier() bool { return m.Defaults().CPUCache != units.Budget{} }
+
+// TierOptions returns the keys of the options about tiers that mean something in the mode: a
+// comparison hands those of them on that are given for all modes.
+func (m *Mode) TierOptions() (keys []string) {
+	if m.HasGPUTier() {
+		keys = append(keys, "gpu-cache")
+		if !m.InMemory {
+			keys = append(keys, "policy", "cache-line", "window")
+		}
+	}
+	if m.HasCPUTier() {
+		keys = append(keys, "cpu-cache")
+	}
+	return keys
+}
+
+// mode returns the mode of a configuration; DefaultMode's where CheckFilled would refuse the name.
+func (c Config) mode() *Mode {
+	m, err := ModeOf(c.Mode)
+	if err != nil {
+		m, _ = ModeOf(DefaultMode)
+	}
+	return m
+}
+
+// InMemory tells whether the mode has every row in memory before the first batch.
+func (c Config) InMemory() bool { return c.mode().InMemory }
+
+// orText sets *s where it is empty.
+func orText(s *string, v string) {
+	if *s == "" {
+		*s = v
+	}
+}
+
+// orNumber sets *n where it is 0.
+func orNumber[N int | int64 | float64](n *N, v N) {
+	if *n == 0 {
+		*n = v
+	}
+}
+
+// autoGPUTier sizes the GPU tier by what the device has free, where no size is given.
+func (c *Config) autoGPUTier() {
+	c.GPUCacheAuto = c.GPUCacheAuto || c.GPUCache == units.Budget{}
+}
+
+// cpuTier gives the CPU tier a share of the features, where no size is given.
+func (c *Config) cpuTier(percent float64) {
+	if (c.CPUCache == units.Budget{}) {
+		c.CPUCache.Percent = percent
+	}
+}

@@ -1,0 +1,17 @@
+package plan
+
+// ModeHelios is the data path of Helios.
+const ModeHelios = "helios"
+
+// DefaultMode is the mode of a configuration that names none.
+const DefaultMode = ModeHelios
+
+var _ = registerMode(Mode{
+	Name:    ModeHelios,
+	Summary: "the GPU submits reads and goes on; static GPU and CPU tiers hold the hottest rows",
+	Rank:    10,
+	Fill: func(c *Config) {
+		c.autoGPUTier()
+		c.cpuTier(10)
+	},
+})

@@ -1,0 +1,16 @@
+package plan
+
+import "helios/gpuio"
+
+// ModeMmap is the data path of PyG+ and of DGL on a mapped file.
+const ModeMmap = "mmap"
+
+var _ = registerMode(Mode{
+	Name:    ModeMmap,
+	Summary: "rows are read through a mapping of the file, by the kernel's page cache",
+	Rank:    50,
+	Fill: func(c *Config) {
+		orText(&c.IOStack, gpuio.StackMmap)
+		orText(&c.Pipeline, PipelinePrefetch)
+	},
+})

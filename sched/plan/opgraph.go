@@ -1,0 +1,277 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"helios/cuda"
+)
+
+// Kinds of operators.
+const (
+	OpSample   = "sample"   // S_h: hop h of sampling
+	OpLookup   = "lookup"   // L_h: where the rows of a part of the frontier are
+	OpSubmit   = "submit"   // I_h: the reads of those that are in no tier go out
+	OpComplete = "complete" // C_h: they have arrived and were checked
+	OpGather   = "gather"   // G_h: cached rows go to their places
+	OpTrain    = "train"    // T: forward, backward and optimiser, or inference
+)
+
+// Operator is a node of an OpGraph: one operator of a mini-batch.
+type Operator struct {
+	Name string `json:"name"` // S1, L1, I1, C1, G1, T
+	Kind string `json:"kind"`
+	// Hop of the rows it works on: 0 is the seeds; sampling hop h makes the frontier that feeds
+	// layer Layer of the model.
+	Hop int `json:"hop"`
+	// Layer of the model, counted from its input, whose sources the operator brings; 0 for T, which
+	// is all of them.
+	Layer int `json:"layer,omitempty"`
+	// Rows is the most rows that it can meet in a batch (0: what the graph has).
+	Rows   int64  `json:"rows,omitempty"`
+	Stream string `json:"stream"` // of OpGraph.Streams
+	// After are operators of the same batch that must have ended; an operator's predecessor on its
+	// stream too.
+	After []string `json:"after,omitempty"`
+}
+
+// OpStream is what runs operators in order: a stream of the device, or the CPU.
+type OpStream struct {
+	Name     string `json:"name"`
+	Priority int    `json:"priority"` // higher goes first
+	SMs      int    `json:"sms"`      // most thread blocks at once; 0: all there are
+	OnCPU    bool   `json:"on_cpu,omitempty"`
+}
+
+// OpGraph is the plan of a run: the operators of a mini-batch as the model's layers ask for them,
+// what each waits for, and what bounds how many batches are under way. The engine and the virtual
+// clock take their streams, priorities, budgets and credits from it.
+type OpGraph struct {
+	Pipeline string     `json:"pipeline"`
+	Stack    string     `json:"io_stack"`
+	Streams  []OpStream `json:"streams"`
+	Ops      []Operator `json:"ops"`
+	// Credits bound the batches that hold a feature tensor, Samples those that are sampled and not
+	// trained.
+	Credits int `json:"credits"`
+	Samples int `json:"samples"`
+	// PerHop: the rows of a hop are looked up and read while the next is sampled. Serial: one
+	// operator at a time.
+	PerHop bool `json:"per_hop"`
+	Serial bool `json:"serial"`
+	// Dynamic: lines of the GPU tier come and go. A batch has its feature tensor from G on, not
+	// from its lookup.
+	Dynamic bool `json:"dynamic,omitempty"`
+	// Window and Accumulate are Config's.
+	Window     int     `json:"window"`
+	Accumulate float64 `json:"accumulate"`
+}
+
+// Operators builds the run's operators from the layers of its model: one hop for each. reads tells
+// whether there are rows in no tier. c is settled for its device.
+func (c Config) Operators(reads bool) *OpGraph {
+	p := c.Schedule()
+	g := &OpGraph{
+		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.Credits, Samples: p.Samples,
+		PerHop: p.PerHop, Serial: p.Serial,
+		Dynamic: c.Dynamic(), Window: c.Window, Accumulate: c.Accumulate,
+	}
+	budget := c.SMs
+	if c.Overlap().WholeDevice {
+		budget = SMBudget{} // the paper's NoPipe: whoever runs has all of the device
+	}
+	// The earlier an operator in a batch's way, the sooner the SSDs have work; the credits bound
+	// how far it runs ahead. Training takes what is left: it never waits for a worker that could
+	// have prepared its next batch meanwhile. The I/O kernels come before all: what they do is
+	// short, and everything waits for it.
+	g.Streams = []OpStream{
+		{Name: OpSample, SMs: budget.Sample, Priority: 1},
+		{Name: OpLookup, SMs: budget.Lookup, Priority: 2},
+		{Name: OpGather, SMs: budget.Gather, Priority: 2},
+		{Name: OpTrain, SMs: budget.Train, Priority: 0},
+	}
+	submit, complete := "", ""
+	switch {
+	case !reads:
+		g.Stack = StackNone
+	case c.Stack().Overlaps:
+		submit, complete = OpSubmit, OpComplete
+		g.Streams = append(g.Streams, OpStream{Name: submit, SMs: budget.IO, Priority: IOPriority},
+			OpStream{Name: complete, SMs: budget.IO, Priority: IOPriority})
+	case c.Stack().Queued: // one kernel submits and waits
+		submit, complete = c.IOStack, c.IOStack
+		g.Streams = append(g.Streams, OpStream{Name: submit, SMs: budget.IO, Priority: IOPriority})
+	default:
+		submit, complete = c.IOStack, c.IOStack
+		g.Streams = append(g.Streams, OpStream{Name: submit, OnCPU: true})
+	}
+
+	hops := len(c.Fanouts)
+	rows := func(h int) int64 { return frontierBound(c, h) }
+	last := "" // of the batch's chain where one operator runs at a time
+	add := func(o Operator, after ...string) {
+		if g.Serial && last != "" {
+			after = []string{last}
+		}
+		o.After = slices.DeleteFunc(after, func(s string) bool { return s == "" })
+		last = o.Name
+		g.Ops = append(g.Ops, o)
+	}
+	var trainAfter []string
+	// part is the operators of rows first to last of the frontier, which hop h has completed.
+	part := func(h int, sampled string) {
+		name := func(k string) string { return OperatorName(k, h) }
+		layer := hops - h + 1
+		if h == 0 {
+			layer = hops
+		}
+		op := func(k, kind, stream string, after ...string) {
+			add(Operator{Name: name(k), Kind: kind, Hop: h, Layer: layer, Rows: rows(h),
+				Stream: stream}, after...)
+		}
+		op("L", OpLookup, OpLookup, sampled)
+		gatherAfter := []string{name("L")}
+		if reads {
+			op("I", OpSubmit, submit, name("L"))
+			op("C", OpComplete, complete, name("I"))
+			// a dynamic tier moves what was read in the order of its decisions
+			if g.Serial || c.Dynamic() {
+				gatherAfter = []string{name("C")}
+			}
+			trainAfter = append(trainAfter, name("C"))
+		}
+		op("G", OpGather, OpGather, gatherAfter...)
+		trainAfter = append(trainAfter, name("G"))
+	}
+	sampled := ""
+	// a window wants to know all of a batch, and of coming ones, before it is looked up
+	early := g.PerHop && g.Window == 0
+	if early {
+		part(0, "")
+	}
+	for h := 1; h <= hops; h++ {
+		name := OperatorName("S", h)
+		add(Operator{Name: name, Kind: OpSample, Hop: h, Layer: hops - h + 1, Rows: rows(h),
+			Stream: OpSample}, sampled)
+		sampled = name
+		if early || h == hops && !g.PerHop {
+			part(h, name)
+		}
+	}
+	for h := 0; h <= hops && g.PerHop && !early; h++ {
+		part(h, sampled)
+	}
+	add(Operator{Name: "T", Kind: OpTrain, Hop: hops, Rows: rows(hops), Stream: OpTrain},
+		trainAfter...)
+	return g
+}
+
+// IOPriority is that of the I/O kernels' streams.
+const IOPriority = 3
+
+// frontierBound is the most rows that a batch's frontier has after hop h; 0 where that is the
+// graph.
+func frontierBound(c Config, h int) int64 {
+	n, method := int64(c.Batch), c.Method()
+	for _, f := range c.Fanouts[:h] {
+		if n = method.Bound(n, f); n > 1<<40 {
+			return 0
+		}
+	}
+	return n
+}
+
+// Stream returns the stream of a name; the zero one where the plan has none.
+func (g *OpGraph) Stream(name string) OpStream {
+	for _, s := range g.Streams {
+		if s.Name == name {
+			return s
+		}
+	}
+	return OpStream{Name: name}
+}
+
+// StreamOptions returns what a device makes the stream of a name with.
+func (g *OpGraph) StreamOptions(name string) cuda.StreamOptions {
+	s := g.Stream(name)
+	return cuda.StreamOptions{Name: s.Name, SMs: s.SMs, Priority: s.Priority}
+}
+
+// OperatorName names an operator by its letter (S, L, I, C or G) and its hop, in the graph as in
+// timelines.
+func OperatorName(letter string, hop int) string { return letter + strconv.Itoa(hop) }
+
+// Op is the operator of a name, nil for none.
+func (g *OpGraph) Op(name string) *Operator {
+	i := slices.IndexFunc(g.Ops, func(o Operator) bool { return o.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &g.Ops[i]
+}
+
+// Bounds says in words what bounds the batches in flight and how they follow each other.
+func (g *OpGraph) Bounds() []string {
+	from := "lookup"
+	if g.Dynamic {
+		from = "gather"
+	}
+	out := []string{
+		fmt.Sprintf("at most %d mini-batches hold a feature tensor, from their %s to the end of T",
+			g.Credits, from)}
+	if g.Credits == 1 {
+		out[0] = fmt.Sprintf("one mini-batch holds a feature tensor, from its %s to the end of T",
+			from)
+	}
+	switch {
+	case g.Accumulate > 0:
+		out = append(out,
+			fmt.Sprintf(
+				"at most %d are sampled and not trained, %d of them in a set of merged reads",
+				g.Samples+MaxGroup, MaxGroup))
+	case g.Samples > g.Credits:
+		out = append(out, fmt.Sprintf("at most %d are sampled and not trained", g.Samples))
+	}
+	if g.Serial {
+		out = append(out, "one operator of a batch at a time")
+	}
+	if g.Window > 0 {
+		out = append(out,
+			fmt.Sprintf("lines of the next %d mini-batches stay in the GPU tier (window)",
+				g.Window))
+	}
+	if g.Accumulate > 0 {
+		out = append(out,
+			fmt.Sprintf(
+				"reads of several mini-batches go out together until they reach %g%% of the SSDs' peak rate (accumulator)",
+				100*g.Accumulate))
+	}
+	return append(out, "batches train in order; the operators of a stream run in order")
+}
+
+// Table is the graph for people: a header and a line for each operator.
+func (g *OpGraph) Table() [][]string {
+	t := [][]string{{"operator", "kind", "for layer", "rows at most", "stream", "priority", "SMs",
+		"after"}}
+	for _, o := range g.Ops {
+		s := g.Stream(o.Stream)
+		layer, rows, prio, sms := fmt.Sprint(o.Layer), "all", fmt.Sprint(s.Priority), "all"
+		if o.Layer == 0 {
+			layer = "all"
+		}
+		if o.Rows > 0 {
+			rows = fmt.Sprint(o.Rows)
+		}
+		if s.SMs > 0 {
+			sms = fmt.Sprint(s.SMs)
+		}
+		if s.OnCPU {
+			prio, sms = "-", "CPU"
+		}
+		t = append(t, []string{o.Name, o.Kind, layer, rows, o.Stream, prio, sms,
+			strings.Join(o.After, " ")})
+	}
+	return t
+}

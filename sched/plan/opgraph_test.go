@@ -1,0 +1,85 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/graph"
+)
+
+// The graph of every pipeline: acyclic, each operator once, training last; what the pipeline is for
+// is in its edges.
+func TestOpGraph(t *testing.T) {
+	for _, pipeline := range PipelineNames(nil) {
+		for _, stack := range Stacks {
+			for hops := 1; hops <= 4; hops++ {
+				c := Config{Pipeline: pipeline, IOStack: stack, Fanouts: slices.Repeat([]int{3},
+					hops), Batch: 10}.WithDefaults()
+				if c.Check() != nil {
+					continue
+				}
+				g := c.Operators(true)
+				name := fmt.Sprintf("%s %s %d", pipeline, stack, hops)
+				seen := map[string]bool{}
+				for _, o := range g.Ops {
+					require.False(t, seen[o.Name], name)
+					for _, a := range o.After {
+						require.True(t, seen[a], "%s: %s after %s", name, o.Name, a)
+					}
+					seen[o.Name] = true
+					require.Contains(t, g.Streams, g.Stream(o.Stream), name)
+				}
+				require.Equal(t, "T", g.Ops[len(g.Ops)-1].Name)
+				parts := 1
+				if g.PerHop {
+					parts = hops + 1
+				}
+				require.Len(t, g.Ops, hops+4*parts+1, name)
+				require.Len(t, c.Operators(false).Ops, hops+2*parts+1, name)
+				if g.Serial {
+					for i, o := range g.Ops[1:] {
+						require.Equal(t, []string{g.Ops[i].Name}, o.After, name)
+					}
+					continue
+				}
+				// Gathering does not wait for reads, nor sampling for lookups.
+				last := fmt.Sprint(hops)
+				require.Equal(t, []string{"L" + last}, g.Op("G"+last).After, name)
+				if hops > 1 {
+					require.Equal(t, []string{"S" + fmt.Sprint(hops-1)}, g.Op("S"+last).After, name)
+				}
+				require.Equal(t, c.Schedule().Credits, g.Credits)
+				require.Equal(t, int64(40), g.Op("S1").Rows)
+				require.Equal(t, hops, g.Op("S1").Layer)
+				require.Equal(t, 1, g.Op("S"+last).Layer)
+			}
+		}
+	}
+	c := Config{Policy: "lru", Batch: 10, Fanouts: []int{5, -1}}.WithDefaults()
+	require.Equal(t, []string{"C2"}, c.Operators(true).Op("G2").After,
+		"a dynamic tier moves data in the order of its decisions")
+	require.Zero(t, c.Operators(true).Op("T").Rows)
+	require.Empty(t, c.Operators(true).Op("L0").After)
+	require.Contains(t, c.Operators(true).Bounds()[0], "from their gather")
+	c.Window = 2
+	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L0").After,
+		"a window looks a batch up when all of it is sampled")
+	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L1").After)
+	c = Config{Mode: ModeGIDS}.WithDefaults()
+	require.Contains(t, c.Operators(true).Bounds()[1],
+		"at most 41 are sampled and not trained, 32 of them")
+	require.Contains(t, Config{}.WithDefaults().Operators(true).Bounds()[0], "from their lookup")
+	c = Config{Sampler: graph.Ladies, Batch: 10, Fanouts: []int{7, 8}}.WithDefaults()
+	require.Equal(t, int64(25), c.Operators(true).Op("T").Rows)
+
+	c = Config{Pipeline: PipelineSeries, SMs: SMBudget{Sample: 1, Train: 2}}.WithDefaults()
+	for _, s := range c.Operators(true).Streams {
+		require.Zero(t, s.SMs, "alone, an operator has every SM")
+	}
+	c.Pipeline = DefaultPipeline
+	require.Equal(t, 1, c.Operators(true).StreamOptions(OpSample).SMs)
+	require.Equal(t, 2, c.Operators(true).StreamOptions(OpTrain).SMs)
+}

@@ -1,0 +1,100 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Pipeline says which operators of mini-batches overlap. It never changes a result.
+//
+// One file for each pipeline registers it. The operator graph, the schedule, the tuner, checks and
+// help ask the registry, so nothing else names a pipeline, but modes, which choose one.
+type Pipeline struct {
+	Name string
+	// Summary says in a line what overlaps.
+	Summary string
+	// Rank is the place in lists, the least first.
+	Rank int
+	// PerHop: the rows of a hop are looked up and read while the next hop is sampled.
+	PerHop bool
+	// Ahead: Config.Depth mini-batches are prepared while one trains.
+	Ahead bool
+	// WholeDevice: the operator that runs has all SMs. Budgets mean nothing.
+	WholeDevice bool
+	// Check refuses what this pipeline has no use for; c is filled. Nil: it takes everything.
+	Check func(c Config) error
+}
+
+// Serial tells whether one operator runs at a time: nothing overlaps within a mini-batch, nor
+// between two of them.
+func (p *Pipeline) Serial() bool { return !p.PerHop && !p.Ahead }
+
+// whole tells whether a mini-batch is sampled before its rows are looked up.
+func (p *Pipeline) whole() bool { return !p.PerHop }
+
+var pipelines []*Pipeline
+
+// registerPipeline adds a pipeline to the registry.
+func registerPipeline(p Pipeline) *Pipeline {
+	if slices.ContainsFunc(pipelines,
+		func(o *Pipeline) bool { return o.Name == p.Name || o.Rank == p.Rank }) {
+		panic("pipeline " + p.Name + ": its name or rank is taken")
+	}
+	pipelines = append(pipelines, &p)
+	slices.SortFunc(pipelines, func(a, b *Pipeline) int { return cmp.Compare(a.Rank, b.Rank) })
+	return &p
+}
+
+// Pipelines returns every pipeline, the least rank first.
+func Pipelines() []*Pipeline { return slices.Clone(pipelines) }
+
+// PipelineNames returns the names of the pipelines that have a trait; of all where it is nil.
+func PipelineNames(has func(*Pipeline) bool) (names []string) {
+	for _, p := range pipelines {
+		if has == nil || has(p) {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// pipelineOf returns the pipeline of a name, nil for none.
+func pipelineOf(name string) *Pipeline {
+	if i := slices.IndexFunc(pipelines,
+		func(p *Pipeline) bool { return p.Name == name }); i >= 0 {
+		return pipelines[i]
+	}
+	return nil
+}
+
+// Overlap returns the pipeline of a configuration; DefaultPipeline where Check would refuse the
+// name.
+func (c Config) Overlap() *Pipeline {
+	if p := pipelineOf(c.Pipeline); p != nil {
+		return p
+	}
+	return pipelineOf(DefaultPipeline)
+}
+
+// Schedule is what a pipeline means for a configuration: the two kinds of overlap, and how many
+// batches may be in flight.
+type Schedule struct {
+	Credits int // mini-batches whose rows are on their way or in place: feature tensors
+	// mini-batches that are sampled and not trained, to begin with; a dynamic tier may have more
+	// than credits
+	Samples int
+	PerHop  bool // rows of hop h are looked up and read while hop h+1 is sampled
+	Serial  bool // one operator at a time: gather waits for the reads
+	Group   bool // the reads of several batches are merged
+}
+
+// Schedule returns what the configuration's pipeline means.
+func (c Config) Schedule() Schedule {
+	p := c.Overlap()
+	s := Schedule{Credits: 1, PerHop: p.PerHop, Serial: p.Serial(), Group: c.Accumulate > 0}
+	if p.Ahead {
+		s.Credits = c.Depth + 1
+	}
+	s.Samples = s.Credits + c.Window
+	return s
+}

@@ -1,0 +1,21 @@
+package plan
+
+import "helios/internal/errs"
+
+// PipelineRunAhead samples ahead for the window buffer and the accumulator of GIDS, which keep the
+// lines and merge the reads of coming mini-batches; else one operator at a time.
+const PipelineRunAhead = "run-ahead"
+
+var _ = registerPipeline(Pipeline{
+	Name:    PipelineRunAhead,
+	Summary: "sampling of coming mini-batches, as far as window and accumulator look; else nothing",
+	Rank:    60,
+	Check: func(c Config) error {
+		if c.Accumulate == 0 && c.Window == 0 {
+			return errs.New(errs.Usage,
+				"option pipeline %s samples ahead for option window and option accumulate, and neither is given; give one, or use option pipeline %s",
+				PipelineRunAhead, PipelineNone)
+		}
+		return nil
+	},
+})

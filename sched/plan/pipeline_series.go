@@ -1,0 +1,21 @@
+package plan
+
+import "helios/internal/errs"
+
+// PipelineSeries is the NoPipe of Helios's evaluation: one operator at a time, each with all SMs.
+const PipelineSeries = "series"
+
+var _ = registerPipeline(Pipeline{
+	Name:        PipelineSeries,
+	Summary:     "nothing: one operator at a time, each with all SMs",
+	Rank:        50,
+	WholeDevice: true,
+	Check: func(c Config) error {
+		if c.SMs != (SMBudget{}) {
+			return errs.New(errs.Usage,
+				"option pipeline %s gives each operator all SMs; leave the SM budgets out, or use option pipeline %s",
+				PipelineSeries, PipelineNone)
+		}
+		return nil
+	},
+})

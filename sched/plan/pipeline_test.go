@@ -1,0 +1,37 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Every pipeline's schedule is what its traits say, under the defaults of the first mode.
+func TestPipelines(t *testing.T) {
+	names := PipelineNames(nil)
+	require.Equal(t, DefaultPipeline, names[0])
+	for i, p := range Pipelines() {
+		require.Equal(t, names[i], p.Name)
+		require.NotEmpty(t, p.Summary, p.Name)
+		require.False(t, p.WholeDevice && !p.Serial(), "%s: who has the device, runs alone", p.Name)
+		c := Config{Pipeline: p.Name, Depth: 3, Tune: TuneQuick}.WithDefaults()
+		require.Same(t, p, c.Overlap())
+		s := c.Schedule()
+		require.Equal(t, []bool{p.PerHop, !p.PerHop && !p.Ahead}, []bool{s.PerHop, s.Serial},
+			p.Name)
+		if p.Ahead {
+			require.Equal(t, 4, s.Credits, p.Name)
+			require.NotEmpty(t, c.TuneDepths(), p.Name)
+		} else {
+			require.Equal(t, 1, s.Credits, p.Name)
+			require.Empty(t, c.TuneDepths(), p.Name)
+		}
+		require.Equal(t, s.Credits, s.Samples, p.Name)
+	}
+	// a name that Check refuses does not crash what asks before
+	c := Config{Pipeline: "turbo"}.WithDefaults()
+	require.Equal(t, DefaultPipeline, c.Overlap().Name)
+	require.ErrorContains(t, c.Check(), "turbo")
+	require.Panics(t, func() { registerPipeline(Pipeline{Name: DefaultPipeline, Rank: 99}) })
+	require.Panics(t, func() { registerPipeline(Pipeline{Name: "new", Rank: 10}) })
+}

@@ -1,0 +1,143 @@
+package prepare
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"helios/graph"
+	"helios/sched/plan"
+)
+
+// OpenTopology opens what sampling reads.
+func (s *Sampling) OpenTopology(ctx context.Context) (err error) {
+	in := s.In
+	switch {
+	case s.Config.Topology == plan.TopologySSD:
+		if err := s.openStorage(ctx); err != nil {
+			return err
+		}
+	case s.OnGPU():
+		s.Topology, err = in.Dataset.TopologyInMemory()
+	default:
+		s.Topology, err = in.Dataset.Topology()
+	}
+	if err != nil {
+		return err
+	}
+	if s.dtopo, err = graph.Attach(s.Device, s.Topology); err != nil {
+		return err
+	}
+	s.OnClose(s.dtopo.Close)
+	return nil
+}
+
+// openStorage opens a topology whose lists stay on storage. It is the run's own: what a neighbour
+// cache holds is the run's.
+func (s *Sampling) openStorage(ctx context.Context) error {
+	in := s.In
+	bytes, err := in.Dataset.TopologyBytes()
+	if err != nil {
+		return err
+	}
+	// The file is checked and the cache filled: the longest single wait of a run's beginning.
+	s.Observer.TellStep("open topology", 0, 1)
+	cache := s.Config.NeighborCache.Of(bytes)
+	if s.Config.NeighborCache.Percent != 0 &&
+		cache < graph.LeastNeighborCache(in.Dataset.Meta.Nodes) {
+		// so few edges that a share of them holds nothing: nobody has asked for a cache that can't
+		// be
+		cache = 0
+	}
+	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache})
+	if err != nil {
+		if stopped := Interrupted(ctx); stopped != nil {
+			return stopped
+		}
+		return err
+	}
+	s.OnClose(t.Close)
+	s.Observer.TellStep("open topology", 1, 1)
+	s.Topology = t
+	if i := t.StorageInfo(); !i.Direct || !i.IOUring {
+		how := "the page cache"
+		if i.Direct {
+			how = "threads, as there is no io_uring"
+		}
+		s.Observer.TellNote(fmt.Sprintf("--topology ssd: the lists of %s are read through %s",
+			in.Dataset.Dir(), how))
+	}
+	return nil
+}
+
+// TopologyNeeds is the CPU memory that opening the topology will take; 0 where that is counted
+// already or can be given back at any time.
+func (s *Sampling) TopologyNeeds() int64 {
+	m := s.In.Dataset.Meta
+	width := int64(4)
+	if m.Nodes > math.MaxUint32 {
+		width = 8
+	}
+	switch {
+	case s.Topology != nil:
+		return 0
+	case s.Config.Topology == plan.TopologySSD:
+		// Offsets, checksums, and the neighbour cache. What reads go to is little.
+		return (m.Nodes+1)*8 + m.Edges*width/1024 + s.NeighborCacheNeeds()
+	case s.OnGPU():
+		return (m.Nodes+1)*8 + m.Edges*width
+	}
+	return 0
+}
+
+// NeighborCacheNeeds is what a neighbour cache will take, which is no more than all lists do.
+func (s *Sampling) NeighborCacheNeeds() int64 {
+	m := s.In.Dataset.Meta
+	width := int64(4)
+	if m.Nodes > math.MaxUint32 {
+		width = 8
+	}
+	if s.Topology != nil || s.Config.Topology != plan.TopologySSD {
+		return 0
+	}
+	return min(s.Config.NeighborCache.Of(m.Edges*width), graph.MostNeighborCache(m.Nodes, m.Edges))
+}
+
+// SampleContext is opCtx for sampling, which over a topology on storage reads: a hop may take long
+// then, so after an interrupt it goes on for s.grace only.
+func (s *Sampling) SampleContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.Topology != nil && s.Topology.OnStorage() {
+		return s.ReadContext(ctx)
+	}
+	return s.OperatorContext(ctx)
+}
+
+// newSampler makes a sampler of the run's kind.
+func (s *Sampling) newSampler(fanouts []int) (*graph.Sampler, error) {
+	return graph.NewSampler(s.Device, s.dtopo, graph.SamplerConfig{
+		Method: s.Config.Sampler, Fanouts: fanouts, Seed: s.Config.Seed,
+		Degrees: s.Config.Arch().Degrees(),
+	})
+}
+
+// TopologyReads is what sampling has read of a topology on storage since an earlier time, as before
+// says; nil for one in memory.
+func (s *Sampling) TopologyReads(before *graph.StorageStats) *graph.StorageStats {
+	if s.Topology == nil || !s.Topology.OnStorage() {
+		return nil
+	}
+	now := s.Topology.Storage()
+	if before != nil {
+		now = now.Sub(*before)
+	}
+	return &now
+}
+
+// TopologyInfo says how a topology on storage is held; nil for one in memory.
+func (s *Sampling) TopologyInfo() *graph.StorageInfo {
+	if s.Topology == nil || !s.Topology.OnStorage() {
+		return nil
+	}
+	i := s.Topology.StorageInfo()
+	return &i
+}

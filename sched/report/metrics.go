@@ -1,0 +1,234 @@
+// Package report holds what a run tells: the result of training, evaluation and a modelled run,
+// the figures of each epoch and SSD, and the observer that hears of them while the run goes on.
+package report
+
+import (
+	"helios/graph"
+	"helios/internal/hostmem"
+	"helios/sched/plan"
+)
+
+// StageSeconds is the time in which each operator's own resource was busy. For sample, lookup,
+// gather and train that is the SMs that its stream held, not its waits for SMs that others held:
+// the stages of a device with one SM would seem to overlap otherwise. Lookups in a dynamic tier are
+// the CPU's, and those by which a window hears of coming batches count too. Submit is the
+// submitting kernel, complete the SSDs from a read's submission to its end. Train includes the
+// widening of rows that are not stored as float32. Several instances of an operator in flight
+// (reads of several hops) count once.
+type StageSeconds struct {
+	Sample   float64 `json:"sample"`
+	Lookup   float64 `json:"lookup"`
+	Submit   float64 `json:"submit"`
+	Complete float64 `json:"complete"`
+	Gather   float64 `json:"gather"`
+	Train    float64 `json:"train"`
+	// Topology is what sampling waited for lists of a topology on storage.
+	Topology float64 `json:"topology,omitempty"`
+}
+
+// Sum is the time that the operators would take one after the other.
+func (s StageSeconds) Sum() float64 {
+	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train + s.Topology
+}
+
+// Add adds o, stage by stage.
+func (s *StageSeconds) Add(o StageSeconds) { s.AddTimes(o, 1) }
+
+// AddTimes adds o times sign.
+func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
+	s.Sample += sign * o.Sample
+	s.Lookup += sign * o.Lookup
+	s.Submit += sign * o.Submit
+	s.Complete += sign * o.Complete
+	s.Gather += sign * o.Gather
+	s.Train += sign * o.Train
+	s.Topology += sign * o.Topology
+}
+
+// EpochResult is one epoch of training and its validation. Seconds, stall, overlap and
+// stage_seconds are of the training pass alone.
+//
+//   - overlap is 1 - seconds / (sum of stage_seconds), as it is: a serial run shows a little
+//     less than 0, the time between operators.
+//   - stall is the share of seconds in which training waited for its next batch.
+//   - read_amplification is bytes_ssd over the bytes of the rows that had to come from SSD,
+//     each row counted once for a mini-batch that needs it; 0 where none had to.
+type EpochResult struct {
+	Epoch             int          `json:"epoch"` // from 1
+	Seconds           float64      `json:"seconds"`
+	Loss              float64      `json:"loss"` // mean over the seeds that have a label
+	TrainAcc          float64      `json:"train_acc"`
+	ValAcc            *float64     `json:"val_acc"` // null without validation
+	ValSeconds        float64      `json:"val_seconds"`
+	Batches           int          `json:"batches"`
+	Seeds             int64        `json:"seeds"`
+	RowsGPU           int64        `json:"rows_gpu"`
+	RowsCPU           int64        `json:"rows_cpu"`
+	RowsSSD           int64        `json:"rows_ssd"`
+	BytesSSD          int64        `json:"bytes_ssd"`
+	SSDCommands       int64        `json:"ssd_commands"`
+	Retries           int64        `json:"retries"`
+	Timeouts          int64        `json:"timeouts"`
+	ReadAmplification float64      `json:"read_amplification"`
+	Stall             float64      `json:"stall"`
+	Overlap           float64      `json:"overlap"`
+	SeedsPerSecond    float64      `json:"seeds_per_second"`
+	SSDBytesPerSecond float64      `json:"ssd_bytes_per_second"` // over seconds, as the next
+	SSDIOPS           float64      `json:"ssd_iops"`
+	StageSeconds      StageSeconds `json:"stage_seconds"`
+	// resident at the end of the epoch, without pages of files
+	MemoryBytes int64 `json:"memory_bytes"`
+	// Lines that a dynamic GPU tier took in, those that it let go for them, and those that found no
+	// place; 0 in a static one.
+	LinesInserted int64 `json:"lines_inserted"`
+	LinesEvicted  int64 `json:"lines_evicted"`
+	LinesBypassed int64 `json:"lines_bypassed"`
+	// HitRatio is the share of rows that no SSD had to give.
+	HitRatio float64 `json:"hit_ratio"`
+	// ReadGroups are the sets of reads that the accumulator merged, of GroupBatches batches in the
+	// mean; 0 without it.
+	ReadGroups   int     `json:"read_groups"`
+	GroupBatches float64 `json:"group_batches"`
+	// TopologyReads is what sampling read of a topology on storage, run-ahead included; absent for
+	// one in memory.
+	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
+}
+
+// Result is a finished run: the last line of "train --json".
+type Result struct {
+	Event   string `json:"event"` // "result"
+	Mode    string `json:"mode"`
+	Model   string `json:"model"`
+	Dataset string `json:"dataset"`
+	Seed    uint64 `json:"seed"`
+	Device  string `json:"device"`
+	// of the host device: generic, avx2 or avx512; of a GPU: ptx
+	Kernels  string        `json:"kernels"`
+	IOStack  string        `json:"io_stack"`
+	Pipeline string        `json:"pipeline"`
+	Epochs   []EpochResult `json:"epochs"`
+	// the earliest with the best validation accuracy
+	BestEpoch int `json:"best_epoch"`
+	// with that epoch's parameters; null without a test
+	TestAcc *float64 `json:"test_acc"`
+	// of the rows on the SSDs, in the slots and in the tiers
+	RowDType string `json:"row_dtype"`
+	RowBytes int64  `json:"row_bytes"` // of one of them
+	// against the feature function, in training and evaluation
+	RowsVerified    *int64        `json:"rows_verified,omitempty"`
+	GPUCacheBytes   int64         `json:"gpu_cache_bytes"`
+	CPUCacheBytes   int64         `json:"cpu_cache_bytes"`
+	TopologyBytes   int64         `json:"topology_bytes"`
+	PeakMemoryBytes int64         `json:"peak_memory_bytes"`
+	Memory          []hostmem.Use `json:"memory"` // at the end, by purpose, the largest first
+	PresampleSecs   float64       `json:"presample_seconds"`
+	FillSeconds     float64       `json:"fill_seconds"`
+	ParamsSHA256    string        `json:"params_sha256"` // after the last epoch
+	RunInfo
+	IO         IOResult `json:"io"`
+	Checkpoint string   `json:"checkpoint,omitempty"`
+	ResumedAt  string   `json:"resumed_at,omitempty"`
+}
+
+// Observer hears how a run goes. Nil functions are not called; all calls come from the
+// goroutine that called Train.
+type Observer struct {
+	Epoch func(EpochResult)
+	Step  func(stage string, done, total int)
+	Note  func(string)
+	// Plan hears of the run's operators: once, when all is open and the first batch is about to be
+	// sampled, and again where the tuner chose other bounds.
+	Plan func(*plan.OpGraph)
+}
+
+// TellPlan passes the operator graph on.
+func (o Observer) TellPlan(g *plan.OpGraph) {
+	if o.Plan != nil {
+		o.Plan(g)
+	}
+}
+
+// TellEpoch passes a finished epoch on.
+func (o Observer) TellEpoch(e EpochResult) {
+	if o.Epoch != nil {
+		o.Epoch(e)
+	}
+}
+
+// TellStep passes the progress of a stage on.
+func (o Observer) TellStep(stage string, done, total int) {
+	if o.Step != nil {
+		o.Step(stage, done, total)
+	}
+}
+
+// TellNote passes a line for people on.
+func (o Observer) TellNote(s string) {
+	if o.Note != nil {
+		o.Note(s)
+	}
+}
+
+// Partial is what an unfinished epoch has gathered; it travels in checkpoints, so that a
+// resumed epoch reports what an undisturbed one would. Counts are those of trained batches.
+type Partial struct {
+	Seconds  float64      `json:"seconds"`
+	Waited   float64      `json:"waited"`
+	LossSum  float64      `json:"loss_sum"` // sum over batches of mean loss * labelled seeds
+	Correct  int64        `json:"correct"`
+	Counted  int64        `json:"counted"`
+	Batches  int          `json:"batches"`
+	Seeds    int64        `json:"seeds"`
+	RowsGPU  int64        `json:"rows_gpu"`
+	RowsCPU  int64        `json:"rows_cpu"`
+	RowsSSD  int64        `json:"rows_ssd"`
+	BytesSSD int64        `json:"bytes_ssd"`
+	Commands int64        `json:"commands"`
+	Retries  int64        `json:"retries"`
+	Timeouts int64        `json:"timeouts"`
+	Stages   StageSeconds `json:"stages"`
+	// Of a dynamic tier, in lines, and of the accumulator: sets of merged reads, and the batches in
+	// them.
+	Inserted int64 `json:"inserted,omitempty"`
+	Evicted  int64 `json:"evicted,omitempty"`
+	Bypassed int64 `json:"bypassed,omitempty"`
+	Groups   int   `json:"groups,omitempty"`
+	Grouped  int   `json:"grouped,omitempty"`
+	// Of a topology on storage.
+	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
+}
+
+// Result turns the sums into an epoch's line. epoch counts from 0.
+func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
+	r := EpochResult{
+		Epoch: epoch + 1, Seconds: p.Seconds, Batches: p.Batches, Seeds: p.Seeds,
+		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
+		BytesSSD: p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
+		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
+	}
+	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted,
+		p.Bypassed, p.Groups
+	if p.Groups > 0 {
+		r.GroupBatches = float64(p.Grouped) / float64(p.Groups)
+	}
+	if all := p.RowsGPU + p.RowsCPU + p.RowsSSD; all > 0 {
+		r.HitRatio = float64(p.RowsGPU+p.RowsCPU) / float64(all)
+	}
+	if p.Counted > 0 {
+		r.Loss = p.LossSum / float64(p.Counted)
+		r.TrainAcc = float64(p.Correct) / float64(p.Counted)
+	}
+	if p.RowsSSD > 0 {
+		r.ReadAmplification = float64(p.BytesSSD) / float64(p.RowsSSD*rowBytes)
+	}
+	if p.Seconds > 0 {
+		r.Stall = p.Waited / p.Seconds
+		r.SeedsPerSecond = float64(p.Seeds) / p.Seconds
+		r.SSDBytesPerSecond = float64(p.BytesSSD) / p.Seconds
+		r.SSDIOPS = float64(p.Commands) / p.Seconds
+	}
+	if s := p.Stages.Sum(); s > 0 {
+		r.Overlap = 1 - p.Seconds/s
+	}
+	return r
+}

@@ -1,0 +1,92 @@
+package report
+
+import (
+	"fmt"
+
+	"helios/dataset"
+	"helios/gpuio"
+	"helios/graph"
+)
+
+// HotnessInfo says what placed the static tiers.
+type HotnessInfo struct {
+	By string `json:"by"` // one of Hotnesses, or the path of the user's list
+	// Epochs of sampling that were counted.
+	Epochs int `json:"epochs,omitempty"`
+	// File is where the scores were found (Reused) or are kept now.
+	File   string `json:"file,omitempty"`
+	Reused bool   `json:"reused"`
+	// Seconds is what finding them took, whenever that was.
+	Seconds float64 `json:"seconds"`
+}
+
+func (i HotnessInfo) String() string {
+	s := i.By
+	switch {
+	case i.Epochs == 1:
+		s += " of 1 epoch"
+	case i.Epochs > 1:
+		s += fmt.Sprintf(" of %d epochs", i.Epochs)
+	}
+	switch {
+	case i.Reused:
+		s += ", reused from " + i.File
+	case i.File != "":
+		s += ", kept in " + i.File
+	}
+	return s
+}
+
+// RunInfo says how a run got at its rows and computed.
+type RunInfo struct {
+	MemoryRung string `json:"memory_rung"`
+	// MemoryRungTried is why no better rung was taken, the best first.
+	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
+	Precision       string            `json:"precision"` // of products
+	// the library that computed them; "off": our kernels
+	BLAS string `json:"blas"`
+	// GPUCacheShrunkBytes is what the GPU tier gave back because the device's memory ran out.
+	GPUCacheShrunkBytes int64 `json:"gpu_cache_shrunk_bytes"`
+	// Policy of the GPU tier; with another than "static" its lines are CacheLineBytes long,
+	// PolicyBytes is what the policy keeps of them in the CPU's memory, and Window how many coming
+	// batches' lines stay.
+	Policy         string `json:"policy"`
+	CacheLineBytes int64  `json:"cache_line_bytes,omitempty"`
+	PolicyBytes    int64  `json:"policy_bytes,omitempty"`
+	Window         int    `json:"window"`
+	// Accumulator is absent where reads are not merged.
+	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
+	Sampler     string           `json:"sampler"`
+	Topology    string           `json:"topology"`
+	// TopologyStorage says how a topology on storage is held; absent for one in memory.
+	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
+	// Seal says what was checked of the dataset's files; absent in a modelled run.
+	Seal *dataset.SealInfo `json:"seal,omitempty"`
+	// Hotness is what placed the static tiers; absent where nothing had to.
+	Hotness *HotnessInfo `json:"hotness,omitempty"`
+	// Tuned is what the tuner measured and chose; absent without it.
+	Tuned *TuneResult `json:"tuned,omitempty"`
+}
+
+// TuneTrial is one value of a setting as it was measured.
+type TuneTrial struct {
+	Setting string `json:"setting"` // a flag of train
+	Value   string `json:"value"`
+	Batches int    `json:"batches"`
+	// Seconds of one mini-batch, the best of the rounds.
+	Seconds float64 `json:"seconds_per_batch"`
+	Before  bool    `json:"before,omitempty"` // the value before
+	Chosen  bool    `json:"chosen,omitempty"`
+}
+
+// TuneResult is what the tuner did.
+type TuneResult struct {
+	Level   string      `json:"level"` // quick or full
+	Batches int         `json:"batches"`
+	Seconds float64     `json:"seconds"`
+	Trials  []TuneTrial `json:"trials"`
+	// Flags are what the run goes on with, where that differs from what it was told.
+	Flags string `json:"flags"`
+	// Skipped is why less was measured than could have been; empty: nothing was left out.
+	Skipped string `json:"skipped,omitempty"`
+}

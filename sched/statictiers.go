@@ -1,0 +1,295 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"helios/cache"
+	"helios/cache/trace"
+	"helios/cuda"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/sched/plan"
+	"helios/sched/report"
+)
+
+// staticTiers hold rows that were placed once, by their hotness: the hottest in the device's
+// memory, the next in pinned memory of the CPU. Reads go straight into a batch's feature tensor,
+// which it therefore has from its first sample on.
+type staticTiers struct {
+	e      *engine
+	hetero *cache.Hetero // nil until the tiers are placed
+}
+
+func (t *staticTiers) layout() gpuio.Layout { return t.e.store.layout }
+
+// place gives the hottest rows to the GPU tier and the next to the CPU tier, by e.tiers, and reads
+// them.
+func (t *staticTiers) place(ctx context.Context) (err error) {
+	e := t.e
+	// The stack comes first: the tiers get what it leaves of the device's memory.
+	if err := e.store.open(ctx, e.store.layout); err != nil {
+		return untiered{err}
+	}
+	if e.placement, err = e.Choose(ctx, e.tiers, e.hooks()); err != nil {
+		return untiered{err}
+	}
+	e.tiers = plan.TierSizes{GPURows: int64(len(e.placement.GPU)),
+		CPURows: int64(len(e.placement.CPU))}
+	if t.hetero, err = cache.NewHetero(e.Device, e.Rows, e.RowBytes, len(e.store.ssds),
+		e.placement); err != nil {
+		return err
+	}
+	for _, s := range e.slots {
+		for i := range s.segs {
+			if s.segs[i].buckets, err = t.hetero.NewBuckets(); err != nil {
+				return err
+			}
+		}
+	}
+	start := time.Now()
+	for _, f := range []struct {
+		tier cache.Tier
+		name string
+	}{{cache.GPU, "fill gpu cache"}, {cache.CPU, "fill cpu cache"}} {
+		if err := e.store.fill(ctx, t.hetero.TierRows(f.tier), t.hetero.TierBuffer(f.tier),
+			f.name); err != nil {
+			return err
+		}
+	}
+	e.filled(start)
+	if e.tiers.GPURows+e.tiers.CPURows == e.Rows { // inmem, or budgets that hold everything
+		return e.store.close()
+	}
+	return nil
+}
+
+// close frees the tiers and what looks rows up in them.
+func (t *staticTiers) close() error {
+	var all []error
+	for _, s := range t.e.slots {
+		for i := range s.segs {
+			if b := s.segs[i].buckets; b != nil {
+				all = append(all, b.Close())
+				s.segs[i].buckets = nil
+			}
+		}
+	}
+	if t.hetero != nil {
+		all = append(all, t.hetero.Close())
+		t.hetero = nil
+	}
+	return errors.Join(all...)
+}
+
+// staticPart is of a segment over static tiers.
+type staticPart struct {
+	buckets   *cache.Buckets
+	pending   gpuio.Pending // nil when nothing is in flight
+	submitted time.Time
+}
+
+// staticStages are the stages of a walk over static tiers:
+//
+//	sample ──work──▶ look up, submit, gather ──slot──▶ complete ──slot──▶ train
+type staticStages struct {
+	*staticTiers
+	w         *walk
+	submitted chan *slot
+}
+
+func (t *staticTiers) begin(w *walk) stages {
+	return &staticStages{t, w, make(chan *slot, w.most)}
+}
+
+// room grows the feature tensor for the rows of the next part. The reads of earlier hops are in
+// flight: what is behind the tensor grows, and it stays where it is.
+func (a *staticStages) room(s *slot, rows int64) error {
+	if err := a.e.fits(s.index, rows, s.x.Size()); err != nil {
+		return err
+	}
+	if err := s.x.Grow(rows * a.e.RowBytes); err != nil {
+		return fmt.Errorf("batch %d: features of %d rows: %w", s.index, rows, err)
+	}
+	return nil
+}
+
+// admit looks up what the sampler hands on, and hands on the batches whose reads are all out.
+func (a *staticStages) admit(ctx context.Context, parts <-chan work) error {
+	defer close(a.submitted)
+	for w := range parts {
+		if ctx.Err() != nil {
+			continue // drain: the sampler never blocks on us
+		}
+		if err := a.lookup(ctx, w); err != nil {
+			return err
+		}
+		if w.last {
+			a.submitted <- w.s
+		}
+	}
+	return nil
+}
+
+// deliver waits for the rows of one batch after the other.
+func (a *staticStages) deliver(ctx context.Context, ready chan<- *slot) error {
+	for s := range a.submitted {
+		if ctx.Err() != nil {
+			continue
+		}
+		if err := a.complete(ctx, s); err != nil {
+			return err
+		}
+		ready <- s
+	}
+	return nil
+}
+
+func (a *staticStages) release(*slot) {}
+
+// lookup runs L, I and G for a part: its rows are found in the tiers, the reads of the others go
+// out, and the cached ones are gathered meanwhile.
+func (a *staticStages) lookup(ctx context.Context, w work) error {
+	e, p, s := a.e, a.w.p, w.s
+	if !e.turn.take(ctx) {
+		return nil
+	}
+	defer e.turn.end()
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	if w.count > 0 {
+		if s.used == 0 {
+			if err := e.rec.begin(p, s.index); err != nil {
+				return err
+			}
+		}
+		if err := e.rec.part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+		g := &s.segs[s.used]
+		s.used++
+		b := g.buckets
+		g.begin(w)
+		begin := e.trace.now()
+		err := a.hetero.Lookup(op, e.lookupS, w.nodes, w.first, w.count, b)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+		g.ngpu, g.ncpu, g.nmiss, g.moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
+		e.trace.op(report.TrackLookup, plan.OperatorName("L", w.hop), begin, p, s.index, w.count)
+		if g.nmiss > 0 {
+			if e.store.reader == nil {
+				return fmt.Errorf("batch %d: %d rows are in no tier and no SSD is open", s.index,
+					g.nmiss)
+			}
+			rd, end := e.ReadContext(ctx)
+			defer end()
+			g.submitted = time.Now()
+			g.pending, err = e.store.reader.Submit(rd, &gpuio.ReadSet{
+				Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
+				Dst: s.x, DstStride: e.RowBytes, DstBytes: (w.first + w.count) * e.RowBytes,
+			})
+			if err != nil {
+				return fmt.Errorf("batch %d: %w", s.index, readError(err))
+			}
+			e.trace.read(g.nmiss)
+			if e.plan.Serial {
+				if err := a.wait(rd, s, g); err != nil {
+					return err
+				}
+			}
+		}
+		err = e.trace.mark(e.gatherS, g.gatherFrom)
+		if err == nil {
+			err = a.hetero.Gather(e.gatherS, b, s.x.Ptr(), e.RowBytes)
+		}
+		if err == nil {
+			err = e.trace.mark(e.gatherS, g.gatherTo)
+		}
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+	}
+	if w.last {
+		return e.gatherS.Record(s.ready)
+	}
+	return nil
+}
+
+// wait runs C for one part.
+func (a *staticStages) wait(op context.Context, s *slot, g *segment) error {
+	e, p := a.e, a.w.p
+	st, err := g.pending.Wait(op)
+	if err != nil && op.Err() != nil {
+		return errs.New(errs.Device, "batch %d: reads of %d rows did not end within %v: %w",
+			s.index, g.nmiss, e.Config.OpTimeout, err)
+	}
+	g.pending = nil
+	e.trace.read(-g.nmiss)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, readError(err))
+	}
+	if st.Rows != g.nmiss {
+		return errs.New(errs.Device, "batch %d: %d rows were asked for, %d were read", s.index,
+			g.nmiss, st.Rows)
+	}
+	g.stats = st
+	p.clock.read(g.submitted, st)
+	e.trace.span(report.TrackSubmit, plan.OperatorName("I", g.hop), g.submitted, st.Submit, p,
+		s.index, g.nmiss)
+	e.trace.span(report.TrackComplete, plan.OperatorName("C", g.hop), g.submitted.Add(st.Submit),
+		st.Complete, p, s.index, g.nmiss)
+	return nil
+}
+
+// complete holds a batch until all of its rows are in place.
+func (a *staticStages) complete(ctx context.Context, s *slot) error {
+	e := a.e
+	rd, end := e.ReadContext(ctx)
+	defer end()
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	for i := range s.segs[:s.used] {
+		if g := &s.segs[i]; g.pending != nil {
+			if err := a.wait(rd, s, g); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.ready.Synchronize(op); err != nil {
+		return fmt.Errorf("batch %d: gather: %w", s.index, err)
+	}
+	return e.trace.gathers(a.w.p, s)
+}
+
+// drain has nothing to do: the reads of a static tier are those of the slots.
+func (t *staticTiers) drain(context.Context) error { return nil }
+
+func (t *staticTiers) settle() error { return nil }
+
+// Of static tiers, for results, traces and measurements:
+
+func (t *staticTiers) lookahead() int { return 0 }
+
+func (t *staticTiers) forget() {}
+
+func (t *staticTiers) credit(x cuda.Growable) error {
+	s, err := t.e.newSlot()
+	if err == nil {
+		s.x = x
+	}
+	return err
+}
+
+func (t *staticTiers) gpuBytes() int64 { return int64(len(t.e.placement.GPU)) * t.e.RowBytes }
+
+func (t *staticTiers) batchBytes(int64) (bytes, samples int64) { return 0, int64(t.e.plan.Credits) }
+
+func (t *staticTiers) describe(*report.RunInfo) {}
+
+func (t *staticTiers) record(h *trace.Header) cache.Placement {
+	h.GPULines, h.RowsPerLine = t.e.tiers.GPURows, 1
+	return t.e.placement
+}

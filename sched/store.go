@@ -1,0 +1,217 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"helios/cuda"
+	"helios/dataset/stripe"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// store is the SSDs of a run and the I/O stack that reads them.
+type store struct {
+	of     *prepare.Sampling
+	layout gpuio.Layout // of the rows
+	ssds   []*gpuio.SSD
+	memory *gpuio.Memory // of the I/O kernels; nil: as the stack does without
+	reader gpuio.Reader  // nil when every row is in a tier
+	before gpuio.Stats   // of readers that are closed
+	// stopped: the user interrupted, and nothing is worth a long wait any more.
+	stopped bool
+}
+
+// openReader opens the run's I/O stack, and what checks its rows where that was asked for.
+func (s *store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, error) {
+	if !s.of.Config.CheckReads {
+		return s.newReader(s.of.Config.IOStack, l)
+	}
+	// The checksums are read before the stack takes the SSDs' queues.
+	sums, err := stripe.RowSums(ctx, s.of.In.Dataset, s.ssds)
+	if err != nil {
+		return nil, fmt.Errorf("--check-reads: %w", err)
+	}
+	r, err := s.newReader(s.of.Config.IOStack, l)
+	if err != nil {
+		return nil, err
+	}
+	checked, err := gpuio.NewChecked(s.of.Device, r, s.ssds, l, sums)
+	if err != nil {
+		op, cancel := context.WithTimeout(context.Background(), s.of.Config.OpTimeout)
+		defer cancel()
+		return nil, errors.Join(err, r.Close(op))
+	}
+	return checked, nil
+}
+
+// newReader opens an I/O stack by name, for rows or lines that lie as l says.
+func (s *store) newReader(name string, l gpuio.Layout) (gpuio.Reader, error) {
+	c := s.of.Config
+	stack, err := gpuio.FindStack(name)
+	if err != nil {
+		return nil, err
+	}
+	o := gpuio.StackOptions{
+		AsyncOptions: gpuio.AsyncOptions{
+			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
+			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO,
+			Priority: plan.IOPriority, Memory: s.memory,
+		},
+		Engine: c.CPUEngine,
+	}
+	if c.CPUEngine != "pread" { // there a thread is one read in flight
+		o.Workers = c.Workers
+	}
+	return stack.Open(s.of.Device, s.ssds, l, o)
+}
+
+// close ends the stack: afterwards nothing writes to a slot or a tier.
+func (s *store) close() error {
+	if s.reader == nil {
+		return nil
+	}
+	limit := s.of.Config.OpTimeout
+	if s.stopped {
+		limit = s.of.Grace
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	r := s.reader
+	s.before, s.reader = report.AddStats(s.before, r.Stats()), nil
+	return r.Close(ctx)
+}
+
+// stack is the I/O stack that batches read through.
+func (s *store) stack() string {
+	if s.reader == nil {
+		return plan.StackNone
+	}
+	return s.of.Config.IOStack
+}
+
+// fill reads rows one after the other into a buffer.
+func (s *store) fill(ctx context.Context, rows []int64, dst cuda.Buffer, name string) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	n := min(prepare.FillRows, len(rows))
+	ids, err := s.of.Device.Alloc(cuda.MemPinned, int64(n)*8, "tier fill rows")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ids.Free() }()
+	pos, err := s.of.Device.Alloc(cuda.MemPinned, int64(n)*4, "tier fill slots")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pos.Free() }()
+	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
+	ssds := len(s.ssds)
+	for at := 0; at < len(rows); at += n {
+		if err := prepare.Interrupted(ctx); err != nil {
+			return err
+		}
+		part := rows[at:min(at+n, len(rows))]
+		off := make([]int64, ssds+1)
+		for _, r := range part {
+			off[r%int64(ssds)+1]++
+		}
+		for s := range ssds {
+			off[s+1] += off[s]
+		}
+		next := append([]int64(nil), off...)
+		for i, r := range part {
+			k := next[r%int64(ssds)]
+			next[r%int64(ssds)]++
+			idv[k], posv[k] = r, uint32(at+i)
+		}
+		op, cancel := s.of.ReadContext(ctx)
+		p, err := s.reader.Submit(op, &gpuio.ReadSet{
+			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: dst, DstStride: s.of.RowBytes,
+			DstBytes: int64(at+len(part)) * s.of.RowBytes,
+		})
+		if err == nil {
+			_, err = p.Wait(op)
+		}
+		cancel()
+		if err != nil {
+			// The set's buffers may be freed only when nothing can read or write them.
+			s.stopped = ctx.Err() != nil
+			cerr := s.close()
+			if stopped := prepare.Interrupted(ctx); stopped != nil {
+				return errs.With(errs.Interrupted, errors.Join(stopped, cerr))
+			}
+			return fmt.Errorf("filling the %s: %w", name[len("fill "):],
+				errors.Join(readError(err), cerr))
+		}
+		s.of.Observer.TellStep(name, at+len(part), len(rows))
+	}
+	return gpuio.Forget(s.reader, dst) // no SSD writes there again
+}
+
+// readError attaches class Device to a failed read that has no class yet.
+func readError(err error) error {
+	if errs.ClassOf(err) == errs.Failed {
+		return errs.With(errs.Device, err)
+	}
+	return err
+}
+
+// openMemory chooses where the I/O kernels' queues and data are.
+func (s *store) openMemory() (err error) {
+	want := s.of.Config.MemoryRung
+	if !s.of.Config.Queued() || !s.of.OnGPU() && (want == "" || want == gpuio.RungAuto) {
+		return nil
+	}
+	if s.memory, err = gpuio.ChooseRung(s.of.Device, s.ssds, want); err != nil {
+		return err
+	}
+	if s.of.OnGPU() {
+		r := s.memory.Report()
+		text := "I/O memory: rung " + r.Rung
+		if r.How != "" {
+			text += " (" + r.How + ")"
+		}
+		for _, t := range gpuio.Together(r.Tried) {
+			text += "; not " + t.Rung + ": " + t.Why
+		}
+		s.of.Observer.TellNote(text)
+	}
+	return nil
+}
+
+// renew opens the I/O stack anew for rows or lines that lie as l says, as the configuration has it
+// now. Nothing may be in flight.
+func (s *store) renew(ctx context.Context, l gpuio.Layout) error {
+	if err := s.close(); err != nil {
+		return err
+	}
+	return s.open(ctx, l)
+}
+
+// open opens the I/O stack where none is open.
+func (s *store) open(ctx context.Context, l gpuio.Layout) error {
+	if s.reader != nil {
+		return nil
+	}
+	r, err := s.openReader(ctx, l)
+	if err == nil {
+		s.reader = r
+	}
+	return err
+}
+
+// io is what the run has read so far.
+func (s *store) io() report.IOResult {
+	st := s.before
+	if s.reader != nil {
+		st = report.AddStats(st, s.reader.Stats())
+	}
+	return report.NewIOResult(st)
+}

@@ -1,0 +1,524 @@
+package virtual
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"helios/gpuio/iosim"
+	"helios/internal/des"
+	"helios/internal/timeline"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// vmachine is the modelled machine with the operators' streams on it. It lives as long as a run, so
+// that passes follow each other on its clock.
+type vmachine struct {
+	sim   *des.Sim
+	m     *iosim.Machine
+	gpu   *vgpu
+	stack *iosim.Stack // nil when no batch reads
+	work  *cost.Kernels
+	plan  plan.Schedule
+	rec   *timeline.Recorder
+
+	sampleS, lookupS, gatherS, trainS *vstream
+	// directory is the CPU thread that a dynamic tier's policy runs on; nil: rows are looked up by
+	// kernels.
+	directory *des.Pool
+
+	credits, reads int64 // in use, in flight: for the timeline
+}
+
+// vpass is a walk over an order of seed nodes on the virtual clock: what package sched's walk does,
+// stage by stage, with events in the place of goroutines.
+type vpass struct {
+	*vmachine
+	name  string
+	first int // batch
+	n     int // end
+	train bool
+	// window is how many batches after one that is looked up have been sampled by then. grouped:
+	// the reads of several batches are merged, up to one whose shape closes the group. staged: rows
+	// are read beside their places, and all of a part are put there once its reads are whole, part
+	// after part.
+	window          int
+	grouped, staged bool
+	// shape samples batch i and looks its rows up, for real.
+	shape func(i int) (*cost.Shape, error)
+	after func(b *vbatch)
+
+	err      error
+	next     int // batch to sample
+	sampled  int // batches that are
+	sampling bool
+	free     int // credits for samples
+
+	parts   []vpending // for lookup, in order
+	looking bool
+	looks   int // batches looked up
+
+	vstaging
+
+	flying   []*vbatch // sampled or being sampled, in order
+	training bool
+	idle     int64 // since when training waits
+	waited   int64
+
+	start     int64
+	submit    int64
+	completes [][2]int64
+	before    report.StageSeconds
+	end       int64
+}
+
+// vstaging is what a pass over dynamic tiers keeps of sets of reads.
+type vstaging struct {
+	group     *vgroup   // that is being gathered
+	groups    []*vgroup // handed to the SSDs, in order
+	finishing bool
+	features  int // credits for rows, where they are not those for samples
+	merged    int // groups that were handed to them
+	out       int // batches handed to the SSDs, or past them, and not trained
+}
+
+// vbatch is a mini-batch in flight.
+type vbatch struct {
+	*cost.Shape
+	open    int  // parts that are not in place
+	whole   bool // all its parts have been looked up
+	hasRows bool // it has a credit for rows
+}
+
+type vpending struct {
+	b    *vbatch
+	part int
+	last bool
+}
+
+// vgroup is parts that are read as one set.
+type vgroup struct {
+	parts   []vpending
+	arrived bool
+	at      int // part that is next put in its place
+}
+
+// run plays the pass to its end. It returns with nothing in flight.
+func (p *vpass) run(ctx context.Context) error {
+	p.start = p.sim.Now()
+	p.idle = p.start
+	p.before = p.streams()
+	p.next, p.sampled, p.looks, p.end = p.first, p.first, p.first, p.start
+	p.free, p.features = p.plan.Samples, p.plan.Credits
+	if p.grouped { // so that a group can fill
+		p.free += plan.MaxGroup
+	}
+	shape := p.shape
+	p.shape = func(i int) (*cost.Shape, error) {
+		if err := prepare.Interrupted(ctx); err != nil {
+			return nil, err
+		}
+		return shape(i)
+	}
+	p.sample()
+	p.sim.Run()
+	if p.err == nil && (len(p.flying) > 0 || p.next < p.n) {
+		p.err = errors.New("the modelled pipeline came to a halt with batches in flight")
+	}
+	if p.rec.On() {
+		p.rec.Span(report.TrackRun, p.name, p.start, p.end-p.start, nil)
+	}
+	return p.err
+}
+
+// sample takes a credit and samples the next batch.
+func (p *vpass) sample() {
+	if p.sampling || p.err != nil || p.next == p.n || p.free == 0 {
+		return
+	}
+	// One operator at a time: a batch is sampled when what is looked up next needs it, and only
+	// between groups.
+	if p.plan.Serial && p.staged && (p.out > 0 || p.next > p.looks+p.window) {
+		return
+	}
+	s, err := p.shape(p.next)
+	if err != nil {
+		p.err = err
+		return
+	}
+	p.sampling = true
+	p.free--
+	p.next++
+	p.credit(1)
+	b := &vbatch{Shape: s, open: len(s.Parts)}
+	p.flying = append(p.flying, b)
+	begin := p.sim.Now()
+	p.sampleS.launch(p.work.Begin(s), nil, func(int64) {
+		if p.plan.PerHop {
+			p.hand(b, 0, false)
+		}
+		p.hop(b, 0, begin)
+	})
+}
+
+// hop runs S_{h+1} and what follows it.
+func (p *vpass) hop(b *vbatch, h int, begin int64) {
+	p.sampleS.launch(p.work.Hop(b.Shape, h), nil, func(now int64) {
+		p.span(report.TrackSample, plan.OperatorName("S", h+1), begin, now, b, b.HopEnd[h+1])
+		last := h+1 == len(b.Blocks)
+		switch { // in the order of the batches, whenever they are announced
+		case p.plan.PerHop:
+			p.hand(b, h+1, last)
+		case last:
+			p.hand(b, 0, true)
+		}
+		if !last {
+			p.hop(b, h+1, now)
+			return
+		}
+		free := func() {
+			p.sampling = false
+			p.sample()
+		}
+		p.announce(b.Shape, func() {
+			p.sampled++
+			if p.plan.Serial {
+				free()
+			}
+			p.lookNext()
+		})
+		if !p.plan.Serial {
+			free()
+		}
+	})
+}
+
+// hand passes a part of a batch on to lookup.
+func (p *vpass) hand(b *vbatch, part int, last bool) {
+	p.parts = append(p.parts, vpending{b, part, last})
+	p.lookNext()
+}
+
+func (p *vpass) lookNext() {
+	if !p.looking {
+		p.lookup()
+	}
+}
+
+// ready tells whether a part may be looked up now.
+func (p *vpass) ready(w vpending) bool {
+	if p.sampled <= min(w.b.At+p.window, p.n-1) && p.window > 0 {
+		return false
+	}
+	return !p.plan.Serial || !p.staged || p.out == 0 && !p.sampling
+}
+
+// lookup runs L, I and G for the next part in line.
+func (p *vpass) lookup() {
+	if p.looking = len(p.parts) > 0 && p.ready(p.parts[0]); !p.looking {
+		return
+	}
+	w := p.parts[0]
+	p.parts = p.parts[1:]
+	part := &w.b.Parts[w.part]
+	if part.Count == 0 { // a hop that found no new node
+		p.lookedUp(w)
+		if p.staged {
+			p.stage(w)
+		} else {
+			p.placed(w.b)
+		}
+		p.lookup()
+		return
+	}
+	begin := p.sim.Now()
+	p.find(part, func(now int64) {
+		p.span(report.TrackLookup, p.op("L", w), begin, now, w.b, part.Count)
+		p.lookedUp(w)
+		if p.staged {
+			p.stage(w)
+			p.lookup()
+			return
+		}
+		waits := 1 // for the gather
+		in := func() {
+			if waits--; waits == 0 {
+				p.placed(w.b)
+			}
+		}
+		gather := func() {
+			if part.NGPU+part.NCPU == 0 {
+				in()
+				return
+			}
+			var from int64
+			p.gatherS.launch(p.work.Gather(part), func(now int64) { from = now }, func(now int64) {
+				p.span(report.TrackGather, p.op("G", w), from, now, w.b, part.NGPU+part.NCPU)
+				in()
+			})
+		}
+		if part.NMiss == 0 {
+			gather()
+			p.lookup()
+			return
+		}
+		waits++
+		p.read([]vpending{w}, func() {
+			in()
+			if p.plan.Serial {
+				gather()
+				p.lookup()
+			}
+		})
+		if !p.plan.Serial {
+			gather()
+			p.lookup()
+		}
+	})
+}
+
+func (p *vpass) lookedUp(w vpending) {
+	if w.last {
+		w.b.whole = true
+		p.looks++
+		// the group goes on with a batch that may have to be sampled
+		if p.plan.Serial && p.staged && !(p.grouped && w.b.Closes) {
+			p.sim.After(0, p.sample)
+		}
+	}
+}
+
+// stage adds a part to the group, and hands the group to the SSDs when it is whole.
+func (p *vpass) stage(w vpending) {
+	if p.group == nil {
+		p.group = &vgroup{}
+	}
+	g := p.group
+	g.parts = append(g.parts, w)
+	if p.grouped && !(w.last && w.b.Closes) {
+		return
+	}
+	p.group = nil
+	p.merged++
+	for _, w := range g.parts {
+		if w.last {
+			p.out++
+		}
+	}
+	p.groups = append(p.groups, g)
+	p.read(g.parts, func() {
+		g.arrived = true
+		p.finish()
+	})
+}
+
+// finish puts the next part in its place: all of its rows at once, in the order of the lookups.
+func (p *vpass) finish() {
+	if p.finishing || len(p.groups) == 0 || !p.groups[0].arrived {
+		return
+	}
+	g := p.groups[0]
+	w := g.parts[g.at]
+	if !w.b.hasRows {
+		if p.features == 0 {
+			return
+		}
+		p.features--
+		w.b.hasRows = true
+	}
+	if g.at++; g.at == len(g.parts) {
+		p.groups = p.groups[1:]
+	}
+	part := &w.b.Parts[w.part]
+	if part.Count == 0 {
+		p.placed(w.b)
+		p.finish()
+		return
+	}
+	p.finishing = true
+	var from int64
+	p.gatherS.launch(p.work.Finish(part), func(now int64) { from = now }, func(now int64) {
+		p.span(report.TrackGather, p.op("G", w), from, now, w.b, part.Count)
+		p.finishing = false
+		p.placed(w.b)
+		p.finish()
+	})
+}
+
+// read reads the misses of parts as one set.
+func (p *vpass) read(parts []vpending, done func()) {
+	var per []int64
+	var commands, bytes, rows int64
+	batches := 0
+	for _, w := range parts {
+		if w.last {
+			batches++
+		}
+		part := &w.b.Parts[w.part]
+		rows += part.NMiss
+		if per == nil && part.Reads != nil {
+			per = make([]int64, len(part.Reads))
+		}
+		for s, r := range part.Reads {
+			per[s] += r.Commands
+			commands += r.Commands
+			bytes += r.Bytes
+		}
+	}
+	if commands == 0 {
+		p.sim.After(0, done)
+		return
+	}
+	b := parts[0].b
+	p.flight(rows)
+	p.stack.SubmitSized(per, (bytes+commands/2)/commands, func(t iosim.Times) {
+		p.gpu.changed()
+		p.flight(-rows)
+		p.submit += t.SubmitEndNS - t.SubmitNS
+		p.completes = append(p.completes, [2]int64{t.SubmitEndNS, t.DoneNS})
+		if p.rec.On() {
+			args := report.SetArgs(p.name, b.Index, batches, rows)
+			p.rec.Span(report.TrackSubmit, p.op("I", parts[0]), t.SubmitNS,
+				t.SubmitEndNS-t.SubmitNS, args)
+			p.rec.Span(report.TrackComplete, p.op("C", parts[0]), t.SubmitEndNS,
+				t.DoneNS-t.SubmitEndNS, args)
+		}
+		done()
+	})
+	p.gpu.changed()
+}
+
+// placed counts a part whose rows are all in place, and lets training begin.
+func (p *vpass) placed(b *vbatch) {
+	b.open--
+	p.step()
+}
+
+// step runs T for the oldest batch in flight once it is whole.
+func (p *vpass) step() {
+	if p.training || len(p.flying) == 0 || p.err != nil {
+		return
+	}
+	b := p.flying[0]
+	if !b.whole || b.open > 0 {
+		return
+	}
+	p.training = true
+	begin := p.sim.Now()
+	p.waited += begin - p.idle
+	p.trainS.launch(p.work.Model(b.Shape, p.train), nil, func(now int64) {
+		p.span(report.TrackTrain, "T", begin, now, b, b.HopEnd[len(b.HopEnd)-1])
+		p.flying = p.flying[1:]
+		p.training, p.idle, p.end = false, now, now
+		p.free++
+		p.credit(-1)
+		if p.staged {
+			p.out--
+			p.features++
+		}
+		p.after(b)
+		p.sample()
+		p.lookNext()
+		p.finish()
+		p.step()
+	})
+}
+
+// op names an operator of a part.
+func (p *vpass) op(letter string, w vpending) string {
+	hop := w.part
+	if !p.plan.PerHop { // one part, which the last hop completes
+		hop = len(w.b.Blocks)
+	}
+	return plan.OperatorName(letter, hop)
+}
+
+func (p *vpass) span(track, name string, from, to int64, b *vbatch, rows int64) {
+	if p.rec.On() {
+		p.rec.Span(track, name, from, to-from, map[string]any{"pass": p.name, "batch": b.Index,
+			"rows": rows})
+	}
+}
+
+// find looks a part's rows up: with kernels, or by the directory, to which the row numbers are
+// copied and which leaves its answers in memory that the GPU reads.
+func (m *vmachine) find(part *cost.Part, done func(now int64)) {
+	if m.directory == nil {
+		m.lookupS.launch(m.work.Lookup(part), nil, done)
+		return
+	}
+	p := m.m.Profile
+	m.sim.After(p.PCIe.CopyNS.NS()+int64(float64(part.Count*8)/p.PCIe.CopyGBs.Value), func() {
+		m.directory.Do(1, int64(float64(part.Count)*p.CPU.DirectoryNS.Value), func(start int64) {
+			m.lookupS.busy += float64(m.sim.Now() - start)
+			done(m.sim.Now())
+		})
+	})
+}
+
+// announce tells the directory of a coming batch's lines.
+func (m *vmachine) announce(s *cost.Shape, done func()) {
+	if m.directory == nil || !s.Announced {
+		done()
+		return
+	}
+	rows := s.HopEnd[len(s.HopEnd)-1]
+	m.directory.Do(1, int64(float64(rows)*m.m.Profile.CPU.DirectoryNS.Value), func(start int64) {
+		m.lookupS.busy += float64(m.sim.Now() - start)
+		done()
+	})
+}
+
+func (m *vmachine) credit(d int64) {
+	m.credits += d
+	m.rec.Counter(report.TrackCredits, "in use", m.sim.Now(), float64(m.credits))
+}
+
+func (m *vmachine) flight(rows int64) {
+	m.reads += rows
+	m.rec.Counter(report.TrackReads, "rows", m.sim.Now(), float64(m.reads))
+}
+
+// streams is how long the operators on streams have been busy since the run began.
+func (m *vmachine) streams() report.StageSeconds {
+	m.gpu.account()
+	return report.StageSeconds{Sample: m.sampleS.busy / 1e9, Lookup: m.lookupS.busy / 1e9,
+		Gather: m.gatherS.busy / 1e9, Train: m.trainS.busy / 1e9}
+}
+
+// stages is what the pass has kept busy.
+func (p *vpass) stages() report.StageSeconds {
+	s := p.streams()
+	s.AddTimes(p.before, -1)
+	s.Submit = float64(p.submit) / 1e9
+	s.Complete = float64(union(p.completes)) / 1e9
+	return s
+}
+
+// union is the time that at least one of some intervals covers.
+func union(spans [][2]int64) (ns int64) {
+	spans = slices.Clone(spans)
+	slices.SortFunc(spans, func(a, b [2]int64) int {
+		switch {
+		case a[0] < b[0]:
+			return -1
+		case a[0] > b[0]:
+			return 1
+		}
+		return 0
+	})
+	end := int64(0)
+	for i, s := range spans {
+		if i == 0 || s[0] > end {
+			end = s[0]
+		}
+		if s[1] > end {
+			ns += s[1] - end
+			end = s[1]
+		}
+	}
+	return ns
+}

@@ -1,0 +1,58 @@
+package sched
+
+import (
+	"fmt"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/internal/rowtype"
+	"helios/internal/units"
+)
+
+// widener makes rows float32, which training takes, for one batch at a time, right before its
+// training and by its stream. The wide rows are the run's, not the slots', so that a batch in
+// flight costs its stored bytes. A nil widener is for rows that are stored as float32.
+type widener struct {
+	converter *cache.Converter
+	x         cuda.Growable
+	dim       int64
+}
+
+// newWidener makes room for the rows of a batch, which are stored as t.
+func (e *engine) newWidener(t rowtype.Type, rows int64) (w *widener, err error) {
+	if t == rowtype.Float32 {
+		return nil, nil
+	}
+	w = &widener{dim: int64(e.Dim)}
+	if w.converter, err = cache.NewConverter(e.Device, t, e.Dim); err != nil {
+		return nil, err
+	}
+	bytes := rows * w.dim * 4
+	if w.x, err = cuda.Reserve(e.Device, bytes, "float32 features"); err != nil {
+		return nil,
+			fmt.Errorf(
+				"feature tensor of training (%s of address space): %w; lower --batch-size or --fanout",
+				units.FormatBytes(bytes), err)
+	}
+	e.onClose(w.x.Free)
+	return w, nil
+}
+
+// widen enqueues the conversion of a batch's rows. They are in of(x) then.
+func (w *widener) widen(st cuda.Stream, x cuda.Buffer, rows int64) error {
+	if w == nil {
+		return nil
+	}
+	if err := w.x.Grow(rows * w.dim * 4); err != nil {
+		return err
+	}
+	return w.converter.Convert(st, w.x.Ptr(), x.Ptr(), rows)
+}
+
+// of is the feature tensor that a batch trains on, whose rows as they are stored lie in x.
+func (w *widener) of(x cuda.Buffer) cuda.Buffer {
+	if w == nil {
+		return x
+	}
+	return w.x
+}
