@@ -38,7 +38,8 @@ func benchComputeCommand() *cli.Command {
 		"workers. That of a GPU is its highest clock, its SMs, and what an SM of its compute capability does\n" +
 		"in a clock. \"of copy\" is against a copy within the GPU's memory, measured in the same run. \"of floor\"\n" +
 		"is the least time for the operations at the peak and the bytes at the copy's rate, the longer of the\n" +
-		"two (of a whole step their sum), as a share of the time taken. The groups of kernels:"
+		"two (of a whole step their sum), as a share of the time taken; on the host device, where copies are\n" +
+		"not measured, for the operations alone. The groups of kernels:"
 	for _, b := range compute.Groups {
 		about += fmt.Sprintf("\n  %-10s %s", b.Name, b.About)
 	}

@@ -29,6 +29,7 @@ func TestBenchCompute(t *testing.T) {
 				require.Positive(t, r["error"])
 				require.Less(t, r["error"], r["error_bound"])
 				require.Equal(t, l > simd.Generic, r["peak_share"].(float64) > 0)
+				require.Equal(t, l > simd.Generic, r["floor_seconds"].(float64) > 0)
 			}
 		}
 		require.Equal(t, 4, products)

@@ -145,8 +145,9 @@ type Row struct {
 	// measured, see Machine; 0: not measured
 	CopyRate  float64 `json:"copy_bytes_per_second"`
 	CopyShare float64 `json:"copy_share"`
-	// Floor is the least time for the operations at Peak and the bytes at CopyRate; FloorShare what
-	// it is of the time taken.
+	// Floor is the least time for the operations at Peak and the bytes at CopyRate, or for the
+	// operations alone where CopyRate is not measured; 0: not known. FloorShare divides it by the
+	// time taken.
 	Floor        float64 `json:"floor_seconds"`
 	FloorShare   float64 `json:"floor_share"`
 	Rival        string  `json:"rival,omitempty"`
@@ -284,12 +285,13 @@ func (r *Row) limits(flops, bytes float64, most Machine, b *Case) {
 	if r.CopyRate > 0 {
 		r.CopyShare, move = r.BytesPerSecond/r.CopyRate, bytes/r.CopyRate
 	}
-	if r.CopyRate > 0 && (r.Peak > 0 || flops == 0) {
-		if r.Floor = max(compute, move); b.Sum {
-			r.Floor = compute + move
-		}
-		r.FloorShare = r.Floor / r.Seconds.Median
+	if flops > 0 && r.Peak == 0 {
+		return // the bytes alone would make a product look slow
 	}
+	if r.Floor = max(compute, move); b.Sum {
+		r.Floor = compute + move
+	}
+	r.FloorShare = r.Floor / r.Seconds.Median
 }
 
 // cpuTime is the CPU time of the process in seconds.

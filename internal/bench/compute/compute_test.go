@@ -1,6 +1,7 @@
 package compute
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -50,6 +51,10 @@ func TestBenchmarks(t *testing.T) {
 				require.Positive(t, r.Seconds.Min)
 				require.Positive(t, r.Elements)
 				require.Equal(t, l.String(), r.Kernels)
+				// without a measured copy the floor is that of the operations, where there are some
+				require.Equal(t, c.Kernel == "copy" || strings.HasSuffix(c.Kernel, "_transpose"),
+					r.Floor == 0, c.Name)
+				require.InDelta(t, r.PeakShare, r.FloorShare, 1e-9*r.PeakShare, c.Name)
 			}
 		}
 		for _, model := range gnn.Archs()[1:] {
@@ -63,7 +68,12 @@ func TestBenchmarks(t *testing.T) {
 			require.True(t, r.OK, "%s at %v: %s", r.Case, l, r.Where)
 			require.Contains(t, r.Case, "step:"+model)
 			require.Positive(t, r.Elements)
-			require.Positive(t, r.FloorShare)
+			require.Greater(t, r.FloorShare, r.PeakShare, "the bytes count too")
+			require.InDelta(t, r.FloorShare, r.PeakShare+r.CopyShare, 1e-9*r.FloorShare)
+			r, err = cases[0].Measure(t.Context(), dev, &other, Machine{Copy: 1e9},
+				time.Millisecond)
+			require.NoError(t, err)
+			require.Zero(t, r.Floor, "the peak is not known")
 		}
 		cases, err := gemmCases(cfg)
 		require.NoError(t, err)
