@@ -130,6 +130,12 @@ func (o *launcher) gemmGPU(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Prec
 			p.M, p.K+p.K2, p.K+p.K2, p.N)
 	}
 	t, chunk := gemmPick(op, p, prec)
+	return o.gemmVariant(s, op, p, prec, scratch, t, chunk)
+}
+
+// gemmVariant enqueues a product by one variant of the kernels, split where chunk is not 0.
+func (o *launcher) gemmVariant(s *stepSink, op gemmOp, p *gemmParams, prec cuda.Precision,
+	scratch cuda.DevicePtr, t gemmVariant, chunk int64) error {
 	k, err := o.kernel(gemmName(op, chunk != 0, prec, t))
 	if err != nil {
 		return err

@@ -417,6 +417,18 @@ func TestGemmGPUSplit(t *testing.T) {
 			gpu.gpu(t, c.op, &p[1], prec)
 			c.near(t, gpu, &p[1], prec, c.k, 0x1p-22)
 		}
+		// The variants that no shape of this size would get, or none at all.
+		for _, prec := range []cuda.Precision{cuda.FP32, cuda.TF32, cuda.BF16} {
+			for _, v := range gemmVariantsOf(prec) {
+				const chunk = 288
+				if err := gpu.on.gemmVariant(&stepSink{stream: gpu.st}, c.op, &p[1], prec,
+					gpu.arena.Ptr()+gemmPartsAt*4, v, chunk); err != nil {
+					t.Fatal(err)
+				}
+				gpu.wait(t)
+				c.near(t, gpu, &p[1], prec, c.k, 0x1p-22)
+			}
+		}
 	}
 }
 

@@ -2,6 +2,8 @@
 // CPU shim, with the kernels of cuda/kernels compiled in. Tests open it in place of NVIDIA's
 // library. Execute hands the launches to an executor in the process instead, which gets the PTX.
 //
+// HELIOS_KERNELS=ptx has cuda/ptxrun do that in every test that builds the fake.
+//
 // It is strict where the real driver is, and where the real one only may be: handles, contexts,
 // alignment, PTX versions, lost contexts; memory is full of junk between guard pages. Knobs change
 // the device and make calls, launches or the context fail (Control, or HELIOS_FAKECUDA for programs
@@ -103,6 +105,23 @@ func Build(t testing.TB, opts ...Option) string {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	switch kernels := os.Getenv(EnvKernels); kernels {
+	case "", "shim":
+	case "ptx":
+		if collect(opts).root != "" {
+			t.Skip("about changed C++ of the kernels; " + EnvKernels + "=ptx runs their PTX")
+		}
+		t.Cleanup(func() {
+			if err := leaveExecuted(); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := interpret(path); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Fatalf("%s=%q: kernels run on the shim or from ptx", EnvKernels, kernels)
 	}
 	return path
 }

@@ -22,6 +22,7 @@ type Launch struct {
 	Kernel      string
 	Grid, Block [3]uint32
 	SharedBytes uint32  // dynamic shared memory
+	Resident    uint32  // blocks that the SMs of the stream hold at a time
 	Params      []byte  // as .param space has them
 	Ranges      []Range // what the grid may touch, by address; what comes later is Find's
 	Seed        uint64  // of the fake's choices: knob seed and the launch's number
@@ -84,7 +85,7 @@ type execution struct {
 	lost         *int32
 	grid, block  [3]uint32
 	sharedBytes  uint32
-	_            uint32
+	resident     uint32
 }
 
 const _ = uint(unsafe.Sizeof(execution{})-144) + uint(144-unsafe.Sizeof(execution{}))
@@ -124,7 +125,8 @@ func enter(x *execution) uintptr {
 	e := v.(*executed)
 	l := &Launch{Module: x.module, PTX: e.text(x),
 		Kernel: string(unsafe.Slice(x.kernel, x.kernelSize)), Grid: x.grid, Block: x.block,
-		SharedBytes: x.sharedBytes, Params: unsafe.Slice(x.params, x.paramsSize),
+		SharedBytes: x.sharedBytes, Resident: x.resident,
+		Params: unsafe.Slice(x.params, x.paramsSize),
 		Ranges: unsafe.Slice(x.ranges, x.rangeCount), Seed: x.seed, lost: x.lost, find: e.find}
 	err := guarded(e.run, l)
 	if err == nil {

@@ -33,7 +33,7 @@ struct Execution {
 	u64 error_size;
 	const int *lost; // becomes nonzero when the context is lost
 	u32 grid[3], block[3];
-	u32 shared_bytes, pad;
+	u32 shared_bytes, resident; // blocks at a time, by the SMs
 };
 static_assert(sizeof(Execution) == 14 * 8 + 8 * 4, "executor.go: execution");
 static_assert(sizeof(std::atomic<int>) == sizeof(int), "lost");
@@ -65,7 +65,7 @@ bool has_executor() { // with mu held
 	return executor().run != nullptr;
 }
 
-bool execute(const CUfunc_st *f, Dim d, unsigned smem, const std::vector<u64> &params, const hx_launch &hx, CUcontext ctx, u64 seed) {
+bool execute(const CUfunc_st *f, Dim d, unsigned smem, const std::vector<u64> &params, const hx_launch &hx, CUcontext ctx, u64 seed, u32 resident) {
 	Executor e;
 	Execution x = {};
 	std::vector<Range> live;
@@ -96,6 +96,7 @@ bool execute(const CUfunc_st *f, Dim d, unsigned smem, const std::vector<u64> &p
 	memcpy(x.grid, grid, sizeof grid);
 	memcpy(x.block, threads, sizeof threads);
 	x.shared_bytes = smem;
+	x.resident = resident;
 	u64 r = e.run(&x);
 	if (r != CUDA_SUCCESS) poison(ctx, (CUresult)r, error.data());
 	return true;

@@ -230,7 +230,7 @@ void end_streams(CUcontext ctx);
 // exec.cc
 bool has_executor(); // with g().mu held
 // Runs a grid in the executor; false: there is none.
-bool execute(const CUfunc_st *f, Dim d, unsigned smem, const std::vector<u64> &params, const hx_launch &hx, CUcontext ctx, u64 seed);
+bool execute(const CUfunc_st *f, Dim d, unsigned smem, const std::vector<u64> &params, const hx_launch &hx, CUcontext ctx, u64 seed, u32 resident);
 
 } // namespace fake
 

@@ -283,7 +283,8 @@ struct Launch {
 			nanosleep(&t, nullptr);
 		}
 		if (crash != CUDA_SUCCESS) return poison(ctx, crash, std::string("kernel ") + func->name + " was told to crash");
-		if (execute(func, {blocks, 1, 1, threads, 1, 1}, 0, params, hx, ctx, o.seed)) return;
+		u32 resident = std::max<u32>(1, std::min(blocks, sms->capacity(ctx->sms, threads)));
+		if (execute(func, {blocks, 1, 1, threads, 1, 1}, 0, params, hx, ctx, o.seed, resident)) return;
 		if (kernel == nullptr) return poison(ctx, CUDA_ERROR_ILLEGAL_INSTRUCTION, "kernel " + func->name + " needs an executor, and there is none any more");
 		sm.assign(blocks, -1);
 		o.enter = [this](u32 block) { return (sm[block] = (i16)sms->enter(ctx->sms, threads, priority, ctx->root)) >= 0; };
@@ -291,7 +292,6 @@ struct Launch {
 			if (sm[block] >= 0) sms->leave(sm[block], threads);
 			sm[block] = -1;
 		};
-		u32 resident = std::max<u32>(1, std::min(blocks, sms->capacity(ctx->sms, threads)));
 		shim::Result r = shim::run_grid(kernel, blocks, threads, params.data(), hx, o, resident);
 		for (i16 at : sm) // blocks that a fault left half done
 			if (at >= 0) sms->leave(at, threads);
