@@ -7,6 +7,10 @@
 // that the mini-batch has gathered, the ones stay whose next accesses are the nearest. No choice
 // that loads rows when they are needed reads fewer of them.
 //
+// The slots may be of two tiers, in GPU and in CPU memory (Config.GPU). Then no choice has fewer
+// reads, and none has more hits in the GPU tier. So whatever a row from each costs, no placement of
+// rows for the whole superbatch is better, where the tiers begin empty or are filled (Config.Fill).
+//
 // The paper makes three passes over the accesses: count each node's, lay the counts out, and list
 // the iterations of each node. Here one pass from the last access to the first gives every access
 // its next one, and a pass forwards plays the cache. Neither looks a cached row up: a row that
@@ -49,6 +53,11 @@ func (m Memory) Read(batch int, _ []int64) ([]int64, error) { return m[batch], n
 // Config is of a cache.
 type Config struct {
 	Slots int64 // rows that it holds, below 2^31
+	// GPU is how many of the slots, the first ones, are in GPU memory; the others are in CPU memory.
+	// Which rows the two hold together does not depend on it. Of the rows that stay, those that the
+	// mini-batch has and those that the GPU tier had compete for the GPU tier, and the ones that are
+	// accessed next have it; see Changes.Demotions.
+	GPU int64
 	// Before is what an earlier superbatch has left in a cache of as many slots; nil: nothing.
 	Before *State
 	// Fill loads rows before the first mini-batch, as the paper does: those that are accessed
@@ -56,7 +65,9 @@ type Config struct {
 	Fill bool
 	// Keep lets rows in whose next access nobody knows, instead of rows that this superbatch has
 	// not accessed: a later one may access them. It costs a move for each, and no read of this
-	// superbatch.
+	// superbatch. Of two tiers it also keeps those that have to leave the GPU tier. Then the tiers
+	// hold what a single one would; without Keep they hold the same of the rows that this
+	// superbatch accesses, and may lose others.
 	Keep    bool
 	Workers int // goroutines; below 1: one
 }
@@ -91,6 +102,9 @@ type Changes struct {
 	slots  []int32 // by access
 	moves  []Move
 	ends   []int64 // by mini-batch: the end of its moves
+	// of two tiers
+	demotions    []Demotion
+	demotionEnds []int64
 	// After is the cache after the last mini-batch.
 	After State
 	Stats Stats
@@ -101,8 +115,12 @@ type Stats struct {
 	Accesses int64 // rows of all mini-batches
 	Distinct int64 // rows, each once
 	Hits     int64 // accesses of cached rows
+	HitsGPU  int64 // of those, of rows in the GPU tier
+	HitsCPU  int64 // and in the CPU tier
 	Loaded   int64 // rows of First
-	Inserted int64 // moves of changesets
+	Inserted int64 // rows that changesets bring into the cache
+	Promoted int64 // rows that moved from the CPU tier to the GPU tier, as they were accessed
+	Demoted  int64 // rows that went the other way: Demotions, and moves as they were accessed
 	Evicted  int64 // rows that left the cache for a move or a load
 	Bytes    int64 // most memory that Inspect took at once
 }
@@ -116,9 +134,9 @@ func (c *Changes) Slots(batch int) []int32 {
 	return c.slots[c.starts[batch]:c.starts[batch+1]]
 }
 
-// Moves are the rows of a mini-batch that enter the cache once it is gathered. What the slots hold
-// leaves. A slot stands in one Move of a mini-batch at most, and never is it the slot of a row of
-// the mini-batch that stays.
+// Moves are the rows of a mini-batch that enter the cache, or change their tier, once it is
+// gathered and after its Demotions. What the slots hold leaves. A slot stands in one Move of a
+// mini-batch at most, and never is it the slot of a row of the mini-batch that stays there.
 func (c *Changes) Moves(batch int) []Move {
 	from := int64(0)
 	if batch > 0 {
@@ -141,6 +159,9 @@ func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 	case c.Slots < 0 || c.Slots >= math.MaxInt32:
 		return nil, errs.New(errs.Usage,
 			"a cache of %d rows for a superbatch: at least 0 and below 2^31 are possible", c.Slots)
+	case c.GPU < 0 || c.GPU > c.Slots:
+		return nil, errs.New(errs.Failed,
+			"superbatch: %d of a cache's %d rows are to be in GPU memory", c.GPU, c.Slots)
 	case c.Before != nil && (int64(len(c.Before.Rows)) != c.Slots ||
 		int64(len(c.Before.Reuse)) != c.Slots):
 		return nil, errs.New(errs.Failed,
@@ -170,6 +191,10 @@ func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 	x.Stats.Bytes += x.Stats.Accesses * (8 + 4)
 	p := &player{x: x, slots: c.Slots, keep: c.Keep, next: next, wanted: make([]int64, n),
 		rows: make([]int64, c.Slots)}
+	if c.GPU > 0 {
+		p.tiers = &tiers{gpu: int32(c.GPU), in: newLadder(x.Stats.Accesses)}
+		x.demotionEnds = make([]int64, n)
+	}
 	p.begin(c.Before, shards)
 	if c.Fill {
 		if err := p.fill(a, shards); err != nil {
@@ -248,6 +273,7 @@ type player struct {
 	taken int
 	stale int // of free, how many hold nothing that the superbatch has accessed; they come first
 	fresh []arrival
+	tiers *tiers // nil: one tier
 }
 
 // fresh is the slot of a candidate that the current mini-batch brings: it gets one if it stays.
@@ -281,7 +307,7 @@ func (p *player) begin(before *State, shards []*shard) {
 			p.free = append(p.free, slot)
 			continue
 		}
-		p.add(at, slot)
+		p.hold(at, slot)
 	}
 	p.stale = len(p.free)
 }
@@ -289,6 +315,15 @@ func (p *player) begin(before *State, shards []*shard) {
 // access is the slot of an access.
 func (p *player) access(at place) *int32 {
 	return &p.x.slots[p.x.starts[at.batch]+int64(at.at)]
+}
+
+// hold adds a candidate that is cached already, or is loaded beforehand, in the tier of its slot.
+func (p *player) hold(next place, slot int32) {
+	p.add(next, slot)
+	if t := p.tiers; t != nil && slot < t.gpu {
+		t.in.set(p.x.starts[next.batch] + int64(next.at))
+		t.n++
+	}
 }
 
 // add adds a candidate by its next access.
@@ -316,6 +351,10 @@ func (p *player) evict() {
 			}
 			if of[i] != fresh {
 				p.free = append(p.free, of[i])
+				if t := p.tiers; t != nil && t.in.has(p.x.starts[p.last]+int64(i)) {
+					t.in.clear(p.x.starts[p.last] + int64(i))
+					t.n--
+				}
 			}
 			of[i] = Miss
 			drop--
@@ -325,17 +364,31 @@ func (p *player) evict() {
 
 // reuse takes the next free slot for a row.
 func (p *player) reuse(row int64) int32 {
+	slot := p.pop()
+	p.put(slot, row)
+	return slot
+}
+
+// pop takes the next free slot.
+func (p *player) pop() int32 {
 	slot := p.free[p.taken]
 	if p.taken++; p.taken > len(p.free)/2 && p.taken > 1<<12 {
+		if t := p.tiers; t != nil {
+			t.at, t.base = t.at-p.taken, t.base-p.taken
+		}
 		p.free = p.free[:copy(p.free, p.free[p.taken:])]
 		p.taken = 0
 	}
+	p.stale = max(p.stale-1, 0)
+	return slot
+}
+
+// put writes a row to a slot.
+func (p *player) put(slot int32, row int64) {
 	if p.rows[slot] != Empty {
 		p.x.Stats.Evicted++
 	}
 	p.rows[slot] = row
-	p.stale = max(p.stale-1, 0)
-	return slot
 }
 
 // fill loads the rows that are accessed first into the slots that hold nothing the superbatch
@@ -348,6 +401,10 @@ func (p *player) fill(a Accesses, shards []*shard) error {
 				*p.access(e.first) = fresh // first accesses, until the loop below
 			}
 		}
+	}
+	if t := p.tiers; t != nil {
+		// The slots that are filled, those of the GPU tier first.
+		t.gpuFirst(p.free[:min(p.slots, p.x.Stats.Distinct)-p.n])
 	}
 	var buf []int64
 	for b := range p.wanted {
@@ -366,7 +423,7 @@ func (p *player) fill(a Accesses, shards []*shard) error {
 				continue
 			}
 			slot := p.reuse(row)
-			p.add(first, slot)
+			p.hold(first, slot)
 			p.x.Fill = append(p.x.Fill, Move{int32(len(p.x.First)), slot})
 			p.x.First = append(p.x.First, row)
 		}
@@ -392,6 +449,9 @@ func (p *player) play(ctx context.Context, a Accesses) error {
 		p.wanted[b] = 0
 		slots, next := x.Slots(b), p.next[x.starts[b]:x.starts[b+1]]
 		p.fresh = p.fresh[:0]
+		if p.tiers != nil {
+			p.tiers.begin(slots, len(p.free))
+		}
 		for at, slot := range slots {
 			switch known := next[at].batch != none; {
 			case slot == Miss && known && p.slots > 0:
@@ -404,9 +464,17 @@ func (p *player) play(ctx context.Context, a Accesses) error {
 			default:
 				x.Stats.Hits++
 				p.free = append(p.free, slot)
+				if p.tiers != nil {
+					p.tiers.dead = append(p.tiers.dead, int32(at))
+				}
 			}
 		}
 		p.evict()
+		if p.tiers != nil {
+			p.settle(rows, slots, next)
+			x.ends[b], x.demotionEnds[b] = int64(len(x.moves)), int64(len(x.demotions))
+			continue
+		}
 		for i := range p.fresh {
 			f := &p.fresh[i]
 			if to := p.access(f.next); *to == fresh {
@@ -423,12 +491,18 @@ func (p *player) play(ctx context.Context, a Accesses) error {
 		}
 		x.ends[b] = int64(len(x.moves))
 	}
-	x.Stats.Inserted = int64(len(x.moves))
+	if t := p.tiers; t == nil {
+		x.Stats.Inserted = int64(len(x.moves))
+	} else {
+		x.Stats.HitsGPU = t.hits
+		p.emptyFirst()
+	}
+	x.Stats.HitsCPU = x.Stats.Hits - x.Stats.HitsGPU
 	x.After = State{p.rows, slices.Clone(p.free[p.taken:])}
 	return nil
 }
 
 func (p *player) bytes() int64 {
 	return int64(cap(p.wanted)+cap(p.rows))*8 + int64(cap(p.free))*4 + int64(cap(p.fresh))*24 +
-		int64(cap(p.x.moves))*8
+		int64(cap(p.x.moves))*8 + p.tiers.bytes() + int64(cap(p.x.demotions))*8
 }

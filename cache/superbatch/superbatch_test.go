@@ -218,10 +218,12 @@ func TestAgainstPlainMIN(t *testing.T) {
 func TestWorkersAgree(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 3))
 	m := random(r, 60, 5000, 400)
-	for _, fill := range []bool{false, true} {
+	for i := range 4 {
 		var want *Changes
+		c := Config{Slots: 700, Fill: i&1 != 0, GPU: int64(i>>1) * 300, Keep: i == 2}
 		for _, workers := range []int{0, 1, 2, 3, 8} {
-			x, err := Inspect(t.Context(), m, Config{Slots: 700, Workers: workers, Fill: fill})
+			c.Workers = workers
+			x, err := Inspect(t.Context(), m, c)
 			require.NoError(t, err)
 			x.Stats.Bytes = 0 // of the workers' tables
 			if want == nil {
@@ -335,11 +337,13 @@ func BenchmarkInspect(b *testing.B) {
 			}
 		}
 	}
-	for _, workers := range []int{1, 2} {
-		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+	for _, c := range []Config{{Workers: 1}, {Workers: 2}, {Workers: 1, GPU: 50000},
+		{Workers: 1, GPU: 50000, Keep: true}} {
+		c.Slots = 200000
+		b.Run(fmt.Sprintf("workers=%d,gpu=%d,keep=%v", c.Workers, c.GPU, c.Keep), func(b *testing.B) {
 			var s Stats
 			for b.Loop() {
-				x, err := Inspect(b.Context(), m, Config{Slots: 200000, Workers: workers})
+				x, err := Inspect(b.Context(), m, c)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -1,0 +1,332 @@
+package superbatch
+
+import "math/bits"
+
+// Demotion copies a row from a slot of the GPU tier to one of the CPU tier.
+type Demotion struct{ From, To int32 }
+
+// Demotions are the rows that leave the GPU tier for the CPU tier though the mini-batch does not
+// have them. They are made once the mini-batch is gathered and before its Moves: a To holds nothing
+// that is needed, and a From may be the slot of a Move.
+func (c *Changes) Demotions(batch int) []Demotion {
+	if c.demotionEnds == nil {
+		return nil
+	}
+	from := int64(0)
+	if batch > 0 {
+		from = c.demotionEnds[batch-1]
+	}
+	return c.demotions[from:c.demotionEnds[batch]]
+}
+
+// tiers divides the slots of a player into a GPU tier, the first ones, and a CPU tier. Which rows
+// are cached is decided before, as for one tier; tiers decides where they are.
+//
+// The pool of a mini-batch is what stays cached of its own rows and of the GPU tier's. Those of the
+// pool that are accessed next are in the GPU tier, as many as fit; equals are told apart by their
+// place in the mini-batch. A row of the CPU tier that the mini-batch does not have stays where it
+// is: nothing would bring it to the GPU but a read of its own.
+//
+// There is always room for the rest of the pool in the CPU tier. Either the pool fits into the GPU
+// tier, and there is no rest. Or the GPU tier is full of rows that stay; no more rows stay than
+// there are slots, so no more than the CPU tier has are outside the GPU tier.
+//
+// A tier costs less than the next, and no placement has more hits of the GPU tier, as none has more
+// of both. For the GPU tier holds what a cache of its slots alone would, the nearest of its own rows
+// and of the mini-batch's. What decides for both tiers never takes such a row away: nearer than it
+// are fewer than GPU rows of the pool, and outside the pool are only rows of the CPU tier; together
+// fewer than there are slots. That holds for tiers that begin empty, filled beforehand or not; rows
+// that an earlier superbatch has left are where it left them.
+//
+// A mini-batch vacates slots: those of rows that leave the cache, and those that rows leave for the
+// other tier. They are as many as the rows that need a slot. Of the CPU tier there are enough: it
+// needs none where the pool fits, and where it does not every slot of the GPU tier is needed. Of
+// the GPU tier d may lack; then d of its slots hold rows that nobody knows a use of, and d vacated
+// ones of the CPU tier are left over for these.
+type tiers struct {
+	gpu  int32
+	n    int64 // candidates in the GPU tier
+	hits int64
+	in   *ladder  // accesses whose candidates are in the GPU tier; of past ones it says nothing
+	at   int      // player.free from taken to here has no slot of the GPU tier
+	dead []int32  // places in the mini-batch of the rows of the last slots of player.free
+	base int      // first of those slots
+	out  []int64  // accesses whose candidates leave the GPU tier
+	need []coming // rows of the mini-batch that need a slot
+	// vacated slots, by tier
+	ofGPU, ofCPU []int32
+}
+
+// coming is a row of the mini-batch that needs a slot.
+type coming struct {
+	access int64 // its next one
+	at     int32
+	up     bool // it goes to the GPU tier
+}
+
+// begin begins a mini-batch: the candidates that it has leave the tiers, until settle.
+func (t *tiers) begin(slots []int32, free int) {
+	t.dead, t.base = t.dead[:0], free
+	hits := int64(0)
+	for _, slot := range slots {
+		if slot >= 0 && slot < t.gpu {
+			hits++
+		}
+	}
+	t.n -= hits
+	t.hits += hits
+}
+
+// settle gives the rows that stay after a mini-batch their tiers and slots.
+func (p *player) settle(rows []int64, slots []int32, next []place) {
+	x, t := p.x, p.tiers
+	t.out, t.need, t.ofGPU, t.ofCPU = t.out[:0], t.need[:0], t.ofGPU[:0], t.ofCPU[:0]
+	entering, lasting := 0, 0
+	for at, n := range next {
+		if n.batch == none {
+			if slots[at] == Miss {
+				lasting++
+			}
+			continue
+		}
+		access := x.starts[n.batch] + int64(n.at)
+		if x.slots[access] == Miss {
+			continue
+		}
+		t.in.set(access)
+		t.n++
+	}
+	for t.n > int64(t.gpu) {
+		access := t.in.last()
+		t.in.clear(access)
+		t.n--
+		t.out = append(t.out, access)
+	}
+	for at, n := range next {
+		if n.batch == none {
+			continue
+		}
+		access := x.starts[n.batch] + int64(n.at)
+		slot, up := x.slots[access], t.in.has(access)
+		switch {
+		case slot == Miss || slot >= 0 && up == (slot < t.gpu):
+			continue
+		case slot == fresh:
+			entering++
+		default:
+			t.vacate(slot)
+			p.rows[slot] = Empty
+			x.slots[access] = fresh
+			if up {
+				x.Stats.Promoted++
+			} else {
+				x.Stats.Demoted++
+			}
+		}
+		t.need = append(t.need, coming{access, int32(at), up})
+	}
+	// Rows that nobody knows a use of leave in the order of player.free, as from one tier.
+	if !p.keep {
+		lasting = 0
+	}
+	lasting = min(lasting, max(p.stale-entering, 0))
+	for range entering + lasting {
+		t.vacate(p.pop())
+	}
+	t.at = max(t.at, p.taken)
+
+	ups := 0
+	for _, c := range t.need {
+		if c.up {
+			ups++
+		}
+	}
+	// Slots that rows leave without the mini-batch, for those of it.
+	leave := 0
+	for _, access := range t.out {
+		if slot := x.slots[access]; slot >= 0 && slot < t.gpu {
+			t.out[leave] = access
+			leave++
+		}
+	}
+	t.out = t.out[:leave]
+	for range ups - leave - len(t.ofGPU) {
+		p.makeRoom()
+	}
+	for _, access := range t.out {
+		from, to := x.slots[access], take(&t.ofCPU)
+		p.demote(from, to)
+		x.slots[access] = to
+		t.ofGPU = append(t.ofGPU, from)
+	}
+	for _, c := range t.need {
+		slot := int32(0)
+		if c.up {
+			slot = take(&t.ofGPU)
+		} else {
+			slot = take(&t.ofCPU)
+		}
+		p.put(slot, rows[c.at])
+		x.slots[c.access] = slot
+		x.moves = append(x.moves, Move{c.at, slot})
+	}
+	for at := 0; lasting > 0; at++ {
+		if slots[at] != Miss || next[at].batch != none {
+			continue
+		}
+		slot := int32(0)
+		if len(t.ofGPU) > 0 {
+			slot = take(&t.ofGPU)
+		} else {
+			slot = take(&t.ofCPU)
+		}
+		p.put(slot, rows[at])
+		p.free = append(p.free, slot)
+		x.moves = append(x.moves, Move{int32(at), slot})
+		x.Stats.Inserted++
+		lasting--
+	}
+	x.Stats.Inserted += int64(entering)
+}
+
+// vacate notes a slot that a row may take.
+func (t *tiers) vacate(slot int32) {
+	if slot < t.gpu {
+		t.ofGPU = append(t.ofGPU, slot)
+	} else {
+		t.ofCPU = append(t.ofCPU, slot)
+	}
+}
+
+// take takes the slot that was vacated last.
+func take(from *[]int32) int32 {
+	last := len(*from) - 1
+	slot := (*from)[last]
+	*from = (*from)[:last]
+	return slot
+}
+
+// makeRoom vacates a slot of the GPU tier whose row nobody knows a use of. With Keep the row goes to a
+// vacated slot of the CPU tier and leaves the cache when it would have; else it leaves now, and the
+// other slot keeps what it has.
+func (p *player) makeRoom() {
+	t := p.tiers
+	for p.free[t.at] >= t.gpu {
+		t.at++
+	}
+	from, to := p.free[t.at], take(&t.ofCPU)
+	if p.keep && p.rows[from] != Empty {
+		if t.at < t.base {
+			p.demote(from, to)
+		} else { // the mini-batch has it
+			p.put(to, p.rows[from])
+			p.rows[from] = Empty
+			p.x.Stats.Demoted++
+			p.x.moves = append(p.x.moves, Move{t.dead[t.at-t.base], to})
+		}
+	}
+	p.free[t.at] = to
+	t.at++
+	t.ofGPU = append(t.ofGPU, from)
+}
+
+// gpuFirst puts the slots of the GPU tier before the others.
+func (t *tiers) gpuFirst(slots []int32) {
+	var cpu []int32
+	n := 0
+	for _, slot := range slots {
+		if slot < t.gpu {
+			slots[n] = slot
+			n++
+		} else {
+			cpu = append(cpu, slot)
+		}
+	}
+	copy(slots[n:], cpu)
+}
+
+// emptyFirst puts the empty slots before the other free ones, as State.Reuse has them.
+func (p *player) emptyFirst() {
+	free := p.free[p.taken:]
+	var filled []int32
+	n := 0
+	for _, slot := range free {
+		if p.rows[slot] == Empty {
+			free[n] = slot
+			n++
+		} else {
+			filled = append(filled, slot)
+		}
+	}
+	copy(free[n:], filled)
+}
+
+func (p *player) demote(from, to int32) {
+	p.put(to, p.rows[from])
+	p.rows[from] = Empty
+	p.x.demotions = append(p.x.demotions, Demotion{from, to})
+	p.x.Stats.Demoted++
+}
+
+func (t *tiers) bytes() int64 {
+	if t == nil {
+		return 0
+	}
+	return t.in.bytes() + int64(cap(t.dead)+cap(t.ofGPU)+cap(t.ofCPU))*4 + int64(cap(t.out))*8 +
+		int64(cap(t.need))*16
+}
+
+// ladder is a set of numbers whose greatest is found at once: bits, and for each word of them a bit
+// in the next rung.
+type ladder struct{ rungs [][]uint64 }
+
+// newLadder makes a set of numbers below n.
+func newLadder(n int64) *ladder {
+	l := &ladder{}
+	for {
+		n = (n + 63) >> 6
+		l.rungs = append(l.rungs, make([]uint64, max(n, 1)))
+		if n <= 1 {
+			return l
+		}
+	}
+}
+
+func (l *ladder) has(n int64) bool { return l.rungs[0][n>>6]>>(n&63)&1 != 0 }
+
+func (l *ladder) set(n int64) {
+	for _, r := range l.rungs {
+		was := r[n>>6]
+		r[n>>6] = was | 1<<(n&63)
+		if was != 0 {
+			return
+		}
+		n >>= 6
+	}
+}
+
+func (l *ladder) clear(n int64) {
+	for _, r := range l.rungs {
+		r[n>>6] &^= 1 << (n & 63)
+		if r[n>>6] != 0 {
+			return
+		}
+		n >>= 6
+	}
+}
+
+// last is the greatest number of a set that is not empty.
+func (l *ladder) last() int64 {
+	n := int64(0)
+	for i := len(l.rungs) - 1; i >= 0; i-- {
+		n = n<<6 | int64(bits.Len64(l.rungs[i][n])-1)
+	}
+	return n
+}
+
+func (l *ladder) bytes() (n int64) {
+	for _, r := range l.rungs {
+		n += int64(len(r)) * 8
+	}
+	return n
+}
