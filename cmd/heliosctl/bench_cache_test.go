@@ -50,7 +50,7 @@ func TestBenchCacheBadInput(t *testing.T) {
 		{"no such policy", nil, "bench cache --policy mru", 2, []string{"--policy", "mru",
 			"static"}, ""},
 		{"an offline policy", nil, "bench cache --policy belady", 2,
-			[]string{"belady", "replay"}, ""},
+			[]string{"belady", "train's --trace", "replay"}, ""},
 		{"shares of more than all", nil, "bench cache --gpu-share 0.6 --cpu-share 0.5", 2,
 			[]string{"--gpu-share 0.6"}, ""},
 		{"lines without rows", nil, "bench cache --line-rows 0", 2, []string{"--line-rows 0"}, ""},

@@ -314,7 +314,7 @@ func (b *computeBench) measureGPU(ctx context.Context, name string,
 			if want != "auto" {
 				return nil, err
 			}
-			b.ui.Note("cuBLAS is not compared with: %v", err)
+			b.note(fmt.Sprintf("cuBLAS is not compared with: %v", err))
 		} else {
 			defer closing(&err, cfg.Vendor.Close)
 			b.ui.Note("compared with %s", cfg.Vendor.Name())

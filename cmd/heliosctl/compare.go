@@ -579,8 +579,9 @@ type comparison struct {
 
 // leave notes a variant that there is no room for.
 func (r *comparison) leave(e *env, name string, err error) {
-	r.notes = append(r.notes, fmt.Sprintf("%s is left out: %v", name, err))
-	e.ui.Note("%s is left out: %v", name, err)
+	note := e.nameFlags(fmt.Sprintf("%s is left out: %v", name, err))
+	r.notes = append(r.notes, note)
+	e.ui.Note("%s", note)
 }
 
 // note says what a reader must know of the machine where a stack reads through the page cache.

@@ -82,7 +82,7 @@ func TestComputedBadFlags(t *testing.T) {
 	ok(t, "generate", "--nodes", "50", "--dim", "4", "--classes", "2", "--feature-fn", "hash",
 		"--out", "g", "--quiet")
 	for _, c := range [][]string{
-		{"feature-fn hash", "--computed", "stored"},
+		{"generate's --feature-fn hash", "--computed", "stored"},
 		{"--ssd-count", "--computed", "g", "--ssd-count", "0"},
 		{"--ssd-count", "--computed", "g", "--ssd-count", "60"},
 		{"--size", "--computed", "g", "--size", "1MiB"},
@@ -110,7 +110,8 @@ func TestComputedBadFlags(t *testing.T) {
 	// Rows that are stored have no function to be verified against.
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")
 	ok(t, "load", "stored")
-	fails(t, hc(t, "train", "stored", "--verify-rows"), 2, "train", "feature-fn hash")
+	fails(t, hc(t, "train", "stored", "--verify-rows"), 2, "train",
+		"generate's --feature-fn hash")
 	fails(t, hc(t, "train", "g", "--verify-rows", "--clock", "virtual", "--hardware", "x"), 2,
 		"train")
 }

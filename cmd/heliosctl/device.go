@@ -93,7 +93,7 @@ func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, er
 		case errs.ClassOf(err) != errs.Capability:
 			return nil, err
 		}
-		e.ui.Note("%s", hostInstead(err))
+		e.note(hostInstead(err))
 	}
 	return openHost(workers, a.kernels)
 }

@@ -68,6 +68,7 @@ func runDoctor(ctx context.Context, e *env) error {
 	}
 	var rows [][]string
 	for _, f := range all {
+		f.Detail, f.Next = e.nameFlags(f.Detail), e.nameFlags(f.Next)
 		text := f.Detail
 		if f.Next != "" {
 			text = strings.TrimPrefix(text+"; needs: "+f.Next, "; ")

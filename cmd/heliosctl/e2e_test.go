@@ -104,8 +104,10 @@ func TestMainJob(t *testing.T) {
 	ev := last(t, ok(t, "eval", "g", "--checkpoint", "ckpt", "--json"))
 	require.Equal(t, result["test_acc"], ev["accuracy"])
 
-	ok(t, "predict", "g", "--checkpoint", "ckpt", "--split", "test", "--csv", "p.csv",
-		"--embeddings", "e.npy")
+	predicted := last(t, ok(t, "predict", "g", "--checkpoint", "ckpt", "--split", "test", "--csv", "p.csv",
+		"--embeddings", "e.npy", "--json"))
+	require.Equal(t, []any{"p.csv", "p.csv", "e.npy"},
+		[]any{predicted["csv"], predicted["out"], predicted["embeddings"]})
 	f, err := os.Open("p.csv")
 	require.NoError(t, err)
 	defer f.Close()

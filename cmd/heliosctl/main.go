@@ -10,9 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -173,7 +175,45 @@ func (e *env) nameFlags(text string) string {
 	if dir, err := os.Getwd(); err == nil {
 		own = append(own, dir)
 	}
-	return hcli.NameFlags(text, e.c.Command.Flags, own...)
+	return hcli.NameAllFlags(text, e.c.Command.Flags, e.flagElsewhere, own...)
+}
+
+// flagElsewhere names an option that this verb lacks as the flag of one that has it, train before
+// others: "train's --checkpoint".
+func (e *env) flagElsewhere(name string) string {
+	var having []string
+	for path, c := range verbs(e.c.App.Commands, "") {
+		if hcli.HasFlag(c.Flags, name) {
+			having = append(having, path)
+		}
+	}
+	switch {
+	case len(having) == 0:
+		return ""
+	case slices.Contains(having, "train"):
+		return "train's --" + name
+	}
+	return having[0] + "'s --" + name
+}
+
+// verbs are the commands that can be run, with their full names, in the order of the help.
+func verbs(list []*cli.Command, parent string) iter.Seq2[string, *cli.Command] {
+	return func(yield func(string, *cli.Command) bool) {
+		for _, c := range list {
+			path := strings.TrimPrefix(parent+" "+c.Name, " ")
+			if len(c.Subcommands) == 0 {
+				if !yield(path, c) {
+					return
+				}
+				continue
+			}
+			for path, c := range verbs(c.Subcommands, path) {
+				if !yield(path, c) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // action wraps a verb: it reads the common flags and refuses arguments that the verb does not

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda/driver"
+	hcli "helios/internal/cli"
 	"helios/internal/pci"
 	"helios/internal/state"
 )
@@ -44,7 +47,25 @@ func hc(t *testing.T, args ...string) outcome {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	code := run(t.Context(), args, &out, &errOut)
+	flagsNamed(t, args, out.String()+errOut.String())
 	return outcome{code, out.String(), errOut.String()}
+}
+
+var namedOption = regexp.MustCompile(`\boption ([a-z][a-z0-9]*(?:-[a-z0-9]+)*)`)
+
+// flagsNamed wants no option named the way libraries do (errs.Key) in output, if a verb has a flag
+// for it; args may have the words themselves.
+func flagsNamed(t *testing.T, args []string, text string) {
+	t.Helper()
+	for _, m := range namedOption.FindAllStringSubmatch(text, -1) {
+		if strings.Contains(strings.Join(args, " "), m[0]) {
+			continue
+		}
+		for path, c := range verbs(newApp(io.Discard, io.Discard).Commands, "") {
+			require.False(t, hcli.HasFlag(c.Flags, m[1]), "heliosctl %s: %q has %q, a flag of %s",
+				strings.Join(args, " "), text, m[0], path)
+		}
+	}
 }
 
 // ok runs heliosctl and wants exit code 0; it returns standard output.

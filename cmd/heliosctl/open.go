@@ -171,7 +171,7 @@ func (o *ssdOpener) permitted(all []state.SSD) []state.SSD {
 		return all
 	}
 	for _, err := range why {
-		o.ui.Note("left out: %v", err)
+		o.note(fmt.Sprintf("left out: %v", err))
 	}
 	return may
 }

@@ -185,7 +185,8 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		e.ui.Printf("embeddings in %s", emb.f.Path())
 	}
 	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": a.checkpoint,
-		"out": a.csv, "embeddings": a.embeddings, "io": res.IO,
+		"csv": a.csv, "embeddings": a.embeddings, "io": res.IO,
+		"out":         a.csv, // the former name of csv, for one version more, as --out
 		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried,
 		"precision": res.Precision, "blas": res.BLAS,
 		"gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes,

@@ -17,6 +17,8 @@ func TestNameFlags(t *testing.T) {
 		errs.Key("far"))
 	require.Equal(t, "option cpu-cache 10% needs option hot2, not option far", err.Error())
 	require.Equal(t, "--cpu-cache 10% needs --hot2, not option far", NameFlags(err.Error(), flags))
+	require.Equal(t, "--cpu-cache 10% needs --hot2, not train's --far", NameAllFlags(err.Error(),
+		flags, func(name string) string { return "train's --" + name }))
 	require.Equal(t, "--host-cache: adoption cpu-cache, option cpu-cache-not",
 		NameFlags("option host-cache: adoption cpu-cache, option cpu-cache-not", flags))
 	require.Equal(t, "(--cpu-cache)", NameFlags("(option cpu-cache)", flags))
