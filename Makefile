@@ -159,8 +159,8 @@ lint:
 generate:
 	$(GO) generate ./...
 
-# The PTX of cuda/kernels from its sources (clang 19), and, where ptxas is, the table of what each
-# kernel takes; kernels-check compares with what is committed. PTXAS=path names a ptxas that is not in PATH.
+# The PTX of cuda/kernels from its sources (clang 19), and, where ptxas is, the cubins and the table of
+# what each kernel takes; kernels-check compares with what is committed. PTXAS=path names a ptxas that is not in PATH.
 PTXAS ?=
 PTXASFLAGS := $(if $(PTXAS),--ptxas $(PTXAS) --need-ptxas)
 kernels:

@@ -432,8 +432,8 @@ func (b *computeBench) show(rows []compute.Row) {
 			check = "FAILED: " + r.Where
 		}
 		kernels := r.Kernels
-		if kernels == "ptx" {
-			kernels += " " + r.Precision
+		if r.Code != "" {
+			kernels = codeName(r.Code) + " " + r.Precision
 		}
 		table = append(table, []string{r.Case, kernels, fmt.Sprint(r.Workers),
 			fmt.Sprintf("%.4g", r.Seconds.Median*1e3), flops, share(r.PeakShare),
@@ -444,4 +444,11 @@ func (b *computeBench) show(rows []compute.Row) {
 	b.ui.Table([]string{"case", "kernels", "workers", "ms", "GFLOP/s", "of peak", "GB/s", "of copy",
 		"of floor", "rival", "GFLOP/s", "ratio", "by CPU", "error", "bound", "its error",
 		"check"}, table)
+}
+
+// codeName is how a GPU's kernels were loaded (cuda.Info.Code), without the reason.
+func codeName(code string) string {
+	code, _, _ = strings.Cut(code, ",")
+	code, _, _ = strings.Cut(code, ";")
+	return code
 }

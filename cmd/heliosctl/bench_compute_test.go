@@ -57,6 +57,7 @@ func TestBenchComputeOnGPU(t *testing.T) {
 	for _, r := range rows {
 		require.Equal(t, true, r["ok"])
 		require.Equal(t, "ptx", r["kernels"])
+		require.Equal(t, "cubin sm_90", r["code"])
 		require.Positive(t, r["copy_bytes_per_second"])
 		require.Positive(t, r["floor_share"], r["case"])
 		kernels[r["kernel"].(string)]++

@@ -310,8 +310,12 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 				own += n
 			}
 		}
+		code := r.Kernels
+		if r.Code != "" {
+			code = codeName(r.Code)
+		}
 		table = append(table, []string{
-			r.Device, r.Kernels, strconv.Itoa(r.Workers), units.FormatCount(r.Rate),
+			r.Device, code, strconv.Itoa(r.Workers), units.FormatCount(r.Rate),
 			units.FormatCount(r.Min) + "-" + units.FormatCount(r.Max),
 			units.FormatCount(r.NodeRate), fmt.Sprintf("%.1f", r.NSPerEdge),
 			fmt.Sprintf("%.1f", r.CPUPerEdge), share100(r.Busy), units.FormatCount(r.PerBatch),

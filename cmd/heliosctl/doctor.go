@@ -232,7 +232,7 @@ func driverFinding(r driver.Report, err error) probe.Finding {
 	return probe.Finding{Name: "driver", Answer: probe.There, Detail: detail}
 }
 
-// kernelFindings opens a GPU and lets its driver compile every kernel of this binary.
+// kernelFindings opens a GPU and loads every kernel of this binary.
 func kernelFindings(index int) []probe.Finding {
 	dev, err := driver.Open(driver.Options{Index: index})
 	if err != nil {
@@ -245,7 +245,8 @@ func kernelFindings(index int) []probe.Finding {
 		}
 	}
 	c := dev.Capabilities()
-	detail := fmt.Sprintf("%d kernels; %d stream priorities", len(list), c.Priorities)
+	detail := fmt.Sprintf("%d kernels from %s; %d stream priorities", len(list), dev.Info().Code,
+		c.Priorities)
 	if c.SMGranularity > 0 {
 		detail += fmt.Sprintf("; budgets in steps of %d SMs", c.SMGranularity)
 	}

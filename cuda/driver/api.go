@@ -126,12 +126,12 @@ type api interface {
 	CtxSetCurrent(c cuContext) result
 	CtxGetStreamPriorityRange() (least, greatest int, r result) // greatest is the lower number
 
-	// ptx ends in a NUL.
-	ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result)
+	// image is PTX that ends in a NUL, or a cubin.
+	ModuleLoadDataEx(image []byte, log *jitLog) (module, result)
 	ModuleUnload(m module) result
 	ModuleGetFunction(m module, name string) (function, result)
-	LibraryLoadData(ptx []byte) (library, result) // optional, 12.0
-	LibraryUnload(l library) result               // optional, 12.0
+	LibraryLoadData(image []byte) (library, result) // optional, 12.0
+	LibraryUnload(l library) result                 // optional, 12.0
 	// LibraryGetKernel gives a CUkernel, which launches in the context of the stream.
 	LibraryGetKernel(l library, name string) (function, result) // optional, 12.0
 	FuncGetAttribute(a funcAttribute, f function) (int, result)

@@ -29,6 +29,9 @@ type Options struct {
 	// KernelTimeout is after how long a kernel that runs, or a graph of them, is taken for one that
 	// does not end: its stream and all waits fail then. 0 = two minutes, < 0 = never.
 	KernelTimeout time.Duration
+	// PTX has the driver compile the kernels although the binary has machine code for the GPU, as
+	// CUDA_FORCE_PTX_JIT=1 in the environment does.
+	PTX bool
 }
 
 // Device is a GPU. It is safe for concurrent use.
@@ -165,7 +168,8 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 			a.DevicePrimaryCtxRelease(d.ord)
 		}
 	}()
-	d.modules.init(list)
+	arch, why := chooseCode(d.cc, opt.PTX)
+	d.modules.init(list, arch, why)
 	d.events.d = d
 	d.green.d = d
 	if err := d.enter(); err != nil {
@@ -264,7 +268,13 @@ func (
 }
 
 // Info implements cuda.Device.
-func (d *Device) Info() cuda.Info { return d.info }
+func (d *Device) Info() cuda.Info {
+	info := d.info
+	if code := d.modules.code.Load(); code != nil {
+		info.Code = *code
+	}
+	return info
+}
 
 // Capabilities is what this GPU and its driver can do beyond the interface.
 func (d *Device) Capabilities() Capabilities { return d.caps }

@@ -297,6 +297,103 @@ func TestBadPTX(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
+// The GPU chooses the machine code, and everything that keeps it from loading leads to the PTX.
+func TestCubinsByGPU(t *testing.T) {
+	runs := func(t *testing.T, d *Device) {
+		t.Helper()
+		b, err := d.Alloc(cuda.MemPinned, 64*8, "words")
+		require.NoError(t, err)
+		s := streamOf(t, d, cuda.StreamOptions{Name: "s", SMs: 2}) // which takes a library
+		require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"),
+			cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{Dst: b.Ptr(), N: 64, Add: 7}))
+		require.NoError(t, s.Synchronize(soon(t, patience)))
+		require.Equal(t, uint64(7), hostmem.View[uint64](b.Bytes())[63])
+		require.NoError(t, s.Close())
+		require.NoError(t, b.Free())
+		kernelOf(t, d, "gather")
+	}
+	const binaryVersion, ptxVersion funcAttribute = 6, 5
+	for _, c := range []struct {
+		name, knobs, force string
+		opt                Options
+		binary             int // architecture of conf_affine's code
+		code               string
+	}{
+		{"A100", "cc=8.0", "", Options{}, 80, "cubin sm_80"},
+		{"L40", "cc=8.9", "", Options{}, 80, "cubin sm_80"},
+		{"H100", "cc=9.0", "", Options{}, 90, "cubin sm_90"},
+		{"H100, not forced", "cc=9.0", "0", Options{}, 90, "cubin sm_90"},
+		{"B200", "cc=10.0", "", Options{}, 100, "cubin sm_100"},
+		{"V100", "cc=7.0", "", Options{}, 70, "PTX, no cubins for compute capability 7.0"},
+		{"Orin", "cc=8.7", "", Options{}, 87, "PTX, no cubins for compute capability 8.7"},
+		{"newer", "cc=12.0", "", Options{}, 120, "PTX, no cubins for compute capability 12.0"},
+		{"by the environment", "cc=9.0", "1", Options{}, 90, "PTX, CUDA_FORCE_PTX_JIT=1"},
+		{"by option", "cc=9.0", "", Options{PTX: true}, 90, "PTX, which the caller asked for"},
+		{"refused", "cc=9.0,fail=cuModuleLoadDataEx:1:209", "", Options{}, 90,
+			"cubin sm_90; PTX of conf: cuModuleLoadDataEx: CUDA_ERROR_NO_BINARY_FOR_GPU (209)"},
+		{"corrupt", "cc=9.0,fail=cuModuleLoadDataEx:1:200", "", Options{}, 90,
+			"cubin sm_90; PTX of conf: cuModuleLoadDataEx: CUDA_ERROR_INVALID_IMAGE (200)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv(envForcePTX, c.force)
+			d, lib := device(t, c.knobs, c.opt)
+			runs(t, d)
+			code := d.Info().Code
+			if strings.Contains(c.code, ";") {
+				code = code[:min(len(code), len(c.code))] // the driver's words follow
+			}
+			require.Equal(t, c.code, code)
+			require.Equal(t, "ptx", d.Info().Kernels)
+			k := kernelOf(t, d, "conf_affine").(*kernel)
+			require.NoError(t, d.enter())
+			got, r := d.api.FuncGetAttribute(binaryVersion, k.fn)
+			from, r2 := d.api.FuncGetAttribute(ptxVersion, k.fn)
+			d.leave()
+			require.Equal(t, success, max(r, r2))
+			require.Equal(t, c.binary, got)
+			if strings.Contains(c.code, "PTX") {
+				require.Equal(t, 70, from) // of the text
+			} else {
+				require.Equal(t, c.binary, from)
+			}
+			rep, err := Probe(Options{Library: lib})
+			require.NoError(t, err)
+			var f probe.Finding
+			for _, x := range rep.GPUs[0].Findings {
+				if x.Name == "machine code" {
+					f = x
+				}
+			}
+			arch, ok := strings.CutPrefix(c.code, "cubin ")
+			arch, _, _ = strings.Cut(arch, ";")
+			switch {
+			case ok:
+				require.Equal(t, probe.There, f.Answer)
+				require.Contains(t, f.Detail, arch)
+			case c.opt.PTX: // a matter of the device that was opened
+				require.Equal(t, probe.There, f.Answer)
+			default:
+				require.Equal(t, probe.NotThere, f.Answer)
+				require.Contains(t, f.Detail, strings.TrimPrefix(c.code, "PTX, "))
+			}
+		})
+	}
+
+	// All modules that fall back are counted, and a lost context is no reason to go on.
+	d, lib := device(t, "cc=8.0", Options{})
+	for i, name := range []string{"conf_affine", "gather", "submit", "complete"} {
+		fakecuda.Control(t, lib, "fail=cuModuleLoadDataEx:1:209")
+		kernelOf(t, d, name)
+		require.Len(t, d.modules.fell, i+1)
+	}
+	require.Contains(t, d.Info().Code, "cubin sm_80; PTX of 4 modules: ")
+	fakecuda.Control(t, lib, "fail=cuModuleLoadDataEx:1:719")
+	_, err := d.Kernel("lookup")
+	var lost *LostError
+	require.ErrorAs(t, err, &lost)
+	require.NotContains(t, d.Info().Code, "5 modules")
+}
+
 func TestLaunchChecks(t *testing.T) {
 	d, lib := device(t, "devices=2", Options{})
 	s := streamOf(t, d, cuda.StreamOptions{Name: "checks"})

@@ -166,7 +166,8 @@ func TestEveryCallFails(t *testing.T) {
 		"cuStreamDestroy_v2": true, "cuEventDestroy_v2": true, "cuModuleUnload": true,
 		"cuLibraryUnload": true,
 		"cuMemFree_v2":    true, "cuMemHostUnregister": true, "cuCtxSetCurrent": true,
-		"cuStreamQuery": true,
+		"cuStreamQuery":      true,
+		"cuModuleLoadDataEx": true, // without a cubin there is the PTX
 		// Without a graph there are launches.
 		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true,
 		"cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
@@ -293,7 +294,8 @@ func TestAllKernelsLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, cc := range []int{70, 80} {
+	// From PTX, then from each architecture's cubins.
+	for _, cc := range []int{70, 87, 80, 90, 100} {
 		fakecuda.Control(t, lib, fmt.Sprintf("reset,cc=%d.%d,driver=12020", cc/10, cc%10))
 		d := openDevice(t, lib)
 		for _, m := range modules {
@@ -313,6 +315,13 @@ func TestAllKernelsLoad(t *testing.T) {
 						k.ParamBytes)
 				}
 			}
+		}
+		want := "PTX, no cubins for compute capability " + fmt.Sprintf("%d.%d", cc/10, cc%10)
+		if arch := kernels.CubinArch(cc); arch != "" {
+			want = "cubin " + arch
+		}
+		if code := d.Info().Code; code != want {
+			t.Errorf("compute capability %d: the kernels are from %q, want %q", cc, code, want)
 		}
 		if err := d.Close(); err != nil {
 			t.Error(err)

@@ -87,6 +87,7 @@ HX_OPTIONAL(cuGraphExecDestroy, (uintptr_t x), (x))
 import "C"
 
 import (
+	"bytes"
 	"os"
 	"reflect"
 	"runtime"
@@ -247,7 +248,7 @@ func (l *linked) CtxGetStreamPriorityRange() (least, greatest int, r result) {
 // jitLogBytes is room for what the compiler says of one module.
 const jitLogBytes = 16 << 10
 
-func (l *linked) ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result) {
+func (l *linked) ModuleLoadDataEx(image []byte, log *jitLog) (module, result) {
 	// The module hides the buffers' addresses in numbers, so they are C memory.
 	text := C.calloc(2, jitLogBytes)
 	if text == nil {
@@ -255,7 +256,7 @@ func (l *linked) ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result) {
 	}
 	defer C.free(text)
 	both := unsafe.Slice((*byte)(text), 2*jitLogBytes)
-	m, err := cu.LoadDataEx(string(ptx[:max(len(ptx)-1, 0)]), // it adds a NUL of its own
+	m, err := cu.LoadDataEx(string(bytes.TrimSuffix(image, []byte{0})), // it adds a NUL of its own
 		&cu.JITInfoLogBuffer{Buffer: both[: jitLogBytes-1 : jitLogBytes-1]},
 		&cu.JITErrorLogBuffer{Buffer: both[jitLogBytes : 2*jitLogBytes-1]})
 	if log != nil {
@@ -272,9 +273,9 @@ func (l *linked) ModuleGetFunction(m module, name string) (function, result) {
 	return view[function](f), code(err)
 }
 
-func (l *linked) LibraryLoadData(ptx []byte) (library, result) {
+func (l *linked) LibraryLoadData(image []byte) (library, result) {
 	var lib library
-	r := C.helios_cuLibraryLoadData(unsafe.Pointer(&lib), unsafe.Pointer(unsafe.SliceData(ptx)),
+	r := C.helios_cuLibraryLoadData(unsafe.Pointer(&lib), unsafe.Pointer(unsafe.SliceData(image)),
 		nil, nil, 0, nil, nil, 0)
 	return lib, result(r)
 }

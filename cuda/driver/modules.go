@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"helios/cuda"
 	"helios/cuda/kernels"
 	"helios/internal/errs"
+	"helios/internal/probe"
 )
 
 // kernel is cuda.Kernel: a function of a loaded module.
@@ -32,6 +34,8 @@ func (k *kernel) ParamSize() uintptr { return k.size }
 type loadedModule struct {
 	h   module
 	lib library // 0 without green contexts
+	// what h was loaded from, until lib is
+	image []byte
 }
 
 // moduleTable loads modules when a kernel of them is first asked for.
@@ -40,14 +44,69 @@ type moduleTable struct {
 	list    []kernels.Module
 	loaded  map[string]*loadedModule
 	kernels map[string]*kernel
+
+	arch string   // of the cubins that fit the GPU; "" to compile the PTX
+	fell []string // modules whose cubin did not load, and why
+	code atomic.Pointer[string]
 }
 
-func (t *moduleTable) init(list []kernels.Module) {
-	t.list, t.loaded, t.kernels = list, map[string]*loadedModule{}, map[string]*kernel{}
+func (t *moduleTable) init(list []kernels.Module, arch, why string) {
+	t.list, t.arch = list, arch
+	t.loaded, t.kernels = map[string]*loadedModule{}, map[string]*kernel{}
+	code := "cubin " + arch
+	if arch == "" {
+		code = "PTX, " + why
+	}
+	t.code.Store(&code)
 }
 
-// Kernel implements cuda.Device. The first call for a module compiles its PTX for this GPU, or
-// takes what the driver has in its cache; a PTX that it refuses is an error with its log.
+// fallBack notes that a module runs from its PTX although a cubin was to be loaded. t.mu is held.
+func (t *moduleTable) fallBack(module string, why error) {
+	t.fell = append(t.fell, module)
+	code := fmt.Sprintf("cubin %s; PTX of %s: %v", t.arch, strings.Join(t.fell, ", "), why)
+	if n := len(t.fell); n > 3 {
+		code = fmt.Sprintf("cubin %s; PTX of %d modules: %v", t.arch, n, why)
+	}
+	t.code.Store(&code)
+}
+
+// envForcePTX is NVIDIA's variable to ignore machine code ("Setting it to 1 forces the device
+// driver to ignore any embedded binary code", CUDA programming guide). A cubin alone would not load
+// then.
+const envForcePTX = "CUDA_FORCE_PTX_JIT"
+
+// chooseCode says for which architecture the cubins are to be loaded, or "" and why none are.
+func chooseCode(cc int, ptx bool) (arch, why string) {
+	if v := os.Getenv(envForcePTX); v != "" && v != "0" {
+		return "", envForcePTX + "=" + v
+	}
+	if ptx {
+		return "", "which the caller asked for"
+	}
+	if arch = kernels.CubinArch(cc); arch == "" {
+		why = fmt.Sprintf("no cubins for compute capability %d.%d", cc/10, cc%10)
+	}
+	return arch, why
+}
+
+// codeFinding says what the kernels of a GPU are loaded from.
+func codeFinding(cc int) probe.Finding {
+	f := probe.Finding{Name: "machine code", Answer: probe.There}
+	arch, why := chooseCode(cc, false)
+	if arch != "" {
+		f.Detail = "cubins of " + arch + " are in this binary"
+		return f
+	}
+	f.Answer = probe.NotThere
+	f.Detail = why + ": the driver compiles the PTX, about 14 s of a CPU at the first start"
+	if v := os.Getenv(envForcePTX); v != "" && v != "0" {
+		f.Next = "unset " + envForcePTX
+	}
+	return f
+}
+
+// Kernel implements cuda.Device. The first call for a module loads its cubin, or has the driver
+// compile its PTX, which it keeps in a cache. A PTX that it refuses is an error with its log.
 func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	t := &d.modules
 	t.mu.Lock()
@@ -139,13 +198,54 @@ func (d *Device) checkParams(k *kernel) error {
 	return nil
 }
 
-// load compiles a module. t.mu is held, and it runs within enter.
+// load makes a module of its cubin or of its PTX. t.mu is held, and it runs within enter.
 func (d *Device) load(mod *kernels.Module) (*loadedModule, error) {
 	if m := d.modules.loaded[mod.Name]; m != nil {
 		return m, nil
 	}
+	m, err := d.loadCubin(mod)
+	if err == nil && m == nil {
+		m, err = d.loadPTX(mod)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !d.caps.GreenContexts {
+		m.image = nil
+	}
+	d.modules.loaded[mod.Name] = m
+	return m, nil
+}
+
+// loadCubin loads machine code where some fits. A nil module asks for the PTX: another driver may
+// refuse what ours should take. Only a lost context is an error.
+func (d *Device) loadCubin(mod *kernels.Module) (*loadedModule, error) {
+	t := &d.modules
+	if t.arch == "" {
+		return nil, nil
+	}
+	c, err := mod.Cubin(d.cc)
+	if err != nil {
+		t.fallBack(mod.Name, err)
+		return nil, nil
+	}
+	h, r := d.api.ModuleLoadDataEx(c.Image, nil)
+	if r == success {
+		return &loadedModule{h: h, image: c.Image}, nil
+	}
+	if fatal(r) {
+		return nil, fmt.Errorf("device %s: module %s: %w", d.info.Name, mod.Name,
+			d.failed("cuModuleLoadDataEx", r))
+	}
+	t.fallBack(mod.Name, callError(d.api, "cuModuleLoadDataEx", r))
+	return nil, nil
+}
+
+// loadPTX has the driver compile a module.
+func (d *Device) loadPTX(mod *kernels.Module) (*loadedModule, error) {
 	var log jitLog
-	h, r := d.api.ModuleLoadDataEx(append([]byte(mod.PTX), 0), &log)
+	image := append([]byte(mod.PTX), 0)
+	h, r := d.api.ModuleLoadDataEx(image, &log)
 	if r != success {
 		err := d.failed("cuModuleLoadDataEx", r)
 		next := ""
@@ -164,9 +264,7 @@ func (d *Device) load(mod *kernels.Module) (*loadedModule, error) {
 				"device %s: the PTX of module %s does not load: %w%s; the driver's compiler says: %s",
 				d.info.Name, mod.Name, err, next, text))
 	}
-	m := &loadedModule{h: h}
-	d.modules.loaded[mod.Name] = m
-	return m, nil
+	return &loadedModule{h: h, image: image}, nil
 }
 
 // contextless is the kernel as a CUkernel: its launch runs in the context of the stream ("the
@@ -202,14 +300,12 @@ func (k *kernel) contextless() (function, error) {
 // (CUDA programming guide, Lazy Loading, Potential Hazards). t.mu is held, and it runs within
 // enter.
 func (d *Device) loadFree(k *kernel, m *loadedModule) error {
-	t := &d.modules
 	if m.lib == 0 {
-		i := slices.IndexFunc(t.list, func(x kernels.Module) bool { return x.Name == k.module })
-		lib, r := d.api.LibraryLoadData(append([]byte(t.list[i].PTX), 0))
+		lib, r := d.api.LibraryLoadData(m.image)
 		if r != success {
 			return d.failed("cuLibraryLoadData", r)
 		}
-		m.lib = lib
+		m.lib, m.image = lib, nil
 	}
 	f, r := d.api.LibraryGetKernel(m.lib, k.name)
 	if r != success {

@@ -304,6 +304,7 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 		yes("SM budgets", c.GreenContexts, "green contexts",
 			"no green contexts with streams: budgets only choose grid sizes",
 			"NVIDIA's driver 555 (CUDA 12.5) or later"),
+		codeFinding(g.ComputeCapability),
 		connections(),
 		yes("growing memory", c.GrowingMemory, "virtual memory management",
 			"buffers that grow take all of their memory at once", "a driver of CUDA 10.2 or later"),

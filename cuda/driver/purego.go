@@ -263,7 +263,7 @@ func (p *pure) CtxGetStreamPriorityRange() (least, greatest int, r result) {
 // jitLogBytes is room for what the compiler says of one module.
 const jitLogBytes = 16 << 10
 
-func (p *pure) ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result) {
+func (p *pure) ModuleLoadDataEx(image []byte, log *jitLog) (module, result) {
 	var m module
 	info, text := new([jitLogBytes]byte), new([jitLogBytes]byte)
 	options := &[4]int32{jitInfoLog, jitInfoLogBytes, jitErrorLog, jitErrorLogBytes}
@@ -276,7 +276,7 @@ func (p *pure) ModuleLoadDataEx(ptx []byte, log *jitLog) (module, result) {
 	values := &[4]uintptr{uintptr(unsafe.Pointer(info)), jitLogBytes - 1,
 		uintptr(unsafe.Pointer(text)), jitLogBytes - 1}
 	r := cu(p.fn.moduleLoad, uintptr(unsafe.Pointer(&m)),
-		uintptr(unsafe.Pointer(unsafe.SliceData(ptx))),
+		uintptr(unsafe.Pointer(unsafe.SliceData(image))),
 		uintptr(len(options)), uintptr(unsafe.Pointer(options)), uintptr(unsafe.Pointer(values)))
 	if log != nil {
 		log.Info, log.Error = cString(info[:]), cString(text[:])
@@ -294,10 +294,10 @@ func (p *pure) ModuleGetFunction(m module, name string) (function, result) {
 	return f, r
 }
 
-func (p *pure) LibraryLoadData(ptx []byte) (library, result) {
+func (p *pure) LibraryLoadData(image []byte) (library, result) {
 	var l library
 	r := cu(p.fn.libraryLoad, uintptr(unsafe.Pointer(&l)),
-		uintptr(unsafe.Pointer(unsafe.SliceData(ptx))), 0, 0, 0, 0, 0, 0)
+		uintptr(unsafe.Pointer(unsafe.SliceData(image))), 0, 0, 0, 0, 0, 0)
 	return l, r
 }
 

@@ -31,6 +31,7 @@ const (
 	noDevice        = 100
 	invalidDevice   = 101
 	invalidImage    = 200
+	noBinary        = 209
 	invalidContext  = 201
 	invalidPTX      = 218
 	unsupportedPTX  = 222
@@ -327,6 +328,13 @@ func TestModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := started(t, "cc=8.0,driver=12030")
+	cubin := func(cc int) string {
+		c, err := m.Cubin(cc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(c.Image)
+	}
 	for _, c := range []struct {
 		name, image string
 		code        int32
@@ -342,6 +350,12 @@ func TestModules(t *testing.T) {
 		{"cut off", m.PTX[:len(m.PTX)-3], invalidPTX, "syntax error"},
 		{"another kernel", strings.ReplaceAll(m.PTX, "conf_affine", "conf_bogus"), invalidPTX,
 			"conf_bogus"},
+		{"machine code", cubin(80), ok, ""},
+		{"machine code of another GPU", cubin(90), noBinary, ""},
+		{"machine code with another mark", strings.Replace(cubin(80), "\x02\x00\xbe\x00",
+			"\x02\x00\xbf\x00", 1), invalidImage, ""},
+		{"machine code with another kernel", strings.ReplaceAll(cubin(80), "conf_affine",
+			"conf_bogus\x00"), invalidImage, "conf_bogus"},
 		{"other parameters", strings.Replace(m.PTX, "conf_affine_param_0[32]",
 			"conf_affine_param_0[40]", 1), invalidPTX, "conf_affine"},
 	} {

@@ -1,6 +1,6 @@
-// Command kernels makes the committed PTX of cuda/kernels and checks it.
+// Command kernels makes the committed PTX and cubins of cuda/kernels and checks them.
 //
-//	go run ./tools/kernels generate   compile each .cu; with ptxas, also the table of resources
+//	go run ./tools/kernels generate   compile each .cu; with ptxas, also cubins and the table of resources
 //	go run ./tools/kernels check      make everything anew and compare with what is committed
 //	go run ./tools/kernels ptxas      assemble the committed PTX and print the table
 //
@@ -21,6 +21,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"helios/cuda/kernels"
 )
 
 // folder of the kernels, from the module's root.
@@ -89,7 +91,7 @@ func run(verb string, o options, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		table, err := assembleAll(o, modules)
+		table, _, err := assembleAll(o, modules)
 		if err != nil {
 			return err
 		}
@@ -123,7 +125,8 @@ type module struct {
 // built is everything that is committed.
 type built struct {
 	modules []module
-	table   []byte // of resources; nil without ptxas
+	table   []byte       // of resources; nil without ptxas
+	code    *machineCode // nil without ptxas
 }
 
 // build compiles, checks the opcodes and, where ptxas is there, assembles.
@@ -160,9 +163,9 @@ func build(o options, out io.Writer) (*built, error) {
 		}
 		b.modules = append(b.modules, module{name, ptx})
 	}
-	b.table, err = assembleAll(o, b.modules)
+	b.table, b.code, err = assembleAll(o, b.modules)
 	if errors.Is(err, errNoPtxas) && !o.needPtxas {
-		fmt.Fprintf(out, "%v; the table of resources stays as it is\n", err)
+		fmt.Fprintf(out, "%v; the cubins and the table of resources stay as they are\n", err)
 		return b, nil
 	}
 	return b, err
@@ -226,6 +229,18 @@ func (b *built) write(dir string, out io.Writer) error {
 		if err := put(filepath.Join(dir, resources), b.table); err != nil {
 			return err
 		}
+		file, err := readArchive(dir)
+		if err != nil {
+			return err
+		}
+		if b.code.difference(file) != "" {
+			if file, err = b.code.archive(); err != nil {
+				return err
+			}
+			if err := put(filepath.Join(dir, kernels.CubinArchive), file); err != nil {
+				return err
+			}
+		}
 	}
 	fmt.Fprintf(out, "%d modules; %d files changed\n", len(b.modules), changed)
 	return nil
@@ -267,6 +282,13 @@ func (b *built) compare(dir string, out io.Writer) error {
 		if err := same(resources, b.table); err != nil {
 			return err
 		}
+		file, err := readArchive(dir)
+		if err != nil {
+			return err
+		}
+		if d := b.code.difference(file); d != "" {
+			bad = append(bad, fmt.Sprintf("%s/%s: %s", folder, kernels.CubinArchive, d))
+		}
 	}
 	if len(bad) > 0 {
 		return fmt.Errorf(
@@ -275,7 +297,8 @@ func (b *built) compare(dir string, out io.Writer) error {
 	}
 	with := ""
 	if b.table != nil {
-		with = ", and the table of resources is ptxas's"
+		with = fmt.Sprintf(", and the %d cubins and the table of resources are ptxas's",
+			len(b.code.cubins))
 	}
 	fmt.Fprintf(out,
 		"%d modules: the committed PTX is what the sources give, every opcode is known, every acquire has a use%s\n",

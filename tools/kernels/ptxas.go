@@ -9,13 +9,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// architectures are those that we promise to assemble for: A100 and H100/H200.
-var architectures = []string{"sm_80", "sm_90"}
+	"golang.org/x/sync/errgroup"
+
+	"helios/cuda/kernels"
+)
 
 // noSpills are the kernels on the data path, whose registers must all fit.
 var noSpills = []string{"submit", "coalesce", "complete", "read_sync", "lookup", "gather",
@@ -41,25 +43,43 @@ type usage struct {
 	shared, barriers                          int
 }
 
-// assembleAll runs ptxas over all modules and architectures and returns the table.
-func assembleAll(o options, modules []module) ([]byte, error) {
+// assembleAll runs ptxas over all modules and architectures and returns the table and the cubins.
+func assembleAll(o options, modules []module) ([]byte, *machineCode, error) {
 	ptxas, err := findPtxas(o.ptxas)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	version, err := execute("", ptxas, "--version")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	v := regexp.MustCompile(`V(\d+\.\d+\.\d+)`).FindSubmatch(version)
 	if v == nil {
-		return nil, fmt.Errorf("%s --version names no version: %s", ptxas, version)
+		return nil, nil, fmt.Errorf("%s --version names no version: %s", ptxas, version)
 	}
 	dir, err := os.MkdirTemp("", "helios-ptxas-")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer os.RemoveAll(dir)
+	reports := make([][]usage, len(modules)*len(kernels.CubinArchs))
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for i, m := range modules {
+		if err := os.WriteFile(filepath.Join(dir, m.name+".ptx"), m.ptx, 0o666); err != nil {
+			return nil, nil, err
+		}
+		for j, arch := range kernels.CubinArchs {
+			work.Go(func() (err error) {
+				reports[i*len(kernels.CubinArchs)+j], err = assemble(ptxas, dir, m.name, arch)
+				return err
+			})
+		}
+	}
+	if err := work.Wait(); err != nil {
+		return nil, nil, err
+	}
+	code := &machineCode{string(v[1]), modules, map[string][]byte{}}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `# What each kernel takes
 
@@ -70,18 +90,15 @@ data-path kernels %s may not spill.
 | module | kernel | architecture | registers | shared | stack | spill stores | spill loads | barriers |
 | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 `, v[1], strings.Join(noSpills, ", "))
-	for _, m := range modules {
-		file := filepath.Join(dir, m.name+".ptx")
-		if err := os.WriteFile(file, m.ptx, 0o666); err != nil {
-			return nil, err
-		}
+	for i, m := range modules {
 		var rows []usage
-		for _, a := range architectures {
-			us, err := assemble(ptxas, dir, m.name, a)
+		for j, arch := range kernels.CubinArchs {
+			rows = append(rows, reports[i*len(kernels.CubinArchs)+j]...)
+			image, err := os.ReadFile(filepath.Join(dir, m.name+"."+arch+".cubin"))
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
-			rows = append(rows, us...)
+			code.cubins[kernels.CubinPath(arch, m.name)] = image
 		}
 		slices.SortStableFunc(rows,
 			func(a, b usage) int { return strings.Compare(a.kernel, b.kernel) })
@@ -92,7 +109,7 @@ data-path kernels %s may not spill.
 		}
 	}
 	b.WriteString(checksums(modules))
-	return b.Bytes(), nil
+	return b.Bytes(), code, nil
 }
 
 // checksums say what the table is of.

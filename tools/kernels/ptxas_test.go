@@ -118,8 +118,11 @@ func TestResourcesAreOfThePTX(t *testing.T) {
 	}
 	ptxas, err := findPtxas(os.Getenv("HELIOS_PTXAS"))
 	if err == nil {
-		got, err := assembleAll(options{ptxas: ptxas}, modules)
+		got, code, err := assembleAll(options{ptxas: ptxas}, modules)
 		require.NoError(t, err)
 		require.Equal(t, string(table), string(got))
+		file, err := readArchive(dir)
+		require.NoError(t, err)
+		require.Empty(t, code.difference(file))
 	}
 }

@@ -1,11 +1,13 @@
 // Modules. PTX is not compiled: its header is checked as the real compiler does, its .entry list says
-// names and parameters, and the shim has the code of the same source file.
+// names and parameters, and the shim has the code of the same source file. Of a cubin, an ELF file of
+// machine code, the architecture and the kernels' parameters are read; an executor has no use for one.
 #include "fake.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstring>
+#include <elf.h>
 
 struct CUlib_st {
 	CUmodule module; // without a context
@@ -81,6 +83,64 @@ struct Found {
 	CUresult result = CUDA_SUCCESS;
 };
 
+// A kernel's parameters, of its section .nv.info.NAME: records of a format, an attribute and a size or
+// value. EIATTR_KPARAM_INFO (0x17) has the parameter's number at byte 4, its offset at 6, and from bit 18
+// of the word at 8 its size.
+bool read_params(const char *at, size_t n, CUfunction f) {
+	for (size_t i = 0; i + 4 <= n;) {
+		u16 value;
+		memcpy(&value, at + i + 2, 2);
+		size_t more = at[i] == 4 ? value : 0; // EIFMT_SVAL; others hold a value
+		if (i + 4 + more > n) return false;
+		if (at[i] == 4 && at[i + 1] == 0x17) {
+			u16 number, offset;
+			u32 flags;
+			if (more < 12) return false;
+			memcpy(&number, at + i + 8, 2);
+			memcpy(&offset, at + i + 10, 2);
+			memcpy(&flags, at + i + 12, 4);
+			if (number > 16) return false;
+			if (f->params.size() <= number) f->params.resize(number + 1);
+			f->params[number] = {offset, flags >> 18};
+		}
+		i += 4 + more;
+	}
+	return true;
+}
+
+CUresult parse_cubin(const char *image, Log &err, Found *out) {
+	Elf64_Ehdr h;
+	memcpy(&h, image, sizeof h);
+	if (h.e_ident[EI_CLASS] != ELFCLASS64 || h.e_machine != EM_CUDA || h.e_shentsize != sizeof(Elf64_Shdr) || h.e_shnum == 0 || h.e_shstrndx >= h.e_shnum)
+		return CUDA_ERROR_INVALID_IMAGE;
+	// The architecture moved with ABI version 8, which came with sm_100.
+	int arch = h.e_ident[EI_ABIVERSION] >= 8 ? h.e_flags >> 8 & 0xff : h.e_flags & 0xff, cc = g().knobs.cc;
+	if (arch / 10 != cc / 10 || arch > cc) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+	out->target = arch;
+	auto section = [&](int i) {
+		Elf64_Shdr s;
+		memcpy(&s, image + h.e_shoff + (size_t)i * sizeof s, sizeof s);
+		return s;
+	};
+	const char *names = image + section(h.e_shstrndx).sh_offset;
+	for (int i = 1; i < h.e_shnum; i++) {
+		Elf64_Shdr s = section(i);
+		std::string name = names + s.sh_name;
+		const std::string head = ".nv.info.";
+		if (name.compare(0, head.size(), head) != 0) continue;
+		auto f = new CUfunc_st;
+		out->functions.push_back(f);
+		f->name = name.substr(head.size());
+		f->kernel = shim::find(f->name.c_str());
+		if (!read_params(image + s.sh_offset, s.sh_size, f)) return CUDA_ERROR_INVALID_IMAGE;
+		if (f->kernel == nullptr || f->params.size() != 2 || f->params[0].second != f->kernel->param_size || f->params[1].second != sizeof(hx_launch)) {
+			err.add("the shim has no kernel '" + f->name + "' with these parameters: cubin and fake are not of the same sources\n");
+			return CUDA_ERROR_INVALID_IMAGE;
+		}
+	}
+	return out->functions.empty() ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
+}
+
 CUresult parse(const char *image, bool executed, Log &err, Found *out) {
 	auto say = [&](int line, const char *kind, const std::string &what) {
 		char b[64];
@@ -93,7 +153,7 @@ CUresult parse(const char *image, bool executed, Log &err, Found *out) {
 	};
 	if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
 	if ((unsigned char)image[0] < 9) return CUDA_ERROR_INVALID_IMAGE; // no text, nor anything that starts with a known magic number
-	if (memcmp(image, "\x7f" "ELF", 4) == 0) return CUDA_ERROR_NO_BINARY_FOR_GPU; // compiled for a GPU that this is not
+	if (memcmp(image, "\x7f" "ELF", 4) == 0) return executed ? CUDA_ERROR_NO_BINARY_FOR_GPU : parse_cubin(image, err, out);
 	Text t{image};
 	const auto &k = g().knobs;
 	std::string w = t.next();
@@ -235,7 +295,8 @@ CUresult load(CUcontext ctx, const void *image, unsigned n, CUjit_option *option
 	}
 	std::lock_guard<std::mutex> lk(g().mu);
 	static auto &texts = *new std::map<std::string, u64>;
-	auto text = texts.emplace((const char *)image, texts.size() + 1).first;
+	bool elf = memcmp(image, "\x7f" "ELF", 4) == 0;
+	auto text = texts.emplace(elf ? "" : (const char *)image, texts.size() + 1).first;
 	auto m = new CUmod_st{ctx, f.isa, f.target, f.functions, &text->first, text->second};
 	for (auto x : m->functions) {
 		x->module = m;
@@ -375,7 +436,7 @@ HX_API cuFuncGetAttribute(int *v, CUfunction_attribute attribute, CUfunction f) 
 	case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *v = 0; break;
 	case CU_FUNC_ATTRIBUTE_NUM_REGS: *v = 32; break;
 	case CU_FUNC_ATTRIBUTE_PTX_VERSION: *v = f->module->target; break;
-	case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *v = g().knobs.cc; break;
+	case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *v = f->module->text->empty() ? f->module->target : g().knobs.cc; break;
 	case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA: *v = 0; break;
 	case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *v = f->max_dynamic_smem; break;
 	case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *v = -1; break;

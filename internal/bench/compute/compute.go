@@ -132,7 +132,8 @@ type Row struct {
 	Device         string       `json:"device"`
 	Precision      string       `json:"precision"`
 	Kernels        string       `json:"kernels"`
-	Workers        int          `json:"workers"` // or SMs
+	Code           string       `json:"code,omitempty"` // cuda.Info.Code
+	Workers        int          `json:"workers"`        // or SMs
 	Rounds         int          `json:"rounds"`
 	RunsPerRound   int          `json:"runs_per_round"`
 	Seconds        bench.Spread `json:"seconds_per_run"`
@@ -181,6 +182,7 @@ func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, most M
 	if err != nil {
 		return r, fmt.Errorf("%s: %w", b.Name, err)
 	}
+	r.Code = dev.Info().Code // of loaded kernels
 	defer func() {
 		if e := run.Close(); err == nil {
 			err = e

@@ -84,6 +84,7 @@ func Measure(ctx context.Context, c Config, sources []Source, seeds []int64,
 			return nil, err
 		}
 		r.row.Batches, r.row.Sampled = c.Batches, r.batches
+		r.row.Code = r.dev.Info().Code
 		rows = append(rows, r.row)
 	}
 	return rows, nil
@@ -97,6 +98,7 @@ type Row struct {
 	Edges      int64   `json:"edges"`
 	Device     string  `json:"device"`
 	Kernels    string  `json:"kernels"`
+	Code       string  `json:"code,omitempty"` // cuda.Info.Code
 	Workers    int     `json:"workers"`
 	Fanouts    []int   `json:"fanouts"`
 	BatchSize  int     `json:"batch_size"`
