@@ -81,6 +81,8 @@ type HotnessKey struct {
 	Batch   int    `json:"batch,omitempty"`
 	Sampler string `json:"sampler,omitempty"`
 	Epochs  int    `json:"epochs,omitempty"`
+	// Dependency is how many batches share draws; zero where each draws for itself.
+	Dependency int `json:"batch_dependency,omitempty"`
 	// Method is what else the scores depend on, in words.
 	Method string `json:"method,omitempty"`
 }

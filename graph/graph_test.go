@@ -108,6 +108,8 @@ func positionsOf(s *Sampler) *positions {
 		return &h.positions
 	case *deviceHopper:
 		return &h.positions
+	case *laborHopper:
+		return &h.positions
 	}
 	panic("a hopper without a position table of its own")
 }

@@ -144,7 +144,6 @@ func (s *deviceHopper) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams
 func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	n := mb.HopEnd[hop]
 	fanout := s.cfg.Fanouts[hop]
-	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 2)
 
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
 	b := &mb.Blocks[hop]
@@ -199,16 +198,23 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 			if err := s.own(stream, mb, n); err != nil {
 				return err
 			}
-			q := s.params(mb, n)
-			p.Keys, p.Vals, p.Slots, p.HashShift, p.Stamp = q.Keys, q.Vals, q.Slots,
-				q.HashShift, q.Stamp
+			p.enterTable(s.params(mb, n))
 		}
 	}
 	p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
 	if err := s.launch(stream, s.kFill, &p, n); err != nil {
 		return err
 	}
-	if err := s.launch(stream, s.kUniqueCount, &p, edges); err != nil {
+	return s.number(ctx, stream, mb, &p, edges)
+}
+
+// number appends the nodes that are new in the hop to the frontier and makes its block. p is that
+// of the kernel that filled Src in, with edges slots at most.
+func (s *deviceHopper) number(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
+	p *sampleParams, edges int64) error {
+	n, b := p.NumDst, &mb.Blocks[len(mb.Blocks)-1]
+	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 2)
+	if err := s.launch(stream, s.kUniqueCount, p, edges); err != nil {
 		return err
 	}
 
@@ -237,10 +243,10 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		p.Degrees = mb.Degrees.Ptr()
 		p.NodesLen = min(p.NodesLen, mb.Degrees.Size()/4)
 	}
-	if err := s.launch(stream, s.kAssign, &p, edges); err != nil {
+	if err := s.launch(stream, s.kAssign, p, edges); err != nil {
 		return err
 	}
-	if err := s.launch(stream, s.kRelabel, &p, edges); err != nil {
+	if err := s.launch(stream, s.kRelabel, p, edges); err != nil {
 		return err
 	}
 	if err := stream.Synchronize(ctx); err != nil {

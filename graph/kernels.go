@@ -73,6 +73,11 @@ func (p *sampleParams) table() table {
 	return t
 }
 
+// enterTable takes the position table of q over.
+func (p *sampleParams) enterTable(q sampleParams) {
+	p.Keys, p.Vals, p.Slots, p.HashShift, p.Stamp = q.Keys, q.Vals, q.Slots, q.HashShift, q.Stamp
+}
+
 func (p *sampleParams) indptr() []int64 { return cuda.View[int64](p.Indptr, p.NumNodes+1) }
 func (p *sampleParams) src() []uint32   { return cuda.View[uint32](p.Src, p.SrcLen) }
 

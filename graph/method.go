@@ -23,6 +23,8 @@ type Method struct {
 	WholeLists bool
 	// NoAll tells that a run needs a bound for each hop: fanout -1, all, is for comparisons only.
 	NoAll bool
+	// Dependent tells that batches can share draws (SamplerConfig.Dependency).
+	Dependent bool
 	// Bound returns the most nodes in the frontier of so many after a hop of a fanout; Unbounded
 	// where only the graph limits them.
 	Bound func(nodes int64, fanout int) int64
@@ -57,6 +59,16 @@ func MethodNames() []string {
 	names := make([]string, len(methods))
 	for i, m := range methods {
 		names[i] = m.Name
+	}
+	return names
+}
+
+// DependentNames returns the names of methods with Dependent.
+func DependentNames() (names []string) {
+	for _, m := range methods {
+		if m.Dependent {
+			names = append(names, m.Name)
+		}
 	}
 	return names
 }

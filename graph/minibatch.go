@@ -33,6 +33,8 @@ type MiniBatch struct {
 	Degrees cuda.Buffer // uint32[HopEnd[last]] in-degree of each frontier node, when asked for
 
 	key      [2]uint32 // of the batch's draws
+	nextKey  [2]uint32 // of the draws that are new to it (SamplerConfig.Dependency)
+	turn     uint32    // the batch's place among those that key serves
 	distinct bool      // no seed stands twice
 	seen     []int64   // scratch of that question
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -20,7 +21,13 @@ type SamplerConfig struct {
 	Fanouts []int
 	Seed    uint64 // of the run
 	Degrees bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
+	// κ: a draw serves so many batches of an epoch in turn, and each batch has one in κ anew; 0 and
+	// 1: each batch draws for itself. For methods with Method.Dependent.
+	Dependency int
 }
+
+// MostDependency bounds SamplerConfig.Dependency.
+const MostDependency = 1 << 20
 
 // hopper draws the hops of mini-batches: one Method on one kind of device and topology. A Sampler
 // calls it with its lock held, so a hopper keeps scratch and tables for one hop at a time.
@@ -78,6 +85,11 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig,
 				"fanout %d of hop %d: must be 1 to %d %s, or -1 for all", f, i, m.MostFanout,
 				m.Fanout)
 		}
+	}
+	if d := cfg.Dependency; d < 0 || d > MostDependency || d > 1 && !m.Dependent {
+		return nil, errs.New(errs.Usage,
+			"batch dependency %d of sampler %s: must be 1 to %d, and 1 unless the sampler is %s", d,
+			m.Name, MostDependency, strings.Join(DependentNames(), " or "))
 	}
 	s := &Sampler{
 		sampling: sampling{dev: dev, topo: topo, cfg: cfg, directLimit: directLimit},
@@ -146,9 +158,11 @@ func (s *Sampler) batchKey(index int) [2]uint32 {
 // to change. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws.
 func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	seeds []int64) error {
-	mb.key = s.batchKey(index)
+	mb.key, mb.nextKey, mb.turn = s.batchKey(index), s.key, 0
 	if index < 0 {
 		index = ^index
+	} else if n := s.cfg.Dependency; n > 1 {
+		mb.key, mb.nextKey, mb.turn = s.batchKey(index/n), s.batchKey(index/n+1), uint32(index%n)
 	}
 	if len(seeds) == 0 {
 		return errs.New(errs.Usage, "batch %d of epoch %d has no seed nodes", index, epoch)

@@ -12,6 +12,7 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -282,6 +283,57 @@ func TestLadiesEveryWay(t *testing.T) {
 			require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
 			require.Equal(t, graph.Ladies, r.res.Sampler)
 		}
+		if wide.Lean() {
+			break
+		}
+	}
+}
+
+// LABOR, and batches that share draws, too: in every mode, with the topology on storage, and after
+// an interruption the results are those of one run.
+func TestLaborEveryWay(t *testing.T) {
+	d, feat := tiny.open(t)
+	sets := map[int]*ssdSet{}
+	labor := func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 4 }
+	for _, model := range gnn.Archs() {
+		var first record
+		seen := map[string]bool{}
+		for _, v := range append(slices.Clone(sameWays), dynamicWays...) {
+			cfg := small()
+			v.set(&cfg)
+			labor(&cfg)
+			cfg.Model = model
+			if seen[cfg.Mode] {
+				continue
+			}
+			seen[cfg.Mode] = true
+			if sets[v.ssds] == nil {
+				sets[v.ssds] = bind(t, d, v.ssds, "")
+			}
+			if cfg.Mode == plan.ModeCPU {
+				cfg.Topology, cfg.NeighborCache = plan.TopologySSD, percent(20)
+			}
+			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers,
+				report.Observer{})
+			require.NoError(t, r.err, v.name)
+			require.Equal(t, graph.Labor, r.res.Sampler)
+			require.Equal(t, 4, r.res.BatchDependency)
+			if first.res == nil {
+				first = r
+				require.Less(t, r.res.Epochs[1].Loss, r.res.Epochs[0].Loss, "the loss fell")
+				require.Greater(t, *r.res.TestAcc, 0.3, "better than one in five")
+				continue
+			}
+			require.Equal(t, first.blocks, r.blocks, v.name)
+			require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
+			require.Equal(t, first.res.TestAcc, r.res.TestAcc, v.name)
+		}
+		require.Len(t, seen, len(plan.ModeNames()))
+		cfg := small()
+		cfg.Model, cfg.Sampler = model, graph.Labor
+		r := train(t, context.Background(), cfg, d, feat, sets[2], 2, report.Observer{})
+		require.NoError(t, r.err)
+		require.NotEqual(t, first.res.ParamsSHA256, r.res.ParamsSHA256, "batches of their own")
 		if wide.Lean() {
 			break
 		}

@@ -31,6 +31,8 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"norm":              func(f *fingerprint) { f.Norm = "layer" },
 		"residual":          func(f *fingerprint) { f.Residual = true },
 		"optimizer":         func(f *fingerprint) { f.Optimizer = "adamw" },
+		"sampler":           func(f *fingerprint) { f.Sampler = "labor" },
+		"batch-dependency":  func(f *fingerprint) { f.setSampler("", 2) },
 		"draws":             func(f *fingerprint) { f.Draws = drawsByBatch },
 		"weight-decay":      func(f *fingerprint) { f.WeightDecay = 0.5 },
 		"seed":              func(f *fingerprint) { f.Seed++ },

@@ -56,7 +56,8 @@ func (r *recording) placed(l gpuio.Layout, tiers featureTiers) (err error) {
 		SlotBytes: int64(l.LBABytes) * int64(l.LBAsPerRow) / int64(l.RowsPerLBA),
 		LBABytes:  int64(l.LBABytes),
 		Seed:      s.Config.Seed, Sampler: s.Config.Sampler, Batch: int64(s.Config.Batch),
-		Mode: s.Config.Mode, IOStack: s.Config.IOStack, Policy: s.Config.Policy,
+		BatchDependency: int64(s.Config.BatchDependency),
+		Mode:            s.Config.Mode, IOStack: s.Config.IOStack, Policy: s.Config.Policy,
 		Window: int64(s.Config.Window),
 	}
 	rows := tiers.record(&h)

@@ -71,6 +71,8 @@ type fingerprint struct {
 	Optimizer  string `json:"optimizer,omitempty"` // empty: gnn.DefaultOptimizer
 	Seed       uint64 `json:"seed"`
 	Sampler    string `json:"sampler,omitempty"` // empty: by neighbours
+	// Dependency is how many batches share draws; 0: each draws for itself.
+	Dependency int `json:"batch-dependency,omitempty"`
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
 	// in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`
@@ -140,11 +142,14 @@ func (f *fingerprint) draws() string {
 	return f.Draws
 }
 
-// setSampler takes over a Config's sampler.
-func (f *fingerprint) setSampler(s string) {
-	f.Sampler = ""
+// setSampler takes over a Config's sampler and how many batches share its draws.
+func (f *fingerprint) setSampler(s string, dependency int) {
+	f.Sampler, f.Dependency = "", 0
 	if s != graph.Neighbor {
 		f.Sampler = s
+	}
+	if dependency > 1 {
+		f.Dependency = dependency
 	}
 }
 
@@ -193,6 +198,7 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 			cmp.Or(was.Optimizer, gnn.DefaultOptimizer)},
 		{"seed", f.Seed, was.Seed},
 		{"sampler", f.sampler(), was.sampler()},
+		{"batch-dependency", max(f.Dependency, 1), max(was.Dependency, 1)},
 		{"draws", f.draws(), was.draws()},
 	} {
 		if x.is != x.old {

@@ -48,6 +48,7 @@ func TestTopologyOnSSD(t *testing.T) {
 			c.Model, c.Fanouts, c.Pipeline, c.Epochs = "gcn", []int{-1, 3}, plan.PipelineNone, 1
 		}},
 		{"ladies", func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{64, 64} }},
+		{"labor", func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 3 }},
 		{"gids", func(c *plan.Config) {
 			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeGIDS, percent(10), percent(10), 1
 		}},

@@ -166,7 +166,7 @@ func fingerprintOf(c plan.Config, in prepare.Inputs) fingerprint {
 			*o.to = o.is
 		}
 	}
-	f.setSampler(c.Sampler)
+	f.setSampler(c.Sampler, c.BatchDependency)
 	return f
 }
 

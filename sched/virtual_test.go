@@ -72,6 +72,8 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 				func(c *plan.Config) { c.Model, c.Fanouts = "gcn", []int{-1, 2} }), 2, 3},
 			{"ladies", modePipe(plan.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{40, 30} }), 2, 3},
+			{"labor", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+				func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 4 }), 2, 3},
 		} {
 			cfg := small()
 			v.set(&cfg)

@@ -57,7 +57,9 @@ type Header struct {
 	Fanouts  []int64 `json:"fanouts"`
 	Sampler  string  `json:"sampler"`
 	Batch    int64   `json:"batch"`
-	Mode     string  `json:"mode"`
+	// batches that share draws; traces of older programs have none: 0, as 1
+	BatchDependency int64  `json:"batch_dependency,omitempty"`
+	Mode            string `json:"mode"`
 	// cpu and mmap widen reads to what their files allow
 	IOStack     string `json:"io_stack"`
 	Policy      string `json:"policy"`         // of the run

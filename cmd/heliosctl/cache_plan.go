@@ -28,7 +28,7 @@ func samplingConfig() hcli.Options[plan.Config] {
 		hcli.Int(&cli.IntFlag{Name: "batch-size", Usage: "seed nodes in a mini-batch"},
 			func(c *plan.Config) *int { return &c.Batch }).Positive(),
 		hcli.Seed(&cli.Uint64Flag{Name: "seed", Usage: "seed of the run"}),
-		samplerOption(graph.Neighbor),
+		samplerOption(graph.Neighbor), dependencyOption(),
 		presampleOption("epochs that \"presample\" counts"), hotnessDirOption(),
 		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
 			Usage: "worker slots of the host device, which samples"},
@@ -123,7 +123,8 @@ func (a *cachePlanArgs) check(e *env) (err error) {
 		return err
 	}
 	c := &a.cfg
-	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.Presample, &c.Hotness,
+	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.BatchDependency,
+		&c.Presample, &c.Hotness,
 		&c.HotnessDir, &c.RowType); f != "" {
 		return errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
 	}

@@ -24,7 +24,7 @@ func TestCompletion(t *testing.T) {
 	require.Subset(t, ask(), []string{"train", "bench", "doctor"})
 	require.NotContains(t, ask(), "man", "hidden")
 	require.Contains(t, ask("bench"), "memory")
-	require.Equal(t, []string{"--batch-size"}, ask("train", "g", "--batch-"))
+	require.Equal(t, []string{"--batch-size"}, ask("train", "g", "--batch-s"))
 	require.Empty(t, ask("nosuchverb", "--x"))
 	for _, shell := range hcli.Shells {
 		script := ok(t, "completion", shell)

@@ -60,6 +60,15 @@ func samplerOption(text string) hcli.Option[plan.Config] {
 	return hcli.Text(f, func(c *plan.Config) *string { return &c.Sampler })
 }
 
+// dependencyOption is of verbs that sample for training.
+func dependencyOption() hcli.Option[plan.Config] {
+	return hcli.Int(&cli.IntFlag{Name: "batch-dependency", DefaultText: "1",
+		Usage: "batches that keep a node's random number (--sampler " +
+			strings.Join(graph.DependentNames(), ", ") +
+			"): each next one has one number in so many anew, and needs fewer rows that the last did not; 1: each draws for itself; changes results"},
+		func(c *plan.Config) *int { return &c.BatchDependency }).Positive()
+}
+
 // tierOptions decide what the caches keep and how reads are merged. They never change a result.
 func tierOptions() hcli.Options[plan.Config] {
 	return hcli.Options[plan.Config]{

@@ -74,7 +74,7 @@ func modelOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *bool { return &c.LearnEps }),
 		hcli.Seed(&cli.Uint64Flag{Name: "seed",
 			Usage: "seed of all random choices; equal seeds give equal parameters in every mode"}),
-		samplerOption(graph.Neighbor),
+		samplerOption(graph.Neighbor), dependencyOption(),
 	}
 }
 
@@ -569,7 +569,11 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 		rows = append(rows, []string{"products", fmt.Sprintf("%s by %s", r.Precision, by)})
 	}
 	if m, err := graph.FindMethod(r.Sampler); err == nil && m.Title != "" {
-		rows = append(rows, []string{"sampler", m.Title})
+		title := m.Title
+		if r.BatchDependency > 1 {
+			title += fmt.Sprintf(", %d batches share draws", r.BatchDependency)
+		}
+		rows = append(rows, []string{"sampler", title})
 	}
 	if r.Policy != "" && r.Policy != plan.PolicyStatic {
 		rows = append(rows,

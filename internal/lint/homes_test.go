@@ -13,6 +13,7 @@ import (
 // the constants, or asks the registry for a trait.
 var homes = map[string]string{
 	"graph/neighbor.go": "neighbor", "graph/ladies.go": "ladies",
+	"graph/labor.go": "labor",
 	"gpuio/async.go": "async", "gpuio/sync.go": "sync", "gpuio/cpu.go": "cpu",
 	"gpuio/mmap.go":          "mmap",
 	"cache/policy/random.go": "random", "cache/policy/lru.go": "lru",

@@ -38,8 +38,9 @@ const (
 	StreamGenerate Stream = 5 // generated graphs and features
 	StreamSplit    Stream = 6
 	StreamBench    Stream = 7
-	StreamLayer    Stream = 8 // layer-wise sampling
-	StreamBatch    Stream = 9 // keys of the mini-batches' neighbour sampling
+	StreamLayer    Stream = 8  // layer-wise sampling
+	StreamBatch    Stream = 9  // keys of the mini-batches' neighbour sampling
+	StreamPhase    Stream = 10 // when a node's draw changes between dependent mini-batches
 )
 
 // Key derives the Philox key of a seed for one use. (Two rounds of splitmix64's finaliser

@@ -143,7 +143,7 @@ func Find(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Options,
 			cfg.Fanouts = append(cfg.Fanouts, int(f))
 		}
 		cfg.Batch, cfg.Seed, cfg.Sampler = int(head.Batch), head.Seed, head.Sampler
-		cfg.SeedZero = head.Seed == 0
+		cfg.SeedZero, cfg.BatchDependency = head.Seed == 0, int(head.BatchDependency)
 		if err := w.compute(ctx, cfg, in, o.Hardware.Profile, obs); err != nil {
 			return nil, err
 		}

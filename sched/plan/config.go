@@ -147,6 +147,8 @@ type Config struct {
 	Accumulate float64
 	// Sampler is the name of a graph.Method; its Fanouts are what that counts. It changes results.
 	Sampler string
+	// BatchDependency is graph.SamplerConfig.Dependency; 0: 1. It changes results.
+	BatchDependency int
 	// Topology is TopologyMemory or TopologySSD; NeighborCache is the memory for the lists of hot
 	// nodes under the latter.
 	Topology      string
@@ -246,6 +248,7 @@ func (c *Config) fillCommon() {
 	orText(&c.Policy, PolicyStatic)
 	orText(&c.Hotness, HotnessPresample)
 	orText(&c.Sampler, graph.Neighbor)
+	orNumber(&c.BatchDependency, 1)
 	orText(&c.Topology, TopologyMemory)
 	orText(&c.Tune, TuneOff)
 	orText(&c.MemoryRung, gpuio.RungAuto)
@@ -598,7 +601,17 @@ func (c Config) checkCache() error {
 			return err
 		}
 	}
-	if m := c.Method(); m.NoAll {
+	m := c.Method()
+	if n := c.BatchDependency; n < 1 || n > graph.MostDependency {
+		return errs.New(errs.Usage, "%v %d is not from 1 to %d batches",
+			errs.Key("batch-dependency"), n, graph.MostDependency)
+	} else if n > 1 && !m.Dependent {
+		return errs.New(errs.Usage,
+			"%v %d: with sampler %s each batch draws for itself; leave it out, or use %v %s",
+			errs.Key("batch-dependency"), n, m.Name, errs.Key("sampler"),
+			strings.Join(graph.DependentNames(), " or "))
+	}
+	if m.NoAll {
 		for _, f := range c.Fanouts {
 			if f < 1 || f > m.MostFanout {
 				return errs.New(errs.Usage,

@@ -168,6 +168,14 @@ func TestDynamicRefusals(t *testing.T) {
 			c *Config) {
 			c.Sampler, c.Fanouts = graph.Ladies, []int{-1}
 		},
+		"option batch-dependency 2: with sampler neighbor": func(
+			c *Config) {
+			c.BatchDependency = 2
+		},
+		"option batch-dependency -1 is not from 1": func(
+			c *Config) {
+			c.Sampler, c.BatchDependency = graph.Labor, -1
+		},
 		"option sampler \"x\" is not known":  func(c *Config) { c.Sampler = "x" },
 		"option topology \"x\" is not known": func(c *Config) { c.Topology = "x" },
 		"option tune \"x\" is not known":     func(c *Config) { c.Tune = "x" },

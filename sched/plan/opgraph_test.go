@@ -74,6 +74,8 @@ func TestOpGraph(t *testing.T) {
 	require.Contains(t, Config{}.WithDefaults().Operators(true).Bounds()[0], "from their lookup")
 	c = Config{Sampler: graph.Ladies, Batch: 10, Fanouts: []int{7, 8}}.WithDefaults()
 	require.Equal(t, int64(25), c.Operators(true).Op("T").Rows)
+	c.Sampler = graph.Labor
+	require.Zero(t, c.Operators(true).Op("T").Rows, "no bound but the graph")
 
 	c = Config{Pipeline: PipelineSeries, SMs: SMBudget{Sample: 1, Train: 2}}.WithDefaults()
 	for _, s := range c.Operators(true).Streams {

@@ -116,7 +116,7 @@ func (s *Sampling) SampleContext(ctx context.Context) (context.Context, context.
 func (s *Sampling) newSampler(fanouts []int) (*graph.Sampler, error) {
 	return graph.NewSampler(s.Device, s.dtopo, graph.SamplerConfig{
 		Method: s.Config.Sampler, Fanouts: fanouts, Seed: s.Config.Seed,
-		Degrees: s.Config.Arch().Degrees(),
+		Degrees: s.Config.Arch().Degrees(), Dependency: s.Config.BatchDependency,
 	})
 }
 

@@ -57,7 +57,9 @@ type RunInfo struct {
 	// Accumulator is absent where reads are not merged.
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
 	Sampler     string           `json:"sampler"`
-	Topology    string           `json:"topology"`
+	// BatchDependency is how many batches share draws; 1: each draws for itself.
+	BatchDependency int    `json:"batch_dependency"`
+	Topology        string `json:"topology"`
 	// TopologyStorage says how a topology on storage is held; absent for one in memory.
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
 	// Seal says what was checked of the dataset's files; absent in a modelled run.

@@ -562,7 +562,7 @@ func (v *run) info() report.RunInfo {
 	r := report.RunInfo{
 		MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: plan.BLASOff,
 		Policy: v.Config.Policy, Window: v.Config.Window, Sampler: v.Config.Sampler,
-		Topology: v.Config.Topology,
+		Topology: v.Config.Topology, BatchDependency: v.Config.BatchDependency,
 	}
 	if v.Hotness != nil {
 		h := *v.Hotness
