@@ -31,12 +31,11 @@ func (c *Changes) Demotions(batch int) []Demotion {
 // tier, and there is no rest. Or the GPU tier is full of rows that stay; no more rows stay than
 // there are slots, so no more than the CPU tier has are outside the GPU tier.
 //
-// A tier costs less than the next, and no placement has more hits of the GPU tier, as none has more
-// of both. For the GPU tier holds what a cache of its slots alone would, the nearest of its own rows
-// and of the mini-batch's. What decides for both tiers never takes such a row away: nearer than it
-// are fewer than GPU rows of the pool, and outside the pool are only rows of the CPU tier; together
-// fewer than there are slots. That holds for tiers that begin empty, filled beforehand or not; rows
-// that an earlier superbatch has left are where it left them.
+// No choice has more hits in the GPU tier, as none has more in both: the GPU tier holds what a cache
+// of its slots alone would, the nearest of its own rows and of the mini-batch's. Such a row is never
+// dropped by both. The rows that are nearer are fewer than GPU in the pool and, outside of it, rows
+// of the CPU tier: fewer than there are slots. This holds for tiers that begin empty, or are filled
+// beforehand; rows that an earlier superbatch has left are in the tier where they were.
 //
 // A mini-batch vacates slots: those of rows that leave the cache, and those that rows leave for the
 // other tier. They are as many as the rows that need a slot. Of the CPU tier there are enough: it
