@@ -31,11 +31,11 @@ func (c *Changes) Demotions(batch int) []Demotion {
 // tier, and there is no rest. Or the GPU tier is full of rows that stay; no more rows stay than
 // there are slots, so no more than the CPU tier has are outside the GPU tier.
 //
-// No choice has more hits in the GPU tier, as none has more in both: the GPU tier holds what a cache
-// of its slots alone would, the nearest of its own rows and of the mini-batch's. Such a row is never
-// dropped by both. The rows that are nearer are fewer than GPU in the pool and, outside of it, rows
-// of the CPU tier: fewer than there are slots. This holds for tiers that begin empty, or are filled
-// beforehand; rows that an earlier superbatch has left are in the tier where they were.
+// No choice has more hits in the GPU tier, as none has more in both: the GPU tier holds what a
+// cache of its slots alone would, the nearest of its own rows and of the mini-batch's. Such a row
+// is never dropped by both. The rows that are nearer are fewer than GPU in the pool and, outside of
+// it, rows of the CPU tier: fewer than there are slots. This holds for tiers that begin empty, or
+// are filled beforehand; rows that an earlier superbatch has left are in the tier where they were.
 //
 // A mini-batch vacates slots: those of rows that leave the cache, and those that rows leave for the
 // other tier. They are as many as the rows that need a slot. Of the CPU tier there are enough: it
@@ -205,9 +205,9 @@ func take(from *[]int32) int32 {
 	return slot
 }
 
-// makeRoom vacates a slot of the GPU tier whose row nobody knows a use of. With Keep the row goes to a
-// vacated slot of the CPU tier and leaves the cache when it would have; else it leaves now, and the
-// other slot keeps what it has.
+// makeRoom vacates a slot of the GPU tier whose row nobody knows a use of. With Keep the row goes
+// to a vacated slot of the CPU tier and leaves the cache when it would have; else it leaves now,
+// and the other slot keeps what it has.
 func (p *player) makeRoom() {
 	t := p.tiers
 	for p.free[t.at] >= t.gpu {
