@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"helios/cuda"
-	"helios/internal/errs"
 )
 
 // On a GPU a topology on storage is sampled by a host device of its own, as Ginex samples on the
@@ -17,7 +16,7 @@ type relay struct {
 	key     [2]uint32 // of shared draws
 	sampler *Sampler
 	stream  cuda.Stream
-	stage   cuda.Buffer // pinned: what is on its way to the GPU
+	stage   Stage
 	dev     cuda.Device
 }
 
@@ -45,7 +44,7 @@ func (r *relay) prepare(mb *MiniBatch) error {
 func (r *relay) forget() {}
 
 func (r *relay) close() error {
-	return errors.Join(r.stream.Close(), r.sampler.Close(), free(&r.stage))
+	return errors.Join(r.stream.Close(), r.sampler.Close(), r.stage.Close())
 }
 
 func (r *relay) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, seeds []int64) error {
@@ -77,69 +76,28 @@ func (r *relay) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop 
 // upload copies frontier nodes lo to hi-1 with what is asked for of them, and a block.
 func (r *relay) upload(ctx context.Context, stream cuda.Stream, mb *MiniBatch, from *Block, lo,
 	hi int64) error {
-	type piece struct {
-		to      *cuda.Buffer
-		data    []byte
-		at      int64 // in to
-		purpose string
-	}
 	of := func(b cuda.Buffer, lo, hi int64) []byte {
 		if hi == lo {
 			return nil
 		}
 		return b.Bytes()[lo:hi]
 	}
-	list := []piece{{&mb.Nodes, of(mb.inner.Nodes, lo*8, hi*8), lo * 8, "frontier"}}
+	list := []piece{{to: &mb.Nodes, data: of(mb.inner.Nodes, lo*8, hi*8), at: lo * 8,
+		purpose: "frontier"}}
 	if r.sampler.cfg.Degrees {
-		list = append(list, piece{&mb.Degrees, of(mb.inner.Degrees, lo*4, hi*4), lo * 4,
-			"frontier degrees"})
+		list = append(list, piece{to: &mb.Degrees, data: of(mb.inner.Degrees, lo*4, hi*4),
+			at: lo * 4, purpose: "frontier degrees"})
 	}
 	if from != nil {
 		b := &mb.Blocks[len(mb.Blocks)-1]
 		list = append(list,
-			piece{&b.Indptr, of(from.Indptr, 0, (from.NumDst+1)*8), 0, "block offsets"},
-			piece{&b.Src, of(from.Src, 0, from.NumEdges*4), 0, "block sources"})
+			piece{to: &b.Indptr, data: of(from.Indptr, 0, (from.NumDst+1)*8),
+				purpose: "block offsets"},
+			piece{to: &b.Src, data: of(from.Src, 0, from.NumEdges*4), purpose: "block sources"})
 		if from.Weights != nil {
-			list = append(list, piece{&b.Weights, of(from.Weights, 0, from.NumSrc*4), 0,
-				"block weights"})
+			list = append(list, piece{to: &b.Weights, data: of(from.Weights, 0, from.NumSrc*4),
+				purpose: "block weights"})
 		}
 	}
-	total := int64(0)
-	for _, p := range list {
-		total += (int64(len(p.data)) + 15) &^ 15
-		// Also for nothing at all: kernels are given the address.
-		if err := mb.grow(stream, p.to, cuda.MemDevice, max(p.at+int64(len(p.data)), 16), p.at,
-			p.purpose); err != nil {
-			return err
-		}
-	}
-	if r.stage == nil || r.stage.Size() < total {
-		if err := free(&r.stage); err != nil {
-			return err
-		}
-		var err error
-		if r.stage, err = r.dev.Alloc(cuda.MemPinned, total+total/4+4096,
-			"blocks on their way to the device"); err != nil {
-			return err
-		}
-	}
-	mem := r.stage.Bytes()
-	if mem == nil {
-		return errs.New(errs.Capability,
-			"topology on storage: pinned memory of %s can't be written by the CPU; keep the topology in memory (%v)",
-			r.dev.Info().Name, errs.Key("topology"))
-	}
-	at := 0
-	for _, p := range list {
-		if len(p.data) == 0 {
-			continue
-		}
-		copy(mem[at:], p.data)
-		if err := stream.Copy((*p.to).Ptr()+cuda.DevicePtr(p.at), r.stage.Ptr()+cuda.DevicePtr(at),
-			int64(len(p.data))); err != nil {
-			return err
-		}
-		at += (len(p.data) + 15) &^ 15
-	}
-	return stream.Synchronize(ctx)
+	return mb.upload(ctx, stream, &r.stage, list)
 }

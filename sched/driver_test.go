@@ -485,6 +485,40 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 	}
 }
 
+// TestPlannedTiersOnGPU: tiers that know the future, on a device of the driver: the rows and counts
+// of the host device.
+func TestPlannedTiersOnGPU(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	for i, v := range []variant{
+		{name: "helios", set: func(c *plan.Config) {
+			c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(10), percent(10)
+			c.Superbatch = 2
+		}},
+		{name: "ginex", set: func(c *plan.Config) {
+			c.Mode, c.CPUCache, c.Topology = plan.ModeGinex, percent(20), plan.TopologyMemory
+		}},
+	} {
+		if wide.Lean() && i > 0 {
+			break
+		}
+		t.Run(v.name, func(t *testing.T) {
+			cfg := onFibers()
+			cfg.NoEval = true
+			v.set(&cfg)
+			host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			dev, _ := gpu(t, "")
+			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
+			near(t, host, g)
+			for i, h := range host.res.Epochs {
+				e := g.res.Epochs[i]
+				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD, h.RowsLoaded},
+					[]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.RowsLoaded})
+			}
+			require.Positive(t, g.res.Epochs[1].RowsGPU+g.res.Epochs[1].RowsCPU)
+		})
+	}
+}
+
 // TestOutOfGPUMemoryWithDynamicTiers: the tier is emptied, gets smaller, and the run goes on at the
 // same batch.
 func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {

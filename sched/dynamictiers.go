@@ -106,7 +106,7 @@ func (d *dynamicTiers) place(ctx context.Context) (err error) {
 	}
 	b := e.tiers
 	if b.Auto {
-		if b, err = d.measured(ctx, b); err != nil {
+		if b, err = e.autoTiers(ctx, b); err != nil {
 			return untiered{err}
 		}
 	}
@@ -144,32 +144,6 @@ func (d *dynamicTiers) place(ctx context.Context) (err error) {
 		return err
 	}
 	return d.calibrate(ctx)
-}
-
-// measured are the plan.TierSizes of --gpu-cache auto: batches are sampled for what they need of
-// the device's memory.
-func (d *dynamicTiers) measured(ctx context.Context, b plan.TierSizes) (plan.TierSizes, error) {
-	e := d.e
-	if e.Seen.HopEnd == nil {
-		train, err := e.In.Dataset.Split("train")
-		if err != nil {
-			return b, err
-		}
-		if err := e.PresampleBatches(ctx, train, false, 1, prepare.SampledForAuto,
-			nil); err != nil {
-			return b, err
-		}
-	}
-	free, err := deviceFree(e.Device)
-	if err != nil {
-		return b, err
-	}
-	if e.Seen.HopEnd == nil { // nothing to train on, which is told later
-		return plan.TierSizes{CPURows: b.CPURows}, nil
-	}
-	room := max(free-e.workingSet(&e.Seen)-deviceSlack(e.Device.Info().MemTotal), 0)
-	b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
-	return b, nil
 }
 
 // close frees the tier and what is in use with it. Nothing may be in flight.
@@ -334,7 +308,7 @@ func (a *dynamicStages) admit(ctx context.Context, parts <-chan work) error {
 	}
 	for {
 		for p.announced > 0 && p.waiting[0].s.index < a.w.end && (p.announced > e.Config.Window ||
-			p.sampled == p.n) {
+			p.heard == p.n) {
 			for last := false; !last; {
 				w := p.waiting[0]
 				p.waiting, last = p.waiting[1:], w.last
@@ -364,7 +338,7 @@ func (a *dynamicStages) admit(ctx context.Context, parts <-chan work) error {
 			return fmt.Errorf("batch %d: %w", w.s.index, err)
 		}
 		p.announced++
-		p.sampled = w.s.index + 1
+		p.heard = w.s.index + 1
 	}
 }
 
@@ -700,6 +674,10 @@ func (d *dynamicTiers) gpuBytes() int64 {
 	return d.tier.Config().Slots * d.lines.LineBytes
 }
 
+func (d *dynamicTiers) cpuBytes() int64 { return int64(len(d.e.placement.CPU)) * d.e.RowBytes }
+
+func (d *dynamicTiers) prepare(_ context.Context, _ *pass, end int) (int, error) { return end, nil }
+
 func (d *dynamicTiers) batchBytes(rows int64) (bytes, samples int64) {
 	// In the worst case each row is on a line of its own. Of what the accumulator reads beside a
 	// batch, and of the tier's own lists (pinned memory), there is nothing here: its staging grows
@@ -723,3 +701,5 @@ func (d *dynamicTiers) record(h *trace.Header) cache.Placement {
 	h.GPULines, h.LineBytes, h.RowsPerLine = c.Slots, d.lines.LineBytes, d.lines.RowsPerLine
 	return cache.Placement{CPU: c.CPU}
 }
+
+func (d *dynamicTiers) sampling() time.Duration { return 0 }

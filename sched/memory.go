@@ -88,6 +88,31 @@ func (e *engine) measured(b plan.TierSizes, h *cache.Hotness) (plan.TierSizes, e
 	return b, nil
 }
 
+// autoTiers are the plan.TierSizes of --gpu-cache auto where no hotness is counted: batches are
+// sampled for what they need of the device's memory.
+func (e *engine) autoTiers(ctx context.Context, b plan.TierSizes) (plan.TierSizes, error) {
+	if e.Seen.HopEnd == nil {
+		train, err := e.In.Dataset.Split("train")
+		if err != nil {
+			return b, err
+		}
+		if err := e.PresampleBatches(ctx, train, false, 1, prepare.SampledForAuto,
+			nil); err != nil {
+			return b, err
+		}
+	}
+	free, err := deviceFree(e.Device)
+	if err != nil {
+		return b, err
+	}
+	if e.Seen.HopEnd == nil { // nothing to train on, which is told later
+		return plan.TierSizes{CPURows: b.CPURows}, nil
+	}
+	room := max(free-e.workingSet(&e.Seen)-deviceSlack(e.Device.Info().MemTotal), 0)
+	b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
+	return b, nil
+}
+
 // shrunk is what an out-of-memory error leaves of the GPU tier: what was wanted and some more is
 // given back. The error is the cause where there is nothing to shrink any more.
 func (e *engine) shrunk(cause error) (plan.TierSizes, error) {

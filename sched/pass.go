@@ -39,8 +39,11 @@ type pass struct {
 	// Under a window: parts of batches that are announced and not looked up, how many batches they
 	// are, and the first batch that is not announced. They outlive a walk that stops before the
 	// pass's end.
-	waiting            []work
-	announced, sampled int
+	waiting          []work
+	announced, heard int
+
+	// sampled is the superbatch that the next walk trains; nil: batches are sampled in the walk.
+	sampled *superbatchPlan
 }
 
 type outcome struct {
@@ -85,7 +88,7 @@ func (e *engine) streamSeconds() report.StageSeconds {
 		Sample: e.Stream.Busy().Seconds(), Lookup: e.lookupS.Busy().Seconds(),
 		Gather: e.gatherS.Busy().Seconds(), Train: e.trainS.Busy().Seconds(),
 	}
-	s.Sample += e.Sampler.Busy().Seconds()
+	s.Sample += e.Sampler.Busy().Seconds() + e.features.sampling().Seconds()
 	s.AddTimes(e.busyBefore, 1)
 	return s
 }
@@ -166,14 +169,18 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 		p.clock = &clock{start: begin, before: e.streamSeconds(), topology: e.TopologyReads(nil)}
 		p.shown, p.base = p.first, p.stats
 	}
-	p.sampled = max(p.sampled, p.first)
+	p.heard = max(p.heard, p.first)
 	defer func() { e.trace.run(p.name, begin) }()
 	for {
-		err, still := e.walk(ctx, p, end)
+		to, err := e.features.prepare(ctx, p, end)
+		var still error
+		if err == nil {
+			err, still = e.walk(ctx, p, to)
+		}
 		if err == nil {
 			err = still
 		} else {
-			p.waiting, p.announced, p.sampled = nil, 0, p.first
+			p.waiting, p.announced, p.heard = nil, 0, p.first
 			e.features.forget()
 			if still == nil && prepare.Interrupted(ctx) == nil {
 				if err = e.shrink(ctx, err); err == nil {
@@ -182,6 +189,9 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 			} else {
 				err = errors.Join(err, still)
 			}
+		}
+		if err == nil && to < end {
+			continue
 		}
 		if stopped := prepare.Interrupted(ctx); stopped != nil &&
 			errs.ClassOf(err) != errs.Interrupted {

@@ -10,7 +10,6 @@ import (
 	"helios/cache/trace"
 	"helios/cuda"
 	"helios/gpuio"
-	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/report"
 )
@@ -104,17 +103,7 @@ func (t *staticTiers) begin(w *walk) stages {
 	return &staticStages{t, w, make(chan *slot, w.most)}
 }
 
-// room grows the feature tensor for the rows of the next part. The reads of earlier hops are in
-// flight: what is behind the tensor grows, and it stays where it is.
-func (a *staticStages) room(s *slot, rows int64) error {
-	if err := a.e.fits(s.index, rows, s.x.Size()); err != nil {
-		return err
-	}
-	if err := s.x.Grow(rows * a.e.RowBytes); err != nil {
-		return fmt.Errorf("batch %d: features of %d rows: %w", s.index, rows, err)
-	}
-	return nil
-}
+func (a *staticStages) room(s *slot, rows int64) error { return a.w.grow(s, rows) }
 
 // admit looks up what the sampler hands on, and hands on the batches whose reads are all out.
 func (a *staticStages) admit(ctx context.Context, parts <-chan work) error {
@@ -196,7 +185,7 @@ func (a *staticStages) lookup(ctx context.Context, w work) error {
 			}
 			e.trace.read(g.nmiss)
 			if e.plan.Serial {
-				if err := a.wait(rd, s, g); err != nil {
+				if err := a.w.wait(rd, s, g); err != nil {
 					return err
 				}
 			}
@@ -218,32 +207,6 @@ func (a *staticStages) lookup(ctx context.Context, w work) error {
 	return nil
 }
 
-// wait runs C for one part.
-func (a *staticStages) wait(op context.Context, s *slot, g *segment) error {
-	e, p := a.e, a.w.p
-	st, err := g.pending.Wait(op)
-	if err != nil && op.Err() != nil {
-		return errs.New(errs.Device, "batch %d: reads of %d rows did not end within %v: %w",
-			s.index, g.nmiss, e.Config.OpTimeout, err)
-	}
-	g.pending = nil
-	e.trace.read(-g.nmiss)
-	if err != nil {
-		return fmt.Errorf("batch %d: %w", s.index, readError(err))
-	}
-	if st.Rows != g.nmiss {
-		return errs.New(errs.Device, "batch %d: %d rows were asked for, %d were read", s.index,
-			g.nmiss, st.Rows)
-	}
-	g.stats = st
-	p.clock.read(g.submitted, st)
-	e.trace.span(report.TrackSubmit, plan.OperatorName("I", g.hop), g.submitted, st.Submit, p,
-		s.index, g.nmiss)
-	e.trace.span(report.TrackComplete, plan.OperatorName("C", g.hop), g.submitted.Add(st.Submit),
-		st.Complete, p, s.index, g.nmiss)
-	return nil
-}
-
 // complete holds a batch until all of its rows are in place.
 func (a *staticStages) complete(ctx context.Context, s *slot) error {
 	e := a.e
@@ -253,7 +216,7 @@ func (a *staticStages) complete(ctx context.Context, s *slot) error {
 	defer cancel()
 	for i := range s.segs[:s.used] {
 		if g := &s.segs[i]; g.pending != nil {
-			if err := a.wait(rd, s, g); err != nil {
+			if err := a.w.wait(rd, s, g); err != nil {
 				return err
 			}
 		}
@@ -285,6 +248,10 @@ func (t *staticTiers) credit(x cuda.Growable) error {
 
 func (t *staticTiers) gpuBytes() int64 { return int64(len(t.e.placement.GPU)) * t.e.RowBytes }
 
+func (t *staticTiers) cpuBytes() int64 { return int64(len(t.e.placement.CPU)) * t.e.RowBytes }
+
+func (t *staticTiers) prepare(_ context.Context, _ *pass, end int) (int, error) { return end, nil }
+
 func (t *staticTiers) batchBytes(int64) (bytes, samples int64) { return 0, int64(t.e.plan.Credits) }
 
 func (t *staticTiers) describe(*report.RunInfo) {}
@@ -293,3 +260,5 @@ func (t *staticTiers) record(h *trace.Header) cache.Placement {
 	h.GPULines, h.RowsPerLine = t.e.tiers.GPURows, 1
 	return t.e.placement
 }
+
+func (t *staticTiers) sampling() time.Duration { return 0 }

@@ -97,25 +97,37 @@ func (s *store) stack() string {
 
 // fill reads rows one after the other into a buffer.
 func (s *store) fill(ctx context.Context, rows []int64, dst cuda.Buffer, name string) error {
+	_, err := s.fillSlots(ctx, rows, nil, dst, name)
+	return err
+}
+
+// fillSlots reads rows into slots of a buffer; nil: one slot after the other. It says what that
+// took of the SSDs.
+func (s *store) fillSlots(ctx context.Context, rows []int64, slots []int32, dst cuda.Buffer,
+	name string) (took gpuio.ReadStats, err error) {
 	if len(rows) == 0 {
-		return nil
+		return took, nil
 	}
 	n := min(prepare.FillRows, len(rows))
 	ids, err := s.of.Device.Alloc(cuda.MemPinned, int64(n)*8, "tier fill rows")
 	if err != nil {
-		return err
+		return took, err
 	}
 	defer func() { _ = ids.Free() }()
 	pos, err := s.of.Device.Alloc(cuda.MemPinned, int64(n)*4, "tier fill slots")
 	if err != nil {
-		return err
+		return took, err
 	}
 	defer func() { _ = pos.Free() }()
 	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
 	ssds := len(s.ssds)
+	end := func(rows int) int64 { return int64(rows) }
+	if slots != nil {
+		end = func(int) int64 { return dst.Size() / s.of.RowBytes }
+	}
 	for at := 0; at < len(rows); at += n {
 		if err := prepare.Interrupted(ctx); err != nil {
-			return err
+			return took, err
 		}
 		part := rows[at:min(at+n, len(rows))]
 		off := make([]int64, ssds+1)
@@ -130,14 +142,22 @@ func (s *store) fill(ctx context.Context, rows []int64, dst cuda.Buffer, name st
 			k := next[r%int64(ssds)]
 			next[r%int64(ssds)]++
 			idv[k], posv[k] = r, uint32(at+i)
+			if slots != nil {
+				posv[k] = uint32(slots[at+i])
+			}
 		}
 		op, cancel := s.of.ReadContext(ctx)
 		p, err := s.reader.Submit(op, &gpuio.ReadSet{
 			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: dst, DstStride: s.of.RowBytes,
-			DstBytes: int64(at+len(part)) * s.of.RowBytes,
+			DstBytes: end(at+len(part)) * s.of.RowBytes,
 		})
 		if err == nil {
-			_, err = p.Wait(op)
+			var st gpuio.ReadStats
+			st, err = p.Wait(op)
+			took.Bytes += st.Bytes
+			took.Commands += st.Commands
+			took.Retries += st.Retries
+			took.Timeouts += st.Timeouts
 		}
 		cancel()
 		if err != nil {
@@ -145,14 +165,14 @@ func (s *store) fill(ctx context.Context, rows []int64, dst cuda.Buffer, name st
 			s.stopped = ctx.Err() != nil
 			cerr := s.close()
 			if stopped := prepare.Interrupted(ctx); stopped != nil {
-				return errs.With(errs.Interrupted, errors.Join(stopped, cerr))
+				return took, errs.With(errs.Interrupted, errors.Join(stopped, cerr))
 			}
-			return fmt.Errorf("filling the %s: %w", name[len("fill "):],
+			return took, fmt.Errorf("filling the %s: %w", name[len("fill "):],
 				errors.Join(readError(err), cerr))
 		}
 		s.of.Observer.TellStep(name, at+len(part), len(rows))
 	}
-	return gpuio.Forget(s.reader, dst) // no SSD writes there again
+	return took, gpuio.Forget(s.reader, dst) // no SSD writes there again
 }
 
 // readError attaches class Device to a failed read that has no class yet.

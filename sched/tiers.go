@@ -28,6 +28,11 @@ type featureTiers interface {
 	// lookahead is how many batches beyond the one that is looked up must have been sampled.
 	lookahead() int
 
+	// prepare does what comes before a walk from p.first on, and says where that walk has to end,
+	// at the latest at end.
+	prepare(ctx context.Context, p *pass, end int) (int, error)
+	// sampling is how long a stream of the tiers' own has sampled since the run began.
+	sampling() time.Duration
 	// begin makes the stages of a walk.
 	begin(w *walk) stages
 	// drain waits for what a walk left in flight outside of its slots. settle then ends what it
@@ -37,9 +42,10 @@ type featureTiers interface {
 	// forget drops what lookahead has told the tiers: it will be sampled again.
 	forget()
 
-	// gpuBytes is the size of the GPU tier. describe and record say in results and in a trace what
-	// the tiers are; record returns the rows that never move.
+	// gpuBytes and cpuBytes are the sizes of the tiers. describe and record say in results and in a
+	// trace what the tiers are; record returns the rows that never move.
 	gpuBytes() int64
+	cpuBytes() int64
 	describe(r *report.RunInfo)
 	record(h *trace.Header) cache.Placement
 	// batchBytes is the device memory that batches of so many rows take beside their feature
@@ -65,6 +71,9 @@ type stages interface {
 func (e *engine) newTiers() (featureTiers, error) {
 	if e.Config.Dynamic() {
 		return newDynamicTiers(e)
+	}
+	if e.Config.Planned() {
+		return newPlannedTiers(e), nil
 	}
 	return &staticTiers{e: e}, nil
 }

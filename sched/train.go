@@ -110,7 +110,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		RunInfo: e.info(), Pipeline: cfg.Pipeline,
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
 		GPUCacheBytes: e.features.gpuBytes(),
-		CPUCacheBytes: int64(len(e.placement.CPU)) * e.RowBytes,
+		CPUCacheBytes: e.features.cpuBytes(),
 		TopologyBytes: e.Topology.Bytes(), PresampleSecs: e.PresampleTime.Seconds(),
 		FillSeconds: e.fill.Seconds(),
 		Checkpoint:  t.path,
@@ -125,8 +125,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	err = e.rec.end(t.train(ctx, in))
 	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.store.io(),
 		e.verify.verified(), e.info()
-	res.GPUCacheBytes, res.CPUCacheBytes = e.features.gpuBytes(),
-		int64(len(e.placement.CPU))*e.RowBytes
+	res.GPUCacheBytes, res.CPUCacheBytes = e.features.gpuBytes(), e.features.cpuBytes()
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err

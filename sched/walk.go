@@ -37,6 +37,8 @@ type slot struct {
 
 	index int
 	seeds []int64
+	rows  []int64 // the frontier, of a batch that was sampled with its superbatch
+	adj   []byte  // its blocks, on their way to mb
 }
 
 // segment is a contiguous part of a frontier whose rows are looked up, read and gathered together.
@@ -52,6 +54,7 @@ type segment struct {
 
 	staticPart
 	dynamicPart
+	plannedPart
 }
 
 // begin makes g a segment for w. What is made once per segment stays.
@@ -59,7 +62,7 @@ func (g *segment) begin(w work) {
 	was := *g
 	*g = segment{first: w.first, count: w.count, hop: w.hop, gatherFrom: was.gatherFrom,
 		gatherTo: was.gatherTo}
-	g.buckets, g.ticket = was.buckets, was.ticket
+	g.buckets, g.ticket, g.places = was.buckets, was.ticket, was.places
 }
 
 // work is a contiguous part of a slot's frontier, on its way from sampling to lookup.
@@ -115,7 +118,7 @@ func (e *engine) walk(ctx context.Context, p *pass, end int) (err, still error) 
 	}
 	from, to := p.first, end // before a batch that an earlier walk left is trained on
 	if ahead := e.features.lookahead(); ahead > 0 {
-		from, to = p.sampled, min(end+ahead, p.n)
+		from, to = p.heard, min(end+ahead, p.n)
 	}
 	stage(func() error { defer close(parts); return w.sampleAll(inner, from, to, parts) })
 	stage(func() error { return w.stages.admit(inner, parts) })
@@ -194,8 +197,13 @@ func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) er
 	op, cancel := e.SampleContext(ctx)
 	defer cancel()
 	begin := e.trace.now()
-	if err := p.sampler.Begin(op, e.Stream, s.mb, p.epoch, prepare.DrawsOf(p.epoch, i),
-		s.seeds); err != nil {
+	var err error
+	if p.sampled != nil {
+		err = p.sampled.restore(op, s, i)
+	} else {
+		err = p.sampler.Begin(op, e.Stream, s.mb, p.epoch, prepare.DrawsOf(p.epoch, i), s.seeds)
+	}
+	if err != nil {
 		return fmt.Errorf("batch %d: %w", i, err)
 	}
 	hops := len(e.Config.Fanouts)
@@ -206,7 +214,10 @@ func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) er
 			if ctx.Err() != nil {
 				return nil // stopped: run knows why
 			}
-			if err := p.sampler.Hop(op, e.Stream, s.mb, h-1); err != nil {
+			if p.sampled == nil {
+				err = p.sampler.Hop(op, e.Stream, s.mb, h-1)
+			}
+			if err != nil {
 				if ctx.Err() != nil && op.Err() != nil {
 					return nil // stopped, too
 				}
@@ -234,6 +245,45 @@ func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) er
 		part.nodes = s.mb.Nodes.Ptr()
 		parts <- part
 	}
+	return nil
+}
+
+// grow makes the feature tensor of a slot, which the batch has from its first sample on, hold so
+// many rows. The reads of earlier hops are in flight: what is behind the tensor grows, and it stays
+// where it is.
+func (w *walk) grow(s *slot, rows int64) error {
+	if err := w.e.fits(s.index, rows, s.x.Size()); err != nil {
+		return err
+	}
+	if err := s.x.Grow(rows * w.e.RowBytes); err != nil {
+		return fmt.Errorf("batch %d: features of %d rows: %w", s.index, rows, err)
+	}
+	return nil
+}
+
+// wait runs C for a part whose reads go straight into the batch's feature tensor.
+func (w *walk) wait(op context.Context, s *slot, g *segment) error {
+	e, p := w.e, w.p
+	st, err := g.pending.Wait(op)
+	if err != nil && op.Err() != nil {
+		return errs.New(errs.Device, "batch %d: reads of %d rows did not end within %v: %w",
+			s.index, g.nmiss, e.Config.OpTimeout, err)
+	}
+	g.pending = nil
+	e.trace.read(-g.nmiss)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, readError(err))
+	}
+	if st.Rows != g.nmiss {
+		return errs.New(errs.Device, "batch %d: %d rows were asked for, %d were read", s.index,
+			g.nmiss, st.Rows)
+	}
+	g.stats = st
+	p.clock.read(g.submitted, st)
+	e.trace.span(report.TrackSubmit, plan.OperatorName("I", g.hop), g.submitted, st.Submit, p,
+		s.index, g.nmiss)
+	e.trace.span(report.TrackComplete, plan.OperatorName("C", g.hop), g.submitted.Add(st.Submit),
+		st.Complete, p, s.index, g.nmiss)
 	return nil
 }
 

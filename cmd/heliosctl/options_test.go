@@ -89,7 +89,7 @@ func TestFormerNames(t *testing.T) {
 func TestOwnWordsStay(t *testing.T) {
 	isolate(t)
 	fails(t, hc(t, "train", "my option mode", "--epochs", "1"), 2, "train", "my option mode")
-	fails(t, hc(t, "train", "--dataset=my option mode", "--policy", "belady"), 2, "train",
-		"(--trace)")
+	fails(t, hc(t, "train", "--dataset=my option mode", "--policy", "belady",
+		"--trace", "t"), 2, "train", "--trace")
 	fails(t, hc(t, "cache", "replay", "an option policy"), 2, "cache replay", "an option policy")
 }

@@ -20,7 +20,7 @@ import (
 func offlinePolicies() map[string]error {
 	told := map[string]error{}
 	for _, p := range policy.All() {
-		if p.Offline != "" {
+		if p.Offline != "" && !slices.Contains(plan.Policies, p.Name) {
 			told[p.Name] = errs.New(errs.Usage, "--policy %s %s, or choose one of %s", p.Name,
 				p.Offline, strings.Join(plan.Policies, ", "))
 		}
@@ -30,7 +30,8 @@ func offlinePolicies() map[string]error {
 
 // policySummaries says for help what the policies of a run do.
 func policySummaries() string {
-	about := []string{plan.PolicyStatic + ": rows are placed once, by hotness"}
+	about := []string{plan.PolicyStatic + ": rows are placed once, by hotness",
+		plan.PolicyBelady + ": both tiers keep what a superbatch needs next"}
 	for _, p := range policy.All() {
 		if p.Offline == "" {
 			about = append(about, p.Name+": "+p.Summary)
@@ -79,6 +80,18 @@ func tierOptions() hcli.Options[plan.Config] {
 		hcli.Text(oneOf("policy", "what the GPU tier keeps ("+policySummaries()+")", "",
 			plan.Policies, offlinePolicies()),
 			func(c *plan.Config) *string { return &c.Policy }),
+		hcli.Parsed(&cli.StringFlag{Name: "superbatch", DefaultText: superbatchAuto,
+			Usage: "mini-batches `N` that --policy belady samples and knows at once; auto: what memory and disk have room for"},
+			func(c *plan.Config) *int { return &c.Superbatch }, superbatchSize),
+		hcli.Bool(&cli.BoolFlag{Name: "superbatch-overlap",
+			Usage: "sample the next superbatch while one trains"},
+			func(c *plan.Config) *bool { return &c.SuperbatchOverlap }),
+		hcli.Text(&cli.StringFlag{Name: "superbatch-dir", DefaultText: "the dataset's folder",
+			Usage: "`FOLDER` on whose file system the samples of superbatches are, in files without a name"},
+			func(c *plan.Config) *string { return &c.SuperbatchDir }),
+		hcli.Parsed(&cli.StringFlag{Name: "superbatch-disk", DefaultText: "a quarter of what is free",
+			Usage: "most `BYTES` that they take there"},
+			func(c *plan.Config) *int64 { return &c.SuperbatchDisk }, units.ParseBytes),
 		hcli.Parsed(&cli.StringFlag{Name: "cache-line",
 			DefaultText: "4096 in bam and gids, else row",
 			Usage:       "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},
@@ -182,6 +195,22 @@ func cacheLine(s string) (int64, error) {
 	if err != nil || n < 1 {
 		return 0, errs.New(errs.Usage,
 			"--cache-line %q is neither \"row\" nor a number of bytes such as 4096", s)
+	}
+	return n, nil
+}
+
+// superbatchAuto lets a run choose.
+const superbatchAuto = "auto"
+
+// superbatchSize reads --superbatch.
+func superbatchSize(text string) (int, error) {
+	if text == superbatchAuto {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, errs.New(errs.Usage, "--superbatch %s is not a number of mini-batches from 1 on, or %s",
+			text, superbatchAuto)
 	}
 	return n, nil
 }

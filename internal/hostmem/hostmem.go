@@ -163,3 +163,11 @@ func View[T any](b []byte) []T {
 	}
 	return unsafe.Slice((*T)(p), uintptr(len(b))/size)
 }
+
+// Bytes is the memory of v.
+func Bytes[T any](v []T) []byte {
+	if len(v) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), uintptr(len(v))*unsafe.Sizeof(v[0]))
+}

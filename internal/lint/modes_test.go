@@ -13,9 +13,10 @@ import (
 // A mode has its file sched/plan/mode_NAME.go, which registers it and may have a constant for it.
 var modeFile = regexp.MustCompile(`^sched/plan/mode_([a-z0-9]+)\.go$`)
 
-// sharedNames are modes' names that mean something else as well: the project, and I/O stacks. Of
-// them only the constants and comparisons are held against the rule.
-var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true}
+// sharedNames are modes' names that mean something else as well: the project, I/O stacks, a format.
+// Of them only the constants and comparisons are held against the rule.
+var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true,
+	"ginex": true}
 
 // modeRoom tells whether a file may not name a mode: all but a mode's own, tests, tools and
 // examples, and the table that translates the flags of GIDS's scripts.

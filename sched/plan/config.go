@@ -50,6 +50,10 @@ const (
 	TuneFull  = "full"
 )
 
+// PolicyBelady keeps, in both tiers, what the mini-batches of a superbatch need next (MIN with
+// bypass, Belady 1966): these are sampled before the first of them trains.
+const PolicyBelady = policy.Belady
+
 // LineRow as Config.CacheLine: a line of a dynamic tier is a row.
 const LineRow = -1
 
@@ -65,7 +69,7 @@ const maxWindow = 64
 // The accepted values of the fields of these names, for usage text.
 var (
 	Stacks     = gpuio.StackNames(nil)
-	Policies   = append([]string{PolicyStatic}, policy.Online()...)
+	Policies   = append([]string{PolicyStatic, PolicyBelady}, policy.Online()...)
 	Samplers   = graph.MethodNames()
 	Topologies = []string{TopologyMemory, TopologySSD}
 	Tunes      = []string{TuneOff, TuneQuick, TuneFull}
@@ -134,8 +138,20 @@ type Config struct {
 	// MemoryRung is where the I/O kernels' queues and data are (gpuio.Rungs); empty or "auto": the
 	// best that proves itself.
 	MemoryRung string
-	// Policy of the GPU tier: PolicyStatic or one of policy.Online(); empty: by mode.
+	// Policy of the GPU tier: PolicyStatic, PolicyBelady, which is of the CPU tier too, or one of
+	// policy.Online(); empty: by mode.
 	Policy string
+	// Superbatch is how many mini-batches PolicyBelady knows at once; 0: what memory and disk have
+	// room for. SuperbatchOverlap: the next ones are sampled while those train.
+	Superbatch        int
+	SuperbatchOverlap bool
+	// SuperbatchDir is the folder on whose file system their samples are, in files without a name;
+	// empty: the dataset's. SuperbatchDisk bounds their bytes; 0: a quarter of what is free.
+	SuperbatchDir  string
+	SuperbatchDisk int64
+	// SuperbatchFill has the rows that come first read before a superbatch begins, as Ginex does;
+	// else rows come in as they are needed. By mode.
+	SuperbatchFill bool
 	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids
 	// 4096, else a row).
 	CacheLine int64
@@ -282,6 +298,11 @@ func (c Config) checkAsked(f Config) error {
 		return errs.New(errs.Usage,
 			"option policy %s: option mode %s has no GPU tier by itself; add option gpu-cache, or leave it out",
 			f.Policy, f.Mode)
+	case f.Planned() && (c.Hotness != "" || c.Presample != 0):
+		return errs.New(errs.Usage,
+			"%v %s keeps what comes next, whatever is hot; leave %v and %v out, or use %v %s",
+			errs.Key("policy"), f.Policy, errs.Key("hotness"), errs.Key("presample-epochs"),
+			errs.Key("policy"), PolicyStatic)
 	case c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample:
 		return errs.New(errs.Usage,
 			"option presample-epochs: option hotness %s counts no epochs beforehand; leave one of the two out",
@@ -330,8 +351,22 @@ func (c Config) HotnessFolder(dataset string) string {
 	return c.HotnessDir
 }
 
-// Dynamic tells whether the GPU tier's lines come and go.
-func (c Config) Dynamic() bool { return c.Policy != "" && c.Policy != PolicyStatic }
+// Dynamic tells whether the GPU tier's lines come and go by what was accessed.
+func (c Config) Dynamic() bool {
+	return c.Policy != "" && c.Policy != PolicyStatic && !c.Planned()
+}
+
+// Planned tells whether rows come and go by what will be accessed.
+func (c Config) Planned() bool { return c.Policy == PolicyBelady }
+
+// SuperbatchFolder returns the folder on whose file system superbatches are kept; dataset is the
+// dataset's own.
+func (c Config) SuperbatchFolder(dataset string) string {
+	if c.SuperbatchDir == "" {
+		return dataset
+	}
+	return c.SuperbatchDir
+}
 
 // PerHop tells whether the pipeline looks rows up hop by hop.
 func (c Config) PerHop() bool { return c.Overlap().PerHop }
@@ -548,13 +583,16 @@ func unknown(key, v string, all []string) error {
 // checkCache refuses parts of the dynamic tier, the accumulator and the sampler that can't go
 // together.
 func (c Config) checkCache() error {
-	if p := policy.Find(c.Policy); p != nil && p.Offline != "" {
+	if p := policy.Find(c.Policy); p != nil && p.Offline != "" && !c.Planned() {
 		return errs.New(errs.Usage, "%v %s %s; for a run choose one of %v", errs.Key("policy"),
 			p.Name, p.Offline, Policies)
 	}
 	if !slices.Contains(Policies, c.Policy) {
 		return errs.New(errs.Usage, "option policy %q is not known; choose one of %v", c.Policy,
 			Policies)
+	}
+	if err := c.checkSuperbatch(); err != nil {
+		return err
 	}
 	switch {
 	case c.CacheLine != 0 && !c.Dynamic():
@@ -619,6 +657,43 @@ func (c Config) checkCache() error {
 					errs.Key("fanout"), c.Fanouts, c.Sampler, m.Fanout, f, m.MostFanout)
 			}
 		}
+	}
+	return nil
+}
+
+// checkSuperbatch refuses what only tiers that know the future have, and what they can't have.
+func (c Config) checkSuperbatch() error {
+	for _, o := range []struct {
+		key   string
+		given bool
+	}{
+		{"superbatch", c.Superbatch != 0}, {"superbatch-overlap", c.SuperbatchOverlap},
+		{"superbatch-dir", c.SuperbatchDir != ""}, {"superbatch-disk", c.SuperbatchDisk != 0},
+	} {
+		if o.given && !c.Planned() {
+			return errs.New(errs.Usage,
+				"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
+				errs.Key(o.key), errs.Key("policy"), PolicyBelady)
+		}
+	}
+	switch {
+	case !c.Planned():
+		return nil
+	case c.Superbatch < 0:
+		return errs.New(errs.Usage, "%v %d is not a number of mini-batches", errs.Key("superbatch"),
+			c.Superbatch)
+	case c.SuperbatchDisk < 0:
+		return errs.New(errs.Usage, "%v %d is not a size", errs.Key("superbatch-disk"),
+			c.SuperbatchDisk)
+	case c.Trace != "":
+		return errs.New(errs.Usage,
+			"%v %s keeps what its own superbatches need, which a replay of %v cannot be held against; record the run with another policy: the accesses are the same",
+			errs.Key("policy"), PolicyBelady, errs.Key("trace"))
+	case !c.GPUCacheAuto && c.GPUCache == units.Budget{} && c.CPUCache == units.Budget{}:
+		return errs.New(errs.Usage,
+			"%v %s has no tier to keep anything in; give %v or %v, or use %v %s",
+			errs.Key("policy"), PolicyBelady, errs.Key("gpu-cache"), errs.Key("cpu-cache"),
+			errs.Key("policy"), PolicyStatic)
 	}
 	return nil
 }

@@ -122,7 +122,22 @@ func TestTierRows(t *testing.T) {
 
 func TestDynamicRefusals(t *testing.T) {
 	for want, set := range map[string]func(*Config){
-		"option policy belady needs to know": func(c *Config) { c.Policy = policy.Belady },
+		"option superbatch is of tiers that know": func(c *Config) { c.Superbatch = 5 },
+		"option superbatch-dir is of tiers":       func(c *Config) { c.SuperbatchDir = "d" },
+		"option superbatch -1 is not a number": func(c *Config) {
+			c.Policy, c.Superbatch = PolicyBelady, -1
+		},
+		"option superbatch-disk -1 is not a size": func(c *Config) {
+			c.Policy, c.SuperbatchDisk = PolicyBelady, -1
+		},
+		"option policy belady has no tier": func(c *Config) {
+			c.Policy, c.GPUCache, c.CPUCache = PolicyBelady, NoCache(), NoCache()
+		},
+		"option policy belady keeps what comes next": func(c *Config) {
+			c.Policy, c.Hotness = PolicyBelady, HotnessDegree
+		},
+		"cannot be held against":             func(c *Config) { c.Policy, c.Trace = PolicyBelady, "t" },
+		"every row in memory":                func(c *Config) { c.Mode, c.Policy = ModeInmem, PolicyBelady },
 		"option policy \"arc\" is not known": func(c *Config) { c.Policy = "arc" },
 		"option cache-line is of":            func(c *Config) { c.CacheLine = 4096 },
 		"option cache-line 100 is not": func(

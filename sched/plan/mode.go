@@ -59,7 +59,7 @@ func ModeNames() []string {
 }
 
 // announced are published systems that users ask for and no file has registered yet.
-var announced = []string{"ginex", "diskgnn", "hier", "marius"}
+var announced = []string{"diskgnn", "hier", "marius"}
 
 // Announced returns the modes that users ask for and this version does not have.
 func Announced() []string {

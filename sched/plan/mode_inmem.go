@@ -12,7 +12,7 @@ var _ = registerMode(Mode{
 	InMemory: true,
 	Fill:     func(c *Config) { c.autoGPUTier() },
 	Check: func(c Config) error {
-		if c.Dynamic() {
+		if c.Dynamic() || c.Planned() {
 			return errs.New(errs.Usage,
 				"%v %s: %v %s has every row in memory, so that nothing comes or goes; leave it out, or use %v %s",
 				errs.Key("policy"), c.Policy, errs.Key("mode"), c.Mode, errs.Key("mode"),

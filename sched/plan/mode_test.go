@@ -36,6 +36,8 @@ func TestModeDefaults(t *testing.T) {
 		},
 		"cpu": {"cpu", "prefetch", "static", "presample", 0, 0, 0, false, 10,
 			[]string{"cpu-cache"}},
+		"ginex": {"cpu", "prefetch", "belady", "presample", 0, 0, 0, false, 10,
+			[]string{"cpu-cache"}},
 		"mmap":  {"mmap", "prefetch", "static", "presample", 0, 0, 0, false, 0, nil},
 		"inmem": {"async", "deep", "static", "presample", 0, 0, 0, true, 0, []string{"gpu-cache"}},
 	}

@@ -53,18 +53,22 @@ func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 //   - stall is the share of seconds in which training waited for its next batch.
 //   - read_amplification is bytes_ssd over the bytes of the rows that had to come from SSD,
 //     each row counted once for a mini-batch that needs it; 0 where none had to.
+//
+// Large: a field for each figure of an epoch, as its JSON has them.
 type EpochResult struct {
-	Epoch             int          `json:"epoch"` // from 1
-	Seconds           float64      `json:"seconds"`
-	Loss              float64      `json:"loss"` // mean over the seeds that have a label
-	TrainAcc          float64      `json:"train_acc"`
-	ValAcc            *float64     `json:"val_acc"` // null without validation
-	ValSeconds        float64      `json:"val_seconds"`
-	Batches           int          `json:"batches"`
-	Seeds             int64        `json:"seeds"`
-	RowsGPU           int64        `json:"rows_gpu"`
-	RowsCPU           int64        `json:"rows_cpu"`
-	RowsSSD           int64        `json:"rows_ssd"`
+	Epoch      int      `json:"epoch"` // from 1
+	Seconds    float64  `json:"seconds"`
+	Loss       float64  `json:"loss"` // mean over the seeds that have a label
+	TrainAcc   float64  `json:"train_acc"`
+	ValAcc     *float64 `json:"val_acc"` // null without validation
+	ValSeconds float64  `json:"val_seconds"`
+	Batches    int      `json:"batches"`
+	Seeds      int64    `json:"seeds"`
+	RowsGPU    int64    `json:"rows_gpu"`
+	RowsCPU    int64    `json:"rows_cpu"`
+	RowsSSD    int64    `json:"rows_ssd"`
+	// RowsLoaded are read before the superbatch that needs them, beside RowsSSD.
+	RowsLoaded        int64        `json:"rows_loaded,omitempty"`
 	BytesSSD          int64        `json:"bytes_ssd"`
 	SSDCommands       int64        `json:"ssd_commands"`
 	Retries           int64        `json:"retries"`
@@ -172,21 +176,23 @@ func (o Observer) TellNote(s string) {
 // Partial is what an unfinished epoch has gathered; it travels in checkpoints, so that a
 // resumed epoch reports what an undisturbed one would. Counts are those of trained batches.
 type Partial struct {
-	Seconds  float64      `json:"seconds"`
-	Waited   float64      `json:"waited"`
-	LossSum  float64      `json:"loss_sum"` // sum over batches of mean loss * labelled seeds
-	Correct  int64        `json:"correct"`
-	Counted  int64        `json:"counted"`
-	Batches  int          `json:"batches"`
-	Seeds    int64        `json:"seeds"`
-	RowsGPU  int64        `json:"rows_gpu"`
-	RowsCPU  int64        `json:"rows_cpu"`
-	RowsSSD  int64        `json:"rows_ssd"`
-	BytesSSD int64        `json:"bytes_ssd"`
-	Commands int64        `json:"commands"`
-	Retries  int64        `json:"retries"`
-	Timeouts int64        `json:"timeouts"`
-	Stages   StageSeconds `json:"stages"`
+	Seconds float64 `json:"seconds"`
+	Waited  float64 `json:"waited"`
+	LossSum float64 `json:"loss_sum"` // sum over batches of mean loss * labelled seeds
+	Correct int64   `json:"correct"`
+	Counted int64   `json:"counted"`
+	Batches int     `json:"batches"`
+	Seeds   int64   `json:"seeds"`
+	RowsGPU int64   `json:"rows_gpu"`
+	RowsCPU int64   `json:"rows_cpu"`
+	RowsSSD int64   `json:"rows_ssd"`
+	// RowsLoaded are read before their superbatch.
+	RowsLoaded int64        `json:"rows_loaded,omitempty"`
+	BytesSSD   int64        `json:"bytes_ssd"`
+	Commands   int64        `json:"commands"`
+	Retries    int64        `json:"retries"`
+	Timeouts   int64        `json:"timeouts"`
+	Stages     StageSeconds `json:"stages"`
 	// Of a dynamic tier, in lines, and of the accumulator: sets of merged reads, and the batches in
 	// them.
 	Inserted int64 `json:"inserted,omitempty"`
@@ -202,7 +208,7 @@ type Partial struct {
 func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	r := EpochResult{
 		Epoch: epoch + 1, Seconds: p.Seconds, Batches: p.Batches, Seeds: p.Seeds,
-		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
+		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD, RowsLoaded: p.RowsLoaded,
 		BytesSSD: p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
 		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
 	}
@@ -218,8 +224,8 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 		r.Loss = p.LossSum / float64(p.Counted)
 		r.TrainAcc = float64(p.Correct) / float64(p.Counted)
 	}
-	if p.RowsSSD > 0 {
-		r.ReadAmplification = float64(p.BytesSSD) / float64(p.RowsSSD*rowBytes)
+	if read := p.RowsSSD + p.RowsLoaded; read > 0 {
+		r.ReadAmplification = float64(p.BytesSSD) / float64(read*rowBytes)
 	}
 	if p.Seconds > 0 {
 		r.Stall = p.Waited / p.Seconds

@@ -54,6 +54,8 @@ type RunInfo struct {
 	CacheLineBytes int64  `json:"cache_line_bytes,omitempty"`
 	PolicyBytes    int64  `json:"policy_bytes,omitempty"`
 	Window         int    `json:"window"`
+	// Superbatch is absent where mini-batches are sampled one by one.
+	Superbatch *SuperbatchInfo `json:"superbatch,omitempty"`
 	// Accumulator is absent where reads are not merged.
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
 	Sampler     string           `json:"sampler"`
@@ -68,6 +70,20 @@ type RunInfo struct {
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
 	// Tuned is what the tuner measured and chose; absent without it.
 	Tuned *TuneResult `json:"tuned,omitempty"`
+}
+
+// SuperbatchInfo tells how mini-batches were sampled ahead of their training. Seconds are sums over
+// all superbatches, Bytes those of the largest.
+type SuperbatchInfo struct {
+	Batches        int     `json:"batches"` // of one
+	Superbatches   int     `json:"superbatches"`
+	SampleSeconds  float64 `json:"sample_seconds"`
+	InspectSeconds float64 `json:"inspect_seconds"` // in which the cache's changes are found
+	FillSeconds    float64 `json:"fill_seconds"`    // in which the first rows are read
+	FileBytes      int64   `json:"file_bytes"`
+	InspectBytes   int64   `json:"inspect_bytes"` // of memory
+	Accesses       int64   `json:"accesses"`
+	RowsLoaded     int64   `json:"rows_loaded"` // before their superbatch
 }
 
 // TuneTrial is one value of a setting as it was measured.

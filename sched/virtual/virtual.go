@@ -59,6 +59,10 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	case cfg.Tune != plan.TuneOff:
 		return nil, errs.New(errs.Usage,
 			"--tune measures the first batches of a run that reads; under --clock virtual play other --prefetch-depth, SM budgets or --accumulate instead")
+	case cfg.Planned():
+		return nil, errs.New(errs.Capability,
+			"%v virtual does not play superbatches yet; use another %v than %s", errs.Key("clock"),
+			errs.Key("policy"), cfg.Policy)
 	case cfg.Trace != "":
 		return nil, errs.New(errs.Usage,
 			"--trace records a run that reads, to hold replays against; under --clock virtual nothing is read: leave one of them out")

@@ -1,0 +1,253 @@
+package graph
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// A mini-batch can be kept outside of the device and brought back: a superbatch is sampled before
+// the first of its mini-batches trains (Ginex, VLDB 2022, section 4.2). The frontier's node numbers
+// and all the rest are two things, as whoever plans a cache needs the first alone.
+
+// savedHeader is, in front of what Save appends, for each hop NumDst, NumSrc and NumEdges, behind
+// the counts of seeds and hops and what there is (saved…).
+const (
+	savedDegrees = 1 << iota
+	savedWeights // times the first hop: a bit for each
+)
+
+// Save appends to b what a mini-batch is beside its frontier, and returns it with the frontier's
+// length. view gives the first bytes of a buffer where the CPU sees them, until the next call. The
+// work that fills mb is done. Block offsets take 4 bytes here.
+func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]byte, error)) (
+	saved []byte, nodes int64, err error) {
+	le := binary.LittleEndian
+	if len(mb.HopEnd) != len(mb.Blocks)+1 || len(mb.Blocks) == 0 || len(mb.Blocks) > 32 {
+		return nil, 0, errs.New(errs.Failed, "mini-batch %d has %d blocks and cannot be kept",
+			mb.Index, len(mb.Blocks))
+	}
+	nodes = mb.HopEnd[len(mb.HopEnd)-1]
+	has := uint64(0)
+	if mb.Degrees != nil {
+		has = savedDegrees
+	}
+	for h := range mb.Blocks {
+		if mb.Blocks[h].Weights != nil {
+			has |= savedWeights << h
+		}
+	}
+	b = le.AppendUint64(b, uint64(mb.NumSeeds))
+	b = le.AppendUint64(b, uint64(len(mb.Blocks)))
+	b = le.AppendUint64(b, has)
+	for h := range mb.Blocks {
+		x := &mb.Blocks[h]
+		if x.NumEdges >= math.MaxUint32 || x.NumSrc >= math.MaxUint32 {
+			return nil, 0, errs.New(errs.Capability,
+				"mini-batch %d: hop %d has %d edges, and a superbatch keeps below 2^32; lower %v or %v",
+				mb.Index, h+1, x.NumEdges, errs.Key("batch-size"), errs.Key("fanout"))
+		}
+		for _, n := range []int64{x.NumDst, x.NumSrc, x.NumEdges} {
+			b = le.AppendUint64(b, uint64(n))
+		}
+	}
+	raw := func(buf cuda.Buffer, bytes int64) error {
+		if bytes == 0 {
+			return nil
+		}
+		from, err := view(buf, bytes)
+		b = append(b, from...)
+		return err
+	}
+	for h := range mb.Blocks {
+		x := &mb.Blocks[h]
+		indptr, err := view(x.Indptr, (x.NumDst+1)*8)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, at := range hostmem.View[int64](indptr) {
+			b = le.AppendUint32(b, uint32(at))
+		}
+		if err := raw(x.Src, x.NumEdges*4); err != nil {
+			return nil, 0, err
+		}
+		if x.Weights != nil {
+			if err := raw(x.Weights, x.NumSrc*4); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	if has&savedDegrees != 0 {
+		if err := raw(mb.Degrees, nodes*4); err != nil {
+			return nil, 0, err
+		}
+	}
+	return b, nodes, nil
+}
+
+// Restore makes mb what Save was given, with the frontier's nodes. What is kept is checked for its
+// sizes alone: whoever keeps it guards it. Work of mb's previous batch must be done, and stage,
+// which grows as needed, belongs to the call.
+func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
+	nodes []int64, saved []byte, stage *Stage) error {
+	broken := func(what string) error {
+		return errs.New(errs.Device,
+			"superbatch: mini-batch %d of epoch %d has %s where it is kept; run it again", index, epoch,
+			what)
+	}
+	le := binary.LittleEndian
+	const header = 3 * 8
+	if len(saved) < header {
+		return broken("no header")
+	}
+	hops, has := le.Uint64(saved[8:]), le.Uint64(saved[16:])
+	if hops != uint64(len(s.cfg.Fanouts)) || len(saved) < header+int(hops)*24 {
+		return broken("another number of hops")
+	}
+	if err := mb.freeRetired(); err != nil {
+		return err
+	}
+	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, int(le.Uint64(saved))
+	mb.HopEnd, mb.Blocks = append(mb.HopEnd[:0], int64(mb.NumSeeds)), mb.Blocks[:hops]
+	need, dst := int64(0), int64(mb.NumSeeds)
+	for h := range mb.Blocks {
+		at := saved[header+h*24:]
+		x := &mb.Blocks[h]
+		x.NumDst, x.NumSrc, x.NumEdges = int64(le.Uint64(at)), int64(le.Uint64(at[8:])),
+			int64(le.Uint64(at[16:]))
+		if x.NumDst != dst || x.NumSrc < dst || x.NumSrc > int64(len(nodes)) ||
+			uint64(x.NumEdges) > uint64(len(saved)) {
+			return broken("a block of another size")
+		}
+		dst = x.NumSrc
+		mb.HopEnd = append(mb.HopEnd, dst)
+		need += (x.NumDst+1)*4 + x.NumEdges*4
+		if has&(savedWeights<<h) != 0 {
+			need += x.NumSrc * 4
+		}
+	}
+	degrees := has&savedDegrees != 0
+	if degrees {
+		need += dst * 4
+	}
+	rest := saved[header+hops*24:]
+	if dst != int64(len(nodes)) || need != int64(len(rest)) || degrees != s.cfg.Degrees {
+		return broken("another length")
+	}
+	take := func(n int64) []byte {
+		b := rest[:n]
+		rest = rest[n:]
+		return b
+	}
+	list := []piece{{to: &mb.Nodes, data: hostmem.Bytes(nodes), purpose: "frontier"}}
+	for h := range mb.Blocks {
+		x := &mb.Blocks[h]
+		list = append(list,
+			piece{to: &x.Indptr, data: take((x.NumDst + 1) * 4), widen: true, purpose: "block offsets"},
+			piece{to: &x.Src, data: take(x.NumEdges * 4), purpose: "block sources"})
+		if has&(savedWeights<<h) != 0 {
+			list = append(list, piece{to: &x.Weights, data: take(x.NumSrc * 4),
+				purpose: "block weights"})
+		}
+	}
+	if degrees {
+		list = append(list, piece{to: &mb.Degrees, data: take(dst * 4),
+			purpose: "frontier degrees"})
+	}
+	return mb.upload(ctx, stream, stage, list)
+}
+
+// Stage is pinned memory for what is on its way to a device.
+type Stage struct{ buf cuda.Buffer }
+
+// Close frees the memory. Nothing may be on its way.
+func (g *Stage) Close() error { return free(&g.buf) }
+
+// piece is part of a mini-batch on its way to the device.
+type piece struct {
+	to      *cuda.Buffer
+	data    []byte
+	at      int64 // in to
+	widen   bool  // data are uint32, in to they are int64
+	purpose string
+}
+
+// bytes is what a piece takes on the device.
+func (p *piece) bytes() int64 {
+	if p.widen {
+		return 2 * int64(len(p.data))
+	}
+	return int64(len(p.data))
+}
+
+// write writes a piece as the device has it.
+func (p *piece) write(mem []byte) {
+	if !p.widen {
+		copy(mem, p.data)
+		return
+	}
+	to := hostmem.View[int64](mem[:p.bytes()])
+	for i := range to {
+		to[i] = int64(binary.LittleEndian.Uint32(p.data[4*i:]))
+	}
+}
+
+// upload copies pieces to the device and waits for that. Memory that the CPU sees is written in
+// place.
+func (mb *MiniBatch) upload(ctx context.Context, stream cuda.Stream, stage *Stage,
+	list []piece) error {
+	total := int64(0)
+	for i := range list {
+		p := &list[i]
+		// Also for nothing at all: kernels are given the address.
+		if err := mb.grow(stream, p.to, cuda.MemDevice, max(p.at+p.bytes(), 16), p.at,
+			p.purpose); err != nil {
+			return err
+		}
+		if (*p.to).Bytes() == nil {
+			total += (p.bytes() + 15) &^ 15
+		}
+	}
+	if total > 0 && (stage.buf == nil || stage.buf.Size() < total) {
+		if err := stage.Close(); err != nil {
+			return err
+		}
+		var err error
+		if stage.buf, err = mb.dev.Alloc(cuda.MemPinned, total+total/4+4096,
+			"blocks on their way to the device"); err != nil {
+			return err
+		}
+	}
+	// What grow copies, and what used the buffers before, comes first.
+	if err := stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	at := int64(0)
+	for i := range list {
+		p := &list[i]
+		if len(p.data) == 0 {
+			continue
+		}
+		if mem := (*p.to).Bytes(); mem != nil {
+			p.write(mem[p.at:])
+			continue
+		}
+		mem := stage.buf.Bytes()
+		if mem == nil {
+			return errs.New(errs.Capability,
+				"pinned memory of %s can't be written by the CPU, which brings it mini-batches",
+				mb.dev.Info().Name)
+		}
+		p.write(mem[at:])
+		if err := stream.Copy((*p.to).Ptr()+cuda.DevicePtr(p.at),
+			stage.buf.Ptr()+cuda.DevicePtr(at), p.bytes()); err != nil {
+			return err
+		}
+		at += (p.bytes() + 15) &^ 15
+	}
+	return stream.Synchronize(ctx)
+}

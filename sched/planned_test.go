@@ -1,0 +1,200 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/superbatch"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/testrig"
+	"helios/internal/wide"
+	"helios/sched/plan"
+	"helios/sched/report"
+)
+
+// plannedWays are tiers that know the future: one or both, superbatches of several lengths, in turn
+// and overlapped, every kind of pipeline and stack.
+var plannedWays = []variant{
+	{"ginex", func(c *plan.Config) { c.Mode, c.CPUCache = plan.ModeGinex, percent(10) }, 2, 2},
+	{"ginex in superbatches", func(c *plan.Config) {
+		c.Mode, c.CPUCache, c.Superbatch = plan.ModeGinex, percent(10), 3
+	}, 2, 4},
+	{"ginex overlapped", func(c *plan.Config) {
+		c.Mode, c.CPUCache = plan.ModeGinex, percent(20)
+		c.Superbatch, c.SuperbatchOverlap = 2, true
+	}, 1, 2},
+	{"helios", func(c *plan.Config) {
+		c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(5), percent(10)
+		c.Superbatch = 4
+	}, 2, 4},
+	{"helios series without a CPU tier", func(c *plan.Config) {
+		c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(15), plan.NoCache()
+		c.Pipeline, c.Superbatch, c.SuperbatchOverlap = plan.PipelineSeries, 3, true
+	}, 2, 1},
+	{"cpu checked", func(c *plan.Config) {
+		c.Mode, c.Policy, c.CPUCache = plan.ModeCPU, plan.PolicyBelady, percent(10)
+		c.CheckReads = true
+	}, 2, 2},
+	{"everything fits", func(c *plan.Config) {
+		c.Mode, c.CPUCache = plan.ModeGinex, percent(100)
+	}, 2, 2},
+}
+
+// Every way gives the batches, rows and losses of static tiers, and the tiers miss no more than
+// these.
+func TestPlannedTiers(t *testing.T) {
+	for n, g := range []graphSpec{tiny, packed} {
+		d, feat := g.open(t)
+		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
+		cfg := small()
+		caches(0, 10)(&cfg)
+		static := train(t, context.Background(), cfg, d, feat, sets[2], 2, report.Observer{})
+		require.NoError(t, static.err)
+		for i, v := range plannedWays {
+			if n > 0 && i%3 != 0 || wide.Lean() && i > 3 {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			dir := t.TempDir()
+			cfg.SuperbatchDir = dir
+			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers,
+				report.Observer{})
+			require.NoError(t, r.err, v.name)
+			require.Equal(t, static.blocks, r.blocks, v.name)
+			require.Equal(t, static.seen, r.seen, v.name)
+			require.Equal(t, static.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
+			require.Equal(t, static.res.TestAcc, r.res.TestAcc, v.name)
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left, v.name)
+			s := r.res.Superbatch
+			require.NotNil(t, s, v.name)
+			require.Positive(t, s.Superbatches, v.name)
+			require.Positive(t, s.FileBytes, v.name)
+			for e, x := range r.res.Epochs {
+				was := static.res.Epochs[e]
+				require.Equal(t, was.Loss, x.Loss, v.name)
+				require.Equal(t, was.RowsCPU+was.RowsSSD, x.RowsGPU+x.RowsCPU+x.RowsSSD, v.name)
+				t.Logf("%s: %d rows read and %d loaded of %d, static reads %d", v.name, x.RowsSSD,
+					x.RowsLoaded, was.RowsCPU+was.RowsSSD, was.RowsSSD)
+			}
+		}
+	}
+}
+
+// What a run reads is what MIN with bypass reads over the same accesses.
+func TestPlannedReadsWhatInspectSays(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	for _, length := range []int{3, 1000} {
+		cfg := small()
+		cfg.Mode, cfg.CPUCache, cfg.Superbatch, cfg.NoEval = plan.ModeGinex, percent(10), length,
+			true
+		var all [][]int64
+		cfg.OnBatch = func(_, _ int, mb *graph.MiniBatch) {
+			n := mb.HopEnd[len(mb.HopEnd)-1]
+			all = append(all, slices.Clone(hostmem.View[int64](mb.Nodes.Bytes())[:n]))
+		}
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.NoError(t, r.err)
+		slots := r.res.CPUCacheBytes / r.res.RowBytes
+		require.Positive(t, slots)
+		var before *superbatch.State
+		at := 0
+		for _, e := range r.res.Epochs {
+			var hits, loaded int64
+			for end := at + e.Batches; at < end; {
+				n := min(length, end-at)
+				c, err := superbatch.Inspect(context.Background(),
+					superbatch.Memory(all[at:at+n]), superbatch.Config{Slots: slots,
+						Before: before, Fill: true})
+				require.NoError(t, err)
+				hits, loaded = hits+c.Stats.Hits, loaded+c.Stats.Loaded
+				before = &c.After
+				at += n
+			}
+			require.Equal(t, []int64{hits, loaded}, []int64{e.RowsCPU, e.RowsLoaded})
+			require.Positive(t, hits)
+		}
+	}
+}
+
+// A read that cannot be healed ends the run with class Device in every stage: while the tiers are
+// filled, and while batches read.
+func TestFaultsInPlannedTiers(t *testing.T) {
+	d, feat := tiny.open(t)
+	for i, v := range plannedWays[:4] {
+		for _, after := range []int{101, 1500} {
+			if wide.Lean() && (i+after)%2 == 0 {
+				continue
+			}
+			s := bind(t, d, 2, fmt.Sprintf("error(op=read,sct=2,sc=0x81,dnr=1,after=%d)", after))
+			before := testrig.Held(t)
+			cfg := small()
+			v.set(&cfg)
+			cfg.IOStack = gpuio.StackAsync // the cpu stack reads the files, which have no faults
+			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			require.Error(t, r.err, v.name)
+			require.Equal(t, errs.Device, errs.ClassOf(r.err), "%s: %v", v.name, r.err)
+			before.Leaked(t, "topology")
+		}
+	}
+}
+
+// A run that is interrupted, wherever it is, goes on to the same parameters.
+func TestPlannedGoesOn(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	cfg := small()
+	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.NoError(t, want.err)
+	for i, v := range plannedWays[:4] {
+		cfg := small()
+		v.set(&cfg)
+		cfg.CheckpointDir, cfg.Resume = t.TempDir(), true
+		for stop := 5 + i; ; stop += 11 {
+			ctx, cancel := context.WithCancel(context.Background())
+			told := 0
+			r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{
+				Step: func(string, int, int) {
+					if told++; told == stop {
+						cancel()
+					}
+				}})
+			cancel()
+			if r.err == nil {
+				require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
+				break
+			}
+			require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%s: %v", v.name, r.err)
+		}
+	}
+}
+
+// A disk that is full while a superbatch is written ends the run with what to do.
+func TestSuperbatchWithoutRoom(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	cfg := small()
+	cfg.Mode, cfg.CPUCache, cfg.SuperbatchDisk, cfg.Superbatch = plan.ModeGinex, percent(10), 20000,
+		10
+	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.ErrorContains(t, r.err, "take more than option superbatch-disk 19.5 KiB")
+	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
+	cfg.Superbatch = 0 // as many as fit
+	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.NoError(t, r.err)
+	require.LessOrEqual(t, r.res.Superbatch.FileBytes, int64(20000))
+	cfg.SuperbatchDir = "/dev/null/none"
+	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.ErrorContains(t, r.err, "superbatch-dir")
+}

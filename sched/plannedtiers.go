@@ -1,0 +1,659 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"helios/cache"
+	"helios/cache/superbatch"
+	"helios/cache/trace"
+	"helios/cuda"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/samples"
+)
+
+// Tiers that know the future, as those of Ginex (Park et al., VLDB 2022). A superbatch's
+// mini-batches are sampled before the first of them trains and go to files; package superbatch
+// finds the changes of a cache that keeps what is needed next; then the walk brings the
+// mini-batches back one after the other, and what their rows find, read and leave behind is written
+// already. The changes of a mini-batch are made behind its gathers, on their stream, so the next
+// one's gathers find them done.
+
+// plannedPart is of a segment over planned tiers.
+type plannedPart struct{ places *cache.Places }
+
+// superbatchPlan is a superbatch that has been sampled: mini-batches first to end-1 of a pass.
+type superbatchPlan struct {
+	p          *pass
+	first, end int
+	files      *samples.Files
+	changes    *superbatch.Changes
+	tiers      *plannedTiers
+	stage      *graph.Stage
+}
+
+// plannedTiers are a GPU and a CPU tier under plan.PolicyBelady.
+type plannedTiers struct {
+	e    *engine
+	tier *cache.Planned // nil until the tiers are placed
+
+	// What samples superbatches, made for the first.
+	mb     *graph.MiniBatch
+	stream cuda.Stream
+	look   prepare.Stager
+	stage  graph.Stage // of the walk's mini-batches
+
+	// sampled is how long streams before the present one were busy.
+	sampled time.Duration
+
+	size  int // mini-batches of a superbatch; 0: not known yet
+	now   *superbatchPlan
+	after *superbatch.State // what the tiers hold; nil: nothing that anybody knows
+	next  *comingSuperbatch
+	lost  error // of files that were closed when nobody could be told
+
+	mu   sync.Mutex
+	info report.SuperbatchInfo
+}
+
+// comingSuperbatch is one that is sampled while another trains.
+type comingSuperbatch struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	plan   *superbatchPlan // valid once done is closed, as err
+	err    error
+}
+
+func newPlannedTiers(e *engine) *plannedTiers {
+	return &plannedTiers{e: e, size: e.Config.Superbatch}
+}
+
+func (t *plannedTiers) layout() gpuio.Layout { return t.e.store.layout }
+
+// place makes the tiers. They are empty: each superbatch says what comes in.
+func (t *plannedTiers) place(ctx context.Context) (err error) {
+	e := t.e
+	if err := e.store.open(ctx, e.store.layout); err != nil {
+		return untiered{err}
+	}
+	b := e.tiers
+	if b.Auto {
+		if b, err = e.autoTiers(ctx, b); err != nil {
+			return untiered{err}
+		}
+	}
+	e.tiers, e.placement = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows},
+		cache.Placement{}
+	if t.tier, err = cache.NewPlanned(e.Device, cache.PlannedConfig{RowBytes: e.RowBytes,
+		SSDs: len(e.store.ssds), GPUSlots: b.GPURows, CPUSlots: b.CPURows}); err != nil {
+		return err
+	}
+	for _, s := range e.slots {
+		for i := range s.segs {
+			s.segs[i].places = &cache.Places{}
+		}
+	}
+	return nil
+}
+
+// close frees the tiers and what superbatches take.
+func (t *plannedTiers) close() error {
+	all := []error{t.lost, t.drop()}
+	t.lost = nil
+	for _, s := range t.e.slots {
+		for i := range s.segs {
+			if l := s.segs[i].places; l != nil {
+				all = append(all, l.Close())
+				s.segs[i].places = nil
+			}
+		}
+	}
+	if t.mb != nil {
+		t.sampled += t.stream.Busy()
+		all = append(all, t.mb.Close(), t.stream.Close(), t.look.Close())
+		t.mb, t.stream = nil, nil
+	}
+	all = append(all, t.stage.Close())
+	if t.tier != nil {
+		all = append(all, t.tier.Close())
+		t.tier = nil
+	}
+	return errors.Join(all...)
+}
+
+// drop lets go of all superbatches. What the tiers hold is known no more.
+func (t *plannedTiers) drop() error {
+	var all []error
+	if n := t.next; n != nil {
+		n.cancel()
+		<-n.done
+		if n.plan != nil {
+			all = append(all, n.plan.files.Close())
+		}
+		t.next = nil
+	}
+	if t.now != nil {
+		t.now.p.sampled = nil
+		all = append(all, t.now.files.Close())
+		t.now = nil
+	}
+	t.after = nil
+	return errors.Join(all...)
+}
+
+// prepare has the superbatch that p.first is in ready, and ends the walk where it ends.
+func (t *plannedTiers) prepare(ctx context.Context, p *pass, end int) (int, error) {
+	if t.now != nil && t.now.p == p && t.now.first <= p.first && p.first < t.now.end {
+		p.sampled = t.now
+		return min(t.now.end, end), nil
+	}
+	if p.first >= end { // a pass that an earlier run has finished
+		return end, nil
+	}
+	now, err := t.following(ctx, p)
+	if err != nil {
+		return end, err
+	}
+	t.now, p.sampled = now, now
+	if err := t.fill(ctx, now); err != nil {
+		return end, errors.Join(err, t.drop())
+	}
+	if t.e.Config.SuperbatchOverlap && now.end < p.n && (p.end == 0 || now.end < p.end) {
+		t.ahead(ctx, p, now)
+	}
+	return min(now.end, end), nil
+}
+
+// following ends the superbatch that has trained, and gives the next one: that which was sampled
+// meanwhile, or a new one.
+func (t *plannedTiers) following(ctx context.Context, p *pass) (now *superbatchPlan, err error) {
+	coming := t.next
+	t.next = nil
+	if was := t.now; was != nil {
+		t.now, was.p.sampled = nil, nil
+		if t.after = nil; was.p.first >= was.end {
+			t.after = &was.changes.After
+		}
+		err = was.files.Close()
+	}
+	if coming != nil {
+		<-coming.done
+		coming.cancel()
+		now, err = coming.plan, errors.Join(err, coming.err)
+		if now != nil && (err != nil || now.p != p || now.first != p.first) {
+			err = errors.Join(err, now.files.Close())
+			now = nil
+		}
+	}
+	if now == nil && err == nil {
+		now, err = t.make(ctx, p, p.first, t.after, false)
+	}
+	return now, err
+}
+
+// ahead has the superbatch behind now sampled while now trains.
+func (t *plannedTiers) ahead(ctx context.Context, p *pass, now *superbatchPlan) {
+	inner, cancel := context.WithCancel(ctx)
+	n := &comingSuperbatch{cancel: cancel, done: make(chan struct{})}
+	t.next = n
+	go func() {
+		defer close(n.done)
+		n.plan, n.err = t.make(inner, p, now.end, &now.changes.After, true)
+	}()
+}
+
+// open makes what samples superbatches.
+func (t *plannedTiers) open() (err error) {
+	if t.mb != nil {
+		return nil
+	}
+	g := t.e.Config.Operators(true)
+	o := g.StreamOptions(plan.OpSample)
+	o.Name = "sample superbatch"
+	if t.stream, err = t.e.Device.NewStream(o); err != nil {
+		return err
+	}
+	if t.mb, err = t.e.Sampler.NewMiniBatch(); err != nil {
+		err = errors.Join(err, t.stream.Close())
+		t.mb, t.stream = nil, nil
+	}
+	return err
+}
+
+// make samples the superbatch that begins with a mini-batch of a pass, and finds its changes over
+// tiers that hold before. meanwhile: another one trains.
+func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *superbatch.State,
+	meanwhile bool) (*superbatchPlan, error) {
+	e := t.e
+	if err := t.open(); err != nil {
+		return nil, err
+	}
+	dir := e.Config.SuperbatchFolder(e.In.Dataset.Dir())
+	room, err := t.room(dir)
+	if err != nil {
+		return nil, err
+	}
+	x := &superbatchPlan{p: p, first: first, end: p.n, tiers: t, stage: &t.stage}
+	if t.size > 0 {
+		x.end = min(first+t.size, p.n)
+	}
+	if x.files, err = samples.Create(dir, e.Rows, room.limit); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	err = t.sampleAll(ctx, x, room, meanwhile)
+	sampled := time.Now()
+	e.trace.run("sample superbatch", begin)
+	if err == nil {
+		err = t.inspect(ctx, x, before)
+	}
+	if err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			err = stopped
+		}
+		return nil, errors.Join(err, x.files.Close())
+	}
+	e.trace.run("inspect superbatch", sampled)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := x.changes.Stats
+	t.info.Superbatches++
+	t.info.Batches = t.size
+	t.info.SampleSeconds += sampled.Sub(begin).Seconds()
+	t.info.InspectSeconds += time.Since(sampled).Seconds()
+	t.info.FileBytes = max(t.info.FileBytes, x.files.Bytes())
+	t.info.InspectBytes = max(t.info.InspectBytes, s.Bytes)
+	t.info.Accesses += s.Accesses
+	t.info.RowsLoaded += s.Loaded
+	return x, nil
+}
+
+// sampleAll samples a superbatch into its files. Where nobody knows its length, the first
+// mini-batch tells.
+func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room superbatchRoom,
+	meanwhile bool) (err error) {
+	var adj []byte
+	for i := x.first; i < x.end; i++ {
+		if err := prepare.Interrupted(ctx); err != nil {
+			return err
+		}
+		if err := t.sample(ctx, x.p, i); err != nil {
+			return err
+		}
+		if adj, err = t.keep(ctx, x.files, adj[:0]); err != nil {
+			return fmt.Errorf("batch %d: %w", i, err)
+		}
+		if t.size == 0 {
+			t.size = room.batches(x.files, x.p.n)
+			x.end = min(x.first+t.size, x.p.n)
+		}
+		if !meanwhile {
+			t.e.Observer.TellStep("sample superbatch", i-x.first+1, x.end-x.first)
+		}
+	}
+	return nil
+}
+
+// inspect finds the changes of a superbatch over tiers that hold before.
+func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
+	before *superbatch.State) (err error) {
+	c := t.tier.Config()
+	x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
+		Slots: c.GPUSlots + c.CPUSlots, Before: before, Fill: t.e.Config.SuperbatchFill,
+		Keep: !t.e.Config.SuperbatchFill, Workers: runtime.GOMAXPROCS(0),
+	})
+	return err
+}
+
+// sample samples all hops of a mini-batch of a pass into t.mb.
+func (t *plannedTiers) sample(ctx context.Context, p *pass, i int) error {
+	e := t.e
+	op, cancel := e.SampleContext(ctx)
+	defer cancel()
+	seeds := prepare.SeedsOf(p.order, i, e.Config.Batch)
+	err := p.sampler.Begin(op, t.stream, t.mb, p.epoch, prepare.DrawsOf(p.epoch, i), seeds)
+	for h := 0; err == nil && h < len(e.Config.Fanouts); h++ {
+		err = p.sampler.Hop(op, t.stream, t.mb, h)
+	}
+	if err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil && op.Err() != nil {
+			return stopped
+		}
+		return fmt.Errorf("batch %d: %w", i, err)
+	}
+	return nil
+}
+
+// keep adds t.mb to a superbatch's files; adj is scratch.
+func (t *plannedTiers) keep(ctx context.Context, to *samples.Files, adj []byte) ([]byte, error) {
+	e := t.e
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	adj, n, err := t.mb.Save(adj, func(b cuda.Buffer, bytes int64) ([]byte, error) {
+		return t.look.View(op, e.Device, t.stream, b, 0, bytes)
+	})
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := t.look.View(op, e.Device, t.stream, t.mb.Nodes, 0, n*8)
+	if err != nil {
+		return nil, err
+	}
+	return adj, to.Append(hostmem.View[int64](nodes), adj)
+}
+
+// superbatchRoom is what superbatches may take.
+type superbatchRoom struct {
+	disk, memory int64 // of one
+	limit        int64 // of its files, where one was given
+}
+
+// inspectBytes is the most memory that planning takes for an access whose row is met once: the next
+// access, its entry in the table of rows (which grows), its slot, its move, and a candidate's
+// place.
+const inspectBytes = 8 + 48*3/2 + 4 + 8 + 24
+
+// room is what a superbatch may take: of the disk the budget, or a quarter of what is free; of the
+// memory an eighth of that.
+func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
+	at := int64(1) // superbatches there are at one time
+	if t.e.Config.SuperbatchOverlap {
+		at = 2
+	}
+	if r.disk = t.e.Config.SuperbatchDisk / at; r.disk > 0 {
+		r.limit = r.disk
+	} else {
+		var s unix.Statfs_t
+		if err := unix.Statfs(dir, &s); err != nil {
+			return r, errs.New(errs.Usage,
+				"the folder %s for the samples of a superbatch: %w; give another with %v", dir, err,
+				errs.Key("superbatch-dir"))
+		}
+		r.disk = int64(s.Bavail) * int64(s.Bsize) / 4 / at
+	}
+	avail, err := hostmem.AvailableBytes()
+	r.memory = avail / 8 / at
+	return r, err
+}
+
+// batches is how many mini-batches like the first that a superbatch's files hold go into the room,
+// at most all of a pass.
+func (r superbatchRoom) batches(f *samples.Files, all int) int {
+	disk := r.disk / max(f.Bytes()+f.Bytes()/8, 1) // mini-batches differ a little
+	memory := r.memory / max(int64(f.Rows(0))*inspectBytes, 1)
+	return int(max(min(disk, memory, int64(all)), 1))
+}
+
+// fill reads the rows that a superbatch begins with.
+func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
+	if len(x.changes.Fill) == 0 {
+		return nil
+	}
+	begin := time.Now()
+	gpu := t.tier.Config().GPUSlots
+	var rows [2][]int64
+	var slots [2][]int32
+	for _, m := range x.changes.Fill {
+		tier, slot := 0, m.Slot
+		if int64(slot) >= gpu {
+			tier, slot = 1, slot-int32(gpu)
+		}
+		rows[tier] = append(rows[tier], x.changes.First[m.At])
+		slots[tier] = append(slots[tier], slot)
+	}
+	for i, to := range []cache.Tier{cache.GPU, cache.CPU} {
+		name := "fill gpu cache"
+		if to == cache.CPU {
+			name = "fill cpu cache"
+		}
+		took, err := t.e.store.fillSlots(ctx, rows[i], slots[i], t.tier.Buffer(to), name)
+		s := &x.p.stats
+		s.BytesSSD += took.Bytes
+		s.Commands += took.Commands
+		s.Retries += took.Retries
+		s.Timeouts += took.Timeouts
+		s.RowsLoaded += int64(len(rows[i]))
+		if err != nil {
+			return err
+		}
+	}
+	x.changes.Fill, x.changes.First = nil, nil
+	t.e.trace.run("fill tiers", begin)
+	t.mu.Lock()
+	t.info.FillSeconds += time.Since(begin).Seconds()
+	t.mu.Unlock()
+	return nil
+}
+
+// restore brings a mini-batch of the superbatch back.
+func (x *superbatchPlan) restore(op context.Context, s *slot, i int) (err error) {
+	e := x.tiers.e
+	if s.rows, err = x.files.Read(i-x.first, s.rows); err != nil {
+		return err
+	}
+	if s.adj, err = x.files.Adj(i-x.first, s.adj); err != nil {
+		return err
+	}
+	return x.p.sampler.Restore(op, e.Stream, s.mb, x.p.epoch, i, s.rows, s.adj, x.stage)
+}
+
+// plannedStages are the stages of a walk over planned tiers:
+//
+//	restore ──work──▶ place, submit ──slot──▶ complete, gather, change ──slot──▶ train
+type plannedStages struct {
+	*plannedTiers
+	w         *walk
+	submitted chan *slot
+}
+
+func (t *plannedTiers) begin(w *walk) stages {
+	return &plannedStages{t, w, make(chan *slot, w.most)}
+}
+
+// room grows the feature tensor for the rows of the next part, as over static tiers.
+func (a *plannedStages) room(s *slot, rows int64) error { return a.w.grow(s, rows) }
+
+// admit finds the rows of what the sampler hands on, and hands on the batches whose reads are all
+// out.
+func (a *plannedStages) admit(ctx context.Context, parts <-chan work) error {
+	defer close(a.submitted)
+	for w := range parts {
+		if ctx.Err() != nil {
+			continue
+		}
+		if err := a.lookup(ctx, w); err != nil {
+			return err
+		}
+		if w.last {
+			a.submitted <- w.s
+		}
+	}
+	return nil
+}
+
+// lookup runs L and I for a part.
+func (a *plannedStages) lookup(ctx context.Context, w work) error {
+	e, p, s := a.e, a.w.p, w.s
+	if !e.turn.take(ctx) {
+		return nil
+	}
+	defer e.turn.end()
+	if w.count == 0 {
+		return nil
+	}
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	if s.used == 0 {
+		if err := e.rec.begin(p, s.index); err != nil {
+			return err
+		}
+	}
+	if err := e.rec.part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
+	g := &s.segs[s.used]
+	s.used++
+	g.begin(w)
+	begin, from := e.trace.now(), time.Now()
+	to := w.first + w.count
+	l := g.places
+	if l == nil { // of a slot that is younger than the tiers
+		l = &cache.Places{}
+		g.places = l
+	}
+	slots := p.sampled.changes.Slots(s.index - p.sampled.first)
+	err := a.tier.Place(l, s.rows[w.first:to], slots[w.first:to], w.first)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
+	p.clock.lookedUp(time.Since(from))
+	g.ngpu, g.ncpu, g.nmiss, g.moved = l.NGPU, l.NCPU, l.NMiss, l.NGPU+l.NCPU
+	e.trace.op(report.TrackLookup, plan.OperatorName("L", w.hop), begin, p, s.index, w.count)
+	if g.nmiss == 0 {
+		return nil
+	}
+	rd, end := e.ReadContext(ctx)
+	defer end()
+	g.submitted = time.Now()
+	if g.pending, err = e.store.reader.Submit(rd, &gpuio.ReadSet{
+		Rows: l.MissRow, Pos: l.MissPos, SSDOffset: l.SSDOffset,
+		Dst: s.x, DstStride: e.RowBytes, DstBytes: to * e.RowBytes,
+	}); err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, readError(err))
+	}
+	e.trace.read(g.nmiss)
+	if e.plan.Serial {
+		return a.w.wait(rd, s, g)
+	}
+	return nil
+}
+
+// deliver waits for the reads of one batch after the other, and has its rows gathered and the tiers
+// changed.
+func (a *plannedStages) deliver(ctx context.Context, ready chan<- *slot) error {
+	for s := range a.submitted {
+		if ctx.Err() != nil {
+			continue
+		}
+		if err := a.complete(ctx, s); err != nil {
+			return err
+		}
+		ready <- s
+	}
+	return nil
+}
+
+// complete runs C and G for a batch.
+func (a *plannedStages) complete(ctx context.Context, s *slot) error {
+	e, p := a.e, a.w.p
+	rd, end := e.ReadContext(ctx)
+	defer end()
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	for i := range s.segs[:s.used] {
+		if g := &s.segs[i]; g.pending != nil {
+			if err := a.w.wait(rd, s, g); err != nil {
+				return err
+			}
+		}
+	}
+	err := a.gather(s, p.sampled)
+	if err == nil {
+		err = s.ready.Synchronize(op)
+	}
+	if err != nil {
+		return fmt.Errorf("batch %d: gather: %w", s.index, err)
+	}
+	return e.trace.gathers(p, s)
+}
+
+// gather enqueues a batch's gathers and behind them the changes of the tiers.
+func (a *plannedStages) gather(s *slot, x *superbatchPlan) error {
+	e := a.e
+	for i := range s.segs[:s.used] {
+		g := &s.segs[i]
+		err := e.trace.mark(e.gatherS, g.gatherFrom)
+		if err == nil {
+			err = a.tier.Gather(e.gatherS, g.places, s.x.Ptr(), e.RowBytes)
+		}
+		if err == nil {
+			err = e.trace.mark(e.gatherS, g.gatherTo)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	index := s.index - x.first
+	moves, demotions := x.changes.Moves(index), x.changes.Demotions(index)
+	if len(moves)+len(demotions) > 0 {
+		g := &s.segs[0]
+		if err := a.tier.Prepare(g.places, moves, demotions); err != nil {
+			return err
+		}
+		if err := a.tier.Apply(e.gatherS, g.places, s.x.Ptr(), e.RowBytes,
+			int64(len(s.rows))); err != nil {
+			return err
+		}
+		g.inserted = int64(len(moves))
+	}
+	return e.gatherS.Record(s.ready)
+}
+
+func (a *plannedStages) release(*slot) {}
+
+// drain has nothing to do: the reads are those of the slots.
+func (t *plannedTiers) drain(context.Context) error { return nil }
+
+func (t *plannedTiers) settle() error { return nil }
+
+func (t *plannedTiers) lookahead() int { return 0 }
+
+// forget is called after a walk that failed: nobody knows which changes were made.
+func (t *plannedTiers) forget() { t.lost = errors.Join(t.lost, t.drop()) }
+
+func (t *plannedTiers) credit(x cuda.Growable) error {
+	s, err := t.e.newSlot()
+	if err == nil {
+		s.x = x
+	}
+	return err
+}
+
+func (t *plannedTiers) gpuBytes() int64 { return t.e.tiers.GPURows * t.e.RowBytes }
+
+func (t *plannedTiers) cpuBytes() int64 { return t.e.tiers.CPURows * t.e.RowBytes }
+
+func (t *plannedTiers) batchBytes(int64) (bytes, samples int64) {
+	return 0, int64(t.e.plan.Credits) + 1
+}
+
+func (t *plannedTiers) describe(r *report.RunInfo) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	info := t.info
+	r.Superbatch = &info
+}
+
+func (t *plannedTiers) record(h *trace.Header) cache.Placement {
+	h.GPULines, h.RowsPerLine = t.e.tiers.GPURows, 1
+	return cache.Placement{}
+}
+
+func (t *plannedTiers) sampling() time.Duration {
+	if t.stream == nil {
+		return t.sampled
+	}
+	return t.sampled + t.stream.Busy()
+}
