@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
-	"helios/cache/policy"
 	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
@@ -239,7 +238,7 @@ func TestDocumentsListRegistries(t *testing.T) {
 		"`--mode`":    plan.ModeNames(),
 		"`--model`":   gnn.Archs(),
 		"format":      formats,
-		"`--policy`":  append([]string{plan.PolicyStatic}, policy.Online()...),
+		"`--policy`":  plan.Policies,
 		"`--sampler`": graph.MethodNames(),
 		"stack":       gpuio.StackNames(nil),
 		"pipeline":    plan.PipelineNames(nil),
