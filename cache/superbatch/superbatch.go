@@ -53,10 +53,10 @@ func (m Memory) Read(batch int, _ []int64) ([]int64, error) { return m[batch], n
 // Config is of a cache.
 type Config struct {
 	Slots int64 // rows that it holds, below 2^31
-	// GPU is how many of the slots, the first ones, are in GPU memory; the others are in CPU memory.
-	// Which rows the two hold together does not depend on it. Of the rows that stay, those that the
-	// mini-batch has and those that the GPU tier had compete for the GPU tier, and the ones that are
-	// accessed next have it; see Changes.Demotions.
+	// GPU is how many of the slots, the first ones, are in GPU memory; the others are in CPU
+	// memory. Which rows the two hold together does not depend on it. Of the rows that stay, those
+	// that the mini-batch has and those that the GPU tier had compete for the GPU tier, and the
+	// ones that are accessed next have it; see Changes.Demotions.
 	GPU int64
 	// Before is what an earlier superbatch has left in a cache of as many slots; nil: nothing.
 	Before *State
