@@ -312,7 +312,8 @@ func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
 	c := t.tier.Config()
 	x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
 		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before,
-		Fill: t.e.Config.SuperbatchFill, Keep: !t.e.Config.SuperbatchFill, Workers: runtime.GOMAXPROCS(0),
+		Fill: t.e.Config.SuperbatchFill, Keep: !t.e.Config.SuperbatchFill,
+		Workers: runtime.GOMAXPROCS(0),
 	})
 	return err
 }
