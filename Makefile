@@ -39,7 +39,7 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-faults test-vm test-gpu-pack clean
+.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-ptx test-faults test-vm test-gpu-pack clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
@@ -112,6 +112,14 @@ test-shim:
 TABLE ?=
 test-litmus:
 	$(GO) run ./tools/litmus run $(TABLE)
+
+# The committed PTX of every kernel, run by cuda/ptxrun behind the fake libcuda in the differential
+# tests, and mutants of it, in which one instruction is changed: fails where a kernel was not executed,
+# where a test fails, or where too few mutants are noticed (docs/architecture/testing.md). Needs a C++
+# compiler. PTX_FLAGS: "-per 5 -survivors" for five mutants of each kernel and the list of survivors.
+PTX_FLAGS ?= -per 1 -bar 0.7
+test-ptx:
+	nice -n 5 $(GO) run ./tools/ptxmutants $(PTX_FLAGS)
 
 # The fault table: every entry of docs/FAULTS.md against every stack, in virtual time and on the wall's
 # clock, and FAULT_SCRIPTS random scripts; a script is replayed with FAULT_SEED. Ends with a line of counts.

@@ -127,6 +127,8 @@ var onGPUToo = []struct {
 	{"unit chaos", false, TestUnitChaos},
 	{"sync faults surface", true, TestSyncFaultsSurface},
 	{"sync limit", true, TestSyncLimit},
+	{"sync random", false, TestSyncRandom},
+	{"sync in turn", false, TestSyncSetsInTurn},
 	{"faults recovered", false, TestFaultsRecovered},
 	{"abort is vain", false, TestAbortDoesNothing},
 	{"chaos", false, TestChaos},

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"helios/cuda/ptxmutant"
+)
+
+// Every job names tests that there are.
+func TestJobsNameTests(t *testing.T) {
+	for _, j := range jobs {
+		files, err := filepath.Glob(filepath.Join("../..", j.pkg, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v, %v", j.pkg, files, err)
+		}
+		first, _, _ := strings.Cut(j.run, "/")
+		run := regexp.MustCompile(first)
+		found := false
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
+				found = found || run.Match(m[1])
+			}
+		}
+		if !found {
+			t.Errorf("%s: the package has no such test", j)
+		}
+	}
+}
+
+// The score is of the executed; below the bar the tool fails.
+func TestScore(t *testing.T) {
+	order := ptxmutant.Mutant{Kernel: "b", Class: ptxmutant.Order, OrderOnly: true}
+	ends := []verdict{
+		{Mutant: ptxmutant.Mutant{Kernel: "a"}, End: noticed},
+		{Mutant: ptxmutant.Mutant{Kernel: "a"}, End: noticed},
+		{Mutant: ptxmutant.Mutant{Kernel: "a"}, End: survived, Why: "changed"},
+		{Mutant: order, End: survived, Why: "order only"},
+		{Mutant: order, End: notExecuted},
+	}
+	if got := count(ends); got != (tally{5, 4, 2, 1, 0}) || got.score() != 0.5 {
+		t.Errorf("%+v, score %v", got, got.score())
+	}
+	if err := report(ends, 0.5, true); err != nil {
+		t.Error(err)
+	}
+	if err := report(ends, 0.51, false); err == nil {
+		t.Error("a score of 0.5 passed a bar of 0.51")
+	}
+	if err := report(nil, 0.1, false); err == nil {
+		t.Error("no mutants passed a bar")
+	}
+}
+
+func TestNoticedBy(t *testing.T) {
+	for want, r := range map[string]result{
+		"did not end":   {late: true, said: "x"},
+		"wild address":  {said: "… CUDA_ERROR_ILLEGAL_ADDRESS (700) …"},
+		"launch failed": {said: "CUDA_ERROR_LAUNCH_FAILED (719)"},
+		"other results": {said: "buffer \"rows\" differs"},
+	} {
+		if got := noticedBy(r, nil); got != want {
+			t.Errorf("%+v: %q, want %q", r, got, want)
+		}
+	}
+	if got := noticedBy(result{said: "more than MaxInstructions, 5: LAUNCH_FAILED"}, nil); got !=
+		"did not end" {
+		t.Error(got)
+	}
+}
