@@ -35,6 +35,8 @@ type Executed struct {
 	Most         int64   // instructions of one launch
 	NS           int64   // in the interpreter
 	Counts       []int64 // by index of the instruction
+	Compared     int64   // of a plant: see ptxrun.Stats
+	Differed     int64
 }
 
 // add takes a launch, or another process's, in.
@@ -44,6 +46,8 @@ func (e *Executed) add(o Executed) {
 	e.Lanes += o.Lanes
 	e.Most = max(e.Most, o.Most)
 	e.NS += o.NS
+	e.Compared += o.Compared
+	e.Differed += o.Differed
 	if e.Counts == nil {
 		e.Counts = make([]int64, len(o.Counts))
 	}

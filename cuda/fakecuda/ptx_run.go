@@ -116,7 +116,7 @@ func (in *interpreter) run(l *Launch) error {
 	executedMu.Lock()
 	sum := executedAll[k.Name]
 	sum.add(Executed{1, stats.Instructions, stats.Lanes, stats.Instructions,
-		time.Since(began).Nanoseconds(), stats.Executed})
+		time.Since(began).Nanoseconds(), stats.Executed, stats.Compared, stats.Differed})
 	executedAll[k.Name] = sum
 	executedMu.Unlock()
 	if err == nil {

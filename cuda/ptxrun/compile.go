@@ -76,6 +76,7 @@ type program struct {
 	insts        []inst
 	slots, preds int32
 	fills        []fill
+	shadow       *inst // of a mutation
 }
 
 // compiler makes a program of a source.
@@ -98,15 +99,18 @@ func compile(m *Module, s *source) (*program, error) {
 	c.prog = &program{insts: make([]inst, len(s.instrs)), slots: firstSlot, preds: firstPred}
 	flow := make([]flowOf, len(s.instrs))
 	for i := range s.instrs {
-		text := s.instrs[i]
-		c.in = &c.prog.insts[i]
-		*c.in = inst{line: int32(text.Line), guard: predTrue, meet: -1, target: -1,
-			d: sink, a: sink, b: sink, c: sink, e: sink, p: predSink, q: predTrue}
 		c.uses, c.defs = nil, nil
-		if err := c.instruction(text); err != nil {
-			return nil, fmt.Errorf("ptx line %d: kernel %s: %s: %w", text.Line, s.name, text, err)
+		if err := c.one(&c.prog.insts[i], s.instrs[i]); err != nil {
+			return nil, err
 		}
-		flow[i] = flowOf{uses: c.uses, defs: c.defs}
+		defs := c.defs
+		if w := s.shadow; w != nil && w.index == i {
+			if err := c.one(&w.in, w.text); err != nil {
+				return nil, err
+			}
+			c.prog.shadow = &w.in
+		}
+		flow[i] = flowOf{uses: c.uses, defs: defs}
 	}
 	if len(s.instrs) == 0 {
 		return nil, fmt.Errorf("ptx line %d: kernel %s has no instruction", s.line, s.name)
@@ -118,7 +122,21 @@ func compile(m *Module, s *source) (*program, error) {
 	}
 	c.prog.reconverge()
 	c.prog.shareSlots(flow)
+	if s.shadow != nil {
+		s.shadow.watch(c.prog)
+	}
 	return c.prog, nil
+}
+
+// one compiles an instruction.
+func (c *compiler) one(in *inst, text Instr) error {
+	c.in = in
+	*c.in = inst{line: int32(text.Line), guard: predTrue, meet: -1, target: -1,
+		d: sink, a: sink, b: sink, c: sink, e: sink, p: predSink, q: predTrue}
+	if err := c.instruction(text); err != nil {
+		return fmt.Errorf("ptx line %d: kernel %s: %s: %w", text.Line, c.src.name, text, err)
+	}
+	return nil
 }
 
 func (c *compiler) instruction(text Instr) error {

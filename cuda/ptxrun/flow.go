@@ -281,14 +281,19 @@ func (p *program) shareSlots(flow []flowOf) {
 		free = free[:len(free)-1]
 		active = append(active, busy{to[s], last[s]})
 	}
-	for i := range p.insts {
-		in := &p.insts[i]
+	move := func(in *inst) {
 		for _, f := range []*int32{&in.d, &in.a, &in.b, &in.c, &in.e} {
 			*f = to[*f]
 		}
 		for k := range in.list {
 			in.list[k] = to[in.list[k]]
 		}
+	}
+	for i := range p.insts {
+		move(&p.insts[i])
+	}
+	if p.shadow != nil {
+		move(p.shadow)
 	}
 	p.slots = next
 }

@@ -240,6 +240,7 @@ func (m *Module) WithMutation(kernel string, index int, mut Mutation) (*Module, 
 	}
 	s := *old
 	s.instrs = slices.Clone(old.instrs)
+	s.shadow = &shadow{index: index, text: old.instrs[index]}
 	s.instrs[index] = in
 	s.vars = maps.Clone(old.vars)
 	changed := *m
@@ -297,4 +298,8 @@ type Stats struct {
 	Instructions int64   // of warps: one for any number of lanes
 	Lanes        int64   // instructions times the lanes that ran them
 	Executed     []int64 // by index of the instruction: how many warps ran it
+	// Compared is how often a mutation's instruction ran that could be held against the one that
+	// was there: both only write registers, and read nothing that other threads change. Differed is
+	// 0 where they always wrote the same; they are compared until they do not.
+	Compared, Differed int64
 }

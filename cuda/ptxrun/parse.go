@@ -57,6 +57,7 @@ type source struct {
 	tables   map[string][]string // .branchtargets
 	instrs   []Instr
 	maxBlock int // threads by .maxntid; 0 where it does not say
+	shadow   *shadow
 }
 
 // family is a parameterised register declaration, .reg .b32 %r<10>.

@@ -33,6 +33,8 @@ type launch struct {
 	clock       func() uint64
 	next        atomic.Int64 // block
 	used        atomic.Int64 // instructions
+	compared    atomic.Int64 // runs of a mutation's instruction beside its shadow
+	differed    atomic.Int64
 	ctx         context.Context
 	stop        context.CancelCauseFunc
 
@@ -148,6 +150,7 @@ func (k *Kernel) Run(ctx context.Context, l Launch) (Stats, error) {
 		})
 	}
 	wg.Wait()
+	r.stats.Compared, r.stats.Differed = r.compared.Load(), r.differed.Load()
 	runtime.KeepAlive(k.module.data)
 	if cause := context.Cause(r.ctx); cause != nil {
 		if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {

@@ -35,7 +35,7 @@ import (
 // What a mutant may take, from what its job took without one.
 const (
 	slower       = 8
-	atLeast      = 4 * time.Second
+	atLeast      = 8 * time.Second
 	moreSteps    = 20 // instructions of one launch
 	stepsAtLeast = 1_000_000
 	baseLimit    = 2 * time.Minute
@@ -322,12 +322,23 @@ func choose(which *regexp.Regexp, per int, seed uint64) ([]ptxmutant.Mutant, err
 	return out, nil
 }
 
+// reached says that a test comes by a mutant's instruction. One whose guard holds for no lane is
+// not counted there, but the opposite of its guard holds: what is beside it tells.
+func reached(m ptxmutant.Mutant, counts []int64) bool {
+	i := m.Index
+	if m.Class == ptxmutant.Predicate && (i > 0 && counts[i-1] > 0 ||
+		i+1 < len(counts) && counts[i+1] > 0) {
+		return true
+	}
+	return counts[i] > 0
+}
+
 // try runs a mutant by the jobs that execute its instruction, until one notices.
 func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 	v := verdict{Mutant: m, End: notExecuted}
 	var of []base
 	for _, b := range bases {
-		if e, ok := b.executed[m.Kernel]; ok && e.Counts[m.Index] > 0 {
+		if e, ok := b.executed[m.Kernel]; ok && reached(m, e.Counts) {
 			of = append(of, b)
 		}
 	}
@@ -338,6 +349,7 @@ func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 		panic(err) // of numbers and texts
 	}
 	began := time.Now()
+	var compared, differed int64
 	for _, b := range of[:min(len(of), jobsAtMost)] {
 		v.End = survived
 		v.Jobs++
@@ -345,6 +357,8 @@ func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 			fakecuda.EnvPlant+"="+string(plant), fmt.Sprintf("%s=%d", fakecuda.EnvSteps,
 				stepsAtLeast+moreSteps*b.executed[m.Kernel].Most))
 		if err == nil && r.ok {
+			compared += r.executed[m.Kernel].Compared
+			differed += r.executed[m.Kernel].Differed
 			continue
 		}
 		v.End, v.Job, v.Why = noticed, b.String(), noticedBy(r, err)
@@ -352,12 +366,30 @@ func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 	}
 	v.TookS = time.Since(began).Seconds()
 	if v.End == survived {
-		v.Why = "changed"
-		if m.OrderOnly {
-			v.Why = "order only"
-		}
+		v.Why = survivorOf(m, compared, differed)
 	}
 	return v
+}
+
+// Classes of survivors.
+const (
+	orderOnly  = "order only"                  // which cuda/ptxrun cannot show
+	sameValues = "same values wherever it ran" // equivalent, or the inputs lack a case
+	lostValues = "other values, same results"  // which no result needs, or within the tolerance
+	sameEffect = "another effect, same results"
+)
+
+// survivorOf says why a mutant may have survived.
+func survivorOf(m ptxmutant.Mutant, compared, differed int64) string {
+	switch {
+	case m.OrderOnly:
+		return orderOnly
+	case differed > 0:
+		return lostValues
+	case compared > 0:
+		return sameValues
+	}
+	return sameEffect // of stores, branches, atomics, barriers
 }
 
 // noticedBy says how a failed run ended.

@@ -59,6 +59,34 @@ func TestScore(t *testing.T) {
 	}
 }
 
+// A guard that never holds is reached all the same, where what is beside it was.
+func TestReached(t *testing.T) {
+	counts := []int64{3, 0, 0, 0}
+	for i, want := range []bool{true, true, false, false} {
+		m := ptxmutant.Mutant{Index: i, Class: ptxmutant.Predicate}
+		if reached(m, counts) != want {
+			t.Errorf("guard of instruction %d: %v", i, !want)
+		}
+		if m.Class = ptxmutant.Operand; reached(m, counts) != (i == 0) {
+			t.Errorf("instruction %d: %v", i, i != 0)
+		}
+	}
+}
+
+func TestSurvivors(t *testing.T) {
+	for _, c := range []struct {
+		order              bool
+		compared, differed int64
+		want               string
+	}{{true, 0, 0, orderOnly}, {false, 5, 1, lostValues}, {false, 5, 0, sameValues},
+		{false, 0, 0, sameEffect}} {
+		if got := survivorOf(ptxmutant.Mutant{OrderOnly: c.order}, c.compared,
+			c.differed); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}
+
 func TestNoticedBy(t *testing.T) {
 	for want, r := range map[string]result{
 		"did not end":   {late: true, said: "x"},
