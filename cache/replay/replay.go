@@ -36,7 +36,8 @@ const (
 	// Oracle is Static by each pass's own counts: what perfect foresight of the pass would place.
 	Oracle = "oracle"
 	// Superbatch is MIN with bypass by mini-batch that knows a superbatch at a time (Ginex): those
-	// are sampled beforehand. The cache keeps its rows from one superbatch to the next.
+	// are sampled beforehand. The cache keeps its rows from one superbatch to the next. Where there
+	// is a CPU tier, it moves rows between both.
 	Superbatch = "superbatch"
 	// SuperbatchCold is Superbatch whose cache begins each superbatch empty, as the paper's does:
 	// its memory serves the neighbour cache while the next superbatch is sampled.
@@ -99,8 +100,8 @@ type Config struct {
 	// Superbatches are numbers of mini-batches that Superbatch and SuperbatchCold know at once;
 	// empty: DefaultSuperbatch. They lie in memory until they are played.
 	Superbatches []int
-	// of the constant CPU buffer, the hottest rows; static: those after the GPU tier's. -1: as the
-	// run
+	// of the CPU tier: a constant buffer of the hottest rows; static: of those after the GPU
+	// tier's; superbatch: of any, as it moves them between the tiers. -1: as the run
 	CPURows int64
 	Workers int    // 0: as many as there are CPUs
 	TempDir string // for the next accesses; empty: the system's
@@ -121,6 +122,8 @@ type Counts struct {
 	Inserted int64 `json:"inserted"`
 	Evicted  int64 `json:"evicted"`
 	Bypassed int64 `json:"bypassed"`
+	Promoted int64 `json:"promoted"` // lines that moved from the CPU tier to the GPU tier
+	Demoted  int64 `json:"demoted"`  // and from the GPU tier to the CPU tier
 }
 
 func (c *Counts) add(o Counts, sign int64) {
@@ -135,6 +138,8 @@ func (c *Counts) add(o Counts, sign int64) {
 	c.Inserted += sign * o.Inserted
 	c.Evicted += sign * o.Evicted
 	c.Bypassed += sign * o.Bypassed
+	c.Promoted += sign * o.Promoted
+	c.Demoted += sign * o.Demoted
 }
 
 // Pass is a pass's counts, or those of all.
@@ -292,15 +297,21 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 		}
 	}
 	wants := func(name string) bool { return slices.Contains(c.Policies, name) }
-	online := slices.DeleteFunc(slices.Clone(c.Policies),
-		func(s string) bool { return s == Static || s == Oracle })
+	// Superbatches have a CPU tier of their own; other policies of lines have a constant buffer.
+	planned := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool {
+		return s != Superbatch && s != SuperbatchCold
+	})
+	online := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool {
+		return s == Static || s == Oracle || slices.Contains(planned, s)
+	})
 
 	again := r.Totals().Resets > 0
 	hot, err := r.Hotness()
 	if err != nil {
 		return nil, err
 	}
-	if hot == nil && (wants(Static) || p.c.CPURows > 0 && p.c.CPURows != h.CPURows) {
+	if hot == nil && (wants(Static) ||
+		len(online) > 0 && p.c.CPURows > 0 && p.c.CPURows != h.CPURows) {
 		return nil, errs.New(errs.Usage,
 			"the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier for some of the rows",
 			r.Path())
@@ -331,14 +342,16 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 			}
 		}
 	}
-	if len(online) == 0 {
-		return p, nil
-	}
-	cpu, err := p.constant(hot)
-	if err != nil {
-		return nil, err
+	var cpu bitset
+	if len(online) > 0 {
+		if cpu, err = p.constant(hot); err != nil {
+			return nil, err
+		}
 	}
 	for _, bytes := range c.Lines {
+		if len(online)+len(planned) == 0 {
+			break
+		}
 		if bytes != LineRow && bytes < 1 {
 			return nil, errs.New(errs.Usage, "a line of %d bytes: give a size such as 4096, or row",
 				bytes)
@@ -347,51 +360,74 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 		if slices.ContainsFunc(p.views, func(v *view) bool { return v.lines == l }) {
 			continue
 		}
-		v := &view{lines: l, cpu: cpu, bytes: commandBytes(h, l)}
-		p.views = append(p.views, v)
-		number := len(p.views) - 1
-		seen := map[int64]bool{}
-		for _, s := range c.Sizes {
-			n := s.of(h, l)
-			if seen[n] {
-				continue
-			}
-			seen[n] = true
-			play := Play{LineBytes: l.LineBytes, RowsPerLine: l.RowsPerLine, Lines: n,
-				CPURows: p.c.CPURows}
-			best := &job{sim: newBelady(number, v, n), play: play, show: wants(Belady)}
-			best.play.Policy = Belady
-			p.jobs = append(p.jobs, best)
-			for _, name := range online {
-				if name == Belady {
-					continue
-				}
-				if name == Superbatch || name == SuperbatchCold {
-					v.union = true
-					for _, size := range distinctInts(p.c.Superbatches) {
-						j := &job{sim: &superbatches{ctx: ctx, view: number, v: v, slots: n,
-							size: size, cold: name == SuperbatchCold},
-							play: play, best: best, show: true}
-						j.play.Policy, j.play.Superbatch = name, size
-						p.jobs = append(p.jobs, j)
-					}
-					continue
-				}
-				for _, w := range distinctInts(p.c.Windows) {
-					d, err := policy.New(policy.Config{Policy: name, Slots: n, Seed: h.Seed})
-					if err != nil {
-						return nil, err
-					}
-					v.union = v.union || w > 0
-					j := &job{sim: &dynamic{d: d, view: number, v: v, window: w, again: again},
-						play: play, best: best, show: true}
-					j.play.Policy, j.play.Window = name, w
-					p.jobs = append(p.jobs, j)
-				}
-			}
+		if p.c.CPURows == 0 {
+			err = p.addLines(ctx, l, nil, online, planned)
+		} else {
+			err = errors.Join(p.addLines(ctx, l, cpu, online, nil),
+				p.addLines(ctx, l, nil, nil, planned))
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	return p, nil
+}
+
+// addLines adds the caches of lines in every size: policies that meet accesses as they come, behind
+// a constant buffer, and those that know a superbatch.
+func (p *plan) addLines(ctx context.Context, l cache.Lines, cpu bitset,
+	online, planned []string) error {
+	if len(online)+len(planned) == 0 {
+		return nil
+	}
+	h := p.h
+	v := &view{lines: l, cpu: cpu, bytes: commandBytes(h, l), union: len(planned) > 0}
+	p.views = append(p.views, v)
+	number := len(p.views) - 1
+	seen := map[int64]bool{}
+	for _, s := range p.c.Sizes {
+		n := s.of(h, l)
+		if seen[n] {
+			continue
+		}
+		seen[n] = true
+		slots := n
+		if len(planned) > 0 {
+			slots += min(p.c.CPURows/l.RowsPerLine, l.Count(h.Rows)-n)
+		}
+		play := Play{LineBytes: l.LineBytes, RowsPerLine: l.RowsPerLine, Lines: n,
+			CPURows: p.c.CPURows}
+		best := &job{sim: newBelady(number, v, slots), play: play,
+			show: slices.Contains(online, Belady)}
+		best.play.Policy = Belady
+		p.jobs = append(p.jobs, best)
+		for _, name := range p.c.Policies {
+			if slices.Contains(planned, name) {
+				for _, size := range distinctInts(p.c.Superbatches) {
+					j := &job{sim: &superbatches{ctx: ctx, view: number, v: v, gpu: n,
+						slots: slots, size: size, cold: name == SuperbatchCold},
+						play: play, best: best, show: true}
+					j.play.Policy, j.play.Superbatch = name, size
+					p.jobs = append(p.jobs, j)
+				}
+			}
+			if name == Belady || !slices.Contains(online, name) {
+				continue
+			}
+			for _, w := range distinctInts(p.c.Windows) {
+				d, err := policy.New(policy.Config{Policy: name, Slots: n, Seed: h.Seed})
+				if err != nil {
+					return err
+				}
+				v.union = v.union || w > 0
+				j := &job{sim: &dynamic{d: d, view: number, v: v, window: w,
+					again: p.r.Totals().Resets > 0}, play: play, best: best, show: true}
+				j.play.Policy, j.play.Window = name, w
+				p.jobs = append(p.jobs, j)
+			}
+		}
+	}
+	return nil
 }
 
 // distinctInts returns numbers in order, each once.

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"math"
 	"math/bits"
 	"math/rand/v2"
 	"path/filepath"
@@ -236,7 +237,12 @@ func TestRunAgainstDirect(t *testing.T) {
 				require.Equal(t, p.Total.Rows, p.Total.RowsGPU+p.Total.RowsCPU+p.Total.RowsSSD)
 				require.Zero(t, p.Total.GapPoints)
 			case SuperbatchCold:
-				reads, accesses := x.coldMin(l, p.Lines, p.Superbatch, cpu)
+				// Of both tiers together, and the hits of the GPU tier as if it were alone.
+				slots := p.Lines + min(cpuRows/p.RowsPerLine, l.Count(x.h.Rows)-p.Lines)
+				reads, accesses, hits := x.coldMin(l, slots, p.Superbatch)
+				_, _, gpu := x.coldMin(l, p.Lines, p.Superbatch)
+				require.Equal(t, []int64{gpu, hits - gpu},
+					[]int64{p.Total.RowsGPU, p.Total.RowsCPU}, "seed %d %+v", seed, p)
 				require.Equal(t, reads, p.Total.Reads,
 					"seed %d, superbatches of %d, %d lines of %d", seed, p.Superbatch, p.Lines,
 					p.LineBytes)
@@ -245,6 +251,9 @@ func TestRunAgainstDirect(t *testing.T) {
 			case Superbatch:
 				require.Equal(t, p.Total.Rows, p.Total.RowsGPU+p.Total.RowsCPU+p.Total.RowsSSD)
 				require.Equal(t, p.Total.Reads, p.Total.Inserted+p.Total.Bypassed)
+				kept := p.Total.Inserted - p.Total.Evicted
+				require.True(t, kept >= 0 && kept <= p.Lines+cpuRows, "%d of %+v", kept, p)
+				require.True(t, cpuRows > 0 || p.Total.Demoted == 0, "%+v", p)
 				warm[superbatches{p.Lines, p.LineBytes, int64(p.Superbatch)}] = p.Total.Reads
 			default:
 				require.Equal(t, x.direct(t, p.Policy, l, p.Lines, p.Window, cpu), got,
@@ -266,8 +275,8 @@ func TestRunAgainstDirect(t *testing.T) {
 }
 
 // coldMin is MIN with bypass by mini-batch, in superbatches that begin with nothing cached, with
-// lists that are sorted anew for each mini-batch.
-func (x run) coldMin(l cache.Lines, slots int64, size int, cpu []int64) (reads, accesses int64) {
+// lists that are sorted anew for each mini-batch. Of equals those stay that stand first.
+func (x run) coldMin(l cache.Lines, slots int64, size int) (reads, accesses, hits int64) {
 	for _, pass := range x.passesOf() {
 		for known := range slices.Chunk(pass, size) {
 			lines := make([][]int64, len(known))
@@ -276,32 +285,41 @@ func (x run) coldMin(l cache.Lines, slots int64, size int, cpu []int64) (reads, 
 				for _, p := range b.Parts {
 					rows = append(rows, p...)
 				}
-				lines[i] = distinct(l, rows, cpu)
+				lines[i] = distinct(l, rows, nil)
 				accesses += int64(len(lines[i]))
 			}
 			next := func(line int64, after int) int {
 				for i := after + 1; i < len(lines); i++ {
-					if slices.Contains(lines[i], line) {
-						return i
+					if at := slices.Index(lines[i], line); at >= 0 {
+						return i<<20 + at
 					}
 				}
-				return len(lines)
+				return math.MaxInt
 			}
 			var cached []int64
 			for i, batch := range lines {
+				for _, p := range known[i].Parts {
+					for _, row := range p {
+						if line, _ := l.Of(row); slices.Contains(cached, line) {
+							hits++
+						}
+					}
+				}
 				for _, line := range batch {
 					if !slices.Contains(cached, line) {
 						reads++
 						cached = append(cached, line)
 					}
 				}
-				slices.SortStableFunc(cached,
+				cached = slices.DeleteFunc(cached,
+					func(line int64) bool { return next(line, i) == math.MaxInt })
+				slices.SortFunc(cached,
 					func(a, b int64) int { return next(a, i) - next(b, i) })
 				cached = cached[:min(int64(len(cached)), slots)]
 			}
 		}
 	}
-	return reads, accesses
+	return reads, accesses, hits
 }
 
 // TestSuperbatchOptimum: a superbatch that is the whole trace, of mini-batches of one part, reads

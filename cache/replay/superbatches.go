@@ -14,12 +14,14 @@ type superbatches struct {
 	ctx    context.Context // of the replay
 	view   int
 	v      *view
-	slots  int64
-	size   int // mini-batches of a superbatch
+	gpu    int64 // slots of the GPU tier, the first ones
+	slots  int64 // of both tiers
+	size   int   // mini-batches of a superbatch
 	cold   bool
 	queue  []*batch
 	before *superbatch.State
 	filled []bool // slots that hold a line
+	holds  int64  // how many
 	err    error  // nothing is played after it
 }
 
@@ -43,16 +45,16 @@ func (s *superbatches) play() {
 		known[i] = b.seen[s.view].union
 	}
 	x, err := superbatch.Inspect(s.ctx, known,
-		superbatch.Config{Slots: s.slots, Before: s.before, Keep: !s.cold})
+		superbatch.Config{Slots: s.slots, GPU: s.gpu, Before: s.before, Keep: !s.cold})
 	if err != nil {
 		s.err = err
 		return
 	}
 	if s.filled == nil || s.cold {
-		s.filled = make([]bool, s.slots)
+		s.filled, s.holds = make([]bool, s.slots), 0
 	}
 	for i, b := range s.queue {
-		s.tally.batch(b.index, b.again, s.count(&b.seen[s.view], x.Slots(i), x.Moves(i)))
+		s.tally.batch(b.index, b.again, s.count(&b.seen[s.view], x, i))
 	}
 	if s.queue = s.queue[:0]; !s.cold {
 		s.before = &x.After
@@ -60,19 +62,22 @@ func (s *superbatches) play() {
 }
 
 // count counts what a mini-batch finds and what it changes.
-func (s *superbatches) count(seen *seen, slots []int32, moves []superbatch.Move) (c Counts) {
+func (s *superbatches) count(seen *seen, x *superbatch.Changes, batch int) (c Counts) {
+	slots, gpu := x.Slots(batch), int32(s.gpu)
 	for i := range seen.parts {
 		p := &seen.parts[i]
-		hits := int64(0)
+		c.RowsCPU += p.cpu
+		c.Rows += p.rows
 		for j, n := range p.counts {
-			if slots[p.at[j]] != superbatch.Miss {
-				hits += int64(n)
+			switch slot := slots[p.at[j]]; {
+			case slot == superbatch.Miss:
+				c.RowsSSD += int64(n)
+			case slot < gpu:
+				c.RowsGPU += int64(n)
+			default:
+				c.RowsCPU += int64(n)
 			}
 		}
-		c.RowsGPU += hits
-		c.RowsCPU += p.cpu
-		c.RowsSSD += p.rows - p.cpu - hits
-		c.Rows += p.rows
 	}
 	c.Accesses = int64(len(slots))
 	for _, slot := range slots {
@@ -81,15 +86,44 @@ func (s *superbatches) count(seen *seen, slots []int32, moves []superbatch.Move)
 		}
 	}
 	c.BytesSSD = c.Reads * s.v.bytes
-	c.Inserted = int64(len(moves))
-	c.Bypassed = c.Reads - c.Inserted
-	for _, m := range moves {
-		if s.filled[m.Slot] {
-			c.Evicted++
-		}
-		s.filled[m.Slot] = true
+	held := s.holds
+	for _, d := range x.Demotions(batch) {
+		s.fills(d.From, false)
+		c.Demoted++
 	}
+	for _, m := range x.Moves(batch) {
+		switch from := slots[m.At]; {
+		case from == superbatch.Miss:
+			c.Inserted++
+		case from < gpu:
+			s.fills(from, false)
+			c.Demoted++
+		default:
+			s.fills(from, false)
+			c.Promoted++
+		}
+	}
+	for _, d := range x.Demotions(batch) {
+		s.fills(d.To, true)
+	}
+	for _, m := range x.Moves(batch) {
+		s.fills(m.Slot, true)
+	}
+	c.Evicted = held + c.Inserted - s.holds
+	c.Bypassed = c.Reads - c.Inserted
 	return c
+}
+
+// fills notes that a slot holds a line, or holds none.
+func (s *superbatches) fills(slot int32, line bool) {
+	if s.filled[slot] == line {
+		return
+	}
+	if s.filled[slot] = line; line {
+		s.holds++
+	} else {
+		s.holds--
+	}
 }
 
 func (s *superbatches) passEnds() {

@@ -51,7 +51,7 @@ func cacheReplayCommand() *cli.Command {
 			Usage:       "mini-batches `N[,N…]` whose rows policy superbatch knows at once"},
 			func(a *replayArgs) *[]int { return &a.superbatches }, parseSuperbatches),
 		hcli.Budget(&cli.StringFlag{Name: "cpu-cache", DefaultText: "the run's",
-			Usage: "constant CPU buffer of the hottest rows, a `SIZE` or share; static: rows after those in the GPU tier"},
+			Usage: "constant CPU buffer of the hottest rows, a `SIZE` or share; static: rows after those in the GPU tier; superbatch: a tier that it moves rows to and from"},
 			func(a *replayArgs) *units.Budget { return &a.cpuCache }),
 		hcli.Bool(&cli.BoolFlag{Name: "check",
 			Usage: "hold a replay of the run's own cache against its counters, and play others only where flags about them are given"},
@@ -358,6 +358,9 @@ func lineText(p replay.Play) string {
 
 func (y *replayer) show(res *replay.Result, out *results) {
 	var rows [][]string
+	moved := slices.ContainsFunc(res.Plays, func(p replay.Play) bool {
+		return p.Total.Promoted+p.Total.Demoted > 0
+	})
 	row := func(p replay.Play, x replay.Pass) []string {
 		cells := []string{p.Policy, lookAheadText(p), lineText(p),
 			fmt.Sprintf("%.3g %%", 100*p.Share), strconv.FormatInt(p.Lines, 10)}
@@ -372,8 +375,13 @@ func (y *replayer) show(res *replay.Result, out *results) {
 		if p.MetadataBytes > 0 {
 			metadata = fmt.Sprintf("%.1f", float64(p.MetadataBytes)/float64(max(p.Lines, 1)))
 		}
-		return append(cells, fmt.Sprintf("%.2f %%", 100*x.HitRatio),
-			fmt.Sprintf("%.2f %%", 100*x.GPUHitRatio), units.FormatBytes(x.BytesSSD),
+		cells = append(cells, fmt.Sprintf("%.2f %%", 100*x.HitRatio),
+			fmt.Sprintf("%.2f %%", 100*x.GPUHitRatio))
+		if moved {
+			cells = append(cells, strconv.FormatInt(x.Promoted, 10),
+				strconv.FormatInt(x.Demoted, 10))
+		}
+		return append(cells, units.FormatBytes(x.BytesSSD),
 			fmt.Sprintf("%.2f", x.GapPoints), fmt.Sprintf("%.3f", x.ReadsOverOptimum), metadata)
 	}
 	for _, p := range res.Plays {
@@ -389,13 +397,17 @@ func (y *replayer) show(res *replay.Result, out *results) {
 	if y.passes {
 		header = append(header, "pass")
 	}
-	y.ui.Table(append(header, "hits", "in GPU", "from SSDs", "gap (points)", "reads/optimum",
+	header = append(header, "hits", "in GPU")
+	if moved {
+		header = append(header, "CPU→GPU", "GPU→CPU")
+	}
+	y.ui.Table(append(header, "from SSDs", "gap (points)", "reads/optimum",
 		"metadata B/line"), rows)
 	for _, text := range gapNotes(res) {
 		y.ui.Printf("%s", text)
 	}
 	if res.CPURows > 0 {
-		y.ui.Printf("constant CPU buffer: %d rows (%s)", res.CPURows,
+		y.ui.Printf("CPU tier: %d rows (%s)", res.CPURows,
 			units.FormatBytes(res.CPURows*res.Header.RowBytes))
 	}
 	out.event("result", map[string]any{"trace": res.Trace, "header": res.Header,
@@ -404,7 +416,7 @@ func (y *replayer) show(res *replay.Result, out *results) {
 
 // gapNotes say what the gaps are from, by what was played.
 func gapNotes(res *replay.Result) (notes []string) {
-	still, moving, several := false, false, false
+	still, moving, several, planned := false, false, false, false
 	for _, p := range res.Plays {
 		if p.Policy == replay.Static || p.Policy == replay.Oracle {
 			still = true
@@ -412,10 +424,15 @@ func gapNotes(res *replay.Result) (notes []string) {
 		}
 		moving = true
 		several = several || p.RowsPerLine > 1
+		planned = planned || p.Superbatch > 0
 	}
 	if moving {
 		notes = append(notes,
 			"gap and reads/optimum of policies whose lines come and go: from belady of the same size, which begins empty, as they do")
+	}
+	if planned && res.CPURows > 0 {
+		notes = append(notes,
+			"superbatch moves lines between the GPU and the CPU tier: its optimum is belady of both sizes together; others have a constant CPU buffer")
 	}
 	if several {
 		notes = append(notes,
@@ -439,7 +456,7 @@ func replayCSV(w io.Writer, res *replay.Result) error {
 		"rows_gpu", "rows_cpu", "rows_ssd", "accesses", "reads", "bytes_ssd", "inserted", "evicted",
 		"bypassed",
 		"hit_ratio", "gpu_hit_ratio", "optimum_hit_ratio", "gap_points", "reads_over_optimum",
-		"metadata_bytes", "superbatch"}}
+		"metadata_bytes", "superbatch", "promoted", "demoted"}}
 	for _, p := range res.Plays {
 		for _, x := range append(slices.Clone(p.Passes), p.Total) {
 			row := []string{p.Policy, strconv.Itoa(p.Window)}
@@ -460,7 +477,8 @@ func replayCSV(w io.Writer, res *replay.Result) error {
 				row = append(row, number(f))
 			}
 			rows = append(rows, append(row, strconv.FormatInt(p.MetadataBytes, 10),
-				strconv.Itoa(p.Superbatch)))
+				strconv.Itoa(p.Superbatch), strconv.FormatInt(x.Promoted, 10),
+				strconv.FormatInt(x.Demoted, 10)))
 		}
 	}
 	return out.WriteAll(rows)
