@@ -54,7 +54,8 @@ func compareCommand() *cli.Command {
 		hcli.In(run, comparedOptions()),
 		hcli.Options[compareArgs]{
 			hcli.List(&cli.StringFlag{Name: "modes", Value: strings.Join(plan.ModeNames(), ","),
-				Usage: "data paths to compare `MODE,…`; the first is what the others are told relative to"},
+				Usage: "data paths to compare `MODE,…`, or baselines of papers (" +
+					strings.Join(baselineNames(), ", ") + "); the first is what the others are told relative to"},
 				func(a *compareArgs) *[]string { return &a.modes }),
 			hcli.Text(&cli.StringFlag{Name: "variants",
 				Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
@@ -128,7 +129,30 @@ type variant struct {
 
 // ofTiers are the flags about tiers that not every mode has: a mode takes those of its
 // TierOptions over from the flags for all.
-var ofTiers = []string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window"}
+var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window"},
+	plan.SuperbatchOptions...)
+
+// baselineNames are the names that --modes takes beside those of modes.
+func baselineNames() (names []string) {
+	for _, b := range plan.Baselines() {
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+// ofMode are the flags of a mode or a baseline.
+func ofMode(name string) []string {
+	for _, b := range plan.Baselines() {
+		if b.Name == name {
+			flags := []string{"--mode", b.Mode}
+			for _, o := range b.Options {
+				flags = append(flags, "--"+o[0], o[1])
+			}
+			return flags
+		}
+	}
+	return []string{"--mode", name}
+}
 
 // sharedFlags decide what all runs work on, which is opened once.
 var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels", "ssds", "sq"}
@@ -160,7 +184,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 	}
 	if asked := c.given(&c.modes) != ""; asked || c.variants == "" {
 		for _, m := range c.modes {
-			if err := add(m, !asked, "--mode", m); err != nil {
+			if err := add(m, !asked, ofMode(m)...); err != nil {
 				return nil, err
 			}
 		}
@@ -200,6 +224,13 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 	// else the flag refuses it
 	if mode, err := plan.ModeOf(cmp.Or(name, plan.DefaultMode)); err == nil {
 		tiers = mode.TierOptions()
+		policy, is := own.get("policy")
+		if !is && slices.Contains(tiers, "policy") && c.c.IsSet("policy") {
+			policy = fmt.Sprint(c.c.Value("policy"))
+		}
+		if (plan.Config{Policy: policy}).Planned() {
+			tiers = append(tiers, plan.SuperbatchOptions...)
+		}
 	}
 	options := slices.Concat(modelOptions(), dataOptions())
 	cfg := plan.Config{Epochs: comparedEpochs, NoEval: true}

@@ -13,6 +13,21 @@ import (
 	"helios/sched/plan"
 )
 
+// Ginex beside the baselines of its paper: flags of superbatches go to what has them.
+func TestCompareSuperbatches(t *testing.T) {
+	loaded(t, 2)
+	out := ok(t, "compare", "g", "--modes", "ginex,pyg+,ali+pg", "--variants",
+		"known=--policy belady --gpu-cache 5%", "--superbatch", "2", "--repeats", "1", "--fanout",
+		"5,5", "--batch-size", "256", "--hidden", "16", "--epochs", "1", "--json", "--quiet")
+	got := lines(t, out)
+	require.Len(t, got, 5)
+	for i, want := range []any{"ginex", "mmap", "cpu", "helios"} {
+		require.Equal(t, want, got[i]["mode"])
+		require.Equal(t, got[0]["params_sha256"], got[i]["params_sha256"])
+	}
+	require.Less(t, got[0]["rows_ssd"], got[2]["rows_ssd"])
+}
+
 // Variants train in turns from the same seed: each run is told, losses agree, and the files are
 // whole.
 func TestCompare(t *testing.T) {

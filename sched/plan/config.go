@@ -54,6 +54,10 @@ const (
 // bypass, Belady 1966): these are sampled before the first of them trains.
 const PolicyBelady = policy.Belady
 
+// SuperbatchOptions are the keys of the options that mean something under PolicyBelady alone.
+var SuperbatchOptions = []string{"superbatch", "superbatch-overlap", "superbatch-dir",
+	"superbatch-disk"}
+
 // LineRow as Config.CacheLine: a line of a dynamic tier is a row.
 const LineRow = -1
 
@@ -663,17 +667,12 @@ func (c Config) checkCache() error {
 
 // checkSuperbatch refuses what only tiers that know the future have, and what they can't have.
 func (c Config) checkSuperbatch() error {
-	for _, o := range []struct {
-		key   string
-		given bool
-	}{
-		{"superbatch", c.Superbatch != 0}, {"superbatch-overlap", c.SuperbatchOverlap},
-		{"superbatch-dir", c.SuperbatchDir != ""}, {"superbatch-disk", c.SuperbatchDisk != 0},
-	} {
-		if o.given && !c.Planned() {
+	for i, given := range []bool{c.Superbatch != 0, c.SuperbatchOverlap, c.SuperbatchDir != "",
+		c.SuperbatchDisk != 0} {
+		if given && !c.Planned() {
 			return errs.New(errs.Usage,
 				"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
-				errs.Key(o.key), errs.Key("policy"), PolicyBelady)
+				errs.Key(SuperbatchOptions[i]), errs.Key("policy"), PolicyBelady)
 		}
 	}
 	switch {

@@ -31,6 +31,26 @@ type Mode struct {
 	Fill func(c *Config)
 	// Check refuses what this mode lacks; c is filled. Nil: it lacks nothing.
 	Check func(c Config) error
+	// Baselines are data paths of papers' comparisons that are this mode with other parts.
+	Baselines []Baseline
+}
+
+// Baseline is a data path that a paper compares its own with: a mode's with some options.
+type Baseline struct {
+	Name    string
+	Mode    string      // whose it is
+	Options [][2]string // key and value
+}
+
+// Baselines returns those of all modes.
+func Baselines() (all []Baseline) {
+	for _, m := range modes {
+		for _, b := range m.Baselines {
+			b.Mode = m.Name
+			all = append(all, b)
+		}
+	}
+	return all
 }
 
 var modes []*Mode
@@ -103,6 +123,9 @@ func (m *Mode) TierOptions() (keys []string) {
 	}
 	if m.HasCPUTier() {
 		keys = append(keys, "cpu-cache")
+	}
+	if m.Defaults().Planned() {
+		keys = append(keys, SuperbatchOptions...)
 	}
 	return keys
 }

@@ -14,4 +14,10 @@ var _ = registerMode(Mode{
 		orText(&c.IOStack, gpuio.StackCPU)
 		orText(&c.Pipeline, PipelinePrefetch)
 	},
+	Baselines: []Baseline{
+		// AliGraph's cache of neighbour lists, and PaGraph's of features, which are those of the
+		// nodes of the highest out-degree (Park et al., VLDB 2022, section 5.1)
+		{Name: "ali+pg", Options: [][2]string{{"topology", TopologySSD},
+			{"hotness", HotnessOutDegree}}},
+	},
 })

@@ -13,4 +13,8 @@ var _ = registerMode(Mode{
 		orText(&c.IOStack, gpuio.StackMmap)
 		orText(&c.Pipeline, PipelinePrefetch)
 	},
+	Baselines: []Baseline{
+		// maps the topology, too (Park et al., VLDB 2022, section 5.1)
+		{Name: "pyg+", Options: [][2]string{{"topology", TopologySSD}}},
+	},
 })

@@ -37,7 +37,7 @@ func TestModeDefaults(t *testing.T) {
 		"cpu": {"cpu", "prefetch", "static", "presample", 0, 0, 0, false, 10,
 			[]string{"cpu-cache"}},
 		"ginex": {"cpu", "prefetch", "belady", "presample", 0, 0, 0, false, 10,
-			[]string{"cpu-cache"}},
+			append([]string{"cpu-cache"}, SuperbatchOptions...)},
 		"mmap":  {"mmap", "prefetch", "static", "presample", 0, 0, 0, false, 0, nil},
 		"inmem": {"async", "deep", "static", "presample", 0, 0, 0, true, 0, []string{"gpu-cache"}},
 	}
@@ -95,4 +95,20 @@ func TestPolicyWithoutATier(t *testing.T) {
 	require.NoError(t, Config{Mode: ModeHelios, Policy: "lru"}.Check())
 	require.ErrorContains(t, Config{Presample: 2, Hotness: HotnessDegree}.Check(),
 		"counts no epochs")
+}
+
+// A baseline has a name of its own.
+func TestBaselines(t *testing.T) {
+	seen := map[string]bool{}
+	for _, name := range ModeNames() {
+		seen[name] = true
+	}
+	require.NotEmpty(t, Baselines())
+	for _, b := range Baselines() {
+		require.False(t, seen[b.Name], b.Name)
+		seen[b.Name] = true
+		_, err := ModeOf(b.Mode)
+		require.NoError(t, err)
+		require.NotEmpty(t, b.Options, b.Name)
+	}
 }

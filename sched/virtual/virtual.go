@@ -32,10 +32,10 @@ const modelledTransfer = 128 << 10
 const directAlign = 4096
 
 // Run plays cfg's run on the virtual clock: the same plan over the same batches, sampled for real
-// and looked up in the real caches on in's device, while durations come from hw. No features are
-// read and nothing is computed, so in needs no SSDs. Equal arguments give equal results. Not
-// modelled: errors and retries, hits of mmap's page cache (each row is a fault), the CPU's own work
-// between operators, the test pass, checkpoints.
+// and looked up in the real caches on in's device, while durations come from hw. The topology is in
+// memory where cfg names none. No features are read and nothing is computed, so in needs no SSDs.
+// Equal arguments give equal results. Not modelled: errors and retries, hits of mmap's page cache
+// (each row is a fault), the CPU's own work between operators, the test pass, checkpoints.
 //
 // When ctx ends, the error has class errs.Interrupted and the result holds the epochs that were
 // whole.
@@ -47,6 +47,9 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	}
 	if cfg.HotnessDir == "" {
 		cfg.HotnessDir = plan.NoFolder // modelled presampling does not depend on earlier runs
+	}
+	if cfg.Topology == "" {
+		cfg.Topology = plan.TopologyMemory // a mode's own may be one that has no times here
 	}
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err

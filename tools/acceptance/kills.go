@@ -35,6 +35,14 @@ func (r *runner) killed() error {
 	k := &killing{runner: r, work: work, args: args, sha: whole.SHA}
 	seed := uint64(began.UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 1))
+	// A run may go on in any way, as none changes what it computes.
+	ways := [][]string{nil, nil,
+		{"--mode", "ginex", "--superbatch", "3", "--superbatch-overlap"},
+		{"--policy", "belady", "--gpu-cache", "10%", "--superbatch", "2"}}
+	data, err := os.ReadDir(filepath.Join(work, "g"))
+	if err != nil {
+		return err
+	}
 	kills, runs, ends, again := 0, 0, 0, 0
 	for kills < r.kills {
 		if runs++; runs > 10*r.kills+10 {
@@ -43,7 +51,8 @@ func (r *runner) killed() error {
 		fail := func(err error) error {
 			return fmt.Errorf("run %d after %d kills (seed %d): %w", runs, kills, seed, err)
 		}
-		c, stderr := r.command(work, k.train("ck")...)
+		way := ways[rng.IntN(len(ways))]
+		c, stderr := r.command(work, append(k.train("ck"), way...)...)
 		if err := c.Start(); err != nil {
 			return err
 		}
@@ -77,6 +86,14 @@ func (r *runner) killed() error {
 	fmt.Printf(
 		"%d kills at random moments in %d runs, %d of which came to their end: %d checkpoints looked at, %d times another than before, never a part of one; %d lines of results, each whole; %d resumed copies: params_sha256 %s, as without kills\n",
 		kills, runs, ends, k.checkpoints, k.moved, k.lines, again+1, whole.SHA)
+	left, err := os.ReadDir(filepath.Join(work, "g")) // where superbatches have their files
+	if err != nil {
+		return err
+	}
+	if len(left) > len(data)+1 { // hotness
+		return fmt.Errorf("the kills left files in the dataset's folder: %v before, %v now", data,
+			left)
+	}
 	if k.moved == 0 || ends+again == 0 {
 		return errors.New("the kills came at no moment that matters")
 	}
