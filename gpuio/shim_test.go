@@ -128,7 +128,6 @@ var onGPUToo = []struct {
 	{"sync faults surface", true, TestSyncFaultsSurface},
 	{"sync limit", true, TestSyncLimit},
 	{"sync random", false, TestSyncRandom},
-	{"sync in turn", false, TestSyncSetsInTurn},
 	{"faults recovered", false, TestFaultsRecovered},
 	{"abort is vain", false, TestAbortDoesNothing},
 	{"chaos", false, TestChaos},

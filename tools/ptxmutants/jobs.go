@@ -50,7 +50,6 @@ var jobs = []job{
 	{"gpuio", "^TestGPUReads$/^rows_that_share_commands", nil},
 	{"gpuio", "^TestGPUAsHost$/^(faults_surface|reset|foreign|bad_sets)$", nil},
 	{"gpuio", "^TestGPUAsHost$/^sync_random$", deeper},
-	{"gpuio", "^TestGPUAsHost$/^sync_in_turn$", deeper},
 	{"gpuio", "^TestGPUAsHost$/^(sync_faults_surface|sync_limit)$", deeper},
 	{"gpuio", "^TestGPUAsHost$/^sync_chaos$", deeper},
 	{"cuda/driver", "^TestConformance$/^SMs=6$/^(Steps|Grid|Parameters|ErrorsAreIsolated|" +
