@@ -486,7 +486,7 @@ func TestDriverMistakes(t *testing.T) {
 	_, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1,
 		Precision: cuda.TF32})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.ErrorContains(t, err, "--device cuda")
+	require.ErrorContains(t, err, "option device cuda")
 	_, err = NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1, Precision: 9})
 	require.ErrorContains(t, err, "fp32, tf32, bf16")
 	// A label out of range on the GPU: the same words as on the host, at the next synchronisation.

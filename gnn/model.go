@@ -66,7 +66,7 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 			strings.Join(cuda.Precisions(), ", "))
 	case !m.on.gpu && (cfg.Precision != cuda.FP32 || cfg.BLAS != nil):
 		return nil, errs.New(errs.Usage,
-			"device %s computes products in fp32 by its own kernels; precision %v and a BLAS are for --device cuda",
+			"device %s computes products in fp32 by its own kernels; precision %v and a BLAS are for a GPU (option device cuda)",
 			dev.Info().Name, cfg.Precision)
 	}
 	if err := m.on.find(net.kernels(m.on.gpu)); err != nil {

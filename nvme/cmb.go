@@ -159,7 +159,7 @@ var errCMBClash = errors.New("its addresses on the PCI bus are in use for DMA")
 func (c *Controller) findCMB() (*cmbMemory, error) {
 	lacks := func(why string, args ...any) error {
 		return errs.New(errs.Capability,
-			"nvme %s: no submission queues in controller memory: %w; use --sq host or auto",
+			"nvme %s: no submission queues in controller memory: %w; use option sq host or auto",
 			c.bus.Name(), fmt.Errorf(why, args...))
 	}
 	// A bus in front of another one has queues of its own behind the client's, so only the
@@ -262,7 +262,7 @@ func (c *Controller) placeCMB(a IOVA) error {
 		return fmt.Errorf("nvme %s: read CMBSTS: %w", c.bus.Name(), deviceClass(err))
 	case v&CMBSTSBadCBA != 0:
 		return errs.New(errs.Capability,
-			"nvme %s: the controller does not take %#x as address of its memory buffer; use --sq host",
+			"nvme %s: the controller does not take %#x as address of its memory buffer; use option sq host",
 			c.bus.Name(), uint64(a))
 	}
 	return nil
@@ -287,6 +287,6 @@ func (c *Controller) placeSQ(entries int) (*cmbMemory, cmbPages, error) {
 		return nil, cmbPages{}, nil
 	}
 	return nil, cmbPages{}, errs.New(errs.Capability,
-		"nvme %s: its controller memory buffer of %d bytes has %d left, a submission queue of %d entries takes %d; use fewer or shorter queues, or --sq auto",
+		"nvme %s: its controller memory buffer of %d bytes has %d left, a submission queue of %d entries takes %d; use fewer or shorter queues, or option sq auto",
 		c.bus.Name(), m.Bytes, m.left(), entries, n*int64(c.pageBytes))
 }

@@ -77,7 +77,7 @@ func (d *dynamicTiers) calibrate(ctx context.Context) error {
 	start := time.Now()
 	few, many, times, err := d.calibrationTimes(ctx)
 	if err != nil {
-		return fmt.Errorf("measuring the SSDs for --accumulate: %w", err)
+		return fmt.Errorf("measuring the SSDs for option accumulate: %w", err)
 	}
 	n := float64(len(e.store.ssds))
 	a := report.AccumulatorInfo{Calibration: report.Calibrate(e.Config.Accumulate, float64(few),

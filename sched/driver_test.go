@@ -319,7 +319,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 	t.Run("nothing left to give", func(t *testing.T) {
 		got, notes := run(t, cfg, "used=268435456")
 		require.Equal(t, errs.Capability, errs.ClassOf(got.err), "%v", got.err)
-		require.ErrorContains(t, got.err, "lower --batch-size")
+		require.ErrorContains(t, got.err, "lower option batch-size")
 		require.Contains(t, notes, "the GPU tier shrinks from 9.4 KiB to 0 B")
 	})
 }
@@ -365,7 +365,7 @@ func TestShrunk(t *testing.T) {
 	e.tiers = plan.TierSizes{}
 	_, err = e.shrunk(oom(1, 0))
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	require.ErrorContains(t, err, "lower --batch-size")
+	require.ErrorContains(t, err, "lower option batch-size")
 	e.Device = h
 	_, err = e.shrunk(oom(1, 0))
 	require.ErrorContains(t, err, "out of memory for p")

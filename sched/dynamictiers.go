@@ -116,7 +116,7 @@ func (d *dynamicTiers) place(ctx context.Context) (err error) {
 	if bytes := b.GPURows * e.RowBytes; d.slotsIn(bytes) == 0 {
 		e.Observer.TellNote(
 			fmt.Sprintf(
-				"the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; give a larger --gpu-cache",
+				"the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; raise option gpu-cache",
 				units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes), e.Config.Policy))
 	}
 	cpu := slices.Clone(e.placement.CPU)
@@ -203,7 +203,7 @@ func (d *dynamicTiers) newGroups() error {
 		if g.staging, err = cuda.Reserve(e.Device, lines*d.lines.LineBytes,
 			"lines that are read"); err != nil {
 			return fmt.Errorf(
-				"staging of %d lines of %d bytes (%s of address space): %w; lower --batch-size, --fanout or --prefetch-depth",
+				"staging of %d lines of %d bytes (%s of address space): %w; lower option batch-size, option fanout or option prefetch-depth",
 				lines, d.lines.LineBytes, units.FormatBytes(lines*d.lines.LineBytes), err)
 		}
 	}
@@ -438,7 +438,7 @@ func (a *dynamicStages) flush(ctx context.Context) error {
 		bytes := g.lines * a.lines.LineBytes
 		if bytes > g.staging.Size() {
 			return errs.New(errs.Capability,
-				"batch %d reads %d lines of %d bytes, the staging buffer has room for %d; lower --batch-size, --fanout, --cache-line or --accumulate",
+				"batch %d reads %d lines of %d bytes, the staging buffer has room for %d; lower option batch-size, option fanout, option cache-line or option accumulate",
 				index, g.lines, a.lines.LineBytes, g.staging.Size()/a.lines.LineBytes)
 		}
 		if err := g.staging.Grow(bytes); err != nil {

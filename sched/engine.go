@@ -87,7 +87,7 @@ func newEngine(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs repo
 	}
 	if want := cfg.RowType; want != "" && want != a.RowType.String() {
 		return e, errs.New(errs.Usage,
-			"--row-dtype %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave the flag out",
+			"option row-dtype %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave the option out",
 			want, a.RowType, in.Dataset.Dir(), want)
 	}
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
@@ -175,7 +175,7 @@ func (e *engine) budgets() (plan.TierSizes, error) {
 	need := e.TopologyNeeds()
 	if lists := e.NeighborCacheNeeds(); lists > 0 && need > avail && need-lists < avail {
 		return plan.TierSizes{}, errs.New(errs.Usage,
-			"--neighbor-cache %v: the lists of this topology take %s of it, and with offsets that is %s; %s of memory are free, give less",
+			"option neighbor-cache %v: the lists of this topology take %s of it, and with offsets that is %s; %s of memory are free, give less",
 			e.Config.NeighborCache, units.FormatBytes(lists), units.FormatBytes(need),
 			units.FormatBytes(avail))
 	}
@@ -210,7 +210,7 @@ func (e *engine) newSlots() error {
 		x, err := cuda.Reserve(e.Device, bytes, "mini-batch features")
 		if err != nil {
 			return fmt.Errorf(
-				"feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower --batch-size, --fanout or --prefetch-depth",
+				"feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower option batch-size, option fanout or option prefetch-depth",
 				i+1, e.plan.Credits, units.FormatBytes(bytes), err)
 		}
 		e.onClose(x.Free)

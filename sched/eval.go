@@ -36,7 +36,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	}
 	if !ok {
 		return nil, errs.New(errs.Usage,
-			"checkpoint %s does not exist; train with --checkpoint DIR first", path)
+			"checkpoint %s does not exist; train with option checkpoint DIR first", path)
 	}
 	f, err := checkpoint.Load(file)
 	if err != nil {
@@ -67,7 +67,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	unsealed(file, f, obs)
 	if len(cfg.Fanouts) > 0 && len(cfg.Fanouts) != len(fp.Fanouts) {
 		return nil, errs.New(errs.Usage,
-			"--fanout %v names %d hops, the model in %s has %d layers; give as many, -1 for every neighbour",
+			"option fanout %v names %d hops, the model in %s has %d layers; give as many, -1 for every neighbour",
 			cfg.Fanouts, len(cfg.Fanouts), file, len(fp.Fanouts))
 	}
 	if len(cfg.Fanouts) == 0 {

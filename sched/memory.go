@@ -122,13 +122,13 @@ func (e *engine) shrunk(cause error) (plan.TierSizes, error) {
 	}
 	if errors.As(cause, new(applied)) {
 		return plan.TierSizes{}, errs.New(errs.Capability,
-			"%w; the step was under way, so it cannot be done again: go on from the last checkpoint (--checkpoint, --resume), with a smaller --gpu-cache",
+			"%w; the step was under way, so it cannot be done again: go on from the last checkpoint (option checkpoint, option resume), and lower option gpu-cache",
 			cause)
 	}
 	have := e.tiers.GPURows
 	if have == 0 || errors.As(cause, new(untiered)) {
 		return plan.TierSizes{}, errs.New(errs.Capability,
-			"%w; the GPU tier holds nothing, so no device memory can be given back for it: lower --batch-size, --fanout, --prefetch-depth or --hidden, or end what else uses the GPU",
+			"%w; the GPU tier holds nothing, so no device memory can be given back for it: lower option batch-size, option fanout, option prefetch-depth or option hidden, or end what else uses the GPU",
 			cause)
 	}
 	give := max(oom.Want-oom.Free, 0) + deviceSlack(e.Device.Info().MemTotal)
@@ -142,7 +142,7 @@ func (e *engine) shrunk(cause error) (plan.TierSizes, error) {
 		more := (have - b.GPURows) * e.RowBytes
 		if more > max(avail-plan.HostSlack, 0) {
 			return b, errs.New(errs.Capability,
-				"%w; --mode %s has no room in CPU memory for the %s that the GPU tier would give back: use --mode %s",
+				"%w; option mode %s has no room in CPU memory for the %s that the GPU tier would give back: use option mode %s",
 				cause, e.Config.Mode, units.FormatBytes(more), plan.DefaultMode)
 		}
 		b.CPURows += have - b.GPURows

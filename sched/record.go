@@ -91,7 +91,7 @@ func (r *recording) named(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("--trace %s: %w", r.of.Config.Trace, err)
+	return fmt.Errorf("option trace %s: %w", r.of.Config.Trace, err)
 }
 
 // begin begins a batch's accesses.

@@ -68,7 +68,7 @@ func TestTraceOfRunsThatEndEarly(t *testing.T) {
 
 	cfg.Trace = filepath.Join(dir, "no", "such", "folder")
 	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, report.Observer{})
-	require.ErrorContains(t, r.err, "--trace "+cfg.Trace)
+	require.ErrorContains(t, r.err, "option trace "+cfg.Trace)
 }
 
 // A trace that cannot be written is told before there is work, and one of a run that placed nothing

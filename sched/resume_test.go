@@ -92,7 +92,7 @@ func TestInterruptWithoutCheckpoint(t *testing.T) {
 	r := train(t, ctx, small(), d, feat, s, 2,
 		report.Observer{Step: func(string, int, int) { cancel() }})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err))
-	require.ErrorContains(t, r.err, "nothing is saved without --checkpoint")
+	require.ErrorContains(t, r.err, "nothing is saved without option checkpoint")
 	r = train(t, ctx, small(), d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "also before the first batch")
 }

@@ -32,7 +32,7 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 		require.NoError(t, dev.Close())
 		return notes
 	}
-	require.NotContains(t, run(simd.Generic, 1), "--kernels")
+	require.NotContains(t, run(simd.Generic, 1), "option kernels")
 	path := filepath.Join(dir, checkpointName)
 	f, err := checkpoint.Load(path)
 	require.NoError(t, err)
@@ -41,13 +41,13 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	require.NotEqual(t, old, f.Metadata["helios.config"])
 	f.Metadata["helios.config"] = old
 	require.NoError(t, checkpoint.Save(path, f))
-	require.NotContains(t, run(simd.Generic, 2), "--kernels")
+	require.NotContains(t, run(simd.Generic, 2), "option kernels")
 	if simd.Best() == simd.Generic {
 		t.Skip("this machine has generic kernels only")
 	}
 	n := run(simd.AVX2, 3)
 	require.Contains(t, n, path)
-	require.Contains(t, n, "--kernels generic and goes on with avx2")
-	require.NotContains(t, run(simd.Best(), 4), "--kernels", "AVX2 and AVX-512 give the same bits")
+	require.Contains(t, n, "option kernels generic and goes on with avx2")
+	require.NotContains(t, run(simd.Best(), 4), "option kernels", "AVX2 and AVX-512 give the same bits")
 	require.Contains(t, run(simd.Generic, 5), "goes on with generic")
 }

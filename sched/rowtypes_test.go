@@ -114,7 +114,7 @@ func TestRowTypeMismatch(t *testing.T) {
 	cfg.Epochs, cfg.CheckpointDir, cfg.RowType = 1, t.TempDir(), "float16"
 	r := train(t, context.Background(), cfg, d, narrow, s, 2, report.Observer{})
 	require.ErrorContains(t, r.err,
-		"--row-dtype float16: the SSDs hold rows of int8; run \"heliosctl load")
+		"option row-dtype float16: the SSDs hold rows of int8; run \"heliosctl load")
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 	cfg.RowType = "float8"
 	r = train(t, context.Background(), cfg, d, narrow, s, 2, report.Observer{})

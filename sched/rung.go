@@ -26,7 +26,7 @@ func (e *engine) openBLAS() error {
 	}
 	if !e.OnGPU() { // auto: hostOnly has refused the rest
 		e.Observer.TellNote(
-			"products by our own kernels: --blas is for a GPU, and this is the host device")
+			"products by our own kernels: option blas is for a GPU, and this is the host device")
 		return nil
 	}
 	library := want
@@ -49,7 +49,7 @@ func (e *engine) openBLAS() error {
 			err))
 		return nil
 	}
-	return fmt.Errorf("--blas %s: %w", want, err)
+	return fmt.Errorf("option blas %s: %w", want, err)
 }
 
 // info is what the run says of itself.

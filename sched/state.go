@@ -112,7 +112,7 @@ func (f *fingerprint) rounding(now string) string {
 	}
 	name := func(k string) string {
 		if slices.Contains(simd.Names(), k) {
-			return "--kernels " + k
+			return "option kernels " + k
 		}
 		return "a GPU's kernels (" + k + ")"
 	}

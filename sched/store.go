@@ -35,7 +35,7 @@ func (s *store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, e
 	// The checksums are read before the stack takes the SSDs' queues.
 	sums, err := stripe.RowSums(ctx, s.of.In.Dataset, s.ssds)
 	if err != nil {
-		return nil, fmt.Errorf("--check-reads: %w", err)
+		return nil, fmt.Errorf("option check-reads: %w", err)
 	}
 	r, err := s.newReader(s.of.Config.IOStack, l)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"helios/cuda"
 	"helios/gpuio"
+	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -120,7 +121,7 @@ func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report
 	for i := range knobs {
 		k := &knobs[i]
 		if (len(k.values)+1)*t.level*t.each > t.most-p.first {
-			name := "--" + k.name
+			name := errs.Key(k.name).Flag()
 			if op, _, ok := strings.Cut(k.values[0], "="); ok {
 				name += " " + op
 			}
@@ -134,13 +135,13 @@ func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report
 		switch v := k.values[k.now]; {
 		case k.now == was:
 		case k.name != "sm-budget":
-			flags = append(flags, "--"+k.name+" "+v)
+			flags = append(flags, errs.Key(k.name).Flag()+" "+v)
 		case !strings.HasSuffix(v, "=all"):
 			budgets = append(budgets, v)
 		}
 	}
 	if len(budgets) > 0 {
-		flags = append(flags, "--sm-budget "+strings.Join(budgets, ","))
+		flags = append(flags, errs.Key("sm-budget").Flag()+" "+strings.Join(budgets, ","))
 	}
 	t.res.Batches, t.res.Seconds, t.res.Flags = p.first-first, time.Since(start).Seconds(),
 		strings.Join(flags, " ")

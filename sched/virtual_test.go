@@ -277,11 +277,11 @@ func TestVirtualRefusals(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)
 	for want, set := range map[string]func(*plan.Config){
-		"--checkpoint":     func(c *plan.Config) { c.CheckpointDir = t.TempDir() },
-		"option pipeline":  func(c *plan.Config) { c.Pipeline = "x" },
-		"option gpu-cache": func(c *plan.Config) { c.GPUCache.Bytes = 200 << 30 },
-		"--trace":          func(c *plan.Config) { c.Trace = "t" },
-		"--tune":           func(c *plan.Config) { c.Tune = plan.TuneQuick },
+		"option checkpoint": func(c *plan.Config) { c.CheckpointDir = t.TempDir() },
+		"option pipeline":   func(c *plan.Config) { c.Pipeline = "x" },
+		"option gpu-cache":  func(c *plan.Config) { c.GPUCache.Bytes = 200 << 30 },
+		"option trace":      func(c *plan.Config) { c.Trace = "t" },
+		"option tune":       func(c *plan.Config) { c.Tune = plan.TuneQuick },
 	} {
 		cfg := small()
 		set(&cfg)
@@ -294,7 +294,7 @@ func TestVirtualRefusals(t *testing.T) {
 	stored.Topology = plan.TopologySSD
 	_, err = virtual.Run(context.Background(), stored, prepare.Inputs{Dev: dev, Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
-	require.ErrorContains(t, err, "--topology")
+	require.ErrorContains(t, err, "option topology")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()

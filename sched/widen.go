@@ -31,7 +31,7 @@ func (e *engine) newWidener(t rowtype.Type, rows int64) (w *widener, err error) 
 	if w.x, err = cuda.Reserve(e.Device, bytes, "float32 features"); err != nil {
 		return nil,
 			fmt.Errorf(
-				"feature tensor of training (%s of address space): %w; lower --batch-size or --fanout",
+				"feature tensor of training (%s of address space): %w; lower option batch-size or option fanout",
 				units.FormatBytes(bytes), err)
 	}
 	e.onClose(w.x.Free)

@@ -40,15 +40,8 @@ func benchComputeCommand() *cli.Command {
 		"is the least time for the operations at the peak and the bytes at the copy's rate, the longer of the\n" +
 		"two (of a whole step their sum), as a share of the time taken; on the host device, where copies are\n" +
 		"not measured, for the operations alone. The groups of kernels:"
-	for _, b := range compute.Groups {
-		about += fmt.Sprintf("\n  %-10s %s", b.Name, b.About)
-	}
 	kernel := func(a *computeBenchArgs) *kernelBenchArgs { return &a.kernelBenchArgs }
-	return verb(&cli.Command{
-		Name:        "compute",
-		Usage:       "kernels of a model, their errors, and OpenBLAS or cuBLAS beside them",
-		Description: about,
-	}, 0, slices.Concat(
+	options := slices.Concat(
 		hcli.In(kernel, hcli.Options[kernelBenchArgs]{devicesOption()}),
 		hcli.Options[computeBenchArgs]{
 			hcli.Parsed(&cli.StringFlag{Name: "only", DefaultText: "all; step: on a GPU",
@@ -80,7 +73,15 @@ func benchComputeCommand() *cli.Command {
 		hcli.In(func(a *computeBenchArgs) *compute.StepShape { return &a.cfg.Step }, stepOptions()),
 		hcli.In(kernel, append(hcli.Options[kernelBenchArgs]{seedOption("seed of the values"),
 			levelOption()}, kernelBenchOutputs()...)),
-	), runBenchCompute)
+	)
+	for _, b := range compute.Groups {
+		about += fmt.Sprintf("\n  %-10s %s", b.Name, hcli.NameFlags(b.About, options.Flags()))
+	}
+	return verb(&cli.Command{
+		Name:        "compute",
+		Usage:       "kernels of a model, their errors, and OpenBLAS or cuBLAS beside them",
+		Description: about,
+	}, 0, options, runBenchCompute)
 }
 
 // computeBenchArgs are what "bench compute" is asked for.

@@ -168,18 +168,18 @@ func TestBLASFailures(t *testing.T) {
 		words       []string
 	}{
 		{"/no/such/libcublas.so", "", errs.Capability, []string{"/no/such/libcublas.so",
-			"--blas off"}},
-		{lib, "", errs.Capability, []string{"lacks cublasCreate_v2", "no cuBLAS", "--blas off"}},
+			"option blas off"}},
+		{lib, "", errs.Capability, []string{"lacks cublasCreate_v2", "no cuBLAS", "option blas off"}},
 		{path, "fail=cublasCreate_v2:1:1", errs.Capability,
 			[]string{"cuBLAS 12.6.4", "cublasCreate_v2", "NOT_INITIALIZED (1)", "driver"}},
 		{path, "fail=cublasCreate_v2:1:3", errs.Capability, []string{"out of memory for cuBLAS",
 			"ALLOC_FAILED (3)"}},
 		{path, "fail=cublasGemmEx:1:15", errs.Capability,
-			[]string{"cublasGemmEx", "NOT_SUPPORTED (15)", "--blas off"}},
+			[]string{"cublasGemmEx", "NOT_SUPPORTED (15)", "option blas off"}},
 		{path, "fail=cublasSetWorkspace_v2:1:7", errs.Device, []string{"cublasSetWorkspace_v2",
 			"INVALID_VALUE (7)"}},
 		{path, "wrong=1", errs.Capability, []string{"trial product in fp32 is wrong",
-			"--blas off"}},
+			"option blas off"}},
 		{path, "fail=cublasGetProperty:1:99", errs.Capability, []string{"cublasStatus_t 99"}},
 	} {
 		t.Run(fmt.Sprint(c.words[0], c.knobs), func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestBLASFailures(t *testing.T) {
 		LDC: 2, Precision: cuda.TF32}
 	err = b.Multiply(s, &p)
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	require.ErrorContains(t, err, "--precision fp32")
+	require.ErrorContains(t, err, "option precision fp32")
 	p.Precision = cuda.BF16
 	require.NoError(t, b.Multiply(s, &p))
 	// An error of the library in the middle leaves the stream usable.

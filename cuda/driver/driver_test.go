@@ -203,7 +203,7 @@ func (o *other) DeviceGetAttribute(a attribute, d ordinal) (int, result) {
 func TestUnusableGPU(t *testing.T) {
 	lib := fake(t, "cc=6.1")
 	_, err := Open(Options{Library: lib})
-	refused(t, err, "too old", "compute capability 6.1", "needs 7.0", "--device host")
+	refused(t, err, "too old", "compute capability 6.1", "needs 7.0", "option device host")
 	lib = fake(t, "driver=12010")
 	_, err = Open(Options{Library: lib})
 	refused(t, err, "driver is too old", "supports CUDA 12.1", "PTX 8.2", "535 (CUDA 12.2)")

@@ -138,7 +138,7 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	}
 	if d.cc < mod.SM {
 		return nil, errs.New(errs.Capability,
-			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use --precision fp32 on it",
+			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use option precision fp32 on it",
 			d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
 	}
 	if spec.ParamBytes > maxParams {

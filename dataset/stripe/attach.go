@@ -136,10 +136,10 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 		if f.sb.State != StateComplete {
 			again := load // as it was begun, or it starts over
 			if f.sb.RowType != d.Meta.RowType() {
-				again += " --row-dtype " + f.sb.RowType.String()
+				again += " " + errs.Key("row-dtype").Flag() + " " + f.sb.RowType.String()
 			}
 			if !f.sb.hasRowSums() {
-				again += " --row-checksums=false"
+				again += " " + errs.Key("row-checksums").Flag() + "=false"
 			}
 			return nil, errs.New(errs.Device,
 				"ssd %s: loading dataset %s onto it did not finish%s; run %q", f.t.name, d.Dir(),

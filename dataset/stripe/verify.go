@@ -191,9 +191,9 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 		return cmp.Or(strings.Compare(a.SSD, b.SSD), cmp.Compare(a.Chunk, b.Chunk),
 			cmp.Compare(a.LBA, b.LBA), strings.Compare(a.What, b.What))
 	})
-	what, again := "the SSDs", ""
+	what, again := "the SSDs", "heliosctl load"
 	if v.d != nil {
-		what, again = "dataset "+v.d.Dir(), " --dataset "+v.d.Dir()
+		what, again = "dataset "+v.d.Dir(), again+" "+errs.Key("dataset").Flag()+" "+v.d.Dir()
 	}
 	if err != nil {
 		return v.r, fmt.Errorf("verify %s: %w", what, err)
@@ -201,7 +201,7 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 	if v.r.BadCount > 0 {
 		b := v.r.Bad[0]
 		return v.r, errs.New(errs.Device,
-			"%s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"heliosctl load%s\"",
+			"%s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"%s\"",
 			what, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, again)
 	}
 	return v.r, nil

@@ -63,6 +63,10 @@ type Key string
 
 func (k Key) String() string { return "option " + string(k) }
 
+// Flag is the option as heliosctl's command line spells it, for whole commands that a person
+// copies. Messages that speak of the option use String.
+func (k Key) Flag() string { return "--" + string(k) }
+
 // Closing ends what a function has opened; an error of f is returned through err unless there is
 // one already. It is for defer.
 func Closing(err *error, f func() error) {

@@ -56,7 +56,7 @@ const (
 	aborted    = "timeout, Abort ends the command, which is sent again"
 	afterReset = "the controller is reset, its queue pairs are created again, what was outstanding is read again"
 	givenUp    = "after the last reset the SSD is given up: its rows fail with an error that names SSD and cause, those of other SSDs arrive"
-	wrongData  = "nothing shows it but a checksum: --check-reads reads the row again, and fails it if it stays wrong"
+	wrongData  = "nothing shows it but a checksum: a checked read reads the row again, and fails it if it stays wrong"
 )
 
 var catalogue = []Entry{
@@ -158,14 +158,14 @@ var catalogue = []Entry{
 		"the data of other blocks arrives", wrongData, CaughtByRead},
 	{"data that stays wrong", Reading, "flip(op=read,lba=20,byte=9,bit=3)",
 		"a block's data is wrong at each try",
-		"with --check-reads the row fails with a *ChecksumError that names row, SSD and LBA; without, nothing shows it",
+		"a checked read fails the row with a *ChecksumError that names row, SSD and LBA; else nothing shows it",
 		CaughtByRead},
 	{"misdirected write", Loading, "misdirect(op=write,shift=8,times=1)",
 		"a write goes to other blocks",
-		"load says nothing; verify names the rows, --check-reads fails them", CaughtBySums},
+		"load says nothing; verify names the rows, checked reads fail them", CaughtBySums},
 	{"torn write", Loading, "torn(op=write,after=1,times=1)",
 		"half of a write lands and its status is good",
-		"load says nothing; verify names the rows, --check-reads fails them", CaughtBySums},
+		"load says nothing; verify names the rows, checked reads fail them", CaughtBySums},
 
 	// Writes and flushes.
 	{"write error", Loading, "error(op=write,sct=2,sc=0x80,times=1)", "write fault, once",
@@ -297,7 +297,7 @@ const markdownHead = `# Faults and what becomes of them
 ` + "`--fault`" + ` of train, eval, predict, load, verify and bench io takes any of these, or several
 joined with ` + "`;`" + `. The package comment of internal/faultinject has the syntax with all keys;
 ` + "`--fault list`" + ` prints this table. LBAs and counts are examples. ` + "`make test-faults`" + ` injects each
-fault and checks its outcome.
+fault and checks its outcome. Reads are checked with ` + "`--check-reads`" + `.
 
 The faults of a command line count over all its SSDs and all its reads, those of superblocks and
 tables at the start included. Reads of the latter have timeouts of 5 to 10 s of their own and appear

@@ -25,7 +25,7 @@ func NotPermitted(path string) string {
 		me, name = u.Username, u.Username
 	}
 	if s.Gid == 0 || fi.Mode().Perm()&0o060 != 0o060 {
-		return "only root may use it; use sudo, or let a group use it: run \"sudo heliosctl vfio-setup setup\" once, then bind it again (or \"bind-ssds --group NAME\")"
+		return "only root may use it; use sudo, or let a group use it: run \"sudo heliosctl vfio-setup setup\" once, then bind it again (or \"heliosctl bind-ssds --group NAME\")"
 	}
 	gid := strconv.Itoa(int(s.Gid))
 	group := gid

@@ -137,7 +137,7 @@ func (s *Sampling) findHotness(ctx context.Context, h *cache.Hotness, sizes bool
 			if err != nil {
 				s.Observer.TellNote(
 					fmt.Sprintf(
-						"hotness is not kept for later runs: %v; name a folder that can be written with --hotness-dir, or off",
+						"hotness is not kept for later runs: %v; name a folder that can be written with option hotness-dir, or off",
 						err))
 			} else {
 				info.File = path

@@ -64,7 +64,7 @@ func (s *Sampling) openStorage(ctx context.Context) error {
 		if i.Direct {
 			how = "threads, as there is no io_uring"
 		}
-		s.Observer.TellNote(fmt.Sprintf("--topology ssd: the lists of %s are read through %s",
+		s.Observer.TellNote(fmt.Sprintf("option topology ssd: the lists of %s are read through %s",
 			in.Dataset.Dir(), how))
 	}
 	return nil

@@ -116,7 +116,7 @@ func (v *run) calibrate() error {
 		ssds*calibrateMany, many, ssds), MaxBatches: plan.MaxGroup}
 	if v.acc.Target < 1 {
 		return errs.New(errs.Failed,
-			"the modelled SSDs read %.0f commands in %.3g s and %.0f in %.3g s, which gives no rate; choose --accumulate 0",
+			"the modelled SSDs read %.0f commands in %.3g s and %.0f in %.3g s, which gives no rate; choose option accumulate 0",
 			ssds*calibrateFew, few, ssds*calibrateMany, many)
 	}
 	v.acc.InitiateSeconds = v.hw.Profile.GPU.LaunchNS.Value / 1e9

@@ -43,7 +43,7 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	obs report.Observer) (res *report.ModelledResult, err error) {
 	if cfg.CheckpointDir != "" || cfg.Resume {
 		return nil, errs.New(errs.Usage,
-			"--clock virtual computes no parameters: leave out --checkpoint and --resume")
+			"option clock virtual computes no parameters: leave out option checkpoint and option resume")
 	}
 	if cfg.HotnessDir == "" {
 		cfg.HotnessDir = plan.NoFolder // modelled presampling does not depend on earlier runs
@@ -57,18 +57,18 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	switch {
 	case cfg.Topology == plan.TopologySSD:
 		return nil, errs.New(errs.Capability,
-			"--clock virtual has no times for sampling from storage, which the CPU does; use --topology %s",
+			"option clock virtual has no times for sampling from storage, which the CPU does; use option topology %s",
 			plan.TopologyMemory)
 	case cfg.Tune != plan.TuneOff:
 		return nil, errs.New(errs.Usage,
-			"--tune measures the first batches of a run that reads; under --clock virtual play other --prefetch-depth, SM budgets or --accumulate instead")
+			"option tune measures the first batches of a run that reads; under option clock virtual play other values of option prefetch-depth, option sm-budget or option accumulate instead")
 	case cfg.Planned():
 		return nil, errs.New(errs.Capability,
 			"%v virtual does not play superbatches yet; use another %v than %s", errs.Key("clock"),
 			errs.Key("policy"), cfg.Policy)
 	case cfg.Trace != "":
 		return nil, errs.New(errs.Usage,
-			"--trace records a run that reads, to hold replays against; under --clock virtual nothing is read: leave one of them out")
+			"option trace records a run that reads, to hold replays against; under option clock virtual nothing is read: leave one of them out")
 	}
 	s, err := prepare.Open(ctx, cfg, in, obs)
 	if err != nil {

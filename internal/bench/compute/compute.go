@@ -36,7 +36,7 @@ type Group struct {
 
 // Groups are all groups.
 var Groups = []Group{
-	{"gemm", "products of matrices (--shapes)", false, gemmCases},
+	{"gemm", "products of matrices (option shapes)", false, gemmCases},
 }
 
 // Config is what cases are made for.

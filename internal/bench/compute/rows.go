@@ -14,7 +14,7 @@ import (
 func init() {
 	Groups = append(Groups,
 		Group{"rows",
-			"kernels that memory bounds: aggregates, their gradients and transposes, and sums of columns, beside a copy (--rows)",
+			"kernels that memory bounds: aggregates, their gradients and transposes, and sums of columns, beside a copy (option rows)",
 			false, rowCases})
 }
 
