@@ -338,7 +338,7 @@ func TestPlaceAgainstSort(t *testing.T) {
 	}
 }
 
-// rowByte is what the tests store at byte i of a row.
+// rowByte returns what the tests store at byte i of a row.
 func rowByte(row, i int64) byte { return byte(uint64(row*131+i*7) * 0x9e3779b97f4a7c15 >> 56) }
 
 // download reads n elements on any device.
@@ -365,7 +365,7 @@ func fill(t testing.TB, h *Hetero, st cuda.Stream) {
 	}
 }
 
-// result is what a lookup says, off the device.
+// result holds what a lookup says, off the device.
 type result struct {
 	gpuPos, gpuSlot, cpuPos, cpuSlot, missPos []uint32
 	missRow                                   []int64

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Costs are what one access of a row takes by the tier that it is in, all in one unit: time of a
+// Costs hold what one access of a row takes by the tier that it is in, all in one unit: time of a
 // resource, or of the whole path. They need not rise from GPU to CPU to SSD: with a dozen SSDs
 // behind one link, reading a row from the CPU's memory over that link may be no better than reading
 // it from an SSD.

@@ -14,9 +14,9 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Lines is how rows lie in the lines of a dynamic cache: row r is on SSD s = r mod SSDs at slot q =
-// r div SSDs; the SSD's line q div RowsPerLine holds it, which as a row of a layout of lines is (q
-// div RowsPerLine)·SSDs + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
+// Lines tells how rows lie in the lines of a dynamic cache: row r is on SSD s = r mod SSDs at slot
+// q = r div SSDs; the SSD's line q div RowsPerLine holds it, which as a row of a layout of lines is
+// (q div RowsPerLine)·SSDs + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
 type Lines struct {
 	// RowStride: bytes from a row of a line to the next
 	SSDs, RowsPerLine, LineBytes, RowStride int64
@@ -147,7 +147,7 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	return d, nil
 }
 
-// Config is what the cache was made with.
+// Config returns what the cache was made with.
 func (d *Dynamic) Config() DynamicConfig { return d.c }
 
 // CPUBuffer is the constant CPU tier's memory, rows in the order of DynamicConfig.CPU: the caller
@@ -161,7 +161,7 @@ func (d *Dynamic) Stats() policy.Stats {
 	return d.dir.Stats()
 }
 
-// MetadataBytes is what the policy keeps, by cached line and announced line.
+// MetadataBytes returns what the policy keeps, by cached line and announced line.
 func (d *Dynamic) MetadataBytes() int64 {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
@@ -281,7 +281,7 @@ type Ticket struct {
 // Lines are the lines to be read, valid until Release.
 func (t *Ticket) Lines() []int64 { return t.lines }
 
-// Fills is how many of them go to slots.
+// Fills returns how many of them go to slots.
 func (t *Ticket) Fills() int64 { return t.fills }
 
 const ticketLists = 8

@@ -208,8 +208,9 @@ func (b *Buckets) Close() error {
 	return errors.Join(errs...)
 }
 
-// rowsPerBlock is how many positions make another block worth its launch: on the host device enough
-// to pay for the call, on a GPU two for each thread, as the SMs are many and a start is cheap.
+// rowsPerBlock returns how many positions make another block worth its launch: on the host device
+// enough to pay for the call, on a GPU two for each thread, as the SMs are many and a start is
+// cheap.
 func rowsPerBlock(dev cuda.Device) int64 {
 	usual := int64(2 * threads)
 	if dev.Info().Backend == "host" {
@@ -408,7 +409,7 @@ func (h *Hotness) Counts(ctx context.Context, st cuda.Stream) ([]uint32, error) 
 	return counts, nil
 }
 
-// DeviceBytes is what the counts hold of the device's own memory.
+// DeviceBytes returns what the counts hold of the device's own memory.
 func (h *Hotness) DeviceBytes() int64 {
 	if h.counts == nil || h.counts.Kind() != cuda.MemDevice {
 		return 0

@@ -36,7 +36,7 @@ func leastCost(h []uint32, g, c int, cost Costs) float64 {
 	return try(0, g, c)
 }
 
-// total is what a run's accesses cost under a placement.
+// total returns what a run's accesses cost under a placement.
 func (c Costs) total(hotness []uint32, p Placement) float64 {
 	sum := 0.0
 	for _, h := range hotness {

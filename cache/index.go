@@ -267,7 +267,7 @@ func (i *Index) Lookup(row int64) (Tier, int64) {
 	return t, int64(slot)
 }
 
-// Rows is how many rows the index covers.
+// Rows returns how many rows the index covers.
 func (i *Index) Rows() int64 { return i.rows }
 
 // Bytes is the device memory of the index.

@@ -7,7 +7,7 @@
 // SSD, and the hits are copied by another. Misses go to a gpuio stack.
 package cache
 
-// Tier is where a row lives. Its values are the 2-bit codes of the index.
+// Tier tells where a row lives. Its values are the 2-bit codes of the index.
 type Tier uint8
 
 // The tiers.

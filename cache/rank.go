@@ -44,7 +44,7 @@ type rankParams struct {
 	_                uint32
 }
 
-// rankState is what is known of both selections.
+// rankState holds what is known of both selections.
 type rankState struct {
 	Left      [2]int64 // rows to take among those at the threshold
 	Threshold [2]uint32

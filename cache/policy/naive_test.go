@@ -23,8 +23,8 @@ type naive struct {
 	drained                  bool
 }
 
-// twin is what is a policy's own in naive: each test file of a policy has its twin. nil: nothing is
-// to do.
+// twin holds what is a policy's own in naive: each test file of a policy has its twin. nil: nothing
+// is to do.
 type twin struct {
 	pin, unpin func(n *naive, line int64) // of a policy that keeps no pinned lines in its order
 	back       func(n *naive, line int64) // a parked line's pin has ended

@@ -80,7 +80,7 @@ const (
 
 const pinned = current | wanted
 
-// slot is what is kept of one: 16 bytes, so that a line's access meets one cache line of them.
+// slot holds what is kept of one: 16 bytes, so that a line's access meets one cache line of them.
 type slot struct {
 	word int64 // line << 8 | flags
 	// The neighbours in the policy's queue; -1: none. Random: older is the place in its array.
@@ -113,7 +113,7 @@ type evictor interface {
 	bytes() int64
 }
 
-// Directory is what a cache of lines knows of them. Accesses come in batches: a line that the
+// Directory holds what a cache of lines knows of them. Accesses come in batches: a line that the
 // current batch has accessed is not evicted until NextBatch, nor is one that an announced batch
 // will access (the window buffer of GIDS). What finds no slot then bypasses the cache. A batch is
 // one moment for the policy: a line that two parts of a batch access was accessed once. It is not

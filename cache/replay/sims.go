@@ -7,7 +7,7 @@ import (
 	"helios/cache/policy"
 )
 
-// batch is what simulators get of a mini-batch.
+// batch holds what simulators get of a mini-batch.
 type batch struct {
 	index int
 	again bool // the first after a Reset: batches that stood before it may stand again

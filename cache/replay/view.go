@@ -50,7 +50,7 @@ func (p *paged) at(n int64) *uint32 {
 	return &p.pages[page][n&(1<<pageBits-1)]
 }
 
-// view is how the lookups look to dynamic caches of one line size.
+// view tells how the lookups look to dynamic caches of one line size.
 type view struct {
 	lines  cache.Lines
 	cpu    bitset // constant buffer

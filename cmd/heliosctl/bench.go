@@ -50,7 +50,7 @@ func benchIOCommand() *cli.Command {
 	}, 1, ioBenchOptions(), runBenchIO)
 }
 
-// ioBenchArgs are what "bench io" is asked for.
+// ioBenchArgs holds the options of "bench io".
 type ioBenchArgs struct {
 	datasetArgs
 	deviceArgs
@@ -71,7 +71,7 @@ type ioBenchArgs struct {
 	timeline, rung                     string
 }
 
-// playedArgs are what "bench io" is asked to model.
+// playedArgs hold what "bench io" is asked to model.
 type playedArgs struct {
 	clock   string
 	profile string // of --hardware

@@ -68,7 +68,7 @@ func benchCacheCommand() *cli.Command {
 	), runBenchCache)
 }
 
-// cacheBenchArgs are what "bench cache" is asked for.
+// cacheBenchArgs holds the options of "bench cache".
 type cacheBenchArgs struct {
 	kernelBenchArgs
 	cfg      cache.Config

@@ -84,7 +84,7 @@ func benchComputeCommand() *cli.Command {
 	}, 0, options, runBenchCompute)
 }
 
-// computeBenchArgs are what "bench compute" is asked for.
+// computeBenchArgs holds the options of "bench compute".
 type computeBenchArgs struct {
 	kernelBenchArgs
 	only           []string // empty: what is usual for a device
@@ -340,10 +340,10 @@ func openVendor(dev cuda.Device, library string) (cuda.BLAS, error) {
 	return o.OpenBLAS(library)
 }
 
-// gpuPeak is what a GPU can compute in a second by its clock, and how that was found. Operations of
-// an SM in a clock are those of the CUDA programming guide (throughput of native arithmetic
-// instructions: lanes of float32, two operations each) and of NVIDIA's architecture papers (dense
-// tensor cores, sums in float32).
+// gpuPeak returns what a GPU can compute in a second by its clock, and how that was found.
+// Operations of an SM in a clock are those of the CUDA programming guide (throughput of native
+// arithmetic instructions: lanes of float32, two operations each) and of NVIDIA's architecture
+// papers (dense tensor cores, sums in float32).
 func gpuPeak(dev cuda.Device) (peak [3]float64, how string) {
 	d, ok := dev.(interface{ Capabilities() driver.Capabilities })
 	if !ok {
@@ -447,7 +447,7 @@ func (b *computeBench) show(rows []compute.Row) {
 		"check"}, table)
 }
 
-// codeName is how a GPU's kernels were loaded (cuda.Info.Code), without the reason.
+// codeName tells how a GPU's kernels were loaded (cuda.Info.Code), without the reason.
 func codeName(code string) string {
 	code, _, _ = strings.Cut(code, ",")
 	code, _, _ = strings.Cut(code, ";")

@@ -14,7 +14,7 @@ import (
 	"helios/internal/simd"
 )
 
-// kernelBenchArgs are what benchmarks of kernels are asked for: devices, one after another or in
+// kernelBenchArgs holds the options of benchmarks of kernels: devices, one after another or in
 // turns, and the length of a row's measurement.
 type kernelBenchArgs struct {
 	outputs

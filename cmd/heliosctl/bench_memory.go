@@ -45,7 +45,7 @@ func benchMemoryCommand() *cli.Command {
 	), runBenchMemory)
 }
 
-// memoryBenchArgs are what "bench memory" is asked for.
+// memoryBenchArgs holds the options of "bench memory".
 type memoryBenchArgs struct {
 	kernelBenchArgs
 	rowBytes []int64

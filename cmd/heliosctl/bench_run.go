@@ -44,7 +44,7 @@ type benchOutput struct {
 	from   int64      // where the next row's virtual times begin in the timeline
 }
 
-// config is what the flags say for one point, but for the SSDs.
+// config returns what the flags say for one point, but for the SSDs.
 func (o *benchOutput) config(at point) iobench.Config {
 	label := fmt.Sprintf("%s, %d SSDs, %d blocks, row %d, depth %d", at.stack, at.ssds, at.blocks,
 		at.rowBytes, at.depth)
@@ -166,7 +166,7 @@ func (o *benchOutput) show() error {
 	return nil
 }
 
-// coalesceText is what coalesceFlag reads.
+// coalesceText returns what coalesceFlag reads.
 func coalesceText(n int) string {
 	switch {
 	case n < 0:
@@ -366,7 +366,7 @@ func (b *ioBench) played(bound []state.SSD, ssds []*gpuio.SSD) string {
 	return strings.Join(names, "+")
 }
 
-// benchLoaded is what is read: a dataset's rows, or with no layout raw SSDs.
+// benchLoaded holds what is read: a dataset's rows, or with no layout raw SSDs.
 type benchLoaded struct {
 	ssds   []*gpuio.SSD
 	layout gpuio.Layout

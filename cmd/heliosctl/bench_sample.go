@@ -88,7 +88,7 @@ func benchSampleCommand() *cli.Command {
 	), runBenchSample)
 }
 
-// sampleBenchArgs are what "bench sample" is asked for.
+// sampleBenchArgs holds the options of "bench sample".
 type sampleBenchArgs struct {
 	datasetArgs
 	kernelBenchArgs

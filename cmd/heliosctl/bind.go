@@ -50,7 +50,7 @@ func bindCommand() *cli.Command {
 	}, 1<<20, bindOptions(), runBind)
 }
 
-// bindArgs are what bind-ssds is asked for.
+// bindArgs holds the options of bind-ssds.
 type bindArgs struct {
 	// of NVMe controllers
 	allUnused bool

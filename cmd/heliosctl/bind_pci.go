@@ -39,8 +39,8 @@ func (c *candidate) forced(force []string) bool {
 	return slices.Contains(force, contentKey(c.serial(), c.Addr))
 }
 
-// contentKey is what gives the content of an SSD up: its serial number, or the PCI address of one
-// that has none.
+// contentKey returns what gives the content of an SSD up: its serial number, or the PCI address of
+// one that has none.
 func contentKey(serial, addr string) string {
 	if serial == "" {
 		return addr

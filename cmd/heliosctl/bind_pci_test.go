@@ -798,7 +798,7 @@ func TestBindThatFailsGivesBack(t *testing.T) {
 	})
 }
 
-// killed is what a test's kernel throws to end a verb as SIGKILL does: nothing after it runs but
+// killed is thrown by a test's kernel to end a verb as SIGKILL does: nothing after it runs but
 // defers, which find no error and do nothing.
 type killed struct{}
 

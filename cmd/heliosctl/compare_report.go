@@ -151,7 +151,7 @@ func (r *comparison) summary() comparisonSummary {
 	return s
 }
 
-// share3 is how an epoch's rows divide over GPU tier, CPU tier and SSDs.
+// share3 tells how an epoch's rows divide over GPU tier, CPU tier and SSDs.
 func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
 	all := v.RowsGPU + v.RowsCPU + v.RowsSSD
 	if all == 0 {

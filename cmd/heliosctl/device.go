@@ -126,7 +126,7 @@ func (a *deviceArgs) refuseKernels(e *env, kind, device string) error {
 		a.kernels, device)
 }
 
-// deviceError is why a device that was asked for could not be opened.
+// deviceError tells why a device that was asked for could not be opened.
 type deviceError struct {
 	flag string
 	err  error

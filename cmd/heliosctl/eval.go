@@ -17,7 +17,7 @@ import (
 	"helios/sched/report"
 )
 
-// inferArgs are what verbs that use a checkpoint are asked for: the model is the checkpoint's, the
+// inferArgs holds the options of verbs that use a checkpoint: the model is the checkpoint's, the
 // data path is chosen as for train.
 type inferArgs struct {
 	runArgs

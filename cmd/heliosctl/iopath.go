@@ -106,7 +106,7 @@ func ioRows(io report.IOResult) [][]string {
 	return rows
 }
 
-// showSSDs is what each SSD did; without trouble the columns of errors are left out.
+// showSSDs prints what each SSD did; without trouble the columns of errors are left out.
 func showSSDs(e *env, io report.IOResult) {
 	if len(io.SSDs) == 0 {
 		return

@@ -74,7 +74,7 @@ func loadCommand() *cli.Command {
 	), runLoad)
 }
 
-// loadArgs are what load is asked for.
+// loadArgs holds the options of load.
 type loadArgs struct {
 	datasetArgs
 	ssdArgs

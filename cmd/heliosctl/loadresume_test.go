@@ -68,7 +68,7 @@ func requireOutside(t *testing.T, pattern []byte, result map[string]any) {
 	}
 }
 
-// marked is how many chunks of ssd0.img a load has said are there.
+// marked returns how many chunks of ssd0.img a load has said are there.
 func marked(t *testing.T) uint64 {
 	t.Helper()
 	f, err := os.Open("ssd0.img")

@@ -76,7 +76,7 @@ type controller struct {
 	Record *state.Record  // ours, or half on its way
 }
 
-// text is how messages call a controller.
+// text tells how messages call a controller.
 func (c *controller) text() string {
 	if c.Kernel.Name != "" {
 		return c.Addr + " (/dev/" + c.Kernel.Name + ")"

@@ -123,7 +123,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 const envKey = "env"
 
-// env is what every verb works with: the streams, the state folder, the machine. What a verb was
+// env holds what every verb works with: the streams, the state folder, the machine. What a verb was
 // asked for is in a struct of its own, which its options fill (verb).
 type env struct {
 	c        *cli.Context

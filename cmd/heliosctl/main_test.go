@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// outcome is what a run of heliosctl gave.
+// outcome holds what a run of heliosctl gave.
 type outcome struct {
 	code        int
 	out, errOut string
@@ -97,8 +97,8 @@ func last(t *testing.T, s string) map[string]any {
 	return l
 }
 
-// kept is what a file of --results holds between its first line, which identifies the run, and its
-// last, which calls the run whole.
+// kept returns what a file of --results holds between its first line, which identifies the run, and
+// its last, which calls the run whole.
 func kept(t *testing.T, file string) string {
 	t.Helper()
 	all := readFile(t, file)

@@ -79,7 +79,8 @@ func faultOption() hcli.Option[ssdArgs] {
 		})
 }
 
-// errListFaults is what --fault list comes to: the catalogue is printed and the verb does nothing.
+// errListFaults ends a verb that has --fault list: the catalogue is printed and the verb does
+// nothing.
 var errListFaults = errors.New("the faults are listed")
 
 // listFaults prints the faults that have a documented outcome.
@@ -300,7 +301,7 @@ func (o *ssdOpener) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error)
 	return bus, err
 }
 
-// sysStat is what stat(2) says, where there is something.
+// sysStat returns what stat(2) says, where there is something.
 func sysStat(fi fs.FileInfo) (*syscall.Stat_t, bool) {
 	if fi == nil {
 		return nil, false
@@ -349,7 +350,7 @@ func (s *ssdSet) close() error {
 	return err
 }
 
-// faultCounts is how often each injected fault struck, for reports; nil without faults.
+// faultCounts returns how often each injected fault struck, for reports; nil without faults.
 func (s *ssdSet) faultCounts() map[string]int64 {
 	if s == nil || s.faults == nil {
 		return nil

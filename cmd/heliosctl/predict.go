@@ -50,7 +50,7 @@ func predictCommand() *cli.Command {
 	), runPredict)
 }
 
-// predictArgs are what predict is asked for.
+// predictArgs holds the options of predict.
 type predictArgs struct {
 	inferArgs
 	nodes           []int64

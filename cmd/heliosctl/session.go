@@ -17,7 +17,7 @@ import (
 	"helios/sched/report"
 )
 
-// runArgs are what verbs that run a model, or a part of that, have in common.
+// runArgs hold what verbs that run a model, or a part of that, have in common.
 type runArgs struct {
 	datasetArgs
 	deviceArgs
@@ -55,8 +55,8 @@ func edgesOption() hcli.Option[runArgs] {
 		func(a *runArgs) *bool { return &a.noEdges })
 }
 
-// session is what a verb works on: a dataset, a device, the SSDs and the file of --timeline, as far
-// as the verb has them.
+// session holds what a verb works on: a dataset, a device, the SSDs and the file of --timeline, as
+// far as the verb has them.
 type session struct {
 	*env
 	*runArgs

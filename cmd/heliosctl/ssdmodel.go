@@ -37,7 +37,7 @@ func (o *ssdOpener) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
 	return m, nil
 }
 
-// boundModel is what bind-ssds --ssd-model asks for. The zero value is no model.
+// boundModel holds what bind-ssds --ssd-model asks for. The zero value is no model.
 type boundModel struct {
 	*ssdmodel.Model
 	// in the state: a built-in name, or the absolute path of a file, which each command reads again

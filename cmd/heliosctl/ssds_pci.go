@@ -27,7 +27,7 @@ const (
 	kindNone   = "none"   // no driver
 )
 
-// place is where a controller sits and who has it, in a line of "ssds".
+// place tells where a controller sits and who has it, in a line of "ssds".
 type place struct {
 	Driver   string   `json:"driver,omitempty"`     // that has it now
 	Device   string   `json:"controller,omitempty"` // nvme0
@@ -121,7 +121,7 @@ func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
 	return nil
 }
 
-// strayText is what there is to say about a controller at vfio-pci of which there is no record.
+// strayText is said of a controller at vfio-pci of which there is no record.
 const strayText = "bound by another program, or our record of it was lost"
 
 func strayNext(addr string) string {

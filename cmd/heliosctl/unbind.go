@@ -177,7 +177,7 @@ func removeCreated(d state.SSD) (bool, error) {
 	return true, nil
 }
 
-// allocated is what a file takes up on its disk; sparse files take less than their size.
+// allocated returns what a file takes up on its disk; sparse files take less than their size.
 func allocated(fi fs.FileInfo) int64 {
 	if s, ok := fi.Sys().(*syscall.Stat_t); ok {
 		return s.Blocks * 512

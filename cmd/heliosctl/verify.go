@@ -44,7 +44,7 @@ func verifyCommand() *cli.Command {
 	), runVerify)
 }
 
-// verifyArgs are what verify is asked for.
+// verifyArgs holds the options of verify.
 type verifyArgs struct {
 	datasetArgs
 	ssdArgs
