@@ -190,7 +190,7 @@ func (m *Meta) decode(text []byte) error {
 // MaxDim keeps a row below 1 MiB, so that it fits one checksum chunk.
 const MaxDim = 1 << 18
 
-// Path is where a file of the dataset lies.
+// Path tells where a file of the dataset lies.
 func (d *Dataset) Path(name string) string { return d.path(name) }
 
 // Dir is the directory as given to Open.

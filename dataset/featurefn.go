@@ -73,7 +73,7 @@ func parseFeatureFn(s string, def uint64) (seed uint64, err error) {
 	return seed, nil
 }
 
-// featureFnText is how dataset.yaml names it.
+// featureFnText tells how dataset.yaml names it.
 func featureFnText(seed uint64) string { return "hash:" + strconv.FormatUint(seed, 10) }
 
 // ParseFeatureFn reads --feature-fn for dim features.
@@ -117,7 +117,7 @@ func NewFeatureFunc(seed uint64, dim int, rows int64) *FeatureFunc {
 	return f
 }
 
-// Bits is how many bits of a row number count.
+// Bits returns how many bits of a row number count.
 func (f *FeatureFunc) Bits() int { return 4 * len(f.nib) }
 
 // Row writes row r, little-endian float32, to dst, which has 4·dim bytes.

@@ -164,7 +164,8 @@ func (d *folder) checkSeal(toSeal bool) error {
 // unread tells whether no run reads a file of this dataset.
 func (d *folder) unread(name string) bool { return name == FeaturesName && d.meta.FeatureFn != "" }
 
-// functionSum is what a feature function counts for in the identity; empty where features.npy does.
+// functionSum returns what a feature function counts for in the identity; empty where features.npy
+// does.
 func (d *folder) functionSum() (map[string][]byte, map[string]int64) {
 	sums, rows := map[string][]byte{}, map[string]int64{}
 	if fn := d.meta.FeatureFn; fn != "" {

@@ -10,7 +10,7 @@ import (
 	"helios/internal/simd"
 )
 
-// float16DType is what features.npy holds in a dataset of float16.
+// float16DType is the type of features.npy in a dataset of float16.
 var float16DType = npy.DType{Kind: 'f', Size: 2}
 
 // RowType is the form in which the dataset's own rows are: float32 or float16. Those on SSDs may be
@@ -36,7 +36,7 @@ func (m *Meta) checkDType() error {
 	return nil
 }
 
-// FileDType is what features.npy must hold.
+// FileDType returns what features.npy must hold.
 func (m *Meta) FileDType() npy.DType {
 	if m.RowType() == rowtype.Float16 {
 		return float16DType
@@ -127,7 +127,7 @@ func (d *Dataset) ReadRowsAs(t rowtype.Type, first int64, dst []byte) error {
 	return d.RowsAs(t).Read(first, dst)
 }
 
-// RowSource is what the dataset's rows come from, for messages.
+// RowSource returns what the dataset's rows come from, for messages.
 func (d *Dataset) RowSource() string {
 	if d.Meta.FeatureFn != "" {
 		return d.Meta.FeatureFn

@@ -52,8 +52,8 @@ func BenchmarkOpenSealed(b *testing.B) {
 	}
 }
 
-// processorTime is what the process has taken so far; unlike wall time it says something on a busy
-// machine.
+// processorTime returns what the process has taken so far; unlike wall time it says something on a
+// busy machine.
 func processorTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))

@@ -34,7 +34,7 @@ import (
 var Files = []string{MetaName, IndptrName, IndicesName, FeaturesName, LabelsName, "train.npy",
 	"val.npy", "test.npy", NamesName}
 
-// SealBlock is how much of a file a checksum is of: --topology ssd reads and checks the ids by
+// SealBlock returns how much of a file a checksum is of: --topology ssd reads and checks the ids by
 // page.
 func SealBlock(name string) int64 {
 	if name == IndicesName {
@@ -53,7 +53,7 @@ type SealInfo struct {
 	Seconds      float64 `json:"seconds"` // that the checks took, of all cores together
 }
 
-// SealInfo is what reads of the dataset's files have checked.
+// SealInfo returns what reads of the dataset's files have checked.
 func (d *Dataset) SealInfo() SealInfo {
 	return SealInfo{Sealed: d.Sealed(), CheckedBytes: d.checked.Checked(),
 		Seconds: d.checked.Took().Seconds()}

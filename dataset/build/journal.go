@@ -253,7 +253,7 @@ func (j sorterLog) Ran(r edges.Run, replaces []int) error {
 	return j.write(journalLine{Run: &r, Replaces: replaces})
 }
 
-// Merged is how far the merge is.
+// Merged returns how far the merge is.
 func (j sorterLog) Merged() *edges.Merged { return j.merged }
 
 // MergedTo notes how far the merge is.
@@ -512,7 +512,7 @@ func (s *Staging) HasArray(name string, rows, width int64) bool {
 	return ok && d.Rows == rows && d.Width == width
 }
 
-// ArrayBegun is how much of an array an interrupted import has written; nil: nothing.
+// ArrayBegun returns how much of an array an interrupted import has written; nil: nothing.
 func (s *Staging) ArrayBegun(name string) *edges.ArrayMark {
 	if s.journal == nil {
 		return nil

@@ -487,7 +487,7 @@ func (a *Array) Close() error {
 // sorterStore is a staging directory as a sorter of edges sees it.
 type sorterStore struct{ s *Staging }
 
-// Path is where a file lies.
+// Path tells where a file lies.
 func (t sorterStore) Path(name string) string { return t.s.Path(name) }
 
 // Create makes a file.
@@ -561,7 +561,7 @@ func (s *Staging) FeatureFn(m *dataset.Meta, fn string, dim int) {
 	s.sums["features"], s.rows["features"] = dataset.FeatureFnSum(fn, dim), m.Nodes
 }
 
-// Path is where a file of the directory lies while it is being written.
+// Path tells where a file of the directory lies while it is being written.
 func (s *Staging) Path(name string) string { return filepath.Join(s.dir, name) }
 
 // Store is the directory as a sorter of edges sees it.

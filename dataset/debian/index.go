@@ -23,7 +23,7 @@ import (
 	"helios/internal/regular"
 )
 
-// Package is what a stanza says about one binary package.
+// Package holds what a stanza says about one binary package.
 type Package struct {
 	Name        string
 	Version     string
@@ -235,7 +235,7 @@ func Open(path string) (io.ReadCloser, error) {
 	}{r, f}, nil
 }
 
-// ListsDir is where apt keeps the indexes it has downloaded (Dir::State::lists).
+// ListsDir tells where apt keeps the indexes it has downloaded (Dir::State::lists).
 const ListsDir = "/var/lib/apt/lists"
 
 // FindLists lists the package indexes in a folder, sorted by name.

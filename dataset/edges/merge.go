@@ -38,7 +38,7 @@ type keySource interface {
 	count(k Edge, b *mergeBuf) (int64, error)
 }
 
-// mergeBuf is what one range needs.
+// mergeBuf holds what one range needs.
 type mergeBuf struct {
 	a, b []uint64
 	raw  []byte
@@ -65,7 +65,7 @@ func (r *fileRun) starts(fn func(Edge, int)) {
 	}
 }
 
-// end is where group g begins, or the last one ends.
+// end tells where group g begins, or the last one ends.
 func (r *fileRun) end(g int) int64 {
 	if g == len(r.index) {
 		return r.Bytes
@@ -234,8 +234,8 @@ type merger struct {
 	slack   int // keys of groups that begin before it
 }
 
-// mergeRoom is how many keys a range may have, and how many of them can be of groups that begin
-// before it. ok is false when the sources are too many, or too coarse, to be merged at once.
+// mergeRoom returns how many keys a range may have, and how many of them can be of groups that
+// begin before it. ok is false when the sources are too many, or too coarse, to be merged at once.
 // held says that the chunks' keys stay.
 func (e *Sorter) mergeRoom(sources []keySource, wide, held bool) (room, slack int, ok bool) {
 	room = e.words // words of one half

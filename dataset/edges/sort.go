@@ -40,8 +40,8 @@ const DefaultMemory = 2 << 30
 const (
 	minChunk = 1 << 10 // keys of a chunk
 	maxChunk = 32 << 20
-	// fixedMemory is what a process that imports holds beside the edges: the program, Go's
-	// runtime, and readers' buffers for each core.
+	// fixedMemory is the memory that a process which imports holds beside the edges: the program,
+	// Go's runtime, and readers' buffers for each core.
 	fixedMemory   = 40 << 20
 	readerMemory  = 6 << 20
 	wideKeyWords  = 2
@@ -75,7 +75,7 @@ type Span struct {
 	To   int64 `json:"to"`
 }
 
-// Piece is what a run holds of a part of a source.
+// Piece holds what a run holds of a part of a source.
 type Piece struct {
 	Source int `json:"source"`
 	Part   int `json:"part"`
@@ -545,7 +545,7 @@ func (c *chunk) sorted(dedup bool) []uint64 {
 	return a
 }
 
-// groupKeys is how many keys lie between two entries of a run's index.
+// groupKeys returns how many keys lie between two entries of a run's index.
 func (e *Sorter) groupKeys() int {
 	return min(max(e.words/4096&^(packKeys-1), packKeys), maxGroup)
 }

@@ -22,7 +22,7 @@ import (
 	"helios/internal/philox"
 )
 
-// reference is what the rules make of edges, by sorting in memory.
+// reference returns what the rules make of edges, by sorting in memory.
 func reference(edges []Edge, nodes int64, r Rules) []Edge {
 	var want []Edge
 	if r.None {

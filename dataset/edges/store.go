@@ -8,7 +8,7 @@ import (
 
 // Store is the folder that a sorter keeps its runs in and writes the topology to.
 type Store interface {
-	// Path is where a file of the folder lies.
+	// Path tells where a file of the folder lies.
 	Path(name string) string
 	// Create makes a file anew, as os.Create does.
 	Create(name string) (File, error)
@@ -39,13 +39,13 @@ type Array interface {
 type Log interface {
 	// Begin notes source number id, or checks that it is the one that the interrupted run read.
 	Begin(id int, s Source) error
-	// Covered is what runs have of a source's parts.
+	// Covered returns what runs have of a source's parts.
 	Covered(id int) map[int]*PartMark
 	// Runs are the runs that are there, and the largest id that was given to one.
 	Runs() (runs []Run, last int)
 	// Ran notes a run, which takes the place of others.
 	Ran(r Run, replaces []int) error
-	// Merged is how far the merge is; nil: it has not begun.
+	// Merged returns how far the merge is; nil: it has not begun.
 	Merged() *Merged
 	// MergedTo notes how far the merge is.
 	MergedTo(m Merged) error
@@ -53,13 +53,13 @@ type Log interface {
 	Done(c Counts) error
 }
 
-// ArrayMark is how far an array is on the disk, with the state of its running hash.
+// ArrayMark tells how far an array is on the disk, with the state of its running hash.
 type ArrayMark struct {
 	Bytes int64  `json:"bytes"` // of rows
 	Hash  []byte `json:"hash"`
 }
 
-// PartMark is what runs have of a part of a source.
+// PartMark holds what runs have of a part of a source.
 type PartMark struct {
 	Spans []Span
 	Total int64 // edges, where known
@@ -76,7 +76,7 @@ func (p *PartMark) Ended() bool {
 	return p.Known && have == p.Total
 }
 
-// Merged is how far a merge is.
+// Merged tells how far a merge is.
 type Merged struct {
 	Dst  uint64 `json:"dst"`
 	Src  uint64 `json:"src"`

@@ -49,7 +49,7 @@ type dglTensor struct {
 	a    *npy.Array
 }
 
-// dglGraph is what is needed of one graph.
+// dglGraph holds what is needed of one graph.
 type dglGraph struct {
 	at         int64
 	nodes      []int64 // per type

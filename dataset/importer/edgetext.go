@@ -59,7 +59,7 @@ func (im *edgeSet) textEdges(ctx context.Context, path string, known, more bool)
 	return im.edgesFrom(ctx, s)
 }
 
-// firstData is where the first line begins that is neither empty nor a comment: a heading may be
+// firstData tells where the first line begins that is neither empty nor a comment: a heading may be
 // there.
 func firstData(f *os.File) (int64, error) {
 	buf := make([]byte, 64<<10)

@@ -175,7 +175,7 @@ func (m *graphboltMeta) files(dir string) (names []string) {
 	return names
 }
 
-// in is where the entry's file is.
+// in tells where the entry's file is.
 func (d *graphboltData) in(dir string) string {
 	if filepath.IsAbs(d.Path) {
 		return d.Path

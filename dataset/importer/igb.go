@@ -34,7 +34,7 @@ const igbHelp = "option in is the folder of one size (tiny, small, medium, large
 
 const igbFolder = "one size of IGB as it is unpacked (such as large): processed/paper/node_feat.npy and node_label_19.npy or node_label_2K.npy, and processed/paper__cites__paper/edge_index.npy"
 
-// igb is what is known of the dataset: the papers of each size, the features of a paper, and how
+// igb holds what is known of the dataset: the papers of each size, the features of a paper, and how
 // many papers of the full graph are labelled in each set of labels (they come first). Tests make it
 // smaller.
 var igb = struct {

@@ -29,7 +29,7 @@ func newImporter(j *job) *importer {
 		labelColumn: labelColumn{j}, splitSets: splitSets{job: j}}
 }
 
-// request is what a format asks of run.
+// request holds what a format asks of run.
 type request struct {
 	kind    string   // the format's name
 	options any      // the format's own, a pointer; the result depends on them
@@ -104,5 +104,5 @@ type KeptError struct {
 
 func (e *KeptError) Error() string { return e.Err.Error() }
 
-// Unwrap is what interrupted it.
+// Unwrap returns what interrupted it.
 func (e *KeptError) Unwrap() error { return e.Err }

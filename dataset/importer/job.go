@@ -19,8 +19,8 @@ import (
 	"helios/internal/units"
 )
 
-// job is what all parts of an import share: the options, the folder that is made and what is known
-// of the dataset so far.
+// job holds what all parts of an import share: the options, the folder that is made and what is
+// known of the dataset so far.
 type job struct {
 	o    Options
 	s    *build.Staging

@@ -400,7 +400,7 @@ func BenchmarkEdgeText(b *testing.B) {
 	}
 }
 
-// sortedByRules is what the rules make of edges, by sorting in memory.
+// sortedByRules returns what the rules make of edges, by sorting in memory.
 func sortedByRules(all []edges.Edge, nodes int64, r edges.Rules) []edges.Edge {
 	var want []edges.Edge
 	if r.None {

@@ -28,7 +28,7 @@ type lines struct {
 	long   []byte
 }
 
-// byteOrderMark is what Windows programs begin text in UTF-8 with.
+// byteOrderMark begins text in UTF-8 from Windows programs.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
 // maxLine bounds a line: 16 MiB holds a row of maxDim features in text.

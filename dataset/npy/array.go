@@ -424,5 +424,5 @@ func Half(h uint16) float32 {
 	return v
 }
 
-// DataOffset is where the data begins in a .npy file or section.
+// DataOffset tells where the data begins in a .npy file or section.
 func (a *Array) DataOffset() int64 { return a.start }

@@ -37,7 +37,7 @@ type Counter struct {
 	nanos atomic.Int64
 }
 
-// Checked is how many bytes were held against their checksums.
+// Checked returns how many bytes were held against their checksums.
 func (c *Counter) Checked() int64 { return c.bytes.Load() }
 
 // Took is the time that this took, of all cores together.

@@ -39,7 +39,7 @@ const maxHead = 64 << 10
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// File is what the manifest says of one file.
+// File holds what the manifest says of one file.
 type File struct {
 	Name  string `json:"name"`
 	Bytes int64  `json:"bytes"`
@@ -67,7 +67,7 @@ type Manifest struct {
 // Path is the manifest's file.
 func (m *Manifest) Path() string { return filepath.Join(m.dir, Name) }
 
-// File is what the manifest says of a file; nil when it does not name it.
+// File returns what the manifest says of a file; nil when it does not name it.
 func (m *Manifest) File(name string) *File {
 	for i := range m.Files {
 		if m.Files[i].Name == name {

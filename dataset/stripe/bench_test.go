@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// BenchmarkRowChecksums is what --row-checksums adds to a load: the CRC32C of each row, of rows as
-// load has them at hand (a buffer of 4 MiB), and the table's bytes.
+// BenchmarkRowChecksums measures what --row-checksums adds to a load: the CRC32C of each row, of
+// rows as load has them at hand (a buffer of 4 MiB), and the table's bytes.
 func BenchmarkRowChecksums(b *testing.B) {
 	for _, row := range []int{64, 256, 512, 1024, 4096} {
 		b.Run(fmt.Sprintf("%dB", row), func(b *testing.B) {

@@ -36,7 +36,7 @@ type ComputedOptions struct {
 	loadID uuid.UUID // for tests
 }
 
-// ComputedSums are what a computed SSD's superblock says that takes time to find out.
+// ComputedSums hold what a computed SSD's superblock says that takes time to find out.
 type ComputedSums struct {
 	Table    uint32 `json:"table"`     // CRC32C of the checksums of chunks
 	RowTable uint32 `json:"row_table"` // of the checksums of rows
@@ -319,7 +319,7 @@ func (c *Computed) sums(ctx context.Context, p progress.Func) (*ComputedSums, er
 	return &r, nil
 }
 
-// shiftTable is what a number of zero bytes does to the state of a CRC32C, which is linear.
+// shiftTable holds what a number of zero bytes does to the state of a CRC32C, which is linear.
 type shiftTable [4][256]uint32
 
 // shiftBy makes the table for n bytes, which is at most a chunk's worth.

@@ -11,7 +11,7 @@ import (
 	"helios/internal/signatures"
 )
 
-// forceName is what --force calls a device: its serial number, or its name where it has none.
+// forceName returns what --force calls a device: its serial number, or its name where it has none.
 func (t *target) forceName() string {
 	if serial := strings.TrimSpace(t.serial); serial != "" {
 		return serial

@@ -453,7 +453,7 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 	return g.Wait()
 }
 
-// markCost is what the last mark has cost: the SSDs make theirs at once.
+// markCost returns what the last mark has cost: the SSDs make theirs at once.
 func (w *loader) markCost() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -582,7 +582,7 @@ func newStripeWriter(l gpuio.Layout, g geometry, rowSums bool) *stripeWriter {
 	return s
 }
 
-// slotOffset is where a slot begins in the extent, in bytes.
+// slotOffset tells where a slot begins in the extent, in bytes.
 func slotOffset(l gpuio.Layout, slot int64) int64 {
 	per := int64(l.RowsPerLBA)
 	return slot/per*int64(l.LBAsPerRow)*int64(l.LBABytes) + slot%per*int64(l.RowBytes)

@@ -41,14 +41,14 @@ func markDue(since, cost time.Duration) bool { return since >= max(markEvery, ma
 // many from the rest, evenly: the last ones are what an SSD that lies about flushes loses first.
 const resumeSample = 16
 
-// staleError is why what an interrupted load has left cannot be gone on with.
+// staleError tells why what an interrupted load has left cannot be gone on with.
 type staleError struct{ why string }
 
 func (e *staleError) Error() string { return e.why }
 
 func stale(format string, a ...any) error { return &staleError{fmt.Sprintf(format, a...)} }
 
-// headway is how far a stripe is, on its way through writeData.
+// headway tells how far a stripe is, on its way through writeData.
 type headway struct {
 	table  []byte // the chunk table so far, and room for the rest
 	chunks int64
@@ -59,7 +59,7 @@ type headway struct {
 	old *oldStripe
 }
 
-// oldStripe is what an interrupted load has left of a stripe.
+// oldStripe holds what an interrupted load has left of a stripe.
 type oldStripe struct {
 	mark     Mark
 	complete bool // its superblock says so: mark has no digest, but there are the tables' checksums
@@ -269,8 +269,8 @@ func (w *loader) resumable(found []copies) (old []oldStripe, id uuid.UUID, why s
 	return old, first.LoadID, ""
 }
 
-// loading is what the superblocks say about a load that did not end. Where they differ in no more
-// than how far it was, since it was cut off while it wrote them, the less holds.
+// loading returns what the superblocks say about a load that did not end. Where they differ in no
+// more than how far it was, since it was cut off while it wrote them, the less holds.
 func (c *copies) loading() (Superblock, error) {
 	switch {
 	case c.err[0] != nil && c.err[1] != nil:
@@ -301,11 +301,11 @@ func (m Mark) holds(less Mark) bool {
 	return m.Chunks >= less.Chunks && m.RowPieces >= less.RowPieces
 }
 
-// bytesOn is how much of the feature extent m says is on the SSD.
+// bytesOn returns how much of the feature extent m says is on the SSD.
 func (g *geometry) bytesOn(m Mark) int64 { return min(m.Chunks*chunkBytes, g.dataBytes) }
 
-// OnFlash is how many bytes of the stripe's feature extent an interrupted load has left durable, as
-// its progress mark says, and how many there are.
+// OnFlash returns how many bytes of the stripe's feature extent an interrupted load has left
+// durable, as its progress mark says, and how many there are.
 func (s *Superblock) OnFlash() (bytes, total int64) {
 	total = s.DataLBAs * int64(s.LBABytes)
 	if s.State == StateComplete {

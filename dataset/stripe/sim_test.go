@@ -12,7 +12,7 @@ import (
 	"helios/nvme"
 )
 
-// errPowerLoss is what a simulated SSD answers once its power is gone.
+// errPowerLoss is a simulated SSD's answer once its power is gone.
 var errPowerLoss = errors.New("simulated power loss")
 
 // simSSD is an SSD with a volatile write cache. Written LBAs are durable after Flush; a power
@@ -106,7 +106,7 @@ func (s *simSSD) ReadAt(_ context.Context, lba nvme.LBA, dst []byte) error {
 	return nil
 }
 
-// peek is what a read at byte from gives.
+// peek returns what a read at byte from gives.
 func (s *simSSD) peek(from int64, dst []byte) {
 	copy(dst, s.durable[from:])
 	for _, e := range s.cache {
@@ -161,7 +161,7 @@ func (s *simSSD) Flush(context.Context) error {
 
 func (s *simSSD) Close(context.Context) error { return nil }
 
-// restart is what is found after the power cut.
+// restart returns what is found after the power cut.
 func (s *simSSD) restart(rng *rand.Rand) *simSSD {
 	n := &simSSD{lba: s.lba, durable: copyImage(s.durable)}
 	mode := rng.IntN(3)

@@ -357,7 +357,7 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	return s, nil
 }
 
-// geometry is where the parts of a stripe are on an SSD.
+// geometry tells where the parts of a stripe are on an SSD.
 type geometry struct {
 	lbaBytes     int
 	dataLBA      nvme.LBA
@@ -417,7 +417,7 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSum
 	return g, nil
 }
 
-// rowPieces is how many pieces of up to 1 MiB the row table is written in.
+// rowPieces returns how many pieces of up to 1 MiB the row table is written in.
 func (g *geometry) rowPieces() int64 {
 	if g.rowTableLBAs == 0 {
 		return 0
@@ -464,14 +464,14 @@ func extentsOf(t *target, sb *Superblock) (SSDExtents, error) {
 	return SSDExtents{SSD: t.name, Serial: t.serial, LBABytes: t.lbaBytes, Extents: e}, err
 }
 
-// secondCopy is where the second superblock of a device is, whatever it holds.
+// secondCopy tells where the second superblock of a device is, whatever it holds.
 func secondCopy(lbaBytes int, lbas uint64) nvme.LBA {
 	return nvme.LBA((int64(lbas)*int64(lbaBytes)/alignBytes*alignBytes -
 		superblockBytes) / int64(lbaBytes))
 }
 
-// blockDev is what loading, attaching and verifying need of an SSD. Tests have a simulated one
-// that loses power.
+// blockDev has the calls that loading, attaching and verifying need of an SSD. Tests have a
+// simulated one that loses power.
 type blockDev interface {
 	ReadAt(ctx context.Context, lba nvme.LBA, dst []byte) error
 	WriteAt(ctx context.Context, lba nvme.LBA, data []byte) error
@@ -523,7 +523,7 @@ func closeTargets(ctx context.Context, ts []*target) error {
 	return err
 }
 
-// copies is what the two superblocks of an SSD say.
+// copies holds what the two superblocks of an SSD say.
 type copies struct {
 	sb   [2]Superblock
 	err  [2]error // nil, ErrNoSuperblock, errBadSuperblock, another version, or a read error

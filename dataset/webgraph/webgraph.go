@@ -111,7 +111,7 @@ func Open(ctx context.Context, base string) (g *Graph, err error) {
 // Close closes the graph's file.
 func (g *Graph) Close() error { return g.file.Close() }
 
-// Parts is how many parts can be read by themselves: 1 without offsets.
+// Parts returns how many parts can be read by themselves: 1 without offsets.
 func (g *Graph) Parts() int { return len(g.parts) }
 
 func (g *Graph) bad(format string, a ...any) error {
