@@ -33,16 +33,16 @@ func (l *Link) Send(bytes int64) int64 {
 	return (l.free+ticks-1)/ticks + l.latency
 }
 
-// Time is how long bytes take on an idle link, latency included.
+// Time returns how long bytes take on an idle link, latency included.
 func (l *Link) Time(bytes int64) int64 {
 	return (int64(float64(bytes)*l.perByte+0.5)+ticks-1)/ticks + l.latency
 }
 
-// Backlog is how long what was sent now would wait, in ns.
+// Backlog returns how long what was sent now would wait, in ns.
 func (l *Link) Backlog() int64 { return max(l.free/ticks-l.sim.now, 0) }
 
-// Bytes is what was sent so far.
+// Bytes returns what was sent so far.
 func (l *Link) Bytes() int64 { return l.bytes }
 
-// BusyNS is how long the link has been or will be busy with what was sent so far.
+// BusyNS returns how long the link has been or will be busy with what was sent so far.
 func (l *Link) BusyNS() int64 { return l.busy / ticks }

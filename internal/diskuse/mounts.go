@@ -163,7 +163,7 @@ func (l *look) mountOf(m mount, n node) bool {
 	return false
 }
 
-// bootPlaces are where the parts of a running system are mounted.
+// bootPlaces tell where the parts of a running system are mounted.
 var bootPlaces = []string{"/", "/usr", "/boot", "/boot/efi", "/efi"}
 
 // boot reports the disk that the machine runs from: by its mounts, and by the kernel's arguments.
@@ -225,7 +225,7 @@ func (l *look) isArgument(value string, n node, cs []content) bool {
 	return false
 }
 
-// zfsMark is what package signatures calls ZFS.
+// zfsMark is the name of ZFS in package signatures.
 const zfsMark = "a ZFS pool"
 
 // zfsPool reads the pool's name from the first label of a ZFS disk: an XDR list of pairs 16 KiB

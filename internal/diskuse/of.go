@@ -256,7 +256,7 @@ func (l *look) targets() {
 	}
 }
 
-// content is what was read of one block device.
+// content holds what was read of one block device.
 type content struct {
 	node
 	bytes int64

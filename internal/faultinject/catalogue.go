@@ -27,7 +27,7 @@ const (
 	LoadFails    Class = "load-fails" // the write ends with a typed error
 )
 
-// Workload is what a fault of the catalogue is for.
+// Workload names what a fault of the catalogue is for.
 type Workload string
 
 // The workloads that show a fault.
@@ -245,7 +245,7 @@ var catalogue = []Entry{
 		"the caller gets a *StatusError; reads are not concerned", NoEffect},
 }
 
-// Besides is what no Fault can inject, for it happens outside of the SSD, with its outcome.
+// Besides returns what no Fault can inject, for it happens outside of the SSD, with its outcome.
 func Besides() []Entry { return append([]Entry(nil), besides...) }
 
 var besides = []Entry{

@@ -65,7 +65,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Kind is what goes wrong.
+// Kind names what goes wrong.
 type Kind uint8
 
 // The kinds of faults.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Action is what shall happen to a command or a register: all faults that hit together.
+// Action holds what shall happen to a command or a register: all faults that hit together.
 type Action struct {
 	Fail    bool // do not carry it out, complete with the status SCT, SC, DNR
 	SCT, SC uint8

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ID is what a file or block device is known by, whatever its name. The zero value is not known.
+// ID holds what a file or block device is known by, whatever its name. The zero value is not known.
 type ID struct {
 	// of a file: its file system's number (st_dev), which a reboot may change,
 	Device uint64 `json:"device,omitempty"`
@@ -26,7 +26,7 @@ type ID struct {
 // Known tells whether there is anything to compare with.
 func (id ID) Known() bool { return id.Inode != 0 || id.Rdev != 0 }
 
-// loopFile is where a loop device says which file it shows: a path, which is no identity.
+// loopFile tells where a loop device says which file it shows: a path, which is no identity.
 const loopFile = "loop/backing_file"
 
 // maxDisk bounds what a disk says of itself.
@@ -56,8 +56,8 @@ func Of(f *os.File) (id ID, bytes int64, err error) {
 	return id, 0, fmt.Errorf("%s is neither a file nor a block device", f.Name())
 }
 
-// disk is what sysfs says about the disk of a block device, or "". A partition is its disk's number
-// n, from where it begins.
+// disk returns what sysfs says about the disk of a block device, or "". A partition is its disk's
+// number n, from where it begins.
 func disk(sys string, rdev uint64) string {
 	dir := filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev)))
 	attr := func(name string) string {

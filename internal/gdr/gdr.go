@@ -114,7 +114,7 @@ type Pin struct {
 	Bytes  int64  // whole pages of the GPU
 }
 
-// Offset is where the range is in the module's file, for mmap. It is mapped once, from its
+// Offset tells where the range is in the module's file, for mmap. It is mapped once, from its
 // beginning.
 func (p Pin) Offset() int64 { return int64(p.Handle << pageShift) }
 

@@ -24,7 +24,7 @@ func (f Figure) Int() int { return int(math.Round(f.Value)) }
 // NS is the value of a figure in nanoseconds as a whole number.
 func (f Figure) NS() int64 { return int64(math.Round(f.Value)) }
 
-// Cost is what a step of an I/O kernel takes a warp: dependent ways to the kernels' state (host
+// Cost holds what a step of an I/O kernel takes a warp: dependent ways to the kernels' state (host
 // memory, or GPU memory where the state lies there), dependent ways to GPU memory, and the rest.
 type Cost struct {
 	StateWays  float64 `yaml:"state_ways"`
@@ -112,7 +112,7 @@ type Ops struct {
 	Elementwise Op `yaml:"elementwise"` // bytes
 }
 
-// Op is how well an operator uses the GPU.
+// Op tells how well an operator uses the GPU.
 type Op struct {
 	ItemNS Figure `yaml:"item_ns"` // time of one SM for an item, at full occupancy
 	Memory Figure `yaml:"memory"`  // share of hbm_gbs that its accesses reach
@@ -137,8 +137,8 @@ type PCIe struct {
 	CopyNS     Figure `yaml:"copy_ns"`     // to start one copy
 	DoorbellNS Figure `yaml:"doorbell_ns"` // from the kernel's store until the SSD sees it
 	FetchNS    Figure `yaml:"fetch_ns"`    // the SSD's read of SQEs from where the queue is
-	// IncludedNS is what of doorbell and fetch the SSD models' latency already holds: data sheets
-	// and fio measure at the host.
+	// IncludedNS holds what of doorbell and fetch the SSD models' latency already holds: data
+	// sheets and fio measure at the host.
 	IncludedNS Figure `yaml:"included_ns"`
 }
 
@@ -149,7 +149,7 @@ type CPU struct {
 	GatherGBs Figure `yaml:"gather_gbs"` // one core copying rows to their place
 	UringNS   Figure `yaml:"uring_ns"`   // CPU time of one read through io_uring, O_DIRECT
 	FaultNS   Figure `yaml:"fault_ns"`   // CPU time of one page fault that reads
-	// DirectoryNS is what a dynamic tier's directory takes one core for a row, looked up or
+	// DirectoryNS holds what a dynamic tier's directory takes one core for a row, looked up or
 	// announced; 0: kernels do it, in GPU memory, as BaM's.
 	DirectoryNS Figure `yaml:"directory_ns"`
 	// what one such fault reads at random access (MADV_RANDOM: a page)
@@ -182,7 +182,7 @@ func (l *Link) seconds(n int64) float64 {
 	return t
 }
 
-// WireBytes is how many bytes at RawGBs take as long as n bytes of data do on the link.
+// WireBytes returns how many bytes at RawGBs take as long as n bytes of data do on the link.
 func (l *Link) WireBytes(n int64) int64 {
 	return int64(math.Ceil(l.seconds(n) * l.RawGBs.Value * 1e9))
 }
@@ -205,15 +205,15 @@ const (
 	StateGPU  = "gpu"
 )
 
-// Work is what a kernel is given.
+// Work holds what a kernel is given.
 type Work struct {
 	Items int64   // of its operator
 	Bytes int64   // of GPU memory read and written
 	Flops float64 // multiply-adds count twice
 }
 
-// KernelNS is how long an operator runs on sms SMs (0: all), launch not included: the slowest of
-// its items, its memory traffic and its arithmetic.
+// KernelNS returns how long an operator runs on sms SMs (0: all), launch not included: the slowest
+// of its items, its memory traffic and its arithmetic.
 func (g *GPU) KernelNS(op Op, w Work, sms int) int64 {
 	all := g.SMs.Value
 	n := all

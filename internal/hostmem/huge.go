@@ -36,7 +36,7 @@ func HugePool(root string) (total, free int64, err error) {
 	return all * hugeBytes, max(unused-promised, 0) * hugeBytes, nil
 }
 
-// HugeBytes is how much of the live allocations lies on reserved huge pages, as mapped.
+// HugeBytes returns how much of the live allocations lies on reserved huge pages, as mapped.
 func HugeBytes() int64 {
 	mu.Lock()
 	defer mu.Unlock()

@@ -144,7 +144,7 @@ func (m *PeakMeter) Stop() {
 // TotalBytes is the memory of the machine.
 func TotalBytes() (int64, error) { return meminfo("MemTotal") }
 
-// AvailableBytes is how much more memory this process could take: MemAvailable, or less where
+// AvailableBytes returns how much more memory this process could take: MemAvailable, or less where
 // a control group (version 1 or 2, at any level) limits it. Reserved huge pages are no part of it:
 // the kernel keeps them apart, and what Alloc puts there leaves this number as it is.
 func AvailableBytes() (int64, error) {

@@ -14,7 +14,7 @@ import (
 type Use struct {
 	Purpose string `json:"purpose"`
 	Bytes   int64  `json:"bytes"` // as asked for; pages that were never touched take no memory
-	// Resident is what of it lies in memory, in whole pages; -1 where it was not counted.
+	// Resident holds what of it lies in memory, in whole pages; -1 where it was not counted.
 	Resident int64 `json:"resident_bytes"`
 }
 

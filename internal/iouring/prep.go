@@ -2,7 +2,7 @@ package iouring
 
 import "unsafe"
 
-// File is what an operation works on: a descriptor, or a slot of the registered file table.
+// File holds what an operation works on: a descriptor, or a slot of the registered file table.
 type File struct {
 	FD    int32
 	Fixed bool

@@ -51,7 +51,7 @@ type Ring struct {
 	overflow       *uint32
 }
 
-// ErrNotEntered is what Enter returns when the kernel took nothing for lack of memory or of
+// Enter returns ErrNotEntered when the kernel took nothing for lack of memory or of
 // completion queue space: reap, then try again.
 var ErrNotEntered = errors.New("io_uring: kernel is out of request memory or completion space")
 

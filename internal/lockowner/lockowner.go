@@ -48,7 +48,7 @@ func parse(line, file string) int {
 	return pid
 }
 
-// Process is what the kernel says about a running process.
+// Process holds what the kernel says about a running process.
 type Process struct {
 	Comm  string // its name, which it chooses itself: at most 15 bytes of anything
 	Start string // when it began, in ticks since boot: a number that is used again has another one

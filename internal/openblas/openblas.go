@@ -15,7 +15,7 @@ import (
 var names = []string{"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0",
 	"libopenblas64.so.0", "libscipy_openblas.so"}
 
-// decorations are what builds put around the names of functions: plain, with 64-bit integers, and
+// decorations are put by builds around the names of functions: plain, with 64-bit integers, and
 // those of the wheels of NumPy and SciPy.
 var decorations = [][2]string{{"", ""}, {"", "64_"}, {"scipy_", ""}, {"scipy_", "64_"}}
 

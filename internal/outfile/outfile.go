@@ -167,7 +167,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// target is where an output goes.
+// target tells where an output goes.
 type target struct {
 	what, path string
 	fd         int    // of this process, for /dev/stdout and its like; else -1

@@ -17,7 +17,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Controller is what the kernel's nvme driver says of a controller.
+// Controller holds what the kernel's nvme driver says of a controller.
 type Controller struct {
 	Name       string // nvme0: /dev/nvme0
 	State      string // live, new, resetting, connecting, deleting, dead; "" on old kernels

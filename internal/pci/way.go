@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Way is how DMA of one function reaches the memory of another one (Linux,
+// Way tells how DMA of one function reaches the memory of another one (Linux,
 // Documentation/driver-api/pci/p2pdma.rst).
 type Way int
 

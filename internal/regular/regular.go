@@ -15,8 +15,7 @@ import (
 	"helios/internal/errs"
 )
 
-// lfsPrefix is what a pointer of Git LFS begins with (git-lfs, docs/spec.md); it has less than 1024
-// bytes.
+// lfsPrefix begins a pointer of Git LFS (git-lfs, docs/spec.md); it has less than 1024 bytes.
 const (
 	lfsPrefix = "version https://git-lfs.github.com/spec/"
 	lfsMax    = 1024

@@ -35,7 +35,7 @@ const (
 
 var names = []string{"float32", "float16", "bfloat16", "int8"}
 
-// Names are what Parse takes.
+// Names returns what Parse takes.
 func Names() []string { return names }
 
 // Types are all types, in the order of Names.

@@ -35,7 +35,7 @@ func Unknown(head, tail []byte) string {
 	return ""
 }
 
-// firstByte is where content begins behind a lead of zeroes or ones.
+// firstByte tells where content begins behind a lead of zeroes or ones.
 func firstByte(b []byte) int {
 	for i, c := range b {
 		if c != b[0] || c != 0 && c != 0xff {

@@ -28,7 +28,7 @@ const (
 
 var names = []string{"auto", "generic", "avx2", "avx512"}
 
-// Names are what Parse takes.
+// Names returns what Parse takes.
 func Names() []string { return names }
 
 func (l Level) String() string {

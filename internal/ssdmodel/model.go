@@ -26,7 +26,7 @@ import (
 	"helios/internal/units"
 )
 
-// Op is what a command does.
+// Op names what a command does.
 type Op uint8
 
 // The operations of a model.

@@ -12,9 +12,9 @@ import (
 // streamLatency is the use that a server makes of its seed.
 const streamLatency philox.Stream = 0x55D
 
-// timing is what a server computes with: integers, so that the same sequence of commands takes the
-// same times on every architecture. Times are in picoseconds: the interval of a few million IOPS is
-// too short for whole nanoseconds.
+// timing holds what a server computes with: integers, so that the same sequence of commands takes
+// the same times on every architecture. Times are in picoseconds: the interval of a few million
+// IOPS is too short for whole nanoseconds.
 type timing struct {
 	q   []uint64 // quantiles as shares of 2^32
 	lat []int64  // and their latencies

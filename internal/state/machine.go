@@ -44,8 +44,8 @@ const (
 	Unbinding Phase = "unbinding" // on its way back to the previous driver
 )
 
-// Record is what the machine knows of one controller. SSD.Driver is the driver before ours, which
-// gets it back.
+// Record holds what the machine knows of one controller. SSD.Driver is the driver before ours,
+// which gets it back.
 type Record struct {
 	Version int `json:"version"`
 	SSD

@@ -69,7 +69,7 @@ type SSD struct {
 	fileid.ID
 }
 
-// Computed is what a computed SSD holds, with what takes time to find out.
+// Computed holds what a computed SSD holds, with what takes time to find out.
 type Computed struct {
 	UUID        string `json:"dataset_uuid"`
 	Stripe      int    `json:"stripe"`
@@ -294,7 +294,7 @@ func (s *Store) write(st *State) error {
 // errNoTemp is a folder in which no file can be made.
 var errNoTemp = errors.New("no new file")
 
-// tempError is why none could be made, in its own words.
+// tempError tells why none could be made, in its own words.
 type tempError struct{ err error }
 
 func (e *tempError) Error() string   { return e.err.Error() }

@@ -520,7 +520,7 @@ func (k *fake) unmapFrom(f *fakeFile, iova, size uint64) uint64 {
 	return n
 }
 
-// counted is how much of a mapping is RAM.
+// counted returns how much of a mapping is RAM.
 func (k *fake) counted(m dmaMap) int64 {
 	if len(k.noRAM) == 0 {
 		return int64(m.Size)

@@ -30,7 +30,7 @@ type kernel interface {
 	pwrite(fd int, b []byte, off int64) (int, error)
 	mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error)
 	munmap(p unsafe.Pointer, size int64) error
-	// memlock is what the process has locked and may lock; limit -1 means any amount.
+	// memlock returns what the process has locked and may lock; limit -1 means any amount.
 	memlock() (used, limit int64, err error)
 }
 

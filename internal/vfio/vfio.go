@@ -216,7 +216,7 @@ func (d *Domain) WindowPeer(mem []byte) (IOVA, error) {
 	return d.enter(mem, 0, source{peer: true, dmabuf: -1})
 }
 
-// source is what else is known of memory.
+// source holds what else is known of memory.
 type source struct {
 	peer   bool
 	dmabuf int
@@ -510,7 +510,7 @@ func (d *Domain) Ranges() []Range {
 // Backend is "type1" or "iommufd".
 func (d *Domain) Backend() string { return d.space.name() }
 
-// Mapped is how many pieces of memory and bytes are pinned and mapped.
+// Mapped returns how many pieces of memory and bytes are pinned and mapped.
 func (d *Domain) Mapped() (pieces int, bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -100,7 +100,7 @@ func (r *runner) killed() error {
 	return nil
 }
 
-// killing is what the kills have left so far.
+// killing holds what the kills have left so far.
 type killing struct {
 	*runner
 	work string

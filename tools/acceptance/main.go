@@ -39,7 +39,7 @@ type runner struct {
 	nodes int
 }
 
-// result is what acceptance reads of "train --json".
+// result holds what acceptance reads of "train --json".
 type result struct {
 	Event  string `json:"event"`
 	Epochs []struct {

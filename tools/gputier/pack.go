@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// maxPack is what the packed folder may take: the copying of files to a GPU machine is limited.
+// maxPack bounds the packed folder: the copying of files to a GPU machine is limited.
 const maxPack = 64 << 20
 
 // testBinaries are the packages whose tests travel, by the name of the binary.
@@ -40,8 +40,8 @@ type manifest struct {
 	Files  []string `json:"files"`
 }
 
-// script is what a person starts. Everything else is in the gputier binary, which is static but
-// for the C library.
+// script is the file that a person starts. Everything else is in the gputier binary, which is
+// static but for the C library.
 const script = `#!/bin/sh
 # The gpu tier of heliosctl: tests and measures on this machine's NVIDIA GPU, prints a table and
 # leaves results.json. Needs an NVIDIA driver; no Go, no CUDA toolkit. Arguments: see run.sh -h.

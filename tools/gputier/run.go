@@ -63,7 +63,7 @@ type results struct {
 	Training []trained                    `json:"training"`
 }
 
-// benchRow is what the table shows of a row of "bench io --json".
+// benchRow holds what the table shows of a row of "bench io --json".
 type benchRow struct {
 	Kind      string  `json:"kind"`
 	Event     string  `json:"event"`

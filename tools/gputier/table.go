@@ -11,7 +11,7 @@ import (
 	"helios/internal/units"
 )
 
-// table is what run.sh prints last: the steps, then throughput by SSDs, stack and blocks.
+// table returns what run.sh prints last: the steps, then throughput by SSDs, stack and blocks.
 func (r *runner) table() string {
 	var out strings.Builder
 	what := "the machine's libcuda"

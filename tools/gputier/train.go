@@ -368,7 +368,7 @@ func (r *runner) torchJob(dim, hidden, classes int, seconds float64) job {
 	return j
 }
 
-// stepSeconds is what our step takes in a precision.
+// stepSeconds returns what our step takes in a precision.
 func (r *runner) stepSeconds(precision string) float64 {
 	for _, raw := range r.res.Figures["bench step"] {
 		var row struct {

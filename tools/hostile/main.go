@@ -111,8 +111,8 @@ func run(bin, only string, verbose bool) error {
 	return nil
 }
 
-// verdict is how a case ended. kind is refused, noted (accepted, with the text that the case asks
-// for), or a fault: trace, hang, memory, silent, or nameless (an error that does not say which
+// verdict tells how a case ended. kind is refused, noted (accepted, with the text that the case
+// asks for), or a fault: trace, hang, memory, silent, or nameless (an error that does not say which
 // file).
 type verdict struct {
 	name, kind, said string

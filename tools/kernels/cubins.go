@@ -14,7 +14,7 @@ import (
 	"helios/cuda/kernels"
 )
 
-// machineCode is what ptxas made of all modules.
+// machineCode holds what ptxas made of all modules.
 type machineCode struct {
 	ptxas   string // version
 	modules []module

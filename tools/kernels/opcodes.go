@@ -22,7 +22,7 @@ type opcode struct {
 	asm     bool
 }
 
-// part is what may stand between two dots.
+// part holds what may stand between two dots.
 type part struct {
 	words    []string
 	optional bool

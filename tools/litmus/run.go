@@ -31,7 +31,7 @@ func (e *lackError) Error() string { return e.what + "; " + e.next }
 // dartagnan is a folder with what a run needs.
 type dartagnan struct{ home, jar string }
 
-// result is what Dartagnan said of one variant under one model.
+// result holds what Dartagnan said of one variant under one model.
 type result struct {
 	variant
 	model     string

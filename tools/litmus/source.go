@@ -32,7 +32,7 @@ func (o operation) String() string {
 	return strings.TrimSpace(s + " " + o.name)
 }
 
-// source is what is tagged in the kernels and in the host's side of the protocol.
+// source holds what is tagged in the kernels and in the host's side of the protocol.
 type source struct {
 	places map[string][]operation
 	files  map[string]string // of a place

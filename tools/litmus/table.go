@@ -88,7 +88,7 @@ func digestLine(tests []*test) string {
 	return fmt.Sprintf("<!-- programs: %x -->", h.Sum(nil)[:16])
 }
 
-// rowStart is what a row of the table begins with, which does not depend on a run.
+// rowStart returns what a row of the table begins with, which does not depend on a run.
 func rowStart(v variant) string {
 	expected := "**unreachable**"
 	program := "the source"

@@ -44,7 +44,7 @@ type thread struct {
 	rows  []string
 }
 
-// part is what a thread runs of a tagged place.
+// part holds what a thread runs of a tagged place.
 type part struct {
 	place string
 	vars  []string // nil: all

@@ -169,7 +169,7 @@ func (t *test) steps(i int, src *source) (out []step, host bool, err error) {
 	return out, host, nil
 }
 
-// variable is what models that name of the source in a part; none: it is not modelled.
+// variable returns what models that name of the source in a part; none: it is not modelled.
 func (t *test) variable(p part, name string) string {
 	for _, v := range slices.Sorted(maps.Keys(t.where)) {
 		if slices.Contains(t.where[v], name) && (p.vars == nil || slices.Contains(p.vars, v)) {

@@ -71,7 +71,7 @@ func main() {
 	}
 }
 
-// size is what an experiment's scale is made of.
+// size holds what an experiment's scale is made of.
 type size struct {
 	nodes   int64
 	degree  float64
@@ -177,7 +177,7 @@ type nowhere struct{ io.Writer }
 
 func (nowhere) Close() error { return nil }
 
-// lab is what all experiments share.
+// lab holds what all experiments share.
 type lab struct {
 	ctx      context.Context
 	size     size
@@ -326,7 +326,7 @@ type table struct {
 	Columns []string   `json:"columns"`
 	Rows    [][]string `json:"rows"`
 	Ours    string     `json:"ours"`
-	// Factors are what Ours sums up.
+	// Factors hold what Ours sums up.
 	Factors []float64 `json:"factors"`
 	Remark  string    `json:"remark"`
 }

@@ -313,7 +313,7 @@ func (m *machine) ours(addr string, group int) {
 	m.bound(addr, group)
 }
 
-// record is what heliosctl writes of vfioN.
+// record returns what heliosctl writes of vfioN.
 func (m *machine) record(addr string, n int, phase state.Phase) {
 	m.t.Helper()
 	dir := filepath.Join(m.root, "run/heliosctl")

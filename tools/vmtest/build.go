@@ -15,7 +15,7 @@ import (
 	"unsafe"
 )
 
-// inputs are what every machine needs, made once.
+// inputs hold what every machine needs, made once.
 type inputs struct {
 	root   string // of the repository
 	work   string // folder of this run
@@ -210,7 +210,7 @@ func (in *inputs) initrd(cfg Config, to string) error {
 	return os.WriteFile(to, buf.Bytes(), 0o644)
 }
 
-// testPath is where the guest has a package's test binary.
+// testPath tells where the guest has a package's test binary.
 func testPath(pkg string) string {
 	return "/tests/" + strings.ReplaceAll(strings.Trim(strings.TrimPrefix(pkg, "./"), "/"),
 		"/", "_")

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// badLog is what no guest's kernel log may hold. DMA faults matter most: QEMU's controllers
+// badLog is found in no sound guest's kernel log. DMA faults matter most: QEMU's controllers
 // complete a command whose DMA went to an unmapped address with success, and only the IOMMU's log
 // tells.
 var badLog = []struct {

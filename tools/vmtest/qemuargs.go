@@ -109,7 +109,7 @@ func (c Config) check() error {
 // controller's own default lacks.
 func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned }
 
-// peerAddr is where the device with memory is.
+// peerAddr tells where the device with memory is.
 const peerAddr = "0000:00:1e.0"
 
 // bootArgs are the kernel's arguments. no_timer_check: on a busy host a virtual CPU may starve

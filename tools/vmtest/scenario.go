@@ -51,7 +51,7 @@ func stretch(limit time.Duration, slow float64) time.Duration {
 	return min(time.Duration(float64(limit)*max(slow, 1)), max(limit, hardCap))
 }
 
-// T is what a scenario works with. Fatalf and the methods that fail end the calling goroutine.
+// T holds what a scenario works with. Fatalf and the methods that fail end the calling goroutine.
 type T struct {
 	context.Context
 	VM   *VM
@@ -119,7 +119,7 @@ type Result struct {
 	Out, Err string
 }
 
-// answerSlack is what the guest may take for an answer after a command's own time-out.
+// answerSlack is the time that the guest may take for an answer after a command's own time-out.
 var answerSlack = 15 * time.Second
 
 func (t *T) do(limit time.Duration, q agent.Request) (agent.Response, error) {

@@ -22,7 +22,7 @@ func init() {
 	})
 }
 
-// benchRow is what we ask of a row of "bench io --json".
+// benchRow holds what we ask of a row of "bench io --json".
 type benchRow struct {
 	Kind       string  `json:"kind"` // "" for a measurement
 	SSDs       int     `json:"ssds"`

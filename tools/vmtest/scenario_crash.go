@@ -52,8 +52,8 @@ func (t *T) image(i, flags int) *os.File {
 	return f
 }
 
-// mark is what the superblocks of disk i say: the state of its load, and how many chunks are there,
-// by that which says less (dataset/stripe/superblock.go).
+// mark returns what the superblocks of disk i say: the state of its load, and how many chunks are
+// there, by that which says less (dataset/stripe/superblock.go).
 func (t *T) mark(i int) (state uint32, chunks uint64) {
 	f := t.image(i, os.O_RDONLY)
 	defer f.Close()
@@ -120,7 +120,7 @@ func (t *T) stopped(p *Proc, sig syscall.Signal, words ...string) {
 	}
 }
 
-// loadResult is what the scenario reads of "load --json".
+// loadResult holds what the scenario reads of "load --json".
 type loadResult struct {
 	ResumedBytes int64   `json:"resumed_bytes"`
 	DataBytes    int64   `json:"data_bytes"`

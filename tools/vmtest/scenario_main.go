@@ -33,7 +33,7 @@ const (
 	jobVerify = "verify graph --quiet --json"
 )
 
-// trained is what the scenario reads of "train --json".
+// trained holds what the scenario reads of "train --json".
 type trained struct {
 	Event  string  `json:"event"`
 	Epoch  int     `json:"epoch"`

@@ -110,7 +110,7 @@ func runPeer(t *T) {
 	whole(t.Logf) // and the next process has both
 }
 
-// peerMemory is what the device with memory behind its BAR has in it.
+// peerMemory returns what the device with memory behind its BAR has in it.
 func (t *T) peerMemory() []byte {
 	b, err := os.ReadFile(t.VM.at.peer())
 	if err != nil {

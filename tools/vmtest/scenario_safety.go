@@ -178,8 +178,8 @@ func (s *safety) setUp() {
 	s.OK("root", "sync; sleep 0.5; sync") // the array marks itself clean
 }
 
-// snapshot is what must not change: each disk's driver and override, and its image in hashes of 4
-// KiB.
+// snapshot holds what must not change: each disk's driver and override, and its image in hashes of
+// 4 KiB.
 type snapshot struct {
 	drivers []string
 	images  [][][32]byte

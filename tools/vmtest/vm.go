@@ -158,7 +158,7 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 	}
 }
 
-// lastWords is what a broken machine left: QEMU's messages and the end of the console.
+// lastWords returns what a broken machine left: QEMU's messages and the end of the console.
 func (v *VM) lastWords() string {
 	out := ""
 	if b, err := os.ReadFile(filepath.Join(v.at.dir, "qemu.err")); err == nil && len(b) > 0 {

@@ -187,7 +187,7 @@ func (b *measurement) set(k uint64, to []int64) {
 	}
 }
 
-// tierOf is where the static placement has a row.
+// tierOf tells where the static placement has a row.
 func (b *measurement) tierOf(row int64) cache.Tier {
 	switch x := float64(mixed(uint64(row), b.Seed)>>11) / (1 << 53); {
 	case x < b.GPUShare:

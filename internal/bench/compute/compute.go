@@ -39,7 +39,7 @@ var Groups = []Group{
 	{"gemm", "products of matrices (option shapes)", false, gemmCases},
 }
 
-// Config is what cases are made for.
+// Config holds what cases are made for.
 type Config struct {
 	Seed   uint64
 	Shapes []Shape
@@ -71,7 +71,7 @@ func (c *Config) precisions() []cuda.Precision {
 	return c.Precisions
 }
 
-// Machine is what a device can do at most.
+// Machine holds what a device can do at most.
 type Machine struct {
 	Peak [3]float64 // operations a second by precision; 0: not known
 	// bytes a second, read and written, of a copy within its memory; 0: not measured
@@ -110,8 +110,8 @@ type Block struct {
 	Edges int64 `json:"edges"`
 }
 
-// Checked is how far results are from float64 references: the largest error in the elements looked
-// at, as a share of the sum of the terms' sizes.
+// Checked tells how far results are from float64 references: the largest error in the elements
+// looked at, as a share of the sum of the terms' sizes.
 type Checked struct {
 	Elements   int     `json:"elements"`
 	Error      float64 `json:"error"`

@@ -92,7 +92,7 @@ func rowCases(c *Config) ([]Case, error) {
 	}), nil
 }
 
-// openCopy is what memory gives a single stream that does nothing else.
+// openCopy returns what memory gives a single stream that does nothing else.
 func openCopy(dev cuda.Device, cfg *Config, rows int64) (*Run, error) {
 	mem := &buffers{dev: dev}
 	x, y := mem.floats(rows*benchWidth), mem.floats(rows*benchWidth)

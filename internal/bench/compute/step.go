@@ -178,9 +178,9 @@ func (s *StepShape) data(dev cuda.Device, cfg *Config, batch int) (_ *stepData, 
 	return d, d.stream.Synchronize(ctx)
 }
 
-// work is what a step computes and the least that it moves: each operand of a product and each row
-// of an aggregate's list once. Of models other than the default, it is what their kernels say for
-// models of time.
+// work returns what a step computes and the least that it moves: each operand of a product and each
+// row of an aggregate's list once. Of models other than the default, it is what their kernels say
+// for models of time.
 func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
 	L := len(s.Fanouts)
 	if s.name() != gnn.DefaultArch {

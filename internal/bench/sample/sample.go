@@ -126,7 +126,7 @@ type Row struct {
 	Sampled int64 `json:"-"` // mini-batches in all turns
 }
 
-// rig is what a row samples with.
+// rig holds what a row samples with.
 type rig struct {
 	row      Row
 	dev      cuda.Device
@@ -386,7 +386,7 @@ func (r *rig) visible(ctx context.Context) (_ *graph.MiniBatch, free func() erro
 // median of sorted values.
 func median(v []float64) float64 { return (v[(len(v)-1)/2] + v[len(v)/2]) / 2 }
 
-// cpuTime is what all threads have used.
+// cpuTime returns what all threads have used.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

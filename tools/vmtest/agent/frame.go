@@ -173,7 +173,7 @@ func (c *Client) Hello() <-chan struct{} { return c.hello }
 // Ended is closed when no answer can come any more; Err says why.
 func (c *Client) Ended() <-chan struct{} { return c.ended }
 
-// Err is why the channel ended, or nil.
+// Err tells why the channel ended, or nil.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,6 +215,6 @@ func (c *Client) Do(done <-chan struct{}, q Request) (Response, error) {
 	}
 }
 
-// EndLine is what the guest prints on its console as the last thing before it powers off: without
-// it a machine did not end, it died.
+// EndLine is the line that the guest prints on its console as the last thing before it powers off:
+// without it a machine did not end, it died.
 const EndLine = "VMTEST END"

@@ -26,7 +26,7 @@ const defaultTimeout = 60 * time.Second
 type Server struct {
 	// As wraps Argv for a user that is not root; nil refuses other users.
 	As func(user string, argv []string) ([]string, error)
-	// Env is what every command gets before the request's own.
+	// Env holds what every command gets before the request's own.
 	Env []string
 	// Terminal gives a terminal's two ends; nil refuses TTY.
 	Terminal func() (master, slave *os.File, err error)

@@ -213,8 +213,8 @@ func logEnd() (int64, error) {
 	return last, err
 }
 
-// kernelLog is what matters of the kernel's log: warnings and worse since boot, everything after
-// mark.
+// kernelLog returns what matters of the kernel's log: warnings and worse since boot, everything
+// after mark.
 func kernelLog(mark int64) ([]byte, error) {
 	var out []byte
 	err := kmsg(func(pri, seq int64, text string) {

@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// account is what a login gives a process.
+// account holds what a login gives a process.
 type account struct {
 	name     string
 	uid, gid int

@@ -38,7 +38,7 @@ func indexed(base, index reg.Register, scale uint8, disp int) operand.Mem {
 
 func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }
 
-// addr is where a parameter stands.
+// addr tells where a parameter stands.
 func addr(name string) operand.Mem {
 	a, err := Param(name).Resolve()
 	if err != nil {
