@@ -32,8 +32,8 @@ type Info struct {
 	SMs      int    // streaming multiprocessors; worker slots on the host device
 	MemTotal int64  // bytes of MemDevice memory
 	Kernels  string // which variant of the kernels runs: a name of simd.Level, or "ptx"
-	// Code is what a GPU's kernels were loaded from, for people: machine code in the binary ("cubin
-	// sm_90") or "PTX", and why. The results are the same.
+	// Code holds what a GPU's kernels were loaded from, for people: machine code in the binary
+	// ("cubin sm_90") or "PTX", and why. The results are the same.
 	Code string
 }
 

@@ -8,7 +8,7 @@ import (
 	"helios/cuda"
 )
 
-// scaleParams are what the kernel gets: numbers and addresses, no Go pointers.
+// scaleParams hold what the kernel gets: numbers and addresses, no Go pointers.
 type scaleParams struct {
 	Values cuda.DevicePtr // float32[N]
 	N      int64

@@ -18,7 +18,7 @@ import (
 	"helios/internal/simd"
 )
 
-// ErrClosed is what a closed device, stream or event answers.
+// ErrClosed is the answer of a closed device, stream or event.
 var ErrClosed = errors.New("closed")
 
 // HostOptions shape a host device.

@@ -16,8 +16,8 @@ type OutOfMemoryError struct {
 	Device     string
 	Purpose    string
 	Want, Free int64 // bytes
-	// Others is what was held beside this process's buffers, by other processes and by the device's
-	// own software; 0 where nobody counts it.
+	// Others counts the bytes held beside this process's buffers, by other processes and by the
+	// device's own software; 0 where nobody counts it.
 	Others int64
 }
 
@@ -200,7 +200,7 @@ func setOpen(h *Host, open bool) {
 	openHosts.list.Store(&n)
 }
 
-// View is how a host kernel reads n elements of T at p: device memory as a slice. It panics,
+// View tells how a host kernel reads n elements of T at p: device memory as a slice. It panics,
 // which fails the kernel, when p is nil or not aligned for T, or when the elements pass the end
 // of the buffer that p lies in. T must hold no Go pointers.
 func View[T any](p DevicePtr, n int64) []T {

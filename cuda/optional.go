@@ -28,7 +28,7 @@ type Growable interface {
 	Grow(bytes int64) error
 	// Shrink gives the memory behind at least the first bytes back. Nothing may be using it.
 	Shrink(bytes int64) error
-	// Backed is how many bytes from the beginning are usable.
+	// Backed returns how many bytes from the beginning are usable.
 	Backed() int64
 }
 
@@ -143,8 +143,8 @@ func LaunchSteps(s Stream, q *Steps) error {
 	return nil
 }
 
-// Precision is how products of matrices are computed. Inputs, outputs and sums are float32 in all
-// of them.
+// Precision tells how products of matrices are computed. Inputs, outputs and sums are float32 in
+// all of them.
 type Precision uint8
 
 const (

@@ -67,7 +67,7 @@ func radixShares(edges int64) int64 {
 	return max(1, min((edges+radixShare-1)/radixShare, radixGrid))
 }
 
-// transposeScratch is how many bytes transposeGPU needs beside the results.
+// transposeScratch returns how many bytes transposeGPU needs beside the results.
 func transposeScratch(numSrc, edges int64) int64 {
 	passes, width := radixPasses(numSrc)
 	words := align(edges) // keys
@@ -131,7 +131,7 @@ func (o *launcher) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePt
 // sumShort is up to how many rows a column is summed by one thread.
 const sumShort = 4 * sumLeaf
 
-// colSumScratch is how many bytes colSumGPU needs.
+// colSumScratch returns how many bytes colSumGPU needs.
 func colSumScratch(rows, cols int64) int64 {
 	n := int64(0)
 	for rows > sumShort {

@@ -14,7 +14,7 @@ import (
 	"helios/internal/wide"
 )
 
-// betweens are what can come between the layers of a model, each kind at least once.
+// betweens returns what can come between the layers of a model, each kind at least once.
 func betweens(cfg ModelConfig) []ModelConfig {
 	var all []ModelConfig
 	add := func(activation, norm string, residual bool) {

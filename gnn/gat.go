@@ -220,7 +220,7 @@ func (g gat) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	layoutTranspose(n, blocks, 0, p)
 }
 
-// scores is how many floats of scores a layer over b keeps.
+// scores returns how many floats of scores a layer over b keeps.
 func (gat) scores(b *graph.Block, heads int64) int64 {
 	return align(b.NumSrc*heads) + 3*align(b.NumDst*heads)
 }

@@ -78,7 +78,7 @@ func (p *gatParams) kept(layer uint32, i, k int64, a float32) float32 {
 	return 0
 }
 
-// gatViews is what the kernels of the softmax look at.
+// gatViews holds what the kernels of the softmax look at.
 type gatViews struct {
 	indptr                      []int64
 	src                         []uint32
@@ -364,7 +364,7 @@ func gatScale(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// biasAct is what follows a layer whose sums are no product.
+// biasAct returns what follows a layer whose sums are no product.
 func biasAct(b *cuda.Block, p *biasActParams) error {
 	c := matrix(p.C, p.Rows, p.Cols, p.LDC)
 	var bias []float32

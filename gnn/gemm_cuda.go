@@ -107,7 +107,8 @@ func gemmPick(op gemmOp, p *gemmParams, prec cuda.Precision) (t gemmVariant, chu
 	return t, chunk
 }
 
-// gemmScratch is how many bytes gemmGPU needs for a product, for the parts of one that is split.
+// gemmScratch returns how many bytes gemmGPU needs for a product, for the parts of one that is
+// split.
 func gemmScratch(op gemmOp, p *gemmParams, prec cuda.Precision) int64 {
 	_, chunk := gemmPick(op, p, prec)
 	if chunk == 0 {

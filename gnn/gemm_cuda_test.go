@@ -217,7 +217,7 @@ func sameBits(t *testing.T, what string, host, gpu *gemmSide) {
 	}
 }
 
-// roundFactor is what a tensor core sees of v.
+// roundFactor returns what a tensor core sees of v.
 func roundFactor(v float32, prec cuda.Precision) float64 {
 	b := math.Float32bits(v)
 	switch prec {

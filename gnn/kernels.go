@@ -344,7 +344,7 @@ type xentParams struct {
 	Classes int64
 }
 
-// outcome is what a step leaves for the host, in pinned memory.
+// outcome holds what a step leaves for the host, in pinned memory.
 type outcome struct {
 	Loss    float64 // mean over Counted rows
 	Correct int64

@@ -80,8 +80,8 @@ func bigBatch(b *testing.B, dev cuda.Device, s cuda.Stream) (mb *graph.MiniBatch
 	return mb, x, labels
 }
 
-// BenchmarkStepKernels is what a training step of bigBatch on two workers does besides products,
-// kernel by kernel.
+// BenchmarkStepKernels measures what a training step of bigBatch on two workers does besides
+// products, kernel by kernel.
 func BenchmarkStepKernels(b *testing.B) {
 	if testing.Short() {
 		b.Skip("a graph of 15 M edges")

@@ -189,7 +189,7 @@ func (q *stepSink) flush() error {
 	return err
 }
 
-// sink is where a step's launches go.
+// sink takes a step's launches.
 func (o *launcher) sink(stream cuda.Stream) stepSink {
 	if !o.gpu {
 		return stepSink{stream: stream}

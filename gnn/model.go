@@ -111,9 +111,9 @@ func (m *Model) Close() error {
 	return err
 }
 
-// WorkspaceBytes is how much device memory a step takes beside the parameters, whether it trains or
-// infers, for a mini-batch with these numbers: hopEnd as in graph.MiniBatch (its first is that of
-// the seeds), and edges[h] of Blocks[h].
+// WorkspaceBytes returns how much device memory a step takes beside the parameters, whether it
+// trains or infers, for a mini-batch with these numbers: hopEnd as in graph.MiniBatch (its first is
+// that of the seeds), and edges[h] of Blocks[h].
 func (m *Model) WorkspaceBytes(hopEnd, edges []int64) int64 {
 	blocks := make([]graph.Block, m.net.cfg.Layers)
 	for h := range min(len(blocks), len(edges), len(hopEnd)-1) {

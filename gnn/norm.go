@@ -24,7 +24,7 @@ type Norm interface {
 	state(n *network, l int, t *tensors)
 	// work lists the kernels over so many rows and columns, for models of time.
 	work(rows, cols int64, backward bool) []Work
-	// floats is how much a layer with so many rows and columns keeps from its forward to its
+	// floats returns how much a layer with so many rows and columns keeps from its forward to its
 	// backward pass.
 	floats(rows, cols int64) int64
 	// forward enqueues Out from X; both are the same place outside training.

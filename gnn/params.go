@@ -22,8 +22,8 @@ type Param struct {
 	Value, M, V cuda.Buffer
 }
 
-// parameters are what a model learns, with what an optimiser keeps for each: the four of them stand
-// behind each other in one buffer, each of n floats.
+// parameters hold what a model learns, with what an optimiser keeps for each: the four of them
+// stand behind each other in one buffer, each of n floats.
 type parameters struct {
 	dev      cuda.Device
 	list     []Param
@@ -104,8 +104,8 @@ func (p *parameters) allocate(all *tensors, learns int64, seed uint64) error {
 // part is n floats of the store as a buffer.
 func (p *parameters) part(at, n int64) cuda.Buffer { return &subBuffer{p.store, at * 4, n * 4} }
 
-// ptr is where the parameter at place at stands, grad its gradient, and moment Adam's first (0) or
-// second (1) moment of it.
+// ptr tells where the parameter at place at stands, grad its gradient, and moment Adam's first (0)
+// or second (1) moment of it.
 func (p *parameters) ptr(at int64) cuda.DevicePtr  { return p.store.Ptr() + cuda.DevicePtr(at*4) }
 func (p *parameters) grad(at int64) cuda.DevicePtr { return p.ptr(p.n + at) }
 func (p *parameters) moment(which, at int64) cuda.DevicePtr {

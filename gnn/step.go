@@ -215,8 +215,8 @@ func (s *step) layerProduct(l int, bias int64) gemmParams {
 	return g
 }
 
-// activation is what follows a layer's sums, as flags of a product: nothing where it has launches
-// of its own.
+// activation returns what follows a layer's sums, as flags of a product: nothing where it has
+// launches of its own.
 func (s *step) activation(l int) (flags uint32, drop dropout) {
 	if l == s.cfg.Layers-1 || !s.fused {
 		return 0, dropout{}

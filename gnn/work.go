@@ -13,7 +13,7 @@ const (
 	WorkElementwise                 // memory in order
 )
 
-// Work is what a kernel asks of a device.
+// Work holds what a kernel asks of a device.
 type Work struct {
 	Kind         WorkKind
 	Items, Bytes int64

@@ -29,9 +29,9 @@ type plan struct {
 	embedAt int64
 }
 
-// layerPlan is what a layer keeps until its backward pass: its sums h, what its Arch makes of agg,
-// mid and act, the statistics of its normalisation, what that makes of h, and the layer's output.
-// In a fused model, h is the output.
+// layerPlan holds what a layer keeps until its backward pass: its sums h, what its Arch makes of
+// agg, mid and act, the statistics of its normalisation, what that makes of h, and the layer's
+// output. In a fused model, h is the output.
 type layerPlan struct{ h, agg, mid, act, norm, sums, out int64 }
 
 func (p *plan) take(n int64) int64 {
@@ -60,7 +60,7 @@ type workspace struct {
 	last   lastRun
 }
 
-// lastRun is where the last Train or Infer left its results.
+// lastRun tells where the last Train or Infer left its results.
 type lastRun struct {
 	seeds     int64
 	pred      cuda.DevicePtr

@@ -44,7 +44,7 @@ type Backend struct {
 	// Threads is a size of block, and BlocksPerSM how many of that size one SM holds at
 	// most. 0: any size, and one.
 	Threads, BlocksPerSM int
-	// StreamSMs is what a stream's budget of want SMs came to, where the device deals them out
+	// StreamSMs holds what a stream's budget of want SMs came to, where the device deals them out
 	// in steps. nil: exactly to want.
 	StreamSMs func(st cuda.Stream, want int) int
 	// Lose makes the device fail for good, as a GPU that falls off the bus. Needed unless

@@ -231,7 +231,7 @@ func init() {
 
 const packWords = 22
 
-// packed is what conf_pack writes.
+// packed returns what conf_pack writes.
 func packed(p *packParams) []uint64 {
 	flag := uint64(0)
 	if p.B {

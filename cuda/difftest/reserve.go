@@ -27,7 +27,7 @@ type growable struct {
 	g cuda.Growable
 }
 
-// live is how much of a buffer there is to compare.
+// live returns how much of a buffer there is to compare.
 func (b *buffer) live() int64 {
 	if g, ok := b.gpu.(cuda.Growable); ok {
 		return g.Backed()

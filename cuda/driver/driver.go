@@ -276,7 +276,7 @@ func (d *Device) Info() cuda.Info {
 	return info
 }
 
-// Capabilities is what this GPU and its driver can do beyond the interface.
+// Capabilities returns what this GPU and its driver can do beyond the interface.
 func (d *Device) Capabilities() Capabilities { return d.caps }
 
 // Close implements cuda.Device. Streams still open are drained for as long as CloseTimeout and

@@ -48,7 +48,7 @@ func (e *LostError) Error() string {
 		e.Device, e.Cause, running, afterLoss(result(e.Cause.Code)))
 }
 
-// afterLoss is where to look next, by how the context went (CUresult in cuda.h).
+// afterLoss tells where to look next, by how the context went (CUresult in cuda.h).
 func afterLoss(r result) string {
 	switch r {
 	case errECC:

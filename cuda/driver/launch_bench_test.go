@@ -11,9 +11,9 @@ import (
 	"helios/cuda/driver"
 )
 
-// BenchmarkLaunch is what one launch costs the caller on this binding, from cuda.Launch to its
-// return, with an empty grid's worth of work behind it: against the fake libcuda, so it compares
-// bindings and says nothing of a GPU. Streams are drained outside the timed part.
+// BenchmarkLaunch measures what one launch costs the caller on this binding, from cuda.Launch to
+// its return, with an empty grid's worth of work behind it: against the fake libcuda, so it
+// compares bindings and says nothing of a GPU. Streams are drained outside the timed part.
 func BenchmarkLaunch(b *testing.B) {
 	d, err := driver.Open(driver.Options{Library: libraryForBench(b)})
 	if err != nil {

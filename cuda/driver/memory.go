@@ -19,7 +19,7 @@ import (
 
 const pageBytes = 4096
 
-// origin is how a buffer came to be, which says how it goes.
+// origin tells how a buffer came to be, which says how it goes.
 type origin uint8
 
 const (

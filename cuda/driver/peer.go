@@ -49,7 +49,7 @@ type peerTable struct {
 	gdr  gdrModule
 }
 
-// peerOS is what mappings need of the kernel; tests replace it.
+// peerOS has the calls that mappings need of the kernel; tests replace it.
 type peerOS interface {
 	// reserve takes addresses without memory, and release gives them back with what was put there.
 	reserve(bytes int64) (unsafe.Pointer, error)
@@ -114,7 +114,7 @@ func (t *peerTable) module() (gdrModule, error) {
 	return t.gdr, nil
 }
 
-// busy is why a buffer's memory cannot go now.
+// busy tells why a buffer's memory cannot go now.
 func (t *peerTable) busy(b *buffer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,7 +128,7 @@ func (t *peerTable) busy(b *buffer) error {
 	return nil
 }
 
-// busyFrom is why a buffer's memory behind the first bytes cannot go now.
+// busyFrom tells why a buffer's memory behind the first bytes cannot go now.
 func (t *peerTable) busyFrom(b *buffer, bytes int64) error {
 	t.mu.Lock()
 	var all []*peerMapping
@@ -176,8 +176,8 @@ func (t *peerTable) close() error {
 	return err
 }
 
-// mmapSupport is what the driver says of mmap of its dma-bufs. Drivers before R610 do not know the
-// attribute; of them only a try tells.
+// mmapSupport returns what the driver says of mmap of its dma-bufs. Drivers before R610 do not know
+// the attribute; of them only a try tells.
 func mmapSupport(a api, d ordinal) probe.Answer {
 	v, r := a.DeviceGetAttribute(attrDMABufMmap, d)
 	switch {
@@ -198,9 +198,9 @@ const (
 	mmapHint = "use NVIDIA's driver R610 (CUDA 13.3) or later with the open kernel modules, or load the module gdrdrv (package gdrdrv-dkms)"
 )
 
-// unordered is why no other device may write to this one's memory, or nil. A completion must not be
-// seen before the data that it announces (CUDA's GPUDirect RDMA guide, section "Synchronization and
-// Memory Ordering").
+// unordered tells why no other device may write to this one's memory, or nil. A completion must not
+// be seen before the data that it announces (CUDA's GPUDirect RDMA guide, section "Synchronization
+// and Memory Ordering").
 func unordered(c Capabilities) error {
 	if c.WritesOrdered {
 		return nil
@@ -209,7 +209,7 @@ func unordered(c Capabilities) error {
 		"the GPU does not order other devices' writes for its own kernels (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is below OWNER), so that a completion could be seen before its data")
 }
 
-// byDMABuf is why the way by dma-buf is closed, or nil.
+// byDMABuf tells why the way by dma-buf is closed, or nil.
 func byDMABuf(a api, d ordinal, c Capabilities) error {
 	switch {
 	case !c.DMABuf:
@@ -228,7 +228,7 @@ func (d *Device) PeerMethods() []cuda.PeerMethod {
 		{Name: peerGDR, Err: d.peerError(peerGDR)}}
 }
 
-// peerError is why a way cannot be tried, or nil.
+// peerError tells why a way cannot be tried, or nil.
 func (d *Device) peerError(method string) error {
 	if method == peerDMABuf {
 		return byDMABuf(d.api, d.ord, d.caps)

@@ -12,7 +12,7 @@ import (
 	"helios/internal/probe"
 )
 
-// Capabilities is what a GPU and its driver can do beyond what every device does.
+// Capabilities holds what a GPU and its driver can do beyond what every device does.
 type Capabilities struct {
 	GreenContexts bool // SM budgets are kept by the hardware
 	// budgets come in steps of so many SMs; 0 without green contexts, and in a Report
@@ -44,7 +44,7 @@ type GPU struct {
 	Findings          []probe.Finding
 }
 
-// Report is what Probe found.
+// Report holds what Probe found.
 type Report struct {
 	Library string // path
 	CUDA    string // version that the driver supports

@@ -215,7 +215,7 @@ func (b *buffer) Grow(bytes int64) error {
 	return nil
 }
 
-// count is how many pieces the first bytes have, which end with one. g.mu is held.
+// count returns how many pieces the first bytes have, which end with one. g.mu is held.
 func (g *growth) count(bytes int64) int {
 	n := 0
 	for at := int64(0); n < len(g.pieces) && at < bytes; n++ {

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxParams is what a kernel takes as its own block: 4096 bytes of parameters less hx_launch.
+	// maxParams limits a kernel's own block: 4096 bytes of parameters less hx_launch.
 	maxParams = 4096 - kernels.LaunchBytes
 	// inFlight bounds the marks of a stream, which are launches (three commands: two events around
 	// a kernel) or a few copies and waits with an event after them. It keeps the driver's own
@@ -38,7 +38,7 @@ type hxLaunch struct {
 
 const _ = -(unsafe.Sizeof(hxLaunch{}) ^ kernels.LaunchBytes)
 
-// launchArgs is what a launch points the driver to. It is one heap object for the stream's life:
+// launchArgs holds what a launch points the driver to. It is one heap object for the stream's life:
 // the driver follows pointers in it, and Go must neither move nor forget what they name.
 type launchArgs struct {
 	params [2]unsafe.Pointer
@@ -159,7 +159,7 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	return s, nil
 }
 
-// SMs is how many SMs the stream really has: budgets come in steps of the GPU's granularity.
+// SMs returns how many SMs the stream really has: budgets come in steps of the GPU's granularity.
 func (s *gpuStream) SMs() int {
 	if s.green != nil {
 		return s.green.sms

@@ -251,7 +251,7 @@ func (b *builder) reach(folder, text string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// includeFolders are where quoted headers are looked for, relative to the root, and headerFolders
+// includeFolders tell where quoted headers are looked for, relative to the root, and headerFolders
 // where there are some.
 var (
 	includeFolders = []string{"cuda/kernels", "cuda/shim"}

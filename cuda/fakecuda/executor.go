@@ -113,7 +113,7 @@ func (e *executed) text(x *execution) string {
 var (
 	executors    sync.Map // number → *executed
 	executorNext atomic.Uint64
-	// entry is what the libraries call: one for all, since purego's callbacks are few and stay.
+	// entry holds what the libraries call: one for all, since purego's callbacks are few and stay.
 	entry = sync.OnceValue(func() uintptr { return purego.NewCallback(enter) })
 )
 

@@ -27,7 +27,7 @@ type Plant struct {
 	Mutation ptxrun.Mutation
 }
 
-// Executed is what a process ran of a kernel.
+// Executed holds what a process ran of a kernel.
 type Executed struct {
 	Launches     int64
 	Instructions int64 // of warps

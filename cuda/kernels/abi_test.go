@@ -30,7 +30,7 @@ import (
 // go/types, and every field's name, order, offset, size and kind is compared; then the C++ compiler
 // is asked whether it sees the same offsets.
 
-// kind is how a scalar is read: "u", "i", "f" or "bool"; "struct" has fields.
+// kind tells how a scalar is read: "u", "i", "f" or "bool"; "struct" has fields.
 type cType struct {
 	kind        string
 	size, align int64
@@ -56,7 +56,7 @@ var scalars = map[string]*cType{
 	"bool":     {"bool", 1, 1, nil}, "float": {"f", 4, 4, nil}, "double": {"f", 8, 8, nil},
 }
 
-// header is what the C++ files declare.
+// header holds what the C++ files declare.
 type header struct {
 	structs   map[string]*cType
 	constants map[string]constant.Value

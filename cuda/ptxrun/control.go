@@ -114,7 +114,7 @@ type part struct {
 	lanes uint32
 }
 
-// undefinedLane is what a lane gets that reads from one that takes no part.
+// undefinedLane is the value of a lane that reads from one that takes no part.
 const undefinedLane = 0xdeadbeef
 
 func shuffle(c *compiler, o *opcode, ops []string) (err error) {

@@ -166,7 +166,7 @@ func (p *program) reconverge() {
 	}
 }
 
-// flowOf is what an instruction reads and writes, as slots.
+// flowOf holds what an instruction reads and writes, as slots.
 type flowOf struct{ uses, defs []int32 }
 
 // set is a set of slots.

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// access is what a load, a store or an atomic needs besides its registers.
+// access holds what a load, a store or an atomic needs besides its registers.
 type access struct {
 	space  space
 	bytes  int // of one element

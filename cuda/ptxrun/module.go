@@ -293,7 +293,7 @@ type Launch struct {
 	Clock func() uint64
 }
 
-// Stats is what a launch did.
+// Stats holds what a launch did.
 type Stats struct {
 	Instructions int64   // of warps: one for any number of lanes
 	Lanes        int64   // instructions times the lanes that ran them

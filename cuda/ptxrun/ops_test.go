@@ -442,7 +442,7 @@ func TestCompileErrors(t *testing.T) {
 	require.ErrorContains(t, err, "behind the last instruction")
 }
 
-// address is where a slice lies.
+// address tells where a slice lies.
 func address[T any](b []T) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
 
 // alignedWords are 32 words at a multiple of 16 in a store of 20 double words.

@@ -433,7 +433,7 @@ func (p *parser) performance(k *source) error {
 	return nil
 }
 
-// scope is what "{ .reg .pred q; … }" declares.
+// scope holds what "{ .reg .pred q; … }" declares.
 type scope struct {
 	id    int
 	names map[string]bool

@@ -48,7 +48,7 @@ const (
 // slice is how many instructions a path runs before another path of its warp has a turn.
 const slice = 256
 
-// napCost is what a nanosleep counts against the budget of its warp, in instructions.
+// napCost is the cost of a nanosleep against the budget of its warp, in instructions.
 const napCost = 64
 
 // warp is 32 lanes of a block.

@@ -20,7 +20,7 @@ type Region struct {
 // Back says how many bytes from the beginning have memory behind them. New regions have it all.
 func (r *Region) Back(bytes uint64) { r.missing.Store(r.Hi - r.Lo - min(bytes, r.Hi-r.Lo)) }
 
-// End is where the memory ends: at Hi, or before it in a region that grows.
+// End tells where the memory ends: at Hi, or before it in a region that grows.
 func (r *Region) End() uint64 { return r.Hi - r.missing.Load() }
 
 // Table holds regions sorted by address; they do not overlap. Readers take a snapshot without a
