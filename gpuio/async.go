@@ -31,7 +31,7 @@ type AsyncOptions struct {
 	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs. 0: up to
 	// 128 KiB, where it is expected to save commands; negative: a command for each row.
 	CoalesceBytes int
-	// Memory is where queues and data go, by ChooseRung for this device and these SSDs. nil:
+	// Memory tells where queues and data go, by ChooseRung for this device and these SSDs. nil:
 	// RungPinned, without a proof.
 	Memory *Memory
 }
@@ -118,7 +118,7 @@ type flight struct {
 	final                        Stats // after Close
 }
 
-// refusal is why no set may be submitted. Needs e.mu.
+// refusal tells why no set may be submitted. Needs e.mu.
 func (e *flight) refusal() error {
 	if e.closed {
 		return errs.New(errs.Failed, "gpuio %s: the reader is closed", e.name)

@@ -70,8 +70,8 @@ func checkRowsKernel(b *cuda.Block, p *checkParams) error {
 	return nil
 }
 
-// checkLanes is how many lanes of a warp share a row: 8, whose words are one sector of 32 bytes,
-// where the row has so many words. More would join more and look up less.
+// checkLanes returns how many lanes of a warp share a row: 8, whose words are one sector of 32
+// bytes, where the row has so many words. More would join more and look up less.
 func checkLanes(rowBytes int) uint32 {
 	words := max(min(rowBytes/4, 8), 1)
 	return 1 << bits.Len(uint(words-1))

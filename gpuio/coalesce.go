@@ -143,7 +143,7 @@ func view[T any](p cuda.DevicePtr, lo, hi int64) []T {
 	return unsafe.Slice(at[T](p, 0), hi)[lo:hi]
 }
 
-// passes is how many passes of 8 bits sort the slots of a layout.
+// passes returns how many passes of 8 bits sort the slots of a layout.
 func (l Layout) passes() uint32 {
 	return max(uint32(bits.Len64(uint64(max(l.RowsOn(0)-1, 0)))+7)/8, 1)
 }
@@ -151,7 +151,7 @@ func (l Layout) passes() uint32 {
 // Coalescing is worth a pass over the set when it is expected to save this share of its commands.
 const coalesceSaves = 0.05
 
-// expectedCommands is how many commands a set takes when rows on equal and adjacent LBAs of a
+// expectedCommands returns how many commands a set takes when rows on equal and adjacent LBAs of a
 // window share one, if the rows of each bucket were drawn without repetition and evenly.
 //
 // An SSD with N slots has B groups: the LBA of RowsPerLBA slots, or the LBAs of one row. With n of

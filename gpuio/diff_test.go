@@ -522,7 +522,7 @@ func joinLines(s []string) string {
 	return b.String()
 }
 
-// content is what an SSD holds at a byte offset.
+// content returns what an SSD holds at a byte offset.
 func diffContent(ssd uint32, off uint64, b []byte) {
 	for i := 0; i < len(b); {
 		at := off + uint64(i)

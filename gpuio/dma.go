@@ -145,7 +145,7 @@ func (c *dmaCache) refuse(b cuda.Buffer, backed int64, err error) {
 	}
 }
 
-// backedBytes is how much of a buffer is usable, from its beginning.
+// backedBytes returns how much of a buffer is usable, from its beginning.
 func backedBytes(b cuda.Buffer) int64 {
 	if g, ok := b.(cuda.Growable); ok {
 		return g.Backed()

@@ -35,7 +35,7 @@ import (
 // FAULT_WORKERS=1 runs one after the other, so that memory and descriptors that stay behind can be
 // told to be one's.
 
-// faultScript is what a seed stands for.
+// faultScript holds what a seed stands for.
 type faultScript struct {
 	seed     uint64
 	shape    faultShape

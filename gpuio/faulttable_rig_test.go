@@ -23,7 +23,7 @@ import (
 	"helios/nvme/proxy"
 )
 
-// faultShape is what SSDs with faults and the stack over them look like.
+// faultShape holds what SSDs with faults and the stack over them look like.
 type faultShape struct {
 	ssds, lba, rowBytes int
 	rows                int64
@@ -159,7 +159,7 @@ func (r *faultRig) image(s int, blank bool) []byte {
 	return img
 }
 
-// fired is how often each fault of the script has hit, in its order.
+// fired returns how often each fault of the script has hit, in its order.
 func (r *faultRig) fired(parts []string) []int64 {
 	counts := r.set.Counts()
 	out := make([]int64, len(parts))

@@ -35,12 +35,12 @@ import (
 // FAULT_WALL=1 adds the wall's clock, FAULT_SCRIPTS=n chooses the number of random scripts
 // (faultscript_test.go), FAULT_SUMMARY names a file for the line that make test-faults ends with.
 
-// faultWant is what an entry shows besides its class.
+// faultWant holds what an entry shows besides its class.
 type faultWant struct {
 	// counts are the Stats that are not zero, as "errors=n retries=3n/4": n is how often the first
 	// fault of the entry has hit, m the second; "timeouts>=n" is a bound.
 	counts string
-	// err is what rows, or opening or loading, fail with.
+	// err holds what rows, or opening or loading, fail with.
 	err error
 	// stays: a row stays wrong at each try.
 	stays bool

@@ -57,7 +57,7 @@ type ReadSet struct {
 	Ready    cuda.Event // optional: Rows and Pos are valid once it happened
 }
 
-// extent is where positions may lie: bytes from DstOffset.
+// extent tells where positions may lie: bytes from DstOffset.
 func (rs *ReadSet) extent() int64 {
 	rest := backedBytes(rs.Dst) - rs.DstOffset
 	if rs.DstBytes > 0 {
@@ -86,7 +86,7 @@ type Pending interface {
 	Wait(ctx context.Context) (ReadStats, error)
 }
 
-// ReadStats is what one set took.
+// ReadStats holds what one set took.
 type ReadStats struct {
 	Rows     int64
 	Commands int64 // NVMe commands, or reads of the backing file; repeated ones count again
@@ -113,8 +113,8 @@ type Stats struct {
 	Resets    int64 // controller resets
 	Coalesced int64 // rows that shared a command with another
 	Mismatch  int64 // rows whose checksum was wrong, each time it was
-	// NotInPlace is why a destination in device memory that should have been written in place (rung
-	// p2p) was not; "": all were.
+	// NotInPlace tells why a destination in device memory that should have been written in place
+	// (rung p2p) was not; "": all were.
 	NotInPlace string
 	Latency    Histogram
 	PerSSD     []SSDStats

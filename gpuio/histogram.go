@@ -50,7 +50,7 @@ func (h *Histogram) Merge(o *Histogram) {
 	}
 }
 
-// Since is what was counted after an earlier copy of the same histogram.
+// Since returns what was counted after an earlier copy of the same histogram.
 func (h Histogram) Since(earlier *Histogram) Histogram {
 	for i, n := range earlier.Counts {
 		h.Counts[i] -= n

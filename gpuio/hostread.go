@@ -395,7 +395,7 @@ func (p *hostPending) check(i int64, ssd int) error {
 	return nil
 }
 
-// hostUnit is what one read of the CPU gets: the rows at places lo to hi of the order.
+// hostUnit holds what one read of the CPU gets: the rows at places lo to hi of the order.
 type hostUnit struct {
 	lo, hi int64
 	file   *backing // nil: the row cannot be read, which is recorded
@@ -405,7 +405,7 @@ type hostUnit struct {
 	dst    []byte // of the first row
 }
 
-// rows is how many rows the unit has.
+// rows returns how many rows the unit has.
 func (u *hostUnit) rows() int64 { return u.hi - u.lo }
 
 // index is the index of the row at place k.
@@ -444,7 +444,7 @@ func (p *hostPending) unit(k int64) hostUnit {
 	return u
 }
 
-// offset is where row i is in its file.
+// offset tells where row i is in its file.
 func (p *hostPending) offset(i int64, f *backing) int64 {
 	l := &p.r.layout
 	lba, skip := l.place(p.rows[i] / int64(l.SSDs))
@@ -468,7 +468,7 @@ func (p *hostPending) failUnit(u *hostUnit, err error) {
 	}
 }
 
-// owned is how many rows have their units begin at places lo to hi. The set is prepared.
+// owned returns how many rows have their units begin at places lo to hi. The set is prepared.
 func (p *hostPending) owned(lo, hi int64) int64 {
 	if p.order == nil {
 		return hi - lo
@@ -482,7 +482,7 @@ func (p *hostPending) owned(lo, hi int64) int64 {
 	return n
 }
 
-// place is where the CPU puts row i, which was checked.
+// place tells where the CPU puts row i, which was checked.
 func (p *hostPending) place(i int64) []byte {
 	n := int64(p.r.layout.RowBytes)
 	off := int64(p.pos[i]) * p.rs.DstStride

@@ -10,7 +10,7 @@ import (
 	"helios/nvme"
 )
 
-// hostSide is what host kernels need that is not device memory: the buses' doorbell kicks and
+// hostSide holds what host kernels need that is not device memory: the buses' doorbell kicks and
 // waits. A parameter block names it by a handle. On a GPU kernels ring and poll by themselves.
 type hostSide struct {
 	kickers []nvme.Kicker // by SSD; nil: the controller sees doorbells by itself
@@ -18,7 +18,7 @@ type hostSide struct {
 	sync    *syncSide     // of the sync stack
 }
 
-// blockPark is how one block of the complete kernel waits. fn is made once, so that a wait
+// blockPark tells how one block of the complete kernel waits. fn is made once, so that a wait
 // allocates nothing.
 type blockPark struct {
 	group   nvme.CQGroup  // nil: the bus cannot wait for several queues

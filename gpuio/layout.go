@@ -96,7 +96,7 @@ func (l Layout) LBAsOn(ssd int) int64 {
 	return (l.RowsOn(ssd) + per - 1) / per * int64(l.LBAsPerRow)
 }
 
-// PaddingBytes is what the extents of all SSDs hold beside rows.
+// PaddingBytes returns what the extents of all SSDs hold beside rows.
 func (l Layout) PaddingBytes() int64 {
 	var lbas int64
 	for s := 0; s < int(l.SSDs); s++ {
@@ -105,7 +105,7 @@ func (l Layout) PaddingBytes() int64 {
 	return lbas*int64(l.LBABytes) - l.Rows*int64(l.RowBytes)
 }
 
-// ReadBytes is what one row's read moves from the SSD.
+// ReadBytes returns what one row's read moves from the SSD.
 func (l Layout) ReadBytes() int { return int(l.LBAsPerRow) * int(l.LBABytes) }
 
 // whole tells whether a row fills its LBAs, so that a read may land in its final place.

@@ -10,7 +10,7 @@ type Planner struct {
 	runs       []uint32
 }
 
-// PlanOptions are what of a stack's options, and of its SSDs, decides about commands.
+// PlanOptions hold what of a stack's options, and of its SSDs, decides about commands.
 type PlanOptions struct {
 	Stack            string // name of a Stack
 	CoalesceBytes    int    // as in AsyncOptions
@@ -52,7 +52,7 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 	return p, nil
 }
 
-// Planned is what a set takes on one SSD.
+// Planned holds what a set takes on one SSD.
 type Planned struct {
 	Commands int64
 	Bytes    int64 // that they move

@@ -410,7 +410,7 @@ func (k *syncView) sweepLocked(q *queueState, g uint32) int {
 	return n
 }
 
-// syncSide is what blocks of read_sync on the host need to wait for one another.
+// syncSide holds what blocks of read_sync on the host need to wait for one another.
 type syncSide struct {
 	blocks []syncPark
 	owners []int32     // block that waits for a CID, maxCommands for each queue; atomic

@@ -9,10 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkGPURefill is how long a warp of the GPU takes to hand 32 commands to an idle queue: to
-// take its submission side, fill it, ring and let go. It is the device's own clock over a submit
-// kernel of one warp: what 16 queues take more than one, for each of the 15. The fake library's
-// times say nothing.
+// BenchmarkGPURefill measures how long a warp of the GPU takes to hand 32 commands to an idle
+// queue: to take its submission side, fill it, ring and let go. It is the device's own clock over a
+// submit kernel of one warp: what 16 queues take more than one, for each of the 15. The fake
+// library's times say nothing.
 func BenchmarkGPURefill(b *testing.B) {
 	rigDevice = openGPU
 	defer func() { rigDevice = nil }()

@@ -24,7 +24,7 @@ import (
 // commands in flight, their destinations and the mappings of these stay taken until Close. A set
 // with such commands ends with an error and keeps its slot (strand).
 
-// ssdRecovery is what the engine knows of one SSD's recovery.
+// ssdRecovery holds what the engine knows of one SSD's recovery.
 type ssdRecovery struct {
 	mu      sync.Mutex
 	busy    chan struct{} // closed when the recovery under way has ended; nil: there is none
@@ -87,7 +87,7 @@ func (e *GivenUpError) Error() string {
 // Unwrap gives the cause, in class errs.Device.
 func (e *GivenUpError) Unwrap() error { return errs.With(errs.Device, e.Err) }
 
-// deadError is why an SSD was given up; nil: it was not.
+// deadError tells why an SSD was given up; nil: it was not.
 func (e *ladder) deadError(ssd int) error {
 	r := &e.rec[ssd]
 	r.mu.Lock()
@@ -98,7 +98,7 @@ func (e *ladder) deadError(ssd int) error {
 	return r.dead
 }
 
-// givenUp is why an SSD gets no further reads: recovery could not bring it back, or it must be
+// givenUp tells why an SSD gets no further reads: recovery could not bring it back, or it must be
 // given back although it still completes what it has.
 func (e *ladder) givenUp(ssd int) error {
 	if err := e.deadError(ssd); err != nil {

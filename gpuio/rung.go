@@ -37,8 +37,8 @@ const (
 	rungMixed // host device: some SSDs are software
 )
 
-// rungRule is what sets a rung apart: its name, the memory, the doorbells, and the SSDs that it is
-// for.
+// rungRule holds what sets a rung apart: its name, the memory, the doorbells, and the SSDs that it
+// is for.
 type rungRule struct {
 	name    string
 	peer    bool // queues and data are in the device's memory, mapped for the SSDs
@@ -200,7 +200,7 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 		strings.Join(all, "; "), errs.Key("device"))
 }
 
-// alive is why a device does nothing any more, as after a lost context; nil for one that still
+// alive tells why a device does nothing any more, as after a lost context; nil for one that still
 // works.
 func alive(dev cuda.Device) error {
 	b, err := dev.Alloc(cuda.MemPinned, 4096, "gpuio proof")
@@ -254,7 +254,7 @@ func software(d *SSD) bool {
 	return ok
 }
 
-// hostRung is where memory is on the host device.
+// hostRung tells where memory is on the host device.
 func hostRung(soft, all int, want string) (*Memory, error) {
 	m := &Memory{rung: rungMixed}
 	switch soft {

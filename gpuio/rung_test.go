@@ -28,7 +28,7 @@ type hardBus struct {
 	peer *peerTrick
 }
 
-// peerTrick is what goes wrong when device memory is mapped for a controller.
+// peerTrick holds what goes wrong when device memory is mapped for a controller.
 type peerTrick struct {
 	err   error
 	other []byte // SSDs get this in place of the memory
@@ -180,9 +180,9 @@ func TestRungStaging(t *testing.T) {
 	}
 }
 
-// bestRung is where one SSD of hardware comes to on the ladder, and the rungs above with why they
-// are not it. peer and bells are why rungs fail that keep queues in the device's memory, and those
-// whose kernels ring doorbells.
+// bestRung tells where one SSD of hardware comes to on the ladder, and the rungs above with why
+// they are not it. peer and bells are why rungs fail that keep queues in the device's memory, and
+// those whose kernels ring doorbells.
 func bestRung(peer, bells string) (string, []RungTried) {
 	var tried []RungTried
 	for r := range rungMixed {

@@ -68,7 +68,7 @@ func newBells(s *side, queues int) (*bells, error) {
 // at is the address of a queue's SQ bell; its CQ bell follows.
 func (b *bells) at(g int) cuda.DevicePtr { return b.buf.Ptr() + cuda.DevicePtr(g*bellBytes) }
 
-// bell is what the CPU sees of them.
+// bell returns what the CPU sees of them.
 func (b *bells) bell(g int) (sq, cq *uint32) {
 	p := unsafe.Pointer(&b.buf.Bytes()[g*bellBytes])
 	return (*uint32)(p), (*uint32)(unsafe.Add(p, 4))

@@ -265,7 +265,7 @@ func (p *prover) readsTo(ctx context.Context, e *async, kind cuda.MemKind) error
 	return seen("rows read by queues there", different(got, want, junk), byCPU)
 }
 
-// view is what the CPU sees of a destination; nil: nothing.
+// view returns what the CPU sees of a destination; nil: nothing.
 func (c *dmaCache) view(b cuda.Buffer) []byte {
 	if m := c.m[b]; m != nil && m.peer != nil {
 		return m.peer.Bytes()

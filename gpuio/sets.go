@@ -14,7 +14,7 @@ type setTable struct {
 	shape  setShape    // of one set's arrays behind the setStates
 }
 
-// setShape is where a set's arrays are in its part of setBuf.
+// setShape tells where a set's arrays are in its part of setBuf.
 type setShape struct {
 	ssds, queues                          int
 	iovas, units, remaining, taken, bytes int
@@ -54,7 +54,7 @@ func (e *setTable) unfinished(slot uint32) bool {
 	return false
 }
 
-// taken is how many units of each queue's share read_sync has begun.
+// taken returns how many units of each queue's share read_sync has begun.
 func (e *setTable) taken(slot uint32) []uint32 {
 	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.taken), 0),
 		e.shape.queues)

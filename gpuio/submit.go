@@ -52,7 +52,7 @@ func submitKernel(b *cuda.Block, p *submitParams) error {
 	return nil
 }
 
-// kernelView is what both kernels need besides a queue.
+// kernelView holds what both kernels need besides a queue.
 type kernelView struct {
 	h          *hostSide
 	sets       cuda.DevicePtr
@@ -240,7 +240,7 @@ func (s *setState) rowAt(i int64, ssd uint32) (slot, off int64, bad uint16) {
 	return slot, off, bad
 }
 
-// place is where a slot begins: its first LBA, counted from DataStart, and the byte in it.
+// place tells where a slot begins: its first LBA, counted from DataStart, and the byte in it.
 func (l *Layout) place(slot int64) (lba uint64, offset uint32) {
 	if l.RowsPerLBA > 1 {
 		at := slot / int64(l.RowsPerLBA)
@@ -279,7 +279,7 @@ func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i
 	return cmd
 }
 
-// target is where the SSD writes the data that belongs to off in the destination, and Dst of its
+// target tells where the SSD writes the data that belongs to off in the destination, and Dst of its
 // command: the place itself, or the CID's staging slot.
 func (q *queueState) target(set *setState, cid uint32, off int64) (a uint64, dst cuda.DevicePtr) {
 	if set.Direct != 0 {

@@ -26,7 +26,7 @@ type SyncOptions struct {
 	Memory        *Memory // as in AsyncOptions
 }
 
-// syncOptions are what the engine keeps of SyncOptions.
+// syncOptions hold what the engine keeps of SyncOptions.
 type syncOptions struct {
 	blocks, threads int
 	// limit ends a launch that has rows left; the host then launches again, so that a kernel

@@ -12,9 +12,9 @@ import (
 	"helios/internal/errs"
 )
 
-// Units are what one command reads; setState says which kinds there are. Here is what the host does
-// with them: it chooses a set's form, keeps the memory that the form needs, and names the rows of a
-// unit that failed.
+// Units hold what one command reads; setState says which kinds there are. Here is what the host
+// does with them: it chooses a set's form, keeps the memory that the form needs, and names the rows
+// of a unit that failed.
 
 // partAlign is the alignment of a row's parts: no smaller page is in use, and NVMe's pages are
 // powers of two from there on.
@@ -27,7 +27,7 @@ const (
 	autoStagingBytes  = 32 << 20
 )
 
-// unitRule is how the rows of a layout become commands.
+// unitRule tells how the rows of a layout become commands.
 type unitRule struct {
 	parts      uint32 // commands of a row
 	partBlocks uint32 // LBAs of each but the last; 0: a command reads a row
@@ -73,10 +73,10 @@ func (u unitRule) pays(l Layout, offsets []int64, coalesceBytes int) bool {
 	return expectedCommands(l, offsets, u.window) <= (1-coalesceSaves)*n
 }
 
-// listLimit is what one page of PRP list describes at any offset.
+// listLimit returns what one page of PRP list describes at any offset.
 func listLimit(page int) int { return page / 8 * page }
 
-// commandLimit is how many bytes one command of any of the SSDs may move: what the controllers
+// commandLimit returns how many bytes one command of any of the SSDs may move: what the controllers
 // allow, what one page of PRP list describes, and what NLB can say.
 func commandLimit(ssds []*SSD, lbaBytes int) int {
 	limit := (1 << 16) * lbaBytes
@@ -109,7 +109,7 @@ type setScratch struct {
 	marked int64       // that marks has room for
 }
 
-// coalesceScratch is what all sets' coalesce kernels use in turn; they run on one stream.
+// coalesceScratch holds what all sets' coalesce kernels use in turn; they run on one stream.
 type coalesceScratch struct {
 	keysA, keysB, idx cuda.Buffer
 	rows              int64

@@ -516,7 +516,7 @@ func (c *Controller) waitErr(op string, cid uint16, err error) error {
 	return fmt.Errorf("nvme %s q0: %s: %w", c.bus.Name(), op, err)
 }
 
-// refusalLocked is why a command may not be sent now.
+// refusalLocked tells why a command may not be sent now.
 func (c *Controller) refusalLocked(setup bool) error {
 	if c.gate != nil && !setup {
 		return c.gate

@@ -30,7 +30,7 @@ type Bus interface {
 	Close() error
 }
 
-// Unwrapper is what a Bus has that stands in front of another one.
+// Unwrapper is a Bus that stands in front of another one.
 type Unwrapper interface {
 	Unwrap() Bus
 }
@@ -51,14 +51,14 @@ func As[T any](b Bus) (T, bool) {
 	return zero, false
 }
 
-// DoorbellMapper is what a Bus has whose doorbells another device, such as a GPU, can store to.
+// DoorbellMapper is a Bus whose doorbells another device, such as a GPU, can store to.
 type DoorbellMapper interface {
 	// DoorbellMemory is the whole pages that all doorbells lie in, and whether they are I/O
 	// memory. It fails when the controller would not see a store that no Kick follows.
 	DoorbellMemory() (mem []byte, io bool, err error)
 }
 
-// WindowMapper is what a Bus has whose mappings pin memory. A window reserves addresses for memory
+// WindowMapper is a Bus whose mappings pin memory. A window reserves addresses for memory
 // of which perhaps only the beginning will ever be used.
 type WindowMapper interface {
 	// MapWindow reserves addresses for mem and makes none of it reachable. UnmapDMA of all of it
@@ -68,7 +68,7 @@ type WindowMapper interface {
 	ExtendWindow(iova IOVA, bytes int64) error
 }
 
-// PeerDMA is what a Bus has that maps the memory of other devices by other ways than MapDMA.
+// PeerDMA is a Bus that maps the memory of other devices by other ways than MapDMA.
 type PeerDMA interface {
 	// MapPeerDMA is MapDMA of another device's memory: mem is its mapping for the CPU, and dmabuf,
 	// when it is not -1, an export of it that starts at offset. UnmapDMA takes it back.
@@ -82,27 +82,28 @@ type PeerDMA interface {
 // ErrNoWindows is the answer of a WindowMapper in front of a bus that is none.
 var ErrNoWindows = errors.New("the bus maps memory only as a whole")
 
-// Preparer is what a Bus has that needs work before each bring-up, the first one and those of
+// Preparer is a Bus that needs work before each bring-up, the first one and those of
 // Reset: a PCI function needs memory space and bus mastering, which resets take from it.
 type Preparer interface {
 	Prepare() error
 }
 
-// HardResetter is what a Bus has that can reset its controller without the controller's help (PCI
+// HardResetter is a Bus that can reset its controller without the controller's help (PCI
 // function level reset). When it returns nil no DMA comes any more and CC.EN is 0. A bus that
 // stands in front of one that cannot returns an error that is errors.ErrUnsupported.
 type HardResetter interface {
 	HardReset() error
 }
 
-// Leaver is what a Bus has whose device may have to be given up while it still answers: the kernel
+// Leaver is a Bus whose device may have to be given up while it still answers: the kernel
 // wants it back, or its PCI link reported an error that cannot be corrected.
 type Leaver interface {
-	// Leaving is why, an ErrGone in words without the bus's name, or nil. It costs next to nothing.
+	// Leaving tells why, an ErrGone in words without the bus's name, or nil. It costs next to
+	// nothing.
 	Leaving() error
 }
 
-// BARMapper is what a Bus has whose controller may have memory of its own behind a BAR: the
+// BARMapper is a Bus whose controller may have memory of its own behind a BAR: the
 // controller memory buffer (base specification, section 8.2.1 of 2.0).
 type BARMapper interface {
 	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is shorter
@@ -117,13 +118,13 @@ type BARMapper interface {
 	ReserveBAR(bir int, off, bytes int64) (IOVA, error)
 }
 
-// Kicker is what a Bus of a software controller has besides: after a doorbell store, Kick
+// Kicker adds to the Bus of a software controller: after a doorbell store, Kick
 // wakes a controller that sleeps. It is cheap when the controller is awake.
 type Kicker interface {
 	Kick(qid uint16)
 }
 
-// Waiter is what a Bus has that can sleep until a completion queue may have a new entry, or
+// Waiter is a Bus that can sleep until a completion queue may have a new entry, or
 // until d has passed; it may do the controller's work in the caller. It may return early.
 type Waiter interface {
 	WaitCQ(qid uint16, d time.Duration)
@@ -135,7 +136,7 @@ type CQRef struct {
 	QID uint16
 }
 
-// GroupWaiter is what a Bus has that can wait for several completion queues at once, its own
+// GroupWaiter is a Bus that can wait for several completion queues at once, its own
 // and those of other buses of its kind. The queues must be idle when they join a group, and a
 // queue is in one group at most.
 type GroupWaiter interface {

@@ -8,7 +8,7 @@ import (
 	"helios/internal/errs"
 )
 
-// SQPlace is where I/O submission queues are.
+// SQPlace tells where I/O submission queues are.
 type SQPlace int
 
 // Places of submission queues.
@@ -92,7 +92,7 @@ func (m *cmbMemory) mark(p cmbPages, used bool) {
 	}
 }
 
-// left is how many bytes are free.
+// left returns how many bytes are free.
 func (m *cmbMemory) left() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

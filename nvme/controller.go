@@ -707,10 +707,10 @@ func (c *Controller) MapPeerWindow(mem []byte) (IOVA, error) {
 // UnmapDMA takes back a mapping of MapDMA.
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 
-// RetryDelay is how long the controller asks to wait before a command that failed with s is sent
-// again (figure 275, CRDT1 to 3). It is 0 for controllers that this package brought up: they report
-// a delay only to a host that enabled Advanced Command Retry (ACRE of feature 16h, host behavior
-// support), which it does not, so commands are retried at once.
+// RetryDelay returns how long the controller asks to wait before a command that failed with s is
+// sent again (figure 275, CRDT1 to 3). It is 0 for controllers that this package brought up: they
+// report a delay only to a host that enabled Advanced Command Retry (ACRE of feature 16h, host
+// behavior support), which it does not, so commands are retried at once.
 func (c *Controller) RetryDelay(s Status) time.Duration {
 	if s.CRD() == 0 {
 		return 0
@@ -804,9 +804,9 @@ func (c *Controller) ResetTimeout() time.Duration {
 // Express specification, and what slow devices need until they answer.
 const hardResetTime = 5 * time.Second
 
-// Leaving is why the SSD must be given up although it still answers: an error with ErrGone, or nil.
-// No queue pair is created any more, and no reset brings it up again; what is there can be ended in
-// order.
+// Leaving tells why the SSD must be given up although it still answers: an error with ErrGone, or
+// nil. No queue pair is created any more, and no reset brings it up again; what is there can be
+// ended in order.
 func (c *Controller) Leaving() error {
 	if c.leaver == nil {
 		return nil

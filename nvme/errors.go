@@ -24,7 +24,7 @@ var (
 	ErrGone = errors.New("device is gone")
 )
 
-// deviceClass is what the typed errors unwrap to: their cause, with a class for errs.ClassOf.
+// deviceClass returns what the typed errors unwrap to: their cause, with a class for errs.ClassOf.
 func deviceClass(cause error) error { return errs.With(errs.Device, cause) }
 
 // errStatus is the cause of every StatusError.

@@ -2,7 +2,7 @@ package nvme
 
 import "fmt"
 
-// AsyncEvent is what an Asynchronous Event Request completed with (section 5.2). The
+// AsyncEvent holds what an Asynchronous Event Request completed with (section 5.2). The
 // controller holds back further events of the same type until log page LogPage is read
 // (SMART and ErrorLog do for theirs).
 type AsyncEvent struct {

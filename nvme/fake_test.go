@@ -48,7 +48,7 @@ type fakeBus struct {
 	handle func(c Command) (e *Completion, done bool)
 }
 
-// fakeRegisters are how the controller looks.
+// fakeRegisters tell how the controller looks.
 type fakeRegisters struct {
 	cc, csts uint32
 	vs       uint64 // 0: version 1.4

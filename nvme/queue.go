@@ -38,7 +38,7 @@ type QueueMemory struct {
 	SQAddr, CQAddr IOVA
 }
 
-// QueueBytes is how much memory the rings of a queue pair take, each in whole pages.
+// QueueBytes returns how much memory the rings of a queue pair take, each in whole pages.
 func (c *Controller) QueueBytes(entries int) (sq, cq int) {
 	page := c.pageBytes
 	return (entries*CommandBytes + page - 1) &^ (page - 1), (entries*CompletionBytes + page -

@@ -45,7 +45,7 @@ func touch(ctx context.Context, ssds []*gpuio.SSD, l gpuio.Layout) error {
 	return ctx.Err()
 }
 
-// counted is what SSDs say that they did.
+// counted holds what SSDs say that they did.
 type counted struct{ reads, units uint64 }
 
 // counters are those of each SSD.
@@ -101,7 +101,7 @@ func (b *bench) audit(ctx context.Context, t *gpuio.Stats) error {
 	return b.compare(ctx)
 }
 
-// unit is what SSDs count their data in: 1000 × 512 bytes (NVMe 2.0, figure 207).
+// unit is the size in which SSDs count their data: 1000 × 512 bytes (NVMe 2.0, figure 207).
 const unit = 512000
 
 // reconcile compares what the stack issued to an SSD with what that counted. Both are exact, but

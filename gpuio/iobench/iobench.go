@@ -48,7 +48,7 @@ type Config struct {
 	WarmUp   time.Duration // before it (a quarter of Duration)
 	Seed     uint64
 	Timeout  time.Duration // deadline of one read
-	// Memory is where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at
+	// Memory tells where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at
 	// least these SSDs; nil: as AsyncOptions.Memory.
 	Memory *gpuio.Memory
 	// Layout of loaded SSDs, read at their DataStart. Its zero value reads raw SSDs: rows all
@@ -85,7 +85,7 @@ type Config struct {
 	smart func(context.Context, *gpuio.SSD) (nvme.SMARTLog, error)
 }
 
-// SSDRow is what one SSD did, warm-up included.
+// SSDRow holds what one SSD did, warm-up included.
 type SSDRow struct {
 	Name       string `json:"name"`
 	Commands   int64  `json:"commands"`
@@ -331,7 +331,7 @@ const (
 	maxRate      = 1e8
 )
 
-// row is what the configuration says of its result.
+// row returns what the configuration says of its result.
 func (c *Config) row() Row {
 	row := Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth,
 		Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil,
@@ -445,7 +445,7 @@ func (c *Config) fits() error {
 		units.FormatBytes(max(free, 0)), advice)
 }
 
-// totals are what the stack says about the whole run.
+// totals returns what the stack says about the whole run.
 func (b *bench) totals(t *gpuio.Stats) {
 	row := b.row
 	row.Commands = t.Commands

@@ -268,7 +268,7 @@ func (b *bench) wait(ctx context.Context, s *benchSet) error {
 	return b.ended(ctx, s, s.await(ctx, b.cfg.patience), time.Now)
 }
 
-// ended is what is done about a set that ended, well or with err.
+// ended deals with a set that ended, well or with err.
 func (b *bench) ended(ctx context.Context, s *benchSet, err error, when func() time.Time) error {
 	s.pending = nil
 	if err != nil {
@@ -380,7 +380,7 @@ func (b *bench) look(ctx context.Context, s *benchSet, at int64) ([]byte, error)
 	return b.bounce.Bytes(), nil
 }
 
-// cpuTime is what the process has used so far, in user and kernel mode.
+// cpuTime returns what the process has used so far, in user and kernel mode.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

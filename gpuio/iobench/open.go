@@ -9,10 +9,10 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Open is what a run at a given rate has beyond a closed loop's. Rows arrive as a Poisson process
-// at that rate, whatever comes back. All that have arrived go into one set as soon as one is free.
-// Like fio, a run that cannot keep up drops nothing: rows wait for their turn, and since their
-// latency counts from the moment they were to arrive, it grows with the queue.
+// Open holds what a run at a given rate has beyond a closed loop's. Rows arrive as a Poisson
+// process at that rate, whatever comes back. All that have arrived go into one set as soon as one
+// is free. Like fio, a run that cannot keep up drops nothing: rows wait for their turn, and since
+// their latency counts from the moment they were to arrive, it grows with the queue.
 type Open struct {
 	Rate     float64 `json:"rate"`     // rows a second, asked for
 	Offered  float64 `json:"offered"`  // that arrived in the time that was measured

@@ -9,8 +9,8 @@ import (
 // OverlapShare is the share of the best throughput that GIDS asks for (its equation 1).
 const OverlapShare = 0.95
 
-// Overlap is what a sweep over the size of sets shows: how many reads have to be out together until
-// the time before the first and after the last read of a set no longer matters.
+// Overlap holds what a sweep over the size of sets shows: how many reads have to be out together
+// until the time before the first and after the last read of a set no longer matters.
 type Overlap struct {
 	Kind     string  `json:"kind"` // "overlap", in a stream of rows
 	Modelled bool    `json:"modelled"`

@@ -17,7 +17,7 @@ import (
 	"helios/nvme"
 )
 
-// ServeLimit is what the CPU threads that play the SSDs can do at most.
+// ServeLimit holds what the CPU threads that play the SSDs can do at most.
 type ServeLimit struct {
 	Threads int     // that serve, as far as there are CPUs
 	IOPS    float64 // of all of them

@@ -10,8 +10,8 @@ import (
 // Plateau is the share of the best throughput that counts as having reached it.
 const Plateau = 0.98
 
-// Summary is what a sweep over blocks shows for one number of SSDs, row size and depth. Only rows
-// that passed their audit count.
+// Summary holds what a sweep over blocks shows for one number of SSDs, row size and depth. Only
+// rows that passed their audit count.
 type Summary struct {
 	Kind     string `json:"kind"` // "summary", in a stream of rows
 	Modelled bool   `json:"modelled"`

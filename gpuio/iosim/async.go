@@ -308,7 +308,7 @@ func (a *async) nudge(w *warpState) {
 	})
 }
 
-// nextLook is when a warp that polls, with pauses that double, begins its first round after t.
+// nextLook tells when a warp that polls, with pauses that double, begins its first round after t.
 func (w *warpState) nextLook(t, pauseMin, pauseMax int64) int64 {
 	at := w.since + pauseMin
 	for pause := pauseMin; at < t; at += w.look + max(pause, 1) {

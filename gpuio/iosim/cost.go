@@ -2,8 +2,8 @@ package iosim
 
 import "helios/internal/hardware"
 
-// cost is what a step takes a warp: time, and traffic of the link into the GPU where the kernels'
-// state lies in the CPU's memory.
+// cost holds what a step takes a warp: time, and traffic of the link into the GPU where the
+// kernels' state lies in the CPU's memory.
 type cost struct{ ns, wire float64 }
 
 func (c cost) plus(o cost) cost        { return cost{c.ns + o.ns, c.wire + o.wire} }

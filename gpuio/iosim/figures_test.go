@@ -152,7 +152,7 @@ func TestShapeOfTheAccumulator(t *testing.T) {
 	require.Less(t, wider, need)
 	require.GreaterOrEqual(t, wider, int64(1024))
 
-	// Overlap is what the accumulator is for: with several sets in flight small ones are enough.
+	// Overlap is the purpose of the accumulator: with several sets in flight small ones are enough.
 	iops, _, s := bench{profile: "a100-optane", ssds: 1, c: Config{Stack: gpuio.StackAsync,
 		Depth: 1024}, set: 256, sets: 16, warm: 5e6, ns: 20e6}.run(t)
 	require.Greater(t, iops, 0.9*s.m.Bound(4096))

@@ -24,7 +24,7 @@ type reads struct {
 	spare   []uint32   // free entries of batches
 }
 
-// wiring is what the commands of a set take of the links.
+// wiring holds what the commands of a set take of the links.
 type wiring struct{ ssd, last, early int64 }
 
 type read struct {

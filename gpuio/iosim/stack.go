@@ -25,14 +25,14 @@ type Config struct {
 	Depth        int    // reads outstanding per SSD (256)
 	CommandBytes int64  // of each read (4096)
 	StagedBytes  int64  // bytes that complete copies for each command; 0: the data is in its place
-	// State is where the kernels' state lies, "host" or "gpu"; "": for async where the profile has
-	// it, for sync in GPU memory, as BaM and GIDS have it.
+	// State tells where the kernels' state lies, "host" or "gpu"; "": for async where the profile
+	// has it, for sync in GPU memory, as BaM and GIDS have it.
 	State string
 	Seed  uint64
 }
 
-// Times are when a set was submitted, when its last command had been handed to a queue or a pending
-// list, and when whoever waits for it knew that all its rows were in place; ns.
+// Times tell when a set was submitted, when its last command had been handed to a queue or a
+// pending list, and when whoever waits for it knew that all its rows were in place; ns.
 type Times struct{ SubmitNS, SubmitEndNS, DoneNS int64 }
 
 // Stats are totals of a stack. They are modelled.
@@ -72,7 +72,7 @@ type Stack struct {
 	rotate  uint32
 }
 
-// engine is what the stacks differ in. start is called when a set has its slot.
+// engine has what the stacks differ in. start is called when a set has its slot.
 type engine interface{ start(s *set) }
 
 // set is one read set.
@@ -142,7 +142,7 @@ func New(m *Machine, c Config) (*Stack, error) {
 // Config is the stack's configuration with its defaults filled in.
 func (s *Stack) Config() Config { return s.c }
 
-// Machine is what the stack runs on.
+// Machine returns what the stack runs on.
 func (s *Stack) Machine() *Machine { return s.m }
 
 // Submit reads perSSD[i] commands from SSD i, as one set, and calls done when they are there. More

@@ -111,7 +111,7 @@ func (b *Bus) Unwrap() nvme.Bus { return b.inner }
 // stopped tells that the controller does nothing. The caller holds mu.
 func (b *Bus) stopped() bool { return !b.running || b.cfs || b.gone.Load() }
 
-// allOnes is what a read gives of a device that is gone.
+// allOnes is read from a device that is gone.
 const allOnes = 1<<32 - 1
 
 func (b *Bus) check(off uint32) error {

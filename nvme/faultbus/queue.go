@@ -246,7 +246,7 @@ func (c *cqueue) room() bool {
 	return c.free > 0
 }
 
-// unused is how many entries the client has left for the controller, reserved ones included.
+// unused returns how many entries the client has left for the controller, reserved ones included.
 func (c *cqueue) unused() int {
 	c.room() // looks at the client's head
 	return int(c.entries - 1 - (c.tail+c.entries-c.head)%c.entries)

@@ -16,7 +16,7 @@ const (
 	maxAsyncEvents  = 4
 )
 
-// adminState is what the host sets up with admin commands. Bus.mu guards it.
+// adminState holds what the host sets up with admin commands. Bus.mu guards it.
 type adminState struct {
 	nsq, ncq int // I/O queues allowed; 0 = the maximum
 	features map[uint8]uint32
@@ -274,7 +274,7 @@ func (b *Bus) ioQueues() bool {
 	return false
 }
 
-// allowed is how many queues of a kind the host may create.
+// allowed returns how many queues of a kind the host may create.
 func (b *Bus) allowed(n int) int {
 	if n == 0 {
 		return b.cfg.MaxQueuePairs

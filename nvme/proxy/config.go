@@ -46,8 +46,8 @@ type Config struct {
 	Name  string // in messages; default "proxy:" and the path
 	Path  string // backing file or block device; see Create
 	Bytes int64  // capacity; default all of the backing
-	// File is what the backing must be, whatever its name; default: what has the name. Another file
-	// is an error of class Refused.
+	// File holds what the backing must be, whatever its name; default: what has the name. Another
+	// file is an error of class Refused.
 	File     fileid.ID
 	LBABytes int    // logical block: 512 (default) or 4096
 	RAM      bool   // serve from memory: Path is mapped, and lies in /dev/shm to stay in memory
@@ -70,8 +70,8 @@ type Config struct {
 	// queues sleeps while the next completion is far away and spins for the rest; see nap.go.
 	Model *ssdmodel.Model
 
-	// CommandSet is what the namespace says it speaks; it answers the NVM command set all the same.
-	// Hosts that look are tested with it.
+	// CommandSet holds what the namespace says it speaks; it answers the NVM command set all the
+	// same. Hosts that look are tested with it.
 	CommandSet nvme.CommandSet
 
 	OutOfOrder    bool // complete in an order other than that of submission

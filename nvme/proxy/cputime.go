@@ -30,8 +30,8 @@ func MeterCPU() (stop func()) {
 	}
 }
 
-// CPUTime is what the controllers have spent while it was counted. Threads that the kernel lends to
-// io_uring are not in it; nor is the polling of those who wait.
+// CPUTime returns what the controllers have spent while it was counted. Threads that the kernel
+// lends to io_uring are not in it; nor is the polling of those who wait.
 func CPUTime() time.Duration { return time.Duration(cpuSpent.Load()) }
 
 // section begins a piece of work that blocks at most in the kernel; ended takes what it returns.

@@ -18,8 +18,8 @@ const (
 	napAhead = 40 * time.Microsecond  // how much of a sleep is spun
 )
 
-// restUntil is how long a party may sleep when the next completion is due at a time; 0: it looks
-// again at once. fake is time in a bubble of testing/synctest, which passes only in sleep.
+// restUntil returns how long a party may sleep when the next completion is due at a time; 0: it
+// looks again at once. fake is time in a bubble of testing/synctest, which passes only in sleep.
 func restUntil(due int64, fake bool) time.Duration {
 	gap := time.Duration(due - nanotime())
 	switch {

@@ -13,7 +13,7 @@ import (
 	"helios/nvme"
 )
 
-// loopResult is what a closed loop saw: completions a second and latencies.
+// loopResult holds what a closed loop saw: completions a second and latencies.
 type loopResult struct {
 	iops   float64
 	took   []time.Duration

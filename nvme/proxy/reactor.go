@@ -25,7 +25,7 @@ const (
 // wakeData is the user data of the no-op that wakes a waiter in io_uring_enter.
 const wakeData = ^uint64(0)
 
-// reactor is what a set of completion queues shares: an io_uring when one of them has a file
+// reactor holds what a set of completion queues shares: an io_uring when one of them has a file
 // behind it, the background goroutine, and the parties that wait. At most one party at a
 // time, the leader, sleeps in io_uring_enter; the others sleep on channels.
 //
@@ -529,7 +529,7 @@ func (w *waiter) wake() {
 	}
 }
 
-// due is when the next completion of the queues has to be posted, as of their last turns.
+// due tells when the next completion of the queues has to be posted, as of their last turns.
 func (w *waiter) due() int64 {
 	due := int64(never)
 	for _, c := range *w.cqs.Load() {

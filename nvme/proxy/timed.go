@@ -141,7 +141,7 @@ func (c *cqueue) postTimed() {
 	}
 }
 
-// nextDue is when the next completion has to be posted.
+// nextDue tells when the next completion has to be posted.
 func (c *cqueue) nextDue() int64 {
 	if len(c.timed) == 0 || c.dead || c.bus.stopped() {
 		return never

@@ -33,7 +33,7 @@ type Options struct {
 	Name string // in messages; "" = the PCI address
 }
 
-// device and domain are what a Bus uses of vfio.Device and vfio.Domain.
+// device and domain have the calls that a Bus needs of vfio.Device and vfio.Domain.
 type device interface {
 	Addr() string
 	Region(index int) (vfio.Region, error)
@@ -91,7 +91,7 @@ type window struct {
 	mem []byte
 }
 
-// mapping is what MapDMA gave: an address and a length, and the pages behind them.
+// mapping holds what MapDMA gave: an address and a length, and the pages behind them.
 type mapping struct {
 	iova  nvme.IOVA
 	bytes int64
@@ -249,8 +249,8 @@ func (b *Bus) mapRegisters(can []vfio.Span, lo, hi int64) error {
 	return nil
 }
 
-// doorbellEnd is where the doorbells end at the latest: at the end of the BAR, of as many as queue
-// IDs allow, or where MSI-X tables begin that lie behind them.
+// doorbellEnd tells where the doorbells end at the latest: at the end of the BAR, of as many as
+// queue IDs allow, or where MSI-X tables begin that lie behind them.
 func (b *Bus) doorbellEnd() (int64, error) {
 	end := min(b.size, nvme.RegDoorbells+maxDoorbells*int64(b.stride))
 	tables, err := b.msixTables()

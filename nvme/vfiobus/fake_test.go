@@ -283,7 +283,7 @@ func (f *fake) Map(mem []byte) (vfio.IOVA, error) {
 // Window maps at once; extended notes what was asked for.
 func (f *fake) Window(mem []byte) (vfio.IOVA, error) { return f.Map(mem) }
 
-// peers are what was mapped as other devices' memory.
+// peers returns what was mapped as other devices' memory.
 func (f *fake) MapPeer(mem []byte, fd int, off int64) (vfio.IOVA, error) {
 	f.with(func() { f.peers = append(f.peers, peer{len(mem), fd, off}) })
 	return f.Map(mem)

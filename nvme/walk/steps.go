@@ -76,7 +76,7 @@ func ioCase(cmd func(w *walker) nvme.Command) func(context.Context, *walker) err
 // noNamespace is the first namespace ID that cannot be valid (section 3.2.1: they are 1 to NN).
 func (w *walker) noNamespace() uint32 { return w.id.NN + 1 }
 
-// readAt is what errors of a read say.
+// readAt returns what errors of a read say.
 func readAt(lba func(w *walker) nvme.LBA, blocks func(w *walker) uint32) func(*walker) string {
 	return func(w *walker) string {
 		return fmt.Sprintf(" q%d: read LBA %d+%d: ", w.qp.ID, uint64(lba(w)), blocks(w))
@@ -88,7 +88,7 @@ func blocks(n uint32) func(*walker) uint32      { return func(*walker) uint32 { 
 func pastEnd(w *walker) nvme.LBA                { return nvme.LBA(w.ns.Blocks) }
 func lastBlock(w *walker) nvme.LBA              { return nvme.LBA(w.ns.Blocks - 1) }
 
-// pages is how many blocks whole memory pages are.
+// pages returns how many blocks whole memory pages are.
 func pages(n int) func(*walker) uint32 {
 	return func(w *walker) uint32 { return w.blocksOf(n * page) }
 }

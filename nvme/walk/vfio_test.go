@@ -123,7 +123,7 @@ func hasCMB(t *testing.T, dom *vfio.Domain, addr string) bool {
 	return nvme.CAP(v).CMBS()
 }
 
-// bar0 is where the kernel put the controller's registers.
+// bar0 tells where the kernel put the controller's registers.
 func bar0(t *testing.T, addr string) nvme.IOVA {
 	b, err := os.ReadFile("/sys/bus/pci/devices/" + addr + "/resource")
 	require.NoError(t, err)

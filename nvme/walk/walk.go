@@ -21,7 +21,7 @@ import (
 	"helios/nvme/faultbus"
 )
 
-// Reading is how a controller takes the specification where it leaves, or they took, room.
+// Reading tells how a controller takes the specification where it leaves, or they took, room.
 type Reading int
 
 const (
@@ -49,7 +49,7 @@ type Target struct {
 	Hold func() (release func() error, err error)
 }
 
-// Verdict is how a step came out.
+// Verdict tells how a step came out.
 type Verdict string
 
 // What a step can come to.
@@ -101,7 +101,7 @@ type step struct {
 	run  func(ctx context.Context, w *walker) error
 	want func(w *walker) []answer // any of these is right
 	let  []lenience
-	// says is what the error's text has besides the status: the queue, the blocks.
+	// says holds what the error's text has besides the status: the queue, the blocks.
 	says func(w *walker) string
 	// moves: data may have been moved though the command failed. Otherwise no byte may have been.
 	moves bool

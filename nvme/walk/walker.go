@@ -231,5 +231,5 @@ func (w *walker) read(ctx context.Context, lba nvme.LBA, blocks uint32) error {
 	return w.io(ctx, w.readCommand(1, lba, blocks))
 }
 
-// blocksOf is how many blocks these bytes are.
+// blocksOf returns how many blocks these bytes are.
 func (w *walker) blocksOf(bytes int) uint32 { return uint32(bytes / w.ns.LBABytes) }
