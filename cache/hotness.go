@@ -83,7 +83,7 @@ type HotnessKey struct {
 	Epochs  int    `json:"epochs,omitempty"`
 	// Dependency is how many batches share draws; zero where each draws for itself.
 	Dependency int `json:"batch_dependency,omitempty"`
-	// Method is what else the scores depend on, in words.
+	// Method holds what else the scores depend on, in words.
 	Method string `json:"method,omitempty"`
 }
 
@@ -101,7 +101,7 @@ func HashNodes(nodes []int64) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// SavedHotness is what a file of hotness holds.
+// SavedHotness holds what a file of hotness holds.
 type SavedHotness struct {
 	Key HotnessKey `json:"key"`
 	// Nodes and Edges are the most that a sampled batch had, by hop; empty where nothing was
@@ -125,7 +125,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// HotnessPath is where a key's file is in dir.
+// HotnessPath tells where a key's file is in dir.
 func HotnessPath(dir string, key HotnessKey) (string, error) {
 	text, err := json.Marshal(key)
 	if err != nil {

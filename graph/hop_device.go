@@ -131,8 +131,8 @@ func (s *deviceHopper) params(mb *MiniBatch, n int64) sampleParams {
 
 const threads = 256 // of a block on a GPU
 
-// grid is how many blocks n items get: one item for each thread of a GPU, as far as the limit goes.
-// Results do not depend on it, but passes over one Sums must agree on it.
+// grid returns how many blocks n items get: one item for each thread of a GPU, as far as the limit
+// goes. Results do not depend on it, but passes over one Sums must agree on it.
 func (s *deviceHopper) grid(n int64) int64 {
 	return max(min(int64(s.blocks), (n+s.grain-1)/s.grain), 1)
 }

@@ -64,7 +64,7 @@ type hopParams struct {
 	RingSlots uint32
 }
 
-// hopControl is what the blocks of a launch share.
+// hopControl holds what the blocks of a launch share.
 type hopControl struct {
 	claim   atomic.Int64 // next tile to draw
 	entered atomic.Int64 // tiles entered
@@ -343,7 +343,7 @@ func (h *hopBlock) id(e int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// edgesOf is how many of d neighbours are taken.
+// edgesOf returns how many of d neighbours are taken.
 func (p *hopParams) edgesOf(d int64) int64 {
 	if p.Fanout >= 0 && d > p.Fanout {
 		return p.Fanout
@@ -472,10 +472,10 @@ func (h *hopBlock) enterLong(v int64, s tile, i int, k, next, e int64) (int64, e
 	return next, nil
 }
 
-// loaded is how many entries a hash table of so many slots takes.
+// loaded returns how many entries a hash table of so many slots takes.
 func loaded(slots int64) int64 { return slots / 2 }
 
-// hostRing is how many slots the ring of a device with so many workers has.
+// hostRing returns how many slots the ring of a device with so many workers has.
 func hostRing(workers int) int64 { return int64(min(4*max(workers, 1), maxRing)) }
 
 // hostHopper samples neighbours on the host device.
@@ -554,7 +554,7 @@ func (s *hostHopper) params(mb *MiniBatch, n int64) hopParams {
 	return p
 }
 
-// idBits is how many bits an entry of a hash table has for the node.
+// idBits returns how many bits an entry of a hash table has for the node.
 func (s *hostHopper) idBits() uint32 {
 	return uint32(bits.Len64(uint64(max(s.topo.Host.NumNodes, 2) - 1)))
 }

@@ -87,7 +87,7 @@ type layerParams struct {
 	_         uint32
 }
 
-// layerState is what the selection knows: the (s+1)-th smallest variable agrees with Tau in the
+// layerState holds what the selection knows: the (s+1)-th smallest variable agrees with Tau in the
 // bits from Shift on, and is number Left (from 0) among those that do. Left < 0: all are taken, Tau
 // is all ones.
 type layerState struct {
@@ -157,8 +157,8 @@ func (v *layerView) firstFrom(e int64) int64 {
 	return lo
 }
 
-// edgeMass is what an edge of a destination with so many in-neighbours gives its source, at least
-// one unit: a destination has at most 2^Bits units in all, or 2^32.
+// edgeMass returns what an edge of a destination with so many in-neighbours gives its source, at
+// least one unit: a destination has at most 2^Bits units in all, or 2^32.
 func edgeMass(degree int64, bits uint32) uint64 {
 	return max(uint64(1)<<bits/uint64(degree)/uint64(degree), 1)
 }

@@ -24,7 +24,7 @@ import (
 // which the file was checked at first: sampling trusts ids that it has not looked at, and a file
 // that changes under a run must not pass for the graph that was opened.
 
-// IndexFile is where the ids of a topology's in-neighbour lists are: little-endian numbers, one
+// IndexFile tells where the ids of a topology's in-neighbour lists are: little-endian numbers, one
 // list after the other.
 type IndexFile struct {
 	Path   string
@@ -48,7 +48,7 @@ type OutOfCoreOptions struct {
 	Chunk int
 }
 
-// StorageStats is what sampling has done so far with a topology on storage.
+// StorageStats holds what sampling has done so far with a topology on storage.
 type StorageStats struct {
 	Edges       int64 `json:"edges"`        // drawn
 	CachedEdges int64 `json:"cached_edges"` // of them from lists in memory
@@ -60,7 +60,7 @@ type StorageStats struct {
 	Wait    time.Duration `json:"wait_ns"` // in which hops waited for reads
 }
 
-// Add is what both are together.
+// Add returns the sum of both.
 func (s StorageStats) Add(o StorageStats) StorageStats {
 	return StorageStats{
 		s.Edges + o.Edges, s.CachedEdges + o.CachedEdges, s.Pages + o.Pages, s.Reads + o.Reads,
@@ -69,7 +69,7 @@ func (s StorageStats) Add(o StorageStats) StorageStats {
 	}
 }
 
-// Sub is what has been done since an earlier time.
+// Sub returns what has been done since an earlier time.
 func (s StorageStats) Sub(o StorageStats) StorageStats {
 	return StorageStats{
 		s.Edges - o.Edges, s.CachedEdges - o.CachedEdges, s.Pages - o.Pages, s.Reads - o.Reads,
@@ -160,7 +160,7 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 	return t, nil
 }
 
-// checkOffsets is what Validate does for offsets.
+// checkOffsets does the part of Validate that is about offsets.
 func (s *storage) checkOffsets() error {
 	t := s.t
 	if t.Indptr[0] != 0 || t.Indptr[t.NumNodes] != t.NumEdges {
@@ -343,7 +343,7 @@ func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int
 	})
 }
 
-// page is where in the file the id with a number is.
+// page tells where in the file the id with a number is.
 func (s *storage) page(edge int64) int64 { return (s.file.Offset + edge<<s.shift) / filePage }
 
 func (s *storage) close() error {
@@ -359,7 +359,7 @@ func (s *storage) bytes() int64 {
 // Neighbor are not to be used.
 func (t *Topology) OnStorage() bool { return t.far != nil }
 
-// Storage is what sampling from a topology on storage has read so far; zero for one in memory.
+// Storage returns what sampling from a topology on storage has read so far; zero for one in memory.
 func (t *Topology) Storage() StorageStats {
 	if t.far == nil {
 		return StorageStats{}

@@ -48,7 +48,7 @@ const (
 // node, and ranks.
 func LeastNeighborCache(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
 
-// MostNeighborCache is what a neighbour cache of all lists takes.
+// MostNeighborCache returns what a neighbour cache of all lists takes.
 func MostNeighborCache(nodes,
 	edges int64) int64 {
 	return LeastNeighborCache(nodes) + 4*(nodes+edges)
@@ -57,7 +57,7 @@ func MostNeighborCache(nodes,
 func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + int64(len(c.starts))*4 }
 func (c *neighbourCache) bytes() int64    { return c.metadata() + int64(len(c.lists))*4 }
 
-// find is where v's list begins in lists.
+// find tells where v's list begins in lists.
 func (c *neighbourCache) find(v int64) (at int64, ok bool) {
 	if c.lines == nil {
 		return 0, false

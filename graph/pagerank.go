@@ -18,8 +18,8 @@ import (
 type PageRankOptions struct {
 	Damping    float64 // share of a node's score that goes on to its in-neighbours; 0.85, below 1
 	Iterations int     // 20, as GIDS takes
-	// Teleport is where walks begin, each node as often as it stands there: a run's training nodes.
-	// Empty: at every node.
+	// Teleport tells where walks begin, each node as often as it stands there: a run's training
+	// nodes. Empty: at every node.
 	Teleport []NodeID
 	Workers  int // goroutines; as many as there are cores
 	// Progress, where given, is called after each iteration, by the caller's goroutine.

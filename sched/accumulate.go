@@ -35,7 +35,7 @@ const (
 	calibrationLimit = 2 * time.Second
 )
 
-// calibrationTime is how long a set took: the call that submits it, and until it was read.
+// calibrationTime tells how long a set took: the call that submits it, and until it was read.
 type calibrationTime struct{ submit, whole time.Duration }
 
 // aim gives the accumulator another share of the SSDs' rate to aim at.

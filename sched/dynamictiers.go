@@ -83,7 +83,7 @@ func newDynamicTiers(e *engine) (d *dynamicTiers, err error) {
 	return d, nil
 }
 
-// slotsIn is how many lines a GPU tier of so many bytes holds.
+// slotsIn returns how many lines a GPU tier of so many bytes holds.
 func (d *dynamicTiers) slotsIn(bytes int64) int64 {
 	e := d.e
 	return min(bytes/d.lines.LineBytes, d.lines.Count(e.Rows))

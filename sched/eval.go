@@ -129,8 +129,8 @@ func holds(f *checkpoint.File, prefix string) bool {
 		func(t checkpoint.Tensor) bool { return strings.HasPrefix(t.Name, prefix) })
 }
 
-// failed is what there is to say of an evaluation whose engine did not open; nil when there was
-// none.
+// failed returns what there is to say of an evaluation whose engine did not open; nil when there
+// was none.
 func (o *opened) failed() *report.EvalResult {
 	if o == nil {
 		return nil

@@ -15,7 +15,7 @@ import (
 	"helios/sched/report"
 )
 
-// Held is what a checkpoint folder holds.
+// Held holds what a checkpoint folder holds.
 type Held struct {
 	Path        string
 	Model       string
@@ -92,7 +92,7 @@ func HeldIn(dir string) (*Held, error) {
 	return nil, nil
 }
 
-// modified is when a file was written, for checkpoints that do not say so themselves.
+// modified tells when a file was written, for checkpoints that do not say so themselves.
 func modified(path string) string {
 	st, err := os.Stat(path)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"helios/sched/prepare"
 )
 
-// deviceFree is how much of the device's own memory nobody holds now, other processes included; -1
-// where it is the CPU's.
+// deviceFree returns how much of the device's own memory nobody holds now, other processes
+// included; -1 where it is the CPU's.
 func deviceFree(dev cuda.Device) (int64, error) {
 	i := dev.Info()
 	if i.Backend == "host" {
@@ -29,8 +29,8 @@ func deviceFree(dev cuda.Device) (int64, error) {
 	return i.MemTotal, nil
 }
 
-// deviceSlack is what a GPU tier leaves free beside what was counted: rounding of allocations, the
-// driver's own, batches that are larger than those that were sampled beforehand.
+// deviceSlack returns what a GPU tier leaves free beside what was counted: rounding of allocations,
+// the driver's own, batches that are larger than those that were sampled beforehand.
 func deviceSlack(total int64) int64 { return min(max(total/32, leastSlack), 1<<30) }
 
 // leastSlack is of the smallest devices. Tests lower it.
@@ -40,7 +40,7 @@ var leastSlack int64 = 8 << 20
 // rounding.
 const bucketBytes = 36
 
-// workingSet is what a run will still take of the device's memory when it is measured with one
+// workingSet returns what a run will still take of the device's memory when it is measured with one
 // mini-batch sampled and no slot in use: the slots by the sizes in f, the lookups, and the
 // activations.
 func (e *engine) workingSet(f *prepare.Frontier) int64 {
@@ -113,8 +113,8 @@ func (e *engine) autoTiers(ctx context.Context, b plan.TierSizes) (plan.TierSize
 	return b, nil
 }
 
-// shrunk is what an out-of-memory error leaves of the GPU tier: what was wanted and some more is
-// given back. The error is the cause where there is nothing to shrink any more.
+// shrunk returns what an out-of-memory error leaves of the GPU tier: what was wanted and some more
+// is given back. The error is the cause where there is nothing to shrink any more.
 func (e *engine) shrunk(cause error) (plan.TierSizes, error) {
 	var oom *cuda.OutOfMemoryError
 	if !e.OnGPU() || !errors.As(cause, &oom) {

@@ -187,7 +187,7 @@ func (s *ssdSet) off(t testing.TB) {
 	s.ssds = nil
 }
 
-// record is what a run showed.
+// record holds what a run showed.
 type record struct {
 	res    *report.Result
 	err    error

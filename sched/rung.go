@@ -52,7 +52,7 @@ func (e *engine) openBLAS() error {
 	return fmt.Errorf("option blas %s: %w", want, err)
 }
 
-// info is what the run says of itself.
+// info returns what the run says of itself.
 func (e *engine) info() report.RunInfo {
 	r := report.RunInfo{MemoryRung: memoryRung(e.store.ssds),
 		Precision: e.Config.ProductPrecision().String(), BLAS: plan.BLASOff,

@@ -93,8 +93,8 @@ func (f *fingerprint) format() int {
 	return plainFormat
 }
 
-// rounding is what is to be said where kernels of another level than the checkpoint's go on, or
-// another device; empty where both give the same bits.
+// rounding returns what is to be said where kernels of another level than the checkpoint's go on,
+// or another device; empty where both give the same bits.
 func (f *fingerprint) rounding(now string) string {
 	was, generic := f.Kernels, simd.Generic.String()
 	if was == "" {

@@ -227,7 +227,7 @@ func (s *store) open(ctx context.Context, l gpuio.Layout) error {
 	return err
 }
 
-// io is what the run has read so far.
+// io returns what the run has read so far.
 func (s *store) io() report.IOResult {
 	st := s.before
 	if s.reader != nil {

@@ -188,7 +188,8 @@ func TestTopologyFaults(t *testing.T) {
 	})
 }
 
-// topologyNeeds is what opening a topology takes, near enough to refuse budgets that will not fit.
+// topologyNeeds returns what opening a topology takes, near enough to refuse budgets that will not
+// fit.
 func TestTopologyNeeds(t *testing.T) {
 	d, _ := tiny.open(t)
 	for _, c := range []struct {

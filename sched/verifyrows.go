@@ -90,7 +90,7 @@ func (v *rowVerifier) firstWrong(nodes []int64, rows []byte, rowBytes int64) int
 	return -1
 }
 
-// verified is how many rows were verified; nil where none is.
+// verified returns how many rows were verified; nil where none is.
 func (v *rowVerifier) verified() *int64 {
 	if v == nil {
 		return nil

@@ -109,7 +109,7 @@ type Config struct {
 	Progress func(stage string, done, total int64)
 }
 
-// Counts are what caches came to.
+// Counts hold what caches came to.
 type Counts struct {
 	Batches  int64 `json:"batches"`
 	Rows     int64 `json:"rows"`
@@ -184,9 +184,9 @@ type Result struct {
 	Plays   []Play       `json:"plays"`
 }
 
-// linesOf is how rows lie in lines of about lineBytes, as a run lays them (sched): a line is a run
-// of adjacent slots of an SSD with rows at one stride, so an LBA where LBAs of several rows have
-// padding at their end.
+// linesOf tells how rows lie in lines of about lineBytes, as a run lays them (sched): a line is a
+// run of adjacent slots of an SSD with rows at one stride, so an LBA where LBAs of several rows
+// have padding at their end.
 func linesOf(h trace.Header, lineBytes int64) cache.Lines {
 	l := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
 	slot, lba := max(h.SlotBytes, 1), max(h.LBABytes, 1)
@@ -208,7 +208,7 @@ func linesOf(h trace.Header, lineBytes int64) cache.Lines {
 	return l
 }
 
-// commandBytes is what a command for a line moves.
+// commandBytes counts the bytes that a command for a line moves.
 func commandBytes(h trace.Header, l cache.Lines) int64 {
 	if l.RowsPerLine > 1 {
 		return l.LineBytes

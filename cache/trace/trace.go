@@ -88,7 +88,7 @@ type Live struct {
 	Inserted, Evicted, Bypassed int64 // lines
 }
 
-// Totals are what the index says of the file.
+// Totals hold what the index says of the file.
 type Totals struct {
 	Blocks  int64 `json:"blocks"`
 	Batches int64 `json:"batches"`

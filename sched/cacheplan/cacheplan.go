@@ -84,7 +84,7 @@ type Plan struct {
 	Notes         []string `json:"notes,omitempty"`
 }
 
-// planWork is what an epoch takes whatever the tiers hold, and what it accesses.
+// planWork holds what an epoch takes whatever the tiers hold, and what it accesses.
 type planWork struct {
 	batches, epochs int
 	counts          []uint32 // accesses by row

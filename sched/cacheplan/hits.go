@@ -4,7 +4,8 @@ import (
 	"slices"
 )
 
-// rankHits is how many accesses the hottest rows of some number have, and how they lie on the SSDs.
+// rankHits tells how many accesses the hottest rows of some number have, and how they lie on the
+// SSDs.
 type rankHits struct {
 	hits   int64
 	perSSD []int64

@@ -225,8 +225,8 @@ func Decode(b []byte) (*File, error) {
 	return f, nil
 }
 
-// findSum is where a header holds the digits of the whole file's checksum. They stand after the key
-// as Write puts it; a file in which the key stands twice, or otherwise, is none of ours.
+// findSum tells where a header holds the digits of the whole file's checksum. They stand after the
+// key as Write puts it; a file in which the key stands twice, or otherwise, is none of ours.
 func findSum(hdr []byte) (at int, err error) {
 	key := []byte(`"` + sumKey + `":"`)
 	at = bytes.Index(hdr, key)

@@ -15,7 +15,7 @@ import (
 // What each operator asks of the GPU, from a real batch's shapes. Launches are those of packages
 // graph, cache and gnn; bytes are float32.
 
-// Shape is what the virtual clock needs to know of a mini-batch: everything but its contents.
+// Shape holds what the virtual clock needs to know of a mini-batch: everything but its contents.
 type Shape struct {
 	Index  int
 	Seeds  int64
@@ -226,7 +226,7 @@ type Hardware struct {
 	Warm, Batches int
 }
 
-// Limit is which batches of n are played: from first on, up to end.
+// Limit tells which batches of n are played: from first on, up to end.
 func (h Hardware) Limit(n int) (first, end int) {
 	first = min(max(h.Warm, 0), max(n-1, 0))
 	end = n
@@ -236,7 +236,7 @@ func (h Hardware) Limit(n int) (first, end int) {
 	return first, end
 }
 
-// KernelNS is how long a kernel runs with the whole GPU to itself.
+// KernelNS returns how long a kernel runs with the whole GPU to itself.
 func KernelNS(g *hardware.GPU, k *Kernel) float64 {
 	if k.Op == nil {
 		return 0

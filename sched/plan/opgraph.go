@@ -37,7 +37,7 @@ type Operator struct {
 	After []string `json:"after,omitempty"`
 }
 
-// OpStream is what runs operators in order: a stream of the device, or the CPU.
+// OpStream holds what runs operators in order: a stream of the device, or the CPU.
 type OpStream struct {
 	Name     string `json:"name"`
 	Priority int    `json:"priority"` // higher goes first

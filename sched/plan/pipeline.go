@@ -76,7 +76,7 @@ func (c Config) Overlap() *Pipeline {
 	return pipelineOf(DefaultPipeline)
 }
 
-// Schedule is what a pipeline means for a configuration: the two kinds of overlap, and how many
+// Schedule holds what a pipeline means for a configuration: the two kinds of overlap, and how many
 // batches may be in flight.
 type Schedule struct {
 	Credits int // mini-batches whose rows are on their way or in place: feature tensors

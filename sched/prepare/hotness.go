@@ -22,7 +22,7 @@ var tierCosts = cache.Costs{GPU: 1, CPU: 2, SSD: 3}
 // has not.
 const SampledForAuto = 8
 
-// Hooks is what a run adds to choose. Each may be nil.
+// Hooks holds what a run adds to choose. Each may be nil.
 type Hooks struct {
 	// Measure gives the plan.TierSizes that were to be measured once batches have been sampled.
 	Measure func(plan.TierSizes, *cache.Hotness) (plan.TierSizes, error)
@@ -169,7 +169,8 @@ func (f *Frontier) addSizes(hopEnd, edges []int64) {
 	}
 }
 
-// hotnessKey is what hotness by a source depends on; ok is false where it is not worth keeping.
+// hotnessKey returns what hotness by a source depends on; ok is false where it is not worth
+// keeping.
 func (s *Sampling) hotnessKey(by *report.HotnessInfo, train []int64) (key cache.HotnessKey,
 	ok bool) {
 	m := s.In.Dataset.Meta

@@ -8,9 +8,9 @@ import (
 	"helios/sched/plan"
 )
 
-// LayLines is how the rows of a layout (rows of them) lie in lines of about lineBytes for a dynamic
-// tier, and the layout by which lines are read. LineRow, or lines that hold one row only: the rows'
-// own layout, so that one reader serves both.
+// LayLines tells how the rows of a layout (rows of them) lie in lines of about lineBytes for a
+// dynamic tier, and the layout by which lines are read. LineRow, or lines that hold one row only:
+// the rows' own layout, so that one reader serves both.
 //
 // A line is a run of adjacent slots of one SSD. The distance from a row to the next is the same
 // throughout a line: where LBAs of several rows have padding at their end, a line is one LBA.

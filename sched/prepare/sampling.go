@@ -227,7 +227,7 @@ func DrawsOf(epoch, index int) int {
 	return index
 }
 
-// Batches is how many batches n seeds make.
+// Batches returns how many batches n seeds make.
 func Batches(n, batch int) int { return (n + batch - 1) / batch }
 
 // SeedsOf is batch i of an order; the last one may be shorter.
@@ -319,7 +319,7 @@ func (s *Sampling) HostRows(ctx context.Context, g *Stager, st cuda.Stream, node
 // OnGPU tells whether the device's memory is its own, not the CPU's.
 func (s *Sampling) OnGPU() bool { return s.Device.Info().Backend != "host" }
 
-// Inputs are what a run works on. The caller opens and closes them.
+// Inputs hold what a run works on. The caller opens and closes them.
 type Inputs struct {
 	Dev     cuda.Device
 	Dataset *dataset.Dataset

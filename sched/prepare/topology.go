@@ -90,7 +90,8 @@ func (s *Sampling) TopologyNeeds() int64 {
 	return 0
 }
 
-// NeighborCacheNeeds is what a neighbour cache will take, which is no more than all lists do.
+// NeighborCacheNeeds returns the bytes of a neighbour cache, which are no more than those of all
+// lists.
 func (s *Sampling) NeighborCacheNeeds() int64 {
 	m := s.In.Dataset.Meta
 	width := int64(4)
@@ -120,8 +121,8 @@ func (s *Sampling) newSampler(fanouts []int) (*graph.Sampler, error) {
 	})
 }
 
-// TopologyReads is what sampling has read of a topology on storage since an earlier time, as before
-// says; nil for one in memory.
+// TopologyReads returns what sampling has read of a topology on storage since an earlier time, as
+// before says; nil for one in memory.
 func (s *Sampling) TopologyReads(before *graph.StorageStats) *graph.StorageStats {
 	if s.Topology == nil || !s.Topology.OnStorage() {
 		return nil

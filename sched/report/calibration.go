@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// AccumulatorInfo is what the accumulator aims at, as measured before the first batch, and what
+// AccumulatorInfo holds what the accumulator aims at, as measured before the first batch, and what
 // bounds it.
 type AccumulatorInfo struct {
 	Calibration
-	// Capped is why Target is below the formula's; empty: it is not.
+	// Capped tells why Target is below the formula's; empty: it is not.
 	Capped     string `json:"capped,omitempty"`
 	MaxBatches int    `json:"max_batches"` // of a group
 }
@@ -30,14 +30,14 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(100 * time.Nanosecond)
 }
 
-// Calibration is what the accumulator aims at and what it was found from.
+// Calibration holds what the accumulator aims at and what it was found from.
 type Calibration struct {
 	Share float64 `json:"share"` // of the SSDs' peak rate
 	// IOPS is the peak rate of one SSD with all of them at work.
 	IOPS float64 `json:"iops_per_ssd"`
-	// OverheadSeconds is what a launch of reads takes beside what it reads at that rate (T_i + T_t
-	// of GIDS, and the SSDs' latency), of which so much until the first reads are with the SSDs and
-	// so much from the last completion on.
+	// OverheadSeconds holds what a launch of reads takes beside what it reads at that rate (T_i +
+	// T_t of GIDS, and the SSDs' latency), of which so much until the first reads are with the SSDs
+	// and so much from the last completion on.
 	OverheadSeconds  float64 `json:"overhead_seconds"`
 	InitiateSeconds  float64 `json:"initiate_seconds"`
 	TerminateSeconds float64 `json:"terminate_seconds"`

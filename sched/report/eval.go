@@ -32,7 +32,7 @@ type EvalResult struct {
 	IO IOResult `json:"io"`
 }
 
-// PredictResult is what Predict leaves beside the predictions.
+// PredictResult holds what Predict leaves beside the predictions.
 type PredictResult struct {
 	RunInfo
 	IO IOResult `json:"io"`

@@ -22,7 +22,7 @@ type StageSeconds struct {
 	Complete float64 `json:"complete"`
 	Gather   float64 `json:"gather"`
 	Train    float64 `json:"train"`
-	// Topology is what sampling waited for lists of a topology on storage.
+	// Topology holds what sampling waited for lists of a topology on storage.
 	Topology float64 `json:"topology,omitempty"`
 }
 
@@ -93,8 +93,8 @@ type EpochResult struct {
 	// mean; 0 without it.
 	ReadGroups   int     `json:"read_groups"`
 	GroupBatches float64 `json:"group_batches"`
-	// TopologyReads is what sampling read of a topology on storage, run-ahead included; absent for
-	// one in memory.
+	// TopologyReads holds what sampling read of a topology on storage, run-ahead included; absent
+	// for one in memory.
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
 }
 
@@ -173,7 +173,7 @@ func (o Observer) TellNote(s string) {
 	}
 }
 
-// Partial is what an unfinished epoch has gathered; it travels in checkpoints, so that a
+// Partial holds what an unfinished epoch has gathered; it travels in checkpoints, so that a
 // resumed epoch reports what an undisturbed one would. Counts are those of trained batches.
 type Partial struct {
 	Seconds float64 `json:"seconds"`

@@ -13,10 +13,10 @@ type HotnessInfo struct {
 	By string `json:"by"` // one of Hotnesses, or the path of the user's list
 	// Epochs of sampling that were counted.
 	Epochs int `json:"epochs,omitempty"`
-	// File is where the scores were found (Reused) or are kept now.
+	// File tells where the scores were found (Reused) or are kept now.
 	File   string `json:"file,omitempty"`
 	Reused bool   `json:"reused"`
-	// Seconds is what finding them took, whenever that was.
+	// Seconds holds what finding them took, whenever that was.
 	Seconds float64 `json:"seconds"`
 }
 
@@ -40,12 +40,12 @@ func (i HotnessInfo) String() string {
 // RunInfo says how a run got at its rows and computed.
 type RunInfo struct {
 	MemoryRung string `json:"memory_rung"`
-	// MemoryRungTried is why no better rung was taken, the best first.
+	// MemoryRungTried tells why no better rung was taken, the best first.
 	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
 	Precision       string            `json:"precision"` // of products
 	// the library that computed them; "off": our kernels
 	BLAS string `json:"blas"`
-	// GPUCacheShrunkBytes is what the GPU tier gave back because the device's memory ran out.
+	// GPUCacheShrunkBytes holds what the GPU tier gave back because the device's memory ran out.
 	GPUCacheShrunkBytes int64 `json:"gpu_cache_shrunk_bytes"`
 	// Policy of the GPU tier; with another than "static" its lines are CacheLineBytes long,
 	// PolicyBytes is what the policy keeps of them in the CPU's memory, and Window how many coming
@@ -66,9 +66,9 @@ type RunInfo struct {
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
 	// Seal says what was checked of the dataset's files; absent in a modelled run.
 	Seal *dataset.SealInfo `json:"seal,omitempty"`
-	// Hotness is what placed the static tiers; absent where nothing had to.
+	// Hotness holds what placed the static tiers; absent where nothing had to.
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
-	// Tuned is what the tuner measured and chose; absent without it.
+	// Tuned holds what the tuner measured and chose; absent without it.
 	Tuned *TuneResult `json:"tuned,omitempty"`
 }
 
@@ -97,14 +97,14 @@ type TuneTrial struct {
 	Chosen  bool    `json:"chosen,omitempty"`
 }
 
-// TuneResult is what the tuner did.
+// TuneResult holds what the tuner did.
 type TuneResult struct {
 	Level   string      `json:"level"` // quick or full
 	Batches int         `json:"batches"`
 	Seconds float64     `json:"seconds"`
 	Trials  []TuneTrial `json:"trials"`
-	// Flags are what the run goes on with, where that differs from what it was told.
+	// Flags hold what the run goes on with, where that differs from what it was told.
 	Flags string `json:"flags"`
-	// Skipped is why less was measured than could have been; empty: nothing was left out.
+	// Skipped tells why less was measured than could have been; empty: nothing was left out.
 	Skipped string `json:"skipped,omitempty"`
 }

@@ -7,7 +7,7 @@ import (
 	"helios/gpuio"
 )
 
-// SSDResult is what one SSD did in a run, the filling of the tiers included. The cpu and mmap
+// SSDResult holds what one SSD did in a run, the filling of the tiers included. The cpu and mmap
 // stacks read files: they count reads where the others count commands, and have no queues.
 type SSDResult struct {
 	Name string `json:"name"`
@@ -31,7 +31,7 @@ func (s SSDResult) Troubled() bool {
 		s.GivenUp != ""
 }
 
-// Latency is how long commands took, from their submission to their completion, in microseconds:
+// Latency tells how long commands took, from their submission to their completion, in microseconds:
 // quantiles, each at most 6.25 % above the truth.
 type Latency struct {
 	P50  float64 `json:"p50"`
@@ -71,7 +71,7 @@ type IOResult struct {
 	// with --check-reads: rows whose checksum was wrong, each time it was
 	Mismatch int64    `json:"rows_mismatched"`
 	Latency  *Latency `json:"latency_us"` // null where the stack does not know it
-	// NotInPlace is why rows for the GPU's memory took a copy although the SSDs reach it; empty:
+	// NotInPlace tells why rows for the GPU's memory took a copy although the SSDs reach it; empty:
 	// none did, or they don't.
 	NotInPlace string `json:"rows_not_in_place,omitempty"`
 }
@@ -92,7 +92,7 @@ func NewIOResult(st gpuio.Stats) IOResult {
 	return r
 }
 
-// AddStats is what two readers did over the same SSDs, one after the other, as far as a result
+// AddStats returns what two readers did over the same SSDs, one after the other, as far as a result
 // tells it.
 func AddStats(a, b gpuio.Stats) gpuio.Stats {
 	if len(a.PerSSD) == 0 {

@@ -155,7 +155,7 @@ func (j *vjob) part() {
 	g.sim.After(g.g.GapNS.NS(), j.next)
 }
 
-// alone is how long the current kernel works on so many SMs with nothing beside it, in ns.
+// alone returns how long the current kernel works on so many SMs with nothing beside it, in ns.
 func (j *vjob) alone(sms int) int64 {
 	k := &j.kernels[j.nextIndex]
 	if k.Op == nil {

@@ -75,7 +75,7 @@ type vpass struct {
 	end       int64
 }
 
-// vstaging is what a pass over dynamic tiers keeps of sets of reads.
+// vstaging holds what a pass over dynamic tiers keeps of sets of reads.
 type vstaging struct {
 	group     *vgroup   // that is being gathered
 	groups    []*vgroup // handed to the SSDs, in order
@@ -482,14 +482,14 @@ func (m *vmachine) flight(rows int64) {
 	m.rec.Counter(report.TrackReads, "rows", m.sim.Now(), float64(m.reads))
 }
 
-// streams is how long the operators on streams have been busy since the run began.
+// streams returns how long the operators on streams have been busy since the run began.
 func (m *vmachine) streams() report.StageSeconds {
 	m.gpu.account()
 	return report.StageSeconds{Sample: m.sampleS.busy / 1e9, Lookup: m.lookupS.busy / 1e9,
 		Gather: m.gatherS.busy / 1e9, Train: m.trainS.busy / 1e9}
 }
 
-// stages is what the pass has kept busy.
+// stages returns what the pass has kept busy.
 func (p *vpass) stages() report.StageSeconds {
 	s := p.streams()
 	s.AddTimes(p.before, -1)
