@@ -431,6 +431,9 @@ func report(ends []verdict, bar float64, list bool) error {
 			}
 		}
 	}
+	if none := unnoticed(ends); none != nil {
+		fmt.Printf("\nno mutant was noticed of: %s\n", strings.Join(none, ", "))
+	}
 	all := count(ends)
 	score := all.score()
 	fmt.Printf("\nmutation score: %d of %d executed mutants noticed, %.0f %%; %d more were not "+

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,6 +48,9 @@ func TestScore(t *testing.T) {
 	}
 	if got := count(ends); got != (tally{5, 4, 2, 1, 0}) || got.score() != 0.5 {
 		t.Errorf("%+v, score %v", got, got.score())
+	}
+	if none := unnoticed(ends); !slices.Equal(none, []string{"b"}) {
+		t.Errorf("none was noticed of %v", none)
 	}
 	if err := report(ends, 0.5, true); err != nil {
 		t.Error(err)

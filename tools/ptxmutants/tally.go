@@ -37,6 +37,16 @@ func (t tally) score() float64 {
 	return float64(t.noticed) / float64(t.ran)
 }
 
+// unnoticed lists the kernels of which no mutant was noticed.
+func unnoticed(ends []verdict) []string {
+	seen := map[string]bool{}
+	for _, v := range ends {
+		seen[v.Kernel] = seen[v.Kernel] || v.End == noticed
+	}
+	maps.DeleteFunc(seen, func(_ string, ok bool) bool { return ok })
+	return slices.Sorted(maps.Keys(seen))
+}
+
 // table prints counts by a key.
 func table(title string, ends []verdict, key func(verdict) string) {
 	by := map[string][]verdict{}
