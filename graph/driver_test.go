@@ -31,6 +31,7 @@ func TestDriver(t *testing.T) {
 			if name == "compared" && wide.Lean() {
 				checkRepeatedSeedsAndSelfLoops(t, open)
 				checkLayerwise(t, open, 300, []int{20, 30})
+				checkLabor(t, open, 150, 12, 3)
 				return
 			}
 			t.Run("BlocksEqualReference",
@@ -48,6 +49,7 @@ func TestDriver(t *testing.T) {
 				func(t *testing.T) { checkOldFrontierStaysReadable(t, open) })
 			t.Run("StampsWrap", func(t *testing.T) { checkStampsWrap(t, open) })
 			t.Run("Layerwise", func(t *testing.T) { checkLayerwise(t, open, 600, []int{40, 90}) })
+			t.Run("Labor", func(t *testing.T) { checkLabor(t, open, 300, 30, 3, 2, 2) })
 			t.Run("Misuse", func(t *testing.T) { checkMisuse(t, open) })
 			t.Run("SteadyState", func(t *testing.T) { checkSteadyStateAllocatesNoBuffers(t, open) })
 		})

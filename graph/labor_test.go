@@ -89,34 +89,39 @@ func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64)
 // fanouts that are often missed altogether, repeated seeds, shared and dependent draws.
 func checkLabor(t *testing.T, open opener, nodes int64, seeds int, workers ...int) {
 	for k, sms := range workers {
-		wide, limit := k%2 == 1, int64(directNodes)
-		if k >= 2 {
-			limit = 1 // hashed
-		}
-		topo := randomGraph(t, nodes, 15, wide, 5)
 		for _, cfg := range []SamplerConfig{
 			{Fanouts: []int{4, 3}, Degrees: true},
 			{Fanouts: []int{1, 20}, Dependency: 3},
 			{Fanouts: []int{2, -1}, Dependency: 1, Degrees: true},
 		} {
-			cfg.Method, cfg.Seed = Labor, 77
-			r := newRig(t, open, topo, sms, cfg, limit)
-			r.s.hopper.(*laborHopper).grain = 50
-			rnd := rand.New(rand.NewPCG(uint64(nodes), 9))
-			for batch := range 4 {
-				ids := make([]int64, seeds)
-				for i := range ids {
-					ids[i] = rnd.Int64N(nodes)
-				}
-				index := batch
-				if batch == 3 {
-					index = SharedDraws(batch)
-				}
-				want := laborModel(topo, cfg, 2, index, ids)
-				require.Equal(t, want, r.plain(t, r.sample(t, 2, index, ids)),
-					"%v, batch %d, %d workers", cfg, batch, sms)
-			}
+			t.Run(fmt.Sprintf("%v, %d workers", cfg.Fanouts, sms), func(t *testing.T) {
+				checkLaborOf(t, open, nodes, seeds, sms, k, cfg)
+			})
 		}
+	}
+}
+
+func checkLaborOf(t *testing.T, open opener, nodes int64, seeds, sms, k int, cfg SamplerConfig) {
+	limit := int64(directNodes)
+	if k >= 2 {
+		limit = 1 // hashed
+	}
+	topo := randomGraph(t, nodes, 15, k%2 == 1, 5)
+	cfg.Method, cfg.Seed = Labor, 77
+	r := newRig(t, open, topo, sms, cfg, limit)
+	r.s.hopper.(*laborHopper).grain = 50
+	rnd := rand.New(rand.NewPCG(uint64(nodes), 9))
+	for batch := range 4 {
+		ids := make([]int64, seeds)
+		for i := range ids {
+			ids[i] = rnd.Int64N(nodes)
+		}
+		index := batch
+		if batch == 3 {
+			index = SharedDraws(batch)
+		}
+		want := laborModel(topo, cfg, 2, index, ids)
+		require.Equal(t, want, r.plain(t, r.sample(t, 2, index, ids)), "batch %d", batch)
 	}
 }
 

@@ -24,6 +24,9 @@ func TestTopologyOnSSDOnGPU(t *testing.T) {
 		set  func(*plan.Config)
 	}{
 		{"gcn", func(c *plan.Config) { c.Model, c.GPUCache, c.Epochs = "gcn", percent(10), 1 }},
+		{"labor", func(c *plan.Config) {
+			c.Sampler, c.BatchDependency, c.Epochs = graph.Labor, 3, 1
+		}},
 		{"ladies",
 			func(
 				c *plan.Config) {

@@ -761,6 +761,13 @@ func NormaliseTables() map[string]func([]byte, Memory) {
 		}
 	}
 	m["unique_relabel"] = func(params []byte, mem Memory) { normaliseTable(params, mem, false) }
+	for _, k := range []string{"labor_count", "labor_fill"} {
+		m[k] = func(params []byte, mem Memory) {
+			if len(params) == laborParamsSize {
+				normaliseTable(params[:sampleParamsSize], mem, k == "labor_fill")
+			}
+		}
+	}
 	for _, k := range []string{"layer_weigh", "layer_rank", "layer_hist", "layer_pick",
 		"layer_count", "layer_assign", "layer_relabel"} {
 		m[k] = func(params []byte, mem Memory) {
@@ -786,8 +793,9 @@ const (
 	offEdgeStart, offSrc, offVals, offKeys = 32, 40, 48, 56
 	offSlots, offNumDst, offStamp          = 96, 120, 152
 	sampleParamsSize                       = 168
-	// graph.layerParams, which begins with the other
+	// graph.layerParams and graph.laborParams, which begin with the other
 	layerParamsSize = sampleParamsSize + 128
+	laborParamsSize = sampleParamsSize + 40
 )
 
 // layerScratch is the purpose of what layer-wise sampling works in (graph/ladies.go).

@@ -45,6 +45,7 @@ func TestFlippedBitsAreFound(t *testing.T) {
 		{"unique_assign", "frontier", 2, 641}, {"unique_relabel", "block sources", 5, 2},
 		{"lookup", "cache lookup", 2, 77}, {"gather", "rows", 6, 3}, {"hotness", "hotness", 1, 5},
 		{"hotness_rank", "hotness ranking", 4, 8},
+		{"labor_count", "sampler limits", 21, 9}, {"labor_fill", "block sources", 5, 13},
 		{"layer_rank", "layer sampling", 23, 9}, {"layer_assign", "block weights", 29, 241},
 	} {
 		t.Run(w.kernel, func(t *testing.T) {
@@ -59,7 +60,7 @@ func TestFlippedBitsAreFound(t *testing.T) {
 				}
 			}
 			g := fixed()
-			g.layers = strings.HasPrefix(w.kernel, "layer_")
+			g.sampler, g.dependency = samplerOf(w.kernel)
 			err := g.run(within(t), difftest.Open(t, opt), 2)
 			var m *difftest.Mismatch
 			if !errors.As(err, &m) {
@@ -88,6 +89,11 @@ var plants = []struct{ kernel, file, right, wrong string }{
 	{"unique_assign", "unique.cu", "if (i < w) index += n;", "if (i <= w) index += n;"},
 	{"hotness_rank", "hotness.cu", "v == threshold[k] && rank < left[k]",
 		"v == threshold[k] && rank <= left[k]"},
+	{"labor_count", "labor.cu", "p.Turn + philox_bounded(mix(p.Phase + x), p.Span) >= p.Span",
+		"p.Turn + philox_bounded(mix(p.Phase + x), p.Span) > p.Span"},
+	{"labor_count", "labor.cu", "(high / d << 32 | low / d) - 1", "(high / d << 32 | low / d) + 1"},
+	{"labor_count", "labor.cu", "if (o < least) least = o;", "if (o < least && d > 1) least = o;"},
+	{"labor_fill", "labor.cu", "variate(p, id) <= l", "variate(p, id) < l"},
 	{"layer_weigh", "ladies.cu", "((u64)1 << p.Bits) / degree / degree",
 		"((u64)1 << p.Bits) / degree / (degree + 1)"},
 	{"layer_pick", "ladies.cu", "if (below <= left && left < below + n) {",
@@ -100,6 +106,8 @@ var plants = []struct{ kernel, file, right, wrong string }{
 var barriers = []struct{ kernel, file, right, wrong string }{
 	{"sample_fill", "sample.cu",
 		"\t\tdev::syncthreads(); // the last tile's edges are done with first and start\n", ""},
+	{"labor_count", "labor.cu", "\t\tdev::syncthreads();\n\t\tfor (u32 i = tid / dev::warp_size",
+		"\t\tfor (u32 i = tid / dev::warp_size"},
 	{"sample_count", "scan.h",
 		"	if (dev::lane() == 31) dev::st(&sums[w], mine);\n	dev::syncthreads();",
 		"	if (dev::lane() == 31) dev::st(&sums[w], mine);"},
@@ -126,6 +134,7 @@ func TestMissingBarriersAreFound(t *testing.T) {
 			// differences are wanted
 			opt.Spoil = func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {}
 			g := fixed()
+			g.sampler, g.dependency = samplerOf(p.kernel)
 			g.grain, opt.Grain = 1000, 1000 // warps that take several steps
 			if err := g.run(within(t), difftest.OpenLibrary(t, lib, opt), 10); err == nil {
 				t.Fatalf("%s without %q: nothing was found", p.kernel, p.right)
@@ -153,7 +162,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			// differences are wanted
 			opt.Spoil = func(difftest.Launch, func(int) cuda.DevicePtr, difftest.Memory) {}
 			g := fixed()
-			g.layers = strings.HasPrefix(p.kernel, "layer_")
+			g.sampler, g.dependency = samplerOf(p.kernel)
 			err := g.run(within(t), difftest.OpenLibrary(t, lib, opt), 10)
 			var m *difftest.Mismatch
 			if !errors.As(err, &m) || m.Kernel != p.kernel {

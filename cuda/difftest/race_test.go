@@ -67,7 +67,7 @@ func raceProgram(t *testing.T, root string) string {
 	for _, f := range runtimeFiles { // never instrumented: internal.h of the shim says why
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
 	}
-	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "hotness",
+	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "labor", "hotness",
 		"aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
 		jobs = append(jobs, append([]string{"-fsanitize=thread", "-DHX_SHIM", "-x", "c++"},
 			common...), []string{filepath.Join(root, "cuda/kernels", k+".cu")})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,7 +64,8 @@ type group struct {
 	degree       float64
 	wide         bool
 	fanouts      []int
-	layers       bool // fanouts are nodes of layers
+	sampler      string // of graph.Methods
+	dependency   int
 	degrees      bool
 	gpu, cpu     float64 // shares of the tiers
 	ssds         int
@@ -76,8 +78,8 @@ type group struct {
 
 func (g group) String() string {
 	return fmt.Sprintf(
-		"nodes %d degree %.1f wide %v fanouts %v layers %v degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
-		g.nodes, g.degree, g.wide, g.fanouts, g.layers, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes,
+		"nodes %d degree %.1f wide %v fanouts %v sampler %q of %d degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
+		g.nodes, g.degree, g.wide, g.fanouts, g.sampler, g.dependency, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes,
 		g.stride, g.sms, g.grain, g.batch)
 }
 
@@ -128,8 +130,11 @@ func newGroup(seed, number uint64) group {
 		g.nodes = hashNodes
 		g.batch = max(g.batch, 20)
 	}
+	if number%4 == 2 {
+		g.sampler, g.dependency = graph.Labor, r.IntN(4)
+	}
 	if number%4 == 3 {
-		g.layers = true
+		g.sampler = graph.Ladies
 		for i, f := range g.fanouts {
 			if f > 0 && f < 1<<20 {
 				g.fanouts[i] = f * (1 + g.batch/4)
@@ -164,6 +169,17 @@ func (g group) topology() (*graph.Topology, error) {
 		}
 	}
 	return graph.FromEdges(g.nodes, src, dst, g.wide)
+}
+
+// samplerOf is the sampler that launches a kernel, and how many batches share its draws.
+func samplerOf(kernel string) (name string, dependency int) {
+	switch {
+	case strings.HasPrefix(kernel, "layer_"):
+		return graph.Ladies, 1
+	case strings.HasPrefix(kernel, "labor_"):
+		return graph.Labor, 3
+	}
+	return graph.Neighbor, 1
 }
 
 func (g group) options() difftest.Options {
@@ -204,7 +220,7 @@ func (g group) run(ctx context.Context, dev *difftest.Device, count int) (err er
 	}
 	onClose(st.Close)
 	s, err := graph.NewSampler(dev, dt, graph.SamplerConfig{Fanouts: g.fanouts, Seed: g.seed,
-		Degrees: g.degrees, Method: map[bool]string{true: graph.Ladies}[g.layers]})
+		Degrees: g.degrees, Method: g.sampler, Dependency: g.dependency})
 	if err != nil {
 		return err
 	}

@@ -137,6 +137,18 @@ struct SampleParams {
 static_assert(sizeof(SampleParams) == 168, "graph.sampleParams");
 static_assert(__builtin_offsetof(SampleParams, Key) == 136, "graph.sampleParams");
 
+// go: graph.laborParams
+struct LaborParams {
+	SampleParams Sample;
+	u64 Limits;
+	u64 Keys[2];
+	u64 Phase;
+	u32 Span;
+	u32 Turn;
+};
+static_assert(sizeof(LaborParams) == 208, "graph.laborParams");
+static_assert(__builtin_offsetof(LaborParams, Phase) == 192, "graph.laborParams");
+
 constexpr u32 layerBits = 11, layerBins = 1 << layerBits;
 
 // go: graph.layerState

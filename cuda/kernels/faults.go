@@ -40,6 +40,8 @@ var faults = map[string][]string{
 	"sample_begin":  sampleFaults[:3],
 	"sample_count":  sampleFaults[:2],
 	"sample_fill":   sampleFaults[:5],
+	"labor_count":   sampleFaults[:2],
+	"labor_fill":    sampleFaults[:5],
 	"unique_assign": sampleFaults,
 	"layer_assign":  sampleFaults,
 }

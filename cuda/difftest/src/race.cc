@@ -99,6 +99,46 @@ void layers(SampleParams s) {
 	}
 }
 
+// Layer-neighbour sampling from the same frontier, with a table of its own.
+void labor(SampleParams s) {
+	i64 n = s.NumDst, edges = 0;
+	const i64 *nodes = dev::at<i64>(s.Nodes), *indptr = dev::at<i64>(s.Indptr);
+	for (i64 i = 0; i < n; i++) edges += indptr[nodes[i] + 1] - indptr[nodes[i]];
+	std::vector<u64> vals((u64)s.Slots, ~0ull), keys(s.Keys ? (u64)s.Slots : 0, ~0ull), limits(n);
+	std::vector<u32> src(edges + 1), degrees(n + edges);
+	std::vector<i64> start(n + 1), sums(64), totals(2), frontier(nodes, nodes + n);
+	frontier.resize(n + edges);
+	s.Nodes = address(frontier);
+	s.Degrees = address(degrees);
+	s.EdgeStart = address(start);
+	s.Src = address(src);
+	s.Vals = address(vals);
+	s.Keys = address(keys);
+	s.Sums = address(sums);
+	s.Totals = address(totals);
+	s.SrcLen = edges;
+	s.NodesLen = n + edges;
+	LaborParams p = {};
+	p.Keys[0] = rng();
+	p.Keys[1] = rng();
+	p.Phase = rng();
+	p.Span = (u32)(1 + below(4));
+	p.Turn = (u32)below(p.Span);
+	p.Limits = address(limits);
+	p.Sample = s;
+	u32 grid = (u32)(1 + below(5));
+	launch("sample_begin", grid, &s);
+	for (const char *k : {"labor_count", "labor_fill"}) launch(k, grid, &p);
+	for (const char *k : {"unique_count", "unique_assign", "unique_relabel"}) launch(k, grid, &s);
+	for (i64 i = 0; i < n; i++) {
+		i64 degree = indptr[nodes[i] + 1] - indptr[nodes[i]], got = start[i + 1] - start[i];
+		if (got > degree || (got == 0 && degree > 0)) {
+			std::fprintf(stderr, "labor: %lld of %lld neighbours\n", got, degree);
+			std::exit(1);
+		}
+	}
+}
+
 void round() {
 	i64 nodes = (i64)(1 + below(800));
 	bool wide = below(2), hashed = below(2);
@@ -149,6 +189,7 @@ void round() {
 	for (const char *k : {"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel"}) launch(k, grid, &s);
 	i64 count = seeds + totals[1];
 	if (below(2)) layers(s);
+	if (below(2)) labor(s);
 
 	// Every row is in a random tier; ranks are counts of the lines before.
 	std::vector<Line> lines((nodes + rowsPerLine - 1) / rowsPerLine);
