@@ -79,7 +79,8 @@ type group struct {
 func (g group) String() string {
 	return fmt.Sprintf(
 		"nodes %d degree %.1f wide %v fanouts %v sampler %q of %d degrees %v gpu %.2f cpu %.2f ssds %d row %d stride %d sms %d grain %d batch %d",
-		g.nodes, g.degree, g.wide, g.fanouts, g.sampler, g.dependency, g.degrees, g.gpu, g.cpu, g.ssds, g.rowBytes,
+		g.nodes, g.degree, g.wide, g.fanouts, g.sampler, g.dependency, g.degrees,
+		g.gpu, g.cpu, g.ssds, g.rowBytes,
 		g.stride, g.sms, g.grain, g.batch)
 }
 
