@@ -75,8 +75,8 @@ func (p *Planned) Buffer(t Tier) cuda.Buffer {
 	return p.cpu
 }
 
-// Places is where a part of a frontier's rows are, and which rows enter. Kernels read its lists out
-// of pinned memory, one after the other.
+// Places tells where a part of a frontier's rows are, and which rows enter. Kernels read its lists
+// out of pinned memory, one after the other.
 type Places struct {
 	NGPU, NCPU, NMiss int64
 	SSDOffset         []int64 // misses of SSD s are SSDOffset[s] .. SSDOffset[s+1]-1

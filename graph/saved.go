@@ -176,7 +176,7 @@ type piece struct {
 	purpose string
 }
 
-// bytes is what a piece takes on the device.
+// bytes returns what a piece takes on the device.
 func (p *piece) bytes() int64 {
 	if p.widen {
 		return 2 * int64(len(p.data))

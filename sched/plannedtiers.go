@@ -355,7 +355,7 @@ func (t *plannedTiers) keep(ctx context.Context, to *samples.Files, adj []byte) 
 	return adj, to.Append(hostmem.View[int64](nodes), adj)
 }
 
-// superbatchRoom is what superbatches may take.
+// superbatchRoom holds what superbatches may take.
 type superbatchRoom struct {
 	disk, memory int64 // of one
 	limit        int64 // of its files, where one was given
@@ -366,8 +366,8 @@ type superbatchRoom struct {
 // place.
 const inspectBytes = 8 + 48*3/2 + 4 + 8 + 24
 
-// room is what a superbatch may take: of the disk the budget, or a quarter of what is free; of the
-// memory an eighth of that.
+// room returns what a superbatch may take: of the disk the budget, or a quarter of what is free; of
+// the memory an eighth of that.
 func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
 	at := int64(1) // superbatches there are at one time
 	if t.e.Config.SuperbatchOverlap {
@@ -389,8 +389,8 @@ func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
 	return r, err
 }
 
-// batches is how many mini-batches like the first that a superbatch's files hold go into the room,
-// at most all of a pass.
+// batches returns how many mini-batches like the first that a superbatch's files hold go into the
+// room, at most all of a pass.
 func (r superbatchRoom) batches(f *samples.Files, all int) int {
 	disk := r.disk / max(f.Bytes()+f.Bytes()/8, 1) // mini-batches differ a little
 	memory := r.memory / max(int64(f.Rows(0))*inspectBytes, 1)

@@ -86,7 +86,7 @@ func cachePlanCommand() *cli.Command {
 	), runCachePlan)
 }
 
-// cachePlanArgs are what "cache plan" is asked for.
+// cachePlanArgs holds the options of "cache plan".
 type cachePlanArgs struct {
 	runArgs
 	find    cacheplan.Options
@@ -238,7 +238,7 @@ func cacheHotnessCommand() *cli.Command {
 	), runCacheHotness)
 }
 
-// hotnessArgs are what "cache hotness" is asked for.
+// hotnessArgs holds the options of "cache hotness".
 type hotnessArgs struct {
 	runArgs
 	sources []string

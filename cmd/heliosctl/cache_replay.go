@@ -72,7 +72,7 @@ func cacheReplayCommand() *cli.Command {
 		runCacheReplay)
 }
 
-// replayArgs are what "cache replay" is asked for. Of policies, lines and windows nil is the run's.
+// replayArgs holds the options of "cache replay". Of policies, lines and windows nil is the run's.
 type replayArgs struct {
 	outputs
 	trace        string
@@ -338,7 +338,7 @@ func checkCells(c replay.Counts) []string {
 	return out
 }
 
-// lookAheadText is how many mini-batches a policy knows: of its window, or of its superbatch.
+// lookAheadText returns how many mini-batches a policy knows: of its window, or of its superbatch.
 func lookAheadText(p replay.Play) string {
 	switch {
 	case p.Policy == replay.Belady:

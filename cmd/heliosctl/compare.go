@@ -83,7 +83,7 @@ func compareCommand() *cli.Command {
 	), runCompare)
 }
 
-// compareArgs are what compare is asked for. The configuration of its runArgs has the flags that
+// compareArgs holds the options of compare. The configuration of its runArgs has the flags that
 // hold for all variants.
 type compareArgs struct {
 	runArgs
@@ -522,8 +522,8 @@ func (c *comparer) playOne(ctx context.Context, v variant, in prepare.Inputs,
 	return run, nil
 }
 
-// runOf is what a result says of a run: means over its epochs from the second on, or of its only
-// one, which from tells.
+// runOf returns what a result says of a run: means over its epochs from the second on, or of its
+// only one, which from tells.
 func runOf(name string, repeat int, res *report.Result) (run comparedRun, from int) {
 	run = comparedRun{
 		Variant: name, Repeat: repeat, Mode: res.Mode, IOStack: res.IOStack, Pipeline: res.Pipeline,
@@ -597,7 +597,7 @@ func bottleneck(r comparedRun, cores int) string {
 	return fmt.Sprintf("%s: %s of the time", slowest.name, of(slowest.t)) + cpu
 }
 
-// comparison is what was run.
+// comparison holds what was run.
 type comparison struct {
 	names   []string
 	runs    []comparedRun

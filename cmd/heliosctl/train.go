@@ -241,7 +241,7 @@ func trainCommand() *cli.Command {
 	}, 1, trainOptions(), runTrain)
 }
 
-// trainerArgs are what train is asked for.
+// trainerArgs holds the options of train.
 type trainerArgs struct {
 	runArgs
 	clockArgs

@@ -31,7 +31,7 @@ type Files struct {
 	narrow   []uint32 // scratch
 }
 
-// batch is where a mini-batch is.
+// batch tells where a mini-batch is.
 type batch struct {
 	ids, adj       int64 // from where
 	rows, bytes    int64 // of adj
@@ -104,7 +104,7 @@ func (f *Files) Close() error {
 	return errors.Join(all...)
 }
 
-// Bytes is what the files take.
+// Bytes returns what the files take.
 func (f *Files) Bytes() int64 { return f.idsEnd + f.adjEnd }
 
 // Append adds a mini-batch: its frontier and what else belongs to it.
