@@ -39,7 +39,7 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-ptx test-faults test-vm test-gpu-pack clean
+.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-gpu-pack clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
@@ -120,6 +120,14 @@ test-litmus:
 PTX_FLAGS ?= -per 1 -bar 0.7
 test-ptx:
 	nice -n 5 $(GO) run ./tools/ptxmutants $(PTX_FLAGS)
+
+# NVIDIA's libraries, PTX compilers and headers, without a GPU (docs/architecture/nvidia.md). Needs apt,
+# pip, a C compiler, and x86-64; says so where there is no way to the packages. ALL=-all compiles each
+# module for each architecture, WRITE=-write puts the tables into the chapter.
+ALL ?=
+WRITE ?=
+test-nvidia: build
+	$(GO) run ./tools/nvidiatest $(ALL) $(WRITE)
 
 # The fault table: every entry of docs/FAULTS.md against every stack, in virtual time and on the wall's
 # clock, and FAULT_SCRIPTS random scripts; a script is replayed with FAULT_SEED. Ends with a line of counts.

@@ -6,7 +6,10 @@
 // but through an api. The kernels come as PTX from cuda/kernels and are compiled by the driver.
 package driver
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+)
 
 // Handles of libcuda. All are opaque but devicePtr, which is an address in the process's one
 // (unified) address space.
@@ -329,3 +332,9 @@ const (
 	jitErrorLog       = 5
 	jitErrorLogBytes  = 6
 )
+
+// Symbols are the calls of libcuda that this package opens: without a required one there is no
+// device, without an optional one a capability is missing.
+func Symbols() (required, optional []string) {
+	return slices.Clone(requiredSymbols), slices.Clone(optionalSymbols)
+}

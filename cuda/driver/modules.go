@@ -98,7 +98,7 @@ func codeFinding(cc int) probe.Finding {
 		return f
 	}
 	f.Answer = probe.NotThere
-	f.Detail = why + ": the driver compiles the PTX, about 14 s of a CPU at the first start"
+	f.Detail = why + ": the driver compiles the PTX, 10 s of a CPU or more at the first start"
 	if v := os.Getenv(envForcePTX); v != "" && v != "0" {
 		f.Next = "unset " + envForcePTX
 	}

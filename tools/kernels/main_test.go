@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/ptxas"
+
 	"helios/internal/wide"
 )
 
@@ -210,9 +212,9 @@ ptxas info    : Used 255 registers, 368 bytes cmem[0]
 func TestReport(t *testing.T) {
 	got, err := parseReport(ptxasReport)
 	require.NoError(t, err)
-	require.Equal(t, []usage{
-		{kernel: "submit", arch: "sm_80", registers: 22, stack: 8, shared: 128, barriers: 1},
-		{kernel: "other", arch: "sm_80", registers: 255, stack: 16, spillStores: 4, spillLoads: 12},
+	require.Equal(t, []ptxas.Usage{
+		{Kernel: "submit", Arch: "sm_80", Registers: 22, Stack: 8, Shared: 128, Barriers: 1},
+		{Kernel: "other", Arch: "sm_80", Registers: 255, Stack: 16, SpillStores: 4, SpillLoads: 12},
 	}, got)
 	_, err = parseReport(strings.Replace(ptxasReport, "0 bytes spill stores",
 		"8 bytes spill stores", 1))

@@ -11,12 +11,12 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
 
 	"helios/cuda/kernels"
+	"helios/internal/ptxas"
 )
 
 // noSpills are the kernels on the data path, whose registers must all fit.
@@ -36,33 +36,26 @@ func findPtxas(asked string) (string, error) {
 	return p, nil
 }
 
-// usage is what one kernel takes on one architecture.
-type usage struct {
-	kernel, arch                              string
-	registers, spillStores, spillLoads, stack int
-	shared, barriers                          int
-}
-
 // assembleAll runs ptxas over all modules and architectures and returns the table and the cubins.
 func assembleAll(o options, modules []module) ([]byte, *machineCode, error) {
-	ptxas, err := findPtxas(o.ptxas)
+	tool, err := findPtxas(o.ptxas)
 	if err != nil {
 		return nil, nil, err
 	}
-	version, err := execute("", ptxas, "--version")
+	version, err := execute("", tool, "--version")
 	if err != nil {
 		return nil, nil, err
 	}
 	v := regexp.MustCompile(`V(\d+\.\d+\.\d+)`).FindSubmatch(version)
 	if v == nil {
-		return nil, nil, fmt.Errorf("%s --version names no version: %s", ptxas, version)
+		return nil, nil, fmt.Errorf("%s --version names no version: %s", tool, version)
 	}
 	dir, err := os.MkdirTemp("", "helios-ptxas-")
 	if err != nil {
 		return nil, nil, err
 	}
 	defer os.RemoveAll(dir)
-	reports := make([][]usage, len(modules)*len(kernels.CubinArchs))
+	reports := make([][]ptxas.Usage, len(modules)*len(kernels.CubinArchs))
 	var work errgroup.Group
 	work.SetLimit(runtime.GOMAXPROCS(0))
 	for i, m := range modules {
@@ -71,7 +64,7 @@ func assembleAll(o options, modules []module) ([]byte, *machineCode, error) {
 		}
 		for j, arch := range kernels.CubinArchs {
 			work.Go(func() (err error) {
-				reports[i*len(kernels.CubinArchs)+j], err = assemble(ptxas, dir, m.name, arch)
+				reports[i*len(kernels.CubinArchs)+j], err = assemble(tool, dir, m.name, arch)
 				return err
 			})
 		}
@@ -91,7 +84,7 @@ data-path kernels %s may not spill.
 | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 `, v[1], strings.Join(noSpills, ", "))
 	for i, m := range modules {
-		var rows []usage
+		var rows []ptxas.Usage
 		for j, arch := range kernels.CubinArchs {
 			rows = append(rows, reports[i*len(kernels.CubinArchs)+j]...)
 			image, err := os.ReadFile(filepath.Join(dir, m.name+"."+arch+".cubin"))
@@ -101,11 +94,11 @@ data-path kernels %s may not spill.
 			code.cubins[kernels.CubinPath(arch, m.name)] = image
 		}
 		slices.SortStableFunc(rows,
-			func(a, b usage) int { return strings.Compare(a.kernel, b.kernel) })
+			func(a, b ptxas.Usage) int { return strings.Compare(a.Kernel, b.Kernel) })
 		for _, u := range rows {
 			fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n",
-				m.name, u.kernel, u.arch, u.registers, u.shared, u.stack, u.spillStores,
-				u.spillLoads, u.barriers)
+				m.name, u.Kernel, u.Arch, u.Registers, u.Shared, u.Stack, u.SpillStores,
+				u.SpillLoads, u.Barriers)
 		}
 	}
 	b.WriteString(checksums(modules))
@@ -122,8 +115,8 @@ func checksums(modules []module) string {
 }
 
 // assemble runs ptxas once. Its report goes to standard error or output by version; warnings fail.
-func assemble(ptxas, dir, name, arch string) ([]usage, error) {
-	cmd := exec.Command(ptxas, "-v", "--warning-as-error", "-arch="+arch, name+".ptx", "-o",
+func assemble(tool, dir, name, arch string) ([]ptxas.Usage, error) {
+	cmd := exec.Command(tool, "-v", "--warning-as-error", "-arch="+arch, name+".ptx", "-o",
 		name+"."+arch+".cubin")
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
@@ -137,61 +130,17 @@ func assemble(ptxas, dir, name, arch string) ([]usage, error) {
 	return us, nil
 }
 
-var (
-	compiling = regexp.MustCompile(`Compiling entry function '([^']+)' for '([^']+)'`)
-	stackLine = regexp.MustCompile(
-		`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
-	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
-	sharedUse = regexp.MustCompile(`(\d+) bytes smem`)
-	barrier   = regexp.MustCompile(`used (\d+) barriers`)
-)
-
-// parseReport reads what ptxas -v prints.
-func parseReport(text string) ([]usage, error) {
-	var out []usage
-	number := func(re *regexp.Regexp, line string, group int) int {
-		m := re.FindStringSubmatch(line)
-		if m == nil {
-			return 0
-		}
-		n, _ := strconv.Atoi(m[group])
-		return n
-	}
-	complete := true
-	for line := range strings.SplitSeq(text, "\n") {
-		if strings.Contains(strings.ToLower(line), "warning") {
-			return nil, fmt.Errorf("%s", strings.TrimSpace(line))
-		}
-		if m := compiling.FindStringSubmatch(line); m != nil {
-			if !complete {
-				return nil, fmt.Errorf("no registers reported for %s", out[len(out)-1].kernel)
-			}
-			out = append(out, usage{kernel: m[1], arch: m[2]})
-			complete = false
-			continue
-		}
-		if len(out) == 0 || complete {
-			continue
-		}
-		u := &out[len(out)-1]
-		if stackLine.MatchString(line) {
-			u.stack, u.spillStores, u.spillLoads = number(stackLine, line, 1),
-				number(stackLine, line, 2), number(stackLine, line, 3)
-		}
-		if usedLine.MatchString(line) {
-			u.registers, u.shared, u.barriers = number(usedLine, line, 1),
-				number(sharedUse, line, 1), number(barrier, line, 1)
-			complete = true
-		}
-	}
-	if len(out) == 0 || !complete {
-		return nil, fmt.Errorf("the report names no kernel, or none completely:\n%s", text)
+// parseReport reads ptxas's report and holds the data-path kernels to their rule.
+func parseReport(text string) ([]ptxas.Usage, error) {
+	out, err := ptxas.ParseReport(text)
+	if err != nil {
+		return nil, err
 	}
 	for _, u := range out {
-		if slices.Contains(noSpills, u.kernel) && u.spillStores+u.spillLoads > 0 {
+		if slices.Contains(noSpills, u.Kernel) && u.SpillStores+u.SpillLoads > 0 {
 			return nil,
 				fmt.Errorf("kernel %s spills registers (%d bytes stored, %d loaded); it may not",
-					u.kernel, u.spillStores, u.spillLoads)
+					u.Kernel, u.SpillStores, u.SpillLoads)
 		}
 	}
 	return out, nil
