@@ -49,6 +49,10 @@ func TestScore(t *testing.T) {
 	if got := count(ends); got != (tally{5, 4, 2, 1, 0}) || got.score() != 0.5 {
 		t.Errorf("%+v, score %v", got, got.score())
 	}
+	if none := unnoticed(ends[:4]); none != nil {
+		t.Errorf("none was noticed of %v, whose mutants are too few to say so", none)
+	}
+	ends = append(ends, verdict{Mutant: order, End: notExecuted})
 	if none := unnoticed(ends); !slices.Equal(none, []string{"b"}) {
 		t.Errorf("none was noticed of %v", none)
 	}

@@ -37,13 +37,15 @@ func (t tally) score() float64 {
 	return float64(t.noticed) / float64(t.ran)
 }
 
-// unnoticed lists the kernels of which no mutant was noticed.
+// unnoticed lists the kernels of which no mutant was noticed, of those that have a few.
 func unnoticed(ends []verdict) []string {
-	seen := map[string]bool{}
+	const few = 3
+	seen, of := map[string]bool{}, map[string]int{}
 	for _, v := range ends {
 		seen[v.Kernel] = seen[v.Kernel] || v.End == noticed
+		of[v.Kernel]++
 	}
-	maps.DeleteFunc(seen, func(_ string, ok bool) bool { return ok })
+	maps.DeleteFunc(seen, func(k string, ok bool) bool { return ok || of[k] < few })
 	return slices.Sorted(maps.Keys(seen))
 }
 
