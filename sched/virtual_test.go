@@ -147,6 +147,105 @@ func TestVirtualCountsOfDynamicTiers(t *testing.T) {
 	}
 }
 
+// So it is with planned tiers, whose superbatches lie in the same mini-batches: what is loaded
+// before them, and how the tiers' hits are divided, included.
+func TestVirtualCountsOfPlannedTiers(t *testing.T) {
+	ways := append([]variant{{"helios auto", func(c *plan.Config) {
+		c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(5), percent(10)
+	}, 2, 3}, {"gids hop by hop", func(c *plan.Config) {
+		c.Mode, c.Policy, c.GPUCache = plan.ModeGIDS, plan.PolicyBelady, percent(3)
+		c.Pipeline, c.Superbatch = plan.DefaultPipeline, 3
+	}, 2, 3}}, plannedWays...)
+	hw, err := hardware.Load("a100-p5510x12")
+	require.NoError(t, err)
+	for n, g := range []graphSpec{tiny, packed} {
+		d, feat := g.open(t)
+		s := bind(t, d, 3, "")
+		for i, v := range ways {
+			if n > 0 && i%3 != 0 || wide.Lean() && i > 4 {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			cfg.Topology, cfg.SuperbatchDir = plan.TopologyMemory, t.TempDir()
+			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			require.NoError(t, real.err, v.name)
+			cfg.CheckReads = false // nothing is read
+			model := playVirtual(t, cfg, d, "a100-p5510x12", 3)
+			name := fmt.Sprintf("%+v %s", g, v.name)
+			require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, name)
+			require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, name)
+			require.Equal(t, real.res.FillSeconds, model.FillSeconds, name)
+			for i, e := range real.res.Epochs {
+				m := model.Epochs[i]
+				require.Equal(t, e.RowsLoaded, m.RowsLoaded, name)
+				e, m = counts(e), counts(m)
+				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				require.Equal(t, e, m, name)
+			}
+			r, m := *real.res.Superbatch, *model.Superbatch
+			require.Equal(t, r.Batches, m.Batches, name)
+			require.Equal(t, r.FileBytes, m.FileBytes, name)
+			require.Less(t, m.Superbatches, r.Superbatches, "%s: the test pass is not modelled",
+				name)
+			require.Positive(t, m.SampleSeconds, name)
+			require.InDelta(t, float64(m.Accesses)*hw.CPU.InspectNS.Value/1e9, m.InspectSeconds,
+				1e-6, name)
+			require.Equal(t, cfg.WithDefaults().SuperbatchFill, m.FillSeconds > 0, name)
+		}
+	}
+}
+
+// A superbatch is sampled before the first of its mini-batches trains, or while another trains; its
+// mini-batches keep the operators' order, and what is played of an epoch is known beforehand.
+func TestVirtualSuperbatches(t *testing.T) {
+	d := large.generate(t)
+	play := func(overlap bool, pipe string, gbs float64, warm, n int) (*report.ModelledResult,
+		[]drawn) {
+		var b bytes.Buffer
+		cfg := largeConfig(pipe)
+		cfg.Policy, cfg.Superbatch, cfg.SuperbatchOverlap = plan.PolicyBelady, 3, overlap
+		cfg.CoalesceBytes, cfg.Timeline = -1, timeline.New(&b, timeline.Virtual)
+		hw, err := hardware.Load("a100-p5510x12")
+		require.NoError(t, err)
+		hw.PCIe.UVAGBs.Value *= gbs
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+			cost.Hardware{Profile: hw, SSDs: 4, Warm: warm, Batches: n}, report.Observer{})
+		require.NoError(t, err)
+		require.NoError(t, dev.Close())
+		require.NoError(t, cfg.Timeline.Close())
+		spans, _, _ := readTimeline(t, b.Bytes())
+		return r, spans
+	}
+	for _, pipe := range []string{plan.PipelineNone, plan.PipelinePrefetch, plan.DefaultPipeline} {
+		inTurn, spans := play(false, pipe, 1, 0, 0)
+		checkOrder(t, spans, pipe, 0.001)
+		for i := range spans { // the pass begins with these
+			if spans[i].name == "sample superbatch" {
+				spans[i].batch = 0
+			}
+		}
+		conserved(t, pipe, largeConfig(pipe), inTurn.Epochs[0], spans)
+		s := inTurn.Superbatch
+		before := s.SampleSeconds + s.InspectSeconds
+		require.Greater(t, inTurn.Epochs[0].Seconds, before, pipe)
+		over, _ := play(true, pipe, 1, 0, 0)
+		saved := inTurn.Epochs[0].Seconds - over.Epochs[0].Seconds
+		require.Greater(t, saved, 0.2*before, pipe)
+		require.Less(t, saved, before, "%s: the first superbatch has nothing to hide behind", pipe)
+		require.Equal(t, counts(inTurn.Epochs[0]), counts(over.Epochs[0]), pipe)
+	}
+	all, _ := play(false, "", 1, 0, 0)
+	slow, _ := play(false, "", 0.01, 0, 0)
+	require.Greater(t, slow.Epochs[0].Seconds, all.Epochs[0].Seconds, "moves take the link")
+	part, _ := play(false, "", 1, 4, 4)
+	require.Equal(t, 4, part.Epochs[0].Batches)
+	require.Less(t, part.Superbatch.SampleSeconds, all.Superbatch.SampleSeconds)
+	require.Equal(t, 3, part.Superbatch.Superbatches)
+}
+
 // The accumulator's groups grow with its target, and each operator still has its place.
 func TestVirtualAccumulator(t *testing.T) {
 	d := large.generate(t)

@@ -152,6 +152,8 @@ type CPU struct {
 	// DirectoryNS holds what a dynamic tier's directory takes one core for a row, looked up or
 	// announced; 0: kernels do it, in GPU memory, as BaM's.
 	DirectoryNS Figure `yaml:"directory_ns"`
+	// InspectNS is what finding the changes of a planned tier takes one core for an access.
+	InspectNS Figure `yaml:"inspect_ns"`
 	// what one such fault reads at random access (MADV_RANDOM: a page)
 	ReadAheadKB Figure `yaml:"read_ahead_kb"`
 }

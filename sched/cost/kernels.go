@@ -26,7 +26,15 @@ type Shape struct {
 	Closes bool // it is the last of a group of batches whose reads are merged
 	// Announced: a window buffer has heard of it before it is looked up.
 	Announced bool
+	// Of one that was sampled with its superbatch: the bytes that keep it until it trains, and how
+	// it changes the tiers.
+	Saved  int64
+	Change Change
 }
+
+// Change is how a mini-batch changes planned tiers once it is gathered: how many of its rows go to
+// each, and how many others go from the GPU tier to the CPU tier.
+type Change struct{ ToGPU, ToCPU, Demoted int64 }
 
 // Block is a hop. listed is how many in-neighbours its destinations have: layer-wise sampling reads
 // them all.
@@ -126,6 +134,15 @@ func (w *Kernels) Hop(s *Shape, h int) []Kernel {
 	}
 }
 
+// Sampling is the launches that sample a batch, one after the other.
+func (w *Kernels) Sampling(s *Shape) [][]Kernel {
+	jobs := [][]Kernel{w.Begin(s)}
+	for h := range s.Blocks {
+		jobs = append(jobs, w.Hop(s, h))
+	}
+	return jobs
+}
+
 // count adds a sampled batch to the rows' hotness.
 func (w *Kernels) Hotness(rows int64) []Kernel {
 	return []Kernel{{Op: &w.ops.Elementwise, Work: hardware.Work{Bytes: rows * 16}}}
@@ -148,6 +165,24 @@ func (w *Kernels) Gather(p *Part) []Kernel {
 		UVA:  p.NCPU * w.rowBytes,
 	}}
 }
+
+// Changes copies rows to planned tiers: within GPU memory, or from there. Leaving is what goes to
+// the CPU's memory.
+func (w *Kernels) Changes(c Change) (k []Kernel) {
+	add := func(n, copies int64) {
+		if n > 0 {
+			k = append(k, Kernel{Op: &w.ops.Gather,
+				Work: hardware.Work{Items: n, Bytes: copies * n * w.rowBytes}})
+		}
+	}
+	add(c.Demoted, 1)
+	add(c.ToGPU, 2)
+	add(c.ToCPU, 1)
+	return k
+}
+
+// Leaving is how many bytes a change writes to the CPU's memory.
+func (w *Kernels) Leaving(c Change) int64 { return (c.Demoted + c.ToCPU) * w.rowBytes }
 
 // Finish copies what a staged part needs to its places: cached rows, those that were read, and from
 // there the lines that a dynamic tier takes.

@@ -28,6 +28,8 @@ type vgpu struct {
 	jobs []*vjob        // computing
 	last int64          // up to when progress is accounted
 	gen  uint64         // of the latest plan
+	// egress takes what kernels write to the CPU's memory; nil where nobody does.
+	egress *des.Link
 }
 
 func newVGPU(m *iosim.Machine) *vgpu {

@@ -26,9 +26,11 @@ type vmachine struct {
 	rec   *timeline.Recorder
 
 	sampleS, lookupS, gatherS, trainS *vstream
+	superS                            *vstream // samples superbatches
 	// directory is the CPU thread that a dynamic tier's policy runs on; nil: rows are looked up by
 	// kernels.
 	directory *des.Pool
+	planned   bool // rows are where a superbatch's changes say
 
 	credits, reads int64 // in use, in flight: for the timeline
 }
@@ -62,6 +64,7 @@ type vpass struct {
 	looks   int // batches looked up
 
 	vstaging
+	vdelivery
 
 	flying   []*vbatch // sampled or being sampled, in order
 	training bool
@@ -106,12 +109,17 @@ type vgroup struct {
 	at      int // part that is next put in its place
 }
 
-// run plays the pass to its end. It returns with nothing in flight.
-func (p *vpass) run(ctx context.Context) error {
+// begin begins the pass.
+func (p *vpass) begin() {
 	p.start = p.sim.Now()
-	p.idle = p.start
 	p.before = p.streams()
-	p.next, p.sampled, p.looks, p.end = p.first, p.first, p.first, p.start
+	p.end = p.start
+}
+
+// walk plays batches p.first to p.n-1. It returns with nothing in flight.
+func (p *vpass) walk(ctx context.Context) error {
+	p.idle = p.sim.Now()
+	p.next, p.sampled, p.looks = p.first, p.first, p.first
 	p.free, p.features = p.plan.Samples, p.plan.Credits
 	if p.grouped { // so that a group can fill
 		p.free += plan.MaxGroup
@@ -128,10 +136,14 @@ func (p *vpass) run(ctx context.Context) error {
 	if p.err == nil && (len(p.flying) > 0 || p.next < p.n) {
 		p.err = errors.New("the modelled pipeline came to a halt with batches in flight")
 	}
+	return p.err
+}
+
+// tell draws the pass in the timeline.
+func (p *vpass) tell() {
 	if p.rec.On() {
 		p.rec.Span(report.TrackRun, p.name, p.start, p.end-p.start, nil)
 	}
-	return p.err
 }
 
 // sample takes a credit and samples the next batch.
@@ -156,6 +168,10 @@ func (p *vpass) sample() {
 	b := &vbatch{Shape: s, open: len(s.Parts)}
 	p.flying = append(p.flying, b)
 	begin := p.sim.Now()
+	if p.planned {
+		p.restore(b, begin)
+		return
+	}
 	p.sampleS.launch(p.work.Begin(s), nil, func(int64) {
 		if p.plan.PerHop {
 			p.hand(b, 0, false)
@@ -241,6 +257,10 @@ func (p *vpass) lookup() {
 		if p.staged {
 			p.stage(w)
 			p.lookup()
+			return
+		}
+		if p.planned {
+			p.fetch(w)
 			return
 		}
 		waits := 1 // for the gather
@@ -394,6 +414,7 @@ func (p *vpass) read(parts []vpending, done func()) {
 // placed counts a part whose rows are all in place, and lets training begin.
 func (p *vpass) placed(b *vbatch) {
 	b.open--
+	p.deliver()
 	p.step()
 }
 
@@ -444,13 +465,22 @@ func (p *vpass) span(track, name string, from, to int64, b *vbatch, rows int64) 
 }
 
 // find looks a part's rows up: with kernels, or by the directory, to which the row numbers are
-// copied and which leaves its answers in memory that the GPU reads.
+// copied and which leaves its answers in memory that the GPU reads. The CPU places rows of planned
+// tiers.
 func (m *vmachine) find(part *cost.Part, done func(now int64)) {
-	if m.directory == nil {
+	p := m.m.Profile
+	switch {
+	case m.planned:
+		ns := int64(float64(part.Count*placeBytes) / p.CPU.GatherGBs.Value)
+		m.sim.After(ns, func() {
+			m.lookupS.busy += float64(ns)
+			done(m.sim.Now())
+		})
+		return
+	case m.directory == nil:
 		m.lookupS.launch(m.work.Lookup(part), nil, done)
 		return
 	}
-	p := m.m.Profile
 	m.sim.After(p.PCIe.CopyNS.NS()+int64(float64(part.Count*8)/p.PCIe.CopyGBs.Value), func() {
 		m.directory.Do(1, int64(float64(part.Count)*p.CPU.DirectoryNS.Value), func(start int64) {
 			m.lookupS.busy += float64(m.sim.Now() - start)
@@ -482,10 +512,20 @@ func (m *vmachine) flight(rows int64) {
 	m.rec.Counter(report.TrackReads, "rows", m.sim.Now(), float64(m.reads))
 }
 
+// chain launches jobs on a stream, each when the one before has ended.
+func (m *vmachine) chain(on *vstream, jobs [][]cost.Kernel, done func()) {
+	if len(jobs) == 0 {
+		done()
+		return
+	}
+	on.launch(jobs[0], nil, func(int64) { m.chain(on, jobs[1:], done) })
+}
+
 // streams returns how long the operators on streams have been busy since the run began.
 func (m *vmachine) streams() report.StageSeconds {
 	m.gpu.account()
-	return report.StageSeconds{Sample: m.sampleS.busy / 1e9, Lookup: m.lookupS.busy / 1e9,
+	return report.StageSeconds{Sample: (m.sampleS.busy + m.superS.busy) / 1e9,
+		Lookup: m.lookupS.busy / 1e9,
 		Gather: m.gatherS.busy / 1e9, Train: m.trainS.busy / 1e9}
 }
 

@@ -62,10 +62,6 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	case cfg.Tune != plan.TuneOff:
 		return nil, errs.New(errs.Usage,
 			"option tune measures the first batches of a run that reads; under option clock virtual play other values of option prefetch-depth, option sm-budget or option accumulate instead")
-	case cfg.Planned():
-		return nil, errs.New(errs.Capability,
-			"%v virtual does not play superbatches yet; use another %v than %s", errs.Key("clock"),
-			errs.Key("policy"), cfg.Policy)
 	case cfg.Trace != "":
 		return nil, errs.New(errs.Usage,
 			"option trace records a run that reads, to hold replays against; under option clock virtual nothing is read: leave one of them out")
@@ -88,7 +84,7 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 			Pipeline: cfg.Pipeline,
 			RowDType: v.RowType.String(), RowBytes: v.RowBytes,
 			GPUCacheBytes: v.gpuCacheBytes(),
-			CPUCacheBytes: int64(len(v.placement.CPU)) * v.RowBytes,
+			CPUCacheBytes: v.cpuCacheBytes(),
 			TopologyBytes: v.Topology.Bytes(), PresampleSecs: float64(v.presampleNS) / 1e9,
 			FillSeconds: float64(v.fillNS) / 1e9,
 		},
@@ -131,6 +127,8 @@ type run struct {
 	lines  cache.Lines
 	toRead []int64 // scratch: lines to be read, by SSD
 	off    []int64
+	// Planned tiers, in their place.
+	planned *planned
 
 	presampleNS, fillNS int64
 }
@@ -192,8 +190,13 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 		s := ops.Stream(name)
 		*to = gpu.stream(s.Priority, s.SMs)
 	}
+	s := ops.Stream(plan.OpSample)
+	v.m.superS = gpu.stream(s.Priority, s.SMs)
 	v.m.rec.Tracks(report.Tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
+	if v.Config.Planned() { // superbatches say what comes into the tiers
+		return v.openPlanned(b)
+	}
 	v.Presampled = func(mb *graph.MiniBatch) { v.presample(cost.ShapeOf(mb)) }
 	placed := b
 	if v.Config.Dynamic() { // lines come into the GPU tier by themselves
@@ -295,40 +298,37 @@ func (v *run) openStack() (err error) {
 // presample plays the sampling of one batch whose rows are counted.
 func (v *run) presample(s cost.Shape) {
 	m := v.m
-	jobs := [][]cost.Kernel{m.work.Begin(&s)}
-	for h := range s.Blocks {
-		jobs = append(jobs, m.work.Hop(&s, h))
-	}
-	jobs = append(jobs, m.work.Hotness(s.HopEnd[len(s.HopEnd)-1]))
-	var next func(int64)
-	next = func(int64) {
-		if len(jobs) > 0 {
-			j := jobs[0]
-			jobs = jobs[1:]
-			m.sampleS.launch(j, nil, next)
-		}
-	}
-	next(0)
+	jobs := append(m.work.Sampling(&s), m.work.Hotness(s.HopEnd[len(s.HopEnd)-1]))
+	m.chain(m.sampleS, jobs, func() {})
 	m.sim.Run()
 }
 
-// fill plays the reads that fill the tiers, set by set as fillTier makes them.
+// fill plays the reads that fill the tiers.
 func (v *run) fill(ctx context.Context) {
+	start := v.m.sim.Now()
+	v.readSets(ctx, [][]int64{v.placement.GPU, v.placement.CPU})
+	v.fillNS = v.m.sim.Now() - start
+	v.span("fill tiers", start)
+}
+
+// readSets plays reads of rows into tiers, set by set as a real run makes them.
+func (v *run) readSets(ctx context.Context, tiers [][]int64) (commands, bytes int64) {
 	m := v.m
-	start := m.sim.Now()
-	ssds := m.m.SSDs()
-	rows, off := make([]int64, prepare.FillRows), make([]int64, ssds+1)
-	for _, all := range [][]int64{v.placement.GPU, v.placement.CPU} {
+	rows, off := make([]int64, prepare.FillRows), make([]int64, m.m.SSDs()+1)
+	for _, all := range tiers {
 		for at := 0; at < len(all) && ctx.Err() == nil; at += prepare.FillRows {
 			part := all[at:min(at+prepare.FillRows, len(all))]
 			stripe(part, rows, off)
-			_, per, bytes := v.commands(rows[:len(part)], off)
-			m.stack.SubmitSized(per, bytes, func(iosim.Times) {})
+			reads, per, size := v.commands(rows[:len(part)], off)
+			for _, r := range reads {
+				commands += r.Commands
+				bytes += r.Bytes
+			}
+			m.stack.SubmitSized(per, size, func(iosim.Times) {})
 			m.sim.Run()
 		}
 	}
-	v.fillNS = m.sim.Now() - start
-	v.span("fill tiers", start)
+	return commands, bytes
 }
 
 // stripe sorts rows by SSD into out; off has an entry for each SSD and one more.
@@ -408,23 +408,14 @@ func (v *run) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	}
 	op, cancel := v.OperatorContext(ctx)
 	defer cancel()
-	from := int64(0)
-	for h, to := range s.HopEnd {
-		if !v.plan.PerHop && h < len(s.HopEnd)-1 {
-			continue
-		}
-		part := cost.Part{Count: to - from}
-		if part.Count > 0 {
-			look := v.look
-			if v.dyn != nil {
-				look = v.admit
-			}
-			if err := look(op, mb, from, &part); err != nil {
-				return nil, fmt.Errorf("batch %d: %w", i, err)
-			}
-		}
-		s.Parts = append(s.Parts, part)
-		from = to
+	look := v.look
+	if v.dyn != nil {
+		look = v.admit
+	}
+	if err := v.parts(&s, func(from int64, part *cost.Part) error {
+		return look(op, mb, from, part)
+	}); err != nil {
+		return nil, fmt.Errorf("batch %d: %w", i, err)
 	}
 	if v.Config.Accumulate > 0 {
 		g := &v.src
@@ -434,6 +425,25 @@ func (v *run) shape(ctx context.Context, i int) (*cost.Shape, error) {
 		}
 	}
 	return &s, nil
+}
+
+// parts gives a shape its parts, of which find looks those up that have rows.
+func (v *run) parts(s *cost.Shape, find func(from int64, part *cost.Part) error) error {
+	from := int64(0)
+	for h, to := range s.HopEnd {
+		if !v.plan.PerHop && h < len(s.HopEnd)-1 {
+			continue
+		}
+		part := cost.Part{Count: to - from}
+		if part.Count > 0 {
+			if err := find(from, &part); err != nil {
+				return err
+			}
+		}
+		s.Parts = append(s.Parts, part)
+		from = to
+	}
+	return nil
 }
 
 // look looks a part up in static tiers.
@@ -508,7 +518,7 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int
 		p.first, p.n = v.hw.Limit(p.n)
 	}
 	v.src = source{key: key, n: p.n, order: order}
-	for i := range p.first { // caches that have filled
+	for i := 0; i < p.first && v.planned == nil; i++ { // caches that have filled
 		if err := prepare.Interrupted(ctx); err != nil {
 			return report.EpochResult{}, err
 		}
@@ -520,6 +530,7 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int
 	}
 	v.src.lines, v.src.count = 0, 0
 	p.shape = func(i int) (*cost.Shape, error) { return v.shape(ctx, i) }
+	all := p.n
 	p.after = func(b *vbatch) {
 		sum.Batches++
 		sum.Seeds += b.Seeds
@@ -535,9 +546,18 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int
 			sum.Evicted += part.Evicted
 			sum.Bypassed += part.Bypassed
 		}
-		v.Observer.TellStep("modelled "+name, b.Index+1, p.n)
+		v.Observer.TellStep("modelled "+name, b.Index+1, all)
 	}
-	if err := p.run(ctx); err != nil {
+	play := func() error {
+		p.begin()
+		return p.walk(ctx)
+	}
+	if v.planned != nil {
+		play = func() error { return v.superbatches(ctx, p, &sum) }
+	}
+	err := play()
+	p.tell()
+	if err != nil {
 		return report.EpochResult{}, err
 	}
 	if p.grouped {
@@ -576,6 +596,10 @@ func (v *run) info() report.RunInfo {
 		h.Seconds = float64(v.presampleNS) / 1e9 // and not this machine's
 		r.Hotness = &h
 	}
+	if v.planned != nil {
+		info := v.planned.info
+		r.Superbatch = &info
+	}
 	if v.dyn != nil {
 		r.CacheLineBytes, r.PolicyBytes = v.lines.LineBytes, v.dyn.MetadataBytes()
 	}
@@ -588,10 +612,21 @@ func (v *run) info() report.RunInfo {
 
 // gpuCacheBytes is the GPU tier's size.
 func (v *run) gpuCacheBytes() int64 {
-	if v.dyn != nil {
+	switch {
+	case v.dyn != nil:
 		return v.dyn.Config().Slots * v.lines.LineBytes
+	case v.planned != nil:
+		return v.planned.tiers.GPURows * v.RowBytes
 	}
 	return int64(len(v.placement.GPU)) * v.RowBytes
+}
+
+// cpuCacheBytes is the CPU tier's size.
+func (v *run) cpuCacheBytes() int64 {
+	if v.planned != nil {
+		return v.planned.tiers.CPURows * v.RowBytes
+	}
+	return int64(len(v.placement.CPU)) * v.RowBytes
 }
 
 func (v *run) stackName() string {
