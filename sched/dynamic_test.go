@@ -298,7 +298,7 @@ func TestLaborEveryWay(t *testing.T) {
 	for _, model := range gnn.Archs() {
 		var first record
 		seen := map[string]bool{}
-		for _, v := range append(slices.Clone(sameWays), dynamicWays...) {
+		for _, v := range slices.Concat(sameWays, dynamicWays, plannedWays) {
 			cfg := small()
 			v.set(&cfg)
 			labor(&cfg)
