@@ -253,7 +253,11 @@ func TestMetamorphic(t *testing.T) {
 		if cfg.Mode == plan.ModeInmem {
 			cfg.Policy = plan.PolicyStatic
 		}
-		if cfg.Window, cfg.Accumulate = plan.Off, plan.Off; cfg.Policy != plan.PolicyStatic {
+		if cfg.Planned() {
+			cfg.Presample, cfg.Superbatch = 0, rng.IntN(4)
+			cfg.SuperbatchOverlap = rng.IntN(2) == 0
+		}
+		if cfg.Window, cfg.Accumulate = plan.Off, plan.Off; cfg.Dynamic() {
 			cfg.CacheLine = []int64{plan.LineRow, 512, 4096, 5000}[rng.IntN(4)]
 			cfg.Window = []int{plan.Off, 1, 3, 20}[rng.IntN(4)]
 			if cfg.IOStack != gpuio.StackAsync && cfg.Pipeline != plan.DefaultPipeline &&
@@ -277,8 +281,9 @@ func TestMetamorphic(t *testing.T) {
 			sets[ssds] = bind(t, d, ssds, "")
 		}
 		name := fmt.Sprintf(
-			"%s %s lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, topology %s %v, %d workers, %d SSDs",
-			cfg.Mode, cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack,
+			"%s %s superbatches of %d, lines of %d window %d accumulate %v %s %s gpu %v cpu %v depth %d queue %d %s, topology %s %v, %d workers, %d SSDs",
+			cfg.Mode, cfg.Policy, cfg.Superbatch, cfg.CacheLine, cfg.Window, cfg.Accumulate,
+			cfg.IOStack,
 			cfg.Pipeline, cfg.GPUCache, cfg.CPUCache, cfg.Depth, cfg.QueueDepth, cfg.CPUEngine,
 			cfg.Topology, cfg.NeighborCache, workers, ssds)
 		r := train(t, context.Background(), cfg, d, feat, sets[ssds], workers, report.Observer{})

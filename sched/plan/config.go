@@ -302,6 +302,13 @@ func (c Config) checkAsked(f Config) error {
 		return errs.New(errs.Usage,
 			"option policy %s: option mode %s has no GPU tier by itself; add option gpu-cache, or leave it out",
 			f.Policy, f.Mode)
+	case f.Planned() && !f.GPUCacheAuto && f.GPUCache == units.Budget{} &&
+		f.CPUCache == units.Budget{} && c.GPUCache == units.Budget{} &&
+		c.CPUCache == units.Budget{}:
+		return errs.New(errs.Usage,
+			"%v %s has no tier to keep anything in; give %v or %v, or use %v %s",
+			errs.Key("policy"), PolicyBelady, errs.Key("gpu-cache"), errs.Key("cpu-cache"),
+			errs.Key("policy"), PolicyStatic)
 	case f.Planned() && (c.Hotness != "" || c.Presample != 0):
 		return errs.New(errs.Usage,
 			"%v %s keeps what comes next, whatever is hot; leave %v and %v out, or use %v %s",
@@ -584,6 +591,9 @@ func unknown(key, v string, all []string) error {
 	return errs.New(errs.Usage, "option %s %q is not known; choose one of %v", key, v, all)
 }
 
+// resident names the policies without lines that come and go by what was accessed.
+const resident = PolicyStatic + " and " + PolicyBelady
+
 // checkCache refuses parts of the dynamic tier, the accumulator and the sampler that can't go
 // together.
 func (c Config) checkCache() error {
@@ -602,7 +612,7 @@ func (c Config) checkCache() error {
 	case c.CacheLine != 0 && !c.Dynamic():
 		return errs.New(errs.Usage,
 			"option cache-line is of a GPU tier whose lines come and go; choose option policy other than %s, or leave it out",
-			PolicyStatic)
+			resident)
 	case c.CacheLine != 0 && c.CacheLine != LineRow && (c.CacheLine < 512 || c.CacheLine > MaxLine):
 		return errs.New(errs.Usage, "option cache-line %d is not \"row\" or 512 to %d bytes",
 			c.CacheLine, MaxLine)
@@ -612,14 +622,14 @@ func (c Config) checkCache() error {
 	case c.Window > 0 && !c.Dynamic():
 		return errs.New(errs.Usage,
 			"option window %d keeps the lines of coming batches from eviction, and static tiers evict none; choose option policy other than %s, or leave it out",
-			c.Window, PolicyStatic)
+			c.Window, resident)
 	case !(c.Accumulate >= 0 && c.Accumulate < 1):
 		return errs.New(errs.Usage,
 			"option accumulate %v is not a share in [0, 1) of the SSDs' peak rate", c.Accumulate)
 	case c.Accumulate > 0 && !c.Dynamic():
 		return errs.New(errs.Usage,
 			"option accumulate merges the reads of several batches in the staging of a GPU tier whose lines come and go; choose option policy other than %s, or leave it out",
-			PolicyStatic)
+			resident)
 	case c.Accumulate > 0 && c.Stack().Overlaps:
 		return errs.New(errs.Usage,
 			"option accumulate merges the reads of coming batches for stacks whose launches wait for their reads; stack %s has several sets in flight anyhow: leave it out, or use option io-stack %s",
@@ -688,11 +698,6 @@ func (c Config) checkSuperbatch() error {
 		return errs.New(errs.Usage,
 			"%v %s keeps what its own superbatches need, which a replay of %v cannot be held against; record the run with another policy: the accesses are the same",
 			errs.Key("policy"), PolicyBelady, errs.Key("trace"))
-	case !c.GPUCacheAuto && c.GPUCache == units.Budget{} && c.CPUCache == units.Budget{}:
-		return errs.New(errs.Usage,
-			"%v %s has no tier to keep anything in; give %v or %v, or use %v %s",
-			errs.Key("policy"), PolicyBelady, errs.Key("gpu-cache"), errs.Key("cpu-cache"),
-			errs.Key("policy"), PolicyStatic)
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func TestDynamicRefusals(t *testing.T) {
 			c.Policy, c.SuperbatchDisk = PolicyBelady, -1
 		},
 		"option policy belady has no tier": func(c *Config) {
-			c.Policy, c.GPUCache, c.CPUCache = PolicyBelady, NoCache(), NoCache()
+			c.Mode, c.Policy = ModeMmap, PolicyBelady
 		},
 		"option policy belady keeps what comes next": func(c *Config) {
 			c.Policy, c.Hotness = PolicyBelady, HotnessDegree
