@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -82,10 +83,12 @@ func (s *laborHopper) stage(ctx context.Context, mb *MiniBatch, n int64) error {
 	}
 	s.listed = nil
 	nodes := view[int64](mb.Nodes, n)[from:]
-	var bytes int64
+	var bytes int64 // in whole pages, of which neighbours' lists may share some
+	page := int64(os.Getpagesize())
 	for _, v := range nodes {
-		bytes += 4 * s.topo.Host.InDegree(v)
+		bytes += (4*s.topo.Host.InDegree(v) + page - 1) &^ (page - 1)
 	}
+	bytes = min(bytes, 4*s.topo.Host.NumEdges+page)
 	if bytes >= layerCheck {
 		if left, err := availableBytes(); err == nil && bytes > left {
 			return errs.New(errs.Usage,

@@ -110,6 +110,9 @@ func (e *engine) autoTiers(ctx context.Context, b plan.TierSizes) (plan.TierSize
 	}
 	room := max(free-e.workingSet(&e.Seen)-deviceSlack(e.Device.Info().MemTotal), 0)
 	b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
+	if e.Config.Planned() { // a row is in one tier
+		b.CPURows = min(b.CPURows, e.Rows-b.GPURows)
+	}
 	return b, nil
 }
 

@@ -172,7 +172,9 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	p.heard = max(p.heard, p.first)
 	defer func() { e.trace.run(p.name, begin) }()
 	for {
+		began := time.Now()
 		to, err := e.features.prepare(ctx, p, end)
+		p.clock.waited += time.Since(began)
 		var still error
 		if err == nil {
 			err, still = e.walk(ctx, p, to)

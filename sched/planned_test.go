@@ -188,7 +188,7 @@ func TestSuperbatchWithoutRoom(t *testing.T) {
 	cfg.Mode, cfg.CPUCache, cfg.SuperbatchDisk, cfg.Superbatch = plan.ModeGinex, percent(10), 20000,
 		10
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
-	require.ErrorContains(t, r.err, "take more than option superbatch-disk 19.5 KiB")
+	require.ErrorContains(t, r.err, "take more than they may: option superbatch-disk 19.5 KiB")
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 	cfg.Superbatch = 0 // as many as fit
 	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})

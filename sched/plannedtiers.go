@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -58,7 +60,6 @@ type plannedTiers struct {
 	// sampled is how long streams before the present one were busy.
 	sampled time.Duration
 
-	size  int // mini-batches of a superbatch; 0: not known yet
 	now   *superbatchPlan
 	after *superbatch.State // what the tiers hold; nil: nothing that anybody knows
 	next  *comingSuperbatch
@@ -77,7 +78,7 @@ type comingSuperbatch struct {
 }
 
 func newPlannedTiers(e *engine) *plannedTiers {
-	return &plannedTiers{e: e, size: e.Config.Superbatch}
+	return &plannedTiers{e: e}
 }
 
 func (t *plannedTiers) layout() gpuio.Layout { return t.e.store.layout }
@@ -93,6 +94,12 @@ func (t *plannedTiers) place(ctx context.Context) (err error) {
 		if b, err = e.autoTiers(ctx, b); err != nil {
 			return untiered{err}
 		}
+	}
+	if b.GPURows+b.CPURows >= math.MaxInt32 {
+		return untiered{errs.New(errs.Usage,
+			"%v %s keeps below 2^31 rows, and the tiers have room for %d; lower %v or %v",
+			errs.Key("policy"), e.Config.Policy, b.GPURows+b.CPURows, errs.Key("gpu-cache"),
+			errs.Key("cpu-cache"))}
 	}
 	e.tiers, e.placement = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows},
 		cache.Placement{}
@@ -122,7 +129,7 @@ func (t *plannedTiers) close() error {
 	}
 	if t.mb != nil {
 		t.sampled += t.stream.Busy()
-		all = append(all, t.mb.Close(), t.stream.Close(), t.look.Close())
+		all = append(all, t.stream.Close(), t.mb.Close(), t.look.Close())
 		t.mb, t.stream = nil, nil
 	}
 	all = append(all, t.stage.Close())
@@ -184,7 +191,8 @@ func (t *plannedTiers) following(ctx context.Context, p *pass) (now *superbatchP
 	if was := t.now; was != nil {
 		t.now, was.p.sampled = nil, nil
 		if t.after = nil; was.p.first >= was.end {
-			t.after = &was.changes.After
+			after := was.changes.After // and no more of it
+			t.after = &after
 		}
 		err = was.files.Close()
 	}
@@ -245,11 +253,9 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 	if err != nil {
 		return nil, err
 	}
-	x := &superbatchPlan{p: p, first: first, end: p.n, tiers: t, stage: &t.stage}
-	if t.size > 0 {
-		x.end = min(first+t.size, p.n)
-	}
-	if x.files, err = samples.Create(dir, e.Rows, room.limit); err != nil {
+	x := &superbatchPlan{p: p, first: first, tiers: t, stage: &t.stage,
+		end: min(first+e.Config.SuperbatchMost(p.n), p.n)}
+	if x.files, err = samples.Create(dir, e.Rows, room.disk); err != nil {
 		return nil, err
 	}
 	begin := time.Now()
@@ -263,14 +269,16 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			err = stopped
 		}
-		return nil, errors.Join(err, x.files.Close())
+		op, cancel := e.OperatorContext(ctx)
+		defer cancel()
+		return nil, errors.Join(err, x.files.Close(), t.stream.Synchronize(op))
 	}
 	e.trace.run("inspect superbatch", sampled)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := x.changes.Stats
 	t.info.Superbatches++
-	t.info.Batches = t.size
+	t.info.Batches = max(t.info.Batches, x.end-x.first)
 	t.info.SampleSeconds += sampled.Sub(begin).Seconds()
 	t.info.InspectSeconds += time.Since(sampled).Seconds()
 	t.info.FileBytes = max(t.info.FileBytes, x.files.Bytes())
@@ -280,11 +288,12 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 	return x, nil
 }
 
-// sampleAll samples a superbatch into its files. Where nobody knows its length, the first
-// mini-batch tells.
+// sampleAll samples a superbatch into its files. One without a given length ends where the room
+// does.
 func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room superbatchRoom,
 	meanwhile bool) (err error) {
 	var adj []byte
+	given, accesses := t.e.Config.Superbatch > 0, int64(0)
 	for i := x.first; i < x.end; i++ {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return err
@@ -292,12 +301,25 @@ func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room su
 		if err := t.sample(ctx, x.p, i); err != nil {
 			return err
 		}
-		if adj, err = t.keep(ctx, x.files, adj[:0]); err != nil {
-			return fmt.Errorf("batch %d: %w", i, err)
+		accesses += t.mb.HopEnd[len(t.mb.HopEnd)-1]
+		if need := inspectBytes(accesses, t.e.Rows); need > room.memory {
+			if given && need > room.memory*memoryShare {
+				return errs.New(errs.Usage,
+					"the first %d mini-batches of a superbatch have %d rows, and finding the cache's changes takes up to %s for them; %s are free for that: lower %v, or leave it out",
+					i-x.first+1, accesses, units.FormatBytes(need),
+					units.FormatBytes(room.memory*memoryShare), errs.Key("superbatch"))
+			}
+			if !given && i > x.first {
+				x.end = i
+				return nil
+			}
 		}
-		if t.size == 0 {
-			t.size = room.batches(x.files, x.p.n)
-			x.end = min(x.first+t.size, x.p.n)
+		if adj, err = t.keep(ctx, x.files, adj[:0]); err != nil {
+			if errors.Is(err, samples.ErrFull) && !given && i > x.first {
+				x.end = i
+				return nil
+			}
+			return fmt.Errorf("batch %d: %w", i, err)
 		}
 		if !meanwhile {
 			t.e.Observer.TellStep("sample superbatch", i-x.first+1, x.end-x.first)
@@ -355,16 +377,24 @@ func (t *plannedTiers) keep(ctx context.Context, to *samples.Files, adj []byte) 
 	return adj, to.Append(hostmem.View[int64](nodes), adj)
 }
 
+// slotBytes is what planning keeps of a slot: its row and its place in the order of reuse, for the
+// superbatch and for those before and after it.
+const slotBytes = 3 * (8 + 4 + 4)
+
+// memoryShare divides the memory that is free: a superbatch of no given length plans in one part.
+const memoryShare = 8
+
 // superbatchRoom holds what superbatches may take.
 type superbatchRoom struct {
 	disk, memory int64 // of one
-	limit        int64 // of its files, where one was given
 }
 
-// inspectBytes is the most memory that planning takes for an access whose row is met once: the next
-// access, its entry in the table of rows (which grows), its slot, its move, and a candidate's
-// place.
-const inspectBytes = 8 + 48*3/2 + 4 + 8 + 24
+// inspectBytes is the most memory that planning takes for so many accesses of a graph's rows: for
+// an access the next one, its slot, its move and a candidate's place; for a row its entry in a
+// table that grows.
+func inspectBytes(accesses, rows int64) int64 {
+	return accesses*(8+4+8+4) + min(accesses, rows)*24*3
+}
 
 // room returns what a superbatch may take: of the disk the budget, or a quarter of what is free; of
 // the memory an eighth of that.
@@ -373,8 +403,8 @@ func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
 	if t.e.Config.SuperbatchOverlap {
 		at = 2
 	}
-	if r.disk = t.e.Config.SuperbatchDisk / at; r.disk > 0 {
-		r.limit = r.disk
+	if given := t.e.Config.SuperbatchDisk; given > 0 {
+		r.disk = max(given/at, 1)
 	} else {
 		var s unix.Statfs_t
 		if err := unix.Statfs(dir, &s); err != nil {
@@ -382,19 +412,12 @@ func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
 				"the folder %s for the samples of a superbatch: %w; give another with %v", dir, err,
 				errs.Key("superbatch-dir"))
 		}
-		r.disk = int64(s.Bavail) * int64(s.Bsize) / 4 / at
+		r.disk = max(int64(s.Bavail)*int64(s.Bsize)/4/at, 1)
 	}
 	avail, err := hostmem.AvailableBytes()
-	r.memory = avail / 8 / at
+	c := t.tier.Config()
+	r.memory = max(avail-slotBytes*(c.GPUSlots+c.CPUSlots), 0) / memoryShare / at
 	return r, err
-}
-
-// batches returns how many mini-batches like the first that a superbatch's files hold go into the
-// room, at most all of a pass.
-func (r superbatchRoom) batches(f *samples.Files, all int) int {
-	disk := r.disk / max(f.Bytes()+f.Bytes()/8, 1) // mini-batches differ a little
-	memory := r.memory / max(int64(f.Rows(0))*inspectBytes, 1)
-	return int(max(min(disk, memory, int64(all)), 1))
 }
 
 // fill reads the rows that a superbatch begins with.
@@ -425,6 +448,9 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 		s.Commands += took.Commands
 		s.Retries += took.Retries
 		s.Timeouts += took.Timeouts
+		if len(rows[i]) > 0 {
+			x.p.clock.read(time.Now().Add(-took.Submit-took.Complete), took)
+		}
 		s.RowsLoaded += int64(len(rows[i]))
 		if err != nil {
 			return err

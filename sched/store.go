@@ -158,6 +158,8 @@ func (s *store) fillSlots(ctx context.Context, rows []int64, slots []int32, dst 
 			took.Commands += st.Commands
 			took.Retries += st.Retries
 			took.Timeouts += st.Timeouts
+			took.Submit += st.Submit
+			took.Complete += st.Complete
 		}
 		cancel()
 		if err != nil {

@@ -129,8 +129,8 @@ type variant struct {
 
 // ofTiers are the flags about tiers that not every mode has: a mode takes those of its
 // TierOptions over from the flags for all.
-var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window"},
-	plan.SuperbatchOptions...)
+var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window", "hotness",
+	"hotness-dir", "presample-epochs"}, plan.SuperbatchOptions...)
 
 // baselineNames are the names that --modes takes beside those of modes.
 func baselineNames() (names []string) {
@@ -228,9 +228,13 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 		if !is && slices.Contains(tiers, "policy") && c.c.IsSet("policy") {
 			policy = fmt.Sprint(c.c.Value("policy"))
 		}
-		if (plan.Config{Policy: policy}).Planned() {
-			tiers = append(tiers, plan.SuperbatchOptions...)
+		about := []string{"hotness", "hotness-dir", "presample-epochs"}
+		if (plan.Config{Mode: name, Policy: policy}).WithDefaults().Planned() {
+			about = plan.SuperbatchOptions
 		}
+		tiers = append(slices.DeleteFunc(tiers, func(key string) bool {
+			return slices.Contains(plan.SuperbatchOptions, key)
+		}), about...)
 	}
 	options := slices.Concat(modelOptions(), dataOptions())
 	cfg := plan.Config{Epochs: comparedEpochs, NoEval: true}
@@ -538,8 +542,8 @@ func runOf(name string, repeat int, res *report.Result) (run comparedRun, from i
 	sum, seconds := epochsOf(&part)
 	n := float64(len(part.Epochs))
 	run.Epochs, run.Seconds = len(part.Epochs), seconds/n
-	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(sum.RowsGPU)/n, float64(sum.RowsCPU)/n,
-		float64(sum.RowsSSD)/n
+	gpu, cpu, ssd := sum.Tiers()
+	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(gpu)/n, float64(cpu)/n, float64(ssd)/n
 	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n,
 		float64(sum.SSDCommands)/n, sum.ReadAmplification
 	run.Stall, run.Overlap = sum.Stall, sum.Overlap

@@ -457,9 +457,10 @@ func share(n, total int64) string {
 
 // tierLine says where an epoch's rows came from and how well its stages overlapped.
 func tierLine(r report.EpochResult) string {
-	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
-	s := fmt.Sprintf("rows: GPU %s, CPU %s, SSD %s", share(r.RowsGPU, rows), share(r.RowsCPU, rows),
-		share(r.RowsSSD, rows))
+	gpu, cpu, ssd := r.Tiers()
+	rows := gpu + cpu + ssd
+	s := fmt.Sprintf("rows: GPU %s, CPU %s, SSD %s", share(gpu, rows), share(cpu, rows),
+		share(ssd, rows))
 	if r.Seconds > 0 && r.BytesSSD > 0 {
 		s += fmt.Sprintf(" (%s/s)", units.FormatBytes(int64(float64(r.BytesSSD)/r.Seconds)))
 	}
@@ -480,6 +481,7 @@ func epochsOf(r *report.Result) (sum report.EpochResult, seconds float64) {
 		sum.RowsGPU += p.RowsGPU
 		sum.RowsCPU += p.RowsCPU
 		sum.RowsSSD += p.RowsSSD
+		sum.RowsLoaded += p.RowsLoaded
 		sum.BytesSSD += p.BytesSSD
 		sum.SSDCommands += p.SSDCommands
 		sum.Overlap += p.Overlap * p.Seconds
@@ -518,10 +520,11 @@ func epochsOf(r *report.Result) (sum report.EpochResult, seconds float64) {
 // pathRows are the lines of a summary about where rows came from and how well the stages
 // overlapped.
 func pathRows(sum report.EpochResult, seconds float64) [][]string {
-	all := sum.RowsGPU + sum.RowsCPU + sum.RowsSSD
+	gpu, cpu, ssd := sum.Tiers()
+	all := gpu + cpu + ssd
 	rows := [][]string{
 		{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows",
-			share(sum.RowsGPU, all), share(sum.RowsCPU, all), share(sum.RowsSSD, all),
+			share(gpu, all), share(cpu, all), share(ssd, all),
 			units.FormatCount(float64(all)))},
 		{"SSD", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time",
 			units.FormatBytes(sum.BytesSSD), units.FormatCount(float64(sum.SSDCommands)),

@@ -309,11 +309,12 @@ func (c Config) checkAsked(f Config) error {
 			"%v %s has no tier to keep anything in; give %v or %v, or use %v %s",
 			errs.Key("policy"), PolicyBelady, errs.Key("gpu-cache"), errs.Key("cpu-cache"),
 			errs.Key("policy"), PolicyStatic)
-	case f.Planned() && (c.Hotness != "" || c.Presample != 0):
+	case f.Planned() && (c.Hotness != "" || c.Presample != 0 ||
+		c.HotnessDir != "" && c.HotnessDir != NoFolder):
 		return errs.New(errs.Usage,
-			"%v %s keeps what comes next, whatever is hot; leave %v and %v out, or use %v %s",
-			errs.Key("policy"), f.Policy, errs.Key("hotness"), errs.Key("presample-epochs"),
-			errs.Key("policy"), PolicyStatic)
+			"%v %s keeps what comes next, whatever is hot; leave %v, %v and %v out, or use %v %s",
+			errs.Key("policy"), f.Policy, errs.Key("hotness"), errs.Key("hotness-dir"),
+			errs.Key("presample-epochs"), errs.Key("policy"), PolicyStatic)
 	case c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample:
 		return errs.New(errs.Usage,
 			"option presample-epochs: option hotness %s counts no epochs beforehand; leave one of the two out",
@@ -369,6 +370,18 @@ func (c Config) Dynamic() bool {
 
 // Planned tells whether rows come and go by what will be accessed.
 func (c Config) Planned() bool { return c.Policy == PolicyBelady }
+
+// SuperbatchMost returns how many of a pass's n mini-batches a superbatch has at most. One without
+// a given length may have them all, or a quarter where the next one is sampled while one trains.
+func (c Config) SuperbatchMost(n int) int {
+	switch {
+	case c.Superbatch > 0:
+		return c.Superbatch
+	case c.SuperbatchOverlap:
+		return max((n+3)/4, 1)
+	}
+	return max(n, 1)
+}
 
 // SuperbatchFolder returns the folder on whose file system superbatches are kept; dataset is the
 // dataset's own.
@@ -694,6 +707,10 @@ func (c Config) checkSuperbatch() error {
 	case c.SuperbatchDisk < 0:
 		return errs.New(errs.Usage, "%v %d is not a size", errs.Key("superbatch-disk"),
 			c.SuperbatchDisk)
+	case c.Tuning():
+		return errs.New(errs.Usage,
+			"%v %s measures the first mini-batches, and %v %s samples many before the first of them trains; leave one of them out",
+			errs.Key("tune"), c.Tune, errs.Key("policy"), PolicyBelady)
 	case c.Trace != "":
 		return errs.New(errs.Usage,
 			"%v %s keeps what its own superbatches need, which a replay of %v cannot be held against; record the run with another policy: the accesses are the same",

@@ -136,8 +136,8 @@ func (c Config) Operators(reads bool) *OpGraph {
 		if reads {
 			op("I", OpSubmit, submit, name("L"))
 			op("C", OpComplete, complete, name("I"))
-			// a dynamic tier moves what was read in the order of its decisions
-			if g.Serial || c.Dynamic() {
+			// a tier whose rows come and go moves what was read in the order of its decisions
+			if g.Serial || c.Dynamic() || c.Planned() {
 				gatherAfter = []string{name("C")}
 			}
 			trainAfter = append(trainAfter, name("C"))

@@ -98,6 +98,14 @@ type EpochResult struct {
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
 }
 
+// Tiers counts rows by where they came from. What was loaded before its superbatch came from the
+// SSDs: each such row is a hit once for that.
+func (r *EpochResult) Tiers() (gpu, cpu, ssd int64) {
+	fromCPU := min(r.RowsLoaded, r.RowsCPU)
+	fromGPU := min(r.RowsLoaded-fromCPU, r.RowsGPU)
+	return r.RowsGPU - fromGPU, r.RowsCPU - fromCPU, r.RowsSSD + fromCPU + fromGPU
+}
+
 // Result is a finished run: the last line of "train --json".
 type Result struct {
 	Event   string `json:"event"` // "result"
@@ -217,8 +225,8 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	if p.Groups > 0 {
 		r.GroupBatches = float64(p.Grouped) / float64(p.Groups)
 	}
-	if all := p.RowsGPU + p.RowsCPU + p.RowsSSD; all > 0 {
-		r.HitRatio = float64(p.RowsGPU+p.RowsCPU) / float64(all)
+	if gpu, cpu, ssd := r.Tiers(); gpu+cpu+ssd > 0 {
+		r.HitRatio = float64(gpu+cpu) / float64(gpu+cpu+ssd)
 	}
 	if p.Counted > 0 {
 		r.Loss = p.LossSum / float64(p.Counted)

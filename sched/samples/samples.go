@@ -40,6 +40,9 @@ type batch struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// ErrFull is the cause where a mini-batch does not go into what the files may take.
+var ErrFull = errors.New("take more than they may")
+
 // Create makes files without a name on the file system of dir, for node numbers below nodes, that
 // take up to limit bytes (0: what there is room for).
 func Create(dir string, nodes, limit int64) (*Files, error) {
@@ -119,8 +122,8 @@ func (f *Files) Append(nodes []int64, adj []byte) error {
 	}
 	if more := int64(len(ids) + len(adj)); f.limit > 0 && f.Bytes()+more > f.limit {
 		return errs.New(errs.Usage,
-			"the samples of a superbatch of %d mini-batches take more than %v %s; lower %v, or give more",
-			len(f.all)+1, errs.Key("superbatch-disk"), units.FormatBytes(f.limit),
+			"the samples of a superbatch of %d mini-batches %w: %v %s; lower %v, or give more",
+			len(f.all)+1, ErrFull, errs.Key("superbatch-disk"), units.FormatBytes(f.limit),
 			errs.Key("superbatch"))
 	}
 	b := batch{ids: f.idsEnd, adj: f.adjEnd, rows: int64(len(nodes)), bytes: int64(len(adj)),

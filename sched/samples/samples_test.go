@@ -83,7 +83,7 @@ func TestNoRoom(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Append([]int64{1, 2}, []byte("12345678")))
 	err = f.Append([]int64{3}, []byte("8"))
-	require.ErrorContains(t, err, "superbatch of 2 mini-batches take more than")
+	require.ErrorContains(t, err, "superbatch of 2 mini-batches take more than they may: option superbatch-disk 20 B")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	require.NoError(t, f.Close())
 

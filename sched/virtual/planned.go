@@ -34,9 +34,9 @@ import (
 // Under --superbatch-overlap the next superbatch is sampled and inspected while one trains. Its
 // kernels share the GPU with the others; its CPU time takes nothing from other threads.
 //
-// A superbatch without a given length is as long as the first pass: how much memory and disk there
-// is does not bound it. It ends with the last mini-batch that is played, and of it only those that
-// are played take time to be sampled and inspected (cost.Hardware.Warm, Batches).
+// A superbatch without a given length is as long as it may be: how much memory and disk there is
+// does not bound it. It ends with the last mini-batch that is played, and of it only those that are
+// played take time to be sampled and inspected (cost.Hardware.Warm, Batches).
 
 // placeBytes is what placing a row reads and writes: its number, its slot, and an entry of the
 // lists.
@@ -45,7 +45,6 @@ const placeBytes = 2*(8+4) + 8 + 5*4
 // planned are the planned tiers of a run.
 type planned struct {
 	tiers plan.TierSizes
-	size  int               // mini-batches of a superbatch; 0: not known yet
 	after *superbatch.State // what the tiers hold; nil: nothing
 	held  map[*vsuper]bool  // superbatches whose files are open
 	info  report.SuperbatchInfo
@@ -65,7 +64,7 @@ type vsuper struct {
 
 // openPlanned makes planned tiers of b's sizes, which nothing has to fill.
 func (v *run) openPlanned(b plan.TierSizes) error {
-	v.planned = &planned{tiers: b, size: v.Config.Superbatch, held: map[*vsuper]bool{},
+	v.planned = &planned{tiers: b, held: map[*vsuper]bool{},
 		off: make([]int64, v.layout.SSDs+1)}
 	v.OnClose(func() (err error) {
 		for x := range v.planned.held {
@@ -87,19 +86,16 @@ func (t *planned) drop(x *vsuper) error {
 // superbatches plays a pass, one superbatch after the other.
 func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) error {
 	t := v.planned
-	if t.size == 0 {
-		t.size = p.n
-	}
-	from, end := p.first, p.n
+	from, end, size := p.first, p.n, v.Config.SuperbatchMost(p.n)
 	next := func(first int) (*vsuper, error) {
-		x := &vsuper{first: first, end: min(first+t.size, end)}
+		x := &vsuper{first: first, end: min(first+size, end)}
 		x.from = min(max(first, from), x.end)
 		return x, v.makeSuper(ctx, x, p.name)
 	}
 	p.begin()
 	var coming *vsuper
 	for first := 0; first < end; {
-		x := coming
+		idle, x := p.end, coming
 		if coming = nil; x == nil {
 			var err error
 			if x, err = next(first); err != nil {
@@ -119,6 +115,7 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 			}
 			v.playSuper(coming)
 		}
+		p.waited += v.m.sim.Now() - idle
 		p.first, p.n = x.from, x.end
 		p.shape = func(i int) (*cost.Shape, error) { return v.plannedShape(x, i) }
 		if x.from < x.end {
@@ -172,7 +169,7 @@ func (v *run) makeSuper(ctx context.Context, x *vsuper, pass string) (err error)
 	}
 	st, i := x.changes.Stats, &t.info
 	i.Superbatches++
-	i.Batches = t.size
+	i.Batches = max(i.Batches, x.end-x.first)
 	i.FileBytes, i.InspectBytes = max(i.FileBytes, bytes), max(i.InspectBytes, st.Bytes)
 	i.Accesses += st.Accesses
 	i.RowsLoaded += st.Loaded
