@@ -123,6 +123,8 @@ func TestCompareArguments(t *testing.T) {
 		{"no repeats", nil, "compare g --repeats 0", 2, []string{"--repeats"}, ""},
 		{"a superbatch of another policy", nil, "train g --superbatch 5", 2,
 			[]string{"--superbatch", "--policy belady"}, ""},
+		{"a superbatch without room", nil, "train g --policy belady --superbatch-disk 0", 2,
+			[]string{"--superbatch-disk 0", "more"}, ""},
 		{"a superbatch of no size", nil, "train g --policy belady --superbatch 0", 2,
 			[]string{"--superbatch 0", "auto"}, ""},
 		{"bad line", nil, "train g --cache-line wide", 2, []string{"--cache-line", "row"}, ""},

@@ -91,7 +91,7 @@ func tierOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *string { return &c.SuperbatchDir }),
 		hcli.Parsed(&cli.StringFlag{Name: "superbatch-disk", DefaultText: "a quarter of what is free",
 			Usage: "most `BYTES` that they take there"},
-			func(c *plan.Config) *int64 { return &c.SuperbatchDisk }, units.ParseBytes),
+			func(c *plan.Config) *int64 { return &c.SuperbatchDisk }, superbatchDisk),
 		hcli.Parsed(&cli.StringFlag{Name: "cache-line",
 			DefaultText: "4096 in bam and gids, else row",
 			Usage:       "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},
@@ -201,6 +201,16 @@ func cacheLine(s string) (int64, error) {
 
 // superbatchAuto lets a run choose.
 const superbatchAuto = "auto"
+
+// superbatchDisk reads --superbatch-disk. The library takes 0 for its default.
+func superbatchDisk(text string) (int64, error) {
+	n, err := units.ParseBytes(text)
+	if err == nil && n == 0 {
+		err = errs.New(errs.Usage,
+			"--superbatch-disk %s leaves no room for a sample; give more, or leave it out", text)
+	}
+	return n, err
+}
 
 // superbatchSize reads --superbatch.
 func superbatchSize(text string) (int, error) {
