@@ -37,6 +37,14 @@ type Info struct {
 	Code string
 }
 
+// Loaded names the kernels as they were loaded: a GPU's by Code, the host's by Kernels.
+func (i Info) Loaded() string {
+	if i.Code != "" {
+		return i.Code
+	}
+	return i.Kernels
+}
+
 // Buffer is an allocation or a registration. Free releases it once; later calls are no-ops.
 type Buffer interface {
 	Ptr() DevicePtr

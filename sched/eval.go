@@ -174,7 +174,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 		Event: "result", Mode: e.Config.Mode, Model: e.Config.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.Config.Fanouts, Nodes: r.Seeds,
 		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.Device.Info().Name,
-		Kernels: e.Device.Info().Kernels, IOStack: e.store.stack(),
+		Kernels: e.Device.Info().Loaded(), IOStack: e.store.stack(),
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes, RowsVerified: e.verify.verified(),
 		RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD,
 		SSDCommands:  r.SSDCommands,

@@ -106,7 +106,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	}
 	res = &report.Result{
 		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-		Device: e.Device.Info().Name, Kernels: e.Device.Info().Kernels, IOStack: e.store.stack(),
+		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.store.stack(),
 		RunInfo: e.info(), Pipeline: cfg.Pipeline,
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
 		GPUCacheBytes: e.features.gpuBytes(),
@@ -126,6 +126,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.store.io(),
 		e.verify.verified(), e.info()
 	res.GPUCacheBytes, res.CPUCacheBytes = e.features.gpuBytes(), e.features.cpuBytes()
+	res.Kernels = e.Device.Info().Loaded() // a cubin that did not load shows with its first kernel
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
 		return res, err

@@ -114,7 +114,8 @@ type Result struct {
 	Dataset string `json:"dataset"`
 	Seed    uint64 `json:"seed"`
 	Device  string `json:"device"`
-	// of the host device: generic, avx2 or avx512; of a GPU: ptx
+	// of the host device: generic, avx2 or avx512; of a GPU what they were loaded from: "cubin
+	// sm_90", or "PTX" and why
 	Kernels  string        `json:"kernels"`
 	IOStack  string        `json:"io_stack"`
 	Pipeline string        `json:"pipeline"`
