@@ -59,7 +59,8 @@ func (e *engine) info() report.RunInfo {
 		GPUCacheShrunkBytes: e.gpuShrunk, Hotness: e.Hotness}
 	r.Policy, r.Window, r.Sampler, r.Topology = e.Config.Policy, e.Config.Window, e.Config.Sampler,
 		e.Config.Topology
-	r.BatchDependency = e.Config.BatchDependency
+	r.BatchDependency, r.SampleEpochs = e.Config.BatchDependency, e.Config.SampleEpochs
+	r.Refresh, r.RefreshEvery = e.Config.Refresh, e.Config.RefreshEvery
 	e.features.describe(&r)
 	r.TopologyStorage, r.Tuned = e.TopologyInfo(), e.tuned
 	if e.In.Dataset != nil {

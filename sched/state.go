@@ -35,8 +35,8 @@ const bestName = "best.safetensors"
 
 // stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum
 // over their header; the second was of runs with a setting that a program of the first does not
-// know. The latest is of models with something between their layers that a program of plainFormat
-// would leave out; all others are still written as that.
+// know. The latest is of runs with something that a program of plainFormat would leave out: what is
+// between a model's layers, samples that train again; all others are still written as that.
 const (
 	stateFormat      = 4
 	plainFormat      = 3
@@ -73,6 +73,10 @@ type fingerprint struct {
 	Sampler    string `json:"sampler,omitempty"` // empty: by neighbours
 	// Dependency is how many batches share draws; 0: each draws for itself.
 	Dependency int `json:"batch-dependency,omitempty"`
+	// SampleEpochs, Refresh and RefreshEvery are plan.Config's; 0 epochs: each has its own samples.
+	SampleEpochs int `json:"sample-epochs,omitempty"`
+	Refresh      int `json:"refresh,omitempty"`
+	RefreshEvery int `json:"refresh-every,omitempty"`
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
 	// in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`
@@ -87,7 +91,8 @@ type fingerprint struct {
 
 // format is the version that a run's checkpoints are written as.
 func (f *fingerprint) format() int {
-	if f.Activation != "" || f.Norm != "" || f.Residual || f.OutHeads != 0 || f.Optimizer != "" {
+	if f.Activation != "" || f.Norm != "" || f.Residual || f.OutHeads != 0 || f.Optimizer != "" ||
+		f.SampleEpochs != 0 {
 		return stateFormat
 	}
 	return plainFormat
@@ -199,6 +204,9 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"seed", f.Seed, was.Seed},
 		{"sampler", f.sampler(), was.sampler()},
 		{"batch-dependency", max(f.Dependency, 1), max(was.Dependency, 1)},
+		{"sample-epochs", f.SampleEpochs, was.SampleEpochs},
+		{"refresh", f.Refresh, was.Refresh},
+		{"refresh-every", f.RefreshEvery, was.RefreshEvery},
 		{"draws", f.draws(), was.draws()},
 	} {
 		if x.is != x.old {

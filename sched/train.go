@@ -167,6 +167,7 @@ func fingerprintOf(c plan.Config, in prepare.Inputs) fingerprint {
 		}
 	}
 	f.setSampler(c.Sampler, c.BatchDependency)
+	f.SampleEpochs, f.Refresh, f.RefreshEvery = c.SampleEpochs, c.Refresh, c.RefreshEvery
 	return f
 }
 
@@ -269,7 +270,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	order := make([]int64, len(train))
 	for t.state.Epoch < t.cfg.Epochs {
 		ep := t.state.Epoch
-		graph.Shuffle(order, train, t.cfg.Seed, ep)
+		graph.Shuffle(order, train, t.cfg.Seed, t.cfg.SampleEpoch(ep))
 		if err := t.epoch(ctx, ep, order, val); err != nil {
 			return err
 		}
@@ -309,8 +310,9 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	e := t.e
 	base := t.state.Partial
 	n := prepare.Batches(len(order), t.cfg.Batch)
-	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: ep, kind: trace.Train, number: ep,
-		order: order, first: t.state.Batch, sampler: e.Sampler, stats: base}
+	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: t.cfg.SampleEpoch(ep),
+		kind: trace.Train, number: ep, order: order, first: t.state.Batch, sampler: e.Sampler,
+		stats: base}
 	if f := t.cfg.OnBatch; f != nil {
 		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}

@@ -74,6 +74,8 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 				func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{40, 30} }), 2, 3},
 			{"labor", modePipe(plan.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 4 }), 2, 3},
+			{"samples again", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+				func(c *plan.Config) { c.SampleEpochs, c.Refresh, c.Epochs = 2, 1, 4 }), 2, 3},
 		} {
 			cfg := small()
 			v.set(&cfg)

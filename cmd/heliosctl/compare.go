@@ -457,7 +457,7 @@ func resultKey(c plan.Config) string {
 	return fmt.Sprint(c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout,
 		c.WeightDecay, c.Seed, c.Epochs,
 		c.Network(), cmp.Or(c.Optimizer, gnn.DefaultOptimizer), cmp.Or(c.Sampler, graph.Neighbor),
-		c.BatchDependency,
+		c.BatchDependency, c.SampledAs(c.Epochs),
 		c.Precision, c.BLAS)
 }
 

@@ -70,6 +70,21 @@ func dependencyOption() hcli.Option[plan.Config] {
 		func(c *plan.Config) *int { return &c.BatchDependency }).Positive()
 }
 
+// epochOptions are of verbs that sample for training.
+func epochOptions() hcli.Options[plan.Config] {
+	return hcli.Options[plan.Config]{
+		hcli.Int(&cli.IntFlag{Name: "sample-epochs", DefaultText: "each epoch has its own",
+			Usage: "train in turns on the samples of `E` epochs; changes results"},
+			func(c *plan.Config) *int { return &c.SampleEpochs }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "refresh", DefaultText: "none",
+			Usage: "the `K` oldest of --sample-epochs that are sampled anew each time; changes results"},
+			func(c *plan.Config) *int { return &c.Refresh }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "refresh-every", DefaultText: "as --sample-epochs",
+			Usage: "epochs of training `N` from one --refresh to the next; changes results"},
+			func(c *plan.Config) *int { return &c.RefreshEvery }).Positive(),
+	}
+}
+
 // tierOptions decide what the caches keep and how reads are merged. They never change a result.
 func tierOptions() hcli.Options[plan.Config] {
 	return hcli.Options[plan.Config]{

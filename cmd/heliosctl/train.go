@@ -28,7 +28,7 @@ import (
 
 // modelOptions decide what is computed.
 func modelOptions() hcli.Options[plan.Config] {
-	return hcli.Options[plan.Config]{
+	return append(hcli.Options[plan.Config]{
 		hcli.Text(oneOf("model", "model", "", gnn.Archs(), nil),
 			func(c *plan.Config) *string { return &c.Model }),
 		fanoutOption("10,10",
@@ -75,7 +75,7 @@ func modelOptions() hcli.Options[plan.Config] {
 		hcli.Seed(&cli.Uint64Flag{Name: "seed",
 			Usage: "seed of all random choices; equal seeds give equal parameters in every mode"}),
 		samplerOption(graph.Neighbor), dependencyOption(),
-	}
+	}, epochOptions()...)
 }
 
 // fanoutOption is of verbs that sample; text says what a run without it takes.
@@ -577,6 +577,13 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 			title += fmt.Sprintf(", %d batches share draws", r.BatchDependency)
 		}
 		rows = append(rows, []string{"sampler", title})
+	}
+	if r.SampleEpochs > 0 {
+		s := fmt.Sprintf("of %d epochs, in turns", r.SampleEpochs)
+		if r.Refresh > 0 {
+			s += fmt.Sprintf("; %d sampled anew after every %d epochs", r.Refresh, r.RefreshEvery)
+		}
+		rows = append(rows, []string{"samples", s})
 	}
 	if r.Policy != "" && r.Policy != plan.PolicyStatic {
 		rows = append(rows,

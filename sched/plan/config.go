@@ -110,6 +110,10 @@ type Config struct {
 	Seed             uint64 // 1
 	SeedZero         bool   // the seed is 0, not its default
 	Epochs           int    // 1
+	// SampleEpochs is how many epochs' samples there are at a time, which training goes round; 0:
+	// each epoch has its own. After every RefreshEvery epochs (0: SampleEpochs), the Refresh oldest
+	// are replaced.
+	SampleEpochs, Refresh, RefreshEvery int
 
 	// How it is computed: these never change a result.
 	IOStack  string // by mode
@@ -254,6 +258,9 @@ func (c *Config) fillCommon() {
 	orText(&c.Optimizer, gnn.DefaultOptimizer)
 	orNumber(&c.LR, 0.003)
 	orNumber(&c.Epochs, 1)
+	if c.Refresh > 0 {
+		orNumber(&c.RefreshEvery, c.SampleEpochs)
+	}
 	if c.Seed == 0 && !c.SeedZero {
 		c.Seed = 1
 	}
@@ -554,6 +561,9 @@ func (c Config) check() error {
 			return errs.New(errs.Usage, "option %s %d is not between %d and %d", n.flag, n.v,
 				n.lo, n.hi)
 		}
+	}
+	if err := c.checkEpochs(); err != nil {
+		return err
 	}
 	if err := c.checkCache(); err != nil {
 		return err

@@ -182,6 +182,10 @@ func (s *Sampling) hotnessKey(by *report.HotnessInfo, train []int64) (key cache.
 		key.Method = "draws by batch"
 		if by.By == plan.HotnessForesight {
 			key.Method = "the run's own"
+			if s.Config.Resamples(by.Epochs) {
+				key.Method = fmt.Sprintf("the run's own, sampled as %v",
+					s.Config.SampledAs(by.Epochs))
+			}
 		}
 		key.Seed, key.Fanouts, key.Batch, key.Sampler, key.Epochs = s.Config.Seed, s.Config.Fanouts,
 			s.Config.Batch, s.Config.Sampler, by.Epochs
@@ -270,7 +274,7 @@ func (s *Sampling) PresampleBatches(ctx context.Context, train []int64, own bool
 	for p := range epochs {
 		number := PresampleEpoch + p
 		if own {
-			number = p
+			number = s.Config.SampleEpoch(p)
 		}
 		graph.Shuffle(order, train, s.Config.Seed, number)
 		for i := range n {

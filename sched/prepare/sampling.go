@@ -21,9 +21,9 @@ import (
 	"helios/sched/report"
 )
 
-// The epoch numbers that sampling is keyed by. Training counts from 0; every other use has
-// numbers of its own, so that placing rows and evaluating never see training's samples. The
-// sampler's counter has 24 bits for them.
+// The epoch numbers that sampling is keyed by. Training's are plan.Config.SampleEpoch's, from 0 on;
+// every other use has numbers of its own, so that placing rows and evaluating never see training's
+// samples. The sampler's counter has 24 bits for them.
 const (
 	maxEpochs      = 1 << 20
 	PresampleEpoch = 1 << 22 // + pass

@@ -60,8 +60,13 @@ type RunInfo struct {
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
 	Sampler     string           `json:"sampler"`
 	// BatchDependency is how many batches share draws; 1: each draws for itself.
-	BatchDependency int    `json:"batch_dependency"`
-	Topology        string `json:"topology"`
+	BatchDependency int `json:"batch_dependency"`
+	// SampleEpochs is how many epochs' samples training goes round, of which Refresh are replaced
+	// after every RefreshEvery epochs; absent where each epoch has its own.
+	SampleEpochs int    `json:"sample_epochs,omitempty"`
+	Refresh      int    `json:"refresh,omitempty"`
+	RefreshEvery int    `json:"refresh_every,omitempty"`
+	Topology     string `json:"topology"`
 	// TopologyStorage says how a topology on storage is held; absent for one in memory.
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
 	// Seal says what was checked of the dataset's files; absent in a modelled run.

@@ -480,8 +480,9 @@ func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.Modelled
 	}
 	order := make([]int64, len(train))
 	for ep := range v.Config.Epochs {
-		graph.Shuffle(order, train, v.Config.Seed, ep)
-		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), ep, ep, order, true)
+		sampled := v.Config.SampleEpoch(ep)
+		graph.Shuffle(order, train, v.Config.Seed, sampled)
+		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), sampled, ep, order, true)
 		if err != nil {
 			return v.stopped(ep, err)
 		}
@@ -590,6 +591,8 @@ func (v *run) info() report.RunInfo {
 		MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: plan.BLASOff,
 		Policy: v.Config.Policy, Window: v.Config.Window, Sampler: v.Config.Sampler,
 		Topology: v.Config.Topology, BatchDependency: v.Config.BatchDependency,
+		SampleEpochs: v.Config.SampleEpochs, Refresh: v.Config.Refresh,
+		RefreshEvery: v.Config.RefreshEvery,
 	}
 	if v.Hotness != nil {
 		h := *v.Hotness
