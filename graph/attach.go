@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -17,6 +18,7 @@ type DeviceTopology struct {
 	// Of a topology on storage: its cache's lines, starts and lists where they are not empty, and
 	// on a GPU the host device that samples in its place (hop_relay.go).
 	cache [3]cuda.Buffer
+	host  cuda.Device // that they are registered with
 	inner *innerHost
 }
 
@@ -90,15 +92,61 @@ func attachStorage(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 	if d.indptr, err = dev.Register(bytesOf(t.Indptr), "topology offsets"); err != nil {
 		return nil, fmt.Errorf("attach topology: %w", err)
 	}
-	for i, m := range t.far.cache.mem {
-		if len(m) == 0 {
-			continue
-		}
-		if d.cache[i], err = dev.Register(m, cachePurpose); err != nil {
-			return nil, errors.Join(fmt.Errorf("attach topology: %w", err), d.Close())
-		}
+	d.host = dev
+	if err := d.registerLists(); err != nil {
+		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+// registerLists registers what there is of the neighbour cache and is not registered yet.
+func (d *DeviceTopology) registerLists() (err error) {
+	for i, m := range d.Host.far.cache.mem {
+		if len(m) == 0 || d.cache[i] != nil {
+			continue
+		}
+		if d.cache[i], err = d.host.Register(m, cachePurpose); err != nil {
+			return fmt.Errorf("attach topology: %w", err)
+		}
+	}
+	return nil
+}
+
+// ReleaseLists frees the memory of the neighbour cache's lists, and FillLists brings the same lists
+// back: a run may have another use for the memory while nothing is sampled. Between the two,
+// sampling reads every list from storage and gives the same blocks. What tells which lists they are
+// stays: 64 bytes for 384 nodes. Nothing may be sampled during a call. Without a neighbour cache,
+// or with one that is as it is to be, they do nothing.
+func (d *DeviceTopology) ReleaseLists() error {
+	switch {
+	case d.inner != nil:
+		return d.inner.topo.ReleaseLists()
+	case d.Host.far == nil:
+		return nil
+	}
+	return errors.Join(free(&d.cache[1], &d.cache[2]), d.Host.far.cache.release())
+}
+
+// FillLists reads the lists that ReleaseLists has freed: front to back, the pages that hold them,
+// as many at a time as a hop's. It returns the bytes that were read. After an error there are none.
+func (d *DeviceTopology) FillLists(ctx context.Context) (bytes int64, err error) {
+	if d.inner != nil {
+		return d.inner.topo.FillLists(ctx)
+	}
+	s := d.Host.far
+	if s == nil || s.cache.ids == 0 || s.cache.lists != nil {
+		return 0, nil
+	}
+	if err := s.cache.reserve(d.Host); err != nil {
+		return 0, err
+	}
+	if bytes, err = s.refill(ctx); err == nil {
+		err = d.registerLists()
+	}
+	if err != nil {
+		err = errors.Join(err, d.ReleaseLists())
+	}
+	return bytes, err
 }
 
 func free(bufs ...*cuda.Buffer) error {

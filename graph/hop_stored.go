@@ -206,8 +206,6 @@ type storedHopper struct {
 	origin, deg, tiles          cuda.Buffer
 	sets                        [2]farSet
 	sorted                      []uint64
-	lines, starts, lists        cuda.DevicePtr
-	nLines, nStarts, nIDs       int64
 }
 
 func newStoredHopper(c sampling) (*storedHopper, error) {
@@ -216,14 +214,6 @@ func newStoredHopper(c sampling) (*storedHopper, error) {
 		return nil, err
 	}
 	s := &storedHopper{hostHopper: *h, store: c.topo.Host.far}
-	lists := &s.store.cache
-	s.nLines, s.nStarts, s.nIDs = int64(len(lists.lines)), int64(len(lists.starts)),
-		int64(len(lists.lists))
-	for i, p := range []*cuda.DevicePtr{&s.lines, &s.starts, &s.lists} {
-		if b := c.topo.cache[i]; b != nil {
-			*p = b.Ptr()
-		}
-	}
 	err = s.findKernels(
 		kernelName{&s.kRows, "host_far_rows"}, kernelName{&s.kDraw, "host_far_draw"},
 		kernelName{&s.kFind, "host_far_find"}, kernelName{&s.kEnter, "host_far_enter"})
@@ -276,10 +266,13 @@ func (s *storedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 	params := func(frontier int64) farParams {
 		p := farParams{
 			hopParams: s.params(mb, n), Origin: s.origin.Ptr(), Deg: s.deg.Ptr(),
-			Tiles: s.tiles.Ptr(),
-			Lines: s.lines, Starts: s.starts, Lists: s.lists, CacheLine: s.nLines,
-			CacheList: s.nStarts, CacheID: s.nIDs,
+			Tiles:  s.tiles.Ptr(),
 			Offset: s.store.file.Offset, Shift: uint64(s.store.shift),
+		}
+		if lists, b := &s.store.cache, &s.topo.cache; lists.lists != nil {
+			p.Lines, p.Starts, p.Lists = b[0].Ptr(), b[1].Ptr(), b[2].Ptr()
+			p.CacheLine, p.CacheList, p.CacheID = int64(len(lists.lines)),
+				int64(len(lists.starts)), int64(len(lists.lists))
 		}
 		p.EdgeStart, p.Fanout, p.Hop, p.Frontier = b.Indptr.Ptr(), int64(s.cfg.Fanouts[hop]),
 			uint32(hop), frontier

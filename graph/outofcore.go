@@ -80,10 +80,11 @@ func (s StorageStats) Sub(o StorageStats) StorageStats {
 
 // StorageInfo says how a topology on storage is held.
 type StorageInfo struct {
-	OffsetBytes   int64   `json:"offset_bytes"`   // of Indptr: 8 a node
-	ChecksumBytes int64   `json:"checksum_bytes"` // 4 for a page of the file
-	ReadBytes     int64   `json:"read_bytes"`     // of slots that reads go to
-	CacheBytes    int64   `json:"cache_bytes"`    // of lists in memory and of what finds them
+	OffsetBytes   int64 `json:"offset_bytes"`   // of Indptr: 8 a node
+	ChecksumBytes int64 `json:"checksum_bytes"` // 4 for a page of the file
+	ReadBytes     int64 `json:"read_bytes"`     // of slots that reads go to
+	// of lists in memory and of what finds them, while they are there
+	CacheBytes    int64   `json:"cache_bytes"`
 	CacheMetadata int64   `json:"cache_metadata"` // of the latter alone
 	CacheLists    int64   `json:"cache_lists"`
 	CacheEdges    int64   `json:"cache_edges"`
@@ -284,6 +285,17 @@ func (s *storage) fill(ctx context.Context) error {
 	})
 }
 
+// refill is fill beside sampling, which counts it: bytes is what came.
+func (s *storage) refill(ctx context.Context) (bytes int64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begin, pages, before := time.Now(), s.reader.pagesRead, s.reader.bytes
+	err = s.fill(ctx)
+	s.count(0, 0, s.reader.pagesRead-pages)
+	s.stats.Wait += time.Since(begin)
+	return s.reader.bytes - before, err
+}
+
 // readLists reads whole lists: of nodes node(0) < … < node(n-1), those for which dst gives memory.
 func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int64,
 	dst func(v int64) []uint32) error {
@@ -352,7 +364,7 @@ func (s *storage) close() error {
 
 // bytes is the memory that is held beside the offsets.
 func (s *storage) bytes() int64 {
-	return s.cache.bytes() + int64(len(s.reader.sums))*4 + int64(len(s.reader.mem))
+	return s.cache.held() + int64(len(s.reader.sums))*4 + int64(len(s.reader.mem))
 }
 
 // OnStorage tells whether t's in-neighbour lists are in a file: then Indices32, Indices64 and
@@ -380,7 +392,7 @@ func (t *Topology) StorageInfo() StorageInfo {
 		OffsetBytes: int64(len(t.Indptr)) * 8, ChecksumBytes: int64(len(s.reader.sums)) * 4,
 		ReadBytes:  int64(len(s.reader.mem)),
 		CacheBytes: s.cache.bytes(), CacheMetadata: s.cache.metadata(),
-		CacheLists: int64(len(s.cache.starts)), CacheEdges: int64(len(s.cache.lists)),
+		CacheLists: s.cache.chosen, CacheEdges: s.cache.ids,
 		Direct: s.reader.direct, IOUring: s.reader.ring != nil, OpenSeconds: s.took.Seconds(),
 	}
 }

@@ -32,11 +32,14 @@ const (
 )
 
 // neighbourCache is the table and the packed lists, outside Go's heap. Without lines it is empty.
+// Without lists it knows which it is to hold and has none of them.
 type neighbourCache struct {
 	mem    [3][]byte
 	lines  []cacheLine
 	starts []uint32 // of each list, from the base of its line
 	lists  []uint32
+
+	chosen, ids int64 // lists, and the ids in them
 }
 
 const (
@@ -54,12 +57,17 @@ func MostNeighborCache(nodes,
 	return LeastNeighborCache(nodes) + 4*(nodes+edges)
 }
 
-func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + int64(len(c.starts))*4 }
-func (c *neighbourCache) bytes() int64    { return c.metadata() + int64(len(c.lists))*4 }
+// metadata is what finding lists takes, bytes that and the lists themselves, while they are there;
+// held is what there is now.
+func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + c.chosen*4 }
+func (c *neighbourCache) bytes() int64    { return c.metadata() + c.ids*4 }
+func (c *neighbourCache) held() int64 {
+	return int64(len(c.mem[0]) + len(c.mem[1]) + len(c.mem[2]))
+}
 
 // find tells where v's list begins in lists.
 func (c *neighbourCache) find(v int64) (at int64, ok bool) {
-	if c.lines == nil {
+	if len(c.starts) == 0 {
 		return 0, false
 	}
 	l := &c.lines[uint64(v)/lineNodes]
@@ -134,11 +142,17 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 			lists, ids = lists+1, ids+d
 		}
 	}
-	if c.mem[1], err = hostmem.Alloc(4*lists, cacheTablePurpose); err != nil {
-		return errors.Join(err, c.close())
+	c.chosen, c.ids = lists, ids
+	return c.reserve(t)
+}
+
+// reserve makes room for the lists that were chosen, which are still to be filled.
+func (c *neighbourCache) reserve(t *Topology) (err error) {
+	if c.mem[1], err = hostmem.Alloc(4*c.chosen, cacheTablePurpose); err != nil {
+		return errors.Join(err, c.release())
 	}
-	if c.mem[2], err = hostmem.Alloc(4*ids, cachePurpose); err != nil {
-		return errors.Join(err, c.close())
+	if c.mem[2], err = hostmem.Alloc(4*c.ids, cachePurpose); err != nil {
+		return errors.Join(err, c.release())
 	}
 	c.starts, c.lists = hostmem.View[uint32](c.mem[1]), hostmem.View[uint32](c.mem[2])
 	n := 0
@@ -155,6 +169,13 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 		}
 	}
 	return nil
+}
+
+// release frees the lists. Which they are is still known.
+func (c *neighbourCache) release() error {
+	err := errors.Join(hostmem.Free(c.mem[1]), hostmem.Free(c.mem[2]))
+	c.mem[1], c.mem[2], c.starts, c.lists = nil, nil, nil, nil
+	return err
 }
 
 func (c *neighbourCache) close() error {

@@ -497,8 +497,12 @@ func TestPlannedTiersOnGPU(t *testing.T) {
 		{name: "ginex", set: func(c *plan.Config) {
 			c.Mode, c.CPUCache, c.Topology = plan.ModeGinex, percent(20), plan.TopologyMemory
 		}},
+		{name: "memory that moves", set: func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache, c.Superbatch = plan.ModeGinex, percent(5), percent(20),
+				2
+		}},
 	} {
-		if wide.Lean() && i > 0 {
+		if wide.Lean() && i == 1 {
 			break
 		}
 		t.Run(v.name, func(t *testing.T) {

@@ -104,7 +104,8 @@ func (t *plannedTiers) place(ctx context.Context) (err error) {
 	e.tiers, e.placement = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows},
 		cache.Placement{}
 	if t.tier, err = cache.NewPlanned(e.Device, cache.PlannedConfig{RowBytes: e.RowBytes,
-		SSDs: len(e.store.ssds), GPUSlots: b.GPURows, CPUSlots: b.CPURows}); err != nil {
+		SSDs: len(e.store.ssds), GPUSlots: b.GPURows, CPUSlots: b.CPURows,
+		Lent: e.Config.MemoryMoves()}); err != nil {
 		return err
 	}
 	for _, s := range e.slots {
@@ -248,6 +249,10 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 	if err := t.open(); err != nil {
 		return nil, err
 	}
+	before, err := t.lend(ctx, before)
+	if err != nil {
+		return nil, err
+	}
 	dir := e.Config.SuperbatchFolder(e.In.Dataset.Dir())
 	room, err := t.room(dir)
 	if err != nil {
@@ -262,6 +267,9 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 	err = t.sampleAll(ctx, x, room, meanwhile)
 	sampled := time.Now()
 	e.trace.run("sample superbatch", begin)
+	if err == nil {
+		err = t.takeBack()
+	}
 	if err == nil {
 		err = t.inspect(ctx, x, before)
 	}
@@ -416,12 +424,18 @@ func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
 	}
 	avail, err := hostmem.AvailableBytes()
 	c := t.tier.Config()
+	if t.e.Config.MemoryMoves() { // what is lent comes back, and the tier is there again
+		avail += t.e.Topology.StorageInfo().CacheBytes - c.CPUSlots*c.RowBytes
+	}
 	r.memory = max(avail-slotBytes*(c.GPUSlots+c.CPUSlots), 0) / memoryShare / at
 	return r, err
 }
 
 // fill reads the rows that a superbatch begins with.
 func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
+	if err := t.tier.TakeBack(); err != nil {
+		return err
+	}
 	if len(x.changes.Fill) == 0 {
 		return nil
 	}
@@ -429,6 +443,7 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 	gpu := t.tier.Config().GPUSlots
 	var rows [2][]int64
 	var slots [2][]int32
+	var bytes int64
 	for _, m := range x.changes.Fill {
 		tier, slot := 0, m.Slot
 		if int64(slot) >= gpu {
@@ -445,6 +460,7 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 		took, err := t.e.store.fillSlots(ctx, rows[i], slots[i], t.tier.Buffer(to), name)
 		s := &x.p.stats
 		s.BytesSSD += took.Bytes
+		bytes += took.Bytes
 		s.Commands += took.Commands
 		s.Retries += took.Retries
 		s.Timeouts += took.Timeouts
@@ -460,6 +476,7 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 	t.e.trace.run("fill tiers", begin)
 	t.mu.Lock()
 	t.info.FillSeconds += time.Since(begin).Seconds()
+	t.info.FillBytes += bytes
 	t.mu.Unlock()
 	return nil
 }

@@ -80,6 +80,22 @@ type State struct {
 	Reuse []int32
 }
 
+// Without returns the state after the slots from a number on have lost their rows.
+func (s *State) Without(from int64) *State {
+	x := &State{Rows: slices.Clone(s.Rows), Reuse: make([]int32, 0, len(s.Reuse))}
+	for i := range x.Rows[from:] {
+		x.Rows[from+int64(i)] = Empty
+	}
+	for _, empty := range []bool{true, false} {
+		for _, slot := range s.Reuse {
+			if x.Rows[slot] == Empty == empty {
+				x.Reuse = append(x.Reuse, slot)
+			}
+		}
+	}
+	return x
+}
+
 // Empty is the row of a slot that holds none.
 const Empty = -1
 

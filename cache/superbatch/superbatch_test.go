@@ -274,6 +274,26 @@ func TestBadInput(t *testing.T) {
 	require.Equal(t, before, x.After)
 }
 
+// Slots that lose their rows are the first to be used again, and what the others hold still hits.
+func TestStateWithout(t *testing.T) {
+	c, err := Inspect(context.Background(), Memory{{1, 2, 3, 4}}, Config{Slots: 5, GPU: 2,
+		Keep: true})
+	require.NoError(t, err)
+	gpu := slices.Clone(c.After.Rows[:2])
+	require.NotContains(t, gpu, int64(Empty))
+	was := State{slices.Clone(c.After.Rows), slices.Clone(c.After.Reuse)}
+	left := c.After.Without(2)
+	require.Equal(t, was, c.After)
+	require.Equal(t, append(gpu, Empty, Empty, Empty), left.Rows)
+	require.ElementsMatch(t, []int32{2, 3, 4}, left.Reuse[:3])
+	require.ElementsMatch(t, []int32{0, 1}, left.Reuse[3:])
+	next, err := Inspect(context.Background(), Memory{{1, 2, 3, 4}}, Config{Slots: 5, GPU: 2,
+		Before: left, Fill: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, next.Stats.Loaded)
+	require.EqualValues(t, 4, next.Stats.Hits)
+}
+
 // TestReuse: what nobody knows a use of leaves in the order of its last access, after the slots
 // that are empty.
 func TestReuse(t *testing.T) {

@@ -144,9 +144,9 @@ func tierOptions() hcli.Options[plan.Config] {
 			"where the neighbour lists are: in memory, or read as they are needed, through a cache of lists",
 			"", plan.Topologies, nil),
 			func(c *plan.Config) *string { return &c.Topology }),
-		hcli.Budget(&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd",
-			Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
-			func(c *plan.Config) *units.Budget { return &c.NeighborCache }),
+		hcli.NeighborBudget(&cli.StringFlag{Name: "neighbor-cache",
+			DefaultText: "with --topology ssd 10%, in ginex shared",
+			Usage:       "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology; shared: that of --cpu-cache, which the lists have while a superbatch is sampled and rows while one trains (with --superbatch-overlap each has half)"}),
 	}
 }
 

@@ -361,6 +361,20 @@ func GPUBudget(f *cli.StringFlag) Option[plan.Config] {
 	return o
 }
 
+// NeighborBudget is the option of Config.NeighborCache, which may have the CPU cache's memory.
+func NeighborBudget(f *cli.StringFlag) Option[plan.Config] {
+	o := Budget(f, func(c *plan.Config) *units.Budget { return &c.NeighborCache })
+	sized := o.parse
+	o.parse = func(c *plan.Config, s string) error {
+		c.NeighborShared, c.NeighborCache = s == "shared", units.Budget{}
+		if c.NeighborShared {
+			return nil
+		}
+		return sized(c, s)
+	}
+	return o
+}
+
 func budgetText(b units.Budget) string {
 	if (b == units.Budget{}) {
 		return "0"

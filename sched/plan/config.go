@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -177,6 +178,10 @@ type Config struct {
 	// nodes under the latter.
 	Topology      string
 	NeighborCache units.Budget
+	// NeighborShared sets NeighborCache: its memory is the CPU tier's. While a superbatch is
+	// sampled the neighbour cache has all of CPUCache, while one trains the CPU tier has. Under
+	// SuperbatchOverlap both are there at once, and each has a half. By mode.
+	NeighborShared bool
 	// Hotness is what places the static tiers: HotnessPresample, HotnessDegree, HotnessPageRank, or
 	// a file's path.
 	Hotness string
@@ -284,7 +289,7 @@ func (c *Config) fillCommon() {
 	if c.Dynamic() {
 		orNumber(&c.CacheLine, LineRow)
 	}
-	if (c.Topology == TopologySSD && c.NeighborCache == units.Budget{}) {
+	if (c.Topology == TopologySSD && c.NeighborCache == units.Budget{} && !c.NeighborShared) {
 		c.NeighborCache.Percent = 10
 	}
 }
@@ -628,7 +633,7 @@ func (c Config) checkCache() error {
 		return errs.New(errs.Usage, "option policy %q is not known; choose one of %v", c.Policy,
 			Policies)
 	}
-	if err := c.checkSuperbatch(); err != nil {
+	if err := errors.Join(c.checkSuperbatch(), c.checkShared()); err != nil {
 		return err
 	}
 	switch {
@@ -665,7 +670,7 @@ func (c Config) checkCache() error {
 		return errs.New(errs.Usage,
 			"option check-reads holds rows against their checksums, and a line of option cache-line %d holds several; use option cache-line row",
 			c.CacheLine)
-	case c.Topology == TopologyMemory && (c.NeighborCache.Bytes != 0 ||
+	case c.Topology == TopologyMemory && (c.NeighborShared || c.NeighborCache.Bytes != 0 ||
 		c.NeighborCache.Percent != 0):
 		return errs.New(errs.Usage,
 			"option neighbor-cache is of a topology that stays on storage; use option topology %s, or leave it out",

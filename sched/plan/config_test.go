@@ -136,6 +136,12 @@ func TestDynamicRefusals(t *testing.T) {
 		"option policy belady keeps what comes next": func(c *Config) {
 			c.Policy, c.Hotness = PolicyBelady, HotnessDegree
 		},
+		"neighbor-cache shared is memory that": func(c *Config) {
+			c.Topology, c.NeighborShared = TopologySSD, true
+		},
+		"option neighbor-cache is of a topology that stays": func(c *Config) {
+			c.Policy, c.NeighborShared = PolicyBelady, true
+		},
 		"cannot be held against":             func(c *Config) { c.Policy, c.Trace = PolicyBelady, "t" },
 		"every row in memory":                func(c *Config) { c.Mode, c.Policy = ModeInmem, PolicyBelady },
 		"option policy \"arc\" is not known": func(c *Config) { c.Policy = "arc" },

@@ -15,6 +15,8 @@ var _ = registerMode(Mode{
 		orText(&c.Pipeline, PipelinePrefetch)
 		orText(&c.Policy, PolicyBelady)
 		orText(&c.Topology, TopologySSD)
-		c.SuperbatchFill = c.Planned()
+		if c.SuperbatchFill = c.Planned(); c.Planned() {
+			c.shareNeighborCache()
+		}
 	},
 })

@@ -66,10 +66,12 @@ type Sampling struct {
 // New takes over the shape of the features, which are stored as t. Nothing is open yet.
 func New(cfg plan.Config, in Inputs, obs report.Observer, t rowtype.Type) *Sampling {
 	m := in.Dataset.Meta
-	return &Sampling{
+	s := &Sampling{
 		Config: cfg, Observer: obs, Device: in.Dev, In: in, Grace: InterruptGrace,
 		Rows: m.Nodes, Dim: m.Dim, RowType: t, RowBytes: int64(t.RowBytes(m.Dim)),
 	}
+	s.share()
+	return s
 }
 
 // Open opens a dataset for a run that reads no rows, on the host device: rows are of the type that

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"helios/graph"
+	"helios/internal/units"
 	"helios/sched/plan"
 )
 
@@ -98,11 +99,34 @@ func (s *Sampling) NeighborCacheNeeds() int64 {
 	if m.Nodes > math.MaxUint32 {
 		width = 8
 	}
-	if s.Topology != nil || s.Config.Topology != plan.TopologySSD {
-		return 0
+	if s.Topology != nil || s.Config.Topology != plan.TopologySSD || s.Config.MemoryMoves() {
+		return 0 // or the CPU tier's
 	}
 	return min(s.Config.NeighborCache.Of(m.Edges*width), graph.MostNeighborCache(m.Nodes, m.Edges))
 }
+
+// share turns a budget that the neighbour cache shares with the CPU tier into the bytes of both.
+func (s *Sampling) share() {
+	c, m := &s.Config, s.In.Dataset.Meta
+	if !c.NeighborShared {
+		return
+	}
+	neighbor, cpu := c.Share(s.Rows*s.RowBytes, graph.LeastNeighborCache(m.Nodes),
+		graph.MostNeighborCache(m.Nodes, m.Edges))
+	c.NeighborCache = units.Budget{Bytes: neighbor}
+	if c.SuperbatchOverlap {
+		c.CPUCache = units.Budget{Bytes: cpu}
+	}
+}
+
+// LendToSampling has the neighbour cache's lists in memory again, for which the CPU tier has given
+// its own up; TakeBack frees them for the tier. Between the two superbatches are sampled.
+func (s *Sampling) LendToSampling(ctx context.Context) (bytes int64, err error) {
+	return s.dtopo.FillLists(ctx)
+}
+
+// TakeBack ends LendToSampling.
+func (s *Sampling) TakeBack() error { return s.dtopo.ReleaseLists() }
 
 // SampleContext is opCtx for sampling, which over a topology on storage reads: a hop may take long
 // then, so after an interrupt it goes on for s.grace only.

@@ -85,10 +85,17 @@ type SuperbatchInfo struct {
 	SampleSeconds  float64 `json:"sample_seconds"`
 	InspectSeconds float64 `json:"inspect_seconds"` // in which the cache's changes are found
 	FillSeconds    float64 `json:"fill_seconds"`    // in which the first rows are read
+	FillBytes      int64   `json:"fill_bytes"`      // read for them, over all superbatches
 	FileBytes      int64   `json:"file_bytes"`
 	InspectBytes   int64   `json:"inspect_bytes"` // of memory
 	Accesses       int64   `json:"accesses"`
 	RowsLoaded     int64   `json:"rows_loaded"` // before their superbatch
+	// SharedBytes is memory that the neighbour cache has while a superbatch is sampled and the CPU
+	// tier while one trains; 0: each has its own. ListSeconds and ListBytes are what it took to
+	// read the neighbour lists again, over all superbatches.
+	SharedBytes int64   `json:"shared_bytes"`
+	ListSeconds float64 `json:"list_seconds"`
+	ListBytes   int64   `json:"list_bytes"`
 }
 
 // TuneTrial is one value of a setting as it was measured.

@@ -1,0 +1,56 @@
+package sched
+
+import (
+	"context"
+	"time"
+
+	"helios/cache/superbatch"
+	"helios/sched/prepare"
+)
+
+// Under plan.Config.NeighborShared one budget serves sampling and training by turns: while a
+// superbatch is sampled the neighbour cache has it, while one trains the CPU tier has. The two are
+// never there at once:
+//
+//	tier freed → lists read → sample → lists freed → inspect → tier allocated → first rows read → train
+//
+// What the CPU tier held is lost, so each superbatch reads its first rows.
+
+// lend frees the CPU tier and has the neighbour lists read, before a superbatch is sampled over
+// tiers that hold before. It returns what they hold then.
+func (t *plannedTiers) lend(ctx context.Context, before *superbatch.State) (*superbatch.State,
+	error) {
+	e := t.e
+	if !e.Config.MemoryMoves() {
+		return before, nil
+	}
+	if err := t.tier.Lend(); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	bytes, err := e.LendToSampling(ctx)
+	t.mu.Lock()
+	t.info.SharedBytes = t.cpuBytes()
+	if bytes > 0 {
+		t.info.ListSeconds += time.Since(begin).Seconds()
+		t.info.ListBytes += bytes
+		e.trace.run("read neighbour lists", begin)
+	}
+	t.mu.Unlock()
+	if stopped := prepare.Interrupted(ctx); err != nil && stopped != nil {
+		return nil, stopped
+	}
+	if before != nil {
+		before = before.Without(t.tier.Config().GPUSlots)
+	}
+	return before, err
+}
+
+// takeBack frees the neighbour lists once a superbatch is sampled. The tier gets its memory when
+// the superbatch's changes are found, which takes memory of its own.
+func (t *plannedTiers) takeBack() error {
+	if !t.e.Config.MemoryMoves() {
+		return nil
+	}
+	return t.e.TakeBack()
+}
