@@ -21,12 +21,17 @@ type ChecksumError struct {
 	LBA       nvme.LBA // of the namespace, as verify names it
 	Blocks    uint32
 	Want, Got uint32 // CRC32C
+	Repair    string // SSD.Repair
 }
 
 func (e *ChecksumError) Error() string {
+	repair := e.Repair
+	if repair == "" {
+		repair = fmt.Sprintf("run \"heliosctl verify --ssds %s\"", e.SSD)
+	}
 	return fmt.Sprintf(
-		"nvme %s: LBA %d+%d: wrong data: CRC32C %08x, load has written %08x; run \"heliosctl verify --ssds %s\"",
-		e.SSD, e.LBA, e.Blocks, e.Got, e.Want, e.SSD)
+		"nvme %s: LBA %d+%d: wrong data: CRC32C %08x, %08x was written; %s", e.SSD, e.LBA,
+		e.Blocks, e.Got, e.Want, repair)
 }
 
 // NewChecked makes a Reader that reads through inner, whose SSDs and layout are given again, and
@@ -353,7 +358,7 @@ func (p *checkedPending) fail(rows []wrongRow, count int64, why error) {
 		out.First = append(out.First,
 			&RowError{Row: r.row, Err: &ChecksumError{Row: r.row, SSD: c.ssds[ssd].name(),
 				LBA:    c.ssds[ssd].DataStart + lba,
-				Blocks: blocks, Want: r.want, Got: r.got}})
+				Blocks: blocks, Want: r.want, Got: r.got, Repair: c.ssds[ssd].Repair}})
 	}
 	if why != nil {
 		p.finish(errs.With(errs.Device, fmt.Errorf("%w (%w)", out, why)))

@@ -33,6 +33,8 @@ type SSD struct {
 	// what is behind BackingPath, where that is known: another file is not read
 	Backing   fileid.ID
 	DataStart nvme.LBA // first LBA of the feature extent
+	// what to do where it holds wrong data, for errors; "": what helps for a dataset's rows
+	Repair string
 }
 
 func (s *SSD) name() string {
