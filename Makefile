@@ -74,7 +74,7 @@ test:
 
 # All cases of the tests that "make test" runs on a few (internal/wide). Those of WIDE_SHIM, and those of
 # WIDE_IO that are named for the device, are test-shim's.
-WIDE := ./cache/policy ./cache/replay ./cache/superbatch ./cmd/heliosctl ./dataset/importer ./dataset/npy ./dataset/stripe ./dataset/webgraph ./gnn ./gpuio/iosim ./sched ./tools/kernels ./tools/setuptest
+WIDE := ./cache/packed ./cache/policy ./cache/replay ./cache/superbatch ./cmd/heliosctl ./dataset/importer ./dataset/npy ./dataset/stripe ./dataset/webgraph ./gnn ./gpuio/iosim ./sched ./tools/kernels ./tools/setuptest
 WIDE_IO := ./cache ./gpuio ./graph
 WIDE_SHIM := ./cuda/difftest ./cuda/driver ./cuda/kernels ./cuda/shim/iotest ./cuda/shim/selftest
 ON_SHIM := Driver|Shim|GPU

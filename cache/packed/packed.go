@@ -33,16 +33,19 @@ type Run struct {
 // Batch tells where the rows of a mini-batch are. Position i of its frontier is in exactly one of
 // HotPos and Pos.
 type Batch struct {
-	// HotPos are the positions of rows that stay in memory, HotRank their places in Plan.Hot.
+	// HotPos are the positions of rows that stay in memory, ascending, HotRank their places in
+	// Plan.Hot.
 	HotPos, HotRank []uint32
 	// Runs are what is read: ascending, without overlaps; first of the segment's disk cache, then
 	// the mini-batch's chunk, which is the last run where ChunkPages is not 0.
 	Runs       []Run
 	ReadPages  int64 // of Runs
 	ChunkPages int64
-	// Pos are the positions of the other rows. Slot counts rows over the pages of Runs, put behind
-	// each other: row Slot mod RowsPerPage of page Slot div RowsPerPage.
+	// Pos are the positions of the other rows, ascending. Slot counts rows over the pages of Runs,
+	// put behind each other: row Slot mod RowsPerPage of page Slot div RowsPerPage.
 	Pos, Slot []uint32
+
+	buf []byte // of Plan.Batch
 }
 
 // Pages is where disk caches and chunks are kept: pages 0 to the plan's last, written in any order.

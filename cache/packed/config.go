@@ -1,0 +1,107 @@
+package packed
+
+import (
+	"math"
+
+	"helios/internal/errs"
+)
+
+// Config is of a plan.
+type Config struct {
+	Rows     int64 // of the graph: rows are 0 to Rows-1
+	RowBytes int64
+	LBABytes int64 // of the SSDs that pages are kept on; 0: 4096
+	// Hot is how many rows stay in memory, those of the most accesses; below 2^31. Rows that no
+	// mini-batch needs are not among them, so the plan may have fewer.
+	Hot int64
+	// HotRows, where not nil, are the rows that stay, in their order of rank, in place of Hot: for
+	// a plan of new mini-batches under tiers that are filled already.
+	HotRows []int64
+	// Budget is the most bytes that pages may take; 0: what Segment leads to.
+	Budget int64
+	// Segment is the most consecutive mini-batches that share a disk cache: the segments are as few
+	// as that leads to, and of one length, give or take one. 0: the length with the fewest bytes
+	// read under Budget is searched for.
+	Segment int
+	// Once packs a row into chunks only where one mini-batch of a segment needs it, as the paper
+	// does. Otherwise the room that Budget leaves takes copies of rows: where a mini-batch needs
+	// few rows of a page of the disk cache, its chunk has them too, and the page is not read.
+	Once bool
+	// Hashes is how many MinHash functions order a disk cache, 1 to 4; 0: 2; below 0 none, the
+	// rows are in the order of their numbers.
+	Hashes  int
+	Seed    uint64 // of the hash functions, and of what the search samples
+	Workers int    // goroutines; below 1: one. The plan does not depend on it.
+	// Progress, where not nil, hears what is under way and how many of its mini-batches are done.
+	Progress func(step string, done, of int)
+}
+
+const (
+	defaultHashes = 2
+	mostHashes    = 4
+	mostBatches   = 1 << 28
+	mostRows      = 1 << 40
+	mostHot       = 1<<31 - 1
+)
+
+// check fills in defaults, for so many mini-batches.
+func (c *Config) check(batches int) (Shape, error) {
+	if c.LBABytes == 0 {
+		c.LBABytes = pageUnit
+	}
+	if c.Hashes == 0 {
+		c.Hashes = defaultHashes
+	}
+	c.Hashes = max(c.Hashes, -1)
+	c.Workers = max(c.Workers, 1)
+	if c.HotRows != nil {
+		c.Hot = int64(len(c.HotRows))
+	}
+	if c.Segment == 0 && c.Budget == 0 {
+		c.Segment = 1 // the fewest bytes read: each mini-batch has all of its rows in its chunk
+	}
+	switch {
+	case batches < 1 || batches > mostBatches:
+		return Shape{}, errs.New(errs.Usage,
+			"packing %d mini-batches: 1 to %d are possible", batches, mostBatches)
+	case c.Rows < 1 || c.Rows > mostRows:
+		return Shape{}, errs.New(errs.Usage, "packing the rows of a graph with %d: 1 to %d are possible",
+			c.Rows, int64(mostRows))
+	case c.Hot < 0 || c.Hot > mostHot:
+		return Shape{}, errs.New(errs.Usage,
+			"packing beside %d rows that stay in memory: at least 0 and below 2^31 are possible; lower %v or %v",
+			c.Hot, errs.Key("gpu-cache"), errs.Key("cpu-cache"))
+	case c.Budget < 0:
+		return Shape{}, errs.New(errs.Usage, "%v of %d bytes: it cannot be negative",
+			errs.Key("disk-budget"), c.Budget)
+	case c.Segment < 0:
+		return Shape{}, errs.New(errs.Usage,
+			"segments of %d mini-batches: give at least one, or 0 to have them searched for",
+			c.Segment)
+	case c.Hashes > mostHashes:
+		return Shape{}, errs.New(errs.Usage, "MinHash with %d functions: 1 to %d are possible",
+			c.Hashes, mostHashes)
+	case c.Hashes > 2 && batches > 1<<(64/c.Hashes):
+		return Shape{}, errs.New(errs.Usage,
+			"MinHash with %d functions of %d mini-batches: %d are possible; use 2 functions",
+			c.Hashes, batches, 1<<(64/c.Hashes))
+	}
+	s, err := NewShape(c.RowBytes, c.LBABytes)
+	if err != nil {
+		return s, err
+	}
+	if s.RowsPerPage > math.MaxUint16 {
+		return s, errs.New(errs.Usage, "packing rows of %d bytes: %d would be in a page",
+			c.RowBytes, s.RowsPerPage)
+	}
+	c.Segment = min(c.Segment, batches)
+	return s, nil
+}
+
+// budgetPages is how many pages may be taken; no bound: far more than there can be.
+func (c *Config) budgetPages(s Shape) int64 {
+	if c.Budget == 0 {
+		return math.MaxInt64 / 4
+	}
+	return c.Budget / s.PageBytes
+}

@@ -1,0 +1,104 @@
+package packed
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"slices"
+
+	"helios/internal/errs"
+)
+
+// list reads a stream's rows one after the other, a part of the file at a time. Rows that have been
+// given may be wrong until the last one was: the checksum is of all.
+type list struct {
+	p      *Plan
+	stream int
+	done   int64 // rows
+	row    int64 // the last one
+	at     int64 // bytes of the extent that were taken off
+	sum    uint32
+	ahead  []byte // read, not taken off
+	buf    []byte
+}
+
+const listBytes = 16 << 10
+
+// list begins stream i.
+func (p *Plan) list(i int) (*list, error) {
+	if i < 0 || i >= len(p.streams) {
+		return nil, errs.New(errs.Failed, "plan %s: stream %d of %d", p.name, i, len(p.streams))
+	}
+	return &list{p: p, stream: i}, nil
+}
+
+// next gives the next row; io.EOF: there is none, and the rows given were right.
+func (l *list) next() (int64, error) {
+	s := &l.p.streams[l.stream]
+	if l.done == s.Rows {
+		if l.at != s.list.bytes || l.sum != s.list.sum {
+			return 0, l.p.damaged("the checksum of rows %d, at byte %d, is wrong", l.stream,
+				s.list.at)
+		}
+		return 0, io.EOF
+	}
+	if len(l.ahead) < binary.MaxVarintLen64 && l.at+int64(len(l.ahead)) < s.list.bytes {
+		if err := l.fill(); err != nil {
+			return 0, err
+		}
+	}
+	v, n := binary.Uvarint(l.ahead)
+	if n <= 0 || v >= uint64(l.p.header.Rows-l.row) {
+		return 0, l.p.damaged("rows %d are not those of the graph", l.stream)
+	}
+	l.sum = crc32.Update(l.sum, castagnoli, l.ahead[:n])
+	l.ahead, l.at = l.ahead[n:], l.at+int64(n)
+	l.done++
+	l.row += int64(v)
+	return l.row, nil
+}
+
+// fill reads on.
+func (l *list) fill() error {
+	s := &l.p.streams[l.stream]
+	from := l.at + int64(len(l.ahead))
+	if cap(l.buf) == 0 {
+		l.buf = make([]byte, 0, listBytes)
+	}
+	l.buf = append(l.buf[:0], l.ahead...)
+	n := min(s.list.bytes-from, int64(listBytes-len(l.buf)))
+	to := l.buf[len(l.buf) : len(l.buf)+int(n)]
+	if got, err := l.p.r.ReadAt(to, s.list.at+from); got < len(to) {
+		if err == nil || errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return errs.New(errs.Device, "plan %s: rows %d: %w", l.p.name, l.stream, err)
+	}
+	l.buf = l.buf[:len(l.buf)+int(n)]
+	l.ahead = l.buf
+	return nil
+}
+
+// places gives where the rows of a disk cache's part go, in buf where that has room.
+func (p *Plan) places(i int, buf []uint32) ([]uint32, error) {
+	s := &p.streams[i]
+	b, err := p.part(s.places, nil, "places", i)
+	if err != nil {
+		return nil, err
+	}
+	if s.places.bytes == 0 { // one row
+		b = make([]byte, bitsSlack)
+	}
+	buf = sized(buf, s.Rows)
+	width := widthOf(s.Rows)
+	seen := make([]bool, s.Rows)
+	for k := range buf {
+		v := getBits(b, int64(k), width)
+		if int64(v) >= s.Rows || seen[v] {
+			return nil, p.damaged("places %d are not in order", i)
+		}
+		buf[k], seen[v] = v, true
+	}
+	return slices.Clip(buf), nil
+}
