@@ -96,7 +96,7 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	nodes []int64, saved []byte, stage *Stage) error {
 	broken := func(what string) error {
 		return errs.New(errs.Device,
-			"superbatch: mini-batch %d of epoch %d has %s where it is kept; run it again", index, epoch,
+			"the kept samples of mini-batch %d of epoch %d have %s; have them sampled anew", index, epoch,
 			what)
 	}
 	le := binary.LittleEndian

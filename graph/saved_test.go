@@ -46,7 +46,7 @@ func TestSaved(t *testing.T) {
 			// What is too short or of other sizes is refused, wherever it ends.
 			for _, cut := range []int{0, 8, 30, len(saved) / 2, len(saved) - 7} {
 				err := r.s.Restore(r.ctx, r.stream, other, 1, index, nodes, saved[6:6+cut], &stage)
-				require.ErrorContains(t, err, "where it is kept")
+				require.ErrorContains(t, err, "the kept samples")
 				require.Equal(t, errs.Device, errs.ClassOf(err))
 			}
 			require.Error(t, r.s.Restore(r.ctx, r.stream, other, 1, index, nodes[1:], saved[6:],

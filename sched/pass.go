@@ -42,8 +42,8 @@ type pass struct {
 	waiting          []work
 	announced, heard int
 
-	// sampled is the superbatch that the next walk trains; nil: batches are sampled in the walk.
-	sampled *superbatchPlan
+	// sampled has the batches of the next walk; nil: they are sampled in it.
+	sampled kept
 }
 
 type outcome struct {

@@ -38,12 +38,10 @@ type plannedPart struct{ places *cache.Places }
 
 // superbatchPlan is a superbatch that has been sampled: mini-batches first to end-1 of a pass.
 type superbatchPlan struct {
-	p          *pass
+	keptPass
 	first, end int
 	files      *samples.Files
 	changes    *superbatch.Changes
-	tiers      *plannedTiers
-	stage      *graph.Stage
 }
 
 // plannedTiers are a GPU and a CPU tier under plan.PolicyBelady.
@@ -258,11 +256,13 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 	if err != nil {
 		return nil, err
 	}
-	x := &superbatchPlan{p: p, first: first, tiers: t, stage: &t.stage,
-		end: min(first+e.Config.SuperbatchMost(p.n), p.n)}
-	if x.files, err = samples.Create(dir, e.Rows, room.disk); err != nil {
+	files, err := samples.Create(dir, e.Rows, room.disk)
+	if err != nil {
 		return nil, err
 	}
+	x := &superbatchPlan{keptPass: keptPass{e: e, p: p, from: files, base: -first,
+		stage: &t.stage}, first: first, end: min(first+e.Config.SuperbatchMost(p.n), p.n),
+		files: files}
 	begin := time.Now()
 	err = t.sampleAll(ctx, x, room, meanwhile)
 	sampled := time.Now()
@@ -481,18 +481,6 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 	return nil
 }
 
-// restore brings a mini-batch of the superbatch back.
-func (x *superbatchPlan) restore(op context.Context, s *slot, i int) (err error) {
-	e := x.tiers.e
-	if s.rows, err = x.files.Read(i-x.first, s.rows); err != nil {
-		return err
-	}
-	if s.adj, err = x.files.Adj(i-x.first, s.adj); err != nil {
-		return err
-	}
-	return x.p.sampler.Restore(op, e.Stream, s.mb, x.p.epoch, i, s.rows, s.adj, x.stage)
-}
-
 // plannedStages are the stages of a walk over planned tiers:
 //
 //	restore ──work──▶ place, submit ──slot──▶ complete, gather, change ──slot──▶ train
@@ -557,7 +545,7 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 		l = &cache.Places{}
 		g.places = l
 	}
-	slots := p.sampled.changes.Slots(s.index - p.sampled.first)
+	slots := a.now.changes.Slots(s.index - a.now.first)
 	err := a.tier.Place(l, s.rows[w.first:to], slots[w.first:to], w.first)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
@@ -613,7 +601,7 @@ func (a *plannedStages) complete(ctx context.Context, s *slot) error {
 			}
 		}
 	}
-	err := a.gather(s, p.sampled)
+	err := a.gather(s, a.now)
 	if err == nil {
 		err = s.ready.Synchronize(op)
 	}
