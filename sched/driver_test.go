@@ -501,6 +501,10 @@ func TestPlannedTiersOnGPU(t *testing.T) {
 			c.Mode, c.GPUCache, c.CPUCache, c.Superbatch = plan.ModeGinex, percent(5), percent(20),
 				2
 		}},
+		{name: "a static cache", set: func(c *plan.Config) {
+			c.Mode, c.Policy, c.Hotness = plan.ModeGinex, plan.PolicyStatic, plan.HotnessOutDegree
+			c.GPUCache, c.CPUCache, c.Superbatch = percent(5), percent(20), 2
+		}},
 	} {
 		if wide.Lean() && i == 1 {
 			break

@@ -43,6 +43,14 @@ var plannedWays = []variant{
 		c.Mode, c.Policy, c.CPUCache = plan.ModeCPU, plan.PolicyBelady, percent(10)
 		c.CheckReads = true
 	}, 2, 2},
+	{"ginex with a static cache", func(c *plan.Config) {
+		c.Mode, c.Policy, c.CPUCache = plan.ModeGinex, plan.PolicyStatic, percent(10)
+		c.Hotness, c.Superbatch = plan.HotnessOutDegree, 3
+	}, 2, 2},
+	{"a static cache beside a GPU tier", func(c *plan.Config) {
+		c.Mode, c.Policy, c.CPUCache = plan.ModeGinex, plan.PolicyStatic, percent(10)
+		c.GPUCache, c.Superbatch, c.SuperbatchOverlap = percent(5), 2, true
+	}, 2, 2},
 	{"everything fits", func(c *plan.Config) {
 		c.Mode, c.CPUCache = plan.ModeGinex, percent(100)
 	}, 2, 2},

@@ -44,10 +44,12 @@ type superbatchPlan struct {
 	changes    *superbatch.Changes
 }
 
-// plannedTiers are a GPU and a CPU tier under plan.PolicyBelady.
+// plannedTiers are a GPU and a CPU tier of a run whose mini-batches are sampled a superbatch at a
+// time.
 type plannedTiers struct {
-	e    *engine
-	tier *cache.Planned // nil until the tiers are placed
+	e      *engine
+	tier   *cache.Planned     // nil until the tiers are placed
+	static *superbatch.Static // the rows of plan.PolicyStatic; nil under plan.PolicyBelady
 
 	// What samples superbatches, made for the first.
 	mb     *graph.MiniBatch
@@ -87,11 +89,9 @@ func (t *plannedTiers) place(ctx context.Context) (err error) {
 	if err := e.store.open(ctx, e.store.layout); err != nil {
 		return untiered{err}
 	}
-	b := e.tiers
-	if b.Auto {
-		if b, err = e.autoTiers(ctx, b); err != nil {
-			return untiered{err}
-		}
+	b, err := t.choose(ctx)
+	if err != nil {
+		return untiered{err}
 	}
 	if b.GPURows+b.CPURows >= math.MaxInt32 {
 		return untiered{errs.New(errs.Usage,
@@ -99,8 +99,7 @@ func (t *plannedTiers) place(ctx context.Context) (err error) {
 			errs.Key("policy"), e.Config.Policy, b.GPURows+b.CPURows, errs.Key("gpu-cache"),
 			errs.Key("cpu-cache"))}
 	}
-	e.tiers, e.placement = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows},
-		cache.Placement{}
+	e.tiers = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows}
 	if t.tier, err = cache.NewPlanned(e.Device, cache.PlannedConfig{RowBytes: e.RowBytes,
 		SSDs: len(e.store.ssds), GPUSlots: b.GPURows, CPUSlots: b.CPURows,
 		Lent: e.Config.MemoryMoves()}); err != nil {
@@ -340,6 +339,10 @@ func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room su
 func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
 	before *superbatch.State) (err error) {
 	c := t.tier.Config()
+	if t.static != nil {
+		x.changes, err = t.static.Inspect(ctx, x.files, before, runtime.GOMAXPROCS(0))
+		return err
+	}
 	x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
 		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before,
 		Fill: t.e.Config.SuperbatchFill, Keep: !t.e.Config.SuperbatchFill,
@@ -680,7 +683,7 @@ func (t *plannedTiers) describe(r *report.RunInfo) {
 
 func (t *plannedTiers) record(h *trace.Header) cache.Placement {
 	h.GPULines, h.RowsPerLine = t.e.tiers.GPURows, 1
-	return cache.Placement{}
+	return t.e.placement
 }
 
 func (t *plannedTiers) sampling() time.Duration {

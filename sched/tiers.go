@@ -72,7 +72,7 @@ func (e *engine) newTiers() (featureTiers, error) {
 	if e.Config.Dynamic() {
 		return newDynamicTiers(e)
 	}
-	if e.Config.Planned() {
+	if e.Config.Superbatched() {
 		return newPlannedTiers(e), nil
 	}
 	return &staticTiers{e: e}, nil

@@ -229,8 +229,11 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 			policy = fmt.Sprint(c.c.Value("policy"))
 		}
 		about := []string{"hotness", "hotness-dir", "presample-epochs"}
-		if (plan.Config{Mode: name, Policy: policy}).WithDefaults().Planned() {
+		switch of := (plan.Config{Mode: name, Policy: policy}).WithDefaults(); {
+		case of.Planned():
 			about = plan.SuperbatchOptions
+		case of.Superbatched():
+			about = append(about, plan.SuperbatchOptions...)
 		}
 		tiers = append(slices.DeleteFunc(tiers, func(key string) bool {
 			return slices.Contains(plan.SuperbatchOptions, key)

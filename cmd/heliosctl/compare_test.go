@@ -16,12 +16,12 @@ import (
 // Ginex beside the baselines of its paper: flags of superbatches go to what has them.
 func TestCompareSuperbatches(t *testing.T) {
 	loaded(t, 2)
-	out := ok(t, "compare", "g", "--modes", "ginex,pyg+,ali+pg", "--variants",
+	out := ok(t, "compare", "g", "--modes", "ginex,pyg+,ali+pg,ginex-pg", "--variants",
 		"known=--policy belady --gpu-cache 5%", "--superbatch", "100", "--repeats", "1", "--fanout",
 		"5,5", "--batch-size", "256", "--hidden", "16", "--epochs", "1", "--json", "--quiet")
 	got := lines(t, out)
-	require.Len(t, got, 5)
-	for i, want := range []any{"ginex", "mmap", "cpu", "helios"} {
+	require.Len(t, got, 6)
+	for i, want := range []any{"ginex", "mmap", "cpu", "ginex", "helios"} {
 		require.Equal(t, want, got[i]["mode"])
 		require.Equal(t, got[0]["params_sha256"], got[i]["params_sha256"])
 	}
@@ -29,6 +29,10 @@ func TestCompareSuperbatches(t *testing.T) {
 	filled := got[2]["cpu_cache_bytes"].(float64) / (4 * 16)
 	require.Positive(t, filled)
 	require.Less(t, got[0]["rows_ssd"], got[2]["rows_ssd"].(float64)+filled)
+	// Its static cache has the same rows as that of ali+pg, and reads them in the epoch.
+	require.Equal(t, got[2]["cpu_cache_bytes"], got[3]["cpu_cache_bytes"])
+	require.Greater(t, got[3]["bytes_ssd"], got[2]["bytes_ssd"])
+	require.Equal(t, "static", got[3]["policy"])
 }
 
 // Variants train in turns from the same seed: each run is told, losses agree, and the files are

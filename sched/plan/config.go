@@ -158,6 +158,9 @@ type Config struct {
 	// empty: the dataset's. SuperbatchDisk bounds their bytes; 0: a quarter of what is free.
 	SuperbatchDir  string
 	SuperbatchDisk int64
+	// Superbatches has mini-batches sampled a superbatch at a time under PolicyStatic, too: the
+	// tiers find the rows that they hold and change none. By mode.
+	Superbatches bool
 	// SuperbatchFill has the rows that come first read before a superbatch begins, as Ginex does;
 	// else rows come in as they are needed. By mode.
 	SuperbatchFill bool
@@ -382,6 +385,11 @@ func (c Config) Dynamic() bool {
 
 // Planned tells whether rows come and go by what will be accessed.
 func (c Config) Planned() bool { return c.Policy == PolicyBelady }
+
+// Superbatched tells whether mini-batches are sampled a superbatch at a time, before they train.
+func (c Config) Superbatched() bool {
+	return c.Planned() || c.Superbatches && c.Policy == PolicyStatic
+}
 
 // SuperbatchMost returns how many of a pass's n mini-batches a superbatch has at most. One without
 // a given length may have them all, or a quarter where the next one is sampled while one trains.
@@ -707,14 +715,14 @@ func (c Config) checkCache() error {
 func (c Config) checkSuperbatch() error {
 	for i, given := range []bool{c.Superbatch != 0, c.SuperbatchOverlap, c.SuperbatchDir != "",
 		c.SuperbatchDisk != 0} {
-		if given && !c.Planned() {
+		if given && !c.Superbatched() {
 			return errs.New(errs.Usage,
 				"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
 				errs.Key(SuperbatchOptions[i]), errs.Key("policy"), PolicyBelady)
 		}
 	}
 	switch {
-	case !c.Planned():
+	case !c.Superbatched():
 		return nil
 	case c.Superbatch < 0:
 		return errs.New(errs.Usage, "%v %d is not a number of mini-batches", errs.Key("superbatch"),
@@ -724,9 +732,9 @@ func (c Config) checkSuperbatch() error {
 			c.SuperbatchDisk)
 	case c.Tuning():
 		return errs.New(errs.Usage,
-			"%v %s measures the first mini-batches, and %v %s samples many before the first of them trains; leave one of them out",
-			errs.Key("tune"), c.Tune, errs.Key("policy"), PolicyBelady)
-	case c.Trace != "":
+			"%v %s measures the first mini-batches, and superbatches (%v %s, %v %s) are sampled before the first of them trains; leave one of them out",
+			errs.Key("tune"), c.Tune, errs.Key("mode"), c.Mode, errs.Key("policy"), c.Policy)
+	case c.Planned() && c.Trace != "":
 		return errs.New(errs.Usage,
 			"%v %s keeps what its own superbatches need, which a replay of %v cannot be held against; record the run with another policy: the accesses are the same",
 			errs.Key("policy"), PolicyBelady, errs.Key("trace"))

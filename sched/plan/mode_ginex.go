@@ -15,8 +15,16 @@ var _ = registerMode(Mode{
 		orText(&c.Pipeline, PipelinePrefetch)
 		orText(&c.Policy, PolicyBelady)
 		orText(&c.Topology, TopologySSD)
-		if c.SuperbatchFill = c.Planned(); c.Planned() {
+		c.SuperbatchFill, c.Superbatches = c.Planned(), c.Policy == PolicyStatic
+		if c.Superbatched() {
 			c.shareNeighborCache()
 		}
+	},
+	Baselines: []Baseline{
+		// Ginex, but for the cache of features, which is PaGraph's as in ali+pg: superbatches are
+		// sampled with the whole budget for neighbour lists, then it is the static cache's, which
+		// is read anew
+		{Name: "ginex-pg", Options: [][2]string{{"policy", PolicyStatic},
+			{"hotness", HotnessOutDegree}}},
 	},
 })

@@ -137,7 +137,7 @@ func (c Config) Operators(reads bool) *OpGraph {
 			op("I", OpSubmit, submit, name("L"))
 			op("C", OpComplete, complete, name("I"))
 			// a tier whose rows come and go moves what was read in the order of its decisions
-			if g.Serial || c.Dynamic() || c.Planned() {
+			if g.Serial || c.Dynamic() || c.Superbatched() {
 				gatherAfter = []string{name("C")}
 			}
 			trainAfter = append(trainAfter, name("C"))

@@ -17,7 +17,7 @@ func (c *Config) shareNeighborCache() {
 
 // checkShared refuses a shared budget that nothing could move.
 func (c Config) checkShared() error {
-	if c.NeighborShared && !c.Planned() {
+	if c.NeighborShared && !c.Superbatched() {
 		return errs.New(errs.Usage,
 			"%v shared is memory that the CPU cache lends while a superbatch is sampled, and under %v %s none is; give a size, or use %v %s",
 			errs.Key("neighbor-cache"), errs.Key("policy"), c.Policy, errs.Key("policy"),

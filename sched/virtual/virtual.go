@@ -59,6 +59,10 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 		return nil, errs.New(errs.Capability,
 			"option clock virtual has no times for sampling from storage, which the CPU does; use option topology %s",
 			plan.TopologyMemory)
+	case cfg.Superbatched() && !cfg.Planned():
+		return nil, errs.New(errs.Capability,
+			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
+			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, cfg.Policy, errs.Key("mode"))
 	case cfg.Tune != plan.TuneOff:
 		return nil, errs.New(errs.Usage,
 			"option tune measures the first batches of a run that reads; under option clock virtual play other values of option prefetch-depth, option sm-budget or option accumulate instead")

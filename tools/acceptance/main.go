@@ -274,7 +274,7 @@ func (r *runner) same() error {
 				"helios --policy lru", "helios --policy sieve --cache-line 4096 --window 4",
 				"helios --policy clock --pipeline intra", "cpu --gpu-cache 5% --policy s3fifo",
 				"helios --pipeline series", "helios --tune full", "helios --topology ssd",
-				"helios --hotness degree", "ginex", "ginex --superbatch 5 --superbatch-overlap",
+				"helios --hotness degree", "ginex", "ginex --policy static", "ginex --superbatch 5 --superbatch-overlap",
 				"helios --policy belady --superbatch 7", "gids --policy belady --gpu-cache 10%")
 		}
 		for _, v := range variants {
