@@ -55,29 +55,11 @@ HX_DEVICE inline u64 limit_of(const LaborParams &p, i64 degree) {
 	return (high / d << 32 | low / d) - 1;
 }
 
-HX_DEVICE inline u64 id_at(const SampleParams &g, i64 at) {
-	return g.Wide ? dev::ld(dev::at<u64>(g.Indices, at)) : dev::ld(dev::at<u32>(g.Indices, at));
-}
-
-// The last of n lists that begins at e or before; of empty ones the last.
-HX_DEVICE inline u32 list_of(const u64 *start, u32 n, u64 e) {
-	u32 lo = 0, hi = n;
-	while (hi - lo > 1) {
-		u32 mid = (lo + hi) / 2;
-		if (dev::ld(&start[mid]) <= e) {
-			lo = mid;
-		} else {
-			hi = mid;
-		}
-	}
-	return lo;
-}
-
 // The least variate of a list, and how many edges have it; a whole warp.
 HX_DEVICE inline u64 least_of(const LaborParams &p, u64 first, u64 length, u32 *count) {
 	u64 least = takeAll;
 	for (u64 e = dev::lane(); e < length; e += dev::warp_size) {
-		u64 r = variate(p, id_at(p.Sample, (i64)(first + e)));
+		u64 r = variate(p, neighbour_id(p.Sample, (i64)(first + e)));
 		if (r < least) least = r;
 	}
 	for (u32 d = 16; d > 0; d /= 2) {
@@ -85,7 +67,7 @@ HX_DEVICE inline u64 least_of(const LaborParams &p, u64 first, u64 length, u32 *
 		if (o < least) least = o;
 	}
 	u32 n = 0;
-	for (u64 e = dev::lane(); e < length; e += dev::warp_size) n += variate(p, id_at(p.Sample, (i64)(first + e))) == least;
+	for (u64 e = dev::lane(); e < length; e += dev::warp_size) n += variate(p, neighbour_id(p.Sample, (i64)(first + e))) == least;
 	*count = warp_sum(n);
 	return least;
 }
@@ -120,7 +102,7 @@ HX_KERNEL(labor_count, LaborParams) {
 		dev::syncthreads();
 		for (u64 e = tid; e < (u64)edges; e += threads) {
 			u32 i = list_of(start, n, e);
-			u64 r = variate(p, id_at(g, (i64)(dev::ld(&first[i]) + (e - dev::ld(&start[i])))));
+			u64 r = variate(p, neighbour_id(g, (i64)(dev::ld(&first[i]) + (e - dev::ld(&start[i])))));
 			if (r <= dev::ld(&limit[i])) dev::add_shared(&taken[i], 1u);
 		}
 		dev::syncthreads();
@@ -155,19 +137,9 @@ HX_KERNEL(labor_fill, LaborParams) {
 	if (dev::dropped(hx)) return;
 	const SampleParams &g = p.Sample;
 	u32 threads = dev::threads(), tid = dev::tid();
-	i64 own = 0;
-	for (u32 b = tid; b < dev::bid(); b += threads) own += dev::ld(dev::at<i64>(g.Sums, b));
-	i64 base = block_sum(sums, own);
-	i64 end = base + dev::ld(dev::at<i64>(g.Sums, dev::bid()));
+	i64 base, end;
+	if (!block_edges(g, hx, sums, &base, &end)) return;
 	Share s = block_share(g.NumDst);
-	if (dev::bid() == dev::blocks() - 1 && tid == 0) {
-		dev::st(dev::at<i64>(g.EdgeStart, g.NumDst), end);
-		dev::st(dev::at<i64>(g.Totals), end);
-	}
-	if (end > g.SrcLen) { // the same in all threads
-		if (tid == 0) dev::fail(hx, 4, (u64)end, (u64)g.SrcLen);
-		return;
-	}
 	i64 to = base;
 	for (i64 tile = s.lo; tile < s.hi; tile += threads) {
 		u32 n = s.hi - tile < threads ? (u32)(s.hi - tile) : threads;
@@ -191,7 +163,7 @@ HX_KERNEL(labor_fill, LaborParams) {
 			if (e < (u64)edges) {
 				u32 i = list_of(start, n, e);
 				row = (i64)(dev::ld(&first[i]) + (e - dev::ld(&start[i])));
-				id = id_at(g, row);
+				id = neighbour_id(g, row);
 				u64 l = dev::ld(&limit[i]);
 				in = l == takeAll || variate(p, id) <= l;
 			}

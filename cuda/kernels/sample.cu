@@ -120,19 +120,9 @@ HX_KERNEL(sample_fill, SampleParams) {
 	HX_SHARED(u32, start, 1025); // and the first edge; the last entry is the end
 	if (dev::dropped(hx)) return;
 	u32 threads = dev::threads(), tid = dev::tid();
-	i64 own = 0;
-	for (u32 b = tid; b < dev::bid(); b += threads) own += dev::ld(dev::at<i64>(p.Sums, b));
-	i64 base = block_sum(sums, own);
-	i64 end = base + dev::ld(dev::at<i64>(p.Sums, dev::bid()));
+	i64 base, end;
+	if (!block_edges(p, hx, sums, &base, &end)) return;
 	Share s = block_share(p.NumDst);
-	if (dev::bid() == dev::blocks() - 1 && tid == 0) {
-		dev::st(dev::at<i64>(p.EdgeStart, p.NumDst), end);
-		dev::st(dev::at<i64>(p.Totals), end);
-	}
-	if (end > p.SrcLen) { // the same in all threads
-		if (tid == 0) dev::fail(hx, 4, (u64)end, (u64)p.SrcLen);
-		return;
-	}
 	for (i64 tile = s.lo; tile < s.hi; tile += threads) {
 		u32 n = s.hi - tile < threads ? (u32)(s.hi - tile) : threads;
 		dev::syncthreads(); // the last tile's edges are done with first and start
@@ -150,20 +140,12 @@ HX_KERNEL(sample_fill, SampleParams) {
 		}
 		dev::syncthreads();
 		for (u64 e = (u64)dev::ld(&start[0]) + tid; e < dev::ld(&start[n]); e += threads) {
-			u32 lo = 0, hi = n; // start[lo] <= e < start[hi]; of empty ones the last
-			while (hi - lo > 1) {
-				u32 mid = (lo + hi) / 2;
-				if (dev::ld(&start[mid]) <= e) {
-					lo = mid;
-				} else {
-					hi = mid;
-				}
-			}
+			u32 lo = list_of(start, n, e);
 			u64 row = dev::ld(&first[lo]);
 			u32 *out = dev::at<u32>(p.Src, (i64)e);
 			u64 which = row & drawn ? dev::ld(out) : e - dev::ld(&start[lo]);
 			i64 at = (i64)((row & ~drawn) + which);
-			u64 id = p.Wide ? dev::ld(dev::at<u64>(p.Indices, at)) : dev::ld(dev::at<u32>(p.Indices, at));
+			u64 id = neighbour_id(p, at);
 			if (id >= (u64)p.NumNodes) {
 				dev::fail(hx, 5, id, (u64)at, (u64)(p.NumNodes - 1));
 				continue;

@@ -8,6 +8,7 @@
 
 #include "abi_data.h"
 #include "device.h"
+#include "scan.h"
 
 constexpr u64 noSlot = ~(u64)0;
 
@@ -62,4 +63,41 @@ HX_DEVICE inline Neighbours neighbours(const SampleParams &p, const hx_launch &h
 		return {0, 0};
 	}
 	return {first, end - first};
+}
+
+// The id at a place of the in-neighbour lists.
+HX_DEVICE inline u64 neighbour_id(const SampleParams &p, i64 at) {
+	return p.Wide ? dev::ld(dev::at<u64>(p.Indices, at)) : dev::ld(dev::at<u32>(p.Indices, at));
+}
+
+// Where the edges of the block's destinations begin and end: after those of the blocks before, whose
+// counts are in Sums. The last block notes the total. False, in all threads, where Src ends before;
+// then the launch fails. sums is as for block_sum.
+HX_DEVICE inline bool block_edges(const SampleParams &p, const hx_launch &hx, i64 *sums, i64 *base, i64 *end) {
+	u32 tid = dev::tid();
+	i64 own = 0;
+	for (u32 b = tid; b < dev::bid(); b += dev::threads()) own += dev::ld(dev::at<i64>(p.Sums, b));
+	*base = block_sum(sums, own);
+	*end = *base + dev::ld(dev::at<i64>(p.Sums, dev::bid()));
+	if (dev::bid() == dev::blocks() - 1 && tid == 0) {
+		dev::st(dev::at<i64>(p.EdgeStart, p.NumDst), *end);
+		dev::st(dev::at<i64>(p.Totals), *end);
+	}
+	if (*end <= p.SrcLen) return true;
+	if (tid == 0) dev::fail(hx, 4, (u64)*end, (u64)p.SrcLen);
+	return false;
+}
+
+// The last of n lists that begins at edge e or before (start, in shared memory); of empty ones the last.
+template <typename T> HX_DEVICE inline u32 list_of(const T *start, u32 n, u64 e) {
+	u32 lo = 0, hi = n;
+	while (hi - lo > 1) {
+		u32 mid = (lo + hi) / 2;
+		if (dev::ld(&start[mid]) <= e) {
+			lo = mid;
+		} else {
+			hi = mid;
+		}
+	}
+	return lo;
 }

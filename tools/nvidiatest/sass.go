@@ -16,7 +16,7 @@ import (
 )
 
 // sassKernels are the modules whose machine code is held to the order of their PTX.
-var sassKernels = []string{"submit", "complete", "read_sync", "lookup", "unique", "sample",
+var sassKernels = []string{"submit", "complete", "read_sync", "lookup", "unique", "sample", "labor",
 	"coalesce"}
 
 // order counts what a text promises to others that read its memory. Of machine code it counts what
