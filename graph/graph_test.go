@@ -110,6 +110,8 @@ func positionsOf(s *Sampler) *positions {
 		return &h.positions
 	case *laborHopper:
 		return &h.positions
+	case *hostLaborHopper:
+		return &h.positions
 	}
 	panic("a hopper without a position table of its own")
 }

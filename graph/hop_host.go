@@ -52,16 +52,22 @@ type hopParams struct {
 	FirstEdge int64
 	Frontier  int64 // nodes in the frontier, at first
 	MaxNodes  int64 // that it can have at all
-	Fanout    int64
-	Key       [2]uint32
-	Epoch     uint32
-	Hop       uint32
+	hopDraws
 	Wide      uint32
 	Hashed    uint32
 	PosBits   uint32 // of an index in an entry
 	IDBits    uint32 // of a node in an entry, hashed
 	Stamp     uint32
 	RingSlots uint32
+}
+
+// hopDraws says how edges are drawn.
+type hopDraws struct {
+	Fanout int64
+	Key    [2]uint32
+	Epoch  uint32
+	Hop    uint32
+	Labor  simd.LaborKeys // of host_labor_hop
 }
 
 // hopControl holds what the blocks of a launch share.
@@ -127,6 +133,11 @@ type hopBlock struct {
 	hash    simd.SampleHash
 	keys    [20]uint64
 	tail    [simd.SampleGroup]int64 // of a tile whose last group is not full
+
+	// of host_labor_hop: what the tile takes, and where a list's first lines are
+	labor      bool
+	largest    simd.LaborLargest
+	firstLines [laborLines * simd.SampleGroup]uint32
 }
 
 func (p *hopParams) block(b *cuda.Block) hopBlock {
@@ -183,10 +194,14 @@ func hostDegrees(b *cuda.Block, p *hopParams) error {
 	return nil
 }
 
-// hostHop samples a hop. A block that fails, or panics because a mapped file has become shorter,
-// stops the others, which would wait for its tile.
-func hostHop(b *cuda.Block, p *hopParams) error {
+// hostHop samples a hop.
+func hostHop(b *cuda.Block, p *hopParams) error { return sampleTiles(b, p, false) }
+
+// sampleTiles is a block's part of a hop. One that fails, or panics because a mapped file has
+// become shorter, stops the others, which would wait for its tile.
+func sampleTiles(b *cuda.Block, p *hopParams, labor bool) error {
 	h := p.block(b)
+	h.labor = labor
 	h.ctl = &cuda.View[hopControl](p.Control, 1)[0]
 	done := false
 	defer func() {
@@ -211,7 +226,13 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		h.narrow = cuda.View[uint32](p.Indices, p.NumEdges)
 		h.indices = unsafe.Pointer(unsafe.SliceData(h.narrow))
 	}
-	h.keys = simd.SampleKeys(p.Key)
+	draw := h.draw
+	if h.labor {
+		draw = h.drawLabor
+		h.findLines()
+	} else {
+		h.keys = simd.SampleKeys(p.Key)
+	}
 	c, ring, me := h.ctl, int64(p.RingSlots), int32(b.Index)+1
 	mem := cuda.View[byte](p.Ring, ring*slotBytes)
 	at := func(t int64) tile {
@@ -248,7 +269,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		}
 		if mayDraw {
 			if c.claim.CompareAndSwap(next, next+1) {
-				if err := h.draw(next, at(next)); err != nil {
+				if err := draw(next, at(next)); err != nil {
 					return err
 				}
 				c.ready[next%ring].Store(next + 1)
@@ -274,10 +295,7 @@ func (h *hopBlock) draw(t int64, s tile) error {
 	k := int(h.Fanout)
 	if i := h.level.SampleRows(h.nodes[lo:h.NumDst], n, h.indptr, h.NumEdges, uint32(k), s.first,
 		s.deg, s.local); i < n {
-		if _, _, err := neighbours(h.indptr, h.NumEdges, h.nodes[lo+int64(i)]); err != nil {
-			return err
-		}
-		return fmt.Errorf("sample: node %d has 2^32 neighbours or more", h.nodes[lo+int64(i)])
+		return h.badRow(h.nodes[lo+int64(i)])
 	}
 	// The rows that a group reads are on their way while the next groups are drawn.
 	const ahead = 3
@@ -316,6 +334,14 @@ func (h *hopBlock) draw(t int64, s tile) error {
 	return nil
 }
 
+// badRow says what SampleRows found of node v.
+func (h *hopBlock) badRow(v int64) error {
+	if _, _, err := neighbours(h.indptr, h.NumEdges, v); err != nil {
+		return err
+	}
+	return fmt.Errorf("sample: node %d has 2^32 neighbours or more", v)
+}
+
 // badID finds the edge whose id is no node.
 func (h *hopBlock) badID(s tile, draws []uint32, g, m, k int) error {
 	for lane := range m {
@@ -349,6 +375,14 @@ func (p *hopParams) edgesOf(d int64) int64 {
 		return p.Fanout
 	}
 	return d
+}
+
+// drawn returns how many edges destination i of a slot gets.
+func (h *hopBlock) drawn(s tile, i int) int64 {
+	if h.labor {
+		return int64(s.deg[i])
+	}
+	return h.edgesOf(int64(s.deg[i]))
 }
 
 // drawLong is draw for all neighbours, or for more draws than are compared with each other.
@@ -394,10 +428,10 @@ func (h *hopBlock) enter(t int64, s tile) (bool, error) {
 	n := int(min(tileNodes, h.NumDst-lo))
 	e, next := h.FirstEdge+h.ctl.edges, h.Frontier+h.ctl.nodes
 	edges := int64(s.local[n])
-	long := h.Fanout < 1 || h.Fanout > tileDraws
+	long := h.labor || h.Fanout < 1 || h.Fanout > tileDraws
 	if long {
-		for _, d := range s.deg[:n] {
-			if k := h.edgesOf(int64(d)); k > tileDraws {
+		for i := range n {
+			if k := h.drawn(s, i); k > tileDraws {
 				edges += k
 			}
 		}
@@ -420,10 +454,14 @@ func (h *hopBlock) enter(t int64, s tile) (bool, error) {
 		if !long {
 			continue
 		}
-		if k := h.edgesOf(int64(s.deg[i])); k > tileDraws {
+		if k := h.drawn(s, i); k > tileDraws {
 			flush(s.local[i])
+			enterLong := h.enterLong
+			if h.labor {
+				enterLong = h.enterLabor
+			}
 			var err error
-			if next, err = h.enterLong(h.nodes[lo+int64(i)], s, i, k, next, e); err != nil {
+			if next, err = enterLong(h.nodes[lo+int64(i)], s, i, k, next, e); err != nil {
 				return false, err
 			}
 			e += k
@@ -485,6 +523,7 @@ type hostHopper struct {
 	workers       int
 	posBits       uint32 // of an index in an entry of the table
 	ring, control cuda.Buffer
+	indices       cuda.DevicePtr // ids of the in-neighbour lists
 
 	kBegin, kHop, kDegrees cuda.Kernel
 }
@@ -492,6 +531,9 @@ type hostHopper struct {
 func newHostHopper(c sampling) (*hostHopper, error) {
 	s := &hostHopper{sampling: c, workers: c.dev.Info().SMs}
 	s.host = true
+	if c.topo.indices != nil {
+		s.indices = c.topo.indices.Ptr()
+	}
 	err := s.findKernels(
 		kernelName{&s.kBegin, "host_sample_begin"}, kernelName{&s.kHop, "host_sample_hop"},
 		kernelName{&s.kDegrees, "host_sample_degrees"})
@@ -534,16 +576,15 @@ func (s *hostHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 func (s *hostHopper) params(mb *MiniBatch, n int64) hopParams {
 	t := s.topo.Host
 	p := hopParams{
-		Indptr: s.topo.indptr.Ptr(), Nodes: mb.Nodes.Ptr(), Table: s.vals.Ptr(), Ring: s.ring.Ptr(),
+		Indptr: s.topo.indptr.Ptr(), Indices: s.indices, Nodes: mb.Nodes.Ptr(),
+		Table: s.vals.Ptr(), Ring: s.ring.Ptr(),
 		Control: s.control.Ptr(), Totals: mb.totals.Ptr(),
 		NumNodes: t.NumNodes, NumEdges: t.NumEdges, Slots: s.slots, NodesLen: mb.Nodes.Size() / 8,
 		NumDst: n, Frontier: n,
-		MaxNodes: t.NumNodes + int64(mb.NumSeeds), Key: mb.key, Epoch: uint32(mb.Epoch),
-		PosBits: s.posBits, IDBits: s.idBits(), Stamp: s.stamp,
+		MaxNodes: t.NumNodes + int64(mb.NumSeeds),
+		hopDraws: hopDraws{Key: mb.key, Epoch: uint32(mb.Epoch)},
+		PosBits:  s.posBits, IDBits: s.idBits(), Stamp: s.stamp,
 		RingSlots: uint32(s.ring.Size() / slotBytes),
-	}
-	if s.topo.indices != nil {
-		p.Indices = s.topo.indices.Ptr()
 	}
 	if t.Wide() {
 		p.Wide = 1
@@ -612,8 +653,13 @@ func (s *hostHopper) growHash(n int64) error {
 	return s.alloc(s.dev)
 }
 
-// hop draws all tiles, and goes on after each stop for room.
 func (s *hostHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
+	return s.sample(ctx, stream, mb, hop, simd.LaborKeys{})
+}
+
+// sample draws all tiles of a hop, and goes on after each stop for room.
+func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
+	labor simd.LaborKeys) error {
 	n := mb.HopEnd[hop]
 	fanout := int64(s.cfg.Fanouts[hop])
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
@@ -637,7 +683,7 @@ func (s *hostHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 		p := s.params(mb, n)
 		p.EdgeStart, p.Src, p.SrcLen = b.Indptr.Ptr(), b.Src.Ptr(), b.Src.Size()/4
 		p.FirstDst, p.FirstEdge, p.Frontier = done, edges, frontier
-		p.Fanout, p.Hop = fanout, uint32(hop)
+		p.Fanout, p.Hop, p.Labor = fanout, uint32(hop), labor
 		if err := stream.Fill(s.control.Ptr(), 0, s.control.Size()); err != nil {
 			return err
 		}

@@ -13,17 +13,89 @@ import (
 	"helios/internal/units"
 )
 
-// laborHopper samples by variates of the sources (labor.go), with the kernels of a GPU on all
-// devices, to the same bits: those of neighbour sampling, but for the two that draw.
-type laborHopper struct {
-	deviceHopper
-	kCount, kFill cuda.Kernel
-	phase         uint64
-	limits        cuda.Buffer
-	lists         *farLists // of a topology on storage
+// laborLists makes a hop's variates, and brings the lists of a topology on storage in.
+type laborLists struct {
+	of    *Topology
+	phase uint64
+	span  uint32
+	lists *farLists // of a topology on storage
 	// whose first frontier nodes have their lists there, and how many
 	listed   *MiniBatch
 	listedTo int64
+}
+
+func newLaborLists(c sampling) (laborLists, error) {
+	l := laborLists{of: c.topo.Host, phase: pair(philox.Key(c.cfg.Seed, philox.StreamPhase)),
+		span: uint32(max(c.cfg.Dependency, 1))}
+	var err error
+	if l.of.OnStorage() {
+		l.lists, err = newFarLists(l.of)
+	}
+	return l, err
+}
+
+func pair(k [2]uint32) uint64 { return uint64(k[1])<<32 | uint64(k[0]) }
+
+func (l *laborLists) closeLists() error {
+	if l.lists == nil {
+		return nil
+	}
+	return l.lists.close()
+}
+
+// variates are those of a hop.
+func (l *laborLists) variates(mb *MiniBatch, hop int) laborVariates {
+	key := func(key [2]uint32) uint64 {
+		w := philox.Block(key, [4]uint32{uint32(hop), uint32(mb.Epoch), 0, 0})
+		return pair([2]uint32{w[0], w[1]})
+	}
+	return laborVariates{Keys: [2]uint64{key(mb.key), key(mb.nextKey)}, Phase: l.phase,
+		Span: l.span, Turn: mb.turn}
+}
+
+// stage brings the lists of the first n frontier nodes in from storage. Those of the hop before are
+// there unless another mini-batch came in between.
+func (l *laborLists) stage(ctx context.Context, mb *MiniBatch, n int64) error {
+	if l.lists == nil {
+		return nil
+	}
+	from := l.listedTo
+	if l.listed != mb {
+		if err := l.lists.drop(); err != nil {
+			return err
+		}
+		from = 0
+	}
+	l.listed = nil
+	nodes := view[int64](mb.Nodes, n)[from:]
+	var bytes int64 // in whole pages, of which neighbours' lists may share some
+	page := int64(os.Getpagesize())
+	for _, v := range nodes {
+		bytes += (4*l.of.InDegree(v) + page - 1) &^ (page - 1)
+	}
+	bytes = min(bytes, 4*l.of.NumEdges+page)
+	if bytes >= layerCheck {
+		if left, err := availableBytes(); err == nil && bytes > left {
+			return errs.New(errs.Usage,
+				"sampler %s reads the whole lists of a hop's nodes: those of %d nodes take %s, and %s of memory are free; lower %v or %v, or give %v %s",
+				Labor, len(nodes), units.FormatBytes(bytes), units.FormatBytes(left),
+				errs.Key("batch-size"), errs.Key("fanout"), errs.Key("sampler"), Neighbor)
+		}
+	}
+	if err := l.lists.stage(ctx, nodes); err != nil {
+		return err
+	}
+	l.listed, l.listedTo = mb, n
+	return nil
+}
+
+// laborHopper samples by variates of the sources (labor.go) with the kernels of a GPU: those of
+// neighbour sampling, but for the two that draw.
+type laborHopper struct {
+	deviceHopper
+	laborLists
+	kLaborCount, kLaborFill cuda.Kernel
+	limits                  cuda.Buffer
 }
 
 const laborPurpose = "sampler limits"
@@ -33,28 +105,23 @@ func newLaborHopper(c sampling) (*laborHopper, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &laborHopper{deviceHopper: *d,
-		phase: pair(philox.Key(c.cfg.Seed, philox.StreamPhase))}
-	err = s.findKernels(kernelName{&s.kCount, "labor_count"}, kernelName{&s.kFill, "labor_fill"})
-	if err == nil && c.topo.Host.OnStorage() {
-		if s.lists, err = newFarLists(c.topo.Host); err == nil {
-			s.indices = s.lists.ptr()
-		}
+	s := &laborHopper{deviceHopper: *d}
+	err = s.findKernels(kernelName{&s.kLaborCount, "labor_count"},
+		kernelName{&s.kLaborFill, "labor_fill"})
+	if err == nil {
+		s.laborLists, err = newLaborLists(c)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.close())
 	}
+	if s.lists != nil {
+		s.indices = s.lists.ptr()
+	}
 	return s, nil
 }
 
-func pair(k [2]uint32) uint64 { return uint64(k[1])<<32 | uint64(k[0]) }
-
 func (s *laborHopper) close() error {
-	err := errors.Join(s.deviceHopper.close(), free(&s.limits))
-	if s.lists != nil {
-		err = errors.Join(err, s.lists.close())
-	}
-	return err
+	return errors.Join(s.deviceHopper.close(), free(&s.limits), s.closeLists())
 }
 
 func (s *laborHopper) forget() {
@@ -66,48 +133,6 @@ func (s *laborHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBat
 	seeds []int64) error {
 	s.listed = nil
 	return s.deviceHopper.begin(ctx, stream, mb, seeds)
-}
-
-// stage brings the lists of the first n frontier nodes in from storage. Those of the hop before are
-// there unless another mini-batch came in between.
-func (s *laborHopper) stage(ctx context.Context, mb *MiniBatch, n int64) error {
-	if s.lists == nil {
-		return nil
-	}
-	from := s.listedTo
-	if s.listed != mb {
-		if err := s.lists.drop(); err != nil {
-			return err
-		}
-		from = 0
-	}
-	s.listed = nil
-	nodes := view[int64](mb.Nodes, n)[from:]
-	var bytes int64 // in whole pages, of which neighbours' lists may share some
-	page := int64(os.Getpagesize())
-	for _, v := range nodes {
-		bytes += (4*s.topo.Host.InDegree(v) + page - 1) &^ (page - 1)
-	}
-	bytes = min(bytes, 4*s.topo.Host.NumEdges+page)
-	if bytes >= layerCheck {
-		if left, err := availableBytes(); err == nil && bytes > left {
-			return errs.New(errs.Usage,
-				"sampler %s reads the whole lists of a hop's nodes: those of %d nodes take %s, and %s of memory are free; lower %v or %v, or give %v %s",
-				Labor, len(nodes), units.FormatBytes(bytes), units.FormatBytes(left),
-				errs.Key("batch-size"), errs.Key("fanout"), errs.Key("sampler"), Neighbor)
-		}
-	}
-	if err := s.lists.stage(ctx, nodes); err != nil {
-		return err
-	}
-	s.listed, s.listedTo = mb, n
-	return nil
-}
-
-// keyOf is the key of the variates of a hop.
-func (s *laborHopper) keyOf(key [2]uint32, mb *MiniBatch, hop int) uint64 {
-	w := philox.Block(key, [4]uint32{uint32(hop), uint32(mb.Epoch), 0, 0})
-	return pair([2]uint32{w[0], w[1]})
 }
 
 func (s *laborHopper) launchLabor(stream cuda.Stream, k cuda.Kernel, p *laborParams,
@@ -136,12 +161,11 @@ func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 		return err
 	}
 	q := laborParams{Sample: s.params(mb, n), Limits: s.limits.Ptr(),
-		Keys:  [2]uint64{s.keyOf(mb.key, mb, hop), s.keyOf(mb.nextKey, mb, hop)},
-		Phase: s.phase, Span: uint32(max(s.cfg.Dependency, 1)), Turn: mb.turn}
+		laborVariates: s.variates(mb, hop)}
 	p := &q.Sample
 	p.EdgeStart, p.Fanout = b.Indptr.Ptr(), int64(s.cfg.Fanouts[hop])
 	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
-	if err := s.launchLabor(stream, s.kCount, &q, n); err != nil {
+	if err := s.launchLabor(stream, s.kLaborCount, &q, n); err != nil {
 		return err
 	}
 	if err := stream.Synchronize(ctx); err != nil {
@@ -170,7 +194,7 @@ func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	}
 	p.enterTable(s.params(mb, n))
 	p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
-	if err := s.launchLabor(stream, s.kFill, &q, n); err != nil {
+	if err := s.launchLabor(stream, s.kLaborFill, &q, n); err != nil {
 		return err
 	}
 	return s.number(ctx, stream, mb, p, edges)

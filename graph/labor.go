@@ -6,6 +6,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/philox"
+	"helios/internal/simd"
 )
 
 // Layer-neighbour sampling: LABOR-0 (Balin and Çatalyürek, "Layer-Neighbor Sampling — Defusing
@@ -49,8 +50,24 @@ func init() {
 		Dependent: true,
 		// A destination may take all its neighbours.
 		Bound: func(int64, int) int64 { return Unbounded },
-		open:  func(c sampling) (hopper, error) { return newLaborHopper(c) },
+		open:  openLabor,
 	})
+}
+
+// openLabor chooses the hopper: the CPU's own where a node fits its tables, else a GPU's.
+func openLabor(c sampling) (hopper, error) {
+	if c.hostTables() {
+		return newHostLaborHopper(c)
+	}
+	return newLaborHopper(c)
+}
+
+// laborVariates makes the variates of a hop.
+type laborVariates struct {
+	Keys  [2]uint64 // of the nodes whose Turn + phase < Span, and of the others
+	Phase uint64    // key of the phases
+	Span  uint32    // κ
+	Turn  uint32    // batch mod κ
 }
 
 // laborParams is the parameter block of labor_count and labor_fill. Sample is as for sample_count
@@ -58,17 +75,16 @@ func init() {
 type laborParams struct {
 	Sample sampleParams
 	Limits cuda.DevicePtr // uint64[NumDst]: the largest variate that the destination takes
-	Keys   [2]uint64      // of the variates that are Turn + phase < Span, and of the others
-	Phase  uint64         // key of the phases
-	Span   uint32         // κ
-	Turn   uint32         // batch mod κ
+	laborVariates
 }
 
 const (
 	_ = uint(unsafe.Sizeof(laborParams{}) - 168 - 40)
 	_ = uint(168 + 40 - unsafe.Sizeof(laborParams{}))
-	_ = uint(unsafe.Offsetof(laborParams{}.Phase) - 192)
-	_ = uint(192 - unsafe.Offsetof(laborParams{}.Phase))
+	_ = uint(unsafe.Offsetof(laborParams{}.laborVariates) + unsafe.Offsetof(laborVariates{}.Phase) -
+		192)
+	_ = uint(192 - unsafe.Offsetof(laborParams{}.laborVariates) -
+		unsafe.Offsetof(laborVariates{}.Phase))
 )
 
 func init() {
@@ -82,7 +98,7 @@ const (
 )
 
 // variate is r_t of node t, in units of 2^-64.
-func (p *laborParams) variate(t uint64) uint64 {
+func (p *laborVariates) variate(t uint64) uint64 {
 	x := t * golden
 	key := p.Keys[0]
 	if p.Span > 1 {
@@ -92,6 +108,15 @@ func (p *laborParams) variate(t uint64) uint64 {
 		}
 	}
 	return philox.Mix(key + x)
+}
+
+// host is the same for vectors (internal/simd).
+func (p laborVariates) host() simd.LaborKeys {
+	k := simd.LaborKeys{Keys: p.Keys, Phase: p.Phase}
+	if p.Span > 1 {
+		k.From = simd.LaborFrom(p.Span, p.Turn)
+	}
+	return k
 }
 
 // laborLimit is the largest variate that a destination of d neighbours takes: fanout / d in units

@@ -6,12 +6,16 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 // laborModel samples by the definition: maps, big numbers, and every variate looked up once.
@@ -109,7 +113,9 @@ func checkLaborOf(t *testing.T, open opener, nodes int64, seeds, sms, k int, cfg
 	topo := randomGraph(t, nodes, 15, k%2 == 1, 5)
 	cfg.Method, cfg.Seed = Labor, 77
 	r := newRig(t, open, topo, sms, cfg, limit)
-	r.s.hopper.(*laborHopper).grain = 50
+	if h, ok := r.s.hopper.(*laborHopper); ok {
+		h.grain = 50
+	}
 	rnd := rand.New(rand.NewPCG(uint64(nodes), 9))
 	for batch := range 4 {
 		ids := make([]int64, seeds)
@@ -128,6 +134,120 @@ func checkLaborOf(t *testing.T, open opener, nodes int64, seeds, sms, k int, cfg
 func TestLaborIsTheDefinition(t *testing.T) {
 	checkLabor(t, host, 1500, 60, 1, 4, 7)
 	checkLabor(t, hostGeneral, 300, 20, 2)
+}
+
+// Every set of instructions, and a GPU's kernels on the host, give the same mini-batches: lists of
+// hubs, of which more is taken than a tile has room for, and which name one node again and again;
+// fanouts that are missed altogether, or not reached; ids of both widths, direct and hashed.
+func TestLaborLevels(t *testing.T) {
+	const nodes = 3000
+	r := rand.New(rand.NewPCG(18, 8))
+	var src, dst []int64
+	for v := range int64(nodes) {
+		d, same := r.IntN(30), int64(-1)
+		switch {
+		case v == 5:
+			d = 1<<15 + 77
+		case v == 6: // all its neighbours are one, which is the least, too
+			d, same = 700, 33
+		case v%100 == 7:
+			d = 150 + r.IntN(3000)
+		case v%9 == 0:
+			d = 0
+		}
+		for range d {
+			u := same
+			if u < 0 {
+				u = r.Int64N(nodes)
+			}
+			src, dst = append(src, u), append(dst, v)
+		}
+	}
+	seeds := append(someSeeds(300, nodes, 3), 5, 6, 5, 9, 107, 5)
+	for _, wideIDs := range []bool{false, true} {
+		topo, err := FromEdges(nodes, src, dst, wideIDs)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, topo.Close()) })
+		for _, fanouts := range [][]int{{3, 2}, {1}, {65}, {-1}, {200}, {30000}} {
+			if wide.Lean() && wideIDs && fanouts[0] > 3 {
+				continue
+			}
+			cfg := SamplerConfig{Fanouts: fanouts, Seed: 7, Degrees: true, Method: Labor,
+				Dependency: 1 + len(fanouts)*2}
+			rig := newRig(t, hostGeneral, topo, 2, cfg, directNodes)
+			want := rig.plain(t, rig.sample(t, 2, 3, seeds))
+			for _, level := range simd.Levels() {
+				for _, limit := range []int64{directNodes, 0} {
+					open := func(t testing.TB, sms int) cuda.Device {
+						dev, err := cuda.NewHost(cuda.HostOptions{SMs: sms, Kernels: level})
+						require.NoError(t, err)
+						t.Cleanup(func() { require.NoError(t, dev.Close()) })
+						return dev
+					}
+					rig := newRig(t, open, topo, 2, cfg, limit)
+					require.IsType(t, &hostLaborHopper{}, rig.s.hopper)
+					require.Equal(t, want, rig.plain(t, rig.sample(t, 2, 3, seeds)),
+						"%v %v wide=%v direct=%v", level, fanouts, wideIDs, limit > 0)
+				}
+			}
+		}
+	}
+}
+
+// An id that is no node fails the batch where it is taken, as it does with a GPU's kernels, from
+// short lists and from those that a tile has no room for; the next batch is sampled.
+func TestLaborDamagedTopology(t *testing.T) {
+	for _, wideIDs := range []bool{false, true} {
+		for _, fanout := range []int{1, 50, 200, -1} {
+			var src, dst []int64
+			for i := range int64(1000) {
+				src, dst = append(src, i*7%500), append(dst, 98+i%2)
+			}
+			topo, err := FromEdges(500, src, dst, wideIDs)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, topo.Close()) })
+			at := topo.Indptr[99]
+			bad := []int64{500}
+			if wideIDs {
+				bad = append(bad, -1, 1<<32, 3<<32+7)
+			}
+			for _, id := range bad {
+				was := topo.Neighbor(99, 0)
+				put := func(id int64) {
+					if wideIDs {
+						topo.Indices64[at] = id
+					} else {
+						topo.Indices32[at] = uint32(id)
+					}
+				}
+				put(id)
+				cfg := SamplerConfig{Fanouts: []int{fanout}, Seed: 1, Method: Labor}
+				fails := func(open opener) (all []string) {
+					r := newRig(t, open, topo, 2, cfg, directNodes)
+					for i := range 60 {
+						require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, i, 0, []int64{98, 99}))
+						err := r.s.Hop(r.ctx, r.stream, r.mb, 0)
+						_, text, _ := strings.Cut(fmt.Sprint(err), "sample: ") // behind the kernel
+						all = append(all, text)
+						if err != nil { // which the stream keeps
+							r = newRig(t, open, topo, 2, cfg, directNodes)
+						}
+					}
+					return all
+				}
+				want := fails(hostGeneral)
+				if fanout != 1 {
+					require.Contains(t, strings.Join(want, ""),
+						fmt.Sprintf("id %d of edge %d: nodes are 0 to 499", id, at))
+				}
+				if fanout > 0 {
+					require.Contains(t, want, "", "not taken")
+				}
+				require.Equal(t, want, fails(host), "id %d, fanout %d", id, fanout)
+				put(was)
+			}
+		}
+	}
 }
 
 // The limit is fanout / d of all numbers of 64 bits, rounded down.
@@ -214,13 +334,14 @@ func TestLaborDependency(t *testing.T) {
 	const κ, nodes = 8, 20000
 	r := newRig(t, host, randomGraph(t, 100, 3, false, 1), 1, SamplerConfig{Fanouts: []int{1},
 		Seed: 5, Method: Labor, Dependency: κ}, directNodes)
-	h := r.s.hopper.(*laborHopper)
+	h := r.s.hopper.(*hostLaborHopper)
 	at := func(epoch, batch, hop int) (v []uint64) {
 		r.sample(t, epoch, batch, []int64{1})
-		p := laborParams{Keys: [2]uint64{h.keyOf(r.mb.key, r.mb, hop),
-			h.keyOf(r.mb.nextKey, r.mb, hop)}, Phase: h.phase, Span: κ, Turn: r.mb.turn}
+		p := h.variates(r.mb, hop)
+		vector := p.host()
 		for n := range uint64(nodes) {
 			v = append(v, p.variate(n))
+			require.Equal(t, v[n], vector.Variate(n))
 		}
 		return v
 	}
@@ -318,4 +439,65 @@ func TestLaborErrors(t *testing.T) {
 	r = newRig(t, host, topo, 1, cfg, directNodes)
 	require.Equal(t, laborModel(topo, cfg, 0, 0, []int64{98}),
 		r.plain(t, r.sample(t, 0, 0, []int64{98})))
+}
+
+// Batches of 512 seeds by 10,10: "host" is what the CPU runs, "general" the kernels of a GPU on it,
+// "read" only adds the ids up of the lists that a batch reads once.
+func BenchmarkLabor(b *testing.B) {
+	topo, err := Synthetic(1<<18, 68, true, 5)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, topo.Close()) })
+	seeds := someSeeds(1<<15, topo.NumNodes, 1)
+	report := func(b *testing.B, cpu float64, in int64) {
+		b.ReportMetric((cpuSeconds(b)-cpu)/float64(b.N)*1e3, "cpu-ms/op")
+		b.ReportMetric(float64(in)/float64(b.N), "in-edges/op")
+		b.ReportMetric((cpuSeconds(b)-cpu)*1e9/float64(in), "cpu-ns/in-edge")
+	}
+	lists := func(p plain) (in int64) {
+		for hop := range len(p.hopEnd) - 1 {
+			for _, v := range p.nodes[:p.hopEnd[hop]] {
+				in += topo.InDegree(v)
+			}
+		}
+		return in
+	}
+	for _, c := range []struct {
+		name, method string
+		open         opener
+		κ            int
+	}{{"neighbor/host", Neighbor, host, 1}, {"labor/general", Labor, hostGeneral, 1},
+		{"labor/host", Labor, host, 1}, {"labor16/general", Labor, hostGeneral, 16},
+		{"labor16/host", Labor, host, 16}} {
+		b.Run(c.name, func(b *testing.B) {
+			r := newRig(b, c.open, topo, 1, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7,
+				Method: c.method, Dependency: c.κ}, directNodes)
+			in := int64(0)
+			for i := range 64 {
+				in += lists(r.plain(b, r.sample(b, 0, i, seeds[i%64*512:][:512])))
+			}
+			cpu := cpuSeconds(b)
+			for i := 0; b.Loop(); i++ {
+				r.sample(b, 0, i, seeds[i%64*512:][:512])
+			}
+			report(b, cpu, in*int64(b.N)/64)
+		})
+	}
+	b.Run("read", func(b *testing.B) {
+		r := newRig(b, host, topo, 1, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7,
+			Method: Labor}, directNodes)
+		p := r.plain(b, r.sample(b, 0, 1, seeds[512:1024]))
+		in, sum := lists(p), uint32(0)
+		cpu := cpuSeconds(b)
+		for b.Loop() {
+			for hop := range len(p.hopEnd) - 1 {
+				for _, v := range p.nodes[:p.hopEnd[hop]] {
+					for _, id := range topo.Indices32[topo.Indptr[v]:topo.Indptr[v+1]] {
+						sum += id
+					}
+				}
+			}
+		}
+		require.NotZero(b, sum+1)
+		report(b, cpu, in*int64(b.N))
+	})
 }

@@ -26,7 +26,7 @@ func openNeighbor(c sampling) (hopper, error) {
 	switch {
 	case c.topo.Host.OnStorage():
 		return newStoredHopper(c)
-	case c.dev.Info().Backend == "host" && c.topo.Host.NumNodes <= 1<<32:
+	case c.hostTables():
 		return newHostHopper(c)
 	}
 	return newDeviceHopper(c)

@@ -218,6 +218,12 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 	return nil
 }
 
+// hostTables tells whether the CPU samples with its own kernels (hop_host.go), whose tables hold
+// nodes of 32 bits.
+func (c *sampling) hostTables() bool {
+	return c.dev.Info().Backend == "host" && c.topo.Host.NumNodes <= 1<<32
+}
+
 // gridLimit is the grid of the largest launches on the device.
 func (c *sampling) gridLimit() int { return max(1, 4*c.dev.Info().SMs) }
 

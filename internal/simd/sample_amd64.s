@@ -870,3 +870,1219 @@ taken:
 done:
 	MOVQ R8, ret+96(FP)
 	RET
+
+// func laborTake32AVX512(list *byte, n uint64, keys *[4]uint64, limit uint64, max *[16]uint32, out *uint32, room uint64) (done uint64, taken uint64)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, POPCNT
+TEXT ·laborTake32AVX512(SB), NOSPLIT, $0-72
+	MOVQ         keys+16(FP), AX
+	MOVQ         list+0(FP), CX
+	MOVQ         out+40(FP), DX
+	MOVQ         $0x9e3779b97f4a7c15, BX
+	VPBROADCASTQ BX, Z0
+	MOVQ         $0xbf58476d1ce4e5b9, BX
+	VPBROADCASTQ BX, Z1
+	MOVQ         $0x94d049bb133111eb, BX
+	VPBROADCASTQ BX, Z2
+	VPBROADCASTQ (AX), Z3
+	VPBROADCASTQ 8(AX), Z4
+	VPBROADCASTQ 16(AX), Z5
+	VPBROADCASTQ 24(AX), Z6
+	VPSUBQ       Z3, Z4, Z4
+	VPBROADCASTQ limit+24(FP), Z7
+	MOVQ         max+32(FP), BX
+	VMOVDQU32    (BX), Z8
+	XORQ         DI, DI
+	XORQ         R8, R8
+	MOVQ         n+8(FP), R9
+	MOVQ         room+48(FP), R10
+	SUBQ         $0x10, R10
+
+step:
+	CMPQ          R8, R10
+	JG            done
+	MOVQ          R9, R11
+	SUBQ          DI, R11
+	CMPQ          R11, $0x10
+	JB            rest
+	VMOVDQU32     (CX), Z9
+	VEXTRACTI64X4 $0x01, Z9, Y11
+	VPMOVZXDQ     Y9, Z10
+	VPMOVZXDQ     Y11, Z11
+	VPMULLQ       Z0, Z10, Z10
+	VPMULLQ       Z0, Z11, Z11
+	CMPQ          24(AX), $0x00
+	JEQ           one1
+	VPADDQ        Z5, Z10, Z12
+	VPADDQ        Z3, Z10, Z10
+	VPADDQ        Z5, Z11, Z13
+	VPADDQ        Z3, Z11, Z11
+	VPSRLQ        $0x1e, Z12, Z14
+	VPSRLQ        $0x1e, Z13, Z15
+	VPXORQ        Z14, Z12, Z12
+	VPXORQ        Z15, Z13, Z13
+	VPMULLQ       Z1, Z12, Z12
+	VPMULLQ       Z1, Z13, Z13
+	VPSRLQ        $0x1b, Z12, Z14
+	VPSRLQ        $0x1b, Z13, Z15
+	VPXORQ        Z14, Z12, Z12
+	VPXORQ        Z15, Z13, Z13
+	VPMULLQ       Z2, Z12, Z12
+	VPMULLQ       Z2, Z13, Z13
+	VPSRLQ        $0x1f, Z12, Z14
+	VPSRLQ        $0x1f, Z13, Z15
+	VPXORQ        Z14, Z12, Z12
+	VPXORQ        Z15, Z13, Z13
+	VPCMPUQ       $0x05, Z6, Z12, K1
+	VPADDQ        Z4, Z10, K1, Z10
+	VPCMPUQ       $0x05, Z6, Z13, K1
+	VPADDQ        Z4, Z11, K1, Z11
+	JMP           more1
+
+one1:
+	VPADDQ Z3, Z10, Z10
+	VPADDQ Z3, Z11, Z11
+
+more1:
+	VPSRLQ        $0x1e, Z10, Z12
+	VPSRLQ        $0x1e, Z11, Z13
+	VPXORQ        Z12, Z10, Z10
+	VPXORQ        Z13, Z11, Z11
+	VPMULLQ       Z1, Z10, Z10
+	VPMULLQ       Z1, Z11, Z11
+	VPSRLQ        $0x1b, Z10, Z12
+	VPSRLQ        $0x1b, Z11, Z13
+	VPXORQ        Z12, Z10, Z10
+	VPXORQ        Z13, Z11, Z11
+	VPMULLQ       Z2, Z10, Z10
+	VPMULLQ       Z2, Z11, Z11
+	VPSRLQ        $0x1f, Z10, Z12
+	VPSRLQ        $0x1f, Z11, Z13
+	VPXORQ        Z12, Z10, Z10
+	VPXORQ        Z13, Z11, Z11
+	VPCMPUQ       $0x02, Z7, Z10, K1
+	VPCMPUQ       $0x02, Z7, Z11, K2
+	KUNPCKBW      K1, K2, K1
+	VPCOMPRESSD.Z Z9, K1, Z9
+	VMOVDQU32     Z9, (DX)(R8*4)
+	VPMAXUD       Z9, Z8, Z8
+	KMOVW         K1, SI
+	POPCNTL       SI, SI
+	ADDQ          SI, R8
+	ADDQ          $0x10, DI
+	ADDQ          $0x40, CX
+	JMP           step
+
+rest:
+	TESTQ         R11, R11
+	JEQ           done
+	MOVQ          $-1, SI
+	BZHIQ         R11, SI, SI
+	KMOVW         SI, K1
+	VMOVDQU32.Z   (CX), K1, Z9
+	VEXTRACTI64X4 $0x01, Z9, Y11
+	VPMOVZXDQ     Y9, Z10
+	VPMOVZXDQ     Y11, Z11
+	VPMULLQ       Z0, Z10, Z10
+	VPMULLQ       Z0, Z11, Z0
+	CMPQ          24(AX), $0x00
+	JEQ           one2
+	VPADDQ        Z5, Z10, Z11
+	VPADDQ        Z3, Z10, Z10
+	VPADDQ        Z5, Z0, Z5
+	VPADDQ        Z3, Z0, Z0
+	VPSRLQ        $0x1e, Z11, Z3
+	VPSRLQ        $0x1e, Z5, Z12
+	VPXORQ        Z3, Z11, Z11
+	VPXORQ        Z12, Z5, Z5
+	VPMULLQ       Z1, Z11, Z11
+	VPMULLQ       Z1, Z5, Z5
+	VPSRLQ        $0x1b, Z11, Z3
+	VPSRLQ        $0x1b, Z5, Z12
+	VPXORQ        Z3, Z11, Z11
+	VPXORQ        Z12, Z5, Z5
+	VPMULLQ       Z2, Z11, Z11
+	VPMULLQ       Z2, Z5, Z5
+	VPSRLQ        $0x1f, Z11, Z3
+	VPSRLQ        $0x1f, Z5, Z12
+	VPXORQ        Z3, Z11, Z11
+	VPXORQ        Z12, Z5, Z5
+	VPCMPUQ       $0x05, Z6, Z11, K2
+	VPADDQ        Z4, Z10, K2, Z10
+	VPCMPUQ       $0x05, Z6, Z5, K2
+	VPADDQ        Z4, Z0, K2, Z0
+	JMP           more2
+
+one2:
+	VPADDQ Z3, Z10, Z10
+	VPADDQ Z3, Z0, Z0
+
+more2:
+	VPSRLQ        $0x1e, Z10, Z3
+	VPSRLQ        $0x1e, Z0, Z4
+	VPXORQ        Z3, Z10, Z10
+	VPXORQ        Z4, Z0, Z0
+	VPMULLQ       Z1, Z10, Z10
+	VPMULLQ       Z1, Z0, Z0
+	VPSRLQ        $0x1b, Z10, Z3
+	VPSRLQ        $0x1b, Z0, Z4
+	VPXORQ        Z3, Z10, Z10
+	VPXORQ        Z4, Z0, Z0
+	VPMULLQ       Z2, Z10, Z10
+	VPMULLQ       Z2, Z0, Z0
+	VPSRLQ        $0x1f, Z10, Z3
+	VPSRLQ        $0x1f, Z0, Z4
+	VPXORQ        Z3, Z10, Z10
+	VPXORQ        Z4, Z0, Z0
+	VPCMPUQ       $0x02, Z7, Z10, K2
+	VPCMPUQ       $0x02, Z7, Z0, K3
+	KUNPCKBW      K2, K3, K2
+	KANDW         K1, K2, K2
+	VPCOMPRESSD.Z Z9, K2, Z0
+	VMOVDQU32     Z0, (DX)(R8*4)
+	VPMAXUD       Z0, Z8, Z8
+	KMOVW         K2, SI
+	POPCNTL       SI, SI
+	ADDQ          SI, R8
+	ADDQ          R11, DI
+
+done:
+	MOVQ      DI, done+56(FP)
+	MOVQ      R8, taken+64(FP)
+	VMOVDQU32 Z8, (BX)
+	VZEROUPPER
+	RET
+
+// func laborTake64AVX512(list *byte, n uint64, keys *[4]uint64, limit uint64, max *[16]uint32, out *uint32, room uint64) (done uint64, taken uint64)
+// Requires: AVX, AVX512DQ, AVX512F, BMI2, POPCNT
+TEXT ·laborTake64AVX512(SB), NOSPLIT, $0-72
+	MOVQ         keys+16(FP), AX
+	MOVQ         list+0(FP), CX
+	MOVQ         out+40(FP), DX
+	MOVQ         $0x9e3779b97f4a7c15, BX
+	VPBROADCASTQ BX, Z0
+	MOVQ         $0xbf58476d1ce4e5b9, BX
+	VPBROADCASTQ BX, Z1
+	MOVQ         $0x94d049bb133111eb, BX
+	VPBROADCASTQ BX, Z2
+	VPBROADCASTQ (AX), Z3
+	VPBROADCASTQ 8(AX), Z4
+	VPBROADCASTQ 16(AX), Z5
+	VPBROADCASTQ 24(AX), Z6
+	VPSUBQ       Z3, Z4, Z4
+	VPBROADCASTQ limit+24(FP), Z7
+	MOVQ         max+32(FP), BX
+	VMOVDQU32    (BX), Z8
+	XORQ         DI, DI
+	XORQ         R8, R8
+	MOVQ         n+8(FP), R9
+	MOVQ         room+48(FP), R10
+	SUBQ         $0x10, R10
+
+step:
+	CMPQ      R8, R10
+	JG        done
+	MOVQ      R9, R11
+	SUBQ      DI, R11
+	CMPQ      R11, $0x08
+	JB        rest
+	VMOVDQU64 (CX), Z9
+	VPMULLQ   Z0, Z9, Z10
+	CMPQ      24(AX), $0x00
+	JEQ       one1
+	VPADDQ    Z5, Z10, Z11
+	VPADDQ    Z3, Z10, Z10
+	VPSRLQ    $0x1e, Z11, Z12
+	VPXORQ    Z12, Z11, Z11
+	VPMULLQ   Z1, Z11, Z11
+	VPSRLQ    $0x1b, Z11, Z12
+	VPXORQ    Z12, Z11, Z11
+	VPMULLQ   Z2, Z11, Z11
+	VPSRLQ    $0x1f, Z11, Z12
+	VPXORQ    Z12, Z11, Z11
+	VPCMPUQ   $0x05, Z6, Z11, K1
+	VPADDQ    Z4, Z10, K1, Z10
+	JMP       more1
+
+one1:
+	VPADDQ Z3, Z10, Z10
+
+more1:
+	VPSRLQ        $0x1e, Z10, Z11
+	VPXORQ        Z11, Z10, Z10
+	VPMULLQ       Z1, Z10, Z10
+	VPSRLQ        $0x1b, Z10, Z11
+	VPXORQ        Z11, Z10, Z10
+	VPMULLQ       Z2, Z10, Z10
+	VPSRLQ        $0x1f, Z10, Z11
+	VPXORQ        Z11, Z10, Z10
+	VPCMPUQ       $0x02, Z7, Z10, K1
+	VPCOMPRESSQ.Z Z9, K1, Z9
+	VPMOVQD       Z9, Y10
+	VMOVDQU       Y10, (DX)(R8*4)
+	VPMAXUD       Z9, Z8, Z8
+	KMOVW         K1, SI
+	POPCNTL       SI, SI
+	ADDQ          SI, R8
+	ADDQ          $0x08, DI
+	ADDQ          $0x40, CX
+	JMP           step
+
+rest:
+	TESTQ       R11, R11
+	JEQ         done
+	MOVQ        $-1, SI
+	BZHIQ       R11, SI, SI
+	KMOVW       SI, K1
+	VMOVDQU64.Z (CX), K1, Z9
+	VPMULLQ     Z0, Z9, Z0
+	CMPQ        24(AX), $0x00
+	JEQ         one2
+	VPADDQ      Z5, Z0, Z5
+	VPADDQ      Z3, Z0, Z0
+	VPSRLQ      $0x1e, Z5, Z3
+	VPXORQ      Z3, Z5, Z5
+	VPMULLQ     Z1, Z5, Z5
+	VPSRLQ      $0x1b, Z5, Z3
+	VPXORQ      Z3, Z5, Z5
+	VPMULLQ     Z2, Z5, Z5
+	VPSRLQ      $0x1f, Z5, Z3
+	VPXORQ      Z3, Z5, Z5
+	VPCMPUQ     $0x05, Z6, Z5, K2
+	VPADDQ      Z4, Z0, K2, Z0
+	JMP         more2
+
+one2:
+	VPADDQ Z3, Z0, Z0
+
+more2:
+	VPSRLQ        $0x1e, Z0, Z3
+	VPXORQ        Z3, Z0, Z0
+	VPMULLQ       Z1, Z0, Z0
+	VPSRLQ        $0x1b, Z0, Z3
+	VPXORQ        Z3, Z0, Z0
+	VPMULLQ       Z2, Z0, Z0
+	VPSRLQ        $0x1f, Z0, Z3
+	VPXORQ        Z3, Z0, Z0
+	VPCMPUQ       $0x02, Z7, Z0, K2
+	KANDW         K1, K2, K2
+	VPCOMPRESSQ.Z Z9, K2, Z0
+	VPMOVQD       Z0, Y1
+	VMOVDQU       Y1, (DX)(R8*4)
+	VPMAXUD       Z0, Z8, Z8
+	KMOVW         K2, SI
+	POPCNTL       SI, SI
+	ADDQ          SI, R8
+	ADDQ          R11, DI
+
+done:
+	MOVQ      DI, done+56(FP)
+	MOVQ      R8, taken+64(FP)
+	VMOVDQU32 Z8, (BX)
+	VZEROUPPER
+	RET
+
+DATA laborPacks<>+0(SB)/1, $0x80
+DATA laborPacks<>+1(SB)/1, $0x80
+DATA laborPacks<>+2(SB)/1, $0x80
+DATA laborPacks<>+3(SB)/1, $0x80
+DATA laborPacks<>+4(SB)/1, $0x80
+DATA laborPacks<>+5(SB)/1, $0x80
+DATA laborPacks<>+6(SB)/1, $0x80
+DATA laborPacks<>+7(SB)/1, $0x80
+DATA laborPacks<>+8(SB)/1, $0x80
+DATA laborPacks<>+9(SB)/1, $0x80
+DATA laborPacks<>+10(SB)/1, $0x80
+DATA laborPacks<>+11(SB)/1, $0x80
+DATA laborPacks<>+12(SB)/1, $0x80
+DATA laborPacks<>+13(SB)/1, $0x80
+DATA laborPacks<>+14(SB)/1, $0x80
+DATA laborPacks<>+15(SB)/1, $0x80
+DATA laborPacks<>+16(SB)/1, $0x00
+DATA laborPacks<>+17(SB)/1, $0x01
+DATA laborPacks<>+18(SB)/1, $0x02
+DATA laborPacks<>+19(SB)/1, $0x03
+DATA laborPacks<>+20(SB)/1, $0x80
+DATA laborPacks<>+21(SB)/1, $0x80
+DATA laborPacks<>+22(SB)/1, $0x80
+DATA laborPacks<>+23(SB)/1, $0x80
+DATA laborPacks<>+24(SB)/1, $0x80
+DATA laborPacks<>+25(SB)/1, $0x80
+DATA laborPacks<>+26(SB)/1, $0x80
+DATA laborPacks<>+27(SB)/1, $0x80
+DATA laborPacks<>+28(SB)/1, $0x80
+DATA laborPacks<>+29(SB)/1, $0x80
+DATA laborPacks<>+30(SB)/1, $0x80
+DATA laborPacks<>+31(SB)/1, $0x80
+DATA laborPacks<>+32(SB)/1, $0x04
+DATA laborPacks<>+33(SB)/1, $0x05
+DATA laborPacks<>+34(SB)/1, $0x06
+DATA laborPacks<>+35(SB)/1, $0x07
+DATA laborPacks<>+36(SB)/1, $0x80
+DATA laborPacks<>+37(SB)/1, $0x80
+DATA laborPacks<>+38(SB)/1, $0x80
+DATA laborPacks<>+39(SB)/1, $0x80
+DATA laborPacks<>+40(SB)/1, $0x80
+DATA laborPacks<>+41(SB)/1, $0x80
+DATA laborPacks<>+42(SB)/1, $0x80
+DATA laborPacks<>+43(SB)/1, $0x80
+DATA laborPacks<>+44(SB)/1, $0x80
+DATA laborPacks<>+45(SB)/1, $0x80
+DATA laborPacks<>+46(SB)/1, $0x80
+DATA laborPacks<>+47(SB)/1, $0x80
+DATA laborPacks<>+48(SB)/1, $0x00
+DATA laborPacks<>+49(SB)/1, $0x01
+DATA laborPacks<>+50(SB)/1, $0x02
+DATA laborPacks<>+51(SB)/1, $0x03
+DATA laborPacks<>+52(SB)/1, $0x04
+DATA laborPacks<>+53(SB)/1, $0x05
+DATA laborPacks<>+54(SB)/1, $0x06
+DATA laborPacks<>+55(SB)/1, $0x07
+DATA laborPacks<>+56(SB)/1, $0x80
+DATA laborPacks<>+57(SB)/1, $0x80
+DATA laborPacks<>+58(SB)/1, $0x80
+DATA laborPacks<>+59(SB)/1, $0x80
+DATA laborPacks<>+60(SB)/1, $0x80
+DATA laborPacks<>+61(SB)/1, $0x80
+DATA laborPacks<>+62(SB)/1, $0x80
+DATA laborPacks<>+63(SB)/1, $0x80
+DATA laborPacks<>+64(SB)/1, $0x08
+DATA laborPacks<>+65(SB)/1, $0x09
+DATA laborPacks<>+66(SB)/1, $0x0a
+DATA laborPacks<>+67(SB)/1, $0x0b
+DATA laborPacks<>+68(SB)/1, $0x80
+DATA laborPacks<>+69(SB)/1, $0x80
+DATA laborPacks<>+70(SB)/1, $0x80
+DATA laborPacks<>+71(SB)/1, $0x80
+DATA laborPacks<>+72(SB)/1, $0x80
+DATA laborPacks<>+73(SB)/1, $0x80
+DATA laborPacks<>+74(SB)/1, $0x80
+DATA laborPacks<>+75(SB)/1, $0x80
+DATA laborPacks<>+76(SB)/1, $0x80
+DATA laborPacks<>+77(SB)/1, $0x80
+DATA laborPacks<>+78(SB)/1, $0x80
+DATA laborPacks<>+79(SB)/1, $0x80
+DATA laborPacks<>+80(SB)/1, $0x00
+DATA laborPacks<>+81(SB)/1, $0x01
+DATA laborPacks<>+82(SB)/1, $0x02
+DATA laborPacks<>+83(SB)/1, $0x03
+DATA laborPacks<>+84(SB)/1, $0x08
+DATA laborPacks<>+85(SB)/1, $0x09
+DATA laborPacks<>+86(SB)/1, $0x0a
+DATA laborPacks<>+87(SB)/1, $0x0b
+DATA laborPacks<>+88(SB)/1, $0x80
+DATA laborPacks<>+89(SB)/1, $0x80
+DATA laborPacks<>+90(SB)/1, $0x80
+DATA laborPacks<>+91(SB)/1, $0x80
+DATA laborPacks<>+92(SB)/1, $0x80
+DATA laborPacks<>+93(SB)/1, $0x80
+DATA laborPacks<>+94(SB)/1, $0x80
+DATA laborPacks<>+95(SB)/1, $0x80
+DATA laborPacks<>+96(SB)/1, $0x04
+DATA laborPacks<>+97(SB)/1, $0x05
+DATA laborPacks<>+98(SB)/1, $0x06
+DATA laborPacks<>+99(SB)/1, $0x07
+DATA laborPacks<>+100(SB)/1, $0x08
+DATA laborPacks<>+101(SB)/1, $0x09
+DATA laborPacks<>+102(SB)/1, $0x0a
+DATA laborPacks<>+103(SB)/1, $0x0b
+DATA laborPacks<>+104(SB)/1, $0x80
+DATA laborPacks<>+105(SB)/1, $0x80
+DATA laborPacks<>+106(SB)/1, $0x80
+DATA laborPacks<>+107(SB)/1, $0x80
+DATA laborPacks<>+108(SB)/1, $0x80
+DATA laborPacks<>+109(SB)/1, $0x80
+DATA laborPacks<>+110(SB)/1, $0x80
+DATA laborPacks<>+111(SB)/1, $0x80
+DATA laborPacks<>+112(SB)/1, $0x00
+DATA laborPacks<>+113(SB)/1, $0x01
+DATA laborPacks<>+114(SB)/1, $0x02
+DATA laborPacks<>+115(SB)/1, $0x03
+DATA laborPacks<>+116(SB)/1, $0x04
+DATA laborPacks<>+117(SB)/1, $0x05
+DATA laborPacks<>+118(SB)/1, $0x06
+DATA laborPacks<>+119(SB)/1, $0x07
+DATA laborPacks<>+120(SB)/1, $0x08
+DATA laborPacks<>+121(SB)/1, $0x09
+DATA laborPacks<>+122(SB)/1, $0x0a
+DATA laborPacks<>+123(SB)/1, $0x0b
+DATA laborPacks<>+124(SB)/1, $0x80
+DATA laborPacks<>+125(SB)/1, $0x80
+DATA laborPacks<>+126(SB)/1, $0x80
+DATA laborPacks<>+127(SB)/1, $0x80
+DATA laborPacks<>+128(SB)/1, $0x0c
+DATA laborPacks<>+129(SB)/1, $0x0d
+DATA laborPacks<>+130(SB)/1, $0x0e
+DATA laborPacks<>+131(SB)/1, $0x0f
+DATA laborPacks<>+132(SB)/1, $0x80
+DATA laborPacks<>+133(SB)/1, $0x80
+DATA laborPacks<>+134(SB)/1, $0x80
+DATA laborPacks<>+135(SB)/1, $0x80
+DATA laborPacks<>+136(SB)/1, $0x80
+DATA laborPacks<>+137(SB)/1, $0x80
+DATA laborPacks<>+138(SB)/1, $0x80
+DATA laborPacks<>+139(SB)/1, $0x80
+DATA laborPacks<>+140(SB)/1, $0x80
+DATA laborPacks<>+141(SB)/1, $0x80
+DATA laborPacks<>+142(SB)/1, $0x80
+DATA laborPacks<>+143(SB)/1, $0x80
+DATA laborPacks<>+144(SB)/1, $0x00
+DATA laborPacks<>+145(SB)/1, $0x01
+DATA laborPacks<>+146(SB)/1, $0x02
+DATA laborPacks<>+147(SB)/1, $0x03
+DATA laborPacks<>+148(SB)/1, $0x0c
+DATA laborPacks<>+149(SB)/1, $0x0d
+DATA laborPacks<>+150(SB)/1, $0x0e
+DATA laborPacks<>+151(SB)/1, $0x0f
+DATA laborPacks<>+152(SB)/1, $0x80
+DATA laborPacks<>+153(SB)/1, $0x80
+DATA laborPacks<>+154(SB)/1, $0x80
+DATA laborPacks<>+155(SB)/1, $0x80
+DATA laborPacks<>+156(SB)/1, $0x80
+DATA laborPacks<>+157(SB)/1, $0x80
+DATA laborPacks<>+158(SB)/1, $0x80
+DATA laborPacks<>+159(SB)/1, $0x80
+DATA laborPacks<>+160(SB)/1, $0x04
+DATA laborPacks<>+161(SB)/1, $0x05
+DATA laborPacks<>+162(SB)/1, $0x06
+DATA laborPacks<>+163(SB)/1, $0x07
+DATA laborPacks<>+164(SB)/1, $0x0c
+DATA laborPacks<>+165(SB)/1, $0x0d
+DATA laborPacks<>+166(SB)/1, $0x0e
+DATA laborPacks<>+167(SB)/1, $0x0f
+DATA laborPacks<>+168(SB)/1, $0x80
+DATA laborPacks<>+169(SB)/1, $0x80
+DATA laborPacks<>+170(SB)/1, $0x80
+DATA laborPacks<>+171(SB)/1, $0x80
+DATA laborPacks<>+172(SB)/1, $0x80
+DATA laborPacks<>+173(SB)/1, $0x80
+DATA laborPacks<>+174(SB)/1, $0x80
+DATA laborPacks<>+175(SB)/1, $0x80
+DATA laborPacks<>+176(SB)/1, $0x00
+DATA laborPacks<>+177(SB)/1, $0x01
+DATA laborPacks<>+178(SB)/1, $0x02
+DATA laborPacks<>+179(SB)/1, $0x03
+DATA laborPacks<>+180(SB)/1, $0x04
+DATA laborPacks<>+181(SB)/1, $0x05
+DATA laborPacks<>+182(SB)/1, $0x06
+DATA laborPacks<>+183(SB)/1, $0x07
+DATA laborPacks<>+184(SB)/1, $0x0c
+DATA laborPacks<>+185(SB)/1, $0x0d
+DATA laborPacks<>+186(SB)/1, $0x0e
+DATA laborPacks<>+187(SB)/1, $0x0f
+DATA laborPacks<>+188(SB)/1, $0x80
+DATA laborPacks<>+189(SB)/1, $0x80
+DATA laborPacks<>+190(SB)/1, $0x80
+DATA laborPacks<>+191(SB)/1, $0x80
+DATA laborPacks<>+192(SB)/1, $0x08
+DATA laborPacks<>+193(SB)/1, $0x09
+DATA laborPacks<>+194(SB)/1, $0x0a
+DATA laborPacks<>+195(SB)/1, $0x0b
+DATA laborPacks<>+196(SB)/1, $0x0c
+DATA laborPacks<>+197(SB)/1, $0x0d
+DATA laborPacks<>+198(SB)/1, $0x0e
+DATA laborPacks<>+199(SB)/1, $0x0f
+DATA laborPacks<>+200(SB)/1, $0x80
+DATA laborPacks<>+201(SB)/1, $0x80
+DATA laborPacks<>+202(SB)/1, $0x80
+DATA laborPacks<>+203(SB)/1, $0x80
+DATA laborPacks<>+204(SB)/1, $0x80
+DATA laborPacks<>+205(SB)/1, $0x80
+DATA laborPacks<>+206(SB)/1, $0x80
+DATA laborPacks<>+207(SB)/1, $0x80
+DATA laborPacks<>+208(SB)/1, $0x00
+DATA laborPacks<>+209(SB)/1, $0x01
+DATA laborPacks<>+210(SB)/1, $0x02
+DATA laborPacks<>+211(SB)/1, $0x03
+DATA laborPacks<>+212(SB)/1, $0x08
+DATA laborPacks<>+213(SB)/1, $0x09
+DATA laborPacks<>+214(SB)/1, $0x0a
+DATA laborPacks<>+215(SB)/1, $0x0b
+DATA laborPacks<>+216(SB)/1, $0x0c
+DATA laborPacks<>+217(SB)/1, $0x0d
+DATA laborPacks<>+218(SB)/1, $0x0e
+DATA laborPacks<>+219(SB)/1, $0x0f
+DATA laborPacks<>+220(SB)/1, $0x80
+DATA laborPacks<>+221(SB)/1, $0x80
+DATA laborPacks<>+222(SB)/1, $0x80
+DATA laborPacks<>+223(SB)/1, $0x80
+DATA laborPacks<>+224(SB)/1, $0x04
+DATA laborPacks<>+225(SB)/1, $0x05
+DATA laborPacks<>+226(SB)/1, $0x06
+DATA laborPacks<>+227(SB)/1, $0x07
+DATA laborPacks<>+228(SB)/1, $0x08
+DATA laborPacks<>+229(SB)/1, $0x09
+DATA laborPacks<>+230(SB)/1, $0x0a
+DATA laborPacks<>+231(SB)/1, $0x0b
+DATA laborPacks<>+232(SB)/1, $0x0c
+DATA laborPacks<>+233(SB)/1, $0x0d
+DATA laborPacks<>+234(SB)/1, $0x0e
+DATA laborPacks<>+235(SB)/1, $0x0f
+DATA laborPacks<>+236(SB)/1, $0x80
+DATA laborPacks<>+237(SB)/1, $0x80
+DATA laborPacks<>+238(SB)/1, $0x80
+DATA laborPacks<>+239(SB)/1, $0x80
+DATA laborPacks<>+240(SB)/1, $0x00
+DATA laborPacks<>+241(SB)/1, $0x01
+DATA laborPacks<>+242(SB)/1, $0x02
+DATA laborPacks<>+243(SB)/1, $0x03
+DATA laborPacks<>+244(SB)/1, $0x04
+DATA laborPacks<>+245(SB)/1, $0x05
+DATA laborPacks<>+246(SB)/1, $0x06
+DATA laborPacks<>+247(SB)/1, $0x07
+DATA laborPacks<>+248(SB)/1, $0x08
+DATA laborPacks<>+249(SB)/1, $0x09
+DATA laborPacks<>+250(SB)/1, $0x0a
+DATA laborPacks<>+251(SB)/1, $0x0b
+DATA laborPacks<>+252(SB)/1, $0x0c
+DATA laborPacks<>+253(SB)/1, $0x0d
+DATA laborPacks<>+254(SB)/1, $0x0e
+DATA laborPacks<>+255(SB)/1, $0x0f
+GLOBL laborPacks<>(SB), RODATA|NOPTR, $256
+
+DATA laborFirst<>+0(SB)/4, $0xffffffff
+DATA laborFirst<>+4(SB)/4, $0xffffffff
+DATA laborFirst<>+8(SB)/4, $0xffffffff
+DATA laborFirst<>+12(SB)/4, $0xffffffff
+DATA laborFirst<>+16(SB)/4, $0xffffffff
+DATA laborFirst<>+20(SB)/4, $0xffffffff
+DATA laborFirst<>+24(SB)/4, $0xffffffff
+DATA laborFirst<>+28(SB)/4, $0xffffffff
+DATA laborFirst<>+32(SB)/4, $0x00000000
+DATA laborFirst<>+36(SB)/4, $0x00000000
+DATA laborFirst<>+40(SB)/4, $0x00000000
+DATA laborFirst<>+44(SB)/4, $0x00000000
+DATA laborFirst<>+48(SB)/4, $0x00000000
+DATA laborFirst<>+52(SB)/4, $0x00000000
+DATA laborFirst<>+56(SB)/4, $0x00000000
+DATA laborFirst<>+60(SB)/4, $0x00000000
+GLOBL laborFirst<>(SB), RODATA|NOPTR, $64
+
+// func laborTake32AVX2(list *byte, n uint64, keys *[4]uint64, limit uint64, max *[16]uint32, out *uint32, room uint64) (done uint64, taken uint64)
+// Requires: AVX, AVX2, BMI2, POPCNT
+TEXT ·laborTake32AVX2(SB), NOSPLIT, $416-72
+	MOVQ         keys+16(FP), AX
+	MOVQ         list+0(FP), CX
+	MOVQ         out+40(FP), DX
+	VPBROADCASTQ (AX), Y0
+	VMOVDQU      Y0, (SP)
+	VPBROADCASTQ 8(AX), Y0
+	VMOVDQU      Y0, 32(SP)
+	VPBROADCASTQ 16(AX), Y0
+	VMOVDQU      Y0, 64(SP)
+	MOVQ         $0x8000000000000000, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	VMOVDQU      Y1, 160(SP)
+	VPBROADCASTQ 24(AX), Y0
+	VPXOR        Y1, Y0, Y0
+	VMOVDQU      Y0, 96(SP)
+	VPBROADCASTQ limit+24(FP), Y0
+	VPXOR        Y1, Y0, Y0
+	VMOVDQU      Y0, 128(SP)
+	MOVQ         $0x9e3779b97f4a7c15, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	VMOVDQU      Y0, 192(SP)
+	VPSRLQ       $0x20, Y0, Y0
+	VMOVDQU      Y0, 224(SP)
+	MOVQ         $0xbf58476d1ce4e5b9, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	VMOVDQU      Y0, 256(SP)
+	VPSRLQ       $0x20, Y0, Y0
+	VMOVDQU      Y0, 288(SP)
+	MOVQ         $0x94d049bb133111eb, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	VMOVDQU      Y0, 320(SP)
+	VPSRLQ       $0x20, Y0, Y0
+	VMOVDQU      Y0, 352(SP)
+	MOVQ         max+32(FP), SI
+	LEAQ         laborPacks<>+0(SB), DI
+	LEAQ         laborFirst<>+0(SB), R8
+	VPXOR        Y0, Y0, Y0
+	VMOVDQU      Y0, 384(SP)
+	XORQ         R9, R9
+	XORQ         R10, R10
+	MOVQ         n+8(FP), R11
+	MOVQ         room+48(FP), R12
+	SUBQ         $0x10, R12
+
+step:
+	CMPQ         R10, R12
+	JG           done
+	MOVQ         R11, R13
+	SUBQ         R9, R13
+	CMPQ         R13, $0x08
+	JB           rest
+	VMOVDQU      (CX), Y0
+	VEXTRACTI128 $0x01, Y0, X2
+	VPMOVZXDQ    X0, Y1
+	VPMOVZXDQ    X2, Y2
+	VPMULUDQ     224(SP), Y1, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     192(SP), Y1, Y1
+	VPADDQ       Y3, Y1, Y1
+	VPMULUDQ     224(SP), Y2, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     192(SP), Y2, Y2
+	VPADDQ       Y3, Y2, Y2
+	CMPQ         24(AX), $0x00
+	JEQ          one1
+	VPADDQ       64(SP), Y1, Y3
+	VPSRLQ       $0x1e, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     288(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     256(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     256(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1b, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     352(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     320(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     320(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1f, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPXOR        160(SP), Y3, Y3
+	VMOVDQU      96(SP), Y4
+	VPCMPGTQ     Y3, Y4, Y4
+	VMOVDQU      32(SP), Y5
+	VMOVDQU      (SP), Y3
+	VPBLENDVB    Y4, Y3, Y5, Y3
+	VPADDQ       Y3, Y1, Y1
+	VPADDQ       64(SP), Y2, Y3
+	VPSRLQ       $0x1e, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     288(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     256(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     256(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1b, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     352(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     320(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     320(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1f, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPXOR        160(SP), Y3, Y3
+	VMOVDQU      96(SP), Y4
+	VPCMPGTQ     Y3, Y4, Y4
+	VMOVDQU      32(SP), Y5
+	VMOVDQU      (SP), Y3
+	VPBLENDVB    Y4, Y3, Y5, Y3
+	VPADDQ       Y3, Y2, Y2
+	JMP          more1
+
+one1:
+	VPADDQ (SP), Y1, Y1
+	VPADDQ (SP), Y2, Y2
+
+more1:
+	VPSRLQ       $0x1e, Y1, Y3
+	VPXOR        Y3, Y1, Y1
+	VPMULUDQ     288(SP), Y1, Y3
+	VPSRLQ       $0x20, Y1, Y4
+	VPMULUDQ     256(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     256(SP), Y1, Y1
+	VPADDQ       Y3, Y1, Y1
+	VPSRLQ       $0x1e, Y2, Y3
+	VPXOR        Y3, Y2, Y2
+	VPMULUDQ     288(SP), Y2, Y3
+	VPSRLQ       $0x20, Y2, Y4
+	VPMULUDQ     256(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     256(SP), Y2, Y2
+	VPADDQ       Y3, Y2, Y2
+	VPSRLQ       $0x1b, Y1, Y3
+	VPXOR        Y3, Y1, Y1
+	VPMULUDQ     352(SP), Y1, Y3
+	VPSRLQ       $0x20, Y1, Y4
+	VPMULUDQ     320(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     320(SP), Y1, Y1
+	VPADDQ       Y3, Y1, Y1
+	VPSRLQ       $0x1b, Y2, Y3
+	VPXOR        Y3, Y2, Y2
+	VPMULUDQ     352(SP), Y2, Y3
+	VPSRLQ       $0x20, Y2, Y4
+	VPMULUDQ     320(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     320(SP), Y2, Y2
+	VPADDQ       Y3, Y2, Y2
+	VPSRLQ       $0x1f, Y1, Y3
+	VPXOR        Y3, Y1, Y1
+	VPSRLQ       $0x1f, Y2, Y3
+	VPXOR        Y3, Y2, Y2
+	VPXOR        160(SP), Y1, Y1
+	VPCMPGTQ     128(SP), Y1, Y1
+	VPXOR        160(SP), Y2, Y2
+	VPCMPGTQ     128(SP), Y2, Y2
+	VMOVDQU      384(SP), X3
+	VMOVMSKPD    Y1, R13
+	XORL         $0x0f, R13
+	VMOVDQA      X0, X1
+	MOVQ         R13, BX
+	SHLQ         $0x04, BX
+	VPSHUFB      (DI)(BX*1), X1, X1
+	VMOVDQU      X1, (DX)(R10*4)
+	VPMAXUD      X1, X3, X3
+	POPCNTL      R13, R13
+	ADDQ         R13, R10
+	VMOVMSKPD    Y2, R13
+	XORL         $0x0f, R13
+	VEXTRACTI128 $0x01, Y0, X0
+	MOVQ         R13, BX
+	SHLQ         $0x04, BX
+	VPSHUFB      (DI)(BX*1), X0, X0
+	VMOVDQU      X0, (DX)(R10*4)
+	VPMAXUD      X0, X3, X3
+	POPCNTL      R13, R13
+	ADDQ         R13, R10
+	VMOVDQU      X3, 384(SP)
+	ADDQ         $0x08, R9
+	ADDQ         $0x20, CX
+	JMP          step
+
+rest:
+	TESTQ        R13, R13
+	JEQ          done
+	MOVQ         R13, BX
+	NEGQ         BX
+	VMOVDQU      32(R8)(BX*4), Y0
+	VPMASKMOVD   (CX), Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X2
+	VPMOVZXDQ    X0, Y1
+	VPMOVZXDQ    X2, Y2
+	VPMULUDQ     224(SP), Y1, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     192(SP), Y1, Y1
+	VPADDQ       Y3, Y1, Y1
+	VPMULUDQ     224(SP), Y2, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     192(SP), Y2, Y2
+	VPADDQ       Y3, Y2, Y2
+	CMPQ         24(AX), $0x00
+	JEQ          one2
+	VPADDQ       64(SP), Y1, Y3
+	VPSRLQ       $0x1e, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     288(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     256(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     256(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1b, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     352(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     320(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     320(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1f, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPXOR        160(SP), Y3, Y3
+	VMOVDQU      96(SP), Y4
+	VPCMPGTQ     Y3, Y4, Y4
+	VMOVDQU      32(SP), Y5
+	VMOVDQU      (SP), Y3
+	VPBLENDVB    Y4, Y3, Y5, Y3
+	VPADDQ       Y3, Y1, Y1
+	VPADDQ       64(SP), Y2, Y3
+	VPSRLQ       $0x1e, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     288(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     256(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     256(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1b, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPMULUDQ     352(SP), Y3, Y4
+	VPSRLQ       $0x20, Y3, Y5
+	VPMULUDQ     320(SP), Y5, Y5
+	VPADDQ       Y5, Y4, Y4
+	VPSLLQ       $0x20, Y4, Y4
+	VPMULUDQ     320(SP), Y3, Y3
+	VPADDQ       Y4, Y3, Y3
+	VPSRLQ       $0x1f, Y3, Y4
+	VPXOR        Y4, Y3, Y3
+	VPXOR        160(SP), Y3, Y3
+	VMOVDQU      96(SP), Y4
+	VPCMPGTQ     Y3, Y4, Y4
+	VMOVDQU      32(SP), Y5
+	VMOVDQU      (SP), Y3
+	VPBLENDVB    Y4, Y3, Y5, Y3
+	VPADDQ       Y3, Y2, Y2
+	JMP          more2
+
+one2:
+	VPADDQ (SP), Y1, Y1
+	VPADDQ (SP), Y2, Y2
+
+more2:
+	VPSRLQ       $0x1e, Y1, Y3
+	VPXOR        Y3, Y1, Y1
+	VPMULUDQ     288(SP), Y1, Y3
+	VPSRLQ       $0x20, Y1, Y4
+	VPMULUDQ     256(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     256(SP), Y1, Y1
+	VPADDQ       Y3, Y1, Y1
+	VPSRLQ       $0x1e, Y2, Y3
+	VPXOR        Y3, Y2, Y2
+	VPMULUDQ     288(SP), Y2, Y3
+	VPSRLQ       $0x20, Y2, Y4
+	VPMULUDQ     256(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     256(SP), Y2, Y2
+	VPADDQ       Y3, Y2, Y2
+	VPSRLQ       $0x1b, Y1, Y3
+	VPXOR        Y3, Y1, Y1
+	VPMULUDQ     352(SP), Y1, Y3
+	VPSRLQ       $0x20, Y1, Y4
+	VPMULUDQ     320(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     320(SP), Y1, Y1
+	VPADDQ       Y3, Y1, Y1
+	VPSRLQ       $0x1b, Y2, Y3
+	VPXOR        Y3, Y2, Y2
+	VPMULUDQ     352(SP), Y2, Y3
+	VPSRLQ       $0x20, Y2, Y4
+	VPMULUDQ     320(SP), Y4, Y4
+	VPADDQ       Y4, Y3, Y3
+	VPSLLQ       $0x20, Y3, Y3
+	VPMULUDQ     320(SP), Y2, Y2
+	VPADDQ       Y3, Y2, Y2
+	VPSRLQ       $0x1f, Y1, Y3
+	VPXOR        Y3, Y1, Y1
+	VPSRLQ       $0x1f, Y2, Y3
+	VPXOR        Y3, Y2, Y2
+	VPXOR        160(SP), Y1, Y1
+	VPCMPGTQ     128(SP), Y1, Y1
+	VPXOR        160(SP), Y2, Y2
+	VPCMPGTQ     128(SP), Y2, Y2
+	VMOVDQU      384(SP), X3
+	VMOVMSKPD    Y1, AX
+	XORL         $0x0f, AX
+	MOVQ         $-1, CX
+	BZHIQ        R13, CX, CX
+	ANDL         CX, AX
+	VMOVDQA      X0, X1
+	MOVQ         AX, BX
+	SHLQ         $0x04, BX
+	VPSHUFB      (DI)(BX*1), X1, X1
+	VMOVDQU      X1, (DX)(R10*4)
+	VPMAXUD      X1, X3, X3
+	POPCNTL      AX, AX
+	ADDQ         AX, R10
+	VMOVMSKPD    Y2, AX
+	XORL         $0x0f, AX
+	MOVQ         $-1, CX
+	BZHIQ        R13, CX, CX
+	SHRQ         $0x04, CX
+	ANDL         CX, AX
+	VEXTRACTI128 $0x01, Y0, X0
+	MOVQ         AX, BX
+	SHLQ         $0x04, BX
+	VPSHUFB      (DI)(BX*1), X0, X0
+	VMOVDQU      X0, (DX)(R10*4)
+	VPMAXUD      X0, X3, X3
+	POPCNTL      AX, AX
+	ADDQ         AX, R10
+	VMOVDQU      X3, 384(SP)
+	ADDQ         R13, R9
+
+done:
+	MOVQ    R9, done+56(FP)
+	MOVQ    R10, taken+64(FP)
+	VMOVDQU 384(SP), X0
+	VPMAXUD (SI), X0, X0
+	VMOVDQU X0, (SI)
+	VZEROUPPER
+	RET
+
+// func laborTake64AVX2(list *byte, n uint64, keys *[4]uint64, limit uint64, max *[16]uint32, out *uint32, room uint64) (done uint64, taken uint64)
+// Requires: AVX, AVX2, BMI2, POPCNT
+TEXT ·laborTake64AVX2(SB), NOSPLIT, $416-72
+	MOVQ         keys+16(FP), AX
+	MOVQ         list+0(FP), CX
+	MOVQ         out+40(FP), DX
+	VPBROADCASTQ (AX), Y0
+	VMOVDQU      Y0, (SP)
+	VPBROADCASTQ 8(AX), Y0
+	VMOVDQU      Y0, 32(SP)
+	VPBROADCASTQ 16(AX), Y0
+	VMOVDQU      Y0, 64(SP)
+	MOVQ         $0x8000000000000000, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	VMOVDQU      Y1, 160(SP)
+	VPBROADCASTQ 24(AX), Y0
+	VPXOR        Y1, Y0, Y0
+	VMOVDQU      Y0, 96(SP)
+	VPBROADCASTQ limit+24(FP), Y0
+	VPXOR        Y1, Y0, Y0
+	VMOVDQU      Y0, 128(SP)
+	MOVQ         $0x9e3779b97f4a7c15, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	VMOVDQU      Y0, 192(SP)
+	VPSRLQ       $0x20, Y0, Y0
+	VMOVDQU      Y0, 224(SP)
+	MOVQ         $0xbf58476d1ce4e5b9, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	VMOVDQU      Y0, 256(SP)
+	VPSRLQ       $0x20, Y0, Y0
+	VMOVDQU      Y0, 288(SP)
+	MOVQ         $0x94d049bb133111eb, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	VMOVDQU      Y0, 320(SP)
+	VPSRLQ       $0x20, Y0, Y0
+	VMOVDQU      Y0, 352(SP)
+	MOVQ         max+32(FP), SI
+	LEAQ         laborPacks<>+0(SB), DI
+	LEAQ         laborFirst<>+0(SB), R8
+	VPXOR        Y0, Y0, Y0
+	VMOVDQU      Y0, 384(SP)
+	XORQ         R9, R9
+	XORQ         R10, R10
+	MOVQ         n+8(FP), R11
+	MOVQ         room+48(FP), R12
+	SUBQ         $0x10, R12
+
+step:
+	CMPQ      R10, R12
+	JG        done
+	MOVQ      R11, R13
+	SUBQ      R9, R13
+	CMPQ      R13, $0x04
+	JB        rest
+	VMOVDQU   (CX), Y0
+	VMOVDQA   Y0, Y1
+	VPMULUDQ  224(SP), Y1, Y2
+	VPSRLQ    $0x20, Y1, Y3
+	VPMULUDQ  192(SP), Y3, Y3
+	VPADDQ    Y3, Y2, Y2
+	VPSLLQ    $0x20, Y2, Y2
+	VPMULUDQ  192(SP), Y1, Y1
+	VPADDQ    Y2, Y1, Y1
+	CMPQ      24(AX), $0x00
+	JEQ       one1
+	VPADDQ    64(SP), Y1, Y2
+	VPSRLQ    $0x1e, Y2, Y3
+	VPXOR     Y3, Y2, Y2
+	VPMULUDQ  288(SP), Y2, Y3
+	VPSRLQ    $0x20, Y2, Y4
+	VPMULUDQ  256(SP), Y4, Y4
+	VPADDQ    Y4, Y3, Y3
+	VPSLLQ    $0x20, Y3, Y3
+	VPMULUDQ  256(SP), Y2, Y2
+	VPADDQ    Y3, Y2, Y2
+	VPSRLQ    $0x1b, Y2, Y3
+	VPXOR     Y3, Y2, Y2
+	VPMULUDQ  352(SP), Y2, Y3
+	VPSRLQ    $0x20, Y2, Y4
+	VPMULUDQ  320(SP), Y4, Y4
+	VPADDQ    Y4, Y3, Y3
+	VPSLLQ    $0x20, Y3, Y3
+	VPMULUDQ  320(SP), Y2, Y2
+	VPADDQ    Y3, Y2, Y2
+	VPSRLQ    $0x1f, Y2, Y3
+	VPXOR     Y3, Y2, Y2
+	VPXOR     160(SP), Y2, Y2
+	VMOVDQU   96(SP), Y3
+	VPCMPGTQ  Y2, Y3, Y3
+	VMOVDQU   32(SP), Y4
+	VMOVDQU   (SP), Y2
+	VPBLENDVB Y3, Y2, Y4, Y2
+	VPADDQ    Y2, Y1, Y1
+	JMP       more1
+
+one1:
+	VPADDQ (SP), Y1, Y1
+
+more1:
+	VPSRLQ       $0x1e, Y1, Y2
+	VPXOR        Y2, Y1, Y1
+	VPMULUDQ     288(SP), Y1, Y2
+	VPSRLQ       $0x20, Y1, Y3
+	VPMULUDQ     256(SP), Y3, Y3
+	VPADDQ       Y3, Y2, Y2
+	VPSLLQ       $0x20, Y2, Y2
+	VPMULUDQ     256(SP), Y1, Y1
+	VPADDQ       Y2, Y1, Y1
+	VPSRLQ       $0x1b, Y1, Y2
+	VPXOR        Y2, Y1, Y1
+	VPMULUDQ     352(SP), Y1, Y2
+	VPSRLQ       $0x20, Y1, Y3
+	VPMULUDQ     320(SP), Y3, Y3
+	VPADDQ       Y3, Y2, Y2
+	VPSLLQ       $0x20, Y2, Y2
+	VPMULUDQ     320(SP), Y1, Y1
+	VPADDQ       Y2, Y1, Y1
+	VPSRLQ       $0x1f, Y1, Y2
+	VPXOR        Y2, Y1, Y1
+	VPXOR        160(SP), Y1, Y1
+	VPCMPGTQ     128(SP), Y1, Y1
+	VMOVDQU      384(SP), X2
+	VMOVMSKPD    Y1, R13
+	XORL         $0x0f, R13
+	VEXTRACTI128 $0x01, Y0, X3
+	VSHUFPS      $0x88, X3, X0, X1
+	VSHUFPS      $0xdd, X3, X0, X3
+	MOVQ         R13, BX
+	SHLQ         $0x04, BX
+	VPSHUFB      (DI)(BX*1), X1, X0
+	VPSHUFB      (DI)(BX*1), X3, X3
+	VMOVDQU      400(SP), X1
+	VPMAXUD      X3, X1, X1
+	VMOVDQU      X1, 400(SP)
+	VMOVDQU      X0, (DX)(R10*4)
+	VPMAXUD      X0, X2, X2
+	POPCNTL      R13, R13
+	ADDQ         R13, R10
+	VMOVDQU      X2, 384(SP)
+	ADDQ         $0x04, R9
+	ADDQ         $0x20, CX
+	JMP          step
+
+rest:
+	TESTQ      R13, R13
+	JEQ        done
+	MOVQ       R13, BX
+	SHLQ       $0x01, BX
+	NEGQ       BX
+	VMOVDQU    32(R8)(BX*4), Y0
+	VPMASKMOVD (CX), Y0, Y0
+	VMOVDQA    Y0, Y1
+	VPMULUDQ   224(SP), Y1, Y2
+	VPSRLQ     $0x20, Y1, Y3
+	VPMULUDQ   192(SP), Y3, Y3
+	VPADDQ     Y3, Y2, Y2
+	VPSLLQ     $0x20, Y2, Y2
+	VPMULUDQ   192(SP), Y1, Y1
+	VPADDQ     Y2, Y1, Y1
+	CMPQ       24(AX), $0x00
+	JEQ        one2
+	VPADDQ     64(SP), Y1, Y2
+	VPSRLQ     $0x1e, Y2, Y3
+	VPXOR      Y3, Y2, Y2
+	VPMULUDQ   288(SP), Y2, Y3
+	VPSRLQ     $0x20, Y2, Y4
+	VPMULUDQ   256(SP), Y4, Y4
+	VPADDQ     Y4, Y3, Y3
+	VPSLLQ     $0x20, Y3, Y3
+	VPMULUDQ   256(SP), Y2, Y2
+	VPADDQ     Y3, Y2, Y2
+	VPSRLQ     $0x1b, Y2, Y3
+	VPXOR      Y3, Y2, Y2
+	VPMULUDQ   352(SP), Y2, Y3
+	VPSRLQ     $0x20, Y2, Y4
+	VPMULUDQ   320(SP), Y4, Y4
+	VPADDQ     Y4, Y3, Y3
+	VPSLLQ     $0x20, Y3, Y3
+	VPMULUDQ   320(SP), Y2, Y2
+	VPADDQ     Y3, Y2, Y2
+	VPSRLQ     $0x1f, Y2, Y3
+	VPXOR      Y3, Y2, Y2
+	VPXOR      160(SP), Y2, Y2
+	VMOVDQU    96(SP), Y3
+	VPCMPGTQ   Y2, Y3, Y3
+	VMOVDQU    32(SP), Y4
+	VMOVDQU    (SP), Y2
+	VPBLENDVB  Y3, Y2, Y4, Y2
+	VPADDQ     Y2, Y1, Y1
+	JMP        more2
+
+one2:
+	VPADDQ (SP), Y1, Y1
+
+more2:
+	VPSRLQ       $0x1e, Y1, Y2
+	VPXOR        Y2, Y1, Y1
+	VPMULUDQ     288(SP), Y1, Y2
+	VPSRLQ       $0x20, Y1, Y3
+	VPMULUDQ     256(SP), Y3, Y3
+	VPADDQ       Y3, Y2, Y2
+	VPSLLQ       $0x20, Y2, Y2
+	VPMULUDQ     256(SP), Y1, Y1
+	VPADDQ       Y2, Y1, Y1
+	VPSRLQ       $0x1b, Y1, Y2
+	VPXOR        Y2, Y1, Y1
+	VPMULUDQ     352(SP), Y1, Y2
+	VPSRLQ       $0x20, Y1, Y3
+	VPMULUDQ     320(SP), Y3, Y3
+	VPADDQ       Y3, Y2, Y2
+	VPSLLQ       $0x20, Y2, Y2
+	VPMULUDQ     320(SP), Y1, Y1
+	VPADDQ       Y2, Y1, Y1
+	VPSRLQ       $0x1f, Y1, Y2
+	VPXOR        Y2, Y1, Y1
+	VPXOR        160(SP), Y1, Y1
+	VPCMPGTQ     128(SP), Y1, Y1
+	VMOVDQU      384(SP), X2
+	VMOVMSKPD    Y1, AX
+	XORL         $0x0f, AX
+	MOVQ         $-1, CX
+	BZHIQ        R13, CX, CX
+	ANDL         CX, AX
+	VEXTRACTI128 $0x01, Y0, X3
+	VSHUFPS      $0x88, X3, X0, X1
+	VSHUFPS      $0xdd, X3, X0, X3
+	MOVQ         AX, BX
+	SHLQ         $0x04, BX
+	VPSHUFB      (DI)(BX*1), X1, X0
+	VPSHUFB      (DI)(BX*1), X3, X3
+	VMOVDQU      400(SP), X1
+	VPMAXUD      X3, X1, X1
+	VMOVDQU      X1, 400(SP)
+	VMOVDQU      X0, (DX)(R10*4)
+	VPMAXUD      X0, X2, X2
+	POPCNTL      AX, AX
+	ADDQ         AX, R10
+	VMOVDQU      X2, 384(SP)
+	ADDQ         R13, R9
+
+done:
+	MOVQ       R9, done+56(FP)
+	MOVQ       R10, taken+64(FP)
+	VMOVDQU    384(SP), X0
+	VMOVDQU    400(SP), X1
+	VPUNPCKLDQ X1, X0, X2
+	VPMAXUD    (SI), X2, X2
+	VMOVDQU    X2, (SI)
+	VPUNPCKHDQ X1, X0, X2
+	VPMAXUD    16(SI), X2, X2
+	VMOVDQU    X2, 16(SI)
+	VZEROUPPER
+	RET

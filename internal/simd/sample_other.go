@@ -28,3 +28,19 @@ func sampleEnterHashAsm(*uint32, uint64, *uint64, uint64, uint64, uint64, uint64
 func samplePrefetchAsm(*int64, uint64, uint64, *uint32, *byte, uint64) {
 	panic("no assembly")
 }
+func laborTake32AVX512(*byte, uint64, *[4]uint64, uint64, *[16]uint32, *uint32, uint64) (uint64,
+	uint64) {
+	panic("no assembly")
+}
+func laborTake64AVX512(*byte, uint64, *[4]uint64, uint64, *[16]uint32, *uint32, uint64) (uint64,
+	uint64) {
+	panic("no assembly")
+}
+func laborTake32AVX2(*byte, uint64, *[4]uint64, uint64, *[16]uint32, *uint32, uint64) (uint64,
+	uint64) {
+	panic("no assembly")
+}
+func laborTake64AVX2(*byte, uint64, *[4]uint64, uint64, *[16]uint32, *uint32, uint64) (uint64,
+	uint64) {
+	panic("no assembly")
+}

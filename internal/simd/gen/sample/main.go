@@ -25,6 +25,11 @@ func main() {
 	gather("sampleGather64", 8)
 	enterDirect()
 	enterHash()
+	labor512("laborTake32AVX512", 4)
+	labor512("laborTake64AVX512", 8)
+	packs, first := laborPacks(), laborFirst()
+	labor2("laborTake32AVX2", 4, packs, first)
+	labor2("laborTake64AVX2", 8, packs, first)
 	Generate()
 }
 
