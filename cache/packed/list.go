@@ -20,10 +20,16 @@ type list struct {
 	at     int64 // bytes of the extent that were taken off
 	sum    uint32
 	ahead  []byte // read, not taken off
-	buf    []byte
+	buf    []byte // that ahead is in
+	own    *[]byte
+	want   int64 // bytes to read at one go
 }
 
-const listBytes = 16 << 10
+// A list reads between listLeast and listMost bytes at one go.
+const (
+	listLeast = 512
+	listMost  = 64 << 10
+)
 
 // list begins stream i.
 func (p *Plan) list(i int) (*list, error) {
@@ -59,24 +65,40 @@ func (l *list) next() (int64, error) {
 	return l.row, nil
 }
 
+// lend gives a list memory to read through, until giveBack, to find n rows from first on.
+func (l *list) lend(buf *[]byte, first, n int64) {
+	s := &l.p.streams[l.stream]
+	// Rows are spread evenly, more or less: what is missing is read when it is asked for.
+	share := float64(n) / float64(max(l.p.header.Rows, 1)) * float64(s.list.bytes)
+	l.own, l.want = buf, min(max(int64(share*1.25)+listLeast/2, listLeast), listMost)
+}
+
+// giveBack ends lend. What was read and not taken off is read again later.
+func (l *list) giveBack() { l.own, l.ahead, l.buf = nil, nil, nil }
+
 // fill reads on.
 func (l *list) fill() error {
 	s := &l.p.streams[l.stream]
 	from := l.at + int64(len(l.ahead))
-	if cap(l.buf) == 0 {
-		l.buf = make([]byte, 0, listBytes)
+	if l.buf == nil {
+		if l.own == nil {
+			l.own, l.want = new([]byte), listMost
+		}
+		if *l.own == nil {
+			*l.own = make([]byte, listMost)
+		}
+		l.buf = *l.own
 	}
-	l.buf = append(l.buf[:0], l.ahead...)
-	n := min(s.list.bytes-from, int64(listBytes-len(l.buf)))
-	to := l.buf[len(l.buf) : len(l.buf)+int(n)]
+	have := copy(l.buf, l.ahead)
+	n := min(s.list.bytes-from, max(l.want-int64(have), listLeast-binary.MaxVarintLen64))
+	to := l.buf[have : have+int(n)]
 	if got, err := l.p.r.ReadAt(to, s.list.at+from); got < len(to) {
 		if err == nil || errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return errs.New(errs.Device, "plan %s: rows %d: %w", l.p.name, l.stream, err)
 	}
-	l.buf = l.buf[:len(l.buf)+int(n)]
-	l.ahead = l.buf
+	l.ahead = l.buf[:have+int(n)]
 	return nil
 }
 

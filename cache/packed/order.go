@@ -1,0 +1,145 @@
+package packed
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"helios/internal/hostmem"
+)
+
+// order brings the parts of the disk caches into their order, some between two marks. One that a
+// process died in the midst of is in no order that anybody knows, so its rows are read from the
+// Source again.
+func (k *packer) order(ctx context.Context) error {
+	var parts []int
+	for i := range k.p.streams {
+		if k.p.streams[i].Cache {
+			parts = append(parts, i)
+		}
+	}
+	if k.mark.begun > int64(len(parts)) {
+		return k.p.damaged("%d parts of disk caches were begun, and there are %d", k.mark.begun,
+			len(parts))
+	}
+	// Those that were begun and not finished are lost; lost is empty but for a resumed pack.
+	lost := parts[k.mark.ordered:k.mark.begun]
+	for _, i := range parts[:k.mark.ordered] {
+		k.done.Add(2 * k.shape.PagesOf(k.p.streams[i].Rows) * k.shape.PageBytes)
+	}
+	k.sides = make([][]byte, 2*k.c.Workers)
+	var source sync.Mutex // a Source is read by one goroutine
+	if err := k.orderAll(ctx, lost, &source); err != nil {
+		return err
+	}
+	for at := int(k.mark.begun); at < len(parts); {
+		end := min(at+max(orderTogether, k.c.Workers), len(parts))
+		k.mark.ordered, k.mark.begun = int64(at), int64(end)
+		if err := k.settle(ctx); err != nil {
+			return err
+		}
+		if err := k.orderAll(ctx, parts[at:end], nil); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}
+
+// orderAll brings parts into order; source: their rows are read again.
+func (k *packer) orderAll(ctx context.Context, parts []int, source *sync.Mutex) error {
+	var telling sync.Mutex
+	return k.each(ctx, len(parts), func(w, i int) error {
+		bytes, err := k.orderOne(ctx, parts[i], source, w)
+		if err == nil {
+			telling.Lock()
+			defer telling.Unlock()
+			k.stats.OrderedBytes += bytes
+			k.tell(bytes)
+		}
+		return err
+	})
+}
+
+// orderOne brings a part of a disk cache into order.
+func (k *packer) orderOne(ctx context.Context, i int, source *sync.Mutex, w int) (int64, error) {
+	h, of := k.shape, &k.p.streams[i]
+	places, err := k.p.places(i, nil)
+	if err != nil {
+		return 0, err
+	}
+	bytes := h.PagesOf(of.Rows) * h.PageBytes
+	to, err := k.side(2*w, bytes)
+	if err != nil {
+		return 0, err
+	}
+	clear(to)
+	at := func(row int64) int64 {
+		return row/h.RowsPerPage*h.PageBytes + row%h.RowsPerPage*h.RowBytes
+	}
+	put := func(n int, data []byte) { copy(to[at(int64(places[n])):], data[:h.RowBytes]) }
+	if source != nil {
+		rows, err := k.rowsOf(i, w)
+		if err != nil {
+			return 0, err
+		}
+		source.Lock()
+		defer source.Unlock()
+		k.stats.Collected += int64(len(rows))
+		if err := collect(ctx, k.src, rows, h.RowBytes, make([]byte, max(collectBytes, h.RowBytes)),
+			put); err != nil {
+			return 0, err
+		}
+	} else {
+		from, err := k.side(2*w+1, bytes)
+		if err != nil {
+			return 0, err
+		}
+		if err := k.to.ReadAt(ctx, of.Page, from); err != nil {
+			return 0, err
+		}
+		for n := range of.Rows {
+			put(int(n), from[at(n):])
+		}
+	}
+	return bytes, k.write(ctx, of.Page, to)
+}
+
+// side gives one of the workers' larger buffers.
+func (k *packer) side(i int, bytes int64) ([]byte, error) {
+	if int64(len(k.sides[i])) < bytes {
+		if b := k.sides[i]; b != nil {
+			k.sides[i] = nil
+			if err := hostmem.Free(b); err != nil {
+				return nil, err
+			}
+		}
+		b, err := hostmem.Alloc(bytes, "packing")
+		if err != nil {
+			return nil, err
+		}
+		k.sides[i] = b
+	}
+	return k.sides[i][:bytes], nil
+}
+
+// rowsOf lists a stream's rows.
+func (k *packer) rowsOf(i, w int) ([]int64, error) {
+	l, err := k.p.list(i)
+	if err != nil {
+		return nil, err
+	}
+	l.lend(&k.lists[w], 0, k.p.header.Rows)
+	rows := make([]int64, 0, k.p.streams[i].Rows)
+	for {
+		row, err := l.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return rows, nil
+		case err != nil:
+			return nil, err
+		}
+		rows = append(rows, row)
+	}
+}
