@@ -89,9 +89,10 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 	return b, nodes, nil
 }
 
-// Restore makes mb what Save was given, with the frontier's nodes. What is kept is checked for its
-// sizes alone: whoever keeps it guards it. Work of mb's previous batch must be done, and stage,
-// which grows as needed, belongs to the call.
+// Restore makes mb what Save was given, with the frontier's nodes. What is kept is checked as far
+// as kernels take it for granted, so that none reads beyond a block: other changes are for whoever
+// keeps it to find. Work of mb's previous batch must be done, and stage, which grows as needed,
+// belongs to the call.
 func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	nodes []int64, saved []byte, stage *Stage) error {
 	broken := func(what string) error {
@@ -108,6 +109,9 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	if hops != uint64(len(s.cfg.Fanouts)) || len(saved) < header+int(hops)*24 {
 		return broken("another number of hops")
 	}
+	if seeds := le.Uint64(saved); seeds < 1 || seeds > uint64(len(nodes)) {
+		return broken("another number of seeds")
+	}
 	if err := mb.freeRetired(); err != nil {
 		return err
 	}
@@ -120,7 +124,8 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 		x.NumDst, x.NumSrc, x.NumEdges = int64(le.Uint64(at)), int64(le.Uint64(at[8:])),
 			int64(le.Uint64(at[16:]))
 		if x.NumDst != dst || x.NumSrc < dst || x.NumSrc > int64(len(nodes)) ||
-			uint64(x.NumEdges) > uint64(len(saved)) {
+			uint64(x.NumEdges) > uint64(len(saved)) ||
+			x.Weights != nil && has&(savedWeights<<h) == 0 {
 			return broken("a block of another size")
 		}
 		dst = x.NumSrc
@@ -143,12 +148,21 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 		rest = rest[n:]
 		return b
 	}
+	for _, v := range nodes {
+		if uint64(v) >= uint64(s.topo.Host.NumNodes) {
+			return broken("a node that the graph has not")
+		}
+	}
 	list := []piece{{to: &mb.Nodes, data: hostmem.Bytes(nodes), purpose: "frontier"}}
 	for h := range mb.Blocks {
 		x := &mb.Blocks[h]
+		at, src := take((x.NumDst+1)*4), take(x.NumEdges*4)
+		if !validBlock(at, src, uint32(x.NumSrc)) {
+			return broken("a block that is none")
+		}
 		list = append(list,
-			piece{to: &x.Indptr, data: take((x.NumDst + 1) * 4), widen: true, purpose: "block offsets"},
-			piece{to: &x.Src, data: take(x.NumEdges * 4), purpose: "block sources"})
+			piece{to: &x.Indptr, data: at, widen: true, purpose: "block offsets"},
+			piece{to: &x.Src, data: src, purpose: "block sources"})
 		if has&(savedWeights<<h) != 0 {
 			list = append(list, piece{to: &x.Weights, data: take(x.NumSrc * 4),
 				purpose: "block weights"})
@@ -159,6 +173,26 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 			purpose: "frontier degrees"})
 	}
 	return mb.upload(ctx, stream, stage, list)
+}
+
+// validBlock tells whether offsets go from 0 to the number of sources, which are all below n.
+func validBlock(offsets, src []byte, n uint32) bool {
+	le, last, most := binary.LittleEndian, uint32(0), uint32(0)
+	if le.Uint32(offsets) != 0 {
+		return false
+	}
+	for ; len(offsets) > 0; offsets = offsets[4:] {
+		at := le.Uint32(offsets)
+		if at < last {
+			return false
+		}
+		last = at
+	}
+	edges := len(src) / 4
+	for ; len(src) >= 4; src = src[4:] {
+		most = max(most, le.Uint32(src))
+	}
+	return int(last) == edges && (edges == 0 || most < n)
 }
 
 // Stage is pinned memory for what is on its way to a device.

@@ -56,3 +56,42 @@ func TestSaved(t *testing.T) {
 		require.NoError(t, other.Close())
 	}
 }
+
+// FuzzRestore: whatever is kept, a mini-batch that comes back has blocks that kernels can read.
+func FuzzRestore(f *testing.F) {
+	topo := randomGraph(f, 500, 6, false, 9)
+	r := newRig(f, host, topo, 1, SamplerConfig{Fanouts: []int{3, 2}, Seed: 3}, directNodes)
+	view := func(b cuda.Buffer, n int64) ([]byte, error) { return b.Bytes()[:n], nil }
+	for i := range 3 {
+		mb := r.sample(f, 1, i, someSeeds(7, 500, uint64(i)+1))
+		saved, n, err := mb.Save(nil, view)
+		require.NoError(f, err)
+		f.Add(hostmem.Bytes(hostmem.View[int64](mb.Nodes.Bytes())[:n]), saved)
+	}
+	f.Fuzz(func(t *testing.T, frontier, saved []byte) {
+		nodes := make([]int64, len(frontier)/8)
+		copy(hostmem.Bytes(nodes), frontier)
+		var stage Stage
+		defer func() { require.NoError(t, stage.Close()) }()
+		err := r.s.Restore(r.ctx, r.stream, r.mb, 1, 0, nodes, saved, &stage)
+		if err != nil {
+			require.Equal(t, errs.Device, errs.ClassOf(err))
+			return
+		}
+		for _, v := range nodes {
+			require.True(t, v >= 0 && v < 500)
+		}
+		for _, b := range r.mb.Blocks {
+			at := hostmem.View[int64](b.Indptr.Bytes())[:b.NumDst+1]
+			require.Zero(t, at[0])
+			for i := range b.NumDst {
+				require.LessOrEqual(t, at[i], at[i+1])
+			}
+			require.Equal(t, b.NumEdges, at[b.NumDst])
+			for _, v := range hostmem.View[uint32](b.Src.Bytes())[:b.NumEdges] {
+				require.Less(t, int64(v), b.NumSrc)
+			}
+			require.LessOrEqual(t, b.NumSrc, int64(len(nodes)))
+		}
+	})
+}
