@@ -16,6 +16,7 @@ import (
 	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
+	"helios/graph/partition"
 	"helios/sched/plan"
 )
 
@@ -243,6 +244,7 @@ func TestDocumentsListRegistries(t *testing.T) {
 		"stack":       gpuio.StackNames(nil),
 		"pipeline":    plan.PipelineNames(nil),
 		"rung":        gpuio.Rungs(),
+		"partitioner": partition.MethodNames(),
 	}
 	seen := map[string]int{}
 	name := regexp.MustCompile("`([a-z0-9-]+)`")

@@ -38,6 +38,7 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 			virtual...),
 		"cache replay --csv":      {"cache", "replay", "run.trace", "--sizes", "5%"},
 		"cache replay --html":     {"cache", "replay", "run.trace", "--sizes", "5%"},
+		"partition --out":         {"partition", "g", "--parts", "2", "--method", "random"},
 		"cache hotness --results": {"cache", "hotness", "g", "--hotness", "degree"},
 	} {
 		require.NoError(t, os.WriteFile("there", []byte("mine"), 0o644))

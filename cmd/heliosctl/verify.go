@@ -23,7 +23,7 @@ func verifyCommand() *cli.Command {
 		ArgsUsage: "[DATASET]",
 		Description: "The files of a dataset's folder are held against the checksums that were taken when it was made\n" +
 			"(dataset.seal), those of an older dataset, which has none, against the UUID in dataset.yaml. Where SSDs are bound,\n" +
-			"the rows on them are read, too. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
+			"the rows on them are read, too, and partitions in the folder (*.partition) always. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
 			"says; what disagrees with its seal is never sealed again.\n\n" +
 			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
 			"written row checksums (its default), bad rows are named.",
@@ -136,6 +136,9 @@ func (v *verifier) verifyFiles(ctx context.Context, d *dataset.Dataset) (done bo
 	r, err := dataset.VerifyFiles(ctx, d, v.ui.Progress)
 	if err := v.showFiles(d.Meta.Name, r, err); err != nil {
 		return true, whenStopped(err, "nothing was written: run it again")
+	}
+	if err := v.verifyPartitions(d); err != nil {
+		return true, err
 	}
 	if len(v.names) > 0 || v.source {
 		return false, nil
