@@ -2,6 +2,7 @@ package sched
 
 import (
 	"context"
+	"runtime/debug"
 	"time"
 
 	"helios/cache/superbatch"
@@ -53,4 +54,13 @@ func (t *plannedTiers) takeBack() error {
 		return nil
 	}
 	return t.e.TakeBack()
+}
+
+// regain gives the CPU tier its memory back. What planning has left in Go's heap goes first: where
+// memory is tight the tier is to have it.
+func (t *plannedTiers) regain() error {
+	if t.e.Config.MemoryMoves() {
+		debug.FreeOSMemory()
+	}
+	return t.tier.TakeBack()
 }

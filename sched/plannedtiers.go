@@ -427,16 +427,20 @@ func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
 	}
 	avail, err := hostmem.AvailableBytes()
 	c := t.tier.Config()
-	if t.e.Config.MemoryMoves() { // what is lent comes back, and the tier is there again
-		avail += t.e.Topology.StorageInfo().CacheBytes - c.CPUSlots*c.RowBytes
+	free := avail - slotBytes*(c.GPUSlots+c.CPUSlots)
+	if t.e.Config.MemoryMoves() {
+		// Lists are gone while changes are found, and the tier is not there yet. Then it comes, and
+		// of the changes stays a half at most.
+		free += t.e.Topology.StorageInfo().CacheBytes
+		free = min(free, 2*(free-c.CPUSlots*c.RowBytes))
 	}
-	r.memory = max(avail-slotBytes*(c.GPUSlots+c.CPUSlots), 0) / memoryShare / at
+	r.memory = max(free, 0) / memoryShare / at
 	return r, err
 }
 
 // fill reads the rows that a superbatch begins with.
 func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
-	if err := t.tier.TakeBack(); err != nil {
+	if err := t.regain(); err != nil {
 		return err
 	}
 	if len(x.changes.Fill) == 0 {
@@ -470,7 +474,9 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 		if len(rows[i]) > 0 {
 			x.p.clock.read(time.Now().Add(-took.Submit-took.Complete), took)
 		}
-		s.RowsLoaded += int64(len(rows[i]))
+		if t.static == nil { // each is accessed, and a hit then
+			s.RowsLoaded += int64(len(rows[i]))
+		}
 		if err != nil {
 			return err
 		}

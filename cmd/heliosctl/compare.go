@@ -307,9 +307,13 @@ type comparedRun struct {
 	// CPU time of an epoch: the process's, and of it the software controllers'.
 	CPUSeconds   float64 `json:"cpu_seconds"`
 	ProxySeconds float64 `json:"proxy_cpu_seconds"`
-	PeakMemory   int64   `json:"peak_memory_bytes"`
-	GPUCache     int64   `json:"gpu_cache_bytes"`
-	CPUCache     int64   `json:"cpu_cache_bytes"`
+	// DiskBytes is what the kernel read from disks for the process in an epoch: rows of files,
+	// also by page faults, neighbour lists and the samples of superbatches; 0 where it does not
+	// tell.
+	DiskBytes  float64 `json:"disk_bytes"`
+	PeakMemory int64   `json:"peak_memory_bytes"`
+	GPUCache   int64   `json:"gpu_cache_bytes"`
+	CPUCache   int64   `json:"cpu_cache_bytes"`
 	// absent where nothing was computed, as the next
 	Losses     []float64 `json:"losses,omitempty"`
 	Params     string    `json:"params_sha256,omitempty"`
@@ -318,13 +322,32 @@ type comparedRun struct {
 	Modelled bool `json:"modelled"`
 }
 
-// usage is CPU time of the process and of its software controllers.
-type usage struct{ process, proxy time.Duration }
+// usage is CPU time of the process and of its software controllers, and what was read from disks.
+type usage struct {
+	process, proxy time.Duration
+	disk           int64
+}
 
 func usageNow() usage {
 	var u unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // fails for bad arguments only
-	return usage{time.Duration(u.Utime.Nano() + u.Stime.Nano()), proxy.CPUTime()}
+	return usage{time.Duration(u.Utime.Nano() + u.Stime.Nano()), proxy.CPUTime(), diskBytes()}
+}
+
+// diskBytes returns the bytes that the process has had read from disks so far, 0 where the kernel
+// does not count them.
+func diskBytes() int64 {
+	b, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if n, ok := strings.CutPrefix(line, "read_bytes: "); ok {
+			v, _ := strconv.ParseInt(strings.TrimSpace(n), 10, 64) // else 0
+			return v
+		}
+	}
+	return 0
 }
 
 func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
@@ -508,6 +531,7 @@ func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs,
 		a, b, n := at[from], at[len(at)-1], float64(run.Epochs)
 		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n,
 			(b.proxy-a.proxy).Seconds()/n
+		run.DiskBytes = float64(b.disk-a.disk) / n
 	}
 	run.Bottleneck = bottleneck(run, runtime.GOMAXPROCS(0))
 	return run, nil

@@ -56,6 +56,7 @@ type comparedVariant struct {
 	CPUSeconds   span3   `json:"cpu_seconds"`
 	ProxySeconds span3   `json:"proxy_cpu_seconds"`
 	BytesSSD     span3   `json:"bytes_ssd"`
+	DiskBytes    span3   `json:"disk_bytes"`
 	Commands     span3   `json:"ssd_commands"`
 	RowsGPU      float64 `json:"rows_gpu"`
 	RowsCPU      float64 `json:"rows_cpu"`
@@ -128,6 +129,7 @@ func (r *comparison) summary() comparisonSummary {
 			CPUSeconds:   of(func(x comparedRun) float64 { return x.CPUSeconds }),
 			ProxySeconds: of(func(x comparedRun) float64 { return x.ProxySeconds }),
 			BytesSSD:     of(func(x comparedRun) float64 { return x.BytesSSD }),
+			DiskBytes:    of(func(x comparedRun) float64 { return x.DiskBytes }),
 			Commands:     of(func(x comparedRun) float64 { return x.Commands }),
 			RowsGPU:      of(func(x comparedRun) float64 { return x.RowsGPU }).Median,
 			RowsCPU:      of(func(x comparedRun) float64 { return x.RowsCPU }).Median,
@@ -162,8 +164,8 @@ func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
 
 // rows are the table for people and for the report; the first is its header.
 func (s comparisonSummary) rows() [][]string {
-	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "stall",
-		"overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
+	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "disk read",
+		"stall", "overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
 	for _, v := range s.Variants {
 		g, c, d := v.share3()
 		proxy := "–"
@@ -173,7 +175,8 @@ func (s comparisonSummary) rows() [][]string {
 		t = append(t, []string{
 			v.Name, v.Seconds.text("%.3g"), v.Ratio.text("%.2f"),
 			fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
-			units.FormatBytes(int64(v.BytesSSD.Median)), fmt.Sprintf("%.0f%%", 100*v.Stall.Median),
+			units.FormatBytes(int64(v.BytesSSD.Median)), memoryFigure(int64(v.DiskBytes.Median)),
+			fmt.Sprintf("%.0f%%", 100*v.Stall.Median),
 			fmt.Sprintf("%.2f", v.Overlap.Median),
 			figure(v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median),
 			fmt.Sprintf("%.3g", v.Setup.Median), memoryFigure(v.PeakMemory),
@@ -225,7 +228,8 @@ func (r *comparison) writeCSV(w io.Writer) error {
 	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured",
 		"epoch_seconds", "first_epoch_seconds", "setup_seconds",
-		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "ssd_commands", "read_amplification",
+		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "disk_bytes", "ssd_commands",
+		"read_amplification",
 		"stall", "overlap",
 		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds",
 		"train_seconds", "topology_seconds",
@@ -239,7 +243,8 @@ func (r *comparison) writeCSV(w io.Writer) error {
 		}
 		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline,
 			strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
-			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.Commands),
+			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.DiskBytes),
+			f(x.Commands),
 			f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
 			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
 			f(st.Topology),

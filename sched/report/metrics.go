@@ -67,7 +67,8 @@ type EpochResult struct {
 	RowsGPU    int64    `json:"rows_gpu"`
 	RowsCPU    int64    `json:"rows_cpu"`
 	RowsSSD    int64    `json:"rows_ssd"`
-	// RowsLoaded are read before the superbatch that needs them, beside RowsSSD.
+	// RowsLoaded are read before the superbatch that needs them, beside RowsSSD. Those of a static
+	// tier, which are read whether or not they are needed, are in BytesSSD alone.
 	RowsLoaded        int64        `json:"rows_loaded,omitempty"`
 	BytesSSD          int64        `json:"bytes_ssd"`
 	SSDCommands       int64        `json:"ssd_commands"`
