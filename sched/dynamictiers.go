@@ -702,4 +702,4 @@ func (d *dynamicTiers) record(h *trace.Header) cache.Placement {
 	return cache.Placement{CPU: c.CPU}
 }
 
-func (d *dynamicTiers) sampling() time.Duration { return 0 }
+func (d *dynamicTiers) beside() report.StageSeconds { return report.StageSeconds{} }

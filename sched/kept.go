@@ -2,6 +2,8 @@ package sched
 
 import (
 	"context"
+	"sync/atomic"
+	"time"
 
 	"helios/graph"
 )
@@ -27,14 +29,19 @@ type keptPass struct {
 	from  keptSamples
 	base  int
 	stage *graph.Stage
+	took  *atomic.Int64 // ns, in which mini-batches were read; nil: nobody wants to know
 }
 
 func (k *keptPass) restore(op context.Context, s *slot, i int) (err error) {
+	begin := time.Now()
 	if s.rows, err = k.from.Read(i+k.base, s.rows); err != nil {
 		return err
 	}
 	if s.adj, err = k.from.Adj(i+k.base, s.adj); err != nil {
 		return err
+	}
+	if k.took != nil {
+		k.took.Add(int64(time.Since(begin)))
 	}
 	return k.p.sampler.Restore(op, k.e.Stream, s.mb, k.p.epoch, i, s.rows, s.adj, k.stage)
 }

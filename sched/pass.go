@@ -88,7 +88,8 @@ func (e *engine) streamSeconds() report.StageSeconds {
 		Sample: e.Stream.Busy().Seconds(), Lookup: e.lookupS.Busy().Seconds(),
 		Gather: e.gatherS.Busy().Seconds(), Train: e.trainS.Busy().Seconds(),
 	}
-	s.Sample += e.Sampler.Busy().Seconds() + e.features.sampling().Seconds()
+	s.Sample += e.Sampler.Busy().Seconds()
+	s.AddTimes(e.features.beside(), 1)
 	s.AddTimes(e.busyBefore, 1)
 	return s
 }

@@ -88,13 +88,19 @@ func TestPlannedTiers(t *testing.T) {
 			require.NotNil(t, s, v.name)
 			require.Positive(t, s.Superbatches, v.name)
 			require.Positive(t, s.FileBytes, v.name)
+			require.Positive(t, s.ChangeSeconds, v.name)
+			inspected := 0.0
 			for e, x := range r.res.Epochs {
+				inspected += x.StageSeconds.Inspect
+				require.Positive(t, x.StageSeconds.Inspect, v.name)
+				require.Positive(t, x.StageSeconds.Sample, v.name)
 				was := static.res.Epochs[e]
 				require.Equal(t, was.Loss, x.Loss, v.name)
 				require.Equal(t, was.RowsCPU+was.RowsSSD, x.RowsGPU+x.RowsCPU+x.RowsSSD, v.name)
 				t.Logf("%s: %d rows read and %d loaded of %d, static reads %d", v.name, x.RowsSSD,
 					x.RowsLoaded, was.RowsCPU+was.RowsSSD, was.RowsSSD)
 			}
+			require.LessOrEqual(t, inspected, s.InspectSeconds+s.ChangeSeconds, v.name)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,8 +31,10 @@ import (
 // mini-batches are sampled before the first of them trains and go to files; package superbatch
 // finds the changes of a cache that keeps what is needed next; then the walk brings the
 // mini-batches back one after the other, and what their rows find, read and leave behind is written
-// already. The changes of a mini-batch are made behind its gathers, on their stream, so the next
-// one's gathers find them done.
+// already. Before the first one trains it only has to be known when each row is accessed next,
+// which all cores find together; the changes themselves are found beside the walk, ahead of it. The
+// changes of a mini-batch are made behind its gathers, on their stream, so the next one's gathers
+// find them done.
 
 // plannedPart is of a segment over planned tiers.
 type plannedPart struct{ places *cache.Places }
@@ -42,6 +45,27 @@ type superbatchPlan struct {
 	first, end int
 	files      *samples.Files
 	changes    *superbatch.Changes
+
+	// The changes are found on a goroutine of their own.
+	stop   context.CancelFunc
+	played chan struct{} // closed when it has ended; nil: it has not begun
+}
+
+// close ends the search for changes, and gives the files' room back.
+func (x *superbatchPlan) close() error {
+	if x.played != nil {
+		x.stop()
+		<-x.played
+	}
+	return x.files.Close()
+}
+
+// after returns what the tiers hold after the superbatch, once that is known.
+func (x *superbatchPlan) after(ctx context.Context) (*superbatch.State, error) {
+	if err := x.changes.Wait(ctx, x.changes.Batches()-1); err != nil {
+		return nil, err
+	}
+	return &x.changes.After, nil
 }
 
 // plannedTiers are a GPU and a CPU tier of a run whose mini-batches are sampled a superbatch at a
@@ -57,8 +81,10 @@ type plannedTiers struct {
 	look   prepare.Stager
 	stage  graph.Stage // of the walk's mini-batches
 
-	// sampled is how long streams before the present one were busy.
+	// sampled is how long streams before the present one were busy; filed is what was not a
+	// stream's, of bringing mini-batches to their files and back.
 	sampled time.Duration
+	filed   atomic.Int64
 
 	now   *superbatchPlan
 	after *superbatch.State // what the tiers hold; nil: nothing that anybody knows
@@ -145,13 +171,13 @@ func (t *plannedTiers) drop() error {
 		n.cancel()
 		<-n.done
 		if n.plan != nil {
-			all = append(all, n.plan.files.Close())
+			all = append(all, n.plan.close())
 		}
 		t.next = nil
 	}
 	if t.now != nil {
 		t.now.p.sampled = nil
-		all = append(all, t.now.files.Close())
+		all = append(all, t.now.close())
 		t.now = nil
 	}
 	t.after = nil
@@ -160,22 +186,23 @@ func (t *plannedTiers) drop() error {
 
 // prepare has the superbatch that p.first is in ready, and ends the walk where it ends.
 func (t *plannedTiers) prepare(ctx context.Context, p *pass, end int) (int, error) {
-	if t.now != nil && t.now.p == p && t.now.first <= p.first && p.first < t.now.end {
-		p.sampled = t.now
-		return min(t.now.end, end), nil
-	}
 	if p.first >= end { // a pass that an earlier run has finished
 		return end, nil
 	}
-	now, err := t.following(ctx, p)
-	if err != nil {
-		return end, err
+	now := t.now
+	if now == nil || now.p != p || p.first < now.first || p.first >= now.end {
+		var err error
+		if now, err = t.following(ctx, p); err != nil {
+			return end, err
+		}
+		t.now = now
+		if err := t.fill(ctx, now); err != nil {
+			return end, errors.Join(err, t.drop())
+		}
 	}
-	t.now, p.sampled = now, now
-	if err := t.fill(ctx, now); err != nil {
-		return end, errors.Join(err, t.drop())
-	}
-	if t.e.Config.SuperbatchOverlap && now.end < p.n && (p.end == 0 || now.end < p.end) {
+	p.sampled = now
+	if t.e.Config.SuperbatchOverlap && t.next == nil && now.end < p.n &&
+		(p.end == 0 || now.end < p.end) {
 		t.ahead(ctx, p, now)
 	}
 	return min(now.end, end), nil
@@ -189,22 +216,26 @@ func (t *plannedTiers) following(ctx context.Context, p *pass) (now *superbatchP
 	if was := t.now; was != nil {
 		t.now, was.p.sampled = nil, nil
 		if t.after = nil; was.p.first >= was.end {
-			after := was.changes.After // and no more of it
-			t.after = &after
+			var after *superbatch.State
+			if after, err = was.after(ctx); err == nil {
+				state := *after // and no more of it
+				t.after = &state
+			}
 		}
-		err = was.files.Close()
+		err = errors.Join(err, was.close())
 	}
 	if coming != nil {
 		<-coming.done
 		coming.cancel()
 		now, err = coming.plan, errors.Join(err, coming.err)
 		if now != nil && (err != nil || now.p != p || now.first != p.first) {
-			err = errors.Join(err, now.files.Close())
+			err = errors.Join(err, now.close())
 			now = nil
 		}
 	}
 	if now == nil && err == nil {
-		now, err = t.make(ctx, p, p.first, t.after, false)
+		known := func(context.Context) (*superbatch.State, error) { return t.after, nil }
+		now, err = t.make(ctx, p, p.first, known, false)
 	}
 	return now, err
 }
@@ -216,7 +247,7 @@ func (t *plannedTiers) ahead(ctx context.Context, p *pass, now *superbatchPlan) 
 	t.next = n
 	go func() {
 		defer close(n.done)
-		n.plan, n.err = t.make(inner, p, now.end, &now.changes.After, true)
+		n.plan, n.err = t.make(inner, p, now.end, now.after, true)
 	}()
 }
 
@@ -226,8 +257,7 @@ func (t *plannedTiers) open() (err error) {
 		return nil
 	}
 	g := t.e.Config.Operators(true)
-	o := g.StreamOptions(plan.OpSample)
-	o.Name = "sample superbatch"
+	o := g.StreamOptions(plan.OpSuperbatch)
 	if t.stream, err = t.e.Device.NewStream(o); err != nil {
 		return err
 	}
@@ -238,17 +268,25 @@ func (t *plannedTiers) open() (err error) {
 	return err
 }
 
-// make samples the superbatch that begins with a mini-batch of a pass, and finds its changes over
-// tiers that hold before. meanwhile: another one trains.
-func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *superbatch.State,
-	meanwhile bool) (*superbatchPlan, error) {
+// make samples the superbatch that begins with a mini-batch of a pass, and has its changes found
+// over tiers that hold before. meanwhile: another one trains.
+func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before func(
+	context.Context) (*superbatch.State, error), meanwhile bool) (*superbatchPlan, error) {
 	e := t.e
 	if err := t.open(); err != nil {
 		return nil, err
 	}
-	before, err := t.lend(ctx, before)
-	if err != nil {
-		return nil, err
+	// While memory is lent nothing trains: what the tiers hold is known.
+	var held *superbatch.State
+	var err error
+	lent := e.Config.MemoryMoves()
+	if lent {
+		if held, err = before(ctx); err == nil {
+			held, err = t.lend(ctx, held)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	dir := e.Config.SuperbatchFolder(e.In.Dataset.Dir())
 	room, err := t.room(dir)
@@ -260,17 +298,21 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 		return nil, err
 	}
 	x := &superbatchPlan{keptPass: keptPass{e: e, p: p, from: files, base: -first,
-		stage: &t.stage}, first: first, end: min(first+e.Config.SuperbatchMost(p.n), p.n),
-		files: files}
+		stage: &t.stage, took: &t.filed}, files: files, first: first,
+		end: min(first+e.Config.SuperbatchMost(p.n), p.n)}
 	begin := time.Now()
 	err = t.sampleAll(ctx, x, room, meanwhile)
 	sampled := time.Now()
-	e.trace.run("sample superbatch", begin)
+	e.trace.beside(report.TrackSuper, "sample superbatch", begin)
 	if err == nil {
 		err = t.takeBack()
 	}
+	if err == nil && !lent {
+		held, err = before(ctx)
+	}
+	inspect := time.Now()
 	if err == nil {
-		err = t.inspect(ctx, x, before)
+		err = t.inspect(ctx, x, held)
 	}
 	if err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
@@ -278,21 +320,40 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before *sup
 		}
 		op, cancel := e.OperatorContext(ctx)
 		defer cancel()
-		return nil, errors.Join(err, x.files.Close(), t.stream.Synchronize(op))
+		return nil, errors.Join(err, x.close(), t.stream.Synchronize(op))
 	}
-	e.trace.run("inspect superbatch", sampled)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := x.changes.Stats
 	t.info.Superbatches++
 	t.info.Batches = max(t.info.Batches, x.end-x.first)
 	t.info.SampleSeconds += sampled.Sub(begin).Seconds()
-	t.info.InspectSeconds += time.Since(sampled).Seconds()
+	t.info.InspectSeconds += time.Since(inspect).Seconds()
 	t.info.FileBytes = max(t.info.FileBytes, x.files.Bytes())
-	t.info.InspectBytes = max(t.info.InspectBytes, s.Bytes)
-	t.info.Accesses += s.Accesses
-	t.info.RowsLoaded += s.Loaded
+	e.trace.beside(report.TrackInspect, "look ahead", inspect)
+	t.play(ctx, x)
 	return x, nil
+}
+
+// play has the changes of a superbatch found, on a goroutine of its own.
+func (t *plannedTiers) play(ctx context.Context, x *superbatchPlan) {
+	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
+	x.stop, x.played = stop, make(chan struct{})
+	begin := time.Now()
+	go func() {
+		defer close(x.played)
+		defer stop()
+		if x.changes.Play(inner) != nil {
+			return // whoever waits for the changes is told
+		}
+		t.e.trace.beside(report.TrackInspect, "find changes", begin)
+		s := x.changes.Stats
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.info.ChangeSeconds += time.Since(begin).Seconds()
+		t.info.InspectBytes = max(t.info.InspectBytes, s.Bytes)
+		t.info.Accesses += s.Accesses
+		t.info.RowsLoaded += s.Loaded
+	}()
 }
 
 // sampleAll samples a superbatch into its files. One without a given length ends where the room
@@ -335,7 +396,7 @@ func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room su
 	return nil
 }
 
-// inspect finds the changes of a superbatch over tiers that hold before.
+// inspect finds when the rows of a superbatch are accessed, over tiers that hold before.
 func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
 	before *superbatch.State) (err error) {
 	c := t.tier.Config()
@@ -343,7 +404,7 @@ func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
 		x.changes, err = t.static.Inspect(ctx, x.files, before, runtime.GOMAXPROCS(0))
 		return err
 	}
-	x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
+	x.changes, err = superbatch.Begin(ctx, x.files, superbatch.Config{
 		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before,
 		Fill: t.e.Config.SuperbatchFill, Keep: !t.e.Config.SuperbatchFill,
 		Workers: runtime.GOMAXPROCS(0),
@@ -375,6 +436,8 @@ func (t *plannedTiers) keep(ctx context.Context, to *samples.Files, adj []byte) 
 	e := t.e
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
+	begin, busy := time.Now(), t.stream.Busy()
+	defer func() { t.filed.Add(int64(time.Since(begin) - (t.stream.Busy() - busy))) }()
 	adj, n, err := t.mb.Save(adj, func(b cuda.Buffer, bytes int64) ([]byte, error) {
 		return t.look.View(op, e.Device, t.stream, b, 0, bytes)
 	})
@@ -544,6 +607,14 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 	if err := e.rec.part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}
+	x := a.now
+	index := s.index - x.first
+	if err := x.changes.Wait(ctx, index); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
 	g := &s.segs[s.used]
 	s.used++
 	g.begin(w)
@@ -554,7 +625,7 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 		l = &cache.Places{}
 		g.places = l
 	}
-	slots := a.now.changes.Slots(s.index - a.now.first)
+	slots := x.changes.Slots(index)
 	err := a.tier.Place(l, s.rows[w.first:to], slots[w.first:to], w.first)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
@@ -681,6 +752,9 @@ func (t *plannedTiers) batchBytes(int64) (bytes, samples int64) {
 }
 
 func (t *plannedTiers) describe(r *report.RunInfo) {
+	if x := t.now; x != nil && x.p.first >= x.end {
+		<-x.played // it counts what it has done last
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	info := t.info
@@ -692,9 +766,13 @@ func (t *plannedTiers) record(h *trace.Header) cache.Placement {
 	return t.e.placement
 }
 
-func (t *plannedTiers) sampling() time.Duration {
-	if t.stream == nil {
-		return t.sampled
+func (t *plannedTiers) beside() report.StageSeconds {
+	sampled := t.sampled + time.Duration(t.filed.Load())
+	if t.stream != nil {
+		sampled += t.stream.Busy()
 	}
-	return t.sampled + t.stream.Busy()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return report.StageSeconds{Sample: sampled.Seconds(),
+		Inspect: t.info.InspectSeconds + t.info.ChangeSeconds}
 }

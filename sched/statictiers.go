@@ -261,4 +261,4 @@ func (t *staticTiers) record(h *trace.Header) cache.Placement {
 	return t.e.placement
 }
 
-func (t *staticTiers) sampling() time.Duration { return 0 }
+func (t *staticTiers) beside() report.StageSeconds { return report.StageSeconds{} }

@@ -31,8 +31,9 @@ type featureTiers interface {
 	// prepare does what comes before a walk from p.first on, and says where that walk has to end,
 	// at the latest at end.
 	prepare(ctx context.Context, p *pass, end int) (int, error)
-	// sampling is how long a stream of the tiers' own has sampled since the run began.
-	sampling() time.Duration
+	// beside is how long the tiers have been busy since the run began with operators that are no
+	// walk's.
+	beside() report.StageSeconds
 	// begin makes the stages of a walk.
 	begin(w *walk) stages
 	// drain waits for what a walk left in flight outside of its slots. settle then ends what it

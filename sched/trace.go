@@ -89,9 +89,12 @@ func (t *tracer) set(track, name string, begin time.Time, d time.Duration, p *pa
 }
 
 // run draws a part of the run that is no operator, from begin until now.
-func (t *tracer) run(name string, begin time.Time) {
+func (t *tracer) run(name string, begin time.Time) { t.beside(report.TrackRun, name, begin) }
+
+// beside draws something that is of no batch, from begin until now.
+func (t *tracer) beside(track, name string, begin time.Time) {
 	if t != nil {
-		t.rec.Span(report.TrackRun, name, t.rec.NS(begin), time.Since(begin).Nanoseconds(), nil)
+		t.rec.Span(track, name, t.rec.NS(begin), time.Since(begin).Nanoseconds(), nil)
 	}
 }
 

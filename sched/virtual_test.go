@@ -49,6 +49,13 @@ func playVirtual(t testing.TB, cfg plan.Config, d *dataset.Dataset, profile stri
 	return r
 }
 
+func hardwareOf(t testing.TB, profile string) *hardware.Profile {
+	t.Helper()
+	hw, err := hardware.Load(profile)
+	require.NoError(t, err)
+	return hw
+}
+
 // The virtual clock runs the same batches over the same caches as a real run of that seed: what
 // does not depend on time is equal, the commands of the SSDs included.
 func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
@@ -191,7 +198,10 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 			require.Less(t, m.Superbatches, r.Superbatches, "%s: the test pass is not modelled",
 				name)
 			require.Positive(t, m.SampleSeconds, name)
-			require.InDelta(t, float64(m.Accesses)*hw.CPU.InspectNS.Value/1e9, m.InspectSeconds,
+			cpu := hw.CPU
+			require.InDelta(t, float64(m.Accesses)*(cpu.InspectScanNS.Value+
+				cpu.InspectNS.Value/cpu.Cores.Value)/1e9, m.InspectSeconds, 1e-6, name)
+			require.InDelta(t, float64(m.Accesses)*cpu.ChangeNS.Value/1e9, m.ChangeSeconds,
 				1e-6, name)
 			require.Equal(t, cfg.WithDefaults().SuperbatchFill, m.FillSeconds > 0, name)
 		}
@@ -202,15 +212,17 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 // mini-batches keep the operators' order, and what is played of an epoch is known beforehand.
 func TestVirtualSuperbatches(t *testing.T) {
 	d := large.generate(t)
-	play := func(overlap bool, pipe string, gbs float64, warm, n int) (*report.ModelledResult,
-		[]drawn) {
+	play := func(overlap bool, pipe string, set func(*hardware.Profile), warm,
+		n int) (*report.ModelledResult, []drawn) {
 		var b bytes.Buffer
 		cfg := largeConfig(pipe)
 		cfg.Policy, cfg.Superbatch, cfg.SuperbatchOverlap = plan.PolicyBelady, 3, overlap
 		cfg.CoalesceBytes, cfg.Timeline = -1, timeline.New(&b, timeline.Virtual)
 		hw, err := hardware.Load("a100-p5510x12")
 		require.NoError(t, err)
-		hw.PCIe.UVAGBs.Value *= gbs
+		if set != nil {
+			set(hw)
+		}
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
 		r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
@@ -222,7 +234,7 @@ func TestVirtualSuperbatches(t *testing.T) {
 		return r, spans
 	}
 	for _, pipe := range []string{plan.PipelineNone, plan.PipelinePrefetch, plan.DefaultPipeline} {
-		inTurn, spans := play(false, pipe, 1, 0, 0)
+		inTurn, spans := play(false, pipe, nil, 0, 0)
 		checkOrder(t, spans, pipe, 0.001)
 		for i := range spans { // the pass begins with these
 			if spans[i].name == "sample superbatch" {
@@ -233,16 +245,28 @@ func TestVirtualSuperbatches(t *testing.T) {
 		s := inTurn.Superbatch
 		before := s.SampleSeconds + s.InspectSeconds
 		require.Greater(t, inTurn.Epochs[0].Seconds, before, pipe)
-		over, _ := play(true, pipe, 1, 0, 0)
+		over, _ := play(true, pipe, nil, 0, 0)
 		saved := inTurn.Epochs[0].Seconds - over.Epochs[0].Seconds
 		require.Greater(t, saved, 0.2*before, pipe)
-		require.Less(t, saved, before, "%s: the first superbatch has nothing to hide behind", pipe)
+		require.Less(t, saved, before+s.ChangeSeconds,
+			"%s: the first superbatch has nothing to hide behind", pipe)
 		require.Equal(t, counts(inTurn.Epochs[0]), counts(over.Epochs[0]), pipe)
 	}
-	all, _ := play(false, "", 1, 0, 0)
-	slow, _ := play(false, "", 0.01, 0, 0)
+	all, _ := play(false, "", nil, 0, 0)
+	slow, _ := play(false, "", func(p *hardware.Profile) { p.PCIe.UVAGBs.Value /= 100 }, 0, 0)
 	require.Greater(t, slow.Epochs[0].Seconds, all.Epochs[0].Seconds, "moves take the link")
-	part, _ := play(false, "", 1, 4, 4)
+	one, _ := play(false, "", func(p *hardware.Profile) { p.CPU.Cores.Value = 1 }, 0, 0)
+	cpu := hardwareOf(t, "a100-p5510x12").CPU
+	require.InDelta(t, float64(one.Superbatch.Accesses)*(cpu.InspectNS.Value+
+		cpu.InspectScanNS.Value)/1e9, one.Superbatch.InspectSeconds, 1e-6)
+	require.Greater(t, one.Superbatch.InspectSeconds, all.Superbatch.InspectSeconds)
+	// Changes are found beside training, as long as that takes longer.
+	none, _ := play(false, "", func(p *hardware.Profile) { p.CPU.ChangeNS.Value = 0 }, 0, 0)
+	require.Less(t, all.Epochs[0].Seconds-none.Epochs[0].Seconds, 0.7*all.Superbatch.ChangeSeconds)
+	late, _ := play(false, "", func(p *hardware.Profile) { p.CPU.ChangeNS.Value *= 100 }, 0, 0)
+	require.Greater(t, late.Epochs[0].Seconds, late.Superbatch.ChangeSeconds)
+	require.Equal(t, counts(all.Epochs[0]), counts(late.Epochs[0]))
+	part, _ := play(false, "", nil, 4, 4)
 	require.Equal(t, 4, part.Epochs[0].Batches)
 	require.Less(t, part.Superbatch.SampleSeconds, all.Superbatch.SampleSeconds)
 	require.Equal(t, 3, part.Superbatch.Superbatches)
@@ -487,7 +511,11 @@ func conserved(t *testing.T, name string, cfg plan.Config, e report.EpochResult,
 	require.Equal(t, e.RowsSSD, rows[report.TrackComplete], name)
 	require.Equal(t, e.RowsGPU+e.RowsCPU, rows[report.TrackGather], name)
 	require.Equal(t, e.Batches, n[report.TrackTrain], name)
-	require.Equal(t, e.Batches*len(cfg.Fanouts), n[report.TrackSample], name)
+	samples := e.Batches * len(cfg.Fanouts)
+	if e.StageSeconds.Inspect > 0 { // they are brought back
+		samples = e.Batches
+	}
+	require.Equal(t, samples, n[report.TrackSample], name)
 	require.InDelta(t, e.Seconds*1e6, to-from, 1, "%s: the pass is as long as its spans", name)
 	st := e.StageSeconds
 	for stage, s := range map[string]float64{"sample": st.Sample, "lookup": st.Lookup,

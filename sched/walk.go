@@ -208,16 +208,16 @@ func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) er
 	}
 	hops := len(e.Config.Fanouts)
 	from := int64(0)
+	if p.sampled != nil {
+		e.trace.op(report.TrackSample, plan.NameRestore, begin, p, i, s.mb.HopEnd[hops])
+	}
 	var later []work
 	for h := 0; h <= hops; h++ {
-		if h > 0 {
+		if h > 0 && p.sampled == nil {
 			if ctx.Err() != nil {
 				return nil // stopped: run knows why
 			}
-			if p.sampled == nil {
-				err = p.sampler.Hop(op, e.Stream, s.mb, h-1)
-			}
-			if err != nil {
+			if err = p.sampler.Hop(op, e.Stream, s.mb, h-1); err != nil {
 				if ctx.Err() != nil && op.Err() != nil {
 					return nil // stopped, too
 				}

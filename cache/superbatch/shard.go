@@ -14,6 +14,10 @@ type entry struct {
 	first place
 }
 
+// newShard makes a worker's table. Of so many accesses a sixteenth of the rows have room in it from
+// the beginning: it is rarely too many, and most growing is spared.
+func newShard(accesses int) *shard { return &shard{all: make([]entry, 1024+accesses/16)} }
+
 // ahead is how many rows' entries are asked for at once.
 const ahead = 64
 
@@ -86,9 +90,6 @@ func (s *shard) at(row int64, h uint64) *entry {
 
 // get returns the first access of a row, a batch none where it has none.
 func (s *shard) get(row int64, h uint64) place {
-	if len(s.all) == 0 {
-		return place{batch: none}
-	}
 	for i := s.home(h); s.all[i].key != 0; {
 		if s.all[i].key == row+1 {
 			return s.all[i].first
@@ -102,7 +103,7 @@ func (s *shard) get(row int64, h uint64) place {
 
 func (s *shard) grow() {
 	old := s.all
-	s.all = make([]entry, max(1<<10, 2*len(old)))
+	s.all = make([]entry, 2*len(old))
 	for _, e := range old {
 		if e.key == 0 {
 			continue

@@ -62,8 +62,8 @@ func (s *Static) find(row int64) int32 {
 func (s *Static) Inspect(ctx context.Context, a Accesses, before *State, workers int) (*Changes,
 	error) {
 	n := a.Batches()
-	x := &Changes{starts: make([]int64, n+1), ends: make([]int64, n),
-		After: State{Rows: s.rows, Reuse: make([]int32, len(s.rows))}}
+	x := &Changes{starts: make([]int64, n+1), sets: make([]set, n), played: n,
+		more: make(chan struct{}), After: State{Rows: s.rows, Reuse: make([]int32, len(s.rows))}}
 	for b := range n {
 		x.starts[b+1] = x.starts[b] + int64(a.Rows(b))
 	}

@@ -1,7 +1,8 @@
 // Package superbatch finds what a cache of rows should hold while a superbatch trains: mini-batches
 // whose rows are known because all of them were sampled beforehand (Ginex: Park et al., VLDB 2022,
-// section 4). Inspect gives each mini-batch its changeset, so that nothing is decided while the
-// superbatch trains.
+// section 4). Inspect gives each mini-batch its changeset, so that nothing is decided while it
+// trains. Begin and Play are its halves: mini-batches may train while Play is under way, each as
+// soon as its own changeset is there.
 //
 // The choice is MIN with bypass at the grain of a mini-batch: of the rows that are cached and those
 // that the mini-batch has gathered, the ones stay whose next accesses are the nearest. No choice
@@ -13,9 +14,10 @@
 //
 // The paper makes three passes over the accesses: count each node's, lay the counts out, and list
 // the iterations of each node. Here one pass from the last access to the first gives every access
-// its next one, and a pass forwards plays the cache. Neither looks a cached row up: a row that
-// stays writes its slot to where it is accessed next. So the memory is twelve bytes an access and
-// some forty a distinct row, whatever the size of the graph.
+// its next one (Begin; the rows are divided among workers), and a pass forwards plays the cache
+// (Play; one goroutine). Neither looks a cached row up: a row that stays writes its slot to where
+// it is accessed next, the one write of Play that misses the CPU's caches. So the memory is twelve
+// bytes an access and some forty a distinct row, whatever the size of the graph.
 package superbatch
 
 import (
@@ -108,7 +110,8 @@ type Move struct {
 	Slot int32
 }
 
-// Changes are a superbatch's changesets.
+// Changes are a superbatch's changesets. Those of a mini-batch are there once Wait has returned for
+// it, and may be read while Play goes on.
 type Changes struct {
 	// First are rows to load before the first mini-batch, each into the slot of its Move.
 	First []int64
@@ -116,14 +119,23 @@ type Changes struct {
 
 	starts []int64 // by mini-batch: its first access; one more at the end
 	slots  []int32 // by access
-	moves  []Move
-	ends   []int64 // by mini-batch: the end of its moves
-	// of two tiers
-	demotions    []Demotion
-	demotionEnds []int64
-	// After is the cache after the last mini-batch.
+	sets   []set   // by mini-batch
+	player *player // nil once Play has ended
+
+	mu     sync.Mutex
+	played int           // mini-batches whose changesets are there
+	failed error         // Play's
+	more   chan struct{} // closed when one of the two changes
+
+	// After is the cache after the last mini-batch. After and Stats are there once Play has ended.
 	After State
 	Stats Stats
+}
+
+// set is a changeset.
+type set struct {
+	moves     []Move
+	demotions []Demotion
 }
 
 // Stats are totals of a superbatch.
@@ -138,11 +150,41 @@ type Stats struct {
 	Promoted int64 // rows that moved from the CPU tier to the GPU tier, as they were accessed
 	Demoted  int64 // rows that went the other way: Demotions, and moves as they were accessed
 	Evicted  int64 // rows that left the cache for a move or a load
-	Bytes    int64 // most memory that Inspect took at once
+	Bytes    int64 // most memory that Begin and Play took at once
 }
 
 // Batches is how many mini-batches there are.
-func (c *Changes) Batches() int { return len(c.ends) }
+func (c *Changes) Batches() int { return len(c.sets) }
+
+// Wait returns once the changesets of a mini-batch, and of those before it, are there. It is for
+// several goroutines.
+func (c *Changes) Wait(ctx context.Context, batch int) error {
+	for {
+		c.mu.Lock()
+		there, failed, more := c.played > batch, c.failed, c.more
+		c.mu.Unlock()
+		switch {
+		case there:
+			return nil
+		case failed != nil:
+			return failed
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// tell says that so many changesets are there, or that no more come.
+func (c *Changes) tell(played int, failed error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.played, c.failed = played, failed
+	close(c.more)
+	c.more = make(chan struct{})
+}
 
 // Slots gives the slot of each row of a mini-batch, Miss where it has to be read. All of a
 // mini-batch's rows are gathered before its Moves are made.
@@ -153,13 +195,7 @@ func (c *Changes) Slots(batch int) []int32 {
 // Moves are the rows of a mini-batch that enter the cache, or change their tier, once it is
 // gathered and after its Demotions. What the slots hold leaves. A slot stands in one Move of a
 // mini-batch at most, and never is it the slot of a row of the mini-batch that stays there.
-func (c *Changes) Moves(batch int) []Move {
-	from := int64(0)
-	if batch > 0 {
-		from = c.ends[batch-1]
-	}
-	return c.moves[from:c.ends[batch]]
-}
+func (c *Changes) Moves(batch int) []Move { return c.sets[batch].moves }
 
 // none is the mini-batch of an access that does not come.
 const none = math.MaxUint32
@@ -167,9 +203,22 @@ const none = math.MaxUint32
 // place is an access: a row's place in a mini-batch.
 type place struct{ batch, at uint32 }
 
-// Inspect finds the changesets of a superbatch. Equal accesses give equal changesets, whatever the
-// number of workers.
+// Inspect finds the changesets of a superbatch: Begin and Play. Equal accesses give equal
+// changesets, whatever the number of workers.
 func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
+	x, err := Begin(ctx, a, c)
+	if err == nil {
+		err = x.Play(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// Begin finds when each row is accessed next, and the rows to load before the first mini-batch. a
+// and c.Before are read until Play has ended.
+func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 	n := a.Batches()
 	switch {
 	case c.Slots < 0 || c.Slots >= math.MaxInt32:
@@ -187,7 +236,7 @@ func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		return nil, errs.New(errs.Usage, "a superbatch of %d mini-batches: below 2^32 are possible",
 			n)
 	}
-	x := &Changes{starts: make([]int64, n+1), ends: make([]int64, n)}
+	x := &Changes{starts: make([]int64, n+1), sets: make([]set, n), more: make(chan struct{})}
 	for b := range n {
 		x.starts[b+1] = x.starts[b] + int64(a.Rows(b))
 	}
@@ -205,23 +254,35 @@ func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		x.slots[i] = Miss
 	}
 	x.Stats.Bytes += x.Stats.Accesses * (8 + 4)
-	p := &player{x: x, slots: c.Slots, keep: c.Keep, next: next, wanted: make([]int64, n),
+	p := &player{x: x, a: a, before: c.Before, shards: shards, slots: c.Slots, keep: c.Keep,
+		next: next, wanted: make([]int64, n), upTo: make([]uint32, n),
 		rows: make([]int64, c.Slots)}
 	if c.GPU > 0 {
 		p.tiers = &tiers{gpu: int32(c.GPU), in: newLadder(x.Stats.Accesses)}
-		x.demotionEnds = make([]int64, n)
 	}
-	p.begin(c.Before, shards)
+	x.player = p
 	if c.Fill {
-		if err := p.fill(a, shards); err != nil {
+		p.begin()
+		if err := p.fill(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if err := p.play(ctx, a); err != nil {
-		return nil, err
-	}
-	x.Stats.Bytes += p.bytes()
 	return x, nil
+}
+
+// Play finds the changesets, one after the other. It is called once. After an error Wait returns
+// that for the changesets that are not there. Those of a Static are there already.
+func (c *Changes) Play(ctx context.Context) error {
+	p := c.player
+	if p == nil {
+		return nil
+	}
+	err := p.play(ctx)
+	c.player = nil
+	if err != nil {
+		c.tell(c.played, err)
+	}
+	return err
 }
 
 // lookAhead gives each access the next one of its row, and for each row its first: from the last
@@ -232,7 +293,7 @@ func lookAhead(ctx context.Context, a Accesses, starts []int64, workers int) ([]
 	shards, failed := make([]*shard, workers), make([]error, workers)
 	var wg sync.WaitGroup
 	for w := range shards {
-		s := &shard{}
+		s := newShard(len(next) / workers)
 		shards[w] = s
 		wg.Go(func() {
 			var buf []int64
@@ -268,257 +329,4 @@ func lookAhead(ctx context.Context, a Accesses, starts []int64, workers int) ([]
 func find(shards []*shard, row int64) place {
 	h := hash(row)
 	return shards[shardOf(h, len(shards))].get(row, h)
-}
-
-// player plays the cache. What it holds and what the current mini-batch brings are candidates. A
-// candidate is known by its next access: Changes.slots has the candidate's slot there, or fresh.
-// So nothing is looked for: a mini-batch's hits are its accesses that have a slot, and what has to
-// leave are such accesses of the last mini-batch that has any.
-type player struct {
-	x      *Changes
-	slots  int64
-	keep   bool
-	next   []place // by access
-	wanted []int64 // by mini-batch: candidates that it accesses next
-	last   int     // no mini-batch behind it has a candidate
-	n      int64   // candidates
-	rows   []int64 // by slot
-	// free are slots of rows whose next access nobody knows, in the order in which they are used
-	// again; those before taken have been.
-	free  []int32
-	taken int
-	stale int // of free, how many hold nothing that the superbatch has accessed; they come first
-	fresh []arrival
-	tiers *tiers // nil: one tier
-}
-
-// fresh is the slot of a candidate that the current mini-batch brings: it gets one if it stays.
-const fresh = -2
-
-// arrival is a row that the current mini-batch brings and a later one accesses.
-type arrival struct {
-	row  int64
-	next place
-	at   int32 // in the mini-batch
-}
-
-// begin takes over what the cache holds. Rows that the superbatch does not access keep their slots
-// until somebody needs them.
-func (p *player) begin(before *State, shards []*shard) {
-	if before == nil {
-		for i := range p.rows {
-			p.rows[i] = Empty
-			p.free = append(p.free, int32(i))
-		}
-		p.stale = len(p.free)
-		return
-	}
-	copy(p.rows, before.Rows)
-	for _, slot := range before.Reuse {
-		at := place{batch: none}
-		if row := p.rows[slot]; row != Empty {
-			at = find(shards, row)
-		}
-		if at.batch == none {
-			p.free = append(p.free, slot)
-			continue
-		}
-		p.hold(at, slot)
-	}
-	p.stale = len(p.free)
-}
-
-// access is the slot of an access.
-func (p *player) access(at place) *int32 {
-	return &p.x.slots[p.x.starts[at.batch]+int64(at.at)]
-}
-
-// hold adds a candidate that is cached already, or is loaded beforehand, in the tier of its slot.
-func (p *player) hold(next place, slot int32) {
-	p.add(next, slot)
-	if t := p.tiers; t != nil && slot < t.gpu {
-		t.in.set(p.x.starts[next.batch] + int64(next.at))
-		t.n++
-	}
-}
-
-// add adds a candidate by its next access.
-func (p *player) add(next place, slot int32) {
-	*p.access(next) = slot
-	p.wanted[next.batch]++
-	p.last = max(p.last, int(next.batch))
-	p.n++
-}
-
-// evict drops the candidates with the furthest next accesses until the rest fits; of equals those
-// that stand last in their mini-batch.
-func (p *player) evict() {
-	for p.n > p.slots {
-		for p.wanted[p.last] == 0 {
-			p.last--
-		}
-		drop := min(p.n-p.slots, p.wanted[p.last])
-		p.n -= drop
-		p.wanted[p.last] -= drop
-		of := p.x.slots[p.x.starts[p.last]:p.x.starts[p.last+1]]
-		for i := len(of) - 1; drop > 0; i-- {
-			if of[i] == Miss {
-				continue
-			}
-			if of[i] != fresh {
-				p.free = append(p.free, of[i])
-				if t := p.tiers; t != nil && t.in.has(p.x.starts[p.last]+int64(i)) {
-					t.in.clear(p.x.starts[p.last] + int64(i))
-					t.n--
-				}
-			}
-			of[i] = Miss
-			drop--
-		}
-	}
-}
-
-// reuse takes the next free slot for a row.
-func (p *player) reuse(row int64) int32 {
-	slot := p.pop()
-	p.put(slot, row)
-	return slot
-}
-
-// pop takes the next free slot.
-func (p *player) pop() int32 {
-	slot := p.free[p.taken]
-	if p.taken++; p.taken > len(p.free)/2 && p.taken > 1<<12 {
-		if t := p.tiers; t != nil {
-			t.at, t.base = t.at-p.taken, t.base-p.taken
-		}
-		p.free = p.free[:copy(p.free, p.free[p.taken:])]
-		p.taken = 0
-	}
-	p.stale = max(p.stale-1, 0)
-	return slot
-}
-
-// put writes a row to a slot.
-func (p *player) put(slot int32, row int64) {
-	if p.rows[slot] != Empty {
-		p.x.Stats.Evicted++
-	}
-	p.rows[slot] = row
-}
-
-// fill loads the rows that are accessed first into the slots that hold nothing the superbatch
-// accesses. None of them leaves before it is accessed: until then the superbatch accesses fewer
-// rows than there are slots. And nothing else has to leave for them, for the same reason.
-func (p *player) fill(a Accesses, shards []*shard) error {
-	for _, s := range shards {
-		for i := range s.all {
-			if e := &s.all[i]; e.key != 0 && *p.access(e.first) == Miss {
-				*p.access(e.first) = fresh // first accesses, until the loop below
-			}
-		}
-	}
-	if t := p.tiers; t != nil {
-		// The slots that are filled, those of the GPU tier first.
-		t.gpuFirst(p.free[:min(p.slots, p.x.Stats.Distinct)-p.n])
-	}
-	var buf []int64
-	for b := range p.wanted {
-		rows, err := a.Read(b, buf)
-		if err != nil {
-			return err
-		}
-		buf = rows[:0]
-		for at, row := range rows {
-			first := place{uint32(b), uint32(at)}
-			if *p.access(first) != fresh {
-				continue
-			}
-			if p.n == p.slots {
-				*p.access(first) = Miss
-				continue
-			}
-			slot := p.reuse(row)
-			p.hold(first, slot)
-			p.x.Fill = append(p.x.Fill, Move{int32(len(p.x.First)), slot})
-			p.x.First = append(p.x.First, row)
-		}
-	}
-	p.x.Stats.Loaded = int64(len(p.x.First))
-	return nil
-}
-
-// play makes the changesets.
-func (p *player) play(ctx context.Context, a Accesses) error {
-	x := p.x
-	var buf []int64
-	for b := range x.ends {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		rows, err := a.Read(b, buf)
-		if err != nil {
-			return err
-		}
-		buf = rows[:0]
-		p.n -= p.wanted[b]
-		p.wanted[b] = 0
-		slots, next := x.Slots(b), p.next[x.starts[b]:x.starts[b+1]]
-		p.fresh = p.fresh[:0]
-		if p.tiers != nil {
-			p.tiers.begin(slots, len(p.free))
-		}
-		for at, slot := range slots {
-			switch known := next[at].batch != none; {
-			case slot == Miss && known && p.slots > 0:
-				p.add(next[at], fresh)
-				p.fresh = append(p.fresh, arrival{rows[at], next[at], int32(at)})
-			case slot == Miss:
-			case known:
-				x.Stats.Hits++
-				p.add(next[at], slot)
-			default:
-				x.Stats.Hits++
-				p.free = append(p.free, slot)
-				if p.tiers != nil {
-					p.tiers.dead = append(p.tiers.dead, int32(at))
-				}
-			}
-		}
-		p.evict()
-		if p.tiers != nil {
-			p.settle(rows, slots, next)
-			x.ends[b], x.demotionEnds[b] = int64(len(x.moves)), int64(len(x.demotions))
-			continue
-		}
-		for i := range p.fresh {
-			f := &p.fresh[i]
-			if to := p.access(f.next); *to == fresh {
-				*to = p.reuse(f.row)
-				x.moves = append(x.moves, Move{f.at, *to})
-			}
-		}
-		for at := 0; p.keep && p.stale > 0 && at < len(rows); at++ {
-			if slots[at] == Miss && next[at].batch == none {
-				slot := p.reuse(rows[at])
-				p.free = append(p.free, slot)
-				x.moves = append(x.moves, Move{int32(at), slot})
-			}
-		}
-		x.ends[b] = int64(len(x.moves))
-	}
-	if t := p.tiers; t == nil {
-		x.Stats.Inserted = int64(len(x.moves))
-	} else {
-		x.Stats.HitsGPU = t.hits
-		p.emptyFirst()
-	}
-	x.Stats.HitsCPU = x.Stats.Hits - x.Stats.HitsGPU
-	x.After = State{p.rows, slices.Clone(p.free[p.taken:])}
-	return nil
-}
-
-func (p *player) bytes() int64 {
-	return int64(cap(p.wanted)+cap(p.rows))*8 + int64(cap(p.free))*4 + int64(cap(p.fresh))*24 +
-		int64(cap(p.x.moves))*8 + p.tiers.bytes() + int64(cap(p.x.demotions))*8
 }

@@ -226,7 +226,7 @@ func TestWorkersAgree(t *testing.T) {
 			c.Workers = workers
 			x, err := Inspect(t.Context(), m, c)
 			require.NoError(t, err)
-			x.Stats.Bytes = 0 // of the workers' tables
+			x.Stats.Bytes, x.more = 0, nil // of the workers' tables
 			if want == nil {
 				want = x
 			}
@@ -242,7 +242,7 @@ type broken struct {
 	more  bool
 }
 
-func (b broken) Read(batch int, buf []int64) ([]int64, error) {
+func (b *broken) Read(batch int, buf []int64) ([]int64, error) {
 	if batch == 1 && b.fails != nil {
 		return nil, b.fails
 	}
@@ -255,9 +255,9 @@ func (b broken) Read(batch int, buf []int64) ([]int64, error) {
 func TestBadInput(t *testing.T) {
 	m := Memory{{1, 2}, {3}, {1}}
 	lost := errors.New("lost")
-	_, err := Inspect(t.Context(), broken{Memory: m, fails: lost}, Config{Slots: 1, Workers: 2})
+	_, err := Inspect(t.Context(), &broken{Memory: m, fails: lost}, Config{Slots: 1, Workers: 2})
 	require.ErrorIs(t, err, lost)
-	_, err = Inspect(t.Context(), broken{Memory: m, more: true}, Config{Slots: 1})
+	_, err = Inspect(t.Context(), &broken{Memory: m, more: true}, Config{Slots: 1})
 	require.ErrorContains(t, err, "mini-batch 1 has 2 rows and was said to have 1")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -350,9 +350,9 @@ func cpuSeconds(b *testing.B) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// BenchmarkInspect is on accesses like those of sampled mini-batches: 200 of 20,000 rows each, of
-// 2 million skewed ones, with a cache of a tenth.
-func BenchmarkInspect(b *testing.B) {
+// sampledLike are accesses like those of sampled mini-batches: 200 of 20,000 rows each, of 2
+// million skewed ones.
+func sampledLike() Memory {
 	r := rand.New(rand.NewPCG(1, 9))
 	m := make(Memory, 200)
 	for i := range m {
@@ -365,6 +365,12 @@ func BenchmarkInspect(b *testing.B) {
 			}
 		}
 	}
+	return m
+}
+
+// BenchmarkInspect has a cache of a tenth of the rows.
+func BenchmarkInspect(b *testing.B) {
+	m := sampledLike()
 	for _, c := range []Config{{Workers: 1}, {Workers: 2}, {Workers: 1, GPU: 50000},
 		{Workers: 1, GPU: 50000, Keep: true}} {
 		c.Slots = 200000
@@ -386,4 +392,71 @@ func BenchmarkInspect(b *testing.B) {
 			b.ReportMetric(float64(s.Hits)/float64(s.Accesses), "hits")
 		})
 	}
+}
+
+// BenchmarkBegin shows what a worker takes for the accesses that are not its own.
+func BenchmarkBegin(b *testing.B) {
+	m := sampledLike()
+	for _, workers := range []int{1, 4, 16} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			var n int64
+			from := cpuSeconds(b)
+			for b.Loop() {
+				x, err := Begin(b.Context(), m, Config{Workers: workers, Slots: 200000})
+				if err != nil {
+					b.Fatal(err)
+				}
+				n += x.Stats.Accesses
+			}
+			b.ReportMetric((cpuSeconds(b)-from)*1e9/float64(n), "cpu-ns/access")
+		})
+	}
+}
+
+// A mini-batch's changeset can be read while those of later ones are found, and is then what it is
+// at the end.
+func TestWait(t *testing.T) {
+	r := rand.New(rand.NewPCG(6, 3))
+	m := random(r, 300, 5000, 400)
+	for _, c := range []Config{{Slots: 700}, {Slots: 700, Fill: true},
+		{Slots: 700, GPU: 300, Keep: true}} {
+		want, err := Inspect(t.Context(), m, c)
+		require.NoError(t, err)
+		x, err := Begin(t.Context(), m, c)
+		require.NoError(t, err)
+		require.Equal(t, want.First, x.First)
+		early, stop := context.WithCancel(t.Context())
+		stop()
+		require.ErrorIs(t, x.Wait(early, 0), context.Canceled)
+		played := make(chan error, 1)
+		go func() { played <- x.Play(t.Context()) }()
+		for b := range m {
+			require.NoError(t, x.Wait(t.Context(), b))
+			require.Equal(t, want.Slots(b), x.Slots(b))
+			require.Equal(t, want.Moves(b), x.Moves(b))
+			require.Equal(t, want.Demotions(b), x.Demotions(b))
+		}
+		require.NoError(t, <-played)
+		require.Equal(t, want.After, x.After)
+		require.Equal(t, want.Stats, x.Stats)
+	}
+}
+
+// Whoever waits hears that Play has failed; the changesets before that are there.
+func TestWaitForFailure(t *testing.T) {
+	m := Memory{{1, 2}, {3}, {1}}
+	lost := errors.New("lost")
+	b := &broken{Memory: m}
+	x, err := Begin(t.Context(), b, Config{Slots: 1})
+	require.NoError(t, err)
+	b.fails = lost
+	heard := make(chan error, 2)
+	for range 2 {
+		go func() { heard <- x.Wait(t.Context(), 2) }()
+	}
+	require.ErrorIs(t, x.Play(t.Context()), lost)
+	require.ErrorIs(t, <-heard, lost)
+	require.ErrorIs(t, <-heard, lost)
+	require.NoError(t, x.Wait(t.Context(), 0))
+	require.ErrorIs(t, x.Wait(t.Context(), 1), lost)
 }

@@ -8,16 +8,7 @@ type Demotion struct{ From, To int32 }
 // Demotions are the rows that leave the GPU tier for the CPU tier though the mini-batch does not
 // have them. They are made once the mini-batch is gathered and before its Moves: a To holds nothing
 // that is needed, and a From may be the slot of a Move.
-func (c *Changes) Demotions(batch int) []Demotion {
-	if c.demotionEnds == nil {
-		return nil
-	}
-	from := int64(0)
-	if batch > 0 {
-		from = c.demotionEnds[batch-1]
-	}
-	return c.demotions[from:c.demotionEnds[batch]]
-}
+func (c *Changes) Demotions(batch int) []Demotion { return c.sets[batch].demotions }
 
 // tiers divides the slots of a player into a GPU tier, the first ones, and a CPU tier. Which rows
 // are cached is decided before, as for one tier; tiers decides where they are.
@@ -76,53 +67,41 @@ func (t *tiers) begin(slots []int32, free int) {
 	t.hits += hits
 }
 
-// settle gives the rows that stay after a mini-batch their tiers and slots.
-func (p *player) settle(rows []int64, slots []int32, next []place) {
+// settle gives the rows that stay after a mini-batch their tiers and slots. lasting are those of
+// its rows that were read and that nobody knows a use of.
+func (p *player) settle(rows []int64, slots []int32, next []place, lasting int) {
 	x, t := p.x, p.tiers
 	t.out, t.need, t.ofGPU, t.ofCPU = t.out[:0], t.need[:0], t.ofGPU[:0], t.ofCPU[:0]
-	entering, lasting := 0, 0
-	for at, n := range next {
-		if n.batch == none {
-			if slots[at] == Miss {
-				lasting++
-			}
-			continue
-		}
-		access := x.starts[n.batch] + int64(n.at)
-		if x.slots[access] == Miss {
-			continue
-		}
-		t.in.set(access)
-		t.n++
+	entering := 0
+	for i := range p.stay {
+		t.in.set(p.stay[i].access)
 	}
+	t.n += int64(len(p.stay))
 	for t.n > int64(t.gpu) {
 		access := t.in.last()
 		t.in.clear(access)
 		t.n--
 		t.out = append(t.out, access)
 	}
-	for at, n := range next {
-		if n.batch == none {
-			continue
-		}
-		access := x.starts[n.batch] + int64(n.at)
-		slot, up := x.slots[access], t.in.has(access)
+	for i := range p.stay {
+		s := &p.stay[i]
+		up := t.in.has(s.access)
 		switch {
-		case slot == Miss || slot >= 0 && up == (slot < t.gpu):
-			continue
-		case slot == fresh:
+		case s.slot == Miss:
 			entering++
+		case up == (s.slot < t.gpu):
+			x.slots[s.access] = s.slot
+			continue
 		default:
-			t.vacate(slot)
-			p.rows[slot] = Empty
-			x.slots[access] = fresh
+			t.vacate(s.slot)
+			p.rows[s.slot] = Empty
 			if up {
 				x.Stats.Promoted++
 			} else {
 				x.Stats.Demoted++
 			}
 		}
-		t.need = append(t.need, coming{access, int32(at), up})
+		t.need = append(t.need, coming{s.access, s.at, up})
 	}
 	// Rows that nobody knows a use of leave in the order of player.free, as from one tier.
 	if !p.keep {
@@ -167,7 +146,7 @@ func (p *player) settle(rows []int64, slots []int32, next []place) {
 		}
 		p.put(slot, rows[c.at])
 		x.slots[c.access] = slot
-		x.moves = append(x.moves, Move{c.at, slot})
+		p.moves = append(p.moves, Move{c.at, slot})
 	}
 	for at := 0; lasting > 0; at++ {
 		if slots[at] != Miss || next[at].batch != none {
@@ -181,7 +160,7 @@ func (p *player) settle(rows []int64, slots []int32, next []place) {
 		}
 		p.put(slot, rows[at])
 		p.free = append(p.free, slot)
-		x.moves = append(x.moves, Move{int32(at), slot})
+		p.moves = append(p.moves, Move{int32(at), slot})
 		x.Stats.Inserted++
 		lasting--
 	}
@@ -221,7 +200,7 @@ func (p *player) makeRoom() {
 			p.put(to, p.rows[from])
 			p.rows[from] = Empty
 			p.x.Stats.Demoted++
-			p.x.moves = append(p.x.moves, Move{t.dead[t.at-t.base], to})
+			p.moves = append(p.moves, Move{t.dead[t.at-t.base], to})
 		}
 	}
 	p.free[t.at] = to
@@ -263,7 +242,7 @@ func (p *player) emptyFirst() {
 func (p *player) demote(from, to int32) {
 	p.put(to, p.rows[from])
 	p.rows[from] = Empty
-	p.x.demotions = append(p.x.demotions, Demotion{from, to})
+	p.demotions = append(p.demotions, Demotion{from, to})
 	p.x.Stats.Demoted++
 }
 

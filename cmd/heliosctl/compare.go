@@ -575,9 +575,9 @@ func runOf(name string, repeat int, res *report.Result) (run comparedRun, from i
 		float64(sum.SSDCommands)/n, sum.ReadAmplification
 	run.Stall, run.Overlap = sum.Stall, sum.Overlap
 	st := sum.StageSeconds
-	run.Stages = report.StageSeconds{Sample: st.Sample / n, Lookup: st.Lookup / n,
-		Submit: st.Submit / n, Complete: st.Complete / n, Gather: st.Gather / n,
-		Train: st.Train / n, Topology: st.Topology / n}
+	run.Stages = report.StageSeconds{Sample: st.Sample / n, Inspect: st.Inspect / n,
+		Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n,
+		Gather: st.Gather / n, Train: st.Train / n, Topology: st.Topology / n}
 	return run, from
 }
 
@@ -596,8 +596,9 @@ func bottleneck(r comparedRun, cores int) string {
 	stages := []struct {
 		name string
 		t    float64
-	}{{"sampling", s.Sample}, {"lookup", s.Lookup}, {"submission", s.Submit},
-		{"the SSDs", s.Complete}, {"gathering", s.Gather}, {"the topology on storage", s.Topology}}
+	}{{"sampling", s.Sample}, {"finding the cache's changes", s.Inspect}, {"lookup", s.Lookup},
+		{"submission", s.Submit}, {"the SSDs", s.Complete}, {"gathering", s.Gather},
+		{"the topology on storage", s.Topology}}
 	slowest := stages[0]
 	for _, x := range stages[1:] {
 		if x.t > slowest.t {

@@ -232,7 +232,7 @@ func (r *comparison) writeCSV(w io.Writer) error {
 		"read_amplification",
 		"stall", "overlap",
 		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds",
-		"train_seconds", "topology_seconds",
+		"train_seconds", "topology_seconds", "inspect_seconds",
 		// its error comes again from Error
 		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256",
 		"bottleneck", "modelled"})
@@ -247,7 +247,7 @@ func (r *comparison) writeCSV(w io.Writer) error {
 			f(x.Commands),
 			f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
 			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
-			f(st.Topology),
+			f(st.Topology), f(st.Inspect),
 			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), loss, x.Params,
 			x.Bottleneck, strconv.FormatBool(x.Modelled)})
 	}

@@ -138,11 +138,14 @@ func showModelled(e *env, r *report.ModelledResult) {
 		for _, l := range pathRows(sum, seconds) {
 			rows = append(rows, []string{"modelled " + l[0], l[1]})
 		}
-		st := sum.StageSeconds
+		st, inspect := sum.StageSeconds, ""
+		if st.Inspect > 0 {
+			inspect = fmt.Sprintf("inspect %.3g s, ", st.Inspect)
+		}
 		rows = append(rows,
 			[]string{"modelled stages",
 				fmt.Sprintf(
-					"sample %.3g s, lookup %.3g s, submit %.3g s, complete %.3g s, gather %.3g s, train %.3g s",
+					"sample %.3g s, "+inspect+"lookup %.3g s, submit %.3g s, complete %.3g s, gather %.3g s, train %.3g s",
 					st.Sample, st.Lookup, st.Submit, st.Complete, st.Gather, st.Train)})
 		if sum.RowsSSD > 0 {
 			rows = append(rows, []string{"modelled read amplification",

@@ -152,8 +152,12 @@ type CPU struct {
 	// DirectoryNS holds what a dynamic tier's directory takes one core for a row, looked up or
 	// announced; 0: kernels do it, in GPU memory, as BaM's.
 	DirectoryNS Figure `yaml:"directory_ns"`
-	// InspectNS is what finding the changes of a planned tier takes one core for an access.
-	InspectNS Figure `yaml:"inspect_ns"`
+	// Planned tiers: InspectNS is what finding the next access of a row takes one core for an
+	// access, which the cores divide among them, and InspectScanNS what each of them takes to read
+	// it. ChangeNS is what finding the changes then takes one core for an access.
+	InspectNS     Figure `yaml:"inspect_ns"`
+	InspectScanNS Figure `yaml:"inspect_scan_ns"`
+	ChangeNS      Figure `yaml:"change_ns"`
 	// what one such fault reads at random access (MADV_RANDOM: a page)
 	ReadAheadKB Figure `yaml:"read_ahead_kb"`
 }

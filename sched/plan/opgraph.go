@@ -17,12 +17,28 @@ const (
 	OpComplete = "complete" // C_h: they have arrived and were checked
 	OpGather   = "gather"   // G_h: cached rows go to their places
 	OpTrain    = "train"    // T: forward, backward and optimiser, or inference
+
+	// Of tiers that know a superbatch:
+
+	OpSuperbatch = "superbatch" // S_h, of all its mini-batches, into files
+	OpInspect    = "inspect"    // A: when each row is accessed; X: the changes of the tiers
+	OpRestore    = "restore"    // R: a mini-batch comes back from its files
 )
 
-// Operator is a node of an OpGraph: one operator of a mini-batch.
+// Names of operators that there is one of.
+const (
+	NameAhead   = "A"
+	NameChanges = "X"
+	NameRestore = "R"
+)
+
+// Operator is a node of an OpGraph: one operator of a mini-batch, or of a superbatch.
 type Operator struct {
 	Name string `json:"name"` // S1, L1, I1, C1, G1, T
 	Kind string `json:"kind"`
+	// Beside: it is no part of the walk. It works for a superbatch before the first mini-batch of
+	// that trains (S, A), or ahead of its mini-batches (X).
+	Beside bool `json:"beside,omitempty"`
 	// Hop of the rows it works on: 0 is the seeds; sampling hop h makes the frontier that feeds
 	// layer Layer of the model.
 	Hop int `json:"hop"`
@@ -64,6 +80,8 @@ type OpGraph struct {
 	// Dynamic: lines of the GPU tier come and go. A batch has its feature tensor from G on, not
 	// from its lookup.
 	Dynamic bool `json:"dynamic,omitempty"`
+	// Overlapped: the next superbatch is sampled and inspected while one trains.
+	Overlapped bool `json:"overlapped,omitempty"`
 	// Window and Accumulate are Config's.
 	Window     int     `json:"window"`
 	Accumulate float64 `json:"accumulate"`
@@ -76,7 +94,8 @@ func (c Config) Operators(reads bool) *OpGraph {
 	g := &OpGraph{
 		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.Credits, Samples: p.Samples,
 		PerHop: p.PerHop, Serial: p.Serial,
-		Dynamic: c.Dynamic(), Window: c.Window, Accumulate: c.Accumulate,
+		Dynamic: c.Dynamic(), Overlapped: c.SuperbatchOverlap, Window: c.Window,
+		Accumulate: c.Accumulate,
 	}
 	budget := c.SMs
 	if c.Overlap().WholeDevice {
@@ -132,6 +151,13 @@ func (c Config) Operators(reads bool) *OpGraph {
 				Stream: stream}, after...)
 		}
 		op("L", OpLookup, OpLookup, sampled)
+		if c.Planned() {
+			o := &g.Ops[len(g.Ops)-1]
+			o.After = append(o.After, NameChanges)
+		} else if c.Superbatched() {
+			o := &g.Ops[len(g.Ops)-1]
+			o.After = append(o.After, NameAhead)
+		}
 		gatherAfter := []string{name("L")}
 		if reads {
 			op("I", OpSubmit, submit, name("L"))
@@ -146,8 +172,18 @@ func (c Config) Operators(reads bool) *OpGraph {
 		trainAfter = append(trainAfter, name("G"))
 	}
 	sampled := ""
+	if c.Superbatched() {
+		g.superbatch(c, budget, rows)
+		sampled = NameRestore
+		add(Operator{Name: sampled, Kind: OpRestore, Hop: hops, Rows: rows(hops), Stream: OpSample},
+			OperatorName("S", hops))
+		if !g.PerHop {
+			part(hops, sampled)
+		}
+		hops = 0 // are sampled
+	}
 	// a window wants to know all of a batch, and of coming ones, before it is looked up
-	early := g.PerHop && g.Window == 0
+	early := g.PerHop && g.Window == 0 && !c.Superbatched()
 	if early {
 		part(0, "")
 	}
@@ -160,12 +196,39 @@ func (c Config) Operators(reads bool) *OpGraph {
 			part(h, name)
 		}
 	}
+	hops = len(c.Fanouts)
 	for h := 0; h <= hops && g.PerHop && !early; h++ {
 		part(h, sampled)
 	}
 	add(Operator{Name: "T", Kind: OpTrain, Hop: hops, Rows: rows(hops), Stream: OpTrain},
 		trainAfter...)
 	return g
+}
+
+// superbatch adds what is done for a superbatch beside the walk.
+func (g *OpGraph) superbatch(c Config, budget SMBudget, rows func(hop int) int64) {
+	hops, before := len(c.Fanouts), []string(nil)
+	g.Streams = append(g.Streams, OpStream{Name: OpSuperbatch, SMs: budget.Sample, Priority: 1},
+		OpStream{Name: OpInspect, OnCPU: true})
+	for i := range g.Streams {
+		if g.Streams[i].Name == OpLookup { // slots are written down: rows are only sorted by them
+			g.Streams[i].OnCPU = true
+		}
+	}
+	for h := 1; h <= hops; h++ {
+		name := OperatorName("S", h)
+		g.Ops = append(g.Ops, Operator{Name: name, Kind: OpSample, Beside: true, Hop: h,
+			Layer: hops - h + 1, Rows: rows(h), Stream: OpSuperbatch, After: before})
+		before = []string{name}
+	}
+	for _, name := range []string{NameAhead, NameChanges} {
+		if name == NameChanges && !c.Planned() {
+			continue // the tiers change nothing
+		}
+		g.Ops = append(g.Ops, Operator{Name: name, Kind: OpInspect, Beside: true, Hop: hops,
+			Rows: rows(hops), Stream: OpInspect, After: before})
+		before = []string{name}
+	}
 }
 
 // IOPriority is that of the I/O kernels' streams.
@@ -236,6 +299,18 @@ func (g *OpGraph) Bounds() []string {
 	}
 	if g.Serial {
 		out = append(out, "one operator of a batch at a time")
+	}
+	if g.Op(NameAhead) != nil {
+		s := fmt.Sprintf("S and %s are done for a superbatch before its first mini-batch trains",
+			NameAhead)
+		if g.Op(NameChanges) != nil {
+			s += fmt.Sprintf("; %s finds its changes ahead of the mini-batches", NameChanges)
+		}
+		out = append(out, s)
+		if g.Overlapped {
+			out = append(out, fmt.Sprintf(
+				"S and %s of the next superbatch are done while one trains", NameAhead))
+		}
 	}
 	if g.Window > 0 {
 		out = append(out,

@@ -85,3 +85,39 @@ func TestOpGraph(t *testing.T) {
 	require.Equal(t, 1, c.Operators(true).StreamOptions(OpSample).SMs)
 	require.Equal(t, 2, c.Operators(true).StreamOptions(OpTrain).SMs)
 }
+
+// Over tiers that know a superbatch its mini-batches are sampled beside the walk, which brings them
+// back; rows are found where the changes say.
+func TestOpGraphOfSuperbatches(t *testing.T) {
+	for _, pipeline := range PipelineNames(nil) {
+		c := Config{Pipeline: pipeline, Fanouts: []int{3, 2}, Batch: 10, Policy: PolicyBelady,
+			SuperbatchOverlap: true}.WithDefaults()
+		if c.Check() != nil {
+			continue
+		}
+		g := c.Operators(true)
+		seen := map[string]bool{}
+		var beside []string
+		for _, o := range g.Ops {
+			for _, a := range o.After {
+				require.True(t, seen[a], "%s: %s after %s", pipeline, o.Name, a)
+			}
+			require.False(t, seen[o.Name], "%s: %s twice", pipeline, o.Name)
+			seen[o.Name] = true
+			require.Contains(t, g.Streams, g.Stream(o.Stream), pipeline)
+			if o.Beside {
+				beside = append(beside, o.Name)
+			}
+		}
+		require.Equal(t, []string{"S1", "S2", "A", "X"}, beside, pipeline)
+		require.Equal(t, []string{"S2"}, g.Op("R").After, pipeline)
+		require.Contains(t, g.Op("L2").After, "X", pipeline)
+		require.Contains(t, g.Op("G2").After, "C2", pipeline)
+		require.True(t, g.Stream(g.Op("X").Stream).OnCPU)
+		require.NotContains(t, g.Streams, g.Stream("S1"))
+		all := fmt.Sprint(g.Bounds())
+		require.Contains(t, all, "X finds its changes ahead of the mini-batches")
+		require.Contains(t, all, "A of the next superbatch are done while one trains")
+		require.Equal(t, g.PerHop, g.Op("L0") != nil, pipeline)
+	}
+}

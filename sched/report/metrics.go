@@ -13,10 +13,13 @@ import (
 // the stages of a device with one SM would seem to overlap otherwise. Lookups in a dynamic tier are
 // the CPU's, and those by which a window hears of coming batches count too. Submit is the
 // submitting kernel, complete the SSDs from a read's submission to its end. Train includes the
-// widening of rows that are not stored as float32. Several instances of an operator in flight
+// widening of rows that are not stored as float32. Sampling a superbatch counts with the files that
+// its samples go through. Several instances of an operator in flight
 // (reads of several hops) count once.
 type StageSeconds struct {
-	Sample   float64 `json:"sample"`
+	Sample float64 `json:"sample"`
+	// Inspect holds what the CPU takes to find the changes of a cache that knows a superbatch.
+	Inspect  float64 `json:"inspect,omitempty"`
 	Lookup   float64 `json:"lookup"`
 	Submit   float64 `json:"submit"`
 	Complete float64 `json:"complete"`
@@ -28,7 +31,7 @@ type StageSeconds struct {
 
 // Sum is the time that the operators would take one after the other.
 func (s StageSeconds) Sum() float64 {
-	return s.Sample + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train + s.Topology
+	return s.Sample + s.Inspect + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train + s.Topology
 }
 
 // Add adds o, stage by stage.
@@ -37,6 +40,7 @@ func (s *StageSeconds) Add(o StageSeconds) { s.AddTimes(o, 1) }
 // AddTimes adds o times sign.
 func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 	s.Sample += sign * o.Sample
+	s.Inspect += sign * o.Inspect
 	s.Lookup += sign * o.Lookup
 	s.Submit += sign * o.Submit
 	s.Complete += sign * o.Complete

@@ -83,7 +83,8 @@ type SuperbatchInfo struct {
 	Batches        int     `json:"batches"` // of one
 	Superbatches   int     `json:"superbatches"`
 	SampleSeconds  float64 `json:"sample_seconds"`
-	InspectSeconds float64 `json:"inspect_seconds"` // in which the cache's changes are found
+	InspectSeconds float64 `json:"inspect_seconds"` // until it is known when each row is accessed
+	ChangeSeconds  float64 `json:"change_seconds"`  // in which, then, the cache's changes are found
 	FillSeconds    float64 `json:"fill_seconds"`    // in which the first rows are read
 	FillBytes      int64   `json:"fill_bytes"`      // read for them, over all superbatches
 	FileBytes      int64   `json:"file_bytes"`

@@ -2,7 +2,9 @@ package report
 
 // The tracks of a run's timeline, from the top: one for each operator, and what bounds them.
 const (
-	TrackRun      = "run" // presampling, filling, passes, checkpoints
+	TrackRun      = "run"        // presampling, filling, passes, checkpoints
+	TrackSuper    = "superbatch" // sampling one
+	TrackInspect  = "inspect"    // and finding the cache's changes
 	TrackSample   = "sample"
 	TrackLookup   = "lookup"
 	TrackSubmit   = "submit"
@@ -14,8 +16,8 @@ const (
 )
 
 // Tracks lists them from the top.
-var Tracks = []string{TrackRun, TrackSample, TrackLookup, TrackSubmit, TrackComplete, TrackGather,
-	TrackTrain}
+var Tracks = []string{TrackRun, TrackSuper, TrackInspect, TrackSample, TrackLookup, TrackSubmit,
+	TrackComplete, TrackGather, TrackTrain}
 
 // SetArgs describes an operator on a timeline that works for a set of batches, of which the first
 // is named.

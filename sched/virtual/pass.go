@@ -31,6 +31,9 @@ type vmachine struct {
 	// kernels.
 	directory *des.Pool
 	planned   bool // rows are where a superbatch's changes say
+	// filed is what mini-batches took to their superbatch's files and back, inspected what the
+	// changes took to be found, in ns.
+	filed, inspected int64
 
 	credits, reads int64 // in use, in flight: for the timeline
 }
@@ -59,6 +62,7 @@ type vpass struct {
 	sampling bool
 	free     int // credits for samples
 
+	changes *vsuper    // whose mini-batches are played; nil: each is sampled by itself
 	parts   []vpending // for lookup, in order
 	looking bool
 	looks   int // batches looked up
@@ -250,7 +254,18 @@ func (p *vpass) lookup() {
 		p.lookup()
 		return
 	}
-	begin := p.sim.Now()
+	if p.changes != nil {
+		if at := p.changes.found(w.b.Index); at > p.sim.Now() {
+			p.sim.At(at, func() { p.lookUp(w) })
+			return
+		}
+	}
+	p.lookUp(w)
+}
+
+// lookUp runs L, I and G for a part that can be looked up.
+func (p *vpass) lookUp(w vpending) {
+	part, begin := &w.b.Parts[w.part], p.sim.Now()
 	p.find(part, func(now int64) {
 		p.span(report.TrackLookup, p.op("L", w), begin, now, w.b, part.Count)
 		p.lookedUp(w)
@@ -524,9 +539,11 @@ func (m *vmachine) chain(on *vstream, jobs [][]cost.Kernel, done func()) {
 // streams returns how long the operators on streams have been busy since the run began.
 func (m *vmachine) streams() report.StageSeconds {
 	m.gpu.account()
-	return report.StageSeconds{Sample: (m.sampleS.busy + m.superS.busy) / 1e9,
-		Lookup: m.lookupS.busy / 1e9,
-		Gather: m.gatherS.busy / 1e9, Train: m.trainS.busy / 1e9}
+	return report.StageSeconds{
+		Sample:  (m.sampleS.busy + m.superS.busy + float64(m.filed)) / 1e9,
+		Inspect: float64(m.inspected) / 1e9,
+		Lookup:  m.lookupS.busy / 1e9,
+		Gather:  m.gatherS.busy / 1e9, Train: m.trainS.busy / 1e9}
 }
 
 // stages returns what the pass has kept busy.

@@ -25,7 +25,10 @@ import (
 //     writes it to a file at the rate at which one core copies rows (cpu.gather_gbs), and later
 //     reads it back at that rate: the files stay in the page cache. A disk that is slower, or busy,
 //     is not modelled.
-//   - Inspection takes one core cpu.inspect_ns for an access.
+//   - Before the first mini-batch trains all cores look when each row is accessed next. Each of
+//     them reads all accesses, cpu.inspect_scan_ns for one, and they share cpu.inspect_ns an access.
+//   - Then one core finds the changes, cpu.change_ns an access, mini-batch after mini-batch beside
+//     their training. A mini-batch whose changes are not found waits for them.
 //   - First rows are read as tiers are filled, before the first mini-batch.
 //   - Rows are placed by the CPU in two passes over lists (placeBytes).
 //   - Moves are gathers behind those of their mini-batch; what goes to the CPU tier leaves the GPU
@@ -60,7 +63,11 @@ type vsuper struct {
 	shapes           []*cost.Shape
 	files            *samples.Files
 	changes          *superbatch.Changes
+	there            []int64 // when the changes of each mini-batch that is played are found
 }
+
+// found returns when the changes of a mini-batch are.
+func (x *vsuper) found(index int) int64 { return x.there[index-x.from] }
 
 // openPlanned makes planned tiers of b's sizes, which nothing has to fill.
 func (v *run) openPlanned(b plan.TierSizes) error {
@@ -93,7 +100,7 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 		return x, v.makeSuper(ctx, x, p.name)
 	}
 	p.begin()
-	var coming *vsuper
+	var coming, last *vsuper
 	for first := 0; first < end; {
 		idle, x := p.end, coming
 		if coming = nil; x == nil {
@@ -101,7 +108,7 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 			if x, err = next(first); err != nil {
 				return err
 			}
-			v.playSuper(x)
+			v.playSuper(x, last)
 			v.m.sim.Run()
 		}
 		t.after = &x.changes.After
@@ -113,17 +120,18 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 			if coming, err = next(x.end); err != nil {
 				return err
 			}
-			v.playSuper(coming)
+			v.playSuper(coming, x)
 		}
 		p.waited += v.m.sim.Now() - idle
-		p.first, p.n = x.from, x.end
+		p.first, p.n, p.changes = x.from, x.end, x
 		p.shape = func(i int) (*cost.Shape, error) { return v.plannedShape(x, i) }
 		if x.from < x.end {
 			if err := p.walk(ctx); err != nil {
 				return err
 			}
 		}
-		first = x.end
+		first, last = x.end, x
+		p.changes = nil
 		if err := t.drop(x); err != nil {
 			return err
 		}
@@ -197,9 +205,14 @@ func (v *run) keep(mb *graph.MiniBatch, to *samples.Files) (*cost.Shape, error) 
 	return &s, err
 }
 
-// playSuper begins the sampling of a superbatch and its inspection behind it.
-func (v *run) playSuper(x *vsuper) {
+// playSuper begins the sampling of a superbatch and its inspection behind it, which needs to know
+// what the one before it leaves.
+func (v *run) playSuper(x, before *vsuper) {
 	m, t := v.m, v.planned
+	free := int64(0)
+	if before != nil && len(before.there) > 0 {
+		free = before.there[len(before.there)-1]
+	}
 	begin := m.sim.Now()
 	p, accesses := m.m.Profile, int64(0)
 	shapes := x.shapes[x.from-x.first:]
@@ -207,12 +220,8 @@ func (v *run) playSuper(x *vsuper) {
 	batch = func() {
 		if len(shapes) == 0 {
 			t.info.SampleSeconds += float64(m.sim.Now()-begin) / 1e9
-			v.span("sample superbatch", begin)
-			begin = m.sim.Now()
-			m.sim.After(int64(float64(accesses)*p.CPU.InspectNS.Value), func() {
-				t.info.InspectSeconds += float64(m.sim.Now()-begin) / 1e9
-				v.span("inspect superbatch", begin)
-			})
+			v.draw(report.TrackSuper, "sample superbatch", begin, m.sim.Now())
+			m.sim.At(max(m.sim.Now(), free), func() { v.inspect(x, accesses) })
 			return
 		}
 		s := shapes[0]
@@ -220,11 +229,33 @@ func (v *run) playSuper(x *vsuper) {
 		accesses += s.HopEnd[len(s.HopEnd)-1]
 		m.chain(m.superS, m.work.Sampling(s), func() {
 			bytes := float64(s.Saved)
-			m.sim.After(p.PCIe.CopyNS.NS()+int64(bytes/p.PCIe.CopyGBs.Value)+
-				int64(bytes/p.CPU.GatherGBs.Value), batch)
+			took := p.PCIe.CopyNS.NS() + int64(bytes/p.PCIe.CopyGBs.Value) +
+				int64(bytes/p.CPU.GatherGBs.Value)
+			m.filed += took
+			m.sim.After(took, batch)
 		})
 	}
 	batch()
+}
+
+// inspect plays the look ahead over so many accesses, and finds out when the changes of each
+// mini-batch are found behind it.
+func (v *run) inspect(x *vsuper, accesses int64) {
+	m, t := v.m, v.planned
+	cpu, begin := &m.m.Profile.CPU, m.sim.Now()
+	looked := int64(float64(accesses) * (cpu.InspectScanNS.Value +
+		cpu.InspectNS.Value/max(cpu.Cores.Value, 1)))
+	at := begin + looked
+	for _, s := range x.shapes[x.from-x.first:] {
+		at += int64(float64(s.HopEnd[len(s.HopEnd)-1]) * cpu.ChangeNS.Value)
+		x.there = append(x.there, at)
+	}
+	t.info.InspectSeconds += float64(looked) / 1e9
+	t.info.ChangeSeconds += float64(at-begin-looked) / 1e9
+	m.inspected += at - begin
+	v.draw(report.TrackInspect, "look ahead", begin, begin+looked)
+	v.draw(report.TrackInspect, "find changes", begin+looked, at)
+	m.sim.After(looked, func() {})
 }
 
 // fillPlanned plays the reads of the rows that a superbatch begins with.
@@ -299,17 +330,14 @@ type vdelivery struct {
 func (p *vpass) restore(b *vbatch, begin int64) {
 	b.open++ // for deliver
 	p.line = append(p.line, b)
-	read := float64(b.Saved) / p.m.Profile.CPU.GatherGBs.Value
-	p.sim.After(int64(read), func() {
+	read := int64(float64(b.Saved) / p.m.Profile.CPU.GatherGBs.Value)
+	p.filed += read
+	p.sim.After(read, func() {
 		from := p.sim.Now()
 		p.m.Copy(b.Saved, func() {
 			now := p.sim.Now()
 			p.sampleS.busy += float64(now - from)
-			for h := range b.Blocks {
-				p.span(report.TrackSample, plan.OperatorName("S", h+1), begin, now, b,
-					b.HopEnd[h+1])
-				begin = now
-			}
+			p.span(report.TrackSample, plan.NameRestore, begin, now, b, b.HopEnd[len(b.Blocks)])
 			p.sampling = false
 			p.sampled++
 			for i := range b.Parts {

@@ -194,7 +194,7 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 		s := ops.Stream(name)
 		*to = gpu.stream(s.Priority, s.SMs)
 	}
-	s := ops.Stream(plan.OpSample)
+	s := ops.Stream(plan.OpSuperbatch)
 	v.m.superS = gpu.stream(s.Priority, s.SMs)
 	v.m.rec.Tracks(report.Tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
@@ -371,8 +371,13 @@ func (v *run) commands(rows, off []int64) (reads []gpuio.Planned, per []int64, b
 }
 
 func (v *run) span(name string, start int64) {
-	if now := v.m.sim.Now(); v.m.rec.On() && now > start {
-		v.m.rec.Span(report.TrackRun, name, start, now-start, nil)
+	v.draw(report.TrackRun, name, start, v.m.sim.Now())
+}
+
+// draw draws something that is of no batch.
+func (v *run) draw(track, name string, from, to int64) {
+	if v.m.rec.On() && to > from {
+		v.m.rec.Span(track, name, from, to-from, nil)
 	}
 }
 
