@@ -142,9 +142,29 @@ func (s *deviceHopper) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams
 }
 
 func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
-	n := mb.HopEnd[hop]
-	fanout := s.cfg.Fanouts[hop]
+	return s.draw(ctx, stream, mb, hop, deviceDraws{
+		most: func(n, fanout int64) int64 {
+			if fanout < 0 || n >= math.MaxInt64/2/fanout {
+				return math.MaxInt64 / 2
+			}
+			return n * fanout
+		},
+		count: func(p *sampleParams) error { return s.launch(stream, s.kCount, p, p.NumDst) },
+		fill:  func(p *sampleParams) error { return s.launch(stream, s.kFill, p, p.NumDst) },
+	})
+}
 
+// deviceDraws is what samplers of a GPU's kernels do each in their way: bound a hop's edges, count
+// them (EdgeStart and Sums) and draw them (Src).
+type deviceDraws struct {
+	most        func(n, fanout int64) int64
+	count, fill func(p *sampleParams) error
+}
+
+// draw does a hop.
+func (s *deviceHopper) draw(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
+	d deviceDraws) error {
+	n := mb.HopEnd[hop]
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
 	b := &mb.Blocks[hop]
 	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
@@ -156,21 +176,18 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		}
 	}
 	p := s.params(mb, n)
-	p.EdgeStart, p.Fanout = b.Indptr.Ptr(), int64(fanout)
+	p.EdgeStart, p.Fanout = b.Indptr.Ptr(), int64(s.cfg.Fanouts[hop])
 	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
-	if err := s.launch(stream, s.kCount, &p, n); err != nil {
+	if err := d.count(&p); err != nil {
 		return err
 	}
 
-	// The host needs the number of edges only where the bound n × fanout does not fit in what
-	// is there; in a steady state the kernels run on without it.
+	// The host needs the number of edges only where their bound does not fit in what is there; in a
+	// steady state the kernels run on without it.
 	// (NumEdges bounds it too, unless a seed's edges may come several times.)
-	edges := int64(math.MaxInt64 / 2)
+	edges := d.most(n, p.Fanout)
 	if mb.distinct {
-		edges = s.topo.Host.NumEdges
-	}
-	if fanout > 0 && n < math.MaxInt64/2/int64(fanout) {
-		edges = min(edges, n*int64(fanout))
+		edges = min(edges, s.topo.Host.NumEdges)
 	}
 	srcCap := int64(0)
 	if b.Src != nil {
@@ -183,9 +200,7 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		}
 		edges = s.sum(mb, n)
 		if n+edges > math.MaxUint32 {
-			return errs.New(errs.Usage,
-				"%d nodes with %d sampled edges pass the limit of 2^32: lower the batch size or the fanouts",
-				n, edges)
+			return tooManyEdges(n, edges)
 		}
 		if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(edges, 1)*4, 0,
 			"block sources"); err != nil {
@@ -202,10 +217,16 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		}
 	}
 	p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
-	if err := s.launch(stream, s.kFill, &p, n); err != nil {
+	if err := d.fill(&p); err != nil {
 		return err
 	}
 	return s.number(ctx, stream, mb, &p, edges)
+}
+
+func tooManyEdges(n, edges int64) error {
+	return errs.New(errs.Usage,
+		"%d nodes with %d sampled edges pass the limit of 2^32: lower the batch size or the fanouts",
+		n, edges)
 }
 
 // number appends the nodes that are new in the hop to the frontier and makes its block. p is that

@@ -135,18 +135,8 @@ func (s *laborHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBat
 	return s.deviceHopper.begin(ctx, stream, mb, seeds)
 }
 
-func (s *laborHopper) launchLabor(stream cuda.Stream, k cuda.Kernel, p *laborParams,
-	n int64) error {
-	return cuda.Launch(stream, k, cuda.LaunchConfig{Blocks: int(s.grid(n)), Threads: threads}, *p)
-}
-
 func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	n := mb.HopEnd[hop]
-	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
-	b := &mb.Blocks[hop]
-	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
-		return err
-	}
 	if s.limits == nil || s.limits.Size() < n*8 { // hops wait for their kernels: nobody uses it
 		if err := free(&s.limits); err != nil {
 			return err
@@ -160,42 +150,17 @@ func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	if err := s.stage(ctx, mb, n); err != nil {
 		return err
 	}
-	q := laborParams{Sample: s.params(mb, n), Limits: s.limits.Ptr(),
-		laborVariates: s.variates(mb, hop)}
-	p := &q.Sample
-	p.EdgeStart, p.Fanout = b.Indptr.Ptr(), int64(s.cfg.Fanouts[hop])
-	p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
-	if err := s.launchLabor(stream, s.kLaborCount, &q, n); err != nil {
-		return err
-	}
-	if err := stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	edges := s.sum(mb, n)
-	if n+edges > math.MaxUint32 {
-		return errs.New(errs.Usage,
-			"%d nodes with %d sampled edges pass the limit of 2^32: lower the batch size or the fanouts",
-			n, edges)
-	}
-	if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(edges, 1)*4, 0,
-		"block sources"); err != nil {
-		return err
-	}
-	if !s.direct && 3*s.slots/4 < n+edges {
-		if err := s.growHash(n + edges); err != nil {
-			return err
-		}
-		s.owner = nil
-	}
-	if s.owner != mb {
-		if err := s.own(stream, mb, n); err != nil {
-			return err
+	q := laborParams{Limits: s.limits.Ptr(), laborVariates: s.variates(mb, hop)}
+	launch := func(k *cuda.Kernel) func(*sampleParams) error {
+		return func(p *sampleParams) error {
+			q.Sample = *p
+			return cuda.Launch(stream, *k,
+				cuda.LaunchConfig{Blocks: int(s.grid(n)), Threads: threads}, q)
 		}
 	}
-	p.enterTable(s.params(mb, n))
-	p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
-	if err := s.launchLabor(stream, s.kLaborFill, &q, n); err != nil {
-		return err
-	}
-	return s.number(ctx, stream, mb, p, edges)
+	return s.draw(ctx, stream, mb, hop, deviceDraws{
+		// A destination may take all its neighbours.
+		most:  func(int64, int64) int64 { return math.MaxInt64 / 2 },
+		count: launch(&s.kLaborCount), fill: launch(&s.kLaborFill),
+	})
 }

@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"helios/cuda"
-	"helios/internal/errs"
 	"helios/internal/simd"
 )
 
@@ -293,9 +292,7 @@ func (s *storedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 		edges, sums[t] = edges+sums[t], edges
 	}
 	if n+edges > math.MaxUint32 {
-		return errs.New(errs.Usage,
-			"%d nodes with %d sampled edges pass the limit of 2^32: lower the batch size or the fanouts",
-			n, edges)
+		return tooManyEdges(n, edges)
 	}
 	if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(edges, 1)*4, 0,
 		"block sources"); err != nil {
