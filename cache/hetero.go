@@ -93,6 +93,9 @@ func (h *Hetero) Close() error {
 // Index is the cache's index.
 func (h *Hetero) Index() *Index { return h.index }
 
+// Placement is what the tiers hold. The caller must not change it.
+func (h *Hetero) Placement() Placement { return h.place }
+
 // TierBuffer is the memory of the GPU or the CPU tier, rows in slot order without gaps; nil for
 // SSD and with NewLookup.
 func (h *Hetero) TierBuffer(t Tier) cuda.Buffer {

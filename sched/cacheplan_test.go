@@ -116,7 +116,7 @@ func TestCachePlanOfATrace(t *testing.T) {
 	require.Zero(t, alone.Best.Resources["training"])
 	require.Equal(t, sampled.Best.Resources["ssds"], alone.Best.Resources["ssds"])
 
-	other := packed.generate(t)
+	other := dense.generate(t)
 	_, err = cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{Dev: dev, Dataset: other}, o,
 		report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))

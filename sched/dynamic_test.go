@@ -85,7 +85,7 @@ var dynamicWays = []variant{
 func TestSameParametersByDynamicTiers(t *testing.T) {
 	ways := append([]variant{{"static", caches(10, 10), 2, 2}, {"nothing cached", caches(0, 0), 2,
 		2}}, dynamicWays...)
-	for n, g := range []graphSpec{tiny, packed, padded} {
+	for n, g := range []graphSpec{tiny, dense, padded} {
 		d, feat := g.open(t)
 		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
 		var first record
@@ -298,7 +298,7 @@ func TestLaborEveryWay(t *testing.T) {
 	for _, model := range gnn.Archs() {
 		var first record
 		seen := map[string]bool{}
-		for _, v := range slices.Concat(sameWays, dynamicWays, plannedWays) {
+		for _, v := range slices.Concat(sameWays, dynamicWays, plannedWays, packedWays) {
 			cfg := small()
 			v.set(&cfg)
 			labor(&cfg)
@@ -373,7 +373,7 @@ func TestFaultsThatHealInDynamicTiers(t *testing.T) {
 
 // Lines of another size than was asked for, and a tier without room for one, are said.
 func TestLinesAreTold(t *testing.T) {
-	d, feat := packed.open(t)
+	d, feat := dense.open(t)
 	cfg := small()
 	cfg.Policy, cfg.CacheLine, cfg.GPUCache, cfg.Epochs, cfg.NoEval = policy.LRU, 4096,
 		units.Budget{Bytes: 500}, 1, true

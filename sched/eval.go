@@ -87,6 +87,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 		cfg.Sampler = fp.sampler()
 	}
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
+	cfg.Unpacked = true // its mini-batches are its own
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}

@@ -150,6 +150,9 @@ func (e *engine) shrunk(cause error) (plan.TierSizes, error) {
 		}
 		b.CPURows += have - b.GPURows
 	}
+	if e.Config.LaidOut() { // its mini-batches count on so many rows in memory
+		b.CPURows += have - b.GPURows
+	}
 	return b, nil
 }
 

@@ -59,7 +59,7 @@ var plannedWays = []variant{
 // Every way gives the batches, rows and losses of static tiers, and the tiers miss no more than
 // these.
 func TestPlannedTiers(t *testing.T) {
-	for n, g := range []graphSpec{tiny, packed} {
+	for n, g := range []graphSpec{tiny, dense} {
 		d, feat := g.open(t)
 		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, ""), 4: bind(t, d, 4, "")}
 		cfg := small()

@@ -57,7 +57,7 @@ type graphSpec struct {
 var (
 	// rows of one LBA: read straight to their place
 	tiny   = graphSpec{nodes: 1500, dim: 128, degree: 6}
-	packed = graphSpec{nodes: 1500, dim: 20, degree: 6}  // six rows to an LBA
+	dense  = graphSpec{nodes: 1500, dim: 20, degree: 6}  // six rows to an LBA
 	padded = graphSpec{nodes: 1500, dim: 150, degree: 6} // 600 bytes in two LBAs
 )
 
@@ -237,6 +237,9 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config
 	t.Helper()
 	before := hostmem.Usage()
 	r := record{}
+	if cfg.LaidOut() && cfg.PackedDir == "" { // not beside a dataset that other tests use
+		cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
+	}
 	h, seen := sha256.New(), sha256.New()
 	onBatch := cfg.OnBatch
 	cfg.OnBatch = func(epoch, index int, mb *graph.MiniBatch) {
@@ -303,5 +306,13 @@ func percent(p float64) units.Budget {
 // anyPipeline draws the name of a pipeline, but for one.
 func anyPipeline(rng *rand.Rand, but string) string {
 	names := plan.PipelineNames(func(p *plan.Pipeline) bool { return p.Name != but })
+	return names[rng.IntN(len(names))]
+}
+
+// anyWhole draws the name of a pipeline that samples a mini-batch before it looks its rows up.
+func anyWhole(rng *rand.Rand) string {
+	names := plan.PipelineNames(func(p *plan.Pipeline) bool {
+		return !p.PerHop && p.Name != plan.PipelineRunAhead
+	})
 	return names[rng.IntN(len(names))]
 }

@@ -41,6 +41,18 @@ func (t *staticTiers) place(ctx context.Context) (err error) {
 		e.placement); err != nil {
 		return err
 	}
+	if err := t.fill(ctx); err != nil {
+		return err
+	}
+	if e.tiers.GPURows+e.tiers.CPURows == e.Rows { // inmem, or budgets that hold everything
+		return e.store.close()
+	}
+	return nil
+}
+
+// fill reads the rows of the tiers.
+func (t *staticTiers) fill(ctx context.Context) (err error) {
+	e := t.e
 	for _, s := range e.slots {
 		for i := range s.segs {
 			if s.segs[i].buckets, err = t.hetero.NewBuckets(); err != nil {
@@ -59,9 +71,6 @@ func (t *staticTiers) place(ctx context.Context) (err error) {
 		}
 	}
 	e.filled(start)
-	if e.tiers.GPURows+e.tiers.CPURows == e.Rows { // inmem, or budgets that hold everything
-		return e.store.close()
-	}
 	return nil
 }
 

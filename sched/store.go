@@ -21,10 +21,22 @@ type store struct {
 	layout gpuio.Layout // of the rows
 	ssds   []*gpuio.SSD
 	memory *gpuio.Memory // of the I/O kernels; nil: as the stack does without
+	pages  *pageStore    // that the stack is open for; nil: it reads the rows
 	reader gpuio.Reader  // nil when every row is in a tier
 	before gpuio.Stats   // of readers that are closed
 	// stopped: the user interrupted, and nothing is worth a long wait any more.
 	stopped bool
+}
+
+// pageStore is where the pages of mini-batches are that were laid out beforehand.
+type pageStore struct {
+	ssds   []*gpuio.SSD // extents of the rows' own, or others
+	layout gpuio.Layout // a page is a row of it
+	memory *gpuio.Memory
+	// options adds what suits pages to a stack's.
+	options func(gpuio.StackOptions) gpuio.StackOptions
+	// sums gives the pages' checksums.
+	sums func(ctx context.Context) ([]uint32, error)
 }
 
 // openReader opens the run's I/O stack, and what checks its rows where that was asked for.
@@ -33,7 +45,15 @@ func (s *store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, e
 		return s.newReader(s.of.Config.IOStack, l)
 	}
 	// The checksums are read before the stack takes the SSDs' queues.
-	sums, err := stripe.RowSums(ctx, s.of.In.Dataset, s.ssds)
+	ssds := s.ssds
+	var sums []uint32
+	var err error
+	if s.pages != nil {
+		ssds = s.pages.ssds
+		sums, err = s.pages.sums(ctx)
+	} else {
+		sums, err = stripe.RowSums(ctx, s.of.In.Dataset, ssds)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("option check-reads: %w", err)
 	}
@@ -41,7 +61,7 @@ func (s *store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, e
 	if err != nil {
 		return nil, err
 	}
-	checked, err := gpuio.NewChecked(s.of.Device, r, s.ssds, l, sums)
+	checked, err := gpuio.NewChecked(s.of.Device, r, ssds, l, sums)
 	if err != nil {
 		op, cancel := context.WithTimeout(context.Background(), s.of.Config.OpTimeout)
 		defer cancel()
@@ -57,18 +77,25 @@ func (s *store) newReader(name string, l gpuio.Layout) (gpuio.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
+	ssds, memory := s.ssds, s.memory
+	if s.pages != nil {
+		ssds, memory = s.pages.ssds, s.pages.memory
+	}
 	o := gpuio.StackOptions{
 		AsyncOptions: gpuio.AsyncOptions{
 			Blocks: c.Blocks, Depth: c.QueueDepth, Timeout: c.ReadTimeout, Retries: c.ReadRetries,
 			Resets: c.ReadResets, CoalesceBytes: c.CoalesceBytes, SMs: c.SMs.IO,
-			Priority: plan.IOPriority, Memory: s.memory,
+			Priority: plan.IOPriority, Memory: memory,
 		},
 		Engine: c.CPUEngine,
 	}
 	if c.CPUEngine != "pread" { // there a thread is one read in flight
 		o.Workers = c.Workers
 	}
-	return stack.Open(s.of.Device, s.ssds, l, o)
+	if s.pages != nil {
+		o = s.pages.options(o)
+	}
+	return stack.Open(s.of.Device, ssds, l, o)
 }
 
 // close ends the stack: afterwards nothing writes to a slot or a tier.
@@ -187,11 +214,7 @@ func readError(err error) error {
 
 // openMemory chooses where the I/O kernels' queues and data are.
 func (s *store) openMemory() (err error) {
-	want := s.of.Config.MemoryRung
-	if !s.of.Config.Queued() || !s.of.OnGPU() && (want == "" || want == gpuio.RungAuto) {
-		return nil
-	}
-	if s.memory, err = gpuio.ChooseRung(s.of.Device, s.ssds, want); err != nil {
+	if s.memory, err = s.chooseMemory(s.ssds); err != nil || s.memory == nil {
 		return err
 	}
 	if s.of.OnGPU() {
@@ -206,6 +229,36 @@ func (s *store) openMemory() (err error) {
 		s.of.Observer.TellNote(text)
 	}
 	return nil
+}
+
+// chooseMemory chooses it for some SSDs; nil: the stack does without.
+func (s *store) chooseMemory(ssds []*gpuio.SSD) (*gpuio.Memory, error) {
+	want := s.of.Config.MemoryRung
+	if !s.of.Config.Queued() || !s.of.OnGPU() && (want == "" || want == gpuio.RungAuto) {
+		return nil, nil
+	}
+	return gpuio.ChooseRung(s.of.Device, ssds, want)
+}
+
+// turnTo has the I/O stack read pages, or rows where they are nil. Nothing may be in flight.
+func (s *store) turnTo(ctx context.Context, pages *pageStore) error {
+	if s.pages == pages && s.reader != nil {
+		return nil
+	}
+	if err := s.close(); err != nil {
+		return err
+	}
+	s.pages = pages
+	if pages == nil {
+		return s.open(ctx, s.layout)
+	}
+	if pages.memory == nil {
+		var err error
+		if pages.memory, err = s.chooseMemory(pages.ssds); err != nil {
+			return err
+		}
+	}
+	return s.open(ctx, pages.layout)
 }
 
 // renew opens the I/O stack anew for rows or lines that lie as l says, as the configuration has it

@@ -73,6 +73,9 @@ func (e *engine) newTiers() (featureTiers, error) {
 	if e.Config.Dynamic() {
 		return newDynamicTiers(e)
 	}
+	if e.Config.LaidOut() {
+		return newPackedTiers(e), nil
+	}
 	if e.Config.Superbatched() {
 		return newPlannedTiers(e), nil
 	}

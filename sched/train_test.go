@@ -177,7 +177,7 @@ func check(t *testing.T, v variant, cfg plan.Config, r record) {
 
 // Rows smaller and larger than an LBA, read through every stack.
 func TestRowShapes(t *testing.T) {
-	for name, g := range map[string]graphSpec{"packed": packed, "padded": padded} {
+	for name, g := range map[string]graphSpec{"packed": dense, "padded": padded} {
 		t.Run(name, func(t *testing.T) {
 			d, feat := g.open(t)
 			s := bind(t, d, 3, "")
@@ -227,7 +227,7 @@ func TestMetamorphic(t *testing.T) {
 	if wide.Lean() {
 		rounds = 4
 	}
-	g := []graphSpec{tiny, packed, padded}[rng.IntN(3)]
+	g := []graphSpec{tiny, dense, padded}[rng.IntN(3)]
 	d, feat := g.open(t)
 	base := small()
 	base.Epochs = 1
@@ -252,6 +252,10 @@ func TestMetamorphic(t *testing.T) {
 		cfg.Policy = plan.Policies[rng.IntN(len(plan.Policies))]
 		if cfg.Mode == plan.ModeInmem {
 			cfg.Policy = plan.PolicyStatic
+		}
+		if cfg.LaidOut() {
+			cfg.Policy, cfg.Presample = plan.PolicyStatic, 0
+			cfg.Pipeline = anyWhole(rng)
 		}
 		if cfg.Planned() {
 			cfg.Presample, cfg.Superbatch = 0, rng.IntN(4)

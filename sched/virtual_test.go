@@ -59,7 +59,7 @@ func hardwareOf(t testing.TB, profile string) *hardware.Profile {
 // The virtual clock runs the same batches over the same caches as a real run of that seed: what
 // does not depend on time is equal, the commands of the SSDs included.
 func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
-	shapes := []graphSpec{packed, tiny, padded}
+	shapes := []graphSpec{dense, tiny, padded}
 	if wide.Lean() {
 		shapes = shapes[:1]
 	}
@@ -117,7 +117,7 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 // batches the accumulator merges depends on the SSDs, and with it only how the cpu stack's reads
 // share commands.
 func TestVirtualCountsOfDynamicTiers(t *testing.T) {
-	shapes := []graphSpec{tiny, packed, padded}
+	shapes := []graphSpec{tiny, dense, padded}
 	if wide.Lean() {
 		shapes = shapes[:1]
 	}
@@ -167,7 +167,7 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 	}, 2, 3}}, plannedWays...)
 	hw, err := hardware.Load("a100-p5510x12")
 	require.NoError(t, err)
-	for n, g := range []graphSpec{tiny, packed} {
+	for n, g := range []graphSpec{tiny, dense} {
 		d, feat := g.open(t)
 		s := bind(t, d, 3, "")
 		for i, v := range ways {

@@ -39,6 +39,8 @@ type slot struct {
 	seeds []int64
 	rows  []int64 // the frontier, of a batch that was sampled with its superbatch
 	adj   []byte  // its blocks, on their way to mb
+
+	packedSlot
 }
 
 // segment is a contiguous part of a frontier whose rows are looked up, read and gathered together.
@@ -55,6 +57,7 @@ type segment struct {
 	staticPart
 	dynamicPart
 	plannedPart
+	packedPart
 }
 
 // begin makes g a segment for w. What is made once per segment stays.
@@ -63,6 +66,14 @@ func (g *segment) begin(w work) {
 	*g = segment{first: w.first, count: w.count, hop: w.hop, gatherFrom: was.gatherFrom,
 		gatherTo: was.gatherTo}
 	g.buckets, g.ticket, g.places = was.buckets, was.ticket, was.places
+}
+
+// reads is how many rows or pages the stack is asked for.
+func (g *segment) reads() int64 {
+	if g.pages > 0 {
+		return g.pages
+	}
+	return g.nmiss
 }
 
 // work is a contiguous part of a slot's frontier, on its way from sampling to lookup.
@@ -266,17 +277,17 @@ func (w *walk) wait(op context.Context, s *slot, g *segment) error {
 	e, p := w.e, w.p
 	st, err := g.pending.Wait(op)
 	if err != nil && op.Err() != nil {
-		return errs.New(errs.Device, "batch %d: reads of %d rows did not end within %v: %w",
-			s.index, g.nmiss, e.Config.OpTimeout, err)
+		return errs.New(errs.Device, "batch %d: %d reads did not end within %v: %w",
+			s.index, g.reads(), e.Config.OpTimeout, err)
 	}
 	g.pending = nil
-	e.trace.read(-g.nmiss)
+	e.trace.read(-g.reads())
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, readError(err))
 	}
-	if st.Rows != g.nmiss {
-		return errs.New(errs.Device, "batch %d: %d rows were asked for, %d were read", s.index,
-			g.nmiss, st.Rows)
+	if st.Rows != g.reads() {
+		return errs.New(errs.Device, "batch %d: %d rows or pages were asked for, %d were read",
+			s.index, g.reads(), st.Rows)
 	}
 	g.stats = st
 	p.clock.read(g.submitted, st)
@@ -331,6 +342,7 @@ func (w *walk) step(ctx context.Context, s *slot) error {
 		t.Inserted += g.inserted
 		t.Evicted += g.evicted
 		t.Bypassed += g.bypassed
+		t.RowsChunk += g.chunk
 		t.BytesSSD += g.stats.Bytes
 		t.Commands += g.stats.Commands
 		t.Retries += g.stats.Retries

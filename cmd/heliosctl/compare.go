@@ -130,7 +130,8 @@ type variant struct {
 // ofTiers are the flags about tiers that not every mode has: a mode takes those of its
 // TierOptions over from the flags for all.
 var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window", "hotness",
-	"hotness-dir", "presample-epochs"}, plan.SuperbatchOptions...)
+	"hotness-dir", "presample-epochs"}, slices.Concat(plan.SuperbatchOptions,
+	plan.PackedOptions)...)
 
 // baselineNames are the names that --modes takes beside those of modes.
 func baselineNames() (names []string) {
@@ -235,6 +236,9 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 		case of.Superbatched():
 			about = append(about, plan.SuperbatchOptions...)
 		}
+		if mode.Packed { // which places rows by its own mini-batches
+			about = nil
+		}
 		tiers = append(slices.DeleteFunc(tiers, func(key string) bool {
 			return slices.Contains(plan.SuperbatchOptions, key)
 		}), about...)
@@ -294,6 +298,10 @@ type comparedRun struct {
 	Seconds float64 `json:"epoch_seconds"`
 	First   float64 `json:"first_epoch_seconds"`
 	Setup   float64 `json:"setup_seconds"` // presampling and the filling of the tiers
+	// Prepare is what mini-batches took that were laid out beforehand, whenever that was. Amortised
+	// is an epoch with its part of Setup and Prepare, over the epochs of the run.
+	Prepare   float64 `json:"prepare_seconds"`
+	Amortised float64 `json:"amortised_epoch_seconds"`
 
 	RowsGPU           float64             `json:"rows_gpu"`
 	RowsCPU           float64             `json:"rows_cpu"`
@@ -569,6 +577,10 @@ func runOf(name string, repeat int, res *report.Result) (run comparedRun, from i
 	sum, seconds := epochsOf(&part)
 	n := float64(len(part.Epochs))
 	run.Epochs, run.Seconds = len(part.Epochs), seconds/n
+	if res.Packed != nil {
+		run.Prepare = res.Packed.Seconds
+	}
+	run.Amortised = run.Seconds + (run.Setup+run.Prepare)/float64(len(res.Epochs))
 	gpu, cpu, ssd := sum.Tiers()
 	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(gpu)/n, float64(cpu)/n, float64(ssd)/n
 	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n,

@@ -51,6 +51,8 @@ type comparedVariant struct {
 	Ratio        span3   `json:"ratio"`
 	First        span3   `json:"first_epoch_seconds"`
 	Setup        span3   `json:"setup_seconds"`
+	Prepare      span3   `json:"prepare_seconds"`
+	Amortised    span3   `json:"amortised_epoch_seconds"`
 	Stall        span3   `json:"stall"`
 	Overlap      span3   `json:"overlap"`
 	CPUSeconds   span3   `json:"cpu_seconds"`
@@ -124,6 +126,8 @@ func (r *comparison) summary() comparisonSummary {
 			Seconds:      of(func(x comparedRun) float64 { return x.Seconds }),
 			First:        of(func(x comparedRun) float64 { return x.First }),
 			Setup:        of(func(x comparedRun) float64 { return x.Setup }),
+			Prepare:      of(func(x comparedRun) float64 { return x.Prepare }),
+			Amortised:    of(func(x comparedRun) float64 { return x.Amortised }),
 			Stall:        of(func(x comparedRun) float64 { return x.Stall }),
 			Overlap:      of(func(x comparedRun) float64 { return x.Overlap }),
 			CPUSeconds:   of(func(x comparedRun) float64 { return x.CPUSeconds }),
@@ -166,6 +170,11 @@ func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
 func (s comparisonSummary) rows() [][]string {
 	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "disk read",
 		"stall", "overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
+	prepared := slices.ContainsFunc(s.Variants,
+		func(v comparedVariant) bool { return v.Prepare.Max > 0 })
+	if prepared {
+		t[0] = append(t[0], "prepared in s", "epoch s with its part")
+	}
 	for _, v := range s.Variants {
 		g, c, d := v.share3()
 		proxy := "–"
@@ -181,6 +190,10 @@ func (s comparisonSummary) rows() [][]string {
 			figure(v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median),
 			fmt.Sprintf("%.3g", v.Setup.Median), memoryFigure(v.PeakMemory),
 		})
+		if prepared {
+			i := len(t) - 1
+			t[i] = append(t[i], figure(v.Prepare.Median), fmt.Sprintf("%.3g", v.Amortised.Median))
+		}
 	}
 	return t
 }
@@ -227,7 +240,8 @@ func (r *comparison) writeCSV(w io.Writer) error {
 	c := csv.NewWriter(w)
 	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured",
-		"epoch_seconds", "first_epoch_seconds", "setup_seconds",
+		"epoch_seconds", "first_epoch_seconds", "setup_seconds", "prepare_seconds",
+		"amortised_epoch_seconds",
 		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "disk_bytes", "ssd_commands",
 		"read_amplification",
 		"stall", "overlap",
@@ -243,6 +257,7 @@ func (r *comparison) writeCSV(w io.Writer) error {
 		}
 		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline,
 			strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
+			f(x.Prepare), f(x.Amortised),
 			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.DiskBytes),
 			f(x.Commands),
 			f(x.ReadAmplification), f(x.Stall), f(x.Overlap),

@@ -609,6 +609,9 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 		}
 		rows = append(rows, []string{"dataset files", how})
 	}
+	if p := r.Packed; p != nil {
+		rows = append(rows, packedRows(p)...)
+	}
 	if r.Hotness != nil {
 		rows = append(rows, []string{"hotness", r.Hotness.String()})
 	}
@@ -636,6 +639,27 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 				units.FormatBytes(r.GPUCacheShrunkBytes))})
 	}
 	return rows
+}
+
+// packedRows say what was laid out before training, and what that took.
+func packedRows(p *report.PackedInfo) [][]string {
+	when := "prepared"
+	if p.Reused {
+		when = "reused; prepared once"
+	}
+	where := ""
+	if p.Dir != "" {
+		where = " in " + p.Dir
+	}
+	return [][]string{
+		{"packed", fmt.Sprintf("%d mini-batches of %d sample epochs%s, segments of %d; %s in %.3g s (sampling %.3g s, planning %.3g s, packing %.3g s)",
+			p.Batches, p.SampleEpochs, where, p.Segment, when, p.Seconds, p.SampleSeconds,
+			p.PlanSeconds, p.PackSeconds)},
+		{"packed rows", fmt.Sprintf("%s stay in memory, %s in disk caches, %s in chunks; %s on disk, read at %.3f times what is needed, %s at a time",
+			units.FormatCount(float64(p.RowsMemory)), units.FormatCount(float64(p.RowsDiskCache)),
+			units.FormatCount(float64(p.RowsChunks)), units.FormatBytes(p.DiskBytes),
+			p.Amplification, units.FormatBytes(int64(p.RequestBytes)))},
+	}
 }
 
 // showResult is the summary for people.

@@ -16,7 +16,7 @@ var modeFile = regexp.MustCompile(`^sched/plan/mode_([a-z0-9]+)\.go$`)
 // sharedNames are modes' names that mean something else as well: the project, I/O stacks, a format.
 // Of them only the constants and comparisons are held against the rule.
 var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true,
-	"ginex": true}
+	"ginex": true, "diskgnn": true}
 
 // modeRoom tells whether a file may not name a mode: all but a mode's own, tests, tools and
 // examples, and the table that translates the flags of GIDS's scripts.

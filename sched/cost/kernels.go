@@ -47,6 +47,9 @@ type Part struct {
 	// Lines that a dynamic tier takes from what was read, those it lets go for them, and those it
 	// takes not.
 	Fills, Evicted, Bypassed int64
+	// Of packed mini-batches: rows that are gathered from where their pages were read to, and those
+	// of them that are of the mini-batch's own chunk.
+	Staged, Chunk int64
 }
 
 // ShapeOf is the shape of a sampled batch. Nothing has been looked up yet.

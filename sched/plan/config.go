@@ -164,6 +164,14 @@ type Config struct {
 	// SuperbatchFill has the rows that come first read before a superbatch begins, as Ginex does;
 	// else rows come in as they are needed. By mode.
 	SuperbatchFill bool
+	// PackedDir is the folder of mini-batches that are laid out before training; empty: beside the
+	// dataset. DiskBudget bounds their bytes; zero: three times the features. Segment is how many
+	// of them share a disk cache; 0: what is best under the budget. Unpacked: there are none in a
+	// mode that has them, as in evaluation, whose samples are its own.
+	PackedDir  string
+	DiskBudget DiskBudget
+	Segment    int
+	Unpacked   bool
 	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids
 	// 4096, else a row).
 	CacheLine int64
@@ -330,6 +338,12 @@ func (c Config) checkAsked(f Config) error {
 			"%v %s keeps what comes next, whatever is hot; leave %v, %v and %v out, or use %v %s",
 			errs.Key("policy"), f.Policy, errs.Key("hotness"), errs.Key("hotness-dir"),
 			errs.Key("presample-epochs"), errs.Key("policy"), PolicyStatic)
+	case f.LaidOut() && (c.Hotness != "" || c.Presample != 0 ||
+		c.HotnessDir != "" && c.HotnessDir != NoFolder):
+		return errs.New(errs.Usage,
+			"%v %s keeps in memory what its own mini-batches need most; leave %v, %v and %v out",
+			errs.Key("mode"), f.Mode, errs.Key("hotness"), errs.Key("hotness-dir"),
+			errs.Key("presample-epochs"))
 	case c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample:
 		return errs.New(errs.Usage,
 			"option presample-epochs: option hotness %s counts no epochs beforehand; leave one of the two out",
@@ -642,6 +656,9 @@ func (c Config) checkCache() error {
 			Policies)
 	}
 	if err := errors.Join(c.checkSuperbatch(), c.checkShared()); err != nil {
+		return err
+	}
+	if err := c.checkPacked(); err != nil {
 		return err
 	}
 	switch {

@@ -26,6 +26,9 @@ type Mode struct {
 	// InMemory: every row is in memory before the first batch. The CPU tier takes what the GPU
 	// tier leaves, and no row comes or goes.
 	InMemory bool
+	// Packed: mini-batches are sampled and laid out on disk before training. Both tiers hold the
+	// rows that were hottest then.
+	Packed bool
 	// Fill sets what the configuration leaves open and this mode does otherwise than DefaultMode's
 	// parts in fillCommon. A value that is set stays.
 	Fill func(c *Config)
@@ -79,7 +82,7 @@ func ModeNames() []string {
 }
 
 // announced are published systems that users ask for and no file has registered yet.
-var announced = []string{"diskgnn", "hier", "marius"}
+var announced = []string{"hier", "marius"}
 
 // Announced returns the modes that users ask for and this version does not have.
 func Announced() []string {
@@ -117,7 +120,7 @@ func (m *Mode) HasCPUTier() bool { return m.Defaults().CPUCache != units.Budget{
 func (m *Mode) TierOptions() (keys []string) {
 	if m.HasGPUTier() {
 		keys = append(keys, "gpu-cache")
-		if !m.InMemory {
+		if !m.InMemory && !m.Packed {
 			keys = append(keys, "policy", "cache-line", "window")
 		}
 	}
@@ -126,6 +129,9 @@ func (m *Mode) TierOptions() (keys []string) {
 	}
 	if m.Defaults().Planned() {
 		keys = append(keys, SuperbatchOptions...)
+	}
+	if m.Packed {
+		keys = append(keys, PackedOptions...)
 	}
 	return keys
 }

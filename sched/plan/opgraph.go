@@ -162,8 +162,9 @@ func (c Config) Operators(reads bool) *OpGraph {
 		if reads {
 			op("I", OpSubmit, submit, name("L"))
 			op("C", OpComplete, complete, name("I"))
-			// a tier whose rows come and go moves what was read in the order of its decisions
-			if g.Serial || c.Dynamic() || c.Superbatched() {
+			// a tier whose rows come and go moves what was read in the order of its decisions;
+			// rows of packed pages leave the staging buffer they were read into
+			if g.Serial || c.Dynamic() || c.Superbatched() || c.LaidOut() {
 				gatherAfter = []string{name("C")}
 			}
 			trainAfter = append(trainAfter, name("C"))

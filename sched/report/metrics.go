@@ -73,7 +73,10 @@ type EpochResult struct {
 	RowsSSD    int64    `json:"rows_ssd"`
 	// RowsLoaded are read before the superbatch that needs them, beside RowsSSD. Those of a static
 	// tier, which are read whether or not they are needed, are in BytesSSD alone.
-	RowsLoaded        int64        `json:"rows_loaded,omitempty"`
+	RowsLoaded int64 `json:"rows_loaded,omitempty"`
+	// RowsChunk, of RowsSSD, are from the mini-batch's own chunk of packed rows; the others from
+	// the disk cache of its segment.
+	RowsChunk         int64        `json:"rows_chunk,omitempty"`
 	BytesSSD          int64        `json:"bytes_ssd"`
 	SSDCommands       int64        `json:"ssd_commands"`
 	Retries           int64        `json:"retries"`
@@ -201,12 +204,14 @@ type Partial struct {
 	RowsCPU int64   `json:"rows_cpu"`
 	RowsSSD int64   `json:"rows_ssd"`
 	// RowsLoaded are read before their superbatch.
-	RowsLoaded int64        `json:"rows_loaded,omitempty"`
-	BytesSSD   int64        `json:"bytes_ssd"`
-	Commands   int64        `json:"commands"`
-	Retries    int64        `json:"retries"`
-	Timeouts   int64        `json:"timeouts"`
-	Stages     StageSeconds `json:"stages"`
+	RowsLoaded int64 `json:"rows_loaded,omitempty"`
+	// RowsChunk, of RowsSSD, are from chunks of packed rows.
+	RowsChunk int64        `json:"rows_chunk,omitempty"`
+	BytesSSD  int64        `json:"bytes_ssd"`
+	Commands  int64        `json:"commands"`
+	Retries   int64        `json:"retries"`
+	Timeouts  int64        `json:"timeouts"`
+	Stages    StageSeconds `json:"stages"`
 	// Of a dynamic tier, in lines, and of the accumulator: sets of merged reads, and the batches in
 	// them.
 	Inserted int64 `json:"inserted,omitempty"`
@@ -223,7 +228,8 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	r := EpochResult{
 		Epoch: epoch + 1, Seconds: p.Seconds, Batches: p.Batches, Seeds: p.Seeds,
 		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD, RowsLoaded: p.RowsLoaded,
-		BytesSSD: p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
+		RowsChunk: p.RowsChunk,
+		BytesSSD:  p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
 		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
 	}
 	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted,

@@ -56,6 +56,8 @@ type RunInfo struct {
 	Window         int    `json:"window"`
 	// Superbatch is absent where mini-batches are sampled one by one.
 	Superbatch *SuperbatchInfo `json:"superbatch,omitempty"`
+	// Packed is absent where mini-batches are not laid out beforehand.
+	Packed *PackedInfo `json:"packed,omitempty"`
 	// Accumulator is absent where reads are not merged.
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
 	Sampler     string           `json:"sampler"`

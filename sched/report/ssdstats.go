@@ -92,8 +92,8 @@ func NewIOResult(st gpuio.Stats) IOResult {
 	return r
 }
 
-// AddStats returns what two readers did over the same SSDs, one after the other, as far as a result
-// tells it.
+// AddStats returns what two readers did, one after the other, as far as a result tells it. SSDs of
+// the same name are the same.
 func AddStats(a, b gpuio.Stats) gpuio.Stats {
 	if len(a.PerSSD) == 0 {
 		return b
@@ -104,9 +104,14 @@ func AddStats(a, b gpuio.Stats) gpuio.Stats {
 	if b.NotInPlace == "" {
 		b.NotInPlace = a.NotInPlace
 	}
-	b.PerSSD = slices.Clone(b.PerSSD)
-	for i := range min(len(a.PerSSD), len(b.PerSSD)) {
-		x, y := &b.PerSSD[i], &a.PerSSD[i]
+	all := slices.Clone(a.PerSSD)
+	for _, y := range b.PerSSD {
+		i := slices.IndexFunc(all, func(x gpuio.SSDStats) bool { return x.Name == y.Name })
+		if i < 0 {
+			all = append(all, y)
+			continue
+		}
+		x := &all[i]
 		x.Commands += y.Commands
 		x.Bytes += y.Bytes
 		x.Errors += y.Errors
@@ -116,9 +121,10 @@ func AddStats(a, b gpuio.Stats) gpuio.Stats {
 		x.Recreated += y.Recreated
 		x.Resets += y.Resets
 		x.Foreign += y.Foreign
-		if x.GivenUp == "" {
+		if y.GivenUp != "" {
 			x.GivenUp = y.GivenUp
 		}
 	}
+	b.PerSSD = all
 	return b
 }

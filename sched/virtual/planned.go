@@ -393,6 +393,20 @@ func (p *vpass) deliver() {
 			end()
 		})
 	}
+	for i := range b.Parts { // packed rows leave the staging buffer
+		part := &b.Parts[i]
+		if part.Staged == 0 {
+			continue
+		}
+		open++
+		var from int64
+		p.gatherS.launch(p.work.Gather(&cost.Part{NGPU: part.Staged}),
+			func(now int64) { from = now }, func(now int64) {
+				p.span(report.TrackGather, p.op("G", vpending{b: b, part: i}), from, now, b,
+					part.Staged)
+				end()
+			})
+	}
 	if k := p.work.Changes(b.Change); len(k) > 0 {
 		open++
 		p.gatherS.launch(k, nil, func(now int64) {

@@ -11,6 +11,7 @@ import (
 
 	"helios/cache"
 	"helios/cuda"
+	"helios/dataset/pages"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/graph"
@@ -133,6 +134,8 @@ type run struct {
 	off    []int64
 	// Planned tiers, in their place.
 	planned *planned
+	// Packed mini-batches, over static tiers.
+	laid *laid
 
 	presampleNS, fillNS int64
 }
@@ -198,6 +201,9 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 	v.m.superS = gpu.stream(s.Priority, s.SMs)
 	v.m.rec.Tracks(report.Tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
+	if v.Config.LaidOut() {
+		return v.openPacked(ctx, b)
+	}
 	if v.Config.Planned() { // superbatches say what comes into the tiers
 		return v.openPlanned(b)
 	}
@@ -251,13 +257,18 @@ func (v *run) openStack() (err error) {
 	c, l := v.Config, v.layout
 	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth,
 		MaxTransferBytes: modelledTransfer}
+	if v.laid != nil && v.laid.now != nil {
+		s := (&pages.Opened{Layout: l}).Options(gpuio.StackOptions{
+			AsyncOptions: gpuio.AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}})
+		o.CoalesceBytes, o.Depth = s.CoalesceBytes, s.Depth
+	}
 	if c.Stack().ReadsDirect() {
 		o.Align = directAlign
 	}
 	if v.planner, err = gpuio.NewPlanner(l, o); err != nil {
 		return err
 	}
-	ic := iosim.Config{Stack: c.IOStack, Blocks: c.Blocks, Depth: c.QueueDepth,
+	ic := iosim.Config{Stack: c.IOStack, Blocks: c.Blocks, Depth: o.Depth,
 		CommandBytes: int64(l.ReadBytes()), Seed: c.Seed}
 	if !c.Queued() {
 		ic.Blocks, ic.Threads = 0, c.Workers
@@ -528,7 +539,19 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int
 		p.first, p.n = v.hw.Limit(p.n)
 	}
 	v.src = source{key: key, n: p.n, order: order}
-	for i := 0; i < p.first && v.planned == nil; i++ { // caches that have filled
+	if v.laid != nil {
+		var pack *vpack
+		if train {
+			var err error
+			if pack, err = v.pack(ctx, key); err != nil {
+				return report.EpochResult{}, err
+			}
+		}
+		if err := v.turnTo(pack); err != nil {
+			return report.EpochResult{}, err
+		}
+	}
+	for i := 0; i < p.first && v.planned == nil && v.laid == nil; i++ { // caches that have filled
 		if err := prepare.Interrupted(ctx); err != nil {
 			return report.EpochResult{}, err
 		}
@@ -539,7 +562,12 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int
 		v.perSSD = planned
 	}
 	v.src.lines, v.src.count = 0, 0
-	p.shape = func(i int) (*cost.Shape, error) { return v.shape(ctx, i) }
+	p.shape = func(i int) (*cost.Shape, error) {
+		if v.m.planned && v.laid != nil {
+			return v.packedShape(i)
+		}
+		return v.shape(ctx, i)
+	}
 	all := p.n
 	p.after = func(b *vbatch) {
 		sum.Batches++
@@ -555,6 +583,7 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int
 			sum.Inserted += part.Fills
 			sum.Evicted += part.Evicted
 			sum.Bypassed += part.Bypassed
+			sum.RowsChunk += part.Chunk
 		}
 		v.Observer.TellStep("modelled "+name, b.Index+1, all)
 	}
@@ -611,6 +640,10 @@ func (v *run) info() report.RunInfo {
 	if v.planned != nil {
 		info := v.planned.info
 		r.Superbatch = &info
+	}
+	if v.laid != nil {
+		info := v.laid.info
+		r.Packed = &info
 	}
 	if v.dyn != nil {
 		r.CacheLineBytes, r.PolicyBytes = v.lines.LineBytes, v.dyn.MetadataBytes()

@@ -38,7 +38,9 @@ func (r *runner) killed() error {
 	// A run may go on in any way, as none changes what it computes.
 	ways := [][]string{nil, nil,
 		{"--mode", "ginex", "--superbatch", "3", "--superbatch-overlap"},
-		{"--policy", "belady", "--gpu-cache", "10%", "--superbatch", "2"}}
+		{"--policy", "belady", "--gpu-cache", "10%", "--superbatch", "2"},
+		{"--mode", "diskgnn", "--packed", filepath.Join(work, "packed")},
+		{"--mode", "diskgnn", "--packed", filepath.Join(work, "packed"), "--io-stack", "async"}}
 	data, err := os.ReadDir(filepath.Join(work, "g"))
 	if err != nil {
 		return err

@@ -275,7 +275,8 @@ func (r *runner) same() error {
 				"helios --policy clock --pipeline intra", "cpu --gpu-cache 5% --policy s3fifo",
 				"helios --pipeline series", "helios --tune full", "helios --topology ssd",
 				"helios --hotness degree", "ginex", "ginex --policy static", "ginex --superbatch 5 --superbatch-overlap",
-				"helios --policy belady --superbatch 7", "gids --policy belady --gpu-cache 10%")
+				"helios --policy belady --superbatch 7", "diskgnn",
+				"diskgnn --io-stack async --pipeline none --check-reads", "gids --policy belady --gpu-cache 10%")
 		}
 		for _, v := range variants {
 			res, err := r.train(work, append([]string{"--dataset", "g", "--epochs", "2", "--hidden",
