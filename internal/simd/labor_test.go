@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -149,10 +150,13 @@ func BenchmarkLaborTake(b *testing.B) {
 			b.Run(fmt.Sprintf("%v/two=%v", l, from != 0), func(b *testing.B) {
 				k := LaborKeys{Keys: [2]uint64{1, 2}, Phase: 3, From: from}
 				var m LaborLargest
+				best := time.Hour
 				for b.Loop() {
+					begin := time.Now()
 					l.LaborTake32(list, &k, 1<<58, &m, out)
+					best = min(best, time.Since(begin))
 				}
-				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(list)), "ns/id")
+				b.ReportMetric(float64(best.Nanoseconds())/float64(len(list)), "ns/id-best")
 			})
 		}
 	}
