@@ -27,8 +27,10 @@ type Config struct {
 	// does. Otherwise the room that Budget leaves takes copies of rows: where a mini-batch needs
 	// few rows of a page of the disk cache, its chunk has them too, and the page is not read.
 	Once bool
-	// Hashes is how many MinHash functions order a disk cache, 1 to 4; 0: 2; below 0 none, the
-	// rows are in the order of their numbers.
+	// Hashes is how a disk cache is ordered. 0: by the first four mini-batches of the segment that
+	// need a row, which come in random order: a MinHash of one function's four least values. 1 to
+	// 4: by the least values of so many MinHash functions; the paper takes 2. Below 0: by the
+	// rows' numbers.
 	Hashes  int
 	Seed    uint64 // of the hash functions, and of what the search samples
 	Workers int    // goroutines; below 1: one. The plan does not depend on it.
@@ -37,20 +39,17 @@ type Config struct {
 }
 
 const (
-	defaultHashes = 2
-	mostHashes    = 4
-	mostBatches   = 1 << 28
-	mostRows      = 1 << 40
-	mostHot       = 1<<31 - 1
+	mostHashes  = 4
+	mostFirsts  = 1<<16 - 1 // mini-batches of a segment that are told apart in an order by firsts
+	mostBatches = 1 << 28
+	mostRows    = 1 << 40
+	mostHot     = 1<<31 - 1
 )
 
 // check fills in defaults, for so many mini-batches.
 func (c *Config) check(batches int) (Shape, error) {
 	if c.LBABytes == 0 {
 		c.LBABytes = pageUnit
-	}
-	if c.Hashes == 0 {
-		c.Hashes = defaultHashes
 	}
 	c.Hashes = max(c.Hashes, -1)
 	c.Workers = max(c.Workers, 1)

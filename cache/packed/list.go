@@ -124,3 +124,26 @@ func (p *Plan) places(i int, buf []uint32) ([]uint32, error) {
 	}
 	return slices.Clip(buf), nil
 }
+
+// Rows lists the rows of stream i.
+func (p *Plan) Rows(i int) ([]int64, error) { return p.rows(i, new([]byte)) }
+
+// rows lists a stream's rows, by memory that is lent.
+func (p *Plan) rows(i int, lent *[]byte) ([]int64, error) {
+	l, err := p.list(i)
+	if err != nil {
+		return nil, err
+	}
+	l.lend(lent, 0, p.header.Rows)
+	rows := make([]int64, 0, p.streams[i].Rows)
+	for {
+		row, err := l.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return rows, nil
+		case err != nil:
+			return nil, err
+		}
+		rows = append(rows, row)
+	}
+}

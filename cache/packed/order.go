@@ -2,8 +2,6 @@ package packed
 
 import (
 	"context"
-	"errors"
-	"io"
 	"sync"
 
 	"helios/internal/hostmem"
@@ -80,7 +78,7 @@ func (k *packer) orderOne(ctx context.Context, i int, source *sync.Mutex, w int)
 	}
 	put := func(n int, data []byte) { copy(to[at(int64(places[n])):], data[:h.RowBytes]) }
 	if source != nil {
-		rows, err := k.rowsOf(i, w)
+		rows, err := k.p.rows(i, &k.lists[w])
 		if err != nil {
 			return 0, err
 		}
@@ -122,24 +120,4 @@ func (k *packer) side(i int, bytes int64) ([]byte, error) {
 		k.sides[i] = b
 	}
 	return k.sides[i][:bytes], nil
-}
-
-// rowsOf lists a stream's rows.
-func (k *packer) rowsOf(i, w int) ([]int64, error) {
-	l, err := k.p.list(i)
-	if err != nil {
-		return nil, err
-	}
-	l.lend(&k.lists[w], 0, k.p.header.Rows)
-	rows := make([]int64, 0, k.p.streams[i].Rows)
-	for {
-		row, err := l.next()
-		switch {
-		case errors.Is(err, io.EOF):
-			return rows, nil
-		case err != nil:
-			return nil, err
-		}
-		rows = append(rows, row)
-	}
 }

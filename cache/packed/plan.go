@@ -70,7 +70,10 @@ func ratio(a, b int64) float64 {
 type Found struct {
 	Segment   int
 	Estimated bool // false: Config.Segment was given
-	// Estimates for the segments that were taken; compare them with Stats.Pages and ReadPages.
+	// Retries is how often the segments that were found did not fit and longer ones were taken.
+	Retries int
+	// Estimates for the segments that were found first; compare them with Stats.Pages and ReadPages
+	// where there was no retry.
 	Pages, ReadPages int64
 	Seconds          float64
 }
@@ -129,9 +132,10 @@ func Build(ctx context.Context, a Accesses, c Config, to File) (*Result, error) 
 		case c.Segment != 0 || r.Found.Segment >= n:
 			return nil, b.tooSmall(r.Found.Segment, r.Stats.Pages)
 		default:
-			// The sample was luckier than the rest: longer segments need less.
-			more := float64(r.Stats.Pages) / float64(max(budget, 1))
-			r.Found.Segment = min(int(float64(r.Found.Segment)*min(more, 2))+1, n)
+			// The sample was luckier than the rest: fewer, longer segments need less.
+			less := float64(budget) / float64(r.Stats.Pages)
+			r.Found.Segment = lengthOf(n, int(float64(segmentsOf(n, r.Found.Segment))*less))
+			r.Found.Retries++
 			soft, once = budget, c.Once
 		}
 	}
@@ -180,7 +184,7 @@ func (b *builder) write(ctx context.Context, r *Result, to File, soft int64, onc
 		b.tell("lay out", end, b.n)
 	}
 	var err error
-	r.Bytes, err = w.end(Header{Shape: b.shape, Rows: b.c.Rows, Hashes: max(b.c.Hashes, 0),
+	r.Bytes, err = w.end(Header{Shape: b.shape, Rows: b.c.Rows, Hashes: b.c.Hashes,
 		Budget: b.c.Budget, Seed: b.c.Seed, Stats: r.Stats})
 	return err
 }
@@ -188,6 +192,9 @@ func (b *builder) write(ctx context.Context, r *Result, to File, soft int64, onc
 // segmentsOf is how many segments there are of up to a length; they differ by one mini-batch at
 // most.
 func segmentsOf(batches, length int) int { return (batches + length - 1) / length }
+
+// lengthOf is the length of so many segments, of one at least.
+func lengthOf(batches, segments int) int { return segmentsOf(batches, max(segments, 1)) }
 
 // segment lays one segment out in about the pages that are allowed, where it can be. What is left
 // goes to the next one.

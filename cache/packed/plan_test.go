@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -269,17 +268,8 @@ func TestWorkersMakeTheSamePlan(t *testing.T) {
 // streamOf gives a stream's rows and, of a disk cache, their places.
 func streamOf(t testing.TB, p *Plan, i int) ([]int64, []uint32) {
 	t.Helper()
-	l, err := p.list(i)
+	rows, err := p.Rows(i)
 	require.NoError(t, err)
-	var rows []int64
-	for {
-		row, err := l.next()
-		if err == io.EOF {
-			break
-		}
-		require.NoError(t, err)
-		rows = append(rows, row)
-	}
 	if !p.Stream(i).Cache {
 		return rows, nil
 	}

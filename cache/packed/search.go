@@ -16,6 +16,7 @@ import (
 const (
 	sampleBatches = 32  // that an estimate is of, where segments are shorter
 	growth        = 1.5 // from one length that is tried to the next
+	alike         = 0.005
 )
 
 // search finds the length of segments with the fewest reads under the budget.
@@ -36,14 +37,21 @@ func (b *builder) search(ctx context.Context) (Found, error) {
 		if err != nil {
 			return false, err
 		}
-		better = !best.Estimated || c.read < best.ReadPages && c.disk <= budget ||
+		// Of two that read the same, about, shorter segments read longer runs.
+		limit := float64(best.ReadPages)
+		if i > best.Segment {
+			limit *= 1 - alike
+		} else {
+			limit *= 1 + alike
+		}
+		better = !best.Estimated || float64(c.read) < limit && c.disk <= budget ||
 			best.Pages > budget && c.disk < best.Pages
 		if better {
 			best = Found{Segment: i, Estimated: true, Pages: c.disk, ReadPages: c.read}
 		}
 		return better, nil
 	}
-	for worse := 0; worse < 2; {
+	for worse := 0; worse < 2 || b.c.Once; {
 		better, err := try(i)
 		if err != nil {
 			return Found{}, err
@@ -51,12 +59,15 @@ func (b *builder) search(ctx context.Context) (Found, error) {
 		if worse++; better {
 			worse = 0
 		}
-		if b.c.Once || i == b.n {
+		// The shortest that fit are the best without copies.
+		if i == b.n || b.c.Once && best.Pages <= budget {
 			break
 		}
-		// One segment fewer at least.
-		next := max(1, min(segmentsOf(b.n, i)-1, int(float64(b.n)/float64(i)/growth)))
-		i = (b.n + next - 1) / next
+		step := growth
+		if b.c.Once {
+			step = max(float64(best.Pages)/float64(budget+1), 1)
+		}
+		i = lengthOf(b.n, min(segmentsOf(b.n, i)-1, int(float64(b.n)/float64(i)/step)))
 	}
 	if b.c.Once {
 		return best, nil

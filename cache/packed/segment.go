@@ -47,6 +47,9 @@ const mostLevel = 256
 
 func (b *builder) levels() int { return int(min(b.shape.RowsPerPage, mostLevel)) }
 
+// noFirsts are the places of four first mini-batches, three of which are not known yet.
+const noFirsts = 1<<48 - 1
+
 // gather finds which rows a segment has, which of them several mini-batches need, and the order of
 // those. release follows it.
 func (b *builder) gather(ctx context.Context, first, end int) (*segment, error) {
@@ -58,6 +61,8 @@ func (b *builder) gather(ctx context.Context, first, end int) (*segment, error) 
 		key := uint64(0)
 		if k > 0 {
 			key = ranks[batch-first]
+		} else if b.c.Hashes == 0 {
+			key = noFirsts<<16 | uint64(min(batch-first, mostFirsts))
 		}
 		for _, r := range rows {
 			if b.owner(r) != w {
@@ -73,7 +78,11 @@ func (b *builder) gather(ctx context.Context, first, end int) (*segment, error) 
 				b.at[r] = uint32(len(t.rows))
 			default:
 				t.many[v-1] = true
-				t.keys[v-1] = lesser(t.keys[v-1], key, k)
+				if was := t.keys[v-1]; k > 0 {
+					t.keys[v-1] = lesser(was, key, k)
+				} else if was>>48 == mostFirsts {
+					t.keys[v-1] = was<<16 | key&mostFirsts
+				}
 			}
 		}
 	})
@@ -120,17 +129,18 @@ func lesser(x, y uint64, k int) uint64 {
 func (b *builder) sort(s *segment, k int) error {
 	const most = 1 << 12
 	// Buckets by the first value, or by the row's number, are sorted by themselves.
-	buckets, top := 1, uint64(1)
-	if k > 0 {
-		top = uint64(s.end - s.first)
-		buckets = int(min(top, most))
-	} else {
-		top, buckets = uint64(b.c.Rows), int(min(b.c.Rows, most))
+	top := uint64(s.end - s.first)
+	if b.c.Hashes < 0 {
+		top = uint64(b.c.Rows)
 	}
+	buckets := int(min(top, most))
 	bucket := func(key uint64, row int64) int {
 		v := uint64(row)
-		if k > 0 {
+		switch {
+		case k > 0:
 			v = key >> (64 / k * (k - 1))
+		case b.c.Hashes == 0:
+			v = key >> 48
 		}
 		return int(v * uint64(buckets) / top)
 	}
@@ -145,6 +155,9 @@ func (b *builder) sort(s *segment, k int) error {
 		}
 		for i, many := range t.many {
 			if many {
+				if b.c.Hashes == 0 {
+					t.keys[i] = firsts(t.keys[i])
+				}
 				starts[bucket(t.keys[i], t.rows[i])+1]++
 				total++
 			}
@@ -181,7 +194,7 @@ func (b *builder) sort(s *segment, k int) error {
 					return nil
 				}
 				slices.SortFunc(s.order[starts[i]:starts[i+1]], func(x, y item) int {
-					if k > 0 && x.key != y.key {
+					if b.c.Hashes >= 0 && x.key != y.key {
 						return cmp.Compare(x.key, y.key)
 					}
 					return cmp.Compare(x.row, y.row)
@@ -199,6 +212,16 @@ func (b *builder) sort(s *segment, k int) error {
 	}
 	s.place(b)
 	return nil
+}
+
+// firsts puts the first mini-batch that needs a row on top; those that there are not come last.
+func firsts(key uint64) uint64 {
+	for range 3 {
+		if key>>48 == mostFirsts {
+			key = key<<16 | mostFirsts
+		}
+	}
+	return key
 }
 
 // place writes where the rows of order are.

@@ -41,7 +41,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type Header struct {
 	Shape  Shape  `json:"shape"`
 	Rows   int64  `json:"rows"`   // of the graph
-	Hashes int    `json:"hashes"` // MinHash functions; 0: none
+	Hashes int    `json:"hashes"` // as Config has it
 	Budget int64  `json:"budget"` // bytes of pages; 0: no bound
 	Seed   uint64 `json:"seed"`
 	Stats  Stats  `json:"stats"`
