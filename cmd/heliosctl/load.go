@@ -22,8 +22,8 @@ func loadCommand() *cli.Command {
 		Name:      "load",
 		Usage:     "stripe a dataset's features over the SSDs, with superblocks and checksums",
 		ArgsUsage: "[DATASET]",
-		Description: "SSDs that hold another dataset or anything else are refused, unless --force names their serial numbers:\n" +
-			"an SSD is blank where its first and last MiB are all zeroes or all ones.\n\n" +
+		Description: "SSDs that hold another dataset, pages of packed mini-batches or anything else are refused, unless --force names\n" +
+			"their serial numbers: an SSD is blank where its first and last MiB are all zeroes or all ones.\n\n" +
 			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one of the\n" +
 			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +
 			"and starts over in case of doubt, or with --restart. A mark of how far it is is written every second, or more\n" +

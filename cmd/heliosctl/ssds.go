@@ -26,10 +26,20 @@ func ssdsCommand() *cli.Command {
 		Name:        "ssds",
 		Usage:       "list the bound SSDs and all NVMe controllers: what they are, how they are, what is on them, who has them",
 		ArgsUsage:   "[SSD…]",
-		Description: "Controllers that the kernel has are asked through its driver, which lets only root see their health,\ntheir content and what has them open. Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.",
-	}, 1<<20, hcli.Options[ssdArgs]{ssdNames(
-		"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all, and all NVMe controllers)")},
+		Description: "Controllers that the kernel has are asked through its driver, which lets only root see their health,\ntheir content and what has them open. Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.\n\nPages of packed mini-batches that lie beside a dataset are listed with it, by the identity of their pack;\n--remove-pages forgets those of one on all bound SSDs, or on those that are named, and leaves the rows alone.",
+	}, 1<<20, append(hcli.In(func(a *ssdsArgs) *ssdArgs { return &a.ssdArgs },
+		hcli.Options[ssdArgs]{ssdNames(
+			"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all, and all NVMe controllers)")}),
+		hcli.List(&cli.StringFlag{Name: "remove-pages",
+			Usage: "remove the pages of these packs of mini-batches, by their `ID[,ID…]`, and list nothing"},
+			func(a *ssdsArgs) *[]string { return &a.remove })),
 		runSSDs)
+}
+
+// ssdsArgs holds the options of ssds.
+type ssdsArgs struct {
+	ssdArgs
+	remove []string // packs
 }
 
 // inspector finds out what SSDs are and how they are.
@@ -50,9 +60,19 @@ type ssdReport struct {
 	Stripes     int          `json:"stripes,omitempty"` // of the dataset
 	RowDType    string       `json:"row_dtype,omitempty"`
 	RowBytes    int          `json:"row_bytes,omitempty"`
-	Loaded      bool         `json:"loaded"`  // the load was finished
+	Loaded      bool         `json:"loaded"` // the load was finished
+	Pages       []pagesLine  `json:"pages,omitempty"`
 	Content     string       `json:"content"` // for people
 	InUse       bool         `json:"in_use"`  // by another heliosctl
+}
+
+// pagesLine is a store of pages beside a dataset.
+type pagesLine struct {
+	Pack      string `json:"pack"`
+	Pages     int64  `json:"pages"` // on all its SSDs
+	PageBytes int64  `json:"page_bytes"`
+	Bytes     int64  `json:"bytes"` // here, checksums left out
+	Finished  bool   `json:"finished"`
 }
 
 type smartReport struct {
@@ -68,7 +88,11 @@ type smartReport struct {
 	UnsafeShutdowns  string `json:"unsafe_shutdowns"`
 }
 
-func runSSDs(ctx context.Context, e *env, o *ssdArgs) error {
+func runSSDs(ctx context.Context, e *env, o *ssdsArgs) error {
+	if len(o.remove) > 0 {
+		o.names = append(o.names, e.c.Args().Slice()...)
+		return removePages(ctx, e, o)
+	}
 	want := append(o.names, e.c.Args().Slice()...)
 	i := &inspector{e}
 	bound, others, err := i.listed(want)
@@ -212,6 +236,15 @@ func (r *ssdReport) content(sb stripe.Superblock, there bool) {
 		r.Stripes, sb.RowBytes, sb.RowType)
 	if !r.Loaded {
 		r.Content += ", load unfinished"
+	}
+	for _, x := range sb.Pages.All() {
+		l := pagesLine{Pack: x.ID.String(), Pages: x.Pages, PageBytes: x.PageBytes,
+			Bytes: x.LBAs * int64(sb.LBABytes), Finished: x.State == stripe.StateComplete}
+		r.Pages = append(r.Pages, l)
+		r.Content += fmt.Sprintf(", pages of pack %s (%s)", l.Pack, units.FormatBytes(l.Bytes))
+		if !l.Finished {
+			r.Content += " unfinished"
+		}
 	}
 }
 

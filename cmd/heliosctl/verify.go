@@ -26,7 +26,8 @@ func verifyCommand() *cli.Command {
 			"the rows on them are read, too, and partitions in the folder (*.partition) always. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
 			"says; what disagrees with its seal is never sealed again.\n\n" +
 			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
-			"written row checksums (its default), bad rows are named.",
+			"written row checksums (its default), bad rows are named. Pages of packed mini-batches beside the rows are read,\n" +
+			"too, and bad ones named.",
 	}, 1, slices.Concat(
 		hcli.In(func(a *verifyArgs) *datasetArgs { return &a.datasetArgs },
 			datasetOptions(datasetUsage)),
@@ -113,6 +114,9 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 		}
 		if r.RowsCompared > 0 {
 			compared += fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
+		}
+		if r.Pages > 0 {
+			compared += fmt.Sprintf(", %d pages of packed mini-batches have theirs", r.Pages)
 		}
 		rows := ""
 		if r.RowBytes > 0 {

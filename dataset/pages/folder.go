@@ -62,7 +62,7 @@ func CreateFolder(dir string, s Spec) (_ *Folder, err error) {
 	old, err := readSums(dir, &s)
 	switch {
 	case err == nil && old.complete:
-		return nil, errs.With(errs.Refused, &FinishedError{dir})
+		return nil, finished(dir)
 	case err == nil:
 		f.sums = old.sums
 		err = f.reopen(path)
@@ -186,7 +186,7 @@ func (f *Folder) open(path string) error {
 	// Between the table that was read and the lock another process may have finished them.
 	now, err := readSums(f.dir, &f.spec)
 	if err == nil && now.complete {
-		err = errs.With(errs.Refused, &FinishedError{f.dir})
+		err = finished(f.dir)
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())
@@ -213,7 +213,7 @@ func (f *Folder) Resumed() bool { return f.resumed }
 
 // WriteAt writes whole pages from a page on.
 func (f *Folder) WriteAt(ctx context.Context, page int64, data []byte) error {
-	if err := f.spec.run(page, data); err != nil {
+	if err := f.spec.CheckRun(page, data); err != nil {
 		return err
 	}
 	if err := f.move(ctx, page, data, func(b, to []byte, at int64) error {
@@ -240,7 +240,7 @@ func (f *Folder) WriteAt(ctx context.Context, page int64, data []byte) error {
 // ReadAt reads whole pages from a page on. They are not checked: after a crash those of the last
 // moments are rewritten by whoever goes on.
 func (f *Folder) ReadAt(ctx context.Context, page int64, data []byte) error {
-	if err := f.spec.run(page, data); err != nil {
+	if err := f.spec.CheckRun(page, data); err != nil {
 		return err
 	}
 	return f.move(ctx, page, data, func(b, from []byte, at int64) error {

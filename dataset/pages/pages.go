@@ -50,8 +50,8 @@ func (s Spec) Check() error {
 // Bytes is what all pages take.
 func (s Spec) Bytes() int64 { return s.Pages * s.PageBytes }
 
-// run checks that data are whole pages of the store, from page on.
-func (s Spec) run(page int64, data []byte) error {
+// CheckRun checks that data are whole pages of the store, from page on.
+func (s Spec) CheckRun(page int64, data []byte) error {
 	n := int64(len(data)) / s.PageBytes
 	if int64(len(data))%s.PageBytes != 0 || page < 0 || page > s.Pages-n {
 		return errs.New(errs.Failed, "%d bytes from page %d on: a store of %d pages of %d bytes",

@@ -165,10 +165,17 @@ func mismatch(place string, page, at int64, got, want uint32) error {
 }
 
 // FinishedError refuses to write into a store that is whole.
-type FinishedError struct{ Dir string }
+type FinishedError struct {
+	Place  string // "in DIR"
+	Remove string // how the pages are removed
+}
 
 func (e *FinishedError) Error() string {
 	return fmt.Sprintf(
-		"the pages in %s are finished: they are not written again; remove the folder, or name another",
-		e.Dir)
+		"the pages %s are finished and are not written again; use them, or remove them: %s",
+		e.Place, e.Remove)
+}
+
+func finished(dir string) error {
+	return errs.With(errs.Refused, &FinishedError{Place: "in " + dir, Remove: "remove the folder"})
 }

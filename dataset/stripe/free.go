@@ -20,9 +20,10 @@ func (t *target) forceName() string {
 }
 
 // checkFree refuses a device that holds something which is not this dataset, unless force names it.
-// A device is free where it carries this dataset, or where nothing is recognised on it and both its
-// ends are blank: unknown content is somebody's, too. It returns what the superblocks say. Every
-// write to an SSD comes after this check (load is the only writer).
+// A device is free where it carries this dataset and no pages beside it, or where nothing is
+// recognised on it and both its ends are blank: unknown content is somebody's, too. It returns what
+// the superblocks say. Every write of a load comes after this check, and pages go onto SSDs that
+// carry their dataset.
 func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string) (copies, error) {
 	forced := false
 	for _, f := range strings.Split(force, ",") {
@@ -57,6 +58,11 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 			return refuse(fmt.Sprintf("another dataset, %q (%s)", c.sb[i].Name, c.sb[i].UUID))
 		case c.err[i] == nil:
 			ours = true
+		}
+	}
+	for i := range c.sb {
+		if what := c.sb[i].Pages.String(); ours && c.err[i] == nil && what != "" {
+			return refuse(what + " beside the rows of this dataset")
 		}
 	}
 	if ours && c.err[0] == nil && c.err[1] == nil {

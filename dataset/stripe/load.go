@@ -372,7 +372,12 @@ func (w *loader) writeSuperblocks(ctx context.Context, i int, st State) error {
 	} else {
 		sb.TableCRC, sb.RowTableCRC = 0, 0
 	}
-	for c, lba := range []nvme.LBA{0, w.geo[i].secondLBA} {
+	return t.putSuperblocks(ctx, &sb)
+}
+
+// putSuperblocks writes both copies, the first of them first, each durable before the next.
+func (t *target) putSuperblocks(ctx context.Context, sb *Superblock) error {
+	for c, lba := range []nvme.LBA{0, secondCopy(t.lbaBytes, t.lbas)} {
 		b, err := sb.encode(c)
 		if err != nil {
 			return err

@@ -18,6 +18,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/build"
 	"helios/dataset/datasettest"
+	"helios/dataset/pages"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -501,9 +502,9 @@ func TestAttachErrors(t *testing.T) {
 		}, errs.Device, "damaged Helios superblock: CRC32C"},
 		"a later version": {func() []*simSSD {
 			s := sealed(t, d, 1)
-			reseal(s[0], func(w *wireSuperblock) { w.Version = 3 })
+			reseal(s[0], func(w *wireSuperblock) { w.Version = 4 })
 			return s
-		}, errs.Device, "version 3 is unknown"},
+		}, errs.Device, "version 4 is unknown"},
 		"an extent outside the SSD": {func() []*simSSD {
 			s := sealed(t, d, 1)
 			reseal(s[0], func(w *wireSuperblock) { w.DataLBA = 1 << 40 })
@@ -734,6 +735,31 @@ func FuzzSuperblock(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(b[:wireBytes])
+	}
+	// With extents of pages, one of them without a slot here.
+	sb.State, sb.Mark, sb.RowType, sb.DType = StateComplete, Mark{}, rowtype.Int8, rowtype.Float32
+	if g, err = newGeometry(l, 2, 512, 1<<20, true); err != nil {
+		f.Fatal(err)
+	}
+	for i, spec := range []pages.Spec{{ID: uuid.New(), PageBytes: 8192, Pages: 40},
+		{ID: uuid.New(), PageBytes: 4096, Pages: 2},
+		{ID: uuid.New(), PageBytes: 4096, Pages: 300}} {
+		share, err := sb.pageShare(spec)
+		if err != nil {
+			f.Fatal(err)
+		}
+		at, _, _ := sb.placePages(&g, share.all())
+		sb.Pages.e[i] = PageExtent{ID: spec.ID, State: StateLoading, PageBytes: spec.PageBytes,
+			Pages: spec.Pages, LBA: at, LBAs: share.lbas, TableLBA: at + nvme.LBA(share.lbas),
+			TableLBAs: share.tableLBAs}
+		sb.Pages.n++
+		if b, err = sb.encode(0); err != nil {
+			f.Fatal(err)
+		}
+		if _, err := decodeSuperblock(b); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b[:wireBytes+3*wirePagesBytes])
 	}
 	f.Add([]byte(superblockMagic))
 	f.Fuzz(func(t *testing.T, in []byte) {

@@ -27,6 +27,7 @@ import (
 //	1 MiB             the feature extent of this stripe, as gpuio.Layout places rows
 //	after it          CRC32C of each 1 MiB chunk of the extent, 4 bytes each
 //	after that        optional: CRC32C of each row of the extent, by slot, 4 bytes each
+//	after that        optional: extents of pages, which superblocks list (pagelist.go)
 //	end - 1 MiB       zeros up to
 //	end - 4 KiB       the superblock again ("end" rounded down to 4 KiB)
 //
@@ -40,7 +41,9 @@ import (
 // attach here. The progress mark of a load (Mark) is of that kind too: to a version 1 that does not
 // know it the stripe is one whose load did not finish, and loads again from the start. What is
 // worth a version: rows in another type than float32, which are version 2 (stripes of float32 stay
-// version 1, to the byte), and mirrors.
+// version 1, to the byte), mirrors, and extents of pages: a heliosctl that does not know these
+// would load over them and ask nobody. A stripe is version 3 while it has some, and goes back to 1
+// or 2 with the last of them.
 const (
 	superblockBytes   = 4096
 	headBytes         = 1 << 20
@@ -49,6 +52,7 @@ const (
 	alignBytes        = 4096
 	superblockVersion = 1
 	versionRowTypes   = 2 // version 1 with rows that are not float32
+	versionPages      = 3 // with extents of pages, and rows of any type
 	superblockMagic   = "HeliosSB"
 )
 
@@ -117,6 +121,7 @@ type Superblock struct {
 	RowTableLBAs int64
 	RowTableCRC  uint32 // CRC32C of the row table's entries
 	Mark         Mark   // while it is being loaded
+	Pages        PageList
 }
 
 // hasRowSums tells whether the stripe has a checksum for each row.
@@ -189,7 +194,8 @@ type wireSuperblock struct {
 	MarkChunks    uint64
 	MarkRowPieces uint64
 	MarkDigest    [32]byte
-	Reserved      [188]byte
+	PageExtents   uint32 // optional: how many there are, behind this header
+	Reserved      [184]byte
 	CRC           uint32 // CRC32C of the 4 KiB with this field zero
 }
 
@@ -235,10 +241,13 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 		RowChecksum: s.RowChecksum, RowTableLBA: uint64(s.RowTableLBA),
 		RowTableLBAs: uint64(s.RowTableLBAs), RowTableCRC: s.RowTableCRC,
 		MarkChunks: uint64(s.Mark.Chunks), MarkRowPieces: uint64(s.Mark.RowPieces),
-		MarkDigest: s.Mark.Digest,
+		MarkDigest: s.Mark.Digest, PageExtents: uint32(s.Pages.n),
 	}
 	if s.DType != rowtype.Float32 || s.RowType != rowtype.Float32 {
 		w.Version = versionRowTypes
+	}
+	if s.Pages.n > 0 {
+		w.Version = versionPages
 	}
 	w.StoredDType, w.Scale = s.stored()
 	copy(w.Magic[:], superblockMagic)
@@ -246,6 +255,9 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 	b := make([]byte, superblockBytes)
 	if _, err := binary.Encode(b, binary.LittleEndian, &w); err != nil {
 		return nil, fmt.Errorf("encode superblock: %w", err)
+	}
+	if err := s.Pages.encode(b[wireBytes:]); err != nil {
+		return nil, err
 	}
 	binary.LittleEndian.PutUint32(b[crcOffset:], crc32.Checksum(b, castagnoli))
 	return b, nil
@@ -273,12 +285,11 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
 		return s, fmt.Errorf("%w: %w", errBadSuperblock, err)
 	}
-	if w.Version != superblockVersion && w.Version != versionRowTypes ||
-		w.HeaderBytes != wireBytes {
+	if w.Version < superblockVersion || w.Version > versionPages || w.HeaderBytes != wireBytes {
 		return s,
 			fmt.Errorf(
-				"superblock version %d is unknown, this heliosctl reads %d and %d; use the heliosctl that wrote it or load again",
-				w.Version, superblockVersion, versionRowTypes)
+				"superblock version %d is unknown, this heliosctl reads %d to %d; use the heliosctl that wrote it or load again",
+				w.Version, superblockVersion, versionPages)
 	}
 	dtype, known := rowTypeOf(w.DType)
 	if w.ChecksumKind != checksumCRC32C || !known || w.Version == superblockVersion &&
@@ -289,7 +300,7 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 				w.ChecksumKind, w.DType)
 	}
 	stored := dtype
-	if w.Version == versionRowTypes && w.StoredDType != 0 {
+	if w.Version >= versionRowTypes && w.StoredDType != 0 {
 		if stored, known = rowTypeOf(w.StoredDType); !known {
 			return s,
 				fmt.Errorf(
@@ -323,10 +334,10 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if s.State != StateLoading && s.State != StateComplete {
 		return bad("its state")
 	}
-	if code, scale := s.stored(); w.Version == versionRowTypes &&
+	if code, scale := s.stored(); w.Version >= versionRowTypes &&
 		(w.StoredDType != code || w.Scale != scale || w.Zero != 0 ||
-			w.RowBytes%4 != 0 || int(w.RowBytes) < stored.RowBytes(1) || dtype == rowtype.Float32 &&
-			stored == dtype) {
+			w.RowBytes%4 != 0 || int(w.RowBytes) < stored.RowBytes(1) ||
+			w.Version == versionRowTypes && dtype == rowtype.Float32 && stored == dtype) {
 		return bad("its row type")
 	}
 	// The layout decides the extents; NewLayout inside Check bounds the sizes it is made of.
@@ -353,6 +364,15 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if w.MarkChunks > uint64(g.chunks) || w.MarkRowPieces > uint64(g.rowPieces()) ||
 		(s.State == StateComplete && s.Mark != Mark{}) {
 		return bad("its progress mark")
+	}
+	if (w.Version == versionPages) != (w.PageExtents > 0) {
+		return bad("its number of page extents")
+	}
+	if s.Pages, err = decodePageList(b[wireBytes:], w.PageExtents); err != nil {
+		return s, err
+	}
+	if what := s.checkPages(&g); what != "" {
+		return bad(what)
 	}
 	return s, nil
 }
@@ -441,7 +461,7 @@ type SSDExtents struct {
 }
 
 // Extents is all of an SSD that a load of this stripe may write, in order of LBAs, and that it has
-// written when it has ended: nothing else on the SSD is ours.
+// written when it has ended, with the page extents that it has: nothing else on the SSD is ours.
 func (s *Superblock) Extents() ([]Extent, error) {
 	g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
 	if err != nil {
@@ -455,6 +475,7 @@ func (s *Superblock) Extents() ([]Extent, error) {
 	if s.hasRowSums() {
 		e = append(e, Extent{"row checksums", g.rowTableLBA, g.rowTableLBAs})
 	}
+	e = append(e, s.pageExtents()...)
 	return append(e, Extent{"zeros and superblock", g.tailLBA, int64(s.DeviceLBAs) -
 		int64(g.tailLBA)}), nil
 }
@@ -569,6 +590,12 @@ func (c *copies) best() (sb Superblock, note string, err error) {
 		// between the two leaves them different, and the stripe is then not complete.
 		if c.sb[0] != c.sb[1] {
 			sb = c.sb[0]
+			if other := c.sb[1]; sb.State == StateComplete {
+				if other.Pages = sb.Pages; other == sb {
+					return sb, "a change of its page extents was interrupted", nil
+				}
+			}
+			sb.Pages = PageList{}
 			sb.State = StateLoading
 			return sb, "the two superblocks differ: a load was interrupted", nil
 		}

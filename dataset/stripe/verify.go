@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
 	"helios/dataset"
@@ -34,14 +35,16 @@ type VerifyOptions struct {
 
 // BadChunk is one finding of Verify.
 type BadChunk struct {
-	SSD    string   `json:"ssd"`
-	Stripe int      `json:"stripe"`
-	Chunk  int64    `json:"chunk"` // of 1 MiB; -1 for a superblock or the checksum table
+	SSD    string `json:"ssd"`
+	Stripe int    `json:"stripe"`
+	// of 1 MiB; -1 for a superblock, the checksum table or pages
+	Chunk  int64    `json:"chunk"`
 	LBA    nvme.LBA `json:"lba"`
 	Blocks int64    `json:"blocks"`
 	What   string   `json:"what"`
 	// Rows are the first rows that end in this chunk and whose own checksum is wrong.
 	Rows []int64 `json:"rows,omitempty"`
+	Pack string  `json:"pack,omitempty"` // of the pages, where it is about some
 }
 
 // VerifyReport says what was read and what is wrong with it.
@@ -55,6 +58,8 @@ type VerifyReport struct {
 	RowsCompared int64      `json:"rows_compared"` // with features.npy
 	RowsChecked  int64      `json:"rows_checked"`  // against their own checksums
 	BadRows      int64      `json:"bad_rows"`      // whose own checksum is wrong
+	Pages        int64      `json:"pages"`         // of packed mini-batches, beside the rows
+	BadPages     int64      `json:"bad_pages"`     // findings among them
 	BadCount     int64      `json:"bad_count"`
 	Bad          []BadChunk `json:"bad"`
 	Notes        []string   `json:"notes,omitempty"`
@@ -126,7 +131,8 @@ type verifier struct {
 	l     gpuio.Layout // of the dataset, for comparing rows
 	start time.Time
 
-	noRows bool // memory has no room for the checksums of rows
+	noRows  bool      // memory has no room for the checksums of rows
+	badPack uuid.UUID // of the first bad page; guarded by mu
 
 	mu    sync.Mutex
 	r     VerifyReport
@@ -151,6 +157,7 @@ func verify(ctx context.Context, d *dataset.Dataset, ts []*target, o VerifyOptio
 	}
 	v.l = stripes[0].sb.layout()
 	v.r.SSDs = len(stripes)
+	v.wholePacks(stripes)
 	return v.run(ctx, stripes)
 }
 
@@ -167,7 +174,7 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 			v.r.RowDType, v.r.RowBytes = "mixed", 0
 		}
 		v.r.Extents = append(v.r.Extents, e)
-		v.total += s.sb.DataLBAs * int64(s.sb.LBABytes)
+		v.total += s.sb.DataLBAs*int64(s.sb.LBABytes) + s.pageBytes()
 	}
 	var sums int64
 	for _, s := range stripes {
@@ -182,7 +189,12 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, s := range stripes {
-		g.Go(func() error { return v.stripe(gctx, s) })
+		g.Go(func() error {
+			if err := v.stripe(gctx, s); err != nil {
+				return err
+			}
+			return v.pages(gctx, s)
+		})
 	}
 	err := g.Wait()
 	v.r.Duration = time.Since(v.start)
@@ -199,10 +211,20 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 		return v.r, fmt.Errorf("verify %s: %w", what, err)
 	}
 	if v.r.BadCount > 0 {
-		b := v.r.Bad[0]
+		b, pages := v.r.Bad[0], ""
+		if v.r.Pages > 0 {
+			pages = fmt.Sprintf(" and %d pages", v.r.Pages)
+		}
+		next := fmt.Sprintf("load it again with %q", again)
+		switch {
+		case v.r.BadPages == v.r.BadCount:
+			next = pageAdvice(v.badPack)
+		case v.r.BadPages > 0: // a load needs consent then, and removes the pages, too
+			next += "; " + pageAdvice(v.badPack)
+		}
 		return v.r, errs.New(errs.Device,
-			"%s: faults found: %d in %d chunks, the first on ssd %s at LBA %d+%d: %s; load it again with \"%s\"",
-			what, v.r.BadCount, v.r.Chunks, b.SSD, b.LBA, b.Blocks, b.What, again)
+			"%s: faults found: %d in %d chunks%s, the first on ssd %s at LBA %d+%d: %s; %s",
+			what, v.r.BadCount, v.r.Chunks, pages, b.SSD, b.LBA, b.Blocks, b.What, next)
 	}
 	return v.r, nil
 }
@@ -215,10 +237,15 @@ func (v *verifier) badRows(s stripe, chunk int64, lba nvme.LBA, blocks int64, ro
 	format string, a ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.record(BadChunk{SSD: s.t.name, Stripe: s.sb.StripeIndex, Chunk: chunk, LBA: lba,
+		Blocks: blocks, What: fmt.Sprintf(format, a...), Rows: rows})
+}
+
+// record keeps a finding. Needs v.mu.
+func (v *verifier) record(b BadChunk) {
 	v.r.BadCount++
 	if len(v.r.Bad) < v.o.MaxBad {
-		v.r.Bad = append(v.r.Bad, BadChunk{SSD: s.t.name, Stripe: s.sb.StripeIndex, Chunk: chunk,
-			LBA: lba, Blocks: blocks, What: fmt.Sprintf(format, a...), Rows: rows})
+		v.r.Bad = append(v.r.Bad, b)
 	}
 }
 
@@ -252,7 +279,11 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 			if i == 1 {
 				at = secondCopy(s.t.lbaBytes, s.t.lbas)
 			}
-			v.bad(s, -1, at, superblockBytes/lba, "superblock %d of 2: %v", i+1, cerr)
+			mend := ""
+			if s.sb.Pages.n > 0 {
+				mend = "; making or removing pages writes it anew"
+			}
+			v.bad(s, -1, at, superblockBytes/lba, "superblock %d of 2: %v%s", i+1, cerr, mend)
 		}
 	}
 	chunks := (s.sb.DataLBAs*lba + chunkBytes - 1) / chunkBytes

@@ -1,0 +1,270 @@
+package stripe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strings"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"helios/dataset"
+	"helios/dataset/pages"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/nvme"
+)
+
+// pageAdvice is what helps where pages on SSDs are damaged: there is no second copy of them.
+func pageAdvice(id uuid.UUID) string {
+	return fmt.Sprintf(
+		"remove them with \"heliosctl ssds --remove-pages %s\" and prepare the packed mini-batches again",
+		id)
+}
+
+// OpenPages opens the finished pages of s on the SSDs that hold d, to be read. The SSDs are used,
+// not taken over: they stay open until what reads the pages is closed. Pages that are missing,
+// unfinished or others than s, a damaged table, and damaged pages among a few that are looked at
+// are errors that name the SSD.
+func OpenPages(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
+	s pages.Spec) (o *pages.Opened, err error) {
+	if err := s.Check(); err != nil {
+		return nil, err
+	}
+	err = withStripes(ctx, d, ssds, func(stripes []stripe) error {
+		o, err = openPages(ctx, d, stripes, s)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.Sums = func(ctx context.Context) (sums []uint32, err error) {
+		return sums, withStripes(ctx, d, ssds, func(stripes []stripe) error {
+			sums, err = pageSums(ctx, stripes, s)
+			return err
+		})
+	}
+	return o, nil
+}
+
+// withStripes gives fn the stripes of d.
+func withStripes(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
+	fn func(stripes []stripe) error) (err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	stripes, err := attach(ctx, d, ts, AttachOptions{})
+	if err != nil {
+		return err
+	}
+	return fn(stripes)
+}
+
+// samplePages of an SSD are held against their checksums when a store is opened.
+const samplePages = 8
+
+func openPages(ctx context.Context, d *dataset.Dataset, stripes []stripe,
+	s pages.Spec) (*pages.Opened, error) {
+	l, err := gpuio.NewLayout(s.Pages, int(s.PageBytes), len(stripes), stripes[0].sb.LBABytes)
+	if err != nil {
+		return nil, err
+	}
+	o := &pages.Opened{Layout: l}
+	for _, x := range stripes {
+		e, err := x.pages(s)
+		if err != nil {
+			return nil, err
+		}
+		if x.t.ssd == nil {
+			return nil, errs.New(errs.Failed, "ssd %s has no controller", x.t.name)
+		}
+		ssd := *x.t.ssd
+		ssd.DataStart, ssd.Repair = e.LBA, pageAdvice(s.ID)
+		o.SSDs = append(o.SSDs, &ssd)
+	}
+	sums, err := pageSums(ctx, stripes, s)
+	if err != nil {
+		return nil, err
+	}
+	n := int64(len(stripes))
+	g, gctx := errgroup.WithContext(ctx)
+	for i, x := range stripes {
+		g.Go(func() error {
+			slots := l.RowsOn(i)
+			b := make([]byte, s.PageBytes)
+			for k := range min(samplePages, slots) {
+				slot := k * (slots - 1) / max(min(samplePages, slots)-1, 1)
+				if err := x.checkPages(gctx, s, slot, b, func(page int64) uint32 {
+					return sums[page]
+				}, n); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return o, g.Wait()
+}
+
+// pages returns the stripe's extent of a store that must be finished.
+func (x *stripe) pages(s pages.Spec) (*PageExtent, error) {
+	i := x.sb.Pages.find(s.ID)
+	if i < 0 {
+		there := x.sb.Pages.String()
+		if there == "" {
+			there = "none"
+		}
+		return nil, errs.New(errs.Usage,
+			"ssd %s: pages of pack %s are not there (there are: %s); prepare them again", x.t.name,
+			s.ID, there)
+	}
+	e := &x.sb.Pages.e[i]
+	switch {
+	case e.Spec() != s:
+		return nil, errs.New(errs.Refused,
+			"ssd %s holds %d pages of %d bytes of pack %s, and %d of %d are looked for; %s",
+			x.t.name, e.Pages, e.PageBytes, s.ID, s.Pages, s.PageBytes, pageAdvice(s.ID))
+	case e.State != StateComplete:
+		return nil, errs.New(errs.Device,
+			"ssd %s: the pages of pack %s are not finished: preparing them was cut off; go on with it",
+			x.t.name, s.ID)
+	}
+	return e, nil
+}
+
+// pageSums reads the checksums of all pages: 4 bytes a page.
+func pageSums(ctx context.Context, stripes []stripe, s pages.Spec) ([]uint32, error) {
+	if hostmem.Scarce(4*s.Pages, refuseSumsFrom) {
+		return nil, errs.New(errs.Capability,
+			"the checksums of %d pages take %d bytes, which memory has no room for; free some",
+			s.Pages, 4*s.Pages)
+	}
+	sums := make([]uint32, s.Pages)
+	n := int64(len(stripes))
+	g, gctx := errgroup.WithContext(ctx)
+	for i, x := range stripes {
+		g.Go(func() error {
+			e, err := x.pages(s)
+			if err != nil {
+				return err
+			}
+			table, err := x.pageTable(gctx, e)
+			if err != nil {
+				return err
+			}
+			for k := int64(0); len(table) > 0; k, table = k+1, table[4:] {
+				sums[k*n+int64(i)] = binary.LittleEndian.Uint32(table)
+			}
+			return nil
+		})
+	}
+	return sums, g.Wait()
+}
+
+// pageTable reads the checksums of an SSD's share and checks them.
+func (x *stripe) pageTable(ctx context.Context, e *PageExtent) ([]byte, error) {
+	share, err := x.sb.pageShare(e.Spec())
+	if err != nil || share.slots == 0 {
+		return nil, err
+	}
+	table := make([]byte, e.TableLBAs*int64(x.sb.LBABytes))
+	if err := x.t.dev.ReadAt(ctx, e.TableLBA, table); err != nil {
+		return nil, errs.With(errs.Device, fmt.Errorf("ssd %s: page checksums of pack %s: %w",
+			x.t.name, e.ID, err))
+	}
+	table = table[:4*share.slots]
+	if got := crc32.Checksum(table, castagnoli); got != e.TableCRC {
+		return nil, errs.New(errs.Device,
+			"ssd %s: page checksums of pack %s at LBA %d+%d: CRC32C %08x, the superblock says %08x; %s",
+			x.t.name, e.ID, e.TableLBA, e.TableLBAs, got, e.TableCRC, pageAdvice(e.ID))
+	}
+	return table, nil
+}
+
+// checkPages reads the page in a slot, or as many as b holds, and checks them.
+func (x *stripe) checkPages(ctx context.Context, s pages.Spec, slot int64, b []byte,
+	want func(page int64) uint32, n int64) error {
+	e, err := x.pages(s)
+	if err != nil {
+		return err
+	}
+	per := s.PageBytes / int64(x.sb.LBABytes)
+	at := e.LBA + nvme.LBA(slot*per)
+	if err := x.t.dev.ReadAt(ctx, at, b); err != nil {
+		return errs.With(errs.Device, fmt.Errorf("ssd %s: pages of pack %s: %w", x.t.name, s.ID,
+			err))
+	}
+	for ; len(b) > 0; slot, at, b = slot+1, at+nvme.LBA(per), b[s.PageBytes:] {
+		page := slot*n + int64(x.sb.StripeIndex)
+		if got := crc32.Checksum(b[:s.PageBytes], castagnoli); got != want(page) {
+			return errs.New(errs.Device,
+				"ssd %s: page %d of pack %s at LBA %d+%d: CRC32C %08x, %08x was written; %s",
+				x.t.name, page, s.ID, at, per, got, want(page), pageAdvice(s.ID))
+		}
+	}
+	return nil
+}
+
+// RemovePages forgets the pages of a pack on all of the SSDs that have some; their room is free
+// again. It returns the names of those SSDs. A removal that was cut off is done again, and a copy
+// of a superblock that such a thing has torn is written anew.
+func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []string, err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	return removePages(ctx, ts, id)
+}
+
+func removePages(ctx context.Context, ts []*target, id uuid.UUID) (from []string, err error) {
+	var there []string
+	for _, t := range ts {
+		c, err := t.readCopies(ctx)
+		if err != nil {
+			return from, err
+		}
+		sb, _, err := c.best()
+		if err != nil {
+			continue // it holds no dataset, so no pages
+		}
+		if what := sb.Pages.String(); what != "" {
+			there = append(there, t.name+": "+what)
+		}
+		// A copy that a change of was cut off may list it still.
+		listed := false
+		for k := range c.sb {
+			listed = listed || c.err[k] == nil && c.sb[k].Pages.find(id) >= 0
+		}
+		if sb.State != StateComplete {
+			continue
+		}
+		if !listed {
+			if err := t.settle(ctx); err != nil {
+				return from, fmt.Errorf("ssd %s: %w", t.name, err)
+			}
+			continue
+		}
+		if i := sb.Pages.find(id); i >= 0 {
+			sb.Pages.remove(i)
+		}
+		if err := t.putSuperblocks(ctx, &sb); err != nil {
+			return from, fmt.Errorf("ssd %s: %w", t.name, err)
+		}
+		from = append(from, t.name)
+	}
+	if len(from) == 0 {
+		what := "there are no pages on them"
+		if len(there) > 0 {
+			what = "there are " + strings.Join(there, "; ")
+		}
+		return nil, errs.New(errs.Usage, "none of the SSDs has pages of pack %s; %s", id, what)
+	}
+	return from, nil
+}
