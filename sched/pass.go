@@ -35,6 +35,8 @@ type pass struct {
 	clock *clock
 	shown int // batches that the observers have seen
 	n     int // batches
+	// prepared is the time between walks in which superbatches were sampled.
+	prepared time.Duration
 
 	// Under a window: parts of batches that are announced and not looked up, how many batches they
 	// are, and the first batch that is not announced. They outlive a walk that stops before the
@@ -176,6 +178,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 		began := time.Now()
 		to, err := e.features.prepare(ctx, p, end)
 		p.clock.waited += time.Since(began)
+		p.prepared += time.Since(began)
 		var still error
 		if err == nil {
 			err, still = e.walk(ctx, p, to)

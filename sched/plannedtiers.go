@@ -45,6 +45,7 @@ type superbatchPlan struct {
 	first, end int
 	files      *samples.Files
 	changes    *superbatch.Changes
+	kept       int64 // slots, the first ones, whose rows it finds there
 
 	// The changes are found on a goroutine of their own.
 	stop   context.CancelFunc
@@ -196,6 +197,14 @@ func (t *plannedTiers) prepare(ctx context.Context, p *pass, end int) (int, erro
 			return end, err
 		}
 		t.now = now
+		if t.static == nil {
+			c := t.tier.Config()
+			if err := t.e.rec.superbatch(p, trace.Superbatch{First: now.first,
+				Batches: now.end - now.first, GPURows: c.GPUSlots, CPURows: c.CPUSlots,
+				Kept: now.kept}); err != nil {
+				return end, errors.Join(err, t.drop())
+			}
+		}
 		if err := t.fill(ctx, now); err != nil {
 			return end, errors.Join(err, t.drop())
 		}
@@ -312,6 +321,11 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before func
 	}
 	inspect := time.Now()
 	if err == nil {
+		if c := t.tier.Config(); held != nil && lent {
+			x.kept = c.GPUSlots
+		} else if held != nil {
+			x.kept = c.GPUSlots + c.CPUSlots
+		}
 		err = t.inspect(ctx, x, held)
 	}
 	if err != nil {

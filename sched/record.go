@@ -60,6 +60,9 @@ func (r *recording) placed(l gpuio.Layout, tiers featureTiers) (err error) {
 		Mode:            s.Config.Mode, IOStack: s.Config.IOStack, Policy: s.Config.Policy,
 		Window: int64(s.Config.Window),
 	}
+	if s.Config.Planned() {
+		h.SuperbatchFill = s.Config.SuperbatchFill
+	}
 	rows := tiers.record(&h)
 	h.CPURows = int64(len(rows.CPU))
 	if r.w != nil {
@@ -100,6 +103,15 @@ func (r *recording) begin(p *pass, index int) error {
 		return nil
 	}
 	return r.named(r.w.Begin(p.kind, p.number, index))
+}
+
+// superbatch begins the accesses of a superbatch.
+func (r *recording) superbatch(p *pass, s trace.Superbatch) error {
+	if r.w == nil {
+		return nil
+	}
+	s.Kind, s.Epoch = p.kind, p.number
+	return r.named(r.w.Superbatch(s))
 }
 
 // part records a lookup.

@@ -13,6 +13,7 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/internal/wide"
 	"helios/sched/report"
 )
 
@@ -69,6 +70,44 @@ func TestTraceOfRunsThatEndEarly(t *testing.T) {
 	cfg.Trace = filepath.Join(dir, "no", "such", "folder")
 	r = train(t, context.Background(), cfg, d, feat, bind(t, d, 2, ""), 2, report.Observer{})
 	require.ErrorContains(t, r.err, "option trace "+cfg.Trace)
+}
+
+// A trace of tiers that know a superbatch tells which mini-batches they knew: a replay comes to
+// what the run counted, in turn and overlapped, of one tier and of two, whole or interrupted.
+func TestTraceOfPlannedTiers(t *testing.T) {
+	for n, g := range []graphSpec{tiny, dense} {
+		d, feat := g.open(t)
+		for i, v := range plannedWays {
+			if n > 0 && i%3 != 0 || wide.Lean() && i > 4 {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			cfg.SuperbatchDir, cfg.Trace = t.TempDir(), filepath.Join(t.TempDir(), "run.trace")
+			r := train(t, context.Background(), cfg, d, feat, bind(t, d, v.ssds, ""), v.workers,
+				report.Observer{})
+			require.NoError(t, r.err, v.name)
+			all := replayed(t, cfg.Trace, 2*cfg.Epochs+1)
+			require.Positive(t, all[0].Live.Inserted, v.name)
+			e := r.res.Epochs[0]
+			require.Equal(t, []int64{e.RowsGPU, e.RowsCPU, e.RowsSSD}, []int64{
+				all[0].Replayed.RowsGPU, all[0].Replayed.RowsCPU, all[0].Replayed.RowsSSD}, v.name)
+		}
+	}
+	d, feat := tiny.open(t)
+	cfg := small()
+	plannedWays[3].set(&cfg)
+	cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
+	ctx, cancel := context.WithCancel(context.Background())
+	r := train(t, ctx, cfg, d, feat, bind(t, d, 2, ""), 2, report.Observer{
+		Step: func(stage string, _, _ int) {
+			if stage == "epoch 2" {
+				cancel()
+			}
+		}})
+	cancel()
+	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
+	replayed(t, cfg.Trace, 2)
 }
 
 // A trace that cannot be written is told before there is work, and one of a run that placed nothing

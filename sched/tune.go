@@ -153,15 +153,16 @@ func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report
 	return t.res, nil
 }
 
-// segment trains n batches and says how long they took, checkpoints aside.
+// segment trains n batches and says how long they took, checkpoints and the sampling of
+// superbatches aside: not every segment has them.
 func (t *tuner) segment(ctx context.Context, n int) (float64, error) {
 	if n < 1 {
 		return 0, nil
 	}
 	t.p.end, t.aside = t.p.first+n, 0
-	start := time.Now()
+	start, prepared := time.Now(), t.p.prepared
 	err := t.e.run(ctx, t.p)
-	return (time.Since(start) - t.aside).Seconds(), err
+	return (time.Since(start) - t.aside - (t.p.prepared - prepared)).Seconds(), err
 }
 
 // choose measures a knob's values in turns and leaves it at the best.
@@ -286,6 +287,10 @@ func (e *engine) tuneKnobs(before plan.Config) []tuneKnob {
 		{plan.OpLookup, &e.lookupS, &e.Config.SMs.Lookup, false},
 	} {
 		if !full && !s.quick {
+			continue
+		}
+		// What of superbatches is between two steps samples nothing, and the CPU looks rows up.
+		if e.Config.Superbatched() && (s.op == plan.OpSample || s.op == plan.OpLookup) {
 			continue
 		}
 		budgets := []int{0}

@@ -58,6 +58,12 @@ func TestTune(t *testing.T) {
 			tuned(plan.TuneFull, dyn(policy.LRU, plan.LineRow,
 				func(c *plan.Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget",
 				"io-blocks"}},
+		{"full over superbatches",
+			tuned(plan.TuneFull, func(c *plan.Config) {
+				c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(5), percent(10)
+				c.Hotness, c.HotnessDir, c.Presample = "", "", 0
+				c.Superbatch, c.SuperbatchOverlap = 20, true
+			}), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
 		{"nothing to choose",
 			tuned(plan.TuneFull, func(c *plan.Config) { c.Pipeline = plan.PipelineSeries }), nil},
 	} {

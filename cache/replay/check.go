@@ -29,7 +29,7 @@ func Check(ctx context.Context, r *trace.Reader, files bool, progress func(stage
 	total int64)) ([]Checked, error) {
 	h := r.Header()
 	c := &checker{h: h, gpuLines: h.GPULines}
-	dynamicTier := h.Policy != Static
+	dynamicTier := h.Policy != Static && h.Policy != Belady
 	bytes := h.SlotBytes%max(h.LBABytes, 1) == 0 && !files
 	if dynamicTier {
 		l := linesOf(h, h.LineBytes)
@@ -49,6 +49,10 @@ func Check(ctx context.Context, r *trace.Reader, files bool, progress func(stage
 		}
 		c.dyn = &dynamic{d: d, v: c.view, window: int(h.Window), again: r.Totals().Resets > 0}
 		c.sim = c.dyn
+	} else if h.Policy == Belady {
+		c.planned = &planned{ctx: ctx, bytes: commandBytes(h, cache.Lines{RowsPerLine: 1}),
+			fill: h.SuperbatchFill}
+		c.sim = c.planned
 	} else {
 		c.static = &static{bytes: commandBytes(h, cache.Lines{RowsPerLine: 1})}
 		c.sim = c.static
@@ -135,12 +139,24 @@ func Check(ctx context.Context, r *trace.Reader, files bool, progress func(stage
 			return nil
 		},
 		Live: func(l trace.Live) error { ends(&l); return nil },
+		Superbatch: func(s trace.Superbatch) error {
+			if open && (kind != s.Kind || epoch != s.Epoch) {
+				ends(nil)
+			}
+			if c.planned != nil {
+				c.planned.mark(s)
+			}
+			return nil
+		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	if open {
 		ends(nil)
+	}
+	if c.planned != nil && c.planned.err != nil {
+		return nil, c.planned.err
 	}
 	return out, nil
 }
@@ -153,8 +169,10 @@ type checker struct {
 	placed   bool // by the trace's word
 	view     *view
 	sim      simulator
-	dyn      *dynamic
-	static   *static
+	// one of them
+	dyn     *dynamic
+	static  *static
+	planned *planned
 }
 
 func (c *checker) directory() (*policy.Directory, error) {
@@ -181,9 +199,10 @@ func (c *checker) place() {
 
 // put makes the tiers what lookups from here on meet.
 func (c *checker) put() {
-	if c.view != nil {
+	switch {
+	case c.view != nil:
 		c.view.cpu = c.cpu
-	} else {
+	case c.static != nil:
 		c.static.gpu, c.static.cpu = c.gpu, c.cpu
 	}
 }

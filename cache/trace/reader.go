@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"slices"
 
 	"helios/internal/errs"
@@ -70,10 +71,10 @@ func (r *Reader) open() error {
 	if err != nil {
 		return r.cut("it ends within its header")
 	}
-	if v := binary.LittleEndian.Uint32(fixed[len(magic):]); v != Version {
+	if v := binary.LittleEndian.Uint32(fixed[len(magic):]); v < oldest || v > Version {
 		return errs.New(errs.Capability,
-			"trace %s has version %d; this heliosctl reads version %d: use the one that wrote it",
-			r.path, v, Version)
+			"trace %s has version %d; this heliosctl reads versions %d to %d: use the one that wrote it",
+			r.path, v, oldest, Version)
 	}
 	length := int64(binary.LittleEndian.Uint32(fixed[len(magic)+4:]))
 	if length > maxHeader {
@@ -271,6 +272,8 @@ type Visitor struct {
 	// Place gets what a static tier holds (Writer.Place); tier 0 is the GPU's, 1 the CPU's.
 	Place func(tier int, rows []int64) error
 	Live  func(l Live) error
+	// Superbatch is called before the mini-batches that it tells of.
+	Superbatch func(s Superbatch) error
 }
 
 // Play reads the trace from its beginning to its end, a batch at a time.
@@ -359,6 +362,17 @@ func (r *Reader) Play(v Visitor) error {
 						return err
 					}
 				}
+			case recSuperbatch:
+				s := Superbatch{Kind: int(d.int()), Epoch: int(d.int()), First: int(d.int()),
+					Batches: int(d.int()), GPURows: d.int(), CPURows: d.int(), Kept: d.int()}
+				slots := s.GPURows + s.CPURows
+				d.bad = d.bad || s.Batches < 1 || slots < 0 || slots >= math.MaxInt32 ||
+					s.Kept > slots || int64(s.First)+int64(s.Batches) > maxNumber
+				if v.Superbatch != nil && !d.bad {
+					if err := v.Superbatch(s); err != nil {
+						return err
+					}
+				}
 			case recHotness:
 				n := d.int()
 				for range n {
@@ -432,6 +446,10 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 				d.int()
 			case recLive:
 				for range 10 {
+					d.int()
+				}
+			case recSuperbatch:
+				for range 7 {
 					d.int()
 				}
 			case recHotness:

@@ -69,6 +69,20 @@ type Header struct {
 	CPURows     int64  `json:"cpu_rows"`       // of the static CPU tier
 	Window      int64  `json:"window"`         // coming batches whose lines stay
 	HotnessBy   string `json:"hotness_source"` // what Hotness is from
+	// of a run whose tiers know a superbatch: its first rows were read before it began
+	SuperbatchFill bool `json:"superbatch_fill,omitempty"`
+}
+
+// Superbatch says that the mini-batches of a pass from First on were known beforehand, to tiers of
+// so many rows. A later one may begin before it ends: where the GPU's memory ran out.
+type Superbatch struct {
+	Kind, Epoch    int
+	First, Batches int
+	GPURows        int64
+	CPURows        int64
+	// Kept are the slots, the first ones, whose rows the superbatch found there: those of both
+	// tiers, of the GPU tier alone where the other's memory had served sampling, or 0.
+	Kept int64
 }
 
 // Batch is one mini-batch's accesses.
@@ -103,7 +117,9 @@ const (
 	magic    = "HELTRACE"
 	endMagic = "HELTREND"
 	// Version is the format's.
-	Version = 2
+	Version = 3
+	// oldest is of traces without superbatches.
+	oldest = 2
 	// blockBytes of records make a block full; a record is at most partRows rows.
 	blockBytes = 1 << 20
 	partRows   = 1 << 16
@@ -116,13 +132,14 @@ const (
 
 // Records.
 const (
-	recBegin   = 1 + iota // kind, epoch, index
-	recPart               // count, rows
-	recMore               // more rows of the last part
-	recReset              // GPU lines
-	recLive               // twelve numbers
-	recHotness            // count, scores
-	recPlace              // tier, count, rows: what a static tier holds, ascending
+	recBegin      = 1 + iota // kind, epoch, index
+	recPart                  // count, rows
+	recMore                  // more rows of the last part
+	recReset                 // GPU lines
+	recLive                  // twelve numbers
+	recHotness               // count, scores
+	recPlace                 // tier, count, rows: what a static tier holds, ascending
+	recSuperbatch            // seven numbers
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -345,6 +362,17 @@ func (w *Writer) Reset(gpuLines int64) error {
 	w.begun = false
 	w.totals.Resets++
 	w.record(recReset, uint64(gpuLines))
+	return w.full()
+}
+
+// Superbatch records which mini-batches are known from here on: before the first of them.
+func (w *Writer) Superbatch(s Superbatch) error {
+	if w == nil || w.err != nil {
+		return w.failed()
+	}
+	w.begun = false
+	w.record(recSuperbatch, uint64(s.Kind), uint64(s.Epoch), uint64(s.First), uint64(s.Batches),
+		uint64(s.GPURows), uint64(s.CPURows), uint64(s.Kept))
 	return w.full()
 }
 

@@ -213,7 +213,7 @@ func TestDamage(t *testing.T) {
 	binary.LittleEndian.PutUint32(newer[len(magic):], Version+1)
 	err = try(newer)
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	require.ErrorContains(t, err, fmt.Sprintf("has version %d; this heliosctl reads version %d",
+	require.ErrorContains(t, err, fmt.Sprintf("has version %d; this heliosctl reads versions 2 to %d",
 		Version+1, Version))
 	require.Equal(t, errs.Usage, errs.ClassOf(try([]byte("something else entirely"))))
 	_, err = Open(filepath.Join(dir, "none"))

@@ -90,6 +90,6 @@ func TestOwnWordsStay(t *testing.T) {
 	isolate(t)
 	fails(t, hc(t, "train", "my option mode", "--epochs", "1"), 2, "train", "my option mode")
 	fails(t, hc(t, "train", "--dataset=my option mode", "--policy", "belady",
-		"--trace", "t"), 2, "train", "--trace")
+		"--superbatch-disk", "0"), 2, "train", "--superbatch-disk")
 	fails(t, hc(t, "cache", "replay", "an option policy"), 2, "cache replay", "an option policy")
 }

@@ -747,14 +747,6 @@ func (c Config) checkSuperbatch() error {
 	case c.SuperbatchDisk < 0:
 		return errs.New(errs.Usage, "%v %d is not a size", errs.Key("superbatch-disk"),
 			c.SuperbatchDisk)
-	case c.Tuning():
-		return errs.New(errs.Usage,
-			"%v %s measures the first mini-batches, and superbatches (%v %s, %v %s) are sampled before the first of them trains; leave one of them out",
-			errs.Key("tune"), c.Tune, errs.Key("mode"), c.Mode, errs.Key("policy"), c.Policy)
-	case c.Planned() && c.Trace != "":
-		return errs.New(errs.Usage,
-			"%v %s keeps what its own superbatches need, which a replay of %v cannot be held against; record the run with another policy: the accesses are the same",
-			errs.Key("policy"), PolicyBelady, errs.Key("trace"))
 	}
 	return nil
 }

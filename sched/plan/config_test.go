@@ -142,7 +142,6 @@ func TestDynamicRefusals(t *testing.T) {
 		"option neighbor-cache is of a topology that stays": func(c *Config) {
 			c.Policy, c.NeighborShared = PolicyBelady, true
 		},
-		"cannot be held against":             func(c *Config) { c.Policy, c.Trace = PolicyBelady, "t" },
 		"every row in memory":                func(c *Config) { c.Mode, c.Policy = ModeInmem, PolicyBelady },
 		"option policy \"arc\" is not known": func(c *Config) { c.Policy = "arc" },
 		"option cache-line is of":            func(c *Config) { c.CacheLine = 4096 },
