@@ -114,7 +114,8 @@ func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome)
 		var m map[string]any
 		require.NoError(t, json.Unmarshal([]byte(l), &m), "%v: %s", v.args, l)
 		for _, k := range []string{"event", "epoch", "loss", "train_acc", "val_acc", "test_acc",
-			"params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed"} {
+			"params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed", "cut_edges",
+			"max_nodes", "max_edges"} {
 			keep = append(keep, m[k])
 		}
 	}
@@ -150,6 +151,7 @@ func TestByteTrials(t *testing.T) {
 		nil, 1), 0o644))
 	require.NoError(t, os.Remove("g/dataset.seal"))
 	ok(t, "verify", "--seal", "g")
+	ok(t, "partition", "g", "--parts", "3", "--method", "stream", "--out", "g/three.partition")
 	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--size", "2500KiB")
 	ok(t, "load", "g")
 	model := []string{"--dataset", "g", "--fanout", "3,3", "--batch-size", "256", "--hidden", "8",
@@ -184,6 +186,8 @@ func TestByteTrials(t *testing.T) {
 		"--csv", "replay.csv", "--quiet", "--workers", "1"}, out: "replay.csv"}
 	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"},
 		keep: []string{"ssd0.img", "ssd1.img"}}
+	measure := &byteVerb{name: "partition --in", args: []string{"partition", "g", "--in",
+		"g/three.partition", "--json", "--quiet"}}
 	verify := &byteVerb{name: "verify", args: []string{"verify", "g", "--json", "--quiet"}}
 
 	type target struct {
@@ -200,6 +204,8 @@ func TestByteTrials(t *testing.T) {
 			verbs = append(verbs, load, verify, load, verify)
 		case "names.txt":
 			verbs = []*byteVerb{predict, load, verify}
+		case "three.partition":
+			verbs = []*byteVerb{measure, verify}
 		}
 		targets = append(targets, target{filepath.Join("g", f.Name()), verbs})
 	}

@@ -85,11 +85,14 @@ func renumber(label, scratch []uint32) int {
 	return int(n)
 }
 
+// leastPairs is for small graphs, whose memory is no matter.
+const leastPairs = 1 << 18
+
 // contract makes the graph of n clusters in one pass; nil where it has more edges than the graph
-// has nodes.
+// has nodes, and more than leastPairs.
 func (s *streamer) contract(ctx context.Context, n int) (g *coarse, err error) {
 	w, t := s.w, s.w.t
-	pairs, err := newPairTable(t.NumNodes)
+	pairs, err := newPairTable(max(t.NumNodes, leastPairs))
 	if err != nil {
 		return nil, err
 	}

@@ -187,7 +187,7 @@ func readHead(f io.Reader, path string, bad func(format string, a ...any) error)
 			h.Parts, h.Block)
 	}
 	if _, err := uuid.Parse(h.Dataset); err != nil {
-		return h, 0, bad("dataset %q: %v", h.Dataset, err)
+		return h, 0, bad("dataset %.40q is no UUID", h.Dataset)
 	}
 	return h, len(first), nil
 }

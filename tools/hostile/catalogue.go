@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"os"
 	"path/filepath"
@@ -20,7 +21,8 @@ const (
 // catalogue is every hostile input. A reader that takes a new format gets its cases here.
 func catalogue() []hostileCase {
 	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(),
-		graphboltCases(), otherFormats(), traceCases(), datasetCases(), fileCases())
+		graphboltCases(), otherFormats(), traceCases(), datasetCases(), partitionCases(),
+		fileCases())
 }
 
 // one is a case that changes a single file of others.
@@ -598,6 +600,36 @@ func traceCases() (all []hostileCase) {
 	}
 	return append(all, hostileCase{name: "trace: a pipe", args: "cache replay t",
 		files: map[string]any{"t": special(fifo)}, names: "t is a pipe"})
+}
+
+// partitionCases are files of partitions: whole heads by their checksum that tell lies, and others.
+func partitionCases() (all []hostileCase) {
+	const uuid = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+	whole := func(nodes, edges, parts, block int64, of string) string {
+		line := fmt.Sprintf(`{"partition":1,"dataset":%q,"nodes":%d,"edges":%d,"parts":%d,"block":%d}`,
+			of, nodes, edges, parts, block)
+		return fmt.Sprintf("%s\n%08x\n", line,
+			crc32.Checksum([]byte(line), crc32.MakeTable(crc32.Castagnoli)))
+	}
+	files := map[string]any{
+		"a pipe": special(fifo), "a folder": special(folder), "a device": linkTo("/dev/zero"),
+		"empty": "", "lfs": lfs, "text": "0\n1\n", "a head without end": `{"partition":1,` +
+			strings.Repeat(" ", 1<<20), "no json": "{\"partition\":\n00000000\n",
+		"nodes 2^32-2":     whole(1<<32-2, 1, 2, 64<<10, uuid),
+		"nodes 2^62":       whole(1<<62, 1, 2, 64<<10, uuid),
+		"nodes -1":         whole(-1, 1, 2, 64<<10, uuid),
+		"parts 2^40":       whole(400, 1, 1<<40, 64<<10, uuid),
+		"blocks of 0":      whole(400, 1, 2, 0, uuid),
+		"blocks of 2^62":   whole(400, 1, 2, 1<<62, uuid),
+		"a uuid of a page": whole(400, 1, 2, 64<<10, strings.Repeat("7", 4096)),
+		"sparse":           sparse([]byte(whole(1<<30, 1, 2, 64<<10, uuid)), 4<<30+1<<18+4096),
+	}
+	for _, n := range sorted(files) {
+		all = append(all, hostileCase{name: "partition: " + n,
+			args:  "partition set --in x.partition",
+			files: map[string]any{"x.partition": files[n]}, names: "x.partition"})
+	}
+	return all
 }
 
 func datasetCases() (all []hostileCase) {
