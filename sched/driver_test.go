@@ -130,6 +130,9 @@ func TestTrainOnGPU(t *testing.T) {
 			func(c *plan.Config) { cached(c); between(c); c.Epochs = 1 }},
 		{"gin", rowtype.Float32,
 			func(c *plan.Config) { cached(c); c.Model, c.LearnEps, c.Epochs = "gin", true, 1 }},
+		{"diskgnn", rowtype.Float32, func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
+		}},
 		{"cpu", rowtype.Float32,
 			func(c *plan.Config) { c.Mode, c.CPUCache = plan.ModeCPU, percent(10) }},
 		{"mmap", rowtype.Float32, func(c *plan.Config) { c.Mode, c.Epochs = plan.ModeMmap, 1 }},
@@ -139,6 +142,10 @@ func TestTrainOnGPU(t *testing.T) {
 		}},
 		{"float16 rows, features dropped", rowtype.Float16,
 			func(c *plan.Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
+		{"diskgnn by kernels, float16 rows, checked", rowtype.Float16, func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
+			c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, true
+		}},
 	} {
 		if wide.Lean() && i > 1 {
 			break

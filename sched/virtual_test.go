@@ -208,6 +208,50 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 	}
 }
 
+// So it is with packed mini-batches, which are sampled and laid out for real: levels, pages and,
+// where the CPU reads one SSD, commands. The times of preparing are the model's.
+func TestVirtualCountsOfPackedTiers(t *testing.T) {
+	for n, g := range []graphSpec{tiny, dense} {
+		d, feat := g.open(t)
+		s := bind(t, d, 1, "")
+		for i, v := range packedWays {
+			if n > 0 && i%3 != 0 || wide.Lean() && i > 3 || v.name == "mmap, none" {
+				continue
+			}
+			cfg := onPacked(t)
+			v.set(&cfg)
+			cfg.CheckReads = false
+			cfg.SampleEpochs, cfg.Refresh, cfg.Epochs = 2, n, 3
+			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			require.NoError(t, real.err, v.name)
+			model := playVirtual(t, cfg, d, "a100-p5510x12", 1)
+			name := fmt.Sprintf("%+v %s", g, v.name)
+			require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, name)
+			require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, name)
+			require.Len(t, model.Epochs, len(real.res.Epochs))
+			for k, e := range real.res.Epochs {
+				m := model.Epochs[k]
+				e, m = counts(e), counts(m)
+				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				if cfg.WithDefaults().IOStack != gpuio.StackCPU {
+					m.SSDCommands = e.SSDCommands // the folder's controller moves more at a time
+				}
+				require.Equal(t, e, m, name)
+			}
+			r, m := *real.res.Packed, *model.Packed
+			require.Equal(t, []int64{r.RowsMemory, r.RowsDiskCache, r.RowsChunks, r.AccessesMemory,
+				r.AccessesDiskCache, r.AccessesChunks, r.PagesBytes, r.PlanBytes},
+				[]int64{m.RowsMemory, m.RowsDiskCache, m.RowsChunks, m.AccessesMemory,
+					m.AccessesDiskCache, m.AccessesChunks, m.PagesBytes, m.PlanBytes}, name)
+			require.Equal(t, []any{r.Segment, r.Batches, r.Amplification, r.RequestBytes},
+				[]any{m.Segment, m.Batches, m.Amplification, m.RequestBytes}, name)
+			require.InDelta(t, m.SampleSeconds+m.PlanSeconds+m.PackSeconds, m.Seconds,
+				1e-9+m.Seconds/1e6, name)
+			require.Positive(t, min(m.SampleSeconds, m.PlanSeconds, m.PackSeconds), name)
+		}
+	}
+}
+
 // A superbatch is sampled before the first of its mini-batches trains, or while another trains; its
 // mini-batches keep the operators' order, and what is played of an epoch is known beforehand.
 func TestVirtualSuperbatches(t *testing.T) {
