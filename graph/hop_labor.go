@@ -150,7 +150,9 @@ func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	if err := s.stage(ctx, mb, n); err != nil {
 		return err
 	}
-	q := laborParams{Limits: s.limits.Ptr(), laborVariates: s.variates(mb, hop)}
+	v := s.variates(mb, hop)
+	q := laborParams{Limits: s.limits.Ptr(), Keys: v.Keys, Phase: v.Phase, Span: v.Span,
+		Turn: v.Turn}
 	launch := func(k *cuda.Kernel) func(*sampleParams) error {
 		return func(p *sampleParams) error {
 			q.Sample = *p

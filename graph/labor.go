@@ -75,16 +75,21 @@ type laborVariates struct {
 type laborParams struct {
 	Sample sampleParams
 	Limits cuda.DevicePtr // uint64[NumDst]: the largest variate that the destination takes
-	laborVariates
+	Keys   [2]uint64      // these are laborVariates
+	Phase  uint64
+	Span   uint32
+	Turn   uint32
+}
+
+func (p *laborParams) variates() laborVariates {
+	return laborVariates{Keys: p.Keys, Phase: p.Phase, Span: p.Span, Turn: p.Turn}
 }
 
 const (
 	_ = uint(unsafe.Sizeof(laborParams{}) - 168 - 40)
 	_ = uint(168 + 40 - unsafe.Sizeof(laborParams{}))
-	_ = uint(unsafe.Offsetof(laborParams{}.laborVariates) + unsafe.Offsetof(laborVariates{}.Phase) -
-		192)
-	_ = uint(192 - unsafe.Offsetof(laborParams{}.laborVariates) -
-		unsafe.Offsetof(laborVariates{}.Phase))
+	_ = uint(unsafe.Offsetof(laborParams{}.Phase) - 192)
+	_ = uint(192 - unsafe.Offsetof(laborParams{}.Phase))
 )
 
 func init() {
@@ -132,14 +137,14 @@ func laborLimit(fanout, d int64) uint64 {
 
 // takes counts the neighbours that a destination takes, and returns its limit: where no variate is
 // below that of its degree, the least one.
-func takes[T uint32 | int64](p *laborParams, row []T) (limit uint64, n int64) {
-	limit = laborLimit(p.Sample.Fanout, int64(len(row)))
+func takes[T uint32 | int64](v *laborVariates, fanout int64, row []T) (limit uint64, n int64) {
+	limit = laborLimit(fanout, int64(len(row)))
 	if limit == takeAll {
 		return limit, int64(len(row))
 	}
 	least := uint64(takeAll)
 	for _, t := range row {
-		r := p.variate(uint64(t))
+		r := v.variate(uint64(t))
 		if r <= limit {
 			n++
 		}
@@ -149,7 +154,7 @@ func takes[T uint32 | int64](p *laborParams, row []T) (limit uint64, n int64) {
 		return limit, n
 	}
 	for _, t := range row {
-		if p.variate(uint64(t)) == least {
+		if v.variate(uint64(t)) == least {
 			n++
 		}
 	}
@@ -172,14 +177,14 @@ func laborCounts[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) e
 	start := cuda.View[int64](s.EdgeStart, s.NumDst+1)
 	limits := cuda.View[uint64](p.Limits, s.NumDst)
 	lo, hi := b.Range(s.NumDst)
-	sum := int64(0)
+	v, sum := p.variates(), int64(0)
 	for i := lo; i < hi; i++ {
 		first, d, err := neighbours(indptr, s.NumEdges, nodes[i])
 		if err != nil {
 			return err
 		}
 		var n int64
-		limits[i], n = takes(p, indices[first:first+d])
+		limits[i], n = takes(&v, s.Fanout, indices[first:first+d])
 		start[i] = sum
 		sum += n
 	}
@@ -202,7 +207,7 @@ func laborFills[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) er
 	nodes, indptr := cuda.View[int64](s.Nodes, s.NumDst), s.indptr()
 	start := cuda.View[int64](s.EdgeStart, s.NumDst+1)
 	limits := cuda.View[uint64](p.Limits, s.NumDst)
-	src, t := s.src(), s.table()
+	src, t, v := s.src(), s.table(), p.variates()
 	e := before(b, s.Sums)
 	end := e + cuda.View[int64](s.Sums, int64(b.Blocks))[b.Index]
 	if end > s.SrcLen {
@@ -217,7 +222,7 @@ func laborFills[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) er
 		start[i] = e
 		limit := limits[i]
 		for j, id := range indices[first : first+d] {
-			if limit != takeAll && p.variate(uint64(id)) > limit {
+			if limit != takeAll && v.variate(uint64(id)) > limit {
 				continue
 			}
 			if uint64(id) >= uint64(s.NumNodes) {
