@@ -170,7 +170,8 @@ func (k *packer) pieceMost() int64 {
 func (k *packer) part() (int64, error) {
 	h := &k.p.header
 	fixed := int64(k.c.Workers)*(k.bufferBytes()+listMost) +
-		int64(len(k.streams))*(k.shape.PageBytes+packStreamBytes)
+		int64(len(k.streams))*(k.shape.PageBytes+packStreamBytes) +
+		k.c.Memory/32 // what is small, and what Go has not given back yet
 	least := max(fixed+2*max(leastPart, k.shape.RowBytes),
 		k.pieceMost()*int64(k.c.Workers)+fixed)
 	if least > k.c.Memory {

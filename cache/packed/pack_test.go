@@ -191,7 +191,7 @@ func least(p *Plan, workers int) PackConfig {
 func TestPack(t *testing.T) {
 	cases := 300
 	if wide.Lean() {
-		cases = 40
+		cases = 15
 	}
 	for i := range cases {
 		r := rand.New(rand.NewPCG(23, uint64(i)))
@@ -225,7 +225,7 @@ func TestPack(t *testing.T) {
 func TestPackGoesOn(t *testing.T) {
 	cases := 200
 	if wide.Lean() {
-		cases = 25
+		cases = 8
 	}
 	resumed, collected := 0, int64(0)
 	for i := range cases {

@@ -148,7 +148,10 @@ func (b *builder) estimate(ctx context.Context, length int, budget int64) (cost,
 	r := rand.New(rand.NewPCG(b.c.Seed, 1<<41+uint64(length)))
 	segments := segmentsOf(b.n, length)
 	order := r.Perm(segments)
-	batches := 0
+	batches, accesses, all := 0, 0, 0
+	for i := range b.n {
+		all += b.a.Rows(i)
+	}
 	for _, k := range order {
 		first, end := k*b.n/segments, (k+1)*b.n/segments
 		s, err := b.gather(ctx, first, end)
@@ -168,6 +171,9 @@ func (b *builder) estimate(ctx context.Context, length int, budget int64) (cost,
 			}
 			sum.disk, sum.read = sum.disk+c.disk, sum.read+c.read
 			batches += end - first
+			for i := first; i < end; i++ {
+				accesses += b.a.Rows(i)
+			}
 		}
 		b.release(s)
 		if err != nil {
@@ -177,6 +183,7 @@ func (b *builder) estimate(ctx context.Context, length int, budget int64) (cost,
 			break
 		}
 	}
-	f := float64(b.n) / float64(batches)
+	// By accesses: some mini-batches are larger than others.
+	f := float64(all) / float64(max(accesses, 1))
 	return cost{int64(float64(sum.disk) * f), int64(float64(sum.read) * f)}, nil
 }
