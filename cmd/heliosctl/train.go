@@ -533,7 +533,11 @@ func pathRows(sum report.EpochResult, seconds float64) [][]string {
 		{"overlap", fmt.Sprintf("%.2f; training waited %.0f%% of the time", sum.Overlap,
 			100*sum.Stall)},
 	}
-	if n := sum.LinesInserted + sum.LinesBypassed; n > 0 {
+	if n := sum.LinesInserted; n > 0 && sum.StageSeconds.Inspect > 0 {
+		rows = append(rows, []string{"rows moved", fmt.Sprintf(
+			"%s into a tier or between them, as the superbatches' changes have it",
+			units.FormatCount(float64(n)))})
+	} else if n += sum.LinesBypassed; n > 0 {
 		rows = append(rows,
 			[]string{"GPU tier's lines",
 				fmt.Sprintf("%s taken in, %s let go for them, %s found no place",
@@ -585,7 +589,9 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 		}
 		rows = append(rows, []string{"samples", s})
 	}
-	if r.Policy != "" && r.Policy != plan.PolicyStatic {
+	if s := r.Superbatch; s != nil {
+		rows = append(rows, []string{"superbatches", superbatchText(s)})
+	} else if r.Policy != "" && r.Policy != plan.PolicyStatic {
 		rows = append(rows,
 			[]string{"GPU tier",
 				fmt.Sprintf("policy %s, lines of %s, window %d; the policy keeps %s of them",
@@ -639,6 +645,18 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 				units.FormatBytes(r.GPUCacheShrunkBytes))})
 	}
 	return rows
+}
+
+// superbatchText tells what sampling ahead took.
+func superbatchText(s *report.SuperbatchInfo) string {
+	text := fmt.Sprintf(
+		"%d of up to %d mini-batches: sampled in %.3g s, inspected in %.3g s, %.3g s more beside training",
+		s.Superbatches, s.Batches, s.SampleSeconds, s.InspectSeconds, s.ChangeSeconds)
+	if s.FillSeconds > 0 {
+		text += fmt.Sprintf(", first rows read in %.3g s", s.FillSeconds)
+	}
+	return text + fmt.Sprintf("; files of %s, inspection in %s", units.FormatBytes(s.FileBytes),
+		units.FormatBytes(s.InspectBytes))
 }
 
 // packedRows say what was laid out before training, and what that took.
