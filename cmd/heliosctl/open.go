@@ -284,7 +284,7 @@ func (o *ssdOpener) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error)
 	bus, err := openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, File: d.ID, LBABytes: d.LBABytes,
 		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model,
-		PollDoorbells: o.pollDoorbells,
+		PollDoorbells: o.pollDoorbells, MDTS: softMDTS,
 	})
 	var other *proxy.ReplacedError
 	if errors.As(err, &other) {
@@ -309,6 +309,10 @@ func sysStat(fi fs.FileInfo) (*syscall.Stat_t, bool) {
 	s, ok := fi.Sys().(*syscall.Stat_t)
 	return s, ok
 }
+
+// softMDTS lets a command of a software SSD move 1 MiB, as nvme.Options does: runs of pages are
+// read in long commands.
+const softMDTS = 8
 
 func openBus(ctx context.Context, cfg proxy.Config) (nvme.Bus, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
