@@ -28,6 +28,7 @@ func (t *plannedTiers) lend(ctx context.Context, before *superbatch.State) (*sup
 	if err := t.tier.Lend(); err != nil {
 		return nil, err
 	}
+	debug.FreeOSMemory() // of the superbatch before: how long the next is goes by what is free
 	begin := time.Now()
 	bytes, err := e.LendToSampling(ctx)
 	t.mu.Lock()

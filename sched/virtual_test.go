@@ -465,6 +465,13 @@ func TestVirtualRefusals(t *testing.T) {
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "option topology")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	static := small()
+	static.Mode, static.Policy, static.Topology = plan.ModeGinex, plan.PolicyStatic,
+		plan.TopologyMemory
+	_, err = virtual.Run(context.Background(), static, prepare.Inputs{Dev: dev, Dataset: d},
+		cost.Hardware{Profile: hw}, report.Observer{})
+	require.ErrorContains(t, err, "option clock virtual plays superbatches under option policy belady")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3

@@ -21,7 +21,7 @@
 # mini-batches in flight, the model, planning, and the program.
 #
 # Sizes: NODES DIM DEGREE SEEDS BATCH FANOUT EPOCHS ROUNDS SHARE LISTS PYG_LISTS OTHER (MiB)
-# SUPERBATCH (mini-batches, or auto). CGROUP is a folder of the memory controller in which to make
+# SUPERBATCH (mini-batches, or auto; by default the whole epoch). ONLY names the variants to run, as "ginex,ali+pg". CGROUP is a folder of the memory controller in which to make
 # the group, where the script's own cannot have one. Needs a user who may make one: root, or
 # "systemd-run --user --scope -p Delegate=yes tools/heldmemory.sh …".
 set -euo pipefail
@@ -34,16 +34,16 @@ ctl=$(realpath "$1")
 nodes=${NODES:-2097152}
 dim=${DIM:-256}
 degree=${DEGREE:-15}
-seeds=${SEEDS:-80000}
+seeds=${SEEDS:-59800}
 batch=${BATCH:-500}
 fanout=${FANOUT:-10,5}
 epochs=${EPOCHS:-1}
 rounds=${ROUNDS:-3}
 share=${SHARE:-10}
-lists=${LISTS:-25}
+lists=${LISTS:-50}
 pyg=${PYG_LISTS:-10}
 other=${OTHER:-256}
-superbatch=${SUPERBATCH:-auto}
+superbatch=${SUPERBATCH:-120}
 
 dir=${2:-$(mktemp -d -u "${TMPDIR:-/tmp}/heldmemory.XXXXXX")}
 group=
@@ -128,11 +128,17 @@ variants="ginex=--mode ginex $moved
 ; helios=--mode helios --gpu-cache 0 $divided
 ; belady=--mode helios --gpu-cache 0 --policy belady --topology ssd $moved"
 
+variants=$(tr -d '\n' <<<"$variants")
+if [ -n "${ONLY:-}" ]; then
+	variants=$(awk -v only=",$ONLY," -v RS=';' '{ sub(/^ */, ""); split($0, name, "=") }
+		index(only, "," name[1] ",") { printf "%s; ", $0 }' <<<"$variants")
+fi
+
 echo "$(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg); $nodes rows of $((dim * 4)) bytes, $(tail -n 1 generate.out)"
 echo "held to $((budget >> 20)) MiB for caches and $other MiB for the rest; batches of $batch, fanout $fanout, superbatches of $superbatch"
 # shellcheck disable=SC2016 # the shell in the group expands $$
 sh -c 'echo $$ >"$1/cgroup.procs" || exit 3; shift; exec "$@"' held "$group" \
-	"$ctl" compare g --variants "$(tr -d '\n' <<<"$variants")" --fanout "$fanout" --batch-size "$batch" \
+	"$ctl" compare g --variants "$variants" --fanout "$fanout" --batch-size "$batch" \
 	--epochs "$epochs" --repeats "$rounds" --hotness-dir "$dir/hotness" --csv compare.csv &
 pid=$!
 status=0

@@ -38,6 +38,7 @@ func (r *runner) killed() error {
 	// A run may go on in any way, as none changes what it computes.
 	ways := [][]string{nil, nil,
 		{"--mode", "ginex", "--superbatch", "3", "--superbatch-overlap"},
+		{"--mode", "ginex", "--superbatch", "2"},
 		{"--policy", "belady", "--gpu-cache", "10%", "--superbatch", "2"},
 		{"--mode", "diskgnn", "--packed", filepath.Join(work, "packed")},
 		{"--mode", "diskgnn", "--packed", filepath.Join(work, "packed"), "--io-stack", "async"}}
