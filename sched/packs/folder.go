@@ -1,0 +1,294 @@
+// Package packs keeps mini-batches that are sampled, and whose rows are laid out on disk, before
+// they train (DiskGNN, Liu et al., 2024): a folder with packs of sample epochs, each with its
+// samples (package samples), its plan and its pages (packages cache/packed and dataset/pages). What
+// was cut off is gone on with; what is whole is used again by runs of the same Key.
+package packs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/lockowner"
+	"helios/internal/regular"
+)
+
+// The files of a folder: the manifest, the name that it has while it is written, and the lock.
+const (
+	manifestName = "packs.json"
+	partName     = ".packs.json.part"
+	lockName     = ".lock"
+)
+
+// format is the version of the manifest and of what it describes.
+const format = 1
+
+// manifest is the content of manifestName, behind which stands a line with its checksum.
+type manifest struct {
+	Format int     `json:"format"`
+	Key    Key     `json:"key"`
+	Packs  []Entry `json:"packs"`
+}
+
+// Folder is a folder of packs that this process has for itself.
+type Folder struct {
+	dir  string
+	lock *os.File
+	m    manifest
+}
+
+// Open takes the folder for a run with a key, and makes it where it is not there. One that another
+// process has, that holds anything else, or that was prepared with another key is refused.
+func Open(dir string, key Key) (_ *Folder, err error) {
+	there, err := isOurs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, unusable(err)
+	}
+	f := &Folder{dir: dir}
+	if f.lock, err = takeLock(dir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	if !there {
+		if there, err = isOurs(dir); err != nil { // another process may have begun one meanwhile
+			return nil, err
+		}
+	}
+	if !there {
+		f.m = manifest{Format: format, Key: key}
+		return f, f.save()
+	}
+	if f.m, err = readManifest(filepath.Join(dir, manifestName)); err != nil {
+		return nil, err
+	}
+	if err := key.same(f.m.Key, dir); err != nil {
+		return nil, err
+	}
+	return f, f.clean()
+}
+
+// packFolder is what the folders of packs are called.
+var packFolder = regexp.MustCompile(`^epochs-[0-9]+-[0-9]+$`)
+
+// clean removes what an end of the process has left of packs that were removed.
+func (f *Folder) clean() error {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return unusable(err)
+	}
+	for _, d := range entries {
+		known := slices.ContainsFunc(f.m.Packs, func(e Entry) bool { return e.name() == d.Name() })
+		if !d.IsDir() || known || !packFolder.MatchString(d.Name()) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(f.dir, d.Name())); err != nil {
+			return unusable(err)
+		}
+	}
+	return nil
+}
+
+// isOurs tells whether a folder has packs. One that is not there, or empty, may become one.
+func isOurs(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, unusable(err)
+	}
+	other := ""
+	for _, e := range entries {
+		switch e.Name() {
+		case manifestName:
+			return true, nil
+		case lockName, partName: // begun, and cut off
+		default:
+			other = e.Name()
+		}
+	}
+	if other != "" {
+		return false, errs.New(errs.Refused,
+			"folder %s holds %s and no packed mini-batches; name another folder, or one that is empty, with %v",
+			dir, other, errs.Key("packed"))
+	}
+	return false, nil
+}
+
+func unusable(err error) error {
+	return errs.New(errs.Usage, "%v: %w; name a folder that can be written", errs.Key("packed"),
+		err)
+}
+
+// takeLock keeps other processes out until the file is closed, or the process ends.
+func takeLock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW,
+		0o644)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		who := "another process"
+		if pid := lockowner.Of(int(f.Fd())); pid > 0 {
+			who = fmt.Sprintf("process %d", pid)
+		}
+		_ = f.Close() // nothing was written
+		return nil, errs.New(errs.Refused,
+			"the packed mini-batches in %s are in use by %s; wait for it, or name another folder with %v",
+			dir, who, errs.Key("packed"))
+	}
+	return f, nil
+}
+
+// Close gives the folder back.
+func (f *Folder) Close() error {
+	if f.lock == nil {
+		return nil
+	}
+	err := f.lock.Close()
+	f.lock = nil
+	return err
+}
+
+// Dir is the folder's name.
+func (f *Folder) Dir() string { return f.dir }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sumLine is what follows a manifest.
+func sumLine(b []byte) string { return fmt.Sprintf("crc32c %08x\n", crc32.Checksum(b, castagnoli)) }
+
+// mostManifest is far more than a manifest of the most packs takes.
+const mostManifest = 1 << 28
+
+func readManifest(path string) (m manifest, err error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	st, err := f.Stat()
+	if err != nil {
+		return m, errs.With(errs.Device, err)
+	}
+	damaged := func(why string) error {
+		return errs.New(errs.Device,
+			"%s is damaged: %s; remove the folder and prepare its mini-batches again", path, why)
+	}
+	if st.Size() > mostManifest {
+		return m, damaged("it is too long")
+	}
+	b := make([]byte, st.Size())
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return m, errs.With(errs.Device, err)
+	}
+	return m, m.decode(b, damaged)
+}
+
+// decode reads what encode has made.
+func (m *manifest) decode(b []byte, damaged func(why string) error) error {
+	end := len(b) - len(sumLine(nil))
+	if end < 0 || string(b[end:]) != sumLine(b[:end]) {
+		return damaged("its checksum is wrong")
+	}
+	d := json.NewDecoder(bytes.NewReader(b[:end]))
+	if err := d.Decode(m); err != nil {
+		return damaged(err.Error())
+	}
+	if m.Format != format {
+		return errs.New(errs.Capability,
+			"the packed mini-batches have format %d, and this heliosctl reads format %d: use the one that prepared them, or prepare them in another folder",
+			m.Format, format)
+	}
+	for _, e := range m.Packs {
+		if e.First < 0 || e.End <= e.First {
+			return damaged(fmt.Sprintf("there is no pack of sample epochs %d to %d", e.First, e.End))
+		}
+	}
+	return nil
+}
+
+func (m *manifest) encode() ([]byte, error) {
+	b, err := json.MarshalIndent(m, "", " ")
+	if err != nil {
+		return nil, err
+	}
+	b = append(b, '\n')
+	return append(b, sumLine(b)...), nil
+}
+
+// save replaces the manifest: whenever the process or the machine stops, one of the two is there.
+func (f *Folder) save() error {
+	b, err := f.m.encode()
+	if err != nil {
+		return err
+	}
+	return durably(f.dir, partName, manifestName, func(to *os.File) error {
+		_, err := to.Write(b)
+		return err
+	})
+}
+
+// durably writes a file of a folder under another name first.
+func durably(dir, part, name string, write func(*os.File) error) error {
+	path := filepath.Join(dir, part)
+	to, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o644)
+	if err != nil {
+		return unusable(err)
+	}
+	if err = write(to); err == nil {
+		err = to.Sync()
+	}
+	err = errors.Join(err, to.Close())
+	if err == nil {
+		err = os.Rename(path, filepath.Join(dir, name))
+	}
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err == nil {
+		return nil
+	}
+	err = errors.Join(err, os.Remove(path))
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return errs.New(errs.Capability, "%s: %w; give another folder with %v", path, err,
+			errs.Key("packed"))
+	}
+	return err
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// entry returns the pack of sample epochs first to end-1, nil where there is none.
+func (f *Folder) entry(first, end int) *Entry {
+	i := slices.IndexFunc(f.m.Packs, func(e Entry) bool {
+		return e.First == first && e.End == end
+	})
+	if i < 0 {
+		return nil
+	}
+	return &f.m.Packs[i]
+}

@@ -1,0 +1,79 @@
+package packs
+
+import (
+	"fmt"
+	"reflect"
+
+	"helios/internal/errs"
+	"helios/sched/plan"
+)
+
+// Key is what a folder's packs depend on. Its JSON names are those of options where there is one.
+type Key struct {
+	Dataset string `json:"dataset"` // UUID
+	Edges   int64  `json:"edges"`
+	// Train is a hash of the training nodes in their order.
+	Train        string `json:"training nodes"`
+	Seed         uint64 `json:"seed"`
+	Sampler      string `json:"sampler"`
+	Dependency   int    `json:"batch-dependency"`
+	Fanouts      []int  `json:"fanout"`
+	Batch        int    `json:"batch-size"`
+	Degrees      bool   `json:"degrees"` // samples have the nodes' degrees, which some models need
+	SampleEpochs int    `json:"sample-epochs"`
+	RowDType     string `json:"row-dtype"`
+	RowBytes     int64  `json:"row bytes"`
+	LBABytes     int64  `json:"lba bytes"`
+	Segment      int    `json:"segment"`     // 0: searched for
+	Budget       int64  `json:"disk-budget"` // bytes of the pages of SampleEpochs; 0: no bound
+}
+
+// notOptions are the fields of a Key that no option sets, as errors name them.
+var notOptions = map[string]string{"dataset": "dataset", "edges": "number of edges",
+	"training nodes": "training nodes", "degrees": "use of degrees (option model)",
+	"row bytes": "bytes in a row", "lba bytes": "LBAs of the SSDs"}
+
+// samples is the part of a key that samples depend on: equal where the samples are.
+func (k Key) samples(first, end int) string {
+	return fmt.Sprintf("%q %d %q %d %q %d %v %d %t %d %d", k.Dataset, k.Edges, k.Train, k.Seed,
+		k.Sampler, k.Dependency, k.Fanouts, k.Batch, k.Degrees, first, end)
+}
+
+// epochsOf is how many sample epochs the first pack has.
+func epochsOf(c *plan.Config) int {
+	if c.SampleEpochs == 0 {
+		return c.Epochs
+	}
+	return c.SampleEpochs
+}
+
+// packEpochs returns the sample epochs first to end-1 of the pack that has one of them: those that
+// training begins with, or those of a refresh.
+func packEpochs(c *plan.Config, sample int) (first, end int) {
+	n := epochsOf(c)
+	if sample < n || c.Refresh == 0 {
+		return 0, n
+	}
+	first = n + (sample-n)/c.Refresh*c.Refresh
+	return first, first + c.Refresh
+}
+
+// same refuses a key that differs, and names what does.
+func (k Key) same(was Key, dir string) error {
+	a, b := reflect.ValueOf(k), reflect.ValueOf(was)
+	for i := range a.NumField() {
+		x, y := a.Field(i).Interface(), b.Field(i).Interface()
+		if reflect.DeepEqual(x, y) {
+			continue
+		}
+		name := a.Type().Field(i).Tag.Get("json")
+		what, ok := notOptions[name]
+		if !ok {
+			what = fmt.Sprint(errs.Key(name))
+		}
+		return errs.New(errs.Usage,
+			"the mini-batches in %s were prepared with %s %v, and this run has %v; give the same, or another folder with %v",
+			dir, what, y, x, errs.Key("packed"))
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+package packs
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"helios/cache"
+	"helios/cache/packed"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/prepare"
+	"helios/sched/samples"
+)
+
+// Options are of a run's packs.
+type Options struct {
+	Dir     string // the folder
+	Budget  int64  // most bytes of the pages of plan.Config.SampleEpochs; 0: no bound
+	Segment int    // mini-batches that share a disk cache; 0: what is best within Budget
+	Hot     int64  // rows that stay in memory while training
+	// Ahead has the packs of a refresh made while the epochs before them train.
+	Ahead bool
+}
+
+// lbaBytes is the LBA of the software SSD over a folder's pages.
+const lbaBytes = 4096
+
+// Run has the packs of a run. Its methods are of one goroutine.
+type Run struct {
+	s       *prepare.Sampling
+	o       Options
+	folder  *Folder
+	train   []int64
+	batches int // of an epoch
+	open    []*Pack
+	hot     []int64 // of the first pack
+	coming  *coming
+}
+
+// coming is a pack that is made while others train.
+type coming struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	pack   *Pack // valid once done is closed, as err
+	err    error
+}
+
+// Start takes the folder for a run over s, which is open. Close it before s.
+func Start(s *prepare.Sampling, o Options) (*Run, error) {
+	train, err := prepare.TrainSplit(s.In)
+	if err != nil {
+		return nil, err
+	}
+	r := &Run{s: s, o: o, train: train, batches: prepare.Batches(len(train), s.Config.Batch)}
+	if o.Hot >= math.MaxInt32 {
+		return nil, errs.New(errs.Usage,
+			"%d rows would stay in memory, and packed mini-batches keep below 2^31 there; lower %v or %v",
+			o.Hot, errs.Key("gpu-cache"), errs.Key("cpu-cache"))
+	}
+	if r.folder, err = Open(o.Dir, r.key()); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// key is what the run's packs depend on.
+func (r *Run) key() Key {
+	c, m := &r.s.Config, r.s.In.Dataset.Meta
+	return Key{Dataset: r.s.In.Dataset.UUID().String(), Edges: m.Edges,
+		Train: cache.HashNodes(r.train), Seed: c.Seed, Sampler: c.Sampler,
+		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Batch: c.Batch,
+		Degrees: c.Arch().Degrees(), SampleEpochs: epochsOf(c),
+		RowDType: r.s.RowType.String(), RowBytes: r.s.RowBytes, LBABytes: lbaBytes,
+		Segment: r.o.Segment, Budget: r.o.Budget}
+}
+
+// Close ends what is made in the background, which the next run goes on with, and gives the folder
+// back.
+func (r *Run) Close() error {
+	var all []error
+	if n := r.coming; n != nil {
+		n.cancel()
+		if p, err := r.arrived(); err == nil {
+			all = append(all, p.Close())
+		} else if !errors.Is(err, context.Canceled) && errs.ClassOf(err) != errs.Interrupted {
+			all = append(all, err)
+		}
+	}
+	for _, p := range r.open {
+		all = append(all, p.Close())
+	}
+	r.open = nil
+	return errors.Join(append(all, r.folder.Close())...)
+}
+
+// Find gives the pack that an epoch of training is in, counted from 0, and the place of the epoch's
+// first mini-batch in it. What is not there yet is made. Packs that no epoch needs from here on are
+// removed, but for the first, and where the run is so the next refresh's is begun. The pack stays
+// until the next Find.
+func (r *Run) Find(ctx context.Context, epoch int) (_ *Pack, first int, err error) {
+	c := &r.s.Config
+	if r.coming != nil {
+		p, err := r.arrived()
+		if err != nil {
+			return nil, 0, stopped(ctx, err)
+		}
+		r.open = append(r.open, p)
+	}
+	live, _ := c.LiveEpochs(epoch)
+	if err := r.forget(live); err != nil {
+		return nil, 0, err
+	}
+	sample := c.SampleEpoch(epoch)
+	p, err := r.get(ctx, sample)
+	if err != nil {
+		return nil, 0, stopped(ctx, err)
+	}
+	if next := r.next(epoch); r.o.Ahead && next >= 0 {
+		if err := r.ahead(ctx, next); err != nil {
+			return nil, 0, err
+		}
+	}
+	return p, (sample - p.Entry.First) * r.batches, nil
+}
+
+// stopped is the error of a run that the user has stopped, where they have.
+func stopped(ctx context.Context, err error) error {
+	if s := prepare.Interrupted(ctx); s != nil {
+		return s
+	}
+	return err
+}
+
+// get opens the pack of a sample epoch, and makes it where it is not there.
+func (r *Run) get(ctx context.Context, sample int) (*Pack, error) {
+	first, end := packEpochs(&r.s.Config, sample)
+	for _, p := range r.open {
+		if p.Entry.First == first && p.Entry.End == end {
+			return p, nil
+		}
+	}
+	if first > 0 && r.hot == nil {
+		// Its hot rows are those of the first pack, also where that trains no more.
+		if _, err := r.get(ctx, 0); err != nil {
+			return nil, err
+		}
+	}
+	p, err := r.make(ctx, first, end, false)
+	if err != nil {
+		return nil, err
+	}
+	if first == 0 {
+		if r.hot, err = p.Plan.Hot(); err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
+	}
+	r.open = append(r.open, p)
+	return p, nil
+}
+
+// forget closes and removes the packs of refreshes that have no sample epoch from live on.
+func (r *Run) forget(live int) error {
+	kept, all := r.open[:0], []error(nil)
+	for _, p := range r.open {
+		if p.Entry.First > 0 && p.Entry.End <= live {
+			all = append(all, p.Close())
+			continue
+		}
+		kept = append(kept, p)
+	}
+	r.open = kept
+	return errors.Join(append(all, r.folder.Remove(live))...)
+}
+
+// next is the first sample epoch of the refresh that follows an epoch of training; below 0 where
+// none follows, or it is there.
+func (r *Run) next(epoch int) int {
+	c := &r.s.Config
+	if c.Refresh == 0 {
+		return -1
+	}
+	from := (epoch/c.RefreshEvery + 1) * c.RefreshEvery
+	if from >= c.Epochs {
+		return -1
+	}
+	_, end := c.LiveEpochs(from)
+	sample := end - c.Refresh
+	if r.folder.Has(packEpochs(c, sample)) {
+		return -1
+	}
+	return sample
+}
+
+// ahead makes the pack of a sample epoch while others train: on one thread, a stream of the lowest
+// priority and with a part of the memory.
+func (r *Run) ahead(ctx context.Context, sample int) error {
+	first, end := packEpochs(&r.s.Config, sample)
+	inner, cancel := context.WithCancel(ctx)
+	n := &coming{cancel: cancel, done: make(chan struct{})}
+	r.coming = n
+	go func() {
+		defer close(n.done)
+		n.pack, n.err = r.make(inner, first, end, true)
+	}()
+	return nil
+}
+
+// arrived waits for the pack that is made.
+func (r *Run) arrived() (*Pack, error) {
+	n := r.coming
+	r.coming = nil
+	<-n.done
+	n.cancel()
+	return n.pack, n.err
+}
+
+// packMemory is the share of the free memory that packing takes, and the most; meanwhile it is a
+// quarter of that.
+const (
+	packShare  = 4
+	mostMemory = 4 << 30
+)
+
+// make makes a pack. meanwhile: others train.
+func (r *Run) make(ctx context.Context, first, end int, meanwhile bool) (*Pack, error) {
+	s := r.s
+	memory, err := hostmem.AvailableBytes()
+	if err != nil {
+		return nil, err
+	}
+	memory = min(memory/packShare, mostMemory)
+	w := Work{Nodes: s.Rows, Batches: r.batches, Hot: r.o.Hot, HotRows: r.hot, Memory: memory,
+		Workers: s.Device.Info().SMs, Source: r.source}
+	if s.OnGPU() {
+		w.Workers = 4
+	}
+	name := "sample packs"
+	if meanwhile {
+		name, w.Workers, w.Memory = "sample packs beside training", 1, memory/packShare
+	} else {
+		w.Progress = r.tell
+	}
+	w.Sample = func(ctx context.Context, first, end int, to *samples.Writer,
+		told func(done, total int)) error {
+		a, err := s.NewAhead(name, meanwhile)
+		if err != nil {
+			return err
+		}
+		err = a.SampleEpochs(ctx, first, end, r.train, to, told)
+		return errors.Join(err, a.Close(ctx))
+	}
+	return r.folder.Make(ctx, first, end, w)
+}
+
+// tell passes progress on, in units that an int holds everywhere.
+func (r *Run) tell(phase string, done, total int64) {
+	for total > math.MaxInt32 {
+		done, total = done>>10, total>>10
+	}
+	r.s.Observer.TellStep(phase, int(done), int(total))
+}
+
+// source opens the features as the dataset has them.
+func (r *Run) source() (packed.Source, func() error, error) {
+	d, width := r.s.In.Dataset, r.s.RowBytes
+	rows := d.RowsAs(r.s.RowType)
+	return readRows(func(ctx context.Context, first, n int64, dst []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return rows.Read(first, dst[:n*width])
+	}), func() error { return nil }, nil
+}
+
+type readRows func(ctx context.Context, first, n int64, dst []byte) error
+
+func (f readRows) ReadRows(ctx context.Context, first, n int64, dst []byte) error {
+	return f(ctx, first, n, dst)
+}
